@@ -1,0 +1,38 @@
+# make train   sets up .venv, trains the copy task, shows the result
+# make test    sets up .venv, runs lint, type checker and the whole suite
+# make format  formats and sorts imports
+
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+CONFIG ?= configs/copy.py
+WORKDIR ?= runs/copy
+
+.PHONY: train test format setup
+
+setup: $(VENV)/.installed
+
+# uv where there is one (seconds instead of a minute), else plain venv and pip.
+$(VENV)/.installed: requirements.txt
+	@echo "setting up $(VENV) (about a minute, once)"
+	@if command -v uv >/dev/null 2>&1; then \
+	  uv venv --quiet --allow-existing $(VENV) && \
+	  uv pip install --quiet --python $(PYTHON) -r requirements.txt; \
+	else \
+	  python3 -m venv $(VENV) && \
+	  $(PYTHON) -m pip install --quiet --disable-pip-version-check \
+	    -r requirements.txt; \
+	fi
+	@touch $@
+
+train: setup
+	$(PYTHON) train.py --config=$(CONFIG) --workdir=$(WORKDIR)
+
+test: setup
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/pyrefly check
+	$(PYTHON) -m pytest
+
+format: setup
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .

@@ -1,0 +1,19 @@
+"""Attention as pure functions of arrays: one signature, one layout.
+
+`out = f(query, key, value, *, mask=None, is_causal=False, scale=None, …)` with
+`query [B, T, N, H]`, `key, value [B, S, K, H]`, result `[B, T, N, H]`.
+"""
+
+from attention.dense import dense, dense_attention
+from attention.plug import Attention, Dims
+from attention.registry import ATTENTIONS
+from attention.weights import attention_weights
+
+__all__ = [
+  "ATTENTIONS",
+  "Attention",
+  "Dims",
+  "attention_weights",
+  "dense",
+  "dense_attention",
+]

@@ -1,0 +1,239 @@
+"""Argument checks that every attention function shares.
+
+Each check runs on shapes and dtypes alone, so it costs nothing in a compiled
+program and raises while the program is traced. Every message names the
+argument, what was expected and what came.
+"""
+
+from collections.abc import Callable, Mapping
+import inspect
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+
+def check_qkv(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"],
+  value: Float[Array, "B S K V"],
+) -> None:
+  """Checks that query, key and value fit together.
+
+  Args:
+    query: `[B, T, N, H]`.
+    key: `[B, S, K, H]`, N a multiple of K.
+    value: `[B, S, K, V]`; V may differ from H.
+
+  Raises:
+    ValueError: a rank, a size or a dtype does not fit.
+  """
+  for name, array in (("query", query), ("key", key), ("value", value)):
+    if array.ndim != 4:
+      raise ValueError(
+        f"{name}: expected 4 axes [batch, length, heads, features], got shape "
+        f"{array.shape}"
+      )
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+      raise ValueError(f"{name}: expected a float dtype, got {array.dtype}")
+  batch, _, num_heads, head_dim = query.shape
+  if key.shape[0] != batch or key.shape[3] != head_dim:
+    raise ValueError(
+      f"key: expected [{batch}, S, K, {head_dim}] to go with query "
+      f"{query.shape}, got {key.shape}"
+    )
+  if value.shape[:3] != key.shape[:3]:
+    raise ValueError(
+      f"value: expected {(*key.shape[:3], 'V')} to go with key {key.shape}, "
+      f"got {value.shape}"
+    )
+  if num_heads % key.shape[2]:
+    raise ValueError(
+      f"query: its {num_heads} heads are no multiple of the {key.shape[2]} "
+      "key/value heads"
+    )
+
+
+def check_mask(
+  mask: Bool[Array, "..."] | None, shape: tuple[int, int, int, int]
+) -> None:
+  """Checks that a mask is boolean and broadcasts to `shape` `[B, N, T, S]`.
+
+  Raises:
+    ValueError: `mask` is not boolean, not of rank 4, or does not broadcast.
+  """
+  if mask is None:
+    return
+  if mask.dtype != jnp.bool_:
+    raise ValueError(
+      f"mask: expected bool (True = attend), got {mask.dtype}; pass additive "
+      "biases as `bias` where the mechanism has it"
+    )
+  check_broadcast("mask", mask, shape)
+
+
+def check_broadcast(
+  name: str, array: Array, shape: tuple[int, int, int, int]
+) -> None:
+  """Checks that `array` has rank 4 and each axis is full or 1.
+
+  Raises:
+    ValueError: it has not; the message starts with `name`.
+  """
+  if array.ndim != 4 or any(
+    got not in (1, full) for got, full in zip(array.shape, shape, strict=True)
+  ):
+    raise ValueError(
+      f"{name}: expected rank 4, broadcastable to [B, N, T, S] = "
+      f"{list(shape)}, got shape {array.shape}"
+    )
+
+
+def key_mask(
+  mask: Bool[Array, "..."] | None,
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"],
+  instead: str,
+) -> Bool[Array, "B S"] | None:
+  """Reads a mask that may vary along keys only.
+
+  Args:
+    mask: None, or boolean and broadcastable to `[B, 1, 1, S]`.
+    query: fixes B, T and N.
+    key: fixes S.
+    instead: what to do for a mask along T or N, for the message.
+
+  Returns:
+    `[B, S]`, True = attend, or None.
+
+  Raises:
+    ValueError: the mask varies along queries or heads, or does not fit.
+  """
+  if mask is None:
+    return None
+  batch, length, num_heads, _ = query.shape
+  check_mask(mask, (batch, num_heads, length, key.shape[1]))
+  if mask.shape[1] != 1 or mask.shape[2] != 1:
+    raise ValueError(
+      "mask: expected a key mask [B, 1, 1, S], the same for every query and "
+      f"head, got shape {mask.shape}; {instead}"
+    )
+  return jnp.broadcast_to(mask[:, 0, 0, :], (batch, key.shape[1]))
+
+
+def check_segment_ids(
+  query_segment_ids: Int[Array, "B T"] | None,
+  key_segment_ids: Int[Array, "B S"] | None,
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"],
+) -> None:
+  """Checks that segment ids come in pairs and fit query and key.
+
+  Raises:
+    ValueError: only one of the two is given, or a shape or dtype is wrong.
+  """
+  if (query_segment_ids is None) != (key_segment_ids is None):
+    missing = "query" if query_segment_ids is None else "key"
+    raise ValueError(
+      f"{missing}_segment_ids: expected both or neither of query_segment_ids "
+      "and key_segment_ids, got one"
+    )
+  for name, ids, array in (
+    ("query_segment_ids", query_segment_ids, query),
+    ("key_segment_ids", key_segment_ids, key),
+  ):
+    if ids is None:
+      continue
+    if ids.shape != array.shape[:2] or not jnp.issubdtype(
+      ids.dtype, jnp.integer
+    ):
+      raise ValueError(
+        f"{name}: expected integers of shape {array.shape[:2]}, got "
+        f"{ids.dtype} {ids.shape}"
+      )
+
+
+def check_same_length(
+  query: Float[Array, "B T N H"], key: Float[Array, "B S K H"], why: str
+) -> None:
+  """Checks T = S where the mechanism needs it; `why` ends the message.
+
+  Raises:
+    ValueError: the lengths differ.
+  """
+  if query.shape[1] != key.shape[1]:
+    raise ValueError(
+      f"key: expected the query's length {query.shape[1]}, got "
+      f"{key.shape[1]}; {why}"
+    )
+
+
+def softmax_scale(scale: float | None, head_dim: int) -> float:
+  """Returns `scale`, or 1/√H where it is None.
+
+  Raises:
+    ValueError: `scale` is a Python number that is not finite.
+  """
+  if scale is None:
+    return 1.0 / math.sqrt(head_dim)
+  if not isinstance(scale, jax.Array) and not math.isfinite(scale):
+    raise ValueError(f"scale: expected a finite number, got {scale}")
+  return scale
+
+
+def accepted_options(
+  name: str, function: Callable[..., Any], options: Mapping[str, Any]
+) -> dict[str, Any]:
+  """Sorts a caller's options into those that `function` takes, or raises.
+
+  Options that are None, False or a zero rate ask for nothing: they are dropped
+  where `function` does not take them.
+
+  Args:
+    name: the mechanism, for the message.
+    function: an attention function with keyword-only options.
+    options: what the caller passed.
+
+  Returns:
+    The options that `function` takes.
+
+  Raises:
+    ValueError: an option that `function` does not take asks for something.
+  """
+  known = inspect.signature(function).parameters
+  accepted = {}
+  for option, asked in options.items():
+    if option in known:
+      accepted[option] = asked
+    elif asked is not None and not (
+      isinstance(asked, (bool, int, float)) and not asked
+    ):
+      hint = _INSTEAD.get(option, f"it takes {', '.join(list(known)[3:])}")
+      raise ValueError(f"{option}: {name} attention has no such option; {hint}")
+  return accepted
+
+
+_INSTEAD = {
+  "query_segment_ids": "dense and sliding_window attention take segment ids",
+  "key_segment_ids": "dense and sliding_window attention take segment ids",
+  "bias": "dense attention takes a bias",
+  "dropout_rate": "dense attention has dropout on its weights",
+  "dropout_rng": "dense attention has dropout on its weights",
+  "global_indices": "sliding_window attention has global tokens",
+  "global_qkv": "sliding_window attention has global tokens",
+}
+
+
+def split_heads(
+  query: Float[Array, "B T N H"], num_kv_heads: int
+) -> Float[Array, "B T K J H"]:
+  """Groups N query heads by the K key/value heads that they share (J = N/K).
+
+  Query head n reads key/value head n // J, as in `jax.nn`.
+  """
+  batch, length, num_heads, head_dim = query.shape
+  return query.reshape(
+    batch, length, num_kv_heads, num_heads // num_kv_heads, head_dim
+  )

@@ -1,0 +1,221 @@
+"""Dense softmax attention (Vaswani et al., 2017)."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from attention import arguments, plug
+
+
+def dense_attention(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"],
+  value: Float[Array, "B S K V"],
+  *,
+  mask: Bool[Array, "..."] | None = None,
+  is_causal: bool = False,
+  scale: float | None = None,
+  query_segment_ids: Int[Array, "B T"] | None = None,
+  key_segment_ids: Int[Array, "B S"] | None = None,
+  bias: Float[Array, "..."] | None = None,
+  dropout_rate: float = 0.0,
+  dropout_rng: Array | None = None,
+) -> Float[Array, "B T N V"]:
+  """Every query attends to every key: softmax(scale · Q Kᵀ + bias) V.
+
+  Logits, softmax and normaliser are float32 whatever the dtype of the inputs.
+  Masked logits take no part in the softmax; a query with nothing to attend to
+  gets zeros and passes no gradient.
+
+  Args:
+    query: `[B, T, N, H]`.
+    key: `[B, S, K, H]`; N is a multiple of K, query head n reads key head
+      n // (N/K).
+    value: `[B, S, K, V]`.
+    mask: boolean, True = attend, broadcastable to `[B, N, T, S]`.
+    is_causal: query t sees keys s ≤ t.
+    scale: factor of the logits; None is 1/√H.
+    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
+    key_segment_ids: `[B, S]`.
+    bias: added to the scaled logits, broadcastable to `[B, N, T, S]`.
+    dropout_rate: share of attention weights set to zero; the others are
+      divided by 1 - rate.
+    dropout_rng: key of the dropout, needed where `dropout_rate` > 0.
+
+  Returns:
+    `[B, T, N, V]` in the dtype of `query`.
+
+  Raises:
+    ValueError: arguments do not fit together.
+
+  Cost: time T·S·N·(H+V), memory B·N·T·S float32.
+
+  Paper: Attention is all you need, section 3.2.1, arXiv:1706.03762.
+  """
+  arguments.check_qkv(query, key, value)
+  batch, length, num_heads, head_dim = query.shape
+  source_length, num_kv_heads = key.shape[1:3]
+  shape = (batch, num_heads, length, source_length)
+  arguments.check_mask(mask, shape)
+  arguments.check_segment_ids(query_segment_ids, key_segment_ids, query, key)
+  if bias is not None:
+    arguments.check_broadcast("bias", bias, shape)
+  if not 0.0 <= dropout_rate < 1.0:
+    raise ValueError(f"dropout_rate: expected [0, 1), got {dropout_rate}")
+  scale = arguments.softmax_scale(scale, head_dim)
+  groups = arguments.split_heads(query, num_kv_heads)
+  logits = jnp.einsum(
+    "BTKJH,BSKH->BKJTS", groups, key, preferred_element_type=jnp.float32
+  ).reshape(shape)
+  logits = logits * scale
+  if bias is not None:
+    logits = logits + bias.astype(jnp.float32)
+
+  weights = masked_softmax(
+    logits,
+    _allowed(mask, is_causal, query_segment_ids, key_segment_ids, logits.shape),
+  )
+  if dropout_rate > 0.0:
+    weights = _drop(weights, dropout_rate, dropout_rng)
+  out = jnp.einsum(
+    "BKJTS,BSKV->BTKJV",
+    weights.astype(value.dtype).reshape(
+      batch, num_kv_heads, -1, length, source_length
+    ),
+    value,
+    preferred_element_type=jnp.float32,
+  )
+  return out.reshape(batch, length, num_heads, -1).astype(query.dtype)
+
+
+def _drop(
+  weights: Float[Array, "B N T S"], rate: float, rng: Array | None
+) -> Float[Array, "B N T S"]:
+  """Zeroes a share `rate` of the weights and rescales the others."""
+  if rng is None:
+    raise ValueError(
+      f"dropout_rng: expected a key for dropout_rate {rate}, got None"
+    )
+  keep = jax.random.bernoulli(rng, 1.0 - rate, weights.shape)
+  return jnp.where(keep, weights / (1.0 - rate), 0.0)
+
+
+def masked_softmax(
+  logits: Float[Array, "*A S"], allowed: Bool[Array, "..."] | None
+) -> Float[Array, "*A S"]:
+  """Softmax over the last axis among `allowed`; zeros where nothing is.
+
+  The maximum is taken among allowed logits only and the normaliser of an empty
+  row is replaced by 1, so neither values nor gradients see inf - inf.
+  """
+  if allowed is None:
+    return jax.nn.softmax(logits, axis=-1)
+  # The lowest finite number, not -inf: an all-masked row then subtracts a
+  # finite maximum. `where` on the exponentials makes masked weights exact 0.
+  lowest = jnp.finfo(logits.dtype).min
+  logits = jnp.where(allowed, logits, lowest)
+  maximum = jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
+  exponentials = jnp.where(allowed, jnp.exp(logits - maximum), 0.0)
+  total = jnp.sum(exponentials, axis=-1, keepdims=True)
+  return exponentials / jnp.where(total > 0.0, total, 1.0)
+
+
+def _allowed(
+  mask: Bool[Array, "..."] | None,
+  is_causal: bool,
+  query_segment_ids: Int[Array, "B T"] | None,
+  key_segment_ids: Int[Array, "B S"] | None,
+  shape: tuple[int, ...],
+) -> Bool[Array, "..."] | None:
+  """The conjunction of all that forbids, or None where nothing does."""
+  allowed = mask
+  if is_causal:
+    length, source_length = shape[2:]
+    causal = jnp.tri(length, source_length, dtype=bool)[None, None]
+    allowed = causal if allowed is None else allowed & causal
+  if query_segment_ids is not None and key_segment_ids is not None:
+    same = query_segment_ids[:, :, None] == key_segment_ids[:, None, :]
+    allowed = same[:, None] if allowed is None else allowed & same[:, None]
+  return allowed
+
+
+class DenseCache(NamedTuple):
+  """Keys and values seen so far.
+
+  Attributes:
+    key: `[B, S, K, H]`, S = max_length; rows from `index` on are unset.
+    value: `[B, S, K, H]`.
+    index: `[B]`, the number of positions seen.
+  """
+
+  key: Float[Array, "B S K H"]
+  value: Float[Array, "B S K H"]
+  index: Int[Array, "B"]
+
+
+def init_dense_cache(
+  variables: plug.Variables,
+  batch: int,
+  max_length: int,
+  dims: plug.Dims,
+  dtype: Any,
+) -> DenseCache:
+  """An empty cache for `max_length` positions: 2·B·S·K·H numbers."""
+  del variables
+  shape = (batch, max_length, dims.num_kv_heads, dims.head_dim)
+  return DenseCache(
+    key=jnp.zeros(shape, dtype),
+    value=jnp.zeros(shape, dtype),
+    index=jnp.zeros((batch,), jnp.int32),
+  )
+
+
+def decode_dense(
+  variables: plug.Variables,
+  cache: DenseCache,
+  query: Float[Array, "B 1 N H"],
+  key: Float[Array, "B 1 K H"],
+  value: Float[Array, "B 1 K H"],
+) -> tuple[Float[Array, "B 1 N H"], DenseCache]:
+  """One position of the causal call; time S·N·H whatever the position."""
+  del variables
+  # A comparison with the positions, not a scatter: it fuses, and every example
+  # may stand at another position.
+  slots = jnp.arange(cache.key.shape[1])
+  here = (slots[None, :] == cache.index[:, None])[:, :, None, None]
+  keys = jnp.where(here, key.astype(cache.key.dtype), cache.key)
+  values = jnp.where(here, value.astype(cache.value.dtype), cache.value)
+  seen = slots[None, :] <= cache.index[:, None]
+  out = dense_attention(query, keys, values, mask=seen[:, None, None, :])
+  return out, DenseCache(keys, values, cache.index + 1)
+
+
+def dense() -> plug.Attention:
+  """The plug of `dense_attention`; it has no hyperparameters."""
+
+  def apply(variables, query, key, value, **call):
+    del variables
+    call = arguments.accepted_options("dense", dense_attention, call)
+    return dense_attention(query, key, value, **call)
+
+  return plug.Attention(
+    init=plug.no_variables,
+    apply=apply,
+    init_cache=init_dense_cache,
+    decode=decode_dense,
+    supports=frozenset(
+      {
+        "causal",
+        "cross",
+        "rowwise",
+        "mask",
+        "full_mask",
+        "segments",
+        "bias",
+        "dropout",
+        "decode",
+      }
+    ),
+  )

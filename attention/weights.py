@@ -1,0 +1,39 @@
+"""The effective attention matrix of any mechanism."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+
+def attention_weights(
+  fn: Callable[..., Array],
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"],
+  **options: Any,
+) -> Float[Array, "B N T S"]:
+  """The matrix A with `fn(query, key, value) = A · value` for every value.
+
+  Every attention function is linear in `value`, so applying it to the identity
+  returns the matrix: column s of the result is what one unit at key s gives.
+  Rows of a mechanism that normalises sum to 1 (0 where a query sees nothing).
+
+  Args:
+    fn: an attention function, `fn(query, key, value, **options)`.
+    query: `[B, T, N, H]`.
+    key: `[B, S, K, H]`.
+    **options: passed to `fn`.
+
+  Returns:
+    `[B, N, T, S]` in the dtype of `query`.
+
+  Cost: one call of `fn` with values of width S, so memory at least B·N·T·S
+  whatever `fn` promises; it is for pictures and tests.
+  """
+  batch, source_length, num_kv_heads, _ = key.shape
+  identity = jnp.broadcast_to(
+    jnp.eye(source_length, dtype=query.dtype)[None, :, None, :],
+    (batch, source_length, num_kv_heads, source_length),
+  )
+  return jnp.moveaxis(fn(query, key, identity, **options), 2, 1)
