@@ -5,6 +5,12 @@
 """
 
 from attention.dense import dense, dense_attention
+from attention.linformer import linformer, linformer_attention
+from attention.performer import (
+  orthogonal_features,
+  performer,
+  performer_attention,
+)
 from attention.plug import Attention, Dims
 from attention.registry import ATTENTIONS
 from attention.weights import attention_weights
@@ -16,4 +22,9 @@ __all__ = [
   "attention_weights",
   "dense",
   "dense_attention",
+  "linformer",
+  "linformer_attention",
+  "orthogonal_features",
+  "performer",
+  "performer_attention",
 ]
