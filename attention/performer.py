@@ -40,7 +40,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Num
+from jaxtyping import Array, Bool, Float, Shaped
 
 from attention import arguments, plug
 
@@ -254,7 +254,7 @@ def _ratio(
   return numerator / safe[..., None]
 
 
-def _in_chunks(x: Num[Array, "B L ..."], length: int) -> Array:
+def _in_chunks(x: Shaped[Array, "B L ..."], length: int) -> Array:
   """`[B, L, …]` cut or padded to `length` in chunks: `[length/C, B, C, …]`."""
   x = x[:, :length]
   widths = [(0, 0)] * x.ndim

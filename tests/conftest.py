@@ -12,7 +12,8 @@ os.environ["XLA_FLAGS"] = (
 )
 
 import jax
-from jaxtyping import install_import_hook
+import jaxtyping
+import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # Compiled programs are kept between runs of the suite.
@@ -22,4 +23,12 @@ jax.config.update(
 )
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
-install_import_hook(["attention"], "beartype.beartype")
+jaxtyping.install_import_hook(["attention"], "beartype.beartype")
+
+
+@pytest.fixture
+def unchecked():
+  """Lets a wrong argument through to the function's own checks."""
+  jaxtyping.config.update("jaxtyping_disable", True)
+  yield
+  jaxtyping.config.update("jaxtyping_disable", False)

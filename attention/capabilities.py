@@ -1,0 +1,51 @@
+"""What each mechanism can do, as a table read from `supports`.
+
+`python -m attention.capabilities` prints the Markdown that stands in the README;
+a test holds the two equal.
+"""
+
+from collections.abc import Mapping
+
+from attention.plug import Attention
+from attention.registry import ATTENTIONS
+
+CAPABILITIES: Mapping[str, str] = {
+  "causal": "causal form",
+  "cross": "T ≠ S",
+  "rowwise": "cross-attention in a decoder",
+  "mask": "key mask",
+  "full_mask": "any mask",
+  "segments": "segment ids",
+  "bias": "bias",
+  "dropout": "dropout",
+  "decode": "decode cache",
+  "global": "global tokens",
+}
+"""Name in `supports` -> heading of its column, in the table's order."""
+
+
+def capability_table(
+  mechanisms: Mapping[str, Attention] | None = None,
+) -> str:
+  """A Markdown table: one row a mechanism, one column a capability.
+
+  Args:
+    mechanisms: name -> record; None is every entry of `ATTENTIONS` with its
+      default hyperparameters.
+
+  Returns:
+    The table, lines ended by a newline, ✓ where `supports` names the
+    capability and – where asking for it raises ValueError.
+  """
+  if mechanisms is None:
+    mechanisms = {name: make() for name, make in ATTENTIONS.items()}
+  rows = [["mechanism", *CAPABILITIES.values()]]
+  rows.append(["---", *[":-:"] * len(CAPABILITIES)])
+  for name, attention in mechanisms.items():
+    marks = ["✓" if c in attention.supports else "–" for c in CAPABILITIES]
+    rows.append([f"`{name}`", *marks])
+  return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+if __name__ == "__main__":
+  print(capability_table(), end="")

@@ -1,0 +1,130 @@
+"""Performer beside the contract suite: features, chunks, memory."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention import Dims, orthogonal_features, performer, performer_attention
+
+
+def _inputs(length, seed=0, heads=2, head_dim=8):
+  keys = jax.random.split(jax.random.key(seed), 3)
+  return [jax.random.normal(k, (1, length, heads, head_dim)) for k in keys]
+
+
+def test_directions_are_orthogonal_within_each_block():
+  features = orthogonal_features(jax.random.key(0), 20, 8)
+  assert features.shape == (20, 8)
+  for block in (features[:8], features[8:16], features[16:]):
+    unit = block / jnp.linalg.norm(block, axis=1, keepdims=True)
+    np.testing.assert_allclose(unit @ unit.T, np.eye(len(block)), atol=1e-5)
+
+
+def test_rows_are_standard_normal_one_by_one():
+  draws = jax.vmap(lambda k: orthogonal_features(k, 4, 4))(
+    jax.random.split(jax.random.key(1), 4000)
+  )
+  rows = draws.reshape(-1, 4)
+  np.testing.assert_allclose(rows.mean(0), 0.0, atol=0.05)
+  np.testing.assert_allclose(np.cov(rows.T), np.eye(4), atol=0.06)
+
+
+def test_features_are_a_function_of_the_key():
+  draw = [orthogonal_features(jax.random.key(s), 5, 8) for s in (0, 0, 1)]
+  np.testing.assert_array_equal(draw[0], draw[1])
+  assert not np.allclose(draw[0], draw[2])
+
+
+@pytest.mark.parametrize("length", [127, 128, 129, 257])
+def test_chunks_leave_no_seam(length):
+  """The causal form equals the quadratic one on both sides of a chunk's end."""
+  query, key, value = _inputs(length)
+  projection = orthogonal_features(jax.random.key(9), 12, 8)
+  out = performer_attention(
+    query, key, value, projection=projection, is_causal=True
+  )
+
+  def features(x):
+    x = np.asarray(x, np.float64)[0] * 8**-0.25
+    return np.exp(
+      x @ np.asarray(projection, np.float64).T
+      - 0.5 * (x**2).sum(-1, keepdims=True)
+    )
+
+  weights = np.einsum("tnm,snm->nts", features(query), features(key))
+  weights *= np.tri(length)
+  weights /= weights.sum(-1, keepdims=True)
+  expected = np.einsum("nts,snh->tnh", weights, np.asarray(value)[0])
+  np.testing.assert_allclose(out[0], expected, atol=1e-5)
+
+
+def test_one_dominating_key_per_feature_is_not_lost():
+  """Features whose scales lie 200 nats apart each keep their own key.
+
+  With one scale for the whole state, the weaker feature underflows and a query
+  that reads it alone gets 0/0.
+  """
+  projection = jnp.array([[20.0, 0.0], [0.0, 20.0]])
+  key = jnp.array([[10.0, 0.0], [0.0, 1.0]])[None, :, None]
+  value = jnp.array([[1.0, 0.0], [0.0, 1.0]])[None, :, None]
+  query = jnp.array([[0.0, 0.0], [-10.0, 10.0]])[None, :, None]
+  out = performer_attention(query, key, value, projection=projection, scale=1.0)
+  np.testing.assert_allclose(out[0, 1, 0], [0.0, 1.0], atol=1e-6)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_memory_grows_linearly_with_length(is_causal):
+  projection = orthogonal_features(jax.random.key(0), 16, 8)
+
+  def loss(query, key, value):
+    return jnp.sum(
+      performer_attention(
+        query, key, value, projection=projection, is_causal=is_causal
+      )
+    )
+
+  def temporary_bytes(function, length):
+    x = jax.ShapeDtypeStruct((1, length, 2, 8), jnp.float32)
+    compiled = jax.jit(function).lower(x, x, x).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+  for function in (loss, jax.grad(loss, (0, 1, 2))):
+    small, large = (temporary_bytes(function, t) for t in (2048, 8192))
+    assert large < 4.6 * small
+    assert large < 2 * 8192**2  # far below one T×S array
+
+
+@pytest.mark.parametrize(
+  ("options", "message"),
+  [
+    ({"num_features": 0}, "num_features"),
+    ({"kernel": "cosine"}, "kernel"),
+  ],
+)
+def test_factory_refuses_bad_hyperparameters(unchecked, options, message):
+  with pytest.raises(ValueError, match=message):
+    performer(**options)
+
+
+def test_function_refuses_bad_arguments(unchecked):
+  query, key, value = _inputs(4)
+  good = orthogonal_features(jax.random.key(0), 6, 8)
+  with pytest.raises(ValueError, match="scale: expected > 0"):
+    performer_attention(query, key, value, projection=good, scale=-1.0)
+
+
+def test_cache_is_one_state_whatever_the_length():
+  attention = performer(num_features=6)
+  dims = Dims(num_heads=4, num_kv_heads=2, head_dim=8, max_length=100)
+  variables = attention.init(jax.random.key(0), dims)
+  sizes = [
+    sum(
+      x.nbytes
+      for x in jax.tree.leaves(
+        attention.init_cache(variables, 3, length, dims, jnp.bfloat16)
+      )
+    )
+    for length in (10, 10_000)
+  ]
+  assert sizes[0] == sizes[1] == 4 * 3 * 2 * 6 * (8 + 2)
