@@ -1,0 +1,167 @@
+"""The models as pure functions of (model, variables, …)."""
+
+from collections.abc import Mapping
+import functools
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from attention import Dims
+from models.config import ModelConfig
+from models.multi_head_attention import variable_shapes
+from models.transformer import Transformer
+
+Batch = Mapping[str, Any]
+"""'source' [B, S] and 'inputs' [B, T], as the kind needs; others are unread."""
+
+
+def create(
+  config: ModelConfig,
+  *,
+  source_vocab_size: int | None,
+  target_vocab_size: int,
+  max_source_length: int | None,
+  max_target_length: int | None,
+  shared_vocabulary: bool = False,
+) -> Transformer:
+  """Makes the model of a config for a task's sizes; computes nothing.
+
+  Equal arguments give equal models with equal hashes, so a compiled function
+  may take the model as a static argument.
+
+  Args:
+    config: of the model.
+    source_vocab_size: for kinds with an encoder.
+    target_vocab_size: V, of decoder ids and of logits.
+    max_source_length: the longest source, for kinds with an encoder.
+    max_target_length: the longest sequence a decoder reads; of an encoder,
+      the same as `max_source_length` or None.
+    shared_vocabulary: source and target ids mean the same, so that tied
+      embeddings share one table.
+
+  Returns:
+    A Linen module.
+
+  Raises:
+    ValueError: a size is missing, or a mechanism cannot work at it (a rank
+      above the length, …); the message starts with the argument or field.
+  """
+  has_encoder = config.kind != "decoder"
+  for name, size, needed in (
+    ("source_vocab_size", source_vocab_size, has_encoder),
+    ("max_source_length", max_source_length, has_encoder),
+    ("target_vocab_size", target_vocab_size, True),
+    ("max_target_length", max_target_length, config.kind != "encoder"),
+  ):
+    if needed and (size is None or size < 1):
+      raise ValueError(f"{name}: kind '{config.kind}' needs it, got {size}")
+  if shared_vocabulary and has_encoder:
+    if source_vocab_size != target_vocab_size:
+      raise ValueError(
+        f"shared_vocabulary: source has {source_vocab_size} ids and target "
+        f"{target_vocab_size}"
+      )
+  elif config.kind == "encoder" and config.tie_embeddings:
+    raise ValueError(
+      "tie_embeddings: the softmax of an encoder can share the source's table "
+      "only if source and target have one vocabulary; set it to False"
+    )
+  for field, attention in config.attentions.items():
+    length = (
+      max_target_length if field == "decoder_attention" else max_source_length
+    )
+    dims = Dims(config.num_heads, config.kv_heads, config.head_dim, length or 0)
+    try:
+      variable_shapes(attention.build(), dims)
+    except ValueError as error:
+      raise ValueError(f"{field}: {error}") from error
+  return Transformer(
+    config,
+    source_vocab_size or 0,
+    target_vocab_size,
+    max_source_length or 0,
+    max_target_length or 0,
+    shared_vocabulary,
+  )
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def initialize(model: Transformer, key: Array, batch: Batch) -> dict[str, Any]:
+  """Draws the variables of a model.
+
+  Args:
+    model: from `create`.
+    key: all of 'params' and 'constants' is drawn from it.
+    batch: its shapes are read, its values are not.
+
+  Returns:
+    `{'params': …, 'constants': …}`; constants may be empty. Another key and
+    its constants redraw random features.
+  """
+  variables = model.init(key, *_ids(model, batch))
+  return {"constants": {}, **variables}
+
+
+def forward(
+  model: Transformer,
+  variables: Mapping[str, Any],
+  batch: Batch,
+  *,
+  dropout_rng: Array | None = None,
+) -> Float[Array, "B T V"]:
+  """Logits of every position, teacher-forced.
+
+  Args:
+    model: from `create`.
+    variables: from `initialize`, or trained.
+    batch: 'source' and 'inputs' as the kind needs.
+    dropout_rng: key of the dropout; None is without.
+
+  Returns:
+    `[B, T, V]` float32.
+  """
+  source, inputs = _ids(model, batch)
+  logits = model.apply(
+    variables,
+    source,
+    inputs,
+    deterministic=dropout_rng is None,
+    rngs=None if dropout_rng is None else {"dropout": dropout_rng},
+  )
+  return cast(Array, logits)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def attention_maps(
+  model: Transformer, variables: Mapping[str, Any], batch: Batch
+) -> dict[str, Float[Array, "B N T S"]]:
+  """The effective attention matrix of every layer.
+
+  Args:
+    model: from `create`.
+    variables: from `initialize`, or trained.
+    batch: 'source' and 'inputs' as the kind needs.
+
+  Returns:
+    'encoder_0/self_attention', 'decoder_0/self_attention',
+    'decoder_0/cross_attention', …, each `[B, N, T, S]` float32.
+  """
+  source, inputs = _ids(model, batch)
+  _, state = model.apply(variables, source, inputs, mutable=["intermediates"])
+  sown: Mapping[str, Any] = state["intermediates"]
+  return {
+    f"{block}/{slot}": matrices["attention_weights"][0].astype(jnp.float32)
+    for block, slots in sown.items()
+    for slot, matrices in slots.items()
+  }
+
+
+def _ids(model: Transformer, batch: Batch) -> tuple[Array | None, Array | None]:
+  """The (source, inputs) that the model's kind reads."""
+  kind = model.config.kind
+  return (
+    None if kind == "decoder" else batch["source"],
+    None if kind == "encoder" else batch["inputs"],
+  )

@@ -1,0 +1,166 @@
+"""Beam search over any decoder with a cache."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+
+class _State(NamedTuple):
+  """Hypotheses by row; `step` counts positions read, prompt included.
+
+  `scores` are log-probabilities of unfinished hypotheses, `finished_scores`
+  are divided by the length penalty; -inf marks a free place.
+  """
+
+  step: Int[Array, ""]
+  current: Int[Array, "B A"]
+  tokens: Int[Array, "B A L"]
+  scores: Float[Array, "B A"]
+  finished_tokens: Int[Array, "B A L"]
+  finished_scores: Float[Array, "B A"]
+  ended: Bool[Array, "B"]
+  cache: Any
+
+
+def beam_search(
+  decode: Callable[[Any, Array], tuple[Array, Any]],
+  cache: Any,
+  prompt: Int[Array, "B P"],
+  prompt_length: Int[Array, "B"],
+  length_penalty: Float[Array, ""],
+  *,
+  beam_size: int,
+  max_length: int,
+  eos_id: int,
+  pad_id: int,
+) -> tuple[Int[Array, "B L"], Float[Array, "B"]]:
+  """Finds the continuation with the highest log P / ((5 + length) / 6)^α.
+
+  Each step extends the A hypotheses of a row by every token and keeps the A
+  likeliest that go on; those that end, if they are among the A likeliest of
+  all, join a pool of the A best by penalised score. A row ends when its pool is
+  full, when nothing unfinished can still beat the pool's best (which changes no
+  result), or after `max_length` tokens. So one beam is greedy decoding, and
+  beams as many as there are sequences are an exhaustive search.
+
+  Args:
+    decode: `(cache, tokens [B·A]) -> (logits [B·A, V], cache)`.
+    cache: every leaf has leading axis B·A, the beams of a row side by side.
+    prompt: `[B, P]`, ids that are read first.
+    prompt_length: `[B]`.
+    length_penalty: α ≥ 0.
+    beam_size: A.
+    max_length: L, tokens to generate at most.
+    eos_id: ends a hypothesis.
+    pad_id: fills rows after their end.
+
+  Returns:
+    `tokens [B, L]` and penalised scores `[B]` of the best finished hypothesis
+    of each row, or of its best unfinished one where none ended in time.
+
+  Paper: Google's neural machine translation system, section 7,
+  arXiv:1609.08144.
+  """
+  batch, longest = prompt.shape
+  slots = jnp.arange(max_length)[None, None, :]
+  first_beam = (jnp.arange(batch) * beam_size)[:, None]
+
+  def penalty(length):
+    return ((5.0 + length) / 6.0) ** length_penalty
+
+  def body(state: _State) -> _State:
+    logits, cache = decode(state.cache, state.current.reshape(-1))
+    vocab_size = logits.shape[-1]
+    log_probs = jax.nn.log_softmax(logits).reshape(batch, beam_size, -1)
+    totals = (state.scores[:, :, None] + log_probs).reshape(batch, -1)
+    # At most A of these end, so at least A go on.
+    values, flat = jax.lax.top_k(
+      totals, min(2 * beam_size, beam_size * vocab_size)
+    )
+    parents, ids = flat // vocab_size, flat % vocab_size
+    slot = state.step + 1 - prompt_length
+    tokens = jnp.where(
+      slots == slot[:, None, None],
+      ids[:, :, None],
+      _pick(state.tokens, parents),
+    )
+
+    ending = ids == eos_id
+    eligible = ending & (jnp.arange(ids.shape[1])[None, :] < beam_size)
+    penalised = values / penalty(slot + 1)[:, None]
+    finished_scores, best = jax.lax.top_k(
+      jnp.concatenate(
+        [state.finished_scores, jnp.where(eligible, penalised, -jnp.inf)],
+        axis=1,
+      ),
+      beam_size,
+    )
+    finished_tokens = _pick(
+      jnp.concatenate([state.finished_tokens, tokens], axis=1), best
+    )
+
+    scores, best = jax.lax.top_k(jnp.where(ending, -jnp.inf, values), beam_size)
+    tokens, chosen = _pick(tokens, best), _pick(ids, best)
+    parents = _pick(parents, best)
+
+    # Log-probabilities only fall and the penalty only grows with length.
+    within_reach = scores[:, 0] / penalty(max_length)
+    last = (
+      jnp.all(jnp.isfinite(finished_scores), axis=1)
+      | (finished_scores[:, 0] >= within_reach)
+      | (slot == max_length - 1)
+    )
+    # Rows that still read their prompt, or have ended, stay as they are.
+    active = (slot >= 0) & ~state.ended
+    row, cell = active[:, None], active[:, None, None]
+    given = prompt[:, jnp.minimum(state.step + 1, longest - 1)][:, None]
+    parents = jnp.where(row, parents, jnp.arange(beam_size)[None, :])
+    source_beams = (first_beam + parents).reshape(-1)
+    return _State(
+      step=state.step + 1,
+      current=jnp.where(slot[:, None] < 0, given, chosen),
+      tokens=jnp.where(cell, tokens, state.tokens),
+      scores=jnp.where(row, scores, state.scores),
+      finished_tokens=jnp.where(cell, finished_tokens, state.finished_tokens),
+      finished_scores=jnp.where(row, finished_scores, state.finished_scores),
+      ended=state.ended | (active & last),
+      cache=jax.tree.map(lambda leaf: leaf[source_beams], cache),
+    )
+
+  empty = jnp.full((batch, beam_size, max_length), pad_id, jnp.int32)
+  no_score = jnp.full((batch, beam_size), -jnp.inf, jnp.float32)
+  state = jax.lax.while_loop(
+    lambda state: ~jnp.all(state.ended),
+    body,
+    _State(
+      step=jnp.int32(0),
+      current=jnp.repeat(prompt[:, :1], beam_size, axis=1),
+      tokens=empty,
+      # All beams read the same prompt; only the first may branch from it.
+      scores=no_score.at[:, 0].set(0.0),
+      finished_tokens=empty,
+      finished_scores=no_score,
+      ended=jnp.zeros((batch,), bool),
+      cache=cache,
+    ),
+  )
+  finished = jnp.isfinite(state.finished_scores[:, 0])
+  return (
+    jnp.where(
+      finished[:, None], state.finished_tokens[:, 0], state.tokens[:, 0]
+    ),
+    jnp.where(
+      finished,
+      state.finished_scores[:, 0],
+      state.scores[:, 0] / penalty(max_length),
+    ),
+  )
+
+
+def _pick(array: Array, places: Int[Array, "B A"]) -> Array:
+  """Rows of `array [B, C, …]` at `places` of its second axis."""
+  places = places.reshape(*places.shape, *(1,) * (array.ndim - 2))
+  return jnp.take_along_axis(array, places, axis=1)

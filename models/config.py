@@ -1,0 +1,256 @@
+"""What a model is made of, as frozen dataclasses that check themselves.
+
+Every fault is a ValueError that starts with the name of the field, raised when
+the config is made: before data is read and before anything compiles.
+"""
+
+from collections.abc import Callable, Mapping
+import dataclasses
+import difflib
+import functools
+import inspect
+import types
+from typing import Any
+
+from attention import ATTENTIONS, Attention
+
+KINDS = ("encoder_decoder", "decoder", "encoder")
+POSITIONS = ("sinusoidal", "learned", "rotary", "none")
+NORMS = ("pre", "post")
+ACTIVATIONS = ("relu", "gelu")
+DTYPES = ("float32", "bfloat16", "float16")
+
+# What each slot asks of a mechanism, and how its absence reads.
+_NEEDS = {
+  "encoder_attention": {"mask": "honour a key mask"},
+  "decoder_attention": {"causal": "be causal"},
+  "cross_attention": {
+    "cross": "attend to another sequence",
+    "rowwise": "attend from one position at a time",
+    "mask": "honour a key mask",
+  },
+}
+_SLOTS = {
+  "encoder_decoder": tuple(_NEEDS),
+  "decoder": ("decoder_attention",),
+  "encoder": ("encoder_attention",),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionConfig:
+  """One mechanism by name, with its own options.
+
+  Attributes:
+    name: a key of `attention.ATTENTIONS`.
+    options: keyword arguments of that factory; lists become tuples.
+
+  Raises:
+    ValueError: an unknown name or option, a missing one, or a value that the
+      factory refuses. The message starts with `name` or the option.
+  """
+
+  name: str
+  options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+  def __post_init__(self):
+    if self.name not in ATTENTIONS:
+      raise ValueError(_unknown("name", self.name, ATTENTIONS))
+    options = {key: _frozen(value) for key, value in self.options.items()}
+    object.__setattr__(self, "options", types.MappingProxyType(options))
+    self.build()
+
+  def __hash__(self):
+    return hash((self.name, tuple(sorted(self.options.items()))))
+
+  def build(self) -> Attention:
+    """Returns the mechanism; equal configs give the same object."""
+    return _build(self)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+  """An encoder-decoder, decoder or encoder Transformer.
+
+  Attributes:
+    kind: 'encoder_decoder', 'decoder' or 'encoder'.
+    num_layers: layers of the encoder, and of the decoder.
+    num_heads: N, query heads.
+    num_kv_heads: K, key/value heads that groups of N/K query heads share;
+      None is N.
+    features: width of the residual stream; the head dimension is features / N.
+    mlp_features: width inside the feed-forward layers.
+    activation: of the feed-forward layers, 'relu' (Vaswani) or 'gelu' (GPT).
+    dropout_rate: of sub-layer outputs and of embedding sums, as in the paper.
+    attention_dropout_rate: of attention weights.
+    position: 'sinusoidal' (Vaswani), 'learned', 'rotary' (Su; self-attention
+      only) or 'none'.
+    norm: 'post' as in the paper, or 'pre' with one more norm at the end.
+    tie_embeddings: the softmax shares the target's embedding table, and the
+      source's too where the vocabulary is shared.
+    dtype: of activations; logits and softmax are float32 whatever it is.
+    param_dtype: of parameters.
+    encoder_attention: mechanism of the encoder; None is dense.
+    decoder_attention: mechanism of the decoder's self-attention; None is dense.
+    cross_attention: from decoder to encoder; None is dense.
+
+  Raises:
+    ValueError: a value or a pair that cannot work; the message starts with the
+      field.
+  """
+
+  kind: str
+  num_layers: int
+  num_heads: int
+  features: int
+  mlp_features: int
+  num_kv_heads: int | None = None
+  activation: str = "relu"
+  dropout_rate: float = 0.0
+  attention_dropout_rate: float = 0.0
+  position: str = "sinusoidal"
+  norm: str = "pre"
+  tie_embeddings: bool = True
+  dtype: str = "float32"
+  param_dtype: str = "float32"
+  encoder_attention: AttentionConfig | None = None
+  decoder_attention: AttentionConfig | None = None
+  cross_attention: AttentionConfig | None = None
+
+  def __post_init__(self):
+    for field, choices in (
+      ("kind", KINDS),
+      ("activation", ACTIVATIONS),
+      ("position", POSITIONS),
+      ("norm", NORMS),
+      ("dtype", DTYPES),
+      ("param_dtype", DTYPES),
+    ):
+      if getattr(self, field) not in choices:
+        raise ValueError(_unknown(field, getattr(self, field), choices))
+    for field in ("num_layers", "num_heads", "features", "mlp_features"):
+      if getattr(self, field) < 1:
+        raise ValueError(
+          f"{field}: expected at least 1, got {getattr(self, field)}"
+        )
+    for field in ("dropout_rate", "attention_dropout_rate"):
+      if not 0.0 <= getattr(self, field) < 1.0:
+        raise ValueError(
+          f"{field}: expected [0, 1), got {getattr(self, field)}"
+        )
+    self._check_heads()
+    self._check_attentions()
+
+  @property
+  def head_dim(self) -> int:
+    """H."""
+    return self.features // self.num_heads
+
+  @property
+  def kv_heads(self) -> int:
+    """K."""
+    return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+
+  @property
+  def attentions(self) -> dict[str, AttentionConfig]:
+    """The mechanisms that this kind has, by field."""
+    return {field: getattr(self, field) for field in _SLOTS[self.kind]}
+
+  def _check_heads(self):
+    if self.features % self.num_heads:
+      raise ValueError(
+        f"features: {self.features} is not divisible by num_heads "
+        f"{self.num_heads}"
+      )
+    if self.kv_heads < 1 or self.num_heads % self.kv_heads:
+      raise ValueError(
+        f"num_kv_heads: expected a divisor of num_heads {self.num_heads}, got "
+        f"{self.num_kv_heads}"
+      )
+    if self.position == "rotary" and self.head_dim % 2:
+      raise ValueError(
+        "position: rotary turns pairs and needs an even head dimension, got "
+        f"features / num_heads = {self.head_dim}"
+      )
+    if self.position == "sinusoidal" and self.features % 2:
+      raise ValueError(
+        "features: sinusoidal positions pair sines and cosines and need an "
+        f"even width, got {self.features}"
+      )
+
+  def _check_attentions(self):
+    for field in _NEEDS:
+      config = getattr(self, field)
+      if field not in _SLOTS[self.kind]:
+        if config is not None:
+          raise ValueError(
+            f"{field}: kind '{self.kind}' has no such layer; leave it None, "
+            f"got {config.name}"
+          )
+        continue
+      if config is None:
+        config = AttentionConfig("dense")
+        object.__setattr__(self, field, config)
+      needs = dict(_NEEDS[field])
+      if self.attention_dropout_rate:
+        needs["dropout"] = "drop attention weights (attention_dropout_rate)"
+      for capability, what in needs.items():
+        if capability not in config.build().supports:
+          raise ValueError(
+            f"{field}: {config.name} cannot {what}; "
+            f"{_one_of_them_can(capability)}"
+          )
+
+
+@functools.cache
+def _build(config: AttentionConfig) -> Attention:
+  factory = ATTENTIONS[config.name]
+  parameters = inspect.signature(factory).parameters
+  for option in config.options:
+    if option not in parameters:
+      known = ", ".join(parameters) or "none"
+      raise ValueError(
+        f"{option}: {config.name} has no such option (it has: {known})"
+        f"{_nearest(option, parameters)}"
+      )
+  for option in _required(factory):
+    if option not in config.options:
+      raise ValueError(f"{option}: {config.name} needs it, got nothing")
+  return factory(**config.options)
+
+
+def _required(factory: Callable[..., Attention]) -> list[str]:
+  return [
+    name
+    for name, parameter in inspect.signature(factory).parameters.items()
+    if parameter.default is parameter.empty
+  ]
+
+
+def _one_of_them_can(capability: str) -> str:
+  # A record tells what it supports, so each factory is asked with its defaults;
+  # sizes that have none (a window, a rank) do not change what is supported.
+  able = [
+    name
+    for name, factory in ATTENTIONS.items()
+    if capability in factory(**dict.fromkeys(_required(factory), 1)).supports
+  ]
+  return f"one of {', '.join(able)} can"
+
+
+def _unknown(field: str, got: Any, choices: Any) -> str:
+  return (
+    f"{field}: expected one of {', '.join(choices)}, got '{got}'"
+    f"{_nearest(got, choices)}"
+  )
+
+
+def _nearest(got: Any, choices: Any) -> str:
+  nearest = difflib.get_close_matches(str(got), list(choices), n=1)
+  return f"; did you mean '{nearest[0]}'?" if nearest else ""
+
+
+def _frozen(value: Any) -> Any:
+  if isinstance(value, list | tuple):
+    return tuple(_frozen(item) for item in value)
+  return value

@@ -1,0 +1,195 @@
+"""The slot: projections and heads around any attention mechanism."""
+
+from collections.abc import Callable, Mapping
+import functools
+from typing import Any, cast
+
+from flax import linen as nn
+import jax
+from jaxtyping import Array, Bool, Float, Int
+
+from attention import Attention, Dims, attention_weights
+from models import positions as position_encodings
+
+
+class MultiHeadAttention(nn.Module):
+  """MultiHead(X, Y) = Attention(X·Wq, Y·Wk, Y·Wv) · Wo, for any `Attention`.
+
+  The projections have no bias, as in the paper's formula. Query, key and value
+  have a kernel each: on CPU that is no slower than a fused one, and self- and
+  cross-attention then have the same parameters.
+
+  A mechanism's own variables live under the name 'attention', in 'params'
+  (trained) or 'constants' (not). Decoding keeps the mechanism's cache in the
+  collection 'cache' and projected keys and values of an encoder in 'memory'.
+  With 'intermediates' mutable, a call sows its matrix `[B, N, T, S]` as
+  'attention_weights'.
+
+  Attributes:
+    attention: the mechanism.
+    dims: its sizes: heads, key/value heads, head dimension, longest key.
+    features: width of the output.
+    rotary: turn queries and keys by their positions.
+    dropout_rate: of attention weights.
+    dtype: of activations.
+    param_dtype: of parameters.
+    out_scale: factor of the output kernel's initial values.
+
+  Paper: Attention is all you need, section 3.2.2, arXiv:1706.03762.
+  """
+
+  attention: Attention
+  dims: Dims
+  features: int
+  rotary: bool = False
+  dropout_rate: float = 0.0
+  dtype: Any = None
+  param_dtype: Any = "float32"
+  out_scale: float = 1.0
+
+  def setup(self) -> None:
+    """Makes the projections and reads the mechanism's variables."""
+    dense = functools.partial(
+      nn.Dense, use_bias=False, dtype=self.dtype, param_dtype=self.param_dtype
+    )
+    self.query = dense(self.dims.num_heads * self.dims.head_dim)
+    self.key = dense(self.dims.num_kv_heads * self.dims.head_dim)
+    self.value = dense(self.dims.num_kv_heads * self.dims.head_dim)
+    self.out = dense(self.features, kernel_init=kernel_init(self.out_scale))
+    self.mechanism = self._mechanism_variables()
+
+  def __call__(
+    self,
+    inputs: Float[Array, "B T F"],
+    memory: Float[Array, "B S F"] | None = None,
+    *,
+    positions: Int[Array, "B T"] | None = None,
+    deterministic: bool = True,
+    **call: Any,
+  ) -> Float[Array, "B T F"]:
+    """Attends from `inputs` to `memory`, or to itself where that is None.
+
+    Args:
+      inputs: `[B, T, F]`.
+      memory: `[B, S, F]`.
+      positions: `[B, T]` or `[1, T]`, for rotary.
+      deterministic: no dropout; otherwise the rng 'dropout' is needed.
+      **call: `mask`, `is_causal`, `query_segment_ids`, …: the mechanism's call.
+
+    Returns:
+      `[B, T, F]`.
+
+    Raises:
+      ValueError: the mechanism cannot honour an option.
+    """
+    query = self._query(inputs, positions)
+    key, value = self._key_value(
+      inputs if memory is None else memory, positions
+    )
+    if self.dropout_rate and not deterministic:
+      call["dropout_rate"] = self.dropout_rate
+      call["dropout_rng"] = self.make_rng("dropout")
+    apply = functools.partial(self.attention.apply, self.mechanism)
+    if self.is_mutable_collection("intermediates"):
+      weights = attention_weights(apply, query, key, **call)
+      self.sow("intermediates", "attention_weights", weights)
+    return self._merge(apply(query, key, value, **call))
+
+  def start(self, batch: int, max_length: int) -> None:
+    """Puts an empty cache for `max_length` positions in 'cache'."""
+    if self.attention.init_cache is None:
+      raise ValueError(
+        "decoder_attention: this mechanism cannot decode token by token; "
+        "generate with one whose `supports` has 'decode'"
+      )
+    cache = self.attention.init_cache(
+      self.mechanism, batch, max_length, self.dims, self.dtype
+    )
+    self.put_variable("cache", "attention", cache)
+
+  def decode(
+    self, inputs: Float[Array, "B 1 F"], positions: Int[Array, "B 1"]
+  ) -> Float[Array, "B 1 F"]:
+    """The next position of a causal call; reads and writes 'cache'."""
+    decode = cast(Callable[..., Any], self.attention.decode)
+    key, value = self._key_value(inputs, positions)
+    cache = self.get_variable("cache", "attention")
+    query = self._query(inputs, positions)
+    out, cache = decode(self.mechanism, cache, query, key, value)
+    self.put_variable("cache", "attention", cache)
+    return self._merge(out)
+
+  def remember(self, memory: Float[Array, "B S F"]) -> None:
+    """Projects an encoder's output once and keeps it in 'memory'."""
+    key, value = self._key_value(memory, None)
+    self.put_variable("memory", "key", key)
+    self.put_variable("memory", "value", value)
+
+  def recall(
+    self,
+    inputs: Float[Array, "BL 1 F"],
+    mask: Bool[Array, "B 1 1 S"] | None,
+  ) -> Float[Array, "BL 1 F"]:
+    """Attends to what `remember` kept.
+
+    Each example may have several hypotheses (beams), next to one another along
+    the first axis. They share one copy of keys and values: they are the queries
+    of one call, which any mechanism that is 'rowwise' allows.
+    """
+    key = self.get_variable("memory", "key")
+    value = self.get_variable("memory", "value")
+    query = self._query(inputs, None)
+    beams = query.reshape(key.shape[0], -1, *query.shape[2:])
+    out = self.attention.apply(self.mechanism, beams, key, value, mask=mask)
+    return self._merge(out.reshape(query.shape))
+
+  def _query(self, inputs, positions):
+    query = self._heads(self.query(inputs), self.dims.num_heads)
+    return position_encodings.rotate(query, positions) if self.rotary else query
+
+  def _key_value(self, inputs, positions):
+    key = self._heads(self.key(inputs), self.dims.num_kv_heads)
+    value = self._heads(self.value(inputs), self.dims.num_kv_heads)
+    if self.rotary:
+      key = position_encodings.rotate(key, positions)
+    return key, value
+
+  def _heads(self, projected, num_heads):
+    return projected.reshape(*projected.shape[:2], num_heads, -1)
+
+  def _merge(self, out):
+    return self.out(out.reshape(*out.shape[:2], -1))
+
+  def _mechanism_variables(self):
+    """The mechanism's variables: made at initialisation, read afterwards."""
+    made = {}
+    if self.is_initializing():
+      made = self.attention.init(self.make_rng("params"), self.dims)
+    variables = {}
+    for collection in variable_shapes(self.attention, self.dims):
+      if collection == "params":
+        variables["params"] = self.param("attention", lambda _: made["params"])
+      else:
+        variables[collection] = self.variable(
+          collection, "attention", made.get, collection
+        ).value
+    return variables
+
+
+@functools.cache
+def variable_shapes(attention: Attention, dims: Dims) -> Mapping[str, Any]:
+  """Shapes of a mechanism's variables by collection; computes nothing.
+
+  Raises:
+    ValueError: the mechanism cannot work at these sizes.
+  """
+  return jax.eval_shape(
+    lambda key: attention.init(key, dims), jax.random.key(0)
+  )
+
+
+def kernel_init(scale: float = 1.0):
+  """Normal with standard deviation `scale` / √fan_in, truncated."""
+  return nn.initializers.variance_scaling(
+    scale**2, "fan_in", "truncated_normal"
+  )
