@@ -1,0 +1,1 @@
+"""Experiments, one file a task; `FILE.py:MECHANISM` picks the attention."""

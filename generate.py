@@ -1,0 +1,73 @@
+r"""Decodes lines from standard input with a trained run.
+
+    python generate.py --workdir=/tmp/run < source.txt > output.txt
+
+One line comes out for each line that goes in, in the same order; an empty line
+stays empty, and a line break in the output is written as \n.
+"""
+
+from pathlib import Path
+import sys
+
+from absl import flags
+
+from training import entry
+
+_WORKDIR = flags.DEFINE_string("workdir", None, "folder of a trained run")
+_METHOD = flags.DEFINE_enum(
+  "method", "greedy", ["greedy", "beam", "sample"], "how tokens are chosen"
+)
+_BEAM_SIZE = flags.DEFINE_integer(
+  "beam_size", 4, "hypotheses kept; beam", lower_bound=1
+)
+_LENGTH_PENALTY = flags.DEFINE_float(
+  "length_penalty", 0.6, "0 favours short outputs; beam", lower_bound=0
+)
+_TEMPERATURE = flags.DEFINE_float(
+  "temperature", 1.0, "below 1 is bolder, above 1 more varied; sample"
+)
+_TOP_K = flags.DEFINE_integer(
+  "top_k", None, "sample among the k most likely; sample", lower_bound=1
+)
+_MAX_LENGTH = flags.DEFINE_integer(
+  "max_length", None, "most tokens of an output", lower_bound=1
+)
+_SEED = flags.DEFINE_integer("seed", 0, "of sampling", lower_bound=0)
+
+
+def main() -> None:
+  """From lines to lines."""
+  from training.config import ConfigError
+
+  if _WORKDIR.value is None:
+    raise ConfigError("--workdir: missing; the folder of a trained run")
+  if not _TEMPERATURE.value > 0:
+    raise ConfigError(
+      f"--temperature: expected a value above 0, got {_TEMPERATURE.value}"
+    )
+  from training import compile_cache, experiment, inference, workdir
+
+  folder = Path(_WORKDIR.value)
+  config = experiment.parse(workdir.read_config(folder))
+  compile_cache.enable()
+  run = experiment.create(config, folder, restore=True)
+  variables = inference.restore_variables(run, folder)
+  lines = inference.read_lines(sys.stdin.buffer)
+  outputs = inference.generate_lines(
+    run,
+    variables,
+    lines,
+    method=_METHOD.value,
+    beam_size=_BEAM_SIZE.value,
+    length_penalty=_LENGTH_PENALTY.value,
+    temperature=_TEMPERATURE.value,
+    top_k=_TOP_K.value,
+    max_length=_MAX_LENGTH.value,
+    seed=_SEED.value,
+  )
+  for output in outputs:
+    sys.stdout.write(output + "\n")
+
+
+if __name__ == "__main__":
+  entry.run(main)

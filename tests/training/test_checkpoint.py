@@ -1,0 +1,133 @@
+"""A checkpoint comes back as it was saved, or is not used at all."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.training.tiny import make_functions
+from training.checkpoint import Checkpoints, digests
+from training.config import ConfigError
+
+
+def save(workdir, *steps):
+  _, state = make_functions()
+  checkpoints = Checkpoints(workdir)
+  for step in steps:
+    params = jax.tree.map(lambda leaf, s=step: leaf + s, state.params)
+    at = state._replace(step=jnp.int32(step), params=params)
+    checkpoints.save(at, {"window": [step, 0.1]})
+  checkpoints.close()
+  return state
+
+
+def restore(workdir, like, **options):
+  checkpoints = Checkpoints(workdir, **options)
+  try:
+    return checkpoints.restore(like)
+  finally:
+    checkpoints.close()
+
+
+def flip_a_byte(workdir, step):
+  """In the largest file of a step, which holds the data."""
+  files = (workdir / "checkpoints" / str(step)).rglob("*")
+  largest = max(
+    (f for f in files if f.is_file()), key=lambda f: f.stat().st_size
+  )
+  content = bytearray(largest.read_bytes())
+  content[len(content) // 2] ^= 1
+  largest.write_bytes(content)
+
+
+def test_round_trip(tmp_path):
+  assert restore(tmp_path, make_functions()[1]) is None
+  like = save(tmp_path, 1, 2)
+  state, record = restore(tmp_path, jax.eval_shape(lambda: like))
+  assert record == {"window": [2, 0.1]}
+  expected = like._replace(
+    step=jnp.int32(2), params=jax.tree.map(lambda leaf: leaf + 2, like.params)
+  )
+  assert digests(state) == digests(expected)
+  assert jax.tree.structure(state) == jax.tree.structure(like)
+
+
+def test_the_newest_three_are_kept(tmp_path):
+  save(tmp_path, 1, 2, 3, 4, 5)
+  kept = sorted(p.name for p in (tmp_path / "checkpoints").iterdir())
+  assert kept == ["3", "4", "5"]
+
+
+def test_saving_survives_donation(tmp_path):
+  _, state = make_functions()
+  state = jax.jit(lambda s: jax.tree.map(jnp.copy, s))(state)
+  expected = digests(state)
+  checkpoints = Checkpoints(tmp_path)
+  checkpoints.save(state, {})
+  step = jax.jit(
+    lambda s: jax.tree.map(lambda leaf: leaf + 1, s), donate_argnums=0
+  )
+  for _ in range(20):
+    state = step(state)
+  jax.block_until_ready(state)
+  checkpoints.close()
+  assert digests(restore(tmp_path, make_functions()[1])[0]) == expected
+
+
+def test_a_flipped_byte_is_reported_and_the_one_before_used(tmp_path, capfd):
+  like = save(tmp_path, 1, 2, 3)
+  flip_a_byte(tmp_path, 3)
+  state, _ = restore(tmp_path, like, read_only=True)
+  assert state.step == 2
+  error = capfd.readouterr().err
+  assert error.startswith("checkpoint 3 is corrupt and not used: ")
+  assert error.count("\n") == 1
+
+
+def test_an_empty_step_is_reported_and_makes_room(tmp_path, capfd):
+  like = save(tmp_path, 1, 2)
+  (tmp_path / "checkpoints" / "7").mkdir()
+  assert restore(tmp_path, like)[0].step == 2
+  assert capfd.readouterr().err.count("\n") == 1
+  save(tmp_path, 3)
+  kept = sorted(p.name for p in (tmp_path / "checkpoints").iterdir())
+  assert kept == ["1", "2", "3"]
+  assert restore(tmp_path, like)[0].step == 3
+
+
+def test_nothing_intact_is_an_error_and_nothing_is_deleted(tmp_path):
+  like = save(tmp_path, 1, 2)
+  for step in (1, 2):
+    flip_a_byte(tmp_path, step)
+  with pytest.raises(ConfigError, match="none of the checkpoints"):
+    restore(tmp_path, like)
+  assert len(list((tmp_path / "checkpoints").iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+  "change",
+  [
+    lambda p: {**p, "kernel": p["kernel"].astype(jnp.bfloat16)},
+    lambda p: {**p, "kernel": p["kernel"][:2]},
+    lambda p: {**p, "other": p["kernel"]},
+    lambda p: {"kernel": p["kernel"]},
+  ],
+)
+def test_another_dtype_shape_or_structure_is_refused(tmp_path, change, capfd):
+  like = save(tmp_path, 1)
+  with pytest.raises(ConfigError):
+    restore(tmp_path, like._replace(params=change(like.params)))
+  assert capfd.readouterr().err.count("\n") == 1
+
+
+def test_digests_tell_values_dtypes_and_shapes_apart():
+  seen = {
+    digests(array)[""]
+    for array in (
+      np.zeros(4, np.float32),
+      np.zeros(4, np.int32),
+      np.zeros((2, 2), np.float32),
+      np.array([0, 0, 0, 1e-45], np.float32),
+    )
+  }
+  assert len(seen) == 4

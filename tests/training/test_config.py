@@ -1,0 +1,117 @@
+"""What a user types becomes frozen dataclasses, or one clear line."""
+
+from collections.abc import Mapping
+import dataclasses
+import json
+from typing import Any
+
+from ml_collections import ConfigDict
+import pytest
+
+from training import config
+from training.config import ConfigError, OptimizerConfig, TrainConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Plug:
+  name: str
+  options: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Everything:
+  count: int
+  rate: float = 1.0
+  flag: bool = False
+  span: int | tuple[int, int] = 3
+  names: tuple[str, ...] = ()
+  plug: Plug | None = None
+
+  def __post_init__(self):
+    if self.count > 9:
+      raise ValueError(f"count: expected at most 9, got {self.count}")
+
+
+def build(**leaves):
+  return config.build(Everything, ConfigDict(leaves))
+
+
+def test_values_arrive_with_their_types():
+  built = build(
+    count=2,
+    rate=3,
+    span=[1, 2],
+    names=["a", "b"],
+    plug={"name": "x", "window": 4},
+  )
+  assert built.rate == 3.0
+  assert isinstance(built.rate, float)
+  assert built.span == (1, 2)
+  assert built.names == ("a", "b")
+  assert built.plug.options == {"window": 4}
+  with pytest.raises(dataclasses.FrozenInstanceError):
+    built.count = 3
+
+
+def test_round_trip_through_json():
+  built = build(count=2, span=(1, 2), plug={"name": "x", "window": (4, 0)})
+  text = json.dumps(config.to_mapping(built))
+  again = config.build(Everything, json.loads(text))
+  assert json.dumps(config.to_mapping(again)) == text
+  assert again.plug.name == "x"
+
+
+@pytest.mark.parametrize(
+  ("leaves", "message"),
+  [
+    ({"count": 1, "rat": 2.0}, "config.rat: unknown; did you mean 'rate'?"),
+    ({"rate": 1.0}, "config.count: missing, and it has no default"),
+    ({"count": "1"}, "config.count: expected int, got '1'"),
+    ({"count": True}, "config.count: expected int, got True"),
+    ({"count": 1.0}, "config.count: expected int, got 1.0"),
+    ({"count": 1, "flag": 1}, "config.flag: expected true or false, got 1"),
+    (
+      {"count": 1, "rate": float("nan")},
+      "config.rate: expected a finite number, got nan",
+    ),
+    (
+      {"count": 1, "rate": float("inf")},
+      "config.rate: expected a finite number, got inf",
+    ),
+    (
+      {"count": 1, "span": (1, 2, 3)},
+      "config.span: expected int or (int, int), got (1, 2, 3)",
+    ),
+    ({"count": 10}, "config.count: expected at most 9, got 10"),
+    ({"count": 1, "plug": 3}, "config.plug: expected named leaves, got 3"),
+    ({"count": 1, "plug": {"a": 3}}, "config.plug.name: missing"),
+  ],
+)
+def test_faults_are_one_line(leaves, message):
+  with pytest.raises(ConfigError) as info:
+    build(**leaves)
+  assert str(info.value).startswith(message)
+  assert "\n" not in str(info.value)
+
+
+@pytest.mark.parametrize(
+  ("leaves", "message"),
+  [
+    ({"learning_rate": 0.0}, "learning_rate: expected a value above 0"),
+    ({"schedule": "linear"}, "schedule: expected one of 'constant', 'cosine'"),
+    ({"b2": 1.0}, "b2: expected at least 0, below 1"),
+    ({"name": "adam", "weight_decay": 0.1}, "weight_decay: adam has none"),
+    ({"clip_norm": -1.0}, "clip_norm: expected a value above 0"),
+    ({"accumulate_steps": 3}, "batch_size: 8 rows do not split into 3"),
+  ],
+)
+def test_optimizer_values_are_checked(leaves, message):
+  with pytest.raises(ConfigError, match=r"config\.") as info:
+    config.build(
+      TrainConfig, {"num_steps": 1, "batch_size": 8, "optimizer": leaves}
+    )
+  assert message in str(info.value)
+
+
+def test_defaults_are_valid():
+  assert TrainConfig(num_steps=1, batch_size=1).optimizer == OptimizerConfig()

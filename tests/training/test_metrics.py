@@ -1,0 +1,66 @@
+"""metrics.jsonl, and what a run says while it goes."""
+
+import json
+
+import pytest
+
+from training import metrics
+
+
+def write(workdir, first, *steps):
+  writer = metrics.MetricsWriter(workdir, first)
+  for step in steps:
+    writer.write(step, {"train": {"loss": float(step)}})
+  writer.close()
+
+
+def test_one_object_a_line(tmp_path):
+  writer = metrics.MetricsWriter(tmp_path, 0)
+  writer.write(
+    3, {"validation": {"loss": 0.5, "bleu_signature": "x"}, "test": {"loss": 1}}
+  )
+  writer.close()
+  lines = (tmp_path / metrics.FILE).read_text().splitlines()
+  assert [json.loads(line) for line in lines] == [
+    {"step": 3, "split": "validation", "loss": 0.5, "bleu_signature": "x"},
+    {"step": 3, "split": "test", "loss": 1},
+  ]
+  assert list((tmp_path / "tensorboard").glob("events*"))
+
+
+def test_continuing_drops_what_came_after_the_checkpoint(tmp_path):
+  write(tmp_path, 0, 1, 2, 3, 4)
+  with (tmp_path / metrics.FILE).open("a") as file:
+    file.write('{"step": 5, "spl')  # Cut by a kill.
+  write(tmp_path, 2, 3)
+  assert [record["step"] for record in metrics.read(tmp_path)] == [1, 2, 3]
+
+
+def test_plain_lines_without_a_terminal(capsys):
+  progress = metrics.Progress(10, 100)
+  progress.update(20, {"loss": 1.0, "tokens_per_second": 12345.6})
+  progress.say("validation  loss 1.0")
+  progress.close()
+  lines = capsys.readouterr().out.splitlines()
+  assert lines[0].startswith("step 20/100  loss 1.0000  ")
+  assert "12,346" in lines[0]
+  assert lines[0].endswith(" left")
+  assert lines[1] == "validation  loss 1.0"
+
+
+def test_a_bar_on_a_terminal(monkeypatch, capsys):
+  monkeypatch.setattr(metrics.sys.stderr, "isatty", lambda: True)
+  progress = metrics.Progress(0, 10)
+  progress.update(10, {"loss": 1.0})
+  progress.close()
+  error = capsys.readouterr().err
+  assert "10/10" in error
+  assert "loss 1.0" in error
+
+
+@pytest.mark.parametrize(
+  ("value", "text"),
+  [(0.5, "0.5000"), (0, "0.0000"), (2e-5, "2.00e-05"), ("a|b", "a|b")],
+)
+def test_numbers_are_readable(value, text):
+  assert metrics.format_number(value) == text

@@ -1,0 +1,59 @@
+"""Schedules and the pieces of an update."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from training.config import OptimizerConfig
+from training.optimizer import make_optimizer, make_schedule
+
+
+def rates(num_steps=100, **options):
+  schedule = make_schedule(OptimizerConfig(**options), num_steps)
+  return np.array([schedule(step) for step in range(num_steps + 1)])
+
+
+def test_warmup_reaches_the_peak_and_starts_above_zero():
+  got = rates(learning_rate=2.0, warmup_steps=9)
+  np.testing.assert_allclose(got[:10], 2.0 * np.arange(1, 11) / 10, rtol=1e-6)
+  np.testing.assert_allclose(got[9:], 2.0)
+
+
+def test_cosine_ends_at_the_final_fraction():
+  got = rates(
+    learning_rate=1.0, schedule="cosine", warmup_steps=10, final_fraction=0.1
+  )
+  assert got[10] == pytest.approx(1.0)
+  assert got[55] == pytest.approx(0.55)
+  assert got[100] == pytest.approx(0.1)
+  assert np.all(np.diff(got[10:]) <= 0)
+
+
+def test_inverse_sqrt_is_that_of_the_paper():
+  got = rates(learning_rate=1.0, schedule="inverse_sqrt", warmup_steps=16)
+  steps = np.arange(16, 101)
+  np.testing.assert_allclose(got[16:], 4 / np.sqrt(steps), rtol=1e-6)
+
+
+def test_biases_and_scales_do_not_decay():
+  params = {
+    "layer": {"kernel": jnp.ones((2, 2)), "bias": jnp.ones((2, 2))},
+    "norm": {"scale": jnp.ones(2)},
+  }
+  optimizer = make_optimizer(OptimizerConfig(weight_decay=0.5), 10)
+  updates, _ = optimizer.update(
+    jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params
+  )
+  assert np.all(updates["layer"]["kernel"] < 0)
+  assert not np.any(updates["layer"]["bias"])
+  assert not np.any(updates["norm"]["scale"])
+
+
+def test_clipping_scales_the_gradient_that_adam_sees():
+  params = {"kernel": jnp.zeros(2)}
+  gradient = {"kernel": jnp.array([30.0, 40.0])}
+  optimizer = make_optimizer(OptimizerConfig(clip_norm=1.0), 10)
+  _, opt_state = optimizer.update(gradient, optimizer.init(params), params)
+  moments = [leaf for leaf in jax.tree.leaves(opt_state) if leaf.shape == (2,)]
+  np.testing.assert_allclose(moments[0], [0.06, 0.08], rtol=1e-5)

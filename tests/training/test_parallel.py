@@ -1,0 +1,92 @@
+"""One, four and eight devices give the same numbers, under jit and pmap."""
+
+import jax
+import numpy as np
+import pytest
+
+from tests.training.tiny import make_batch, make_functions
+from training import parallel
+from training.config import ConfigError, OptimizerConfig, TrainConfig
+from training.step import mean_gradient
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+@pytest.mark.parametrize("count", [1, 4, 8])
+@pytest.mark.parametrize("kind", ["jit", "pmap"])
+def test_gradient_and_loss_of_an_uneven_batch_agree(kind, count, splits):
+  functions, state = make_functions(accumulate_steps=splits, clip_norm=1.0)
+  batch = make_batch()
+  gradient, sums = mean_gradient(
+    functions._replace(accumulate_steps=1), state.params, state.constants, batch
+  )
+  norm = np.sqrt(sum(np.sum(g**2) for g in jax.tree.leaves(gradient)))
+
+  run = parallel.make(functions, kind, jax.devices()[:count])
+  placed = run.place_state(state)
+  new, metrics = run.train(placed, run.place_batch(batch), np.int32(0))
+  np.testing.assert_allclose(metrics["loss"], sums, rtol=1e-6)
+  # Before clipping and Adam, which would hide a wrong factor.
+  np.testing.assert_allclose(metrics["grad_norm"], norm, rtol=1e-5)
+  assert int(new.step) == 1
+  # The moments hold the gradient itself, leaf by leaf.
+  single = parallel.make(functions, "jit", jax.devices()[:1])
+  expected, _ = single.train(
+    single.place_state(state), single.place_batch(batch), np.int32(0)
+  )
+  for got, want in zip(
+    jax.tree.leaves(new), jax.tree.leaves(expected), strict=True
+  ):
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["jit", "pmap"])
+def test_evaluation_agrees(kind):
+  functions, state = make_functions()
+  batch = make_batch()
+  totals = {}
+  for count in (1, 8):
+    run = parallel.make(functions, kind, jax.devices()[:count])
+    variables = run.place_state(state).variables
+    totals[count] = run.evaluate(variables, run.place_batch(batch))
+  for name, sums in totals[1].items():
+    np.testing.assert_allclose(totals[8][name], sums, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["jit", "pmap"])
+def test_a_second_step_neither_compiles_nor_loses_the_original(kind):
+  functions, state = make_functions()
+  run = parallel.make(functions, kind)
+  placed = run.place_state(state)
+  batch = run.place_batch(make_batch())
+  placed, _ = run.train(placed, batch, np.int32(0))
+  with jax.log_compiles(False), _no_compilation():
+    placed, _ = run.train(placed, batch, np.int32(1))
+  assert int(placed.step) == 2
+  assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+
+
+def test_a_batch_that_does_not_split_is_refused():
+  config = TrainConfig(num_steps=1, batch_size=12)
+  with pytest.raises(ConfigError, match="12 rows do not split over 8 devices"):
+    parallel.check_batch_size(config)
+  accumulating = OptimizerConfig(accumulate_steps=2)
+  with pytest.raises(ConfigError, match="expected a multiple of 16"):
+    parallel.check_batch_size(
+      TrainConfig(num_steps=1, batch_size=24, optimizer=accumulating)
+    )
+
+
+class _no_compilation:  # noqa: N801
+  """Fails if anything compiles inside."""
+
+  def __enter__(self):
+    self._events = []
+    jax.monitoring.register_event_duration_secs_listener(self._note)
+
+  def _note(self, event, duration, **unused):
+    if "backend_compile" in event:
+      self._events.append(event)
+
+  def __exit__(self, *unused):
+    jax.monitoring.unregister_event_duration_listener(self._note)
+    assert not self._events

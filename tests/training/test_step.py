@@ -1,0 +1,98 @@
+"""Losses, gradients and the guard of one step."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.training.tiny import CLASSES, make_batch, make_functions
+from training.step import eval_step, loss_sums, mean_gradient, train_step
+
+
+def test_loss_is_the_cross_entropy_and_smoothing_stays_out_of_it():
+  rng = np.random.default_rng(0)
+  logits = rng.normal(size=(2, 3, CLASSES)).astype(np.float32)
+  targets = rng.integers(0, CLASSES, (2, 3))
+  weights = np.array([[1, 1, 0], [1, 0, 0]], np.float32)
+  log_probs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+  nats = -sum(
+    weights[b, t] * log_probs[b, t, targets[b, t]]
+    for b in range(2)
+    for t in range(3)
+  )
+  uniform = -np.sum(weights * log_probs.mean(-1))
+  objective, got, count = loss_sums(logits, targets, weights, 0.1)
+  assert got == pytest.approx(nats, rel=1e-5)
+  assert objective == pytest.approx(0.9 * nats + 0.1 * uniform, rel=1e-5)
+  assert count == 3
+
+
+@pytest.mark.parametrize("splits", [2, 4, 16])
+def test_micro_batches_give_the_gradient_of_the_batch(splits):
+  batch = make_batch()
+  whole, state = make_functions(label_smoothing=0.1)
+  expected, sums = mean_gradient(whole, state.params, state.constants, batch)
+  split = whole._replace(accumulate_steps=splits)
+  got, split_sums = mean_gradient(split, state.params, state.constants, batch)
+  np.testing.assert_allclose(split_sums, sums, rtol=1e-6)
+  jax.tree.map(
+    functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-7),
+    got,
+    expected,
+  )
+
+
+def test_a_batch_without_targets_changes_nothing_but_the_step():
+  functions, state = make_functions()
+  batch = make_batch()
+  batch["weights"] = np.zeros_like(batch["weights"])
+  new, metrics = train_step(functions, state, batch, jnp.int32(0))
+  assert new.step == 1
+  assert metrics["grad_norm"] == 0
+  jax.tree.map(np.testing.assert_array_equal, new.params, state.params)
+
+
+def test_a_bad_step_freezes_the_state_and_keeps_its_number():
+  functions, state = make_functions()
+  step = jax.jit(functools.partial(train_step, functions))
+  good, bad = make_batch(), make_batch()
+  bad["weights"] = bad["weights"] * np.float32(np.nan)
+  state, metrics = step(state, good, np.int32(0))
+  assert metrics["updates"] == 1
+  before = jax.device_get(state)
+  for index, batch in ((1, bad), (2, good), (3, good)):
+    state, metrics = step(state, batch, np.int32(index))
+    assert metrics["updates"] == 1
+  jax.tree.map(np.testing.assert_array_equal, state, before)
+
+
+def test_dropout_follows_from_the_step_alone():
+  functions, state = make_functions(dropout=True)
+  step = jax.jit(functools.partial(train_step, functions))
+
+  def loss(index):
+    at = state._replace(step=jnp.int32(index))
+    return float(step(at, make_batch(), np.int32(index))[1]["loss"][0])
+
+  assert loss(0) == loss(0)
+  assert loss(0) != loss(1)
+
+
+def test_evaluation_adds_the_loss_to_the_metrics():
+  functions, state = make_functions()
+  batch = make_batch()
+  sums = eval_step(functions, state.variables, batch)
+  assert sums.keys() == {"loss", "accuracy"}
+  assert sums["loss"][1] == batch["weights"].sum() == sums["accuracy"][1]
+
+
+def test_loss_falls():
+  functions, state = make_functions(learning_rate=0.05, num_steps=100)
+  step = jax.jit(functools.partial(train_step, functions))
+  losses = []
+  for index in range(60):
+    state, metrics = step(state, make_batch(), np.int32(index))
+    losses.append(float(metrics["loss"][0] / metrics["loss"][1]))
+  assert losses[-1] < 0.7 * losses[0]

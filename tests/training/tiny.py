@@ -1,0 +1,69 @@
+"""A tiny model and its batches, which any training code must work with."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from training import optimizer as optimizer_lib
+from training.config import OptimizerConfig
+from training.state import TrainState
+from training.step import StepFunctions
+
+CLASSES, LENGTH, ROWS = 7, 5, 16
+
+
+def forward(variables, batch, rng):
+  """Logits from embeddings of the inputs, with dropout where there is a key."""
+  hidden = variables["params"]["embedding"][batch["inputs"]]
+  hidden = jnp.tanh(hidden @ variables["constants"]["mix"])
+  if rng is not None and variables["constants"]["mix"].shape[0] % 2:
+    hidden *= jax.random.bernoulli(rng, 0.5, hidden.shape)
+  return hidden @ variables["params"]["kernel"]
+
+
+def metric_sums(logits, batch):
+  """Token accuracy."""
+  right = jnp.argmax(logits, -1) == batch["targets"]
+  weights = batch["weights"]
+  return {"accuracy": jnp.stack([jnp.sum(right * weights), jnp.sum(weights)])}
+
+
+def make_batch(seed=0, rows=ROWS):
+  """Rows of uneven length; some have no target at all."""
+  rng = np.random.default_rng(seed)
+  lengths = rng.integers(0, LENGTH + 1, rows)
+  lengths[: rows // 4] = 0
+  lengths[-1] = LENGTH
+  return {
+    "inputs": rng.integers(1, CLASSES, (rows, LENGTH)).astype(np.int32),
+    "targets": rng.integers(1, CLASSES, (rows, LENGTH)).astype(np.int32),
+    "weights": (np.arange(LENGTH) < lengths[:, None]).astype(np.float32),
+  }
+
+
+def make_functions(dropout=False, num_steps=10, **options):
+  """Functions of a step, and the state it starts from."""
+  config = OptimizerConfig(**options)
+  width = 5 if dropout else 4
+  keys = jax.random.split(jax.random.key(3), 3)
+  params = {
+    "embedding": jax.random.normal(keys[0], (CLASSES, width)),
+    "kernel": jax.random.normal(keys[1], (width, CLASSES)),
+  }
+  optimizer = optimizer_lib.make_optimizer(config, num_steps)
+  functions = StepFunctions(
+    forward=forward,
+    metric_sums=metric_sums,
+    optimizer=optimizer,
+    schedule=optimizer_lib.make_schedule(config, num_steps),
+    seed=1,
+    label_smoothing=config.label_smoothing,
+    accumulate_steps=config.accumulate_steps,
+  )
+  state = TrainState(
+    step=jnp.zeros((), jnp.int32),
+    params=params,
+    constants={"mix": jax.random.normal(keys[2], (width, width))},
+    opt_state=optimizer.init(params),
+  )
+  return functions, state

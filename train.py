@@ -1,0 +1,53 @@
+"""Launches one experiment.
+
+    python train.py --config=configs/copy.py:performer --workdir=/tmp/run
+
+The same command continues a run that was stopped or killed.
+"""
+
+from pathlib import Path
+
+from absl import flags
+from ml_collections import config_flags
+
+from training import entry
+
+_CONFIG = config_flags.DEFINE_config_file(
+  "config",
+  help_string="FILE.py or FILE.py:MECHANISM; any leaf can be overridden, as "
+  "--config.model.num_layers=2",
+  lock_config=False,
+  # Leaves that a file leaves out have defaults; unknown ones are found below.
+  accept_new_attributes=True,
+)
+_WORKDIR = flags.DEFINE_string(
+  "workdir", None, "folder of the run; by default one under runs/"
+)
+
+
+def main() -> None:
+  """From the config to the result."""
+  file = flags.FLAGS["config"].config_filename if _CONFIG.value else None
+  mapping = entry.load_config(_CONFIG.value, file)
+
+  # JAX and all that sits on it load only now, so that --help does not wait.
+  from training import compile_cache, experiment, loop, parallel, workdir
+
+  config = experiment.parse(mapping)
+  folder = Path(_WORKDIR.value or workdir.default(file, config))
+  workdir.check(folder, config)
+  results = workdir.final_metrics(folder, config)
+  if results is None:
+    parallel.check_batch_size(config.train)
+    compile_cache.enable()
+    run = experiment.create(config, folder)
+    workdir.write_config(folder, config)
+    run.task.save(folder)
+    print(f"{folder}: {experiment.describe(run)}", flush=True)
+    results = loop.run(run, folder)
+  if results is not None:
+    print(workdir.summary(folder, results))
+
+
+if __name__ == "__main__":
+  entry.run(main)

@@ -1,0 +1,103 @@
+"""Held-out data: metrics under teacher forcing, then decoding and its score."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import numpy as np
+
+import tasks
+from training.errors import RunError, one_line
+from training.parallel import Parallel
+
+T = TypeVar("T")
+
+
+class Sample(NamedTuple):
+  """One decoded example, as text."""
+
+  source: str
+  reference: str
+  output: str
+
+
+def evaluate(
+  parallel: Parallel, variables: Mapping[str, Any], task: tasks.Task, split: str
+) -> dict[str, float]:
+  """Metrics of one split: sums over all batches, divided once.
+
+  Args:
+    parallel: the compiled functions.
+    variables: of the model, on the devices.
+    task: the data and the names of the metrics.
+    split: one of `task.eval_splits`.
+
+  Returns:
+    metric name → value; 'loss' is the cross-entropy in nats.
+
+  Raises:
+    RunError: the data cannot be read.
+  """
+  # Fetched only after the last batch, so that devices never wait for us.
+  pending = [
+    parallel.evaluate(variables, parallel.place_batch(batch))
+    for batch in _reading(task.eval_batches(split), split)
+  ]
+  totals = {}
+  for sums in jax.device_get(pending):
+    for name, pair in sums.items():
+      totals[name] = totals.get(name, 0.0) + np.asarray(pair, np.float64)
+  return task.summarize(
+    {name: (float(total[0]), float(total[1])) for name, total in totals.items()}
+  )
+
+
+def decode(
+  generate: Callable[..., Any],
+  variables: Mapping[str, Any],
+  task: tasks.Task,
+  split: str,
+) -> list[Sample]:
+  """Decodes every example of one split that has a reference.
+
+  Args:
+    generate: `(variables, inputs, *, max_length) -> Generated`.
+    variables: of the model.
+    task: the examples.
+    split: one of `task.eval_splits`.
+
+  Returns:
+    The examples as text, in order; none where the task decodes nothing.
+
+  Raises:
+    RunError: the data cannot be read.
+  """
+  samples = []
+  for batch in _reading(task.decode_batches(split), split):
+    generated = generate(variables, batch.inputs, max_length=batch.max_length)
+    tokens = np.asarray(generated.tokens)
+    for row, reference in enumerate(batch.references):
+      if "source" in batch.inputs:
+        source = batch.inputs["source"][row]
+      else:
+        length = batch.inputs["prompt_length"][row]
+        source = batch.inputs["prompt"][row, :length]
+      samples.append(
+        Sample(task.decode(source), reference, task.decode(tokens[row]))
+      )
+  return samples
+
+
+def _reading(items: Iterable[T], split: str) -> Iterator[T]:
+  """Passes items on; what fails in reading them stops the run."""
+  iterator = iter(items)
+  while True:
+    try:
+      item = next(iterator)
+    except StopIteration:
+      return
+    except Exception as error:
+      raise RunError(
+        f"split {split!r}: data cannot be read: {one_line(error)}"
+      ) from error
+    yield item

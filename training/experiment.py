@@ -1,0 +1,216 @@
+"""From a config to everything that a run is made of.
+
+`parse` validates every value and every pair and touches no data; `create`
+then reads the data, makes the model and traces it, so that what does not fit
+is found before anything is compiled or written.
+"""
+
+from collections.abc import Callable, Mapping
+import dataclasses
+import functools
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import numpy as np
+
+import models
+import tasks
+from training import config as config_lib
+from training import optimizer as optimizer_lib
+from training.config import ConfigError, TrainConfig
+from training.state import TrainState
+from training.step import StepFunctions
+
+
+@dataclasses.dataclass(frozen=True)
+class ExperimentConfig:
+  """A whole config, validated.
+
+  Attributes:
+    train: the loop and the optimiser.
+    task_name: key of `tasks.TASKS`.
+    task: an instance of that task's `config_type`.
+    model: what `models.create` wants to know.
+  """
+
+  train: TrainConfig
+  task_name: str
+  task: Any
+  model: models.ModelConfig
+
+  def to_mapping(self) -> dict[str, Any]:
+    """JSON-ready, every default filled in; `parse` inverts it."""
+    return {
+      **config_lib.to_mapping(self.train),
+      "task": {"name": self.task_name, **config_lib.to_mapping(self.task)},
+      "model": config_lib.to_mapping(self.model),
+    }
+
+
+class Experiment(NamedTuple):
+  """Everything that `loop.run` and `generate.py` work with.
+
+  Attributes:
+    config: what it was made from.
+    task: data, vocabulary and metric.
+    model: the module.
+    functions: what a step is made of.
+    init: `() -> TrainState`, from the seed alone.
+    shapes: that state's shapes and dtypes.
+    generate: `(variables, inputs, *, max_length, …) -> Generated`.
+  """
+
+  config: ExperimentConfig
+  task: tasks.Task
+  model: nn.Module
+  functions: StepFunctions
+  init: Callable[[], TrainState]
+  shapes: TrainState
+  generate: Callable[..., Any]
+
+
+def parse(mapping: Mapping[str, Any]) -> ExperimentConfig:
+  """Validates a config, a ConfigDict or parsed JSON, without reading data.
+
+  Raises:
+    ConfigError: the first fault found.
+  """
+  leaves = dict(mapping.items())
+  sections = {}
+  for section in ("task", "model"):
+    if section not in leaves:
+      # A misspelt section is an unknown key; this names it.
+      config_lib.build(TrainConfig, leaves)
+      raise ConfigError(f"config.{section}: missing, and it has no default")
+    sections[section] = leaves.pop(section)
+  train = config_lib.build(TrainConfig, leaves)
+  task_leaves = dict(sections["task"].items())
+  name = task_leaves.pop("name", None)
+  if name not in tasks.TASKS:
+    raise ConfigError(
+      f"config.task.name: expected one of {', '.join(tasks.TASKS)}, "
+      f"got {name!r}"
+    )
+  return ExperimentConfig(
+    train=train,
+    task_name=name,
+    task=config_lib.build(
+      tasks.TASKS[name].config_type, task_leaves, "config.task"
+    ),
+    model=config_lib.build(
+      models.ModelConfig, sections["model"], "config.model"
+    ),
+  )
+
+
+def create(
+  config: ExperimentConfig, workdir: Path | None = None, restore: bool = False
+) -> Experiment:
+  """Makes the task, the model and the optimiser, and traces them once.
+
+  Args:
+    config: validated.
+    workdir: of the run; nothing is written there.
+    restore: take vocabulary and sizes from `workdir` and read no data.
+
+  Raises:
+    ConfigError: data are missing or wrong, or sizes do not go together.
+  """
+  train = config.train
+  try:
+    task = tasks.TASKS[config.task_name].make(
+      config.task,
+      kind=config.model.kind,
+      batch_size=train.batch_size,
+      seed=train.seed,
+      workdir=workdir,
+      restore=restore,
+    )
+  except (tasks.DataError, OSError) as error:
+    raise ConfigError(str(error)) from error
+  except ValueError as error:
+    raise ConfigError(f"config.{error}") from error
+  optimizer = optimizer_lib.make_optimizer(train.optimizer, train.num_steps)
+  try:
+    model = models.create(
+      config.model,
+      source_vocab_size=task.source_vocab_size,
+      target_vocab_size=task.target_vocab_size,
+      max_source_length=task.max_source_length,
+      max_target_length=task.max_target_length,
+      shared_vocabulary=task.shared_vocabulary,
+    )
+    init = functools.partial(
+      _init_state, model, optimizer, _example(task, config.model.kind)
+    )
+    shapes = jax.eval_shape(init, train.seed)
+  except ValueError as error:
+    raise ConfigError(f"config.model.{error}") from error
+  functions = StepFunctions(
+    forward=lambda variables, batch, rng: models.forward(
+      model, variables, batch, dropout_rng=rng
+    ),
+    metric_sums=task.metric_sums,
+    optimizer=optimizer,
+    schedule=optimizer_lib.make_schedule(train.optimizer, train.num_steps),
+    seed=train.seed,
+    label_smoothing=train.optimizer.label_smoothing,
+    accumulate_steps=train.optimizer.accumulate_steps,
+  )
+
+  def generate(variables, inputs, **options):
+    return models.generate(
+      model,
+      variables,
+      **inputs,
+      bos_id=task.bos_id,
+      eos_id=task.eos_id,
+      pad_id=task.pad_id,
+      **options,
+    )
+
+  return Experiment(
+    config=config,
+    task=task,
+    model=model,
+    functions=functions,
+    init=lambda: jax.jit(init)(train.seed),
+    shapes=shapes,
+    generate=generate,
+  )
+
+
+def describe(experiment: Experiment) -> str:
+  """Size of the model and of the run, in one line."""
+  train = experiment.config.train
+  params = sum(leaf.size for leaf in jax.tree.leaves(experiment.shapes.params))
+  return (
+    f"{params:,} parameters, {train.num_steps} steps of {train.batch_size} "
+    f"rows, {jax.device_count()} × {jax.devices()[0].device_kind}"
+  )
+
+
+def _init_state(model, optimizer, batch, seed) -> TrainState:
+  variables = models.initialize(model, jax.random.key(seed), batch)
+  return TrainState(
+    step=jax.numpy.zeros((), "int32"),
+    params=variables["params"],
+    constants=variables.get("constants", {}),
+    opt_state=optimizer.init(variables["params"]),
+  )
+
+
+def _example(task: tasks.Task, kind: str) -> dict[str, np.ndarray]:
+  """One row of the right shapes; variables depend on no value in it."""
+  source = np.ones((1, task.max_source_length or 1), np.int32)
+  target = np.ones((1, task.max_target_length), np.int32)
+  if kind == "encoder":
+    source = target
+  batch = {"targets": target, "weights": np.ones(target.shape, np.float32)}
+  if kind != "decoder":
+    batch["source"] = source
+  if kind != "encoder":
+    batch["inputs"] = target
+  return batch

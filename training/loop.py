@@ -1,0 +1,289 @@
+"""The story of a run: restore, step, evaluate, checkpoint, report."""
+
+from collections.abc import Mapping
+import contextlib
+import pathlib
+import signal
+import threading
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+from training import evaluate, report
+from training import parallel as parallel_lib
+from training.checkpoint import Checkpoints
+from training.errors import RunError, one_line
+from training.experiment import Experiment
+from training.metrics import MetricsWriter, Progress, format_values
+from training.parallel import Parallel
+from training.prefetch import prefetch
+from training.state import TrainState
+
+_AHEAD = 4
+"""Steps that the host may be ahead of the devices."""
+
+Results = dict[str, dict[str, Any]]
+"""Split → metric name → value."""
+
+
+def run(experiment: Experiment, workdir: pathlib.Path) -> Results | None:
+  """Trains from the newest checkpoint, or from the start, to the end.
+
+  A run that was killed and is run again ends bit for bit as if it had not
+  been: batches and dropout follow from the step alone, and the state from the
+  checkpoint.
+
+  Args:
+    experiment: what to train.
+    workdir: where everything is written; its config is there already.
+
+  Returns:
+    Final metrics of every split; None if SIGTERM or SIGINT asked to stop
+    first, with everything saved.
+
+  Raises:
+    RunError: data cannot be read, or a loss or gradient is not finite.
+    ConfigError: no checkpoint is intact.
+  """
+  config = experiment.config.train
+  parallel = parallel_lib.make(experiment.functions, config.parallel)
+  with contextlib.ExitStack() as stack:
+    checkpoints = Checkpoints(workdir)
+    stack.callback(checkpoints.close)
+    restored = checkpoints.restore(experiment.shapes)
+    state, record = restored or (experiment.init(), {})
+    state = parallel.place_state(state)
+    first = int(state.step)
+    writer = MetricsWriter(workdir, first)
+    stack.callback(writer.close)
+    signals = stack.enter_context(Signals())
+    if first:
+      print(f"continues from the checkpoint of step {first}", flush=True)
+
+    state = _train(
+      experiment, parallel, state, record, checkpoints, writer, signals, workdir
+    )
+    if state is None:
+      return None
+    try:
+      signals.interrupt = True
+      results = _finish(experiment, parallel, state, workdir)
+    except Interrupted:
+      _say_stopped(config.num_steps)
+      return None
+    writer.write(config.num_steps, results)
+    return results
+
+
+def _train(
+  experiment: Experiment,
+  parallel: Parallel,
+  state: TrainState,
+  record: Mapping[str, Any],
+  checkpoints: Checkpoints,
+  writer: MetricsWriter,
+  signals: "Signals",
+  workdir: pathlib.Path,
+) -> TrainState | None:
+  """All steps; returns the last state, or None where a signal stopped them."""
+  config, task = experiment.config.train, experiment.task
+  first, last = int(state.step), config.num_steps
+  progress = Progress(first, last)
+  window = Window(record.get("window", (0.0, 0.0)), workdir)
+
+  def load(step):
+    try:
+      return parallel.place_batch(task.train_batch(step))
+    # Readers raise whatever they stumble over.
+    except Exception as error:
+      raise RunError(
+        f"step {step + 1}: data cannot be read: {one_line(error)}"
+      ) from error
+
+  with (
+    contextlib.closing(progress),
+    contextlib.closing(prefetch(load, first, last)) as batches,
+  ):
+    for step, batch in enumerate(batches, first):
+      state, metrics = parallel.train(state, batch, np.int32(step))
+      window.add(step, metrics)
+      done = step + 1
+
+      log = done % config.log_every == 0 or done == last
+      evaluation = done % config.eval_every == 0 and done < last
+      save = done % config.checkpoint_every == 0 or done == last
+      if log or evaluation or save or signals.stop or step == first:
+        window.fetch()
+      if step == first:  # Most of it was compiling.
+        window.restart_clock()
+        progress.restart_clock(done)
+      if log:
+        values = window.flush()
+        writer.write(done, {"train": values})
+        progress.update(done, values)
+      if evaluation:
+        split = task.eval_splits[0]
+        values = evaluate.evaluate(parallel, state.variables, task, split)
+        writer.write(done, {split: values})
+        progress.say(f"step {done}  {split}  {format_values(values)}")
+      if save or signals.stop:
+        checkpoints.save(state, {"window": window.sums})
+      if signals.stop and done < last:
+        _say_stopped(done)
+        return None
+      if evaluation or save:
+        window.skip_clock()
+  return state
+
+
+def _finish(
+  experiment: Experiment,
+  parallel: Parallel,
+  state: TrainState,
+  workdir: pathlib.Path,
+) -> Results:
+  """Evaluates and decodes every split, and writes samples and picture."""
+  task, results, samples = experiment.task, {}, []
+  for split in task.eval_splits:
+    values = evaluate.evaluate(parallel, state.variables, task, split)
+    samples = evaluate.decode(
+      lambda *a, **k: experiment.generate(
+        *a, method=experiment.config.train.decode_method, **k
+      ),
+      state.variables,
+      task,
+      split,
+    )
+    if samples:
+      score = task.score(
+        [s.output for s in samples], [s.reference for s in samples]
+      )
+      values = {**values, **score}
+    results[split] = values
+  if samples:
+    report.write_samples(workdir / "samples.txt", samples)
+  report.draw_attention(
+    workdir / "attention.png",
+    experiment.model,
+    jax.device_get(state.variables),
+    task,
+    next(iter(task.eval_batches(task.eval_splits[-1]))),
+  )
+  return results
+
+
+class Window:
+  """What happened since the last line in metrics.jsonl.
+
+  Metrics stay on the devices until `fetch`, so that no step waits for the
+  host.
+
+  Attributes:
+    sums: sum and count of the loss; goes into checkpoints, so that the first
+      line after a restart is that of a run without one.
+  """
+
+  def __init__(self, sums: tuple[float, float], workdir: pathlib.Path):
+    self.sums = tuple(sums)
+    self._workdir = workdir
+    self._pending = []
+    self._last = {}
+    self._tokens, self._seconds = 0.0, 0.0
+    self._mark = time.monotonic()
+
+  def add(self, step: int, metrics: Mapping[str, jax.Array]) -> None:
+    """Takes the metrics of one step, without waiting for it."""
+    self._pending.append((step, metrics))
+    if len(self._pending) > _AHEAD:
+      jax.block_until_ready(self._pending[-1 - _AHEAD][1])
+
+  def fetch(self) -> None:
+    """Waits for every step so far.
+
+    Raises:
+      RunError: a loss or gradient was not finite; the state is that before.
+    """
+    for (step, _), metrics in zip(
+      self._pending, jax.device_get([m for _, m in self._pending]), strict=True
+    ):
+      total, count = map(float, metrics["loss"])
+      if metrics["updates"] != step + 1:
+        raise RunError(
+          f"step {step + 1}: loss or gradient is not finite (loss "
+          f"{total / max(count, 1)}, gradient norm {metrics['grad_norm']}); "
+          f"nothing was updated; config: {self._workdir / 'config.json'}"
+        )
+      self.sums = (self.sums[0] + total, self.sums[1] + count)
+      self._tokens += count
+      self._last = metrics
+    self._pending = []
+    now = time.monotonic()
+    self._seconds += now - self._mark
+    self._mark = now
+
+  def flush(self) -> dict[str, float]:
+    """The values of one line; the next one starts from zero."""
+    values = {
+      "loss": self.sums[0] / max(self.sums[1], 1.0),
+      "grad_norm": float(self._last["grad_norm"]),
+      "learning_rate": float(self._last["learning_rate"]),
+    }
+    if self._seconds:
+      values["tokens_per_second"] = self._tokens / self._seconds
+    self.sums = (0.0, 0.0)
+    self.restart_clock()
+    return values
+
+  def restart_clock(self) -> None:
+    """Forgets time and tokens so far."""
+    self._tokens, self._seconds = 0.0, 0.0
+    self.skip_clock()
+
+  def skip_clock(self) -> None:
+    """Leaves out the time since the last `fetch`."""
+    self._mark = time.monotonic()
+
+
+class Interrupted(BaseException):
+  """SIGTERM or SIGINT, where there is nothing left to save."""
+
+
+class Signals:
+  """Notes SIGTERM and SIGINT for the loop, while it is entered.
+
+  The second SIGINT interrupts at once, as usual.
+
+  Attributes:
+    stop: one of them came.
+    interrupt: raise `Interrupted` at once.
+  """
+
+  _NUMBERS = (signal.SIGTERM, signal.SIGINT)
+
+  def __init__(self):
+    self.stop, self.interrupt = False, False
+    self._previous = {}
+
+  def __enter__(self) -> "Signals":
+    # Python lets only the main thread handle signals.
+    if threading.current_thread() is threading.main_thread():
+      for number in self._NUMBERS:
+        self._previous[number] = signal.signal(number, self._handle)
+    return self
+
+  def __exit__(self, *unused) -> None:
+    for number, handler in self._previous.items():
+      signal.signal(number, handler)
+
+  def _handle(self, number: int, frame: Any) -> None:
+    del frame
+    self.stop = True
+    signal.signal(number, self._previous[number])
+    if self.interrupt:
+      raise Interrupted
+
+
+def _say_stopped(step: int) -> None:
+  print(f"stopped and saved at step {step}; run it again to continue")

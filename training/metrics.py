@@ -1,0 +1,137 @@
+"""What a run says while it goes: metrics.jsonl, TensorBoard, a progress bar."""
+
+from collections.abc import Mapping
+import json
+import os
+import pathlib
+import sys
+import time
+from typing import Any
+
+import tensorboardX
+import tqdm
+
+FILE = "metrics.jsonl"
+
+
+def read(workdir: pathlib.Path) -> list[dict[str, Any]]:
+  """All whole lines of a run's metrics.jsonl; none without the file."""
+  path = workdir / FILE
+  if not path.exists():
+    return []
+  records = []
+  for line in path.read_text().splitlines():
+    try:
+      records.append(json.loads(line))
+    except json.JSONDecodeError:  # A kill may cut the last line.
+      break
+  return records
+
+
+def format_values(values: Mapping[str, Any]) -> str:
+  """Numbers for a reader: `loss 1.2345  exact_match 0.9990`."""
+  return "  ".join(f"{name} {format_number(v)}" for name, v in values.items())
+
+
+class MetricsWriter:
+  """Writes records to metrics.jsonl and their numbers to TensorBoard.
+
+  Records beyond `step` are dropped first, so that a run which continues from
+  there leaves the file of a run that was never interrupted.
+  """
+
+  def __init__(self, workdir: pathlib.Path, step: int):
+    kept = [record for record in read(workdir) if record["step"] <= step]
+    text = "".join(json.dumps(record) + "\n" for record in kept)
+    partial = workdir / (FILE + ".tmp")
+    partial.write_text(text)
+    os.replace(partial, workdir / FILE)
+    self._file = (workdir / FILE).open("a")
+    self._board = tensorboardX.SummaryWriter(
+      str(workdir / "tensorboard"), purge_step=step + 1 if step else None
+    )
+
+  def write(
+    self, step: int, splits: Mapping[str, Mapping[str, float | str]]
+  ) -> None:
+    """Writes one line for each split, all of them at once.
+
+    Args:
+      step: number of updates done.
+      splits: split → metric name → value.
+    """
+    lines = ""
+    for split, values in splits.items():
+      lines += json.dumps({"step": step, "split": split, **values}) + "\n"
+      for name, value in values.items():
+        if not isinstance(value, str):
+          self._board.add_scalar(f"{split}/{name}", value, step)
+    self._file.write(lines)
+    self._file.flush()
+
+  def close(self) -> None:
+    """Writes out what is buffered."""
+    self._file.close()
+    self._board.close()
+
+
+class Progress:
+  """One bar on a terminal, plain lines elsewhere.
+
+  Args:
+    first: updates done before.
+    total: updates in the whole run.
+  """
+
+  def __init__(self, first: int, total: int):
+    self._step, self._total = first, total
+    self._bar = None
+    if sys.stderr.isatty():
+      self._bar = tqdm.tqdm(
+        initial=first, total=total, unit="step", dynamic_ncols=True
+      )
+    self._started, self._first = time.monotonic(), first
+
+  def restart_clock(self, step: int) -> None:
+    """Leaves what came before, as compiling, out of the time left."""
+    self._started, self._first = time.monotonic(), step
+
+  def update(self, step: int, values: Mapping[str, float]) -> None:
+    """Shows the step, what is known of it and the time left."""
+    text = format_values(values)
+    if self._bar is not None:
+      self._bar.update(step - self._step)
+      self._bar.set_postfix_str(text)
+    else:
+      elapsed = time.monotonic() - self._started
+      per_step = elapsed / max(step - self._first, 1)
+      left = _clock(per_step * (self._total - step))
+      print(f"step {step}/{self._total}  {text}  {left} left", flush=True)
+    self._step = step
+
+  def say(self, text: str) -> None:
+    """A line of its own, above the bar."""
+    if self._bar is not None:
+      self._bar.write(text, file=sys.stdout)
+    else:
+      print(text, flush=True)
+
+  def close(self) -> None:
+    """Leaves the terminal as it should be."""
+    if self._bar is not None:
+      self._bar.close()
+
+
+def format_number(value: float | str) -> str:
+  """Four decimals, or fewer digits where these would say nothing."""
+  if isinstance(value, str):
+    return value
+  if value == 0 or 1e-3 <= abs(value) < 1e4:
+    return f"{value:.4f}"
+  return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.2e}"
+
+
+def _clock(seconds: float) -> str:
+  minutes, seconds = divmod(round(seconds), 60)
+  hours, minutes = divmod(minutes, 60)
+  return f"{hours}:{minutes:02}:{seconds:02}"

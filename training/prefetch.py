@@ -1,0 +1,42 @@
+"""The next batches, prepared in a thread while the device computes."""
+
+from collections.abc import Callable, Iterator
+import concurrent.futures
+from typing import TypeVar
+
+T = TypeVar("T")
+
+_DEPTH = 2
+
+
+def prefetch(
+  make: Callable[[int], T], first: int, last: int, depth: int = _DEPTH
+) -> Iterator[T]:
+  """Yields `make(first), …, make(last - 1)`, in order, made ahead of time.
+
+  Args:
+    make: called in one background thread, one index after the other.
+    first: first index.
+    last: index after the last one.
+    depth: how many results may wait.
+
+  Yields:
+    The results.
+
+  Raises:
+    Exception: whatever `make` raised, when its turn comes.
+  """
+  executor = concurrent.futures.ThreadPoolExecutor(
+    1, thread_name_prefix="prefetch"
+  )
+  try:
+    ahead = [
+      executor.submit(make, i) for i in range(first, min(first + depth, last))
+    ]
+    for i in range(first, last):
+      result = ahead.pop(0).result()
+      if i + depth < last:
+        ahead.append(executor.submit(make, i + depth))
+      yield result
+  finally:
+    executor.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,211 @@
+"""One step of training and one of evaluation, as pure functions.
+
+Every metric is a pair (sum, count), divided once after all rows of all
+micro-batches and devices are in. A mean of means would be wrong as soon as
+padding is uneven.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+import optax
+
+from training.state import TrainState
+
+Batch = Mapping[str, Array]
+Sums = dict[str, Array]
+"""Metric name → [2]: sum and count."""
+
+
+class StepFunctions(NamedTuple):
+  """What a step is made of, and nothing of where it runs.
+
+  Attributes:
+    forward: `(variables, batch, dropout_rng) -> logits [B, T, C]`;
+      `dropout_rng` None means deterministic.
+    metric_sums: `(logits, batch) -> Sums`, beside the loss.
+    optimizer: `(init, update)`.
+    schedule: step → learning rate, for the record.
+    seed: dropout of step i follows from (seed, i) alone.
+    label_smoothing: in what is minimised, never in what is reported.
+    accumulate_steps: micro-batches of one step.
+  """
+
+  forward: Callable[..., Float[Array, "B T C"]]
+  metric_sums: Callable[..., Sums]
+  optimizer: optax.GradientTransformation
+  schedule: optax.Schedule
+  seed: int = 0
+  label_smoothing: float = 0.0
+  accumulate_steps: int = 1
+
+
+def loss_sums(
+  logits: Float[Array, "B T C"],
+  targets: Int[Array, "B T"],
+  weights: Float[Array, "B T"],
+  label_smoothing: float = 0.0,
+) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
+  """Weighted sums of the objective and of the cross-entropy, in nats.
+
+  With smoothing ε over C classes the objective is
+  `−(1 − ε) log p(target) − ε/C Σ_c log p(c)` (Szegedy et al. 2016); the
+  cross-entropy is `−log p(target)` whatever ε is.
+
+  Returns:
+    objective sum, cross-entropy sum, and the sum of weights.
+  """
+  log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
+  picked = jnp.take_along_axis(log_probs, targets[..., None], axis=-1)[..., 0]
+  nats = -jnp.sum(weights * picked)
+  objective = nats
+  if label_smoothing:
+    uniform = -jnp.sum(weights * jnp.mean(log_probs, axis=-1))
+    objective = (1 - label_smoothing) * nats + label_smoothing * uniform
+  return objective, nats, jnp.sum(weights)
+
+
+def mean_gradient(
+  functions: StepFunctions,
+  params: Any,
+  constants: Any,
+  batch: Batch,
+  key: Array | None = None,
+  reduce: Callable[[Any], Any] = lambda tree: tree,
+) -> tuple[Any, Float[Array, "2"]]:
+  """Gradient of the mean objective over all weighted targets.
+
+  Micro-batches are scanned, so that memory is that of one of them; gradients
+  and counts are summed and divided once: the same gradient as of the whole
+  batch, up to rounding.
+
+  Args:
+    functions: see `StepFunctions`.
+    params: differentiated.
+    constants: not differentiated.
+    batch: leaves `[B, …]`, B a multiple of `accumulate_steps`.
+    key: for dropout; None means deterministic.
+    reduce: sums a tree over devices where each holds only its own rows.
+
+  Returns:
+    gradient (like `params`) and the cross-entropy as (sum, count).
+  """
+
+  def objective(params, rows, key):
+    logits = functions.forward(
+      {"params": params, "constants": constants}, rows, key
+    )
+    value, nats, count = loss_sums(
+      logits, rows["targets"], rows["weights"], functions.label_smoothing
+    )
+    return value, jnp.stack([nats, count])
+
+  gradient_of = jax.grad(objective, has_aux=True)
+  splits = functions.accumulate_steps
+  if splits == 1:
+    gradient, sums = gradient_of(params, batch, key)
+  else:
+
+    def accumulate(totals, index_and_rows):
+      index, rows = index_and_rows
+      rng = None if key is None else jax.random.fold_in(key, index)
+      part = gradient_of(params, rows, rng)
+      return jax.tree.map(jnp.add, totals, part), None
+
+    zeros = (jax.tree.map(jnp.zeros_like, params), jnp.zeros(2))
+    (gradient, sums), _ = jax.lax.scan(
+      accumulate, zeros, (jnp.arange(splits), _micro_batches(batch, splits))
+    )
+  gradient, sums = reduce((gradient, sums))
+  # A batch without a single target has gradient 0, not 0/0.
+  count = jnp.where(sums[1] > 0, sums[1], 1.0)
+  return jax.tree.map(lambda g: g / count, gradient), sums
+
+
+def train_step(
+  functions: StepFunctions,
+  state: TrainState,
+  batch: Batch,
+  step: Int[Array, ""],
+  *,
+  reduce: Callable[[Any], Any] = lambda tree: tree,
+  shard: Callable[[Array], Array] = lambda key: key,
+) -> tuple[TrainState, dict[str, Array]]:
+  """One update, done only where the loss and the gradient are finite.
+
+  A bad step leaves the whole state as it was, and since an update also wants
+  `state.step == step`, so do all that follow. The host may therefore look
+  late: `metrics['updates']` then still is the index of the bad step.
+
+  Args:
+    functions: see `StepFunctions`.
+    state: donated by the caller.
+    batch: the rows of this step.
+    step: its index, from 0.
+    reduce: as in `mean_gradient`.
+    shard: makes a dropout key of this device's own, where rows are split.
+
+  Returns:
+    new state and metrics: 'loss' [2] (sum of nats, count), and the scalars
+    'grad_norm' (before clipping), 'learning_rate', 'updates'.
+  """
+  key = shard(jax.random.fold_in(jax.random.key(functions.seed), step))
+  gradient, sums = mean_gradient(
+    functions, state.params, state.constants, batch, key, reduce
+  )
+  grad_norm = optax.tree.norm(gradient)
+  updates, opt_state = functions.optimizer.update(
+    gradient, state.opt_state, state.params
+  )
+  updated = TrainState(
+    step=state.step + 1,
+    params=optax.apply_updates(state.params, updates),
+    constants=state.constants,
+    opt_state=opt_state,
+  )
+  finite = jnp.isfinite(sums[0]) & jnp.isfinite(grad_norm)
+  valid = finite & (state.step == step)
+  new_state = jax.tree.map(
+    lambda new, old: jnp.where(valid, new, old), updated, state
+  )
+  return new_state, {
+    "loss": sums,
+    "grad_norm": grad_norm,
+    "learning_rate": jnp.asarray(functions.schedule(step), jnp.float32),
+    "updates": new_state.step,
+  }
+
+
+def eval_step(
+  functions: StepFunctions,
+  variables: Mapping[str, Any],
+  batch: Batch,
+  *,
+  reduce: Callable[[Any], Any] = lambda tree: tree,
+) -> Sums:
+  """Sums of the loss (plain cross-entropy in nats) and the task's metrics.
+
+  Returns:
+    metric name → [2]: sum and count.
+  """
+  logits = functions.forward(variables, batch, None)
+  _, nats, count = loss_sums(logits, batch["targets"], batch["weights"])
+  sums = {"loss": jnp.stack([nats, count])}
+  return reduce(sums | functions.metric_sums(logits, batch))
+
+
+def _micro_batches(batch: Batch, splits: int) -> Batch:
+  """`[B, …]` to `[splits, B/splits, …]`, every micro-batch over all devices.
+
+  Rows are dealt out in turn (row i goes to micro-batch i mod splits), so that
+  rows which are split over devices stay on the device where they are.
+  """
+
+  def split(rows):
+    rows = rows.reshape(-1, splits, *rows.shape[1:])
+    return jnp.swapaxes(rows, 0, 1)
+
+  return jax.tree.map(split, batch)

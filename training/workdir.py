@@ -1,0 +1,127 @@
+"""The folder of a run: where it is, whose it is, and whether it is done."""
+
+from collections.abc import Mapping
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from training import metrics
+from training.config import ConfigError
+from training.experiment import ExperimentConfig
+
+CONFIG = "config.json"
+
+
+def default(config_file: str, config: ExperimentConfig) -> Path:
+  """`runs/<config file>-<mechanism>-<digest of the config>`."""
+  model = config.model
+  attention = model.encoder_attention or model.decoder_attention
+  text = json.dumps(config.to_mapping(), sort_keys=True)
+  digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+  stem = Path(config_file.partition(":")[0]).stem
+  return Path("runs") / f"{stem}-{attention.name}-{digest}"
+
+
+def check(workdir: Path, config: ExperimentConfig) -> None:
+  """Checks that `workdir` is free, or holds a run of this very config.
+
+  Raises:
+    ConfigError: it holds something else, or cannot be written.
+  """
+  existing = workdir
+  while not existing.exists():
+    existing = existing.parent
+  if not existing.is_dir():
+    raise ConfigError(f"workdir: {existing} is not a folder")
+  if not os.access(existing, os.W_OK):
+    raise ConfigError(f"workdir: {existing} cannot be written to")
+  if not workdir.exists() or not any(workdir.iterdir()):
+    return
+  if not (workdir / CONFIG).exists():
+    raise ConfigError(
+      f"workdir: {workdir} holds other files and no run ({CONFIG}); choose a "
+      "new folder"
+    )
+  there, here = _leaves(read_config(workdir)), _leaves(config.to_mapping())
+  for leaf in [*here, *there]:
+    old, new = there.get(leaf, "not set"), here.get(leaf, "not set")
+    if old != new:
+      raise ConfigError(
+        f"workdir: {workdir} holds a run with another config: config.{leaf} is "
+        f"{old!r} there and {new!r} here; choose a new folder"
+      )
+
+
+def read_config(workdir: Path) -> dict[str, Any]:
+  """The mapping that `write_config` wrote.
+
+  Raises:
+    ConfigError: there is none, or it is not JSON.
+  """
+  path = workdir / CONFIG
+  try:
+    return json.loads(path.read_text())
+  except FileNotFoundError:
+    raise ConfigError(f"workdir: no run in {workdir} ({path})") from None
+  except (ValueError, OSError) as error:
+    raise ConfigError(f"workdir: cannot read {path}: {error}") from error
+
+
+def write_config(workdir: Path, config: ExperimentConfig) -> None:
+  """Makes the folder and says in it which run it holds."""
+  workdir.mkdir(parents=True, exist_ok=True)
+  partial = workdir / (CONFIG + ".tmp")
+  partial.write_text(json.dumps(config.to_mapping(), indent=2) + "\n")
+  os.replace(partial, workdir / CONFIG)
+
+
+def final_metrics(
+  workdir: Path, config: ExperimentConfig
+) -> dict[str, dict[str, Any]] | None:
+  """Split → metrics of a finished run; None if there is more to do."""
+  records = [
+    record
+    for record in metrics.read(workdir)
+    if record["step"] == config.train.num_steps and record["split"] != "train"
+  ]
+  return {record.pop("split"): record for record in records} or None
+
+
+def summary(workdir: Path, results: Mapping[str, Mapping[str, Any]]) -> str:
+  """The final metrics and where everything is, for a reader."""
+  lines = []
+  for split, values in results.items():
+    lines += ["", f"{split}"]
+    values = {name: v for name, v in values.items() if name != "step"}
+    width = max(map(len, values), default=0)
+    for name, value in values.items():
+      lines.append(f"  {name:<{width}}  {metrics.format_number(value)}")
+  lines += ["", str(workdir)]
+  for name, what in _CONTENTS.items():
+    if (workdir / name).exists():
+      lines.append(f"  {name:<{max(map(len, _CONTENTS))}}  {what}")
+  return "\n".join(lines)
+
+
+_CONTENTS = {
+  CONFIG: "every leaf of the config",
+  metrics.FILE: "one object a line: step, split, name → value",
+  "tensorboard": "the same for TensorBoard",
+  "samples.txt": "held-out examples and what the model makes of them",
+  "attention.png": "what the last layer attends to",
+  "checkpoints": "parameters and optimiser, for generate.py",
+  "vocabulary": "tokens of the task",
+}
+
+
+def _leaves(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+  """`{'a': {'b': 1}}` to `{'a.b': 1}`, as after a trip through JSON."""
+  flat = {}
+  for key, value in json.loads(json.dumps(mapping)).items():
+    if isinstance(value, dict):
+      flat.update(_leaves(value, f"{prefix}{key}."))
+    else:
+      flat[prefix + key] = value
+  return flat
