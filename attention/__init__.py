@@ -13,6 +13,7 @@ from attention.performer import (
 )
 from attention.plug import Attention, Dims
 from attention.registry import ATTENTIONS
+from attention.sliding_window import sliding_window, sliding_window_attention
 from attention.weights import attention_weights
 
 __all__ = [
@@ -27,4 +28,6 @@ __all__ = [
   "orthogonal_features",
   "performer",
   "performer_attention",
+  "sliding_window",
+  "sliding_window_attention",
 ]

@@ -7,10 +7,12 @@ from attention.dense import dense
 from attention.linformer import linformer
 from attention.performer import performer
 from attention.plug import Attention
+from attention.sliding_window import sliding_window
 
 ATTENTIONS: Mapping[str, Callable[..., Attention]] = MappingProxyType(
   dict(
     dense=dense,
+    sliding_window=sliding_window,
     performer=performer,
     linformer=linformer,
   )

@@ -1,0 +1,357 @@
+"""Sliding-window attention with global tokens (Longformer, Beltagy 2020)."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+import numpy as np
+
+from attention import arguments, plug, sliding_window_global
+from attention.sliding_window_blocks import (
+  Geometry,
+  Limits,
+  Operands,
+  windowed_attention,
+)
+from attention.sliding_window_cache import decode_ring, init_ring
+
+
+def sliding_window_attention(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"],
+  value: Float[Array, "B S K V"],
+  *,
+  window: int | Sequence[int],
+  dilation: int | Sequence[int] = 1,
+  mask: Bool[Array, "..."] | None = None,
+  is_causal: bool = False,
+  scale: float | None = None,
+  query_segment_ids: Int[Array, "B T"] | None = None,
+  key_segment_ids: Int[Array, "B S"] | None = None,
+  global_indices: Int[Array, "B G"] | None = None,
+  global_qkv: tuple[
+    Float[Array, "B T N H"], Float[Array, "B S K H"], Float[Array, "B S K V"]
+  ]
+  | None = None,
+) -> Float[Array, "B T N V"]:
+  """Every query attends to the keys near it and to a few global ones.
+
+    out[t] = softmax over s in A(t) of (scale · query[t] · key[s]), times value
+    A(t) = {s = t + i·dilation : -left ≤ i ≤ right}  ∪  {s global}
+
+  is one softmax over the union: a global key inside the window counts once. A
+  global query t attends to all keys. Every pair is further limited by `mask`,
+  `is_causal` and the segments. A query that sees nothing gets zeros and passes
+  no gradient; a masked key is never read.
+
+  A dilated window needs no code of its own. The positions of one residue class
+  r, t = i·d + r, see keys of the same class only, and there the window is an
+  ordinary one: [B, T, N, H] read as [B, T/d, d·N, H] makes the class part of
+  the heads. The block loop is in `sliding_window_blocks`.
+
+  Args:
+    query: `[B, T, N, H]`.
+    key: `[B, S, K, H]`; N is a multiple of K, query head n reads key head
+      n // (N/K). Positions of query and key are aligned at the start.
+    value: `[B, S, K, V]`.
+    window: w for |i| ≤ w, or (left, right); as `local_window_size` in jax.nn.
+    dilation: distance of neighbouring keys; one int, or N ints, one per query
+      head.
+    mask: key mask, broadcastable to `[B, 1, 1, S]`, True = attend.
+    is_causal: query t sees keys s ≤ t, global ones included.
+    scale: factor of the logits; None is 1/√H.
+    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
+    key_segment_ids: `[B, S]`.
+    global_indices: `[B, G]`, the positions that are global; needs T = S. An
+      index outside [0, T), such as -1, is no token, and one that comes twice
+      counts once.
+    global_qkv: separate (query, key, value) with which the global queries look
+      at all keys. Other queries see global keys through `key` and `value`.
+
+  Returns:
+    `[B, T, N, V]` in the dtype of `query`.
+
+  Raises:
+    ValueError: arguments do not fit together.
+
+  Cost, with W = left + right + 1 and C = 128 queries a block: time
+  T·(W+C+G)·N·(H+V) and, for the global queries, G·S·N·(H+V); memory beside
+  the arrays B·N·C·(W+C+G) and B·N·G·S float32 and B·T·G bool. Nothing is T×S,
+  forward or backward. Several dilations cost one pass over their heads each.
+
+  Departs from its paper in that any length goes (not only multiples of the
+  window), windows may be one-sided, and segments and causality hold for global
+  tokens too.
+
+  Paper: Longformer, the long-document transformer, arXiv:2004.05150.
+  """
+  arguments.check_qkv(query, key, value)
+  left, right = _window_sides(window)
+  dilations = _head_dilations(dilation, query.shape[2])
+  key_mask = arguments.key_mask(
+    mask, query, key, "dense attention takes masks that vary"
+  )
+  arguments.check_segment_ids(query_segment_ids, key_segment_ids, query, key)
+  _check_globals(global_indices, global_qkv, query, key, value)
+  scale = arguments.softmax_scale(scale, query.shape[-1])
+  if isinstance(scale, jax.Array):
+    # The block loop wants a number: a traced factor goes into the queries.
+    query = query * scale.astype(query.dtype)
+    if global_qkv is not None:
+      query_g = global_qkv[0] * scale.astype(query.dtype)
+      global_qkv = (query_g, *global_qkv[1:])
+    scale = 1.0
+
+  batch, length = query.shape[:2]
+  rules = sliding_window_global.Rules(
+    is_causal, key_mask, query_segment_ids, key_segment_ids
+  )
+  if global_indices is None or global_indices.shape[1] == 0:
+    tokens = None
+    global_key, global_value = key[:, :0], value[:, :0]
+    global_mask = jnp.zeros((batch, length, 0), bool)
+  else:
+    tokens = sliding_window_global.unique_tokens(global_indices, length)
+    global_key, global_value, global_mask = sliding_window_global.global_keys(
+      tokens, rules, key, value
+    )
+    local = sliding_window_global.hide(tokens, length)
+    key_mask = local if key_mask is None else key_mask & local
+
+  out = _by_dilation(
+    Geometry(left, 0 if is_causal else right, float(scale)),
+    dilations,
+    Operands(query, key, value, global_key, global_value),
+    rules._replace(key_mask=key_mask),
+    global_mask,
+  )
+  if tokens is None:
+    return out
+  return sliding_window_global.replace_rows(
+    out, tokens, rules, *(global_qkv or (query, key, value)), float(scale)
+  )
+
+
+def _by_dilation(
+  geometry: Geometry,
+  dilations: tuple[int, ...],
+  operands: Operands,
+  rules: sliding_window_global.Rules,
+  global_mask: Bool[Array, "B T G"],
+) -> Float[Array, "B T N V"]:
+  """Runs the heads of every dilation; one call where all have the same."""
+  calls = _head_groups(dilations, operands.key.shape[2])
+  if len(calls) == 1:
+    return _dilated(geometry, dilations[0], operands, rules, global_mask)
+  outs, order = [], []
+  for dilation, query_heads, key_heads in calls:
+    mine = Operands(
+      operands.query[:, :, np.array(query_heads)],
+      *(x[:, :, np.array(key_heads)] for x in operands[1:]),
+    )
+    outs.append(_dilated(geometry, dilation, mine, rules, global_mask))
+    order += query_heads
+  return jnp.concatenate(outs, axis=2)[:, :, np.argsort(order)]
+
+
+def _head_groups(
+  dilations: tuple[int, ...], num_kv_heads: int
+) -> list[tuple[int, list[int], list[int]]]:
+  """Heads that one call can serve: (dilation, query heads, key heads).
+
+  In a call every key head has equally many query heads, as the block loop
+  wants it. A key head whose query heads differ is in several calls.
+  """
+  group = len(dilations) // num_kv_heads
+  calls: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
+  for kv_head in range(num_kv_heads):
+    heads = range(kv_head * group, (kv_head + 1) * group)
+    for dilation in sorted({dilations[n] for n in heads}):
+      mine = [n for n in heads if dilations[n] == dilation]
+      call = calls.setdefault((dilation, len(mine)), ([], []))
+      call[0].extend(mine)
+      call[1].append(kv_head)
+  return [(dilation, *heads) for (dilation, _), heads in calls.items()]
+
+
+def _dilated(
+  geometry: Geometry,
+  dilation: int,
+  operands: Operands,
+  rules: sliding_window_global.Rules,
+  global_mask: Bool[Array, "B T G"],
+) -> Float[Array, "B T N V"]:
+  """One dilation for all heads: the residue classes become heads."""
+  batch, length, num_heads, _ = operands.query.shape
+  source_length = operands.key.shape[1]
+  # A step beyond the sequence leaves each query its own position only.
+  dilation = min(dilation, max(length, source_length))
+  key_mask = rules.key_mask
+  if key_mask is None and source_length % dilation:
+    # The shorter classes are filled up with keys that nobody may see.
+    key_mask = jnp.ones((batch, source_length), bool)
+
+  def split(x):
+    """[B, T, …] -> [B, ceil(T/d), d, …]."""
+    pad = [(0, 0)] * x.ndim
+    pad[1] = (0, -x.shape[1] % dilation)
+    x = jnp.pad(x, pad)
+    steps = x.shape[1] // dilation
+    return x.reshape(batch, steps, dilation, *x.shape[2:])
+
+  def into_heads(x):
+    """[B, T, N, H] -> [B, ceil(T/d), d·N, H]."""
+    if dilation == 1:
+      return x
+    x = split(x)
+    return x.reshape(*x.shape[:2], dilation * x.shape[3], x.shape[4])
+
+  def for_all(x):
+    return jnp.tile(x, (1, 1, dilation, 1))
+
+  out = windowed_attention(
+    # A window beyond the sequence is no wider than the sequence.
+    geometry._replace(
+      left=min(geometry.left, length), right=min(geometry.right, source_length)
+    ),
+    Operands(
+      query=into_heads(operands.query),
+      key=into_heads(operands.key),
+      value=into_heads(operands.value),
+      global_key=for_all(operands.global_key),
+      global_value=for_all(operands.global_value),
+    ),
+    Limits(
+      key_mask=None if key_mask is None else split(key_mask),
+      query_segments=None
+      if rules.query_segments is None
+      else split(rules.query_segments),
+      key_segments=None
+      if rules.key_segments is None
+      else split(rules.key_segments),
+      global_mask=split(global_mask),
+    ),
+  )
+  out = out.reshape(batch, -1, num_heads, out.shape[-1])
+  return out[:, :length]
+
+
+def _check_globals(
+  indices: Int[Array, "B G"] | None,
+  global_qkv: tuple[Array, Array, Array] | None,
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"],
+  value: Float[Array, "B S K V"],
+) -> None:
+  """Checks the two arguments of the global tokens."""
+  if indices is None:
+    if global_qkv is not None:
+      raise ValueError(
+        "global_qkv: expected global_indices beside it, got None; it projects "
+        "the tokens that they name"
+      )
+    return
+  if (
+    indices.ndim != 2
+    or indices.shape[0] != query.shape[0]
+    or not jnp.issubdtype(indices.dtype, jnp.integer)
+  ):
+    raise ValueError(
+      f"global_indices: expected integers of shape [{query.shape[0]}, G], got "
+      f"{indices.dtype} {indices.shape}"
+    )
+  if query.shape[1] != key.shape[1]:
+    raise ValueError(
+      "global_indices: expected query and key of one sequence, got lengths "
+      f"{query.shape[1]} and {key.shape[1]}; use dense attention across"
+    )
+  if global_qkv is None:
+    return
+  expected = [x.shape for x in (query, key, value)]
+  got = [x.shape for x in global_qkv]
+  if got != expected:
+    raise ValueError(
+      f"global_qkv: expected the shapes of query, key and value {expected}, "
+      f"got {got}"
+    )
+
+
+def _integers(
+  name: str, value: int | Sequence[int], low: int
+) -> tuple[int, ...]:
+  """`value` as a tuple of ints, none below `low`."""
+  many = value if isinstance(value, Sequence) else (value,)
+  numbers = tuple(x for x in many if isinstance(x, (int, np.integer)))
+  if len(numbers) < len(many) or any(
+    isinstance(x, bool) or x < low for x in numbers
+  ):
+    raise ValueError(f"{name}: expected ints of at least {low}, got {value!r}")
+  return tuple(int(x) for x in numbers)
+
+
+def _window_sides(window: int | Sequence[int]) -> tuple[int, int]:
+  """(left, right) of a window."""
+  sides = _integers("window", window, 0)
+  if isinstance(window, Sequence) and len(sides) != 2:
+    raise ValueError(
+      f"window: expected one int or a pair (left, right), got {window!r}"
+    )
+  return sides[0], sides[-1]
+
+
+def _head_dilations(
+  dilation: int | Sequence[int], num_heads: int
+) -> tuple[int, ...]:
+  """One dilation per query head."""
+  dilations = _integers("dilation", dilation, 1)
+  if not isinstance(dilation, Sequence):
+    return dilations * num_heads
+  if len(dilations) != num_heads:
+    raise ValueError(
+      f"dilation: expected one int or one for each of the {num_heads} query "
+      f"heads, got {dilation!r}"
+    )
+  return dilations
+
+
+def sliding_window(
+  window: int | Sequence[int], dilation: int | Sequence[int] = 1
+) -> plug.Attention:
+  """The plug of `sliding_window_attention`.
+
+  Args:
+    window: w, or (left, right).
+    dilation: one int, or one per query head.
+
+  Raises:
+    ValueError: `window` or `dilation` is out of range.
+  """
+  left, _ = _window_sides(window)
+  reach = left * max(_integers("dilation", dilation, 1))
+  function = partial(sliding_window_attention, window=window, dilation=dilation)
+
+  def apply(variables, query, key, value, **call):
+    del variables
+    call = arguments.accepted_options("sliding_window", function, call)
+    return function(query, key, value, **call)
+
+  def init_cache(variables, batch, max_length, dims, dtype):
+    del variables
+    return init_ring(reach, batch, max_length, dims, dtype)
+
+  def decode(variables, cache, query, key, value):
+    del variables
+    dilations = _head_dilations(dilation, query.shape[2])
+    return decode_ring(left, dilations, cache, query, key, value)
+
+  return plug.Attention(
+    init=plug.no_variables,
+    apply=apply,
+    init_cache=init_cache,
+    decode=decode,
+    supports=frozenset(
+      {"causal", "cross", "mask", "segments", "decode", "global"}
+    ),
+  )

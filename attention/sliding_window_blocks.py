@@ -1,0 +1,296 @@
+"""The block loop behind `sliding_window_attention`, with its own backward.
+
+Geometry. A loop visits blocks of C queries. Block i holds the queries
+[a, a+C), a = min(i·C, T-C): the last block moves back to end at T, so no array
+is padded. Together they see at most W = min(S, C + left + right) keys, the
+slice [f, f+W) with f = clip(a - left, 0, S-W). Inside the slice key s is seen
+by query t iff -left ≤ s - t ≤ right, read off the positions, so a clipped slice
+needs no case of its own. G global keys are appended to the slice: one softmax
+runs over the union.
+
+Forward, for one row x of logits over the W+G keys, A the allowed ones:
+
+  m = max_A x,   l = Σ_A exp(x - m),   out = Σ_A exp(x - m) v / l,
+  lse = m + log l    (+inf for an empty A, whose out is 0).
+
+Backward, from the inputs, out and lse only, with g the cotangent of out:
+
+  p = exp(x - lse) on A, else 0        dv = pᵀ g
+  δ = Σ g·out                          ds = p · (g vᵀ - δ) · scale
+  dq = ds k                            dk = dsᵀ q
+
+dq, dk and dv are added into arrays carried by the loop. Rows that the last
+block shares with the one before have g = 0 there and so add nothing twice.
+
+Axes. D residue classes of the positions modulo the dilation are an axis beside
+the heads, see `sliding_window_attention`; J = N/K query heads share a key head
+and become rows of one product, so keys are never repeated. Inside a block an
+array is brought to [B·D·K, rows, features], where it is small enough for the
+cache. Every product is 'nqd,nkd->nqk' or 'nqk,nkd->nqd', the two forms that
+XLA:CPU sends to its fast kernel; that is why the backward holds its scores
+transposed, [keys, queries], and computes dqᵀ = kᵀ dsᵀ.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+BLOCK = 128
+
+
+class Geometry(NamedTuple):
+  """What is known while tracing.
+
+  Attributes:
+    left: a query sees so many keys before its own position.
+    right: and so many after it.
+    scale: factor of the logits.
+  """
+
+  left: int
+  right: int
+  scale: float
+
+
+class Operands(NamedTuple):
+  """The arrays that have a derivative; G may be 0."""
+
+  query: Float[Array, "B T N H"]
+  key: Float[Array, "B S K H"]
+  value: Float[Array, "B S K V"]
+  global_key: Float[Array, "B G K H"]
+  global_value: Float[Array, "B G K V"]
+
+
+class Limits(NamedTuple):
+  """Who may see whom beside the window; D divides K, heads go D-major.
+
+  Attributes:
+    key_mask: False hides a key of the window from every query.
+    query_segments: a query sees keys of the window with its own segment only.
+    key_segments: goes with `query_segments`.
+    global_mask: which global keys a query sees, all conditions included.
+  """
+
+  key_mask: Bool[Array, "B S D"] | None
+  query_segments: Int[Array, "B T D"] | None
+  key_segments: Int[Array, "B S D"] | None
+  global_mask: Bool[Array, "B T D G"]
+
+
+class _Block(NamedTuple):
+  """One block as the products want it; A = B·K, see `_heads_first`."""
+
+  start: Int[Array, ""]
+  first: Int[Array, ""]
+  query: Float[Array, "A J*C H"]
+  key: Float[Array, "A W+G H"]
+  value: Float[Array, "A W+G V"]
+  allowed: Bool[Array, "#B*D 1 C W+G"]
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def windowed_attention(
+  geometry: Geometry, operands: Operands, limits: Limits
+) -> Float[Array, "B T N V"]:
+  """Softmax attention over the window and the global keys, block by block."""
+  return _forward(geometry, operands, limits)[0]
+
+
+def _windowed_fwd(geometry, operands, limits):
+  out, lse = _forward(geometry, operands, limits)
+  return out, (operands, limits, out, lse)
+
+
+def _sizes(geometry: Geometry, operands: Operands) -> tuple[int, int, int]:
+  """C, W and the number of blocks."""
+  length, source_length = operands.query.shape[1], operands.key.shape[1]
+  rows = min(BLOCK, length)
+  width = min(source_length, rows + geometry.left + geometry.right)
+  return rows, width, -(-length // rows)
+
+
+def _slice(x: Array, start: Array, size: int) -> Array:
+  return jax.lax.dynamic_slice_in_dim(x, start, size, axis=1)
+
+
+def _update(x: Array, rows: Array, start: Array) -> Array:
+  rows = rows.astype(x.dtype)
+  return jax.lax.dynamic_update_slice_in_dim(x, rows, start, axis=1)
+
+
+def _heads_first(
+  x: Float[Array, "B C N H"], kv_heads: int
+) -> Float[Array, "B*K J*C H"]:
+  """Heads beside the batch; the J heads of one key head become rows."""
+  batch, _, _, features = x.shape
+  return jnp.swapaxes(x, 1, 2).reshape(batch * kv_heads, -1, features)
+
+
+def _heads_last(
+  x: Float[Array, "B*K J*C H"], batch: int, rows: int
+) -> Float[Array, "B C N H"]:
+  """The inverse of `_heads_first`."""
+  return jnp.swapaxes(x.reshape(batch, -1, rows, x.shape[-1]), 1, 2)
+
+
+def _dot(spec: str, x: Array, y: Array) -> Array:
+  return jnp.einsum(spec, x, y, preferred_element_type=jnp.float32)
+
+
+def _allowed(
+  geometry: Geometry,
+  limits: Limits,
+  start: Array,
+  first: Array,
+  rows: int,
+  width: int,
+) -> Bool[Array, "#B*D 1 C W+G"]:
+  """Which key of the block each of its queries sees."""
+  offset = (first + jnp.arange(width))[None, :] - (start + jnp.arange(rows))[
+    :, None
+  ]
+  allowed = (offset >= -geometry.left) & (offset <= geometry.right)
+  allowed = allowed[None, None]
+
+  def of_rows(x):
+    return jnp.moveaxis(_slice(x, start, rows), 1, 2)
+
+  def of_keys(x):
+    return jnp.moveaxis(_slice(x, first, width), 1, 2)[:, :, None]
+
+  if limits.key_mask is not None:
+    allowed &= of_keys(limits.key_mask)
+  if limits.query_segments is not None and limits.key_segments is not None:
+    allowed &= of_rows(limits.query_segments)[..., None] == of_keys(
+      limits.key_segments
+    )
+  if limits.global_mask.shape[-1]:
+    global_mask = of_rows(limits.global_mask)
+    allowed = jnp.broadcast_to(allowed, (*global_mask.shape[:3], width))
+    allowed = jnp.concatenate([allowed, global_mask], axis=-1)
+  return allowed.reshape(-1, 1, *allowed.shape[2:])
+
+
+def _read(
+  geometry: Geometry, operands: Operands, limits: Limits, i: Array
+) -> _Block:
+  """Cuts block i out of the whole arrays."""
+  rows, width, _ = _sizes(geometry, operands)
+  length = operands.query.shape[1]
+  source_length, kv_heads = operands.key.shape[1:3]
+  start = jnp.minimum(i * rows, length - rows)
+  first = jnp.clip(start - geometry.left, 0, source_length - width)
+
+  def keys(x, of_global):
+    x = _slice(x, first, width)
+    if limits.key_mask is not None:
+      # A hidden key is zeroed as well, so that not even NaN gets through.
+      mask = _slice(limits.key_mask, first, width)
+      mask = jnp.repeat(mask, kv_heads // mask.shape[-1], axis=-1)
+      x = jnp.where(mask[..., None], x, 0)
+    return _heads_first(jnp.concatenate([x, of_global], axis=1), kv_heads)
+
+  return _Block(
+    start=start,
+    first=first,
+    query=_heads_first(_slice(operands.query, start, rows), kv_heads),
+    key=keys(operands.key, operands.global_key),
+    value=keys(operands.value, operands.global_value),
+    allowed=_allowed(geometry, limits, start, first, rows, width),
+  )
+
+
+def _forward(
+  geometry: Geometry, operands: Operands, limits: Limits
+) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
+  """The output and the log-sum-exp of every row."""
+  rows, _, num_blocks = _sizes(geometry, operands)
+  batch, length, num_heads, _ = operands.query.shape
+  features = operands.value.shape[-1]
+  lowest = jnp.finfo(jnp.float32).min
+
+  def step(i, carry):
+    out, lse = carry
+    block = _read(geometry, operands, limits, i)
+    scores = _dot("nqd,nkd->nqk", block.query, block.key)
+    logits = scores.reshape(
+      block.allowed.shape[0], -1, *block.allowed.shape[2:]
+    )
+    logits = jnp.where(block.allowed, logits * geometry.scale, lowest)
+    # Not below lowest/2: all exponentials of an empty row are 0, not exp(0).
+    maximum = jnp.maximum(jnp.max(logits, -1, keepdims=True), lowest / 2)
+    p = jnp.exp(logits - maximum)
+    total = jnp.sum(p, -1, keepdims=True)
+    p = p.reshape(scores.shape).astype(block.value.dtype)
+    result = _dot("nqk,nkd->nqd", p, block.value)
+    result /= jnp.where(total > 0.0, total, 1.0).reshape(*result.shape[:2], 1)
+    row_lse = jnp.where(total > 0.0, maximum + jnp.log(total), jnp.inf)
+    row_lse = row_lse.reshape(*result.shape[:2], 1)
+    return (
+      _update(out, _heads_last(result, batch, rows), block.start),
+      _update(lse, _heads_last(row_lse, batch, rows)[..., 0], block.start),
+    )
+
+  out = jnp.zeros((batch, length, num_heads, features), operands.query.dtype)
+  lse = jnp.zeros((batch, length, num_heads), jnp.float32)
+  return jax.lax.fori_loop(0, num_blocks, step, (out, lse))
+
+
+def _windowed_bwd(geometry, residuals, cotangent):
+  """The backward of the module's docstring, scores transposed: [keys, rows]."""
+  operands, limits, out, lse = residuals
+  rows, width, num_blocks = _sizes(geometry, operands)
+  batch = operands.query.shape[0]
+  kv_heads = operands.key.shape[2]
+
+  def step(i, totals):
+    block = _read(geometry, operands, limits, i)
+    is_new = block.start + jnp.arange(rows) >= i * rows
+    g = _slice(cotangent, block.start, rows)
+    g = jnp.where(is_new[None, :, None, None], g, 0)
+    delta = jnp.sum(
+      (g * _slice(out, block.start, rows)).astype(jnp.float32),
+      -1,
+      keepdims=True,
+    )
+    delta = jnp.swapaxes(_heads_first(delta, kv_heads), 1, 2)
+    row_lse = _slice(lse, block.start, rows)[..., None]
+    row_lse = jnp.swapaxes(_heads_first(row_lse, kv_heads), 1, 2)
+    g = _heads_first(g, kv_heads)
+
+    scores = _dot("nkd,nqd->nkq", block.key, block.query)
+    allowed = jnp.moveaxis(block.allowed, 3, 1)  # [B*D, W+G, 1, C]
+    p = jnp.exp(scores * geometry.scale - row_lse)
+    split = (allowed.shape[0], -1, allowed.shape[1], p.shape[2] // rows, rows)
+    p = jnp.where(allowed[:, None], p.reshape(split), 0.0).reshape(p.shape)
+    dp = _dot("nkd,nqd->nkq", block.value, g)
+    ds = (p * (dp - delta) * geometry.scale).astype(block.query.dtype)
+    dv = _dot("nkq,nqd->nkd", p.astype(g.dtype), g)
+    dk = _dot("nkq,nqd->nkd", ds, block.query)
+    dq = _dot("ndk,nkq->ndq", jnp.swapaxes(block.key, 1, 2), ds)
+
+    dq = _heads_last(jnp.swapaxes(dq, 1, 2), batch, rows)
+    dk = _heads_last(dk, batch, dk.shape[1])
+    dv = _heads_last(dv, batch, dv.shape[1])
+
+    def add(total, x, start):
+      return _update(total, x + _slice(total, start, x.shape[1]), start)
+
+    return Operands(
+      query=add(totals.query, dq, block.start),
+      key=add(totals.key, dk[:, :width], block.first),
+      value=add(totals.value, dv[:, :width], block.first),
+      global_key=totals.global_key + dk[:, width:],
+      global_value=totals.global_value + dv[:, width:],
+    )
+
+  zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), operands)
+  totals = jax.lax.fori_loop(0, num_blocks, step, zeros)
+  return jax.tree.map(lambda d, x: d.astype(x.dtype), totals, operands), None
+
+
+windowed_attention.defvjp(_windowed_fwd, _windowed_bwd)

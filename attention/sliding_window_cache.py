@@ -1,0 +1,73 @@
+"""The decode cache of `sliding_window_attention`: a ring of the last keys."""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from attention import plug
+from attention.dense import dense_attention
+
+
+class SlidingWindowCache(NamedTuple):
+  """The last R keys and values; position p lies in slot p mod R.
+
+  Attributes:
+    key: `[B, R, K, H]`.
+    value: `[B, R, K, H]`.
+    index: `[B]`, the number of positions seen.
+  """
+
+  key: Float[Array, "B R K H"]
+  value: Float[Array, "B R K H"]
+  index: Int[Array, "B"]
+
+
+def init_ring(
+  reach: int, batch: int, max_length: int, dims: plug.Dims, dtype: Any
+) -> SlidingWindowCache:
+  """An empty ring of R = min(reach + 1, max_length) keys.
+
+  `reach` is how far back a query sees: left · the largest dilation.
+  """
+  size = min(reach + 1, max_length)
+  shape = (batch, size, dims.num_kv_heads, dims.head_dim)
+  return SlidingWindowCache(
+    key=jnp.zeros(shape, dtype),
+    value=jnp.zeros(shape, dtype),
+    index=jnp.zeros((batch,), jnp.int32),
+  )
+
+
+def decode_ring(
+  left: int,
+  dilations: tuple[int, ...],
+  cache: SlidingWindowCache,
+  query: Float[Array, "B 1 N H"],
+  key: Float[Array, "B 1 K H"],
+  value: Float[Array, "B 1 K H"],
+) -> tuple[Float[Array, "B 1 N H"], SlidingWindowCache]:
+  """One position of the causal call; time R·N·H whatever the position.
+
+  Args:
+    left: keys of the window before the query.
+    dilations: one for all heads, or one per query head.
+    cache: what came before.
+    query: the position's own query.
+    key: its key, which it sees too.
+    value: its value.
+  """
+  slots = jnp.arange(cache.key.shape[1])
+  # How many positions ago each slot is written, this position's write included.
+  age = (cache.index[:, None] - slots[None, :]) % slots.size
+  here = (age == 0)[:, :, None, None]
+  keys = jnp.where(here, key.astype(cache.key.dtype), cache.key)
+  values = jnp.where(here, value.astype(cache.value.dtype), cache.value)
+
+  written = (age <= cache.index[:, None])[:, None, :]
+  steps, rest = jnp.divmod(
+    age[:, None, :], jnp.asarray(dilations, jnp.int32)[None, :, None]
+  )
+  seen = written & (rest == 0) & (steps <= left)
+  out = dense_attention(query, keys, values, mask=seen[:, :, None, :])
+  return out, SlidingWindowCache(keys, values, cache.index + 1)
