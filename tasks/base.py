@@ -1,0 +1,242 @@
+"""What every task offers, and the few pieces that all of them share.
+
+A task owns its data, its vocabulary and its metrics. It hands out numpy batches
+and knows nothing of the model; the model knows nothing of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import pathlib
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+
+if TYPE_CHECKING:
+  import jax
+
+Batch = dict[str, np.ndarray]
+"""'source' [B, S], 'inputs' and 'targets' [B, T] int32, 'weights' [B, T]."""
+
+PAD, BOS, EOS = 0, 1, 2
+"""Every vocabulary begins with these, so that models need no table of them."""
+
+
+class DataError(ValueError):
+  """A fault in the data that a user gave, told in one line."""
+
+
+class DecodeBatch(NamedTuple):
+  """Sequences to continue or to translate, with the expected answers.
+
+  Attributes:
+    inputs: {'source' [B, S]}, or {'prompt' [B, P], 'prompt_length' [B]}. B is
+      always the batch size; rows past the last reference repeat an earlier one.
+    references: the answers of the first `len(references)` rows.
+    max_length: tokens to generate at most.
+  """
+
+  inputs: Batch
+  references: list[str]
+  max_length: int
+
+
+class Task(Protocol):
+  """Data, vocabulary and metrics of one experiment.
+
+  Attributes:
+    source_vocab_size: size of the source vocabulary; None without an encoder.
+    target_vocab_size: size of the target vocabulary.
+    shared_vocabulary: whether source and target ids mean the same.
+    max_source_length: longest S of any batch; None without an encoder.
+    max_target_length: longest T of any batch, generated ones included.
+    pad_id: fills rows up to a common length; its weight is 0.
+    bos_id: what a decoder reads first when there is no prompt.
+    eos_id: ends a sequence.
+    eval_splits: held-out splits; the first is the one used while training.
+  """
+
+  source_vocab_size: int | None
+  target_vocab_size: int
+  shared_vocabulary: bool
+  max_source_length: int | None
+  max_target_length: int
+  pad_id: int
+  bos_id: int
+  eos_id: int
+  eval_splits: tuple[str, ...]
+
+  def train_batch(self, step: int) -> Batch:
+    """The batch of a step: a pure function of (seed, step)."""
+    ...
+
+  def eval_batches(self, split: str) -> Iterator[Batch]:
+    """Every held-out example once; the last batch is padded with weight 0."""
+    ...
+
+  def metric_sums(
+    self, logits: jax.Array, batch: Mapping[str, Any]
+  ) -> dict[str, jax.Array]:
+    """Metric name → [sum, count], traceable; the loss is added elsewhere."""
+    ...
+
+  def summarize(
+    self, sums: Mapping[str, tuple[float, float]]
+  ) -> dict[str, float]:
+    """Divides sums by counts, once, and adds what follows from them."""
+    ...
+
+  def decode_batches(self, split: str) -> Iterator[DecodeBatch]:
+    """The held-out examples as a decoder meets them; may be empty."""
+    ...
+
+  def score(
+    self, hypotheses: Sequence[str], references: Sequence[str]
+  ) -> dict[str, float | str]:
+    """Metrics of decoded text against its references."""
+    ...
+
+  def encode(self, line: str) -> list[int]:
+    """Source or prompt ids of a line that a user typed; or ValueError."""
+    ...
+
+  def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+    """Text of generated ids, up to the first `eos_id`."""
+    ...
+
+  def labels(self, ids: Sequence[int] | np.ndarray) -> list[str]:
+    """One printable label per id, for the axes of a picture."""
+    ...
+
+  def save(self, directory: pathlib.Path) -> None:
+    """Writes `directory/vocabulary`, which `restore=True` reads."""
+    ...
+
+
+class TaskEntry(NamedTuple):
+  """One line of `TASKS`.
+
+  Attributes:
+    config_type: frozen dataclass that validates itself.
+    make: `(config, *, kind, batch_size, seed, workdir, restore=False) -> Task`.
+  """
+
+  config_type: type
+  make: Callable[..., Task]
+
+
+def check(config: Any, name: str, valid: bool, expected: str) -> None:
+  """Raises a ValueError that begins with the field's name."""
+  if not valid:
+    value = getattr(config, name)
+    raise ValueError(f"{name}: expected {expected}, got {value!r}")
+
+
+def check_kind(task: str, kind: str, served: Sequence[str]) -> None:
+  """Raises ValueError where a task cannot feed this kind of model."""
+  if kind not in served:
+    raise ValueError(
+      f"model.kind: {task} serves {', '.join(served)}, got {kind!r}"
+    )
+
+
+def token_accuracy(
+  logits: jax.Array, targets: jax.Array, weights: jax.Array
+) -> jax.Array:
+  """[Σ weight of right tokens, Σ weight]; logits [B, T, V], others [B, T]."""
+  import jax.numpy as jnp
+
+  hits = (jnp.argmax(logits, axis=-1) == targets) * weights
+  return jnp.stack([hits.sum(), weights.sum()])
+
+
+def sequence_accuracy(
+  logits: jax.Array, targets: jax.Array, weights: jax.Array
+) -> jax.Array:
+  """[rows whose every weighted token is right, rows with any weight].
+
+  Teacher forcing suffices: where every argmax given the true prefix is right,
+  greedy decoding would have produced that very prefix, and where one is wrong
+  it errs at the same place. So this equals exact match of greedy decoding.
+  """
+  import jax.numpy as jnp
+
+  counted = weights > 0
+  right = jnp.argmax(logits, axis=-1) == targets
+  rows = jnp.any(counted, axis=-1)
+  exact = jnp.all(right | ~counted, axis=-1) & rows
+  return jnp.stack([exact.sum(), rows.sum()]).astype(jnp.float32)
+
+
+def divide(sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+  """Metric name → sum / count, leaving out what was never counted."""
+  return {
+    name: float(total) / float(count)
+    for name, (total, count) in sums.items()
+    if count
+  }
+
+
+def pad_rows(batch: Batch, batch_size: int) -> Batch:
+  """Adds rows of zeros, whose weight is 0 therefore, up to `batch_size`."""
+  return {
+    name: np.pad(array, ((0, batch_size - len(array)), (0, 0)))
+    for name, array in batch.items()
+  }
+
+
+def repeat_rows(count: int, batch_size: int) -> np.ndarray:
+  """Row numbers 0 … count − 1, and the last again up to `batch_size`."""
+  return np.minimum(np.arange(batch_size), count - 1)
+
+
+def until_eos(ids: Sequence[int] | np.ndarray) -> list[int]:
+  """Ids before the first EOS, without PAD and BOS."""
+  ids = [int(i) for i in ids]
+  if EOS in ids:
+    ids = ids[: ids.index(EOS)]
+  return [i for i in ids if i not in (PAD, BOS)]
+
+
+def check_vocabulary(
+  workdir: pathlib.Path | None, name: str, content: bytes
+) -> None:
+  """Raises DataError where a run was begun with another vocabulary.
+
+  A model that continues on ids of another meaning would train on without a
+  word, so a run whose data changed is stopped here.
+  """
+  if workdir is None:
+    return
+  path = vocabulary_path(workdir, name)
+  if path.exists() and path.read_bytes() != content:
+    raise DataError(
+      f"{path} does not fit the data: they changed since this run began; "
+      "restore them or take another workdir"
+    )
+
+
+def vocabulary_path(directory: pathlib.Path, name: str) -> pathlib.Path:
+  """Where a run keeps a file of its vocabulary."""
+  return pathlib.Path(directory) / "vocabulary" / name
+
+
+def load_vocabulary(workdir: pathlib.Path | None, name: str) -> bytes:
+  """Reads a file of a run's vocabulary, or raises DataError."""
+  if workdir is None:
+    raise DataError("restore=True needs the workdir of a run")
+  path = vocabulary_path(workdir, name)
+  try:
+    return path.read_bytes()
+  except FileNotFoundError:
+    raise DataError(f"{path}: no such file; is this a run's workdir?") from None
+
+
+def save_vocabulary(
+  directory: pathlib.Path, files: Mapping[str, bytes]
+) -> None:
+  """Writes files of a vocabulary, the folder too."""
+  for name, content in files.items():
+    path = vocabulary_path(directory, name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)

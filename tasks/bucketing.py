@@ -1,0 +1,151 @@
+"""Batches of similar lengths in a few shapes, each a compilation of its own."""
+
+from collections.abc import Iterable
+import functools
+from typing import NamedTuple
+
+import numpy as np
+
+
+_MOVES = 64
+
+
+class Ragged(NamedTuple):
+  """Rows of different lengths, end to end in one array.
+
+  Attributes:
+    values: int32 [total].
+    lengths: int64 [n].
+    starts: int64 [n].
+  """
+
+  values: np.ndarray
+  lengths: np.ndarray
+  starts: np.ndarray
+
+  @classmethod
+  def stack(cls, chunks: Iterable[list[list[int]]]) -> "Ragged":
+    """Joins chunks of rows; at no time are all rows Python lists."""
+    values, lengths = [], []
+    for rows in chunks:
+      values.append(np.array([i for row in rows for i in row], np.int32))
+      lengths.append(np.array([len(row) for row in rows], np.int64))
+    joined = np.concatenate(lengths)
+    return cls(np.concatenate(values), joined, np.cumsum(joined) - joined)
+
+  def pad(self, rows: np.ndarray, length: int) -> np.ndarray:
+    """Rows as int32 [len(rows), length], zeros at the end, or cut there."""
+    columns = np.arange(length)
+    index = self.starts[rows, None] + columns
+    inside = columns < self.lengths[rows, None]
+    return self.values[np.where(inside, index, 0)] * inside
+
+
+def choose_shapes(lengths: np.ndarray, max_shapes: int) -> np.ndarray:
+  """Picks the shapes (S, T) that a set of pairs is padded to.
+
+  Coordinate descent on the padded area, where each pair takes the smallest
+  shape that holds it: from equal quantiles, one side of one shape moves at a
+  time to where it saves most. Cost O(max_shapes · distinct pairs of lengths)
+  for each of a few sweeps, 64 moves tried in each; 0.2 s for 29,000 pairs.
+
+  Args:
+    lengths: [n, 2].
+    max_shapes: at least 1.
+
+  Returns:
+    [k, 2], k ≤ max_shapes, by growing area; the last fits every pair.
+  """
+  pairs, counts = np.unique(lengths, axis=0, return_counts=True)
+  shapes = _quantiles(lengths, np.arange(1, max_shapes + 1) / max_shapes)
+  moves = _quantiles(lengths, np.linspace(0, 1, _MOVES))
+  areas = np.stack([_areas(pairs, shape) for shape in shapes])
+  best, before = areas.min(axis=0) @ counts, np.inf
+  while best < before:
+    before = best
+    for i in range(len(shapes) - 1):  # the last has to hold everything
+      others = np.delete(areas, i, axis=0).min(axis=0)
+      for axis in (0, 1):
+        for length in np.unique(moves[:, axis]):
+          shape = shapes[i].copy()
+          shape[axis] = length
+          total = np.minimum(others, _areas(pairs, shape)) @ counts
+          if total < best:
+            best, shapes[i] = total, shape
+      areas[i] = _areas(pairs, shapes[i])
+  shapes = np.unique(shapes, axis=0)
+  return shapes[np.argsort(shapes.sum(axis=1), kind="stable")]
+
+
+def fit(shapes: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+  """Index of the smallest shape that holds each pair; len(shapes) for none.
+
+  Args:
+    shapes: [k, 2] as `choose_shapes` gives them.
+    lengths: [n, 2].
+  """
+  index = np.full(len(lengths), len(shapes))
+  for i in reversed(range(len(shapes))):
+    index[(lengths <= shapes[i]).all(axis=1)] = i
+  return index
+
+
+class BucketedBatches:
+  """Which rows and which shape each training step uses.
+
+  Every epoch is a new permutation: full batches of rows that need one shape,
+  then batches of what the buckets have left over, in a shape that fits them,
+  all in random order. Fewer than B rows, other ones each time, are left out.
+
+  `batch(step)` is a pure function of (seed, step).
+  """
+
+  def __init__(
+    self, lengths: np.ndarray, shapes: np.ndarray, batch_size: int, seed: int
+  ):
+    self._lengths = lengths
+    self._shapes = shapes
+    self._bucket = fit(shapes, lengths)
+    self._batch_size = batch_size
+    self._seed = seed
+    self.batches_per_epoch = max(1, len(lengths) // batch_size)
+    # Two epochs: a prefetching thread may be in the next one.
+    self._epoch = functools.lru_cache(2)(self._plan)
+
+  def batch(self, step: int) -> tuple[np.ndarray, tuple[int, int]]:
+    """Rows [B] and shape (S, T) of a step; 1 µs, but for each new epoch."""
+    epoch, position = divmod(step, self.batches_per_epoch)
+    rows, shapes = self._epoch(epoch)
+    source, target = self._shapes[shapes[position]]
+    return rows[position], (int(source), int(target))
+
+  def _plan(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows [batches, B] of one epoch, and the index of each batch's shape."""
+    size = self._batch_size
+    rng = np.random.default_rng((self._seed, epoch))
+    rows = rng.permutation(len(self._lengths))
+    rows = np.resize(rows, max(len(rows), size))  # repeats a tiny corpus
+    full, rest = [], []
+    for bucket in range(len(self._shapes)):
+      members = rows[self._bucket[rows] == bucket]
+      cut = len(members) // size * size
+      full.append(members[:cut])
+      rest.append(members[cut:])
+    pool = rng.permutation(np.concatenate(rest))
+    pool = pool[: len(pool) // size * size]
+    # Similar lengths together; by area, as the shapes are.
+    pool = pool[np.argsort(self._lengths[pool].sum(axis=1), kind="stable")]
+    plan = np.concatenate([*full, pool]).reshape(-1, size)
+    longest = self._lengths[plan].max(axis=1)
+    order = rng.permutation(len(plan))
+    return plan[order], fit(self._shapes, longest)[order]
+
+
+def _quantiles(lengths: np.ndarray, shares: np.ndarray) -> np.ndarray:
+  """Lengths that occur, [len(shares), 2]; the share 1 gives the longest."""
+  return np.quantile(lengths, shares, axis=0, method="higher")
+
+
+def _areas(pairs: np.ndarray, shape: np.ndarray) -> np.ndarray:
+  """S + T for each pair that the shape holds, and more than any other where not."""
+  return np.where((pairs <= shape).all(axis=1), shape.sum(), pairs.max() * 2)

@@ -1,0 +1,131 @@
+"""Translation sets of the TFDS catalogue by name, such as ted_hrlr_translate.
+
+This module imports TFDS (0.7 s), so it is imported where it is needed.
+"""
+
+from collections.abc import Iterable
+import os
+import pathlib
+import socket
+import threading
+import urllib.parse
+
+import tensorflow_datasets as tfds
+
+from tasks import builders
+from tasks.base import DataError
+
+
+def prepare_named(
+  name: str, folder: str, languages: tuple[str, str]
+) -> tfds.core.DatasetBuilder:
+  """Finds, or downloads and prepares, a TFDS translation set.
+
+  Args:
+    name: as in the catalogue: 'ted_hrlr_translate/pt_to_en'.
+    folder: a TFDS data folder that has it prepared; '' takes the cache.
+    languages: source and target; both must be features of the set.
+
+  Raises:
+    DataError: an unknown name, a set without these languages, no network, or
+      whatever TFDS reports, in one line.
+  """
+  builder = _find(name, folder or str(builders.cache_directory()))
+  _check_languages(name, builder.info.features or {}, languages)
+  if folder:
+    if not builder.is_prepared():
+      raise DataError(
+        f"{folder}: no prepared {builder.info.full_name} in array_record "
+        "format; leave task.path empty to download it"
+      )
+    return builder
+  key = "tfds-" + builder.info.full_name.replace("/", "-")
+  if not (builders.cache_directory() / key).exists():
+    _check_network(name, builder.url_infos or ())
+
+  def write(scratch: str) -> pathlib.Path:
+    fresh = _find(name, scratch)
+    downloads = builders.cache_directory() / "downloads"
+    try:
+      fresh.download_and_prepare(
+        download_dir=str(downloads),
+        # What Google hosts ready-made is tfrecord, which needs TensorFlow.
+        download_config=tfds.download.DownloadConfig(try_download_gcs=False),
+      )
+    except Exception as error:  # Builders of 30 authors raise what they like.
+      raise DataError(f"{name}: cannot prepare it: {_line(error)}") from error
+    return pathlib.Path(fresh.data_dir)
+
+  return tfds.builder_from_directory(builders.prepare(key, write))
+
+
+def _find(name: str, data_dir: str) -> tfds.core.DatasetBuilder:
+  # Sets such as wmt14_translate are registered by this import only.
+  import tensorflow_datasets.translate  # noqa: F401
+
+  try:
+    return tfds.builder(name, data_dir=data_dir, file_format="array_record")
+  except tfds.core.DatasetNotFoundError:
+    raise DataError(
+      f"dataset: TFDS has no {name!r}; see "
+      "https://www.tensorflow.org/datasets/catalog/overview#translate"
+    ) from None
+  except Exception as error:  # As above: a message may fill the screen.
+    raise DataError(f"dataset: {name}: {_line(error)}") from error
+
+
+def _check_languages(
+  name: str, features: Iterable[str], languages: tuple[str, str]
+) -> None:
+  known = sorted(features)
+  for field, language in zip(
+    ("source_language", "target_language"), languages, strict=True
+  ):
+    if language not in known:
+      raise DataError(
+        f"{field}: {name} has {', '.join(known)}, not {language!r}"
+      )
+
+
+def _check_network(name: str, urls: Iterable[str], timeout: float = 3) -> None:
+  """Raises DataError at once where TFDS would retry for minutes.
+
+  Any answer of any host counts, a proxy's too; what TFDS then makes of it is
+  reported by TFDS. Name look-up obeys no timeout, hence the threads.
+  """
+  proxy = os.environ.get("https_proxy") or os.environ.get("HTTPS_PROXY")
+  parsed = [urllib.parse.urlsplit(u) for u in ([proxy] if proxy else urls)]
+  default_ports = {"http": 80, "ftp": 21}
+  hosts = {
+    (u.hostname, u.port or default_ports.get(u.scheme, 443))
+    for u in parsed
+    if u.hostname
+  }
+  if not hosts:
+    return
+  answered, tried = threading.Event(), threading.Semaphore(0)
+
+  def attempt(host: tuple[str, int]) -> None:
+    try:
+      socket.create_connection(host, timeout).close()
+      answered.set()
+    except OSError:
+      pass
+    tried.release()
+
+  for host in hosts:
+    threading.Thread(target=attempt, args=(host,), daemon=True).start()
+  for _ in hosts:
+    if answered.is_set() or not tried.acquire(timeout=timeout):
+      break
+  if not answered.is_set():
+    raise DataError(
+      f"{name} is not prepared in {builders.cache_directory()} and its hosts "
+      f"({', '.join(sorted(h for h, _ in hosts))}) do not answer: this machine "
+      "is offline; use task.source=numbers or files"
+    )
+
+
+def _line(error: BaseException) -> str:
+  lines = str(error).strip().splitlines()
+  return lines[0] if lines else type(error).__name__

@@ -1,0 +1,150 @@
+"""Text files as people have them: UTF-8, plain or gzipped, a line a sentence."""
+
+import gzip
+import hashlib
+import logging
+import pathlib
+import re
+import zlib
+
+from tasks.base import DataError
+
+Pairs = list[tuple[str, str]]
+
+_VALIDATION = ("val", "valid", "validation")
+
+
+def read_bytes(path: pathlib.Path) -> bytes:
+  """Reads a file, unpacking `.gz`; DataError where that cannot be done."""
+  try:
+    if path.suffix == ".gz":
+      return gzip.decompress(path.read_bytes())
+    return path.read_bytes()
+  except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+    raise DataError(f"{path}: damaged gzip file ({error})") from error
+  except OSError as error:
+    raise DataError(f"{path}: {error.strerror}") from error
+
+
+def read_text(path: pathlib.Path) -> str:
+  r"""Reads UTF-8 with "\n" for line ends; DataError names a faulty line."""
+  data = read_bytes(path)
+  try:
+    # A byte order mark is no part of the first sentence.
+    return data.decode("utf-8-sig").replace("\r\n", "\n")
+  except UnicodeDecodeError as error:
+    # Counted in `error.object`, which lacks the mark where there was one.
+    line = error.object.count(b"\n", 0, error.start) + 1
+    byte = error.object[error.start]
+    raise DataError(
+      f"{path}, line {line}: byte 0x{byte:02x} is not UTF-8"
+    ) from error
+
+
+def read_lines(path: pathlib.Path) -> list[str]:
+  r"""Reads lines, split at "\n" only: U+2028 and the like are text."""
+  lines = read_text(path).split("\n")
+  return lines[:-1] if lines[-1] == "" else lines
+
+
+class AlignedFiles:
+  """A folder of aligned text: `train.en` and `train.de`, `val.*`, `test*.*`.
+
+  Attributes:
+    splits: split name → (source file, target file); 'train' and 'validation'
+      (from val, valid or validation) are there for certain, and each `test*`
+      that has both languages is a split of its own name.
+
+  Raises:
+    DataError: a missing folder or file, with the names that were looked for.
+  """
+
+  def __init__(self, folder: pathlib.Path, source: str, target: str):
+    if not folder.is_dir():
+      raise DataError(f"{folder}: no such folder (task.path)")
+    self.splits = {
+      "train": _find_pair(folder, ("train",), source, target),
+      "validation": _find_pair(folder, _VALIDATION, source, target),
+    }
+    pattern = re.compile(rf"(test.*)\.{re.escape(source)}(\.gz)?")
+    matches = (pattern.fullmatch(path.name) for path in folder.iterdir())
+    for stem in sorted({match[1] for match in matches if match}):
+      if _find(folder, stem, target) is None:
+        logging.getLogger(__name__).warning(
+          "%s: %s.%s has no %s.%s beside it and is left out",
+          folder,
+          stem,
+          source,
+          stem,
+          target,
+        )
+        continue
+      self.splits[stem] = _find_pair(folder, (stem,), source, target)
+
+  def digest(self) -> str:
+    """SHA-256 over the names of the splits and the bytes of their files."""
+    digest = hashlib.sha256()
+    for name, paths in self.splits.items():
+      for path in paths:
+        try:
+          content = hashlib.sha256(path.read_bytes()).hexdigest()
+        except OSError as error:
+          raise DataError(f"{path}: {error.strerror}") from error
+        digest.update(f"{name} {path.name} {content}\n".encode())
+    return digest.hexdigest()
+
+  def read(self) -> dict[str, Pairs]:
+    """Reads every split.
+
+    Raises:
+      DataError: undecodable bytes, different line counts, an empty split.
+    """
+    return {
+      name: _read_pairs(name, *paths) for name, paths in self.splits.items()
+    }
+
+
+def _read_pairs(
+  split: str, source: pathlib.Path, target: pathlib.Path
+) -> Pairs:
+  sources, targets = read_lines(source), read_lines(target)
+  if len(sources) != len(targets):
+    raise DataError(
+      f"{source} has {len(sources)} lines and {target.name} has "
+      f"{len(targets)}: line n of one must translate line n of the other"
+    )
+  if not sources:
+    raise DataError(f"{source}: empty {split} split")
+  return list(zip(sources, targets, strict=True))
+
+
+def _find(
+  folder: pathlib.Path, stem: str, language: str
+) -> pathlib.Path | None:
+  for name in (f"{stem}.{language}", f"{stem}.{language}.gz"):
+    if (folder / name).is_file():
+      return folder / name
+  return None
+
+
+def _find_pair(
+  folder: pathlib.Path, stems: tuple[str, ...], source: str, target: str
+) -> tuple[pathlib.Path, pathlib.Path]:
+  """Finds both languages of the first stem that is there at all."""
+  for stem in stems:
+    pair = _find(folder, stem, source), _find(folder, stem, target)
+    if pair[0] and pair[1]:
+      return pair[0], pair[1]
+    if pair[0] or pair[1]:
+      stems = (stem,)
+      break
+  missing = [
+    language
+    for language in (source, target)
+    if not any(_find(folder, stem, language) for stem in stems)
+  ]
+  wanted = " and ".join(
+    " or ".join(f"{stem}.{language}[.gz]" for stem in stems)
+    for language in missing
+  )
+  raise DataError(f"{folder}: no {wanted}")

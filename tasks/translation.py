@@ -1,0 +1,352 @@
+"""Translation: number words, aligned text files, or any TFDS set by name."""
+
+from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+import logging
+import pathlib
+from typing import Any, Literal
+
+import numpy as np
+
+from tasks import base
+from tasks.base import BOS, EOS, PAD, Batch, DataError, DecodeBatch
+from tasks.bucketing import BucketedBatches, Ragged, choose_shapes, fit
+from tasks.vocabulary import MODEL_FILE, Subwords, cached_subwords
+
+# Vaswani et al. (2017), 6.1: outputs at most 50 tokens longer than the input.
+_EXTRA_LENGTH = 50
+_AUTOMATIC_SIZES = {"numbers": 128, "files": 8000, "tfds": 8000}
+
+
+@dataclasses.dataclass(frozen=True)
+class TranslationConfig:
+  """Where sentence pairs come from, and how they are cut into batches.
+
+  Attributes:
+    source: 'numbers' needs nothing; 'files' reads the folder `path`, with
+      `train.en`, `train.de` and so on, plain or .gz; 'tfds' takes `dataset`.
+    path: folder of 'files'; for 'tfds', a data folder that has it prepared.
+    dataset: name in the TFDS catalogue.
+    source_language: file ending, TFDS feature or num2words language.
+    target_language: likewise.
+    vocab_size: subwords, joint; 0 takes 128 for numbers and 8,000 otherwise. A
+      small text may support fewer.
+    max_length: tokens of a sentence with EOS. Longer training pairs are left
+      out, longer held-out sources are cut; both are counted and reported.
+    num_buckets: distinct batch shapes; each costs one compilation.
+    max_number: for 'numbers', the largest, up to 9,999,999.
+    num_train: for 'numbers', how many are trained.
+    num_validation: for 'numbers', how many are held out.
+  """
+
+  source: Literal["numbers", "files", "tfds"] = "numbers"
+  path: str = ""
+  dataset: str = "ted_hrlr_translate/pt_to_en"
+  source_language: str = "en"
+  target_language: str = "de"
+  vocab_size: int = 0
+  max_length: int = 128
+  num_buckets: int = 6
+  max_number: int = 999_999
+  num_train: int = 20_000
+  num_validation: int = 1_000
+
+  def __post_init__(self):
+    base.check(
+      self,
+      "source",
+      self.source in _AUTOMATIC_SIZES,
+      "'numbers', 'files' or 'tfds'",
+    )
+    needs_path = self.source == "files"
+    base.check(
+      self,
+      "path",
+      bool(self.path) or not needs_path,
+      f"a folder with train.{self.source_language} and "
+      f"train.{self.target_language}",
+    )
+    base.check(
+      self,
+      "dataset",
+      bool(self.dataset) or self.source != "tfds",
+      "a name of the TFDS catalogue",
+    )
+    base.check(self, "source_language", bool(self.source_language), "a name")
+    base.check(
+      self,
+      "target_language",
+      self.target_language not in ("", self.source_language),
+      f"a language other than {self.source_language!r}",
+    )
+    base.check(
+      self,
+      "vocab_size",
+      self.vocab_size == 0 or self.vocab_size >= 5,
+      "at least 5 subwords, or 0 for a size that suits the source",
+    )
+    base.check(self, "max_length", self.max_length >= 2, "at least 2 tokens")
+    base.check(self, "num_buckets", self.num_buckets >= 1, "at least 1")
+    base.check(
+      self,
+      "max_number",
+      999 <= self.max_number <= 9_999_999,
+      "999 to 9999999",
+    )
+    base.check(self, "num_train", self.num_train >= 1, "at least 1")
+    base.check(self, "num_validation", self.num_validation >= 1, "at least 1")
+
+
+class _Split:
+  """Encoded sentence pairs: EOS is in the ids, BOS is not."""
+
+  def __init__(self, pairs: Iterator, vocabulary: Subwords, keep_text: bool):
+    sources, targets = [], []
+    self.references: list[str] = []
+    for source_text, target_text in pairs:
+      sources.append(_with_eos(vocabulary.encode(source_text)))
+      targets.append(_with_eos(vocabulary.encode(target_text)))
+      if keep_text:
+        self.references += target_text
+    self.source = Ragged.stack(sources)
+    self.target = Ragged.stack(targets)
+    self.lengths = np.stack([self.source.lengths, self.target.lengths], axis=1)
+
+  def batch(self, rows: np.ndarray, shape: tuple[int, int]) -> Batch:
+    """Rows in one shape; what is longer is cut and still ends in EOS."""
+    targets = _pad_with_eos(self.target, rows, shape[1])
+    inputs = np.pad(targets[:, :-1], ((0, 0), (1, 0)), constant_values=BOS)
+    return {
+      "source": _pad_with_eos(self.source, rows, shape[0]),
+      "inputs": inputs * (targets != PAD),
+      "targets": targets,
+      "weights": (targets != PAD).astype(np.float32),
+    }
+
+
+class TranslationTask:
+  """Sentence pairs for an encoder-decoder, with one vocabulary for both sides.
+
+  `splits` is None for a restored task, which encodes and decodes only.
+  """
+
+  pad_id, bos_id, eos_id = PAD, BOS, EOS
+  shared_vocabulary = True
+
+  def __init__(
+    self,
+    config: TranslationConfig,
+    vocabulary: Subwords,
+    splits: dict[str, _Split] | None,
+    *,
+    batch_size: int,
+    seed: int,
+  ):
+    self._config = config
+    self._vocabulary = vocabulary
+    self._batch_size = batch_size
+    self._splits = splits or {}
+    self.source_vocab_size = self.target_vocab_size = vocabulary.size
+    self.max_source_length = self.max_target_length = config.max_length
+    tests = sorted(name for name in self._splits if name.startswith("test"))
+    self.eval_splits = ("validation", *tests) if splits else ()
+    if splits:
+      self._prepare_batches(seed)
+
+  def _prepare_batches(self, seed: int) -> None:
+    limit = self._config.max_length
+    lengths = self._splits["train"].lengths
+    # A side without any text is one EOS long.
+    usable = ((lengths > 1) & (lengths <= limit)).all(axis=1)
+    self._rows = np.flatnonzero(usable)
+    log = logging.getLogger(__name__)
+    if not usable.any():
+      raise DataError(
+        f"max_length: none of {len(usable)} training pairs has at most "
+        f"{limit} tokens a side"
+      )
+    if not usable.all():
+      log.warning(
+        "left out %d of %d training pairs: an empty side, or more than "
+        "task.max_length=%d tokens (longest: %d)",
+        len(usable) - usable.sum(),
+        len(usable),
+        limit,
+        lengths.max(),
+      )
+    for name in self.eval_splits:
+      cut = (self._splits[name].lengths > limit).sum(axis=0)
+      if cut.any():
+        log.warning(
+          "%s: %d sources and %d targets cut to task.max_length=%d tokens; "
+          "references stay whole",
+          name,
+          *cut,
+          limit,
+        )
+    lengths = lengths[usable]
+    self._shapes = choose_shapes(lengths, self._config.num_buckets)
+    self._batches = BucketedBatches(
+      lengths, self._shapes, self._batch_size, seed
+    )
+
+  def train_batch(self, step: int) -> Batch:
+    """The batch of a step, in one of at most `num_buckets` shapes."""
+    rows, shape = self._batches.batch(step)
+    return self._splits["train"].batch(self._rows[rows], shape)
+
+  def eval_batches(self, split: str) -> Iterator[Batch]:
+    """Every pair once, short ones first."""
+    data = self._splits[split]
+    lengths = np.minimum(data.lengths, self._config.max_length)
+    order = np.lexsort((lengths[:, 0], lengths[:, 1]))
+    for rows in self._chunks(order):
+      shape = self._shape(lengths[rows].max(axis=0))
+      yield base.pad_rows(data.batch(rows, shape), self._batch_size)
+
+  def decode_batches(self, split: str) -> Iterator[DecodeBatch]:
+    """Every source once, short ones first, in two source lengths or three.
+
+    Decoding is one compiled loop for each length, and what it costs is decided
+    by the outputs: two lengths are enough.
+    """
+    data, limit = self._splits[split], self._config.max_length
+    lengths = np.minimum(data.source.lengths, limit)
+    known = np.unique(self._shapes[:, 0])
+    known = np.unique([known[len(known) // 2], known[-1], limit])
+    for rows in self._chunks(np.argsort(lengths, kind="stable")):
+      longest = int(known[np.searchsorted(known, lengths[rows].max())])
+      padded = rows[base.repeat_rows(len(rows), self._batch_size)]
+      yield DecodeBatch(
+        {"source": _pad_with_eos(data.source, padded, longest)},
+        [data.references[row] for row in rows],
+        min(longest + _EXTRA_LENGTH, limit),
+      )
+
+  def metric_sums(
+    self, logits: Any, batch: Mapping[str, Any]
+  ) -> dict[str, Any]:
+    """Token accuracy, given the true prefix."""
+    accuracy = base.token_accuracy(logits, batch["targets"], batch["weights"])
+    return {"token_accuracy": accuracy}
+
+  def summarize(
+    self, sums: Mapping[str, tuple[float, float]]
+  ) -> dict[str, float]:
+    """Divides once."""
+    return base.divide(sums)
+
+  def score(
+    self, hypotheses: Sequence[str], references: Sequence[str]
+  ) -> dict[str, float | str]:
+    """Exact match, and corpus BLEU with SacreBLEU's signature (Post 2018)."""
+    import sacrebleu
+
+    pairs = list(zip(hypotheses, references, strict=True))
+    if not pairs:  # SacreBLEU would raise IndexError.
+      return {}
+    metric = sacrebleu.BLEU()
+    bleu = metric.corpus_score(list(hypotheses), [list(references)])
+    # Spaces are not the model's to get right: the vocabulary squeezes them.
+    exact = sum(h.split() == r.split() for h, r in pairs)
+    return {
+      "exact_match": exact / len(pairs),
+      "bleu": bleu.score,
+      "bleu_signature": str(metric.get_signature()),
+    }
+
+  def encode(self, line: str) -> list[int]:
+    """Source ids with EOS; unknown characters become the unknown piece."""
+    [ids] = _with_eos(self._vocabulary.encode([line]))
+    if len(ids) > self._config.max_length:
+      raise ValueError(
+        f"{len(ids)} tokens, more than task.max_length="
+        f"{self._config.max_length}; split the line"
+      )
+    return ids
+
+  def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+    """Text of ids, up to EOS."""
+    return self._vocabulary.decode(ids)
+
+  def labels(self, ids: Sequence[int] | np.ndarray) -> list[str]:
+    """The subword of each id."""
+    return self._vocabulary.labels(ids)
+
+  def save(self, directory: pathlib.Path) -> None:
+    """Writes the vocabulary."""
+    self._vocabulary.save(directory)
+
+  def _chunks(self, order: np.ndarray) -> Iterator[np.ndarray]:
+    for start in range(0, len(order), self._batch_size):
+      yield order[start : start + self._batch_size]
+
+  def _shape(self, longest: np.ndarray) -> tuple[int, int]:
+    [index] = fit(self._shapes, longest[None])
+    if index == len(self._shapes):  # longer than anything in training
+      return self._config.max_length, self._config.max_length
+    source, target = self._shapes[index]
+    return int(source), int(target)
+
+
+def make(
+  config: TranslationConfig,
+  *,
+  kind: str,
+  batch_size: int,
+  seed: int,
+  workdir: pathlib.Path | None = None,
+  restore: bool = False,
+) -> TranslationTask:
+  """Makes the task: prepares data, trains the vocabulary, encodes everything.
+
+  Prepared data and vocabularies are kept in the cache (`builders.py`), so the
+  second start reads them.
+
+  Args:
+    config: which corpus.
+    kind: `model.kind`; 'encoder_decoder' only.
+    batch_size: rows of every batch.
+    seed: of the order of training.
+    workdir: of a run; its vocabulary must fit the data.
+    restore: take the run's vocabulary and read no data.
+
+  Raises:
+    ValueError: a kind of model that this task cannot feed.
+    DataError: in one line, what is wrong with the data.
+  """
+  base.check_kind("translation", kind, ("encoder_decoder",))
+  if restore:
+    vocabulary = Subwords.load(workdir)
+    return TranslationTask(
+      config, vocabulary, None, batch_size=batch_size, seed=seed
+    )
+  from tasks import builders
+  from tasks.corpora import open_corpus
+
+  corpus = open_corpus(config)
+  vocabulary = cached_subwords(
+    corpus.training_text(),
+    config.vocab_size or _AUTOMATIC_SIZES[config.source],
+    builders.cache_directory() / "vocabularies",
+    corpus.digest,
+  )
+  base.check_vocabulary(workdir, MODEL_FILE, vocabulary.model)
+  splits = {
+    name: _Split(corpus.read(name), vocabulary, keep_text=name != "train")
+    for name in corpus.splits
+    if name in ("train", "validation") or name.startswith("test")
+  }
+  return TranslationTask(
+    config, vocabulary, splits, batch_size=batch_size, seed=seed
+  )
+
+
+def _with_eos(rows: list[list[int]]) -> list[list[int]]:
+  return [[*row, EOS] for row in rows]
+
+
+def _pad_with_eos(ragged: Ragged, rows: np.ndarray, length: int) -> np.ndarray:
+  padded = ragged.pad(rows, length)
+  padded[ragged.lengths[rows] > length, -1] = EOS
+  return padded

@@ -1,0 +1,128 @@
+"""Subword vocabulary: byte-pair encoding, joint for source and target.
+
+Sennrich et al. 2016, as SentencePiece trains it (Kudo and Richardson 2018).
+"""
+
+from collections.abc import Iterable, Sequence
+import hashlib
+import io
+import os
+import pathlib
+import re
+import tempfile
+
+import numpy as np
+
+from tasks import base
+from tasks.base import BOS, EOS, PAD, DataError
+
+MODEL_FILE = "subwords.model"
+LIST_FILE = "subwords.txt"
+
+
+class Subwords:
+  """Text to ids and back; a SentencePiece model with the ids of `tasks.base`.
+
+  Attributes:
+    model: the serialised model.
+    size: number of ids.
+  """
+
+  def __init__(self, model: bytes):
+    import sentencepiece
+
+    self.model = model
+    self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    self.size: int = self._processor.get_piece_size()
+
+  def encode(self, lines: Sequence[str]) -> list[list[int]]:
+    """Ids of each line, without BOS and EOS; 10 µs a line."""
+    return self._processor.encode(list(lines))
+
+  def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+    """Text of ids, up to EOS."""
+    return self._processor.decode(base.until_eos(ids))
+
+  def labels(self, ids: Sequence[int] | np.ndarray) -> list[str]:
+    """The piece of each id; '▁' stands for the space before a word."""
+    return [self._processor.id_to_piece(int(i)) for i in ids]
+
+  def save(self, directory: pathlib.Path) -> None:
+    """Writes the model, and a list that people can read."""
+    pieces = self.labels(range(self.size))
+    content = "".join(f"{i}\t{piece}\n" for i, piece in enumerate(pieces))
+    base.save_vocabulary(
+      directory, {MODEL_FILE: self.model, LIST_FILE: content.encode()}
+    )
+
+  @classmethod
+  def load(cls, workdir: pathlib.Path | None) -> "Subwords":
+    """Reads the vocabulary of a run."""
+    return cls(base.load_vocabulary(workdir, MODEL_FILE))
+
+
+def train_subwords(lines: Iterable[str], size: int) -> bytes:
+  """Trains a model on lines of text: the same bytes for the same lines.
+
+  A text too small for `size` pieces gets as many as it supports.
+
+  Raises:
+    DataError: fewer pieces than distinct characters.
+  """
+  import sentencepiece
+
+  model = io.BytesIO()
+  try:
+    sentencepiece.SentencePieceTrainer.train(
+      sentence_iterator=iter(lines),
+      model_writer=model,
+      model_type="bpe",
+      vocab_size=size,
+      hard_vocab_limit=False,
+      character_coverage=1.0,
+      pad_id=PAD,
+      bos_id=BOS,
+      eos_id=EOS,
+      unk_id=3,
+      pad_piece="<pad>",
+      bos_piece="<bos>",
+      eos_piece="<eos>",
+      num_threads=1,
+      minloglevel=2,
+    )
+  except RuntimeError as error:
+    needed = re.search(r"required_chars\. \d+ vs (\d+)", str(error))
+    if needed:
+      raise DataError(
+        f"vocab_size: {size} pieces are too few for this text, whose "
+        f"characters alone need {needed[1]}"
+      ) from None
+    first_line = str(error).splitlines()[0]
+    raise DataError(f"cannot train a vocabulary: {first_line}") from error
+  return model.getvalue()
+
+
+def cached_subwords(
+  lines: Iterable[str], size: int, folder: pathlib.Path, digest: str
+) -> Subwords:
+  """Trains once for each (text, size) and keeps the model in a folder.
+
+  Args:
+    lines: the training text; read only where no model is kept.
+    size: pieces wanted.
+    folder: where models are kept.
+    digest: names the text.
+  """
+  import sentencepiece
+
+  key = f"{digest} {size} {sentencepiece.__version__}"
+  name = hashlib.sha256(key.encode()).hexdigest()[:16] + ".model"
+  path = folder / name
+  if not path.exists():
+    model = train_subwords(lines, size)
+    folder.mkdir(parents=True, exist_ok=True)
+    # Renamed when whole, so that nobody reads half a model.
+    with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
+      file.write(model)
+    os.replace(file.name, path)
+  return Subwords(path.read_bytes())
