@@ -117,8 +117,9 @@ def key_mask(
   check_mask(mask, (batch, num_heads, length, key.shape[1]))
   if mask.shape[1] != 1 or mask.shape[2] != 1:
     raise ValueError(
-      "mask: expected a key mask [B, 1, 1, S], the same for every query and "
-      f"head, got shape {mask.shape}; {instead}"
+      "mask: expected a key mask key_mask[:, None, None, :] of shape "
+      "[B, 1, 1, S], the same for every query and head, got shape "
+      f"{mask.shape}; {instead}"
     )
   return jnp.broadcast_to(mask[:, 0, 0, :], (batch, key.shape[1]))
 
@@ -155,21 +156,6 @@ def check_segment_ids(
       )
 
 
-def check_same_length(
-  query: Float[Array, "B T N H"], key: Float[Array, "B S K H"], why: str
-) -> None:
-  """Checks T = S where the mechanism needs it; `why` ends the message.
-
-  Raises:
-    ValueError: the lengths differ.
-  """
-  if query.shape[1] != key.shape[1]:
-    raise ValueError(
-      f"key: expected the query's length {query.shape[1]}, got "
-      f"{key.shape[1]}; {why}"
-    )
-
-
 def softmax_scale(scale: float | None, head_dim: int) -> float:
   """Returns `scale`, or 1/√H where it is None.
 
@@ -188,8 +174,8 @@ def accepted_options(
 ) -> dict[str, Any]:
   """Sorts a caller's options into those that `function` takes, or raises.
 
-  Options that are None, False or a zero rate ask for nothing: they are dropped
-  where `function` does not take them.
+  An option of another mechanism that is None, False or a zero rate asks for
+  nothing: it is dropped where `function` does not take it.
 
   Args:
     name: the mechanism, for the message.
@@ -200,15 +186,16 @@ def accepted_options(
     The options that `function` takes.
 
   Raises:
-    ValueError: an option that `function` does not take asks for something.
+    ValueError: an option that `function` does not take asks for something, or
+      no mechanism takes it.
   """
   known = inspect.signature(function).parameters
   accepted = {}
   for option, asked in options.items():
     if option in known:
       accepted[option] = asked
-    elif asked is not None and not (
-      isinstance(asked, (bool, int, float)) and not asked
+    elif option not in _INSTEAD or not (
+      asked is None or (isinstance(asked, (bool, int, float)) and not asked)
     ):
       hint = _INSTEAD.get(option, f"it takes {', '.join(list(known)[3:])}")
       raise ValueError(f"{option}: {name} attention has no such option; {hint}")
@@ -226,14 +213,20 @@ _INSTEAD = {
 }
 
 
-def split_heads(
+def rows_by_key_head(
   query: Float[Array, "B T N H"], num_kv_heads: int
-) -> Float[Array, "B T K J H"]:
-  """Groups N query heads by the K key/value heads that they share (J = N/K).
+) -> Float[Array, "B K Q H"]:
+  """Stacks the queries that share a key head: Q = N/K · T rows, head-major.
 
-  Query head n reads key/value head n // J, as in `jax.nn`.
+  Query head n reads key/value head n // (N/K), as in `jax.nn`.
   """
-  batch, length, num_heads, head_dim = query.shape
-  return query.reshape(
-    batch, length, num_kv_heads, num_heads // num_kv_heads, head_dim
-  )
+  batch, _, _, head_dim = query.shape
+  return jnp.swapaxes(query, 1, 2).reshape(batch, num_kv_heads, -1, head_dim)
+
+
+def from_rows(
+  rows: Float[Array, "B K Q V"], num_heads: int
+) -> Float[Array, "B T N V"]:
+  """Undoes `rows_by_key_head` on a result."""
+  batch, _, _, value_dim = rows.shape
+  return jnp.swapaxes(rows.reshape(batch, num_heads, -1, value_dim), 1, 2)

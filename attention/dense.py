@@ -64,30 +64,59 @@ def dense_attention(
     arguments.check_broadcast("bias", bias, shape)
   if not 0.0 <= dropout_rate < 1.0:
     raise ValueError(f"dropout_rate: expected [0, 1), got {dropout_rate}")
-  scale = arguments.softmax_scale(scale, head_dim)
-  groups = arguments.split_heads(query, num_kv_heads)
+  # Heads go next to the batch first, and the N/K query heads that share a key
+  # head become its rows: both products are then plain batched matrix products.
+  rows = arguments.rows_by_key_head(query, num_kv_heads)
   logits = jnp.einsum(
-    "BTKJH,BSKH->BKJTS", groups, key, preferred_element_type=jnp.float32
+    "BKQH,BSKH->BKQS", rows, key, preferred_element_type=jnp.float32
   ).reshape(shape)
-  logits = logits * scale
+  logits = logits * arguments.softmax_scale(scale, head_dim)
   if bias is not None:
     logits = logits + bias.astype(jnp.float32)
-
   weights = masked_softmax(
     logits,
-    _allowed(mask, is_causal, query_segment_ids, key_segment_ids, logits.shape),
+    _allowed(mask, is_causal, query_segment_ids, key_segment_ids, shape),
   )
   if dropout_rate > 0.0:
     weights = _drop(weights, dropout_rate, dropout_rng)
   out = jnp.einsum(
-    "BKJTS,BSKV->BTKJV",
-    weights.astype(value.dtype).reshape(
-      batch, num_kv_heads, -1, length, source_length
-    ),
+    "BKQS,BSKV->BKQV",
+    weights.astype(value.dtype).reshape(*rows.shape[:3], source_length),
     value,
     preferred_element_type=jnp.float32,
   )
-  return out.reshape(batch, length, num_heads, -1).astype(query.dtype)
+  return arguments.from_rows(out, num_heads).astype(query.dtype)
+
+
+def _drop(
+  weights: Float[Array, "B N T S"], rate: float, rng: Array | None
+) -> Float[Array, "B N T S"]:
+  """Zeroes a share `rate` of the weights and rescales the others."""
+  if rng is None:
+    raise ValueError(
+      f"dropout_rng: expected a key for dropout_rate {rate}, got None"
+    )
+  keep = jax.random.bernoulli(rng, 1.0 - rate, weights.shape)
+  return jnp.where(keep, weights / (1.0 - rate), 0.0)
+
+
+def masked_softmax(
+  logits: Float[Array, "*A S"], allowed: Bool[Array, "..."] | None
+) -> Float[Array, "*A S"]:
+  """Softmax over the last axis among `allowed`; zeros where nothing is.
+
+  Gradients of what is not allowed and of empty rows are exact zeros too.
+  """
+  if allowed is None:
+    return jax.nn.softmax(logits, axis=-1)
+  # The lowest finite number, not -inf: the difference from the maximum is then
+  # a number in an empty row as well, where every exponential is 1.
+  lowest = jnp.finfo(logits.dtype).min
+  logits = jnp.where(allowed, logits, lowest)
+  maximum = jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
+  exponentials = jnp.exp(logits - jnp.maximum(maximum, lowest))
+  total = jnp.sum(exponentials, axis=-1, keepdims=True)
+  return jnp.where(maximum > lowest, exponentials / total, 0.0)
 
 
 def _drop(

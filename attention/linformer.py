@@ -85,23 +85,21 @@ def linformer_attention(
   values = _project(value_projection, value)
   scale = arguments.softmax_scale(scale, head_dim)
   logits = scale * jnp.einsum(
-    "BTKJH,BKRH->BKJTR",
-    arguments.split_heads(query, num_kv_heads),
+    "BKQH,BKRH->BKQR",
+    arguments.rows_by_key_head(query, num_kv_heads),
     keys.astype(query.dtype),
     preferred_element_type=jnp.float32,
   )
   # The rows of an example without any key are no mixture of anything.
-  allowed = (
-    None if keep is None else jnp.any(keep, axis=1)[:, None, None, None, None]
-  )
-  weights = masked_softmax(logits, allowed)
+  some = None if keep is None else jnp.any(keep, axis=1)[:, None, None, None]
+  weights = masked_softmax(logits, some)
   out = jnp.einsum(
-    "BKJTR,BKRV->BTKJV",
+    "BKQR,BKRV->BKQV",
     weights.astype(value.dtype),
     values.astype(value.dtype),
     preferred_element_type=jnp.float32,
   )
-  return out.reshape(*query.shape[:3], -1).astype(query.dtype)
+  return arguments.from_rows(out, query.shape[2]).astype(query.dtype)
 
 
 def _check_projection(

@@ -280,16 +280,14 @@ def _key_chunks(key, value, keep, length):
   return tuple(_in_chunks(x, length) for x in (key, value, keep))
 
 
-def _heads_first(x: Float[Array, "B C K D"]) -> Float[Array, "B K C D"]:
-  return jnp.swapaxes(x, 1, 2).astype(jnp.float32)
-
-
-def _group_queries(
+def _rows(
   chunk: Float[Array, "B C N H"], num_kv_heads: int
 ) -> Float[Array, "B K Q H"]:
-  """All queries of a chunk that share a key head, Q = N/K · C, head-major."""
-  batch, _, _, head_dim = chunk.shape
-  return _heads_first(chunk).reshape(batch, num_kv_heads, -1, head_dim)
+  return arguments.rows_by_key_head(chunk, num_kv_heads).astype(jnp.float32)
+
+
+def _heads_first(x: Float[Array, "B C K D"]) -> Float[Array, "B K C D"]:
+  return jnp.swapaxes(x, 1, 2).astype(jnp.float32)
 
 
 def _ungroup(
@@ -318,7 +316,7 @@ def _bidirectional(query, key, value, keep, log_features):
 
   @jax.checkpoint
   def read(chunk):
-    log_query = log_features(_group_queries(chunk, num_kv_heads))
+    log_query = log_features(_rows(chunk, num_kv_heads))
     numerator, normaliser, _ = _read(state, log_query)
     return _ratio(numerator, normaliser)
 
@@ -339,7 +337,7 @@ def _causal(query, key, value, keep, log_features):
   @jax.checkpoint
   def step(state, chunk):
     query, key, value, keep = chunk
-    log_query = log_features(_group_queries(query, num_kv_heads))
+    log_query = log_features(_rows(query, num_kv_heads))
     log_key = log_features(_heads_first(key))
     value = _heads_first(value)
     keep = keep[:, None, :, None]
@@ -452,16 +450,15 @@ def performer(
     scale = arguments.softmax_scale(None, query.shape[-1])
     log_query, log_key = (
       _log_features(x, projection, kernel, scale)
-      for x in (_group_queries(query, key.shape[2]), _heads_first(key))
+      for x in (_rows(query, key.shape[2]), _heads_first(key))
     )
     state = _absorb(
       cache, log_key, _heads_first(value), jnp.ones((1, 1, 1, 1), bool)
     )
     numerator, normaliser, _ = _read(state, log_query)
-    out = _ratio(numerator, normaliser).reshape(
-      query.shape[0], 1, query.shape[2], -1
-    )
-    return out.astype(query.dtype), state
+    out = _ratio(numerator, normaliser)
+    out = arguments.from_rows(out, query.shape[2]).astype(query.dtype)
+    return out, state
 
   return plug.Attention(
     init=init,
