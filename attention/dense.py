@@ -105,50 +105,18 @@ def masked_softmax(
 ) -> Float[Array, "*A S"]:
   """Softmax over the last axis among `allowed`; zeros where nothing is.
 
-  Gradients of what is not allowed and of empty rows are exact zeros too.
+  Gradients of what is not allowed and of empty rows are exact zeros too; a row
+  whose logits are all -inf counts as empty.
   """
-  if allowed is None:
-    return jax.nn.softmax(logits, axis=-1)
   # The lowest finite number, not -inf: the difference from the maximum is then
   # a number in an empty row as well, where every exponential is 1.
   lowest = jnp.finfo(logits.dtype).min
-  logits = jnp.where(allowed, logits, lowest)
+  if allowed is not None:
+    logits = jnp.where(allowed, logits, lowest)
   maximum = jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
   exponentials = jnp.exp(logits - jnp.maximum(maximum, lowest))
   total = jnp.sum(exponentials, axis=-1, keepdims=True)
   return jnp.where(maximum > lowest, exponentials / total, 0.0)
-
-
-def _drop(
-  weights: Float[Array, "B N T S"], rate: float, rng: Array | None
-) -> Float[Array, "B N T S"]:
-  """Zeroes a share `rate` of the weights and rescales the others."""
-  if rng is None:
-    raise ValueError(
-      f"dropout_rng: expected a key for dropout_rate {rate}, got None"
-    )
-  keep = jax.random.bernoulli(rng, 1.0 - rate, weights.shape)
-  return jnp.where(keep, weights / (1.0 - rate), 0.0)
-
-
-def masked_softmax(
-  logits: Float[Array, "*A S"], allowed: Bool[Array, "..."] | None
-) -> Float[Array, "*A S"]:
-  """Softmax over the last axis among `allowed`; zeros where nothing is.
-
-  The maximum is taken among allowed logits only and the normaliser of an empty
-  row is replaced by 1, so neither values nor gradients see inf - inf.
-  """
-  if allowed is None:
-    return jax.nn.softmax(logits, axis=-1)
-  # The lowest finite number, not -inf: an all-masked row then subtracts a
-  # finite maximum. `where` on the exponentials makes masked weights exact 0.
-  lowest = jnp.finfo(logits.dtype).min
-  logits = jnp.where(allowed, logits, lowest)
-  maximum = jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
-  exponentials = jnp.where(allowed, jnp.exp(logits - maximum), 0.0)
-  total = jnp.sum(exponentials, axis=-1, keepdims=True)
-  return exponentials / jnp.where(total > 0.0, total, 1.0)
 
 
 def _allowed(
