@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-
 _MOVES = 64
 
 

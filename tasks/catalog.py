@@ -53,7 +53,9 @@ def prepare_named(
         download_config=tfds.download.DownloadConfig(try_download_gcs=False),
       )
     except Exception as error:  # Builders of 30 authors raise what they like.
-      raise DataError(f"{name}: cannot prepare it: {_line(error)}") from error
+      raise DataError(
+        f"task.dataset: cannot prepare {name}: {_line(error)}"
+      ) from error
     return pathlib.Path(fresh.data_dir)
 
   return tfds.builder_from_directory(builders.prepare(key, write))
@@ -67,11 +69,11 @@ def _find(name: str, data_dir: str) -> tfds.core.DatasetBuilder:
     return tfds.builder(name, data_dir=data_dir, file_format="array_record")
   except tfds.core.DatasetNotFoundError:
     raise DataError(
-      f"dataset: TFDS has no {name!r}; see "
+      f"task.dataset: TFDS has no {name!r}; see "
       "https://www.tensorflow.org/datasets/catalog/overview#translate"
     ) from None
   except Exception as error:  # As above: a message may fill the screen.
-    raise DataError(f"dataset: {name}: {_line(error)}") from error
+    raise DataError(f"task.dataset: {name}: {_line(error)}") from error
 
 
 def _check_languages(
@@ -83,7 +85,7 @@ def _check_languages(
   ):
     if language not in known:
       raise DataError(
-        f"{field}: {name} has {', '.join(known)}, not {language!r}"
+        f"task.{field}: {name} has {', '.join(known)}, not {language!r}"
       )
 
 

@@ -68,8 +68,10 @@ class CopyTask:
   encoder: source = w, targets = w', position by position.
   """
 
+  source_vocab_size: int | None
+  max_source_length: int | None
   pad_id, bos_id, eos_id = PAD, BOS, EOS
-  eval_splits = ("validation",)
+  eval_splits: tuple[str, ...] = ("validation",)
 
   def __init__(
     self, config: CopyConfig, *, kind: str, batch_size: int, seed: int

@@ -110,7 +110,8 @@ def _named(config: "TranslationConfig") -> Corpus:
   splits = _own_names(builder)
   if "train" not in splits:
     raise DataError(
-      f"{config.dataset}: no train split, only {', '.join(splits)}"
+      f"task.dataset: {config.dataset} has no train split, only "
+      f"{', '.join(splits)}"
     )
   if "validation" not in splits:
     # Sets such as opus have one split; its last hundredth is held out.

@@ -47,7 +47,7 @@ def choose_numbers(
   ):
     if count > len(pool):
       raise DataError(
-        f"{field}: {count} asked for, but of the numbers up to max_number="
+        f"task.{field}: {count} asked for, but of the numbers up to max_number="
         f"{max_number} only {len(pool)} are for {name}"
       )
     chosen[name] = _draw(pool, count)
@@ -70,7 +70,9 @@ def number_pairs(
   ):
     if language not in num2words.CONVERTER_CLASSES:
       known = ", ".join(sorted(num2words.CONVERTER_CLASSES))
-      raise DataError(f"{field}: num2words knows {known}, not {language!r}")
+      raise DataError(
+        f"task.{field}: num2words knows {known}, not {language!r}"
+      )
 
   def spell(number: int) -> tuple[str, str]:
     return (

@@ -49,10 +49,11 @@ class TextTask:
   `text` is None for a restored task, which encodes and decodes only.
   """
 
-  pad_id, bos_id, eos_id = PAD, BOS, EOS
-  source_vocab_size = None
+  source_vocab_size: int | None = None
   shared_vocabulary = False
-  max_source_length = None
+  max_source_length: int | None = None
+  pad_id, bos_id, eos_id = PAD, BOS, EOS
+  eval_splits: tuple[str, ...]
 
   def __init__(
     self,

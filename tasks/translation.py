@@ -130,8 +130,11 @@ class TranslationTask:
   `splits` is None for a restored task, which encodes and decodes only.
   """
 
-  pad_id, bos_id, eos_id = PAD, BOS, EOS
+  source_vocab_size: int | None
   shared_vocabulary = True
+  max_source_length: int | None
+  pad_id, bos_id, eos_id = PAD, BOS, EOS
+  eval_splits: tuple[str, ...]
 
   def __init__(
     self,
@@ -157,20 +160,19 @@ class TranslationTask:
     limit = self._config.max_length
     lengths = self._splits["train"].lengths
     # A side without any text is one EOS long.
-    usable = ((lengths > 1) & (lengths <= limit)).all(axis=1)
-    self._rows = np.flatnonzero(usable)
+    self._rows = np.flatnonzero(np.all((lengths > 1) & (lengths <= limit), 1))
     log = logging.getLogger(__name__)
-    if not usable.any():
+    if not len(self._rows):
       raise DataError(
-        f"max_length: none of {len(usable)} training pairs has at most "
-        f"{limit} tokens a side"
+        f"task.max_length: none of {len(lengths)} training pairs has 1 to "
+        f"{limit - 1} tokens and EOS on either side"
       )
-    if not usable.all():
+    if len(self._rows) < len(lengths):
       log.warning(
         "left out %d of %d training pairs: an empty side, or more than "
         "task.max_length=%d tokens (longest: %d)",
-        len(usable) - usable.sum(),
-        len(usable),
+        len(lengths) - len(self._rows),
+        len(lengths),
         limit,
         lengths.max(),
       )
@@ -184,7 +186,7 @@ class TranslationTask:
           *cut,
           limit,
         )
-    lengths = lengths[usable]
+    lengths = lengths[self._rows]
     self._shapes = choose_shapes(lengths, self._config.num_buckets)
     self._batches = BucketedBatches(
       lengths, self._shapes, self._batch_size, seed
@@ -199,7 +201,7 @@ class TranslationTask:
     """Every pair once, short ones first."""
     data = self._splits[split]
     lengths = np.minimum(data.lengths, self._config.max_length)
-    order = np.lexsort((lengths[:, 0], lengths[:, 1]))
+    order = np.lexsort((lengths.sum(axis=1), fit(self._shapes, lengths)))
     for rows in self._chunks(order):
       shape = self._shape(lengths[rows].max(axis=0))
       yield base.pad_rows(data.batch(rows, shape), self._batch_size)

@@ -94,7 +94,7 @@ def train_subwords(lines: Iterable[str], size: int) -> bytes:
     needed = re.search(r"required_chars\. \d+ vs (\d+)", str(error))
     if needed:
       raise DataError(
-        f"vocab_size: {size} pieces are too few for this text, whose "
+        f"task.vocab_size: {size} pieces are too few for this text, whose "
         f"characters alone need {needed[1]}"
       ) from None
     first_line = str(error).splitlines()[0]

@@ -1,0 +1,265 @@
+"""The copy task: layouts, splits and determinism."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tasks
+from tasks.copy import EOS, FIRST_SYMBOL, SEP, CopyConfig
+
+KINDS = [
+  ("encoder_decoder", "copy"),
+  ("encoder_decoder", "reverse"),
+  ("decoder", "copy"),
+  ("decoder", "reverse"),
+  ("decoder", "duplicate"),
+  ("encoder", "copy"),
+  ("encoder", "reverse"),
+]
+
+
+def make(kind, task_kind="copy", batch_size=16, seed=0, **fields):
+  config = CopyConfig(
+    kind=task_kind, **{"max_length": 7, "eval_size": 40, **fields}
+  )
+  return tasks.TASKS["copy"].make(
+    config, kind=kind, batch_size=batch_size, seed=seed, workdir=None
+  )
+
+
+def assert_same(a, b):
+  assert a.keys() == b.keys()
+  for name in a:
+    np.testing.assert_array_equal(a[name], b[name])
+
+
+def words(batch):
+  """The rows of an encoder-decoder batch as tuples of symbols."""
+  return [tuple(row[row >= FIRST_SYMBOL].tolist()) for row in batch["source"]]
+
+
+@pytest.mark.parametrize(("kind", "task_kind"), KINDS)
+def test_layout(kind, task_kind):
+  task = make(kind, task_kind)
+  batch = task.train_batch(3)
+  assert batch["weights"].dtype == np.float32
+  assert all(
+    v.dtype == np.int32 and v.shape[0] == 16
+    for k, v in batch.items()
+    if k != "weights"
+  )
+  assert batch["targets"].shape[1] == task.max_target_length
+  assert ("source" in batch) == (kind != "decoder")
+  assert ("inputs" in batch) == (kind != "encoder")
+  for i in range(16):
+    targets, weights = batch["targets"][i], batch["weights"][i]
+    answer = targets[weights > 0].tolist()
+    if kind != "encoder":
+      assert answer.pop() == EOS
+      inputs = batch["inputs"][i]
+      last = np.flatnonzero(weights)[-1]
+      # What is read at t + 1 is what was to be predicted at t, and after the
+      # last weighted target everything is padding.
+      np.testing.assert_array_equal(inputs[1 : last + 1], targets[:last])
+      assert not inputs[last + 1 :].any()
+      assert not targets[last + 1 :].any()
+    if kind == "decoder":
+      start = np.flatnonzero(weights)[0]
+      prompt = batch["inputs"][i][: start + 1].tolist()
+      assert prompt.pop() == SEP
+      if task_kind == "duplicate":
+        assert prompt.pop(0) == SEP
+      word = prompt
+    else:
+      word = [s for s in batch["source"][i].tolist() if s >= FIRST_SYMBOL]
+    assert 1 <= len(word) <= 7
+    assert answer == (word[::-1] if task_kind == "reverse" else word)
+
+
+def test_encoder_decoder_starts_with_bos_and_source_ends_with_eos():
+  batch = make("encoder_decoder").train_batch(0)
+  assert (batch["inputs"][:, 0] == 1).all()
+  ends = (batch["source"] != 0).sum(axis=1) - 1
+  assert (batch["source"][np.arange(16), ends] == EOS).all()
+
+
+@pytest.mark.parametrize(("kind", "task_kind"), KINDS)
+def test_batches_are_pure(kind, task_kind):
+  task, again = make(kind, task_kind), make(kind, task_kind)
+  first = task.train_batch(5)
+  task.train_batch(0)
+  assert_same(first, task.train_batch(5))
+  assert_same(first, again.train_batch(5))
+  other = make(kind, task_kind, seed=1).train_batch(5)
+  assert not np.array_equal(first["targets"], other["targets"])
+  for a, b in zip(
+    task.eval_batches("validation"),
+    again.eval_batches("validation"),
+    strict=True,
+  ):
+    assert_same(a, b)
+
+
+def test_a_sequence_depends_on_its_index_not_on_the_batch_size():
+  large = make("encoder_decoder", batch_size=12)
+  small = make("encoder_decoder", batch_size=4)
+  parts = [small.train_batch(3 * 2 + i) for i in range(3)]
+  whole = large.train_batch(2)
+  for name in whole:
+    np.testing.assert_array_equal(
+      whole[name], np.concatenate([part[name] for part in parts])
+    )
+
+
+@pytest.mark.parametrize("vocab_size", [2, 3, 32])
+def test_held_out_sequences_are_never_trained(vocab_size):
+  task = make(
+    "encoder_decoder", vocab_size=vocab_size, max_length=4, batch_size=64
+  )
+  trained = {w for step in range(50) for w in words(task.train_batch(step))}
+  held_out = {
+    w for batch in task.eval_batches("validation") for w in words(batch) if w
+  }
+  assert held_out
+  assert not trained & held_out
+
+
+def test_symbols_and_lengths_are_uniform():
+  task = make("encoder_decoder", vocab_size=8, batch_size=500)
+  batches = [words(task.train_batch(step)) for step in range(20)]
+  drawn = [word for batch in batches for word in batch]
+  lengths = np.bincount([len(word) for word in drawn])[1:] / len(drawn)
+  np.testing.assert_allclose(lengths, 1 / 7, atol=0.02)
+  for position in (0, 3):
+    symbols = [w[position] for w in drawn if len(w) > position and len(w) > 1]
+    counts = np.bincount(symbols)[FIRST_SYMBOL:] / len(symbols)
+    np.testing.assert_allclose(counts, 1 / 8, atol=0.02)
+
+
+def test_one_fixed_length_gives_the_shape_of_the_paper():
+  task = make("decoder", "duplicate", min_length=31, max_length=31)
+  batch = task.train_batch(0)
+  assert batch["inputs"].shape == (16, 64)
+  np.testing.assert_array_equal(batch["weights"].sum(axis=1), 32)
+  assert (batch["weights"][:, 32:] == 1).all()  # the second half
+  assert task.max_target_length == 64
+
+
+@pytest.mark.parametrize(("kind", "task_kind"), KINDS)
+def test_evaluation_covers_every_sequence_once(kind, task_kind):
+  task = make(kind, task_kind)
+  batches = list(task.eval_batches("validation"))
+  assert [len(b["targets"]) for b in batches] == [16, 16, 16]
+  rows = np.concatenate([b["weights"].any(axis=1) for b in batches])
+  assert rows.sum() == 40
+
+
+@pytest.mark.parametrize(("kind", "task_kind"), KINDS)
+def test_decode_batches_ask_for_the_targets(kind, task_kind):
+  task = make(kind, task_kind)
+  batches = list(task.decode_batches("validation"))
+  if kind == "encoder":
+    assert batches == []
+    return
+  references = [r for batch in batches for r in batch.references]
+  expected = [
+    task.decode(row[weights > 0])
+    for batch in task.eval_batches("validation")
+    for row, weights in zip(batch["targets"], batch["weights"], strict=True)
+    if weights.any()
+  ]
+  assert references == expected
+  for batch in batches:
+    assert all(len(array) == 16 for array in batch.inputs.values())
+    longest = max(len(r.split()) for r in batch.references) + 1
+    assert longest <= batch.max_length
+    if kind == "decoder":
+      prompt = batch.inputs["prompt"].shape[1]
+      assert prompt - 1 + batch.max_length == task.max_target_length
+      lengths = (batch.inputs["prompt"] != 0).sum(axis=1)
+      np.testing.assert_array_equal(batch.inputs["prompt_length"], lengths)
+
+
+@pytest.mark.parametrize(("kind", "task_kind"), KINDS)
+def test_encode_gives_what_a_batch_has(kind, task_kind):
+  task = make(kind, task_kind)
+  ids = task.encode("3 17 5")
+  expected = {
+    "encoder_decoder": "3 17 5 <eos>",
+    "encoder": "3 17 5",
+    "decoder": "| 3 17 5 |" if task_kind == "duplicate" else "3 17 5 |",
+  }[kind]
+  assert " ".join(task.labels(ids)) == expected
+
+
+def test_decode_stops_at_eos():
+  task = make("encoder_decoder")
+  assert task.decode([1, 7, 21, 2, 9]) == "3 17"
+
+
+@pytest.mark.parametrize(
+  ("line", "message"),
+  [
+    ("3 32", "expected symbols 0 to 31, got '32'"),
+    ("3 x", "expected symbols 0 to 31, got 'x'"),
+    ("1 " * 8, "expected 1 to 7 symbols (task.max_length), got 8"),
+    ("", "expected 1 to 7 symbols (task.max_length), got 0"),
+  ],
+)
+def test_encode_refuses(line, message):
+  with pytest.raises(ValueError) as error:
+    make("encoder_decoder").encode(line)
+  assert str(error.value) == message
+
+
+def test_score():
+  task = make("decoder")
+  assert task.score(["1 2", "3"], ["1 2", "4"]) == {"exact_match": 0.5}
+  assert task.score([], []) == {}
+
+
+def test_metrics_of_perfect_logits():
+  task = make("decoder")
+  [batch] = [task.train_batch(0)]
+  logits = jnp.eye(task.target_vocab_size)[batch["targets"]]
+  sums = task.metric_sums(logits, batch)
+  assert task.summarize({k: tuple(v) for k, v in sums.items()}) == {
+    "token_accuracy": 1.0,
+    "sequence_accuracy": 1.0,
+  }
+
+
+@pytest.mark.parametrize(
+  ("fields", "message"),
+  [
+    ({"kind": "swap"}, "kind: expected 'copy', 'reverse' or 'duplicate', got"),
+    ({"vocab_size": 1}, "vocab_size: expected at least 2 symbols, got 1"),
+    ({"max_length": 0}, "max_length: expected at least 1, got 0"),
+    ({"min_length": 17}, "min_length: expected 1 to max_length=16, got 17"),
+    ({"eval_size": 0}, "eval_size: expected at least 1, got 0"),
+  ],
+)
+def test_config_refuses(fields, message):
+  with pytest.raises(ValueError) as error:
+    CopyConfig(**fields)
+  assert str(error.value).startswith(message)
+
+
+def test_config_is_frozen():
+  with pytest.raises(dataclasses.FrozenInstanceError):
+    CopyConfig().kind = "reverse"
+
+
+@pytest.mark.parametrize("kind", ["encoder_decoder", "encoder"])
+def test_duplicate_is_for_decoders(kind):
+  with pytest.raises(
+    ValueError, match=r"model\.kind: .*duplicate.* serves decoder"
+  ):
+    make(kind, "duplicate")
+
+
+def test_save_writes_the_symbols(tmp_path):
+  make("decoder").save(tmp_path)
+  assert '"|", "0", "1"' in (tmp_path / "vocabulary/symbols.json").read_text()

@@ -1,0 +1,130 @@
+"""Aligned files: names, encodings and every fault in one line."""
+
+import gzip
+
+import pytest
+
+import tasks
+from tasks.files import AlignedFiles, read_lines
+
+
+def write(folder, **files):
+  """train_en="a\nb\n" writes train.en; bytes as they are; 'gz' packs."""
+  folder.mkdir(exist_ok=True)
+  for name, content in files.items():
+    name = ".".join(name.rsplit("_", 1))
+    data = content.encode() if isinstance(content, str) else content
+    (folder / name).write_bytes(data)
+  return folder
+
+
+@pytest.fixture
+def folder(tmp_path):
+  return write(
+    tmp_path / "data",
+    train_en="a\nb\nc\n",
+    train_de="x\ny\nz\n",
+    val_en="a\n",
+    val_de="x\n",
+  )
+
+
+def read(folder):
+  return AlignedFiles(folder, "en", "de").read()
+
+
+def fault(folder):
+  with pytest.raises(tasks.DataError) as error:
+    read(folder)
+  assert "\n" not in str(error.value)
+  assert str(folder) in str(error.value)
+  return str(error.value).replace(str(folder), "DIR")
+
+
+def test_splits(folder):
+  write(folder, test_2016_en="d\n", test_2016_de="w\n", notes_en="n\n")
+  assert read(folder) == {
+    "train": [("a", "x"), ("b", "y"), ("c", "z")],
+    "validation": [("a", "x")],
+    "test_2016": [("d", "w")],
+  }
+
+
+@pytest.mark.parametrize("name", ["val", "valid", "validation"])
+def test_names_of_the_validation_split(folder, name):
+  for language in ("en", "de"):
+    (folder / f"val.{language}").rename(folder / f"{name}.{language}")
+  assert read(folder)["validation"] == [("a", "x")]
+
+
+def test_gzip_and_plain_can_be_mixed(folder):
+  packed = gzip.compress((folder / "train.de").read_bytes())
+  (folder / "train.de").unlink()
+  (folder / "train.de.gz").write_bytes(packed)
+  assert read(folder)["train"][2] == ("c", "z")
+
+
+def test_test_set_without_translations_is_left_out(folder, caplog):
+  write(folder, test_en="d\n")
+  assert set(read(folder)) == {"train", "validation"}
+  assert "test.en has no test.de beside it" in caplog.text
+
+
+def test_lines_end_with_newlines_only(tmp_path):
+  file = tmp_path / "a.txt"
+  file.write_bytes("a\u2028b\x0b\x85c\r\n\r\nd\u00a0".encode())
+  assert read_lines(file) == ["a\u2028b\x0b\x85c", "", "d\u00a0"]
+
+
+def test_the_digest_follows_the_content(folder):
+  before = AlignedFiles(folder, "en", "de").digest()
+  assert AlignedFiles(folder, "en", "de").digest() == before
+  write(folder, val_de="X\n")
+  assert AlignedFiles(folder, "en", "de").digest() != before
+
+
+def test_missing_folder(tmp_path):
+  message = fault(tmp_path / "nowhere")
+  assert message == "DIR: no such folder (task.path)"
+
+
+def test_missing_files(folder):
+  (folder / "train.de").unlink()
+  assert fault(folder) == "DIR: no train.de[.gz]"
+  (folder / "train.en").unlink()
+  assert fault(folder) == "DIR: no train.en[.gz] and train.de[.gz]"
+
+
+def test_missing_validation_files(folder):
+  (folder / "val.de").unlink()
+  assert fault(folder) == "DIR: no val.de[.gz]"
+  (folder / "val.en").unlink()
+  assert fault(folder) == (
+    "DIR: no val.en[.gz] or valid.en[.gz] or validation.en[.gz] and "
+    "val.de[.gz] or valid.de[.gz] or validation.de[.gz]"
+  )
+
+
+def test_different_line_counts(folder):
+  write(folder, train_de="x\ny\n")
+  assert fault(folder).startswith(
+    "DIR/train.en has 3 lines and train.de has 2: "
+  )
+
+
+def test_empty_validation_split(folder):
+  write(folder, val_en="", val_de="")
+  assert fault(folder) == "DIR/val.en: empty validation split"
+
+
+def test_undecodable_bytes(folder):
+  write(folder, train_de=b"x\ny\n\xfc\n")
+  assert fault(folder) == "DIR/train.de, line 3: byte 0xfc is not UTF-8"
+
+
+def test_damaged_gzip(folder):
+  packed = gzip.compress(b"x\ny\nz\n")
+  (folder / "train.de").unlink()
+  for damaged in (packed[:-9], b"plain text"):
+    (folder / "train.de.gz").write_bytes(damaged)
+    assert fault(folder).startswith("DIR/train.de.gz: damaged gzip file (")

@@ -1,0 +1,225 @@
+"""Character-level language modelling: windows, splits, vocabulary, faults."""
+
+import math
+import pathlib
+
+import numpy as np
+import pytest
+
+import tasks
+from tasks import TextConfig
+
+TEXT = "".join(
+  f"line {i}: the quick brown fox, then 'ä' and €\n" for i in range(60)
+)
+SHAKESPEARE = (
+  pathlib.Path(__file__).parents[2] / "../shared/data/tinyshakespeare.txt"
+)
+
+
+@pytest.fixture
+def path(tmp_path):
+  file = tmp_path / "text.txt"
+  file.write_text(TEXT, encoding="utf-8")
+  return str(file)
+
+
+def make(path, batch_size=4, seed=0, workdir=None, restore=False, **fields):
+  config = TextConfig(path=str(path), **{"context": 16, **fields})
+  return tasks.TASKS["text"].make(
+    config,
+    kind="decoder",
+    batch_size=batch_size,
+    seed=seed,
+    workdir=workdir,
+    restore=restore,
+  )
+
+
+def test_train_batch_is_shifted_text_of_the_first_nine_tenths(path):
+  task = make(path)
+  train = TEXT[: int(0.9 * len(TEXT))]
+  for step in range(20):
+    batch = task.train_batch(step)
+    assert batch["inputs"].shape == (4, 16)
+    assert batch["inputs"].dtype == batch["targets"].dtype == np.int32
+    np.testing.assert_array_equal(
+      batch["inputs"][:, 1:], batch["targets"][:, :-1]
+    )
+    assert (batch["weights"] == 1).all()
+    for inputs, targets in zip(batch["inputs"], batch["targets"], strict=True):
+      assert task.decode(inputs) + task.decode(targets[-1:]) in train
+
+
+def test_train_batch_is_pure(path):
+  task = make(path)
+  first = task.train_batch(7)
+  task.train_batch(8)
+  np.testing.assert_array_equal(
+    first["inputs"], make(path).train_batch(7)["inputs"]
+  )
+  assert not np.array_equal(
+    first["inputs"], make(path, seed=1).train_batch(7)["inputs"]
+  )
+  assert not np.array_equal(first["inputs"], task.train_batch(8)["inputs"])
+
+
+def test_evaluation_predicts_every_held_out_character_once(path):
+  task = make(path)
+  batches = list(task.eval_batches("validation"))
+  inputs, targets = (
+    "".join(
+      task.decode(row[weights > 0])
+      for batch in batches
+      for row, weights in zip(batch[name], batch["weights"], strict=True)
+    )
+    for name in ("inputs", "targets")
+  )
+  held_out = TEXT[int(0.9 * len(TEXT)) :]
+  assert targets == held_out[1:]
+  assert inputs == held_out[:-1]
+  assert all(batch["inputs"].shape == (4, 16) for batch in batches)
+  assert sum(b["weights"].sum() for b in batches) == len(held_out) - 1
+
+
+def test_evaluation_can_be_shortened(path):
+  batches = list(make(path, eval_batches=2).eval_batches("validation"))
+  assert len(batches) == 2
+
+
+def test_an_unknown_split_raises(path):
+  with pytest.raises(KeyError):
+    list(make(path).eval_batches("test"))
+
+
+def test_ids_round_trip_and_reserve_the_first_three(path):
+  task = make(path)
+  assert task.decode(task.encode("fox 'ä' €")) == "fox 'ä' €"
+  assert min(task.encode("fox 'ä' €")) >= 3
+  assert task.target_vocab_size == 3 + len(set(TEXT))
+  assert task.labels(task.encode("a b\n")[1:]) == ["␣", "b", "⏎"]
+  assert task.encode("") == task.encode("\n")
+
+
+def test_bits_per_character(path):
+  metrics = make(path).summarize({"loss": (10 * math.log(2), 5.0)})
+  assert metrics == {
+    "loss": pytest.approx(2 * math.log(2)),
+    "bits_per_character": pytest.approx(2),
+  }
+
+
+def test_decode_batches_continue_the_held_out_text(path):
+  task = make(path, batch_size=6)
+  [batch] = task.decode_batches("validation")
+  held_out = TEXT[int(0.9 * len(TEXT)) :]
+  assert batch.inputs["prompt"].shape == (6, 8)
+  assert 8 + batch.max_length <= task.max_target_length
+  assert len(batch.references) == 4
+  for prompt, reference in zip(
+    batch.inputs["prompt"], batch.references, strict=False
+  ):
+    assert task.decode(prompt) + reference in held_out
+  assert task.score(batch.references, batch.references) == {}
+
+
+def test_save_and_restore_without_the_text(path, tmp_path):
+  task = make(path)
+  task.save(tmp_path / "run")
+  pathlib.Path(path).unlink()
+  restored = make(path, workdir=tmp_path / "run", restore=True)
+  assert restored.target_vocab_size == task.target_vocab_size
+  assert restored.encode("quick") == task.encode("quick")
+
+
+def test_a_run_continues_only_on_the_same_characters(path, tmp_path):
+  make(path).save(tmp_path / "run")
+  make(path, workdir=tmp_path / "run")
+  pathlib.Path(path).write_text(TEXT + "ß", encoding="utf-8")
+  with pytest.raises(tasks.DataError, match=r"characters\.json does not fit"):
+    make(path, workdir=tmp_path / "run")
+
+
+def test_line_ends_of_dos_and_a_byte_order_mark_are_no_characters(tmp_path):
+  file = tmp_path / "text.txt"
+  file.write_bytes(b"\xef\xbb\xbf" + TEXT.replace("\n", "\r\n").encode("utf-8"))
+  assert make(file).target_vocab_size == 3 + len(set(TEXT))
+
+
+@pytest.mark.parametrize(
+  ("content", "message"),
+  [
+    (None, "no such file (task.path)"),
+    (b"", "the file is empty"),
+    (b"short", "5 characters, of which 90 % are trained, are too few for"),
+    (b"a" * 17 + b"\n" + b"b" * 17, None),
+    (b"fine\nfine \xe9\n" * 9, "line 2: byte 0xe9 is not UTF-8"),
+    (b"\xef\xbb\xbffine\nfine\n\xff\n", "line 3: byte 0xff is not UTF-8"),
+  ],
+)
+def test_faults_are_one_line(tmp_path, content, message):
+  file = tmp_path / "text.txt"
+  if content is not None:
+    file.write_bytes(content)
+  if message is None:
+    make(file)
+    return
+  with pytest.raises(tasks.DataError) as error:
+    make(file)
+  assert message in str(error.value)
+  assert str(file) in str(error.value)
+  assert "\n" not in str(error.value)
+
+
+def test_empty_validation_split(tmp_path):
+  file = tmp_path / "text.txt"
+  file.write_text("abcd" * 2)
+  with pytest.raises(tasks.DataError, match="empty validation split"):
+    make(file, context=2)
+
+
+@pytest.mark.parametrize(
+  ("line", "message"),
+  [
+    ("a" * 16, "16 characters leave nothing to generate of task.context=16"),
+    ("Z", "'Z' does not occur in the training text"),
+  ],
+)
+def test_encode_refuses(path, line, message):
+  with pytest.raises(ValueError) as error:
+    make(path).encode(line)
+  assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+  ("fields", "message"),
+  [
+    ({}, "path: expected a text file, got ''"),
+    ({"path": "a", "context": 1}, "context: expected at least 2 characters"),
+    ({"path": "a", "eval_batches": -1}, "eval_batches: expected 0 or more"),
+  ],
+)
+def test_config_refuses(fields, message):
+  with pytest.raises(ValueError) as error:
+    TextConfig(**fields)
+  assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize("kind", ["encoder", "encoder_decoder"])
+def test_text_is_for_decoders(kind):
+  with pytest.raises(
+    ValueError, match=r"model\.kind: text serves decoder, got"
+  ):
+    tasks.TASKS["text"].make(
+      TextConfig(path="x"), kind=kind, batch_size=1, seed=0, workdir=None
+    )
+
+
+@pytest.mark.skipif(
+  not SHAKESPEARE.exists(), reason=f"{SHAKESPEARE} is not there"
+)
+def test_tiny_shakespeare_is_split_as_in_nanogpt():
+  task = make(SHAKESPEARE, context=64, batch_size=12)
+  assert task.target_vocab_size == 3 + 65
+  batches = list(task.eval_batches("validation"))
+  assert sum(b["weights"].sum() for b in batches) == 111_540 - 1

@@ -1,0 +1,587 @@
+"""Translation from numbers, files and TFDS sets, end to end."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+import time
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+
+import tasks
+from tasks import TranslationConfig, builders, catalog
+from tasks.vocabulary import Subwords, train_subwords
+
+MULTI30K = pathlib.Path(__file__).parents[2] / "../shared/data/multi30k"
+NUMBERS = {"num_train": 900, "num_validation": 70, "max_number": 9999}
+
+
+def make(batch_size=16, seed=0, workdir=None, restore=False, **fields):
+  return tasks.TASKS["translation"].make(
+    TranslationConfig(**fields),
+    kind="encoder_decoder",
+    batch_size=batch_size,
+    seed=seed,
+    workdir=workdir,
+    restore=restore,
+  )
+
+
+@pytest.fixture(scope="module")
+def _numbers_cache(tmp_path_factory):
+  return {}
+
+
+@pytest.fixture
+def numbers(_numbers_cache):
+  if "task" not in _numbers_cache:
+    _numbers_cache["task"] = make(**NUMBERS)
+  return _numbers_cache["task"]
+
+
+@pytest.fixture
+def folder(tmp_path):
+  """Sentences of 1 to 40 words, some of them longer than a limit of 24."""
+  folder = tmp_path / "data"
+  folder.mkdir()
+  rng = np.random.default_rng(0)
+  for split, count in (("train", 200), ("val", 20), ("test_a", 9)):
+    lengths = rng.integers(1, 41, count)
+    rows = [rng.integers(0, 30, n) for n in lengths]
+    for language in "en", "de":
+      text = "".join(
+        " ".join(f"{language}{i}" for i in row) + "\n" for row in rows
+      )
+      (folder / f"{split}.{language}").write_text(text)
+  return folder
+
+
+def files(folder, **fields):
+  return {"source": "files", "path": str(folder), "vocab_size": 100, **fields}
+
+
+def assert_same(a, b):
+  assert a.keys() == b.keys()
+  for name in a:
+    np.testing.assert_array_equal(a[name], b[name])
+
+
+def test_layout(numbers):
+  for step in range(60):
+    batch = numbers.train_batch(step)
+    assert all(len(array) == 16 for array in batch.values())
+    source, inputs = batch["source"], batch["inputs"]
+    targets, weights = batch["targets"], batch["weights"]
+    assert source.dtype == inputs.dtype == targets.dtype == np.int32
+    assert weights.dtype == np.float32
+    np.testing.assert_array_equal(weights, targets != 0)
+    assert (inputs[:, 0] == 1).all()
+    shifted = np.where(targets[:, 1:] != 0, targets[:, :-1], 0)
+    np.testing.assert_array_equal(inputs[:, 1:], shifted)
+    for ids in (source, targets):
+      last = (ids != 0).sum(axis=1) - 1
+      assert (ids[np.arange(16), last] == 2).all()
+      assert ((ids == 2).sum(axis=1) == 1).all()
+
+
+def test_a_batch_holds_pairs_that_belong_together(folder):
+  task = make(**files(folder))
+  batch = task.train_batch(0)
+  for source, target in zip(batch["source"], batch["targets"], strict=True):
+    assert task.decode(source).replace("en", "de") == task.decode(target)
+
+
+def test_train_batch_is_pure(numbers):
+  again = make(**NUMBERS)
+  steps = [500, 3, 0, 55, 56]
+  first = {step: numbers.train_batch(step) for step in steps}
+  for step in reversed(steps):
+    assert_same(first[step], again.train_batch(step))
+  other = make(seed=1, **NUMBERS).train_batch(3)
+  assert other["targets"].shape != first[3]["targets"].shape or (
+    not np.array_equal(other["targets"], first[3]["targets"])
+  )
+
+
+def test_few_shapes_and_little_padding(numbers):
+  batches = [numbers.train_batch(step) for step in range(56)]
+  shapes = {(b["source"].shape, b["targets"].shape) for b in batches}
+  assert len(shapes) <= 6
+  sizes = sum(b["source"].size + b["targets"].size for b in batches)
+  padding = sum(
+    (b["source"] == 0).sum() + (b["targets"] == 0).sum() for b in batches
+  )
+  assert padding / sizes < 0.2
+
+
+def test_held_out_numbers_are_never_trained(numbers):
+  trained = {
+    numbers.decode(row)
+    for step in range(56)
+    for row in numbers.train_batch(step)["source"]
+  }
+  held_out = {
+    numbers.decode(row)
+    for batch in numbers.eval_batches("validation")
+    for row in batch["source"]
+    if row.any()
+  }
+  assert len(trained) > 800
+  assert len(held_out) == 70
+  assert not trained & held_out
+
+
+def test_evaluation_covers_every_pair_once(numbers):
+  batches = list(numbers.eval_batches("validation"))
+  assert all(len(array) == 16 for b in batches for array in b.values())
+  rows = sum(batch["weights"].any(axis=1).sum() for batch in batches)
+  assert rows == 70
+  references = sorted(
+    numbers.decode(row)
+    for batch in batches
+    for row in batch["targets"]
+    if row.any()
+  )
+  decoded = list(numbers.decode_batches("validation"))
+  assert references == sorted(r for b in decoded for r in b.references)
+
+
+def test_decode_batches(numbers):
+  batches = list(numbers.decode_batches("validation"))
+  assert len({b.inputs["source"].shape for b in batches}) <= 3
+  for batch in batches:
+    source = batch.inputs["source"]
+    assert len(source) == 16
+    assert source.any(axis=1).all()  # no row without a source
+    assert 1 <= batch.max_length <= numbers.max_target_length
+  assert sum(len(b.references) for b in batches) == 70
+
+
+def test_ids_round_trip(numbers):
+  line = "seven thousand, three hundred and forty-two"
+  ids = numbers.encode(line)
+  assert ids[-1] == 2
+  assert numbers.decode(ids) == line
+  assert numbers.labels(ids)[0].startswith("▁")
+  assert numbers.labels([0, 1, 2]) == ["<pad>", "<bos>", "<eos>"]
+
+
+def test_a_long_line_is_refused(folder):
+  task = make(**files(folder, max_length=24))
+  with pytest.raises(
+    ValueError, match=r"^\d+ tokens, more than task\.max_length=24; split"
+  ):
+    task.encode("en1 " * 40)
+
+
+def test_score(numbers):
+  references = ["the cat sat on the mat today", "a b c d"]
+  perfect = numbers.score(references, references)
+  assert perfect["exact_match"] == 1.0
+  assert perfect["bleu"] == pytest.approx(100)
+  assert "tok:13a" in perfect["bleu_signature"]
+  assert "version:" in perfect["bleu_signature"]
+  half = numbers.score(["the cat sat on a mat today", "a b c d"], references)
+  assert half["exact_match"] == 0.5
+  # By hand: 10/11, 7/9, 4/7 and 2/5 of the n-grams of order 1 to 4.
+  precisions = np.array([10 / 11, 7 / 9, 4 / 7, 2 / 5])
+  assert half["bleu"] == pytest.approx(100 * precisions.prod() ** 0.25)
+  assert numbers.score([], []) == {}
+
+
+def test_metrics_of_perfect_logits(numbers):
+  batch = numbers.train_batch(0)
+  logits = jnp.eye(numbers.target_vocab_size)[batch["targets"]]
+  sums = numbers.metric_sums(logits, batch)
+  metrics = numbers.summarize({k: tuple(v) for k, v in sums.items()})
+  assert metrics == {"token_accuracy": 1.0}
+
+
+def test_save_and_restore_without_data(folder, tmp_path):
+  task = make(**files(folder))
+  task.save(tmp_path / "run")
+  assert {p.name for p in (tmp_path / "run/vocabulary").iterdir()} == {
+    "subwords.model",
+    "subwords.txt",
+  }
+  config = files(tmp_path / "gone")
+  restored = make(workdir=tmp_path / "run", restore=True, **config)
+  assert restored.source_vocab_size == task.source_vocab_size
+  assert restored.encode("en3 en4") == task.encode("en3 en4")
+  assert restored.decode(restored.encode("en3 en4")) == "en3 en4"
+  assert restored.max_source_length == task.max_source_length
+
+
+def test_restore_needs_a_run(tmp_path):
+  with pytest.raises(tasks.DataError, match="is this a run's workdir"):
+    make(workdir=tmp_path, restore=True)
+
+
+def test_a_run_continues_only_on_the_same_vocabulary(folder, tmp_path):
+  make(**files(folder)).save(tmp_path / "run")
+  make(workdir=tmp_path / "run", **files(folder))
+  with pytest.raises(tasks.DataError, match=r"subwords\.model does not fit"):
+    make(workdir=tmp_path / "run", **files(folder, vocab_size=30))
+
+
+def test_long_pairs_are_dropped_from_training_and_reported(folder, caplog):
+  task = make(**files(folder, max_length=24))
+  assert "of 200 training pairs" in caplog.text
+  assert "validation: " in caplog.text
+  assert "cut to task.max_length=24 tokens" in caplog.text
+  assert task.eval_splits == ("validation", "test_a")
+  for step in range(20):
+    batch = task.train_batch(step)
+    assert batch["source"].shape[1] <= 24
+    assert batch["targets"].shape[1] <= 24
+  batches = list(task.eval_batches("validation"))
+  assert sum(b["weights"].any(axis=1).sum() for b in batches) == 20
+  for batch in batches:
+    assert batch["source"].shape[1] <= 24
+    rows = batch["source"].any(axis=1)
+    assert ((batch["source"][rows] == 2).sum(axis=1) == 1).all()
+  references = [
+    r for b in task.decode_batches("validation") for r in b.references
+  ]
+  whole = (folder / "val.de").read_text().splitlines()
+  assert sorted(references) == sorted(whole)
+
+
+def test_no_training_pair_is_short_enough(folder):
+  with pytest.raises(tasks.DataError, match=r"^task\.max_length: none of 200"):
+    make(**files(folder, max_length=2))
+
+
+def test_held_out_pairs_longer_than_any_trained_one(folder):
+  (folder / "val.en").write_text("en1 " * 60 + "\n")
+  (folder / "val.de").write_text("de1 " * 60 + "\n")
+  task = make(**files(folder, max_length=90))
+  [batch] = task.eval_batches("validation")
+  assert batch["source"].shape == batch["targets"].shape == (16, 90)
+  [decode] = task.decode_batches("validation")
+  assert decode.inputs["source"].shape == (16, 90)
+
+
+def test_changed_files_are_prepared_again(folder, empty_cache):
+  make(**files(folder))
+  prepared = set(empty_cache.iterdir())
+  make(**files(folder))
+  assert set(empty_cache.iterdir()) == prepared
+  (folder / "val.de").write_text("neu\n" * 20)
+  task = make(**files(folder))
+  assert len(set(empty_cache.iterdir()) - prepared) == 1
+  [first, *_] = task.decode_batches("validation")
+  assert set(first.references) == {"neu"}
+
+
+def test_a_broken_preparation_leaves_nothing(folder, empty_cache, monkeypatch):
+  def fail(self, pairs):
+    yield 0, {"en": "a", "de": "b"}
+    raise KeyboardInterrupt
+
+  with monkeypatch.context() as patch:
+    patch.setattr(builders.AlignedText, "_generate_examples", fail)
+    with pytest.raises(KeyboardInterrupt):
+      make(**files(folder))
+  assert not list(empty_cache.iterdir())
+  make(**files(folder))
+
+
+def test_a_killed_preparation_is_not_taken_for_a_finished_one(
+  folder, empty_cache
+):
+  code = """
+import os, pathlib
+from tasks import builders
+def write(scratch):
+  (pathlib.Path(scratch) / "finished").mkdir()
+  os.kill(os.getpid(), 9)
+builders.prepare("k", write)
+"""
+  result = subprocess.run([sys.executable, "-c", code])
+  assert result.returncode == -9
+  [left] = empty_cache.iterdir()
+  assert left.name.startswith(".preparing-")
+
+  def write(scratch):
+    finished = pathlib.Path(scratch) / "finished"
+    finished.mkdir()
+    return finished
+
+  assert builders.prepare("k", write) == empty_cache / "k"
+
+
+def test_two_preparations_at_once(folder, empty_cache):
+  barrier = threading.Barrier(2)
+
+  def write(scratch):
+    finished = pathlib.Path(scratch) / "finished"
+    finished.mkdir()
+    (finished / "content").write_text("whole")
+    barrier.wait(10)
+    return finished
+
+  paths = []
+  threads = [
+    threading.Thread(target=lambda: paths.append(builders.prepare("k", write)))
+    for _ in range(2)
+  ]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join()
+  assert paths == [empty_cache / "k"] * 2
+  assert (empty_cache / "k/content").read_text() == "whole"
+  assert [p.name for p in empty_cache.iterdir()] == ["k"]
+
+
+def test_a_cache_that_cannot_be_written(folder, monkeypatch, tmp_path):
+  (tmp_path / "file").write_text("")
+  monkeypatch.setenv("ATTENTION_DATA_DIR", str(tmp_path / "file/cache"))
+  with pytest.raises(tasks.DataError, match="ATTENTION_DATA_DIR names another"):
+    make(**files(folder))
+
+
+# Vocabulary
+
+
+def test_the_vocabulary_is_deterministic():
+  lines = [f"word{i} and word{i * 7 % 50}" for i in range(200)]
+  assert train_subwords(lines, 80) == train_subwords(iter(lines), 80)
+
+
+def test_a_small_text_supports_fewer_pieces():
+  vocabulary = Subwords(train_subwords(["a small text", "of two lines"], 8000))
+  assert 15 < vocabulary.size < 100
+  assert vocabulary.decode(vocabulary.encode(["a text"])[0]) == "a text"
+
+
+def test_a_vocabulary_smaller_than_the_alphabet(folder):
+  with pytest.raises(
+    tasks.DataError, match=r"^task\.vocab_size: 6 pieces are too few .* \d+$"
+  ):
+    make(**files(folder, vocab_size=6))
+
+
+def test_the_vocabulary_reads_the_training_split_only(folder):
+  (folder / "val.en").write_text("Ω\n" * 20)
+  task = make(**files(folder))
+  pieces = task.labels(range(task.source_vocab_size))
+  assert not any("Ω" in piece for piece in pieces)
+  assert "⁇" in task.decode(task.encode("Ω"))
+
+
+# TFDS
+
+
+class TinyTalks(tfds.core.GeneratorBasedBuilder):
+  """A real TFDS builder, as small as can be."""
+
+  VERSION = tfds.core.Version("1.0.0")
+  SPLITS = ("train", "validation", "test")
+
+  def _info(self):
+    return tfds.core.DatasetInfo(
+      builder=self, features=tfds.features.Translation(("pt", "en"))
+    )
+
+  def _split_generators(self, dl_manager):
+    return {name: self._generate_examples(name) for name in self.SPLITS}
+
+  def _generate_examples(self, split):
+    for i in range(200 if split == "train" else 10):
+      yield i, {"pt": f"olá mundo {i} {split}", "en": f"hello world {i}"}
+
+
+class OneSplitTalks(TinyTalks):
+  """Like opus: a training split and nothing else."""
+
+  SPLITS = ("train",)
+
+
+def tiny(dataset="tiny_talks", **fields):
+  return {
+    "source": "tfds",
+    "dataset": dataset,
+    "source_language": "pt",
+    "target_language": "en",
+    "vocab_size": 60,
+    **fields,
+  }
+
+
+def test_a_tfds_set_by_name(empty_cache):
+  task = make(**tiny())
+  assert task.eval_splits == ("validation", "test")
+  batch = task.train_batch(0)
+  assert task.decode(batch["source"][0]).startswith("olá mundo")
+  assert task.decode(batch["targets"][0]).startswith("hello world")
+  assert (empty_cache / "tfds-tiny_talks-1.0.0").is_dir()
+  assert_same(batch, make(**tiny()).train_batch(0))
+
+
+def test_a_tfds_folder_that_has_it_prepared(tmp_path):
+  builder = TinyTalks(data_dir=tmp_path / "mine", file_format="array_record")
+  builder.download_and_prepare()
+  task = make(**tiny(path=str(tmp_path / "mine")))
+  assert len(next(iter(task.decode_batches("test"))).references) == 10
+  with pytest.raises(tasks.DataError, match=r"no prepared tiny_talks/1\.0\.0"):
+    make(**tiny(path=str(tmp_path / "other")))
+
+
+def test_a_tfds_set_with_one_split_holds_out_its_end():
+  task = make(**tiny("one_split_talks"))
+  rows = sum(
+    b["weights"].any(axis=1).sum() for b in task.eval_batches("validation")
+  )
+  assert rows == 2
+
+
+@pytest.mark.parametrize(
+  ("fields", "message"),
+  [
+    (tiny("no_such_set"), "task.dataset: TFDS has no 'no_such_set'; see"),
+    (
+      tiny(source_language="fr"),
+      "task.source_language: tiny_talks has en, pt, not 'fr'",
+    ),
+    (
+      tiny("ted_hrlr_translate/xx_to_en"),
+      "task.dataset: ted_hrlr_translate/xx_to_en: ",
+    ),
+  ],
+)
+def test_tfds_faults(fields, message):
+  with pytest.raises(tasks.DataError) as error:
+    make(**fields)
+  assert str(error.value).startswith(message)
+  assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+  "name", ["ted_hrlr_translate/pt_to_en", "wmt14_translate/de-en"]
+)
+def test_sets_of_the_catalogue_are_found(name, tmp_path):
+  builder = catalog._find(name, str(tmp_path))
+  assert "en" in builder.info.features
+  assert builder.url_infos
+
+
+def test_offline_is_said_at_once(monkeypatch, empty_cache):
+  def unreachable(address, timeout):
+    raise OSError("Network is unreachable")
+
+  monkeypatch.setattr("socket.create_connection", unreachable)
+  start = time.monotonic()
+  with pytest.raises(tasks.DataError) as error:
+    make(**tiny("ted_hrlr_translate/pt_to_en"))
+  assert "this machine is offline" in str(error.value)
+  assert "\n" not in str(error.value)
+  assert time.monotonic() - start < 10
+
+
+def test_a_host_that_never_answers(monkeypatch):
+  monkeypatch.setattr(
+    "socket.create_connection", lambda *_: threading.Event().wait(60)
+  )
+  start = time.monotonic()
+  with pytest.raises(tasks.DataError, match="this machine is offline"):
+    catalog._check_network("x", ["https://a.example/b"], timeout=0.2)
+  assert time.monotonic() - start < 5
+
+
+def test_one_answer_is_enough(monkeypatch):
+  class Connection:
+    def close(self):
+      pass
+
+  def connect(address, timeout):
+    if address[0] == "up.example":
+      return Connection()
+    raise OSError
+
+  monkeypatch.setattr("socket.create_connection", connect)
+  urls = [f"https://{host}.example/x" for host in ("down", "up", "gone")]
+  catalog._check_network("x", urls)
+
+
+# Configs, kinds, imports
+
+
+@pytest.mark.parametrize(
+  ("fields", "message"),
+  [
+    ({"source": "web"}, "source: expected 'numbers', 'files' or 'tfds', got"),
+    (
+      {"source": "files"},
+      "path: expected a folder with train.en and train.de, got ''",
+    ),
+    ({"source": "tfds", "dataset": ""}, "dataset: expected a name of the TFDS"),
+    ({"source_language": ""}, "source_language: expected a name, got ''"),
+    ({"target_language": "en"}, "target_language: expected a language other"),
+    ({"vocab_size": 3}, "vocab_size: expected at least 5 subwords, or 0"),
+    ({"max_length": 1}, "max_length: expected at least 2 tokens, got 1"),
+    ({"num_buckets": 0}, "num_buckets: expected at least 1, got 0"),
+    ({"max_number": 10}, "max_number: expected 999 to 9999999, got 10"),
+    ({"num_train": 0}, "num_train: expected at least 1, got 0"),
+    ({"num_validation": 0}, "num_validation: expected at least 1, got 0"),
+  ],
+)
+def test_config_refuses(fields, message):
+  with pytest.raises(ValueError) as error:
+    TranslationConfig(**fields)
+  assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize("kind", ["decoder", "encoder"])
+def test_translation_is_for_encoder_decoders(kind):
+  with pytest.raises(ValueError, match=r"^model\.kind: translation serves enc"):
+    tasks.TASKS["translation"].make(
+      TranslationConfig(), kind=kind, batch_size=4, seed=0, workdir=None
+    )
+
+
+def test_tensorflow_is_never_imported(tmp_path):
+  code = f"""
+import sys, json, tasks
+task = tasks.TASKS["translation"].make(
+  tasks.TranslationConfig(**{NUMBERS!r}), kind="encoder_decoder",
+  batch_size=4, seed=0, workdir=None)
+task.train_batch(0)
+task.score(["a"], ["a"])
+heavy = ("tensorflow", "matplotlib", "torch")
+print(json.dumps([m for m in heavy if m in sys.modules]))
+"""
+  result = subprocess.run(
+    [sys.executable, "-c", code],
+    capture_output=True,
+    text=True,
+    check=True,
+    env={**os.environ, "ATTENTION_DATA_DIR": str(tmp_path)},
+  )
+  assert json.loads(result.stdout) == []
+  assert result.stdout.count("\n") == 1  # TFDS prints nothing of its own
+
+
+@pytest.mark.skipif(not MULTI30K.is_dir(), reason=f"{MULTI30K} is not there")
+def test_multi30k():
+  task = make(
+    batch_size=64, source="files", path=str(MULTI30K), vocab_size=4000
+  )
+  assert task.source_vocab_size == 4000
+  assert task.eval_splits == ("validation", "test_2016_flickr")
+  batches = [task.train_batch(step) for step in range(29_000 // 64)]
+  shapes = {(b["source"].shape, b["targets"].shape) for b in batches}
+  assert len(shapes) <= 6
+  sizes = sum(b["source"].size + b["targets"].size for b in batches)
+  padding = sum(
+    (b["source"] == 0).sum() + (b["targets"] == 0).sum() for b in batches
+  )
+  assert padding / sizes < 0.18
+  decoded = list(task.decode_batches("test_2016_flickr"))
+  assert sum(len(batch.references) for batch in decoded) == 1000
