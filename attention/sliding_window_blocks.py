@@ -82,14 +82,17 @@ class Limits(NamedTuple):
 
 
 class _Block(NamedTuple):
-  """One block as the products want it; A = B·K, see `_heads_first`."""
+  """One block as the products want it.
+
+  A = B·K products of Q = J·C rows and X = W+G keys; `allowed` has E = B·D or 1.
+  """
 
   start: Int[Array, ""]
   first: Int[Array, ""]
-  query: Float[Array, "A J*C H"]
-  key: Float[Array, "A W+G H"]
-  value: Float[Array, "A W+G V"]
-  allowed: Bool[Array, "#B*D 1 C W+G"]
+  query: Float[Array, "A Q H"]
+  key: Float[Array, "A X H"]
+  value: Float[Array, "A X V"]
+  allowed: Bool[Array, "E 1 C X"]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -124,14 +127,14 @@ def _update(x: Array, rows: Array, start: Array) -> Array:
 
 def _heads_first(
   x: Float[Array, "B C N H"], kv_heads: int
-) -> Float[Array, "B*K J*C H"]:
+) -> Float[Array, "A Q H"]:
   """Heads beside the batch; the J heads of one key head become rows."""
   batch, _, _, features = x.shape
   return jnp.swapaxes(x, 1, 2).reshape(batch * kv_heads, -1, features)
 
 
 def _heads_last(
-  x: Float[Array, "B*K J*C H"], batch: int, rows: int
+  x: Float[Array, "A Q H"], batch: int, rows: int
 ) -> Float[Array, "B C N H"]:
   """The inverse of `_heads_first`."""
   return jnp.swapaxes(x.reshape(batch, -1, rows, x.shape[-1]), 1, 2)
@@ -148,7 +151,7 @@ def _allowed(
   first: Array,
   rows: int,
   width: int,
-) -> Bool[Array, "#B*D 1 C W+G"]:
+) -> Bool[Array, "E 1 C X"]:
   """Which key of the block each of its queries sees."""
   offset = (first + jnp.arange(width))[None, :] - (start + jnp.arange(rows))[
     :, None
