@@ -1,6 +1,6 @@
 """Batches of similar lengths in a few shapes, each a compilation of its own."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 import functools
 from typing import NamedTuple
 
@@ -23,14 +23,18 @@ class Ragged(NamedTuple):
   starts: np.ndarray
 
   @classmethod
-  def stack(cls, chunks: Iterable[list[list[int]]]) -> "Ragged":
-    """Joins chunks of rows; at no time are all rows Python lists."""
-    values, lengths = [], []
-    for rows in chunks:
-      values.append(np.array([i for row in rows for i in row], np.int32))
-      lengths.append(np.array([len(row) for row in rows], np.int64))
-    joined = np.concatenate(lengths)
-    return cls(np.concatenate(values), joined, np.cumsum(joined) - joined)
+  def stack(cls, rows: list[list[int]]) -> "Ragged":
+    """Puts rows end to end."""
+    values = np.array([i for row in rows for i in row], np.int32)
+    lengths = np.array([len(row) for row in rows], np.int64)
+    return cls(values, lengths, np.cumsum(lengths) - lengths)
+
+  @classmethod
+  def join(cls, parts: Sequence["Ragged"]) -> "Ragged":
+    """Puts parts one after the other."""
+    lengths = np.concatenate([part.lengths for part in parts])
+    values = np.concatenate([part.values for part in parts])
+    return cls(values, lengths, np.cumsum(lengths) - lengths)
 
   def pad(self, rows: np.ndarray, length: int) -> np.ndarray:
     """Rows as int32 [len(rows), length], zeros at the end, or cut there."""

@@ -124,7 +124,7 @@ def _check_network(name: str, urls: Iterable[str], timeout: float = 3) -> None:
     raise DataError(
       f"{name} is not prepared in {builders.cache_directory()} and its hosts "
       f"({', '.join(sorted(h for h, _ in hosts))}) do not answer: this machine "
-      "is offline; use task.source=numbers or files"
+      "seems to be offline; use task.source=numbers or files"
     )
 
 

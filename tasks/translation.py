@@ -10,7 +10,8 @@ import numpy as np
 
 from tasks import base
 from tasks.base import BOS, EOS, PAD, Batch, DataError, DecodeBatch
-from tasks.bucketing import BucketedBatches, Ragged, choose_shapes, fit
+from tasks.bucketing import BucketedBatches, choose_shapes, fit
+from tasks.pairs import EncodedPairs, pad_with_eos, with_eos
 from tasks.vocabulary import MODEL_FILE, Subwords, cached_subwords
 
 # Vaswani et al. (2017), 6.1: outputs at most 50 tokens longer than the input.
@@ -97,33 +98,6 @@ class TranslationConfig:
     base.check(self, "num_validation", self.num_validation >= 1, "at least 1")
 
 
-class _Split:
-  """Encoded sentence pairs: EOS is in the ids, BOS is not."""
-
-  def __init__(self, pairs: Iterator, vocabulary: Subwords, keep_text: bool):
-    sources, targets = [], []
-    self.references: list[str] = []
-    for source_text, target_text in pairs:
-      sources.append(_with_eos(vocabulary.encode(source_text)))
-      targets.append(_with_eos(vocabulary.encode(target_text)))
-      if keep_text:
-        self.references += target_text
-    self.source = Ragged.stack(sources)
-    self.target = Ragged.stack(targets)
-    self.lengths = np.stack([self.source.lengths, self.target.lengths], axis=1)
-
-  def batch(self, rows: np.ndarray, shape: tuple[int, int]) -> Batch:
-    """Rows in one shape; what is longer is cut and still ends in EOS."""
-    targets = _pad_with_eos(self.target, rows, shape[1])
-    inputs = np.pad(targets[:, :-1], ((0, 0), (1, 0)), constant_values=BOS)
-    return {
-      "source": _pad_with_eos(self.source, rows, shape[0]),
-      "inputs": inputs * (targets != PAD),
-      "targets": targets,
-      "weights": (targets != PAD).astype(np.float32),
-    }
-
-
 class TranslationTask:
   """Sentence pairs for an encoder-decoder, with one vocabulary for both sides.
 
@@ -140,7 +114,7 @@ class TranslationTask:
     self,
     config: TranslationConfig,
     vocabulary: Subwords,
-    splits: dict[str, _Split] | None,
+    splits: dict[str, EncodedPairs] | None,
     *,
     batch_size: int,
     seed: int,
@@ -220,7 +194,7 @@ class TranslationTask:
       longest = int(known[np.searchsorted(known, lengths[rows].max())])
       padded = rows[base.repeat_rows(len(rows), self._batch_size)]
       yield DecodeBatch(
-        {"source": _pad_with_eos(data.source, padded, longest)},
+        {"source": pad_with_eos(data.source, padded, longest)},
         [data.references[row] for row in rows],
         min(longest + _EXTRA_LENGTH, limit),
       )
@@ -259,7 +233,7 @@ class TranslationTask:
 
   def encode(self, line: str) -> list[int]:
     """Source ids with EOS; unknown characters become the unknown piece."""
-    [ids] = _with_eos(self._vocabulary.encode([line]))
+    [ids] = with_eos(self._vocabulary.encode([line]))
     if len(ids) > self._config.max_length:
       raise ValueError(
         f"{len(ids)} tokens, more than task.max_length="
@@ -335,20 +309,10 @@ def make(
   )
   base.check_vocabulary(workdir, MODEL_FILE, vocabulary.model)
   splits = {
-    name: _Split(corpus.read(name), vocabulary, keep_text=name != "train")
+    name: EncodedPairs(corpus.read(name), vocabulary, keep_text=name != "train")
     for name in corpus.splits
     if name in ("train", "validation") or name.startswith("test")
   }
   return TranslationTask(
     config, vocabulary, splits, batch_size=batch_size, seed=seed
   )
-
-
-def _with_eos(rows: list[list[int]]) -> list[list[int]]:
-  return [[*row, EOS] for row in rows]
-
-
-def _pad_with_eos(ragged: Ragged, rows: np.ndarray, length: int) -> np.ndarray:
-  padded = ragged.pad(rows, length)
-  padded[ragged.lengths[rows] > length, -1] = EOS
-  return padded

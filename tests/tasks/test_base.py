@@ -59,7 +59,7 @@ def test_accuracies_are_sums_and_counts():
 
 def test_sums_of_parts_equal_the_sum_of_the_whole():
   rng = np.random.default_rng(0)
-  targets = rng.integers(5, size=(8, 6))
+  targets = jnp.asarray(rng.integers(5, size=(8, 6)))
   weights = jnp.asarray(rng.integers(2, size=(8, 6)), jnp.float32)
   logits = jnp.asarray(rng.normal(size=(8, 6, 5)), jnp.float32)
   for metric in (base.token_accuracy, base.sequence_accuracy):

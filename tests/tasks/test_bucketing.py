@@ -19,7 +19,7 @@ def padding(lengths, shapes):
 
 
 def test_ragged_pads_and_cuts():
-  ragged = Ragged.stack([[[1, 2, 3], []], [[4]]])
+  ragged = Ragged.join([Ragged.stack([[1, 2, 3], []]), Ragged.stack([[4]])])
   rows = ragged.pad(np.array([2, 0, 1]), 2)
   np.testing.assert_array_equal(rows, [[4, 0], [1, 2], [0, 0]])
   assert rows.dtype == np.int32
