@@ -45,10 +45,13 @@ def main() -> None:
     raise ConfigError(
       f"--temperature: expected a value above 0, got {_TEMPERATURE.value}"
     )
-  from training import compile_cache, experiment, inference, workdir
+  from training import experiment_config, workdir
 
   folder = Path(_WORKDIR.value)
-  config = experiment.parse(workdir.read_config(folder))
+  config = experiment_config.parse(workdir.read_config(folder))
+
+  from training import compile_cache, experiment, inference
+
   compile_cache.enable()
   run = experiment.create(config, folder, restore=True)
   variables = inference.restore_variables(run, folder)

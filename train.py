@@ -30,14 +30,17 @@ def main() -> None:
   file = flags.FLAGS["config"].config_filename if _CONFIG.value else None
   mapping = entry.load_config(_CONFIG.value, file)
 
-  # JAX and all that sits on it load only now, so that --help does not wait.
-  from training import compile_cache, experiment, loop, parallel, workdir
+  # JAX and what sits on it load only where they are needed, so that help and
+  # faults do not wait.
+  from training import experiment_config, workdir
 
-  config = experiment.parse(mapping)
+  config = experiment_config.parse(mapping)
   folder = Path(_WORKDIR.value or workdir.default(file, config))
   workdir.check(folder, config)
   results = workdir.final_metrics(folder, config)
   if results is None:
+    from training import compile_cache, experiment, loop, parallel
+
     parallel.check_batch_size(config.train)
     compile_cache.enable()
     run = experiment.create(config, folder)

@@ -5,6 +5,7 @@ Imports nothing heavy, so that `--help` and a wrong flag are answered at once.
 
 from collections.abc import Callable
 from pathlib import Path
+import re
 import sys
 from typing import Any, NoReturn
 
@@ -12,6 +13,13 @@ from absl import app, flags, logging
 
 from training.config import ConfigError
 from training.errors import RunError, one_line
+
+# How Python says that text is no value of a type.
+_EXPECTED = {
+  "invalid literal for int()": "int",
+  "could not convert string to float": "a number",
+  "Non-boolean argument": "true or false",
+}
 
 
 def run(main: Callable[[], int | None]) -> NoReturn:
@@ -32,9 +40,9 @@ def run(main: Callable[[], int | None]) -> NoReturn:
         raise ConfigError(f"{arguments[1]}: expected flags only (--name=value)")
       return main()
     except ConfigError as error:
-      _fail(error, 2)
+      _fail(one_line(error), 2)
     except RunError as error:
-      _fail(error, 1)
+      _fail(one_line(error), 1)
 
   app.run(guarded, flags_parser=_parse)
   raise AssertionError  # app.run exits.
@@ -69,25 +77,28 @@ def _parse(arguments: list[str]) -> list[str]:
     _fail(_cause(error), 2)
 
 
-def _cause(error: BaseException) -> BaseException | str:
+def _cause(error: BaseException) -> str:
   """What is behind the wrappings of absl and config_flags."""
-  if isinstance(error, KeyError) and error.args:
-    # config_flags, for a section: "'modle'\nDid you mean …?"
-    return f"config: no such leaf: {one_line(error)}"
   innermost = error
   while innermost.__cause__ or innermost.__context__:
     innermost = innermost.__cause__ or innermost.__context__
-    if isinstance(innermost, ConfigError):
-      return innermost
+  if isinstance(error, KeyError):
+    # A section that is not there: "'modle'\nDid you mean "model" instead …?"
+    near = re.search('Did you mean "(.*?)"', one_line(error))
+    hint = f"; did you mean {near[1]!r}?" if near else ""
+    return f"config.{one_line(innermost)}: unknown{hint}"
+  if isinstance(error, flags.IllegalFlagValueError):
+    flag = re.match(r"flag --(\S+?)=(.*?): ", str(error))
+    for sign, expected in _EXPECTED.items():
+      if flag and sign in str(innermost):
+        return f"{flag[1]}: expected {expected}, got {flag[2]!r}"
   if isinstance(error, OSError):
-    text = str(innermost)
-    return f"--config: {text.rsplit('[Errno 2] ')[-1]}"
+    return f"--config: {one_line(innermost).rsplit('[Errno 2] ')[-1]}"
   if "Error whilst parsing config file" in str(error):
-    return f"--config: {type(innermost).__name__}: {one_line(innermost)}"
-  return error
+    return f"--config: {one_line(innermost)}"
+  return one_line(error)
 
 
-def _fail(error: BaseException | str, code: int) -> NoReturn:
-  text = error if isinstance(error, str) else one_line(error)
-  print(text, file=sys.stderr)
+def _fail(line: str, code: int) -> NoReturn:
+  print(line, file=sys.stderr)
   sys.exit(code)

@@ -1,12 +1,10 @@
-"""From a config to everything that a run is made of.
+"""From a validated config to everything that a run is made of.
 
-`parse` validates every value and every pair and touches no data; `create`
-then reads the data, makes the model and traces it, so that what does not fit
-is found before anything is compiled or written.
+The data is read, the model made and traced, so that what does not fit is found
+before anything is compiled or written.
 """
 
-from collections.abc import Callable, Mapping
-import dataclasses
+from collections.abc import Callable
 import functools
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,36 +15,11 @@ import numpy as np
 
 import models
 import tasks
-from training import config as config_lib
 from training import optimizer as optimizer_lib
-from training.config import ConfigError, TrainConfig
+from training.config import ConfigError
+from training.experiment_config import ExperimentConfig
 from training.state import TrainState
 from training.step import StepFunctions
-
-
-@dataclasses.dataclass(frozen=True)
-class ExperimentConfig:
-  """A whole config, validated.
-
-  Attributes:
-    train: the loop and the optimiser.
-    task_name: key of `tasks.TASKS`.
-    task: an instance of that task's `config_type`.
-    model: what `models.create` wants to know.
-  """
-
-  train: TrainConfig
-  task_name: str
-  task: Any
-  model: models.ModelConfig
-
-  def to_mapping(self) -> dict[str, Any]:
-    """JSON-ready, every default filled in; `parse` inverts it."""
-    return {
-      **config_lib.to_mapping(self.train),
-      "task": {"name": self.task_name, **config_lib.to_mapping(self.task)},
-      "model": config_lib.to_mapping(self.model),
-    }
 
 
 class Experiment(NamedTuple):
@@ -69,40 +42,6 @@ class Experiment(NamedTuple):
   init: Callable[[], TrainState]
   shapes: TrainState
   generate: Callable[..., Any]
-
-
-def parse(mapping: Mapping[str, Any]) -> ExperimentConfig:
-  """Validates a config, a ConfigDict or parsed JSON, without reading data.
-
-  Raises:
-    ConfigError: the first fault found.
-  """
-  leaves = dict(mapping.items())
-  sections = {}
-  for section in ("task", "model"):
-    if section not in leaves:
-      # A misspelt section is an unknown key; this names it.
-      config_lib.build(TrainConfig, leaves)
-      raise ConfigError(f"config.{section}: missing, and it has no default")
-    sections[section] = leaves.pop(section)
-  train = config_lib.build(TrainConfig, leaves)
-  task_leaves = dict(sections["task"].items())
-  name = task_leaves.pop("name", None)
-  if name not in tasks.TASKS:
-    raise ConfigError(
-      f"config.task.name: expected one of {', '.join(tasks.TASKS)}, "
-      f"got {name!r}"
-    )
-  return ExperimentConfig(
-    train=train,
-    task_name=name,
-    task=config_lib.build(
-      tasks.TASKS[name].config_type, task_leaves, "config.task"
-    ),
-    model=config_lib.build(
-      models.ModelConfig, sections["model"], "config.model"
-    ),
-  )
 
 
 def create(

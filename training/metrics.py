@@ -8,7 +8,6 @@ import sys
 import time
 from typing import Any
 
-import tensorboardX
 import tqdm
 
 FILE = "metrics.jsonl"
@@ -47,6 +46,9 @@ class MetricsWriter:
     partial.write_text(text)
     os.replace(partial, workdir / FILE)
     self._file = (workdir / FILE).open("a")
+    # Only a run that writes needs it.
+    import tensorboardX
+
     self._board = tensorboardX.SummaryWriter(
       str(workdir / "tensorboard"), purge_step=step + 1 if step else None
     )

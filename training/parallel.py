@@ -47,8 +47,8 @@ def check_batch_size(config: TrainConfig) -> None:
   if config.batch_size % (devices * splits):
     raise ConfigError(
       f"config.batch_size: {config.batch_size} rows do not split over "
-      f"{devices} devices and {splits} micro-batches each; expected a multiple "
-      f"of {devices * splits}"
+      f"{devices} devices × {splits} micro-batches; expected a multiple of "
+      f"{devices * splits}"
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from training import metrics
 from training.config import ConfigError
-from training.experiment import ExperimentConfig
+from training.experiment_config import ExperimentConfig
 
 CONFIG = "config.json"
 

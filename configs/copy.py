@@ -1,0 +1,52 @@
+"""Copies sequences of symbols: does an attention mechanism learn at all?
+
+    python train.py --config=configs/copy.py:dense
+
+Held-out sequences that come out exactly are 'exact_match' in the result.
+`--config.task.kind=reverse` reverses them instead.
+"""
+
+import ml_collections
+
+from configs import attentions
+
+
+def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
+  """An encoder-decoder of two layers, on sequences of up to 16 symbols."""
+  return ml_collections.ConfigDict(
+    {
+      "seed": 0,
+      "num_steps": 1500,
+      "batch_size": 64,
+      "eval_every": 500,
+      "checkpoint_every": 500,
+      "log_every": 50,
+      "parallel": "jit",
+      "decode_method": "greedy",
+      "task": {
+        "name": "copy",
+        "kind": "copy",
+        "vocab_size": 32,
+        "min_length": 1,
+        "max_length": 16,
+        "eval_size": 1000,
+      },
+      "model": {
+        "kind": "encoder_decoder",
+        "num_layers": 2,
+        "num_heads": 4,
+        "features": 128,
+        "mlp_features": 256,
+        "dropout_rate": 0.0,
+        **attentions.choose(attention),
+      },
+      "optimizer": {
+        "name": "adamw",
+        "learning_rate": 1e-3,
+        "schedule": "cosine",
+        "warmup_steps": 100,
+        "b2": 0.98,
+        "clip_norm": 1.0,
+      },
+    }
+  )

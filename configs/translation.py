@@ -1,0 +1,55 @@
+"""Translates number words, English to German, or any aligned sentences.
+
+    python train.py --config=configs/translation.py:dense
+    python train.py --config=configs/translation.py \
+      --config.task.source=files --config.task.path=FOLDER
+
+The first needs no data: German turns units and tens round, so it is
+translation and not substitution. FOLDER holds `train.en`, `train.de` and so
+on; `configs/multi30k.py` is sized for sentences.
+"""
+
+import ml_collections
+
+from configs import attentions
+
+
+def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
+  """An encoder-decoder of two layers, trained for a few minutes on a CPU."""
+  return ml_collections.ConfigDict(
+    {
+      "seed": 0,
+      "num_steps": 3000,
+      "batch_size": 64,
+      "eval_every": 500,
+      "checkpoint_every": 500,
+      "log_every": 50,
+      "parallel": "jit",
+      "decode_method": "greedy",
+      "task": {
+        "name": "translation",
+        "source": "numbers",
+        "path": "",
+        "source_language": "en",
+        "target_language": "de",
+      },
+      "model": {
+        "kind": "encoder_decoder",
+        "num_layers": 2,
+        "num_heads": 4,
+        "features": 128,
+        "mlp_features": 512,
+        "dropout_rate": 0.0,
+        **attentions.choose(attention),
+      },
+      "optimizer": {
+        "name": "adamw",
+        "learning_rate": 1e-3,
+        "schedule": "cosine",
+        "warmup_steps": 200,
+        "b2": 0.98,
+        "clip_norm": 1.0,
+        "label_smoothing": 0.0,
+      },
+    }
+  )

@@ -1,0 +1,181 @@
+"""The story of a run, on a task and a model that do nothing but obey."""
+
+import json
+import types
+
+import numpy as np
+import pytest
+
+from tests.training.tiny import make_batch, make_functions
+from training import loop, metrics
+from training.checkpoint import Checkpoints, digests
+from training.config import TrainConfig
+from training.errors import RunError
+
+
+class FakeTask:
+  """Batches that follow from the step, two splits, one decoded example."""
+
+  eval_splits = ("validation", "test")
+
+  def __init__(self, **faults):
+    self.faults = faults
+    self.asked = []
+
+  def train_batch(self, step):
+    self.asked.append(step)
+    if step == self.faults.get("unreadable"):
+      raise RuntimeError("hash mismatch\nin shard 3")
+    batch = make_batch(seed=step)
+    if step == self.faults.get("infinite"):
+      batch["weights"][-1] = np.inf
+    if step == self.faults.get("stop"):
+      loop.signal.raise_signal(loop.signal.SIGTERM)
+    return batch
+
+  def eval_batches(self, split):
+    yield make_batch(seed=1000)
+    if "evaluation" in self.faults:
+      raise OSError("disk gone")
+    yield make_batch(seed=1001)
+
+  def summarize(self, sums):
+    return {name: total / count for name, (total, count) in sums.items()}
+
+  def decode_batches(self, split):
+    inputs = {"source": np.ones((2, 3), np.int32)}
+    yield types.SimpleNamespace(inputs=inputs, references=["a"], max_length=3)
+
+  def decode(self, ids):
+    return " ".join(map(str, ids))
+
+  def score(self, hypotheses, references):
+    assert len(hypotheses) == len(references) == 1
+    return {"exact_match": 0.0, "signature": "s"}
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+  """Runs the loop on a fake task and returns its results."""
+  monkeypatch.setattr(loop.report, "draw_attention", lambda *unused: None)
+
+  def run(task, **leaves):
+    config = TrainConfig(
+      **{
+        "num_steps": 7,
+        "batch_size": 16,
+        "log_every": 2,
+        "eval_every": 3,
+        "checkpoint_every": 3,
+        **leaves,
+      }
+    )
+    functions, state = make_functions(dropout=True)
+    experiment = types.SimpleNamespace(
+      config=types.SimpleNamespace(train=config),
+      task=task,
+      model=None,
+      functions=functions,
+      init=lambda: state,
+      shapes=state,
+      generate=lambda variables, inputs, **unused: types.SimpleNamespace(
+        tokens=np.ones((2, 3), np.int32)
+      ),
+    )
+    return loop.run(experiment, tmp_path)
+
+  return run
+
+
+def records(workdir):
+  """Lines of metrics.jsonl without what depends on the clock."""
+  return [
+    {k: v for k, v in record.items() if k != "tokens_per_second"}
+    for record in metrics.read(workdir)
+  ]
+
+
+def saved(workdir):
+  """Digests of the newest checkpoint."""
+  checkpoints = Checkpoints(workdir, read_only=True)
+  state, _ = checkpoints.restore(make_functions(dropout=True)[1])
+  checkpoints.close()
+  return digests(state)
+
+
+def test_a_run_writes_its_story(run, tmp_path, capsys):
+  results = run(FakeTask())
+  assert list(results) == ["validation", "test"]
+  assert results["test"].keys() == {
+    "loss",
+    "accuracy",
+    "exact_match",
+    "signature",
+  }
+  lines = [(record["step"], record["split"]) for record in records(tmp_path)]
+  assert lines == [
+    (2, "train"),
+    (3, "validation"),
+    (4, "train"),
+    (6, "train"),
+    (6, "validation"),
+    (7, "train"),
+    (7, "validation"),
+    (7, "test"),
+  ]
+  assert records(tmp_path)[-1] == {"step": 7, "split": "test"} | results["test"]
+  steps = {int(p.name) for p in (tmp_path / "checkpoints").iterdir()}
+  assert steps == {3, 6, 7}
+  assert "reference  a" in (tmp_path / "samples.txt").read_text()
+  assert "step 6/7" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("parallel", ["jit", "pmap"])
+def test_stopped_and_continued_equals_uninterrupted(
+  run, tmp_path, parallel, monkeypatch
+):
+  run(FakeTask(), parallel=parallel)
+  expected, lines = saved(tmp_path), records(tmp_path)
+  loop.report.write_samples(tmp_path / "samples.txt", [])
+  for path in sorted(tmp_path.rglob("*"), reverse=True):
+    path.rmdir() if path.is_dir() else path.unlink()
+
+  handler = loop.signal.getsignal(loop.signal.SIGTERM)
+  assert run(FakeTask(stop=4), parallel=parallel) is None
+  assert loop.signal.getsignal(loop.signal.SIGTERM) is handler
+  stopped = records(tmp_path)[-1]["step"]
+  assert stopped < 7
+  again = FakeTask()
+  assert run(again, parallel=parallel) is not None
+  assert min(again.asked) >= 2
+  assert saved(tmp_path) == expected
+  assert records(tmp_path) == lines
+
+
+def test_a_bad_step_is_named_and_never_saved(run, tmp_path):
+  with pytest.raises(RunError) as info:
+    run(FakeTask(infinite=4))
+  message = str(info.value)
+  assert message.startswith("step 5: loss or gradient is not finite")
+  assert str(tmp_path / "config.json") in message
+  assert "\n" not in message
+  assert {p.name for p in (tmp_path / "checkpoints").iterdir()} == {"3"}
+
+
+def test_unreadable_data_stop_the_run_with_its_checkpoint(run, tmp_path):
+  with pytest.raises(RunError) as info:
+    run(FakeTask(unreadable=5))
+  assert str(info.value) == (
+    "step 6: data cannot be read: hash mismatch in shard 3"
+  )
+  intact = saved(tmp_path)
+  assert {p.name for p in (tmp_path / "checkpoints").iterdir()} == {"3"}
+  with pytest.raises(RunError, match="split 'validation'.*disk gone"):
+    run(FakeTask(evaluation=True))
+  assert json.dumps(intact)
+
+
+def test_the_host_never_runs_far_ahead(run):
+  task = FakeTask()
+  run(task, num_steps=3)
+  assert task.asked == [0, 1, 2]
