@@ -1,0 +1,79 @@
+"""What the contract suite runs over: one line a mechanism and setting."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from attention import ATTENTIONS, Attention
+from tests.attention import reference
+
+
+class Mechanism(NamedTuple):
+  """One entry of the suite.
+
+  Attributes:
+    name: key of `ATTENTIONS`.
+    options: hyperparameters, given to the factory.
+    reference: `(variables, query, key, value, **call) -> out` in float64.
+    normalised: the rows of its attention matrix sum to 1.
+    cache: what its decode cache grows with, 'length' or 'nothing'.
+  """
+
+  name: str
+  options: dict[str, Any]
+  reference: Callable[..., Any]
+  normalised: bool = True
+  cache: str = "nothing"
+
+  def build(self) -> Attention:
+    return ATTENTIONS[self.name](**self.options)
+
+  def __str__(self) -> str:
+    return ",".join([self.name, *(f"{k}={v}" for k, v in self.options.items())])
+
+
+def _dense(variables, *qkv, **call):
+  assert not variables
+  return reference.dense_attention(*qkv, **call)
+
+
+def _window(**options):
+  def attend(variables, *qkv, **call):
+    assert not variables
+    return reference.sliding_window_attention(*qkv, **options, **call)
+
+  return Mechanism("sliding_window", options, attend)
+
+
+def _performer(**options):
+  kernel = options.get("kernel", "softmax")
+
+  def attend(variables, *qkv, **call):
+    projection = variables["constants"]["projection"]
+    return reference.performer_attention(
+      *qkv, projection=projection, kernel=kernel, **call
+    )
+
+  return Mechanism("performer", options, attend)
+
+
+def _linformer(**options):
+  def attend(variables, *qkv, **call):
+    params = variables["params"]
+    assert ("value_projection" in params) != options["shared"]
+    assert params["key_projection"].ndim == (3 if options["per_head"] else 2)
+    return reference.linformer_attention(*qkv, **params, **call)
+
+  return Mechanism("linformer", options, attend, normalised=False)
+
+
+MECHANISMS = (
+  Mechanism("dense", {}, _dense, cache="length"),
+  _window(window=3),
+  _window(window=(2, 1)),
+  _window(window=(0, 2), dilation=2),
+  _window(window=(3, 0), dilation=(1, 2, 1, 3)),
+  _performer(num_features=16),
+  _performer(num_features=16, kernel="relu"),
+  _linformer(rank=5, shared=True, per_head=False),
+  _linformer(rank=5, shared=False, per_head=True),
+)
