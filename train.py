@@ -27,8 +27,7 @@ _WORKDIR = flags.DEFINE_string(
 
 def main() -> None:
   """From the config to the result."""
-  file = flags.FLAGS["config"].config_filename if _CONFIG.value else None
-  mapping = entry.load_config(_CONFIG.value, file)
+  file, mapping = entry.load_config(_CONFIG)
 
   # JAX and what sits on it load only where they are needed, so that help and
   # faults do not wait.

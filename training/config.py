@@ -10,7 +10,7 @@ import difflib
 import math
 import types
 import typing
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 T = TypeVar("T")
 
@@ -139,7 +139,7 @@ def build(
   if not isinstance(mapping, Mapping) and not hasattr(mapping, "items"):
     raise ConfigError(f"{path}: expected named leaves, got {mapping!r}")
   hints = typing.get_type_hints(dataclass_type)
-  fields = {f.name: f for f in dataclasses.fields(dataclass_type)}  # ty: ignore
+  fields = {f.name: f for f in dataclasses.fields(cast(Any, dataclass_type))}
   rest = next((name for name in fields if _is_mapping(hints[name])), None)
   known = [name for name in fields if name != rest]
   values, extra = {}, {}
@@ -165,7 +165,7 @@ def build(
 
 def to_mapping(config: Any) -> dict[str, Any]:
   """Turns a dataclass into plain, JSON-ready dictionaries; inverts `build`."""
-  mapping = {}
+  mapping: dict[str, Any] = {}
   for field in dataclasses.fields(config):
     value = getattr(config, field.name)
     if dataclasses.is_dataclass(value):

@@ -48,22 +48,26 @@ def run(main: Callable[[], int | None]) -> NoReturn:
   raise AssertionError  # app.run exits.
 
 
-def load_config(value: Any, file: str | None) -> Any:
-  """The mapping behind a config flag.
+def load_config(flag: flags.FlagHolder) -> tuple[str, Any]:
+  """What was typed for a config flag, and the mapping behind it.
 
   Args:
-    value: of the flag.
-    file: what was typed: `FILE.py` or `FILE.py:ARGUMENT`.
+    flag: of `config_flags.DEFINE_config_file`, parsed.
+
+  Returns:
+    `FILE.py` or `FILE.py:ARGUMENT`, and the mapping with all overrides.
 
   Raises:
-    ConfigError: there is no such file.
+    ConfigError: the flag or the file is missing.
   """
-  if value is None:
+  if flag.value is None:
     raise ConfigError("--config: missing; for example --config=configs/copy.py")
-  path = Path(file.partition(":")[0])
-  if not path.is_file():
-    raise ConfigError(f"--config: no file {str(path)!r}")
-  return value
+  file: str = getattr(flags.FLAGS[flag.name], "config_filename")  # noqa: B009
+  # config_flags leaves a missing file to be found when the value is used.
+  path = file.partition(":")[0]
+  if not Path(path).is_file():
+    raise ConfigError(f"--config: no such file: {path!r}")
+  return file, flag.value
 
 
 def _parse(arguments: list[str]) -> list[str]:
@@ -80,8 +84,8 @@ def _parse(arguments: list[str]) -> list[str]:
 def _cause(error: BaseException) -> str:
   """What is behind the wrappings of absl and config_flags."""
   innermost = error
-  while innermost.__cause__ or innermost.__context__:
-    innermost = innermost.__cause__ or innermost.__context__
+  while inner := innermost.__cause__ or innermost.__context__:
+    innermost = inner
   if isinstance(error, KeyError):
     # A section that is not there: "'modle'\nDid you mean "model" instead …?"
     near = re.search('Did you mean "(.*?)"', one_line(error))
@@ -93,7 +97,8 @@ def _cause(error: BaseException) -> str:
       if flag and sign in str(innermost):
         return f"{flag[1]}: expected {expected}, got {flag[2]!r}"
   if isinstance(error, OSError):
-    return f"--config: {one_line(innermost).rsplit('[Errno 2] ')[-1]}"
+    text = one_line(innermost).rpartition("[Errno 2] ")[2]
+    return f"--config: {text[:1].lower()}{text[1:]}"
   if "Error whilst parsing config file" in str(error):
     return f"--config: {one_line(innermost)}"
   return one_line(error)

@@ -43,10 +43,10 @@ def evaluate(
     parallel.evaluate(variables, parallel.place_batch(batch))
     for batch in _reading(task.eval_batches(split), split)
   ]
-  totals = {}
+  totals: dict[str, np.ndarray] = {}
   for sums in jax.device_get(pending):
     for name, pair in sums.items():
-      totals[name] = totals.get(name, 0.0) + np.asarray(pair, np.float64)
+      totals[name] = totals.get(name, np.zeros(2)) + np.asarray(pair)
   return task.summarize(
     {name: (float(total[0]), float(total[1])) for name, total in totals.items()}
   )

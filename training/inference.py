@@ -109,7 +109,8 @@ def generate_lines(
     filled = numbers + numbers[-1:] * (_BATCH_SIZE - len(numbers))
     rows = [ids[number] for number in filled]
     if has_source:
-      inputs = {"source": _pad(rows, task.pad_id, task.max_source_length)}
+      limit = task.max_source_length or longest
+      inputs = {"source": _pad(rows, task.pad_id, limit)}
     else:
       # One length for all, as the room behind a prompt depends on it.
       inputs = {

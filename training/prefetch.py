@@ -1,6 +1,6 @@
 """The next batches, prepared in a thread while the device computes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 import concurrent.futures
 from typing import TypeVar
 
@@ -11,7 +11,7 @@ _DEPTH = 2
 
 def prefetch(
   make: Callable[[int], T], first: int, last: int, depth: int = _DEPTH
-) -> Iterator[T]:
+) -> Generator[T, None, None]:
   """Yields `make(first), …, make(last - 1)`, in order, made ahead of time.
 
   Args:

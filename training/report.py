@@ -58,7 +58,7 @@ def draw_attention(
     axes = ("source", "target, the token being written")
     num_queries = _length(example["weights"][0] > 0)
   else:
-    queries = keys = example.get("inputs", example.get("source"))[0]
+    queries = keys = example["inputs" if "inputs" in example else "source"][0]
     axes = ("key token", "query token")
     num_queries = _length(keys != task.pad_id)
   num_queries = min(num_queries, _MAX_TOKENS)
@@ -106,28 +106,24 @@ def draw_heads(
   panels = figure.subplots(
     rows, columns, sharex=True, sharey=True, squeeze=False
   )
+  top = max(weights.max(), 1e-6)  # One scale for all panels.
   # A dollar sign would start a formula.
   escape = [
     [s.replace("$", r"\$") for s in x] for x in (key_labels, query_labels)
   ]
+  images = []
   for head, panel in enumerate(panels.flat):
     if head >= len(weights):
       panel.set_axis_off()
       continue
-    image = panel.imshow(
-      weights[head],
-      vmin=0,
-      vmax=max(weights.max(), 1e-6),
-      cmap="viridis",
-      aspect="auto",
-    )
+    images.append(panel.imshow(weights[head], vmin=0, vmax=top, aspect="auto"))
     panel.set_title(f"head {head + 1}", fontsize=9)
     panel.set_xticks(range(len(key_labels)), escape[0], rotation=90, fontsize=7)
     panel.set_yticks(range(len(query_labels)), escape[1], fontsize=7)
   figure.supxlabel(axes[0])
   figure.supylabel(axes[1])
   figure.suptitle(title)
-  figure.colorbar(image, ax=panels, label="attention weight", shrink=0.8)
+  figure.colorbar(images[0], ax=panels, label="attention weight", shrink=0.8)
   figure.savefig(path, dpi=120)
 
 

@@ -6,7 +6,7 @@ padding is uneven.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -162,7 +162,7 @@ def train_step(
   )
   updated = TrainState(
     step=state.step + 1,
-    params=optax.apply_updates(state.params, updates),
+    params=cast(Any, optax.apply_updates(state.params, updates)),
     constants=state.constants,
     opt_state=opt_state,
   )

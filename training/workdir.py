@@ -16,8 +16,7 @@ CONFIG = "config.json"
 
 def default(config_file: str, config: ExperimentConfig) -> Path:
   """`runs/<config file>-<mechanism>-<digest of the config>`."""
-  model = config.model
-  attention = model.encoder_attention or model.decoder_attention
+  attention = next(iter(config.model.attentions.values()))
   text = json.dumps(config.to_mapping(), sort_keys=True)
   digest = hashlib.sha256(text.encode()).hexdigest()[:8]
   stem = Path(config_file.partition(":")[0]).stem

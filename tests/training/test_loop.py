@@ -1,6 +1,5 @@
 """The story of a run, on a task and a model that do nothing but obey."""
 
-import json
 import types
 
 import numpy as np
@@ -136,7 +135,6 @@ def test_stopped_and_continued_equals_uninterrupted(
 ):
   run(FakeTask(), parallel=parallel)
   expected, lines = saved(tmp_path), records(tmp_path)
-  loop.report.write_samples(tmp_path / "samples.txt", [])
   for path in sorted(tmp_path.rglob("*"), reverse=True):
     path.rmdir() if path.is_dir() else path.unlink()
 
@@ -168,11 +166,9 @@ def test_unreadable_data_stop_the_run_with_its_checkpoint(run, tmp_path):
   assert str(info.value) == (
     "step 6: data cannot be read: hash mismatch in shard 3"
   )
-  intact = saved(tmp_path)
   assert {p.name for p in (tmp_path / "checkpoints").iterdir()} == {"3"}
-  with pytest.raises(RunError, match="split 'validation'.*disk gone"):
+  with pytest.raises(RunError, match=r"split 'validation': .* disk gone"):
     run(FakeTask(evaluation=True))
-  assert json.dumps(intact)
 
 
 def test_the_host_never_runs_far_ahead(run):

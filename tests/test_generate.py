@@ -1,0 +1,77 @@
+"""`generate.py`: lines in, lines out."""
+
+import pytest
+
+from tests import commands
+
+LINES = "1 2\n\n3\n0 0 0\n"
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+  path = tmp_path_factory.mktemp("runs") / "run"
+  code, _, error = commands.run("train.py", *commands.TINY, f"--workdir={path}")
+  assert code == 0, error
+  return path
+
+
+def generate(*arguments, stdin=LINES):
+  return commands.run("generate.py", *arguments, stdin=stdin)
+
+
+@pytest.mark.parametrize(
+  "options",
+  [
+    [],
+    ["--method=beam", "--beam_size=2", "--length_penalty=0"],
+    ["--method=sample", "--temperature=0.5", "--top_k=2", "--seed=3"],
+  ],
+)
+def test_one_line_out_for_each_line_in(workdir, options):
+  code, out, error = generate(f"--workdir={workdir}", *options)
+  assert (code, error) == (0, "")
+  lines = out.splitlines()
+  assert len(lines) == 4
+  assert lines[1] == ""
+  for line in lines:
+    assert set(line.split()) <= set("0123")
+
+
+def test_order_is_kept_whatever_the_batch(workdir):
+  lines = ["0 1 2", "3", "2 2", "1", ""] * 30
+  _, out, _ = generate(f"--workdir={workdir}", stdin="\n".join(lines))
+  outputs = out.splitlines()
+  assert len(outputs) == len(lines)
+  assert outputs[:5] * 30 == outputs
+  _, alone, _ = generate(f"--workdir={workdir}", stdin=lines[0])
+  assert alone.splitlines() == outputs[:1]
+
+
+@pytest.mark.parametrize(
+  ("options", "stdin", "message"),
+  [
+    ([], "1\n\n1 2 3 0\n", "line 3: expected 1 to 3 symbols"),
+    ([], "1\n9\n", "line 2: expected symbols 0 to 3"),
+    (["--max_length=99"], "1\n", "--max_length: the model allows 4 tokens"),
+    (["--top_k=2"], "1\n", "top_k"),
+    (["--method=nosuch"], "1\n", "method"),
+    (["--temperature=nan", "--method=sample"], "1\n", "temperature"),
+  ],
+)
+def test_a_fault_is_one_line(workdir, options, stdin, message):
+  code, out, error = generate(f"--workdir={workdir}", *options, stdin=stdin)
+  assert (code, out) == (2, "")
+  assert error.count("\n") == 1
+  assert message in error
+
+
+def test_a_folder_without_a_run_or_a_checkpoint(workdir, tmp_path):
+  code, _, error = generate(f"--workdir={tmp_path}")
+  assert code == 2
+  assert error.count("\n") == 1
+  (tmp_path / "config.json").write_text((workdir / "config.json").read_text())
+  code, _, error = generate(f"--workdir={tmp_path}")
+  assert code == 2
+  assert error.count("\n") == 1
+  assert "no checkpoint" in error
+  assert [path.name for path in tmp_path.iterdir()] == ["config.json"]

@@ -1,0 +1,154 @@
+"""`train.py` as a user meets it: results, restarts and faults."""
+
+import json
+import re
+import signal
+import time
+
+import pytest
+
+from tests import commands
+
+
+def train(workdir, *arguments, **options):
+  return commands.run(
+    "train.py", *commands.TINY, f"--workdir={workdir}", *arguments, **options
+  )
+
+
+def digests(workdir):
+  """What the newest checkpoint says of its own leaves, and its step."""
+  step = max(int(path.name) for path in (workdir / "checkpoints").iterdir())
+  record = workdir / "checkpoints" / str(step) / "record" / "metadata"
+  return step, json.loads(record.read_text())["digests"]
+
+
+def records(workdir):
+  lines = (workdir / "metrics.jsonl").read_text().splitlines()
+  parsed = [json.loads(line) for line in lines]
+  for record in parsed:
+    record.pop("tokens_per_second", None)
+  return parsed
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+  """A run that nothing interrupted."""
+  workdir = tmp_path_factory.mktemp("runs") / "finished"
+  code, out, error = train(workdir)
+  assert code == 0, error
+  assert not error
+  return workdir, out
+
+
+def test_a_run_leaves_everything_behind(finished):
+  workdir, out = finished
+  assert {path.name for path in workdir.iterdir()} == {
+    "config.json",
+    "metrics.jsonl",
+    "tensorboard",
+    "checkpoints",
+    "samples.txt",
+    "attention.png",
+    "vocabulary",
+  }
+  last = records(workdir)[-1]
+  assert last["step"] == 12
+  assert last["split"] == "validation"
+  assert {"loss", "token_accuracy", "exact_match"} <= last.keys()
+  assert (workdir / "attention.png").read_bytes().startswith(b"\x89PNG")
+  for name in (*last.keys() - {"step", "split"}, "attention.png"):
+    assert name in out
+  assert json.loads((workdir / "config.json").read_text())["num_steps"] == 12
+
+
+def test_a_finished_run_says_its_metrics_again(finished):
+  workdir, out = finished
+  before = {p: p.stat().st_mtime_ns for p in workdir.rglob("*")}
+  code, again, error = train(workdir)
+  assert (code, error) == (0, "")
+  assert again.strip() in out
+  assert {p: p.stat().st_mtime_ns for p in workdir.rglob("*")} == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_run_that_was_stopped_ends_as_one_that_was_not(
+  finished, tmp_path, number
+):
+  workdir = tmp_path / "run"
+  process = commands.start("train.py", *commands.TINY, f"--workdir={workdir}")
+  deadline = time.monotonic() + 200
+  while not list(workdir.glob("checkpoints/[0-9]*")):
+    assert process.poll() is None, process.communicate()[1]
+    assert time.monotonic() < deadline
+    time.sleep(0.001)
+  process.send_signal(number)
+  out, error = process.communicate(timeout=200)
+  if number == signal.SIGTERM:
+    assert process.returncode == 0, error
+    assert re.search("stopped and saved at step|exact_match", out)
+  else:
+    assert process.returncode == -signal.SIGKILL
+  code, out, error = train(workdir)
+  assert code == 0, error
+  assert digests(workdir) == digests(finished[0])
+  assert records(workdir) == records(finished[0])
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run(tmp_path):
+  workdir = tmp_path / "run"
+  code, _, error = train(
+    workdir,
+    "--config.optimizer.learning_rate=1e30",
+    "--config.optimizer.warmup_steps=0",
+    "--config.checkpoint_every=1",
+  )
+  assert code == 1
+  assert error.count("\n") == 1
+  step = int(re.match(r"step (\d+): loss or gradient is not finite", error)[1])
+  assert str(workdir / "config.json") in error
+  assert digests(workdir)[0] == step - 1
+
+
+@pytest.mark.parametrize(
+  ("arguments", "message"),
+  [
+    (["--config.model.num_layrs=2"], "config.model.num_layrs: unknown; did"),
+    (["--config.modle.num_layers=2"], "did you mean 'model'?"),
+    (["--config.num_steps=many"], "config.num_steps: expected int, got 'many'"),
+    (["--config.optimizer.learning_rate=nan"], "expected a finite number"),
+    (["--config=configs/copy.py:performr"], "did you mean 'performer'?"),
+    (["--config=configs/nosuch.py"], "no such file: 'configs/nosuch.py'"),
+    (["--nosuch=1"], "Unknown command line flag 'nosuch'"),
+    (["--config.batch_size=9"], "9 rows do not split over 2 devices"),
+  ],
+)
+def test_a_fault_is_one_line_and_writes_nothing(arguments, message, tmp_path):
+  workdir = tmp_path / "run"
+  config = [] if "--config=" in arguments[0] else ["--config=configs/copy.py"]
+  code, out, error = commands.run(
+    "train.py", *config, *arguments, f"--workdir={workdir}", devices=2
+  )
+  assert code == 2
+  assert not out
+  assert error.count("\n") == 1
+  assert message in error
+  assert not workdir.exists()
+
+
+def test_another_config_keeps_out_of_a_workdir(finished):
+  workdir, _ = finished
+  before = {p: p.stat().st_mtime_ns for p in workdir.rglob("*")}
+  code, _, error = train(workdir, "--config.seed=5")
+  assert code == 2
+  assert error.count("\n") == 1
+  assert "config.seed is 0 there and 5 here" in error
+  assert {p: p.stat().st_mtime_ns for p in workdir.rglob("*")} == before
+
+
+def test_help_is_quick():
+  started = time.monotonic()
+  code, out, error = commands.run("train.py", "--help")
+  assert (code, error) == (0, "")
+  assert "--workdir" in out
+  assert time.monotonic() - started < 5  # 0.2 s on a quiet machine.
