@@ -22,13 +22,19 @@ Backward, from the inputs, out and lse only, with g the cotangent of out:
 dq, dk and dv are added into arrays carried by the loop. Rows that the last
 block shares with the one before have g = 0 there and so add nothing twice.
 
-Axes. D residue classes of the positions modulo the dilation are an axis beside
-the heads, see `sliding_window_attention`; J = N/K query heads share a key head
-and become rows of one product, so keys are never repeated. Inside a block an
-array is brought to [B·D·K, rows, features], where it is small enough for the
-cache. Every product is 'nqd,nkd->nqk' or 'nqk,nkd->nqd', the two forms that
-XLA:CPU sends to its fast kernel; that is why the backward holds its scores
-transposed, [keys, queries], and computes dqᵀ = kᵀ dsᵀ.
+Axes. D residue classes of the positions modulo the dilation are part of the
+heads, see `sliding_window_attention`. The J = N/K query heads of a key head
+become rows of one product, so keys are never repeated. Only inside a block,
+where it is small enough for the cache, is an array brought to [heads, rows,
+features].
+
+Speed. All products but one have one of the two forms that XLA:CPU sends to its
+fast kernel, 'nqd,nkd->nqk' and 'nqk,nkd->nqd'; for that the backward holds its
+scores transposed, [keys, queries]. The one is dq, at half that rate: to
+transpose the keys or ds for it costs as much as it gains. Blocks of 64 and 128
+queries take the same time; 64 keep fewer scores and waste less on small
+windows. Arrays must enter the loop as [B, T, N, H]: an axis of size 1 makes XLA
+copy them whole.
 """
 
 from functools import partial
@@ -38,7 +44,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-BLOCK = 128
+BLOCK = 64
 
 
 class Geometry(NamedTuple):
@@ -274,9 +280,9 @@ def _windowed_bwd(geometry, residuals, cotangent):
     ds = (p * (dp - delta) * geometry.scale).astype(block.query.dtype)
     dv = _dot("nkq,nqd->nkd", p.astype(g.dtype), g)
     dk = _dot("nkq,nqd->nkd", ds, block.query)
-    dq = _dot("ndk,nkq->ndq", jnp.swapaxes(block.key, 1, 2), ds)
+    dq = _dot("nkq,nkd->nqd", ds, block.key)
 
-    dq = _heads_last(jnp.swapaxes(dq, 1, 2), batch, rows)
+    dq = _heads_last(dq, batch, rows)
     dk = _heads_last(dk, batch, dk.shape[1])
     dv = _heads_last(dv, batch, dv.shape[1])
 
