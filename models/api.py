@@ -162,6 +162,6 @@ def _ids(model: Transformer, batch: Batch) -> tuple[Array | None, Array | None]:
   """The (source, inputs) that the model's kind reads."""
   kind = model.config.kind
   return (
-    None if kind == "decoder" else batch["source"],
-    None if kind == "encoder" else batch["inputs"],
+    None if kind == "decoder" else jnp.asarray(batch["source"]),
+    None if kind == "encoder" else jnp.asarray(batch["inputs"]),
   )

@@ -229,7 +229,7 @@ def _required(factory: Callable[..., Attention]) -> list[str]:
 
 def _one_of_them_can(capability: str) -> str:
   # A record tells what it supports, so each factory is asked with its defaults;
-  # sizes that have none (a window, a rank) do not change what is supported.
+  # sizes that have none (a window) do not change what is supported.
   able = [
     name
     for name, factory in ATTENTIONS.items()

@@ -232,7 +232,7 @@ def _run(
   memory = state.get("memory", {})
 
   def decode(cache, tokens):
-    now = {**variables, "memory": memory, "cache": cache}
+    now: dict[str, Any] = {**variables, "memory": memory, "cache": cache}
     logits, new = model.apply(now, tokens, method="decode", mutable=["cache"])
     return logits, new["cache"]
 

@@ -162,16 +162,21 @@ class MultiHeadAttention(nn.Module):
 
   def _mechanism_variables(self):
     """The mechanism's variables: made at initialisation, read afterwards."""
-    made = {}
-    if self.is_initializing():
-      made = self.attention.init(self.make_rng("params"), self.dims)
+    # One key for all collections: `init` draws them together. Afterwards the
+    # initialisers serve to check shapes only, which computes nothing.
+    initializing = self.is_initializing()
+    key = self.make_rng("params") if initializing else jax.random.key(0)
+
+    def made(collection):
+      return self.attention.init(key, self.dims)[collection]
+
     variables = {}
     for collection in variable_shapes(self.attention, self.dims):
       if collection == "params":
-        variables["params"] = self.param("attention", lambda _: made["params"])
+        variables["params"] = self.param("attention", lambda _: made("params"))
       else:
         variables[collection] = self.variable(
-          collection, "attention", made.get, collection
+          collection, "attention", made, collection
         ).value
     return variables
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 import functools
 import math
+from typing import cast
 
 from flax import linen as nn
 import jax
@@ -175,11 +176,12 @@ class Block(nn.Module):
 class Transformer(nn.Module):
   """Ids to logits: encoder, decoder or both.
 
-  Embeddings start with standard deviation 1/√F and are scaled by √F, learned
-  positions too, so that the first layer reads numbers of size 1 and a tied
-  softmax starts with logits of size 1. They are looked up, not multiplied by
-  one-hot rows: also backward that is 5 times as fast on CPU at vocabulary 100
-  and 300 times at 8,000.
+  Tables start with standard deviation 0.02 (GPT-2) and are read times √F
+  (Vaswani). Starting them at 1/√F instead makes a tied softmax predict its own
+  input with a logit near √F: the first loss is 7.6 instead of 4.5 at
+  vocabulary 65, and it is still behind after 300 steps. Ids are looked up, not
+  multiplied as one-hot rows: backward too, that is 15 times as fast on CPU at
+  vocabulary 100 and 500 times at 8,000.
 
   Attributes:
     config: of the model.
@@ -208,7 +210,7 @@ class Transformer(nn.Module):
       features=config.features,
       dtype=config.dtype,
       param_dtype=config.param_dtype,
-      embedding_init=nn.initializers.normal(config.features**-0.5),
+      embedding_init=nn.initializers.normal(0.02),
     )
     one_table = config.tie_embeddings and self.shared_vocabulary
     if has_decoder or one_table:
@@ -272,6 +274,7 @@ class Transformer(nn.Module):
       memory, mask = self._encode(source, deterministic)
     if self.config.kind == "encoder":
       return self._logits(memory)
+    inputs = cast(Array, inputs)
     check_length("inputs", inputs.shape[1], self.max_target_length)
     positions = jnp.arange(inputs.shape[1])[None, :]
     x = self._embed_target(inputs, positions, deterministic)

@@ -1,0 +1,120 @@
+"""Configs refuse what cannot work, naming the field first."""
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+
+from attention import ATTENTIONS
+from models import AttentionConfig, ModelConfig, create
+
+SIZES = {"num_layers": 1, "num_heads": 4, "features": 16, "mlp_features": 32}
+LINFORMER = AttentionConfig("linformer", {"rank": 4})
+WINDOW = AttentionConfig("sliding_window", {"window": 2})
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"kind": "decodr"}, "kind: .*did you mean 'decoder'"),
+    ({"features": 130}, "features: 130 is not divisible by num_heads 4"),
+    ({"num_layers": 0}, "num_layers: expected at least 1, got 0"),
+    ({"num_kv_heads": 3}, "num_kv_heads: expected a divisor of num_heads 4"),
+    ({"num_kv_heads": 0}, "num_kv_heads: "),
+    ({"features": 12, "position": "rotary"}, "position: rotary .* even head"),
+    ({"features": 9, "num_heads": 3}, "features: sinusoidal .* even width"),
+    ({"dropout_rate": 1.0}, "dropout_rate: expected .*got 1.0"),
+    ({"dropout_rate": float("nan")}, "dropout_rate: expected .*got nan"),
+    ({"attention_dropout_rate": -0.1}, "attention_dropout_rate: "),
+    ({"activation": "tanh"}, "activation: "),
+    ({"norm": "prenorm"}, "norm: .*did you mean 'pre'"),
+    ({"position": "rotory"}, "position: .*did you mean 'rotary'"),
+    ({"dtype": "float8"}, "dtype: "),
+    ({"encoder_attention": WINDOW}, "encoder_attention: .*leave it None"),
+    (
+      {"decoder_attention": LINFORMER},
+      "decoder_attention: linformer cannot be causal; one of dense, .* can",
+    ),
+    (
+      {"kind": "encoder_decoder", "cross_attention": WINDOW},
+      "cross_attention: sliding_window cannot attend from one position",
+    ),
+    (
+      {"decoder_attention": WINDOW, "attention_dropout_rate": 0.1},
+      "decoder_attention: sliding_window cannot drop .*; one of dense can",
+    ),
+  ],
+)
+def test_model_config_refuses(changes, message):
+  with pytest.raises(ValueError, match=f"^{message}"):
+    ModelConfig(**{"kind": "decoder", **SIZES, **changes})
+
+
+@pytest.mark.parametrize(
+  ("name", "options", "message"),
+  [
+    ("performr", {}, "name: .*dense.*did you mean 'performer'"),
+    ("sliding_window", {"windw": 3}, "windw: .*did you mean 'window'"),
+    ("sliding_window", {"window": -1}, "window: "),
+    ("linformer", {"rank": 0}, "rank: "),
+    ("dense", {"window": 3}, "window: dense has no such option"),
+  ],
+)
+def test_attention_config_refuses(name, options, message):
+  with pytest.raises(ValueError, match=f"^{message}"):
+    AttentionConfig(name, options)
+
+
+def test_sizes_are_checked_when_the_model_is_made():
+  config = ModelConfig(
+    kind="encoder",
+    encoder_attention=AttentionConfig("linformer", {"rank": 64}),
+    **SIZES,
+  )
+  sizes = {
+    "source_vocab_size": 8,
+    "target_vocab_size": 8,
+    "max_source_length": 32,
+    "max_target_length": None,
+  }
+  with pytest.raises(ValueError, match=r"^encoder_attention: rank"):
+    create(config, shared_vocabulary=True, **sizes)
+  with pytest.raises(ValueError, match=r"^tie_embeddings: "):
+    create(config, **sizes)
+  with pytest.raises(ValueError, match=r"^shared_vocabulary: "):
+    create(config, shared_vocabulary=True, **{**sizes, "source_vocab_size": 9})
+  with pytest.raises(ValueError, match=r"^max_source_length: .*needs it"):
+    create(config, **{**sizes, "max_source_length": None})
+
+
+def test_configs_are_values():
+  one = AttentionConfig("sliding_window", {"window": [4, 0], "dilation": 1})
+  two = AttentionConfig("sliding_window", {"dilation": 1, "window": (4, 0)})
+  assert one == two
+  assert hash(one) == hash(two)
+  assert one.build() is two.build()
+  with pytest.raises(TypeError):
+    one.options["window"] = 3
+  configs = {
+    ModelConfig(kind="decoder", decoder_attention=attention, **SIZES)
+    for attention in (one, two)
+  }
+  assert len(configs) == 1
+  with pytest.raises(dataclasses.FrozenInstanceError):
+    configs.pop().features = 3
+
+
+def test_absent_mechanisms_are_dense():
+  config = ModelConfig(kind="encoder_decoder", **SIZES)
+  assert {a.name for a in config.attentions.values()} == {"dense"}
+  assert ModelConfig(kind="decoder", **SIZES).encoder_attention is None
+  assert "dense" in ATTENTIONS
+
+
+def test_config_is_imported_without_flax():
+  program = (
+    "import sys, models.config; assert 'flax' not in sys.modules;"
+    "import models; models.create; assert 'flax' in sys.modules"
+  )
+  subprocess.run([sys.executable, "-c", program], check=True)

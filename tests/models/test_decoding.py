@@ -1,0 +1,351 @@
+"""Decoding: equal to the forward pass, to brute force and to its own limits."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import models
+from models import decoding
+from tests.models import tiny
+
+BOS, EOS = 1, 2
+IDS = {"bos_id": BOS, "eos_id": EOS}
+
+
+def step_by_step(model, variables, batch):
+  """Logits `[B, T, V]` of one compiled scan over caches."""
+
+  @jax.jit
+  def run(variables, source, inputs):
+    _, state = model.apply(
+      variables,
+      source,
+      *inputs.shape,
+      method="start",
+      mutable=["cache", "memory"],
+    )
+    memory = state.get("memory", {})
+
+    def step(cache, ids):
+      logits, new = model.apply(
+        {**variables, "memory": memory, "cache": cache},
+        ids,
+        method="decode",
+        mutable=["cache"],
+      )
+      return new["cache"], logits
+
+    return jnp.moveaxis(jax.lax.scan(step, state["cache"], inputs.T)[1], 0, 1)
+
+  return run(variables, batch.get("source"), batch["inputs"])
+
+
+@pytest.mark.parametrize(
+  ("name", "position"),
+  [
+    *((name, "rotary") for name in tiny.names("causal", "decode")),
+    ("dense", "sinusoidal"),
+    ("dense", "learned"),
+  ],
+)
+def test_decoding_equals_forward(name, position):
+  across = name if name in tiny.names("cross", "rowwise", "mask") else "dense"
+  model = tiny.create(
+    decoder_attention=tiny.attention(name),
+    cross_attention=tiny.attention(across),
+    position=position,
+    norm="post" if position == "sinusoidal" else "pre",
+    num_layers=2,
+    num_kv_heads=1,
+  )
+  variables, batch = tiny.initialized(model), tiny.batch()
+  np.testing.assert_allclose(
+    step_by_step(model, variables, batch),
+    tiny.forward(model, variables, batch),
+    atol=1e-5,
+  )
+
+
+@pytest.mark.parametrize(
+  "name",
+  sorted(
+    set(tiny.names("cross", "rowwise", "mask")) - set(tiny.names("decode"))
+  ),
+)
+def test_cross_attention_needs_no_cache_of_its_own(name):
+  model = tiny.create(cross_attention=tiny.attention(name))
+  variables, batch = tiny.initialized(model), tiny.batch()
+  np.testing.assert_allclose(
+    step_by_step(model, variables, batch),
+    tiny.forward(model, variables, batch),
+    atol=1e-5,
+  )
+
+
+@pytest.fixture(scope="module")
+def translator():
+  """An untied model: at its start a tied one likes to repeat its input."""
+  model = tiny.create(tie_embeddings=False)
+  variables = tiny.initialized(model)
+  # Larger logits, so that hypotheses differ clearly.
+  params = dict(variables["params"])
+  params["output_embedding"] = jax.tree.map(
+    lambda table: 2.0 * table, params["output_embedding"]
+  )
+  return model, {**variables, "params": params}
+
+
+def log_probs(model, variables, source, sequences):
+  """`[B, T, V]` log-probabilities after each prefix of `sequences`."""
+  batch = {"source": source, "inputs": np.asarray(sequences, np.int32)}
+  return np.asarray(jax.nn.log_softmax(tiny.forward(model, variables, batch)))
+
+
+def test_greedy_takes_the_likeliest_token(translator):
+  model, variables = translator
+  source = tiny.batch(batch_size=4)["source"]
+  tokens, scores = models.generate(
+    model, variables, source=source, max_length=8, **IDS
+  )
+  tokens = np.asarray(tokens)
+  inputs = np.concatenate([np.full((4, 1), BOS), tokens[:, :-1]], axis=1)
+  expected = log_probs(model, variables, source, inputs)
+  for row in range(4):
+    ends = np.flatnonzero(tokens[row] == EOS)
+    length = ends[0] + 1 if ends.size else 8
+    best = expected[row, :length].argmax(-1)
+    np.testing.assert_array_equal(tokens[row, :length], best)
+    assert not tokens[row, length:].any()
+    np.testing.assert_allclose(
+      scores[row], expected[row, :length].max(-1).sum(), atol=1e-4
+    )
+
+
+def test_limits_of_the_other_methods_are_greedy(translator):
+  model, variables = translator
+  call = {
+    "source": tiny.batch(batch_size=4)["source"],
+    "max_length": 8,
+    **IDS,
+  }
+  greedy = models.generate(model, variables, **call)
+  key = jax.random.key(0)
+  for limit in (
+    {"method": "beam", "beam_size": 1, "length_penalty": 0.0},
+    {"method": "sample", "temperature": 1e-6, "rng": key},
+    {"method": "sample", "top_k": 1, "rng": key},
+  ):
+    got = models.generate(model, variables, **call, **limit)
+    np.testing.assert_array_equal(got.tokens, greedy.tokens)
+    np.testing.assert_allclose(got.scores, greedy.scores, atol=1e-4)
+
+
+def test_samples_follow_the_distribution(translator):
+  model, variables = translator
+  draws, temperature, top_k = 4000, 1.7, 3
+  source = np.repeat(tiny.batch(batch_size=1)["source"], draws, axis=0)
+  sample = {
+    "method": "sample",
+    "temperature": temperature,
+    "top_k": top_k,
+    "rng": jax.random.key(5),
+  }
+  got = models.generate(
+    model, variables, source=source, max_length=1, **IDS, **sample
+  )
+  counts = np.bincount(got.tokens[:, 0], minlength=tiny.VOCAB_SIZE)
+  logits = log_probs(model, variables, source[:1], [[BOS]])[0, 0] / temperature
+  logits[np.argsort(logits)[:-top_k]] = -np.inf
+  expected = np.exp(logits) / np.exp(logits).sum()
+  error = np.sqrt(expected * (1 - expected) / draws)
+  assert (np.abs(counts / draws - expected) <= 4 * error).all()
+
+
+def penalty(length, alpha):
+  return ((5 + length) / 6) ** alpha
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
+def test_wide_beam_is_exhaustive(translator, alpha):
+  """As many beams as sequences find the best of all that end in time."""
+  model, variables = translator
+  longest, others = 3, [i for i in range(tiny.VOCAB_SIZE) if i != EOS]
+  source = tiny.batch(batch_size=2)["source"]
+  got = models.generate(
+    model,
+    variables,
+    source=source,
+    max_length=longest,
+    method="beam",
+    beam_size=tiny.VOCAB_SIZE * len(others) ** (longest - 1),
+    length_penalty=alpha,
+    **IDS,
+  )
+  for row in range(2):
+    best = -np.inf, None
+    for length in range(1, longest + 1):
+      bodies = list(itertools.product(others, repeat=length - 1))
+      sequences = np.array([[BOS, *body] for body in bodies])
+      repeated = np.repeat(source[row : row + 1], len(bodies), axis=0)
+      scores = log_probs(model, variables, repeated, sequences)
+      for body, score in zip(bodies, scores, strict=True):
+        ids = [*body, EOS]
+        total = sum(score[i, token] for i, token in enumerate(ids))
+        best = max(best, (total / penalty(length, alpha), ids))
+    expected = best[1] + [0] * (longest - len(best[1]))
+    np.testing.assert_array_equal(got.tokens[row], expected)
+    np.testing.assert_allclose(got.scores[row], best[0], atol=1e-4)
+
+
+def plain_beam_search(next_log_probs, beam_size, longest, alpha):
+  """One sequence at a time, in lists: what the compiled search must equal."""
+  alive, finished = [(0.0, [])], []
+  for _ in range(longest):
+    candidates = sorted(
+      (
+        (score + log_prob, [*ids, token])
+        for score, ids in alive
+        for token, log_prob in enumerate(next_log_probs(ids))
+      ),
+      reverse=True,
+    )[: 2 * beam_size]
+    for score, ids in candidates[:beam_size]:
+      if ids[-1] == EOS:
+        finished.append((score / penalty(len(ids), alpha), ids))
+    alive = [c for c in candidates if c[1][-1] != EOS][:beam_size]
+    if len(finished) >= beam_size:
+      break
+  if finished:
+    return max(finished)
+  score, ids = alive[0]
+  return score / penalty(longest, alpha), ids
+
+
+def test_narrow_beams_over_unequal_prompts(translator):
+  model, variables = translator
+  rows, longest, alpha, beam_size = 4, 5, 0.6, 3
+  source = tiny.batch(batch_size=rows)["source"]
+  prompt = np.array(
+    [[1, 0, 0, 0], [1, 4, 0, 0], [1, 5, 3, 0], [1, 3, 6, 5]], np.int32
+  )
+  prompt_length = np.array([1, 2, 3, 4])
+  got = models.generate(
+    model,
+    variables,
+    source=source,
+    prompt=prompt,
+    prompt_length=prompt_length,
+    max_length=longest,
+    method="beam",
+    beam_size=beam_size,
+    length_penalty=alpha,
+    **IDS,
+  )
+  for row in range(rows):
+    given = prompt[row, : prompt_length[row]].tolist()
+
+    def next_log_probs(ids, row=row, given=given):
+      # Padded to one shape; a causal model does not see the padding.
+      inputs = given + ids
+      padded = [inputs + [0] * (tiny.MAX_LENGTH - len(inputs))]
+      scores = log_probs(model, variables, source[row : row + 1], padded)
+      return scores[0, len(inputs) - 1]
+
+    score, ids = plain_beam_search(next_log_probs, beam_size, longest, alpha)
+    np.testing.assert_array_equal(
+      got.tokens[row], ids + [0] * (longest - len(ids))
+    )
+    np.testing.assert_allclose(got.scores[row], score, atol=1e-4)
+
+
+@pytest.mark.parametrize("method", ["greedy", "beam"])
+def test_rows_do_not_depend_on_one_another(method):
+  model = tiny.create("decoder", tie_embeddings=False, position="rotary")
+  variables = tiny.initialized(model)
+  prompt = np.array([[1, 4, 5], [1, 3, 0], [1, 0, 0]], np.int32)
+  lengths = np.array([3, 2, 1])
+  call = {"max_length": 6, "method": method, **IDS}
+  together = models.generate(
+    model, variables, prompt=prompt, prompt_length=lengths, **call
+  )
+  for row, length in enumerate(lengths):
+    alone = models.generate(
+      model, variables, prompt=prompt[row : row + 1, :length], **call
+    )
+    np.testing.assert_array_equal(together.tokens[row], alone.tokens[0])
+    np.testing.assert_allclose(together.scores[row], alone.scores[0], atol=1e-5)
+
+
+def test_second_call_compiles_nothing(translator, monkeypatch):
+  traces, extend = [], decoding._extend
+
+  def counted(*args, **kwargs):
+    traces.append(args)
+    return extend(*args, **kwargs)
+
+  monkeypatch.setattr(decoding, "_extend", counted)
+  model, variables = translator
+  for seed in range(3):
+    # An equal model made anew, other values, same shapes.
+    models.generate(
+      model.clone(),
+      variables,
+      source=tiny.batch(seed)["source"],
+      max_length=4,
+      method="sample",
+      temperature=0.5 + seed,
+      rng=jax.random.key(seed),
+      **IDS,
+    )
+  assert len(traces) == 1
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"method": "beams"}, "method: expected one of greedy, sample, beam"),
+    ({"temperature": 0.5}, "temperature: method 'greedy' does not read it"),
+    ({"beam_size": 8}, "beam_size: method 'greedy' does not read it"),
+    ({"method": "sample"}, "rng: method 'sample' needs a key"),
+    ({"method": "sample", "temperature": 0.0}, "temperature: .*more than 0"),
+    ({"method": "sample", "top_k": 8}, "top_k: expected 1 to 7"),
+    ({"method": "beam", "beam_size": 0}, "beam_size: "),
+    ({"method": "beam", "length_penalty": -1.0}, "length_penalty: "),
+    ({"max_length": 0}, "max_length: "),
+    ({"max_length": 13}, "max_length: 13 positions .* model's 12"),
+    ({"source": None}, "source: kind 'encoder_decoder' needs it"),
+    ({"prompt": np.ones((2, 3))}, "prompt: expected 3 rows"),
+    (
+      {"prompt": np.ones((3, 2)), "prompt_length": [0, 1, 2]},
+      "prompt_length: expected 3 lengths of 1 to 2",
+    ),
+    ({"prompt_length": [1, 1, 1]}, "prompt_length: expected a prompt"),
+  ],
+)
+def test_what_cannot_be_generated_raises(translator, changes, message):
+  model, variables = translator
+  call = {"source": tiny.batch()["source"], "max_length": 4, **IDS, **changes}
+  with pytest.raises(ValueError, match=f"^{message}"):
+    models.generate(model, variables, **call)
+
+
+def test_an_encoder_cannot_generate():
+  with pytest.raises(ValueError, match="kind 'encoder' cannot generate"):
+    models.generate(tiny.create("encoder"), {}, max_length=3, **IDS)
+
+
+def test_a_mechanism_without_decode_says_what_to_do(monkeypatch):
+  model = tiny.create("decoder")
+  build = models.AttentionConfig.build
+
+  def without_decode(config):
+    attention = build(config)
+    supports = attention.supports - {"decode"}
+    return attention._replace(supports=supports, init_cache=None, decode=None)
+
+  monkeypatch.setattr(models.AttentionConfig, "build", without_decode)
+  with pytest.raises(ValueError, match=r"decoder_attention: dense .*'decode'"):
+    models.generate(model, {}, max_length=3, **IDS)

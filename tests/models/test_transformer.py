@@ -1,0 +1,174 @@
+"""What holds for any mechanism, norm and position in the Transformer."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import models
+from tests.models import tiny
+
+
+@pytest.mark.parametrize("name", tiny.names("causal"))
+def test_future_inputs_change_no_earlier_logits(name):
+  model = tiny.create("decoder", decoder_attention=tiny.attention(name))
+  variables, batch = tiny.initialized(model), tiny.batch()
+  before = tiny.forward(model, variables, batch)
+  inputs = batch["inputs"].copy()
+  inputs[:, 5:] = 2
+  after = tiny.forward(model, variables, {"inputs": inputs})
+  np.testing.assert_array_equal(before[:, :5], after[:, :5])
+  assert np.abs(before[:, 5:] - after[:, 5:]).max() > 1e-3
+
+
+@pytest.mark.parametrize("name", tiny.names("mask"))
+def test_padding_of_the_source_changes_nothing(name):
+  across = name if name in tiny.names("cross", "rowwise", "mask") else "dense"
+  model = tiny.create(
+    encoder_attention=tiny.attention(name),
+    cross_attention=tiny.attention(across),
+  )
+  variables, batch = tiny.initialized(model), tiny.batch()
+  padded = {**batch, "source": np.pad(batch["source"], ((0, 0), (0, 4)))}
+  np.testing.assert_allclose(
+    tiny.forward(model, variables, batch),
+    tiny.forward(model, variables, padded),
+    atol=1e-5,
+  )
+
+
+@pytest.mark.parametrize(
+  "position", ["sinusoidal", "learned", "rotary", "none"]
+)
+def test_positions_tell_orders_apart(position):
+  """Without positions an encoder cannot see order; with any it can."""
+  model = tiny.create("encoder", position=position)
+  variables = tiny.initialized(model)
+  source = np.array([[3, 4, 5, 6], [5, 4, 3, 6]], np.int32)
+  logits = tiny.forward(model, variables, {"source": source})
+  assert logits.shape == (2, 4, tiny.VOCAB_SIZE)
+  difference = np.abs(logits[0, 3] - logits[1, 3]).max()
+  assert difference < 1e-5 if position == "none" else difference > 1e-3
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_first_loss_and_first_steps(norm):
+  """Loss starts near that of a uniform guess and falls at once."""
+  model = tiny.create("decoder", norm=norm, num_layers=3, features=32)
+  batch = tiny.batch()
+  variables = models.initialize(model, jax.random.key(0), batch)
+  targets = jax.nn.one_hot(tiny.batch(1)["inputs"], tiny.VOCAB_SIZE)
+
+  @jax.jit
+  def step(params):
+    def loss(params):
+      logits = models.forward(model, {"params": params, "constants": {}}, batch)
+      return -jnp.mean(jnp.sum(targets * jax.nn.log_softmax(logits), axis=-1))
+
+    value, gradient = jax.value_and_grad(loss)(params)
+    return value, jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient)
+
+  params, losses = variables["params"], []
+  for _ in range(10):
+    value, params = step(params)
+    losses.append(float(value))
+  assert abs(losses[0] - np.log(tiny.VOCAB_SIZE)) < 0.2
+  assert losses[-1] < 0.9 * losses[0]
+  # A final norm belongs to 'pre' only.
+  assert ("decoder_norm" in params) == (norm == "pre")
+
+
+def test_one_table_where_vocabulary_and_softmax_are_shared():
+  def tables(model):
+    params = tiny.initialized(model)["params"]
+    return {name for name in params if name.endswith("embedding")}
+
+  source, target = "source_embedding", "target_embedding"
+  assert tables(tiny.create()) == {target}
+  assert tables(tiny.create("encoder")) == {target}
+  assert tables(tiny.create(shared_vocabulary=False)) == {source, target}
+  untied = tiny.create(tie_embeddings=False)
+  assert tables(untied) == {source, target, "output_embedding"}
+
+
+def test_parameters_are_those_of_the_paper():
+  """Per layer 4F² + 2FM + M + F and two norms; the table once."""
+  model = tiny.create("decoder")
+  params = tiny.initialized(model)["params"]
+  features, hidden = 16, 32
+  layer = 4 * features**2 + 2 * features * hidden + hidden + features
+  norms = (2 + 1) * 2 * features
+  count = sum(leaf.size for leaf in jax.tree.leaves(params))
+  assert count == layer + norms + tiny.VOCAB_SIZE * features
+
+
+def test_dropout_only_where_asked():
+  model = tiny.create(dropout_rate=0.5, attention_dropout_rate=0.2)
+  variables, batch = tiny.initialized(model), tiny.batch()
+  still = tiny.forward(model, variables, batch)
+  np.testing.assert_array_equal(still, tiny.forward(model, variables, batch))
+  dropped = [
+    tiny.forward(model, variables, batch, dropout_rng=jax.random.key(seed))
+    for seed in (0, 0, 1)
+  ]
+  np.testing.assert_array_equal(dropped[0], dropped[1])
+  assert np.abs(dropped[0] - dropped[2]).max() > 1e-2
+  assert np.abs(dropped[0] - still).max() > 1e-2
+
+
+@pytest.mark.parametrize("name", tiny.names("causal"))
+def test_bfloat16_compute_with_float32_parameters(name):
+  low, full = (
+    tiny.create("decoder", dtype=dtype, decoder_attention=tiny.attention(name))
+    for dtype in ("bfloat16", "float32")
+  )
+  variables, batch = tiny.initialized(low), tiny.batch()
+  assert {leaf.dtype for leaf in jax.tree.leaves(variables["params"])} == {
+    jnp.dtype("float32")
+  }
+  logits = tiny.forward(low, variables, batch)
+  assert logits.dtype == jnp.float32
+  np.testing.assert_allclose(
+    logits, tiny.forward(full, variables, batch), atol=0.1
+  )
+
+
+def test_attention_maps_are_named_and_normalised():
+  model = tiny.create(num_layers=2, num_kv_heads=1)
+  batch = tiny.batch()
+  maps = models.attention_maps(model, tiny.initialized(model), batch)
+  assert {name: matrix.shape for name, matrix in maps.items()} == {
+    f"{block}_{layer}/{slot}": (3, 2, *shape)
+    for layer in range(2)
+    for block, slot, shape in (
+      ("encoder", "self_attention", (6, 6)),
+      ("decoder", "self_attention", (8, 8)),
+      ("decoder", "cross_attention", (8, 6)),
+    )
+  }
+  for name, matrix in maps.items():
+    np.testing.assert_allclose(matrix.sum(-1), 1.0, atol=1e-5)
+    if name.startswith("decoder") and name.endswith("self_attention"):
+      np.testing.assert_array_equal(matrix, np.tril(matrix))
+    else:
+      padding = np.broadcast_to(
+        (batch["source"] == 0)[:, None, None, :], matrix.shape
+      )
+      assert not np.asarray(matrix)[padding].any()
+
+
+def test_lengths_beyond_the_model_raise():
+  model = tiny.create()
+  batch = tiny.batch(source_length=tiny.MAX_LENGTH + 1)
+  with pytest.raises(ValueError, match=r"^source: 13 positions .* model's 12"):
+    models.forward(model, tiny.initialized(model), batch)
+  batch = tiny.batch(length=tiny.MAX_LENGTH + 1)
+  with pytest.raises(ValueError, match=r"^inputs: 13 positions"):
+    models.forward(model, tiny.initialized(model), batch)
+
+
+def test_models_of_equal_configs_share_compiled_functions():
+  one, two = tiny.create(), tiny.create()
+  assert one == two
+  assert hash(one) == hash(two)
+  assert one != tiny.create(norm="post")

@@ -1,0 +1,82 @@
+"""Models small enough to compile in a second, for any mechanism."""
+
+import functools
+
+import jax
+import numpy as np
+
+from attention import ATTENTIONS
+import models
+
+VOCAB_SIZE = 7
+MAX_LENGTH = 12
+# Options that suit these sizes; a mechanism without an entry gets its defaults.
+OPTIONS = {
+  "sliding_window": {"window": 3},
+  "performer": {"num_features": 16},
+  "linformer": {"rank": 5},
+}
+
+forward = jax.jit(models.forward, static_argnums=0)
+
+
+def attention(name):
+  return models.AttentionConfig(name, OPTIONS.get(name, {}))
+
+
+def names(*capabilities):
+  """The mechanisms that support all of `capabilities`."""
+  return [
+    name
+    for name in ATTENTIONS
+    if attention(name).build().supports >= set(capabilities)
+  ]
+
+
+def create(kind="encoder_decoder", *, shared_vocabulary=True, **changes):
+  config = {
+    "num_layers": 1,
+    "num_heads": 2,
+    "features": 16,
+    "mlp_features": 32,
+    **changes,
+  }
+  return models.create(
+    models.ModelConfig(kind=kind, **config),
+    source_vocab_size=VOCAB_SIZE,
+    target_vocab_size=VOCAB_SIZE,
+    max_source_length=MAX_LENGTH,
+    max_target_length=MAX_LENGTH,
+    shared_vocabulary=shared_vocabulary,
+  )
+
+
+@functools.cache
+def initialized(model):
+  """Variables of the right size; mostly without compiling an initialiser."""
+  shapes = jax.eval_shape(
+    lambda key: models.initialize(model, key, batch()), jax.random.key(0)
+  )
+  if shapes["constants"]:
+    return models.initialize(model, jax.random.key(0), batch())
+  rng = np.random.default_rng(0)
+
+  def draw(path, leaf):
+    name = path[-1].key
+    if name in ("scale", "bias"):
+      return np.full(leaf.shape, name == "scale", leaf.dtype)
+    fan_in = leaf.shape[-1 if name == "embedding" else 0]
+    return rng.normal(0.0, fan_in**-0.5, leaf.shape).astype(leaf.dtype)
+
+  return jax.tree_util.tree_map_with_path(draw, shapes)
+
+
+def batch(seed=0, batch_size=3, source_length=6, length=8):
+  """Random ids from 3 on; sources of unequal length, padded with 0."""
+  rng = np.random.default_rng(seed)
+  source = rng.integers(3, VOCAB_SIZE, (batch_size, source_length))
+  for row in range(batch_size):
+    source[row, source_length - row :] = 0
+  inputs = rng.integers(3, VOCAB_SIZE, (batch_size, length))
+  inputs[:, 0] = 1
+  return {"source": source.astype(np.int32), "inputs": inputs.astype(np.int32)}
