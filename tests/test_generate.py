@@ -39,7 +39,7 @@ def test_one_line_out_for_each_line_in(workdir, options):
 
 def test_order_is_kept_whatever_the_batch(workdir):
   lines = ["0 1 2", "3", "2 2", "1", ""] * 30
-  _, out, _ = generate(f"--workdir={workdir}", stdin="\n".join(lines))
+  _, out, _ = generate(f"--workdir={workdir}", stdin="\n".join([*lines, ""]))
   outputs = out.splitlines()
   assert len(outputs) == len(lines)
   assert outputs[:5] * 30 == outputs

@@ -19,13 +19,13 @@ _READABLE_TOKENS = 24
 def write_samples(
   path: pathlib.Path, samples: Sequence[Sample], num: int = _MAX_SAMPLES
 ) -> None:
-  """Writes the first samples as text, three lines each."""
-  blocks = [
-    f"source     {sample.source}\n"
-    f"reference  {sample.reference}\n"
-    f"output     {sample.output}\n"
-    for sample in samples[:num]
-  ]
+  """Writes the first samples, three lines each; line breaks as `\\n`."""
+  blocks = []
+  for sample in samples[:num]:
+    source, reference, output = (s.replace("\n", "\\n") for s in sample)
+    blocks.append(
+      f"source     {source}\nreference  {reference}\noutput     {output}\n"
+    )
   path.write_text("\n".join(blocks))
 
 
