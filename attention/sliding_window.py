@@ -9,13 +9,9 @@ from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
 from attention import arguments, plug, sliding_window_global
-from attention.sliding_window_blocks import (
-  Geometry,
-  Limits,
-  Operands,
-  windowed_attention,
-)
+from attention.sliding_window_blocks import Geometry, Operands
 from attention.sliding_window_cache import decode_ring, init_ring
+from attention.sliding_window_dilation import by_dilation
 
 
 def sliding_window_attention(
@@ -44,12 +40,11 @@ def sliding_window_attention(
   is one softmax over the union: a global key inside the window counts once. A
   global query t attends to all keys. Every pair is further limited by `mask`,
   `is_causal` and the segments. A query that sees nothing gets zeros and passes
-  no gradient; a masked key is never read.
+  no gradient; what a masked key holds changes nothing.
 
-  A dilated window needs no code of its own. The positions of one residue class
-  r, t = i·d + r, see keys of the same class only, and there the window is an
-  ordinary one: [B, T, N, H] read as [B, T/d, d·N, H] makes the class part of
-  the heads. The block loop is in `sliding_window_blocks`.
+  The mathematics are in three places: the block loop and its backward in
+  `sliding_window_blocks`, dilated windows as ordinary ones in
+  `sliding_window_dilation`, global tokens in `sliding_window_global`.
 
   Args:
     query: `[B, T, N, H]`.
@@ -120,7 +115,7 @@ def sliding_window_attention(
     local = sliding_window_global.hide(tokens, length)
     key_mask = local if key_mask is None else key_mask & local
 
-  out = _by_dilation(
+  out = by_dilation(
     Geometry(left, 0 if is_causal else right, float(scale)),
     dilations,
     Operands(query, key, value, global_key, global_value),
@@ -132,110 +127,6 @@ def sliding_window_attention(
   return sliding_window_global.replace_rows(
     out, tokens, rules, *(global_qkv or (query, key, value)), float(scale)
   )
-
-
-def _by_dilation(
-  geometry: Geometry,
-  dilations: tuple[int, ...],
-  operands: Operands,
-  rules: sliding_window_global.Rules,
-  global_mask: Bool[Array, "B T G"],
-) -> Float[Array, "B T N V"]:
-  """Runs the heads of every dilation; one call where all have the same."""
-  calls = _head_groups(dilations, operands.key.shape[2])
-  if len(calls) == 1:
-    return _dilated(geometry, dilations[0], operands, rules, global_mask)
-  outs, order = [], []
-  for dilation, query_heads, key_heads in calls:
-    mine = Operands(
-      operands.query[:, :, np.array(query_heads)],
-      *(x[:, :, np.array(key_heads)] for x in operands[1:]),
-    )
-    outs.append(_dilated(geometry, dilation, mine, rules, global_mask))
-    order += query_heads
-  return jnp.concatenate(outs, axis=2)[:, :, np.argsort(order)]
-
-
-def _head_groups(
-  dilations: tuple[int, ...], num_kv_heads: int
-) -> list[tuple[int, list[int], list[int]]]:
-  """Heads that one call can serve: (dilation, query heads, key heads).
-
-  In a call every key head has equally many query heads, as the block loop
-  wants it. A key head whose query heads differ is in several calls.
-  """
-  group = len(dilations) // num_kv_heads
-  calls: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
-  for kv_head in range(num_kv_heads):
-    heads = range(kv_head * group, (kv_head + 1) * group)
-    for dilation in sorted({dilations[n] for n in heads}):
-      mine = [n for n in heads if dilations[n] == dilation]
-      call = calls.setdefault((dilation, len(mine)), ([], []))
-      call[0].extend(mine)
-      call[1].append(kv_head)
-  return [(dilation, *heads) for (dilation, _), heads in calls.items()]
-
-
-def _dilated(
-  geometry: Geometry,
-  dilation: int,
-  operands: Operands,
-  rules: sliding_window_global.Rules,
-  global_mask: Bool[Array, "B T G"],
-) -> Float[Array, "B T N V"]:
-  """One dilation for all heads: the residue classes become heads."""
-  batch, length, num_heads, _ = operands.query.shape
-  source_length = operands.key.shape[1]
-  # A step beyond the sequence leaves each query its own position only.
-  dilation = min(dilation, max(length, source_length))
-  key_mask = rules.key_mask
-  if key_mask is None and source_length % dilation:
-    # The shorter classes are filled up with keys that nobody may see.
-    key_mask = jnp.ones((batch, source_length), bool)
-
-  def split(x):
-    """[B, T, …] -> [B, ceil(T/d), d, …]."""
-    pad = [(0, 0)] * x.ndim
-    pad[1] = (0, -x.shape[1] % dilation)
-    x = jnp.pad(x, pad)
-    steps = x.shape[1] // dilation
-    return x.reshape(batch, steps, dilation, *x.shape[2:])
-
-  def into_heads(x):
-    """[B, T, N, H] -> [B, ceil(T/d), d·N, H]."""
-    if dilation == 1:
-      return x
-    x = split(x)
-    return x.reshape(*x.shape[:2], dilation * x.shape[3], x.shape[4])
-
-  def for_all(x):
-    return jnp.tile(x, (1, 1, dilation, 1))
-
-  out = windowed_attention(
-    # A window beyond the sequence is no wider than the sequence.
-    geometry._replace(
-      left=min(geometry.left, length), right=min(geometry.right, source_length)
-    ),
-    Operands(
-      query=into_heads(operands.query),
-      key=into_heads(operands.key),
-      value=into_heads(operands.value),
-      global_key=for_all(operands.global_key),
-      global_value=for_all(operands.global_value),
-    ),
-    Limits(
-      key_mask=None if key_mask is None else split(key_mask),
-      query_segments=None
-      if rules.query_segments is None
-      else split(rules.query_segments),
-      key_segments=None
-      if rules.key_segments is None
-      else split(rules.key_segments),
-      global_mask=split(global_mask),
-    ),
-  )
-  out = out.reshape(batch, -1, num_heads, out.shape[-1])
-  return out[:, :length]
 
 
 def _check_globals(

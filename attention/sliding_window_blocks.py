@@ -23,7 +23,7 @@ dq, dk and dv are added into arrays carried by the loop. Rows that the last
 block shares with the one before have g = 0 there and so add nothing twice.
 
 Axes. D residue classes of the positions modulo the dilation are part of the
-heads, see `sliding_window_attention`. The J = N/K query heads of a key head
+heads, see `sliding_window_dilation`. The J = N/K query heads of a key head
 become rows of one product, so keys are never repeated. Only inside a block,
 where it is small enough for the cache, is an array brought to [heads, rows,
 features].
