@@ -13,16 +13,14 @@ OPTIONS = {
 """Options for the short sequences of these configs; others take defaults."""
 
 
-def choose(name: str, **options: Any) -> dict[str, dict[str, Any]]:
-  """Uses a mechanism wherever it can work, and dense where it cannot.
+def one(name: str) -> dict[str, Any]:
+  """A mechanism with its options here, for a model with a single choice.
 
   Args:
     name: key of `attention.ATTENTIONS`.
-    **options: of that mechanism, instead of those in `OPTIONS`.
 
   Returns:
-    'encoder_attention', 'decoder_attention' and 'cross_attention', each a
-    dictionary of the name and its options.
+    A dictionary of the name and the options.
 
   Raises:
     ValueError: an unknown name.
@@ -32,9 +30,24 @@ def choose(name: str, **options: Any) -> dict[str, dict[str, Any]]:
     near = difflib.get_close_matches(name, ATTENTIONS, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise ValueError(f"attention: expected one of {known}, got {name!r}{hint}")
-  options = options or OPTIONS.get(name, {})
-  supports = ATTENTIONS[name](**options).supports
-  chosen = {"name": name, **options}
+  return {"name": name, **OPTIONS.get(name, {})}
+
+
+def choose(name: str) -> dict[str, dict[str, Any]]:
+  """Uses a mechanism wherever it can work, and dense where it cannot.
+
+  Args:
+    name: key of `attention.ATTENTIONS`.
+
+  Returns:
+    'encoder_attention', 'decoder_attention' and 'cross_attention', each a
+    dictionary of the name and its options.
+
+  Raises:
+    ValueError: an unknown name.
+  """
+  chosen = one(name)
+  supports = ATTENTIONS[name](**OPTIONS.get(name, {})).supports
   needs = {
     "encoder_attention": {"mask"},
     "decoder_attention": {"causal", "decode"},

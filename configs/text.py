@@ -13,7 +13,6 @@ from configs import attentions
 
 def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
   """A decoder of four layers that reads 64 characters."""
-  decoder = attentions.choose(attention)["decoder_attention"]
   return ml_collections.ConfigDict(
     {
       "seed": 0,
@@ -34,7 +33,7 @@ def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
         "activation": "gelu",
         "position": "learned",
         "dropout_rate": 0.0,
-        "decoder_attention": decoder,
+        "decoder_attention": attentions.one(attention),
       },
       "optimizer": {
         "name": "adamw",

@@ -107,7 +107,7 @@ class TrainConfig:
       "log_every",
     ):
       _check(self, name, getattr(self, name) >= 1, "at least 1")
-    _check(self, "seed", 0 <= self.seed < 2**32, "0 to 2**32 - 1")
+    _check(self, "seed", 0 <= self.seed < 2**31, "0 to 2**31 - 1")
     if self.batch_size % self.optimizer.accumulate_steps:
       raise ValueError(
         f"batch_size: {self.batch_size} rows do not split into "

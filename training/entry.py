@@ -6,6 +6,7 @@ Imports nothing heavy, so that `--help` and a wrong flag are answered at once.
 from collections.abc import Callable
 from pathlib import Path
 import re
+import signal
 import sys
 from typing import Any, NoReturn
 
@@ -43,6 +44,8 @@ def run(main: Callable[[], int | None]) -> NoReturn:
       _fail(one_line(error), 2)
     except RunError as error:
       _fail(one_line(error), 1)
+    except KeyboardInterrupt:
+      sys.exit(128 + signal.SIGINT)
 
   app.run(guarded, flags_parser=_parse)
   raise AssertionError  # app.run exits.

@@ -19,7 +19,7 @@ _READABLE_TOKENS = 24
 def write_samples(
   path: pathlib.Path, samples: Sequence[Sample], num: int = _MAX_SAMPLES
 ) -> None:
-  """Writes the first samples, three lines each; line breaks as `\\n`."""
+  """Writes the first samples, three lines each; a line break is shown."""
   blocks = []
   for sample in samples[:num]:
     source, reference, output = (s.replace("\n", "\\n") for s in sample)

@@ -1,5 +1,6 @@
 """The story of a run, on a task and a model that do nothing but obey."""
 
+import signal
 import types
 
 import numpy as np
@@ -29,7 +30,7 @@ class FakeTask:
     if step == self.faults.get("infinite"):
       batch["weights"][-1] = np.inf
     if step == self.faults.get("stop"):
-      loop.signal.raise_signal(loop.signal.SIGTERM)
+      signal.raise_signal(signal.SIGTERM)
     return batch
 
   def eval_batches(self, split):
@@ -138,9 +139,9 @@ def test_stopped_and_continued_equals_uninterrupted(
   for path in sorted(tmp_path.rglob("*"), reverse=True):
     path.rmdir() if path.is_dir() else path.unlink()
 
-  handler = loop.signal.getsignal(loop.signal.SIGTERM)
+  handler = signal.getsignal(signal.SIGTERM)
   assert run(FakeTask(stop=4), parallel=parallel) is None
-  assert loop.signal.getsignal(loop.signal.SIGTERM) is handler
+  assert signal.getsignal(signal.SIGTERM) is handler
   stopped = records(tmp_path)[-1]["step"]
   assert stopped < 7
   again = FakeTask()

@@ -1,0 +1,96 @@
+"""Every config of every mechanism is valid, and faults are found early."""
+
+import importlib
+
+import jax
+import numpy as np
+import pytest
+
+from attention import ATTENTIONS
+from configs.attentions import OPTIONS
+from training import experiment, experiment_config, workdir
+from training.config import ConfigError
+
+CONFIGS = ("copy", "translation", "text", "multi30k")
+
+
+def load(name, attention="dense", **leaves):
+  config = importlib.import_module(f"configs.{name}").get_config(attention)
+  if "path" in config.task or name == "text":
+    config.task.path = "somewhere"
+  config.unlock()
+  config.update_from_flattened_dict(leaves)
+  return config
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_every_pair_is_valid_and_survives_json(name, attention):
+  causal = (
+    "causal" in ATTENTIONS[attention](**OPTIONS.get(attention, {})).supports
+  )
+  if name == "text" and not causal:
+    # Dense under another name would be a lie.
+    with pytest.raises(ConfigError, match="cannot be causal"):
+      experiment_config.parse(load(name, attention))
+    return
+  config = experiment_config.parse(load(name, attention))
+  again = experiment_config.parse(config.to_mapping())
+  assert again == config
+  slots = config.model.attentions
+  used = {slot.name for slot in slots.values()}
+  # Causal slots fall back to dense where the mechanism cannot serve them.
+  assert used <= {attention, "dense"}
+  assert attention in used
+  folder = workdir.default(f"configs/{name}.py:{attention}", config)
+  assert folder.parts[0] == "runs"
+  assert folder.name.startswith(f"{name}-{next(iter(slots.values())).name}-")
+
+
+@pytest.mark.parametrize(
+  ("leaves", "message"),
+  [
+    ({"task.name": "cpoy"}, "config.task.name: expected one of copy"),
+    ({"task.knd": "copy"}, "config.task.knd: unknown; did you mean 'kind'?"),
+    ({"task.max_length": 0}, "config.task.max_length: "),
+    ({"model.num_heads": 3}, "config.model.features: "),
+    ({"model.encoder_attention.name": "dens"}, "config.model.encoder_attentio"),
+    ({"optimizer.schedule": "x"}, "config.optimizer.schedule: expected one of"),
+    ({"num_step": 3}, "config.num_step: unknown; did you mean 'num_steps'?"),
+  ],
+)
+def test_faults_name_the_leaf(leaves, message):
+  with pytest.raises(ConfigError) as info:
+    experiment_config.parse(load("copy", **leaves))
+  assert str(info.value).startswith(message)
+  assert "\n" not in str(info.value)
+
+
+def test_a_misspelt_section_is_found():
+  config = load("copy").to_dict()
+  config["modle"] = config.pop("model")
+  with pytest.raises(ConfigError, match=r"config\.modle: unknown"):
+    experiment_config.parse(config)
+
+
+def test_an_experiment_follows_from_its_config():
+  config = experiment_config.parse(
+    load(
+      "copy",
+      **{"model.num_layers": 1, "model.features": 8, "model.mlp_features": 8},
+    )
+  )
+  first, second = (experiment.create(config) for _ in range(2))
+  states = [first.init(), second.init()]
+  assert jax.tree.structure(states[0]) == jax.tree.structure(first.shapes)
+  jax.tree.map(np.testing.assert_array_equal, *states)
+  assert "parameters" in experiment.describe(first)
+
+
+def test_what_the_task_cannot_serve_is_told():
+  config = experiment_config.parse(load("copy", **{"task.kind": "duplicate"}))
+  with pytest.raises(ConfigError, match=r"config\.model\.kind: "):
+    experiment.create(config)
+  missing = experiment_config.parse(load("text"))
+  with pytest.raises(ConfigError, match="somewhere"):
+    experiment.create(missing)
