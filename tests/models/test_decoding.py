@@ -273,7 +273,11 @@ def test_rows_do_not_depend_on_one_another(method):
   )
   for row, length in enumerate(lengths):
     alone = models.generate(
-      model, variables, prompt=prompt[row : row + 1, :length], **call
+      model,
+      variables,
+      prompt=prompt[row : row + 1],
+      prompt_length=[length],
+      **call,
     )
     np.testing.assert_array_equal(together.tokens[row], alone.tokens[0])
     np.testing.assert_allclose(together.scores[row], alone.scores[0], atol=1e-5)
