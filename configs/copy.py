@@ -16,7 +16,7 @@ def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
   return ml_collections.ConfigDict(
     {
       "seed": 0,
-      "num_steps": 1000,
+      "num_steps": 800,
       "batch_size": 64,
       "eval_every": 500,
       "checkpoint_every": 500,
