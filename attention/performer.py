@@ -215,7 +215,7 @@ def _absorb(
   state: PerformerState,
   log_key: Float[Array, "B K C M"],
   value: Float[Array, "B K C V"],
-  keep: Bool[Array, "B 1 C 1"],
+  keep: Bool[Array, "#B 1 C 1"],
 ) -> PerformerState:
   """Adds C keys to the state."""
   log_key = jnp.where(keep, log_key, _EMPTY)
@@ -360,7 +360,7 @@ def _read_causally(
   log_query: Float[Array, "B K Q M"],
   log_key: Float[Array, "B K C M"],
   value: Float[Array, "B K C V"],
-  keep: Bool[Array, "B 1 C 1"],
+  keep: Bool[Array, "#B 1 C 1"],
 ) -> Float[Array, "B K Q V"]:
   """Joins the state of earlier chunks with the keys s ≤ t of this one."""
   earlier, earlier_total, earlier_scale = _read(state, log_query)

@@ -33,11 +33,15 @@ class Mlp(nn.Module):
     dense = functools.partial(
       nn.Dense, dtype=config.dtype, param_dtype=config.param_dtype
     )
-    hidden = dense(config.mlp_features, name="hidden")(inputs)
+    # As one matrix of rows: the backward pass on CPU is then nearly twice as
+    # fast as with [B, T, F], whose products XLA does not send to its fast path.
+    rows = inputs.reshape(-1, inputs.shape[-1])
+    hidden = dense(config.mlp_features, name="hidden")(rows)
     hidden = getattr(jax.nn, config.activation)(hidden)
-    return dense(
+    out = dense(
       config.features, kernel_init=kernel_init(self.out_scale), name="out"
     )(hidden)
+    return out.reshape(inputs.shape)
 
 
 class Block(nn.Module):

