@@ -16,7 +16,7 @@ from tasks.vocabulary import MODEL_FILE, Subwords, cached_subwords
 
 # Vaswani et al. (2017), 6.1: outputs at most 50 tokens longer than the input.
 _EXTRA_LENGTH = 50
-_AUTOMATIC_SIZES = {"numbers": 128, "files": 8000, "tfds": 8000}
+_AUTOMATIC_SIZES = {"numbers": 128, "files": 4000, "tfds": 8000}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,8 +30,8 @@ class TranslationConfig:
     dataset: name in the TFDS catalogue.
     source_language: file ending, TFDS feature or num2words language.
     target_language: likewise.
-    vocab_size: subwords, joint; 0 takes 128 for numbers and 8,000 otherwise. A
-      small text may support fewer.
+    vocab_size: subwords, joint; 0 takes 128 for numbers, 4,000 for files
+      and 8,000 for tfds. A small text may support fewer.
     max_length: tokens of a sentence with EOS. Longer training pairs are left
       out, longer held-out sources are cut; both are counted and reported.
     num_buckets: distinct batch shapes; each costs one compilation.
