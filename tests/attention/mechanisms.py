@@ -1,13 +1,15 @@
 """What the contract suite runs over: one line a mechanism and setting."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+import dataclasses
+from typing import Any
 
 from attention import ATTENTIONS, Attention
 from tests.attention import reference
 
 
-class Mechanism(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Mechanism:
   """One entry of the suite.
 
   Attributes:
