@@ -217,11 +217,23 @@ def sliding_window(
     dilation: one int, or one per query head.
 
   Raises:
-    ValueError: `window` or `dilation` is out of range.
+    ValueError: `window` or `dilation` is out of range; by `init`, a window that
+      is no restriction on the longest sequence.
   """
-  left, _ = _window_sides(window)
-  reach = left * max(_integers("dilation", dilation, 1))
+  left, right = _window_sides(window)
+  spacings = _integers("dilation", dilation, 1)
+  reach = left * max(spacings)
   function = partial(sliding_window_attention, window=window, dilation=dilation)
+
+  def init(key, dims):
+    del key
+    if max(left, right) * min(spacings) >= dims.max_length:
+      raise ValueError(
+        f"window: {window} with dilation {dilation} reaches over all "
+        f"{dims.max_length} positions, which is dense attention; choose less "
+        "or use dense"
+      )
+    return {}
 
   def apply(variables, query, key, value, **call):
     del variables
@@ -238,7 +250,7 @@ def sliding_window(
     return decode_ring(left, dilations, cache, query, key, value)
 
   return plug.Attention(
-    init=plug.no_variables,
+    init=init,
     apply=apply,
     init_cache=init_cache,
     decode=decode,

@@ -31,7 +31,7 @@ def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
         "features": 128,
         "mlp_features": 512,
         "activation": "gelu",
-        "position": "learned",
+        "position": "rotary",
         "dropout_rate": 0.0,
         "decoder_attention": attentions.one(attention),
       },

@@ -184,8 +184,8 @@ class ModelConfig:
       if field not in _SLOTS[self.kind]:
         if config is not None:
           raise ValueError(
-            f"{field}: kind '{self.kind}' has no such layer; leave it None, "
-            f"got {config.name}"
+            f"{field}: kind '{self.kind}' has no such layer; expected a config "
+            f"without this choice, got {config.name}"
           )
         continue
       if config is None:

@@ -122,11 +122,15 @@ def create(
 
 
 def describe(experiment: Experiment) -> str:
-  """Size of the model and of the run, in one line."""
+  """Mechanisms, size of the model and of the run, in one line."""
   train = experiment.config.train
+  mechanisms = ", ".join(
+    f"{slot.removesuffix('_attention')} {attention.name}"
+    for slot, attention in experiment.config.model.attentions.items()
+  )
   params = sum(leaf.size for leaf in jax.tree.leaves(experiment.shapes.params))
   return (
-    f"{params:,} parameters, {train.num_steps} steps of {train.batch_size} "
+    f"{mechanisms}; {params:,} parameters, {train.num_steps} steps of {train.batch_size} "
     f"rows, {jax.device_count()} × {jax.devices()[0].device_kind}"
   )
 

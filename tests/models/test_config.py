@@ -31,7 +31,7 @@ WINDOW = AttentionConfig("sliding_window", {"window": 2})
     ({"norm": "prenorm"}, "norm: .*did you mean 'pre'"),
     ({"position": "rotory"}, "position: .*did you mean 'rotary'"),
     ({"dtype": "float8"}, "dtype: "),
-    ({"encoder_attention": WINDOW}, "encoder_attention: .*leave it None"),
+    ({"encoder_attention": WINDOW}, "encoder_attention: .*without this choice"),
     (
       {"decoder_attention": LINFORMER},
       "decoder_attention: linformer cannot be causal; one of dense, .* can",

@@ -1,0 +1,25 @@
+"""Duplicates sequences with a decoder alone: `0w0w` of the Reformer paper.
+
+    python train.py --config=configs/duplicate.py:dense
+
+The loss is on the second half, where every symbol stands len(w) + 1 places
+before. The paper's setting is one layer of width 256 on 511 symbols,
+`--config.task.max_length=511 --config.task.min_length=511`, for 150,000 steps.
+
+Kitaev et al., Reformer, section 4, arXiv:2001.04451.
+"""
+
+import ml_collections
+
+from configs import attentions, copy
+
+
+def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
+  """`configs/copy.py` with the decoder alone, which reads and writes."""
+  config = copy.get_config("dense")
+  config.task.kind = "duplicate"
+  config.model.kind = "decoder"
+  for slot in ("encoder_attention", "cross_attention"):
+    del config.model[slot]
+  config.model.decoder_attention = attentions.one(attention)
+  return config
