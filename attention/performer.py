@@ -182,7 +182,9 @@ def _log_features(
   projected = jnp.einsum("...H,MH->...M", x, projection.astype(jnp.float32))
   if kernel == "relu":
     projected = projected / jnp.sqrt(jnp.float32(projection.shape[0]))
-    return jnp.log(jax.nn.relu(projected) + _RELU_EPSILON)
+    # Not `jax.nn.relu`: XLA's maximum may turn nan into 0 and so hide it.
+    positive = jnp.where(projected < 0.0, 0.0, projected)
+    return jnp.log(positive + _RELU_EPSILON)
   return projected - 0.5 * jnp.sum(x * x, axis=-1, keepdims=True)
 
 
@@ -250,7 +252,7 @@ def _ratio(
   numerator: Float[Array, "B K Q V"], normaliser: Float[Array, "B K Q"]
 ) -> Float[Array, "B K Q V"]:
   """Numerator / normaliser, zeros where a query saw nothing."""
-  safe = jnp.where(normaliser > 0.0, normaliser, 1.0)
+  safe = jnp.where(normaliser == 0.0, 1.0, normaliser)
   return numerator / safe[..., None]
 
 
@@ -377,7 +379,8 @@ def _read_causally(
   # Query row j·C + t of the Q = J·C rows stands at position t of the chunk.
   past = jnp.tri(_CHUNK, dtype=bool)
   past = jnp.tile(past, (log_query.shape[2] // _CHUNK, 1))
-  seen = past[None, None] & (scores > _NEGLIGIBLE)
+  # Not `scores > …`: a nan must not be hidden.
+  seen = past[None, None] & ~(scores <= _NEGLIGIBLE)
   log_weights = jnp.where(
     seen,
     jnp.log(jnp.where(seen, scores, 1.0))
