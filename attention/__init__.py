@@ -4,6 +4,7 @@
 `query [B, T, N, H]`, `key, value [B, S, K, H]`, result `[B, T, N, H]`.
 """
 
+from attention.adapters import as_attention_fn
 from attention.dense import dense, dense_attention
 from attention.linformer import linformer, linformer_attention
 from attention.performer import (
@@ -20,6 +21,7 @@ __all__ = [
   "ATTENTIONS",
   "Attention",
   "Dims",
+  "as_attention_fn",
   "attention_weights",
   "dense",
   "dense_attention",

@@ -116,7 +116,10 @@ def masked_softmax(
   maximum = jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
   exponentials = jnp.exp(logits - jnp.maximum(maximum, lowest))
   total = jnp.sum(exponentials, axis=-1, keepdims=True)
-  return jnp.where(maximum > lowest, exponentials / total, 0.0)
+  # The total is 0 where all logits are -inf. In this order, a row with a NaN
+  # counts as full and keeps it.
+  weights = exponentials / jnp.where(total == 0.0, 1.0, total)
+  return jnp.where(maximum <= lowest, 0.0, weights)
 
 
 def _allowed(

@@ -1,0 +1,173 @@
+"""Any attention here as the `attention_fn` of Flax's multi-head modules."""
+
+from collections.abc import Callable
+import math
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from attention import arguments, plug
+from attention.weights import attention_weights
+
+
+def as_attention_fn(
+  attention: plug.Attention | Callable[..., Array],
+  variables: plug.Variables | None = None,
+  **options: Any,
+) -> Callable[..., Array]:
+  """An `attention_fn` for Flax's linen and nnx multi-head attention.
+
+      fn = as_attention_fn(sliding_window_attention, window=64, is_causal=True)
+      linen.MultiHeadDotProductAttention(num_heads=8, attention_fn=fn)
+      nnx.MultiHeadAttention(8, 512, attention_fn=fn, decode=False, rngs=rngs)
+
+  Both modules hand their mask, dropout, dtype, … to the `attention_fn`; linen
+  leaves out what its signature does not name. The result names all of them, and
+  each is honoured or raises:
+
+  - `mask`, of any dtype (nonzero = attend), goes to `attention`. A mechanism
+    that takes a key mask only refuses what `make_attention_mask` makes, which
+    varies along T: give the module `mask=key_mask[:, None, None, :]`.
+  - Leading axes other than one batch axis are folded into one and back.
+  - `sow_weights=True` sows `attention_weights`, as Flax does: without dropout.
+  - Dropout goes to a mechanism that has it; it draws each weight on its own,
+    so it wants `broadcast_dropout=False` in the module.
+  - `precision` and Flax's einsum hooks raise.
+  - One query over a longer input, as in the modules' cached decoding, raises
+    where the query's position matters: with `is_causal=True`, for an
+    `Attention` that is not 'rowwise', and for a bare function, which does not
+    say. Decode with `as_attention_fn(dense())`: the cache's mask is causal.
+
+  Args:
+    attention: an `Attention`, or a function `fn(query, key, value, **options)`.
+    variables: the variables of an `Attention`; None where it has none.
+    **options: passed to `attention` in every call, such as `is_causal`, `scale`
+      or `window`; not the mask and dropout, which are the module's.
+
+  Returns:
+    `attention_fn(query [..., T, N, H], key [..., S, K, H], value [..., S, K, V],
+    …) -> [..., T, N, V]`.
+
+  Raises:
+    ValueError: `options` holds what the module passes, or `variables` are given
+      for a function.
+
+  Cost: that of `attention`; sowing the weights costs `attention_weights`.
+  """
+  for name in ("mask", "dropout_rate", "dropout_rng"):
+    if name in options:
+      raise ValueError(
+        f"{name}: expected no such option, got one; give it to the Flax module"
+      )
+  name = getattr(attention, "__name__", type(attention).__name__)
+  if isinstance(attention, plug.Attention):
+    positions_matter = "rowwise" not in attention.supports
+  elif variables is not None:
+    raise ValueError(
+      f"variables: expected None for the function {name}, got some; pass its "
+      "arrays as options, or an Attention"
+    )
+  else:
+    positions_matter = True
+
+  def apply(query, key, value, **call):
+    if isinstance(attention, plug.Attention):
+      return attention.apply(variables or {}, query, key, value, **call)
+    call = arguments.accepted_options(
+      name.removesuffix("_attention"), attention, call
+    )
+    return attention(query, key, value, **call)
+
+  def attention_fn(
+    query: Array,
+    key: Array,
+    value: Array,
+    bias: Array | None = None,
+    mask: Array | None = None,
+    broadcast_dropout: bool = True,
+    dropout_rng: Array | None = None,
+    dropout_rate: float = 0.0,
+    deterministic: bool = False,
+    dtype: Any = None,
+    precision: Any = None,
+    module: Any = None,
+    is_causal: bool = False,
+    force_fp32_for_softmax: bool = False,
+    qk_attn_weights_einsum: Callable[..., Array] | None = None,
+    attn_weights_value_einsum: Callable[..., Array] | None = None,
+  ) -> Array:
+    del force_fp32_for_softmax  # It always is.
+    _refuse(
+      precision=precision,
+      qk_attn_weights_einsum=qk_attn_weights_einsum,
+      attn_weights_value_einsum=attn_weights_value_einsum,
+    )
+    dtype = jnp.result_type(query, key, value) if dtype is None else dtype
+    lead = query.shape[:-3]
+    query, key, value = (
+      _fold(x.astype(dtype), lead, 3) for x in (query, key, value)
+    )
+    call = dict(options)
+    if is_causal:
+      call["is_causal"] = True
+    if mask is not None:
+      call["mask"] = _fold(mask != 0, lead, 3)
+    if bias is not None:
+      if "bias" in options:
+        raise ValueError(
+          "bias: expected one, got one from as_attention_fn and one in the "
+          "call; give their sum to as_attention_fn"
+        )
+      call["bias"] = _fold(bias, lead, 3)
+    causal = bool(call.get("is_causal"))
+    if query.shape[1] == 1 < key.shape[1] and (causal or positions_matter):
+      raise ValueError(_ONE_QUERY.format(key.shape[1]))
+    if module is not None:
+      weights = attention_weights(apply, query, key, **call)
+      weights = weights.reshape(*lead, *weights.shape[1:])
+      module.sow("intermediates", "attention_weights", weights)
+    if dropout_rate > 0.0 and not deterministic:
+      if broadcast_dropout:
+        raise ValueError(
+          "broadcast_dropout: expected False, got True; every weight is "
+          "dropped on its own here"
+        )
+      call.update(dropout_rate=dropout_rate, dropout_rng=dropout_rng)
+    out = apply(query, key, value, **call)
+    return out.reshape(*lead, *out.shape[1:])
+
+  return attention_fn
+
+
+_ONE_QUERY = (
+  "query: expected as many positions as the key's {0}, got 1, which says "
+  "nothing of its place among them; for a module that decodes with a cache "
+  "pass an Attention that supports 'rowwise', such as attention.dense(), "
+  "without is_causal (the cache comes with a mask)"
+)
+
+
+def _refuse(**unsupported: Any) -> None:
+  """Raises for what Flax passes and no attention here takes."""
+  for name, asked in unsupported.items():
+    if asked is not None:
+      raise ValueError(
+        f"{name}: expected None, got {asked}; for the precision of products "
+        "set jax.default_matmul_precision around the call"
+      )
+
+
+def _fold(array: Array, lead: tuple[int, ...], trailing: int) -> Array:
+  """Folds the leading axes into one: full, or 1 where all of them are 1."""
+  missing = len(lead) + trailing - array.ndim
+  if missing < 0:
+    raise ValueError(
+      f"mask: expected at most {len(lead) + trailing} axes to go with leading "
+      f"axes {lead} of the query, got shape {array.shape}; drop the others"
+    )
+  array = array.reshape((1,) * missing + array.shape)
+  batch, rest = array.shape[: len(lead)], array.shape[len(lead) :]
+  if math.prod(batch) == 1:
+    return array.reshape(1, *rest)
+  return jnp.broadcast_to(array, (*lead, *rest)).reshape(-1, *rest)

@@ -1,0 +1,118 @@
+"""The checks that every attention function shares."""
+
+import jax.numpy as jnp
+import pytest
+
+from attention import arguments
+
+QUERY = jnp.zeros((2, 5, 4, 8))
+KEY = jnp.zeros((2, 3, 2, 8))
+VALUE = jnp.zeros((2, 3, 2, 6))
+
+
+def test_what_fits_passes():
+  arguments.check_qkv(QUERY, KEY, VALUE)
+  arguments.check_mask(None, (2, 4, 5, 3))
+  arguments.check_mask(jnp.ones((2, 1, 5, 1), bool), (2, 4, 5, 3))
+  arguments.check_segment_ids(None, None, QUERY, KEY)
+  ids = jnp.zeros((2, 5), int), jnp.zeros((2, 3), int)
+  arguments.check_segment_ids(*ids, QUERY, KEY)
+
+
+@pytest.mark.parametrize(
+  ("message", "qkv"),
+  [
+    (
+      r"query: expected 4 axes .* got shape \(5, 4, 8\)",
+      (QUERY[0], KEY, VALUE),
+    ),
+    (r"key: expected a float dtype, got int", (QUERY, KEY.astype(int), VALUE)),
+    (r"key: expected \[2, S, K, 8\]", (QUERY, KEY[..., :7], VALUE)),
+    (r"key: expected \[2, S, K, 8\]", (QUERY, KEY[:1], VALUE[:1])),
+    (r"value: expected \(2, 3, 2, 'V'\)", (QUERY, KEY, VALUE[:, :2])),
+    (r"value: expected \(2, 3, 2, 'V'\)", (QUERY, KEY, VALUE[:, :, :1])),
+    (r"query: its 3 heads are no multiple of", (QUERY[:, :, :3], KEY, VALUE)),
+  ],
+)
+def test_what_does_not_fit_raises(unchecked, message, qkv):
+  with pytest.raises(ValueError, match=f"^{message}"):
+    arguments.check_qkv(*qkv)
+
+
+@pytest.mark.parametrize(
+  ("mask", "message"),
+  [
+    (jnp.ones((2, 4, 5, 3)), "expected bool .* got float32"),
+    (jnp.ones((5, 3), bool), "expected rank 4"),
+    (jnp.ones((2, 2, 5, 3), bool), r"broadcastable to .* \[2, 4, 5, 3\]"),
+  ],
+)
+def test_a_wrong_mask_raises(unchecked, mask, message):
+  with pytest.raises(ValueError, match=f"^mask: .*{message}"):
+    arguments.check_mask(mask, (2, 4, 5, 3))
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1, 3), (2, 1, 1, 1), (2, 1, 1, 3)])
+def test_a_key_mask_is_read(shape):
+  mask = jnp.ones(shape, bool).at[..., 0].set(False)
+  got = arguments.key_mask(mask, QUERY, KEY, "")
+  assert got.shape == (2, 3)
+  assert (got == mask[:, 0, 0, :]).all()
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 1, 3), (2, 1, 5, 3)])
+def test_a_mask_along_queries_or_heads_is_no_key_mask(shape):
+  with pytest.raises(ValueError, match=r"key_mask\[:, None, None, :\].*; do X"):
+    arguments.key_mask(jnp.ones(shape, bool), QUERY, KEY, "do X")
+
+
+def test_segment_ids_come_in_pairs(unchecked):
+  ids = jnp.zeros((2, 5), int)
+  with pytest.raises(ValueError, match=r"^key_segment_ids: expected both"):
+    arguments.check_segment_ids(ids, None, QUERY, KEY)
+  with pytest.raises(ValueError, match=r"^query_segment_ids: expected both"):
+    arguments.check_segment_ids(None, ids, QUERY, KEY)
+  with pytest.raises(ValueError, match=r"^key_segment_ids: .* \(2, 3\), got"):
+    arguments.check_segment_ids(ids, ids, QUERY, KEY)
+  with pytest.raises(ValueError, match=r"^query_segment_ids: .* got float"):
+    arguments.check_segment_ids(ids * 1.0, ids[:, :3], QUERY, KEY)
+
+
+def test_the_scale():
+  assert arguments.softmax_scale(None, 16) == 0.25
+  assert arguments.softmax_scale(0.5, 16) == 0.5
+  for scale in (float("nan"), float("inf")):
+    with pytest.raises(ValueError, match=r"^scale: expected a finite number"):
+      arguments.softmax_scale(scale, 16)
+
+
+def test_options_are_taken_dropped_or_refused():
+  def function(query, key, value, *, mask=None, is_causal=False):
+    del query, key, value, mask, is_causal
+
+  def accepted(**options):
+    return arguments.accepted_options("toy", function, options)
+
+  assert accepted(mask=None, is_causal=True) == {
+    "mask": None,
+    "is_causal": True,
+  }
+  nothing = {"bias": None, "dropout_rate": 0.0, "query_segment_ids": None}
+  assert accepted(**nothing) == {}
+  for option, asked in (("bias", QUERY), ("dropout_rate", 0.1)):
+    with pytest.raises(ValueError, match=rf"^{option}: toy attention .*dense"):
+      accepted(**{option: asked})
+  for asked in (None, False, 0, 3):
+    with pytest.raises(
+      ValueError, match=r"^widnow: .*it takes mask, is_causal"
+    ):
+      accepted(widnow=asked)
+
+
+def test_query_heads_are_grouped_by_key_head():
+  query = jnp.arange(4.0)[None, None, :, None] * jnp.ones((2, 5, 4, 8))
+  rows = arguments.rows_by_key_head(query, 2)
+  assert rows.shape == (2, 2, 10, 8)
+  assert set(rows[0, 0, :, 0].tolist()) == {0.0, 1.0}
+  assert set(rows[0, 1, :, 0].tolist()) == {2.0, 3.0}
+  assert (arguments.from_rows(rows, 4) == query).all()
