@@ -1,10 +1,14 @@
-"""Multi30K, English to German, from a folder of aligned files.
+"""Multi30K at a size for a GPU: English to German captions.
 
     python train.py --config=configs/multi30k.py --config.task.path=FOLDER
 
-FOLDER holds `train.en`, `train.de`, `val.…` and `test_2016_flickr.…` as
-Multi30K names them. The result has BLEU of the test split, with its sacrebleu
-signature.
+FOLDER holds `train.en`, `train.de`, `val.…` and `test_2016_flickr.…`, plain or
+.gz, as Multi30K names them. The aim is 38 BLEU on test 2016; it has not been
+run at full length yet. `configs/translation.py` is what two CPU cores train in
+an hour, with its result.
+
+Small data want a small vocabulary and much dropout; Wu et al. (2021),
+arXiv:2105.14462, find the same for Transformers on Multi30K.
 """
 
 import ml_collections
@@ -13,18 +17,15 @@ from configs import translation
 
 
 def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
-  """`configs/translation.py`, larger, and kept from learning 29,000 by heart."""
+  """`configs/translation.py`, wider and longer, decoded with a beam."""
   config = translation.get_config(attention)
   config.task.source = "files"
-  config.num_steps = 8000
+  config.num_steps = 15_000
   config.batch_size = 128
-  config.eval_every = 1000
-  config.checkpoint_every = 1000
   config.decode_method = "beam"
-  config.model.num_layers = 3
+  config.model.num_layers = 4
   config.model.features = 256
   config.model.dropout_rate = 0.3
-  config.optimizer.schedule = "inverse_sqrt"
+  config.optimizer.learning_rate = 1e-3
   config.optimizer.warmup_steps = 2000
-  config.optimizer.label_smoothing = 0.1
   return config
