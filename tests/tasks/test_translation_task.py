@@ -191,7 +191,17 @@ def test_score(numbers):
   # By hand: 10/11, 7/9, 4/7 and 2/5 of the n-grams of order 1 to 4.
   precisions = np.array([10 / 11, 7 / 9, 4 / 7, 2 / 5])
   assert half["bleu"] == pytest.approx(100 * precisions.prod() ** 0.25)
+  assert "eff:no" in half["bleu_signature"]
   assert numbers.score([], []) == {}
+
+
+def test_score_of_references_too_short_for_four_grams(numbers):
+  words = ["einhundertdrei", "zwei"]
+  perfect = numbers.score(words, words)
+  assert perfect["bleu"] == pytest.approx(100)
+  assert "eff:yes" in perfect["bleu_signature"]
+  half = numbers.score(["einhundertdrei", "drei"], words)
+  assert half["bleu"] == pytest.approx(50)
 
 
 def test_metrics_of_perfect_logits(numbers):
