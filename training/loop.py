@@ -165,7 +165,7 @@ def _finish(
     experiment.model,
     jax.device_get(state.variables),
     task,
-    next(iter(task.eval_batches(task.eval_splits[-1]))),
+    task.eval_batches(task.eval_splits[-1]),
   )
   return results
 

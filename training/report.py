@@ -1,6 +1,6 @@
 """What a finished run looks like: samples.txt and attention.png."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import math
 import pathlib
 from typing import Any
@@ -34,7 +34,7 @@ def draw_attention(
   model: Any,
   variables: Mapping[str, Any],
   task: tasks.Task,
-  batch: Mapping[str, np.ndarray],
+  batches: Iterable[Mapping[str, np.ndarray]],
 ) -> None:
   """Draws what the last layer attends to in one example, a panel a head.
 
@@ -47,10 +47,9 @@ def draw_attention(
     model: the module.
     variables: its variables.
     task: for the labels of tokens.
-    batch: held-out rows; a readable one of them is drawn.
+    batches: held-out rows; the most readable of them is drawn.
   """
-  row = _readable_row(batch)
-  example = {name: rows[row : row + 1] for name, rows in batch.items()}
+  example = _readable_example(batches)
   maps = models.attention_maps(model, variables, example)
   name = max(maps, key=_depth)
   if "cross" in name:
@@ -69,7 +68,7 @@ def draw_attention(
     task.labels(queries[:num_queries]),
     task.labels(keys[:num_keys]),
     axes,
-    name.replace("_", " ").replace("/", ", "),
+    _title(name),
   )
 
 
@@ -127,6 +126,13 @@ def draw_heads(
   figure.savefig(path, dpi=120)
 
 
+def _title(name: str) -> str:
+  """'decoder_1/cross_attention' as 'decoder layer 2, cross-attention'."""
+  layer, kind = name.split("/")
+  side, index = layer.rsplit("_", 1)
+  return f"{side} layer {int(index) + 1}, {kind.replace('_', '-')}"
+
+
 def _depth(name: str) -> tuple[bool, int]:
   """Orders 'decoder_11/cross_attention': cross-attention last, then layers."""
   return "cross" in name, int("".join(filter(str.isdigit, name)) or 0)
@@ -138,8 +144,16 @@ def _length(present: np.ndarray) -> int:
   return int(found[-1]) + 1 if len(found) else 1
 
 
-def _readable_row(batch: Mapping[str, np.ndarray]) -> int:
-  """The longest row that still makes a readable picture."""
-  lengths = [_length(weights > 0) for weights in batch["weights"]]
-  fitting = [n if n <= _READABLE_TOKENS else -n for n in lengths]
-  return int(np.argmax(fitting))
+def _readable_example(
+  batches: Iterable[Mapping[str, np.ndarray]],
+) -> dict[str, np.ndarray]:
+  """The longest row that still makes a readable picture, as a batch of one."""
+  best, example = -math.inf, {}
+  for batch in batches:
+    for row, weights in enumerate(batch["weights"]):
+      length = _length(weights > 0)
+      readable = length if length <= _READABLE_TOKENS else -length
+      if readable > best:
+        best = readable
+        example = {name: rows[row : row + 1] for name, rows in batch.items()}
+  return example

@@ -71,12 +71,12 @@ def test_the_last_layer_is_drawn_without_padding(kind, monkeypatch):
   drawn = []
   monkeypatch.setattr(report, "draw_heads", lambda *args: drawn.extend(args))
   task = types.SimpleNamespace(pad_id=0, labels=lambda ids: list(map(int, ids)))
-  report.draw_attention("a.png", None, {}, task, batch)
+  report.draw_attention("a.png", None, {}, task, [batch])
   _, weights, queries, keys, _, title = drawn
   assert weights.shape == (2, 3, 3)
   if kind == "encoder_decoder":
     assert (queries, keys) == ([8, 9, 2], [5, 6, 7])
-    assert title == "decoder 2, cross attention"
+    assert title == "decoder layer 3, cross-attention"
   else:
     assert queries == keys == ([1, 8, 9] if kind == "decoder" else [5, 6, 7])
-    assert "10" in title
+    assert "layer 11" in title

@@ -1,0 +1,39 @@
+"""The README tells the truth: its code runs, its table is the code's."""
+
+import pathlib
+import re
+
+from attention import ATTENTIONS
+from attention.capabilities import CAPABILITIES, capability_table
+
+_ROOT = pathlib.Path(__file__).parent.parent
+_README = (_ROOT / "README.md").read_text()
+
+
+def test_capability_table_is_generated():
+  assert capability_table() in _README, (
+    "README.md: replace the table by the output of "
+    "`python -m attention.capabilities`"
+  )
+
+
+def test_every_claimed_capability_has_a_column():
+  claimed = set().union(*(make().supports for make in ATTENTIONS.values()))
+  assert claimed <= set(CAPABILITIES)
+
+
+def test_python_blocks_run_in_order():
+  blocks = re.findall(r"```python\n(.*?)```", _README, flags=re.DOTALL)
+  assert len(blocks) >= 3
+  namespace = {}
+  for block in blocks:
+    exec(compile(block, "README.md", "exec"), namespace)
+  assert namespace["out"].shape == (2, 1000, 8, 64)
+  assert namespace["cosine_out"].shape == (2, 1000, 8, 64)
+
+
+def test_files_it_names_exist():
+  named = re.findall(r"\]\(([^)#:]+)\)", _README)
+  assert named
+  for path in named:
+    assert (_ROOT / path).exists(), path
