@@ -77,6 +77,9 @@ class MetricsWriter:
     self._board.close()
 
 
+_ON_THE_BAR = ("loss", "tokens_per_second")
+
+
 class Progress:
   """One bar on a terminal, plain lines elsewhere.
 
@@ -100,11 +103,13 @@ class Progress:
 
   def update(self, step: int, values: Mapping[str, float]) -> None:
     """Shows the step, what is known of it and the time left."""
-    text = format_values(values)
     if self._bar is not None:
       self._bar.update(step - self._step)
-      self._bar.set_postfix_str(text)
+      # A line has room for these; metrics.jsonl has all.
+      short = {k: v for k, v in values.items() if k in _ON_THE_BAR}
+      self._bar.set_postfix_str(format_values(short))
     else:
+      text = format_values(values)
       elapsed = time.monotonic() - self._started
       per_step = elapsed / max(step - self._first, 1)
       left = _clock(per_step * (self._total - step))
