@@ -31,7 +31,7 @@ test: setup
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/pyrefly check
-	$(PYTHON) -m pytest
+	$(PYTHON) -m pytest -n auto
 
 format: setup
 	$(VENV)/bin/ruff check --fix .

@@ -156,7 +156,9 @@ def check_segment_ids(
       )
 
 
-def softmax_scale(scale: float | None, head_dim: int) -> float:
+def softmax_scale(
+  scale: float | Float[Array, ""] | None, head_dim: int
+) -> float | Float[Array, ""]:
   """Returns `scale`, or 1/√H where it is None.
 
   Raises:

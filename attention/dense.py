@@ -16,7 +16,7 @@ def dense_attention(
   *,
   mask: Bool[Array, "..."] | None = None,
   is_causal: bool = False,
-  scale: float | None = None,
+  scale: float | Float[Array, ""] | None = None,
   query_segment_ids: Int[Array, "B T"] | None = None,
   key_segment_ids: Int[Array, "B S"] | None = None,
   bias: Float[Array, "..."] | None = None,

@@ -17,7 +17,7 @@ def linformer_attention(
   value_projection: Float[Array, "..."] | None = None,
   mask: Bool[Array, "..."] | None = None,
   is_causal: bool = False,
-  scale: float | None = None,
+  scale: float | Float[Array, ""] | None = None,
 ) -> Float[Array, "B T N V"]:
   """Softmax over R learned mixtures of the keys: softmax(Q (EᵀK)ᵀ) (FᵀV).
 

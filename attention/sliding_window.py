@@ -23,7 +23,7 @@ def sliding_window_attention(
   dilation: int | Sequence[int] = 1,
   mask: Bool[Array, "..."] | None = None,
   is_causal: bool = False,
-  scale: float | None = None,
+  scale: float | Float[Array, ""] | None = None,
   query_segment_ids: Int[Array, "B T"] | None = None,
   key_segment_ids: Int[Array, "B S"] | None = None,
   global_indices: Int[Array, "B G"] | None = None,
@@ -208,12 +208,12 @@ def _head_dilations(
 
 
 def sliding_window(
-  window: int | Sequence[int], dilation: int | Sequence[int] = 1
+  window: int | Sequence[int] = 256, dilation: int | Sequence[int] = 1
 ) -> plug.Attention:
   """The plug of `sliding_window_attention`.
 
   Args:
-    window: w, or (left, right).
+    window: w, or (left, right); 256 is the paper's 512 keys in all.
     dilation: one int, or one per query head.
 
   Raises:

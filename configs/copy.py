@@ -16,10 +16,10 @@ def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
   return ml_collections.ConfigDict(
     {
       "seed": 0,
-      "num_steps": 800,
+      "num_steps": 1200,
       "batch_size": 64,
-      "eval_every": 500,
-      "checkpoint_every": 500,
+      "eval_every": 400,
+      "checkpoint_every": 400,
       "log_every": 50,
       "parallel": "jit",
       "decode_method": "greedy",

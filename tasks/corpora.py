@@ -6,14 +6,12 @@ All of them are TFDS builders written as array_record and read through Grain.
 from collections.abc import Iterator
 import hashlib
 import pathlib
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from tasks import numbers
 from tasks.base import DataError
 from tasks.files import AlignedFiles
-
-if TYPE_CHECKING:
-  from tasks.translation import TranslationConfig
+from tasks.translation_config import TranslationConfig
 
 _CHUNK = 1000
 
@@ -53,7 +51,7 @@ class Corpus(NamedTuple):
       yield from targets
 
 
-def open_corpus(config: "TranslationConfig") -> Corpus:
+def open_corpus(config: TranslationConfig) -> Corpus:
   """Prepares what a config names, or finds it prepared.
 
   Raises:
@@ -71,7 +69,7 @@ def open_corpus(config: "TranslationConfig") -> Corpus:
   return corpus
 
 
-def _numbers(config: "TranslationConfig") -> Corpus:
+def _numbers(config: TranslationConfig) -> Corpus:
   import num2words
 
   from tasks import builders
@@ -90,7 +88,7 @@ def _numbers(config: "TranslationConfig") -> Corpus:
   return Corpus(builder, _own_names(builder), languages, digest.hexdigest())
 
 
-def _files(config: "TranslationConfig") -> Corpus:
+def _files(config: TranslationConfig) -> Corpus:
   from tasks import builders
 
   languages = config.source_language, config.target_language
@@ -102,7 +100,7 @@ def _files(config: "TranslationConfig") -> Corpus:
   return Corpus(builder, _own_names(builder), languages, digest)
 
 
-def _named(config: "TranslationConfig") -> Corpus:
+def _named(config: TranslationConfig) -> Corpus:
   from tasks import catalog
 
   languages = config.source_language, config.target_language

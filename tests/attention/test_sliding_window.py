@@ -476,7 +476,7 @@ def test_decode_is_the_causal_call(window, dilation, ring):
   np.testing.assert_array_equal(cache.index, [40, 35])
 
 
-@pytest.mark.usefixtures("without_jaxtyping")
+@pytest.mark.usefixtures("unchecked")
 def test_a_traced_scale_has_a_gradient():
   *qkv, cotangent = _inputs(9)
   indices = jnp.array([[2], [-1]])
@@ -495,7 +495,7 @@ def test_a_traced_scale_has_a_gradient():
   np.testing.assert_allclose(got * 0.3, jnp.sum(by_query * qkv[0]), rtol=1e-4)
 
 
-@pytest.mark.usefixtures("without_jaxtyping")
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
   ("name", "options"),
   [
@@ -522,7 +522,7 @@ def test_errors_name_the_argument(name, options):
     sliding_window_attention(*qkv, **{"window": 2, **options})
 
 
-@pytest.mark.usefixtures("without_jaxtyping")
+@pytest.mark.usefixtures("unchecked")
 def test_errors_of_global_tokens():
   indices = jnp.zeros((2, 1), jnp.int32)
   query, key, value, _ = _inputs(9, 8)
@@ -537,7 +537,7 @@ def test_errors_of_global_tokens():
     )
 
 
-@pytest.mark.usefixtures("without_jaxtyping")
+@pytest.mark.usefixtures("unchecked")
 def test_the_factory_checks_and_refuses():
   with pytest.raises(ValueError, match=r"^window: expected"):
     sliding_window(window=-2)

@@ -1,0 +1,88 @@
+"""The options of the translation task, checked."""
+
+import dataclasses
+from typing import Literal
+
+from tasks import base
+
+AUTOMATIC_SIZES = {"numbers": 128, "files": 4000, "tfds": 8000}
+"""Subwords of each source where the config leaves the number open."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TranslationConfig:
+  """Where sentence pairs come from, and how they are cut into batches.
+
+  Attributes:
+    source: 'numbers' needs nothing; 'files' reads the folder `path`, with
+      `train.en`, `train.de` and so on, plain or .gz; 'tfds' takes `dataset`.
+    path: folder of 'files'; for 'tfds', a data folder that has it prepared.
+    dataset: name in the TFDS catalogue.
+    source_language: file ending, TFDS feature or num2words language.
+    target_language: likewise.
+    vocab_size: subwords, joint; 0 takes 128 for numbers, 4,000 for files
+      and 8,000 for tfds. A small text may support fewer.
+    max_length: tokens of a sentence with EOS. Longer training pairs are left
+      out, longer held-out sources are cut; both are counted and reported.
+    num_buckets: distinct batch shapes; each costs one compilation.
+    max_number: for 'numbers', the largest, up to 9,999,999.
+    num_train: for 'numbers', how many are trained.
+    num_validation: for 'numbers', how many are held out.
+  """
+
+  source: Literal["numbers", "files", "tfds"] = "numbers"
+  path: str = ""
+  dataset: str = "ted_hrlr_translate/pt_to_en"
+  source_language: str = "en"
+  target_language: str = "de"
+  vocab_size: int = 0
+  max_length: int = 128
+  num_buckets: int = 6
+  max_number: int = 999_999
+  num_train: int = 20_000
+  num_validation: int = 1_000
+
+  def __post_init__(self):
+    base.check(
+      self,
+      "source",
+      self.source in AUTOMATIC_SIZES,
+      "'numbers', 'files' or 'tfds'",
+    )
+    needs_path = self.source == "files"
+    base.check(
+      self,
+      "path",
+      bool(self.path) or not needs_path,
+      f"a folder with train.{self.source_language} and "
+      f"train.{self.target_language}",
+    )
+    base.check(
+      self,
+      "dataset",
+      bool(self.dataset) or self.source != "tfds",
+      "a name of the TFDS catalogue",
+    )
+    base.check(self, "source_language", bool(self.source_language), "a name")
+    base.check(
+      self,
+      "target_language",
+      self.target_language not in ("", self.source_language),
+      f"a language other than {self.source_language!r}",
+    )
+    base.check(
+      self,
+      "vocab_size",
+      self.vocab_size == 0 or self.vocab_size >= 5,
+      "at least 5 subwords, or 0 for a size that suits the source",
+    )
+    base.check(self, "max_length", self.max_length >= 2, "at least 2 tokens")
+    base.check(self, "num_buckets", self.num_buckets >= 1, "at least 1")
+    base.check(
+      self,
+      "max_number",
+      999 <= self.max_number <= 9_999_999,
+      "999 to 9999999",
+    )
+    base.check(self, "num_train", self.num_train >= 1, "at least 1")
+    base.check(self, "num_validation", self.num_validation >= 1, "at least 1")
