@@ -1,0 +1,164 @@
+"""Sliding-window attention from its definition, in float64, and random calls."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attention import (
+  sliding_window_attention,
+)
+
+# The reference: who sees whom by loops over the definition, then dense softmax
+# and its derivative in float64.
+
+
+def visible_pairs(
+  shape,
+  window,
+  dilation=1,
+  mask=None,
+  is_causal=False,
+  query_segment_ids=None,
+  key_segment_ids=None,
+  global_indices=None,
+):
+  """`[B, N, T, S]` by the definition."""
+  left, right = (window, window) if isinstance(window, int) else window
+  visible = np.zeros(shape, bool)
+  for b, n, t, s in np.ndindex(*shape):
+    d = dilation if isinstance(dilation, int) else dilation[n]
+    tokens = () if global_indices is None else global_indices[b]
+    steps, rest = divmod(s - t, d)
+    near = rest == 0 and -left <= steps <= right
+    allowed = near or s in tokens or t in tokens
+    allowed &= mask is None or mask[b, 0, 0, s]
+    allowed &= not is_causal or s <= t
+    if query_segment_ids is not None:
+      allowed &= query_segment_ids[b, t] == key_segment_ids[b, s]
+    visible[b, n, t, s] = allowed
+  return visible
+
+
+def attend_densely(qkv, visible, cotangent, scale=None):
+  """Output and gradients of masked softmax attention, `[B, N, T, S]` whole."""
+  query, key, value = (np.asarray(x, np.float64) for x in qkv)
+  group = query.shape[2] // key.shape[2]
+  keys, values = (np.repeat(x, group, axis=2) for x in (key, value))
+  scale = query.shape[-1] ** -0.5 if scale is None else scale
+  logits = np.einsum("btnh,bsnh->bnts", query, keys) * scale
+  logits = np.where(visible, logits, -np.inf)
+  top = np.max(logits, axis=-1, keepdims=True, initial=-1e300)
+  weights = np.exp(logits - top)
+  weights /= np.maximum(weights.sum(-1, keepdims=True), 1e-300)
+  out = np.einsum("bnts,bsnv->btnv", weights, values)
+  d_weights = np.einsum("btnv,bsnv->bnts", cotangent, values)
+  mean = (weights * d_weights).sum(-1, keepdims=True)
+  d_logits = weights * (d_weights - mean) * scale
+
+  def per_key_head(x):
+    return x.reshape(*key.shape[:3], group, -1).sum(3)
+
+  return out, (
+    np.einsum("bnts,bsnh->btnh", d_logits, keys),
+    per_key_head(np.einsum("bnts,btnh->bsnh", d_logits, query)),
+    per_key_head(np.einsum("bnts,btnv->bsnv", weights, cotangent)),
+  )
+
+
+def reference(qkv, cotangent, *, global_qkv=None, scale=None, **options):
+  """Output and gradients with respect to qkv and global_qkv."""
+  shape = (*np.shape(qkv[0])[:3:2], *np.shape(qkv[0])[1:2], qkv[1].shape[1])
+  visible = visible_pairs(shape, **options)
+  cotangent = np.asarray(cotangent, np.float64)
+  if global_qkv is None:
+    return attend_densely(qkv, visible, cotangent, scale)
+  is_token = np.zeros(shape[::2], bool)
+  for b, tokens in enumerate(options["global_indices"]):
+    is_token[b, tokens[tokens >= 0]] = True
+  rows = is_token[:, :, None, None]
+  out, grads = attend_densely(qkv, visible, np.where(rows, 0, cotangent), scale)
+  out_g, grads_g = attend_densely(
+    global_qkv, visible, np.where(rows, cotangent, 0), scale
+  )
+  return np.where(rows, out_g, out), grads + grads_g
+
+
+def draw_inputs(
+  length, source=None, heads=4, kv_heads=2, batch=2, dtype=np.float32, seed=0
+):
+  """Query, key, value and a cotangent; values are wider than keys."""
+  rng = np.random.default_rng(seed)
+  source = length if source is None else source
+  shapes = (
+    (batch, length, heads, 4),
+    (batch, source, kv_heads, 4),
+    (batch, source, kv_heads, 5),
+    (batch, length, heads, 5),
+  )
+  return [jnp.asarray(rng.normal(size=shape), dtype) for shape in shapes]
+
+
+def draw_options(names, length, source, seed=1):
+  """The options that are named, as NumPy arrays for the reference."""
+  rng = np.random.default_rng(seed)
+  options = {}
+  for name in names.split():
+    if name == "causal":
+      options["is_causal"] = True
+    elif name == "mask":
+      options["mask"] = rng.random((2, 1, 1, source)) < 0.6
+    elif name == "segments":
+      longest = np.sort(rng.integers(3, size=(2, max(length, source))), axis=1)
+      options["query_segment_ids"] = longest[:, :length]
+      options["key_segment_ids"] = longest[:, :source]
+    elif name == "global":
+      indices = rng.integers(-1, length, size=(2, 5))
+      indices[:, 1] = indices[:, 0]  # twice the same
+      indices[:, 2] = -1
+      options["global_indices"] = indices
+    elif name == "scale":
+      options["scale"] = 0.3
+  return options
+
+
+def to_jax(options):
+  return {
+    name: jnp.asarray(x) if isinstance(x, np.ndarray) else x
+    for name, x in options.items()
+  }
+
+
+def forward_and_gradients(qkv, cotangent, global_qkv=None, **options):
+  """Output and gradients, as `reference`, compiled once."""
+  options = to_jax(options)
+
+  def function(qkv, global_qkv):
+    return sliding_window_attention(*qkv, global_qkv=global_qkv, **options)
+
+  @jax.jit
+  def both(qkv, global_qkv, cotangent):
+    out, pull = jax.vjp(function, qkv, global_qkv)
+    return out, pull(cotangent)
+
+  out, (grads, grads_g) = both(tuple(qkv), global_qkv, cotangent)
+  return out, tuple(grads) + tuple(grads_g or ())
+
+
+def assert_close(got, want, tolerance):
+  """Relative to the largest number of the array."""
+  assert got.shape == want.shape
+  scale = max(np.max(np.abs(want), initial=0.0), 1e-3)
+  error = np.max(np.abs(np.asarray(got, np.float64) - want), initial=0.0)
+  assert error <= tolerance * scale
+
+
+def check_definition(qkv, cotangent, tolerance=1e-5, **options):
+  got, got_grads = forward_and_gradients(qkv, cotangent, **options)
+  want, want_grads = reference(qkv, cotangent, **options)
+  assert_close(got, want, tolerance)
+  assert len(got_grads) == len(want_grads)
+  for got_grad, want_grad in zip(got_grads, want_grads, strict=True):
+    assert_close(got_grad, want_grad, tolerance)
+
+
+ALL = "mask segments global scale"
