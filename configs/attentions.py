@@ -4,6 +4,7 @@ import difflib
 from typing import Any
 
 from attention import ATTENTIONS
+from models.config import NEEDS
 
 OPTIONS = {
   "sliding_window": {"window": 8},
@@ -48,12 +49,11 @@ def choose(name: str) -> dict[str, dict[str, Any]]:
   """
   chosen = one(name)
   supports = ATTENTIONS[name](**OPTIONS.get(name, {})).supports
-  needs = {
-    "encoder_attention": {"mask"},
-    "decoder_attention": {"causal", "decode"},
-    "cross_attention": {"cross", "rowwise", "mask"},
-  }
+  # A config evaluates by generating, so its decoder decodes as well.
+  extra = {"decoder_attention": {"decode"}}
   return {
-    slot: dict(chosen) if needed <= supports else {"name": "dense"}
-    for slot, needed in needs.items()
+    slot: dict(chosen)
+    if needs.keys() | extra.get(slot, set()) <= supports
+    else {"name": "dense"}
+    for slot, needs in NEEDS.items()
   }

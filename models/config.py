@@ -21,7 +21,7 @@ ACTIVATIONS = ("relu", "gelu")
 DTYPES = ("float32", "bfloat16", "float16")
 
 # What each slot asks of a mechanism, and how its absence reads.
-_NEEDS = {
+NEEDS = {
   "encoder_attention": {"mask": "honour a key mask"},
   "decoder_attention": {"causal": "be causal"},
   "cross_attention": {
@@ -30,8 +30,10 @@ _NEEDS = {
     "mask": "honour a key mask",
   },
 }
+"""Choice of a model -> what its mechanism must support, and that in words."""
+
 _SLOTS = {
-  "encoder_decoder": tuple(_NEEDS),
+  "encoder_decoder": tuple(NEEDS),
   "decoder": ("decoder_attention",),
   "encoder": ("encoder_attention",),
 }
@@ -179,7 +181,7 @@ class ModelConfig:
       )
 
   def _check_attentions(self):
-    for field in _NEEDS:
+    for field in NEEDS:
       config = getattr(self, field)
       if field not in _SLOTS[self.kind]:
         if config is not None:
@@ -191,7 +193,7 @@ class ModelConfig:
       if config is None:
         config = AttentionConfig("dense")
         object.__setattr__(self, field, config)
-      needs = dict(_NEEDS[field])
+      needs = dict(NEEDS[field])
       if self.attention_dropout_rate:
         needs["dropout"] = "drop attention weights (attention_dropout_rate)"
       for capability, what in needs.items():

@@ -27,10 +27,7 @@ from tests.attention.window_cases import (
   visible_pairs,
 )
 
-
-@pytest.fixture(autouse=True)
-def _short_blocks(monkeypatch):
-  monkeypatch.setattr(sliding_window_blocks, "BLOCK", 8)
+pytestmark = pytest.mark.usefixtures("short_blocks")
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,7 @@ from tests.attention.window_cases import (
   draw_options,
 )
 
-
-@pytest.fixture(autouse=True)
-def _short_blocks(monkeypatch):
-  monkeypatch.setattr(sliding_window_blocks, "BLOCK", 8)
+pytestmark = pytest.mark.usefixtures("short_blocks")
 
 
 def test_transformations_and_traces():
