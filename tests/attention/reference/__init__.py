@@ -1,0 +1,26 @@
+"""Naive float64 references of every mechanism, from the formulas alone.
+
+Each is a loop over examples, heads and queries in NumPy, as slow as it is
+plain. They share nothing with the implementations and are the only thing that
+the contract suite compares numbers with.
+"""
+
+from tests.attention.reference.linear import (
+  performer_attention,
+  random_features,
+)
+from tests.attention.reference.linformer import linformer_attention
+from tests.attention.reference.softmax import (
+  dense_attention,
+  in_window,
+  sliding_window_attention,
+)
+
+__all__ = [
+  "dense_attention",
+  "in_window",
+  "linformer_attention",
+  "performer_attention",
+  "random_features",
+  "sliding_window_attention",
+]
