@@ -4,7 +4,7 @@ Every fault is a ValueError that starts with the name of the field, raised when
 the config is made: before data is read and before anything compiles.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import difflib
 import functools
@@ -120,26 +120,20 @@ class ModelConfig:
   cross_attention: AttentionConfig | None = None
 
   def __post_init__(self):
-    for field, choices in (
-      ("kind", KINDS),
-      ("activation", ACTIVATIONS),
-      ("position", POSITIONS),
-      ("norm", NORMS),
-      ("dtype", DTYPES),
-      ("param_dtype", DTYPES),
-    ):
-      if getattr(self, field) not in choices:
-        raise ValueError(_unknown(field, getattr(self, field), choices))
-    for field in ("num_layers", "num_heads", "features", "mlp_features"):
-      if getattr(self, field) < 1:
-        raise ValueError(
-          f"{field}: expected at least 1, got {getattr(self, field)}"
-        )
-    for field in ("dropout_rate", "attention_dropout_rate"):
-      if not 0.0 <= getattr(self, field) < 1.0:
-        raise ValueError(
-          f"{field}: expected [0, 1), got {getattr(self, field)}"
-        )
+    check_choices(
+      self,
+      kind=KINDS,
+      activation=ACTIVATIONS,
+      position=POSITIONS,
+      norm=NORMS,
+      dtype=DTYPES,
+      param_dtype=DTYPES,
+    )
+    check_ranges(
+      self,
+      counts=("num_layers", "num_heads", "features", "mlp_features"),
+      rates=("dropout_rate", "attention_dropout_rate"),
+    )
     self._check_heads()
     self._check_attentions()
 
@@ -196,12 +190,41 @@ class ModelConfig:
       needs = dict(NEEDS[field])
       if self.attention_dropout_rate:
         needs["dropout"] = "drop attention weights (attention_dropout_rate)"
-      for capability, what in needs.items():
-        if capability not in config.build().supports:
-          raise ValueError(
-            f"{field}: {config.name} cannot {what}; "
-            f"{_one_of_them_can(capability)}"
-          )
+      check_supports(field, config, needs)
+
+
+def check_supports(
+  field: str, config: AttentionConfig, needs: Mapping[str, str]
+) -> None:
+  """Raises ValueError where a mechanism lacks what its slot needs."""
+  for capability, what in needs.items():
+    if capability not in config.build().supports:
+      raise ValueError(
+        f"{field}: {config.name} cannot {what}; {_one_of_them_can(capability)}"
+      )
+
+
+def check_choices(config: Any, **choices: Sequence[str]) -> None:
+  """Raises ValueError where a field is none of its choices."""
+  for field, known in choices.items():
+    if getattr(config, field) not in known:
+      raise ValueError(_unknown(field, getattr(config, field), known))
+
+
+def check_ranges(
+  config: Any, *, counts: Sequence[str], rates: Sequence[str]
+) -> None:
+  """Raises ValueError for a count below 1 or a rate outside [0, 1)."""
+  for field in counts:
+    if getattr(config, field) < 1:
+      raise ValueError(
+        f"{field}: expected at least 1, got {getattr(config, field)}"
+      )
+  for field in rates:
+    if not 0.0 <= getattr(config, field) < 1.0:
+      raise ValueError(
+        f"{field}: expected [0, 1), got {getattr(config, field)}"
+      )
 
 
 @functools.cache
