@@ -5,6 +5,7 @@
 """
 
 from attention.adapters import as_attention_fn
+from attention.additive import additive, additive_attention
 from attention.dense import dense, dense_attention
 from attention.linformer import linformer, linformer_attention
 from attention.performer import (
@@ -21,6 +22,8 @@ __all__ = [
   "ATTENTIONS",
   "Attention",
   "Dims",
+  "additive",
+  "additive_attention",
   "as_attention_fn",
   "attention_weights",
   "dense",

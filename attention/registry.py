@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from attention.additive import additive
 from attention.dense import dense
 from attention.linformer import linformer
 from attention.performer import performer
@@ -15,6 +16,7 @@ ATTENTIONS: Mapping[str, Callable[..., Attention]] = MappingProxyType(
     sliding_window=sliding_window,
     performer=performer,
     linformer=linformer,
+    additive=additive,
   )
 )
 """name -> typed factory; `ATTENTIONS['performer'](num_features=64)`."""

@@ -28,6 +28,7 @@ _OPTIONS = {
   "sliding_window": {"window": 256},
   "performer": {"num_features": 256},
   "linformer": {"rank": 256},
+  "additive": {"width": 16},
 }
 _BASELINE = "jax.nn.dot_product_attention"
 

@@ -68,6 +68,13 @@ def _linformer(**options):
   return Mechanism("linformer", options, attend, normalised=False)
 
 
+def _additive(**options):
+  def attend(variables, *qkv, **call):
+    return reference.additive_attention(*qkv, **variables["params"], **call)
+
+  return Mechanism("additive", options, attend, cache="length")
+
+
 MECHANISMS = (
   Mechanism("dense", {}, _dense, cache="length"),
   _window(window=3),
@@ -77,6 +84,7 @@ MECHANISMS = (
   _performer(num_features=16, kernel="relu"),
   _linformer(rank=5, shared=True, per_head=False),
   _linformer(rank=5, shared=False, per_head=True),
+  _additive(width=6),
 )
 # The first line of each mechanism, for what does not depend on its settings.
 ONE_EACH = tuple({m.name: m for m in reversed(MECHANISMS)}.values())

@@ -15,6 +15,7 @@ OPTIONS = {
   "sliding_window": {"window": 3},
   "performer": {"num_features": 16},
   "linformer": {"rank": 5},
+  "additive": {"width": 6},
 }
 
 forward = jax.jit(models.forward, static_argnums=0)

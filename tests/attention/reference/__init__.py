@@ -5,6 +5,7 @@ plain. They share nothing with the implementations and are the only thing that
 the contract suite compares numbers with.
 """
 
+from tests.attention.reference.additive import additive_attention
 from tests.attention.reference.linear import (
   performer_attention,
   random_features,
@@ -17,6 +18,7 @@ from tests.attention.reference.softmax import (
 )
 
 __all__ = [
+  "additive_attention",
   "dense_attention",
   "in_window",
   "linformer_attention",

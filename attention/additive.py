@@ -1,0 +1,244 @@
+"""Additive attention (Bahdanau et al., 2015)."""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from attention import arguments, plug
+from attention.additive_blocks import Limits, Operands, attend
+
+
+def additive_attention(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"],
+  value: Float[Array, "B S K V"],
+  *,
+  query_kernel: Float[Array, "N H A"],
+  key_kernel: Float[Array, "N H A"],
+  score_kernel: Float[Array, "N A"],
+  mask: Bool[Array, "..."] | None = None,
+  is_causal: bool = False,
+  scale: float | Float[Array, ""] | None = None,
+  query_segment_ids: Int[Array, "B T"] | None = None,
+  key_segment_ids: Int[Array, "B S"] | None = None,
+  bias: Float[Array, "..."] | None = None,
+) -> Float[Array, "B T N V"]:
+  """Scores from a network of one hidden layer: softmax(v·tanh(W q + U k)) V.
+
+    score[t, s] = scale · Σ_a v[a] tanh((W query[t])[a] + (U key[s])[a]) + bias
+    out[t] = softmax over the visible s of score[t], times value
+
+  with W = `query_kernel`, U = `key_kernel`, v = `score_kernel`, one of each a
+  query head. Everything but the two projections is float32. A query that sees
+  nothing gets zeros and passes no gradient; what a key holds that no query may
+  see changes nothing.
+
+  Args:
+    query: `[B, T, N, H]`; the paper's decoder state s_{i-1}.
+    key: `[B, S, K, H]`; N is a multiple of K, query head n reads key head
+      n // (N/K), through its own U. The paper's annotations h_j.
+    value: `[B, S, K, V]`.
+    query_kernel: W, `[N, H, A]`.
+    key_kernel: U, `[N, H, A]`.
+    score_kernel: v, `[N, A]`.
+    mask: boolean, True = attend, broadcastable to `[B, N, T, S]`.
+    is_causal: query t sees keys s ≤ t.
+    scale: factor of the scores; None is 1, as in the paper.
+    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
+    key_segment_ids: `[B, S]`.
+    bias: added to the scores, broadcastable to `[B, N, T, S]`.
+
+  Returns:
+    `[B, T, N, V]` in the dtype of `query`.
+
+  Raises:
+    ValueError: arguments do not fit together.
+
+  Cost: time T·S·N·(A+V), nearly all of it T·S·N·A hyperbolic tangents, so
+  many times that of dense attention; causal half of it. Memory beside the
+  arrays B·(T+S)·N·A for the projections, forward and backward. Nothing is
+  T×S but a mask or bias that is given so.
+
+  Departs from its paper in having heads, masks and a given value beside the
+  key (there, value and key are both h_j).
+
+  Paper: Neural machine translation by jointly learning to align and translate,
+  section A.1.2, arXiv:1409.0473.
+  """
+  arguments.check_qkv(query, key, value)
+  batch, length, num_heads, _ = query.shape
+  shape = (batch, num_heads, length, key.shape[1])
+  _check_kernels(query, query_kernel, key_kernel, score_kernel)
+  arguments.check_mask(mask, shape)
+  arguments.check_segment_ids(query_segment_ids, key_segment_ids, query, key)
+  if bias is not None:
+    arguments.check_broadcast("bias", bias, shape)
+  if scale is not None:
+    scale = arguments.softmax_scale(scale, query.shape[-1])
+    score_kernel = score_kernel * scale
+  if mask is not None:
+    # A key that nobody sees is zeroed as well, so that not even NaN gets
+    # through.
+    seen = jnp.any(mask, axis=(1, 2))[:, :, None, None]
+    key, value = jnp.where(seen, key, 0), jnp.where(seen, value, 0)
+  operands = Operands(
+    query=_project(query, query_kernel),
+    key=_project(key, key_kernel),
+    value=value,
+    score=score_kernel.astype(jnp.float32),
+    bias=bias,
+  )
+  limits = Limits(mask, query_segment_ids, key_segment_ids)
+  return attend(is_causal, operands, limits).astype(query.dtype)
+
+
+def _check_kernels(
+  query: Float[Array, "B T N H"], w: Array, u: Array, v: Array
+) -> None:
+  num_heads, head_dim = query.shape[2:]
+  for name, kernel in (("query_kernel", w), ("key_kernel", u)):
+    if kernel.ndim != 3 or kernel.shape[:2] != (num_heads, head_dim):
+      raise ValueError(
+        f"{name}: expected [N, H, A] = [{num_heads}, {head_dim}, A] to go with "
+        f"query {query.shape}, got {kernel.shape}"
+      )
+  expected = (num_heads, w.shape[2])
+  if u.shape[2] != expected[1]:
+    raise ValueError(
+      f"key_kernel: expected the width of query_kernel, {expected[1]}, got "
+      f"{u.shape[2]}"
+    )
+  if v.shape != expected:
+    raise ValueError(
+      f"score_kernel: expected [N, A] = {list(expected)}, got {v.shape}"
+    )
+
+
+def _project(
+  x: Float[Array, "B S K H"], kernel: Float[Array, "N H A"]
+) -> Float[Array, "B S N A"]:
+  """Every query head's projection of the head it reads, in float32."""
+  batch, length, num_kv_heads, head_dim = x.shape
+  num_heads, _, width = kernel.shape
+  grouped = kernel.reshape(num_kv_heads, -1, head_dim, width).astype(x.dtype)
+  projected = jnp.einsum(
+    "BSKH,KJHA->BSKJA", x, grouped, preferred_element_type=jnp.float32
+  )
+  return projected.reshape(batch, length, num_heads, width)
+
+
+class AdditiveCache(NamedTuple):
+  """Projected keys, and values, seen so far.
+
+  Attributes:
+    key: U k, `[B, S, N, A]` float32, S = max_length; rows from `index` on are
+      unset.
+    value: `[B, S, K, H]`.
+    index: `[B]`, the number of positions seen.
+  """
+
+  key: Float[Array, "B S N A"]
+  value: Float[Array, "B S K H"]
+  index: Int[Array, "B"]
+
+
+def _decode(
+  variables: plug.Variables,
+  cache: AdditiveCache,
+  query: Float[Array, "B 1 N H"],
+  key: Float[Array, "B 1 K H"],
+  value: Float[Array, "B 1 K H"],
+) -> tuple[Float[Array, "B 1 N H"], AdditiveCache]:
+  """One position of the causal call; time S·N·A whatever the position."""
+  params = variables["params"]
+  # A comparison with the positions, not a scatter: it fuses, and every example
+  # may stand at another position.
+  slots = jnp.arange(cache.key.shape[1])[None, :]
+  here = (slots == cache.index[:, None])[:, :, None, None]
+  keys = jnp.where(here, _project(key, params["key_kernel"]), cache.key)
+  values = jnp.where(here, value.astype(cache.value.dtype), cache.value)
+  seen = (slots <= cache.index[:, None])[:, None, None, :]
+  operands = Operands(
+    query=_project(query, params["query_kernel"]),
+    key=keys,
+    value=values,
+    score=params["score_kernel"].astype(jnp.float32),
+    bias=None,
+  )
+  out = attend(False, operands, Limits(seen, None, None)).astype(query.dtype)
+  return out, AdditiveCache(keys, values, cache.index + 1)
+
+
+def additive(width: int = 64) -> plug.Attention:
+  """The plug of `additive_attention`.
+
+  Args:
+    width: A, the hidden units of the alignment model (the paper's n', 1000
+      there for one head).
+
+  Returns:
+    An `Attention` whose kernels are trained: W and U are drawn from N(0, 1/H)
+    and v from N(0, 1/A), so that scores start near 1.
+
+  Raises:
+    ValueError: `width` < 1.
+  """
+  if width < 1:
+    raise ValueError(f"width: expected at least 1, got {width}")
+
+  def init(key, dims):
+    keys = jax.random.split(key, 3)
+    inner = (dims.num_heads, dims.head_dim, width)
+
+    def draw(key, shape):
+      return jax.random.normal(key, shape) / math.sqrt(shape[-2])
+
+    return {
+      "params": {
+        "query_kernel": draw(keys[0], inner),
+        "key_kernel": draw(keys[1], inner),
+        "score_kernel": draw(keys[2], (dims.num_heads, width, 1))[..., 0],
+      }
+    }
+
+  def apply(variables, query, key, value, **call):
+    call = arguments.accepted_options("additive", additive_attention, call)
+    return additive_attention(query, key, value, **variables["params"], **call)
+
+  def init_cache(
+    variables: plug.Variables,
+    batch: int,
+    max_length: int,
+    dims: plug.Dims,
+    dtype: Any,
+  ) -> AdditiveCache:
+    """An empty cache for `max_length` positions: B·S·(N·A + K·H) numbers."""
+    del variables
+    values = (batch, max_length, dims.num_kv_heads, dims.head_dim)
+    return AdditiveCache(
+      key=jnp.zeros((batch, max_length, dims.num_heads, width), jnp.float32),
+      value=jnp.zeros(values, dtype),
+      index=jnp.zeros((batch,), jnp.int32),
+    )
+
+  return plug.Attention(
+    init=init,
+    apply=apply,
+    init_cache=init_cache,
+    decode=_decode,
+    supports=frozenset(
+      {
+        "causal",
+        "cross",
+        "rowwise",
+        "mask",
+        "full_mask",
+        "segments",
+        "bias",
+        "decode",
+      }
+    ),
+  )
