@@ -1,13 +1,17 @@
-"""Transformers that host any attention mechanism, as pure functions.
+"""Models that host any attention mechanism, as pure functions.
 
-`create` makes a model from a `ModelConfig`; `initialize`, `forward`,
-`attention_maps` and `generate` are functions of it and its variables.
+`create` makes a Transformer from a `ModelConfig` or a recurrent model from a
+`Seq2SeqConfig`; `initialize`, `forward`, `attention_maps` and `generate` are
+functions of it and its variables.
 """
 
+from collections.abc import Mapping
 import importlib
+import types
 from typing import TYPE_CHECKING, Any
 
-from models.config import AttentionConfig, ModelConfig
+from models.config import KINDS, AttentionConfig, ModelConfig
+from models.seq2seq_config import Seq2SeqConfig
 
 if TYPE_CHECKING:
   from models.api import attention_maps, create, forward, initialize
@@ -16,6 +20,8 @@ if TYPE_CHECKING:
 __all__ = [
   "AttentionConfig",
   "ModelConfig",
+  "Seq2SeqConfig",
+  "CONFIGS",
   "create",
   "initialize",
   "forward",
@@ -23,6 +29,11 @@ __all__ = [
   "generate",
   "Generated",
 ]
+
+CONFIGS: Mapping[str, type] = types.MappingProxyType(
+  {**dict.fromkeys(KINDS, ModelConfig), "seq2seq": Seq2SeqConfig}
+)
+"""Kind of a model -> the config that describes it."""
 
 
 def __getattr__(name: str) -> Any:

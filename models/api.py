@@ -11,21 +11,26 @@ from jaxtyping import Array, Float
 from attention import Dims
 from models.config import ModelConfig
 from models.multi_head_attention import variable_shapes
+from models.seq2seq import Seq2Seq
+from models.seq2seq_config import Seq2SeqConfig
 from models.transformer import Transformer
 
 Batch = Mapping[str, Any]
 """'source' [B, S] and 'inputs' [B, T], as the kind needs; others are unread."""
 
+Model = Transformer | Seq2Seq
+"""What `create` makes; the functions below take either."""
+
 
 def create(
-  config: ModelConfig,
+  config: ModelConfig | Seq2SeqConfig,
   *,
   source_vocab_size: int | None,
   target_vocab_size: int,
   max_source_length: int | None,
   max_target_length: int | None,
   shared_vocabulary: bool = False,
-) -> Transformer:
+) -> Model:
   """Makes the model of a config for a task's sizes; computes nothing.
 
   Equal arguments give equal models with equal hashes, so a compiled function
@@ -77,18 +82,20 @@ def create(
       variable_shapes(attention.build(), dims)
     except ValueError as error:
       raise ValueError(f"{field}: {error}") from error
-  return Transformer(
-    config,
+  sizes = (
     source_vocab_size or 0,
     target_vocab_size,
     max_source_length or 0,
     max_target_length or 0,
     shared_vocabulary,
   )
+  if isinstance(config, Seq2SeqConfig):
+    return Seq2Seq(config, *sizes)
+  return Transformer(config, *sizes)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def initialize(model: Transformer, key: Array, batch: Batch) -> dict[str, Any]:
+def initialize(model: Model, key: Array, batch: Batch) -> dict[str, Any]:
   """Draws the variables of a model.
 
   Args:
@@ -105,7 +112,7 @@ def initialize(model: Transformer, key: Array, batch: Batch) -> dict[str, Any]:
 
 
 def forward(
-  model: Transformer,
+  model: Model,
   variables: Mapping[str, Any],
   batch: Batch,
   *,
@@ -135,7 +142,7 @@ def forward(
 
 @functools.partial(jax.jit, static_argnums=0)
 def attention_maps(
-  model: Transformer, variables: Mapping[str, Any], batch: Batch
+  model: Model, variables: Mapping[str, Any], batch: Batch
 ) -> dict[str, Float[Array, "B N T S"]]:
   """The effective attention matrix of every layer.
 
@@ -146,7 +153,8 @@ def attention_maps(
 
   Returns:
     'encoder_0/self_attention', 'decoder_0/self_attention',
-    'decoder_0/cross_attention', …, each `[B, N, T, S]` float32.
+    'decoder_0/cross_attention', …, each `[B, N, T, S]` float32. A recurrent
+    model has 'decoder/cross_attention' alone.
   """
   source, inputs = _ids(model, batch)
   _, state = model.apply(variables, source, inputs, mutable=["intermediates"])
@@ -158,7 +166,7 @@ def attention_maps(
   }
 
 
-def _ids(model: Transformer, batch: Batch) -> tuple[Array | None, Array | None]:
+def _ids(model: Model, batch: Batch) -> tuple[Array | None, Array | None]:
   """The (source, inputs) that the model's kind reads."""
   kind = model.config.kind
   return (

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
+from models.api import Model
 from models.beam_search import beam_search
-from models.transformer import Transformer, check_length
+from models.transformer import check_length
 
 METHODS = ("greedy", "sample", "beam")
 
@@ -30,7 +31,7 @@ class Generated(NamedTuple):
 
 
 def generate(
-  model: Transformer,
+  model: Model,
   variables: Any,
   *,
   source: Int[Array, "B S"] | None = None,
@@ -87,8 +88,8 @@ def generate(
     raise ValueError(
       "model: kind 'encoder' cannot generate; use one with a decoder"
     )
-  decoder = config.attentions["decoder_attention"]
-  if "decode" not in decoder.build().supports:
+  decoder = config.attentions.get("decoder_attention")
+  if decoder and "decode" not in decoder.build().supports:
     raise ValueError(
       f"decoder_attention: {decoder.name} cannot decode token by token; "
       "generate with a mechanism whose `supports` has 'decode'"
@@ -202,7 +203,7 @@ def _prompt(
   ),
 )
 def _run(
-  model: Transformer,
+  model: Model,
   variables: Any,
   source: Int[Array, "B S"] | None,
   prompt: Int[Array, "B P"],

@@ -132,12 +132,26 @@ def check(config: Any, name: str, valid: bool, expected: str) -> None:
     raise ValueError(f"{name}: expected {expected}, got {value!r}")
 
 
-def check_kind(task: str, kind: str, served: Sequence[str]) -> None:
-  """Raises ValueError where a task cannot feed this kind of model."""
-  if kind not in served:
+def layout(task: str, kind: str, served: Sequence[str]) -> str:
+  """How batches for a kind of model are laid out.
+
+  Args:
+    task: its name, for the message.
+    kind: `model.kind`.
+    served: the layouts that the task has, named after the Transformers.
+
+  Returns:
+    One of `served`. A recurrent model reads what an encoder-decoder reads.
+
+  Raises:
+    ValueError: the task cannot feed this kind of model.
+  """
+  found = "encoder_decoder" if kind == "seq2seq" else kind
+  if found not in served:
     raise ValueError(
       f"model.kind: {task} serves {', '.join(served)}, got {kind!r}"
     )
+  return found
 
 
 def token_accuracy(

@@ -79,7 +79,7 @@ class CopyTask:
     served = ("encoder_decoder", "decoder", "encoder")
     if config.kind == "duplicate":
       served = ("decoder",)
-    base.check_kind(f"task.kind={config.kind!r}", kind, served)
+    kind = base.layout(f"task.kind={config.kind!r}", kind, served)
     self._config = config
     self._kind = kind
     self._batch_size = batch_size

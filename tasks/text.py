@@ -200,7 +200,7 @@ def make(
     ValueError: a kind of model that this task cannot feed.
     DataError: a missing, undecodable, empty or too short text.
   """
-  base.check_kind("text", kind, ("decoder",))
+  base.layout("text", kind, ("decoder",))
   if restore:
     characters = json.loads(base.load_vocabulary(workdir, VOCABULARY_FILE))
     return TextTask(config, characters, None, batch_size=batch_size, seed=seed)

@@ -207,7 +207,7 @@ def make(
 
   Args:
     config: which corpus.
-    kind: `model.kind`; 'encoder_decoder' only.
+    kind: `model.kind`; 'encoder_decoder' or 'seq2seq'.
     batch_size: rows of every batch.
     seed: of the order of training.
     workdir: of a run; its vocabulary must fit the data.
@@ -217,7 +217,7 @@ def make(
     ValueError: a kind of model that this task cannot feed.
     DataError: in one line, what is wrong with the data.
   """
-  base.check_kind("translation", kind, ("encoder_decoder",))
+  base.layout("translation", kind, ("encoder_decoder",))
   if restore:
     vocabulary = Subwords.load(workdir)
     return TranslationTask(

@@ -27,7 +27,7 @@ class ExperimentConfig:
   train: TrainConfig
   task_name: str
   task: Any
-  model: models.ModelConfig
+  model: models.ModelConfig | models.Seq2SeqConfig
 
   def to_mapping(self) -> dict[str, Any]:
     """JSON-ready, every default filled in; `parse` inverts it."""
@@ -60,6 +60,12 @@ def parse(mapping: Mapping[str, Any]) -> ExperimentConfig:
       f"config.task.name: expected one of {', '.join(tasks.TASKS)}, "
       f"got {name!r}"
     )
+  kind = sections["model"].get("kind", "encoder_decoder")
+  if kind not in models.CONFIGS:
+    raise ConfigError(
+      f"config.model.kind: expected one of {', '.join(models.CONFIGS)}, "
+      f"got {kind!r}; {config_lib.nearest(str(kind), models.CONFIGS)}"
+    )
   return ExperimentConfig(
     train=train,
     task_name=name,
@@ -67,6 +73,6 @@ def parse(mapping: Mapping[str, Any]) -> ExperimentConfig:
       tasks.TASKS[name].config_type, task_leaves, "config.task"
     ),
     model=config_lib.build(
-      models.ModelConfig, sections["model"], "config.model"
+      models.CONFIGS[kind], sections["model"], "config.model"
     ),
   )

@@ -138,9 +138,9 @@ def _has_source(experiment: Experiment) -> bool:
   if kind == "encoder":
     raise ConfigError(
       "config.model.kind: an encoder alone cannot generate; expected "
-      "'encoder_decoder' or 'decoder'"
+      "'encoder_decoder', 'seq2seq' or 'decoder'"
     )
-  return kind == "encoder_decoder"
+  return kind != "decoder"
 
 
 def _pad(

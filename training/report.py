@@ -128,9 +128,10 @@ def draw_heads(
 
 def _title(name: str) -> str:
   """'decoder_1/cross_attention' as 'decoder layer 2, cross-attention'."""
-  layer, kind = name.split("/")
-  side, index = layer.rsplit("_", 1)
-  return f"{side} layer {int(index) + 1}, {kind.replace('_', '-')}"
+  block, kind = name.split("/")
+  side, _, index = block.partition("_")
+  layer = f" layer {int(index) + 1}" if index else ""
+  return f"{side}{layer}, {kind.replace('_', '-')}"
 
 
 def _depth(name: str) -> tuple[bool, int]:
