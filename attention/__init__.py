@@ -7,7 +7,13 @@
 from attention.adapters import as_attention_fn
 from attention.additive import additive, additive_attention
 from attention.dense import dense, dense_attention
+from attention.flash import flash, flash_attention
+from attention.linear import elu_plus_one, linear, linear_attention
 from attention.linformer import linformer, linformer_attention
+from attention.multiplicative import (
+  multiplicative,
+  multiplicative_attention,
+)
 from attention.performer import (
   orthogonal_features,
   performer,
@@ -28,8 +34,15 @@ __all__ = [
   "attention_weights",
   "dense",
   "dense_attention",
+  "flash",
+  "flash_attention",
+  "elu_plus_one",
+  "linear",
+  "linear_attention",
   "linformer",
   "linformer_attention",
+  "multiplicative",
+  "multiplicative_attention",
   "orthogonal_features",
   "performer",
   "performer_attention",

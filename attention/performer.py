@@ -8,16 +8,25 @@ features, so with x̃ = √scale · x and M drawn rows ω_m
   exp(scale · q·k) ≈ Σ_m φ_m(q) φ_m(k),  φ_m(x) = exp(ω_m·x̃ − |x̃|²/2) / √M
 
 and attention becomes a product with one M×V state instead of a T×S matrix. The
-state, and how it stays exact and in range, is in `performer_state`.
+state, and how it stays exact and in range, is in `linear_state`.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from attention import arguments, performer_state, plug
+from attention import (
+  arguments,
+  linear_blocks,
+  linear_causal,
+  linear_decode,
+  linear_state,
+  plug,
+)
 
 _RELU_EPSILON = 1e-3
 """Added to ReLU features, as in the paper's code: keeps them positive."""
@@ -38,7 +47,7 @@ def performer_attention(
 ) -> Float[Array, "B T N V"]:
   """Softmax attention approximated by M random features, linear in length.
 
-  out_t = Σ_s φ(q_t)·φ(k_s) v_s / Σ_s φ(q_t)·φ(k_s); see `performer_state`.
+  out_t = Σ_s φ(q_t)·φ(k_s) v_s / Σ_s φ(q_t)·φ(k_s); see `linear_state`.
 
   Args:
     query: `[B, T, N, H]`.
@@ -60,16 +69,14 @@ def performer_attention(
     ValueError: arguments do not fit, or the mask varies along queries.
 
   Cost: time (T·N + S·K)·M·(H+V), causal T·N·(M·(H+V) + C·(M+V)) with C = 128;
-  memory beside the arguments M·(C+V) per head forward, T/C·M·V per head with
-  gradients. Error against softmax falls as 1/√M and grows with exp(|q||k|).
+  memory beside the arguments M·(C+V) per head forward, as much with gradients,
+  causal T/C·M·V per head with gradients. Error against softmax falls as 1/√M
+  and grows with exp(|q||k|). Where queries and keys are so large (from about
+  6 times the unit normal on) that the scores of a causal chunk leave float32,
+  that chunk takes C·M·N exponentials a query: slower, and exact.
 
   Where it departs from the paper's code: no epsilon in the softmax kernel and a
-  running log-scale instead of a maximum over all keys. Where it departs from
-  the formula: in the causal form a key fewer than C positions back is lost to a
-  query if their largest features differ so much that the score is below 1e-30
-  of what their log-scales say. Inputs 12 times the unit normal are far from
-  that, inputs 20 times it (H = 8, M = 256) are not; there the approximation of
-  softmax has long lost its meaning.
+  running log-scale instead of a maximum over all keys.
 
   Paper: arXiv:2009.14794, sections 2.2–2.4.
   """
@@ -95,11 +102,12 @@ def performer_attention(
     "for such a mask, or is_causal=True for a causal one",
   )
 
-  def log_features(x: Float[Array, "*A H"]) -> Float[Array, "*A M"]:
-    return _log_features(x, projection, kernel, scale)
-
-  walk = performer_state.causal if is_causal else performer_state.bidirectional
-  return walk(query, key, value, keep, log_features).astype(query.dtype)
+  features, constants = linear_blocks.feature_map(
+    _feature_map(projection, kernel, scale), head_dim, kernel == "softmax"
+  )
+  attend = linear_causal.causal if is_causal else linear_blocks.bidirectional
+  operands = linear_blocks.Operands(query, key, value, constants)
+  return attend(features, operands, keep)
 
 
 def orthogonal_features(
@@ -136,24 +144,26 @@ def orthogonal_features(
   return blocks * jnp.linalg.norm(gaussian, axis=-1, keepdims=True)
 
 
-def _log_features(
-  x: Float[Array, "*A H"],
+def _feature_map(
   projection: Float[Array, "M H"],
   kernel: Kernel,
   scale: float | Float[Array, ""],
-) -> Float[Array, "*A M"]:
-  """ℓ(x) in float32, up to the factor 1/√M of the softmax kernel.
+) -> Callable[[Float[Array, "*A H"]], Float[Array, "*A M"]]:
+  """φ of the 'relu' kernel, log φ of the other up to the factor 1/√M.
 
   That factor is common to numerator and normaliser, so it cancels.
   """
-  x = x.astype(jnp.float32) * jnp.sqrt(jnp.float32(scale))
-  projected = jnp.einsum("...H,MH->...M", x, projection.astype(jnp.float32))
-  if kernel == "relu":
-    projected = projected / jnp.sqrt(jnp.float32(projection.shape[0]))
-    # Not `jax.nn.relu`: XLA's maximum may turn nan into 0 and so hide it.
-    positive = jnp.where(projected < 0.0, 0.0, projected)
-    return jnp.log(positive + _RELU_EPSILON)
-  return projected - 0.5 * jnp.sum(x * x, axis=-1, keepdims=True)
+
+  def features(x):
+    x = x.astype(jnp.float32) * jnp.sqrt(jnp.float32(scale))
+    projected = jnp.einsum("...H,MH->...M", x, projection.astype(jnp.float32))
+    if kernel == "relu":
+      projected = projected / jnp.sqrt(jnp.float32(projection.shape[0]))
+      # Not `jax.nn.relu`: XLA's maximum may turn nan into 0 and so hide it.
+      return jnp.where(projected < 0.0, 0.0, projected) + _RELU_EPSILON
+    return projected - 0.5 * jnp.sum(x * x, axis=-1, keepdims=True)
+
+  return features
 
 
 def init_performer_cache(
@@ -162,13 +172,14 @@ def init_performer_cache(
   max_length: int,
   dims: plug.Dims,
   dtype: Any,
-) -> performer_state.PerformerState:
+  kernel: Kernel = "softmax",
+) -> linear_state.LinearState:
   """An empty state: B·K·M·(H+2) float32 numbers whatever `max_length` is."""
   # Sums over a whole sequence are kept in float32 whatever the activations are.
   del max_length, dtype
   num_features = variables["constants"]["projection"].shape[0]
-  return performer_state.empty_state(
-    batch, dims.num_kv_heads, num_features, dims.head_dim
+  return linear_decode.empty_cache(
+    batch, dims, num_features, is_log=kernel == "softmax"
   )
 
 
@@ -208,31 +219,15 @@ def performer(
     )
 
   def decode(variables, cache, query, key, value):
-    """One position: M·(H+V) operations a head whatever the position."""
     projection = variables["constants"]["projection"]
     scale = arguments.softmax_scale(None, query.shape[-1])
-    log_query, log_key = (
-      _log_features(x, projection, kernel, scale)
-      for x in (
-        performer_state.query_rows(query, key.shape[2]),
-        performer_state.key_rows(key),
-      )
-    )
-    state = performer_state.absorb(
-      cache,
-      log_key,
-      performer_state.key_rows(value),
-      jnp.ones((1, 1, 1, 1), bool),
-    )
-    numerator, normaliser, _ = performer_state.read(state, log_query)
-    out = performer_state.ratio(numerator, normaliser)
-    out = arguments.from_rows(out, query.shape[2]).astype(query.dtype)
-    return out, state
+    features = _feature_map(projection, kernel, scale)
+    return linear_decode.step(cache, query, key, value, features)
 
   return plug.Attention(
     init=init,
     apply=apply,
-    init_cache=init_performer_cache,
+    init_cache=partial(init_performer_cache, kernel=kernel),
     decode=decode,
     supports=frozenset({"causal", "cross", "rowwise", "mask", "decode"}),
   )

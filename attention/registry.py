@@ -5,7 +5,10 @@ from types import MappingProxyType
 
 from attention.additive import additive
 from attention.dense import dense
+from attention.flash import flash
+from attention.linear import linear
 from attention.linformer import linformer
+from attention.multiplicative import multiplicative
 from attention.performer import performer
 from attention.plug import Attention
 from attention.sliding_window import sliding_window
@@ -13,10 +16,13 @@ from attention.sliding_window import sliding_window
 ATTENTIONS: Mapping[str, Callable[..., Attention]] = MappingProxyType(
   dict(
     dense=dense,
+    flash=flash,
     sliding_window=sliding_window,
+    linear=linear,
     performer=performer,
     linformer=linformer,
     additive=additive,
+    multiplicative=multiplicative,
   )
 )
 """name -> typed factory; `ATTENTIONS['performer'](num_features=64)`."""

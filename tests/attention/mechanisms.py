@@ -38,12 +38,32 @@ def _dense(variables, *qkv, **call):
   return reference.dense_attention(*qkv, **call)
 
 
+def _flash(**options):
+  return Mechanism("flash", options, _dense, cache="length")
+
+
+def _multiplicative(**options):
+  def attend(variables, *qkv, **call):
+    kernel = variables["params"]["kernel"] if options["general"] else None
+    return reference.multiplicative_attention(*qkv, kernel=kernel, **call)
+
+  return Mechanism("multiplicative", options, attend, cache="length")
+
+
 def _window(**options):
   def attend(variables, *qkv, **call):
     assert not variables
     return reference.sliding_window_attention(*qkv, **options, **call)
 
   return Mechanism("sliding_window", options, attend)
+
+
+def _linear(**options):
+  def attend(variables, *qkv, **call):
+    assert not variables
+    return reference.linear_attention(*qkv, **call)
+
+  return Mechanism("linear", options, attend)
 
 
 def _performer(**options):
@@ -77,9 +97,12 @@ def _additive(**options):
 
 MECHANISMS = (
   Mechanism("dense", {}, _dense, cache="length"),
+  _flash(block_size=(8, 5)),
+  _multiplicative(general=True),
   _window(window=3),
   _window(window=(2, 1), dilation=2),
   _window(window=(3, 0), dilation=(1, 2, 1, 2)),
+  _linear(feature_map="elu"),
   _performer(num_features=16),
   _performer(num_features=16, kernel="relu"),
   _linformer(rank=5, shared=True, per_head=False),

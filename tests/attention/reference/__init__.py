@@ -7,6 +7,7 @@ the contract suite compares numbers with.
 
 from tests.attention.reference.additive import additive_attention
 from tests.attention.reference.linear import (
+  linear_attention,
   performer_attention,
   random_features,
 )
@@ -14,6 +15,7 @@ from tests.attention.reference.linformer import linformer_attention
 from tests.attention.reference.softmax import (
   dense_attention,
   in_window,
+  multiplicative_attention,
   sliding_window_attention,
 )
 
@@ -21,7 +23,9 @@ __all__ = [
   "additive_attention",
   "dense_attention",
   "in_window",
+  "linear_attention",
   "linformer_attention",
+  "multiplicative_attention",
   "performer_attention",
   "random_features",
   "sliding_window_attention",
