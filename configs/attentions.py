@@ -1,5 +1,6 @@
 """The three attention choices of a model, from the name of one mechanism."""
 
+from collections.abc import Iterable
 import difflib
 from typing import Any
 
@@ -10,15 +11,17 @@ OPTIONS = {
   "sliding_window": {"window": 8},
   "performer": {"num_features": 128},
   "linformer": {"rank": 16},
+  "nystrom": {"num_landmarks": 8},
 }
 """Options for the short sequences of these configs; others take defaults."""
 
 
-def one(name: str) -> dict[str, Any]:
+def one(name: str, *, also: Iterable[str] = ()) -> dict[str, Any]:
   """A mechanism with its options here, for a model with a single choice.
 
   Args:
     name: key of `attention.ATTENTIONS`.
+    also: names that the config knows beside those.
 
   Returns:
     A dictionary of the name and the options.
@@ -27,18 +30,21 @@ def one(name: str) -> dict[str, Any]:
     ValueError: an unknown name.
   """
   if name not in ATTENTIONS:
-    known = ", ".join(ATTENTIONS)
-    near = difflib.get_close_matches(name, ATTENTIONS, n=1)
+    known = [*ATTENTIONS, *also]
+    near = difflib.get_close_matches(name, known, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"attention: expected one of {known}, got {name!r}{hint}")
+    raise ValueError(
+      f"attention: expected one of {', '.join(known)}, got {name!r}{hint}"
+    )
   return {"name": name, **OPTIONS.get(name, {})}
 
 
-def choose(name: str) -> dict[str, dict[str, Any]]:
+def choose(name: str, *, also: Iterable[str] = ()) -> dict[str, dict[str, Any]]:
   """Uses a mechanism wherever it can work, and dense where it cannot.
 
   Args:
     name: key of `attention.ATTENTIONS`.
+    also: names that the config knows beside those.
 
   Returns:
     'encoder_attention', 'decoder_attention' and 'cross_attention', each a
@@ -47,7 +53,7 @@ def choose(name: str) -> dict[str, dict[str, Any]]:
   Raises:
     ValueError: an unknown name.
   """
-  chosen = one(name)
+  chosen = one(name, also=also)
   supports = ATTENTIONS[name](**OPTIONS.get(name, {})).supports
   # A config evaluates by generating, so its decoder decodes as well.
   extra = {"decoder_attention": {"decode"}}

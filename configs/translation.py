@@ -1,6 +1,7 @@
 """Translates number words, English to German, or any aligned sentences.
 
     python train.py --config=configs/translation.py
+    python train.py --config=configs/translation.py:bahdanau
     python train.py --config=configs/translation.py --config.num_steps=5000 \
       --config.task.source=files --config.task.path=FOLDER
 
@@ -13,9 +14,26 @@ FOLDER holds `train.en`, `train.de` and so on. On Multi30K: 34.9 BLEU on test
 `configs/multi30k.py` is a size for a GPU.
 """
 
+from typing import Any
+
 import ml_collections
 
 from configs import attentions
+
+RECURRENT = {
+  "bahdanau": {
+    "cell": "gru",
+    "decoder": "bahdanau",
+    "cross_attention": {"name": "additive", "width": 128},
+  },
+  "luong": {
+    "cell": "lstm",
+    "decoder": "luong",
+    "cross_attention": {"name": "multiplicative", "general": True},
+  },
+}
+"""Recurrent models by the paper that they follow, to be chosen like an
+attention: their cells and the attention between them."""
 
 
 def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
@@ -37,15 +55,7 @@ def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
         "source_language": "en",
         "target_language": "de",
       },
-      "model": {
-        "kind": "encoder_decoder",
-        "num_layers": 2,
-        "num_heads": 4,
-        "features": 128,
-        "mlp_features": 512,
-        "dropout_rate": 0.1,
-        **attentions.choose(attention),
-      },
+      "model": _model(attention),
       "optimizer": {
         "name": "adamw",
         "learning_rate": 2e-3,
@@ -57,3 +67,24 @@ def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
       },
     }
   )
+
+
+def _model(name: str) -> dict[str, Any]:
+  if name in RECURRENT:
+    return {
+      "kind": "seq2seq",
+      "num_layers": 1,
+      "num_heads": 1,
+      "features": 128,
+      "dropout_rate": 0.1,
+      **RECURRENT[name],
+    }
+  return {
+    "kind": "encoder_decoder",
+    "num_layers": 2,
+    "num_heads": 4,
+    "features": 128,
+    "mlp_features": 512,
+    "dropout_rate": 0.1,
+    **attentions.choose(name, also=RECURRENT),
+  }

@@ -60,19 +60,26 @@ def parse(mapping: Mapping[str, Any]) -> ExperimentConfig:
       f"config.task.name: expected one of {', '.join(tasks.TASKS)}, "
       f"got {name!r}"
     )
-  kind = sections["model"].get("kind", "encoder_decoder")
-  if kind not in models.CONFIGS:
-    raise ConfigError(
-      f"config.model.kind: expected one of {', '.join(models.CONFIGS)}, "
-      f"got {kind!r}; {config_lib.nearest(str(kind), models.CONFIGS)}"
-    )
   return ExperimentConfig(
     train=train,
     task_name=name,
     task=config_lib.build(
       tasks.TASKS[name].config_type, task_leaves, "config.task"
     ),
-    model=config_lib.build(
-      models.CONFIGS[kind], sections["model"], "config.model"
-    ),
+    model=_build_model(sections["model"]),
   )
+
+
+def _build_model(leaves: Any) -> Any:
+  """The config of the model, of the type that its kind has."""
+  # What is no kind at all is refused by `build`, with its type.
+  kind = getattr(leaves, "get", {}.get)("kind", None)
+  config_type = models.ModelConfig
+  if isinstance(kind, str):
+    if kind not in models.CONFIGS:
+      raise ConfigError(
+        f"config.model.kind: expected one of {', '.join(models.CONFIGS)}, "
+        f"got {kind!r}; {config_lib.nearest(kind, models.CONFIGS)}"
+      )
+    config_type = models.CONFIGS[kind]
+  return config_lib.build(config_type, leaves, "config.model")
