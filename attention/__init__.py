@@ -14,6 +14,7 @@ from attention.multiplicative import (
   multiplicative,
   multiplicative_attention,
 )
+from attention.nystrom import nystrom, nystrom_attention
 from attention.performer import (
   orthogonal_features,
   performer,
@@ -43,6 +44,8 @@ __all__ = [
   "linformer_attention",
   "multiplicative",
   "multiplicative_attention",
+  "nystrom",
+  "nystrom_attention",
   "orthogonal_features",
   "performer",
   "performer_attention",

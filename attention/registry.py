@@ -9,6 +9,7 @@ from attention.flash import flash
 from attention.linear import linear
 from attention.linformer import linformer
 from attention.multiplicative import multiplicative
+from attention.nystrom import nystrom
 from attention.performer import performer
 from attention.plug import Attention
 from attention.sliding_window import sliding_window
@@ -21,6 +22,7 @@ ATTENTIONS: Mapping[str, Callable[..., Attention]] = MappingProxyType(
     linear=linear,
     performer=performer,
     linformer=linformer,
+    nystrom=nystrom,
     additive=additive,
     multiplicative=multiplicative,
   )

@@ -95,6 +95,17 @@ def _additive(**options):
   return Mechanism("additive", options, attend, cache="length")
 
 
+def _nystrom(**options):
+  rest = {k: v for k, v in options.items() if k != "conv_kernel_size"}
+
+  def attend(variables, *qkv, **call):
+    params = variables.get("params", {})
+    assert ("conv_kernel" in params) == ("conv_kernel_size" in options)
+    return reference.nystrom_attention(*qkv, **rest, **params, **call)
+
+  return Mechanism("nystrom", options, attend, normalised=False)
+
+
 MECHANISMS = (
   Mechanism("dense", {}, _dense, cache="length"),
   _flash(block_size=(8, 5)),
@@ -108,6 +119,8 @@ MECHANISMS = (
   _linformer(rank=5, shared=True, per_head=False),
   _linformer(rank=5, shared=False, per_head=True),
   _additive(width=6),
+  _nystrom(num_landmarks=4),
+  _nystrom(num_landmarks=5, conv_kernel_size=3),
 )
 # The first line of each mechanism, for what does not depend on its settings.
 ONE_EACH = tuple({m.name: m for m in reversed(MECHANISMS)}.values())

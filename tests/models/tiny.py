@@ -15,6 +15,7 @@ OPTIONS = {
   "sliding_window": {"window": 3},
   "performer": {"num_features": 16},
   "linformer": {"rank": 5},
+  "nystrom": {"num_landmarks": 4},
   "additive": {"width": 6},
 }
 

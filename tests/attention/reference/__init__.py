@@ -12,6 +12,10 @@ from tests.attention.reference.linear import (
   random_features,
 )
 from tests.attention.reference.linformer import linformer_attention
+from tests.attention.reference.nystrom import (
+  iterated_inverse,
+  nystrom_attention,
+)
 from tests.attention.reference.softmax import (
   dense_attention,
   in_window,
@@ -26,6 +30,8 @@ __all__ = [
   "linear_attention",
   "linformer_attention",
   "multiplicative_attention",
+  "iterated_inverse",
+  "nystrom_attention",
   "performer_attention",
   "random_features",
   "sliding_window_attention",

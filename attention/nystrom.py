@@ -1,0 +1,250 @@
+"""Nyström attention: softmax attention through L landmarks (Xiong et al., 2021).
+
+The n tokens that `mask` leaves are cut into L runs of nearly equal length: the
+token of rank r among them belongs to landmark floor(r·L/n). With Q̃ and K̃ the
+means of the queries and keys of each run,
+
+  F = softmax(scale · Q K̃ᵀ)     [T, L]
+  A = softmax(scale · Q̃ K̃ᵀ)     [L, L]
+  B = softmax(scale · Q̃ Kᵀ)     [L, S]
+  out = F · A⁺ · (B V)
+
+and A⁺, the pseudo-inverse, from a fixed number of steps of
+
+  Z₀ = Aᵀ / (‖A‖₁ ‖A‖∞),    Z ← ¼ Z (13 I - A Z (15 I - A Z (7 I - A Z)))
+
+which converges for every A, since Z₀ lies in the row space of A and
+‖I - A Z₀‖ < 1 there. Each A has its own two norms. A landmark without tokens
+(n < L) has a row and a column of zeros in A, which stay zeros in every Z: it
+takes no part. With a landmark for every token, F = A = B and A A⁺ A = A: dense
+attention.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from attention import arguments, plug
+from attention.dense import masked_softmax
+from attention.nystrom_blocks import few_keys, few_queries, landmark_means
+from attention.nystrom_convolution import convolve
+
+
+def nystrom_attention(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"],
+  value: Float[Array, "B S K V"],
+  *,
+  num_landmarks: int,
+  pinv_iterations: int = 6,
+  mask: Bool[Array, "..."] | None = None,
+  is_causal: bool = False,
+  scale: float | Float[Array, ""] | None = None,
+) -> Float[Array, "B T N V"]:
+  """Queries meet keys through landmarks: F · pinv(A) · (B V), see above.
+
+  Landmarks, softmax and pseudo-inverse are float32 whatever the inputs. The
+  mask says which tokens exist, for queries and keys alike: landmarks average
+  over those only, so a padded example gives what the shorter one gives. A
+  query at a masked position still gets its row of F, as if it stood outside
+  the sequence; ignore it or not. An example without tokens gets zeros.
+
+  With grouped heads, K̃ has one mean a key head and Q̃ one a query head, so A is
+  a matrix a query head.
+
+  Args:
+    query: `[B, T, N, H]`.
+    key: `[B, S, K, H]`, S = T, N a multiple of K; query head n reads key head
+      n // (N/K).
+    value: `[B, S, K, V]`.
+    num_landmarks: L; from T on the result is that of dense attention, as far as
+      the iteration has converged.
+    pinv_iterations: steps of the iteration.
+    mask: key mask `[B, 1, 1, S]`, True = attend.
+    is_causal: must be False: every landmark mixes positions.
+    scale: factor of the logits; None is 1/√H.
+
+  Returns:
+    `[B, T, N, V]` in the dtype of `query`. Weights of the effective matrix sum
+    to 1 in a row only as far as the iteration has converged, and may be
+    negative.
+
+  Raises:
+    ValueError: arguments do not fit together, query and key are of different
+      length, the mask varies along queries, or a causal call.
+
+  Cost, with M = min(L, T): time T·M·N·(H+V) + pinv_iterations·N·M³, memory
+  beside the arrays B·N·M·(C+M) for blocks of C positions; the backward keeps
+  one M×M matrix a step and head. Nothing is T×S, and T×M neither.
+
+  Departs from its paper: masks, and any length (there, L divides T). Both
+  norms are taken per matrix; the paper's code takes the largest in the batch,
+  with which one example changes another.
+
+  Paper: Nyströmformer: a Nyström-based algorithm for approximating
+  self-attention, sections 3.2 and 3.3, arXiv:2102.03902.
+  """
+  arguments.check_qkv(query, key, value)
+  _check_counts(num_landmarks, pinv_iterations)
+  if is_causal:
+    raise ValueError(
+      "is_causal: expected False, got True, as every landmark is a mean over "
+      "positions on both sides; use performer attention, which is linear and "
+      "causal, or dense or sliding_window attention"
+    )
+  length = query.shape[1]
+  if key.shape[1] != length:
+    raise ValueError(
+      f"key: expected the length of query, {length}, got {key.shape[1]}, as "
+      "one mask tells which tokens are averaged in both; use dense, performer "
+      "or linformer attention across sequences"
+    )
+  keep = arguments.key_mask(
+    mask,
+    query,
+    key,
+    instead="landmarks are the same for all queries; use dense attention for "
+    "such a mask",
+  )
+  scale = arguments.softmax_scale(scale, query.shape[-1])
+  num_landmarks = min(num_landmarks, length)
+  groups, counts = _groups(keep, query.shape[0], length, num_landmarks)
+  queries = landmark_means(num_landmarks, query, groups, counts)
+  keys = scale * landmark_means(num_landmarks, key, groups, counts)
+  exists = counts > 0
+
+  grouped = queries.reshape(queries.shape[0], key.shape[2], -1, key.shape[3])
+  logits = jnp.einsum(
+    "BKQH,BKLH->BKQL", grouped, keys, precision=jax.lax.Precision.HIGHEST
+  ).reshape(*queries.shape[:3], num_landmarks)
+  between = masked_softmax(logits, exists[:, None, None, :])
+  between = jnp.where(exists[:, None, :, None], between, 0.0)
+
+  mixed = few_queries(scale * queries, key, value, keep)
+  mixed = jnp.einsum(
+    "BNLM,BNMV->BNLV",
+    pseudo_inverse(between, pinv_iterations),
+    mixed,
+    precision=jax.lax.Precision.HIGHEST,
+  )
+  return few_keys(query, keys, mixed, exists)
+
+
+def _check_counts(num_landmarks: int, pinv_iterations: int) -> None:
+  for name, number in (
+    ("num_landmarks", num_landmarks),
+    ("pinv_iterations", pinv_iterations),
+  ):
+    if number < 1:
+      raise ValueError(f"{name}: expected at least 1, got {number}")
+
+
+def _groups(
+  keep: Bool[Array, "B T"] | None,
+  batch: int,
+  length: int,
+  num_landmarks: int,
+) -> tuple[Int[Array, "B T"], Int[Array, "B L"]]:
+  """The landmark of every token (L: of none), and tokens per landmark."""
+  if keep is None:
+    keep = jnp.ones((batch, length), bool)
+  rank = jnp.cumsum(keep, axis=1) - 1
+  total = jnp.sum(keep, axis=1, keepdims=True)
+  groups = rank * num_landmarks // jnp.maximum(total, 1)
+  # Landmark l begins with the first rank r for which r·L ≥ l·n.
+  begins = -(-jnp.arange(num_landmarks + 1)[None] * total // num_landmarks)
+  return jnp.where(keep, groups, num_landmarks), jnp.diff(begins, axis=1)
+
+
+def pseudo_inverse(
+  matrix: Float[Array, "B N L L"], iterations: int
+) -> Float[Array, "B N L L"]:
+  """The pseudo-inverse of stochastic matrices, by the paper's iteration.
+
+  Args:
+    matrix: each row sums to 1, or is zeros.
+    iterations: steps; each costs four products.
+
+  Returns:
+    Z, which tends to the pseudo-inverse as steps are added; of order three.
+  """
+
+  def dot(a, b):
+    return jnp.einsum(
+      "BNIJ,BNJK->BNIK", a, b, precision=jax.lax.Precision.HIGHEST
+    )
+
+  eye = jnp.eye(matrix.shape[-1], dtype=matrix.dtype)[None, None]
+
+  def step(z, _):
+    az = dot(matrix, z)
+    inner = 15.0 * eye - dot(az, 7.0 * eye - az)
+    return 0.25 * dot(z, 13.0 * eye - dot(az, inner)), None
+
+  # ‖A‖∞, the largest sum of a row, is 1.
+  norm = jnp.max(jnp.sum(matrix, axis=-2), axis=-1)[..., None, None]
+  first = jnp.swapaxes(matrix, -1, -2) / jnp.where(norm > 0.0, norm, 1.0)
+  return jax.lax.scan(step, first, length=iterations)[0]
+
+
+def nystrom(
+  num_landmarks: int = 64,
+  pinv_iterations: int = 6,
+  conv_kernel_size: int | None = None,
+) -> plug.Attention:
+  """The plug of `nystrom_attention`.
+
+  Args:
+    num_landmarks: L.
+    pinv_iterations: steps of the pseudo-inverse.
+    conv_kernel_size: odd; adds a depth-wise convolution of the values along
+      the sequence to the output, one trained filter a query head, as in the
+      paper's code (which has 35 for long inputs). Masked values count as zeros.
+      None adds nothing.
+
+  Returns:
+    An `Attention`; with a convolution its variables are {'params':
+    {'conv_kernel': `[conv_kernel_size, N]`}}, drawn from
+    N(0, 1/conv_kernel_size).
+
+  Raises:
+    ValueError: a number is out of range.
+  """
+  _check_counts(num_landmarks, pinv_iterations)
+  if conv_kernel_size is not None and (
+    conv_kernel_size < 1 or conv_kernel_size % 2 == 0
+  ):
+    raise ValueError(
+      "conv_kernel_size: expected None or an odd number, so that the filter "
+      f"has a middle, got {conv_kernel_size}"
+    )
+
+  def init(key, dims):
+    if conv_kernel_size is None:
+      return {}
+    shape = (conv_kernel_size, dims.num_heads)
+    kernel = jax.random.normal(key, shape) / conv_kernel_size**0.5
+    return {"params": {"conv_kernel": kernel}}
+
+  def apply(variables, query, key, value, **call):
+    call = arguments.accepted_options("nystrom", nystrom_attention, call)
+    options = {
+      "num_landmarks": num_landmarks,
+      "pinv_iterations": pinv_iterations,
+    }
+    out = nystrom_attention(query, key, value, **options, **call)
+    if conv_kernel_size is None:
+      return out
+    mask = call.get("mask")
+    if mask is not None:
+      value = jnp.where(mask[:, 0, 0, :, None, None], value, 0)
+    kernel = variables["params"]["conv_kernel"]
+    return out + convolve(value, kernel).astype(out.dtype)
+
+  return plug.Attention(
+    init=init,
+    apply=apply,
+    init_cache=None,
+    decode=None,
+    supports=frozenset({"mask"}),
+  )
