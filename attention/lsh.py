@@ -1,0 +1,245 @@
+"""Attention among tokens that hash alike (Reformer, Kitaev 2020).
+
+Query and key are one vector, k_j = q_j/|q_j|, so the keys that matter to a query
+are those at a small angle to it, and a hash of angular distance finds them
+without comparing all pairs. The hash and the sorting are in `lsh_hash`, the loop
+over chunks and its backward in `lsh_chunks`, decoding in `lsh_cache`.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from attention import arguments, lsh_cache, lsh_chunks, lsh_hash, plug
+
+
+def lsh_attention(
+  query: Float[Array, "B T N H"],
+  value: Float[Array, "B T K V"],
+  *,
+  rotations: Float[Array, "rounds H half"],
+  chunk_size: int,
+  mask: Bool[Array, "..."] | None = None,
+  is_causal: bool = False,
+  scale: float | Float[Array, ""] | None = None,
+) -> Float[Array, "B T N V"]:
+  """Every token attends to near ones of its own bucket, over several hashes.
+
+    out_i = Σ_{j∈P_i} exp(scale · q_i·k_j) v_j / Σ_{j∈P_i} exp(scale · q_i·k_j)
+    k_j = q_j / |q_j|  (0 for q_j = 0),    P_i = ∪_r P_i^(r) \\ {i}
+
+  Round r gives token j the bucket h_r(j) = argmax [q_j R_r; -q_j R_r] and sorts
+  the tokens by (bucket, position); P_i^(r) are those of i's bucket that lie in
+  i's chunk of C sorted tokens or in the chunk before it, and the first chunk
+  looks back on nothing. All is by head. A token that sees no other sees itself.
+
+  Causal: j is in P_i^(r) iff both are in one bucket, j < i, and fewer than C - 1
+  tokens of that bucket lie between them.
+
+  Args:
+    query: `[B, T, N, H]`, queries and, normalised, keys.
+    value: `[B, T, K, V]`; N is a multiple of K, head n reads head n // (N/K).
+    rotations: `[rounds, H, buckets/2]`, as `lsh_rotations` draws them, the same
+      for all heads; a last axis of 0 is one bucket. The number of rounds is
+      free: train with some and evaluate with more.
+    chunk_size: C ≥ 1; the paper takes twice the mean size of a bucket.
+    mask: token mask, broadcastable to `[B, 1, 1, T]`, True = attend. A masked
+      token is seen by nobody, moves nobody to another chunk, and its own output
+      is zeros, as query and key are one.
+    is_causal: token i sees j ≤ i only.
+    scale: factor of the logits; None is 1/√H.
+
+  Returns:
+    `[B, T, N, V]` in the dtype of `query`. Buckets have no derivative, queries
+    have one as queries and as keys.
+
+  Raises:
+    ValueError: arguments do not fit together.
+
+  Cost, by round: time T·N·(C·(H+V) + H·buckets + log T), memory beside the
+  arguments B·T·N·(H+V+buckets) float32. Nothing is T×T, forward or backward.
+
+  Where it departs from the paper. Causal: in the paper the chunks are cut from
+  the sorted sequence of all tokens, so how many future tokens fall in earlier
+  buckets decides which past ones share a chunk with i; here distance is counted
+  inside the bucket, which costs the same, depends on the past alone (but for the
+  order of float sums, 1e-6) and so makes decoding exact. In both directions a
+  token that two rounds show is counted in the first instead of half in each: the
+  same sum. The code of the paper lets the first chunk look at the last; its text
+  and this do not.
+
+  Paper: Reformer, the efficient transformer, section 2, arXiv:2001.04451.
+  """
+  arguments.check_qkv(query, query, query)
+  _check_value(query, value)
+  _check_rotations(query, rotations)
+  _check_chunk_size(chunk_size)
+  keep = arguments.key_mask(
+    mask,
+    query,
+    query,
+    "buckets are sorted once for all queries; dense attention takes masks that "
+    "vary",
+  )
+  if keep is not None:
+    # Zeroed as well, so that not even NaN gets through.
+    query = jnp.where(keep[:, :, None, None], query, 0)
+    value = jnp.where(keep[:, :, None, None], value, 0)
+  chunk_size = min(chunk_size, query.shape[1])
+  plan = lsh_hash.plan(
+    lsh_hash.buckets(jax.lax.stop_gradient(query), rotations),
+    keep,
+    num_buckets=max(1, 2 * rotations.shape[-1]),
+    chunk_size=chunk_size,
+    is_causal=is_causal,
+  )
+  out = lsh_chunks.chunked_attention(
+    lsh_chunks.Geometry(chunk_size, chunk_size if is_causal else 2),
+    lsh_chunks.Operands(
+      vector=query,
+      column=lsh_cache.key_factors(
+        query, arguments.softmax_scale(scale, query.shape[-1])
+      ),
+      value=value,
+    ),
+    plan,
+  )
+  if keep is not None:
+    out = jnp.where(keep[:, :, None, None], out, 0)
+  return out
+
+
+def lsh_rotations(
+  key: Array, *, num_rounds: int, head_dim: int, num_buckets: int
+) -> Float[Array, "rounds H half"]:
+  """Draws the random rotations of the hash, standard normal.
+
+  Args:
+    key: a JAX random key.
+    num_rounds: how many hashes, at least 1.
+    head_dim: H ≥ 1.
+    num_buckets: even, or 1 for no hashing at all.
+
+  Returns:
+    `[rounds, H, buckets/2]` float32, its last axis 0 for one bucket.
+
+  Raises:
+    ValueError: a number is out of range.
+
+  Paper: arXiv:2001.04451, section 2, "Locality sensitive hashing".
+  """
+  _check_numbers(num_rounds, num_buckets)
+  if head_dim < 1:
+    raise ValueError(f"head_dim: expected at least 1, got {head_dim}")
+  return jax.random.normal(key, (num_rounds, head_dim, num_buckets // 2))
+
+
+def _check_value(query: Array, value: Array) -> None:
+  if value.ndim != 4 or value.shape[:2] != query.shape[:2]:
+    raise ValueError(
+      f"value: expected {(*query.shape[:2], 'K', 'V')} to go with query "
+      f"{query.shape}, got {value.shape}"
+    )
+  num_kv_heads = value.shape[2]
+  arguments.check_qkv(query, query[:, :, :num_kv_heads], value)
+
+
+def _check_rotations(query: Array, rotations: Array) -> None:
+  head_dim = query.shape[-1]
+  if (
+    rotations.ndim != 3
+    or rotations.shape[0] < 1
+    or rotations.shape[1] != head_dim
+    or not jnp.issubdtype(rotations.dtype, jnp.floating)
+  ):
+    raise ValueError(
+      f"rotations: expected floats [rounds, {head_dim}, buckets/2] to go with "
+      f"query {query.shape}, got {rotations.dtype} {rotations.shape}"
+    )
+
+
+def _check_chunk_size(chunk_size: int) -> None:
+  if (
+    not isinstance(chunk_size, int)
+    or isinstance(chunk_size, bool)
+    or chunk_size < 1
+  ):
+    raise ValueError(
+      f"chunk_size: expected an int of at least 1, got {chunk_size!r}"
+    )
+
+
+def _check_numbers(num_rounds: int, num_buckets: int) -> None:
+  if num_rounds < 1:
+    raise ValueError(f"num_rounds: expected at least 1, got {num_rounds}")
+  if num_buckets < 1 or (num_buckets > 1 and num_buckets % 2):
+    raise ValueError(
+      "num_buckets: expected an even number, as the hash takes a direction and "
+      f"its opposite, or 1, got {num_buckets}"
+    )
+
+
+def lsh(
+  num_rounds: int = 4, num_buckets: int | None = None, chunk_size: int = 64
+) -> plug.Attention:
+  """The plug of `lsh_attention`; query and key are one array, given as query.
+
+  Args:
+    num_rounds: how many hashes.
+    num_buckets: even, or 1; None is 2·max_length / chunk_size rounded up, so
+      that a chunk is twice the mean size of a bucket, as in the paper.
+    chunk_size: C.
+
+  Returns:
+    An `Attention` whose rotations stand in `constants`, drawn by `init`. Its
+    `apply` and `decode` expect None as `key`.
+
+  Raises:
+    ValueError: a number is out of range.
+  """
+  _check_numbers(num_rounds, 1 if num_buckets is None else num_buckets)
+  _check_chunk_size(chunk_size)
+  function = partial(lsh_attention, chunk_size=chunk_size)
+
+  def init(key, dims):
+    buckets = num_buckets or 2 * -(-dims.max_length // chunk_size)
+    rotations = lsh_rotations(
+      key,
+      num_rounds=num_rounds,
+      head_dim=dims.head_dim,
+      num_buckets=buckets,
+    )
+    return {"constants": {"rotations": rotations}}
+
+  def apply(variables, query, key, value, **call):
+    _check_key(key)
+    call = arguments.accepted_options("lsh", function, call)
+    rotations = variables["constants"]["rotations"]
+    return function(query, value, rotations=rotations, **call)
+
+  def init_cache(variables, batch, max_length, dims, dtype):
+    num_rounds = variables["constants"]["rotations"].shape[0]
+    return lsh_cache.init_cache(num_rounds, batch, max_length, dims, dtype)
+
+  def decode(variables, cache, query, key=None, value=None):
+    _check_key(key)
+    rotations = variables["constants"]["rotations"]
+    return lsh_cache.decode(rotations, chunk_size, cache, query, value)
+
+  return plug.Attention(
+    init=init,
+    apply=apply,
+    init_cache=init_cache,
+    decode=decode,
+    supports=frozenset({"causal", "mask", "decode", "shared_qk"}),
+  )
+
+
+def _check_key(key: Array | None) -> None:
+  if key is not None:
+    raise ValueError(
+      "key: lsh attention has one array for query and key, expected None; pass "
+      "it as query, or use dense attention for keys of their own"
+    )

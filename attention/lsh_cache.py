@@ -1,0 +1,109 @@
+"""The decode cache of `lsh_attention`: the past with its buckets and ranks."""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from attention import arguments, lsh_hash, plug
+from attention.dense import masked_softmax
+
+
+class LshCache(NamedTuple):
+  """Tokens seen so far; S = max_length, rows from `index` on are unset.
+
+  Attributes:
+    vector: `[B, S, N, H]`, queries and keys.
+    value: `[B, S, K, V]`.
+    bucket: `[B, S, N, rounds]`.
+    rank: `[B, S, N, rounds]`, how many earlier tokens share the bucket.
+    index: `[B]`, the number of positions seen.
+  """
+
+  vector: Float[Array, "B S N H"]
+  value: Float[Array, "B S K V"]
+  bucket: Int[Array, "B S N rounds"]
+  rank: Int[Array, "B S N rounds"]
+  index: Int[Array, "B"]
+
+
+def key_factors(
+  vector: Float[Array, "B T N H"], scale: float | Float[Array, ""]
+) -> Float[Array, "B T N"]:
+  """scale / |x|, which makes a logit of x_i·x_j; 0 for x = 0."""
+  squares = jnp.sum(jnp.square(vector.astype(jnp.float32)), axis=-1)
+  # The inner `where` keeps the derivative of the root finite at 0.
+  norm = jnp.sqrt(jnp.where(squares == 0.0, 1.0, squares))
+  return jnp.where(squares == 0.0, 0.0, scale / norm)
+
+
+def init_cache(
+  num_rounds: int, batch: int, max_length: int, dims: plug.Dims, dtype: Any
+) -> LshCache:
+  """An empty cache of B·S·(N+K)·H numbers and 2·B·S·N·rounds integers."""
+  heads, kv_heads, head_dim, _ = dims
+  buckets = jnp.zeros((batch, max_length, heads, num_rounds), jnp.int32)
+  return LshCache(
+    vector=jnp.zeros((batch, max_length, heads, head_dim), dtype),
+    value=jnp.zeros((batch, max_length, kv_heads, head_dim), dtype),
+    bucket=buckets,
+    rank=buckets,
+    index=jnp.zeros((batch,), jnp.int32),
+  )
+
+
+def decode(
+  rotations: Float[Array, "rounds H half"],
+  chunk_size: int,
+  cache: LshCache,
+  query: Float[Array, "B 1 N H"],
+  value: Float[Array, "B 1 K V"],
+) -> tuple[Float[Array, "B 1 N V"], LshCache]:
+  """One position of the causal call; time S·N·(H+V+rounds) whatever it is.
+
+  A past token is visible iff it shares a bucket in some round and its rank there
+  is less than `chunk_size` behind.
+  """
+  bucket = lsh_hash.buckets(query, rotations).transpose(1, 3, 2, 0)
+  slots = jnp.arange(cache.vector.shape[1])[None, :, None, None]
+  index = cache.index[:, None, None, None]
+  same = (cache.bucket == bucket) & (slots < index)
+  rank = jnp.sum(same, axis=1, keepdims=True, dtype=jnp.int32)
+  seen = jnp.any(same & (rank - cache.rank < chunk_size), axis=-1)
+
+  here = slots == index
+  alone = ~jnp.any(seen, axis=1, keepdims=True)
+  seen |= here[..., 0] & alone
+
+  def write(past, now):
+    return jnp.where(here, now.astype(past.dtype), past)
+
+  cache = LshCache(
+    vector=write(cache.vector, query),
+    value=write(cache.value, value),
+    bucket=write(cache.bucket, bucket),
+    rank=write(cache.rank, rank),
+    index=cache.index + 1,
+  )
+  scale = arguments.softmax_scale(None, query.shape[-1])
+  factors = key_factors(cache.vector, scale)
+  logits = jnp.einsum(
+    "BTNH,BSNH->BNTS",
+    query,
+    cache.vector,
+    preferred_element_type=jnp.float32,
+  )
+  weights = masked_softmax(
+    logits * jnp.moveaxis(factors, 1, 2)[:, :, None, :],
+    jnp.moveaxis(seen, 1, 2)[:, :, None, :],
+  )
+  batch, num_heads, _, size = weights.shape
+  kv_heads = value.shape[2]
+  out = jnp.einsum(
+    "BKJS,BSKV->BKJV",
+    weights.astype(value.dtype).reshape(batch, kv_heads, -1, size),
+    cache.value.astype(value.dtype),
+    preferred_element_type=jnp.float32,
+  )
+  out = out.reshape(batch, 1, num_heads, -1).astype(query.dtype)
+  return out, cache

@@ -1,0 +1,102 @@
+"""Which bucket a token falls in, and the sorted order of every round.
+
+The hash of angular distance, in float32 whatever the tokens are in:
+
+  h(x) = argmax [xR; -xR],   R ∈ ℝ^{H × buckets/2} standard normal,
+
+the same R for all heads, another one each round. Two vectors at a small angle
+mostly share a bucket; the length of a vector does not matter.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from attention.lsh_chunks import Plan
+
+
+_PRODUCTS = 2**19
+"""How many products are held at a time, 2 MiB: they stay in cache."""
+
+
+def buckets(
+  x: Float[Array, "B T N H"], rotations: Float[Array, "rounds H half"]
+) -> Int[Array, "rounds B N T"]:
+  """The bucket of every token and head in every round, in blocks of tokens.
+
+  Products are held as [rounds, buckets/2, rows]: XLA:CPU finds a largest one
+  along a leading axis several times faster than along the last.
+  """
+  batch, length, num_heads, head_dim = x.shape
+  num_rounds, _, half = rotations.shape
+  out = jnp.zeros((num_rounds, batch, length, num_heads), jnp.int32)
+  if half == 0:
+    return jnp.swapaxes(out, 2, 3)
+  size = _PRODUCTS // (num_rounds * half * batch * num_heads)
+  size = min(max(size, 1), length)
+  rows_of = jnp.swapaxes(rotations.astype(jnp.float32), 1, 2)
+  rows_of = rows_of.reshape(num_rounds * half, head_dim)
+
+  def step(i, out):
+    start = jnp.minimum(i * size, length - size)
+    rows = jax.lax.dynamic_slice_in_dim(x, start, size, axis=1)
+    # The same bucket on every device and in every call: full precision.
+    products = jnp.einsum(
+      "mh,nh->mn",
+      rows_of,
+      rows.astype(jnp.float32).reshape(-1, head_dim),
+      precision=jax.lax.Precision.HIGHEST,
+    )
+    products = products.reshape(num_rounds, half, -1)
+    distance = jnp.abs(products)
+    largest = jnp.max(distance, axis=1, keepdims=True)
+    index = jax.lax.broadcasted_iota(jnp.int32, products.shape, 1)
+    index = jnp.where(products < 0.0, half + index, index)
+    # Among NaN none is the largest: any bucket will do.
+    index = jnp.where(distance == largest, index, 2 * half - 1)
+    block = jnp.min(index, axis=1).reshape(num_rounds, batch, size, num_heads)
+    return jax.lax.dynamic_update_slice_in_dim(out, block, start, axis=2)
+
+  out = jax.lax.fori_loop(0, -(-length // size), step, out)
+  return jnp.swapaxes(out, 2, 3)
+
+
+def plan(
+  bucket: Int[Array, "rounds B N T"],
+  keep: Bool[Array, "B T"] | None,
+  *,
+  num_buckets: int,
+  chunk_size: int,
+  is_causal: bool,
+) -> Plan:
+  """Sorts every round; masked tokens go last. See `lsh_chunks` for codes."""
+  length = bucket.shape[-1]
+  if keep is not None:
+    bucket = jnp.where(keep[None, :, None, :], bucket, num_buckets)
+  order = _stable_argsort(bucket, num_buckets + 1)
+  positions = jnp.broadcast_to(jnp.arange(length), order.shape)
+  place = jnp.put_along_axis(
+    jnp.zeros_like(order), order, positions, axis=-1, inplace=False
+  )
+  if is_causal:
+    width, code = chunk_size, place + chunk_size * bucket
+  else:
+    width, code = 2, place // chunk_size + 2 * bucket
+  # Beyond all other codes, and no two within `width`.
+  hidden = length + width * (num_buckets + 1 + place)
+  code = jnp.where(bucket == num_buckets, hidden, code)
+  padding = (chunk_size, -length % chunk_size)
+  order = jnp.pad(order, ((0, 0), (0, 0), (0, 0), padding))
+  return Plan(order, place + chunk_size, code)
+
+
+def _stable_argsort(
+  x: Int[Array, "*A T"], num_values: int
+) -> Int[Array, "*A T"]:
+  """argsort of integers in [0, num_values), equal ones in their order."""
+  length = x.shape[-1]
+  if num_values * length > jnp.iinfo(jnp.int32).max:
+    return jnp.argsort(x, axis=-1)
+  # One array of numbers sorts five times as fast as pairs.
+  positions = jnp.broadcast_to(jnp.arange(length), x.shape)
+  return jnp.sort(x * length + positions, axis=-1) % length

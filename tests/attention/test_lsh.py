@@ -1,0 +1,367 @@
+"""LSH attention: against the definition, its laws, decoding and faults."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention import Dims
+from attention.lsh import lsh, lsh_attention, lsh_rotations
+from tests.attention.cases import assert_close
+from tests.attention.reference import dense_attention as dense_reference
+from tests.attention.reference.lsh import lsh_attention as reference
+
+B, T, N, K, H, V = 2, 37, 4, 2, 8, 6
+CHUNK = 4
+
+
+def draw(seed=0, length=T):
+  rng = np.random.default_rng(seed)
+  query = rng.standard_normal((B, length, N, H), np.float32)
+  # Neighbours in time are near in angle, so that chunks look back.
+  query[:, 1:] += query[:, :-1]
+  value = rng.standard_normal((B, length, K, V), np.float32)
+  mask = rng.random((B, 1, 1, length)) < 0.8
+  return 2 * query, value, mask
+
+
+def rotations(num_rounds=3, num_buckets=4, seed=0):
+  return lsh_rotations(
+    jax.random.key(seed),
+    num_rounds=num_rounds,
+    head_dim=H,
+    num_buckets=num_buckets,
+  )
+
+
+@functools.partial(jax.jit, static_argnames=("chunk_size", "is_causal"))
+def attend(query, value, rotations, **call):
+  return lsh_attention(
+    query, value, rotations=rotations, **{"chunk_size": CHUNK, **call}
+  )
+
+
+@functools.partial(jax.jit, static_argnames=("chunk_size", "is_causal"))
+def gradients(query, value, rotations, cotangent, **call):
+  pull = jax.vjp(lambda q, v: attend(q, v, rotations, **call), query, value)[1]
+  return pull(cotangent)
+
+
+both_directions = pytest.mark.parametrize("is_causal", [False, True])
+
+
+@both_directions
+def test_values_and_gradients_are_those_of_the_definition(is_causal):
+  query, value, mask = draw()
+  cotangent = np.random.default_rng(1).standard_normal((B, T, N, V), np.float32)
+  r, call = rotations(), {"mask": mask, "is_causal": is_causal, "scale": 0.4}
+  arrays = [np.asarray(x, np.float64) for x in (query, value)]
+  naive = functools.partial(
+    reference, rotations=np.asarray(r, np.float64), chunk_size=CHUNK, **call
+  )
+  assert_close(attend(query, value, r, **call), naive(*arrays), 1e-5)
+  got = gradients(query, value, r, cotangent, **call)
+  norm = np.sqrt(sum((np.asarray(g, np.float64) ** 2).sum() for g in got))
+  rng = np.random.default_rng(2)
+  for i, grad in enumerate(got):
+    direction = rng.standard_normal(grad.shape)
+    ahead, behind = (
+      naive(*arrays[:i], arrays[i] + h * direction, *arrays[i + 1 :])
+      for h in (1e-6, -1e-6)
+    )
+    expected = ((ahead - behind) * cotangent).sum() / 2e-6
+    assert abs((grad * direction).sum() - expected) <= 1e-5 * norm
+
+
+@pytest.mark.parametrize(
+  ("chunk_size", "num_buckets", "is_causal"),
+  [(1, 2, False), (1, 2, True), (3, 8, True), (16, 2, False), (100, 1, True)],
+)
+def test_any_chunk_size_and_number_of_buckets(
+  chunk_size, num_buckets, is_causal
+):
+  query, value, mask = draw(length=9)
+  r = rotations(2, num_buckets)
+  call = {"mask": mask, "chunk_size": chunk_size, "is_causal": is_causal}
+  expected = reference(
+    query.astype(np.float64), value, rotations=np.asarray(r, float), **call
+  )
+  assert_close(attend(query, value, r, **call), expected, 1e-5)
+
+
+def shared_dense(query, value, is_causal=False):
+  """Dense attention of a token to the others, by their directions."""
+  length = query.shape[1]
+  allowed = ~np.eye(length, dtype=bool)
+  if is_causal:
+    allowed &= np.tri(length, dtype=bool)
+    allowed[0, 0] = True  # It sees no other.
+  key = query / np.linalg.norm(query, axis=-1, keepdims=True)
+  return dense_reference(query, key, np.repeat(value, 2, 2), mask=allowed)
+
+
+@both_directions
+def test_one_bucket_and_one_chunk_is_dense(is_causal):
+  query, value, _ = draw()
+  call = {"is_causal": is_causal, "chunk_size": T}
+  got = attend(query, value, rotations(3, 1), **call)
+  assert_close(got, shared_dense(query, value, is_causal), 1e-6)
+
+
+@both_directions
+def test_agreement_with_dense_rises_with_rounds(is_causal):
+  query, value, _ = draw(length=64)
+  exact = shared_dense(query, value, is_causal)
+  call = {"is_causal": is_causal}
+  errors = []
+  for num_rounds in (1, 2, 4, 8):
+    # Drawn again and again: the same hashes and one shape to compile.
+    outs = [
+      attend(query, value, jnp.tile(r, (8 // num_rounds, 1, 1)), **call)
+      for r in (rotations(num_rounds, 8, seed) for seed in range(6))
+    ]
+    errors.append(np.mean((np.stack(outs) - exact) ** 2))
+  assert np.all(np.diff(errors) < 0), errors
+  assert errors[-1] < 0.5 * errors[0], errors
+
+
+def test_the_future_changes_nothing_but_the_order_of_sums():
+  query, value, _ = draw(length=150)
+  r = rotations(2, 8)
+  before = np.asarray(attend(query, value, r, is_causal=True))
+  for position in (149, 75, 1):
+    others = draw(seed=position, length=150)
+    changed = [
+      np.concatenate([x[:, :position], 3 * other[:, position:]], axis=1)
+      for x, other in zip((query, value), others[:2], strict=True)
+    ]
+    after = np.asarray(attend(*changed, r, is_causal=True))
+    assert_close(after[:, :position], before[:, :position], 1e-6)
+    assert (after[:, position] != before[:, position]).any()
+  cotangent = np.zeros_like(before)
+  cotangent[:, 75] = 1.0
+  for grad in gradients(query, value, r, cotangent, is_causal=True):
+    assert np.asarray(grad[:, :75]).any()
+    assert not np.asarray(grad[:, 76:]).any()
+
+
+@both_directions
+@pytest.mark.parametrize("content", [1e4, np.inf, np.nan])
+def test_masked_tokens_are_nowhere(content, is_causal):
+  query, value, mask = draw()
+  call = {"mask": mask, "is_causal": is_causal}
+  r = rotations()
+  before = attend(query, value, r, **call)
+  gone = ~mask[:, 0, 0]
+  assert gone.any()
+  assert not np.asarray(before)[gone].any()
+  cotangent = np.ones_like(before)
+  slopes = gradients(query, value, r, cotangent, **call)
+  query[gone], value[gone] = content, content
+  np.testing.assert_array_equal(attend(query, value, r, **call), before)
+  for grad, slope in zip(
+    gradients(query, value, r, cotangent, **call), slopes, strict=True
+  ):
+    np.testing.assert_array_equal(grad, slope)
+    assert not np.asarray(grad)[gone].any()
+
+
+@both_directions
+def test_padding_moves_no_chunk(is_causal):
+  query, value, _ = draw()
+  r = rotations()
+  short = attend(query[:, :21], value[:, :21], r, is_causal=is_causal)
+  mask = np.broadcast_to(np.arange(T) < 21, (B, 1, 1, T))
+  padded = attend(query, value, r, is_causal=is_causal, mask=mask)
+  assert_close(padded[:, :21], short, 1e-6)
+
+
+@both_directions
+def test_zeros_huge_vectors_and_nan(is_causal):
+  query, value, _ = draw()
+  r = rotations()
+  cotangent = np.ones((B, T, N, V), np.float32)
+  zero, huge = query.copy(), 1e4 * query
+  zero[:, ::3] = 0.0
+  for q in (zero, huge, np.zeros_like(query)):
+    out = attend(q, value, r, is_causal=is_causal)
+    assert np.isfinite(out).all()
+    for grad in gradients(q, value, r, cotangent, is_causal=is_causal):
+      assert np.isfinite(grad).all()
+  query[1, 5] = np.nan
+  out = np.asarray(attend(query, value, r, is_causal=is_causal))
+  assert np.isnan(out[1, 5]).all()
+  assert np.isfinite(out[0]).all()
+  alone = np.full((B, 1, N, H), np.nan, np.float32)
+  assert np.isnan(attend(alone, value[:, :1], r)).all()
+
+
+def test_bfloat16():
+  query, value, _ = draw()
+  query, value = (jnp.asarray(x, jnp.bfloat16) for x in (query, value))
+  r = rotations()
+  expected = reference(
+    *(np.asarray(x, np.float64) for x in (query, value)),
+    rotations=np.asarray(r, np.float64),
+    chunk_size=CHUNK,
+  )
+  out = attend(query, value, r)
+  assert out.dtype == jnp.bfloat16
+  assert_close(out, expected, 2e-2)
+
+
+def test_a_traced_scale_has_a_gradient():
+  query, value, _ = draw()
+  r = rotations()
+
+  @jax.jit
+  def loss(scale, query):
+    return jnp.sum(attend(query, value, r, scale=scale) ** 2)
+
+  got, by_query = jax.grad(loss, argnums=(0, 1))(jnp.float32(0.4), query)
+  # Only the product of scale and length matters.
+  np.testing.assert_allclose(got * 0.4, (by_query * query).sum(), rtol=1e-3)
+
+
+def test_transformations():
+  query, value, mask = draw()
+  r = rotations()
+  want = attend(query, value, r, mask=mask)
+  mapped = jax.vmap(
+    lambda q, v, m: lsh_attention(
+      q[None], v[None], rotations=r, chunk_size=CHUNK, mask=m[None]
+    )[0]
+  )(query, value, jnp.asarray(mask))
+  np.testing.assert_allclose(mapped, want, atol=1e-6)
+  cotangent = np.ones_like(want)
+  pull = jax.vjp(
+    jax.checkpoint(lambda q, v: attend(q, v, r, mask=mask)), query, value
+  )[1]
+  for got, expected in zip(
+    pull(cotangent),
+    gradients(query, value, r, cotangent, mask=mask),
+    strict=True,
+  ):
+    np.testing.assert_allclose(got, expected, atol=1e-5)
+
+
+def test_memory_is_linear_in_length_and_the_program_is_one():
+  temp, lines = {}, {}
+  for length in (2048, 4096, 8192):
+    shapes = [
+      jax.ShapeDtypeStruct((1, length, n, d), jnp.float32)
+      for n, d in ((N, H), (K, V), (N, V))
+    ]
+    r = jax.ShapeDtypeStruct((2, H, length // 64), jnp.float32)
+    compiled = gradients.lower(
+      *shapes[:2], r, shapes[2], chunk_size=64, is_causal=True
+    ).compile()
+    temp[length] = compiled.memory_analysis().temp_size_in_bytes
+    lines[length] = compiled.as_text().count("\n")
+  assert temp[8192] <= 2.1 * temp[4096] <= 2.1**2 * temp[2048]
+  assert temp[8192] < 8192 * 8192 / 2
+  assert lines[8192] <= lines[2048] * 1.05
+
+
+@pytest.mark.parametrize("chunk_size", [3, 64])
+def test_decoding_is_the_causal_call(chunk_size):
+  attention = lsh(num_rounds=2, num_buckets=6, chunk_size=chunk_size)
+  dims = Dims(N, K, V, T)
+  query, value = (jnp.asarray(x[..., :V]) for x in draw()[:2])
+  variables = attention.init(jax.random.key(0), dims)
+  want = attention.apply(variables, query, None, value, is_causal=True)
+  cache = attention.init_cache(variables, B, T, dims, jnp.float32)
+
+  def step(cache, at):
+    now, value = (x[:, None] for x in at)
+    out, cache = attention.decode(variables, cache, now, None, value)
+    return cache, out[:, 0]
+
+  # The second example starts five positions later: indices differ.
+  first, _ = jax.lax.scan(
+    step, cache, [jnp.moveaxis(x[:, :5], 1, 0) for x in (query, value)]
+  )
+  cache = jax.tree.map(lambda a, b: jnp.stack([a[0], b[1]]), first, cache)
+  shifted = [jnp.stack([x[0, 5:], x[1, :-5]], axis=1) for x in (query, value)]
+  cache, out = jax.lax.scan(step, cache, shifted)
+  assert_close(out[:, 0], want[0, 5:], 1e-5)
+  assert_close(out[:, 1], want[1, :-5], 1e-5)
+  np.testing.assert_array_equal(cache.index, [T, T - 5])
+
+
+def test_the_plug_draws_rotations_for_its_length():
+  dims = Dims(N, K, H, 4096)
+  drawn = lsh().init(jax.random.key(0), dims)["constants"]["rotations"]
+  assert drawn.shape == (4, H, 64)
+  short = lsh(num_rounds=2).init(
+    jax.random.key(0), dims._replace(max_length=70)
+  )
+  assert short["constants"]["rotations"].shape == (2, H, 2)
+  # More rounds at evaluation are another array of rotations.
+  query, value, _ = draw()
+  variables = {"constants": {"rotations": rotations(8)}}
+  out = jax.eval_shape(lsh().apply, variables, query, None, value)
+  assert out.shape == (B, T, N, V)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+  ("name", "change"),
+  [
+    ("rotations", {"rotations": np.ones((2, H + 1, 2), np.float32)}),
+    ("rotations", {"rotations": np.ones((H, 2), np.float32)}),
+    ("rotations", {"rotations": np.ones((0, H, 2), np.float32)}),
+    ("rotations", {"rotations": np.ones((2, H, 2), int)}),
+    ("chunk_size", {"chunk_size": 0}),
+    ("chunk_size", {"chunk_size": 2.0}),
+    ("chunk_size", {"chunk_size": True}),
+    ("mask", {"mask": np.ones((B, 1, T, T), bool)}),
+    ("mask", {"mask": np.ones((B, N, 1, T), bool)}),
+    ("mask", {"mask": np.ones((B, 1, 1, T), np.float32)}),
+    ("scale", {"scale": float("nan")}),
+    ("value", {"value": np.ones((B, T - 1, K, V), np.float32)}),
+    ("value", {"value": np.ones((B, T, 2 * N, V), np.float32)}),
+    ("value", {"value": np.ones((B, T, K, V), int)}),
+  ],
+)
+def test_errors_name_the_argument(name, change):
+  query, value, _ = draw()
+  call = {"rotations": rotations(), "chunk_size": CHUNK, "value": value}
+  call |= change
+  with pytest.raises(ValueError, match=rf"^{name}: expected"):
+    lsh_attention(query, call.pop("value"), **call)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_heads_must_divide():
+  query, value, _ = draw()
+  with pytest.raises(ValueError, match=r"^query: its 3 heads"):
+    lsh_attention(
+      query[:, :, :3], value, rotations=rotations(), chunk_size=CHUNK
+    )
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_the_factory_checks_and_refuses():
+  for name, options in (
+    ("num_rounds", {"num_rounds": 0}),
+    ("num_buckets", {"num_buckets": 3}),
+    ("num_buckets", {"num_buckets": 0}),
+    ("chunk_size", {"chunk_size": 0}),
+  ):
+    with pytest.raises(ValueError, match=rf"^{name}: expected"):
+      lsh(**options)
+  with pytest.raises(ValueError, match=r"^head_dim: expected"):
+    lsh_rotations(jax.random.key(0), num_rounds=1, head_dim=0, num_buckets=2)
+  attention = lsh()
+  query, value, _ = draw()
+  variables = attention.init(jax.random.key(0), Dims(N, K, H, T))
+  with pytest.raises(ValueError, match=r"^key: .+ expected None; .+"):
+    attention.apply(variables, query, query, value)
+  for option in ("bias", "query_segment_ids", "global_indices"):
+    with pytest.raises(ValueError, match=rf"^{option}: .+; .+"):
+      attention.apply(variables, query, None, value, **{option: query})
+  with pytest.raises(ValueError, match=r"^dropout_rate: .+; .+"):
+    attention.apply(variables, query, None, value, dropout_rate=0.1)
