@@ -156,6 +156,20 @@ def check_segment_ids(
       )
 
 
+def check_dropout(rate: float, rng: Array | None) -> None:
+  """Checks the two arguments of dropout on attention weights.
+
+  Raises:
+    ValueError: `rate` is not a share, or there is no key to draw with.
+  """
+  if not 0.0 <= rate < 1.0:
+    raise ValueError(f"dropout_rate: expected [0, 1), got {rate}")
+  if rate > 0.0 and rng is None:
+    raise ValueError(
+      f"dropout_rng: expected a key for dropout_rate {rate}, got None"
+    )
+
+
 def softmax_scale(
   scale: float | Float[Array, ""] | None, head_dim: int
 ) -> float | Float[Array, ""]:
@@ -207,9 +221,11 @@ def accepted_options(
 _INSTEAD = {
   "query_segment_ids": "dense and sliding_window attention take segment ids",
   "key_segment_ids": "dense and sliding_window attention take segment ids",
-  "bias": "dense attention takes a bias",
-  "dropout_rate": "dense attention has dropout on its weights",
-  "dropout_rng": "dense attention has dropout on its weights",
+  "bias": "dense and flash attention take a bias",
+  "relative_bias": "dense, flash and sliding_window attention take one",
+  "relative_keys": "dense, flash and sliding_window attention take them",
+  "dropout_rate": "dense and flash attention have dropout on their weights",
+  "dropout_rng": "dense and flash attention have dropout on their weights",
   "global_indices": "sliding_window attention has global tokens",
   "global_qkv": "sliding_window attention has global tokens",
 }

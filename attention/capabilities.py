@@ -17,6 +17,7 @@ CAPABILITIES: Mapping[str, str] = {
   "full_mask": "any mask",
   "segments": "segment ids",
   "bias": "bias",
+  "relative": "relative positions",
   "dropout": "dropout",
   "decode": "decode cache",
   "global": "global tokens",

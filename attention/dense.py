@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, plug
+from attention import arguments, plug, relative
 
 
 def dense_attention(
@@ -20,6 +20,8 @@ def dense_attention(
   query_segment_ids: Int[Array, "B T"] | None = None,
   key_segment_ids: Int[Array, "B S"] | None = None,
   bias: Float[Array, "..."] | None = None,
+  relative_bias: Float[Array, "N D"] | None = None,
+  relative_keys: Float[Array, "E H"] | None = None,
   dropout_rate: float = 0.0,
   dropout_rng: Array | None = None,
 ) -> Float[Array, "B T N V"]:
@@ -40,6 +42,8 @@ def dense_attention(
     query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
     key_segment_ids: `[B, S]`.
     bias: added to the scaled logits, broadcastable to `[B, N, T, S]`.
+    relative_bias: `[N, 2L+1]`, added by clipped distance, see `relative`.
+    relative_keys: `[2L+1, H]`, Shaw's keys by clipped distance.
     dropout_rate: share of attention weights set to zero; the others are
       divided by 1 - rate.
     dropout_rng: key of the dropout, needed where `dropout_rate` > 0.
@@ -62,22 +66,32 @@ def dense_attention(
   arguments.check_segment_ids(query_segment_ids, key_segment_ids, query, key)
   if bias is not None:
     arguments.check_broadcast("bias", bias, shape)
-  if not 0.0 <= dropout_rate < 1.0:
-    raise ValueError(f"dropout_rate: expected [0, 1), got {dropout_rate}")
+  arguments.check_dropout(dropout_rate, dropout_rng)
+  tables = relative.check(relative_bias, relative_keys, query)
   # Heads go next to the batch first, and the N/K query heads that share a key
   # head become its rows: both products are then plain batched matrix products.
   rows = arguments.rows_by_key_head(query, num_kv_heads)
   logits = jnp.einsum(
     "BKQH,BSKH->BKQS", rows, key, preferred_element_type=jnp.float32
   ).reshape(shape)
-  logits = logits * arguments.softmax_scale(scale, head_dim)
+  scale = arguments.softmax_scale(scale, head_dim)
+  logits = logits * scale
   if bias is not None:
     logits = logits + bias.astype(jnp.float32)
+  if tables.given:
+    logits += relative.logits(
+      tables,
+      rows.reshape(batch * num_kv_heads, -1, head_dim),
+      0,
+      length,
+      source_length,
+      scale,
+    ).reshape(shape)
   weights = masked_softmax(
     logits,
     _allowed(mask, is_causal, query_segment_ids, key_segment_ids, shape),
   )
-  if dropout_rate > 0.0:
+  if dropout_rng is not None and dropout_rate > 0.0:
     weights = _drop(weights, dropout_rate, dropout_rng)
   out = jnp.einsum(
     "BKQS,BSKV->BKQV",
@@ -89,13 +103,9 @@ def dense_attention(
 
 
 def _drop(
-  weights: Float[Array, "B N T S"], rate: float, rng: Array | None
+  weights: Float[Array, "B N T S"], rate: float, rng: Array
 ) -> Float[Array, "B N T S"]:
   """Zeroes a share `rate` of the weights and rescales the others."""
-  if rng is None:
-    raise ValueError(
-      f"dropout_rng: expected a key for dropout_rate {rate}, got None"
-    )
   keep = jax.random.bernoulli(rng, 1.0 - rate, weights.shape)
   return jnp.where(keep, weights / (1.0 - rate), 0.0)
 
@@ -178,6 +188,10 @@ def decode_dense(
   query: Float[Array, "B 1 N H"],
   key: Float[Array, "B 1 K H"],
   value: Float[Array, "B 1 K H"],
+  *,
+  relative_bias: Float[Array, "N D"] | None = None,
+  relative_keys: Float[Array, "E H"] | None = None,
+  scale: float | None = None,
 ) -> tuple[Float[Array, "B 1 N H"], DenseCache]:
   """One position of the causal call; time S·N·H whatever the position."""
   del variables
@@ -188,7 +202,20 @@ def decode_dense(
   keys = jnp.where(here, key.astype(cache.key.dtype), cache.key)
   values = jnp.where(here, value.astype(cache.value.dtype), cache.value)
   seen = slots[None, :] <= cache.index[:, None]
-  out = dense_attention(query, keys, values, mask=seen[:, None, None, :])
+  tables = relative.check(relative_bias, relative_keys, query)
+  bias = None
+  if tables.given:
+    distance = (slots[None, :] - cache.index[:, None])[:, None]
+    factor = arguments.softmax_scale(scale, query.shape[-1])
+    bias = relative.at_position(tables, query, distance, factor)
+  out = dense_attention(
+    query,
+    keys,
+    values,
+    mask=seen[:, None, None, :],
+    bias=bias,
+    scale=scale,
+  )
   return out, DenseCache(keys, values, cache.index + 1)
 
 
@@ -214,6 +241,7 @@ def dense() -> plug.Attention:
         "full_mask",
         "segments",
         "bias",
+        "relative",
         "dropout",
         "decode",
       }

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
-from attention import arguments, plug, sliding_window_global
+from attention import arguments, plug, relative, sliding_window_global
 from attention.sliding_window_blocks import Geometry, Operands
 from attention.sliding_window_cache import decode_ring, init_ring
 from attention.sliding_window_dilation import by_dilation
@@ -26,6 +26,8 @@ def sliding_window_attention(
   scale: float | Float[Array, ""] | None = None,
   query_segment_ids: Int[Array, "B T"] | None = None,
   key_segment_ids: Int[Array, "B S"] | None = None,
+  relative_bias: Float[Array, "N D"] | None = None,
+  relative_keys: Float[Array, "E H"] | None = None,
   global_indices: Int[Array, "B G"] | None = None,
   global_qkv: tuple[
     Float[Array, "B T N H"], Float[Array, "B S K H"], Float[Array, "B S K V"]
@@ -59,6 +61,9 @@ def sliding_window_attention(
     scale: factor of the logits; None is 1/√H.
     query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
     key_segment_ids: `[B, S]`.
+    relative_bias: `[N, 2L+1]`, see `relative`; entry L + i belongs to the key
+      at distance i·dilation, so L = w has one for each key of the window.
+    relative_keys: `[2L+1, H]`, Shaw's keys, counted alike.
     global_indices: `[B, G]`, the positions that are global; needs T = S. An
       index outside [0, T), such as -1, is no token, and one that comes twice
       counts once.
@@ -89,7 +94,13 @@ def sliding_window_attention(
     mask, query, key, "dense attention takes masks that vary"
   )
   arguments.check_segment_ids(query_segment_ids, key_segment_ids, query, key)
+  tables = relative.check(relative_bias, relative_keys, query)
   _check_globals(global_indices, global_qkv, query, key, value)
+  if tables.given and global_indices is not None:
+    raise ValueError(
+      "global_indices: expected None beside relative_bias and relative_keys, "
+      "which are indexed by the place in the window; a global key has none"
+    )
   scale = arguments.softmax_scale(scale, query.shape[-1])
   if isinstance(scale, jax.Array):
     # The block loop wants a number: a traced factor goes into the queries.
@@ -118,7 +129,7 @@ def sliding_window_attention(
   out = by_dilation(
     Geometry(left, 0 if is_causal else right, float(scale)),
     dilations,
-    Operands(query, key, value, global_key, global_value),
+    Operands(query, key, value, global_key, global_value, tables),
     rules._replace(key_mask=key_mask),
     global_mask,
   )
@@ -244,10 +255,20 @@ def sliding_window(
     del variables
     return init_ring(reach, batch, max_length, dims, dtype)
 
-  def decode(variables, cache, query, key, value):
+  def decode(
+    variables,
+    cache,
+    query,
+    key,
+    value,
+    *,
+    relative_bias=None,
+    relative_keys=None,
+  ):
     del variables
     dilations = _head_dilations(dilation, query.shape[2])
-    return decode_ring(left, dilations, cache, query, key, value)
+    tables = relative.check(relative_bias, relative_keys, query)
+    return decode_ring(left, dilations, cache, query, key, value, tables)
 
   return plug.Attention(
     init=init,
@@ -255,6 +276,6 @@ def sliding_window(
     init_cache=init_cache,
     decode=decode,
     supports=frozenset(
-      {"causal", "cross", "mask", "segments", "decode", "global"}
+      {"causal", "cross", "mask", "segments", "relative", "decode", "global"}
     ),
   )

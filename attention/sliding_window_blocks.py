@@ -44,6 +44,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from attention import blocks
+from attention import relative as relative_terms
+from attention.relative import Relative
+
 BLOCK = 64
 
 
@@ -62,13 +66,14 @@ class Geometry(NamedTuple):
 
 
 class Operands(NamedTuple):
-  """The arrays that have a derivative; G may be 0."""
+  """The arrays that have a derivative; G may be 0, and is with `relative`."""
 
   query: Float[Array, "B T N H"]
   key: Float[Array, "B S K H"]
   value: Float[Array, "B S K V"]
   global_key: Float[Array, "B G K H"]
   global_value: Float[Array, "B G K V"]
+  relative: Relative = Relative()
 
 
 class Limits(NamedTuple):
@@ -122,34 +127,6 @@ def _sizes(geometry: Geometry, operands: Operands) -> tuple[int, int, int]:
   return rows, width, -(-length // rows)
 
 
-def _slice(x: Array, start: Array, size: int) -> Array:
-  return jax.lax.dynamic_slice_in_dim(x, start, size, axis=1)
-
-
-def _update(x: Array, rows: Array, start: Array) -> Array:
-  rows = rows.astype(x.dtype)
-  return jax.lax.dynamic_update_slice_in_dim(x, rows, start, axis=1)
-
-
-def _heads_first(
-  x: Float[Array, "B C N H"], kv_heads: int
-) -> Float[Array, "A Q H"]:
-  """Heads beside the batch; the J heads of one key head become rows."""
-  batch, _, _, features = x.shape
-  return jnp.swapaxes(x, 1, 2).reshape(batch * kv_heads, -1, features)
-
-
-def _heads_last(
-  x: Float[Array, "A Q H"], batch: int, rows: int
-) -> Float[Array, "B C N H"]:
-  """The inverse of `_heads_first`."""
-  return jnp.swapaxes(x.reshape(batch, -1, rows, x.shape[-1]), 1, 2)
-
-
-def _dot(spec: str, x: Array, y: Array) -> Array:
-  return jnp.einsum(spec, x, y, preferred_element_type=jnp.float32)
-
-
 def _allowed(
   geometry: Geometry,
   limits: Limits,
@@ -166,10 +143,10 @@ def _allowed(
   allowed = allowed[None, None]
 
   def of_rows(x):
-    return jnp.moveaxis(_slice(x, start, rows), 1, 2)
+    return jnp.moveaxis(blocks.cut(x, start, rows), 1, 2)
 
   def of_keys(x):
-    return jnp.moveaxis(_slice(x, first, width), 1, 2)[:, :, None]
+    return jnp.moveaxis(blocks.cut(x, first, width), 1, 2)[:, :, None]
 
   if limits.key_mask is not None:
     allowed &= of_keys(limits.key_mask)
@@ -195,21 +172,35 @@ def _read(
   first = jnp.clip(start - geometry.left, 0, source_length - width)
 
   def keys(x, of_global):
-    x = _slice(x, first, width)
+    x = blocks.cut(x, first, width)
     if limits.key_mask is not None:
       # A hidden key is zeroed as well, so that not even NaN gets through.
-      mask = _slice(limits.key_mask, first, width)
+      mask = blocks.cut(limits.key_mask, first, width)
       mask = jnp.repeat(mask, kv_heads // mask.shape[-1], axis=-1)
       x = jnp.where(mask[..., None], x, 0)
-    return _heads_first(jnp.concatenate([x, of_global], axis=1), kv_heads)
+    return blocks.heads_first(jnp.concatenate([x, of_global], axis=1), kv_heads)
 
   return _Block(
     start=start,
     first=first,
-    query=_heads_first(_slice(operands.query, start, rows), kv_heads),
+    query=blocks.heads_first(blocks.cut(operands.query, start, rows), kv_heads),
     key=keys(operands.key, operands.global_key),
     value=keys(operands.value, operands.global_value),
     allowed=_allowed(geometry, limits, start, first, rows, width),
+  )
+
+
+def _near(
+  geometry: Geometry,
+  rows: int,
+  width: int,
+  relative: Relative,
+  query: Float[Array, "A Q H"],
+  block: _Block,
+) -> Float[Array, "A Q W"]:
+  """What the tables add to the logits of a block."""
+  return relative_terms.logits(
+    relative, query, block.first - block.start, rows, width, geometry.scale
   )
 
 
@@ -217,7 +208,8 @@ def _forward(
   geometry: Geometry, operands: Operands, limits: Limits
 ) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
   """The output and the log-sum-exp of every row."""
-  rows, _, num_blocks = _sizes(geometry, operands)
+  rows, width, num_blocks = _sizes(geometry, operands)
+  near = partial(_near, geometry, rows, width)
   batch, length, num_heads, _ = operands.query.shape
   features = operands.value.shape[-1]
   lowest = jnp.finfo(jnp.float32).min
@@ -225,23 +217,28 @@ def _forward(
   def step(i, carry):
     out, lse = carry
     block = _read(geometry, operands, limits, i)
-    scores = _dot("nqd,nkd->nqk", block.query, block.key)
+    scores = blocks.dot("nqd,nkd->nqk", block.query, block.key)
+    scores *= geometry.scale
+    if operands.relative.given:
+      scores += near(operands.relative, block.query, block)
     logits = scores.reshape(
       block.allowed.shape[0], -1, *block.allowed.shape[2:]
     )
-    logits = jnp.where(block.allowed, logits * geometry.scale, lowest)
+    logits = jnp.where(block.allowed, logits, lowest)
     # Not below lowest/2: all exponentials of an empty row are 0, not exp(0).
     maximum = jnp.maximum(jnp.max(logits, -1, keepdims=True), lowest / 2)
     p = jnp.exp(logits - maximum)
     total = jnp.sum(p, -1, keepdims=True)
     p = p.reshape(scores.shape).astype(block.value.dtype)
-    result = _dot("nqk,nkd->nqd", p, block.value)
+    result = blocks.dot("nqk,nkd->nqd", p, block.value)
     result /= jnp.where(total > 0.0, total, 1.0).reshape(*result.shape[:2], 1)
     row_lse = jnp.where(total > 0.0, maximum + jnp.log(total), jnp.inf)
     row_lse = row_lse.reshape(*result.shape[:2], 1)
     return (
-      _update(out, _heads_last(result, batch, rows), block.start),
-      _update(lse, _heads_last(row_lse, batch, rows)[..., 0], block.start),
+      blocks.put(out, blocks.heads_last(result, batch, rows), block.start),
+      blocks.put(
+        lse, blocks.heads_last(row_lse, batch, rows)[..., 0], block.start
+      ),
     )
 
   out = jnp.zeros((batch, length, num_heads, features), operands.query.dtype)
@@ -253,48 +250,59 @@ def _windowed_bwd(geometry, residuals, cotangent):
   """The backward of the module's docstring, scores transposed: [keys, rows]."""
   operands, limits, out, lse = residuals
   rows, width, num_blocks = _sizes(geometry, operands)
+  near = partial(_near, geometry, rows, width)
   batch = operands.query.shape[0]
   kv_heads = operands.key.shape[2]
 
   def step(i, totals):
     block = _read(geometry, operands, limits, i)
     is_new = block.start + jnp.arange(rows) >= i * rows
-    g = _slice(cotangent, block.start, rows)
+    g = blocks.cut(cotangent, block.start, rows)
     g = jnp.where(is_new[None, :, None, None], g, 0)
     delta = jnp.sum(
-      (g * _slice(out, block.start, rows)).astype(jnp.float32),
+      (g * blocks.cut(out, block.start, rows)).astype(jnp.float32),
       -1,
       keepdims=True,
     )
-    delta = jnp.swapaxes(_heads_first(delta, kv_heads), 1, 2)
-    row_lse = _slice(lse, block.start, rows)[..., None]
-    row_lse = jnp.swapaxes(_heads_first(row_lse, kv_heads), 1, 2)
-    g = _heads_first(g, kv_heads)
+    delta = jnp.swapaxes(blocks.heads_first(delta, kv_heads), 1, 2)
+    row_lse = blocks.cut(lse, block.start, rows)[..., None]
+    row_lse = jnp.swapaxes(blocks.heads_first(row_lse, kv_heads), 1, 2)
+    g = blocks.heads_first(g, kv_heads)
 
-    scores = _dot("nkd,nqd->nkq", block.key, block.query)
+    scores = blocks.dot("nkd,nqd->nkq", block.key, block.query)
+    scores *= geometry.scale
+    if operands.relative.given:
+      near_logits, pullback = jax.vjp(
+        partial(near, block=block), operands.relative, block.query
+      )
+      scores += jnp.swapaxes(near_logits, 1, 2)
     allowed = jnp.moveaxis(block.allowed, 3, 1)  # [B*D, W+G, 1, C]
-    p = jnp.exp(scores * geometry.scale - row_lse)
+    p = jnp.exp(scores - row_lse)
     split = (allowed.shape[0], -1, allowed.shape[1], p.shape[2] // rows, rows)
     p = jnp.where(allowed[:, None], p.reshape(split), 0.0).reshape(p.shape)
-    dp = _dot("nkd,nqd->nkq", block.value, g)
-    ds = (p * (dp - delta) * geometry.scale).astype(block.query.dtype)
-    dv = _dot("nkq,nqd->nkd", p.astype(g.dtype), g)
-    dk = _dot("nkq,nqd->nkd", ds, block.query)
-    dq = _dot("nkq,nkd->nqd", ds, block.key)
+    dp = blocks.dot("nkd,nqd->nkq", block.value, g)
+    dlogits = p * (dp - delta)
+    ds = (dlogits * geometry.scale).astype(block.query.dtype)
+    dv = blocks.dot("nkq,nqd->nkd", p.astype(g.dtype), g)
+    dk = blocks.dot("nkq,nqd->nkd", ds, block.query)
+    dq = blocks.dot("nkq,nkd->nqd", ds, block.key)
 
-    dq = _heads_last(dq, batch, rows)
-    dk = _heads_last(dk, batch, dk.shape[1])
-    dv = _heads_last(dv, batch, dv.shape[1])
-
-    def add(total, x, start):
-      return _update(total, x + _slice(total, start, x.shape[1]), start)
+    drelative = totals.relative
+    if operands.relative.given:
+      more, dquery = pullback(jnp.swapaxes(dlogits, 1, 2))
+      drelative = jax.tree.map(jnp.add, drelative, more)
+      dq += dquery
+    dq = blocks.heads_last(dq, batch, rows)
+    dk = blocks.heads_last(dk, batch, dk.shape[1])
+    dv = blocks.heads_last(dv, batch, dv.shape[1])
 
     return Operands(
-      query=add(totals.query, dq, block.start),
-      key=add(totals.key, dk[:, :width], block.first),
-      value=add(totals.value, dv[:, :width], block.first),
+      query=blocks.add(totals.query, dq, block.start),
+      key=blocks.add(totals.key, dk[:, :width], block.first),
+      value=blocks.add(totals.value, dv[:, :width], block.first),
       global_key=totals.global_key + dk[:, width:],
       global_value=totals.global_value + dv[:, width:],
+      relative=drelative,
     )
 
   zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), operands)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from attention import plug
+from attention import arguments, plug, relative
 from attention.dense import dense_attention
 
 
@@ -46,6 +46,7 @@ def decode_ring(
   query: Float[Array, "B 1 N H"],
   key: Float[Array, "B 1 K H"],
   value: Float[Array, "B 1 K H"],
+  tables: relative.Relative,
 ) -> tuple[Float[Array, "B 1 N H"], SlidingWindowCache]:
   """One position of the causal call; time R·N·H whatever the position.
 
@@ -56,6 +57,7 @@ def decode_ring(
     query: the position's own query.
     key: its key, which it sees too.
     value: its value.
+    tables: what is added by distance.
   """
   slots = jnp.arange(cache.key.shape[1])
   # How many positions ago each slot is written, this position's write included.
@@ -69,5 +71,11 @@ def decode_ring(
     age[:, None, :], jnp.asarray(dilations, jnp.int32)[None, :, None]
   )
   seen = written & (rest == 0) & (steps <= left)
-  out = dense_attention(query, keys, values, mask=seen[:, :, None, :])
+  bias = None
+  if tables.given:
+    scale = arguments.softmax_scale(None, query.shape[-1])
+    bias = relative.at_position(tables, query, -steps, scale)
+  out = dense_attention(
+    query, keys, values, mask=seen[:, :, None, :], bias=bias
+  )
   return out, SlidingWindowCache(keys, values, cache.index + 1)

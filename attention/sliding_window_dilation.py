@@ -33,9 +33,12 @@ def by_dilation(
     return _dilated(geometry, dilations[0], operands, rules, global_mask)
   outs, order = [], []
   for dilation, query_heads, key_heads in calls:
+    heads = np.array(query_heads)
+    bias = operands.relative.bias
     mine = Operands(
-      operands.query[:, :, np.array(query_heads)],
-      *(x[:, :, np.array(key_heads)] for x in operands[1:]),
+      operands.query[:, :, heads],
+      *(x[:, :, np.array(key_heads)] for x in operands[1:5]),
+      operands.relative._replace(bias=None if bias is None else bias[heads]),
     )
     outs.append(_dilated(geometry, dilation, mine, rules, global_mask))
     order += query_heads
@@ -94,8 +97,12 @@ def _dilated(
     x = split(x)
     return x.reshape(*x.shape[:2], dilation * x.shape[3], x.shape[4])
 
-  def for_all(x):
-    return jnp.tile(x, (1, 1, dilation, 1))
+  def for_all(x, axis=2):
+    repeats = [1] * x.ndim
+    repeats[axis] = dilation
+    return jnp.tile(x, repeats)
+
+  bias = operands.relative.bias
 
   out = windowed_attention(
     # A window beyond the sequence is no wider than the sequence.
@@ -108,6 +115,9 @@ def _dilated(
       value=into_heads(operands.value),
       global_key=for_all(operands.global_key),
       global_value=for_all(operands.global_value),
+      relative=operands.relative._replace(
+        bias=None if bias is None else for_all(bias, axis=0)
+      ),
     ),
     Limits(
       key_mask=None if key_mask is None else split(key_mask),

@@ -9,7 +9,7 @@ import numpy as np
 from attention import Dims
 
 FEATURES = frozenset(
-  {"causal", "mask", "full_mask", "segments", "bias", "global"}
+  {"causal", "mask", "full_mask", "segments", "bias", "relative", "global"}
 )
 
 
@@ -17,7 +17,8 @@ class Case(NamedTuple):
   """A shape and the options of a call, drawn by `draw`.
 
   Attributes:
-    options: names: those of `supports`, 'scale' and 'global_qkv'.
+    options: names: those of `supports`, 'scale', 'global_qkv' and the two
+      tables of 'relative' alone.
     length: T.
     source_length: S, None = T.
     num_kv_heads: K.
@@ -47,7 +48,9 @@ class Case(NamedTuple):
   @property
   def needs(self) -> frozenset[str]:
     cross = {"cross"} if self.keys != self.length else set()
-    return frozenset(FEATURES.intersection(self.options) | cross)
+    options = (option.split("_")[0] for option in self.options)
+    options = {*self.options, *options}
+    return frozenset(FEATURES.intersection(options) | cross)
 
   def __str__(self) -> str:
     shape = f"T{self.length}S{self.keys}K{self.num_kv_heads}V{self.value_dim}"
@@ -84,6 +87,13 @@ class Case(NamedTuple):
           call["key_segment_ids"] = np.sort(rng.integers(0, 3, (B, S)))
         case "bias":
           call["bias"] = normal(1, N, T, S)
+        case "relative_bias":
+          call["relative_bias"] = normal(N, 7)
+        case "relative_keys":
+          call["relative_keys"] = normal(9, self.head_dim)
+        case "relative":
+          call["relative_bias"] = normal(N, 7)
+          call["relative_keys"] = normal(9, self.head_dim)
         case "global":
           indices = rng.integers(0, S, (B, 3))
           indices[0, 1], indices[-1, 2] = -1, indices[-1, 0]

@@ -13,11 +13,13 @@ LENGTH = 12
 decoders = pytest.mark.parametrize("mechanism", DECODERS, ids=str)
 
 
-def step_by_step(attention, variables, cache, qkv):
+def step_by_step(attention, variables, cache, qkv, **call):
   """Decodes position after position under `lax.scan`; `[B, T, N, V]`."""
 
   def step(cache, at):
-    out, cache = attention.decode(variables, cache, *(x[:, None] for x in at))
+    out, cache = attention.decode(
+      variables, cache, *(x[:, None] for x in at), **call
+    )
     return cache, out[:, 0]
 
   in_time = [jnp.moveaxis(x, 1, 0) for x in qkv]
@@ -55,6 +57,20 @@ def test_decoding_equals_the_causal_call(mechanism, num_kv_heads):
   )(cache, qkv)
   assert_close(scanned, expected, 1e-5)
   assert jax.tree.structure(scan_cache) == jax.tree.structure(cache)
+
+
+@pytest.mark.parametrize(
+  "mechanism",
+  [m for m in DECODERS if "relative" in m.build().supports],
+  ids=str,
+)
+def test_decoding_with_relative_positions(mechanism):
+  case = Case(("relative",), length=LENGTH)
+  attention, variables, cache, qkv = setup(mechanism, case)
+  tables = case.draw()[1]
+  expected = attention.apply(variables, *qkv, is_causal=True, **tables)
+  _, out = step_by_step(attention, variables, cache, qkv, **tables)
+  assert_close(out, expected, 1e-5)
 
 
 @pytest.mark.parametrize(

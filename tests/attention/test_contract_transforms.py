@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from attention import attention_weights
+from attention.capabilities import CAPABILITIES
 from tests.attention.cases import Case, assert_close, split
 from tests.attention.mechanisms import MECHANISMS, ONE_EACH
 
@@ -97,8 +98,7 @@ def test_the_attention_matrix(mechanism):
 
 @mechanisms
 def test_supports_names_known_features(mechanism):
-  known = "causal cross rowwise mask full_mask segments bias dropout decode"
-  assert mechanism.build().supports <= {*known.split(), "global"}
+  assert mechanism.build().supports <= CAPABILITIES.keys()
 
 
 def asking_for(feature):
@@ -114,6 +114,7 @@ def asking_for(feature):
     "cross": "key|query",
     "full_mask": "mask",
     "segments": "query_segment_ids|key_segment_ids",
+    "relative": "relative_bias|relative_keys",
     "global": "global_indices",
   }.get(feature, feature)
   return case, {}, name
@@ -124,7 +125,7 @@ REFUSED = [
   for mechanism in ONE_EACH
   for feature in (
     *("causal", "cross", "mask", "full_mask"),
-    *("segments", "bias", "dropout", "global"),
+    *("segments", "bias", "relative", "dropout", "global"),
   )
   if feature not in mechanism.build().supports
 ]

@@ -18,6 +18,8 @@ ALONE = (
   Case(("full_mask", "scale")),
   Case(("segments",)),
   Case(("bias",)),
+  Case(("relative_bias",)),
+  Case(("relative_keys", "causal"), num_kv_heads=1),
   Case(("global",), num_kv_heads=4),
   # One position, a prime number of them, cross in both directions.
   Case(("causal",), length=1),
@@ -33,11 +35,16 @@ TOGETHER = (
   Case(("causal", "full_mask", "segments", "bias"), num_kv_heads=1),
   Case(("mask", "segments"), length=7, source_length=13),
   Case(("causal", "mask", "segments"), num_kv_heads=4),
+  Case(("relative", "mask", "scale"), length=7, source_length=13),
+  Case(("relative", "bias", "causal", "segments")),
   Case(("global", "global_qkv", "mask", "scale"), value_dim=5),
   Case(("global", "global_qkv", "causal", "mask", "segments")),
   Case(("global", "causal"), num_kv_heads=1),
   LONG._replace(options=("causal", "mask")),
 )
+
+
+DIFFERENTIABLE = ("bias", "relative_bias", "relative_keys", "global_qkv")
 
 
 def supported(mechanisms, cases):
@@ -60,8 +67,7 @@ def differentiable(tree):
   return {
     "params": variables.get("params", {}),
     "qkv": qkv,
-    "bias": call.get("bias"),
-    "global_qkv": call.get("global_qkv"),
+    **{name: call.get(name) for name in DIFFERENTIABLE},
   }
 
 
@@ -70,7 +76,7 @@ def replaced(tree, leaves):
   variables, _, call = tree
   if leaves["params"]:
     variables = {**variables, "params": leaves["params"]}
-  for name in ("bias", "global_qkv"):
+  for name in DIFFERENTIABLE:
     if leaves[name] is not None:
       call = {**call, name: leaves[name]}
   return variables, leaves["qkv"], call

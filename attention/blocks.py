@@ -1,0 +1,47 @@
+"""What every block loop is made of: cut a block, multiply, put it back.
+
+Speed. Blocks are cut out of `[B, T, N, H]` and only then brought to
+[products, rows, features], where they are small enough for the cache. XLA:CPU
+sends batched products of the forms 'nqd,nkd->nqk' and 'nqk,nkd->nqd' to its fast
+kernel; others run at half that rate.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+
+def dot(spec: str, x: Array, y: Array) -> Array:
+  """An einsum of two blocks that accumulates in float32."""
+  return jnp.einsum(spec, x, y, preferred_element_type=jnp.float32)
+
+
+def cut(x: Array, start: Array, size: int, axis: int = 1) -> Array:
+  """`size` positions of `x` from `start`."""
+  return jax.lax.dynamic_slice_in_dim(x, start, size, axis=axis)
+
+
+def put(x: Array, block: Array, start: Array) -> Array:
+  """`x` with the positions from `start` replaced, in the dtype of `x`."""
+  block = block.astype(x.dtype)
+  return jax.lax.dynamic_update_slice_in_dim(x, block, start, axis=1)
+
+
+def add(total: Array, block: Array, start: Array) -> Array:
+  """`total` with `block` added to the positions from `start`."""
+  return put(total, block + cut(total, start, block.shape[1]), start)
+
+
+def heads_first(
+  x: Float[Array, "B C N H"], kv_heads: int
+) -> Float[Array, "A Q H"]:
+  """A = B·K products of Q = N/K · C rows: query heads that share a key head."""
+  batch, _, _, features = x.shape
+  return jnp.swapaxes(x, 1, 2).reshape(batch * kv_heads, -1, features)
+
+
+def heads_last(
+  x: Float[Array, "A Q H"], batch: int, rows: int
+) -> Float[Array, "B C N H"]:
+  """Undoes `heads_first` on blocks of C = `rows` positions."""
+  return jnp.swapaxes(x.reshape(batch, -1, rows, x.shape[-1]), 1, 2)

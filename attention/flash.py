@@ -1,0 +1,167 @@
+"""Exact attention in blocks, linear in memory (FlashAttention, Dao 2022)."""
+
+import jax
+from jaxtyping import Array, Bool, Float, Int
+
+from attention import arguments, flash_backends, plug, relative
+from attention.dense import dense
+from attention.flash_backends import Implementation
+from attention.flash_blocks import blockwise_attention
+from attention.flash_scores import Limits, Operands, Settings
+
+_BLOCK_SIZE = (256, 512)
+
+
+def flash_attention(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"],
+  value: Float[Array, "B S K V"],
+  *,
+  mask: Bool[Array, "..."] | None = None,
+  is_causal: bool = False,
+  scale: float | Float[Array, ""] | None = None,
+  query_segment_ids: Int[Array, "B T"] | None = None,
+  key_segment_ids: Int[Array, "B S"] | None = None,
+  bias: Float[Array, "..."] | None = None,
+  relative_bias: Float[Array, "N D"] | None = None,
+  relative_keys: Float[Array, "E H"] | None = None,
+  dropout_rate: float = 0.0,
+  dropout_rng: Array | None = None,
+  block_size: int | tuple[int, int] = _BLOCK_SIZE,
+  implementation: Implementation | None = None,
+) -> Float[Array, "B T N V"]:
+  """`dense_attention` without its T×S matrix: softmax(scale · Q Kᵀ + bias) V.
+
+  Blocks of queries walk over blocks of keys with an online softmax, and the
+  backward recomputes each block from the log-sum-exp of its rows; the
+  mathematics are in `flash_blocks`. Masks, biases and segments are read block
+  by block along the axes that they have. Causal blocks above the diagonal are
+  not visited.
+
+  Args:
+    query: `[B, T, N, H]`.
+    key: `[B, S, K, H]`; N is a multiple of K, query head n reads key head
+      n // (N/K).
+    value: `[B, S, K, V]`.
+    mask: boolean, True = attend, broadcastable to `[B, N, T, S]`.
+    is_causal: query t sees keys s ≤ t.
+    scale: factor of the logits; None is 1/√H.
+    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
+    key_segment_ids: `[B, S]`.
+    bias: added to the scaled logits, broadcastable to `[B, N, T, S]`.
+    relative_bias: `[N, 2L+1]`, added by clipped distance, see `relative`.
+    relative_keys: `[2L+1, H]`, Shaw's keys by clipped distance.
+    dropout_rate: share of attention weights set to zero; the others are
+      divided by 1 - rate. Which ones depends on `block_size`.
+    dropout_rng: key of the dropout, needed where `dropout_rate` > 0.
+    block_size: queries and keys in a block; one int for both. For 'xla'.
+    implementation: 'xla' is the block loop here and works everywhere. 'cudnn'
+      and 'tokamax' are a GPU's kernels, by `jax.nn` and by the optional package
+      of that name. None takes cuDNN on a GPU where it can serve the call, and
+      'xla' elsewhere.
+
+  Returns:
+    `[B, T, N, V]` in the dtype of `query`.
+
+  Raises:
+    ValueError: arguments do not fit together, or `implementation` cannot serve
+      them.
+
+  Cost, C × D a block: time T·S·N·(H+V), half of it if causal; memory beside the
+  arrays B·N·C·D float32 and heads-first copies of key and value. Nothing is
+  T×S, forward or backward, but a bias of that size and its gradient.
+
+  Departs from its paper in that blocks are sized for a CPU's cache, not for a
+  GPU's on-chip memory, and dropout draws a key per block instead of keeping
+  generator states.
+
+  Paper: FlashAttention, arXiv:2205.14135.
+  """
+  arguments.check_qkv(query, key, value)
+  batch, length, num_heads, head_dim = query.shape
+  shape = (batch, num_heads, length, key.shape[1])
+  arguments.check_mask(mask, shape)
+  arguments.check_segment_ids(query_segment_ids, key_segment_ids, query, key)
+  if bias is not None:
+    arguments.check_broadcast("bias", bias, shape)
+  arguments.check_dropout(dropout_rate, dropout_rng)
+  tables = relative.check(relative_bias, relative_keys, query)
+  rows, width = _block_sizes(block_size)
+  scale = arguments.softmax_scale(scale, head_dim)
+
+  backend = flash_backends.choose(
+    implementation,
+    query,
+    key,
+    value,
+    without={
+      "query_segment_ids": query_segment_ids is not None,
+      "relative_bias": relative_bias is not None,
+      "relative_keys": relative_keys is not None,
+      "dropout_rate": dropout_rate > 0.0,
+    },
+  )
+  if backend != "xla":
+    return flash_backends.call(
+      backend, query, key, value, mask, bias, is_causal, scale
+    )
+  if isinstance(scale, jax.Array):
+    # The block loop wants a number: a traced factor goes into the queries.
+    query = query * scale.astype(query.dtype)
+    scale = 1.0
+  return blockwise_attention(
+    Settings(
+      scale=float(scale),
+      is_causal=is_causal,
+      rows=min(rows, length),
+      width=min(width, key.shape[1]),
+      dropout_rate=dropout_rate,
+    ),
+    Operands(query, key, value, bias, tables),
+    Limits(mask, query_segment_ids, key_segment_ids, dropout_rng),
+  )
+
+
+def _block_sizes(block_size: int | tuple[int, int]) -> tuple[int, int]:
+  """(queries, keys) of a block."""
+  sizes = block_size if isinstance(block_size, tuple) else (block_size,) * 2
+  if len(sizes) != 2 or any(
+    not isinstance(size, int) or isinstance(size, bool) or size < 1
+    for size in sizes
+  ):
+    raise ValueError(
+      "block_size: expected a positive int or a pair (queries, keys), got "
+      f"{block_size!r}"
+    )
+  return sizes[0], sizes[1]
+
+
+def flash(
+  block_size: int | tuple[int, int] = _BLOCK_SIZE,
+  implementation: Implementation | None = None,
+) -> plug.Attention:
+  """The plug of `flash_attention`.
+
+  Decoding is that of dense attention: one query has no blocks.
+
+  Args:
+    block_size: queries and keys in a block.
+    implementation: 'xla', 'cudnn', 'tokamax', or None to choose.
+
+  Raises:
+    ValueError: an argument is out of range.
+  """
+  _block_sizes(block_size)
+  flash_backends.check_name(implementation)
+
+  def apply(variables, query, key, value, **call):
+    del variables
+    call = arguments.accepted_options("flash", flash_attention, call)
+    return flash_attention(
+      query,
+      key,
+      value,
+      **{"block_size": block_size, "implementation": implementation, **call},
+    )
+
+  return dense()._replace(apply=apply)

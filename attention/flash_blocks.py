@@ -1,0 +1,285 @@
+"""The two nested block loops behind `flash_attention`, with its own backward.
+
+Forward, for a block of C queries, over blocks of D keys, A the allowed pairs:
+
+  m' = max(m, max_A x)                 x = scale · q kᵀ + bias
+  l' = e^(m − m') l + Σ_A e^(x − m')
+  o' = e^(m − m') o + Σ_A e^(x − m') v       out = o / l,  lse = m + log l
+
+(lse = +inf and out = 0 for a query that sees nothing). This is the paper's
+algorithm 1. Backward, its algorithm 4, from the inputs, out and lse only, with g
+the cotangent of out and Δ the dropout's keep / (1 − rate), 1 without dropout:
+
+  p = e^(x − lse) on A, else 0         dv = (p·Δ)ᵀ g
+  δ = Σ g · out                        ds = p · (Δ · (g vᵀ) − δ)
+  dq = scale · ds k                    dk = scale · dsᵀ q        dbias = ds
+
+δ is a sum over features although dropout acts on weights, because
+Σ_s p Δ (g vᵀ) = g · out.
+
+Blocks. The last block of queries, or of keys, moves back to end at T, or S, so
+that no array is padded: rows that two blocks share are computed twice with the
+same result, keys that two share count in the first only. Causal blocks above
+the diagonal are never visited, blocks below it need no mask. A mask or bias is
+read block by block along the axes that it has.
+
+Axes. The J = N/K query heads of a key head are rows of one product. Scores
+[B·K, J·C, D] are the same memory as [B, N, C, D], where masks apply; the backward
+holds them transposed, [B·K, D, J·C], for XLA:CPU's fast products (see
+`sliding_window_blocks`). Keys and values are brought to [B·K, S, H] once.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from attention import blocks, flash_scores
+from attention.flash_scores import Keys, Limits, Operands, Queries, Settings
+
+_LOWEST = float(jnp.finfo(jnp.float32).min)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def blockwise_attention(
+  settings: Settings, operands: Operands, limits: Limits
+) -> Float[Array, "B T N V"]:
+  """Exact softmax attention; nothing of T×S is ever held."""
+  return _forward(settings, operands, limits)[0]
+
+
+def _blockwise_fwd(settings, operands, limits):
+  out, lse = _forward(settings, operands, limits)
+  return out, (operands, limits, out, lse)
+
+
+def _read_queries(settings: Settings, operands: Operands, i: Array):
+  start = jnp.minimum(
+    i * settings.rows, operands.query.shape[1] - settings.rows
+  )
+  query = blocks.cut(operands.query, start, settings.rows)
+  return Queries(i, start, blocks.heads_first(query, operands.key.shape[2]))
+
+
+def _read_keys(
+  operands: Operands, limits: Limits
+) -> tuple[Float[Array, "A S H"], Float[Array, "A S V"]]:
+  """All keys and values, heads first; zeros where a key mask hides them.
+
+  So not even a NaN that stands in padding gets through.
+  """
+  arrays = operands.key, operands.value
+  mask = limits.mask
+  if mask is not None and mask.shape[1] == mask.shape[2] == 1:
+    hidden = ~mask[:, 0, 0, :, None, None]
+    arrays = [jnp.where(hidden, 0, x) for x in arrays]
+  key, value = (blocks.heads_first(x, x.shape[2]) for x in arrays)
+  return key, value
+
+
+def _over_keys(settings, operands, limits, queries, step, carry):
+  """Runs `step(keys, is_masked, carry)` over the key blocks that are seen.
+
+  Where only causality or the ragged end limits, the first blocks need no mask.
+  """
+  source_length = operands.key.shape[1]
+  width = settings.width
+  seen, whole = source_length, source_length // width
+  if settings.is_causal:
+    seen = jnp.minimum(seen, queries.start + settings.rows)
+    whole = jnp.minimum(whole, (queries.start + 1) // width)
+  if limits.mask is not None or limits.query_segments is not None:
+    whole = 0
+
+  def visit(is_masked, j, carry):
+    fresh = j * width
+    start = jnp.minimum(fresh, source_length - width)
+    return step(Keys(j, start, fresh), is_masked, carry)
+
+  carry = jax.lax.fori_loop(0, whole, partial(visit, False), carry)
+  end = (seen + width - 1) // width
+  return jax.lax.fori_loop(whole, end, partial(visit, True), carry)
+
+
+def _forward(
+  settings: Settings, operands: Operands, limits: Limits
+) -> tuple[Float[Array, "B T N V"], Float[Array, "A I Q"]]:
+  """The output, and the log-sum-exp of every row by block."""
+  batch, length, num_heads, _ = operands.query.shape
+  key, value = _read_keys(operands, limits)
+  products, _, value_dim = value.shape
+  rows = batch * num_heads * settings.rows // products
+  by_head = flash_scores.by_head(settings, operands)
+  is_biased = operands.bias is not None or operands.relative.given
+
+  def attend(queries, keys, is_masked, carry):
+    maximum, total, out = carry
+    block = blocks.cut(key, keys.start, settings.width)
+    x = blocks.dot("nqd,nkd->nqk", queries.query, block) * settings.scale
+    if is_biased:
+      x = x.reshape(by_head) + flash_scores.added(
+        settings, operands, queries, keys
+      )
+    if is_masked:
+      allowed = flash_scores.allowed(settings, limits, queries, keys)
+      x = jnp.where(allowed, x.reshape(by_head), _LOWEST)
+    x = x.reshape(products, rows, settings.width)
+    # Not below lowest/2: then no exponential of a hidden pair is exp(0).
+    larger = jnp.maximum(maximum, jnp.max(x, -1, keepdims=True))
+    decay = jnp.exp(maximum - larger)
+    p = jnp.exp(x - larger)
+    total = total * decay + jnp.sum(p, -1, keepdims=True)
+    if settings.dropout_rate:
+      kept = flash_scores.kept(settings, operands, limits, queries, keys)
+      p *= kept.reshape(p.shape)
+    p = p.astype(value.dtype)
+    block = blocks.cut(value, keys.start, settings.width)
+    return larger, total, out * decay + blocks.dot("nqk,nkd->nqd", p, block)
+
+  def step(i, carry):
+    out, lse = carry
+    queries = _read_queries(settings, operands, i)
+    maximum, total, result = _over_keys(
+      settings,
+      operands,
+      limits,
+      queries,
+      partial(attend, queries),
+      (
+        jnp.full((products, rows, 1), _LOWEST / 2),
+        jnp.zeros((products, rows, 1)),
+        jnp.zeros((products, rows, value_dim)),
+      ),
+    )
+    is_empty = total == 0.0
+    result /= jnp.where(is_empty, 1.0, total)
+    row_lse = jnp.where(is_empty, jnp.inf, maximum + jnp.log(total))
+    return (
+      blocks.put(
+        out, blocks.heads_last(result, batch, settings.rows), queries.start
+      ),
+      blocks.put(lse, row_lse[:, None, :, 0], i),
+    )
+
+  num_blocks = -(-length // settings.rows)
+  out = jnp.zeros((*operands.query.shape[:3], value_dim), operands.query.dtype)
+  lse = jnp.zeros((products, num_blocks, rows), jnp.float32)
+  return jax.lax.fori_loop(0, num_blocks, step, (out, lse))
+
+
+def _blockwise_bwd(settings, residuals, cotangent):
+  """The backward of the module's docstring, scores transposed: [keys, rows]."""
+  operands, limits, out, lse = residuals
+  batch, length, num_heads, _ = operands.query.shape
+  kv_heads = operands.key.shape[2]
+  key, value = _read_keys(operands, limits)
+  by_head = flash_scores.by_head(settings, operands)
+  by_key = (batch, kv_heads, settings.width, num_heads // kv_heads, -1)
+
+  def attend(queries, g, delta, row_lse, keys, is_masked, carry):
+    dq, dk, dv, dbias, dtables = carry
+    k = blocks.cut(key, keys.start, settings.width)
+    v = blocks.cut(value, keys.start, settings.width)
+    x = blocks.dot("nkd,nqd->nkq", k, queries.query) * settings.scale
+    shape = x.shape
+    if operands.bias is not None or operands.relative.given:
+      added = flash_scores.added(settings, operands, queries, keys)
+      x = (
+        x.reshape(by_key) + flash_scores.transposed(added, kv_heads)
+      ).reshape(shape)
+    p = jnp.exp(x - row_lse)
+    if is_masked:
+      allowed = flash_scores.allowed(settings, limits, queries, keys)
+      allowed = flash_scores.transposed(allowed, kv_heads)
+      p = jnp.where(allowed, p.reshape(by_key), 0.0).reshape(shape)
+    dp = blocks.dot("nkd,nqd->nkq", v, g)
+    dropped = p
+    if settings.dropout_rate:
+      kept = flash_scores.kept(settings, operands, limits, queries, keys)
+      kept = flash_scores.transposed(kept, kv_heads).reshape(shape)
+      dp, dropped = dp * kept, p * kept
+    ds = p * (dp - delta)
+    if operands.bias is not None or operands.relative.given:
+      by_pair = jnp.moveaxis(ds.reshape(by_key), 2, 4).reshape(by_head)
+      if operands.bias is not None:
+        dbias = _add_block(dbias, by_pair, queries, keys)
+      if operands.relative.given:
+        _, pullback = jax.vjp(
+          lambda tables, query: flash_scores.relative_logits(
+            settings, tables, query, queries, keys
+          ),
+          operands.relative,
+          queries.query,
+        )
+        more, dquery = pullback(jnp.swapaxes(ds, 1, 2))
+        dtables = jax.tree.map(lambda x, y: x + y, dtables, more)
+        dq += dquery
+    ds = (ds * settings.scale).astype(queries.query.dtype)
+    dq += blocks.dot("nkq,nkd->nqd", ds, k)
+    dk = blocks.add(
+      dk, blocks.dot("nkq,nqd->nkd", ds, queries.query), keys.start
+    )
+    dv = blocks.add(
+      dv, blocks.dot("nkq,nqd->nkd", dropped.astype(g.dtype), g), keys.start
+    )
+    return dq, dk, dv, dbias, dtables
+
+  def step(i, carry):
+    dq, *others = carry
+    queries = _read_queries(settings, operands, i)
+    g = blocks.cut(cotangent, queries.start, settings.rows)
+    is_new = queries.start + jnp.arange(settings.rows) >= i * settings.rows
+    g = jnp.where(is_new[None, :, None, None], g, 0)
+    delta = g * blocks.cut(out, queries.start, settings.rows)
+    delta = jnp.sum(delta.astype(jnp.float32), -1, keepdims=True)
+    delta = jnp.swapaxes(blocks.heads_first(delta, kv_heads), 1, 2)
+    block_dq, *others = _over_keys(
+      settings,
+      operands,
+      limits,
+      queries,
+      partial(
+        attend,
+        queries,
+        blocks.heads_first(g, kv_heads),
+        delta,
+        blocks.cut(lse, i, 1),
+      ),
+      (jnp.zeros(queries.query.shape, jnp.float32), *others),
+    )
+    block_dq = blocks.heads_last(block_dq, batch, settings.rows)
+    return blocks.add(dq, block_dq, queries.start), *others
+
+  def zeros(tree):
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), tree)
+
+  arrays = (operands.query, key, value, operands.bias, operands.relative)
+  dq, dk, dv, dbias, dtables = jax.lax.fori_loop(
+    0, -(-length // settings.rows), step, zeros(arrays)
+  )
+  gradient = Operands(
+    dq,
+    *(blocks.heads_last(x, batch, x.shape[1]) for x in (dk, dv)),
+    dbias,
+    dtables,
+  )
+  return jax.tree.map(lambda d, x: d.astype(x.dtype), gradient, operands), None
+
+
+def _add_block(
+  total: Float[Array, "..."],
+  by_pair: Float[Array, "B N C D"],
+  queries: Queries,
+  keys: Keys,
+) -> Float[Array, "..."]:
+  """Adds a block's part of a gradient, summed along what the bias lacks."""
+  lacking = tuple(axis for axis in range(4) if total.shape[axis] == 1)
+  part = jnp.sum(by_pair, lacking, keepdims=True)
+  start = [0, 0, queries.start, keys.start]
+  start = [0 if axis in lacking else start[axis] for axis in range(4)]
+  part += jax.lax.dynamic_slice(total, start, part.shape)
+  return jax.lax.dynamic_update_slice(total, part, start)
+
+
+blockwise_attention.defvjp(_blockwise_fwd, _blockwise_bwd)

@@ -1,0 +1,138 @@
+"""Multiplicative attention (Luong et al., 2015): scores dot and general."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from attention import arguments, plug
+from attention.dense import decode_dense, dense
+from attention.flash import flash_attention
+
+
+def multiplicative_attention(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"],
+  value: Float[Array, "B S K V"],
+  *,
+  kernel: Float[Array, "N H H"] | None = None,
+  mask: Bool[Array, "..."] | None = None,
+  is_causal: bool = False,
+  scale: float | Float[Array, ""] | None = None,
+  query_segment_ids: Int[Array, "B T"] | None = None,
+  key_segment_ids: Int[Array, "B S"] | None = None,
+  bias: Float[Array, "..."] | None = None,
+  relative_bias: Float[Array, "N D"] | None = None,
+  relative_keys: Float[Array, "E H"] | None = None,
+  dropout_rate: float = 0.0,
+  dropout_rng: Array | None = None,
+) -> Float[Array, "B T N V"]:
+  """Scores are products, with a trained matrix between: softmax(Q W Kᵀ) V.
+
+    dot      score(t, s) = q_t · k_s                 kernel None
+    general  score(t, s) = q_t · W_n k_s             kernel W
+
+  The scores are not divided by √H, as in the paper; that factor is Vaswani's.
+
+  Args:
+    query: `[B, T, N, H]`, the decoder's states h_t.
+    key: `[B, S, K, H]`, the encoder's states h̄_s; N is a multiple of K.
+    value: `[B, S, K, V]`; the paper averages the states themselves.
+    kernel: W_a, one matrix a query head `[N, H, H]`, query features first.
+    mask: boolean, True = attend, broadcastable to `[B, N, T, S]`.
+    is_causal: query t sees keys s ≤ t.
+    scale: factor of the scores; None is 1.
+    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
+    key_segment_ids: `[B, S]`.
+    bias: added to the scores, broadcastable to `[B, N, T, S]`.
+    relative_bias: `[N, 2L+1]`, added by clipped distance, see `relative`.
+    relative_keys: `[2L+1, H]`, added to the keys by clipped distance.
+    dropout_rate: share of attention weights set to zero.
+    dropout_rng: key of the dropout, needed where `dropout_rate` > 0.
+
+  Returns:
+    `[B, T, N, V]` in the dtype of `query`.
+
+  Raises:
+    ValueError: arguments do not fit together.
+
+  Cost: that of `flash_attention`, and T·N·H² for the kernel; no T×S.
+
+  Departs from its paper in heads: the paper has one. Its local forms, which
+  look at a window, are `sliding_window_attention`'s subject.
+
+  Paper: Effective approaches to attention-based neural machine translation,
+  section 3.1, arXiv:1508.04025.
+  """
+  arguments.check_qkv(query, key, value)
+  num_heads, head_dim = query.shape[2:]
+  if kernel is not None:
+    expected = (num_heads, head_dim, head_dim)
+    if kernel.shape != expected:
+      raise ValueError(
+        f"kernel: expected [N, H, H] = {list(expected)}, got shape "
+        f"{kernel.shape}"
+      )
+  turned = query if kernel is None else _through(kernel, query)
+  out = flash_attention(
+    turned,
+    key,
+    value,
+    mask=mask,
+    is_causal=is_causal,
+    scale=1.0 if scale is None else scale,
+    query_segment_ids=query_segment_ids,
+    key_segment_ids=key_segment_ids,
+    bias=bias,
+    relative_bias=relative_bias,
+    relative_keys=relative_keys,
+    dropout_rate=dropout_rate,
+    dropout_rng=dropout_rng,
+  )
+  return out.astype(query.dtype)
+
+
+def _through(
+  kernel: Float[Array, "N H H"], query: Float[Array, "B T N H"]
+) -> Float[Array, "B T N H"]:
+  """Q W in float32: to round it as well would cost bfloat16 scores 1 %."""
+  return jnp.einsum(
+    "BTNH,NHI->BTNI", query.astype(jnp.float32), kernel.astype(jnp.float32)
+  )
+
+
+def multiplicative(general: bool = True) -> plug.Attention:
+  """The plug of `multiplicative_attention`.
+
+  Args:
+    general: a trained kernel `[N, H, H]`, the paper's 'general'; False is its
+      'dot'. The kernel starts as normal numbers of deviation 1/H, so that
+      scores of unit normal inputs start with deviation 1.
+  """
+
+  def init(key: Array, dims: plug.Dims) -> plug.Variables:
+    if not general:
+      return {}
+    shape = (dims.num_heads, dims.head_dim, dims.head_dim)
+    kernel = jax.random.normal(key, shape) / dims.head_dim
+    return {"params": {"kernel": kernel}}
+
+  def kernel_of(variables: plug.Variables) -> Float[Array, "N H H"] | None:
+    return variables["params"]["kernel"] if general else None
+
+  def apply(variables, query, key, value, **call):
+    call = arguments.accepted_options(
+      "multiplicative", multiplicative_attention, call
+    )
+    return multiplicative_attention(
+      query, key, value, **{"kernel": kernel_of(variables), **call}
+    )
+
+  def decode(variables, cache, query, key, value, **tables: Any):
+    kernel = kernel_of(variables)
+    if kernel is not None:
+      query = _through(kernel, query)
+    return decode_dense({}, cache, query, key, value, scale=1.0, **tables)
+
+  return dense()._replace(init=init, apply=apply, decode=decode)
