@@ -10,6 +10,7 @@ from attention.dense import dense, dense_attention
 from attention.flash import flash, flash_attention
 from attention.linear import elu_plus_one, linear, linear_attention
 from attention.linformer import linformer, linformer_attention
+from attention.lsh import lsh, lsh_attention, lsh_rotations
 from attention.multiplicative import (
   multiplicative,
   multiplicative_attention,
@@ -42,6 +43,9 @@ __all__ = [
   "linear_attention",
   "linformer",
   "linformer_attention",
+  "lsh",
+  "lsh_attention",
+  "lsh_rotations",
   "multiplicative",
   "multiplicative_attention",
   "nystrom",

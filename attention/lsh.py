@@ -25,10 +25,10 @@ def lsh_attention(
   is_causal: bool = False,
   scale: float | Float[Array, ""] | None = None,
 ) -> Float[Array, "B T N V"]:
-  """Every token attends to near ones of its own bucket, over several hashes.
+  r"""Every token attends to near ones of its own bucket, over several hashes.
 
     out_i = Σ_{j∈P_i} exp(scale · q_i·k_j) v_j / Σ_{j∈P_i} exp(scale · q_i·k_j)
-    k_j = q_j / |q_j|  (0 for q_j = 0),    P_i = ∪_r P_i^(r) \\ {i}
+    k_j = q_j / |q_j|  (0 for q_j = 0),    P_i = ∪_r P_i^(r) \ {i}
 
   Round r gives token j the bucket h_r(j) = argmax [q_j R_r; -q_j R_r] and sorts
   the tokens by (bucket, position); P_i^(r) are those of i's bucket that lie in
@@ -58,8 +58,9 @@ def lsh_attention(
   Raises:
     ValueError: arguments do not fit together.
 
-  Cost, by round: time T·N·(C·(H+V) + H·buckets + log T), memory beside the
-  arguments B·T·N·(H+V+buckets) float32. Nothing is T×T, forward or backward.
+  Cost, by round: time T·N·(C·(H+V) + H·buckets + log T), so that it is linear in
+  T only for a given number of buckets; memory beside the arguments B·T·N·(H+V)
+  float32 for all rounds together. Nothing is T×T, forward or backward.
 
   Where it departs from the paper. Causal: in the paper the chunks are cut from
   the sorted sequence of all tokens, so how many future tokens fall in earlier
@@ -76,6 +77,7 @@ def lsh_attention(
   _check_value(query, value)
   _check_rotations(query, rotations)
   _check_chunk_size(chunk_size)
+  scale = arguments.softmax_scale(scale, query.shape[-1])
   keep = arguments.key_mask(
     mask,
     query,
@@ -99,9 +101,7 @@ def lsh_attention(
     lsh_chunks.Geometry(chunk_size, chunk_size if is_causal else 2),
     lsh_chunks.Operands(
       vector=query,
-      column=lsh_cache.key_factors(
-        query, arguments.softmax_scale(scale, query.shape[-1])
-      ),
+      column=lsh_cache.key_factors(query, scale),
       value=value,
     ),
     plan,

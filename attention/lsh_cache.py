@@ -30,7 +30,7 @@ class LshCache(NamedTuple):
 def key_factors(
   vector: Float[Array, "B T N H"], scale: float | Float[Array, ""]
 ) -> Float[Array, "B T N"]:
-  """scale / |x|, which makes a logit of x_i·x_j; 0 for x = 0."""
+  """What makes a logit of x_i·x_j: scale / |x_j|, or 0 for x_j = 0."""
   squares = jnp.sum(jnp.square(vector.astype(jnp.float32)), axis=-1)
   # The inner `where` keeps the derivative of the root finite at 0.
   norm = jnp.sqrt(jnp.where(squares == 0.0, 1.0, squares))

@@ -14,7 +14,6 @@ from jaxtyping import Array, Bool, Float, Int
 
 from attention.lsh_chunks import Plan
 
-
 _PRODUCTS = 2**19
 """How many products are held at a time, 2 MiB: they stay in cache."""
 
@@ -93,7 +92,7 @@ def plan(
 def _stable_argsort(
   x: Int[Array, "*A T"], num_values: int
 ) -> Int[Array, "*A T"]:
-  """argsort of integers in [0, num_values), equal ones in their order."""
+  """Where sorted integers in [0, num_values) come from, ties in order."""
   length = x.shape[-1]
   if num_values * length > jnp.iinfo(jnp.int32).max:
     return jnp.argsort(x, axis=-1)

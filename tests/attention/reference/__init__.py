@@ -12,6 +12,7 @@ from tests.attention.reference.linear import (
   random_features,
 )
 from tests.attention.reference.linformer import linformer_attention
+from tests.attention.reference.lsh import lsh_attention, lsh_visible_sets
 from tests.attention.reference.nystrom import (
   iterated_inverse,
   nystrom_attention,
@@ -29,6 +30,8 @@ __all__ = [
   "in_window",
   "linear_attention",
   "linformer_attention",
+  "lsh_attention",
+  "lsh_visible_sets",
   "multiplicative_attention",
   "iterated_inverse",
   "nystrom_attention",
