@@ -110,9 +110,9 @@ def from_rows(
   return arguments.from_rows(rows, num_heads)
 
 
-def sizes(length: int) -> tuple[int, int]:
+def sizes(length: int, chunk: int) -> tuple[int, int]:
   """C and the number of blocks; a short sequence is one block."""
-  chunk = min(CHUNK, length)
+  chunk = min(chunk, length)
   return chunk, -(-length // chunk)
 
 
@@ -180,7 +180,7 @@ def _forward(features, operands, keep):
   query, key, value, constants = operands
   batch, length, num_heads, _ = query.shape
   source_length, num_kv_heads = key.shape[1:3]
-  size, num_blocks = sizes(source_length)
+  size, num_blocks = sizes(source_length, CHUNK)
 
   def fill(i, state):
     block = cut_keys(operands, keep, i * size, size, source_length % size == 0)
@@ -191,7 +191,7 @@ def _forward(features, operands, keep):
     (batch * num_kv_heads,), features.size, value.shape[-1], features.is_log
   )
   state = jax.lax.fori_loop(0, num_blocks, fill, state)
-  size, num_blocks = sizes(length)
+  size, num_blocks = sizes(length, CHUNK)
 
   def answer(i, carry):
     start = jnp.minimum(i * size, length - size)
@@ -221,7 +221,7 @@ def _bidirectional_bwd(features, residuals, cotangent):
   batch, length, num_heads, _ = query.shape
   source_length, num_kv_heads = key.shape[1:3]
   to_features = partial(features_of, features)
-  size, num_blocks = sizes(length)
+  size, num_blocks = sizes(length, CHUNK)
 
   def ask(i, carry):
     d_query, d_sums, d_constants = carry
@@ -245,7 +245,7 @@ def _bidirectional_bwd(features, residuals, cotangent):
   d_query, d_sums, d_constants = jax.lax.fori_loop(
     0, num_blocks, ask, zeros((query, state.sums, constants))
   )
-  size, num_blocks = sizes(source_length)
+  size, num_blocks = sizes(source_length, CHUNK)
 
   def tell(i, carry):
     d_key, d_value, d_constants = carry
