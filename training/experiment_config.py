@@ -72,14 +72,13 @@ def parse(mapping: Mapping[str, Any]) -> ExperimentConfig:
 
 def _build_model(leaves: Any) -> Any:
   """The config of the model, of the type that its kind has."""
-  # What is no kind at all is refused by `build`, with its type.
-  kind = getattr(leaves, "get", {}.get)("kind", None)
-  config_type = models.ModelConfig
-  if isinstance(kind, str):
-    if kind not in models.CONFIGS:
+  config_type = models.ModelConfig  # Tells what is missing where no kind is.
+  if hasattr(leaves, "get") and "kind" in leaves:
+    kind = leaves["kind"]
+    if not isinstance(kind, str) or kind not in models.CONFIGS:
       raise ConfigError(
         f"config.model.kind: expected one of {', '.join(models.CONFIGS)}, "
-        f"got {kind!r}; {config_lib.nearest(kind, models.CONFIGS)}"
+        f"got {kind!r}; {config_lib.nearest(str(kind), models.CONFIGS)}"
       )
     config_type = models.CONFIGS[kind]
   return config_lib.build(config_type, leaves, "config.model")

@@ -3,7 +3,6 @@
 import itertools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -13,34 +12,6 @@ from tests.models import tiny
 
 BOS, EOS = 1, 2
 IDS = {"bos_id": BOS, "eos_id": EOS}
-
-
-def step_by_step(model, variables, batch):
-  """Logits `[B, T, V]` of one compiled scan over caches."""
-
-  @jax.jit
-  def run(variables, source, inputs):
-    _, state = model.apply(
-      variables,
-      source,
-      *inputs.shape,
-      method="start",
-      mutable=["cache", "memory"],
-    )
-    memory = state.get("memory", {})
-
-    def step(cache, ids):
-      logits, new = model.apply(
-        {**variables, "memory": memory, "cache": cache},
-        ids,
-        method="decode",
-        mutable=["cache"],
-      )
-      return new["cache"], logits
-
-    return jnp.moveaxis(jax.lax.scan(step, state["cache"], inputs.T)[1], 0, 1)
-
-  return run(variables, batch.get("source"), batch["inputs"])
 
 
 @pytest.mark.parametrize(
@@ -63,7 +34,7 @@ def test_decoding_equals_forward(name, position):
   )
   variables, batch = tiny.initialized(model), tiny.batch()
   np.testing.assert_allclose(
-    step_by_step(model, variables, batch),
+    tiny.step_by_step(model, variables, batch),
     tiny.forward(model, variables, batch),
     atol=1e-5,
   )
@@ -79,7 +50,7 @@ def test_cross_attention_needs_no_cache_of_its_own(name):
   model = tiny.create(cross_attention=tiny.attention(name))
   variables, batch = tiny.initialized(model), tiny.batch()
   np.testing.assert_allclose(
-    step_by_step(model, variables, batch),
+    tiny.step_by_step(model, variables, batch),
     tiny.forward(model, variables, batch),
     atol=1e-5,
   )

@@ -3,6 +3,7 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from attention import ATTENTIONS
@@ -13,6 +14,7 @@ MAX_LENGTH = 12
 # Options that suit these sizes; a mechanism without an entry gets its defaults.
 OPTIONS = {
   "sliding_window": {"window": 3},
+  "bigbird": {"block_size": 2, "num_random": 1},
   "performer": {"num_features": 16},
   "linformer": {"rank": 5},
   "nystrom": {"num_landmarks": 4},
@@ -82,3 +84,31 @@ def batch(seed=0, batch_size=3, source_length=6, length=8):
   inputs = rng.integers(3, VOCAB_SIZE, (batch_size, length))
   inputs[:, 0] = 1
   return {"source": source.astype(np.int32), "inputs": inputs.astype(np.int32)}
+
+
+def step_by_step(model, variables, batch):
+  """Logits `[B, T, V]` of one compiled scan over caches."""
+
+  @jax.jit
+  def run(variables, source, inputs):
+    _, state = model.apply(
+      variables,
+      source,
+      *inputs.shape,
+      method="start",
+      mutable=["cache", "memory"],
+    )
+    memory = state.get("memory", {})
+
+    def step(cache, ids):
+      logits, new = model.apply(
+        {**variables, "memory": memory, "cache": cache},
+        ids,
+        method="decode",
+        mutable=["cache"],
+      )
+      return new["cache"], logits
+
+    return jnp.moveaxis(jax.lax.scan(step, state["cache"], inputs.T)[1], 0, 1)
+
+  return run(variables, batch.get("source"), batch["inputs"])
