@@ -6,6 +6,11 @@
 
 from attention.adapters import as_attention_fn
 from attention.additive import additive, additive_attention
+from attention.bigbird import (
+  bigbird,
+  bigbird_attention,
+  bigbird_random_blocks,
+)
 from attention.dense import dense, dense_attention
 from attention.flash import flash, flash_attention
 from attention.linear import elu_plus_one, linear, linear_attention
@@ -22,6 +27,13 @@ from attention.performer import (
   performer_attention,
 )
 from attention.plug import Attention, Dims
+from attention.positions import (
+  alibi_bias,
+  alibi_slopes,
+  rotary,
+  t5_bias,
+  t5_buckets,
+)
 from attention.registry import ATTENTIONS
 from attention.sliding_window import sliding_window, sliding_window_attention
 from attention.weights import attention_weights
@@ -32,8 +44,13 @@ __all__ = [
   "Dims",
   "additive",
   "additive_attention",
+  "alibi_bias",
+  "alibi_slopes",
   "as_attention_fn",
   "attention_weights",
+  "bigbird",
+  "bigbird_attention",
+  "bigbird_random_blocks",
   "dense",
   "dense_attention",
   "flash",
@@ -53,6 +70,9 @@ __all__ = [
   "orthogonal_features",
   "performer",
   "performer_attention",
+  "rotary",
   "sliding_window",
   "sliding_window_attention",
+  "t5_bias",
+  "t5_buckets",
 ]

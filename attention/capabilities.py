@@ -21,6 +21,7 @@ CAPABILITIES: Mapping[str, str] = {
   "dropout": "dropout",
   "decode": "decode cache",
   "global": "global tokens",
+  "shared_qk": "query is key",
 }
 """Name in `supports` -> heading of its column, in the table's order."""
 

@@ -131,8 +131,10 @@ def multiplicative(general: bool = True) -> plug.Attention:
 
   def decode(variables, cache, query, key, value, **tables: Any):
     kernel = kernel_of(variables)
-    if kernel is not None:
-      query = _through(kernel, query)
-    return decode_dense({}, cache, query, key, value, scale=1.0, **tables)
+    turned = query if kernel is None else _through(kernel, query)
+    out, cache = decode_dense(
+      {}, cache, turned, key, value, scale=1.0, **tables
+    )
+    return out.astype(query.dtype), cache
 
   return dense()._replace(init=init, apply=apply, decode=decode)

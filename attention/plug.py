@@ -55,6 +55,8 @@ class Attention(NamedTuple):
       'dropout'   dropout_rate with dropout_rng
       'decode'    init_cache and decode
       'global'    global_indices
+      'shared_qk' query and key are one array: `apply` and `decode` want None
+                  for the key
   """
 
   init: Callable[[Array, Dims], Variables]

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 def attention_weights(
   fn: Callable[..., Array],
   query: Float[Array, "B T N H"],
-  key: Float[Array, "B S K H"],
+  key: Float[Array, "B S K H"] | None,
   **options: Any,
 ) -> Float[Array, "B N T S"]:
   """The matrix A with `fn(query, key, value) = A · value` for every value.
@@ -22,7 +22,8 @@ def attention_weights(
   Args:
     fn: an attention function, `fn(query, key, value, **options)`.
     query: `[B, T, N, H]`.
-    key: `[B, S, K, H]`.
+    key: `[B, S, K, H]`; None for an `Attention.apply` whose query is its key
+      ('shared_qk').
     **options: passed to `fn`.
 
   Returns:
@@ -31,7 +32,7 @@ def attention_weights(
   Cost: one call of `fn` with values of width S, so memory at least B·N·T·S
   whatever `fn` promises; it is for pictures and tests.
   """
-  batch, source_length, num_kv_heads, _ = key.shape
+  batch, source_length, num_kv_heads, _ = (query if key is None else key).shape
   identity = jnp.broadcast_to(
     jnp.eye(source_length, dtype=query.dtype)[None, :, None, :],
     (batch, source_length, num_kv_heads, source_length),

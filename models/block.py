@@ -12,6 +12,9 @@ from attention import Dims
 from models.config import AttentionConfig, ModelConfig
 from models.multi_head_attention import MultiHeadAttention, kernel_init
 
+SHAW_DISTANCE = 16
+"""k: keys farther away share a relative key, as in the paper's base model."""
+
 
 class Mlp(nn.Module):
   """FFN(x) = activation(x·W1 + b1)·W2 + b2.
@@ -75,14 +78,15 @@ class Block(nn.Module):
       nn.LayerNorm, dtype=config.dtype, param_dtype=config.param_dtype
     )
 
-    def slot(mechanism, max_length, rotary):
+    def slot(mechanism, max_length, position):
       return MultiHeadAttention(
         attention=mechanism.build(),
         dims=Dims(
           config.num_heads, config.kv_heads, config.head_dim, max_length
         ),
         features=config.features,
-        rotary=rotary,
+        rotary=position == "rotary",
+        relative_distance=SHAW_DISTANCE if position == "shaw" else 0,
         dropout_rate=config.attention_dropout_rate,
         dtype=config.dtype,
         param_dtype=config.param_dtype,
@@ -90,12 +94,12 @@ class Block(nn.Module):
       )
 
     self.self_attention = slot(
-      self.self_mechanism, self.max_length, config.position == "rotary"
+      self.self_mechanism, self.max_length, config.position
     )
     self.self_attention_norm = norm()
     if self.cross_mechanism is not None:
       self.cross_attention = slot(
-        self.cross_mechanism, self.max_memory_length, False
+        self.cross_mechanism, self.max_memory_length, "none"
       )
       self.cross_attention_norm = norm()
     self.mlp = Mlp(config, out_scale)
@@ -112,8 +116,9 @@ class Block(nn.Module):
     memory_mask: Bool[Array, "B 1 1 S"] | None = None,
     is_causal: bool = False,
     deterministic: bool = True,
+    **tables: Float[Array, "N D"],
   ) -> Float[Array, "B T F"]:
-    """The layer on whole sequences."""
+    """The layer on whole sequences; `tables` are for its self-attention."""
     return self._layer(
       x,
       lambda x: self.self_attention(
@@ -122,6 +127,7 @@ class Block(nn.Module):
         deterministic=deterministic,
         mask=mask,
         is_causal=is_causal,
+        **tables,
       ),
       lambda x: self.cross_attention(
         x, memory, deterministic=deterministic, mask=memory_mask
@@ -142,11 +148,12 @@ class Block(nn.Module):
     x: Float[Array, "B 1 F"],
     positions: Int[Array, "B 1"],
     memory_mask: Bool[Array, "B 1 1 S"] | None,
+    **tables: Float[Array, "N D"],
   ) -> Float[Array, "B 1 F"]:
     """The layer on the next position."""
     return self._layer(
       x,
-      lambda x: self.self_attention.decode(x, positions),
+      lambda x: self.self_attention.decode(x, positions, **tables),
       lambda x: self.cross_attention.recall(x, memory_mask),
       deterministic=True,
     )

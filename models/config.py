@@ -15,7 +15,15 @@ from typing import Any
 from attention import ATTENTIONS, Attention
 
 KINDS = ("encoder_decoder", "decoder", "encoder")
-POSITIONS = ("sinusoidal", "learned", "rotary", "none")
+POSITIONS = (
+  "sinusoidal",
+  "learned",
+  "rotary",
+  "t5",
+  "alibi",
+  "shaw",
+  "none",
+)
 NORMS = ("pre", "post")
 ACTIVATIONS = ("relu", "gelu")
 DTYPES = ("float32", "bfloat16", "float16")
@@ -85,8 +93,8 @@ class ModelConfig:
     activation: of the feed-forward layers, 'relu' (Vaswani) or 'gelu' (GPT).
     dropout_rate: of sub-layer outputs and of embedding sums, as in the paper.
     attention_dropout_rate: of attention weights.
-    position: 'sinusoidal' (Vaswani), 'learned', 'rotary' (Su; self-attention
-      only) or 'none'.
+    position: 'sinusoidal' (Vaswani) or 'learned', added to the embeddings;
+      'rotary' (Su), 't5', 'alibi' or 'shaw' within self-attention; or 'none'.
     norm: 'post' as in the paper, or 'pre' with one more norm at the end.
     tie_embeddings: the softmax shares the target's embedding table, and the
       source's too where the vocabulary is shared.
@@ -188,6 +196,10 @@ class ModelConfig:
         config = AttentionConfig("dense")
         object.__setattr__(self, field, config)
       needs = dict(NEEDS[field])
+      if self.position in ("t5", "alibi", "shaw") and "cross" not in needs:
+        needs["relative"] = (
+          f"carry relative positions (position '{self.position}')"
+        )
       if self.attention_dropout_rate:
         needs["dropout"] = "drop attention weights (attention_dropout_rate)"
       check_supports(field, config, needs)

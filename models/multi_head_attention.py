@@ -9,7 +9,7 @@ import jax
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import Attention, Dims, attention_weights
-from models import positions as position_encodings
+from attention import rotary as rotate
 
 
 class MultiHeadAttention(nn.Module):
@@ -18,6 +18,8 @@ class MultiHeadAttention(nn.Module):
   The projections have no bias, as in the paper's formula. Query, key and value
   have a kernel each: on CPU that is no slower than a fused one, and self- and
   cross-attention then have the same parameters.
+
+  A mechanism whose query is its key ('shared_qk') has no key projection.
 
   A mechanism's own variables live under the name 'attention', in 'params'
   (trained) or 'constants' (not). Decoding keeps the mechanism's cache in the
@@ -30,6 +32,8 @@ class MultiHeadAttention(nn.Module):
     dims: its sizes: heads, key/value heads, head dimension, longest key.
     features: width of the output.
     rotary: turn queries and keys by their positions.
+    relative_distance: k of Shaw's relative keys, trained here and shared by the
+      heads; 0 has none.
     dropout_rate: of attention weights.
     dtype: of activations.
     param_dtype: of parameters.
@@ -42,6 +46,7 @@ class MultiHeadAttention(nn.Module):
   dims: Dims
   features: int
   rotary: bool = False
+  relative_distance: int = 0
   dropout_rate: float = 0.0
   dtype: Any = None
   param_dtype: Any = "float32"
@@ -53,10 +58,18 @@ class MultiHeadAttention(nn.Module):
       nn.Dense, use_bias=False, dtype=self.dtype, param_dtype=self.param_dtype
     )
     self.query = dense(self.dims.num_heads * self.dims.head_dim)
-    self.key = dense(self.dims.num_kv_heads * self.dims.head_dim)
+    if "shared_qk" not in self.attention.supports:
+      self.key = dense(self.dims.num_kv_heads * self.dims.head_dim)
     self.value = dense(self.dims.num_kv_heads * self.dims.head_dim)
     self.out = dense(self.features, kernel_init=kernel_init(self.out_scale))
     self.mechanism = self._mechanism_variables()
+    if self.relative_distance:
+      self.relative_keys = self.param(
+        "relative_keys",
+        nn.initializers.normal(0.02),
+        (2 * self.relative_distance + 1, self.dims.head_dim),
+        self.param_dtype,
+      )
 
   def __call__(
     self,
@@ -89,6 +102,8 @@ class MultiHeadAttention(nn.Module):
     if self.dropout_rate and not deterministic:
       call["dropout_rate"] = self.dropout_rate
       call["dropout_rng"] = self.make_rng("dropout")
+    if self.relative_distance:
+      call["relative_keys"] = self.relative_keys
     apply = functools.partial(self.attention.apply, self.mechanism)
     if self.is_mutable_collection("intermediates"):
       weights = attention_weights(apply, query, key, **call)
@@ -108,14 +123,22 @@ class MultiHeadAttention(nn.Module):
     self.put_variable("cache", "attention", cache)
 
   def decode(
-    self, inputs: Float[Array, "B 1 F"], positions: Int[Array, "B 1"]
+    self,
+    inputs: Float[Array, "B 1 F"],
+    positions: Int[Array, "B 1"],
+    **tables: Float[Array, "N D"],
   ) -> Float[Array, "B 1 F"]:
-    """The next position of a causal call; reads and writes 'cache'."""
+    """The next position of a causal call; reads and writes 'cache'.
+
+    `tables` are what the call has of 'relative' beside the slot's own keys.
+    """
     decode = cast(Callable[..., Any], self.attention.decode)
+    if self.relative_distance:
+      tables["relative_keys"] = self.relative_keys
     key, value = self._key_value(inputs, positions)
     cache = self.get_variable("cache", "attention")
     query = self._query(inputs, positions)
-    out, cache = decode(self.mechanism, cache, query, key, value)
+    out, cache = decode(self.mechanism, cache, query, key, value, **tables)
     self.put_variable("cache", "attention", cache)
     return self._merge(out)
 
@@ -145,13 +168,15 @@ class MultiHeadAttention(nn.Module):
 
   def _query(self, inputs, positions):
     query = self._heads(self.query(inputs), self.dims.num_heads)
-    return position_encodings.rotate(query, positions) if self.rotary else query
+    return rotate(query, positions) if self.rotary else query
 
   def _key_value(self, inputs, positions):
-    key = self._heads(self.key(inputs), self.dims.num_kv_heads)
     value = self._heads(self.value(inputs), self.dims.num_kv_heads)
+    if "shared_qk" in self.attention.supports:
+      return None, value
+    key = self._heads(self.key(inputs), self.dims.num_kv_heads)
     if self.rotary:
-      key = position_encodings.rotate(key, positions)
+      key = rotate(key, positions)
     return key, value
 
   def _heads(self, projected, num_heads):

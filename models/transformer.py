@@ -8,9 +8,13 @@ from flax import linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from attention import alibi_bias, t5_bias
 from models import positions as position_encodings
 from models.block import Block
 from models.config import ModelConfig
+
+T5_BUCKETS = 32
+"""Buckets of distance, up to 128 positions, as in T5."""
 
 PAD_ID = 0
 """Id of padding in a source; nothing attends to it."""
@@ -89,6 +93,17 @@ class Transformer(nn.Module):
       ]
       if config.norm == "pre":
         self.decoder_norm = norm()
+    if config.position == "t5":
+      stacks = ["encoder"] * has_encoder + ["decoder"] * has_decoder
+      self.relative_bias = {
+        stack: self.param(
+          f"{stack}_relative_bias",
+          nn.initializers.normal(0.02),
+          (T5_BUCKETS, config.num_heads),
+          config.param_dtype,
+        )
+        for stack in stacks
+      }
     self.dropout = nn.Dropout(config.dropout_rate)
 
   def __call__(
@@ -129,6 +144,7 @@ class Transformer(nn.Module):
         memory_mask=mask,
         is_causal=True,
         deterministic=deterministic,
+        **self._tables("decoder"),
       )
     return self._logits(self.decoder_norm(x) if self._pre_norm else x)
 
@@ -157,13 +173,29 @@ class Transformer(nn.Module):
     positions = index[:, None]
     x = self._embed_target(inputs[:, None], positions, deterministic=True)
     for block in self.decoder:
-      x = block.decode(x, positions, mask)
+      x = block.decode(x, positions, mask, **self._tables("decoder"))
     self.put_variable("cache", "index", index + 1)
     return self._logits(self.decoder_norm(x) if self._pre_norm else x)[:, 0]
 
   @property
   def _pre_norm(self):
     return self.config.norm == "pre"
+
+  def _tables(self, stack):
+    """What a stack's self-attentions add by distance: one table for all."""
+    match self.config.position:
+      case "t5":
+        embedding = self.relative_bias[stack]
+        bias = t5_bias(embedding, is_causal=stack == "decoder")
+      case "alibi":
+        lengths = {
+          "encoder": self.max_source_length,
+          "decoder": self.max_target_length,
+        }
+        bias = alibi_bias(self.config.num_heads, lengths[stack])
+      case _:
+        return {}
+    return {"relative_bias": bias}
 
   def _encode(self, source, deterministic):
     check_length("source", source.shape[1], self.max_source_length)
@@ -176,7 +208,13 @@ class Transformer(nn.Module):
     )
     x = self._embed(table, learned, source, positions, deterministic)
     for block in self.encoder:
-      x = block(x, positions=positions, mask=mask, deterministic=deterministic)
+      x = block(
+        x,
+        positions=positions,
+        mask=mask,
+        deterministic=deterministic,
+        **self._tables("encoder"),
+      )
     return (self.encoder_norm(x) if self._pre_norm else x), mask
 
   def _embed_target(self, inputs, positions, deterministic):

@@ -4,8 +4,12 @@ from collections.abc import Callable
 import dataclasses
 from typing import Any
 
-from attention import ATTENTIONS, Attention
+import jax
+import numpy as np
+
+from attention import ATTENTIONS, Attention, bigbird_random_blocks
 from tests.attention import reference
+from tests.attention.cases import Case
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -17,6 +21,10 @@ class Mechanism:
     options: hyperparameters, given to the factory.
     reference: `(variables, query, key, value, **call) -> out` in float64.
     normalised: the rows of its attention matrix sum to 1.
+    sparse: a query may see none of the keys that a call allows.
+    pads: a sequence with padding gives what the shorter one gives.
+    past_error: how far the future may change the past: 0 is not by a bit; a
+      mechanism that sorts adds the same terms in another order.
     cache: what its decode cache grows with, 'length' or 'nothing'.
   """
 
@@ -24,10 +32,34 @@ class Mechanism:
   options: dict[str, Any]
   reference: Callable[..., Any]
   normalised: bool = True
+  sparse: bool = False
+  pads: bool = True
+  past_error: float = 0.0
   cache: str = "nothing"
 
   def build(self) -> Attention:
-    return ATTENTIONS[self.name](**self.options)
+    """The mechanism; one whose query is its key takes that array once."""
+    attention = ATTENTIONS[self.name](**self.options)
+    if not self.shares_query_and_key:
+      return attention
+    apply, decode = attention.apply, attention.decode
+    return attention._replace(
+      apply=lambda variables, query, value, **call: apply(
+        variables, query, None, value, **call
+      ),
+      decode=lambda variables, cache, query, value: decode(
+        variables, cache, query, None, value
+      ),
+    )
+
+  @property
+  def shares_query_and_key(self) -> bool:
+    return "shared_qk" in ATTENTIONS[self.name](**self.options).supports
+
+  def draw(self, case: Case, seed: int = 0) -> tuple[list, dict[str, Any]]:
+    """`case.draw`, without the key where the query is the key."""
+    arrays, call = case.draw(seed)
+    return arrays[:: 2 if self.shares_query_and_key else 1], call
 
   def __str__(self) -> str:
     return ",".join([self.name, *(f"{k}={v}" for k, v in self.options.items())])
@@ -55,7 +87,7 @@ def _window(**options):
     assert not variables
     return reference.sliding_window_attention(*qkv, **options, **call)
 
-  return Mechanism("sliding_window", options, attend)
+  return Mechanism("sliding_window", options, attend, sparse=True)
 
 
 def _linear(**options):
@@ -106,6 +138,24 @@ def _nystrom(**options):
   return Mechanism("nystrom", options, attend, normalised=False)
 
 
+def _bigbird(**options):
+  size, slots = options["block_size"], options["num_random"]
+
+  def attend(variables, query, *rest, **call):
+    raw = np.asarray(variables["constants"]["key"], np.uint32)
+    random_blocks = bigbird_random_blocks(
+      jax.random.wrap_key_data(raw),
+      num_heads=query.shape[2],
+      num_blocks=-(-query.shape[1] // size),
+      num_random=slots,
+    )
+    return reference.bigbird_attention(
+      query, *rest, block_size=size, random_blocks=random_blocks, **call
+    )
+
+  return Mechanism("bigbird", options, attend, pads=False)
+
+
 MECHANISMS = (
   Mechanism("dense", {}, _dense, cache="length"),
   _flash(block_size=(8, 5)),
@@ -114,6 +164,7 @@ MECHANISMS = (
   _window(window=(2, 1), dilation=2),
   _window(window=(3, 0), dilation=(1, 2, 1, 2)),
   _linear(feature_map="elu"),
+  _bigbird(block_size=2, num_random=1),
   _performer(num_features=16),
   _performer(num_features=16, kernel="relu"),
   _linformer(rank=5, shared=True, per_head=False),

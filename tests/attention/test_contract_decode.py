@@ -33,7 +33,7 @@ def setup(mechanism, case, dtype=jnp.float32):
   cache = attention.init_cache(
     variables, case.batch, case.length, case.dims, dtype
   )
-  qkv = [jnp.asarray(x, dtype) for x in case.draw()[0]]
+  qkv = [jnp.asarray(x, dtype) for x in mechanism.draw(case)[0]]
   return attention, variables, cache, qkv
 
 
@@ -67,7 +67,7 @@ def test_decoding_equals_the_causal_call(mechanism, num_kv_heads):
 def test_decoding_with_relative_positions(mechanism):
   case = Case(("relative",), length=LENGTH)
   attention, variables, cache, qkv = setup(mechanism, case)
-  tables = case.draw()[1]
+  tables = jax.tree.map(jnp.asarray, case.draw()[1])
   expected = attention.apply(variables, *qkv, is_causal=True, **tables)
   _, out = step_by_step(attention, variables, cache, qkv, **tables)
   assert_close(out, expected, 1e-5)

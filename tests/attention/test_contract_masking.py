@@ -61,17 +61,19 @@ def backward(mechanism, is_causal=False):
   return gradient
 
 
-def assert_unread(call, qkv, position):
+def assert_unread(mechanism, call, length, position):
   """Asserts that changes at `position` leave what is before bit by bit."""
+  case = Case(length=length, batch=3)
+  qkv, others = mechanism.draw(case)[0], mechanism.draw(case, seed=1)[0]
   before = np.asarray(call(qkv))
-  others, _ = Case(length=qkv[0].shape[1], batch=3).draw(seed=1)
   replaced, raised = ([np.array(x) for x in qkv] for _ in range(2))
   for x, y, other in zip(replaced, raised, others, strict=True):
     x[:, position] = other[:, position]
     y[:, position] += 30.0
   for changed in (replaced, raised):
     after = np.asarray(call(changed))
-    np.testing.assert_array_equal(after[:, :position], before[:, :position])
+    moved = np.abs(after[:, :position] - before[:, :position]).max()
+    assert moved <= mechanism.past_error
     assert (after[:, position] != before[:, position]).any()
 
 
@@ -79,19 +81,19 @@ def assert_unread(call, qkv, position):
 def test_the_future_changes_no_bit(mechanism):
   call = functools.partial(forward(mechanism, is_causal=True), mask=EVERY_KEY)
   for position in (12, 6, 1):
-    assert_unread(call, CASE.draw()[0], position)
+    assert_unread(mechanism, call, CASE.length, position)
 
 
 @having("causal")
 def test_the_future_changes_no_bit_over_several_blocks(mechanism):
   call = forward(mechanism, is_causal=True)
   for position in (149, 75, 1):
-    assert_unread(call, Case(length=150, batch=3).draw()[0], position)
+    assert_unread(mechanism, call, 150, position)
 
 
 @having("causal")
 def test_the_future_has_no_gradient(mechanism):
-  qkv, _ = CASE.draw()
+  qkv, _ = mechanism.draw(CASE)
   cotangent = np.zeros_like(qkv[0])
   cotangent[:, 5] = 1.0
   for grad in backward(mechanism, is_causal=True)(qkv, EVERY_KEY, cotangent):
@@ -101,8 +103,10 @@ def test_the_future_has_no_gradient(mechanism):
 
 @both_directions
 def test_padding_changes_nothing(mechanism, is_causal):
+  if not mechanism.pads:
+    pytest.skip("its pattern depends on the length, padding included")
   call = forward(mechanism, is_causal)
-  padded, _ = CASE.draw()
+  padded, _ = mechanism.draw(CASE)
   short = [x[:, :7] for x in padded]
   for x in padded:
     x[:, 7:] = 1e4
@@ -113,7 +117,7 @@ def test_padding_changes_nothing(mechanism, is_causal):
 @both_directions
 def test_masked_keys_are_not_read(mechanism, is_causal):
   call = forward(mechanism, is_causal)
-  qkv, options = CASE.draw()
+  qkv, options = mechanism.draw(CASE)
   before = call(qkv, **options)
   masked = ~options["mask"][:, 0, 0, :]
   assert masked.any()
@@ -124,7 +128,7 @@ def test_masked_keys_are_not_read(mechanism, is_causal):
 
 @both_directions
 def test_an_empty_row_gives_zeros_and_finite_gradients(mechanism, is_causal):
-  qkv, _ = CASE.draw()
+  qkv, _ = mechanism.draw(CASE)
   mask = EVERY_KEY.copy()
   mask[1] = False
   out = np.asarray(forward(mechanism, is_causal)(qkv, mask=mask))
@@ -139,7 +143,7 @@ def test_an_empty_row_gives_zeros_and_finite_gradients(mechanism, is_causal):
 
 @having("segments")
 def test_a_segment_of_its_own_gives_zeros(mechanism):
-  qkv, _ = CASE.draw()
+  qkv, _ = mechanism.draw(CASE)
   ids = np.zeros((3, 13), np.int32)
   alone = np.array(ids)
   alone[:, 4] = 7
@@ -157,13 +161,12 @@ def test_huge_logits_stay_finite(mechanism, is_causal):
   along = np.repeat(key, 2, axis=2)
   query *= np.linalg.norm(key[0, 0, 0]) / np.sqrt(8)
   for q in (along, -along, query):
-    out = forward(mechanism, is_causal)((q, key, value), **options)
+    qkv = [q, value] if mechanism.shares_query_and_key else [q, key, value]
+    out = forward(mechanism, is_causal)(qkv, **options)
     assert np.isfinite(out).all()
     assert np.abs(out).max() <= 10 * np.abs(value).max()
     cotangent = np.ones_like(query)
-    grads = backward(mechanism, is_causal)(
-      [q, key, value], options["mask"], cotangent
-    )
+    grads = backward(mechanism, is_causal)(qkv, options["mask"], cotangent)
     for grad in grads:
       assert np.isfinite(grad).all()
 
@@ -171,7 +174,7 @@ def test_huge_logits_stay_finite(mechanism, is_causal):
 @both_directions
 def test_examples_do_not_touch_each_other(mechanism, is_causal):
   call = forward(mechanism, is_causal)
-  qkv, options = CASE.draw()
+  qkv, options = mechanism.draw(CASE)
   before = call(qkv, **options)
   for x in qkv:
     x[1:] *= 1e3
@@ -182,7 +185,7 @@ def test_examples_do_not_touch_each_other(mechanism, is_causal):
 @having("rowwise")
 def test_each_query_stands_alone(mechanism):
   call = forward(mechanism)
-  (query, key, value), options = CASE.draw()
+  (query, key, value), options = mechanism.draw(CASE)
   whole = call([query, key, value], **options)
   alone = call([query[:, 5:6], key, value], **options)
   assert_close(alone, whole[:, 5:6], 1e-6)

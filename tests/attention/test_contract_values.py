@@ -89,7 +89,7 @@ def replaced(tree, leaves):
 def test_value_and_gradient(mechanism, case):
   attention = mechanism.build()
   variables = attention.init(jax.random.key(0), case.dims)
-  tree = (variables, *case.draw())
+  tree = (variables, *mechanism.draw(case))
   arrays, rebuild = split(tree)
   rng = np.random.default_rng(1)
   shape = (*tree[1][0].shape[:-1], case.value_dim)
@@ -157,7 +157,7 @@ def test_value_and_gradient(mechanism, case):
 def test_bfloat16(mechanism, case):
   attention = mechanism.build()
   variables = attention.init(jax.random.key(0), case.dims)
-  qkv, call = case.draw()
+  qkv, call = mechanism.draw(case)
   qkv[0] *= 4.0  # Logits near 10, which bfloat16 would round by 0.03.
   rounded = [jnp.asarray(x, jnp.bfloat16) for x in qkv]
   arrays, rebuild = split(call)

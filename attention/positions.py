@@ -1,0 +1,157 @@
+"""Where a token stands, for attention that would not know: T5, ALiBi, rotary.
+
+T5 and ALiBi add a number to the logits that depends on the distance of key from
+query alone. Both are given as tables `[N, 2L+1]` for distances -L … L, which
+`dense_attention`, `flash_attention`, `sliding_window_attention` and
+`multiplicative_attention` take as `relative_bias` without ever holding T×S;
+beyond L the last entry serves. Shaw's relative keys `[2L+1, H]` need no function:
+the trained table itself is the argument `relative_keys`. Rotary positions turn
+queries and keys before any mechanism sees them.
+"""
+
+import math
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+import numpy as np
+
+
+def t5_buckets(
+  max_distance: int = 128, *, num_buckets: int = 32, is_causal: bool = False
+) -> Int[np.ndarray, "D"]:
+  """The bucket of every distance s − t from -L to L, L = `max_distance`.
+
+  Small distances have a bucket each, larger ones share buckets that widen with
+  the logarithm up to L, where the last begins. Keys after the query have their
+  own half of the buckets, or bucket 0 in a causal form, as in T5's code.
+
+  Args:
+    max_distance: L.
+    num_buckets: in all, for both directions.
+    is_causal: all buckets serve distances s − t ≤ 0.
+
+  Returns:
+    `[2L+1]` integers in [0, num_buckets).
+
+  Raises:
+    ValueError: `max_distance` leaves no distance to share a bucket.
+
+  Paper: T5, section 2.1, arXiv:1910.10683, and its code's
+  `_relative_position_bucket`.
+  """
+  one_way = num_buckets if is_causal else num_buckets // 2
+  exact = one_way // 2
+  if exact < 1 or max_distance <= exact:
+    raise ValueError(
+      f"max_distance: expected more than {exact}, half of the {one_way} buckets "
+      f"of a direction, and num_buckets of at least {2 if is_causal else 4}, "
+      f"got {max_distance} and {num_buckets}"
+    )
+  distance = np.arange(-max_distance, max_distance + 1)
+  back = np.maximum(-distance, 0) if is_causal else np.abs(distance)
+  logarithm = np.log(np.maximum(back, 1) / exact) / math.log(
+    max_distance / exact
+  )
+  # T5 adds float32's epsilon, so that exact powers do not fall one bucket short.
+  epsilon = np.finfo(np.float32).eps
+  shared = exact + ((logarithm + epsilon) * (one_way - exact)).astype(int)
+  bucket = np.where(back < exact, back, np.minimum(shared, one_way - 1))
+  return bucket if is_causal else bucket + one_way * (distance > 0)
+
+
+def t5_bias(
+  embedding: Float[Array, "R N"],
+  max_distance: int = 128,
+  *,
+  is_causal: bool = False,
+) -> Float[Array, "N D"]:
+  """T5's relative bias as a table: row `bucket(s − t)` of a trained embedding.
+
+  Args:
+    embedding: `[num_buckets, N]`, one column a head; T5 trains one for all
+      layers of a stack.
+    max_distance: L; farther keys share its bucket, so the table is exact at any
+      length.
+    is_causal: as in `t5_buckets`.
+
+  Returns:
+    `[N, 2L+1]` in the dtype of `embedding`, for `relative_bias`. T5 does not
+    scale its logits: pass `scale=1.0` to be exactly it.
+  """
+  buckets = t5_buckets(
+    max_distance, num_buckets=embedding.shape[0], is_causal=is_causal
+  )
+  return embedding[buckets].T
+
+
+def alibi_slopes(num_heads: int) -> Float[np.ndarray, "N"]:
+  """The slopes 2^(-8i/N), i = 1 … N; for other N than powers of 2 as in the code.
+
+  Those take the slopes of the next lower power of 2, then every other one of the
+  next higher.
+
+  Paper: Train short, test long, section 3, arXiv:2108.12409.
+  """
+  power = 2 ** math.floor(math.log2(num_heads))
+  slopes = 2.0 ** (-8.0 * np.arange(1, power + 1) / power)
+  more = 2.0 ** (-4.0 * np.arange(1, 2 * power + 1, 2) / power)
+  return np.concatenate([slopes, more])[:num_heads]
+
+
+def alibi_bias(num_heads: int, max_length: int) -> Float[Array, "N D"]:
+  """ALiBi as a table: −slope · |s − t| for every distance of a sequence.
+
+  Args:
+    num_heads: N.
+    max_length: the longest sequence; L = max_length − 1.
+
+  Returns:
+    `[N, 2L+1]` float32, for `relative_bias`. In both directions, where the
+    paper is causal: there only the entries s ≤ t are read.
+
+  Raises:
+    ValueError: `max_length` is not positive.
+  """
+  if max_length < 1:
+    raise ValueError(f"max_length: expected at least 1, got {max_length}")
+  distance = np.abs(np.arange(1 - max_length, max_length))
+  table = -alibi_slopes(num_heads)[:, None] * distance[None, :]
+  return jnp.asarray(table, jnp.float32)
+
+
+def rotary(
+  inputs: Float[Array, "B T N H"], positions: Int[Array, "#B T"]
+) -> Float[Array, "B T N H"]:
+  """Rotary positions: turns pair i of position p by the angle p·ω_i.
+
+  ω_i = 10000^(-2i/H). The product of a query turned at t and a key turned at s
+  depends on t - s only. The pairs are (x_i, x_{i+H/2}) where the paper has
+  (x_{2i}, x_{2i+1}): the same up to a fixed permutation of features, which the
+  projections before it absorb, and without a strided access.
+
+  Args:
+    inputs: queries or keys `[B, T, N, H]`, H even.
+    positions: `[B, T]` or `[1, T]`.
+
+  Returns:
+    `[B, T, N, H]` in the dtype of `inputs`; the angles are float32.
+
+  Raises:
+    ValueError: H is odd.
+
+  Paper: RoFormer, section 3.4.2, arXiv:2104.09864.
+  """
+  head_dim = inputs.shape[-1]
+  if head_dim % 2:
+    raise ValueError(
+      f"inputs: expected an even number of features to turn in pairs, got "
+      f"shape {inputs.shape}"
+    )
+  frequencies = 10000.0 ** (-np.arange(0, head_dim, 2) / head_dim)
+  angles = positions[:, :, None, None].astype(jnp.float32) * jnp.asarray(
+    frequencies, jnp.float32
+  ).reshape(1, 1, 1, -1)
+  cos, sin = jnp.cos(angles), jnp.sin(angles)
+  left, right = jnp.split(inputs.astype(jnp.float32), 2, axis=-1)
+  turned = [left * cos - right * sin, right * cos + left * sin]
+  return jnp.concatenate(turned, axis=-1).astype(inputs.dtype)

@@ -1,0 +1,142 @@
+"""Relative positions against the formulas of their papers."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention import (
+  alibi_bias,
+  alibi_slopes,
+  dense_attention,
+  rotary,
+  t5_bias,
+  t5_buckets,
+)
+
+
+def bucket_of(distance, num_buckets, max_distance, is_causal):
+  """T5's bucket of one distance s − t, in words: half exact, half logarithmic."""
+  first = 0
+  if is_causal:
+    back = max(-distance, 0)
+  else:
+    num_buckets //= 2
+    first = num_buckets if distance > 0 else 0
+    back = abs(distance)
+  exact = num_buckets // 2
+  if back < exact:
+    return first + back
+  share = math.log(back / exact) / math.log(max_distance / exact)
+  # A tie is a power that the logarithm may miss by one bit.
+  return first + min(
+    exact + math.floor(share * (num_buckets - exact) + 1e-6), num_buckets - 1
+  )
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize(
+  ("num_buckets", "max_distance"), [(32, 128), (8, 20), (6, 9)]
+)
+def test_t5_buckets(num_buckets, max_distance, is_causal):
+  got = t5_buckets(max_distance, num_buckets=num_buckets, is_causal=is_causal)
+  distances = range(-max_distance, max_distance + 1)
+  expected = [
+    bucket_of(d, num_buckets, max_distance, is_causal) for d in distances
+  ]
+  np.testing.assert_array_equal(got, expected)
+  # So the last entry of the table serves every distance beyond it.
+  for far in (max_distance + 1, 10 * max_distance):
+    assert bucket_of(-far, num_buckets, max_distance, is_causal) == got[0]
+
+
+def test_t5_buckets_need_room():
+  with pytest.raises(ValueError, match=r"^max_distance: expected more than 8"):
+    t5_buckets(8)
+  with pytest.raises(ValueError, match="num_buckets of at least 4"):
+    t5_buckets(8, num_buckets=2)
+
+
+def test_alibi_slopes_are_the_papers():
+  np.testing.assert_allclose(
+    alibi_slopes(8), [1 / 2**i for i in range(1, 9)], rtol=1e-12
+  )
+  np.testing.assert_allclose(alibi_slopes(16)[0], 2**-0.5, rtol=1e-12)
+  twelve = [*alibi_slopes(8), *alibi_slopes(16)[0:8:2]]
+  np.testing.assert_allclose(alibi_slopes(12), twelve, rtol=1e-12)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_tables_are_biases(is_causal):
+  """The table gives what the T×S bias gives, here longer than L."""
+  length, heads = 23, 4
+  rng = np.random.default_rng(0)
+  query, key, value = jnp.asarray(
+    rng.standard_normal((3, 2, length, heads, 8), np.float32)
+  )
+  embedding = jnp.asarray(rng.standard_normal((8, heads), np.float32))
+  distance = np.arange(length)[None, :] - np.arange(length)[:, None]
+  t5 = np.array(
+    [
+      [embedding[bucket_of(d, 8, 10, is_causal)] for d in row]
+      for row in distance.tolist()
+    ]
+  )
+  alibi = -alibi_slopes(heads)[:, None, None] * np.abs(distance)
+  for table, bias in (
+    (t5_bias(embedding, 10, is_causal=is_causal), np.moveaxis(t5, 2, 0)),
+    (alibi_bias(heads, length), alibi),
+  ):
+    call = {"is_causal": is_causal}
+    np.testing.assert_allclose(
+      dense_attention(query, key, value, relative_bias=table, **call),
+      dense_attention(
+        query, key, value, bias=jnp.asarray(bias, jnp.float32)[None], **call
+      ),
+      atol=2e-6,
+    )
+
+
+def test_rotary_is_su():
+  """R_p x with block-diagonal R of 2×2 rotations, on the paper's pairs."""
+  length, head_dim = 40, 8
+  x = np.random.default_rng(0).normal(size=(2, length, 3, head_dim))
+  # Feature i of ours is feature 2i of the paper's, and i + H/2 is 2i + 1.
+  paper = np.arange(head_dim).reshape(-1, 2).T.reshape(-1)
+  expected = np.zeros_like(x)
+  for p in range(length):
+    rotation = np.zeros((head_dim, head_dim))
+    for i in range(head_dim // 2):
+      angle = p * 10000.0 ** (-2 * i / head_dim)
+      c, s = np.cos(angle), np.sin(angle)
+      rotation[2 * i : 2 * i + 2, 2 * i : 2 * i + 2] = [[c, -s], [s, c]]
+    expected[:, p] = x[:, p] @ rotation.T
+  ids = jnp.arange(length)[None]
+  got = rotary(jnp.asarray(x[..., paper], jnp.float32), ids)
+  np.testing.assert_allclose(got, expected[..., paper], atol=1e-5)
+
+
+def test_rotary_sees_distance_only():
+  query, key = jax.random.normal(jax.random.key(0), (2, 1, 1, 1, 16))
+
+  def product(t, s):
+    turned_query = rotary(query, jnp.array([[t]]))
+    return jnp.sum(turned_query * rotary(key, jnp.array([[s]])))
+
+  np.testing.assert_allclose(product(7, 3), product(27, 23), atol=1e-5)
+  assert abs(product(7, 3) - product(7, 4)) > 1e-3
+
+
+def test_rotary_keeps_dtype_and_row_positions():
+  x = jax.random.normal(jax.random.key(0), (2, 1, 1, 8), jnp.bfloat16)
+  got = rotary(x, jnp.array([[3], [5]]))
+  assert got.dtype == jnp.bfloat16
+  one = rotary(x[1:], jnp.array([[5]]))
+  np.testing.assert_array_equal(got[1:], one)
+
+
+def test_rotary_needs_pairs():
+  with pytest.raises(ValueError, match=r"^inputs: expected an even number"):
+    rotary(jnp.ones((1, 2, 1, 3)), jnp.arange(2)[None])
