@@ -4,8 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from attention import arguments, plug
-from attention.dense import masked_softmax
+from attention import arguments, linformer_blocks, plug
 
 
 def linformer_attention(
@@ -44,7 +43,8 @@ def linformer_attention(
     ValueError: arguments do not fit, the input is longer than the projection,
       the mask varies along queries, or a causal call.
 
-  Cost: time (S·K + T·N)·R·(H+V), memory B·N·T·R float32.
+  Cost: time (S·K + T·N)·R·(H+V); memory beside the arguments B·N·R·(H+V+C)
+  float32 with C = 128, forward and backward, and the gradients of E and F.
 
   Where it departs from the paper: masks and inputs shorter than the projection,
   which the paper leaves open.
@@ -77,29 +77,23 @@ def linformer_attention(
     instead="projected keys no longer have positions; use dense attention for "
     "such a mask",
   )
-  if keep is not None:
-    key = jnp.where(keep[:, :, None, None], key, 0)
-    value = jnp.where(keep[:, :, None, None], value, 0)
 
-  keys = _project(key_projection, key)
-  values = _project(value_projection, value)
+  def projected(projection, x):
+    projection = projection.reshape(-1, *projection.shape[-2:])
+    return linformer_blocks.project(projection, x, keep)
+
   scale = arguments.softmax_scale(scale, head_dim)
-  logits = scale * jnp.einsum(
-    "BKQH,BKRH->BKQR",
-    arguments.rows_by_key_head(query, num_kv_heads),
-    keys.astype(query.dtype),
-    preferred_element_type=jnp.float32,
-  )
+  keys = scale * projected(key_projection, key)
   # The rows of an example without any key are no mixture of anything.
-  some = None if keep is None else jnp.any(keep, axis=1)[:, None, None, None]
-  weights = masked_softmax(logits, some)
-  out = jnp.einsum(
-    "BKQR,BKRV->BKQV",
-    weights.astype(value.dtype),
-    values.astype(value.dtype),
-    preferred_element_type=jnp.float32,
+  some = None
+  if keep is not None:
+    some = jnp.repeat(jnp.any(keep, axis=1), num_kv_heads)[:, None, None]
+  return linformer_blocks.attend(
+    query,
+    keys.astype(query.dtype),
+    projected(value_projection, value).astype(value.dtype),
+    some,
   )
-  return arguments.from_rows(out, query.shape[2]).astype(query.dtype)
 
 
 def _check_projection(
@@ -118,20 +112,6 @@ def _check_projection(
       f"{name}: it has rows for {shape[-2]} positions, but the keys have "
       f"{source_length}; make it with S ≥ {source_length}"
     )
-
-
-def _project(
-  projection: Array, x: Float[Array, "B S K D"]
-) -> Float[Array, "B K R D"]:
-  """Eᵀ x in float32: row r is Σ_s E[s, r] x_s."""
-  projection = projection[..., : x.shape[1], :]
-  equation = "SR,BSKD->BKRD" if projection.ndim == 2 else "KSR,BSKD->BKRD"
-  return jnp.einsum(
-    equation,
-    projection.astype(x.dtype),
-    x,
-    preferred_element_type=jnp.float32,
-  )
 
 
 def linformer(
