@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from attention.additive import additive
+from attention.bigbird import bigbird
 from attention.dense import dense
 from attention.flash import flash
 from attention.linear import linear
@@ -19,6 +20,7 @@ ATTENTIONS: Mapping[str, Callable[..., Attention]] = MappingProxyType(
     dense=dense,
     flash=flash,
     sliding_window=sliding_window,
+    bigbird=bigbird,
     linear=linear,
     performer=performer,
     linformer=linformer,

@@ -9,6 +9,7 @@ from models.config import NEEDS
 
 OPTIONS = {
   "sliding_window": {"window": 8},
+  "bigbird": {"block_size": 2, "num_random": 1},
   "performer": {"num_features": 128},
   "linformer": {"rank": 16},
   "nystrom": {"num_landmarks": 8},

@@ -6,6 +6,10 @@ the contract suite compares numbers with.
 """
 
 from tests.attention.reference.additive import additive_attention
+from tests.attention.reference.bigbird import (
+  attended_blocks,
+  bigbird_attention,
+)
 from tests.attention.reference.linear import (
   linear_attention,
   performer_attention,
@@ -25,6 +29,8 @@ from tests.attention.reference.softmax import (
 )
 
 __all__ = [
+  "attended_blocks",
+  "bigbird_attention",
   "additive_attention",
   "dense_attention",
   "in_window",

@@ -1,0 +1,251 @@
+"""BigBird: a window, global blocks and random blocks (Zaheer 2020)."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from attention import arguments, bigbird_blocks, bigbird_keys, plug
+from attention.flash import flash_attention
+
+
+def bigbird_attention(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"],
+  value: Float[Array, "B S K V"],
+  *,
+  block_size: int,
+  random_blocks: Int[Array, "N M R"],
+  mask: Bool[Array, "..."] | None = None,
+  is_causal: bool = False,
+  scale: float | Float[Array, ""] | None = None,
+  query_segment_ids: Int[Array, "B T"] | None = None,
+  key_segment_ids: Int[Array, "B S"] | None = None,
+) -> Float[Array, "B T N V"]:
+  """Every block of queries attends to near, global and random blocks of keys.
+
+  With positions in blocks of C = `block_size`, b(t) = t // C, the last block
+  L = ceil(T/C) - 1 being as long as is left,
+
+    out[t] = softmax over s in A(t) of (scale · query[t] · key[s]), times value
+    A(t) = {s : b(s) ∈ {0, L} ∪ {b(t)-1, b(t), b(t)+1} ∪ random_blocks[b(t)]}
+    A(t) = all s                                       where b(t) ∈ {0, L}
+
+  for each head. It is one softmax over the union: a block that is listed twice,
+  near or global as well counts once. Every pair is further limited by `mask`
+  and the segments. A query that sees nothing gets zeros and passes no gradient;
+  what a masked key holds changes nothing.
+
+  The mathematics of the blocks between the first and the last are in
+  `bigbird_blocks`; the queries of these two see all keys.
+
+  Args:
+    query: `[B, T, N, H]`.
+    key: `[B, S, K, H]`, S = T; N is a multiple of K, query head n reads key
+      head n // (N/K).
+    value: `[B, S, K, V]`.
+    block_size: C.
+    random_blocks: `[N, M, R]`, for each query head and each of the
+      M = max(L - 1, 0) blocks between the first and the last, numbers of
+      blocks; one outside [0, L], such as -1, is no block.
+      `bigbird_random_blocks` draws them.
+    mask: key mask, broadcastable to `[B, 1, 1, S]`, True = attend.
+    is_causal: must be False. The last block is global, and random blocks lie
+      ahead.
+    scale: factor of the logits; None is 1/√H.
+    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
+    key_segment_ids: `[B, S]`.
+
+  Returns:
+    `[B, T, N, V]` in the dtype of `query`.
+
+  Raises:
+    ValueError: arguments do not fit together, or `is_causal`.
+
+  Cost: time T·(5+R)·C·N·(H+V), and 2C·T·N·(H+V) for the global queries; memory
+  beside the arrays B·N·C·(5+R)·C and B·N·C·T float32. Nothing is T×S, forward
+  or backward.
+
+  Departs from the paper in that any length goes, down to one partial block, in
+  that the union is exact whatever the random blocks are, and in that each head
+  has random blocks of its own (as in the paper's code).
+
+  Paper: Big Bird: transformers for longer sequences, section 2 and appendix D
+  (internal construction, ITC), arXiv:2007.14062.
+  """
+  arguments.check_qkv(query, key, value)
+  if is_causal:
+    raise ValueError(
+      "is_causal: expected False, got True, but every query sees the last "
+      "block and random blocks ahead; sliding_window attention has a causal "
+      "form, and so has dense"
+    )
+  length = query.shape[1]
+  if key.shape[1] != length:
+    raise ValueError(
+      f"key: expected the length of query, {length}, for both are cut into the "
+      f"same blocks, got {key.shape[1]}; use dense attention across"
+    )
+  _check_at_least("block_size", block_size, 1)
+  key_mask = arguments.key_mask(
+    mask, query, key, "dense attention takes masks that vary"
+  )
+  arguments.check_segment_ids(query_segment_ids, key_segment_ids, query, key)
+  blocks = -(-length // block_size)
+  _check_random_blocks(random_blocks, query.shape[2], max(blocks - 2, 0))
+  scale = arguments.softmax_scale(scale, query.shape[-1])
+  if isinstance(scale, jax.Array):
+    # The block loop wants a number: a traced factor goes into the queries.
+    query = query * scale.astype(query.dtype)
+    scale = 1.0
+  attend_to_all = partial(
+    flash_attention,
+    mask=None if key_mask is None else key_mask[:, None, None, :],
+    scale=scale,
+    key_segment_ids=key_segment_ids,
+  )
+  if blocks <= 2:
+    return attend_to_all(query, key, value, query_segment_ids=query_segment_ids)
+  ends = partial(bigbird_keys.global_rows, block=block_size)
+  of_ends = attend_to_all(
+    ends(query),
+    key,
+    value,
+    query_segment_ids=None
+    if query_segment_ids is None
+    else ends(query_segment_ids),
+  )
+  out = bigbird_blocks.middle_attention(
+    bigbird_keys.Geometry(block_size, float(scale)),
+    bigbird_keys.Operands(query, key, value),
+    bigbird_keys.Limits(
+      *bigbird_keys.distinct_blocks(random_blocks),
+      key_mask,
+      query_segment_ids,
+      key_segment_ids,
+    ),
+  )
+  out = out.at[:, :block_size].set(of_ends[:, :block_size])
+  return out.at[:, (blocks - 1) * block_size :].set(of_ends[:, block_size:])
+
+
+def bigbird_random_blocks(
+  key: Array, *, num_heads: int, num_blocks: int, num_random: int
+) -> Int[Array, "N M R"]:
+  """Draws the random blocks of every head and query block.
+
+  For each of the M = max(blocks - 2, 0) query blocks i between the first and
+  the last, R blocks uniformly without replacement from those that i does not
+  attend to anyhow: not the first, the last, i-1, i or i+1.
+
+  Floyd's algorithm: with m candidates, for j = m-R … m-1 draw u from 0 … j and
+  take u, or j where u was taken before. It never holds the candidates.
+
+  Args:
+    key: a JAX random key.
+    num_heads: N ≥ 1.
+    num_blocks: ceil(T/C) ≥ 1.
+    num_random: R ≥ 0.
+
+  Returns:
+    `[N, M, R]` int32; -1 in some places where there are fewer candidates than
+    R.
+
+  Raises:
+    ValueError: a size is out of range.
+
+  Cost: time N·M·R², memory N·M·R.
+  """
+  _check_at_least("num_heads", num_heads, 1)
+  _check_at_least("num_blocks", num_blocks, 1)
+  _check_at_least("num_random", num_random, 0)
+  middle = max(num_blocks - 2, 0)
+  shape = (num_random, num_heads, middle)
+  if not (num_random and middle):
+    return jnp.zeros((num_heads, middle, num_random), jnp.int32)
+  # Counted from the first block between the globals, what is excluded is one
+  # run of neighbours, cut off at both ends.
+  i = jnp.arange(middle)
+  run_start = jnp.maximum(i - 1, 0)
+  run_length = jnp.minimum(i + 1, middle - 1) - run_start + 1
+  candidates = jnp.broadcast_to(middle - run_length, shape)
+  highest = candidates - num_random + jnp.arange(num_random)[:, None, None]
+  draws = jax.random.randint(key, shape, 0, jnp.maximum(highest, 0) + 1)
+
+  def take(k, taken):
+    again = jnp.any(taken == draws[k][None], axis=0)
+    choice = jnp.where(again, highest[k], draws[k])
+    return taken.at[k].set(jnp.where(highest[k] < 0, -1, choice))
+
+  taken = jax.lax.fori_loop(0, num_random, take, jnp.full(shape, -1, jnp.int32))
+  past = taken + jnp.where(taken < run_start[None, None], 0, run_length)
+  return jnp.moveaxis(jnp.where(taken < 0, -1, past + 1), 0, 2)
+
+
+def _check_at_least(name: str, value: int, low: int) -> None:
+  if not isinstance(value, int) or isinstance(value, bool) or value < low:
+    raise ValueError(
+      f"{name}: expected an int of at least {low}, got {value!r}"
+    )
+
+
+def _check_random_blocks(
+  random_blocks: Int[Array, "N M R"], num_heads: int, middle: int
+) -> None:
+  """Checks the shape and dtype of `random_blocks`."""
+  if (
+    random_blocks.ndim != 3
+    or random_blocks.shape[:2] != (num_heads, middle)
+    or not jnp.issubdtype(random_blocks.dtype, jnp.integer)
+  ):
+    raise ValueError(
+      f"random_blocks: expected integers of shape [{num_heads}, {middle}, R], "
+      f"got {random_blocks.dtype} {random_blocks.shape}"
+    )
+
+
+def bigbird(block_size: int = 64, num_random: int = 3) -> plug.Attention:
+  """The plug of `bigbird_attention`.
+
+  How many blocks there are depends on the length of a call, so `init` keeps
+  random bits in `constants` and each call draws its blocks from them: the same
+  ones for the same length. A call may bring `random_blocks` of its own.
+
+  Args:
+    block_size: C.
+    num_random: R, random blocks of each head and query block.
+
+  Returns:
+    An `Attention` with `key`, the raw data of a random key, in `constants`.
+
+  Raises:
+    ValueError: `block_size` < 1 or `num_random` < 0.
+  """
+  _check_at_least("block_size", block_size, 1)
+  _check_at_least("num_random", num_random, 0)
+  function = partial(bigbird_attention, block_size=block_size)
+
+  def init(key, dims):
+    del dims
+    # Raw bits, as a checkpoint can hold them.
+    return {"constants": {"key": jax.random.key_data(key)}}
+
+  def apply(variables, query, key, value, **call):
+    call = arguments.accepted_options("bigbird", function, call)
+    if call.get("random_blocks") is None:
+      call["random_blocks"] = bigbird_random_blocks(
+        jax.random.wrap_key_data(variables["constants"]["key"]),
+        num_heads=query.shape[2],
+        num_blocks=-(-query.shape[1] // block_size),
+        num_random=num_random,
+      )
+    return function(query, key, value, **call)
+
+  return plug.Attention(
+    init=init,
+    apply=apply,
+    init_cache=None,
+    decode=None,
+    supports=frozenset({"mask", "segments"}),
+  )
