@@ -22,12 +22,12 @@ attention.
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from attention import arguments, plug
-from attention.dense import masked_softmax
-from attention.nystrom_blocks import few_keys, few_queries, landmark_means
+from attention.nystrom_blocks import Tokens
 from attention.nystrom_convolution import convolve
+from attention.nystrom_product import attend
 
 
 def nystrom_attention(
@@ -74,8 +74,8 @@ def nystrom_attention(
       length, the mask varies along queries, or a causal call.
 
   Cost, with M = min(L, T): time T·M·N·(H+V) + pinv_iterations·N·M³, memory
-  beside the arrays B·N·M·(C+M) for blocks of C positions; the backward keeps
-  one M×M matrix a step and head. Nothing is T×S, and T×M neither.
+  beside the arrays B·N·M·(C+M) for blocks of C positions, and in the backward
+  five M×M matrices a step and head. Nothing is T×S, and T×M neither.
 
   Departs from its paper: masks, and any length (there, L divides T). Both
   norms are taken per matrix; the paper's code takes the largest in the batch,
@@ -107,27 +107,9 @@ def nystrom_attention(
     "such a mask",
   )
   scale = arguments.softmax_scale(scale, query.shape[-1])
-  num_landmarks = min(num_landmarks, length)
-  groups, counts = _groups(keep, query.shape[0], length, num_landmarks)
-  queries = landmark_means(num_landmarks, query, groups, counts)
-  keys = scale * landmark_means(num_landmarks, key, groups, counts)
-  exists = counts > 0
-
-  grouped = queries.reshape(queries.shape[0], key.shape[2], -1, key.shape[3])
-  logits = jnp.einsum(
-    "BKQH,BKLH->BKQL", grouped, keys, precision=jax.lax.Precision.HIGHEST
-  ).reshape(*queries.shape[:3], num_landmarks)
-  between = masked_softmax(logits, exists[:, None, None, :])
-  between = jnp.where(exists[:, None, :, None], between, 0.0)
-
-  mixed = few_queries(scale * queries, key, value, keep)
-  mixed = jnp.einsum(
-    "BNLM,BNMV->BNLV",
-    pseudo_inverse(between, pinv_iterations),
-    mixed,
-    precision=jax.lax.Precision.HIGHEST,
-  )
-  return few_keys(query, keys, mixed, exists)
+  tokens = _tokens(keep, query.shape[0], length, min(num_landmarks, length))
+  scale = jnp.asarray(scale, jnp.float32)
+  return attend(pinv_iterations, query, key, value, scale, tokens)
 
 
 def _check_counts(num_landmarks: int, pinv_iterations: int) -> None:
@@ -139,52 +121,18 @@ def _check_counts(num_landmarks: int, pinv_iterations: int) -> None:
       raise ValueError(f"{name}: expected at least 1, got {number}")
 
 
-def _groups(
-  keep: Bool[Array, "B T"] | None,
-  batch: int,
-  length: int,
-  num_landmarks: int,
-) -> tuple[Int[Array, "B T"], Int[Array, "B L"]]:
-  """The landmark of every token (L: of none), and tokens per landmark."""
-  if keep is None:
-    keep = jnp.ones((batch, length), bool)
-  rank = jnp.cumsum(keep, axis=1) - 1
-  total = jnp.sum(keep, axis=1, keepdims=True)
+def _tokens(
+  keep: Bool[Array, "B T"] | None, batch: int, length: int, num_landmarks: int
+) -> Tokens:
+  """Cuts the tokens that exist into L runs."""
+  kept = jnp.ones((batch, length), bool) if keep is None else keep
+  rank = jnp.cumsum(kept, axis=1) - 1
+  total = jnp.sum(kept, axis=1, keepdims=True)
   groups = rank * num_landmarks // jnp.maximum(total, 1)
   # Landmark l begins with the first rank r for which r·L ≥ l·n.
   begins = -(-jnp.arange(num_landmarks + 1)[None] * total // num_landmarks)
-  return jnp.where(keep, groups, num_landmarks), jnp.diff(begins, axis=1)
-
-
-def pseudo_inverse(
-  matrix: Float[Array, "B N L L"], iterations: int
-) -> Float[Array, "B N L L"]:
-  """The pseudo-inverse of stochastic matrices, by the paper's iteration.
-
-  Args:
-    matrix: each row sums to 1, or is zeros.
-    iterations: steps; each costs four products.
-
-  Returns:
-    Z, which tends to the pseudo-inverse as steps are added; of order three.
-  """
-
-  def dot(a, b):
-    return jnp.einsum(
-      "BNIJ,BNJK->BNIK", a, b, precision=jax.lax.Precision.HIGHEST
-    )
-
-  eye = jnp.eye(matrix.shape[-1], dtype=matrix.dtype)[None, None]
-
-  def step(z, _):
-    az = dot(matrix, z)
-    inner = 15.0 * eye - dot(az, 7.0 * eye - az)
-    return 0.25 * dot(z, 13.0 * eye - dot(az, inner)), None
-
-  # ‖A‖∞, the largest sum of a row, is 1.
-  norm = jnp.max(jnp.sum(matrix, axis=-2), axis=-1)[..., None, None]
-  first = jnp.swapaxes(matrix, -1, -2) / jnp.where(norm > 0.0, norm, 1.0)
-  return jax.lax.scan(step, first, length=iterations)[0]
+  groups = jnp.where(kept, groups, num_landmarks)
+  return Tokens(keep, groups, jnp.diff(begins, axis=1))
 
 
 def nystrom(

@@ -1,19 +1,17 @@
-"""The three loops over a sequence behind `nystrom_attention`.
+"""The loops over a sequence behind `nystrom_attention`, forward and backward.
 
-Each loop has its own backward, visits blocks of C positions, and holds one
-block times L landmarks, nothing longer:
+  means          x̃_l = Σ_t [t belongs to l] x_t / count_l
+  few_queries    softmax(Q̃ Kᵀ) V, L queries and all keys, by online softmax
+  few_keys       softmax(Q K̃ᵀ) U, all queries and L keys
 
-  landmark_means   Q̃, K̃: position t adds to one of L sums
-  few_queries      softmax(Q̃ Kᵀ) V, L queries and all keys, by online softmax
-  few_keys         softmax(Q K̃ᵀ) U, all queries and L keys
-
-Logits come without a factor: the caller scales the landmarks. Everything in a
-block is float32. Of a softmax-weighted sum out = p·v with cotangent g,
+Each visits blocks of C positions and holds one block times L landmarks, nothing
+longer, in float32. Logits come without a factor: the landmarks are scaled. Of
+a softmax-weighted sum out = p·v with cotangent g,
 
   dv = pᵀ g      ds = p · (g vᵀ - δ), δ = Σ g·out      dq = ds k     dk = dsᵀ q
 
-where `few_queries` has out and the log-sum-exp of its L rows from the forward
-and `few_keys`, which sees whole rows, keeps nothing.
+where `few_queries` hands out and the log-sum-exp of its L rows on to its
+backward and `few_keys`, which sees whole rows, nothing.
 
 The last block moves back to end with the sequence, so nothing is padded. What
 is written twice is written alike; what is summed over the sequence counts the
@@ -22,10 +20,12 @@ positions that the block before had only once.
 Speed. Heads go next to batch inside a block only. Scores are [keys, rows] in
 the backward, so that of its five products only one has not the form
 'nqd,nkd->nqk' or 'nqk,nkd->nqd', which XLA:CPU sends to its fast kernel. The
-means are a product with a matrix of zeros and ones: a scatter is slower.
+means are a product with a matrix of zeros and ones, of the few landmarks that a
+block can touch where no mask makes them unknown. Blocks of 128 positions are a
+tenth slower, of 512 no faster.
 """
 
-from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,34 +34,58 @@ from jaxtyping import Array, Bool, Float, Int
 BLOCK = 256
 
 
+class Tokens(NamedTuple):
+  """Which tokens exist, and the landmark of each.
+
+  Attributes:
+    keep: None where all exist.
+    groups: the landmark of every token; L where there is none.
+    counts: tokens of every landmark.
+  """
+
+  keep: Bool[Array, "B T"] | None
+  groups: Int[Array, "B T"]
+  counts: Int[Array, "B L"]
+
+
 def _blocks(length: int) -> tuple[int, int]:
   """The size of a block, and their number."""
   size = min(BLOCK, length)
   return size, -(-length // size)
 
 
-def _starts(i: Array, size: int, length: int) -> tuple[Array, Array]:
+def _start(i: Array, size: int, length: int) -> tuple[Array, Array]:
   """Where block i starts, and which of its positions no block had before."""
   start = jnp.minimum(i * size, length - size)
   return start, start + jnp.arange(size) >= i * size
 
 
-def _slice(x: Array, start: Array, size: int) -> Array:
+def _slice(x: Array, start: Array | int, size: int) -> Array:
   return jax.lax.dynamic_slice_in_dim(x, start, size, 1)
 
 
-def _write(total: Array, block: Array, start: Array) -> Array:
+def _write(total: Array, block: Array, start: Array | int) -> Array:
   return jax.lax.dynamic_update_slice_in_dim(
     total, block.astype(total.dtype), start, 1
   )
 
 
-def _heads_first(x: Float[Array, "B C N H"]) -> Float[Array, "B N C H"]:
-  return jnp.swapaxes(x, 1, 2).astype(jnp.float32)
+def _write_heads(total: Array, block: Array, start: Array) -> Array:
+  """Writes `[B, N, C, H]` into `[B, T, N, H]`."""
+  return _write(total, jnp.swapaxes(block, 1, 2), start)
 
 
-def _heads_last(x: Float[Array, "B N C H"]) -> Float[Array, "B C N H"]:
-  return jnp.swapaxes(x, 1, 2)
+def _read(
+  x: Float[Array, "B T N H"],
+  keep: Bool[Array, "B T"] | None,
+  start: Array,
+  size: int,
+) -> Float[Array, "B N C H"]:
+  """A block, heads first; what is masked is zero, so that no NaN gets on."""
+  block = _slice(x, start, size)
+  if keep is not None:
+    block = jnp.where(_slice(keep, start, size)[..., None, None], block, 0)
+  return jnp.swapaxes(block, 1, 2).astype(jnp.float32)
 
 
 def _grouped(x: Float[Array, "B N Q D"], heads: int) -> Float[Array, "B K P D"]:
@@ -73,120 +97,104 @@ def _dot(spec: str, left: Array, right: Array) -> Float[Array, "..."]:
   return jnp.einsum(spec, left, right, preferred_element_type=jnp.float32)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def landmark_means(
-  num_landmarks: int,
-  x: Float[Array, "B T K H"],
-  groups: Int[Array, "B T"],
-  counts: Int[Array, "B L"],
+def _members(
+  tokens: Tokens, start: Array, size: int
+) -> tuple[Float[Array, "B W C"], Array | int]:
+  """Who belongs to whom in a block, for W landmarks from the second result on.
+
+  Where every token exists, a block cannot touch more than W < L landmarks.
+  """
+  length, num_landmarks = tokens.groups.shape[1], tokens.counts.shape[1]
+  first, width = 0, num_landmarks
+  if tokens.keep is None:
+    width = min(width, (size - 1) * num_landmarks // length + 2)
+    first = start * num_landmarks // length
+    first = jnp.minimum(first, num_landmarks - width)
+  landmarks = first + jnp.arange(width)[None, :, None]
+  groups = _slice(tokens.groups, start, size)[:, None, :]
+  return (groups == landmarks).astype(jnp.float32), first
+
+
+def means(
+  x: Float[Array, "B T K H"], tokens: Tokens
 ) -> Float[Array, "B K L H"]:
-  """Means over the positions of each landmark, in float32.
+  """Means over the tokens of each landmark; zeros for one without.
 
-  Args:
-    num_landmarks: L.
-    x: what to average.
-    groups: the landmark of every position; L for a position of none, which is
-      not read.
-    counts: the number of positions of every landmark; one of none gets zeros.
-
-  Cost: time T·L·K·H.
+  Cost: time T·L·K·H with a mask, T·C·L/T·K·H without.
   """
   batch, length, heads, features = x.shape
   size, num_blocks = _blocks(length)
+  num_landmarks = tokens.counts.shape[1]
 
   def step(i, total):
-    start, is_new = _starts(i, size, length)
-    group = jnp.where(is_new, _slice(groups, start, size), num_landmarks)
-    member = _members(group, num_landmarks)
-    block = _slice(x, start, size).astype(jnp.float32)
-    block = jnp.where(group[..., None, None] < num_landmarks, block, 0.0)
-    return total + _dot("blc,bcx->blx", member, block.reshape(batch, size, -1))
+    start, is_new = _start(i, size, length)
+    member, first = _members(tokens, start, size)
+    member = jnp.where(is_new[None, None], member, 0.0)
+    block = _slice(x, start, size)
+    if tokens.keep is not None:
+      kept = _slice(tokens.keep, start, size)
+      block = jnp.where(kept[..., None, None], block, 0)
+    block = block.reshape(batch, size, -1).astype(jnp.float32)
+    more = _dot("blc,bcx->blx", member, block)
+    return _write(total, more + _slice(total, first, more.shape[1]), first)
 
-  sums = jax.lax.fori_loop(
-    0,
-    num_blocks,
-    step,
-    jnp.zeros((batch, num_landmarks, heads * features), jnp.float32),
-  )
-  means = sums / jnp.maximum(counts, 1)[:, :, None]
-  means = means.reshape(batch, num_landmarks, heads, features)
-  return jnp.swapaxes(means, 1, 2)
-
-
-def _members(
-  group: Int[Array, "B C"], num_landmarks: int
-) -> Float[Array, "B L C"]:
-  """1 where position c belongs to landmark l."""
-  landmarks = jnp.arange(num_landmarks)[None, :, None]
-  return (group[:, None, :] == landmarks).astype(jnp.float32)
+  total = jnp.zeros((batch, num_landmarks, heads * features), jnp.float32)
+  total = jax.lax.fori_loop(0, num_blocks, step, total)
+  total = total / jnp.maximum(tokens.counts, 1)[:, :, None]
+  total = total.reshape(batch, num_landmarks, heads, features)
+  return jnp.swapaxes(total, 1, 2)
 
 
-def _means_fwd(num_landmarks, x, groups, counts):
-  # The dtype and shape of x, without x: an empty slice is no memory.
-  like = jnp.zeros((0,), x.dtype)
-  means = landmark_means(num_landmarks, x, groups, counts)
-  return means, (like, groups, counts)
+def _shares(
+  cotangent: Float[Array, "B K L H"], tokens: Tokens
+) -> Float[Array, "B L X"]:
+  """What each token of a landmark gets of the cotangent of its mean."""
+  each = jnp.swapaxes(cotangent, 1, 2)
+  each = each.reshape(*each.shape[:2], -1)
+  return each / jnp.maximum(tokens.counts, 1)[:, :, None]
 
 
-def _means_bwd(num_landmarks, residuals, cotangent):
-  like, groups, counts = residuals
-  batch, heads, _, features = cotangent.shape
-  length = groups.shape[1]
+def _spread(
+  shares: Float[Array, "B L X"], tokens: Tokens, start: Array, size: int
+) -> Float[Array, "B C X"]:
+  """The shares of the tokens of a block."""
+  member, first = _members(tokens, start, size)
+  shares = _slice(shares, first, member.shape[1])
+  return _dot("bcl,blx->bcx", jnp.swapaxes(member, 1, 2), shares)
+
+
+def add_means_backward(
+  total: Float[Array, "B T N H"],
+  cotangent: Float[Array, "B N L H"],
+  tokens: Tokens,
+) -> Float[Array, "B T N H"]:
+  """Adds the gradient of what was averaged to `total`."""
+  length = total.shape[1]
   size, num_blocks = _blocks(length)
-  each = jnp.swapaxes(cotangent, 1, 2).reshape(batch, num_landmarks, -1)
-  each = each / jnp.maximum(counts, 1)[:, :, None]
+  shares = _shares(cotangent, tokens)
 
   def step(i, total):
-    start, _ = _starts(i, size, length)
-    member = _members(_slice(groups, start, size), num_landmarks)
-    block = _dot("bcl,blx->bcx", jnp.swapaxes(member, 1, 2), each)
-    return _write(total, block.reshape(batch, size, heads, features), start)
+    start, is_new = _start(i, size, length)
+    block = _slice(total, start, size)
+    more = _spread(shares, tokens, start, size).reshape(block.shape)
+    more = jnp.where(is_new[None, :, None, None], more, 0.0)
+    return _write(total, block.astype(jnp.float32) + more, start)
 
-  dx = jnp.zeros((batch, length, heads, features), like.dtype)
-  return jax.lax.fori_loop(0, num_blocks, step, dx), None, None
-
-
-landmark_means.defvjp(_means_fwd, _means_bwd)
+  return jax.lax.fori_loop(0, num_blocks, step, total)
 
 
-def _masked_block(
-  x: Float[Array, "B S K H"],
-  keep: Bool[Array, "B S"] | None,
-  start: Array,
-  size: int,
-) -> Float[Array, "B K C H"]:
-  """A block, heads first; what is masked is zero, so that no NaN gets on."""
-  block = _slice(x, start, size)
-  if keep is not None:
-    block = jnp.where(_slice(keep, start, size)[..., None, None], block, 0)
-  return _heads_first(block)
-
-
-@jax.custom_vjp
 def few_queries(
   query: Float[Array, "B N L H"],
   key: Float[Array, "B S K H"],
   value: Float[Array, "B S K V"],
   keep: Bool[Array, "B S"] | None,
-) -> Float[Array, "B N L V"]:
-  """softmax(Q Kᵀ) V for L queries: softmax attention, keys in blocks.
+) -> tuple[Float[Array, "B N L V"], Float[Array, "B K P 1"]]:
+  """softmax(Q Kᵀ) V for L queries, and the log-sum-exp of their rows.
 
-  Args:
-    query: scaled, heads first.
-    key: N is a multiple of K.
-    value: `[B, S, K, V]`.
-    keep: False hides a key from every query.
-
-  Returns:
-    float32; zeros where every key is hidden.
+  Zeros, and +inf, where every key is hidden.
 
   Cost: time S·L·N·(H+V), memory B·N·L·C.
   """
-  return _few_queries(query, key, value, keep)[0]
-
-
-def _few_queries(query, key, value, keep):
-  """The output, and the log-sum-exp of every row."""
   length, heads, width = value.shape[1:]
   size, num_blocks = _blocks(length)
   lowest = jnp.finfo(jnp.float32).min
@@ -194,18 +202,16 @@ def _few_queries(query, key, value, keep):
 
   def step(i, carry):
     maximum, total, result = carry
-    start, is_new = _starts(i, size, length)
+    start, is_new = _start(i, size, length)
     allowed = is_new[None]
     if keep is not None:
       allowed = allowed & _slice(keep, start, size)
-    scores = _dot(
-      "bkqh,bksh->bkqs", rows, _masked_block(key, keep, start, size)
-    )
+    scores = _dot("bkqh,bksh->bkqs", rows, _read(key, keep, start, size))
     scores = jnp.where(allowed[:, None, None], scores, lowest)
     higher = jnp.maximum(maximum, jnp.max(scores, -1, keepdims=True))
     shrink = jnp.exp(maximum - higher)
     p = jnp.exp(scores - higher)
-    more = _dot("bkqs,bksv->bkqv", p, _masked_block(value, keep, start, size))
+    more = _dot("bkqs,bksv->bkqv", p, _read(value, keep, start, size))
     total = total * shrink + jnp.sum(p, -1, keepdims=True)
     return higher, total, result * shrink + more
 
@@ -222,63 +228,60 @@ def _few_queries(query, key, value, keep):
   return out.reshape(*query.shape[:3], width), lse
 
 
-def _few_queries_fwd(query, key, value, keep):
-  out, lse = _few_queries(query, key, value, keep)
-  return out, (query, key, value, keep, out, lse)
+def few_queries_backward(
+  query: Float[Array, "B N L H"],
+  key: Float[Array, "B S K H"],
+  value: Float[Array, "B S K V"],
+  tokens: Tokens,
+  out: Float[Array, "B N L V"],
+  lse: Float[Array, "B K P 1"],
+  cotangent: Float[Array, "B N L V"],
+  of_means: Float[Array, "B K L H"],
+) -> tuple[
+  Float[Array, "B N L H"], Float[Array, "B S K H"], Float[Array, "B S K V"]
+]:
+  """Gradients of query, key and value.
 
-
-def _few_queries_bwd(residuals, cotangent):
-  query, key, value, keep, out, lse = residuals
+  That of the key includes what the means of the keys give it: `of_means` is
+  their cotangent.
+  """
   length, heads = key.shape[1:3]
   size, num_blocks = _blocks(length)
   rows, g = _grouped(query, heads), _grouped(cotangent, heads)
   delta = jnp.sum(g * _grouped(out, heads), -1, keepdims=True)
   delta, lse = jnp.swapaxes(delta, 2, 3), jnp.swapaxes(lse, 2, 3)
+  shares = _shares(of_means, tokens)
 
   def step(i, totals):
     d_rows, d_key, d_value = totals
-    start, is_new = _starts(i, size, length)
-    k = _masked_block(key, keep, start, size)
-    v = _masked_block(value, keep, start, size)
+    start, is_new = _start(i, size, length)
+    k = _read(key, tokens.keep, start, size)
+    v = _read(value, tokens.keep, start, size)
     p = jnp.exp(_dot("bksh,bkqh->bksq", k, rows) - lse)
-    if keep is not None:
-      allowed = _slice(keep, start, size)[:, None, :, None]
+    if tokens.keep is not None:
+      allowed = _slice(tokens.keep, start, size)[:, None, :, None]
       p = jnp.where(allowed, p, 0.0)
     ds = p * (_dot("bksv,bkqv->bksq", v, g) - delta)
-    d_key = _write(d_key, _heads_last(_dot("bksq,bkqh->bksh", ds, rows)), start)
-    d_value = _write(d_value, _heads_last(_dot("bksq,bkqv->bksv", p, g)), start)
+    dk = jnp.swapaxes(_dot("bksq,bkqh->bksh", ds, rows), 1, 2)
+    dk = dk + _spread(shares, tokens, start, size).reshape(dk.shape)
+    d_key = _write(d_key, dk, start)
+    dv = _dot("bksq,bkqv->bksv", p, g)
+    d_value = _write_heads(d_value, dv, start)
     ds = jnp.where(is_new[None, None, :, None], ds, 0.0)
     return d_rows + _dot("bksq,bksh->bkqh", ds, k), d_key, d_value
 
-  d_rows, d_key, d_value = jax.lax.fori_loop(
-    0,
-    num_blocks,
-    step,
-    (jnp.zeros_like(rows), jnp.zeros_like(key), jnp.zeros_like(value)),
-  )
-  return d_rows.reshape(query.shape), d_key, d_value, None
+  zeros = (jnp.zeros_like(rows), jnp.zeros_like(key), jnp.zeros_like(value))
+  d_rows, d_key, d_value = jax.lax.fori_loop(0, num_blocks, step, zeros)
+  return d_rows.reshape(query.shape), d_key, d_value
 
 
-few_queries.defvjp(_few_queries_fwd, _few_queries_bwd)
-
-
-@jax.custom_vjp
 def few_keys(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B K L H"],
   value: Float[Array, "B N L V"],
-  keep: Bool[Array, "B L"],
+  exists: Bool[Array, "B L"],
 ) -> Float[Array, "B T N V"]:
-  """softmax(Q Kᵀ) V for L keys: softmax attention, queries in blocks.
-
-  Args:
-    query: N is a multiple of K.
-    key: scaled, heads first.
-    value: one a query head.
-    keep: False hides a key from every query.
-
-  Returns:
-    In the dtype of `query`; zeros where every key is hidden.
+  """softmax(Q Kᵀ) V for the keys that exist; zeros where there is none.
 
   Cost: time T·L·N·(H+V), memory B·N·C·L.
   """
@@ -287,12 +290,12 @@ def few_keys(
   size, num_blocks = _blocks(length)
 
   def step(i, out):
-    start, _ = _starts(i, size, length)
-    rows = _grouped(_heads_first(_slice(query, start, size)), key.shape[1])
+    start, _ = _start(i, size, length)
+    rows = _grouped(_read(query, None, start, size), key.shape[1])
     scores = _dot("bkqh,bklh->bkql", rows, key)
-    p = _softmax(scores, keep[:, None, None, :], -1)
+    p = _softmax(scores, exists[:, None, None, :], -1)
     p = p.reshape(batch, num_heads, size, -1)
-    return _write(out, _heads_last(_dot("bnql,bnlv->bnqv", p, value)), start)
+    return _write_heads(out, _dot("bnql,bnlv->bnqv", p, value), start)
 
   out = jnp.zeros((batch, length, num_heads, width), query.dtype)
   return jax.lax.fori_loop(0, num_blocks, step, out)
@@ -308,45 +311,38 @@ def _softmax(scores: Array, allowed: Array, axis: int) -> Array:
   return p / jnp.where(total == 0.0, 1.0, total)
 
 
-def _few_keys_fwd(query, key, value, keep):
-  return few_keys(query, key, value, keep), (query, key, value, keep)
-
-
-def _few_keys_bwd(residuals, cotangent):
-  query, key, value, keep = residuals
+def few_keys_backward(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B K L H"],
+  value: Float[Array, "B N L V"],
+  exists: Bool[Array, "B L"],
+  cotangent: Float[Array, "B T N V"],
+) -> tuple[
+  Float[Array, "B T N H"], Float[Array, "B K L H"], Float[Array, "B N L V"]
+]:
+  """Gradients of query, key and value."""
   length, num_heads = query.shape[1:3]
-  batch, heads, num_keys, _ = key.shape
+  batch, heads = key.shape[:2]
   size, num_blocks = _blocks(length)
+  each = jnp.repeat(key, num_heads // heads, axis=1)
 
   def step(i, totals):
-    d_query, d_key, d_value = totals
-    start, is_new = _starts(i, size, length)
-    rows = _heads_first(_slice(query, start, size))
-    g = _heads_first(_slice(cotangent, start, size))
-    each = jnp.repeat(key, num_heads // heads, axis=1)
+    d_query, d_each, d_value = totals
+    start, is_new = _start(i, size, length)
+    rows = _read(query, None, start, size)
+    g = _read(cotangent, None, start, size)
     scores = _dot("bnlh,bnqh->bnlq", each, rows)
-    p = _softmax(scores, keep[:, None, :, None], 2)
+    p = _softmax(scores, exists[:, None, :, None], 2)
     dp = _dot("bnlv,bnqv->bnlq", value, g)
     ds = p * (dp - jnp.sum(p * dp, 2, keepdims=True))
     dq = _dot("bnlq,bnlh->bnqh", ds, each)
-    d_query = _write(d_query, _heads_last(dq), start)
+    d_query = _write_heads(d_query, dq, start)
     is_new = is_new[None, None, None, :]
     p, ds = jnp.where(is_new, p, 0.0), jnp.where(is_new, ds, 0.0)
-    d_value = d_value + _dot("bnlq,bnqv->bnlv", p, g)
-    return d_query, d_key + _dot("bnlq,bnqh->bnlh", ds, rows), d_value
+    d_each = d_each + _dot("bnlq,bnqh->bnlh", ds, rows)
+    return d_query, d_each, d_value + _dot("bnlq,bnqv->bnlv", p, g)
 
-  d_query, d_key, d_value = jax.lax.fori_loop(
-    0,
-    num_blocks,
-    step,
-    (
-      jnp.zeros_like(query),
-      jnp.zeros((batch, num_heads, num_keys, key.shape[3]), jnp.float32),
-      jnp.zeros_like(value),
-    ),
-  )
-  d_key = d_key.reshape(batch, heads, -1, *key.shape[2:])
-  return d_query, jnp.sum(d_key, 2), d_value, None
-
-
-few_keys.defvjp(_few_keys_fwd, _few_keys_bwd)
+  zeros = (jnp.zeros_like(query), jnp.zeros_like(each), jnp.zeros_like(value))
+  d_query, d_each, d_value = jax.lax.fori_loop(0, num_blocks, step, zeros)
+  d_key = jnp.sum(d_each.reshape(batch, heads, -1, *key.shape[2:]), 2)
+  return d_query, d_key, d_value
