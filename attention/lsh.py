@@ -17,7 +17,7 @@ from attention import arguments, lsh_cache, lsh_chunks, lsh_hash, plug
 
 def lsh_attention(
   query: Float[Array, "B T N H"],
-  value: Float[Array, "B T K V"],
+  value: Float[Array, "B S K V"],
   *,
   rotations: Float[Array, "rounds H half"],
   chunk_size: int,
@@ -40,7 +40,7 @@ def lsh_attention(
 
   Args:
     query: `[B, T, N, H]`, queries and, normalised, keys.
-    value: `[B, T, K, V]`; N is a multiple of K, head n reads head n // (N/K).
+    value: `[B, S, K, V]`, S = T; N is a multiple of K, head n reads head n // (N/K).
     rotations: `[rounds, H, buckets/2]`, as `lsh_rotations` draws them, the same
       for all heads; a last axis of 0 is one bucket. The number of rounds is
       free: train with some and evaluate with more.
@@ -140,7 +140,8 @@ def _check_value(query: Array, value: Array) -> None:
   if value.ndim != 4 or value.shape[:2] != query.shape[:2]:
     raise ValueError(
       f"value: expected {(*query.shape[:2], 'K', 'V')} to go with query "
-      f"{query.shape}, got {value.shape}"
+      f"{query.shape}, got {value.shape}; lsh attention is among the tokens of "
+      "one sequence, dense attention reads another"
     )
   num_kv_heads = value.shape[2]
   arguments.check_qkv(query, query[:, :, :num_kv_heads], value)
@@ -223,7 +224,7 @@ def lsh(
     num_rounds = variables["constants"]["rotations"].shape[0]
     return lsh_cache.init_cache(num_rounds, batch, max_length, dims, dtype)
 
-  def decode(variables, cache, query, key=None, value=None):
+  def decode(variables, cache, query, key, value):
     _check_key(key)
     rotations = variables["constants"]["rotations"]
     return lsh_cache.decode(rotations, chunk_size, cache, query, value)

@@ -14,8 +14,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from attention.lsh_chunks import Plan
 
-_PRODUCTS = 2**19
-"""How many products are held at a time, 2 MiB: they stay in cache."""
+_PRODUCTS = 2**16
+"""How many products are held at a time, 256 KiB: they stay in cache."""
 
 
 def buckets(

@@ -9,6 +9,7 @@ from attention.dense import dense
 from attention.flash import flash
 from attention.linear import linear
 from attention.linformer import linformer
+from attention.lsh import lsh
 from attention.multiplicative import multiplicative
 from attention.nystrom import nystrom
 from attention.performer import performer
@@ -24,6 +25,7 @@ ATTENTIONS: Mapping[str, Callable[..., Attention]] = MappingProxyType(
     linear=linear,
     performer=performer,
     linformer=linformer,
+    lsh=lsh,
     nystrom=nystrom,
     additive=additive,
     multiplicative=multiplicative,

@@ -12,6 +12,7 @@ OPTIONS = {
   "bigbird": {"block_size": 2, "num_random": 1},
   "performer": {"num_features": 128},
   "linformer": {"rank": 16},
+  "lsh": {"chunk_size": 8},
   "nystrom": {"num_landmarks": 8},
 }
 """Options for the short sequences of these configs; others take defaults."""

@@ -156,6 +156,21 @@ def _bigbird(**options):
   return Mechanism("bigbird", options, attend, pads=False)
 
 
+def _lsh(**options):
+  def attend(variables, query, value, **call):
+    return reference.lsh_attention(
+      query,
+      value,
+      rotations=variables["constants"]["rotations"],
+      chunk_size=options["chunk_size"],
+      **call,
+    )
+
+  return Mechanism(
+    "lsh", options, attend, sparse=True, past_error=1e-6, cache="length"
+  )
+
+
 MECHANISMS = (
   Mechanism("dense", {}, _dense, cache="length"),
   _flash(block_size=(8, 5)),
@@ -169,6 +184,7 @@ MECHANISMS = (
   _performer(num_features=16, kernel="relu"),
   _linformer(rank=5, shared=True, per_head=False),
   _linformer(rank=5, shared=False, per_head=True),
+  _lsh(num_rounds=2, num_buckets=4, chunk_size=4),
   _additive(width=6),
   _nystrom(num_landmarks=4),
   _nystrom(num_landmarks=5, conv_kernel_size=3),

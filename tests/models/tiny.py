@@ -17,6 +17,7 @@ OPTIONS = {
   "bigbird": {"block_size": 2, "num_random": 1},
   "performer": {"num_features": 16},
   "linformer": {"rank": 5},
+  "lsh": {"num_rounds": 2, "chunk_size": 4},
   "nystrom": {"num_landmarks": 4},
   "additive": {"width": 6},
 }
