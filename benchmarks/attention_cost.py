@@ -36,8 +36,12 @@ _BASELINE = "jax.nn.dot_product_attention"
 def _forms(dims: attention.Dims) -> Iterator[tuple[str, bool, Callable]]:
   """Name, causal or not, and the function of query, key and value."""
 
-  def bind(apply, variables, is_causal):
-    return lambda *qkv: apply(variables, *qkv, is_causal=is_causal)
+  def bind(apply, variables, is_causal, *, shared_qk=False):
+    def call(query, key, value):
+      key = None if shared_qk else key
+      return apply(variables, query, key, value, is_causal=is_causal)
+
+    return call
 
   for is_causal in (False, True):
     yield (
@@ -55,7 +59,16 @@ def _forms(dims: attention.Dims) -> Iterator[tuple[str, bool, Callable]]:
       mechanism = make(**_OPTIONS.get(name, {}))
       if not is_causal or "causal" in mechanism.supports:
         variables = mechanism.init(jax.random.key(0), dims)
-        yield name, is_causal, bind(mechanism.apply, variables, is_causal)
+        yield (
+          name,
+          is_causal,
+          bind(
+            mechanism.apply,
+            variables,
+            is_causal,
+            shared_qk="shared_qk" in mechanism.supports,
+          ),
+        )
 
 
 def _programs(function: Callable) -> dict[str, Callable]:
