@@ -18,9 +18,10 @@ the cotangent of out and Δ the dropout's keep / (1 − rate), 1 without dropout
 Σ_s p Δ (g vᵀ) = g · out.
 
 Blocks. The last block of queries, or of keys, moves back to end at T, or S, so
-that no array is padded: rows that two blocks share are computed twice with the
-same result, keys that two share count in the first only. Causal blocks above
-the diagonal are never visited, blocks below it need no mask. A mask or bias is
+that no array is padded. Of a row that two blocks share the later one has the
+last word, forward and backward (their dropout differs); a key that two share
+counts in the first only. Causal blocks above the diagonal are never visited,
+blocks below it need no mask. A mask or bias is
 read block by block along the axes that it has.
 
 Axes. The J = N/K query heads of a key head are rows of one product. Scores
@@ -173,6 +174,7 @@ def _blockwise_bwd(settings, residuals, cotangent):
   operands, limits, out, lse = residuals
   batch, length, num_heads, _ = operands.query.shape
   kv_heads = operands.key.shape[2]
+  num_blocks = -(-length // settings.rows)
   key, value = _read_keys(operands, limits)
   by_head = flash_scores.by_head(settings, operands)
   by_key = (batch, kv_heads, settings.width, num_heads // kv_heads, -1)
@@ -229,8 +231,10 @@ def _blockwise_bwd(settings, residuals, cotangent):
     dq, *others = carry
     queries = _read_queries(settings, operands, i)
     g = blocks.cut(cotangent, queries.start, settings.rows)
-    is_new = queries.start + jnp.arange(settings.rows) >= i * settings.rows
-    g = jnp.where(is_new[None, :, None, None], g, 0)
+    positions = queries.start + jnp.arange(settings.rows)
+    next_start = jnp.minimum((i + 1) * settings.rows, length - settings.rows)
+    is_last_word = (positions < next_start) | (i == num_blocks - 1)
+    g = jnp.where(is_last_word[None, :, None, None], g, 0)
     delta = g * blocks.cut(out, queries.start, settings.rows)
     delta = jnp.sum(delta.astype(jnp.float32), -1, keepdims=True)
     delta = jnp.swapaxes(blocks.heads_first(delta, kv_heads), 1, 2)
@@ -256,7 +260,7 @@ def _blockwise_bwd(settings, residuals, cotangent):
 
   arrays = (operands.query, key, value, operands.bias, operands.relative)
   dq, dk, dv, dbias, dtables = jax.lax.fori_loop(
-    0, -(-length // settings.rows), step, zeros(arrays)
+    0, num_blocks, step, zeros(arrays)
   )
   gradient = Operands(
     dq,

@@ -42,7 +42,7 @@ WINDOW = AttentionConfig("sliding_window", {"window": 2})
     ),
     (
       {"decoder_attention": WINDOW, "attention_dropout_rate": 0.1},
-      "decoder_attention: sliding_window cannot drop .*; one of dense can",
+      "decoder_attention: sliding_window cannot drop .*; one of dense, .* can",
     ),
   ],
 )

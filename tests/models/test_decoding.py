@@ -20,6 +20,9 @@ IDS = {"bos_id": BOS, "eos_id": EOS}
     *((name, "rotary") for name in tiny.names("causal", "decode")),
     ("dense", "sinusoidal"),
     ("dense", "learned"),
+    ("flash", "t5"),
+    ("dense", "alibi"),
+    ("sliding_window", "shaw"),
   ],
 )
 def test_decoding_equals_forward(name, position):

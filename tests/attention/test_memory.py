@@ -1,0 +1,72 @@
+"""What promises less than T×S holds less, forward and backward.
+
+Nothing runs: XLA tells what a compiled program reserves beside its arguments
+and results.
+"""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from attention import ATTENTIONS, Dims
+
+LENGTHS = (1024, 2048, 4096, 8192)
+HEADS, HEAD_DIM = 2, 16
+# Dense attention holds every logit.
+LINEAR = [name for name in ATTENTIONS if name != "dense"]
+OPTIONS = {"sliding_window": {"window": 64}}
+
+
+def compiled(name, length, *, backward):
+  """The program of one call; the backward also has a mask and causality."""
+  mechanism = ATTENTIONS[name](**OPTIONS.get(name, {}))
+  dims = Dims(HEADS, 1, HEAD_DIM, length)
+  variables = jax.eval_shape(
+    lambda key: mechanism.init(key, dims), jax.random.key(0)
+  )
+
+  def array(heads):
+    return jax.ShapeDtypeStruct((1, length, heads, HEAD_DIM), jnp.float32)
+
+  qkv = [array(HEADS), array(1), array(1)]
+  if "shared_qk" in mechanism.supports:
+    qkv[1] = None
+  mask = jax.ShapeDtypeStruct((1, 1, 1, length), bool)
+
+  def forward(variables, qkv):
+    return mechanism.apply(variables, *qkv)
+
+  def with_gradients(variables, qkv, mask, cotangent):
+    call = {"mask": mask, "is_causal": "causal" in mechanism.supports}
+    out, pullback = jax.vjp(
+      lambda qkv: mechanism.apply(variables, *qkv, **call), qkv
+    )
+    return out, pullback(cotangent)
+
+  if backward:
+    return jax.jit(with_gradients).lower(variables, qkv, mask, qkv[0]).compile()
+  return jax.jit(forward).lower(variables, qkv).compile()
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize("name", LINEAR)
+def test_memory_is_linear_in_length(name, backward):
+  programs = [compiled(name, T, backward=backward) for T in LENGTHS]
+  temps = [p.memory_analysis().temp_size_in_bytes for p in programs]
+  for shorter, longer in itertools.pairwise(temps):
+    assert longer <= 2.1 * shorter, temps
+  # An eighth of the logits of all pairs.
+  assert temps[-1] < HEADS * LENGTHS[-1] ** 2 * 4 / 8, temps
+  # And the program is the same one, whatever the length.
+  lines = [p.as_text().count("\n") for p in programs]
+  assert lines[-1] <= 1.1 * lines[0], lines
+
+
+def test_the_measure_sees_dense_attention_grow():
+  temps = [
+    compiled("dense", T, backward=True).memory_analysis().temp_size_in_bytes
+    for T in LENGTHS[:2]
+  ]
+  assert temps[1] > 3.9 * temps[0]
