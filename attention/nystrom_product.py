@@ -130,7 +130,11 @@ def _attend_bwd(iterations, residuals, cotangent):
   query, key, value, scale, tokens, means, mixed, lse = residuals
   exists = tokens.counts > 0
   between, pullback = jax.vjp(
-    lambda *args: _between(*args, exists, iterations), *means, scale
+    lambda queries, keys, scale: _between(
+      queries, keys, scale, exists, iterations
+    ),
+    *means,
+    scale,
   )
   inner = _dot("BNLM,BNMV->BNLV", between.inverse, mixed)
   d_query, d_keys, d_inner = blocks.few_keys_backward(
