@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import Dims
+from attention import Dims, lsh_hash
 from attention.lsh import lsh, lsh_attention, lsh_rotations
 from tests.attention.cases import assert_close
 from tests.attention.reference import dense_attention as dense_reference
@@ -216,6 +216,17 @@ def test_memory_is_linear_in_length_and_the_program_is_one():
   assert temp[16384] < 16384**2 / 2
   # XLA splits some loops between threads where they are long.
   assert lines[16384] <= lines[4096] * 1.1
+
+
+def test_the_order_where_bucket_and_position_fit_no_32_bits():
+  bucket = jax.random.randint(jax.random.key(0), (1, B, N, T), 0, 5)
+  few, many = (
+    lsh_hash.plan(
+      bucket, None, num_buckets=number, chunk_size=CHUNK, is_causal=True
+    )
+    for number in (5, 2**28)
+  )
+  jax.tree.map(np.testing.assert_array_equal, few, many)
 
 
 def test_decoding_is_the_causal_call():
