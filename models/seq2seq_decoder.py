@@ -205,11 +205,9 @@ class Decoder(nn.Module):
       cells = []
       for dense, (_, backward) in zip(self.initial, ends, strict=True):
         state = jnp.tanh(dense(hidden(backward))).astype(jnp.float32)
-        cells.append(
-          state
-          if self.config.cell == "gru"
-          else tuple(jnp.split(state, 2, axis=-1))
-        )
+        if self.config.cell == "lstm":
+          state = tuple(jnp.split(state, 2, axis=-1))
+        cells.append(state)
       return DecoderState(tuple(cells), None)
 
     def join(*directions):
