@@ -141,7 +141,8 @@ def _middle_bwd(geometry, residuals, cotangent):
       (dk_globals, dv_globals),
     )
 
-  arrays = operands.query, keys.source[:2], keys.of_globals[:2]
+  heads_first = [jnp.swapaxes(x, 1, 2) for x in operands[1:]]
+  arrays = operands.query, tuple(heads_first), keys.of_globals[:2]
   zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), arrays)
   dq, totals, of_globals = jax.lax.fori_loop(0, middle, step, zeros)
   last = (middle + 1) * size

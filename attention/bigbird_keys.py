@@ -63,12 +63,12 @@ class Limits(NamedTuple):
 
 
 class _Source(NamedTuple):
-  """All keys, heads first, zero where they are hidden, and what hides them."""
+  """All keys, zero where they are hidden, and what hides them; A = B·K."""
 
-  key: Float[Array, "B K T H"]
-  value: Float[Array, "B K T V"]
-  mask: Bool[Array, "B 1 T 1"] | None
-  segments: Int[Array, "B 1 T 1"] | None
+  key: Float[Array, "A T H"]
+  value: Float[Array, "A T V"]
+  mask: Bool[Array, "B T 1"] | None
+  segments: Int[Array, "B T 1"] | None
 
 
 class _Group(NamedTuple):
@@ -117,49 +117,55 @@ def distinct_blocks(
   return jnp.where(seen, block, own), seen
 
 
-def global_rows(x: Array, block: int, axis: int = 1) -> Array:
+def global_rows(x: Shaped[Array, "A T *F"], block: int) -> Array:
   """The positions of the first and the last of several blocks."""
-  length = x.shape[axis]
-  last = (-(-length // block) - 1) * block
-  ends = (0, block), (last, length)
-  ends = [jax.lax.slice_in_dim(x, *end, axis=axis) for end in ends]
-  return jnp.concatenate(ends, axis=axis)
+  last = (-(-x.shape[1] // block) - 1) * block
+  return jnp.concatenate([x[:, :block], x[:, last:]], axis=1)
 
 
 def _source(operands: Operands, limits: Limits) -> _Source:
   """Brings the keys to the form that blocks are cut from."""
-  key, value = operands.key, operands.value
+  arrays = operands.key, operands.value
   mask, segments = (
-    None if x is None else x[:, None, :, None]
+    None if x is None else x[:, :, None]
     for x in (limits.key_mask, limits.key_segments)
   )
   if limits.key_mask is not None:
     # A hidden key is zeroed as well, so that not even NaN gets through.
     hidden = ~limits.key_mask[:, :, None, None]
-    key, value = (jnp.where(hidden, 0, x) for x in (key, value))
-  key, value = (jnp.swapaxes(x, 1, 2) for x in (key, value))
+    arrays = [jnp.where(hidden, 0, x) for x in arrays]
+  key, value = (blocks.heads_first(x, x.shape[2]) for x in arrays)
   return _Source(key, value, mask, segments)
 
 
 def _group(
-  cut: Callable[[Array], Array], seen: Bool[Array, "F X"], source: _Source
+  cut: Callable[[Array], Array],
+  seen: Bool[Array, "F X"],
+  source: _Source,
+  batch: int,
 ) -> _Group:
-  """One group; `cut` takes its positions out of `[B, E, T, F]`."""
+  """One group; `cut` takes its positions out of `[A, T, F]`."""
+
+  def by_head(x):
+    x = cut(x)
+    return x.reshape(batch, len(x) // batch, *x.shape[1:])
+
   seen, segments = seen[None], None
   if source.mask is not None:
-    seen &= cut(source.mask)[..., 0]
+    seen &= by_head(source.mask)[..., 0]
   if source.segments is not None:
-    segments = cut(source.segments)[..., 0]
-  return _Group(cut(source.key), cut(source.value), seen, segments)
+    segments = by_head(source.segments)[..., 0]
+  return _Group(by_head(source.key), by_head(source.value), seen, segments)
 
 
 def prepare(geometry: Geometry, operands: Operands, limits: Limits) -> Keys:
   """All that does not depend on the block."""
   source = _source(operands, limits)
+  batch, length, _, _ = operands.query.shape
   between = limits.random.shape[1] * geometry.block
-  seen = jnp.ones((1, operands.query.shape[1] - between), bool)
-  cut = partial(global_rows, block=geometry.block, axis=2)
-  return Keys(source, _group(cut, seen, source))
+  seen = jnp.ones((1, length - between), bool)
+  cut = partial(global_rows, block=geometry.block)
+  return Keys(source, _group(cut, seen, source, batch))
 
 
 def _join(arrays: Sequence[Array], batch: int, num_heads: int) -> Array:
@@ -192,12 +198,12 @@ def read(
     jax.lax.dynamic_index_in_dim(x, i, axis=1, keepdims=False)
     for x in (limits.random, limits.random_seen)
   )
-  cut_window = partial(blocks.cut, start=first, size=width * size, axis=2)
-  cut_random = partial(_gather, index=random, block=size)
+  cut_window = partial(blocks.cut, start=first, size=width * size)
+  cut_random = partial(_gather, index=random, block=size, batch=batch)
   groups = (
     keys.of_globals,
-    _group(cut_window, jnp.repeat(near, size)[None], keys.source),
-    _group(cut_random, jnp.repeat(seen, size, axis=1), keys.source),
+    _group(cut_window, jnp.repeat(near, size)[None], keys.source, batch),
+    _group(cut_random, jnp.repeat(seen, size, axis=1), keys.source, batch),
   )
   allowed = _join(
     [x.seen for x in groups], max(len(x.seen) for x in groups), num_heads
@@ -209,7 +215,7 @@ def read(
 
   def joined(arrays):
     x = _join(arrays, batch, num_heads)
-    return x.reshape(-1, *x.shape[2:])
+    return x.reshape(batch * num_heads, *x.shape[2:])
 
   query = blocks.cut(operands.query, start, size)
   return Block(
@@ -231,10 +237,11 @@ def _corners(index: Int[Array, "N R"], block: int, heads: int) -> Array:
 
 
 def _gather(
-  x: Shaped[Array, "B E T F"], index: Int[Array, "N R"], block: int
-) -> Shaped[Array, "B N Y F"]:
-  """The random blocks of every query head, Y = R·C."""
-  batch, heads, _, features = x.shape
+  x: Shaped[Array, "A T F"], index: Int[Array, "N R"], block: int, batch: int
+) -> Shaped[Array, "D Y F"]:
+  """The random blocks of every query head, D = B·N, Y = R·C."""
+  x = x.reshape(batch, -1, *x.shape[1:])
+  _, heads, _, features = x.shape
   found = jax.lax.gather(
     x,
     _corners(index, block, heads),
@@ -244,7 +251,7 @@ def _gather(
     (batch, 1, block, features),
     mode="promise_in_bounds",
   )
-  return found.reshape(batch, len(index), index.shape[1] * block, features)
+  return found.reshape(batch * len(index), index.shape[1] * block, features)
 
 
 def scatter_add(
@@ -253,7 +260,7 @@ def scatter_add(
   block: int,
   updates: Float[Array, "B N Y F"],
 ) -> Float[Array, "B E T F"]:
-  """The transpose of `_gather`, added to `x`."""
+  """Adds to the random blocks of every query head, Y = R·C."""
   batch, heads, _, features = x.shape
   return jax.lax.scatter_add(
     x,
