@@ -74,9 +74,9 @@ def linear_attention(
   Raises:
     ValueError: arguments do not fit, or the mask varies along queries.
 
-  Cost: time (T·N + S·K)·M·(H+V), causal T·N·(M·(H+V) + C·(M+V)) with C = 128;
-  memory beside the arguments M·(C+V) per head forward, as much with gradients,
-  causal T/C·M·V per head with gradients.
+  Cost: time (T·N + S·K)·M·(H+V), causal T·N·(M·(H+V) + C·(M+V)) with C = 64;
+  memory beside the arguments M·(128+V) per head forward, as much with
+  gradients, causal T/(4C)·M·V per head with gradients.
 
   Departs from its paper in that no epsilon is added to the normaliser, and in
   the masks and grouped heads, of which the paper does not speak.

@@ -19,7 +19,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, linear_state
+from attention import linear_state
+from attention.blocks import add, cut, dot, heads_first, heads_last, put
 
 CHUNK = 128
 """C: positions in cache at a time."""
@@ -57,11 +58,19 @@ def feature_map(
   """Turns a function `[..., H]` to `[..., M]` inside out.
 
   What it closes over becomes an argument, so that gradients reach it.
+
+  Raises:
+    ValueError: it returns something else.
   """
   vector = jax.ShapeDtypeStruct((head_dim,), jnp.float32)
-  size = jax.eval_shape(function, vector).shape[-1]
+  shape = jax.eval_shape(function, vector).shape
+  if len(shape) != 1:
+    raise ValueError(
+      "feature_map: expected a function of [..., H] to [..., M], got "
+      f"{shape} for [{head_dim}]; it must keep the axes before the last"
+    )
   converted, constants = jax.closure_convert(function, vector)
-  return FeatureMap(converted, is_log, size), constants
+  return FeatureMap(converted, is_log, shape[0]), constants
 
 
 def features_of(
@@ -83,31 +92,9 @@ class KeyBlock(NamedTuple):
   keep: Bool[Array, "A C 1"] | None
 
 
-def cut(x: Array, start: Array, size: int) -> Array:
-  """The positions [start, start + size)."""
-  return jax.lax.dynamic_slice_in_dim(x, start, size, axis=1)
-
-
-def write(x: Array, rows: Array, start: Array) -> Array:
-  """`x` with `rows` from position `start` on."""
-  rows = rows.astype(x.dtype)
-  return jax.lax.dynamic_update_slice_in_dim(x, rows, start, axis=1)
-
-
-def to_rows(
-  x: Float[Array, "B C N D"], num_kv_heads: int
-) -> Float[Array, "A Q D"]:
-  """In float32, heads beside the batch; heads of one key head are rows."""
-  rows = arguments.rows_by_key_head(x, num_kv_heads).astype(jnp.float32)
-  return rows.reshape(-1, *rows.shape[2:])
-
-
-def from_rows(
-  x: Float[Array, "A Q D"], batch: int, num_heads: int
-) -> Float[Array, "B C N D"]:
-  """The inverse of `to_rows`."""
-  rows = x.reshape(batch, -1, *x.shape[1:])
-  return arguments.from_rows(rows, num_heads)
+def to_rows(x: Float[Array, "B C N D"], kv_heads: int) -> Float[Array, "A Q D"]:
+  """`heads_first` in float32."""
+  return heads_first(x, kv_heads).astype(jnp.float32)
 
 
 def sizes(length: int, chunk: int) -> tuple[int, int]:
@@ -178,7 +165,7 @@ def bidirectional(
 def _forward(features, operands, keep):
   """The result, the state, and n `[B, T, N, 1]`."""
   query, key, value, constants = operands
-  batch, length, num_heads, _ = query.shape
+  batch, length = query.shape[:2]
   source_length, num_kv_heads = key.shape[1:3]
   size, num_blocks = sizes(source_length, CHUNK)
 
@@ -200,7 +187,7 @@ def _forward(features, operands, keep):
       state, features_of(features, rows, constants)
     )
     return tuple(
-      write(whole, from_rows(x, batch, num_heads), start)
+      put(whole, heads_last(x, batch, size), start)
       for whole, x in zip(carry, linear_state.finish(sums, scale), strict=True)
     )
 
@@ -218,7 +205,7 @@ def _bidirectional_fwd(features, operands, keep):
 def _bidirectional_bwd(features, residuals, cotangent):
   operands, keep, out, state, norm = residuals
   query, key, value, constants = operands
-  batch, length, num_heads, _ = query.shape
+  batch, length = query.shape[:2]
   source_length, num_kv_heads = key.shape[1:3]
   to_features = partial(features_of, features)
   size, num_blocks = sizes(length, CHUNK)
@@ -230,13 +217,14 @@ def _bidirectional_bwd(features, residuals, cotangent):
     rows = to_rows(cut(query, start, size), num_kv_heads)
     query_features, pullback = jax.vjp(to_features, rows, constants)
     terms = linear_state.read_again(state, query_features, n)
-    d_terms = linear_state.dot("aqv,avm->aqm", g, state.sums)
-    d_sums += linear_state.dot("avq,aqm->avm", linear_state.turned(g), terms)
+    d_terms = dot("aqv,avm->aqm", g, state.sums)
+    d_sums += dot("avq,aqm->avm", linear_state.turned(g), terms)
     d_features = terms * d_terms if features.is_log else d_terms / n
     d_rows, more = pullback(d_features)
-    d_rows = from_rows(d_rows, batch, num_heads)
+    d_rows = heads_last(d_rows, batch, size)
+    place = put if length % size == 0 else add
     return (
-      add_rows(d_query, d_rows, start, size),
+      place(d_query, d_rows, start),
       d_sums,
       jax.tree.map(jnp.add, d_constants, more),
     )
@@ -276,24 +264,12 @@ def told(
 ) -> tuple[Float[Array, "A C M"], Float[Array, "A C V"]]:
   """Gradients of a block's features and values from that of the sums."""
   values = linear_state.with_ones(block.value)
-  d_features = linear_state.dot("acv,avm->acm", values, d_sums)
+  d_features = dot("acv,avm->acm", values, d_sums)
   if features.is_log:
     d_features *= terms
   elif block.keep is not None:
     d_features = jnp.where(block.keep, d_features, 0.0)
-  return d_features, linear_state.dot("acm,avm->acv", terms, d_sums[:, :-1])
-
-
-def add_rows(
-  total: Float[Array, "B L N D"],
-  rows: Float[Array, "B C N D"],
-  start: Int[Array, ""],
-  size: int,
-) -> Float[Array, "B L N D"]:
-  """Adds a block whose rows are 0 where another block has been before."""
-  if total.shape[1] % size:
-    rows += cut(total, start, size)
-  return write(total, rows, start)
+  return d_features, dot("acm,avm->acv", terms, d_sums[:, :-1])
 
 
 def add_keys(
@@ -304,13 +280,13 @@ def add_keys(
   block: KeyBlock,
 ) -> tuple[Float[Array, "B S K H"], Float[Array, "B S K V"]]:
   """Adds the gradients of a block; nothing for keys that do not count."""
-  batch, _, num_kv_heads, _ = d_key.shape
-  size = key_rows.shape[1]
+  place = put if block.keep is None else add
+  batch, size = d_key.shape[0], key_rows.shape[1]
   if block.keep is not None:
     key_rows, value_rows = (
       jnp.where(block.keep, x, 0.0) for x in (key_rows, value_rows)
     )
   return tuple(
-    add_rows(total, from_rows(x, batch, num_kv_heads), block.start, size)
+    place(total, heads_last(x, batch, size), block.start)
     for total, x in ((d_key, key_rows), (d_value, value_rows))
   )

@@ -20,23 +20,19 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention import linear_chunk, linear_state
+from attention.blocks import add, cut, dot, heads_last, put
 from attention.linear_blocks import (
   FeatureMap,
   Operands,
   add_keys,
-  add_rows,
-  cut,
   cut_cotangent,
   cut_keys,
   features_of,
-  from_rows,
   sizes,
   to_rows,
   told,
-  write,
 )
 from attention.linear_chunk import Chunk
-from attention.linear_state import dot
 
 CHUNK = 64
 """C: half of what the other form takes, for the scores of a chunk are C×C."""
@@ -83,7 +79,7 @@ def _empty(features, operands):
 def _forward(features, operands, keep, save):
   """The result, n `[B, T, N, 1]` and, to `save`, the state of every chunk."""
   query, _, value, constants = operands
-  batch, length, num_heads, _ = query.shape
+  batch, length = query.shape[:2]
   size, num_chunks = sizes(length, CHUNK)
 
   def step(i, carry):
@@ -98,7 +94,7 @@ def _forward(features, operands, keep, save):
     results = linear_state.finish(
       *linear_chunk.read(state, query_features, key_features, chunk)
     )
-    results = [from_rows(x, batch, num_heads) for x in results]
+    results = [heads_last(x, batch, size) for x in results]
     if length % size:
       # Rows of the chunk before are there already; the state is past them.
       is_new = chunk.start + jnp.arange(size) >= i * size
@@ -107,7 +103,7 @@ def _forward(features, operands, keep, save):
         for x, whole in zip(results, (out, norm), strict=True)
       ]
     out, norm = (
-      write(whole, x, chunk.start)
+      put(whole, x, chunk.start)
       for x, whole in zip(results, (out, norm), strict=True)
     )
     state = linear_state.absorb(
@@ -148,7 +144,7 @@ def _causal_fwd(features, operands, keep):
 def _causal_bwd(features, residuals, cotangent):
   operands, keep, out, norm, saved = residuals
   query, key, value, constants = operands
-  batch, length, num_heads, _ = query.shape
+  batch, length = query.shape[:2]
   num_kv_heads = key.shape[2]
   size, num_chunks = sizes(length, CHUNK)
   to_features = partial(features_of, features)
@@ -191,22 +187,26 @@ def _causal_bwd(features, residuals, cotangent):
       d_sums *= jnp.exp(state.log_scale - log_scale)
     d_sums += dot("avq,aqm->avm", linear_state.turned(g), terms)
 
-    inside = linear_chunk.pull(
-      features.is_log, query_features, key_features, chunk, g, n
+    inner = linear_chunk.pull(
+      linear_chunk.Gradients(d_query_features, d_key_features, d_value_rows),
+      features.is_log,
+      query_features,
+      key_features,
+      chunk,
+      g,
+      n,
     )
-    d_query_rows, more = query_pullback(d_query_features + inside[0])
-    d_key_rows, and_more = key_pullback(d_key_features + inside[1])
-    d_query_rows = from_rows(d_query_rows, batch, num_heads)
-    return (
-      first,
-      states,
-      (
-        add_rows(d_query, d_query_rows, chunk.start, size),
-        *add_keys(d_key, d_value, d_key_rows, d_value_rows + inside[2], keys),
-        jax.tree.map(lambda *xs: sum(xs), d_constants, more, and_more),
-        d_sums,
-      ),
+    d_query_rows, more = query_pullback(inner.query)
+    d_key_rows, and_more = key_pullback(inner.key)
+    d_query_rows = heads_last(d_query_rows, batch, size)
+    place = put if length % size == 0 else add
+    gradients = (
+      place(d_query, d_query_rows, chunk.start),
+      *add_keys(d_key, d_value, d_key_rows, inner.value, keys),
+      jax.tree.map(lambda *xs: sum(xs), d_constants, more, and_more),
+      d_sums,
     )
+    return first, states, gradients
 
   def group(j, gradients):
     j = num_groups - 1 - j

@@ -35,8 +35,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import linear_state
+from attention.blocks import dot
 from attention.linear_blocks import KeyBlock
-from attention.linear_state import LinearState, dot
+from attention.linear_state import LinearState
 
 _LOST = 1e-24
 """A normaliser up to e^β below it may lack terms that float32 cannot hold."""
@@ -49,6 +50,14 @@ class Chunk(NamedTuple):
   query: Float[Array, "A Q H"]
   keys: KeyBlock
   seen: Bool[Array, "E Q C"]
+
+
+class Gradients(NamedTuple):
+  """Of the features and values of a chunk."""
+
+  query: Float[Array, "A Q M"]
+  key: Float[Array, "A C M"]
+  value: Float[Array, "A C V"]
 
 
 def read(
@@ -118,18 +127,21 @@ def _log_scores(
 ) -> Float[Array, "A 1 C"]:
   """The log A_ts of one query and all keys of its chunk."""
   terms = _row(query_features, t) + key_features
-  return jax.nn.logsumexp(terms, axis=-1)[:, None]
+  largest = jnp.max(terms, axis=-1, keepdims=True)
+  total = jnp.sum(jnp.exp(terms - largest), axis=-1)
+  return (jnp.log(total) + largest[..., 0])[:, None]
 
 
 def pull(
+  gradients: Gradients,
   is_log: bool,
   query_features: Float[Array, "A Q M"],
   key_features: Float[Array, "A C M"],
   chunk: Chunk,
   g: Float[Array, "A Q X"],
   n: Float[Array, "A Q 1"],
-) -> tuple[Float[Array, "A Q M"], Float[Array, "A C M"], Float[Array, "A C V"]]:
-  """Gradients of features and values through the weights of one chunk."""
+) -> Gradients:
+  """Adds to `gradients` what goes through the weights of one chunk."""
   seen = jnp.swapaxes(chunk.seen, 1, 2)
   n = jnp.swapaxes(n, 1, 2)
   d_weights = dot("acv,aqv->acq", linear_state.with_ones(chunk.keys.value), g)
@@ -150,17 +162,20 @@ def pull(
   d_scores = d_weights * factors
   d_key = dot("acq,aqm->acm", d_scores, query_terms)
   d_query = dot("aqc,acm->aqm", linear_state.turned(d_scores), key_terms)
-  if lost is None:
-    return d_query, d_key, dot("acq,aqv->acv", weights, g[..., :-1])
-  d_query, d_key, weights = _pull_exactly(
-    (query_terms * d_query, key_terms * d_key, weights),
-    query_features,
-    key_features,
-    jnp.swapaxes(chunk.seen, 1, 2) & lost,
-    d_weights,
-    n,
-  )
-  return d_query, d_key, dot("acq,aqv->acv", weights, g[..., :-1])
+  if is_log:
+    d_query, d_key = query_terms * d_query, key_terms * d_key
+  d_query, d_key = gradients.query + d_query, gradients.key + d_key
+  if lost is not None:
+    d_query, d_key, weights = _pull_exactly(
+      (d_query, d_key, weights),
+      query_features,
+      key_features,
+      jnp.swapaxes(chunk.seen, 1, 2) & lost,
+      d_weights,
+      n,
+    )
+  d_value = gradients.value + dot("acq,aqv->acv", weights, g[..., :-1])
+  return Gradients(d_query, d_key, d_value)
 
 
 def _pull_exactly(carry, query_features, key_features, seen, d_weights, n):

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from attention import linear_state, plug
-from attention.linear_blocks import from_rows, to_rows
+from attention.blocks import heads_last
+from attention.linear_blocks import to_rows
 from attention.linear_state import LinearState
 
 
@@ -31,7 +32,6 @@ def step(
 
   `features` makes what the state holds, φ or log φ.
   """
-  batch, _, num_heads, _ = query.shape
   num_kv_heads = key.shape[2]
   query_rows, key_rows, value_rows = (
     to_rows(x, num_kv_heads) for x in (query, key, value)
@@ -41,6 +41,6 @@ def step(
   state = linear_state.absorb(state, key_features, value_rows, None)
   query_features = features(query_rows).astype(jnp.float32)
   out, _ = linear_state.finish(*linear_state.read(state, query_features))
-  out = from_rows(out, batch, num_heads).astype(query.dtype)
+  out = heads_last(out, query.shape[0], 1).astype(query.dtype)
   cache = jax.tree.map(lambda x, old: x.reshape(old.shape), state, cache)
   return out, cache

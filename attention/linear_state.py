@@ -43,6 +43,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from attention.blocks import dot
+
 _EMPTY = -1e30
 """Log-scale of a state that has seen nothing: finite, so that differences are
 numbers, and so low that e^(_EMPTY - anything real) is 0."""
@@ -85,11 +87,6 @@ def with_ones(value: Float[Array, "A C V"]) -> Float[Array, "A C X"]:
 def turned(x: Float[Array, "A C D"]) -> Float[Array, "A D C"]:
   """Swaps the last two axes where XLA cannot fold that into a product."""
   return jax.lax.optimization_barrier(jnp.swapaxes(x, 1, 2))
-
-
-def dot(spec: str, x: Array, y: Array) -> Array:
-  """A product in float32."""
-  return jnp.einsum(spec, x, y, preferred_element_type=jnp.float32)
 
 
 def grown_scale(

@@ -68,12 +68,12 @@ def performer_attention(
   Raises:
     ValueError: arguments do not fit, or the mask varies along queries.
 
-  Cost: time (T·N + S·K)·M·(H+V), causal T·N·(M·(H+V) + C·(M+V)) with C = 128;
-  memory beside the arguments M·(C+V) per head forward, as much with gradients,
-  causal T/C·M·V per head with gradients. Error against softmax falls as 1/√M
-  and grows with exp(|q||k|). Where queries and keys are so large (from about
-  6 times the unit normal on) that the scores of a causal chunk leave float32,
-  that chunk takes C·M·N exponentials a query: slower, and exact.
+  Cost: time (T·N + S·K)·M·(H+V), causal T·N·(M·(H+V) + C·(M+V)) with C = 64;
+  memory beside the arguments M·(128+V) per head forward, as much with
+  gradients, causal T/(4C)·M·V per head with gradients. Error against softmax
+  falls as 1/√M and grows with exp(|q||k|). Inputs so large (from about 6 times
+  the unit normal on) that the scores of a causal chunk leave float32's range
+  cost that chunk C·M·N exponentials a query: slower, but nothing is lost.
 
   Where it departs from the paper's code: no epsilon in the softmax kernel and a
   running log-scale instead of a maximum over all keys.

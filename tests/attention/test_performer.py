@@ -73,6 +73,64 @@ def test_one_dominating_key_per_feature_is_not_lost():
   np.testing.assert_allclose(out[0, 1, 0], [0.0, 1.0], atol=1e-6)
 
 
+def _far_apart(query, key, value, projection):
+  """Causal attention with the logarithms of all scores, in float64."""
+
+  def log_features(x):
+    x = x[0] * x.shape[-1] ** -0.25
+    return x @ projection.T - 0.5 * (x**2).sum(-1, keepdims=True)
+
+  log_query, log_key = log_features(query), log_features(key)
+  terms = log_query[:, None] + log_key[None]  # [T, S, N, M]
+  largest = terms.max(-1)
+  scores = largest + np.log(np.exp(terms - largest[..., None]).sum(-1))
+  scores[np.triu_indices(len(scores), 1)] = -np.inf
+  weights = np.exp(scores - scores.max(1, keepdims=True))
+  weights /= weights.sum(1, keepdims=True)
+  return np.einsum("tsn,snv->tnv", weights, value[0])[None]
+
+
+def test_keys_far_from_every_feature_of_a_query_are_not_lost():
+  """Scores in a chunk down to e^-1000: value, gradient and the future.
+
+  Products of features are all 0 there in float32; the logarithms are exact to
+  their own rounding, which is what the tolerance is for.
+  """
+  query, key, value = (np.asarray(x) for x in _inputs(70))
+  query, key = 20 * query, 20 * key
+  projection = orthogonal_features(jax.random.key(1), 24, 8)
+  cotangent = np.random.default_rng(0).standard_normal(value.shape, np.float32)
+
+  @jax.jit
+  def run(*qkv):
+    out, pullback = jax.vjp(
+      lambda *qkv: performer_attention(
+        *qkv, projection=projection, is_causal=True
+      ),
+      *qkv,
+    )
+    return out, pullback(jnp.asarray(cotangent))
+
+  out, gradients = run(query, key, value)
+  doubles = [np.asarray(x, np.float64) for x in (query, key, value, projection)]
+  np.testing.assert_allclose(out, _far_apart(*doubles), atol=2e-4)
+
+  norm = np.sqrt(sum((np.asarray(x, np.float64) ** 2).sum() for x in gradients))
+  for i, gradient in enumerate(gradients):
+    direction = np.random.default_rng(i).standard_normal(gradient.shape)
+    ahead, behind = (
+      _far_apart(*doubles[:i], doubles[i] + h * direction, *doubles[i + 1 :])
+      for h in (1e-6, -1e-6)
+    )
+    expected = ((ahead - behind) * cotangent).sum() / 2e-6
+    assert abs((gradient * direction).sum() - expected) <= 1e-4 * norm
+
+  later = [np.array(x) for x in (query, key, value)]
+  for x in later:
+    x[:, 40:] = 1.0
+  np.testing.assert_array_equal(run(*later)[0][:, :40], out[:, :40])
+
+
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_memory_grows_linearly_with_length(is_causal):
   projection = orthogonal_features(jax.random.key(0), 16, 8)
