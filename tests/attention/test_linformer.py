@@ -1,11 +1,14 @@
 """Linformer beside the contract suite: projections, ranks, shorter inputs."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from attention import Dims, linformer, linformer_attention
+from tests.attention.cases import assert_close
 
 _DIMS = Dims(num_heads=4, num_kv_heads=2, head_dim=8, max_length=12)
 
@@ -57,3 +60,62 @@ def test_ranks_must_agree():
       key_projection=jnp.ones((4, 3)),
       value_projection=jnp.ones((4, 2)),
     )
+
+
+@pytest.mark.parametrize("per_head", [False, True])
+def test_blocks_leave_no_seam(per_head):
+  """Lengths that no block divides, projections longer than the input."""
+  rng = np.random.default_rng(0)
+  shapes = (2, 300, 4, 8), (2, 150, 2, 8), (2, 150, 2, 5)
+  shape = (2, 160, 6) if per_head else (160, 6)
+  leaves = [
+    jnp.asarray(rng.standard_normal(s, np.float32))
+    for s in (*shapes, shape, shape)
+  ]
+  leaves[3:] = [x / 12 for x in leaves[3:]]
+  keep = jnp.asarray(rng.random((2, 150)) < 0.8)
+
+  def blocked(query, key, value, e, f):
+    return linformer_attention(
+      query,
+      key,
+      value,
+      key_projection=e,
+      value_projection=f,
+      mask=keep[:, None, None],
+    )
+
+  def whole(query, key, value, e, f):
+    e, f = (jnp.broadcast_to(x[..., :150, :], (2, 150, 6)) for x in (e, f))
+    key, value = (
+      jnp.where(keep[:, :, None, None], x, 0.0) for x in (key, value)
+    )
+    keys = jnp.repeat(jnp.einsum("KSR,BSKH->BRKH", e, key), 2, axis=2)
+    values = jnp.repeat(jnp.einsum("KSR,BSKV->BRKV", f, value), 2, axis=2)
+    logits = jnp.einsum("BTNH,BRNH->BNTR", query, keys) / 8**0.5
+    return jnp.einsum("BNTR,BRNV->BTNV", jax.nn.softmax(logits), values)
+
+  @functools.partial(jax.jit, static_argnums=0)
+  def gradients(attend, *leaves):
+    out, pullback = jax.vjp(attend, *leaves)
+    return out, *pullback(jnp.cos(jnp.arange(out.size)).reshape(out.shape))
+
+  for got, expected in zip(
+    gradients(blocked, *leaves), gradients(whole, *leaves), strict=True
+  ):
+    assert_close(got, expected, 1e-5)
+
+
+def test_memory_is_that_of_the_gradients_alone():
+  """Nothing of T×R or of the keys' size beside what is returned."""
+  x = jax.ShapeDtypeStruct((1, 8192, 2, 16), jnp.float32)
+  e = jax.ShapeDtypeStruct((8192, 64), jnp.float32)
+
+  def loss(query, key, value, e):
+    out = linformer_attention(query, key, value, key_projection=e)
+    return jnp.sum(out * out)
+
+  for function, arrays in ((loss, 1), (jax.grad(loss, (0, 1, 2)), 4)):
+    compiled = jax.jit(function).lower(x, x, x, e).compile()
+    temp = compiled.memory_analysis().temp_size_in_bytes
+    assert temp <= arrays * 4 * 8192 * 2 * 16 + 2**20
