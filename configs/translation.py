@@ -12,6 +12,10 @@ exactly, after 5.6 minutes on 2 CPU cores.
 FOLDER holds `train.en`, `train.de` and so on. On Multi30K: 34.9 BLEU on test
 2016 (greedy) after 47 minutes on 2 CPU cores that other jobs shared.
 `configs/multi30k.py` is a size for a GPU.
+
+`:bahdanau` and `:luong` are the recurrent models of those papers in place of
+the Transformer. After `--config.num_steps=1200 --config.optimizer.warmup_steps=200`
+`:luong` has 100 % of the held-out numbers; `attention.png` shows the alignment.
 """
 
 from typing import Any
@@ -37,7 +41,7 @@ attention: their cells and the attention between them."""
 
 
 def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
-  """An encoder-decoder of two layers, trained for a few minutes on a CPU."""
+  """A model of one or two layers, trained for a few minutes on a CPU."""
   return ml_collections.ConfigDict(
     {
       "seed": 0,

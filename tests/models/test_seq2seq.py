@@ -9,7 +9,7 @@ import pytest
 
 from configs import translation
 import models
-from tests.models import tiny
+from tests.models import seq2seq_papers, tiny
 from training import experiment, experiment_config, inference, loop, metrics
 from training.config import ConfigError
 
@@ -37,102 +37,6 @@ def create(decoder, cell, *, shared_vocabulary=True, **changes):
   )
 
 
-def sigmoid(x):
-  return 1 / (1 + np.exp(-x))
-
-
-def gru(p, x, h):
-  def gate(name):
-    return x @ p["i" + name]["kernel"] + p["i" + name]["bias"]
-
-  r = sigmoid(gate("r") + h @ p["hr"]["kernel"])
-  z = sigmoid(gate("z") + h @ p["hz"]["kernel"])
-  n = np.tanh(gate("n") + r * (h @ p["hn"]["kernel"] + p["hn"]["bias"]))
-  return (1 - z) * n + z * h
-
-
-def lstm(p, x, state):
-  c, h = state
-  i, f, g, o = (
-    x @ p["i" + k]["kernel"] + h @ p["h" + k]["kernel"] + p["h" + k]["bias"]
-    for k in "ifgo"
-  )
-  c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
-  return np.array([c, sigmoid(o) * np.tanh(c)])
-
-
-def softmax(x):
-  return np.exp(x) / np.exp(x).sum()
-
-
-def bahdanau(p, source, inputs):
-  """Appendix A of the paper for one sentence, in loops and float64."""
-  table, decoder = p["target_embedding"]["embedding"], p["decoder"]
-  scale = table.shape[1] ** 0.5
-  readings = []
-  for name, words in (("forward_0", source), ("backward_0", source[::-1])):
-    h, states = np.zeros(table.shape[1] // 2), []
-    for word in words:
-      h = gru(p["encoder"][name], scale * table[word], h)
-      states.append(h)
-    readings.append(states)
-  annotations = [
-    np.concatenate(h) for h in zip(readings[0], readings[1][::-1], strict=True)
-  ]
-  initial, attention = decoder["initial_0"], decoder["cross_attention"]
-  attention = {name: k[0] for name, k in attention["attention"].items()}
-  s = np.tanh(readings[1][-1] @ initial["kernel"] + initial["bias"])
-  logits, alignments = [], []
-  for word in inputs:
-    e = scale * table[word]
-    alpha = softmax(
-      np.array(
-        [
-          attention["score_kernel"]
-          @ np.tanh(s @ attention["query_kernel"] + h @ attention["key_kernel"])
-          for h in annotations
-        ]
-      )
-    )
-    c = sum(a * h for a, h in zip(alpha, annotations, strict=True))
-    s = gru(decoder["cells_0"], np.concatenate([e, c]), s)
-    t = np.concatenate([s, c, e]) @ decoder["maxout"]["kernel"]
-    t = (t + decoder["maxout"]["bias"]).reshape(-1, 2).max(axis=1)
-    logits.append(table @ t)
-    alignments.append(alpha)
-  return np.array(logits), np.array(alignments)
-
-
-def luong(p, source, inputs):
-  """Section 3 of the paper, 'general', for one sentence."""
-  table, decoder = p["target_embedding"]["embedding"], p["decoder"]
-  scale = table.shape[1] ** 0.5
-  readings, last = [], []
-  for name, words in (("forward_0", source), ("backward_0", source[::-1])):
-    state, states = np.zeros((2, table.shape[1] // 2)), []
-    for word in words:
-      state = lstm(p["encoder"][name], scale * table[word], state)
-      states.append(state[1])
-    readings.append(states)
-    last.append(state)
-  annotations = [
-    np.concatenate(h) for h in zip(readings[0], readings[1][::-1], strict=True)
-  ]
-  state, fed = np.concatenate(last, axis=1), np.zeros(table.shape[1])
-  kernel = decoder["cross_attention"]["attention"]["kernel"][0]
-  logits, alignments = [], []
-  for word in inputs:
-    x = np.concatenate([scale * table[word], fed])
-    state = lstm(decoder["cells_0"], x, state)
-    alpha = softmax(np.array([state[1] @ kernel @ h for h in annotations]))
-    c = sum(a * h for a, h in zip(alpha, annotations, strict=True))
-    fed = np.concatenate([c, state[1]]) @ decoder["attentional"]["kernel"]
-    fed = np.tanh(fed)
-    logits.append(table @ fed)
-    alignments.append(alpha)
-  return np.array(logits), np.array(alignments)
-
-
 @pytest.fixture(scope="module")
 def papers():
   """By decoder: a model of one layer and variables with no zero among them."""
@@ -144,9 +48,10 @@ def papers():
   return made
 
 
-@pytest.mark.parametrize("reference", [bahdanau, luong])
-def test_it_is_the_model_of_the_paper(papers, reference):
-  model, variables = papers[reference.__name__]
+@pytest.mark.parametrize("decoder", MECHANISMS)
+def test_it_is_the_model_of_the_paper(papers, decoder):
+  model, variables = papers[decoder]
+  reference = getattr(seq2seq_papers, decoder)
   batch = tiny.batch()
   params = jax.tree.map(lambda leaf: np.asarray(leaf, float), variables)
   logits = tiny.forward(model, variables, batch)
@@ -273,7 +178,7 @@ def test_the_loop_trains_it_on_copy(tmp_path):
   # As many rows as `generate_lines` decodes at a time: it compiles once.
   config = experiment_config.parse(
     {
-      "num_steps": 60,
+      "num_steps": 40,
       "batch_size": 64,
       "log_every": 20,
       "parallel": "pmap",
@@ -285,7 +190,7 @@ def test_the_loop_trains_it_on_copy(tmp_path):
       },
       "model": {
         "kind": "seq2seq",
-        "num_layers": 2,
+        "num_layers": 1,
         "features": 16,
         "dropout_rate": 0.1,
         **translation.RECURRENT["luong"],
