@@ -205,6 +205,8 @@ def lsh(
   function = partial(lsh_attention, chunk_size=chunk_size)
 
   def init(key, dims):
+    if num_buckets == 1:  # No rotation to draw, and none to keep.
+      return {}
     buckets = num_buckets or 2 * -(-dims.max_length // chunk_size)
     rotations = lsh_rotations(
       key,
@@ -214,19 +216,24 @@ def lsh(
     )
     return {"constants": {"rotations": rotations}}
 
+  def rotations_of(variables, query):
+    if num_buckets == 1:
+      return jnp.zeros((num_rounds, query.shape[-1], 0), jnp.float32)
+    return variables["constants"]["rotations"]
+
   def apply(variables, query, key, value, **call):
     _check_key(key)
     call = arguments.accepted_options("lsh", function, call)
-    rotations = variables["constants"]["rotations"]
+    rotations = rotations_of(variables, query)
     return function(query, value, rotations=rotations, **call)
 
   def init_cache(variables, batch, max_length, dims, dtype):
-    num_rounds = variables["constants"]["rotations"].shape[0]
+    del variables
     return lsh_cache.init_cache(num_rounds, batch, max_length, dims, dtype)
 
-  def decode(variables, cache, query, key, value):
+  def decode(variables, cache, query, key=None, value=None):
     _check_key(key)
-    rotations = variables["constants"]["rotations"]
+    rotations = rotations_of(variables, query)
     return lsh_cache.decode(rotations, chunk_size, cache, query, value)
 
   return plug.Attention(
