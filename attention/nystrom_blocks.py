@@ -203,11 +203,12 @@ def few_queries(
   def step(i, carry):
     maximum, total, result = carry
     start, is_new = _start(i, size, length)
-    allowed = is_new[None]
-    if keep is not None:
-      allowed = allowed & _slice(keep, start, size)
     scores = _dot("bkqh,bksh->bkqs", rows, _read(key, keep, start, size))
-    scores = jnp.where(allowed[:, None, None], scores, lowest)
+    if length % size:
+      scores = jnp.where(is_new[None, None, None], scores, lowest)
+    if keep is not None:
+      allowed = _slice(keep, start, size)[:, None, None]
+      scores = jnp.where(allowed, scores, lowest)
     higher = jnp.maximum(maximum, jnp.max(scores, -1, keepdims=True))
     shrink = jnp.exp(maximum - higher)
     p = jnp.exp(scores - higher)
@@ -279,9 +280,11 @@ def few_keys(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B K L H"],
   value: Float[Array, "B N L V"],
-  exists: Bool[Array, "B L"],
+  exists: Bool[Array, "B L"] | None,
 ) -> Float[Array, "B T N V"]:
   """softmax(Q Kᵀ) V for the keys that exist; zeros where there is none.
+
+  None is all of them.
 
   Cost: time T·L·N·(H+V), memory B·N·C·L.
   """
@@ -293,7 +296,7 @@ def few_keys(
     start, _ = _start(i, size, length)
     rows = _grouped(_read(query, None, start, size), key.shape[1])
     scores = _dot("bkqh,bklh->bkql", rows, key)
-    p = _softmax(scores, exists[:, None, None, :], -1)
+    p = _softmax(scores, exists, 3)
     p = p.reshape(batch, num_heads, size, -1)
     return _write_heads(out, _dot("bnql,bnlv->bnqv", p, value), start)
 
@@ -301,10 +304,13 @@ def few_keys(
   return jax.lax.fori_loop(0, num_blocks, step, out)
 
 
-def _softmax(scores: Array, allowed: Array, axis: int) -> Array:
-  """Softmax among `allowed`; zeros where nothing is."""
+def _softmax(
+  scores: Float[Array, "B N X Y"], exists: Bool[Array, "B L"] | None, axis: int
+) -> Float[Array, "B N X Y"]:
+  """Softmax over the keys that exist; zeros where there is none."""
   lowest = jnp.finfo(jnp.float32).min
-  scores = jnp.where(allowed, scores, lowest)
+  if exists is not None:
+    scores = jnp.where(jnp.expand_dims(exists, (1, 5 - axis)), scores, lowest)
   maximum = jnp.max(scores, axis, keepdims=True)
   p = jnp.exp(scores - jnp.maximum(maximum, lowest / 2))
   total = jnp.sum(p, axis, keepdims=True)
@@ -315,7 +321,7 @@ def few_keys_backward(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B K L H"],
   value: Float[Array, "B N L V"],
-  exists: Bool[Array, "B L"],
+  exists: Bool[Array, "B L"] | None,
   cotangent: Float[Array, "B T N V"],
 ) -> tuple[
   Float[Array, "B T N H"], Float[Array, "B K L H"], Float[Array, "B N L V"]
@@ -332,7 +338,7 @@ def few_keys_backward(
     rows = _read(query, None, start, size)
     g = _read(cotangent, None, start, size)
     scores = _dot("bnlh,bnqh->bnlq", each, rows)
-    p = _softmax(scores, exists[:, None, :, None], 2)
+    p = _softmax(scores, exists, 2)
     dp = _dot("bnlv,bnqv->bnlq", value, g)
     ds = p * (dp - jnp.sum(p * dp, 2, keepdims=True))
     dq = _dot("bnlq,bnlh->bnqh", ds, each)

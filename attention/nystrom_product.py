@@ -65,11 +65,16 @@ def pseudo_inverse(
   return jax.lax.scan(step, first, length=iterations)[0]
 
 
+def _exists(tokens: Tokens) -> Bool[Array, "B L"] | None:
+  """Landmarks that have a token; None where all must, being at most T."""
+  return None if tokens.keep is None else tokens.counts > 0
+
+
 def _between(
   queries: Float[Array, "B N L H"],
   keys: Float[Array, "B K L H"],
   scale: Float[Array, ""],
-  exists: Bool[Array, "B L"],
+  exists: Bool[Array, "B L"] | None,
   iterations: int,
 ) -> _Between:
   """Scaled means and Z; a landmark without tokens has zeros in A and Z."""
@@ -81,8 +86,11 @@ def _between(
     keys_scaled,
     precision=_EXACT,
   ).reshape(batch, num_heads, num_landmarks, num_landmarks)
-  matrix = masked_softmax(logits, exists[:, None, None, :])
-  matrix = jnp.where(exists[:, None, :, None], matrix, 0.0)
+  if exists is None:
+    matrix = jax.nn.softmax(logits)
+  else:
+    matrix = masked_softmax(logits, exists[:, None, None, :])
+    matrix = jnp.where(exists[:, None, :, None], matrix, 0.0)
   inverse = pseudo_inverse(matrix, iterations)
   return _Between(scale * queries, keys_scaled, inverse)
 
@@ -117,7 +125,7 @@ def attend(
 
 
 def _attend_fwd(iterations, query, key, value, scale, tokens):
-  exists = tokens.counts > 0
+  exists = _exists(tokens)
   means = blocks.means(query, tokens), blocks.means(key, tokens)
   between = _between(*means, scale, exists, iterations)
   mixed, lse = blocks.few_queries(between.queries, key, value, tokens.keep)
@@ -128,7 +136,7 @@ def _attend_fwd(iterations, query, key, value, scale, tokens):
 
 def _attend_bwd(iterations, residuals, cotangent):
   query, key, value, scale, tokens, means, mixed, lse = residuals
-  exists = tokens.counts > 0
+  exists = _exists(tokens)
   between, pullback = jax.vjp(
     lambda queries, keys, scale: _between(
       queries, keys, scale, exists, iterations
