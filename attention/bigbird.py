@@ -29,7 +29,7 @@ def bigbird_attention(
   L = ceil(T/C) - 1 being as long as is left,
 
     out[t] = softmax over s in A(t) of (scale · query[t] · key[s]), times value
-    A(t) = {s : b(s) ∈ {0, L} ∪ {b(t)-1, b(t), b(t)+1} ∪ random_blocks[b(t)]}
+    A(t) = {s : b(s) ∈ {0, L, b(t)-1, b(t), b(t)+1} ∪ random_blocks[b(t)-1]}
     A(t) = all s                                       where b(t) ∈ {0, L}
 
   for each head. It is one softmax over the union: a block that is listed twice,
@@ -64,22 +64,22 @@ def bigbird_attention(
     ValueError: arguments do not fit together, or `is_causal`.
 
   Cost: time T·(5+R)·C·N·(H+V), and 2C·T·N·(H+V) for the global queries; memory
-  beside the arrays B·N·C·(5+R)·C and B·N·C·T float32. Nothing is T×S, forward
-  or backward.
+  beside the arrays one copy of key and value and B·N·(5+R)·C·(C+H+V) for a
+  block, with gradients one more float32 array each. Nothing is T×S.
 
   Departs from the paper in that any length goes, down to one partial block, in
   that the union is exact whatever the random blocks are, and in that each head
   has random blocks of its own (as in the paper's code).
 
   Paper: Big Bird: transformers for longer sequences, section 2 and appendix D
-  (internal construction, ITC), arXiv:2007.14062.
+  (internal transformer construction, ITC), arXiv:2007.14062.
   """
   arguments.check_qkv(query, key, value)
   if is_causal:
     raise ValueError(
       "is_causal: expected False, got True, but every query sees the last "
       "block and random blocks ahead; sliding_window attention has a causal "
-      "form, and so has dense"
+      "form, and so have flash and dense"
     )
   length = query.shape[1]
   if key.shape[1] != length:
@@ -171,7 +171,9 @@ def bigbird_random_blocks(
   run_length = jnp.minimum(i + 1, middle - 1) - run_start + 1
   candidates = jnp.broadcast_to(middle - run_length, shape)
   highest = candidates - num_random + jnp.arange(num_random)[:, None, None]
-  draws = jax.random.randint(key, shape, 0, jnp.maximum(highest, 0) + 1)
+  # A remainder of 32 bits is off the uniform by less than num_blocks / 2³².
+  choices = jnp.maximum(highest + 1, 1).astype(jnp.uint32)
+  draws = (jax.random.bits(key, shape) % choices).astype(jnp.int32)
 
   def take(k, taken):
     again = jnp.any(taken == draws[k][None], axis=0)

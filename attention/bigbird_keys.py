@@ -208,9 +208,10 @@ def read(
   allowed = _join(
     [x.seen for x in groups], max(len(x.seen) for x in groups), num_heads
   )[:, :, None]
-  if limits.query_segments is not None and limits.key_segments is not None:
+  segments = [x.segments for x in groups if x.segments is not None]
+  if limits.query_segments is not None:
     of_query = blocks.cut(limits.query_segments, start, size)
-    of_keys = _join([x.segments for x in groups], batch, num_heads)
+    of_keys = _join(segments, batch, num_heads)
     allowed &= of_query[:, None, :, None] == of_keys[:, :, None]
 
   def joined(arrays):
