@@ -219,9 +219,9 @@ def accepted_options(
 
 
 _INSTEAD = {
-  "query_segment_ids": "dense and sliding_window attention take segment ids",
-  "key_segment_ids": "dense and sliding_window attention take segment ids",
-  "bias": "dense and flash attention take a bias",
+  "query_segment_ids": "dense, flash, sliding_window and additive attention do",
+  "key_segment_ids": "dense, flash, sliding_window and additive attention do",
+  "bias": "dense, flash and additive attention take a bias",
   "relative_bias": "dense, flash and sliding_window attention take one",
   "relative_keys": "dense, flash and sliding_window attention take them",
   "dropout_rate": "dense and flash attention have dropout on their weights",
