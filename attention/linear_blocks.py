@@ -286,7 +286,7 @@ def add_keys(
     key_rows, value_rows = (
       jnp.where(block.keep, x, 0.0) for x in (key_rows, value_rows)
     )
-  return tuple(
-    place(total, heads_last(x, batch, size), block.start)
-    for total, x in ((d_key, key_rows), (d_value, value_rows))
+  return (
+    place(d_key, heads_last(key_rows, batch, size), block.start),
+    place(d_value, heads_last(value_rows, batch, size), block.start),
   )

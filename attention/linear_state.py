@@ -122,7 +122,7 @@ def absorb(
   log_scale = grown_scale(state.log_scale, features, keep)
   terms = key_terms(log_scale, features, keep)
   sums = state.sums
-  if log_scale is not None:
+  if state.log_scale is not None and log_scale is not None:
     sums *= jnp.exp(state.log_scale - log_scale)
   sums += dot("avc,acm->avm", turned(with_ones(value)), terms)
   return LinearState(log_scale, sums)
