@@ -1,0 +1,235 @@
+"""Draws the pictures of `docs/mechanisms.md` from the code itself.
+
+`python -m docs.draw_mechanisms` writes `docs/mechanisms/<name>.png`, one for
+every entry of `ATTENTIONS` and one for positions, in about a minute on a CPU;
+names as arguments draw those only.
+
+Every panel is what `attention_weights` returns for the same 64 tokens: eight
+runs of 5 to 11 neighbours, each a noisy copy of one of four vectors, in the
+order A B C D B A D C. Query and key are the same array. So attention by content
+shows as blocks wherever two runs are of one kind, attention by position as
+stripes along the diagonal. Variables are as `init` draws them, not trained.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+import pathlib
+import sys
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+import numpy as np
+
+from attention import (
+  ATTENTIONS,
+  Dims,
+  alibi_bias,
+  attention_weights,
+  dense_attention,
+  linformer_attention,
+  rotary,
+  t5_bias,
+)
+
+FOLDER = pathlib.Path(__file__).parent / "mechanisms"
+
+_KINDS = (0, 1, 2, 3, 1, 0, 3, 2)
+_RUNS = (7, 9, 5, 11, 8, 6, 10, 8)
+_LENGTH = sum(_RUNS)
+_HEAD_DIM = 16
+
+Panels = Mapping[str, Array]
+"""Title -> `[T, S]`."""
+
+
+@cache
+def tokens(num_heads: int = 1) -> Float[Array, "1 T N H"]:
+  """The common input; all heads hold the same."""
+  of_kinds, of_noise = jax.random.split(jax.random.key(0))
+  kinds = jax.random.normal(of_kinds, (4, _HEAD_DIM))
+  noise = jax.random.normal(of_noise, (_LENGTH, _HEAD_DIM))
+  x = kinds[np.repeat(_KINDS, _RUNS)] + 0.4 * noise
+  return jnp.repeat(x[None, :, None], num_heads, axis=2)
+
+
+def _plugged(
+  name: str, num_heads: int = 1, **hyperparameters
+) -> Callable[..., Array]:
+  """The mechanism with the variables that its `init` draws."""
+  mechanism = ATTENTIONS[name](**hyperparameters)
+  dims = Dims(num_heads, num_heads, _HEAD_DIM, _LENGTH)
+  return partial(mechanism.apply, mechanism.init(jax.random.key(1), dims))
+
+
+def _drawn(fn: Callable[..., Array], **options) -> Float[Array, "T S"]:
+  """The matrix of one head on the common input."""
+  return attention_weights(fn, tokens(), tokens(), **options)[0, 0]
+
+
+def _both(fn: Callable[..., Array]) -> Panels:
+  return {
+    "bidirectional": _drawn(fn),
+    "causal": _drawn(fn, is_causal=True),
+  }
+
+
+def _flash() -> Panels:
+  fn = _plugged("flash", block_size=16)
+  segments = (jnp.arange(_LENGTH) >= 32).astype(jnp.int32)[None]
+  packed = _drawn(
+    fn, query_segment_ids=segments, key_segment_ids=segments, is_causal=True
+  )
+  return {"bidirectional": _drawn(fn), "causal, two packed examples": packed}
+
+
+def _sliding_window() -> Panels:
+  near = _plugged("sliding_window", window=6)
+  dilated = _plugged("sliding_window", window=6, dilation=2)
+  return {
+    "window 6, global 0 and 40": _drawn(
+      near, global_indices=jnp.array([[0, 40]])
+    ),
+    "causal, window 6, dilation 2": _drawn(dilated, is_causal=True),
+  }
+
+
+def _bigbird() -> Panels:
+  fn = _plugged("bigbird", num_heads=2, block_size=4, num_random=1)
+  first, second = attention_weights(fn, tokens(2), tokens(2))[0]
+  return {"head 1, blocks of 4": first, "head 2": second}
+
+
+def _performer() -> Panels:
+  return {
+    f"causal, {n} features": _drawn(
+      _plugged("performer", num_features=n), is_causal=True
+    )
+    for n in (16, 256)
+  }
+
+
+def _linformer() -> Panels:
+  means = jnp.repeat(jnp.eye(8), 8, axis=0) / 8
+  return {
+    "rank 8, E and F as drawn": _drawn(_plugged("linformer", rank=8)),
+    "rank 8, E = F = means of 8": _drawn(
+      partial(linformer_attention, key_projection=means)
+    ),
+  }
+
+
+def _lsh() -> Panels:
+  def drawn(rounds, **options):
+    fn = _plugged("lsh", num_rounds=rounds, num_buckets=8, chunk_size=16)
+    return attention_weights(fn, tokens(), None, **options)[0, 0]
+
+  return {
+    "1 round, 8 buckets": drawn(1),
+    "causal, 4 rounds": drawn(4, is_causal=True),
+  }
+
+
+def _nystrom() -> Panels:
+  return {
+    f"{n} landmarks": _drawn(_plugged("nystrom", num_landmarks=n))
+    for n in (4, 16)
+  }
+
+
+def _multiplicative() -> Panels:
+  return {
+    "dot": _drawn(_plugged("multiplicative", general=False)),
+    "general, W as drawn": _drawn(_plugged("multiplicative")),
+  }
+
+
+def _positions() -> Panels:
+  """Dense attention among 64 times the same token: only places differ."""
+  same = jnp.broadcast_to(tokens()[:, :1], tokens().shape)
+  # With this seed distance 0 weighs most, so that all rows share their colours.
+  of_t5, of_shaw = jax.random.split(jax.random.key(178))
+  embedding = jax.random.normal(of_t5, (16, 1))
+  relative_keys = jax.random.normal(of_shaw, (2 * 8 + 1, _HEAD_DIM))
+  positions: Int[Array, "1 T"] = jnp.arange(_LENGTH)[None]
+  turned = rotary(same, positions)
+
+  def drawn(x, **options):
+    return attention_weights(dense_attention, x, x, **options)[0, 0]
+
+  return {
+    "T5, 16 buckets": drawn(same, relative_bias=t5_bias(embedding, 64)),
+    "ALiBi, slope 1/16": drawn(same, relative_bias=alibi_bias(2, _LENGTH)[:1]),
+    "Shaw, L = 8": drawn(same, relative_keys=relative_keys),
+    "rotary": drawn(turned),
+  }
+
+
+PICTURES: Mapping[str, Callable[[], Panels]] = {
+  "dense": lambda: _both(_plugged("dense")),
+  "flash": _flash,
+  "sliding_window": _sliding_window,
+  "bigbird": _bigbird,
+  "linear": lambda: _both(_plugged("linear")),
+  "performer": _performer,
+  "linformer": _linformer,
+  "lsh": _lsh,
+  "nystrom": _nystrom,
+  "additive": lambda: _both(_plugged("additive")),
+  "multiplicative": _multiplicative,
+  "positions": _positions,
+}
+"""Name -> what its picture shows."""
+
+
+def draw(path: pathlib.Path, panels: Panels) -> None:
+  """Draws the panels side by side, a square of 4 × 4 pixels for each pair.
+
+  Blue is positive and red negative, as dark as the weight is large beside the
+  largest of its row; grey is 0 to the bit.
+  """
+  # Takes a second to import, so only where something is drawn.
+  from matplotlib import colormaps
+  from matplotlib.backends.backend_agg import FigureCanvasAgg
+  from matplotlib.figure import Figure
+
+  # Few colours make a small file.
+  colours = colormaps["RdBu"].resampled(41)
+  colours.set_bad("0.8")
+  side, left, bottom, gap = 4 * _LENGTH, 54, 46, 24
+  width = left + len(panels) * (side + gap)
+  height = bottom + side + 28
+  figure = Figure(figsize=(width / 100, height / 100), dpi=100)
+  FigureCanvasAgg(figure)
+  for i, (title, weights) in enumerate(panels.items()):
+    corner = (left + i * (side + gap)) / width, bottom / height
+    axes = figure.add_axes((*corner, side / width, side / height))
+    weights = np.asarray(weights)
+    relative = weights / np.abs(weights).max(axis=1, keepdims=True)
+    axes.imshow(
+      np.ma.masked_equal(relative, 0),
+      cmap=colours,
+      vmin=-1,
+      vmax=1,
+      interpolation="nearest",
+    )
+    axes.set_title(title, fontsize=10)
+    axes.set_xticks(range(0, _LENGTH, 16))
+    axes.set_yticks(range(0, _LENGTH, 16), labels=None if i == 0 else [""] * 4)
+    axes.set_xlabel("key")
+    if i == 0:
+      axes.set_ylabel("query")
+  # No version of matplotlib: the same picture is the same file.
+  figure.savefig(path, metadata={"Software": None})
+
+
+def main(names: list[str]) -> None:
+  """Draws the pictures of these names, or all."""
+  FOLDER.mkdir(exist_ok=True)
+  for name in names or PICTURES:
+    draw(FOLDER / f"{name}.png", PICTURES[name]())
+    print(FOLDER / f"{name}.png")
+
+
+if __name__ == "__main__":
+  main(sys.argv[1:])
