@@ -1,5 +1,7 @@
 """Exact attention in blocks, linear in memory (FlashAttention, Dao 2022)."""
 
+from functools import partial
+
 import jax
 from jaxtyping import Array, Bool, Float, Int
 
@@ -154,14 +156,13 @@ def flash(
   _block_sizes(block_size)
   flash_backends.check_name(implementation)
 
+  function = partial(
+    flash_attention, block_size=block_size, implementation=implementation
+  )
+
   def apply(variables, query, key, value, **call):
     del variables
-    call = arguments.accepted_options("flash", flash_attention, call)
-    return flash_attention(
-      query,
-      key,
-      value,
-      **{"block_size": block_size, "implementation": implementation, **call},
-    )
+    call = arguments.accepted_options("flash", function, call)
+    return function(query, key, value, **call)
 
   return dense()._replace(apply=apply)

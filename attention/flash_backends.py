@@ -1,6 +1,7 @@
 """Which kernel computes `flash_attention`: XLA's blocks, cuDNN or tokamax."""
 
 from collections.abc import Mapping
+import importlib
 import importlib.util
 from typing import Literal, get_args
 
@@ -105,8 +106,7 @@ def call(
       query, key, value, scale=scale, implementation="cudnn", **arrays
     )
   else:
-    import tokamax  # An optional extra of 250 MB.
-
+    tokamax = importlib.import_module("tokamax")  # An extra of 250 MB.
     out = tokamax.dot_product_attention(
       query, key, value, logits_scale=scale, **arrays
     )

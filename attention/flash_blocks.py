@@ -263,10 +263,11 @@ def _blockwise_bwd(settings, residuals, cotangent):
     0, num_blocks, step, zeros(arrays)
   )
   gradient = Operands(
-    dq,
-    *(blocks.heads_last(x, batch, x.shape[1]) for x in (dk, dv)),
-    dbias,
-    dtables,
+    query=dq,
+    key=blocks.heads_last(dk, batch, dk.shape[1]),
+    value=blocks.heads_last(dv, batch, dv.shape[1]),
+    bias=dbias,
+    relative=dtables,
   )
   return jax.tree.map(lambda d, x: d.astype(x.dtype), gradient, operands), None
 

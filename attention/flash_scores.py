@@ -4,7 +4,7 @@ A block is C queries by D keys of every head, `[B, N, C, D]`. Masks and biases
 are read along the axes that they have, so one of `[B, 1, 1, S]` never grows.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -108,7 +108,7 @@ def added(
   keys: Keys,
 ) -> Float[Array, "#B N C D"] | float:
   """What bias and tables add to the scaled products of the block."""
-  total = 0.0
+  total = jnp.zeros((1, 1, 1, 1))
   if operands.bias is not None:
     total += _of_block(operands.bias, settings, queries, keys).astype(
       jnp.float32
@@ -146,7 +146,7 @@ def kept(
   keys: Keys,
 ) -> Float[Array, "B N C D"]:
   """Δ of the block: the same in the forward and in the backward."""
-  rng = jax.random.fold_in(limits.dropout_rng, queries.number)
+  rng = jax.random.fold_in(cast(Array, limits.dropout_rng), queries.number)
   rng = jax.random.fold_in(rng, keys.number)
   keep = 1.0 - settings.dropout_rate
   shape = by_head(settings, operands)

@@ -231,7 +231,7 @@ def lsh(
     del variables
     return lsh_cache.init_cache(num_rounds, batch, max_length, dims, dtype)
 
-  def decode(variables, cache, query, key=None, value=None):
+  def decode(variables, cache, query, key, value):
     _check_key(key)
     rotations = rotations_of(variables, query)
     return lsh_cache.decode(rotations, chunk_size, cache, query, value)

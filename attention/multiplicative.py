@@ -125,9 +125,8 @@ def multiplicative(general: bool = True) -> plug.Attention:
     call = arguments.accepted_options(
       "multiplicative", multiplicative_attention, call
     )
-    return multiplicative_attention(
-      query, key, value, **{"kernel": kernel_of(variables), **call}
-    )
+    call.setdefault("kernel", kernel_of(variables))
+    return multiplicative_attention(query, key, value, **call)
 
   def decode(variables, cache, query, key, value, **tables: Any):
     kernel = kernel_of(variables)

@@ -72,7 +72,7 @@ def logits(
   offset: int | Int[Array, ""],
   rows: int,
   width: int,
-  scale: float,
+  scale: float | Float[Array, ""],
 ) -> Float[Array, "A Q W"]:
   """What the tables add to the logits of a block.
 

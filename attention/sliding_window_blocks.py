@@ -271,6 +271,7 @@ def _windowed_bwd(geometry, residuals, cotangent):
 
     scores = blocks.dot("nkd,nqd->nkq", block.key, block.query)
     scores *= geometry.scale
+    pullback = None
     if operands.relative.given:
       near_logits, pullback = jax.vjp(
         partial(near, block=block), operands.relative, block.query
@@ -288,7 +289,7 @@ def _windowed_bwd(geometry, residuals, cotangent):
     dq = blocks.dot("nkq,nkd->nqd", ds, block.key)
 
     drelative = totals.relative
-    if operands.relative.given:
+    if pullback is not None:
       more, dquery = pullback(jnp.swapaxes(dlogits, 1, 2))
       drelative = jax.tree.map(jnp.add, drelative, more)
       dq += dquery

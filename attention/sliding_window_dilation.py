@@ -35,10 +35,16 @@ def by_dilation(
   for dilation, query_heads, key_heads in calls:
     heads = np.array(query_heads)
     bias = operands.relative.bias
+    theirs = np.array(key_heads)
     mine = Operands(
-      operands.query[:, :, heads],
-      *(x[:, :, np.array(key_heads)] for x in operands[1:5]),
-      operands.relative._replace(bias=None if bias is None else bias[heads]),
+      query=operands.query[:, :, heads],
+      key=operands.key[:, :, theirs],
+      value=operands.value[:, :, theirs],
+      global_key=operands.global_key[:, :, theirs],
+      global_value=operands.global_value[:, :, theirs],
+      relative=operands.relative._replace(
+        bias=None if bias is None else bias[heads]
+      ),
     )
     outs.append(_dilated(geometry, dilation, mine, rules, global_mask))
     order += query_heads

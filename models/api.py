@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from attention import Dims
 from models.config import ModelConfig
-from models.multi_head_attention import variable_shapes
+from models.mechanism_variables import variable_shapes
 from models.seq2seq import Seq2Seq
 from models.seq2seq_config import Seq2SeqConfig
 from models.transformer import Transformer

@@ -1,15 +1,15 @@
 """The slot: projections and heads around any attention mechanism."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 import functools
 from typing import Any, cast
 
 from flax import linen as nn
-import jax
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import Attention, Dims, attention_weights
 from attention import rotary as rotate
+from models.mechanism_variables import mechanism_variables
 
 
 class MultiHeadAttention(nn.Module):
@@ -62,7 +62,7 @@ class MultiHeadAttention(nn.Module):
       self.key = dense(self.dims.num_kv_heads * self.dims.head_dim)
     self.value = dense(self.dims.num_kv_heads * self.dims.head_dim)
     self.out = dense(self.features, kernel_init=kernel_init(self.out_scale))
-    self.mechanism = self._mechanism_variables()
+    self.mechanism = mechanism_variables(self, self.attention, self.dims)
     if self.relative_distance:
       self.relative_keys = self.param(
         "relative_keys",
@@ -184,38 +184,6 @@ class MultiHeadAttention(nn.Module):
 
   def _merge(self, out):
     return self.out(out.reshape(*out.shape[:2], -1))
-
-  def _mechanism_variables(self):
-    """The mechanism's variables: made at initialisation, read afterwards."""
-    # One key for all collections: `init` draws them together. Afterwards the
-    # initialisers serve to check shapes only, which computes nothing.
-    initializing = self.is_initializing()
-    key = self.make_rng("params") if initializing else jax.random.key(0)
-
-    def made(collection):
-      return self.attention.init(key, self.dims)[collection]
-
-    variables = {}
-    for collection in variable_shapes(self.attention, self.dims):
-      if collection == "params":
-        variables["params"] = self.param("attention", lambda _: made("params"))
-      else:
-        variables[collection] = self.variable(
-          collection, "attention", made, collection
-        ).value
-    return variables
-
-
-@functools.cache
-def variable_shapes(attention: Attention, dims: Dims) -> Mapping[str, Any]:
-  """Shapes of a mechanism's variables by collection; computes nothing.
-
-  Raises:
-    ValueError: the mechanism cannot work at these sizes.
-  """
-  return jax.eval_shape(
-    lambda key: attention.init(key, dims), jax.random.key(0)
-  )
 
 
 def kernel_init(scale: float = 1.0):

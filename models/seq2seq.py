@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from models import tables
 from models.seq2seq_config import Seq2SeqConfig
 from models.seq2seq_decoder import (
   Annotations,
@@ -125,11 +126,10 @@ class Seq2Seq(nn.Module):
     """Makes the tables, the encoder and the decoder."""
     config = self.config
     table = functools.partial(
-      nn.Embed,
+      tables.token_table,
       features=config.features,
       dtype=config.dtype,
       param_dtype=config.param_dtype,
-      embedding_init=nn.initializers.normal(0.02),
     )
     self.target_embedding = table(self.target_vocab_size)
     if not (config.tie_embeddings and self.shared_vocabulary):
@@ -214,11 +214,6 @@ class Seq2Seq(nn.Module):
 
   def _logits(self, x):
     tied = self.config.tie_embeddings
-    table = self.target_embedding if tied else self.output_embedding
-    logits = jnp.einsum(
-      "RF,VF->RV",
-      x.reshape(-1, x.shape[-1]),
-      table.embedding.astype(x.dtype),
-      preferred_element_type=jnp.float32,
+    return tables.logits(
+      x, self.target_embedding if tied else self.output_embedding
     )
-    return logits.reshape(*x.shape[:-1], -1)

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention import Attention, Dims, attention_weights
-from models.multi_head_attention import variable_shapes
+from models.mechanism_variables import mechanism_variables
 from models.seq2seq_config import Seq2SeqConfig
 
 Cells = Sequence[Any]
@@ -103,21 +103,7 @@ class CrossAttention(nn.Module):
 
   def setup(self) -> None:
     """Makes or reads the mechanism's variables."""
-    initializing = self.is_initializing()
-    key = self.make_rng("params") if initializing else jax.random.key(0)
-
-    def made(collection):
-      return self.attention.init(key, self.dims)[collection]
-
-    variables = {}
-    for collection in variable_shapes(self.attention, self.dims):
-      if collection == "params":
-        variables["params"] = self.param("attention", lambda _: made("params"))
-      else:
-        variables[collection] = self.variable(
-          collection, "attention", made, collection
-        ).value
-    self.mechanism = variables
+    self.mechanism = mechanism_variables(self, self.attention, self.dims)
 
   def __call__(
     self, queries: Float[Array, "BA F"], source: Annotations

@@ -1,0 +1,56 @@
+"""Reformer's duplication task: train with some hashes, evaluate with others.
+
+    python train.py --config=configs/reformer.py:4
+    python -m benchmarks.reformer_duplication --workdir=FOLDER
+
+The first trains with LSH attention of 4 rounds; `full`, `2` and `1` are the
+paper's others. The second trains all four and evaluates each with full attention
+and with 8, 4, 2 and 1 rounds. benchmarks/reformer_duplication.md holds what came
+out, beside the paper's numbers.
+
+The paper's setting is w of 511 symbols, one layer of width 256 with 4 heads and
+150,000 steps; this one is as deep, for 2 CPU cores:
+`--config.task.max_length=511 --config.task.min_length=511
+--config.model.features=256 --config.num_steps=150000` is the paper's.
+
+Kitaev et al., Reformer, section 5 and table 2, arXiv:2001.04451.
+"""
+
+import ml_collections
+
+from configs import duplicate
+
+SYMBOLS = 31
+CHUNK_SIZE = 8
+
+
+def lsh(rounds: str) -> dict:
+  """The mechanism with so many hash rounds; 'full' sees every token.
+
+  One bucket in one chunk is dense attention with a shared query and key.
+  """
+  if rounds == "full":
+    return {
+      "name": "lsh",
+      "num_rounds": 1,
+      "num_buckets": 1,
+      "chunk_size": 2 * SYMBOLS + 2,
+    }
+  return {
+    "name": "lsh",
+    "num_rounds": int(rounds),
+    "chunk_size": CHUNK_SIZE,
+  }
+
+
+def get_config(rounds: str = "4") -> ml_collections.ConfigDict:
+  """One layer that must find each symbol where it stood before."""
+  config = duplicate.get_config("lsh")
+  config.task.vocab_size = 127
+  config.task.min_length = config.task.max_length = SYMBOLS
+  config.model.num_layers = 1
+  config.model.decoder_attention = lsh(rounds)
+  config.num_steps = 2000
+  config.batch_size = 32
+  config.eval_every = config.checkpoint_every = 1000
+  return config

@@ -1,0 +1,49 @@
+"""A mechanism's own variables inside a Linen module."""
+
+from collections.abc import Mapping
+import functools
+from typing import Any
+
+from flax import linen as nn
+import jax
+
+from attention import Attention, Dims
+
+
+@functools.cache
+def variable_shapes(attention: Attention, dims: Dims) -> Mapping[str, Any]:
+  """Shapes of a mechanism's variables by collection; computes nothing.
+
+  Raises:
+    ValueError: the mechanism cannot work at these sizes.
+  """
+  return jax.eval_shape(
+    lambda key: attention.init(key, dims), jax.random.key(0)
+  )
+
+
+def mechanism_variables(
+  module: nn.Module, attention: Attention, dims: Dims
+) -> Mapping[str, Any]:
+  """Made at initialisation, read afterwards; for a module's `setup`.
+
+  They lie under the name 'attention', in 'params' (trained) or 'constants'
+  (not).
+  """
+  # One key for all collections: `init` draws them together. Afterwards the
+  # initialisers serve to check shapes only, which computes nothing.
+  initializing = module.is_initializing()
+  key = module.make_rng("params") if initializing else jax.random.key(0)
+
+  def made(collection):
+    return attention.init(key, dims)[collection]
+
+  variables = {}
+  for collection in variable_shapes(attention, dims):
+    if collection == "params":
+      variables["params"] = module.param("attention", lambda _: made("params"))
+    else:
+      variables[collection] = module.variable(
+        collection, "attention", made, collection
+      ).value
+  return variables
