@@ -16,18 +16,18 @@ def dot(spec: str, x: Array, y: Array) -> Array:
   return jnp.einsum(spec, x, y, preferred_element_type=jnp.float32)
 
 
-def cut(x: Array, start: Array, size: int, axis: int = 1) -> Array:
+def cut(x: Array, start: Array | int, size: int, axis: int = 1) -> Array:
   """`size` positions of `x` from `start`."""
   return jax.lax.dynamic_slice_in_dim(x, start, size, axis=axis)
 
 
-def put(x: Array, block: Array, start: Array) -> Array:
+def put(x: Array, block: Array, start: Array | int) -> Array:
   """`x` with the positions from `start` replaced, in the dtype of `x`."""
   block = block.astype(x.dtype)
   return jax.lax.dynamic_update_slice_in_dim(x, block, start, axis=1)
 
 
-def add(total: Array, block: Array, start: Array) -> Array:
+def add(total: Array, block: Array, start: Array | int) -> Array:
   """`total` with `block` added to the positions from `start`."""
   return put(total, block + cut(total, start, block.shape[1]), start)
 

@@ -48,6 +48,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from attention import blocks
+
 
 class Plan(NamedTuple):
   """The sorted orders of all rounds; D = C + P, P the length padded to C.
@@ -123,10 +125,6 @@ def _unsort(
   return jax.vmap(jax.vmap(_rows, out_axes=1))(x, place)
 
 
-def _slice(x: Array, start: Array, size: int) -> Array:
-  return jax.lax.dynamic_slice_in_dim(x, start, size, axis=2)
-
-
 def _update(x: Array, rows: Array, start: Array) -> Array:
   rows = rows.reshape(*x.shape[:2], -1, *x.shape[3:])
   return jax.lax.dynamic_update_slice_in_dim(x, rows, start, axis=2)
@@ -137,17 +135,13 @@ def _flat(x: Array) -> Array:
   return x.reshape(-1, *x.shape[2:])
 
 
-def _dot(spec: str, x: Array, y: Array) -> Array:
-  return jnp.einsum(spec, x, y, preferred_element_type=jnp.float32)
-
-
 def _read(
   geometry: Geometry, operands: Operands, plan: Plan, r: Array, c: Array
 ) -> _Chunk:
   """Gathers chunk c of round r."""
   size = geometry.chunk_size
   order = jax.lax.dynamic_index_in_dim(plan.order, r, keepdims=False)
-  index = _slice(order, c * size, 2 * size)
+  index = blocks.cut(order, c * size, 2 * size, axis=2)
 
   key_place = c * size + jnp.arange(2 * size)
   row_place = key_place[size:]
@@ -192,13 +186,15 @@ def _forward(
   def step(r, c, carry):
     out, lse = carry
     chunk = _read(geometry, operands, plan, r, c)
-    logits = _dot("nqd,nkd->nqk", chunk.vector[:, size:], chunk.vector)
+    logits = blocks.dot("nqd,nkd->nqk", chunk.vector[:, size:], chunk.vector)
     logits = jnp.where(chunk.allowed, logits * chunk.column[:, None, :], lowest)
     # Not below lowest/2: all exponentials of an empty row are 0, not exp(0).
     maximum = jnp.maximum(jnp.max(logits, -1, keepdims=True), lowest / 2)
     p = jnp.exp(logits - maximum)
     total = jnp.sum(p, -1, keepdims=True)
-    result = _dot("nqk,nkd->nqd", p.astype(chunk.value.dtype), chunk.value)
+    result = blocks.dot(
+      "nqk,nkd->nqd", p.astype(chunk.value.dtype), chunk.value
+    )
     result /= jnp.where(total == 0.0, 1.0, total)
     row_lse = maximum + jnp.log(jnp.where(total == 0.0, 1.0, total))
     return (
@@ -261,21 +257,21 @@ def _chunked_bwd(geometry, residuals, cotangent):
     row_delta = _flat(_take(delta, chunk.rows))[:, None, :]
     x = chunk.vector[:, size:]
 
-    scores = _dot("nkd,nqd->nkq", chunk.vector, x)
+    scores = blocks.dot("nkd,nqd->nkq", chunk.vector, x)
     column = chunk.column[:, :, None]
     w = jnp.exp(scores * column - row_lse)
     w = jnp.where(jnp.swapaxes(chunk.allowed, 1, 2), w, 0.0)
-    dw = _dot("nkd,nqd->nkq", chunk.value, g)
+    dw = blocks.dot("nkd,nqd->nkq", chunk.value, g)
     u = w * (dw - row_delta)
-    dv = _dot("nkq,nqd->nkd", w.astype(g.dtype), g)
-    y = _dot("nkq,nqd->nkd", u.astype(x.dtype), x)
-    dx = _dot("nkq,nkd->nqd", (u * column).astype(x.dtype), chunk.vector)
+    dv = blocks.dot("nkq,nqd->nkd", w.astype(g.dtype), g)
+    y = blocks.dot("nkq,nqd->nkd", u.astype(x.dtype), x)
+    dx = blocks.dot("nkq,nkd->nqd", (u * column).astype(x.dtype), chunk.vector)
 
     total_dx, total_y, total_dv = totals
 
     def add(total, part):
       part = part.reshape(*total.shape[:2], -1, total.shape[-1])
-      part += _slice(total, c * size, 2 * size)
+      part += blocks.cut(total, c * size, 2 * size, axis=2)
       return _update(total, part, c * size)
 
     return (

@@ -31,6 +31,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from attention import blocks
+
 BLOCK = 256
 
 
@@ -60,19 +62,9 @@ def _start(i: Array, size: int, length: int) -> tuple[Array, Array]:
   return start, start + jnp.arange(size) >= i * size
 
 
-def _slice(x: Array, start: Array | int, size: int) -> Array:
-  return jax.lax.dynamic_slice_in_dim(x, start, size, 1)
-
-
-def _write(total: Array, block: Array, start: Array | int) -> Array:
-  return jax.lax.dynamic_update_slice_in_dim(
-    total, block.astype(total.dtype), start, 1
-  )
-
-
 def _write_heads(total: Array, block: Array, start: Array) -> Array:
   """Writes `[B, N, C, H]` into `[B, T, N, H]`."""
-  return _write(total, jnp.swapaxes(block, 1, 2), start)
+  return blocks.put(total, jnp.swapaxes(block, 1, 2), start)
 
 
 def _read(
@@ -82,19 +74,15 @@ def _read(
   size: int,
 ) -> Float[Array, "B N C H"]:
   """A block, heads first; what is masked is zero, so that no NaN gets on."""
-  block = _slice(x, start, size)
+  block = blocks.cut(x, start, size)
   if keep is not None:
-    block = jnp.where(_slice(keep, start, size)[..., None, None], block, 0)
+    block = jnp.where(blocks.cut(keep, start, size)[..., None, None], block, 0)
   return jnp.swapaxes(block, 1, 2).astype(jnp.float32)
 
 
 def _grouped(x: Float[Array, "B N Q D"], heads: int) -> Float[Array, "B K P D"]:
   """The N/K heads that share a key head become rows of one product."""
   return x.reshape(x.shape[0], heads, -1, x.shape[3])
-
-
-def _dot(spec: str, left: Array, right: Array) -> Float[Array, "..."]:
-  return jnp.einsum(spec, left, right, preferred_element_type=jnp.float32)
 
 
 def _members(
@@ -111,7 +99,7 @@ def _members(
     first = start * num_landmarks // length
     first = jnp.minimum(first, num_landmarks - width)
   landmarks = first + jnp.arange(width)[None, :, None]
-  groups = _slice(tokens.groups, start, size)[:, None, :]
+  groups = blocks.cut(tokens.groups, start, size)[:, None, :]
   return (groups == landmarks).astype(jnp.float32), first
 
 
@@ -130,13 +118,13 @@ def means(
     start, is_new = _start(i, size, length)
     member, first = _members(tokens, start, size)
     member = jnp.where(is_new[None, None], member, 0.0)
-    block = _slice(x, start, size)
+    block = blocks.cut(x, start, size)
     if tokens.keep is not None:
-      kept = _slice(tokens.keep, start, size)
+      kept = blocks.cut(tokens.keep, start, size)
       block = jnp.where(kept[..., None, None], block, 0)
     block = block.reshape(batch, size, -1).astype(jnp.float32)
-    more = _dot("blc,bcx->blx", member, block)
-    return _write(total, more + _slice(total, first, more.shape[1]), first)
+    more = blocks.dot("blc,bcx->blx", member, block)
+    return blocks.add(total, more, first)
 
   total = jnp.zeros((batch, num_landmarks, heads * features), jnp.float32)
   total = jax.lax.fori_loop(0, num_blocks, step, total)
@@ -159,8 +147,8 @@ def _spread(
 ) -> Float[Array, "B C X"]:
   """The shares of the tokens of a block."""
   member, first = _members(tokens, start, size)
-  shares = _slice(shares, first, member.shape[1])
-  return _dot("bcl,blx->bcx", jnp.swapaxes(member, 1, 2), shares)
+  shares = blocks.cut(shares, first, member.shape[1])
+  return blocks.dot("bcl,blx->bcx", jnp.swapaxes(member, 1, 2), shares)
 
 
 def add_means_backward(
@@ -175,10 +163,10 @@ def add_means_backward(
 
   def step(i, total):
     start, is_new = _start(i, size, length)
-    block = _slice(total, start, size)
+    block = blocks.cut(total, start, size)
     more = _spread(shares, tokens, start, size).reshape(block.shape)
     more = jnp.where(is_new[None, :, None, None], more, 0.0)
-    return _write(total, block.astype(jnp.float32) + more, start)
+    return blocks.put(total, block.astype(jnp.float32) + more, start)
 
   return jax.lax.fori_loop(0, num_blocks, step, total)
 
@@ -203,16 +191,16 @@ def few_queries(
   def step(i, carry):
     maximum, total, result = carry
     start, is_new = _start(i, size, length)
-    scores = _dot("bkqh,bksh->bkqs", rows, _read(key, keep, start, size))
+    scores = blocks.dot("bkqh,bksh->bkqs", rows, _read(key, keep, start, size))
     if length % size:
       scores = jnp.where(is_new[None, None, None], scores, lowest)
     if keep is not None:
-      allowed = _slice(keep, start, size)[:, None, None]
+      allowed = blocks.cut(keep, start, size)[:, None, None]
       scores = jnp.where(allowed, scores, lowest)
     higher = jnp.maximum(maximum, jnp.max(scores, -1, keepdims=True))
     shrink = jnp.exp(maximum - higher)
     p = jnp.exp(scores - higher)
-    more = _dot("bkqs,bksv->bkqv", p, _read(value, keep, start, size))
+    more = blocks.dot("bkqs,bksv->bkqv", p, _read(value, keep, start, size))
     total = total * shrink + jnp.sum(p, -1, keepdims=True)
     return higher, total, result * shrink + more
 
@@ -258,18 +246,18 @@ def few_queries_backward(
     start, is_new = _start(i, size, length)
     k = _read(key, tokens.keep, start, size)
     v = _read(value, tokens.keep, start, size)
-    p = jnp.exp(_dot("bksh,bkqh->bksq", k, rows) - lse)
+    p = jnp.exp(blocks.dot("bksh,bkqh->bksq", k, rows) - lse)
     if tokens.keep is not None:
-      allowed = _slice(tokens.keep, start, size)[:, None, :, None]
+      allowed = blocks.cut(tokens.keep, start, size)[:, None, :, None]
       p = jnp.where(allowed, p, 0.0)
-    ds = p * (_dot("bksv,bkqv->bksq", v, g) - delta)
-    dk = jnp.swapaxes(_dot("bksq,bkqh->bksh", ds, rows), 1, 2)
+    ds = p * (blocks.dot("bksv,bkqv->bksq", v, g) - delta)
+    dk = jnp.swapaxes(blocks.dot("bksq,bkqh->bksh", ds, rows), 1, 2)
     dk = dk + _spread(shares, tokens, start, size).reshape(dk.shape)
-    d_key = _write(d_key, dk, start)
-    dv = _dot("bksq,bkqv->bksv", p, g)
+    d_key = blocks.put(d_key, dk, start)
+    dv = blocks.dot("bksq,bkqv->bksv", p, g)
     d_value = _write_heads(d_value, dv, start)
     ds = jnp.where(is_new[None, None, :, None], ds, 0.0)
-    return d_rows + _dot("bksq,bksh->bkqh", ds, k), d_key, d_value
+    return d_rows + blocks.dot("bksq,bksh->bkqh", ds, k), d_key, d_value
 
   zeros = (jnp.zeros_like(rows), jnp.zeros_like(key), jnp.zeros_like(value))
   d_rows, d_key, d_value = jax.lax.fori_loop(0, num_blocks, step, zeros)
@@ -295,10 +283,10 @@ def few_keys(
   def step(i, out):
     start, _ = _start(i, size, length)
     rows = _grouped(_read(query, None, start, size), key.shape[1])
-    scores = _dot("bkqh,bklh->bkql", rows, key)
+    scores = blocks.dot("bkqh,bklh->bkql", rows, key)
     p = _softmax(scores, exists, 3)
     p = p.reshape(batch, num_heads, size, -1)
-    return _write_heads(out, _dot("bnql,bnlv->bnqv", p, value), start)
+    return _write_heads(out, blocks.dot("bnql,bnlv->bnqv", p, value), start)
 
   out = jnp.zeros((batch, length, num_heads, width), query.dtype)
   return jax.lax.fori_loop(0, num_blocks, step, out)
@@ -337,16 +325,16 @@ def few_keys_backward(
     start, is_new = _start(i, size, length)
     rows = _read(query, None, start, size)
     g = _read(cotangent, None, start, size)
-    scores = _dot("bnlh,bnqh->bnlq", each, rows)
+    scores = blocks.dot("bnlh,bnqh->bnlq", each, rows)
     p = _softmax(scores, exists, 2)
-    dp = _dot("bnlv,bnqv->bnlq", value, g)
+    dp = blocks.dot("bnlv,bnqv->bnlq", value, g)
     ds = p * (dp - jnp.sum(p * dp, 2, keepdims=True))
-    dq = _dot("bnlq,bnlh->bnqh", ds, each)
+    dq = blocks.dot("bnlq,bnlh->bnqh", ds, each)
     d_query = _write_heads(d_query, dq, start)
     is_new = is_new[None, None, None, :]
     p, ds = jnp.where(is_new, p, 0.0), jnp.where(is_new, ds, 0.0)
-    d_each = d_each + _dot("bnlq,bnqh->bnlh", ds, rows)
-    return d_query, d_each, d_value + _dot("bnlq,bnqv->bnlv", p, g)
+    d_each = d_each + blocks.dot("bnlq,bnqh->bnlh", ds, rows)
+    return d_query, d_each, d_value + blocks.dot("bnlq,bnqv->bnlv", p, g)
 
   zeros = (jnp.zeros_like(query), jnp.zeros_like(each), jnp.zeros_like(value))
   d_query, d_each, d_value = jax.lax.fori_loop(0, num_blocks, step, zeros)

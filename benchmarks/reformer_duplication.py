@@ -13,7 +13,7 @@ from pathlib import Path
 import subprocess
 import sys
 
-from absl import app, flags
+from absl import app, flags, logging
 import jax
 import ml_collections
 
@@ -77,6 +77,7 @@ def accuracy(
 def main(argv: list[str]) -> None:
   """Trains what is not trained yet, evaluates everything, prints the table."""
   del argv
+  logging.set_verbosity(logging.ERROR)
   compile_cache.enable()
   print(
     "| trained | " + " | ".join(f"evaluated {r}" for r in EVALUATED) + " |\n"

@@ -1,0 +1,99 @@
+"""`docs/mechanisms.md` tells the truth: names, links, papers and pictures."""
+
+import ast
+import functools
+import importlib
+import pathlib
+import re
+
+import pytest
+
+from attention import ATTENTIONS, positions, relative
+from attention.capabilities import CAPABILITIES
+
+_ROOT = pathlib.Path(__file__).parent.parent
+_PAGE = _ROOT / "docs" / "mechanisms.md"
+_OPENING, *_SECTIONS = re.split(r"^## ", _PAGE.read_text(), flags=re.M)
+_SECTION = {text.split("\n")[0].strip("`"): text for text in _SECTIONS}
+
+
+def _papers(text):
+  return set(re.findall(r"arXiv:(\d{4}\.\d{4,5})", text))
+
+
+@functools.cache
+def _defined(path):
+  """Every name that a file defines: functions, classes, arguments, variables."""
+  names = set()
+  for node in ast.walk(ast.parse(path.read_text())):
+    match node:
+      case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+        names.add(name)
+      case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()):
+        names.add(name)
+  return names
+
+
+def test_every_mechanism_has_a_section_in_the_order_of_the_registry():
+  assert list(_SECTION) == [*ATTENTIONS, "Positions"]
+
+
+def test_every_mechanism_is_in_the_opening_table():
+  named = re.findall(r"^\| \[`(\w+)`\]\(#(\w+)\) \|", _OPENING, flags=re.M)
+  assert named == [(name, name) for name in ATTENTIONS]
+
+
+@pytest.mark.parametrize("name", [*ATTENTIONS, "positions"])
+def test_picture_stands_in_its_section_and_is_small(name):
+  section = _SECTION[name if name in ATTENTIONS else "Positions"]
+  assert f"](mechanisms/{name}.png)" in section
+  picture = _PAGE.parent / "mechanisms" / f"{name}.png"
+  assert 1_000 < picture.stat().st_size < 25_000
+
+
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_capabilities_are_those_of_the_code(name):
+  (line,) = re.findall(r"\*\*Supports\*\*((?: `\w+`)+)", _SECTION[name])
+  supports = ATTENTIONS[name]().supports
+  expected = " ".join(f"`{c}`" for c in CAPABILITIES if c in supports)
+  assert line.strip() == expected, f"docs/mechanisms.md, {name}: {expected}"
+
+
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_papers_are_those_of_the_docstring(name):
+  module = importlib.import_module(f"attention.{name}")
+  function = getattr(module, f"{name}_attention")
+  cited = _papers(_SECTION[name])
+  assert cited
+  assert cited == _papers(function.__doc__)
+
+
+def test_papers_of_positions_are_those_of_the_docstrings():
+  documented = set()
+  for part in (positions, relative):
+    documented |= _papers(part.__doc__)
+    for item in vars(part).values():
+      if getattr(item, "__module__", None) == part.__name__:
+        documented |= _papers(item.__doc__ or "")
+  assert _papers(_SECTION["Positions"]) == documented
+
+
+def test_names_with_a_link_are_defined_in_the_linked_file():
+  links = re.findall(r"\[`([^`]+)`\]\(\.\./([^)]+\.py)\)", _PAGE.read_text())
+  assert len(links) > 50
+  missing = [
+    f"{name} in {path}"
+    for name, path in links
+    if name not in _defined(_ROOT / path)
+  ]
+  assert not missing
+
+
+def test_files_with_a_link_exist():
+  for path in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", _PAGE.read_text()):
+    assert (_PAGE.parent / path).exists(), path
+
+
+def test_drawn_are_all_mechanisms_and_positions():
+  draw = importlib.import_module("docs.draw_mechanisms")
+  assert list(draw.PICTURES) == [*ATTENTIONS, "positions"]
