@@ -56,6 +56,9 @@ def dense_attention(
 
   Cost: time T·S·N·(H+V), memory B·N·T·S float32.
 
+  Departs from its paper in what the paper does not have: a query that sees
+  nothing, key heads that several query heads share, biases by pair or distance.
+
   Paper: Attention is all you need, section 3.2.1, arXiv:1706.03762.
   """
   arguments.check_qkv(query, key, value)

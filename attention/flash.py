@@ -148,7 +148,8 @@ def flash(
 
   Args:
     block_size: queries and keys in a block.
-    implementation: 'xla', 'cudnn', 'tokamax', or None to choose.
+    implementation: 'xla', 'cudnn', 'tokamax', or None to choose; a GPU's two
+      take float16 and bfloat16 only.
 
   Raises:
     ValueError: an argument is out of range.

@@ -108,7 +108,7 @@ def call(
   else:
     tokamax = importlib.import_module("tokamax")  # An extra of 250 MB.
     out = tokamax.dot_product_attention(
-      query, key, value, logits_scale=scale, **arrays
+      query, key, value, scale=scale, **arrays
     )
   if mask is None:
     return out

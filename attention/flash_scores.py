@@ -106,7 +106,7 @@ def added(
   operands: Operands,
   queries: Queries,
   keys: Keys,
-) -> Float[Array, "#B N C D"] | float:
+) -> Float[Array, "#B #N #C #D"]:
   """What bias and tables add to the scaled products of the block."""
   total = jnp.zeros((1, 1, 1, 1))
   if operands.bias is not None:

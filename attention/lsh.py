@@ -190,7 +190,8 @@ def lsh(
   Args:
     num_rounds: how many hashes.
     num_buckets: even, or 1; None is 2·max_length / chunk_size rounded up, so
-      that a chunk is twice the mean size of a bucket, as in the paper.
+      that a chunk is twice the mean size of a bucket, as in the paper. Hashing
+      then costs T·H·T/C: fix the number where time must stay linear in T.
     chunk_size: C.
 
   Returns:

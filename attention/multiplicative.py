@@ -59,8 +59,10 @@ def multiplicative_attention(
 
   Cost: that of `flash_attention`, and T·N·H² for the kernel; no T×S.
 
-  Departs from its paper in heads: the paper has one. Its local forms, which
-  look at a window, are `sliding_window_attention`'s subject.
+  Departs from its paper in heads: the paper has one. Of its other scores concat
+  is `additive_attention`'s; of its local forms the monotonic one is
+  `sliding_window_attention`'s and the predictive one, a window around a learnt
+  position, is not here.
 
   Paper: Effective approaches to attention-based neural machine translation,
   section 3.1, arXiv:1508.04025.

@@ -14,7 +14,7 @@ of C + W − 1, stand one place further in each row.
 
 Papers: Self-attention with relative position representations,
 arXiv:1803.02155 (whose maximum distance k is L; its heads share one table, as
-here); T5, arXiv:1910.10683; ALiBi, arXiv:2108.12409.
+here; its relative values, which it found unnecessary, are not here); T5, arXiv:1910.10683; ALiBi, arXiv:2108.12409.
 """
 
 from typing import NamedTuple

@@ -1,6 +1,9 @@
 """Flash attention: exact at any block size, its dropout, its backends."""
 
 import functools
+import importlib.util
+import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -131,6 +134,9 @@ def on_a_gpu(monkeypatch):
 
   monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
   monkeypatch.setattr(jax.nn, "dot_product_attention", kernel)
+  monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+  tokamax = types.SimpleNamespace(dot_product_attention=kernel)
+  monkeypatch.setitem(sys.modules, "tokamax", tokamax)
   return calls
 
 
@@ -147,6 +153,17 @@ def test_cudnn_is_the_choice_on_a_gpu(monkeypatch):
   rows = np.asarray(out, np.float32).any(axis=(2, 3))
   np.testing.assert_array_equal(rows[0], np.arange(13) >= 2)
   assert not rows[1].any()
+
+
+def test_tokamax_when_it_is_asked_for(monkeypatch):
+  calls = on_a_gpu(monkeypatch)
+  qkv = [jnp.asarray(x, jnp.bfloat16) for x in Case(value_dim=5).draw()[0]]
+  out = flash_attention(*qkv, scale=0.2, implementation="tokamax")
+  # Exactly the names of tokamax 0.0.12; no `implementation`: it chooses.
+  assert calls == [
+    {"scale": 0.2, "mask": None, "bias": None, "is_causal": False}
+  ]
+  assert_close(out, dense_attention(*qkv, scale=0.2), 1e-6)
 
 
 @pytest.mark.parametrize(
