@@ -81,6 +81,8 @@ class TrainConfig:
     eval_every: steps between evaluations.
     checkpoint_every: steps between checkpoints.
     log_every: steps between lines in `metrics.jsonl`.
+    redraw_every: steps between new draws of what the model draws and does not
+      train: random features, rotations, blocks; 0 keeps the first.
     parallel: how devices are driven; the numbers are the same.
     decode_method: how held-out examples are decoded at the end.
     optimizer: see `OptimizerConfig`.
@@ -92,6 +94,7 @@ class TrainConfig:
   eval_every: int = 1000
   checkpoint_every: int = 1000
   log_every: int = 100
+  redraw_every: int = 0
   parallel: Literal["jit", "pmap"] = "jit"
   decode_method: Literal["greedy", "beam"] = "greedy"
   optimizer: OptimizerConfig = dataclasses.field(
@@ -107,6 +110,7 @@ class TrainConfig:
       "log_every",
     ):
       _check(self, name, getattr(self, name) >= 1, "at least 1")
+    _check(self, "redraw_every", self.redraw_every >= 0, "at least 0")
     _check(self, "seed", 0 <= self.seed < 2**31, "0 to 2**31 - 1")
     if self.batch_size % self.optimizer.accumulate_steps:
       raise ValueError(

@@ -87,6 +87,11 @@ def create(
     shapes = jax.eval_shape(init, train.seed)
   except ValueError as error:
     raise ConfigError(f"config.model.{error}") from error
+  if train.redraw_every and not jax.tree.leaves(shapes.constants):
+    raise ConfigError(
+      "config.redraw_every: this model draws nothing that it does not train; "
+      "expected 0"
+    )
   functions = StepFunctions(
     forward=lambda variables, batch, rng: models.forward(
       model, variables, batch, dropout_rng=rng
@@ -97,6 +102,11 @@ def create(
     seed=train.seed,
     label_smoothing=train.optimizer.label_smoothing,
     accumulate_steps=train.optimizer.accumulate_steps,
+    redraw_every=train.redraw_every,
+    # Compiled, this draws constants alone: nothing else is asked for.
+    draw_constants=lambda key: models.initialize(
+      model, key, _example(task, config.model.kind)
+    )["constants"],
   )
 
   def generate(variables, inputs, **options):

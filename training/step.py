@@ -32,6 +32,8 @@ class StepFunctions(NamedTuple):
     seed: dropout of step i follows from (seed, i) alone.
     label_smoothing: in what is minimised, never in what is reported.
     accumulate_steps: micro-batches of one step.
+    redraw_every: steps between new constants; 0 keeps the first.
+    draw_constants: `key -> constants`, needed where `redraw_every` > 0.
   """
 
   forward: Callable[..., Float[Array, "B T C"]]
@@ -41,6 +43,8 @@ class StepFunctions(NamedTuple):
   seed: int = 0
   label_smoothing: float = 0.0
   accumulate_steps: int = 1
+  redraw_every: int = 0
+  draw_constants: Callable[[Array], Any] | None = None
 
 
 def loss_sums(
@@ -152,9 +156,10 @@ def train_step(
     new state and metrics: 'loss' [2] (sum of nats, count), and the scalars
     'grad_norm' (before clipping), 'learning_rate', 'updates'.
   """
-  key = shard(jax.random.fold_in(jax.random.key(functions.seed), step))
+  key = jax.random.fold_in(jax.random.key(functions.seed), step)
+  constants = _constants(functions, state, step, key)
   gradient, sums = mean_gradient(
-    functions, state.params, state.constants, batch, key, reduce
+    functions, state.params, constants, batch, shard(key), reduce
   )
   grad_norm = optax.tree.norm(gradient)
   updates, opt_state = functions.optimizer.update(
@@ -163,7 +168,7 @@ def train_step(
   updated = TrainState(
     step=state.step + 1,
     params=cast(Any, optax.apply_updates(state.params, updates)),
-    constants=state.constants,
+    constants=constants,
     opt_state=opt_state,
   )
   finite = jnp.isfinite(sums[0]) & jnp.isfinite(grad_norm)
@@ -177,6 +182,25 @@ def train_step(
     "learning_rate": jnp.asarray(functions.schedule(step), jnp.float32),
     "updates": new_state.step,
   }
+
+
+def _constants(
+  functions: StepFunctions,
+  state: TrainState,
+  step: Int[Array, ""],
+  key: Array,
+) -> Any:
+  """Those of the state, or new ones: the same on every device."""
+  draw = functions.draw_constants
+  if not functions.redraw_every or draw is None:
+    return state.constants
+  # Dropout folds small numbers into the same key.
+  key = jax.random.fold_in(key, 2**31 - 1)
+  return jax.lax.cond(
+    step % functions.redraw_every == 0,
+    lambda: draw(key),
+    lambda: state.constants,
+  )
 
 
 def eval_step(

@@ -124,3 +124,22 @@ def test_every_mechanism_trains_the_copy_task(attention, tmp_path):
     losses.append(float(total / count))
   assert np.isfinite(losses).all()
   assert losses[-1] < 0.9 * losses[0], losses
+
+
+def test_what_draws_nothing_has_nothing_to_redraw(tmp_path):
+  config = experiment_config.parse(load("copy", "dense", redraw_every=1))
+  with pytest.raises(ConfigError, match=r"^config\.redraw_every: this model"):
+    experiment.create(config, tmp_path)
+
+
+def test_redrawing_draws_the_mechanism_anew(tmp_path):
+  config = experiment_config.parse(load("copy", "performer", redraw_every=1))
+  run = experiment.create(config, tmp_path)
+  draw = jax.jit(run.functions.draw_constants)
+  first, second = (draw(jax.random.key(seed)) for seed in (1, 2))
+  assert jax.tree.map(jax.typeof, first) == jax.tree.map(
+    lambda leaf: jax.typeof(jax.numpy.zeros(leaf.shape, leaf.dtype)),
+    run.shapes.constants,
+  )
+  for x, y in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
+    assert (x != y).any()

@@ -96,3 +96,37 @@ def test_loss_falls():
     state, metrics = step(state, make_batch(), np.int32(index))
     losses.append(float(metrics["loss"][0] / metrics["loss"][1]))
   assert losses[-1] < 0.7 * losses[0]
+
+
+def test_constants_are_redrawn_on_time_and_by_the_step_alone():
+  functions, state = make_functions()
+  functions = functions._replace(
+    redraw_every=2,
+    draw_constants=lambda key: {"mix": jax.random.normal(key, (4, 4))},
+  )
+  step = jax.jit(functools.partial(train_step, functions))
+  batch = make_batch()
+  seen = []
+  states = [state]
+  for index in range(4):
+    states.append(step(states[-1], batch, jnp.int32(index))[0])
+    seen.append(np.asarray(states[-1].constants["mix"]))
+  assert (seen[0] != state.constants["mix"]).any()
+  np.testing.assert_array_equal(seen[0], seen[1])
+  assert (seen[2] != seen[1]).any()
+  np.testing.assert_array_equal(seen[2], seen[3])
+  # A restart at step 2 draws what the run drew.
+  again, _ = step(states[2], batch, jnp.int32(2))
+  np.testing.assert_array_equal(again.constants["mix"], seen[2])
+
+
+def test_the_loss_is_that_of_the_new_constants():
+  functions, state = make_functions()
+  batch = make_batch()
+  new = {"mix": jax.random.normal(jax.random.key(7), (4, 4))}
+  redrawn = functions._replace(redraw_every=1, draw_constants=lambda _: new)
+  _, got = train_step(redrawn, state, batch, jnp.int32(0))
+  _, expected = train_step(
+    functions, state._replace(constants=new), batch, jnp.int32(0)
+  )
+  np.testing.assert_allclose(got["loss"], expected["loss"], rtol=1e-6)
