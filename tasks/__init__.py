@@ -7,7 +7,16 @@ no heavy library; TensorFlow is never imported.
 from collections.abc import Mapping
 import types
 
-from tasks import copy, text, translation
+from tasks import (
+  copy,
+  induction,
+  listops,
+  needle,
+  recall,
+  selective_copy,
+  text,
+  translation,
+)
 from tasks.base import (
   BOS,
   EOS,
@@ -19,6 +28,11 @@ from tasks.base import (
   TaskEntry,
 )
 from tasks.copy import CopyConfig, CopyTask
+from tasks.induction import InductionConfig, InductionTask
+from tasks.listops import ListopsConfig, ListopsTask
+from tasks.needle import NeedleConfig, NeedleTask
+from tasks.recall import RecallConfig, RecallTask
+from tasks.selective_copy import SelectiveCopyConfig, SelectiveCopyTask
 from tasks.text import TextConfig, TextTask
 from tasks.translation import TranslationTask
 from tasks.translation_config import TranslationConfig
@@ -28,6 +42,11 @@ TASKS: Mapping[str, TaskEntry] = types.MappingProxyType(
     "copy": TaskEntry(CopyConfig, copy.make),
     "translation": TaskEntry(TranslationConfig, translation.make),
     "text": TaskEntry(TextConfig, text.make),
+    "recall": TaskEntry(RecallConfig, recall.make),
+    "induction": TaskEntry(InductionConfig, induction.make),
+    "selective_copy": TaskEntry(SelectiveCopyConfig, selective_copy.make),
+    "listops": TaskEntry(ListopsConfig, listops.make),
+    "needle": TaskEntry(NeedleConfig, needle.make),
   }
 )
 
@@ -40,6 +59,16 @@ __all__ = [
   "DataError",
   "CopyConfig",
   "CopyTask",
+  "InductionConfig",
+  "InductionTask",
+  "ListopsConfig",
+  "ListopsTask",
+  "NeedleConfig",
+  "NeedleTask",
+  "RecallConfig",
+  "RecallTask",
+  "SelectiveCopyConfig",
+  "SelectiveCopyTask",
   "TextConfig",
   "TextTask",
   "TranslationConfig",

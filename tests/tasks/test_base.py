@@ -13,7 +13,16 @@ from tasks import base
 
 
 def test_names_of_the_tasks():
-  assert set(tasks.TASKS) == {"copy", "translation", "text"}
+  assert set(tasks.TASKS) == {
+    "copy",
+    "translation",
+    "text",
+    "recall",
+    "induction",
+    "selective_copy",
+    "listops",
+    "needle",
+  }
 
 
 def test_the_mapping_is_read_only():

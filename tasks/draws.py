@@ -1,0 +1,88 @@
+"""Random numbers that follow from (seed, split, index) and nothing else.
+
+Philox counts (Salmon et al. 2011): a generator can begin at any count, so each
+example begins at one of its own and depends on neither batch size nor order.
+Raw words are used, which NumPy keeps the same from version to version.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+
+def split_key(seed: int, split: str) -> np.ndarray:
+  """The generator's key [2] of a split; two splits share no number."""
+  sequence = np.random.SeedSequence([seed, *split.encode()])
+  return sequence.generate_state(2, np.uint64)
+
+
+def words(key: np.ndarray, indices: np.ndarray, count: int) -> np.ndarray:
+  """The first `count` words of each example, [B, count] of 64 bits."""
+  philox = np.random.Philox(key=key)
+  state = philox.state
+  rows = np.empty((len(indices), count), np.uint64)
+  for row, index in zip(rows, indices, strict=True):
+    # Five times as fast as a new generator for each example.
+    state["state"]["counter"][:] = _counter(index)
+    philox.state = state
+    row[:] = philox.random_raw(count)
+  return rows
+
+
+def stream(key: np.ndarray, index: int) -> Iterator[int]:
+  """The words of one example, without end."""
+  philox = np.random.Philox(key=key, counter=_counter(index))
+  while True:
+    yield from philox.random_raw(1024).tolist()
+
+
+def below(raw: np.ndarray, size: int) -> np.ndarray:
+  """Integers 0 … size − 1, uniform but for size / 2^64."""
+  return (raw % np.uint64(size)).astype(np.int64)
+
+
+def distinct(raw: np.ndarray, size: int) -> np.ndarray:
+  """Integers 0 … size − 1, no two of a row alike.
+
+  Each is drawn from what is left: the i-th from size − i numbers, then stepped
+  over the smaller ones that are taken. So the cost does not grow with `size`.
+
+  Args:
+    raw: [B, K] words, K at most `size`.
+    size: how many integers there are.
+
+  Returns:
+    [B, K], in the order of the draws.
+  """
+  drawn = np.empty(raw.shape, np.int64)
+  for i in range(raw.shape[1]):
+    drawn[:, i] = below(raw[:, i], size - i)
+    for taken in np.sort(drawn[:, :i], axis=1).T:
+      drawn[:, i] += drawn[:, i] >= taken
+  return drawn
+
+
+def distinct_weighted(
+  raw: np.ndarray, weights: np.ndarray, count: int
+) -> np.ndarray:
+  """Columns drawn one after the other, each with its share of what is left.
+
+  Exponential waiting times at rates `weights` ring in this very order
+  (Efraimidis and Spirakis 2006).
+
+  Args:
+    raw: [B, S] words.
+    weights: [S], above 0.
+    count: columns to draw, at most S.
+
+  Returns:
+    [B, count], in the order of the draws.
+  """
+  uniform = (raw >> np.uint64(11)) * 2.0**-53
+  times = -np.log1p(-uniform) / weights
+  return np.argsort(times, axis=1, kind="stable")[:, :count]
+
+
+def _counter(index: int) -> tuple[int, int, int, int]:
+  """2^64 words for each example, since words count in the first place."""
+  return 0, int(index), 0, 0

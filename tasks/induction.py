@@ -1,0 +1,84 @@
+"""Induction heads: what followed the special symbol when it came before?
+
+    4 0 => 9 2 2 7 1 =>        answer 9, below the last =>
+
+Olsson et al., In-context Learning and Induction Heads, arXiv:2209.11895, as set
+by Fu et al. (H3, arXiv:2212.14052) and Gu and Dao (Mamba, arXiv:2312.00752).
+"""
+
+import dataclasses
+
+import numpy as np
+
+from tasks import base, draws
+from tasks.base import Batch
+from tasks.generated import (
+  FIRST_SYMBOL,
+  GeneratedTask,
+  answers_at,
+  check_eval_lengths,
+  maker,
+  split_lengths,
+)
+
+_SHORTEST = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class InductionConfig:
+  """How long, and at which other lengths it is evaluated.
+
+  Attributes:
+    vocab_size: symbols, the special one among them.
+    length: T while training; the last is the special symbol.
+    eval_lengths: other T; each is a split 'length_512' beside 'validation'.
+    eval_size: held-out examples of each length.
+  """
+
+  vocab_size: int = 16
+  length: int = 256
+  eval_lengths: tuple[int, ...] = ()
+  eval_size: int = 1000
+
+  def __post_init__(self):
+    base.check(self, "vocab_size", self.vocab_size >= 3, "at least 3 symbols")
+    base.check(
+      self, "length", self.length >= _SHORTEST, f"at least {_SHORTEST}"
+    )
+    check_eval_lengths(self, _SHORTEST)
+    base.check(self, "eval_size", self.eval_size >= 1, "at least 1")
+
+
+class InductionTask(GeneratedTask):
+  """Random symbols, the special one somewhere among them and at the end.
+
+  decoder: weight on the last position, where its answer stands. As in H3's
+  code the special symbol comes at any place but the last two before it.
+  """
+
+  def __init__(self, config: InductionConfig, *, batch_size: int, seed: int):
+    self._config = config
+    super().__init__(
+      [*map(str, range(config.vocab_size - 1)), "=>"],
+      split_lengths(config.length, config.eval_lengths),
+      eval_size=config.eval_size,
+      batch_size=batch_size,
+      seed=seed,
+    )
+
+  def _examples(self, split: str, indices: np.ndarray) -> Batch:
+    special, length = self._config.vocab_size - 1, self._lengths[split]
+    words = self._words(split, indices, length)
+    symbols = draws.below(words, special)
+    places = draws.below(words[:, -1:], length - 3)
+    answers = np.take_along_axis(symbols, places + 1, axis=1)
+    np.put_along_axis(symbols, places, special, axis=1)
+    symbols[:, -1] = special
+    columns = np.full_like(places, length - 1)
+    return {
+      "inputs": FIRST_SYMBOL + symbols,
+      **answers_at(symbols.shape, columns, FIRST_SYMBOL + answers),
+    }
+
+
+make = maker("induction", InductionTask)

@@ -1,0 +1,161 @@
+"""ListOps: the value of a nested expression of lists, read as a sequence.
+
+    [MAX 4 3 [MIN 2 3 ] 1 0 [MED 1 5 8 ] ]        answer 5
+
+Nangia and Bowman, arXiv:1804.06028, with the operators, probabilities and
+lengths of Long Range Arena, Tay et al., arXiv:2011.04006.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+import dataclasses
+
+import numpy as np
+
+from tasks import base, draws
+from tasks.base import Batch
+from tasks.generated import FIRST_SYMBOL, GeneratedTask, answers_at, maker
+
+CLS, CLOSE = FIRST_SYMBOL, FIRST_SYMBOL + 1
+_FIRST_OPERATOR = FIRST_SYMBOL + 2
+_TRIES = 20_000
+
+
+def median(values: Sequence[int]) -> int:
+  """The middle value; of two middle ones their mean, rounded down."""
+  ordered, count = sorted(values), len(values)
+  return (ordered[(count - 1) // 2] + ordered[count // 2]) // 2
+
+
+def sum_modulo(values: Sequence[int]) -> int:
+  """The last digit of the sum."""
+  return sum(values) % 10
+
+
+OPERATORS: dict[str, Callable[[Sequence[int]], int]] = {
+  "[MIN": min,
+  "[MAX": max,
+  "[MED": median,
+  "[SM": sum_modulo,
+}
+"""Long Range Arena's; each is drawn as often as the others."""
+
+_VALUES = tuple(OPERATORS.values())
+_FIRST_DIGIT = _FIRST_OPERATOR + len(OPERATORS)
+
+
+@dataclasses.dataclass(frozen=True)
+class ListopsConfig:
+  """How deep, how wide and how long.
+
+  Attributes:
+    max_depth: levels of an expression; a digit alone is one.
+    max_args: arguments of an operator, 2 to this many.
+    min_length: tokens of an expression at least, `]` counted.
+    max_length: at most. Only a quarter of all arguments are operators, so
+      lengths that hardly occur are refused.
+    train_size: examples that are trained repeatedly; 0 makes ever new ones.
+    eval_size: held-out examples.
+  """
+
+  max_depth: int = 10
+  max_args: int = 10
+  min_length: int = 500
+  max_length: int = 2000
+  train_size: int = 0
+  eval_size: int = 2000
+
+  def __post_init__(self):
+    base.check(self, "max_depth", self.max_depth >= 2, "at least 2")
+    base.check(self, "max_args", self.max_args >= 2, "at least 2")
+    base.check(
+      self,
+      "min_length",
+      1 <= self.min_length <= self.max_length,
+      f"1 to max_length={self.max_length}",
+    )
+    base.check(self, "train_size", self.train_size >= 0, "0 or more")
+    base.check(self, "eval_size", self.eval_size >= 1, "at least 1")
+
+
+class ListopsTask(GeneratedTask):
+  """Expressions, and one of ten digits as the answer.
+
+  encoder: source = `<cls>` expression, padded; the target is the digit, at the
+  first position, and only there is a weight. Digits have the ids that they
+  have in the source.
+  """
+
+  shared_vocabulary = True
+
+  def __init__(self, config: ListopsConfig, *, batch_size: int, seed: int):
+    self._config = config
+    length = config.max_length + 1
+    super().__init__(
+      ["<cls>", "]", *OPERATORS, *map(str, range(10))],
+      {"train": length, "validation": length},
+      eval_size=config.eval_size,
+      batch_size=batch_size,
+      seed=seed,
+      train_size=config.train_size,
+    )
+    self.source_vocab_size = self.target_vocab_size
+    self.max_source_length = length
+    # The first one; lengths that never come would be waited for without end.
+    self._expression("train", 0)
+
+  def encode(self, line: str) -> list[int]:
+    """Ids of an expression, behind `<cls>`."""
+    return [CLS, *super().encode(line)]
+
+  def _examples(self, split: str, indices: np.ndarray) -> Batch:
+    source = np.zeros((len(indices), self._lengths[split]), np.int32)
+    source[:, 0] = CLS
+    answers = np.empty((len(indices), 1), np.int32)
+    for row, index in enumerate(indices):
+      tokens, value = self._expression(split, int(index))
+      source[row, 1 : len(tokens) + 1] = tokens
+      answers[row] = _FIRST_DIGIT + value
+    return {
+      "source": source,
+      **answers_at(source.shape, np.zeros_like(answers), answers),
+    }
+
+  def _expression(self, split: str, index: int) -> tuple[list[int], int]:
+    """Tokens and value of the first expression of a fitting length."""
+    config = self._config
+    draw = draws.stream(draws.split_key(self._seed, split), index)
+    for _ in range(_TRIES):
+      tokens: list[int] = []
+      value = _grow(draw, config, config.max_depth, tokens)
+      if config.min_length <= len(tokens) <= config.max_length:
+        return tokens, value
+    raise ValueError(
+      f"task.min_length: none of {_TRIES} expressions has {config.min_length} "
+      f"to {config.max_length} tokens (task.max_length) with max_depth="
+      f"{config.max_depth} and max_args={config.max_args}"
+    )
+
+
+def _grow(
+  draw: Iterator[int], config: ListopsConfig, depth: int, tokens: list[int]
+) -> int:
+  """Appends an expression of at most `depth` levels, and returns its value.
+
+  One that has become too long is left unfinished.
+  """
+  if depth == 1 or next(draw) % 4:
+    digit = next(draw) % 10
+    tokens.append(_FIRST_DIGIT + digit)
+    return digit
+  operator = next(draw) % len(_VALUES)
+  tokens.append(_FIRST_OPERATOR + operator)
+  values = []
+  for _ in range(2 + next(draw) % (config.max_args - 1)):
+    values.append(_grow(draw, config, depth - 1, tokens))
+    if len(tokens) > config.max_length:
+      return 0
+  tokens.append(CLOSE)
+  return _VALUES[operator](values)
+
+
+make = maker("listops", ListopsTask, "encoder")

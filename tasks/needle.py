@@ -1,0 +1,164 @@
+"""A needle in a haystack: the value of one key, by depth and by length.
+
+    f3 f1 k4 v2 f1 f1 f0 f5 k1 v7 ? k4        answer v2, below the last k4
+
+Kamradt's test of long contexts (2023), with the distracting pairs of RULER's
+multi-key setting, Hsieh et al., arXiv:2404.06654, and symbols for words.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from tasks import base, draws
+from tasks.base import Batch
+from tasks.generated import (
+  FIRST_SYMBOL,
+  GeneratedTask,
+  answers_at,
+  check_eval_lengths,
+  maker,
+  split_lengths,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class NeedleConfig:
+  """How long, with how many other pairs, and evaluated where.
+
+  Attributes:
+    length: T while training: pairs among filler, then `?` and the key.
+    eval_lengths: other T; each is a split 'length_512' beside 'validation'.
+    num_depths: depths that are evaluated in turn, evenly from the first place
+      of the haystack to the last. While training every place is as likely.
+    num_distractors: pairs of other keys, anywhere else.
+    num_keys: different keys.
+    num_values: different values.
+    num_fillers: different symbols of filler.
+    eval_size: held-out examples of each length.
+  """
+
+  length: int = 256
+  eval_lengths: tuple[int, ...] = ()
+  num_depths: int = 5
+  num_distractors: int = 3
+  num_keys: int = 32
+  num_values: int = 32
+  num_fillers: int = 32
+  eval_size: int = 1000
+
+  def __post_init__(self):
+    check = base.check
+    check(self, "num_depths", 2 <= self.num_depths <= 101, "2 to 101")
+    check(self, "num_distractors", self.num_distractors >= 0, "0 or more")
+    check(
+      self,
+      "num_keys",
+      self.num_keys > self.num_distractors,
+      f"more than num_distractors={self.num_distractors}",
+    )
+    check(self, "num_values", self.num_values >= 2, "at least 2")
+    check(self, "num_fillers", self.num_fillers >= 1, "at least 1")
+    shortest = 2 + 2 * max(self.num_depths, self.num_distractors + 1)
+    check(
+      self,
+      "length",
+      self.length >= shortest,
+      f"at least {shortest}, for num_depths={self.num_depths} and "
+      f"num_distractors={self.num_distractors}",
+    )
+    check_eval_lengths(self, shortest)
+    check(
+      self,
+      "eval_size",
+      self.eval_size >= self.num_depths,
+      f"at least num_depths={self.num_depths}",
+    )
+
+
+class NeedleTask(GeneratedTask):
+  """Pairs among filler, and a question for one of them at the end.
+
+  decoder: weight on the last position, where the key is read again.
+
+  The haystack is a row of places of two tokens; at depth d of [0, 1] the needle
+  is in the one next to d · (places − 1).
+  """
+
+  def __init__(self, config: NeedleConfig, *, batch_size: int, seed: int):
+    self._config = config
+    counts = config.num_keys, config.num_values, config.num_fillers
+    symbols = [
+      f"{kind}{i}"
+      for kind, count in zip("kvf", counts, strict=True)
+      for i in range(count)
+    ]
+    super().__init__(
+      [*symbols, "?"],
+      split_lengths(config.length, config.eval_lengths),
+      eval_size=config.eval_size,
+      batch_size=batch_size,
+      seed=seed,
+    )
+
+  def metric_sums(
+    self, logits: Any, batch: Mapping[str, Any]
+  ) -> dict[str, Any]:
+    """Accuracy over all, and at each depth: 'accuracy_depth_25' at a quarter."""
+    import jax.numpy as jnp
+
+    inputs, targets, weights = (
+      batch[name] for name in ("inputs", "targets", "weights")
+    )
+    # The first time that the key is read tells where the needle is.
+    needles = jnp.argmax(inputs == inputs[:, -1:], axis=1) // 2
+    last = self._config.num_depths - 1
+    depths = jnp.round(needles * last / (_places(inputs.shape[1]) - 1))
+    sums = super().metric_sums(logits, batch)
+    for depth in range(last + 1):
+      there = weights * (depths == depth)[:, None]
+      name = f"accuracy_depth_{round(100 * depth / last)}"
+      sums[name] = base.token_accuracy(logits, targets, there)
+    return sums
+
+  def _examples(self, split: str, indices: np.ndarray) -> Batch:
+    config, length = self._config, self._lengths[split]
+    places, pairs = _places(length), config.num_distractors + 1
+    words = self._words(split, indices, length + 3 * pairs)
+    where, which, what, filler = np.split(
+      words, np.arange(1, 4) * pairs, axis=1
+    )
+    needles = draws.below(where[:, :1], places)
+    if split != "train":
+      last = config.num_depths - 1
+      depths = indices[:, None] % config.num_depths / last
+      needles = np.rint(depths * (places - 1)).astype(np.int64)
+    others = draws.distinct(where[:, 1:], places - 1)
+    others += others >= needles
+    columns = 2 * np.concatenate([needles, others], axis=1)
+    keys = draws.distinct(which, config.num_keys)
+    values = config.num_keys + draws.below(what, config.num_values)
+    first_filler = config.num_keys + config.num_values
+    symbols = first_filler + draws.below(filler, config.num_fillers)
+    np.put_along_axis(symbols, columns, keys, axis=1)
+    np.put_along_axis(symbols, columns + 1, values, axis=1)
+    symbols[:, -2] = first_filler + config.num_fillers
+    symbols[:, -1] = keys[:, 0]
+    return {
+      "inputs": FIRST_SYMBOL + symbols,
+      **answers_at(
+        symbols.shape,
+        np.full_like(needles, length - 1),
+        FIRST_SYMBOL + values[:, :1],
+      ),
+    }
+
+
+def _places(length: int) -> int:
+  """Places for pairs before the question."""
+  return (length - 2) // 2
+
+
+make = maker("needle", NeedleTask)

@@ -1,0 +1,119 @@
+"""Multi-query associative recall: which value came with this key?
+
+    k3 v9 k7 v2 . . k7 . k3 . . .        answers v2 below k7, v9 below k3
+
+Arora et al., Zoology: Measuring and Improving Recall in Efficient Language
+Models, section 3 and appendix, arXiv:2312.04927.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from tasks import base, draws
+from tasks.base import Batch
+from tasks.generated import FIRST_SYMBOL, GeneratedTask, answers_at, maker
+
+
+@dataclasses.dataclass(frozen=True)
+class RecallConfig:
+  """How many pairs, in which sequence.
+
+  Attributes:
+    vocab_size: V symbols: one filler, V/2 − 1 keys, and values.
+    length: T, of which the first 2 · `num_pairs` are keys and their values.
+    num_pairs: keys, each asked for once. At most T/4, as each needs two places
+      for itself and two for its question.
+    power: a in the law of gaps: a question stands g places of two after the
+      pairs with probability in proportion to (g + 1)^(a − 1), so 1 is uniform.
+    random_filler: other places hold any symbol, instead of the filler.
+    train_size: examples that are trained repeatedly; 0 makes ever new ones.
+    eval_size: held-out examples.
+  """
+
+  vocab_size: int = 8192
+  length: int = 64
+  num_pairs: int = 4
+  power: float = 0.01
+  random_filler: bool = False
+  train_size: int = 0
+  eval_size: int = 3000
+
+  def __post_init__(self):
+    base.check(self, "num_pairs", self.num_pairs >= 1, "at least 1")
+    base.check(
+      self,
+      "vocab_size",
+      self.vocab_size >= 2 * self.num_pairs + 2,
+      f"at least {2 * self.num_pairs + 2}, for num_pairs={self.num_pairs} keys",
+    )
+    base.check(
+      self,
+      "length",
+      self.length >= 4 * self.num_pairs,
+      f"at least 4 · num_pairs = {4 * self.num_pairs}",
+    )
+    base.check(self, "power", 0 < self.power <= 1, "above 0, at most 1")
+    base.check(self, "train_size", self.train_size >= 0, "0 or more")
+    base.check(self, "eval_size", self.eval_size >= 1, "at least 1")
+
+
+class RecallTask(GeneratedTask):
+  """Pairs, then questions; the answer stands where the key is read again.
+
+  decoder: inputs = pairs, then keys among filler; weights on the keys there.
+  """
+
+  def __init__(self, config: RecallConfig, *, batch_size: int, seed: int):
+    self._config = config
+    half = config.vocab_size // 2
+    super().__init__(
+      [
+        ".",
+        *(f"k{i}" for i in range(1, half)),
+        *(f"v{i}" for i in range(half, config.vocab_size)),
+      ],
+      {"train": config.length, "validation": config.length},
+      eval_size=config.eval_size,
+      batch_size=batch_size,
+      seed=seed,
+      train_size=config.train_size,
+    )
+
+  def metric_sums(
+    self, logits: Any, batch: Mapping[str, Any]
+  ) -> dict[str, Any]:
+    """Accuracy over all questions, and of rows where all are right."""
+    rows = base.sequence_accuracy(logits, batch["targets"], batch["weights"])
+    return {**super().metric_sums(logits, batch), "sequence_accuracy": rows}
+
+  def _examples(self, split: str, indices: np.ndarray) -> Batch:
+    config = self._config
+    pairs, context = config.num_pairs, 2 * config.num_pairs
+    places = (config.length - context) // 2
+    fill = config.length if config.random_filler else 0
+    words = self._words(split, indices, context + places + fill)
+    half = config.vocab_size // 2
+    keys = 1 + draws.distinct(words[:, :pairs], half - 1)
+    values = half + draws.distinct(
+      words[:, pairs:context], config.vocab_size - half
+    )
+    law = np.arange(1.0, places + 1) ** (config.power - 1)
+    gaps = draws.distinct_weighted(
+      words[:, context : context + places], law, pairs
+    )
+    columns = context + 2 * gaps
+    symbols = np.zeros((len(indices), config.length), np.int64)
+    if fill:
+      symbols = draws.below(words[:, context + places :], config.vocab_size)
+    symbols[:, 0:context:2], symbols[:, 1:context:2] = keys, values
+    np.put_along_axis(symbols, columns, keys, axis=1)
+    return {
+      "inputs": FIRST_SYMBOL + symbols,
+      **answers_at(symbols.shape, columns, FIRST_SYMBOL + values),
+    }
+
+
+make = maker("recall", RecallTask)

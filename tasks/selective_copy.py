@@ -1,0 +1,93 @@
+"""Selective copying: remember the symbols that count, in their order.
+
+    . 3 . . 7 . 3 . | | |        answers 3 7 3 below the marks
+
+Where the symbols stand among the noise is random, so that no fixed distance
+helps (Jing et al., Gated Orthogonal Recurrent Units, arXiv:1706.02761; Gu and
+Dao, Mamba, section 4.1.1, arXiv:2312.00752).
+"""
+
+from collections.abc import Mapping
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from tasks import base, draws
+from tasks.base import Batch
+from tasks.generated import FIRST_SYMBOL, GeneratedTask, answers_at, maker
+
+
+@dataclasses.dataclass(frozen=True)
+class SelectiveCopyConfig:
+  """How much is to be remembered, among how much noise.
+
+  Attributes:
+    vocab_size: symbols, the noise and the mark among them.
+    length: places for the symbols, most of them noise. Marks follow, so T is
+      `length` + `num_tokens`.
+    num_tokens: symbols to remember.
+    eval_size: held-out examples.
+  """
+
+  vocab_size: int = 16
+  length: int = 4096
+  num_tokens: int = 16
+  eval_size: int = 1000
+
+  def __post_init__(self):
+    base.check(self, "vocab_size", self.vocab_size >= 4, "at least 4 symbols")
+    base.check(self, "num_tokens", self.num_tokens >= 1, "at least 1")
+    base.check(
+      self,
+      "length",
+      self.length >= self.num_tokens,
+      f"at least num_tokens={self.num_tokens}",
+    )
+    base.check(self, "eval_size", self.eval_size >= 1, "at least 1")
+
+
+class SelectiveCopyTask(GeneratedTask):
+  """Symbols among noise, then one mark for each of them.
+
+  decoder: weights on the marks. A mark is always the same input, whatever was
+  answered before it, as in the data of S4 and Mamba.
+  """
+
+  def __init__(
+    self, config: SelectiveCopyConfig, *, batch_size: int, seed: int
+  ):
+    self._config = config
+    length = config.length + config.num_tokens
+    super().__init__(
+      [".", *map(str, range(1, config.vocab_size - 1)), "|"],
+      {"train": length, "validation": length},
+      eval_size=config.eval_size,
+      batch_size=batch_size,
+      seed=seed,
+    )
+
+  def metric_sums(
+    self, logits: Any, batch: Mapping[str, Any]
+  ) -> dict[str, Any]:
+    """Accuracy over all symbols, and of rows where all are right."""
+    rows = base.sequence_accuracy(logits, batch["targets"], batch["weights"])
+    return {**super().metric_sums(logits, batch), "sequence_accuracy": rows}
+
+  def _examples(self, split: str, indices: np.ndarray) -> Batch:
+    config = self._config
+    count, length = config.num_tokens, config.length
+    words = self._words(split, indices, 2 * count)
+    tokens = 1 + draws.below(words[:, :count], config.vocab_size - 2)
+    places = np.sort(draws.distinct(words[:, count:], length), axis=1)
+    symbols = np.zeros((len(indices), length + count), np.int64)
+    symbols[:, length:] = config.vocab_size - 1
+    np.put_along_axis(symbols, places, tokens, axis=1)
+    columns = np.broadcast_to(length + np.arange(count), tokens.shape)
+    return {
+      "inputs": FIRST_SYMBOL + symbols,
+      **answers_at(symbols.shape, columns, FIRST_SYMBOL + tokens),
+    }
+
+
+make = maker("selective_copy", SelectiveCopyTask)
