@@ -218,14 +218,18 @@ def accepted_options(
   return accepted
 
 
+_HAVE_DROPOUT = (
+  "dense, flash, sliding_window, bigbird, lsh, additive and multiplicative "
+  "attention have dropout on their weights"
+)
 _INSTEAD = {
   "query_segment_ids": "dense, flash, sliding_window and additive attention do",
   "key_segment_ids": "dense, flash, sliding_window and additive attention do",
   "bias": "dense, flash and additive attention take a bias",
   "relative_bias": "dense, flash and sliding_window attention take one",
   "relative_keys": "dense, flash and sliding_window attention take them",
-  "dropout_rate": "dense and flash attention have dropout on their weights",
-  "dropout_rng": "dense and flash attention have dropout on their weights",
+  "dropout_rate": _HAVE_DROPOUT,
+  "dropout_rng": _HAVE_DROPOUT,
   "global_indices": "sliding_window attention has global tokens",
   "global_qkv": "sliding_window attention has global tokens",
 }

@@ -22,6 +22,8 @@ def bigbird_attention(
   scale: float | Float[Array, ""] | None = None,
   query_segment_ids: Int[Array, "B T"] | None = None,
   key_segment_ids: Int[Array, "B S"] | None = None,
+  dropout_rate: float = 0.0,
+  dropout_rng: Array | None = None,
 ) -> Float[Array, "B T N V"]:
   """Every block of queries attends to near, global and random blocks of keys.
 
@@ -56,6 +58,9 @@ def bigbird_attention(
     scale: factor of the logits; None is 1/√H.
     query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
     key_segment_ids: `[B, S]`.
+    dropout_rate: share of attention weights set to zero; the others are
+      divided by 1 - rate.
+    dropout_rng: key of the dropout, needed where `dropout_rate` > 0.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`.
@@ -92,6 +97,7 @@ def bigbird_attention(
     mask, query, key, "dense attention takes masks that vary"
   )
   arguments.check_segment_ids(query_segment_ids, key_segment_ids, query, key)
+  arguments.check_dropout(dropout_rate, dropout_rng)
   blocks = -(-length // block_size)
   _check_random_blocks(random_blocks, query.shape[2], max(blocks - 2, 0))
   scale = arguments.softmax_scale(scale, query.shape[-1])
@@ -99,11 +105,16 @@ def bigbird_attention(
     # The block loop wants a number: a traced factor goes into the queries.
     query = query * scale.astype(query.dtype)
     scale = 1.0
+  middle_rng = global_rng = None
+  if dropout_rng is not None and dropout_rate > 0.0:
+    middle_rng, global_rng = jax.random.split(dropout_rng)
   attend_to_all = partial(
     flash_attention,
     mask=None if key_mask is None else key_mask[:, None, None, :],
     scale=scale,
     key_segment_ids=key_segment_ids,
+    dropout_rate=dropout_rate,
+    dropout_rng=global_rng,
   )
   if blocks <= 2:
     return attend_to_all(query, key, value, query_segment_ids=query_segment_ids)
@@ -117,13 +128,14 @@ def bigbird_attention(
     else ends(query_segment_ids),
   )
   out = bigbird_blocks.middle_attention(
-    bigbird_keys.Geometry(block_size, float(scale)),
+    bigbird_keys.Geometry(block_size, float(scale), dropout_rate),
     bigbird_keys.Operands(query, key, value),
     bigbird_keys.Limits(
       *bigbird_keys.distinct_blocks(random_blocks),
       key_mask,
       query_segment_ids,
       key_segment_ids,
+      middle_rng,
     ),
   )
   out = out.at[:, :block_size].set(of_ends[:, :block_size])
@@ -249,5 +261,5 @@ def bigbird(block_size: int = 64, num_random: int = 3) -> plug.Attention:
     apply=apply,
     init_cache=None,
     decode=None,
-    supports=frozenset({"mask", "segments"}),
+    supports=frozenset({"mask", "segments", "dropout"}),
   )

@@ -9,9 +9,12 @@ over its allowed keys A:
 
 Backward, from the inputs, out and lse only, with g the cotangent of out:
 
-  p = exp(x - lse) on A, else 0        dv = pᵀ g
-  δ = Σ g·out                          ds = p · (g vᵀ - δ) · scale
+  p = exp(x - lse) on A, else 0        dv = (p·Δ)ᵀ g
+  δ = Σ g·out                          ds = p · (Δ · (g vᵀ) - δ) · scale
   dq = ds k                            dk = dsᵀ q
+
+Δ is 1, or keep / (1 - rate) with dropout: then out = Σ_A Δ exp(x - m) v / l. Each
+block draws it from a key of its own, in the forward and again in the backward.
 
 dv and dk of the global keys are summed in arrays of G rows; those of window and
 random blocks are added in place to arrays that the loop carries.
@@ -25,6 +28,7 @@ of XLA:CPU's fast products, see `blocks`.
 """
 
 from functools import partial
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -54,6 +58,15 @@ def _middle_fwd(geometry, operands, limits):
   return out, (operands, limits, out, lse)
 
 
+def _kept(
+  geometry: Geometry, limits: Limits, i: Array, shape: tuple[int, ...]
+) -> Float[Array, "A C X"]:
+  """Δ of block i: the same in the forward and in the backward."""
+  keep = 1.0 - geometry.dropout_rate
+  rng = jax.random.fold_in(cast(Array, limits.dropout_rng), i)
+  return jax.random.bernoulli(rng, keep, shape) / keep
+
+
 def _forward(
   geometry: Geometry, operands: Operands, limits: Limits
 ) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
@@ -73,6 +86,8 @@ def _forward(
     maximum = jnp.maximum(jnp.max(logits, -1, keepdims=True), lowest / 2)
     p = jnp.exp(logits - maximum)
     total = jnp.sum(p, -1, keepdims=True)
+    if geometry.dropout_rate:
+      p *= _kept(geometry, limits, i, p.shape)
     p = p.astype(block.value.dtype)
     result = blocks.dot("nqk,nkd->nqd", p, block.value)
     result /= jnp.where(total > 0.0, total, 1.0)
@@ -117,8 +132,13 @@ def _middle_bwd(geometry, residuals, cotangent):
     p = p.reshape(batch, num_heads, -1, size)
     p = jnp.where(allowed, p, 0.0).reshape(scores.shape)
     dp = blocks.dot("nkd,nqd->nkq", block.value, g)
+    dropped = p
+    if geometry.dropout_rate:
+      shape = (p.shape[0], size, p.shape[1])
+      kept = jnp.swapaxes(_kept(geometry, limits, i, shape), 1, 2)
+      dp, dropped = dp * kept, p * kept
     ds = (p * (dp - delta) * geometry.scale).astype(block.query.dtype)
-    dv = blocks.dot("nkq,nqd->nkd", p.astype(g.dtype), g)
+    dv = blocks.dot("nkq,nqd->nkd", dropped.astype(g.dtype), g)
     dk = blocks.dot("nkq,nqd->nkd", ds, block.query)
     dq = blocks.dot("nkq,nkd->nqd", ds, block.key)
 

@@ -30,10 +30,12 @@ class Geometry(NamedTuple):
   Attributes:
     block: C, positions of a block.
     scale: factor of the logits.
+    dropout_rate: share of weights set to zero.
   """
 
   block: int
   scale: float
+  dropout_rate: float
 
 
 class Operands(NamedTuple):
@@ -45,7 +47,7 @@ class Operands(NamedTuple):
 
 
 class Limits(NamedTuple):
-  """Who sees whom beside globals and window.
+  """Who sees whom beside globals and window, and what draws the dropout.
 
   Attributes:
     random: block numbers, as `distinct_blocks` returns them.
@@ -53,6 +55,7 @@ class Limits(NamedTuple):
     key_mask: False hides a key.
     query_segments: a query sees keys of its own segment only.
     key_segments: goes with `query_segments`.
+    dropout_rng: a key; not read where the rate is 0.
   """
 
   random: Int[Array, "N M R"]
@@ -60,6 +63,7 @@ class Limits(NamedTuple):
   key_mask: Bool[Array, "B T"] | None
   query_segments: Int[Array, "B T"] | None
   key_segments: Int[Array, "B T"] | None
+  dropout_rng: Array | None
 
 
 class _Source(NamedTuple):

@@ -33,6 +33,8 @@ def sliding_window_attention(
     Float[Array, "B T N H"], Float[Array, "B S K H"], Float[Array, "B S K V"]
   ]
   | None = None,
+  dropout_rate: float = 0.0,
+  dropout_rng: Array | None = None,
 ) -> Float[Array, "B T N V"]:
   """Every query attends to the keys near it and to a few global ones.
 
@@ -69,6 +71,9 @@ def sliding_window_attention(
       counts once.
     global_qkv: separate (query, key, value) with which the global queries look
       at all keys. Other queries see global keys through `key` and `value`.
+    dropout_rate: share of attention weights, those of global tokens included,
+      set to zero; the others are divided by 1 - rate.
+    dropout_rng: key of the dropout, needed where `dropout_rate` > 0.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`.
@@ -96,6 +101,7 @@ def sliding_window_attention(
   arguments.check_segment_ids(query_segment_ids, key_segment_ids, query, key)
   tables = relative.check(relative_bias, relative_keys, query)
   _check_globals(global_indices, global_qkv, query, key, value)
+  arguments.check_dropout(dropout_rate, dropout_rng)
   if tables.given and global_indices is not None:
     raise ValueError(
       "global_indices: expected None beside relative_bias and relative_keys, "
@@ -110,6 +116,9 @@ def sliding_window_attention(
       global_qkv = (query_g, *global_qkv[1:])
     scale = 1.0
 
+  near_rng = global_rng = None
+  if dropout_rng is not None and dropout_rate > 0.0:
+    near_rng, global_rng = jax.random.split(dropout_rng)
   batch, length = query.shape[:2]
   rules = sliding_window_global.Rules(
     is_causal, key_mask, query_segment_ids, key_segment_ids
@@ -127,16 +136,23 @@ def sliding_window_attention(
     key_mask = local if key_mask is None else key_mask & local
 
   out = by_dilation(
-    Geometry(left, 0 if is_causal else right, float(scale)),
+    Geometry(left, 0 if is_causal else right, float(scale), dropout_rate),
     dilations,
     Operands(query, key, value, global_key, global_value, tables),
     rules._replace(key_mask=key_mask),
     global_mask,
+    near_rng,
   )
   if tokens is None:
     return out
   return sliding_window_global.replace_rows(
-    out, tokens, rules, *(global_qkv or (query, key, value)), float(scale)
+    out,
+    tokens,
+    rules,
+    *(global_qkv or (query, key, value)),
+    scale=float(scale),
+    dropout_rate=dropout_rate,
+    dropout_rng=global_rng,
   )
 
 
@@ -276,6 +292,15 @@ def sliding_window(
     init_cache=init_cache,
     decode=decode,
     supports=frozenset(
-      {"causal", "cross", "mask", "segments", "relative", "decode", "global"}
+      {
+        "causal",
+        "cross",
+        "mask",
+        "segments",
+        "relative",
+        "dropout",
+        "decode",
+        "global",
+      }
     ),
   )

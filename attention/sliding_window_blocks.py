@@ -15,12 +15,16 @@ Forward, for one row x of logits over the W+G keys, A the allowed ones:
 
 Backward, from the inputs, out and lse only, with g the cotangent of out:
 
-  p = exp(x - lse) on A, else 0        dv = pᵀ g
-  δ = Σ g·out                          ds = p · (g vᵀ - δ) · scale
+  p = exp(x - lse) on A, else 0        dv = (p·Δ)ᵀ g
+  δ = Σ g·out                          ds = p · (Δ · (g vᵀ) - δ) · scale
   dq = ds k                            dk = dsᵀ q
 
+Δ is 1, or keep / (1 - rate) with dropout: then out = Σ_A Δ exp(x - m) v / l. Each
+block draws it from a key of its own, in the forward and again in the backward.
+
 dq, dk and dv are added into arrays carried by the loop. Rows that the last
-block shares with the one before have g = 0 there and so add nothing twice.
+block shares with the one before are the last's, forward and backward (their
+Δ differ): in the one before they have g = 0 and so add nothing twice.
 
 Axes. D residue classes of the positions modulo the dilation are part of the
 heads, see `sliding_window_dilation`. The J = N/K query heads of a key head
@@ -38,7 +42,7 @@ copy them whole.
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -58,11 +62,13 @@ class Geometry(NamedTuple):
     left: a query sees so many keys before its own position.
     right: and so many after it.
     scale: factor of the logits.
+    dropout_rate: share of weights set to zero.
   """
 
   left: int
   right: int
   scale: float
+  dropout_rate: float
 
 
 class Operands(NamedTuple):
@@ -77,19 +83,23 @@ class Operands(NamedTuple):
 
 
 class Limits(NamedTuple):
-  """Who may see whom beside the window; D divides K, heads go D-major.
+  """Who may see whom beside the window, and what draws the dropout.
+
+  D divides K, heads go D-major.
 
   Attributes:
     key_mask: False hides a key of the window from every query.
     query_segments: a query sees keys of the window with its own segment only.
     key_segments: goes with `query_segments`.
     global_mask: which global keys a query sees, all conditions included.
+    dropout_rng: a key; not read where the rate is 0.
   """
 
   key_mask: Bool[Array, "B S D"] | None
   query_segments: Int[Array, "B T D"] | None
   key_segments: Int[Array, "B S D"] | None
   global_mask: Bool[Array, "B T D G"]
+  dropout_rng: Array | None
 
 
 class _Block(NamedTuple):
@@ -204,6 +214,15 @@ def _near(
   )
 
 
+def _kept(
+  geometry: Geometry, limits: Limits, i: Array, shape: tuple[int, ...]
+) -> Float[Array, "A Q X"]:
+  """Δ of block i: the same in the forward and in the backward."""
+  keep = 1.0 - geometry.dropout_rate
+  rng = jax.random.fold_in(cast(Array, limits.dropout_rng), i)
+  return jax.random.bernoulli(rng, keep, shape) / keep
+
+
 def _forward(
   geometry: Geometry, operands: Operands, limits: Limits
 ) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
@@ -229,7 +248,10 @@ def _forward(
     maximum = jnp.maximum(jnp.max(logits, -1, keepdims=True), lowest / 2)
     p = jnp.exp(logits - maximum)
     total = jnp.sum(p, -1, keepdims=True)
-    p = p.reshape(scores.shape).astype(block.value.dtype)
+    p = p.reshape(scores.shape)
+    if geometry.dropout_rate:
+      p *= _kept(geometry, limits, i, p.shape)
+    p = p.astype(block.value.dtype)
     result = blocks.dot("nqk,nkd->nqd", p, block.value)
     result /= jnp.where(total > 0.0, total, 1.0).reshape(*result.shape[:2], 1)
     row_lse = jnp.where(total > 0.0, maximum + jnp.log(total), jnp.inf)
@@ -251,14 +273,15 @@ def _windowed_bwd(geometry, residuals, cotangent):
   operands, limits, out, lse = residuals
   rows, width, num_blocks = _sizes(geometry, operands)
   near = partial(_near, geometry, rows, width)
-  batch = operands.query.shape[0]
+  batch, length = operands.query.shape[:2]
   kv_heads = operands.key.shape[2]
 
   def step(i, totals):
     block = _read(geometry, operands, limits, i)
-    is_new = block.start + jnp.arange(rows) >= i * rows
+    positions = block.start + jnp.arange(rows)
+    is_last_word = (positions < length - rows) | (i == num_blocks - 1)
     g = blocks.cut(cotangent, block.start, rows)
-    g = jnp.where(is_new[None, :, None, None], g, 0)
+    g = jnp.where(is_last_word[None, :, None, None], g, 0)
     delta = jnp.sum(
       (g * blocks.cut(out, block.start, rows)).astype(jnp.float32),
       -1,
@@ -282,9 +305,14 @@ def _windowed_bwd(geometry, residuals, cotangent):
     split = (allowed.shape[0], -1, allowed.shape[1], p.shape[2] // rows, rows)
     p = jnp.where(allowed[:, None], p.reshape(split), 0.0).reshape(p.shape)
     dp = blocks.dot("nkd,nqd->nkq", block.value, g)
+    dropped = p
+    if geometry.dropout_rate:
+      shape = (p.shape[0], p.shape[2], p.shape[1])
+      kept = jnp.swapaxes(_kept(geometry, limits, i, shape), 1, 2)
+      dp, dropped = dp * kept, p * kept
     dlogits = p * (dp - delta)
     ds = (dlogits * geometry.scale).astype(block.query.dtype)
-    dv = blocks.dot("nkq,nqd->nkd", p.astype(g.dtype), g)
+    dv = blocks.dot("nkq,nqd->nkd", dropped.astype(g.dtype), g)
     dk = blocks.dot("nkq,nqd->nkd", ds, block.query)
     dq = blocks.dot("nkq,nkd->nqd", ds, block.key)
 

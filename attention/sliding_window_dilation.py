@@ -7,6 +7,7 @@ part of the heads, which moves no data; where d does not divide T the shorter
 classes are filled up with keys that nobody sees.
 """
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 import numpy as np
@@ -26,13 +27,16 @@ def by_dilation(
   operands: Operands,
   rules: Rules,
   global_mask: Bool[Array, "B T G"],
+  dropout_rng: Array | None,
 ) -> Float[Array, "B T N V"]:
   """Runs the heads of every dilation; one call where all have the same."""
   calls = _head_groups(dilations, operands.key.shape[2])
   if len(calls) == 1:
-    return _dilated(geometry, dilations[0], operands, rules, global_mask)
+    return _dilated(
+      geometry, dilations[0], operands, rules, global_mask, dropout_rng
+    )
   outs, order = [], []
-  for dilation, query_heads, key_heads in calls:
+  for i, (dilation, query_heads, key_heads) in enumerate(calls):
     heads = np.array(query_heads)
     bias = operands.relative.bias
     theirs = np.array(key_heads)
@@ -46,7 +50,9 @@ def by_dilation(
         bias=None if bias is None else bias[heads]
       ),
     )
-    outs.append(_dilated(geometry, dilation, mine, rules, global_mask))
+    # Calls number their blocks alike: each needs a key of its own.
+    rng = None if dropout_rng is None else jax.random.fold_in(dropout_rng, i)
+    outs.append(_dilated(geometry, dilation, mine, rules, global_mask, rng))
     order += query_heads
   return jnp.concatenate(outs, axis=2)[:, :, np.argsort(order)]
 
@@ -77,6 +83,7 @@ def _dilated(
   operands: Operands,
   rules: Rules,
   global_mask: Bool[Array, "B T G"],
+  dropout_rng: Array | None,
 ) -> Float[Array, "B T N V"]:
   """One dilation for all heads: the residue classes become heads."""
   batch, length, num_heads, _ = operands.query.shape
@@ -134,6 +141,7 @@ def _dilated(
       if rules.key_segments is None
       else split(rules.key_segments),
       global_mask=split(global_mask),
+      dropout_rng=dropout_rng,
     ),
   )
   out = out.reshape(batch, -1, num_heads, out.shape[-1])

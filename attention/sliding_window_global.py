@@ -82,11 +82,19 @@ def replace_rows(
   key: Float[Array, "B S K H"],
   value: Float[Array, "B S K V"],
   scale: float,
+  dropout_rate: float,
+  dropout_rng: Array | None,
 ) -> Float[Array, "B T N V"]:
   """Puts in the rows of the global queries, which see all keys."""
   seen = _pairs(rules, tokens.index, _positions(key))
   rows = dense_attention(
-    _take(query, tokens.index), key, value, mask=seen[:, None], scale=scale
+    _take(query, tokens.index),
+    key,
+    value,
+    mask=seen[:, None],
+    scale=scale,
+    dropout_rate=dropout_rate,
+    dropout_rng=dropout_rng,
   )
   return jax.vmap(
     lambda old, slot, new: old.at[slot].set(

@@ -18,6 +18,7 @@ from tests.attention.reference import attended_blocks
 from tests.attention.window_cases import (
   assert_close,
   attend_densely,
+  check_dropout,
   draw_inputs,
   draw_options,
   to_jax,
@@ -101,6 +102,26 @@ def test_a_query_reads_its_blocks_and_no_other():
   )
   np.testing.assert_array_equal(np.asarray(weights) > 0, visible)
   np.testing.assert_allclose(weights.sum(-1), 1.0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("length", "names"), [(7, "mask segments"), (39, "")])
+def test_dropout_drops_weights(length, names):
+  *qkv, cotangent = draw_inputs(length)
+  attend = functools.partial(
+    bigbird_attention,
+    block_size=4,
+    random_blocks=jnp.asarray(any_blocks(-(-length // 4), 3)),
+    **to_jax(draw_options(names, length, length)),
+  )
+  kept = check_dropout(attend, qkv, cotangent)
+  if length == 39:
+    # No two of the blocks whose window is whole share their draws.
+    seen = [
+      kept[b, n, t : t + 4, t - 4 : t + 8].tobytes()
+      for b, n in np.ndindex(2, 4)
+      for t in range(8, 32, 4)
+    ]
+    assert len(set(seen)) == len(seen)
 
 
 @pytest.mark.parametrize(
@@ -187,6 +208,8 @@ def test_a_call_may_bring_its_own_blocks():
     ("mask", {"mask": np.ones((2, 1, 9, 9), bool)}),
     ("key_segment_ids", {"query_segment_ids": np.zeros((2, 9), int)}),
     ("is_causal", {"is_causal": True}),
+    ("dropout_rate", {"dropout_rate": 1.0}),
+    ("dropout_rng", {"dropout_rate": 0.1}),
   ],
 )
 def test_errors_name_the_argument(name, options):

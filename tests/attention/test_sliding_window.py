@@ -20,6 +20,7 @@ from attention import (
 from tests.attention.window_cases import (
   ALL,
   check_definition,
+  check_dropout,
   draw_inputs,
   draw_options,
   forward_and_gradients,
@@ -204,3 +205,31 @@ def test_weights_are_the_union():
   visible = visible_pairs((2, 2, 17, 17), window=1, global_indices=indices)
   np.testing.assert_array_equal(np.asarray(weights) > 0, visible)
   np.testing.assert_allclose(weights.sum(-1), 1.0, atol=1e-6)
+
+
+def test_dropout_drops_weights():
+  *qkv, cotangent = draw_inputs(61)
+  options = draw_options(ALL, 61, 61)
+  attend = functools.partial(
+    sliding_window_attention, window=5, dilation=(1, 2, 1, 2), **to_jax(options)
+  )
+  check_dropout(attend, qkv, cotangent, options.get("scale"))
+
+
+def test_no_two_blocks_share_their_dropout():
+  dilations = (1, 2, 1, 2)
+  *qkv, cotangent = draw_inputs(61)
+  attend = functools.partial(
+    sliding_window_attention, window=5, dilation=dilations
+  )
+  kept = check_dropout(attend, qkv, cotangent)
+  seen = []
+  offsets = np.arange(-5, 6)[None]
+  for b, n in np.ndindex(2, 4):
+    d = dilations[n]
+    # Whole blocks of 8 queries of a residue class, and their whole windows.
+    for t in range(8 * d, 61 - 13 * d, 8 * d):
+      for r in range(d):
+        rows = (t + r + d * np.arange(8))[:, None]
+        seen.append(kept[b, n][rows, rows + d * offsets].tobytes())
+  assert len(set(seen)) == len(seen) > 30

@@ -182,6 +182,8 @@ def test_a_traced_scale_has_a_gradient():
     ("global_indices", {"global_indices": np.zeros((1, 9), int)}),
     ("global_indices", {"global_indices": np.zeros((2, 9), np.float32)}),
     ("global_qkv", {"global_qkv": (0, 0, 0)}),
+    ("dropout_rate", {"dropout_rate": 1.0}),
+    ("dropout_rng", {"dropout_rate": 0.1}),
   ],
 )
 def test_errors_name_the_argument(name, options):

@@ -1,12 +1,12 @@
 """Sliding-window attention from its definition, in float64, and random calls."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention import (
-  sliding_window_attention,
-)
+from attention import attention_weights, sliding_window_attention
 
 # The reference: who sees whom by loops over the definition, then dense softmax
 # and its derivative in float64.
@@ -39,8 +39,11 @@ def visible_pairs(
   return visible
 
 
-def attend_densely(qkv, visible, cotangent, scale=None):
-  """Output and gradients of masked softmax attention, `[B, N, T, S]` whole."""
+def attend_densely(qkv, visible, cotangent, scale=None, factor=1.0):
+  """Output and gradients of masked softmax attention, `[B, N, T, S]` whole.
+
+  `factor` multiplies the weights, as dropout does.
+  """
   query, key, value = (np.asarray(x, np.float64) for x in qkv)
   group = query.shape[2] // key.shape[2]
   keys, values = (np.repeat(x, group, axis=2) for x in (key, value))
@@ -50,8 +53,9 @@ def attend_densely(qkv, visible, cotangent, scale=None):
   top = np.max(logits, axis=-1, keepdims=True, initial=-1e300)
   weights = np.exp(logits - top)
   weights /= np.maximum(weights.sum(-1, keepdims=True), 1e-300)
-  out = np.einsum("bnts,bsnv->btnv", weights, values)
-  d_weights = np.einsum("btnv,bsnv->bnts", cotangent, values)
+  dropped = weights * factor
+  out = np.einsum("bnts,bsnv->btnv", dropped, values)
+  d_weights = np.einsum("btnv,bsnv->bnts", cotangent, values) * factor
   mean = (weights * d_weights).sum(-1, keepdims=True)
   d_logits = weights * (d_weights - mean) * scale
 
@@ -61,7 +65,7 @@ def attend_densely(qkv, visible, cotangent, scale=None):
   return out, (
     np.einsum("bnts,bsnh->btnh", d_logits, keys),
     per_key_head(np.einsum("bnts,btnh->bsnh", d_logits, query)),
-    per_key_head(np.einsum("bnts,btnv->bsnv", weights, cotangent)),
+    per_key_head(np.einsum("bnts,btnv->bsnv", dropped, cotangent)),
   )
 
 
@@ -159,6 +163,47 @@ def check_definition(qkv, cotangent, tolerance=1e-5, **options):
   assert len(got_grads) == len(want_grads)
   for got_grad, want_grad in zip(got_grads, want_grads, strict=True):
     assert_close(got_grad, want_grad, tolerance)
+
+
+def check_dropout(attend, qkv, cotangent, scale=None, rate=0.25):
+  """Weights are 0 or 1/(1 - rate) of `attend`'s; gradients agree on which.
+
+  Returns the kept ones, `[B, N, T, S]`.
+  """
+  query, key, _ = qkv
+  rng = jax.random.key(3)
+  dropping = functools.partial(attend, dropout_rate=rate, dropout_rng=rng)
+  weights, exact = map(
+    np.asarray,
+    jax.jit(
+      lambda *qk: [attention_weights(f, *qk) for f in (dropping, attend)]
+    )(query, key),
+  )
+  kept, seen = weights != 0, exact != 0
+  np.testing.assert_allclose(weights[kept], exact[kept] / (1 - rate), rtol=2e-5)
+  spread = np.sqrt(rate * (1 - rate) / seen.sum())
+  assert abs(kept[seen].mean() - (1 - rate)) < 4 * spread
+
+  @jax.jit
+  def forward_and_gradients(*qkv):
+    out, pull = jax.vjp(dropping, *qkv)
+    return out, *pull(cotangent)
+
+  want, want_grads = attend_densely(
+    qkv,
+    seen,
+    np.asarray(cotangent, np.float64),
+    scale,
+    factor=kept / (1 - rate),
+  )
+  got = forward_and_gradients(*qkv)
+  for x, y in zip(got, (want, *want_grads), strict=True):
+    assert_close(x, y, 1e-5)
+
+  none = functools.partial(attend, dropout_rate=0.0, dropout_rng=rng)
+  assert "random_" in str(jax.make_jaxpr(dropping)(*qkv))
+  assert "random_" not in str(jax.make_jaxpr(none)(*qkv))
+  return kept
 
 
 ALL = "mask segments global scale"

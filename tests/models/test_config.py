@@ -11,6 +11,7 @@ from models import AttentionConfig, ModelConfig, create
 
 SIZES = {"num_layers": 1, "num_heads": 4, "features": 16, "mlp_features": 32}
 LINFORMER = AttentionConfig("linformer", {"rank": 4})
+PERFORMER = AttentionConfig("performer", {})
 WINDOW = AttentionConfig("sliding_window", {"window": 2})
 
 
@@ -41,8 +42,8 @@ WINDOW = AttentionConfig("sliding_window", {"window": 2})
       "cross_attention: sliding_window cannot attend from one position",
     ),
     (
-      {"decoder_attention": WINDOW, "attention_dropout_rate": 0.1},
-      "decoder_attention: sliding_window cannot drop .*; one of dense, .* can",
+      {"decoder_attention": PERFORMER, "attention_dropout_rate": 0.1},
+      "decoder_attention: performer cannot drop .*; one of dense, .* can",
     ),
   ],
 )
