@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import arguments, plug
-from attention.additive_blocks import Limits, Operands, attend
+from attention.additive_blocks import Operands, attend
+from attention.additive_pairs import Limits, Settings
 
 
 def additive_attention(
@@ -25,6 +26,8 @@ def additive_attention(
   query_segment_ids: Int[Array, "B T"] | None = None,
   key_segment_ids: Int[Array, "B S"] | None = None,
   bias: Float[Array, "..."] | None = None,
+  dropout_rate: float = 0.0,
+  dropout_rng: Array | None = None,
 ) -> Float[Array, "B T N V"]:
   """Scores from a network of one hidden layer: softmax(v·tanh(W q + U k)) V.
 
@@ -50,6 +53,9 @@ def additive_attention(
     query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
     key_segment_ids: `[B, S]`.
     bias: added to the scores, broadcastable to `[B, N, T, S]`.
+    dropout_rate: share of attention weights set to zero; the others are
+      divided by 1 - dropout_rate.
+    dropout_rng: key of the dropout, needed where `dropout_rate` > 0.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`.
@@ -76,6 +82,7 @@ def additive_attention(
   arguments.check_segment_ids(query_segment_ids, key_segment_ids, query, key)
   if bias is not None:
     arguments.check_broadcast("bias", bias, shape)
+  arguments.check_dropout(dropout_rate, dropout_rng)
   if scale is not None:
     scale = arguments.softmax_scale(scale, query.shape[-1])
     score_kernel = score_kernel * scale
@@ -91,8 +98,9 @@ def additive_attention(
     score=score_kernel.astype(jnp.float32),
     bias=bias,
   )
-  limits = Limits(mask, query_segment_ids, key_segment_ids)
-  return attend(is_causal, operands, limits).astype(query.dtype)
+  limits = Limits(mask, query_segment_ids, key_segment_ids, dropout_rng)
+  settings = Settings(is_causal, dropout_rate)
+  return attend(settings, operands, limits).astype(query.dtype)
 
 
 def _check_kernels(
@@ -168,7 +176,11 @@ def _decode(
     score=params["score_kernel"].astype(jnp.float32),
     bias=None,
   )
-  out = attend(False, operands, Limits(seen, None, None)).astype(query.dtype)
+  out = attend(
+    Settings(is_causal=False, dropout_rate=0.0),
+    operands,
+    Limits(seen, None, None, None),
+  ).astype(query.dtype)
   return out, AdditiveCache(keys, values, cache.index + 1)
 
 
@@ -238,6 +250,7 @@ def additive(width: int = 64) -> plug.Attention:
         "full_mask",
         "segments",
         "bias",
+        "dropout",
         "decode",
       }
     ),

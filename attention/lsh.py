@@ -10,7 +10,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from attention import arguments, lsh_cache, lsh_chunks, lsh_hash, plug
 
@@ -24,6 +24,10 @@ def lsh_attention(
   mask: Bool[Array, "..."] | None = None,
   is_causal: bool = False,
   scale: float | Float[Array, ""] | None = None,
+  query_segment_ids: Int[Array, "B T"] | None = None,
+  key_segment_ids: Int[Array, "B T"] | None = None,
+  dropout_rate: float = 0.0,
+  dropout_rng: Array | None = None,
 ) -> Float[Array, "B T N V"]:
   r"""Every token attends to near ones of its own bucket, over several hashes.
 
@@ -38,6 +42,13 @@ def lsh_attention(
   Causal: j is in P_i^(r) iff both are in one bucket, j < i, and fewer than C - 1
   tokens of that bucket lie between them.
 
+  Segments: tokens are sorted by (segment, bucket, position), and i and j must
+  agree in segment as well as in bucket. In the causal form a packed example so
+  gives what it gives alone. In both directions it sees nothing of the others,
+  and what they hold changes no bit, but chunks are cut from the sorted tokens of
+  all: it gives what it gives alone where the (unmasked) tokens of lower segment
+  ids number a multiple of C, and may miss or gain a few of its own elsewhere.
+
   Args:
     query: `[B, T, N, H]`, queries and, normalised, keys.
     value: `[B, S, K, V]`, S = T; N is a multiple of K, head n reads head n // (N/K).
@@ -50,6 +61,13 @@ def lsh_attention(
       is zeros, as query and key are one.
     is_causal: token i sees j ≤ i only.
     scale: factor of the logits; None is 1/√H.
+    query_segment_ids: `[B, T]`; a token sees those of its own segment only, and
+      itself where that has no other.
+    key_segment_ids: `[B, T]`, the same ids once more, as query and key are one.
+      A token whose two ids differ stands in neither segment: it sees nothing.
+    dropout_rate: share of attention weights set to zero, a token's for itself
+      among them; the others are divided by 1 - dropout_rate.
+    dropout_rng: key of the dropout, needed where `dropout_rate` > 0.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`. Buckets have no derivative, queries
@@ -77,6 +95,8 @@ def lsh_attention(
   _check_value(query, value)
   _check_rotations(query, rotations)
   _check_chunk_size(chunk_size)
+  arguments.check_segment_ids(query_segment_ids, key_segment_ids, query, query)
+  arguments.check_dropout(dropout_rate, dropout_rng)
   scale = arguments.softmax_scale(scale, query.shape[-1])
   keep = arguments.key_mask(
     mask,
@@ -93,21 +113,27 @@ def lsh_attention(
   plan = lsh_hash.plan(
     lsh_hash.buckets(jax.lax.stop_gradient(query), rotations),
     keep,
+    segments=key_segment_ids,
     num_buckets=max(1, 2 * rotations.shape[-1]),
     chunk_size=chunk_size,
     is_causal=is_causal,
   )
   out = lsh_chunks.chunked_attention(
-    lsh_chunks.Geometry(chunk_size, chunk_size if is_causal else 2),
+    lsh_chunks.Geometry(
+      chunk_size, chunk_size if is_causal else 2, dropout_rate
+    ),
     lsh_chunks.Operands(
       vector=query,
       column=lsh_cache.key_factors(query, scale),
       value=value,
     ),
-    plan,
+    plan._replace(dropout_rng=dropout_rng),
   )
   if keep is not None:
     out = jnp.where(keep[:, :, None, None], out, 0)
+  if query_segment_ids is not None:
+    is_one = (query_segment_ids == key_segment_ids)[:, :, None, None]
+    out = jnp.where(is_one, out, 0)
   return out
 
 
@@ -242,7 +268,9 @@ def lsh(
     apply=apply,
     init_cache=init_cache,
     decode=decode,
-    supports=frozenset({"causal", "mask", "decode", "shared_qk"}),
+    supports=frozenset(
+      {"causal", "mask", "segments", "dropout", "decode", "shared_qk"}
+    ),
   )
 
 

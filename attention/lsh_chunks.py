@@ -25,11 +25,16 @@ c_j = scale / |x_j|, round r gives
 and the rounds are joined by lse_i = logΣ_r exp(lse_i^(r)) and out_i =
 Σ_r exp(lse_i^(r) - lse_i) o_i^(r). Where the union is empty, out_i = v_i.
 
+Dropout. Δ_ij = keep_ij / (1 - rate), 1 without dropout, goes beside exp(a_ij) in
+o_i^(r), not in lse, and beside v_i where the union is empty. A pair is counted
+in one chunk of one round, so a key a chunk gives it one draw, made again in the
+backward.
+
 Backward, from the inputs, out and lse only, g the cotangent of out:
 
-  w_ij = exp(a_ij - lse_i)           dv_j = Σ_i w_ij g_i
-  u_ij = w_ij (g_i·v_j - g_i·out_i)  y_j  = Σ_i u_ij x_i
-  dx_i = Σ_j u_ij c_j x_j + c_i y_i  dc_j = x_j · y_j
+  w_ij = exp(a_ij - lse_i)                dv_j = Σ_i w_ij Δ_ij g_i
+  u_ij = w_ij (Δ_ij g_i·v_j - g_i·out_i)  y_j  = Σ_i u_ij x_i
+  dx_i = Σ_j u_ij c_j x_j + c_i y_i       dc_j = x_j · y_j
 
 Each sum runs over the rounds, chunk by chunk in sorted order, and is brought to
 the order of positions once a round.
@@ -42,7 +47,7 @@ permutation. The products have the forms that XLA:CPU sends to its fast kernel
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -59,18 +64,21 @@ class Plan(NamedTuple):
       the first chunk to look back on, and anything from C + T on.
     place: where in `order` a token is.
     code: what visibility is read from, per token.
+    dropout_rng: key of the dropout.
   """
 
   order: Int[Array, "rounds B N D"]
   place: Int[Array, "rounds B N T"]
   code: Int[Array, "rounds B N T"]
+  dropout_rng: Array | None = None
 
 
 class Geometry(NamedTuple):
-  """What is known while tracing: C, and the `width` of visible codes."""
+  """What is known while tracing: C, the `width` of visible codes, the rate."""
 
   chunk_size: int
   width: int
+  dropout_rate: float
 
 
 class Operands(NamedTuple):
@@ -173,6 +181,15 @@ def _read(
   )
 
 
+def _kept(
+  geometry: Geometry, plan: Plan, r: Array | int, c: Array | int, shape
+) -> Float[Array, "..."]:
+  """Δ of chunk c in round r; round `rounds` is for tokens that see no other."""
+  rng = jax.random.fold_in(cast(Array, plan.dropout_rng), r)
+  keep = 1.0 - geometry.dropout_rate
+  return jax.random.bernoulli(jax.random.fold_in(rng, c), keep, shape) / keep
+
+
 def _forward(
   geometry: Geometry, operands: Operands, plan: Plan
 ) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
@@ -192,6 +209,8 @@ def _forward(
     maximum = jnp.maximum(jnp.max(logits, -1, keepdims=True), lowest / 2)
     p = jnp.exp(logits - maximum)
     total = jnp.sum(p, -1, keepdims=True)
+    if geometry.dropout_rate:
+      p *= _kept(geometry, plan, r, c, p.shape)
     result = blocks.dot(
       "nqk,nkd->nqd", p.astype(chunk.value.dtype), chunk.value
     )
@@ -236,8 +255,10 @@ def _forward(
   value = operands.value
   value = jnp.repeat(value, num_heads // value.shape[2], axis=2)
   # Its whole weight: 1, or NaN where the token is.
-  own = jnp.exp(operands.column - operands.column)[..., None]
-  out = jnp.where(alone[..., None], own * value, out)
+  own = jnp.exp(operands.column - operands.column)
+  if geometry.dropout_rate:
+    own *= _kept(geometry, plan, num_rounds, 0, own.shape)
+  out = jnp.where(alone[..., None], own[..., None] * value, out)
   return out.astype(operands.vector.dtype), jnp.where(alone, jnp.inf, lse)
 
 
@@ -262,8 +283,13 @@ def _chunked_bwd(geometry, residuals, cotangent):
     w = jnp.exp(scores * column - row_lse)
     w = jnp.where(jnp.swapaxes(chunk.allowed, 1, 2), w, 0.0)
     dw = blocks.dot("nkd,nqd->nkq", chunk.value, g)
+    dropped = w
+    if geometry.dropout_rate:
+      shape = (w.shape[0], size, 2 * size)
+      kept = jnp.swapaxes(_kept(geometry, plan, r, c, shape), 1, 2)
+      dw, dropped = dw * kept, w * kept
     u = w * (dw - row_delta)
-    dv = blocks.dot("nkq,nqd->nkd", w.astype(g.dtype), g)
+    dv = blocks.dot("nkq,nqd->nkd", dropped.astype(g.dtype), g)
     y = blocks.dot("nkq,nqd->nkd", u.astype(x.dtype), x)
     dx = blocks.dot("nkq,nkd->nqd", (u * column).astype(x.dtype), chunk.vector)
 
@@ -296,6 +322,9 @@ def _chunked_bwd(geometry, residuals, cotangent):
       total + _unsort(x, place) for total, x in zip(totals, fresh, strict=True)
     )
 
+  own = jnp.where(jnp.isinf(lse)[..., None], cotangent.astype(jnp.float32), 0.0)
+  if geometry.dropout_rate:
+    own *= _kept(geometry, plan, num_rounds, 0, lse.shape)[..., None]
   dx, y, dv = jax.lax.fori_loop(
     0,
     num_rounds,
@@ -303,7 +332,7 @@ def _chunked_bwd(geometry, residuals, cotangent):
     (
       jnp.zeros((batch, length, num_heads, head_dim), jnp.float32),
       jnp.zeros((batch, length, num_heads, head_dim), jnp.float32),
-      jnp.where(jnp.isinf(lse)[..., None], cotangent.astype(jnp.float32), 0.0),
+      own,
     ),
   )
   dv = dv.reshape(batch, length, kv_heads, -1, features).sum(3)

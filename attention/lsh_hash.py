@@ -64,29 +64,70 @@ def plan(
   bucket: Int[Array, "rounds B N T"],
   keep: Bool[Array, "B T"] | None,
   *,
+  segments: Int[Array, "B T"] | None = None,
   num_buckets: int,
   chunk_size: int,
   is_causal: bool,
 ) -> Plan:
-  """Sorts every round; masked tokens go last. See `lsh_chunks` for codes."""
+  """Sorts every round; masked tokens go last. See `lsh_chunks` for codes.
+
+  With segments, the order is by segment, then by bucket, then by position, and
+  a bucket of one segment is not that of another.
+  """
   length = bucket.shape[-1]
   if keep is not None:
     bucket = jnp.where(keep[None, :, None, :], bucket, num_buckets)
+  is_hidden = bucket == num_buckets
   order = _stable_argsort(bucket, num_buckets + 1)
+  group = None
+  if segments is not None:
+    order, group = _sort_by_segment(order, bucket, keep, segments)
   positions = jnp.broadcast_to(jnp.arange(length), order.shape)
   place = jnp.put_along_axis(
     jnp.zeros_like(order), order, positions, axis=-1, inplace=False
   )
+  if group is not None:
+    num_buckets = length
+    bucket = jnp.take_along_axis(group, place, axis=-1)
   if is_causal:
     width, code = chunk_size, place + chunk_size * bucket
   else:
     width, code = 2, place // chunk_size + 2 * bucket
   # Beyond all other codes, and no two within `width`.
   hidden = length + width * (num_buckets + 1 + place)
-  code = jnp.where(bucket == num_buckets, hidden, code)
+  code = jnp.where(is_hidden, hidden, code)
   padding = (chunk_size, -length % chunk_size)
   order = jnp.pad(order, ((0, 0), (0, 0), (0, 0), padding))
   return Plan(order, place + chunk_size, code)
+
+
+def _sort_by_segment(
+  order: Int[Array, "rounds B N T"],
+  bucket: Int[Array, "rounds B N T"],
+  keep: Bool[Array, "B T"] | None,
+  segments: Int[Array, "B T"],
+) -> tuple[Int[Array, "rounds B N T"], Int[Array, "rounds B N T"]]:
+  """Sorts an order by bucket once more, by segment; masked tokens stay last.
+
+  Returns:
+    The order, and at each of its places the number of the (segment, bucket)
+    that stands there, counted from 0.
+  """
+  length = segments.shape[-1]
+  # Whatever the ids are, numbers up to T in the order of the ids.
+  rank = jax.vmap(lambda ids: jnp.searchsorted(jnp.sort(ids), ids))(segments)
+  if keep is not None:
+    rank = jnp.where(keep, rank, length)
+  rank = jnp.broadcast_to(rank[:, None, :], order.shape)
+  again = _stable_argsort(jnp.take_along_axis(rank, order, axis=-1), length + 1)
+  order = jnp.take_along_axis(order, again, axis=-1)
+
+  def changes(x):
+    x = jnp.take_along_axis(x, order, axis=-1)
+    return jnp.diff(x, axis=-1, prepend=x[..., :1]) != 0
+
+  new = changes(rank) | changes(bucket)
+  return order, jnp.cumsum(new, axis=-1, dtype=order.dtype)
 
 
 def _stable_argsort(

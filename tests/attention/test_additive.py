@@ -7,7 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import additive, additive_attention, additive_blocks
+from attention import (
+  additive,
+  additive_attention,
+  additive_blocks,
+  attention_weights,
+)
 from attention.dense import masked_softmax
 from tests.attention.cases import Case, assert_close, split
 
@@ -32,7 +37,7 @@ def draw(case):
   return rebuild(map(jnp.asarray, arrays))
 
 
-def at_once(query, key, value, params, *, bias, allowed):
+def at_once(query, key, value, params, *, bias, allowed, kept=1.0):
   """The formula with all T·S·A numbers, for autodiff to differentiate."""
   query = jnp.einsum("BTNH,NHA->BNTA", query, params["query_kernel"])
   group = query.shape[1] // key.shape[2]
@@ -40,7 +45,7 @@ def at_once(query, key, value, params, *, bias, allowed):
   key = jnp.einsum("BSNH,NHA->BNSA", key, params["key_kernel"])
   z = jnp.tanh(query[:, :, :, None] + key[:, :, None])
   scores = jnp.einsum("BNTSA,NA->BNTS", z, params["score_kernel"])
-  weights = masked_softmax(scores + bias, allowed)
+  weights = masked_softmax(scores + bias, allowed) * kept
   return jnp.einsum("BNTS,BSNV->BTNV", weights, value)
 
 
@@ -101,6 +106,68 @@ def test_blocks_equal_all_at_once(case, bias_shape, mask_axes):
   wanted = jax.tree.leaves(expected(qkv, params, bias))
   norm = max(np.abs(x).max() for x in wanted)
   for a, b in zip(got, wanted, strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=2e-6 * norm)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_dropout_drops_weights(is_causal):
+  """Each weight is 0 or 1/(1 - rate) of itself, and gradients agree on which."""
+  rate, length = 0.25, 150
+  case = Case(("bias",), length=length, batch=1)
+  (query, key, value), call = draw(case)
+  params, bias = kernels(case), call["bias"]
+  exact = functools.partial(additive_attention, is_causal=is_causal)
+  dropped = functools.partial(
+    exact, dropout_rate=rate, dropout_rng=jax.random.key(3)
+  )
+  exact, weights = (
+    np.asarray(
+      jax.jit(functools.partial(attention_weights, f))(
+        query, key, **params, bias=bias
+      )
+    )
+    for f in (exact, dropped)
+  )
+  kept, seen = weights != 0, exact != 0
+  assert not (kept & ~seen).any()
+  np.testing.assert_allclose(weights[kept], exact[kept] / (1 - rate), rtol=2e-5)
+  # A binomial count: 4 standard deviations.
+  deviation = np.sqrt(rate * (1 - rate) / seen.sum())
+  assert abs(kept.sum() / seen.sum() - (1 - rate)) < 4 * deviation
+  if not is_causal:
+    # Neither heads, rows nor blocks share their draws.
+    blocks = kept[:, :, :144, :128].reshape(4, 9, 16, 2, 64)
+    blocks = blocks.transpose(0, 1, 3, 2, 4).reshape(72, -1)
+    assert len({block.tobytes() for block in blocks}) == 72
+
+  cotangent = jax.random.normal(
+    jax.random.key(1), (*query.shape[:3], case.value_dim)
+  )
+
+  @jax.jit
+  def in_blocks(*args):
+    def f(qkv, params, bias):
+      return dropped(*qkv, **params, bias=bias)
+
+    return jax.vjp(f, *args)[1](cotangent)
+
+  @jax.jit
+  def by_hand(*args):
+    def f(qkv, params, bias):
+      return at_once(
+        *qkv,
+        params,
+        bias=bias,
+        allowed=jnp.asarray(seen),
+        kept=kept / (1 - rate),
+      )
+
+    return jax.vjp(f, *args)[1](cotangent)
+
+  args = ((query, key, value), params, bias)
+  got, expected = (jax.tree.leaves(f(*args)) for f in (in_blocks, by_hand))
+  norm = max(np.abs(x).max() for x in expected)
+  for a, b in zip(got, expected, strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=2e-6 * norm)
 
 

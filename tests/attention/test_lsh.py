@@ -10,53 +10,36 @@ import pytest
 from attention import Dims, lsh_hash
 from attention.lsh import lsh, lsh_attention, lsh_rotations
 from tests.attention.cases import assert_close
+from tests.attention.lsh_cases import (
+  CHUNK,
+  B,
+  H,
+  K,
+  N,
+  T,
+  V,
+  attend,
+  both_directions,
+  draw,
+  gradients,
+  packed,
+  rotations,
+)
 from tests.attention.reference import dense_attention as dense_reference
 from tests.attention.reference.lsh import lsh_attention as reference
 
-B, T, N, K, H, V = 2, 37, 4, 2, 8, 6
-CHUNK = 4
-
-
-def draw(seed=0, length=T):
-  rng = np.random.default_rng(seed)
-  query = rng.standard_normal((B, length, N, H), np.float32)
-  # Neighbours in time are near in angle, so that chunks look back.
-  query[:, 1:] += query[:, :-1]
-  value = rng.standard_normal((B, length, K, V), np.float32)
-  mask = rng.random((B, 1, 1, length)) < 0.8
-  return 2 * query, value, mask
-
-
-def rotations(num_rounds=3, num_buckets=4, seed=0):
-  return lsh_rotations(
-    jax.random.key(seed),
-    num_rounds=num_rounds,
-    head_dim=H,
-    num_buckets=num_buckets,
-  )
-
-
-@functools.partial(jax.jit, static_argnames=("chunk_size", "is_causal"))
-def attend(query, value, rotations, **call):
-  return lsh_attention(
-    query, value, rotations=rotations, **{"chunk_size": CHUNK, **call}
-  )
-
-
-@functools.partial(jax.jit, static_argnames=("chunk_size", "is_causal"))
-def gradients(query, value, rotations, cotangent, **call):
-  pull = jax.vjp(lambda q, v: attend(q, v, rotations, **call), query, value)[1]
-  return pull(cotangent)
-
-
-both_directions = pytest.mark.parametrize("is_causal", [False, True])
-
 
 @both_directions
-def test_values_and_gradients_are_those_of_the_definition(is_causal):
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_values_and_gradients_are_those_of_the_definition(is_packed, is_causal):
   query, value, mask = draw()
-  cotangent = np.random.default_rng(1).standard_normal((B, T, N, V), np.float32)
+  rng = np.random.default_rng(1)
+  cotangent = rng.standard_normal((B, T, N, V), np.float32)
   r, call = rotations(), {"mask": mask, "is_causal": is_causal}
+  if is_packed:
+    # In any order, and the largest ids there are.
+    ids = rng.choice(np.int32([-(2**31), 7, 2**31 - 1]), (B, T))
+    call |= packed(ids, mask)
   arrays = [np.asarray(x, np.float64) for x in (query, value)]
   naive = functools.partial(
     reference, rotations=np.asarray(r, np.float64), chunk_size=CHUNK, **call
@@ -64,7 +47,6 @@ def test_values_and_gradients_are_those_of_the_definition(is_causal):
   assert_close(attend(query, value, r, **call), naive(*arrays), 1e-5)
   got = gradients(query, value, r, cotangent, **call)
   norm = np.sqrt(sum((np.asarray(g, np.float64) ** 2).sum() for g in got))
-  rng = np.random.default_rng(2)
   for i, grad in enumerate(got):
     direction = rng.standard_normal(grad.shape)
     ahead, behind = (
@@ -282,6 +264,11 @@ def test_the_plug_draws_rotations_for_its_length():
     ("chunk_size", {"chunk_size": 0}),
     ("chunk_size", {"chunk_size": 2.0}),
     ("chunk_size", {"chunk_size": True}),
+    ("query_segment_ids", {"key_segment_ids": np.ones((B, T), int)}),
+    ("key_segment_ids", {"query_segment_ids": np.ones((B, T), int)}),
+    ("query_segment_ids", packed(np.ones((B, T - 1), int))),
+    ("dropout_rate", {"dropout_rate": 1.0}),
+    ("dropout_rng", {"dropout_rate": 0.5}),
     ("mask", {"mask": np.ones((B, 1, T, T), bool)}),
     ("mask", {"mask": np.ones((B, N, 1, T), bool)}),
     ("mask", {"mask": np.ones((B, 1, 1, T), np.float32)}),
@@ -317,8 +304,6 @@ def test_the_factory_checks_and_refuses():
   variables = attention.init(jax.random.key(0), Dims(N, K, H, T))
   with pytest.raises(ValueError, match=r"^key: .+ expected None; .+"):
     attention.apply(variables, query, query, value)
-  for option in ("bias", "query_segment_ids", "global_indices"):
+  for option in ("bias", "relative_bias", "global_indices"):
     with pytest.raises(ValueError, match=rf"^{option}: .+; .+"):
       attention.apply(variables, query, None, value, **{option: query})
-  with pytest.raises(ValueError, match=r"^dropout_rate: .+; .+"):
-    attention.apply(variables, query, None, value, dropout_rate=0.1)

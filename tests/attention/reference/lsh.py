@@ -6,7 +6,13 @@ from tests.attention.reference.common import repeat_heads, softmax_average
 
 
 def lsh_visible_sets(
-  vectors, rotations, chunk_size, *, unmasked=None, is_causal=False
+  vectors,
+  rotations,
+  chunk_size,
+  *,
+  unmasked=None,
+  segments=None,
+  is_causal=False,
 ):
   """P_i of one example and head: a list of T sets of positions.
 
@@ -15,6 +21,7 @@ def lsh_visible_sets(
     rotations: `[rounds, H, buckets/2]`.
     chunk_size: C.
     unmasked: `[T]` booleans, or None.
+    segments: `[T]` integers, or None; tokens of two never share a bucket.
     is_causal: count distance inside buckets, towards the past.
   """
   length = len(vectors)
@@ -25,7 +32,8 @@ def lsh_visible_sets(
     for i in present:
       products = vectors[i] @ rotation
       both = np.concatenate([products, -products])
-      bucket[i] = int(np.argmax(both)) if len(both) else 0
+      number = int(np.argmax(both)) if len(both) else 0
+      bucket[i] = (0 if segments is None else segments[i], number)
     in_order = sorted(present, key=lambda i: (bucket[i], i))
     chunk = {i: place // chunk_size for place, i in enumerate(in_order)}
     rank = {
@@ -56,8 +64,13 @@ def lsh_attention(
   mask=None,
   is_causal=False,
   scale=None,
+  query_segment_ids=None,
+  key_segment_ids=None,
 ):
-  """One softmax of scale · q_i·q_j/|q_j| over j in P_i; masked ones get 0."""
+  """One softmax of scale · q_i·q_j/|q_j| over j in P_i; masked ones get 0.
+
+  So do tokens whose two segment ids differ.
+  """
   batch, length, num_heads, head_dim = query.shape
   scale = 1 / np.sqrt(head_dim) if scale is None else scale
   value = repeat_heads(value, num_heads)
@@ -70,10 +83,16 @@ def lsh_attention(
       rotations,
       chunk_size,
       unmasked=None if mask is None else np.asarray(mask)[b, 0, 0],
+      segments=None if key_segment_ids is None else key_segment_ids[b],
       is_causal=is_causal,
     )
     for i, visible in enumerate(sets):
       sees = sorted(visible)
+      if (
+        query_segment_ids is not None
+        and query_segment_ids[b, i] != key_segment_ids[b, i]
+      ):
+        sees = []
       logits = scale * key[b, sees, n] @ query[b, i, n]
       out[b, i, n] = softmax_average(logits, value[b, sees, n])
   return out
