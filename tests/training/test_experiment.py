@@ -11,7 +11,8 @@ from configs.attentions import OPTIONS
 from training import experiment, experiment_config, parallel, workdir
 from training.config import ConfigError
 
-CONFIGS = ("copy", "translation", "text", "multi30k")
+DECODERS = ("text", "recall", "induction", "selective_copy", "needle")
+CONFIGS = ("copy", "translation", "multi30k", "listops", *DECODERS)
 
 
 def load(name, attention="dense", **leaves):
@@ -29,7 +30,7 @@ def test_every_pair_is_valid_and_survives_json(name, attention):
   causal = (
     "causal" in ATTENTIONS[attention](**OPTIONS.get(attention, {})).supports
   )
-  if name == "text" and not causal:
+  if name in DECODERS and not causal:
     # Dense under another name would be a lie.
     with pytest.raises(ConfigError, match="cannot be causal"):
       experiment_config.parse(load(name, attention))

@@ -1,0 +1,59 @@
+"""Induction heads: repeats what followed a symbol when it came before.
+
+    python train.py --config=configs/induction.py:dense
+
+Accuracy at other lengths than the trained one is in the splits 'length_…'.
+Mamba's setting is 256 symbols of 16, evaluated at lengths up to 2^20, two
+layers and 8 heads of width 128 in batches of 8 for 200,000 steps:
+`--config.task.length=256 --config.task.eval_lengths='(64, 128, 512, 1024)'
+--config.model.features=128 --config.model.num_heads=8 --config.batch_size=8
+--config.num_steps=204800 --config.optimizer.schedule=constant`.
+
+Olsson et al., arXiv:2209.11895; Gu and Dao, Mamba, section 4.1.2 and appendix
+E.1, arXiv:2312.00752.
+"""
+
+import ml_collections
+
+from configs import attentions
+
+
+def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
+  """A decoder of two layers, trained at length 64."""
+  return ml_collections.ConfigDict(
+    {
+      "seed": 0,
+      "num_steps": 2000,
+      "batch_size": 64,
+      "eval_every": 500,
+      "checkpoint_every": 500,
+      "log_every": 50,
+      "parallel": "jit",
+      "decode_method": "greedy",
+      "task": {
+        "name": "induction",
+        "vocab_size": 16,
+        "length": 64,
+        "eval_lengths": (32, 128, 256),
+        "eval_size": 1000,
+      },
+      "model": {
+        "kind": "decoder",
+        "num_layers": 2,
+        "num_heads": 2,
+        "features": 64,
+        "mlp_features": 128,
+        "position": "rotary",
+        "dropout_rate": 0.0,
+        "decoder_attention": attentions.one(attention),
+      },
+      "optimizer": {
+        "name": "adamw",
+        "learning_rate": 2e-3,
+        "schedule": "cosine",
+        "warmup_steps": 100,
+        "b2": 0.98,
+        "clip_norm": 1.0,
+      },
+    }
+  )

@@ -1,0 +1,62 @@
+"""A needle in a haystack: one value, by depth and by length.
+
+    python train.py --config=configs/needle.py:dense
+
+The result has 'accuracy_depth_0' (the needle comes first) to
+'accuracy_depth_100' (last), at the trained length and, in the splits
+'length_…', at others. The original asks language models at up to 128,000
+tokens; trained from nothing, as here, `--config.task.length=4096
+--config.task.eval_lengths='(1024, 2048, 8192)' --config.task.num_depths=11` is
+a long one.
+
+Kamradt, Needle In A Haystack (2023); Hsieh et al., RULER, arXiv:2404.06654.
+"""
+
+import ml_collections
+
+from configs import attentions
+
+
+def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
+  """A decoder of two layers that asks for one of four pairs in 64 places."""
+  return ml_collections.ConfigDict(
+    {
+      "seed": 0,
+      "num_steps": 3000,
+      "batch_size": 64,
+      "eval_every": 750,
+      "checkpoint_every": 750,
+      "log_every": 50,
+      "parallel": "jit",
+      "decode_method": "greedy",
+      "task": {
+        "name": "needle",
+        "length": 64,
+        "eval_lengths": (128, 256),
+        "num_depths": 5,
+        "num_distractors": 3,
+        "num_keys": 32,
+        "num_values": 32,
+        "num_fillers": 32,
+        "eval_size": 1000,
+      },
+      "model": {
+        "kind": "decoder",
+        "num_layers": 2,
+        "num_heads": 2,
+        "features": 64,
+        "mlp_features": 128,
+        "position": "rotary",
+        "dropout_rate": 0.0,
+        "decoder_attention": attentions.one(attention),
+      },
+      "optimizer": {
+        "name": "adamw",
+        "learning_rate": 2e-3,
+        "schedule": "cosine",
+        "warmup_steps": 100,
+        "b2": 0.98,
+        "clip_norm": 1.0,
+      },
+    }
+  )

@@ -1,0 +1,42 @@
+"""One small config of every generated task, for the tests of all of them."""
+
+import pytest
+
+import tasks
+
+CASES = {
+  "recall": ("decoder", {"vocab_size": 40, "length": 30, "num_pairs": 4}),
+  "induction": ("decoder", {"length": 12, "eval_lengths": (6, 20)}),
+  "selective_copy": ("decoder", {"length": 20, "num_tokens": 5}),
+  "listops": ("encoder", {"min_length": 6, "max_length": 40}),
+  "needle": ("decoder", {"length": 33, "eval_lengths": (14, 64)}),
+}
+EVAL_SIZE = 40
+
+
+def make(name, *, batch_size=16, seed=0, kind=None, **fields):
+  served, defaults = CASES[name]
+  entry = tasks.TASKS[name]
+  config = entry.config_type(**{"eval_size": EVAL_SIZE, **defaults, **fields})
+  return entry.make(
+    config, kind=kind or served, batch_size=batch_size, seed=seed
+  )
+
+
+def rows(task, batch):
+  """(what is read, {position: answer}) of every row, in symbols."""
+  read = batch["inputs" if "inputs" in batch else "source"]
+  for ids, targets, weights in zip(
+    read, batch["targets"], batch["weights"], strict=True
+  ):
+    symbols = task.labels(ids)
+    answers = {int(t): task.labels(targets)[t] for t in weights.nonzero()[0]}
+    yield symbols, answers
+
+
+def fault(config_type, **fields):
+  """The message of a config that is refused."""
+  with pytest.raises(ValueError) as error:
+    config_type(**fields)
+  assert "\n" not in str(error.value)
+  return str(error.value)

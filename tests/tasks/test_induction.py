@@ -1,0 +1,59 @@
+"""Induction heads: the answer stands behind the first special symbol."""
+
+import numpy as np
+import pytest
+
+from tasks import InductionConfig
+from tests.tasks.generated_cases import fault, make, rows
+
+
+@pytest.mark.parametrize("split", ["validation", "length_6", "length_20"])
+def test_the_answer_is_what_followed(split):
+  task = make("induction", batch_size=40)
+  [batch] = task.eval_batches(split)
+  length = {"validation": 12, "length_6": 6, "length_20": 20}[split]
+  assert batch["inputs"].shape == (40, length)
+  for symbols, answers in rows(task, batch):
+    assert symbols.count("=>") == 2
+    assert symbols[-1] == "=>"
+    assert answers == {length - 1: symbols[symbols.index("=>") + 1]}
+
+
+def test_the_special_symbol_is_anywhere_and_answers_are_uniform():
+  task = make("induction", batch_size=4000, vocab_size=5)
+  batch = task.train_batch(0)
+  special = task.encode("=>")[0]
+  places = (batch["inputs"] == special).argmax(axis=1)
+  shares = np.bincount(places, minlength=12) / 4000
+  np.testing.assert_allclose(shares[:9], 1 / 9, atol=0.02)
+  assert not shares[9:].any()
+  counts = np.bincount(batch["targets"][:, -1])[3:] / 4000
+  np.testing.assert_allclose(counts, 1 / 4, atol=0.03)
+
+
+def test_splits_name_the_lengths():
+  task = make("induction")
+  assert task.eval_splits == ("validation", "length_6", "length_20")
+  assert task.max_target_length == 20
+
+
+@pytest.mark.parametrize(
+  ("fields", "message"),
+  [
+    ({"vocab_size": 2}, "vocab_size: expected at least 3 symbols, got 2"),
+    ({"length": 3}, "length: expected at least 4, got 3"),
+    ({"eval_lengths": (3,)}, "eval_lengths: expected different lengths of at"),
+    ({"eval_lengths": (256,)}, "eval_lengths: expected different lengths"),
+    ({"eval_lengths": (9, 9)}, "eval_lengths: expected different lengths"),
+    ({"eval_size": 0}, "eval_size: expected at least 1, got 0"),
+  ],
+)
+def test_config_refuses(fields, message):
+  assert fault(InductionConfig, **fields).startswith(message)
+
+
+def test_the_shortest_sequence():
+  task = make("induction", length=4, eval_lengths=())
+  for symbols, answers in rows(task, task.train_batch(0)):
+    assert symbols[0] == symbols[3] == "=>"
+    assert answers == {3: symbols[1]}

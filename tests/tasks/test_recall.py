@@ -1,0 +1,69 @@
+"""Associative recall: the answers by a dictionary, and the law of the gaps."""
+
+import numpy as np
+import pytest
+
+from tasks import RecallConfig
+from tests.tasks.generated_cases import fault, make, rows
+
+
+@pytest.mark.parametrize("random_filler", [False, True])
+def test_every_key_is_asked_for_once_and_answered_by_its_value(random_filler):
+  task = make("recall", random_filler=random_filler)
+  for step in range(4):
+    for symbols, answers in rows(task, task.train_batch(step)):
+      pairs = dict(zip(symbols[0:8:2], symbols[1:8:2], strict=True))
+      assert len(pairs) == len(set(pairs.values())) == 4
+      assert {key[0] for key in pairs} == {"k"}
+      assert {value[0] for value in pairs.values()} == {"v"}
+      assert {symbols[t] for t in answers} == set(pairs)
+      for t, answer in answers.items():
+        assert t >= 8
+        assert pairs[symbols[t]] == answer
+      filler = set(symbols[8:]) - set(pairs)
+      assert len(filler) > 4 if random_filler else filler == {"."}
+
+
+def test_symbols_are_those_of_the_paper():
+  task = make("recall", vocab_size=8192)
+  assert task.target_vocab_size == 8192 + 3
+  assert task.labels([3, 4, 4098, 4099]) == [".", "k1", "k4095", "v4096"]
+
+
+def test_gaps_follow_the_power_law():
+  task = make("recall", power=0.01, batch_size=4000)
+  batch = task.train_batch(0)
+  first_keys = batch["inputs"][:, :1]
+  later = batch["inputs"][:, 8:] == first_keys
+  gaps = later.argmax(axis=1)
+  assert (gaps % 2 == 0).all()
+  # The first pair's question is drawn first, so from the law itself.
+  law = np.arange(1.0, 12) ** -0.99
+  shares = np.bincount(gaps // 2, minlength=11) / 4000
+  np.testing.assert_allclose(shares, law / law.sum(), atol=0.025)
+
+
+def test_power_one_is_uniform():
+  batch = make("recall", power=1, batch_size=4000).train_batch(0)
+  shares = batch["weights"][:, 8:].mean(axis=0)
+  np.testing.assert_allclose(shares[::2], 4 / 11, atol=0.03)
+  assert not shares[1::2].any()
+
+
+@pytest.mark.parametrize(
+  ("fields", "message"),
+  [
+    ({"num_pairs": 0}, "num_pairs: expected at least 1, got 0"),
+    ({"vocab_size": 9}, "vocab_size: expected at least 10, for num_pairs=4"),
+    ({"length": 15}, "length: expected at least 4 · num_pairs = 16, got 15"),
+    ({"power": 0.0}, "power: expected above 0, at most 1, got 0.0"),
+    ({"train_size": -1}, "train_size: expected 0 or more, got -1"),
+    ({"eval_size": 0}, "eval_size: expected at least 1, got 0"),
+  ],
+)
+def test_config_refuses(fields, message):
+  assert fault(RecallConfig, **fields).startswith(message)
+
+
+def test_the_smallest_config_works():
+  make("recall", vocab_size=10, length=16).train_batch(0)

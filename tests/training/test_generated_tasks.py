@@ -1,0 +1,48 @@
+"""Every generated task goes through the loop's own functions, smaller."""
+
+import importlib
+
+import jax
+import numpy as np
+import pytest
+
+from training import evaluate, experiment, experiment_config, parallel
+
+METRICS = {
+  "recall": {"loss", "accuracy", "sequence_accuracy"},
+  "induction": {"loss", "accuracy"},
+  "selective_copy": {"loss", "accuracy", "sequence_accuracy"},
+  "listops": {"loss", "accuracy"},
+  "needle": {
+    "loss",
+    "accuracy",
+    *(f"accuracy_depth_{depth}" for depth in (0, 25, 50, 75, 100)),
+  },
+}
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_the_loss_falls_and_every_split_is_evaluated(name):
+  config = importlib.import_module(f"configs.{name}").get_config()
+  config.batch_size = 8
+  config.task.eval_size = 12
+  if "eval_lengths" in config.task:
+    config.task.eval_lengths = config.task.eval_lengths[:1]
+  config.model.num_layers = config.model.num_heads = 1
+  config.model.features = config.model.mlp_features = 16
+  config.optimizer.learning_rate = 0.01
+  config.optimizer.warmup_steps = 1
+  run = experiment.create(experiment_config.parse(config))
+  functions = parallel.make(run.functions, "jit", jax.devices()[:1])
+  state = functions.place_state(run.init())
+  batch = functions.place_batch(run.task.train_batch(0))
+  losses = []
+  for step in range(20):
+    state, metrics = functions.train(state, batch, step)
+    total, count = metrics["loss"]
+    losses.append(float(total / count))
+  assert np.isfinite(losses).all()
+  assert losses[-1] < 0.9 * losses[0], losses
+  for split in run.task.eval_splits:
+    values = evaluate.evaluate(functions, state.variables, run.task, split)
+    assert values.keys() == METRICS[name]
