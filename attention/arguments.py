@@ -38,6 +38,10 @@ def check_qkv(
       )
     if not jnp.issubdtype(array.dtype, jnp.floating):
       raise ValueError(f"{name}: expected a float dtype, got {array.dtype}")
+    if not array.size:
+      raise ValueError(
+        f"{name}: expected at least one of everything, got shape {array.shape}"
+      )
   batch, _, num_heads, head_dim = query.shape
   if key.shape[0] != batch or key.shape[3] != head_dim:
     raise ValueError(
@@ -222,9 +226,13 @@ _HAVE_DROPOUT = (
   "dense, flash, sliding_window, bigbird, lsh, additive and multiplicative "
   "attention have dropout on their weights"
 )
+_HAVE_SEGMENTS = (
+  "dense, flash, sliding_window, bigbird, lsh, additive and multiplicative "
+  "attention do"
+)
 _INSTEAD = {
-  "query_segment_ids": "dense, flash, sliding_window and additive attention do",
-  "key_segment_ids": "dense, flash, sliding_window and additive attention do",
+  "query_segment_ids": _HAVE_SEGMENTS,
+  "key_segment_ids": _HAVE_SEGMENTS,
   "bias": "dense, flash and additive attention take a bias",
   "relative_bias": "dense, flash and sliding_window attention take one",
   "relative_keys": "dense, flash and sliding_window attention take them",
