@@ -246,6 +246,7 @@ def bigbird(block_size: int = 64, num_random: int = 3) -> plug.Attention:
     return {"constants": {"key": jax.random.key_data(key)}}
 
   def apply(variables, query, key, value, **call):
+    arguments.check_qkv(query, key, value)
     call = arguments.accepted_options("bigbird", function, call)
     if call.get("random_blocks") is None:
       call["random_blocks"] = bigbird_random_blocks(

@@ -60,7 +60,9 @@ def lsh_attention(
       token is seen by nobody, moves nobody to another chunk, and its own output
       is zeros, as query and key are one.
     is_causal: token i sees j ≤ i only.
-    scale: factor of the logits; None is 1/√H.
+    scale: factor of the logits; None is 1/√H, as in the paper's formulas. Keys
+      have length 1, so weights in a bucket are then nearly even until training
+      lengthens the queries; the authors' code has 1.
     query_segment_ids: `[B, T]`; a token sees those of its own segment only, and
       itself where that has no other.
     key_segment_ids: `[B, T]`, the same ids once more, as query and key are one.

@@ -174,3 +174,5 @@ def test_wrong_shapes_raise(mechanism, unchecked):
       apply(query, *key, value, mask=mask)
   with pytest.raises(ValueError, match=r"^scale: expected"):
     apply(query, *key, value, scale=float("nan"))
+  with pytest.raises(ValueError, match=r"^(query|key|value): expected .* one"):
+    apply(*(x[:, :0] for x in (query, *key, value)))
