@@ -133,7 +133,7 @@ def lsh_attention(
   )
   if keep is not None:
     out = jnp.where(keep[:, :, None, None], out, 0)
-  if query_segment_ids is not None:
+  if query_segment_ids is not None and key_segment_ids is not None:
     is_one = (query_segment_ids == key_segment_ids)[:, :, None, None]
     out = jnp.where(is_one, out, 0)
   return out
