@@ -1,4 +1,5 @@
 # make train   sets up .venv, trains the copy task, shows the result
+# make compare trains every mechanism on the copy task, at equal parameters
 # make test    sets up .venv, runs lint, type checker and the whole suite
 # make format  formats and sorts imports
 
@@ -7,7 +8,7 @@ PYTHON := $(VENV)/bin/python
 CONFIG ?= configs/copy.py
 WORKDIR ?= runs/copy
 
-.PHONY: train test format setup
+.PHONY: train compare test format setup
 
 setup: $(VENV)/.installed
 
@@ -26,6 +27,9 @@ $(VENV)/.installed: requirements.txt
 
 train: setup
 	$(PYTHON) train.py --config=$(CONFIG) --workdir=$(WORKDIR)
+
+compare: setup
+	$(PYTHON) compare.py --config=configs/compare/copy.py --workdir=runs/compare
 
 test: setup
 	$(VENV)/bin/ruff check .

@@ -52,7 +52,7 @@ def get_config(rounds: str = "4") -> ml_collections.ConfigDict:
   config.model.decoder_attention = lsh(rounds)
   # As in the paper's code, every step hashes anew.
   config.redraw_every = 0 if rounds == "full" else 1
-  config.num_steps = 3000
+  config.num_steps = 2000
   config.batch_size = 32
   config.eval_every = config.checkpoint_every = 1000
   return config

@@ -3,7 +3,7 @@
 Imports nothing heavy, so that `--help` and a wrong flag are answered at once.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 import re
 import signal
@@ -23,23 +23,32 @@ _EXPECTED = {
 }
 
 
-def run(main: Callable[[], int | None]) -> NoReturn:
+def run(
+  main: Callable[..., int | None], commands: Sequence[str] = ()
+) -> NoReturn:
   """Parses flags and calls `main`.
 
   Exits with 0, or with one line on standard error: with 2 for what the user
   asked for, before anything is written, and with 1 for what stopped a run.
 
   Args:
-    main: the program.
+    main: the program; called with nothing, or where there are `commands` with
+      the one that was typed, or None.
+    commands: words that may be typed before the flags.
   """
 
   def guarded(arguments):
     # Libraries log a lot that is no concern of a user.
     logging.set_verbosity(logging.ERROR)
     try:
-      if len(arguments) > 1:
-        raise ConfigError(f"{arguments[1]}: expected flags only (--name=value)")
-      return main()
+      if not commands and len(arguments) == 1:
+        return main()
+      if len(arguments) == 1 or arguments[1:] in [[word] for word in commands]:
+        return main(arguments[1] if len(arguments) > 1 else None)
+      words = f"{', '.join(commands)} or " if commands else ""
+      raise ConfigError(
+        f"{arguments[-1]}: expected {words}flags only (--name=value)"
+      )
     except ConfigError as error:
       _fail(one_line(error), 2)
     except RunError as error:

@@ -1,0 +1,68 @@
+"""Compares mechanisms: many runs, one table.
+
+    python compare.py --config=configs/compare/copy.py --workdir=/tmp/compare
+    python compare.py report --workdir=/tmp/compare
+
+The same command continues a comparison that was stopped; runs that are done with
+the same config are not run again. The second writes results.csv, results.jsonl
+and report.md of what there is, and is what the first ends with.
+"""
+
+from pathlib import Path
+
+from absl import flags
+from ml_collections import config_flags
+
+from training import entry
+from training.config import ConfigError
+
+_CONFIG = config_flags.DEFINE_config_file(
+  "config",
+  help_string="FILE.py; --config.attention=dense,lsh and --config.seeds=0,1 "
+  "choose, any other leaf is set for all runs",
+  lock_config=False,
+  accept_new_attributes=True,
+)
+_WORKDIR = flags.DEFINE_string("workdir", None, "folder of the comparison")
+_SHARD = flags.DEFINE_string(
+  "shard", "1/1", "i/n runs every n-th run from the i-th on"
+)
+
+
+def main(command: str | None) -> None:
+  """Plans, runs what is missing, and writes the tables."""
+  if _WORKDIR.value is None:
+    raise ConfigError("--workdir: missing; the folder of the comparison")
+  folder = Path(_WORKDIR.value)
+  from comparison import records, table
+
+  if command is None:
+    first, step = _shard(_SHARD.value)
+    _, mapping = entry.load_config(_CONFIG)
+    from comparison import config, launch, plan
+
+    comparison = config.parse(mapping)
+    records.claim(folder, config.shared(comparison))
+    launch.launch(plan.plan(comparison)[first - 1 :: step], folder)
+  elif not (folder / records.COMPARISON).exists():
+    raise ConfigError(f"--workdir: no comparison in {folder}")
+  found, damaged = records.read(folder)
+  for name in damaged:
+    print(
+      f"{folder / records.RECORDS / name}: damaged; run again to replace it"
+    )
+  print(table.write(folder, found))
+
+
+def _shard(text: str) -> tuple[int, int]:
+  """`i/n` as numbers."""
+  parts = text.split("/")
+  if len(parts) == 2 and all(part.isdecimal() for part in parts):
+    index, count = int(parts[0]), int(parts[1])
+    if 1 <= index <= count:
+      return index, count
+  raise ConfigError(f"--shard: expected i/n with 1 ≤ i ≤ n, got {text!r}")
+
+
+if __name__ == "__main__":
+  entry.run(main, commands=("report",))

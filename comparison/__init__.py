@@ -1,0 +1,1 @@
+"""Many runs on equal terms: plan, launch, results."""

@@ -1,0 +1,106 @@
+"""What a comparison has found so far: one small file a run."""
+
+from collections.abc import Mapping
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from comparison.plan import Run
+from training.config import ConfigError
+
+COMPARISON = "comparison.json"
+RUNS, RECORDS = "runs", "records"
+DONE, FAILED, UNSUPPORTED = "done", "failed", "not supported"
+
+Record = Mapping[str, Any]
+"""What `write` wrote: the run, its status, what it measured."""
+
+
+def claim(workdir: Path, what: Mapping[str, Any]) -> None:
+  """Makes `workdir` that of this comparison, or checks that it is.
+
+  Mechanisms and seeds may be added later; what all runs share may not change.
+
+  Args:
+    workdir: of the comparison.
+    what: what all of its runs share, JSON-ready.
+
+  Raises:
+    ConfigError: it belongs to another comparison, or holds other files.
+  """
+  path = workdir / COMPARISON
+  if path.exists():
+    try:
+      there = json.loads(path.read_text())
+    except ValueError as error:
+      raise ConfigError(f"workdir: cannot read {path}: {error}") from error
+    for name in {*there, *what}:
+      if there.get(name) != what.get(name):
+        raise ConfigError(
+          f"workdir: {workdir} holds another comparison: config.{name} is "
+          f"{there.get(name)!r} there and {what.get(name)!r} here; choose a new "
+          "folder"
+        )
+    return
+  if workdir.exists() and (not workdir.is_dir() or any(workdir.iterdir())):
+    raise ConfigError(
+      f"workdir: {workdir} holds other files and no comparison; choose a new "
+      "folder"
+    )
+  workdir.mkdir(parents=True, exist_ok=True)
+  _replace(path, what)
+
+
+def write(workdir: Path, run: Run, status: str, **found: Any) -> None:
+  """Writes the record of one run, whole or not at all."""
+  folder = workdir / RECORDS
+  folder.mkdir(exist_ok=True)
+  record = {
+    "task": run.task,
+    "attention": run.attention,
+    "seed": run.seed,
+    "status": status,
+    "reason": run.obstacle,
+    "parameters": run.parameters,
+    "unmatched_parameters": run.unmatched_parameters,
+    "arguments": run.arguments,
+    **found,
+  }
+  _replace(folder / f"{run.identity}.json", record)
+
+
+def read(workdir: Path) -> tuple[list[Record], list[str]]:
+  """All records, and the names of files that are none.
+
+  A damaged file counts as a run that was never made: it is run again.
+  """
+  records, damaged = [], []
+  for path in sorted((workdir / RECORDS).glob("*.json")):
+    record = _parsed(path)
+    if record is None:
+      damaged.append(path.name)
+    else:
+      records.append(record)
+  return records, damaged
+
+
+def status(workdir: Path, run: Run) -> str | None:
+  """Status of a run's record; None where there is none, or a damaged one."""
+  record = _parsed(workdir / RECORDS / f"{run.identity}.json")
+  return None if record is None else record["status"]
+
+
+def _parsed(path: Path) -> Record | None:
+  try:
+    record = json.loads(path.read_text())
+  except (OSError, ValueError):
+    return None
+  is_whole = isinstance(record, dict) and {"task", "status"} <= record.keys()
+  return record if is_whole else None
+
+
+def _replace(path: Path, content: Mapping[str, Any]) -> None:
+  partial = path.with_suffix(".tmp")
+  partial.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+  os.replace(partial, path)
