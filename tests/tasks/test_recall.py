@@ -66,4 +66,6 @@ def test_config_refuses(fields, message):
 
 
 def test_the_smallest_config_works():
-  make("recall", vocab_size=10, length=16).train_batch(0)
+  batch = make("recall", vocab_size=10, length=16).train_batch(0)
+  assert batch["inputs"].shape[1] == 16
+  assert (batch["weights"].sum(axis=1) > 0).all()
