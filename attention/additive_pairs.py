@@ -5,11 +5,13 @@ bias written, along the axes that they have, so that one of `[B, 1, 1, S]` never
 grows.
 """
 
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
+
+from attention import blocks
 
 
 class Settings(NamedTuple):
@@ -97,9 +99,7 @@ def kept(
   shape: tuple[int, ...],
 ) -> Float[Array, "B N C D"]:
   """Δ of block (i, j): the same in the forward and in the backward."""
-  rng = jax.random.fold_in(cast(Array, limits.dropout_rng), i)
-  keep = 1.0 - settings.dropout_rate
-  return jax.random.bernoulli(jax.random.fold_in(rng, j), keep, shape) / keep
+  return blocks.kept(limits.dropout_rng, settings.dropout_rate, shape, i, j)
 
 
 def add_to(

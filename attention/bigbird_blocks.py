@@ -28,7 +28,6 @@ of XLA:CPU's fast products, see `blocks`.
 """
 
 from functools import partial
-from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -58,15 +57,6 @@ def _middle_fwd(geometry, operands, limits):
   return out, (operands, limits, out, lse)
 
 
-def _kept(
-  geometry: Geometry, limits: Limits, i: Array, shape: tuple[int, ...]
-) -> Float[Array, "A C X"]:
-  """Δ of block i: the same in the forward and in the backward."""
-  keep = 1.0 - geometry.dropout_rate
-  rng = jax.random.fold_in(cast(Array, limits.dropout_rng), i)
-  return jax.random.bernoulli(rng, keep, shape) / keep
-
-
 def _forward(
   geometry: Geometry, operands: Operands, limits: Limits
 ) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
@@ -87,7 +77,7 @@ def _forward(
     p = jnp.exp(logits - maximum)
     total = jnp.sum(p, -1, keepdims=True)
     if geometry.dropout_rate:
-      p *= _kept(geometry, limits, i, p.shape)
+      p *= blocks.kept(limits.dropout_rng, geometry.dropout_rate, p.shape, i)
     p = p.astype(block.value.dtype)
     result = blocks.dot("nqk,nkd->nqd", p, block.value)
     result /= jnp.where(total > 0.0, total, 1.0)
@@ -135,7 +125,9 @@ def _middle_bwd(geometry, residuals, cotangent):
     dropped = p
     if geometry.dropout_rate:
       shape = (p.shape[0], size, p.shape[1])
-      kept = jnp.swapaxes(_kept(geometry, limits, i, shape), 1, 2)
+      kept = jnp.swapaxes(
+        blocks.kept(limits.dropout_rng, geometry.dropout_rate, shape, i), 1, 2
+      )
       dp, dropped = dp * kept, p * kept
     ds = (p * (dp - delta) * geometry.scale).astype(block.query.dtype)
     dv = blocks.dot("nkq,nqd->nkd", dropped.astype(g.dtype), g)

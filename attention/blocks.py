@@ -6,6 +6,8 @@ sends batched products of the forms 'nqd,nkd->nqk' and 'nqk,nkd->nqd' to its fas
 kernel; others run at half that rate.
 """
 
+from typing import cast
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -30,6 +32,21 @@ def put(x: Array, block: Array, start: Array | int) -> Array:
 def add(total: Array, block: Array, start: Array | int) -> Array:
   """`total` with `block` added to the positions from `start`."""
   return put(total, block + cut(total, start, block.shape[1]), start)
+
+
+def kept(
+  rng: Array | None, rate: float, shape: tuple[int, ...], *numbers: Array | int
+) -> Float[Array, "..."]:
+  """Dropout's keep / (1 − rate) for the block that `numbers` name.
+
+  It follows from the key and the numbers alone, so the backward draws again
+  what the forward drew.
+  """
+  key = cast(Array, rng)
+  for number in numbers:
+    key = jax.random.fold_in(key, number)
+  keep = 1.0 - rate
+  return jax.random.bernoulli(key, keep, shape) / keep
 
 
 def heads_first(

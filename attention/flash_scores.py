@@ -4,9 +4,8 @@ A block is C queries by D keys of every head, `[B, N, C, D]`. Masks and biases
 are read along the axes that they have, so one of `[B, 1, 1, S]` never grows.
 """
 
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
@@ -146,11 +145,13 @@ def kept(
   keys: Keys,
 ) -> Float[Array, "B N C D"]:
   """Δ of the block: the same in the forward and in the backward."""
-  rng = jax.random.fold_in(cast(Array, limits.dropout_rng), queries.number)
-  rng = jax.random.fold_in(rng, keys.number)
-  keep = 1.0 - settings.dropout_rate
-  shape = by_head(settings, operands)
-  return jax.random.bernoulli(rng, keep, shape) / keep
+  return blocks.kept(
+    limits.dropout_rng,
+    settings.dropout_rate,
+    by_head(settings, operands),
+    queries.number,
+    keys.number,
+  )
 
 
 def transposed(

@@ -47,7 +47,7 @@ permutation. The products have the forms that XLA:CPU sends to its fast kernel
 """
 
 from functools import partial
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -185,9 +185,7 @@ def _kept(
   geometry: Geometry, plan: Plan, r: Array | int, c: Array | int, shape
 ) -> Float[Array, "..."]:
   """Δ of chunk c in round r; round `rounds` is for tokens that see no other."""
-  rng = jax.random.fold_in(cast(Array, plan.dropout_rng), r)
-  keep = 1.0 - geometry.dropout_rate
-  return jax.random.bernoulli(jax.random.fold_in(rng, c), keep, shape) / keep
+  return blocks.kept(plan.dropout_rng, geometry.dropout_rate, shape, r, c)
 
 
 def _forward(

@@ -42,7 +42,7 @@ copy them whole.
 """
 
 from functools import partial
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -214,15 +214,6 @@ def _near(
   )
 
 
-def _kept(
-  geometry: Geometry, limits: Limits, i: Array, shape: tuple[int, ...]
-) -> Float[Array, "A Q X"]:
-  """Δ of block i: the same in the forward and in the backward."""
-  keep = 1.0 - geometry.dropout_rate
-  rng = jax.random.fold_in(cast(Array, limits.dropout_rng), i)
-  return jax.random.bernoulli(rng, keep, shape) / keep
-
-
 def _forward(
   geometry: Geometry, operands: Operands, limits: Limits
 ) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
@@ -250,7 +241,7 @@ def _forward(
     total = jnp.sum(p, -1, keepdims=True)
     p = p.reshape(scores.shape)
     if geometry.dropout_rate:
-      p *= _kept(geometry, limits, i, p.shape)
+      p *= blocks.kept(limits.dropout_rng, geometry.dropout_rate, p.shape, i)
     p = p.astype(block.value.dtype)
     result = blocks.dot("nqk,nkd->nqd", p, block.value)
     result /= jnp.where(total > 0.0, total, 1.0).reshape(*result.shape[:2], 1)
@@ -308,7 +299,9 @@ def _windowed_bwd(geometry, residuals, cotangent):
     dropped = p
     if geometry.dropout_rate:
       shape = (p.shape[0], p.shape[2], p.shape[1])
-      kept = jnp.swapaxes(_kept(geometry, limits, i, shape), 1, 2)
+      kept = jnp.swapaxes(
+        blocks.kept(limits.dropout_rng, geometry.dropout_rate, shape, i), 1, 2
+      )
       dp, dropped = dp * kept, p * kept
     dlogits = p * (dp - delta)
     ds = (dlogits * geometry.scale).astype(block.query.dtype)
