@@ -28,6 +28,7 @@ def records(workdir):
   parsed = [json.loads(line) for line in lines]
   for record in parsed:
     record.pop("tokens_per_second", None)
+    record.pop("seconds")
   return parsed
 
 

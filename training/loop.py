@@ -1,6 +1,5 @@
 """The story of a run: restore, step, evaluate, checkpoint, report."""
 
-from collections.abc import Mapping
 import contextlib
 import pathlib
 from typing import Any
@@ -58,8 +57,11 @@ def run(experiment: Experiment, workdir: pathlib.Path) -> Results | None:
     if first:
       print(f"continues from the checkpoint of step {first}", flush=True)
 
+    window = Window(
+      record.get("window", (0.0, 0.0)), record.get("seconds", 0.0), workdir
+    )
     state = _train(
-      experiment, parallel, state, record, checkpoints, writer, signals, workdir
+      experiment, parallel, state, window, checkpoints, writer, signals
     )
     if state is None:
       return None
@@ -69,7 +71,7 @@ def run(experiment: Experiment, workdir: pathlib.Path) -> Results | None:
     except Interrupted:
       _say_stopped(config.num_steps)
       return None
-    writer.write(config.num_steps, results)
+    writer.write(config.num_steps, results, window.seconds)
     return results
 
 
@@ -77,17 +79,15 @@ def _train(
   experiment: Experiment,
   parallel: Parallel,
   state: TrainState,
-  record: Mapping[str, Any],
+  window: Window,
   checkpoints: Checkpoints,
   writer: MetricsWriter,
   signals: Signals,
-  workdir: pathlib.Path,
 ) -> TrainState | None:
   """All steps; returns the last state, or None where a signal stopped them."""
   config, task = experiment.config.train, experiment.task
   first, last = int(state.step), config.num_steps
   progress = Progress(first, last)
-  window = Window(record.get("window", (0.0, 0.0)), workdir)
 
   def load(step):
     try:
@@ -112,20 +112,22 @@ def _train(
       save = done % config.checkpoint_every == 0 or done == last
       if log or evaluation or save or signals.stop or step == first:
         window.fetch()
-      if step == first:  # Most of it was compiling.
-        window.restart_clock()
+      if step == first:
+        window.forget_first()
         progress.restart_clock(done)
       if log:
         values = window.flush()
-        writer.write(done, {"train": values})
+        writer.write(done, {"train": values}, window.seconds)
         progress.update(done, values)
       if evaluation:
         split = task.eval_splits[0]
         values = evaluate.evaluate(parallel, state.variables, task, split)
-        writer.write(done, {split: values})
+        writer.write(done, {split: values}, window.seconds)
         progress.say(f"step {done}  {split}  {format_values(values)}")
       if save or signals.stop:
-        checkpoints.save(state, {"window": window.sums})
+        checkpoints.save(
+          state, {"window": window.sums, "seconds": window.seconds}
+        )
       if signals.stop and done < last:
         _say_stopped(done)
         return None

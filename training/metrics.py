@@ -54,17 +54,22 @@ class MetricsWriter:
     )
 
   def write(
-    self, step: int, splits: Mapping[str, Mapping[str, float | str]]
+    self,
+    step: int,
+    splits: Mapping[str, Mapping[str, float | str]],
+    seconds: float,
   ) -> None:
     """Writes one line for each split, all of them at once.
 
     Args:
       step: number of updates done.
       splits: split → metric name → value.
+      seconds: that training took so far.
     """
     lines = ""
     for split, values in splits.items():
-      lines += json.dumps({"step": step, "split": split, **values}) + "\n"
+      place = {"step": step, "split": split, "seconds": round(seconds, 3)}
+      lines += json.dumps({**place, **values}) + "\n"
       for name, value in values.items():
         if not isinstance(value, str):
           self._board.add_scalar(f"{split}/{name}", value, step)

@@ -21,10 +21,17 @@ class Window:
   Attributes:
     sums: sum and count of the loss; goes into checkpoints, so that the first
       line after a restart is that of a run without one.
+    seconds: that training took so far, without compiling and evaluations; goes
+      into checkpoints too.
   """
 
-  def __init__(self, sums: tuple[float, float], workdir: pathlib.Path):
-    self.sums = tuple(sums)
+  def __init__(
+    self,
+    sums: tuple[float, float],
+    seconds: float,
+    workdir: pathlib.Path,
+  ):
+    self.sums, self.seconds = tuple(sums), seconds
     self._workdir = workdir
     self._pending = []
     self._last = {}
@@ -59,6 +66,7 @@ class Window:
     self._pending = []
     now = time.monotonic()
     self._seconds += now - self._mark
+    self.seconds += now - self._mark
     self._mark = now
 
   def flush(self) -> dict[str, float]:
@@ -71,11 +79,15 @@ class Window:
     if self._seconds:
       values["tokens_per_second"] = self._tokens / self._seconds
     self.sums = (0.0, 0.0)
-    self.restart_clock()
+    self._restart_clock()
     return values
 
-  def restart_clock(self) -> None:
-    """Forgets time and tokens so far."""
+  def forget_first(self) -> None:
+    """Leaves out the step just fetched: most of it was compiling."""
+    self.seconds -= self._seconds
+    self._restart_clock()
+
+  def _restart_clock(self) -> None:
     self._tokens, self._seconds = 0.0, 0.0
     self.skip_clock()
 

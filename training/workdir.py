@@ -81,7 +81,7 @@ def final_metrics(
 ) -> dict[str, dict[str, Any]] | None:
   """Split → metrics of a finished run; None if there is more to do."""
   records = [
-    record
+    {name: value for name, value in record.items() if name != "seconds"}
     for record in metrics.read(workdir)
     if record["step"] == config.train.num_steps and record["split"] != "train"
   ]
@@ -106,7 +106,7 @@ def summary(workdir: Path, results: Mapping[str, Mapping[str, Any]]) -> str:
 
 _CONTENTS = {
   CONFIG: "every leaf of the config",
-  metrics.FILE: "one object a line: step, split, name → value",
+  metrics.FILE: "one object a line: step, split, seconds, name → value",
   "tensorboard": "the same for TensorBoard",
   "samples.txt": "held-out examples and what the model makes of them",
   "attention.png": "what the last layer attends to",

@@ -90,7 +90,11 @@ def run(tmp_path, monkeypatch):
 def records(workdir):
   """Lines of metrics.jsonl without what depends on the clock."""
   return [
-    {k: v for k, v in record.items() if k != "tokens_per_second"}
+    {
+      k: v
+      for k, v in record.items()
+      if k not in ("tokens_per_second", "seconds")
+    }
     for record in metrics.read(workdir)
   ]
 
@@ -124,6 +128,9 @@ def test_a_run_writes_its_story(run, tmp_path, capsys):
     (7, "test"),
   ]
   assert records(tmp_path)[-1] == {"step": 7, "split": "test"} | results["test"]
+  seconds = [record["seconds"] for record in metrics.read(tmp_path)]
+  assert seconds == sorted(seconds)
+  assert seconds[-1] > 0
   steps = {int(p.name) for p in (tmp_path / "checkpoints").iterdir()}
   assert steps == {3, 6, 7}
   assert "reference  a" in (tmp_path / "samples.txt").read_text()
@@ -142,13 +149,14 @@ def test_stopped_and_continued_equals_uninterrupted(
   handler = signal.getsignal(signal.SIGTERM)
   assert run(FakeTask(stop=4), parallel=parallel) is None
   assert signal.getsignal(signal.SIGTERM) is handler
-  stopped = records(tmp_path)[-1]["step"]
-  assert stopped < 7
+  stopped = metrics.read(tmp_path)[-1]
+  assert stopped["step"] < 7
   again = FakeTask()
   assert run(again, parallel=parallel) is not None
   assert min(again.asked) >= 2
   assert saved(tmp_path) == expected
   assert records(tmp_path) == lines
+  assert metrics.read(tmp_path)[-1]["seconds"] > stopped["seconds"]
 
 
 def test_a_bad_step_is_named_and_never_saved(run, tmp_path):

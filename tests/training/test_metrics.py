@@ -10,20 +10,23 @@ from training import metrics
 def write(workdir, first, *steps):
   writer = metrics.MetricsWriter(workdir, first)
   for step in steps:
-    writer.write(step, {"train": {"loss": float(step)}})
+    writer.write(step, {"train": {"loss": float(step)}}, 0.5 * step)
   writer.close()
 
 
 def test_one_object_a_line(tmp_path):
   writer = metrics.MetricsWriter(tmp_path, 0)
   writer.write(
-    3, {"validation": {"loss": 0.5, "bleu_signature": "x"}, "test": {"loss": 1}}
+    3,
+    {"validation": {"loss": 0.5, "bleu_signature": "x"}, "test": {"loss": 1}},
+    seconds=1.23456,
   )
   writer.close()
   lines = (tmp_path / metrics.FILE).read_text().splitlines()
   assert [json.loads(line) for line in lines] == [
-    {"step": 3, "split": "validation", "loss": 0.5, "bleu_signature": "x"},
-    {"step": 3, "split": "test", "loss": 1},
+    {"step": 3, "split": "validation", "seconds": 1.235}
+    | {"loss": 0.5, "bleu_signature": "x"},
+    {"step": 3, "split": "test", "seconds": 1.235, "loss": 1},
   ]
   assert list((tmp_path / "tensorboard").glob("events*"))
 
