@@ -1,5 +1,6 @@
 # make train   sets up .venv, trains the copy task, shows the result
 # make compare trains every mechanism on the copy task, at equal parameters
+# make bench   measures time and memory of every mechanism against length
 # make test    sets up .venv, runs lint, type checker and the whole suite
 # make format  formats and sorts imports
 
@@ -8,7 +9,7 @@ PYTHON := $(VENV)/bin/python
 CONFIG ?= configs/copy.py
 WORKDIR ?= runs/copy
 
-.PHONY: train compare test format setup
+.PHONY: train compare bench test format setup
 
 setup: $(VENV)/.installed
 
@@ -30,6 +31,9 @@ train: setup
 
 compare: setup
 	$(PYTHON) compare.py --config=configs/compare/copy.py --workdir=runs/compare
+
+bench: setup
+	$(PYTHON) -m benchmarks.scaling
 
 test: setup
 	$(VENV)/bin/ruff check .

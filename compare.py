@@ -43,7 +43,8 @@ def main(command: str | None) -> None:
 
     comparison = config.parse(mapping)
     records.claim(folder, config.shared(comparison))
-    launch.launch(plan.plan(comparison)[first - 1 :: step], folder)
+    runs = plan.plan(comparison)
+    launch.launch(runs[first - 1 :: step], folder, comparison.seed_numbers[0])
   elif not (folder / records.COMPARISON).exists():
     raise ConfigError(f"--workdir: no comparison in {folder}")
   found, damaged = records.read(folder)

@@ -1,13 +1,18 @@
 """What is compared: mechanisms, tasks, seeds, and what is held equal."""
 
-from collections.abc import Mapping
+import ast
+from collections.abc import Iterator, Mapping
 import dataclasses
+import itertools
 from pathlib import Path
 from typing import Any
 
 from attention import ATTENTIONS
 from training import config as config_lib
 from training.config import ConfigError
+
+Leaves = dict[str, Any]
+"""Leaf of a run's config, `'model.num_layers'`, -> its value."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,12 +21,21 @@ class Comparison:
 
   Attributes:
     tasks: names of files in configs/, without '.py', separated by commas.
-    attention: mechanisms, separated by commas; 'all' is every one there is.
+    attention: mechanisms and variants, separated by commas; 'all' is every
+      mechanism there is, and every variant.
     seeds: whole numbers, separated by commas.
     match_parameters: give every model the parameters of the one with dense
       attention, by the width of its feed-forward layers.
-    overrides: leaves of the runs' configs that all runs take: every section or
-      leaf that is none of the above, as `num_steps` or `model.num_layers`.
+    budget_seconds: training time of every run, compiling and evaluating aside;
+      None leaves it to `num_steps`. The step of each mechanism is timed first.
+    budget_flops: floating-point operations of every run; None likewise.
+    variants: name -> {'name': mechanism, option: value, …}: a mechanism with
+      hyperparameters of its own, beside or instead of those in the files.
+    grid: leaf -> values that every mechanism is run with, all combinations; the
+      report shows the best of each.
+    per_task: task -> leaves that its runs take.
+    overrides: leaves that all runs take: every section or leaf that is none of
+      the above, as `num_steps` or `model.num_layers`.
 
   Raises:
     ValueError: a value is wrong; the message starts with the field.
@@ -31,21 +45,14 @@ class Comparison:
   attention: str = "all"
   seeds: str = "0"
   match_parameters: bool = True
+  budget_seconds: float | None = None
+  budget_flops: float | None = None
+  variants: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  grid: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  per_task: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   overrides: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
   def __post_init__(self):
-    for task in self.task_names:
-      if not Path(f"configs/{task}.py").is_file():
-        raise ValueError(f"tasks: no file configs/{task}.py for {task!r}")
-    for name in self.mechanisms:
-      if name not in ATTENTIONS:
-        raise ValueError(
-          f"attention: no mechanism {name!r}; "
-          f"{config_lib.nearest(name, ATTENTIONS)}"
-        )
-    for seed in _split(self.seeds):
-      if not seed.isdecimal():
-        raise ValueError(f"seeds: expected whole numbers, got {seed!r}")
     for field in ("tasks", "attention", "seeds"):
       values = _split(getattr(self, field))
       if not values or len(set(values)) < len(values):
@@ -53,6 +60,23 @@ class Comparison:
           f"{field}: expected at least one, each once, got "
           f"{getattr(self, field)!r}"
         )
+    for task in self.task_names:
+      if not Path(f"configs/{task}.py").is_file():
+        raise ValueError(f"tasks: no file configs/{task}.py for {task!r}")
+    for task in self.per_task:
+      if task not in self.task_names:
+        raise ValueError(
+          f"per_task.{task}: no such task here; "
+          f"{config_lib.nearest(task, self.task_names)}"
+        )
+    self._check_mechanisms()
+    for seed in _split(self.seeds):
+      if not seed.isdecimal():
+        raise ValueError(f"seeds: expected whole numbers, got {seed!r}")
+    self._check_budget()
+    for leaf, values in flat(self.grid).items():
+      if not _values(values):
+        raise ValueError(f"grid.{leaf}: expected at least one value")
 
   @property
   def task_names(self) -> list[str]:
@@ -61,14 +85,65 @@ class Comparison:
 
   @property
   def mechanisms(self) -> list[str]:
-    """Keys of `ATTENTIONS`."""
+    """Keys of `ATTENTIONS` and of `variants`."""
     everything = self.attention == "all"
-    return list(ATTENTIONS) if everything else _split(self.attention)
+    known = [*ATTENTIONS, *self.variants]
+    return known if everything else _split(self.attention)
 
   @property
   def seed_numbers(self) -> list[int]:
     """Seeds as numbers."""
     return [int(seed) for seed in _split(self.seeds)]
+
+  def grid_points(self) -> Iterator[Leaves]:
+    """Every combination of the grid's values; `{}` alone without a grid."""
+    grid = {leaf: _values(v) for leaf, v in flat(self.grid).items()}
+    for values in itertools.product(*grid.values()):
+      yield dict(zip(grid, values, strict=True))
+
+  def leaves(self, task: str) -> Leaves:
+    """What the runs of a task take, whatever their mechanism."""
+    return flat(self.overrides) | flat(self.per_task.get(task, {}))
+
+  def variant(self, label: str) -> tuple[str, dict[str, Any]]:
+    """The mechanism behind a label, and the options it is given."""
+    options = dict(self.variants.get(label, {}).items())
+    return options.pop("name", label), options
+
+  def _check_mechanisms(self):
+    for label, variant in self.variants.items():
+      if label in ATTENTIONS:
+        raise ValueError(f"variants.{label}: the name of a mechanism itself")
+      name = variant.get("name") if hasattr(variant, "get") else None
+      if name not in ATTENTIONS:
+        raise ValueError(
+          f"variants.{label}.name: expected one of {', '.join(ATTENTIONS)}, "
+          f"got {name!r}"
+        )
+    for name in self.mechanisms:
+      known = [*ATTENTIONS, *self.variants]
+      if name not in known:
+        raise ValueError(
+          f"attention: no mechanism {name!r}; {config_lib.nearest(name, known)}"
+        )
+
+  def _check_budget(self):
+    budgets = {
+      name: getattr(self, name) for name in ("budget_seconds", "budget_flops")
+    }
+    given = {
+      name: value for name, value in budgets.items() if value is not None
+    }
+    for name, value in given.items():
+      if not value > 0:
+        raise ValueError(f"{name}: expected a value above 0, got {value}")
+    if len(given) > 1:
+      raise ValueError("budget_flops: expected one budget, got seconds as well")
+    if given and any("num_steps" in self.leaves(t) for t in self.task_names):
+      raise ValueError(
+        f"{next(iter(given))}: it decides the number of steps; expected no "
+        "num_steps beside it"
+      )
 
 
 def parse(mapping: Mapping[str, Any]) -> Comparison:
@@ -82,31 +157,47 @@ def parse(mapping: Mapping[str, Any]) -> Comparison:
 
 def shared(comparison: Comparison) -> dict[str, Any]:
   """What all runs of a comparison share, JSON-ready."""
-  return {
-    "tasks": comparison.tasks,
-    "match_parameters": comparison.match_parameters,
-    **flat(comparison.overrides),
-  }
+  mapping = config_lib.to_mapping(comparison)
+  # More mechanisms, variants and seeds may come later.
+  for field in ("attention", "seeds", "variants"):
+    mapping.pop(field, None)
+  return {name: v for name, v in flat(mapping).items() if v is not None}
 
 
-def flat(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(mapping: Mapping[str, Any], prefix: str = "") -> Leaves:
   """`{'a': {'b': 1}}` to `{'a.b': 1}`.
 
   Raises:
-    ConfigError: a leaf is no number, text or truth value.
+    ConfigError: a leaf is no number, text, truth value or list of these.
   """
   leaves = {}
   for name, value in mapping.items():
     if hasattr(value, "items"):
       leaves.update(flat(value, f"{prefix}{name}."))
-    elif isinstance(value, (bool, int, float, str)):
+    elif value is None or isinstance(value, (bool, int, float, str)):
       leaves[prefix + name] = value
+    elif isinstance(value, (list, tuple)):
+      leaves[prefix + name] = list(value)
     else:
       raise ConfigError(
         f"config.{prefix}{name}: expected a number, text, true or "
         f"false, got {value!r}"
       )
   return leaves
+
+
+def _values(given: Any) -> list[Any]:
+  """The values of one leaf of a grid: a list, or text with commas."""
+  if isinstance(given, str):
+    return [_literal(part) for part in _split(given)]
+  return list(given) if isinstance(given, (list, tuple)) else [given]
+
+
+def _literal(text: str) -> Any:
+  try:
+    return ast.literal_eval(text)
+  except (ValueError, SyntaxError):
+    return text
 
 
 def _split(text: str) -> list[str]:

@@ -1,6 +1,7 @@
 """From a comparison to its runs: which, with what, and what cannot be."""
 
 import dataclasses
+import functools
 import hashlib
 import importlib
 import json
@@ -9,10 +10,11 @@ from typing import Any
 import jax
 import ml_collections
 
-from comparison.config import Comparison, flat
+from comparison import costs
+from comparison.config import Comparison, Leaves
 import models
 from training import experiment, experiment_config
-from training.config import ConfigError
+from training.config import ConfigError, TrainConfig
 from training.experiment_config import ExperimentConfig
 
 BASELINE = "dense"
@@ -25,9 +27,12 @@ class Run:
 
   Attributes:
     task: file in configs/.
-    attention: the mechanism.
+    attention: the mechanism, or the variant.
+    mechanism: key of `ATTENTIONS` behind it.
     seed: of the run.
     leaves: what differs from the file's config, by leaf.
+    grid: those of them that come from the grid.
+    budget_seconds: training time that becomes steps where the run is made.
     parameters: of the model, as it runs; 0 where it cannot.
     unmatched_parameters: as its file would have it.
     obstacle: why it cannot run; empty where it can.
@@ -35,8 +40,11 @@ class Run:
 
   task: str
   attention: str
+  mechanism: str
   seed: int
-  leaves: dict[str, Any]
+  leaves: Leaves
+  grid: Leaves
+  budget_seconds: float | None = None
   parameters: int = 0
   unmatched_parameters: int = 0
   obstacle: str = ""
@@ -44,15 +52,24 @@ class Run:
   @property
   def identity(self) -> str:
     """Folder of the run: the same for the same config, whoever asks."""
-    text = json.dumps([self.task, self.attention, self.leaves], sort_keys=True)
+    what = [self.task, self.mechanism, self.leaves, self.budget_seconds]
+    text = json.dumps(what, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-    return f"{self.task}-{self.attention}-{self.seed}-{digest}"
+    name = f"{self.task}-{self.attention}-{self.seed}-{digest}"
+    return name.replace("/", "-")  # A task may lie in a folder of configs/.
+
+  @property
+  def family(self) -> str:
+    """The same for all seeds, and for nothing else."""
+    leaves = {k: v for k, v in self.leaves.items() if k != "seed"}
+    other = dataclasses.replace(self, seed=0, leaves=leaves)
+    return other.identity
 
   @property
   def arguments(self) -> list[str]:
     """Of `train.py`, without the folder."""
     return [
-      f"--config=configs/{self.task}.py:{self.attention}",
+      f"--config=configs/{self.task}.py:{self.mechanism}",
       *(f"--config.{leaf}={value}" for leaf, value in self.leaves.items()),
     ]
 
@@ -60,19 +77,18 @@ class Run:
 def plan(comparison: Comparison) -> list[Run]:
   """Every run of a comparison, seeds last, so that all mechanisms come early.
 
-  Nothing is trained or compiled: models are traced to count parameters.
+  Nothing is trained or compiled: models are traced to count parameters, and
+  their steps to count operations where these are the budget.
 
   Raises:
     ConfigError: an override that no run can take.
   """
-  leaves = flat(comparison.overrides)
-  runs = []
-  for task in comparison.task_names:
-    target = None
-    if comparison.match_parameters:
-      target = _count(_parse(task, BASELINE, leaves))
-    for attention in comparison.mechanisms:
-      runs.append(_planned(task, attention, leaves, target))
+  runs = [
+    _planned(comparison, task, attention, point)
+    for task in comparison.task_names
+    for attention in comparison.mechanisms
+    for point in comparison.grid_points()
+  ]
   return [
     dataclasses.replace(run, seed=seed, leaves={"seed": seed, **run.leaves})
     for seed in comparison.seed_numbers
@@ -81,30 +97,56 @@ def plan(comparison: Comparison) -> list[Run]:
 
 
 def _planned(
-  task: str, attention: str, leaves: dict[str, Any], target: int | None
+  comparison: Comparison, task: str, attention: str, point: Leaves
 ) -> Run:
-  """A run without its seed, its parameters matched where there is a target."""
-  run = Run(task, attention, 0, dict(leaves))
+  """A run without its seed: its parameters matched, its budget in steps."""
+  mechanism, options = comparison.variant(attention)
+  leaves = comparison.leaves(task) | point
   # What cannot be with dense attention either is a fault of the comparison.
-  if attention != BASELINE:
-    _parse(task, BASELINE, leaves)
+  baseline = _parse(task, BASELINE, leaves)
+  run = Run(
+    task, attention, mechanism, 0, leaves, point, comparison.budget_seconds
+  )
   try:
-    config = _parse(task, attention, leaves)
+    leaves = leaves | _options(task, mechanism, leaves, options)
+    config = _parse(task, mechanism, leaves)
     count = _count(config)
   except (ConfigError, ValueError) as error:
     return dataclasses.replace(run, obstacle=str(error))
   matched = count
-  if target is not None:
-    width = _width(config)
-    wider = _count(_parse(task, attention, _wide(leaves, width + 1)))
-    # The count is linear in the width: one more unit tells its price.
-    width = max(1, width + round((target - count) / (wider - count)))
-    if width != _width(config):
-      run = dataclasses.replace(run, leaves=_wide(leaves, width))
-      matched = _count(_parse(task, attention, run.leaves))
+  if comparison.match_parameters and count != _count(baseline):
+    # Every mechanism pays the same for one more unit, so one price serves all.
+    wide = _wide(comparison.leaves(task) | point, _width(baseline) + 1)
+    price = _count(_parse(task, BASELINE, wide)) - _count(baseline)
+    units = round((_count(baseline) - count) / price)
+    units = max(units, 1 - _width(config))
+    if units:
+      leaves = _wide(leaves, _width(config) + units)
+      config, matched = _parse(task, mechanism, leaves), count + units * price
+  if comparison.budget_flops is not None:
+    steps = comparison.budget_flops / _step_flops(config)
+    leaves = leaves | {"num_steps": max(1, int(steps))}
   return dataclasses.replace(
-    run, parameters=matched, unmatched_parameters=count
+    run,
+    leaves=leaves,
+    parameters=matched,
+    unmatched_parameters=count,
   )
+
+
+def _options(
+  task: str, mechanism: str, leaves: Leaves, options: dict[str, Any]
+) -> Leaves:
+  """A variant's options, as leaves of the slots that the mechanism is in."""
+  if not options:
+    return {}
+  slots = _parse(task, mechanism, leaves).model.attentions
+  return {
+    f"model.{slot}.{option}": value
+    for slot, config in slots.items()
+    if config.name == mechanism
+    for option, value in options.items()
+  }
 
 
 def _width(config: ExperimentConfig) -> int:
@@ -116,15 +158,13 @@ def _width(config: ExperimentConfig) -> int:
   return config.model.mlp_features
 
 
-def _wide(leaves: dict[str, Any], width: int) -> dict[str, Any]:
+def _wide(leaves: Leaves, width: int) -> Leaves:
   return {**leaves, "model.mlp_features": width}
 
 
-def _parse(
-  task: str, attention: str, leaves: dict[str, Any]
-) -> ExperimentConfig:
+def _parse(task: str, attention: str, leaves: Leaves) -> ExperimentConfig:
   """The config that `train.py` would make of the same arguments."""
-  file = importlib.import_module(f"configs.{task}")
+  file = importlib.import_module(f"configs.{task.replace('/', '.')}")
   config: ml_collections.ConfigDict = file.get_config(attention)
   with config.unlocked():
     for leaf, value in leaves.items():
@@ -133,5 +173,19 @@ def _parse(
 
 
 def _count(config: ExperimentConfig) -> int:
+  """Parameters of the model, whatever the loop and the optimiser."""
+  return _parameters(
+    dataclasses.replace(config, train=TrainConfig(num_steps=1, batch_size=1))
+  )
+
+
+@functools.cache
+def _parameters(config: ExperimentConfig) -> int:
   shapes = experiment.create(config).shapes
   return sum(leaf.size for leaf in jax.tree.leaves(shapes.params))
+
+
+def _step_flops(config: ExperimentConfig) -> float:
+  """Operations of one update, on the batch of the first step."""
+  run = experiment.create(config)
+  return costs.step_flops(run, run.task.train_batch(0)).flops

@@ -12,6 +12,7 @@ from training.config import ConfigError
 COMPARISON = "comparison.json"
 RUNS, RECORDS = "runs", "records"
 DONE, FAILED, UNSUPPORTED = "done", "failed", "not supported"
+TRAINED, STOPPED = "not measured yet", "stopped"
 
 Record = Mapping[str, Any]
 """What `write` wrote: the run, its status, what it measured."""
@@ -52,14 +53,22 @@ def claim(workdir: Path, what: Mapping[str, Any]) -> None:
   _replace(path, what)
 
 
-def write(workdir: Path, run: Run, status: str, **found: Any) -> None:
-  """Writes the record of one run, whole or not at all."""
+def write(workdir: Path, run: Run, *, status: str, **found: Any) -> None:
+  """Writes the record of one run, whole or not at all.
+
+  Args:
+    workdir: of the comparison.
+    run: whose record it is.
+    status: how it stands.
+    **found: what is known beyond the plan; takes its place.
+  """
   folder = workdir / RECORDS
   folder.mkdir(exist_ok=True)
   record = {
     "task": run.task,
     "attention": run.attention,
     "seed": run.seed,
+    "grid": run.grid,
     "status": status,
     "reason": run.obstacle,
     "parameters": run.parameters,
@@ -67,7 +76,12 @@ def write(workdir: Path, run: Run, status: str, **found: Any) -> None:
     "arguments": run.arguments,
     **found,
   }
-  _replace(folder / f"{run.identity}.json", record)
+  _replace(_path(workdir, run), record)
+
+
+def update(workdir: Path, run: Run, **found: Any) -> None:
+  """Adds to the record that is there."""
+  _replace(_path(workdir, run), {**_known(workdir, run), **found})
 
 
 def read(workdir: Path) -> tuple[list[Record], list[str]]:
@@ -77,7 +91,7 @@ def read(workdir: Path) -> tuple[list[Record], list[str]]:
   """
   records, damaged = [], []
   for path in sorted((workdir / RECORDS).glob("*.json")):
-    record = _parsed(path)
+    record = _whole(path)
     if record is None:
       damaged.append(path.name)
     else:
@@ -87,17 +101,38 @@ def read(workdir: Path) -> tuple[list[Record], list[str]]:
 
 def status(workdir: Path, run: Run) -> str | None:
   """Status of a run's record; None where there is none, or a damaged one."""
-  record = _parsed(workdir / RECORDS / f"{run.identity}.json")
-  return None if record is None else record["status"]
+  return _known(workdir, run).get("status")
 
 
-def _parsed(path: Path) -> Record | None:
+def usage(workdir: Path, run: Run) -> dict[str, float]:
+  """What a run that was stopped has taken so far; empty for any other."""
+  record = _known(workdir, run)
+  if record.get("status") != STOPPED:
+    return {}
+  names = ("seconds", "cpu_seconds", "peak_bytes")
+  return {name: record[name] for name in names}
+
+
+def parsed(path: Path) -> dict[str, Any] | None:
+  """The JSON object in a file; None where there is none, or a damaged one."""
   try:
-    record = json.loads(path.read_text())
+    found = json.loads(path.read_text())
   except (OSError, ValueError):
     return None
-  is_whole = isinstance(record, dict) and {"task", "status"} <= record.keys()
-  return record if is_whole else None
+  return found if isinstance(found, dict) else None
+
+
+def _known(workdir: Path, run: Run) -> Record:
+  return _whole(_path(workdir, run)) or {}
+
+
+def _whole(path: Path) -> Record | None:
+  record = parsed(path)
+  return record if record and {"task", "status"} <= record.keys() else None
+
+
+def _path(workdir: Path, run: Run) -> Path:
+  return workdir / RECORDS / f"{run.identity}.json"
 
 
 def _replace(path: Path, content: Mapping[str, Any]) -> None:

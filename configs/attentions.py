@@ -1,6 +1,6 @@
 """The three attention choices of a model, from the name of one mechanism."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 import difflib
 from typing import Any
 
@@ -17,12 +17,24 @@ OPTIONS = {
 }
 """Options for the short sequences of these configs; others take defaults."""
 
+LONG = {
+  "sliding_window": {"window": 64},
+  "linformer": {"rank": 64},
+}
+"""Options for the hundreds or thousands of tokens of configs/paper/."""
 
-def one(name: str, *, also: Iterable[str] = ()) -> dict[str, Any]:
-  """A mechanism with its options here, for a model with a single choice.
+
+def one(
+  name: str,
+  *,
+  options: Mapping[str, Mapping[str, Any]] = OPTIONS,
+  also: Iterable[str] = (),
+) -> dict[str, Any]:
+  """A mechanism with its options, for a model with a single choice.
 
   Args:
     name: key of `attention.ATTENTIONS`.
+    options: mechanism -> options; what is not there takes its defaults.
     also: names that the config knows beside those.
 
   Returns:
@@ -38,7 +50,7 @@ def one(name: str, *, also: Iterable[str] = ()) -> dict[str, Any]:
     raise ValueError(
       f"attention: expected one of {', '.join(known)}, got {name!r}{hint}"
     )
-  return {"name": name, **OPTIONS.get(name, {})}
+  return {"name": name, **options.get(name, {})}
 
 
 def choose(name: str, *, also: Iterable[str] = ()) -> dict[str, dict[str, Any]]:

@@ -3,8 +3,7 @@
     python train.py --config=configs/duplicate.py:dense
 
 The loss is on the second half, where every symbol stands len(w) + 1 places
-before. The paper's setting is one layer of width 256 on 511 symbols,
-`--config.task.max_length=511 --config.task.min_length=511`, for 150,000 steps.
+before. configs/paper/duplicate.py has the paper's size.
 
 Kitaev et al., Reformer, section 4, arXiv:2001.04451.
 """

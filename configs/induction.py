@@ -6,11 +6,7 @@ With dense attention all of 300 held-out sequences came out right at step 500
 and after; 1,000 steps took 4.2 minutes on 2 CPU cores that other jobs shared.
 Accuracy at other lengths than the trained one is in the splits 'length_…'.
 
-Mamba's setting is 256 symbols of 16, evaluated at lengths up to 2^20, two
-layers and 8 heads of width 128 in batches of 8 for 200,000 steps:
-`--config.task.length=256 --config.task.eval_lengths='(64, 128, 512, 1024)'
---config.model.features=128 --config.model.num_heads=8 --config.batch_size=8
---config.num_steps=204800`.
+configs/paper/induction.py has the size of the Mamba paper.
 
 Olsson et al., arXiv:2209.11895; Gu and Dao, Mamba, section 4.1.2 and appendix
 E.1, arXiv:2312.00752.

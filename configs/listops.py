@@ -2,14 +2,7 @@
 
     python train.py --config=configs/listops.py:dense
 
-Long Range Arena's setting is expressions of 501 to 1,999 tokens, 96,000 of
-them, six layers of width 512 with 8 heads, and 5,000 steps of 32 rows:
-`--config.task.min_length=501 --config.task.max_length=1999
---config.task.max_depth=10 --config.task.max_args=10
---config.task.train_size=96000 --config.model.num_layers=6
---config.model.features=512 --config.model.num_heads=8
---config.model.mlp_features=2048 --config.batch_size=32
---config.num_steps=5000 --config.optimizer.weight_decay=0.1`.
+configs/paper/listops.py has the size of Long Range Arena.
 
 Nangia and Bowman, arXiv:1804.06028; Tay et al., arXiv:2011.04006.
 """

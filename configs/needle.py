@@ -5,9 +5,7 @@
 The result has 'accuracy_depth_0' (the needle comes first) to
 'accuracy_depth_100' (last), at the trained length and, in the splits
 'length_…', at others. The original asks language models at up to 128,000
-tokens; trained from nothing, as here, `--config.task.length=4096
---config.task.eval_lengths='(1024, 2048, 8192)' --config.task.num_depths=11` is
-a long one.
+tokens; configs/paper/needle.py is a long one, trained from nothing as here.
 
 Kamradt, Needle In A Haystack (2023); Hsieh et al., RULER, arXiv:2404.06654.
 """

@@ -2,11 +2,7 @@
 
     python train.py --config=configs/selective_copy.py:dense
 
-Mamba's setting is 16 symbols to remember among 4,096 places, a vocabulary of
-16 with noise and mark, two layers of width 64, and 400,000 steps of 64 rows:
-`--config.task.length=4096 --config.task.num_tokens=16
---config.model.features=64 --config.num_steps=400000
---config.optimizer.learning_rate=1e-4 --config.optimizer.schedule=constant`.
+configs/paper/selective_copy.py has the size of the Mamba paper.
 
 Jing et al., arXiv:1706.02761; Gu and Dao, Mamba, section 4.1.1 and appendix
 E.1, arXiv:2312.00752.

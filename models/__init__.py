@@ -14,7 +14,13 @@ from models.config import KINDS, AttentionConfig, ModelConfig
 from models.seq2seq_config import Seq2SeqConfig
 
 if TYPE_CHECKING:
-  from models.api import attention_maps, create, forward, initialize
+  from models.api import (
+    attention_maps,
+    create,
+    forward,
+    initialize,
+    observe_attention,
+  )
   from models.decoding import Generated, generate
 
 __all__ = [
@@ -26,6 +32,7 @@ __all__ = [
   "initialize",
   "forward",
   "attention_maps",
+  "observe_attention",
   "generate",
   "Generated",
 ]

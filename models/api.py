@@ -1,9 +1,10 @@
 """The models as pure functions of (model, variables, …)."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import functools
 from typing import Any, cast
 
+from flax import linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -164,6 +165,36 @@ def attention_maps(
     for block, slots in sown.items()
     for slot, matrices in slots.items()
   }
+
+
+def observe_attention(
+  model: Model,
+  variables: Mapping[str, Any],
+  batch: Batch,
+  observer: Callable[..., None],
+) -> None:
+  """Calls `observer` at every attention that a Transformer computes.
+
+  Under `jax.jit` what the observer gets are tracers: it may compute with them
+  and keep what it computes for as long as the trace lasts.
+
+  Args:
+    model: from `create`, not recurrent.
+    variables: from `initialize`, or trained.
+    batch: 'source' and 'inputs' as the kind needs.
+    observer: `(attention, query, key, value, out, **call)`: the mechanism's
+      record, what it was called with, and what it returned.
+  """
+  source, inputs = _ids(model, batch)
+
+  def intercept(following, args, kwargs, context):
+    out = following(*args, **kwargs)
+    if context.method_name == "attend":
+      observer(context.module.attention, *args, out, **kwargs)
+    return out
+
+  with nn.intercept_methods(intercept):
+    model.apply(variables, source, inputs)
 
 
 def _ids(model: Model, batch: Batch) -> tuple[Array | None, Array | None]:

@@ -108,7 +108,17 @@ class MultiHeadAttention(nn.Module):
     if self.is_mutable_collection("intermediates"):
       weights = attention_weights(apply, query, key, **call)
       self.sow("intermediates", "attention_weights", weights)
-    return self._merge(apply(query, key, value, **call))
+    return self._merge(self.attend(query, key, value, **call))
+
+  def attend(
+    self,
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"] | None,
+    value: Float[Array, "B S K H"],
+    **call: Any,
+  ) -> Float[Array, "B T N H"]:
+    """The mechanism itself: a method, so that `observe_attention` sees it."""
+    return self.attention.apply(self.mechanism, query, key, value, **call)
 
   def start(self, batch: int, max_length: int) -> None:
     """Puts an empty cache for `max_length` positions in 'cache'."""

@@ -100,6 +100,10 @@ class Task(Protocol):
     """Source or prompt ids of a line that a user typed; or ValueError."""
     ...
 
+  def encode_target(self, line: str) -> list[int]:
+    """Ids that a decoder would have to write for a line; or ValueError."""
+    ...
+
   def decode(self, ids: Sequence[int] | np.ndarray) -> str:
     """Text of generated ids, up to the first `eos_id`."""
     ...

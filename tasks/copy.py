@@ -153,26 +153,17 @@ class CopyTask:
 
   def encode(self, line: str) -> list[int]:
     """Ids of symbols between spaces, such as "3 17 5"."""
-    symbols = line.split()
-    config = self._config
-    if not 1 <= len(symbols) <= config.max_length:
-      raise ValueError(
-        f"expected 1 to {config.max_length} symbols (task.max_length), got "
-        f"{len(symbols)}"
-      )
-    known = {str(i): FIRST_SYMBOL + i for i in range(config.vocab_size)}
-    for symbol in symbols:
-      if symbol not in known:
-        raise ValueError(
-          f"expected symbols 0 to {config.vocab_size - 1}, got {symbol!r}"
-        )
-    words = np.array([[known[s] for s in symbols]], np.int32)
-    lengths = np.array([len(symbols)])
+    ids = self._symbol_ids(line)
+    words, lengths = np.array([ids], np.int32), np.array([len(ids)])
     if self._kind == "decoder":
       words = self._prompts(words, lengths)
     elif self._kind == "encoder_decoder":
       words = _append(words, lengths, EOS)
     return words[0].tolist()
+
+  def encode_target(self, line: str) -> list[int]:
+    """Ids of an answer, typed like a source, and EOS."""
+    return [*self._symbol_ids(line), EOS]
 
   def decode(self, ids: Sequence[int] | np.ndarray) -> str:
     """Symbols between spaces, up to EOS."""
@@ -191,6 +182,22 @@ class CopyTask:
     symbols = self.labels(range(self.target_vocab_size))
     content = json.dumps(symbols).encode()
     base.save_vocabulary(directory, {"symbols.json": content})
+
+  def _symbol_ids(self, line: str) -> list[int]:
+    symbols = line.split()
+    config = self._config
+    if not 1 <= len(symbols) <= config.max_length:
+      raise ValueError(
+        f"expected 1 to {config.max_length} symbols (task.max_length), got "
+        f"{len(symbols)}"
+      )
+    known = {str(i): FIRST_SYMBOL + i for i in range(config.vocab_size)}
+    for symbol in symbols:
+      if symbol not in known:
+        raise ValueError(
+          f"expected symbols 0 to {config.vocab_size - 1}, got {symbol!r}"
+        )
+    return [known[symbol] for symbol in symbols]
 
   def _held_out(self, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     for start in range(0, self._config.eval_size, self._batch_size):

@@ -112,6 +112,10 @@ class GeneratedTask(abc.ABC):
 
   def encode(self, line: str) -> list[int]:
     """Ids of symbols between spaces."""
+    return self.encode_target(line)
+
+  def encode_target(self, line: str) -> list[int]:
+    """Ids of symbols between spaces; nothing ends them."""
     symbols = line.split()
     if not 1 <= len(symbols) <= self.max_target_length:
       raise ValueError(

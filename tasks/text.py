@@ -145,10 +145,14 @@ class TextTask:
         f"{len(prompt)} characters leave nothing to generate of task.context="
         f"{self._config.context}"
       )
-    for character in prompt:
+    return self.encode_target(prompt)
+
+  def encode_target(self, line: str) -> list[int]:
+    """Ids of characters; a text goes on, so there is no end."""
+    for character in line:
       if character not in self._ids:
         raise ValueError(f"{character!r} does not occur in the training text")
-    return [self._ids[character] for character in prompt]
+    return [self._ids[character] for character in line]
 
   def decode(self, ids: Sequence[int] | np.ndarray) -> str:
     """Characters of ids, up to EOS."""

@@ -167,6 +167,10 @@ class TranslationTask:
       )
     return ids
 
+  def encode_target(self, line: str) -> list[int]:
+    """The same as for a source, as both sides have one vocabulary."""
+    return self.encode(line)
+
   def decode(self, ids: Sequence[int] | np.ndarray) -> str:
     """Text of ids, up to EOS."""
     return self._vocabulary.decode(ids)

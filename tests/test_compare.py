@@ -1,11 +1,9 @@
 """`compare.py`: what is planned, what is kept, what is told."""
 
-import csv
-import json
-
 import pytest
 
-from comparison import config, launch, plan, records, table
+from comparison import config as config_lib
+from comparison import launch, plan, records, table
 from configs.compare import copy
 from tests import commands
 from training.config import ConfigError
@@ -23,7 +21,7 @@ def comparison(**changes):
   for leaf, value in {**SMALL, **changes}.items():
     section, _, name = leaf.rpartition(".")
     (mapping[section] if section else mapping)[name] = value
-  return config.parse(mapping)
+  return config_lib.parse(mapping)
 
 
 @pytest.mark.parametrize(
@@ -35,6 +33,17 @@ def comparison(**changes):
     ({"seeds": "1,x"}, "config.seeds: expected whole numbers, got 'x'"),
     ({"seeds": ""}, "config.seeds: expected at least one"),
     ({"num_stps": 3}, "config.num_stps: unknown; did you mean 'num_steps'?"),
+    ({"per_task": {"cpoy": {}}}, "config.per_task.cpoy: no such task here; "),
+    ({"variants": {"dense": {}}}, "config.variants.dense: the name of a mech"),
+    ({"variants": {"p": {"name": "x"}}}, "config.variants.p.name: expected o"),
+    ({"grid": {"num_steps": ""}}, "config.grid.num_steps: expected at least"),
+    ({"grid": 3}, "config.grid: expected named leaves, got 3"),
+    ({"budget_seconds": 0.0}, "config.budget_seconds: expected a value above"),
+    ({"budget_flops": 1e9}, "config.budget_flops: it decides the number of s"),
+    (
+      {"budget_flops": 1e9, "budget_seconds": 1.0},
+      "config.budget_flops: expected one budget",
+    ),
   ],
 )
 def test_faults_are_told_before_anything_runs(changes, message):
@@ -68,34 +77,134 @@ def test_what_a_mechanism_cannot_do_is_a_run_that_says_so():
   assert "linformer cannot be causal" in linformer.obstacle
 
 
-@pytest.fixture
-def training(tmp_path, monkeypatch):
-  """Stands in for train.py: writes metrics, or fails where the seed is 1."""
-  script = tmp_path / "train.py"
-  script.write_text(
-    "import json, pathlib, sys\n"
-    "if '--config.seed=1' in sys.argv: sys.exit('it\\nbroke')\n"
-    "folder = pathlib.Path(sys.argv[-1].partition('=')[2])\n"
-    "folder.mkdir(parents=True)\n"
-    "lines = [{'step': 6, 'split': 'train', 'loss': 2.0},\n"
-    "         {'step': 12, 'split': 'validation', 'exact_match': 0.5}]\n"
-    "(folder / 'metrics.jsonl').write_text(\n"
-    "  ''.join(json.dumps(line) + '\\n' for line in lines))\n"
-  )
-  monkeypatch.setattr(launch, "_TRAIN", script)
-
-
-def test_runs_are_kept_and_not_made_again(tmp_path, training, capsys):
-  folder = tmp_path / "comparison"
-  records.claim(folder, {"tasks": "copy"})
+def test_a_grid_is_every_combination_for_every_mechanism():
+  grid = {"optimizer": {"learning_rate": "1e-3,3e-3"}, "batch_size": [8]}
   runs = plan.plan(
-    comparison(tasks="duplicate", attention="dense,linformer", seeds="0,1")
+    comparison(
+      attention="dense,linear",
+      seeds="0,1",
+      grid=grid,
+      per_task={"copy": {"num_steps": 7}},
+    )
   )
-  launch.launch(runs, folder)
+  assert len(runs) == 2 * 2 * 2
+  assert len({run.identity for run in runs}) == 8
+  assert len({run.family for run in runs}) == 4
+  assert [run.grid for run in runs[:2]] == [
+    {"optimizer.learning_rate": rate, "batch_size": 8} for rate in (1e-3, 3e-3)
+  ]
+  for run in runs:
+    assert run.leaves["num_steps"] == 7
+    assert f"--config.batch_size={8}" in run.arguments
+
+
+def test_a_variant_is_a_mechanism_with_options_of_its_own():
+  variants = {"wide": {"name": "performer", "num_features": 4}}
+  few = comparison(attention="performer,wide", variants=variants)
+  performer, wide = plan.plan(few)
+  assert wide.mechanism == performer.mechanism == "performer"
+  options = {
+    leaf: value for leaf, value in wide.leaves.items() if "attention" in leaf
+  }
+  assert options == {
+    f"model.{slot}_attention.num_features": 4
+    for slot in ("encoder", "decoder", "cross")
+  }
+  assert not wide.obstacle
+  assert "wide" in comparison(attention="all", variants=variants).mechanisms
+  (wrong,) = plan.plan(
+    comparison(attention="w", variants={"w": {"name": "dense", "rank": 2}})
+  )
+  assert "rank: dense has no such option" in wrong.obstacle
+
+
+def test_a_task_may_lie_in_a_folder_of_configs():
+  config = copy.get_config().to_dict()
+  small = {"model": {"num_layers": 1, "features": 16, "mlp_features": 32}}
+  (run,) = plan.plan(
+    config_lib.parse(
+      config | {"tasks": "paper/duplicate", "attention": "lsh"} | small
+    )
+  )
+  assert run.arguments[0] == "--config=configs/paper/duplicate.py:lsh"
+  assert "/" not in run.identity
+
+
+def test_a_budget_of_operations_buys_fewer_steps_of_a_dearer_mechanism():
+  config = copy.get_config().to_dict()
+  for leaf in ("num_steps", "eval_every"):
+    del config[leaf]
+  runs = plan.plan(
+    config_lib.parse(
+      config
+      | {"attention": "dense,performer", "budget_flops": 1e12}
+      | {"model": {"num_layers": 1, "features": 16, "mlp_features": 32}}
+    )
+  )
+  dense, performer = (run.leaves["num_steps"] for run in runs)
+  assert 1 < performer < dense
+
+
+TRAINING = """
+import json, os, pathlib, signal, sys
+if '--config.seed=1' in sys.argv: sys.exit('it\\nbroke')
+folder = pathlib.Path(sys.argv[-1].partition('=')[2])
+folder.mkdir(parents=True, exist_ok=True)
+if '--config.seed=2' in sys.argv and not (folder / 'second').exists():
+  (folder / 'second').touch()
+  os.kill(os.getppid(), signal.SIGTERM)
+  signal.pause()
+lines = [{'step': 6, 'split': 'train', 'loss': 2.0, 'seconds': 1.0},
+         {'step': 12, 'split': 'validation', 'seconds': 2.0, 'loss': 1.0,
+          'exact_match': 0.5, 'arguments': ' '.join(sys.argv)}]
+(folder / 'metrics.jsonl').write_text(
+  ''.join(json.dumps(line) + '\\n' for line in lines))
+"""
+
+MEASURING = """
+import json, pathlib, sys
+found = {name.lstrip('-'): value for name, _, value in
+         (argument.partition('=') for argument in sys.argv[1:])}
+out = pathlib.Path(found['out'])
+calls = out.parent / 'calls'
+calls.write_text(calls.read_text() + '.' if calls.exists() else '.')
+if (out.parent / 'no').exists(): sys.exit('no measure')
+out.write_text(json.dumps({'step_seconds': 0.25, 'compile_seconds': 1.0,
+                           'map': found.get('map')}))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+  """A comparison whose processes are stand-ins: no model, the same files.
+
+  Training fails where the seed is 1, and where it is 2 stops everything once.
+  """
+  for name, text in (("_TRAIN", TRAINING), ("_MEASURE", MEASURING)):
+    script = tmp_path / f"{name}.py"
+    script.write_text(text)
+    monkeypatch.setattr(launch, name, [str(script)])
+  records.claim(tmp_path / "comparison", {"tasks": "copy"})
+  return tmp_path / "comparison"
+
+
+def small_plan(seeds="0,1", **changes):
+  return plan.plan(
+    comparison(
+      tasks="duplicate", attention="dense,linformer", seeds=seeds, **changes
+    )
+  )
+
+
+def test_runs_are_kept_and_not_made_again(folder, capsys):
+  runs = small_plan()
+  launch.launch(runs, folder, map_seed=0)
   out = capsys.readouterr().out
   assert out.count("not supported: ") == 2
   assert "exact_match 0.5000" in out
-  assert "failed: exit code 1: " in out
+  assert "step 250.0 ms" in out
+  # The last line of what it wrote to standard error.
+  assert "failed: exit code 1: broke" in out
   found, damaged = records.read(folder)
   assert sorted(record["status"] for record in found) == [
     records.DONE,
@@ -104,27 +213,74 @@ def test_runs_are_kept_and_not_made_again(tmp_path, training, capsys):
     records.UNSUPPORTED,
   ]
   assert not damaged
+  done = next(r for r in found if r["status"] == records.DONE)
+  assert done["peak_bytes"] > 1e6
+  assert done["measured"]["map"] == ""
+  assert len(done["history"]) == 2
   # Only what failed is tried again, and what was damaged.
-  launch.launch(runs, folder)
+  launch.launch(runs, folder, map_seed=0)
   assert capsys.readouterr().out.count("parameters") == 1
   path = folder / records.RECORDS / f"{runs[0].identity}.json"
   path.write_text(path.read_text()[:50])
   assert records.read(folder)[1] == [path.name]
   assert records.status(folder, runs[0]) is None
 
-  report = table.write(folder, found)
-  assert "| `dense` | 1/2 (exit code 1: " in report
-  assert "| `linformer` | 0/2 | not supported: " in report
-  with (folder / "results.csv").open() as file:
-    rows = list(csv.DictReader(file))
-  assert len(rows) == 4
-  done = next(row for row in rows if row["status"] == records.DONE)
-  assert float(done["exact_match"]) == 0.5
-  assert float(done["peak_bytes"]) > 1e6
-  lines = (folder / "results.jsonl").read_text().splitlines()
-  assert [json.loads(line)["command"] for line in lines] == [
-    row["command"] for row in rows
-  ]
+
+def test_what_could_not_be_measured_is_measured_again_not_trained(
+  folder, capsys
+):
+  (run, _) = small_plan(seeds="0")
+  home = folder / records.RUNS / run.identity
+  home.mkdir(parents=True)
+  (home / "no").touch()
+  launch.launch([run], folder, map_seed=0)
+  assert "not measured: exit code 1: no measure" in capsys.readouterr().out
+  (record,), _ = records.read(folder)
+  assert record["status"] == records.TRAINED
+  assert record["reason"] == "measuring: exit code 1: no measure"
+  (home / "no").unlink()
+  (home / "metrics.jsonl").unlink()
+  launch.launch([run], folder, map_seed=1)
+  (record,), _ = records.read(folder)
+  assert record["status"] == records.DONE
+  assert record["measured"] == {
+    "step_seconds": 0.25,
+    "compile_seconds": 1.0,
+    "map": None,
+  }
+  assert not (home / "metrics.jsonl").exists()
+
+
+def test_a_stopped_run_is_a_record_and_its_time_counts(folder):
+  (run, _) = small_plan(seeds="2")
+  with pytest.raises(SystemExit):
+    launch.launch([run], folder, map_seed=0)
+  (stopped,), _ = records.read(folder)
+  assert stopped["status"] == records.STOPPED
+  launch.launch([run], folder, map_seed=0)
+  (record,), _ = records.read(folder)
+  assert record["status"] == records.DONE
+  assert record["seconds"] > stopped["seconds"]
+
+
+def test_a_budget_of_seconds_is_timed_once_for_all_seeds(folder):
+  config = copy.get_config().to_dict()
+  for leaf in ("num_steps", "eval_every"):
+    del config[leaf]
+  runs = plan.plan(
+    config_lib.parse(
+      config
+      | {"attention": "dense", "seeds": "0,3", "budget_seconds": 10.0}
+      | {"model": {"num_layers": 1, "features": 16, "mlp_features": 32}}
+    )
+  )
+  launch.launch(runs, folder, map_seed=0)
+  found, _ = records.read(folder)
+  # 10 seconds of steps that take a quarter of one.
+  for record in found:
+    assert "--config.num_steps=40" in record["arguments"]
+    assert "--config.num_steps=40" in record["final"]["arguments"]
+  assert (folder / "budgets" / "calls").read_text() == "."
 
 
 def test_an_interval_is_students():

@@ -125,8 +125,8 @@ def build(
 ) -> T:
   """Turns a mapping into a frozen dataclass, checking every leaf.
 
-  Nested mappings become nested dataclasses. A field whose type is a Mapping
-  takes every key that no other field is named after.
+  Nested mappings become nested dataclasses. The last field whose type is a
+  Mapping takes every key that no other field is named after.
 
   Args:
     dataclass_type: the dataclass; its type hints say what is allowed.
@@ -144,7 +144,7 @@ def build(
     raise ConfigError(f"{path}: expected named leaves, got {mapping!r}")
   hints = typing.get_type_hints(dataclass_type)
   fields = {f.name: f for f in dataclasses.fields(cast(Any, dataclass_type))}
-  rest = next((name for name in fields if _is_mapping(hints[name])), None)
+  rest = _rest(dataclass_type)
   known = [name for name in fields if name != rest]
   values, extra = {}, {}
   for key, value in mapping.items():
@@ -174,8 +174,10 @@ def to_mapping(config: Any) -> dict[str, Any]:
     value = getattr(config, field.name)
     if dataclasses.is_dataclass(value):
       mapping[field.name] = to_mapping(value)
-    elif isinstance(value, Mapping):
+    elif field.name == _rest(type(config)):
       mapping.update(value)
+    elif isinstance(value, Mapping):
+      mapping[field.name] = dict(value)
     else:
       mapping[field.name] = list(value) if isinstance(value, tuple) else value
   return mapping
@@ -199,6 +201,13 @@ def _check(config: Any, name: str, valid: bool, expected: str) -> None:
 
 def _is_mapping(hint: Any) -> bool:
   return (typing.get_origin(hint) or hint) in (Mapping, dict)
+
+
+def _rest(dataclass_type: Any) -> str | None:
+  """The field that takes the keys which no field is named after."""
+  hints = typing.get_type_hints(dataclass_type)
+  names = [field.name for field in dataclasses.fields(dataclass_type)]
+  return next((n for n in reversed(names) if _is_mapping(hints[n])), None)
 
 
 def _required(field: dataclasses.Field) -> bool:
@@ -228,6 +237,10 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
       return value
   elif hint is Any:
     return value
+  elif _is_mapping(hint):
+    if hasattr(value, "items"):
+      return types.MappingProxyType(dict(value.items()))
+    raise ConfigError(f"{path}: expected named leaves, got {value!r}")
   elif hint is float:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
       if math.isfinite(value):

@@ -110,11 +110,11 @@ def generate_lines(
     rows = [ids[number] for number in filled]
     if has_source:
       limit = task.max_source_length or longest
-      inputs = {"source": _pad(rows, task.pad_id, limit)}
+      inputs = {"source": pad(rows, task.pad_id, limit)}
     else:
       # One length for all, as the room behind a prompt depends on it.
       inputs = {
-        "prompt": _pad(rows, task.pad_id, longest, longest),
+        "prompt": pad(rows, task.pad_id, longest, longest),
         "prompt_length": np.array([len(row) for row in rows], np.int32),
       }
     try:
@@ -133,17 +133,7 @@ def generate_lines(
   return list(outputs.values())
 
 
-def _has_source(experiment: Experiment) -> bool:
-  kind = experiment.config.model.kind
-  if kind == "encoder":
-    raise ConfigError(
-      "config.model.kind: an encoder alone cannot generate; expected "
-      "'encoder_decoder', 'seq2seq' or 'decoder'"
-    )
-  return kind != "decoder"
-
-
-def _pad(
+def pad(
   rows: Sequence[Sequence[int]],
   pad_id: int,
   limit: int,
@@ -155,3 +145,13 @@ def _pad(
   for i, row in enumerate(rows):
     padded[i, : len(row)] = row
   return padded
+
+
+def _has_source(experiment: Experiment) -> bool:
+  kind = experiment.config.model.kind
+  if kind == "encoder":
+    raise ConfigError(
+      "config.model.kind: an encoder alone cannot generate; expected "
+      "'encoder_decoder', 'seq2seq' or 'decoder'"
+    )
+  return kind != "decoder"

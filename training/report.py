@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 import math
 import pathlib
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,9 +11,32 @@ import models
 import tasks
 from training.evaluate import Sample
 
+MAX_LABELS = 64
+"""Axes longer than this have positions in place of tokens."""
+
 _MAX_SAMPLES = 64
-_MAX_TOKENS = 64
 _READABLE_TOKENS = 24
+_INCHES_PER_LABEL = 0.22
+_INCHES_UNLABELLED = 6.0
+_MAX_PIXELS = 6000
+
+
+class AttentionMap(NamedTuple):
+  """What one layer attends to in one example, padding left out.
+
+  Attributes:
+    weights: `[N, T, S]`, a matrix a head.
+    query_labels: T names of rows.
+    key_labels: S names of columns.
+    axes: what columns and rows are.
+    title: which layer.
+  """
+
+  weights: np.ndarray
+  query_labels: Sequence[str]
+  key_labels: Sequence[str]
+  axes: tuple[str, str]
+  title: str
 
 
 def write_samples(
@@ -49,27 +72,43 @@ def draw_attention(
     task: for the labels of tokens.
     batches: held-out rows; the most readable of them is drawn.
   """
-  example = _readable_example(batches)
-  maps = models.attention_maps(model, variables, example)
-  name = max(maps, key=_depth)
-  if "cross" in name:
-    queries, keys = example["targets"][0], example["source"][0]
-    axes = ("source", "target, the token being written")
-    num_queries = _length(example["weights"][0] > 0)
-  else:
-    queries = keys = example["inputs" if "inputs" in example else "source"][0]
-    axes = ("key token", "query token")
-    num_queries = _length(keys != task.pad_id)
-  num_queries = min(num_queries, _MAX_TOKENS)
-  num_keys = min(_length(keys != task.pad_id), _MAX_TOKENS)
+  example = readable_example(batches)
+  *_, last = attention_maps(model, variables, task, example).values()
   draw_heads(
     path,
-    np.asarray(maps[name])[0, :, :num_queries, :num_keys],
-    task.labels(queries[:num_queries]),
-    task.labels(keys[:num_keys]),
-    axes,
-    _title(name),
+    last.weights[:, :MAX_LABELS, :MAX_LABELS],
+    last.query_labels[:MAX_LABELS],
+    last.key_labels[:MAX_LABELS],
+    last.axes,
+    last.title,
   )
+
+
+def attention_maps(
+  model: Any,
+  variables: Mapping[str, Any],
+  task: tasks.Task,
+  example: Mapping[str, np.ndarray],
+) -> dict[str, AttentionMap]:
+  """The attention of every layer, its rows and columns named, in order.
+
+  Args:
+    model: the module.
+    variables: its variables.
+    task: for the labels of tokens.
+    example: a batch of one.
+
+  Returns:
+    'encoder_1_self_attention', 'decoder_1_cross_attention', … → its map; the
+    encoder's first, and of a layer the cross-attention last.
+  """
+  maps = models.attention_maps(model, variables, example)
+  return {
+    "_".join(_parts(name)): _named(
+      name, np.asarray(maps[name])[0], task, example
+    )
+    for name in sorted(maps, key=_place)
+  }
 
 
 def draw_heads(
@@ -81,6 +120,9 @@ def draw_heads(
   title: str,
 ) -> None:
   """Draws `[N, T, S]` weights, heads in a grid, every row and column named.
+
+  An axis of more than `MAX_LABELS` tokens has positions instead. Weights below
+  0, which some mechanisms have, are red where those above are blue.
 
   Args:
     path: a .png file.
@@ -96,8 +138,7 @@ def draw_heads(
 
   columns = math.ceil(math.sqrt(len(weights)))
   rows = math.ceil(len(weights) / columns)
-  width = max(2.5, 0.22 * len(key_labels)) + 1
-  height = max(2.0, 0.22 * len(query_labels)) + 1
+  height, width = map(_inches, (2.0, 2.5), weights.shape[1:])
   figure = Figure(
     figsize=(columns * width, rows * height + 0.5), layout="constrained"
   )
@@ -105,38 +146,102 @@ def draw_heads(
   panels = figure.subplots(
     rows, columns, sharex=True, sharey=True, squeeze=False
   )
-  top = max(weights.max(), 1e-6)  # One scale for all panels.
-  # A dollar sign would start a formula.
-  escape = [
-    [s.replace("$", r"\$") for s in x] for x in (key_labels, query_labels)
-  ]
+  top = max(np.abs(weights).max(), 1e-6)  # One scale for all panels.
+  signed = weights.min() < -0.01 * top  # Smaller is rounding.
+  drawn_as = {
+    "cmap": "RdBu" if signed else "viridis",
+    "vmin": -top if signed else 0,
+    "vmax": top,
+    "aspect": "auto",
+    "interpolation": "nearest",  # Others blur a row into the next.
+  }
+  x_axis, columns_named = _readable(axes[0], key_labels)
+  y_axis, rows_named = _readable(axes[1], query_labels)
   images = []
   for head, panel in enumerate(panels.flat):
     if head >= len(weights):
       panel.set_axis_off()
       continue
-    images.append(panel.imshow(weights[head], vmin=0, vmax=top, aspect="auto"))
+    images.append(panel.imshow(weights[head], **drawn_as))
     panel.set_title(f"head {head + 1}", fontsize=9)
-    panel.set_xticks(range(len(key_labels)), escape[0], rotation=90, fontsize=7)
-    panel.set_yticks(range(len(query_labels)), escape[1], fontsize=7)
-  figure.supxlabel(axes[0])
-  figure.supylabel(axes[1])
+    if columns_named is not None:
+      panel.set_xticks(
+        range(len(key_labels)), columns_named, rotation=90, fontsize=7
+      )
+    if rows_named is not None:
+      panel.set_yticks(range(len(query_labels)), rows_named, fontsize=7)
+  figure.supxlabel(x_axis)
+  figure.supylabel(y_axis)
   figure.suptitle(title)
   figure.colorbar(images[0], ax=panels, label="attention weight", shrink=0.8)
-  figure.savefig(path, dpi=120)
+  # So that each weight has a pixel of its own, unless there are too many.
+  dpi = max(120, 1.25 * max(weights.shape[1:]) / _INCHES_UNLABELLED)
+  figure.savefig(
+    path, dpi=min(dpi, _MAX_PIXELS / max(figure.get_size_inches()))
+  )
+
+
+def _inches(least: float, num_labels: int) -> float:
+  """Height or width of a panel."""
+  if num_labels > MAX_LABELS:
+    return _INCHES_UNLABELLED
+  return max(least, _INCHES_PER_LABEL * num_labels) + 1
+
+
+def _readable(
+  axis: str, labels: Sequence[str]
+) -> tuple[str, Sequence[str] | None]:
+  """The name of an axis, and its labels where there is room for them."""
+  if len(labels) > MAX_LABELS:
+    return f"{axis}, by position", None
+  # A dollar sign would start a formula.
+  return axis, [label.replace("$", r"\$") for label in labels]
+
+
+def _named(
+  name: str,
+  weights: np.ndarray,
+  task: tasks.Task,
+  example: Mapping[str, np.ndarray],
+) -> AttentionMap:
+  """Cuts padding off the `[N, T, S]` weights of a layer and names the rest."""
+  if "cross" in name:
+    queries, keys = example["targets"][0], example["source"][0]
+    axes = ("source", "target, the token being written")
+    num_queries = _length(example["weights"][0] > 0)
+  else:
+    side = "source" if name.startswith("encoder") else "inputs"
+    queries = keys = example[side][0]
+    axes = ("key token", "query token")
+    num_queries = _length(keys != task.pad_id)
+  num_keys = _length(keys != task.pad_id)
+  return AttentionMap(
+    weights[:, :num_queries, :num_keys],
+    task.labels(queries[:num_queries]),
+    task.labels(keys[:num_keys]),
+    axes,
+    _title(name),
+  )
+
+
+def _parts(name: str) -> tuple[str, ...]:
+  """'decoder_1/cross_attention' as 'decoder', '2', 'cross_attention'."""
+  block, kind = name.split("/")
+  side, _, index = block.partition("_")
+  # The recurrent decoder has one attention, for all of its layers.
+  return (side, str(int(index) + 1), kind) if index else (side, kind)
 
 
 def _title(name: str) -> str:
   """'decoder_1/cross_attention' as 'decoder layer 2, cross-attention'."""
-  block, kind = name.split("/")
-  side, _, index = block.partition("_")
-  layer = f" layer {int(index) + 1}" if index else ""
-  return f"{side}{layer}, {kind.replace('_', '-')}"
+  *block, kind = _parts(name)
+  return f"{' layer '.join(block)}, {kind.replace('_', '-')}"
 
 
-def _depth(name: str) -> tuple[bool, int]:
-  """Orders 'decoder_11/cross_attention': cross-attention last, then layers."""
-  return "cross" in name, int("".join(filter(str.isdigit, name)) or 0)
+def _place(name: str) -> tuple[bool, int, bool]:
+  """Orders names by their place in the model."""
+  side, *number, kind = _parts(name)
+  return side == "decoder", int("".join(number) or 0), "cross" in kind
 
 
 def _length(present: np.ndarray) -> int:
@@ -145,7 +250,7 @@ def _length(present: np.ndarray) -> int:
   return int(found[-1]) + 1 if len(found) else 1
 
 
-def _readable_example(
+def readable_example(
   batches: Iterable[Mapping[str, np.ndarray]],
 ) -> dict[str, np.ndarray]:
   """The longest row that still makes a readable picture, as a batch of one."""

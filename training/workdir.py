@@ -29,13 +29,7 @@ def check(workdir: Path, config: ExperimentConfig) -> None:
   Raises:
     ConfigError: it holds something else, or cannot be written.
   """
-  existing = workdir
-  while not existing.exists():
-    existing = existing.parent
-  if not existing.is_dir():
-    raise ConfigError(f"workdir: {existing} is not a folder")
-  if not os.access(existing, os.W_OK):
-    raise ConfigError(f"workdir: {existing} cannot be written to")
+  check_writable("workdir", workdir)
   if not workdir.exists() or not any(workdir.iterdir()):
     return
   if not (workdir / CONFIG).exists():
@@ -51,6 +45,21 @@ def check(workdir: Path, config: ExperimentConfig) -> None:
         f"workdir: {workdir} holds a run with another config: config.{leaf} is "
         f"{old!r} there and {new!r} here; choose a new folder"
       )
+
+
+def check_writable(name: str, folder: Path) -> None:
+  """Checks that a folder is there or can be made, and can be written to.
+
+  Raises:
+    ConfigError: it cannot; the message starts with `name`.
+  """
+  existing = folder
+  while not existing.exists():
+    existing = existing.parent
+  if not existing.is_dir():
+    raise ConfigError(f"{name}: {existing} is not a folder")
+  if not os.access(existing, os.W_OK):
+    raise ConfigError(f"{name}: {existing} cannot be written to")
 
 
 def read_config(workdir: Path) -> dict[str, Any]:

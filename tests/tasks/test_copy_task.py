@@ -194,6 +194,17 @@ def test_encode_gives_what_a_batch_has(kind, task_kind):
   assert " ".join(task.labels(ids)) == expected
 
 
+@pytest.mark.parametrize("kind", ["encoder_decoder", "decoder"])
+def test_encode_target_gives_what_a_batch_weights(kind):
+  task = make(kind)
+  batch = task.train_batch(0)
+  for targets, weights in zip(batch["targets"], batch["weights"], strict=True):
+    answer = targets[weights > 0].tolist()
+    assert task.encode_target(task.decode(answer)) == answer
+  with pytest.raises(ValueError, match=r"^expected 1 to 7 symbols"):
+    task.encode_target("1 " * 8)
+
+
 def test_decode_stops_at_eos():
   task = make("encoder_decoder")
   assert task.decode([1, 7, 21, 2, 9]) == "3 17"

@@ -134,6 +134,7 @@ def test_a_typed_line_has_the_ids_of_a_batch(name):
   ids = ids[ids > 0].tolist()
   line = task.decode(ids).removeprefix("<cls> ")
   assert task.encode(line) == ids
+  assert task.decode(task.encode_target(line)) == line
 
 
 def test_what_cannot_be_read_is_refused(name):

@@ -99,6 +99,10 @@ def test_ids_round_trip_and_reserve_the_first_three(path):
   assert task.target_vocab_size == 3 + len(set(TEXT))
   assert task.labels(task.encode("a b\n")[1:]) == ["␣", "b", "⏎"]
   assert task.encode("") == task.encode("\n")
+  # What goes on after a prompt has no end of its own, and any length.
+  assert task.decode(task.encode_target("fox" * 9)) == "fox" * 9
+  with pytest.raises(ValueError, match=r"^'Z' does not occur"):
+    task.encode_target("Z")
 
 
 def test_bits_per_character(path):

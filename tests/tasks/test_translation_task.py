@@ -130,6 +130,13 @@ def test_ids_round_trip(numbers):
   assert numbers.labels([0, 1, 2]) == ["<pad>", "<bos>", "<eos>"]
 
 
+def test_a_typed_target_has_the_ids_of_a_batch(numbers):
+  batch = numbers.train_batch(0)
+  for targets, weights in zip(batch["targets"], batch["weights"], strict=True):
+    answer = targets[weights > 0].tolist()
+    assert numbers.encode_target(numbers.decode(answer)) == answer
+
+
 def test_a_long_line_is_refused(folder):
   task = make(**files(folder, max_length=24))
   with pytest.raises(

@@ -7,11 +7,19 @@ import numpy as np
 import pytest
 
 from attention import ATTENTIONS
-from configs.attentions import OPTIONS
+from configs.attentions import LONG, OPTIONS
 from training import experiment, experiment_config, parallel, workdir
 from training.config import ConfigError
 
 DECODERS = ("text", "recall", "induction", "selective_copy", "needle")
+PAPER = (
+  "recall",
+  "induction",
+  "selective_copy",
+  "duplicate",
+  "listops",
+  "needle",
+)
 CONFIGS = ("copy", "translation", "multi30k", "listops", *DECODERS)
 
 
@@ -46,6 +54,21 @@ def test_every_pair_is_valid_and_survives_json(name, attention):
   folder = workdir.default(f"configs/{name}.py:{attention}", config)
   assert folder.parts[0] == "runs"
   assert folder.name.startswith(f"{name}-{next(iter(slots.values())).name}-")
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_sizes_of_papers_are_made_with_every_mechanism_that_can(name):
+  made = 0
+  for attention in ATTENTIONS:
+    config = load(f"paper.{name}", attention)
+    supports = ATTENTIONS[attention](**LONG.get(attention, {})).supports
+    if "decoder_attention" in config.model and "causal" not in supports:
+      continue
+    run = experiment.create(experiment_config.parse(config))
+    batch = run.task.train_batch(0)
+    assert batch["targets"].shape[0] == config.batch_size
+    made += 1
+  assert made >= 8
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,95 @@ def test_a_picture_names_rows_and_columns(tmp_path, heads, monkeypatch):
   assert labels == [[r"\$", "b", "_"]] * heads
 
 
+def test_a_long_axis_has_positions_and_a_bounded_picture(tmp_path, monkeypatch):
+  from matplotlib.figure import Figure
+
+  figures = []
+  save = Figure.savefig
+
+  def savefig(self, path, **options):
+    save(self, path, **options)
+    figures.append(self)
+
+  monkeypatch.setattr(Figure, "savefig", savefig)
+  monkeypatch.setattr(report, "_MAX_PIXELS", 1000)
+  path = tmp_path / "attention.png"
+  for columns in (65, 64):
+    weights = np.full((1, 2, columns), 1 / columns)
+    labels = [f"w{i}" for i in range(columns)]
+    report.draw_heads(
+      path, weights, ["x", "y"], labels, ("source", "target"), "layer"
+    )
+    # Width and height stand in the header of a PNG.
+    size = np.frombuffer(path.read_bytes()[16:24], ">u4")
+    assert 600 < size.max() <= 1000
+  long, labelled = figures
+  ticks = [t.get_text() for t in long.axes[0].get_xticklabels()]
+  assert "20" in ticks
+  assert "w20" not in ticks
+  assert [t.get_text() for t in long.axes[0].get_yticklabels()] == ["x", "y"]
+  assert long.get_supxlabel() == "source, by position"
+  assert long.get_supylabel() == "target"
+  assert labelled.get_supxlabel() == "source"
+
+
+@pytest.mark.parametrize("lowest", [0.0, -1e-5, -0.25])
+def test_weights_below_0_have_a_colour_of_their_own(
+  tmp_path, monkeypatch, lowest
+):
+  from matplotlib.axes import Axes
+
+  drawn = []
+  draw = Axes.imshow
+
+  def imshow(self, weights, **options):
+    drawn.append(draw(self, weights, **options))
+    return drawn[-1]
+
+  monkeypatch.setattr(Axes, "imshow", imshow)
+  weights = np.array([[[lowest, 0.5]]])
+  report.draw_heads(
+    tmp_path / "a.png", weights, ["x"], ["a", "b"], ("source", "target"), ""
+  )
+  [image] = drawn
+  assert image.get_clim() == ((-0.5, 0.5) if lowest < -0.1 else (0, 0.5))
+
+
+def test_every_layer_in_order(monkeypatch):
+  names = [
+    "decoder_0/cross_attention",
+    "decoder_0/self_attention",
+    "decoder_10/self_attention",
+    "decoder_9/self_attention",
+    "encoder_0/self_attention",
+  ]
+  monkeypatch.setattr(
+    report.models,
+    "attention_maps",
+    lambda model, variables, rows: {n: np.zeros((1, 2, 3, 3)) for n in names},
+  )
+  ids = np.array([[5, 6, 0]])
+  example = {"source": ids, "inputs": ids, "targets": ids, "weights": ids}
+  task = types.SimpleNamespace(pad_id=0, labels=lambda ids: list(map(str, ids)))
+  maps = report.attention_maps(None, {}, task, example)
+  assert {name: shown.title for name, shown in maps.items()} == {
+    "encoder_1_self_attention": "encoder layer 1, self-attention",
+    "decoder_1_self_attention": "decoder layer 1, self-attention",
+    "decoder_1_cross_attention": "decoder layer 1, cross-attention",
+    "decoder_10_self_attention": "decoder layer 10, self-attention",
+    "decoder_11_self_attention": "decoder layer 11, self-attention",
+  }
+  assert list(maps)[:3] == [
+    "encoder_1_self_attention",
+    "decoder_1_self_attention",
+    "decoder_1_cross_attention",
+  ]
+  assert list(maps)[-1] == "decoder_11_self_attention"
+  for shown in maps.values():
+    assert shown.weights.shape == (2, 2, 2)
+    assert shown.query_labels == shown.key_labels == ["5", "6"]
+
+
 @pytest.mark.parametrize("kind", ["encoder_decoder", "decoder", "encoder"])
 def test_the_last_layer_is_drawn_without_padding(kind, monkeypatch):
   source = np.array([[5, 6, 7, 0], [5, 0, 0, 0]])

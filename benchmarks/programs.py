@@ -1,0 +1,186 @@
+"""What a benchmark times: mechanisms forward, with gradients, and decoding."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+import dataclasses
+import time
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from attention import ATTENTIONS, Attention, Dims
+
+BASELINE = "jax.nn.dot_product_attention"
+DENSE = "dense"
+FORWARD, TRAINING, DECODE = PARTS = ("forward", "forward+backward", "decode")
+
+
+class Size(NamedTuple):
+  """What all programs share; N = K."""
+
+  batch: int = 1
+  heads: int = 8
+  head_dim: int = 64
+  dtype: str = "float32"
+
+
+@dataclasses.dataclass(eq=False)
+class Program:
+  """One program and the arrays that it is called with.
+
+  Attributes:
+    mechanism: key of `ATTENTIONS`, or `BASELINE`.
+    causal: which form.
+    part: one of `PARTS`.
+    length: T = S; of decoding, the positions that the cache has room for.
+    function: what is compiled.
+    arguments: its arguments. A decoder's first is its cache, which is donated
+      and comes back as the second result.
+    compiled: set by `compile`.
+    compile_seconds: likewise, tracing included.
+  """
+
+  mechanism: str
+  causal: bool
+  part: str
+  length: int
+  function: Callable[..., Any]
+  arguments: Sequence[Any]
+  compiled: Any = None
+  compile_seconds: float = 0.0
+
+  def compile(self) -> None:
+    """Compiles, once."""
+    start = time.perf_counter()
+    donated = (0,) if self.part == DECODE else ()
+    jitted = jax.jit(self.function, donate_argnums=donated)
+    self.compiled = jitted.lower(*self.arguments).compile()
+    self.compile_seconds = time.perf_counter() - start
+
+  @property
+  def temp_bytes(self) -> int:
+    """What XLA reserves beside arguments and results."""
+    return self.compiled.memory_analysis().temp_size_in_bytes
+
+  @property
+  def needed_bytes(self) -> int:
+    """What a call needs in all."""
+    sizes = self.compiled.memory_analysis()
+    return (
+      sizes.temp_size_in_bytes
+      + sizes.argument_size_in_bytes
+      + sizes.output_size_in_bytes
+      - sizes.alias_size_in_bytes
+    )
+
+  def seconds(self) -> float:
+    """Calls it once and waits."""
+    start = time.perf_counter()
+    result = jax.block_until_ready(self.compiled(*self.arguments))
+    seconds = time.perf_counter() - start
+    if self.part == DECODE:
+      self.arguments = [result[1], *self.arguments[1:]]
+    return seconds
+
+
+def programs(
+  names: Iterable[str], size: Size, length: int
+) -> Iterator[Program]:
+  """Every program of these mechanisms at one length.
+
+  Gradients are those to query, key, value and what the mechanism trains, with
+  the output as cotangent. A decoder writes and reads the last position of a
+  cache of `length` positions. Its contents are zeros: nothing here takes longer
+  for what the numbers are.
+
+  Args:
+    names: keys of `ATTENTIONS`, or `BASELINE`.
+    size: of the arrays.
+    length: T = S.
+  """
+  dims = Dims(size.heads, size.heads, size.head_dim, length)
+  shape = (size.batch, length, size.heads, size.head_dim)
+  keys = jax.random.split(jax.random.key(0), 3)
+  qkv = [jax.random.normal(key, shape, jnp.dtype(size.dtype)) for key in keys]
+  for name in names:
+    mechanism = _make(name, length)
+    variables = dict(mechanism.init(jax.random.key(1), dims))
+    params = variables.pop("params", {})
+    arrays: list[Any] = list(qkv)
+    if "shared_qk" in mechanism.supports:
+      arrays[1] = None
+    for causal in (False, True):
+      if not causal or "causal" in mechanism.supports:
+        forward = _forward(mechanism, causal)
+        arguments = [params, *arrays, variables]
+        for part, function in (
+          (FORWARD, forward),
+          (TRAINING, _with_gradient(forward)),
+        ):
+          yield Program(name, causal, part, length, function, arguments)
+    if mechanism.init_cache is not None:
+      everything = {"params": params, **variables}
+      cache = mechanism.init_cache(
+        everything, size.batch, length, dims, jnp.dtype(size.dtype)
+      )
+      rows = [None if x is None else x[:, -1:] for x in arrays]
+      # Leaves may be one buffer, which cannot be donated twice.
+      cache = jax.tree.map(jnp.copy, _at_the_end(cache, length))
+      arguments = [cache, *rows, everything]
+      function = _decode(mechanism, length)
+      yield Program(name, True, DECODE, length, function, arguments)
+
+
+def _make(name: str, length: int) -> Attention:
+  """A mechanism of a common size: 256 keys, features or rows, or what fits."""
+  if name == BASELINE:
+    return ATTENTIONS[DENSE]()._replace(
+      apply=lambda variables, *qkv, **call: jax.nn.dot_product_attention(
+        *qkv, **call
+      ),
+      init_cache=None,
+      decode=None,
+    )
+  options: dict[str, dict[str, Any]] = {
+    "sliding_window": {"window": min(256, length // 2)},
+    "performer": {"num_features": 256},
+    "linformer": {"rank": min(256, length)},
+    "additive": {"width": 16},
+  }
+  return ATTENTIONS[name](**options.get(name, {}))
+
+
+def _forward(mechanism: Attention, causal: bool) -> Callable[..., Any]:
+  def forward(params, query, key, value, constants):
+    variables = {"params": params, **constants}
+    return mechanism.apply(variables, query, key, value, is_causal=causal)
+
+  return forward
+
+
+def _with_gradient(forward: Callable[..., Any]) -> Callable[..., Any]:
+  def forward_backward(*arguments):
+    *arrays, constants = arguments
+    out, pullback = jax.vjp(lambda *x: forward(*x, constants), *arrays)
+    return pullback(out)
+
+  return forward_backward
+
+
+def _decode(mechanism: Attention, length: int) -> Callable[..., Any]:
+  assert mechanism.decode is not None
+  decode = mechanism.decode
+
+  def step(cache, query, key, value, variables):
+    out, cache = decode(variables, cache, query, key, value)
+    # Back to where it was, for the next call.
+    return out, _at_the_end(cache, length)
+
+  return step
+
+
+def _at_the_end(cache: Any, length: int) -> Any:
+  """The cache before its last position; one that keeps no position, as it is."""
+  if "index" not in getattr(cache, "_fields", ()):
+    return cache
+  return cache._replace(index=jnp.full_like(cache.index, length - 1))

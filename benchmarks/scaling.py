@@ -1,0 +1,105 @@
+"""Time and memory of every mechanism against length.
+
+    python -m benchmarks.scaling
+    python -m benchmarks.scaling --lengths=4096 --attention=dense,performer
+
+Forward, forward with gradients, and one decoded token at the last position of a
+cache, full and causal, beside `jax.nn.dot_product_attention`. One process, calls
+in turn, medians with their interquartile range; ratios to the baseline of the
+same run, for machines are noisy. Memory is what XLA reserves for temporaries
+beside arguments and results. Prints Markdown: tables by length, the exponent of
+the upper half of the lengths, and the length from which on a mechanism is faster
+than `dense`. A program that needs more memory or time than allowed is not run,
+and its row says so.
+"""
+
+from collections.abc import Sequence
+import json
+from pathlib import Path
+import sys
+import time
+
+from absl import flags
+
+from training import entry
+from training.config import ConfigError
+
+_LENGTHS = flags.DEFINE_list(
+  "lengths", "256,512,1024,2048,4096,8192,16384", "T = S"
+)
+_ATTENTION = flags.DEFINE_list("attention", "all", "mechanisms, or all")
+_BATCH = flags.DEFINE_integer("batch", 1, "B", lower_bound=1)
+_HEADS = flags.DEFINE_integer("heads", 8, "N = K", lower_bound=1)
+_HEAD_DIM = flags.DEFINE_integer("head_dim", 64, "H", lower_bound=1)
+_DTYPE = flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "")
+_MINUTES = flags.DEFINE_float("minutes", 10.0, "for everything, roughly")
+_MAX_GIB = flags.DEFINE_float(
+  "max_gib", 6.0, "programs that need more are left"
+)
+_OUT = flags.DEFINE_string("out", None, "file for the rows, one JSON a line")
+
+
+def main() -> None:
+  """Times one length after another, writes its rows, and prints the tables."""
+  lengths = _numbers(_LENGTHS.value)
+  out = None if _OUT.value is None else Path(_OUT.value)
+  if out is not None and not out.parent.is_dir():
+    raise ConfigError(f"--out: no such folder: {str(out.parent)!r}")
+  import jax
+
+  from attention import ATTENTIONS
+  from benchmarks import programs, scaling_tables, timing
+
+  names = _names(_ATTENTION.value, list(ATTENTIONS))
+  size = programs.Size(
+    _BATCH.value, _HEADS.value, _HEAD_DIM.value, _DTYPE.value
+  )
+  if out is not None:
+    out.write_text("")
+  budget = timing.Budget(_MINUTES.value * 60, lengths)
+  rows: list[timing.Row] = []
+  for length in lengths:
+    start = time.perf_counter()
+    made = programs.programs([programs.BASELINE, *names], size, length)
+    more = timing.time_length(made, budget, _MAX_GIB.value * 2**30, rows)
+    rows += more
+    if out is not None:
+      with out.open("a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in more)
+    seconds = time.perf_counter() - start
+    print(f"length {length:,}: {seconds:.0f} s", file=sys.stderr, flush=True)
+  device = jax.devices()[0]
+  print(
+    f"B, N, H = {size.batch}, {size.heads}, {size.head_dim}, {size.dtype}, "
+    f"{device.device_kind}, jax {jax.__version__}\n"
+  )
+  print(scaling_tables.markdown(rows))
+
+
+def _numbers(texts: Sequence[str]) -> list[int]:
+  """Lengths, in order."""
+  for text in texts:
+    if not text.isdecimal() or int(text) < 2:
+      raise ConfigError(f"--lengths: expected whole numbers > 1, got {text!r}")
+  if not texts or len(set(map(int, texts))) < len(texts):
+    raise ConfigError(
+      f"--lengths: expected at least one, each once, got {','.join(texts)!r}"
+    )
+  return sorted(map(int, texts))
+
+
+def _names(names: Sequence[str], known: Sequence[str]) -> Sequence[str]:
+  """Mechanisms; dense always among them, for others are compared to it."""
+  if list(names) == ["all"]:
+    return known
+  for name in names:
+    if name not in known:
+      raise ConfigError(
+        f"--attention: no mechanism {name!r}; expected some of "
+        f"{', '.join(known)}, or all"
+      )
+  return list(dict.fromkeys(["dense", *names]))
+
+
+if __name__ == "__main__":
+  entry.run(main)

@@ -1,0 +1,166 @@
+"""Exponents, crossovers and tables of the rows of `benchmarks.scaling`."""
+
+from collections.abc import Mapping, Sequence
+import math
+
+import numpy as np
+
+from benchmarks.programs import BASELINE, DECODE, DENSE, PARTS
+from benchmarks.timing import Row
+
+Series = Mapping[int, float]
+"""Length to seconds or bytes."""
+
+
+def series(rows: Sequence[Row], key: str) -> dict[int, float]:
+  """The values of one program by length, where it has one."""
+  return {row["length"]: row[key] for row in rows if row[key] is not None}
+
+
+def exponent(values: Series, lengths: Sequence[int]) -> float | None:
+  """The a of values ∝ Tᵃ, least squares of logarithms.
+
+  Over the upper half of `lengths` only, the middle one included (from 2,048 of
+  256 … 16,384 on): shorter ones tell of what is constant.
+
+  Returns:
+    None where fewer than two lengths have a value.
+  """
+  ordered = sorted(lengths)
+  upper = [x for x in ordered[len(ordered) // 2 :] if values.get(x, 0.0) > 0.0]
+  if len(upper) < 2:
+    return None
+  x, y = np.log(upper), np.log([values[length] for length in upper])
+  x = x - x.mean()
+  return float(x @ y / (x @ x))
+
+
+def crossover(values: Series, dense: Series) -> float | None:
+  """The length from which on a mechanism is faster than dense attention.
+
+  Among the lengths that both have; between two of them by a straight line
+  through the logarithms of time and length.
+
+  Returns:
+    The shortest length where it is always faster, None where it is not faster
+    at the longest.
+  """
+  common = sorted(values.keys() & dense.keys())
+  if not common:
+    return None
+  gain = [math.log(dense[x] / values[x]) for x in common]
+  if gain[-1] <= 0.0:
+    return None
+  slower = [i for i, x in enumerate(gain) if x <= 0.0]
+  if not slower:
+    return float(common[0])
+  i = slower[-1]
+  part = -gain[i] / (gain[i + 1] - gain[i])
+  return common[i] * (common[i + 1] / common[i]) ** part
+
+
+def markdown(rows: Sequence[Row]) -> str:
+  """All tables: for each part time, time by the baseline's, and memory."""
+  lengths = sorted({row["length"] for row in rows})
+  texts = []
+  for part in PARTS:
+    groups: dict[tuple[str, bool], list[Row]] = {}
+    for row in rows:
+      if row["part"] == part:
+        groups.setdefault((row["mechanism"], row["causal"]), []).append(row)
+    if groups:
+      texts += _part(part, groups, lengths)
+  reasons = [
+    f"- `{row['mechanism']}`{', causal' * row['causal']}, {row['part']}, "
+    f"{row['length']}: {row['reason']}"
+    for row in rows
+    if "reason" in row
+  ]
+  return "\n\n".join([*texts, "\n".join(reasons)]).strip()
+
+
+def _part(
+  part: str,
+  groups: Mapping[tuple[str, bool], Sequence[Row]],
+  lengths: Sequence[int],
+) -> list[str]:
+  """The three tables of one part."""
+  base = DENSE if part == DECODE else BASELINE
+  columns = [f"{length:,}" for length in lengths]
+  times, ratios, memory = [], [], []
+  for (name, causal), rows in groups.items():
+    title = [f"`{name}`", "✓" if causal else ""]
+    seconds, spread, temp, compiling = (
+      series(rows, key)
+      for key in ("seconds", "spread", "temp_bytes", "compile_seconds")
+    )
+    dense, baseline = (
+      series(groups.get((other, causal), ()), "seconds")
+      for other in (DENSE, base)
+    )
+    times.append(
+      [
+        *title,
+        *(_time(seconds.get(x), spread.get(x)) for x in lengths),
+        _decimal(exponent(seconds, lengths)),
+        "" if name == DENSE else _from(crossover(seconds, dense), seconds),
+      ]
+    )
+    ratios.append(
+      title
+      + [
+        _ratio(seconds.get(length), baseline.get(length)) for length in lengths
+      ]
+    )
+    memory.append(
+      [
+        *title,
+        *(_mebibytes(temp.get(x)) for x in lengths),
+        _decimal(exponent(temp, lengths)),
+        f"{np.median(list(compiling.values())):.1f}" if compiling else "–",
+      ]
+    )
+  head = ["mechanism", "causal"]
+  return [
+    f"### {part}: ms, median (interquartile range)",
+    _table([*head, *columns, "exponent", "faster than `dense` from"], times),
+    f"### {part}: × `{base}`",
+    _table([*head, *columns], ratios),
+    f"### {part}: MiB of temporaries",
+    _table([*head, *columns, "exponent", "compile s"], memory),
+  ]
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+  rule = ["---", ":-:", *["--:"] * (len(head) - 2)]
+  return "\n".join(f"| {' | '.join(row)} |" for row in [head, rule, *rows])
+
+
+def _time(seconds: float | None, spread: float | None) -> str:
+  if seconds is None:
+    return "–"
+  text = _milliseconds(seconds)
+  return text if spread is None else f"{text} ({_milliseconds(spread)})"
+
+
+def _milliseconds(seconds: float) -> str:
+  value = seconds * 1e3
+  return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}"
+
+
+def _mebibytes(value: float | None) -> str:
+  return "–" if value is None else f"{value / 2**20:.1f}"
+
+
+def _decimal(value: float | None) -> str:
+  return "–" if value is None else f"{value:.2f}"
+
+
+def _ratio(value: float | None, base: float | None) -> str:
+  return "–" if value is None or base is None else f"{value / base:.3f}"
+
+
+def _from(value: float | None, seconds: Series) -> str:
+  if value is None:
+    return "–"
+  return f"{'≤ ' * (value <= min(seconds))}{value:,.0f}"

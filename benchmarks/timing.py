@@ -1,0 +1,165 @@
+"""Times programs in turn, within a budget, and says what it leaves out."""
+
+from collections.abc import Callable, Iterable, Sequence
+import time
+from typing import Any
+
+import numpy as np
+
+from benchmarks.programs import Program
+
+Row = dict[str, Any]
+"""One program: 'mechanism', 'causal', 'part', 'length', and
+'seconds' (median, None if not run), 'spread' (interquartile range, None of less
+than two calls), 'temp_bytes', 'compile_seconds'; 'reason' only if not run.
+"""
+
+_ROUNDS = 10
+_FEWEST = 3
+_SHORT = 1.0
+"""Seconds of a call: shorter ones are made once whatever the budget."""
+_VERY_SHORT = 0.1
+"""Likewise, three times."""
+
+
+class Budget:
+  """Shares out time over lengths in proportion to them, compiling apart.
+
+  What a length leaves goes to the ones after it. Compiling takes about as long
+  at every length, so the last one tells what the next ones need.
+  """
+
+  def __init__(
+    self,
+    seconds: float,
+    lengths: Sequence[int],
+    clock: Callable[[], float] = time.perf_counter,
+  ):
+    self._clock = clock
+    self._end = clock() + seconds
+    self._left = sorted(lengths)
+    self._compiling = 0.0
+
+  def share(self) -> float:
+    """Seconds for the calls of the shortest length that is left."""
+    compiling = self._compiling * len(self._left)
+    rest = self._end - self._clock() - compiling
+    return max(rest, 0.0) * self._left[0] / sum(self._left)
+
+  def compiled(self, seconds: float) -> None:
+    """Tells what compiling the shortest length that is left has taken."""
+    self._compiling = seconds
+    # It is spent: `share` must not set it aside again.
+    self._end += seconds
+
+  def next(self) -> None:
+    """The shortest length that is left is done."""
+    self._end -= self._compiling
+    self._left.pop(0)
+
+
+def time_length(
+  programs: Iterable[Program],
+  budget: Budget,
+  max_bytes: float,
+  before: Sequence[Row] = (),
+) -> list[Row]:
+  """Rows of all programs of one length.
+
+  Everything is compiled first. What may run is called once to warm up, then in
+  rounds, the fastest program first: at most ten, until the share of this length
+  is spent. Three calls are certain where they fit into an equal part of it, or
+  take less than 0.1 s each. A program without time for another call keeps the
+  first, with no spread.
+
+  Args:
+    programs: of one length.
+    budget: told of this length.
+    max_bytes: programs that need more are not run.
+    before: rows of shorter lengths. They tell how long a call would take, were
+      it quadratic from the longest one on. Where one call of each is more than
+      the share the slowest are left out, none below a second.
+
+  Returns:
+    One row a program, in order.
+  """
+  start = time.perf_counter()
+  rows, ready = [], []
+  for program in programs:
+    program.compile()
+    row = _row(program)
+    rows.append(row)
+    if program.needed_bytes > max_bytes:
+      row["reason"] = (
+        f"not run: needs {program.needed_bytes / 2**30:.3g} GiB; --max_gib "
+        f"allows {max_bytes / 2**30:g}"
+      )
+    else:
+      ready.append((program, row))
+  budget.compiled(time.perf_counter() - start)
+  share = budget.share()
+  _leave_out([row for _, row in ready], share, before)
+  ready = [(program, row) for program, row in ready if "reason" not in row]
+  for (_, row), times in zip(ready, _in_turn(ready, share), strict=True):
+    low, median, high = np.percentile(times, [25, 50, 75])
+    row["seconds"] = float(median)
+    row["spread"] = float(high - low) if len(times) > 1 else None
+  budget.next()
+  return rows
+
+
+def _in_turn(
+  ready: Sequence[tuple[Program, Row]], share: float
+) -> list[list[float]]:
+  """Seconds of the calls of each program."""
+  deadline = time.perf_counter() + share
+  certain = max(share / max(len(ready), 1) / _FEWEST, _VERY_SHORT)
+  first = [program.seconds() for program, _ in ready]
+  found: list[list[float]] = [[] for _ in ready]
+  for calls in range(_ROUNDS):
+    for i in np.argsort(first):
+      fits = time.perf_counter() + first[i] <= deadline
+      if fits or (calls < _FEWEST and first[i] <= certain):
+        found[i].append(ready[i][0].seconds())
+  return [times or [warm] for times, warm in zip(found, first, strict=True)]
+
+
+def _row(program: Program) -> Row:
+  return {
+    "mechanism": program.mechanism,
+    "causal": program.causal,
+    "part": program.part,
+    "length": program.length,
+    "seconds": None,
+    "spread": None,
+    "temp_bytes": program.temp_bytes,
+    "compile_seconds": program.compile_seconds,
+  }
+
+
+def _leave_out(
+  rows: Sequence[Row], share: float, before: Sequence[Row]
+) -> None:
+  """Gives the slowest a reason, until one call of each other one fits."""
+  total = 0.0
+  for seconds, i in sorted(
+    (_expected(row, before), i) for i, row in enumerate(rows)
+  ):
+    total += seconds
+    if seconds > _SHORT and total > share:
+      rows[i]["reason"] = (
+        f"not run: a call would take up to {seconds:.0f} s, more than "
+        "--minutes leaves"
+      )
+
+
+def _expected(row: Row, before: Sequence[Row]) -> float:
+  """Seconds of a call if quadratic from the longest length that was run."""
+  same = [
+    (other["length"], other["seconds"])
+    for other in before
+    if other["seconds"] is not None
+    and all(other[key] == row[key] for key in ("mechanism", "causal", "part"))
+  ]
+  length, seconds = max(same, default=(1, 0.0))
+  return seconds * (row["length"] / length) ** 2

@@ -1,0 +1,90 @@
+"""How far a trained model's attention is from what it approximates."""
+
+from collections.abc import Callable, Mapping
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from attention import Attention, dense_attention, lsh_attention
+import models
+from models.transformer import Transformer
+
+OWN_SCORES = ("additive", "multiplicative")
+"""Mechanisms that score otherwise than softmax(q·k/√H): nothing to be near to."""
+
+
+def error(
+  model: Transformer,
+  variables: Mapping[str, Any],
+  batch: Mapping[str, Any],
+) -> float | None:
+  """‖out − exact‖ / ‖exact‖ over all layers where the mechanism works.
+
+  `exact` is dense attention on the same trained query, key and value, under the
+  same mask and tables; for LSH it is dense attention among its unit keys, no
+  token seeing itself (one bucket, one chunk). Norms are Frobenius norms over
+  layers, rows, positions (padding included), heads and features.
+
+  Args:
+    model: a Transformer.
+    variables: trained.
+    batch: rows to measure on.
+
+  Returns:
+    The relative error, 0 for dense attention itself; None where the mechanism
+    approximates nothing (`OWN_SCORES`).
+
+  Cost: memory of dense attention, B·N·T·S.
+  """
+  config = model.config
+  names = {slot.name for slot in config.attentions.values()}
+  # Dense stands in where a mechanism cannot work; it would hide the error.
+  names = names - {"dense"} or {"dense"}
+  if names & set(OWN_SCORES):
+    return None
+  records = [
+    slot.build() for slot in config.attentions.values() if slot.name in names
+  ]
+  squares = jax.jit(functools.partial(_squares, model, records))
+  deviation, size = squares(variables, dict(batch))
+  return float(jnp.sqrt(deviation / size))
+
+
+def _squares(
+  model: Transformer,
+  records: list[Attention],
+  variables: Mapping[str, Any],
+  batch: Mapping[str, Any],
+) -> tuple[Array, Array]:
+  """Squared norms of out − exact and of exact, summed."""
+  found = []
+
+  def observer(attention, query, key, value, out, **call):
+    if attention in records:
+      exact = _exact(attention)(query, key, value, **call)
+      found.append((_square(out - exact), _square(exact)))
+
+  models.observe_attention(model, variables, batch, observer)
+  deviations, sizes = zip(*found, strict=True)
+  return jnp.stack(deviations).sum(), jnp.stack(sizes).sum()
+
+
+def _exact(attention: Attention) -> Callable[..., Array]:
+  if "shared_qk" not in attention.supports:
+    return dense_attention
+
+  def one_bucket(query, key, value, **call):
+    del key
+    rotations = jnp.zeros((1, query.shape[-1], 0))
+    return lsh_attention(
+      query, value, rotations=rotations, chunk_size=query.shape[1], **call
+    )
+
+  return one_bucket
+
+
+def _square(x: Array) -> Array:
+  return jnp.sum(jnp.square(x.astype(jnp.float32)))

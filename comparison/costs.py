@@ -1,0 +1,149 @@
+"""What a step, a forward pass and a decoded token of a run cost."""
+
+from collections.abc import Mapping
+import functools
+import time
+from typing import Any, cast
+
+import jax
+import numpy as np
+
+from attention import Dims
+from comparison import flops
+import models
+from training import parallel as parallel_lib
+from training import step as step_lib
+from training.experiment import Experiment
+
+Batch = Mapping[str, Any]
+
+_TIMED_STEPS, _TIMED_SECONDS = 50, 10.0
+_DECODED_ROWS = 16
+
+
+def step_flops(run: Experiment, batch: Batch) -> flops.Account:
+  """Floating-point operations of one update; nothing is compiled."""
+  step = functools.partial(step_lib.train_step, run.functions)
+  return flops.account(step, run.shapes, dict(batch), np.int32(0))
+
+
+def forward_flops(run: Experiment, batch: Batch) -> flops.Account:
+  """Floating-point operations of the logits of one batch."""
+  return flops.account(
+    lambda variables, rows: run.functions.forward(variables, rows, None),
+    run.shapes.variables,
+    dict(batch),
+  )
+
+
+def step_cost(run: Experiment, batch: Batch) -> dict[str, Any]:
+  """Time and memory of one update, as the loop does it.
+
+  The median of up to 50 steps or 10 seconds, at least 3, after one to warm up;
+  every step is waited for.
+
+  Args:
+    run: the experiment; its state is drawn anew.
+    batch: of the first step.
+
+  Returns:
+    'compile_seconds' (tracing included, no cache on disk), 'step_seconds',
+    'temp_bytes' that XLA reserves beside arguments and results, and
+    'device_peak_bytes' where the device tells, else None.
+  """
+  parallel = parallel_lib.make(run.functions, run.config.train.parallel)
+  state = parallel.place_state(run.init())
+  rows = parallel.place_batch(dict(batch))
+  start = time.perf_counter()
+  step = cast(Any, parallel.train)  # Compiled by jit or pmap: both lower.
+  compiled = step.lower(state, rows, np.int32(0)).compile()
+  compile_seconds = time.perf_counter() - start
+  seconds = []
+  while len(seconds) < 4 or (
+    len(seconds) <= _TIMED_STEPS and sum(seconds) < _TIMED_SECONDS
+  ):
+    start = time.perf_counter()
+    # The index need not fit: a step that is not taken costs the same.
+    state, metrics = compiled(state, rows, np.int32(len(seconds)))
+    jax.block_until_ready((state, metrics))
+    seconds.append(time.perf_counter() - start)
+  statistics = jax.local_devices()[0].memory_stats() or {}
+  return {
+    "compile_seconds": compile_seconds,
+    "step_seconds": float(np.median(seconds[1:])),
+    "temp_bytes": compiled.memory_analysis().temp_size_in_bytes,
+    "device_peak_bytes": statistics.get("peak_bytes_in_use"),
+  }
+
+
+def decode_cost(
+  run: Experiment, variables: Mapping[str, Any], batch: Batch
+) -> dict[str, Any]:
+  """Speed of decoding to the longest length, and what is kept meanwhile.
+
+  No sequence ends early, whatever the model would write; the encoder, where
+  there is one, runs once and is part of the time.
+
+  Args:
+    run: the experiment.
+    variables: of the model.
+    batch: for its sources; the first 16 rows.
+
+  Returns:
+    'decode_tokens_per_second', and 'cache_bytes' of one sequence over all
+    layers: the decoder's own cache, without what is kept of a source.
+
+  Raises:
+    ValueError: the model cannot decode.
+  """
+  task, length = run.task, run.task.max_target_length
+  rows = _DECODED_ROWS
+  inputs: dict[str, Any]
+  if "source" in batch:
+    inputs = {
+      "source": np.resize(batch["source"], (rows, batch["source"].shape[1]))
+    }
+  else:
+    inputs = {"prompt": np.full((rows, 1), task.bos_id, np.int32)}
+
+  def decode():
+    generated = models.generate(
+      cast(Any, run.model),
+      variables,
+      **inputs,
+      max_length=length,
+      bos_id=task.bos_id,
+      eos_id=-1,
+      pad_id=task.pad_id,
+    )
+    jax.block_until_ready(generated)
+
+  decode()
+  seconds = []
+  for _ in range(3):
+    start = time.perf_counter()
+    decode()
+    seconds.append(time.perf_counter() - start)
+  return {
+    "decode_tokens_per_second": rows * length / float(np.median(seconds)),
+    "cache_bytes": _cache_bytes(run, length),
+  }
+
+
+def _cache_bytes(run: Experiment, length: int) -> int | None:
+  """None for a recurrent model, whose state is no mechanism's."""
+  config = run.config.model
+  if not isinstance(config, models.ModelConfig):
+    return None
+  dims = Dims(config.num_heads, config.kv_heads, config.head_dim, length)
+  mechanism = config.attentions["decoder_attention"].build()
+  init_cache = mechanism.init_cache
+  assert init_cache is not None  # It has just decoded.
+  cache = jax.eval_shape(
+    lambda key: init_cache(
+      mechanism.init(key, dims), 1, length, dims, config.dtype
+    ),
+    jax.random.key(0),
+  )
+  size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(cache))
+  return size * config.num_layers

@@ -1,0 +1,1 @@
+"""Tasks at the sizes of their papers."""

@@ -1,0 +1,36 @@
+"""A needle in 4,096 places, by depth and by length.
+
+    python train.py --config=configs/paper/needle.py:sliding_window
+
+The original asks language models that were trained on text, at up to 128,000
+tokens; this one is trained from nothing and evaluated at lengths of 1,024 to
+8,192, at 11 depths each. Not run here at full length.
+
+Kamradt, Needle In A Haystack (2023); Hsieh et al., RULER, arXiv:2404.06654.
+"""
+
+import ml_collections
+
+from configs import attentions, needle
+
+
+def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
+  """A decoder of two layers that asks for one of four pairs in 4,096 places."""
+  config = needle.get_config(attention)
+  config.update(
+    {
+      "num_steps": 20000,
+      "batch_size": 16,
+      "eval_every": 2000,
+      "checkpoint_every": 2000,
+      "task": {
+        "length": 4096,
+        "eval_lengths": (1024, 2048, 8192),
+        "num_depths": 11,
+      },
+    }
+  )
+  config.model.decoder_attention = attentions.one(
+    attention, options=attentions.LONG
+  )
+  return config

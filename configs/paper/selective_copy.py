@@ -1,0 +1,31 @@
+"""Selective copying at the size of the Mamba paper.
+
+    python train.py --config=configs/paper/selective_copy.py:dense
+
+16 symbols to remember among 4,096 places. Not run here at full length.
+
+Gu and Dao, Mamba, section 4.1.1 and appendix E.1, arXiv:2312.00752.
+"""
+
+import ml_collections
+
+from configs import attentions, selective_copy
+
+
+def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
+  """A decoder of two layers that remembers 16 symbols among 4,096 places."""
+  config = selective_copy.get_config(attention)
+  config.update(
+    {
+      "num_steps": 400000,
+      "eval_every": 10000,
+      "checkpoint_every": 10000,
+      "task": {"length": 4096, "num_tokens": 16},
+      "model": {"features": 64},
+      "optimizer": {"learning_rate": 1e-4, "schedule": "constant"},
+    }
+  )
+  config.model.decoder_attention = attentions.one(
+    attention, options=attentions.LONG
+  )
+  return config

@@ -1,0 +1,71 @@
+"""Draws what every layer of a trained run attends to in words of your own.
+
+    python -m reports.attention --workdir=/tmp/run --text="3 1 4 1 5"
+
+One picture a layer, a panel a head: encoder_1_self_attention.png and so on, in
+WORKDIR/attention. The text is what the model reads: a source, or the prompt of
+a decoder-only model, of which the prompt alone is shown unless --target goes on
+after it. A source's target is what the model generates greedily, or --target.
+Axes of more than 64 tokens have positions in place of words.
+"""
+
+from pathlib import Path
+
+from absl import flags
+
+from training import entry
+from training.config import ConfigError
+
+_WORKDIR = flags.DEFINE_string("workdir", None, "folder of a trained run")
+_TEXT = flags.DEFINE_string("text", None, "what the model reads")
+_TARGET = flags.DEFINE_string(
+  "target", None, "what it writes; default what it generates for a source"
+)
+_OUT = flags.DEFINE_string(
+  "out", None, "folder of the pictures; default WORKDIR/attention"
+)
+
+
+def main() -> None:
+  """From a line to pictures."""
+  if _WORKDIR.value is None:
+    raise ConfigError("--workdir: missing; the folder of a trained run")
+  if _TEXT.value is None:
+    raise ConfigError("--text: missing; what the model reads")
+  workdir = Path(_WORKDIR.value)
+  folder = Path(_OUT.value) if _OUT.value else workdir / "attention"
+  if folder.suffix.lower() in (".png", ".svg", ".pdf"):
+    raise ConfigError(
+      f"--out: expected a folder, for a picture of each layer, got {folder}"
+    )
+  from training import experiment_config
+  from training import workdir as workdir_lib
+
+  config = experiment_config.parse(workdir_lib.read_config(workdir))
+  workdir_lib.check_writable("--out", folder)
+
+  from reports.example import make_example
+  from training import compile_cache, experiment, inference, report
+
+  compile_cache.enable()
+  run = experiment.create(config, workdir, restore=True)
+  variables = inference.restore_variables(run, workdir)
+  example = make_example(run, variables, _TEXT.value, _TARGET.value)
+  if "targets" in example and _TARGET.value is None:
+    print(f"output: {run.task.decode(example['targets'][0])}")
+  maps = report.attention_maps(run.model, variables, run.task, example)
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, shown in maps.items():
+      path = folder / f"{name}.png"
+      report.draw_heads(path, *shown)
+      print(path)
+  except OSError as error:
+    raise ConfigError(f"--out: {error}") from error
+  longest = max(max(shown.weights.shape[1:]) for shown in maps.values())
+  if longest > report.MAX_LABELS:
+    print(f"more than {report.MAX_LABELS} tokens: by position, not by word")
+
+
+if __name__ == "__main__":
+  entry.run(main)

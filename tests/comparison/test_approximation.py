@@ -1,0 +1,56 @@
+"""The error against dense attention, on a model's own queries and keys."""
+
+import pytest
+
+from comparison import approximation
+import models
+from tests.models import tiny
+
+
+def error(name, kind="encoder", **options):
+  config = models.AttentionConfig(name, options)
+  fields = {
+    "encoder": ("encoder_attention",),
+    "decoder": ("decoder_attention",),
+  }[kind]
+  model = tiny.create(kind, **dict.fromkeys(fields, config))
+  batch = tiny.batch()
+  return approximation.error(model, tiny.initialized(model), batch)
+
+
+def test_what_is_exact_has_no_error():
+  assert error("dense") == 0.0
+  assert error("flash") < 1e-5
+  assert error("flash", "decoder") < 1e-5
+  whole = {"num_rounds": 1, "num_buckets": 1, "chunk_size": tiny.MAX_LENGTH}
+  assert error("lsh", **whole) < 1e-5
+  assert error("lsh", "decoder", **whole) < 1e-5
+
+
+def test_what_leaves_out_or_estimates_has_one():
+  narrow, wide = (error("sliding_window", window=w) for w in (1, 4))
+  assert narrow > wide > 0.01
+  few, many = (error("performer", num_features=m) for m in (4, 1024))
+  assert few > 2 * many > 0.0
+  assert error("linear", "decoder") > 0.01
+  assert error("lsh", num_rounds=1, chunk_size=2) > 0.01
+
+
+@pytest.mark.parametrize("name", approximation.OWN_SCORES)
+def test_scores_of_their_own_are_near_to_nothing(name):
+  assert error(name) is None
+
+
+def test_dense_stand_ins_do_not_count():
+  window = models.AttentionConfig("sliding_window", {"window": 1})
+  mixed = tiny.create(encoder_attention=window)
+  encoder = tiny.create("encoder", encoder_attention=window)
+  variables = tiny.initialized(mixed)
+  shared = {
+    name: variables["params"][name]
+    for name in tiny.initialized(encoder)["params"]
+  }
+  # Cross- and decoder attention are dense and would make it smaller.
+  assert approximation.error(mixed, variables, tiny.batch()) == pytest.approx(
+    approximation.error(encoder, {"params": shared}, tiny.batch()), rel=1e-5
+  )
