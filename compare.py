@@ -1,11 +1,12 @@
-"""Compares mechanisms: many runs, one table.
+"""Compares mechanisms: many runs, one report.
 
     python compare.py --config=configs/compare/copy.py --workdir=/tmp/compare
     python compare.py report --workdir=/tmp/compare
 
 The same command continues a comparison that was stopped; runs that are done with
-the same config are not run again. The second writes results.csv, results.jsonl
-and report.md of what there is, and is what the first ends with.
+the same config are not run again. The second writes the report of what there
+is, report.html, report.md, results.csv, results.jsonl and plots/, and is what the
+first ends with.
 """
 
 from pathlib import Path
@@ -23,7 +24,11 @@ _CONFIG = config_flags.DEFINE_config_file(
   lock_config=False,
   accept_new_attributes=True,
 )
-_WORKDIR = flags.DEFINE_string("workdir", None, "folder of the comparison")
+_WORKDIR = flags.DEFINE_string(
+  "workdir",
+  None,
+  "folder of the comparison; by default one under runs/compare/",
+)
 _SHARD = flags.DEFINE_string(
   "shard", "1/1", "i/n runs every n-th run from the i-th on"
 )
@@ -31,28 +36,44 @@ _SHARD = flags.DEFINE_string(
 
 def main(command: str | None) -> None:
   """Plans, runs what is missing, and writes the tables."""
-  if _WORKDIR.value is None:
-    raise ConfigError("--workdir: missing; the folder of the comparison")
-  folder = Path(_WORKDIR.value)
-  from comparison import records, table
-
   if command is None:
-    first, step = _shard(_SHARD.value)
-    _, mapping = entry.load_config(_CONFIG)
-    from comparison import config, launch, plan
+    folder = _run()
+  elif _WORKDIR.value is None:
+    raise ConfigError("--workdir: missing; the folder of the comparison")
+  else:
+    folder = Path(_WORKDIR.value)
+  from comparison import records
+  from reports import report
 
-    comparison = config.parse(mapping)
-    records.claim(folder, config.shared(comparison))
-    runs = plan.plan(comparison)
-    launch.launch(runs[first - 1 :: step], folder, comparison.seed_numbers[0])
-  elif not (folder / records.COMPARISON).exists():
+  if not (folder / records.COMPARISON).exists():
     raise ConfigError(f"--workdir: no comparison in {folder}")
   found, damaged = records.read(folder)
   for name in damaged:
     print(
       f"{folder / records.RECORDS / name}: damaged; run again to replace it"
     )
-  print(table.write(folder, found))
+  print(report.write(folder, found, records.scaling(folder)))
+  print(folder / report.PAGE)
+
+
+def _run() -> Path:
+  """Runs what is missing of the comparison that was typed; its folder."""
+  first, step = _shard(_SHARD.value)
+  file, mapping = entry.load_config(_CONFIG, "configs/compare/copy.py")
+  from comparison import config, records
+
+  comparison = config.parse(mapping)
+  shared = config.shared(comparison)
+  folder = Path(_WORKDIR.value or config.default_workdir(file, shared))
+  records.check(folder, shared)
+  from comparison import launch, plan
+
+  # A fault that only planning finds leaves no folder behind.
+  runs = plan.plan(comparison)
+  records.claim(folder, shared)
+  print(f"{folder}: {len(runs)} runs", flush=True)
+  launch.launch(runs[first - 1 :: step], folder, comparison.seed_numbers[0])
+  return folder
 
 
 def _shard(text: str) -> tuple[int, int]:

@@ -5,7 +5,7 @@
 
 Forward, forward with gradients, and one decoded token at the last position of a
 cache, full and causal, beside `jax.nn.dot_product_attention`. One process, calls
-in turn, medians with their interquartile range; ratios to the baseline of the
+in turn, medians ± half their interquartile range; ratios to the baseline of the
 same run, for machines are noisy. Memory is what XLA reserves for temporaries
 beside arguments and results. Prints Markdown: tables by length, the exponent of
 the upper half of the lengths, and the length from which on a mechanism is faster
@@ -48,7 +48,7 @@ def main() -> None:
   import jax
 
   from attention import ATTENTIONS
-  from benchmarks import programs, scaling_tables, timing
+  from benchmarks import bounds, programs, scaling_tables, timing
 
   names = _names(_ATTENTION.value, list(ATTENTIONS))
   size = programs.Size(
@@ -74,6 +74,8 @@ def main() -> None:
     f"{device.device_kind}, jax {jax.__version__}\n"
   )
   print(scaling_tables.markdown(rows))
+  if bounds.LENGTH in lengths:
+    print(f"\n### Bounds at {bounds.LENGTH:,}\n\n{bounds.markdown(rows)}")
 
 
 def _numbers(texts: Sequence[str]) -> list[int]:

@@ -122,7 +122,7 @@ def _part(
     )
   head = ["mechanism", "causal"]
   return [
-    f"### {part}: ms, median (interquartile range)",
+    f"### {part}: ms, median ± half the interquartile range",
     _table([*head, *columns, "exponent", "faster than `dense` from"], times),
     f"### {part}: × `{base}`",
     _table([*head, *columns], ratios),
@@ -140,7 +140,7 @@ def _time(seconds: float | None, spread: float | None) -> str:
   if seconds is None:
     return "–"
   text = _milliseconds(seconds)
-  return text if spread is None else f"{text} ({_milliseconds(spread)})"
+  return text if spread is None else f"{text} ± {_milliseconds(spread)}"
 
 
 def _milliseconds(seconds: float) -> str:

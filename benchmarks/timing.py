@@ -9,9 +9,9 @@ import numpy as np
 from benchmarks.programs import Program
 
 Row = dict[str, Any]
-"""One program: 'mechanism', 'causal', 'part', 'length', and
-'seconds' (median, None if not run), 'spread' (interquartile range, None of less
-than two calls), 'temp_bytes', 'compile_seconds'; 'reason' only if not run.
+"""One program: 'mechanism', 'causal', 'part', 'length', and 'seconds' (median,
+None if not run), 'spread' (half the interquartile range, None of less than two
+calls), 'temp_bytes', 'compile_seconds'; 'reason' only if not run.
 """
 
 _ROUNDS = 10
@@ -103,7 +103,7 @@ def time_length(
   for (_, row), times in zip(ready, _in_turn(ready, share), strict=True):
     low, median, high = np.percentile(times, [25, 50, 75])
     row["seconds"] = float(median)
-    row["spread"] = float(high - low) if len(times) > 1 else None
+    row["spread"] = float(high - low) / 2 if len(times) > 1 else None
   budget.next()
   return rows
 

@@ -3,7 +3,9 @@
 import ast
 from collections.abc import Iterator, Mapping
 import dataclasses
+import hashlib
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +164,13 @@ def shared(comparison: Comparison) -> dict[str, Any]:
   for field in ("attention", "seeds", "variants"):
     mapping.pop(field, None)
   return {name: v for name, v in flat(mapping).items() if v is not None}
+
+
+def default_workdir(config_file: str, shared: Mapping[str, Any]) -> Path:
+  """`runs/compare/<config file>-<digest of what all runs share>`."""
+  text = json.dumps(shared, sort_keys=True)
+  digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+  return Path("runs/compare") / f"{Path(config_file).stem}-{digest}"
 
 
 def flat(mapping: Mapping[str, Any], prefix: str = "") -> Leaves:

@@ -151,6 +151,7 @@ class Walk:
 
   def _report(self, eqn: JaxprEqn, what: str) -> None:
     where = source_info_util.summarize(eqn.source_info) or "a place unknown"
+    where = where.rpartition("/")[2]
     self.uncounted[f"{eqn.primitive.name} at {where}: {what}"] = None
 
   def _step(

@@ -11,6 +11,7 @@ from training.config import ConfigError
 
 COMPARISON = "comparison.json"
 RUNS, RECORDS = "runs", "records"
+SCALING = "scaling.jsonl"
 DONE, FAILED, UNSUPPORTED = "done", "failed", "not supported"
 TRAINED, STOPPED = "not measured yet", "stopped"
 
@@ -18,8 +19,8 @@ Record = Mapping[str, Any]
 """What `write` wrote: the run, its status, what it measured."""
 
 
-def claim(workdir: Path, what: Mapping[str, Any]) -> None:
-  """Makes `workdir` that of this comparison, or checks that it is.
+def check(workdir: Path, what: Mapping[str, Any]) -> None:
+  """Checks that `workdir` is free, or that of this very comparison.
 
   Mechanisms and seeds may be added later; what all runs share may not change.
 
@@ -32,25 +33,28 @@ def claim(workdir: Path, what: Mapping[str, Any]) -> None:
   """
   path = workdir / COMPARISON
   if path.exists():
-    try:
-      there = json.loads(path.read_text())
-    except ValueError as error:
-      raise ConfigError(f"workdir: cannot read {path}: {error}") from error
-    for name in {*there, *what}:
+    there = parsed(path)
+    if there is None:
+      raise ConfigError(f"workdir: {path} is damaged; choose a new folder")
+    for name in sorted({*there, *what}):
       if there.get(name) != what.get(name):
         raise ConfigError(
           f"workdir: {workdir} holds another comparison: config.{name} is "
           f"{there.get(name)!r} there and {what.get(name)!r} here; choose a new "
           "folder"
         )
-    return
-  if workdir.exists() and (not workdir.is_dir() or any(workdir.iterdir())):
+  elif workdir.exists() and (not workdir.is_dir() or any(workdir.iterdir())):
     raise ConfigError(
       f"workdir: {workdir} holds other files and no comparison; choose a new "
       "folder"
     )
+
+
+def claim(workdir: Path, what: Mapping[str, Any]) -> None:
+  """Makes `workdir` that of this comparison, or checks that it is: `check`."""
+  check(workdir, what)
   workdir.mkdir(parents=True, exist_ok=True)
-  _replace(path, what)
+  _replace(workdir / COMPARISON, what)
 
 
 def write(workdir: Path, run: Run, *, status: str, **found: Any) -> None:
@@ -99,6 +103,20 @@ def read(workdir: Path) -> tuple[list[Record], list[str]]:
   return records, damaged
 
 
+def scaling(workdir: Path) -> list[dict[str, Any]] | None:
+  """What `benchmarks.scaling` has written so far; None where it has not."""
+  path = workdir / SCALING
+  if not path.exists():
+    return None
+  rows = []
+  for line in path.read_text().splitlines():
+    try:
+      rows.append(json.loads(line))
+    except json.JSONDecodeError:  # It may still be writing.
+      break
+  return rows
+
+
 def status(workdir: Path, run: Run) -> str | None:
   """Status of a run's record; None where there is none, or a damaged one."""
   return _known(workdir, run).get("status")
@@ -136,6 +154,7 @@ def _path(workdir: Path, run: Run) -> Path:
 
 
 def _replace(path: Path, content: Mapping[str, Any]) -> None:
-  partial = path.with_suffix(".tmp")
+  # Shards may write the same file at the same time.
+  partial = path.with_suffix(f".{os.getpid()}.tmp")
   partial.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
   os.replace(partial, path)

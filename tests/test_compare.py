@@ -3,7 +3,7 @@
 import pytest
 
 from comparison import config as config_lib
-from comparison import launch, plan, records, table
+from comparison import launch, plan, records
 from configs.compare import copy
 from tests import commands
 from training.config import ConfigError
@@ -283,12 +283,6 @@ def test_a_budget_of_seconds_is_timed_once_for_all_seeds(folder):
   assert (folder / "budgets" / "calls").read_text() == "."
 
 
-def test_an_interval_is_students():
-  assert table.interval([0.5]) == "0.5000"
-  # t(2) = 4.303, s = 0.1, n = 3.
-  assert table.interval([0.4, 0.5, 0.6]) == "0.5000 ± 0.2484"
-
-
 def test_a_folder_of_something_else_is_refused(tmp_path):
   (tmp_path / "letter.txt").write_text("")
   with pytest.raises(ConfigError, match="holds other files"):
@@ -298,15 +292,28 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
   records.claim(folder, {"tasks": "copy", "num_steps": 3})
   with pytest.raises(ConfigError, match=r"config\.num_steps is 3 there and 4"):
     records.claim(folder, {"tasks": "copy", "num_steps": 4})
+  (folder / records.COMPARISON).write_text("{")
+  with pytest.raises(ConfigError, match="is damaged; choose a new folder"):
+    records.check(folder, {"tasks": "copy"})
 
 
 @pytest.mark.parametrize(
   ("arguments", "message"),
   [
+    ((), "--config: missing; for example --config=configs/compare/copy.py"),
     (("report",), "--workdir: missing; the folder of the comparison"),
     (("reprt",), "reprt: expected report or flags only (--name=value)"),
-    (("--workdir=x", "--shard=3/2"), "--shard: expected i/n with 1 ≤ i ≤ n"),
+    (("--shard=3/2",), "--shard: expected i/n with 1 ≤ i ≤ n"),
+    (("--config=configs/copy.py",), "config.tasks: missing, and it has no d"),
     (("report", "--workdir=nosuch"), "--workdir: no comparison in nosuch"),
+    (
+      (
+        "--config=configs/compare/copy.py",
+        "--workdir=nosuch",
+        "--config.modl=3",
+      ),
+      "config.modl: unknown",
+    ),
   ],
 )
 def test_wrong_arguments_are_one_line(arguments, message):
@@ -314,3 +321,48 @@ def test_wrong_arguments_are_one_line(arguments, message):
   assert code == 2
   assert error.startswith(message)
   assert error.count("\n") == 1
+  assert not (commands.ROOT / "nosuch").exists()
+
+
+def test_the_whole_command_from_training_to_the_page(tmp_path):
+  folder = tmp_path / "comparison"
+  arguments = (
+    "--config=configs/compare/copy.py",
+    f"--workdir={folder}",
+    "--config.tasks=duplicate",
+    "--config.attention=linear,nystrom",
+    "--config.num_steps=4",
+    "--config.eval_every=2",
+    "--config.batch_size=8",
+    "--config.task.max_length=3",
+    "--config.task.eval_size=12",
+    "--config.model.num_layers=1",
+    "--config.model.features=16",
+    "--config.model.mlp_features=32",
+  )
+  code, out, error = commands.run("compare.py", *arguments)
+  assert code == 0, error
+  assert "not supported: " in out
+  found, _ = records.read(folder)
+  done = next(r for r in found if r["status"] == records.DONE)
+  measured = done["measured"]
+  assert measured["notes"] == {}
+  # Without a GPU there is no device that tells its own peak.
+  missing = {name for name, value in measured.items() if value is None}
+  assert missing == {"device_peak_bytes"}
+  assert 0.0 < measured["approximation_error"] < 10.0
+  assert measured["train_flops"] > 2 * measured["forward_flops"]
+  # 8 positions: a causal state of H × (H + 1) a head and layer, no key.
+  heads, width = 4, 4
+  assert measured["cache_bytes"] == 4 * heads * width * (width + 1)
+  shown = measured["map"]
+  assert len(shown["weights"]) == heads
+  assert len(shown["weights"][0]) == len(shown["query_labels"])
+  for name in ("report.html", "report.md", "results.csv", "results.jsonl"):
+    assert "linear" in (folder / name).read_text()
+  code, again, _ = commands.run("compare.py", *arguments)
+  assert code == 0
+  assert "parameters\n" not in again
+  code, _, error = commands.run("compare.py", *arguments, "--config.tasks=copy")
+  assert code == 2
+  assert "holds another comparison: config.tasks is" in error

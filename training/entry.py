@@ -60,11 +60,14 @@ def run(
   raise AssertionError  # app.run exits.
 
 
-def load_config(flag: flags.FlagHolder) -> tuple[str, Any]:
+def load_config(
+  flag: flags.FlagHolder, example: str = "configs/copy.py"
+) -> tuple[str, Any]:
   """What was typed for a config flag, and the mapping behind it.
 
   Args:
     flag: of `config_flags.DEFINE_config_file`, parsed.
+    example: a file to name where none was typed.
 
   Returns:
     `FILE.py` or `FILE.py:ARGUMENT`, and the mapping with all overrides.
@@ -73,7 +76,7 @@ def load_config(flag: flags.FlagHolder) -> tuple[str, Any]:
     ConfigError: the flag or the file is missing.
   """
   if flag.value is None:
-    raise ConfigError("--config: missing; for example --config=configs/copy.py")
+    raise ConfigError(f"--config: missing; for example --config={example}")
   file: str = getattr(flags.FLAGS[flag.name], "config_filename")  # noqa: B009
   # config_flags leaves a missing file to be found when the value is used.
   path = file.partition(":")[0]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from attention import ATTENTIONS
-from benchmarks import programs, scaling_tables, timing
+from benchmarks import bounds, programs, scaling_tables, timing
 from tests import commands
 
 SIZE = programs.Size(heads=2, head_dim=8)
@@ -224,7 +224,7 @@ def test_tables():
   rows.append(row(2048, None, programs.BASELINE, reason="not run: too slow"))
   lines = scaling_tables.markdown(rows).splitlines()
   assert (
-    "| `linear` |  | 179 (2.00) | 358 (2.00) | 717 (2.00) | 1434 (2.00) | 1.00 | 700 |"
+    "| `linear` |  | 179 ± 2.00 | 358 ± 2.00 | 717 ± 2.00 | 1434 ± 2.00 | 1.00 | 700 |"
     in lines
   )
   assert "| `dense` |  | 65.5 | 262 | 1049 | 4194 | 2.00 |  |" in lines
@@ -281,3 +281,37 @@ def test_a_fault_is_one_line(argument, message):
   assert (code, text) == (2, "")
   assert error.startswith(message)
   assert error.count("\n") == 1
+
+
+def test_bounds_tell_pass_from_short_and_what_was_not_run():
+  def at(name, part, seconds, mebibytes, causal=False):
+    return {
+      "mechanism": name,
+      "causal": causal,
+      "part": part,
+      "length": bounds.LENGTH,
+      "seconds": seconds,
+      "temp_bytes": mebibytes * 2**20,
+    }
+
+  rows = [
+    at(programs.BASELINE, programs.FORWARD, 1.0, 1024),
+    at("flash", programs.FORWARD, 0.379, 24),
+    at("flash", programs.TRAINING, None, 51),
+    at("performer", programs.FORWARD, 0.056, 5),
+    # Another length, and a form whose baseline is not there.
+    at("linformer", programs.FORWARD, 0.01, 1) | {"length": 8},
+    at("performer", programs.FORWARD, 0.01, 1, causal=True),
+  ]
+  lines = bounds.markdown(rows).splitlines()
+  assert len(lines) == 2 + 2 * len(bounds.BOUNDS)
+  flash, flash_both = lines[2:4]
+  assert "| forward | 0.379 | 0.38 | pass | 24.0 | 24 | pass |" in flash
+  assert "| not run | 0.46 |  | 51.0 | 50 | **short** |" in flash_both
+  assert any(
+    "| 0.056 | 0.055 | **short** | 5.0 | 5 | pass |" in x for x in lines
+  )
+  causal = next(
+    x for x in lines if x.startswith("| `performer` | ✓ | forward |")
+  )
+  assert "| not run | 0.085 |  | 1.0 | 5 | pass |" in causal

@@ -1,0 +1,90 @@
+"""Time and memory at length 4,096 beside the bounds that they are held to.
+
+One setting: B 1, N 8, H 64, T 4,096, float32, on two CPU cores. Times are ratios
+to `jax.nn.dot_product_attention` of the same run, causal forms to its causal form;
+memory is XLA's temporaries. The bounds are what prototypes in plain XLA reached
+on such a machine, the peers are the fastest code of others measured there.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from benchmarks.programs import BASELINE, FORWARD, TRAINING
+
+LENGTH = 4096
+
+_MIB = 2**20
+
+
+class Bound(NamedTuple):
+  """What one form of a mechanism may take: forward, and with gradients.
+
+  Attributes:
+    ratio: time over the baseline's.
+    mebibytes: temporaries; None sets no bound.
+    peer: the best of others, same measure, for a reader.
+  """
+
+  ratio: tuple[float, float]
+  mebibytes: tuple[float, float] | None
+  peer: str
+
+
+BOUNDS: Mapping[tuple[str, bool], Bound] = {
+  ("flash", False): Bound(
+    (0.38, 0.46), (24, 50), "torch SDPA 0.29 / 0.40; ringattention 0.54 / 0.81"
+  ),
+  ("flash", True): Bound(
+    (0.23, 0.19), (12, 48), "torch SDPA 0.18 / 0.18; ringattention 0.36 / 0.46"
+  ),
+  ("sliding_window", False): Bound(
+    (0.10, 0.08), (6, 18), "torch flex 0.13 / –; local-attention 0.23 / 0.20"
+  ),
+  ("performer", False): Bound((0.055, 0.047), (5, 20), "LRA 0.13 / 0.11"),
+  ("performer", True): Bound((0.085, 0.072), (5, 34), "LRA 0.20 / 0.22"),
+  ("linformer", False): Bound((0.05, 0.048), (16, 22), "LRA 0.055 / 0.086"),
+  ("nystrom", False): Bound((0.022, 0.03), (4, 27), "HF 0.042 / 0.027"),
+  ("bigbird", False): Bound((0.125, 0.16), (60, 120), "HF 0.22 / 0.20"),
+  ("lsh", False): Bound((0.185, 0.175), (115, 180), "LRA 0.29 / 0.20"),
+  ("dense", False): Bound((0.45, 0.70), None, "–"),
+}
+"""(mechanism, causal) -> its bound, at the sizes of `programs`."""
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+  """A table of ours, bound, and pass or short; rows not run say so.
+
+  Args:
+    rows: of `benchmarks.timing`, `LENGTH` among their lengths.
+  """
+  found = {
+    (row["mechanism"], row["causal"], row["part"]): row
+    for row in rows
+    if row["length"] == LENGTH
+  }
+  head = ["mechanism", "causal", "part", "× baseline", "bound", ""]
+  head += ["MiB", "bound", "", "peers, forward / forward+backward"]
+  lines = [head, ["---", ":-:", "---", *["--:", "--:", "---"] * 2, "---"]]
+  for (name, causal), bound in BOUNDS.items():
+    for i, part in enumerate((FORWARD, TRAINING)):
+      row = found.get((name, causal, part), {})
+      base = found.get((BASELINE, causal, part), {})
+      cells = [f"`{name}`", "✓" if causal else "", part]
+      ours, theirs = row.get("seconds"), base.get("seconds")
+      ratio = ours / theirs if ours and theirs else None
+      cells += _judged(ratio, bound.ratio[i], 3)
+      memory = row.get("temp_bytes")
+      limit = None if bound.mebibytes is None else bound.mebibytes[i]
+      cells += _judged(None if memory is None else memory / _MIB, limit, 1)
+      lines.append([*cells, "" if i else bound.peer])
+  return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _judged(
+  value: float | None, bound: float | None, decimals: int
+) -> list[str]:
+  """Ours, the bound, and what follows."""
+  ours = "not run" if value is None else f"{value:.{decimals}f}"
+  if value is None or bound is None:
+    return [ours, "–" if bound is None else f"{bound:g}", ""]
+  return [ours, f"{bound:g}", "pass" if value <= bound else "**short**"]

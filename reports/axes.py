@@ -1,0 +1,104 @@
+"""Axes for numbers of any size: plain ticks, no powers of ten to decode."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from reports import style
+
+_WIDE = 6.0
+_FEW_DECADES = 300.0
+_PREFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"))
+_PREFIXES += ((1e-6, "µ"), (1e-9, "n"))
+
+
+def scale(
+  axes: Any, which: str, values: Sequence[float], unit: str = ""
+) -> None:
+  """A logarithmic axis where values differ much, else a linear one.
+
+  Args:
+    axes: of matplotlib.
+    which: 'x' or 'y'.
+    values: what it shows.
+    unit: of the values; the ticks carry it with a prefix.
+  """
+  is_wide = min(values, default=0) > 0 and max(values) > _WIDE * min(values)
+  if is_wide:
+    axes.set(**{f"{which}scale": "log"})
+  _ticks(axes, which, values, unit, is_logarithmic=is_wide)
+
+
+def with_unit(value: float, unit: str) -> str:
+  """`20 ms`, `1.5 GB`; a plain number where there is no unit."""
+  if not unit:
+    return f"{value:,.10g}"
+  size = next((s for s, _ in _PREFIXES if abs(value) >= 0.9999 * s), 1.0)
+  return f"{value / size:.4g} {dict(_PREFIXES)[size]}{unit}"
+
+
+def against_length(
+  axes: Any, lengths: Sequence[int], values: Sequence[float], unit: str
+) -> None:
+  """Both axes logarithmic, ticks at the lengths that were measured.
+
+  Args:
+    axes: of matplotlib.
+    lengths: along x.
+    values: along y.
+    unit: of the values.
+  """
+  from matplotlib import ticker
+
+  axes.set_xscale("log", base=2)
+  axes.set_yscale("log")
+  kept = sorted(set(lengths))
+  stride = -(-len(kept) // 6)
+  ticks = kept[::-1][::stride][::-1]
+  axes.set_xticks(ticks, [_length(tick) for tick in ticks])
+  axes.xaxis.set_minor_locator(ticker.NullLocator())
+  _ticks(axes, "y", values, unit, is_logarithmic=True)
+
+
+def guides(axes: Any) -> None:
+  """Grey lines that grow as T and T², from the lower left corner."""
+  left, right = axes.get_xlim()
+  low, high = axes.get_ylim()
+  for power in (1, 2):
+    axes.plot(
+      [left, right],
+      [low, low * (right / left) ** power],
+      color=style.MUTED,
+      linewidth=0.8,
+      linestyle=(0, (1, 3)),
+      zorder=0,
+    )
+  axes.set_xlim(left, right)
+  axes.set_ylim(low, high)
+
+
+def _ticks(
+  axes: Any,
+  which: str,
+  values: Sequence[float],
+  unit: str,
+  *,
+  is_logarithmic: bool,
+) -> None:
+  from matplotlib import ticker
+
+  axis = {"x": axes.xaxis, "y": axes.yaxis}[which]
+  if is_logarithmic:
+    few = max(values) < _FEW_DECADES * min(values)
+    subs = (1.0, 2.0, 5.0) if few else (1.0,)
+    axis.set_major_locator(ticker.LogLocator(subs=subs, numticks=9))
+    axis.set_minor_formatter(ticker.NullFormatter())
+  else:
+    axis.set_major_locator(ticker.MaxNLocator(5))
+  axis.set_major_formatter(
+    ticker.FuncFormatter(lambda value, _: with_unit(value, unit))
+  )
+
+
+def _length(value: int) -> str:
+  is_whole = value >= 1024 and value % 1024 == 0
+  return f"{value // 1024}k" if is_whole else str(value)

@@ -1,0 +1,99 @@
+"""Learning curves."""
+
+from collections.abc import Mapping, Sequence
+import functools
+import statistics
+from typing import Any
+
+from comparison.records import Record
+from reports import axes as axes_lib
+from reports import labels, quality, words
+from reports.figures import Figure
+from reports.labels import Finish, Label
+from reports.style import Style
+from reports.summary import Summary
+
+_MAX_POINTS = 60  # A panel is a few hundred pixels wide.
+
+
+def figure(
+  task: str, shown: Sequence[Summary], styles: Mapping[str, Style]
+) -> Figure:
+  """Quality and loss of the evaluations, by step and by seconds.
+
+  Args:
+    task: file in configs/.
+    shown: the mechanisms that have something to show.
+    styles: label of a mechanism -> how it is drawn.
+  """
+  runs = [run for one in shown for run in one.done]
+  lines = [line for run in runs for line in quality.evaluations(run)]
+  names = [n for n in map(quality.curve, runs) if n][:1]
+  if any(quality.LOSS in line for line in lines):
+    names.append(quality.LOSS)
+  against = {"step": "step"}
+  if any("seconds" in line for line in lines):
+    against["seconds"] = "seconds of training"
+  panels = {
+    f"{name} by {label}": functools.partial(
+      _curve, shown, styles, where, label, name
+    )
+    for name in names
+    for where, label in against.items()
+  }
+  caption = (
+    f"{task}: evaluations while it trains. Lines are means over seeds, bands "
+    "go from the lowest to the highest seed; seconds leave compiling and "
+    "evaluating out."
+  )
+  return Figure(f"curves-{words.stem(task)}", caption, panels, len(against))
+
+
+def _curve(
+  shown: Sequence[Summary],
+  styles: Mapping[str, Style],
+  where: str,
+  label: str,
+  name: str,
+  axes: Any,
+) -> Finish:
+  last, everything = [], []
+  for one in shown:
+    points = _points(one.done, where, name)
+    if not points:
+      continue
+    style = styles[one.attention]
+    x, mean, low, high = zip(*points, strict=True)
+    everything += mean
+    axes.plot(x, mean, color=style.color, linestyle=style.dash)
+    axes.plot(x[-1], mean[-1], color=style.color, marker=style.marker)
+    if low != high:
+      axes.fill_between(x, low, high, color=style.color, alpha=0.1, linewidth=0)
+    last.append(Label(one.attention, x[-1], mean[-1], style.color))
+  if name == quality.LOSS:
+    axes_lib.scale(axes, "y", everything)
+  axes.set_xlabel(label)
+  axes.set_ylabel(name)
+  return labels.ends(axes, last)
+
+
+def _points(
+  runs: Sequence[Record], where: str, name: str
+) -> list[tuple[float, float, float, float]]:
+  """(place, mean, lowest, highest) over seeds, at every step that all have."""
+  found: dict[int, list[tuple[float, float]]] = {}
+  for run in runs:
+    for line in quality.evaluations(run):
+      place, value = line.get(where), line.get(name)
+      if quality.is_number(place) and quality.is_number(value):
+        found.setdefault(line["step"], []).append((place, value))
+  whole = [found[s] for s in sorted(found) if len(found[s]) == len(runs)]
+  stride = -(-len(whole) // _MAX_POINTS) or 1
+  # The last stays, it is what the table shows.
+  kept = whole[::-1][::stride][::-1]
+  points = []
+  for pairs in kept:
+    places, values = zip(*pairs, strict=True)
+    mean = statistics.fmean(values)
+    points.append((statistics.fmean(places), mean, min(values), max(values)))
+  return points

@@ -1,0 +1,133 @@
+"""Quality against what it costs, and what it costs in memory."""
+
+from collections.abc import Mapping, Sequence
+import functools
+import statistics
+from typing import Any
+
+from reports import axes as axes_lib
+from reports import columns as columns_lib
+from reports import curves, labels, numbers, summary, words
+from reports.figures import Figure
+from reports.labels import Finish, Label
+from reports.style import Style
+from reports.summary import Summary
+
+
+def of_task(
+  task: str, summaries: Sequence[Summary], styles: Mapping[str, Style]
+) -> list[Figure]:
+  """The figures of a task; one that nobody has values for is left out.
+
+  Args:
+    task: file in configs/.
+    summaries: of its mechanisms.
+    styles: label of a mechanism -> how it is drawn.
+  """
+  shown = [one for one in summaries if one.done]
+  figures = [
+    _quality_cost(task, shown, styles),
+    curves.figure(task, shown, styles),
+    _memory(task, shown, styles),
+  ]
+  return [figure for figure in figures if figure.panels]
+
+
+def _quality_cost(
+  task: str, shown: Sequence[Summary], styles: Mapping[str, Style]
+) -> Figure:
+  name = summary.headline([run for one in shown for run in one.done])
+  axes = {
+    "forward_flops": ("quality against operations", "forward pass of a batch"),
+    "step_seconds": ("quality against time", "training step"),
+  }
+  units = {"forward_flops": "FLOP", "step_seconds": "s"}
+  panels = {
+    title: functools.partial(
+      _scatter, shown, styles, cost, label, units[cost], name
+    )
+    for cost, (title, label) in axes.items()
+    if name and any(one.values(cost) for one in shown)
+  }
+  return Figure(
+    f"quality-cost-{words.stem(task)}",
+    f"{task}: {name} against what it costs. Bars are 95 % intervals over "
+    "seeds, where there are several.",
+    panels,
+  )
+
+
+def _scatter(
+  shown: Sequence[Summary],
+  styles: Mapping[str, Style],
+  cost: str,
+  label: str,
+  unit: str,
+  name: str,
+  axes: Any,
+) -> Finish:
+  points, halves = [], []
+  for one in shown:
+    x, y = one.mean(cost), one.mean(name)
+    if x is None or y is None:
+      continue
+    style = styles[one.attention]
+    half = numbers.half_interval(one.values(name)) or 0.0
+    axes.errorbar(
+      x,
+      y,
+      yerr=half or None,
+      color=style.color,
+      marker=style.marker,
+      markersize=6,
+      elinewidth=0.8,
+    )
+    points.append(Label(one.attention, x, y, style.color))
+    halves.append(half)
+  axes_lib.scale(axes, "x", [point.x for point in points], unit)
+  axes.margins(0.16, 0.14)
+  axes.set_xlabel(label)
+  axes.set_ylabel(name)
+  return labels.points(axes, points, halves)
+
+
+def _memory(
+  task: str, shown: Sequence[Summary], styles: Mapping[str, Style]
+) -> Figure:
+  columns = {column.name: column for column in columns_lib.COSTS}
+  panels = {}
+  for name, title in (
+    ("temp_bytes", "memory of a training step"),
+    ("decode_tokens_per_second", "decoding"),
+  ):
+    have = [one for one in shown if one.values(name)]
+    if have:
+      panels[title] = functools.partial(_dots, have, styles, columns[name])
+  return Figure(
+    f"memory-{words.stem(task)}",
+    f"{task}: temporaries of a training step, and how fast it generates; a "
+    "mechanism that cannot decode is not there.",
+    panels,
+  )
+
+
+def _dots(
+  have: Sequence[Summary],
+  styles: Mapping[str, Style],
+  column: columns_lib.Column,
+  axes: Any,
+) -> None:
+  """A row a mechanism, the best on top is for the reader to find."""
+  values = []
+  for row, one in enumerate(reversed(have)):
+    style = styles[one.attention]
+    mean = statistics.fmean(one.values(column.name)) * column.scale
+    axes.plot(mean, row, color=style.color, marker=style.marker, markersize=6)
+    values.append(mean)
+  axes_lib.scale(axes, "x", values)
+  axes.set_yticks(range(len(have)), [one.attention for one in reversed(have)])
+  axes.set_ylim(-0.6, len(have) - 0.4)
+  axes.margins(x=0.08)
+  axes.spines.left.set_visible(False)
+  axes.tick_params(axis="y", length=0)
+  axes.set_xlabel(words.titled(column))

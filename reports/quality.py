@@ -1,0 +1,62 @@
+"""How good a run is: one number of its end, and one of its way there."""
+
+from collections.abc import Mapping
+import math
+from typing import Any, TypeGuard
+
+from comparison.records import Record
+
+LOSS = "loss"
+_HEADLINES = ("exact_match", "accuracy", "token_accuracy", LOSS)
+_CURVES = ("accuracy", "token_accuracy")
+# Of a line of metrics.jsonl, what tells where it stands.
+_PLACE = ("step", "seconds")
+
+
+def metrics(line: Mapping[str, Any]) -> dict[str, float]:
+  """The finite numbers of an evaluation: metric -> value."""
+  return {
+    name: value
+    for name, value in line.items()
+    if is_number(value) and name not in _PLACE
+  }
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+  """Whether it can be averaged: no text, no truth value, not infinite."""
+  is_real = isinstance(value, (int, float)) and not isinstance(value, bool)
+  return is_real and math.isfinite(value)
+
+
+def headline(record: Record) -> str | None:
+  """Name of the final metric that a run is judged by; None without any."""
+  found = metrics(record.get("final", {}))
+  return next((name for name in _HEADLINES if name in found), None)
+
+
+def curve(record: Record) -> str | None:
+  """Name of the quality that its evaluations follow; None without any."""
+  for name in _CURVES:
+    if any(name in line for line in evaluations(record)):
+      return name
+  return None
+
+
+def evaluations(record: Record) -> list[Mapping[str, Any]]:
+  """Lines of its history on the split that its final metrics are of."""
+  split = record.get("final", {}).get("split")
+  return [line for line in record.get("history", ()) if line["split"] == split]
+
+
+def best(record: Record) -> float | None:
+  """Highest value of the curve over all evaluations; None without any."""
+  name = curve(record)
+  if name is None:
+    return None
+  lines = (metrics(line) for line in evaluations(record))
+  return max((line[name] for line in lines if name in line), default=None)
+
+
+def is_better(name: str, value: float, other: float) -> bool:
+  """Whether `value` of a metric beats another: a loss is better when lower."""
+  return value < other if name == LOSS else value > other

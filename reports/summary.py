@@ -1,0 +1,152 @@
+"""One row a mechanism: its runs over seeds, at one point of the grid."""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import json
+import statistics
+from typing import Any
+
+from comparison.records import Record
+from reports import numbers, quality, table
+from reports.columns import BEST, COSTS, ERROR, Column
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+  """What a mechanism did on a task.
+
+  Attributes:
+    task: file in configs/.
+    attention: label of the mechanism.
+    grid: the point that is shown, leaf -> value; empty without a grid.
+    points: how many points it was run with.
+    runs: all of them at the point that is shown, by seed.
+  """
+
+  task: str
+  attention: str
+  grid: Mapping[str, Any]
+  points: int
+  runs: Sequence[Record]
+
+  @property
+  def done(self) -> list[Record]:
+    """The runs that were trained to their end, measured or not."""
+    return [run for run in self.runs if "final" in run]
+
+  def values(self, name: str) -> list[float]:
+    """A column of results.csv over the runs that have it."""
+    found = (table.value(run, name) for run in self.done)
+    return [value for value in found if value is not None]
+
+  def mean(self, name: str) -> float | None:
+    """Mean of `values`; None where there are none."""
+    found = self.values(name)
+    return statistics.fmean(found) if found else None
+
+  @property
+  def obstacle(self) -> str:
+    """Why there is nothing to show; empty where there is something."""
+    if self.done:
+      return ""
+    return f"{self.runs[0]['status']}: {self.runs[0]['reason']}"
+
+
+def summarize(found: Sequence[Record]) -> dict[str, list[Summary]]:
+  """Task -> a summary of each mechanism, both in the order of the tables."""
+  summaries = {}
+  for task in sorted({record["task"] for record in found}):
+    of_task = [record for record in found if record["task"] == task]
+    name = headline(of_task)
+    summaries[task] = [
+      _chosen(name, [r for r in of_task if r["attention"] == attention])
+      for attention in table.ordered(r["attention"] for r in of_task)
+    ]
+  return summaries
+
+
+def headline(found: Sequence[Record]) -> str | None:
+  """The final metric that runs of a task are judged by; None without any."""
+  names = (quality.headline(record) for record in found)
+  return next((name for name in names if name is not None), None)
+
+
+def quality_columns(summaries: Sequence[Summary]) -> list[Column]:
+  """Final metrics first, as the run names them; those of a part are left out.
+
+  A name that ends in a number ('accuracy_depth_25') is a metric of a part of
+  the split: there may be dozens, and results.csv has them.
+  """
+  done = [run for summary in summaries for run in summary.done]
+  name = headline(done)
+  names = dict.fromkeys([name] if name else [])
+  names |= dict.fromkeys(
+    n for run in done for n in quality.metrics(run.get("final", {}))
+  )
+  split = next((run["final"].get("split") for run in done), "")
+  columns = [
+    Column(n, n, "", 1, f"at the end, on the {split} split")
+    for n in names
+    if not n.rpartition("_")[2].isdecimal()
+  ]
+  return [*columns, *_present((BEST, ERROR), summaries)]
+
+
+def cost_columns(summaries: Sequence[Summary]) -> list[Column]:
+  """What it takes; a column that nobody has a value in is left out."""
+  return _present(COSTS, summaries)
+
+
+def text(summary: Summary, column: Column) -> str:
+  """Mean and interval of a column; a dash where there is no value."""
+  values = [v * column.scale for v in summary.values(column.name)]
+  if not values:
+    return "–"
+  if column.unit:
+    return numbers.short_interval(values)
+  if column.name.endswith("parameters"):
+    return f"{values[0]:,.0f}"
+  return numbers.interval(values)
+
+
+def _present(
+  columns: Sequence[Column], summaries: Sequence[Summary]
+) -> list[Column]:
+  return [c for c in columns if any(s.values(c.name) for s in summaries)]
+
+
+def _chosen(name: str | None, runs: Sequence[Record]) -> Summary:
+  """Summary at the best point of the grid.
+
+  A point where fewer runs failed comes before one with the better mean: the
+  mean says nothing about a run that diverged.
+  """
+  points: dict[str, list[Record]] = {}
+  for run in sorted(runs, key=lambda run: run["seed"]):
+    key = json.dumps(run.get("grid", {}), sort_keys=True)
+    points.setdefault(key, []).append(run)
+  summaries = [
+    Summary(
+      of_point[0]["task"],
+      of_point[0]["attention"],
+      of_point[0].get("grid", {}),
+      len(points),
+      of_point,
+    )
+    for _, of_point in sorted(points.items())
+  ]
+  chosen = summaries[0]
+  for summary in summaries[1:]:
+    if _is_preferred(name, summary, chosen):
+      chosen = summary
+  return chosen
+
+
+def _is_preferred(name: str | None, summary: Summary, other: Summary) -> bool:
+  shares = [len(s.done) / len(s.runs) for s in (summary, other)]
+  if shares[0] != shares[1]:
+    return shares[0] > shares[1]
+  means = [s.mean(name) if name else None for s in (summary, other)]
+  if name is None or means[0] is None or means[1] is None:
+    return means[0] is not None
+  return quality.is_better(name, means[0], means[1])

@@ -1,0 +1,150 @@
+"""What a comparison held equal, and what its tables cannot say in numbers."""
+
+from collections.abc import Mapping, Sequence
+import re
+from typing import Any
+
+from comparison.records import Record
+from reports.columns import Column
+from reports.summary import Summary
+
+TITLE = "Attention mechanisms compared"
+INTERVALS = (
+  "Numbers are means over seeds ± half the 95 % interval of Student's t; one "
+  "seed has none."
+)
+
+
+def machine(found: Sequence[Record]) -> str:
+  """What the runs were measured on, as far as they tell."""
+  measured = [record.get("measured", {}) for record in found]
+  devices = sorted({m["device"] for m in measured if m.get("device")})
+  versions = sorted({m["jax"] for m in measured if m.get("jax")})
+  return "; ".join([*devices, *(f"jax {version}" for version in versions)])
+
+
+def setup(shared: Mapping[str, Any], found: Sequence[Record]) -> list[str]:
+  """What all runs share: a sentence each for parameters, budget, optimiser.
+
+  Args:
+    shared: of the comparison, leaf -> value; empty where it is not known.
+    found: its records.
+  """
+  matched = (
+    "All models of a task have the parameters of the one with dense attention, "
+    "as nearly as the width of their feed-forward layers allows."
+    if shared.get("match_parameters")
+    else "Parameters are not matched: each model is as its config has it."
+  )
+  sentences = [matched] if "match_parameters" in shared else []
+  if seconds := shared.get("budget_seconds"):
+    sentences.append(
+      f"Every run trains for {seconds:g} s, compiling and evaluating aside."
+    )
+  if operations := shared.get("budget_flops"):
+    sentences.append(
+      f"Every run trains for {operations:.3g} floating-point operations."
+    )
+  sentences.append(_optimizer(found))
+  return [*sentences, *_leaves(shared)]
+
+
+def notes(summaries: Sequence[Summary], columns: Sequence[Column]) -> list[str]:
+  """Why a summary misses a value, or a mechanism misses runs."""
+  lines = []
+  for one in summaries:
+    name = f"`{one.attention}`"
+    failed = [run for run in one.runs if "final" not in run]
+    if failed and one.done:
+      lines.append(
+        f"{name}: {len(failed)} of {len(one.runs)} runs {failed[0]['status']}: "
+        f"{failed[0]['reason']}"
+      )
+    reasons = [run.get("measure_reason") for run in one.done]
+    lines += [
+      f"{name} is not measured: {reason}" for reason in _unique(reasons)
+    ]
+    for column in columns:
+      why = [
+        run.get("measured", {}).get("notes", {}).get(column.name)
+        for run in one.done
+      ]
+      lines += [f"{name}, {column.title}: {reason}" for reason in _unique(why)]
+  return lines
+
+
+def meanings(columns: Sequence[Column]) -> dict[str, str]:
+  """Title with its unit -> what it means, each column once."""
+  found = {"seeds": "runs that were trained to their end / runs of the plan"}
+  for column in columns:
+    found.setdefault(titled(column), column.meaning)
+  return found
+
+
+def titled(column: Column) -> str:
+  """`step, ms`."""
+  return f"{column.title}, {column.unit}" if column.unit else column.title
+
+
+def grid_leaves(summaries: Sequence[Summary]) -> list[str]:
+  """Leaves of the grid, in the order of their names."""
+  return sorted({leaf for one in summaries for leaf in one.grid})
+
+
+def stem(text: str) -> str:
+  """A name of a file or an anchor for a task: 'paper/needle' is two words."""
+  return re.sub(r"[^\w.-]+", "-", text)
+
+
+def _optimizer(found: Sequence[Record]) -> str:
+  values: dict[str, set[str]] = {}
+  for record in found:
+    for leaf, value in record.get("grid", {}).items():
+      values.setdefault(leaf, set()).add(_text(value))
+  if not values:
+    return (
+      "Optimiser settings are those of the task's config, the same for every "
+      "mechanism."
+    )
+  grid = " × ".join(
+    f"`{leaf}` ∈ {{{', '.join(sorted(values[leaf], key=_order))}}}"
+    for leaf in sorted(values)
+  )
+  return (
+    f"Every mechanism ran at every point of the grid {grid}; tables and plots "
+    "show the point with the best mean over seeds of the first metric in its "
+    "table, chosen by the same split that it is reported on. All points are in "
+    "results.csv."
+  )
+
+
+def _leaves(shared: Mapping[str, Any]) -> list[str]:
+  """What differs from the files, for all runs and for those of a task."""
+  told = {"tasks", "match_parameters", "budget_seconds", "budget_flops"}
+  leaves: dict[str, list[str]] = {}
+  for key in sorted(shared.keys() - told):
+    where, _, leaf = key.partition(".")
+    if where == "grid":
+      continue
+    name, whose = key, "all runs"
+    if where == "per_task":
+      task, _, name = leaf.partition(".")
+      whose = f"the runs of {task}"
+    leaves.setdefault(whose, []).append(f"`{name} = {_text(shared[key])}`")
+  return [f"Set for {whose}: {', '.join(of)}." for whose, of in leaves.items()]
+
+
+def _text(value: Any) -> str:
+  return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _order(text: str) -> tuple[float, str]:
+  """Numbers by value, before other text."""
+  try:
+    return (float(text), text)
+  except ValueError:
+    return (float("inf"), text)
+
+
+def _unique(reasons: Sequence[str | None]) -> list[str]:
+  return list(dict.fromkeys(reason for reason in reasons if reason))

@@ -1,0 +1,162 @@
+"""The page in a real browser: it sorts, switches and fits, without an error."""
+
+import csv
+import html
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+
+BROWSER = next(
+  filter(
+    None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))
+  ),
+  None,
+)
+pytestmark = pytest.mark.skipif(
+  BROWSER is None, reason="no chromium or google-chrome on PATH"
+)
+
+_FIRST = """<script>
+window.faults = [];
+addEventListener("error", (event) => faults.push(String(event.message)));
+console.error = (...words) => faults.push(words.join(" "));
+</script>"""
+
+# Clicks every header that sorts, twice, and notes what the table looks like.
+_LAST = """<script>
+const report = { faults, tables: [], themes: [] };
+const value = (row, i) => row.cells[i]?.dataset.value ?? null;
+for (const table of document.querySelectorAll("table")) {
+  const headers = [...table.tHead.rows[0].cells];
+  const columns = headers.map((header) => header.dataset.name);
+  const read = (i) => [...table.tBodies[0].rows].map((row) => value(row, i));
+  const rows = [...table.tBodies[0].rows].map((row) =>
+    Object.fromEntries(columns.map((name, i) => [name, value(row, i)])));
+  const sorted = {};
+  headers.forEach((header, i) => {
+    const button = header.querySelector("button");
+    if (!button) return;
+    button.click();
+    const up = [header.ariaSort, read(i)];
+    button.click();
+    sorted[header.dataset.name] = [header.dataset.sort, up, [header.ariaSort, read(i)]];
+  });
+  const marked = headers.filter((h) => h.ariaSort && h.ariaSort !== "none").length;
+  report.tables.push({ columns, rows, sorted, marked });
+}
+const page = () => getComputedStyle(document.body).backgroundColor;
+const line = () => getComputedStyle(document.querySelector("svg")).color;
+for (let i = 0; i < 3; i++) {
+  report.themes.push([page(), line()]);
+  document.getElementById("theme").click();
+}
+document.querySelectorAll("details").forEach((one) => (one.open = true));
+report.width = [innerWidth, document.documentElement.scrollWidth];
+const told = document.createElement("pre");
+told.id = "result";
+told.textContent = JSON.stringify(report);
+document.body.append(told);
+</script>"""
+
+# A window has a minimal width, so the page stands in a frame as wide as a phone.
+_PHONE = """<!doctype html><iframe src="harness.html" style="width: 390px;
+height: 800px; border: 0"></iframe><pre id="result"></pre><script>
+addEventListener("load", () => {
+  const inside = document.querySelector("iframe").contentDocument;
+  document.getElementById("result").textContent =
+    inside.getElementById("result").textContent;
+});
+</script>"""
+
+
+@pytest.fixture(scope="module")
+def seen(folder, tmp_path_factory):
+  """What the harness has noted, on a screen as wide as a phone's."""
+  harness = tmp_path_factory.mktemp("browser")
+  markup = (folder / "report.html").read_text("utf-8")
+  markup = markup.replace("<head>", f"<head>{_FIRST}", 1)
+  markup = markup.replace("</body>", f"{_LAST}</body>")
+  (harness / "harness.html").write_text(markup, "utf-8")
+  (harness / "phone.html").write_text(_PHONE, "utf-8")
+  command = [
+    BROWSER,
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-dev-shm-usage",
+    "--allow-file-access-from-files",
+    f"--user-data-dir={harness / 'profile'}",
+    "--dump-dom",
+    (harness / "phone.html").as_uri(),
+  ]
+  out = subprocess.run(
+    command, capture_output=True, text=True, timeout=120, check=True
+  ).stdout
+  found = re.search(r'<pre id="result">(.*?)</pre>', out, re.S)
+  return json.loads(html.unescape(found[1]))
+
+
+def numbers(values):
+  return [None if value is None else float(value) for value in values]
+
+
+def test_nothing_fails(seen):
+  assert seen["faults"] == []
+
+
+def test_it_fits_a_phone(seen):
+  width, content = seen["width"]
+  assert width == 390
+  assert content <= width
+
+
+def test_columns_sort_both_ways_and_what_is_missing_is_last(seen):
+  assert len(seen["tables"]) == 4
+  num_missing = 0
+  for table in seen["tables"]:
+    assert table["marked"] == 1
+    for kind, (up, rising), (down, falling) in table["sorted"].values():
+      assert (up, down) == ("ascending", "descending")
+      if kind == "number":
+        rising, falling = numbers(rising), numbers(falling)
+      there = [value for value in rising if value is not None]
+      missing = [None] * (len(rising) - len(there))
+      num_missing += len(missing)
+      assert rising == sorted(there) + missing
+      assert falling == sorted(there, reverse=True) + missing
+  assert num_missing > 5
+
+
+def test_the_numbers_are_those_of_results_csv(seen, folder):
+  with (folder / "results.csv").open(newline="") as file:
+    expected = list(csv.DictReader(file))
+  *_, runs = seen["tables"]
+  shown = [name for name in runs["columns"] if name != "command"]
+  assert {"exact_match", "loss", "step_seconds"} <= set(shown)
+  assert len(runs["rows"]) == len(expected)
+  for row, of_file in zip(runs["rows"], expected, strict=True):
+    for name in shown:
+      told, text = row[name] or "", of_file[name]
+      if name == "status" and of_file["reason"]:
+        text += f": {of_file['reason']}"
+      is_number = runs["sorted"][name][0] == "number" and text
+      assert (float(told) == float(text)) if is_number else told == text
+
+
+def test_a_summary_is_the_mean_of_the_chosen_runs(seen):
+  quality = seen["tables"][0]
+  dense = next(row for row in quality["rows"] if row["attention"] == "dense")
+  assert float(dense["exact_match"]) == pytest.approx(0.96)
+  assert float(dense["optimizer.learning_rate"]) == 0.003
+
+
+def test_the_button_switches_between_dark_and_light(seen):
+  first, second, third = seen["themes"]
+  assert first == third
+  assert first[0] != second[0]
+  assert first[1] != second[1]

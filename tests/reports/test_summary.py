@@ -1,0 +1,72 @@
+"""Which runs a summary is of, and in which order mechanisms stand."""
+
+import itertools
+
+import pytest
+
+from attention import ATTENTIONS
+from reports import labels, style, summary, table
+from tests.reports import made_up
+
+
+def of_task(found, task="copy"):
+  return {one.attention: one for one in summary.summarize(found)[task]}
+
+
+def test_each_mechanism_is_shown_at_its_best_point():
+  found = of_task(made_up.records())
+  assert found["dense"].grid == {made_up.LEAF: 0.003}
+  assert found["linear"].grid == {made_up.LEAF: 0.001}
+  assert found["dense"].points == 2
+  assert found["linear"].mean("exact_match") == pytest.approx(0.66)
+  assert found["performer"].obstacle.startswith("failed: exit code 1")
+
+
+def test_a_point_that_diverged_is_not_the_best():
+  found = made_up.records()
+  for run in found:
+    better = run["grid"][made_up.LEAF] == 0.003 and run["attention"] == "dense"
+    if better and run["seed"] == 1:
+      del run["final"]
+      run |= {"status": "failed", "reason": "it diverged"}
+  assert of_task(found)["dense"].grid == {made_up.LEAF: 0.001}
+
+
+def test_a_loss_is_better_when_it_is_lower():
+  found = made_up.records()
+  for run in found:
+    if "final" in run:
+      run["final"] = {"split": "validation", "loss": run["final"]["loss"]}
+  assert of_task(found)["dense"].grid == {made_up.LEAF: 0.003}
+
+
+def test_mechanisms_stand_in_one_order_and_variants_after_them():
+  assert list(ATTENTIONS) == list(table.MECHANISMS)
+  assert table.ordered(["lsh_4", "linear", "a", "dense", "linear"]) == [
+    "dense",
+    "linear",
+    "a",
+    "lsh_4",
+  ]
+
+
+def test_a_mechanism_keeps_its_look():
+  everything = style.styles([*ATTENTIONS, "variant"])
+  alone = style.styles(["variant", "linear"])
+  assert alone["linear"] == everything["linear"]
+  # A variant takes what is free.
+  assert alone["variant"].color != alone["linear"].color
+  looks = {(one.color, one.marker) for one in everything.values()}
+  assert len(looks) == len(everything)
+
+
+def test_names_are_apart_and_in_order():
+  heights = [0.99, 0.2, 0.98, 0.97, 0.985]
+  placed = labels.spaced(heights, 0.1)
+  order = sorted(range(5), key=lambda i: heights[i])
+  assert order == sorted(range(5), key=lambda i: placed[i])
+  there = sorted(placed)
+  assert all(b - a > 0.1 - 1e-9 for a, b in itertools.pairwise(there))
+  assert there[-1] == pytest.approx(0.95)
+  # What has room stays where it is.
+  assert placed[1] == pytest.approx(0.2)
