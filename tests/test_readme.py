@@ -3,6 +3,8 @@
 import pathlib
 import re
 
+import pytest
+
 from attention import ATTENTIONS
 from attention.capabilities import CAPABILITIES, capability_table
 
@@ -32,8 +34,9 @@ def test_python_blocks_run_in_order():
   assert namespace["cosine_out"].shape == (2, 1000, 8, 64)
 
 
-def test_files_it_names_exist():
-  named = re.findall(r"\]\(([^)#:]+)\)", _README)
+@pytest.mark.parametrize("page", ["README.md", "docs/comparing.md"])
+def test_files_it_names_exist(page):
+  named = re.findall(r"\]\(([^)#:]+)\)", (_ROOT / page).read_text())
   assert named
   for path in named:
-    assert (_ROOT / path).exists(), path
+    assert ((_ROOT / page).parent / path).exists(), path
