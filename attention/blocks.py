@@ -3,7 +3,9 @@
 Speed. Blocks are cut out of `[B, T, N, H]` and only then brought to
 [products, rows, features], where they are small enough for the cache. XLA:CPU
 sends batched products of the forms 'nqd,nkd->nqk' and 'nqk,nkd->nqd' to its fast
-kernel; others run at half that rate.
+kernel; others run at half that rate. Scores are held transposed, [keys, queries]:
+reductions over keys then run along the leading axis, with the queries side by
+side in vector registers.
 """
 
 from typing import cast
@@ -16,6 +18,26 @@ from jaxtyping import Array, Float
 def dot(spec: str, x: Array, y: Array) -> Array:
   """An einsum of two blocks that accumulates in float32."""
   return jnp.einsum(spec, x, y, preferred_element_type=jnp.float32)
+
+
+def turned(x: Float[Array, "A X Y"]) -> Float[Array, "A Y X"]:
+  """A block transposed, kept apart from the product that reads it.
+
+  Without the barrier XLA folds the transposition into the product, which then
+  misses the fast kernel.
+  """
+  return jax.lax.optimization_barrier(jnp.swapaxes(x, 1, 2))
+
+
+def over_keys(
+  x: Float[Array, "A D F"], weights: Float[Array, "A D Q"]
+) -> Float[Array, "A F Q"]:
+  """Σ_d x[d]ᵀ weights[d]: transposed scores by what stands at their keys.
+
+  `x`, the smaller of the two, is turned: as 'nkd,nkq->ndq' it would run at half
+  the rate.
+  """
+  return dot("nfd,ndq->nfq", turned(x), weights)
 
 
 def cut(x: Array, start: Array | int, size: int, axis: int = 1) -> Array:

@@ -11,7 +11,7 @@ from attention.flash_backends import Implementation
 from attention.flash_blocks import blockwise_attention
 from attention.flash_scores import Limits, Operands, Settings
 
-_BLOCK_SIZE = (256, 512)
+_BLOCK_SIZE = (512, 256)
 
 
 def flash_attention(
@@ -70,8 +70,8 @@ def flash_attention(
       them.
 
   Cost, C × D a block: time T·S·N·(H+V), half of it if causal; memory beside the
-  arrays B·N·C·D float32 and heads-first copies of key and value. Nothing is
-  T×S, forward or backward, but a bias of that size and its gradient.
+  arrays B·N·C·D float32. Nothing is T×S, forward or backward, but a bias of that
+  size and its gradient.
 
   Departs from its paper in that blocks are sized for a CPU's cache, not for a
   GPU's on-chip memory, and dropout draws a key per block instead of keeping

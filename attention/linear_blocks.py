@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import linear_state
-from attention.blocks import add, cut, dot, heads_first, heads_last, put
+from attention.blocks import add, cut, dot, heads_first, heads_last, put, turned
 
 CHUNK = 128
 """C: positions in cache at a time."""
@@ -218,7 +218,7 @@ def _bidirectional_bwd(features, residuals, cotangent):
     query_features, pullback = jax.vjp(to_features, rows, constants)
     terms = linear_state.read_again(state, query_features, n)
     d_terms = dot("aqv,avm->aqm", g, state.sums)
-    d_sums += dot("avq,aqm->avm", linear_state.turned(g), terms)
+    d_sums += dot("avq,aqm->avm", turned(g), terms)
     d_features = terms * d_terms if features.is_log else d_terms / n
     d_rows, more = pullback(d_features)
     d_rows = heads_last(d_rows, batch, size)

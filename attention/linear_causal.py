@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention import linear_chunk, linear_state
-from attention.blocks import add, cut, dot, heads_last, put
+from attention.blocks import add, cut, dot, heads_last, put, turned
 from attention.linear_blocks import (
   FeatureMap,
   Operands,
@@ -188,7 +188,7 @@ def _causal_bwd(features, residuals, cotangent):
     d_key_features, d_value_rows = told(features, key_terms, keys, d_sums)
     if log_scale is not None:
       d_sums *= jnp.exp(state.log_scale - log_scale)
-    d_sums += dot("avq,aqm->avm", linear_state.turned(g), terms)
+    d_sums += dot("avq,aqm->avm", turned(g), terms)
 
     inner = linear_chunk.pull(
       linear_chunk.Gradients(d_query_features, d_key_features, d_value_rows),

@@ -35,7 +35,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import linear_state
-from attention.blocks import dot
+from attention.blocks import dot, turned
 from attention.linear_blocks import KeyBlock
 from attention.linear_state import LinearState
 
@@ -161,7 +161,7 @@ def pull(
   weights = scores * factors
   d_scores = d_weights * factors
   d_key = dot("acq,aqm->acm", d_scores, query_terms)
-  d_query = dot("aqc,acm->aqm", linear_state.turned(d_scores), key_terms)
+  d_query = dot("aqc,acm->aqm", turned(d_scores), key_terms)
   if is_log:
     d_query, d_key = query_terms * d_query, key_terms * d_key
   d_query, d_key = gradients.query + d_query, gradients.key + d_key

@@ -39,11 +39,10 @@ forms that XLA:CPU sends to its fast kernel, 'nqd,nkd->nqk' and 'nqk,nkd->nqd'.
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from attention.blocks import dot
+from attention.blocks import dot, turned
 
 _EMPTY = -1e30
 """Log-scale of a state that has seen nothing: finite, so that differences are
@@ -82,11 +81,6 @@ def empty_state(
 def with_ones(value: Float[Array, "A C V"]) -> Float[Array, "A C X"]:
   """Values with the column that sums to the normaliser."""
   return jnp.concatenate([value, jnp.ones_like(value[..., :1])], axis=-1)
-
-
-def turned(x: Float[Array, "A C D"]) -> Float[Array, "A D C"]:
-  """Swaps the last two axes where XLA cannot fold that into a product."""
-  return jax.lax.optimization_barrier(jnp.swapaxes(x, 1, 2))
 
 
 def grown_scale(

@@ -20,7 +20,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from attention.blocks import add, cut, dot, heads_first, heads_last, put
+from attention.blocks import (
+  add,
+  cut,
+  dot,
+  heads_first,
+  heads_last,
+  over_keys,
+  put,
+)
 
 BLOCK = 128
 """C: positions in cache at a time."""
@@ -175,9 +183,8 @@ def _attend_bwd(residuals, cotangent):
     weights = jnp.exp(dot("nkd,nqd->nkq", keys, rows) - row_lse)
     d_logits = weights * (dot("nkd,nqd->nkq", values, g) - delta)
     weights, d_logits = weights.astype(g.dtype), d_logits.astype(rows.dtype)
-    # Turned by itself, for folded into the product it would be the slow form.
-    turned = jax.lax.optimization_barrier(jnp.swapaxes(d_logits, 1, 2))
-    d_rows = heads_last(dot("nqk,nkd->nqd", turned, keys), batch, size)
+    d_rows = jnp.swapaxes(over_keys(keys, d_logits), 1, 2)
+    d_rows = heads_last(d_rows, batch, size)
     place = put if length % size == 0 else add
     return (
       place(d_query, d_rows, start),
