@@ -45,7 +45,8 @@ def figures(
       caption = (
         f"Attention alone, {'' if causal else 'not '}causal, against the "
         "length of the sequence. Bands are the middle half of the repetitions; "
-        "dotted grey lines grow as T and T²."
+        "dotted grey lines grow as T and T². Measured by `python -m "
+        "benchmarks.scaling`."
       )
       found.append(Figure(f"scaling-{kind}", caption, panels, len(parts)))
   return found

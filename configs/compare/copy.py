@@ -4,9 +4,10 @@
     python compare.py --config=configs/compare/copy.py \
       --config.attention=dense,performer,nystrom --config.seeds=0,1,2
 
-Every run is `configs/copy.py` with fewer steps, the feed-forward layers as wide
-as it takes for all models to have the parameters of the one with dense
-attention. Any leaf of a run's config can be set for all: `--config.num_steps=50`.
+Every run is `configs/copy.py` at half its width and a third of its steps, the
+feed-forward layers as wide as it takes for all models to have the parameters of
+the one with dense attention, which copies every held-out sequence then. Any leaf
+of a run's config can be set for all: `--config.num_steps=50`.
 """
 
 import ml_collections
@@ -21,9 +22,10 @@ def get_config() -> ml_collections.ConfigDict:
       "seeds": "0",
       "match_parameters": True,
       "num_steps": 400,
-      "eval_every": 100,
+      "eval_every": 50,
+      "grid": {"task": {}, "model": {}, "optimizer": {}},
       "task": {},
-      "model": {},
-      "optimizer": {},
+      "model": {"features": 64, "mlp_features": 128},
+      "optimizer": {"learning_rate": 2e-3},
     }
   )
