@@ -57,8 +57,8 @@ class _Loop(NamedTuple):
     carry: how many are carried.
   """
 
-  test: ClosedJaxpr | None
-  body: ClosedJaxpr
+  test: ClosedJaxpr | Jaxpr | None
+  body: ClosedJaxpr | Jaxpr
   test_consts: int
   consts: int
   carry: int
@@ -251,11 +251,11 @@ class Walk:
     first = loop.test_consts + loop.consts
     matters, carried = set[int](), set[int]()
     if loop.test is not None:
-      reads = self._plan(loop.test.jaxpr, frozenset([0])).reads
+      reads = self._plan(_opened(loop.test)[0], frozenset([0])).reads
       matters = {i if i < loop.test_consts else i + loop.consts for i in reads}
     while True:
       # What a round needs of the next one's needs, until nothing is new.
-      reads = self._plan(loop.body.jaxpr, frozenset(carried)).reads
+      reads = self._plan(_opened(loop.body)[0], frozenset(carried)).reads
       matters |= {i + loop.test_consts for i in reads}
       more = {i - first for i in matters if 0 <= i - first < loop.carry}
       if more == carried:
@@ -266,12 +266,21 @@ class Walk:
 def _loop_of(eqn: JaxprEqn) -> _Loop:
   params = eqn.params
   if eqn.primitive.name == "scan":
-    return _Loop(
-      None, params["jaxpr"], 0, params["num_consts"], params["num_carry"]
-    )
+    # By shape, which every version of JAX tells: rows and stacked results have
+    # an axis more outside than inside.
+    body = _opened(params["jaxpr"])[0]
+    rows = sum(map(_is_longer, eqn.invars, body.invars))
+    carry = len(eqn.outvars) - sum(map(_is_longer, eqn.outvars, body.outvars))
+    consts = len(eqn.invars) - carry - rows
+    return _Loop(None, params["jaxpr"], 0, consts, carry)
   consts = params["cond_nconsts"], params["body_nconsts"]
   body = params["body_jaxpr"]
-  return _Loop(params["cond_jaxpr"], body, *consts, len(body.jaxpr.outvars))
+  results = len(_opened(body)[0].outvars)
+  return _Loop(params["cond_jaxpr"], body, *consts, results)
+
+
+def _is_longer(outside: Any, inside: Any) -> bool:
+  return outside.aval.ndim > inside.aval.ndim
 
 
 def _opened(inner: ClosedJaxpr | Jaxpr) -> tuple[Jaxpr, Sequence[Any]]:
