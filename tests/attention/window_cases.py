@@ -148,10 +148,15 @@ def forward_and_gradients(qkv, cotangent, global_qkv=None, **options):
   return out, tuple(grads) + tuple(grads_g or ())
 
 
-def assert_close(got, want, tolerance):
-  """Relative to the largest number of the array."""
+def largest(*arrays):
+  """The largest number of all, at least 1e-3."""
+  return max(1e-3, *(np.max(np.abs(x), initial=0.0) for x in arrays))
+
+
+def assert_close(got, want, tolerance, scale=None):
+  """Relative to `scale`, or to the largest number of the array."""
   assert got.shape == want.shape
-  scale = max(np.max(np.abs(want), initial=0.0), 1e-3)
+  scale = largest(want) if scale is None else scale
   error = np.max(np.abs(np.asarray(got, np.float64) - want), initial=0.0)
   assert error <= tolerance * scale
 
@@ -161,8 +166,11 @@ def check_definition(qkv, cotangent, tolerance=1e-5, **options):
   want, want_grads = reference(qkv, cotangent, **options)
   assert_close(got, want, tolerance)
   assert len(got_grads) == len(want_grads)
+  # All by one scale: where a query sees one key alone, the gradients to query
+  # and key are 0 as differences of numbers that are not.
+  scale = largest(*want_grads)
   for got_grad, want_grad in zip(got_grads, want_grads, strict=True):
-    assert_close(got_grad, want_grad, tolerance)
+    assert_close(got_grad, want_grad, tolerance, scale)
 
 
 def check_dropout(attend, qkv, cotangent, scale=None, rate=0.25):
