@@ -63,7 +63,6 @@ def step_cost(run: Experiment, batch: Batch) -> dict[str, Any]:
     len(seconds) <= _TIMED_STEPS and sum(seconds) < _TIMED_SECONDS
   ):
     start = time.perf_counter()
-    # The index need not fit: a step that is not taken costs the same.
     state, metrics = compiled(state, rows, np.int32(len(seconds)))
     jax.block_until_ready((state, metrics))
     seconds.append(time.perf_counter() - start)

@@ -31,7 +31,10 @@ from training import (
 from training.errors import one_line
 
 _CONFIG = config_flags.DEFINE_config_file(
-  "config", None, "as for train.py", lock_config=False
+  "config",
+  help_string="as for train.py",
+  lock_config=False,
+  accept_new_attributes=True,
 )
 _WORKDIR = flags.DEFINE_string("workdir", None, "folder of a trained run")
 _MAP = flags.DEFINE_bool("map", False, "attention map of one example as well")

@@ -6,22 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from attention import ATTENTIONS
 from comparison.records import Record
 from reports import quality
 
-MECHANISMS = (
-  "dense",
-  "flash",
-  "sliding_window",
-  "bigbird",
-  "linear",
-  "performer",
-  "linformer",
-  "lsh",
-  "nystrom",
-  "additive",
-  "multiplicative",
-)
+MECHANISMS = tuple(ATTENTIONS)
 """Order of mechanisms in tables and plots; variants come after them."""
 
 _RUN = ("task", "attention", "seed", "status", "parameters")
@@ -39,7 +28,7 @@ def rows(found: Sequence[Record]) -> list[dict[str, Any]]:
   partial = [_row(record) for record in ordered]
   names = dict.fromkeys(name for row in partial for name in row)
   # What explains a row stands at its end.
-  for name in ("measure_reason", "reason", "command"):
+  for name in ("reason", "command"):
     if name in names:
       names[name] = names.pop(name)
   return [{name: row.get(name) for name in names} for row in partial]
@@ -88,7 +77,6 @@ def _row(record: Record) -> dict[str, Any]:
     **quality.metrics(record.get("final", {})),
     "best_quality": quality.best(record),
     **{name: _scalar(v) for name, v in measured.items() if _is_scalar(v)},
-    "measure_reason": record.get("measure_reason"),
     "reason": record.get("reason") or None,
     "command": command(record),
   }

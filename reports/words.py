@@ -60,7 +60,7 @@ def notes(summaries: Sequence[Summary], columns: Sequence[Column]) -> list[str]:
         f"{name}: {len(failed)} of {len(one.runs)} runs {failed[0]['status']}: "
         f"{failed[0]['reason']}"
       )
-    reasons = [run.get("measure_reason") for run in one.done]
+    reasons = [run.get("reason") for run in one.done]
     lines += [
       f"{name} is not measured: {reason}" for reason in _unique(reasons)
     ]

@@ -62,7 +62,7 @@ def test_what_failed_is_a_row_with_its_reason(folder):
   assert rows["performer"]["reason"] == "exit code 1: loss is <nan> at step 3"
   assert rows["performer"]["peak_bytes"] == "1000000000.0"
   assert rows["lsh"]["status"] == "not supported"
-  assert rows["dense"]["measure_reason"] == "exit code 1: <b>gone</b>"
+  assert rows["dense"]["reason"] == "exit code 1: <b>gone</b>"
 
 
 def test_the_text_tells_the_tables_and_how_they_came_about(folder):

@@ -1,0 +1,28 @@
+"""Small comparisons."""
+
+from comparison import config as config_lib
+from configs.compare import copy
+
+SMALL = {
+  "model.num_layers": 1,
+  "model.features": 16,
+  "model.mlp_features": 512,
+  "num_steps": 12,
+}
+
+
+def comparison(**changes):
+  mapping = copy.get_config().to_dict()
+  for leaf, value in {**SMALL, **changes}.items():
+    section, _, name = leaf.rpartition(".")
+    (mapping[section] if section else mapping)[name] = value
+  return config_lib.parse(mapping)
+
+
+def budgeted(**changes):
+  """One whose runs have a budget in place of a number of steps."""
+  mapping = copy.get_config().to_dict()
+  for leaf in ("num_steps", "eval_every"):
+    del mapping[leaf]
+  model = {"num_layers": 1, "features": 16, "mlp_features": 32}
+  return config_lib.parse({**mapping, "model": model, **changes})
