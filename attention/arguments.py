@@ -241,22 +241,3 @@ _INSTEAD = {
   "global_indices": "sliding_window attention has global tokens",
   "global_qkv": "sliding_window attention has global tokens",
 }
-
-
-def rows_by_key_head(
-  query: Float[Array, "B T N H"], num_kv_heads: int
-) -> Float[Array, "B K Q H"]:
-  """Stacks the queries that share a key head: Q = N/K · T rows, head-major.
-
-  Query head n reads key/value head n // (N/K), as in `jax.nn`.
-  """
-  batch, _, _, head_dim = query.shape
-  return jnp.swapaxes(query, 1, 2).reshape(batch, num_kv_heads, -1, head_dim)
-
-
-def from_rows(
-  rows: Float[Array, "B K Q V"], num_heads: int
-) -> Float[Array, "B T N V"]:
-  """Undoes `rows_by_key_head` on a result."""
-  batch, _, _, value_dim = rows.shape
-  return jnp.swapaxes(rows.reshape(batch, num_heads, -1, value_dim), 1, 2)

@@ -2,11 +2,11 @@
 
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, plug, relative
+from attention import arguments, blocks, dense_rows, plug, relative
+from attention.softmax import masked_softmax
 
 
 def dense_attention(
@@ -54,7 +54,9 @@ def dense_attention(
   Raises:
     ValueError: arguments do not fit together.
 
-  Cost: time T·S·N·(H+V), memory B·N·T·S float32.
+  Cost: time T·S·N·(H+V); memory B·N·C·S float32, where C is T up to 512 and 256
+  beyond, as whole rows are computed in blocks (`dense_rows`). The backward makes
+  them again beyond 512. Differentiable any number of times, forward and reverse.
 
   Departs from its paper in what the paper does not have: a query that sees
   nothing, key heads that several query heads share, biases by pair or distance.
@@ -71,85 +73,52 @@ def dense_attention(
     arguments.check_broadcast("bias", bias, shape)
   arguments.check_dropout(dropout_rate, dropout_rng)
   tables = relative.check(relative_bias, relative_keys, query)
-  # Heads go next to the batch first, and the N/K query heads that share a key
-  # head become its rows: both products are then plain batched matrix products.
-  rows = arguments.rows_by_key_head(query, num_kv_heads)
-  logits = jnp.einsum(
-    "BKQH,BSKH->BKQS", rows, key, preferred_element_type=jnp.float32
-  ).reshape(shape)
+  keys, values = (blocks.heads_first(x, num_kv_heads) for x in (key, value))
   scale = arguments.softmax_scale(scale, head_dim)
-  logits = logits * scale
-  if bias is not None:
-    logits = logits + bias.astype(jnp.float32)
-  if tables.given:
-    logits += relative.logits(
-      tables,
-      rows.reshape(batch * num_kv_heads, -1, head_dim),
-      0,
-      length,
-      source_length,
-      scale,
-    ).reshape(shape)
-  weights = masked_softmax(
-    logits,
-    _allowed(mask, is_causal, query_segment_ids, key_segment_ids, shape),
+
+  def attend(rows, i):
+    start = i * dense_rows.ROWS
+    size = rows.query.shape[1]
+    shape = (batch, num_heads, size, source_length)
+    # The N/K query heads that share a key head become rows of one product.
+    x = blocks.heads_first(rows.query, num_kv_heads)
+    logits = blocks.dot("AQH,ASH->AQS", x, keys).reshape(shape) * scale
+    if rows.bias is not None:
+      logits = logits + rows.bias.astype(jnp.float32)
+    if tables.given:
+      logits += relative.logits(
+        tables, x, -start, size, source_length, scale
+      ).reshape(shape)
+    weights = masked_softmax(
+      logits, _allowed(rows, start, is_causal, key_segment_ids, source_length)
+    )
+    if dropout_rate:
+      weights *= blocks.kept(dropout_rng, dropout_rate, shape, i)
+    weights = weights.astype(value.dtype).reshape(*x.shape[:2], source_length)
+    out = blocks.dot("AQS,ASV->AQV", weights, values)
+    return blocks.heads_last(out, batch, size).astype(query.dtype)
+
+  return dense_rows.by_blocks(
+    attend, dense_rows.Rows(query, mask, bias, query_segment_ids)
   )
-  if dropout_rng is not None and dropout_rate > 0.0:
-    weights = _drop(weights, dropout_rate, dropout_rng)
-  out = jnp.einsum(
-    "BKQS,BSKV->BKQV",
-    weights.astype(value.dtype).reshape(*rows.shape[:3], source_length),
-    value,
-    preferred_element_type=jnp.float32,
-  )
-  return arguments.from_rows(out, num_heads).astype(query.dtype)
-
-
-def _drop(
-  weights: Float[Array, "B N T S"], rate: float, rng: Array
-) -> Float[Array, "B N T S"]:
-  """Zeroes a share `rate` of the weights and rescales the others."""
-  keep = jax.random.bernoulli(rng, 1.0 - rate, weights.shape)
-  return jnp.where(keep, weights / (1.0 - rate), 0.0)
-
-
-def masked_softmax(
-  logits: Float[Array, "*A S"], allowed: Bool[Array, "..."] | None
-) -> Float[Array, "*A S"]:
-  """Softmax over the last axis among `allowed`; zeros where nothing is.
-
-  Gradients of what is not allowed and of empty rows are exact zeros too; a row
-  whose logits are all -inf counts as empty.
-  """
-  # The lowest finite number, not -inf: the difference from the maximum is then
-  # a number in an empty row as well, where every exponential is 1.
-  lowest = jnp.finfo(logits.dtype).min
-  if allowed is not None:
-    logits = jnp.where(allowed, logits, lowest)
-  maximum = jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
-  exponentials = jnp.exp(logits - jnp.maximum(maximum, lowest))
-  total = jnp.sum(exponentials, axis=-1, keepdims=True)
-  # The total is 0 where all logits are -inf. In this order, a row with a NaN
-  # counts as full and keeps it.
-  weights = exponentials / jnp.where(total == 0.0, 1.0, total)
-  return jnp.where(maximum <= lowest, 0.0, weights)
 
 
 def _allowed(
-  mask: Bool[Array, "..."] | None,
+  rows: dense_rows.Rows,
+  start: Array | int,
   is_causal: bool,
-  query_segment_ids: Int[Array, "B T"] | None,
   key_segment_ids: Int[Array, "B S"] | None,
-  shape: tuple[int, ...],
+  source_length: int,
 ) -> Bool[Array, "..."] | None:
   """The conjunction of all that forbids, or None where nothing does."""
-  allowed = mask
+  allowed = rows.mask
   if is_causal:
-    length, source_length = shape[2:]
-    causal = jnp.tri(length, source_length, dtype=bool)[None, None]
+    positions = start + jnp.arange(rows.query.shape[1])
+    causal = jnp.arange(source_length)[None] <= positions[:, None]
+    causal = causal[None, None]
     allowed = causal if allowed is None else allowed & causal
-  if query_segment_ids is not None and key_segment_ids is not None:
-    same = query_segment_ids[:, :, None] == key_segment_ids[:, None, :]
+  if rows.segments is not None and key_segment_ids is not None:
+    same = rows.segments[:, :, None] == key_segment_ids[:, None, :]
     allowed = same[:, None] if allowed is None else allowed & same[:, None]
   return allowed
 

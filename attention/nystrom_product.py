@@ -18,8 +18,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention import nystrom_blocks as blocks
-from attention.dense import masked_softmax
 from attention.nystrom_blocks import Tokens
+from attention.softmax import masked_softmax
 
 _EXACT = jax.lax.Precision.HIGHEST
 

@@ -13,7 +13,7 @@ from attention import (
   additive_blocks,
   attention_weights,
 )
-from attention.dense import masked_softmax
+from attention.softmax import masked_softmax
 from tests.attention.cases import Case, assert_close, split
 
 WIDTH = 6

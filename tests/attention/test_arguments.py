@@ -107,12 +107,3 @@ def test_options_are_taken_dropped_or_refused():
       ValueError, match=r"^widnow: .*it takes mask, is_causal"
     ):
       accepted(widnow=asked)
-
-
-def test_query_heads_are_grouped_by_key_head():
-  query = jnp.arange(4.0)[None, None, :, None] * jnp.ones((2, 5, 4, 8))
-  rows = arguments.rows_by_key_head(query, 2)
-  assert rows.shape == (2, 2, 10, 8)
-  assert set(rows[0, 0, :, 0].tolist()) == {0.0, 1.0}
-  assert set(rows[0, 1, :, 0].tolist()) == {2.0, 3.0}
-  assert (arguments.from_rows(rows, 4) == query).all()

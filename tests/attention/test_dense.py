@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import attention_weights, dense_attention
+from attention import attention_weights, dense_attention, dense_rows
 from tests.attention.cases import Case, assert_close
 
 
@@ -106,3 +106,119 @@ def test_dropout_needs_a_key_and_a_rate():
 def test_a_wrong_bias_raises():
   with pytest.raises(ValueError, match=r"^bias: .*\[2, 4, 13, 13\]"):
     dense_attention(*qkv(), bias=jnp.zeros((2, 3, 13, 13)))
+
+
+OPTIONS = [
+  {},
+  {"is_causal": True},
+  {"mask": "full"},
+  {"mask": "key", "bias": "full"},
+  {"bias": "head", "is_causal": True},
+  {"segments": True, "mask": "query"},
+  {"relative": True},
+]
+
+
+def drawn(chosen, length=13, source_length=11):
+  """Options as arrays; a row of the full mask sees nothing."""
+  rng = np.random.default_rng(0)
+  masks = {
+    "full": rng.random((2, 4, length, source_length)) < 0.6,
+    "key": rng.random((2, 1, 1, source_length)) < 0.6,
+    "query": rng.random((2, 1, length, 1)) < 0.6,
+  }
+  masks["full"][:, :, 3] = False
+  biases = {
+    "full": rng.normal(size=(1, 4, length, source_length)),
+    "head": rng.normal(size=(1, 4, 1, source_length)),
+  }
+  fixed, trained = {}, {}
+  for name, value in chosen.items():
+    if name == "mask":
+      fixed[name] = jnp.asarray(masks[value])
+    elif name == "bias":
+      trained[name] = jnp.asarray(biases[value], jnp.float32)
+    elif name == "segments":
+      fixed["query_segment_ids"] = jnp.arange(length)[None] // jnp.array(
+        [[5], [7]]
+      )
+      fixed["key_segment_ids"] = jnp.arange(source_length)[None] // jnp.array(
+        [[5], [7]]
+      )
+    elif name == "relative":
+      trained["relative_bias"] = jnp.asarray(
+        rng.normal(size=(4, 9)), jnp.float32
+      )
+      trained["relative_keys"] = jnp.asarray(
+        rng.normal(size=(7, 8)), jnp.float32
+      )
+    else:
+      fixed[name] = value
+  return fixed, trained
+
+
+@pytest.mark.parametrize("chosen", OPTIONS, ids=lambda x: "-".join(x) or "none")
+def test_blocks_of_rows_change_no_value_and_no_gradient(monkeypatch, chosen):
+  fixed, trained = drawn(chosen)
+  keys = jax.random.split(jax.random.key(0), 4)
+  shapes = (2, 13, 4, 8), (2, 11, 2, 8), (2, 11, 2, 5), (2, 13, 4, 5)
+  *arrays, cotangent = (
+    jax.random.normal(key, shape)
+    for key, shape in zip(keys, shapes, strict=True)
+  )
+
+  def both():
+    def attend(arrays, trained):
+      return dense_attention(*arrays, **trained, **fixed)
+
+    out, pullback = jax.vjp(attend, tuple(arrays), trained)
+    return out, pullback(cotangent)
+
+  expected = both()
+  monkeypatch.setattr(dense_rows, "WHOLE", 6)
+  monkeypatch.setattr(dense_rows, "ROWS", 4)
+  jax.tree.map(lambda x, y: assert_close(x, y, 1e-6), both(), expected)
+
+
+def test_blocks_of_rows_keep_dropout_and_higher_derivatives(monkeypatch):
+  """Each block has a draw of its own, and the backward draws it again."""
+  query, key, value = qkv()
+
+  def attend(query, **options):
+    return dense_attention(query, key, value, **options)
+
+  def curvature():
+    def slope(query):
+      return jax.grad(lambda x: (attend(x) ** 2).sum())(query)
+
+    forward = jax.jvp(slope, (query,), (jnp.ones_like(query),))[1]
+    reverse = jax.grad(lambda x: (slope(x) ** 2).sum())(query)
+    return forward, reverse
+
+  expected = curvature()
+  monkeypatch.setattr(dense_rows, "WHOLE", 6)
+  monkeypatch.setattr(dense_rows, "ROWS", 4)
+  for got, wanted in zip(curvature(), expected, strict=True):
+    assert_close(got, wanted, 1e-5)
+
+  same = jnp.ones_like(query)
+  dropped = dense_attention(
+    same,
+    jnp.ones_like(key),
+    jnp.broadcast_to(jnp.eye(13)[None, :, None], (2, 13, key.shape[2], 13)),
+    dropout_rate=0.5,
+    dropout_rng=jax.random.key(0),
+  )
+  kept = dropped > 0.0
+  assert 0.4 < float(kept.mean()) < 0.6
+  assert not (kept[:, :4] == kept[:, 4:8]).all()
+
+  rng = jax.random.key(1)
+  drop = functools.partial(attend, dropout_rate=0.5, dropout_rng=rng)
+  tangent = jax.random.normal(rng, query.shape)
+  slope = jax.grad(lambda x: drop(x).sum())(query)
+  step = 1e-2
+  ahead, behind = (drop(query + s * tangent).sum() for s in (step, -step))
+  np.testing.assert_allclose(
+    (slope * tangent).sum(), (ahead - behind) / (2 * step), rtol=2e-2
+  )
