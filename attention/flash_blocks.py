@@ -42,7 +42,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from attention import blocks, flash_scores
+from attention import blocks, flash_scores, relative
 from attention.flash_scores import Keys, Limits, Operands, Queries, Settings
 
 _LOWEST = float(jnp.finfo(jnp.float32).min)
@@ -244,23 +244,23 @@ def _blockwise_bwd(settings, residuals, cotangent):
       kept = _kept(settings, operands, limits, queries, keys)
       dp, dropped = dp * kept, p * kept
     ds = p * (dp - delta)
-    if operands.bias is not None or operands.relative.given:
+    if operands.bias is not None:
       by_pair = ds.reshape(_by_key(settings, operands))
       by_pair = jnp.moveaxis(by_pair, 2, 4).reshape(
         flash_scores.by_head(settings, operands)
       )
-      if operands.bias is not None:
-        dbias = _add_block(dbias, by_pair, queries, keys)
-      if operands.relative.given:
-        _, pullback = jax.vjp(
-          lambda tables, query: flash_scores.relative_logits(
-            settings, tables, query, queries, keys
-          ),
-          operands.relative,
-          queries.query,
-        )
-        more, dquery = pullback(jnp.swapaxes(ds, 1, 2))
-        dtables = jax.tree.map(lambda x, y: x + y, dtables, more)
+      dbias = _add_block(dbias, by_pair, queries, keys)
+    if operands.relative.given:
+      more, dquery = relative.gradients(
+        operands.relative,
+        queries.query,
+        ds,
+        keys.start - queries.start,
+        settings.rows,
+        settings.scale,
+      )
+      dtables = jax.tree.map(jnp.add, dtables, more)
+      if operands.relative.keys is not None:
         dq += jnp.swapaxes(dquery, 1, 2)
     ds = (ds * settings.scale).astype(queries.query.dtype)
     dq += blocks.over_keys(k, ds)

@@ -23,6 +23,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from attention import blocks
+
+_FOLDED = 16
+"""Queries that remain of a block when `bias_gradient` folds them."""
+
 
 class Relative(NamedTuple):
   """The tables of a call; None where it has none."""
@@ -111,6 +116,77 @@ def logits(
       per_distance.reshape(products, queries // rows, rows, len(distances))
     )
   return total.reshape(products, queries, width)
+
+
+def gradients(
+  relative: Relative,
+  query: Float[Array, "A Q H"],
+  scores: Float[Array, "A W Q"],
+  offset: int | Int[Array, ""],
+  rows: int,
+  scale: float | Float[Array, ""],
+) -> tuple[Relative, Float[Array, "A Q H"] | float]:
+  """Gradients of the tables and of the queries through `logits`.
+
+  Args:
+    relative: the tables.
+    query: as in `logits`.
+    scores: gradients of the logits, transposed.
+    offset: as in `logits`, with `rows` and `scale`.
+    rows: C.
+    scale: factor of `relative.keys`.
+
+  Returns:
+    Like `relative`, and like `query`, 0.0 where that has none.
+  """
+  bias, keys = relative
+  if bias is not None:
+    bias = _bias_gradient(bias, scores, offset, rows)
+  if keys is None:
+    return Relative(bias), 0.0
+
+  def of_keys(keys, query):
+    width = scores.shape[1]
+    return logits(Relative(None, keys), query, offset, rows, width, scale)
+
+  _, pullback = jax.vjp(of_keys, keys, query)
+  keys, d_query = pullback(jnp.swapaxes(scores, 1, 2))
+  return Relative(bias, keys), d_query
+
+
+def _bias_gradient(
+  bias: Float[Array, "N D"],
+  scores: Float[Array, "A W Q"],
+  offset: int | Int[Array, ""],
+  rows: int,
+) -> Float[Array, "N D"]:
+  """The gradient of a table whose logits have those of `scores`.
+
+  Queries are first folded: those c and c + 16 of a block meet the same entries
+  at keys 16 apart, so their gradients are added there. To take the diagonals of
+  the whole block instead makes a backward half as long again.
+  """
+  products, width, queries = scores.shape
+  if rows % _FOLDED == 0:
+    apart = rows - _FOLDED
+    tiles = scores.reshape(products, width, -1, rows // _FOLDED, _FOLDED)
+
+    def fold(i, total):
+      tile = jax.lax.dynamic_index_in_dim(tiles, i, axis=3, keepdims=False)
+      tile = tile.reshape(products, width, -1)
+      return blocks.add(total, tile, apart - i * _FOLDED)
+
+    queries = queries // rows * _FOLDED
+    folded = jnp.zeros((products, width + apart, queries))
+    scores = jax.lax.fori_loop(0, rows // _FOLDED, fold, folded)
+    rows, width, offset = _FOLDED, width + apart, offset - apart
+  # Logits of a bias do not read the queries.
+  query = jnp.zeros((products, queries, 1))
+
+  def of_table(bias):
+    return logits(Relative(bias), query, offset, rows, width, 1.0)
+
+  return jax.vjp(of_table, bias)[1](jnp.swapaxes(scores, 1, 2))[0]
 
 
 def at_position(

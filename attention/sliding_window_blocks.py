@@ -285,12 +285,9 @@ def _windowed_bwd(geometry, residuals, cotangent):
 
     scores = blocks.dot("nkd,nqd->nkq", block.key, block.query)
     scores *= geometry.scale
-    pullback = None
     if operands.relative.given:
-      near_logits, pullback = jax.vjp(
-        partial(near, block=block), operands.relative, block.query
-      )
-      scores += jnp.swapaxes(near_logits, 1, 2)
+      added = near(operands.relative, block.query, block)
+      scores += jnp.swapaxes(added, 1, 2)
     allowed = jnp.moveaxis(block.allowed, 3, 1)  # [B*D, W+G, 1, C]
     p = jnp.exp(scores - row_lse)
     split = (allowed.shape[0], -1, allowed.shape[1], p.shape[2] // rows, rows)
@@ -310,8 +307,15 @@ def _windowed_bwd(geometry, residuals, cotangent):
     dq = blocks.dot("nkq,nkd->nqd", ds, block.key)
 
     drelative = totals.relative
-    if pullback is not None:
-      more, dquery = pullback(jnp.swapaxes(dlogits, 1, 2))
+    if operands.relative.given:
+      more, dquery = relative_terms.gradients(
+        operands.relative,
+        block.query,
+        dlogits,
+        block.first - block.start,
+        rows,
+        geometry.scale,
+      )
       drelative = jax.tree.map(jnp.add, drelative, more)
       dq += dquery
     dq = blocks.heads_last(dq, batch, rows)

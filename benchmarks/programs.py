@@ -103,7 +103,7 @@ def programs(
   keys = jax.random.split(jax.random.key(0), 3)
   qkv = [jax.random.normal(key, shape, jnp.dtype(size.dtype)) for key in keys]
   for name in names:
-    mechanism = _make(name, length)
+    mechanism = make(name, length)
     variables = dict(mechanism.init(jax.random.key(1), dims))
     params = variables.pop("params", {})
     arrays: list[Any] = list(qkv)
@@ -131,7 +131,7 @@ def programs(
       yield Program(name, True, DECODE, length, function, arguments)
 
 
-def _make(name: str, length: int) -> Attention:
+def make(name: str, length: int, **own: Any) -> Attention:
   """A mechanism of a common size: 256 keys, features or rows, or what fits."""
   if name == BASELINE:
     return ATTENTIONS[DENSE]()._replace(
@@ -147,7 +147,7 @@ def _make(name: str, length: int) -> Attention:
     "linformer": {"rank": min(256, length)},
     "additive": {"width": 16},
   }
-  return ATTENTIONS[name](**options.get(name, {}))
+  return ATTENTIONS[name](**options.get(name, {}), **own)
 
 
 def _forward(mechanism: Attention, causal: bool) -> Callable[..., Any]:

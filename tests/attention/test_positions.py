@@ -11,10 +11,13 @@ from attention import (
   alibi_bias,
   alibi_slopes,
   dense_attention,
+  flash_attention,
   rotary,
+  sliding_window_attention,
   t5_bias,
   t5_buckets,
 )
+from tests.attention.cases import assert_close
 
 
 def bucket_of(distance, num_buckets, max_distance, is_causal):
@@ -97,6 +100,43 @@ def test_tables_are_biases(is_causal):
       ),
       atol=2e-6,
     )
+
+
+@pytest.mark.parametrize(
+  ("length", "source_length", "window"),
+  [(90, 53, 17), (53, 120, (3, 9)), (128, 128, 20)],
+)
+def test_gradients_of_tables_by_blocks(length, source_length, window):
+  """Blocks fold their queries before they take diagonals: beside autodiff.
+
+  Of T < S, T > S and, where blocks do not move back, T = S.
+  """
+  left, right = window if isinstance(window, tuple) else (window, window)
+  offset = np.arange(source_length)[None] - np.arange(length)[:, None]
+  mask = jnp.asarray((offset >= -left) & (offset <= right))[None, None]
+  rng = np.random.default_rng(0)
+
+  def draw(*shape):
+    return jnp.asarray(rng.standard_normal(shape, np.float32))
+
+  query, cotangent = draw(2, length, 4, 8), draw(2, length, 4, 8)
+  key, value = draw(2, source_length, 2, 8), draw(2, source_length, 2, 8)
+  tables = {"relative_bias": draw(4, 31), "relative_keys": draw(21, 8)}
+
+  def pulled(function, **options):
+    out, pullback = jax.vjp(
+      lambda query, tables: function(query, key, value, **tables, **options),
+      query,
+      tables,
+    )
+    return out, pullback(cotangent)
+
+  expected = pulled(dense_attention, mask=mask)
+  for got in (
+    pulled(sliding_window_attention, window=window),
+    pulled(flash_attention, mask=mask, block_size=(32, 16)),
+  ):
+    jax.tree.map(lambda x, y: assert_close(x, y, 1e-5), got, expected)
 
 
 def test_rotary_is_su():
