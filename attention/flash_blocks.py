@@ -96,21 +96,26 @@ def _over_keys(settings, operands, limits, queries, step, carry):
   """
   source_length = operands.key.shape[1]
   width = settings.width
-  seen, whole = source_length, source_length // width
-  if settings.is_causal:
-    seen = jnp.minimum(seen, queries.start + settings.rows)
-    whole = jnp.minimum(whole, (queries.start + 1) // width)
-  if limits.mask is not None or limits.query_segments is not None:
-    whole = 0
+  is_limited = limits.mask is not None or limits.query_segments is not None
 
   def visit(is_masked, j, carry):
     fresh = j * width
     start = jnp.minimum(fresh, source_length - width)
     return step(Keys(j, start, fresh), is_masked, carry)
 
-  carry = jax.lax.fori_loop(0, whole, partial(visit, False), carry)
-  end = (seen + width - 1) // width
-  return jax.lax.fori_loop(whole, end, partial(visit, True), carry)
+  # A loop that would have no round is left out: it would be compiled as well.
+  seen, whole = source_length, source_length // width
+  if settings.is_causal:
+    seen = jnp.minimum(seen, queries.start + settings.rows)
+    whole = jnp.minimum(whole, (queries.start + 1) // width)
+  if is_limited:
+    whole = 0
+  else:
+    carry = jax.lax.fori_loop(0, whole, partial(visit, False), carry)
+  if is_limited or settings.is_causal or source_length % width:
+    end = (seen + width - 1) // width
+    carry = jax.lax.fori_loop(whole, end, partial(visit, True), carry)
+  return carry
 
 
 def _forward(

@@ -47,6 +47,30 @@ def test_jit_vmap_and_checkpoint(mechanism):
 
 
 @one_each
+def test_a_scan_over_layers_is_the_layers(mechanism):
+  apply, qkv, call = prepare(mechanism, CASE)
+  factors = jnp.array([0.5, 1.5])
+
+  def layer(total, factor, qkv):
+    scaled = [None if x is None else factor * x for x in qkv]
+    return total + (apply(*scaled, **call) ** 2).sum()
+
+  def scanned(qkv):
+    def step(total, factor):
+      return layer(total, factor, qkv), None
+
+    return jax.lax.scan(step, 0.0, factors)[0]
+
+  def unrolled(qkv):
+    return sum(layer(0.0, factor, qkv) for factor in factors)
+
+  got, expected = (
+    jax.jit(jax.value_and_grad(f))(qkv) for f in (scanned, unrolled)
+  )
+  jax.tree.map(lambda x, y: assert_close(x, y, 1e-5), got, expected)
+
+
+@one_each
 def test_eager_equals_jit_without_retracing(mechanism):
   apply, qkv, call = prepare(mechanism, CASE)
   jitted = jax.jit(lambda qkv, call: apply(*qkv, **call))
