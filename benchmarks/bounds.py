@@ -1,17 +1,24 @@
-"""Time and memory at length 4,096 beside the bounds that they are held to.
+"""Time and memory beside the bounds that they are held to, and their growth.
 
 One setting: B 1, N 8, H 64, T 4,096, float32, on two CPU cores. Times are ratios
 to `jax.nn.dot_product_attention` of the same run, causal forms to its causal form;
-memory is XLA's temporaries. The bounds are what prototypes in plain XLA reached
+memory is XLA's temporaries. The bounds at length 4,096 are what prototypes in plain XLA reached
 on such a machine, the peers are the fastest code of others measured there.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from benchmarks.programs import BASELINE, FORWARD, TRAINING
+from benchmarks.programs import BASELINE, DECODE, FORWARD, TRAINING
 
 LENGTH = 4096
+LONGER = 16_384
+
+GROWTH = 4.6
+"""Most that four times the length may take of what grows linearly."""
+
+_QUADRATIC = (BASELINE, "dense", "flash", "additive", "multiplicative")
+"""Their time is T²; that of the others is promised to be linear."""
 
 _MIB = 2**20
 
@@ -77,6 +84,35 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
       limit = None if bound.mebibytes is None else bound.mebibytes[i]
       cells += _judged(None if memory is None else memory / _MIB, limit, 1)
       lines.append([*cells, "" if i else bound.peer])
+  return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def growth_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+  """A table of how time and temporaries grow from 4,096 to 16,384.
+
+  Temporaries of every mechanism but the baseline, time of the linear ones.
+
+  Args:
+    rows: of `benchmarks.timing`, both lengths among them.
+  """
+  found = {
+    (row["mechanism"], row["causal"], row["part"], row["length"]): row
+    for row in rows
+  }
+  lines = [
+    ["mechanism", "causal", "part", "time", "bound", "", "MiB", "bound", ""],
+    ["---", ":-:", "---", *["--:", "--:", "---"] * 2],
+  ]
+  for (name, causal, part, length), row in found.items():
+    longer = found.get((name, causal, part, LONGER), {})
+    if length != LENGTH or name == BASELINE or part == DECODE or not longer:
+      continue
+    cells = [f"`{name}`", "✓" if causal else "", part]
+    short, long = row["seconds"], longer["seconds"]
+    ratio = long / short if short and long else None
+    cells += _judged(ratio, None if name in _QUADRATIC else GROWTH, 1)
+    cells += _judged(longer["temp_bytes"] / row["temp_bytes"], GROWTH, 1)
+    lines.append(cells)
   return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

@@ -76,6 +76,9 @@ def main() -> None:
   print(scaling_tables.markdown(rows))
   if bounds.LENGTH in lengths:
     print(f"\n### Bounds at {bounds.LENGTH:,}\n\n{bounds.markdown(rows)}")
+  if {bounds.LENGTH, bounds.LONGER} <= set(lengths):
+    print(f"\n### From {bounds.LENGTH:,} to {bounds.LONGER:,}\n")
+    print(bounds.growth_markdown(rows))
 
 
 def _numbers(texts: Sequence[str]) -> list[int]:

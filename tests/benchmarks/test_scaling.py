@@ -315,3 +315,27 @@ def test_bounds_tell_pass_from_short_and_what_was_not_run():
     x for x in lines if x.startswith("| `performer` | ✓ | forward |")
   )
   assert "| not run | 0.085 |  | 1.0 | 5 | pass |" in causal
+
+
+def test_growth_is_judged_where_it_is_promised():
+  rows = [
+    row(length, seconds, name, temp)
+    for name, times, temps in (
+      (programs.BASELINE, (1.0, 16.0), (1, 16)),
+      ("flash", (1.0, 16.0), (1, 1)),
+      ("lsh", (1.0, 5.3), (10, 40)),
+      ("linear", (1.0, None), (10, 50)),
+      ("nystrom", (1.0, 4.6), (3, 3)),
+    )
+    for length, seconds, temp in zip(
+      (bounds.LENGTH, bounds.LONGER), times, temps, strict=True
+    )
+  ]
+  rows.append(row(bounds.LENGTH, 1.0, "performer", 1))
+  lines = bounds.growth_markdown(rows).splitlines()
+  assert lines[2:] == [
+    "| `flash` |  | forward | 16.0 | – |  | 1.0 | 4.6 | pass |",
+    "| `lsh` |  | forward | 5.3 | 4.6 | **short** | 4.0 | 4.6 | pass |",
+    "| `linear` |  | forward | not run | 4.6 |  | 5.0 | 4.6 | **short** |",
+    "| `nystrom` |  | forward | 4.6 | 4.6 | pass | 1.0 | 4.6 | pass |",
+  ]
