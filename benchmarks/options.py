@@ -3,8 +3,9 @@
     python -m benchmarks.options
     python -m benchmarks.options --attention=flash,bigbird --length=1024
 
-Each option of each mechanism that never forms T×S: a key mask (a tenth of the
-keys hidden), segments (four), grouped heads (N/K = 4), unequal lengths
+Each option of each mechanism but dense attention, the reference, and additive
+attention, whose scores are no products: a key mask (a tenth of the keys hidden),
+segments (four), grouped heads (N/K = 4), unequal lengths
 (T = 3S/4), a length that is a multiple of nothing, and what only the window has:
 global tokens (16), dilation (2), a bias by distance. Forward, and forward with
 gradients to everything that the option brings; one process, calls in turn.
@@ -59,8 +60,6 @@ class Option(NamedTuple):
 
 def main() -> None:
   """Times every option of every mechanism and prints one table."""
-  # Dense attention may hold T×S and additive attention has no products: neither
-  # promises anything here.
   known = [name for name in ATTENTIONS if name not in ("dense", "additive")]
   names = known if _ATTENTION.value == ["all"] else _ATTENTION.value
   for name in names:
@@ -88,7 +87,7 @@ def programs(name: str, length: int) -> Iterator[Program]:
   for label, option in options(name, length).items():
     keys = option.keys or length
     queries, kv_heads = option.queries or keys, option.kv_heads or size.heads
-    mechanism = make(name, length, **option.own)
+    mechanism = make(name, keys, **option.own)
     dims = Dims(size.heads, kv_heads, size.head_dim, keys)
     shapes = [(queries, size.heads), (keys, kv_heads), (keys, kv_heads)]
     arrays: list[Any] = [
