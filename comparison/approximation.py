@@ -37,7 +37,7 @@ def error(
     The relative error, 0 for dense attention itself; None where the mechanism
     approximates nothing (`OWN_SCORES`).
 
-  Cost: memory of dense attention, B·N·T·S.
+  Cost: that of dense attention.
   """
   config = model.config
   names = {slot.name for slot in config.attentions.values()}
