@@ -265,7 +265,7 @@ def _blockwise_bwd(settings, residuals, cotangent):
         settings.scale,
       )
       dtables = jax.tree.map(jnp.add, dtables, more)
-      if operands.relative.keys is not None:
+      if dquery is not None:
         dq += jnp.swapaxes(dquery, 1, 2)
     ds = (ds * settings.scale).astype(queries.query.dtype)
     dq += blocks.over_keys(k, ds)

@@ -113,28 +113,15 @@ def added(
       jnp.float32
     )
   if operands.relative.given:
-    total += relative_logits(
-      settings, operands.relative, queries.query, queries, keys
+    total += relative_terms.logits(
+      operands.relative,
+      queries.query,
+      keys.start - queries.start,
+      settings.rows,
+      settings.width,
+      settings.scale,
     ).reshape(by_head(settings, operands))
   return total
-
-
-def relative_logits(
-  settings: Settings,
-  tables: Relative,
-  query: Float[Array, "A Q H"],
-  queries: Queries,
-  keys: Keys,
-) -> Float[Array, "A Q D"]:
-  """What the tables add, as a function of them and the rows of queries."""
-  return relative_terms.logits(
-    tables,
-    query,
-    keys.start - queries.start,
-    settings.rows,
-    settings.width,
-    settings.scale,
-  )
 
 
 def kept(

@@ -26,7 +26,7 @@ from jaxtyping import Array, Float, Int
 from attention import blocks
 
 _FOLDED = 16
-"""Queries that remain of a block when `bias_gradient` folds them."""
+"""Queries that remain of a block when `_bias_gradient` folds them."""
 
 
 class Relative(NamedTuple):
@@ -125,7 +125,7 @@ def gradients(
   offset: int | Int[Array, ""],
   rows: int,
   scale: float | Float[Array, ""],
-) -> tuple[Relative, Float[Array, "A Q H"] | float]:
+) -> tuple[Relative, Float[Array, "A Q H"] | None]:
   """Gradients of the tables and of the queries through `logits`.
 
   Args:
@@ -137,13 +137,13 @@ def gradients(
     scale: factor of `relative.keys`.
 
   Returns:
-    Like `relative`, and like `query`, 0.0 where that has none.
+    Like `relative`, and like `query`, None where that has none.
   """
   bias, keys = relative
   if bias is not None:
     bias = _bias_gradient(bias, scores, offset, rows)
   if keys is None:
-    return Relative(bias), 0.0
+    return Relative(bias), None
 
   def of_keys(keys, query):
     width = scores.shape[1]

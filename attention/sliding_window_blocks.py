@@ -201,16 +201,17 @@ def _read(
 
 
 def _near(
-  geometry: Geometry,
-  rows: int,
-  width: int,
-  relative: Relative,
-  query: Float[Array, "A Q H"],
-  block: _Block,
+  geometry: Geometry, operands: Operands, block: _Block
 ) -> Float[Array, "A Q W"]:
   """What the tables add to the logits of a block."""
+  rows, width, _ = _sizes(geometry, operands)
   return relative_terms.logits(
-    relative, query, block.first - block.start, rows, width, geometry.scale
+    operands.relative,
+    block.query,
+    block.first - block.start,
+    rows,
+    width,
+    geometry.scale,
   )
 
 
@@ -218,8 +219,7 @@ def _forward(
   geometry: Geometry, operands: Operands, limits: Limits
 ) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
   """The output and the log-sum-exp of every row."""
-  rows, width, num_blocks = _sizes(geometry, operands)
-  near = partial(_near, geometry, rows, width)
+  rows, _, num_blocks = _sizes(geometry, operands)
   batch, length, num_heads, _ = operands.query.shape
   features = operands.value.shape[-1]
   lowest = jnp.finfo(jnp.float32).min
@@ -230,7 +230,7 @@ def _forward(
     scores = blocks.dot("nqd,nkd->nqk", block.query, block.key)
     scores *= geometry.scale
     if operands.relative.given:
-      scores += near(operands.relative, block.query, block)
+      scores += _near(geometry, operands, block)
     logits = scores.reshape(
       block.allowed.shape[0], -1, *block.allowed.shape[2:]
     )
@@ -263,7 +263,6 @@ def _windowed_bwd(geometry, residuals, cotangent):
   """The backward of the module's docstring, scores transposed: [keys, rows]."""
   operands, limits, out, lse = residuals
   rows, width, num_blocks = _sizes(geometry, operands)
-  near = partial(_near, geometry, rows, width)
   batch, length = operands.query.shape[:2]
   kv_heads = operands.key.shape[2]
 
@@ -286,8 +285,7 @@ def _windowed_bwd(geometry, residuals, cotangent):
     scores = blocks.dot("nkd,nqd->nkq", block.key, block.query)
     scores *= geometry.scale
     if operands.relative.given:
-      added = near(operands.relative, block.query, block)
-      scores += jnp.swapaxes(added, 1, 2)
+      scores += jnp.swapaxes(_near(geometry, operands, block), 1, 2)
     allowed = jnp.moveaxis(block.allowed, 3, 1)  # [B*D, W+G, 1, C]
     p = jnp.exp(scores - row_lse)
     split = (allowed.shape[0], -1, allowed.shape[1], p.shape[2] // rows, rows)
@@ -317,7 +315,8 @@ def _windowed_bwd(geometry, residuals, cotangent):
         geometry.scale,
       )
       drelative = jax.tree.map(jnp.add, drelative, more)
-      dq += dquery
+      if dquery is not None:
+        dq += dquery
     dq = blocks.heads_last(dq, batch, rows)
     dk = blocks.heads_last(dk, batch, dk.shape[1])
     dv = blocks.heads_last(dv, batch, dv.shape[1])

@@ -2,13 +2,15 @@
 
 One setting: B 1, N 8, H 64, T 4,096, float32, on two CPU cores. Times are ratios
 to `jax.nn.dot_product_attention` of the same run, causal forms to its causal form;
-memory is XLA's temporaries. The bounds at length 4,096 are what prototypes in plain XLA reached
-on such a machine, the peers are the fastest code of others measured there.
+memory is XLA's temporaries. The bounds at length 4,096 are what prototypes in
+plain XLA reached on such a machine, the peers are the fastest code of others
+measured there.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from benchmarks import scaling_tables
 from benchmarks.programs import BASELINE, DECODE, FORWARD, TRAINING
 
 LENGTH = 4096
@@ -17,7 +19,7 @@ LONGER = 16_384
 GROWTH = 4.6
 """Most that four times the length may take of what grows linearly."""
 
-_QUADRATIC = (BASELINE, "dense", "flash", "additive", "multiplicative")
+_QUADRATIC = ("dense", "flash", "additive", "multiplicative")
 """Their time is T²; that of the others is promised to be linear."""
 
 _MIB = 2**20
@@ -84,7 +86,7 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
       limit = None if bound.mebibytes is None else bound.mebibytes[i]
       cells += _judged(None if memory is None else memory / _MIB, limit, 1)
       lines.append([*cells, "" if i else bound.peer])
-  return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+  return scaling_tables.table(lines)
 
 
 def growth_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -113,7 +115,7 @@ def growth_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     cells += _judged(ratio, None if name in _QUADRATIC else GROWTH, 1)
     cells += _judged(longer["temp_bytes"] / row["temp_bytes"], GROWTH, 1)
     lines.append(cells)
-  return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+  return scaling_tables.table(lines)
 
 
 def _judged(

@@ -5,12 +5,12 @@
 
 Each option of each mechanism but dense attention, the reference, and additive
 attention, whose scores are no products: a key mask (a tenth of the keys hidden),
-segments (four), grouped heads (N/K = 4), unequal lengths
-(T = 3S/4), a length that is a multiple of nothing, and what only the window has:
-global tokens (16), dilation (2), a bias by distance. Forward, and forward with
-gradients to everything that the option brings; one process, calls in turn.
-Prints a Markdown table of ratios to the plain call, with the temporaries; T×S
-would show there as 512 MiB at length 4,096.
+segments (four), grouped heads (N/K = 4), unequal lengths (T = 3S/4), a length
+that is a multiple of nothing, a bias by distance, and what only the window has:
+global tokens (16) and dilation (2). Forward, and forward with gradients to
+everything that the option brings; one process, calls in turn. Prints a Markdown
+table of ratios to the plain call, with the temporaries; T×S would show there as
+512 MiB at length 4,096.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from attention import ATTENTIONS, Dims
-from benchmarks import timing
+from benchmarks import scaling_tables, timing
 from benchmarks.programs import FORWARD, TRAINING, Program, Size, make
 from training import entry
 from training.config import ConfigError
@@ -169,7 +169,7 @@ def markdown(rows: Sequence[timing.Row]) -> str:
     memory = [parts[part]["temp_bytes"] / 2**20 for part in (FORWARD, TRAINING)]
     cells.append(" / ".join(f"{x:.1f}" for x in memory))
     lines.append(cells)
-  return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+  return scaling_tables.table(lines)
 
 
 if __name__ == "__main__":

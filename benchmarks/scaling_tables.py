@@ -12,6 +12,11 @@ Series = Mapping[int, float]
 """Length to seconds or bytes."""
 
 
+def table(rows: Sequence[Sequence[str]]) -> str:
+  """Rows of cells as Markdown, the second the rule below the head."""
+  return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
 def series(rows: Sequence[Row], key: str) -> dict[int, float]:
   """The values of one program by length, where it has one."""
   return {row["length"]: row[key] for row in rows if row[key] is not None}
@@ -133,7 +138,7 @@ def _part(
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
   rule = ["---", ":-:", *["--:"] * (len(head) - 2)]
-  return "\n".join(f"| {' | '.join(row)} |" for row in [head, rule, *rows])
+  return table([head, rule, *rows])
 
 
 def _time(seconds: float | None, spread: float | None) -> str:

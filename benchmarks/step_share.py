@@ -10,6 +10,7 @@ beforehand, alone. These are timed before and after the loop and averaged, for
 machines drift. The first evaluation, which is compiled, comes before.
 """
 
+from collections.abc import Mapping, Sequence
 import itertools
 from pathlib import Path
 import tempfile
@@ -54,28 +55,32 @@ class _Watched:
 def main() -> None:
   """Times both and prints one line."""
   file, mapping = entry.load_config(_CONFIG)
-  period = mapping.eval_every
+  period = experiment_config.parse(mapping).train.eval_every
   begin, end = 3 * period // 2, 5 * period // 2
   mapping.num_steps = end + 16
   run = experiment.create(experiment_config.parse(mapping))
   watched = _Watched(run.task)
-  before = _alone(run, begin, end)
+  compiled = parallel.make(run.functions, run.config.train.parallel)
+  batches = [
+    compiled.place_batch(run.task.train_batch(i)) for i in range(begin, end)
+  ]
+  before = _alone(run, compiled, batches)
   with tempfile.TemporaryDirectory() as folder:
     loop.run(run._replace(task=cast(Any, watched)), Path(folder))
   whole = watched.asked[end] - watched.asked[begin]
-  alone = (before + _alone(run, begin, end)) / 2
+  alone = (before + _alone(run, compiled, batches)) / 2
   print(
     f"{file}: {end - begin} steps in {whole:.1f} s, the compiled step alone "
     f"{alone:.1f} s: {alone / whole:.1%}"
   )
 
 
-def _alone(run: experiment.Experiment, begin: int, end: int) -> float:
+def _alone(
+  run: experiment.Experiment,
+  compiled: parallel.Parallel,
+  batches: Sequence[Mapping[str, Any]],
+) -> float:
   """Seconds of the compiled steps on batches that are placed already."""
-  compiled = parallel.make(run.functions, run.config.train.parallel)
-  batches = [
-    compiled.place_batch(run.task.train_batch(i)) for i in range(begin, end)
-  ]
   shapes = {str(jax.tree.map(np.shape, batch)): batch for batch in batches}
   state = compiled.place_state(run.init())
   steps = itertools.count()

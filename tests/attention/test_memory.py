@@ -67,6 +67,6 @@ def test_the_measure_sees_a_whole_matrix_grow(monkeypatch):
   monkeypatch.setattr(dense_rows, "WHOLE", LENGTHS[-1])
   temps = [
     compiled("dense", T, backward=True).memory_analysis().temp_size_in_bytes
-    for T in LENGTHS[:2]
+    for T in LENGTHS[1:3]
   ]
-  assert temps[1] > 2.9 * temps[0], temps
+  assert temps[1] > 3.9 * temps[0], temps
