@@ -38,10 +38,17 @@ def main() -> None:
   workdir.check(folder, config)
   results = workdir.final_metrics(folder, config)
   if results is None:
-    from training import compile_cache, experiment, loop, parallel
+    from training import (
+      compile_cache,
+      experiment,
+      host_memory,
+      loop,
+      parallel,
+    )
 
     parallel.check_batch_size(config.train)
     compile_cache.enable()
+    host_memory.keep_freed()
     run = experiment.create(config, folder)
     workdir.write_config(folder, config)
     run.task.save(folder)

@@ -21,7 +21,14 @@ import jax
 from ml_collections import config_flags
 import numpy as np
 
-from training import entry, experiment, experiment_config, loop, parallel
+from training import (
+  entry,
+  experiment,
+  experiment_config,
+  host_memory,
+  loop,
+  parallel,
+)
 
 _CONFIG = config_flags.DEFINE_config_file(
   "config",
@@ -54,6 +61,7 @@ class _Watched:
 
 def main() -> None:
   """Times both and prints one line."""
+  host_memory.keep_freed()  # As train.py does.
   file, mapping = entry.load_config(_CONFIG)
   period = experiment_config.parse(mapping).train.eval_every
   begin, end = 3 * period // 2, 5 * period // 2

@@ -23,6 +23,7 @@ from training import (
   entry,
   experiment,
   experiment_config,
+  host_memory,
   inference,
   metrics,
   report,
@@ -43,6 +44,7 @@ _OUT = flags.DEFINE_string("out", None, "a .json file", required=True)
 
 def main() -> None:
   """Writes what was measured, whole or not at all."""
+  host_memory.keep_freed()  # As in training.
   if _WORKDIR.value is None:
     _, mapping = entry.load_config(_CONFIG)
     run = experiment.create(experiment_config.parse(mapping))
