@@ -46,9 +46,9 @@ def main() -> None:
       parallel,
     )
 
-    parallel.check_batch_size(config.train)
-    compile_cache.enable()
     host_memory.keep_freed()
+    compile_cache.enable()
+    parallel.check_batch_size(config.train)
     run = experiment.create(config, folder)
     workdir.write_config(folder, config)
     run.task.save(folder)

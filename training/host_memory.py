@@ -1,12 +1,15 @@
-"""Freed memory stays with the process, so that a CPU step does not fault.
+"""Freed memory stays with the process, so that a step on CPU does not fault.
 
-XLA on CPU asks malloc for the temporaries of a program at every call, and frees
-them after it. From 32 MiB up glibc maps each such block anew, and the kernel
-clears every page of it again when it is first touched: a step with 50 MiB of
-temporaries takes 12,800 page faults, 10 of its 41 ms (`configs/text.py`, 2 cores).
+XLA asks malloc for the temporaries of a program at every call and frees them
+after it. Beyond 32 MiB glibc maps such a block anew each time, and the kernel
+clears every page of it when it is first touched. Measured on 2 cores: 12,800 page
+faults and 10 of the 41 ms of a step with 50 MiB (`configs/text.py`), 47,000 and 30
+of 127 ms with 179 MiB (`configs/translation.py`).
 """
 
 import ctypes
+
+import jax
 
 # Of glibc's <malloc.h>.
 _TRIM_THRESHOLD = -1
@@ -17,10 +20,15 @@ _LARGEST = 2**31 - 1
 
 
 def keep_freed() -> bool:
-  """Lets glibc reuse what it was given: no block below 2 GiB is unmapped.
+  """Lets glibc reuse all it was given, and has JAX ask from the main thread.
 
-  To be called before large arrays are made. The process keeps its peak until
-  it ends; the peak itself is as before.
+  Only the main thread's arena holds blocks beyond 64 MiB; programs that JAX
+  dispatches asynchronously to the CPU allocate on other threads. One arena for
+  all threads would do as well, but they wait for one another: 8 % of a step.
+
+  To be called before JAX makes its first array. The process then keeps its peak
+  until it ends; the peak itself is as before. Devices but the CPU stay
+  asynchronous.
 
   Returns:
     whether the C library has these settings; others are left as they are.
@@ -29,6 +37,7 @@ def keep_freed() -> bool:
     mallopt = ctypes.CDLL(None).mallopt
   except (AttributeError, OSError, TypeError):  # musl, macOS; Windows.
     return False
+  jax.config.update("jax_cpu_enable_async_dispatch", False)
   settings = (
     (_MMAP_THRESHOLD, _LARGEST),
     (_TRIM_THRESHOLD, _LARGEST),
