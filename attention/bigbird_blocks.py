@@ -63,25 +63,20 @@ def _forward(
   """The output and the log-sum-exp of every row between the globals."""
   batch, length, num_heads, _ = operands.query.shape
   size = geometry.block
-  lowest = jnp.finfo(jnp.float32).min
   keys = prepare(geometry, operands, limits)
 
   def step(i, carry):
     out, lse = carry
     block = read(geometry, operands, limits, keys, i)
     scores = blocks.dot("nqd,nkd->nqk", block.query, block.key)
-    logits = scores.reshape(batch, num_heads, size, -1) * geometry.scale
-    logits = jnp.where(block.allowed, logits, lowest).reshape(scores.shape)
-    # Not below lowest/2: all exponentials of an empty row are 0, not exp(0).
-    maximum = jnp.maximum(jnp.max(logits, -1, keepdims=True), lowest / 2)
-    p = jnp.exp(logits - maximum)
-    total = jnp.sum(p, -1, keepdims=True)
+    shape = (batch, num_heads, size, scores.shape[-1])
+    allowed = jnp.broadcast_to(block.allowed, shape).reshape(scores.shape)
+    p, total, row_lse = blocks.exponentials(scores * geometry.scale, allowed)
     if geometry.dropout_rate:
       p *= blocks.kept(limits.dropout_rng, geometry.dropout_rate, p.shape, i)
     p = p.astype(block.value.dtype)
     result = blocks.dot("nqk,nkd->nqd", p, block.value)
     result /= jnp.where(total > 0.0, total, 1.0)
-    row_lse = jnp.where(total > 0.0, maximum + jnp.log(total), jnp.inf)
     row_lse = blocks.heads_last(row_lse, batch, size)[..., 0]
     return (
       blocks.put(out, blocks.heads_last(result, batch, size), block.start),

@@ -12,7 +12,7 @@ from typing import cast
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 
 def dot(spec: str, x: Array, y: Array) -> Array:
@@ -38,6 +38,33 @@ def over_keys(
   the rate.
   """
   return dot("nfd,ndq->nfq", turned(x), weights)
+
+
+def exponentials(
+  scores: Float[Array, "A Q X"], allowed: Bool[Array, "A Q X"]
+) -> tuple[
+  Float[Array, "A Q X"], Float[Array, "A Q 1"], Float[Array, "A Q 1"]
+]:
+  """A softmax before its division: exp(x - max), its sums, log-sum-exps.
+
+  Of a row that is allowed nothing: zeros, 0 and +inf.
+
+  XLA stores what a reduction reads. The maximum is therefore taken of the larger
+  of a score in the first half and one in the second (of an odd number they share
+  one), half as much; as `jnp.maximum` XLA would make two reductions of it. Scores
+  and `allowed` should be broadcast, not reshaped, to one another: then the
+  exponentials are written over the scores.
+  """
+  half = -(-scores.shape[-1] // 2)
+  lowest = jnp.finfo(jnp.float32).min
+  left = jnp.where(allowed[..., :half], scores[..., :half], lowest)
+  right = jnp.where(allowed[..., -half:], scores[..., -half:], lowest)
+  larger = jnp.where(left > right, left, right)
+  # Not below lowest/2, so that x - max is finite in a row without any.
+  maximum = jnp.maximum(jnp.max(larger, -1, keepdims=True), lowest / 2)
+  p = jnp.where(allowed, jnp.exp(scores - maximum), 0.0)
+  total = jnp.sum(p, -1, keepdims=True)
+  return p, total, jnp.where(total > 0.0, maximum + jnp.log(total), jnp.inf)
 
 
 def cut(x: Array, start: Array | int, size: int, axis: int = 1) -> Array:
