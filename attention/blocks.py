@@ -40,6 +40,20 @@ def over_keys(
   return dot("nfd,ndq->nfq", turned(x), weights)
 
 
+def largest(x: Float[Array, "..."], axis: int) -> Float[Array, "..."]:
+  """The maximum along an axis, which stays; a NaN may be passed over.
+
+  Of the larger of a number in the first half and one in the second (of an odd
+  size they share one): XLA stores what a reduction reads, and this is half as
+  much. As `jnp.maximum` XLA would make two reductions of it.
+  """
+  size = x.shape[axis]
+  half = -(-size // 2)
+  left = jax.lax.slice_in_dim(x, 0, half, axis=axis)
+  right = jax.lax.slice_in_dim(x, size - half, size, axis=axis)
+  return jnp.max(jnp.where(left > right, left, right), axis, keepdims=True)
+
+
 def exponentials(
   scores: Float[Array, "A Q X"], allowed: Bool[Array, "A Q X"]
 ) -> tuple[
@@ -47,21 +61,14 @@ def exponentials(
 ]:
   """A softmax before its division: exp(x - max), its sums, log-sum-exps.
 
-  Of a row that is allowed nothing: zeros, 0 and +inf.
-
-  XLA stores what a reduction reads. The maximum is therefore taken of the larger
-  of a score in the first half and one in the second (of an odd number they share
-  one), half as much; as `jnp.maximum` XLA would make two reductions of it. Scores
-  and `allowed` should be broadcast, not reshaped, to one another: then the
-  exponentials are written over the scores.
+  Of a row that is allowed nothing: zeros, 0 and +inf. Scores and `allowed` should
+  be broadcast, not reshaped, to one another: then XLA writes the exponentials
+  over the scores.
   """
-  half = -(-scores.shape[-1] // 2)
   lowest = jnp.finfo(jnp.float32).min
-  left = jnp.where(allowed[..., :half], scores[..., :half], lowest)
-  right = jnp.where(allowed[..., -half:], scores[..., -half:], lowest)
-  larger = jnp.where(left > right, left, right)
   # Not below lowest/2, so that x - max is finite in a row without any.
-  maximum = jnp.maximum(jnp.max(larger, -1, keepdims=True), lowest / 2)
+  maximum = largest(jnp.where(allowed, scores, lowest), -1)
+  maximum = jnp.maximum(maximum, lowest / 2)
   p = jnp.where(allowed, jnp.exp(scores - maximum), 0.0)
   total = jnp.sum(p, -1, keepdims=True)
   return p, total, jnp.where(total > 0.0, maximum + jnp.log(total), jnp.inf)

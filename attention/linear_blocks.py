@@ -22,8 +22,9 @@ from jaxtyping import Array, Bool, Float, Int
 from attention import linear_state
 from attention.blocks import add, cut, dot, heads_first, heads_last, put, turned
 
-CHUNK = 128
-"""C: positions in cache at a time."""
+CHUNK = 256
+"""C: positions at a time. XLA:CPU multiplies terms by values over 256 keys at
+nearly twice the rate of 128; the whole takes 0.87 of the time."""
 
 
 class FeatureMap(NamedTuple):

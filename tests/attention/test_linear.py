@@ -38,7 +38,7 @@ def _quadratic(query, key, value, feature_map, is_causal, scale):
   return jnp.einsum("BNTS,BSNV->BTNV", weights, value)
 
 
-# Ends of chunks (64 positions, 128 keys), of groups of four, and S on both
+# Ends of chunks (64 positions, 256 keys), of groups of four, and S on both
 # sides of T.
 @pytest.mark.parametrize(
   ("length", "source_length", "is_causal"),

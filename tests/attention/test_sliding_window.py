@@ -96,10 +96,12 @@ def test_bfloat16(names):
   assert sliding_window_attention(*qkv, window=4).dtype == jnp.bfloat16
 
 
-def test_blocks_of_the_real_length(monkeypatch):
+@pytest.mark.parametrize("window", [(9, 30), (200, 71)])
+def test_blocks_of_the_real_length(monkeypatch, window):
+  """Narrow and wide windows have blocks of their own."""
   monkeypatch.setattr(sliding_window_blocks, "BLOCK", 64)
   *qkv, cotangent = draw_inputs(263, heads=2, kv_heads=1, batch=1)
-  check_definition(qkv, cotangent, window=(9, 30))
+  check_definition(qkv, cotangent, window=window)
 
 
 @pytest.mark.parametrize("names", ["", "mask global causal"])
