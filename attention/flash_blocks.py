@@ -134,7 +134,7 @@ def _forward(
     if is_masked:
       x = _where_allowed(settings, operands, limits, queries, keys, x, _LOWEST)
     # Not below lowest/2: then no exponential of a hidden pair is exp(0).
-    larger = jnp.maximum(maximum, jnp.max(x, 1, keepdims=True))
+    larger = jnp.maximum(maximum, blocks.largest(x, 1))
     decay = jnp.exp(maximum - larger)
     p = jnp.exp(x - larger)
     total = total * decay + jnp.sum(p, 1, keepdims=True)
