@@ -56,9 +56,7 @@ def largest(x: Float[Array, "..."], axis: int) -> Float[Array, "..."]:
 
 def exponentials(
   scores: Float[Array, "A Q X"], allowed: Bool[Array, "A Q X"]
-) -> tuple[
-  Float[Array, "A Q X"], Float[Array, "A Q 1"], Float[Array, "A Q 1"]
-]:
+) -> tuple[Float[Array, "A Q X"], Float[Array, "A Q 1"], Float[Array, "A Q 1"]]:
   """A softmax before its division: exp(x - max), its sums, log-sum-exps.
 
   Of a row that is allowed nothing: zeros, 0 and +inf. Scores and `allowed` should
