@@ -11,12 +11,12 @@ from attention.flash_backends import Implementation
 from attention.flash_blocks import blockwise_attention
 from attention.flash_scores import Limits, Operands, Settings
 
-_BLOCK_SIZES = {False: (512, 512), True: (256, 512)}
-"""Queries and keys of a block by `is_causal`: the fastest on two CPU cores of
-those that hold less than 24 MiB, or causal 12, at 8 heads. Forward, (512, 256)
-takes up to a third longer and (256, 256) up to four fifths; one head or two at a
-time instead of all eight, so that a block fits a core's cache, gains less than a
-tenth."""
+_BLOCK_SIZES = {False: (512, 512), True: (512, 256)}
+"""Queries and keys of a block by `is_causal`: the fastest with gradients on two
+CPU cores of those that hold less than 24 MiB forward, or causal 12, at 8 heads.
+(256, 512) takes up to a tenth longer, (256, 256) half as long again or more; one
+head or two at a time instead of all eight, so that a block fits a core's cache,
+gains less than a tenth."""
 
 
 def flash_attention(
@@ -62,7 +62,7 @@ def flash_attention(
       divided by 1 - rate. Which ones depends on `block_size`.
     dropout_rng: key of the dropout, needed where `dropout_rate` > 0.
     block_size: queries and keys in a block; one int for both. For 'xla'. None
-      is 512 and 512, causal 256 and 512.
+      is 512 and 512, causal 512 and 256.
     implementation: 'xla' is the block loop here and works everywhere. 'cudnn'
       and 'tokamax' are a GPU's kernels, by `jax.nn` and by the optional package
       of that name. None takes cuDNN on a GPU where it can serve the call, and

@@ -81,10 +81,10 @@ def sliding_window_attention(
   Raises:
     ValueError: arguments do not fit together.
 
-  Cost, with W = left + right + 1 and C = 64 queries a block: time
-  T·(W+C+G)·N·(H+V) and, for the global queries, G·S·N·(H+V); memory beside
-  the arrays B·N·C·(W+C+G) and B·N·G·S float32 and B·T·G bool. Nothing is T×S,
-  forward or backward. Several dilations cost one pass over their heads each.
+  Cost, with W = left + right + 1 and C = 64 queries a block, 128 from W = 257
+  on: time T·(W+C+G)·N·(H+V) and, for the global queries, G·S·N·(H+V); memory
+  beside the arrays B·N·C·(W+C+G) and B·N·G·S float32 and B·T·G bool. Nothing is
+  T×S, forward or backward. Several dilations cost one pass over their heads each.
 
   Departs from its paper in that any length goes (not only multiples of the
   window), windows may be one-sided, and segments and causality hold for global
