@@ -36,6 +36,11 @@ _MINUTES = flags.DEFINE_float("minutes", 10.0, "for everything, roughly")
 _MAX_GIB = flags.DEFINE_float(
   "max_gib", 6.0, "programs that need more are left"
 )
+_KEEP_FREED = flags.DEFINE_bool(
+  "keep_freed",
+  False,
+  "freed memory stays with the process, as in training: no page faults",
+)
 _OUT = flags.DEFINE_string("out", None, "file for the rows, one JSON a line")
 
 
@@ -49,7 +54,10 @@ def main() -> None:
 
   from attention import ATTENTIONS
   from benchmarks import bounds, programs, scaling_tables, timing
+  from training import host_memory
 
+  if _KEEP_FREED.value:
+    host_memory.keep_freed()
   names = _names(_ATTENTION.value, list(ATTENTIONS))
   size = programs.Size(
     _BATCH.value, _HEADS.value, _HEAD_DIM.value, _DTYPE.value
