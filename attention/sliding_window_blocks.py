@@ -37,8 +37,8 @@ fast kernel, 'nqd,nkd->nqk' and 'nqk,nkd->nqd'; for that the backward holds its
 scores transposed, [keys, queries]. The one is dq, at half that rate: to
 transpose the keys or ds for it costs as much as it gains. Blocks of 128 queries
 take 0.7 of the time of blocks of 64 from windows of 256 keys on (128 is better
-than 96, 112, 120, 160); narrower ones would waste their keys. Arrays must enter the loop as [B, T, N, H]: an axis of size 1 makes XLA
-copy them whole.
+than 96, 112, 120, 160); narrower ones would waste their keys. Arrays must enter
+the loop as [B, T, N, H]: an axis of size 1 makes XLA copy them whole.
 """
 
 from functools import partial

@@ -27,8 +27,7 @@ def keep_freed() -> bool:
   all threads would do as well, but they wait for one another: 8 % of a step.
 
   To be called before JAX makes its first array. The process then keeps its peak
-  until it ends; the peak itself is as before. Devices but the CPU stay
-  asynchronous.
+  until it ends. Devices but the CPU stay asynchronous.
 
   Returns:
     whether the C library has these settings; others are left as they are.
