@@ -108,7 +108,7 @@ def _middle_bwd(geometry, residuals, cotangent):
       return blocks.heads_first(blocks.cut(x, block.start, size), num_heads)
 
     g = rows(cotangent)
-    delta = jnp.sum((g * rows(out)).astype(jnp.float32), -1)[:, None, :]
+    delta = jnp.swapaxes(blocks.inner(g, rows(out)), 1, 2)
     row_lse = rows(lse[..., None])[:, None, :, 0]
 
     scores = blocks.dot("nkd,nqd->nkq", block.key, block.query)

@@ -20,6 +20,17 @@ def dot(spec: str, x: Array, y: Array) -> Array:
   return jnp.einsum(spec, x, y, preferred_element_type=jnp.float32)
 
 
+def inner(
+  x: Float[Array, "*A D"], y: Float[Array, "*A D"]
+) -> Float[Array, "*A 1"]:
+  """Σ_d x[d] y[d] in float32.
+
+  As the sum of a product, jax 0.10.2 takes thirty times as long: 22 ms instead
+  of 0.7 for 2 million numbers.
+  """
+  return dot("...d,...d->...", x, y)[..., None]
+
+
 def turned(x: Float[Array, "A X Y"]) -> Float[Array, "A Y X"]:
   """A block transposed, kept apart from the product that reads it.
 

@@ -294,8 +294,7 @@ def _blockwise_bwd(settings, residuals, cotangent):
     next_start = jnp.minimum((i + 1) * settings.rows, length - settings.rows)
     is_last_word = (positions < next_start) | (i == num_blocks - 1)
     g = jnp.where(is_last_word[None, :, None, None], g, 0)
-    delta = g * blocks.cut(out, queries.start, settings.rows)
-    delta = jnp.sum(delta.astype(jnp.float32), -1, keepdims=True)
+    delta = blocks.inner(g, blocks.cut(out, queries.start, settings.rows))
     delta = jnp.swapaxes(blocks.heads_first(delta, kv_heads), 1, 2)
     block_dq, *others = _over_keys(
       settings,

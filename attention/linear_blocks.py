@@ -20,7 +20,16 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import linear_state
-from attention.blocks import add, cut, dot, heads_first, heads_last, put, turned
+from attention.blocks import (
+  add,
+  cut,
+  dot,
+  heads_first,
+  heads_last,
+  inner,
+  put,
+  turned,
+)
 
 CHUNK = 256
 """C: positions at a time. XLA:CPU multiplies terms by values over 256 keys at
@@ -151,7 +160,7 @@ def cut_cotangent(
   if length % size:
     is_new = start + jnp.arange(g.shape[1]) % size >= first
     norm = jnp.where(is_new[None, :, None], norm, jnp.inf)
-  delta = -jnp.sum(g * out, axis=-1, keepdims=True)
+  delta = -inner(g, out)
   return jnp.concatenate([g, delta], axis=-1), norm
 
 

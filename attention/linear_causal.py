@@ -1,7 +1,7 @@
 """The causal loop behind linear attention, with its own backward.
 
 Chunk i holds the queries from i·C on and the keys of the same positions. Keys
-of earlier chunks are read from the state (`linear_state`, terms up to e^b);
+of earlier chunks are read from the state (`linear_state`);
 inside a chunk, where s ≤ t, the weights are the scores themselves
 (`linear_chunk`). Nothing at t reads a key after t.
 

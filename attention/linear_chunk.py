@@ -1,22 +1,24 @@
 """One chunk of causal linear attention, forward and backward.
 
-A chunk's queries read earlier keys from the state (terms up to e^b, see
-`linear_state`) and those of the chunk, s ≤ t, by their scores
+A chunk's queries read earlier keys from the state (see `linear_state`) and those
+of the chunk, s ≤ t, by their scores
 
   A_ts = Σ_m φ_m(q_t) φ_m(k_s)
 
 Features as logarithms need two more scales, γ_t = max_m ℓ_m(q_t) and
-κ_s = max_m ℓ_m(k_s), and both parts meet at β_t, which no term can exceed:
+κ_s = max_m ℓ_m(k_s). The largest of the state's, C = max_m c_m, is that κ_s of
+earlier keys which is largest, so no term can exceed e^(γ_t + K_t):
 
   Â_ts = Σ_m e^(ℓ_m(q_t) − γ_t) e^(ℓ_m(k_s) − κ_s)
-  β_t  = max(b_t, γ_t + max_{s ≤ t} κ_s)
-  n_t  = Σ_m e^(ℓ_m(q_t) + c_m − β_t) Z_m + Σ_{s ≤ t} Â_ts e^(γ_t + κ_s − β_t)
+  Ê_t  = Σ_m e^(ℓ_m(q_t) − γ_t) e^(c_m − C) Z_m
+  K_t  = max(C, max_{s ≤ t in the chunk} κ_s)
+  n_t  = e^(C − K_t) Ê_t + Σ_{s ≤ t} e^(κ_s − K_t) Â_ts    up to e^(γ_t + K_t)
 
-Far apart. β is a bound only: where queries and keys have their largest features
-in different places, Â underflows. What is lost of a term is below float32's
-smallest number, so it matters only where n_t itself is as small. Those rows
-(n_t < 1e-24) are found, and only where there are some, a loop over the rows of
-the chunk replaces them by
+Far apart. γ + K is a bound only: where queries and keys have their largest
+features in different places, Â and Ê underflow. What is lost of a term is below
+float32's smallest number, so it matters only where n_t itself is as small. Those
+rows (n_t < 1e-24) are found, and only where there are some, a loop over the rows
+of the chunk replaces them by what the state gives up to e^b_t and by
 
   log A_ts = log Σ_m e^(ℓ_m(q_t) + ℓ_m(k_s)),
 
@@ -40,7 +42,7 @@ from attention.linear_blocks import KeyBlock
 from attention.linear_state import LinearState
 
 _LOST = 1e-24
-"""A normaliser up to e^β below it may lack terms that float32 cannot hold."""
+"""A normaliser up to e^(γ + K) below it may lack terms that float32 cannot hold."""
 
 
 class Chunk(NamedTuple):
@@ -66,35 +68,42 @@ def read(
   key_features: Float[Array, "A C M"],
   chunk: Chunk,
 ) -> tuple[Float[Array, "A Q X"], Float[Array, "A Q 1"] | None]:
-  """Numerator and normaliser of both parts, up to e^β, and β."""
+  """Numerator and normaliser of both parts up to e^β, and β = γ + K."""
   seen, values = chunk.seen, linear_state.with_ones(chunk.keys.value)
-  sums, earlier_scale = linear_state.read(state, query_features)
-  if earlier_scale is None:
+  if state.log_scale is None:
+    sums, _ = linear_state.read(state, query_features)
     scores = dot("aqm,acm->aqc", query_features, key_features)
     weights = jnp.where(seen, scores, 0.0)
     return sums + dot("aqc,acv->aqv", weights, values), None
 
   query_terms, query_scale = _scaled(query_features)
   key_terms, key_scale = _scaled(key_features)
-  log_bounds = jnp.where(
-    seen, query_scale + jnp.swapaxes(key_scale, 1, 2), -jnp.inf
+  key_scale = jnp.swapaxes(key_scale, 1, 2)
+  state_scale = jnp.max(state.log_scale, axis=-1, keepdims=True)
+  state_sums = state.sums * jnp.exp(state.log_scale - state_scale)
+  highest = jnp.max(
+    jnp.where(seen, key_scale, -jnp.inf), axis=-1, keepdims=True
   )
-  scale = jnp.maximum(
-    earlier_scale, jnp.max(log_bounds, axis=-1, keepdims=True)
-  )
+  highest = jnp.maximum(highest, state_scale)
   scores = dot("aqm,acm->aqc", query_terms, key_terms)
-  weights = jnp.where(seen, scores * jnp.exp(log_bounds - scale), 0.0)
-  total = jnp.sum(weights, axis=-1, keepdims=True)
-  total += sums[..., -1:] * jnp.exp(earlier_scale - scale)
-  lost = (total <= _LOST) & jnp.any(seen, axis=-1, keepdims=True)
+  weights = jnp.where(seen, scores * jnp.exp(key_scale - highest), 0.0)
+  sums = dot("aqm,avm->aqv", query_terms, state_sums)
+  sums *= jnp.exp(state_scale - highest)
+  total = jnp.sum(weights, axis=-1, keepdims=True) + sums[..., -1:]
+  lost = (total <= _LOST) & linear_state.has_seen(highest)
 
   def exactly(t, carry):
     log_scores = _log_scores(query_features, key_features, t)
     log_scores = jnp.where(_row(seen, t), log_scores, -jnp.inf)
+    earlier, scale = linear_state.read(state, _row(query_features, t))
     exact_scale = jnp.maximum(
-      _row(earlier_scale, t), jnp.max(log_scores, axis=-1, keepdims=True)
+      scale, jnp.max(log_scores, axis=-1, keepdims=True)
     )
-    exact = jnp.exp(log_scores - exact_scale), exact_scale
+    exact = (
+      jnp.exp(log_scores - exact_scale),
+      earlier * jnp.exp(scale - exact_scale),
+      exact_scale,
+    )
     return tuple(
       jax.lax.dynamic_update_slice_in_dim(
         x, jnp.where(_row(lost, t), new, _row(x, t)), t, axis=1
@@ -103,8 +112,9 @@ def read(
     )
 
   rounds = jnp.where(jnp.any(lost), lost.shape[1], 0)
-  weights, scale = jax.lax.fori_loop(0, rounds, exactly, (weights, scale))
-  sums *= jnp.exp(earlier_scale - scale)
+  weights, sums, scale = jax.lax.fori_loop(
+    0, rounds, exactly, (weights, sums, query_scale + highest)
+  )
   return sums + dot("aqc,acv->aqv", weights, values), scale
 
 
@@ -127,9 +137,9 @@ def _log_scores(
 ) -> Float[Array, "A 1 C"]:
   """The log A_ts of one query and all keys of its chunk."""
   terms = _row(query_features, t) + key_features
-  largest = jnp.max(terms, axis=-1, keepdims=True)
-  total = jnp.sum(jnp.exp(terms - largest), axis=-1)
-  return (jnp.log(total) + largest[..., 0])[:, None]
+  scale = jnp.max(terms, axis=-1, keepdims=True)
+  total = jnp.sum(jnp.exp(terms - scale), axis=-1)
+  return (jnp.log(total) + scale[..., 0])[:, None]
 
 
 def pull(

@@ -42,7 +42,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from attention.blocks import dot, turned
+from attention.blocks import dot, largest, turned
 
 _EMPTY = -1e30
 """Log-scale of a state that has seen nothing: finite, so that differences are
@@ -78,6 +78,11 @@ def empty_state(
   return LinearState(log_scale, sums)
 
 
+def has_seen(log_scale: Float[Array, "..."]) -> Bool[Array, "..."]:
+  """Whether a log-scale is that of some key."""
+  return log_scale > 0.5 * _EMPTY
+
+
 def with_ones(value: Float[Array, "A C V"]) -> Float[Array, "A C X"]:
   """Values with the column that sums to the normaliser."""
   return jnp.concatenate([value, jnp.ones_like(value[..., :1])], axis=-1)
@@ -93,7 +98,7 @@ def grown_scale(
     return None
   if keep is not None:
     features = jnp.where(keep, features, _EMPTY)
-  return jnp.maximum(log_scale, jnp.max(features, axis=1, keepdims=True))
+  return jnp.maximum(log_scale, largest(features, 1))
 
 
 def key_terms(

@@ -26,6 +26,7 @@ from attention.blocks import (
   dot,
   heads_first,
   heads_last,
+  inner,
   over_keys,
   put,
 )
@@ -179,7 +180,7 @@ def _attend_bwd(residuals, cotangent):
         row_lse,
       )
     )
-    delta = jnp.sum((g * row_out).astype(jnp.float32), -1, keepdims=True)
+    delta = inner(g, row_out)
     row_lse, delta = (jnp.swapaxes(x, 1, 2) for x in (row_lse, delta))
     weights = jnp.exp(dot("nkd,nqd->nkq", keys, rows) - row_lse)
     d_logits = weights * (dot("nkd,nqd->nkq", values, g) - delta)

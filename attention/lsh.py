@@ -2,8 +2,9 @@
 
 Query and key are one vector, k_j = q_j/|q_j|, so the keys that matter to a query
 are those at a small angle to it, and a hash of angular distance finds them
-without comparing all pairs. The hash and the sorting are in `lsh_hash`, the loop
-over chunks and its backward in `lsh_chunks`, decoding in `lsh_cache`.
+without comparing all pairs. The hash and the sorting are in `lsh_hash`, what a
+chunk reads and sees in `lsh_rows`, the loop over chunks and its backward in
+`lsh_chunks`, decoding in `lsh_cache`.
 """
 
 from functools import partial
@@ -12,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, lsh_cache, lsh_chunks, lsh_hash, plug
+from attention import arguments, lsh_cache, lsh_chunks, lsh_hash, lsh_rows, plug
 
 
 def lsh_attention(
@@ -80,7 +81,7 @@ def lsh_attention(
 
   Cost, by round: time T·N·(C·(H+V) + H·buckets + log T), so that it is linear in
   T only for a given number of buckets; memory beside the arguments B·T·N·(H+V)
-  float32 for all rounds together. Nothing is T×T, forward or backward.
+  float32 and B·T·N·2C bytes for all rounds together. Nothing is T×T, forward or backward.
 
   Where it departs from the paper. Causal: in the paper the chunks are cut from
   the sorted sequence of all tokens, so how many future tokens fall in earlier
@@ -121,10 +122,8 @@ def lsh_attention(
     is_causal=is_causal,
   )
   out = lsh_chunks.chunked_attention(
-    lsh_chunks.Geometry(
-      chunk_size, chunk_size if is_causal else 2, dropout_rate
-    ),
-    lsh_chunks.Operands(
+    lsh_rows.Geometry(chunk_size, chunk_size if is_causal else 2, dropout_rate),
+    lsh_rows.Operands(
       vector=query,
       column=lsh_cache.key_factors(query, scale),
       value=value,

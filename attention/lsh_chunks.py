@@ -1,19 +1,5 @@
 """The chunk loop behind `lsh_attention`, with its own backward.
 
-Visible pairs. Round r sorts the tokens by bucket, and by position in a bucket;
-p is a token's place in that order and c = p // C its chunk. Position i sees j
-in that round, j ∈ P_i^(r), iff both are in one bucket, j ≠ i, and
-
-  c_i - c_j ∈ {0, 1}              in both directions,
-  0 ≤ p_i - p_j < C               in the causal form.
-
-Both are one comparison of integers, 0 ≤ code_i - code_j < width, with
-
-  code = c + 2·bucket, width = 2   and   code = p + C·bucket, width = C,
-
-for codes of two buckets are at least `width` apart. A masked token has a code
-that no other token is near.
-
 One softmax over ∪_r P_i^(r). The paper takes log N_ij off a logit in each of the
 N_ij rounds that show j to i; the N_ij shares of exp(logit) then sum to one. Here
 the first of these rounds counts the pair whole and the others skip it, which is
@@ -39,64 +25,18 @@ Backward, from the inputs, out and lse only, g the cotangent of out:
 Each sum runs over the rounds, chunk by chunk in sorted order, and is brought to
 the order of positions once a round.
 
-Speed. Rows are gathered chunk by chunk, heads beside the batch, which XLA:CPU
-does at the speed of a copy; a scatter would take a hundred times as long, so
-results are written in sorted order and gathered back through the inverse
-permutation. The products have the forms that XLA:CPU sends to its fast kernel
-(see `sliding_window_blocks`).
+Speed. The products have the forms that XLA:CPU sends to its fast kernel (see
+`blocks`).
 """
 
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
-from attention import blocks
-
-
-class Plan(NamedTuple):
-  """The sorted orders of all rounds; D = C + P, P the length padded to C.
-
-  Attributes:
-    order: the token at each sorted place; a chunk of anything comes first, for
-      the first chunk to look back on, and anything from C + T on.
-    place: where in `order` a token is.
-    code: what visibility is read from, per token.
-    dropout_rng: key of the dropout.
-  """
-
-  order: Int[Array, "rounds B N D"]
-  place: Int[Array, "rounds B N T"]
-  code: Int[Array, "rounds B N T"]
-  dropout_rng: Array | None = None
-
-
-class Geometry(NamedTuple):
-  """What is known while tracing: C, the `width` of visible codes, the rate."""
-
-  chunk_size: int
-  width: int
-  dropout_rate: float
-
-
-class Operands(NamedTuple):
-  """The arrays that have a derivative; `column` is scale / |x|."""
-
-  vector: Float[Array, "B T N H"]
-  column: Float[Array, "B T N"]
-  value: Float[Array, "B T K V"]
-
-
-class _Chunk(NamedTuple):
-  """One chunk of every head; its keys are the L = 2C tokens up to its end."""
-
-  vector: Float[Array, "A L H"]
-  column: Float[Array, "A L"]
-  value: Float[Array, "A L V"]
-  rows: Int[Array, "B N C"]
-  allowed: Bool[Array, "A C L"]
+from attention import blocks, lsh_rows
+from attention.lsh_rows import Geometry, Operands, Plan, unsort
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -112,73 +52,9 @@ def _chunked_fwd(geometry, operands, plan):
   return out, (operands, plan, out, lse)
 
 
-def _take(
-  x: Float[Array, "B T K *F"], index: Int[Array, "B N C"]
-) -> Float[Array, "B N C *F"]:
-  """Row `index` of each head n, read from head n // (N/K) of x."""
-  batch, num_heads, size = index.shape
-  grouped = index.reshape(batch, x.shape[2], -1)
-  rows = jax.vmap(jax.vmap(_rows, (1, 0)))(x, grouped)
-  return rows.reshape(batch, num_heads, size, *x.shape[3:])
-
-
-def _rows(x, index):
-  return x.at[index].get(mode="promise_in_bounds")
-
-
-def _unsort(
-  x: Float[Array, "B N D *F"], place: Int[Array, "B N T"]
-) -> Float[Array, "B T N *F"]:
-  """Brings an array in sorted order back to the order of positions."""
-  return jax.vmap(jax.vmap(_rows, out_axes=1))(x, place)
-
-
 def _update(x: Array, rows: Array, start: Array) -> Array:
   rows = rows.reshape(*x.shape[:2], -1, *x.shape[3:])
   return jax.lax.dynamic_update_slice_in_dim(x, rows, start, axis=2)
-
-
-def _flat(x: Array) -> Array:
-  """Batch and heads as one axis A."""
-  return x.reshape(-1, *x.shape[2:])
-
-
-def _read(
-  geometry: Geometry, operands: Operands, plan: Plan, r: Array, c: Array
-) -> _Chunk:
-  """Gathers chunk c of round r."""
-  size = geometry.chunk_size
-  order = jax.lax.dynamic_index_in_dim(plan.order, r, keepdims=False)
-  index = blocks.cut(order, c * size, 2 * size, axis=2)
-
-  key_place = c * size + jnp.arange(2 * size)
-  row_place = key_place[size:]
-  end = size + operands.vector.shape[1]
-  exists = ((key_place >= size) & (key_place < end))[None, :]
-  exists &= (row_place < end)[:, None]
-  allowed = (exists & (row_place[:, None] != key_place[None, :]))[None]
-
-  codes = jax.vmap(jax.vmap(jax.vmap(_rows)), (0, None))(plan.code, index)
-
-  def near(code, width):
-    code = _flat(code)
-    # A negative difference is a huge number without its sign.
-    ahead = code[:, size:, None] - code[:, None, :]
-    return ahead.astype(jnp.uint32) < width
-
-  width = jnp.uint32(geometry.width)
-  code = jax.lax.dynamic_index_in_dim(codes, r, keepdims=False)
-  allowed &= near(code, width)
-  for before in range(plan.code.shape[0] - 1):
-    counted = jnp.where(before < r, width, jnp.uint32(0))
-    allowed &= ~near(codes[before], counted)
-  return _Chunk(
-    vector=_flat(_take(operands.vector, index)),
-    column=_flat(_take(operands.column, index)),
-    value=_flat(_take(operands.value, index)),
-    rows=index[:, :, size:],
-    allowed=allowed,
-  )
 
 
 def _kept(
@@ -194,50 +70,49 @@ def _forward(
   """The output and the log-sum-exp of every row, +inf where nothing is seen."""
   size = geometry.chunk_size
   batch, length, num_heads, _ = operands.vector.shape
-  num_rounds, *_, places = plan.order.shape
+  num_rounds = plan.order.shape[0]
+  group, steps = lsh_rows.groups(batch * num_heads, length, size)
   features = operands.value.shape[-1]
   lowest = jnp.finfo(jnp.float32).min
 
-  def step(r, c, carry):
+  def step(r, order, allowed, i, carry):
     out, lse = carry
-    chunk = _read(geometry, operands, plan, r, c)
-    logits = blocks.dot("nqd,nkd->nqk", chunk.vector[:, size:], chunk.vector)
-    logits = jnp.where(chunk.allowed, logits * chunk.column[:, None, :], lowest)
-    # Not below lowest/2: all exponentials of an empty row are 0, not exp(0).
-    maximum = jnp.maximum(jnp.max(logits, -1, keepdims=True), lowest / 2)
-    p = jnp.exp(logits - maximum)
-    total = jnp.sum(p, -1, keepdims=True)
+    chunks = lsh_rows.read(geometry, operands, order, allowed, i)
+    logits = blocks.dot("nqd,nkd->nqk", chunks.query, chunks.key)
+    p, total, row_lse = blocks.exponentials(
+      logits * chunks.column[:, None, :], chunks.allowed
+    )
     if geometry.dropout_rate:
-      p *= _kept(geometry, plan, r, c, p.shape)
+      p *= _kept(geometry, plan, r, i, p.shape)
     result = blocks.dot(
-      "nqk,nkd->nqd", p.astype(chunk.value.dtype), chunk.value
+      "nqk,nkd->nqd", p.astype(chunks.value.dtype), chunks.value
     )
     result /= jnp.where(total == 0.0, 1.0, total)
-    row_lse = maximum + jnp.log(jnp.where(total == 0.0, 1.0, total))
-    return (
-      _update(out, result, c * size),
-      _update(lse, row_lse[..., 0], c * size),
-    )
+    # Of an empty row so low that it has no share in any other.
+    row_lse = jnp.where(total == 0.0, lowest / 2, row_lse)
+    start = i * group * size
+    return _update(out, result, start), _update(lse, row_lse, start)
 
   def join(r, carry):
     out, lse = carry
-    place = jax.lax.dynamic_index_in_dim(plan.place, r, keepdims=False) - size
-    shape = (batch, num_heads, places - size)
+    order, place = lsh_rows.round_of(plan, r)
+    allowed = lsh_rows.allowed_pairs(geometry, plan, r, order)
+    shape = (batch, num_heads, steps * group * size)
     fresh, fresh_lse = jax.lax.fori_loop(
       0,
-      places // size - 1,
-      partial(step, r),
+      steps,
+      partial(step, r, order, allowed),
       (
         jnp.zeros((*shape, features), jnp.float32),
-        jnp.zeros(shape, jnp.float32),
+        jnp.zeros((*shape, 1), jnp.float32),
       ),
     )
-    fresh_lse = _unsort(fresh_lse, place)
+    fresh_lse = unsort(fresh_lse[..., 0], place - size)
     maximum = jnp.maximum(lse, fresh_lse)
     old, new = jnp.exp(lse - maximum), jnp.exp(fresh_lse - maximum)
     total = old + new
     out = out * (old / total)[..., None]
-    out += _unsort(fresh, place) * (new / total)[..., None]
+    out += unsort(fresh, place - size) * (new / total)[..., None]
     return out, maximum + jnp.log(total)
 
   out, lse = jax.lax.fori_loop(
@@ -265,59 +140,70 @@ def _chunked_bwd(geometry, residuals, cotangent):
   operands, plan, out, lse = residuals
   size = geometry.chunk_size
   batch, length, num_heads, head_dim = operands.vector.shape
-  num_rounds, *_, places = plan.order.shape
+  num_rounds = plan.order.shape[0]
+  group, steps = lsh_rows.groups(batch * num_heads, length, size)
   kv_heads, features = operands.value.shape[2:]
-  delta = jnp.sum((cotangent * out).astype(jnp.float32), -1)
+  delta = blocks.inner(cotangent, out)[..., 0]
 
-  def step(r, c, totals):
-    chunk = _read(geometry, operands, plan, r, c)
-    g = _flat(_take(cotangent, chunk.rows))
-    row_lse = _flat(_take(lse, chunk.rows))[:, None, :]
-    row_delta = _flat(_take(delta, chunk.rows))[:, None, :]
-    x = chunk.vector[:, size:]
+  def step(r, order, allowed, i, totals):
+    chunks = lsh_rows.read(geometry, operands, order, allowed, i)
+    g, row_lse, row_delta = (
+      lsh_rows.take(x, chunks.rows) for x in (cotangent, lse, delta)
+    )
+    row_lse, row_delta = row_lse[:, None, :], row_delta[:, None, :]
+    x = chunks.query
 
-    scores = blocks.dot("nkd,nqd->nkq", chunk.vector, x)
-    column = chunk.column[:, :, None]
+    scores = blocks.dot("nkd,nqd->nkq", chunks.key, x)
+    column = chunks.column[:, :, None]
     w = jnp.exp(scores * column - row_lse)
-    w = jnp.where(jnp.swapaxes(chunk.allowed, 1, 2), w, 0.0)
-    dw = blocks.dot("nkd,nqd->nkq", chunk.value, g)
+    w = jnp.where(chunks.allowed, w, 0.0)
+    dw = blocks.dot("nkd,nqd->nkq", chunks.value, g)
     dropped = w
     if geometry.dropout_rate:
       shape = (w.shape[0], size, 2 * size)
-      kept = jnp.swapaxes(_kept(geometry, plan, r, c, shape), 1, 2)
+      kept = jnp.swapaxes(_kept(geometry, plan, r, i, shape), 1, 2)
       dw, dropped = dw * kept, w * kept
     u = w * (dw - row_delta)
     dv = blocks.dot("nkq,nqd->nkd", dropped.astype(g.dtype), g)
     y = blocks.dot("nkq,nqd->nkd", u.astype(x.dtype), x)
-    dx = blocks.dot("nkq,nkd->nqd", (u * column).astype(x.dtype), chunk.vector)
+    columns = blocks.turned((u * column).astype(x.dtype))
+    dx = blocks.dot("nqk,nkd->nqd", columns, chunks.key)
 
     total_dx, total_y, total_dv = totals
+    start = i * group * size
 
     def add(total, part):
-      part = part.reshape(*total.shape[:2], -1, total.shape[-1])
-      part += blocks.cut(total, c * size, 2 * size, axis=2)
-      return _update(total, part, c * size)
+      # The first half of each belongs to the chunk before.
+      part = part.reshape(*total.shape[:2], group, 2, size, -1)
+      for half in range(2):
+        more = part[:, :, :, half].reshape(*total.shape[:2], group * size, -1)
+        place = start + half * size
+        more += blocks.cut(total, place, group * size, axis=2)
+        total = _update(total, more, place)
+      return total
 
     return (
-      _update(total_dx, dx, (c + 1) * size),
+      _update(total_dx, dx, start + size),
       add(total_y, y),
       add(total_dv, dv),
     )
 
   def join(r, totals):
-    place = jax.lax.dynamic_index_in_dim(plan.place, r, keepdims=False)
-    shape = (batch, num_heads, places)
+    order, place = lsh_rows.round_of(plan, r)
+    allowed = lsh_rows.allowed_pairs(geometry, plan, r, order)
+    allowed = jnp.swapaxes(allowed, 3, 4)
+    shape = (batch, num_heads, plan.order.shape[-1])
     fresh = jax.lax.fori_loop(
       0,
-      places // size - 1,
-      partial(step, r),
+      steps,
+      partial(step, r, order, allowed),
       tuple(
         jnp.zeros((*shape, width), jnp.float32)
         for width in (head_dim, head_dim, features)
       ),
     )
     return tuple(
-      total + _unsort(x, place) for total, x in zip(totals, fresh, strict=True)
+      total + unsort(x, place) for total, x in zip(totals, fresh, strict=True)
     )
 
   own = jnp.where(jnp.isinf(lse)[..., None], cotangent.astype(jnp.float32), 0.0)
@@ -336,7 +222,7 @@ def _chunked_bwd(geometry, residuals, cotangent):
   dv = dv.reshape(batch, length, kv_heads, -1, features).sum(3)
   gradient = Operands(
     vector=dx + operands.column[..., None] * y,
-    column=jnp.sum(operands.vector.astype(jnp.float32) * y, -1),
+    column=blocks.inner(operands.vector, y)[..., 0],
     value=dv,
   )
   return jax.tree.map(lambda d, x: d.astype(x.dtype), gradient, operands), None

@@ -12,10 +12,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention.lsh_chunks import Plan
+from attention import lsh_rows
+from attention.lsh_rows import Plan
 
-_PRODUCTS = 2**16
-"""How many products are held at a time, 256 KiB: they stay in cache."""
+_PRODUCTS = 2**18
+"""How many products are held at a time, 1 MiB: they stay in cache."""
 
 
 def buckets(
@@ -69,7 +70,7 @@ def plan(
   chunk_size: int,
   is_causal: bool,
 ) -> Plan:
-  """Sorts every round; masked tokens go last. See `lsh_chunks` for codes.
+  """Sorts every round; masked tokens go last. See `lsh_rows` for codes.
 
   With segments, the order is by segment, then by bucket, then by position, and
   a bucket of one segment is not that of another.
@@ -96,7 +97,9 @@ def plan(
   # Beyond all other codes, and no two within `width`.
   hidden = length + width * (num_buckets + 1 + place)
   code = jnp.where(is_hidden, hidden, code)
-  padding = (chunk_size, -length % chunk_size)
+  heads = bucket.shape[1] * bucket.shape[2]
+  group, steps = lsh_rows.groups(heads, length, chunk_size)
+  padding = (chunk_size, group * steps * chunk_size - length)
   order = jnp.pad(order, ((0, 0), (0, 0), (0, 0), padding))
   return Plan(order, place + chunk_size, code)
 

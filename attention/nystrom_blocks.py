@@ -237,7 +237,7 @@ def few_queries_backward(
   length, heads = key.shape[1:3]
   size, num_blocks = _blocks(length)
   rows, g = _grouped(query, heads), _grouped(cotangent, heads)
-  delta = jnp.sum(g * _grouped(out, heads), -1, keepdims=True)
+  delta = blocks.inner(g, _grouped(out, heads))
   delta, lse = jnp.swapaxes(delta, 2, 3), jnp.swapaxes(lse, 2, 3)
   shares = _shares(of_means, tokens)
 

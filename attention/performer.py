@@ -71,7 +71,7 @@ def performer_attention(
   Cost: time (T·N + S·K)·M·(H+V), causal T·N·(M·(H+V) + C·(M+V)) with C = 64;
   memory beside the arguments M·(128+V) per head forward, as much with
   gradients, causal T/(4C)·M·V per head with gradients. Error against softmax
-  falls as 1/√M and grows with exp(|q||k|). Inputs so large (from about 10 times
+  falls as 1/√M and grows with exp(|q||k|). Inputs so large (from about 8 times
   the unit normal on) that the scores of a causal chunk leave float32's range
   cost that chunk C·M·N exponentials a query: slower, but nothing is lost.
 

@@ -280,11 +280,7 @@ def _windowed_bwd(geometry, residuals, cotangent):
     is_last_word = (positions < length - rows) | (i == num_blocks - 1)
     g = blocks.cut(cotangent, block.start, rows)
     g = jnp.where(is_last_word[None, :, None, None], g, 0)
-    delta = jnp.sum(
-      (g * blocks.cut(out, block.start, rows)).astype(jnp.float32),
-      -1,
-      keepdims=True,
-    )
+    delta = blocks.inner(g, blocks.cut(out, block.start, rows))
     delta = jnp.swapaxes(blocks.heads_first(delta, kv_heads), 1, 2)
     row_lse = blocks.cut(lse, block.start, rows)[..., None]
     row_lse = jnp.swapaxes(blocks.heads_first(row_lse, kv_heads), 1, 2)
