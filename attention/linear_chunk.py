@@ -30,7 +30,7 @@ Backward, scores are held transposed, [keys, queries], for the fast products.
 """
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -96,6 +96,7 @@ def read(
     log_scores = _log_scores(query_features, key_features, t)
     log_scores = jnp.where(_row(seen, t), log_scores, -jnp.inf)
     earlier, scale = linear_state.read(state, _row(query_features, t))
+    scale = cast(Array, scale)
     exact_scale = jnp.maximum(
       scale, jnp.max(log_scores, axis=-1, keepdims=True)
     )
