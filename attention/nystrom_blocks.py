@@ -20,8 +20,11 @@ positions that the block before had only once.
 Speed. Heads go next to batch inside a block only. Scores are [keys, rows] in
 the backward, so that of its five products only one has not the form
 'nqd,nkd->nqk' or 'nqk,nkd->nqd', which XLA:CPU sends to its fast kernel. The
-means are a product with a matrix of zeros and ones, of the few landmarks that a
-block can touch where no mask makes them unknown. Blocks of 256 positions are a
+scores of L queries over a block of keys, both turned, take 0.6 of the time in
+jax 0.10.2 (of the whole 0.89; in jax 0.12 1.05). Of
+runs of unequal length, or under a mask, the means are a product with a matrix of
+zeros and ones, of the few landmarks that a block can touch where no mask makes
+them unknown. Blocks of 256 positions are a
 twelfth slower, of 1,024 no faster.
 """
 
@@ -108,11 +111,16 @@ def means(
 ) -> Float[Array, "B K L H"]:
   """Means over the tokens of each landmark; zeros for one without.
 
-  Cost: time T·L·K·H with a mask, T·C·L/T·K·H without.
+  Cost: time T·L·K·H with a mask, C·L·K·H without, T·K·H if L divides T too.
   """
   batch, length, heads, features = x.shape
   size, num_blocks = _blocks(length)
   num_landmarks = tokens.counts.shape[1]
+  if tokens.keep is None and length % num_landmarks == 0:
+    runs = x.astype(jnp.float32).reshape(
+      batch, num_landmarks, -1, heads, features
+    )
+    return jnp.swapaxes(jnp.mean(runs, axis=2), 1, 2)
 
   def step(i, total):
     start, is_new = _start(i, size, length)
@@ -187,11 +195,13 @@ def few_queries(
   size, num_blocks = _blocks(length)
   lowest = jnp.finfo(jnp.float32).min
   rows = _grouped(query, heads)
+  columns = blocks.turned(rows)
 
   def step(i, carry):
     maximum, total, result = carry
     start, is_new = _start(i, size, length)
-    scores = blocks.dot("bkqh,bksh->bkqs", rows, _read(key, keep, start, size))
+    keys = _read(key, keep, start, size)
+    scores = blocks.dot("bkhq,bkhs->bkqs", columns, blocks.turned(keys))
     if length % size:
       scores = jnp.where(is_new[None, None, None], scores, lowest)
     if keep is not None:
