@@ -64,14 +64,17 @@ def _forward(
   batch, length, num_heads, _ = operands.query.shape
   size = geometry.block
   keys = prepare(geometry, operands, limits)
+  by_mask = limits.key_mask is not None or limits.query_segments is not None
 
   def step(i, carry):
     out, lse = carry
     block = read(geometry, operands, limits, keys, i)
     scores = blocks.dot("nqd,nkd->nqk", block.query, block.key)
-    shape = (batch, num_heads, size, scores.shape[-1])
-    allowed = jnp.broadcast_to(block.allowed, shape).reshape(scores.shape)
-    p, total, row_lse = blocks.exponentials(scores * geometry.scale, allowed)
+    by_head = (batch, num_heads, size, scores.shape[-1])
+    allowed = blocks.of_pairs(block.allowed, by_head, scores)
+    p, total, row_lse = blocks.exponentials(
+      scores * geometry.scale, allowed, by_mask
+    )
     if geometry.dropout_rate:
       p *= blocks.kept(limits.dropout_rng, geometry.dropout_rate, p.shape, i)
     p = p.astype(block.value.dtype)

@@ -14,7 +14,7 @@ from typing import cast
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Shaped
 
 
 def dot(spec: str, x: Array, y: Array) -> Array:
@@ -53,13 +53,19 @@ def over_keys(
   return dot("nfd,ndq->nfq", turned(x), weights)
 
 
-def largest(x: Float[Array, "..."], axis: int) -> Float[Array, "..."]:
+def largest(
+  x: Float[Array, "..."], axis: int, by_mask: bool = False
+) -> Float[Array, "..."]:
   """The maximum along an axis, which stays; a NaN may be passed over.
 
   Of the larger of a number in the first half and one in the second (of an odd
   size they share one): XLA stores what a reduction reads, and this is half as
-  much. As `jnp.maximum` XLA would make two reductions of it.
+  much. As `jnp.maximum` XLA would make two reductions of it. Not where a mask or
+  segments, and not positions alone, hide some of `x` (`by_mask`): XLA cuts their
+  block out of the whole for every number, which takes eight times as long.
   """
+  if by_mask:
+    return jnp.max(x, axis, keepdims=True)
   size = x.shape[axis]
   half = -(-size // 2)
   left = jax.lax.slice_in_dim(x, 0, half, axis=axis)
@@ -68,21 +74,32 @@ def largest(x: Float[Array, "..."], axis: int) -> Float[Array, "..."]:
 
 
 def exponentials(
-  scores: Float[Array, "A Q X"], allowed: Bool[Array, "A Q X"]
+  scores: Float[Array, "A Q X"], allowed: Bool[Array, "A Q X"], by_mask: bool
 ) -> tuple[Float[Array, "A Q X"], Float[Array, "A Q 1"], Float[Array, "A Q 1"]]:
   """A softmax before its division: exp(x - max), its sums, log-sum-exps.
 
   Of a row that is allowed nothing: zeros, 0 and +inf. Scores and `allowed` should
   be broadcast, not reshaped, to one another: then XLA writes the exponentials
-  over the scores.
+  over the scores. `by_mask`: see `largest`.
   """
   lowest = jnp.finfo(jnp.float32).min
   # Not below lowest/2, so that x - max is finite in a row without any.
-  maximum = largest(jnp.where(allowed, scores, lowest), -1)
+  maximum = largest(jnp.where(allowed, scores, lowest), -1, by_mask)
   maximum = jnp.maximum(maximum, lowest / 2)
   p = jnp.where(allowed, jnp.exp(scores - maximum), 0.0)
   total = jnp.sum(p, -1, keepdims=True)
   return p, total, jnp.where(total > 0.0, maximum + jnp.log(total), jnp.inf)
+
+
+def of_pairs(
+  x: Shaped[Array, "#B #N #C #D"], by_head: tuple[int, ...], scores: Array
+) -> Shaped[Array, "A Q D"]:
+  """What is known by head, broadcast to `by_head`, for every score.
+
+  It takes the shape of the scores, not they its: only then does XLA write their
+  exponentials over them.
+  """
+  return jnp.broadcast_to(x, by_head).reshape(scores.shape)
 
 
 def cut(x: Array, start: Array | int, size: int, axis: int = 1) -> Array:

@@ -21,8 +21,8 @@ Blocks. The last block of queries, or of keys, moves back to end at T, or S, so
 that no array is padded. Of a row that two blocks share the later one has the
 last word, forward and backward (their dropout differs); a key that two share
 counts in the first only. Causal blocks above the diagonal are never visited,
-blocks below it need no mask. A mask or bias is
-read block by block along the axes that it has.
+blocks below it need no mask. A mask or bias is read block by block along the
+axes that it has.
 
 Axes. The J = N/K query heads of a key head are rows of one product: scores
 [B·K, J·C, D] are the same memory as [B, N, C, D], where masks apply. The backward
@@ -31,10 +31,9 @@ holds them transposed, [B·K, D, J·C], the same memory as [B, K, D, J, C].
 Speed (XLA:CPU, T 4096). In the backward, turning keys or values, D × H of each
 block, so that every product is a fast one, takes 0.75 to 0.85 of the time of
 products in the order of the formulas. The forward takes 0.9 of the time of a
-transposed one, whose values would have to be turned, and 0.94 of one that looks
-for the maximum of all scores and not of half as many (`blocks.largest`). Bringing
-keys and values to heads-first arrays once instead of block by block would save
-another tenth of the forward, for a copy of both.
+transposed one, whose values would have to be turned, and 0.94 of one without
+`blocks.largest`. Bringing keys and values to heads-first arrays once, not in
+blocks, would save another tenth of the forward, for a copy of both.
 """
 
 from functools import partial
@@ -127,6 +126,7 @@ def _forward(
   kv_heads, value_dim = operands.value.shape[2:]
   products = batch * kv_heads
   rows = num_heads // kv_heads * settings.rows
+  by_mask = limits.mask is not None or limits.query_segments is not None
 
   def attend(queries, keys, is_masked, carry):
     maximum, total, out = carry
@@ -135,15 +135,19 @@ def _forward(
 
     def of_pairs(y):
       by_head = flash_scores.by_head(settings, operands)
-      return jnp.broadcast_to(y, by_head).reshape(x.shape)
+      return blocks.of_pairs(y, by_head, x)
 
-    if operands.bias is not None or operands.relative.given:
-      x += of_pairs(flash_scores.added(settings, operands, queries, keys))
+    if operands.bias is not None:
+      x += of_pairs(flash_scores.bias_of(settings, operands, queries, keys))
+    if operands.relative.given:
+      x += flash_scores.relative_logits(
+        settings, operands, queries, keys, by_key=False
+      )
     if is_masked:
       allowed = flash_scores.allowed(settings, limits, queries, keys)
       x = jnp.where(of_pairs(allowed), x, _LOWEST)
     # Not below lowest/2: then no exponential of a hidden pair is exp(0).
-    larger = jnp.maximum(maximum, blocks.largest(x, 2))
+    larger = jnp.maximum(maximum, blocks.largest(x, 2, by_mask))
     decay = jnp.exp(maximum - larger)
     p = jnp.exp(x - larger)
     total = total * decay + jnp.sum(p, 2, keepdims=True)
@@ -195,11 +199,15 @@ def _scores(
 ) -> Float[Array, "A D Q"]:
   """The logits of a block, transposed, biases and tables included."""
   x = blocks.dot("nkd,nqd->nkq", key, queries.query) * settings.scale
-  if operands.bias is None and not operands.relative.given:
-    return x
-  added = flash_scores.added(settings, operands, queries, keys)
-  added = flash_scores.transposed(added, operands.key.shape[2])
-  return (x.reshape(_by_key(settings, operands)) + added).reshape(x.shape)
+  if operands.bias is not None:
+    bias = flash_scores.bias_of(settings, operands, queries, keys)
+    bias = flash_scores.transposed(bias, operands.key.shape[2])
+    x = (x.reshape(_by_key(settings, operands)) + bias).reshape(x.shape)
+  if operands.relative.given:
+    x += flash_scores.relative_logits(
+      settings, operands, queries, keys, by_key=True
+    )
+  return x
 
 
 def _where_allowed(

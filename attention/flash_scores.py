@@ -4,7 +4,7 @@ A block is C queries by D keys of every head, `[B, N, C, D]`. Masks and biases
 are read along the axes that they have, so one of `[B, 1, 1, S]` never grows.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
@@ -100,28 +100,32 @@ def allowed(
   return seen
 
 
-def added(
+def bias_of(
+  settings: Settings, operands: Operands, queries: Queries, keys: Keys
+) -> Float[Array, "#B #N #C #D"]:
+  """What the bias, which there must be, adds to the block."""
+  bias = _of_block(cast(Array, operands.bias), settings, queries, keys)
+  return bias.astype(jnp.float32)
+
+
+def relative_logits(
   settings: Settings,
   operands: Operands,
   queries: Queries,
   keys: Keys,
-) -> Float[Array, "#B #N #C #D"]:
-  """What bias and tables add to the scaled products of the block."""
-  total = jnp.zeros((1, 1, 1, 1))
-  if operands.bias is not None:
-    total += _of_block(operands.bias, settings, queries, keys).astype(
-      jnp.float32
-    )
-  if operands.relative.given:
-    total += relative_terms.logits(
-      operands.relative,
-      queries.query,
-      keys.start - queries.start,
-      settings.rows,
-      settings.width,
-      settings.scale,
-    ).reshape(by_head(settings, operands))
-  return total
+  *,
+  by_key: bool,
+) -> Float[Array, "A X Y"]:
+  """What the tables, at least one, add to the products of the block."""
+  return relative_terms.logits(
+    operands.relative,
+    queries.query,
+    keys.start - queries.start,
+    settings.rows,
+    settings.width,
+    settings.scale,
+    by_key,
+  )
 
 
 def kept(

@@ -80,7 +80,7 @@ def _forward(
     chunks = lsh_rows.read(geometry, operands, order, allowed, i)
     logits = blocks.dot("nqd,nkd->nqk", chunks.query, chunks.key)
     p, total, row_lse = blocks.exponentials(
-      logits * chunks.column[:, None, :], chunks.allowed
+      logits * chunks.column[:, None, :], chunks.allowed, by_mask=True
     )
     if geometry.dropout_rate:
       p *= _kept(geometry, plan, r, i, p.shape)

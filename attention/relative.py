@@ -25,9 +25,6 @@ from jaxtyping import Array, Float, Int
 
 from attention import blocks
 
-_FOLDED = 16
-"""Queries that remain of a block when `_bias_gradient` folds them."""
-
 
 class Relative(NamedTuple):
   """The tables of a call; None where it has none."""
@@ -78,7 +75,8 @@ def logits(
   rows: int,
   width: int,
   scale: float | Float[Array, ""],
-) -> Float[Array, "A Q W"]:
+  by_key: bool = False,
+) -> Float[Array, "A X Y"]:
   """What the tables add to the logits of a block.
 
   Args:
@@ -88,34 +86,42 @@ def logits(
     rows: C.
     width: W.
     scale: factor of `relative.keys`.
+    by_key: transposed, as backwards hold scores.
 
   Returns:
-    `[A, Q, W]` float32. Cost: A·Q·(C+W)·H multiplications for keys, A·Q·(C+W)
-    numbers.
+    `[A, Q, W]`, by key `[A, W, Q]`, float32. Cost: A·Q·(C+W)·H multiplications
+    for keys, A·Q·(C+W) numbers.
   """
   products, queries, _ = query.shape
+  groups = queries // rows
   distances = offset + jnp.arange(-(rows - 1), width)
-  total = jnp.zeros((products, queries // rows, rows, width), jnp.float32)
+  total = None
   if relative.bias is not None:
     table = relative.bias[:, _index(relative.bias.shape[1], distances)]
     table = table.astype(jnp.float32)
-    table = jnp.broadcast_to(
-      table[:, None, :], (table.shape[0], rows, len(distances))
-    )
-    on_diagonals = _skew(table)
     # N = K·J, and A = B·K: the heads of an example are J rows of K products.
-    total += jnp.broadcast_to(
-      on_diagonals[None], (total.size // on_diagonals.size, *on_diagonals.shape)
-    ).reshape(total.shape)
+    if by_key:
+      total = _on_diagonals(table[:, ::-1], width, rows)
+      total = total.reshape(-1, groups, width, rows)
+      total = jnp.swapaxes(total, 1, 2).reshape(-1, width, queries)
+    else:
+      total = _on_diagonals(table, rows, width).reshape(-1, queries, width)
+    shape = (products // total.shape[0], *total.shape)
+    total = jnp.broadcast_to(total[None], shape)
+    total = total.reshape(products, *shape[2:])
   if relative.keys is not None:
     keys = relative.keys[_index(relative.keys.shape[0], distances)]
     per_distance = jnp.einsum(
       "AQH,MH->AQM", query, keys, preferred_element_type=jnp.float32
     )
-    total += scale * _skew(
-      per_distance.reshape(products, queries // rows, rows, len(distances))
+    more = scale * _skew(
+      per_distance.reshape(products, groups, rows, len(distances))
     )
-  return total.reshape(products, queries, width)
+    more = more.reshape(products, queries, width)
+    more = jnp.swapaxes(more, 1, 2) if by_key else more
+    total = more if total is None else total + more
+  assert total is not None
+  return total
 
 
 def gradients(
@@ -160,33 +166,14 @@ def _bias_gradient(
   offset: int | Int[Array, ""],
   rows: int,
 ) -> Float[Array, "N D"]:
-  """The gradient of a table whose logits have those of `scores`.
-
-  Queries are first folded: those c and c + 16 of a block meet the same entries
-  at keys 16 apart, so their gradients are added there. To take the diagonals of
-  the whole block instead makes a backward half as long again.
-  """
+  """The gradient of a table whose logits have those of `scores`."""
   products, width, queries = scores.shape
-  if rows % _FOLDED == 0:
-    apart = rows - _FOLDED
-    tiles = scores.reshape(products, width, -1, rows // _FOLDED, _FOLDED)
-
-    def fold(i, total):
-      tile = jax.lax.dynamic_index_in_dim(tiles, i, axis=3, keepdims=False)
-      tile = tile.reshape(products, width, -1)
-      return blocks.add(total, tile, apart - i * _FOLDED)
-
-    queries = queries // rows * _FOLDED
-    folded = jnp.zeros((products, width + apart, queries))
-    scores = jax.lax.fori_loop(0, rows // _FOLDED, fold, folded)
-    rows, width, offset = _FOLDED, width + apart, offset - apart
-  # Logits of a bias do not read the queries.
-  query = jnp.zeros((products, queries, 1))
-
-  def of_table(bias):
-    return logits(Relative(bias), query, offset, rows, width, 1.0)
-
-  return jax.vjp(of_table, bias)[1](jnp.swapaxes(scores, 1, 2))[0]
+  by_head = scores.reshape(products, width, queries // rows, rows)
+  sums = _diagonal_sums(jnp.swapaxes(by_head, 1, 2))[..., ::-1]
+  sums = jnp.sum(sums.reshape(-1, len(bias), sums.shape[-1]), axis=0)
+  distances = offset + jnp.arange(-(rows - 1), width)
+  index = _index(bias.shape[1], distances)
+  return jnp.zeros_like(bias).at[:, index].add(sums.astype(bias.dtype))
 
 
 def at_position(
@@ -227,3 +214,57 @@ def _skew(x: Float[Array, "*A C D"]) -> Float[Array, "*A C W"]:
   x = x.reshape(*leading, rows * (distances + 1))
   x = jax.lax.slice_in_dim(x, rows - 1, rows - 1 + rows * distances, axis=-1)
   return x.reshape(*leading, rows, distances)[..., :width]
+
+
+def _on_diagonals(
+  x: Float[Array, "N D"], rows: int, width: int
+) -> Float[Array, "N C W"]:
+  """y[c, w] = x[w − c + C − 1], D = C + W − 1: row c is a slice of x.
+
+  Slices are copied one by one on a CPU, where the index arithmetic of `_skew`
+  takes several times as long.
+  """
+
+  def by_rows(x):
+    def put(c, y):
+      row = blocks.cut(x, rows - 1 - c, width)
+      return blocks.put(y, row[:, None], c)
+
+    return jax.lax.fori_loop(
+      0, rows, put, jnp.zeros((len(x), rows, width), x.dtype)
+    )
+
+  def at_once(x):
+    shape = (x.shape[0], rows, x.shape[1])
+    return _skew(jnp.broadcast_to(x[:, None, :], shape))
+
+  return jax.lax.platform_dependent(x, cpu=by_rows, default=at_once)
+
+
+def _diagonal_sums(y: Float[Array, "*A C W"]) -> Float[Array, "*A D"]:
+  """x[m] = Σ_c y[c, m + c − C + 1], zero outside: undoes `_on_diagonals`.
+
+  On a CPU it takes as long as a sum over rows, at once nine times that.
+  """
+  *leading, rows, width = y.shape
+  distances = rows + width - 1
+
+  def by_rows(y):
+    y = y.reshape(-1, rows, width)
+
+    def add(c, x):
+      row = jax.lax.dynamic_index_in_dim(y, c, axis=1, keepdims=False)
+      return blocks.add(x, row, rows - 1 - c)
+
+    x = jnp.zeros((len(y), distances), y.dtype)
+    return jax.lax.fori_loop(0, rows, add, x).reshape(*leading, distances)
+
+  def at_once(y):
+    # Rows of C − 1 zeros, W numbers and a zero, cut into rows one longer.
+    no = [(0, 0)] * len(leading)
+    y = jnp.pad(y, [*no, (0, 0), (rows - 1, 1)])
+    y = jnp.pad(y.reshape(*leading, -1), [*no, (0, rows)])
+    y = y.reshape(*leading, rows, distances + 2)
+    return jnp.sum(y, axis=-2)[..., :distances]
+
+  return jax.lax.platform_dependent(y, cpu=by_rows, default=at_once)

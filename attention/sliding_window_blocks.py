@@ -204,9 +204,9 @@ def _read(
 
 
 def _near(
-  geometry: Geometry, operands: Operands, block: _Block
-) -> Float[Array, "A Q W"]:
-  """What the tables add to the logits of a block."""
+  geometry: Geometry, operands: Operands, block: _Block, *, by_key: bool
+) -> Float[Array, "A X Y"]:
+  """What the tables add to the logits of a block, by key: transposed."""
   rows, width, _ = _sizes(geometry, operands)
   return relative_terms.logits(
     operands.relative,
@@ -215,22 +215,16 @@ def _near(
     rows,
     width,
     geometry.scale,
+    by_key,
   )
 
 
-def _of_products(
-  allowed: Bool[Array, "E 1 C X"], shape: tuple[int, ...]
-) -> Bool[Array, "A Q X"]:
-  """Whom every row of the products sees.
-
-  It takes the shape of the scores, not they its: only then does XLA write their
-  exponentials over them.
-  """
-  num_sets, _, rows, width = allowed.shape
-  heads = shape[0] * shape[1] // (num_sets * rows)
-  return jnp.broadcast_to(allowed, (num_sets, heads, rows, width)).reshape(
-    shape
-  )
+def _of_products(block: _Block, scores: Array) -> Bool[Array, "A Q X"]:
+  """Whom every row of the products sees."""
+  num_sets, _, rows, width = block.allowed.shape
+  heads = scores.size // (num_sets * rows * width)
+  by_head = (num_sets, heads, rows, width)
+  return blocks.of_pairs(block.allowed, by_head, scores)
 
 
 def _forward(
@@ -240,6 +234,7 @@ def _forward(
   rows, _, num_blocks = _sizes(geometry, operands)
   batch, length, num_heads, _ = operands.query.shape
   features = operands.value.shape[-1]
+  by_mask = limits.key_mask is not None or limits.query_segments is not None
 
   def step(i, carry):
     out, lse = carry
@@ -247,9 +242,9 @@ def _forward(
     scores = blocks.dot("nqd,nkd->nqk", block.query, block.key)
     scores *= geometry.scale
     if operands.relative.given:
-      scores += _near(geometry, operands, block)
-    allowed = _of_products(block.allowed, scores.shape)
-    p, total, row_lse = blocks.exponentials(scores, allowed)
+      scores += _near(geometry, operands, block, by_key=False)
+    allowed = _of_products(block, scores)
+    p, total, row_lse = blocks.exponentials(scores, allowed, by_mask)
     if geometry.dropout_rate:
       p *= blocks.kept(limits.dropout_rng, geometry.dropout_rate, p.shape, i)
     p = p.astype(block.value.dtype)
@@ -289,7 +284,7 @@ def _windowed_bwd(geometry, residuals, cotangent):
     scores = blocks.dot("nkd,nqd->nkq", block.key, block.query)
     scores *= geometry.scale
     if operands.relative.given:
-      scores += jnp.swapaxes(_near(geometry, operands, block), 1, 2)
+      scores += _near(geometry, operands, block, by_key=True)
     allowed = jnp.moveaxis(block.allowed, 3, 1)  # [B*D, W+G, 1, C]
     p = jnp.exp(scores - row_lse)
     split = (allowed.shape[0], -1, allowed.shape[1], p.shape[2] // rows, rows)
