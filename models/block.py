@@ -7,6 +7,7 @@ import math
 from flax import linen as nn
 import jax
 from jaxtyping import Array, Bool, Float, Int
+import numpy as np
 
 from attention import Dims
 from models.config import AttentionConfig, ModelConfig
@@ -111,7 +112,7 @@ class Block(nn.Module):
     x: Float[Array, "B T F"],
     memory: Float[Array, "B S F"] | None = None,
     *,
-    positions: Int[Array, "1 T"],
+    positions: Int[Array | np.ndarray, "1 T"],
     mask: Bool[Array, "B 1 1 T"] | None = None,
     memory_mask: Bool[Array, "B 1 1 S"] | None = None,
     is_causal: bool = False,

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
+import numpy as np
 
 from attention import Attention, Dims, attention_weights
 from attention import rotary as rotate
@@ -76,7 +77,7 @@ class MultiHeadAttention(nn.Module):
     inputs: Float[Array, "B T F"],
     memory: Float[Array, "B S F"] | None = None,
     *,
-    positions: Int[Array, "B T"] | None = None,
+    positions: Int[Array | np.ndarray, "B T"] | None = None,
     deterministic: bool = True,
     **call: Any,
   ) -> Float[Array, "B T F"]:

@@ -7,6 +7,7 @@ from typing import Any, cast
 from flax import linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
+import numpy as np
 
 from attention import alibi_bias, t5_bias
 from models import positions as position_encodings
@@ -127,7 +128,7 @@ class Transformer(nn.Module):
       return self._logits(memory)
     inputs = cast(Array, inputs)
     check_length("inputs", inputs.shape[1], self.max_target_length)
-    positions = jnp.arange(inputs.shape[1])[None, :]
+    positions = np.arange(inputs.shape[1])[None, :]
     x = self._embed_target(inputs, positions, deterministic)
     for block in self.decoder:
       x = block(
@@ -192,7 +193,7 @@ class Transformer(nn.Module):
 
   def _encode(self, source, deterministic):
     check_length("source", source.shape[1], self.max_source_length)
-    positions = jnp.arange(source.shape[1])[None, :]
+    positions = np.arange(source.shape[1])[None, :]
     mask = (source != PAD_ID)[:, None, None, :]
     one_table = self.config.tie_embeddings and self.shared_vocabulary
     table = self.target_embedding if one_table else self.source_embedding
