@@ -13,7 +13,7 @@ and the rounds are joined by lse_i = logΣ_r exp(lse_i^(r)) and out_i =
 
 Dropout. Δ_ij = keep_ij / (1 - rate), 1 without dropout, goes beside exp(a_ij) in
 o_i^(r), not in lse, and beside v_i where the union is empty. A pair is counted
-in one chunk of one round, so a key a chunk gives it one draw, made again in the
+in one chunk of one round, so a key a step gives it one draw, made again in the
 backward.
 
 Backward, from the inputs, out and lse only, g the cotangent of out:
@@ -58,10 +58,10 @@ def _update(x: Array, rows: Array, start: Array) -> Array:
 
 
 def _kept(
-  geometry: Geometry, plan: Plan, r: Array | int, c: Array | int, shape
+  geometry: Geometry, plan: Plan, r: Array | int, i: Array | int, shape
 ) -> Float[Array, "..."]:
-  """Δ of chunk c in round r; round `rounds` is for tokens that see no other."""
-  return blocks.kept(plan.dropout_rng, geometry.dropout_rate, shape, r, c)
+  """Δ of step i in round r; round `rounds` is for tokens that see no other."""
+  return blocks.kept(plan.dropout_rng, geometry.dropout_rate, shape, r, i)
 
 
 def _forward(

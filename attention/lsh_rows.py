@@ -129,8 +129,8 @@ def allowed_pairs(
 ) -> Bool[Array, "B N chunks C L"]:
   """Which pairs of every chunk round r counts.
 
-  For the whole round, a byte a pair: as part of each step it takes ten times as
-  long, as XLA then does it anew for every use, number by number.
+  For the whole round at once, a byte a pair. As part of each step it takes ten
+  times as long: XLA does it anew for every use, number by number.
   """
   size, width = geometry.chunk_size, geometry.width
   place = jnp.arange(order.shape[-1])

@@ -17,6 +17,7 @@ arXiv:1803.02155 (whose maximum distance k is L; its heads share one table, as
 here; its relative values, which it found unnecessary, are not here); T5, arXiv:1910.10683; ALiBi, arXiv:2108.12409.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -169,7 +170,8 @@ def _bias_gradient(
   """The gradient of a table whose logits have those of `scores`."""
   products, width, queries = scores.shape
   by_head = scores.reshape(products, width, queries // rows, rows)
-  sums = _diagonal_sums(jnp.swapaxes(by_head, 1, 2))[..., ::-1]
+  by_head = jnp.swapaxes(by_head, 1, 2).reshape(-1, width, rows)
+  sums = _diagonal_sums(by_head)[:, ::-1]
   sums = jnp.sum(sums.reshape(-1, len(bias), sums.shape[-1]), axis=0)
   distances = offset + jnp.arange(-(rows - 1), width)
   index = _index(bias.shape[1], distances)
@@ -224,47 +226,50 @@ def _on_diagonals(
   Slices are copied one by one on a CPU, where the index arithmetic of `_skew`
   takes several times as long.
   """
-
-  def by_rows(x):
-    def put(c, y):
-      row = blocks.cut(x, rows - 1 - c, width)
-      return blocks.put(y, row[:, None], c)
-
-    return jax.lax.fori_loop(
-      0, rows, put, jnp.zeros((len(x), rows, width), x.dtype)
-    )
-
-  def at_once(x):
-    shape = (x.shape[0], rows, x.shape[1])
-    return _skew(jnp.broadcast_to(x[:, None, :], shape))
-
-  return jax.lax.platform_dependent(x, cpu=by_rows, default=at_once)
+  return jax.lax.platform_dependent(
+    x,
+    cpu=partial(_slices, rows=rows, width=width),
+    default=partial(_skewed, rows=rows),
+  )
 
 
-def _diagonal_sums(y: Float[Array, "*A C W"]) -> Float[Array, "*A D"]:
+def _slices(
+  x: Float[Array, "N D"], rows: int, width: int
+) -> Float[Array, "N C W"]:
+  def put(c, y):
+    return blocks.put(y, blocks.cut(x, rows - 1 - c, width)[:, None], c)
+
+  y = jnp.zeros((len(x), rows, width), x.dtype)
+  return jax.lax.fori_loop(0, rows, put, y)
+
+
+def _skewed(x: Float[Array, "N D"], rows: int) -> Float[Array, "N C W"]:
+  return _skew(jnp.broadcast_to(x[:, None, :], (len(x), rows, x.shape[1])))
+
+
+def _diagonal_sums(y: Float[Array, "A C W"]) -> Float[Array, "A D"]:
   """x[m] = Σ_c y[c, m + c − C + 1], zero outside: undoes `_on_diagonals`.
 
-  On a CPU it takes as long as a sum over rows, at once nine times that.
+  Row by row it takes a CPU as long as a sum over rows, at once nine times that.
   """
-  *leading, rows, width = y.shape
-  distances = rows + width - 1
+  return jax.lax.platform_dependent(y, cpu=_sums_by_row, default=_sums_at_once)
 
-  def by_rows(y):
-    y = y.reshape(-1, rows, width)
 
-    def add(c, x):
-      row = jax.lax.dynamic_index_in_dim(y, c, axis=1, keepdims=False)
-      return blocks.add(x, row, rows - 1 - c)
+def _sums_by_row(y: Float[Array, "A C W"]) -> Float[Array, "A D"]:
+  products, rows, width = y.shape
 
-    x = jnp.zeros((len(y), distances), y.dtype)
-    return jax.lax.fori_loop(0, rows, add, x).reshape(*leading, distances)
+  def add(c, x):
+    row = jax.lax.dynamic_index_in_dim(y, c, axis=1, keepdims=False)
+    return blocks.add(x, row, rows - 1 - c)
 
-  def at_once(y):
-    # Rows of C − 1 zeros, W numbers and a zero, cut into rows one longer.
-    no = [(0, 0)] * len(leading)
-    y = jnp.pad(y, [*no, (0, 0), (rows - 1, 1)])
-    y = jnp.pad(y.reshape(*leading, -1), [*no, (0, rows)])
-    y = y.reshape(*leading, rows, distances + 2)
-    return jnp.sum(y, axis=-2)[..., :distances]
+  x = jnp.zeros((products, rows + width - 1), y.dtype)
+  return jax.lax.fori_loop(0, rows, add, x)
 
-  return jax.lax.platform_dependent(y, cpu=by_rows, default=at_once)
+
+def _sums_at_once(y: Float[Array, "A C W"]) -> Float[Array, "A D"]:
+  """Rows of C − 1 zeros, W numbers and a zero, cut into rows one longer."""
+  products, rows, width = y.shape
+  y = jnp.pad(y, [(0, 0), (0, 0), (rows - 1, 1)]).reshape(products, -1)
+  y = jnp.pad(y, [(0, 0), (0, rows)])
+  y = y.reshape(products, rows, rows + width + 1)
+  return jnp.sum(y, axis=1)[:, : rows + width - 1]
