@@ -4,7 +4,7 @@
 
 `input.txt` is any text file. On tiny Shakespeare, which nanoGPT reports on, the
 validation loss is 1.670 nats after 4 minutes on 2 CPU cores that other jobs
-shared, at 11 steps a second; 29 to 31 now when nothing else runs. The optimiser
+shared, at 11 steps a second; 31 to 34 now when nothing else runs. The optimiser
 is that of nanoGPT's `train_shakespeare_char.py`; positions are rotary where
 nanoGPT learns them.
 """
