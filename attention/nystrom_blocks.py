@@ -116,10 +116,8 @@ def means(
   size, num_blocks = _blocks(length)
   num_landmarks = tokens.counts.shape[1]
   if tokens.keep is None and length % num_landmarks == 0:
-    runs = x.astype(jnp.float32).reshape(
-      batch, num_landmarks, -1, heads, features
-    )
-    return jnp.swapaxes(jnp.mean(runs, axis=2), 1, 2)
+    runs = x.reshape(batch, num_landmarks, -1, heads, features)
+    return jnp.swapaxes(jnp.mean(runs, axis=2, dtype=jnp.float32), 1, 2)
 
   def step(i, total):
     start, is_new = _start(i, size, length)
