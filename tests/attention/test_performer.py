@@ -73,6 +73,29 @@ def test_one_dominating_key_per_feature_is_not_lost():
   np.testing.assert_allclose(out[0, 1, 0], [0.0, 1.0], atol=1e-6)
 
 
+@pytest.mark.parametrize("between", [0, 70])
+def test_it_is_not_lost_in_the_chunk_or_in_the_state(between):
+  """The same, causal: the query stands in the keys' chunk or in the next.
+
+  Up to the largest feature of any key, what the query reads is e^-130.
+  """
+  projection = jnp.array([[20.0, 0.0], [0.0, 20.0]])
+  hidden = ((0, 0), (0, between + 1), (0, 0), (0, 0))
+  key = jnp.array([[10.0, 0.0], [0.0, 1.0]])[None, :, None]
+  value = jnp.array([[1.0, 0.0], [0.0, 1.0]])[None, :, None]
+  query = jnp.full((1, between + 3, 1, 2), jnp.array([-10.0, 10.0]))
+  out = performer_attention(
+    query,
+    jnp.pad(key, hidden),
+    jnp.pad(value, hidden),
+    projection=projection,
+    mask=(jnp.arange(between + 3) < 2)[None, None, None],
+    is_causal=True,
+    scale=1.0,
+  )
+  np.testing.assert_allclose(out[0, -1, 0], [0.0, 1.0], atol=1e-6)
+
+
 def _far_apart(query, key, value, projection):
   """Causal attention with the logarithms of all scores, in float64."""
 
