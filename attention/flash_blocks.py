@@ -96,7 +96,7 @@ def _over_keys(settings, operands, limits, queries, step, carry):
   """
   source_length = operands.key.shape[1]
   width = settings.width
-  is_limited = limits.mask is not None or limits.query_segments is not None
+  is_limited = limits.hides
 
   def visit(is_masked, j, carry):
     fresh = j * width
@@ -126,7 +126,6 @@ def _forward(
   kv_heads, value_dim = operands.value.shape[2:]
   products = batch * kv_heads
   rows = num_heads // kv_heads * settings.rows
-  by_mask = limits.mask is not None or limits.query_segments is not None
 
   def attend(queries, keys, is_masked, carry):
     maximum, total, out = carry
@@ -147,7 +146,7 @@ def _forward(
       allowed = flash_scores.allowed(settings, limits, queries, keys)
       x = jnp.where(of_pairs(allowed), x, _LOWEST)
     # Not below lowest/2: then no exponential of a hidden pair is exp(0).
-    larger = jnp.maximum(maximum, blocks.largest(x, 2, by_mask))
+    larger = jnp.maximum(maximum, blocks.largest(x, 2, limits.hides))
     decay = jnp.exp(maximum - larger)
     p = jnp.exp(x - larger)
     total = total * decay + jnp.sum(p, 2, keepdims=True)

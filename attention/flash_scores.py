@@ -50,6 +50,11 @@ class Limits(NamedTuple):
   key_segments: Int[Array, "B S"] | None
   dropout_rng: Array | None
 
+  @property
+  def hides(self) -> bool:
+    """Whether a mask or segments, and not positions alone, hide a pair."""
+    return self.mask is not None or self.query_segments is not None
+
 
 class Queries(NamedTuple):
   """A block of queries: the number of its block, first position and rows."""
