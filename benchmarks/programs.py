@@ -102,6 +102,8 @@ def programs(
   shape = (size.batch, length, size.heads, size.head_dim)
   keys = jax.random.split(jax.random.key(0), 3)
   qkv = [jax.random.normal(key, shape, jnp.dtype(size.dtype)) for key in keys]
+  # Drawn before anything is compiled, or the two would share the cores.
+  jax.block_until_ready(qkv)
   for name in names:
     mechanism = make(name, length)
     variables = dict(mechanism.init(jax.random.key(1), dims))
