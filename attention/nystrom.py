@@ -25,8 +25,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention import arguments, plug
-from attention.nystrom_blocks import Tokens
 from attention.nystrom_convolution import convolve
+from attention.nystrom_means import Tokens
 from attention.nystrom_product import attend
 
 

@@ -1,6 +1,5 @@
 """The loops over a sequence behind `nystrom_attention`, forward and backward.
 
-  means          x̃_l = Σ_t [t belongs to l] x_t / count_l
   few_queries    softmax(Q̃ Kᵀ) V, L queries and all keys, by online softmax
   few_keys       softmax(Q K̃ᵀ) U, all queries and L keys
 
@@ -21,47 +20,24 @@ Speed. Heads go next to batch inside a block only. Scores are [keys, rows] in
 the backward, so that of its five products only one has not the form
 'nqd,nkd->nqk' or 'nqk,nkd->nqd', which XLA:CPU sends to its fast kernel. The
 scores of L queries over a block of keys, both turned, take 0.6 of the time in
-jax 0.10.2 (of the whole 0.89; in jax 0.12 1.05). Means of runs of unequal
-length, or under a mask, are a product with a matrix of zeros and ones, of the
-few landmarks that a block can touch where no mask makes them unknown. Blocks of
-256 positions are a twelfth slower, of 1,024 no faster.
+jax 0.10.2 (of the whole 0.89; in jax 0.12 1.05). The softmax over landmarks has
+no guard where all exist, so that XLA makes it and both its products one operation
+(of the whole 0.9). Blocks of 256 positions are a twelfth slower, of 1,024 no
+faster.
 """
-
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from attention import blocks
-
-BLOCK = 512
-
-
-class Tokens(NamedTuple):
-  """Which tokens exist, and the landmark of each.
-
-  Attributes:
-    keep: None where all exist.
-    groups: the landmark of every token; L where there is none.
-    counts: tokens of every landmark.
-  """
-
-  keep: Bool[Array, "B T"] | None
-  groups: Int[Array, "B T"]
-  counts: Int[Array, "B L"]
-
-
-def _blocks(length: int) -> tuple[int, int]:
-  """The size of a block, and their number."""
-  size = min(BLOCK, length)
-  return size, -(-length // size)
-
-
-def _start(i: Array, size: int, length: int) -> tuple[Array, Array]:
-  """Where block i starts, and which of its positions no block had before."""
-  start = jnp.minimum(i * size, length - size)
-  return start, start + jnp.arange(size) >= i * size
+from attention.nystrom_means import (
+  Tokens,
+  block_start,
+  shares_of,
+  sizes,
+  spread,
+)
 
 
 def _write_heads(total: Array, block: Array, start: Array) -> Array:
@@ -87,95 +63,6 @@ def _grouped(x: Float[Array, "B N Q D"], heads: int) -> Float[Array, "B K P D"]:
   return x.reshape(x.shape[0], heads, -1, x.shape[3])
 
 
-def _members(
-  tokens: Tokens, start: Array, size: int
-) -> tuple[Float[Array, "B W C"], Array | int]:
-  """Who belongs to whom in a block, for W landmarks from the second result on.
-
-  Where every token exists, a block cannot touch more than W < L landmarks.
-  """
-  length, num_landmarks = tokens.groups.shape[1], tokens.counts.shape[1]
-  first, width = 0, num_landmarks
-  if tokens.keep is None:
-    width = min(width, (size - 1) * num_landmarks // length + 2)
-    first = start * num_landmarks // length
-    first = jnp.minimum(first, num_landmarks - width)
-  landmarks = first + jnp.arange(width)[None, :, None]
-  groups = blocks.cut(tokens.groups, start, size)[:, None, :]
-  return (groups == landmarks).astype(jnp.float32), first
-
-
-def means(
-  x: Float[Array, "B T K H"], tokens: Tokens
-) -> Float[Array, "B K L H"]:
-  """Means over the tokens of each landmark; zeros for one without.
-
-  Cost: time T·L·K·H with a mask, C·L·K·H without, T·K·H if L divides T too.
-  """
-  batch, length, heads, features = x.shape
-  size, num_blocks = _blocks(length)
-  num_landmarks = tokens.counts.shape[1]
-  if tokens.keep is None and length % num_landmarks == 0:
-    runs = x.reshape(batch, num_landmarks, -1, heads, features)
-    return jnp.swapaxes(jnp.mean(runs, axis=2, dtype=jnp.float32), 1, 2)
-
-  def step(i, total):
-    start, is_new = _start(i, size, length)
-    member, first = _members(tokens, start, size)
-    member = jnp.where(is_new[None, None], member, 0.0)
-    block = blocks.cut(x, start, size)
-    if tokens.keep is not None:
-      kept = blocks.cut(tokens.keep, start, size)
-      block = jnp.where(kept[..., None, None], block, 0)
-    block = block.reshape(batch, size, -1).astype(jnp.float32)
-    more = blocks.dot("blc,bcx->blx", member, block)
-    return blocks.add(total, more, first)
-
-  total = jnp.zeros((batch, num_landmarks, heads * features), jnp.float32)
-  total = jax.lax.fori_loop(0, num_blocks, step, total)
-  total = total / jnp.maximum(tokens.counts, 1)[:, :, None]
-  total = total.reshape(batch, num_landmarks, heads, features)
-  return jnp.swapaxes(total, 1, 2)
-
-
-def _shares(
-  cotangent: Float[Array, "B K L H"], tokens: Tokens
-) -> Float[Array, "B L X"]:
-  """What each token of a landmark gets of the cotangent of its mean."""
-  each = jnp.swapaxes(cotangent, 1, 2)
-  each = each.reshape(*each.shape[:2], -1)
-  return each / jnp.maximum(tokens.counts, 1)[:, :, None]
-
-
-def _spread(
-  shares: Float[Array, "B L X"], tokens: Tokens, start: Array, size: int
-) -> Float[Array, "B C X"]:
-  """The shares of the tokens of a block."""
-  member, first = _members(tokens, start, size)
-  shares = blocks.cut(shares, first, member.shape[1])
-  return blocks.dot("bcl,blx->bcx", jnp.swapaxes(member, 1, 2), shares)
-
-
-def add_means_backward(
-  total: Float[Array, "B T N H"],
-  cotangent: Float[Array, "B N L H"],
-  tokens: Tokens,
-) -> Float[Array, "B T N H"]:
-  """Adds the gradient of what was averaged to `total`."""
-  length = total.shape[1]
-  size, num_blocks = _blocks(length)
-  shares = _shares(cotangent, tokens)
-
-  def step(i, total):
-    start, is_new = _start(i, size, length)
-    block = blocks.cut(total, start, size)
-    more = _spread(shares, tokens, start, size).reshape(block.shape)
-    more = jnp.where(is_new[None, :, None, None], more, 0.0)
-    return blocks.put(total, block.astype(jnp.float32) + more, start)
-
-  return jax.lax.fori_loop(0, num_blocks, step, total)
-
-
 def few_queries(
   query: Float[Array, "B N L H"],
   key: Float[Array, "B S K H"],
@@ -189,14 +76,14 @@ def few_queries(
   Cost: time S·L·N·(H+V), memory B·N·L·C.
   """
   length, heads, width = value.shape[1:]
-  size, num_blocks = _blocks(length)
+  size, num_blocks = sizes(length)
   lowest = jnp.finfo(jnp.float32).min
   rows = _grouped(query, heads)
   columns = blocks.turned(rows)
 
   def step(i, carry):
     maximum, total, result = carry
-    start, is_new = _start(i, size, length)
+    start, is_new = block_start(i, size, length)
     keys = _read(key, keep, start, size)
     scores = blocks.dot("bkhq,bkhs->bkqs", columns, blocks.turned(keys))
     if length % size:
@@ -242,15 +129,15 @@ def few_queries_backward(
   their cotangent.
   """
   length, heads = key.shape[1:3]
-  size, num_blocks = _blocks(length)
+  size, num_blocks = sizes(length)
   rows, g = _grouped(query, heads), _grouped(cotangent, heads)
   delta = blocks.inner(g, _grouped(out, heads))
   delta, lse = jnp.swapaxes(delta, 2, 3), jnp.swapaxes(lse, 2, 3)
-  shares = _shares(of_means, tokens)
+  shares = shares_of(of_means, tokens)
 
   def step(i, totals):
     d_rows, d_key, d_value = totals
-    start, is_new = _start(i, size, length)
+    start, is_new = block_start(i, size, length)
     k = _read(key, tokens.keep, start, size)
     v = _read(value, tokens.keep, start, size)
     p = jnp.exp(blocks.dot("bksh,bkqh->bksq", k, rows) - lse)
@@ -259,7 +146,7 @@ def few_queries_backward(
       p = jnp.where(allowed, p, 0.0)
     ds = p * (blocks.dot("bksv,bkqv->bksq", v, g) - delta)
     dk = jnp.swapaxes(blocks.dot("bksq,bkqh->bksh", ds, rows), 1, 2)
-    dk = dk + _spread(shares, tokens, start, size).reshape(dk.shape)
+    dk = dk + spread(shares, tokens, start, size).reshape(dk.shape)
     d_key = blocks.put(d_key, dk, start)
     dv = blocks.dot("bksq,bkqv->bksv", p, g)
     d_value = _write_heads(d_value, dv, start)
@@ -285,31 +172,39 @@ def few_keys(
   """
   length = query.shape[1]
   batch, num_heads, _, width = value.shape
-  size, num_blocks = _blocks(length)
+  size, num_blocks = sizes(length)
 
   def step(i, out):
-    start, _ = _start(i, size, length)
+    start, _ = block_start(i, size, length)
     rows = _grouped(_read(query, None, start, size), key.shape[1])
     scores = blocks.dot("bkqh,bklh->bkql", rows, key)
-    p = _softmax(scores, exists, 3)
-    p = p.reshape(batch, num_heads, size, -1)
-    return _write_heads(out, blocks.dot("bnql,bnlv->bnqv", p, value), start)
+    p, total = (
+      x.reshape(batch, num_heads, size, -1)
+      for x in _exponentials(scores, exists, 3)
+    )
+    found = blocks.dot("bnql,bnlv->bnqv", p, value) / total
+    return _write_heads(out, found, start)
 
   out = jnp.zeros((batch, length, num_heads, width), query.dtype)
   return jax.lax.fori_loop(0, num_blocks, step, out)
 
 
-def _softmax(
+def _exponentials(
   scores: Float[Array, "B N X Y"], exists: Bool[Array, "B L"] | None, axis: int
-) -> Float[Array, "B N X Y"]:
-  """Softmax over the keys that exist; zeros where there is none."""
+) -> tuple[Float[Array, "B N X Y"], Float[Array, "..."]]:
+  """Numerators and sums of a softmax over the keys that exist.
+
+  Zeros and 1 where there is none.
+  """
+  if exists is None:
+    p = jnp.exp(scores - jnp.max(scores, axis, keepdims=True))
+    return p, jnp.sum(p, axis, keepdims=True)
   lowest = jnp.finfo(jnp.float32).min
-  if exists is not None:
-    scores = jnp.where(jnp.expand_dims(exists, (1, 5 - axis)), scores, lowest)
+  scores = jnp.where(jnp.expand_dims(exists, (1, 5 - axis)), scores, lowest)
   maximum = jnp.max(scores, axis, keepdims=True)
   p = jnp.exp(scores - jnp.maximum(maximum, lowest / 2))
   total = jnp.sum(p, axis, keepdims=True)
-  return p / jnp.where(total == 0.0, 1.0, total)
+  return p, jnp.where(total == 0.0, 1.0, total)
 
 
 def few_keys_backward(
@@ -324,16 +219,17 @@ def few_keys_backward(
   """Gradients of query, key and value."""
   length, num_heads = query.shape[1:3]
   batch, heads = key.shape[:2]
-  size, num_blocks = _blocks(length)
+  size, num_blocks = sizes(length)
   each = jnp.repeat(key, num_heads // heads, axis=1)
 
   def step(i, totals):
     d_query, d_each, d_value = totals
-    start, is_new = _start(i, size, length)
+    start, is_new = block_start(i, size, length)
     rows = _read(query, None, start, size)
     g = _read(cotangent, None, start, size)
     scores = blocks.dot("bnlh,bnqh->bnlq", each, rows)
-    p = _softmax(scores, exists, 2)
+    p, total = _exponentials(scores, exists, 2)
+    p /= total
     dp = blocks.dot("bnlv,bnqv->bnlq", value, g)
     ds = p * (dp - jnp.sum(p * dp, 2, keepdims=True))
     dq = blocks.dot("bnlq,bnlh->bnqh", ds, each)

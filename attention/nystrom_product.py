@@ -18,7 +18,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention import nystrom_blocks as blocks
-from attention.nystrom_blocks import Tokens
+from attention import nystrom_means
+from attention.nystrom_means import Tokens
 from attention.softmax import masked_softmax
 
 _EXACT = jax.lax.Precision.HIGHEST
@@ -126,7 +127,7 @@ def attend(
 
 def _attend_fwd(iterations, query, key, value, scale, tokens):
   exists = _exists(tokens)
-  means = blocks.means(query, tokens), blocks.means(key, tokens)
+  means = nystrom_means.means(query, tokens), nystrom_means.means(key, tokens)
   between = _between(*means, scale, exists, iterations)
   mixed, lse = blocks.few_queries(between.queries, key, value, tokens.keep)
   inner = _dot("BNLM,BNMV->BNLV", between.inverse, mixed)
@@ -158,7 +159,7 @@ def _attend_bwd(iterations, residuals, cotangent):
   d_queries, d_key, d_value = blocks.few_queries_backward(
     between.queries, key, value, tokens, mixed, lse, d_mixed, of_keys
   )
-  d_query = blocks.add_means_backward(
+  d_query = nystrom_means.add_means_backward(
     d_query, of_queries + scale * d_queries, tokens
   )
   d_scale = d_scale + jnp.sum(d_queries * means[0])

@@ -12,8 +12,8 @@ from attention import (
   dense_attention,
   nystrom,
   nystrom_attention,
-  nystrom_blocks,
   nystrom_convolution,
+  nystrom_means,
 )
 from attention.nystrom_product import pseudo_inverse
 from tests.attention import reference
@@ -127,7 +127,7 @@ def test_several_blocks_equal_one(monkeypatch):
     return jax.tree.leaves(call_and_gradients(variables, qkv, call))
 
   whole = run()
-  monkeypatch.setattr(nystrom_blocks, "BLOCK", 8)
+  monkeypatch.setattr(nystrom_means, "BLOCK", 8)
   monkeypatch.setattr(nystrom_convolution, "BLOCK", 8)
   for got, expected in zip(run(), whole, strict=True):
     assert_close(got, expected, 1e-5)
