@@ -39,8 +39,8 @@ def flash_attention(
 ) -> Float[Array, "B T N V"]:
   """`dense_attention` without its T×S matrix: softmax(scale · Q Kᵀ + bias) V.
 
-  Blocks of queries walk over blocks of keys with an online softmax (a second time
-  if logits beyond ±40 or so demand the maximum), and the backward recomputes each block from the log-sum-exp of its rows; the
+  Blocks of queries walk over blocks of keys with an online softmax, and the
+  backward recomputes each block from the log-sum-exp of its rows; the
   mathematics are in `flash_blocks`. Masks, biases and segments are read block
   by block along the axes that they have. Causal blocks above the diagonal are
   not visited.
@@ -75,9 +75,10 @@ def flash_attention(
     ValueError: arguments do not fit together, or `implementation` cannot serve
       them.
 
-  Cost, C × D a block: time T·S·N·(H+V), half of it if causal; memory beside the
-  arrays B·N·C·D float32. Nothing is T×S, forward or backward, but a bias of that
-  size and its gradient.
+  Cost, C × D a block: time T·S·N·(H+V), half of it if causal; forward twice as
+  much for C queries of which one has a logit above 40 or so, or none above -40.
+  Memory beside the arrays B·N·C·D float32. Nothing is T×S, forward or backward,
+  but a bias of that size and its gradient.
 
   Departs from its paper in that blocks are sized for a CPU's cache, not for a
   GPU's on-chip memory, the running maximum is taken only where sums would leave

@@ -18,8 +18,9 @@ maximum m of the paper's algorithm 1,
 and its lost rows take that result: the others keep theirs, so what a row is
 never depends on another row. (lse = +inf and out = 0 for a query that sees
 nothing. That is no lost row, and l tells them apart, as no allowed pair adds less
-than e^-87.) float16 cannot hold e^40 and always takes the maximum. The backward
-is in `flash_backward`.
+than e^-87.) float16 cannot hold e^40 and always takes the maximum; so does what is
+one block of keys, where a query of one key then gets its very value and gradients
+of 0. The backward is in `flash_backward`.
 
 Blocks. The last block of queries, or of keys, moves back to end at T, or S, so
 that no array is padded. Of a row that two blocks share the later one has the
@@ -125,10 +126,13 @@ def _forward(
       settings, operands, limits, queries, step, start, is_needed
     )
 
+  is_one_block = operands.key.shape[1] == settings.width
+  has_range = float(jnp.finfo(operands.value.dtype).max) > _LARGEST_SUM
+
   def step(i, carry):
     out, lse = carry
     queries = read_queries(settings, operands, i)
-    if float(jnp.finfo(operands.value.dtype).max) < _LARGEST_SUM:
+    if is_one_block or not has_range:
       found = attend_all(True, queries)
     else:
       found = attend_all(False, queries)
