@@ -1,0 +1,91 @@
+"""Blocks of arrays: cut one out, multiply it, put it back.
+
+Arrays are `[B, T, N, H]`. A block of C positions is brought to `[B, K, Q, H]`,
+with the C rows of the J = N/K query heads of a key head one after another, so
+that Q = J·C and keys are never repeated. B and K stay two axes from the first
+line to the last: arrays that are sharded along either are computed where they
+are.
+
+Products. XLA:CPU sends batched products of the forms 'bkqh,bkdh->bkqd' and
+'bkqd,bkdh->bkqh' to its fast kernel and others to one of half that rate, so
+every product here has one of these forms. Other devices do not mind.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Shaped
+
+from attention.core import platform
+
+
+def dot(spec: str, x: Array, y: Array) -> Float[Array, "..."]:
+  """An einsum of two blocks that accumulates in float32."""
+  return jnp.einsum(spec, x, y, preferred_element_type=jnp.float32)
+
+
+def inner(
+  x: Float[Array, "*A D"], y: Float[Array, "*A D"]
+) -> Float[Array, "*A 1"]:
+  """Σ_d x[d] y[d] in float32, as a product; as a sum it is slow on a CPU."""
+  return dot("...d,...d->...", x, y)[..., None]
+
+
+def turned(x: Float[Array, "*A X Y"]) -> Float[Array, "*A Y X"]:
+  """A block transposed, so that the product that reads it is a fast one."""
+  return platform.apart(jnp.swapaxes(x, -2, -1))
+
+
+def cut(x: Array, start: Array | int, size: int, axis: int = 1) -> Array:
+  """`size` positions of `x` from `start`."""
+  return jax.lax.dynamic_slice_in_dim(x, start, size, axis=axis)
+
+
+def put(x: Array, block: Array, start: Array | int, axis: int = 1) -> Array:
+  """`x` with the positions from `start` replaced, in the dtype of `x`."""
+  block = block.astype(x.dtype)
+  return jax.lax.dynamic_update_slice_in_dim(x, block, start, axis=axis)
+
+
+def add(total: Array, block: Array, start: Array | int, axis: int = 1) -> Array:
+  """`total` with `block` added to the positions from `start`."""
+  block = block + cut(total, start, block.shape[axis], axis)
+  return put(total, block, start, axis)
+
+
+def heads_first(
+  x: Shaped[Array, "B C N *H"], kv_heads: int
+) -> Shaped[Array, "B K Q *H"]:
+  """Rows of the query heads that share a key head, one head after another."""
+  batch, rows, num_heads = x.shape[:3]
+  x = x.reshape(batch, rows, kv_heads, num_heads // kv_heads, *x.shape[3:])
+  x = jnp.moveaxis(x, 1, 3)
+  return x.reshape(batch, kv_heads, -1, *x.shape[4:])
+
+
+def heads_last(
+  x: Shaped[Array, "B K Q *H"], rows: int
+) -> Shaped[Array, "B C N *H"]:
+  """Undoes `heads_first` on a block of C = `rows` positions."""
+  batch, kv_heads = x.shape[:2]
+  x = x.reshape(batch, kv_heads, -1, rows, *x.shape[3:])
+  x = jnp.moveaxis(x, 3, 1)
+  return x.reshape(batch, rows, -1, *x.shape[4:])
+
+
+def by_kv_head(
+  x: Shaped[Array, "#B #N #C #D"], kv_heads: int
+) -> Shaped[Array, "#B #K #J #C #D"]:
+  """What is known by query head, with the heads of a key head together."""
+  batch, num_heads, *pair = x.shape
+  if num_heads == 1:
+    return x.reshape(batch, 1, 1, *pair)
+  return x.reshape(batch, kv_heads, num_heads // kv_heads, *pair)
+
+
+def is_new(start: Array | int, size: int, first: Array | int) -> Bool[Array, "C"]:
+  """Which of the positions from `start` no block before `first` has had.
+
+  The last block of a sequence moves back to end with it, so nothing is padded;
+  the positions that it shares with the block before count there.
+  """
+  return start + jnp.arange(size) >= first
