@@ -35,7 +35,10 @@ from attention.positions import (
   t5_buckets,
 )
 from attention.registry import ATTENTIONS
-from attention.sliding_window import sliding_window, sliding_window_attention
+from attention.sliding_window import (
+  sliding_window,
+  sliding_window_attention,
+)
 from attention.weights import attention_weights
 
 __all__ = [

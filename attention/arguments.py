@@ -189,6 +189,38 @@ def softmax_scale(
   return scale
 
 
+def scaled_query(
+  query: Float[Array, "B T N H"], scale: float | Float[Array, ""] | None
+) -> tuple[Float[Array, "B T N H"], float]:
+  """The factor of the logits as a number, which loops over tiles want.
+
+  A traced factor goes into the queries instead.
+
+  Args:
+    query: `[B, T, N, H]`.
+    scale: as the caller gave it; None is 1/√H.
+
+  Returns:
+    Queries, and the factor that is left for their logits.
+  """
+  scale = softmax_scale(scale, query.shape[-1])
+  if isinstance(scale, jax.Array):
+    return query * scale.astype(query.dtype), 1.0
+  return query, float(scale)
+
+
+def check_at_least(name: str, value: int, low: int) -> None:
+  """Checks a count.
+
+  Raises:
+    ValueError: `value` is not an int, or below `low`.
+  """
+  if not isinstance(value, int) or isinstance(value, bool) or value < low:
+    raise ValueError(
+      f"{name}: expected an int of at least {low}, got {value!r}"
+    )
+
+
 def accepted_options(
   name: str, function: Callable[..., Any], options: Mapping[str, Any]
 ) -> dict[str, Any]:

@@ -5,8 +5,10 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, blocks, dense_rows, plug, relative
-from attention.softmax import masked_softmax
+from attention import arguments, plug
+from attention.core import dropout, layout, relative, visibility
+from attention.core.rows import by_rows
+from attention.core.softmax import masked_softmax
 
 
 def dense_attention(
@@ -42,7 +44,7 @@ def dense_attention(
     query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
     key_segment_ids: `[B, S]`.
     bias: added to the scaled logits, broadcastable to `[B, N, T, S]`.
-    relative_bias: `[N, 2L+1]`, added by clipped distance, see `relative`.
+    relative_bias: `[N, 2L+1]`, added by clipped distance, see `core.relative`.
     relative_keys: `[2L+1, H]`, Shaw's keys by clipped distance.
     dropout_rate: share of attention weights set to zero; the others are
       divided by 1 - rate.
@@ -54,9 +56,9 @@ def dense_attention(
   Raises:
     ValueError: arguments do not fit together.
 
-  Cost: time T·S·N·(H+V); memory B·N·C·S float32, where C is T up to 512 and 256
-  beyond, as whole rows are computed in blocks (`dense_rows`). The backward makes
-  them again beyond 512. Differentiable any number of times, forward and reverse.
+  Cost: time T·S·N·(H+V); memory B·N·C·S float32, as whole rows are computed C
+  queries at a time (`core.rows`), and again in the backward where C < T.
+  Differentiable any number of times, forward and reverse.
 
   Departs from its paper in what the paper does not have: a query that sees
   nothing, key heads that several query heads share, biases by pair or distance.
@@ -73,58 +75,36 @@ def dense_attention(
     arguments.check_broadcast("bias", bias, shape)
   arguments.check_dropout(dropout_rate, dropout_rng)
   tables = relative.check(relative_bias, relative_keys, query)
-  keys, values = (blocks.heads_first(x, num_kv_heads) for x in (key, value))
+  keys, values = (layout.heads_first(x, num_kv_heads) for x in (key, value))
   scale = arguments.softmax_scale(scale, head_dim)
+  sees = visibility.pairs(mask)
+  sees &= visibility.segments(query_segment_ids, key_segment_ids)
+  if is_causal:
+    sees &= visibility.CAUSAL
 
-  def attend(rows, i):
-    start = i * dense_rows.ROWS
-    size = rows.query.shape[1]
-    shape = (batch, num_heads, size, source_length)
-    # The N/K query heads that share a key head become rows of one product.
-    x = blocks.heads_first(rows.query, num_kv_heads)
-    # To scale the logits is a pass over them, a tenth of the time at T 4096; in
-    # half precision it is done, or the queries would lose digits.
+  def attend(query, bias, start):
+    rows = query.shape[1]
+    x = layout.heads_first(query, num_kv_heads)
+    # Queries are fewer than logits, but in half precision they would lose
+    # digits.
     early, late = (scale, 1.0) if x.dtype == jnp.float32 else (1.0, scale)
-    logits = blocks.dot("AQH,ASH->AQS", x * early, keys) * late
+    logits = layout.dot("bkqh,bksh->bkqs", x * early, keys) * late
     if tables.given:
-      logits += relative.logits(tables, x, -start, size, source_length, scale)
-    allowed = _allowed(rows, start, is_causal, key_segment_ids, source_length)
-    # Where nothing is known by head, logits keep their shape: then XLA writes all
-    # up to the weights over them, which takes 0.9 of the time.
-    if allowed is not None or rows.bias is not None or dropout_rate:
-      logits = logits.reshape(shape)
-    if rows.bias is not None:
-      logits += rows.bias.astype(jnp.float32)
+      logits += relative.logits(tables, x, -start, rows, source_length, scale)
+    allowed = sees.block(start, rows, 0, source_length)
+    # Logits that keep the shape of their product are written over.
+    if allowed is not None or bias is not None or dropout_rate:
+      logits = logits.reshape(batch, num_heads, rows, source_length)
+    if bias is not None:
+      logits += bias.astype(jnp.float32)
     weights = masked_softmax(logits, allowed)
     if dropout_rate:
-      weights *= blocks.kept(dropout_rng, dropout_rate, shape, i)
-    weights = weights.astype(value.dtype).reshape(*x.shape[:2], source_length)
-    out = blocks.dot("AQS,ASV->AQV", weights, values)
-    return blocks.heads_last(out, batch, size).astype(query.dtype)
+      weights *= dropout.kept(dropout_rng, dropout_rate, weights.shape, start)
+    weights = weights.astype(value.dtype).reshape(*x.shape[:3], source_length)
+    out = layout.dot("bkqs,bksv->bkqv", weights, values)
+    return layout.heads_last(out, rows).astype(query.dtype)
 
-  return dense_rows.by_blocks(
-    attend, dense_rows.Rows(query, mask, bias, query_segment_ids)
-  )
-
-
-def _allowed(
-  rows: dense_rows.Rows,
-  start: Array | int,
-  is_causal: bool,
-  key_segment_ids: Int[Array, "B S"] | None,
-  source_length: int,
-) -> Bool[Array, "..."] | None:
-  """The conjunction of all that forbids, or None where nothing does."""
-  allowed = rows.mask
-  if is_causal:
-    positions = start + jnp.arange(rows.query.shape[1])
-    causal = jnp.arange(source_length)[None] <= positions[:, None]
-    causal = causal[None, None]
-    allowed = causal if allowed is None else allowed & causal
-  if rows.segments is not None and key_segment_ids is not None:
-    same = rows.segments[:, :, None] == key_segment_ids[:, None, :]
-    allowed = same[:, None] if allowed is None else allowed & same[:, None]
-  return allowed
+  return by_rows(attend, query, bias, source_length)
 
 
 class DenseCache(NamedTuple):
@@ -141,7 +121,7 @@ class DenseCache(NamedTuple):
   index: Int[Array, "B"]
 
 
-def init_dense_cache(
+def init_cache(
   variables: plug.Variables,
   batch: int,
   max_length: int,
@@ -158,7 +138,7 @@ def init_dense_cache(
   )
 
 
-def decode_dense(
+def decode(
   variables: plug.Variables,
   cache: DenseCache,
   query: Float[Array, "B 1 N H"],
@@ -206,8 +186,8 @@ def dense() -> plug.Attention:
   return plug.Attention(
     init=plug.no_variables,
     apply=apply,
-    init_cache=init_dense_cache,
-    decode=decode_dense,
+    init_cache=init_cache,
+    decode=decode,
     supports=frozenset(
       {
         "causal",

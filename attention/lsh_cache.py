@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from attention import arguments, lsh_hash, plug
-from attention.softmax import masked_softmax
+from attention.core.softmax import masked_softmax
 
 
 class LshCache(NamedTuple):

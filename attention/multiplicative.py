@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import arguments, plug
-from attention.dense import decode_dense, dense
+from attention.dense import decode as decode_dense
+from attention.dense import dense
 from attention.flash import flash_attention
 
 

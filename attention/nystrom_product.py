@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float
 from attention import nystrom_blocks as blocks
 from attention import nystrom_means
 from attention.nystrom_means import Tokens
-from attention.softmax import masked_softmax
+from attention.core.softmax import masked_softmax
 
 _EXACT = jax.lax.Precision.HIGHEST
 

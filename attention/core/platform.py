@@ -1,14 +1,14 @@
 """What is known of devices; no other module tells one kind from another.
 
-Three facts are kept here.
+These facts are kept here.
 
   tile_bytes      how many bytes of scores are worked on at once. A CPU takes
                   one tile after another, each about the size of its cache. A
                   GPU or TPU takes many tiles at once, as one batched step,
                   because a long loop of small steps would leave it idle. The
                   number does not depend on T, so memory stays linear in T.
-  least_rows      the fewest rows of a product that runs at full rate.
-  apart           where XLA must not join two operations.
+  needs_barriers  where XLA must not join two operations.
+  copies_rows     how diagonals of a matrix are read and summed fast.
 
 All are chosen while a program is traced, from the default device. A program
 that is traced on one kind of machine for another names the other one:
@@ -28,23 +28,32 @@ import jax
 from jaxtyping import Array, Float
 
 
+LEAST_ROWS = 512
+"""The fewest rows of a product that runs at its full rate."""
+
+
 class Profile(NamedTuple):
   """One kind of device.
 
   Attributes:
     tile_bytes: scores that are worked on at once.
-    least_rows: rows of a tile, at least.
     needs_barriers: XLA folds a transposition into the product that reads it,
       and the product then misses the fast kernel.
+    copies_rows: a loop that copies row by row is faster than index arithmetic
+      on the whole.
   """
 
   tile_bytes: int
-  least_rows: int
   needs_barriers: bool
+  copies_rows: bool
 
 
-CPU = Profile(tile_bytes=2**21, least_rows=512, needs_barriers=True)
-ACCELERATOR = Profile(tile_bytes=2**29, least_rows=512, needs_barriers=False)
+CPU = Profile(
+  tile_bytes=2**21, needs_barriers=True, copies_rows=True
+)
+ACCELERATOR = Profile(
+  tile_bytes=2**29, needs_barriers=False, copies_rows=False
+)
 
 _CHOSEN: contextvars.ContextVar[str | None] = contextvars.ContextVar(
   "platform", default=None
@@ -82,11 +91,34 @@ def tiles_at_once(tile_bytes: int, count: int) -> int:
   return min(max(profile().tile_bytes // tile_bytes, 1), count)
 
 
-def rows_at_once(row_bytes: int, length: int) -> int:
-  """How many of `length` rows, each with so many bytes of scores, are a tile."""
-  chosen = profile()
-  rows = max(chosen.tile_bytes // row_bytes, chosen.least_rows)
-  return min(rows, length)
+def rows_at_once(row_bytes: int, length: int, least: int = LEAST_ROWS) -> int:
+  """How many of `length` rows, each with so many bytes of scores, are a tile.
+
+  At least `least`, so that products run at their full rate.
+  """
+  return min(max(profile().tile_bytes // row_bytes, least), length)
+
+
+def block(heads: int, is_causal: bool) -> tuple[int, int]:
+  """Queries and keys of a tile that walks over all keys.
+
+  Args:
+    heads: B·N.
+    is_causal: narrower blocks waste less of what lies above the diagonal.
+  """
+  rows, width = LEAST_ROWS, LEAST_ROWS // (2 if is_causal else 1)
+  most = profile().tile_bytes // (4 * heads)
+  while 4 * rows * width <= most:
+    rows, width = 2 * rows, 2 * width
+  return rows, width
+
+
+def window_rows(width: int) -> int:
+  """C of a tile whose queries see `width` keys each, and the tile C − 1 more.
+
+  Narrow windows would waste their keys on larger tiles.
+  """
+  return 128 if width > 256 else 64
 
 
 def apart(x: Float[Array, "..."]) -> Float[Array, "..."]:

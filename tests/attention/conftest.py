@@ -2,10 +2,10 @@
 
 import pytest
 
-from attention import sliding_window_blocks
+from attention.core import platform
 
 
 @pytest.fixture
 def short_blocks(monkeypatch):
   """Blocks of 8 queries, so that short sequences run over several."""
-  monkeypatch.setattr(sliding_window_blocks, "BLOCK", 8)
+  monkeypatch.setattr(platform, "window_rows", lambda width: 8)

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import attention_weights, dense_attention, dense_rows
+from attention import attention_weights, dense_attention
+from attention.core import platform, rows
 from tests.attention.cases import Case, assert_close
 
 
@@ -175,8 +176,8 @@ def test_blocks_of_rows_change_no_value_and_no_gradient(monkeypatch, chosen):
     return out, pullback(cotangent)
 
   expected = both()
-  monkeypatch.setattr(dense_rows, "WHOLE", 6)
-  monkeypatch.setattr(dense_rows, "ROWS", 4)
+  monkeypatch.setattr(rows, "WHOLE", 6)
+  monkeypatch.setattr(platform, "rows_at_once", lambda *_, **__: 4)
   jax.tree.map(lambda x, y: assert_close(x, y, 1e-6), both(), expected)
 
 
@@ -196,8 +197,8 @@ def test_blocks_of_rows_keep_dropout_and_higher_derivatives(monkeypatch):
     return forward, reverse
 
   expected = curvature()
-  monkeypatch.setattr(dense_rows, "WHOLE", 6)
-  monkeypatch.setattr(dense_rows, "ROWS", 4)
+  monkeypatch.setattr(rows, "WHOLE", 6)
+  monkeypatch.setattr(platform, "rows_at_once", lambda *_, **__: 4)
   for got, wanted in zip(curvature(), expected, strict=True):
     assert_close(got, wanted, 1e-5)
 

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from attention import ATTENTIONS, Dims, dense_rows
+from attention import ATTENTIONS, Dims
+from attention.core import rows
 
 LENGTHS = (1024, 2048, 4096, 8192)
 HEADS, HEAD_DIM = 2, 16
@@ -64,7 +65,7 @@ def test_memory_is_linear_in_length(name, backward):
 
 
 def test_the_measure_sees_a_whole_matrix_grow(monkeypatch):
-  monkeypatch.setattr(dense_rows, "WHOLE", LENGTHS[-1])
+  monkeypatch.setattr(rows, "WHOLE", LENGTHS[-1])
   temps = [
     compiled("dense", T, backward=True).memory_analysis().temp_size_in_bytes
     for T in LENGTHS[1:3]

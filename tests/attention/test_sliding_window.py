@@ -15,7 +15,6 @@ from attention import (
   attention_weights,
   dense_attention,
   sliding_window_attention,
-  sliding_window_blocks,
 )
 from tests.attention.window_cases import (
   ALL,
@@ -99,7 +98,7 @@ def test_bfloat16(names):
 @pytest.mark.parametrize("window", [(9, 30), (200, 71)])
 def test_blocks_of_the_real_length(monkeypatch, window):
   """Narrow and wide windows have blocks of their own."""
-  monkeypatch.setattr(sliding_window_blocks, "BLOCK", 64)
+  monkeypatch.undo()
   *qkv, cotangent = draw_inputs(263, heads=2, kv_heads=1, batch=1)
   check_definition(qkv, cotangent, window=window)
 

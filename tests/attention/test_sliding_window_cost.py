@@ -11,8 +11,8 @@ from attention import (
   Dims,
   sliding_window,
   sliding_window_attention,
-  sliding_window_blocks,
 )
+from attention.core import platform
 from tests.attention.window_cases import (
   ALL,
   draw_inputs,
@@ -87,7 +87,7 @@ def _compiled(length, with_gradient, names="", kv_heads=2, dilation=1):
 def test_memory_is_linear_in_length(
   monkeypatch, with_gradient, names, dilation
 ):
-  monkeypatch.setattr(sliding_window_blocks, "BLOCK", 64)
+  monkeypatch.setattr(platform, "window_rows", lambda width: 64)
   temp = {}
   instructions = {}
   for length in (2048, 4096, 8192):
@@ -103,7 +103,7 @@ def test_memory_is_linear_in_length(
 
 
 def test_grouped_heads_need_no_repeated_keys(monkeypatch):
-  monkeypatch.setattr(sliding_window_blocks, "BLOCK", 64)
+  monkeypatch.setattr(platform, "window_rows", lambda width: 64)
   few = _compiled(2048, with_gradient=True, kv_heads=1)
   many = _compiled(2048, with_gradient=True, kv_heads=4)
   assert (

@@ -5,19 +5,12 @@ from functools import partial
 import jax
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, flash_backends, plug, relative
+from attention import arguments, plug
+from attention.core import implementations, loop, platform, relative, visibility
+from attention.core.implementations import Implementation
+from attention.core.tile import Product
 from attention.dense import dense
-from attention.flash_backends import Implementation
-from attention.flash_blocks import blockwise_attention
-from attention.flash_scores import Limits, Operands, Settings
-
-_BLOCK_SIZES = {False: (512, 512), True: (512, 256)}
-"""Queries and keys of a block by `is_causal`: the fastest with gradients on two
-CPU cores of those that hold less than 24 MiB forward, or causal 12, at 8 heads.
-(1024, 256) takes 0.93 forward and 1.03 with gradients, (256, 512) up to a tenth
-longer, (256, 256) half as long again or more; one head or two at a time instead
-of all eight, so that a block fits a core's cache, gains less than a tenth."""
-
+from attention.flash.blocks import Arrays, Blocks, Limits
 
 def flash_attention(
   query: Float[Array, "B T N H"],
@@ -39,11 +32,10 @@ def flash_attention(
 ) -> Float[Array, "B T N V"]:
   """`dense_attention` without its T×S matrix: softmax(scale · Q Kᵀ + bias) V.
 
-  Blocks of queries walk over blocks of keys with an online softmax, and the
-  backward recomputes each block from the log-sum-exp of its rows; the
-  mathematics are in `flash_blocks`. Masks, biases and segments are read block
-  by block along the axes that they have. Causal blocks above the diagonal are
-  not visited.
+  Tiles of queries walk over blocks of keys with an online softmax, and the
+  backward recomputes each block from the log-sum-exp of its rows (`core.tile`,
+  `core.loop`). Masks, biases and segments are read block by block along the axes
+  that they have. Causal blocks above the diagonal are not visited.
 
   Args:
     query: `[B, T, N, H]`.
@@ -62,7 +54,7 @@ def flash_attention(
       divided by 1 - rate. Which ones depends on `block_size`.
     dropout_rng: key of the dropout, needed where `dropout_rate` > 0.
     block_size: queries and keys in a block; one int for both. For 'xla'. None
-      is 512 and 512, causal 512 and 256.
+      is the choice of `core.platform`.
     implementation: 'xla' is the block loop here and works everywhere. 'cudnn'
       and 'tokamax' are a GPU's kernels, by `jax.nn` and by the optional package
       of that name. None takes cuDNN on a GPU where it can serve the call, and
@@ -96,10 +88,9 @@ def flash_attention(
     arguments.check_broadcast("bias", bias, shape)
   arguments.check_dropout(dropout_rate, dropout_rng)
   tables = relative.check(relative_bias, relative_keys, query)
-  rows, width = _block_sizes(block_size, is_causal)
-  scale = arguments.softmax_scale(scale, head_dim)
+  sizes = _block_sizes(block_size)
 
-  backend = flash_backends.choose(
+  chosen = implementations.choose(
     implementation,
     query,
     key,
@@ -111,33 +102,39 @@ def flash_attention(
       "dropout_rate": dropout_rate > 0.0,
     },
   )
-  if backend != "xla":
-    return flash_backends.call(
-      backend, query, key, value, mask, bias, is_causal, scale
+  if chosen != "xla":
+    scale = arguments.softmax_scale(scale, head_dim)
+    return implementations.call(
+      chosen, query, key, value, mask, bias, is_causal, scale
     )
-  if isinstance(scale, jax.Array):
-    # The block loop wants a number: a traced factor goes into the queries.
-    query = query * scale.astype(query.dtype)
-    scale = 1.0
-  return blockwise_attention(
-    Settings(
-      scale=float(scale),
-      is_causal=is_causal,
-      rows=min(rows, length),
-      width=min(width, key.shape[1]),
-      dropout_rate=dropout_rate,
-    ),
-    Operands(query, key, value, bias, tables),
-    Limits(mask, query_segment_ids, key_segment_ids, dropout_rng),
+  query, scale = arguments.scaled_query(query, scale)
+  sees = visibility.pairs(mask)
+  sees &= visibility.segments(query_segment_ids, key_segment_ids)
+  if is_causal:
+    sees &= visibility.CAUSAL
+  rows, width = sizes or platform.block(batch * num_heads, is_causal)
+  source_length, kv_heads = key.shape[1:3]
+  source = Blocks(
+    rows=min(rows, length),
+    width=min(width, source_length),
+    kv_heads=kv_heads,
+    num_heads=num_heads,
+    score=Product(scale),
+    by_data=sees.by_data,
+    source_length=source_length,
+    is_causal=is_causal,
+    dropout_rate=dropout_rate,
   )
+  limits = Limits(sees, dropout_rng)
+  return loop.attend(source, query, Arrays(key, value, bias), tables, limits)
 
 
 def _block_sizes(
-  block_size: int | tuple[int, int] | None, is_causal: bool
-) -> tuple[int, int]:
-  """(queries, keys) of a block."""
+  block_size: int | tuple[int, int] | None,
+) -> tuple[int, int] | None:
+  """(queries, keys) of a block; None is the platform's choice."""
   if block_size is None:
-    return _BLOCK_SIZES[is_causal]
+    return None
   sizes = block_size if isinstance(block_size, tuple) else (block_size,) * 2
   if len(sizes) != 2 or any(
     not isinstance(size, int) or isinstance(size, bool) or size < 1
@@ -166,8 +163,8 @@ def flash(
   Raises:
     ValueError: an argument is out of range.
   """
-  _block_sizes(block_size, is_causal=False)
-  flash_backends.check_name(implementation)
+  _block_sizes(block_size)
+  implementations.check_name(implementation)
 
   function = partial(
     flash_attention, block_size=block_size, implementation=implementation

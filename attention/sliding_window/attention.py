@@ -8,10 +8,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
-from attention import arguments, plug, relative, sliding_window_global
-from attention.sliding_window_blocks import Geometry, Operands
-from attention.sliding_window_cache import decode_ring, init_ring
-from attention.sliding_window_dilation import by_dilation
+from attention import arguments, plug
+from attention.core import relative, visibility
+from attention.sliding_window import cache as ring
+from attention.sliding_window import global_tokens
+from attention.sliding_window.dilation import Rules, by_dilation
+from attention.sliding_window.near import Arrays, windowed_attention
 
 
 def sliding_window_attention(
@@ -35,6 +37,7 @@ def sliding_window_attention(
   | None = None,
   dropout_rate: float = 0.0,
   dropout_rng: Array | None = None,
+  block_size: int | None = None,
 ) -> Float[Array, "B T N V"]:
   """Every query attends to the keys near it and to a few global ones.
 
@@ -46,9 +49,8 @@ def sliding_window_attention(
   `is_causal` and the segments. A query that sees nothing gets zeros and passes
   no gradient; what a masked key holds changes nothing.
 
-  The mathematics are in three places: the block loop and its backward in
-  `sliding_window_blocks`, dilated windows as ordinary ones in
-  `sliding_window_dilation`, global tokens in `sliding_window_global`.
+  What a tile of queries sees is in `near`, dilated windows as ordinary ones in
+  `dilation`, global tokens in `global_tokens`; the softmax is `core.tile`.
 
   Args:
     query: `[B, T, N, H]`.
@@ -74,6 +76,7 @@ def sliding_window_attention(
     dropout_rate: share of attention weights, those of global tokens included,
       set to zero; the others are divided by 1 - rate.
     dropout_rng: key of the dropout, needed where `dropout_rate` > 0.
+    block_size: C, queries of a tile; None is the platform's choice.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`.
@@ -102,55 +105,61 @@ def sliding_window_attention(
   tables = relative.check(relative_bias, relative_keys, query)
   _check_globals(global_indices, global_qkv, query, key, value)
   arguments.check_dropout(dropout_rate, dropout_rng)
+  if block_size is not None:
+    arguments.check_at_least("block_size", block_size, 1)
   if tables.given and global_indices is not None:
     raise ValueError(
       "global_indices: expected None beside relative_bias and relative_keys, "
       "which are indexed by the place in the window; a global key has none"
     )
-  scale = arguments.softmax_scale(scale, query.shape[-1])
-  if isinstance(scale, jax.Array):
-    # The block loop wants a number: a traced factor goes into the queries.
-    query = query * scale.astype(query.dtype)
-    if global_qkv is not None:
-      query_g = global_qkv[0] * scale.astype(query.dtype)
-      global_qkv = (query_g, *global_qkv[1:])
-    scale = 1.0
+  factor = scale
+  query, scale = arguments.scaled_query(query, factor)
+  if global_qkv is not None:
+    query_g, scale = arguments.scaled_query(global_qkv[0], factor)
+    global_qkv = (query_g, *global_qkv[1:])
 
   near_rng = global_rng = None
   if dropout_rng is not None and dropout_rate > 0.0:
     near_rng, global_rng = jax.random.split(dropout_rng)
-  batch, length = query.shape[:2]
-  rules = sliding_window_global.Rules(
-    is_causal, key_mask, query_segment_ids, key_segment_ids
-  )
+  length = query.shape[1]
+  sees = visibility.keys(key_mask)
+  sees &= visibility.segments(query_segment_ids, key_segment_ids)
+  if is_causal:
+    sees &= visibility.CAUSAL
   if global_indices is None or global_indices.shape[1] == 0:
     tokens = None
-    global_key, global_value = key[:, :0], value[:, :0]
-    global_mask = jnp.zeros((batch, length, 0), bool)
+    arrays = Arrays(key, value, key[:, :0], value[:, :0])
+    of_globals = jnp.zeros((*query.shape[:2], 0), bool)
   else:
-    tokens = sliding_window_global.unique_tokens(global_indices, length)
-    global_key, global_value, global_mask = sliding_window_global.global_keys(
-      tokens, rules, key, value
-    )
-    local = sliding_window_global.hide(tokens, length)
+    tokens = global_tokens.unique_tokens(global_indices, length)
+    *of_tokens, of_globals = global_tokens.global_keys(tokens, sees, key, value)
+    arrays = Arrays(key, value, *of_tokens)
+    local = global_tokens.others(tokens, length)
     key_mask = local if key_mask is None else key_mask & local
 
   out = by_dilation(
-    Geometry(left, 0 if is_causal else right, float(scale), dropout_rate),
+    partial(
+      windowed_attention,
+      sides=(left, 0 if is_causal else right),
+      rows=block_size,
+      scale=scale,
+      dropout_rate=dropout_rate,
+    ),
     dilations,
-    Operands(query, key, value, global_key, global_value, tables),
-    rules._replace(key_mask=key_mask),
-    global_mask,
+    query,
+    arrays,
+    tables,
+    Rules(key_mask, query_segment_ids, key_segment_ids, of_globals),
     near_rng,
   )
   if tokens is None:
     return out
-  return sliding_window_global.replace_rows(
+  return global_tokens.replace_rows(
     out,
     tokens,
-    rules,
+    sees,
     *(global_qkv or (query, key, value)),
-    scale=float(scale),
+    scale=scale,
     dropout_rate=dropout_rate,
     dropout_rng=global_rng,
   )
@@ -269,7 +278,7 @@ def sliding_window(
 
   def init_cache(variables, batch, max_length, dims, dtype):
     del variables
-    return init_ring(reach, batch, max_length, dims, dtype)
+    return ring.init_cache(reach, batch, max_length, dims, dtype)
 
   def decode(
     variables,
@@ -284,7 +293,7 @@ def sliding_window(
     del variables
     dilations = _head_dilations(dilation, query.shape[2])
     tables = relative.check(relative_bias, relative_keys, query)
-    return decode_ring(left, dilations, cache, query, key, value, tables)
+    return ring.decode(left, dilations, cache, query, key, value, tables)
 
   return plug.Attention(
     init=init,

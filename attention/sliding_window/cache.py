@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from attention import arguments, plug, relative
+from attention import arguments, plug
+from attention.core import relative
 from attention.dense import dense_attention
 
 
@@ -23,7 +24,7 @@ class SlidingWindowCache(NamedTuple):
   index: Int[Array, "B"]
 
 
-def init_ring(
+def init_cache(
   reach: int, batch: int, max_length: int, dims: plug.Dims, dtype: Any
 ) -> SlidingWindowCache:
   """An empty ring of R = min(reach + 1, max_length) keys.
@@ -39,7 +40,7 @@ def init_ring(
   )
 
 
-def decode_ring(
+def decode(
   left: int,
   dilations: tuple[int, ...],
   cache: SlidingWindowCache,

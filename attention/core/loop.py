@@ -1,0 +1,412 @@
+"""The loop over tiles: softmax attention of a whole sequence, with its backward.
+
+A mechanism is a `Source`: it says which keys the queries of a tile may see, in
+one visit or in several, and this module does the rest. Only inputs, output and
+log-sum-exp are kept for the backward, which makes every tile again; nothing of
+T×S is ever held.
+
+A step takes n neighbouring tiles, C rows each. On a CPU n is 1. On a GPU or TPU
+the n tiles are one batched step (`platform.tiles_at_once`). Their rows are one
+slice of the queries, and only the keys are gathered. The last step moves back to
+end with the sequence, so no array is padded; the rows that it shares with the
+step before count in that one.
+
+Sums without a maximum. A source with several visits adds up e^x as it is, since
+most rows need no maximum. A row is lost where its sum leaves (e^-40, e^40):
+there exponentials overflow, or so many underflow that digits go. Only then is
+its tile done again with the running maximum, and only its lost rows take that
+result, so what a row is never depends on another row. Dtypes that cannot hold
+e^40 always take the maximum, and so does a single visit, where a query of one
+key then gets its very value.
+"""
+
+from collections.abc import Callable
+from functools import partial
+import math
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from attention.core import layout, platform, tile
+from attention.core.tile import Keys, Score, Sums
+
+_LARGEST_SUM = math.exp(40.0)
+
+
+class Place(NamedTuple):
+  """Where a tile is.
+
+  Attributes:
+    number: of the tile.
+    start: position of its first query.
+    visit: number of the visit; 0 where there is only one.
+  """
+
+  number: Int[Array, ""]
+  start: Int[Array, ""]
+  visit: Int[Array, ""] | int = 0
+
+
+@runtime_checkable
+class Source(Protocol):
+  """What the queries of a tile see. Hashable: it is known while tracing.
+
+  `arrays` is a pytree of what has a derivative beside query and parameters, and
+  `fixed` one of what has none (masks, segments, a random key).
+
+  Attributes:
+    rows: C, at most T.
+    at_once: n, with n·C at most T; 1 where there are several visits.
+    kv_heads: K.
+    score: how logits are made.
+    by_data: whether masks or segments hide pairs.
+  """
+
+  rows: int
+  at_once: int
+  kv_heads: int
+  score: Score
+  by_data: bool
+
+  def visits(
+    self, start: Array
+  ) -> tuple[int | Array, int | Array] | None:
+    """How many visits see all of their pairs, and the number of visits.
+
+    None is one visit.
+    """
+    ...
+
+  def gather(self, arrays: Any, fixed: Any, place: Place) -> Keys:
+    """Key, value and bias of a tile, linear in `arrays`."""
+    ...
+
+  def limit(
+    self, keys: Keys, fixed: Any, place: Place, *, is_whole: bool
+  ) -> Keys:
+    """The same keys with `visible`, `kept` and `offset`."""
+    ...
+
+  def add(self, totals: Any, gradient: Keys, fixed: Any, place: Place) -> Any:
+    """Adds the gradient of `gather` to float32 `totals`, which are like `arrays`."""
+    ...
+
+
+def at_once(length: int, rows: int, tile_bytes: int) -> int:
+  """n, the tiles of one step.
+
+  Args:
+    length: T.
+    rows: C, at most T.
+    tile_bytes: what one tile holds.
+  """
+  count = -(-length // rows)
+  most = platform.tiles_at_once(tile_bytes, count)
+  # One step for all tiles needs an array of a whole number of tiles.
+  steps = max(-(-count // most), 2 if length % rows else 1)
+  return -(-count // steps)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def attend(
+  source: Source,
+  query: Float[Array, "B T N H"],
+  arrays: Any,
+  parameters: Any,
+  fixed: Any,
+) -> Float[Array, "B T N V"]:
+  """Softmax attention of every query to the keys that its tile sees.
+
+  Args:
+    source: which keys.
+    query: `[B, T, N, H]`, or what the score wants in its place.
+    arrays: what `source.gather` reads.
+    parameters: of the score.
+    fixed: what has no derivative.
+
+  Returns:
+    In the dtype of `query`. Cost: time of all tiles; memory beside the arrays
+    n·B·N·C·D float32, D keys a tile.
+  """
+  return _forward(source, query, arrays, parameters, fixed)[0]
+
+
+def _attend_fwd(source, query, arrays, parameters, fixed):
+  out, lse = _forward(source, query, arrays, parameters, fixed)
+  return out, (query, arrays, parameters, fixed, out, lse)
+
+
+class _Steps(NamedTuple):
+  """How the rows of `query` are cut into steps."""
+
+  rows: int
+  at_once: int
+  kv_heads: int
+  length: int
+
+  @property
+  def size(self) -> int:
+    """Rows of a step."""
+    return self.rows * self.at_once
+
+  @property
+  def count(self) -> int:
+    """The number of steps."""
+    return -(-self.length // self.size)
+
+  @property
+  def is_ragged(self) -> bool:
+    """Whether the last step moves back."""
+    return self.length % self.size > 0
+
+  def start(self, i: Array) -> Array:
+    """Position of the first row of step i."""
+    return jnp.minimum(i * self.size, self.length - self.size)
+
+  def places(self, i: Array) -> Place:
+    """Where its tiles are."""
+    if self.at_once == 1:
+      return Place(i, self.start(i))
+    tiles = jnp.arange(self.at_once)
+    return Place(
+      i * self.at_once + tiles,
+      self.start(i) + tiles * self.rows,
+      jnp.zeros_like(tiles),
+    )
+
+  def is_new(self, i: Array) -> Bool[Array, "1 C 1 1"]:
+    """Which rows the step before has not had."""
+    found = layout.is_new(self.start(i), self.size, i * self.size)
+    return found[None, :, None, None]
+
+  def split(self, x: Float[Array, "B X N D"]) -> Float[Array, "..."]:
+    """Rows of a step by tile: `[n, B, K, Q, D]`, without n where it is 1."""
+    if self.at_once == 1:
+      return layout.heads_first(x, self.kv_heads)
+    x = x.reshape(x.shape[0], self.at_once, self.rows, *x.shape[2:])
+    return jax.vmap(layout.heads_first, (1, None))(x, self.kv_heads)
+
+  def join(self, x: Float[Array, "..."]) -> Float[Array, "B X N D"]:
+    """Undoes `split`."""
+    if self.at_once == 1:
+      return layout.heads_last(x, self.rows)
+    x = jax.vmap(layout.heads_last, (0, None), 1)(x, self.rows)
+    return x.reshape(x.shape[0], self.size, *x.shape[3:])
+
+  def each(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` of one tile, for the tiles of a step."""
+    return function if self.at_once == 1 else jax.vmap(function)
+
+
+def _steps(source: Source, query: Array) -> _Steps:
+  return _Steps(source.rows, source.at_once, source.kv_heads, query.shape[1])
+
+
+def _read(source, arrays, fixed, place, *, is_whole):
+  keys = source.gather(arrays, fixed, place)
+  return source.limit(keys, fixed, place, is_whole=is_whole)
+
+
+def _forward(
+  source: Source,
+  query: Float[Array, "B T N H"],
+  arrays: Any,
+  parameters: Any,
+  fixed: Any,
+) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N 1"]]:
+  """The output, and the log-sum-exp of every row."""
+  steps = _steps(source, query)
+
+  def attend_tile(rows, place):
+    return tile.finish(_sums(source, rows, arrays, parameters, fixed, place))
+
+  def step(i, carry):
+    start = steps.start(i)
+    rows = steps.split(layout.cut(query, start, steps.size))
+    found = steps.each(attend_tile)(rows, steps.places(i))
+    found = [steps.join(x) for x in found]
+    if steps.is_ragged:
+      found = [
+        jnp.where(steps.is_new(i), x, layout.cut(whole, start, steps.size))
+        for x, whole in zip(found, carry, strict=True)
+      ]
+    return tuple(
+      layout.put(whole, x, start)
+      for x, whole in zip(found, carry, strict=True)
+    )
+
+  shapes = jax.eval_shape(
+    lambda: _read(source, arrays, fixed, Place(0, 0), is_whole=False).value
+  )
+  shape = query.shape[:3]
+  out = jnp.zeros((*shape, shapes.shape[-1]), query.dtype)
+  lse = jnp.zeros((*shape, 1), jnp.float32)
+  return jax.lax.fori_loop(0, steps.count, step, (out, lse))
+
+
+def _sums(
+  source: Source,
+  query: Float[Array, "B K Q H"],
+  arrays: Any,
+  parameters: Any,
+  fixed: Any,
+  place: Place,
+) -> Sums:
+  """m, l and o of the rows of one tile over all of its visits."""
+
+  def attend_once(by_maximum, is_whole, visit, before):
+    keys = _read(
+      source, arrays, fixed, place._replace(visit=visit), is_whole=is_whole
+    )
+    return tile.forward(
+      source.score,
+      query,
+      keys,
+      parameters,
+      source.rows,
+      by_data=source.by_data,
+      before=before,
+      by_maximum=by_maximum,
+    )
+
+  visits = source.visits(place.start)
+  if visits is None:
+    return attend_once(True, False, 0, None)
+
+  value = jax.eval_shape(
+    lambda: _read(source, arrays, fixed, place, is_whole=False).value
+  )
+
+  def attend_all(by_maximum, visits):
+    sums = tile.nothing_yet(query.shape[:3], value.shape[-1], by_maximum)
+    return over_visits(partial(attend_once, by_maximum), visits, sums)
+
+  if float(jnp.finfo(value.dtype).max) <= _LARGEST_SUM:
+    return attend_all(True, visits)
+  found = attend_all(False, visits)
+  total = found.total
+  is_kept = (total > 1 / _LARGEST_SUM) & (total < _LARGEST_SUM)
+  is_lost = ~is_kept & (total != 0.0)
+  # As it is an exception, every visit gets its limits: one loop to compile.
+  again = attend_all(
+    True, (0, jnp.where(jnp.any(is_lost), visits[1], 0))
+  )
+  return jax.tree.map(lambda x, y: jnp.where(is_lost, y, x), found, again)
+
+
+def over_visits(
+  step: Callable[[bool, Array, Any], Any],
+  visits: tuple[int | Array, int | Array],
+  carry: Any,
+) -> Any:
+  """Runs `step(is_whole, visit, carry)`: whole visits first, then the others."""
+  whole, end = visits
+  # A loop that would have no round is left out: it would be compiled as well.
+  if not (isinstance(whole, int) and whole == 0):
+    carry = jax.lax.fori_loop(0, whole, partial(step, True), carry)
+  if isinstance(whole, int) and isinstance(end, int) and whole == end:
+    return carry
+  return jax.lax.fori_loop(whole, end, partial(step, False), carry)
+
+
+def _attend_bwd(source, residuals, cotangent):
+  query, arrays, parameters, fixed, out, lse = residuals
+  steps = _steps(source, query)
+
+  def pull_tile(rows, g, delta, row_lse, place, is_whole):
+    keys = _read(source, arrays, fixed, place, is_whole=is_whole)
+    return tile.backward(
+      source.score,
+      rows,
+      keys,
+      parameters,
+      source.rows,
+      cotangent=g,
+      delta=delta[..., 0],
+      lse=row_lse[..., 0],
+    )
+
+  def once(inputs, places, totals, dparameters):
+    """A step whose tiles have one visit each."""
+    dquery, dkeys, more = steps.each(partial(pull_tile, is_whole=False))(
+      *inputs, places
+    )
+    if steps.at_once > 1:
+      more = jax.tree.map(lambda x: jnp.sum(x, 0), more)
+    totals = _add(source, steps, totals, dkeys, fixed, places)
+    return dquery, totals, jax.tree.map(jnp.add, dparameters, more)
+
+  def walk(inputs, place, totals, dparameters):
+    """A step of one tile with several visits."""
+
+    def visit(is_whole, number, carry):
+      dquery, totals, dparameters = carry
+      here = place._replace(visit=number)
+      more, dkeys, of_parameters = pull_tile(*inputs, here, is_whole)
+      return (
+        dquery + more,
+        source.add(totals, dkeys, fixed, here),
+        jax.tree.map(jnp.add, dparameters, of_parameters),
+      )
+
+    dquery = jnp.zeros_like(jnp.swapaxes(inputs[0], 2, 3), jnp.float32)
+    carry = (dquery, totals, dparameters)
+    return over_visits(visit, source.visits(place.start), carry)
+
+  def step(i, carry):
+    dquery, totals, dparameters = carry
+    start = steps.start(i)
+    g = layout.cut(cotangent, start, steps.size)
+    if steps.is_ragged:
+      g = jnp.where(steps.is_new(i), g, 0)
+    delta = layout.inner(g, layout.cut(out, start, steps.size))
+    inputs = [
+      steps.split(x)
+      for x in (
+        layout.cut(query, start, steps.size),
+        g,
+        delta,
+        layout.cut(lse, start, steps.size),
+      )
+    ]
+    places = steps.places(i)
+    several = source.visits(places.start) is not None
+    more, totals, dparameters = (walk if several else once)(
+      inputs, places, totals, dparameters
+    )
+    more = steps.join(jnp.swapaxes(more, -2, -1))
+    place = layout.add if steps.is_ragged else layout.put
+    return place(dquery, more, start), totals, dparameters
+
+  zeros = jax.tree.map(
+    lambda x: jnp.zeros(x.shape, jnp.float32), (arrays, parameters)
+  )
+  dquery, *others = jax.lax.fori_loop(
+    0, steps.count, step, (jnp.zeros(query.shape, query.dtype), *zeros)
+  )
+  others = jax.tree.map(
+    lambda d, x: d.astype(x.dtype), tuple(others), (arrays, parameters)
+  )
+  return dquery, *others, None
+
+
+attend.defvjp(_attend_fwd, _attend_bwd)
+
+
+def _add(source, steps, totals, gradients, fixed, places):
+  """Adds the gradients of the keys of a step.
+
+  Those of several tiles are added at once, by the transpose of their gather.
+  """
+  if steps.at_once == 1:
+    return source.add(totals, gradients, fixed, places)
+
+  def gather(arrays):
+    return jax.vmap(lambda place: source.gather(arrays, fixed, place)[:3])(
+      places
+    )
+
+  (more,) = jax.linear_transpose(gather, totals)(tuple(gradients[:3]))
+  return jax.tree.map(jnp.add, totals, more)

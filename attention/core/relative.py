@@ -1,0 +1,247 @@
+"""Logits that depend on the distance s − t: one table, any block.
+
+Two terms may be added to the logits of query t and key s, at the distance
+i = clip(s − t, −L, L):
+
+  relative_bias  b ∈ [N, 2L+1]    + b[n, L + i]                  (T5, ALiBi)
+  relative_keys  a ∈ [2L+1, H]    + scale · q_t · a[L + i]       (Shaw et al.)
+
+Both are linear in memory: a tile of C queries and D keys meets C + D − 1
+distances only. Its terms are first computed per distance, x[c, m] with
+m = d − c + C − 1, and then put on the diagonals, y[c, d] = x[c, d − c + C − 1].
+That needs no gather: rows of C + D numbers, laid end to end and cut into rows
+of C + D − 1, stand one place further in each row.
+
+Papers: Self-attention with relative position representations,
+arXiv:1803.02155 (whose maximum distance k is L; its heads share one table, as
+here; its relative values, which it found unnecessary, are not here); T5,
+arXiv:1910.10683; ALiBi, arXiv:2108.12409.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from attention.core import layout, platform
+
+
+class Relative(NamedTuple):
+  """The tables of a call; None where it has none."""
+
+  bias: Float[Array, "N E"] | None = None
+  keys: Float[Array, "E H"] | None = None
+
+  @property
+  def given(self) -> bool:
+    """Whether there is any."""
+    return self.bias is not None or self.keys is not None
+
+
+def check(
+  relative_bias: Float[Array, "N D"] | None,
+  relative_keys: Float[Array, "E H"] | None,
+  query: Float[Array, "B T N H"],
+) -> Relative:
+  """Checks both tables and returns them together.
+
+  Raises:
+    ValueError: a table does not have an odd number of distances, or does not
+      fit the heads or features of `query`.
+  """
+  num_heads, head_dim = query.shape[2:]
+  for name, table, axis, expected in (
+    ("relative_bias", relative_bias, 1, f"[{num_heads}, 2L+1]"),
+    ("relative_keys", relative_keys, 0, f"[2L+1, {head_dim}]"),
+  ):
+    if table is None:
+      continue
+    fits = (
+      table.ndim == 2
+      and table.shape[1 - axis] == (num_heads, head_dim)[1 - axis]
+    )
+    if not fits or table.shape[axis] % 2 == 0:
+      raise ValueError(
+        f"{name}: expected {expected}, one entry for each distance "
+        f"-L … L of key from query, got shape {table.shape}"
+      )
+  return Relative(relative_bias, relative_keys)
+
+
+def logits(
+  tables: Relative,
+  query: Float[Array, "B K Q H"],
+  offset: int | Int[Array, ""],
+  rows: int,
+  width: int,
+  scale: float | Float[Array, ""],
+  by_key: bool = False,
+) -> Float[Array, "#B K X Y"]:
+  """What the tables add to the logits of a tile.
+
+  Args:
+    tables: at least one.
+    query: Q = N/K · C rows, unscaled.
+    offset: position of the first key less that of the first query.
+    rows: C.
+    width: D.
+    scale: factor of `tables.keys`.
+    by_key: transposed, as the backward holds scores.
+
+  Returns:
+    `[B, K, Q, D]`, by key `[B, K, D, Q]`, float32; B is 1 where only the bias
+    is given. Cost: B·K·Q·(C+D)·H multiplications for keys, B·K·Q·(C+D) numbers.
+  """
+  batch, kv_heads, queries, _ = query.shape
+  groups = queries // rows
+  distances = offset + jnp.arange(-(rows - 1), width)
+  total = None
+  if tables.bias is not None:
+    bias = tables.bias[:, _index(tables.bias.shape[1], distances)]
+    bias = bias.astype(jnp.float32)
+    if by_key:
+      total = _on_diagonals(bias[:, ::-1], width, rows)
+      total = total.reshape(kv_heads, groups, width, rows)
+      total = jnp.swapaxes(total, 1, 2).reshape(1, kv_heads, width, queries)
+    else:
+      total = _on_diagonals(bias, rows, width)
+      total = total.reshape(1, kv_heads, queries, width)
+  if tables.keys is not None:
+    keys = tables.keys[_index(tables.keys.shape[0], distances)]
+    per_distance = layout.dot("bkqh,mh->bkqm", query, keys)
+    per_distance = per_distance.reshape(
+      batch, kv_heads, groups, rows, len(distances)
+    )
+    more = scale * _skew(per_distance)
+    more = more.reshape(batch, kv_heads, queries, width)
+    more = jnp.swapaxes(more, 2, 3) if by_key else more
+    total = more if total is None else total + more
+  assert total is not None
+  return total
+
+
+def gradients(
+  tables: Relative,
+  query: Float[Array, "B K Q H"],
+  dlogits: Float[Array, "B K D Q"],
+  offset: int | Int[Array, ""],
+  rows: int,
+  scale: float | Float[Array, ""],
+) -> tuple[Relative, Float[Array, "B K Q H"] | None]:
+  """Gradients of the tables and of the queries through `logits`.
+
+  Args:
+    tables: at least one.
+    query: as in `logits`.
+    dlogits: gradients of the logits, transposed.
+    offset: as in `logits`, with `rows` and `scale`.
+    rows: C.
+    scale: factor of `tables.keys`.
+
+  Returns:
+    Like `tables`, and like `query`, None where that has none.
+  """
+  bias, keys = tables
+  if bias is not None:
+    bias = _bias_gradient(bias, dlogits, offset, rows)
+  if keys is None:
+    return Relative(bias), None
+
+  def of_keys(keys, query):
+    width = dlogits.shape[2]
+    return logits(Relative(None, keys), query, offset, rows, width, scale)
+
+  _, pullback = jax.vjp(of_keys, keys, query)
+  keys, dquery = pullback(jnp.swapaxes(dlogits, 2, 3))
+  return Relative(bias, keys), dquery
+
+
+def _bias_gradient(
+  bias: Float[Array, "N E"],
+  dlogits: Float[Array, "B K D Q"],
+  offset: int | Int[Array, ""],
+  rows: int,
+) -> Float[Array, "N E"]:
+  """The gradient of a table."""
+  batch, kv_heads, width, queries = dlogits.shape
+  by_head = dlogits.reshape(batch, kv_heads, width, queries // rows, rows)
+  by_head = jnp.moveaxis(by_head, 3, 2).reshape(batch, -1, width, rows)
+  sums = jnp.sum(_diagonal_sums(by_head), axis=0)[:, ::-1]
+  distances = offset + jnp.arange(-(rows - 1), width)
+  index = _index(bias.shape[1], distances)
+  return jnp.zeros_like(bias).at[:, index].add(sums.astype(bias.dtype))
+
+
+def at_position(
+  tables: Relative,
+  query: Float[Array, "B 1 N H"],
+  distance: Int[Array, "B #N S"],
+  scale: float | Float[Array, ""],
+) -> Float[Array, "B N 1 S"]:
+  """What the tables add for one query an example, at any distances."""
+  batch, _, num_heads, _ = query.shape
+  shape = (batch, num_heads, distance.shape[-1])
+  total = jnp.zeros(shape, jnp.float32)
+  if tables.bias is not None:
+    heads = jnp.arange(num_heads)[None, :, None]
+    index = _index(tables.bias.shape[1], distance)
+    index, heads = jnp.broadcast_arrays(index, jnp.broadcast_to(heads, shape))
+    total += tables.bias[heads, index].astype(jnp.float32)
+  if tables.keys is not None:
+    keys = tables.keys[_index(tables.keys.shape[0], distance)]
+    keys = jnp.broadcast_to(keys, (*shape, keys.shape[-1]))
+    total += scale * jnp.einsum(
+      "BTNH,BNSH->BNS", query, keys, preferred_element_type=jnp.float32
+    )
+  return total[:, :, None]
+
+
+def _index(size: int, distance: Int[Array, "..."]) -> Int[Array, "..."]:
+  """Where a table of `size` = 2L+1 entries has clip(distance, −L, L)."""
+  longest = size // 2
+  return jnp.clip(distance, -longest, longest) + longest
+
+
+def _skew(x: Float[Array, "*A C E"]) -> Float[Array, "*A C D"]:
+  """y[c, d] = x[c, d − c + C − 1], E = C + D − 1."""
+  *leading, rows, distances = x.shape
+  width = distances - rows + 1
+  x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, 1)])
+  x = x.reshape(*leading, rows * (distances + 1))
+  x = jax.lax.slice_in_dim(x, rows - 1, rows - 1 + rows * distances, axis=-1)
+  return x.reshape(*leading, rows, distances)[..., :width]
+
+
+def _on_diagonals(
+  x: Float[Array, "N E"], rows: int, width: int
+) -> Float[Array, "N C D"]:
+  """y[c, d] = x[d − c + C − 1], E = C + D − 1: row c is a slice of x."""
+  if not platform.profile().copies_rows:
+    return _skew(jnp.broadcast_to(x[:, None, :], (len(x), rows, x.shape[1])))
+
+  def put(c, y):
+    row = layout.cut(x, rows - 1 - c, width)
+    return layout.put(y, row[:, None], c)
+
+  y = jnp.zeros((len(x), rows, width), x.dtype)
+  return jax.lax.fori_loop(0, rows, put, y)
+
+
+def _diagonal_sums(y: Float[Array, "B N C D"]) -> Float[Array, "B N E"]:
+  """x[m] = Σ_c y[c, m + c − C + 1], zero outside: undoes `_on_diagonals`."""
+  *leading, rows, width = y.shape
+  if platform.profile().copies_rows:
+
+    def add(c, x):
+      row = jax.lax.dynamic_index_in_dim(y, c, axis=2, keepdims=False)
+      return layout.add(x, row, rows - 1 - c, axis=2)
+
+    x = jnp.zeros((*leading, rows + width - 1), y.dtype)
+    return jax.lax.fori_loop(0, rows, add, x)
+  # Rows of C − 1 zeros, D numbers and a zero, cut into rows one longer.
+  y = jnp.pad(y, [(0, 0), (0, 0), (0, 0), (rows - 1, 1)])
+  y = y.reshape(*leading, -1)
+  y = jnp.pad(y, [(0, 0), (0, 0), (0, rows)])
+  y = y.reshape(*leading, rows, rows + width + 1)
+  return jnp.sum(y, axis=2)[..., : rows + width - 1]

@@ -1,0 +1,139 @@
+"""What a tile of `flash_attention` sees: all keys, one block after another.
+
+The last block of keys moves back to end at S, so that no array is padded; a key
+that two blocks share counts in the first only. Causal blocks above the diagonal
+are not visited, blocks below it need no mask. Masks and biases are read block by
+block along the axes that they have, so one of `[B, 1, 1, S]` never grows.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from attention.core import dropout, layout, loop, platform
+from attention.core.tile import Keys, Score
+from attention.core.visibility import Visibility
+
+
+class Arrays(NamedTuple):
+  """What has a derivative beside the queries and the score's parameters."""
+
+  key: Float[Array, "..."]
+  value: Float[Array, "B S K V"]
+  bias: Float[Array, "#B #N #T #S"] | None = None
+
+
+class Limits(NamedTuple):
+  """Who may see whom, and what draws the dropout."""
+
+  sees: Visibility
+  rng: Array | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+  """The `loop.Source` of blocks of keys.
+
+  Attributes:
+    width: D, keys of a block, at most S.
+    source_length: S.
+    is_causal: blocks above the diagonal are left out.
+    dropout_rate: share of weights set to zero.
+  """
+
+  rows: int
+  kv_heads: int
+  num_heads: int
+  score: Score
+  by_data: bool
+  width: int
+  source_length: int
+  is_causal: bool = False
+  dropout_rate: float = 0.0
+  at_once: int = 1
+
+  def visits(self, start: Array) -> tuple[int | Array, int | Array] | None:
+    """Blocks in which every pair counts, and all blocks."""
+    length, width = self.source_length, self.width
+    if length == width:
+      return None
+    seen, whole = length, length // width
+    if self.is_causal:
+      seen = jnp.minimum(seen, start + self.rows)
+      whole = jnp.minimum(whole, (start + 1) // width)
+    end = (seen + width - 1) // width
+    return 0 if self.by_data else whole, end
+
+  def _first(self, place: loop.Place) -> Array | int:
+    last = self.source_length - self.width
+    return jnp.minimum(place.visit * self.width, last) if last else 0
+
+  def gather(self, arrays: Arrays, fixed: Limits, place: loop.Place) -> Keys:
+    """One block of keys, values and bias."""
+    first, bias = self._first(place), arrays.bias
+
+    def read(x):
+      x = fixed.sees.readable(layout.cut(x, first, self.width), first)
+      return platform.apart(layout.heads_first(x, x.shape[2]))
+
+    if bias is not None:
+      corner, sizes = self._corner(bias, place), self._sizes(bias)
+      bias = jax.lax.dynamic_slice(bias, corner, sizes)
+      bias = layout.by_kv_head(bias.astype(jnp.float32), self.kv_heads)
+    return Keys(read(arrays.key), read(arrays.value), bias)
+
+  def limit(
+    self, keys: Keys, fixed: Limits, place: loop.Place, *, is_whole: bool
+  ) -> Keys:
+    """Which pairs count, and which of them dropout keeps."""
+    first, visible, kept = self._first(place), None, None
+    if not is_whole:
+      visible = fixed.sees.block(
+        place.start, self.rows, first, self.width, place.visit * self.width
+      )
+      visible = layout.by_kv_head(visible, self.kv_heads)
+    if self.dropout_rate:
+      shape = (
+        keys.value.shape[0],
+        self.kv_heads,
+        self.num_heads // self.kv_heads,
+        self.rows,
+        self.width,
+      )
+      numbers = place.number, place.visit
+      kept = dropout.kept(fixed.rng, self.dropout_rate, shape, *numbers)
+    offset = first - place.start
+    return keys._replace(visible=visible, kept=kept, offset=offset)
+
+  def add(
+    self, totals: Arrays, gradient: Keys, fixed: Limits, place: loop.Place
+  ) -> Arrays:
+    """Adds the gradients of one block where it came from."""
+    del fixed
+    first, bias = self._first(place), totals.bias
+    key, value = (
+      layout.add(total, layout.heads_last(x, self.width), first)
+      for total, x in zip(totals[:2], gradient[:2], strict=True)
+    )
+    if bias is not None:
+      pairs = gradient.bias
+      pairs = pairs.reshape(pairs.shape[0], -1, *pairs.shape[3:])
+      lacking = tuple(axis for axis in range(4) if bias.shape[axis] == 1)
+      part = jnp.sum(pairs, lacking, keepdims=True)
+      corner = self._corner(bias, place)
+      part += jax.lax.dynamic_slice(bias, corner, part.shape)
+      bias = jax.lax.dynamic_update_slice(bias, part, corner)
+    return Arrays(key, value, bias)
+
+  def _corner(self, bias: Array, place: loop.Place) -> list[Array | int]:
+    """Where a block of the bias starts."""
+    start = [0, 0, place.start, self._first(place)]
+    return [x if n > 1 else 0 for x, n in zip(start, bias.shape, strict=True)]
+
+  def _sizes(self, bias: Array) -> list[int]:
+    """The sizes of a block of the bias."""
+    full = [*bias.shape[:2], self.rows, self.width]
+    return [x if n > 1 else 1 for x, n in zip(full, bias.shape, strict=True)]

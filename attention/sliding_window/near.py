@@ -1,0 +1,180 @@
+"""What a tile of `sliding_window_attention` sees: near keys and global ones.
+
+The C queries [a, a+C) together see at most W = min(S, C + left + right) keys,
+the slice [f, f+W) with f = clip(a − left, 0, S − W). Which query sees which key
+is read off the positions, so a clipped slice needs no case of its own. The keys
+of G global tokens are appended to the slice: one softmax runs over the union.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from attention.core import dropout, layout, loop, platform
+from attention.core.relative import Relative
+from attention.core.tile import Keys, Product
+from attention.core.visibility import Visibility
+
+
+class Arrays(NamedTuple):
+  """What has a derivative beside queries and tables; G may be 0."""
+
+  key: Float[Array, "B S K H"]
+  value: Float[Array, "B S K V"]
+  global_key: Float[Array, "B G K H"]
+  global_value: Float[Array, "B G K V"]
+
+
+class Limits(NamedTuple):
+  """Who may see whom, and what draws the dropout.
+
+  Attributes:
+    near: of the keys in the window, the window itself included.
+    of_globals: which global keys a query sees, all conditions included.
+    rng: a key; not read where the rate is 0.
+  """
+
+  near: Visibility
+  of_globals: Bool[Array, "B T G"]
+  rng: Array | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Near:
+  """The `loop.Source` of a window.
+
+  Attributes:
+    left: keys of the window before the query.
+    width: W, keys of a slice.
+    source_length: S.
+    dropout_rate: share of weights set to zero.
+  """
+
+  rows: int
+  at_once: int
+  kv_heads: int
+  num_heads: int
+  score: Product
+  by_data: bool
+  left: int
+  width: int
+  source_length: int
+  dropout_rate: float
+
+  def visits(self, start: Array) -> None:
+    """One."""
+    del start
+
+  def _first(self, place: loop.Place) -> Array:
+    """f."""
+    last = self.source_length - self.width
+    return jnp.clip(place.start - self.left, 0, last)
+
+  def gather(self, arrays: Arrays, fixed: Limits, place: loop.Place) -> Keys:
+    """The slice, and the global keys after it."""
+    first = self._first(place)
+
+    def read(x, of_globals):
+      x = fixed.near.readable(layout.cut(x, first, self.width), first)
+      if of_globals.shape[1]:
+        x = jnp.concatenate([x, of_globals], axis=1)
+      return layout.heads_first(x, self.kv_heads)
+
+    return Keys(
+      read(arrays.key, arrays.global_key),
+      read(arrays.value, arrays.global_value),
+    )
+
+  def limit(
+    self, keys: Keys, fixed: Limits, place: loop.Place, *, is_whole: bool
+  ) -> Keys:
+    """Which pairs count, and which of them dropout keeps."""
+    del is_whole
+    first = self._first(place)
+    visible = fixed.near.block(place.start, self.rows, first, self.width)
+    if fixed.of_globals.shape[2]:
+      of_globals = layout.cut(fixed.of_globals, place.start, self.rows)[:, None]
+      shape = (*of_globals.shape[:3], self.width)
+      visible = jnp.broadcast_to(visible, shape)
+      visible = jnp.concatenate([visible, of_globals], axis=3)
+    kept = None
+    if self.dropout_rate:
+      batch, kv_heads, width, _ = keys.key.shape
+      groups = self.num_heads // kv_heads
+      shape = (batch, kv_heads, groups, self.rows, width)
+      kept = dropout.kept(fixed.rng, self.dropout_rate, shape, place.number)
+    return keys._replace(
+      visible=layout.by_kv_head(visible, self.kv_heads),
+      kept=kept,
+      offset=first - place.start,
+    )
+
+  def add(
+    self, totals: Arrays, gradient: Keys, fixed: Limits, place: loop.Place
+  ) -> Arrays:
+    """Adds the gradients of one tile where its keys came from."""
+    del fixed
+    first, width = self._first(place), self.width
+
+    def spread(total, of_globals, block):
+      block = layout.heads_last(block, block.shape[2])
+      total = layout.add(total, block[:, :width], first)
+      return total, of_globals + block[:, width:]
+
+    key, global_key = spread(totals.key, totals.global_key, gradient.key)
+    value, global_value = spread(
+      totals.value, totals.global_value, gradient.value
+    )
+    return Arrays(key, value, global_key, global_value)
+
+
+def windowed_attention(
+  query: Float[Array, "B T N H"],
+  arrays: Arrays,
+  tables: Relative,
+  limits: Limits,
+  *,
+  sides: tuple[int, int],
+  rows: int | None,
+  scale: float,
+  dropout_rate: float,
+) -> Float[Array, "B T N V"]:
+  """Softmax attention over a window of `sides` (left, right) and the globals.
+
+  Args:
+    query: `[B, T, N, H]`.
+    arrays: keys and values.
+    tables: what is added by distance.
+    limits: who may see whom beside the window.
+    sides: keys before and behind the query.
+    rows: C; None is the platform's.
+    scale: factor of the logits.
+    dropout_rate: share of weights set to zero.
+  """
+  batch, length, num_heads, head_dim = query.shape
+  source_length, kv_heads, value_dim = arrays.value.shape[1:]
+  # A window beyond the sequence is no wider than the sequence.
+  left, right = min(sides[0], length), min(sides[1], source_length)
+  if rows is None:
+    rows = platform.window_rows(left + right + 1)
+  rows = min(rows, length)
+  width = min(source_length, rows + left + right)
+  tile_bytes = 4 * batch * num_heads * (rows + head_dim + value_dim) * width
+  near = limits.near & Visibility(left=left, right=right)
+  source = Near(
+    rows=rows,
+    at_once=loop.at_once(length, rows, tile_bytes),
+    kv_heads=kv_heads,
+    num_heads=num_heads,
+    score=Product(scale),
+    by_data=near.by_data,
+    left=left,
+    width=width,
+    source_length=source_length,
+    dropout_rate=dropout_rate,
+  )
+  return loop.attend(
+    source, query, arrays, tables, limits._replace(near=near)
+  )
