@@ -221,6 +221,28 @@ def check_at_least(name: str, value: int, low: int) -> None:
     )
 
 
+def block_sizes(
+  block_size: int | tuple[int, int] | None,
+) -> tuple[int, int] | None:
+  """(queries, keys) of a block; None is the platform's choice.
+
+  Raises:
+    ValueError: `block_size` is neither a positive int nor a pair of them.
+  """
+  if block_size is None:
+    return None
+  sizes = block_size if isinstance(block_size, tuple) else (block_size,) * 2
+  if len(sizes) != 2 or any(
+    not isinstance(size, int) or isinstance(size, bool) or size < 1
+    for size in sizes
+  ):
+    raise ValueError(
+      "block_size: expected a positive int or a pair (queries, keys), got "
+      f"{block_size!r}"
+    )
+  return sizes[0], sizes[1]
+
+
 def accepted_options(
   name: str, function: Callable[..., Any], options: Mapping[str, Any]
 ) -> dict[str, Any]:
