@@ -41,7 +41,7 @@ def linear_attention(
     `[B, T, N, V]` float64; zeros for a query whose products are all 0, or that
     sees no key.
 
-  Paper: Transformers are RNNs, equations 4, 5 and 7, arXiv:2006.16236.
+  Paper: Transformers are RNNs, equations 5 and 9, arXiv:2006.16236.
   """
   query, key, value = shared.as_float64(query, key, value)
   batch, length, num_heads, _ = query.shape

@@ -118,7 +118,8 @@ def sliding_window_attention(
     ValueError: `global_qkv` without `global_indices`, or relative tables with
       them: a global key has no place in the window.
 
-  Paper: Longformer, sections 3.1 and 3.2, arXiv:2004.05150.
+  Paper: Longformer, the long-document transformer, section 3.1,
+  arXiv:2004.05150.
   """
   if global_qkv is not None and global_indices is None:
     raise ValueError("global_qkv: expected global_indices with it, got None")
