@@ -3,8 +3,10 @@
 from attention.definitions.dense import dense_attention
 
 flash_attention = dense_attention
-"""Dense attention itself: FlashAttention computes softmax(scale · Q Kᵀ + bias) V
-exactly, block by block, so its definition is that of `dense_attention`.
+"""Dense attention itself.
+
+FlashAttention computes softmax(scale · Q Kᵀ + bias) V exactly, block by block,
+so its definition is that of `dense_attention`.
 
 Paper: FlashAttention, theorem 1, arXiv:2205.14135.
 """

@@ -48,10 +48,10 @@ def performer_attention(
 ) -> Float64[np.ndarray, "B T N V"]:
   """Softmax attention whose exponentials are estimated by random features.
 
-    exp(scale · q·k) ≈ Σ_m φ_m(q̃) φ_m(k̃)                      x̃ = √scale · x
-    out[t] = Σ_s φ(q̃_t)·φ(k̃_s) v_s / Σ_s φ(q̃_t)·φ(k̃_s)      over the visible s
+    exp(scale · q·k) ≈ Σ_m φ_m(q̃) φ_m(k̃)                     x̃ = √scale · x
+    out[t] = Σ_s φ(q̃_t)·φ(k̃_s) v_s / Σ_s φ(q̃_t)·φ(k̃_s)
 
-  with the φ of `random_features`.
+  over the visible s, with the φ of `random_features`.
 
   Args:
     query: `[B, T, N, H]`.

@@ -1,4 +1,4 @@
-"""What the definitions share: who sees whom, one softmax, tables by distance."""
+"""What definitions share: who sees whom, one softmax, tables by distance."""
 
 from jaxtyping import Bool, Float64
 import numpy as np
@@ -95,7 +95,7 @@ def relative_tables(
   num_heads: int,
   head_dim: int,
 ) -> tuple[Float64[np.ndarray, "N D"], Float64[np.ndarray, "E H"]]:
-  """Both tables; one that is None becomes zeros for L = 0, which add nothing."""
+  """Both tables; None becomes a table of zeros for L = 0, adding nothing."""
   if relative_bias is None:
     relative_bias = np.zeros((num_heads, 1))
   if relative_keys is None:

@@ -1,4 +1,4 @@
-"""Sliding-window attention (Longformer, Beltagy 2020), as the paper defines it."""
+"""Longformer's sliding window (Beltagy 2020), as the paper defines it."""
 
 from collections.abc import Sequence
 
