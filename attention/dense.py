@@ -222,4 +222,5 @@ def dense() -> plug.Attention:
         "decode",
       }
     ),
+    approximates="dense",
   )
