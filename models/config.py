@@ -205,6 +205,18 @@ class ModelConfig:
       check_supports(field, config, needs)
 
 
+def slots(config: Any) -> str:
+  """Which mechanism fills which slot: 'linformer · dense · linformer'.
+
+  Read from what the model is made of, not from the name that was asked for. The
+  order is encoder, decoder, cross-attention; a model with one has one name.
+
+  Args:
+    config: a `ModelConfig` or `Seq2SeqConfig`.
+  """
+  return " · ".join(one.name for one in config.attentions.values())
+
+
 def check_supports(
   field: str, config: AttentionConfig, needs: Mapping[str, str]
 ) -> None:
