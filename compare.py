@@ -60,7 +60,7 @@ def _run() -> Path:
   """Runs what is missing of the comparison that was typed; its folder."""
   first, step = _shard(_SHARD.value)
   file, mapping = entry.load_config(_CONFIG, "configs/compare/copy.py")
-  # JAX and the libraries on it take a second to import: help and a wrong flag
+  # JAX and the libraries on it take a second to import: --help and a faulty flag
   # do not wait for them.
   from comparison import config, launch, plan, records
 

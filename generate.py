@@ -44,7 +44,7 @@ def main() -> None:
     raise ConfigError(
       f"--temperature: expected a value above 0, got {_TEMPERATURE.value}"
     )
-  # JAX and the libraries on it take a second to import: help and a wrong flag
+  # JAX and the libraries on it take a second to import: --help and a faulty flag
   # do not wait for them.
   from training import (
     compile_cache,

@@ -28,8 +28,8 @@ _WORKDIR = flags.DEFINE_string(
 def main() -> None:
   """From the config to the result."""
   file, mapping = entry.load_config(_CONFIG)
-  # JAX and the libraries on it take a second to import, so that this is done
-  # once the flags are parsed: help and a wrong flag do not wait for them.
+  # JAX and the libraries on it take a second to import, so this is done once the
+  # flags are parsed: --help does not wait for them. (A config has imported JAX.)
   from training import (
     compile_cache,
     experiment,

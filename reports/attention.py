@@ -38,7 +38,7 @@ def main() -> None:
     raise ConfigError(
       f"--out: expected a folder, for a picture of each layer, got {folder}"
     )
-  # JAX and the libraries on it take a second to import: help and a wrong flag
+  # JAX and the libraries on it take a second to import: --help and a faulty flag
   # do not wait for them.
   from reports.example import make_example
   from training import (
