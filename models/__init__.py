@@ -6,18 +6,22 @@ functions of it and its variables.
 """
 
 from collections.abc import Mapping
+import importlib
 import types
+from typing import TYPE_CHECKING, Any
 
-from models.api import (
-  attention_maps,
-  create,
-  forward,
-  initialize,
-  observe_attention,
-)
 from models.config import KINDS, AttentionConfig, ModelConfig, slots
-from models.decoding import Generated, generate
 from models.seq2seq_config import Seq2SeqConfig
+
+if TYPE_CHECKING:
+  from models.api import (
+    attention_maps,
+    create,
+    forward,
+    initialize,
+    observe_attention,
+  )
+  from models.decoding import Generated, generate
 
 __all__ = [
   "AttentionConfig",
@@ -38,3 +42,12 @@ CONFIGS: Mapping[str, type] = types.MappingProxyType(
   {**dict.fromkeys(KINDS, ModelConfig), "seq2seq": Seq2SeqConfig}
 )
 """Kind of a model -> the config that describes it."""
+
+
+def __getattr__(name: str) -> Any:
+  # Flax is imported with the first function that needs it: config files import
+  # `models.config`, hence JAX, and are run and checked without Flax.
+  if name not in __all__:
+    raise AttributeError(f"module 'models' has no attribute '{name}'")
+  home = "decoding" if name.lower().startswith("generate") else "api"
+  return getattr(importlib.import_module(f"models.{home}"), name)

@@ -1,7 +1,7 @@
 """Tasks: the data, vocabulary and metrics of each experiment.
 
 `TASKS` names them for configs. Importing this package reads no data and loads
-neither TFDS nor Grain nor SentencePiece; TensorFlow is never imported.
+no heavy library; TensorFlow is never imported.
 """
 
 from collections.abc import Mapping

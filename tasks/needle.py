@@ -10,7 +10,6 @@ from collections.abc import Mapping
 import dataclasses
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from tasks import base, draws
@@ -108,6 +107,8 @@ class NeedleTask(GeneratedTask):
     self, logits: Any, batch: Mapping[str, Any]
   ) -> dict[str, Any]:
     """Accuracy over all, and at each depth: 'accuracy_depth_25' at a quarter."""
+    import jax.numpy as jnp
+
     inputs, targets, weights = (
       batch[name] for name in ("inputs", "targets", "weights")
     )

@@ -1,4 +1,7 @@
-"""A whole config: the loop, the optimiser, the task and the model."""
+"""A whole config: the loop, the optimiser, the task and the model.
+
+Imports JAX, as every config does, but neither Flax nor Optax.
+"""
 
 from collections.abc import Mapping
 import dataclasses
