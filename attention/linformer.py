@@ -183,4 +183,11 @@ def linformer(
     init_cache=None,
     decode=None,
     supports=frozenset({"cross", "rowwise", "mask"}),
+    approximates="dense",
+    cost="linear",
+    sizes=plug.Sizes(
+      short={"rank": 16},
+      long={"rank": 64},
+      timed=lambda length: {"rank": min(256, length)},
+    ),
   )

@@ -287,4 +287,5 @@ def additive(width: int = 64) -> plug.Attention:
         "decode",
       }
     ),
+    sizes=plug.Sizes(timed=lambda length: {"width": 16}),
   )

@@ -324,4 +324,7 @@ def bigbird(block_size: int = 64, num_random: int = 3) -> plug.Attention:
     init_cache=None,
     decode=None,
     supports=frozenset({"mask", "segments", "dropout"}),
+    approximates="dense",
+    cost="linear",
+    sizes=plug.Sizes(short={"block_size": 2, "num_random": 1}),
   )

@@ -230,4 +230,7 @@ def nystrom(
     init_cache=None,
     decode=None,
     supports=frozenset({"mask"}),
+    approximates="dense",
+    cost="linear",
+    sizes=plug.Sizes(short={"num_landmarks": 8}),
   )
