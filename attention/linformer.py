@@ -5,7 +5,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention import arguments, plug
-from attention.core import few_keys, layout
+from attention.core import few_keys, layout, platform
+from attention.core.visibility import both
 
 
 def linformer_attention(
@@ -47,8 +48,7 @@ def linformer_attention(
       the mask varies along queries, or a causal call.
 
   Cost: time (S·K + T·N)·R·(H+V); memory beside the arguments B·N·R·(H+V+C)
-  float32 for tiles of C queries, one copy of key or value, and the gradients of
-  E and F.
+  float32 for tiles of C queries, and the gradients of E and F.
 
   Where it departs from the paper: masks and inputs shorter than the projection,
   which the paper leaves open.
@@ -84,28 +84,101 @@ def linformer_attention(
     "such a mask",
   )
 
-  if keep is not None:
-    kept = keep[:, :, None, None]
-    key, value = jnp.where(kept, key, 0), jnp.where(kept, value, 0)
+  def projected(projection, x):
+    projection = projection.reshape(-1, *projection.shape[-2:])
+    return _project(projection, x, keep).astype(x.dtype)
+
   query, scale = arguments.scaled_query(query, scale)
   # The rows of an example without any key are zeros, and so are its results.
   return few_keys.attend(
     query,
-    _project(key_projection, key).astype(query.dtype),
-    _project(value_projection, value),
+    projected(key_projection, key).astype(query.dtype),
+    projected(value_projection, value),
     scale=scale,
     block_size=block_size,
   )
 
 
+@jax.custom_vjp
 def _project(
-  projection: Float[Array, "..."], x: Float[Array, "B S K D"]
+  projection: Float[Array, "G P R"],
+  x: Float[Array, "B S K D"],
+  keep: Bool[Array, "B S"] | None,
 ) -> Float[Array, "B K R D"]:
-  """Σ_s E[s, r] x_s of every head, accumulated in float32."""
-  length = x.shape[1]
-  rows = projection[..., :length, :].astype(x.dtype)
-  spec = "sr,bskd->bkrd" if rows.ndim == 2 else "ksr,bskd->bkrd"
-  return layout.dot(spec, rows, x).astype(x.dtype)
+  """Σ_s E[s, r] x_s in float32 over the positions that count, block by block.
+
+  G is K, or 1 for a projection common to all heads; P ≥ S. Linear, so that its
+  derivative is dX = E dP and dE = X dPᵀ, of the same blocks.
+  """
+
+  def step(i, total):
+    rows, block, _ = _block(projection, x, keep, i)
+    rows = jnp.swapaxes(rows, 1, 2)
+    return total + layout.dot("grs,gsbkd->grbkd", rows, block)
+
+  batch, length, heads, features = x.shape
+  groups, _, rank = projection.shape
+  total = jnp.zeros((groups, rank, batch, heads // groups, features))
+  total = jax.lax.fori_loop(0, _count(length), step, total)
+  total = jnp.einsum("grbkd->bgkrd", total)
+  return total.reshape(batch, heads, rank, features)
+
+
+def _count(length: int) -> int:
+  return -(-length // platform.LEAST_ROWS)
+
+
+def _block(projection, x, keep, i):
+  """Block i of E, `[G, C, R]`, and of x, `[G, C, B, K/G, D]`.
+
+  x is 0 where it does not count. The last block moves back to end at S; what the
+  block before had does not count.
+  """
+  length, groups = x.shape[1], projection.shape[0]
+  size = min(platform.LEAST_ROWS, length)
+  start = jnp.minimum(i * size, length - size)
+  block = layout.cut(x, start, size)
+  counts = None
+  if length % size:
+    counts = layout.is_new(start, size, i * size)[None]
+  if keep is not None:
+    counts = both(counts, layout.cut(keep, start, size))
+  if counts is not None:
+    block = jnp.where(counts[:, :, None, None], block, 0)
+  block = block.reshape(*block.shape[:2], groups, -1, block.shape[3])
+  block = jnp.einsum("bsgkd->gsbkd", block)
+  rows = layout.cut(projection, start, size).astype(x.dtype)
+  return rows, block, (start, counts)
+
+
+def _project_fwd(projection, x, keep):
+  return _project(projection, x, keep), (projection, x, keep)
+
+
+def _project_bwd(residuals, g):
+  projection, x, keep = residuals
+  batch, length, heads, features = x.shape
+  groups, _, rank = projection.shape
+  g = g.reshape(batch, groups, heads // groups, rank, features)
+  g = jnp.einsum("bgkrd->grbkd", g).astype(x.dtype)
+
+  def step(i, carry):
+    dprojection, dx = carry
+    rows, block, (start, counts) = _block(projection, x, keep, i)
+    drows = layout.dot("gsbkd,grbkd->gsr", block, g)
+    dblock = layout.dot("gsr,grbkd->gsbkd", rows, g)
+    dblock = jnp.einsum("gsbkd->bsgkd", dblock)
+    dblock = dblock.reshape(batch, -1, heads, features)
+    if counts is not None:
+      dblock = jnp.where(counts[:, :, None, None], dblock, 0)
+    place = layout.add if length % platform.LEAST_ROWS else layout.put
+    return place(dprojection, drows, start), place(dx, dblock, start)
+
+  zeros = jnp.zeros_like(projection), jnp.zeros_like(x)
+  return *jax.lax.fori_loop(0, _count(length), step, zeros), None
+
+
+_project.defvjp(_project_fwd, _project_bwd)
 
 
 def _check_projection(

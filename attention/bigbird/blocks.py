@@ -117,7 +117,7 @@ class Blocks:
     """One."""
     del start
 
-  def _near(self, place: loop.Place) -> tuple[Array, Array]:
+  def _near(self, place: loop.Place) -> tuple[Array | int, Array]:
     """The tile's own number, and that of the first of the near blocks."""
     own = place.start // self.rows
     return own, jnp.clip(own - 1, 0, self.middle - min(3, self.middle))
@@ -199,7 +199,7 @@ class Blocks:
     return Arrays(key, value, global_key, global_value)
 
 
-def _of_tile(x: Shaped[Array, "N M R"], i: Array) -> Shaped[Array, "N R"]:
+def _of_tile(x: Shaped[Array, "N M R"], i: Array | int) -> Shaped[Array, "N R"]:
   return jax.lax.dynamic_index_in_dim(x, i, axis=1, keepdims=False)
 
 
@@ -207,7 +207,9 @@ def _starts(
   index: Int[Array, "N R"], block: int, kv_heads: int
 ) -> Int[Array, "K J R 1"]:
   """Where each random block starts, by key head."""
-  return ((index + 1) * block).reshape(kv_heads, -1, index.shape[1], 1)
+  heads, slots = index.shape
+  starts = (index + 1) * block
+  return starts.reshape(kv_heads, heads // kv_heads, slots, 1)
 
 
 def _gather(
@@ -233,9 +235,8 @@ def _gather(
 
   starts = _starts(index, block, kv_heads)
   found = jax.vmap(of_head, (1, 0), 1)(x, starts)
-  return found.reshape(batch, *index.shape, block, features).reshape(
-    batch, index.shape[0], -1, features
-  )
+  heads, slots = index.shape
+  return found.reshape(batch, heads, slots * block, features)
 
 
 def _scatter_add(
@@ -264,7 +265,5 @@ def _scatter_add(
     )
 
   starts = _starts(index, block, kv_heads)
-  updates = updates.reshape(
-    batch, kv_heads, -1, index.shape[1], block, features
-  )
+  updates = updates.reshape(batch, *starts.shape[:3], block, features)
   return jax.vmap(of_head, (1, 0, 1), 1)(x, starts, updates)

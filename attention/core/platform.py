@@ -3,8 +3,9 @@
 These facts are kept here.
 
   tile_bytes      how many bytes of scores are worked on at once. A CPU takes
-                  one tile after another, each about the size of its cache. A
-                  GPU or TPU takes many tiles at once, as one batched step,
+                  one tile after another, the smallest whose products run at
+                  full rate, which is about the size of its cache. A GPU or TPU
+                  takes as many as the budget allows in one batched step,
                   because a long loop of small steps would leave it idle. The
                   number does not depend on T, so memory stays linear in T.
   needs_barriers  where XLA must not join two operations.
@@ -40,20 +41,20 @@ class Profile(NamedTuple):
   """One kind of device.
 
   Attributes:
-    tile_bytes: scores that are worked on at once.
+    tile_bytes: scores that are worked on at once; None is one tile.
     needs_barriers: XLA folds a transposition into the product that reads it,
       and the product then misses the fast kernel.
     copies_rows: a loop that copies row by row is faster than index arithmetic
       on the whole.
   """
 
-  tile_bytes: int
+  tile_bytes: int | None
   needs_barriers: bool
   copies_rows: bool
 
 
 CPU = Profile(
-  tile_bytes=2**21, needs_barriers=True, copies_rows=True
+  tile_bytes=None, needs_barriers=True, copies_rows=True
 )
 ACCELERATOR = Profile(
   tile_bytes=2**29, needs_barriers=False, copies_rows=False
@@ -90,17 +91,24 @@ def profile() -> Profile:
   return CPU if name() == "cpu" else ACCELERATOR
 
 
+def _budget() -> int:
+  return profile().tile_bytes or 0
+
+
 def tiles_at_once(tile_bytes: int, count: int) -> int:
   """How many of `count` tiles of so many bytes each are one step."""
-  return min(max(profile().tile_bytes // tile_bytes, 1), count)
+  return min(max(_budget() // tile_bytes, 1), count)
 
 
-def rows_at_once(row_bytes: int, length: int, least: int = LEAST_ROWS) -> int:
+def rows_at_once(
+  row_bytes: int, length: int, least: int | None = None
+) -> int:
   """How many of `length` rows, each with so many bytes of scores, are a tile.
 
-  At least `least`, so that products run at their full rate.
+  At least `least`; None is `LEAST_ROWS`.
   """
-  return min(max(profile().tile_bytes // row_bytes, least), length)
+  least = LEAST_ROWS if least is None else least
+  return min(max(_budget() // row_bytes, least), length)
 
 
 def block(pair_bytes: int, rows: int, width: int) -> tuple[int, int]:
@@ -114,7 +122,7 @@ def block(pair_bytes: int, rows: int, width: int) -> tuple[int, int]:
   Returns:
     Both doubled as often as the budget allows.
   """
-  most = profile().tile_bytes // pair_bytes
+  most = _budget() // pair_bytes
   while 4 * rows * width <= most:
     rows, width = 2 * rows, 2 * width
   return rows, width

@@ -9,3 +9,14 @@ from attention.core import platform
 def short_blocks(monkeypatch):
   """Blocks of 8 queries, so that short sequences run over several."""
   monkeypatch.setattr(platform, "window_rows", lambda width: 8)
+
+
+@pytest.fixture
+def tiny_tiles(monkeypatch):
+  """Makes all tiles of a platform tiny, when it is called."""
+
+  def shrink(rows):
+    monkeypatch.setattr(platform, "LEAST_ROWS", rows)
+    monkeypatch.setattr(platform, "DIAGONAL_ROWS", rows)
+
+  return shrink

@@ -10,10 +10,10 @@ import pytest
 from attention import (
   additive,
   additive_attention,
-  additive_blocks,
   attention_weights,
 )
-from attention.softmax import masked_softmax
+from attention.core import platform
+from attention.core.softmax import masked_softmax
 from tests.attention.cases import Case, assert_close, split
 
 WIDTH = 6
@@ -22,8 +22,7 @@ WIDTH = 6
 @pytest.fixture
 def short_blocks(monkeypatch):
   """Blocks of 4 queries and 5 keys, so that short sequences run over many."""
-  monkeypatch.setattr(additive_blocks, "QUERIES", 4)
-  monkeypatch.setattr(additive_blocks, "KEYS", 5)
+  monkeypatch.setattr(platform, "block", lambda *_: (4, 5))
 
 
 def kernels(case, width=WIDTH):

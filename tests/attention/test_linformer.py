@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import Dims, linformer, linformer_attention, linformer_blocks
+from attention import Dims, linformer, linformer_attention
 from tests.attention.cases import assert_close
 
 _DIMS = Dims(num_heads=4, num_kv_heads=2, head_dim=8, max_length=12)
@@ -63,9 +63,9 @@ def test_ranks_must_agree():
 
 
 @pytest.mark.parametrize("per_head", [False, True])
-def test_blocks_leave_no_seam(monkeypatch, per_head):
+def test_blocks_leave_no_seam(tiny_tiles, per_head):
   """Lengths that no block divides, projections longer than the input."""
-  monkeypatch.setattr(linformer_blocks, "BLOCK", 128)
+  tiny_tiles(128)
   rng = np.random.default_rng(0)
   shapes = (2, 300, 4, 8), (2, 150, 2, 8), (2, 150, 2, 5)
   shape = (2, 160, 6) if per_head else (160, 6)

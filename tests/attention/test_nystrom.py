@@ -12,11 +12,9 @@ from attention import (
   dense_attention,
   nystrom,
   nystrom_attention,
-  nystrom_convolution,
-  nystrom_means,
 )
 from attention.definitions.nystrom import iterated_inverse
-from attention.nystrom_product import pseudo_inverse
+from attention.nystrom.inverse import pseudo_inverse
 from tests.attention.cases import Case, assert_close, split
 
 
@@ -106,7 +104,7 @@ def test_one_example_does_not_scale_another():
   assert_close(attend(larger, num_landmarks=4)[:1], alone, 1e-6)
 
 
-def test_several_blocks_equal_one(monkeypatch):
+def test_several_blocks_equal_one(tiny_tiles):
   length = 23
   case = Case(("mask",), length=length, value_dim=5)
   qkv, call = draw(case)
@@ -127,8 +125,7 @@ def test_several_blocks_equal_one(monkeypatch):
     return jax.tree.leaves(call_and_gradients(variables, qkv, call))
 
   whole = run()
-  monkeypatch.setattr(nystrom_means, "BLOCK", 8)
-  monkeypatch.setattr(nystrom_convolution, "BLOCK", 8)
+  tiny_tiles(8)
   for got, expected in zip(run(), whole, strict=True):
     assert_close(got, expected, 1e-5)
 

@@ -1,0 +1,79 @@
+"""Arrays sharded along batch or heads are computed where they are."""
+
+import jax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention import ATTENTIONS, Dims
+
+BATCH, LENGTH, HEADS, HEAD_DIM = 4, 64, 8, 8
+OPTIONS = {
+  "sliding_window": {"window": 5},
+  "bigbird": {"block_size": 8, "num_random": 1},
+  "performer": {"num_features": 16},
+  "linformer": {"rank": 8},
+  "lsh": {"chunk_size": 8, "num_rounds": 2},
+  "nystrom": {"num_landmarks": 8},
+  "additive": {"width": 8},
+}
+SHARDINGS = {
+  "batch": (HEADS, PartitionSpec("x")),
+  "heads": (HEADS, PartitionSpec(None, None, "x")),
+  "grouped heads": (4, PartitionSpec(None, None, "x")),
+}
+
+
+def program(name, is_causal, kv_heads):
+  """Output and gradients to query, key and value, and their arguments."""
+  mechanism = ATTENTIONS[name](**OPTIONS.get(name, {}))
+  dims = Dims(HEADS, kv_heads, HEAD_DIM, LENGTH)
+  variables = mechanism.init(jax.random.key(0), dims)
+  rng = np.random.default_rng(0)
+  query, cotangent, key, value = (
+    jnp.asarray(rng.standard_normal((BATCH, LENGTH, n, HEAD_DIM)), jnp.float32)
+    for n in (HEADS, HEADS, kv_heads, kv_heads)
+  )
+  if "shared_qk" in mechanism.supports:
+    key = None
+
+  def run(query, key, value, cotangent):
+    def attend(query, key, value):
+      return mechanism.apply(variables, query, key, value, is_causal=is_causal)
+
+    out, pullback = jax.vjp(attend, query, key, value)
+    return out, pullback(cotangent)
+
+  return run, (query, key, value, cotangent)
+
+
+def causal_forms():
+  for name, factory in ATTENTIONS.items():
+    for is_causal in (False, True):
+      if not is_causal or "causal" in factory().supports:
+        yield name, is_causal
+
+
+@pytest.mark.parametrize("sharding", SHARDINGS)
+@pytest.mark.parametrize(("name", "is_causal"), list(causal_forms()))
+def test_nothing_is_gathered(name, is_causal, sharding):
+  kv_heads, spec = SHARDINGS[sharding]
+  mesh = jax.make_mesh(
+    (4,), ("x",), axis_types=(AxisType.Auto,), devices=jax.devices()[:4]
+  )
+  run, arguments = program(name, is_causal, kv_heads)
+  want = run(*arguments)
+  placed = jax.device_put(arguments, NamedSharding(mesh, spec))
+  compiled = jax.jit(run).lower(*placed).compile()
+  text = compiled.as_text()
+  gathers = [
+    line for line in text.splitlines() if " all-gather" in line.split("=")[-1]
+  ]
+  assert not gathers, gathers
+  for got, expected in zip(
+    jax.tree.leaves(compiled(*placed)), jax.tree.leaves(want), strict=True
+  ):
+    assert got.sharding.is_equivalent_to(placed[0].sharding, got.ndim)
+    scale = np.abs(expected).max()
+    np.testing.assert_allclose(got, expected, atol=2e-5 * scale)
