@@ -12,6 +12,7 @@ import numpy as np
 from attention import Dims
 from models.config import AttentionConfig, ModelConfig
 from models.multi_head_attention import MultiHeadAttention, kernel_init
+from models.rows import by_rows
 
 SHAW_DISTANCE = 16
 """k: keys farther away share a relative key, as in the paper's base model."""
@@ -37,15 +38,12 @@ class Mlp(nn.Module):
     dense = functools.partial(
       nn.Dense, dtype=config.dtype, param_dtype=config.param_dtype
     )
-    # As one matrix of rows: the backward pass on CPU is then nearly twice as
-    # fast as with [B, T, F], whose products XLA does not send to its fast path.
-    rows = inputs.reshape(-1, inputs.shape[-1])
-    hidden = dense(config.mlp_features, name="hidden")(rows)
-    hidden = getattr(jax.nn, config.activation)(hidden)
-    out = dense(
+    first = dense(config.mlp_features, name="hidden")
+    last = dense(
       config.features, kernel_init=kernel_init(self.out_scale), name="out"
-    )(hidden)
-    return out.reshape(inputs.shape)
+    )
+    activation = getattr(jax.nn, config.activation)
+    return by_rows(lambda rows: last(activation(first(rows))), inputs)
 
 
 class Block(nn.Module):

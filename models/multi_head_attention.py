@@ -11,6 +11,7 @@ import numpy as np
 from attention import Attention, Dims, attention_weights
 from attention import rotary as rotate
 from models.mechanism_variables import mechanism_variables
+from models.rows import by_rows
 
 
 class MultiHeadAttention(nn.Module):
@@ -190,16 +191,12 @@ class MultiHeadAttention(nn.Module):
       key = rotate(key, positions)
     return key, value
 
-  # Projections are products of two matrices. With a batch axis as well, XLA
-  # transposes the gradient of the heads before it multiplies: a tenth of a step
-  # on one core.
   def _heads(self, projection, inputs, num_heads):
-    rows = projection(inputs.reshape(-1, inputs.shape[-1]))
-    return rows.reshape(*inputs.shape[:2], num_heads, -1)
+    heads = by_rows(projection, inputs)
+    return heads.reshape(*inputs.shape[:2], num_heads, -1)
 
   def _merge(self, out):
-    batch, length = out.shape[:2]
-    return self.out(out.reshape(batch * length, -1)).reshape(batch, length, -1)
+    return by_rows(self.out, out.reshape(*out.shape[:2], -1))
 
 
 def kernel_init(scale: float = 1.0):

@@ -59,14 +59,14 @@ class Additive(NamedTuple):
   def _hidden(
     self, query: Float[Array, "B K Q A"], keys: Keys, rows: int
   ) -> Float[Array, "B N C D A"]:
-    """z of every pair."""
+    """Z of every pair."""
     query = query.reshape(query.shape[0], -1, rows, query.shape[3])
     return jnp.tanh(query[:, :, :, None] + keys.key[:, :, None])
 
   def _scores(
     self, z: Float[Array, "B N C D A"], v: Float[Array, "N A"]
   ) -> Float[Array, "B N X"]:
-    """v · z of every pair, X = C·D, as a product: a sum takes twice as long."""
+    """V · z of every pair, X = C·D, as a product: a sum takes twice as long."""
     pairs = z.reshape(*z.shape[:2], -1, z.shape[4])
     # Repeated for every example, or the product has no batch axis in common.
     v = jnp.broadcast_to(v, (z.shape[0], *v.shape))

@@ -16,8 +16,8 @@ from attention.bigbird.blocks import (
   ends,
 )
 from attention.core import loop
-from attention.core.tile import Product
 from attention.core.relative import Relative
+from attention.core.tile import Product
 from attention.flash import flash_attention
 
 

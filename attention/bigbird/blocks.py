@@ -113,7 +113,7 @@ class Blocks:
   middle: int
   dropout_rate: float
 
-  def visits(self, start: Array) -> None:
+  def visits(self, start: Array | int) -> None:
     """One."""
     del start
 

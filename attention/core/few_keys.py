@@ -31,7 +31,7 @@ class _FewKeys:
   by_data: bool = False
   at_once: int = 1
 
-  def visits(self, start: Array) -> None:
+  def visits(self, start: Array | int) -> None:
     """One."""
     del start
 

@@ -1,15 +1,29 @@
-"""Which kernel computes `flash_attention`: XLA's blocks, cuDNN or tokamax."""
+"""Which kernel computes exact attention: the blocks here (XLA), cuDNN, tokamax.
+
+`choose` says which one serves a call of `flash_attention` or
+`sliding_window_attention`, or why the one that was asked for cannot. `call`
+calls cuDNN or tokamax, and gives back what the blocks here would: zeros where a
+query sees nothing, and nothing of what a masked key holds.
+
+The limits were read in jax 0.10 (`jax/_src/cudnn`), cudnn-frontend 1.9 to 1.14
+and tokamax 0.0.12.
+"""
 
 from collections.abc import Mapping
 import importlib
 import importlib.util
-from typing import Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from attention.core import platform, visibility
+from attention.core.visibility import Visibility
+
 Implementation = Literal["xla", "cudnn", "tokamax"]
+
+_PLATFORMS = {"cudnn": ("gpu",), "tokamax": ("gpu", "tpu")}
 
 
 def check_name(implementation: str | None) -> None:
@@ -31,6 +45,10 @@ def choose(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
   value: Float[Array, "B S K V"],
+  mask: Bool[Array, "..."] | None,
+  bias: Float[Array, "..."] | None = None,
+  *,
+  sides: tuple[int, int] | None = None,
   without: Mapping[str, bool],
 ) -> Implementation:
   """The implementation of a call.
@@ -41,6 +59,10 @@ def choose(
     query: `[B, T, N, H]`.
     key: `[B, S, K, H]`.
     value: `[B, S, K, V]`.
+    mask: broadcastable to `[B, N, T, S]`, True = attend.
+    bias: broadcastable to `[B, N, T, S]`.
+    sides: (left, right) of a window, as `local_window_size` in jax.nn, with
+      right = 0 if the call is causal; None is no window.
     without: options that only 'xla' has -> whether the call has them.
 
   Raises:
@@ -49,12 +71,17 @@ def choose(
   check_name(implementation)
   if implementation == "xla":
     return implementation
-  obstacle = _obstacle(implementation or "cudnn", query, value, without)
+  obstacle = _obstacle(
+    implementation or "cudnn", query, key, value, mask, bias, sides, without
+  )
   if implementation is None:
     return "xla" if obstacle else "cudnn"
   if obstacle:
+    instead = "use 'xla' or None"
+    if implementation == "tokamax" and platform.name() == "cpu":
+      instead += ", or a TPU"
     raise ValueError(
-      f"implementation: {implementation!r} {obstacle}; use 'xla' or None"
+      f"implementation: {implementation!r} {obstacle}; {instead}"
     )
   return implementation
 
@@ -62,23 +89,96 @@ def choose(
 def _obstacle(
   implementation: Implementation,
   query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"],
   value: Float[Array, "B S K V"],
+  mask: Bool[Array, "..."] | None,
+  bias: Float[Array, "..."] | None,
+  sides: tuple[int, int] | None,
   without: Mapping[str, bool],
 ) -> str:
   """Why the implementation cannot serve the call; empty where it can."""
-  if jax.default_backend() != "gpu":
-    return f"needs a GPU, got {jax.default_backend()}"
+  # The program must be meant for such a device and be traced where there is
+  # one: both libraries ask the device at hand what it can do.
+  for found in (platform.name(), jax.default_backend()):
+    if found not in _PLATFORMS[implementation]:
+      return f"needs a GPU, got {found}"
   if implementation == "tokamax" and not importlib.util.find_spec("tokamax"):
     return "needs the package tokamax, which is not installed"
   for option, given in without.items():
     if given:
       return f"cannot take {option}"
+  if sides is not None and query.shape[1] != key.shape[1]:
+    # tokamax counts the window of query t from key t of an array of S; cuDNN
+    # refuses T > S, and where it puts the window of T < S is not documented.
+    return (
+      "takes a window over one sequence only, got lengths "
+      f"{query.shape[1]} and {key.shape[1]}"
+    )
+  if platform.name() == "tpu":
+    return _mosaic_obstacle(query, key, value, mask, bias)
   if query.dtype not in (jnp.float16, jnp.bfloat16):
     return f"takes float16 and bfloat16, got {query.dtype}"
-  if implementation == "cudnn" and value.shape[-1] != query.shape[-1]:
+  if implementation == "cudnn":
+    return _cudnn_obstacle(query, key, value, mask, sides)
+  return ""
+
+
+def _cudnn_obstacle(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"],
+  value: Float[Array, "B S K V"],
+  mask: Bool[Array, "..."] | None,
+  sides: tuple[int, int] | None,
+) -> str:
+  """What cuDNN and the check of it in JAX refuse."""
+  if not query.dtype == key.dtype == value.dtype:
+    return f"takes one dtype, got {query.dtype}, {key.dtype} and {value.dtype}"
+  if value.shape[-1] != query.shape[-1]:
     return (
       f"needs values as wide as queries, got {value.shape[-1]} and "
       f"{query.shape[-1]}"
+    )
+  device = jax.devices()[0]
+  if "rocm" in device.client.platform_version:
+    return "needs a GPU of NVIDIA's, got ROCm"
+  generation = getattr(device, "compute_capability", "9.0")
+  if float(generation) < 8:
+    return f"needs compute capability 8.0 or more, got {generation}"
+  widest = 256 if float(generation) >= 9 else 128
+  if query.shape[-1] % 8 or query.shape[-1] > widest:
+    return (
+      f"takes heads of a multiple of 8 features, at most {widest}, got "
+      f"{query.shape[-1]}"
+    )
+  if sides is None:
+    return ""
+  if sides[1]:
+    return f"takes windows to the left only, got (left, right) = {sides}"
+  if mask is not None:
+    return "cannot take mask with a window"  # It would be a bias.
+  return ""
+
+
+def _mosaic_obstacle(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"],
+  value: Float[Array, "B S K V"],
+  mask: Bool[Array, "..."] | None,
+  bias: Float[Array, "..."] | None,
+) -> str:
+  """What tokamax's kernel for TPU refuses.
+
+  tokamax would then use its T×S form, which is no reason to leave 'xla'.
+  """
+  for x in (query, key, value):
+    if x.dtype not in (jnp.float32, jnp.bfloat16):
+      return f"takes float32 and bfloat16 on a TPU, got {x.dtype}"
+  if bias is not None:
+    return "cannot take bias on a TPU"
+  if mask is not None and mask.shape[:2] != (1, 1):
+    return (
+      "takes one mask for all examples and heads on a TPU, got shape "
+      f"{mask.shape}"
     )
   return ""
 
@@ -89,30 +189,107 @@ def call(
   key: Float[Array, "B S K H"],
   value: Float[Array, "B S K V"],
   mask: Bool[Array, "..."] | None,
-  bias: Float[Array, "..."] | None,
+  bias: Float[Array, "..."] | None = None,
+  *,
+  sides: tuple[int, int] | None = None,
   is_causal: bool,
   scale: float | Float[Array, ""],
 ) -> Float[Array, "B T N V"]:
-  """Calls a GPU kernel; a query that sees nothing gets zeros here too.
+  """Calls cuDNN or tokamax for a call that `choose` let through.
 
-  The kernels give such a query the mean of all values, so it is found from the
-  mask and put right after the call.
+  The kernels give a query that sees nothing the mean of all values, so it is
+  found from the mask and put right after the call.
+
+  Memory: that of the kernel. cuDNN reads a mask and a bias as one bias over all
+  of T×S, and on a TPU tokamax reads a window as a mask over T×S.
   """
   if isinstance(scale, jax.Array):
     query, scale = query * scale.astype(query.dtype), 1.0
-  arrays = {"mask": mask, "bias": bias, "is_causal": is_causal}
+  length, source = query.shape[1], key.shape[1]
+  sees = visibility.pairs(mask)
+  options: dict[str, Any] = {"scale": scale}
+  if sides is not None:
+    left, right = (min(side, source) for side in sides)
+    is_causal |= right == 0
+    sees &= visibility.window(left, right)
+    options["local_window_size"] = (left, right)
+  if is_causal:
+    sees &= visibility.CAUSAL
+  options["is_causal"] = is_causal
+  # A kernel hides a key by its logit, which NaN would survive.
+  arrays = (query, sees.readable(key, 0), sees.readable(value, 0), mask, bias)
+
   if implementation == "cudnn":
-    out = jax.nn.dot_product_attention(
-      query, key, value, scale=scale, implementation="cudnn", **arrays
-    )
+    if mask is not None or bias is not None:
+      # Its backward takes a bias of even lengths only.
+      arrays = _padded(*arrays, is_causal, multiple=2)
+    options["implementation"] = "cudnn"
+    attend = jax.nn.dot_product_attention
   else:
+    if platform.name() == "tpu":
+      if options.pop("local_window_size", None):
+        whole = sees.block(0, length, 0, source)
+        arrays = (*arrays[:3], whole, bias)
+      arrays = _padded(*arrays, is_causal, multiple=128)
     tokamax = importlib.import_module("tokamax")  # An extra of 250 MB.
-    out = tokamax.dot_product_attention(
-      query, key, value, scale=scale, **arrays
-    )
+    attend = tokamax.dot_product_attention
+  query, key, value, mask_of_kernel, bias = arrays
+  out = attend(query, key, value, mask=mask_of_kernel, bias=bias, **options)
+  out = out[:, :length]
   if mask is None:
     return out
-  if is_causal:
-    mask = mask & jnp.tri(query.shape[1], key.shape[1], dtype=bool)[None, None]
-  sees = jnp.any(mask, axis=-1)  # [B, N, T], any of them 1
-  return jnp.where(jnp.swapaxes(sees, 1, 2)[..., None], out, 0)
+  return jnp.where(_rows_that_see(mask, sees, length, source), out, 0)
+
+
+def _padded(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"],
+  value: Float[Array, "B S K V"],
+  mask: Bool[Array, "..."] | None,
+  bias: Float[Array, "..."] | None,
+  is_causal: bool,
+  multiple: int,
+) -> tuple[Array, Array, Array, Array | None, Array | None]:
+  """All of them with lengths that are multiples; keys that it adds are hidden.
+
+  Mask and bias come back with all of T×S.
+  """
+  length, source = query.shape[1], key.shape[1]
+  rows, columns = -length % multiple, -source % multiple
+  if mask is None and columns and not (is_causal and length <= source):
+    mask = jnp.ones((1, 1, 1, source), bool)
+
+  def sequence(x, more):
+    return jnp.pad(x, ((0, 0), (0, more), (0, 0), (0, 0)))
+
+  def pairs(x):
+    if x is None:
+      return None
+    x = jnp.broadcast_to(x, (*x.shape[:2], length, source))
+    return jnp.pad(x, ((0, 0), (0, 0), (0, rows), (0, columns)))
+
+  return (
+    sequence(query, rows),
+    sequence(key, columns),
+    sequence(value, columns),
+    pairs(mask),
+    pairs(bias),
+  )
+
+
+def _rows_that_see(
+  mask: Bool[Array, "#B #N #T #S"], sees: Visibility, length: int, source: int
+) -> Bool[Array, "#B #T #N 1"]:
+  """Which queries see any key; for a key mask in time T + S."""
+  if mask.shape[2] > 1:
+    whole = cast(Array, sees.block(0, length, 0, source))
+    return jnp.swapaxes(jnp.any(whole, axis=-1), 1, 2)[..., None]
+  mask = jnp.broadcast_to(mask[:, :, 0], (*mask.shape[:2], source))
+  # before[s] is how many keys before s are visible.
+  before = jnp.pad(jnp.cumsum(mask, axis=-1), ((0, 0), (0, 0), (1, 0)))
+  first = end = jnp.arange(length)
+  first = first * 0 if sees.left is None else first - sees.left
+  end = end * 0 + source if sees.right is None else end + sees.right + 1
+  first, end = (jnp.clip(x, 0, source) for x in (first, end))
+  found = before[:, :, end] > before[:, :, first]
+  return jnp.swapaxes(found, 1, 2)[..., None]

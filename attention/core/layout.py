@@ -73,16 +73,20 @@ def heads_last(
 
 
 def by_kv_head(
-  x: Shaped[Array, "#B #N #C #D"], kv_heads: int
-) -> Shaped[Array, "#B #K #J #C #D"]:
+  x: Shaped[Array, "#B #N #C #D"] | None, kv_heads: int
+) -> Shaped[Array, "#B #K #J #C #D"] | None:
   """What is known by query head, with the heads of a key head together."""
+  if x is None:
+    return None
   batch, num_heads, *pair = x.shape
   if num_heads == 1:
     return x.reshape(batch, 1, 1, *pair)
   return x.reshape(batch, kv_heads, num_heads // kv_heads, *pair)
 
 
-def is_new(start: Array | int, size: int, first: Array | int) -> Bool[Array, "C"]:
+def is_new(
+  start: Array | int, size: int, first: Array | int
+) -> Bool[Array, "C"]:
   """Which of the positions from `start` no block before `first` has had.
 
   The last block of a sequence moves back to end with it, so nothing is padded;

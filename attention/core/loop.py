@@ -44,8 +44,8 @@ class Place(NamedTuple):
     visit: number of the visit; 0 where there is only one.
   """
 
-  number: Int[Array, ""]
-  start: Int[Array, ""]
+  number: Int[Array, ""] | int
+  start: Int[Array, ""] | int
   visit: Int[Array, ""] | int = 0
 
 
@@ -71,7 +71,7 @@ class Source(Protocol):
   by_data: bool
 
   def visits(
-    self, start: Array
+    self, start: Array | int
   ) -> tuple[int | Array, int | Array] | None:
     """How many visits see all of their pairs, and the number of visits.
 
@@ -152,7 +152,7 @@ class _Steps(NamedTuple):
     return self.rows * self.at_once
 
   @property
-  def count(self) -> int:
+  def number(self) -> int:
     """The number of steps."""
     return -(-self.length // self.size)
 
@@ -233,8 +233,7 @@ def _forward(
         for x, whole in zip(found, carry, strict=True)
       ]
     return tuple(
-      layout.put(whole, x, start)
-      for x, whole in zip(found, carry, strict=True)
+      layout.put(whole, x, start) for x, whole in zip(found, carry, strict=True)
     )
 
   shapes = jax.eval_shape(
@@ -243,7 +242,7 @@ def _forward(
   shape = query.shape[:3]
   out = jnp.zeros((*shape, shapes.shape[-1]), query.dtype)
   lse = jnp.zeros((*shape, 1), jnp.float32)
-  return jax.lax.fori_loop(0, steps.count, step, (out, lse))
+  return jax.lax.fori_loop(0, steps.number, step, (out, lse))
 
 
 def _sums(
@@ -290,9 +289,7 @@ def _sums(
   is_kept = (total > 1 / _LARGEST_SUM) & (total < _LARGEST_SUM)
   is_lost = ~is_kept & (total != 0.0)
   # As it is an exception, every visit gets its limits: one loop to compile.
-  again = attend_all(
-    True, (0, jnp.where(jnp.any(is_lost), visits[1], 0))
-  )
+  again = attend_all(True, (0, jnp.where(jnp.any(is_lost), visits[1], 0)))
   return jax.tree.map(lambda x, y: jnp.where(is_lost, y, x), found, again)
 
 
@@ -315,7 +312,8 @@ def _attend_bwd(source, residuals, cotangent):
   query, arrays, parameters, fixed, out, lse = residuals
   steps = _steps(source, query)
 
-  def pull_tile(rows, g, delta, row_lse, place, is_whole):
+  def pull_tile(inputs, place, is_whole):
+    rows, g, delta, row_lse = inputs
     keys = _read(source, arrays, fixed, place, is_whole=is_whole)
     return tile.backward(
       source.score,
@@ -330,9 +328,8 @@ def _attend_bwd(source, residuals, cotangent):
 
   def once(inputs, places, totals, dparameters):
     """A step whose tiles have one visit each."""
-    dquery, dkeys, more = steps.each(partial(pull_tile, is_whole=False))(
-      *inputs, places
-    )
+    pull = steps.each(partial(pull_tile, is_whole=False))
+    dquery, dkeys, more = pull(inputs, places)
     if steps.at_once > 1:
       more = jax.tree.map(lambda x: jnp.sum(x, 0), more)
     totals = _add(source, steps, totals, dkeys, fixed, places)
@@ -344,7 +341,7 @@ def _attend_bwd(source, residuals, cotangent):
     def visit(is_whole, number, carry):
       dquery, totals, dparameters = carry
       here = place._replace(visit=number)
-      more, dkeys, of_parameters = pull_tile(*inputs, here, is_whole)
+      more, dkeys, of_parameters = pull_tile(inputs, here, is_whole)
       return (
         dquery + more,
         source.add(totals, dkeys, fixed, here),
@@ -384,7 +381,7 @@ def _attend_bwd(source, residuals, cotangent):
     lambda x: jnp.zeros(x.shape, jnp.float32), (arrays, parameters)
   )
   dquery, *others = jax.lax.fori_loop(
-    0, steps.count, step, (jnp.zeros(query.shape, query.dtype), *zeros)
+    0, steps.number, step, (jnp.zeros(query.shape, query.dtype), *zeros)
   )
   others = jax.tree.map(
     lambda d, x: d.astype(x.dtype), tuple(others), (arrays, parameters)

@@ -10,6 +10,7 @@ These facts are kept here.
                   number does not depend on T, so memory stays linear in T.
   needs_barriers  where XLA must not join two operations.
   copies_rows     how diagonals of a matrix are read and summed fast.
+  merges_rows     whether the projections of a model see one axis of rows.
 
 All are chosen while a program is traced, from the default device. A program
 that is traced on one kind of machine for another names the other one:
@@ -28,7 +29,6 @@ from typing import NamedTuple
 import jax
 from jaxtyping import Array, Float
 
-
 LEAST_ROWS = 512
 """The fewest rows of a product that runs at its full rate."""
 
@@ -46,18 +46,26 @@ class Profile(NamedTuple):
       and the product then misses the fast kernel.
     copies_rows: a loop that copies row by row is faster than index arithmetic
       on the whole.
+    merges_rows: the gradient of a product `[B, T, F]` × `[F, V]` is faster as
+      one of `[B·T, F]`: with two axes of rows, XLA:CPU transposes or misses its
+      fast kernel. Elsewhere B and T stay two axes, so that an array sharded
+      along either needs no reshape.
   """
 
   tile_bytes: int | None
   needs_barriers: bool
   copies_rows: bool
+  merges_rows: bool
 
 
 CPU = Profile(
-  tile_bytes=None, needs_barriers=True, copies_rows=True
+  tile_bytes=None, needs_barriers=True, copies_rows=True, merges_rows=True
 )
 ACCELERATOR = Profile(
-  tile_bytes=2**29, needs_barriers=False, copies_rows=False
+  tile_bytes=2**29,
+  needs_barriers=False,
+  copies_rows=False,
+  merges_rows=False,
 )
 
 _CHOSEN: contextvars.ContextVar[str | None] = contextvars.ContextVar(
@@ -100,9 +108,7 @@ def tiles_at_once(tile_bytes: int, count: int) -> int:
   return min(max(_budget() // tile_bytes, 1), count)
 
 
-def rows_at_once(
-  row_bytes: int, length: int, least: int | None = None
-) -> int:
+def rows_at_once(row_bytes: int, length: int, least: int | None = None) -> int:
   """How many of `length` rows, each with so many bytes of scores, are a tile.
 
   At least `least`; None is `LEAST_ROWS`.

@@ -206,12 +206,12 @@ def forward(
     return Sums(maximum, total, out)
   if decay is None:
     return Sums(maximum, before.total + total, before.out + out)
-  return Sums(
-    maximum, before.total * decay + total, before.out * decay + out
-  )
+  return Sums(maximum, before.total * decay + total, before.out * decay + out)
 
 
-def nothing_yet(shape: tuple[int, ...], features: int, by_maximum: bool) -> Sums:
+def nothing_yet(
+  shape: tuple[int, ...], features: int, by_maximum: bool
+) -> Sums:
   """The sums of no keys, for rows of this shape."""
   return Sums(
     jnp.full((*shape, 1), LOWEST / 2 if by_maximum else 0.0, jnp.float32),
@@ -223,7 +223,7 @@ def nothing_yet(shape: tuple[int, ...], features: int, by_maximum: bool) -> Sums
 def finish(
   sums: Sums,
 ) -> tuple[Float[Array, "*A Q V"], Float[Array, "*A Q 1"]]:
-  """out and lse; 0 and +∞ for a row that saw nothing."""
+  """Out and lse; 0 and +∞ for a row that saw nothing."""
   is_empty = sums.total == 0.0
   out = sums.out / jnp.where(is_empty, 1.0, sums.total)
   lse = jnp.where(is_empty, jnp.inf, sums.maximum + jnp.log(sums.total))

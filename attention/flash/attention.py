@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import jax
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import arguments, plug
@@ -11,6 +10,7 @@ from attention.core.implementations import Implementation
 from attention.core.tile import Product
 from attention.dense import dense
 from attention.flash.blocks import Arrays, Blocks, Limits
+
 
 def flash_attention(
   query: Float[Array, "B T N H"],
@@ -53,12 +53,12 @@ def flash_attention(
     dropout_rate: share of attention weights set to zero; the others are
       divided by 1 - rate. Which ones depends on `block_size`.
     dropout_rng: key of the dropout, needed where `dropout_rate` > 0.
-    block_size: queries and keys in a block; one int for both. For 'xla'. None
-      is the choice of `core.platform`.
+    block_size: queries and keys in a block; one int for both. Only 'xla' takes
+      it. None is the choice of `core.platform`.
     implementation: 'xla' is the block loop here and works everywhere. 'cudnn'
-      and 'tokamax' are a GPU's kernels, by `jax.nn` and by the optional package
-      of that name. None takes cuDNN on a GPU where it can serve the call, and
-      'xla' elsewhere.
+      is the kernel of NVIDIA's GPUs, by `jax.nn`; 'tokamax' is a kernel for a
+      GPU or a TPU, by the optional package of that name. None takes cuDNN on a
+      GPU where it can serve the call, and 'xla' elsewhere.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`.
@@ -70,7 +70,8 @@ def flash_attention(
   Cost, C × D a block: time T·S·N·(H+V), half of it if causal; forward twice as
   much for C queries of which one has a logit above 40 or so, or none above -40.
   Memory beside the arrays B·N·C·D float32. Nothing is T×S, forward or backward,
-  but a bias of that size and its gradient.
+  but a bias of that size and its gradient. cuDNN turns any mask into a bias,
+  which is T×S for each example that has a mask of its own.
 
   Departs from its paper in that blocks are sized for a CPU's cache, not for a
   GPU's on-chip memory, the running maximum is taken only where sums would leave
@@ -95,17 +96,26 @@ def flash_attention(
     query,
     key,
     value,
+    mask,
+    bias,
     without={
       "query_segment_ids": query_segment_ids is not None,
       "relative_bias": relative_bias is not None,
       "relative_keys": relative_keys is not None,
       "dropout_rate": dropout_rate > 0.0,
+      "block_size": block_size is not None,
     },
   )
   if chosen != "xla":
-    scale = arguments.softmax_scale(scale, head_dim)
     return implementations.call(
-      chosen, query, key, value, mask, bias, is_causal, scale
+      chosen,
+      query,
+      key,
+      value,
+      mask,
+      bias,
+      is_causal=is_causal,
+      scale=arguments.softmax_scale(scale, head_dim),
     )
   query, scale = arguments.scaled_query(query, scale)
   sees = visibility.pairs(mask)
@@ -144,8 +154,8 @@ def flash(
 
   Args:
     block_size: queries and keys in a block; None is the function's choice.
-    implementation: 'xla', 'cudnn', 'tokamax', or None to choose; a GPU's two
-      take float16 and bfloat16 only.
+    implementation: 'xla', 'cudnn', 'tokamax', or None to choose; on a GPU the
+      last two take float16 and bfloat16 only, and no `block_size`.
 
   Raises:
     ValueError: an argument is out of range.

@@ -55,7 +55,9 @@ class Blocks:
   dropout_rate: float = 0.0
   at_once: int = 1
 
-  def visits(self, start: Array) -> tuple[int | Array, int | Array] | None:
+  def visits(
+    self, start: Array | int
+  ) -> tuple[int | Array, int | Array] | None:
     """Blocks in which every pair counts, and all blocks."""
     length, width = self.source_length, self.width
     if length == width:
@@ -118,8 +120,8 @@ class Blocks:
       layout.add(total, layout.heads_last(x, self.width), first)
       for total, x in zip(totals[:2], gradient[:2], strict=True)
     )
-    if bias is not None:
-      pairs = gradient.bias
+    pairs = gradient.bias
+    if bias is not None and pairs is not None:
       pairs = pairs.reshape(pairs.shape[0], -1, *pairs.shape[3:])
       lacking = tuple(axis for axis in range(4) if bias.shape[axis] == 1)
       part = jnp.sum(pairs, lacking, keepdims=True)

@@ -23,7 +23,9 @@ def pseudo_inverse(
   """
 
   def dot(a, b):
-    return jnp.einsum("BNIJ,BNJK->BNIK", a, b, precision=jax.lax.Precision.HIGHEST)
+    return jnp.einsum(
+      "BNIJ,BNJK->BNIK", a, b, precision=jax.lax.Precision.HIGHEST
+    )
 
   eye = jnp.eye(matrix.shape[-1], dtype=matrix.dtype)[None, None]
 

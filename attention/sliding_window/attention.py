@@ -9,7 +9,8 @@ from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
 from attention import arguments, plug
-from attention.core import relative, visibility
+from attention.core import implementations, relative, visibility
+from attention.core.implementations import Implementation
 from attention.sliding_window import cache as ring
 from attention.sliding_window import global_tokens
 from attention.sliding_window.dilation import Rules, by_dilation
@@ -38,6 +39,7 @@ def sliding_window_attention(
   dropout_rate: float = 0.0,
   dropout_rng: Array | None = None,
   block_size: int | None = None,
+  implementation: Implementation | None = None,
 ) -> Float[Array, "B T N V"]:
   """Every query attends to the keys near it and to a few global ones.
 
@@ -76,18 +78,27 @@ def sliding_window_attention(
     dropout_rate: share of attention weights, those of global tokens included,
       set to zero; the others are divided by 1 - rate.
     dropout_rng: key of the dropout, needed where `dropout_rate` > 0.
-    block_size: C, queries of a tile; None is the platform's choice.
+    block_size: C, queries of a tile; None is the platform's choice. Only 'xla'
+      takes it.
+    implementation: 'xla' is the tiles here and works everywhere. 'cudnn' is the
+      kernel of NVIDIA's GPUs, by `jax.nn`, and takes a window to the left
+      without a mask; 'tokamax' is a kernel for a GPU or a TPU, by the optional
+      package of that name. Both need T = S, and neither has segments, tables,
+      dropout, dilation or global tokens. None takes cuDNN on a GPU where it can
+      serve the call, and 'xla' elsewhere.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`.
 
   Raises:
-    ValueError: arguments do not fit together.
+    ValueError: arguments do not fit together, or `implementation` cannot serve
+      them.
 
   Cost, with W = left + right + 1 and C = 64 queries a block, 128 from W = 257
   on: time T·(W+C+G)·N·(H+V) and, for the global queries, G·S·N·(H+V); memory
   beside the arrays B·N·C·(W+C+G) and B·N·G·S float32 and B·T·G bool. Nothing is
   T×S, forward or backward. Several dilations cost one pass over their heads each.
+  On a TPU 'tokamax' reads the window from a mask of T·S bool.
 
   Departs from its paper in that any length goes (not only multiples of the
   window), windows may be one-sided, and segments and causality hold for global
@@ -111,6 +122,35 @@ def sliding_window_attention(
     raise ValueError(
       "global_indices: expected None beside relative_bias and relative_keys, "
       "which are indexed by the place in the window; a global key has none"
+    )
+  sides = (left, 0 if is_causal else right)
+  chosen = implementations.choose(
+    implementation,
+    query,
+    key,
+    value,
+    mask,
+    sides=sides,
+    without={
+      "query_segment_ids": query_segment_ids is not None,
+      "relative_bias": relative_bias is not None,
+      "relative_keys": relative_keys is not None,
+      "dropout_rate": dropout_rate > 0.0,
+      "dilation": max(dilations) > 1,
+      "global_indices": global_indices is not None,
+      "block_size": block_size is not None,
+    },
+  )
+  if chosen != "xla":
+    return implementations.call(
+      chosen,
+      query,
+      key,
+      value,
+      mask,
+      sides=sides,
+      is_causal=is_causal,
+      scale=arguments.softmax_scale(scale, query.shape[-1]),
     )
   factor = scale
   query, scale = arguments.scaled_query(query, factor)
@@ -140,7 +180,7 @@ def sliding_window_attention(
   out = by_dilation(
     partial(
       windowed_attention,
-      sides=(left, 0 if is_causal else right),
+      sides=sides,
       rows=block_size,
       scale=scale,
       dropout_rate=dropout_rate,
@@ -244,22 +284,36 @@ def _head_dilations(
 
 
 def sliding_window(
-  window: int | Sequence[int] = 256, dilation: int | Sequence[int] = 1
+  window: int | Sequence[int] = 256,
+  dilation: int | Sequence[int] = 1,
+  block_size: int | None = None,
+  implementation: Implementation | None = None,
 ) -> plug.Attention:
   """The plug of `sliding_window_attention`.
 
   Args:
     window: w, or (left, right); 256 is the paper's 512 keys in all.
     dilation: one int, or one per query head.
+    block_size: queries of a tile; None is the platform's choice.
+    implementation: 'xla', 'cudnn', 'tokamax', or None to choose.
 
   Raises:
-    ValueError: `window` or `dilation` is out of range; by `init`, a window that
-      is no restriction on the longest sequence.
+    ValueError: an argument is out of range; by `init`, a window that is no
+      restriction on the longest sequence.
   """
   left, right = _window_sides(window)
   spacings = _integers("dilation", dilation, 1)
+  if block_size is not None:
+    arguments.check_at_least("block_size", block_size, 1)
+  implementations.check_name(implementation)
   reach = left * max(spacings)
-  function = partial(sliding_window_attention, window=window, dilation=dilation)
+  function = partial(
+    sliding_window_attention,
+    window=window,
+    dilation=dilation,
+    block_size=block_size,
+    implementation=implementation,
+  )
 
   def init(key, dims):
     del key

@@ -132,7 +132,11 @@ def _dilated(
     steps = x.shape[1] // dilation
     return x.reshape(x.shape[0], steps, dilation, *x.shape[2:])
 
-  inputs = jax.tree.map(split, (query, arrays.key, arrays.value, rules))
-  rngs = None if rng is None else jax.random.split(rng, dilation)
-  out = jax.vmap(of_class, (2, 2, 2, 2, 0), 2)(*inputs, rngs)
+  out = jax.vmap(of_class, (2, 2, 2, 2, 0), 2)(
+    split(query),
+    split(arrays.key),
+    split(arrays.value),
+    jax.tree.map(split, rules),
+    None if rng is None else jax.random.split(rng, dilation),
+  )
   return out.reshape(out.shape[0], -1, *out.shape[3:])[:, :length]

@@ -7,7 +7,7 @@ of G global tokens are appended to the slice: one softmax runs over the union.
 """
 
 import dataclasses
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
@@ -63,12 +63,12 @@ class Near:
   source_length: int
   dropout_rate: float
 
-  def visits(self, start: Array) -> None:
+  def visits(self, start: Array | int) -> None:
     """One."""
     del start
 
   def _first(self, place: loop.Place) -> Array:
-    """f."""
+    """F."""
     last = self.source_length - self.width
     return jnp.clip(place.start - self.left, 0, last)
 
@@ -97,7 +97,7 @@ class Near:
     if fixed.of_globals.shape[2]:
       of_globals = layout.cut(fixed.of_globals, place.start, self.rows)[:, None]
       shape = (*of_globals.shape[:3], self.width)
-      visible = jnp.broadcast_to(visible, shape)
+      visible = jnp.broadcast_to(cast(Array, visible), shape)
       visible = jnp.concatenate([visible, of_globals], axis=3)
     kept = None
     if self.dropout_rate:
@@ -175,6 +175,4 @@ def windowed_attention(
     source_length=source_length,
     dropout_rate=dropout_rate,
   )
-  return loop.attend(
-    source, query, arrays, tables, limits._replace(near=near)
-  )
+  return loop.attend(source, query, arrays, tables, limits._replace(near=near))

@@ -1,8 +1,8 @@
 """Arrays sharded along batch or heads are computed where they are."""
 
 import jax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import numpy as np
 import pytest
 

@@ -1,0 +1,25 @@
+"""Functions of one position, on rows that are one axis or several."""
+
+from collections.abc import Callable
+
+from jaxtyping import Array, Float
+
+from attention.core import platform
+
+
+def by_rows(
+  function: Callable[[Array], Array], x: Float[Array, "*A F"]
+) -> Float[Array, "*A V"]:
+  """`function(x)`, of one matrix of rows where `platform.Profile` merges them.
+
+  Args:
+    function: of the last axis alone, such as a Dense layer.
+    x: `[*A, F]`, such as `[B, T, F]`.
+
+  Returns:
+    `[*A, V]`, the same on every platform.
+  """
+  if not platform.profile().merges_rows:
+    return function(x)
+  rows = function(x.reshape(-1, x.shape[-1]))
+  return rows.reshape(*x.shape[:-1], -1)

@@ -1,0 +1,138 @@
+"""Rows of a model are one axis on a CPU and stay several elsewhere."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+import numpy as np
+import pytest
+
+from attention import Dims, dense, flash
+from attention.core import platform
+import models
+from models.block import Mlp
+from models.config import ModelConfig
+from models.multi_head_attention import MultiHeadAttention
+from models.rows import by_rows
+from tests.models import tiny
+
+BATCH, LENGTH, FEATURES = 4, 8, 16
+
+
+def slot(mechanism):
+  dims = Dims(num_heads=4, num_kv_heads=2, head_dim=8, max_length=LENGTH)
+  return MultiHeadAttention(mechanism, dims, features=FEATURES)
+
+
+def mlp():
+  config = ModelConfig(
+    kind="encoder",
+    num_layers=1,
+    num_heads=2,
+    features=FEATURES,
+    mlp_features=32,
+  )
+  return Mlp(config, out_scale=1.0)
+
+
+def initialized(module):
+  x = jax.random.normal(jax.random.key(0), (BATCH, LENGTH, FEATURES))
+  return module.init(jax.random.key(1), x), x
+
+
+def with_gradients(module):
+  """A new function each time, so that it is traced for the platform of then."""
+
+  def call(variables, x):
+    out, pull = jax.vjp(module.apply, variables, x)
+    return out, pull(jnp.cos(out))
+
+  return jax.jit(call)
+
+
+def test_only_a_cpu_merges_rows():
+  x = jnp.ones((2, 3, 4))
+  shapes = []
+
+  def record(x):
+    shapes.append(x.shape)
+    return jnp.concatenate([x, x], axis=-1)
+
+  for name in ("cpu", "gpu", "tpu"):
+    with platform.tracing_for(name):
+      assert by_rows(record, x).shape == (2, 3, 8)
+  assert shapes == [(6, 4), (2, 3, 4), (2, 3, 4)]
+
+
+@pytest.mark.parametrize("make", [lambda: slot(dense()), mlp])
+def test_a_module_is_the_same_on_a_gpu(make):
+  variables, x = initialized(make())
+  with platform.tracing_for("gpu"):
+    others, _ = initialized(make())
+    got = with_gradients(make())(variables, x)
+  jax.tree.map(np.testing.assert_array_equal, variables, others)
+  expected = with_gradients(make())(variables, x)
+  jax.tree.map(
+    functools.partial(np.testing.assert_allclose, atol=1e-5), got, expected
+  )
+
+
+def test_a_model_is_the_same_on_a_gpu():
+  model = tiny.create("decoder", decoder_attention=tiny.attention("dense"))
+  variables, batch = tiny.initialized(model), tiny.batch()
+  results = []
+  for name in ("cpu", "gpu"):
+    with platform.tracing_for(name):
+      # Not `tiny.forward`, which is traced once for all platforms.
+      results.append(models.forward(model, variables, batch))
+  np.testing.assert_allclose(*results, atol=1e-5)
+
+
+def collectives(function, *arrays):
+  text = function.lower(*arrays).compile().as_text()
+  names = ("all-gather", "all-to-all", "collective-permute", "all-reduce")
+  return {name for name in names if f" {name}" in text}
+
+
+def on_four_devices(tree, axes, spec_of):
+  """`tree` on a 2 × 2 mesh, each leaf as `spec_of` says of its path."""
+  mesh = Mesh(np.reshape(jax.devices()[:4], (2, 2)), axes)
+  return jax.tree.map_with_path(
+    lambda path, x: jax.device_put(
+      x,
+      NamedSharding(mesh, PartitionSpec(*spec_of(jax.tree_util.keystr(path)))),
+    ),
+    tree,
+  )
+
+
+def spec_by_heads(path):
+  """Heads along 'tensor': columns of three kernels, rows of the last."""
+  return ("tensor", None) if "out" in path else (None, "tensor")
+
+
+@pytest.mark.parametrize("mechanism", [dense, flash])
+def test_heads_and_batch_are_computed_where_they_are(mechanism):
+  module = slot(mechanism())
+  variables, x = initialized(module)
+  axes = ("data", "tensor")
+  variables = on_four_devices(variables, axes, spec_by_heads)
+  x = on_four_devices(x, axes, lambda _: ("data",))
+  with platform.tracing_for("gpu"):
+    found = collectives(with_gradients(module), variables, x)
+  # Sums over heads and examples are all that is sent.
+  assert found == {"all-reduce"}
+
+
+def test_positions_are_computed_where_they_are():
+  module = mlp()
+  variables, x = initialized(module)
+  axes = ("data", "sequence")
+  variables = on_four_devices(variables, axes, lambda _: ())
+  x = on_four_devices(x, axes, lambda _: axes)
+  with platform.tracing_for("gpu"):
+    forward = collectives(jax.jit(module.apply), variables, x)
+    both = collectives(with_gradients(module), variables, x)
+  assert not forward
+  assert both == {"all-reduce"}
