@@ -110,45 +110,47 @@ def _project(
   G is K, or 1 for a projection common to all heads; P ≥ S. Linear, so that its
   derivative is dX = E dP and dE = X dPᵀ, of the same blocks.
   """
+  blocks = _blocks(projection, x)
 
   def step(i, total):
-    rows, block, _ = _block(projection, x, keep, i)
+    rows, block, _ = _read(blocks, projection, x, keep, i)
     rows = jnp.swapaxes(rows, 1, 2)
     return total + layout.dot("grs,gsbkd->grbkd", rows, block)
 
-  batch, length, heads, features = x.shape
+  batch, _, heads, features = x.shape
   groups, _, rank = projection.shape
   total = jnp.zeros((groups, rank, batch, heads // groups, features))
-  total = jax.lax.fori_loop(0, _count(length), step, total)
+  total = jax.lax.fori_loop(0, blocks.number, step, total)
   total = jnp.einsum("grbkd->bgkrd", total)
   return total.reshape(batch, heads, rank, features)
 
 
-def _count(length: int) -> int:
-  return -(-length // platform.LEAST_ROWS)
+def _blocks(
+  projection: Float[Array, "G P R"], x: Float[Array, "B S K D"]
+) -> layout.Blocks:
+  """How the positions are cut."""
+  batch, length, heads, features = x.shape
+  row_bytes = 4 * (batch * heads * features + projection.shape[2])
+  return layout.Blocks(length, platform.rows_at_once(row_bytes, length))
 
 
-def _block(projection, x, keep, i):
-  """Block i of E, `[G, C, R]`, and of x, `[G, C, B, K/G, D]`.
+def _read(blocks, projection, x, keep, i):
+  """Block i of E, `[G, C, R]`, and of x, `[G, C, B, K/G, D]`, 0 if it is hidden.
 
-  x is 0 where it does not count. The last block moves back to end at S; what the
-  block before had does not count.
+  The third result is what hides: which positions count, or None.
   """
-  length, groups = x.shape[1], projection.shape[0]
-  size = min(platform.LEAST_ROWS, length)
-  start = jnp.minimum(i * size, length - size)
-  block = layout.cut(x, start, size)
-  counts = None
-  if length % size:
-    counts = layout.is_new(start, size, i * size)[None]
+  start, groups = blocks.start(i), projection.shape[0]
+  block = layout.cut(x, start, blocks.size)
+  counts = blocks.is_new(i)
+  counts = None if counts is None else counts[None]
   if keep is not None:
-    counts = both(counts, layout.cut(keep, start, size))
+    counts = both(counts, layout.cut(keep, start, blocks.size))
   if counts is not None:
     block = jnp.where(counts[:, :, None, None], block, 0)
   block = block.reshape(*block.shape[:2], groups, -1, block.shape[3])
   block = jnp.einsum("bsgkd->gsbkd", block)
-  rows = layout.cut(projection, start, size).astype(x.dtype)
-  return rows, block, (start, counts)
+  rows = layout.cut(projection, start, blocks.size).astype(x.dtype)
+  return rows, block, counts
 
 
 def _project_fwd(projection, x, keep):
@@ -157,25 +159,27 @@ def _project_fwd(projection, x, keep):
 
 def _project_bwd(residuals, g):
   projection, x, keep = residuals
-  batch, length, heads, features = x.shape
+  batch, _, heads, features = x.shape
   groups, _, rank = projection.shape
+  blocks = _blocks(projection, x)
   g = g.reshape(batch, groups, heads // groups, rank, features)
   g = jnp.einsum("bgkrd->grbkd", g).astype(x.dtype)
 
   def step(i, carry):
     dprojection, dx = carry
-    rows, block, (start, counts) = _block(projection, x, keep, i)
+    rows, block, counts = _read(blocks, projection, x, keep, i)
     drows = layout.dot("gsbkd,grbkd->gsr", block, g)
     dblock = layout.dot("gsr,grbkd->gsbkd", rows, g)
     dblock = jnp.einsum("gsbkd->bsgkd", dblock)
     dblock = dblock.reshape(batch, -1, heads, features)
     if counts is not None:
       dblock = jnp.where(counts[:, :, None, None], dblock, 0)
-    place = layout.add if length % platform.LEAST_ROWS else layout.put
+    start = blocks.start(i)
+    place = layout.add if blocks.is_ragged else layout.put
     return place(dprojection, drows, start), place(dx, dblock, start)
 
   zeros = jnp.zeros_like(projection), jnp.zeros_like(x)
-  return *jax.lax.fori_loop(0, _count(length), step, zeros), None
+  return *jax.lax.fori_loop(0, blocks.number, step, zeros), None
 
 
 _project.defvjp(_project_fwd, _project_bwd)

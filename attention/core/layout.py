@@ -11,6 +11,8 @@ Products. XLA:CPU sends batched products of the forms 'bkqh,bkdh->bkqd' and
 every product here has one of these forms. Other devices do not mind.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Shaped
@@ -84,12 +86,32 @@ def by_kv_head(
   return x.reshape(batch, kv_heads, num_heads // kv_heads, *pair)
 
 
-def is_new(
-  start: Array | int, size: int, first: Array | int
-) -> Bool[Array, "C"]:
-  """Which of the positions from `start` no block before `first` has had.
+class Blocks(NamedTuple):
+  """A sequence in blocks of one size, of which the last moves back.
 
-  The last block of a sequence moves back to end with it, so nothing is padded;
-  the positions that it shares with the block before count there.
+  It ends with the sequence, so that no array is padded; the positions that it
+  shares with the block before count in that one.
   """
-  return start + jnp.arange(size) >= first
+
+  length: int
+  size: int
+
+  @property
+  def number(self) -> int:
+    """How many there are."""
+    return -(-self.length // self.size)
+
+  @property
+  def is_ragged(self) -> bool:
+    """Whether the last block moves back."""
+    return self.length % self.size > 0
+
+  def start(self, i: Array) -> Array:
+    """The first position of block i."""
+    return jnp.minimum(i * self.size, self.length - self.size)
+
+  def is_new(self, i: Array) -> Bool[Array, "C"] | None:
+    """Which positions the block before has not had; None is all."""
+    if not self.is_ragged:
+      return None
+    return self.start(i) + jnp.arange(self.size) >= i * self.size

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from attention.core import layout, platform, tile
 from attention.core.tile import Keys, Score, Sums
@@ -152,34 +152,27 @@ class _Steps(NamedTuple):
     return self.rows * self.at_once
 
   @property
-  def number(self) -> int:
-    """The number of steps."""
-    return -(-self.length // self.size)
-
-  @property
-  def is_ragged(self) -> bool:
-    """Whether the last step moves back."""
-    return self.length % self.size > 0
-
-  def start(self, i: Array) -> Array:
-    """Position of the first row of step i."""
-    return jnp.minimum(i * self.size, self.length - self.size)
+  def blocks(self) -> layout.Blocks:
+    """The steps as blocks of the sequence."""
+    return layout.Blocks(self.length, self.size)
 
   def places(self, i: Array) -> Place:
     """Where its tiles are."""
     if self.at_once == 1:
-      return Place(i, self.start(i))
+      return Place(i, self.blocks.start(i))
     tiles = jnp.arange(self.at_once)
     return Place(
       i * self.at_once + tiles,
-      self.start(i) + tiles * self.rows,
+      self.blocks.start(i) + tiles * self.rows,
       jnp.zeros_like(tiles),
     )
 
-  def is_new(self, i: Array) -> Bool[Array, "1 C 1 1"]:
-    """Which rows the step before has not had."""
-    found = layout.is_new(self.start(i), self.size, i * self.size)
-    return found[None, :, None, None]
+  def where_new(self, i: Array, x: Array, old: Array | int) -> Array:
+    """`x`, and `old` in rows that the step before has had."""
+    is_new = self.blocks.is_new(i)
+    if is_new is None:
+      return x
+    return jnp.where(is_new[None, :, None, None], x, old)
 
   def split(self, x: Float[Array, "B X N D"]) -> Float[Array, "..."]:
     """Rows of a step by tile: `[n, B, K, Q, D]`, without n where it is 1."""
@@ -223,26 +216,24 @@ def _forward(
     return tile.finish(_sums(source, rows, arrays, parameters, fixed, place))
 
   def step(i, carry):
-    start = steps.start(i)
+    start = steps.blocks.start(i)
     rows = steps.split(layout.cut(query, start, steps.size))
     found = steps.each(attend_tile)(rows, steps.places(i))
     found = [steps.join(x) for x in found]
-    if steps.is_ragged:
-      found = [
-        jnp.where(steps.is_new(i), x, layout.cut(whole, start, steps.size))
-        for x, whole in zip(found, carry, strict=True)
-      ]
-    return tuple(
-      layout.put(whole, x, start) for x, whole in zip(found, carry, strict=True)
-    )
 
-  shapes = jax.eval_shape(
+    def write(whole, x):
+      old = layout.cut(whole, start, steps.size)
+      return layout.put(whole, steps.where_new(i, x, old), start)
+
+    return tuple(map(write, carry, found))
+
+  value = jax.eval_shape(
     lambda: _read(source, arrays, fixed, Place(0, 0), is_whole=False).value
   )
   shape = query.shape[:3]
-  out = jnp.zeros((*shape, shapes.shape[-1]), query.dtype)
+  out = jnp.zeros((*shape, value.shape[-1]), query.dtype)
   lse = jnp.zeros((*shape, 1), jnp.float32)
-  return jax.lax.fori_loop(0, steps.number, step, (out, lse))
+  return jax.lax.fori_loop(0, steps.blocks.number, step, (out, lse))
 
 
 def _sums(
@@ -354,10 +345,8 @@ def _attend_bwd(source, residuals, cotangent):
 
   def step(i, carry):
     dquery, totals, dparameters = carry
-    start = steps.start(i)
-    g = layout.cut(cotangent, start, steps.size)
-    if steps.is_ragged:
-      g = jnp.where(steps.is_new(i), g, 0)
+    start = steps.blocks.start(i)
+    g = steps.where_new(i, layout.cut(cotangent, start, steps.size), 0)
     delta = layout.inner(g, layout.cut(out, start, steps.size))
     inputs = [
       steps.split(x)
@@ -374,14 +363,14 @@ def _attend_bwd(source, residuals, cotangent):
       inputs, places, totals, dparameters
     )
     more = steps.join(jnp.swapaxes(more, -2, -1))
-    place = layout.add if steps.is_ragged else layout.put
+    place = layout.add if steps.blocks.is_ragged else layout.put
     return place(dquery, more, start), totals, dparameters
 
   zeros = jax.tree.map(
     lambda x: jnp.zeros(x.shape, jnp.float32), (arrays, parameters)
   )
   dquery, *others = jax.lax.fori_loop(
-    0, steps.number, step, (jnp.zeros(query.shape, query.dtype), *zeros)
+    0, steps.blocks.number, step, (jnp.zeros(query.shape, query.dtype), *zeros)
   )
   others = jax.tree.map(
     lambda d, x: d.astype(x.dtype), tuple(others), (arrays, parameters)

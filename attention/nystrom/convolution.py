@@ -73,7 +73,8 @@ def _kernel_gradient(
   """Σ over examples, positions and features, block by block."""
   batch, length, heads, _ = value.shape
   num_heads = g.shape[2]
-  size = min(platform.DIAGONAL_ROWS, length)
+  rows = platform.DIAGONAL_ROWS
+  size = min(platform.block(4 * batch * num_heads, rows, rows)[0], length)
   width, rest = size + taps - 1, -length % size
   values = _padded(value, taps // 2, taps // 2 + rest)
   g = _padded(g, 0, rest)

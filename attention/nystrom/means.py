@@ -82,10 +82,11 @@ def _members(
   return (groups == landmarks).astype(jnp.float32), first
 
 
-def _block(length: int) -> tuple[int, int]:
-  """C, and the number of blocks."""
-  size = min(platform.LEAST_ROWS, length)
-  return size, -(-length // size)
+def _blocks(shape: tuple[int, ...]) -> layout.Blocks:
+  """How the positions of an array `[B, T, K, H]` are cut."""
+  batch, length, heads, features = shape
+  row_bytes = 4 * batch * heads * features
+  return layout.Blocks(length, platform.rows_at_once(row_bytes, length))
 
 
 @jax.custom_vjp
@@ -93,23 +94,24 @@ def _means(
   x: Float[Array, "B T K H"], tokens: Tokens
 ) -> Float[Array, "B L K H"]:
   """The means by blocks."""
-  length = x.shape[1]
-  size, num_blocks = _block(length)
+  blocks = _blocks(x.shape)
 
   def step(i, total):
-    start = jnp.minimum(i * size, length - size)
-    member, first = _members(tokens, start, size)
-    is_new = layout.is_new(start, size, i * size)
-    member = jnp.where(is_new[None, None], member, 0.0)
-    block = layout.cut(x, start, size)
+    start = blocks.start(i)
+    member, first = _members(tokens, start, blocks.size)
+    is_new = blocks.is_new(i)
+    if is_new is not None:
+      member = jnp.where(is_new[None, None], member, 0.0)
+    block = layout.cut(x, start, blocks.size)
     if tokens.keep is not None:
-      kept = layout.cut(tokens.keep, start, size)
+      kept = layout.cut(tokens.keep, start, blocks.size)
       block = jnp.where(kept[..., None, None], block, 0)
     more = layout.dot("blc,bckh->blkh", member, block.astype(jnp.float32))
     return layout.add(total, more, first)
 
   shape = (x.shape[0], tokens.counts.shape[1], *x.shape[2:])
-  total = jax.lax.fori_loop(0, num_blocks, step, jnp.zeros(shape, jnp.float32))
+  total = jnp.zeros(shape, jnp.float32)
+  total = jax.lax.fori_loop(0, blocks.number, step, total)
   return total / jnp.maximum(tokens.counts, 1)[:, :, None, None]
 
 
@@ -120,21 +122,20 @@ def _means_fwd(x, tokens):
 def _means_bwd(residuals, cotangent):
   """Each token of a landmark gets its share."""
   of_dtype, tokens = residuals
-  length = tokens.groups.shape[1]
-  size, num_blocks = _block(length)
+  shape = (*tokens.groups.shape, *cotangent.shape[2:])
+  blocks = _blocks(shape)
   shares = cotangent / jnp.maximum(tokens.counts, 1)[:, :, None, None]
 
   def step(i, total):
-    start = jnp.minimum(i * size, length - size)
-    member, first = _members(tokens, start, size)
+    start = blocks.start(i)
+    member, first = _members(tokens, start, blocks.size)
     block = layout.cut(shares, first, member.shape[1])
     # Turned, for a product of a fast form.
     block = layout.dot("bcl,blkh->bckh", jnp.swapaxes(member, 1, 2), block)
     return layout.put(total, block, start)
 
-  shape = (*tokens.groups.shape, *cotangent.shape[2:])
   total = jnp.zeros(shape, of_dtype.dtype)
-  return jax.lax.fori_loop(0, num_blocks, step, total), None
+  return jax.lax.fori_loop(0, blocks.number, step, total), None
 
 
 _means.defvjp(_means_fwd, _means_bwd)

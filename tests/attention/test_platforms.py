@@ -1,0 +1,131 @@
+"""The same program for a CPU, a GPU and a TPU: numbers, lowering, trips.
+
+No accelerator is here. Programs are traced for one, lowered to its StableHLO
+without being compiled, and run on the CPU with the accelerator's budget.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention import ATTENTIONS, Dims
+from attention.core import platform
+from tests.attention.cases import assert_close
+
+SIZES = {
+  "sliding_window": {"window": 5},
+  "bigbird": {"block_size": 8, "num_random": 1},
+  "performer": {"num_features": 16},
+  "linformer": {"rank": 8},
+  "lsh": {"chunk_size": 8, "num_rounds": 2},
+  "nystrom": {"num_landmarks": 8},
+  "additive": {"width": 8},
+}
+FORMS = [
+  (name, is_causal)
+  for name, factory in ATTENTIONS.items()
+  for is_causal in (False, True)
+  if not is_causal or "causal" in factory().supports
+]
+MOST_TRIPS = 16
+"""Steps of a loop that is linear in T, at T 16,384, B 1, N 8, H 64."""
+
+
+def program(name, is_causal, options, dims, mask=None):
+  """Output and gradients, and the mechanism's variables."""
+  mechanism = ATTENTIONS[name](**options)
+  variables = mechanism.init(jax.random.key(0), dims)
+
+  def run(query, key, value, cotangent):
+    def attend(query, key, value):
+      return mechanism.apply(
+        variables, query, key, value, is_causal=is_causal, mask=mask
+      )
+
+    out, pullback = jax.vjp(attend, query, key, value)
+    return out, pullback(cotangent)
+
+  return run, "shared_qk" in mechanism.supports
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["plain", "masked"])
+@pytest.mark.parametrize(("name", "is_causal"), FORMS)
+@pytest.mark.parametrize("length", [64, 101])
+def test_the_budget_changes_no_number(name, is_causal, masked, length):
+  rng = np.random.default_rng(0)
+  query, key, value, cotangent = (
+    jnp.asarray(rng.standard_normal((2, length, n, 8)), jnp.float32)
+    for n in (4, 2, 2, 4)
+  )
+  mask = jnp.asarray(rng.random((2, 1, 1, length)) < 0.8) if masked else None
+  dims = Dims(4, 2, 8, length)
+
+  def found(where):
+    with platform.tracing_for(where):
+      run, shares = program(name, is_causal, SIZES.get(name, {}), dims, mask)
+      arguments = (query, None if shares else key, value, cotangent)
+      return jax.tree.leaves(jax.jit(run)(*arguments))
+
+  for got, expected in zip(found("gpu"), found("cpu"), strict=True):
+    assert_close(got, expected, 2e-5)
+
+
+def lowered(name, is_causal, where, length):
+  """StableHLO of forward and backward, and the loops' trip counts."""
+  shape = jax.ShapeDtypeStruct((1, length, 8, 64), jnp.bfloat16)
+  options = {
+    "sliding_window": {"window": 256},
+    "linformer": {"rank": 256},
+    "additive": {"width": 16},
+  }.get(name, {})
+  dims = Dims(8, 8, 64, length)
+  target = {"gpu": "cuda"}.get(where, where)
+  with platform.tracing_for(where):
+    run, shares = program(name, is_causal, options, dims)
+    arguments = (shape, None if shares else shape, shape, shape)
+    traced = jax.jit(run).trace(*arguments)
+    text = traced.lower(lowering_platforms=(target,)).as_text()
+  return text, list(trips(traced.jaxpr.jaxpr))
+
+
+def trips(jaxpr):
+  """The fixed trip counts of all loops."""
+  for equation in jaxpr.eqns:
+    if equation.primitive.name == "scan":
+      yield equation.params["length"]
+    for parameter in equation.params.values():
+      for inner in parameter if isinstance(parameter, tuple) else (parameter,):
+        inner = getattr(inner, "jaxpr", inner)
+        if hasattr(inner, "eqns"):
+          yield from trips(inner)
+
+
+@pytest.mark.parametrize("where", ["gpu", "tpu"])
+@pytest.mark.parametrize(("name", "is_causal"), FORMS)
+def test_every_mechanism_lowers_for_an_accelerator(name, is_causal, where):
+  text, found = lowered(name, is_causal, where, 16_384)
+  assert "stablehlo" in text
+  # A barrier is for XLA on a CPU only.
+  assert "optimization_barrier" not in text
+  del found
+
+
+@pytest.mark.parametrize(("name", "is_causal"), FORMS)
+def test_an_accelerator_gets_few_large_steps(name, is_causal):
+  if ATTENTIONS[name]().cost == "quadratic":
+    pytest.skip("its time is T², and so is the number of its tiles")
+  _, on_gpu = lowered(name, is_causal, "gpu", 16_384)
+  _, on_cpu = lowered(name, is_causal, "cpu", 16_384)
+  assert max(on_gpu, default=1) <= MOST_TRIPS, on_gpu
+  assert max(on_cpu, default=1) >= max(on_gpu, default=1), on_cpu
+
+
+def test_the_trips_are_what_the_budget_says():
+  for tile_bytes, expected in ((2**29, 2), (2**27, 6)):
+    accelerator = platform.ACCELERATOR._replace(tile_bytes=tile_bytes)
+    with pytest.MonkeyPatch.context() as patch:
+      patch.setattr(platform, "ACCELERATOR", accelerator)
+      _, found = lowered("sliding_window", False, "gpu", 16_384)
+    # 128 rows see 640 keys: 2.5 MiB of scores, and as much of keys and values.
+    assert set(found) == {expected}
