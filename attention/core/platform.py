@@ -36,15 +36,21 @@ class Profile(NamedTuple):
     least_rows: rows of a tile, at least.
     needs_barriers: XLA folds a transposition into the product that reads it,
       and the product then misses the fast kernel.
+    batches_blocks: blocks of a size that suits a CPU are taken many at once.
   """
 
   tile_bytes: int
   least_rows: int
   needs_barriers: bool
+  batches_blocks: bool
 
 
-CPU = Profile(tile_bytes=2**21, least_rows=512, needs_barriers=True)
-ACCELERATOR = Profile(tile_bytes=2**29, least_rows=512, needs_barriers=False)
+CPU = Profile(
+  tile_bytes=2**21, least_rows=512, needs_barriers=True, batches_blocks=False
+)
+ACCELERATOR = Profile(
+  tile_bytes=2**29, least_rows=512, needs_barriers=False, batches_blocks=True
+)
 
 _CHOSEN: contextvars.ContextVar[str | None] = contextvars.ContextVar(
   "platform", default=None
@@ -80,6 +86,13 @@ def profile() -> Profile:
 def tiles_at_once(tile_bytes: int, count: int) -> int:
   """How many of `count` tiles of so many bytes each are one step."""
   return min(max(profile().tile_bytes // tile_bytes, 1), count)
+
+
+def blocks_at_once(block_bytes: int, count: int) -> int:
+  """How many of `count` blocks are one step; of a CPU's size, so one there."""
+  if not profile().batches_blocks:
+    return 1
+  return tiles_at_once(block_bytes, count)
 
 
 def rows_at_once(row_bytes: int, length: int) -> int:
