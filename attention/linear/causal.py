@@ -163,8 +163,9 @@ def _cut_chunks(operands, keep, plan, i):
   query, key, value = (
     _to_chunks(x, plan) for x in (rows, keys.key, keys.value)
   )
-  source = jnp.arange(key.shape[3])
-  position = jnp.arange(query.shape[3]) % key.shape[3]
+  # Numbered from `start`: a constant mask would be read from memory instead.
+  source = keys.start + jnp.arange(key.shape[3])
+  position = keys.start + jnp.arange(query.shape[3]) % key.shape[3]
   seen, kept = (source[None, :] <= position[:, None])[None, None, None], None
   if keys.keep is not None:
     kept = _to_chunks(keys.keep, plan)
@@ -219,14 +220,16 @@ def _forward(features, plan, operands, keep, save):
     after = jax.lax.fori_loop(
       0, plan.group, lambda i, carry: step(first + i, carry), carry
     )
-    return after, carry[0] if save else None
+    return after, carry[0]
 
   out = jnp.zeros((*query.shape[:3], value.shape[-1]), query.dtype)
   norm = jnp.zeros((*query.shape[:3], 1), jnp.float32)
-  (_, out, norm), saved = jax.lax.scan(
-    group, (_empty(features, key, value), out, norm), _firsts(plan)
-  )
-  return out, norm, saved
+  carry = _empty(features, key, value), out, norm
+  if save:
+    (_, out, norm), saved = jax.lax.scan(group, carry, _firsts(plan))
+    return out, norm, saved
+  _, out, norm = jax.lax.fori_loop(0, steps.count, step, carry)
+  return out, norm, None
 
 
 def _firsts(plan):
