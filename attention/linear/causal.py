@@ -163,9 +163,8 @@ def _cut_chunks(operands, keep, plan, i):
   query, key, value = (
     _to_chunks(x, plan) for x in (rows, keys.key, keys.value)
   )
-  # Numbered from `start`: a constant mask would be read from memory instead.
-  source = keys.start + jnp.arange(key.shape[3])
-  position = keys.start + jnp.arange(query.shape[3]) % key.shape[3]
+  source = jnp.arange(key.shape[3])
+  position = jnp.arange(query.shape[3]) % key.shape[3]
   seen, kept = (source[None, :] <= position[:, None])[None, None, None], None
   if keys.keep is not None:
     kept = _to_chunks(keys.keep, plan)

@@ -108,7 +108,8 @@ def has_seen(log_scale: Float[Array, "..."]) -> Bool[Array, "..."]:
 
 def with_ones(value: Float[Array, "*A C V"]) -> Float[Array, "*A C X"]:
   """Values with the column that sums to the normaliser."""
-  return jnp.concatenate([value, jnp.ones_like(value[..., :1])], axis=-1)
+  values = jnp.concatenate([value, jnp.ones_like(value[..., :1])], axis=-1)
+  return values
 
 
 def largest(
