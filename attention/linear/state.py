@@ -145,10 +145,11 @@ def update(
   keep: Bool[Array, "#B 1 C 1"] | None,
 ) -> LinearState:
   """The state after C more keys."""
-  log_scale, sums = state
-  if log_scale is not None:
-    log_scale = jnp.maximum(log_scale, largest(features, keep))
-    sums = sums * jnp.exp(state.log_scale - log_scale)
+  before, sums = state
+  log_scale = None
+  if before is not None:
+    log_scale = jnp.maximum(before, largest(features, keep))
+    sums = sums * jnp.exp(before - log_scale)
   terms = key_terms(log_scale, features, keep)
   return LinearState(log_scale, sums + sum_over_keys(value, terms))
 
