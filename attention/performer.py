@@ -18,8 +18,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention import arguments, plug
-from attention.linear import bidirectional, blocks, cache, causal
+from attention.linear import cache
 from attention.linear.features import FeatureMap, Operands
+from attention.linear.kernel import attend
 
 _RELU_EPSILON = 1e-3
 """Added to ReLU features, as in the paper's code: keeps them positive."""
@@ -67,8 +68,8 @@ def performer_attention(
   Cost: time and memory as `linear_attention`, with its R and C. Error against
   softmax falls as 1/√M and grows with exp(|q||k|). Inputs so large (from about
   8 times the unit normal on) that the scores of a causal chunk leave float32's
-  range cost the step that it is part of C·M·N exponentials a query: slower, but
-  nothing is lost.
+  range cost C·M·N exponentials for every query of the same step of the loop:
+  slower, but nothing is lost.
 
   Where it departs from the paper's code: no epsilon in the softmax kernel and a
   running log-scale instead of a maximum over all keys.
@@ -76,7 +77,6 @@ def performer_attention(
   Paper: arXiv:2009.14794, sections 2.2–2.4.
   """
   arguments.check_qkv(query, key, value)
-  blocks.check_size(block_size)
   head_dim = query.shape[-1]
   if projection.ndim != 2 or projection.shape[1] != head_dim:
     raise ValueError(
@@ -99,9 +99,10 @@ def performer_attention(
   )
 
   features, parameters = _feature_map(projection, kernel, scale)
-  attend = causal.attend if is_causal else bidirectional.attend
   operands = Operands(query, key, value, parameters)
-  return attend(features, operands, keep, block_size)
+  return attend(
+    features, operands, keep, is_causal=is_causal, block_size=block_size
+  )
 
 
 def orthogonal_features(

@@ -1,9 +1,9 @@
 """Linear attention: `attention` is what callers see, the rest what it runs.
 
-`features` says what a feature map is, `state` how keys are summed and read,
-`bidirectional` and `causal` are the loops over `blocks` of a sequence, `chunk` is
-the part of the causal form within a chunk, and `cache` decodes. Performer is the
-same with features of its own.
+`features` says what a feature map is, `kernel` attends through one, `state` says
+how keys are summed and read, `bidirectional` and `causal` are the loops over
+`blocks` of a sequence, `chunk` is the part of the causal form within a chunk, and
+`cache` decodes. Performer is the same with features of its own.
 """
 
 from attention.linear.attention import (

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention import arguments, plug
-from attention.linear import bidirectional, blocks, cache, causal
+from attention.linear import cache, kernel
 from attention.linear.features import FeatureMap, Operands
 
 Function = Callable[[Array], Array]
@@ -73,11 +73,12 @@ def linear_attention(
   Raises:
     ValueError: arguments do not fit, or the mask varies along queries.
 
-  Cost: time (T·N + S·K)·M·(H+V), causal T·N·(M·(H+V) + C·(M+V)); memory beside
-  the arguments M·(R+V) per head forward, as much with gradients, causal
-  T/R·M·V per head with gradients and a copy of keys and values where S ≠ T. C
-  is `causal.CHUNK`; R is `blocks.BLOCK`, and as many of these as fit the
-  budget of bytes of `core.platform` where that is more.
+  Cost: time (T·N + S·K)·M·(H+V), causal T·N·(M·(H+V) + C·(M+V)); memory
+  without arguments and results M·(R+V) per head forward, as much with
+  gradients, causal T/R·M·V per head with gradients, and a copy of keys and
+  values where S ≠ T. C is `causal.CHUNK`. R is `blocks.BLOCK`, causal
+  `causal.GROUP` chunks; on a GPU or TPU as much more as fits the budget of
+  bytes of `core.platform`.
 
   Departs from its paper in that no epsilon is added to the normaliser, and in
   the masks and grouped heads, of which the paper does not speak.
@@ -85,7 +86,6 @@ def linear_attention(
   Paper: Transformers are RNNs, arXiv:2006.16236, equations 5 and 9.
   """
   arguments.check_qkv(query, key, value)
-  blocks.check_size(block_size)
   keep = arguments.key_mask(
     mask,
     query,
@@ -105,9 +105,10 @@ def linear_attention(
     features = features._replace(function=_Scaled(features.function))
     parameters = (jnp.sqrt(jnp.float32(scale)), *parameters)
 
-  attend = causal.attend if is_causal else bidirectional.attend
   operands = Operands(query, key, value, parameters)
-  return attend(features, operands, keep, block_size)
+  return kernel.attend(
+    features, operands, keep, is_causal=is_causal, block_size=block_size
+  )
 
 
 class _Scaled(NamedTuple):
@@ -130,7 +131,7 @@ def _feature_map(
   Raises:
     ValueError: it does not take [..., H] to [..., M].
   """
-  if function in FEATURE_MAPS.values():
+  if any(function is named for named in FEATURE_MAPS.values()):
     return FeatureMap(function, False, head_dim), ()
   vector = jax.ShapeDtypeStruct((head_dim,), jnp.float32)
   shape = jax.eval_shape(function, vector).shape

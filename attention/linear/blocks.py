@@ -63,22 +63,6 @@ class KeyBlock(NamedTuple):
   keep: Bool[Array, "#B 1 C 1"] | None
 
 
-def check_size(block_size: int | None) -> None:
-  """Checks a block size that a caller may give.
-
-  Raises:
-    ValueError: it is neither None nor a positive int.
-  """
-  if block_size is not None and (
-    not isinstance(block_size, int)
-    or isinstance(block_size, bool)
-    or block_size < 1
-  ):
-    raise ValueError(
-      f"block_size: expected a positive int or None, got {block_size!r}"
-    )
-
-
 def block_bytes(
   x: Float[Array, "B L N H"], size: int, num_features: int
 ) -> int:

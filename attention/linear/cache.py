@@ -13,9 +13,10 @@ from attention.linear.state import LinearState
 def init_cache(
   batch: int, dims: plug.Dims, num_features: int, is_log: bool
 ) -> LinearState:
-  """A state that has seen nothing, in float32 whatever the activations are.
+  """A state that has seen nothing.
 
-  It has B·K·M·(V+1) numbers with V = H, and B·K·M more for logarithms.
+  Its sums are float32 for activations of any dtype, since they are over a whole
+  sequence. It has B·K·M·(V+1) numbers with V = H, and B·K·M more for logarithms.
   """
   return state.empty(
     batch, dims.num_kv_heads, num_features, dims.head_dim, is_log

@@ -78,7 +78,7 @@ def attend(
   features: FeatureMap,
   operands: Operands,
   keep: Bool[Array, "B S"] | None,
-  block_size: int | None,
+  chunk_size: int | None,
 ) -> Float[Array, "B T N V"]:
   """Linear attention to keys that count and are not later than the query.
 
@@ -90,11 +90,11 @@ def attend(
     features: the feature map.
     operands: the arrays.
     keep: which keys count; None: all.
-    block_size: C; None is `CHUNK`.
+    chunk_size: C; None is `CHUNK`.
   """
   query, key, value, parameters = operands
   length, source_length = query.shape[1], key.shape[1]
-  plan = _plan(query, features.size, block_size)
+  plan = _plan(query, features.size, chunk_size)
   whole = plan.steps.length
   if keep is None and source_length < whole:
     keep = jnp.ones((key.shape[0], source_length), bool)
@@ -106,11 +106,11 @@ def attend(
 
 
 def _plan(
-  query: Float[Array, "B T N H"], num_features: int, block_size: int | None
+  query: Float[Array, "B T N H"], num_features: int, chunk_size: int | None
 ) -> Plan:
   """Even shares: C is at most what was asked for."""
   length = query.shape[1]
-  size = min(block_size or CHUNK, length)
+  size = min(chunk_size or CHUNK, length)
   tile = blocks.block_bytes(query, size, num_features)
   total = _shares(length, size)
   chunks = platform.blocks_at_once(tile, total)

@@ -135,7 +135,7 @@ def sum_over_keys(
   value: Float[Array, "*A C V"], terms: Float[Array, "*A C M"]
 ) -> Float[Array, "*A X M"]:
   """Σ_s v_s φ(k_s), and Σ_s φ(k_s) below it."""
-  return dot("...vc,...cm->...vm", turned(with_ones(value)), terms)
+  return dot("...cv,...cm->...vm", with_ones(value), terms)
 
 
 def update(
