@@ -8,25 +8,19 @@ features, so with x̃ = √scale · x and M drawn rows ω_m
   exp(scale · q·k) ≈ Σ_m φ_m(q) φ_m(k),  φ_m(x) = exp(ω_m·x̃ − |x̃|²/2) / √M
 
 and attention becomes a product with one M×V state instead of a T×S matrix. The
-state, and how it stays exact and in range, is in `linear_state`.
+state, and how it stays exact and in range, is in `linear.state`.
 """
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from attention import (
-  arguments,
-  linear_blocks,
-  linear_causal,
-  linear_decode,
-  linear_state,
-  plug,
-)
+from attention import arguments, plug
+from attention.linear import cache
+from attention.linear.features import FeatureMap, Operands
+from attention.linear.kernel import attend
 
 _RELU_EPSILON = 1e-3
 """Added to ReLU features, as in the paper's code: keeps them positive."""
@@ -44,10 +38,11 @@ def performer_attention(
   mask: Bool[Array, "..."] | None = None,
   is_causal: bool = False,
   scale: float | Float[Array, ""] | None = None,
+  block_size: int | None = None,
 ) -> Float[Array, "B T N V"]:
   """Softmax attention approximated by M random features, linear in length.
 
-  out_t = Σ_s φ(q_t)·φ(k_s) v_s / Σ_s φ(q_t)·φ(k_s); see `linear_state`.
+  out_t = Σ_s φ(q_t)·φ(k_s) v_s / Σ_s φ(q_t)·φ(k_s); see `linear.state`.
 
   Args:
     query: `[B, T, N, H]`.
@@ -60,6 +55,8 @@ def performer_attention(
     mask: key mask `[B, 1, 1, S]`, True = attend.
     is_causal: query t sees keys s ≤ t.
     scale: of the approximated logits, > 0; None is 1/√H.
+    block_size: R, the positions of a step, or C, those of a chunk of the causal
+      form. None is the platform's choice; it changes the rounding alone.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`; features and state are float32.
@@ -68,12 +65,11 @@ def performer_attention(
   Raises:
     ValueError: arguments do not fit, or the mask varies along queries.
 
-  Cost: time (T·N + S·K)·M·(H+V), causal T·N·(M·(H+V) + C·(M+V)) with C = 64;
-  memory beside the arguments M·(128+V) per head forward, as much with
-  gradients, causal T/(4C)·M·V per head with gradients. Error against softmax
-  falls as 1/√M and grows with exp(|q||k|). Inputs so large (from about 8 times
-  the unit normal on) that the scores of a causal chunk leave float32's range
-  cost that chunk C·M·N exponentials a query: slower, but nothing is lost.
+  Cost: time and memory as `linear_attention`, with its R and C. Error against
+  softmax falls as 1/√M and grows with exp(|q||k|). Inputs so large (from about
+  8 times the unit normal on) that the scores of a causal chunk leave float32's
+  range cost C·M·N exponentials for every query of the same step of the loop:
+  slower, but nothing is lost.
 
   Where it departs from the paper's code: no epsilon in the softmax kernel and a
   running log-scale instead of a maximum over all keys.
@@ -102,12 +98,11 @@ def performer_attention(
     "for such a mask, or is_causal=True for a causal one",
   )
 
-  features, constants = linear_blocks.feature_map(
-    _feature_map(projection, kernel, scale), head_dim, kernel == "softmax"
+  features, parameters = _feature_map(projection, kernel, scale)
+  operands = Operands(query, key, value, parameters)
+  return attend(
+    features, operands, keep, is_causal=is_causal, block_size=block_size
   )
-  attend = linear_causal.causal if is_causal else linear_blocks.bidirectional
-  operands = linear_blocks.Operands(query, key, value, constants)
-  return attend(features, operands, keep)
 
 
 def orthogonal_features(
@@ -148,39 +143,34 @@ def _feature_map(
   projection: Float[Array, "M H"],
   kernel: Kernel,
   scale: float | Float[Array, ""],
-) -> Callable[[Float[Array, "*A H"]], Float[Array, "*A M"]]:
-  """φ of the 'relu' kernel, log φ of the other up to the factor 1/√M.
-
-  That factor is common to numerator and normaliser, so it cancels.
-  """
-
-  def features(x):
-    x = x.astype(jnp.float32) * jnp.sqrt(jnp.float32(scale))
-    projected = jnp.einsum("...H,MH->...M", x, projection.astype(jnp.float32))
-    if kernel == "relu":
-      projected = projected / jnp.sqrt(jnp.float32(projection.shape[0]))
-      # Not `jax.nn.relu`: XLA's maximum may turn nan into 0 and so hide it.
-      return jnp.where(projected < 0.0, 0.0, projected) + _RELU_EPSILON
-    return projected - 0.5 * jnp.sum(x * x, axis=-1, keepdims=True)
-
-  return features
+) -> tuple[FeatureMap, tuple[Array, ...]]:
+  """The feature map of a kernel, and its arrays: ω and √scale."""
+  parameters = projection, jnp.sqrt(jnp.float32(scale))
+  function = _log_softmax_features if kernel == "softmax" else _relu_features
+  size = projection.shape[0]
+  return FeatureMap(function, kernel == "softmax", size), parameters
 
 
-def init_performer_cache(
-  variables: plug.Variables,
-  batch: int,
-  max_length: int,
-  dims: plug.Dims,
-  dtype: Any,
-  kernel: Kernel = "softmax",
-) -> linear_state.LinearState:
-  """An empty state: B·K·M·(H+2) float32 numbers whatever `max_length` is."""
-  # Sums over a whole sequence are kept in float32 whatever the activations are.
-  del max_length, dtype
-  num_features = variables["constants"]["projection"].shape[0]
-  return linear_decode.empty_cache(
-    batch, dims, num_features, is_log=kernel == "softmax"
-  )
+def _log_softmax_features(
+  x: Float[Array, "*A H"], projection: Float[Array, "M H"], root: Array
+) -> Float[Array, "*A M"]:
+  """The log φ up to 1/√M, which numerator and normaliser have in common."""
+  x = x * root
+  return _projected(x, projection) - 0.5 * jnp.sum(x * x, -1, keepdims=True)
+
+
+def _relu_features(
+  x: Float[Array, "*A H"], projection: Float[Array, "M H"], root: Array
+) -> Float[Array, "*A M"]:
+  """φ of the 'relu' kernel."""
+  projected = _projected(x * root, projection)
+  projected /= jnp.sqrt(jnp.float32(projection.shape[0]))
+  # Not `jax.nn.relu`: XLA's maximum may turn nan into 0 and so hide it.
+  return jnp.where(projected < 0.0, 0.0, projected) + _RELU_EPSILON
+
+
+def _projected(x, projection):
+  return jnp.einsum("...H,MH->...M", x, projection.astype(jnp.float32))
 
 
 def performer(
@@ -193,7 +183,7 @@ def performer(
     kernel: 'softmax' or 'relu'.
 
   Returns:
-    An `Attention` whose features stand in `constants`, drawn by `init`.
+    An `Attention` whose features are in `constants`, drawn by `init`.
 
   Raises:
     ValueError: `num_features` < 1 or an unknown kernel.
@@ -218,16 +208,21 @@ def performer(
       **call,
     )
 
-  def decode(variables, cache, query, key, value):
+  def init_cache(variables, batch, max_length, dims, dtype):
+    del max_length, dtype
+    size = variables["constants"]["projection"].shape[0]
+    return cache.init_cache(batch, dims, size, is_log=kernel == "softmax")
+
+  def decode(variables, state, query, key, value):
     projection = variables["constants"]["projection"]
     scale = arguments.softmax_scale(None, query.shape[-1])
-    features = _feature_map(projection, kernel, scale)
-    return linear_decode.step(cache, query, key, value, features)
+    features, parameters = _feature_map(projection, kernel, scale)
+    return cache.decode(features, parameters, state, query, key, value)
 
   return plug.Attention(
     init=init,
     apply=apply,
-    init_cache=partial(init_performer_cache, kernel=kernel),
+    init_cache=init_cache,
     decode=decode,
     supports=frozenset({"causal", "cross", "rowwise", "mask", "decode"}),
     approximates="dense",

@@ -2,20 +2,17 @@
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from attention import (
-  arguments,
-  linear_blocks,
-  linear_causal,
-  linear_decode,
-  plug,
-)
+from attention import arguments, plug
+from attention.linear import cache, kernel
+from attention.linear.features import FeatureMap, Operands
 
-FeatureMap = Callable[[Array], Array]
+Function = Callable[[Array], Array]
 """Takes `[..., H]` to `[..., M]`, row by row, nothing below 0."""
 
 
@@ -33,7 +30,7 @@ def relu(x: Float[Array, "*A"]) -> Float[Array, "*A"]:
   return jnp.where(x < 0.0, 0.0, x)
 
 
-FEATURE_MAPS: Mapping[str, FeatureMap] = MappingProxyType(
+FEATURE_MAPS: Mapping[str, Function] = MappingProxyType(
   dict(elu=elu_plus_one, relu=relu, softplus=jax.nn.softplus)
 )
 """The names that `linear` takes in a config."""
@@ -44,18 +41,18 @@ def linear_attention(
   key: Float[Array, "B S K H"],
   value: Float[Array, "B S K V"],
   *,
-  feature_map: FeatureMap = elu_plus_one,
+  feature_map: Function = elu_plus_one,
   mask: Bool[Array, "..."] | None = None,
   is_causal: bool = False,
   scale: float | Float[Array, ""] | None = None,
+  block_size: int | None = None,
 ) -> Float[Array, "B T N V"]:
   """Attention whose kernel is a product of features, linear in length.
 
     out_t = φ(q_t)ᵀ Σ_s φ(k_s) v_sᵀ / φ(q_t)ᵀ Σ_s φ(k_s)
 
-  over all keys, or those s ≤ t. The sums are one M×V matrix and one vector,
-  whatever the length; the mathematics are in `linear_state` and
-  `linear_causal`.
+  over all keys, or those s ≤ t. The sums are one M×V matrix and one vector at
+  any length; the mathematics are in `state`, and in `chunk` for the causal form.
 
   Args:
     query: `[B, T, N, H]`.
@@ -66,6 +63,8 @@ def linear_attention(
     mask: key mask `[B, 1, 1, S]`, True = attend.
     is_causal: query t sees keys s ≤ t.
     scale: None is φ(x), as in the paper; else φ(√scale · x), scale > 0.
+    block_size: R, the positions of a step, or C, those of a chunk of the causal
+      form. None is the platform's choice; it changes the rounding alone.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`; features and sums are float32. A
@@ -74,9 +73,12 @@ def linear_attention(
   Raises:
     ValueError: arguments do not fit, or the mask varies along queries.
 
-  Cost: time (T·N + S·K)·M·(H+V), causal T·N·(M·(H+V) + C·(M+V)) with C = 64;
-  memory beside the arguments M·(128+V) per head forward, as much with
-  gradients, causal T/(4C)·M·V per head with gradients.
+  Cost: time (T·N + S·K)·M·(H+V), causal T·N·(M·(H+V) + C·(M+V)); memory
+  without arguments and results M·(R+V) per head forward, as much with
+  gradients, causal T/R·M·V per head with gradients, and a copy of keys and
+  values where S ≠ T. C is `causal.CHUNK`. R is `blocks.BLOCK`, causal
+  `causal.GROUP` chunks; on a GPU or TPU as much more as fits the budget of
+  bytes of `core.platform`.
 
   Departs from its paper in that no epsilon is added to the normaliser, and in
   the masks and grouped heads, of which the paper does not speak.
@@ -92,6 +94,7 @@ def linear_attention(
     "for such a mask, or is_causal=True for a causal one",
   )
   head_dim = query.shape[-1]
+  features, parameters = _feature_map(feature_map, head_dim)
   if scale is not None:
     scale = arguments.softmax_scale(scale, head_dim)
     if not isinstance(scale, jax.Array) and scale <= 0.0:
@@ -99,18 +102,58 @@ def linear_attention(
         "scale: expected > 0 or None, for its root scales query and key, got "
         f"{scale}"
       )
-    root, unscaled = jnp.sqrt(jnp.float32(scale)), feature_map
+    features = features._replace(function=_Scaled(features.function))
+    parameters = (jnp.sqrt(jnp.float32(scale)), *parameters)
 
-    def feature_map(x):
-      return unscaled(x * root)
-
-  features, constants = linear_blocks.feature_map(feature_map, head_dim)
-  attend = linear_causal.causal if is_causal else linear_blocks.bidirectional
-  operands = linear_blocks.Operands(query, key, value, constants)
-  return attend(features, operands, keep)
+  operands = Operands(query, key, value, parameters)
+  return kernel.attend(
+    features, operands, keep, is_causal=is_causal, block_size=block_size
+  )
 
 
-def linear(feature_map: str | FeatureMap = "elu") -> plug.Attention:
+class _Scaled(NamedTuple):
+  """A feature map of root · x."""
+
+  function: Callable[..., Array]
+
+  def __call__(self, x, root, *parameters):
+    return self.function(x * root, *parameters)
+
+
+def _feature_map(
+  function: Function, head_dim: int
+) -> tuple[FeatureMap, tuple[Array, ...]]:
+  """A feature map as the loops take it, and the arrays that it needs.
+
+  A function of the caller's may close over arrays. They become arguments here,
+  so that gradients reach them.
+
+  Raises:
+    ValueError: it does not take [..., H] to [..., M].
+  """
+  if any(function is named for named in FEATURE_MAPS.values()):
+    return FeatureMap(function, False, head_dim), ()
+  vector = jax.ShapeDtypeStruct((head_dim,), jnp.float32)
+  shape = jax.eval_shape(function, vector).shape
+  if len(shape) != 1:
+    raise ValueError(
+      "feature_map: expected a function of [..., H] to [..., M], got "
+      f"{shape} for [{head_dim}]; it must keep the axes before the last"
+    )
+  converted, parameters = jax.closure_convert(function, vector)
+
+  def of_rows(x, *parameters):
+    def rows(x):
+      return converted(x, *parameters)
+
+    for _ in x.shape[:-1]:
+      rows = jax.vmap(rows)
+    return rows(x)
+
+  return FeatureMap(of_rows, False, shape[0]), tuple(parameters)
+
+
+def linear(feature_map: str | Function = "elu") -> plug.Attention:
   """The plug of `linear_attention`.
 
   Args:
@@ -140,14 +183,14 @@ def linear(feature_map: str | FeatureMap = "elu") -> plug.Attention:
     return linear_attention(query, key, value, feature_map=to_features, **call)
 
   def init_cache(variables, batch, max_length, dims, dtype):
-    # Sums over a whole sequence are kept in float32 whatever the activations.
     del variables, max_length, dtype
-    size = linear_blocks.feature_map(to_features, dims.head_dim)[0].size
-    return linear_decode.empty_cache(batch, dims, size, is_log=False)
+    features, _ = _feature_map(to_features, dims.head_dim)
+    return cache.init_cache(batch, dims, features.size, features.is_log)
 
-  def decode(variables, cache, query, key, value):
+  def decode(variables, state, query, key, value):
     del variables
-    return linear_decode.step(cache, query, key, value, to_features)
+    features, parameters = _feature_map(to_features, query.shape[-1])
+    return cache.decode(features, parameters, state, query, key, value)
 
   return plug.Attention(
     init=plug.no_variables,

@@ -1,0 +1,23 @@
+"""Linear attention: `attention` is what callers see, the rest what it runs.
+
+`features` says what a feature map is, `kernel` attends through one, `state` says
+how keys are summed and read, `bidirectional` and `causal` are the loops over
+`blocks` of a sequence, `chunk` is the part of the causal form within a chunk, and
+`cache` decodes. Performer is the same with features of its own.
+"""
+
+from attention.linear.attention import (
+  FEATURE_MAPS,
+  elu_plus_one,
+  linear,
+  linear_attention,
+  relu,
+)
+
+__all__ = [
+  "FEATURE_MAPS",
+  "elu_plus_one",
+  "linear",
+  "linear_attention",
+  "relu",
+]

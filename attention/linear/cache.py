@@ -1,0 +1,43 @@
+"""The decode cache of linear attention: one state, of one size at any length."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from attention import plug
+from attention.core.layout import heads_first, heads_last
+from attention.linear import state
+from attention.linear.features import FeatureMap
+from attention.linear.state import LinearState
+
+
+def init_cache(
+  batch: int, dims: plug.Dims, num_features: int, is_log: bool
+) -> LinearState:
+  """A state that has seen nothing.
+
+  Its sums are float32 for activations of any dtype, since they are over a whole
+  sequence. It has B·K·M·(V+1) numbers with V = H, and B·K·M more for logarithms.
+  """
+  return state.empty(
+    batch, dims.num_kv_heads, num_features, dims.head_dim, is_log
+  )
+
+
+def decode(
+  features: FeatureMap,
+  parameters: tuple[Array, ...],
+  cache: LinearState,
+  query: Float[Array, "B 1 N H"],
+  key: Float[Array, "B 1 K H"],
+  value: Float[Array, "B 1 K V"],
+) -> tuple[Float[Array, "B 1 N V"], LinearState]:
+  """One position more: M·(H+V) operations a head at any position."""
+  query_rows, key_rows, value_rows = (
+    heads_first(x, key.shape[2]).astype(jnp.float32)
+    for x in (query, key, value)
+  )
+  key_features = features.of(key_rows, parameters)
+  cache = state.update(cache, key_features, value_rows, None)
+  query_features = features.of(query_rows, parameters)
+  out, _ = state.normalised(*state.read_out(cache, query_features))
+  return heads_last(out, 1).astype(query.dtype), cache
