@@ -13,7 +13,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, lsh_cache, lsh_chunks, lsh_hash, lsh_rows, plug
+from attention import arguments, plug
+from attention.lsh import cache as lsh_cache
+from attention.lsh import chunks as lsh_chunks
+from attention.lsh import hash as lsh_hash
+from attention.lsh import rounds as lsh_rounds
 
 
 def lsh_attention(
@@ -112,24 +116,19 @@ def lsh_attention(
     # Zeroed as well, so that not even NaN gets through.
     query = jnp.where(keep[:, :, None, None], query, 0)
     value = jnp.where(keep[:, :, None, None], value, 0)
-  chunk_size = min(chunk_size, query.shape[1])
+  chunks = lsh_chunks.cut(query, value, chunk_size, is_causal=is_causal)
   plan = lsh_hash.plan(
+    chunks,
     lsh_hash.buckets(jax.lax.stop_gradient(query), rotations),
     keep,
     segments=key_segment_ids,
     num_buckets=max(1, 2 * rotations.shape[-1]),
-    chunk_size=chunk_size,
-    is_causal=is_causal,
   )
-  out = lsh_chunks.chunked_attention(
-    lsh_rows.Geometry(chunk_size, chunk_size if is_causal else 2, dropout_rate),
-    lsh_rows.Operands(
-      vector=query,
-      column=lsh_cache.key_factors(query, scale),
-      value=value,
-    ),
-    plan._replace(dropout_rng=dropout_rng),
+  operands = lsh_rounds.Operands(
+    vector=query, factor=lsh_cache.key_factors(query, scale), value=value
   )
+  rounds = lsh_rounds.Rounds(chunks, dropout_rate)
+  out = lsh_rounds.attend(rounds, operands, plan, dropout_rng)
   if keep is not None:
     out = jnp.where(keep[:, :, None, None], out, 0)
   if query_segment_ids is not None and key_segment_ids is not None:
