@@ -60,14 +60,14 @@ def _run() -> Path:
   """Runs what is missing of the comparison that was typed; its folder."""
   first, step = _shard(_SHARD.value)
   file, mapping = entry.load_config(_CONFIG, "configs/compare/copy.py")
-  from comparison import config, records
+  # JAX and the libraries on it take a second to import: --help and a faulty flag
+  # do not wait for them.
+  from comparison import config, launch, plan, records
 
   comparison = config.parse(mapping)
   shared = config.shared(comparison)
   folder = Path(_WORKDIR.value or config.default_workdir(file, shared))
   records.check(folder, shared)
-  from comparison import launch, plan
-
   # A fault that only planning finds leaves no folder behind.
   runs = plan.plan(comparison)
   records.claim(folder, shared)

@@ -12,6 +12,7 @@ import sys
 from absl import flags
 
 from training import entry
+from training.config import ConfigError
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "folder of a trained run")
 _METHOD = flags.DEFINE_enum(
@@ -37,21 +38,24 @@ _SEED = flags.DEFINE_integer("seed", 0, "of sampling", lower_bound=0)
 
 def main() -> None:
   """From lines to lines."""
-  from training.config import ConfigError
-
   if _WORKDIR.value is None:
     raise ConfigError("--workdir: missing; the folder of a trained run")
   if not _TEMPERATURE.value > 0:
     raise ConfigError(
       f"--temperature: expected a value above 0, got {_TEMPERATURE.value}"
     )
-  from training import experiment_config, workdir
+  # JAX and the libraries on it take a second to import: --help and a faulty flag
+  # do not wait for them.
+  from training import (
+    compile_cache,
+    experiment,
+    experiment_config,
+    inference,
+    workdir,
+  )
 
   folder = Path(_WORKDIR.value)
   config = experiment_config.parse(workdir.read_config(folder))
-
-  from training import compile_cache, experiment, inference
-
   compile_cache.enable()
   run = experiment.create(config, folder, restore=True)
   variables = inference.restore_variables(run, folder)

@@ -28,24 +28,23 @@ _WORKDIR = flags.DEFINE_string(
 def main() -> None:
   """From the config to the result."""
   file, mapping = entry.load_config(_CONFIG)
-
-  # JAX and what sits on it load only where they are needed, so that help and
-  # faults do not wait.
-  from training import experiment_config, workdir
+  # JAX and the libraries on it take a second to import, so this is done once the
+  # flags are parsed: --help does not wait for them. (A config has imported JAX.)
+  from training import (
+    compile_cache,
+    experiment,
+    experiment_config,
+    host_memory,
+    loop,
+    parallel,
+    workdir,
+  )
 
   config = experiment_config.parse(mapping)
   folder = Path(_WORKDIR.value or workdir.default(file, config))
   workdir.check(folder, config)
   results = workdir.final_metrics(folder, config)
   if results is None:
-    from training import (
-      compile_cache,
-      experiment,
-      host_memory,
-      loop,
-      parallel,
-    )
-
     host_memory.keep_freed()
     compile_cache.enable()
     parallel.check_batch_size(config.train)

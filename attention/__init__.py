@@ -2,8 +2,11 @@
 
 `out = f(query, key, value, *, mask=None, is_causal=False, scale=None, …)` with
 `query [B, T, N, H]`, `key, value [B, S, K, H]`, result `[B, T, N, H]`.
+
+Each is held to its definition, `attention.definitions.f`: naive, in float64.
 """
 
+from attention import definitions
 from attention.adapters import as_attention_fn
 from attention.additive import additive, additive_attention
 from attention.bigbird import (
@@ -54,6 +57,7 @@ __all__ = [
   "bigbird",
   "bigbird_attention",
   "bigbird_random_blocks",
+  "definitions",
   "dense",
   "dense_attention",
   "flash",

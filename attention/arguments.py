@@ -14,6 +14,25 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from attention import plug
+
+_mechanisms: Mapping[str, Callable[..., plug.Attention]] = {}
+
+
+def register(
+  mechanisms: Mapping[str, Callable[..., plug.Attention]],
+) -> None:
+  """Says which mechanisms a refusal may recommend.
+
+  `attention.registry` calls this once. It imports the mechanisms and they import
+  this module, so this module cannot import the registry.
+
+  Args:
+    mechanisms: name -> factory.
+  """
+  global _mechanisms
+  _mechanisms = mechanisms
+
 
 def check_qkv(
   query: Float[Array, "B T N H"],
@@ -221,6 +240,28 @@ def check_at_least(name: str, value: int, low: int) -> None:
     )
 
 
+def block_sizes(
+  block_size: int | tuple[int, int] | None,
+) -> tuple[int, int] | None:
+  """(queries, keys) of a block; None is the platform's choice.
+
+  Raises:
+    ValueError: `block_size` is neither a positive int nor a pair of them.
+  """
+  if block_size is None:
+    return None
+  sizes = block_size if isinstance(block_size, tuple) else (block_size,) * 2
+  if len(sizes) != 2 or any(
+    not isinstance(size, int) or isinstance(size, bool) or size < 1
+    for size in sizes
+  ):
+    raise ValueError(
+      "block_size: expected a positive int or a pair (queries, keys), got "
+      f"{block_size!r}"
+    )
+  return sizes[0], sizes[1]
+
+
 def accepted_options(
   name: str, function: Callable[..., Any], options: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -246,30 +287,19 @@ def accepted_options(
   for option, asked in options.items():
     if option in known:
       accepted[option] = asked
-    elif option not in _INSTEAD or not (
+    elif option not in plug.CALL_OPTIONS or not (
       asked is None or (isinstance(asked, (bool, int, float)) and not asked)
     ):
-      hint = _INSTEAD.get(option, f"it takes {', '.join(list(known)[3:])}")
+      hint = _having(option) or f"it takes {', '.join(list(known)[3:])}"
       raise ValueError(f"{option}: {name} attention has no such option; {hint}")
   return accepted
 
 
-_HAVE_DROPOUT = (
-  "dense, flash, sliding_window, bigbird, lsh, additive and multiplicative "
-  "attention have dropout on their weights"
-)
-_HAVE_SEGMENTS = (
-  "dense, flash, sliding_window, bigbird, lsh, additive and multiplicative "
-  "attention do"
-)
-_INSTEAD = {
-  "query_segment_ids": _HAVE_SEGMENTS,
-  "key_segment_ids": _HAVE_SEGMENTS,
-  "bias": "dense, flash and additive attention take a bias",
-  "relative_bias": "dense, flash and sliding_window attention take one",
-  "relative_keys": "dense, flash and sliding_window attention take them",
-  "dropout_rate": _HAVE_DROPOUT,
-  "dropout_rng": _HAVE_DROPOUT,
-  "global_indices": "sliding_window attention has global tokens",
-  "global_qkv": "sliding_window attention has global tokens",
-}
+def _having(option: str) -> str:
+  """Which mechanisms have an option; empty where none is known to."""
+  capability = plug.CALL_OPTIONS.get(option, "")
+  *names, last = ["", *plug.supporting(_mechanisms, capability)]
+  if not last:
+    return ""
+  others = ", ".join(names[1:])
+  return f"{others} and {last} have it" if others else f"{last} has it"

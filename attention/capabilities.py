@@ -6,7 +6,7 @@ a test holds the two equal.
 
 from collections.abc import Mapping
 
-from attention.plug import Attention
+from attention.plug import Attention, example
 from attention.registry import ATTENTIONS
 
 CAPABILITIES: Mapping[str, str] = {
@@ -40,7 +40,7 @@ def capability_table(
     capability and – where asking for it raises ValueError.
   """
   if mechanisms is None:
-    mechanisms = {name: make() for name, make in ATTENTIONS.items()}
+    mechanisms = {name: example(make) for name, make in ATTENTIONS.items()}
   rows = [["mechanism", *CAPABILITIES.values()]]
   rows.append(["---", *[":-:"] * len(CAPABILITIES)])
   for name, attention in mechanisms.items():

@@ -202,4 +202,5 @@ def dense() -> plug.Attention:
         "decode",
       }
     ),
+    approximates="dense",
   )

@@ -155,4 +155,6 @@ def linear(feature_map: str | FeatureMap = "elu") -> plug.Attention:
     init_cache=init_cache,
     decode=decode,
     supports=frozenset({"causal", "cross", "rowwise", "mask", "decode"}),
+    approximates="dense",
+    cost="linear",
   )

@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from attention import arguments, linformer_blocks, plug
+from attention import arguments, plug
+from attention.core import few_keys, layout
 
 
 def linformer_attention(
@@ -17,6 +18,7 @@ def linformer_attention(
   mask: Bool[Array, "..."] | None = None,
   is_causal: bool = False,
   scale: float | Float[Array, ""] | None = None,
+  block_size: int | None = None,
 ) -> Float[Array, "B T N V"]:
   """Softmax over R learned mixtures of the keys: softmax(Q (EᵀK)ᵀ) (FᵀV).
 
@@ -34,6 +36,7 @@ def linformer_attention(
     mask: key mask `[B, 1, 1, S]`, True = attend.
     is_causal: must be False: each of the R rows mixes all positions.
     scale: factor of the logits; None is 1/√H.
+    block_size: C, queries of a tile; None is the platform's choice.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`. An example whose keys are all masked
@@ -44,7 +47,8 @@ def linformer_attention(
       the mask varies along queries, or a causal call.
 
   Cost: time (S·K + T·N)·R·(H+V); memory beside the arguments B·N·R·(H+V+C)
-  float32 with C = 128, forward and backward, and the gradients of E and F.
+  float32 for tiles of C queries, one copy of key or value, and the gradients of
+  E and F.
 
   Where it departs from the paper: masks and inputs shorter than the projection,
   which the paper leaves open.
@@ -57,7 +61,7 @@ def linformer_attention(
       "is_causal: Linformer mixes all positions in each of its R rows, so it "
       "has no causal form; use dense, sliding_window or performer attention"
     )
-  _, source_length, num_kv_heads, head_dim = key.shape
+  source_length, num_kv_heads = key.shape[1:3]
   if value_projection is None:
     value_projection = key_projection
   for name, projection in (
@@ -70,6 +74,8 @@ def linformer_attention(
       "value_projection: expected the rank of key_projection, "
       f"{key_projection.shape[-1]}, got {value_projection.shape[-1]}"
     )
+  if block_size is not None:
+    arguments.check_at_least("block_size", block_size, 1)
   keep = arguments.key_mask(
     mask,
     query,
@@ -78,22 +84,28 @@ def linformer_attention(
     "such a mask",
   )
 
-  def projected(projection, x):
-    projection = projection.reshape(-1, *projection.shape[-2:])
-    return linformer_blocks.project(projection, x, keep)
-
-  scale = arguments.softmax_scale(scale, head_dim)
-  keys = scale * projected(key_projection, key)
-  # The rows of an example without any key are no mixture of anything.
-  some = None
   if keep is not None:
-    some = jnp.repeat(jnp.any(keep, axis=1), num_kv_heads)[:, None, None]
-  return linformer_blocks.attend(
+    kept = keep[:, :, None, None]
+    key, value = jnp.where(kept, key, 0), jnp.where(kept, value, 0)
+  query, scale = arguments.scaled_query(query, scale)
+  # The rows of an example without any key are zeros, and so are its results.
+  return few_keys.attend(
     query,
-    keys.astype(query.dtype),
-    projected(value_projection, value).astype(value.dtype),
-    some,
+    _project(key_projection, key).astype(query.dtype),
+    _project(value_projection, value),
+    scale=scale,
+    block_size=block_size,
   )
+
+
+def _project(
+  projection: Float[Array, "..."], x: Float[Array, "B S K D"]
+) -> Float[Array, "B K R D"]:
+  """Σ_s E[s, r] x_s of every head, accumulated in float32."""
+  length = x.shape[1]
+  rows = projection[..., :length, :].astype(x.dtype)
+  spec = "sr,bskd->bkrd" if rows.ndim == 2 else "ksr,bskd->bkrd"
+  return layout.dot(spec, rows, x).astype(x.dtype)
 
 
 def _check_projection(
@@ -171,4 +183,11 @@ def linformer(
     init_cache=None,
     decode=None,
     supports=frozenset({"cross", "rowwise", "mask"}),
+    approximates="dense",
+    cost="linear",
+    sizes=plug.Sizes(
+      short={"rank": 16},
+      long={"rank": 64},
+      timed=lambda length: {"rank": min(256, length)},
+    ),
   )

@@ -139,4 +139,6 @@ def multiplicative(general: bool = True) -> plug.Attention:
     )
     return out.astype(query.dtype), cache
 
-  return dense()._replace(init=init, apply=apply, decode=decode)
+  return dense()._replace(
+    init=init, apply=apply, decode=decode, approximates=None
+  )

@@ -230,4 +230,9 @@ def performer(
     init_cache=partial(init_performer_cache, kernel=kernel),
     decode=decode,
     supports=frozenset({"causal", "cross", "rowwise", "mask", "decode"}),
+    approximates="dense",
+    cost="linear",
+    sizes=plug.Sizes(
+      short={"num_features": 128}, timed=lambda length: {"num_features": 256}
+    ),
   )

@@ -1,7 +1,10 @@
 """The plug: what `(init, update)` is to Optax, `Attention` is to attention."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+import dataclasses
+import inspect
+import types
+from typing import Any, Literal, NamedTuple
 
 from jaxtyping import Array
 
@@ -26,6 +29,30 @@ class Dims(NamedTuple):
   num_kv_heads: int
   head_dim: int
   max_length: int
+
+
+Options = Mapping[str, Any]
+"""Hyperparameters: keyword arguments of a mechanism's factory."""
+
+
+# Compared and hashed as the object that it is: models are hashed with their
+# records, and a mapping has no hash.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sizes:
+  """Hyperparameters of a mechanism for sequences of different lengths.
+
+  What is not named keeps the default of the factory.
+
+  Attributes:
+    short: for tens of positions, as in `configs/`.
+    long: for hundreds or thousands, as in `configs/paper/`.
+    timed: `length -> hyperparameters` for `benchmarks/`, so that mechanisms are
+      timed at a common size: 256 keys, features or rows, or as many as fit.
+  """
+
+  short: Options = dataclasses.field(default_factory=dict)
+  long: Options = dataclasses.field(default_factory=dict)
+  timed: Callable[[int], Options] = lambda length: {}
 
 
 class Attention(NamedTuple):
@@ -57,6 +84,15 @@ class Attention(NamedTuple):
       'global'    global_indices
       'shared_qk' query and key are one array: `apply` and `decode` want None
                   for the key
+    approximates: what the error of its outputs is measured against, on the
+      same query, key and value: 'dense' attention, or 'shared_qk', dense
+      attention in which the query is the key and no position sees itself. An
+      exact mechanism has 'dense' and an error near 0; linear attention has
+      'dense' because it takes its place, although its kernel is another. None
+      where the scores are the mechanism's own and there is nothing to compare.
+    cost: how time and temporaries grow with the length. 'linear' is a promise
+      that `benchmarks.bounds` checks; 'quadratic' promises nothing.
+    sizes: hyperparameters for short and long sequences and for benchmarks.
   """
 
   init: Callable[[Array, Dims], Variables]
@@ -64,6 +100,54 @@ class Attention(NamedTuple):
   init_cache: Callable[..., Cache] | None
   decode: Callable[..., tuple[Array, Cache]] | None
   supports: frozenset[str]
+  approximates: Literal["dense", "shared_qk"] | None = None
+  cost: Literal["linear", "quadratic"] = "quadratic"
+  sizes: Sizes = Sizes()
+
+
+CALL_OPTIONS: Mapping[str, str] = types.MappingProxyType(
+  {
+    "query_segment_ids": "segments",
+    "key_segment_ids": "segments",
+    "bias": "bias",
+    "relative_bias": "relative",
+    "relative_keys": "relative",
+    "dropout_rate": "dropout",
+    "dropout_rng": "dropout",
+    "global_indices": "global",
+    "global_qkv": "global",
+  }
+)
+"""Option of a call that not every mechanism takes -> its name in `supports`."""
+
+
+def required(factory: Callable[..., Attention]) -> list[str]:
+  """Names of the hyperparameters that have no default."""
+  return [
+    name
+    for name, parameter in inspect.signature(factory).parameters.items()
+    if parameter.default is parameter.empty
+  ]
+
+
+def example(factory: Callable[..., Attention]) -> Attention:
+  """A record of a mechanism, to be asked for its facts.
+
+  Hyperparameters have their defaults; those without one are 1, for a size does
+  not change what is supported, approximated or promised.
+  """
+  return factory(**dict.fromkeys(required(factory), 1))
+
+
+def supporting(
+  mechanisms: Mapping[str, Callable[..., Attention]], capability: str
+) -> list[str]:
+  """Names of the mechanisms that have a capability, in their order."""
+  return [
+    name
+    for name, factory in mechanisms.items()
+    if capability in example(factory).supports
+  ]
 
 
 def no_variables(key: Array, dims: Dims) -> Variables:

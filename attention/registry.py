@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from attention import arguments
 from attention.additive import additive
 from attention.bigbird import bigbird
 from attention.dense import dense
@@ -32,3 +33,5 @@ ATTENTIONS: Mapping[str, Callable[..., Attention]] = MappingProxyType(
   )
 )
 """name -> typed factory; `ATTENTIONS['performer'](num_features=64)`."""
+
+arguments.register(ATTENTIONS)

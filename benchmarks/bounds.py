@@ -10,6 +10,7 @@ measured there.
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from attention import ATTENTIONS, plug
 from benchmarks import scaling_tables
 from benchmarks.programs import BASELINE, DECODE, FORWARD, TRAINING
 
@@ -18,9 +19,6 @@ LONGER = 16_384
 
 GROWTH = 4.6
 """Most that four times the length may take of what grows linearly."""
-
-_QUADRATIC = ("dense", "flash", "additive", "multiplicative")
-"""Their time is T²; that of the others is promised to be linear."""
 
 _MIB = 2**20
 
@@ -92,7 +90,8 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
 def growth_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
   """A table of how time and temporaries grow from 4,096 to 16,384.
 
-  Temporaries of every mechanism but the baseline, time of the linear ones.
+  Temporaries of every mechanism but the baseline, time of those whose record
+  promises linear cost.
 
   Args:
     rows: of `benchmarks.timing`, both lengths among them.
@@ -112,7 +111,8 @@ def growth_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     cells = [f"`{name}`", "✓" if causal else "", part]
     short, long = row["seconds"], longer["seconds"]
     ratio = long / short if short and long else None
-    cells += _judged(ratio, None if name in _QUADRATIC else GROWTH, 1)
+    promised = plug.example(ATTENTIONS[name]).cost == "linear"
+    cells += _judged(ratio, GROWTH if promised else None, 1)
     cells += _judged(longer["temp_bytes"] / row["temp_bytes"], GROWTH, 1)
     lines.append(cells)
   return scaling_tables.table(lines)

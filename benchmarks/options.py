@@ -3,14 +3,13 @@
     python -m benchmarks.options
     python -m benchmarks.options --attention=flash,bigbird --length=1024
 
-Each option of each mechanism but dense attention, the reference, and additive
-attention, whose scores are no products: a key mask (a tenth of the keys hidden),
-segments (four), grouped heads (N/K = 4), unequal lengths (T = 3S/4), a length
-that is a multiple of nothing, a bias by distance, and what only the window has:
-global tokens (16) and dilation (2). Forward, and forward with gradients to
-everything that the option brings; one process, calls in turn. Prints a Markdown
-table of ratios to the plain call, with the temporaries; T×S would show there as
-512 MiB at length 4,096.
+Each option of each mechanism but dense attention, the reference: a key mask (a
+tenth of the keys hidden), segments (four), grouped heads (N/K = 4), unequal
+lengths (T = 3S/4), a length that is a multiple of nothing, a bias by distance,
+and what only the window has: global tokens (16) and dilation (2). Forward, and
+forward with gradients to everything that the option brings; one process, calls
+in turn. Prints a Markdown table of ratios to the plain call, with the
+temporaries; T×S would show there as 512 MiB at length 4,096.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +22,7 @@ import jax.numpy as jnp
 
 from attention import ATTENTIONS, Dims
 from benchmarks import scaling_tables, timing
-from benchmarks.programs import FORWARD, TRAINING, Program, Size, make
+from benchmarks.programs import DENSE, FORWARD, TRAINING, Program, Size, make
 from training import entry
 from training.config import ConfigError
 
@@ -60,7 +59,7 @@ class Option(NamedTuple):
 
 def main() -> None:
   """Times every option of every mechanism and prints one table."""
-  known = [name for name in ATTENTIONS if name not in ("dense", "additive")]
+  known = [name for name in ATTENTIONS if name != DENSE]
   names = known if _ATTENTION.value == ["all"] else _ATTENTION.value
   for name in names:
     if name not in known:

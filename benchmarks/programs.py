@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from attention import ATTENTIONS, Attention, Dims
+from attention import ATTENTIONS, Attention, Dims, plug
 
 BASELINE = "jax.nn.dot_product_attention"
 DENSE = "dense"
@@ -134,7 +134,13 @@ def programs(
 
 
 def make(name: str, length: int, **own: Any) -> Attention:
-  """A mechanism of a common size: 256 keys, features or rows, or what fits."""
+  """A mechanism of a common size: 256 keys, features or rows, or what fits.
+
+  Args:
+    name: key of `ATTENTIONS`, or `BASELINE`.
+    length: T = S.
+    **own: hyperparameters beside those that the record has for benchmarks.
+  """
   if name == BASELINE:
     return ATTENTIONS[DENSE]()._replace(
       apply=lambda variables, *qkv, **call: jax.nn.dot_product_attention(
@@ -143,13 +149,8 @@ def make(name: str, length: int, **own: Any) -> Attention:
       init_cache=None,
       decode=None,
     )
-  options: dict[str, dict[str, Any]] = {
-    "sliding_window": {"window": min(256, length // 2)},
-    "performer": {"num_features": 256},
-    "linformer": {"rank": min(256, length)},
-    "additive": {"width": 16},
-  }
-  return ATTENTIONS[name](**options.get(name, {}), **own)
+  factory = ATTENTIONS[name]
+  return factory(**plug.example(factory).sizes.timed(length), **own)
 
 
 def _forward(mechanism: Attention, causal: bool) -> Callable[..., Any]:

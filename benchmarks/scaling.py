@@ -50,6 +50,7 @@ def main() -> None:
   out = None if _OUT.value is None else Path(_OUT.value)
   if out is not None and not out.parent.is_dir():
     raise ConfigError(f"--out: no such folder: {str(out.parent)!r}")
+  # JAX takes a second to import: --help and a faulty flag do not wait for it.
   import jax
 
   from attention import ATTENTIONS

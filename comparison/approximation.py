@@ -8,12 +8,22 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from attention import Attention, dense_attention, lsh_attention
+from attention import (
+  ATTENTIONS,
+  Attention,
+  dense_attention,
+  lsh_attention,
+  plug,
+)
 import models
 from models.transformer import Transformer
 
-OWN_SCORES = ("additive", "multiplicative")
-"""Mechanisms that score otherwise than softmax(q·k/√H): nothing to be near to."""
+OWN_SCORES = tuple(
+  name
+  for name, factory in ATTENTIONS.items()
+  if plug.example(factory).approximates is None
+)
+"""Mechanisms whose record says that they approximate nothing."""
 
 
 def error(
@@ -35,7 +45,7 @@ def error(
 
   Returns:
     The relative error, 0 for dense attention itself; None where the mechanism
-    approximates nothing (`OWN_SCORES`).
+    approximates nothing, as its record says.
 
   Cost: that of dense attention.
   """
@@ -43,11 +53,11 @@ def error(
   names = {slot.name for slot in config.attentions.values()}
   # Dense stands in where a mechanism cannot work; it would hide the error.
   names = names - {"dense"} or {"dense"}
-  if names & set(OWN_SCORES):
-    return None
   records = [
     slot.build() for slot in config.attentions.values() if slot.name in names
   ]
+  if any(record.approximates is None for record in records):
+    return None
   squares = jax.jit(functools.partial(_squares, model, records))
   deviation, size = squares(variables, dict(batch))
   return float(jnp.sqrt(deviation / size))
@@ -73,7 +83,7 @@ def _squares(
 
 
 def _exact(attention: Attention) -> Callable[..., Array]:
-  if "shared_qk" not in attention.supports:
+  if attention.approximates == "dense":
     return dense_attention
 
   def one_bucket(query, key, value, **call):

@@ -58,7 +58,7 @@ def launch(runs: Sequence[Run], workdir: Path, map_seed: int) -> None:
         records.write(workdir, run, status=records.UNSUPPORTED)
         print(f"{name}: not supported: {run.obstacle}", flush=True)
         continue
-      print(f"{name}: {run.parameters:,} parameters", flush=True)
+      print(f"{name}: {run.slots}; {run.parameters:,} parameters", flush=True)
       if status != records.TRAINED:
         told = _train(run, workdir)
         print(f"  {told}", flush=True)

@@ -36,6 +36,8 @@ class Run:
     parameters: of the model, as it runs; 0 where it cannot.
     unmatched_parameters: as its file would have it.
     obstacle: why it cannot run; empty where it can.
+    slots: which mechanism fills which slot of its model; empty where it cannot
+      run.
   """
 
   task: str
@@ -48,6 +50,7 @@ class Run:
   parameters: int = 0
   unmatched_parameters: int = 0
   obstacle: str = ""
+  slots: str = ""
 
   @property
   def identity(self) -> str:
@@ -131,6 +134,7 @@ def _planned(
     leaves=leaves,
     parameters=matched,
     unmatched_parameters=count,
+    slots=models.slots(config.model),
   )
 
 

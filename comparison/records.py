@@ -71,6 +71,7 @@ def write(workdir: Path, run: Run, *, status: str, **found: Any) -> None:
   record = {
     "task": run.task,
     "attention": run.attention,
+    "slots": run.slots,
     "seed": run.seed,
     "grid": run.grid,
     "status": status,

@@ -4,23 +4,15 @@ from collections.abc import Iterable, Mapping
 import difflib
 from typing import Any
 
-from attention import ATTENTIONS
+from attention import ATTENTIONS, plug
 from models.config import NEEDS
 
-OPTIONS = {
-  "sliding_window": {"window": 8},
-  "bigbird": {"block_size": 2, "num_random": 1},
-  "performer": {"num_features": 128},
-  "linformer": {"rank": 16},
-  "lsh": {"chunk_size": 8},
-  "nystrom": {"num_landmarks": 8},
-}
-"""Options for the short sequences of these configs; others take defaults."""
+_SIZES = {name: plug.example(make).sizes for name, make in ATTENTIONS.items()}
 
-LONG = {
-  "sliding_window": {"window": 64},
-  "linformer": {"rank": 64},
-}
+OPTIONS = {name: dict(sizes.short) for name, sizes in _SIZES.items()}
+"""Options for the short sequences of these configs, from the records."""
+
+LONG = {name: dict(sizes.long) for name, sizes in _SIZES.items()}
 """Options for the hundreds or thousands of tokens of configs/paper/."""
 
 

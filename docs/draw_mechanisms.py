@@ -28,6 +28,7 @@ from attention import (
   attention_weights,
   dense_attention,
   linformer_attention,
+  plug,
   rotary,
   t5_bias,
 )
@@ -165,18 +166,27 @@ def _positions() -> Panels:
   }
 
 
-PICTURES: Mapping[str, Callable[[], Panels]] = {
-  "dense": lambda: _both(_plugged("dense")),
+def _plain(name: str) -> Panels:
+  """A mechanism with its default hyperparameters."""
+  attend = _plugged(name)
+  causal = "causal" in plug.example(ATTENTIONS[name]).supports
+  return _both(attend) if causal else {"bidirectional": _drawn(attend)}
+
+
+_OWN: Mapping[str, Callable[[], Panels]] = {
   "flash": _flash,
   "sliding_window": _sliding_window,
   "bigbird": _bigbird,
-  "linear": lambda: _both(_plugged("linear")),
   "performer": _performer,
   "linformer": _linformer,
   "lsh": _lsh,
   "nystrom": _nystrom,
-  "additive": lambda: _both(_plugged("additive")),
   "multiplicative": _multiplicative,
+}
+"""Mechanisms whose picture shows the effect of a hyperparameter."""
+
+PICTURES: Mapping[str, Callable[[], Panels]] = {
+  **{name: _OWN.get(name, partial(_plain, name)) for name in ATTENTIONS},
   "positions": _positions,
 }
 """Name -> what its picture shows."""

@@ -10,7 +10,7 @@ import importlib
 import types
 from typing import TYPE_CHECKING, Any
 
-from models.config import KINDS, AttentionConfig, ModelConfig
+from models.config import KINDS, AttentionConfig, ModelConfig, slots
 from models.seq2seq_config import Seq2SeqConfig
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ __all__ = [
   "ModelConfig",
   "Seq2SeqConfig",
   "CONFIGS",
+  "slots",
   "create",
   "initialize",
   "forward",
@@ -44,8 +45,8 @@ CONFIGS: Mapping[str, type] = types.MappingProxyType(
 
 
 def __getattr__(name: str) -> Any:
-  # Flax is imported with the first function that needs it, so that a faulty
-  # config is reported before.
+  # Flax is imported with the first function that needs it: config files import
+  # `models.config`, hence JAX, and are run and checked without Flax.
   if name not in __all__:
     raise AttributeError(f"module 'models' has no attribute '{name}'")
   home = "decoding" if name.lower().startswith("generate") else "api"

@@ -4,7 +4,7 @@ Every fault is a ValueError that starts with the name of the field, raised when
 the config is made: before data is read and before anything compiles.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import difflib
 import functools
@@ -12,7 +12,7 @@ import inspect
 import types
 from typing import Any
 
-from attention import ATTENTIONS, Attention
+from attention import ATTENTIONS, Attention, plug
 
 KINDS = ("encoder_decoder", "decoder", "encoder")
 POSITIONS = (
@@ -205,14 +205,27 @@ class ModelConfig:
       check_supports(field, config, needs)
 
 
+def slots(config: Any) -> str:
+  """Which mechanism fills which slot: 'linformer · dense · linformer'.
+
+  Read from what the model is made of, not from the name that was asked for. The
+  order is encoder, decoder, cross-attention; a model with one has one name.
+
+  Args:
+    config: a `ModelConfig` or `Seq2SeqConfig`.
+  """
+  return " · ".join(one.name for one in config.attentions.values())
+
+
 def check_supports(
   field: str, config: AttentionConfig, needs: Mapping[str, str]
 ) -> None:
   """Raises ValueError where a mechanism lacks what its slot needs."""
   for capability, what in needs.items():
     if capability not in config.build().supports:
+      able = ", ".join(plug.supporting(ATTENTIONS, capability))
       raise ValueError(
-        f"{field}: {config.name} cannot {what}; {_one_of_them_can(capability)}"
+        f"{field}: {config.name} cannot {what}; one of {able} can"
       )
 
 
@@ -250,29 +263,10 @@ def _build(config: AttentionConfig) -> Attention:
         f"{option}: {config.name} has no such option (it has: {known})"
         f"{_nearest(option, parameters)}"
       )
-  for option in _required(factory):
+  for option in plug.required(factory):
     if option not in config.options:
       raise ValueError(f"{option}: {config.name} needs it, got nothing")
   return factory(**config.options)
-
-
-def _required(factory: Callable[..., Attention]) -> list[str]:
-  return [
-    name
-    for name, parameter in inspect.signature(factory).parameters.items()
-    if parameter.default is parameter.empty
-  ]
-
-
-def _one_of_them_can(capability: str) -> str:
-  # A record tells what it supports, so each factory is asked with its defaults;
-  # sizes that have none (a window) do not change what is supported.
-  able = [
-    name
-    for name, factory in ATTENTIONS.items()
-    if capability in factory(**dict.fromkeys(_required(factory), 1)).supports
-  ]
-  return f"one of {', '.join(able)} can"
 
 
 def _unknown(field: str, got: Any, choices: Any) -> str:

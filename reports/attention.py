@@ -38,15 +38,20 @@ def main() -> None:
     raise ConfigError(
       f"--out: expected a folder, for a picture of each layer, got {folder}"
     )
-  from training import experiment_config
+  # JAX and the libraries on it take a second to import: --help and a faulty flag
+  # do not wait for them.
+  from reports.example import make_example
+  from training import (
+    compile_cache,
+    experiment,
+    experiment_config,
+    inference,
+    report,
+  )
   from training import workdir as workdir_lib
 
   config = experiment_config.parse(workdir_lib.read_config(workdir))
   workdir_lib.check_writable("--out", folder)
-
-  from reports.example import make_example
-  from training import compile_cache, experiment, inference, report
-
   compile_cache.enable()
   run = experiment.create(config, workdir, restore=True)
   variables = inference.restore_variables(run, workdir)

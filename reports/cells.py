@@ -31,16 +31,19 @@ def summaries(
     columns: what is shown of each.
     styles: label of a mechanism -> how it is drawn.
   """
-  header = [
-    _header("attention", "attention", "text"),
-    _header("seeds", "seeds"),
-  ]
+  header = [_header("attention", "attention", "text")]
+  with_slots = summary.has_slots(of_task)
+  if with_slots:
+    header.append(_header("slots", "slots", "text"))
+  header.append(_header("seeds", "seeds"))
   header += [_header(leaf, leaf.rpartition(".")[2]) for leaf in leaves]
   header += [_header(c.name, c.title, unit=c.unit) for c in columns]
   width = len(leaves) + len(columns)
   rows = []
   for one in of_task:
     row = [_mechanism(one.attention, styles)]
+    if with_slots:
+      row.append(_text(one.slots) if one.slots else _NOTHING)
     row.append(_number(len(one.done), f"{len(one.done)}/{len(one.runs)}"))
     if one.obstacle:
       row.append(
@@ -62,6 +65,7 @@ def runs(found: Sequence[Record], styles: Mapping[str, Style]) -> str:
     styles: label of a mechanism -> how it is drawn.
   """
   content = table.rows(found)
+  with_slots = any(row["slots"] for row in content)
   leaves = sorted({leaf for r in found for leaf in r.get("grid", {})})
   shown = [
     name
@@ -70,6 +74,7 @@ def runs(found: Sequence[Record], styles: Mapping[str, Style]) -> str:
   ]
   header = [
     _header("attention", "attention", "text"),
+    *([_header("slots", "slots", "text")] if with_slots else []),
     _header("task", "task", "text"),
     _header("seed", "seed"),
     _header("status", "status", "text"),
@@ -78,11 +83,13 @@ def runs(found: Sequence[Record], styles: Mapping[str, Style]) -> str:
   ]
   rows = []
   for row in content:
+    slots = _text(row["slots"]) if row["slots"] else _NOTHING
     status = row["status"]
     if row["reason"]:
       status += f": {row['reason']}"
     cells = [
       _mechanism(row["attention"], styles),
+      *([slots] if with_slots else []),
       _text(row["task"]),
       _value(row["seed"]),
       _text(status, "reason" if row["reason"] else "text"),

@@ -26,10 +26,12 @@ def report(
     lines += [f"{machine}.", ""]
   lines += [" ".join(words.setup(shared, found)), "", words.INTERVALS, ""]
   everything: list[Column] = []
+  with_slots = False
   for task, summaries in summary.summarize(found).items():
     quality = summary.quality_columns(summaries)
     costs = summary.cost_columns(summaries)
     everything += [*quality, *costs]
+    with_slots |= summary.has_slots(summaries)
     leaves = words.grid_leaves(summaries)
     lines += [f"## {task}", "", "Quality", ""]
     lines += _table(summaries, leaves, quality)
@@ -41,7 +43,7 @@ def report(
     lines += [f"    {table.command(one.runs[0])}" for one in summaries]
     lines.append("")
   lines += ["## Columns", ""]
-  for title, meaning in words.meanings(everything).items():
+  for title, meaning in words.meanings(everything, with_slots).items():
     lines.append(f"- {title}: {meaning}")
   if plots:
     lines += ["", "## Plots", ""]
@@ -56,28 +58,36 @@ def _table(
   columns: Sequence[Column],
 ) -> list[str]:
   """Aligned for the eye as well; a row that has nothing but a reason is not."""
-  header = ["attention", "seeds", *(leaf.rpartition(".")[2] for leaf in leaves)]
+  texts = ["attention", *(["slots"] if summary.has_slots(summaries) else [])]
+  header = [*texts, "seeds", *(leaf.rpartition(".")[2] for leaf in leaves)]
   header += [words.titled(column) for column in columns]
-  rows = [_cells(one, leaves, columns) for one in summaries]
+  rows = [_cells(one, len(texts) > 1, leaves, columns) for one in summaries]
   whole = [header, *(row for row in rows if len(row) == len(header))]
   widths = [max(len(row[i]) for row in whole) for i in range(len(header))]
-  rule = ["-" * widths[0], *("-" * (w - 1) + ":" for w in widths[1:])]
-  return [_line(row, widths) for row in (header, rule, *rows)]
+  left = len(texts)
+  rule = ["-" * width for width in widths[:left]]
+  rule += ["-" * (width - 1) + ":" for width in widths[left:]]
+  return [_line(row, widths, left) for row in (header, rule, *rows)]
 
 
 def _cells(
-  one: Summary, leaves: Sequence[str], columns: Sequence[Column]
+  one: Summary,
+  with_slots: bool,
+  leaves: Sequence[str],
+  columns: Sequence[Column],
 ) -> list[str]:
-  cells = [f"`{one.attention}`", f"{len(one.done)}/{len(one.runs)}"]
+  cells = [f"`{one.attention}`", *([one.slots or "–"] if with_slots else [])]
+  cells.append(f"{len(one.done)}/{len(one.runs)}")
   if one.obstacle:
     return [*cells, _one_line(one.obstacle).replace("|", "\\|")]
   cells += [str(one.grid.get(leaf, "–")) for leaf in leaves]
   return [*cells, *(summary.text(one, column) for column in columns)]
 
 
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+def _line(cells: Sequence[str], widths: Sequence[int], left: int) -> str:
+  """Cells side by side, the first `left` of them flush left."""
   padded = [
-    cell.rjust(width) if i else cell.ljust(width)
+    cell.ljust(width) if i < left else cell.rjust(width)
     for i, (cell, width) in enumerate(zip(cells, widths, strict=False))
   ]
   return f"| {' | '.join(padded)} |"

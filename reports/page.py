@@ -121,9 +121,10 @@ def _reading(
       *summary.cost_columns(of_task),
     )
   ]
+  with_slots = any(map(summary.has_slots, summaries.values()))
   terms = "\n".join(
     f"<dt>{html.escape(title)}</dt><dd>{html.escape(meaning)}</dd>"
-    for title, meaning in words.meanings(columns).items()
+    for title, meaning in words.meanings(columns, with_slots).items()
   )
   sentences = [*words.setup(shared, found), words.INTERVALS]
   return (

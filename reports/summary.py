@@ -30,6 +30,11 @@ class Summary:
   runs: Sequence[Record]
 
   @property
+  def slots(self) -> str:
+    """Which mechanism fills which slot; empty where no record says so."""
+    return self.runs[0].get("slots") or ""
+
+  @property
   def done(self) -> list[Record]:
     """The runs that were trained to their end, measured or not."""
     return [run for run in self.runs if "final" in run]
@@ -90,6 +95,11 @@ def quality_columns(summaries: Sequence[Summary]) -> list[Column]:
     if not n.rpartition("_")[2].isdecimal()
   ]
   return [*columns, *_present((BEST, ERROR), summaries)]
+
+
+def has_slots(summaries: Sequence[Summary]) -> bool:
+  """Whether tables have a column for slots: records of old runs have none."""
+  return any(one.slots for one in summaries)
 
 
 def cost_columns(summaries: Sequence[Summary]) -> list[Column]:

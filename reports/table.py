@@ -15,6 +15,7 @@ MECHANISMS = tuple(ATTENTIONS)
 
 _RUN = ("task", "attention", "seed", "status", "parameters")
 _RUN += ("unmatched_parameters", "seconds", "cpu_seconds", "peak_bytes")
+_RUN += ("slots",)
 
 
 def rows(found: Sequence[Record]) -> list[dict[str, Any]]:

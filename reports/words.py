@@ -14,6 +14,12 @@ INTERVALS = (
   "seed has none."
 )
 
+SLOTS = (
+  "the mechanism of each attention of the model as it ran: encoder · decoder · "
+  "cross-attention, or the only one; a config puts dense where the mechanism "
+  "of the row cannot serve"
+)
+
 
 def machine(found: Sequence[Record]) -> str:
   """What the runs were measured on, as far as they tell."""
@@ -73,9 +79,10 @@ def notes(summaries: Sequence[Summary], columns: Sequence[Column]) -> list[str]:
   return lines
 
 
-def meanings(columns: Sequence[Column]) -> dict[str, str]:
+def meanings(columns: Sequence[Column], with_slots: bool) -> dict[str, str]:
   """Title with its unit -> what it means, each column once."""
-  found = {"seeds": "runs that were trained to their end / runs of the plan"}
+  found = {"slots": SLOTS} if with_slots else {}
+  found["seeds"] = "runs that were trained to their end / runs of the plan"
   for column in columns:
     found.setdefault(titled(column), column.meaning)
   return found

@@ -8,6 +8,7 @@ import re
 
 import pytest
 
+import attention
 from attention import ATTENTIONS, positions, relative
 from attention.capabilities import CAPABILITIES
 
@@ -76,6 +77,14 @@ def test_papers_of_positions_are_those_of_the_docstrings():
       if getattr(item, "__module__", None) == part.__name__:
         documented |= _papers(item.__doc__ or "")
   assert _papers(_SECTION["Positions"]) == documented
+
+
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_every_section_links_its_definition_and_its_fast_form(name):
+  function = f"{name}_attention"
+  fast = getattr(attention, function).__module__.replace(".", "/")
+  for path in (f"attention/definitions/{name}.py", f"{fast}.py"):
+    assert f"[`{function}`](../{path})" in _SECTION[name]
 
 
 def test_names_with_a_link_are_defined_in_the_linked_file():

@@ -3,6 +3,8 @@
 import json
 import re
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -60,7 +62,12 @@ def test_a_run_leaves_everything_behind(finished):
   assert (workdir / "attention.png").read_bytes().startswith(b"\x89PNG")
   for name in (*last.keys() - {"step", "split"}, "attention.png"):
     assert name in out
-  assert json.loads((workdir / "config.json").read_text())["num_steps"] == 12
+  config = json.loads((workdir / "config.json").read_text("utf-8"))
+  assert config["num_steps"] == 12
+  # The first line says what fills each slot, and so do the file and the end.
+  assert f"{workdir}: slots dense · dense · dense (" in out.splitlines()[0]
+  assert config["slots"] == "dense · dense · dense"
+  assert "\nslots: dense · dense · dense\n" in out
 
 
 def test_a_finished_run_says_its_metrics_again(finished):
@@ -145,6 +152,18 @@ def test_another_config_keeps_out_of_a_workdir(finished):
   assert error.count("\n") == 1
   assert "config.seed is 0 there and 5 here" in error
   assert {p: p.stat().st_mtime_ns for p in workdir.rglob("*")} == before
+
+
+@pytest.mark.parametrize(
+  "module",
+  ["train", "compare", "generate", "benchmarks.scaling", "reports.attention"],
+)
+def test_an_entry_point_parses_flags_before_it_imports_jax(module):
+  script = f"import sys, {module}; sys.exit('jax' in sys.modules)"
+  result = subprocess.run(
+    [sys.executable, "-c", script], check=False, cwd=commands.ROOT
+  )
+  assert result.returncode == 0
 
 
 def test_help_is_quick():

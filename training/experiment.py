@@ -132,16 +132,17 @@ def create(
 
 
 def describe(experiment: Experiment) -> str:
-  """Mechanisms, size of the model and of the run, in one line."""
+  """What fills each slot, size of the model and of the run, in one line."""
   train = experiment.config.train
-  mechanisms = ", ".join(
-    f"{slot.removesuffix('_attention')} {attention.name}"
-    for slot, attention in experiment.config.model.attentions.items()
+  model = experiment.config.model
+  places = " · ".join(
+    slot.removesuffix("_attention") for slot in model.attentions
   )
   params = sum(leaf.size for leaf in jax.tree.leaves(experiment.shapes.params))
   return (
-    f"{mechanisms}; {params:,} parameters, {train.num_steps} steps of {train.batch_size} "
-    f"rows, {jax.device_count()} × {jax.devices()[0].device_kind}"
+    f"slots {models.slots(model)} ({places}); {params:,} parameters, "
+    f"{train.num_steps} steps of {train.batch_size} rows, "
+    f"{jax.device_count()} × {jax.devices()[0].device_kind}"
   )
 
 

@@ -1,6 +1,6 @@
 """A whole config: the loop, the optimiser, the task and the model.
 
-Imports neither Flax nor Optax, so that a fault is answered at once.
+Imports JAX, as every config does, but neither Flax nor Optax.
 """
 
 from collections.abc import Mapping
@@ -41,10 +41,14 @@ class ExperimentConfig:
 def parse(mapping: Mapping[str, Any]) -> ExperimentConfig:
   """Validates a config, a ConfigDict or parsed JSON, without reading data.
 
+  'slots' is what `workdir.write_config` adds for a reader; it may be there where
+  it says what the model says.
+
   Raises:
     ConfigError: the first fault found.
   """
   leaves = dict(mapping.items())
+  told = leaves.pop("slots", None)
   sections = {}
   for section in ("task", "model"):
     if section not in leaves:
@@ -60,13 +64,19 @@ def parse(mapping: Mapping[str, Any]) -> ExperimentConfig:
       f"config.task.name: expected one of {', '.join(tasks.TASKS)}, "
       f"got {name!r}"
     )
+  model = _build_model(sections["model"])
+  if told not in (None, models.slots(model)):
+    raise ConfigError(
+      f"config.slots: the model has {models.slots(model)!r}, got {told!r}; "
+      "choose a mechanism by config.model"
+    )
   return ExperimentConfig(
     train=train,
     task_name=name,
     task=config_lib.build(
       tasks.TASKS[name].config_type, task_leaves, "config.task"
     ),
-    model=_build_model(sections["model"]),
+    model=model,
   )
 
 

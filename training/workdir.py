@@ -7,11 +7,13 @@ import os
 from pathlib import Path
 from typing import Any
 
+import models
 from training import metrics
 from training.config import ConfigError
 from training.experiment_config import ExperimentConfig
 
 CONFIG = "config.json"
+SLOTS = "slots"
 
 
 def default(config_file: str, config: ExperimentConfig) -> Path:
@@ -38,6 +40,8 @@ def check(workdir: Path, config: ExperimentConfig) -> None:
       "new folder"
     )
   there, here = _leaves(read_config(workdir)), _leaves(config.to_mapping())
+  # Follows from the model, and runs of an earlier version do not have it.
+  there.pop(SLOTS, None)
   for leaf in [*here, *there]:
     old, new = there.get(leaf, "not set"), here.get(leaf, "not set")
     if old != new:
@@ -70,7 +74,7 @@ def read_config(workdir: Path) -> dict[str, Any]:
   """
   path = workdir / CONFIG
   try:
-    return json.loads(path.read_text())
+    return json.loads(path.read_text("utf-8"))
   except FileNotFoundError:
     raise ConfigError(f"workdir: no run in {workdir} ({path})") from None
   except (ValueError, OSError) as error:
@@ -78,10 +82,16 @@ def read_config(workdir: Path) -> dict[str, Any]:
 
 
 def write_config(workdir: Path, config: ExperimentConfig) -> None:
-  """Makes the folder and says in it which run it holds."""
+  """Makes the folder and says in it which run it holds.
+
+  The file has every leaf, and in 'slots' which mechanism fills which slot: a
+  config may have chosen dense where the mechanism of its name cannot serve.
+  """
   workdir.mkdir(parents=True, exist_ok=True)
+  content = {SLOTS: models.slots(config.model), **config.to_mapping()}
   partial = workdir / (CONFIG + ".tmp")
-  partial.write_text(json.dumps(config.to_mapping(), indent=2) + "\n")
+  text = json.dumps(content, indent=2, ensure_ascii=False)
+  partial.write_text(text + "\n", "utf-8")
   os.replace(partial, workdir / CONFIG)
 
 
@@ -98,8 +108,10 @@ def final_metrics(
 
 
 def summary(workdir: Path, results: Mapping[str, Mapping[str, Any]]) -> str:
-  """The final metrics and where everything is, for a reader."""
+  """The slots, the final metrics and where everything is, for a reader."""
   lines = []
+  if slots := read_config(workdir).get(SLOTS):
+    lines += ["", f"slots: {slots}"]
   for split, values in results.items():
     lines += ["", f"{split}"]
     values = {name: v for name, v in values.items() if name != "step"}

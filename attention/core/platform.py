@@ -32,6 +32,10 @@ LEAST_ROWS = 512
 """The fewest rows of a product that runs at its full rate."""
 
 
+DIAGONAL_ROWS = 64
+"""Rows of a product of which only some diagonals are wanted."""
+
+
 class Profile(NamedTuple):
   """One kind of device.
 
@@ -99,15 +103,18 @@ def rows_at_once(row_bytes: int, length: int, least: int = LEAST_ROWS) -> int:
   return min(max(profile().tile_bytes // row_bytes, least), length)
 
 
-def block(heads: int, is_causal: bool) -> tuple[int, int]:
+def block(pair_bytes: int, rows: int, width: int) -> tuple[int, int]:
   """Queries and keys of a tile that walks over all keys.
 
   Args:
-    heads: B·N.
-    is_causal: narrower blocks waste less of what lies above the diagonal.
+    pair_bytes: what is held for one query and one key, of all heads.
+    rows: the fewest queries.
+    width: the fewest keys.
+
+  Returns:
+    Both doubled as often as the budget allows.
   """
-  rows, width = LEAST_ROWS, LEAST_ROWS // (2 if is_causal else 1)
-  most = profile().tile_bytes // (4 * heads)
+  most = profile().tile_bytes // pair_bytes
   while 4 * rows * width <= most:
     rows, width = 2 * rows, 2 * width
   return rows, width

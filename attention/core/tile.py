@@ -188,7 +188,7 @@ def forward(
   maximum = jnp.zeros_like(x[..., :1]) if before is None else before.maximum
   decay = None
   if by_maximum:
-    maximum = largest(x, by_data)
+    maximum = largest(x, by_data or keys.visible is None)
     # Not below LOWEST/2: then no exponential of a hidden pair is exp(0).
     if keys.visible is not None:
       maximum = jnp.maximum(maximum, LOWEST / 2)
@@ -298,15 +298,16 @@ def of_pairs(
   return jnp.broadcast_to(x, shape).reshape(scores.shape)
 
 
-def largest(x: Float[Array, "*A D"], by_data: bool) -> Float[Array, "*A 1"]:
+def largest(x: Float[Array, "*A D"], is_plain: bool) -> Float[Array, "*A 1"]:
   """The maximum of each row; a NaN may be passed over.
 
   It is taken of the larger of a number in the first half and one in the second:
-  XLA stores what a reduction reads, and this is half as much. Where masks or
-  segments hide pairs, XLA would cut their block out of the whole for every
-  number, so the plain maximum is taken there.
+  XLA stores what a reduction reads, and this is half as much. `is_plain` takes
+  the maximum itself: where masks or segments hide pairs, XLA would cut their
+  block out of the whole for every number, and where nothing is hidden it makes
+  the whole softmax one operation.
   """
-  if by_data:
+  if is_plain:
     return jnp.max(x, -1, keepdims=True)
   size = x.shape[-1]
   half = -(-size // 2)

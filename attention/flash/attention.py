@@ -88,7 +88,7 @@ def flash_attention(
     arguments.check_broadcast("bias", bias, shape)
   arguments.check_dropout(dropout_rate, dropout_rng)
   tables = relative.check(relative_bias, relative_keys, query)
-  sizes = _block_sizes(block_size)
+  sizes = arguments.block_sizes(block_size)
 
   chosen = implementations.choose(
     implementation,
@@ -112,7 +112,12 @@ def flash_attention(
   sees &= visibility.segments(query_segment_ids, key_segment_ids)
   if is_causal:
     sees &= visibility.CAUSAL
-  rows, width = sizes or platform.block(batch * num_heads, is_causal)
+  rows, width = sizes or platform.block(
+    4 * batch * num_heads,
+    platform.LEAST_ROWS,
+    # Narrower blocks waste less of what lies above the diagonal.
+    platform.LEAST_ROWS // (2 if is_causal else 1),
+  )
   source_length, kv_heads = key.shape[1:3]
   source = Blocks(
     rows=min(rows, length),
@@ -127,24 +132,6 @@ def flash_attention(
   )
   limits = Limits(sees, dropout_rng)
   return loop.attend(source, query, Arrays(key, value, bias), tables, limits)
-
-
-def _block_sizes(
-  block_size: int | tuple[int, int] | None,
-) -> tuple[int, int] | None:
-  """(queries, keys) of a block; None is the platform's choice."""
-  if block_size is None:
-    return None
-  sizes = block_size if isinstance(block_size, tuple) else (block_size,) * 2
-  if len(sizes) != 2 or any(
-    not isinstance(size, int) or isinstance(size, bool) or size < 1
-    for size in sizes
-  ):
-    raise ValueError(
-      "block_size: expected a positive int or a pair (queries, keys), got "
-      f"{block_size!r}"
-    )
-  return sizes[0], sizes[1]
 
 
 def flash(
@@ -163,7 +150,7 @@ def flash(
   Raises:
     ValueError: an argument is out of range.
   """
-  _block_sizes(block_size)
+  arguments.block_sizes(block_size)
   implementations.check_name(implementation)
 
   function = partial(

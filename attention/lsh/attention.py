@@ -271,6 +271,9 @@ def lsh(
     supports=frozenset(
       {"causal", "mask", "segments", "dropout", "decode", "shared_qk"}
     ),
+    approximates="shared_qk",
+    cost="linear",
+    sizes=plug.Sizes(short={"chunk_size": 8}),
   )
 
 

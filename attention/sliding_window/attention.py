@@ -312,4 +312,11 @@ def sliding_window(
         "global",
       }
     ),
+    approximates="dense",
+    cost="linear",
+    sizes=plug.Sizes(
+      short={"window": 8},
+      long={"window": 64},
+      timed=lambda length: {"window": min(256, length // 2)},
+    ),
   )

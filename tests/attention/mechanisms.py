@@ -7,8 +7,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from attention import ATTENTIONS, Attention, bigbird_random_blocks
-from tests.attention import reference
+from attention import (
+  ATTENTIONS,
+  Attention,
+  bigbird_random_blocks,
+  definitions,
+)
+from attention.definitions.nystrom import depthwise_convolution
 from tests.attention.cases import Case
 
 
@@ -19,7 +24,8 @@ class Mechanism:
   Attributes:
     name: key of `ATTENTIONS`.
     options: hyperparameters, given to the factory.
-    reference: `(variables, query, key, value, **call) -> out` in float64.
+    reference: `(variables, query, key, value, **call) -> out` in float64, the
+      mechanism's definition.
     normalised: the rows of its attention matrix sum to 1.
     sparse: a query may see none of the keys that a call allows.
     pads: a sequence with padding gives what the shorter one gives.
@@ -67,17 +73,21 @@ class Mechanism:
 
 def _dense(variables, *qkv, **call):
   assert not variables
-  return reference.dense_attention(*qkv, **call)
+  return definitions.dense_attention(*qkv, **call)
 
 
 def _flash(**options):
-  return Mechanism("flash", options, _dense, cache="length")
+  def attend(variables, *qkv, **call):
+    assert not variables
+    return definitions.flash_attention(*qkv, **call)
+
+  return Mechanism("flash", options, attend, cache="length")
 
 
 def _multiplicative(**options):
   def attend(variables, *qkv, **call):
     kernel = variables["params"]["kernel"] if options["general"] else None
-    return reference.multiplicative_attention(*qkv, kernel=kernel, **call)
+    return definitions.multiplicative_attention(*qkv, kernel=kernel, **call)
 
   return Mechanism("multiplicative", options, attend, cache="length")
 
@@ -85,7 +95,7 @@ def _multiplicative(**options):
 def _window(**options):
   def attend(variables, *qkv, **call):
     assert not variables
-    return reference.sliding_window_attention(*qkv, **options, **call)
+    return definitions.sliding_window_attention(*qkv, **options, **call)
 
   return Mechanism("sliding_window", options, attend, sparse=True)
 
@@ -93,7 +103,7 @@ def _window(**options):
 def _linear(**options):
   def attend(variables, *qkv, **call):
     assert not variables
-    return reference.linear_attention(*qkv, **call)
+    return definitions.linear_attention(*qkv, **call)
 
   return Mechanism("linear", options, attend)
 
@@ -103,7 +113,7 @@ def _performer(**options):
 
   def attend(variables, *qkv, **call):
     projection = variables["constants"]["projection"]
-    return reference.performer_attention(
+    return definitions.performer_attention(
       *qkv, projection=projection, kernel=kernel, **call
     )
 
@@ -115,14 +125,14 @@ def _linformer(**options):
     params = variables["params"]
     assert ("value_projection" in params) != options["shared"]
     assert params["key_projection"].ndim == (3 if options["per_head"] else 2)
-    return reference.linformer_attention(*qkv, **params, **call)
+    return definitions.linformer_attention(*qkv, **params, **call)
 
   return Mechanism("linformer", options, attend, normalised=False)
 
 
 def _additive(**options):
   def attend(variables, *qkv, **call):
-    return reference.additive_attention(*qkv, **variables["params"], **call)
+    return definitions.additive_attention(*qkv, **variables["params"], **call)
 
   return Mechanism("additive", options, attend, cache="length")
 
@@ -133,7 +143,11 @@ def _nystrom(**options):
   def attend(variables, *qkv, **call):
     params = variables.get("params", {})
     assert ("conv_kernel" in params) == ("conv_kernel_size" in options)
-    return reference.nystrom_attention(*qkv, **rest, **params, **call)
+    out = definitions.nystrom_attention(*qkv, **rest, **call)
+    for kernel in params.values():
+      mask = call.get("mask")
+      out += depthwise_convolution(qkv[2], kernel, mask=mask)
+    return out
 
   return Mechanism("nystrom", options, attend, normalised=False)
 
@@ -149,7 +163,7 @@ def _bigbird(**options):
       num_blocks=-(-query.shape[1] // size),
       num_random=slots,
     )
-    return reference.bigbird_attention(
+    return definitions.bigbird_attention(
       query, *rest, block_size=size, random_blocks=random_blocks, **call
     )
 
@@ -158,7 +172,7 @@ def _bigbird(**options):
 
 def _lsh(**options):
   def attend(variables, query, value, **call):
-    return reference.lsh_attention(
+    return definitions.lsh_attention(
       query,
       value,
       rotations=variables["constants"]["rotations"],

@@ -14,7 +14,8 @@ from attention import (
   bigbird_random_blocks,
   dense_attention,
 )
-from tests.attention.reference import attended_blocks
+from attention.definitions.bigbird import attended_blocks
+from attention.definitions.shared import visible_pairs
 from tests.attention.window_cases import (
   assert_close,
   attend_densely,
@@ -61,13 +62,8 @@ def test_equals_the_definition(length, block_size, slots, kv_heads, names):
     random_blocks=random_blocks,
     **to_jax(options),
   )
-  visible = np.zeros((2, 4, length, length), bool)
-  visible |= attended_blocks(length, block_size, random_blocks)
-  if "mask" in options:
-    visible &= options["mask"]
-  if "query_segment_ids" in options:
-    same = options["query_segment_ids"][:, :, None]
-    visible &= (same == options["key_segment_ids"][:, None])[:, None]
+  visible = visible_pairs((2, 4, length, length), **options)
+  visible &= attended_blocks(length, block_size, random_blocks)
   want = attend_densely(qkv, visible, np.asarray(cotangent, np.float64))
   for x, y in zip(got, (want[0], *want[1]), strict=True):
     assert_close(x, y, 1e-5)

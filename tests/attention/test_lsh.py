@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import Dims
+from attention import Dims, definitions
 from attention.lsh import chunks as lsh_chunks
 from attention.lsh import hash as lsh_hash
 from attention.lsh import lsh, lsh_attention, lsh_rotations
@@ -27,8 +27,6 @@ from tests.attention.lsh_cases import (
   packed,
   rotations,
 )
-from tests.attention.reference import dense_attention as dense_reference
-from tests.attention.reference.lsh import lsh_attention as reference
 
 
 @both_directions
@@ -44,7 +42,10 @@ def test_values_and_gradients_are_those_of_the_definition(is_packed, is_causal):
     call |= packed(ids, mask)
   arrays = [np.asarray(x, np.float64) for x in (query, value)]
   naive = functools.partial(
-    reference, rotations=np.asarray(r, np.float64), chunk_size=CHUNK, **call
+    definitions.lsh_attention,
+    rotations=np.asarray(r, np.float64),
+    chunk_size=CHUNK,
+    **call,
   )
   assert_close(attend(query, value, r, **call), naive(*arrays), 1e-5)
   got = gradients(query, value, r, cotangent, **call)
@@ -69,7 +70,7 @@ def test_any_chunk_size_and_number_of_buckets(
   query, value, mask = draw(length=9)
   r = rotations(2, num_buckets)
   call = {"mask": mask, "chunk_size": chunk_size, "is_causal": is_causal}
-  expected = reference(
+  expected = definitions.lsh_attention(
     query.astype(np.float64), value, rotations=np.asarray(r, float), **call
   )
   assert_close(attend(query, value, r, **call), expected, 1e-5)
@@ -83,7 +84,7 @@ def shared_dense(query, value, is_causal=False):
     allowed &= np.tri(length, dtype=bool)
     allowed[0, 0] = True  # It sees no other.
   key = query / np.linalg.norm(query, axis=-1, keepdims=True)
-  return dense_reference(query, key, np.repeat(value, 2, 2), mask=allowed)
+  return definitions.dense_attention(query, key, value, mask=allowed)
 
 
 @both_directions

@@ -15,8 +15,8 @@ from attention import (
   nystrom_convolution,
   nystrom_means,
 )
+from attention.definitions.nystrom import iterated_inverse
 from attention.nystrom_product import pseudo_inverse
-from tests.attention import reference
 from tests.attention.cases import Case, assert_close, split
 
 
@@ -92,7 +92,7 @@ def test_the_iteration_tends_to_the_pseudo_inverse():
     got = pseudo_inverse(jnp.asarray(matrices, jnp.float32), steps)
     errors.append(np.abs(got - expected).max() / np.abs(expected).max())
     for at in np.ndindex(2, 3):
-      naive = reference.iterated_inverse(matrices[at], steps)
+      naive = iterated_inverse(matrices[at], steps)
       assert_close(got[at], naive, 1e-5)
   assert errors[0] > errors[1] > errors[2]
   assert errors[2] < 1e-5

@@ -1,11 +1,19 @@
 """Performer beside the contract suite: features, chunks, memory."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import Dims, orthogonal_features, performer, performer_attention
+from attention import (
+  Dims,
+  definitions,
+  orthogonal_features,
+  performer,
+  performer_attention,
+)
 
 
 def _inputs(length, seed=0, heads=2, head_dim=8):
@@ -45,18 +53,10 @@ def test_chunks_leave_no_seam(length):
     query, key, value, projection=projection, is_causal=True
   )
 
-  def features(x):
-    x = np.asarray(x, np.float64)[0] * 8**-0.25
-    return np.exp(
-      x @ np.asarray(projection, np.float64).T
-      - 0.5 * (x**2).sum(-1, keepdims=True)
-    )
-
-  weights = np.einsum("tnm,snm->nts", features(query), features(key))
-  weights *= np.tri(length)
-  weights /= weights.sum(-1, keepdims=True)
-  expected = np.einsum("nts,snh->tnh", weights, np.asarray(value)[0])
-  np.testing.assert_allclose(out[0], expected, atol=1e-5)
+  expected = definitions.performer_attention(
+    query, key, value, projection=projection, is_causal=True
+  )
+  np.testing.assert_allclose(out, expected, atol=1e-5)
 
 
 def test_one_dominating_key_per_feature_is_not_lost():
@@ -96,23 +96,6 @@ def test_it_is_not_lost_in_the_chunk_or_in_the_state(between):
   np.testing.assert_allclose(out[0, -1, 0], [0.0, 1.0], atol=1e-6)
 
 
-def _far_apart(query, key, value, projection):
-  """Causal attention with the logarithms of all scores, in float64."""
-
-  def log_features(x):
-    x = x[0] * x.shape[-1] ** -0.25
-    return x @ projection.T - 0.5 * (x**2).sum(-1, keepdims=True)
-
-  log_query, log_key = log_features(query), log_features(key)
-  terms = log_query[:, None] + log_key[None]  # [T, S, N, M]
-  largest = terms.max(-1)
-  scores = largest + np.log(np.exp(terms - largest[..., None]).sum(-1))
-  scores[np.triu_indices(len(scores), 1)] = -np.inf
-  weights = np.exp(scores - scores.max(1, keepdims=True))
-  weights /= weights.sum(1, keepdims=True)
-  return np.einsum("tsn,snv->tnv", weights, value[0])[None]
-
-
 def test_keys_far_from_every_feature_of_a_query_are_not_lost():
   """Scores in a chunk down to e^-1000: value, gradient and the future.
 
@@ -135,14 +118,17 @@ def test_keys_far_from_every_feature_of_a_query_are_not_lost():
     return out, pullback(jnp.asarray(cotangent))
 
   out, gradients = run(query, key, value)
-  doubles = [np.asarray(x, np.float64) for x in (query, key, value, projection)]
-  np.testing.assert_allclose(out, _far_apart(*doubles), atol=2e-4)
+  definition = functools.partial(
+    definitions.performer_attention, projection=projection, is_causal=True
+  )
+  doubles = [np.asarray(x, np.float64) for x in (query, key, value)]
+  np.testing.assert_allclose(out, definition(*doubles), atol=2e-4)
 
   norm = np.sqrt(sum((np.asarray(x, np.float64) ** 2).sum() for x in gradients))
   for i, gradient in enumerate(gradients):
     direction = np.random.default_rng(i).standard_normal(gradient.shape)
     ahead, behind = (
-      _far_apart(*doubles[:i], doubles[i] + h * direction, *doubles[i + 1 :])
+      definition(*doubles[:i], doubles[i] + h * direction, *doubles[i + 1 :])
       for h in (1e-6, -1e-6)
     )
     expected = ((ahead - behind) * cotangent).sum() / 2e-6

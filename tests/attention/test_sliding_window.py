@@ -16,6 +16,7 @@ from attention import (
   dense_attention,
   sliding_window_attention,
 )
+from attention.definitions.sliding_window import attended_pairs
 from tests.attention.window_cases import (
   ALL,
   check_definition,
@@ -24,7 +25,6 @@ from tests.attention.window_cases import (
   draw_options,
   forward_and_gradients,
   to_jax,
-  visible_pairs,
 )
 
 pytestmark = pytest.mark.usefixtures("short_blocks")
@@ -203,7 +203,7 @@ def test_weights_are_the_union():
     window=1,
     global_indices=jnp.asarray(indices),
   )
-  visible = visible_pairs((2, 2, 17, 17), window=1, global_indices=indices)
+  visible = attended_pairs((2, 2, 17, 17), window=1, global_indices=indices)
   np.testing.assert_array_equal(np.asarray(weights) > 0, visible)
   np.testing.assert_allclose(weights.sum(-1), 1.0, atol=1e-6)
 

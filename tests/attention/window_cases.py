@@ -7,36 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention import attention_weights, sliding_window_attention
+from attention.definitions.sliding_window import attended_pairs
 
-# The reference: who sees whom by loops over the definition, then dense softmax
-# and its derivative in float64.
-
-
-def visible_pairs(
-  shape,
-  window,
-  dilation=1,
-  mask=None,
-  is_causal=False,
-  query_segment_ids=None,
-  key_segment_ids=None,
-  global_indices=None,
-):
-  """`[B, N, T, S]` by the definition."""
-  left, right = (window, window) if isinstance(window, int) else window
-  visible = np.zeros(shape, bool)
-  for b, n, t, s in np.ndindex(*shape):
-    d = dilation if isinstance(dilation, int) else dilation[n]
-    tokens = () if global_indices is None else global_indices[b]
-    steps, rest = divmod(s - t, d)
-    near = rest == 0 and -left <= steps <= right
-    allowed = near or s in tokens or t in tokens
-    allowed &= mask is None or mask[b, 0, 0, s]
-    allowed &= not is_causal or s <= t
-    if query_segment_ids is not None:
-      allowed &= query_segment_ids[b, t] == key_segment_ids[b, s]
-    visible[b, n, t, s] = allowed
-  return visible
+# The reference: who sees whom by the definition, then dense softmax and its
+# derivative in float64.
 
 
 def attend_densely(qkv, visible, cotangent, scale=None, factor=1.0):
@@ -72,7 +46,7 @@ def attend_densely(qkv, visible, cotangent, scale=None, factor=1.0):
 def reference(qkv, cotangent, *, global_qkv=None, scale=None, **options):
   """Output and gradients with respect to qkv and global_qkv."""
   shape = (*np.shape(qkv[0])[:3:2], *np.shape(qkv[0])[1:2], qkv[1].shape[1])
-  visible = visible_pairs(shape, **options)
+  visible = attended_pairs(shape, **options)
   cotangent = np.asarray(cotangent, np.float64)
   if global_qkv is None:
     return attend_densely(qkv, visible, cotangent, scale)

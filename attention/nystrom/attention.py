@@ -25,9 +25,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention import arguments, plug
-from attention.nystrom_convolution import convolve
-from attention.nystrom_means import Tokens
-from attention.nystrom_product import attend
+from attention.core import few_keys
+from attention.core.softmax import masked_softmax
+from attention.flash import flash_attention
+from attention.nystrom.convolution import convolve
+from attention.nystrom.inverse import pseudo_inverse
+from attention.nystrom.means import cut_into_runs, means
 
 
 def nystrom_attention(
@@ -40,6 +43,7 @@ def nystrom_attention(
   mask: Bool[Array, "..."] | None = None,
   is_causal: bool = False,
   scale: float | Float[Array, ""] | None = None,
+  block_size: int | None = None,
 ) -> Float[Array, "B T N V"]:
   """Queries meet keys through landmarks: F · pinv(A) · (B V), see above.
 
@@ -63,6 +67,7 @@ def nystrom_attention(
     mask: key mask `[B, 1, 1, S]`, True = attend.
     is_causal: must be False: every landmark mixes positions.
     scale: factor of the logits; None is 1/√H.
+    block_size: C, positions of a tile; None is the platform's choice.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`. Weights of the effective matrix sum
@@ -86,6 +91,8 @@ def nystrom_attention(
   """
   arguments.check_qkv(query, key, value)
   _check_counts(num_landmarks, pinv_iterations)
+  if block_size is not None:
+    arguments.check_at_least("block_size", block_size, 1)
   if is_causal:
     raise ValueError(
       "is_causal: expected False, got True, as every landmark is a mean over "
@@ -107,9 +114,51 @@ def nystrom_attention(
     "such a mask",
   )
   scale = arguments.softmax_scale(scale, query.shape[-1])
-  tokens = _tokens(keep, query.shape[0], length, min(num_landmarks, length))
-  scale = jnp.asarray(scale, jnp.float32)
-  return attend(pinv_iterations, query, key, value, scale, tokens)
+  batch, _, num_heads, _ = query.shape
+  tokens = cut_into_runs(keep, batch, length, min(num_landmarks, length))
+  exists = None if keep is None else tokens.counts > 0
+  queries, keys = scale * means(query, tokens), means(key, tokens)
+  keys = jnp.repeat(keys, num_heads // keys.shape[1], axis=1)
+  inverse = pseudo_inverse(_between(queries, keys, exists), pinv_iterations)
+  # B V: the landmarks are few queries, and need no blocks of their own.
+  mixed = flash_attention(
+    jnp.swapaxes(queries, 1, 2),
+    key.astype(jnp.float32),
+    value.astype(jnp.float32),
+    mask=None if keep is None else keep[:, None, None, :],
+    scale=1.0,
+    block_size=block_size,
+    implementation="xla",
+  )
+  mixed = jnp.einsum("BNLM,BMNV->BNLV", inverse, mixed, precision=_EXACT)
+  hidden = None
+  if exists is not None:
+    hidden = jnp.where(exists, 0.0, jnp.finfo(jnp.float32).min / 2)
+  out = few_keys.attend(
+    query.astype(jnp.float32),
+    scale * keys,
+    mixed,
+    hidden,
+    block_size=block_size,
+  )
+  return out.astype(query.dtype)
+
+
+_EXACT = jax.lax.Precision.HIGHEST
+"""Rounded products would be multiplied by the inverse of small numbers."""
+
+
+def _between(
+  queries: Float[Array, "B N L H"],
+  keys: Float[Array, "B N L H"],
+  exists: Bool[Array, "B L"] | None,
+) -> Float[Array, "B N L L"]:
+  """A; a landmark without tokens has zeros in its row and column."""
+  logits = jnp.einsum("BNLH,BNMH->BNLM", queries, keys, precision=_EXACT)
+  if exists is None:
+    return jax.nn.softmax(logits)
+  matrix = masked_softmax(logits, exists[:, None, None, :])
+  return jnp.where(exists[:, None, :, None], matrix, 0.0)
 
 
 def _check_counts(num_landmarks: int, pinv_iterations: int) -> None:
@@ -119,20 +168,6 @@ def _check_counts(num_landmarks: int, pinv_iterations: int) -> None:
   ):
     if number < 1:
       raise ValueError(f"{name}: expected at least 1, got {number}")
-
-
-def _tokens(
-  keep: Bool[Array, "B T"] | None, batch: int, length: int, num_landmarks: int
-) -> Tokens:
-  """Cuts the tokens that exist into L runs."""
-  kept = jnp.ones((batch, length), bool) if keep is None else keep
-  rank = jnp.cumsum(kept, axis=1) - 1
-  total = jnp.sum(kept, axis=1, keepdims=True)
-  groups = rank * num_landmarks // jnp.maximum(total, 1)
-  # Landmark l begins with the first rank r for which r·L ≥ l·n.
-  begins = -(-jnp.arange(num_landmarks + 1)[None] * total // num_landmarks)
-  groups = jnp.where(kept, groups, num_landmarks)
-  return Tokens(keep, groups, jnp.diff(begins, axis=1))
 
 
 def nystrom(
@@ -195,4 +230,7 @@ def nystrom(
     init_cache=None,
     decode=None,
     supports=frozenset({"mask"}),
+    approximates="dense",
+    cost="linear",
+    sizes=plug.Sizes(short={"num_landmarks": 8}),
   )

@@ -7,10 +7,6 @@ The gradient of the values is the same sum over the cotangent g, the kernel
 turned round. That of the kernel sums g[t] · value[s] along the diagonals
 s - t = j - (R-1)/2, taken from products of a block of C rows of g with the
 C + R - 1 values round it.
-
-Speed. XLA makes one pass of the R terms of the sum, half the time of products
-with a band matrix and a hundredth of that of XLA's own convolution on a CPU;
-its derivative of the sum takes thirty times as long as the sum.
 """
 
 import functools
@@ -19,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-BLOCK = 64
+from attention.core import layout, platform
 
 
 @jax.custom_vjp
@@ -53,7 +49,7 @@ def _padded(
   x = x.astype(jnp.float32)
   x = jnp.pad(x, ((0, 0), (before, after), (0, 0), (0, 0)))
   # Or XLA computes x anew in each of the R terms.
-  return jax.lax.optimization_barrier(x)
+  return platform.apart(x)
 
 
 def _convolve_fwd(value, kernel):
@@ -77,14 +73,13 @@ def _kernel_gradient(
   """Σ over examples, positions and features, block by block."""
   batch, length, heads, _ = value.shape
   num_heads = g.shape[2]
-  size = min(BLOCK, length)
+  size = min(platform.DIAGONAL_ROWS, length)
   width, rest = size + taps - 1, -length % size
   values = _padded(value, taps // 2, taps // 2 + rest)
   g = _padded(g, 0, rest)
 
   def block(x, i, length):
-    x = jax.lax.dynamic_slice_in_dim(x, i * size, length, 1)
-    return jnp.swapaxes(x, 1, 2)
+    return jnp.swapaxes(layout.cut(x, i * size, length), 1, 2)
 
   def step(i, total):
     rows = block(g, i, size).reshape(batch, heads, -1, g.shape[3])

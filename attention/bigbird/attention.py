@@ -6,7 +6,18 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, bigbird_blocks, bigbird_keys, plug
+from attention import arguments, plug
+from attention.bigbird.blocks import (
+  Arrays,
+  Blocks,
+  Known,
+  Limits,
+  distinct_blocks,
+  ends,
+)
+from attention.core import loop
+from attention.core.tile import Product
+from attention.core.relative import Relative
 from attention.flash import flash_attention
 
 
@@ -39,8 +50,8 @@ def bigbird_attention(
   and the segments. A query that sees nothing gets zeros and passes no gradient;
   what a masked key holds changes nothing.
 
-  The mathematics of the blocks between the first and the last are in
-  `bigbird_blocks`; the queries of these two see all keys.
+  What a block between the first and the last sees is in `blocks`; the queries of
+  these two see all keys, through `flash_attention`.
 
   Args:
     query: `[B, T, N, H]`.
@@ -92,7 +103,7 @@ def bigbird_attention(
       f"key: expected the length of query, {length}, for both are cut into the "
       f"same blocks, got {key.shape[1]}; use dense attention across"
     )
-  _check_at_least("block_size", block_size, 1)
+  arguments.check_at_least("block_size", block_size, 1)
   key_mask = arguments.key_mask(
     mask, query, key, "dense attention takes masks that vary"
   )
@@ -100,11 +111,7 @@ def bigbird_attention(
   arguments.check_dropout(dropout_rate, dropout_rng)
   blocks = -(-length // block_size)
   _check_random_blocks(random_blocks, query.shape[2], max(blocks - 2, 0))
-  scale = arguments.softmax_scale(scale, query.shape[-1])
-  if isinstance(scale, jax.Array):
-    # The block loop wants a number: a traced factor goes into the queries.
-    query = query * scale.astype(query.dtype)
-    scale = 1.0
+  query, scale = arguments.scaled_query(query, scale)
   middle_rng = global_rng = None
   if dropout_rng is not None and dropout_rate > 0.0:
     middle_rng, global_rng = jax.random.split(dropout_rng)
@@ -118,28 +125,89 @@ def bigbird_attention(
   )
   if blocks <= 2:
     return attend_to_all(query, key, value, query_segment_ids=query_segment_ids)
-  ends = partial(bigbird_keys.global_rows, block=block_size)
   of_ends = attend_to_all(
-    ends(query),
+    ends(query, block_size),
     key,
     value,
     query_segment_ids=None
     if query_segment_ids is None
-    else ends(query_segment_ids),
+    else ends(query_segment_ids, block_size),
   )
-  out = bigbird_blocks.middle_attention(
-    bigbird_keys.Geometry(block_size, float(scale), dropout_rate),
-    bigbird_keys.Operands(query, key, value),
-    bigbird_keys.Limits(
-      *bigbird_keys.distinct_blocks(random_blocks),
-      key_mask,
-      query_segment_ids,
-      key_segment_ids,
-      middle_rng,
+  out = _between(
+    query,
+    key,
+    value,
+    block_size=block_size,
+    random_blocks=random_blocks,
+    key_mask=key_mask,
+    query_segment_ids=query_segment_ids,
+    key_segment_ids=key_segment_ids,
+    scale=scale,
+    dropout_rate=dropout_rate,
+    dropout_rng=middle_rng,
+  )
+  first, last = of_ends[:, :block_size], of_ends[:, block_size:]
+  return jnp.concatenate([first, out, last], axis=1)
+
+
+def _between(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B T K H"],
+  value: Float[Array, "B T K V"],
+  *,
+  block_size: int,
+  random_blocks: Int[Array, "N M R"],
+  key_mask: Bool[Array, "B T"] | None,
+  query_segment_ids: Int[Array, "B T"] | None,
+  key_segment_ids: Int[Array, "B T"] | None,
+  scale: float,
+  dropout_rate: float,
+  dropout_rng: Array | None,
+) -> Float[Array, "B Q N V"]:
+  """The queries between the global blocks, Q = M·C of them."""
+  batch, _, num_heads, head_dim = query.shape
+  middle, num_random = random_blocks.shape[1:]
+  near = slice(block_size, (middle + 1) * block_size)
+
+  def known(x):
+    """What is known by position, as `Blocks` reads it."""
+    if x is None:
+      return None
+    x = x[:, None, :, None]
+    return Known(x, ends(x, block_size, axis=2))
+
+  def by_head(x):
+    if key_mask is not None:
+      # Zeroed as well, so that not even a NaN gets through.
+      x = jnp.where(key_mask[:, :, None, None], x, 0)
+    x = jnp.swapaxes(x, 1, 2)
+    return x, ends(x, block_size, axis=2)
+
+  (keys, global_keys), (values, global_values) = by_head(key), by_head(value)
+  random, seen = distinct_blocks(random_blocks)
+  width = global_keys.shape[2] + (min(3, middle) + num_random) * block_size
+  features = block_size + head_dim + value.shape[3]
+  source = Blocks(
+    rows=block_size,
+    at_once=loop.at_once(
+      middle * block_size, block_size, 4 * batch * num_heads * width * features
     ),
+    kv_heads=num_heads,
+    score=Product(scale),
+    by_data=key_mask is not None or query_segment_ids is not None,
+    middle=middle,
+    dropout_rate=dropout_rate,
   )
-  out = out.at[:, :block_size].set(of_ends[:, :block_size])
-  return out.at[:, (blocks - 1) * block_size :].set(of_ends[:, block_size:])
+  limits = Limits(
+    random,
+    seen,
+    known(key_mask),
+    None if query_segment_ids is None else query_segment_ids[:, near],
+    known(key_segment_ids),
+    dropout_rng,
+  )
+  arrays = Arrays(keys, values, global_keys, global_values)
+  return loop.attend(source, query[:, near], arrays, Relative(), limits)
 
 
 def bigbird_random_blocks(
@@ -169,9 +237,9 @@ def bigbird_random_blocks(
 
   Cost: time N·M·R², memory N·M·R.
   """
-  _check_at_least("num_heads", num_heads, 1)
-  _check_at_least("num_blocks", num_blocks, 1)
-  _check_at_least("num_random", num_random, 0)
+  arguments.check_at_least("num_heads", num_heads, 1)
+  arguments.check_at_least("num_blocks", num_blocks, 1)
+  arguments.check_at_least("num_random", num_random, 0)
   middle = max(num_blocks - 2, 0)
   shape = (num_random, num_heads, middle)
   if not (num_random and middle):
@@ -195,13 +263,6 @@ def bigbird_random_blocks(
   taken = jax.lax.fori_loop(0, num_random, take, jnp.full(shape, -1, jnp.int32))
   past = taken + jnp.where(taken < run_start[None, None], 0, run_length)
   return jnp.moveaxis(jnp.where(taken < 0, -1, past + 1), 0, 2)
-
-
-def _check_at_least(name: str, value: int, low: int) -> None:
-  if not isinstance(value, int) or isinstance(value, bool) or value < low:
-    raise ValueError(
-      f"{name}: expected an int of at least {low}, got {value!r}"
-    )
 
 
 def _check_random_blocks(
@@ -236,8 +297,8 @@ def bigbird(block_size: int = 64, num_random: int = 3) -> plug.Attention:
   Raises:
     ValueError: `block_size` < 1 or `num_random` < 0.
   """
-  _check_at_least("block_size", block_size, 1)
-  _check_at_least("num_random", num_random, 0)
+  arguments.check_at_least("block_size", block_size, 1)
+  arguments.check_at_least("num_random", num_random, 0)
   function = partial(bigbird_attention, block_size=block_size)
 
   def init(key, dims):
@@ -263,4 +324,7 @@ def bigbird(block_size: int = 64, num_random: int = 3) -> plug.Attention:
     init_cache=None,
     decode=None,
     supports=frozenset({"mask", "segments", "dropout"}),
+    approximates="dense",
+    cost="linear",
+    sizes=plug.Sizes(short={"block_size": 2, "num_random": 1}),
   )

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import arguments, plug
-from attention.additive_blocks import Operands, attend
-from attention.additive_pairs import Limits, Settings
+from attention.additive.score import Additive
+from attention.core import loop, platform, visibility
+from attention.flash.blocks import Arrays, Blocks, Limits
 
 
 def additive_attention(
@@ -28,6 +29,7 @@ def additive_attention(
   bias: Float[Array, "..."] | None = None,
   dropout_rate: float = 0.0,
   dropout_rng: Array | None = None,
+  block_size: int | tuple[int, int] | None = None,
 ) -> Float[Array, "B T N V"]:
   """Scores from a network of one hidden layer: softmax(v·tanh(W q + U k)) V.
 
@@ -56,6 +58,8 @@ def additive_attention(
     dropout_rate: share of attention weights set to zero; the others are
       divided by 1 - dropout_rate.
     dropout_rng: key of the dropout, needed where `dropout_rate` > 0.
+    block_size: queries and keys of a tile, one int for both; None is the
+      platform's choice.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`.
@@ -83,6 +87,7 @@ def additive_attention(
   if bias is not None:
     arguments.check_broadcast("bias", bias, shape)
   arguments.check_dropout(dropout_rate, dropout_rng)
+  sizes = arguments.block_sizes(block_size)
   if scale is not None:
     scale = arguments.softmax_scale(scale, query.shape[-1])
     score_kernel = score_kernel * scale
@@ -91,16 +96,50 @@ def additive_attention(
     # through.
     seen = jnp.any(mask, axis=(1, 2))[:, :, None, None]
     key, value = jnp.where(seen, key, 0), jnp.where(seen, value, 0)
-  operands = Operands(
-    query=_project(query, query_kernel),
-    key=_project(key, key_kernel),
-    value=value,
-    score=score_kernel.astype(jnp.float32),
-    bias=bias,
+  sees = visibility.pairs(mask)
+  sees &= visibility.segments(query_segment_ids, key_segment_ids)
+  if is_causal:
+    sees &= visibility.CAUSAL
+  out = _attend(
+    _project(query, query_kernel),
+    Arrays(_project(key, key_kernel), value, bias),
+    score_kernel.astype(jnp.float32),
+    Limits(sees, dropout_rng),
+    is_causal=is_causal,
+    dropout_rate=dropout_rate,
+    sizes=sizes,
   )
-  limits = Limits(mask, query_segment_ids, key_segment_ids, dropout_rng)
-  settings = Settings(is_causal, dropout_rate)
-  return attend(settings, operands, limits).astype(query.dtype)
+  return out.astype(query.dtype)
+
+
+def _attend(
+  query: Float[Array, "B T N A"],
+  arrays: Arrays,
+  score_kernel: Float[Array, "N A"],
+  limits: Limits,
+  *,
+  is_causal: bool = False,
+  dropout_rate: float = 0.0,
+  sizes: tuple[int, int] | None = None,
+) -> Float[Array, "B T N V"]:
+  """Additive attention of projected queries and keys, in float32."""
+  batch, length, num_heads, width = query.shape
+  source_length, kv_heads = arrays.value.shape[1:3]
+  # A pair holds its hidden units, and their gradients in the backward.
+  pair_bytes = 2 * 4 * batch * num_heads * width
+  rows, columns = sizes or platform.block(pair_bytes, 16, 64)
+  source = Blocks(
+    rows=min(rows, length),
+    width=min(columns, source_length),
+    kv_heads=kv_heads,
+    num_heads=num_heads,
+    score=Additive(),
+    by_data=limits.sees.by_data,
+    source_length=source_length,
+    is_causal=is_causal,
+    dropout_rate=dropout_rate,
+  )
+  return loop.attend(source, query, arrays, score_kernel, limits)
 
 
 def _check_kernels(
@@ -153,7 +192,7 @@ class AdditiveCache(NamedTuple):
   index: Int[Array, "B"]
 
 
-def _decode(
+def decode(
   variables: plug.Variables,
   cache: AdditiveCache,
   query: Float[Array, "B 1 N H"],
@@ -169,17 +208,11 @@ def _decode(
   keys = jnp.where(here, _project(key, params["key_kernel"]), cache.key)
   values = jnp.where(here, value.astype(cache.value.dtype), cache.value)
   seen = (slots <= cache.index[:, None])[:, None, None, :]
-  operands = Operands(
-    query=_project(query, params["query_kernel"]),
-    key=keys,
-    value=values,
-    score=params["score_kernel"].astype(jnp.float32),
-    bias=None,
-  )
-  out = attend(
-    Settings(is_causal=False, dropout_rate=0.0),
-    operands,
-    Limits(seen, None, None, None),
+  out = _attend(
+    _project(query, params["query_kernel"]),
+    Arrays(keys, values),
+    params["score_kernel"].astype(jnp.float32),
+    Limits(visibility.pairs(seen)),
   ).astype(query.dtype)
   return out, AdditiveCache(keys, values, cache.index + 1)
 
@@ -240,7 +273,7 @@ def additive(width: int = 64) -> plug.Attention:
     init=init,
     apply=apply,
     init_cache=init_cache,
-    decode=_decode,
+    decode=decode,
     supports=frozenset(
       {
         "causal",
@@ -254,4 +287,5 @@ def additive(width: int = 64) -> plug.Attention:
         "decode",
       }
     ),
+    sizes=plug.Sizes(timed=lambda length: {"width": 16}),
   )

@@ -1,0 +1,36 @@
+"""Each mechanism as its paper defines it: naive, in float64 NumPy.
+
+`attention.definitions.performer_attention` has the name and the arguments of
+`attention.performer_attention`, less those that say how it is computed, and
+dropout, which is random. It takes anything that `np.asarray` takes and returns
+float64. One file holds one mechanism, written to be read beside the paper: T×S
+and all, no blocks.
+
+The fast functions are held to these, and share nothing with them.
+"""
+
+from attention.definitions.additive import additive_attention
+from attention.definitions.bigbird import bigbird_attention
+from attention.definitions.dense import dense_attention
+from attention.definitions.flash import flash_attention
+from attention.definitions.linear import linear_attention
+from attention.definitions.linformer import linformer_attention
+from attention.definitions.lsh import lsh_attention
+from attention.definitions.multiplicative import multiplicative_attention
+from attention.definitions.nystrom import nystrom_attention
+from attention.definitions.performer import performer_attention
+from attention.definitions.sliding_window import sliding_window_attention
+
+__all__ = [
+  "additive_attention",
+  "bigbird_attention",
+  "dense_attention",
+  "flash_attention",
+  "linear_attention",
+  "linformer_attention",
+  "lsh_attention",
+  "multiplicative_attention",
+  "nystrom_attention",
+  "performer_attention",
+  "sliding_window_attention",
+]

@@ -1,0 +1,73 @@
+"""Dense softmax attention (Vaswani et al., 2017), as the paper defines it."""
+
+from jaxtyping import Float64
+import numpy as np
+from numpy.typing import ArrayLike
+
+from attention.definitions import shared
+
+
+def dense_attention(
+  query: ArrayLike,
+  key: ArrayLike,
+  value: ArrayLike,
+  *,
+  mask: ArrayLike | None = None,
+  is_causal: bool = False,
+  scale: float | ArrayLike | None = None,
+  query_segment_ids: ArrayLike | None = None,
+  key_segment_ids: ArrayLike | None = None,
+  bias: ArrayLike | None = None,
+  relative_bias: ArrayLike | None = None,
+  relative_keys: ArrayLike | None = None,
+) -> Float64[np.ndarray, "B T N V"]:
+  """Every query attends to every visible key: softmax(scale · Q Kᵀ + bias) V.
+
+    logit[t, s] = scale · q_t · (k_s + a[i]) + bias[t, s] + b[i]
+    out[t] = Σ_s softmax_s(logit[t, s]) v_s            i = clip(s − t, −L, L)
+
+  Args:
+    query: `[B, T, N, H]`.
+    key: `[B, S, K, H]`; query head n reads key head n // (N/K).
+    value: `[B, S, K, V]`.
+    mask: boolean, True = attend, broadcastable to `[B, N, T, S]`.
+    is_causal: query t sees keys s ≤ t.
+    scale: factor of the logits; None is 1/√H.
+    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
+    key_segment_ids: `[B, S]`.
+    bias: broadcastable to `[B, N, T, S]`.
+    relative_bias: b, `[N, 2L+1]` (T5, ALiBi).
+    relative_keys: a, `[2L+1, H]` (Shaw); its L may be another.
+
+  Returns:
+    `[B, T, N, V]` float64; zeros for a query that sees no key.
+
+  Paper: Attention is all you need, section 3.2.1, arXiv:1706.03762. Relative
+  keys: Self-attention with relative position representations,
+  arXiv:1803.02155.
+  """
+  query, key, value = shared.as_float64(query, key, value)
+  batch, length, num_heads, head_dim = query.shape
+  scale = 1 / np.sqrt(head_dim) if scale is None else np.asarray(scale)
+  visible = shared.visible_pairs(
+    (batch, num_heads, length, key.shape[1]),
+    mask=mask,
+    is_causal=is_causal,
+    query_segment_ids=query_segment_ids,
+    key_segment_ids=key_segment_ids,
+  )
+  bias = np.broadcast_to(0.0 if bias is None else bias, visible.shape)
+  relative_bias, relative_keys = shared.relative_tables(
+    relative_bias, relative_keys, num_heads, head_dim
+  )
+  key = shared.repeat_heads(key, num_heads)
+  value = shared.repeat_heads(value, num_heads)
+
+  out = np.zeros((batch, length, num_heads, value.shape[-1]))
+  for b, n, t in np.ndindex(batch, num_heads, length):
+    s = np.flatnonzero(visible[b, n, t])
+    keys = key[b, s, n] + shared.at_distance(relative_keys, s - t)
+    logits = scale * keys @ query[b, t, n]
+    logits += bias[b, n, t, s] + shared.at_distance(relative_bias[n], s - t)
+    out[b, t, n] = shared.softmax(logits) @ value[b, s, n]
+  return out

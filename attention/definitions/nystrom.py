@@ -1,0 +1,123 @@
+"""Nyström attention (Xiong et al., 2021), as the paper defines it."""
+
+from jaxtyping import Float64
+import numpy as np
+from numpy.typing import ArrayLike
+
+from attention.definitions import shared
+
+
+def iterated_inverse(matrix: np.ndarray, iterations: int) -> np.ndarray:
+  """A⁺ by the paper's iteration of order 3.
+
+  Z₀ = Aᵀ / (‖A‖₁ ‖A‖∞),    Z ← ¼ Z (13 I − A Z (15 I − A Z (7 I − A Z)))
+  """
+  A, eye = matrix, np.eye(len(matrix))
+  Z = A.T / (np.linalg.norm(A, 1) * np.linalg.norm(A, np.inf))
+  for _ in range(iterations):
+    AZ = A @ Z
+    Z = Z @ (13 * eye - AZ @ (15 * eye - AZ @ (7 * eye - AZ))) / 4
+  return Z
+
+
+def landmark_runs(tokens: np.ndarray, num_landmarks: int) -> list[np.ndarray]:
+  """Cuts n tokens into L runs: the token of rank r is in run floor(r·L/n).
+
+  Runs without a token, of which there are some where L > n, are left out.
+  """
+  run = np.arange(len(tokens)) * num_landmarks // max(len(tokens), 1)
+  return [tokens[run == i] for i in np.unique(run)]
+
+
+def nystrom_attention(
+  query: ArrayLike,
+  key: ArrayLike,
+  value: ArrayLike,
+  *,
+  num_landmarks: int,
+  pinv_iterations: int = 6,
+  mask: ArrayLike | None = None,
+  is_causal: bool = False,
+  scale: float | ArrayLike | None = None,
+) -> Float64[np.ndarray, "B T N V"]:
+  """Queries meet keys through landmarks, the means Q̃ and K̃ of runs of tokens.
+
+    F = softmax(scale · Q K̃ᵀ),  A = softmax(scale · Q̃ K̃ᵀ)
+    B = softmax(scale · Q̃ Kᵀ),  out = F · A⁺ · (B V)
+
+  with the A⁺ of `iterated_inverse` and the runs of `landmark_runs`. Masked
+  tokens are in no run and not among the keys of B. A masked query still has its
+  row of F.
+
+  Args:
+    query: `[B, T, N, H]`.
+    key: `[B, S, K, H]`, S = T; query head n reads key head n // (N/K).
+    value: `[B, S, K, V]`.
+    num_landmarks: L.
+    pinv_iterations: steps of the iteration for A⁺.
+    mask: key mask, True = attend, broadcastable to `[B, 1, 1, S]`.
+    is_causal: must be False: a landmark is a mean over both sides.
+    scale: factor of the logits; None is 1/√H.
+
+  Returns:
+    `[B, T, N, V]` float64; zeros for an example whose tokens are all masked.
+
+  Raises:
+    ValueError: `is_causal`, query and key of different lengths, or a mask that
+      is not a key mask.
+
+  Paper: Nyströmformer: a Nyström-based algorithm for approximating
+  self-attention, sections 3.2 and 3.3, arXiv:2102.03902.
+  """
+  query, key, value = shared.as_float64(query, key, value)
+  batch, length, num_heads, head_dim = query.shape
+  if is_causal:
+    raise ValueError("is_causal: expected False, got True")
+  if key.shape[1] != length:
+    raise ValueError(f"key: expected length {length}, got {key.shape[1]}")
+  scale = 1 / np.sqrt(head_dim) if scale is None else np.asarray(scale)
+  visible = shared.visible_tokens(mask, batch, length)
+
+  out = np.zeros((batch, length, num_heads, value.shape[-1]))
+  for b, n in np.ndindex(batch, num_heads):
+    k = n // (num_heads // key.shape[2])
+    tokens = np.flatnonzero(visible[b])
+    if not len(tokens):
+      continue
+    Q, K, V = query[b, :, n], key[b, tokens, k], value[b, tokens, k]
+    runs = landmark_runs(tokens, num_landmarks)
+    Q_means = np.stack([query[b, run, n].mean(0) for run in runs])
+    K_means = np.stack([key[b, run, k].mean(0) for run in runs])
+    F = shared.softmax(scale * Q @ K_means.T)
+    A = shared.softmax(scale * Q_means @ K_means.T)
+    B = shared.softmax(scale * Q_means @ K.T)
+    out[b, :, n] = F @ iterated_inverse(A, pinv_iterations) @ (B @ V)
+  return out
+
+
+def depthwise_convolution(
+  value: ArrayLike, kernel: ArrayLike, *, mask: ArrayLike | None = None
+) -> Float64[np.ndarray, "B T N V"]:
+  """What the paper's code adds to the output: values filtered along the length.
+
+    out[t] = Σ_j kernel[j, n] · v_{t + j − ⌊R/2⌋}        over visible positions
+
+  Args:
+    value: `[B, T, K, V]`.
+    kernel: `[R, N]`, R odd, one filter for each query head.
+    mask: key mask, broadcastable to `[B, 1, 1, T]`.
+
+  Returns:
+    `[B, T, N, V]` float64.
+  """
+  value, kernel = shared.as_float64(value, kernel)
+  batch, length = value.shape[:2]
+  size, num_heads = kernel.shape
+  value = shared.repeat_heads(value, num_heads)
+  visible = shared.visible_tokens(mask, batch, length)
+  out = np.zeros(value.shape)
+  for b, t, j in np.ndindex(batch, length, size):
+    s = t + j - size // 2
+    if 0 <= s < length and visible[b, s]:
+      out[b, t] += kernel[j, :, None] * value[b, s]
+  return out

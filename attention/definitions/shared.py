@@ -1,0 +1,104 @@
+"""What definitions share: who sees whom, one softmax, tables by distance."""
+
+from jaxtyping import Bool, Float64
+import numpy as np
+from numpy.typing import ArrayLike
+
+
+def as_float64(*arrays: ArrayLike) -> list[np.ndarray]:
+  """The arrays as float64 NumPy arrays."""
+  return [np.asarray(array, np.float64) for array in arrays]
+
+
+def repeat_heads(array: np.ndarray, num_heads: int) -> np.ndarray:
+  """`[B, S, K, …]` → `[B, S, N, …]`: query head n reads head n // (N/K)."""
+  return np.repeat(array, num_heads // array.shape[2], axis=2)
+
+
+def visible_pairs(
+  shape: tuple[int, int, int, int],
+  *,
+  mask: ArrayLike | None = None,
+  is_causal: bool = False,
+  query_segment_ids: ArrayLike | None = None,
+  key_segment_ids: ArrayLike | None = None,
+) -> Bool[np.ndarray, "B N T S"]:
+  """The pairs that the options of a call leave, for any mechanism.
+
+  Args:
+    shape: (B, N, T, S).
+    mask: boolean, True = attend, broadcastable to `[B, N, T, S]`.
+    is_causal: query t sees keys s ≤ t.
+    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
+    key_segment_ids: `[B, S]`.
+
+  Raises:
+    ValueError: only one of the two segment ids is given, or `mask` does not
+      broadcast to `shape`.
+  """
+  visible = np.ones(shape, bool)
+  if mask is not None:
+    visible &= np.asarray(mask)
+  if is_causal:
+    visible &= np.tri(*shape[2:], dtype=bool)
+  if (query_segment_ids is None) != (key_segment_ids is None):
+    raise ValueError(
+      "query_segment_ids, key_segment_ids: expected both or neither, got one"
+    )
+  if query_segment_ids is not None:
+    of_queries = np.asarray(query_segment_ids)[:, None, :, None]
+    of_keys = np.asarray(key_segment_ids)[:, None, None, :]
+    visible &= of_queries == of_keys
+  return visible
+
+
+def visible_tokens(
+  mask: ArrayLike | None, batch: int, length: int
+) -> Bool[np.ndarray, "B S"]:
+  """The tokens that a mask leaves which is the same for all queries and heads.
+
+  Args:
+    mask: boolean, True = attend, broadcastable to `[B, 1, 1, S]`, or None.
+    batch: B.
+    length: S.
+
+  Raises:
+    ValueError: `mask` does not broadcast to `[B, 1, 1, S]`.
+  """
+  mask = np.asarray(True if mask is None else mask)
+  return np.broadcast_to(mask, (batch, 1, 1, length))[:, 0, 0]
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+  """exp(x_s) / Σ_r exp(x_r) along the last axis.
+
+  Zeros where all x are −∞, and nothing where there are none.
+  """
+  largest = logits.max(-1, keepdims=True, initial=-np.inf)
+  # The largest is subtracted, which changes nothing but the range of floats.
+  weights = np.exp(logits - np.where(largest == -np.inf, 0, largest))
+  total = weights.sum(-1, keepdims=True)
+  return weights / np.where(total == 0, 1, total)
+
+
+def at_distance(
+  table: Float64[np.ndarray, "D *A"], distance: np.ndarray
+) -> np.ndarray:
+  """The entries for distances clipped to −L … L of a table of D = 2L+1."""
+  longest = len(table) // 2
+  return table[longest + np.clip(distance, -longest, longest)]
+
+
+def relative_tables(
+  relative_bias: ArrayLike | None,
+  relative_keys: ArrayLike | None,
+  num_heads: int,
+  head_dim: int,
+) -> tuple[Float64[np.ndarray, "N D"], Float64[np.ndarray, "E H"]]:
+  """Both tables; None becomes a table of zeros for L = 0, adding nothing."""
+  if relative_bias is None:
+    relative_bias = np.zeros((num_heads, 1))
+  if relative_keys is None:
+    relative_keys = np.zeros((1, head_dim))
+  bias, keys = as_float64(relative_bias, relative_keys)
+  return bias, keys

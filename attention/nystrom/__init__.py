@@ -1,0 +1,5 @@
+"""Softmax attention through landmarks (Nyströmformer)."""
+
+from attention.nystrom.attention import nystrom, nystrom_attention
+
+__all__ = ["nystrom", "nystrom_attention"]

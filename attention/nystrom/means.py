@@ -1,0 +1,140 @@
+"""Landmarks of `nystrom_attention`: means over runs of tokens.
+
+  x̃_l = Σ_t [t belongs to l] x_t / count_l
+
+in float32. Means of runs of equal length are means of the axis that counts
+them. Others, or those under a mask, are a product with a matrix of zeros and
+ones, block by block: of the few landmarks that a block can touch where no mask
+makes them unknown. The last block moves back to end with the sequence, so that
+nothing is padded; positions that the block before had count there.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from attention.core import layout, platform
+
+
+class Tokens(NamedTuple):
+  """Which tokens exist, and the landmark of each.
+
+  Attributes:
+    keep: None where all exist.
+    groups: the landmark of every token; L where there is none.
+    counts: tokens of every landmark.
+  """
+
+  keep: Bool[Array, "B T"] | None
+  groups: Int[Array, "B T"]
+  counts: Int[Array, "B L"]
+
+
+def cut_into_runs(
+  keep: Bool[Array, "B T"] | None, batch: int, length: int, num_landmarks: int
+) -> Tokens:
+  """Cuts the tokens that exist into L runs of nearly equal length."""
+  kept = jnp.ones((batch, length), bool) if keep is None else keep
+  rank = jnp.cumsum(kept, axis=1) - 1
+  total = jnp.sum(kept, axis=1, keepdims=True)
+  groups = rank * num_landmarks // jnp.maximum(total, 1)
+  # Landmark l begins with the first rank r for which r·L ≥ l·n.
+  begins = -(-jnp.arange(num_landmarks + 1)[None] * total // num_landmarks)
+  groups = jnp.where(kept, groups, num_landmarks)
+  return Tokens(keep, groups, jnp.diff(begins, axis=1))
+
+
+def means(
+  x: Float[Array, "B T K H"], tokens: Tokens
+) -> Float[Array, "B K L H"]:
+  """Means over the tokens of each landmark; zeros for one without.
+
+  Cost: time T·L·K·H with a mask, C·L·K·H without, for blocks of C positions,
+  and T·K·H without if L divides T.
+  """
+  batch, length, heads, features = x.shape
+  num_landmarks = tokens.counts.shape[1]
+  if tokens.keep is None and length % num_landmarks == 0:
+    runs = x.reshape(batch, num_landmarks, -1, heads, features)
+    found = jnp.mean(runs, axis=2, dtype=jnp.float32)
+  else:
+    found = _means(x, tokens)
+  return jnp.swapaxes(found, 1, 2)
+
+
+def _members(
+  tokens: Tokens, start: Array, size: int
+) -> tuple[Float[Array, "B W C"], Array | int]:
+  """Who belongs to whom in a block, for W landmarks from the second result on.
+
+  Where every token exists, a block cannot touch more than W < L landmarks.
+  """
+  length, num_landmarks = tokens.groups.shape[1], tokens.counts.shape[1]
+  first, width = 0, num_landmarks
+  if tokens.keep is None:
+    width = min(width, (size - 1) * num_landmarks // length + 2)
+    first = start * num_landmarks // length
+    first = jnp.minimum(first, num_landmarks - width)
+  landmarks = first + jnp.arange(width)[None, :, None]
+  groups = layout.cut(tokens.groups, start, size)[:, None, :]
+  return (groups == landmarks).astype(jnp.float32), first
+
+
+def _block(length: int) -> tuple[int, int]:
+  """C, and the number of blocks."""
+  size = min(platform.LEAST_ROWS, length)
+  return size, -(-length // size)
+
+
+@jax.custom_vjp
+def _means(
+  x: Float[Array, "B T K H"], tokens: Tokens
+) -> Float[Array, "B L K H"]:
+  """The means by blocks."""
+  length = x.shape[1]
+  size, num_blocks = _block(length)
+
+  def step(i, total):
+    start = jnp.minimum(i * size, length - size)
+    member, first = _members(tokens, start, size)
+    is_new = layout.is_new(start, size, i * size)
+    member = jnp.where(is_new[None, None], member, 0.0)
+    block = layout.cut(x, start, size)
+    if tokens.keep is not None:
+      kept = layout.cut(tokens.keep, start, size)
+      block = jnp.where(kept[..., None, None], block, 0)
+    more = layout.dot("blc,bckh->blkh", member, block.astype(jnp.float32))
+    return layout.add(total, more, first)
+
+  shape = (x.shape[0], tokens.counts.shape[1], *x.shape[2:])
+  total = jax.lax.fori_loop(0, num_blocks, step, jnp.zeros(shape, jnp.float32))
+  return total / jnp.maximum(tokens.counts, 1)[:, :, None, None]
+
+
+def _means_fwd(x, tokens):
+  return _means(x, tokens), (jnp.zeros((0,), x.dtype), tokens)
+
+
+def _means_bwd(residuals, cotangent):
+  """Each token of a landmark gets its share."""
+  of_dtype, tokens = residuals
+  length = tokens.groups.shape[1]
+  size, num_blocks = _block(length)
+  shares = cotangent / jnp.maximum(tokens.counts, 1)[:, :, None, None]
+
+  def step(i, total):
+    start = jnp.minimum(i * size, length - size)
+    member, first = _members(tokens, start, size)
+    block = layout.cut(shares, first, member.shape[1])
+    # Turned, for a product of a fast form.
+    block = layout.dot("bcl,blkh->bckh", jnp.swapaxes(member, 1, 2), block)
+    return layout.put(total, block, start)
+
+  shape = (*tokens.groups.shape, *cotangent.shape[2:])
+  total = jnp.zeros(shape, of_dtype.dtype)
+  return jax.lax.fori_loop(0, num_blocks, step, total), None
+
+
+_means.defvjp(_means_fwd, _means_bwd)

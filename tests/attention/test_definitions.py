@@ -1,0 +1,196 @@
+"""The definitions: of every mechanism, and of NumPy alone."""
+
+import ast
+import functools
+import inspect
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+
+import attention
+from attention import ATTENTIONS, definitions
+from attention.definitions.performer import random_features
+from tests.attention.cases import Case
+from tests.attention.mechanisms import ONE_EACH
+
+# Arguments of the fast functions that do not say what is computed, but how, and
+# dropout, whose draws are an implementation's own.
+_HOW = {"dropout_rate", "dropout_rng", "block_size", "implementation"}
+# BigBird's blocks are what it attends to.
+_HOW_OF = {"bigbird": _HOW - {"block_size"}}
+# NumPy's own, where the fast function has one of JAX.
+_OTHER_DEFAULT = {"feature_map"}
+
+by_name = pytest.mark.parametrize("name", ATTENTIONS)
+
+
+@by_name
+def test_the_arguments_are_those_of_the_fast_function(name):
+  function = f"{name}_attention"
+  assert function in definitions.__all__
+  fast = inspect.signature(getattr(attention, function)).parameters
+  definition = inspect.signature(getattr(definitions, function)).parameters
+  how = _HOW_OF.get(name, _HOW)
+  expected = {x: p for x, p in fast.items() if x not in how}
+  assert set(definition) == set(expected)
+  for argument, parameter in definition.items():
+    assert parameter.kind == expected[argument].kind, argument
+    if argument not in _OTHER_DEFAULT:
+      assert parameter.default == expected[argument].default, argument
+
+
+def test_they_are_of_numpy_alone():
+  """No JAX, and nothing of what they define the results of."""
+  allowed = {
+    "collections.abc",
+    "jaxtyping",
+    "numpy",
+    "numpy.typing",
+    "typing",
+  }
+  files = list(pathlib.Path(definitions.__file__).parent.glob("*.py"))
+  assert len(files) > len(ATTENTIONS)
+  for file in files:
+    for node in ast.walk(ast.parse(file.read_text())):
+      match node:
+        case ast.Import(names=names):
+          modules = [alias.name for alias in names]
+        case ast.ImportFrom(module=module):
+          modules = [module]
+        case _:
+          continue
+      for module in modules:
+        own = f"{module}.".startswith("attention.definitions.")
+        assert own or module in allowed, f"{file.name}: {module}"
+
+
+def call_of(mechanism, case):
+  """The definition with its variables, arrays, and options of the call."""
+  variables = mechanism.build().init(jax.random.key(0), case.dims)
+  arrays, call = mechanism.draw(case)
+  return functools.partial(mechanism.reference, variables), arrays, call
+
+
+masking = pytest.mark.parametrize(
+  "mechanism",
+  [m for m in ONE_EACH if "mask" in m.build().supports],
+  ids=str,
+)
+
+
+@masking
+def test_the_result_is_float64_and_zero_without_keys(mechanism):
+  case = Case(("mask",), num_kv_heads=1, value_dim=5)
+  define, arrays, call = call_of(mechanism, case)
+  out = define(*arrays, **call)
+  assert isinstance(out, np.ndarray)
+  assert out.dtype == np.float64
+  assert out.shape == (case.batch, case.length, case.num_heads, 5)
+  # Nested lists do as well.
+  np.testing.assert_array_equal(
+    define(arrays[0], *(x.tolist() for x in arrays[1:]), **call), out
+  )
+  mask = call["mask"].copy()
+  mask[0] = False
+  empty = define(*arrays, mask=mask)
+  assert not empty[0].any()
+  np.testing.assert_array_equal(empty[1], out[1])
+
+
+@masking
+@pytest.mark.parametrize("fill", [1e30, np.inf, np.nan])
+def test_what_a_masked_key_holds_changes_nothing(mechanism, fill):
+  define, arrays, call = call_of(mechanism, Case(("mask",)))
+  expected = define(*arrays, **call)
+  kept = call["mask"][:, 0, 0, :, None, None]
+  filled = [np.where(kept, x, fill) for x in arrays]
+  if not mechanism.shares_query_and_key:
+    filled[0] = arrays[0]
+  np.testing.assert_array_equal(define(*filled, **call), expected)
+
+
+@masking
+@pytest.mark.parametrize("axes", [(0,), (3,), (0, 3), (0, 1, 2), (1, 2, 3)])
+def test_masks_broadcast(mechanism, axes):
+  """Each axis of a mask is whole or 1; whole along T and N where it may."""
+  full = "full_mask" in mechanism.build().supports
+  case = Case(("full_mask" if full else "mask",))
+  define, arrays, call = call_of(mechanism, case)
+  mask = call["mask"]
+  for axis in axes:
+    mask = mask.take([0], axis=axis)
+  whole = (case.batch, 1, 1, case.keys)
+  if full:
+    whole = (case.batch, case.num_heads, case.length, case.keys)
+  np.testing.assert_array_equal(
+    define(*arrays, mask=mask),
+    define(*arrays, mask=np.broadcast_to(mask, whole)),
+  )
+
+
+@pytest.mark.parametrize("name", ["linformer", "nystrom", "lsh"])
+def test_a_mask_along_queries_is_refused(name):
+  (mechanism,) = (m for m in ONE_EACH if m.name == name)
+  define, arrays, call = call_of(mechanism, Case(("full_mask",)))
+  with pytest.raises(ValueError, match="broadcast"):
+    define(*arrays, **call)
+
+
+@pytest.mark.parametrize(
+  "mechanism",
+  [m for m in ONE_EACH if "causal" not in m.build().supports],
+  ids=str,
+)
+def test_what_has_no_causal_form_refuses_it(mechanism):
+  define, arrays, _ = call_of(mechanism, Case())
+  with pytest.raises(ValueError, match=r"^is_causal: expected False"):
+    define(*arrays, is_causal=True)
+
+
+def test_one_of_two_segment_ids_is_refused():
+  arrays, call = Case(("segments",)).draw()
+  del call["key_segment_ids"]
+  with pytest.raises(ValueError, match=r"^query_segment_ids, key_segment_ids"):
+    definitions.dense_attention(*arrays, **call)
+
+
+def test_a_bias_of_minus_infinity_hides():
+  arrays, call = Case(("full_mask",)).draw()
+  mask = call["mask"].copy()
+  mask[0, 1, 2] = False
+  bias = np.where(mask, 0.0, -np.inf)
+  np.testing.assert_allclose(
+    definitions.dense_attention(*arrays, bias=bias),
+    definitions.dense_attention(*arrays, mask=mask),
+    atol=1e-14,
+  )
+
+
+def test_performer_is_linear_attention_with_random_features():
+  arrays, call = Case(("causal", "mask")).draw()
+  projection = np.random.default_rng(0).standard_normal((7, 8))
+  for kernel in ("softmax", "relu"):
+    got = definitions.performer_attention(
+      *arrays, projection=projection, kernel=kernel, **call
+    )
+    expected = definitions.linear_attention(
+      *arrays,
+      feature_map=functools.partial(
+        random_features, projection=projection, kernel=kernel
+      ),
+      scale=8**-0.5,
+      **call,
+    )
+    np.testing.assert_allclose(got, expected, rtol=1e-9)
+
+
+def test_global_projections_and_tables_need_what_they_go_with():
+  arrays, call = Case(("global", "relative")).draw()
+  with pytest.raises(ValueError, match=r"^global_indices: expected None"):
+    definitions.sliding_window_attention(*arrays, window=1, **call)
+  with pytest.raises(ValueError, match=r"^global_qkv: expected global_indices"):
+    definitions.sliding_window_attention(
+      *arrays, window=1, global_qkv=tuple(arrays)
+    )

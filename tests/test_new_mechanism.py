@@ -1,0 +1,153 @@
+"""A mechanism is added by its record and one entry in the registry."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests import commands
+
+# In a process of its own, for what reads the registry when it is imported.
+_SCRIPT = '''
+import json
+import types
+
+from attention import dense, plug, registry
+from attention.registry import ATTENTIONS
+
+
+def banded(width, *, sharpness=1.0):
+  """Dense attention under another name; `width` has no default."""
+  if width < 1:
+    raise ValueError(f"width: expected at least 1, got {width}")
+  return dense()._replace(
+    init_cache=None,
+    decode=None,
+    supports=frozenset({"cross", "mask", "segments", "dropout"}),
+    approximates=APPROXIMATES,
+    cost="linear",
+    sizes=plug.Sizes(
+      short={"width": 4},
+      long={"width": 32},
+      timed=lambda length: {"width": min(256, length)},
+    ),
+  )
+
+
+# The one entry: in place of an edit of the file, the mapping behind the view.
+import gc
+
+(entries,) = [x for x in gc.get_referents(ATTENTIONS) if isinstance(x, dict)]
+entries["banded"] = banded
+
+import jax
+
+from attention import arguments
+from attention.capabilities import capability_table
+from benchmarks import bounds, options, programs
+from comparison import approximation, plan
+from configs import attentions, copy
+from docs import draw_mechanisms
+import models
+from reports import report, style, table
+from tests.comparison.plans import comparison
+from tests.models import tiny
+from training import experiment_config
+
+found = {}
+found["chosen"] = attentions.choose("banded")
+found["long"] = attentions.one("banded", options=attentions.LONG)
+config = experiment_config.parse(copy.get_config("banded"))
+found["slots"] = models.slots(config.model)
+found["capabilities"] = capability_table()
+try:
+  arguments.accepted_options("toy", lambda q, k, v: None, {"dropout_rate": 0.1})
+except ValueError as error:
+  found["refusal"] = str(error)
+
+found["programs"] = [
+  [program.part, list(jax.eval_shape(program.function, *program.arguments).shape)]
+  for program in programs.programs(
+    ["banded"], programs.Size(heads=2, head_dim=8), 32
+  )
+  if program.part == programs.FORWARD
+]
+found["options"] = list(options.options("banded", 64))
+rows = [
+  {"mechanism": "banded", "causal": False, "part": programs.FORWARD,
+   "length": length, "seconds": seconds, "temp_bytes": seconds}
+  for length, seconds in ((bounds.LENGTH, 1), (bounds.LONGER, 16))
+]
+found["growth"] = bounds.growth_markdown(rows)
+
+runs = plan.plan(comparison(attention="all"))
+(run,) = [run for run in runs if run.attention == "banded"]
+found["run"] = [run.obstacle, run.slots, run.arguments[0]]
+found["order"] = [table.ordered(["z", "banded", "dense"]),
+                  style.styles(["banded"])["banded"].slot]
+slot = models.AttentionConfig("banded", {"width": 4})
+model = tiny.create("encoder", encoder_attention=slot)
+found["error"] = approximation.error(model, tiny.initialized(model), tiny.batch())
+found["own"] = "banded" in approximation.OWN_SCORES
+found["picture"] = "banded" in draw_mechanisms.PICTURES
+print(json.dumps(found))
+'''
+
+
+@pytest.fixture(scope="module", params=["dense", None], ids=str)
+def found(request):
+  """What every part of the project makes of a mechanism it has not seen."""
+  result = subprocess.run(
+    [
+      sys.executable,
+      "-c",
+      _SCRIPT.replace("APPROXIMATES", repr(request.param)),
+    ],
+    capture_output=True,
+    text=True,
+    check=False,
+    cwd=commands.ROOT,
+    env=commands.environment(),
+  )
+  assert result.returncode == 0, result.stderr
+  return request.param, json.loads(result.stdout.splitlines()[-1])
+
+
+def test_configs_take_it_where_it_can_serve(found):
+  _, told = found
+  banded = {"name": "banded", "width": 4}
+  assert told["chosen"] == {
+    "encoder_attention": banded,
+    "decoder_attention": {"name": "dense"},
+    "cross_attention": {"name": "dense"},
+  }
+  assert told["long"] == {"name": "banded", "width": 32}
+  assert told["slots"] == "banded · dense · dense"
+
+
+def test_tables_and_messages_name_it(found):
+  _, told = found
+  row = "| `banded` | – | ✓ | – | ✓ | – | ✓ | – | – | ✓ | – | – | – |"
+  assert row in told["capabilities"].splitlines()
+  assert told["refusal"].startswith("dropout_rate: toy attention has no such")
+  assert told["refusal"].endswith("multiplicative and banded have it")
+  assert told["order"][0] == ["dense", "banded", "z"]
+
+
+def test_benchmarks_time_it_and_hold_it_to_its_promise(found):
+  _, told = found
+  assert told["programs"] == [["forward", [1, 32, 2, 8]]]
+  assert {"plain", "four segments", "T = 3S/4"} <= set(told["options"])
+  assert "16.0 | 4.6 | **short**" in told["growth"]
+
+
+def test_a_comparison_plans_it_and_measures_its_error(found):
+  approximates, told = found
+  obstacle, slots, argument = told["run"]
+  assert not obstacle
+  assert slots == "banded · dense · dense"
+  assert argument == "--config=configs/copy.py:banded"
+  assert told["error"] == (0.0 if approximates else None)
+  assert told["own"] == (approximates is None)
+  assert told["picture"]

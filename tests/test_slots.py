@@ -1,0 +1,140 @@
+"""Every place that tells of a run tells which mechanism fills which slot."""
+
+import dataclasses
+import importlib
+import json
+import pathlib
+import re
+
+import pytest
+
+from comparison import plan, records
+import models
+from reports import report
+from tests.comparison.plans import comparison
+from tests.reports import made_up
+from training import experiment, experiment_config, workdir
+from training.config import ConfigError
+
+MIXED = "linformer · dense · linformer"
+_README = (pathlib.Path(__file__).parent.parent / "README.md").read_text()
+
+
+def load(task, attention, **leaves):
+  config = importlib.import_module(f"configs.{task}").get_config(attention)
+  for leaf, value in leaves.items():
+    config.model[leaf] = value
+  return experiment_config.parse(config)
+
+
+@pytest.mark.parametrize(
+  ("task", "attention", "expected"),
+  [
+    ("copy", "performer", "performer · performer · performer"),
+    ("copy", "linformer", MIXED),
+    ("copy", "bigbird", "bigbird · dense · dense"),
+    ("recall", "linear", "linear"),
+    ("listops", "nystrom", "nystrom"),
+    ("translation", "bahdanau", "additive"),
+  ],
+)
+def test_slots_are_in_order_and_one_is_alone(task, attention, expected):
+  assert models.slots(load(task, attention).model) == expected
+
+
+def test_slots_are_those_of_the_config_and_not_of_its_name():
+  config = load("copy", "linformer", cross_attention={"name": "flash"})
+  assert models.slots(config.model) == "linformer · dense · flash"
+
+
+def test_the_first_line_of_a_run_says_them():
+  told = experiment.describe(experiment.create(load("copy", "linformer")))
+  assert told.startswith(f"slots {MIXED} (encoder · decoder · cross); ")
+  told = experiment.describe(experiment.create(load("recall", "linear")))
+  assert told.startswith("slots linear (decoder); ")
+
+
+def test_the_folder_of_a_run_says_them_and_is_continued(tmp_path):
+  config = load("copy", "linformer")
+  workdir.write_config(tmp_path, config)
+  path = tmp_path / workdir.CONFIG
+  assert path.read_text("utf-8").count(f'"slots": "{MIXED}"') == 1
+  written = workdir.read_config(tmp_path)
+  assert written.pop("slots") == MIXED
+  assert written == json.loads(json.dumps(config.to_mapping()))
+  assert experiment_config.parse(workdir.read_config(tmp_path)) == config
+  workdir.check(tmp_path, config)
+  assert f"slots: {MIXED}\n" in workdir.summary(tmp_path, {})
+  # A run of a version that did not write them.
+  path.write_text(json.dumps(written))
+  workdir.check(tmp_path, config)
+  assert "slots" not in workdir.summary(tmp_path, {})
+
+
+def test_slots_cannot_be_chosen():
+  mapping = load("copy", "linformer").to_mapping()
+  with pytest.raises(
+    ConfigError, match=rf"^config.slots: .*'{MIXED}', got 'x'"
+  ):
+    experiment_config.parse({**mapping, "slots": "x"})
+
+
+def test_a_comparison_records_them(tmp_path):
+  copied, refused = (
+    plan.plan(comparison(tasks=task, attention="linformer"))[0]
+    for task in ("copy", "duplicate")
+  )
+  assert (copied.slots, refused.slots) == (MIXED, "")
+  # The same folder as before there were slots in a plan.
+  assert copied.identity == dataclasses.replace(copied, slots="").identity
+  records.write(tmp_path, copied, status=records.TRAINED)
+  (record,), _ = records.read(tmp_path)
+  assert record["slots"] == MIXED
+
+
+def test_every_table_of_a_report_has_a_column(tmp_path):
+  found = made_up.records()
+  for record in found:
+    if record["attention"] == "linear":
+      record["slots"] = MIXED
+  text = report.write(tmp_path, found, None)
+  tables = re.findall(r"^\| attention .*\n(?:\|.*\n)+", text, re.M)
+  of_copy = [table for table in tables if "`linear`" in table]
+  assert len(of_copy) == 2
+  for table in of_copy:
+    head, _, *rows = [re.split(r" *\| *", x) for x in table.splitlines()]
+    assert head[1:4] == ["attention", "slots", "seeds"]
+    slots = {row[1]: row[2] for row in rows}
+    assert slots == {"`dense`": "–", "`linear`": MIXED, "`performer`": "–"}
+  assert "- slots: the mechanism of each attention" in text
+  page = (tmp_path / "report.html").read_text("utf-8")
+  tables = re.findall(r"<table>.*?</table>", page, re.S)
+  for table in tables:
+    if "linear" in table:
+      assert 'data-name="slots"' in table
+      assert f'data-value="{MIXED}"' in table
+  assert MIXED in (tmp_path / "results.csv").read_text("utf-8")
+  rows = (tmp_path / "results.jsonl").read_text().splitlines()
+  assert {json.loads(row)["slots"] for row in rows} == {None, MIXED}
+
+
+def test_the_tables_of_the_readme_are_true():
+  runs = re.findall(
+    r"^\| `train.py --config=configs/(\w+)\.py:?(\w*)[^|]* \| ([^|]*) \|",
+    _README,
+    re.M,
+  )
+  assert len(runs) > 12
+  for task, attention, slots in runs:
+    leaves = {} if task != "text" else {"path": "x"}
+    config = importlib.import_module(f"configs.{task}").get_config(
+      attention or "dense"
+    )
+    config.task.update(leaves)
+    model = experiment_config.parse(config).model
+    assert slots == models.slots(model), (task, attention)
+  table = _README[_README.index("| mechanism | slots |") :]
+  compared = re.findall(r"^\| `(\w+)` \| ([^|]*) \|", table, re.M)
+  for attention, slots in compared[:11]:
+    assert slots == models.slots(load("copy", attention).model)
+    assert slots == models.slots(load("translation", attention).model)
