@@ -1,11 +1,4 @@
-"""Attention among tokens that hash alike (Reformer, Kitaev 2020).
-
-Query and key are one vector, k_j = q_j/|q_j|, so the keys that matter to a query
-are those at a small angle to it, and a hash of angular distance finds them
-without comparing all pairs. The hash and the sorting are in `lsh_hash`, what a
-chunk reads and sees in `lsh_rows`, the loop over chunks and its backward in
-`lsh_chunks`, decoding in `lsh_cache`.
-"""
+"""Attention among tokens that hash alike (Reformer)."""
 
 from functools import partial
 
@@ -42,17 +35,22 @@ def lsh_attention(
   Round r gives token j the bucket h_r(j) = argmax [q_j R_r; -q_j R_r] and sorts
   the tokens by (bucket, position); P_i^(r) are those of i's bucket that lie in
   i's chunk of C sorted tokens or in the chunk before it, and the first chunk
-  looks back on nothing. All is by head. A token that sees no other sees itself.
+  looks back on nothing. Each head has its own buckets and chunks. A token that
+  sees no other sees itself.
 
   Causal: j is in P_i^(r) iff both are in one bucket, j < i, and fewer than C - 1
   tokens of that bucket lie between them.
 
   Segments: tokens are sorted by (segment, bucket, position), and i and j must
-  agree in segment as well as in bucket. In the causal form a packed example so
-  gives what it gives alone. In both directions it sees nothing of the others,
-  and what they hold changes no bit, but chunks are cut from the sorted tokens of
-  all: it gives what it gives alone where the (unmasked) tokens of lower segment
-  ids number a multiple of C, and may miss or gain a few of its own elsewhere.
+  agree in segment as well as in bucket. In the causal form a packed example
+  therefore gives what it gives alone. In both directions it sees nothing of the
+  others, and what they hold changes no bit, but chunks are cut from the sorted
+  tokens of all: an example gives what it gives alone where the (unmasked) tokens
+  of lower segment ids number a multiple of C, and may miss or gain a few pairs
+  of its own elsewhere.
+
+  The buckets and their sorted order are in `hash`, what a chunk sees in `chunks`,
+  the sum over rounds in `rounds`; the softmax is `core.tile`.
 
   Args:
     query: `[B, T, N, H]`, queries and, normalised, keys.
@@ -71,9 +69,9 @@ def lsh_attention(
     query_segment_ids: `[B, T]`; a token sees those of its own segment only, and
       itself where that has no other.
     key_segment_ids: `[B, T]`, the same ids once more, as query and key are one.
-      A token whose two ids differ stands in neither segment: it sees nothing.
-    dropout_rate: share of attention weights set to zero, a token's for itself
-      among them; the others are divided by 1 - dropout_rate.
+      A token whose two ids differ is in neither segment and sees nothing.
+    dropout_rate: share of attention weights set to zero, a token's weight for
+      itself included; the others are divided by 1 - dropout_rate.
     dropout_rng: key of the dropout, needed where `dropout_rate` > 0.
 
   Returns:
@@ -83,18 +81,20 @@ def lsh_attention(
   Raises:
     ValueError: arguments do not fit together.
 
-  Cost, by round: time T·N·(C·(H+V) + H·buckets + log T), so that it is linear in
-  T only for a given number of buckets; memory beside the arguments B·T·N·(H+V)
-  float32 and B·T·N·2C bytes for all rounds together. Nothing is T×T, forward or backward.
+  Cost: time T·N·(C·(H+V) + H·buckets + log T) a round, so it is linear in T only
+  for a fixed number of buckets. Memory beside the arguments: a few arrays of
+  B·T·N·(H+V) float32, B·T·N·2C bytes, B·T·N int32 a round, and what a step
+  holds, B·N·G·2C·(C+H+V) float32 for G chunks of every head, which
+  `core.platform` bounds. Nothing is T×T, forward or backward.
 
-  Where it departs from the paper. Causal: in the paper the chunks are cut from
-  the sorted sequence of all tokens, so how many future tokens fall in earlier
-  buckets decides which past ones share a chunk with i; here distance is counted
-  inside the bucket, which costs the same, depends on the past alone (but for the
-  order of float sums, 1e-6) and so makes decoding exact. In both directions a
-  token that two rounds show is counted in the first instead of half in each: the
-  same sum. The code of the paper lets the first chunk look at the last; its text
-  and this do not.
+  Departs from its paper in the causal form. In the paper the chunks are cut from
+  the sorted sequence of all tokens, so the number of future tokens in earlier
+  buckets decides which past ones share a chunk with i. Here distance is counted
+  inside the bucket, which costs the same and depends on the past alone (up to
+  the order of float sums, 1e-6), so decoding is exact. A pair that two rounds
+  show is counted in the first instead of half in each, which is the same sum.
+  The code of the paper lets the first chunk look at the last; its text and this
+  function do not.
 
   Paper: Reformer, the efficient transformer, section 2, arXiv:2001.04451.
   """
@@ -221,7 +221,7 @@ def lsh(
     chunk_size: C.
 
   Returns:
-    An `Attention` whose rotations stand in `constants`, drawn by `init`. Its
+    An `Attention` whose rotations are in `constants`, drawn by `init`. Its
     `apply` and `decode` expect None as `key`.
 
   Raises:
@@ -232,7 +232,7 @@ def lsh(
   function = partial(lsh_attention, chunk_size=chunk_size)
 
   def init(key, dims):
-    if num_buckets == 1:  # No rotation to draw, and none to keep.
+    if num_buckets == 1:  # There is no rotation to draw.
       return {}
     buckets = num_buckets or 2 * -(-dims.max_length // chunk_size)
     rotations = lsh_rotations(
@@ -266,11 +266,11 @@ def lsh(
   return plug.Attention(
     init=init,
     apply=apply,
-    init_cache=init_cache,
-    decode=decode,
     supports=frozenset(
       {"causal", "mask", "segments", "dropout", "decode", "shared_qk"}
     ),
+    init_cache=init_cache,
+    decode=decode,
     approximates="shared_qk",
     cost="linear",
     sizes=plug.Sizes(short={"chunk_size": 8}),

@@ -46,14 +46,14 @@ class Chunks(NamedTuple):
   is_causal: bool
 
   @property
-  def count(self) -> int:
+  def steps(self) -> int:
     """The number of steps of a round."""
     return -(-self.length // (self.size * self.at_once))
 
   @property
   def places(self) -> int:
     """P, the length padded to whole steps."""
-    return self.count * self.at_once * self.size
+    return self.steps * self.at_once * self.size
 
   @property
   def width(self) -> int:

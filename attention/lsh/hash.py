@@ -1,11 +1,11 @@
 """Which bucket a token falls in, and the sorted order of every round.
 
-The hash of angular distance, in float32 whatever the tokens are in:
+The hash of angular distance, in float32 for tokens of any dtype, is
 
   h(x) = argmax [xR; -xR],   R ∈ ℝ^{H × buckets/2} standard normal,
 
-the same R for all heads, another one each round. Two vectors at a small angle
-mostly share a bucket; the length of a vector does not matter.
+with the same R for all heads and another one in each round. Two vectors at a
+small angle mostly share a bucket; the length of a vector does not matter.
 """
 
 import jax

@@ -3,19 +3,22 @@
 One softmax over ∪_r P_i^(r). The paper takes log N_ij off a logit in each of the
 N_ij rounds that show j to i; the N_ij shares of exp(logit) then sum to one. Here
 the first of these rounds counts the pair whole and the others skip it, which is
-the same sum with fewer operations. A chunk is a tile of `core.tile` whose keys
-k_j = c_j x_j, with c_j = scale / |x_j|, are those of two chunks. Round r gives
-out_i^(r) and lse_i^(r), and the rounds are joined by
+the same sum with fewer operations.
+
+A chunk is a tile of `core.tile`: the queries x_i of one chunk, and the keys
+k_j = c_j x_j, c_j = scale / |x_j|, of that chunk and the one before. Round r
+gives out_i^(r) and lse_i^(r), and the rounds are joined by
 
   lse_i = logΣ_r exp(lse_i^(r)),   out_i = Σ_r exp(lse_i^(r) - lse_i) out_i^(r)
 
 Where the union is empty, out_i = v_i.
 
-Dropout keeps a pair with the number of its round and chunk. A pair counts in one
-chunk of one round, so it has one draw, made again in the backward.
+Dropout is drawn for each chunk of each round. A pair counts in one of these
+only, so it has one draw, which the backward makes again. A token that sees no
+other has a draw of its own.
 
-The backward reads the inputs, out and lse. With y_j the gradient of k_j, and
-dx_i that of x_i as a query,
+The backward reads inputs, out and lse. With y_j the gradient of k_j, and dx_i
+that of x_i as a query,
 
   gradient of x_i:  dx_i + c_i y_i     gradient of c_j:  x_j · y_j
 
@@ -65,7 +68,7 @@ class Rounds(NamedTuple):
     self, rng: Array | None, r: Array, i: Array, heads: tuple[int, int]
   ) -> Float[Array, "B N G 1 C L"] | None:
     """Δ of the chunks of step i in round r; None is 1. `heads` are B and N."""
-    if not self.dropout_rate:
+    if rng is None or not self.dropout_rate:
       return None
     size, at_once = self.chunks.size, self.chunks.at_once
     shape = (*heads, 1, size, 2 * size)
@@ -79,7 +82,7 @@ class Rounds(NamedTuple):
     self, rng: Array | None, num_rounds: int, shape: tuple[int, ...]
   ) -> Float[Array, "B T N"]:
     """Δ of tokens that see no other: their round is the one after the last."""
-    if not self.dropout_rate:
+    if rng is None or not self.dropout_rate:
       return jnp.ones(shape, jnp.float32)
     return dropout.kept(rng, self.dropout_rate, shape, num_rounds, 0)
 
@@ -162,7 +165,7 @@ def _forward(
       for width in (features, 1)
     )
     fresh = jax.lax.fori_loop(
-      0, chunks.count, partial(step, r, order, allowed), fresh
+      0, chunks.steps, partial(step, r, order, allowed), fresh
     )
     more, more_lse = (lsh_chunks.unsort(x, place - chunks.size) for x in fresh)
     more_lse = jnp.where(jnp.isposinf(more_lse), _NOTHING, more_lse)
@@ -222,9 +225,9 @@ def _attend_bwd(rounds, residuals, cotangent):
 
     def add(total, part):
       # The first half of each chunk's keys belongs to the chunk before.
-      for i, half in enumerate(jnp.split(part, 2, axis=3)):
+      for j, half in enumerate(jnp.split(part, 2, axis=3)):
         half = half.reshape(*total.shape[:2], -1, total.shape[3])
-        total = layout.add(total, half, start + i * chunks.size, axis=2)
+        total = layout.add(total, half, start + j * chunks.size, axis=2)
       return total
 
     return (
@@ -242,7 +245,7 @@ def _attend_bwd(rounds, residuals, cotangent):
       for width in (head_dim, head_dim, features)
     )
     fresh = jax.lax.fori_loop(
-      0, chunks.count, partial(step, r, order, by_key), fresh
+      0, chunks.steps, partial(step, r, order, by_key), fresh
     )
     return tuple(
       total + lsh_chunks.unsort(x, place)
