@@ -38,23 +38,24 @@ def lsh_attention(
   looks back on nothing. Each head has its own buckets and chunks. A token that
   sees no other sees itself.
 
-  Causal: j is in P_i^(r) iff both are in one bucket, j < i, and fewer than C - 1
-  tokens of that bucket lie between them.
+  Causal: j is in P_i^(r) iff both are in one bucket, j < i, and fewer than
+  C - 1 tokens of that bucket lie between them.
 
   Segments: tokens are sorted by (segment, bucket, position), and i and j must
   agree in segment as well as in bucket. In the causal form a packed example
   therefore gives what it gives alone. In both directions it sees nothing of the
   others, and what they hold changes no bit, but chunks are cut from the sorted
-  tokens of all: an example gives what it gives alone where the (unmasked) tokens
-  of lower segment ids number a multiple of C, and may miss or gain a few pairs
-  of its own elsewhere.
+  tokens of all: an example gives what it gives alone where the (unmasked)
+  tokens of lower segment ids number a multiple of C, and may miss or gain a few
+  pairs of its own elsewhere.
 
-  The buckets and their sorted order are in `hash`, what a chunk sees in `chunks`,
-  the sum over rounds in `rounds`; the softmax is `core.tile`.
+  The buckets and their sorted order are in `hash`, what a chunk sees in
+  `chunks`, the sum over rounds in `rounds`; the softmax is `core.tile`.
 
   Args:
     query: `[B, T, N, H]`, queries and, normalised, keys.
-    value: `[B, S, K, V]`, S = T; N is a multiple of K, head n reads head n // (N/K).
+    value: `[B, S, K, V]`, S = T; N is a multiple of K, head n reads head
+      n // (N/K).
     rotations: `[rounds, H, buckets/2]`, as `lsh_rotations` draws them, the same
       for all heads; a last axis of 0 is one bucket. The number of rounds is
       free: train with some and evaluate with more.
@@ -81,20 +82,20 @@ def lsh_attention(
   Raises:
     ValueError: arguments do not fit together.
 
-  Cost: time T·N·(C·(H+V) + H·buckets + log T) a round, so it is linear in T only
-  for a fixed number of buckets. Memory beside the arguments: a few arrays of
-  B·T·N·(H+V) float32, B·T·N·2C bytes, B·T·N int32 a round, and what a step
+  Cost: time T·N·(C·(H+V) + H·buckets + log T) a round, so it is linear in T
+  only for a fixed number of buckets. Memory beside the arguments: a few arrays
+  of B·T·N·(H+V) float32, B·T·N·2C bytes, B·T·N int32 a round, and what a step
   holds, B·N·G·2C·(C+H+V) float32 for G chunks of every head, which
   `core.platform` bounds. Nothing is T×T, forward or backward.
 
-  Departs from its paper in the causal form. In the paper the chunks are cut from
-  the sorted sequence of all tokens, so the number of future tokens in earlier
-  buckets decides which past ones share a chunk with i. Here distance is counted
-  inside the bucket, which costs the same and depends on the past alone (up to
-  the order of float sums, 1e-6), so decoding is exact. A pair that two rounds
-  show is counted in the first instead of half in each, which is the same sum.
-  The code of the paper lets the first chunk look at the last; its text and this
-  function do not.
+  Departs from its paper in the causal form. In the paper the chunks are cut
+  from the sorted sequence of all tokens, so the number of future tokens in
+  earlier buckets decides which past ones share a chunk with i. Here distance is
+  counted inside the bucket, which costs the same and depends on the past alone
+  (up to the order of float sums, 1e-6), so decoding is exact. A pair that two
+  rounds show is counted in the first instead of half in each, which is the same
+  sum. The code of the paper lets the first chunk look at the last; its text and
+  this function do not.
 
   Paper: Reformer, the efficient transformer, section 2, arXiv:2001.04451.
   """

@@ -62,8 +62,8 @@ def decode(
 ) -> tuple[Float[Array, "B 1 N V"], LshCache]:
   """One position of the causal call; time S·N·(H+V+rounds) at any position.
 
-  A past token is visible iff it shares a bucket in some round and its rank there
-  is less than `chunk_size` behind.
+  A past token is visible iff it shares a bucket in some round and its rank
+  there is less than `chunk_size` behind.
   """
   bucket = lsh_hash.buckets(query, rotations).transpose(1, 3, 2, 0)
   slots = jnp.arange(cache.vector.shape[1])[None, :, None, None]

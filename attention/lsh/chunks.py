@@ -16,8 +16,8 @@ code that no other token is near.
 
 Axes. Rows are gathered as `[B, N, G, C, *F]`, G chunks of every head. B and N
 are batch axes of every gather and never indices of one, so arrays that are
-sharded along either are read where they are. A gather reads the chunks of a step
-together with the chunks before them. Results are written in sorted order and
+sharded along either are read where they are. A gather reads each chunk of a
+step together with the chunk before it. Results are written in sorted order and
 gathered back through the inverse permutation, because a scatter is slow.
 """
 
@@ -28,6 +28,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from attention.core import layout, platform
+
+_LEAST_HEADS = 8
+"""Fewer heads count as so many: their steps would be long, and hold more memory
+than they are worth in time."""
 
 
 class Chunks(NamedTuple):
@@ -66,7 +70,8 @@ class Sorted(NamedTuple):
 
   Attributes:
     order: the token at each sorted place. It begins with a chunk of arbitrary
-      tokens, for the first chunk to look back on, and is arbitrary from C + T on.
+      tokens, for the first chunk to look back on, and is arbitrary again from
+      C + T on.
     place: where in `order` a token is.
     code: what visibility is read from, per token.
   """
@@ -96,7 +101,8 @@ def cut(
   size = min(chunk_size, length)
   # The largest array of a chunk: its scores, or the keys or values it reads.
   widest = max(size, head_dim, value.shape[3])
-  chunk_bytes = 4 * batch * num_heads * 2 * size * widest
+  heads = max(batch * num_heads, _LEAST_HEADS)
+  chunk_bytes = 4 * heads * 2 * size * widest
   count = -(-length // size)
   most = platform.tiles_at_once(chunk_bytes, count)
   # Steps of equal size leave the least padding.
@@ -133,7 +139,7 @@ def _rows(x, index):
 
 
 def windows(chunks: Chunks, x: Int[Array, "B N X"]) -> Int[Array, "B N G L"]:
-  """The places of every chunk but the first, after those of the chunk before."""
+  """`x` of every chunk but the first, after that of the chunk before it."""
   x = x.reshape(*x.shape[:2], -1, chunks.size)
   return jnp.concatenate([x[:, :, :-1], x[:, :, 1:]], axis=3)
 

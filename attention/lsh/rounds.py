@@ -1,9 +1,9 @@
 """The loop over rounds and chunks behind `lsh_attention`, with its backward.
 
-One softmax over ∪_r P_i^(r). The paper takes log N_ij off a logit in each of the
-N_ij rounds that show j to i; the N_ij shares of exp(logit) then sum to one. Here
-the first of these rounds counts the pair whole and the others skip it, which is
-the same sum with fewer operations.
+One softmax over ∪_r P_i^(r). The paper takes log N_ij off a logit in each of
+the N_ij rounds that show j to i; the N_ij shares of exp(logit) then sum to one.
+Here the first of these rounds counts the pair whole and the others skip it,
+which is the same sum with fewer operations.
 
 A chunk is a tile of `core.tile`: the queries x_i of one chunk, and the keys
 k_j = c_j x_j, c_j = scale / |x_j|, of that chunk and the one before. Round r
