@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from attention import arguments, lsh_hash, plug
+from attention import arguments, plug
 from attention.core.softmax import masked_softmax
+from attention.lsh import hash as lsh_hash
 
 
 class LshCache(NamedTuple):
@@ -59,10 +60,10 @@ def decode(
   query: Float[Array, "B 1 N H"],
   value: Float[Array, "B 1 K V"],
 ) -> tuple[Float[Array, "B 1 N V"], LshCache]:
-  """One position of the causal call; time S·N·(H+V+rounds) whatever it is.
+  """One position of the causal call; time S·N·(H+V+rounds) at any position.
 
-  A past token is visible iff it shares a bucket in some round and its rank there
-  is less than `chunk_size` behind.
+  A past token is visible iff it shares a bucket in some round and its rank
+  there is less than `chunk_size` behind.
   """
   bucket = lsh_hash.buckets(query, rotations).transpose(1, 3, 2, 0)
   slots = jnp.arange(cache.vector.shape[1])[None, :, None, None]

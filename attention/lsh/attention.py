@@ -1,11 +1,4 @@
-"""Attention among tokens that hash alike (Reformer, Kitaev 2020).
-
-Query and key are one vector, k_j = q_j/|q_j|, so the keys that matter to a query
-are those at a small angle to it, and a hash of angular distance finds them
-without comparing all pairs. The hash and the sorting are in `lsh_hash`, what a
-chunk reads and sees in `lsh_rows`, the loop over chunks and its backward in
-`lsh_chunks`, decoding in `lsh_cache`.
-"""
+"""Attention among tokens that hash alike (Reformer)."""
 
 from functools import partial
 
@@ -13,7 +6,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, lsh_cache, lsh_chunks, lsh_hash, lsh_rows, plug
+from attention import arguments, plug
+from attention.lsh import cache as lsh_cache
+from attention.lsh import chunks as lsh_chunks
+from attention.lsh import hash as lsh_hash
+from attention.lsh import rounds as lsh_rounds
 
 
 def lsh_attention(
@@ -38,21 +35,27 @@ def lsh_attention(
   Round r gives token j the bucket h_r(j) = argmax [q_j R_r; -q_j R_r] and sorts
   the tokens by (bucket, position); P_i^(r) are those of i's bucket that lie in
   i's chunk of C sorted tokens or in the chunk before it, and the first chunk
-  looks back on nothing. All is by head. A token that sees no other sees itself.
+  looks back on nothing. Each head has its own buckets and chunks. A token that
+  sees no other sees itself.
 
-  Causal: j is in P_i^(r) iff both are in one bucket, j < i, and fewer than C - 1
-  tokens of that bucket lie between them.
+  Causal: j is in P_i^(r) iff both are in one bucket, j < i, and fewer than
+  C - 1 tokens of that bucket lie between them.
 
   Segments: tokens are sorted by (segment, bucket, position), and i and j must
-  agree in segment as well as in bucket. In the causal form a packed example so
-  gives what it gives alone. In both directions it sees nothing of the others,
-  and what they hold changes no bit, but chunks are cut from the sorted tokens of
-  all: it gives what it gives alone where the (unmasked) tokens of lower segment
-  ids number a multiple of C, and may miss or gain a few of its own elsewhere.
+  agree in segment as well as in bucket. In the causal form a packed example
+  therefore gives what it gives alone. In both directions it sees nothing of the
+  others, and what they hold changes no bit, but chunks are cut from the sorted
+  tokens of all: an example gives what it gives alone where the (unmasked)
+  tokens of lower segment ids number a multiple of C, and may miss or gain a few
+  pairs of its own elsewhere.
+
+  The buckets and their sorted order are in `hash`, what a chunk sees in
+  `chunks`, the sum over rounds in `rounds`; the softmax is `core.tile`.
 
   Args:
     query: `[B, T, N, H]`, queries and, normalised, keys.
-    value: `[B, S, K, V]`, S = T; N is a multiple of K, head n reads head n // (N/K).
+    value: `[B, S, K, V]`, S = T; N is a multiple of K, head n reads head
+      n // (N/K).
     rotations: `[rounds, H, buckets/2]`, as `lsh_rotations` draws them, the same
       for all heads; a last axis of 0 is one bucket. The number of rounds is
       free: train with some and evaluate with more.
@@ -67,9 +70,9 @@ def lsh_attention(
     query_segment_ids: `[B, T]`; a token sees those of its own segment only, and
       itself where that has no other.
     key_segment_ids: `[B, T]`, the same ids once more, as query and key are one.
-      A token whose two ids differ stands in neither segment: it sees nothing.
-    dropout_rate: share of attention weights set to zero, a token's for itself
-      among them; the others are divided by 1 - dropout_rate.
+      A token whose two ids differ is in neither segment and sees nothing.
+    dropout_rate: share of attention weights set to zero, a token's weight for
+      itself included; the others are divided by 1 - dropout_rate.
     dropout_rng: key of the dropout, needed where `dropout_rate` > 0.
 
   Returns:
@@ -79,18 +82,20 @@ def lsh_attention(
   Raises:
     ValueError: arguments do not fit together.
 
-  Cost, by round: time T·N·(C·(H+V) + H·buckets + log T), so that it is linear in
-  T only for a given number of buckets; memory beside the arguments B·T·N·(H+V)
-  float32 and B·T·N·2C bytes for all rounds together. Nothing is T×T, forward or backward.
+  Cost: time T·N·(C·(H+V) + H·buckets + log T) a round, so it is linear in T
+  only for a fixed number of buckets. Memory beside the arguments: a few arrays
+  of B·T·N·(H+V) float32, B·T·N·2C bytes, B·T·N int32 a round, and what a step
+  holds, B·N·G·2C·(C+H+V) float32 for G chunks of every head, which
+  `core.platform` bounds. Nothing is T×T, forward or backward.
 
-  Where it departs from the paper. Causal: in the paper the chunks are cut from
-  the sorted sequence of all tokens, so how many future tokens fall in earlier
-  buckets decides which past ones share a chunk with i; here distance is counted
-  inside the bucket, which costs the same, depends on the past alone (but for the
-  order of float sums, 1e-6) and so makes decoding exact. In both directions a
-  token that two rounds show is counted in the first instead of half in each: the
-  same sum. The code of the paper lets the first chunk look at the last; its text
-  and this do not.
+  Departs from its paper in the causal form. In the paper the chunks are cut
+  from the sorted sequence of all tokens, so the number of future tokens in
+  earlier buckets decides which past ones share a chunk with i. Here distance is
+  counted inside the bucket, which costs the same and depends on the past alone
+  (up to the order of float sums, 1e-6), so decoding is exact. A pair that two
+  rounds show is counted in the first instead of half in each, which is the same
+  sum. The code of the paper lets the first chunk look at the last; its text and
+  this function do not.
 
   Paper: Reformer, the efficient transformer, section 2, arXiv:2001.04451.
   """
@@ -112,24 +117,19 @@ def lsh_attention(
     # Zeroed as well, so that not even NaN gets through.
     query = jnp.where(keep[:, :, None, None], query, 0)
     value = jnp.where(keep[:, :, None, None], value, 0)
-  chunk_size = min(chunk_size, query.shape[1])
+  chunks = lsh_chunks.cut(query, value, chunk_size, is_causal=is_causal)
   plan = lsh_hash.plan(
+    chunks,
     lsh_hash.buckets(jax.lax.stop_gradient(query), rotations),
     keep,
     segments=key_segment_ids,
     num_buckets=max(1, 2 * rotations.shape[-1]),
-    chunk_size=chunk_size,
-    is_causal=is_causal,
   )
-  out = lsh_chunks.chunked_attention(
-    lsh_rows.Geometry(chunk_size, chunk_size if is_causal else 2, dropout_rate),
-    lsh_rows.Operands(
-      vector=query,
-      column=lsh_cache.key_factors(query, scale),
-      value=value,
-    ),
-    plan._replace(dropout_rng=dropout_rng),
+  operands = lsh_rounds.Operands(
+    vector=query, factor=lsh_cache.key_factors(query, scale), value=value
   )
+  rounds = lsh_rounds.Rounds(chunks, dropout_rate)
+  out = lsh_rounds.attend(rounds, operands, plan, dropout_rng)
   if keep is not None:
     out = jnp.where(keep[:, :, None, None], out, 0)
   if query_segment_ids is not None and key_segment_ids is not None:
@@ -222,7 +222,7 @@ def lsh(
     chunk_size: C.
 
   Returns:
-    An `Attention` whose rotations stand in `constants`, drawn by `init`. Its
+    An `Attention` whose rotations are in `constants`, drawn by `init`. Its
     `apply` and `decode` expect None as `key`.
 
   Raises:
@@ -233,7 +233,7 @@ def lsh(
   function = partial(lsh_attention, chunk_size=chunk_size)
 
   def init(key, dims):
-    if num_buckets == 1:  # No rotation to draw, and none to keep.
+    if num_buckets == 1:  # There is no rotation to draw.
       return {}
     buckets = num_buckets or 2 * -(-dims.max_length // chunk_size)
     rotations = lsh_rotations(
@@ -267,11 +267,11 @@ def lsh(
   return plug.Attention(
     init=init,
     apply=apply,
-    init_cache=init_cache,
-    decode=decode,
     supports=frozenset(
       {"causal", "mask", "segments", "dropout", "decode", "shared_qk"}
     ),
+    init_cache=init_cache,
+    decode=decode,
     approximates="shared_qk",
     cost="linear",
     sizes=plug.Sizes(short={"chunk_size": 8}),
