@@ -33,6 +33,10 @@ LEAST_ROWS = 512
 """The fewest rows of a product that runs at its full rate."""
 
 
+CACHE_BYTES = 2**20
+"""What is written and read again at once should not be larger on a CPU."""
+
+
 DIAGONAL_ROWS = 64
 """Rows of a product of which only some diagonals are wanted."""
 

@@ -17,7 +17,6 @@ from attention.core.layout import (
   heads_first,
   heads_last,
   inner,
-  is_new,
   put,
 )
 from attention.linear.features import Operands
@@ -51,7 +50,7 @@ class Steps(NamedTuple):
 
   def is_new(self, i: Int[Array, ""]) -> Bool[Array, "R"]:
     """Which positions of block i no block before it has."""
-    return is_new(self.start(i), self.size, i * self.size)
+    return self.start(i) + jnp.arange(self.size) >= i * self.size
 
 
 class KeyBlock(NamedTuple):

@@ -102,9 +102,12 @@ def cut(
   # The largest array of a chunk: its scores, or the keys or values it reads.
   widest = max(size, head_dim, value.shape[3])
   heads = max(batch * num_heads, _LEAST_HEADS)
-  chunk_bytes = 4 * heads * 2 * size * widest
-  count = -(-length // size)
-  most = platform.tiles_at_once(chunk_bytes, count)
+  rows = platform.rows_at_once(
+    4 * heads * 2 * widest,
+    length,
+    least=platform.LEAST_ROWS * _LEAST_HEADS // heads,
+  )
+  count, most = -(-length // size), max(rows // size, 1)
   # Steps of equal size leave the least padding.
   steps = -(-count // most)
   return Chunks(size, length, -(-count // steps), is_causal)

@@ -30,9 +30,9 @@ def buckets(
   out = jnp.zeros((num_rounds, batch, length, num_heads), jnp.int32)
   if half == 0:
     return jnp.swapaxes(out, 2, 3)
-  # The products, and their distances from 0.
-  token_bytes = 2 * 4 * num_rounds * half * batch * num_heads
-  size = platform.rows_at_once(token_bytes, length, least=1)
+  token_bytes = 4 * num_rounds * half * batch * num_heads
+  least = max(platform.CACHE_BYTES // token_bytes, 1)
+  size = platform.rows_at_once(token_bytes, length, least)
   columns = jnp.swapaxes(rotations.astype(jnp.float32), 1, 2)
   columns = columns.reshape(num_rounds * half, head_dim)
 
