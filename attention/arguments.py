@@ -179,6 +179,33 @@ def check_segment_ids(
       )
 
 
+def check_pairs(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"],
+  value: Float[Array, "B S K V"],
+  *,
+  mask: Bool[Array, "..."] | None,
+  bias: Float[Array, "..."] | None,
+  query_segment_ids: Int[Array, "B T"] | None,
+  key_segment_ids: Int[Array, "B S"] | None,
+  dropout_rate: float,
+  dropout_rng: Array | None,
+) -> None:
+  """Checks what every function takes that treats each pair on its own.
+
+  Raises:
+    ValueError: an argument is wrong, or two do not fit together.
+  """
+  check_qkv(query, key, value)
+  batch, length, num_heads, _ = query.shape
+  shape = (batch, num_heads, length, key.shape[1])
+  check_mask(mask, shape)
+  check_segment_ids(query_segment_ids, key_segment_ids, query, key)
+  if bias is not None:
+    check_broadcast("bias", bias, shape)
+  check_dropout(dropout_rate, dropout_rng)
+
+
 def check_dropout(rate: float, rng: Array | None) -> None:
   """Checks the two arguments of dropout on attention weights.
 

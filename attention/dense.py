@@ -65,22 +65,23 @@ def dense_attention(
 
   Paper: Attention is all you need, section 3.2.1, arXiv:1706.03762.
   """
-  arguments.check_qkv(query, key, value)
-  batch, length, num_heads, head_dim = query.shape
+  arguments.check_pairs(
+    query,
+    key,
+    value,
+    mask=mask,
+    bias=bias,
+    query_segment_ids=query_segment_ids,
+    key_segment_ids=key_segment_ids,
+    dropout_rate=dropout_rate,
+    dropout_rng=dropout_rng,
+  )
+  batch, _, num_heads, head_dim = query.shape
   source_length, num_kv_heads = key.shape[1:3]
-  shape = (batch, num_heads, length, source_length)
-  arguments.check_mask(mask, shape)
-  arguments.check_segment_ids(query_segment_ids, key_segment_ids, query, key)
-  if bias is not None:
-    arguments.check_broadcast("bias", bias, shape)
-  arguments.check_dropout(dropout_rate, dropout_rng)
   tables = relative.check(relative_bias, relative_keys, query)
   keys, values = (layout.heads_first(x, num_kv_heads) for x in (key, value))
   scale = arguments.softmax_scale(scale, head_dim)
-  sees = visibility.pairs(mask)
-  sees &= visibility.segments(query_segment_ids, key_segment_ids)
-  if is_causal:
-    sees &= visibility.CAUSAL
+  sees = visibility.of_call(mask, query_segment_ids, key_segment_ids, is_causal)
 
   def attend(query, bias, start):
     rows = query.shape[1]
@@ -151,12 +152,10 @@ def decode(
 ) -> tuple[Float[Array, "B 1 N H"], DenseCache]:
   """One position of the causal call; time S·N·H whatever the position."""
   del variables
-  # A comparison with the positions, not a scatter: it fuses, and every example
-  # may stand at another position.
   slots = jnp.arange(cache.key.shape[1])
-  here = (slots[None, :] == cache.index[:, None])[:, :, None, None]
-  keys = jnp.where(here, key.astype(cache.key.dtype), cache.key)
-  values = jnp.where(here, value.astype(cache.value.dtype), cache.value)
+  here = slots[None, :] == cache.index[:, None]
+  keys = layout.written(cache.key, key, here)
+  values = layout.written(cache.value, value, here)
   seen = slots[None, :] <= cache.index[:, None]
   tables = relative.check(relative_bias, relative_keys, query)
   bias = None

@@ -9,7 +9,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from attention import arguments, plug
 from attention.additive.score import Additive
-from attention.core import loop, platform, visibility
+from attention.core import layout, loop, platform, visibility
+from attention.dense import dense
 from attention.flash.blocks import Arrays, Blocks, Limits
 
 
@@ -78,15 +79,18 @@ def additive_attention(
   Paper: Neural machine translation by jointly learning to align and translate,
   section A.1.2, arXiv:1409.0473.
   """
-  arguments.check_qkv(query, key, value)
-  batch, length, num_heads, _ = query.shape
-  shape = (batch, num_heads, length, key.shape[1])
+  arguments.check_pairs(
+    query,
+    key,
+    value,
+    mask=mask,
+    bias=bias,
+    query_segment_ids=query_segment_ids,
+    key_segment_ids=key_segment_ids,
+    dropout_rate=dropout_rate,
+    dropout_rng=dropout_rng,
+  )
   _check_kernels(query, query_kernel, key_kernel, score_kernel)
-  arguments.check_mask(mask, shape)
-  arguments.check_segment_ids(query_segment_ids, key_segment_ids, query, key)
-  if bias is not None:
-    arguments.check_broadcast("bias", bias, shape)
-  arguments.check_dropout(dropout_rate, dropout_rng)
   sizes = arguments.block_sizes(block_size)
   if scale is not None:
     scale = arguments.softmax_scale(scale, query.shape[-1])
@@ -96,10 +100,7 @@ def additive_attention(
     # through.
     seen = jnp.any(mask, axis=(1, 2))[:, :, None, None]
     key, value = jnp.where(seen, key, 0), jnp.where(seen, value, 0)
-  sees = visibility.pairs(mask)
-  sees &= visibility.segments(query_segment_ids, key_segment_ids)
-  if is_causal:
-    sees &= visibility.CAUSAL
+  sees = visibility.of_call(mask, query_segment_ids, key_segment_ids, is_causal)
   out = _attend(
     _project(query, query_kernel),
     Arrays(_project(key, key_kernel), value, bias),
@@ -201,12 +202,10 @@ def decode(
 ) -> tuple[Float[Array, "B 1 N H"], AdditiveCache]:
   """One position of the causal call; time S·N·A whatever the position."""
   params = variables["params"]
-  # A comparison with the positions, not a scatter: it fuses, and every example
-  # may stand at another position.
   slots = jnp.arange(cache.key.shape[1])[None, :]
-  here = (slots == cache.index[:, None])[:, :, None, None]
-  keys = jnp.where(here, _project(key, params["key_kernel"]), cache.key)
-  values = jnp.where(here, value.astype(cache.value.dtype), cache.value)
+  here = slots == cache.index[:, None]
+  keys = layout.written(cache.key, _project(key, params["key_kernel"]), here)
+  values = layout.written(cache.value, value, here)
   seen = (slots <= cache.index[:, None])[:, None, None, :]
   out = _attend(
     _project(query, params["query_kernel"]),
@@ -274,18 +273,7 @@ def additive(width: int = 64) -> plug.Attention:
     apply=apply,
     init_cache=init_cache,
     decode=decode,
-    supports=frozenset(
-      {
-        "causal",
-        "cross",
-        "rowwise",
-        "mask",
-        "full_mask",
-        "segments",
-        "bias",
-        "dropout",
-        "decode",
-      }
-    ),
+    # All that dense attention does but what depends on distance.
+    supports=dense().supports - {"relative"},
     sizes=plug.Sizes(timed=lambda length: {"width": 16}),
   )

@@ -54,6 +54,20 @@ def add(total: Array, block: Array, start: Array | int, axis: int = 1) -> Array:
   return put(total, block, start, axis)
 
 
+def written(
+  past: Shaped[Array, "B S *F"],
+  now: Shaped[Array, "B 1 *F"],
+  here: Bool[Array, "B S"],
+) -> Shaped[Array, "B S *F"]:
+  """A cache with the position `here` of each example replaced.
+
+  A selection, not a scatter: it fuses, and every example may be at another
+  position.
+  """
+  here = here.reshape(*here.shape, *[1] * (past.ndim - 2))
+  return jnp.where(here, now.astype(past.dtype), past)
+
+
 def heads_first(
   x: Shaped[Array, "B C N *H"], kv_heads: int
 ) -> Shaped[Array, "B K Q *H"]:

@@ -147,6 +147,17 @@ def window(left: int | None, right: int | None) -> Visibility:
   return Visibility(left=left, right=right)
 
 
+def of_call(
+  mask: Bool[Array, "..."] | None,
+  query_segment_ids: Int[Array, "B T"] | None,
+  key_segment_ids: Int[Array, "B S"] | None,
+  is_causal: bool,
+) -> Visibility:
+  """What the arguments of an attention function say of visibility."""
+  sees = pairs(mask) & segments(query_segment_ids, key_segment_ids)
+  return sees & CAUSAL if is_causal else sees
+
+
 def both(
   x: Bool[Array, "..."] | None, y: Bool[Array, "..."] | None
 ) -> Bool[Array, "..."] | None:

@@ -80,14 +80,18 @@ def flash_attention(
 
   Paper: FlashAttention, arXiv:2205.14135.
   """
-  arguments.check_qkv(query, key, value)
+  arguments.check_pairs(
+    query,
+    key,
+    value,
+    mask=mask,
+    bias=bias,
+    query_segment_ids=query_segment_ids,
+    key_segment_ids=key_segment_ids,
+    dropout_rate=dropout_rate,
+    dropout_rng=dropout_rng,
+  )
   batch, length, num_heads, head_dim = query.shape
-  shape = (batch, num_heads, length, key.shape[1])
-  arguments.check_mask(mask, shape)
-  arguments.check_segment_ids(query_segment_ids, key_segment_ids, query, key)
-  if bias is not None:
-    arguments.check_broadcast("bias", bias, shape)
-  arguments.check_dropout(dropout_rate, dropout_rng)
   tables = relative.check(relative_bias, relative_keys, query)
   sizes = arguments.block_sizes(block_size)
 
@@ -118,10 +122,7 @@ def flash_attention(
       scale=arguments.softmax_scale(scale, head_dim),
     )
   query, scale = arguments.scaled_query(query, scale)
-  sees = visibility.pairs(mask)
-  sees &= visibility.segments(query_segment_ids, key_segment_ids)
-  if is_causal:
-    sees &= visibility.CAUSAL
+  sees = visibility.of_call(mask, query_segment_ids, key_segment_ids, is_causal)
   rows, width = sizes or platform.block(
     4 * batch * num_heads,
     platform.LEAST_ROWS,

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from attention import arguments, plug
+from attention.core import layout
 from attention.core.softmax import masked_softmax
 from attention.lsh import hash as lsh_hash
 
@@ -75,15 +76,12 @@ def decode(
   here = slots == index
   alone = ~jnp.any(seen, axis=1, keepdims=True)
   seen |= here[..., 0] & alone
-
-  def write(past, now):
-    return jnp.where(here, now.astype(past.dtype), past)
-
+  now = (query, value, bucket, rank)
   cache = LshCache(
-    vector=write(cache.vector, query),
-    value=write(cache.value, value),
-    bucket=write(cache.bucket, bucket),
-    rank=write(cache.rank, rank),
+    *(
+      layout.written(past, x, here[..., 0, 0])
+      for past, x in zip(cache[:4], now, strict=True)
+    ),
     index=cache.index + 1,
   )
   scale = arguments.softmax_scale(None, query.shape[-1])

@@ -162,10 +162,7 @@ def sliding_window_attention(
   if dropout_rng is not None and dropout_rate > 0.0:
     near_rng, global_rng = jax.random.split(dropout_rng)
   length = query.shape[1]
-  sees = visibility.keys(key_mask)
-  sees &= visibility.segments(query_segment_ids, key_segment_ids)
-  if is_causal:
-    sees &= visibility.CAUSAL
+  sees = visibility.of_call(mask, query_segment_ids, key_segment_ids, is_causal)
   if global_indices is None or global_indices.shape[1] == 0:
     tokens = None
     arrays = Arrays(key, value, key[:, :0], value[:, :0])

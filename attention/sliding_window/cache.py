@@ -6,8 +6,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from attention import arguments, plug
-from attention.core import relative
+from attention.core import layout, relative
 from attention.dense import dense_attention
+from attention.dense import init_cache as init_dense
 
 
 class SlidingWindowCache(NamedTuple):
@@ -32,12 +33,7 @@ def init_cache(
   `reach` is how far back a query sees: left · the largest dilation.
   """
   size = min(reach + 1, max_length)
-  shape = (batch, size, dims.num_kv_heads, dims.head_dim)
-  return SlidingWindowCache(
-    key=jnp.zeros(shape, dtype),
-    value=jnp.zeros(shape, dtype),
-    index=jnp.zeros((batch,), jnp.int32),
-  )
+  return SlidingWindowCache(*init_dense({}, batch, size, dims, dtype))
 
 
 def decode(
@@ -63,15 +59,13 @@ def decode(
   slots = jnp.arange(cache.key.shape[1])
   # How many positions ago each slot is written, this position's write included.
   age = (cache.index[:, None] - slots[None, :]) % slots.size
-  here = (age == 0)[:, :, None, None]
-  keys = jnp.where(here, key.astype(cache.key.dtype), cache.key)
-  values = jnp.where(here, value.astype(cache.value.dtype), cache.value)
-
-  written = (age <= cache.index[:, None])[:, None, :]
+  keys = layout.written(cache.key, key, age == 0)
+  values = layout.written(cache.value, value, age == 0)
+  is_set = (age <= cache.index[:, None])[:, None, :]
   steps, rest = jnp.divmod(
     age[:, None, :], jnp.asarray(dilations, jnp.int32)[None, :, None]
   )
-  seen = written & (rest == 0) & (steps <= left)
+  seen = is_set & (rest == 0) & (steps <= left)
   bias = None
   if tables.given:
     scale = arguments.softmax_scale(None, query.shape[-1])
