@@ -9,13 +9,15 @@ import re
 import pytest
 
 import attention
-from attention import ATTENTIONS, positions, relative
+from attention import ATTENTIONS, positions
 from attention.capabilities import CAPABILITIES
+from attention.core import relative
 
 _ROOT = pathlib.Path(__file__).parent.parent
 _PAGE = _ROOT / "docs" / "mechanisms.md"
 _OPENING, *_SECTIONS = re.split(r"^## ", _PAGE.read_text(), flags=re.M)
 _SECTION = {text.split("\n")[0].strip("`"): text for text in _SECTIONS}
+_HOW = "How the fast forms work"
 
 
 def _papers(text):
@@ -36,7 +38,7 @@ def _defined(path):
 
 
 def test_every_mechanism_has_a_section_in_the_order_of_the_registry():
-  assert list(_SECTION) == [*ATTENTIONS, "Positions"]
+  assert list(_SECTION) == [_HOW, *ATTENTIONS, "Positions"]
 
 
 def test_every_mechanism_is_in_the_opening_table():
@@ -85,6 +87,24 @@ def test_every_section_links_its_definition_and_its_fast_form(name):
   fast = getattr(attention, function).__module__.replace(".", "/")
   for path in (f"attention/definitions/{name}.py", f"{fast}.py"):
     assert f"[`{function}`](../{path})" in _SECTION[name]
+
+
+def _linked(section):
+  return set(re.findall(r"\]\(\.\./(attention/[^)]+\.py)\)", section))
+
+
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_every_section_links_all_files_of_its_mechanism(name):
+  assert "\n**In the fast form**, " in _SECTION[name]
+  folder = _ROOT / "attention" / name
+  files = folder.glob("[!_]*.py") if folder.is_dir() else [f"{folder}.py"]
+  own = {str(pathlib.Path(x).relative_to(_ROOT)) for x in files}
+  assert own <= _linked(_SECTION[name])
+
+
+def test_core_is_explained_file_by_file():
+  files = (_ROOT / "attention" / "core").glob("[!_]*.py")
+  assert {str(x.relative_to(_ROOT)) for x in files} <= _linked(_SECTION[_HOW])
 
 
 def test_names_with_a_link_are_defined_in_the_linked_file():
