@@ -3,7 +3,8 @@
 `out = f(query, key, value, *, mask=None, is_causal=False, scale=None, …)` with
 `query [B, T, N, H]`, `key, value [B, S, K, H]`, result `[B, T, N, H]`.
 
-Each is held to its definition, `attention.definitions.f`: naive, in float64.
+Each function has a definition of the same name in `attention.definitions`,
+which is naive and in float64. The tests hold the function to it.
 """
 
 from attention import definitions

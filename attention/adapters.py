@@ -29,29 +29,29 @@ def as_attention_fn(
   - `mask`, of any dtype (nonzero = attend), goes to `attention`. A mechanism
     that takes a key mask only refuses what `make_attention_mask` makes, which
     varies along T: give the module `mask=key_mask[:, None, None, :]`.
-  - Leading axes other than one batch axis are folded into one and back.
-  - `sow_weights=True` sows `attention_weights`, as Flax does: without dropout.
-  - Dropout goes to a mechanism that has it; it draws each weight on its own,
-    so it wants `broadcast_dropout=False` in the module.
+  - Several leading axes are folded into one batch axis, and unfolded again.
+  - `sow_weights=True` sows `attention_weights` without dropout, as Flax does.
+  - Dropout is passed to a mechanism that has it. Each weight is dropped
+    independently, so the module needs `broadcast_dropout=False`.
   - `precision` and Flax's einsum hooks raise.
   - One query over a longer input, as in the modules' cached decoding, raises
     where the query's position matters: with `is_causal=True`, for an
-    `Attention` that is not 'rowwise', and for a bare function, which does not
-    say. Decode with `as_attention_fn(dense())`: the cache's mask is causal.
+    `Attention` that is not 'rowwise', and for a plain function, which does not
+    tell. Decode with `as_attention_fn(dense())`: the cache's mask is causal.
 
   Args:
     attention: an `Attention`, or a function `fn(query, key, value, **options)`.
     variables: the variables of an `Attention`; None where it has none.
     **options: passed to `attention` in every call, such as `is_causal`, `scale`
-      or `window`; not the mask and dropout, which are the module's.
+      or `window`; not the mask and dropout, which the module passes.
 
   Returns:
-    `attention_fn(query [..., T, N, H], key [..., S, K, H], value [..., S, K, V],
-    …) -> [..., T, N, V]`.
+    `attention_fn(query [..., T, N, H], key [..., S, K, H],
+    value [..., S, K, V], …) -> [..., T, N, V]`.
 
   Raises:
-    ValueError: `options` holds what the module passes, or `variables` are given
-      for a function.
+    ValueError: `options` has an argument that the module passes, or `variables`
+      are given for a function.
 
   Cost: that of `attention`; sowing the weights costs `attention_weights`.
   """
@@ -97,7 +97,7 @@ def as_attention_fn(
     qk_attn_weights_einsum: Callable[..., Array] | None = None,
     attn_weights_value_einsum: Callable[..., Array] | None = None,
   ) -> Array:
-    del force_fp32_for_softmax  # It always is.
+    del force_fp32_for_softmax  # The softmax is always float32.
     _refuse(
       precision=precision,
       qk_attn_weights_einsum=qk_attn_weights_einsum,
@@ -149,7 +149,7 @@ _ONE_QUERY = (
 
 
 def _refuse(**unsupported: Any) -> None:
-  """Raises for what Flax passes and no attention here takes."""
+  """Raises for arguments of Flax that no attention function here takes."""
   for name, asked in unsupported.items():
     if asked is not None:
       raise ValueError(
@@ -159,7 +159,7 @@ def _refuse(**unsupported: Any) -> None:
 
 
 def _fold(array: Array, lead: tuple[int, ...], trailing: int) -> Array:
-  """Folds the leading axes into one: full, or 1 where all of them are 1."""
+  """Folds the leading axes into one, of size 1 if all of them have size 1."""
   missing = len(lead) + trailing - array.ndim
   if missing < 0:
     raise ValueError(

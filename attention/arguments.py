@@ -22,10 +22,10 @@ _mechanisms: Mapping[str, Callable[..., plug.Attention]] = {}
 def register(
   mechanisms: Mapping[str, Callable[..., plug.Attention]],
 ) -> None:
-  """Says which mechanisms a refusal may recommend.
+  """Registers the mechanisms that an error message may recommend.
 
-  `attention.registry` calls this once. It imports the mechanisms and they import
-  this module, so this module cannot import the registry.
+  `attention.registry` calls this once. It imports the mechanisms, and they
+  import this module, so this module cannot import the registry.
 
   Args:
     mechanisms: name -> factory.
@@ -100,10 +100,10 @@ def check_mask(
 def check_broadcast(
   name: str, array: Array, shape: tuple[int, int, int, int]
 ) -> None:
-  """Checks that `array` has rank 4 and each axis is full or 1.
+  """Checks that `array` has rank 4 and that each axis is full or 1.
 
   Raises:
-    ValueError: it has not; the message starts with `name`.
+    ValueError: it does not; the message starts with `name`.
   """
   if array.ndim != 4 or any(
     got not in (1, full) for got, full in zip(array.shape, shape, strict=True)
@@ -126,7 +126,7 @@ def key_mask(
     mask: None, or boolean and broadcastable to `[B, 1, 1, S]`.
     query: fixes B, T and N.
     key: fixes S.
-    instead: what to do for a mask along T or N, for the message.
+    instead: what to use for a mask along T or N, for the message.
 
   Returns:
     `[B, S]`, True = attend, or None.
@@ -191,7 +191,7 @@ def check_pairs(
   dropout_rate: float,
   dropout_rng: Array | None,
 ) -> None:
-  """Checks what every function takes that treats each pair on its own.
+  """Checks the arguments of a function that treats each pair independently.
 
   Raises:
     ValueError: an argument is wrong, or two do not fit together.
@@ -210,7 +210,7 @@ def check_dropout(rate: float, rng: Array | None) -> None:
   """Checks the two arguments of dropout on attention weights.
 
   Raises:
-    ValueError: `rate` is not a share, or there is no key to draw with.
+    ValueError: `rate` is not in [0, 1), or is positive while `rng` is None.
   """
   if not 0.0 <= rate < 1.0:
     raise ValueError(f"dropout_rate: expected [0, 1), got {rate}")
@@ -238,16 +238,17 @@ def softmax_scale(
 def scaled_query(
   query: Float[Array, "B T N H"], scale: float | Float[Array, ""] | None
 ) -> tuple[Float[Array, "B T N H"], float]:
-  """The factor of the logits as a number, which loops over tiles want.
+  """Queries, and the factor of their logits as a Python number.
 
-  A traced factor goes into the queries instead.
+  Loops over tiles need a number. A traced factor is multiplied into the
+  queries.
 
   Args:
     query: `[B, T, N, H]`.
     scale: as the caller gave it; None is 1/√H.
 
   Returns:
-    Queries, and the factor that is left for their logits.
+    The queries, and the factor that remains for their logits.
   """
   scale = softmax_scale(scale, query.shape[-1])
   if isinstance(scale, jax.Array):
@@ -256,7 +257,7 @@ def scaled_query(
 
 
 def check_at_least(name: str, value: int, low: int) -> None:
-  """Checks a count.
+  """Checks that a count is an int of at least `low`.
 
   Raises:
     ValueError: `value` is not an int, or below `low`.
@@ -292,10 +293,10 @@ def block_sizes(
 def accepted_options(
   name: str, function: Callable[..., Any], options: Mapping[str, Any]
 ) -> dict[str, Any]:
-  """Sorts a caller's options into those that `function` takes, or raises.
+  """Returns the options of a call that `function` takes, or raises.
 
   An option of another mechanism that is None, False or a zero rate asks for
-  nothing: it is dropped where `function` does not take it.
+  nothing, so it is dropped where `function` does not take it.
 
   Args:
     name: the mechanism, for the message.
@@ -306,7 +307,7 @@ def accepted_options(
     The options that `function` takes.
 
   Raises:
-    ValueError: an option that `function` does not take asks for something, or
+    ValueError: `function` does not take an option that asks for something, or
       no mechanism takes it.
   """
   known = inspect.signature(function).parameters
@@ -323,7 +324,7 @@ def accepted_options(
 
 
 def _having(option: str) -> str:
-  """Which mechanisms have an option; empty where none is known to."""
+  """Says which mechanisms have an option; empty if none is known."""
   capability = plug.CALL_OPTIONS.get(option, "")
   *names, last = ["", *plug.supporting(_mechanisms, capability)]
   if not last:

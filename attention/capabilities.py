@@ -1,7 +1,7 @@
 """What each mechanism can do, as a table read from `supports`.
 
-`python -m attention.capabilities` prints the Markdown that stands in the README;
-a test holds the two equal.
+`python -m attention.capabilities` prints the table of the README in Markdown,
+and a test keeps the two equal.
 """
 
 from collections.abc import Mapping
@@ -29,15 +29,15 @@ CAPABILITIES: Mapping[str, str] = {
 def capability_table(
   mechanisms: Mapping[str, Attention] | None = None,
 ) -> str:
-  """A Markdown table: one row a mechanism, one column a capability.
+  """A Markdown table of mechanisms (rows) and capabilities (columns).
 
   Args:
     mechanisms: name -> record; None is every entry of `ATTENTIONS` with its
       default hyperparameters.
 
   Returns:
-    The table, lines ended by a newline, ✓ where `supports` names the
-    capability and – where asking for it raises ValueError.
+    The table, each line with a newline at its end. ✓ means that `supports`
+    names the capability, and – that asking for it raises ValueError.
   """
   if mechanisms is None:
     mechanisms = {name: example(make) for name, make in ATTENTIONS.items()}

@@ -29,9 +29,12 @@ def dense_attention(
 ) -> Float[Array, "B T N V"]:
   """Every query attends to every key: softmax(scale · Q Kᵀ + bias) V.
 
-  Logits, softmax and normaliser are float32 whatever the dtype of the inputs.
-  Masked logits take no part in the softmax; a query with nothing to attend to
-  gets zeros and passes no gradient.
+  Logits, softmax and normaliser are float32 for inputs of any dtype. Masked
+  logits take no part in the softmax. A query that may attend to no key gets
+  zeros and passes no gradient.
+
+  This module is the formula for C rows of queries. Which pairs count is
+  `core.visibility`, the softmax `core.softmax`, the loop over rows `core.rows`.
 
   Args:
     query: `[B, T, N, H]`.
@@ -56,12 +59,14 @@ def dense_attention(
   Raises:
     ValueError: arguments do not fit together.
 
-  Cost: time T·S·N·(H+V); memory B·N·C·S float32, as whole rows are computed C
-  queries at a time (`core.rows`), and again in the backward where C < T.
-  Differentiable any number of times, forward and reverse.
+  Cost: time T·S·N·(H+V); memory B·N·C·S float32, because whole rows are
+  computed, C queries at a time, and again in the backward where C < T. C is
+  chosen by `core.rows.by_rows`. The function can be differentiated any number
+  of times, forward and reverse.
 
-  Departs from its paper in what the paper does not have: a query that sees
-  nothing, key heads that several query heads share, biases by pair or distance.
+  Departs from its paper in cases that the paper does not have: a query that
+  sees no key, key heads that several query heads share, biases by pair or
+  distance.
 
   Paper: Attention is all you need, section 3.2.1, arXiv:1706.03762.
   """
@@ -86,14 +91,14 @@ def dense_attention(
   def attend(query, bias, start):
     rows = query.shape[1]
     x = layout.heads_first(query, num_kv_heads)
-    # Queries are fewer than logits, but in half precision they would lose
-    # digits.
+    # Scaling the queries is less work than scaling the logits, but costs digits
+    # in half precision.
     early, late = (scale, 1.0) if x.dtype == jnp.float32 else (1.0, scale)
     logits = layout.dot("bkqh,bksh->bkqs", x * early, keys) * late
     if tables.given:
       logits += relative.logits(tables, x, -start, rows, source_length, scale)
     allowed = sees.block(start, rows, 0, source_length)
-    # Logits that keep the shape of their product are written over.
+    # XLA writes the softmax over logits that keep the shape of their product.
     if allowed is not None or bias is not None or dropout_rate:
       logits = logits.reshape(batch, num_heads, rows, source_length)
     if bias is not None:
@@ -109,7 +114,7 @@ def dense_attention(
 
 
 class DenseCache(NamedTuple):
-  """Keys and values seen so far.
+  """The keys and values of the positions seen so far.
 
   Attributes:
     key: `[B, S, K, H]`, S = max_length; rows from `index` on are unset.
@@ -150,7 +155,7 @@ def decode(
   relative_keys: Float[Array, "E H"] | None = None,
   scale: float | None = None,
 ) -> tuple[Float[Array, "B 1 N H"], DenseCache]:
-  """One position of the causal call; time S·N·H whatever the position."""
+  """One position of the causal call; time S·N·H at every position."""
   del variables
   slots = jnp.arange(cache.key.shape[1])
   here = slots[None, :] == cache.index[:, None]

@@ -1,4 +1,8 @@
-"""Linformer: keys and values projected to R rows (Wang et al., 2020)."""
+"""Linformer: keys and values projected to R rows (Wang et al., 2020).
+
+The projections are computed here, block by block; the softmax over the R
+projected keys is `core.few_keys`.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -23,19 +27,19 @@ def linformer_attention(
 ) -> Float[Array, "B T N V"]:
   """Softmax over R learned mixtures of the keys: softmax(Q (EᵀK)ᵀ) (FᵀV).
 
-  Row s of E (and F) says what position s gives to each of R rows, so a shorter
-  input uses the first S rows. Masked keys and values are zeroed before the
-  projection: they then give nothing, as if the input ended before them.
+  Row s of E (and F) holds the share of position s in each of the R mixtures, so
+  a shorter input uses the first S rows. Masked keys and values are set to zero
+  before the projection, so they contribute nothing to any mixture.
 
   Args:
     query: `[B, T, N, H]`.
     key: `[B, S, K, H]`, N a multiple of K.
     value: `[B, S, K, V]`.
-    key_projection: E, `[S', R]` common to all heads or `[K, S', R]` one a key
-      head, S' ≥ S.
-    value_projection: F, of the same form; None shares E with the values.
+    key_projection: E, `[S', R]` for all heads, or `[K, S', R]` with one for
+      each key head; S' ≥ S.
+    value_projection: F, of the same form; None uses E for the values too.
     mask: key mask `[B, 1, 1, S]`, True = attend.
-    is_causal: must be False: each of the R rows mixes all positions.
+    is_causal: must be False, because each of the R rows mixes all positions.
     scale: factor of the logits; None is 1/√H.
     block_size: C, queries of a tile; None is the platform's choice.
 
@@ -45,13 +49,13 @@ def linformer_attention(
 
   Raises:
     ValueError: arguments do not fit, the input is longer than the projection,
-      the mask varies along queries, or a causal call.
+      the mask varies along queries, or the call is causal.
 
-  Cost: time (S·K + T·N)·R·(H+V); memory beside the arguments B·N·R·(H+V+C)
-  float32 for tiles of C queries, and the gradients of E and F.
+  Cost: time (S·K + T·N)·R·(H+V); memory in addition to the arguments
+  B·N·R·(H+V+C) float32 for tiles of C queries, and the gradients of E and F.
 
-  Where it departs from the paper: masks and inputs shorter than the projection,
-  which the paper leaves open.
+  Departs from its paper in masks and in inputs shorter than the projection,
+  which the paper does not discuss.
 
   Paper: Linformer, section 4, arXiv:2006.04768.
   """
@@ -89,7 +93,7 @@ def linformer_attention(
     return _project(projection, x, keep).astype(x.dtype)
 
   query, scale = arguments.scaled_query(query, scale)
-  # The rows of an example without any key are zeros, and so are its results.
+  # An example without visible keys has zeros for values, and so for results.
   return few_keys.attend(
     query,
     projected(key_projection, key).astype(query.dtype),
@@ -107,8 +111,8 @@ def _project(
 ) -> Float[Array, "B K R D"]:
   """Σ_s E[s, r] x_s in float32 over the positions that count, block by block.
 
-  G is K, or 1 for a projection common to all heads; P ≥ S. Linear, so that its
-  derivative is dX = E dP and dE = X dPᵀ, of the same blocks.
+  G is K, or 1 for one projection of all heads; P ≥ S. With dP the gradient of
+  the result, dX = E dP and dE = X dPᵀ, computed in the same blocks.
   """
   blocks = _blocks(projection, x)
 
@@ -128,16 +132,16 @@ def _project(
 def _blocks(
   projection: Float[Array, "G P R"], x: Float[Array, "B S K D"]
 ) -> layout.Blocks:
-  """How the positions are cut."""
+  """How the positions are cut into blocks."""
   batch, length, heads, features = x.shape
   row_bytes = 4 * (batch * heads * features + projection.shape[2])
   return layout.Blocks(length, platform.rows_at_once(row_bytes, length))
 
 
 def _read(blocks, projection, x, keep, i):
-  """Block i of E, `[G, C, R]`, and of x, `[G, C, B, K/G, D]`, 0 if it is hidden.
+  """Block i of E `[G, C, R]`, and of x `[G, C, B, K/G, D]`, 0 where hidden.
 
-  The third result is what hides: which positions count, or None.
+  The third result says which positions count; None is all.
   """
   start, groups = blocks.start(i), projection.shape[0]
   block = layout.cut(x, start, blocks.size)
@@ -212,12 +216,13 @@ def linformer(
     rank: R.
     shared: keys and values share one projection (the paper's "key-value
       sharing").
-    per_head: one projection a key/value head; else common to all heads of the
-      layer (the paper's "headwise sharing").
+    per_head: one projection for each key/value head; else one for all heads of
+      the layer (the paper's "headwise sharing").
 
   Returns:
-    An `Attention` whose projections are trained: N(0, 1/R), as in the paper's
-    theorem, so that projected logits start at the scale of plain ones.
+    An `Attention` whose projections are trained. They are drawn from N(0, 1/R),
+    as in the paper's theorem, so that projected logits start at the scale of
+    plain ones.
 
   Raises:
     ValueError: `rank` < 1, or larger than the sequence when `init` is called.

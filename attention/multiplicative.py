@@ -1,4 +1,7 @@
-"""Multiplicative attention (Luong et al., 2015): scores dot and general."""
+"""Multiplicative attention (Luong et al., 2015): scores dot and general.
+
+The kernel is multiplied into the queries; the rest is `flash_attention`.
+"""
 
 from typing import Any
 
@@ -29,25 +32,27 @@ def multiplicative_attention(
   dropout_rate: float = 0.0,
   dropout_rng: Array | None = None,
 ) -> Float[Array, "B T N V"]:
-  """Scores are products, with a trained matrix between: softmax(Q W Kᵀ) V.
+  """Scores are products with a trained matrix in between: softmax(Q W Kᵀ) V.
 
     dot      score(t, s) = q_t · k_s                 kernel None
     general  score(t, s) = q_t · W_n k_s             kernel W
 
-  The scores are not divided by √H, as in the paper; that factor is Vaswani's.
+  As in the paper, the scores are not divided by √H, which came with Vaswani et
+  al., 2017.
 
   Args:
     query: `[B, T, N, H]`, the decoder's states h_t.
     key: `[B, S, K, H]`, the encoder's states h̄_s; N is a multiple of K.
     value: `[B, S, K, V]`; the paper averages the states themselves.
-    kernel: W_a, one matrix a query head `[N, H, H]`, query features first.
+    kernel: W_a `[N, H, H]`, one matrix for each query head, with the features
+      of the query first; None is the identity.
     mask: boolean, True = attend, broadcastable to `[B, N, T, S]`.
     is_causal: query t sees keys s ≤ t.
     scale: factor of the scores; None is 1.
     query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
     key_segment_ids: `[B, S]`.
     bias: added to the scores, broadcastable to `[B, N, T, S]`.
-    relative_bias: `[N, 2L+1]`, added by clipped distance, see `relative`.
+    relative_bias: `[N, 2L+1]`, added by clipped distance, see `core.relative`.
     relative_keys: `[2L+1, H]`, added to the keys by clipped distance.
     dropout_rate: share of attention weights set to zero.
     dropout_rng: key of the dropout, needed where `dropout_rate` > 0.
@@ -58,11 +63,13 @@ def multiplicative_attention(
   Raises:
     ValueError: arguments do not fit together.
 
-  Cost: that of `flash_attention`, and T·N·H² for the kernel; no T×S.
+  Cost: that of `flash_attention`, and time T·N·H² for the kernel. Nothing is
+  T×S.
 
-  Departs from its paper in heads: the paper has one. Of its other scores concat
-  is `additive_attention`'s; of its local forms the monotonic one is
-  `sliding_window_attention`'s and the predictive one, a window around a learnt
+  Departs from its paper in having several heads, and values that differ from
+  the keys. Of the paper's other scores, concat is close to
+  `additive_attention`. Of its local forms, the monotonic one is
+  `sliding_window_attention`, and the predictive one, a window around a learnt
   position, is not here.
 
   Paper: Effective approaches to attention-based neural machine translation,
@@ -99,7 +106,7 @@ def multiplicative_attention(
 def _through(
   kernel: Float[Array, "N H H"], query: Float[Array, "B T N H"]
 ) -> Float[Array, "B T N H"]:
-  """Q W in float32: to round it as well would cost bfloat16 scores 1 %."""
+  """Q W in float32; rounded to bfloat16, it would change scores by 1 %."""
   return jnp.einsum(
     "BTNH,NHI->BTNI", query.astype(jnp.float32), kernel.astype(jnp.float32)
   )
@@ -109,9 +116,12 @@ def multiplicative(general: bool = True) -> plug.Attention:
   """The plug of `multiplicative_attention`.
 
   Args:
-    general: a trained kernel `[N, H, H]`, the paper's 'general'; False is its
-      'dot'. The kernel starts as normal numbers of deviation 1/H, so that
-      scores of unit normal inputs start with deviation 1.
+    general: True trains a kernel `[N, H, H]`, the paper's 'general'; False is
+      its 'dot'. The kernel is drawn from N(0, 1/H²), so that the scores of unit
+      normal inputs start with deviation 1.
+
+  Returns:
+    An `Attention` that decodes with the cache of dense attention.
   """
 
   def init(key: Array, dims: plug.Dims) -> plug.Variables:

@@ -7,8 +7,10 @@ features, so with x̃ = √scale · x and M drawn rows ω_m
 
   exp(scale · q·k) ≈ Σ_m φ_m(q) φ_m(k),  φ_m(x) = exp(ω_m·x̃ − |x̃|²/2) / √M
 
-and attention becomes a product with one M×V state instead of a T×S matrix. The
-state, and how it stays exact and in range, is in `linear.state`.
+and attention becomes a product with one M×V state instead of a T×S matrix. This
+module computes the features. The rest is the code of linear attention: the
+state, and how it stays in float32's range, is in `linear.state`, and the loops
+are in `linear.bidirectional` and `linear.causal`.
 """
 
 from typing import Literal
@@ -23,7 +25,7 @@ from attention.linear.features import FeatureMap, Operands
 from attention.linear.kernel import attend
 
 _RELU_EPSILON = 1e-3
-"""Added to ReLU features, as in the paper's code: keeps them positive."""
+"""Added to ReLU features to keep them positive, as in the paper's code."""
 
 Kernel = Literal["softmax", "relu"]
 
@@ -50,13 +52,14 @@ def performer_attention(
     value: `[B, S, K, V]`.
     projection: `[M, H]`, rows ω_m, as `orthogonal_features` draws them.
     kernel: 'softmax' for φ_m(x) = exp(ω_m·x̃ − |x̃|²/2)/√M, 'relu' for
-      φ_m(x) = max(ω_m·x̃/√M, 0) + 0.001 (a kernel of its own, no approximation
-      of softmax), x̃ = √scale · x.
+      φ_m(x) = max(ω_m·x̃/√M, 0) + 0.001, with x̃ = √scale · x. 'relu' is
+      another kernel and does not approximate softmax.
     mask: key mask `[B, 1, 1, S]`, True = attend.
     is_causal: query t sees keys s ≤ t.
-    scale: of the approximated logits, > 0; None is 1/√H.
-    block_size: R, the positions of a step, or C, those of a chunk of the causal
-      form. None is the platform's choice; it changes the rounding alone.
+    scale: factor of the approximated logits, > 0; None is 1/√H.
+    block_size: R, the positions of a step, or, in the causal form, C, the
+      positions of a chunk. It changes only the rounding of the result. None is
+      the platform's choice.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`; features and state are float32.
@@ -65,14 +68,14 @@ def performer_attention(
   Raises:
     ValueError: arguments do not fit, or the mask varies along queries.
 
-  Cost: time and memory as `linear_attention`, with its R and C. Error against
-  softmax falls as 1/√M and grows with exp(|q||k|). Inputs so large (from about
-  8 times the unit normal on) that the scores of a causal chunk leave float32's
-  range cost C·M·N exponentials for every query of the same step of the loop:
-  slower, but nothing is lost.
+  Cost: time and memory as `linear_attention`, with its R and C. The error
+  against softmax falls as 1/√M and grows with exp(|q||k|). For large inputs,
+  from about 8 times the unit normal on, the scores of a causal chunk leave
+  float32's range. They are then computed with C·M·N exponentials for every
+  query of the same step of the loop, which is slower but loses nothing.
 
-  Where it departs from the paper's code: no epsilon in the softmax kernel and a
-  running log-scale instead of a maximum over all keys.
+  Departs from the paper's code in having no epsilon in the softmax kernel, and
+  a running log-scale instead of a maximum over all keys.
 
   Paper: arXiv:2009.14794, sections 2.2–2.4.
   """
@@ -110,9 +113,9 @@ def orthogonal_features(
 ) -> Float[Array, "M H"]:
   """Draws M random features whose directions are orthogonal in blocks of H.
 
-  Rows of each block of H are orthogonal, uniformly rotated, and as long as
-  independent Gaussian rows would be, so each row alone is N(0, 1): the estimate
-  stays unbiased and its variance falls (paper, section 2.4 and appendix B.2).
+  The rows of each block of H are orthogonal, uniformly rotated, and as long as
+  independent Gaussian rows. So each row by itself is N(0, 1), and the estimate
+  stays unbiased while its variance falls (paper, section 2.4 and appendix B.2).
 
   Args:
     key: a JAX random key.
@@ -154,7 +157,7 @@ def _feature_map(
 def _log_softmax_features(
   x: Float[Array, "*A H"], projection: Float[Array, "M H"], root: Array
 ) -> Float[Array, "*A M"]:
-  """The log φ up to 1/√M, which numerator and normaliser have in common."""
+  """Log φ without the 1/√M that numerator and normaliser have in common."""
   x = x * root
   return _projected(x, projection) - 0.5 * jnp.sum(x * x, -1, keepdims=True)
 
@@ -165,7 +168,7 @@ def _relu_features(
   """φ of the 'relu' kernel."""
   projected = _projected(x * root, projection)
   projected /= jnp.sqrt(jnp.float32(projection.shape[0]))
-  # Not `jax.nn.relu`: XLA's maximum may turn nan into 0 and so hide it.
+  # Not `jax.nn.relu`, because XLA's maximum may turn nan into 0 and hide it.
   return jnp.where(projected < 0.0, 0.0, projected) + _RELU_EPSILON
 
 
@@ -183,7 +186,9 @@ def performer(
     kernel: 'softmax' or 'relu'.
 
   Returns:
-    An `Attention` whose features are in `constants`, drawn by `init`.
+    An `Attention` whose projection is in `constants`, drawn by `init`. It
+    decodes with one state of K·M·(H+2) numbers for each example, or K·M·(H+1)
+    for 'relu'.
 
   Raises:
     ValueError: `num_features` < 1 or an unknown kernel.

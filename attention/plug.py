@@ -1,4 +1,7 @@
-"""The plug: what `(init, update)` is to Optax, `Attention` is to attention."""
+"""The plug: one record of pure functions for each attention mechanism.
+
+`Attention` is to attention what the pair `(init, update)` is to Optax.
+"""
 
 from collections.abc import Callable, Mapping
 import dataclasses
@@ -9,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from jaxtyping import Array
 
 Variables = Mapping[str, Any]
-"""`{}`, `{'params': …}` that are trained, or `{'constants': …}` that are not."""
+"""`{}`, `{'params': …}`, which are trained, or `{'constants': …}`."""
 
 Cache = Any
 """A pytree of arrays, each with leading axis B."""
@@ -35,13 +38,13 @@ Options = Mapping[str, Any]
 """Hyperparameters: keyword arguments of a mechanism's factory."""
 
 
-# Compared and hashed as the object that it is: models are hashed with their
-# records, and a mapping has no hash.
+# Compared and hashed by identity: models are hashed with their records, and a
+# mapping has no hash.
 @dataclasses.dataclass(frozen=True, eq=False)
 class Sizes:
   """Hyperparameters of a mechanism for sequences of different lengths.
 
-  What is not named keeps the default of the factory.
+  Hyperparameters that are not named keep the default of the factory.
 
   Attributes:
     short: for tens of positions, as in `configs/`.
@@ -61,17 +64,17 @@ class Attention(NamedTuple):
   Attributes:
     init: `(key, dims) -> variables`.
     apply: `(variables, query, key, value, **call) -> out`; `call` holds
-      `mask`, `is_causal`, `scale`, … and an option that the mechanism cannot
+      `mask`, `is_causal`, `scale`, …; an option that the mechanism cannot
       honour raises ValueError.
     init_cache: `(variables, batch, max_length, dims, dtype) -> cache`, or None
       where the mechanism cannot decode token by token.
     decode: `(variables, cache, query, key, value) -> (out, cache)` for one
       position, `query [B, 1, N, H]`; equals the causal call on the whole
-      sequence. None where `init_cache` is.
-    supports: what works, by name; what is not named raises.
+      sequence. None where `init_cache` is None.
+    supports: the names of what works; what is not named raises ValueError.
       'causal'    is_causal=True
       'cross'     query and key of different lengths
-      'rowwise'   a query's output depends on no other query and not on its
+      'rowwise'   a query's output depends neither on other queries nor on its
                   own position, so a decoder may cross-attend token by token
       'mask'      a key mask [B, 1, 1, S]
       'full_mask' a mask that varies along T and N
@@ -82,14 +85,14 @@ class Attention(NamedTuple):
       'dropout'   dropout_rate with dropout_rng
       'decode'    init_cache and decode
       'global'    global_indices
-      'shared_qk' query and key are one array: `apply` and `decode` want None
-                  for the key
+      'shared_qk' query and key are one array: `apply` and `decode` expect
+                  None as the key
     approximates: what the error of its outputs is measured against, on the
       same query, key and value: 'dense' attention, or 'shared_qk', dense
       attention in which the query is the key and no position sees itself. An
-      exact mechanism has 'dense' and an error near 0; linear attention has
-      'dense' because it takes its place, although its kernel is another. None
-      where the scores are the mechanism's own and there is nothing to compare.
+      exact mechanism has 'dense' and an error near 0. Linear attention has
+      'dense' because it replaces dense attention, although its kernel differs.
+      None where the mechanism has scores of its own, with nothing to compare.
     cost: how time and temporaries grow with the length. 'linear' is a promise
       that `benchmarks.bounds` checks; 'quadratic' promises nothing.
     sizes: hyperparameters for short and long sequences and for benchmarks.
@@ -118,7 +121,7 @@ CALL_OPTIONS: Mapping[str, str] = types.MappingProxyType(
     "global_qkv": "global",
   }
 )
-"""Option of a call that not every mechanism takes -> its name in `supports`."""
+"""Option that not every mechanism takes -> capability in `supports`."""
 
 
 def required(factory: Callable[..., Attention]) -> list[str]:
@@ -131,10 +134,10 @@ def required(factory: Callable[..., Attention]) -> list[str]:
 
 
 def example(factory: Callable[..., Attention]) -> Attention:
-  """A record of a mechanism, to be asked for its facts.
+  """A record of a mechanism from which its facts can be read.
 
-  Hyperparameters have their defaults; those without one are 1, for a size does
-  not change what is supported, approximated or promised.
+  Hyperparameters have their defaults, or 1 where there is none, because a size
+  does not change what is supported, approximated or promised.
   """
   return factory(**dict.fromkeys(required(factory), 1))
 
@@ -142,7 +145,7 @@ def example(factory: Callable[..., Attention]) -> Attention:
 def supporting(
   mechanisms: Mapping[str, Callable[..., Attention]], capability: str
 ) -> list[str]:
-  """Names of the mechanisms that have a capability, in their order."""
+  """Names of the mechanisms that have a capability, in the order given."""
   return [
     name
     for name, factory in mechanisms.items()

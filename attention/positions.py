@@ -1,12 +1,13 @@
-"""Where a token stands, for attention that would not know: T5, ALiBi, rotary.
+"""Positions for attention, which is blind to order: T5, ALiBi, rotary.
 
-T5 and ALiBi add a number to the logits that depends on the distance of key from
-query alone. Both are given as tables `[N, 2L+1]` for distances -L … L, which
-`dense_attention`, `flash_attention`, `sliding_window_attention` and
-`multiplicative_attention` take as `relative_bias` without ever holding T×S;
-beyond L the last entry serves. Shaw's relative keys `[2L+1, H]` need no function:
-the trained table itself is the argument `relative_keys`. Rotary positions turn
-queries and keys before any mechanism sees them.
+T5 and ALiBi add a number to the logits that depends only on the distance of key
+from query. Both are tables `[N, 2L+1]` for distances -L … L, where the last
+entry serves for all larger distances. `dense_attention`, `flash_attention`,
+`sliding_window_attention` and `multiplicative_attention` take them as
+`relative_bias`, and `core.relative` adds them without a T×S array. Shaw's
+relative keys `[2L+1, H]` need no function: the trained table itself is the
+argument `relative_keys`. Rotary positions turn queries and keys before a
+mechanism sees them.
 """
 
 import math
@@ -21,13 +22,14 @@ def t5_buckets(
 ) -> Int[np.ndarray, "D"]:
   """The bucket of every distance s − t from -L to L, L = `max_distance`.
 
-  Small distances have a bucket each, larger ones share buckets that widen with
-  the logarithm up to L, where the last begins. Keys after the query have their
-  own half of the buckets, or bucket 0 in a causal form, as in T5's code.
+  Small distances have a bucket each. Larger ones share buckets whose width
+  grows with the logarithm up to L, where the last bucket begins. Keys after the
+  query have their own half of the buckets, or bucket 0 in a causal form, as in
+  T5's code.
 
   Args:
     max_distance: L.
-    num_buckets: in all, for both directions.
+    num_buckets: the total for both directions.
     is_causal: all buckets serve distances s − t ≤ 0.
 
   Returns:
@@ -68,15 +70,20 @@ def t5_bias(
   """T5's relative bias as a table: row `bucket(s − t)` of a trained embedding.
 
   Args:
-    embedding: `[num_buckets, N]`, one column a head; T5 trains one for all
-      layers of a stack.
+    embedding: `[num_buckets, N]`, one column for each head; T5 trains one for
+      all layers of a stack.
     max_distance: L; farther keys share its bucket, so the table is exact at any
       length.
     is_causal: as in `t5_buckets`.
 
   Returns:
     `[N, 2L+1]` in the dtype of `embedding`, for `relative_bias`. T5 does not
-    scale its logits: pass `scale=1.0` to be exactly it.
+    scale its logits: pass `scale=1.0` to get exactly T5.
+
+  Raises:
+    ValueError: `max_distance` leaves no distance to share a bucket.
+
+  Paper: T5, section 2.1, arXiv:1910.10683.
   """
   buckets = t5_buckets(
     max_distance, num_buckets=embedding.shape[0], is_causal=is_causal
@@ -85,10 +92,10 @@ def t5_bias(
 
 
 def alibi_slopes(num_heads: int) -> Float[np.ndarray, "N"]:
-  """The slopes 2^(-8i/N), i = 1 … N; for other N than powers of 2 as in the code.
+  """ALiBi's slopes, 2^(-8i/N) for i = 1 … N where N is a power of 2.
 
-  Those take the slopes of the next lower power of 2, then every other one of the
-  next higher.
+  Other N take the slopes of the next lower power of 2, and then every other
+  slope of the next higher one, as in the paper's code.
 
   Paper: Train short, test long, section 3, arXiv:2108.12409.
   """
@@ -106,11 +113,13 @@ def alibi_bias(num_heads: int, max_length: int) -> Float[Array, "N D"]:
     max_length: the longest sequence; L = max_length − 1.
 
   Returns:
-    `[N, 2L+1]` float32, for `relative_bias`. In both directions, where the
-    paper is causal: there only the entries s ≤ t are read.
+    `[N, 2L+1]` float32, for `relative_bias`. It has both directions. The paper
+    is causal, and a causal call reads only the entries s ≤ t.
 
   Raises:
     ValueError: `max_length` is not positive.
+
+  Paper: Train short, test long, section 3, arXiv:2108.12409.
   """
   if max_length < 1:
     raise ValueError(f"max_length: expected at least 1, got {max_length}")
@@ -126,16 +135,16 @@ def sines(
 ]:
   """sin(p·ω_i) and cos(p·ω_i), ω_i = 10000^(-2i/F), in float32.
 
-  Of NumPy's positions they are constants of the program. XLA:CPU fuses others
-  with what reads them and so computes them for every head and example: a fifth
-  of a forward pass of `configs/text.py`.
+  For positions in NumPy they are constants of the program. For others, XLA:CPU
+  fuses them with what reads them and so computes them for every head and
+  example: a fifth of a forward pass of `configs/text.py`.
 
   Args:
     positions: `[B, T]`.
     features: F, even.
 
   Returns:
-    Two arrays `[B, T, F/2]` of the library that `positions` are of.
+    Two arrays `[B, T, F/2]`, in NumPy or JAX as `positions` are.
   """
   # Frequencies are rounded from float64 once.
   frequencies = 10000.0 ** (-np.arange(0, features, 2) / features)
@@ -152,9 +161,9 @@ def rotary(
   """Rotary positions: turns pair i of position p by the angle p·ω_i.
 
   ω_i = 10000^(-2i/H). The product of a query turned at t and a key turned at s
-  depends on t - s only. The pairs are (x_i, x_{i+H/2}) where the paper has
-  (x_{2i}, x_{2i+1}): the same up to a fixed permutation of features, which the
-  projections before it absorb, and without a strided access.
+  depends on t - s only. The pairs are (x_i, x_{i+H/2}), where the paper has
+  (x_{2i}, x_{2i+1}). This is the same up to a fixed permutation of features,
+  which the projections before it absorb, and it needs no strided access.
 
   Args:
     inputs: queries or keys `[B, T, N, H]`, H even.

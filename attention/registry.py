@@ -1,4 +1,7 @@
-"""The mechanisms by name, for configs."""
+"""The mechanisms by name, for configs, tests and tables.
+
+A new mechanism is one entry here; its record says everything else about it.
+"""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType

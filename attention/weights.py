@@ -16,8 +16,9 @@ def attention_weights(
   """The matrix A with `fn(query, key, value) = A · value` for every value.
 
   Every attention function is linear in `value`, so applying it to the identity
-  returns the matrix: column s of the result is what one unit at key s gives.
-  Rows of a mechanism that normalises sum to 1 (0 where a query sees nothing).
+  returns the matrix: column s of the result is the share of the value of key s.
+  Rows of a mechanism that normalises sum to 1, or to 0 for a query that sees no
+  key.
 
   Args:
     fn: an attention function, `fn(query, key, value, **options)`.
@@ -29,8 +30,8 @@ def attention_weights(
   Returns:
     `[B, N, T, S]` in the dtype of `query`.
 
-  Cost: one call of `fn` with values of width S, so memory at least B·N·T·S
-  whatever `fn` promises; it is for pictures and tests.
+  Cost: one call of `fn` with values of width S, so memory of at least B·N·T·S
+  for every `fn`. It is meant for pictures and tests.
   """
   batch, source_length, num_kv_heads, _ = (query if key is None else key).shape
   identity = jnp.broadcast_to(

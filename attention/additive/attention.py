@@ -1,4 +1,9 @@
-"""Additive attention (Bahdanau et al., 2015)."""
+"""Additive attention (Bahdanau et al., 2015).
+
+Queries and keys are projected here. `score` computes the logits of a tile from
+the projections, `flash.blocks` says which keys a tile sees, and `core.loop`
+runs the tiles.
+"""
 
 import math
 from typing import Any, NamedTuple
@@ -37,15 +42,15 @@ def additive_attention(
     score[t, s] = scale · Σ_a v[a] tanh((W query[t])[a] + (U key[s])[a]) + bias
     out[t] = softmax over the visible s of score[t], times value
 
-  with W = `query_kernel`, U = `key_kernel`, v = `score_kernel`, one of each a
-  query head. Everything but the two projections is float32. A query that sees
-  nothing gets zeros and passes no gradient; what a key holds that no query may
-  see changes nothing.
+  with W = `query_kernel`, U = `key_kernel` and v = `score_kernel`, one of each
+  for every query head. Everything but the two projections is float32. A query
+  that sees no key gets zeros and passes no gradient. The content of a key that
+  no query may see changes nothing.
 
   Args:
     query: `[B, T, N, H]`; the paper's decoder state s_{i-1}.
     key: `[B, S, K, H]`; N is a multiple of K, query head n reads key head
-      n // (N/K), through its own U. The paper's annotations h_j.
+      n // (N/K), through its own U. These are the paper's annotations h_j.
     value: `[B, S, K, V]`.
     query_kernel: W, `[N, H, A]`.
     key_kernel: U, `[N, H, A]`.
@@ -69,12 +74,13 @@ def additive_attention(
     ValueError: arguments do not fit together.
 
   Cost: time T·S·N·(A+V), nearly all of it T·S·N·A hyperbolic tangents, so
-  many times that of dense attention; causal half of it. Memory beside the
-  arrays B·(T+S)·N·A for the projections, forward and backward. Nothing is
-  T×S but a mask or bias that is given so.
+  many times that of dense attention; half of it if causal. Memory in addition
+  to the arrays: B·(T+S)·N·A for the projections, forward and backward, and
+  B·N·C·D·A for a tile of C queries and D keys. Nothing is T×S except a mask or
+  bias that is given in that size.
 
-  Departs from its paper in having heads, masks and a given value beside the
-  key (there, value and key are both h_j).
+  Departs from its paper in having heads, masks, and a value that is separate
+  from the key (in the paper, both are h_j).
 
   Paper: Neural machine translation by jointly learning to align and translate,
   section A.1.2, arXiv:1409.0473.
@@ -96,8 +102,8 @@ def additive_attention(
     scale = arguments.softmax_scale(scale, query.shape[-1])
     score_kernel = score_kernel * scale
   if mask is not None:
-    # A key that nobody sees is zeroed as well, so that not even NaN gets
-    # through.
+    # A key that no query sees is also set to zero, so that a NaN in it does not
+    # get through.
     seen = jnp.any(mask, axis=(1, 2))[:, :, None, None]
     key, value = jnp.where(seen, key, 0), jnp.where(seen, value, 0)
   sees = visibility.of_call(mask, query_segment_ids, key_segment_ids, is_causal)
@@ -126,7 +132,7 @@ def _attend(
   """Additive attention of projected queries and keys, in float32."""
   batch, length, num_heads, width = query.shape
   source_length, kv_heads = arrays.value.shape[1:3]
-  # A pair holds its hidden units, and their gradients in the backward.
+  # For each pair: the hidden units, and in the backward their gradients.
   pair_bytes = 2 * 4 * batch * num_heads * width
   rows, columns = sizes or platform.block(pair_bytes, 16, 64)
   source = Blocks(
@@ -168,7 +174,7 @@ def _check_kernels(
 def _project(
   x: Float[Array, "B S K H"], kernel: Float[Array, "N H A"]
 ) -> Float[Array, "B S N A"]:
-  """Every query head's projection of the head it reads, in float32."""
+  """Projects, for every query head, the key head that it reads; float32."""
   batch, length, num_kv_heads, head_dim = x.shape
   num_heads, _, width = kernel.shape
   grouped = kernel.reshape(num_kv_heads, -1, head_dim, width).astype(x.dtype)
@@ -179,7 +185,7 @@ def _project(
 
 
 class AdditiveCache(NamedTuple):
-  """Projected keys, and values, seen so far.
+  """Projected keys and values of the positions seen so far.
 
   Attributes:
     key: U k, `[B, S, N, A]` float32, S = max_length; rows from `index` on are
@@ -200,7 +206,7 @@ def decode(
   key: Float[Array, "B 1 K H"],
   value: Float[Array, "B 1 K H"],
 ) -> tuple[Float[Array, "B 1 N H"], AdditiveCache]:
-  """One position of the causal call; time S·N·A whatever the position."""
+  """One position of the causal call; time S·N·A at every position."""
   params = variables["params"]
   slots = jnp.arange(cache.key.shape[1])[None, :]
   here = slots == cache.index[:, None]
@@ -220,8 +226,8 @@ def additive(width: int = 64) -> plug.Attention:
   """The plug of `additive_attention`.
 
   Args:
-    width: A, the hidden units of the alignment model (the paper's n', 1000
-      there for one head).
+    width: A, the hidden units of the alignment model, n' in the paper, which
+      has 1000 for one head.
 
   Returns:
     An `Attention` whose kernels are trained: W and U are drawn from N(0, 1/H)
@@ -273,7 +279,7 @@ def additive(width: int = 64) -> plug.Attention:
     apply=apply,
     init_cache=init_cache,
     decode=decode,
-    # All that dense attention does but what depends on distance.
+    # Everything that dense attention supports, except tables by distance.
     supports=dense().supports - {"relative"},
     sizes=plug.Sizes(timed=lambda length: {"width": 16}),
   )

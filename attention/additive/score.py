@@ -1,13 +1,13 @@
 """The scores of `additive_attention`, tile by tile.
 
-With a = W q (one a query) and c = U k (one a key) already projected to A numbers
-a head, and dx the gradient of the scores,
+With a = W q for every query and c = U k for every key, which are already
+projected to A numbers for each head, and dx the gradient of the scores,
 
   z = tanh(a_t + c_s)        x_ts = v · z
   dz = dx · v · (1 − z²)     da_t = Σ_s dz     dc_s = Σ_t dz     dv = Σ_ts dx · z
 
-A tile is the only place where C·D·A numbers exist. Every query head has keys of
-its own, `[B, N, D, A]`, whether or not it shares its values.
+Arrays of C·D·A numbers exist for one tile only. Every query head has its own
+keys `[B, N, D, A]`, also where query heads share their values.
 """
 
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from attention.core.tile import Keys, Pull
 
 
 class Additive(NamedTuple):
-  """The `tile.Score` v·tanh(a + c); its parameter is v, `[N, A]`."""
+  """The `tile.Score` v·tanh(a + c). Its parameters are v `[N, A]`."""
 
   def logits(
     self,
@@ -48,7 +48,7 @@ class Additive(NamedTuple):
       pairs = z.reshape(*z.shape[:2], -1, z.shape[4])
       dscore = jnp.einsum("bnx,bnxa->bna", dx.reshape(pairs.shape[:3]), pairs)
       dz = dx[..., None] * (1.0 - z * z)
-      # Once a row and not once a pair: v leaves the sums over t and s.
+      # v does not depend on t and s, so it multiplies the sums, not every pair.
       factor = parameters[None, :, None]
       dquery = (jnp.sum(dz, 3) * factor).reshape(query.shape)
       dkey = jnp.sum(dz, 2) * factor
@@ -59,15 +59,18 @@ class Additive(NamedTuple):
   def _hidden(
     self, query: Float[Array, "B K Q A"], keys: Keys, rows: int
   ) -> Float[Array, "B N C D A"]:
-    """Z of every pair."""
+    """The hidden units z of every pair."""
     query = query.reshape(query.shape[0], -1, rows, query.shape[3])
     return jnp.tanh(query[:, :, :, None] + keys.key[:, :, None])
 
   def _scores(
     self, z: Float[Array, "B N C D A"], v: Float[Array, "N A"]
   ) -> Float[Array, "B N X"]:
-    """V · z of every pair, X = C·D, as a product: a sum takes twice as long."""
+    """The scores v · z of all X = C·D pairs.
+
+    It is a product because a sum takes twice as long.
+    """
     pairs = z.reshape(*z.shape[:2], -1, z.shape[4])
-    # Repeated for every example, or the product has no batch axis in common.
+    # Repeated for every example, so that the factors share a batch axis.
     v = jnp.broadcast_to(v, (z.shape[0], *v.shape))
     return jnp.einsum("bnxa,bna->bnx", pairs, v)

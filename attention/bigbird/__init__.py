@@ -1,4 +1,8 @@
-"""A window, global blocks and random blocks (BigBird)."""
+"""BigBird: a window, global blocks and random blocks.
+
+`attention` is the public function and draws the random blocks; `blocks` says
+what a tile sees.
+"""
 
 from attention.bigbird.attention import (
   bigbird,

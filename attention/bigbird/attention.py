@@ -1,4 +1,8 @@
-"""BigBird: a window, global blocks and random blocks (Zaheer 2020)."""
+"""BigBird: a window, global blocks and random blocks (Zaheer et al., 2020).
+
+What a block between the first and the last sees is in `blocks`. The queries of
+the first and the last block see all keys, through `flash_attention`.
+"""
 
 from functools import partial
 
@@ -38,20 +42,17 @@ def bigbird_attention(
 ) -> Float[Array, "B T N V"]:
   """Every block of queries attends to near, global and random blocks of keys.
 
-  With positions in blocks of C = `block_size`, b(t) = t // C, the last block
-  L = ceil(T/C) - 1 being as long as is left,
+  Positions are in blocks of C = `block_size`, b(t) = t // C. The last block
+  L = ceil(T/C) - 1 may be shorter.
 
     out[t] = softmax over s in A(t) of (scale · query[t] · key[s]), times value
     A(t) = {s : b(s) ∈ {0, L, b(t)-1, b(t), b(t)+1} ∪ random_blocks[b(t)-1]}
     A(t) = all s                                       where b(t) ∈ {0, L}
 
   for each head. It is one softmax over the union: a block that is listed twice,
-  near or global as well counts once. Every pair is further limited by `mask`
-  and the segments. A query that sees nothing gets zeros and passes no gradient;
-  what a masked key holds changes nothing.
-
-  What a block between the first and the last sees is in `blocks`; the queries of
-  these two see all keys, through `flash_attention`.
+  or is also near or global, counts once. Every pair is further limited by
+  `mask` and the segments. A query that sees no key gets zeros and passes no
+  gradient. The content of a masked key changes nothing.
 
   Args:
     query: `[B, T, N, H]`.
@@ -59,13 +60,13 @@ def bigbird_attention(
       head n // (N/K).
     value: `[B, S, K, V]`.
     block_size: C.
-    random_blocks: `[N, M, R]`, for each query head and each of the
-      M = max(L - 1, 0) blocks between the first and the last, numbers of
-      blocks; one outside [0, L], such as -1, is no block.
+    random_blocks: `[N, M, R]`, the numbers of R blocks for each query head and
+      each of the M = max(L - 1, 0) blocks between the first and the last. A
+      number outside [0, L], such as -1, names no block.
       `bigbird_random_blocks` draws them.
     mask: key mask, broadcastable to `[B, 1, 1, S]`, True = attend.
-    is_causal: must be False. The last block is global, and random blocks lie
-      ahead.
+    is_causal: must be False, because the last block is global, and random
+      blocks may be later than the query.
     scale: factor of the logits; None is 1/√H.
     query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
     key_segment_ids: `[B, S]`.
@@ -79,13 +80,14 @@ def bigbird_attention(
   Raises:
     ValueError: arguments do not fit together, or `is_causal`.
 
-  Cost: time T·(5+R)·C·N·(H+V), and 2C·T·N·(H+V) for the global queries; memory
-  beside the arrays one copy of key and value and B·N·(5+R)·C·(C+H+V) for a
-  block, with gradients one more float32 array each. Nothing is T×S.
+  Cost: time T·(5+R)·C·N·(H+V), and 2C·T·N·(H+V) for the global queries. Memory
+  in addition to the arrays: a copy of key and value, and B·N·(5+R)·C·(C+H+V)
+  for each block that is computed at the same time; with gradients a float32
+  array more for key and for value. Nothing is T×S.
 
-  Departs from the paper in that any length goes, down to one partial block, in
-  that the union is exact whatever the random blocks are, and in that each head
-  has random blocks of its own (as in the paper's code).
+  Departs from its paper in that every length is allowed, down to one partial
+  block, in that the union is exact for any random blocks, and in that each head
+  has its own random blocks (as in the paper's code).
 
   Paper: Big Bird: transformers for longer sequences, section 2 and appendix D
   (internal transformer construction, ITC), arXiv:2007.14062.
@@ -164,13 +166,13 @@ def _between(
   dropout_rate: float,
   dropout_rng: Array | None,
 ) -> Float[Array, "B Q N V"]:
-  """The queries between the global blocks, Q = M·C of them."""
+  """The results of the Q = M·C queries between the global blocks."""
   batch, _, num_heads, head_dim = query.shape
   middle, num_random = random_blocks.shape[1:]
   near = slice(block_size, (middle + 1) * block_size)
 
   def known(x):
-    """What is known by position, as `Blocks` reads it."""
+    """Arrays by position in the form that `Blocks` reads."""
     if x is None:
       return None
     x = x[:, None, :, None]
@@ -178,7 +180,7 @@ def _between(
 
   def by_head(x):
     if key_mask is not None:
-      # Zeroed as well, so that not even a NaN gets through.
+      # Also set to zero, so that a NaN in a masked key does not get through.
       x = jnp.where(key_mask[:, :, None, None], x, 0)
     x = jnp.swapaxes(x, 1, 2)
     return x, ends(x, block_size, axis=2)
@@ -215,12 +217,12 @@ def bigbird_random_blocks(
 ) -> Int[Array, "N M R"]:
   """Draws the random blocks of every head and query block.
 
-  For each of the M = max(blocks - 2, 0) query blocks i between the first and
-  the last, R blocks uniformly without replacement from those that i does not
-  attend to anyhow: not the first, the last, i-1, i or i+1.
+  Each of the M = max(blocks - 2, 0) query blocks i between the first and the
+  last gets R blocks, drawn uniformly and without replacement from all blocks
+  except the first, the last, i-1, i and i+1, which i attends to in any case.
 
   Floyd's algorithm: with m candidates, for j = m-R … m-1 draw u from 0 … j and
-  take u, or j where u was taken before. It never holds the candidates.
+  take u, or j where u was taken before. No list of candidates is made.
 
   Args:
     key: a JAX random key.
@@ -229,8 +231,7 @@ def bigbird_random_blocks(
     num_random: R ≥ 0.
 
   Returns:
-    `[N, M, R]` int32; -1 in some places where there are fewer candidates than
-    R.
+    `[N, M, R]` int32. Where there are fewer than R candidates, the rest is -1.
 
   Raises:
     ValueError: a size is out of range.
@@ -244,14 +245,14 @@ def bigbird_random_blocks(
   shape = (num_random, num_heads, middle)
   if not (num_random and middle):
     return jnp.zeros((num_heads, middle, num_random), jnp.int32)
-  # Counted from the first block between the globals, what is excluded is one
-  # run of neighbours, cut off at both ends.
+  # Counted from the first block between the globals, the excluded blocks are a
+  # run of neighbours, which is shorter at both ends.
   i = jnp.arange(middle)
   run_start = jnp.maximum(i - 1, 0)
   run_length = jnp.minimum(i + 1, middle - 1) - run_start + 1
   candidates = jnp.broadcast_to(middle - run_length, shape)
   highest = candidates - num_random + jnp.arange(num_random)[:, None, None]
-  # A remainder of 32 bits is off the uniform by less than num_blocks / 2³².
+  # The remainder of 32 bits is uniform up to num_blocks / 2³².
   choices = jnp.maximum(highest + 1, 1).astype(jnp.uint32)
   draws = (jax.random.bits(key, shape) % choices).astype(jnp.int32)
 
@@ -283,13 +284,13 @@ def _check_random_blocks(
 def bigbird(block_size: int = 64, num_random: int = 3) -> plug.Attention:
   """The plug of `bigbird_attention`.
 
-  How many blocks there are depends on the length of a call, so `init` keeps
-  random bits in `constants` and each call draws its blocks from them: the same
-  ones for the same length. A call may bring `random_blocks` of its own.
+  The number of blocks depends on the length of a call. So `init` keeps random
+  bits in `constants`, from which each call draws its blocks, always the same
+  ones for the same length. A call may pass its own `random_blocks`.
 
   Args:
     block_size: C.
-    num_random: R, random blocks of each head and query block.
+    num_random: R, the random blocks of each head and query block.
 
   Returns:
     An `Attention` with `key`, the raw data of a random key, in `constants`.
@@ -303,7 +304,7 @@ def bigbird(block_size: int = 64, num_random: int = 3) -> plug.Attention:
 
   def init(key, dims):
     del dims
-    # Raw bits, as a checkpoint can hold them.
+    # Raw bits, because a checkpoint can hold them.
     return {"constants": {"key": jax.random.key_data(key)}}
 
   def apply(variables, query, key, value, **call):

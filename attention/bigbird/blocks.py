@@ -1,16 +1,16 @@
 """What a tile of `bigbird_attention` sees: global, near and random blocks.
 
-C positions make a block. Of the ceil(T/C) blocks the first and the last, which
-alone may be partial, are global, and the M between are not; a tile is one of
-these M. Block i, counted from the first of them, sees X keys in three groups:
+C positions make a block. Of the ceil(T/C) blocks, the first and the last are
+global, and only the last may be partial. A tile is one of the M blocks between
+them. Block i, counted from the first of these M, sees X keys in three groups:
 
   global   the G ≤ 2C positions of the first and the last block,
-  near     i−1, i, i+1 as far as they lie between, out of min(3, M) blocks,
+  near     those of i−1, i, i+1 that are among the M, in min(3, M) blocks,
   random   R blocks for each query head, gathered.
 
-The groups share no key: the near blocks leave the global ones out, and a random
+The groups share no key: the near blocks leave out the global ones, and a random
 block that is global, near or listed before is hidden. So one softmax over all
-three is one over their union.
+three is a softmax over their union.
 
 Keys are `[B, K, T, H]` here, which makes every block contiguous.
 """
@@ -27,7 +27,7 @@ from attention.core.tile import Keys, Product
 
 
 class Arrays(NamedTuple):
-  """What has a derivative beside the queries; hidden keys are zero."""
+  """The arrays with a derivative, except the queries; hidden keys are zero."""
 
   key: Float[Array, "B K T H"]
   value: Float[Array, "B K T V"]
@@ -36,9 +36,10 @@ class Arrays(NamedTuple):
 
 
 class Known(NamedTuple):
-  """What is known of every key: whether it counts, and its segment.
+  """One number for every key: whether it counts, or its segment.
 
-  As `Arrays` with one head and one feature, so that it is read alike.
+  It has the form of `Arrays` with one head and one feature, so that the same
+  code reads both.
   """
 
   everywhere: Shaped[Array, "B 1 T 1"]
@@ -46,7 +47,7 @@ class Known(NamedTuple):
 
 
 class Limits(NamedTuple):
-  """Which blocks a tile sees, who sees whom in them, and what draws dropout.
+  """Which blocks a tile sees, which pairs count, and the key of dropout.
 
   Attributes:
     random: block numbers, as `distinct_blocks` returns them.
@@ -68,11 +69,11 @@ class Limits(NamedTuple):
 def distinct_blocks(
   random_blocks: Int[Array, "N M R"],
 ) -> tuple[Int[Array, "N M R"], Bool[Array, "N M R"]]:
-  """Numbers from the first block between the globals, and which are to be seen.
+  """Block numbers, and which of them are seen.
 
-  A number that names no block, or a block that is global, near or listed before
-  is not seen; the query's own block takes its place, so that nothing foreign is
-  read.
+  Numbers are counted from the first block between the globals. A number is not
+  seen where it names no block, or a block that is global, near or listed
+  before. The query's own block takes its place, so that no other block is read.
   """
   _, middle, slots = random_blocks.shape
   block = random_blocks - 1
@@ -114,11 +115,11 @@ class Blocks:
   dropout_rate: float
 
   def visits(self, start: Array | int) -> None:
-    """One."""
+    """One visit."""
     del start
 
   def _near(self, place: loop.Place) -> tuple[Array | int, Array]:
-    """The tile's own number, and that of the first of the near blocks."""
+    """The number of the tile itself, and that of the first near block."""
     own = place.start // self.rows
     return own, jnp.clip(own - 1, 0, self.middle - min(3, self.middle))
 
@@ -129,7 +130,7 @@ class Blocks:
     fixed: Limits,
     place: loop.Place,
   ) -> Shaped[Array, "B N X F"]:
-    """What a tile sees of `x`, by query head."""
+    """The part of `x` that a tile sees, for every query head."""
     own, first = self._near(place)
     width = min(3, self.middle) * self.rows
     near = layout.cut(x, (first + 1) * self.rows, width, axis=2)
@@ -175,7 +176,7 @@ class Blocks:
   def add(
     self, totals: Arrays, gradient: Keys, fixed: Limits, place: loop.Place
   ) -> Arrays:
-    """Adds the gradients of one tile where its keys came from."""
+    """Adds the gradients of one tile at the places of its keys."""
     own, first = self._near(place)
     index = _of_tile(fixed.random, own)
     near = min(3, self.middle) * self.rows
@@ -217,8 +218,8 @@ def _gather(
 ) -> Shaped[Array, "B N Y F"]:
   """The random blocks of every query head, Y = R·C.
 
-  Heads are a batch axis of the gather: as one of its indices, arrays that are
-  sharded by head would be gathered whole first.
+  Heads are a batch axis of the gather. If they were one of its indices, arrays
+  that are sharded by head would first be gathered whole.
   """
   batch, kv_heads, _, features = x.shape
 
@@ -247,7 +248,7 @@ def _scatter_add(
 ) -> Float[Array, "B K T F"]:
   """Adds to the random blocks of every query head: the transpose of `_gather`.
 
-  Written out because the derived transpose makes an array like `x` first.
+  It is written out because the derived transpose first makes an array like `x`.
   """
   batch, kv_heads, _, features = x.shape
 

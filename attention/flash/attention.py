@@ -1,4 +1,9 @@
-"""Exact attention in blocks, linear in memory (FlashAttention, Dao 2022)."""
+"""Exact attention in blocks, linear in memory (Dao et al., 2022).
+
+`blocks` says what a tile sees, `core.tile` is the softmax with its backward,
+`core.loop` runs the tiles, and `core.implementations` says when a kernel of
+cuDNN or tokamax takes a call.
+"""
 
 from functools import partial
 
@@ -32,10 +37,11 @@ def flash_attention(
 ) -> Float[Array, "B T N V"]:
   """`dense_attention` without its T×S matrix: softmax(scale · Q Kᵀ + bias) V.
 
-  Tiles of queries walk over blocks of keys with an online softmax, and the
-  backward recomputes each block from the log-sum-exp of its rows (`core.tile`,
-  `core.loop`). Masks, biases and segments are read block by block along the axes
-  that they have. Causal blocks above the diagonal are not visited.
+  Each tile of queries takes the blocks of keys one after another, with an
+  online softmax. The backward computes each block again from the log-sum-exp of
+  its rows (`core.tile`, `core.loop`). Masks, biases and segments are read block
+  by block along the axes that they have. In a causal call, blocks above the
+  diagonal are not visited.
 
   Args:
     query: `[B, T, N, H]`.
@@ -48,13 +54,13 @@ def flash_attention(
     query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
     key_segment_ids: `[B, S]`.
     bias: added to the scaled logits, broadcastable to `[B, N, T, S]`.
-    relative_bias: `[N, 2L+1]`, added by clipped distance, see `relative`.
+    relative_bias: `[N, 2L+1]`, added by clipped distance, see `core.relative`.
     relative_keys: `[2L+1, H]`, Shaw's keys by clipped distance.
     dropout_rate: share of attention weights set to zero; the others are
-      divided by 1 - rate. Which ones depends on `block_size`.
+      divided by 1 - rate. Which weights are dropped depends on `block_size`.
     dropout_rng: key of the dropout, needed where `dropout_rate` > 0.
-    block_size: queries and keys in a block; one int for both. Only 'xla' takes
-      it. None is the choice of `core.platform`.
+    block_size: (C, D), the queries and keys of a block, or one int for both.
+      Only 'xla' takes it. None is the choice of `core.platform.block`.
     implementation: 'xla' is the block loop here and works everywhere. 'cudnn'
       is the kernel of NVIDIA's GPUs, by `jax.nn`; 'tokamax' is a kernel for a
       GPU or a TPU, by the optional package of that name. None takes cuDNN on a
@@ -67,16 +73,17 @@ def flash_attention(
     ValueError: arguments do not fit together, or `implementation` cannot serve
       them.
 
-  Cost, C × D a block: time T·S·N·(H+V), half of it if causal; forward twice as
-  much for C queries of which one has a logit above 40 or so, or none above -40.
-  Memory beside the arrays B·N·C·D float32. Nothing is T×S, forward or backward,
-  but a bias of that size and its gradient. cuDNN turns any mask into a bias,
-  which is T×S for each example that has a mask of its own.
+  Cost, for blocks of C queries and D keys: time T·S·N·(H+V), half of it if
+  causal. The forward takes twice as long for C queries of which one has a logit
+  above about 40, or no logit above about -40. Memory in addition to the arrays
+  B·N·C·D float32. Nothing is T×S, forward or backward, except a bias of that
+  size and its gradient. cuDNN turns any mask into a bias, which is T×S for each
+  example that has its own mask.
 
-  Departs from its paper in that blocks are sized for a CPU's cache, not for a
-  GPU's on-chip memory, the running maximum is taken only where sums would leave
-  the range without, and dropout draws a key per block instead of keeping
-  generator states.
+  Departs from its paper in three points. The size of a block follows from
+  `core.platform` and not from a GPU's on-chip memory. The running maximum is
+  computed only where sums would leave the range of float32 without it. Dropout
+  draws from one key per block instead of keeping the state of a generator.
 
   Paper: FlashAttention, arXiv:2205.14135.
   """
@@ -151,12 +158,15 @@ def flash(
 ) -> plug.Attention:
   """The plug of `flash_attention`.
 
-  Decoding is that of dense attention: one query has no blocks.
+  It decodes as dense attention does, because one query has no blocks.
 
   Args:
     block_size: queries and keys in a block; None is the function's choice.
-    implementation: 'xla', 'cudnn', 'tokamax', or None to choose; on a GPU the
-      last two take float16 and bfloat16 only, and no `block_size`.
+    implementation: 'xla', 'cudnn', 'tokamax', or None to choose. On a GPU,
+      'cudnn' and 'tokamax' take float16 and bfloat16 only, and no `block_size`.
+
+  Returns:
+    An `Attention` that decodes with the cache of dense attention.
 
   Raises:
     ValueError: an argument is out of range.

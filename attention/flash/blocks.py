@@ -1,9 +1,10 @@
 """What a tile of `flash_attention` sees: all keys, one block after another.
 
-The last block of keys moves back to end at S, so that no array is padded; a key
-that two blocks share counts in the first only. Causal blocks above the diagonal
-are not visited, blocks below it need no mask. Masks and biases are read block by
-block along the axes that they have, so one of `[B, 1, 1, S]` never grows.
+The last block of keys moves back to end at S, so that no array is padded. A key
+that two blocks share counts in the first only. In a causal call, blocks above
+the diagonal are not visited, and blocks below it need no mask. Masks and biases
+are read block by block along the axes that they have, so one of `[B, 1, 1, S]`
+never grows.
 """
 
 import dataclasses
@@ -19,7 +20,7 @@ from attention.core.visibility import Visibility
 
 
 class Arrays(NamedTuple):
-  """What has a derivative beside the queries and the score's parameters."""
+  """Arrays with a derivative, except queries and parameters of the score."""
 
   key: Float[Array, "..."]
   value: Float[Array, "B S K V"]
@@ -27,7 +28,7 @@ class Arrays(NamedTuple):
 
 
 class Limits(NamedTuple):
-  """Who may see whom, and what draws the dropout."""
+  """Which pairs count, and the key of the dropout."""
 
   sees: Visibility
   rng: Array | None = None
@@ -58,7 +59,7 @@ class Blocks:
   def visits(
     self, start: Array | int
   ) -> tuple[int | Array, int | Array] | None:
-    """Blocks in which every pair counts, and all blocks."""
+    """The number of blocks in which every pair counts, and of all blocks."""
     length, width = self.source_length, self.width
     if length == width:
       return None
@@ -113,7 +114,7 @@ class Blocks:
   def add(
     self, totals: Arrays, gradient: Keys, fixed: Limits, place: loop.Place
   ) -> Arrays:
-    """Adds the gradients of one block where it came from."""
+    """Adds the gradients of one block at the places of its keys."""
     del fixed
     first, bias = self._first(place), totals.bias
     key, value = (

@@ -1,9 +1,10 @@
-"""Linear attention: `attention` is what callers see, the rest what it runs.
+"""Linear attention: a product of features instead of an exponential.
 
-`features` says what a feature map is, `kernel` attends through one, `state` says
-how keys are summed and read, `bidirectional` and `causal` are the loops over
-`blocks` of a sequence, `chunk` is the part of the causal form within a chunk, and
-`cache` decodes. Performer is the same with features of its own.
+`attention` is the public function. `features` says what a feature map is,
+`kernel` chooses the loop, `state` says how keys are summed and read,
+`bidirectional` and `causal` are the loops over `blocks` of a sequence, `chunk`
+is the part of the causal form within a chunk, and `cache` decodes. Performer is
+the same with other features.
 """
 
 from attention.linear.attention import (

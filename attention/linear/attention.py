@@ -1,4 +1,8 @@
-"""Linear attention with any feature map (Katharopoulos et al., 2020)."""
+"""Linear attention with any feature map (Katharopoulos et al., 2020).
+
+This module checks arguments and makes the feature map. `kernel.attend` chooses
+the loop: `bidirectional` over all keys, or `causal`.
+"""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -13,20 +17,20 @@ from attention.linear import cache, kernel
 from attention.linear.features import FeatureMap, Operands
 
 Function = Callable[[Array], Array]
-"""Takes `[..., H]` to `[..., M]`, row by row, nothing below 0."""
+"""Maps `[..., H]` to `[..., M]`, row by row, with no number below 0."""
 
 
 def elu_plus_one(x: Float[Array, "*A"]) -> Float[Array, "*A"]:
   """elu(x) + 1: x + 1 above 0, e^x below; the paper's feature map.
 
-  Not `jax.nn.elu(x) + 1`, which has lost half its digits at x = −8.
+  It is not `jax.nn.elu(x) + 1`, which has lost half its digits at x = −8.
   """
   return jnp.where(x > 0.0, x + 1.0, jnp.exp(jnp.where(x > 0.0, 0.0, x)))
 
 
 def relu(x: Float[Array, "*A"]) -> Float[Array, "*A"]:
   """max(x, 0); a query whose features are all 0 sees nothing."""
-  # Not `jax.nn.relu`: XLA's maximum may turn nan into 0 and so hide it.
+  # Not `jax.nn.relu`, because XLA's maximum may turn nan into 0 and hide it.
   return jnp.where(x < 0.0, 0.0, x)
 
 
@@ -52,19 +56,21 @@ def linear_attention(
     out_t = φ(q_t)ᵀ Σ_s φ(k_s) v_sᵀ / φ(q_t)ᵀ Σ_s φ(k_s)
 
   over all keys, or those s ≤ t. The sums are one M×V matrix and one vector at
-  any length; the mathematics are in `state`, and in `chunk` for the causal form.
+  any length. The mathematics are in `state`, and for the causal form also in
+  `chunk`.
 
   Args:
     query: `[B, T, N, H]`.
     key: `[B, S, K, H]`, N a multiple of K.
     value: `[B, S, K, V]`.
-    feature_map: φ, from `[..., H]` to `[..., M]` in float32, row by row and
-      nothing below 0. Gradients flow to arrays that it closes over.
+    feature_map: φ, from `[..., H]` to `[..., M]` in float32, row by row, with
+      no number below 0. Gradients flow to arrays that it closes over.
     mask: key mask `[B, 1, 1, S]`, True = attend.
     is_causal: query t sees keys s ≤ t.
-    scale: None is φ(x), as in the paper; else φ(√scale · x), scale > 0.
-    block_size: R, the positions of a step, or C, those of a chunk of the causal
-      form. None is the platform's choice; it changes the rounding alone.
+    scale: None is φ(x), as in the paper; otherwise φ(√scale · x), scale > 0.
+    block_size: R, the positions of a step, or, in the causal form, C, the
+      positions of a chunk. It changes only the rounding of the result. None is
+      the platform's choice.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`; features and sums are float32. A
@@ -73,15 +79,15 @@ def linear_attention(
   Raises:
     ValueError: arguments do not fit, or the mask varies along queries.
 
-  Cost: time (T·N + S·K)·M·(H+V), causal T·N·(M·(H+V) + C·(M+V)); memory
-  without arguments and results M·(R+V) per head forward, as much with
-  gradients, causal T/R·M·V per head with gradients, and a copy of keys and
-  values where S ≠ T. C is `causal.CHUNK`. R is `blocks.BLOCK`, causal
-  `causal.GROUP` chunks; on a GPU or TPU as much more as fits the budget of
-  bytes of `core.platform`.
+  Cost: time (T·N + S·K)·M·(H+V), causal T·N·(M·(H+V) + C·(M+V)). Memory in
+  addition to the arguments and the result: M·(R+V) per head, with or without
+  gradients. A causal call also takes T/R·M·V per head with gradients, and a copy
+  of keys and values where S ≠ T. C is `causal.CHUNK`. R is `blocks.BLOCK`, in the
+  causal form `causal.GROUP` chunks, and on a GPU or TPU as many times more as
+  the budget of bytes of `core.platform` allows.
 
-  Departs from its paper in that no epsilon is added to the normaliser, and in
-  the masks and grouped heads, of which the paper does not speak.
+  Departs from its paper in adding no epsilon to the normaliser, and in masks
+  and grouped heads, which the paper does not discuss.
 
   Paper: Transformers are RNNs, arXiv:2006.16236, equations 5 and 9.
   """
@@ -112,7 +118,7 @@ def linear_attention(
 
 
 class _Scaled(NamedTuple):
-  """A feature map of root · x."""
+  """A feature map that is applied to root · x."""
 
   function: Callable[..., Array]
 
@@ -123,13 +129,13 @@ class _Scaled(NamedTuple):
 def _feature_map(
   function: Function, head_dim: int
 ) -> tuple[FeatureMap, tuple[Array, ...]]:
-  """A feature map as the loops take it, and the arrays that it needs.
+  """The feature map in the form that the loops take, and its arrays.
 
-  A function of the caller's may close over arrays. They become arguments here,
-  so that gradients reach them.
+  The caller's function may close over arrays. They become arguments here, so
+  that gradients reach them.
 
   Raises:
-    ValueError: it does not take [..., H] to [..., M].
+    ValueError: the function does not map [..., H] to [..., M].
   """
   if any(function is named for named in FEATURE_MAPS.values()):
     return FeatureMap(function, False, head_dim), ()
@@ -160,8 +166,12 @@ def linear(feature_map: str | Function = "elu") -> plug.Attention:
     feature_map: a name in `FEATURE_MAPS`, or a function as `linear_attention`
       takes it.
 
+  Returns:
+    An `Attention` without variables that decodes with one state of K·M·(H+1)
+    numbers for each example.
+
   Raises:
-    ValueError: an unknown name.
+    ValueError: `feature_map` is an unknown name.
   """
   if isinstance(feature_map, str):
     if feature_map not in FEATURE_MAPS:

@@ -1,11 +1,11 @@
 """Linear attention of every query to every key, with its own backward.
 
-The mathematics are in `state`, the causal form in `causal`. One pass over
-blocks of keys makes the state and one over blocks of queries reads it; backward
-there is one over queries and one over keys. Kept for the backward are the
-arguments, the result, the state and one normaliser a query. Features are made
-anew in every block, forward and backward, and never exist for the whole
-sequence.
+The mathematics are in `state`, and the causal form is in `causal`. One loop
+over blocks of keys makes the state, and one over blocks of queries reads it.
+The backward has a loop over queries and then one over keys. It reads the
+arguments, the result, the state, and one normaliser for each query. Features
+are computed again in every block, forward and backward, and never exist for the
+whole sequence.
 """
 
 from functools import partial
@@ -32,7 +32,7 @@ def attend(
   Args:
     features: the feature map.
     operands: the arrays.
-    keep: which keys count; None: all.
+    keep: which keys count; None is all.
     block_size: positions of a step; None is the platform's choice.
   """
   query_steps, key_steps = (
@@ -65,7 +65,7 @@ def _attend(
 
 
 def _forward(features, query_steps, key_steps, operands, keep):
-  """The result, and what the backward wants."""
+  """The result, and what the backward reads."""
   query, key, value, parameters = operands
   kv_heads = key.shape[2]
 

@@ -1,9 +1,9 @@
 """Blocks of positions for linear attention: their size, keys and cotangents.
 
-Block i holds the positions [a, a+R), a = min(i·R, L−R): the last block moves
-back to end at L, so that no array is padded. Keys which it shares with the
+Block i holds the positions [a, a+R) with a = min(i·R, L−R). The last block
+moves back to end at L, so that no array is padded. Keys that it shares with the
 block before do not count again, and the gradient of such queries is 0 because
-their n is ∞.
+their n is set to ∞.
 """
 
 from typing import NamedTuple
@@ -22,8 +22,8 @@ from attention.core.layout import (
 from attention.linear.features import Operands
 
 BLOCK = 256
-"""Positions of a block. A step of the loops is one block on a CPU, elsewhere as
-many as fit the platform's budget of bytes."""
+"""Positions of a block. A step of the loops is one block on a CPU, and
+elsewhere as many as the platform's budget of bytes allows."""
 
 
 class Steps(NamedTuple):
@@ -49,12 +49,12 @@ class Steps(NamedTuple):
     return jnp.minimum(i * self.size, self.length - self.size)
 
   def is_new(self, i: Int[Array, ""]) -> Bool[Array, "R"]:
-    """Which positions of block i no block before it has."""
+    """Which positions of block i are in no earlier block."""
     return self.start(i) + jnp.arange(self.size) >= i * self.size
 
 
 class KeyBlock(NamedTuple):
-  """One block of keys as the products want it; `keep` None: all count."""
+  """One block of keys in the form that products take; `keep` None is all."""
 
   start: Int[Array, ""]
   key: Float[Array, "B K C H"]
@@ -84,7 +84,7 @@ def cut_keys(
   i: Int[Array, ""],
   steps: Steps,
 ) -> KeyBlock:
-  """Block i of the keys; those that the block before has do not count."""
+  """Block i of the keys; those of the block before do not count."""
   kv_heads = operands.key.shape[2]
   key, value = (
     rows_of(x, i, steps, kv_heads) for x in (operands.key, operands.value)
@@ -95,7 +95,7 @@ def cut_keys(
     kept = masked if kept is None else masked & kept
   if kept is not None:
     kept = kept[:, None, :, None]
-    # Zeroed as well, so that not even nan gets through a product.
+    # Also set to zero, so that a nan in them does not get through a product.
     key, value = (jnp.where(kept, x, 0.0) for x in (key, value))
   return KeyBlock(steps.start(i), key, value, kept)
 
@@ -108,7 +108,7 @@ def cut_cotangent(
   steps: Steps,
   kv_heads: int,
 ) -> tuple[Float[Array, "B K Q X"], Float[Array, "B K Q 1"]]:
-  """(g, δ) of block i of the queries and their n, ∞ where they are not new."""
+  """(g, δ) of block i of the queries, and their n; ∞ for those not new."""
   g, rows = (rows_of(x, i, steps, kv_heads) for x in (cotangent, out))
   n = cut(norm, steps.start(i), steps.size)
   if not steps.is_whole:
@@ -123,7 +123,7 @@ def put_query_rows(
   i: Int[Array, ""],
   steps: Steps,
 ) -> Float[Array, "B T N H"]:
-  """The gradient of the queries with that of block i."""
+  """`d_query` with the gradient of block i put in."""
   place = put if steps.is_whole else add
   return place(d_query, heads_last(rows, steps.size), steps.start(i))
 
@@ -133,10 +133,10 @@ def put_key_rows(
   rows: Float[Array, "B K C D"],
   block: KeyBlock,
 ) -> Float[Array, "B S K D"]:
-  """The gradient of keys or values with that of a block.
+  """`d_key`, of keys or values, with the gradient of a block put in.
 
-  Keys that do not count get nothing: neither nan, nor what the block before
-  has put there.
+  Keys that do not count get 0, so that no nan reaches them, and keys that the
+  block before shares are not changed.
   """
   size = rows.shape[2]
   if block.keep is None:

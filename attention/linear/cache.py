@@ -1,4 +1,4 @@
-"""The decode cache of linear attention: one state, of one size at any length."""
+"""The decode cache of linear attention: one state of constant size."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -13,10 +13,11 @@ from attention.linear.state import LinearState
 def init_cache(
   batch: int, dims: plug.Dims, num_features: int, is_log: bool
 ) -> LinearState:
-  """A state that has seen nothing.
+  """The state before the first key.
 
-  Its sums are float32 for activations of any dtype, since they are over a whole
-  sequence. It has B·K·M·(V+1) numbers with V = H, and B·K·M more for logarithms.
+  Its sums are float32 for activations of any dtype, because they run over a
+  whole sequence. It has B·K·M·(V+1) numbers with V = H, and B·K·M more for
+  features that are logarithms.
   """
   return state.empty(
     batch, dims.num_kv_heads, num_features, dims.head_dim, is_log
@@ -31,7 +32,7 @@ def decode(
   key: Float[Array, "B 1 K H"],
   value: Float[Array, "B 1 K V"],
 ) -> tuple[Float[Array, "B 1 N V"], LinearState]:
-  """One position more: M·(H+V) operations a head at any position."""
+  """One position of the causal call; time N·M·(H+V) at every position."""
   query_rows, key_rows, value_rows = (
     heads_first(x, key.shape[2]).astype(jnp.float32)
     for x in (query, key, value)

@@ -1,22 +1,24 @@
 """Linear attention of query t to the keys s ≤ t, with its own backward.
 
 The sequence is cut into chunks of C positions. Keys of earlier chunks are read
-from the state (`state`); inside a chunk, where s ≤ t, the weights are the
+from the state (`state`). Inside a chunk, where s ≤ t, the weights are the
 scores themselves (`chunk`). Nothing at t reads a key after t.
 
-A step of the loop takes G chunks at once: their products are batched, and only
+A step of the loop takes G chunks at once. Their products are batched, and only
 the states before them depend on one another, which `state.update_by_chunk`
-solves. On a CPU G is 1; elsewhere it is as many as fit the platform's budget of
-bytes, and the loop is short.
+solves. On a CPU, G is 1. Elsewhere it is as many chunks as the platform's
+budget of bytes allows, so that the loop is short.
 
 The backward takes the steps in reverse. The forward keeps the state before each
-group of P steps, T/(P·G·C)·(V+1)·M numbers with P·G at least `GROUP`, and the
-backward makes the states in between again: to keep them all would take more
-than query, key and value together. With P_ts = A_ts / n_t and (g, δ) as in `state`, log A_ts gets
-P_ts (g_t·v_s + δ_t), and log φ_m(q_t) both r_tm (U_m·g_t + Z_m δ_t) and its
-share of the chunk, Σ_s P_ts (g_t·v_s + δ_t) φ_m(q_t) φ_m(k_s) / A_ts.
+group of P steps, and the backward computes the states in between again, because
+all of them together would be larger than query, key and value. At most one
+state of (V+1)·M numbers is kept for every `GROUP` chunks.
 
-Second derivatives are taken forward over reverse (`jax.hessian`); a gradient of
+With W_ts = A_ts / n_t, and (g, δ) as in `state`, the gradient of log A_ts is
+W_ts (g_t·v_s + δ_t). That of log φ_m(q_t) is r_tm (U_m·g_t + Z_m δ_t) plus its
+share of the chunk, Σ_s W_ts (g_t·v_s + δ_t) φ_m(q_t) φ_m(k_s) / A_ts.
+
+Second derivatives are taken forward over reverse (`jax.hessian`). A gradient of
 a gradient would have to reverse loops whose length is not known.
 """
 
@@ -34,10 +36,10 @@ from attention.linear.blocks import KeyBlock, Steps
 from attention.linear.features import FeatureMap, Operands
 
 CHUNK = 64
-"""C: a smaller block than that of the other form, since scores are C×C."""
+"""C. It is smaller than `blocks.BLOCK` because scores are C×C."""
 
 GROUP = 4
-"""The fewest chunks for which one state is kept."""
+"""The chunks for which one state is kept; those of a step if they are more."""
 
 
 class Plan(NamedTuple):
@@ -62,8 +64,8 @@ class Chunks(NamedTuple):
     keys: the keys of the same positions, not cut into chunks.
     key: `[B, K, G, C, H]`.
     value: `[B, K, G, C, V]`.
-    keep: which keys count; None: all.
-    seen: s ≤ t within a chunk, and s counts.
+    keep: which keys count; None is all.
+    seen: whether s ≤ t within a chunk, and s counts.
   """
 
   query: Float[Array, "B K G Q H"]
@@ -82,14 +84,14 @@ def attend(
 ) -> Float[Array, "B T N V"]:
   """Linear attention to keys that count and are not later than the query.
 
-  Keys after the last query are left out, and where there are fewer keys than
-  queries, those that lack are filled up and do not count: chunks of queries
-  and of keys are then the same positions.
+  Keys after the last query are left out. Where there are fewer keys than
+  queries, keys that do not count are added, so that chunks of queries and of
+  keys are the same positions.
 
   Args:
     features: the feature map.
     operands: the arrays.
-    keep: which keys count; None: all.
+    keep: which keys count; None is all.
     chunk_size: C; None is `CHUNK`.
   """
   query, key, value, parameters = operands
@@ -108,7 +110,7 @@ def attend(
 def _plan(
   query: Float[Array, "B T N H"], num_features: int, chunk_size: int | None
 ) -> Plan:
-  """Even shares: C is at most what was asked for."""
+  """Cuts the sequence into equal parts; C is at most `chunk_size`."""
   length = query.shape[1]
   size = min(chunk_size or CHUNK, length)
   tile = blocks.block_bytes(query, size, num_features)
@@ -138,7 +140,7 @@ def _fit(x, length):
 def _to_chunks(
   x: Shaped[Array, "#B #K Y D"], plan: Plan
 ) -> Shaped[Array, "#B #K G Q D"]:
-  """Rows of J heads one after another, as rows of chunks."""
+  """Rows of J heads, one head after another, as rows of chunks."""
   size = plan.steps.size // plan.chunks
   x = x.reshape(*x.shape[:2], -1, plan.chunks, size, x.shape[-1])
   x = jnp.swapaxes(x, 2, 3)
@@ -156,7 +158,7 @@ def _from_chunks(
 
 
 def _cut_chunks(operands, keep, plan, i):
-  """The chunks of step i; positions of earlier steps are queries only."""
+  """The chunks of step i; keys of earlier steps do not count again."""
   steps, kv_heads = plan.steps, operands.key.shape[2]
   keys = blocks.cut_keys(operands, keep, i, steps)
   rows = blocks.rows_of(operands.query, i, steps, kv_heads)
@@ -183,7 +185,7 @@ def _attend(
 
 
 def _forward(features, plan, operands, keep, save):
-  """The result, n `[B, T, N, 1]` and, to `save`, the state before each group."""
+  """The result, n `[B, T, N, 1]`, and the state before each group if `save`."""
   query, key, value, parameters = operands
   steps = plan.steps
 
@@ -203,7 +205,7 @@ def _forward(features, plan, operands, keep, save):
     )
     rows = [heads_last(_from_chunks(x, plan), steps.size) for x in rows]
     if not steps.is_whole:
-      # Rows of the step before are there already; the state is past them.
+      # Rows of the step before are written already; the state is past them.
       new = steps.is_new(i)[None, :, None, None]
       rows = [
         jnp.where(new, x, cut(whole, steps.start(i), steps.size))

@@ -1,33 +1,35 @@
-"""Attention within the chunks of causal linear attention, both ways.
+"""Attention within the chunks of causal linear attention, with its backward.
 
-A chunk's queries read earlier keys from the state (see `state`) and those of
-the chunk, s ≤ t, by their scores
+The queries of a chunk read earlier keys from the state (see `state`), and the
+keys of the chunk, s ≤ t, by their scores
 
   A_ts = Σ_m φ_m(q_t) φ_m(k_s)
 
 Features as logarithms need two more scales, γ_t = max_m ℓ_m(q_t) and
-κ_s = max_m ℓ_m(k_s). The largest of the state's, D = max_m c_m, is the largest
-κ_s of earlier keys, so no term can exceed e^(γ_t + K_t):
+κ_s = max_m ℓ_m(k_s). The largest log-scale of the state, D = max_m c_m, is the
+largest κ_s of earlier keys, so no term can exceed e^(γ_t + K_t):
 
   Â_ts = Σ_m e^(ℓ_m(q_t) − γ_t) e^(ℓ_m(k_s) − κ_s)
   Ê_t  = Σ_m e^(ℓ_m(q_t) − γ_t) e^(c_m − D) Z_m
   K_t  = max(D, max_{s ≤ t in the chunk} κ_s)
   n_t  = e^(D − K_t) Ê_t + Σ_{s ≤ t} e^(κ_s − K_t) Â_ts    up to e^(γ_t + K_t)
 
-Far apart. γ + K is a bound only: where queries and keys have their largest
-features in different places, Â and Ê underflow. What is lost of a term is below
-float32's smallest number, so it matters only where n_t itself is as small. Such
-rows (n_t < 1e-24) are found, and where a step of the loop has some, a loop over
-the rows of its chunks replaces them by what the state gives up to e^b_t and by
+Rows out of range. γ + K is only a bound: where queries and keys have their
+largest features in different places, Â and Ê underflow. The lost part of a term
+is below float32's smallest number, so it matters only where n_t itself is about
+as small. Such rows (n_t < 1e-24) are found, and where a step of the loop has
+some, a loop over the rows of its chunks replaces them by the read-out of the
+state up to e^b_t and by
 
   log A_ts = log Σ_m e^(ℓ_m(q_t) + ℓ_m(k_s)),
 
-C·M exponentials a row instead of C + M. It is a loop of many rounds or none and
-not a `cond`, of which `vmap` would compute both sides. Whether a row is
-replaced depends on what it sees alone, so the future changes no bit of it.
+with C·M exponentials for a row instead of C + M. It is a loop that may have no
+rounds, and not a `cond`, because `vmap` computes both sides of a `cond`.
+Whether a row is replaced depends only on what it sees, so the future changes no
+bit of it.
 
-The functions take features, values and what is seen as `[B, K, G, …]`: G chunks
-at once. Backward, scores are held transposed, [keys, queries], for the fast
+The functions take features, values and `seen` as `[B, K, G, …]`, G chunks at
+once. In the backward, scores are transposed, [keys, queries], for fast
 products.
 """
 
@@ -43,11 +45,11 @@ from attention.linear import state
 from attention.linear.state import LinearState
 
 _LOST = 1e-24
-"""A normaliser up to e^(γ + K) below it may lack terms that float32 cannot hold."""
+"""A normaliser, up to e^(γ + K), below this may lack terms out of range."""
 
 
 class Gradients(NamedTuple):
-  """Of the features of queries and keys, and of the values."""
+  """Gradients of the features of queries and keys, and of the values."""
 
   query: Float[Array, "B K G Q M"]
   key: Float[Array, "B K G C M"]
@@ -61,7 +63,7 @@ def read_out(
   value: Float[Array, "B K G C V"],
   seen: Bool[Array, "#B 1 #G Q C"],
 ) -> tuple[Float[Array, "B K G Q X"], Float[Array, "B K G Q 1"] | None]:
-  """Numerator and normaliser of both parts up to e^β, and β = γ + K."""
+  """Numerator and normaliser up to e^β, of state and chunk, and β = γ + K."""
   values = state.with_ones(value)
   if before.log_scale is None:
     sums, _ = state.read_out(before, query_features)
@@ -147,7 +149,7 @@ def gradients(
   n: Float[Array, "B K G Q 1"],
   is_log: bool,
 ) -> Gradients:
-  """What goes through the weights of every chunk; g, n as in `state`."""
+  """Gradients through the weights of every chunk; g and n as in `state`."""
   visible = seen = jnp.swapaxes(seen, -2, -1)
   n = jnp.swapaxes(n, -2, -1)
   d_weights = dot("...cv,...qv->...cq", state.with_ones(value), g)

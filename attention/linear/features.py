@@ -1,4 +1,4 @@
-"""What a feature map is, and the arrays that attention through one takes."""
+"""Feature maps, and the arrays that attention through one takes."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -8,12 +8,12 @@ from jaxtyping import Array, Float
 
 
 class FeatureMap(NamedTuple):
-  """What is known of a feature map while a program is traced; hashable.
+  """A feature map, known while a program is traced; hashable.
 
   Attributes:
     function: `(x [..., H], *parameters) -> [..., M]`, row by row: features φ,
       all ≥ 0, or their logarithms.
-    is_log: it returns logarithms.
+    is_log: whether `function` returns logarithms.
     size: M.
   """
 

@@ -1,4 +1,4 @@
-"""Attention through a feature map, to all keys or to those s ≤ t."""
+"""Attention through a feature map: chooses the loop over all keys or s ≤ t."""
 
 from jaxtyping import Array, Bool, Float
 
@@ -18,11 +18,14 @@ def attend(
 
   Args:
     features: the feature map.
-    operands: query, key, value and what the feature map needs.
-    keep: which keys count; None: all.
+    operands: query, key, value and the arrays of the feature map.
+    keep: which keys count; None is all.
     is_causal: query t sees keys s ≤ t.
     block_size: positions of a step, or of a chunk of the causal form; None is
       the platform's choice.
+
+  Returns:
+    `[B, T, N, V]` in the dtype of the query.
 
   Raises:
     ValueError: `block_size` is neither None nor a positive int.

@@ -5,31 +5,33 @@ With features φ(x) of queries and keys, M of them, all ≥ 0,
   out_t = Σ_m φ_m(q_t) U_m / Σ_m φ_m(q_t) Z_m,
   U_m = Σ_s φ_m(k_s) v_s,  Z_m = Σ_s φ_m(k_s)
 
-Values carry a column of ones, so that Z is one more row of the sums and the
-normaliser one more column of what a query reads.
+Values have a column of ones appended, so that Z is one more row of the sums,
+and the normaliser one more column of what a query reads.
 
-Features as they are. A map that stays in float32's range (elu + 1, ReLU, …) is
-summed as it is. A normaliser under 1e-30 counts as having seen nothing.
+Plain features. Features that stay in float32's range (elu + 1, ReLU, …) are
+summed directly. A query whose normaliser is under 1e-30 counts as one that has
+seen no key.
 
-Features as logarithms. Performer's features overflow, so they come as
+Features as logarithms. Performer's features overflow, so they are given as
 ℓ_m(x) = log φ_m(x). The paper's code divides by one maximum over all keys and
-adds an epsilon; in the causal form both let a future key change the past. Here
-the state of every feature carries a log-scale c_m = max_s ℓ_m(k_s) over the
-keys *seen so far* and is rescaled when it grows, as in online softmax:
+adds an epsilon. In the causal form, both let a future key change the past. Here
+the state of every feature has a log-scale c_m = max_s ℓ_m(k_s) over the keys
+*seen so far*, and is rescaled when it grows, as in online softmax:
 
   c'_m = max(c_m, max_s ℓ_m(k_s))
   U'_m = e^(c_m − c'_m) U_m + Σ_s e^(ℓ_m(k_s) − c'_m) v_s      (Z alike)
 
 A query reads with b_t = max_m (ℓ_m(q_t) + c_m), so that the largest term of its
-normaliser is at least 1; c and b cancel in the ratio, which therefore needs no
-epsilon and no gradient through either.
+normaliser is at least 1. c and b cancel in the ratio, which therefore needs no
+epsilon, and no gradient through c or b.
 
-Backward. n_t is the normaliser, as its logarithm where features are. With
+Backward. n_t is the normaliser, or its logarithm where features are logarithms.
+With
 
   r_tm = φ_m(q_t) e^c_m / n_t,   g_t the cotangent of out_t,   δ_t = −g_t·out_t
 
-the sums U, Z get Σ_t r_tm (g_t, δ_t), and log φ_m(q_t) gets
-r_tm (U_m·g_t + Z_m δ_t). The backward needs n and looks for no maximum again.
+the gradient of the sums U, Z is Σ_t r_tm (g_t, δ_t), and that of log φ_m(q_t)
+is r_tm (U_m·g_t + Z_m δ_t). The backward reads n and computes no maximum again.
 
 Many chunks at once. U' = e^(c − c') U + P is a linear recurrence along chunks,
 so the states before G chunks follow from their P by an associative scan, and
@@ -37,8 +39,8 @@ the gradients of these states by the same scan in reverse.
 
 Axes. The leading axes *A are B and K, and G where a block is cut into chunks;
 the J = N/K query heads of a key head are Q = J·C rows of one product. Sums are
-[X, M] with X = V+1, because then every product has a form that XLA:CPU sends to
-its fast kernel (`core.layout`).
+[X, M] with X = V+1, because every product then has a form for which XLA:CPU has
+a fast kernel (`core.layout`).
 """
 
 from typing import NamedTuple
@@ -50,11 +52,11 @@ from jaxtyping import Array, Bool, Float
 from attention.core.layout import dot, turned
 
 _EMPTY = -1e30
-"""Log-scale of a state that has seen nothing: finite, so that differences are
-numbers, and so low that e^(_EMPTY - anything real) is 0."""
+"""Log-scale of a state before the first key. It is finite, so that differences
+are numbers, and so low that e^(_EMPTY − x) is 0 for every x that occurs."""
 
 _NOTHING = 1e-30
-"""Normalisers below it are 0, or 1/n would overflow in the backward pass."""
+"""Lower normalisers count as 0: their 1/n would overflow in the backward."""
 
 _CHUNKS = 2
 """The axis of chunks in `[B, K, G, …]`."""
@@ -92,7 +94,7 @@ class ChunkStates(NamedTuple):
 def empty(
   batch: int, kv_heads: int, num_features: int, value_dim: int, is_log: bool
 ) -> LinearState:
-  """The state that has seen nothing."""
+  """The state before the first key."""
   log_scale = None
   if is_log:
     shape = (batch, kv_heads, 1, num_features)
@@ -102,12 +104,12 @@ def empty(
 
 
 def has_seen(log_scale: Float[Array, "..."]) -> Bool[Array, "..."]:
-  """Whether a log-scale is that of some key."""
+  """Whether a log-scale comes from a key, and is not that of `empty`."""
   return log_scale > 0.5 * _EMPTY
 
 
 def with_ones(value: Float[Array, "*A C V"]) -> Float[Array, "*A C X"]:
-  """Values with the column that sums to the normaliser."""
+  """Values with the column of ones, whose weighted sum is the normaliser."""
   values = jnp.concatenate([value, jnp.ones_like(value[..., :1])], axis=-1)
   return values
 
@@ -154,7 +156,7 @@ def update_by_chunk(
   value: Float[Array, "B K G C V"],
   keep: Bool[Array, "#B 1 G C 1"] | None,
 ) -> ChunkStates:
-  """The states along G chunks of keys, all at once."""
+  """The states along G chunks of keys, computed at the same time."""
   first, _ = state
   scales = before = decay = None
   if first is not None:
@@ -182,7 +184,7 @@ def recurrence(
 ) -> tuple[Float[Array, "B K G X M"], Float[Array, "B K X M"]]:
   """Runs x ← decay_g · x + terms_g over the chunks, from x = `first`.
 
-  `decay` None is 1. `reverse` starts at the last chunk.
+  Where `decay` is None, it is 1. `reverse` starts at the last chunk.
 
   Returns:
     x before every chunk, and x after all of them.
@@ -202,7 +204,7 @@ def recurrence(
 
 
 def _in_turn(earlier, later):
-  """Two steps x ← a x + b, the later after the earlier, as one."""
+  """Two steps x ← a x + b as one: first the earlier, then the later."""
   return later[0] * earlier[0], later[0] * earlier[1] + later[1]
 
 
@@ -228,7 +230,7 @@ def _shifted(x, first, reverse=False):
 def read_out(
   state: LinearState, features: Float[Array, "*A Q M"]
 ) -> tuple[Float[Array, "*A Q X"], Float[Array, "*A Q 1"] | None]:
-  """Numerator and normaliser, both up to e^b, and b."""
+  """Numerator and normaliser, both up to a factor e^b, and b."""
   if state.log_scale is None:
     return dot("...qm,...vm->...qv", features, state.sums), None
   terms = features + state.log_scale
@@ -240,7 +242,7 @@ def read_out(
 def normalised(
   sums: Float[Array, "*A Q X"], scale: Float[Array, "*A Q 1"] | None
 ) -> tuple[Float[Array, "*A Q V"], Float[Array, "*A Q 1"]]:
-  """Numerator / normaliser, and n; 0 and ∞ where a query saw nothing."""
+  """Numerator / normaliser, and n; 0 and ∞ where a query saw no key."""
   total = sums[..., -1:]
   nothing = jnp.abs(total) <= _NOTHING  # False for nan, which must show.
   total = jnp.where(nothing, 1.0, total)
@@ -255,7 +257,7 @@ def read_out_gradients(
   norm: Float[Array, "*A Q 1"],
   g: Float[Array, "*A Q X"],
 ) -> tuple[Float[Array, "*A Q M"], Float[Array, "*A X M"]]:
-  """Of `read_out` and `normalised`: gradients of features and sums.
+  """Gradients of features and sums through `read_out` and `normalised`.
 
   Args:
     state: what was read.
@@ -279,7 +281,7 @@ def update_gradients(
   d_sums: Float[Array, "*A X M"],
   is_log: bool,
 ) -> tuple[Float[Array, "*A C M"], Float[Array, "*A C V"]]:
-  """Of `update`: gradients of features and values from that of the sums."""
+  """Gradients of features and values through `update`, from `d_sums`."""
   d_features = dot("...cv,...vm->...cm", with_ones(value), d_sums)
   if is_log:
     d_features *= terms

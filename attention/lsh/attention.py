@@ -1,4 +1,9 @@
-"""Attention among tokens that hash alike (Reformer)."""
+"""LSH attention: tokens of one hash bucket attend to each other (Reformer).
+
+The buckets and their sorted order are in `hash`, what a chunk sees in `chunks`,
+the sum over rounds in `rounds`, decoding in `cache`; the softmax is
+`core.tile`.
+"""
 
 from functools import partial
 
@@ -27,75 +32,72 @@ def lsh_attention(
   dropout_rate: float = 0.0,
   dropout_rng: Array | None = None,
 ) -> Float[Array, "B T N V"]:
-  r"""Every token attends to near ones of its own bucket, over several hashes.
+  r"""Every token attends to near tokens of its own bucket, in several rounds.
 
     out_i = Σ_{j∈P_i} exp(scale · q_i·k_j) v_j / Σ_{j∈P_i} exp(scale · q_i·k_j)
     k_j = q_j / |q_j|  (0 for q_j = 0),    P_i = ∪_r P_i^(r) \ {i}
 
   Round r gives token j the bucket h_r(j) = argmax [q_j R_r; -q_j R_r] and sorts
-  the tokens by (bucket, position); P_i^(r) are those of i's bucket that lie in
-  i's chunk of C sorted tokens or in the chunk before it, and the first chunk
-  looks back on nothing. Each head has its own buckets and chunks. A token that
-  sees no other sees itself.
+  the tokens by (bucket, position). P_i^(r) are the tokens of i's bucket in i's
+  chunk of C sorted tokens and in the chunk before it. The first chunk has no
+  chunk before it. Each head has its own buckets and chunks. A token that sees
+  no other token sees itself.
 
   Causal: j is in P_i^(r) iff both are in one bucket, j < i, and fewer than
   C - 1 tokens of that bucket lie between them.
 
   Segments: tokens are sorted by (segment, bucket, position), and i and j must
-  agree in segment as well as in bucket. In the causal form a packed example
-  therefore gives what it gives alone. In both directions it sees nothing of the
-  others, and what they hold changes no bit, but chunks are cut from the sorted
-  tokens of all: an example gives what it gives alone where the (unmasked)
-  tokens of lower segment ids number a multiple of C, and may miss or gain a few
-  pairs of its own elsewhere.
-
-  The buckets and their sorted order are in `hash`, what a chunk sees in
-  `chunks`, the sum over rounds in `rounds`; the softmax is `core.tile`.
+  agree in segment as well as in bucket. In the causal form, a packed example
+  therefore gives the same result as alone. In both directions, it sees nothing
+  of the other examples, and their content changes no bit of its result. But
+  chunks are cut from the sorted tokens of all examples. The result is the same
+  as alone where the number of (unmasked) tokens of lower segment ids is a
+  multiple of C. Elsewhere a few pairs of the example may be missed or gained.
 
   Args:
     query: `[B, T, N, H]`, queries and, normalised, keys.
     value: `[B, S, K, V]`, S = T; N is a multiple of K, head n reads head
       n // (N/K).
-    rotations: `[rounds, H, buckets/2]`, as `lsh_rotations` draws them, the same
-      for all heads; a last axis of 0 is one bucket. The number of rounds is
-      free: train with some and evaluate with more.
+    rotations: R, `[rounds, H, buckets/2]`, as `lsh_rotations` draws them, the
+      same for all heads; a last axis of 0 is one bucket. The number of rounds
+      is free, so a model may be evaluated with more than in training.
     chunk_size: C ≥ 1; the paper takes twice the mean size of a bucket.
-    mask: token mask, broadcastable to `[B, 1, 1, T]`, True = attend. A masked
-      token is seen by nobody, moves nobody to another chunk, and its own output
-      is zeros, as query and key are one.
+    mask: token mask, broadcastable to `[B, 1, 1, T]`, True = attend. No token
+      sees a masked token, and it moves no other token to another chunk. Its own
+      output is zeros, because query and key are one.
     is_causal: token i sees j ≤ i only.
     scale: factor of the logits; None is 1/√H, as in the paper's formulas. Keys
       have length 1, so weights in a bucket are then nearly even until training
       lengthens the queries; the authors' code has 1.
-    query_segment_ids: `[B, T]`; a token sees those of its own segment only, and
-      itself where that has no other.
-    key_segment_ids: `[B, T]`, the same ids once more, as query and key are one.
-      A token whose two ids differ is in neither segment and sees nothing.
+    query_segment_ids: `[B, T]`; a token sees tokens of its own segment only,
+      and itself where there is no other.
+    key_segment_ids: `[B, T]`, the same ids again, because query and key are
+      one. A token whose two ids differ is in neither segment and sees nothing.
     dropout_rate: share of attention weights set to zero, a token's weight for
       itself included; the others are divided by 1 - dropout_rate.
     dropout_rng: key of the dropout, needed where `dropout_rate` > 0.
 
   Returns:
-    `[B, T, N, V]` in the dtype of `query`. Buckets have no derivative, queries
-    have one as queries and as keys.
+    `[B, T, N, V]` in the dtype of `query`. Buckets have no derivative. The
+    gradient of a query is the sum of that as a query and that as a key.
 
   Raises:
     ValueError: arguments do not fit together.
 
   Cost: time T·N·(C·(H+V) + H·buckets + log T) a round, so it is linear in T
-  only for a fixed number of buckets. Memory beside the arguments: a few arrays
-  of B·T·N·(H+V) float32, B·T·N·2C bytes, B·T·N int32 a round, and what a step
-  holds, B·N·G·2C·(C+H+V) float32 for G chunks of every head, which
+  only for a fixed number of buckets. Memory in addition to the arguments: a few
+  arrays of B·T·N·(H+V) float32, B·T·N·2C bytes, B·T·N int32 for each round, and
+  for a step of G chunks of every head B·N·G·2C·(C+H+V) float32, which
   `core.platform` bounds. Nothing is T×T, forward or backward.
 
-  Departs from its paper in the causal form. In the paper the chunks are cut
+  Departs from its paper in the causal form. In the paper, the chunks are cut
   from the sorted sequence of all tokens, so the number of future tokens in
-  earlier buckets decides which past ones share a chunk with i. Here distance is
-  counted inside the bucket, which costs the same and depends on the past alone
-  (up to the order of float sums, 1e-6), so decoding is exact. A pair that two
-  rounds show is counted in the first instead of half in each, which is the same
-  sum. The code of the paper lets the first chunk look at the last; its text and
-  this function do not.
+  earlier buckets decides which past tokens share a chunk with i. Here, distance
+  is counted inside the bucket, which costs the same and depends on the past
+  alone (up to the order of float sums, 1e-6), so decoding is exact. A pair that
+  two rounds show is counted in the first round instead of half in each, which
+  is the same sum. The code of the paper lets the first chunk look at the last;
+  its text and this function do not.
 
   Paper: Reformer, the efficient transformer, section 2, arXiv:2001.04451.
   """
@@ -114,7 +116,7 @@ def lsh_attention(
     "vary",
   )
   if keep is not None:
-    # Zeroed as well, so that not even NaN gets through.
+    # Also set to zero, so that a NaN in a masked token does not get through.
     query = jnp.where(keep[:, :, None, None], query, 0)
     value = jnp.where(keep[:, :, None, None], value, 0)
   chunks = lsh_chunks.cut(query, value, chunk_size, is_causal=is_causal)
@@ -145,7 +147,7 @@ def lsh_rotations(
 
   Args:
     key: a JAX random key.
-    num_rounds: how many hashes, at least 1.
+    num_rounds: the number of hash rounds, at least 1.
     head_dim: H ≥ 1.
     num_buckets: even, or 1 for no hashing at all.
 
@@ -215,10 +217,10 @@ def lsh(
   """The plug of `lsh_attention`; query and key are one array, given as query.
 
   Args:
-    num_rounds: how many hashes.
-    num_buckets: even, or 1; None is 2·max_length / chunk_size rounded up, so
-      that a chunk is twice the mean size of a bucket, as in the paper. Hashing
-      then costs T·H·T/C: fix the number where time must stay linear in T.
+    num_rounds: the number of hash rounds.
+    num_buckets: even, or 1; None is 2·⌈max_length / chunk_size⌉, so that a
+      chunk is twice the mean size of a bucket, as in the paper. Hashing then
+      costs T·H·T/C: fix the number where time must stay linear in T.
     chunk_size: C.
 
   Returns:

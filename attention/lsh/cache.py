@@ -12,7 +12,7 @@ from attention.lsh import hash as lsh_hash
 
 
 class LshCache(NamedTuple):
-  """Tokens seen so far; S = max_length, rows from `index` on are unset.
+  """The tokens seen so far; S = max_length, rows from `index` on are unset.
 
   Attributes:
     vector: `[B, S, N, H]`, queries and keys.
@@ -32,7 +32,7 @@ class LshCache(NamedTuple):
 def key_factors(
   vector: Float[Array, "B T N H"], scale: float | Float[Array, ""]
 ) -> Float[Array, "B T N"]:
-  """What makes a logit of x_i·x_j: scale / |x_j|, or 0 for x_j = 0."""
+  """The factor that makes x_i·x_j a logit: scale / |x_j|; 0 for x_j = 0."""
   squares = jnp.sum(jnp.square(vector.astype(jnp.float32)), axis=-1)
   # The inner `where` keeps the derivative of the root finite at 0.
   norm = jnp.sqrt(jnp.where(squares == 0.0, 1.0, squares))
@@ -63,8 +63,8 @@ def decode(
 ) -> tuple[Float[Array, "B 1 N V"], LshCache]:
   """One position of the causal call; time S·N·(H+V+rounds) at any position.
 
-  A past token is visible iff it shares a bucket in some round and its rank
-  there is less than `chunk_size` behind.
+  A past token is visible iff, in some round, it is in the same bucket and its
+  rank there is less than `chunk_size` behind.
   """
   bucket = lsh_hash.buckets(query, rotations).transpose(1, 3, 2, 0)
   slots = jnp.arange(cache.vector.shape[1])[None, :, None, None]

@@ -1,8 +1,8 @@
 """The chunks of a round of `lsh_attention`: what they read, which pairs count.
 
-Visible pairs. Round r sorts the tokens by bucket, and by position in a bucket;
-p is a token's place in that order and c = p // C its chunk. Position i sees j
-in that round, j ∈ P_i^(r), iff both are in one bucket, j ≠ i, and
+Visible pairs. Round r sorts the tokens by bucket, and within a bucket by
+position; p is a token's place in that order, and c = p // C its chunk. Token i
+sees j in that round, j ∈ P_i^(r), iff both are in one bucket, j ≠ i, and
 
   c_i - c_j ∈ {0, 1}              in both directions,
   0 ≤ p_i - p_j < C               in the causal form.
@@ -11,13 +11,13 @@ Both are one comparison of integers, 0 ≤ code_i - code_j < width, with
 
   code = c + 2·bucket, width = 2   and   code = p + C·bucket, width = C,
 
-because codes of two buckets are at least `width` apart. A masked token has a
-code that no other token is near.
+because codes of two buckets are at least `width` apart. The code of a masked
+token is at least `width` from every other code.
 
 Axes. Rows are gathered as `[B, N, G, C, *F]`, G chunks of every head. B and N
 are batch axes of every gather and never indices of one, so arrays that are
-sharded along either are read where they are. A gather reads each chunk of a
-step together with the chunk before it. Results are written in sorted order and
+sharded along either are read in place. A gather reads each chunk of a step
+together with the chunk before it. Results are written in sorted order and
 gathered back through the inverse permutation, because a scatter is slow.
 """
 
@@ -30,8 +30,8 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 from attention.core import layout, platform
 
 _LEAST_HEADS = 8
-"""Fewer heads count as so many: their steps would be long, and hold more memory
-than they are worth in time."""
+"""Fewer heads than this are counted as this many, because their steps would be
+long and cost more memory than they save in time."""
 
 
 class Chunks(NamedTuple):
@@ -40,7 +40,7 @@ class Chunks(NamedTuple):
   Attributes:
     size: C.
     length: T.
-    at_once: G, the chunks of every head that are one step.
+    at_once: G, the chunks of every head in one step.
     is_causal: whether distance is counted in tokens of the bucket.
   """
 
@@ -61,7 +61,7 @@ class Chunks(NamedTuple):
 
   @property
   def width(self) -> int:
-    """How near the codes of two tokens are that see each other."""
+    """Tokens see each other where their codes are less than this apart."""
     return self.size if self.is_causal else 2
 
 
@@ -70,10 +70,10 @@ class Sorted(NamedTuple):
 
   Attributes:
     order: the token at each sorted place. It begins with a chunk of arbitrary
-      tokens, for the first chunk to look back on, and is arbitrary again from
-      C + T on.
+      tokens, which the first chunk reads as the chunk before it. It is
+      arbitrary again from C + T on.
     place: where in `order` a token is.
-    code: what visibility is read from, per token.
+    code: the number of each token from which visibility is read.
   """
 
   order: Int[Array, "rounds B N D"]
@@ -96,7 +96,7 @@ def cut(
   *,
   is_causal: bool,
 ) -> Chunks:
-  """Chunks of `chunk_size`, as many a step as the platform's budget allows."""
+  """Chunks of `chunk_size`, with as many in a step as the budget allows."""
   batch, length, num_heads, head_dim = query.shape
   size = min(chunk_size, length)
   # The largest array of a chunk: its scores, or the keys or values it reads.
@@ -133,7 +133,7 @@ def unsort(
 def along(
   x: Int[Array, "rounds B N T"], index: Int[Array, "rounds B N D"]
 ) -> Int[Array, "rounds B N D"]:
-  """Numbers `index` of every round, example and head."""
+  """The entries `index` of `x`, for every round, example and head."""
   return jax.vmap(jax.vmap(jax.vmap(_rows)))(x, index)
 
 
@@ -142,7 +142,7 @@ def _rows(x, index):
 
 
 def windows(chunks: Chunks, x: Int[Array, "B N X"]) -> Int[Array, "B N G L"]:
-  """`x` of every chunk but the first, after that of the chunk before it."""
+  """For every chunk but the first, `x` of the chunk before it and its own."""
   x = x.reshape(*x.shape[:2], -1, chunks.size)
   return jnp.concatenate([x[:, :, :-1], x[:, :, 1:]], axis=3)
 
@@ -150,7 +150,7 @@ def windows(chunks: Chunks, x: Int[Array, "B N X"]) -> Int[Array, "B N G L"]:
 def step_windows(
   chunks: Chunks, order: Int[Array, "B N D"], i: Array
 ) -> Int[Array, "B N G L"]:
-  """The tokens that the chunks of step i see; their own are the second half."""
+  """The tokens read by the chunks of step i; the second half are their own."""
   size = chunks.at_once * chunks.size
   return windows(
     chunks, layout.cut(order, i * size, size + chunks.size, axis=2)
@@ -160,23 +160,24 @@ def step_windows(
 def allowed_pairs(
   chunks: Chunks, plan: Sorted, r: Array, order: Int[Array, "B N D"]
 ) -> Bool[Array, "B N X C L"]:
-  """Which pairs of all chunks round r counts, a byte a pair.
+  """Which pairs of all chunks round r counts, one byte for each pair.
 
-  A pair that an earlier round shows does not count again. It is found for the
-  whole round at once: inside a step XLA would find it anew for every use.
+  A pair that an earlier round shows does not count again. The pairs are
+  computed for the whole round, because XLA would compute them inside a step
+  again for every use.
   """
   size, width = chunks.size, chunks.width
   place = jnp.arange(order.shape[-1])
   is_token = (place >= size) & (place < size + chunks.length)
   codes = jax.vmap(jax.vmap(jax.vmap(_rows)), (0, None))(plan.code, order)
-  # Padding is near nothing: its codes are below 0 and `width` apart.
+  # Padding sees and is seen by nothing: its codes are negative, `width` apart.
   padding = jnp.broadcast_to(-width * (1 + place), codes.shape)
   codes = jnp.where(is_token, codes, padding)
 
   def ahead(code, counts):
     key = windows(chunks, code)[..., None, :]
     row = jnp.where(counts, code[:, :, size:], jnp.iinfo(code.dtype).min)
-    # A negative difference is a huge number without its sign.
+    # A negative difference becomes a very large unsigned number.
     return (row.reshape(*key.shape[:3], size, 1) - key).astype(jnp.uint32)
 
   own = jax.lax.dynamic_index_in_dim(codes, r, keepdims=False)

@@ -1,11 +1,11 @@
-"""Which bucket a token falls in, and the sorted order of every round.
+"""The bucket of every token, and the sorted order of every round.
 
 The hash of angular distance, in float32 for tokens of any dtype, is
 
   h(x) = argmax [xR; -xR],   R ∈ ℝ^{H × buckets/2} standard normal,
 
-with the same R for all heads and another one in each round. Two vectors at a
-small angle mostly share a bucket; the length of a vector does not matter.
+with the same R for all heads and a different R in each round. Two vectors at a
+small angle mostly share a bucket. The length of a vector does not matter.
 """
 
 import jax
@@ -21,9 +21,9 @@ def buckets(
 ) -> Int[Array, "rounds B N T"]:
   """The bucket of every token and head in every round, in blocks of tokens.
 
-  The platform's budget says how many tokens are a block. Products are held as
-  [rounds, buckets/2, …], because XLA:CPU finds a largest one along a leading
-  axis several times faster than along the last.
+  The platform's budget says how many tokens are a block. Products have the axes
+  [rounds, buckets/2, …], because XLA:CPU finds the largest along a leading axis
+  several times faster than along the last.
   """
   batch, length, num_heads, head_dim = x.shape
   num_rounds, _, half = rotations.shape
@@ -38,7 +38,7 @@ def buckets(
 
   def step(i, out):
     start = jnp.minimum(i * size, length - size)
-    # The same bucket on every device and in every call: full precision.
+    # Full precision gives the same bucket on every device and in every call.
     products = jnp.einsum(
       "mh,bcnh->mbcn",
       columns,
@@ -50,7 +50,7 @@ def buckets(
     largest = jnp.max(distance, axis=1, keepdims=True)
     index = jax.lax.broadcasted_iota(jnp.int32, products.shape, 1)
     index = jnp.where(products < 0.0, half + index, index)
-    # Among NaN none is the largest: any bucket will do.
+    # None of several NaN is the largest; such a token may get any bucket.
     index = jnp.where(distance == largest, index, 2 * half - 1)
     return layout.put(out, jnp.min(index, axis=1), start, axis=2)
 
@@ -66,10 +66,10 @@ def plan(
   segments: Int[Array, "B T"] | None = None,
   num_buckets: int,
 ) -> Sorted:
-  """Sorts every round; masked tokens go last. See `chunks` for codes.
+  """Sorts the tokens of every round, masked tokens last. Codes: see `chunks`.
 
   With segments, the order is by segment, then by bucket, then by position, and
-  a bucket of one segment is not that of another.
+  buckets of different segments are different.
   """
   size, length = chunks.size, chunks.length
   if keep is not None:
@@ -85,7 +85,7 @@ def plan(
     bucket = along(group, place)
   nearest = place if chunks.is_causal else place // size
   code = nearest + chunks.width * bucket
-  # Beyond all other codes, and no two within `width`.
+  # Larger than all other codes, and at least `width` apart.
   hidden = length + chunks.width * (num_buckets + 1 + place)
   code = jnp.where(is_hidden, hidden, code)
   padding = (size, chunks.places - length)
@@ -99,14 +99,14 @@ def _sort_by_segment(
   keep: Bool[Array, "B T"] | None,
   segments: Int[Array, "B T"],
 ) -> tuple[Int[Array, "rounds B N T"], Int[Array, "rounds B N T"]]:
-  """Sorts an order by bucket once more, by segment; masked tokens stay last.
+  """Sorts an order by bucket again, by segment; masked tokens stay last.
 
   Returns:
     The order, and at each of its places the number of its (segment, bucket),
     counted from 0.
   """
   length = segments.shape[-1]
-  # Ids may be any integers; their ranks are below T.
+  # Ids may be any integers, but their ranks are below T.
   rank = jax.vmap(lambda ids: jnp.searchsorted(jnp.sort(ids), ids))(segments)
   if keep is not None:
     rank = jnp.where(keep, rank, length)
@@ -124,11 +124,11 @@ def _sort_by_segment(
 def _stable_argsort(
   x: Int[Array, "*A T"], num_values: int
 ) -> Int[Array, "*A T"]:
-  """Where sorted integers in [0, num_values) come from, ties in order."""
+  """A stable argsort of integers in [0, num_values)."""
   length = x.shape[-1]
   if num_values * length > jnp.iinfo(jnp.int32).max:
     return jnp.argsort(x, axis=-1)
-  # One array of numbers sorts faster than pairs do.
+  # Sorting one array of numbers is faster than sorting pairs.
   positions = jnp.broadcast_to(jnp.arange(length), x.shape)
   return jnp.sort(x * length + positions, axis=-1) % length
 

@@ -1,9 +1,9 @@
-"""The loop over rounds and chunks behind `lsh_attention`, with its backward.
+"""The loop of `lsh_attention` over rounds and chunks, with its backward.
 
-One softmax over ∪_r P_i^(r). The paper takes log N_ij off a logit in each of
-the N_ij rounds that show j to i; the N_ij shares of exp(logit) then sum to one.
-Here the first of these rounds counts the pair whole and the others skip it,
-which is the same sum with fewer operations.
+It is one softmax over ∪_r P_i^(r). The paper subtracts log N_ij from a logit in
+each of the N_ij rounds that show j to i, so that the N_ij shares of exp(logit)
+sum to one. Here the first of these rounds counts the whole pair and the others
+skip it, which is the same sum with fewer operations.
 
 A chunk is a tile of `core.tile`: the queries x_i of one chunk, and the keys
 k_j = c_j x_j, c_j = scale / |x_j|, of that chunk and the one before. Round r
@@ -13,17 +13,17 @@ gives out_i^(r) and lse_i^(r), and the rounds are joined by
 
 Where the union is empty, out_i = v_i.
 
-Dropout is drawn for each chunk of each round. A pair counts in one of these
-only, so it has one draw, which the backward makes again. A token that sees no
-other has a draw of its own.
+Dropout is drawn for each chunk of each round. A pair counts in one chunk only,
+so it has one draw, which the backward makes again. A token that sees no other
+token has a separate draw.
 
 The backward reads inputs, out and lse. With y_j the gradient of k_j, and dx_i
 that of x_i as a query,
 
   gradient of x_i:  dx_i + c_i y_i     gradient of c_j:  x_j · y_j
 
-Each sum runs over the rounds, chunk by chunk in sorted order, and is brought to
-the order of positions once a round.
+The gradients of a round are summed chunk by chunk in sorted order, and then
+brought to the order of positions once.
 """
 
 from functools import partial
@@ -42,7 +42,7 @@ from attention.lsh.chunks import Chunks, Sorted
 _SCORE = Product(1.0)
 
 _NOTHING = tile.LOWEST / 2
-"""The log-sum-exp of no keys; added to any other it has no share."""
+"""The log-sum-exp of no keys; its share in a sum with any other is 0."""
 
 
 class Operands(NamedTuple):
@@ -54,7 +54,7 @@ class Operands(NamedTuple):
 
 
 class Rounds(NamedTuple):
-  """What is known while tracing.
+  """How rounds are computed; known while tracing.
 
   Attributes:
     chunks: how the tokens are cut.
@@ -67,7 +67,7 @@ class Rounds(NamedTuple):
   def kept(
     self, rng: Array | None, r: Array, i: Array, heads: tuple[int, int]
   ) -> Float[Array, "B N G 1 C L"] | None:
-    """Δ of the chunks of step i in round r; None is 1. `heads` are B and N."""
+    """Δ of the chunks of step i in round r; None is 1. `heads` is (B, N)."""
     if rng is None or not self.dropout_rate:
       return None
     size, at_once = self.chunks.size, self.chunks.at_once
@@ -81,7 +81,7 @@ class Rounds(NamedTuple):
   def kept_alone(
     self, rng: Array | None, num_rounds: int, shape: tuple[int, ...]
   ) -> Float[Array, "B T N"]:
-    """Δ of tokens that see no other: their round is the one after the last."""
+    """Δ of tokens that see no other, drawn as the round after the last."""
     if rng is None or not self.dropout_rate:
       return jnp.ones(shape, jnp.float32)
     return dropout.kept(rng, self.dropout_rate, shape, num_rounds, 0)
@@ -97,14 +97,14 @@ class Rounds(NamedTuple):
     """Queries and keys of step i, and which tokens the queries are."""
     index = lsh_chunks.step_windows(self.chunks, order, i)
     vector, factor, value = (lsh_chunks.rows(x, index) for x in operands)
-    # In float32: logits of narrower dtypes are then as exact as their products.
+    # In float32, so that logits of narrower dtypes are as exact as products.
     key = vector * factor[..., None]
     keys = Keys(key, value, visible=allowed[:, :, :, None], kept=kept)
     size = self.chunks.size
     return vector[:, :, :, size:], keys, index[..., size:]
 
   def cut(self, allowed: Bool[Array, "B N X Y Z"], i: Array) -> Array:
-    """What `allowed` holds of the chunks of step i."""
+    """The part of `allowed` for the chunks of step i."""
     at_once = self.chunks.at_once
     return layout.cut(allowed, i * at_once, at_once, axis=2)
 
@@ -113,7 +113,17 @@ class Rounds(NamedTuple):
 def attend(
   rounds: Rounds, operands: Operands, plan: Sorted, rng: Array | None
 ) -> Float[Array, "B T N V"]:
-  """One softmax over what any round shows; v_i where that is nothing."""
+  """One softmax over the pairs that any round shows; v_i where there is none.
+
+  Args:
+    rounds: how rounds are computed.
+    operands: the arrays with a derivative.
+    plan: the sorted orders of all rounds.
+    rng: the key of the dropout.
+
+  Returns:
+    `[B, T, N, V]` in the dtype of `operands.vector`.
+  """
   return _forward(rounds, operands, plan, rng)[0]
 
 
@@ -131,7 +141,7 @@ def _put(x: Array, chunks: Array, start: Array) -> Array:
 def _forward(
   rounds: Rounds, operands: Operands, plan: Sorted, rng: Array | None
 ) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
-  """The output and the log-sum-exp of every row, +∞ where nothing is seen."""
+  """The output and the log-sum-exp of every row, +∞ where no key is seen."""
   chunks = rounds.chunks
   batch, length, num_heads, _ = operands.vector.shape
   features = operands.value.shape[-1]
@@ -186,7 +196,7 @@ def _forward(
   is_alone = lse <= _NOTHING / 2
   value = operands.value
   value = jnp.repeat(value, num_heads // value.shape[2], axis=2)
-  # Its whole weight: 1, or NaN where the token is.
+  # The weight of a token for itself: 1, or NaN where the token is NaN.
   own = jnp.exp(operands.factor - operands.factor)
   own *= rounds.kept_alone(rng, num_rounds, own.shape)
   out = jnp.where(is_alone[..., None], own[..., None] * value, out)
@@ -238,7 +248,7 @@ def _attend_bwd(rounds, residuals, cotangent):
   def join(r, totals):
     order, place = plan.round(r)
     allowed = lsh_chunks.allowed_pairs(chunks, plan, r, order)
-    # Transposed, as the backward holds scores.
+    # Transposed, like the scores in the backward.
     by_key = jnp.swapaxes(allowed, 3, 4)
     fresh = tuple(
       jnp.zeros((batch, num_heads, order.shape[-1], width), jnp.float32)

@@ -1,4 +1,4 @@
-"""Nyström attention: softmax attention through L landmarks (Xiong et al., 2021).
+"""Nyström attention: softmax attention through L landmarks (Xiong 2021).
 
 The n tokens that `mask` leaves are cut into L runs of nearly equal length: the
 token of rank r among them belongs to landmark floor(r·L/n). With Q̃ and K̃ the
@@ -9,15 +9,18 @@ means of the queries and keys of each run,
   B = softmax(scale · Q̃ Kᵀ)     [L, S]
   out = F · A⁺ · (B V)
 
-and A⁺, the pseudo-inverse, from a fixed number of steps of
+where A⁺, the pseudo-inverse, is computed by a fixed number of steps of
 
   Z₀ = Aᵀ / (‖A‖₁ ‖A‖∞),    Z ← ¼ Z (13 I - A Z (15 I - A Z (7 I - A Z)))
 
-which converges for every A, since Z₀ lies in the row space of A and
+which converges for every A, since Z₀ is in the row space of A and
 ‖I - A Z₀‖ < 1 there. Each A has its own two norms. A landmark without tokens
-(n < L) has a row and a column of zeros in A, which stay zeros in every Z: it
-takes no part. With a landmark for every token, F = A = B and A A⁺ A = A: dense
-attention.
+(n < L) has a row and a column of zeros in A, which stay zeros in every Z, so it
+takes no part. With a landmark for every token, F = A = B and A A⁺ A = A, which
+is dense attention.
+
+The landmarks are in `means`, the iteration in `inverse`. B V is
+`flash_attention` of L queries, and F (A⁺ B V) is `core.few_keys`.
 """
 
 import jax
@@ -45,16 +48,22 @@ def nystrom_attention(
   scale: float | Float[Array, ""] | None = None,
   block_size: int | None = None,
 ) -> Float[Array, "B T N V"]:
-  """Queries meet keys through landmarks: F · pinv(A) · (B V), see above.
+  """Queries meet keys through landmarks: F · A⁺ · (B V).
 
-  Landmarks, softmax and pseudo-inverse are float32 whatever the inputs. The
-  mask says which tokens exist, for queries and keys alike: landmarks average
-  over those only, so a padded example gives what the shorter one gives. A
-  query at a masked position still gets its row of F, as if it stood outside
-  the sequence; ignore it or not. An example without tokens gets zeros.
+    F = softmax(scale · Q K̃ᵀ)
+    A = softmax(scale · Q̃ K̃ᵀ)
+    B = softmax(scale · Q̃ Kᵀ)
 
-  With grouped heads, K̃ has one mean a key head and Q̃ one a query head, so A is
-  a matrix a query head.
+  The docstring of this module defines K̃, Q̃ and A⁺.
+
+  Landmarks, softmax and pseudo-inverse are float32 for inputs of any dtype. The
+  mask says which tokens exist, as queries and as keys. Landmarks average over
+  these only, so a padded example gives the same result as without padding. A
+  query at a masked position still gets its row of F, like a query from outside
+  the sequence. An example without tokens gets zeros.
+
+  With grouped heads, K̃ has means for every key head and Q̃ for every query
+  head, so there is one matrix A for every query head.
 
   Args:
     query: `[B, T, N, H]`.
@@ -65,7 +74,7 @@ def nystrom_attention(
       the iteration has converged.
     pinv_iterations: steps of the iteration.
     mask: key mask `[B, 1, 1, S]`, True = attend.
-    is_causal: must be False: every landmark mixes positions.
+    is_causal: must be False, because every landmark mixes positions.
     scale: factor of the logits; None is 1/√H.
     block_size: C, positions of a tile; None is the platform's choice.
 
@@ -78,13 +87,13 @@ def nystrom_attention(
     ValueError: arguments do not fit together, query and key are of different
       length, the mask varies along queries, or a causal call.
 
-  Cost, with M = min(L, T): time T·M·N·(H+V) + pinv_iterations·N·M³, memory
-  beside the arrays B·N·M·(C+M) for blocks of C positions, and in the backward
-  five M×M matrices a step and head. Nothing is T×S, and T×M neither.
+  Cost, with M = min(L, T): time T·M·N·(H+V) + pinv_iterations·N·M³; memory in
+  addition to the arrays B·N·M·(C+M) for tiles of C positions, and in the
+  backward five M×M matrices for each iteration and head. Nothing is T×S or T×M.
 
-  Departs from its paper: masks, and any length (there, L divides T). Both
-  norms are taken per matrix; the paper's code takes the largest in the batch,
-  with which one example changes another.
+  Departs from its paper in masks and in any length, where the paper requires
+  that L divides T. Both norms are those of each matrix. The paper's code takes
+  the largest in the batch, so that one example changes another.
 
   Paper: Nyströmformer: a Nyström-based algorithm for approximating
   self-attention, sections 3.2 and 3.3, arXiv:2102.03902.
@@ -145,7 +154,7 @@ def nystrom_attention(
 
 
 _EXACT = jax.lax.Precision.HIGHEST
-"""Rounded products would be multiplied by the inverse of small numbers."""
+"""The inverse of small singular values would magnify rounding."""
 
 
 def _between(
@@ -153,7 +162,7 @@ def _between(
   keys: Float[Array, "B N L H"],
   exists: Bool[Array, "B L"] | None,
 ) -> Float[Array, "B N L L"]:
-  """A; a landmark without tokens has zeros in its row and column."""
+  """The matrix A; a landmark without tokens has a row and column of zeros."""
   logits = jnp.einsum("BNLH,BNMH->BNLM", queries, keys, precision=_EXACT)
   if exists is None:
     return jax.nn.softmax(logits)
@@ -180,10 +189,10 @@ def nystrom(
   Args:
     num_landmarks: L.
     pinv_iterations: steps of the pseudo-inverse.
-    conv_kernel_size: odd; adds a depth-wise convolution of the values along
-      the sequence to the output, one trained filter a query head, as in the
-      paper's code (which has 35 for long inputs). Masked values count as zeros.
-      None adds nothing.
+    conv_kernel_size: an odd size. It adds a depth-wise convolution of the
+      values along the sequence to the output, with one trained filter for each
+      query head, as in the paper's code (which has 35 for long inputs). Masked
+      values count as zeros. None adds nothing.
 
   Returns:
     An `Attention`; with a convolution its variables are {'params':

@@ -1,12 +1,12 @@
-"""The depth-wise convolution beside Nyström attention, with its own backward.
+"""The depth-wise convolution that Nyström attention may add, with its backward.
 
   out[t, n] = Σ_j kernel[j, n] · value[t + j - (R-1)/2, k(n)],   j = 0 … R-1
 
-with zeros before and after the sequence and k(n) the key head of query head n.
-The gradient of the values is the same sum over the cotangent g, the kernel
-turned round. That of the kernel sums g[t] · value[s] along the diagonals
-s - t = j - (R-1)/2, taken from products of a block of C rows of g with the
-C + R - 1 values round it.
+with zeros before and after the sequence, and k(n) the key head of query head n.
+The gradient of the values is the same sum over the cotangent g with the kernel
+reversed. That of the kernel sums g[t] · value[s] along the diagonals
+s - t = j - (R-1)/2 of products of a block of C rows of g with the C + R - 1
+values around it.
 """
 
 import functools
@@ -25,11 +25,11 @@ def convolve(
   """Filters every head along the sequence, output as long as the input.
 
   Args:
-    value: N is a multiple of K.
-    kernel: one filter a query head, R odd.
+    value: `[B, T, K, V]`; N is a multiple of K.
+    kernel: `[R, N]`, one filter for each query head, R odd.
 
   Returns:
-    float32.
+    `[B, T, N, V]` float32.
 
   Cost: time T·R·N·V, in the backward T·(C+R)·N·V; memory of a padded copy of
   the values and of the cotangent.
@@ -48,7 +48,7 @@ def _padded(
 ) -> Float[Array, "B P K V"]:
   x = x.astype(jnp.float32)
   x = jnp.pad(x, ((0, 0), (before, after), (0, 0), (0, 0)))
-  # Or XLA computes x anew in each of the R terms.
+  # Otherwise XLA computes x again in each of the R terms.
   return platform.apart(x)
 
 

@@ -2,11 +2,12 @@
 
   x̃_l = Σ_t [t belongs to l] x_t / count_l
 
-in float32. Means of runs of equal length are means of the axis that counts
-them. Others, or those under a mask, are a product with a matrix of zeros and
-ones, block by block: of the few landmarks that a block can touch where no mask
-makes them unknown. The last block moves back to end with the sequence, so that
-nothing is padded; positions that the block before had count there.
+in float32. Where all runs have the same length, they are an axis of the
+reshaped array, and the means are taken along it. Otherwise, and with a mask,
+the means are products with a matrix of zeros and ones, block by block. Without
+a mask, this matrix has only the few landmarks that a block can touch. The last
+block moves back to end with the sequence, so that nothing is padded. Positions
+that it shares with the block before count in that block.
 """
 
 from typing import NamedTuple
@@ -22,9 +23,9 @@ class Tokens(NamedTuple):
   """Which tokens exist, and the landmark of each.
 
   Attributes:
-    keep: None where all exist.
-    groups: the landmark of every token; L where there is none.
-    counts: tokens of every landmark.
+    keep: which tokens exist; None is all.
+    groups: the landmark of every token; L for a token that does not exist.
+    counts: the number of tokens of every landmark.
   """
 
   keep: Bool[Array, "B T"] | None
@@ -49,7 +50,7 @@ def cut_into_runs(
 def means(
   x: Float[Array, "B T K H"], tokens: Tokens
 ) -> Float[Array, "B K L H"]:
-  """Means over the tokens of each landmark; zeros for one without.
+  """Means over the tokens of each landmark; zeros for one without tokens.
 
   Cost: time T·L·K·H with a mask, C·L·K·H without, for blocks of C positions,
   and T·K·H without if L divides T.
@@ -67,9 +68,10 @@ def means(
 def _members(
   tokens: Tokens, start: Array, size: int
 ) -> tuple[Float[Array, "B W C"], Array | int]:
-  """Who belongs to whom in a block, for W landmarks from the second result on.
+  """Which tokens of a block belong to which of W landmarks, and the first of
+  them.
 
-  Where every token exists, a block cannot touch more than W < L landmarks.
+  Where every token exists, W is the most landmarks that a block can touch.
   """
   length, num_landmarks = tokens.groups.shape[1], tokens.counts.shape[1]
   first, width = 0, num_landmarks
@@ -83,7 +85,7 @@ def _members(
 
 
 def _blocks(shape: tuple[int, ...]) -> layout.Blocks:
-  """How the positions of an array `[B, T, K, H]` are cut."""
+  """How the positions of an array `[B, T, K, H]` are cut into blocks."""
   batch, length, heads, features = shape
   row_bytes = 4 * batch * heads * features
   return layout.Blocks(length, platform.rows_at_once(row_bytes, length))
@@ -93,7 +95,7 @@ def _blocks(shape: tuple[int, ...]) -> layout.Blocks:
 def _means(
   x: Float[Array, "B T K H"], tokens: Tokens
 ) -> Float[Array, "B L K H"]:
-  """The means by blocks."""
+  """The means, computed block by block."""
   blocks = _blocks(x.shape)
 
   def step(i, total):
@@ -120,7 +122,7 @@ def _means_fwd(x, tokens):
 
 
 def _means_bwd(residuals, cotangent):
-  """Each token of a landmark gets its share."""
+  """Gives each token its share of the gradient of its landmark."""
   of_dtype, tokens = residuals
   shape = (*tokens.groups.shape, *cotangent.shape[2:])
   blocks = _blocks(shape)
@@ -130,7 +132,7 @@ def _means_bwd(residuals, cotangent):
     start = blocks.start(i)
     member, first = _members(tokens, start, blocks.size)
     block = layout.cut(shares, first, member.shape[1])
-    # Turned, for a product of a fast form.
+    # Transposed, so that the product has a fast form.
     block = layout.dot("bcl,blkh->bckh", jnp.swapaxes(member, 1, 2), block)
     return layout.put(total, block, start)
 

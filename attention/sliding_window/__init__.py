@@ -1,4 +1,9 @@
-"""Sliding-window attention (Longformer)."""
+"""Sliding-window attention (Longformer).
+
+`attention` is the public function, `near` says what a tile sees, `dilation` and
+`global_tokens` are the two options that need code of their own, and `cache`
+decodes.
+"""
 
 from attention.sliding_window.attention import (
   sliding_window,

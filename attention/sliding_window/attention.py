@@ -1,4 +1,9 @@
-"""Sliding-window attention with global tokens (Longformer, Beltagy 2020)."""
+"""Sliding-window attention with global tokens (Beltagy et al., 2020).
+
+What a tile of queries sees is in `near`. `dilation` makes dilated windows
+ordinary ones, `global_tokens` has both halves of global attention, and `cache`
+decodes. The softmax is `core.tile`, and its loop `core.loop`.
+"""
 
 from collections.abc import Sequence
 from functools import partial
@@ -46,13 +51,10 @@ def sliding_window_attention(
     out[t] = softmax over s in A(t) of (scale · query[t] · key[s]), times value
     A(t) = {s = t + i·dilation : -left ≤ i ≤ right}  ∪  {s global}
 
-  is one softmax over the union: a global key inside the window counts once. A
-  global query t attends to all keys. Every pair is further limited by `mask`,
-  `is_causal` and the segments. A query that sees nothing gets zeros and passes
-  no gradient; what a masked key holds changes nothing.
-
-  What a tile of queries sees is in `near`, dilated windows as ordinary ones in
-  `dilation`, global tokens in `global_tokens`; the softmax is `core.tile`.
+  It is one softmax over the union: a global key inside the window counts once.
+  A global query t attends to all keys. Every pair is further limited by `mask`,
+  `is_causal` and the segments. A query that sees no key gets zeros and passes
+  no gradient. The content of a masked key changes nothing.
 
   Args:
     query: `[B, T, N, H]`.
@@ -67,20 +69,20 @@ def sliding_window_attention(
     scale: factor of the logits; None is 1/√H.
     query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
     key_segment_ids: `[B, S]`.
-    relative_bias: `[N, 2L+1]`, see `relative`; entry L + i belongs to the key
-      at distance i·dilation, so L = w has one for each key of the window.
-    relative_keys: `[2L+1, H]`, Shaw's keys, counted alike.
+    relative_bias: `[N, 2L+1]`, see `core.relative`; entry L + i belongs to the
+      key at distance i·dilation, so L = w has one for each key of the window.
+    relative_keys: `[2L+1, H]`, Shaw's keys, with entries in the same order.
     global_indices: `[B, G]`, the positions that are global; needs T = S. An
-      index outside [0, T), such as -1, is no token, and one that comes twice
-      counts once.
+      index outside [0, T), such as -1, names no token, and an index that occurs
+      twice counts once.
     global_qkv: separate (query, key, value) with which the global queries look
       at all keys. Other queries see global keys through `key` and `value`.
     dropout_rate: share of attention weights, those of global tokens included,
       set to zero; the others are divided by 1 - rate.
     dropout_rng: key of the dropout, needed where `dropout_rate` > 0.
-    block_size: C, queries of a tile; None is the platform's choice. Only 'xla'
-      takes it.
-    implementation: 'xla' is the tiles here and works everywhere. 'cudnn' is the
+    block_size: C, the queries of a tile. Only 'xla' takes it. None is the
+      choice of `core.platform.window_rows`.
+    implementation: 'xla' is the code here and works everywhere. 'cudnn' is the
       kernel of NVIDIA's GPUs, by `jax.nn`, and takes a window to the left
       without a mask; 'tokamax' is a kernel for a GPU or a TPU, by the optional
       package of that name. Both need T = S, and neither has segments, tables,
@@ -94,15 +96,16 @@ def sliding_window_attention(
     ValueError: arguments do not fit together, or `implementation` cannot serve
       them.
 
-  Cost, with W = left + right + 1 and C = 64 queries a block, 128 from W = 257
-  on: time T·(W+C+G)·N·(H+V) and, for the global queries, G·S·N·(H+V); memory
-  beside the arrays B·N·C·(W+C+G) and B·N·G·S float32 and B·T·G bool. Nothing is
-  T×S, forward or backward. Several dilations cost one pass over their heads each.
-  On a TPU 'tokamax' reads the window from a mask of T·S bool.
+  Cost, with W = left + right + 1 and tiles of C queries: time
+  T·(W+C+G)·N·(H+V), and G·S·N·(H+V) for the global queries. Memory in addition
+  to the arrays: B·N·C·(W+C+G) float32 for each tile that is computed at the
+  same time, B·N·G·S float32 and B·T·G bool. Nothing is T×S, forward or
+  backward. Each dilation costs one pass over its heads. On a TPU, 'tokamax'
+  reads the window from a mask of T·S bool.
 
-  Departs from its paper in that any length goes (not only multiples of the
-  window), windows may be one-sided, and segments and causality hold for global
-  tokens too.
+  Departs from its paper in that every length is allowed (not only multiples of
+  the window), windows may be one-sided, and segments and causality hold for
+  global tokens too.
 
   Paper: Longformer, the long-document transformer, arXiv:2004.05150.
   """
@@ -245,7 +248,7 @@ def _check_globals(
 def _integers(
   name: str, value: int | Sequence[int], low: int
 ) -> tuple[int, ...]:
-  """`value` as a tuple of ints, none below `low`."""
+  """`value` as a tuple of ints; ValueError if one is below `low`."""
   many = value if isinstance(value, Sequence) else (value,)
   numbers = tuple(x for x in many if isinstance(x, (int, np.integer)))
   if len(numbers) < len(many) or any(
@@ -289,7 +292,7 @@ def sliding_window(
   """The plug of `sliding_window_attention`.
 
   Args:
-    window: w, or (left, right); 256 is the paper's 512 keys in all.
+    window: w, or (left, right); 256 is the paper's window of 512 keys.
     dilation: one int, or one per query head.
     block_size: queries of a tile; None is the platform's choice.
     implementation: 'xla', 'cudnn', 'tokamax', or None to choose.

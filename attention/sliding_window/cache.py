@@ -12,7 +12,7 @@ from attention.dense import init_cache as init_dense
 
 
 class SlidingWindowCache(NamedTuple):
-  """The last R keys and values; position p lies in slot p mod R.
+  """The last R keys and values; position p is in slot p mod R.
 
   Attributes:
     key: `[B, R, K, H]`.
@@ -30,7 +30,7 @@ def init_cache(
 ) -> SlidingWindowCache:
   """An empty ring of R = min(reach + 1, max_length) keys.
 
-  `reach` is how far back a query sees: left · the largest dilation.
+  `reach` is left · the largest dilation, how far back a query sees.
   """
   size = min(reach + 1, max_length)
   return SlidingWindowCache(*init_dense({}, batch, size, dims, dtype))
@@ -45,19 +45,19 @@ def decode(
   value: Float[Array, "B 1 K H"],
   tables: relative.Relative,
 ) -> tuple[Float[Array, "B 1 N H"], SlidingWindowCache]:
-  """One position of the causal call; time R·N·H whatever the position.
+  """One position of the causal call; time R·N·H at every position.
 
   Args:
     left: keys of the window before the query.
     dilations: one for all heads, or one per query head.
-    cache: what came before.
-    query: the position's own query.
-    key: its key, which it sees too.
-    value: its value.
-    tables: what is added by distance.
+    cache: the keys and values before this position.
+    query: the query of this position.
+    key: the key of this position, which its query sees too.
+    value: the value of this position.
+    tables: the tables of relative positions.
   """
   slots = jnp.arange(cache.key.shape[1])
-  # How many positions ago each slot is written, this position's write included.
+  # How many positions ago each slot was written; 0 is this position.
   age = (cache.index[:, None] - slots[None, :]) % slots.size
   keys = layout.written(cache.key, key, age == 0)
   values = layout.written(cache.value, value, age == 0)

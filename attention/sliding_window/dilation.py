@@ -1,10 +1,11 @@
 """Dilated windows of `sliding_window_attention`, one dilation per query head.
 
-A dilated window needs no code of its own. The positions of one residue class r,
-t = i·d + r, see keys of the same class only, and there the window is an
-ordinary one over i. `[B, T, N, H]` read as `[B, T/d, d, N, H]`, which moves no
-data, makes the class an axis, and `jax.vmap` takes all classes. Where d does
-not divide T, the shorter classes are filled up with keys that nobody sees.
+A dilated window is an ordinary window in another order. The positions of one
+residue class r, t = i·d + r, see keys of the same class only, and within a
+class the window is an ordinary one over i. `[B, T, N, H]` is read as
+`[B, T/d, d, N, H]`, which moves no data and makes the class an axis, and
+`jax.vmap` runs all classes. Where d does not divide T, the shorter classes are
+padded with keys that no query sees.
 """
 
 from collections.abc import Callable
@@ -22,16 +23,16 @@ from attention.sliding_window.near import Arrays, Limits
 Windowed = Callable[
   [Float[Array, "B T N H"], Arrays, Relative, Limits], Float[Array, "B T N V"]
 ]
-"""`near.windowed_attention` with its options set."""
+"""The type of `near.windowed_attention` once its options are set."""
 
 
 class Rules(NamedTuple):
-  """What limits the keys of a window beside the window, by position.
+  """The limits of a call other than the window, by position.
 
   Attributes:
     key_mask: False hides a key.
-    query_segments: a query sees keys of its own segment only.
-    key_segments: goes with `query_segments`.
+    query_segments: segment ids; a query sees keys of its own segment only.
+    key_segments: segment ids of the keys.
     of_globals: which global keys a query sees.
   """
 
@@ -50,7 +51,7 @@ def by_dilation(
   rules: Rules,
   rng: Array | None,
 ) -> Float[Array, "B T N V"]:
-  """Runs the heads of every dilation; one call where all have the same."""
+  """Runs the heads of each dilation, in one call where all have the same."""
   calls = _head_groups(dilations, arrays.key.shape[2])
   if len(calls) == 1:
     return _dilated(windowed, dilations[0], query, arrays, tables, rules, rng)
@@ -68,7 +69,7 @@ def by_dilation(
         Arrays(*(x[:, :, theirs] for x in arrays)),
         of_mine,
         rules,
-        # Calls number their tiles alike: each needs a key of its own.
+        # Every call numbers its tiles from 0, so each needs its own key.
         None if rng is None else jax.random.fold_in(rng, i),
       )
     )
@@ -81,8 +82,9 @@ def _head_groups(
 ) -> list[tuple[int, list[int], list[int]]]:
   """Heads that one call can serve: (dilation, query heads, key heads).
 
-  In a call every key head has equally many query heads, as tiles want it. A key
-  head whose query heads differ is in several calls.
+  In one call, every key head has the same number of query heads, as tiles
+  require. A key head whose query heads have several dilations is in several
+  calls.
   """
   group = len(dilations) // num_kv_heads
   calls: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
@@ -105,7 +107,7 @@ def _dilated(
   rules: Rules,
   rng: Array | None,
 ) -> Float[Array, "B T N V"]:
-  """One dilation for all heads."""
+  """Attention with one dilation for all heads."""
 
   def of_class(query, key, value, rules, rng):
     near = visibility.keys(rules.key_mask) & visibility.segments(
@@ -115,12 +117,12 @@ def _dilated(
     return windowed(query, mine, tables, Limits(near, rules.of_globals, rng))
 
   length, source_length = query.shape[1], arrays.key.shape[1]
-  # A step beyond the sequence leaves each query its own position only.
+  # With a step longer than the sequence, a query sees its own position only.
   dilation = min(dilation, max(length, source_length))
   if dilation == 1:
     return of_class(query, arrays.key, arrays.value, rules, rng)
   if rules.key_mask is None and source_length % dilation:
-    # The shorter classes are filled up with keys that nobody may see.
+    # The keys that pad the shorter classes must be hidden.
     everyone = jnp.ones((query.shape[0], source_length), bool)
     rules = rules._replace(key_mask=everyone)
 

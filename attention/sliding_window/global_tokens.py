@@ -1,10 +1,10 @@
 """Global tokens of `sliding_window_attention`.
 
 A global token is seen by every query and, as a query, sees every key. The first
-half joins the loop over tiles: the tokens' keys are hidden from the windows and
-handed to every tile as G extra keys, so a token inside a window is in the union
-once. The second half is dense attention of G queries over all keys, whose rows
-replace those of the loop.
+half is part of the loop over tiles: the keys of the tokens are hidden from the
+windows and appended to every tile as G extra keys, so a token inside a window
+is in the union once. The second half is dense attention of G queries over all
+keys. Its rows replace those of the loop.
 """
 
 from typing import NamedTuple
@@ -18,14 +18,14 @@ from attention.dense import dense_attention
 
 
 class Tokens(NamedTuple):
-  """The global tokens; where not `valid`, `index` is some legal position."""
+  """The global tokens; where not `valid`, `index` is any position in [0, T)."""
 
   index: Int[Array, "B G"]
   valid: Bool[Array, "B G"]
 
 
 def unique_tokens(indices: Int[Array, "B G"], length: int) -> Tokens:
-  """Each position of [0, T) at most once, everything else not valid."""
+  """The tokens of a call; valid once for each position in [0, T)."""
   indices = jnp.sort(indices, axis=1)
   previous = jnp.pad(indices[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
   valid = (indices >= 0) & (indices < length) & (indices != previous)
@@ -33,7 +33,7 @@ def unique_tokens(indices: Int[Array, "B G"], length: int) -> Tokens:
 
 
 def others(tokens: Tokens, length: int) -> Bool[Array, "B S"]:
-  """False at the tokens' positions."""
+  """False at the positions of the tokens, True elsewhere."""
   position = jnp.arange(length)[None, :, None]
   here = (tokens.index[:, None, :] == position) & tokens.valid[:, None, :]
   return ~jnp.any(here, axis=-1)
@@ -47,9 +47,9 @@ def global_keys(
 ) -> tuple[
   Float[Array, "B G K H"], Float[Array, "B G K V"], Bool[Array, "B T G"]
 ]:
-  """The tokens' keys and values, and which of them each query sees."""
+  """Keys and values of the tokens, and which of them each query sees."""
   seen = sees.at(_positions(key), tokens.index) & tokens.valid[:, None, :]
-  # As in the loop over tiles, what no query sees is not read either.
+  # A token that no query sees is set to zero, as in the loop over tiles.
   read = jnp.any(seen, axis=1)[:, :, None, None]
   return (
     jnp.where(read, by_example(key, tokens.index), 0),
@@ -69,7 +69,7 @@ def replace_rows(
   dropout_rate: float,
   dropout_rng: Array | None,
 ) -> Float[Array, "B T N V"]:
-  """Puts in the rows of the global queries, which see all keys."""
+  """Replaces the rows of the global queries, which see all keys."""
   rows = dense_attention(
     by_example(query, tokens.index),
     key,
@@ -79,7 +79,7 @@ def replace_rows(
     dropout_rate=dropout_rate,
     dropout_rng=dropout_rng,
   )
-  # Positions that are no token lie beyond T, all different, and are dropped.
+  # Slots that are not valid get different indices beyond T and are dropped.
   beyond = out.shape[1] + jnp.arange(tokens.index.shape[1])
   slots = jnp.where(tokens.valid, tokens.index, beyond[None, :])
   return jax.vmap(

@@ -2,8 +2,9 @@
 
 The C queries [a, a+C) together see at most W = min(S, C + left + right) keys,
 the slice [f, f+W) with f = clip(a − left, 0, S − W). Which query sees which key
-is read off the positions, so a clipped slice needs no case of its own. The keys
-of G global tokens are appended to the slice: one softmax runs over the union.
+follows from the positions, so a clipped slice is not a special case. The keys
+of G global tokens are appended to the slice, and one softmax runs over the
+union.
 """
 
 import dataclasses
@@ -19,7 +20,7 @@ from attention.core.visibility import Visibility
 
 
 class Arrays(NamedTuple):
-  """What has a derivative beside queries and tables; G may be 0."""
+  """Arrays with a derivative, except queries and tables; G may be 0."""
 
   key: Float[Array, "B S K H"]
   value: Float[Array, "B S K V"]
@@ -28,11 +29,11 @@ class Arrays(NamedTuple):
 
 
 class Limits(NamedTuple):
-  """Who may see whom, and what draws the dropout.
+  """Which pairs count, and the key of the dropout.
 
   Attributes:
-    near: of the keys in the window, the window itself included.
-    of_globals: which global keys a query sees, all conditions included.
+    near: the visibility of the keys in the slice, including the window.
+    of_globals: which global keys a query sees, under all conditions.
     rng: a key; not read where the rate is 0.
   """
 
@@ -64,16 +65,16 @@ class Near:
   dropout_rate: float
 
   def visits(self, start: Array | int) -> None:
-    """One."""
+    """One visit."""
     del start
 
   def _first(self, place: loop.Place) -> Array:
-    """F."""
+    """The position f of the first key of the slice."""
     last = self.source_length - self.width
     return jnp.clip(place.start - self.left, 0, last)
 
   def gather(self, arrays: Arrays, fixed: Limits, place: loop.Place) -> Keys:
-    """The slice, and the global keys after it."""
+    """The slice of keys and values, and the global ones after it."""
     first = self._first(place)
 
     def read(x, of_globals):
@@ -114,7 +115,7 @@ class Near:
   def add(
     self, totals: Arrays, gradient: Keys, fixed: Limits, place: loop.Place
   ) -> Arrays:
-    """Adds the gradients of one tile where its keys came from."""
+    """Adds the gradients of one tile at the places of its keys."""
     del fixed
     first, width = self._first(place), self.width
 
@@ -145,13 +146,16 @@ def windowed_attention(
 
   Args:
     query: `[B, T, N, H]`.
-    arrays: keys and values.
-    tables: what is added by distance.
-    limits: who may see whom beside the window.
-    sides: keys before and behind the query.
-    rows: C; None is the platform's.
+    arrays: keys and values, those of global tokens included.
+    tables: the tables of relative positions.
+    limits: which pairs count; the window is added here.
+    sides: the number of keys before and after the query.
+    rows: C; None is the choice of `core.platform.window_rows`.
     scale: factor of the logits.
     dropout_rate: share of weights set to zero.
+
+  Returns:
+    `[B, T, N, V]` in the dtype of `query`.
   """
   batch, length, num_heads, head_dim = query.shape
   source_length, kv_heads, value_dim = arrays.value.shape[1:]
