@@ -180,7 +180,11 @@ def decode(
 
 
 def dense() -> plug.Attention:
-  """The plug of `dense_attention`; it has no hyperparameters."""
+  """The plug of `dense_attention`; it has no hyperparameters.
+
+  Returns:
+    An `Attention` without variables that decodes with a `DenseCache`.
+  """
 
   def apply(variables, query, key, value, **call):
     del variables

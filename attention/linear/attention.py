@@ -81,10 +81,10 @@ def linear_attention(
 
   Cost: time (T·N + S·K)·M·(H+V), causal T·N·(M·(H+V) + C·(M+V)). Memory in
   addition to the arguments and the result: M·(R+V) per head, with or without
-  gradients. A causal call also takes T/R·M·V per head with gradients, and a copy
-  of keys and values where S ≠ T. C is `causal.CHUNK`. R is `blocks.BLOCK`, in the
-  causal form `causal.GROUP` chunks, and on a GPU or TPU as many times more as
-  the budget of bytes of `core.platform` allows.
+  gradients. A causal call also takes T/R·M·V per head with gradients, and a
+  copy of keys and values where S ≠ T. C is `causal.CHUNK`. R is `blocks.BLOCK`,
+  in the causal form `causal.GROUP` chunks, and on a GPU or TPU as many times
+  more as the budget of bytes of `core.platform` allows.
 
   Departs from its paper in adding no epsilon to the normaliser, and in masks
   and grouped heads, which the paper does not discuss.

@@ -292,10 +292,14 @@ def sliding_window(
   """The plug of `sliding_window_attention`.
 
   Args:
-    window: w, or (left, right); 256 is the paper's window of 512 keys.
+    window: w, or (left, right). By default both sides together have the paper's
+      512 keys.
     dilation: one int, or one per query head.
     block_size: queries of a tile; None is the platform's choice.
     implementation: 'xla', 'cudnn', 'tokamax', or None to choose.
+
+  Returns:
+    An `Attention` without variables that decodes with a `SlidingWindowCache`.
 
   Raises:
     ValueError: an argument is out of range; by `init`, a window that is no
