@@ -34,6 +34,9 @@ def attend(
     operands: the arrays.
     keep: which keys count; None is all.
     block_size: positions of a step; None is the platform's choice.
+
+  Returns:
+    `[B, T, N, V]` in the dtype of the query.
   """
   query_steps, key_steps = (
     _steps(x, features.size, block_size) for x in (operands.query, operands.key)

@@ -93,6 +93,9 @@ def attend(
     operands: the arrays.
     keep: which keys count; None is all.
     chunk_size: C; None is `CHUNK`.
+
+  Returns:
+    `[B, T, N, V]` in the dtype of the query.
   """
   query, key, value, parameters = operands
   length, source_length = query.shape[1], key.shape[1]

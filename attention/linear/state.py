@@ -264,6 +264,9 @@ def read_out_gradients(
     features: of the queries.
     norm: n.
     g: (g, δ), the cotangents of numerator and normaliser times n.
+
+  Returns:
+    Gradients of the features and of the sums.
   """
   d_terms = dot("...qv,...vm->...qm", g, state.sums)
   if state.log_scale is None:

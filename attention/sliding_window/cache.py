@@ -55,6 +55,9 @@ def decode(
     key: the key of this position, which its query sees too.
     value: the value of this position.
     tables: the tables of relative positions.
+
+  Returns:
+    The result `[B, 1, N, H]` and the cache with this position in it.
   """
   slots = jnp.arange(cache.key.shape[1])
   # How many positions ago each slot was written; 0 is this position.
