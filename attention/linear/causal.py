@@ -34,7 +34,8 @@ from attention.linear.blocks import KeyBlock, Steps
 from attention.linear.features import FeatureMap, Operands
 
 CHUNK = 64
-"""C: a smaller block than that of the other form, since scores are C×C."""
+"""C: a smaller block than that of the other form, since scores are C×C. See
+benchmarks/README.md."""
 
 GROUP = 4
 """The fewest chunks for which one state is kept."""
