@@ -7,8 +7,8 @@ line to the last: arrays that are sharded along either are computed where they
 are.
 
 Products. XLA:CPU sends batched products of the forms 'bkqh,bkdh->bkqd' and
-'bkqd,bkdh->bkqh' to its fast kernel and others to a slower one, so every product
-here has one of these forms. Other devices do not mind.
+'bkqd,bkdh->bkqh' to its fast kernel and others to a slower one, so every
+product here has one of these forms. Other devices do not mind.
 """
 
 from typing import NamedTuple
