@@ -12,6 +12,11 @@ These facts are kept here.
   copies_rows     how diagonals of a matrix are read and summed fast.
   merges_rows     whether the projections of a model see one axis of rows.
 
+Products. XLA:CPU sends batched products of the forms 'bkqh,bkdh->bkqd' and
+'bkqd,bkdh->bkqh' to its fast kernel and others to one of half that rate. Every
+product of `attention/` has one of these forms on every device, since other
+devices do not mind.
+
 All are chosen while a program is traced, from the default device. A program
 that is traced on one kind of machine for another names the other one:
 
