@@ -13,7 +13,7 @@ These facts are kept here.
   merges_rows     whether the projections of a model see one axis of rows.
 
 Products. XLA:CPU sends batched products of the forms 'bkqh,bkdh->bkqd' and
-'bkqd,bkdh->bkqh' to its fast kernel and others to one of half that rate. Every
+'bkqd,bkdh->bkqh' to its fast kernel and others to a slower one. Every
 product of `attention/` has one of these forms on every device, since other
 devices do not mind.
 
