@@ -127,8 +127,7 @@ def sines(
   """sin(p·ω_i) and cos(p·ω_i), ω_i = 10000^(-2i/F), in float32.
 
   Of NumPy's positions they are constants of the program. XLA:CPU fuses others
-  with what reads them and so computes them for every head and example: a fifth
-  of a forward pass of `configs/text.py`.
+  with what reads them and so computes them for every head and example.
 
   Args:
     positions: `[B, T]`.

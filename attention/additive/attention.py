@@ -128,6 +128,7 @@ def _attend(
   source_length, kv_heads = arrays.value.shape[1:3]
   # A pair holds its hidden units, and their gradients in the backward.
   pair_bytes = 2 * 4 * batch * num_heads * width
+  # These tiles stay in cache, see benchmarks/README.md.
   rows, columns = sizes or platform.block(pair_bytes, 16, 64)
   source = Blocks(
     rows=min(rows, length),

@@ -66,7 +66,7 @@ class Additive(NamedTuple):
   def _scores(
     self, z: Float[Array, "B N C D A"], v: Float[Array, "N A"]
   ) -> Float[Array, "B N X"]:
-    """V · z of every pair, X = C·D, as a product: a sum takes twice as long."""
+    """V · z of every pair, X = C·D, as a product: a sum is slower."""
     pairs = z.reshape(*z.shape[:2], -1, z.shape[4])
     # Repeated for every example, or the product has no batch axis in common.
     v = jnp.broadcast_to(v, (z.shape[0], *v.shape))

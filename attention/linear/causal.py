@@ -12,9 +12,10 @@ bytes, and the loop is short.
 The backward takes the steps in reverse. The forward keeps the state before each
 group of P steps, T/(P·G·C)·(V+1)·M numbers with P·G at least `GROUP`, and the
 backward makes the states in between again: to keep them all would take more
-than query, key and value together. With P_ts = A_ts / n_t and (g, δ) as in `state`, log A_ts gets
-P_ts (g_t·v_s + δ_t), and log φ_m(q_t) both r_tm (U_m·g_t + Z_m δ_t) and its
-share of the chunk, Σ_s P_ts (g_t·v_s + δ_t) φ_m(q_t) φ_m(k_s) / A_ts.
+than query, key and value together. With P_ts = A_ts / n_t and (g, δ) as in
+`state`, log A_ts gets P_ts (g_t·v_s + δ_t), and log φ_m(q_t) both
+r_tm (U_m·g_t + Z_m δ_t) and its share of the chunk,
+Σ_s P_ts (g_t·v_s + δ_t) φ_m(q_t) φ_m(k_s) / A_ts.
 
 Second derivatives are taken forward over reverse (`jax.hessian`); a gradient of
 a gradient would have to reverse loops whose length is not known.
@@ -34,7 +35,8 @@ from attention.linear.blocks import KeyBlock, Steps
 from attention.linear.features import FeatureMap, Operands
 
 CHUNK = 64
-"""C: a smaller block than that of the other form, since scores are C×C."""
+"""C: a smaller block than that of the other form, since scores are C×C. See
+benchmarks/README.md."""
 
 GROUP = 4
 """The fewest chunks for which one state is kept."""

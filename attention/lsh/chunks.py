@@ -31,7 +31,7 @@ from attention.core import layout, platform
 
 _LEAST_HEADS = 8
 """Fewer heads count as so many: their steps would be long, and hold more memory
-than they are worth in time."""
+than they are worth in time (benchmarks/README.md)."""
 
 
 class Chunks(NamedTuple):
