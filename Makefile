@@ -7,6 +7,10 @@
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 CONFIG ?= configs/copy.py
+# Compiling is most of the suite's time. These halve it; laws about bits and
+# memory are marked `optimised` and keep XLA's optimisation as users have it.
+QUICK := --xla_backend_optimization_level=0 \
+  --xla_llvm_disable_expensive_passes=true
 WORKDIR ?= runs/copy
 
 .PHONY: train compare bench test format setup
@@ -39,7 +43,8 @@ test: setup
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/pyrefly check
-	$(PYTHON) -m pytest -n auto
+	XLA_FLAGS="$(QUICK)" $(PYTHON) -m pytest -n auto -m "not optimised"
+	$(PYTHON) -m pytest -n auto -m optimised
 
 format: setup
 	$(VENV)/bin/ruff check --fix .

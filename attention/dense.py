@@ -26,6 +26,7 @@ def dense_attention(
   relative_keys: Float[Array, "E H"] | None = None,
   dropout_rate: float = 0.0,
   dropout_rng: Array | None = None,
+  block_size: int | None = None,
 ) -> Float[Array, "B T N V"]:
   """Every query attends to every key: softmax(scale · Q Kᵀ + bias) V.
 
@@ -52,6 +53,7 @@ def dense_attention(
     dropout_rate: share of attention weights set to zero; the others are
       divided by 1 - rate.
     dropout_rng: key of the dropout, needed where `dropout_rate` > 0.
+    block_size: C, rows that are computed at once; None is the platform's choice.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`.
@@ -81,6 +83,8 @@ def dense_attention(
     dropout_rate=dropout_rate,
     dropout_rng=dropout_rng,
   )
+  if block_size is not None:
+    arguments.check_at_least("block_size", block_size, 1)
   batch, _, num_heads, head_dim = query.shape
   source_length, num_kv_heads = key.shape[1:3]
   tables = relative.check(relative_bias, relative_keys, query)
@@ -110,7 +114,7 @@ def dense_attention(
     out = layout.dot("bkqs,bksv->bkqv", weights, values)
     return layout.heads_last(out, rows).astype(query.dtype)
 
-  return by_rows(attend, query, bias, source_length)
+  return by_rows(attend, query, bias, source_length, block_size)
 
 
 class DenseCache(NamedTuple):

@@ -31,6 +31,7 @@ def multiplicative_attention(
   relative_keys: Float[Array, "E H"] | None = None,
   dropout_rate: float = 0.0,
   dropout_rng: Array | None = None,
+  block_size: int | tuple[int, int] | None = None,
 ) -> Float[Array, "B T N V"]:
   """Scores are products with a trained matrix in between: softmax(Q W Kᵀ) V.
 
@@ -56,6 +57,7 @@ def multiplicative_attention(
     relative_keys: `[2L+1, H]`, added to the keys by clipped distance.
     dropout_rate: share of attention weights set to zero.
     dropout_rng: key of the dropout, needed where `dropout_rate` > 0.
+    block_size: as in `flash_attention`.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`.
@@ -99,6 +101,7 @@ def multiplicative_attention(
     relative_keys=relative_keys,
     dropout_rate=dropout_rate,
     dropout_rng=dropout_rng,
+    block_size=block_size,
   )
   return out.astype(query.dtype)
 

@@ -137,7 +137,7 @@ def sines(
 
   For positions in NumPy they are constants of the program. For others, XLA:CPU
   fuses them with what reads them and so computes them for every head and
-  example: a fifth of a forward pass of `configs/text.py`.
+  example.
 
   Args:
     positions: `[B, T]`.

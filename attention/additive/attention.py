@@ -134,6 +134,7 @@ def _attend(
   source_length, kv_heads = arrays.value.shape[1:3]
   # For each pair: the hidden units, and in the backward their gradients.
   pair_bytes = 2 * 4 * batch * num_heads * width
+  # These tiles stay in cache, see benchmarks/README.md.
   rows, columns = sizes or platform.block(pair_bytes, 16, 64)
   source = Blocks(
     rows=min(rows, length),

@@ -66,10 +66,7 @@ class Additive(NamedTuple):
   def _scores(
     self, z: Float[Array, "B N C D A"], v: Float[Array, "N A"]
   ) -> Float[Array, "B N X"]:
-    """The scores v · z of all X = C·D pairs.
-
-    It is a product because a sum takes twice as long.
-    """
+    """The scores v · z of all X = C·D pairs, as a product: a sum is slower."""
     pairs = z.reshape(*z.shape[:2], -1, z.shape[4])
     # Repeated for every example, so that the factors share a batch axis.
     v = jnp.broadcast_to(v, (z.shape[0], *v.shape))

@@ -5,10 +5,6 @@ with the C rows of the J = N/K query heads of a key head one after another, so
 that Q = J·C and keys are never repeated. B and K stay two axes from the first
 line to the last: arrays that are sharded along either are computed where they
 are.
-
-Products. XLA:CPU sends batched products of the forms 'bkqh,bkdh->bkqd' and
-'bkqd,bkdh->bkqh' to its fast kernel and others to one of half that rate, so
-every product here has one of these forms. Other devices do not mind.
 """
 
 from typing import NamedTuple

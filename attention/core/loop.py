@@ -15,9 +15,9 @@ Sums without a maximum. A source with several visits adds up e^x as it is, since
 most rows need no maximum. A row is lost where its sum leaves (e^-40, e^40):
 there exponentials overflow, or so many underflow that digits go. Only then is
 its tile done again with the running maximum, and only its lost rows take that
-result, so what a row is never depends on another row. Dtypes that cannot hold
-e^40 always take the maximum, and so does a single visit, where a query of one
-key then gets its very value.
+result, so the result of a row never depends on another row. Dtypes that cannot
+hold e^40 always take the maximum. So does a single visit, which costs nothing
+more and gives a query with one key exactly its value.
 """
 
 from collections.abc import Callable
@@ -36,10 +36,10 @@ _LARGEST_SUM = math.exp(40.0)
 
 
 class Place(NamedTuple):
-  """Where a tile is.
+  """Which tile is meant.
 
   Attributes:
-    number: of the tile.
+    number: of the tile, from 0.
     start: position of its first query.
     visit: number of the visit; 0 where there is only one.
   """
@@ -73,9 +73,9 @@ class Source(Protocol):
   def visits(
     self, start: Array | int
   ) -> tuple[int | Array, int | Array] | None:
-    """How many visits see all of their pairs, and the number of visits.
+    """How many visits hide no pair, and how many there are in all.
 
-    None is one visit.
+    Those that hide no pair come first. None stands for a single visit.
     """
     ...
 
@@ -168,7 +168,7 @@ class _Steps(NamedTuple):
     )
 
   def where_new(self, i: Array, x: Array, old: Array | int) -> Array:
-    """`x`, and `old` in rows that the step before has had."""
+    """`x`, but `old` in the rows that belong to the step before."""
     is_new = self.blocks.is_new(i)
     if is_new is None:
       return x
@@ -279,7 +279,7 @@ def _sums(
   total = found.total
   is_kept = (total > 1 / _LARGEST_SUM) & (total < _LARGEST_SUM)
   is_lost = ~is_kept & (total != 0.0)
-  # As it is an exception, every visit gets its limits: one loop to compile.
+  # This is the exception, so every visit gets its limits: one loop to compile.
   again = attend_all(True, (0, jnp.where(jnp.any(is_lost), visits[1], 0)))
   return jax.tree.map(lambda x, y: jnp.where(is_lost, y, x), found, again)
 
@@ -291,7 +291,7 @@ def over_visits(
 ) -> Any:
   """Runs `step(is_whole, visit, carry)`: whole visits first, then the others."""
   whole, end = visits
-  # A loop that would have no round is left out: it would be compiled as well.
+  # A loop without a round would be compiled as well, so it is left out.
   if not (isinstance(whole, int) and whole == 0):
     carry = jax.lax.fori_loop(0, whole, partial(step, True), carry)
   if isinstance(whole, int) and isinstance(end, int) and whole == end:

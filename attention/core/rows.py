@@ -5,8 +5,8 @@ numbers and hold B·N·C·S of the B·N·T·S scores. `jax.checkpoint` makes the
 again in the backward. Everything is left to autodiff, of any order and
 direction, which is why this is no `loop.Source`.
 
-On a CPU a block of rows stays in cache from its product to the next one, where
-the whole matrix would go through memory at every step of the softmax.
+On a CPU a block of rows stays in cache from one product to the next. The whole
+matrix would go through memory at every step of the softmax.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ Attend = Callable[
 
 
 WHOLE = 512
-"""The longest T that is always one block."""
+"""The longest T that is one block unless the caller asks for less."""
 
 
 def by_rows(
@@ -32,13 +32,25 @@ def by_rows(
   query: Float[Array, "B T N H"],
   bias: Float[Array, "#B #N #T #S"] | None,
   source_length: int,
+  block_size: int | None = None,
 ) -> Float[Array, "B T N V"]:
-  """`attend` of all rows, in blocks that the platform's budget allows."""
+  """`attend` of all rows, in blocks.
+
+  Args:
+    attend: what is computed for C rows.
+    query: `[B, T, N, H]`.
+    bias: cut along its rows, if it has all of them.
+    source_length: S.
+    block_size: C; None is what the platform's budget allows.
+  """
   batch, length, num_heads, _ = query.shape
-  row_bytes = 4 * batch * num_heads * source_length
-  rows = platform.rows_at_once(row_bytes, length, least=256)
-  # A short sequence is one block, of which nothing is made again.
-  if length <= max(rows, WHOLE):
+  rows = block_size
+  if rows is None:
+    row_bytes = 4 * batch * num_heads * source_length
+    rows = platform.rows_at_once(row_bytes, length, least=256)
+    # A short sequence is one block, of which nothing is made again.
+    rows = length if length <= WHOLE else rows
+  if length <= rows:
     return attend(query, bias, 0)
   attend = jax.checkpoint(attend, prevent_cse=False)
   count = length // rows

@@ -22,8 +22,9 @@ from attention.core.layout import (
 from attention.linear.features import Operands
 
 BLOCK = 256
-"""Positions of a block. A step of the loops is one block on a CPU, and
-elsewhere as many as the platform's budget of bytes allows."""
+"""Positions of a block: smaller products run slower (benchmarks/README.md). A
+step of the loops is one block on a CPU, and elsewhere as many as the platform's
+budget of bytes allows."""
 
 
 class Steps(NamedTuple):

@@ -36,7 +36,8 @@ from attention.linear.blocks import KeyBlock, Steps
 from attention.linear.features import FeatureMap, Operands
 
 CHUNK = 64
-"""C. It is smaller than `blocks.BLOCK` because scores are C×C."""
+"""C. It is smaller than `blocks.BLOCK` because scores are C×C. See
+benchmarks/README.md."""
 
 GROUP = 4
 """The chunks for which one state is kept; those of a step if they are more."""

@@ -31,7 +31,7 @@ from attention.core import layout, platform
 
 _LEAST_HEADS = 8
 """Fewer heads than this are counted as this many, because their steps would be
-long and cost more memory than they save in time."""
+long and cost more memory than they save in time (benchmarks/README.md)."""
 
 
 class Chunks(NamedTuple):

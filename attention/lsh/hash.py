@@ -22,8 +22,8 @@ def buckets(
   """The bucket of every token and head in every round, in blocks of tokens.
 
   The platform's budget says how many tokens are a block. Products have the axes
-  [rounds, buckets/2, …], because XLA:CPU finds the largest along a leading axis
-  several times faster than along the last.
+  [rounds, buckets/2, …], because XLA:CPU finds the largest faster along a
+  leading axis than along the last.
   """
   batch, length, num_heads, head_dim = x.shape
   num_rounds, _, half = rotations.shape

@@ -9,6 +9,8 @@ import pytest
 from tests.attention.cases import Case, assert_close
 from tests.attention.mechanisms import MECHANISMS
 
+pytestmark = pytest.mark.optimised
+
 
 def having(*features):
   """Parametrises a test over the mechanisms that claim all `features`."""

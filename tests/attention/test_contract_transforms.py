@@ -13,6 +13,8 @@ from attention.capabilities import CAPABILITIES
 from tests.attention.cases import Case, assert_close, split
 from tests.attention.mechanisms import MECHANISMS, ONE_EACH
 
+pytestmark = pytest.mark.optimised
+
 mechanisms = pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)
 one_each = pytest.mark.parametrize("mechanism", ONE_EACH, ids=str)
 CASE = Case(("mask",), batch=8, length=7)

@@ -13,6 +13,8 @@ import pytest
 from attention import ATTENTIONS, Dims
 from attention.core import rows
 
+pytestmark = pytest.mark.optimised
+
 LENGTHS = (1024, 2048, 4096, 8192)
 HEADS, HEAD_DIM = 2, 16
 OPTIONS = {"sliding_window": {"window": 64}}

@@ -19,7 +19,10 @@ from tests.attention.window_cases import (
   draw_options,
 )
 
-pytestmark = pytest.mark.usefixtures("short_blocks")
+pytestmark = [
+  pytest.mark.optimised,
+  pytest.mark.usefixtures("short_blocks"),
+]
 
 
 def test_transformations_and_traces():

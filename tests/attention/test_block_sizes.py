@@ -1,0 +1,49 @@
+"""The caller may choose the size of a block, and no number depends on it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention import ATTENTIONS, Dims
+from tests.attention.cases import assert_close
+
+SIZES = {
+  "sliding_window": {"window": 3},
+  "linformer": {"rank": 5},
+  "nystrom": {"num_landmarks": 4},
+  "performer": {"num_features": 16},
+  "additive": {"width": 6},
+}
+# A block or chunk of these two is part of what they compute.
+OWN = ("bigbird", "lsh")
+NAMES = [name for name in ATTENTIONS if name not in OWN]
+
+
+def attend(name, **call):
+  dims = Dims(4, 2, 8, 23)
+  mechanism = ATTENTIONS[name](**SIZES.get(name, {}))
+  variables = mechanism.init(jax.random.key(0), dims)
+  rng = np.random.default_rng(0)
+  query, key, value = (
+    jnp.asarray(rng.standard_normal((2, 23, n, 8)), jnp.float32)
+    for n in (4, 2, 2)
+  )
+  mask = jnp.asarray(rng.random((2, 1, 1, 23)) < 0.8)
+  return jax.jit(
+    lambda *qkv: mechanism.apply(variables, *qkv, mask=mask, **call)
+  )(query, key, value)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_block_size_gives_the_same_numbers(name):
+  expected = attend(name)
+  for block_size in (1, 8, 100):
+    assert_close(attend(name, block_size=block_size), expected, 1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("block_size", [0, -1, 2.5, True])
+def test_a_wrong_block_size_raises(name, block_size, unchecked):
+  with pytest.raises(ValueError, match=r"^block_size: "):
+    attend(name, block_size=block_size)
