@@ -53,7 +53,8 @@ def dense_attention(
     dropout_rate: share of attention weights set to zero; the others are
       divided by 1 - rate.
     dropout_rng: key of the dropout, needed where `dropout_rate` > 0.
-    block_size: C, rows that are computed at once; None is the platform's choice.
+    block_size: C, rows that are computed at the same time; None is the choice
+      of `core.rows.by_rows`.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`.
@@ -62,9 +63,8 @@ def dense_attention(
     ValueError: arguments do not fit together.
 
   Cost: time T·S·N·(H+V); memory B·N·C·S float32, because whole rows are
-  computed, C queries at a time, and again in the backward where C < T. C is
-  chosen by `core.rows.by_rows`. The function can be differentiated any number
-  of times, forward and reverse.
+  computed, C queries at a time, and again in the backward where C < T. The
+  function can be differentiated any number of times, forward and reverse.
 
   Departs from its paper in cases that the paper does not have: a query that
   sees no key, key heads that several query heads share, biases by pair or

@@ -3,6 +3,7 @@
 import ast
 import functools
 import importlib
+import inspect
 import pathlib
 import re
 
@@ -105,6 +106,13 @@ def test_every_section_links_all_files_of_its_mechanism(name):
 def test_core_is_explained_file_by_file():
   files = (_ROOT / "attention" / "core").glob("[!_]*.py")
   assert {str(x.relative_to(_ROOT)) for x in files} <= _linked(_SECTION[_HOW])
+
+
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_calls_may_give_the_size_of_blocks(name):
+  function = getattr(attention, f"{name}_attention")
+  option = "chunk_size" if name == "lsh" else "block_size"
+  assert option in inspect.signature(function).parameters
 
 
 def test_names_with_a_link_are_defined_in_the_linked_file():
