@@ -21,6 +21,8 @@ from attention.core.tile import Keys, Pull
 class Additive(NamedTuple):
   """The `tile.Score` v·tanh(a + c). Its parameters are v `[N, A]`."""
 
+  is_costly: bool = True
+
   def logits(
     self,
     query: Float[Array, "B K Q A"],

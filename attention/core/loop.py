@@ -16,8 +16,9 @@ most rows need no maximum. A row is lost where its sum leaves (e^-40, e^40):
 there exponentials overflow, or so many underflow that digits go. Only then is
 its tile done again with the running maximum, and only its lost rows take that
 result, so the result of a row never depends on another row. Dtypes that cannot
-hold e^40 always take the maximum. So does a single visit, which costs nothing
-more and gives a query with one key exactly its value.
+hold e^40, and scores that are costly to make again, always take the maximum. So
+does a single visit: there it costs no pass over the scores of other visits, and
+a query with one key gets exactly its value.
 """
 
 from collections.abc import Callable
@@ -273,7 +274,8 @@ def _sums(
     sums = tile.nothing_yet(query.shape[:3], value.shape[-1], by_maximum)
     return over_visits(partial(attend_once, by_maximum), visits, sums)
 
-  if float(jnp.finfo(value.dtype).max) <= _LARGEST_SUM:
+  has_range = float(jnp.finfo(value.dtype).max) > _LARGEST_SUM
+  if source.score.is_costly or not has_range:
     return attend_all(True, visits)
   found = attend_all(False, visits)
   total = found.total

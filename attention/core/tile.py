@@ -84,6 +84,11 @@ class Score(Protocol):
   `parameters` is a pytree of what else has a derivative.
   """
 
+  @property
+  def is_costly(self) -> bool:
+    """Whether logits take so long that the forward never makes them twice."""
+    ...
+
   def logits(
     self, query: Array, keys: Keys, parameters: Any, rows: int
   ) -> Float[Array, "B K Q D"]:
@@ -104,6 +109,7 @@ class Product(NamedTuple):
   """
 
   scale: float
+  is_costly: bool = False
 
   def logits(
     self,
