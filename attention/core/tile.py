@@ -34,7 +34,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from attention.core import layout, relative
+from attention.core import layout, platform, relative
 from attention.core.relative import Relative
 
 LOWEST = float(jnp.finfo(jnp.float32).min)
@@ -144,8 +144,11 @@ class Product(NamedTuple):
     def pull(dx):
       scaled = (dx * self.scale).astype(query.dtype)
       dkey = layout.dot("bkdq,bkqh->bkdh", scaled, query)
-      # The key is the smaller of the two factors: it is the one to turn.
-      dquery = layout.dot("bkhd,bkdq->bkhq", layout.turned(key), scaled)
+      if platform.turns_keys(query.shape[2]):
+        dquery = layout.dot("bkhd,bkdq->bkhq", layout.turned(key), scaled)
+      else:
+        dquery = layout.dot("bkdq,bkdh->bkqh", scaled, key)
+        dquery = jnp.swapaxes(dquery, 2, 3)
       if not parameters.given:
         return dquery, dkey, parameters
       dtables, more = relative.gradients(
