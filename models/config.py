@@ -98,7 +98,7 @@ class ModelConfig:
     norm: 'post' as in the paper, or 'pre' with one more norm at the end.
     tie_embeddings: the softmax shares the target's embedding table, and the
       source's too where the vocabulary is shared.
-    dtype: of activations; logits and softmax are float32 whatever it is.
+    dtype: of activations; logits and softmax are always float32.
     param_dtype: of parameters.
     encoder_attention: mechanism of the encoder; None is dense.
     decoder_attention: mechanism of the decoder's self-attention; None is dense.

@@ -18,7 +18,7 @@ class MultiHeadAttention(nn.Module):
   """MultiHead(X, Y) = Attention(X·Wq, Y·Wk, Y·Wv) · Wo, for any `Attention`.
 
   The projections have no bias, as in the paper's formula. Query, key and value
-  have a kernel each: on CPU that is no slower than a fused one, and self- and
+  have a kernel each: on a CPU that is as fast as a fused one, and self- and
   cross-attention then have the same parameters.
 
   A mechanism whose query is its key ('shared_qk') has no key projection.

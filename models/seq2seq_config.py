@@ -19,8 +19,8 @@ DECODERS = ("bahdanau", "luong")
 class Seq2SeqConfig:
   """A recurrent encoder and decoder with attention between them.
 
-  What a Transformer needs beside (positions, norms, feed-forward layers,
-  self-attention) is no field here, so that it is refused and never ignored.
+  What only a Transformer needs (positions, norms, feed-forward layers,
+  self-attention) has no field here, so it is refused and never ignored.
 
   Attributes:
     kind: 'seq2seq'.

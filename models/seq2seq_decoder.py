@@ -47,7 +47,7 @@ class Annotations(NamedTuple):
 
 
 class DecoderState(NamedTuple):
-  """What one step hands to the next, float32 whatever the model's dtype.
+  """What one step hands to the next, in float32 for every dtype of the model.
 
   Attributes:
     cells: states of the cells.

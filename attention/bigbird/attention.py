@@ -19,7 +19,7 @@ from attention.bigbird.blocks import (
   distinct_blocks,
   ends,
 )
-from attention.core import loop
+from attention.core import loop, visibility
 from attention.core.relative import Relative
 from attention.core.tile import Product
 from attention.flash import flash_attention
@@ -179,10 +179,7 @@ def _between(
     return Known(x, ends(x, block_size, axis=2))
 
   def by_head(x):
-    if key_mask is not None:
-      # Also set to zero, so that a NaN in a masked key does not get through.
-      x = jnp.where(key_mask[:, :, None, None], x, 0)
-    x = jnp.swapaxes(x, 1, 2)
+    x = jnp.swapaxes(visibility.keys(key_mask).readable(x, 0), 1, 2)
     return x, ends(x, block_size, axis=2)
 
   (keys, global_keys), (values, global_values) = by_head(key), by_head(value)

@@ -69,8 +69,8 @@ def lsh_attention(
     scale: factor of the logits; None is 1/√H, as in the paper's formulas. Keys
       have length 1, so weights in a bucket are then nearly even until training
       lengthens the queries; the authors' code has 1.
-    query_segment_ids: `[B, T]`; a token sees tokens of its own segment only,
-      and itself where there is no other.
+    query_segment_ids: `[B, T]`; a token sees tokens of its own segment only. It
+      sees itself only if it sees no other token.
     key_segment_ids: `[B, T]`, the same ids again, because query and key are
       one. A token whose two ids differ is in neither segment and sees nothing.
     dropout_rate: share of attention weights set to zero, a token's weight for
@@ -104,7 +104,7 @@ def lsh_attention(
   arguments.check_qkv(query, query, query)
   _check_value(query, value)
   _check_rotations(query, rotations)
-  _check_chunk_size(chunk_size)
+  arguments.check_at_least("chunk_size", chunk_size, 1)
   arguments.check_segment_ids(query_segment_ids, key_segment_ids, query, query)
   arguments.check_dropout(dropout_rate, dropout_rng)
   scale = arguments.softmax_scale(scale, query.shape[-1])
@@ -190,17 +190,6 @@ def _check_rotations(query: Array, rotations: Array) -> None:
     )
 
 
-def _check_chunk_size(chunk_size: int) -> None:
-  if (
-    not isinstance(chunk_size, int)
-    or isinstance(chunk_size, bool)
-    or chunk_size < 1
-  ):
-    raise ValueError(
-      f"chunk_size: expected an int of at least 1, got {chunk_size!r}"
-    )
-
-
 def _check_numbers(num_rounds: int, num_buckets: int) -> None:
   if num_rounds < 1:
     raise ValueError(f"num_rounds: expected at least 1, got {num_rounds}")
@@ -231,7 +220,7 @@ def lsh(
     ValueError: a number is out of range.
   """
   _check_numbers(num_rounds, 1 if num_buckets is None else num_buckets)
-  _check_chunk_size(chunk_size)
+  arguments.check_at_least("chunk_size", chunk_size, 1)
   function = partial(lsh_attention, chunk_size=chunk_size)
 
   def init(key, dims):

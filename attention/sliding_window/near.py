@@ -13,7 +13,7 @@ from typing import NamedTuple, cast
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from attention.core import dropout, layout, loop, platform
+from attention.core import dropout, layout, loop, platform, visibility
 from attention.core.relative import Relative
 from attention.core.tile import Keys, Product
 from attention.core.visibility import Visibility
@@ -159,14 +159,14 @@ def windowed_attention(
   """
   batch, length, num_heads, head_dim = query.shape
   source_length, kv_heads, value_dim = arrays.value.shape[1:]
-  # A window beyond the sequence is no wider than the sequence.
+  # A window never needs to reach beyond the sequence.
   left, right = min(sides[0], length), min(sides[1], source_length)
   if rows is None:
     rows = platform.window_rows(left + right + 1)
   rows = min(rows, length)
   width = min(source_length, rows + left + right)
   tile_bytes = 4 * batch * num_heads * (rows + head_dim + value_dim) * width
-  near = limits.near & Visibility(left=left, right=right)
+  near = limits.near & visibility.window(left, right)
   source = Near(
     rows=rows,
     at_once=loop.at_once(length, rows, tile_bytes),

@@ -12,22 +12,8 @@ import pytest
 from attention import ATTENTIONS, Dims
 from attention.core import platform
 from tests.attention.cases import assert_close
+from tests.attention.forms import FORMS, SIZES
 
-SIZES = {
-  "sliding_window": {"window": 5},
-  "bigbird": {"block_size": 8, "num_random": 1},
-  "performer": {"num_features": 16},
-  "linformer": {"rank": 8},
-  "lsh": {"chunk_size": 8, "num_rounds": 2},
-  "nystrom": {"num_landmarks": 8},
-  "additive": {"width": 8},
-}
-FORMS = [
-  (name, is_causal)
-  for name, factory in ATTENTIONS.items()
-  for is_causal in (False, True)
-  if not is_causal or "causal" in factory().supports
-]
 MOST_TRIPS = 16
 """Steps of a loop that is linear in T, at T 16,384, B 1, N 8, H 64."""
 

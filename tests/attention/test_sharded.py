@@ -7,17 +7,9 @@ import numpy as np
 import pytest
 
 from attention import ATTENTIONS, Dims
+from tests.attention.forms import FORMS, SIZES
 
 BATCH, LENGTH, HEADS, HEAD_DIM = 4, 64, 8, 8
-OPTIONS = {
-  "sliding_window": {"window": 5},
-  "bigbird": {"block_size": 8, "num_random": 1},
-  "performer": {"num_features": 16},
-  "linformer": {"rank": 8},
-  "lsh": {"chunk_size": 8, "num_rounds": 2},
-  "nystrom": {"num_landmarks": 8},
-  "additive": {"width": 8},
-}
 SHARDINGS = {
   "batch": (HEADS, PartitionSpec("x")),
   "heads": (HEADS, PartitionSpec(None, None, "x")),
@@ -27,7 +19,7 @@ SHARDINGS = {
 
 def program(name, is_causal, kv_heads):
   """Output and gradients to query, key and value, and their arguments."""
-  mechanism = ATTENTIONS[name](**OPTIONS.get(name, {}))
+  mechanism = ATTENTIONS[name](**SIZES.get(name, {}))
   dims = Dims(HEADS, kv_heads, HEAD_DIM, LENGTH)
   variables = mechanism.init(jax.random.key(0), dims)
   rng = np.random.default_rng(0)
@@ -48,15 +40,8 @@ def program(name, is_causal, kv_heads):
   return run, (query, key, value, cotangent)
 
 
-def causal_forms():
-  for name, factory in ATTENTIONS.items():
-    for is_causal in (False, True):
-      if not is_causal or "causal" in factory().supports:
-        yield name, is_causal
-
-
 @pytest.mark.parametrize("sharding", SHARDINGS)
-@pytest.mark.parametrize(("name", "is_causal"), list(causal_forms()))
+@pytest.mark.parametrize(("name", "is_causal"), FORMS)
 def test_nothing_is_gathered(name, is_causal, sharding):
   kv_heads, spec = SHARDINGS[sharding]
   mesh = jax.make_mesh(
