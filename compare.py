@@ -14,8 +14,8 @@ from pathlib import Path
 from absl import flags
 from ml_collections import config_flags
 
-from training import entry
-from training.config import ConfigError
+from process import entry
+from process.errors import ConfigError
 
 _CONFIG = config_flags.DEFINE_config_file(
   "config",
@@ -43,7 +43,7 @@ def main(command: str | None) -> None:
   else:
     folder = Path(_WORKDIR.value)
   from comparison import records
-  from reports import report
+  from reports import files
 
   if not (folder / records.COMPARISON).exists():
     raise ConfigError(f"--workdir: no comparison in {folder}")
@@ -52,8 +52,8 @@ def main(command: str | None) -> None:
     print(
       f"{folder / records.RECORDS / name}: damaged; run again to replace it"
     )
-  print(report.write(folder, found, records.scaling(folder)))
-  print(folder / report.PAGE)
+  print(files.write(folder, found, records.scaling(folder)))
+  print(folder / files.PAGE)
 
 
 def _run() -> Path:

@@ -11,8 +11,8 @@ import sys
 
 from absl import flags
 
-from training import entry
-from training.config import ConfigError
+from process import entry
+from process.errors import ConfigError
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "folder of a trained run")
 _METHOD = flags.DEFINE_enum(
@@ -46,13 +46,8 @@ def main() -> None:
     )
   # JAX and the libraries on it take a second to import: --help and a faulty flag
   # do not wait for them.
-  from training import (
-    compile_cache,
-    experiment,
-    experiment_config,
-    inference,
-    workdir,
-  )
+  from process import compile_cache
+  from training import experiment, experiment_config, inference, workdir
 
   folder = Path(_WORKDIR.value)
   config = experiment_config.parse(workdir.read_config(folder))

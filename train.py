@@ -10,7 +10,7 @@ from pathlib import Path
 from absl import flags
 from ml_collections import config_flags
 
-from training import entry
+from process import entry
 
 _CONFIG = config_flags.DEFINE_config_file(
   "config",
@@ -30,15 +30,8 @@ def main() -> None:
   file, mapping = entry.load_config(_CONFIG)
   # JAX and the libraries on it take a second to import, so this is done once the
   # flags are parsed: --help does not wait for them. (A config has imported JAX.)
-  from training import (
-    compile_cache,
-    experiment,
-    experiment_config,
-    host_memory,
-    loop,
-    parallel,
-    workdir,
-  )
+  from process import compile_cache, host_memory
+  from training import experiment, experiment_config, loop, parallel, workdir
 
   config = experiment_config.parse(mapping)
   folder = Path(_WORKDIR.value or workdir.default(file, config))

@@ -23,8 +23,8 @@ import jax.numpy as jnp
 from attention import ATTENTIONS, Dims
 from benchmarks import scaling_tables, timing
 from benchmarks.programs import DENSE, FORWARD, TRAINING, Program, Size, make
-from training import entry
-from training.config import ConfigError
+from process import entry
+from process.errors import ConfigError
 
 LIMIT = 1.3
 """Most that an option may cost, as a ratio to the plain call."""

@@ -18,8 +18,8 @@ import jax
 import ml_collections
 
 from configs import reformer
+from process import compile_cache
 from training import (
-  compile_cache,
   evaluate,
   experiment,
   experiment_config,

@@ -21,8 +21,8 @@ import time
 
 from absl import flags
 
-from training import entry
-from training.config import ConfigError
+from process import entry
+from process.errors import ConfigError
 
 _LENGTHS = flags.DEFINE_list(
   "lengths", "256,512,1024,2048,4096,8192,16384", "T = S"
@@ -55,7 +55,7 @@ def main() -> None:
 
   from attention import ATTENTIONS
   from benchmarks import bounds, programs, scaling_tables, timing
-  from training import host_memory
+  from process import host_memory
 
   if _KEEP_FREED.value:
     host_memory.keep_freed()

@@ -21,14 +21,8 @@ import jax
 from ml_collections import config_flags
 import numpy as np
 
-from training import (
-  entry,
-  experiment,
-  experiment_config,
-  host_memory,
-  loop,
-  parallel,
-)
+from process import entry, host_memory
+from training import experiment, experiment_config, loop, parallel
 
 _CONFIG = config_flags.DEFINE_config_file(
   "config",

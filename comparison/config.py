@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from attention import ATTENTIONS
-from training import config as config_lib
-from training.config import ConfigError
-
-Leaves = dict[str, Any]
-"""Leaf of a run's config, `'model.num_layers'`, -> its value."""
+from settings.build import build, to_mapping
+from settings.leaves import Leaves, flatten
+from settings.suggest import instead
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,14 +67,14 @@ class Comparison:
       if task not in self.task_names:
         raise ValueError(
           f"per_task.{task}: no such task here; "
-          f"{config_lib.nearest(task, self.task_names)}"
+          f"{instead(task, self.task_names)}"
         )
     self._check_mechanisms()
     for seed in _split(self.seeds):
       if not seed.isdecimal():
         raise ValueError(f"seeds: expected whole numbers, got {seed!r}")
     self._check_budget()
-    for leaf, values in flat(self.grid).items():
+    for leaf, values in flatten(self.grid).items():
       if not _values(values):
         raise ValueError(f"grid.{leaf}: expected at least one value")
 
@@ -99,13 +97,13 @@ class Comparison:
 
   def grid_points(self) -> Iterator[Leaves]:
     """Every combination of the grid's values; `{}` alone without a grid."""
-    grid = {leaf: _values(v) for leaf, v in flat(self.grid).items()}
+    grid = {leaf: _values(v) for leaf, v in flatten(self.grid).items()}
     for values in itertools.product(*grid.values()):
       yield dict(zip(grid, values, strict=True))
 
   def leaves(self, task: str) -> Leaves:
     """What the runs of a task take, whatever their mechanism."""
-    return flat(self.overrides) | flat(self.per_task.get(task, {}))
+    return flatten(self.overrides) | flatten(self.per_task.get(task, {}))
 
   def variant(self, label: str) -> tuple[str, dict[str, Any]]:
     """The mechanism behind a label, and the options it is given."""
@@ -126,7 +124,7 @@ class Comparison:
       known = [*ATTENTIONS, *self.variants]
       if name not in known:
         raise ValueError(
-          f"attention: no mechanism {name!r}; {config_lib.nearest(name, known)}"
+          f"attention: no mechanism {name!r}; {instead(name, known)}"
         )
 
   def _check_budget(self):
@@ -154,16 +152,16 @@ def parse(mapping: Mapping[str, Any]) -> Comparison:
   Raises:
     ConfigError: the first fault found.
   """
-  return config_lib.build(Comparison, dict(mapping.items()))
+  return build(Comparison, dict(mapping.items()))
 
 
 def shared(comparison: Comparison) -> dict[str, Any]:
   """What all runs of a comparison share, JSON-ready."""
-  mapping = config_lib.to_mapping(comparison)
+  mapping = to_mapping(comparison)
   # More mechanisms, variants and seeds may come later.
   for field in ("attention", "seeds", "variants"):
     mapping.pop(field, None)
-  return {name: v for name, v in flat(mapping).items() if v is not None}
+  return {name: v for name, v in flatten(mapping).items() if v is not None}
 
 
 def default_workdir(config_file: str, shared: Mapping[str, Any]) -> Path:
@@ -171,28 +169,6 @@ def default_workdir(config_file: str, shared: Mapping[str, Any]) -> Path:
   text = json.dumps(shared, sort_keys=True)
   digest = hashlib.sha256(text.encode()).hexdigest()[:8]
   return Path("runs/compare") / f"{Path(config_file).stem}-{digest}"
-
-
-def flat(mapping: Mapping[str, Any], prefix: str = "") -> Leaves:
-  """`{'a': {'b': 1}}` to `{'a.b': 1}`.
-
-  Raises:
-    ConfigError: a leaf is no number, text, truth value or list of these.
-  """
-  leaves = {}
-  for name, value in mapping.items():
-    if hasattr(value, "items"):
-      leaves.update(flat(value, f"{prefix}{name}."))
-    elif value is None or isinstance(value, (bool, int, float, str)):
-      leaves[prefix + name] = value
-    elif isinstance(value, (list, tuple)):
-      leaves[prefix + name] = list(value)
-    else:
-      raise ConfigError(
-        f"config.{prefix}{name}: expected a number, text, true or "
-        f"false, got {value!r}"
-      )
-  return leaves
 
 
 def _values(given: Any) -> list[Any]:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from attention import Dims
-from comparison import flops
+import flops
 import models
 from training import parallel as parallel_lib
 from training import step as step_lib

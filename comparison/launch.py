@@ -14,8 +14,8 @@ from typing import Any
 
 from comparison import records
 from comparison.plan import Run
+from process.errors import RunError, one_line
 from training import metrics
-from training.errors import RunError, one_line
 
 _ROOT = Path(__file__).parent.parent
 _TRAIN = [str(_ROOT / "train.py")]

@@ -19,17 +19,16 @@ from ml_collections import config_flags
 
 from comparison import approximation, costs
 import models
+from process import entry, host_memory
+from process.errors import one_line
 from training import (
-  entry,
+  attention_maps,
   experiment,
   experiment_config,
-  host_memory,
   inference,
   metrics,
-  report,
   workdir,
 )
-from training.errors import one_line
 
 _CONFIG = config_flags.DEFINE_config_file(
   "config",
@@ -132,12 +131,12 @@ def _map(run: experiment.Experiment, variables: Any) -> dict[str, Any]:
   can work, so that their maps are of the same thing.
   """
   batches = run.task.eval_batches(run.task.eval_splits[0])
-  maps = report.attention_maps(
-    run.model, variables, run.task, report.readable_example(batches)
+  maps = attention_maps.named_maps(
+    run.model, variables, run.task, attention_maps.readable_example(batches)
   )
   side = next(iter(maps)).split("_")[0]
   name = [name for name in maps if name.startswith(side)][-1]
-  size = report.MAX_LABELS
+  size = attention_maps.MAX_LABELS
   weights = maps[name].weights[:, :size, :size].astype(float)
   return {
     "title": maps[name].title,

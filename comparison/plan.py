@@ -13,8 +13,9 @@ import ml_collections
 from comparison import costs
 from comparison.config import Comparison, Leaves
 import models
+from process.errors import ConfigError
 from training import experiment, experiment_config
-from training.config import ConfigError, TrainConfig
+from training.config import TrainConfig
 from training.experiment_config import ExperimentConfig
 
 BASELINE = "dense"

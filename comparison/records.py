@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from comparison.plan import Run
-from training.config import ConfigError
+from process.errors import ConfigError
 
 COMPARISON = "comparison.json"
 RUNS, RECORDS = "runs", "records"

@@ -1,11 +1,11 @@
 """The three attention choices of a model, from the name of one mechanism."""
 
 from collections.abc import Iterable, Mapping
-import difflib
 from typing import Any
 
 from attention import ATTENTIONS, plug
 from models.config import NEEDS
+from settings.suggest import one_of
 
 _SIZES = {name: plug.example(make).sizes for name, make in ATTENTIONS.items()}
 
@@ -36,12 +36,7 @@ def one(
     ValueError: an unknown name.
   """
   if name not in ATTENTIONS:
-    known = [*ATTENTIONS, *also]
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise ValueError(
-      f"attention: expected one of {', '.join(known)}, got {name!r}{hint}"
-    )
+    raise ValueError(f"attention: {one_of(name, [*ATTENTIONS, *also])}")
   return {"name": name, **options.get(name, {})}
 
 

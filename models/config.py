@@ -6,13 +6,14 @@ the config is made: before data is read and before anything compiles.
 
 from collections.abc import Mapping, Sequence
 import dataclasses
-import difflib
 import functools
 import inspect
 import types
 from typing import Any
 
 from attention import ATTENTIONS, Attention, plug
+from settings.checks import check
+from settings.suggest import hint, one_of
 
 KINDS = ("encoder_decoder", "decoder", "encoder")
 POSITIONS = (
@@ -65,7 +66,7 @@ class AttentionConfig:
 
   def __post_init__(self):
     if self.name not in ATTENTIONS:
-      raise ValueError(_unknown("name", self.name, ATTENTIONS))
+      raise ValueError(f"name: {one_of(self.name, ATTENTIONS)}")
     options = {key: _frozen(value) for key, value in self.options.items()}
     object.__setattr__(self, "options", types.MappingProxyType(options))
     self.build()
@@ -233,7 +234,7 @@ def check_choices(config: Any, **choices: Sequence[str]) -> None:
   """Raises ValueError where a field is none of its choices."""
   for field, known in choices.items():
     if getattr(config, field) not in known:
-      raise ValueError(_unknown(field, getattr(config, field), known))
+      raise ValueError(f"{field}: {one_of(getattr(config, field), known)}")
 
 
 def check_ranges(
@@ -241,15 +242,9 @@ def check_ranges(
 ) -> None:
   """Raises ValueError for a count below 1 or a rate outside [0, 1)."""
   for field in counts:
-    if getattr(config, field) < 1:
-      raise ValueError(
-        f"{field}: expected at least 1, got {getattr(config, field)}"
-      )
+    check(config, field, getattr(config, field) >= 1, "at least 1")
   for field in rates:
-    if not 0.0 <= getattr(config, field) < 1.0:
-      raise ValueError(
-        f"{field}: expected [0, 1), got {getattr(config, field)}"
-      )
+    check(config, field, 0.0 <= getattr(config, field) < 1.0, "[0, 1)")
 
 
 @functools.cache
@@ -261,24 +256,12 @@ def _build(config: AttentionConfig) -> Attention:
       known = ", ".join(parameters) or "none"
       raise ValueError(
         f"{option}: {config.name} has no such option (it has: {known})"
-        f"{_nearest(option, parameters)}"
+        f"{hint(option, parameters)}"
       )
   for option in plug.required(factory):
     if option not in config.options:
       raise ValueError(f"{option}: {config.name} needs it, got nothing")
   return factory(**config.options)
-
-
-def _unknown(field: str, got: Any, choices: Any) -> str:
-  return (
-    f"{field}: expected one of {', '.join(choices)}, got '{got}'"
-    f"{_nearest(got, choices)}"
-  )
-
-
-def _nearest(got: Any, choices: Any) -> str:
-  nearest = difflib.get_close_matches(str(got), list(choices), n=1)
-  return f"; did you mean '{nearest[0]}'?" if nearest else ""
 
 
 def _frozen(value: Any) -> Any:

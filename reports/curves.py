@@ -6,10 +6,11 @@ import statistics
 from typing import Any
 
 from comparison.records import Record
+from label_packing import labels
+from label_packing.labels import Finish, Label
 from reports import axes as axes_lib
-from reports import labels, quality, words
+from reports import quality, words
 from reports.figures import Figure
-from reports.labels import Finish, Label
 from reports.style import Style
 from reports.summary import Summary
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from process.errors import ConfigError
 import tasks
 from training import inference
-from training.config import ConfigError
 from training.experiment import Experiment
 
 

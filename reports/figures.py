@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 import warnings
 
+from label_packing.labels import Finish
 from reports import style, svg
-from reports.labels import Finish
 
 Panel = Callable[[Any], Finish | None]
 """Draws on axes; what it returns, if anything, waits for the layout."""

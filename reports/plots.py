@@ -5,11 +5,12 @@ import functools
 import statistics
 from typing import Any
 
+from label_packing import labels
+from label_packing.labels import Finish, Label
 from reports import axes as axes_lib
 from reports import columns as columns_lib
-from reports import curves, labels, numbers, summary, words
+from reports import curves, numbers, summary, words
 from reports.figures import Figure
-from reports.labels import Finish, Label
 from reports.style import Style
 from reports.summary import Summary
 

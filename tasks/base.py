@@ -129,13 +129,6 @@ class TaskEntry(NamedTuple):
   make: Callable[..., Task]
 
 
-def check(config: Any, name: str, valid: bool, expected: str) -> None:
-  """Raises a ValueError that begins with the field's name."""
-  if not valid:
-    value = getattr(config, name)
-    raise ValueError(f"{name}: expected {expected}, got {value!r}")
-
-
 def layout(task: str, kind: str, served: Sequence[str]) -> str:
   """How batches for a kind of model are laid out.
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from settings.checks import check
 from tasks import base
 from tasks.base import BOS, EOS, PAD, Batch, DecodeBatch
 
@@ -42,21 +43,21 @@ class CopyConfig:
   eval_size: int = 1000
 
   def __post_init__(self):
-    base.check(
+    check(
       self,
       "kind",
       self.kind in ("copy", "reverse", "duplicate"),
       "'copy', 'reverse' or 'duplicate'",
     )
-    base.check(self, "vocab_size", self.vocab_size >= 2, "at least 2 symbols")
-    base.check(self, "max_length", self.max_length >= 1, "at least 1")
-    base.check(
+    check(self, "vocab_size", self.vocab_size >= 2, "at least 2 symbols")
+    check(self, "max_length", self.max_length >= 1, "at least 1")
+    check(
       self,
       "min_length",
       1 <= self.min_length <= self.max_length,
       f"1 to max_length={self.max_length}",
     )
-    base.check(self, "eval_size", self.eval_size >= 1, "at least 1")
+    check(self, "eval_size", self.eval_size >= 1, "at least 1")
 
 
 class CopyTask:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from settings.checks import check
 from tasks import base, draws
 from tasks.base import BOS, EOS, PAD, Batch, DecodeBatch
 
@@ -216,7 +217,7 @@ def split_lengths(length: int, others: Sequence[int]) -> dict[str, int]:
 def check_eval_lengths(config: Any, shortest: int) -> None:
   """Raises a ValueError unless `config.eval_lengths` are further lengths."""
   lengths = config.eval_lengths
-  base.check(
+  check(
     config,
     "eval_lengths",
     all(n >= shortest and n != config.length for n in lengths)

@@ -10,7 +10,8 @@ import dataclasses
 
 import numpy as np
 
-from tasks import base, draws
+from settings.checks import check
+from tasks import draws
 from tasks.base import Batch
 from tasks.generated import (
   FIRST_SYMBOL,
@@ -41,12 +42,10 @@ class InductionConfig:
   eval_size: int = 1000
 
   def __post_init__(self):
-    base.check(self, "vocab_size", self.vocab_size >= 3, "at least 3 symbols")
-    base.check(
-      self, "length", self.length >= _SHORTEST, f"at least {_SHORTEST}"
-    )
+    check(self, "vocab_size", self.vocab_size >= 3, "at least 3 symbols")
+    check(self, "length", self.length >= _SHORTEST, f"at least {_SHORTEST}")
     check_eval_lengths(self, _SHORTEST)
-    base.check(self, "eval_size", self.eval_size >= 1, "at least 1")
+    check(self, "eval_size", self.eval_size >= 1, "at least 1")
 
 
 class InductionTask(GeneratedTask):

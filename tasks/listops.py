@@ -11,7 +11,8 @@ import dataclasses
 
 import numpy as np
 
-from tasks import base, draws
+from settings.checks import check
+from tasks import draws
 from tasks.base import Batch
 from tasks.generated import FIRST_SYMBOL, GeneratedTask, answers_at, maker
 
@@ -65,16 +66,16 @@ class ListopsConfig:
   eval_size: int = 2000
 
   def __post_init__(self):
-    base.check(self, "max_depth", self.max_depth >= 2, "at least 2")
-    base.check(self, "max_args", self.max_args >= 2, "at least 2")
-    base.check(
+    check(self, "max_depth", self.max_depth >= 2, "at least 2")
+    check(self, "max_args", self.max_args >= 2, "at least 2")
+    check(
       self,
       "min_length",
       1 <= self.min_length <= self.max_length,
       f"1 to max_length={self.max_length}",
     )
-    base.check(self, "train_size", self.train_size >= 0, "0 or more")
-    base.check(self, "eval_size", self.eval_size >= 1, "at least 1")
+    check(self, "train_size", self.train_size >= 0, "0 or more")
+    check(self, "eval_size", self.eval_size >= 1, "at least 1")
 
 
 class ListopsTask(GeneratedTask):

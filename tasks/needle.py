@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from settings.checks import check
 from tasks import base, draws
 from tasks.base import Batch
 from tasks.generated import (
@@ -50,7 +51,6 @@ class NeedleConfig:
   eval_size: int = 1000
 
   def __post_init__(self):
-    check = base.check
     check(self, "num_depths", 2 <= self.num_depths <= 101, "2 to 101")
     check(self, "num_distractors", self.num_distractors >= 0, "0 or more")
     check(

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from settings.checks import check
 from tasks import base, draws
 from tasks.base import Batch
 from tasks.generated import FIRST_SYMBOL, GeneratedTask, answers_at, maker
@@ -42,22 +43,22 @@ class RecallConfig:
   eval_size: int = 3000
 
   def __post_init__(self):
-    base.check(self, "num_pairs", self.num_pairs >= 1, "at least 1")
-    base.check(
+    check(self, "num_pairs", self.num_pairs >= 1, "at least 1")
+    check(
       self,
       "vocab_size",
       self.vocab_size >= 2 * self.num_pairs + 2,
       f"at least {2 * self.num_pairs + 2}, for num_pairs={self.num_pairs} keys",
     )
-    base.check(
+    check(
       self,
       "length",
       self.length >= 4 * self.num_pairs,
       f"at least 4 · num_pairs = {4 * self.num_pairs}",
     )
-    base.check(self, "power", 0 < self.power <= 1, "above 0, at most 1")
-    base.check(self, "train_size", self.train_size >= 0, "0 or more")
-    base.check(self, "eval_size", self.eval_size >= 1, "at least 1")
+    check(self, "power", 0 < self.power <= 1, "above 0, at most 1")
+    check(self, "train_size", self.train_size >= 0, "0 or more")
+    check(self, "eval_size", self.eval_size >= 1, "at least 1")
 
 
 class RecallTask(GeneratedTask):

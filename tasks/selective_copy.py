@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from settings.checks import check
 from tasks import base, draws
 from tasks.base import Batch
 from tasks.generated import FIRST_SYMBOL, GeneratedTask, answers_at, maker
@@ -36,15 +37,15 @@ class SelectiveCopyConfig:
   eval_size: int = 1000
 
   def __post_init__(self):
-    base.check(self, "vocab_size", self.vocab_size >= 4, "at least 4 symbols")
-    base.check(self, "num_tokens", self.num_tokens >= 1, "at least 1")
-    base.check(
+    check(self, "vocab_size", self.vocab_size >= 4, "at least 4 symbols")
+    check(self, "num_tokens", self.num_tokens >= 1, "at least 1")
+    check(
       self,
       "length",
       self.length >= self.num_tokens,
       f"at least num_tokens={self.num_tokens}",
     )
-    base.check(self, "eval_size", self.eval_size >= 1, "at least 1")
+    check(self, "eval_size", self.eval_size >= 1, "at least 1")
 
 
 class SelectiveCopyTask(GeneratedTask):

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from settings.checks import check
 from tasks import base
 from tasks.base import BOS, EOS, PAD, Batch, DataError, DecodeBatch
 from tasks.files import read_text
@@ -34,9 +35,9 @@ class TextConfig:
   eval_batches: int = 0
 
   def __post_init__(self):
-    base.check(self, "path", bool(self.path), "a text file")
-    base.check(self, "context", self.context >= 2, "at least 2 characters")
-    base.check(self, "eval_batches", self.eval_batches >= 0, "0 or more")
+    check(self, "path", bool(self.path), "a text file")
+    check(self, "context", self.context >= 2, "at least 2 characters")
+    check(self, "eval_batches", self.eval_batches >= 0, "0 or more")
 
 
 class TextTask:

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Literal
 
-from tasks import base
+from settings.checks import check
 
 AUTOMATIC_SIZES = {"numbers": 128, "files": 4000, "tfds": 8000}
 """Subwords of each source where the config leaves the number open."""
@@ -43,46 +43,46 @@ class TranslationConfig:
   num_validation: int = 1_000
 
   def __post_init__(self):
-    base.check(
+    check(
       self,
       "source",
       self.source in AUTOMATIC_SIZES,
       "'numbers', 'files' or 'tfds'",
     )
     needs_path = self.source == "files"
-    base.check(
+    check(
       self,
       "path",
       bool(self.path) or not needs_path,
       f"a folder with train.{self.source_language} and "
       f"train.{self.target_language}",
     )
-    base.check(
+    check(
       self,
       "dataset",
       bool(self.dataset) or self.source != "tfds",
       "a name of the TFDS catalogue",
     )
-    base.check(self, "source_language", bool(self.source_language), "a name")
-    base.check(
+    check(self, "source_language", bool(self.source_language), "a name")
+    check(
       self,
       "target_language",
       self.target_language not in ("", self.source_language),
       f"a language other than {self.source_language!r}",
     )
-    base.check(
+    check(
       self,
       "vocab_size",
       self.vocab_size == 0 or self.vocab_size >= 5,
       "at least 5 subwords, or 0 for a size that suits the source",
     )
-    base.check(self, "max_length", self.max_length >= 2, "at least 2 tokens")
-    base.check(self, "num_buckets", self.num_buckets >= 1, "at least 1")
-    base.check(
+    check(self, "max_length", self.max_length >= 2, "at least 2 tokens")
+    check(self, "num_buckets", self.num_buckets >= 1, "at least 1")
+    check(
       self,
       "max_number",
       999 <= self.max_number <= 9_999_999,
       "999 to 9999999",
     )
-    base.check(self, "num_train", self.num_train >= 1, "at least 1")
-    base.check(self, "num_validation", self.num_validation >= 1, "at least 1")
+    check(self, "num_train", self.num_train >= 1, "at least 1")
+    check(self, "num_validation", self.num_validation >= 1, "at least 1")

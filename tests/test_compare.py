@@ -5,9 +5,9 @@ import pytest
 from comparison import config as config_lib
 from comparison import plan, records
 from configs.compare import copy
+from process.errors import ConfigError
 from tests import commands
 from tests.comparison.plans import budgeted, comparison
-from training.config import ConfigError
 
 
 @pytest.mark.parametrize(

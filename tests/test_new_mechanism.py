@@ -50,7 +50,7 @@ from comparison import approximation, plan
 from configs import attentions, copy
 from docs import draw_mechanisms
 import models
-from reports import report, style, table
+from reports import files, style, table
 from tests.comparison.plans import comparison
 from tests.models import tiny
 from training import experiment_config

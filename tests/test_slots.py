@@ -10,11 +10,11 @@ import pytest
 
 from comparison import plan, records
 import models
-from reports import report
+from process.errors import ConfigError
+from reports import files
 from tests.comparison.plans import comparison
 from tests.reports import made_up
 from training import experiment, experiment_config, workdir
-from training.config import ConfigError
 
 MIXED = "linformer · dense · linformer"
 _README = (pathlib.Path(__file__).parent.parent / "README.md").read_text()
@@ -97,7 +97,7 @@ def test_every_table_of_a_report_has_a_column(tmp_path):
   for record in found:
     if record["attention"] == "linear":
       record["slots"] = MIXED
-  text = report.write(tmp_path, found, None)
+  text = files.write(tmp_path, found, None)
   tables = re.findall(r"^\| attention .*\n(?:\|.*\n)+", text, re.M)
   of_copy = [table for table in tables if "`linear`" in table]
   assert len(of_copy) == 2

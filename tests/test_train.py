@@ -156,7 +156,13 @@ def test_another_config_keeps_out_of_a_workdir(finished):
 
 @pytest.mark.parametrize(
   "module",
-  ["train", "compare", "generate", "benchmarks.scaling", "reports.attention"],
+  [
+    "train",
+    "compare",
+    "generate",
+    "benchmarks.scaling",
+    "reports.draw_attention",
+  ],
 )
 def test_an_entry_point_parses_flags_before_it_imports_jax(module):
   script = f"import sys, {module}; sys.exit('jax' in sys.modules)"

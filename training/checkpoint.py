@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from training.config import ConfigError
+from process.errors import ConfigError
 from training.state import TrainState
 
 _KEEP = 3

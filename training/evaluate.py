@@ -1,13 +1,14 @@
 """Held-out data: metrics under teacher forcing, then decoding and its score."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import pathlib
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
 
+from process.errors import RunError, one_line
 import tasks
-from training.errors import RunError, one_line
 from training.parallel import Parallel
 
 T = TypeVar("T")
@@ -101,3 +102,16 @@ def _reading(items: Iterable[T], split: str) -> Iterator[T]:
         f"split {split!r}: data cannot be read: {one_line(error)}"
       ) from error
     yield item
+
+
+def write_samples(
+  path: pathlib.Path, samples: Sequence[Sample], num: int = 64
+) -> None:
+  """Writes the first samples, three lines each; a line break is shown."""
+  blocks = []
+  for sample in samples[:num]:
+    source, reference, output = (s.replace("\n", "\\n") for s in sample)
+    blocks.append(
+      f"source     {source}\nreference  {reference}\noutput     {output}\n"
+    )
+  path.write_text("\n".join(blocks))

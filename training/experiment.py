@@ -14,9 +14,9 @@ import jax
 import numpy as np
 
 import models
+from process.errors import ConfigError
 import tasks
 from training import optimizer as optimizer_lib
-from training.config import ConfigError
 from training.experiment_config import ExperimentConfig
 from training.state import TrainState
 from training.step import StepFunctions

@@ -8,9 +8,11 @@ import dataclasses
 from typing import Any
 
 import models
+from process.errors import ConfigError
+from settings.build import build, to_mapping
+from settings.suggest import one_of
 import tasks
-from training import config as config_lib
-from training.config import ConfigError, TrainConfig
+from training.config import TrainConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,9 +34,9 @@ class ExperimentConfig:
   def to_mapping(self) -> dict[str, Any]:
     """JSON-ready, every default filled in; `parse` inverts it."""
     return {
-      **config_lib.to_mapping(self.train),
-      "task": {"name": self.task_name, **config_lib.to_mapping(self.task)},
-      "model": config_lib.to_mapping(self.model),
+      **to_mapping(self.train),
+      "task": {"name": self.task_name, **to_mapping(self.task)},
+      "model": to_mapping(self.model),
     }
 
 
@@ -53,17 +55,14 @@ def parse(mapping: Mapping[str, Any]) -> ExperimentConfig:
   for section in ("task", "model"):
     if section not in leaves:
       # A misspelt section is an unknown key; this names it.
-      config_lib.build(TrainConfig, leaves)
+      build(TrainConfig, leaves)
       raise ConfigError(f"config.{section}: missing, and it has no default")
     sections[section] = leaves.pop(section)
-  train = config_lib.build(TrainConfig, leaves)
+  train = build(TrainConfig, leaves)
   task_leaves = dict(sections["task"].items())
   name = task_leaves.pop("name", None)
   if name not in tasks.TASKS:
-    raise ConfigError(
-      f"config.task.name: expected one of {', '.join(tasks.TASKS)}, "
-      f"got {name!r}"
-    )
+    raise ConfigError(f"config.task.name: {one_of(name, tasks.TASKS)}")
   model = _build_model(sections["model"])
   if told not in (None, models.slots(model)):
     raise ConfigError(
@@ -73,9 +72,7 @@ def parse(mapping: Mapping[str, Any]) -> ExperimentConfig:
   return ExperimentConfig(
     train=train,
     task_name=name,
-    task=config_lib.build(
-      tasks.TASKS[name].config_type, task_leaves, "config.task"
-    ),
+    task=build(tasks.TASKS[name].config_type, task_leaves, "config.task"),
     model=model,
   )
 
@@ -86,9 +83,6 @@ def _build_model(leaves: Any) -> Any:
   if hasattr(leaves, "get") and "kind" in leaves:
     kind = leaves["kind"]
     if not isinstance(kind, str) or kind not in models.CONFIGS:
-      raise ConfigError(
-        f"config.model.kind: expected one of {', '.join(models.CONFIGS)}, "
-        f"got {kind!r}; {config_lib.nearest(str(kind), models.CONFIGS)}"
-      )
+      raise ConfigError(f"config.model.kind: {one_of(kind, models.CONFIGS)}")
     config_type = models.CONFIGS[kind]
-  return config_lib.build(config_type, leaves, "config.model")
+  return build(config_type, leaves, "config.model")

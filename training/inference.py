@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from process.errors import ConfigError
 from training.checkpoint import Checkpoints
-from training.config import ConfigError
 from training.experiment import Experiment
 
 _BATCH_SIZE = 64

@@ -7,17 +7,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from training import evaluate, report
+from process.errors import RunError, one_line
+from process.signals import Interrupted, Signals
+from training import attention_maps, evaluate
 from training import parallel as parallel_lib
 from training.checkpoint import Checkpoints
-from training.errors import RunError, one_line
 from training.experiment import Experiment
+from training.loss_meter import LossMeter
 from training.metrics import MetricsWriter, Progress, format_values
 from training.parallel import Parallel
 from training.prefetch import prefetch
-from training.signals import Interrupted, Signals
 from training.state import TrainState
-from training.window import Window
 
 Results = dict[str, dict[str, Any]]
 """Split → metric name → value."""
@@ -57,11 +57,11 @@ def run(experiment: Experiment, workdir: pathlib.Path) -> Results | None:
     if first:
       print(f"continues from the checkpoint of step {first}", flush=True)
 
-    window = Window(
-      record.get("window", (0.0, 0.0)), record.get("seconds", 0.0), workdir
+    meter = LossMeter(
+      record.get("meter", (0.0, 0.0)), record.get("seconds", 0.0), workdir
     )
     state = _train(
-      experiment, parallel, state, window, checkpoints, writer, signals
+      experiment, parallel, state, meter, checkpoints, writer, signals
     )
     if state is None:
       return None
@@ -71,7 +71,7 @@ def run(experiment: Experiment, workdir: pathlib.Path) -> Results | None:
     except Interrupted:
       _say_stopped(config.num_steps)
       return None
-    writer.write(config.num_steps, results, window.seconds)
+    writer.write(config.num_steps, results, meter.seconds)
     return results
 
 
@@ -79,7 +79,7 @@ def _train(
   experiment: Experiment,
   parallel: Parallel,
   state: TrainState,
-  window: Window,
+  meter: LossMeter,
   checkpoints: Checkpoints,
   writer: MetricsWriter,
   signals: Signals,
@@ -104,35 +104,33 @@ def _train(
   ):
     for step, batch in enumerate(batches, first):
       state, metrics = parallel.train(state, batch, np.int32(step))
-      window.add(step, metrics)
+      meter.add(step, metrics)
       done = step + 1
 
       log = done % config.log_every == 0 or done == last
       evaluation = done % config.eval_every == 0 and done < last
       save = done % config.checkpoint_every == 0 or done == last
       if log or evaluation or save or signals.stop or step == first:
-        window.fetch()
+        meter.fetch()
       if step == first:
-        window.forget_first()
+        meter.forget_first()
         progress.restart_clock(done)
       if log:
-        values = window.flush()
-        writer.write(done, {"train": values}, window.seconds)
+        values = meter.flush()
+        writer.write(done, {"train": values}, meter.seconds)
         progress.update(done, values)
       if evaluation:
         split = task.eval_splits[0]
         values = evaluate.evaluate(parallel, state.variables, task, split)
-        writer.write(done, {split: values}, window.seconds)
+        writer.write(done, {split: values}, meter.seconds)
         progress.say(f"step {done}  {split}  {format_values(values)}")
       if save or signals.stop:
-        checkpoints.save(
-          state, {"window": window.sums, "seconds": window.seconds}
-        )
+        checkpoints.save(state, {"meter": meter.sums, "seconds": meter.seconds})
       if signals.stop and done < last:
         _say_stopped(done)
         return None
       if evaluation or save:
-        window.skip_clock()
+        meter.skip_clock()
   return state
 
 
@@ -161,8 +159,8 @@ def _finish(
       values = {**values, **score}
     results[split] = values
   if samples:
-    report.write_samples(workdir / "samples.txt", samples)
-  report.draw_attention(
+    evaluate.write_samples(workdir / "samples.txt", samples)
+  attention_maps.draw_attention(
     workdir / "attention.png",
     experiment.model,
     jax.device_get(state.variables),

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from process.errors import ConfigError
 from training import step as step_lib
-from training.config import ConfigError, TrainConfig
+from training.config import TrainConfig
 from training.state import TrainState
 
 _AXIS = "data"

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import models
+from process.errors import ConfigError
+from settings.leaves import flatten
 from training import metrics
-from training.config import ConfigError
 from training.experiment_config import ExperimentConfig
 
 CONFIG = "config.json"
@@ -39,7 +40,10 @@ def check(workdir: Path, config: ExperimentConfig) -> None:
       f"workdir: {workdir} holds other files and no run ({CONFIG}); choose a "
       "new folder"
     )
-  there, here = _leaves(read_config(workdir)), _leaves(config.to_mapping())
+  there, here = (
+    flatten(read_config(workdir)),
+    flatten(json.loads(json.dumps(config.to_mapping()))),
+  )
   # Follows from the model, and runs of an earlier version do not have it.
   there.pop(SLOTS, None)
   for leaf in [*here, *there]:
@@ -134,14 +138,3 @@ _CONTENTS = {
   "checkpoints": "parameters and optimiser, for generate.py",
   "vocabulary": "tokens of the task",
 }
-
-
-def _leaves(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-  """`{'a': {'b': 1}}` to `{'a.b': 1}`, as after a trip through JSON."""
-  flat = {}
-  for key, value in json.loads(json.dumps(mapping)).items():
-    if isinstance(value, dict):
-      flat.update(_leaves(value, f"{prefix}{key}."))
-    else:
-      flat[prefix + key] = value
-  return flat

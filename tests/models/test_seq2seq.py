@@ -9,9 +9,9 @@ import pytest
 
 from configs import translation
 import models
+from process.errors import ConfigError
 from tests.models import seq2seq_papers, tiny
 from training import experiment, experiment_config, inference, loop, metrics
-from training.config import ConfigError
 
 SIZES = {"cell": "gru", "decoder": "luong", "num_layers": 1, "features": 8}
 MECHANISMS = {

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from comparison import records
-from reports import report
+from reports import files
 from tests.reports import made_up
 
 
@@ -20,5 +20,5 @@ def folder(tmp_path_factory):
     f"grid.{made_up.LEAF}": "0.001,0.003",
   }
   (folder / records.COMPARISON).write_text(json.dumps(shared))
-  report.write(folder, made_up.records(), made_up.scaling())
+  files.write(folder, made_up.records(), made_up.scaling())
   return folder

@@ -5,7 +5,8 @@ import itertools
 import pytest
 
 from attention import ATTENTIONS
-from reports import labels, style, summary, table
+from label_packing import packing
+from reports import style, summary, table
 from tests.reports import made_up
 
 
@@ -62,7 +63,7 @@ def test_a_mechanism_keeps_its_look():
 
 def test_names_are_apart_and_in_order():
   heights = [0.99, 0.2, 0.98, 0.97, 0.985]
-  placed = labels.spaced(heights, 0.1)
+  placed = packing.spaced(heights, 0.1)
   order = sorted(range(5), key=lambda i: heights[i])
   assert order == sorted(range(5), key=lambda i: placed[i])
   there = sorted(placed)

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from process.errors import ConfigError
 from tests.training.tiny import make_functions
 from training.checkpoint import Checkpoints, digests
-from training.config import ConfigError
 
 
 def save(workdir, *steps):
@@ -16,7 +16,7 @@ def save(workdir, *steps):
   for step in steps:
     params = jax.tree.map(lambda leaf, s=step: leaf + s, state.params)
     at = state._replace(step=jnp.int32(step), params=params)
-    checkpoints.save(at, {"window": [step, 0.1]})
+    checkpoints.save(at, {"meter": [step, 0.1]})
   checkpoints.close()
   return state
 
@@ -44,7 +44,7 @@ def test_round_trip(tmp_path):
   assert restore(tmp_path, make_functions()[1]) is None
   like = save(tmp_path, 1, 2)
   state, record = restore(tmp_path, jax.eval_shape(lambda: like))
-  assert record == {"window": [2, 0.1]}
+  assert record == {"meter": [2, 0.1]}
   expected = like._replace(
     step=jnp.int32(2), params=jax.tree.map(lambda leaf: leaf + 2, like.params)
   )

@@ -8,8 +8,8 @@ import pytest
 
 from attention import ATTENTIONS
 from configs.attentions import LONG, OPTIONS
+from process.errors import ConfigError
 from training import experiment, experiment_config, parallel, workdir
-from training.config import ConfigError
 
 DECODERS = ("text", "recall", "induction", "selective_copy", "needle")
 PAPER = (

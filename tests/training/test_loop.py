@@ -6,11 +6,11 @@ import types
 import numpy as np
 import pytest
 
+from process.errors import RunError
 from tests.training.tiny import make_batch, make_functions
 from training import loop, metrics
 from training.checkpoint import Checkpoints, digests
 from training.config import TrainConfig
-from training.errors import RunError
 
 
 class FakeTask:
@@ -57,7 +57,9 @@ class FakeTask:
 @pytest.fixture
 def run(tmp_path, monkeypatch):
   """Runs the loop on a fake task and returns its results."""
-  monkeypatch.setattr(loop.report, "draw_attention", lambda *unused: None)
+  monkeypatch.setattr(
+    loop.attention_maps, "draw_attention", lambda *unused: None
+  )
 
   def run(task, **leaves):
     config = TrainConfig(

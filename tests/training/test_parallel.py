@@ -4,9 +4,10 @@ import jax
 import numpy as np
 import pytest
 
+from process.errors import ConfigError
 from tests.training.tiny import make_batch, make_functions
 from training import parallel
-from training.config import ConfigError, OptimizerConfig, TrainConfig
+from training.config import OptimizerConfig, TrainConfig
 from training.step import mean_gradient
 
 

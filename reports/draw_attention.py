@@ -1,6 +1,6 @@
 """Draws what every layer of a trained run attends to in words of your own.
 
-    python -m reports.attention --workdir=/tmp/run --text="3 1 4 1 5"
+    python -m reports.draw_attention --workdir=/tmp/run --text="3 1 4 1 5"
 
 One picture a layer, a panel a head: encoder_1_self_attention.png and so on, in
 WORKDIR/attention. The text is what the model reads: a source, or the prompt of
@@ -13,8 +13,8 @@ from pathlib import Path
 
 from absl import flags
 
-from training import entry
-from training.config import ConfigError
+from process import entry
+from process.errors import ConfigError
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "folder of a trained run")
 _TEXT = flags.DEFINE_string("text", None, "what the model reads")
@@ -40,14 +40,9 @@ def main() -> None:
     )
   # JAX and the libraries on it take a second to import: --help and a faulty flag
   # do not wait for them.
+  from process import compile_cache
   from reports.example import make_example
-  from training import (
-    compile_cache,
-    experiment,
-    experiment_config,
-    inference,
-    report,
-  )
+  from training import attention_maps, experiment, experiment_config, inference
   from training import workdir as workdir_lib
 
   config = experiment_config.parse(workdir_lib.read_config(workdir))
@@ -58,18 +53,20 @@ def main() -> None:
   example = make_example(run, variables, _TEXT.value, _TARGET.value)
   if "targets" in example and _TARGET.value is None:
     print(f"output: {run.task.decode(example['targets'][0])}")
-  maps = report.attention_maps(run.model, variables, run.task, example)
+  maps = attention_maps.named_maps(run.model, variables, run.task, example)
   try:
     folder.mkdir(parents=True, exist_ok=True)
     for name, shown in maps.items():
       path = folder / f"{name}.png"
-      report.draw_heads(path, *shown)
+      attention_maps.draw_heads(path, *shown)
       print(path)
   except OSError as error:
     raise ConfigError(f"--out: {error}") from error
   longest = max(max(shown.weights.shape[1:]) for shown in maps.values())
-  if longest > report.MAX_LABELS:
-    print(f"more than {report.MAX_LABELS} tokens: by position, not by word")
+  if longest > attention_maps.MAX_LABELS:
+    print(
+      f"more than {attention_maps.MAX_LABELS} tokens: by position, not by word"
+    )
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from jax.extend.core import (
 )
 import numpy as np
 
-from comparison import flop_rules
+from flops import rules
 
 _MOST_ROUNDS = 2**20
 
@@ -143,7 +143,7 @@ class Walk:
     body = _body(eqn)
     if body is not None:
       return _copies(eqn) * self._plan(_opened(body)[0], frozenset()).flops
-    cost = flop_rules.cost(eqn)
+    cost = rules.cost(eqn)
     if cost is None:
       self._report(eqn, "no rule for it, counted as 0")
       return 0.0
@@ -174,7 +174,7 @@ class Walk:
     arrays = [x for x in known if x is not None]
     if len(arrays) < len(known):
       return 0.0, unknown
-    return 0.0, [flop_rules.evaluate(eqn, arrays)]
+    return 0.0, [rules.evaluate(eqn, arrays)]
 
   def _cond(self, eqn: JaxprEqn, known: list[Known]) -> float:
     index, *rest = known
@@ -321,12 +321,12 @@ def _is_integral(eqn: JaxprEqn) -> bool:
   if eqn.primitive.name in ("scan", "shard_map"):
     return False
   if _body(eqn) is not None:
-    return any(flop_rules.is_small(x.aval) for x in eqn.outvars)
-  return flop_rules.can_evaluate(eqn)
+    return any(rules.is_small(x.aval) for x in eqn.outvars)
+  return rules.can_evaluate(eqn)
 
 
 def _constant(x: Any) -> Known:
   """An array of the program as a known value, if it is small."""
   if isinstance(x, jax.core.Tracer):
     return None
-  return np.asarray(x) if flop_rules.is_small(jax.typeof(x)) else None
+  return np.asarray(x) if rules.is_small(jax.typeof(x)) else None

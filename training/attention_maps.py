@@ -1,4 +1,4 @@
-"""What a finished run looks like: samples.txt and attention.png."""
+"""What a model attends to in one example, as matrices and as a picture."""
 
 from collections.abc import Iterable, Mapping, Sequence
 import math
@@ -9,12 +9,10 @@ import numpy as np
 
 import models
 import tasks
-from training.evaluate import Sample
 
 MAX_LABELS = 64
 """Axes longer than this have positions in place of tokens."""
 
-_MAX_SAMPLES = 64
 _READABLE_TOKENS = 24
 _INCHES_PER_LABEL = 0.22
 _INCHES_UNLABELLED = 6.0
@@ -39,19 +37,6 @@ class AttentionMap(NamedTuple):
   title: str
 
 
-def write_samples(
-  path: pathlib.Path, samples: Sequence[Sample], num: int = _MAX_SAMPLES
-) -> None:
-  """Writes the first samples, three lines each; a line break is shown."""
-  blocks = []
-  for sample in samples[:num]:
-    source, reference, output = (s.replace("\n", "\\n") for s in sample)
-    blocks.append(
-      f"source     {source}\nreference  {reference}\noutput     {output}\n"
-    )
-  path.write_text("\n".join(blocks))
-
-
 def draw_attention(
   path: pathlib.Path,
   model: Any,
@@ -73,7 +58,7 @@ def draw_attention(
     batches: held-out rows; the most readable of them is drawn.
   """
   example = readable_example(batches)
-  *_, last = attention_maps(model, variables, task, example).values()
+  *_, last = named_maps(model, variables, task, example).values()
   draw_heads(
     path,
     last.weights[:, :MAX_LABELS, :MAX_LABELS],
@@ -84,7 +69,7 @@ def draw_attention(
   )
 
 
-def attention_maps(
+def named_maps(
   model: Any,
   variables: Mapping[str, Any],
   task: tasks.Task,

@@ -1,4 +1,4 @@
-"""`python -m reports.attention`: pictures of every layer, for any words."""
+"""`python -m reports.draw_attention`: pictures of every layer, for any words."""
 
 import functools
 import subprocess
@@ -11,17 +11,17 @@ import pytest
 from attention import ATTENTIONS
 import models
 from models.config import NEEDS
+from process.errors import ConfigError
 from reports.example import make_example
 from tests import commands
 from tests.models import tiny
-from training import experiment, experiment_config, report
-from training.config import ConfigError
+from training import attention_maps, experiment, experiment_config
 
 
 def draw(*arguments):
   """Runs the command to its end: (exit code, output, error)."""
   process = subprocess.run(
-    [sys.executable, "-m", "reports.attention", *arguments],
+    [sys.executable, "-m", "reports.draw_attention", *arguments],
     cwd=commands.ROOT,
     env=commands.environment(),
     capture_output=True,
@@ -94,7 +94,7 @@ def test_help_is_quick_and_needs_no_jax():
   assert (code, error) == (0, "")
   assert "--target" in out
   assert time.monotonic() - started < 5  # 0.2 s on a quiet machine.
-  code = "import sys, reports.attention; print('jax' in sys.modules)"
+  code = "import sys, reports.draw_attention; print('jax' in sys.modules)"
   out = subprocess.check_output([sys.executable, "-c", code], cwd=commands.ROOT)
   assert out == b"False\n"
 
@@ -150,7 +150,7 @@ def drawn(kind, mechanism, text, target=None):
   """The maps, after a look at what was cut off them."""
   run, variables = untrained(kind, mechanism)
   example = make_example(run, variables, text, target)
-  maps = report.attention_maps(run.model, variables, run.task, example)
+  maps = attention_maps.named_maps(run.model, variables, run.task, example)
   whole = models.attention_maps(run.model, variables, example)
   for name, shown in maps.items():
     shape = (len(shown.query_labels), len(shown.key_labels))

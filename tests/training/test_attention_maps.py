@@ -5,14 +5,14 @@ import types
 import numpy as np
 import pytest
 
-from training import report
+from training import attention_maps, evaluate
 from training.evaluate import Sample
 
 
 def test_samples_take_one_line_a_field(tmp_path):
   path = tmp_path / "samples.txt"
   samples = [Sample("a", "b\nc", "d"), Sample("e", "f", "g")]
-  report.write_samples(path, samples)
+  evaluate.write_samples(path, samples)
   assert path.read_text().splitlines() == [
     "source     a",
     "reference  b\\nc",
@@ -22,7 +22,7 @@ def test_samples_take_one_line_a_field(tmp_path):
     "reference  f",
     "output     g",
   ]
-  report.write_samples(path, samples, num=1)
+  evaluate.write_samples(path, samples, num=1)
   assert "source     e" not in path.read_text()
 
 
@@ -40,7 +40,7 @@ def test_a_picture_names_rows_and_columns(tmp_path, heads, monkeypatch):
   monkeypatch.setattr(Axes, "set_xticks", set_xticks)
   path = tmp_path / "attention.png"
   weights = np.random.default_rng(0).dirichlet(np.ones(3), (heads, 2))
-  report.draw_heads(
+  attention_maps.draw_heads(
     path, weights, ["x", "ß"], ["$", "b", "_"], ("source", "target"), "layer"
   )
   assert path.read_bytes().startswith(b"\x89PNG")
@@ -58,12 +58,12 @@ def test_a_long_axis_has_positions_and_a_bounded_picture(tmp_path, monkeypatch):
     figures.append(self)
 
   monkeypatch.setattr(Figure, "savefig", savefig)
-  monkeypatch.setattr(report, "_MAX_PIXELS", 1000)
+  monkeypatch.setattr(attention_maps, "_MAX_PIXELS", 1000)
   path = tmp_path / "attention.png"
   for columns in (65, 64):
     weights = np.full((1, 2, columns), 1 / columns)
     labels = [f"w{i}" for i in range(columns)]
-    report.draw_heads(
+    attention_maps.draw_heads(
       path, weights, ["x", "y"], labels, ("source", "target"), "layer"
     )
     # Width and height stand in the header of a PNG.
@@ -94,7 +94,7 @@ def test_weights_below_0_have_a_colour_of_their_own(
 
   monkeypatch.setattr(Axes, "imshow", imshow)
   weights = np.array([[[lowest, 0.5]]])
-  report.draw_heads(
+  attention_maps.draw_heads(
     tmp_path / "a.png", weights, ["x"], ["a", "b"], ("source", "target"), ""
   )
   [image] = drawn
@@ -110,14 +110,14 @@ def test_every_layer_in_order(monkeypatch):
     "encoder_0/self_attention",
   ]
   monkeypatch.setattr(
-    report.models,
+    attention_maps.models,
     "attention_maps",
     lambda model, variables, rows: {n: np.zeros((1, 2, 3, 3)) for n in names},
   )
   ids = np.array([[5, 6, 0]])
   example = {"source": ids, "inputs": ids, "targets": ids, "weights": ids}
   task = types.SimpleNamespace(pad_id=0, labels=lambda ids: list(map(str, ids)))
-  maps = report.attention_maps(None, {}, task, example)
+  maps = attention_maps.named_maps(None, {}, task, example)
   assert {name: shown.title for name, shown in maps.items()} == {
     "encoder_1_self_attention": "encoder layer 1, self-attention",
     "decoder_1_self_attention": "decoder layer 1, self-attention",
@@ -153,14 +153,16 @@ def test_the_last_layer_is_drawn_without_padding(kind, monkeypatch):
   maps = {"encoder_decoder": ["decoder_2/cross_attention"]}.get(kind, [])
   names = [f"{kind[:7]}_{i}/self_attention" for i in (10, 9, 1)] + maps
   monkeypatch.setattr(
-    report.models,
+    attention_maps.models,
     "attention_maps",
     lambda model, variables, rows: {n: attention for n in names},
   )
   drawn = []
-  monkeypatch.setattr(report, "draw_heads", lambda *args: drawn.extend(args))
+  monkeypatch.setattr(
+    attention_maps, "draw_heads", lambda *args: drawn.extend(args)
+  )
   task = types.SimpleNamespace(pad_id=0, labels=lambda ids: list(map(int, ids)))
-  report.draw_attention("a.png", None, {}, task, [batch])
+  attention_maps.draw_attention("a.png", None, {}, task, [batch])
   _, weights, queries, keys, _, title = drawn
   assert weights.shape == (2, 3, 3)
   if kind == "encoder_decoder":

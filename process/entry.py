@@ -14,8 +14,7 @@ from typing import Any, NoReturn
 
 from absl import app, flags, logging
 
-from training.config import ConfigError
-from training.errors import RunError, one_line
+from process.errors import ConfigError, RunError, one_line
 
 # How Python says that text is no value of a type.
 _EXPECTED = {

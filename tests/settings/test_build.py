@@ -8,8 +8,10 @@ from typing import Any
 from ml_collections import ConfigDict
 import pytest
 
-from training import config
-from training.config import ConfigError, OptimizerConfig, TrainConfig
+from process.errors import ConfigError
+from settings.build import build as build_config
+from settings.build import to_mapping
+from training.config import OptimizerConfig, TrainConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Everything:
 
 
 def build(**leaves):
-  return config.build(Everything, ConfigDict(leaves))
+  return build_config(Everything, ConfigDict(leaves))
 
 
 def test_values_arrive_with_their_types():
@@ -55,9 +57,9 @@ def test_values_arrive_with_their_types():
 
 def test_round_trip_through_json():
   built = build(count=2, span=(1, 2), plug={"name": "x", "window": (4, 0)})
-  text = json.dumps(config.to_mapping(built))
-  again = config.build(Everything, json.loads(text))
-  assert json.dumps(config.to_mapping(again)) == text
+  text = json.dumps(to_mapping(built))
+  again = build_config(Everything, json.loads(text))
+  assert json.dumps(to_mapping(again)) == text
   assert again.plug.name == "x"
 
 
@@ -107,7 +109,7 @@ def test_faults_are_one_line(leaves, message):
 )
 def test_optimizer_values_are_checked(leaves, message):
   with pytest.raises(ConfigError, match=r"config\.") as info:
-    config.build(
+    build_config(
       TrainConfig, {"num_steps": 1, "batch_size": 8, "optimizer": leaves}
     )
   assert message in str(info.value)

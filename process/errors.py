@@ -1,6 +1,10 @@
 """What may stop a run, told in one line."""
 
 
+class ConfigError(ValueError):
+  """A fault in what the user asked for, told in one line."""
+
+
 class RunError(Exception):
   """A run that had begun cannot go on; its checkpoints are intact."""
 

@@ -49,7 +49,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from comparison.flop_walk import Walk
+from flops.walk import Walk
 
 
 class Account(NamedTuple):

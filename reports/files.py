@@ -7,7 +7,16 @@ from typing import Any
 
 from comparison import records
 from comparison.records import Record
-from reports import figures, maps, markdown, page, plots, style, summary, table
+from reports import (
+  comparison_maps,
+  figures,
+  markdown,
+  page,
+  plots,
+  style,
+  summary,
+  table,
+)
 from reports import scaling as scaling_lib
 
 PAGE, TEXT, PLOTS = "report.html", "report.md", "plots"
@@ -34,7 +43,10 @@ def write(
   labels = [record["attention"] for record in found]
   styles = style.styles([*labels, *(row["mechanism"] for row in scaling or ())])
   by_task = {
-    task: [*plots.of_task(task, of_task, styles), *maps.of_task(task, of_task)]
+    task: [
+      *plots.of_task(task, of_task, styles),
+      *comparison_maps.of_task(task, of_task),
+    ]
     for task, of_task in summaries.items()
   }
   of_scaling = scaling_lib.figures(scaling or (), styles)

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from reports import curves, numbers, report, style, summary
+from reports import curves, files, numbers, style, summary
 from tests.reports import made_up
 
 PLOTS = (
@@ -91,23 +91,23 @@ def test_the_text_tells_the_tables_and_how_they_came_about(folder):
 
 @pytest.mark.parametrize("stem", PLOTS)
 def test_plots_are_pictures(folder, stem):
-  png = (folder / report.PLOTS / f"{stem}.png").read_bytes()
+  png = (folder / files.PLOTS / f"{stem}.png").read_bytes()
   assert png.startswith(b"\x89PNG\r\n\x1a\n")
-  root = ElementTree.parse(folder / report.PLOTS / f"{stem}.svg").getroot()
+  root = ElementTree.parse(folder / files.PLOTS / f"{stem}.svg").getroot()
   text = " ".join(root.itertext())
   assert "dense" in text
   assert "linear" in text
 
 
 def test_there_are_no_other_plots(folder):
-  files = {path.name for path in (folder / report.PLOTS).iterdir()}
-  assert files == {
+  names = {path.name for path in (folder / files.PLOTS).iterdir()}
+  assert names == {
     f"{stem}.{kind}" for stem in PLOTS for kind in ("png", "svg")
   }
 
 
 def test_tokens_are_text_that_can_be_seen(folder):
-  root = ElementTree.parse(folder / report.PLOTS / "maps-copy.svg").getroot()
+  root = ElementTree.parse(folder / files.PLOTS / "maps-copy.svg").getroot()
   texts = {"".join(element.itertext()) for element in root.iter()}
   assert {"␣", "$x$", "</s>"} <= texts
 
@@ -129,11 +129,11 @@ def test_without_seconds_there_are_curves_by_step_alone(with_seconds, labels):
 
 def test_a_comparison_that_has_only_begun_is_a_report(tmp_path):
   failed = [run for run in made_up.records() if "final" not in run]
-  text = report.write(tmp_path, failed, None)
+  text = files.write(tmp_path, failed, None)
   assert "| `performer` |   0/1 | failed: exit code 1" in text
-  assert list((tmp_path / report.PLOTS).iterdir()) == []
+  assert list((tmp_path / files.PLOTS).iterdir()) == []
   assert "lsh: a | b" in (tmp_path / "report.html").read_text("utf-8")
-  report.write(tmp_path, [], None)
+  files.write(tmp_path, [], None)
   assert (tmp_path / "results.jsonl").read_text() == ""
 
 

@@ -6,13 +6,13 @@ import time
 
 import jax
 
-from training.errors import RunError
+from process.errors import RunError
 
 _AHEAD = 4
 """Steps that the host may be ahead of the devices."""
 
 
-class Window:
+class LossMeter:
   """What happened since the last line in metrics.jsonl.
 
   Metrics stay on the devices until `fetch`, so that no step waits for the

@@ -1,0 +1,1 @@
+"""Names at the ends of curves and at points of a plot, without overlaps."""

@@ -1,0 +1,4 @@
+"""How a program starts, fails and stops: flags, errors, signals, host settings.
+
+Imports nothing of this project.
+"""

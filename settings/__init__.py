@@ -1,0 +1,1 @@
+"""What a user types, checked: types, ranges, names and the nearest known one."""

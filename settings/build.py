@@ -1,0 +1,162 @@
+"""Configs: what a user types becomes frozen, validated dataclasses.
+
+`build` reads any mapping (an `ml_collections.ConfigDict`, parsed JSON) into a
+dataclass whose type hints say what is allowed; `to_mapping` is its inverse.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import math
+import types
+import typing
+from typing import Any, Literal, TypeVar, cast
+
+from process.errors import ConfigError
+from settings.suggest import instead
+
+T = TypeVar("T")
+
+
+def build(
+  dataclass_type: type[T], mapping: Mapping[str, Any], path: str = "config"
+) -> T:
+  """Turns a mapping into a frozen dataclass, checking every leaf.
+
+  Nested mappings become nested dataclasses. The last field whose type is a
+  Mapping takes every key that no other field is named after.
+
+  Args:
+    dataclass_type: the dataclass; its type hints say what is allowed.
+    mapping: leaf name → value.
+    path: where the mapping hangs, for messages.
+
+  Returns:
+    An instance of `dataclass_type`.
+
+  Raises:
+    ConfigError: an unknown key (with the nearest known one), a missing one, a
+      wrong type, or a value that `dataclass_type` itself refuses.
+  """
+  if not isinstance(mapping, Mapping) and not hasattr(mapping, "items"):
+    raise ConfigError(f"{path}: expected named leaves, got {mapping!r}")
+  hints = typing.get_type_hints(dataclass_type)
+  fields = {f.name: f for f in dataclasses.fields(cast(Any, dataclass_type))}
+  rest = _rest(dataclass_type)
+  known = [name for name in fields if name != rest]
+  values, extra = {}, {}
+  for key, value in mapping.items():
+    if key in known:
+      values[key] = _convert(hints[key], value, f"{path}.{key}")
+    elif rest is None:
+      raise ConfigError(f"{path}.{key}: unknown; {instead(key, known)}")
+    else:
+      extra[key] = value
+  if rest is not None:
+    values[rest] = types.MappingProxyType(extra)
+  for name, field in fields.items():
+    if name not in values and _required(field):
+      raise ConfigError(f"{path}.{name}: missing, and it has no default")
+  try:
+    return dataclass_type(**values)
+  except ConfigError:
+    raise
+  except ValueError as error:
+    raise ConfigError(f"{path}.{error}") from error
+
+
+def to_mapping(config: Any) -> dict[str, Any]:
+  """Turns a dataclass into plain, JSON-ready dictionaries; inverts `build`."""
+  mapping: dict[str, Any] = {}
+  for field in dataclasses.fields(config):
+    value = getattr(config, field.name)
+    if dataclasses.is_dataclass(value):
+      mapping[field.name] = to_mapping(value)
+    elif field.name == _rest(type(config)):
+      mapping.update(value)
+    elif isinstance(value, Mapping):
+      mapping[field.name] = dict(value)
+    else:
+      mapping[field.name] = list(value) if isinstance(value, tuple) else value
+  return mapping
+
+
+def _is_mapping(hint: Any) -> bool:
+  return (typing.get_origin(hint) or hint) in (Mapping, dict)
+
+
+def _rest(dataclass_type: Any) -> str | None:
+  """The field that takes the keys which no field is named after."""
+  hints = typing.get_type_hints(dataclass_type)
+  names = [field.name for field in dataclasses.fields(dataclass_type)]
+  return next((n for n in reversed(names) if _is_mapping(hints[n])), None)
+
+
+def _required(field: dataclasses.Field) -> bool:
+  return (
+    field.default is dataclasses.MISSING
+    and field.default_factory is dataclasses.MISSING
+  )
+
+
+def _convert(hint: Any, value: Any, path: str) -> Any:
+  """Checks `value` against a type hint; lists become tuples, ints floats."""
+  if dataclasses.is_dataclass(hint):
+    return value if isinstance(value, hint) else build(hint, value, path)
+  origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+  if origin in (typing.Union, types.UnionType):
+    return _convert_union(hint, arguments, value, path)
+  if origin is tuple and isinstance(value, (list, tuple)):
+    if arguments[-1] is Ellipsis:
+      arguments = arguments[:1] * len(value)
+    if len(arguments) == len(value):
+      return tuple(
+        _convert(h, v, f"{path}[{i}]")
+        for i, (h, v) in enumerate(zip(arguments, value, strict=True))
+      )
+  elif origin is Literal:
+    if value in arguments:
+      return value
+  elif hint is Any:
+    return value
+  elif _is_mapping(hint):
+    if hasattr(value, "items"):
+      return types.MappingProxyType(dict(value.items()))
+    raise ConfigError(f"{path}: expected named leaves, got {value!r}")
+  elif hint is float:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+      if math.isfinite(value):
+        return float(value)
+      raise ConfigError(f"{path}: expected a finite number, got {value}")
+  elif isinstance(value, hint) and (hint is bool or type(value) is not bool):
+    return value
+  raise ConfigError(f"{path}: expected {_describe(hint)}, got {value!r}")
+
+
+def _convert_union(
+  hint: Any, members: tuple[Any, ...], value: Any, path: str
+) -> Any:
+  if value is None and type(None) in members:
+    return None
+  members = tuple(m for m in members if m is not type(None))
+  if len(members) == 1:
+    return _convert(members[0], value, path)
+  # An exact type first, so that `float | int` keeps an int as it is.
+  for member in sorted(members, key=lambda m: m is not type(value)):
+    try:
+      return _convert(member, value, path)
+    except ConfigError:
+      pass
+  raise ConfigError(f"{path}: expected {_describe(hint)}, got {value!r}")
+
+
+def _describe(hint: Any) -> str:
+  origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+  if origin is Literal:
+    return "one of " + ", ".join(repr(a) for a in arguments)
+  if origin in (typing.Union, types.UnionType):
+    return " or ".join(_describe(a) for a in arguments)
+  if origin is tuple:
+    inner = ", ".join("…" if a is ... else _describe(a) for a in arguments)
+    return f"({inner})"
+  names = {float: "a number", type(None): "None", bool: "true or false"}
+  return names.get(hint, getattr(hint, "__name__", str(hint)))

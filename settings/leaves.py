@@ -1,0 +1,31 @@
+"""Nested mappings as leaves by their full name, as a user types them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from process.errors import ConfigError
+
+Leaves = dict[str, Any]
+"""`'model.num_layers'` -> its value."""
+
+
+def flatten(mapping: Mapping[str, Any], prefix: str = "") -> Leaves:
+  """`{'a': {'b': 1}}` to `{'a.b': 1}`; tuples become lists, as in JSON.
+
+  Raises:
+    ConfigError: a leaf is not a number, text, truth value or list of these.
+  """
+  leaves = {}
+  for name, value in mapping.items():
+    if hasattr(value, "items"):
+      leaves.update(flatten(value, f"{prefix}{name}."))
+    elif value is None or isinstance(value, (bool, int, float, str)):
+      leaves[prefix + name] = value
+    elif isinstance(value, (list, tuple)):
+      leaves[prefix + name] = list(value)
+    else:
+      raise ConfigError(
+        f"config.{prefix}{name}: expected a number, text, true or "
+        f"false, got {value!r}"
+      )
+  return leaves
