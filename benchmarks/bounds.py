@@ -1,4 +1,4 @@
-"""Time and memory beside the bounds that they are held to, and their growth.
+"""Time and memory next to the bounds that they are held to, and their growth.
 
 One setting: B 1, N 8, H 64, T 4,096, float32, on two CPU cores. Times are ratios
 to `jax.nn.dot_product_attention` of the same run, causal forms to its causal form;

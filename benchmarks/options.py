@@ -1,4 +1,4 @@
-"""What the options of a mechanism cost, beside its plain call.
+"""What the options of a mechanism cost, relative to its plain call.
 
     python -m benchmarks.options
     python -m benchmarks.options --attention=flash,bigbird --length=1024
@@ -38,7 +38,7 @@ _MINUTES = flags.DEFINE_float("minutes", 10.0, "for everything, roughly")
 
 
 class Option(NamedTuple):
-  """One call beside the plain one.
+  """One call next to the plain one.
 
   Attributes:
     call: what the mechanism is given by name.

@@ -59,7 +59,7 @@ class Program:
 
   @property
   def temp_bytes(self) -> int:
-    """What XLA reserves beside arguments and results."""
+    """What XLA reserves in addition to arguments and results."""
     return self.compiled.memory_analysis().temp_size_in_bytes
 
   @property
@@ -139,7 +139,7 @@ def make(name: str, length: int, **own: Any) -> Attention:
   Args:
     name: key of `ATTENTIONS`, or `BASELINE`.
     length: T = S.
-    **own: hyperparameters beside those that the record has for benchmarks.
+    **own: hyperparameters in addition to those that the record has for benchmarks.
   """
   if name == BASELINE:
     return ATTENTIONS[DENSE]()._replace(

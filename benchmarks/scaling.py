@@ -4,7 +4,7 @@
     python -m benchmarks.scaling --lengths=4096 --attention=dense,performer
 
 Forward, forward with gradients, and one decoded token at the last position of a
-cache, full and causal, beside `jax.nn.dot_product_attention`. One process, calls
+cache, full and causal, and `jax.nn.dot_product_attention`. One process, calls
 in turn, medians ± half their interquartile range; ratios to the baseline of the
 same run, for machines are noisy. Memory is what XLA reserves for temporaries
 beside arguments and results. Prints Markdown: tables by length, the exponent of

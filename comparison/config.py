@@ -30,7 +30,7 @@ class Comparison:
       None leaves it to `num_steps`. The step of each mechanism is timed first.
     budget_flops: floating-point operations of every run; None likewise.
     variants: name -> {'name': mechanism, option: value, …}: a mechanism with
-      hyperparameters of its own, beside or instead of those in the files.
+      hyperparameters of its own, in addition to or instead of those in the files.
     grid: leaf -> values that every mechanism is run with, all combinations; the
       report shows the best of each.
     per_task: task -> leaves that its runs take.
@@ -102,7 +102,7 @@ class Comparison:
       yield dict(zip(grid, values, strict=True))
 
   def leaves(self, task: str) -> Leaves:
-    """What the runs of a task take, whatever their mechanism."""
+    """What all runs of a task take, with any mechanism."""
     return flatten(self.overrides) | flatten(self.per_task.get(task, {}))
 
   def variant(self, label: str) -> tuple[str, dict[str, Any]]:

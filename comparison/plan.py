@@ -178,7 +178,7 @@ def _parse(task: str, attention: str, leaves: Leaves) -> ExperimentConfig:
 
 
 def _count(config: ExperimentConfig) -> int:
-  """Parameters of the model, whatever the loop and the optimiser."""
+  """Parameters of the model; the loop and the optimiser do not matter."""
   return _parameters(
     dataclasses.replace(config, train=TrainConfig(num_steps=1, batch_size=1))
   )

@@ -27,7 +27,7 @@ def one(
   Args:
     name: key of `attention.ATTENTIONS`.
     options: mechanism -> options; what is not there takes its defaults.
-    also: names that the config knows beside those.
+    also: other names that the config knows.
 
   Returns:
     A dictionary of the name and the options.
@@ -45,7 +45,7 @@ def choose(name: str, *, also: Iterable[str] = ()) -> dict[str, dict[str, Any]]:
 
   Args:
     name: key of `attention.ATTENTIONS`.
-    also: names that the config knows beside those.
+    also: other names that the config knows.
 
   Returns:
     'encoder_attention', 'decoder_attention' and 'cross_attention', each a

@@ -16,7 +16,7 @@ from absl import app, flags, logging
 
 from process.errors import ConfigError, RunError, one_line
 
-# How Python says that text is no value of a type.
+# How Python says that a text is not a value of a type.
 _EXPECTED = {
   "invalid literal for int()": "int",
   "could not convert string to float": "a number",
@@ -39,7 +39,7 @@ def run(
   """
 
   def guarded(arguments):
-    # Libraries log a lot that is no concern of a user.
+    # Libraries log a lot that does not concern a user.
     logging.set_verbosity(logging.ERROR)
     try:
       if not commands and len(arguments) == 1:
