@@ -14,8 +14,8 @@ from process import entry
 
 _CONFIG = config_flags.DEFINE_config_file(
   "config",
-  help_string="FILE.py or FILE.py:MECHANISM; any leaf can be overridden, as "
-  "--config.model.num_layers=2",
+  help_string="FILE.py, FILE.py:MECHANISM or FILE.py:package.module:factory; any "
+  "leaf can be overridden, as --config.model.num_layers=2",
   lock_config=False,
   # Leaves that a file leaves out have defaults; unknown ones are found below.
   accept_new_attributes=True,
@@ -30,6 +30,7 @@ def main() -> None:
   file, mapping = entry.load_config(_CONFIG)
   # JAX and the libraries on it take a second to import, so this is done once the
   # flags are parsed: --help does not wait for them. (A config has imported JAX.)
+  from configs import attentions
   from process import compile_cache, host_memory
   from training import experiment, experiment_config, loop, parallel, workdir
 
@@ -45,6 +46,8 @@ def main() -> None:
     workdir.write_config(folder, config)
     run.task.save(folder)
     print(f"{folder}: {experiment.describe(run)}", flush=True)
+    for line in attentions.dense_because(file, config.model):
+      print(f"  {line}", flush=True)
     results = loop.run(run, folder)
   if results is not None:
     print(workdir.summary(folder, results))
