@@ -16,8 +16,10 @@ NUMBERS = [
   (name, option)
   for name, factory in ATTENTIONS.items()
   for option, parameter in inspect.signature(factory).parameters.items()
-  if isinstance(parameter.default, int)
-  and not isinstance(parameter.default, bool)
+  if (
+    isinstance(parameter.default, int)
+    and not isinstance(parameter.default, bool)
+  )
   or option in ("block_size", "num_buckets", "conv_kernel_size")
 ]
 FLAGS = [
@@ -103,7 +105,9 @@ def test_a_size_beyond_the_length_costs_what_the_length_does(name, given):
   if record.decode is not None:
     cache = record.init_cache(variables, 1, 12, dims, jnp.float32)
     row = x[:, :1]
-    out, _ = record.decode(variables, cache, row, None if key is None else row, row)
+    out, _ = record.decode(
+      variables, cache, row, None if key is None else row, row
+    )
     assert jnp.isfinite(out).all()
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from attention import Attention, registry
 
-MODULE = '''
+MODULE = """
 from attention import Attention, dense
 
 CONSTANT = 3
@@ -43,7 +43,7 @@ def listed():
 
 def claiming():
   return dense()._replace(decode=None)
-'''
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +79,11 @@ def test_a_factory_is_found_by_name_and_by_path():
       {},
       "name: no module 'their_package.mien' is found",
     ),
-    ("their_package/mine.py:plain", {}, "name: expected package.module:factory"),
+    (
+      "their_package/mine.py:plain",
+      {},
+      "name: expected package.module:factory",
+    ),
     (":plain", {}, "name: expected package.module:factory"),
     ("their_package.mine:", {}, "name: expected package.module:factory"),
     (
