@@ -14,8 +14,8 @@ from process import entry
 
 _CONFIG = config_flags.DEFINE_config_file(
   "config",
-  help_string="FILE.py, FILE.py:MECHANISM or FILE.py:package.module:factory; any "
-  "leaf can be overridden, as --config.model.num_layers=2",
+  help_string="FILE.py or FILE.py:MECHANISM; any leaf can be overridden, as "
+  "--config.model.num_layers=2",
   lock_config=False,
   # Leaves that a file leaves out have defaults; unknown ones are found below.
   accept_new_attributes=True,

@@ -105,7 +105,8 @@ def attention_function(
           hint = f"; {ways[0]}" if ways else ""
           raise ValueError(f"{option}: {name} needs it, got nothing{hint}")
       for option in arrays:
-        check_array(option, given.get(option))
+        if option in needed or given.get(option) is not None:
+          check_array(option, given[option])
       return function(*args, **options)
 
     return checked
@@ -124,12 +125,12 @@ def _is_array(annotation: Any) -> bool:
 
 
 def check_array(name: str, value: Any) -> None:
-  """Checks that a value is an array, or None.
+  """Checks that a value is an array.
 
   Raises:
     ValueError: it has no shape and dtype, as a list or a Python number.
   """
-  if value is None or (hasattr(value, "shape") and hasattr(value, "dtype")):
+  if hasattr(value, "shape") and hasattr(value, "dtype"):
     return
   hint = ""
   if isinstance(value, (list, tuple)):
@@ -463,9 +464,12 @@ def accepted_options(
   accepted = {}
   for option, asked in options.items():
     if option in own:
+      instead = f"call {name}_attention to give another"
+      if option in _hyperparameters(name):
+        instead = f"pass it to {name}({option}=…), which makes the record"
       raise ValueError(
         f"{option}: the record of {name} attention has its own, expected none; "
-        f"call {name}_attention to give another"
+        f"{instead}"
       )
     if option in known or takes_any:
       accepted[option] = asked
@@ -485,6 +489,12 @@ def near(got: str, known: Iterable[str]) -> str:
   return f"; did you mean {found[0]!r}?" if found else ""
 
 
+def _hyperparameters(name: str) -> Collection[str]:
+  """Names of what the factory of a registered mechanism takes."""
+  factory = _mechanisms.get(name)
+  return () if factory is None else inspect.signature(factory).parameters
+
+
 def _hint(
   option: str, name: str, known: Mapping[str, inspect.Parameter]
 ) -> str:
@@ -500,9 +510,7 @@ def _hint(
   else:
     having = [n for n, parameters in _functions.items() if option in parameters]
   factories = [
-    f"{n}({option}=…)"
-    for n, factory in _mechanisms.items()
-    if option in inspect.signature(factory).parameters
+    f"{n}({option}=…)" for n in _mechanisms if option in _hyperparameters(n)
   ]
   if f"{mechanism}({option}=…)" in factories:
     return f"give it when the mechanism is made: {mechanism}({option}=…)"

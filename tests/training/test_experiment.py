@@ -212,11 +212,9 @@ def test_a_mechanism_outside_the_project_is_used_as_one_of_its_own(outside):
   assert folder.name.startswith("copy-their_module.undecodable-")
   with pytest.raises(ValueError, match=r"^attention: module .* has no 'stat'"):
     load("copy", "their_module:stat")
-  with pytest.raises(
-    ConfigError, match=r"^config.model.cross_attention.name: "
-  ):
-    leaf = {"model.cross_attention.name": "their_module:stat"}
-    experiment_config.parse(load("copy", **leaf))
+  wrong = load("copy", **{"model.cross_attention.name": "their_module:stat"})
+  with pytest.raises(ConfigError, match=r"^config.model.cross_attention.name"):
+    experiment_config.parse(wrong)
 
 
 def test_why_dense_fills_a_slot():
@@ -252,6 +250,6 @@ def test_a_task_that_generates_needs_a_decoder_that_decodes(outside):
       experiment.create(config)
   # What only answers in one pass needs no cache.
   experiment.create(experiment_config.parse(load("recall", **leaves)))
+  window = load("copy", **{"model.cross_attention.name": "sliding_window"})
   with pytest.raises(ConfigError, match=r"cross_attention: .* one position at"):
-    window = {"model.cross_attention.name": "sliding_window"}
-    experiment_config.parse(load("copy", **window))
+    experiment_config.parse(window)
