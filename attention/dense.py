@@ -11,6 +11,7 @@ from attention.core.rows import by_rows
 from attention.core.softmax import masked_softmax
 
 
+@arguments.attention_function()
 def dense_attention(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],

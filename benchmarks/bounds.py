@@ -10,7 +10,7 @@ measured there.
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from attention import ATTENTIONS, plug
+from attention import registry
 from benchmarks import scaling_tables
 from benchmarks.programs import BASELINE, DECODE, FORWARD, TRAINING
 
@@ -111,7 +111,7 @@ def growth_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     cells = [f"`{name}`", "✓" if causal else "", part]
     short, long = row["seconds"], longer["seconds"]
     ratio = long / short if short and long else None
-    promised = plug.example(ATTENTIONS[name]).cost == "linear"
+    promised = registry.example(name).cost == "linear"
     cells += _judged(ratio, GROWTH if promised else None, 1)
     cells += _judged(longer["temp_bytes"] / row["temp_bytes"], GROWTH, 1)
     lines.append(cells)
