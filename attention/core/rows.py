@@ -68,11 +68,8 @@ def by_rows(
   outs = []
   for start, end in zip([0, *ends], ends, strict=False):
     seen = min(end, source_length) if is_causal else source_length
-    attend_seen = jax.checkpoint(
-      functools.partial(attend, seen=seen), prevent_cse=False
-    )
     of_bias = _cut(bias, start, end, seen)
-    outs.append(_part(attend_seen, query[:, start:end], of_bias, start, rows))
+    outs.append(_part(attend, query[:, start:end], of_bias, start, seen, rows))
   return jnp.concatenate(outs, axis=1)
 
 
@@ -85,16 +82,22 @@ def _cut(bias: Array | None, start: int, end: int, seen: int) -> Array | None:
 
 
 def _part(
-  attend: Callable[..., Array],
+  attend: Attend,
   query: Float[Array, "B T N H"],
   bias: Float[Array, "#B #N #T #S"] | None,
   start: int,
+  seen: int,
   rows: int,
 ) -> Float[Array, "B T N V"]:
   """Rows from `start` on: one block, or a whole number of them in a loop."""
+
+  @functools.partial(jax.checkpoint, prevent_cse=False)
+  def made_again(query, bias, start):
+    return attend(query, bias, start, seen)
+
   length = query.shape[1]
   if length <= rows:
-    return attend(query, bias, start)
+    return made_again(query, bias, start)
   count = length // rows
   # A bias has a gradient: cut inside the loop it would be as large as itself.
   varies = bias is not None and bias.shape[2] > 1
@@ -105,7 +108,7 @@ def _part(
 
   def block(part):
     i, query, of_bias = part
-    return attend(query, of_bias if varies else bias, start + i * rows)
+    return made_again(query, of_bias if varies else bias, start + i * rows)
 
   stacked = parts(bias, 2) if varies else None
   out = jax.lax.map(block, (jnp.arange(count), parts(query, 1), stacked))
