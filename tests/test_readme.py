@@ -34,7 +34,14 @@ def test_python_blocks_run_in_order():
   assert namespace["cosine_out"].shape == (2, 1000, 8, 64)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/comparing.md"])
+def test_lines_fit_a_page():
+  assert not [line for line in _README.splitlines() if len(line) > 120]
+
+
+@pytest.mark.parametrize(
+  "page",
+  ["README.md", "CONTRIBUTING.md", "docs/comparing.md", "docs/results.md"],
+)
 def test_files_it_names_exist(page):
   named = re.findall(r"\]\(([^)#:]+)\)", (_ROOT / page).read_text())
   assert named
