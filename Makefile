@@ -7,11 +7,9 @@
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 CONFIG ?= configs/copy.py
-# Compiling is most of the suite's time. These halve it; laws about bits and
-# memory are marked `optimised` and keep XLA's optimisation as users have it.
-QUICK := --xla_backend_optimization_level=0 \
-  --xla_llvm_disable_expensive_passes=true
 WORKDIR ?= runs/copy
+# Tests of a file share what they compile, so a file stays on one worker.
+PYTEST := -n auto --dist loadfile
 
 .PHONY: train compare bench test format setup
 
@@ -43,8 +41,8 @@ test: setup
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/pyrefly check
-	XLA_FLAGS="$(QUICK)" $(PYTHON) -m pytest -n auto -m "not optimised"
-	$(PYTHON) -m pytest -n auto -m optimised
+	COMPILE=quickly $(PYTHON) -m pytest $(PYTEST) -m "not optimised"
+	$(PYTHON) -m pytest $(PYTEST) -m optimised
 
 format: setup
 	$(VENV)/bin/ruff check --fix .
