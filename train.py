@@ -30,6 +30,7 @@ def main() -> None:
   file, mapping = entry.load_config(_CONFIG)
   # JAX and the libraries on it take a second to import, so this is done once the
   # flags are parsed: --help does not wait for them. (A config has imported JAX.)
+  from configs import attentions
   from process import compile_cache, host_memory
   from training import experiment, experiment_config, loop, parallel, workdir
 
@@ -45,6 +46,8 @@ def main() -> None:
     workdir.write_config(folder, config)
     run.task.save(folder)
     print(f"{folder}: {experiment.describe(run)}", flush=True)
+    for line in attentions.dense_because(file, config.model):
+      print(f"  {line}", flush=True)
     results = loop.run(run, folder)
   if results is not None:
     print(workdir.summary(folder, results))

@@ -1,9 +1,12 @@
 """Any attention here as the `attention_fn` of Flax's multi-head modules."""
 
 from collections.abc import Callable
+import functools
+import inspect
 import math
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
@@ -40,7 +43,8 @@ def as_attention_fn(
     tell. Decode with `as_attention_fn(dense())`: the cache's mask is causal.
 
   Args:
-    attention: an `Attention`, or a function `fn(query, key, value, **options)`.
+    attention: an `Attention`, or a function `fn(query, key, value, **options)`,
+      which may be a `functools.partial` of one.
     variables: the variables of an `Attention`; None where it has none.
     **options: passed to `attention` in every call, such as `is_causal`, `scale`
       or `window`; not the mask and dropout, which the module passes.
@@ -50,8 +54,9 @@ def as_attention_fn(
     value [..., S, K, V], …) -> [..., T, N, V]`.
 
   Raises:
-    ValueError: `options` has an argument that the module passes, or `variables`
-      are given for a function.
+    ValueError: `options` has an argument that the module passes or that
+      `attention` does not take, `attention` is the factory of a mechanism, or
+      `variables` are given for a function or missing for an `Attention`.
 
   Cost: that of `attention`; sowing the weights costs `attention_weights`.
   """
@@ -60,9 +65,16 @@ def as_attention_fn(
       raise ValueError(
         f"{name}: expected no such option, got one; give it to the Flax module"
       )
-  name = getattr(attention, "__name__", type(attention).__name__)
+  name = _name(attention)
   if isinstance(attention, plug.Attention):
     positions_matter = "rowwise" not in attention.supports
+    if variables is None:
+      _check_has_none(attention)
+  elif not callable(attention) or plug.is_factory(attention):
+    raise ValueError(
+      "attention: expected an Attention or a function of query, key and value, "
+      f"got {_described(attention, name)}"
+    )
   elif variables is not None:
     raise ValueError(
       f"variables: expected None for the function {name}, got some; pass its "
@@ -70,6 +82,9 @@ def as_attention_fn(
     )
   else:
     positions_matter = True
+    arguments.accepted_options(
+      name.removesuffix("_attention"), attention, options
+    )
 
   def apply(query, key, value, **call):
     if isinstance(attention, plug.Attention):
@@ -138,6 +153,49 @@ def as_attention_fn(
     return out.reshape(*lead, *out.shape[1:])
 
   return attention_fn
+
+
+def _name(attention: Any) -> str:
+  """What a function, a partial of one, or anything else is called."""
+  while isinstance(attention, functools.partial):
+    attention = attention.func
+  return getattr(attention, "__name__", type(attention).__name__)
+
+
+def _described(attention: Any, name: str) -> str:
+  """What came in place of an attention; of a factory, how to call it."""
+  if not callable(attention):
+    return type(attention).__name__
+  options = "".join(
+    f"{option}=…" for option in [*inspect.signature(attention).parameters][:1]
+  )
+  return (
+    f"the factory {name}; call it, and make its variables if it has any: "
+    f"as_attention_fn({name}({options}), variables)"
+  )
+
+
+def _check_has_none(attention: plug.Attention) -> None:
+  """Raises where an `Attention` makes variables and so cannot do without."""
+  # Which it makes depends on no size.
+  dims = plug.Dims(num_heads=1, num_kv_heads=1, head_dim=2, max_length=2**16)
+  try:
+    shapes = jax.eval_shape(
+      lambda key: attention.init(key, dims), jax.random.key(0)
+    )
+  except ValueError:  # It cannot work at this size, so it is asked when called.
+    return
+  made = [
+    f"{collection}.{name}"
+    for collection, arrays in shapes.items()
+    for name in arrays
+  ]
+  if made:
+    raise ValueError(
+      f"variables: this Attention has {', '.join(made)}, expected them, got "
+      "None; give record.init(jax.random.key(0), Dims(num_heads, num_kv_heads, "
+      "head_dim, max_length)) as the second argument"
+    )
 
 
 _ONE_QUERY = (

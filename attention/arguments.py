@@ -5,18 +5,43 @@ program and raises while the program is traced. Every message names the
 argument, what was expected and what came.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+import difflib
+import functools
 import inspect
 import math
-from typing import Any
+from typing import Any, ParamSpec, get_args
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import AbstractArray, Array, Bool, Float, Int
+import numpy as np
 
 from attention import plug
 
+P = ParamSpec("P")
+
+MOST_BYTES = 2**32
+"""Arrays of one mechanism beyond this size are taken for a typing error."""
+
 _mechanisms: Mapping[str, Callable[..., plug.Attention]] = {}
+
+_functions: dict[str, Mapping[str, inspect.Parameter]] = {}
+"""Public attention function -> its parameters, in the order of imports."""
+
+# What Flax's modules hand to an `attention_fn` and no function here takes.
+_FLAX = frozenset(
+  {
+    "broadcast_dropout",
+    "deterministic",
+    "dtype",
+    "force_fp32_for_softmax",
+    "module",
+    "precision",
+    "qk_attn_weights_einsum",
+    "attn_weights_value_einsum",
+  }
+)
 
 
 def register(
@@ -32,6 +57,89 @@ def register(
   """
   global _mechanisms
   _mechanisms = mechanisms
+
+
+def attention_function(
+  **instead: str,
+) -> Callable[[Callable[P, Array]], Callable[P, Array]]:
+  """Decorates a public attention function: every wrong name is a ValueError.
+
+  Before the function is called, the decorator refuses an option that it does
+  not take, an option that it needs and that is missing, an option given by
+  position, and anything that is no array where the annotation says array.
+
+  Args:
+    **instead: hyperparameter of the mechanism that the function does not take
+      -> what to give the function in its place.
+
+  Returns:
+    The decorator. Signature, annotations and docstring stay as they are.
+  """
+
+  def decorate(function: Callable[P, Array]) -> Callable[P, Array]:
+    name = getattr(function, "__name__", "attention")
+    parameters = inspect.signature(function).parameters
+    _functions[name] = parameters
+    positional = [
+      n for n, p in parameters.items() if p.kind is not p.KEYWORD_ONLY
+    ]
+    needed = [n for n, p in parameters.items() if p.default is p.empty]
+    arrays = [n for n, p in parameters.items() if _is_array(p.annotation)]
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **options: P.kwargs) -> Array:
+      if len(args) > len(positional):
+        raise ValueError(
+          f"{name}: expected {', '.join(positional)} by position and options "
+          f"by name, got {len(args)} values by position"
+        )
+      # What only Flax passes tells more than what other mechanisms take.
+      for option in sorted(options, key=lambda name: name not in _FLAX):
+        if option not in parameters:
+          hint = instead.get(option) or _hint(option, name, parameters)
+          raise ValueError(f"{option}: {name} has no such option; {hint}")
+      given = {**dict(zip(positional, args, strict=False)), **options}
+      for option in needed:
+        if option not in given:
+          ways = [text for text in instead.values() if f"{option}=" in text]
+          hint = f"; {ways[0]}" if ways else ""
+          raise ValueError(f"{option}: {name} needs it, got nothing{hint}")
+      for option in arrays:
+        if option in needed or given.get(option) is not None:
+          check_array(option, given[option])
+      return function(*args, **options)
+
+    return checked
+
+  return decorate
+
+
+def _is_array(annotation: Any) -> bool:
+  """Whether an annotation allows an array, and neither a number nor a tuple."""
+  allowed = get_args(annotation) or (annotation,)
+  return all(
+    isinstance(one, type)
+    and issubclass(one, (AbstractArray, jax.Array, type(None)))
+    for one in allowed
+  )
+
+
+def check_array(name: str, value: Any) -> None:
+  """Checks that a value is an array.
+
+  Raises:
+    ValueError: it has no shape and dtype, as a list or a Python number.
+  """
+  if hasattr(value, "shape") and hasattr(value, "dtype"):
+    return
+  hint = ""
+  if isinstance(value, (list, tuple)):
+    hint = f"; jnp.asarray({name}) makes one"
+  elif name.endswith("_rng"):
+    hint = "; jax.random.key(0) makes one"
+  raise ValueError(
+    f"{name}: expected an array, got {type(value).__name__}{hint}"
+  )
 
 
 def check_qkv(
@@ -50,6 +158,7 @@ def check_qkv(
     ValueError: a rank, a size or a dtype does not fit.
   """
   for name, array in (("query", query), ("key", key), ("value", value)):
+    check_array(name, array)
     if array.ndim != 4:
       raise ValueError(
         f"{name}: expected 4 axes [batch, length, heads, features], got shape "
@@ -262,9 +371,45 @@ def check_at_least(name: str, value: int, low: int) -> None:
   Raises:
     ValueError: `value` is not an int, or below `low`.
   """
-  if not isinstance(value, int) or isinstance(value, bool) or value < low:
+  if (
+    not isinstance(value, (int, np.integer))
+    or isinstance(value, bool)
+    or value < low
+  ):
     raise ValueError(
       f"{name}: expected an int of at least {low}, got {value!r}"
+    )
+
+
+def check_flag(name: str, value: bool) -> None:
+  """Checks that a hyperparameter is True or False.
+
+  Raises:
+    ValueError: it is not; text such as 'False' would count as true.
+  """
+  if not isinstance(value, bool):
+    raise ValueError(f"{name}: expected True or False, got {value!r}")
+
+
+def check_memory(name: str, value: int, numbers: int) -> None:
+  """Checks that the arrays that follow from a size can be meant.
+
+  What is too large depends on the other sizes, so the bound is on bytes and
+  not on the hyperparameter.
+
+  Args:
+    name: the hyperparameter.
+    value: its size.
+    numbers: how many numbers of four bytes the mechanism keeps with it.
+
+  Raises:
+    ValueError: they take more than `MOST_BYTES`.
+  """
+  if 4 * numbers > MOST_BYTES:
+    raise ValueError(
+      f"{name}: expected a size whose arrays take at most "
+      f"{MOST_BYTES / 2**30:g} GiB, got {value}, whose arrays take "
+      f"{numbers / 2**28:,.0f} GiB"
     )
 
 
@@ -291,7 +436,10 @@ def block_sizes(
 
 
 def accepted_options(
-  name: str, function: Callable[..., Any], options: Mapping[str, Any]
+  name: str,
+  function: Callable[..., Any],
+  options: Mapping[str, Any],
+  own: Collection[str] = (),
 ) -> dict[str, Any]:
   """Returns the options of a call that `function` takes, or raises.
 
@@ -302,32 +450,77 @@ def accepted_options(
     name: the mechanism, for the message.
     function: an attention function with keyword-only options.
     options: what the caller passed.
+    own: options of `function` that the mechanism's record gives it.
 
   Returns:
     The options that `function` takes.
 
   Raises:
-    ValueError: `function` does not take an option that asks for something, or
-      no mechanism takes it.
+    ValueError: `function` does not take an option that asks for something, no
+      mechanism takes it, or the record gives it already.
   """
   known = inspect.signature(function).parameters
+  takes_any = any(p.kind is p.VAR_KEYWORD for p in known.values())
   accepted = {}
   for option, asked in options.items():
-    if option in known:
+    if option in own:
+      instead = f"call {name}_attention to give another"
+      if option in _hyperparameters(name):
+        instead = f"pass it to {name}({option}=…), which makes the record"
+      raise ValueError(
+        f"{option}: the record of {name} attention has its own, expected none; "
+        f"{instead}"
+      )
+    if option in known or takes_any:
       accepted[option] = asked
     elif option not in plug.CALL_OPTIONS or not (
       asked is None or (isinstance(asked, (bool, int, float)) and not asked)
     ):
-      hint = _having(option) or f"it takes {', '.join(list(known)[3:])}"
-      raise ValueError(f"{option}: {name} attention has no such option; {hint}")
+      raise ValueError(
+        f"{option}: {name} attention has no such option; "
+        f"{_hint(option, name, known)}"
+      )
   return accepted
 
 
-def _having(option: str) -> str:
-  """Says which mechanisms have an option; empty if none is known."""
-  capability = plug.CALL_OPTIONS.get(option, "")
-  *names, last = ["", *plug.supporting(_mechanisms, capability)]
+def near(got: str, known: Iterable[str]) -> str:
+  """The text "; did you mean 'b'?", or nothing where no name is like it."""
+  found = difflib.get_close_matches(got, list(known), n=1)
+  return f"; did you mean {found[0]!r}?" if found else ""
+
+
+def _hyperparameters(name: str) -> Collection[str]:
+  """Names of what the factory of a registered mechanism takes."""
+  factory = _mechanisms.get(name)
+  return () if factory is None else inspect.signature(factory).parameters
+
+
+def _hint(
+  option: str, name: str, known: Mapping[str, inspect.Parameter]
+) -> str:
+  """What to do about an option that `name` does not take."""
+  mechanism = name.removesuffix("_attention")
+  if option in _FLAX:
+    return (
+      "Flax's modules pass it: give them "
+      f"attention_fn=as_attention_fn({mechanism}_attention)"
+    )
+  if option in plug.CALL_OPTIONS:
+    having = plug.supporting(_mechanisms, plug.CALL_OPTIONS[option])
+  else:
+    having = [n for n, parameters in _functions.items() if option in parameters]
+  factories = [
+    f"{n}({option}=…)" for n in _mechanisms if option in _hyperparameters(n)
+  ]
+  if f"{mechanism}({option}=…)" in factories:
+    return f"give it when the mechanism is made: {mechanism}({option}=…)"
+  *others, last = ["", *(having or factories)]
   if not last:
-    return ""
-  others = ", ".join(names[1:])
+    names = [
+      n
+      for n, p in known.items()
+      if p.kind is p.KEYWORD_ONLY or p.default is not p.empty
+    ]
+    return f"it takes {', '.join(names)}{near(option, names)}"
+  others = ", ".join(others[1:])
   return f"{others} and {last} have it" if others else f"{last} has it"

@@ -11,6 +11,7 @@ from attention.core.rows import by_rows
 from attention.core.softmax import masked_softmax
 
 
+@arguments.attention_function()
 def dense_attention(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
@@ -92,29 +93,30 @@ def dense_attention(
   scale = arguments.softmax_scale(scale, head_dim)
   sees = visibility.of_call(mask, query_segment_ids, key_segment_ids, is_causal)
 
-  def attend(query, bias, start):
+  def attend(query, bias, start, seen):
     rows = query.shape[1]
     x = layout.heads_first(query, num_kv_heads)
     # Scaling the queries is less work than scaling the logits, but costs digits
     # in half precision.
     early, late = (scale, 1.0) if x.dtype == jnp.float32 else (1.0, scale)
-    logits = layout.dot("bkqh,bksh->bkqs", x * early, keys) * late
+    seen_keys, seen_values = keys[:, :, :seen], values[:, :, :seen]
+    logits = layout.dot("bkqh,bksh->bkqs", x * early, seen_keys) * late
     if tables.given:
-      logits += relative.logits(tables, x, -start, rows, source_length, scale)
-    allowed = sees.block(start, rows, 0, source_length)
+      logits += relative.logits(tables, x, -start, rows, seen, scale)
+    allowed = sees.block(start, rows, 0, seen)
     # XLA writes the softmax over logits that keep the shape of their product.
     if allowed is not None or bias is not None or dropout_rate:
-      logits = logits.reshape(batch, num_heads, rows, source_length)
+      logits = logits.reshape(batch, num_heads, rows, seen)
     if bias is not None:
       logits += bias.astype(jnp.float32)
     weights = masked_softmax(logits, allowed)
     if dropout_rate:
       weights *= dropout.kept(dropout_rng, dropout_rate, weights.shape, start)
-    weights = weights.astype(value.dtype).reshape(*x.shape[:3], source_length)
-    out = layout.dot("bkqs,bksv->bkqv", weights, values)
+    weights = weights.astype(value.dtype).reshape(*x.shape[:3], seen)
+    out = layout.dot("bkqs,bksv->bkqv", weights, seen_values)
     return layout.heads_last(out, rows).astype(query.dtype)
 
-  return by_rows(attend, query, bias, source_length, block_size)
+  return by_rows(attend, query, bias, source_length, block_size, is_causal)
 
 
 class DenseCache(NamedTuple):

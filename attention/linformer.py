@@ -4,6 +4,8 @@ The projections are computed here, block by block; the softmax over the R
 projected keys is `core.few_keys`.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
@@ -13,6 +15,12 @@ from attention.core import few_keys, layout, platform
 from attention.core.visibility import both
 
 
+@arguments.attention_function(
+  rank="give the array, key_projection=[S, R], or make the mechanism, "
+  "linformer(rank=…)",
+  shared="leave value_projection out, which shares key_projection",
+  per_head="give key_projection with an axis for each key head, [K, S, R]",
+)
 def linformer_attention(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
@@ -225,10 +233,13 @@ def linformer(
     plain ones.
 
   Raises:
-    ValueError: `rank` < 1, or larger than the sequence when `init` is called.
+    ValueError: `rank` < 1, or a flag that is neither True nor False; by `init`,
+      a rank larger than the sequence, or projections that take more than
+      `arguments.MOST_BYTES`.
   """
-  if rank < 1:
-    raise ValueError(f"rank: expected at least 1, got {rank}")
+  arguments.check_at_least("rank", rank, 1)
+  arguments.check_flag("shared", shared)
+  arguments.check_flag("per_head", per_head)
   names = (
     ("key_projection",)
     if shared
@@ -247,6 +258,7 @@ def linformer(
     shape = (dims.max_length, rank)
     if per_head:
       shape = (dims.num_kv_heads, *shape)
+    arguments.check_memory("rank", rank, len(names) * math.prod(shape))
     keys = jax.random.split(key, len(names))
     return {
       "params": {
@@ -256,7 +268,12 @@ def linformer(
     }
 
   def apply(variables, query, key, value, **call):
-    call = arguments.accepted_options("linformer", linformer_attention, call)
+    call = arguments.accepted_options(
+      "linformer",
+      linformer_attention,
+      call,
+      own=("key_projection", "value_projection"),
+    )
     return linformer_attention(query, key, value, **variables["params"], **call)
 
   return plug.Attention(

@@ -15,6 +15,10 @@ from attention.dense import dense
 from attention.flash import flash_attention
 
 
+@arguments.attention_function(
+  general="give the array, kernel=[N, H, H], for the general form; None is the "
+  "dot",
+)
 def multiplicative_attention(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
@@ -125,7 +129,11 @@ def multiplicative(general: bool = True) -> plug.Attention:
 
   Returns:
     An `Attention` that decodes with the cache of dense attention.
+
+  Raises:
+    ValueError: `general` is neither True nor False.
   """
+  arguments.check_flag("general", general)
 
   def init(key: Array, dims: plug.Dims) -> plug.Variables:
     if not general:

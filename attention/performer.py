@@ -30,6 +30,10 @@ _RELU_EPSILON = 1e-3
 Kernel = Literal["softmax", "relu"]
 
 
+@arguments.attention_function(
+  num_features="draw the features, projection=orthogonal_features(key, "
+  "num_features, head_dim), or make the mechanism, performer(num_features=…)",
+)
 def performer_attention(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
@@ -128,11 +132,8 @@ def orthogonal_features(
   Raises:
     ValueError: a size is below 1.
   """
-  if num_features < 1 or head_dim < 1:
-    raise ValueError(
-      "num_features, head_dim: expected at least 1, got "
-      f"{num_features} and {head_dim}"
-    )
+  arguments.check_at_least("num_features", num_features, 1)
+  arguments.check_at_least("head_dim", head_dim, 1)
   directions_key, lengths_key = jax.random.split(key)
   num_blocks = -(-num_features // head_dim)
   blocks = jax.random.orthogonal(
@@ -191,19 +192,23 @@ def performer(
     for 'relu'.
 
   Raises:
-    ValueError: `num_features` < 1 or an unknown kernel.
+    ValueError: `num_features` < 1 or an unknown kernel; by `init`, features
+      that take more than `arguments.MOST_BYTES`.
   """
-  if num_features < 1:
-    raise ValueError(f"num_features: expected at least 1, got {num_features}")
+  arguments.check_at_least("num_features", num_features, 1)
   if kernel not in ("softmax", "relu"):
     raise ValueError(f"kernel: expected 'softmax' or 'relu', got {kernel!r}")
 
   def init(key, dims):
+    numbers = num_features * dims.head_dim
+    arguments.check_memory("num_features", num_features, numbers)
     projection = orthogonal_features(key, num_features, dims.head_dim)
     return {"constants": {"projection": projection}}
 
   def apply(variables, query, key, value, **call):
-    call = arguments.accepted_options("performer", performer_attention, call)
+    call = arguments.accepted_options(
+      "performer", performer_attention, call, own=("projection", "kernel")
+    )
     return performer_attention(
       query,
       key,

@@ -128,9 +128,31 @@ def required(factory: Callable[..., Attention]) -> list[str]:
   """Names of the hyperparameters that have no default."""
   return [
     name
-    for name, parameter in inspect.signature(factory).parameters.items()
-    if parameter.default is parameter.empty
+    for name, p in inspect.signature(factory).parameters.items()
+    if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
   ]
+
+
+def is_factory(function: Callable[..., Any]) -> bool:
+  """Whether a function makes a mechanism, and is not an attention function.
+
+  Its annotation says so, or it has fewer than the two arguments by position
+  that every attention function needs.
+  """
+  signature = inspect.signature(function)
+  returned = signature.return_annotation
+  if returned is Attention or str(returned).rpartition(".")[2] == "Attention":
+    return True
+  kinds = [p.kind for p in signature.parameters.values()]
+  if inspect.Parameter.VAR_POSITIONAL in kinds:
+    return False
+  arrays = [
+    p
+    for p in signature.parameters.values()
+    if p.default is p.empty
+    and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+  ]
+  return len(arrays) < 2
 
 
 def example(factory: Callable[..., Attention]) -> Attention:

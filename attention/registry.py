@@ -1,12 +1,17 @@
 """The mechanisms by name, for configs, tests and tables.
 
-A new mechanism is one entry here; its record says everything else about it.
+A new mechanism is one entry here; its record says everything else about it. A
+mechanism of another project needs no entry: its name is its import path.
 """
 
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
+import importlib
+import inspect
 from types import MappingProxyType
+from typing import Any
 
-from attention import arguments
+from attention import arguments, plug
 from attention.additive import additive
 from attention.bigbird import bigbird
 from attention.dense import dense
@@ -38,3 +43,153 @@ ATTENTIONS: Mapping[str, Callable[..., Attention]] = MappingProxyType(
 """name -> typed factory; `ATTENTIONS['performer'](num_features=64)`."""
 
 arguments.register(ATTENTIONS)
+
+
+def find(name: str) -> Callable[..., Attention]:
+  """The factory of a mechanism, wherever it is.
+
+  Args:
+    name: key of `ATTENTIONS`, or 'package.module:factory', which is imported.
+
+  Returns:
+    The factory.
+
+  Raises:
+    ValueError: there is none; says on one line why, and what to do.
+  """
+  if name in ATTENTIONS:
+    return ATTENTIONS[name]
+  path, colon, attribute = name.partition(":")
+  if not colon:
+    raise ValueError(
+      f"expected one of {', '.join(ATTENTIONS)}, or package.module:factory, "
+      f"got {name!r}{arguments.near(name, ATTENTIONS)}"
+    )
+  if not all(part.isidentifier() for part in [*path.split("."), attribute]):
+    raise ValueError(
+      "expected package.module:factory, with dots between folders and without "
+      f".py, got {name!r}"
+    )
+  module = _module(path)
+  factory = getattr(module, attribute, None)
+  if factory is None:
+    known = [n for n, x in vars(module).items() if callable(x)]
+    raise ValueError(
+      f"module {path!r} has no {attribute!r}{arguments.near(attribute, known)}"
+    )
+  expected = "expected a function that returns an attention.Attention"
+  try:
+    parameters = inspect.signature(factory).parameters
+  except (TypeError, ValueError):  # No function, or one that is written in C.
+    raise ValueError(
+      f"{expected}, but {name} is of type {type(factory).__name__}"
+    ) from None
+  if next(iter(parameters), None) in ("query", "q"):
+    raise ValueError(
+      f"{expected}, but {name} takes a query, as an attention function does; "
+      "name the function that makes its record"
+    )
+  return factory
+
+
+def build(name: str, options: Mapping[str, Any]) -> Attention:
+  """Makes a mechanism and checks what was made.
+
+  Args:
+    name: as `find` takes it.
+    options: hyperparameters; keyword arguments of the factory.
+
+  Returns:
+    The record.
+
+  Raises:
+    ValueError: the message starts with the option that is unknown, missing or
+      refused by the factory, and with 'name' for every other fault.
+  """
+  try:
+    factory = find(name)
+  except ValueError as error:
+    raise ValueError(f"name: {error}") from None
+  parameters = inspect.signature(factory).parameters
+  takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+  for option in options:
+    if option not in parameters and not takes_any:
+      known = ", ".join(parameters) or "none"
+      raise ValueError(
+        f"{option}: {name} has no such option (it has: {known})"
+        f"{arguments.near(option, parameters)}"
+      )
+  for option in plug.required(factory):
+    if option not in options:
+      raise ValueError(f"{option}: {name} needs it, got nothing")
+  try:
+    record = factory(**options)
+  except Exception as error:
+    # By contract, but someone else's factory may raise whatever it likes.
+    if isinstance(error, ValueError) and _option(error) in parameters:
+      raise
+    raise ValueError(f"name: {name} raised {_one_line(error)}") from None
+  _check(name, record)
+  return record
+
+
+def example(name: str) -> Attention:
+  """A record from which a mechanism's facts can be read, as `plug.example`.
+
+  Raises:
+    ValueError: as `build`.
+  """
+  try:
+    needed = plug.required(find(name))
+  except ValueError as error:
+    raise ValueError(f"name: {error}") from None
+  return build(name, dict.fromkeys(needed, 1))
+
+
+def _module(path: str) -> Any:
+  try:
+    return importlib.import_module(path)
+  except Exception as error:
+    missing = isinstance(error, ModuleNotFoundError) and error.name
+    # Not where the module is there and one that it imports is not.
+    if missing and f"{path}.".startswith(f"{missing}."):
+      raise ValueError(
+        f"no module {missing!r} is found; start from the folder that holds it, "
+        "or add that folder to PYTHONPATH"
+      ) from None
+    raise ValueError(f"importing {path} raised {_one_line(error)}") from None
+
+
+def _option(error: ValueError) -> str:
+  """What a message starts with."""
+  return str(error).partition(":")[0]
+
+
+def _one_line(error: Exception) -> str:
+  """An exception in other people's code, and the line that raised it."""
+  text = " ".join(f"{type(error).__name__}: {error}".split())
+  trace = error.__traceback__
+  while trace is not None and trace.tb_next is not None:
+    trace = trace.tb_next
+  # A syntax error says itself where it is.
+  if trace is None or isinstance(error, SyntaxError):
+    return text
+  return f"{text} ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})"
+
+
+def _check(name: str, record: Any) -> None:
+  """Checks what every part of the project reads from a record."""
+  if not isinstance(record, Attention):
+    raise ValueError(
+      f"name: {name} returned a {type(record).__name__}; expected an "
+      "attention.Attention"
+    )
+  if not isinstance(record.supports, AbstractSet):
+    raise ValueError(
+      f"name: the `supports` of {name} is a {type(record.supports).__name__}; "
+      "expected a frozenset of names"
+    )
+  if "decode" in record.supports and None in (record.init_cache, record.decode):
+    raise ValueError(
+      f"name: {name} supports 'decode', but its init_cache or decode is None"
+    )

@@ -1,4 +1,4 @@
-"""Time and memory beside the bounds that they are held to, and their growth.
+"""Time and memory next to the bounds that they are held to, and their growth.
 
 One setting: B 1, N 8, H 64, T 4,096, float32, on two CPU cores. Times are ratios
 to `jax.nn.dot_product_attention` of the same run, causal forms to its causal form;
@@ -10,7 +10,7 @@ measured there.
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from attention import ATTENTIONS, plug
+from attention import registry
 from benchmarks import scaling_tables
 from benchmarks.programs import BASELINE, DECODE, FORWARD, TRAINING
 
@@ -111,7 +111,7 @@ def growth_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     cells = [f"`{name}`", "✓" if causal else "", part]
     short, long = row["seconds"], longer["seconds"]
     ratio = long / short if short and long else None
-    promised = plug.example(ATTENTIONS[name]).cost == "linear"
+    promised = registry.example(name).cost == "linear"
     cells += _judged(ratio, GROWTH if promised else None, 1)
     cells += _judged(longer["temp_bytes"] / row["temp_bytes"], GROWTH, 1)
     lines.append(cells)

@@ -1,4 +1,4 @@
-"""What the options of a mechanism cost, beside its plain call.
+"""What the options of a mechanism cost, relative to its plain call.
 
     python -m benchmarks.options
     python -m benchmarks.options --attention=flash,bigbird --length=1024
@@ -20,7 +20,7 @@ from absl import flags
 import jax
 import jax.numpy as jnp
 
-from attention import ATTENTIONS, Dims
+from attention import ATTENTIONS, Dims, registry
 from benchmarks import scaling_tables, timing
 from benchmarks.programs import DENSE, FORWARD, TRAINING, Program, Size, make
 from process import entry
@@ -38,7 +38,7 @@ _MINUTES = flags.DEFINE_float("minutes", 10.0, "for everything, roughly")
 
 
 class Option(NamedTuple):
-  """One call beside the plain one.
+  """One call next to the plain one.
 
   Attributes:
     call: what the mechanism is given by name.
@@ -62,10 +62,14 @@ def main() -> None:
   known = [name for name in ATTENTIONS if name != DENSE]
   names = known if _ATTENTION.value == ["all"] else _ATTENTION.value
   for name in names:
-    if name not in known:
+    if name not in known and ":" not in name:
       raise ConfigError(
         f"--attention: expected some of {', '.join(known)}, or all, got {name!r}"
       )
+    try:
+      registry.find(name)
+    except ValueError as error:
+      raise ConfigError(f"--attention: {error}") from error
   length = _LENGTH.value
   rows = []
   for name in names:

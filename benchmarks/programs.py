@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from attention import ATTENTIONS, Attention, Dims, plug
+from attention import ATTENTIONS, Attention, Dims, registry
 
 BASELINE = "jax.nn.dot_product_attention"
 DENSE = "dense"
@@ -29,7 +29,7 @@ class Program:
   """One program and the arrays that it is called with.
 
   Attributes:
-    mechanism: key of `ATTENTIONS`, or `BASELINE`.
+    mechanism: key of `ATTENTIONS`, import path, or `BASELINE`.
     causal: which form.
     part: one of `PARTS`.
     length: T = S; of decoding, the positions that the cache has room for.
@@ -59,7 +59,7 @@ class Program:
 
   @property
   def temp_bytes(self) -> int:
-    """What XLA reserves beside arguments and results."""
+    """What XLA reserves in addition to arguments and results."""
     return self.compiled.memory_analysis().temp_size_in_bytes
 
   @property
@@ -94,7 +94,7 @@ def programs(
   for what the numbers are.
 
   Args:
-    names: keys of `ATTENTIONS`, or `BASELINE`.
+    names: keys of `ATTENTIONS`, import paths, or `BASELINE`.
     size: of the arrays.
     length: T = S.
   """
@@ -137,9 +137,9 @@ def make(name: str, length: int, **own: Any) -> Attention:
   """A mechanism of a common size: 256 keys, features or rows, or what fits.
 
   Args:
-    name: key of `ATTENTIONS`, or `BASELINE`.
+    name: key of `ATTENTIONS`, import path, or `BASELINE`.
     length: T = S.
-    **own: hyperparameters beside those that the record has for benchmarks.
+    **own: hyperparameters in addition to those that the record has for benchmarks.
   """
   if name == BASELINE:
     return ATTENTIONS[DENSE]()._replace(
@@ -149,8 +149,8 @@ def make(name: str, length: int, **own: Any) -> Attention:
       init_cache=None,
       decode=None,
     )
-  factory = ATTENTIONS[name]
-  return factory(**plug.example(factory).sizes.timed(length), **own)
+  timed = registry.example(name).sizes.timed(length)
+  return registry.build(name, {**timed, **own})
 
 
 def _forward(mechanism: Attention, causal: bool) -> Callable[..., Any]:

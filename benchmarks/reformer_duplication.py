@@ -5,7 +5,7 @@
 Trains `configs/reformer.py` four times, one run after another and each through
 `train.py`, so a stopped table continues where it was. Every trained model is
 then evaluated with full attention and with 8, 4, 2 and 1 rounds: same
-parameters, other rotations. Prints accuracies of the second half beside those of
+parameters, other rotations. Prints accuracies of the second half next to those of
 the paper's table 2.
 """
 

@@ -2,9 +2,10 @@
 
     python -m benchmarks.scaling
     python -m benchmarks.scaling --lengths=4096 --attention=dense,performer
+    python -m benchmarks.scaling --attention=my_package.my_module:decay
 
 Forward, forward with gradients, and one decoded token at the last position of a
-cache, full and causal, beside `jax.nn.dot_product_attention`. One process, calls
+cache, full and causal, and `jax.nn.dot_product_attention`. One process, calls
 in turn, medians ± half their interquartile range; ratios to the baseline of the
 same run, for machines are noisy. Memory is what XLA reserves for temporaries
 beside arguments and results. Prints Markdown: tables by length, the exponent of
@@ -13,7 +14,7 @@ than `dense`. A program that needs more memory or time than allowed is not run,
 and its row says so.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import json
 from pathlib import Path
 import sys
@@ -53,13 +54,13 @@ def main() -> None:
   # JAX takes a second to import: --help and a faulty flag do not wait for it.
   import jax
 
-  from attention import ATTENTIONS
+  from attention import ATTENTIONS, registry
   from benchmarks import bounds, programs, scaling_tables, timing
   from process import host_memory
 
   if _KEEP_FREED.value:
     host_memory.keep_freed()
-  names = _names(_ATTENTION.value, list(ATTENTIONS))
+  names = _names(_ATTENTION.value, list(ATTENTIONS), registry.find)
   size = programs.Size(
     _BATCH.value, _HEADS.value, _HEAD_DIM.value, _DTYPE.value
   )
@@ -102,16 +103,17 @@ def _numbers(texts: Sequence[str]) -> list[int]:
   return sorted(map(int, texts))
 
 
-def _names(names: Sequence[str], known: Sequence[str]) -> Sequence[str]:
+def _names(
+  names: Sequence[str], known: Sequence[str], find: Callable[[str], object]
+) -> Sequence[str]:
   """Mechanisms; dense always among them, for others are compared to it."""
   if list(names) == ["all"]:
     return known
   for name in names:
-    if name not in known:
-      raise ConfigError(
-        f"--attention: no mechanism {name!r}; expected some of "
-        f"{', '.join(known)}, or all"
-      )
+    try:
+      find(name)
+    except ValueError as error:
+      raise ConfigError(f"--attention: {error}") from error
   return list(dict.fromkeys(["dense", *names]))
 
 

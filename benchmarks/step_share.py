@@ -5,7 +5,7 @@
 
 Of one whole period of evaluation: the steps from one and a half periods on to
 two and a half, with everything the loop does meanwhile (batches, logging, one
-evaluation, checkpoints), beside the same steps on the same batches, placed
+evaluation, checkpoints), and the same steps on the same batches, placed
 beforehand, alone. These are timed before and after the loop and averaged, for
 machines drift. The first evaluation, which is compiled, comes before.
 """

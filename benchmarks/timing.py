@@ -17,7 +17,7 @@ calls), 'temp_bytes', 'compile_seconds'; 'reason' only if not run.
 _ROUNDS = 10
 _FEWEST = 3
 _SHORT = 1.0
-"""Seconds of a call: shorter ones are made once whatever the budget."""
+"""Seconds of a call: shorter ones are made once, with any budget."""
 _VERY_SHORT = 0.1
 """Likewise, three times."""
 

@@ -1,7 +1,7 @@
 """What is compared: mechanisms, tasks, seeds, and what is held equal."""
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 import dataclasses
 import hashlib
 import itertools
@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from attention import ATTENTIONS
+from attention import ATTENTIONS, registry
 from settings.build import build, to_mapping
 from settings.leaves import Leaves, flatten
 from settings.suggest import instead
@@ -22,7 +22,8 @@ class Comparison:
   Attributes:
     tasks: names of files in configs/, without '.py', separated by commas.
     attention: mechanisms and variants, separated by commas; 'all' is every
-      mechanism there is, and every variant.
+      mechanism there is, and every variant. A mechanism outside the project is
+      named by its import path, `package.module:factory`.
     seeds: whole numbers, separated by commas.
     match_parameters: give every model the parameters of the one with dense
       attention, by the width of its feed-forward layers.
@@ -30,7 +31,7 @@ class Comparison:
       None leaves it to `num_steps`. The step of each mechanism is timed first.
     budget_flops: floating-point operations of every run; None likewise.
     variants: name -> {'name': mechanism, option: value, …}: a mechanism with
-      hyperparameters of its own, beside or instead of those in the files.
+      hyperparameters of its own, in addition to or instead of those in the files.
     grid: leaf -> values that every mechanism is run with, all combinations; the
       report shows the best of each.
     per_task: task -> leaves that its runs take.
@@ -85,7 +86,7 @@ class Comparison:
 
   @property
   def mechanisms(self) -> list[str]:
-    """Keys of `ATTENTIONS` and of `variants`."""
+    """Keys of `ATTENTIONS` and of `variants`, and import paths."""
     everything = self.attention == "all"
     known = [*ATTENTIONS, *self.variants]
     return known if everything else _split(self.attention)
@@ -102,7 +103,7 @@ class Comparison:
       yield dict(zip(grid, values, strict=True))
 
   def leaves(self, task: str) -> Leaves:
-    """What the runs of a task take, whatever their mechanism."""
+    """What all runs of a task take, with any mechanism."""
     return flatten(self.overrides) | flatten(self.per_task.get(task, {}))
 
   def variant(self, label: str) -> tuple[str, dict[str, Any]]:
@@ -115,17 +116,9 @@ class Comparison:
       if label in ATTENTIONS:
         raise ValueError(f"variants.{label}: the name of a mechanism itself")
       name = variant.get("name") if hasattr(variant, "get") else None
-      if name not in ATTENTIONS:
-        raise ValueError(
-          f"variants.{label}.name: expected one of {', '.join(ATTENTIONS)}, "
-          f"got {name!r}"
-        )
+      _check_mechanism(f"variants.{label}.name", name, ATTENTIONS)
     for name in self.mechanisms:
-      known = [*ATTENTIONS, *self.variants]
-      if name not in known:
-        raise ValueError(
-          f"attention: no mechanism {name!r}; {instead(name, known)}"
-        )
+      _check_mechanism("attention", name, [*ATTENTIONS, *self.variants])
 
   def _check_budget(self):
     budgets = {
@@ -144,6 +137,22 @@ class Comparison:
         f"{next(iter(given))}: it decides the number of steps; expected no "
         "num_steps beside it"
       )
+
+
+def _check_mechanism(field: str, name: Any, known: Iterable[str]) -> None:
+  """Raises ValueError where a name is not known, and no import path."""
+  known = list(known)
+  if name in known:
+    return
+  if not isinstance(name, str) or ":" not in name:
+    raise ValueError(
+      f"{field}: no mechanism {name!r}; {instead(name, known)}, or an import "
+      "path, package.module:factory"
+    )
+  try:
+    registry.find(name)
+  except ValueError as error:
+    raise ValueError(f"{field}: {error}") from None
 
 
 def parse(mapping: Mapping[str, Any]) -> Comparison:

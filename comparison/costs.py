@@ -48,7 +48,7 @@ def step_cost(run: Experiment, batch: Batch) -> dict[str, Any]:
 
   Returns:
     'compile_seconds' (tracing included, no cache on disk), 'step_seconds',
-    'temp_bytes' that XLA reserves beside arguments and results, and
+    'temp_bytes' that XLA reserves in addition to arguments and results, and
     'device_peak_bytes' where the device tells, else None.
   """
   parallel = parallel_lib.make(run.functions, run.config.train.parallel)
@@ -80,7 +80,7 @@ def decode_cost(
 ) -> dict[str, Any]:
   """Speed of decoding to the longest length, and what is kept meanwhile.
 
-  No sequence ends early, whatever the model would write; the encoder, where
+  No sequence ends early, so the model's choices do not matter; the encoder, where
   there is one, runs once and is part of the time.
 
   Args:
@@ -130,7 +130,7 @@ def decode_cost(
 
 
 def _cache_bytes(run: Experiment, length: int) -> int | None:
-  """None for a recurrent model, whose state is no mechanism's."""
+  """None for a recurrent model, whose state belongs to no mechanism."""
   config = run.config.model
   if not isinstance(config, models.ModelConfig):
     return None

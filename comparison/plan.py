@@ -29,7 +29,7 @@ class Run:
   Attributes:
     task: file in configs/.
     attention: the mechanism, or the variant.
-    mechanism: key of `ATTENTIONS` behind it.
+    mechanism: key of `ATTENTIONS`, or import path, behind it.
     seed: of the run.
     leaves: what differs from the file's config, by leaf.
     grid: those of them that come from the grid.
@@ -60,7 +60,8 @@ class Run:
     text = json.dumps(what, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     name = f"{self.task}-{self.attention}-{self.seed}-{digest}"
-    return name.replace("/", "-")  # A task may lie in a folder of configs/.
+    # A task may lie in a folder of configs/, a mechanism in a module.
+    return name.replace("/", "-").replace(":", ".")
 
   @property
   def family(self) -> str:
@@ -178,7 +179,7 @@ def _parse(task: str, attention: str, leaves: Leaves) -> ExperimentConfig:
 
 
 def _count(config: ExperimentConfig) -> int:
-  """Parameters of the model, whatever the loop and the optimiser."""
+  """Parameters of the model; the loop and the optimiser do not matter."""
   return _parameters(
     dataclasses.replace(config, train=TrainConfig(num_steps=1, batch_size=1))
   )

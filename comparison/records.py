@@ -63,7 +63,7 @@ def write(workdir: Path, run: Run, *, status: str, **found: Any) -> None:
   Args:
     workdir: of the comparison.
     run: whose record it is.
-    status: how it stands.
+    status: 'done', or what became of it.
     **found: what is known beyond the plan; takes its place.
   """
   folder = workdir / RECORDS

@@ -1,66 +1,106 @@
 """The three attention choices of a model, from the name of one mechanism."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
-from attention import ATTENTIONS, plug
-from models.config import NEEDS
+from attention import ATTENTIONS, registry
+from models.config import GENERATING, NEEDS, ModelConfig, missing
+from models.seq2seq_config import Seq2SeqConfig
 from settings.suggest import one_of
 
-_SIZES = {name: plug.example(make).sizes for name, make in ATTENTIONS.items()}
 
-OPTIONS = {name: dict(sizes.short) for name, sizes in _SIZES.items()}
-"""Options for the short sequences of these configs, from the records."""
+def options(name: str, *, long: bool = False) -> dict[str, Any]:
+  """Hyperparameters of a mechanism for a config, from its record.
 
-LONG = {name: dict(sizes.long) for name, sizes in _SIZES.items()}
-"""Options for the hundreds or thousands of tokens of configs/paper/."""
+  Args:
+    name: key of `attention.ATTENTIONS`, or 'package.module:factory'.
+    long: for the hundreds or thousands of tokens of configs/paper/, and not for
+      the short sequences of the other configs.
+
+  Raises:
+    ValueError: there is no such mechanism.
+  """
+  sizes = registry.example(name).sizes
+  return dict(sizes.long if long else sizes.short)
 
 
 def one(
-  name: str,
-  *,
-  options: Mapping[str, Mapping[str, Any]] = OPTIONS,
-  also: Iterable[str] = (),
+  name: str, *, long: bool = False, also: Iterable[str] = ()
 ) -> dict[str, Any]:
   """A mechanism with its options, for a model with a single choice.
 
   Args:
-    name: key of `attention.ATTENTIONS`.
-    options: mechanism -> options; what is not there takes its defaults.
-    also: names that the config knows beside those.
+    name: key of `attention.ATTENTIONS`, or 'package.module:factory'.
+    long: as in `options`.
+    also: other names that the config knows.
 
   Returns:
     A dictionary of the name and the options.
 
   Raises:
-    ValueError: an unknown name.
+    ValueError: there is no such mechanism.
   """
-  if name not in ATTENTIONS:
-    raise ValueError(f"attention: {one_of(name, [*ATTENTIONS, *also])}")
-  return {"name": name, **options.get(name, {})}
+  if name not in ATTENTIONS and ":" not in name:
+    known = [*ATTENTIONS, *also, "package.module:factory"]
+    raise ValueError(f"attention: {one_of(name, known)}")
+  try:
+    return {"name": name, **options(name, long=long)}
+  except ValueError as error:
+    reason = str(error).removeprefix("name: ")
+    raise ValueError(f"attention: {reason}") from None
 
 
 def choose(name: str, *, also: Iterable[str] = ()) -> dict[str, dict[str, Any]]:
   """Uses a mechanism wherever it can work, and dense where it cannot.
 
   Args:
-    name: key of `attention.ATTENTIONS`.
-    also: names that the config knows beside those.
+    name: key of `attention.ATTENTIONS`, or 'package.module:factory'.
+    also: other names that the config knows.
 
   Returns:
     'encoder_attention', 'decoder_attention' and 'cross_attention', each a
     dictionary of the name and its options.
 
   Raises:
-    ValueError: an unknown name.
+    ValueError: there is no such mechanism.
   """
   chosen = one(name, also=also)
-  supports = ATTENTIONS[name](**OPTIONS.get(name, {})).supports
-  # A config evaluates by generating, so its decoder decodes as well.
-  extra = {"decoder_attention": {"decode"}}
   return {
-    slot: dict(chosen)
-    if needs.keys() | extra.get(slot, set()) <= supports
-    else {"name": "dense"}
-    for slot, needs in NEEDS.items()
+    slot: {"name": "dense"} if _obstacle(name, slot) else dict(chosen)
+    for slot in NEEDS
   }
+
+
+def dense_because(
+  config_file: str, model: ModelConfig | Seq2SeqConfig
+) -> list[str]:
+  """Why dense fills a slot in place of the mechanism that was asked for.
+
+  Args:
+    config_file: as it was typed, `FILE.py:MECHANISM`.
+    model: what the file made of it.
+
+  Returns:
+    A line for each slot; none where nothing or no mechanism was asked for.
+  """
+  name = config_file.partition(":")[2]
+  try:
+    registry.find(name)
+  except ValueError:  # A file may have names of its own.
+    return []
+  lines = []
+  for slot, config in model.attentions.items():
+    obstacle = _obstacle(name, slot)
+    if obstacle and config.name == "dense":
+      place = slot.removesuffix("_attention")
+      lines.append(f"{place}: dense, because {name} cannot {obstacle}")
+  return lines
+
+
+def _obstacle(name: str, slot: str) -> str:
+  """What a slot asks of a mechanism in vain; empty where it can serve."""
+  # A config evaluates by generating, so its decoder decodes as well.
+  needs = NEEDS[slot] | GENERATING.get(slot, {})
+  for capability in missing(registry.example(name), needs):
+    return needs[capability]
+  return ""

@@ -6,7 +6,7 @@
 The first trains with LSH attention of 4 rounds; `full`, `2` and `1` are the
 paper's others. The second trains all four and evaluates each with full attention
 and with 8, 4, 2 and 1 rounds. benchmarks/reformer_duplication.md holds what came
-out, beside the paper's numbers.
+out, next to the paper's numbers.
 
 The paper's setting is w of 511 symbols, one layer of width 256 with 4 heads and
 150,000 steps; this one is as deep, for 2 CPU cores:

@@ -2,7 +2,7 @@
 
 Only what decides how often something runs is computed: of every jaxpr, the
 equations that make the integers which a `while`, a `cond` or a loop around one
-of them reads. All other equations are added up once, whatever the values.
+of them reads. All other equations are added up once, for any values.
 """
 
 from collections.abc import Iterable, Sequence
@@ -33,7 +33,7 @@ class _Plan(NamedTuple):
   """A jaxpr, cut down to what its cost depends on.
 
   Attributes:
-    flops: of all equations that cost the same whatever the values.
+    flops: of all equations that cost the same for any values.
     steps: the others, and those that compute integers for them.
     reads: which arguments the steps read.
   """
@@ -139,7 +139,7 @@ class Walk:
     return self._varies[id(jaxpr)]
 
   def _fixed(self, eqn: JaxprEqn) -> float:
-    """Operations of an equation that costs the same whatever the values."""
+    """Operations of an equation that costs the same for any values."""
     body = _body(eqn)
     if body is not None:
       return _copies(eqn) * self._plan(_opened(body)[0], frozenset()).flops

@@ -1,4 +1,4 @@
-"""Names beside lines and points, moved until no two are on top of each other."""
+"""Names next to lines and points, moved until no two are on top of each other."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -81,7 +81,7 @@ def ends(axes: Any, labels: Sequence[Label]) -> Finish:
 def points(
   axes: Any, labels: Sequence[Label], halves: Sequence[float]
 ) -> Finish:
-  """Names beside points, where they cover no point, bar or other name.
+  """Names next to points, where they cover no point, bar or other name.
 
   Args:
     axes: of matplotlib, the points drawn.

@@ -10,7 +10,15 @@ import importlib
 import types
 from typing import TYPE_CHECKING, Any
 
-from models.config import KINDS, AttentionConfig, ModelConfig, slots
+from models.config import (
+  GENERATING,
+  KINDS,
+  AttentionConfig,
+  ModelConfig,
+  check_supports,
+  missing,
+  slots,
+)
 from models.seq2seq_config import Seq2SeqConfig
 
 if TYPE_CHECKING:
@@ -28,6 +36,9 @@ __all__ = [
   "ModelConfig",
   "Seq2SeqConfig",
   "CONFIGS",
+  "GENERATING",
+  "check_supports",
+  "missing",
   "slots",
   "create",
   "initialize",

@@ -4,16 +4,15 @@ Every fault is a ValueError that starts with the name of the field, raised when
 the config is made: before data is read and before anything compiles.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import functools
-import inspect
 import types
 from typing import Any
 
-from attention import ATTENTIONS, Attention, plug
+from attention import ATTENTIONS, Attention, plug, registry
 from settings.checks import check
-from settings.suggest import hint, one_of
+from settings.suggest import one_of
 
 KINDS = ("encoder_decoder", "decoder", "encoder")
 POSITIONS = (
@@ -41,6 +40,11 @@ NEEDS = {
 }
 """Choice of a model -> what its mechanism must support, and that in words."""
 
+GENERATING = {
+  "decoder_attention": {"decode": "decode token by token"},
+}
+"""Likewise, where a task generates."""
+
 _SLOTS = {
   "encoder_decoder": tuple(NEEDS),
   "decoder": ("decoder_attention",),
@@ -53,7 +57,7 @@ class AttentionConfig:
   """One mechanism by name, with its own options.
 
   Attributes:
-    name: a key of `attention.ATTENTIONS`.
+    name: a key of `attention.ATTENTIONS`, or 'package.module:factory'.
     options: keyword arguments of that factory; lists become tuples.
 
   Raises:
@@ -65,9 +69,12 @@ class AttentionConfig:
   options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
   def __post_init__(self):
-    if self.name not in ATTENTIONS:
-      raise ValueError(f"name: {one_of(self.name, ATTENTIONS)}")
     options = {key: _frozen(value) for key, value in self.options.items()}
+    for key, value in options.items():
+      if isinstance(value, Mapping):
+        raise ValueError(
+          f"{key}: expected a number, text, true, false or a list, got {value!r}"
+        )
     object.__setattr__(self, "options", types.MappingProxyType(options))
     self.build()
 
@@ -222,12 +229,16 @@ def check_supports(
   field: str, config: AttentionConfig, needs: Mapping[str, str]
 ) -> None:
   """Raises ValueError where a mechanism lacks what its slot needs."""
-  for capability, what in needs.items():
-    if capability not in config.build().supports:
-      able = ", ".join(plug.supporting(ATTENTIONS, capability))
-      raise ValueError(
-        f"{field}: {config.name} cannot {what}; one of {able} can"
-      )
+  for capability in missing(config.build(), needs):
+    able = ", ".join(plug.supporting(ATTENTIONS, capability))
+    raise ValueError(
+      f"{field}: {config.name} cannot {needs[capability]}; one of {able} can"
+    )
+
+
+def missing(attention: Attention, needs: Iterable[str]) -> list[str]:
+  """The capabilities among `needs` that a mechanism does not have."""
+  return [need for need in needs if need not in attention.supports]
 
 
 def check_choices(config: Any, **choices: Sequence[str]) -> None:
@@ -249,19 +260,7 @@ def check_ranges(
 
 @functools.cache
 def _build(config: AttentionConfig) -> Attention:
-  factory = ATTENTIONS[config.name]
-  parameters = inspect.signature(factory).parameters
-  for option in config.options:
-    if option not in parameters:
-      known = ", ".join(parameters) or "none"
-      raise ValueError(
-        f"{option}: {config.name} has no such option (it has: {known})"
-        f"{hint(option, parameters)}"
-      )
-  for option in plug.required(factory):
-    if option not in config.options:
-      raise ValueError(f"{option}: {config.name} needs it, got nothing")
-  return factory(**config.options)
+  return registry.build(config.name, config.options)
 
 
 def _frozen(value: Any) -> Any:

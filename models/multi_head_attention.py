@@ -142,7 +142,7 @@ class MultiHeadAttention(nn.Module):
   ) -> Float[Array, "B 1 F"]:
     """The next position of a causal call; reads and writes 'cache'.
 
-    `tables` are what the call has of 'relative' beside the slot's own keys.
+    `tables` are what the call has of 'relative' in addition to the slot's own keys.
     """
     decode = cast(Callable[..., Any], self.attention.decode)
     if self.relative_distance:

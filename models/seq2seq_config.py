@@ -37,8 +37,8 @@ class Seq2SeqConfig:
       from state to state.
     tie_embeddings: the softmax shares the target's embedding table, and the
       source's too where the vocabulary is shared.
-    dtype: of activations; states, logits and softmax are float32 whatever it
-      is.
+    dtype: of activations; states, logits and softmax are always
+      float32.
     param_dtype: of parameters.
     cross_attention: from decoder to encoder; None is dense, which is Luong's
       dot with a scale.

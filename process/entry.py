@@ -6,6 +6,7 @@ flags are parsed, and every config imports JAX.
 """
 
 from collections.abc import Callable, Sequence
+import os
 from pathlib import Path
 import re
 import signal
@@ -16,7 +17,7 @@ from absl import app, flags, logging
 
 from process.errors import ConfigError, RunError, one_line
 
-# How Python says that text is no value of a type.
+# How Python says that a text is not a value of a type.
 _EXPECTED = {
   "invalid literal for int()": "int",
   "could not convert string to float": "a number",
@@ -39,7 +40,7 @@ def run(
   """
 
   def guarded(arguments):
-    # Libraries log a lot that is no concern of a user.
+    # Libraries log a lot that does not concern a user.
     logging.set_verbosity(logging.ERROR)
     try:
       if not commands and len(arguments) == 1:
@@ -88,6 +89,9 @@ def load_config(
 
 def _parse(arguments: list[str]) -> list[str]:
   """Parses flags; the config file is run in here."""
+  # A config may name a module of the folder that the command was typed in,
+  # where a script sees the folder that it lies in.
+  sys.path.append(os.getcwd())
   try:
     return flags.FLAGS(arguments)
   except SystemExit:  # --help, which absl ends with 1.
@@ -100,7 +104,7 @@ def _parse(arguments: list[str]) -> list[str]:
 def _cause(error: BaseException) -> str:
   """What is behind the wrappings of absl and config_flags."""
   innermost = error
-  while inner := innermost.__cause__ or innermost.__context__:
+  while inner := _behind(innermost):
     innermost = inner
   if isinstance(error, KeyError):
     # A section that is not there: "'modle'\nDid you mean "model" instead …?"
@@ -118,6 +122,12 @@ def _cause(error: BaseException) -> str:
   if "Error whilst parsing config file" in str(error):
     return f"--config: {one_line(innermost)}"
   return one_line(error)
+
+
+def _behind(error: BaseException) -> BaseException | None:
+  """What an exception was raised from; None where it speaks for itself."""
+  hidden = error.__suppress_context__ and error.__cause__ is None
+  return None if hidden else error.__cause__ or error.__context__
 
 
 def _fail(line: str, code: int) -> NoReturn:

@@ -64,7 +64,7 @@ def _panel(
     aspect="auto",
   )
   axes.grid(visible=False)
-  axes.set_title(name)
+  axes.set_title(words.beside(name))
   axes.spines[:].set_visible(True)
   axes.spines[:].set_linewidth(0.4)
   axes.tick_params(length=0, pad=2)

@@ -70,7 +70,9 @@ def _curve(
     axes.plot(x[-1], mean[-1], color=style.color, marker=style.marker)
     if low != high:
       axes.fill_between(x, low, high, color=style.color, alpha=0.1, linewidth=0)
-    last.append(Label(one.attention, x[-1], mean[-1], style.color))
+    last.append(
+      Label(words.beside(one.attention), x[-1], mean[-1], style.color)
+    )
   if name == quality.LOSS:
     axes_lib.scale(axes, "y", everything)
   axes.set_xlabel(label)

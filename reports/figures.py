@@ -22,7 +22,7 @@ class Figure(NamedTuple):
     stem: name of its files.
     caption: what is to be seen.
     panels: name -> panel.
-    columns: panels beside each other, in the file.
+    columns: panels in a row, in the file.
     size: inches of a panel.
   """
 

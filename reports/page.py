@@ -17,7 +17,7 @@ _LIMIT = 1_900_000  # Bytes: what a phone still opens at once.
 
 
 class Part(NamedTuple):
-  """A piece of the page, and what stands there where the page is too large."""
+  """A piece of the page, and what is shown instead where the page is too large."""
 
   markup: str
   instead: str
@@ -132,7 +132,7 @@ def _reading(
     f"<p>{_prose(' '.join(sentences))}</p>\n"
     "<p>A click on a header sorts a table. <em>Command</em> shows what makes "
     "a run again; one click on it selects it. Every number of every run is "
-    "in results.csv, every figure in plots/, beside this file.</p>\n"
+    "in results.csv, every figure in plots/, in the folder of this file.</p>\n"
     f"<details><summary>What the columns mean</summary>\n<dl>{terms}</dl>"
     "</details>\n</section>"
   )
@@ -153,7 +153,7 @@ def _figure(figure: Figure) -> Part:
 
 
 def _prose(text: str) -> str:
-  """Escaped, with what stands in backticks as code."""
+  """Escaped, with what is in backticks as code."""
   return re.sub(r"`([^`]*)`", r"<code>\1</code>", html.escape(text))
 
 

@@ -83,7 +83,7 @@ def _scatter(
       markersize=6,
       elinewidth=0.8,
     )
-    points.append(Label(one.attention, x, y, style.color))
+    points.append(Label(words.beside(one.attention), x, y, style.color))
     halves.append(half)
   axes_lib.scale(axes, "x", [point.x for point in points], unit)
   axes.margins(0.16, 0.14)
@@ -126,7 +126,8 @@ def _dots(
     axes.plot(mean, row, color=style.color, marker=style.marker, markersize=6)
     values.append(mean)
   axes_lib.scale(axes, "x", values)
-  axes.set_yticks(range(len(have)), [one.attention for one in reversed(have)])
+  names = [words.beside(one.attention) for one in reversed(have)]
+  axes.set_yticks(range(len(have)), names)
   axes.set_ylim(-0.6, len(have) - 0.4)
   axes.margins(x=0.08)
   axes.spines.left.set_visible(False)

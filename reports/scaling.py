@@ -7,7 +7,7 @@ from typing import Any
 from label_packing import labels
 from label_packing.labels import Finish, Label
 from reports import axes as axes_lib
-from reports import quality
+from reports import quality, words
 from reports.figures import Figure, Panel
 from reports.style import Style
 
@@ -91,7 +91,7 @@ def _panel(
       )
     # The baseline's name is longer than the margin.
     name_there = mechanism.removesuffix(".dot_product_attention")
-    last.append(Label(name_there, x[-1], y[-1], style.color))
+    last.append(Label(words.beside(name_there), x[-1], y[-1], style.color))
   axes_lib.against_length(
     axes, [row["length"] for row in have], [row[name] for row in have], unit
   )

@@ -28,7 +28,7 @@ class Style(NamedTuple):
 
 # (on white, on near-black). Found by search: under normal vision and the three
 # kinds of colour blindness any two are at least 9 apart in OKLab (× 100), and
-# all have 3 : 1 of contrast, so that names beside lines can take them as well.
+# all have 3 : 1 of contrast, so that names next to lines can take them as well.
 PALETTE = (
   ("#000000", "#ffffff"),
   ("#a28eae", "#b4a68b"),
@@ -98,7 +98,7 @@ def look(salt: str) -> Generator[None]:
     "lines.markersize": 4.5,
     "svg.fonttype": "none",
     "svg.hashsalt": salt,
-    # Tokens and reasons are text, whatever their dollar signs.
+    # Tokens and reasons are text, even with dollar signs.
     "text.parse_math": False,
     "xtick.labelsize": 7.5,
     "ytick.labelsize": 7.5,

@@ -28,7 +28,7 @@ def rows(found: Sequence[Record]) -> list[dict[str, Any]]:
   )
   partial = [_row(record) for record in ordered]
   names = dict.fromkeys(name for row in partial for name in row)
-  # What explains a row stands at its end.
+  # What explains a row is at its end.
   for name in ("reason", "command"):
     if name in names:
       names[name] = names.pop(name)

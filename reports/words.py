@@ -103,6 +103,12 @@ def stem(text: str) -> str:
   return re.sub(r"[^\w.-]+", "-", text)
 
 
+def beside(label: str) -> str:
+  """A mechanism's label beside a line: of an import path, the module and name."""
+  path, colon, name = label.partition(":")
+  return path.rpartition(".")[2] + colon + name if colon else label
+
+
 def _optimizer(found: Sequence[Record]) -> str:
   values: dict[str, set[str]] = {}
   for record in found:

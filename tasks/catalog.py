@@ -28,7 +28,7 @@ def prepare_named(
 
   Raises:
     DataError: an unknown name, a set without these languages, no network, or
-      whatever TFDS reports, in one line.
+      what TFDS reports, in one line.
   """
   builder = _find(name, folder or str(builders.cache_directory()))
   _check_languages(name, builder.info.features or {}, languages)

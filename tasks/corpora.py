@@ -22,7 +22,7 @@ class Corpus(NamedTuple):
   Attributes:
     builder: the TFDS builder that holds them.
     splits: our name of a split → TFDS's name of it; 'train', 'validation' and
-      whatever begins with 'test'.
+      any that begins with 'test'.
     languages: source and target.
     digest: names the content.
   """

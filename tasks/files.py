@@ -30,7 +30,7 @@ def read_text(path: pathlib.Path) -> str:
   r"""Reads UTF-8 with "\n" for line ends; DataError names a faulty line."""
   data = read_bytes(path)
   try:
-    # A byte order mark is no part of the first sentence.
+    # A byte order mark is not a part of the first sentence.
     return data.decode("utf-8-sig").replace("\r\n", "\n")
   except UnicodeDecodeError as error:
     # Counted in `error.object`, which lacks the mark where there was one.

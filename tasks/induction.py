@@ -32,7 +32,7 @@ class InductionConfig:
   Attributes:
     vocab_size: symbols, the special one among them.
     length: T while training; the last is the special symbol.
-    eval_lengths: other T; each is a split 'length_512' beside 'validation'.
+    eval_lengths: other T; each is a split such as 'length_512', after 'validation'.
     eval_size: held-out examples of each length.
   """
 
@@ -51,7 +51,7 @@ class InductionConfig:
 class InductionTask(GeneratedTask):
   """Random symbols, the special one somewhere among them and at the end.
 
-  decoder: weight on the last position, where its answer stands. As in H3's
+  decoder: weight on the last position, where its answer is. As in H3's
   code the special symbol comes at any place but the last two before it.
   """
 

@@ -31,7 +31,7 @@ class NeedleConfig:
 
   Attributes:
     length: T while training: pairs among filler, then `?` and the key.
-    eval_lengths: other T; each is a split 'length_512' beside 'validation'.
+    eval_lengths: other T; each is a split such as 'length_512', after 'validation'.
     num_depths: depths that are evaluated in turn, evenly from the first place
       of the haystack to the last. While training every place is as likely.
     num_distractors: pairs of other keys, anywhere else.

@@ -17,7 +17,7 @@ def held_out(numbers: np.ndarray) -> np.ndarray:
   """Which numbers no training split ever holds: a hash decides, [n] → bool.
 
   The hash is SplitMix64's finaliser (Steele et al. 2014), so a number is on the
-  same side whatever the sizes of the splits. Numbers below 100 are trained: a
+  same side for any sizes of the splits. Numbers below 100 are trained: a
   word such as "zero" occurs in no other number.
   """
   x = numbers.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)

@@ -62,7 +62,7 @@ class RecallConfig:
 
 
 class RecallTask(GeneratedTask):
-  """Pairs, then questions; the answer stands where the key is read again.
+  """Pairs, then questions; the answer is expected where the key is read again.
 
   decoder: inputs = pairs, then keys among filler; weights on the keys there.
   """

@@ -149,7 +149,7 @@ class TextTask:
     return self.encode_target(prompt)
 
   def encode_target(self, line: str) -> list[int]:
-    """Ids of characters; a text goes on, so there is no end."""
+    """Ids of characters; a text goes on, so none marks an end."""
     for character in line:
       if character not in self._ids:
         raise ValueError(f"{character!r} does not occur in the training text")

@@ -39,12 +39,12 @@ def environment(devices=1):
   }
 
 
-def start(script, *arguments, devices=1, **options):
-  """Starts a script with its output captured as text."""
+def start(script, *arguments, devices=1, path="", cwd=ROOT, **options):
+  """Starts a script with its output captured as text; `path` for PYTHONPATH."""
   return subprocess.Popen(
     [sys.executable, str(ROOT / script), *arguments],
-    cwd=ROOT,
-    env=environment(devices),
+    cwd=cwd,
+    env=environment(devices) | ({"PYTHONPATH": str(path)} if path else {}),
     stdin=subprocess.PIPE,
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,
@@ -53,8 +53,8 @@ def start(script, *arguments, devices=1, **options):
   )
 
 
-def run(script, *arguments, stdin="", devices=1):
+def run(script, *arguments, stdin="", **options):
   """Runs a script to its end: (exit code, standard output, standard error)."""
-  process = start(script, *arguments, devices=devices)
+  process = start(script, *arguments, **options)
   out, error = process.communicate(stdin, timeout=300)
   return process.returncode, out, error

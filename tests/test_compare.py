@@ -21,7 +21,12 @@ from tests.comparison.plans import budgeted, comparison
     ({"num_stps": 3}, "config.num_stps: unknown; did you mean 'num_steps'?"),
     ({"per_task": {"cpoy": {}}}, "config.per_task.cpoy: no such task here; "),
     ({"variants": {"dense": {}}}, "config.variants.dense: the name of a mech"),
-    ({"variants": {"p": {"name": "x"}}}, "config.variants.p.name: expected o"),
+    ({"attention": "nosuch:x"}, "config.attention: no module 'nosuch' is foun"),
+    (
+      {"variants": {"p": {"name": "nosuch:x"}}},
+      "config.variants.p.name: no module 'nosuch' is found",
+    ),
+    ({"variants": {"p": {"name": "x"}}}, "config.variants.p.name: no mechani"),
     ({"grid": {"num_steps": ""}}, "config.grid.num_steps: expected at least"),
     ({"grid": 3}, "config.grid: expected named leaves, got 3"),
     ({"budget_seconds": 0.0}, "config.budget_seconds: expected a value above"),
@@ -164,12 +169,17 @@ def test_wrong_arguments_are_one_line(arguments, message):
 
 
 def test_the_whole_command_from_training_to_the_page(tmp_path):
+  # Linear attention by another name, so that a name with a colon is taken
+  # through every file of a comparison.
+  (tmp_path / "their_module.py").write_text(
+    "from attention import linear\n\n\ndef state():\n  return linear()\n"
+  )
   folder = tmp_path / "comparison"
   arguments = (
     "--config=configs/compare/copy.py",
     f"--workdir={folder}",
     "--config.tasks=duplicate",
-    "--config.attention=linear,nystrom",
+    "--config.attention=their_module:state,nystrom",
     "--config.num_steps=4",
     "--config.eval_every=2",
     "--config.batch_size=8",
@@ -179,7 +189,7 @@ def test_the_whole_command_from_training_to_the_page(tmp_path):
     "--config.model.features=16",
     "--config.model.mlp_features=32",
   )
-  code, out, error = commands.run("compare.py", *arguments)
+  code, out, error = commands.run("compare.py", *arguments, path=tmp_path)
   assert code == 0, error
   assert "not supported: " in out
   found, _ = records.read(folder)
@@ -198,10 +208,13 @@ def test_the_whole_command_from_training_to_the_page(tmp_path):
   assert len(shown["weights"]) == heads
   assert len(shown["weights"][0]) == len(shown["query_labels"])
   for name in ("report.html", "report.md", "results.csv", "results.jsonl"):
-    assert "linear" in (folder / name).read_text()
-  code, again, _ = commands.run("compare.py", *arguments)
+    assert "their_module:state" in (folder / name).read_text()
+  assert not list(folder.rglob("*:*"))
+  code, again, _ = commands.run("compare.py", *arguments, path=tmp_path)
   assert code == 0
   assert "parameters\n" not in again
-  code, _, error = commands.run("compare.py", *arguments, "--config.tasks=copy")
+  code, _, error = commands.run(
+    "compare.py", *arguments, "--config.tasks=copy", path=tmp_path
+  )
   assert code == 2
   assert "holds another comparison: config.tasks is" in error

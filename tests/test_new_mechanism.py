@@ -57,7 +57,7 @@ from training import experiment_config
 
 found = {}
 found["chosen"] = attentions.choose("banded")
-found["long"] = attentions.one("banded", options=attentions.LONG)
+found["long"] = attentions.one("banded", long=True)
 config = experiment_config.parse(copy.get_config("banded"))
 found["slots"] = models.slots(config.model)
 found["capabilities"] = capability_table()

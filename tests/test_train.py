@@ -144,6 +144,23 @@ def test_a_fault_is_one_line_and_writes_nothing(arguments, message, tmp_path):
   assert not workdir.exists()
 
 
+def test_a_mechanism_of_the_current_folder_is_found(tmp_path):
+  (tmp_path / "their_module.py").write_text(
+    "from attention import linformer as mine\n"
+  )
+  code, _, error = commands.run(
+    "train.py",
+    f"--config={commands.ROOT / 'configs' / 'duplicate.py'}:their_module:mine",
+    cwd=tmp_path,
+  )
+  assert code == 2
+  assert error == (
+    "config.model.decoder_attention: their_module:mine cannot be causal; one of "
+    "dense, flash, sliding_window, linear, performer, lsh, additive, "
+    "multiplicative can\n"
+  )
+
+
 def test_another_config_keeps_out_of_a_workdir(finished):
   workdir, _ = finished
   before = {p: p.stat().st_mtime_ns for p in workdir.rglob("*")}

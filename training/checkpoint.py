@@ -1,4 +1,4 @@
-"""Checkpoints: Orbax, with a digest of every leaf beside the state.
+"""Checkpoints: Orbax, with a digest of every leaf next to the state.
 
 Orbax restores a flipped byte or another dtype without a word. So each step
 also keeps the SHA-256 of every leaf, and `restore` walks from the newest step
@@ -56,7 +56,7 @@ class Checkpoints:
     )
 
   def save(self, state: TrainState, record: Mapping[str, Any]) -> None:
-    """Saves `state` under its step, with `record` beside it.
+    """Saves `state` under its step, together with `record`.
 
     Steps from there on that are already on disk, which `restore` has found
     corrupt, make room.
@@ -102,7 +102,7 @@ class Checkpoints:
     for step in steps:
       try:
         return self._restore_step(step, like)
-      # Orbax and its formats raise whatever they stumble over.
+      # Orbax and its formats raise exceptions of any type.
       except Exception as error:
         reason = str(error).strip().split("\n")[0][:200]
         print(

@@ -71,6 +71,8 @@ def create(
     raise ConfigError(str(error)) from error
   except ValueError as error:
     raise ConfigError(f"config.{error}") from error
+  if not restore:  # A run that is restored was checked when it began.
+    _check_generates(config, task)
   optimizer = optimizer_lib.make_optimizer(train.optimizer, train.num_steps)
   try:
     model = models.create(
@@ -144,6 +146,27 @@ def describe(experiment: Experiment) -> str:
     f"{train.num_steps} steps of {train.batch_size} rows, "
     f"{jax.device_count()} × {jax.devices()[0].device_kind}"
   )
+
+
+def _check_generates(config: ExperimentConfig, task: tasks.Task) -> None:
+  """Refuses a decoder that cannot do what the task ends with: generate.
+
+  Raises:
+    ConfigError: the task generates, and a mechanism cannot decode.
+  """
+  for field, needs in models.GENERATING.items():
+    attention = config.model.attentions.get(field)
+    if attention is None or not models.missing(attention.build(), needs):
+      continue
+    for split in task.eval_splits:
+      if next(iter(task.decode_batches(split)), None) is None:
+        continue
+      why = f", and the task {config.task_name!r} generates"
+      needs = {need: what + why for need, what in needs.items()}
+      try:
+        models.check_supports(field, attention, needs)
+      except ValueError as error:
+        raise ConfigError(f"config.model.{error}") from error
 
 
 def _init_state(model, optimizer, batch, seed) -> TrainState:

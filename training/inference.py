@@ -39,7 +39,7 @@ def read_lines(stream: Iterable[bytes]) -> list[str]:
   """Lines of UTF-8 without their ends.
 
   Raises:
-    ConfigError: bytes that are no UTF-8, naming the line.
+    ConfigError: bytes that are not UTF-8, naming the line.
   """
   lines = []
   for number, raw in enumerate(stream, 1):

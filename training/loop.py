@@ -92,7 +92,7 @@ def _train(
   def load(step):
     try:
       return parallel.place_batch(task.train_batch(step))
-    # Readers raise whatever they stumble over.
+    # Readers raise exceptions of any type.
     except Exception as error:
       raise RunError(
         f"step {step + 1}: data cannot be read: {one_line(error)}"

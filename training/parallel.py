@@ -41,7 +41,7 @@ def check_batch_size(config: TrainConfig) -> None:
   """Checks, before anything compiles, that rows split evenly over devices.
 
   Raises:
-    ConfigError: `batch_size` is no multiple of devices times micro-batches.
+    ConfigError: `batch_size` is not a multiple of devices times micro-batches.
   """
   devices = jax.device_count()
   splits = config.optimizer.accumulate_steps

@@ -24,7 +24,7 @@ def prefetch(
     The results.
 
   Raises:
-    Exception: whatever `make` raised, when its turn comes.
+    Exception: what `make` raised, when its turn comes.
   """
   executor = concurrent.futures.ThreadPoolExecutor(
     1, thread_name_prefix="prefetch"

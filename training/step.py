@@ -26,7 +26,7 @@ class StepFunctions(NamedTuple):
   Attributes:
     forward: `(variables, batch, dropout_rng) -> logits [B, T, C]`;
       `dropout_rng` None means deterministic.
-    metric_sums: `(logits, batch) -> Sums`, beside the loss.
+    metric_sums: `(logits, batch) -> Sums`, in addition to the loss.
     optimizer: `(init, update)`.
     schedule: step → learning rate, for the record.
     seed: dropout of step i follows from (seed, i) alone.
@@ -57,7 +57,7 @@ def loss_sums(
 
   With smoothing ε over C classes the objective is
   `−(1 − ε) log p(target) − ε/C Σ_c log p(c)` (Szegedy et al. 2016); the
-  cross-entropy is `−log p(target)` whatever ε is.
+  cross-entropy is `−log p(target)` for any ε.
 
   Returns:
     objective sum, cross-entropy sum, and the sum of weights.

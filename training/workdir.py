@@ -23,7 +23,9 @@ def default(config_file: str, config: ExperimentConfig) -> Path:
   text = json.dumps(config.to_mapping(), sort_keys=True)
   digest = hashlib.sha256(text.encode()).hexdigest()[:8]
   stem = Path(config_file.partition(":")[0]).stem
-  return Path("runs") / f"{stem}-{attention.name}-{digest}"
+  # Of an import path, a colon is no part of a file name on all systems.
+  name = attention.name.replace(":", ".")
+  return Path("runs") / f"{stem}-{name}-{digest}"
 
 
 def check(workdir: Path, config: ExperimentConfig) -> None:

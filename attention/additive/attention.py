@@ -19,6 +19,10 @@ from attention.dense import dense
 from attention.flash.blocks import Arrays, Blocks, Limits
 
 
+@arguments.attention_function(
+  width="give the arrays, query_kernel=[N, H, A], key_kernel=[N, H, A] and "
+  "score_kernel=[N, A], or make the mechanism, additive(width=…)",
+)
 def additive_attention(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
@@ -235,12 +239,14 @@ def additive(width: int = 64) -> plug.Attention:
     and v from N(0, 1/A), so that scores start near 1.
 
   Raises:
-    ValueError: `width` < 1.
+    ValueError: `width` < 1; by `init`, kernels that take more than
+      `arguments.MOST_BYTES`.
   """
-  if width < 1:
-    raise ValueError(f"width: expected at least 1, got {width}")
+  arguments.check_at_least("width", width, 1)
 
   def init(key, dims):
+    numbers = dims.num_heads * (2 * dims.head_dim + 1) * width
+    arguments.check_memory("width", width, numbers)
     keys = jax.random.split(key, 3)
     inner = (dims.num_heads, dims.head_dim, width)
 
@@ -256,7 +262,12 @@ def additive(width: int = 64) -> plug.Attention:
     }
 
   def apply(variables, query, key, value, **call):
-    call = arguments.accepted_options("additive", additive_attention, call)
+    call = arguments.accepted_options(
+      "additive",
+      additive_attention,
+      call,
+      own=("query_kernel", "key_kernel", "score_kernel"),
+    )
     return additive_attention(query, key, value, **variables["params"], **call)
 
   def init_cache(

@@ -25,6 +25,10 @@ from attention.core.tile import Product
 from attention.flash import flash_attention
 
 
+@arguments.attention_function(
+  num_random="draw them, random_blocks=bigbird_random_blocks(key, num_heads=…, "
+  "num_blocks=…, num_random=…), or make the mechanism, bigbird(num_random=…)",
+)
 def bigbird_attention(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
@@ -308,11 +312,13 @@ def bigbird(block_size: int = 64, num_random: int = 3) -> plug.Attention:
     arguments.check_qkv(query, key, value)
     call = arguments.accepted_options("bigbird", function, call)
     if call.get("random_blocks") is None:
+      num_blocks = -(-query.shape[1] // block_size)
       call["random_blocks"] = bigbird_random_blocks(
         jax.random.wrap_key_data(variables["constants"]["key"]),
         num_heads=query.shape[2],
-        num_blocks=-(-query.shape[1] // block_size),
-        num_random=num_random,
+        num_blocks=num_blocks,
+        # More would find no block that is not taken.
+        num_random=min(num_random, num_blocks),
       )
     return function(query, key, value, **call)
 

@@ -17,6 +17,7 @@ from attention.dense import dense
 from attention.flash.blocks import Arrays, Blocks, Limits
 
 
+@arguments.attention_function()
 def flash_attention(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],

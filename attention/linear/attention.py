@@ -6,7 +6,7 @@ the loop: `bidirectional` over all keys, or `causal`.
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +40,7 @@ FEATURE_MAPS: Mapping[str, Function] = MappingProxyType(
 """The names that `linear` takes in a config."""
 
 
+@arguments.attention_function()
 def linear_attention(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
@@ -100,6 +101,7 @@ def linear_attention(
     "for such a mask, or is_causal=True for a causal one",
   )
   head_dim = query.shape[-1]
+  _check_feature_map(feature_map)
   features, parameters = _feature_map(feature_map, head_dim)
   if scale is not None:
     scale = arguments.softmax_scale(scale, head_dim)
@@ -124,6 +126,14 @@ class _Scaled(NamedTuple):
 
   def __call__(self, x, root, *parameters):
     return self.function(x * root, *parameters)
+
+
+def _check_feature_map(feature_map: Any) -> None:
+  if not callable(feature_map):
+    raise ValueError(
+      f"feature_map: expected a function or, in `linear`, one of "
+      f"{', '.join(FEATURE_MAPS)}, got {feature_map!r}"
+    )
 
 
 def _feature_map(
@@ -171,7 +181,7 @@ def linear(feature_map: str | Function = "elu") -> plug.Attention:
     numbers for each example.
 
   Raises:
-    ValueError: `feature_map` is an unknown name.
+    ValueError: `feature_map` is an unknown name, or no function.
   """
   if isinstance(feature_map, str):
     if feature_map not in FEATURE_MAPS:
@@ -180,16 +190,14 @@ def linear(feature_map: str | Function = "elu") -> plug.Attention:
         f"function, got {feature_map!r}"
       )
     feature_map = FEATURE_MAPS[feature_map]
+  _check_feature_map(feature_map)
   to_features = feature_map
 
   def apply(variables, query, key, value, **call):
     del variables
-    call = arguments.accepted_options("linear", linear_attention, call)
-    if "feature_map" in call:
-      raise ValueError(
-        "feature_map: it is chosen when the mechanism is made; pass it to "
-        "linear(feature_map=…)"
-      )
+    call = arguments.accepted_options(
+      "linear", linear_attention, call, own=("feature_map",)
+    )
     return linear_attention(query, key, value, feature_map=to_features, **call)
 
   def init_cache(variables, batch, max_length, dims, dtype):

@@ -18,6 +18,12 @@ from attention.lsh import hash as lsh_hash
 from attention.lsh import rounds as lsh_rounds
 
 
+@arguments.attention_function(
+  num_rounds="draw them, rotations=lsh_rotations(key, num_rounds=…, head_dim=…, "
+  "num_buckets=…), or make the mechanism, lsh(num_rounds=…)",
+  num_buckets="draw them, rotations=lsh_rotations(key, num_rounds=…, head_dim=…, "
+  "num_buckets=…), or make the mechanism, lsh(num_buckets=…)",
+)
 def lsh_attention(
   query: Float[Array, "B T N H"],
   value: Float[Array, "B S K V"],
@@ -160,8 +166,7 @@ def lsh_rotations(
   Paper: arXiv:2001.04451, section 2, "Locality sensitive hashing".
   """
   _check_numbers(num_rounds, num_buckets)
-  if head_dim < 1:
-    raise ValueError(f"head_dim: expected at least 1, got {head_dim}")
+  arguments.check_at_least("head_dim", head_dim, 1)
   return jax.random.normal(key, (num_rounds, head_dim, num_buckets // 2))
 
 
@@ -191,9 +196,9 @@ def _check_rotations(query: Array, rotations: Array) -> None:
 
 
 def _check_numbers(num_rounds: int, num_buckets: int) -> None:
-  if num_rounds < 1:
-    raise ValueError(f"num_rounds: expected at least 1, got {num_rounds}")
-  if num_buckets < 1 or (num_buckets > 1 and num_buckets % 2):
+  arguments.check_at_least("num_rounds", num_rounds, 1)
+  arguments.check_at_least("num_buckets", num_buckets, 1)
+  if num_buckets > 1 and num_buckets % 2:
     raise ValueError(
       "num_buckets: expected an even number, as the hash takes a direction and "
       f"its opposite, or 1, got {num_buckets}"
@@ -217,16 +222,22 @@ def lsh(
     `apply` and `decode` expect None as `key`.
 
   Raises:
-    ValueError: a number is out of range.
+    ValueError: a number is out of range; by `init`, rounds or rotations that
+      take more than `arguments.MOST_BYTES`.
   """
   _check_numbers(num_rounds, 1 if num_buckets is None else num_buckets)
   arguments.check_at_least("chunk_size", chunk_size, 1)
   function = partial(lsh_attention, chunk_size=chunk_size)
 
   def init(key, dims):
+    # Each round sorts the tokens of every head.
+    numbers = num_rounds * dims.num_heads * dims.max_length
+    arguments.check_memory("num_rounds", num_rounds, numbers)
     if num_buckets == 1:  # There is no rotation to draw.
       return {}
     buckets = num_buckets or 2 * -(-dims.max_length // chunk_size)
+    numbers = num_rounds * dims.head_dim * buckets // 2
+    arguments.check_memory("num_buckets", buckets, numbers)
     rotations = lsh_rotations(
       key,
       num_rounds=num_rounds,
@@ -242,7 +253,7 @@ def lsh(
 
   def apply(variables, query, key, value, **call):
     _check_key(key)
-    call = arguments.accepted_options("lsh", function, call)
+    call = arguments.accepted_options("lsh", function, call, own=("rotations",))
     rotations = rotations_of(variables, query)
     return function(query, value, rotations=rotations, **call)
 

@@ -36,6 +36,10 @@ from attention.nystrom.inverse import pseudo_inverse
 from attention.nystrom.means import cut_into_runs, means
 
 
+@arguments.attention_function(
+  conv_kernel_size="the convolution has a trained filter, so it belongs to the "
+  "mechanism, nystrom(conv_kernel_size=…)",
+)
 def nystrom_attention(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
@@ -175,8 +179,7 @@ def _check_counts(num_landmarks: int, pinv_iterations: int) -> None:
     ("num_landmarks", num_landmarks),
     ("pinv_iterations", pinv_iterations),
   ):
-    if number < 1:
-      raise ValueError(f"{name}: expected at least 1, got {number}")
+    arguments.check_at_least(name, number, 1)
 
 
 def nystrom(
@@ -200,30 +203,39 @@ def nystrom(
     N(0, 1/conv_kernel_size).
 
   Raises:
-    ValueError: a number is out of range.
+    ValueError: a number is out of range; by `init`, matrices or a filter that
+      take more than `arguments.MOST_BYTES`.
   """
   _check_counts(num_landmarks, pinv_iterations)
-  if conv_kernel_size is not None and (
-    conv_kernel_size < 1 or conv_kernel_size % 2 == 0
-  ):
-    raise ValueError(
-      "conv_kernel_size: expected None or an odd number, so that the filter "
-      f"has a middle, got {conv_kernel_size}"
-    )
+  if conv_kernel_size is not None:
+    arguments.check_at_least("conv_kernel_size", conv_kernel_size, 1)
+    if conv_kernel_size % 2 == 0:
+      raise ValueError(
+        "conv_kernel_size: expected None or an odd number, so that the filter "
+        f"has a middle, got {conv_kernel_size}"
+      )
 
   def init(key, dims):
+    landmarks = min(num_landmarks, dims.max_length)
+    # The backward keeps five matrices for each step of the iteration.
+    numbers = 5 * pinv_iterations * dims.num_heads * landmarks**2
+    arguments.check_memory("pinv_iterations", pinv_iterations, numbers)
     if conv_kernel_size is None:
       return {}
+    numbers = conv_kernel_size * dims.num_heads
+    arguments.check_memory("conv_kernel_size", conv_kernel_size, numbers)
     shape = (conv_kernel_size, dims.num_heads)
     kernel = jax.random.normal(key, shape) / conv_kernel_size**0.5
     return {"params": {"conv_kernel": kernel}}
 
   def apply(variables, query, key, value, **call):
-    call = arguments.accepted_options("nystrom", nystrom_attention, call)
     options = {
       "num_landmarks": num_landmarks,
       "pinv_iterations": pinv_iterations,
     }
+    call = arguments.accepted_options(
+      "nystrom", nystrom_attention, call, own=options
+    )
     out = nystrom_attention(query, key, value, **options, **call)
     if conv_kernel_size is None:
       return out

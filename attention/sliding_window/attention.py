@@ -22,6 +22,7 @@ from attention.sliding_window.dilation import Rules, by_dilation
 from attention.sliding_window.near import Arrays, windowed_attention
 
 
+@arguments.attention_function()
 def sliding_window_attention(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
@@ -111,7 +112,9 @@ def sliding_window_attention(
   """
   arguments.check_qkv(query, key, value)
   left, right = _window_sides(window)
-  dilations = _head_dilations(dilation, query.shape[2])
+  # A wider dilation reaches no further than one of the whole length.
+  longest = max(query.shape[1], key.shape[1])
+  dilations = _head_dilations(dilation, query.shape[2], longest)
   key_mask = arguments.key_mask(
     mask, query, key, "dense attention takes masks that vary"
   )
@@ -251,8 +254,10 @@ def _integers(
   """`value` as a tuple of ints; ValueError if one is below `low`."""
   many = value if isinstance(value, Sequence) else (value,)
   numbers = tuple(x for x in many if isinstance(x, (int, np.integer)))
-  if len(numbers) < len(many) or any(
-    isinstance(x, bool) or x < low for x in numbers
+  if (
+    not many
+    or len(numbers) < len(many)
+    or any(isinstance(x, bool) or x < low for x in numbers)
   ):
     raise ValueError(f"{name}: expected ints of at least {low}, got {value!r}")
   return tuple(int(x) for x in numbers)
@@ -269,10 +274,10 @@ def _window_sides(window: int | Sequence[int]) -> tuple[int, int]:
 
 
 def _head_dilations(
-  dilation: int | Sequence[int], num_heads: int
+  dilation: int | Sequence[int], num_heads: int, most: int
 ) -> tuple[int, ...]:
-  """One dilation per query head."""
-  dilations = _integers("dilation", dilation, 1)
+  """One dilation per query head, each `most` at most."""
+  dilations = tuple(min(d, most) for d in _integers("dilation", dilation, 1))
   if not isinstance(dilation, Sequence):
     return dilations * num_heads
   if len(dilations) != num_heads:
@@ -349,7 +354,9 @@ def sliding_window(
     relative_keys=None,
   ):
     del variables
-    dilations = _head_dilations(dilation, query.shape[2])
+    # The ring has room for how far the window reaches, or for all positions.
+    slots = cache.key.shape[1]
+    dilations = _head_dilations(dilation, query.shape[2], slots)
     tables = relative.check(relative_bias, relative_keys, query)
     return ring.decode(left, dilations, cache, query, key, value, tables)
 

@@ -30,7 +30,5 @@ def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
       },
     }
   )
-  config.model.decoder_attention = attentions.one(
-    attention, options=attentions.LONG
-  )
+  config.model.decoder_attention = attentions.one(attention, long=True)
   return config

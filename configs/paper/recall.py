@@ -37,7 +37,5 @@ def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
       "optimizer": {"weight_decay": 0.1},
     }
   )
-  config.model.decoder_attention = attentions.one(
-    attention, options=attentions.LONG
-  )
+  config.model.decoder_attention = attentions.one(attention, long=True)
   return config

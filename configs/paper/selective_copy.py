@@ -25,7 +25,5 @@ def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
       "optimizer": {"learning_rate": 1e-4, "schedule": "constant"},
     }
   )
-  config.model.decoder_attention = attentions.one(
-    attention, options=attentions.LONG
-  )
+  config.model.decoder_attention = attentions.one(attention, long=True)
   return config

@@ -325,6 +325,57 @@ def test_an_unknown_option_raises(run):
       run(as_attention_fn(attention, widnow=3))
 
 
+def test_a_wrong_option_of_a_function_raises_at_once():
+  with pytest.raises(ValueError, match=r"^window: dense .*; sliding_window"):
+    as_attention_fn(dense_attention, window=3)
+
+
+@both_modules
+def test_a_partial_is_its_function(run):
+  partial = functools.partial(performer_attention, projection=PROJECTION)
+  expected = run(as_attention_fn(performer_attention, projection=PROJECTION))
+  assert_close(run(as_attention_fn(partial)), expected, 1e-6)
+  with pytest.raises(ValueError, match=r"^widnow: performer attention has no"):
+    as_attention_fn(partial, widnow=3)
+  with pytest.raises(ValueError, match=r"expected None for the function perf"):
+    as_attention_fn(partial, {})
+
+
+def test_a_bare_function_in_nnx_says_how_to_wrap_it():
+  with pytest.raises(ValueError, match=r"as_attention_fn\(dense_attention\)"):
+    run_nnx(dense_attention)
+
+
+def unannotated(num_features=8):
+  return performer(num_features)
+
+
+@pytest.mark.parametrize("factory", [*ATTENTIONS.values(), unannotated])
+def test_a_factory_is_no_attention(factory):
+  name = factory.__name__
+  with pytest.raises(ValueError, match=rf"got the factory {name}; .*{name}\("):
+    as_attention_fn(factory)
+
+
+def test_something_else_is_no_attention(unchecked):
+  with pytest.raises(ValueError, match=r"^attention: expected .*, got str$"):
+    as_attention_fn("dense")
+
+
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_variables_that_are_missing_are_named(name):
+  attention = ATTENTIONS[name]()
+  made = attention.init(jax.random.key(0), DIMS._replace(max_length=2048))
+  if not made:
+    as_attention_fn(attention)
+    return
+  ((collection, arrays),) = made.items()
+  for array in arrays:
+    with pytest.raises(ValueError, match=f"^variables: .*{collection}.{array}"):
+      as_attention_fn(attention)
+  as_attention_fn(attention, made)
+
+
 def test_grouped_heads_in_nnx():
   settings = {"num_kv_heads": 1}
   assert_close(

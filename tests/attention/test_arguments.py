@@ -1,9 +1,14 @@
 """The checks that every attention function shares."""
 
+import inspect
+
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from attention import arguments
+import attention
+from attention import ATTENTIONS, arguments
 
 QUERY = jnp.zeros((2, 5, 4, 8))
 KEY = jnp.zeros((2, 3, 2, 8))
@@ -107,3 +112,92 @@ def test_options_are_taken_dropped_or_refused():
       ValueError, match=r"^widnow: .*it takes mask, is_causal"
     ):
       accepted(widnow=asked)
+  with pytest.raises(ValueError, match=r"^mask: the record of toy .* its own"):
+    arguments.accepted_options("toy", function, {"mask": None}, own=["mask"])
+  assert arguments.accepted_options("toy", lambda **any: None, {"x": 3})
+
+
+X = jnp.ones((1, 4, 2, 8))
+FUNCTIONS = {
+  name: getattr(attention, f"{name}_attention") for name in ATTENTIONS
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_bare_function_refuses_what_it_does_not_take(name):
+  function = FUNCTIONS[name]
+  for option in ("widnow", "nosuch"):
+    with pytest.raises(ValueError, match=f"^{option}: .* it takes .*mask"):
+      function(X, X, **{option: 3})
+  parameters = inspect.signature(function).parameters
+  assert function.__doc__
+  # A hyperparameter of the factory that is no option of the function.
+  for option in inspect.signature(ATTENTIONS[name]).parameters:
+    if option not in parameters:
+      with pytest.raises(ValueError) as error:
+        function(X, X, **{option: 3})
+      told = str(error.value)
+      assert told.startswith(f"{option}: {name}_attention has no such option; ")
+      assert "it takes" not in told
+  with pytest.raises(ValueError, match="by position and options by name, got"):
+    function(X, X, X, X)
+  arrays = {n for n, p in parameters.items() if "Array" in str(p.annotation)}
+  needed = {n: X for n, p in parameters.items() if p.default is p.empty}
+  for option in sorted(arrays - {"scale", "global_qkv", "feature_map"}):
+    for wrong in ([[True]], True, 3.0):
+      with pytest.raises(ValueError, match=f"^{option}: expected an array, go"):
+        function(**{**needed, option: wrong})
+  with pytest.raises(ValueError, match=r"^value: expected an array, got None"):
+    function(**{**needed, "value": None})
+
+
+@pytest.mark.parametrize(
+  ("name", "call", "message"),
+  [
+    ("dense", {"window": 3}, "window: .*; sliding_window_attention has it"),
+    ("dense", {"num_features": 3}, r".*; performer\(num_features=…\) has it"),
+    ("linear", {"bias": None}, "bias: .*; dense, flash, .* have it"),
+    ("performer", {"num_features": 3}, ".*projection=orthogonal_features"),
+    ("performer", {}, "projection: .* needs it, got nothing; .*orthogonal_f"),
+    ("linformer", {"rank": 3}, "rank: .* key_projection="),
+    ("additive", {}, "query_kernel: .* needs it, got nothing; "),
+    ("sliding_window", {}, "window: .* needs it, got nothing"),
+    ("nystrom", {}, "num_landmarks: .* needs it, got nothing"),
+    (
+      "dense",
+      {"broadcast_dropout": True, "dropout": 3},
+      r"broadcast_dropout: .*as_attention_fn\(dense_attention\)",
+    ),
+    ("dense", {"dropout_rng": 0}, r"dropout_rng: .* jax.random.key\(0\) makes"),
+  ],
+)
+def test_a_bare_function_says_what_to_do(name, call, message):
+  with pytest.raises(ValueError, match=f"^{message}"):
+    FUNCTIONS[name](X, X, X, **call)
+  record = ATTENTIONS[name]()
+  if name == "performer" and call:
+    with pytest.raises(ValueError, match=r"is made: performer\(num_features=…"):
+      record.apply({}, X, X, X, **call)
+
+
+def test_a_checked_function_is_the_function_to_jax_and_to_tools():
+  function = attention.dense_attention
+  assert function.__name__ == "dense_attention"
+  assert list(inspect.signature(function).parameters)[:4] == [
+    "query",
+    "key",
+    "value",
+    "mask",
+  ]
+  jitted = jax.jit(function, static_argnames=("is_causal",))
+  out = jitted(X, key=X, value=np.asarray(X), is_causal=True)
+  assert out.shape == X.shape
+  assert jax.eval_shape(function, X, X, X).shape == X.shape
+
+
+def test_lists_in_place_of_arrays_are_refused_by_records(unchecked):
+  for name in ("dense", "bigbird"):
+    with pytest.raises(
+      ValueError, match=r"^query: expected an array, got list"
+    ):
+      ATTENTIONS[name]().apply({}, [1.0], X, X)

@@ -275,7 +275,7 @@ def test_the_command_writes_rows_and_prints_tables(tmp_path):
   [
     ("--lengths=16,x", "--lengths: expected whole numbers > 1, got 'x'"),
     ("--lengths=16,16", "--lengths: expected at least one, each once"),
-    ("--attention=dens", "--attention: no mechanism 'dens'; expected some of"),
+    ("--attention=dens", "--attention: expected one of dense, flash, "),
     ("--out=/nowhere/rows", "--out: no such folder: '/nowhere'"),
   ],
 )

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from attention import ATTENTIONS
-from configs.attentions import LONG, OPTIONS
+from attention import ATTENTIONS, registry
+from configs import attentions
 from process.errors import ConfigError
 from training import experiment, experiment_config, parallel, workdir
 
@@ -35,9 +35,7 @@ def load(name, attention="dense", **leaves):
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_every_pair_is_valid_and_survives_json(name, attention):
-  causal = (
-    "causal" in ATTENTIONS[attention](**OPTIONS.get(attention, {})).supports
-  )
+  causal = "causal" in registry.example(attention).supports
   if name in DECODERS and not causal:
     # Dense under another name would be a lie.
     with pytest.raises(ConfigError, match="cannot be causal"):
@@ -61,7 +59,7 @@ def test_sizes_of_papers_are_made_with_every_mechanism_that_can(name):
   made = 0
   for attention in ATTENTIONS:
     config = load(f"paper.{name}", attention)
-    supports = ATTENTIONS[attention](**LONG.get(attention, {})).supports
+    supports = registry.example(attention).supports
     if "decoder_attention" in config.model and "causal" not in supports:
       continue
     run = experiment.create(experiment_config.parse(config))
@@ -167,3 +165,91 @@ def test_redrawing_draws_the_mechanism_anew(tmp_path):
   )
   for x, y in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
     assert (x != y).any()
+
+
+OUTSIDE = """
+from attention import linear
+
+
+def state():
+  return linear()
+
+
+def undecodable():
+  return linear()._replace(
+    init_cache=None, decode=None, supports=linear().supports - {"decode"}
+  )
+"""
+
+
+@pytest.fixture
+def outside(tmp_path, monkeypatch):
+  """A module of another project, with two mechanisms."""
+  (tmp_path / "their_module.py").write_text(OUTSIDE)
+  monkeypatch.syspath_prepend(tmp_path)
+  return "their_module:state", "their_module:undecodable"
+
+
+def test_a_mechanism_outside_the_project_is_used_as_one_of_its_own(outside):
+  whole, undecodable = outside
+  slots = ("encoder_attention", "decoder_attention", "cross_attention")
+  for task in ("copy", "translation", "recall", "paper.recall"):
+    config = experiment_config.parse(load(task, whole))
+    used = config.model.attentions
+    assert {slot.name for slot in used.values()} == {whole}
+    assert experiment_config.parse(config.to_mapping()) == config
+    assert not attentions.dense_because(f"x.py:{whole}", config.model)
+  config = experiment_config.parse(load("copy", undecodable))
+  assert [config.model.attentions[slot].name for slot in slots] == [
+    undecodable,
+    "dense",
+    undecodable,
+  ]
+  assert attentions.dense_because(f"copy.py:{undecodable}", config.model) == [
+    f"decoder: dense, because {undecodable} cannot decode token by token"
+  ]
+  folder = workdir.default(f"configs/copy.py:{undecodable}", config)
+  assert folder.name.startswith("copy-their_module.undecodable-")
+  with pytest.raises(ValueError, match=r"^attention: module .* has no 'stat'"):
+    load("copy", "their_module:stat")
+  wrong = load("copy", **{"model.cross_attention.name": "their_module:stat"})
+  with pytest.raises(ConfigError, match=r"^config.model.cross_attention.name"):
+    experiment_config.parse(wrong)
+
+
+def test_why_dense_fills_a_slot():
+  def told(file, attention, **leaves):
+    config = experiment_config.parse(load(file, attention, **leaves))
+    return attentions.dense_because(f"{file}.py:{attention}", config.model)
+
+  assert told("copy", "linformer") == [
+    "decoder: dense, because linformer cannot be causal"
+  ]
+  assert told("copy", "sliding_window") == [
+    "cross: dense, because sliding_window cannot attend from one position at a "
+    "time"
+  ]
+  assert not told("copy", "dense")
+  assert not told("translation", "bahdanau")
+  leaf = {"model.decoder_attention.name": "linear"}
+  assert not told("copy", "linformer", **leaf)
+
+
+def test_a_task_that_generates_needs_a_decoder_that_decodes(outside):
+  _, undecodable = outside
+  generating = {"num_layers": 1, "features": 16, "mlp_features": 16}
+  leaves = {f"model.{name}": value for name, value in generating.items()}
+  leaves["model.decoder_attention.name"] = undecodable
+  for name in ("copy", "duplicate"):
+    config = experiment_config.parse(load(name, **leaves))
+    with pytest.raises(
+      ConfigError,
+      match=r"^config\.model\.decoder_attention: .*undecodable cannot decode "
+      r"token by token, and the task 'copy' generates; one of dense, .* can$",
+    ):
+      experiment.create(config)
+  # What only answers in one pass needs no cache.
+  experiment.create(experiment_config.parse(load("recall", **leaves)))
+  window = load("copy", **{"model.cross_attention.name": "sliding_window"})
+  with pytest.raises(ConfigError, match=r"cross_attention: .* one position at"):
+    experiment_config.parse(window)

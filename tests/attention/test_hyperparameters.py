@@ -1,0 +1,119 @@
+"""Every factory refuses a hyperparameter that cannot be meant, by its name."""
+
+import inspect
+import math
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from attention import ATTENTIONS, Dims, options
+from tests import commands
+
+DIMS = Dims(num_heads=8, num_kv_heads=8, head_dim=64, max_length=2**20)
+WRONG = ("3", 3.5, math.inf, math.nan, [3.5], -1)
+NUMBERS = [
+  (name, option)
+  for name, factory in ATTENTIONS.items()
+  for option, parameter in inspect.signature(factory).parameters.items()
+  if (
+    isinstance(parameter.default, int)
+    and not isinstance(parameter.default, bool)
+  )
+  or option in ("block_size", "num_buckets", "conv_kernel_size")
+]
+FLAGS = [
+  (name, option)
+  for name, factory in ATTENTIONS.items()
+  for option, parameter in inspect.signature(factory).parameters.items()
+  if isinstance(parameter.default, bool)
+]
+
+
+@pytest.mark.parametrize(("name", "option"), NUMBERS)
+def test_a_number_of_the_wrong_kind_is_refused(name, option, unchecked):
+  factory = ATTENTIONS[name]
+  default = inspect.signature(factory).parameters[option].default
+  for value in (*WRONG, True, *([] if default is None else [None])):
+    with pytest.raises(ValueError, match=f"^{option}: expected"):
+      factory(**{option: value})
+
+
+@pytest.mark.parametrize(("name", "option"), FLAGS)
+def test_a_flag_is_true_or_false(name, option, unchecked):
+  for value in ("False", 0, None, math.nan):
+    with pytest.raises(ValueError, match=f"^{option}: expected True or False"):
+      ATTENTIONS[name](**{option: value})
+
+
+def test_other_hyperparameters_of_the_wrong_kind(unchecked):
+  for name, option in (
+    ("performer", "kernel"),
+    ("linear", "feature_map"),
+    ("flash", "implementation"),
+    ("sliding_window", "implementation"),
+  ):
+    for value in (3, math.nan, ["relu"], "nosuch"):
+      with pytest.raises(ValueError, match=f"^{option}: expected"):
+        ATTENTIONS[name](**{option: value})
+  for dilation in ([], [2, 0]):
+    with pytest.raises(ValueError, match=r"^dilation: expected"):
+      ATTENTIONS["sliding_window"](dilation=dilation)
+
+
+@pytest.mark.parametrize(
+  ("name", "given", "option"),
+  [
+    ("performer", {"num_features": 10**9}, "num_features"),
+    ("linformer", {"rank": 10**5, "per_head": True}, "rank"),
+    ("linformer", {"rank": 10**9}, "rank"),
+    ("lsh", {"num_rounds": 10**9}, "num_rounds"),
+    ("lsh", {"num_rounds": 10**9, "num_buckets": 1}, "num_rounds"),
+    ("lsh", {"num_buckets": 10**9}, "num_buckets"),
+    ("additive", {"width": 10**9}, "width"),
+    ("nystrom", {"pinv_iterations": 10**9}, "pinv_iterations"),
+    ("nystrom", {"conv_kernel_size": 10**9 + 1}, "conv_kernel_size"),
+    ("sliding_window", {"window": 10**9}, "window"),
+  ],
+)
+def test_variables_that_no_memory_holds_are_refused(name, given, option):
+  record = ATTENTIONS[name](**given)
+  with pytest.raises(ValueError, match=f"^{option}: .*1000"):
+    jax.eval_shape(lambda key: record.init(key, DIMS), jax.random.key(0))
+
+
+@pytest.mark.parametrize(
+  ("name", "given"),
+  [
+    ("bigbird", {"block_size": 2, "num_random": 10**9}),
+    ("bigbird", {"block_size": 10**9}),
+    ("lsh", {"chunk_size": 10**9}),
+    ("nystrom", {"num_landmarks": 10**9}),
+    ("flash", {"block_size": 10**9}),
+    ("sliding_window", {"window": 0, "dilation": 10**9}),
+    ("sliding_window", {"window": 2, "dilation": (1, 10**12)}),
+  ],
+)
+def test_a_size_beyond_the_length_costs_what_the_length_does(name, given):
+  dims = Dims(2, 2, 4, 12)
+  x = jax.random.normal(jax.random.key(0), (1, 12, 2, 4))
+  record = ATTENTIONS[name](**given)
+  key = None if "shared_qk" in record.supports else x
+  variables = record.init(jax.random.key(1), dims)
+  out = record.apply(variables, x, key, x)
+  assert jnp.isfinite(out).all()
+  if record.decode is not None:
+    cache = record.init_cache(variables, 1, 12, dims, jnp.float32)
+    row = x[:, :1]
+    out, _ = record.decode(
+      variables, cache, row, None if key is None else row, row
+    )
+    assert jnp.isfinite(out).all()
+
+
+def test_the_page_of_options_is_generated():
+  path = commands.ROOT / "docs" / "mechanism_options.md"
+  assert path.read_text("utf-8") == options.page(), (
+    "replace docs/mechanism_options.md by the output of "
+    "`python -m attention.options`"
+  )

@@ -1,0 +1,144 @@
+"""A mechanism of another project is named by its import path."""
+
+import re
+
+import pytest
+
+from attention import Attention, registry
+
+MODULE = """
+from attention import Attention, dense
+
+CONSTANT = 3
+RECORD = dense()
+
+
+def plain(width=2, *, steps: int) -> Attention:
+  if width < 1:
+    raise ValueError(f"width: expected at least 1, got {width}")
+  if width > 99:
+    raise ValueError("too wide")
+  return dense()._replace(cost="linear")
+
+
+def any_option(**options):
+  return dense()
+
+
+def bare_attention(query, key, value):
+  return value
+
+
+def failing():
+  raise RuntimeError("out of\\nluck")
+
+
+def pair():
+  return 1, 2
+
+
+def listed():
+  return dense()._replace(supports=["mask"])
+
+
+def claiming():
+  return dense()._replace(decode=None)
+"""
+
+
+@pytest.fixture(autouse=True)
+def modules(tmp_path, monkeypatch):
+  """Two modules of another project, in a package: one works, one does not."""
+  folder = tmp_path / "their_package"
+  folder.mkdir()
+  (folder / "__init__.py").write_text("")
+  (folder / "mine.py").write_text(MODULE)
+  (folder / "lacking.py").write_text("import nosuch_dependency\n")
+  (folder / "wrong.py").write_text("\n1 / 0\n")
+  monkeypatch.syspath_prepend(tmp_path)
+
+
+def test_a_factory_is_found_by_name_and_by_path():
+  assert registry.find("dense") is registry.ATTENTIONS["dense"]
+  factory = registry.find("their_package.mine:plain")
+  assert factory(steps=1).cost == "linear"
+  record = registry.build("their_package.mine:plain", {"steps": 3})
+  assert isinstance(record, Attention)
+  assert registry.example("their_package.mine:plain").cost == "linear"
+  registry.build("their_package.mine:any_option", {"whatever": 3})
+
+
+@pytest.mark.parametrize(
+  ("name", "options", "message"),
+  [
+    ("performr", {}, "name: expected one of dense, .*did you mean 'performer'"),
+    ("plain", {}, "name: expected one of .* or package.module:factory, got"),
+    ("nosuch:plain", {}, "name: no module 'nosuch' is found; .* PYTHONPATH"),
+    (
+      "their_package.mien:plain",
+      {},
+      "name: no module 'their_package.mien' is found",
+    ),
+    (
+      "their_package/mine.py:plain",
+      {},
+      "name: expected package.module:factory",
+    ),
+    (":plain", {}, "name: expected package.module:factory"),
+    ("their_package.mine:", {}, "name: expected package.module:factory"),
+    (
+      "their_package.lacking:plain",
+      {},
+      "name: importing their_package.lacking raised ModuleNotFoundError: .*"
+      r"nosuch_dependency.*lacking.py:1\)",
+    ),
+    (
+      "their_package.wrong:plain",
+      {},
+      r"name: importing .* raised ZeroDivisionError: .*wrong.py:2\)",
+    ),
+    (
+      "their_package.mine:plian",
+      {},
+      "name: module 'their_package.mine' has no 'plian'; did you mean 'plain'",
+    ),
+    ("their_package.mine:CONSTANT", {}, "name: .* is of type int"),
+    ("their_package.mine:RECORD", {}, "name: .* is of type Attention"),
+    ("builtins:dict", {}, "name: .* is of type type"),
+    ("their_package.mine:bare_attention", {}, "name: .* takes a query, as an "),
+    (
+      "their_package.mine:failing",
+      {},
+      r"name: .*:failing raised RuntimeError: out of luck .*mine.py:\d+\)",
+    ),
+    ("their_package.mine:pair", {}, "name: .*:pair returned a tuple; expected"),
+    ("their_package.mine:listed", {}, "name: the `supports` of .* is a list"),
+    ("their_package.mine:claiming", {}, "name: .* its init_cache or decode is"),
+    ("their_package.mine:plain", {}, "steps: .*:plain needs it, got nothing"),
+    (
+      "their_package.mine:plain",
+      {"step": 1},
+      "step: .* has no such option .*did you mean 'steps'",
+    ),
+    (
+      "their_package.mine:plain",
+      {"steps": 1, "width": 0},
+      "width: expected at least 1, got 0",
+    ),
+    (
+      "their_package.mine:plain",
+      {"steps": 1, "width": 100},
+      "name: .*:plain raised ValueError: too wide",
+    ),
+    (
+      "their_package.mine:plain",
+      {"steps": 1, "width": "x"},
+      "name: .*:plain raised TypeError",
+    ),
+  ],
+)
+def test_a_fault_is_one_line_that_names_the_leaf(name, options, message):
+  with pytest.raises(ValueError) as error:
+    registry.build(name, options)
+  assert re.match(message, str(error.value))
+  assert "\n" not in str(error.value)
