@@ -1,7 +1,8 @@
 # make train   sets up .venv, trains the copy task, shows the result
 # make compare trains every mechanism on the copy task, at equal parameters
 # make bench   measures time and memory of every mechanism against length
-# make test    sets up .venv, runs lint, type checker and the whole suite
+# make test    sets up .venv, runs lint, type checker and the suite
+# make test-all  the same with the slowest combinations, all of it as users compile
 # make format  formats and sorts imports
 
 VENV := .venv
@@ -11,7 +12,7 @@ WORKDIR ?= runs/copy
 # Tests of a file share what they compile, so a file stays on one worker.
 PYTEST := -n auto --dist loadfile
 
-.PHONY: train compare bench test format setup
+.PHONY: train compare bench test test-all format setup
 
 setup: $(VENV)/.installed
 
@@ -41,8 +42,15 @@ test: setup
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/pyrefly check
-	COMPILE=quickly $(PYTHON) -m pytest $(PYTEST) -m "not optimised"
-	$(PYTHON) -m pytest $(PYTEST) -m optimised
+	COMPILE=quickly $(PYTHON) -m pytest $(PYTEST) \
+	  -m "not optimised and not thorough"
+	$(PYTHON) -m pytest $(PYTEST) -m "optimised and not thorough"
+
+test-all: setup
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/pyrefly check
+	$(PYTHON) -m pytest $(PYTEST)
 
 format: setup
 	$(VENV)/bin/ruff check --fix .
