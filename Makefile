@@ -1,19 +1,18 @@
 # make train   sets up .venv, trains the copy task, shows the result
 # make compare trains every mechanism on the copy task, at equal parameters
 # make bench   measures time and memory of every mechanism against length
-# make test    sets up .venv, runs lint, type checker and the whole suite
+# make test    sets up .venv, runs lint, type checker and the suite
+# make test-all  the same with the slowest combinations, all of it as users compile
 # make format  formats and sorts imports
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 CONFIG ?= configs/copy.py
-# Compiling is most of the suite's time. These halve it; laws about bits and
-# memory are marked `optimised` and keep XLA's optimisation as users have it.
-QUICK := --xla_backend_optimization_level=0 \
-  --xla_llvm_disable_expensive_passes=true
 WORKDIR ?= runs/copy
+# Tests of a file share what they compile, so a file stays on one worker.
+PYTEST := -n auto --dist loadfile
 
-.PHONY: train compare bench test format setup
+.PHONY: train compare bench test test-all format setup
 
 setup: $(VENV)/.installed
 
@@ -43,8 +42,15 @@ test: setup
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/pyrefly check
-	XLA_FLAGS="$(QUICK)" $(PYTHON) -m pytest -n auto -m "not optimised"
-	$(PYTHON) -m pytest -n auto -m optimised
+	COMPILE=quickly $(PYTHON) -m pytest $(PYTEST) \
+	  -m "not optimised and not thorough"
+	$(PYTHON) -m pytest $(PYTEST) -m "optimised and not thorough"
+
+test-all: setup
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/pyrefly check
+	$(PYTHON) -m pytest $(PYTEST)
 
 format: setup
 	$(VENV)/bin/ruff check --fix .

@@ -1,14 +1,32 @@
 """Settings of the whole suite: eight simulated devices, no silent broadcasting.
 
-The environment is set before JAX is imported; the shapes in the annotations of
-`attention` are checked at run time.
+The environment is set before JAX is imported. Unless COMPILE=quickly, the shapes
+in the annotations of `attention` are checked at run time.
 """
 
+import importlib.metadata
 import os
 
+# Compiling is most of the suite's time, and these flags take three quarters of
+# it. `make test` asks for them, except for tests marked `optimised`: laws about
+# bits and memory, which hold for programs as users compile them.
+_QUICK = [
+  "--xla_backend_optimization_level=0",
+  "--xla_llvm_disable_expensive_passes=true",
+]
+if importlib.metadata.version("jaxlib").startswith("0.10."):
+  # XLA of jax 0.12 has no such flag, and stops at one that it does not know.
+  _QUICK.append("--xla_cpu_use_fusion_emitters=false")
+
+_QUICKLY = os.environ.get("COMPILE") == "quickly"
+
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = (
-  os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+os.environ["XLA_FLAGS"] = " ".join(
+  [
+    os.environ.get("XLA_FLAGS", ""),
+    "--xla_force_host_platform_device_count=8",
+    *(_QUICK if _QUICKLY else []),
+  ]
 )
 
 import jax
@@ -23,7 +41,17 @@ jax.config.update(
 )
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
-jaxtyping.install_import_hook(["attention"], "beartype.beartype")
+# Checking the annotations takes a quarter of the time of tracing. Tests marked
+# `optimised` call every mechanism with every option, so `make test` checks there.
+if not _QUICKLY:
+  jaxtyping.install_import_hook(["attention"], "beartype.beartype")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forget_programs():
+  """Frees what a file has compiled; kept, it adds up to gigabytes."""
+  yield
+  jax.clear_caches()
 
 
 @pytest.fixture

@@ -57,7 +57,12 @@ def _assert_equal(got, expected, tolerance=1e-5):
 # A budget of 40,000 bytes is a few blocks a step, and so several steps.
 @pytest.mark.parametrize("budget", [None, 40_000], ids=["one", "several"])
 @pytest.mark.parametrize(
-  ("length", "source_length"), [(300, 300), (517, 300), (300, 517)]
+  ("length", "source_length"),
+  [
+    (300, 300),
+    pytest.param(517, 300, marks=pytest.mark.thorough),
+    (300, 517),
+  ],
 )
 @causal_or_not
 @both

@@ -37,7 +37,11 @@ def program(name, is_causal, options, dims, mask=None):
 
 @pytest.mark.parametrize(("name", "is_causal"), FORMS)
 @pytest.mark.parametrize(
-  ("length", "masked"), [(64, False), (101, True)], ids=["plain", "masked"]
+  ("length", "masked"),
+  [
+    pytest.param(64, False, id="plain", marks=pytest.mark.thorough),
+    pytest.param(101, True, id="masked"),
+  ],
 )
 def test_the_budget_changes_no_number(name, is_causal, masked, length):
   rng = np.random.default_rng(0)

@@ -11,9 +11,10 @@ from tests.attention.forms import FORMS, SIZES
 
 BATCH, LENGTH, HEADS, HEAD_DIM = 4, 64, 8, 8
 SHARDINGS = {
-  "batch": (HEADS, PartitionSpec("x")),
-  "heads": (HEADS, PartitionSpec(None, None, "x")),
-  "grouped heads": (4, PartitionSpec(None, None, "x")),
+  "batch": (HEADS, PartitionSpec(("x", "y"))),
+  "heads": (HEADS, PartitionSpec(None, None, ("x", "y"))),
+  "grouped heads": (4, PartitionSpec(None, None, ("x", "y"))),
+  "batch and grouped heads": (4, PartitionSpec("x", None, "y")),
 }
 
 
@@ -40,15 +41,28 @@ def program(name, is_causal, kv_heads):
   return run, (query, key, value, cotangent)
 
 
-@pytest.mark.parametrize("sharding", SHARDINGS)
+@pytest.mark.parametrize(
+  "sharding",
+  [
+    *(
+      pytest.param(name, marks=pytest.mark.thorough)
+      for name in SHARDINGS
+      if name != "batch and grouped heads"
+    ),
+    "batch and grouped heads",
+  ],
+)
 @pytest.mark.parametrize(("name", "is_causal"), FORMS)
 def test_nothing_is_gathered(name, is_causal, sharding):
   kv_heads, spec = SHARDINGS[sharding]
   mesh = jax.make_mesh(
-    (4,), ("x",), axis_types=(AxisType.Auto,), devices=jax.devices()[:4]
+    (2, 2),
+    ("x", "y"),
+    axis_types=(AxisType.Auto,) * 2,
+    devices=jax.devices()[:4],
   )
   run, arguments = program(name, is_causal, kv_heads)
-  want = run(*arguments)
+  want = jax.jit(run)(*arguments)
   placed = jax.device_put(arguments, NamedSharding(mesh, spec))
   compiled = jax.jit(run).lower(*placed).compile()
   text = compiled.as_text()

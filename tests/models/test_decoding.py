@@ -17,12 +17,17 @@ IDS = {"bos_id": BOS, "eos_id": EOS}
 @pytest.mark.parametrize(
   ("name", "position"),
   [
-    *((name, "rotary") for name in tiny.names("causal", "decode")),
     ("dense", "sinusoidal"),
-    ("dense", "learned"),
     ("flash", "t5"),
-    ("dense", "alibi"),
     ("sliding_window", "shaw"),
+    ("performer", "rotary"),
+    ("lsh", "learned"),
+    *(
+      pytest.param(name, "rotary", marks=pytest.mark.thorough)
+      for name in tiny.names("causal", "decode")
+    ),
+    pytest.param("dense", "learned", marks=pytest.mark.thorough),
+    pytest.param("dense", "alibi", marks=pytest.mark.thorough),
   ],
 )
 def test_decoding_equals_forward(name, position):
