@@ -10,18 +10,18 @@ from attention.plug import Attention, example
 from attention.registry import ATTENTIONS
 
 CAPABILITIES: Mapping[str, str] = {
-  "causal": "causal form",
+  "causal": "causal",
   "cross": "T ≠ S",
-  "rowwise": "cross-attention in a decoder",
-  "mask": "key mask",
+  "rowwise": "rowwise",
+  "mask": "mask",
   "full_mask": "any mask",
-  "segments": "segment ids",
+  "segments": "segments",
   "bias": "bias",
-  "relative": "relative positions",
+  "relative": "relative",
   "dropout": "dropout",
-  "decode": "decode cache",
-  "global": "global tokens",
-  "shared_qk": "query is key",
+  "decode": "decode",
+  "global": "global",
+  "shared_qk": "q = k",
 }
 """Name in `supports` -> heading of its column, in the table's order."""
 
