@@ -41,7 +41,7 @@ def capability_table(
   """
   if mechanisms is None:
     mechanisms = {name: example(make) for name, make in ATTENTIONS.items()}
-  rows = [["mechanism", *CAPABILITIES.values()]]
+  rows = [["name", *CAPABILITIES.values()]]
   rows.append(["---", *[":-:"] * len(CAPABILITIES)])
   for name, attention in mechanisms.items():
     marks = ["✓" if c in attention.supports else "–" for c in CAPABILITIES]
