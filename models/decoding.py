@@ -130,7 +130,7 @@ def generate(
   return _run(
     model,
     variables,
-    None if source is None else jnp.asarray(source),
+    source,
     prompt,
     prompt_length,
     rng if method == "sample" else None,
@@ -166,8 +166,8 @@ def _prompt(
   prompt: Array | None,
   prompt_length: Array | None,
   bos_id: int,
-) -> tuple[Int[Array, "B P"], Int[Array, "B"]]:
-  """The prompt and its lengths, filled in and checked."""
+) -> tuple[np.ndarray, np.ndarray]:
+  """The prompt [B, P] and its lengths [B], filled in and checked."""
   if prompt is None:
     if prompt_length is not None:
       raise ValueError("prompt_length: expected a prompt with it, got None")
@@ -187,7 +187,7 @@ def _prompt(
       f"prompt_length: expected {batch} lengths of 1 to {longest}, got "
       f"{lengths.tolist()}"
     )
-  return jnp.asarray(ids), jnp.asarray(lengths)
+  return ids, lengths
 
 
 @functools.partial(
