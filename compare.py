@@ -1,12 +1,13 @@
 """Compares mechanisms: many runs, one report.
 
     python compare.py --config=configs/compare/copy.py --workdir=/tmp/compare
+    python compare.py --config=configs/compare/copy.py --config.attention=dense,lsh
     python compare.py report --workdir=/tmp/compare
 
 The same command continues a comparison that was stopped; runs that are done with
-the same config are not run again. The second writes the report of what there
-is, report.html, report.md, results.csv, results.jsonl and plots/, and is what the
-first ends with.
+the same config are not run again. The last writes the report of what there is,
+report.html, report.md, results.csv, results.jsonl and plots/, and is what the
+others end with.
 """
 
 from pathlib import Path

@@ -1,6 +1,8 @@
 r"""Decodes lines from standard input with a trained run.
 
     python generate.py --workdir=/tmp/run < source.txt > output.txt
+    echo "3 1 4 1 5" | python generate.py --workdir=/tmp/run --method=beam
+    python generate.py --workdir=/tmp/run --method=sample --top_k=5 < prompts.txt
 
 One line comes out for each line that goes in, in the same order; an empty line
 stays empty, and a line break in the output is written as \n.
@@ -46,12 +48,12 @@ def main() -> None:
     )
   # JAX and the libraries on it take a second to import: --help and a faulty flag
   # do not wait for them.
-  from process import compile_cache
+  from process import cache
   from training import experiment, experiment_config, inference, workdir
 
   folder = Path(_WORKDIR.value)
   config = experiment_config.parse(workdir.read_config(folder))
-  compile_cache.enable()
+  cache.keep_programs()
   run = experiment.create(config, folder, restore=True)
   variables = inference.restore_variables(run, folder)
   lines = inference.read_lines(sys.stdin.buffer)

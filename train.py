@@ -1,6 +1,8 @@
 """Launches one experiment.
 
+    python train.py --config=configs/copy.py
     python train.py --config=configs/copy.py:performer --workdir=/tmp/run
+    python train.py --config=configs/listops.py:lsh --config.model.num_layers=2
 
 The same command continues a run that was stopped or killed.
 """
@@ -31,7 +33,7 @@ def main() -> None:
   # JAX and the libraries on it take a second to import, so this is done once the
   # flags are parsed: --help does not wait for them. (A config has imported JAX.)
   from configs import attentions
-  from process import compile_cache, host_memory
+  from process import cache, host_memory
   from training import experiment, experiment_config, loop, parallel, workdir
 
   config = experiment_config.parse(mapping)
@@ -40,7 +42,7 @@ def main() -> None:
   results = workdir.final_metrics(folder, config)
   if results is None:
     host_memory.keep_freed()
-    compile_cache.enable()
+    cache.keep_programs()
     parallel.check_batch_size(config.train)
     run = experiment.create(config, folder)
     workdir.write_config(folder, config)

@@ -18,7 +18,7 @@ import jax
 import ml_collections
 
 from configs import reformer
-from process import compile_cache
+from process import cache
 from training import (
   evaluate,
   experiment,
@@ -78,7 +78,7 @@ def main(argv: list[str]) -> None:
   """Trains what is not trained yet, evaluates everything, prints the table."""
   del argv
   logging.set_verbosity(logging.ERROR)
-  compile_cache.enable()
+  cache.keep_programs()
   print(
     "| trained | " + " | ".join(f"evaluated {r}" for r in EVALUATED) + " |\n"
     "| --- |" + " --: |" * len(EVALUATED),

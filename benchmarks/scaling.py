@@ -3,6 +3,7 @@
     python -m benchmarks.scaling
     python -m benchmarks.scaling --lengths=4096 --attention=dense,performer
     python -m benchmarks.scaling --attention=my_package.my_module:decay
+    python -m benchmarks.scaling --dtype=bfloat16 --out=rows.jsonl
 
 Forward, forward with gradients, and one decoded token at the last position of a
 cache, full and causal, and `jax.nn.dot_product_attention`. One process, calls
@@ -32,7 +33,9 @@ _ATTENTION = flags.DEFINE_list("attention", "all", "mechanisms, or all")
 _BATCH = flags.DEFINE_integer("batch", 1, "B", lower_bound=1)
 _HEADS = flags.DEFINE_integer("heads", 8, "N = K", lower_bound=1)
 _HEAD_DIM = flags.DEFINE_integer("head_dim", 64, "H", lower_bound=1)
-_DTYPE = flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "")
+_DTYPE = flags.DEFINE_enum(
+  "dtype", "float32", ["float32", "bfloat16"], "of all arrays"
+)
 _MINUTES = flags.DEFINE_float("minutes", 10.0, "for everything, roughly")
 _MAX_GIB = flags.DEFINE_float(
   "max_gib", 6.0, "programs that need more are left"

@@ -123,16 +123,16 @@ def generate(
     raise ValueError("rng: method 'sample' needs a key, got None")
   if max_length < 1:
     raise ValueError(f"max_length: expected at least 1, got {max_length}")
-  prompt, prompt_length = _prompt(source, prompt, prompt_length, bos_id)
+  prompts, lengths = _prompt(source, prompt, prompt_length, bos_id)
   check_length(
-    "max_length", prompt.shape[1] - 1 + max_length, model.max_target_length
+    "max_length", prompts.shape[1] - 1 + max_length, model.max_target_length
   )
   return _run(
     model,
     variables,
-    None if source is None else jnp.asarray(source),
-    prompt,
-    prompt_length,
+    source,
+    prompts,
+    lengths,
     rng if method == "sample" else None,
     temperature,
     length_penalty,
@@ -166,8 +166,8 @@ def _prompt(
   prompt: Array | None,
   prompt_length: Array | None,
   bos_id: int,
-) -> tuple[Int[Array, "B P"], Int[Array, "B"]]:
-  """The prompt and its lengths, filled in and checked."""
+) -> tuple[np.ndarray, np.ndarray]:
+  """The prompt [B, P] and its lengths [B], filled in and checked."""
   if prompt is None:
     if prompt_length is not None:
       raise ValueError("prompt_length: expected a prompt with it, got None")
@@ -187,7 +187,7 @@ def _prompt(
       f"prompt_length: expected {batch} lengths of 1 to {longest}, got "
       f"{lengths.tolist()}"
     )
-  return jnp.asarray(ids), jnp.asarray(lengths)
+  return ids, lengths
 
 
 @functools.partial(

@@ -17,9 +17,7 @@ def variable_shapes(attention: Attention, dims: Dims) -> Mapping[str, Any]:
   Raises:
     ValueError: the mechanism cannot work at these sizes.
   """
-  return jax.eval_shape(
-    lambda key: attention.init(key, dims), jax.random.key(0)
-  )
+  return jax.eval_shape(lambda: attention.init(jax.random.key(0), dims))
 
 
 def mechanism_variables(

@@ -1,6 +1,8 @@
 """Draws what every layer of a trained run attends to in words of your own.
 
     python -m reports.draw_attention --workdir=/tmp/run --text="3 1 4 1 5"
+    python -m reports.draw_attention --workdir=/tmp/run --text="3 1" --target="3 1"
+    python -m reports.draw_attention --workdir=/tmp/run --text="3 1" --out=/tmp/maps
 
 One picture a layer, a panel a head: encoder_1_self_attention.png and so on, in
 WORKDIR/attention. The text is what the model reads: a source, or the prompt of
@@ -40,14 +42,14 @@ def main() -> None:
     )
   # JAX and the libraries on it take a second to import: --help and a faulty flag
   # do not wait for them.
-  from process import compile_cache
+  from process import cache
   from reports.example import make_example
   from training import attention_maps, experiment, experiment_config, inference
   from training import workdir as workdir_lib
 
   config = experiment_config.parse(workdir_lib.read_config(workdir))
   workdir_lib.check_writable("--out", folder)
-  compile_cache.enable()
+  cache.keep_programs()
   run = experiment.create(config, workdir, restore=True)
   variables = inference.restore_variables(run, workdir)
   example = make_example(run, variables, _TEXT.value, _TARGET.value)

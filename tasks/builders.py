@@ -6,13 +6,13 @@ This module imports TFDS (0.7 s), so it is imported where it is needed.
 from collections.abc import Callable, Iterator, Mapping
 import contextlib
 import io
-import os
 import pathlib
 import tempfile
 from typing import Any
 
 import tensorflow_datasets as tfds
 
+from process import cache
 from tasks.base import DataError
 from tasks.files import Pairs
 
@@ -55,13 +55,6 @@ class AlignedText(tfds.core.GeneratorBasedBuilder):
       yield i, dict(zip(self._languages, pair, strict=True))
 
 
-def cache_directory() -> pathlib.Path:
-  """Where prepared data lie: $ATTENTION_DATA_DIR, or a folder in ~/.cache."""
-  default = "~/.cache/attention-lab/datasets"
-  folder = os.environ.get("ATTENTION_DATA_DIR") or default
-  return pathlib.Path(folder).expanduser()
-
-
 def prepare_pairs(
   key: str, languages: tuple[str, str], read: Callable[[], Mapping[str, Pairs]]
 ) -> tfds.core.DatasetBuilder:
@@ -99,7 +92,7 @@ def prepare(key: str, write: Callable[[str], pathlib.Path]) -> pathlib.Path:
     key: name in the cache.
     write: given a scratch folder, prepares and returns a folder inside it.
   """
-  final = cache_directory() / key
+  final = cache.folder("datasets") / key
   if final.exists():
     return final
   try:
@@ -116,7 +109,7 @@ def prepare(key: str, write: Callable[[str], pathlib.Path]) -> pathlib.Path:
   except OSError as error:
     raise DataError(
       f"{final}: {error.strerror or error} (prepared data; "
-      "ATTENTION_DATA_DIR names another folder)"
+      f"{cache.VARIABLE} names another folder)"
     ) from error
   return final
 

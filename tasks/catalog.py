@@ -12,6 +12,7 @@ import urllib.parse
 
 import tensorflow_datasets as tfds
 
+from process import cache
 from tasks import builders
 from tasks.base import DataError
 
@@ -30,7 +31,7 @@ def prepare_named(
     DataError: an unknown name, a set without these languages, no network, or
       what TFDS reports, in one line.
   """
-  builder = _find(name, folder or str(builders.cache_directory()))
+  builder = _find(name, folder or str(cache.folder("datasets")))
   _check_languages(name, builder.info.features or {}, languages)
   if folder:
     if not builder.is_prepared():
@@ -40,12 +41,12 @@ def prepare_named(
       )
     return builder
   key = "tfds-" + builder.info.full_name.replace("/", "-")
-  if not (builders.cache_directory() / key).exists():
+  if not (cache.folder("datasets") / key).exists():
     _check_network(name, builder.url_infos or ())
 
   def write(scratch: str) -> pathlib.Path:
     fresh = _find(name, scratch)
-    downloads = builders.cache_directory() / "downloads"
+    downloads = cache.folder("datasets") / "downloads"
     try:
       fresh.download_and_prepare(
         download_dir=str(downloads),
@@ -122,7 +123,7 @@ def _check_network(name: str, urls: Iterable[str], timeout: float = 3) -> None:
       break
   if not answered.is_set():
     raise DataError(
-      f"{name} is not prepared in {builders.cache_directory()} and its hosts "
+      f"{name} is not prepared in {cache.folder('datasets')} and its hosts "
       f"({', '.join(sorted(h for h, _ in hosts))}) do not answer: this machine "
       "seems to be offline; use task.source=numbers or files"
     )

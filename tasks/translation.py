@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from process import cache
 from tasks import base
 from tasks.base import BOS, EOS, PAD, Batch, DataError, DecodeBatch
 from tasks.bucketing import BucketedBatches, choose_shapes, fit
@@ -227,14 +228,13 @@ def make(
     return TranslationTask(
       config, vocabulary, None, batch_size=batch_size, seed=seed
     )
-  from tasks import builders
   from tasks.corpora import open_corpus
 
   corpus = open_corpus(config)
   vocabulary = cached_subwords(
     corpus.training_text(),
     config.vocab_size or AUTOMATIC_SIZES[config.source],
-    builders.cache_directory() / "vocabularies",
+    cache.folder("vocabularies"),
     corpus.digest,
   )
   base.check_vocabulary(workdir, MODEL_FILE, vocabulary.model)

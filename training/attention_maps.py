@@ -96,6 +96,14 @@ def named_maps(
   }
 
 
+def import_matplotlib() -> tuple[type, type]:
+  """`FigureCanvasAgg` and `Figure`; takes half a second the first time."""
+  from matplotlib.backends.backend_agg import FigureCanvasAgg
+  from matplotlib.figure import Figure
+
+  return FigureCanvasAgg, Figure
+
+
 def draw_heads(
   path: pathlib.Path,
   weights: np.ndarray,
@@ -117,10 +125,7 @@ def draw_heads(
     axes: what columns and rows are.
     title: above all of them.
   """
-  # Takes seconds to import, so only where something is drawn.
-  from matplotlib.backends.backend_agg import FigureCanvasAgg
-  from matplotlib.figure import Figure
-
+  FigureCanvasAgg, Figure = import_matplotlib()
   columns = math.ceil(math.sqrt(len(weights)))
   rows = math.ceil(len(weights) / columns)
   height, width = map(_inches, (2.0, 2.5), weights.shape[1:])

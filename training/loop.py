@@ -1,5 +1,6 @@
 """The story of a run: restore, step, evaluate, checkpoint, report."""
 
+from concurrent.futures import ThreadPoolExecutor
 import contextlib
 import pathlib
 from typing import Any
@@ -48,8 +49,8 @@ def run(experiment: Experiment, workdir: pathlib.Path) -> Results | None:
     checkpoints = Checkpoints(workdir)
     stack.callback(checkpoints.close)
     restored = checkpoints.restore(experiment.shapes)
-    state, record = restored or (experiment.init(), {})
-    state = parallel.place_state(state)
+    state, record = restored or (None, {})
+    state = _place_state(experiment, parallel, state)
     first = int(state.step)
     writer = MetricsWriter(workdir, first)
     stack.callback(writer.close)
@@ -73,6 +74,30 @@ def run(experiment: Experiment, workdir: pathlib.Path) -> Results | None:
       return None
     writer.write(config.num_steps, results, meter.seconds)
     return results
+
+
+def _place_state(
+  experiment: Experiment, parallel: Parallel, restored: TrainState | None
+) -> TrainState:
+  """The state to begin with, on the devices.
+
+  The step is compiled on another thread meanwhile. What fails there, as data
+  that cannot be read, fails again where the step is taken, and is told there.
+  """
+  first = 0 if restored is None else int(restored.step)
+
+  def compile_step():
+    batch = experiment.task.train_batch(first)
+    parallel.compile_train(experiment.shapes, batch)
+
+  with ThreadPoolExecutor(max_workers=1) as background:
+    if first < experiment.config.train.num_steps:
+      background.submit(compile_step)
+    state = experiment.init() if restored is None else restored
+    state = parallel.place_state(state)
+    # Drawing needs it in the end; XLA may still be compiling now.
+    attention_maps.import_matplotlib()
+  return state
 
 
 def _train(

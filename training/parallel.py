@@ -29,12 +29,16 @@ class Parallel(NamedTuple):
     evaluate: `(variables, batch) -> sums`.
     place_state: puts a state on every device, as a copy of its own.
     place_batch: puts rows where `train` and `evaluate` want them.
+    compile_train: `(shapes, batch) -> None`: compiles `train` for states and
+      batches of these shapes, so that its first call only runs; from any
+      thread.
   """
 
   train: Callable[..., tuple[TrainState, dict[str, jax.Array]]]
   evaluate: Callable[..., step_lib.Sums]
   place_state: Callable[[TrainState], TrainState]
   place_batch: Callable[[Mapping[str, np.ndarray]], Mapping[str, Any]]
+  compile_train: Callable[[TrainState, Mapping[str, np.ndarray]], None]
 
 
 def check_batch_size(config: TrainConfig) -> None:
@@ -86,8 +90,22 @@ def make(
     lambda state: jax.tree.map(jax.numpy.copy, state),
     out_shardings=everywhere,
   )
+
+  def parallel(train, evaluate, place_batch):
+    def compile_train(shapes, batch):
+      # A call finds the program only where the shapes say where they will lie.
+      state = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(
+          leaf.shape, leaf.dtype, sharding=everywhere
+        ),
+        shapes,
+      )
+      train.lower(state, place_batch(batch), np.int32(0)).compile()
+
+    return Parallel(train, evaluate, place_state, place_batch, compile_train)
+
   if kind == "jit":
-    return Parallel(
+    return parallel(
       train=jax.jit(
         functools.partial(step_lib.train_step, functions),
         in_shardings=(everywhere, rows, None),
@@ -99,7 +117,6 @@ def make(
         in_shardings=(everywhere, rows),
         out_shardings=everywhere,
       ),
-      place_state=place_state,
       place_batch=lambda batch: jax.device_put(dict(batch), rows),
     )
 
@@ -108,7 +125,7 @@ def make(
   def split(array):  # [B, …] to [devices, B/devices, …]
     return array.reshape(len(devices), -1, *array.shape[1:])
 
-  return Parallel(
+  return parallel(
     train=jax.pmap(
       functools.partial(
         step_lib.train_step,
@@ -129,7 +146,6 @@ def make(
       out_axes=None,
       devices=devices,
     ),
-    place_state=place_state,
     place_batch=lambda batch: jax.device_put(
       {name: split(array) for name, array in batch.items()}, rows
     ),

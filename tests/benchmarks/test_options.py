@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from attention import ATTENTIONS
-from benchmarks import options
+from benchmarks import option_calls
 from benchmarks.programs import DENSE, FORWARD, TRAINING, make
 from tests import commands
 
@@ -19,7 +19,7 @@ TIMED = [name for name in ATTENTIONS if name != DENSE]
 def test_every_option_is_what_it_is_named(name):
   """Traced only: shapes of results, and of gradients to what has one."""
   supports = make(name, LENGTH).supports
-  chosen = options.options(name, LENGTH)
+  chosen = option_calls.options(name, LENGTH)
   assert next(iter(chosen)) == "plain"
   for feature, label in (
     ("segments", "four segments"),
@@ -28,7 +28,7 @@ def test_every_option_is_what_it_is_named(name):
     ("global", "16 global tokens"),
   ):
     assert (label in chosen) == (feature in supports)
-  for program in options.programs(name, LENGTH):
+  for program in option_calls.programs(name, LENGTH):
     label = program.mechanism.removeprefix(f"{name}: ")
     option = chosen[label]
     keys = option.keys or LENGTH
@@ -43,8 +43,8 @@ def test_every_option_is_what_it_is_named(name):
 
 
 def test_the_window_is_timed_dilated_where_it_fits():
-  assert "dilation 2" not in options.options("sliding_window", LENGTH)
-  option = options.options("sliding_window", 2048)["dilation 2"]
+  assert "dilation 2" not in option_calls.options("sliding_window", LENGTH)
+  option = option_calls.options("sliding_window", 2048)["dilation 2"]
   assert make("sliding_window", 2048, **option.own) is not None
 
 
@@ -60,7 +60,7 @@ def test_the_table_marks_what_costs_too_much():
       for part, x in zip((FORWARD, TRAINING), seconds, strict=True)
     ]
 
-  table = options.markdown(
+  table = option_calls.markdown(
     [
       *rows("plain", 0.5, 2.0),
       *rows("key mask", 0.6, 2.7),

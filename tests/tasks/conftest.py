@@ -3,22 +3,23 @@
 import numpy as np
 import pytest
 
+from process import cache
+
 
 @pytest.fixture(scope="session")
 def shared_cache(tmp_path_factory):
-  return tmp_path_factory.mktemp("datasets")
+  return tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture(autouse=True)
 def _cache(monkeypatch, shared_cache):
-  monkeypatch.setenv("ATTENTION_DATA_DIR", str(shared_cache))
+  monkeypatch.setenv(cache.VARIABLE, str(shared_cache))
 
 
 @pytest.fixture
 def empty_cache(monkeypatch, tmp_path):
-  folder = tmp_path / "cache"
-  monkeypatch.setenv("ATTENTION_DATA_DIR", str(folder))
-  return folder
+  monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
+  return cache.folder("datasets")
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from process import cache
 import tasks
 from tasks import builders
 from tasks.vocabulary import Subwords, train_subwords
@@ -88,8 +89,10 @@ def test_two_preparations_at_once(folder, empty_cache):
 
 def test_a_cache_that_cannot_be_written(folder, monkeypatch, tmp_path):
   (tmp_path / "file").write_text("")
-  monkeypatch.setenv("ATTENTION_DATA_DIR", str(tmp_path / "file/cache"))
-  with pytest.raises(tasks.DataError, match="ATTENTION_DATA_DIR names another"):
+  monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "file/cache"))
+  with pytest.raises(
+    tasks.DataError, match="ATTENTION_LAB_CACHE names another"
+  ):
     make(**files(folder))
 
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from process import cache
 import tasks
 from tasks import TranslationConfig
 from tests.tasks.translation_cases import assert_same, files, make
@@ -292,7 +293,7 @@ print(json.dumps([m for m in heavy if m in sys.modules]))
     capture_output=True,
     text=True,
     check=True,
-    env={**os.environ, "ATTENTION_DATA_DIR": str(tmp_path)},
+    env={**os.environ, cache.VARIABLE: str(tmp_path)},
   )
   assert json.loads(result.stdout) == []
   assert result.stdout.count("\n") == 1  # TFDS prints nothing of its own

@@ -1,5 +1,7 @@
 """One, four and eight devices give the same numbers, under jit and pmap."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import jax
 import numpy as np
 import pytest
@@ -64,6 +66,19 @@ def test_a_second_step_neither_compiles_nor_loses_the_original(kind):
     placed, _ = run.train(placed, batch, np.int32(1))
   assert int(placed.step) == 2
   assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+
+
+@pytest.mark.parametrize("kind", ["jit", "pmap"])
+def test_a_step_that_was_compiled_elsewhere_is_not_compiled_again(kind):
+  functions, state = make_functions()
+  run = parallel.make(functions, kind)
+  shapes = jax.eval_shape(lambda: state)
+  with ThreadPoolExecutor(1) as background:
+    background.submit(run.compile_train, shapes, make_batch()).result()
+  placed, batch = run.place_state(state), run.place_batch(make_batch())
+  with jax.log_compiles(False), _no_compilation():
+    placed, _ = run.train(placed, batch, np.int32(0))
+  assert int(placed.step) == 1
 
 
 def test_a_batch_that_does_not_split_is_refused():
