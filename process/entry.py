@@ -67,7 +67,7 @@ def load_config(
   """What was typed for a config flag, and the mapping behind it.
 
   Args:
-    flag: of `config_flags.DEFINE_config_file`, parsed.
+    flag: of `config_flag.define`, parsed.
     example: a file to name where none was typed.
 
   Returns:
@@ -102,11 +102,8 @@ def _cause(error: BaseException) -> str:
   innermost = error
   while inner := innermost.__cause__ or innermost.__context__:
     innermost = inner
-  if isinstance(error, KeyError):
-    # A section that is not there: "'modle'\nDid you mean "model" instead …?"
-    near = re.search('Did you mean "(.*?)"', one_line(error))
-    hint = f"; did you mean {near[1]!r}?" if near else ""
-    return f"config.{one_line(innermost)}: unknown{hint}"
+  if isinstance(innermost, ConfigError):
+    return one_line(innermost)
   if isinstance(error, flags.IllegalFlagValueError):
     flag = re.match(r"flag --(\S+?)=(.*?): ", str(error))
     for sign, expected in _EXPECTED.items():
@@ -117,7 +114,9 @@ def _cause(error: BaseException) -> str:
     return f"--config: {text[:1].lower()}{text[1:]}"
   if "Error whilst parsing config file" in str(error):
     return f"--config: {one_line(innermost)}"
-  return one_line(error)
+  if isinstance(error, flags.Error):
+    return one_line(error)
+  return f"--config: {one_line(error)}"  # The file is run in here.
 
 
 def _fail(line: str, code: int) -> NoReturn:
