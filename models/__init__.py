@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from models.config import KINDS, AttentionConfig, ModelConfig, slots
 from models.seq2seq_config import Seq2SeqConfig
+from models.size import least_parameters
 
 if TYPE_CHECKING:
   from models.api import (
@@ -29,6 +30,7 @@ __all__ = [
   "Seq2SeqConfig",
   "CONFIGS",
   "slots",
+  "least_parameters",
   "create",
   "initialize",
   "forward",

@@ -12,7 +12,8 @@ import numpy as np
 from settings.checks import check
 from tasks import base
 from tasks.base import BOS, EOS, PAD, Batch, DataError, DecodeBatch
-from tasks.files import read_text
+from tasks.files import read_text, typed_path
+from tasks.sizes import check_sizes
 
 VOCABULARY_FILE = "characters.json"
 _SPECIAL = ("<pad>", "<bos>", "<eos>")
@@ -206,10 +207,11 @@ def make(
     DataError: a missing, undecodable, empty or too short text.
   """
   base.layout("text", kind, ("decoder",))
+  check_sizes(batch_size, lengths={"context": config.context})
   if restore:
     characters = json.loads(base.load_vocabulary(workdir, VOCABULARY_FILE))
     return TextTask(config, characters, None, batch_size=batch_size, seed=seed)
-  path = pathlib.Path(config.path).expanduser()
+  path = typed_path(config.path)
   if not path.is_file():
     raise DataError(f"{path}: no such file (task.path)")
   text = read_text(path)

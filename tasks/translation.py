@@ -11,6 +11,7 @@ from tasks import base
 from tasks.base import BOS, EOS, PAD, Batch, DataError, DecodeBatch
 from tasks.bucketing import BucketedBatches, choose_shapes, fit
 from tasks.pairs import EncodedPairs, pad_with_eos, with_eos
+from tasks.sizes import check_sizes
 from tasks.translation_config import AUTOMATIC_SIZES, TranslationConfig
 from tasks.vocabulary import MODEL_FILE, Subwords, cached_subwords
 
@@ -222,6 +223,7 @@ def make(
     DataError: in one line, what is wrong with the data.
   """
   base.layout("translation", kind, ("encoder_decoder",))
+  check_sizes(batch_size, lengths={"max_length": config.max_length})
   if restore:
     vocabulary = Subwords.load(workdir)
     return TranslationTask(

@@ -254,7 +254,7 @@ def test_held_out_pairs_longer_than_any_trained_one(folder):
     ({"source": "tfds", "dataset": ""}, "dataset: expected a name of the TFDS"),
     ({"source_language": ""}, "source_language: expected a name, got ''"),
     ({"target_language": "en"}, "target_language: expected a language other"),
-    ({"vocab_size": 3}, "vocab_size: expected at least 5 subwords, or 0"),
+    ({"vocab_size": 3}, "vocab_size: expected 5 to 2**31 - 1 subwords"),
     ({"max_length": 1}, "max_length: expected at least 2 tokens, got 1"),
     ({"num_buckets": 0}, "num_buckets: expected at least 1, got 0"),
     ({"max_number": 10}, "max_number: expected 999 to 9999999, got 10"),
