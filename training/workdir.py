@@ -120,8 +120,9 @@ def summary(workdir: Path, results: Mapping[str, Mapping[str, Any]]) -> str:
     lines += ["", f"{split}"]
     values = {name: v for name, v in values.items() if name != "step"}
     width = max(map(len, values), default=0)
-    for name, value in values.items():
-      lines.append(f"  {name:<{width}}  {metrics.format_number(value)}")
+    # What text says, as a signature, comes after the numbers.
+    for name in sorted(values, key=lambda name: isinstance(values[name], str)):
+      lines.append(f"  {name:<{width}}  {metrics.format_number(values[name])}")
   lines += ["", str(workdir)]
   for name, what in _CONTENTS.items():
     if (workdir / name).exists():

@@ -145,28 +145,39 @@ def test_a_long_line_is_refused(folder):
     task.encode("en1 " * 40)
 
 
-def test_score(numbers):
+def test_score(folder):
+  task = make(**files(folder))
   references = ["the cat sat on the mat today", "a b c d"]
-  perfect = numbers.score(references, references)
+  perfect = task.score(references, references)
+  assert list(perfect) == ["bleu", "exact_match", "bleu_signature"]
   assert perfect["exact_match"] == 1.0
   assert perfect["bleu"] == pytest.approx(100)
   assert "tok:13a" in perfect["bleu_signature"]
   assert "version:" in perfect["bleu_signature"]
-  half = numbers.score(["the cat sat on a mat today", "a b c d"], references)
+  half = task.score(["the cat sat on a mat today", "a b c d"], references)
   assert half["exact_match"] == 0.5
   # By hand: 10/11, 7/9, 4/7 and 2/5 of the n-grams of order 1 to 4.
   precisions = np.array([10 / 11, 7 / 9, 4 / 7, 2 / 5])
   assert half["bleu"] == pytest.approx(100 * precisions.prod() ** 0.25)
   assert "eff:no" in half["bleu_signature"]
+  assert task.score([], []) == {}
+
+
+def test_a_number_is_right_or_wrong(numbers):
+  words = ["einhundertdrei", "zwei"]
+  assert numbers.score(["einhundertdrei", "drei"], words) == {
+    "exact_match": 0.5
+  }
   assert numbers.score([], []) == {}
 
 
-def test_score_of_references_too_short_for_four_grams(numbers):
+def test_score_of_references_too_short_for_four_grams(folder):
+  task = make(**files(folder))
   words = ["einhundertdrei", "zwei"]
-  perfect = numbers.score(words, words)
+  perfect = task.score(words, words)
   assert perfect["bleu"] == pytest.approx(100)
   assert "eff:yes" in perfect["bleu_signature"]
-  half = numbers.score(["einhundertdrei", "drei"], words)
+  half = task.score(["einhundertdrei", "drei"], words)
   assert half["bleu"] == pytest.approx(50)
 
 
