@@ -6,6 +6,7 @@ flags are parsed, and every config imports JAX.
 """
 
 from collections.abc import Callable, Sequence
+import os
 from pathlib import Path
 import re
 import signal
@@ -42,14 +43,13 @@ def run(
     # Libraries log a lot that is no concern of a user.
     logging.set_verbosity(logging.ERROR)
     try:
-      if not commands and len(arguments) == 1:
-        return main()
-      if len(arguments) == 1 or arguments[1:] in [[word] for word in commands]:
-        return main(arguments[1] if len(arguments) > 1 else None)
-      words = f"{', '.join(commands)} or " if commands else ""
-      raise ConfigError(
-        f"{arguments[-1]}: expected {words}flags only (--name=value)"
-      )
+      code = _call(main, arguments[1:], commands)
+      sys.stdout.flush()
+      return code
+    except BrokenPipeError:
+      # Who reads the output, such as `head`, has had enough of it.
+      os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+      sys.exit(128 + signal.SIGPIPE)
     except ConfigError as error:
       _fail(one_line(error), 2)
     except RunError as error:
@@ -59,6 +59,20 @@ def run(
 
   app.run(guarded, flags_parser=_parse)
   raise AssertionError  # app.run exits.
+
+
+def _call(
+  main: Callable[..., int | None], words: Sequence[str], commands: Sequence[str]
+) -> int | None:
+  """Calls `main` with the command among the words that are no flags."""
+  if not words:
+    return main(None) if commands else main()
+  if len(words) == 1 and words[0] in commands:
+    return main(words[0])
+  expected = f"{', '.join(commands)} or " if commands else ""
+  raise ConfigError(
+    f"{words[-1]}: expected {expected}flags only (--name=value)"
+  )
 
 
 def load_config(

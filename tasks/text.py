@@ -142,10 +142,10 @@ class TextTask:
   def encode(self, line: str) -> list[int]:
     """Prompt ids; an empty line begins after a line end, as a text does."""
     prompt = line or "\n"
-    if len(prompt) >= self._config.context:
+    if len(prompt) > self._config.context:
       raise ValueError(
-        f"{len(prompt)} characters leave nothing to generate of task.context="
-        f"{self._config.context}"
+        f"{len(prompt)} characters, more than the model reads (task.context="
+        f"{self._config.context})"
       )
     return self.encode_target(prompt)
 
