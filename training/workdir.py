@@ -163,7 +163,7 @@ _CONTENTS = {
   metrics.FILE: "one object a line: step, split, seconds, name → value",
   "tensorboard": "the same for TensorBoard",
   "samples.txt": "held-out examples and what the model makes of them",
-  "attention.png": "what the last layer attends to",
+  "attention.png": "what the mechanism's last layer attends to",
   "checkpoints": "parameters and optimiser, for generate.py",
   "vocabulary": "tokens of the task",
 }
