@@ -13,17 +13,13 @@ others end with.
 from pathlib import Path
 
 from absl import flags
-from ml_collections import config_flags
 
-from process import entry
+from process import config_flag, entry
 from process.errors import ConfigError
 
-_CONFIG = config_flags.DEFINE_config_file(
-  "config",
-  help_string="FILE.py; --config.attention=dense,lsh and --config.seeds=0,1 "
-  "choose, any other leaf is set for all runs",
-  lock_config=False,
-  accept_new_attributes=True,
+_CONFIG = config_flag.define(
+  "FILE.py; --config.attention=dense,lsh and --config.seeds=0,1 "
+  "choose, any other leaf is set for all runs"
 )
 _WORKDIR = flags.DEFINE_string(
   "workdir",

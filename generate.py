@@ -5,7 +5,8 @@ r"""Decodes lines from standard input with a trained run.
     python generate.py --workdir=/tmp/run --method=sample --top_k=5 < prompts.txt
 
 One line comes out for each line that goes in, in the same order; an empty line
-stays empty, and a line break in the output is written as \n.
+stays empty, and a line break in the output is written as \n. A language model
+goes on for --max_length tokens, however few it reads at a time.
 """
 
 from pathlib import Path
@@ -33,7 +34,11 @@ _TOP_K = flags.DEFINE_integer(
   "top_k", None, "sample among the k most likely; sample", lower_bound=1
 )
 _MAX_LENGTH = flags.DEFINE_integer(
-  "max_length", None, "most tokens of an output", lower_bound=1
+  "max_length",
+  None,
+  "most tokens of an output; a decoder alone goes on beyond what it reads at a "
+  "time",
+  lower_bound=1,
 )
 _SEED = flags.DEFINE_integer("seed", 0, "of sampling", lower_bound=0)
 

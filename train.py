@@ -10,17 +10,12 @@ The same command continues a run that was stopped or killed.
 from pathlib import Path
 
 from absl import flags
-from ml_collections import config_flags
 
-from process import entry
+from process import config_flag, entry
 
-_CONFIG = config_flags.DEFINE_config_file(
-  "config",
-  help_string="FILE.py or FILE.py:MECHANISM; any leaf can be overridden, as "
-  "--config.model.num_layers=2",
-  lock_config=False,
-  # Leaves that a file leaves out have defaults; unknown ones are found below.
-  accept_new_attributes=True,
+_CONFIG = config_flag.define(
+  "FILE.py or FILE.py:MECHANISM; any leaf can be overridden, as "
+  "--config.model.num_layers=2"
 )
 _WORKDIR = flags.DEFINE_string(
   "workdir", None, "folder of the run; by default one under runs/"

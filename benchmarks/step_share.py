@@ -18,18 +18,14 @@ import time
 from typing import Any, cast
 
 import jax
-from ml_collections import config_flags
 import numpy as np
 
-from process import entry, host_memory
+from process import config_flag, entry, host_memory
 from training import experiment, experiment_config, loop, parallel
 
-_CONFIG = config_flags.DEFINE_config_file(
-  "config",
-  "configs/copy.py",
-  help_string="as for train.py; num_steps becomes two and a half periods",
-  lock_config=False,
-  accept_new_attributes=True,
+_CONFIG = config_flag.define(
+  "as for train.py; num_steps becomes two and a half periods",
+  default="configs/copy.py",
 )
 
 

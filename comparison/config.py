@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from attention import ATTENTIONS, registry
-from settings.build import build, to_mapping
+from process.errors import ConfigError
+from settings.build import build, check_section, to_mapping
 from settings.leaves import Leaves, flatten
 from settings.suggest import instead
 
@@ -64,16 +65,20 @@ class Comparison:
     for task in self.task_names:
       if not Path(f"configs/{task}.py").is_file():
         raise ValueError(f"tasks: no file configs/{task}.py for {task!r}")
-    for task in self.per_task:
+    for task, leaves in self.per_task.items():
       if task not in self.task_names:
         raise ValueError(
           f"per_task.{task}: no such task here; "
-          f"{instead(task, self.task_names)}"
+          f"{instead(task, self.task_names)}; a leaf is per_task.TASK.LEAF, as "
+          f"per_task.{self.task_names[0]}.num_steps"
         )
+      check_section(f"config.per_task.{task}", leaves)
     self._check_mechanisms()
     for seed in _split(self.seeds):
-      if not seed.isdecimal():
-        raise ValueError(f"seeds: expected whole numbers, got {seed!r}")
+      if not seed.isdecimal() or int(seed) >= 2**31:
+        raise ValueError(
+          f"seeds: expected whole numbers below 2**31, got {seed!r}"
+        )
     self._check_budget()
     for leaf, values in flatten(self.grid).items():
       if not _values(values):
@@ -161,6 +166,12 @@ def parse(mapping: Mapping[str, Any]) -> Comparison:
   Raises:
     ConfigError: the first fault found.
   """
+  if "tasks" not in mapping and hasattr(mapping.get("task"), "items"):
+    raise ConfigError(
+      "config.tasks: missing: this is the config of one run, which train.py "
+      "runs; compare.py takes one of configs/compare/, such as "
+      "configs/compare/copy.py"
+    )
   return build(Comparison, dict(mapping.items()))
 
 

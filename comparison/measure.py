@@ -15,11 +15,10 @@ from typing import Any
 
 from absl import flags
 import jax
-from ml_collections import config_flags
 
 from comparison import approximation, costs
 import models
-from process import entry, host_memory
+from process import config_flag, entry, host_memory
 from process.errors import one_line
 from training import (
   attention_maps,
@@ -30,12 +29,7 @@ from training import (
   workdir,
 )
 
-_CONFIG = config_flags.DEFINE_config_file(
-  "config",
-  help_string="as for train.py",
-  lock_config=False,
-  accept_new_attributes=True,
-)
+_CONFIG = config_flag.define("as for train.py")
 _WORKDIR = flags.DEFINE_string("workdir", None, "folder of a trained run")
 _MAP = flags.DEFINE_bool("map", False, "attention map of one example as well")
 _OUT = flags.DEFINE_string("out", None, "a .json file", required=True)

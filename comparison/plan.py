@@ -8,12 +8,12 @@ import json
 from typing import Any
 
 import jax
-import ml_collections
 
 from comparison import costs
 from comparison.config import Comparison, Leaves
 import models
-from process.errors import ConfigError
+from process.errors import ConfigError, one_line
+from settings.leaves import flatten, put
 from training import experiment, experiment_config
 from training.config import TrainConfig
 from training.experiment_config import ExperimentConfig
@@ -108,7 +108,10 @@ def _planned(
   mechanism, options = comparison.variant(attention)
   leaves = comparison.leaves(task) | point
   # What cannot be with dense attention either is a fault of the comparison.
-  baseline = _parse(task, BASELINE, leaves)
+  try:
+    baseline = _parse(task, BASELINE, leaves)
+  except ConfigError as error:
+    raise _as_typed(error, comparison, task, point) from None
   run = Run(
     task, attention, mechanism, 0, leaves, point, comparison.budget_seconds
   )
@@ -138,6 +141,19 @@ def _planned(
     unmatched_parameters=count,
     slots=models.slots(config.model),
   )
+
+
+def _as_typed(
+  error: ConfigError, comparison: Comparison, task: str, point: Leaves
+) -> ConfigError:
+  """A fault in the config of a run, its leaf named as the comparison has it."""
+  leaf, _, fault = str(error).removeprefix("config.").partition(":")
+  where = ""
+  if leaf in point:
+    where = "grid."
+  elif leaf in flatten(comparison.per_task.get(task, {})):
+    where = f"per_task.{task}."
+  return ConfigError(f"config.{where}{leaf}:{fault}")
 
 
 def _options(
@@ -171,11 +187,17 @@ def _wide(leaves: Leaves, width: int) -> Leaves:
 def _parse(task: str, attention: str, leaves: Leaves) -> ExperimentConfig:
   """The config that `train.py` would make of the same arguments."""
   file = importlib.import_module(f"configs.{task.replace('/', '.')}")
-  config: ml_collections.ConfigDict = file.get_config(attention)
-  with config.unlocked():
-    for leaf, value in leaves.items():
-      config.update_from_flattened_dict({leaf: value})
-  return experiment_config.parse(config.to_dict())
+  try:
+    config = file.get_config(attention).to_dict()
+  # A file of something else than one task, or of other names than mechanisms.
+  except (AttributeError, TypeError, ValueError) as error:
+    raise ConfigError(
+      f"config.tasks: configs/{task}.py has no config for {attention!r}: "
+      f"{one_line(error)}"
+    ) from error
+  for leaf, value in leaves.items():
+    put(config, leaf, value)
+  return experiment_config.parse(config)
 
 
 def _count(config: ExperimentConfig) -> int:

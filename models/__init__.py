@@ -20,6 +20,7 @@ from models.config import (
   slots,
 )
 from models.seq2seq_config import Seq2SeqConfig
+from models.size import least_parameters
 
 if TYPE_CHECKING:
   from models.api import (
@@ -40,6 +41,7 @@ __all__ = [
   "check_supports",
   "missing",
   "slots",
+  "least_parameters",
   "create",
   "initialize",
   "forward",

@@ -54,14 +54,13 @@ def run(
     # Libraries log a lot that does not concern a user.
     logging.set_verbosity(logging.ERROR)
     try:
-      if not commands and len(arguments) == 1:
-        return main()
-      if len(arguments) == 1 or arguments[1:] in [[word] for word in commands]:
-        return main(arguments[1] if len(arguments) > 1 else None)
-      words = f"{', '.join(commands)} or " if commands else ""
-      raise ConfigError(
-        f"{arguments[-1]}: expected {words}flags only (--name=value)"
-      )
+      code = _call(main, arguments[1:], commands)
+      sys.stdout.flush()
+      return code
+    except BrokenPipeError:
+      # Who reads the output, such as `head`, has had enough of it.
+      os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+      sys.exit(128 + signal.SIGPIPE)
     except ConfigError as error:
       _fail(one_line(error), 2)
     except RunError as error:
@@ -75,13 +74,27 @@ def run(
   raise AssertionError  # app.run exits.
 
 
+def _call(
+  main: Callable[..., int | None], words: Sequence[str], commands: Sequence[str]
+) -> int | None:
+  """Calls `main` with the command among the words that are no flags."""
+  if not words:
+    return main(None) if commands else main()
+  if len(words) == 1 and words[0] in commands:
+    return main(words[0])
+  expected = f"{', '.join(commands)} or " if commands else ""
+  raise ConfigError(
+    f"{words[-1]}: expected {expected}flags only (--name=value)"
+  )
+
+
 def load_config(
   flag: flags.FlagHolder, example: str = "configs/copy.py"
 ) -> tuple[str, Any]:
   """What was typed for a config flag, and the mapping behind it.
 
   Args:
-    flag: of `config_flags.DEFINE_config_file`, parsed.
+    flag: of `config_flag.define`, parsed.
     example: a file to name where none was typed.
 
   Returns:
@@ -136,11 +149,8 @@ def _cause(error: BaseException) -> str:
   innermost = error
   while inner := _behind(innermost):
     innermost = inner
-  if isinstance(error, KeyError):
-    # A section that is not there: "'modle'\nDid you mean "model" instead …?"
-    near = re.search('Did you mean "(.*?)"', one_line(error))
-    hint = f"; did you mean {near[1]!r}?" if near else ""
-    return f"config.{one_line(innermost)}: unknown{hint}"
+  if isinstance(innermost, ConfigError):
+    return one_line(innermost)
   if isinstance(error, flags.IllegalFlagValueError):
     flag = re.match(r"flag --(\S+?)=(.*?): ", str(error))
     for sign, expected in _EXPECTED.items():
@@ -151,7 +161,9 @@ def _cause(error: BaseException) -> str:
     return f"--config: {text[:1].lower()}{text[1:]}"
   if "Error whilst parsing config file" in str(error):
     return f"--config: {one_line(innermost)}"
-  return one_line(error)
+  if isinstance(error, flags.Error):
+    return one_line(error)
+  return f"--config: {one_line(error)}"  # The file is run in here.
 
 
 def _behind(error: BaseException) -> BaseException | None:

@@ -1,8 +1,14 @@
 """What may stop a run, told in one line."""
 
+_MOST_CHARACTERS = 1000
+
 
 class ConfigError(ValueError):
   """A fault in what the user asked for, told in one line."""
+
+  def __init__(self, message: str):
+    # What the user typed is in it, and may have lines of its own.
+    super().__init__(_shortened(message))
 
 
 class RunError(Exception):
@@ -13,4 +19,13 @@ def one_line(error: BaseException) -> str:
   """The message of any exception, on one line, never empty."""
   # str() of a KeyError is the repr of its key.
   text = str(error.args[0]) if isinstance(error, KeyError) else str(error)
-  return " ".join(text.split()) or type(error).__name__
+  return _shortened(text) or type(error).__name__
+
+
+def _shortened(text: str) -> str:
+  """Text on one line, its middle left out where it fills a screen."""
+  line = " ".join(text.split())
+  if len(line) <= _MOST_CHARACTERS:
+    return line
+  half = _MOST_CHARACTERS // 2
+  return f"{line[:half]} … {line[-half:]}"

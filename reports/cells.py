@@ -136,9 +136,9 @@ def _mean(one: Summary, column: Column) -> str:
   mean = one.mean(column.name)
   if mean is None:
     return _NOTHING
-  text, _, half = summary.text(one, column).partition(" ± ")
-  if half:
-    text += f' <span class="ci">± {half}</span>'
+  text, _, interval = summary.text(one, column).partition(" ")
+  if interval:
+    text += f' <span class="ci">{interval}</span>'
   return _number(mean, text)
 
 

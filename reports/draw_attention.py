@@ -60,7 +60,7 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, shown in maps.items():
       path = folder / f"{name}.png"
-      attention_maps.draw_heads(path, *shown)
+      attention_maps.draw_maps(path, [shown])
       print(path)
   except OSError as error:
     raise ConfigError(f"--out: {error}") from error

@@ -1,6 +1,6 @@
 """Numbers for a reader."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import math
 import statistics
 
@@ -21,22 +21,64 @@ def half_interval(values: Sequence[float]) -> float | None:
   return t * statistics.stdev(values) / math.sqrt(len(values))
 
 
-def interval(values: Sequence[float]) -> str:
-  """`mean ± half the 95 % interval`; the mean alone for one."""
+def ends(
+  values: Sequence[float], highest: float = math.inf
+) -> tuple[float, float] | None:
+  """The 95 % interval of their mean, within 0 and `highest`; None for one.
+
+  Student's t knows no bounds, and near one it goes beyond what the mean of any
+  number of seeds could be. That part of it is cut off.
+
+  Args:
+    values: none of them below 0 or above `highest`.
+    highest: that a value can be; an accuracy has 1.
+  """
   mean, half = statistics.fmean(values), half_interval(values)
-  text = format_number(mean)
   if half is None:
-    return text
+    return None
+  return max(mean - half, 0.0), min(mean + half, highest)
+
+
+def interval(values: Sequence[float], highest: float = math.inf) -> str:
+  """`mean ± half the 95 % interval`, or `mean [low, high]` where it is cut.
+
+  The mean alone for one value.
+  """
+  mean = statistics.fmean(values)
+  text = format_number(mean)
   is_fixed = text == f"{mean:.4f}"
-  return f"{text} ± {f'{half:.4f}' if is_fixed else format_number(half)}"
+  return _shown(
+    text,
+    values,
+    highest,
+    lambda value: f"{value:.4f}" if is_fixed else format_number(value),
+  )
 
 
-def short_interval(values: Sequence[float]) -> str:
-  """The same with three digits of the mean; without ± where all are equal."""
-  mean, half = statistics.fmean(values), half_interval(values)
+def short_interval(values: Sequence[float], highest: float = math.inf) -> str:
+  """The same with three digits of the mean; it alone where all are equal."""
+  mean = statistics.fmean(values)
   digits = _decimals(mean)
   text = _fixed(mean, digits)
-  return f"{text} ± {_fixed(half, digits)}" if half else text
+  if not half_interval(values):
+    return text
+  return _shown(text, values, highest, lambda value: _fixed(value, digits))
+
+
+def _shown(
+  text: str,
+  values: Sequence[float],
+  highest: float,
+  write: Callable[[float], str],
+) -> str:
+  """The text of a mean, and its interval after it."""
+  mean, half = statistics.fmean(values), half_interval(values)
+  cut = ends(values, highest)
+  if half is None or cut is None:
+    return text
+  if cut == (mean - half, mean + half):
+    return f"{text} ± {write(half)}"
+  return f"{text} [{', '.join(map(write, cut))}]"
 
 
 def _decimals(value: float) -> int:

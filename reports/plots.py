@@ -9,7 +9,7 @@ from label_packing import labels
 from label_packing.labels import Finish, Label
 from reports import axes as axes_lib
 from reports import columns as columns_lib
-from reports import curves, numbers, summary, words
+from reports import curves, numbers, quality, summary, words
 from reports.figures import Figure
 from reports.style import Style
 from reports.summary import Summary
@@ -73,18 +73,18 @@ def _scatter(
     if x is None or y is None:
       continue
     style = styles[one.attention]
-    half = numbers.half_interval(one.values(name)) or 0.0
+    low, high = numbers.ends(one.values(name), quality.highest(name)) or (y, y)
     axes.errorbar(
       x,
       y,
-      yerr=half or None,
+      yerr=[[y - low], [high - y]] if low < high else None,
       color=style.color,
       marker=style.marker,
       markersize=6,
       elinewidth=0.8,
     )
     points.append(Label(words.beside(one.attention), x, y, style.color))
-    halves.append(half)
+    halves.append(max(y - low, high - y))
   axes_lib.scale(axes, "x", [point.x for point in points], unit)
   axes.margins(0.16, 0.14)
   axes.set_xlabel(label)

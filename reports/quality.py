@@ -7,7 +7,8 @@ from typing import Any, TypeGuard
 from comparison.records import Record
 
 LOSS = "loss"
-_HEADLINES = ("exact_match", "accuracy", "token_accuracy", LOSS)
+BLEU = "bleu"
+_HEADLINES = (BLEU, "exact_match", "accuracy", "token_accuracy", LOSS)
 _CURVES = ("accuracy", "token_accuracy")
 # Of a line of metrics.jsonl, what tells where it stands.
 _PLACE = ("step", "seconds")
@@ -26,6 +27,14 @@ def is_number(value: Any) -> TypeGuard[float]:
   """Whether it can be averaged: no text, no truth value, not infinite."""
   is_real = isinstance(value, (int, float)) and not isinstance(value, bool)
   return is_real and math.isfinite(value)
+
+
+def highest(name: str) -> float:
+  """The most that a column of results.csv can be; none can be below 0."""
+  if name == BLEU:
+    return 100.0
+  is_share = "accuracy" in name or name in ("exact_match", "best_quality")
+  return 1.0 if is_share else math.inf
 
 
 def headline(record: Record) -> str | None:

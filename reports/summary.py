@@ -110,13 +110,14 @@ def cost_columns(summaries: Sequence[Summary]) -> list[Column]:
 def text(summary: Summary, column: Column) -> str:
   """Mean and interval of a column; a dash where there is no value."""
   values = [v * column.scale for v in summary.values(column.name)]
+  highest = quality.highest(column.name) * column.scale
   if not values:
     return "–"
   if column.unit:
-    return numbers.short_interval(values)
+    return numbers.short_interval(values, highest)
   if column.name.endswith("parameters"):
     return f"{values[0]:,.0f}"
-  return numbers.interval(values)
+  return numbers.interval(values, highest)
 
 
 def _present(

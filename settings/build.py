@@ -4,7 +4,7 @@
 dataclass whose type hints say what is allowed; `to_mapping` is its inverse.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 import dataclasses
 import math
 import types
@@ -12,13 +12,16 @@ import typing
 from typing import Any, Literal, TypeVar, cast
 
 from process.errors import ConfigError
-from settings.suggest import instead
+from settings.suggest import NOWHERE, instead
 
 T = TypeVar("T")
 
 
 def build(
-  dataclass_type: type[T], mapping: Mapping[str, Any], path: str = "config"
+  dataclass_type: type[T],
+  mapping: Mapping[str, Any],
+  path: str = "config",
+  elsewhere: Mapping[str, str] = NOWHERE,
 ) -> T:
   """Turns a mapping into a frozen dataclass, checking every leaf.
 
@@ -29,6 +32,8 @@ def build(
     dataclass_type: the dataclass; its type hints say what is allowed.
     mapping: leaf name → value.
     path: where the mapping hangs, for messages.
+    elsewhere: last name of a leaf -> where the whole config has it, for the
+      message about an unknown one: 'window' -> 'config.model.….window'.
 
   Returns:
     An instance of `dataclass_type`.
@@ -37,18 +42,19 @@ def build(
     ConfigError: an unknown key (with the nearest known one), a missing one, a
       wrong type, or a value that `dataclass_type` itself refuses.
   """
-  if not isinstance(mapping, Mapping) and not hasattr(mapping, "items"):
-    raise ConfigError(f"{path}: expected named leaves, got {mapping!r}")
+  check_section(path, mapping)
   hints = typing.get_type_hints(dataclass_type)
   fields = {f.name: f for f in dataclasses.fields(cast(Any, dataclass_type))}
   rest = _rest(dataclass_type)
   known = [name for name in fields if name != rest]
   values, extra = {}, {}
   for key, value in mapping.items():
+    if not isinstance(key, str):
+      raise ConfigError(f"{path}: expected leaves named by text, got {key!r}")
     if key in known:
-      values[key] = _convert(hints[key], value, f"{path}.{key}")
+      values[key] = _convert(hints[key], value, f"{path}.{key}", elsewhere)
     elif rest is None:
-      raise ConfigError(f"{path}.{key}: unknown; {instead(key, known)}")
+      raise ConfigError(_unknown(path, key, value, known, elsewhere))
     else:
       extra[key] = value
   if rest is not None:
@@ -80,6 +86,44 @@ def to_mapping(config: Any) -> dict[str, Any]:
   return mapping
 
 
+def check_section(path: str, mapping: Any) -> None:
+  """Raises ConfigError where there are no named leaves at `path`."""
+  if not hasattr(mapping, "items"):
+    raise ConfigError(f"{path}: expected named leaves, got {mapping!r}")
+
+
+def leaf_names(dataclass_type: Any, prefix: str = "") -> Iterator[str]:
+  """Every leaf that a config may have, by its full name: 'optimizer.name'."""
+  for field, hint in typing.get_type_hints(dataclass_type).items():
+    for member in typing.get_args(hint) or (hint,):
+      if dataclasses.is_dataclass(member):
+        yield from leaf_names(member, f"{prefix}{field}.")
+        break
+    else:
+      if not _is_mapping(hint):
+        yield prefix + field
+
+
+def _unknown(
+  path: str,
+  key: str,
+  value: Any,
+  known: list[str],
+  elsewhere: Mapping[str, str],
+) -> str:
+  """What a user should have typed in place of an unknown leaf or section."""
+  names = [key]
+  # In a section that is unknown, its leaf is what the user was looking for.
+  while hasattr(value, "items") and len(value) == 1:
+    [(name, value)] = value.items()
+    names.append(str(name))
+  if names[-1] in elsewhere:
+    there = f"{names[-1]} is {elsewhere[names[-1]]}"
+  else:
+    there = instead(key, known, elsewhere)
+  return f"{path}.{'.'.join(names)}: unknown; {there}"
+
+
 def _is_mapping(hint: Any) -> bool:
   return (typing.get_origin(hint) or hint) in (Mapping, dict)
 
@@ -98,21 +142,26 @@ def _required(field: dataclasses.Field) -> bool:
   )
 
 
-def _convert(hint: Any, value: Any, path: str) -> Any:
+def _convert(
+  hint: Any, value: Any, path: str, elsewhere: Mapping[str, str]
+) -> Any:
   """Checks `value` against a type hint; lists become tuples, ints floats."""
   if dataclasses.is_dataclass(hint):
-    return value if isinstance(value, hint) else build(hint, value, path)
+    if isinstance(value, hint):
+      return value
+    return build(hint, value, path, elsewhere)
   origin, arguments = typing.get_origin(hint), typing.get_args(hint)
   if origin in (typing.Union, types.UnionType):
-    return _convert_union(hint, arguments, value, path)
-  if origin is tuple and isinstance(value, (list, tuple)):
-    if arguments[-1] is Ellipsis:
-      arguments = arguments[:1] * len(value)
-    if len(arguments) == len(value):
-      return tuple(
-        _convert(h, v, f"{path}[{i}]")
-        for i, (h, v) in enumerate(zip(arguments, value, strict=True))
-      )
+    return _convert_union(hint, arguments, value, path, elsewhere)
+  if origin is tuple:
+    if isinstance(value, (list, tuple)):
+      if arguments[-1] is Ellipsis:
+        arguments = arguments[:1] * len(value)
+      if len(arguments) == len(value):
+        return tuple(
+          _convert(h, v, f"{path}[{i}]", elsewhere)
+          for i, (h, v) in enumerate(zip(arguments, value, strict=True))
+        )
   elif origin is Literal:
     if value in arguments:
       return value
@@ -124,8 +173,12 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
     raise ConfigError(f"{path}: expected named leaves, got {value!r}")
   elif hint is float:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-      if math.isfinite(value):
-        return float(value)
+      try:
+        number = float(value)
+      except OverflowError:  # An int beyond every float.
+        number = math.inf
+      if math.isfinite(number):
+        return number
       raise ConfigError(f"{path}: expected a finite number, got {value}")
   elif isinstance(value, hint) and (hint is bool or type(value) is not bool):
     return value
@@ -133,17 +186,21 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
 
 
 def _convert_union(
-  hint: Any, members: tuple[Any, ...], value: Any, path: str
+  hint: Any,
+  members: tuple[Any, ...],
+  value: Any,
+  path: str,
+  elsewhere: Mapping[str, str],
 ) -> Any:
   if value is None and type(None) in members:
     return None
   members = tuple(m for m in members if m is not type(None))
   if len(members) == 1:
-    return _convert(members[0], value, path)
+    return _convert(members[0], value, path, elsewhere)
   # An exact type first, so that `float | int` keeps an int as it is.
   for member in sorted(members, key=lambda m: m is not type(value)):
     try:
-      return _convert(member, value, path)
+      return _convert(member, value, path, elsewhere)
     except ConfigError:
       pass
   raise ConfigError(f"{path}: expected {_describe(hint)}, got {value!r}")

@@ -29,3 +29,25 @@ def flatten(mapping: Mapping[str, Any], prefix: str = "") -> Leaves:
         f"false, got {value!r}"
       )
   return leaves
+
+
+def put(mapping: dict[str, Any], leaf: str, value: Any) -> None:
+  """Sets a leaf by its full name; sections that are not there are made.
+
+  Args:
+    mapping: nested dictionaries; changed.
+    leaf: 'model.num_layers'.
+    value: of the leaf.
+
+  Raises:
+    ConfigError: a part of the name is a leaf, not a section.
+  """
+  *sections, last = leaf.split(".")
+  for depth, name in enumerate(sections, 1):
+    mapping = mapping.setdefault(name, {})
+    if not isinstance(mapping, dict):
+      path = ".".join(sections[:depth])
+      raise ConfigError(
+        f"config.{leaf}: unknown; config.{path} is one value and has no leaves"
+      )
+  mapping[last] = value

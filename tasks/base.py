@@ -93,7 +93,7 @@ class Task(Protocol):
   def score(
     self, hypotheses: Sequence[str], references: Sequence[str]
   ) -> dict[str, float | str]:
-    """Metrics of decoded text against its references."""
+    """Metrics of decoded text against its references, what counts most first."""
     ...
 
   def encode(self, line: str) -> list[int]:

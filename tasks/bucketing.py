@@ -60,6 +60,7 @@ def choose_shapes(lengths: np.ndarray, max_shapes: int) -> np.ndarray:
     [k, 2], k ≤ max_shapes, by growing area; the last fits every pair.
   """
   pairs, counts = np.unique(lengths, axis=0, return_counts=True)
+  max_shapes = min(max_shapes, len(pairs))
   shapes = _quantiles(lengths, np.arange(1, max_shapes + 1) / max_shapes)
   moves = _quantiles(lengths, np.linspace(0, 1, _MOVES))
   areas = np.stack([_areas(pairs, shape) for shape in shapes])

@@ -15,6 +15,7 @@ import numpy as np
 from settings.checks import check
 from tasks import base
 from tasks.base import BOS, EOS, PAD, Batch, DecodeBatch
+from tasks.sizes import check_sizes
 
 SEP = 3
 FIRST_SYMBOL = 4
@@ -97,6 +98,12 @@ class CopyTask:
     else:
       self.max_source_length = None
       self.max_target_length = self._prompt_length(length) + length
+    check_sizes(
+      batch_size,
+      lengths={"max_length": self.max_target_length},
+      symbols={"vocab_size": size},
+      examples={"eval_size": config.eval_size},
+    )
 
   def train_batch(self, step: int) -> Batch:
     """The batch of a step: sequences step · B … (step + 1) · B − 1."""

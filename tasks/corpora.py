@@ -5,12 +5,11 @@ All of them are TFDS builders written as array_record and read through Grain.
 
 from collections.abc import Iterator
 import hashlib
-import pathlib
 from typing import Any, NamedTuple
 
 from tasks import numbers
 from tasks.base import DataError
-from tasks.files import AlignedFiles
+from tasks.files import AlignedFiles, typed_path
 from tasks.translation_config import TranslationConfig
 
 _CHUNK = 1000
@@ -75,6 +74,7 @@ def _numbers(config: TranslationConfig) -> Corpus:
   from tasks import builders
 
   languages = config.source_language, config.target_language
+  numbers.check_languages(*languages)
   sizes = config.max_number, config.num_train, config.num_validation
   # The rule that draws and spells them counts too: raise it when it changes.
   version = f"1 num2words {getattr(num2words, '__version__', '')}"
@@ -92,8 +92,7 @@ def _files(config: TranslationConfig) -> Corpus:
   from tasks import builders
 
   languages = config.source_language, config.target_language
-  folder = pathlib.Path(config.path).expanduser()
-  files = AlignedFiles(folder, *languages)
+  files = AlignedFiles(typed_path(config.path), *languages)
   digest = files.digest()
   key = f"files-{'-'.join(languages)}-{digest[:16]}"
   builder = builders.prepare_pairs(key, languages, files.read)

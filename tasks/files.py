@@ -14,6 +14,14 @@ Pairs = list[tuple[str, str]]
 _VALIDATION = ("val", "valid", "validation")
 
 
+def typed_path(text: str) -> pathlib.Path:
+  """The path of `task.path`, `~` resolved; DataError where nobody has it."""
+  try:
+    return pathlib.Path(text).expanduser()
+  except RuntimeError as error:  # ~nosuchuser
+    raise DataError(f"{text}: {error} (task.path)") from error
+
+
 def read_bytes(path: pathlib.Path) -> bytes:
   """Reads a file, unpacking `.gz`; DataError where that cannot be done."""
   try:
@@ -147,4 +155,7 @@ def _find_pair(
     " or ".join(f"{stem}.{language}[.gz]" for stem in stems)
     for language in missing
   )
-  raise DataError(f"{folder}: no {wanted}")
+  raise DataError(
+    f"{folder}: no {wanted} (task.path, task.source_language, "
+    "task.target_language)"
+  )

@@ -214,6 +214,14 @@ def split_lengths(length: int, others: Sequence[int]) -> dict[str, int]:
   return {"train": length, "validation": length, **extra}
 
 
+def config_lengths(config: Any) -> dict[str, int]:
+  """Leaf -> the longest T that it decides, of 'length' and 'eval_lengths'."""
+  return {
+    "length": config.length,
+    "eval_lengths": max(config.eval_lengths, default=0),
+  }
+
+
 def check_eval_lengths(config: Any, shortest: int) -> None:
   """Raises a ValueError unless `config.eval_lengths` are further lengths."""
   lengths = config.eval_lengths

@@ -18,9 +18,11 @@ from tasks.generated import (
   GeneratedTask,
   answers_at,
   check_eval_lengths,
+  config_lengths,
   maker,
   split_lengths,
 )
+from tasks.sizes import check_sizes
 
 _SHORTEST = 4
 
@@ -57,6 +59,12 @@ class InductionTask(GeneratedTask):
 
   def __init__(self, config: InductionConfig, *, batch_size: int, seed: int):
     self._config = config
+    check_sizes(
+      batch_size,
+      lengths=config_lengths(config),
+      symbols={"vocab_size": config.vocab_size},
+      examples={"eval_size": config.eval_size},
+    )
     super().__init__(
       [*map(str, range(config.vocab_size - 1)), "=>"],
       split_lengths(config.length, config.eval_lengths),

@@ -15,10 +15,14 @@ from settings.checks import check
 from tasks import draws
 from tasks.base import Batch
 from tasks.generated import FIRST_SYMBOL, GeneratedTask, answers_at, maker
+from tasks.sizes import check_sizes
 
 CLS, CLOSE = FIRST_SYMBOL, FIRST_SYMBOL + 1
 _FIRST_OPERATOR = FIRST_SYMBOL + 2
 _TRIES = 20_000
+_MOST_LEVELS = (
+  500  # A level is a call within a call, of which Python has 1,000.
+)
 
 
 def median(values: Sequence[int]) -> int:
@@ -66,7 +70,12 @@ class ListopsConfig:
   eval_size: int = 2000
 
   def __post_init__(self):
-    check(self, "max_depth", self.max_depth >= 2, "at least 2")
+    check(
+      self,
+      "max_depth",
+      2 <= self.max_depth <= _MOST_LEVELS,
+      f"2 to {_MOST_LEVELS}",
+    )
     check(self, "max_args", self.max_args >= 2, "at least 2")
     check(
       self,
@@ -91,6 +100,14 @@ class ListopsTask(GeneratedTask):
   def __init__(self, config: ListopsConfig, *, batch_size: int, seed: int):
     self._config = config
     length = config.max_length + 1
+    check_sizes(
+      batch_size,
+      lengths={"max_length": length},
+      examples={
+        "train_size": config.train_size,
+        "eval_size": config.eval_size,
+      },
+    )
     super().__init__(
       ["<cls>", "]", *OPERATORS, *map(str, range(10))],
       {"train": length, "validation": length},

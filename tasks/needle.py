@@ -20,9 +20,11 @@ from tasks.generated import (
   GeneratedTask,
   answers_at,
   check_eval_lengths,
+  config_lengths,
   maker,
   split_lengths,
 )
+from tasks.sizes import check_sizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +92,14 @@ class NeedleTask(GeneratedTask):
   def __init__(self, config: NeedleConfig, *, batch_size: int, seed: int):
     self._config = config
     counts = config.num_keys, config.num_values, config.num_fillers
+    check_sizes(
+      batch_size,
+      lengths=config_lengths(config),
+      symbols=dict(
+        zip(("num_keys", "num_values", "num_fillers"), counts, strict=True)
+      ),
+      examples={"eval_size": config.eval_size},
+    )
     symbols = [
       f"{kind}{i}"
       for kind, count in zip("kvf", counts, strict=True)

@@ -54,14 +54,8 @@ def choose_numbers(
   return chosen
 
 
-def number_pairs(
-  source: str, target: str, numbers: dict[str, np.ndarray]
-) -> dict[str, Pairs]:
-  """Spells numbers in two languages; about 0.2 ms a pair.
-
-  Raises:
-    DataError: a language that num2words does not know.
-  """
+def check_languages(source: str, target: str) -> None:
+  """Raises DataError for a language that num2words does not know."""
   import num2words
 
   for field, language in (
@@ -73,6 +67,13 @@ def number_pairs(
       raise DataError(
         f"task.{field}: num2words knows {known}, not {language!r}"
       )
+
+
+def number_pairs(
+  source: str, target: str, numbers: dict[str, np.ndarray]
+) -> dict[str, Pairs]:
+  """Spells numbers in two languages; about 0.2 ms a pair."""
+  import num2words
 
   def spell(number: int) -> tuple[str, str]:
     return (

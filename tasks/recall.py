@@ -16,6 +16,7 @@ from settings.checks import check
 from tasks import base, draws
 from tasks.base import Batch
 from tasks.generated import FIRST_SYMBOL, GeneratedTask, answers_at, maker
+from tasks.sizes import check_sizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +71,15 @@ class RecallTask(GeneratedTask):
   def __init__(self, config: RecallConfig, *, batch_size: int, seed: int):
     self._config = config
     half = config.vocab_size // 2
+    check_sizes(
+      batch_size,
+      lengths={"length": config.length},
+      symbols={"vocab_size": config.vocab_size},
+      examples={
+        "train_size": config.train_size,
+        "eval_size": config.eval_size,
+      },
+    )
     super().__init__(
       [
         ".",

@@ -17,6 +17,7 @@ from settings.checks import check
 from tasks import base, draws
 from tasks.base import Batch
 from tasks.generated import FIRST_SYMBOL, GeneratedTask, answers_at, maker
+from tasks.sizes import check_sizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +61,12 @@ class SelectiveCopyTask(GeneratedTask):
   ):
     self._config = config
     length = config.length + config.num_tokens
+    check_sizes(
+      batch_size,
+      lengths={"length": length},
+      symbols={"vocab_size": config.vocab_size},
+      examples={"eval_size": config.eval_size},
+    )
     super().__init__(
       [".", *map(str, range(1, config.vocab_size - 1)), "|"],
       {"train": length, "validation": length},

@@ -12,7 +12,8 @@ import numpy as np
 from settings.checks import check
 from tasks import base
 from tasks.base import BOS, EOS, PAD, Batch, DataError, DecodeBatch
-from tasks.files import read_text
+from tasks.files import read_text, typed_path
+from tasks.sizes import check_sizes
 
 VOCABULARY_FILE = "characters.json"
 _SPECIAL = ("<pad>", "<bos>", "<eos>")
@@ -141,10 +142,10 @@ class TextTask:
   def encode(self, line: str) -> list[int]:
     """Prompt ids; an empty line begins after a line end, as a text does."""
     prompt = line or "\n"
-    if len(prompt) >= self._config.context:
+    if len(prompt) > self._config.context:
       raise ValueError(
-        f"{len(prompt)} characters leave nothing to generate of task.context="
-        f"{self._config.context}"
+        f"{len(prompt)} characters, more than the model reads (task.context="
+        f"{self._config.context})"
       )
     return self.encode_target(prompt)
 
@@ -206,10 +207,11 @@ def make(
     DataError: a missing, undecodable, empty or too short text.
   """
   base.layout("text", kind, ("decoder",))
+  check_sizes(batch_size, lengths={"context": config.context})
   if restore:
     characters = json.loads(base.load_vocabulary(workdir, VOCABULARY_FILE))
     return TextTask(config, characters, None, batch_size=batch_size, seed=seed)
-  path = pathlib.Path(config.path).expanduser()
+  path = typed_path(config.path)
   if not path.is_file():
     raise DataError(f"{path}: no such file (task.path)")
   text = read_text(path)

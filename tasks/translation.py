@@ -12,6 +12,7 @@ from tasks import base
 from tasks.base import BOS, EOS, PAD, Batch, DataError, DecodeBatch
 from tasks.bucketing import BucketedBatches, choose_shapes, fit
 from tasks.pairs import EncodedPairs, pad_with_eos, with_eos
+from tasks.sizes import check_sizes
 from tasks.translation_config import AUTOMATIC_SIZES, TranslationConfig
 from tasks.vocabulary import MODEL_FILE, Subwords, cached_subwords
 
@@ -136,25 +137,30 @@ class TranslationTask:
   def score(
     self, hypotheses: Sequence[str], references: Sequence[str]
   ) -> dict[str, float | str]:
-    """Exact match, and corpus BLEU with SacreBLEU's signature (Post 2018).
+    """Corpus BLEU with SacreBLEU's signature (Post 2018), and exact match.
 
-    German number words are one word each: there are no 4-grams, and the usual
-    BLEU is 0 even for a perfect output. Where no reference has four words the
-    order is therefore the longest there is, which the signature tells ('eff').
+    Number words have exact match alone: a number has one translation, which is
+    right or wrong, and in German it is one word, without n-grams to count.
+
+    Where no reference has four words there are no 4-grams, and the usual BLEU is
+    0 even for a perfect output. The order is then the longest there is, which
+    the signature tells ('eff').
     """
-    import sacrebleu
-
     pairs = list(zip(hypotheses, references, strict=True))
     if not pairs:  # SacreBLEU would raise IndexError.
       return {}
+    # Spaces are not the model's to get right: the vocabulary squeezes them.
+    exact = sum(h.split() == r.split() for h, r in pairs) / len(pairs)
+    if self._config.source == "numbers":
+      return {"exact_match": exact}
+    import sacrebleu
+
     no_four_grams = max(len(r.split()) for r in references) < 4
     metric = sacrebleu.BLEU(effective_order=no_four_grams)
     bleu = metric.corpus_score(list(hypotheses), [list(references)])
-    # Spaces are not the model's to get right: the vocabulary squeezes them.
-    exact = sum(h.split() == r.split() for h, r in pairs)
     return {
-      "exact_match": exact / len(pairs),
       "bleu": bleu.score,
+      "exact_match": exact,
       "bleu_signature": str(metric.get_signature()),
     }
 
@@ -223,6 +229,7 @@ def make(
     DataError: in one line, what is wrong with the data.
   """
   base.layout("translation", kind, ("encoder_decoder",))
+  check_sizes(batch_size, lengths={"max_length": config.max_length})
   if restore:
     vocabulary = Subwords.load(workdir)
     return TranslationTask(

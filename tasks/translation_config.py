@@ -73,8 +73,9 @@ class TranslationConfig:
     check(
       self,
       "vocab_size",
-      self.vocab_size == 0 or self.vocab_size >= 5,
-      "at least 5 subwords, or 0 for a size that suits the source",
+      # SentencePiece counts in 32 bits.
+      self.vocab_size == 0 or 5 <= self.vocab_size < 2**31,
+      "5 to 2**31 - 1 subwords, or 0 for a size that suits the source",
     )
     check(self, "max_length", self.max_length >= 2, "at least 2 tokens")
     check(self, "num_buckets", self.num_buckets >= 1, "at least 1")

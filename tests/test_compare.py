@@ -16,10 +16,33 @@ from tests.comparison.plans import budgeted, comparison
     ({"attention": "dnse"}, "config.attention: no mechanism 'dnse'; did you"),
     ({"attention": "lsh,lsh"}, "config.attention: expected at least one, each"),
     ({"tasks": "cpoy"}, "config.tasks: no file configs/cpoy.py"),
-    ({"seeds": "1,x"}, "config.seeds: expected whole numbers, got 'x'"),
+    (
+      {"seeds": "1,x"},
+      "config.seeds: expected whole numbers below 2**31, got 'x'",
+    ),
     ({"seeds": ""}, "config.seeds: expected at least one"),
     ({"num_stps": 3}, "config.num_stps: unknown; did you mean 'num_steps'?"),
     ({"per_task": {"cpoy": {}}}, "config.per_task.cpoy: no such task here; "),
+    ({"per_task": {"copy": 3}}, "config.per_task.copy: expected named leaves"),
+    ({"per_task": {"num_steps": 3}}, "config.per_task.num_steps: no such task"),
+    # A fault in the config of a run is named as it was typed.
+    (
+      {"per_task": {"copy": {"num_stps": 3}}},
+      "config.per_task.copy.num_stps: unknown; did you mean 'num_steps'?",
+    ),
+    (
+      {"grid": {"optimizer": {"learning_rate": "a,b"}}},
+      "config.grid.optimizer.learning_rate: expected a number, got 'a'",
+    ),
+    (
+      {"modle": {"num_layers": 3}},
+      "config.modle.num_layers: unknown; num_layers is config.model.num_layers",
+    ),
+    ({"batch_size": {"x": 3}}, "config.batch_size.x: unknown; config.batch_s"),
+    ({"tasks": "attentions"}, "config.tasks: configs/attentions.py has no con"),
+    ({"tasks": "compare/copy"}, "config.tasks: configs/compare/copy.py has no"),
+    ({"tasks": "reformer"}, "config.tasks: configs/reformer.py has no config "),
+    ({"seeds": "3000000000"}, "config.seeds: expected whole numbers below 2**"),
     ({"variants": {"dense": {}}}, "config.variants.dense: the name of a mech"),
     ({"attention": "nosuch:x"}, "config.attention: no module 'nosuch' is foun"),
     (
@@ -148,7 +171,10 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
     (("report",), "--workdir: missing; the folder of the comparison"),
     (("reprt",), "reprt: expected report or flags only (--name=value)"),
     (("--shard=3/2",), "--shard: expected i/n with 1 ≤ i ≤ n"),
-    (("--config=configs/copy.py",), "config.tasks: missing, and it has no d"),
+    (
+      ("--config=configs/copy.py",),
+      "config.tasks: missing: this is the config",
+    ),
     (("report", "--workdir=nosuch"), "--workdir: no comparison in nosuch"),
     (
       (
@@ -157,6 +183,10 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
         "--config.modl=3",
       ),
       "config.modl: unknown",
+    ),
+    (
+      ("--config=configs/compare/copy.py", "--config.per_task.copy.num_stps=3"),
+      "config.per_task.copy.num_stps: unknown; did you mean 'num_steps'?",
     ),
   ],
 )

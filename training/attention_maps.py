@@ -28,6 +28,7 @@ class AttentionMap(NamedTuple):
     key_labels: S names of columns.
     axes: what columns and rows are.
     title: which layer.
+    mechanism: of that layer.
   """
 
   weights: np.ndarray
@@ -35,6 +36,7 @@ class AttentionMap(NamedTuple):
   key_labels: Sequence[str]
   axes: tuple[str, str]
   title: str
+  mechanism: str
 
 
 def draw_attention(
@@ -46,9 +48,10 @@ def draw_attention(
 ) -> None:
   """Draws what the last layer attends to in one example, a panel a head.
 
-  Encoder-decoders show cross-attention, the word that is being written
-  against the words of the source; other models show self-attention, token
-  against token.
+  Encoder-decoders show cross-attention, the word that is being written against
+  the words of the source; other models show self-attention, token against token.
+  Where dense attention fills the cross-attention of a model that has another
+  mechanism, the last layer of that one comes first, above it.
 
   Args:
     path: a .png file.
@@ -58,14 +61,25 @@ def draw_attention(
     batches: held-out rows; the most readable of them is drawn.
   """
   example = readable_example(batches)
-  *_, last = named_maps(model, variables, task, example).values()
-  draw_heads(
-    path,
-    last.weights[:, :MAX_LABELS, :MAX_LABELS],
-    last.query_labels[:MAX_LABELS],
-    last.key_labels[:MAX_LABELS],
-    last.axes,
-    last.title,
+  maps = named_maps(model, variables, task, example)
+  draw_maps(path, [_cut(one) for one in _telling(list(maps.values()))])
+
+
+def _telling(maps: Sequence[AttentionMap]) -> list[AttentionMap]:
+  """The last layer, and before it that of the config's own mechanism."""
+  last = maps[-1]
+  own = [one for one in maps if one.mechanism != "dense"]
+  if not own or last.mechanism != "dense":
+    return [last]
+  return [own[-1], last]
+
+
+def _cut(shown: AttentionMap) -> AttentionMap:
+  """A part of it that is small enough for every token to be named."""
+  return shown._replace(
+    weights=shown.weights[:, :MAX_LABELS, :MAX_LABELS],
+    query_labels=shown.query_labels[:MAX_LABELS],
+    key_labels=shown.key_labels[:MAX_LABELS],
   )
 
 
@@ -88,9 +102,10 @@ def named_maps(
     encoder's first, and of a layer the cross-attention last.
   """
   maps = models.attention_maps(model, variables, example)
+  chosen = model.config.attentions
   return {
     "_".join(_parts(name)): _named(
-      name, np.asarray(maps[name])[0], task, example
+      name, np.asarray(maps[name])[0], task, example, chosen[_slot(name)].name
     )
     for name in sorted(maps, key=_place)
   }
@@ -104,37 +119,55 @@ def import_matplotlib() -> tuple[type, type]:
   return FigureCanvasAgg, Figure
 
 
-def draw_heads(
-  path: pathlib.Path,
-  weights: np.ndarray,
-  query_labels: Sequence[str],
-  key_labels: Sequence[str],
-  axes: tuple[str, str],
-  title: str,
-) -> None:
-  """Draws `[N, T, S]` weights, heads in a grid, every row and column named.
+def draw_maps(path: pathlib.Path, maps: Sequence[AttentionMap]) -> None:
+  """Draws the heads of layers, a layer below the other, every token named.
 
   An axis of more than `MAX_LABELS` tokens has positions instead. Weights below
   0, which some mechanisms have, are red where those above are blue.
 
   Args:
     path: a .png file.
-    weights: a matrix a head.
-    query_labels: T names of rows.
-    key_labels: S names of columns.
-    axes: what columns and rows are.
-    title: above all of them.
+    maps: at least one.
   """
   FigureCanvasAgg, Figure = import_matplotlib()
-  columns = math.ceil(math.sqrt(len(weights)))
-  rows = math.ceil(len(weights) / columns)
-  height, width = map(_inches, (2.0, 2.5), weights.shape[1:])
+  sizes = [_size(shown) for shown in maps]
+  heights = [height for _, height in sizes]
   figure = Figure(
-    figsize=(columns * width, rows * height + 0.5), layout="constrained"
+    figsize=(max(width for width, _ in sizes), sum(heights)),
+    layout="constrained",
   )
   FigureCanvasAgg(figure)
+  parts = figure.subfigures(
+    len(maps), 1, squeeze=False, height_ratios=heights, hspace=0.05
+  )
+  for part, shown in zip(parts.flat, maps, strict=True):
+    _draw_heads(part, shown)
+  # So that each weight has a pixel of its own, unless there are too many.
+  longest = max(max(shown.weights.shape[1:]) for shown in maps)
+  dpi = max(120, 1.25 * longest / _INCHES_UNLABELLED)
+  figure.savefig(
+    path, dpi=min(dpi, _MAX_PIXELS / max(figure.get_size_inches()))
+  )
+
+
+def _grid(num_heads: int) -> tuple[int, int]:
+  """Rows and columns of the panels of a layer."""
+  columns = math.ceil(math.sqrt(num_heads))
+  return math.ceil(num_heads / columns), columns
+
+
+def _size(shown: AttentionMap) -> tuple[float, float]:
+  """Width and height of a layer's panels, in inches."""
+  rows, columns = _grid(len(shown.weights))
+  height, width = map(_inches, (2.0, 2.5), shown.weights.shape[1:])
+  return columns * width, rows * height + 0.5
+
+
+def _draw_heads(figure: Any, shown: AttentionMap) -> None:
+  """Draws one layer, heads in a grid."""
+  weights = shown.weights
   panels = figure.subplots(
-    rows, columns, sharex=True, sharey=True, squeeze=False
+    *_grid(len(weights)), sharex=True, sharey=True, squeeze=False
   )
   top = max(np.abs(weights).max(), 1e-6)  # One scale for all panels.
   signed = weights.min() < -0.01 * top  # Smaller is rounding.
@@ -145,8 +178,8 @@ def draw_heads(
     "aspect": "auto",
     "interpolation": "nearest",  # Others blur a row into the next.
   }
-  x_axis, columns_named = _readable(axes[0], key_labels)
-  y_axis, rows_named = _readable(axes[1], query_labels)
+  x_axis, columns_named = _readable(shown.axes[0], shown.key_labels)
+  y_axis, rows_named = _readable(shown.axes[1], shown.query_labels)
   images = []
   for head, panel in enumerate(panels.flat):
     if head >= len(weights):
@@ -156,19 +189,14 @@ def draw_heads(
     panel.set_title(f"head {head + 1}", fontsize=9)
     if columns_named is not None:
       panel.set_xticks(
-        range(len(key_labels)), columns_named, rotation=90, fontsize=7
+        range(len(columns_named)), columns_named, rotation=90, fontsize=7
       )
     if rows_named is not None:
-      panel.set_yticks(range(len(query_labels)), rows_named, fontsize=7)
+      panel.set_yticks(range(len(rows_named)), rows_named, fontsize=7)
   figure.supxlabel(x_axis)
   figure.supylabel(y_axis)
-  figure.suptitle(title)
+  figure.suptitle(f"{shown.title}: {shown.mechanism}")
   figure.colorbar(images[0], ax=panels, label="attention weight", shrink=0.8)
-  # So that each weight has a pixel of its own, unless there are too many.
-  dpi = max(120, 1.25 * max(weights.shape[1:]) / _INCHES_UNLABELLED)
-  figure.savefig(
-    path, dpi=min(dpi, _MAX_PIXELS / max(figure.get_size_inches()))
-  )
 
 
 def _inches(least: float, num_labels: int) -> float:
@@ -193,6 +221,7 @@ def _named(
   weights: np.ndarray,
   task: tasks.Task,
   example: Mapping[str, np.ndarray],
+  mechanism: str,
 ) -> AttentionMap:
   """Cuts padding off the `[N, T, S]` weights of a layer and names the rest."""
   if "cross" in name:
@@ -211,6 +240,7 @@ def _named(
     task.labels(keys[:num_keys]),
     axes,
     _title(name),
+    mechanism,
   )
 
 
@@ -220,6 +250,12 @@ def _parts(name: str) -> tuple[str, ...]:
   side, _, index = block.partition("_")
   # The recurrent decoder has one attention, for all of its layers.
   return (side, str(int(index) + 1), kind) if index else (side, kind)
+
+
+def _slot(name: str) -> str:
+  """'decoder_1/self_attention' as 'decoder_attention'."""
+  side, *_, kind = _parts(name)
+  return kind if kind == "cross_attention" else f"{side}_attention"
 
 
 def _title(name: str) -> str:

@@ -1,7 +1,7 @@
 """What the loop and the optimiser need to know, as frozen dataclasses."""
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 from settings.checks import check
 
@@ -45,8 +45,8 @@ class OptimizerConfig:
       positive.append("clip_norm")
     for name in positive:
       check(self, name, getattr(self, name) > 0, "a value above 0")
-    for name in ("warmup_steps", "weight_decay"):
-      check(self, name, getattr(self, name) >= 0, "0 or more")
+    check(self, "weight_decay", self.weight_decay >= 0, "0 or more")
+    check_steps(self, "warmup_steps", 0)
     for name in ("b1", "b2", "label_smoothing"):
       check(self, name, 0 <= getattr(self, name) < 1, "at least 0, below 1")
     check(self, "final_fraction", 0 <= self.final_fraction <= 1, "0 to 1")
@@ -89,15 +89,10 @@ class TrainConfig:
   )
 
   def __post_init__(self):
-    for name in (
-      "num_steps",
-      "batch_size",
-      "eval_every",
-      "checkpoint_every",
-      "log_every",
-    ):
-      check(self, name, getattr(self, name) >= 1, "at least 1")
-    check(self, "redraw_every", self.redraw_every >= 0, "at least 0")
+    check(self, "batch_size", self.batch_size >= 1, "at least 1")
+    for name in ("num_steps", "eval_every", "checkpoint_every", "log_every"):
+      check_steps(self, name, 1)
+    check_steps(self, "redraw_every", 0)
     check(self, "seed", 0 <= self.seed < 2**31, "0 to 2**31 - 1")
     if self.batch_size % self.optimizer.accumulate_steps:
       raise ValueError(
@@ -105,3 +100,13 @@ class TrainConfig:
         f"{self.optimizer.accumulate_steps} equal micro-batches "
         "(optimizer.accumulate_steps)"
       )
+
+
+def check_steps(config: Any, name: str, least: int) -> None:
+  """Raises ValueError for a number of steps that the state cannot count."""
+  check(
+    config,
+    name,
+    least <= getattr(config, name) < 2**31,
+    f"{least} to 2**31 - 1",
+  )

@@ -11,15 +11,20 @@ from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import models
 from process.errors import ConfigError
+from settings.memory import check_fits, machine_bytes
 import tasks
 from training import optimizer as optimizer_lib
 from training.experiment_config import ExperimentConfig
 from training.state import TrainState
 from training.step import StepFunctions
+
+# Compiling a step took 20 to 60 MB for each layer.
+_LAYER_PROGRAM_BYTES = 10 * 2**20
 
 
 class Experiment(NamedTuple):
@@ -67,13 +72,19 @@ def create(
       workdir=workdir,
       restore=restore,
     )
-  except (tasks.DataError, OSError) as error:
+  except tasks.DataError as error:
     raise ConfigError(str(error)) from error
+  except OSError as error:
+    raise ConfigError(f"config.task: {error}") from error
   except ValueError as error:
     raise ConfigError(f"config.{error}") from error
   if not restore:  # A run that is restored was checked when it began.
     _check_generates(config, task)
   optimizer = optimizer_lib.make_optimizer(train.optimizer, train.num_steps)
+  try:
+    _check_memory(config, task)
+  except ValueError as error:
+    raise ConfigError(f"config.{error}") from error
   try:
     model = models.create(
       config.model,
@@ -133,6 +144,53 @@ def create(
   )
 
 
+def _check_memory(config: ExperimentConfig, task: tasks.Task) -> None:
+  """Raises ValueError where a model cannot be trained here, whatever it is.
+
+  What is held at least: its program while that is compiled; parameters,
+  gradients and the two moments of Adam; and of a batch the logits and what the
+  feed-forward layers read and compute.
+  """
+  model, train = config.model, config.train
+  # Arrays are on the host, or on devices that may tell how much they hold.
+  limits = [
+    (d.memory_stats() or {}).get("bytes_limit", 0) for d in jax.devices()
+  ]
+  available = max(machine_bytes(), sum(limits))
+  check_fits(
+    "model.num_layers",
+    f"programs of {model.num_layers:,} layers",
+    model.num_layers * _LAYER_PROGRAM_BYTES,
+  )
+  mlp_features = getattr(model, "mlp_features", 0)  # None if recurrent.
+  sizes = f"num_layers={model.num_layers}, features={model.features}"
+  sizes += f", mlp_features={mlp_features}" if mlp_features else ""
+  symbols = max(task.source_vocab_size or 0, task.target_vocab_size)
+  parameters = models.least_parameters(model, symbols)
+  check_fits(
+    "model",
+    f"parameters, gradients and moments of {sizes} and {symbols:,} symbols "
+    "(of the task)",
+    4 * parameters * jnp.dtype(model.param_dtype).itemsize,
+    available,
+  )
+  rows = train.batch_size // train.optimizer.accumulate_steps
+  targets = task.max_target_length
+  longest = max(task.max_source_length or 0, targets)
+  activations = model.num_layers * (model.features + mlp_features)
+  check_fits(
+    "batch_size",
+    f"activations and logits of {rows:,} rows of {longest:,} tokens (the longest "
+    f"of the task) with {sizes} and {symbols:,} symbols",
+    rows
+    * (
+      longest * activations * jnp.dtype(model.dtype).itemsize
+      + targets * task.target_vocab_size * 4
+    ),
+    available,
+  )
+
+
 def describe(experiment: Experiment) -> str:
   """What fills each slot, size of the model and of the run, in one line."""
   train = experiment.config.train
@@ -172,7 +230,7 @@ def _check_generates(config: ExperimentConfig, task: tasks.Task) -> None:
 def _init_state(model, optimizer, batch, seed) -> TrainState:
   variables = models.initialize(model, jax.random.key(seed), batch)
   return TrainState(
-    step=jax.numpy.zeros((), "int32"),
+    step=jnp.zeros((), "int32"),
     params=variables["params"],
     constants=variables.get("constants", {}),
     opt_state=optimizer.init(variables["params"]),

@@ -5,11 +5,13 @@ Imports JAX, as every config does, but neither Flax nor Optax.
 
 from collections.abc import Mapping
 import dataclasses
+import inspect
 from typing import Any
 
+from attention import ATTENTIONS
 import models
 from process.errors import ConfigError
-from settings.build import build, to_mapping
+from settings.build import build, check_section, leaf_names, to_mapping
 from settings.suggest import one_of
 import tasks
 from training.config import TrainConfig
@@ -49,21 +51,38 @@ def parse(mapping: Mapping[str, Any]) -> ExperimentConfig:
   Raises:
     ConfigError: the first fault found.
   """
+  check_section("config", mapping)
   leaves = dict(mapping.items())
   told = leaves.pop("slots", None)
-  sections = {}
-  for section in ("task", "model"):
-    if section not in leaves:
-      # A misspelt section is an unknown key; this names it.
-      build(TrainConfig, leaves)
-      raise ConfigError(f"config.{section}: missing, and it has no default")
-    sections[section] = leaves.pop(section)
-  train = build(TrainConfig, leaves)
+  if "tasks" in leaves:
+    raise ConfigError(
+      "config.tasks: this is the config of a comparison, which compare.py runs; "
+      "train.py takes that of one run, such as configs/copy.py"
+    )
+  sections = {
+    name: leaves.pop(name) for name in ("task", "model") if name in leaves
+  }
+  for name, section in sections.items():
+    check_section(f"config.{name}", section)
+  elsewhere = _elsewhere(sections)
+  train = build(TrainConfig, leaves, elsewhere=elsewhere)
+  for name in ("task", "model"):
+    if name not in sections:
+      raise ConfigError(f"config.{name}: missing, and it has no default")
   task_leaves = dict(sections["task"].items())
   name = task_leaves.pop("name", None)
-  if name not in tasks.TASKS:
+  if not isinstance(name, str) or name not in tasks.TASKS:
     raise ConfigError(f"config.task.name: {one_of(name, tasks.TASKS)}")
-  model = _build_model(sections["model"])
+  kind = sections["model"].get("kind")
+  if "kind" in sections["model"] and _model_type(kind) is None:
+    raise ConfigError(f"config.model.kind: {one_of(kind, models.CONFIGS)}")
+  model: Any = build(
+    # Without a kind, this one says that it is missing.
+    _model_type(kind) or models.ModelConfig,
+    sections["model"],
+    "config.model",
+    elsewhere,
+  )
   if told not in (None, models.slots(model)):
     raise ConfigError(
       f"config.slots: the model has {models.slots(model)!r}, got {told!r}; "
@@ -72,17 +91,48 @@ def parse(mapping: Mapping[str, Any]) -> ExperimentConfig:
   return ExperimentConfig(
     train=train,
     task_name=name,
-    task=build(tasks.TASKS[name].config_type, task_leaves, "config.task"),
+    task=build(
+      tasks.TASKS[name].config_type, task_leaves, "config.task", elsewhere
+    ),
     model=model,
   )
 
 
-def _build_model(leaves: Any) -> Any:
-  """The config of the model, of the type that its kind has."""
-  config_type = models.ModelConfig  # Tells what is missing where no kind is.
-  if hasattr(leaves, "get") and "kind" in leaves:
-    kind = leaves["kind"]
-    if not isinstance(kind, str) or kind not in models.CONFIGS:
-      raise ConfigError(f"config.model.kind: {one_of(kind, models.CONFIGS)}")
-    config_type = models.CONFIGS[kind]
-  return build(config_type, leaves, "config.model")
+def _model_type(kind: Any) -> type | None:
+  """The dataclass of a kind of model; None for an unknown kind."""
+  return models.CONFIGS.get(kind) if isinstance(kind, str) else None
+
+
+def _elsewhere(sections: Mapping[str, Any]) -> dict[str, str]:
+  """Last name of every leaf that this config may have -> its names in full.
+
+  Options of mechanisms are leaves of the slots that hold them; an option of
+  another mechanism is told to be one.
+  """
+  task, model = sections.get("task", {}), sections.get("model", {})
+  full = [*leaf_names(TrainConfig), *sections]
+  entry = tasks.TASKS.get(str(task.get("name")))
+  if entry is not None:
+    full += leaf_names(entry.config_type, "task.")
+  config_type = _model_type(model.get("kind"))
+  if config_type is not None:
+    full += leaf_names(config_type, "model.")
+  slots = {
+    slot: str(leaves.get("name"))
+    for slot, leaves in model.items()
+    if hasattr(leaves, "get")
+  }
+  options: dict[str, list[str]] = {}
+  for mechanism, factory in ATTENTIONS.items():
+    for option in inspect.signature(factory).parameters:
+      options.setdefault(option, []).append(mechanism)
+      full += [
+        f"model.{slot}.{option}" for slot in slots if slots[slot] == mechanism
+      ]
+  places: dict[str, list[str]] = {}
+  for name in full:
+    places.setdefault(name.rpartition(".")[2], []).append(f"config.{name}")
+  return {
+    option: f"an option of {', '.join(which)}"
+    for option, which in options.items()
+  } | {name: " or ".join(where) for name, where in places.items()}

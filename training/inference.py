@@ -1,13 +1,16 @@
 """A trained run at work: lines of text in, lines of text out."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import itertools
 import pathlib
+import sys
 from typing import Any
 
 import jax
 import numpy as np
 
 from process.errors import ConfigError
+import tasks
 from training.checkpoint import Checkpoints
 from training.experiment import Experiment
 
@@ -61,11 +64,14 @@ def generate_lines(
 ) -> list[str]:
   """Decodes every line, in batches of lines of like length.
 
+  A decoder-only model goes on beyond its context: where that is full, it reads
+  the last half of it again, as a new prompt. This is told on standard error.
+
   Args:
     experiment: made with `restore=True`.
     variables: of the model.
     lines: sources, or prompts for a decoder-only model.
-    max_length: most tokens of an output; default what the model allows.
+    max_length: most tokens of an output; default what fits the context.
     seed: of sampling.
     **options: of `models.generate`.
 
@@ -95,42 +101,113 @@ def generate_lines(
   longest = max(map(len, ids.values()))
   # What is generated last is never read, so a full prompt leaves room for one.
   room = task.max_target_length - (0 if has_source else longest - 1)
-  if max_length is not None and max_length > room:
+  beyond = max_length if max_length is not None and max_length > room else None
+  if has_source and beyond is not None:
     raise ConfigError(
       f"--max_length: the model allows {room} tokens here, got {max_length}"
     )
+
+  def generate(inputs, length, rng):
+    try:
+      return experiment.generate(
+        variables, inputs, max_length=length, rng=rng, **options
+      ).tokens
+    except ValueError as error:  # An option that the method does not have.
+      raise ConfigError(str(error)) from error
+
   outputs = dict.fromkeys(range(1, len(lines) + 1), "")
-  # Of like length, so that little is padding; the last batch is filled up, so
-  # that each shape compiles once.
-  order = sorted(ids, key=lambda number: len(ids[number]))
   key = jax.random.key(seed)
-  for start in range(0, len(order), _BATCH_SIZE):
-    numbers = order[start : start + _BATCH_SIZE]
+  for start, numbers in _batches(ids, equal=beyond is not None):
     filled = numbers + numbers[-1:] * (_BATCH_SIZE - len(numbers))
     rows = [ids[number] for number in filled]
+    rng = jax.random.fold_in(key, start)
     if has_source:
       limit = task.max_source_length or longest
       inputs = {"source": pad(rows, task.pad_id, limit)}
+      tokens = generate(inputs, max_length or room, rng)
+    elif beyond is not None:
+      tokens = _slide(generate, task, np.array(rows, np.int32), beyond, rng)
     else:
       # One length for all, as the room behind a prompt depends on it.
       inputs = {
         "prompt": pad(rows, task.pad_id, longest, longest),
         "prompt_length": np.array([len(row) for row in rows], np.int32),
       }
-    try:
-      generated = experiment.generate(
-        variables,
-        inputs,
-        max_length=max_length or room,
-        rng=jax.random.fold_in(key, start),
-        **options,
-      )
-    except ValueError as error:  # An option that the method does not have.
-      raise ConfigError(str(error)) from error
-    tokens = np.asarray(generated.tokens)
-    for number, row in zip(numbers, tokens, strict=False):
+      tokens = generate(inputs, max_length or room, rng)
+    for number, row in zip(numbers, np.asarray(tokens), strict=False):
       outputs[number] = task.decode(row).replace("\n", "\\n")
+  if beyond is not None:
+    context = task.max_target_length
+    print(
+      f"--max_length={beyond}: the model reads {context} tokens at a time; "
+      f"where they were full it read the last {context // 2} again and went on",
+      file=sys.stderr,
+    )
   return list(outputs.values())
+
+
+def _batches(
+  ids: Mapping[int, Sequence[int]], equal: bool
+) -> Iterator[tuple[int, list[int]]]:
+  """Place and numbers of the lines of each batch, by growing length.
+
+  Of like length, so that little is padding; or of one length, so that all rows
+  of a batch are at the same place of their context.
+  """
+  order = sorted(ids, key=lambda number: len(ids[number]))
+  groups = [order]
+  if equal:
+    by_length = itertools.groupby(order, lambda number: len(ids[number]))
+    groups = [list(numbers) for _, numbers in by_length]
+  place = 0
+  for group in groups:
+    for start in range(0, len(group), _BATCH_SIZE):
+      numbers = group[start : start + _BATCH_SIZE]
+      yield place, numbers
+      place += len(numbers)
+
+
+def _slide(
+  generate: Callable[..., Any],
+  task: tasks.Task,
+  prompts: np.ndarray,
+  max_length: int,
+  rng: Any,
+) -> np.ndarray:
+  """Tokens beyond the context, in stretches that each fill it.
+
+  The last token of a stretch is written and not read; the next prompt, which is
+  the last half of the context, ends with it.
+
+  Args:
+    generate: `(inputs, length, rng) -> tokens [B, length]`.
+    task: for the length of the context and the end of a sequence.
+    prompts: `[B, P]`, without padding.
+    max_length: tokens to generate.
+    rng: key of sampling; each stretch folds its number in.
+
+  Returns:
+    `[B, max_length]`, or fewer where every row has ended.
+  """
+  context = task.max_target_length
+  texts, start = prompts, prompts.shape[1]
+  stretch = 0
+  while True:
+    # What is generated last is never read, so a full prompt leaves room for one.
+    room = context - prompts.shape[1] + 1
+    inputs = {
+      "prompt": prompts,
+      "prompt_length": np.full(len(prompts), prompts.shape[1], np.int32),
+    }
+    # The whole room each time, so that few shapes are compiled.
+    tokens = generate(inputs, room, jax.random.fold_in(rng, stretch))
+    texts = np.concatenate([texts, np.asarray(tokens)], axis=1)
+    written = texts[:, start:]
+    has_ended = (written == task.eos_id).any(axis=1).all()
+    if has_ended or written.shape[1] >= max_length:
+      return written[:, :max_length]
+    prompts = texts[:, -(context // 2) :]
+    stretch += 1
 
 
 def pad(

@@ -181,7 +181,7 @@ def _finish(
       score = task.score(
         [s.output for s in samples], [s.reference for s in samples]
       )
-      values = {**values, **score}
+      values = {**score, **values}  # What was generated counts more.
     results[split] = values
   if samples:
     evaluate.write_samples(workdir / "samples.txt", samples)

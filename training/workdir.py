@@ -15,6 +15,8 @@ from training.experiment_config import ExperimentConfig
 
 CONFIG = "config.json"
 SLOTS = "slots"
+# When a run is looked at and saved; its parameters do not follow from these.
+_MAY_CHANGE = ("log_every", "eval_every", "checkpoint_every")
 
 
 def default(config_file: str, config: ExperimentConfig) -> Path:
@@ -29,7 +31,11 @@ def default(config_file: str, config: ExperimentConfig) -> Path:
 
 
 def check(workdir: Path, config: ExperimentConfig) -> None:
-  """Checks that `workdir` is free, or holds a run of this very config.
+  """Checks that `workdir` is free, or holds a run that this config continues.
+
+  A config continues its own run, and one of fewer steps where no learning rate
+  on the way depends on their number. How often it logs, evaluates and saves may
+  change.
 
   Raises:
     ConfigError: it holds something else, or cannot be written.
@@ -50,11 +56,30 @@ def check(workdir: Path, config: ExperimentConfig) -> None:
   there.pop(SLOTS, None)
   for leaf in [*here, *there]:
     old, new = there.get(leaf, "not set"), here.get(leaf, "not set")
-    if old != new:
+    if leaf == "num_steps" and isinstance(old, int):
+      _check_num_steps(workdir, old, config)
+    elif old != new and leaf not in _MAY_CHANGE:
       raise ConfigError(
         f"workdir: {workdir} holds a run with another config: config.{leaf} is "
         f"{old!r} there and {new!r} here; choose a new folder"
       )
+
+
+def _check_num_steps(workdir: Path, old: int, config: ExperimentConfig) -> None:
+  """Raises ConfigError where a run of `old` steps cannot become this one."""
+  new, schedule = config.train.num_steps, config.train.optimizer.schedule
+  if new < old:
+    raise ConfigError(
+      f"config.num_steps: {workdir} holds a run of {old} steps, which can be "
+      f"continued but not shortened, got {new}; choose a new folder"
+    )
+  if new > old and schedule == "cosine":
+    raise ConfigError(
+      f"config.num_steps: {workdir} holds a run whose learning rate ends at step "
+      f"{old} (optimizer.schedule='cosine'), so one of {new} steps differs from "
+      "the first step on; choose a new folder, or train there with "
+      "--config.optimizer.schedule=constant, which can be continued"
+    )
 
 
 def check_writable(name: str, folder: Path) -> None:
@@ -80,11 +105,14 @@ def read_config(workdir: Path) -> dict[str, Any]:
   """
   path = workdir / CONFIG
   try:
-    return json.loads(path.read_text("utf-8"))
-  except FileNotFoundError:
+    found = json.loads(path.read_text("utf-8"))
+  except (FileNotFoundError, NotADirectoryError):
     raise ConfigError(f"workdir: no run in {workdir} ({path})") from None
   except (ValueError, OSError) as error:
     raise ConfigError(f"workdir: cannot read {path}: {error}") from error
+  if not isinstance(found, dict):
+    raise ConfigError(f"workdir: {path} holds no config")
+  return found
 
 
 def write_config(workdir: Path, config: ExperimentConfig) -> None:
@@ -122,8 +150,9 @@ def summary(workdir: Path, results: Mapping[str, Mapping[str, Any]]) -> str:
     lines += ["", f"{split}"]
     values = {name: v for name, v in values.items() if name != "step"}
     width = max(map(len, values), default=0)
-    for name, value in values.items():
-      lines.append(f"  {name:<{width}}  {metrics.format_number(value)}")
+    # What text says, as a signature, comes after the numbers.
+    for name in sorted(values, key=lambda name: isinstance(values[name], str)):
+      lines.append(f"  {name:<{width}}  {metrics.format_number(values[name])}")
   lines += ["", str(workdir)]
   for name, what in _CONTENTS.items():
     if (workdir / name).exists():
@@ -136,7 +165,7 @@ _CONTENTS = {
   metrics.FILE: "one object a line: step, split, seconds, name → value",
   "tensorboard": "the same for TensorBoard",
   "samples.txt": "held-out examples and what the model makes of them",
-  "attention.png": "what the last layer attends to",
+  "attention.png": "what the mechanism's last layer attends to",
   "checkpoints": "parameters and optimiser, for generate.py",
   "vocabulary": "tokens of the task",
 }

@@ -74,8 +74,8 @@ def test_the_text_tells_the_tables_and_how_they_came_about(folder):
   assert "Set for the runs of copy: `num_steps = 15`." in text
   rows = [re.split(r" *\| *", line) for line in text.splitlines()]
   dense = next(row for row in rows if row[1:3] == ["`dense`", "2/2"])
-  # Of the better point: 0.95 and 0.97, t(1) = 12.71, s = 0.02 / √2.
-  assert dense[3:5] == ["0.003", "0.9600 ± 0.1271"]
+  # Of the better point: 0.95 and 0.97, t(1) = 12.71, s = 0.02 / √2; cut at 1.
+  assert dense[3:5] == ["0.003", "0.9600 [0.8329, 1.0000]"]
   linear = next(row for row in rows if row[1:3] == ["`linear`", "2/2"])
   assert linear[3:5] == ["0.001", "0.6600 ± 0.1271"]
   assert "| `performer`" in text
@@ -145,6 +145,19 @@ def test_an_interval_is_students():
   assert numbers.half_interval([0.0, 1.0] * 6) == pytest.approx(
     0.3318, abs=1e-4
   )
+
+
+def test_an_interval_stays_in_the_range_of_its_metric():
+  # t(2) = 4.303 and s = 0.01: half of it is 0.0248.
+  values = [0.98, 0.99, 1.0]
+  assert numbers.interval(values) == "0.9900 ± 0.0248"
+  assert numbers.interval(values, 1.0) == "0.9900 [0.9652, 1.0000]"
+  assert numbers.ends(values, 1.0) == pytest.approx((0.96516, 1.0), abs=1e-5)
+  assert numbers.ends([0.5], 1.0) is None
+  low = [0.0, 0.01, 0.02]
+  assert numbers.interval(low, 1.0) == "0.0100 [0.0000, 0.0348]"
+  assert numbers.short_interval(low) == "0.0100 [0.0000, 0.0348]"
+  assert numbers.interval([1.0, 1.0], 1.0) == "1.0000 ± 0.0000"
 
 
 def test_costs_have_three_digits():

@@ -1,12 +1,13 @@
 """Which runs a summary is of, and in which order mechanisms stand."""
 
 import itertools
+import math
 
 import pytest
 
 from attention import ATTENTIONS
 from label_packing import packing
-from reports import style, summary, table
+from reports import quality, style, summary, table
 from tests.reports import made_up
 
 
@@ -39,6 +40,25 @@ def test_a_loss_is_better_when_it_is_lower():
     if "final" in run:
       run["final"] = {"split": "validation", "loss": run["final"]["loss"]}
   assert of_task(found)["dense"].grid == {made_up.LEAF: 0.003}
+
+
+def test_bleu_is_the_headline_where_it_is_there():
+  final = {"split": "test", "exact_match": 0.2, "loss": 1.0}
+  run = {"final": final, "arguments": []}
+  assert quality.headline(run) == "exact_match"
+  final["bleu"] = 34.9
+  assert quality.headline(run) == "bleu"
+  [first, *_] = summary.quality_columns(
+    [summary.Summary("t", "dense", {}, 1, [run])]
+  )
+  assert first.title == "bleu"
+
+
+@pytest.mark.parametrize("name", ["exact_match", "accuracy_x", "best_quality"])
+def test_a_share_is_at_most_one(name):
+  assert quality.highest(name) == 1
+  assert quality.highest("bleu") == 100
+  assert quality.highest("loss") == math.inf
 
 
 def test_mechanisms_stand_in_one_order_and_variants_after_them():

@@ -87,6 +87,22 @@ def test_round_trip_through_json():
     ({"count": 10}, "config.count: expected at most 9, got 10"),
     ({"count": 1, "plug": 3}, "config.plug: expected named leaves, got 3"),
     ({"count": 1, "plug": {"a": 3}}, "config.plug.name: missing"),
+    ({"count": 1, "rate": 10**400}, "config.rate: expected a finite number"),
+    (
+      {"count": 1, "names": "a"},
+      "config.names: expected (str, …), got 'a'",
+    ),
+    ({"count": 1, "names": [1]}, "config.names[0]: expected str, got 1"),
+    ({"count": 1, "names": 3}, "config.names: expected (str, …), got 3"),
+    (
+      {"count": 1, "a\nb": 2},
+      "config.a b: unknown; known: count, rate, flag, span, names, plug",
+    ),
+    # Sections that nobody knows are named down to their leaf.
+    (
+      {"count": 1, "plg": {"window": 2}},
+      "config.plg.window: unknown; did you mean 'plug'?",
+    ),
   ],
 )
 def test_faults_are_one_line(leaves, message):
@@ -94,6 +110,31 @@ def test_faults_are_one_line(leaves, message):
     build(**leaves)
   assert str(info.value).startswith(message)
   assert "\n" not in str(info.value)
+
+
+def test_an_unknown_leaf_is_told_where_it_is():
+  elsewhere = {"window": "config.model.plug.window"}
+  for leaves, message in (
+    ({"window": 3}, "config.window: unknown; window is config.model.plug.wind"),
+    ({"a": {"window": 3}}, "config.a.window: unknown; window is config.model."),
+    ({"windw": 3}, "config.windw: unknown; did you mean config.model.plug.win"),
+    ({"rat": 3}, "config.rat: unknown; did you mean 'rate'?"),
+  ):
+    with pytest.raises(ConfigError) as info:
+      build_config(Everything, {"count": 1, **leaves}, elsewhere=elsewhere)
+    assert str(info.value).startswith(message)
+
+
+def test_what_fills_a_screen_is_shortened():
+  with pytest.raises(ConfigError) as info:
+    build(count="x" * 10_000)
+  assert str(info.value).startswith("config.count: expected int, got 'xxx")
+  assert len(str(info.value)) < 1100
+
+
+def test_a_name_is_text():
+  with pytest.raises(ConfigError, match=r"^config: expected leaves named by "):
+    build_config(Everything, {"count": 1, 3: 2})
 
 
 @pytest.mark.parametrize(
@@ -104,6 +145,7 @@ def test_faults_are_one_line(leaves, message):
     ({"b2": 1.0}, "b2: expected at least 0, below 1"),
     ({"name": "adam", "weight_decay": 0.1}, "weight_decay: adam has none"),
     ({"clip_norm": -1.0}, "clip_norm: expected a value above 0"),
+    ({"warmup_steps": 2**31}, "warmup_steps: expected 0 to 2**31 - 1, got 214"),
     ({"accumulate_steps": 3}, "batch_size: 8 rows do not split into 3"),
   ],
 )

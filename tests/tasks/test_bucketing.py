@@ -104,3 +104,8 @@ def test_fewer_rows_than_a_batch_are_repeated():
     assert len(rows) == 8
     assert set(rows.tolist()) == {0, 1, 2}
     assert shape == (5, 4)
+
+
+def test_there_are_no_more_shapes_than_pairs_of_lengths():
+  lengths = np.array([[1, 2], [3, 4], [1, 2]])
+  assert choose_shapes(lengths, 10**18).tolist() == [[1, 2], [3, 4]]

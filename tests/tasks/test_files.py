@@ -5,7 +5,9 @@ import gzip
 import pytest
 
 import tasks
-from tasks.files import AlignedFiles, read_lines
+from tasks.files import AlignedFiles, read_lines, typed_path
+
+LEAVES = "(task.path, task.source_language, task.target_language)"
 
 
 def write(folder, **files):
@@ -90,18 +92,19 @@ def test_missing_folder(tmp_path):
 
 def test_missing_files(folder):
   (folder / "train.de").unlink()
-  assert fault(folder) == "DIR: no train.de[.gz]"
+  assert fault(folder) == f"DIR: no train.de[.gz] {LEAVES}"
   (folder / "train.en").unlink()
-  assert fault(folder) == "DIR: no train.en[.gz] and train.de[.gz]"
+  assert fault(folder) == (f"DIR: no train.en[.gz] and train.de[.gz] {LEAVES}")
 
 
 def test_missing_validation_files(folder):
   (folder / "val.de").unlink()
-  assert fault(folder) == "DIR: no val.de[.gz]"
+  assert fault(folder) == f"DIR: no val.de[.gz] {LEAVES}"
   (folder / "val.en").unlink()
   assert fault(folder) == (
     "DIR: no val.en[.gz] or valid.en[.gz] or validation.en[.gz] and "
-    "val.de[.gz] or valid.de[.gz] or validation.de[.gz]"
+    "val.de[.gz] or valid.de[.gz] or validation.de[.gz] "
+    f"{LEAVES}"
   )
 
 
@@ -128,3 +131,10 @@ def test_damaged_gzip(folder):
   for damaged in (packed[:-9], b"plain text"):
     (folder / "train.de.gz").write_bytes(damaged)
     assert fault(folder).startswith("DIR/train.de.gz: damaged gzip file (")
+
+
+def test_the_home_of_nobody():
+  with pytest.raises(
+    tasks.DataError, match=r"^~nosuchuser/a: .*\(task\.path\)"
+  ):
+    typed_path("~nosuchuser/a")

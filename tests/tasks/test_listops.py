@@ -85,7 +85,7 @@ def test_lengths_that_do_not_occur_are_told():
 @pytest.mark.parametrize(
   ("fields", "message"),
   [
-    ({"max_depth": 1}, "max_depth: expected at least 2, got 1"),
+    ({"max_depth": 1}, "max_depth: expected 2 to 500, got 1"),
     ({"max_args": 1}, "max_args: expected at least 2, got 1"),
     ({"min_length": 0}, "min_length: expected 1 to max_length=2000, got 0"),
     ({"min_length": 2001}, "min_length: expected 1 to max_length=2000, got"),

@@ -88,4 +88,4 @@ def test_unknown_language():
   with pytest.raises(
     tasks.DataError, match=r"^task\.target_language: num2words knows .* 'xx'$"
   ):
-    numbers.number_pairs("en", "xx", {})
+    numbers.check_languages("en", "xx")

@@ -185,7 +185,7 @@ def test_empty_validation_split(tmp_path):
 @pytest.mark.parametrize(
   ("line", "message"),
   [
-    ("a" * 16, "16 characters leave nothing to generate of task.context=16"),
+    ("a" * 17, "17 characters, more than the model reads (task.context=16)"),
     ("Z", "'Z' does not occur in the training text"),
   ],
 )

@@ -146,28 +146,39 @@ def test_a_long_line_is_refused(folder):
     task.encode("en1 " * 40)
 
 
-def test_score(numbers):
+def test_score(folder):
+  task = make(**files(folder))
   references = ["the cat sat on the mat today", "a b c d"]
-  perfect = numbers.score(references, references)
+  perfect = task.score(references, references)
+  assert list(perfect) == ["bleu", "exact_match", "bleu_signature"]
   assert perfect["exact_match"] == 1.0
   assert perfect["bleu"] == pytest.approx(100)
   assert "tok:13a" in perfect["bleu_signature"]
   assert "version:" in perfect["bleu_signature"]
-  half = numbers.score(["the cat sat on a mat today", "a b c d"], references)
+  half = task.score(["the cat sat on a mat today", "a b c d"], references)
   assert half["exact_match"] == 0.5
   # By hand: 10/11, 7/9, 4/7 and 2/5 of the n-grams of order 1 to 4.
   precisions = np.array([10 / 11, 7 / 9, 4 / 7, 2 / 5])
   assert half["bleu"] == pytest.approx(100 * precisions.prod() ** 0.25)
   assert "eff:no" in half["bleu_signature"]
+  assert task.score([], []) == {}
+
+
+def test_a_number_is_right_or_wrong(numbers):
+  words = ["einhundertdrei", "zwei"]
+  assert numbers.score(["einhundertdrei", "drei"], words) == {
+    "exact_match": 0.5
+  }
   assert numbers.score([], []) == {}
 
 
-def test_score_of_references_too_short_for_four_grams(numbers):
+def test_score_of_references_too_short_for_four_grams(folder):
+  task = make(**files(folder))
   words = ["einhundertdrei", "zwei"]
-  perfect = numbers.score(words, words)
+  perfect = task.score(words, words)
   assert perfect["bleu"] == pytest.approx(100)
   assert "eff:yes" in perfect["bleu_signature"]
-  half = numbers.score(["einhundertdrei", "drei"], words)
+  half = task.score(["einhundertdrei", "drei"], words)
   assert half["bleu"] == pytest.approx(50)
 
 
@@ -255,7 +266,7 @@ def test_held_out_pairs_longer_than_any_trained_one(folder):
     ({"source": "tfds", "dataset": ""}, "dataset: expected a name of the TFDS"),
     ({"source_language": ""}, "source_language: expected a name, got ''"),
     ({"target_language": "en"}, "target_language: expected a language other"),
-    ({"vocab_size": 3}, "vocab_size: expected at least 5 subwords, or 0"),
+    ({"vocab_size": 3}, "vocab_size: expected 5 to 2**31 - 1 subwords"),
     ({"max_length": 1}, "max_length: expected at least 2 tokens, got 1"),
     ({"num_buckets": 0}, "num_buckets: expected at least 1, got 0"),
     ({"max_number": 10}, "max_number: expected 999 to 9999999, got 10"),

@@ -9,6 +9,30 @@ from training import attention_maps, evaluate
 from training.evaluate import Sample
 
 
+def layer(weights, query_labels, key_labels, mechanism="dense"):
+  return attention_maps.AttentionMap(
+    weights,
+    query_labels,
+    key_labels,
+    ("source", "target"),
+    "layer",
+    mechanism,
+  )
+
+
+def model(encoder="dense", decoder="dense", cross="dense"):
+  """What maps read of a model: which mechanism is where."""
+  names = {
+    "encoder_attention": encoder,
+    "decoder_attention": decoder,
+    "cross_attention": cross,
+  }
+  chosen = {
+    slot: types.SimpleNamespace(name=name) for slot, name in names.items()
+  }
+  return types.SimpleNamespace(config=types.SimpleNamespace(attentions=chosen))
+
+
 def test_samples_take_one_line_a_field(tmp_path):
   path = tmp_path / "samples.txt"
   samples = [Sample("a", "b\nc", "d"), Sample("e", "f", "g")]
@@ -40,9 +64,7 @@ def test_a_picture_names_rows_and_columns(tmp_path, heads, monkeypatch):
   monkeypatch.setattr(Axes, "set_xticks", set_xticks)
   path = tmp_path / "attention.png"
   weights = np.random.default_rng(0).dirichlet(np.ones(3), (heads, 2))
-  attention_maps.draw_heads(
-    path, weights, ["x", "ß"], ["$", "b", "_"], ("source", "target"), "layer"
-  )
+  attention_maps.draw_maps(path, [layer(weights, ["x", "ß"], ["$", "b", "_"])])
   assert path.read_bytes().startswith(b"\x89PNG")
   assert labels == [[r"\$", "b", "_"]] * heads
 
@@ -63,20 +85,19 @@ def test_a_long_axis_has_positions_and_a_bounded_picture(tmp_path, monkeypatch):
   for columns in (65, 64):
     weights = np.full((1, 2, columns), 1 / columns)
     labels = [f"w{i}" for i in range(columns)]
-    attention_maps.draw_heads(
-      path, weights, ["x", "y"], labels, ("source", "target"), "layer"
-    )
+    attention_maps.draw_maps(path, [layer(weights, ["x", "y"], labels)])
     # Width and height stand in the header of a PNG.
     size = np.frombuffer(path.read_bytes()[16:24], ">u4")
     assert 600 < size.max() <= 1000
   long, labelled = figures
+  assert long.subfigs[0].get_suptitle() == "layer: dense"
   ticks = [t.get_text() for t in long.axes[0].get_xticklabels()]
   assert "20" in ticks
   assert "w20" not in ticks
   assert [t.get_text() for t in long.axes[0].get_yticklabels()] == ["x", "y"]
-  assert long.get_supxlabel() == "source, by position"
-  assert long.get_supylabel() == "target"
-  assert labelled.get_supxlabel() == "source"
+  assert long.subfigs[0].get_supxlabel() == "source, by position"
+  assert long.subfigs[0].get_supylabel() == "target"
+  assert labelled.subfigs[0].get_supxlabel() == "source"
 
 
 @pytest.mark.parametrize("lowest", [0.0, -1e-5, -0.25])
@@ -94,8 +115,8 @@ def test_weights_below_0_have_a_colour_of_their_own(
 
   monkeypatch.setattr(Axes, "imshow", imshow)
   weights = np.array([[[lowest, 0.5]]])
-  attention_maps.draw_heads(
-    tmp_path / "a.png", weights, ["x"], ["a", "b"], ("source", "target"), ""
+  attention_maps.draw_maps(
+    tmp_path / "a.png", [layer(weights, ["x"], ["a", "b"])]
   )
   [image] = drawn
   assert image.get_clim() == ((-0.5, 0.5) if lowest < -0.1 else (0, 0.5))
@@ -112,12 +133,12 @@ def test_every_layer_in_order(monkeypatch):
   monkeypatch.setattr(
     attention_maps.models,
     "attention_maps",
-    lambda model, variables, rows: {n: np.zeros((1, 2, 3, 3)) for n in names},
+    lambda unused, variables, rows: {n: np.zeros((1, 2, 3, 3)) for n in names},
   )
   ids = np.array([[5, 6, 0]])
   example = {"source": ids, "inputs": ids, "targets": ids, "weights": ids}
   task = types.SimpleNamespace(pad_id=0, labels=lambda ids: list(map(str, ids)))
-  maps = attention_maps.named_maps(None, {}, task, example)
+  maps = attention_maps.named_maps(model(), {}, task, example)
   assert {name: shown.title for name, shown in maps.items()} == {
     "encoder_1_self_attention": "encoder layer 1, self-attention",
     "decoder_1_self_attention": "decoder layer 1, self-attention",
@@ -155,19 +176,94 @@ def test_the_last_layer_is_drawn_without_padding(kind, monkeypatch):
   monkeypatch.setattr(
     attention_maps.models,
     "attention_maps",
-    lambda model, variables, rows: {n: attention for n in names},
+    lambda unused, variables, rows: {n: attention for n in names},
   )
   drawn = []
   monkeypatch.setattr(
-    attention_maps, "draw_heads", lambda *args: drawn.extend(args)
+    attention_maps, "draw_maps", lambda path, maps: drawn.extend(maps)
   )
   task = types.SimpleNamespace(pad_id=0, labels=lambda ids: list(map(int, ids)))
-  attention_maps.draw_attention("a.png", None, {}, task, [batch])
-  _, weights, queries, keys, _, title = drawn
+  attention_maps.draw_attention("a.png", model(), {}, task, [batch])
+  [(weights, queries, keys, _, title, mechanism)] = drawn
   assert weights.shape == (2, 3, 3)
+  assert mechanism == "dense"
   if kind == "encoder_decoder":
     assert (queries, keys) == ([8, 9, 2], [5, 6, 7])
     assert title == "decoder layer 3, cross-attention"
   else:
     assert queries == keys == ([1, 8, 9] if kind == "decoder" else [5, 6, 7])
     assert "layer 11" in title
+
+
+@pytest.mark.parametrize(
+  ("slots", "shown"),
+  [
+    (("dense",) * 3, [("decoder layer 2, cross-attention", "dense")]),
+    (("linear",) * 3, [("decoder layer 2, cross-attention", "linear")]),
+    (
+      ("linformer", "dense", "linformer"),
+      [("decoder layer 2, cross-attention", "linformer")],
+    ),
+    (
+      ("lsh", "lsh", "dense"),
+      [
+        ("decoder layer 2, self-attention", "lsh"),
+        ("decoder layer 2, cross-attention", "dense"),
+      ],
+    ),
+    (
+      ("bigbird", "dense", "dense"),
+      [
+        ("encoder layer 2, self-attention", "bigbird"),
+        ("decoder layer 2, cross-attention", "dense"),
+      ],
+    ),
+  ],
+)
+def test_the_mechanism_of_the_config_comes_first(monkeypatch, slots, shown):
+  names = [
+    f"{side}_{i}/self_attention"
+    for side in ("encoder", "decoder")
+    for i in (0, 1)
+  ]
+  names += [f"decoder_{i}/cross_attention" for i in (0, 1)]
+  monkeypatch.setattr(
+    attention_maps.models,
+    "attention_maps",
+    lambda unused, variables, rows: {n: np.zeros((1, 1, 2, 2)) for n in names},
+  )
+  drawn = []
+  monkeypatch.setattr(
+    attention_maps, "draw_maps", lambda path, maps: drawn.extend(maps)
+  )
+  ids = np.array([[5, 6]])
+  batch = {"source": ids, "inputs": ids, "targets": ids, "weights": ids}
+  task = types.SimpleNamespace(pad_id=0, labels=lambda ids: list(map(str, ids)))
+  attention_maps.draw_attention("a.png", model(*slots), {}, task, [batch])
+  assert [(one.title, one.mechanism) for one in drawn] == shown
+
+
+def test_two_layers_are_one_picture(tmp_path, monkeypatch):
+  from matplotlib.figure import Figure
+
+  figures = []
+  save = Figure.savefig
+
+  def savefig(self, path, **options):
+    save(self, path, **options)
+    figures.append(self)
+
+  monkeypatch.setattr(Figure, "savefig", savefig)
+  path = tmp_path / "attention.png"
+  wide, narrow = np.full((2, 3, 9), 0.1), np.full((3, 2, 2), 0.5)
+  attention_maps.draw_maps(
+    path,
+    [
+      layer(wide, list("abc"), list("abcdefghi"), "lsh"),
+      layer(narrow, list("ab"), list("ab")),
+    ],
+  )
+  assert path.read_bytes().startswith(b"\x89PNG")
+  [figure] = figures
+  titles = [part.get_suptitle() for part in figure.subfigs]
+  assert titles == ["layer: lsh", "layer: dense"]

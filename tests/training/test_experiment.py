@@ -9,6 +9,7 @@ import pytest
 from attention import ATTENTIONS, registry
 from configs import attentions
 from process.errors import ConfigError
+from settings.leaves import put
 from training import experiment, experiment_config, parallel, workdir
 
 DECODERS = ("text", "recall", "induction", "selective_copy", "needle")
@@ -79,13 +80,48 @@ def test_sizes_of_papers_are_made_with_every_mechanism_that_can(name):
     ({"model.encoder_attention.name": "dens"}, "config.model.encoder_attentio"),
     ({"optimizer.schedule": "x"}, "config.optimizer.schedule: expected one of"),
     ({"num_step": 3}, "config.num_step: unknown; did you mean 'num_steps'?"),
+    # Where a leaf of that name is.
+    (
+      {"learning_rate": 0.1},
+      "config.learning_rate: unknown; learning_rate is config.optimizer.lear",
+    ),
+    (
+      {"learning_rat": 0.1},
+      "config.learning_rat: unknown; did you mean config.optimizer.learning_r",
+    ),
+    (
+      {"task.batch_size": 3},
+      "config.task.batch_size: unknown; batch_size is c",
+    ),
+    ({"model.window": 3}, "config.model.window: unknown; window is an option "),
+    ({"model.attention": {"rank": 3}}, "config.model.attention.rank: unknown;"),
+    ({"model.features": "1"}, "config.model.features: expected int, got '1'"),
+    ({"task.name": ["copy"]}, "config.task.name: expected one of copy"),
+    ({"task": "copy"}, "config.task: expected named leaves, got 'copy'"),
+    ({"model": 3}, "config.model: expected named leaves, got 3"),
+    ({"tasks": "copy"}, "config.tasks: this is the config of a comparison"),
   ],
 )
 def test_faults_name_the_leaf(leaves, message):
+  config = load("copy").to_dict()
+  for leaf, value in leaves.items():
+    put(config, leaf, value)
   with pytest.raises(ConfigError) as info:
-    experiment_config.parse(load("copy", **leaves))
+    experiment_config.parse(config)
   assert str(info.value).startswith(message)
   assert "\n" not in str(info.value)
+
+
+def test_an_option_is_told_by_the_slots_that_have_it():
+  config = load("copy", "sliding_window").to_dict()
+  config["model"]["attention"] = {"window": 3}
+  with pytest.raises(ConfigError) as info:
+    experiment_config.parse(config)
+  assert str(info.value) == (
+    "config.model.attention.window: unknown; window is "
+    "config.model.decoder_attention.window or "
+    "config.model.encoder_attention.window"
+  )
 
 
 def test_a_misspelt_section_is_found():

@@ -89,6 +89,15 @@ def run(tmp_path, monkeypatch):
   return run
 
 
+def newest(workdir):
+  """Step of the newest checkpoint, and the digests of its leaves."""
+  _, state = make_functions(dropout=True)
+  checkpoints = Checkpoints(workdir, read_only=True)
+  state, _ = checkpoints.restore(state)
+  checkpoints.close()
+  return int(state.step), digests(state)
+
+
 def records(workdir):
   """Lines of metrics.jsonl without what depends on the clock."""
   return [
@@ -187,3 +196,22 @@ def test_the_host_never_runs_far_ahead(run):
   run(task, num_steps=3)
   # The first is asked for once more, as the step is compiled for its shapes.
   assert task.asked == [0, 0, 1, 2]
+
+
+def test_more_steps_continue_a_finished_run(run, tmp_path):
+  """As if all steps had been asked for at first, and nothing is forgotten."""
+  run(FakeTask(), num_steps=2)
+  first = records(tmp_path)
+  assert newest(tmp_path)[0] == 2
+  task = FakeTask()
+  results = run(task, num_steps=4)
+  assert sorted(set(task.asked)) == [2, 3]
+  longer = newest(tmp_path)
+  assert records(tmp_path)[: len(first)] == first
+  assert [r for r in records(tmp_path) if r["step"] == 4][1:] == [
+    {"step": 4, "split": split, **values} for split, values in results.items()
+  ]
+  for path in (tmp_path / "checkpoints", tmp_path / metrics.FILE):
+    path.rename(path.with_name(f"before-{path.name}"))
+  run(FakeTask(), num_steps=4)
+  assert newest(tmp_path) == longer

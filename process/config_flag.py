@@ -1,0 +1,73 @@
+"""The flag --config=FILE.py, of which any leaf can be overridden."""
+
+import re
+import sys
+from typing import Any
+
+from absl import flags
+from ml_collections import ConfigDict, config_flags
+
+from process.errors import ConfigError
+
+_NAME = "config"
+_OVERRIDE = re.compile(rf"--?(?:no)?{_NAME}\.([^=]+)")
+
+
+def define(help_string: str, default: str | None = None) -> flags.FlagHolder:
+  """Defines the flag; `entry.load_config` reads it.
+
+  A leaf that the file does not have is accepted, in a new section too: those that
+  have a default may be left out of a file, and one that nobody knows is found
+  where the config is validated, which names it in full.
+  """
+  holder = config_flags.DEFINE_config_file(
+    _NAME,
+    help_string=help_string,
+    lock_config=False,
+    accept_new_attributes=True,
+  )
+  flag = flags.FLAGS[_NAME]
+  flag.parser = _WithSections(flag.parser)
+  if default is not None:
+    flags.FLAGS.set_default(_NAME, default)
+  return holder
+
+
+class _WithSections(flags.ArgumentParser):
+  """Adds to a config the sections of the overrides that were typed.
+
+  `accept_new_attributes` adds leaves alone: in a section that is not there they
+  end in a KeyError, which has the first name of the section and nothing else.
+  """
+
+  def __init__(self, parser: flags.ArgumentParser):
+    self._parser = parser
+
+  def parse(self, argument: str) -> Any:
+    """The config of a file, with sections for the overrides."""
+    config = self._parser.parse(argument)
+    if not isinstance(config, ConfigDict):  # The file cannot be read.
+      return config
+    for word in sys.argv[1:]:
+      if typed := _OVERRIDE.match(word):
+        _add_sections(config, typed[1])
+    return config
+
+  def flag_type(self) -> str:
+    """As --help names it."""
+    return self._parser.flag_type()
+
+
+def _add_sections(config: ConfigDict, leaf: str) -> None:
+  """Adds what is missing of the sections that a leaf is in."""
+  section, path = config, _NAME
+  for name in leaf.split(".")[:-1]:
+    path = f"{path}.{name}"
+    if name not in section:
+      with section.unlocked():
+        section[name] = ConfigDict()
+    section = section[name]
+    if not isinstance(section, ConfigDict):
+      raise ConfigError(
+        f"{_NAME}.{leaf}: unknown; {path} is one value and has no leaves"
+      )

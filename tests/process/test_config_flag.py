@@ -1,0 +1,51 @@
+"""Overrides of leaves whose section the config file does not have."""
+
+import sys
+
+from ml_collections import ConfigDict
+import pytest
+
+from process import config_flag
+from process.errors import ConfigError
+
+
+class File:
+  """In place of the parser that runs a config file."""
+
+  def parse(self, path):
+    return ConfigDict({"num_steps": 3, "model": {"num_layers": 2}})
+
+  def flag_type(self):
+    return "config object"
+
+
+def parsed(monkeypatch, *arguments):
+  monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
+  return config_flag._WithSections(File()).parse("file.py").to_dict()
+
+
+def test_sections_of_overrides_are_added(monkeypatch):
+  found = parsed(
+    monkeypatch,
+    "--config=file.py",
+    "--config.per_task.copy.num_steps=3",
+    "--noconfig.model.tie_embeddings",
+    "--config.modle.num_layers=1",
+    "--config.seed=1",
+    "--workdir=config.a.b",
+  )
+  assert found == {
+    "num_steps": 3,
+    "model": {"num_layers": 2},
+    "per_task": {"copy": {}},
+    "modle": {},
+  }
+
+
+def test_a_value_is_no_section(monkeypatch):
+  with pytest.raises(ConfigError) as info:
+    parsed(monkeypatch, "--config.num_steps.x=3")
+  assert str(info.value) == (
+    "config.num_steps.x: unknown; config.num_steps is one value and has no "
+    "leaves"
+  )

@@ -1,0 +1,196 @@
+"""Faults in every leaf of every config: one line that names it, or harmless.
+
+Nothing is trained, and no model is traced: sizes are refused before.
+"""
+
+import copy
+import importlib
+
+import pytest
+
+from process.errors import ConfigError
+from settings import memory
+from settings.leaves import flatten, put
+from training import experiment, experiment_config
+
+FILES = (
+  "copy",
+  "duplicate",
+  "reformer",
+  "translation",
+  "multi30k",
+  "recall",
+  "induction",
+  "selective_copy",
+  "needle",
+  "listops",
+  "text",
+)
+PAPER = (
+  "recall",
+  "induction",
+  "selective_copy",
+  "duplicate",
+  "listops",
+  "needle",
+)
+# By one of these every leaf is at fault, whatever its type.
+VALUES = (
+  "ünïcödé\n" * 1000,
+  "",
+  None,
+  float("nan"),
+  float("inf"),
+  -1,
+  True,
+  10**400,
+  [],
+  ["a", None],
+  [[1]],
+  {},
+  {"a": {"b": 1}},
+  object,
+)
+HUGE = (10**9, 10**18, 2**63)
+
+
+def config_of(name, *argument):
+  """The file's config with all of its defaults, as a mapping."""
+  config = importlib.import_module(f"configs.{name}").get_config(*argument)
+  if name in ("text", "multi30k"):
+    config.task.path = "nowhere"
+  return experiment_config.parse(config).to_mapping()
+
+
+@pytest.fixture(autouse=True)
+def sixteen_gigabytes(monkeypatch):
+  """The same machine everywhere."""
+  for module in (memory, experiment):
+    monkeypatch.setattr(module, "machine_bytes", lambda: 2**34)
+
+
+CONFIGS = {name: config_of(name) for name in FILES}
+CONFIGS |= {f"paper.{name}": config_of(f"paper.{name}") for name in PAPER}
+CONFIGS["bahdanau"] = config_of("translation", "bahdanau")
+
+
+def leaves():
+  """(config, leaf), each leaf of each task and kind of model once."""
+  seen = set()
+  for name, config in CONFIGS.items():
+    for leaf in [*flatten(config), "task", "model", "optimizer"]:
+      section = leaf.partition(".")[0]
+      kind = config.get(section, {})
+      kind = (kind.get("name"), kind.get("kind")) if section != leaf else ()
+      # Options of mechanisms are checked by their factories.
+      is_option = leaf.count(".") == 2 and not leaf.endswith(".name")
+      if not is_option and (leaf, kind) not in seen:
+        seen.add((leaf, kind))
+        yield name, leaf
+
+
+LEAVES = sorted(leaves())
+
+
+def changed(name, leaf, value):
+  config = copy.deepcopy(CONFIGS[name])
+  put(config, leaf, value)
+  return config
+
+
+def refusal(mapping, create=False):
+  """The line that refuses a config; empty where it is accepted."""
+  line = ""
+  try:
+    config = experiment_config.parse(mapping)
+    if create:
+      experiment.create(config)
+  except ConfigError as error:
+    line = str(error)
+  assert "\n" not in line
+  assert len(line) < 1100
+  return line
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: repr(value)[:20])
+def test_a_leaf_of_a_wrong_type_is_named(value):
+  for name, leaf in LEAVES:
+    line = refusal(changed(name, leaf, value))
+    if line:
+      assert line.startswith("config."), (name, leaf, line)
+      assert leaf.rpartition(".")[2] in line, (name, leaf, line)
+
+
+def test_a_misspelt_leaf_is_named():
+  for name, leaf in LEAVES:
+    if leaf in ("task", "model") or leaf.endswith(".name"):
+      continue  # What is in them, or what they are, is missing then.
+    *_, last = leaf.rpartition(".")
+    wrong = f"{leaf}z"
+    config = changed(name, wrong, 1)
+    line = refusal(config)
+    assert line.startswith(f"config.{wrong}: unknown; "), (name, line)
+    assert last in line
+
+
+@pytest.mark.parametrize("value", HUGE)
+def test_a_size_that_no_machine_holds_is_refused(value):
+  """What a size is of; steps and counts that cost nothing are not here."""
+  sizes = {
+    "batch_size",
+    "task.vocab_size",
+    "task.length",
+    "task.max_length",
+    "task.num_keys",
+    "task.num_values",
+    "task.num_fillers",
+    "task.num_tokens",
+    "task.context",
+    "task.train_size",
+    "task.eval_size",
+    "model.num_layers",
+    "model.num_heads",
+    "model.features",
+    "model.mlp_features",
+  }
+  tried = set()
+  for name, leaf in LEAVES:
+    # Data are read before the model is made; small ones stand in for them.
+    of_data = name in ("multi30k", "translation", "bahdanau", "text")
+    if of_data and leaf not in ("task.max_length", "task.context"):
+      continue
+    if leaf in sizes:
+      line = refusal(changed(name, leaf, value), create=True)
+      assert line, (name, leaf)
+      assert leaf.rpartition(".")[2] in line, (name, leaf, line)
+      tried.add(leaf)
+    if leaf == "task.eval_lengths":
+      line = refusal(changed(name, leaf, [value]), create=True)
+      assert line.startswith("config.task.eval_lengths: batch_size=")
+  assert tried == sizes
+
+
+@pytest.mark.parametrize(
+  ("leaf", "value"),
+  [
+    ("num_steps", 2**31),
+    ("eval_every", 10**18),
+    ("redraw_every", 2**31),
+    ("optimizer.warmup_steps", 2**31),
+    ("seed", 2**31),
+  ],
+)
+def test_a_count_that_the_state_cannot_hold_is_refused(leaf, value):
+  line = refusal(changed("copy", leaf, value))
+  assert line.startswith(f"config.{leaf}: expected ")
+
+
+def test_memory_of_a_batch_and_of_a_deep_model_is_named():
+  for leaf, value, message in (
+    ("task.max_length", 10**6, "config.batch_size: activations and logits of"),
+    ("task.vocab_size", 10**8, "config.model: parameters, gradients and mom"),
+    ("model.num_layers", 10**6, "config.model.num_layers: programs of 1,000"),
+  ):
+    line = refusal(changed("copy", leaf, value), create=True)
+    assert line.startswith(message)
+    assert line.endswith("more than the 18 GB of memory here")

@@ -1,0 +1,112 @@
+"""Lines in, lines out, beyond what a decoder reads at a time."""
+
+import jax
+import numpy as np
+import pytest
+
+import models
+from process.errors import ConfigError
+from training import experiment, experiment_config, inference
+
+CONTEXT = 8
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+  """A language model of a few characters, untrained."""
+  path = tmp_path_factory.mktemp("text") / "text.txt"
+  path.write_text("the cat sat on the mat. " * 20)
+  config = experiment_config.parse(
+    {
+      "num_steps": 1,
+      "batch_size": 2,
+      "task": {"name": "text", "path": str(path), "context": CONTEXT},
+      "model": {
+        "kind": "decoder",
+        "num_layers": 1,
+        "num_heads": 2,
+        "features": 16,
+        "mlp_features": 16,
+        "position": "learned",
+      },
+    }
+  )
+  return experiment.create(config)
+
+
+@pytest.fixture(scope="module")
+def variables(run):
+  # Wide, so that what is written depends on what was read.
+  return jax.tree.map(lambda leaf: 5 * leaf, run.init().variables)
+
+
+def written(run, variables, line, length):
+  """What greedy decoding writes, one whole forward pass a character."""
+  forward = jax.jit(
+    lambda ids: models.forward(run.model, variables, {"inputs": ids})
+  )
+  text = run.task.encode(line)
+  read, start = list(text), len(text)
+  while len(text) < start + length:
+    padded = np.zeros((1, CONTEXT), np.int32)
+    padded[0, : len(read)] = read
+    text.append(int(forward(padded)[0, len(read) - 1].argmax()))
+    read.append(text[-1])
+    if len(read) > CONTEXT:
+      read = text[-(CONTEXT // 2) :]
+  return run.task.decode(text[start:])
+
+
+def test_text_goes_on_beyond_the_context(run, variables, capsys):
+  lines = ["the", "", "a cat", "sat"]
+  found = inference.generate_lines(run, variables, lines, max_length=31)
+  assert found[1] == ""
+  for line, output in zip(lines, found, strict=True):
+    if line:
+      assert output == written(run, variables, line, 31)
+  out, error = capsys.readouterr()
+  assert not out
+  assert error == (
+    "--max_length=31: the model reads 8 tokens at a time; where they were full "
+    "it read the last 4 again and went on\n"
+  )
+
+
+def test_a_full_prompt_goes_on_too(run, variables):
+  line = "on the m"
+  assert len(line) == CONTEXT
+  [found] = inference.generate_lines(run, variables, [line], max_length=6)
+  assert found == written(run, variables, line, 6)
+  with pytest.raises(
+    ConfigError, match=r"^line 1: 9 characters, more than the"
+  ):
+    inference.generate_lines(run, variables, ["on the ma"], max_length=6)
+
+
+def test_what_fits_the_context_says_nothing(run, variables, capsys):
+  [found] = inference.generate_lines(run, variables, ["the"], max_length=6)
+  assert found == written(run, variables, "the", 6)
+  assert capsys.readouterr().err == ""
+
+
+def test_every_stretch_draws_anew(run, variables):
+  [found] = inference.generate_lines(
+    run, variables, ["the"], max_length=60, method="sample", temperature=9.0
+  )
+  halves = [found[i : i + 5] for i in range(6, 60, 5)]
+  assert len(set(halves)) > 1
+
+
+def test_a_row_ends_where_it_ends(run, variables):
+  """A model that writes nothing but the end is asked once."""
+  asked = []
+
+  def generate(variables, inputs, *, max_length, **unused):
+    asked.append(max_length)
+    tokens = np.zeros((len(inputs["prompt"]), max_length), np.int32)
+    tokens[:, 0] = run.task.eos_id
+    return models.Generated(tokens, np.zeros(len(tokens)))
+
+  ending = run._replace(generate=generate)
+  found = inference.generate_lines(ending, variables, ["the"], max_length=99)
+  assert (found, asked) == ([""], [CONTEXT - 2])
