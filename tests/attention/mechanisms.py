@@ -4,7 +4,6 @@ import jax
 import numpy as np
 
 from attention import (
-  ATTENTIONS,
   additive,
   bigbird,
   bigbird_random_blocks,
@@ -159,10 +158,3 @@ MECHANISMS = (
 
 # The first line of each mechanism, for what does not depend on its settings.
 ONE_EACH = tuple({m.name: m for m in reversed(MECHANISMS)}.values())
-
-OWN = {
-  name: factory
-  for name, factory in ATTENTIONS.items()
-  if factory.__module__.startswith("attention.")
-}
-"""The mechanisms of this project: not those that a user has added."""

@@ -3,7 +3,8 @@
 import pytest
 
 from attention.testing import CHECKS
-from tests.attention.mechanisms import MECHANISMS, ONE_EACH, OWN
+from tests.attention.forms import OWN
+from tests.attention.mechanisms import MECHANISMS, ONE_EACH
 
 
 def test_the_table_covers_every_mechanism():

@@ -12,7 +12,8 @@ import attention
 from attention import definitions
 from attention.definitions.performer import random_features
 from attention.testing import Case
-from tests.attention.mechanisms import ONE_EACH, OWN
+from tests.attention.forms import OWN
+from tests.attention.mechanisms import ONE_EACH
 
 # Arguments of the fast functions that do not say what is computed, but how, and
 # dropout, whose draws are an implementation's own.

@@ -7,6 +7,7 @@ import pytest
 from attention import ATTENTIONS
 from label_packing import packing
 from reports import style, summary, table
+from tests.attention.forms import OWN
 from tests.reports import made_up
 
 
@@ -42,7 +43,7 @@ def test_a_loss_is_better_when_it_is_lower():
 
 
 def test_mechanisms_stand_in_one_order_and_variants_after_them():
-  assert list(ATTENTIONS) == list(table.MECHANISMS)
+  assert [x for x in table.MECHANISMS if x in OWN] == list(OWN)
   assert table.ordered(["lsh_4", "linear", "a", "dense", "linear"]) == [
     "dense",
     "linear",
