@@ -1,6 +1,7 @@
 """The contract as a list of checks, and `check_mechanism` that runs it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+import inspect
 import pathlib
 import textwrap
 import traceback
@@ -12,11 +13,11 @@ from attention.testing.check import Check
 from attention.testing.mechanism import Mechanism
 
 CHECKS: tuple[Check, ...] = (
-  *refusals.CHECKS,
   *values.CHECKS,
   *masking.CHECKS,
-  *transforms.CHECKS,
   *decoding.CHECKS,
+  *transforms.CHECKS,
+  *refusals.CHECKS,
 )
 """The contract. What a mechanism does not support takes no part."""
 
@@ -87,34 +88,65 @@ def check_mechanism(
     cache=cache,
   )
   checks = [check for check in CHECKS if check.applies(mechanism)]
-  failed: dict[tuple[str, str], list[str]] = {}
+  failed = []
   for check in checks:
     try:
       check(mechanism)
     except Exception as error:
-      found = (_message(error), check.advice)
-      failed.setdefault(found, []).append(check.name)
+      failed.append((check, error))
   if failed:
     raise AssertionError(_report(mechanism, failed, len(checks)))
 
 
-def _message(error: Exception) -> str:
-  """What was found; of an error that is not a check's own, also where."""
-  if isinstance(error, AssertionError):
-    return str(error)
-  frames = traceback.extract_tb(error.__traceback__)
-  outside = [x for x in frames if not x.filename.startswith(_HERE)]
-  place = f" ({outside[0].filename}:{outside[0].lineno})" if outside else ""
-  return f"{type(error).__name__}: {error}{place}"
-
-
 def _report(
-  mechanism: Mechanism, failed: Mapping[tuple[str, str], list[str]], total: int
+  mechanism: Mechanism,
+  failed: Sequence[tuple[Check, Exception]],
+  total: int,
 ) -> str:
   """One paragraph for each thing that was found, in the order of `CHECKS`."""
-  count = sum(map(len, failed.values()))
-  lines = [f"{mechanism} fails {count} of {total} checks of the contract."]
-  for (message, advice), names in failed.items():
-    lines += ["", ", ".join(names), textwrap.indent(message, "  found: ")]
-    lines += [f"  contract: {advice}"]
+  found: dict[str, list[tuple[Check, Exception]]] = {}
+  for check, error in failed:
+    # An error in one place is one fault, whatever the shapes in its message.
+    place = _place(mechanism, error)
+    fault = _RANKS if _PROMOTION in str(error) else place
+    fault = fault or f"{error} {check.advice}"
+    found.setdefault(fault, []).append((check, error))
+  lines = [
+    f"{mechanism} fails {len(failed)} of {total} checks of the contract."
+  ]
+  for fault, alike in found.items():
+    _, error = alike[0]
+    message = str(error)
+    if place := _place(mechanism, error):
+      message = f"{type(error).__name__}: {message}\n{place}"
+    advice = {check.advice for check, _ in alike}
+    contract = advice.pop() if len(advice) == 1 else _RAISES
+    if fault == _RANKS:
+      contract = _RANKS
+    lines += [
+      "",
+      ", ".join(check.name for check, _ in alike),
+      "  found: " + textwrap.indent(message, "    ").strip(),
+      f"  contract: {contract}",
+    ]
   return "\n".join(lines)
+
+
+def _place(mechanism: Mechanism, error: Exception) -> str:
+  """Where a mechanism raised, in the file of its factory if that took part."""
+  if isinstance(error, AssertionError):
+    return ""
+  frames = traceback.extract_tb(error.__traceback__)
+  frames = [x for x in frames if not x.filename.startswith(_HERE)]
+  own = inspect.getfile(inspect.unwrap(mechanism.factory))
+  for frame in [x for x in frames if x.filename == own][-1:] or frames[-1:]:
+    return f"{frame.filename}:{frame.lineno}, in {frame.name}"
+  return ""
+
+
+_PROMOTION = "jax_numpy_rank_promotion"
+_RAISES = "A call that `supports` names must not raise an error."
+_RANKS = (
+  "Write out the axes that arrays get, `rate[:, None] * distance[None, :]`: "
+  "the contract is checked under jax.numpy_rank_promotion('raise')."
+)
