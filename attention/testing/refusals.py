@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jaxtyping
+import numpy as np
 
 from attention.capabilities import CAPABILITIES
 from attention.testing.calls import Case, as_jax, require
@@ -53,7 +54,7 @@ def _raised(
     **call: its options.
   """
   try:
-    apply(*qkv, **call)
+    apply(*map(jnp.asarray, qkv), **as_jax(call))
   except ValueError as error:
     require(
       re.match(pattern, str(error), re.DOTALL),
@@ -123,7 +124,8 @@ def _unannotated() -> Iterator[None]:
 
 def _wrong_arguments(mechanism: Mechanism) -> None:
   """Every shape that does not fit is an error that names the argument."""
-  apply, (query, *key, value), _ = _drawn(mechanism, Case())
+  apply, arrays, _ = _drawn(mechanism, Case())
+  query, *key, value = map(np.asarray, arrays)
   wrong = [
     ("query", r"query: expected .+ got", (query[0], *key, value)),
     ("value", r"value: expected .+ got", (query, *key, value[:, :5])),
@@ -144,9 +146,9 @@ def _wrong_arguments(mechanism: Mechanism) -> None:
     qkv = (query, *key, value)
     pattern = "mask: expected" if "mask" in mechanism.supports else "mask: "
     for mask in (
-      jnp.ones((2, 13), bool),
-      jnp.ones((2, 1, 1, 12), bool),
-      jnp.ones((2, 1, 1, 13), jnp.float32),
+      np.ones((2, 13), bool),
+      np.ones((2, 1, 1, 12), bool),
+      np.ones((2, 1, 1, 13), np.float32),
     ):
       wrong = f"a mask that is {mask.dtype} {mask.shape}"
       _raised(wrong, pattern, apply, *qkv, mask=mask)

@@ -26,7 +26,7 @@ def _drawn(
 ) -> tuple[list, dict[str, Any]]:
   """Arrays and options, without those that the mechanism does not support."""
   options = tuple(x for x in case.options if x in mechanism.supports)
-  return as_jax(mechanism.draw(case._replace(options=options)))
+  return mechanism.draw(case._replace(options=options))
 
 
 def _apply(mechanism, *qkv, **call):
@@ -88,7 +88,7 @@ def _vmap(mechanism: Mechanism) -> None:
 
 
 def _scan_over_layers(mechanism: Mechanism) -> None:
-  qkv, call = _drawn(mechanism)
+  qkv, call = as_jax(_drawn(mechanism))
   factors = (0.5, 1.5)
 
   @jax.jit
@@ -118,6 +118,7 @@ def _eager(mechanism: Mechanism) -> None:
   before = len(traces)
   run([x + 1.0 for x in qkv], call)
   require(len(traces) == before, "other values are traced again")
+  qkv, call = as_jax((qkv, call))
   assert_close(_apply(mechanism, *qkv, **call), expected, 1e-6)
 
 

@@ -16,6 +16,7 @@ _LONG = Case(("mask",), length=307, batch=1)
 _ALONE = (
   Case(num_kv_heads=4),
   Case(("causal",)),
+  Case(("scale",), length=7),
   Case(("mask",), num_kv_heads=1),
   Case(("full_mask", "scale")),
   Case(("segments",)),
