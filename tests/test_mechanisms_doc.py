@@ -10,9 +10,10 @@ import re
 import pytest
 
 import attention
-from attention import ATTENTIONS, positions
+from attention import positions
 from attention.capabilities import CAPABILITIES
 from attention.core import relative
+from tests.attention.forms import OWN
 
 _ROOT = pathlib.Path(__file__).parent.parent
 _PAGE = _ROOT / "docs" / "mechanisms.md"
@@ -39,31 +40,31 @@ def _defined(path):
 
 
 def test_every_mechanism_has_a_section_in_the_order_of_the_registry():
-  assert list(_SECTION) == [_HOW, *ATTENTIONS, "Positions"]
+  assert list(_SECTION) == [_HOW, *OWN, "Positions"]
 
 
 def test_every_mechanism_is_in_the_opening_table():
   named = re.findall(r"^\| \[`(\w+)`\]\(#(\w+)\) \|", _OPENING, flags=re.M)
-  assert named == [(name, name) for name in ATTENTIONS]
+  assert named == [(name, name) for name in OWN]
 
 
-@pytest.mark.parametrize("name", [*ATTENTIONS, "positions"])
+@pytest.mark.parametrize("name", [*OWN, "positions"])
 def test_picture_stands_in_its_section_and_is_small(name):
-  section = _SECTION[name if name in ATTENTIONS else "Positions"]
+  section = _SECTION[name if name in OWN else "Positions"]
   assert f"](mechanisms/{name}.png)" in section
   picture = _PAGE.parent / "mechanisms" / f"{name}.png"
   assert 1_000 < picture.stat().st_size < 25_000
 
 
-@pytest.mark.parametrize("name", ATTENTIONS)
+@pytest.mark.parametrize("name", OWN)
 def test_capabilities_are_those_of_the_code(name):
   (line,) = re.findall(r"\*\*Supports\*\*((?: `\w+`)+)", _SECTION[name])
-  supports = ATTENTIONS[name]().supports
+  supports = OWN[name]().supports
   expected = " ".join(f"`{c}`" for c in CAPABILITIES if c in supports)
   assert line.strip() == expected, f"docs/mechanisms.md, {name}: {expected}"
 
 
-@pytest.mark.parametrize("name", ATTENTIONS)
+@pytest.mark.parametrize("name", OWN)
 def test_papers_are_those_of_the_docstring(name):
   module = importlib.import_module(f"attention.{name}")
   function = getattr(module, f"{name}_attention")
@@ -82,7 +83,7 @@ def test_papers_of_positions_are_those_of_the_docstrings():
   assert _papers(_SECTION["Positions"]) == documented
 
 
-@pytest.mark.parametrize("name", ATTENTIONS)
+@pytest.mark.parametrize("name", OWN)
 def test_every_section_links_its_definition_and_its_fast_form(name):
   function = f"{name}_attention"
   fast = getattr(attention, function).__module__.replace(".", "/")
@@ -94,7 +95,7 @@ def _linked(section):
   return set(re.findall(r"\]\(\.\./(attention/[^)]+\.py)\)", section))
 
 
-@pytest.mark.parametrize("name", ATTENTIONS)
+@pytest.mark.parametrize("name", OWN)
 def test_every_section_links_all_files_of_its_mechanism(name):
   assert "\n**In the fast form**, " in _SECTION[name]
   folder = _ROOT / "attention" / name
@@ -108,7 +109,7 @@ def test_core_is_explained_file_by_file():
   assert {str(x.relative_to(_ROOT)) for x in files} <= _linked(_SECTION[_HOW])
 
 
-@pytest.mark.parametrize("name", ATTENTIONS)
+@pytest.mark.parametrize("name", OWN)
 def test_calls_may_give_the_size_of_blocks(name):
   function = getattr(attention, f"{name}_attention")
   option = "chunk_size" if name == "lsh" else "block_size"
@@ -133,4 +134,4 @@ def test_files_with_a_link_exist():
 
 def test_drawn_are_all_mechanisms_and_positions():
   draw = importlib.import_module("docs.draw_mechanisms")
-  assert list(draw.PICTURES) == [*ATTENTIONS, "positions"]
+  assert {*OWN, "positions"} <= set(draw.PICTURES)

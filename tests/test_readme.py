@@ -2,45 +2,74 @@
 
 import pathlib
 import re
+import sys
+import types
 
 import pytest
 
-from attention import ATTENTIONS
 from attention.capabilities import CAPABILITIES, capability_table
+from attention.plug import example
+from tests.attention.forms import OWN
 
 _ROOT = pathlib.Path(__file__).parent.parent
 _README = (_ROOT / "README.md").read_text()
 
 
 def test_capability_table_is_generated():
-  assert capability_table() in _README, (
+  own = {name: example(make) for name, make in OWN.items()}
+  assert capability_table(own) in _README, (
     "README.md: replace the table by the output of "
     "`python -m attention.capabilities`"
   )
 
 
 def test_every_claimed_capability_has_a_column():
-  claimed = set().union(*(make().supports for make in ATTENTIONS.values()))
+  claimed = set().union(*(make().supports for make in OWN.values()))
   assert claimed <= set(CAPABILITIES)
 
 
-def test_python_blocks_run_in_order():
-  blocks = re.findall(r"```python\n(.*?)```", _README, flags=re.DOTALL)
-  assert len(blocks) >= 3
-  namespace = {}
+def _run(page, namespace):
+  """Executes the Python blocks of a page in order."""
+  blocks = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
   for block in blocks:
-    exec(compile(block, "README.md", "exec"), namespace)
-  assert namespace["out"].shape == (2, 1000, 8, 64)
-  assert namespace["cosine_out"].shape == (2, 1000, 8, 64)
+    exec(compile(block, page.name, "exec"), namespace)
+  return namespace
 
 
 def test_lines_fit_a_page():
   assert not [line for line in _README.splitlines() if len(line) > 120]
 
 
+@pytest.fixture(scope="module")
+def readme():
+  return _run(_ROOT / "README.md", {"__name__": "my_package.my_module"})
+
+
+def test_python_blocks_run_in_order(readme):
+  assert readme["out"].shape == (2, 1000, 8, 64)
+  assert readme["layer"].num_heads == 8
+
+
+@pytest.mark.parametrize("name", ["cosine", "decay"])
+def test_mechanisms_of_the_readme_keep_the_contract(name, readme, monkeypatch):
+  """The tests that docs/adding_a_mechanism.md shows for them pass."""
+  module = types.ModuleType("my_package.my_module")
+  vars(module).update(readme)
+  monkeypatch.setitem(sys.modules, "my_package", types.ModuleType("my_package"))
+  monkeypatch.setitem(sys.modules, module.__name__, module)
+  tests = _run(_ROOT / "docs" / "adding_a_mechanism.md", {})
+  tests[f"test_{name}"]()
+
+
 @pytest.mark.parametrize(
   "page",
-  ["README.md", "CONTRIBUTING.md", "docs/comparing.md", "docs/results.md"],
+  [
+    "README.md",
+    "CONTRIBUTING.md",
+    "docs/adding_a_mechanism.md",
+    "docs/comparing.md",
+    "docs/results.md",
+  ],
 )
 def test_files_it_names_exist(page):
   named = re.findall(r"\]\(([^)#:]+)\)", (_ROOT / page).read_text())

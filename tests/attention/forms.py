@@ -1,6 +1,13 @@
-"""Every mechanism at a small size, full and, where it can, causal."""
+"""The mechanisms of this project, small, full and, where they can, causal."""
 
 from attention import ATTENTIONS
+
+OWN = {
+  name: factory
+  for name, factory in ATTENTIONS.items()
+  if factory.__module__.startswith("attention.")
+}
+"""Without mechanisms that a user has added to the registry."""
 
 SIZES = {
   "sliding_window": {"window": 5},
@@ -13,7 +20,7 @@ SIZES = {
 }
 FORMS = [
   (name, is_causal)
-  for name, factory in ATTENTIONS.items()
+  for name, factory in OWN.items()
   for is_causal in (False, True)
   if not is_causal or "causal" in factory().supports
 ]

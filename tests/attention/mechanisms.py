@@ -1,74 +1,25 @@
 """What the contract suite runs over: one line a mechanism and setting."""
 
-from collections.abc import Callable
-import dataclasses
-from typing import Any
-
 import jax
 import numpy as np
 
 from attention import (
-  ATTENTIONS,
-  Attention,
+  additive,
+  bigbird,
   bigbird_random_blocks,
   definitions,
+  dense,
+  flash,
+  linear,
+  linformer,
+  lsh,
+  multiplicative,
+  nystrom,
+  performer,
+  sliding_window,
 )
 from attention.definitions.nystrom import depthwise_convolution
-from tests.attention.cases import Case
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Mechanism:
-  """One entry of the suite.
-
-  Attributes:
-    name: key of `ATTENTIONS`.
-    options: hyperparameters, given to the factory.
-    reference: `(variables, query, key, value, **call) -> out` in float64, the
-      mechanism's definition.
-    normalised: the rows of its attention matrix sum to 1.
-    sparse: a query may see none of the keys that a call allows.
-    pads: a sequence with padding gives what the shorter one gives.
-    past_error: how far the future may change the past: 0 is not by a bit; a
-      mechanism that sorts adds the same terms in another order.
-    cache: what its decode cache grows with, 'length' or 'nothing'.
-  """
-
-  name: str
-  options: dict[str, Any]
-  reference: Callable[..., Any]
-  normalised: bool = True
-  sparse: bool = False
-  pads: bool = True
-  past_error: float = 0.0
-  cache: str = "nothing"
-
-  def build(self) -> Attention:
-    """The mechanism; one whose query is its key takes that array once."""
-    attention = ATTENTIONS[self.name](**self.options)
-    if not self.shares_query_and_key:
-      return attention
-    apply, decode = attention.apply, attention.decode
-    return attention._replace(
-      apply=lambda variables, query, value, **call: apply(
-        variables, query, None, value, **call
-      ),
-      decode=lambda variables, cache, query, value: decode(
-        variables, cache, query, None, value
-      ),
-    )
-
-  @property
-  def shares_query_and_key(self) -> bool:
-    return "shared_qk" in ATTENTIONS[self.name](**self.options).supports
-
-  def draw(self, case: Case, seed: int = 0) -> tuple[list, dict[str, Any]]:
-    """`case.draw`, without the key where the query is the key."""
-    arrays, call = case.draw(seed)
-    return arrays[:: 2 if self.shares_query_and_key else 1], call
-
-  def __str__(self) -> str:
-    return ",".join([self.name, *(f"{k}={v}" for k, v in self.options.items())])
+from attention.testing import Mechanism
 
 
 def _dense(variables, *qkv, **call):
@@ -81,7 +32,7 @@ def _flash(**options):
     assert not variables
     return definitions.flash_attention(*qkv, **call)
 
-  return Mechanism("flash", options, attend, cache="length")
+  return Mechanism(flash, attend, options, cache="length")
 
 
 def _multiplicative(**options):
@@ -89,7 +40,7 @@ def _multiplicative(**options):
     kernel = variables["params"]["kernel"] if options["general"] else None
     return definitions.multiplicative_attention(*qkv, kernel=kernel, **call)
 
-  return Mechanism("multiplicative", options, attend, cache="length")
+  return Mechanism(multiplicative, attend, options, cache="length")
 
 
 def _window(**options):
@@ -97,7 +48,7 @@ def _window(**options):
     assert not variables
     return definitions.sliding_window_attention(*qkv, **options, **call)
 
-  return Mechanism("sliding_window", options, attend, sparse=True)
+  return Mechanism(sliding_window, attend, options, sparse=True)
 
 
 def _linear(**options):
@@ -105,7 +56,7 @@ def _linear(**options):
     assert not variables
     return definitions.linear_attention(*qkv, **call)
 
-  return Mechanism("linear", options, attend)
+  return Mechanism(linear, attend, options)
 
 
 def _performer(**options):
@@ -117,7 +68,7 @@ def _performer(**options):
       *qkv, projection=projection, kernel=kernel, **call
     )
 
-  return Mechanism("performer", options, attend)
+  return Mechanism(performer, attend, options)
 
 
 def _linformer(**options):
@@ -127,14 +78,14 @@ def _linformer(**options):
     assert params["key_projection"].ndim == (3 if options["per_head"] else 2)
     return definitions.linformer_attention(*qkv, **params, **call)
 
-  return Mechanism("linformer", options, attend, normalised=False)
+  return Mechanism(linformer, attend, options, normalised=False)
 
 
 def _additive(**options):
   def attend(variables, *qkv, **call):
     return definitions.additive_attention(*qkv, **variables["params"], **call)
 
-  return Mechanism("additive", options, attend, cache="length")
+  return Mechanism(additive, attend, options, cache="length")
 
 
 def _nystrom(**options):
@@ -149,7 +100,7 @@ def _nystrom(**options):
       out += depthwise_convolution(qkv[2], kernel, mask=mask)
     return out
 
-  return Mechanism("nystrom", options, attend, normalised=False)
+  return Mechanism(nystrom, attend, options, normalised=False)
 
 
 def _bigbird(**options):
@@ -167,7 +118,7 @@ def _bigbird(**options):
       query, *rest, block_size=size, random_blocks=random_blocks, **call
     )
 
-  return Mechanism("bigbird", options, attend, pads=False)
+  return Mechanism(bigbird, attend, options, pads=False)
 
 
 def _lsh(**options):
@@ -181,12 +132,12 @@ def _lsh(**options):
     )
 
   return Mechanism(
-    "lsh", options, attend, sparse=True, past_error=1e-6, cache="length"
+    lsh, attend, options, sparse=True, past_error=1e-6, cache="length"
   )
 
 
 MECHANISMS = (
-  Mechanism("dense", {}, _dense, cache="length"),
+  Mechanism(dense, _dense, cache="length"),
   _flash(block_size=(8, 5)),
   _multiplicative(general=True),
   _window(window=3),
@@ -203,5 +154,7 @@ MECHANISMS = (
   _nystrom(num_landmarks=4),
   _nystrom(num_landmarks=5, conv_kernel_size=3),
 )
+"""A line for each mechanism and setting."""
+
 # The first line of each mechanism, for what does not depend on its settings.
 ONE_EACH = tuple({m.name: m for m in reversed(MECHANISMS)}.values())

@@ -22,7 +22,7 @@ from attention import (
   sliding_window,
   sliding_window_attention,
 )
-from tests.attention.cases import assert_close
+from attention.testing import assert_close
 
 FEATURES, HEADS, LENGTH = 16, 2, 6
 INPUTS = jax.random.normal(jax.random.key(0), (3, LENGTH, FEATURES))

@@ -14,7 +14,7 @@ from attention import (
 )
 from attention.core import platform
 from attention.core.softmax import masked_softmax
-from tests.attention.cases import Case, assert_close, split
+from attention.testing import Case, assert_close, split
 
 WIDTH = 6
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from attention import ATTENTIONS, Dims
-from tests.attention.cases import assert_close
+from attention.testing import assert_close
 
 SIZES = {
   "sliding_window": {"window": 3},

@@ -5,14 +5,14 @@ import functools
 import inspect
 import pathlib
 
-import jax
 import numpy as np
 import pytest
 
 import attention
-from attention import ATTENTIONS, definitions
+from attention import definitions
 from attention.definitions.performer import random_features
-from tests.attention.cases import Case
+from attention.testing import Case
+from tests.attention.forms import OWN
 from tests.attention.mechanisms import ONE_EACH
 
 # Arguments of the fast functions that do not say what is computed, but how, and
@@ -23,7 +23,7 @@ _HOW_OF = {"bigbird": _HOW - {"block_size"}}
 # NumPy's own, where the fast function has one of JAX.
 _OTHER_DEFAULT = {"feature_map"}
 
-by_name = pytest.mark.parametrize("name", ATTENTIONS)
+by_name = pytest.mark.parametrize("name", OWN)
 
 
 @by_name
@@ -51,7 +51,7 @@ def test_they_are_of_numpy_alone():
     "typing",
   }
   files = list(pathlib.Path(definitions.__file__).parent.glob("*.py"))
-  assert len(files) > len(ATTENTIONS)
+  assert len(files) > len(OWN)
   for file in files:
     for node in ast.walk(ast.parse(file.read_text())):
       match node:
@@ -68,14 +68,14 @@ def test_they_are_of_numpy_alone():
 
 def call_of(mechanism, case):
   """The definition with its variables, arrays, and options of the call."""
-  variables = mechanism.build().init(jax.random.key(0), case.dims)
+  variables = mechanism.variables(case.dims)
   arrays, call = mechanism.draw(case)
-  return functools.partial(mechanism.reference, variables), arrays, call
+  return functools.partial(mechanism.definition, variables), arrays, call
 
 
 masking = pytest.mark.parametrize(
   "mechanism",
-  [m for m in ONE_EACH if "mask" in m.build().supports],
+  [m for m in ONE_EACH if "mask" in m.supports],
   ids=str,
 )
 
@@ -115,7 +115,7 @@ def test_what_a_masked_key_holds_changes_nothing(mechanism, fill):
 @pytest.mark.parametrize("axes", [(0,), (3,), (0, 3), (0, 1, 2), (1, 2, 3)])
 def test_masks_broadcast(mechanism, axes):
   """Each axis of a mask is whole or 1; whole along T and N where it may."""
-  full = "full_mask" in mechanism.build().supports
+  full = "full_mask" in mechanism.supports
   case = Case(("full_mask" if full else "mask",))
   define, arrays, call = call_of(mechanism, case)
   mask = call["mask"]
@@ -140,7 +140,7 @@ def test_a_mask_along_queries_is_refused(name):
 
 @pytest.mark.parametrize(
   "mechanism",
-  [m for m in ONE_EACH if "causal" not in m.build().supports],
+  [m for m in ONE_EACH if "causal" not in m.supports],
   ids=str,
 )
 def test_what_has_no_causal_form_refuses_it(mechanism):

@@ -9,7 +9,7 @@ import pytest
 
 from attention import attention_weights, dense_attention
 from attention.core import platform, rows
-from tests.attention.cases import Case, assert_close
+from attention.testing import Case, assert_close
 
 
 def qkv(**shape):

@@ -12,7 +12,7 @@ import pytest
 
 from attention import attention_weights, dense_attention, flash_attention
 from attention.flash import flash
-from tests.attention.cases import Case, assert_close
+from attention.testing import Case, assert_close
 
 
 @functools.partial(jax.jit, static_argnames=("is_causal", "block_size"))

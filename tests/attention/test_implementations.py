@@ -19,7 +19,7 @@ import pytest
 from attention import flash_attention, sliding_window_attention
 from attention.core import platform
 from attention.sliding_window import sliding_window
-from tests.attention.cases import Case, assert_close
+from attention.testing import Case, assert_close
 
 FLASH = flash_attention
 WINDOW = functools.partial(sliding_window_attention, window=(3, 0))

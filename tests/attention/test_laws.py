@@ -14,7 +14,7 @@ from attention import (
   performer_attention,
   sliding_window_attention,
 )
-from tests.attention.cases import Case, assert_close
+from attention.testing import Case, assert_close
 
 LENGTH = 13
 QKV = [jnp.asarray(x) for x in Case(length=LENGTH).draw()[0]]

@@ -14,7 +14,7 @@ from attention import (
   linear_attention,
   performer_attention,
 )
-from tests.attention.cases import assert_close
+from attention.testing import assert_close
 
 
 def _inputs(length, source_length=None, seed=0):

@@ -16,7 +16,7 @@ from attention import (
   performer_attention,
 )
 from attention.core import platform
-from tests.attention.cases import assert_close
+from attention.testing import assert_close
 
 PROJECTION = orthogonal_features(jax.random.key(0), 16, 8)
 ATTEND = {

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from attention import Dims, linformer, linformer_attention
-from tests.attention.cases import assert_close
+from attention.testing import assert_close
 
 _DIMS = Dims(num_heads=4, num_kv_heads=2, head_dim=8, max_length=12)
 

@@ -11,7 +11,7 @@ from attention import Dims, definitions
 from attention.lsh import chunks as lsh_chunks
 from attention.lsh import hash as lsh_hash
 from attention.lsh import lsh, lsh_attention, lsh_rotations
-from tests.attention.cases import assert_close
+from attention.testing import assert_close
 from tests.attention.lsh_cases import (
   CHUNK,
   B,

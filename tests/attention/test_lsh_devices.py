@@ -9,7 +9,7 @@ import pytest
 
 from attention import lsh_attention
 from attention.core import platform
-from tests.attention.cases import assert_close
+from attention.testing import assert_close
 from tests.attention.lsh_cases import (
   B,
   N,

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.attention.cases import assert_close
+from attention.testing import assert_close
 from tests.attention.lsh_cases import (
   CHUNK,
   B,

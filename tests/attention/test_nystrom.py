@@ -15,7 +15,7 @@ from attention import (
 )
 from attention.definitions.nystrom import iterated_inverse
 from attention.nystrom.inverse import pseudo_inverse
-from tests.attention.cases import Case, assert_close, split
+from attention.testing import Case, assert_close, split
 
 
 def draw(case):

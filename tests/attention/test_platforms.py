@@ -11,7 +11,7 @@ import pytest
 
 from attention import ATTENTIONS, Dims
 from attention.core import platform
-from tests.attention.cases import assert_close
+from attention.testing import assert_close
 from tests.attention.forms import FORMS, SIZES
 
 MOST_TRIPS = 16

@@ -18,7 +18,7 @@ from attention import (
   t5_buckets,
 )
 from attention.core import platform, relative
-from tests.attention.cases import assert_close
+from attention.testing import assert_close
 
 
 def bucket_of(distance, num_buckets, max_distance, is_causal):

@@ -19,10 +19,7 @@ from tests.attention.window_cases import (
   draw_options,
 )
 
-pytestmark = [
-  pytest.mark.optimised,
-  pytest.mark.usefixtures("short_blocks"),
-]
+pytestmark = pytest.mark.usefixtures("short_blocks")
 
 
 def test_transformations_and_traces():
@@ -79,6 +76,7 @@ def _compiled(length, with_gradient, names="", kv_heads=2, dilation=1):
   return program.lower(*shapes, arrays).compile()
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize(
   ("with_gradient", "names", "dilation"),
   [
@@ -105,6 +103,7 @@ def test_memory_is_linear_in_length(
   assert instructions[8192] <= instructions[2048] * 1.05
 
 
+@pytest.mark.optimised
 def test_grouped_heads_need_no_repeated_keys(monkeypatch):
   monkeypatch.setattr(platform, "window_rows", lambda width: 64)
   few = _compiled(2048, with_gradient=True, kv_heads=1)

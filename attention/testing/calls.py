@@ -1,14 +1,16 @@
-"""Random calls for the contract suite, and how numbers are compared."""
+"""Random calls, and how their results are compared."""
 
+from collections.abc import Callable
 import itertools
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from attention import Dims
+from attention.plug import Dims
 
-FEATURES = frozenset(
+_FEATURES = frozenset(
   {"causal", "mask", "full_mask", "segments", "bias", "relative", "global"}
 )
 
@@ -24,6 +26,8 @@ class Case(NamedTuple):
     num_kv_heads: K.
     value_dim: width of the values.
     batch: B.
+    num_heads: N.
+    head_dim: H.
   """
 
   options: tuple[str, ...] = ()
@@ -37,20 +41,23 @@ class Case(NamedTuple):
 
   @property
   def keys(self) -> int:
+    """S."""
     return self.length if self.source_length is None else self.source_length
 
   @property
   def dims(self) -> Dims:
+    """The sizes from which a mechanism makes its variables."""
     # Longer than most calls, so that Linformer's first rows are in use.
     longest = max(self.keys, 16)
     return Dims(self.num_heads, self.num_kv_heads, self.head_dim, longest)
 
   @property
   def needs(self) -> frozenset[str]:
+    """What a mechanism must support to take the call."""
     cross = {"cross"} if self.keys != self.length else set()
     options = (option.split("_")[0] for option in self.options)
     options = {*self.options, *options}
-    return frozenset(FEATURES.intersection(options) | cross)
+    return frozenset(_FEATURES.intersection(options) | cross)
 
   def __str__(self) -> str:
     shape = f"T{self.length}S{self.keys}K{self.num_kv_heads}V{self.value_dim}"
@@ -101,11 +108,11 @@ class Case(NamedTuple):
         case "global_qkv":
           call["global_qkv"] = tuple(qkv())
         case _:
-          raise ValueError(option)
+          raise ValueError(f"options: expected known names, got {option!r}")
     return arrays, call
 
 
-def split(tree):
+def split(tree: Any) -> tuple[list, Callable[[Any], Any]]:
   """The array leaves of a call, and `rebuild` which puts others in their place.
 
   So a call can be handed to `jax.jit` with its arrays as arguments and its
@@ -124,10 +131,53 @@ def split(tree):
   return list(itertools.compress(leaves, is_array)), rebuild
 
 
-def assert_close(got, expected, tolerance: float):
-  """Asserts |got - expected| ≤ tolerance · (largest expected magnitude)."""
+def as_jax(tree: Any) -> Any:
+  """A call whose arrays are those of JAX, and whose flags are unchanged."""
+  arrays, rebuild = split(tree)
+  return rebuild(map(jnp.asarray, arrays))
+
+
+# Not `assert`, which `python -O` leaves out and only pytest explains.
+def require(condition: Any, message: str) -> None:
+  """Raises AssertionError with `message` unless `condition` holds."""
+  if not condition:
+    raise AssertionError(message)
+
+
+def assert_close(
+  got: Any, expected: Any, tolerance: float, name: str = "the result"
+) -> None:
+  """Raises unless |got - expected| ≤ tolerance · (largest expected magnitude).
+
+  Args:
+    got: what a mechanism returned.
+    expected: an array of the same shape.
+    tolerance: the largest error, as a share of the largest expected value.
+    name: what `got` is, for the message.
+
+  Raises:
+    AssertionError: the shapes or the values differ.
+  """
   got, expected = np.asarray(got, np.float64), np.asarray(expected, np.float64)
-  assert got.shape == expected.shape
-  scale = np.abs(expected).max()
-  error = np.abs(got - expected).max()
-  assert error <= tolerance * scale, f"{error / scale:.2e} > {tolerance:.0e}"
+  require(
+    got.shape == expected.shape,
+    f"{name} has shape {got.shape}, expected {expected.shape}",
+  )
+  require(np.isfinite(got).all(), f"{name} is not finite")
+  error, scale = np.abs(got - expected).max(), np.abs(expected).max()
+  if error > tolerance * scale:
+    where = np.unravel_index(np.abs(got - expected).argmax(), got.shape)
+    raise AssertionError(
+      f"{name} is off by {error:.2e}, which is {error / scale:.1e} of the "
+      f"largest expected value and may be {tolerance:.0e}; at "
+      f"{tuple(map(int, where))} it is {got[where]:.6g} and should be "
+      f"{expected[where]:.6g}"
+    )
+
+
+def assert_same_bits(got: Any, expected: Any, message: str) -> None:
+  """Raises with `message` and the difference unless two arrays are equal."""
+  got, expected = np.asarray(got), np.asarray(expected)
+  if not np.array_equal(got, expected):
+    moved = np.abs(np.float64(got) - np.float64(expected)).max()
+    raise AssertionError(f"{message}, by up to {moved:.2e}")

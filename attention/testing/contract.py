@@ -1,0 +1,152 @@
+"""The contract as a list of checks, and `check_mechanism` that runs it."""
+
+from collections.abc import Callable, Mapping, Sequence
+import inspect
+import pathlib
+import textwrap
+import traceback
+from typing import Any, Literal
+
+from attention import plug
+from attention.testing import decoding, masking, refusals, transforms, values
+from attention.testing.check import Check
+from attention.testing.mechanism import Mechanism
+
+CHECKS: tuple[Check, ...] = (
+  *values.CHECKS,
+  *masking.CHECKS,
+  *decoding.CHECKS,
+  *transforms.CHECKS,
+  *refusals.CHECKS,
+)
+"""The contract. What a mechanism does not support takes no part."""
+
+_HERE = str(pathlib.Path(__file__).parent)
+
+
+def check_mechanism(
+  factory: Callable[..., plug.Attention],
+  definition: Callable[..., Any],
+  *,
+  options: Mapping[str, Any] | None = None,
+  normalised: bool = True,
+  sparse: bool = False,
+  pads: bool = True,
+  past_error: float = 0.0,
+  cache: Literal["length", "nothing"] | None = None,
+) -> None:
+  """Holds a mechanism to the contract that all mechanisms here keep.
+
+      def test_decay():
+        check_mechanism(decay, decay_definition)
+
+  What `supports` names is compared with the definition, alone and together,
+  values and gradients; what it does not name must raise. Nothing leaks: the
+  future, padding, other examples. Decoding equals the causal call.
+  Every check runs under `jax.numpy_rank_promotion('raise')`, which makes jnp
+  refuse to broadcast arrays of different ranks: write `rate[:, None] * x`.
+
+  Args:
+    factory: `(**options) -> Attention`.
+    definition: `(variables, query, key, value, **call) -> out`, the
+      mechanism's formula in float64 NumPy. It gets the variables of
+      `init` and the options of a call, all floating-point arrays in float64;
+      for a mechanism whose query is its key ('shared_qk') there is no `key`.
+      `attention.definitions` has those of the mechanisms here.
+    options: hyperparameters for the factory; None is its defaults.
+    normalised: whether the rows of the attention matrix sum to 1.
+    sparse: whether a query may see none of the keys that a call allows.
+    pads: whether a sequence with masked padding gives what the sequence gives
+      alone; False where the pattern depends on the length.
+    past_error: how far the future may move the past; more than 0 only for a
+      mechanism that adds the same terms in another order.
+    cache: 'length' if the decode cache must grow with max_length, 'nothing' if
+      it must not; None allows both.
+
+  Raises:
+    AssertionError: lists every check that failed, with what was found and what
+      to do.
+    ValueError: a hyperparameter without a default is not in `options`.
+
+  Cost: it compiles about fifty small programs, a minute on one core.
+  """
+  options = {} if options is None else dict(options)
+  missing = sorted(set(plug.required(factory)) - options.keys())
+  if missing:
+    raise ValueError(
+      f"options: expected values for {', '.join(missing)}, which have no "
+      f"default, got {options}"
+    )
+  mechanism = Mechanism(
+    factory,
+    definition,
+    options,
+    normalised=normalised,
+    sparse=sparse,
+    pads=pads,
+    past_error=past_error,
+    cache=cache,
+  )
+  checks = [check for check in CHECKS if check.applies(mechanism)]
+  failed = []
+  for check in checks:
+    try:
+      check(mechanism)
+    except Exception as error:
+      failed.append((check, error))
+  if failed:
+    raise AssertionError(_report(mechanism, failed, len(checks)))
+
+
+def _report(
+  mechanism: Mechanism,
+  failed: Sequence[tuple[Check, Exception]],
+  total: int,
+) -> str:
+  """One paragraph for each thing that was found, in the order of `CHECKS`."""
+  found: dict[str, list[tuple[Check, Exception]]] = {}
+  for check, error in failed:
+    # An error in one place is one fault, whatever the shapes in its message.
+    place = _place(mechanism, error)
+    fault = _RANKS if _PROMOTION in str(error) else place
+    fault = fault or f"{error} {check.advice}"
+    found.setdefault(fault, []).append((check, error))
+  lines = [
+    f"{mechanism} fails {len(failed)} of {total} checks of the contract."
+  ]
+  for fault, alike in found.items():
+    _, error = alike[0]
+    message = str(error)
+    if place := _place(mechanism, error):
+      message = f"{type(error).__name__}: {message}\n{place}"
+    advice = {check.advice for check, _ in alike}
+    contract = advice.pop() if len(advice) == 1 else _RAISES
+    if fault == _RANKS:
+      contract = _RANKS
+    lines += [
+      "",
+      ", ".join(check.name for check, _ in alike),
+      "  found: " + textwrap.indent(message, "    ").strip(),
+      f"  contract: {contract}",
+    ]
+  return "\n".join(lines)
+
+
+def _place(mechanism: Mechanism, error: Exception) -> str:
+  """Where a mechanism raised, in the file of its factory if that took part."""
+  if isinstance(error, AssertionError):
+    return ""
+  frames = traceback.extract_tb(error.__traceback__)
+  frames = [x for x in frames if not x.filename.startswith(_HERE)]
+  own = inspect.getfile(inspect.unwrap(mechanism.factory))
+  for frame in [x for x in frames if x.filename == own][-1:] or frames[-1:]:
+    return f"{frame.filename}:{frame.lineno}, in {frame.name}"
+  return ""
+
+
+_PROMOTION = "jax_numpy_rank_promotion"
+_RAISES = "A call that `supports` names must not raise an error."
+_RANKS = (
+  "Write out the axes that arrays get, `rate[:, None] * distance[None, :]`: "
+  "the contract is checked under jax.numpy_rank_promotion('raise')."
+)

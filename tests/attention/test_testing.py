@@ -1,0 +1,196 @@
+"""The contract finds mistakes, and `check_mechanism` says what to do."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention import Attention, definitions, dense, dense_attention
+from attention.plug import no_variables
+from attention.testing import CHECKS, Mechanism, check_mechanism
+
+
+def definition(variables, *qkv, **call):
+  return definitions.dense_attention(*qkv, **call)
+
+
+def changed(**call_or_fields):
+  """Dense attention with some of its functions replaced."""
+  return lambda: dense()._replace(**call_or_fields)
+
+
+def applying(change):
+  """Dense attention with `change(call)` made to the options of every call."""
+
+  def apply(variables, query, key, value, **call):
+    call = change(call)
+    return dense().apply(variables, query, key, value, **call)
+
+  return changed(apply=apply)
+
+
+def leaks(variables, query, key, value, *, is_causal=False, **call):
+  """Causal by a mask of its own, which is one key too wide."""
+  if is_causal:
+    shape = (1, 1, query.shape[1], key.shape[1])
+    mask = jnp.tri(*shape[2:], k=1, dtype=bool).reshape(shape)
+    call["mask"] = mask if call.get("mask") is None else call["mask"] & mask
+  return dense_attention(query, key, value, **call)
+
+
+def without_empty_rows(variables, query, key, value, **call):
+  out = dense_attention(query, key, value, **call)
+  seen = jnp.any(call["mask"], axis=(1, 2, 3), keepdims=True)
+  return jnp.where(seen, out, jnp.nan)
+
+
+def over_the_batch(variables, query, key, value, **call):
+  out = dense_attention(query, key, value, **call)
+  return out + 1e-6 * jnp.max(jnp.abs(query))
+
+
+def late(variables, cache, *qkv, **tables):
+  """Counts one position too many at the first step."""
+  index = jnp.where(cache.index == 0, 1, cache.index)
+  return dense().decode(variables, cache._replace(index=index), *qkv, **tables)
+
+
+def in_half_precision(variables, query, key, value, **call):
+  query = query.astype(jnp.bfloat16).astype(query.dtype)
+  return dense_attention(query, key, value, **call)
+
+
+def stopped(variables, query, key, value, **call):
+  return dense_attention(query, jax.lax.stop_gradient(key), value, **call)
+
+
+MISTAKES = {
+  "mask": (
+    applying(lambda call: call | {"mask": None}),
+    "masked_keys_are_not_read",
+    "keys and values that the mask hides",
+  ),
+  "causal": (
+    changed(apply=leaks),
+    "future_changes_nothing",
+    "position 12 of 13 moves earlier results",
+  ),
+  "causal gradient": (
+    changed(apply=leaks),
+    "future_has_no_gradient",
+    "at positions after 5",
+  ),
+  "scale": (
+    applying(lambda call: call | {"scale": None}),
+    "value_and_gradient[T13S13K2V5-causal-mask-scale]",
+    "is off by",
+  ),
+  "segments": (
+    applying(
+      lambda call: (
+        call | dict.fromkeys(["query_segment_ids", "key_segment_ids"])
+      )
+    ),
+    "lone_segment_gives_zeros",
+    "gives no zeros",
+  ),
+  "empty rows": (
+    changed(apply=without_empty_rows),
+    "empty_rows_give_zeros",
+    "gives NaN, expected zeros",
+  ),
+  "batch": (
+    changed(apply=over_the_batch),
+    "examples_are_apart",
+    "example 0 changes when others",
+  ),
+  "decode": (
+    changed(decode=late),
+    "decoding_equals_the_causal_call[K2]",
+    "is off by",
+  ),
+  "digits": (
+    changed(apply=in_half_precision),
+    "value_and_gradient[T13S13K2V8-causal]",
+    "may be 1e-05",
+  ),
+  "gradient": (
+    changed(apply=stopped),
+    "value_and_gradient[T13S13K2V8-causal]",
+    r"gradient of \['arrays'\]\['key'\]",
+  ),
+  "weights": (
+    applying(lambda call: call | {"mask": None}),
+    "attention_matrix",
+    "a pair that the call hides has a weight",
+  ),
+  "refusal": (
+    changed(supports=dense().supports - {"bias"}),
+    "refuses[bias]",
+    "a call with bias is accepted",
+  ),
+  "names": (
+    changed(supports=dense().supports | {"maks"}),
+    "record",
+    "unknown names: maks",
+  ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_found(mistake):
+  factory, name, message = MISTAKES[mistake]
+  (check,) = (check for check in CHECKS if check.name == name)
+  if check.applies(right := Mechanism(dense, definition)):
+    check(right)
+  with pytest.raises(AssertionError, match=message):
+    check(Mechanism(factory, definition))
+
+
+def only_causal(query, key, value, *, is_causal=False):
+  return dense_attention(query, key, value, is_causal=is_causal)
+
+
+def careless() -> Attention:
+  """No checks, no scale, a sum of ranks 4 and 1, and options that vanish."""
+
+  def apply(variables, query, key, value, **call):
+    del call
+    return only_causal(query + jnp.zeros(8), key, value)
+
+  return Attention(no_variables, apply, None, None, frozenset({"causal"}))
+
+
+def test_the_report_lists_each_failure_with_what_to_do():
+  with pytest.raises(AssertionError) as error:
+    check_mechanism(careless, definition)
+  report = str(error.value)
+  assert report.startswith("careless fails ")
+  first, *paragraphs = report.split("\n\n")
+  assert first.endswith("checks of the contract.")
+  named = [name for x in paragraphs for name in x.split("\n")[0].split(", ")]
+  assert first.split()[2] == str(len(named))
+  assert "value_and_gradient[T13S13K2V8-causal]" in named
+  assert "jax_numpy_rank_promotion" in report
+  assert "test_testing.py:" in report
+  for paragraph in paragraphs:
+    assert "\n  found: " in paragraph
+    assert "\n  contract: " in paragraph
+
+
+def test_a_definition_in_float32_is_refused():
+  check = next(check for check in CHECKS if check.name.startswith("value"))
+
+  def in_float32(variables, *qkv, **call):
+    return np.float32(definition(variables, *qkv, **call))
+
+  with pytest.raises(AssertionError, match="definition: expected a float64"):
+    check(Mechanism(dense, in_float32))
+
+
+def test_hyperparameters_without_a_default_have_to_be_given():
+  def wide(width) -> Attention:
+    return dense()
+
+  with pytest.raises(ValueError, match=r"options: expected values for width"):
+    check_mechanism(wide, definition)
