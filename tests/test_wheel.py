@@ -1,0 +1,62 @@
+"""`pip install .` installs the library alone, with what it imports."""
+
+import ast
+import pathlib
+import re
+import sys
+import tomllib
+
+_ROOT = pathlib.Path(__file__).parent.parent
+_PROJECT = tomllib.loads((_ROOT / "pyproject.toml").read_text())
+
+
+def imported(path):
+  """Top-level names of the modules that a file imports."""
+  for node in ast.walk(ast.parse(path.read_text())):
+    if isinstance(node, ast.Import):
+      yield from (alias.name.partition(".")[0] for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+      yield (node.module or "").partition(".")[0]
+
+
+def names(requirements):
+  return {re.match(r"[\w-]+", one)[0].replace("-", "_") for one in requirements}
+
+
+def test_the_library_needs_what_it_imports():
+  found = {
+    name
+    for path in (_ROOT / "attention").rglob("*.py")
+    for name in imported(path)
+  }
+  others = found - set(sys.stdlib_module_names) - {"attention"}
+  # Kernels that `implementation='tokamax'` asks for are an extra.
+  extras = names(_PROJECT["project"]["optional-dependencies"]["tokamax"])
+  assert others - extras == names(_PROJECT["project"]["dependencies"])
+
+
+def test_one_package_is_installed():
+  find = _PROJECT["tool"]["setuptools"]["packages"]["find"]
+  assert find == {"include": ["attention", "attention.*"]}
+  for path in (_ROOT / "attention").rglob("*.py"):
+    assert (path.parent / "__init__.py").exists(), path
+
+
+def test_the_laboratory_names_what_it_imports():
+  """Every library that a program imports is in an extra, none by accident."""
+  here = {path.name for path in _ROOT.iterdir() if path.is_dir()}
+  here |= {path.stem for path in _ROOT.glob("*.py")}
+  found = {
+    name
+    for folder in here - {"tests", ".venv", "runs"}
+    for path in (_ROOT / folder).rglob("*.py")
+    if not folder.startswith(".")
+    for name in imported(path)
+  } | {name for path in _ROOT.glob("*.py") for name in imported(path)}
+  others = found - set(sys.stdlib_module_names) - here
+  project = _PROJECT["project"]
+  known = names(project["dependencies"])
+  for extra in ("lab", "tokamax"):
+    known |= names(project["optional-dependencies"][extra])
+  spelt = {"absl": "absl_py", "orbax": "orbax_checkpoint"}
+  assert {spelt.get(name, name) for name in others} <= known
