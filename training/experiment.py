@@ -16,6 +16,7 @@ import numpy as np
 
 import models
 from process.errors import ConfigError
+from settings.leaves import flatten
 from settings.memory import check_fits, machine_bytes
 import tasks
 from training import optimizer as optimizer_lib
@@ -178,8 +179,8 @@ def _check_memory(config: ExperimentConfig, task: tasks.Task) -> None:
   activations = model.num_layers * (model.features + mlp_features)
   check_fits(
     "batch_size",
-    f"activations and logits of {rows:,} rows of {longest:,} tokens (the longest "
-    f"of the task) with {sizes} and {symbols:,} symbols",
+    f"activations and logits of {rows:,} rows of {longest:,} tokens"
+    f"{_deciding(config, longest)} with {sizes} and {symbols:,} symbols",
     rows
     * (
       longest * activations * jnp.dtype(model.dtype).itemsize
@@ -187,6 +188,19 @@ def _check_memory(config: ExperimentConfig, task: tasks.Task) -> None:
     ),
     available,
   )
+
+
+def _deciding(config: ExperimentConfig, length: int) -> str:
+  """Leaves of the task that the length of its rows may follow from."""
+  leaves = flatten(config.to_mapping()["task"])
+  found = [
+    f"task.{leaf}"
+    for leaf, value in leaves.items()
+    for number in (value if isinstance(value, list) else [value])
+    # As 2 · max_length + 2 does.
+    if isinstance(number, int) and number <= length <= 4 * number
+  ]
+  return f" ({', '.join(found)})" if found else ""
 
 
 def describe(experiment: Experiment) -> str:
