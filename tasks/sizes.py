@@ -46,6 +46,7 @@ def check_sizes(
       f"logits over {count:,} symbols for batch_size={batch_size} rows of "
       f"{longest:,} tokens (task.{decides})",
       batch_size * longest * count * _LOGIT_BYTES,
+      on_devices=True,
     )
   for leaf, count in (examples or {}).items():
     check_fits(

@@ -17,7 +17,7 @@ import numpy as np
 import models
 from process.errors import ConfigError
 from settings.leaves import flatten
-from settings.memory import check_fits, machine_bytes
+from settings.memory import check_fits
 import tasks
 from training import optimizer as optimizer_lib
 from training.experiment_config import ExperimentConfig
@@ -80,10 +80,11 @@ def create(
   except ValueError as error:
     raise ConfigError(f"config.{error}") from error
   optimizer = optimizer_lib.make_optimizer(train.optimizer, train.num_steps)
-  try:
-    _check_memory(config, task)
-  except ValueError as error:
-    raise ConfigError(f"config.{error}") from error
+  if not restore:  # What was trained elsewhere may still generate here.
+    try:
+      _check_memory(config, task)
+    except ValueError as error:
+      raise ConfigError(f"config.{error}") from error
   try:
     model = models.create(
       config.model,
@@ -151,17 +152,14 @@ def _check_memory(config: ExperimentConfig, task: tasks.Task) -> None:
   feed-forward layers read and compute.
   """
   model, train = config.model, config.train
-  # Arrays are on the host, or on devices that may tell how much they hold.
-  limits = [
-    (d.memory_stats() or {}).get("bytes_limit", 0) for d in jax.devices()
-  ]
-  available = max(machine_bytes(), sum(limits))
   check_fits(
     "model.num_layers",
     f"programs of {model.num_layers:,} layers",
     model.num_layers * _LAYER_PROGRAM_BYTES,
   )
-  mlp_features = getattr(model, "mlp_features", 0)  # None if recurrent.
+  mlp_features = getattr(
+    model, "mlp_features", 0
+  )  # A recurrent model has none.
   sizes = f"num_layers={model.num_layers}, features={model.features}"
   sizes += f", mlp_features={mlp_features}" if mlp_features else ""
   symbols = max(task.source_vocab_size or 0, task.target_vocab_size)
@@ -171,7 +169,7 @@ def _check_memory(config: ExperimentConfig, task: tasks.Task) -> None:
     f"parameters, gradients and moments of {sizes} and {symbols:,} symbols "
     "(of the task)",
     4 * parameters * jnp.dtype(model.param_dtype).itemsize,
-    available,
+    on_devices=True,
   )
   rows = train.batch_size // train.optimizer.accumulate_steps
   targets = task.max_target_length
@@ -186,7 +184,7 @@ def _check_memory(config: ExperimentConfig, task: tasks.Task) -> None:
       longest * activations * jnp.dtype(model.dtype).itemsize
       + targets * task.target_vocab_size * 4
     ),
-    available,
+    on_devices=True,
   )
 
 

@@ -65,8 +65,7 @@ def config_of(name, *argument):
 @pytest.fixture(autouse=True)
 def sixteen_gigabytes(monkeypatch):
   """The same machine everywhere."""
-  for module in (memory, experiment):
-    monkeypatch.setattr(module, "machine_bytes", lambda: 2**34)
+  monkeypatch.setattr(memory, "machine_bytes", lambda: 2**34)
 
 
 CONFIGS = {name: config_of(name) for name in FILES}
