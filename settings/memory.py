@@ -20,8 +20,17 @@ def machine_bytes() -> int:
     return sys.maxsize
 
 
+def device_bytes() -> int:
+  """Memory of all accelerators; 0 where they do not tell, as a CPU does not."""
+  # Asked only for what the host cannot hold; it starts the devices.
+  import jax
+
+  stats = (device.memory_stats() or {} for device in jax.local_devices())
+  return sum(found.get("bytes_limit", 0) for found in stats)
+
+
 def check_fits(
-  name: str, what: str, num_bytes: int, available: int | None = None
+  name: str, what: str, num_bytes: int, *, on_devices: bool = False
 ) -> None:
   """Raises ValueError where something takes more memory than there is.
 
@@ -29,13 +38,14 @@ def check_fits(
     name: of the leaf that decides its size.
     what: a plural, for the message; names every other leaf that counts.
     num_bytes: that it takes at least.
-    available: bytes; None is the memory of the machine.
+    on_devices: it may lie on accelerators instead of in the machine's memory.
 
   Raises:
     ValueError: it does not fit; the message starts with `name`.
   """
-  if available is None:
-    available = machine_bytes()
+  available = machine_bytes()
+  if num_bytes > available and on_devices:
+    available = max(available, device_bytes())
   if num_bytes > available:
     raise ValueError(
       f"{name}: {what} take at least {_gigabytes(num_bytes)}, more than the "

@@ -8,6 +8,7 @@ from settings.memory import check_fits
 _TOKEN_BYTES = 16
 # Text of a few letters, and its place in a list; 145 with the table of its id.
 _SYMBOL_BYTES = 64
+_LOGIT_BYTES = 4  # A whole batch is evaluated at once.
 
 
 def check_sizes(
@@ -31,8 +32,6 @@ def check_sizes(
   Raises:
     ValueError: the message starts with the leaf.
   """
-  for leaf, count in (symbols or {}).items():
-    check_fits(f"task.{leaf}", f"{count:,} symbols", count * _SYMBOL_BYTES)
   for leaf, length in lengths.items():
     check_fits(
       f"task.{leaf}",
@@ -40,6 +39,15 @@ def check_sizes(
       batch_size * length * _TOKEN_BYTES,
     )
   decides, longest = max(lengths.items(), key=lambda item: item[1])
+  for leaf, count in (symbols or {}).items():
+    check_fits(f"task.{leaf}", f"{count:,} symbols", count * _SYMBOL_BYTES)
+    check_fits(
+      f"task.{leaf}",
+      f"logits over {count:,} symbols for batch_size={batch_size} rows of "
+      f"{longest:,} tokens (task.{decides})",
+      batch_size * longest * count * _LOGIT_BYTES,
+      on_devices=True,
+    )
   for leaf, count in (examples or {}).items():
     check_fits(
       f"task.{leaf}",

@@ -16,7 +16,8 @@ import numpy as np
 
 import models
 from process.errors import ConfigError
-from settings.memory import check_fits, machine_bytes
+from settings.leaves import flatten
+from settings.memory import check_fits
 import tasks
 from training import optimizer as optimizer_lib
 from training.experiment_config import ExperimentConfig
@@ -81,10 +82,11 @@ def create(
   if not restore:  # A run that is restored was checked when it began.
     _check_generates(config, task)
   optimizer = optimizer_lib.make_optimizer(train.optimizer, train.num_steps)
-  try:
-    _check_memory(config, task)
-  except ValueError as error:
-    raise ConfigError(f"config.{error}") from error
+  if not restore:  # What was trained elsewhere may still generate here.
+    try:
+      _check_memory(config, task)
+    except ValueError as error:
+      raise ConfigError(f"config.{error}") from error
   try:
     model = models.create(
       config.model,
@@ -152,17 +154,14 @@ def _check_memory(config: ExperimentConfig, task: tasks.Task) -> None:
   feed-forward layers read and compute.
   """
   model, train = config.model, config.train
-  # Arrays are on the host, or on devices that may tell how much they hold.
-  limits = [
-    (d.memory_stats() or {}).get("bytes_limit", 0) for d in jax.devices()
-  ]
-  available = max(machine_bytes(), sum(limits))
   check_fits(
     "model.num_layers",
     f"programs of {model.num_layers:,} layers",
     model.num_layers * _LAYER_PROGRAM_BYTES,
   )
-  mlp_features = getattr(model, "mlp_features", 0)  # None if recurrent.
+  mlp_features = getattr(
+    model, "mlp_features", 0
+  )  # A recurrent model has none.
   sizes = f"num_layers={model.num_layers}, features={model.features}"
   sizes += f", mlp_features={mlp_features}" if mlp_features else ""
   symbols = max(task.source_vocab_size or 0, task.target_vocab_size)
@@ -172,7 +171,7 @@ def _check_memory(config: ExperimentConfig, task: tasks.Task) -> None:
     f"parameters, gradients and moments of {sizes} and {symbols:,} symbols "
     "(of the task)",
     4 * parameters * jnp.dtype(model.param_dtype).itemsize,
-    available,
+    on_devices=True,
   )
   rows = train.batch_size // train.optimizer.accumulate_steps
   targets = task.max_target_length
@@ -180,15 +179,28 @@ def _check_memory(config: ExperimentConfig, task: tasks.Task) -> None:
   activations = model.num_layers * (model.features + mlp_features)
   check_fits(
     "batch_size",
-    f"activations and logits of {rows:,} rows of {longest:,} tokens (the longest "
-    f"of the task) with {sizes} and {symbols:,} symbols",
+    f"activations and logits of {rows:,} rows of {longest:,} tokens"
+    f"{_deciding(config, longest)} with {sizes} and {symbols:,} symbols",
     rows
     * (
       longest * activations * jnp.dtype(model.dtype).itemsize
       + targets * task.target_vocab_size * 4
     ),
-    available,
+    on_devices=True,
   )
+
+
+def _deciding(config: ExperimentConfig, length: int) -> str:
+  """Leaves of the task that the length of its rows may follow from."""
+  leaves = flatten(config.to_mapping()["task"])
+  found = [
+    f"task.{leaf}"
+    for leaf, value in leaves.items()
+    for number in (value if isinstance(value, list) else [value])
+    # As 2 · max_length + 2 does.
+    if isinstance(number, int) and number <= length <= 4 * number
+  ]
+  return f" ({', '.join(found)})" if found else ""
 
 
 def describe(experiment: Experiment) -> str:

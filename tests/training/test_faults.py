@@ -65,8 +65,7 @@ def config_of(name, *argument):
 @pytest.fixture(autouse=True)
 def sixteen_gigabytes(monkeypatch):
   """The same machine everywhere."""
-  for module in (memory, experiment):
-    monkeypatch.setattr(module, "machine_bytes", lambda: 2**34)
+  monkeypatch.setattr(memory, "machine_bytes", lambda: 2**34)
 
 
 CONFIGS = {name: config_of(name) for name in FILES}
@@ -187,8 +186,14 @@ def test_a_count_that_the_state_cannot_hold_is_refused(leaf, value):
 
 def test_memory_of_a_batch_and_of_a_deep_model_is_named():
   for leaf, value, message in (
-    ("task.max_length", 10**6, "config.batch_size: activations and logits of"),
-    ("task.vocab_size", 10**8, "config.model: parameters, gradients and mom"),
+    (
+      "task.max_length",
+      10**6,
+      "config.batch_size: activations and logits of 64 rows of 1,000,001 tokens "
+      "(task.max_length) with num_layers=2, features=128, mlp_features=256 and ",
+    ),
+    ("task.vocab_size", 10**7, "config.task.vocab_size: logits over 10,000,00"),
+    ("model.features", 10**5, "config.model: parameters, gradients and momen"),
     ("model.num_layers", 10**6, "config.model.num_layers: programs of 1,000"),
   ):
     line = refusal(changed("copy", leaf, value), create=True)
