@@ -22,6 +22,7 @@ _EXPECTED = {
   "invalid literal for int()": "int",
   "could not convert string to float": "a number",
   "Non-boolean argument": "true or false",
+  "as a ConfigDict": "leaves of its own, each with its name",
 }
 
 
@@ -51,9 +52,9 @@ def run(
       os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
       sys.exit(128 + signal.SIGPIPE)
     except ConfigError as error:
-      _fail(one_line(error), 2)
+      fail(one_line(error), 2)
     except RunError as error:
-      _fail(one_line(error), 1)
+      fail(one_line(error), 1)
     except KeyboardInterrupt:
       sys.exit(128 + signal.SIGINT)
 
@@ -108,7 +109,7 @@ def _parse(arguments: list[str]) -> list[str]:
     sys.exit(0)
   # Whatever a config file or the libraries below raise.
   except Exception as error:
-    _fail(_cause(error), 2)
+    fail(_cause(error), 2)
 
 
 def _cause(error: BaseException) -> str:
@@ -121,7 +122,7 @@ def _cause(error: BaseException) -> str:
   if isinstance(error, flags.IllegalFlagValueError):
     flag = re.match(r"flag --(\S+?)=(.*?): ", str(error))
     for sign, expected in _EXPECTED.items():
-      if flag and sign in str(innermost):
+      if flag and sign in str(error):
         return f"{flag[1]}: expected {expected}, got {flag[2]!r}"
   if isinstance(error, OSError):
     text = one_line(innermost).rpartition("[Errno 2] ")[2]
@@ -133,6 +134,7 @@ def _cause(error: BaseException) -> str:
   return f"--config: {one_line(error)}"  # The file is run in here.
 
 
-def _fail(line: str, code: int) -> NoReturn:
+def fail(line: str, code: int) -> NoReturn:
+  """Ends the program with one line on standard error."""
   print(line, file=sys.stderr)
   sys.exit(code)
