@@ -42,8 +42,8 @@ def main(command: str | None) -> None:
   from comparison import records
   from reports import files
 
-  if not (folder / records.COMPARISON).exists():
-    raise ConfigError(f"--workdir: no comparison in {folder}")
+  if records.parsed(folder / records.COMPARISON) is None:
+    raise ConfigError(f"--workdir: no comparison in {folder}, or a damaged one")
   found, damaged = records.read(folder)
   for name in damaged:
     print(
@@ -63,7 +63,10 @@ def _run() -> Path:
 
   comparison = config.parse(mapping)
   shared = config.shared(comparison)
-  folder = Path(_WORKDIR.value or config.default_workdir(file, shared))
+  typed = _WORKDIR.value
+  folder = (
+    config.default_workdir(file, shared) if typed is None else Path(typed)
+  )
   records.check(folder, shared)
   # A fault that only planning finds leaves no folder behind.
   runs = plan.plan(comparison)

@@ -40,7 +40,9 @@ _MAX_LENGTH = flags.DEFINE_integer(
   "time",
   lower_bound=1,
 )
-_SEED = flags.DEFINE_integer("seed", 0, "of sampling", lower_bound=0)
+_SEED = flags.DEFINE_integer(
+  "seed", 0, "of sampling", lower_bound=0, upper_bound=2**31 - 1
+)
 
 
 def main() -> None:

@@ -32,7 +32,8 @@ def main() -> None:
   from training import experiment, experiment_config, loop, parallel, workdir
 
   config = experiment_config.parse(mapping)
-  folder = Path(_WORKDIR.value or workdir.default(file, config))
+  typed = _WORKDIR.value
+  folder = workdir.default(file, config) if typed is None else Path(typed)
   workdir.check(folder, config)
   results = workdir.final_metrics(folder, config)
   if results is None:

@@ -15,7 +15,7 @@ import models
 from process.errors import ConfigError, one_line
 from settings.leaves import flatten, put
 from training import experiment, experiment_config
-from training.config import TrainConfig
+from training.config import OptimizerConfig, TrainConfig
 from training.experiment_config import ExperimentConfig
 
 BASELINE = "dense"
@@ -110,6 +110,7 @@ def _planned(
   # What cannot be with dense attention either is a fault of the comparison.
   try:
     baseline = _parse(task, BASELINE, leaves)
+    parameters = _count(baseline)
   except ConfigError as error:
     raise _as_typed(error, comparison, task, point) from None
   run = Run(
@@ -122,11 +123,11 @@ def _planned(
   except (ConfigError, ValueError) as error:
     return dataclasses.replace(run, obstacle=str(error))
   matched = count
-  if comparison.match_parameters and count != _count(baseline):
+  if comparison.match_parameters and count != parameters:
     # Every mechanism pays the same for one more unit, so one price serves all.
     wide = _wide(comparison.leaves(task) | point, _width(baseline) + 1)
-    price = _count(_parse(task, BASELINE, wide)) - _count(baseline)
-    units = round((_count(baseline) - count) / price)
+    price = _count(_parse(task, BASELINE, wide)) - parameters
+    units = round((parameters - count) / price)
     units = max(units, 1 - _width(config))
     if units:
       leaves = _wide(leaves, _width(config) + units)
@@ -201,10 +202,20 @@ def _parse(task: str, attention: str, leaves: Leaves) -> ExperimentConfig:
 
 
 def _count(config: ExperimentConfig) -> int:
-  """Parameters of the model; the loop and the optimiser do not matter."""
-  return _parameters(
-    dataclasses.replace(config, train=TrainConfig(num_steps=1, batch_size=1))
+  """Parameters of the model; the loop and the optimiser do not matter.
+
+  Raises:
+    ConfigError: it cannot be made, or a batch of it does not fit into memory.
+  """
+  given = config.train
+  train = TrainConfig(
+    num_steps=1,
+    batch_size=given.batch_size,
+    optimizer=OptimizerConfig(
+      accumulate_steps=given.optimizer.accumulate_steps
+    ),
   )
+  return _parameters(dataclasses.replace(config, train=train))
 
 
 @functools.cache

@@ -53,7 +53,10 @@ def check(workdir: Path, what: Mapping[str, Any]) -> None:
 def claim(workdir: Path, what: Mapping[str, Any]) -> None:
   """Makes `workdir` that of this comparison, or checks that it is: `check`."""
   check(workdir, what)
-  workdir.mkdir(parents=True, exist_ok=True)
+  try:
+    workdir.mkdir(parents=True, exist_ok=True)
+  except OSError as error:
+    raise ConfigError(f"workdir: {error}") from error
   _replace(workdir / COMPARISON, what)
 
 

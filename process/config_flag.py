@@ -7,10 +7,11 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from process.errors import ConfigError
+from process import entry
+from process.errors import ConfigError, one_line
 
 _NAME = "config"
-_OVERRIDE = re.compile(rf"--?(?:no)?{_NAME}\.([^=]+)")
+_OVERRIDE = re.compile(rf"--?(?:no)?{_NAME}\.([^=]*)")
 
 
 def define(help_string: str, default: str | None = None) -> flags.FlagHolder:
@@ -20,12 +21,15 @@ def define(help_string: str, default: str | None = None) -> flags.FlagHolder:
   have a default may be left out of a file, and one that nobody knows is found
   where the config is validated, which names it in full.
   """
-  holder = config_flags.DEFINE_config_file(
-    _NAME,
-    help_string=help_string,
-    lock_config=False,
-    accept_new_attributes=True,
-  )
+  try:
+    holder = config_flags.DEFINE_config_file(
+      _NAME,
+      help_string=help_string,
+      lock_config=False,
+      accept_new_attributes=True,
+    )
+  except flags.Error as error:  # It looks for overrides in a --flagfile.
+    entry.fail(one_line(error), 2)
   flag = flags.FLAGS[_NAME]
   flag.parser = _WithSections(flag.parser)
   if default is not None:
@@ -60,6 +64,11 @@ class _WithSections(flags.ArgumentParser):
 
 def _add_sections(config: ConfigDict, leaf: str) -> None:
   """Adds what is missing of the sections that a leaf is in."""
+  if not all(name.isidentifier() for name in leaf.split(".")):
+    raise ConfigError(
+      f"--{_NAME}.{leaf}: expected names with dots between them, as "
+      f"--{_NAME}.model.num_layers"
+    )
   section, path = config, _NAME
   for name in leaf.split(".")[:-1]:
     path = f"{path}.{name}"

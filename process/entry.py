@@ -25,6 +25,7 @@ _EXPECTED = {
   "invalid literal for int()": "int",
   "could not convert string to float": "a number",
   "Non-boolean argument": "true or false",
+  "as a ConfigDict": "leaves of its own, each with its name",
 }
 
 _HELP = ("--help", "-help", "--helpshort", "-?")
@@ -62,9 +63,9 @@ def run(
       os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
       sys.exit(128 + signal.SIGPIPE)
     except ConfigError as error:
-      _fail(one_line(error), 2)
+      fail(one_line(error), 2)
     except RunError as error:
-      _fail(one_line(error), 1)
+      fail(one_line(error), 1)
     except KeyboardInterrupt:
       sys.exit(128 + signal.SIGINT)
 
@@ -128,7 +129,7 @@ def _parse(arguments: list[str]) -> list[str]:
     sys.exit(0)
   # Whatever a config file or the libraries below raise.
   except Exception as error:
-    _fail(_cause(error), 2)
+    fail(_cause(error), 2)
 
 
 def _help(program: str) -> str:
@@ -154,7 +155,7 @@ def _cause(error: BaseException) -> str:
   if isinstance(error, flags.IllegalFlagValueError):
     flag = re.match(r"flag --(\S+?)=(.*?): ", str(error))
     for sign, expected in _EXPECTED.items():
-      if flag and sign in str(innermost):
+      if flag and sign in str(error):
         return f"{flag[1]}: expected {expected}, got {flag[2]!r}"
   if isinstance(error, OSError):
     text = one_line(innermost).rpartition("[Errno 2] ")[2]
@@ -172,6 +173,7 @@ def _behind(error: BaseException) -> BaseException | None:
   return None if hidden else error.__cause__ or error.__context__
 
 
-def _fail(line: str, code: int) -> NoReturn:
+def fail(line: str, code: int) -> NoReturn:
+  """Ends the program with one line on standard error."""
   print(line, file=sys.stderr)
   sys.exit(code)

@@ -39,6 +39,11 @@ from tests.comparison.plans import budgeted, comparison
       "config.modle.num_layers: unknown; num_layers is config.model.num_layers",
     ),
     ({"batch_size": {"x": 3}}, "config.batch_size.x: unknown; config.batch_s"),
+    # Dense attention cannot be trained either: no row of the comparison can.
+    (
+      {"grid": {"model": {"num_layers": 10**9}}},
+      "config.grid.model.num_layers: programs of 1,000,000,000 layers",
+    ),
     ({"tasks": "attentions"}, "config.tasks: configs/attentions.py has no con"),
     ({"tasks": "compare/copy"}, "config.tasks: configs/compare/copy.py has no"),
     ({"tasks": "reformer"}, "config.tasks: configs/reformer.py has no config "),
@@ -175,7 +180,10 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
       ("--config=configs/copy.py",),
       "config.tasks: missing: this is the config",
     ),
-    (("report", "--workdir=nosuch"), "--workdir: no comparison in nosuch"),
+    (
+      ("report", "--workdir=nosuch"),
+      "--workdir: no comparison in nosuch, or a d",
+    ),
     (
       (
         "--config=configs/compare/copy.py",

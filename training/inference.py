@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from process.errors import ConfigError
+from settings.memory import check_fits
 import tasks
 from training.checkpoint import Checkpoints
 from training.experiment import Experiment
@@ -107,6 +108,11 @@ def generate_lines(
       f"--max_length: the model allows {room} tokens here, got {max_length}"
     )
 
+  try:
+    _check_memory(task, beyond, options.get("beam_size", 1))
+  except ValueError as error:
+    raise ConfigError(f"--{error}") from error
+
   def generate(inputs, length, rng):
     try:
       return experiment.generate(
@@ -144,6 +150,23 @@ def generate_lines(
       file=sys.stderr,
     )
   return list(outputs.values())
+
+
+def _check_memory(
+  task: tasks.Task, max_length: int | None, beam_size: int
+) -> None:
+  """Raises ValueError for what no machine holds, before it is made."""
+  check_fits(
+    "beam_size",
+    f"logits of {_BATCH_SIZE} × {beam_size:,} hypotheses",
+    _BATCH_SIZE * beam_size * task.target_vocab_size * 4,
+    on_devices=True,
+  )
+  check_fits(
+    "max_length",
+    f"{_BATCH_SIZE} rows of {max_length or 0:,} tokens",
+    _BATCH_SIZE * (max_length or 0) * 4,
+  )
 
 
 def _batches(

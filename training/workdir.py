@@ -121,7 +121,10 @@ def write_config(workdir: Path, config: ExperimentConfig) -> None:
   The file has every leaf, and in 'slots' which mechanism fills which slot: a
   config may have chosen dense where the mechanism of its name cannot serve.
   """
-  workdir.mkdir(parents=True, exist_ok=True)
+  try:
+    workdir.mkdir(parents=True, exist_ok=True)
+  except OSError as error:
+    raise ConfigError(f"workdir: {error}") from error
   content = {SLOTS: models.slots(config.model), **config.to_mapping()}
   partial = workdir / (CONFIG + ".tmp")
   text = json.dumps(content, indent=2, ensure_ascii=False)

@@ -49,3 +49,9 @@ def test_a_value_is_no_section(monkeypatch):
     "config.num_steps.x: unknown; config.num_steps is one value and has no "
     "leaves"
   )
+
+
+@pytest.mark.parametrize("leaf", ["", ".x", "a b", "model[0]", "a..b", "a-b.c"])
+def test_what_is_no_name_is_told(monkeypatch, leaf):
+  with pytest.raises(ConfigError, match=r"^--config\..*: expected names with "):
+    parsed(monkeypatch, f"--config.{leaf}=3")
