@@ -45,7 +45,7 @@ import jax
 
 from attention import arguments
 from attention.capabilities import capability_table
-from benchmarks import bounds, options, programs
+from benchmarks import bounds, option_calls, programs
 from comparison import approximation, plan
 from configs import attentions, copy
 from docs import draw_mechanisms
@@ -73,7 +73,7 @@ found["programs"] = [
   )
   if program.part == programs.FORWARD
 ]
-found["options"] = list(options.options("banded", 64))
+found["options"] = list(option_calls.options("banded", 64))
 rows = [
   {"mechanism": "banded", "causal": False, "part": programs.FORWARD,
    "length": length, "seconds": seconds, "temp_bytes": seconds}
