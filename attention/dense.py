@@ -63,9 +63,10 @@ def dense_attention(
   Raises:
     ValueError: arguments do not fit together.
 
-  Cost: time T·S·N·(H+V); memory B·N·C·S float32, because whole rows are
-  computed, C queries at a time, and again in the backward where C < T. The
-  function can be differentiated any number of times, forward and reverse.
+  Cost: time T·S·N·(H+V), three quarters of it for a causal call of several
+  blocks; memory B·N·C·S float32, because whole rows are computed, C queries at
+  a time, and again in the backward where C < T. The function can be
+  differentiated any number of times, forward and reverse.
 
   Departs from its paper in cases that the paper does not have: a query that
   sees no key, key heads that several query heads share, biases by pair or
