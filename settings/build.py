@@ -16,6 +16,9 @@ from settings.suggest import NOWHERE, instead
 
 T = TypeVar("T")
 
+_FLOAT32_END = 2.0**128
+"""What programs compute with is below it."""
+
 
 def build(
   dataclass_type: type[T],
@@ -177,9 +180,13 @@ def _convert(
         number = float(value)
       except OverflowError:  # An int beyond every float.
         number = math.inf
-      if math.isfinite(number):
-        return number
-      raise ConfigError(f"{path}: expected a finite number, got {value}")
+      if not math.isfinite(number):
+        raise ConfigError(f"{path}: expected a finite number, got {value}")
+      if abs(number) >= _FLOAT32_END:
+        raise ConfigError(
+          f"{path}: expected a number that float32 holds, got {value}"
+        )
+      return number
   elif isinstance(value, hint) and (hint is bool or type(value) is not bool):
     return value
   raise ConfigError(f"{path}: expected {_describe(hint)}, got {value!r}")

@@ -87,6 +87,10 @@ def test_round_trip_through_json():
     ({"count": 10}, "config.count: expected at most 9, got 10"),
     ({"count": 1, "plug": 3}, "config.plug: expected named leaves, got 3"),
     ({"count": 1, "plug": {"a": 3}}, "config.plug.name: missing"),
+    (
+      {"count": 1, "rate": 1e300},
+      "config.rate: expected a number that float32 holds, got 1e+300",
+    ),
     ({"count": 1, "rate": 10**400}, "config.rate: expected a finite number"),
     (
       {"count": 1, "names": "a"},
