@@ -2,7 +2,6 @@
 
     python -m benchmarks.scaling
     python -m benchmarks.scaling --lengths=4096 --attention=dense,performer
-    python -m benchmarks.scaling --attention=my_package.my_module:decay
     python -m benchmarks.scaling --dtype=bfloat16 --out=rows.jsonl
 
 Forward, forward with gradients, and one decoded token at the last position of a

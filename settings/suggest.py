@@ -30,6 +30,8 @@ def instead(
   known = list(known)
   if hint := near(str(got), known):
     return hint.removeprefix("; ")
-  for name in difflib.get_close_matches(str(got), list(elsewhere), n=1):
+  for name in difflib.get_close_matches(
+    str(got), list(elsewhere), n=1, cutoff=0.8
+  ):
     return f"did you mean {elsewhere[name]}?"
   return f"known: {', '.join(known)}"

@@ -1,5 +1,7 @@
 """The mechanisms of this project, small, full and, where they can, causal."""
 
+import pytest
+
 from attention import ATTENTIONS
 
 OWN = {
@@ -24,3 +26,18 @@ FORMS = [
   for is_causal in (False, True)
   if not is_causal or "causal" in factory().supports
 ]
+
+KINDS = ("dense", "sliding_window", "performer", "linformer", "lsh")
+"""One of each kind for the code around a mechanism: without variables, with a
+ring as its cache, with constants, with parameters, with query and key in one."""
+
+
+def kinds_first(names):
+  """Parameters of a test: all names, those beyond `KINDS` marked `thorough`.
+
+  For tests of the code around a mechanism; the contract is about each of them.
+  """
+  return [
+    pytest.param(name, marks=[] if name in KINDS else pytest.mark.thorough)
+    for name in names
+  ]

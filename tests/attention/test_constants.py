@@ -17,7 +17,7 @@ from docs import draw_mechanisms
 
 _ROOT = pathlib.Path(__file__).parent.parent.parent
 _PAGE = (_ROOT / "docs" / "mechanisms.md").read_text()
-_README = (_ROOT / "README.md").read_text()
+_RESULTS = (_ROOT / "docs" / "results.md").read_text()
 _DEFAULTS = {
   name: plug.example(make).sizes for name, make in ATTENTIONS.items()
 }
@@ -84,7 +84,7 @@ def test_common_size_in_benchmarks():
   ],
 )
 def test_sizes_of_the_copy_task(name, option, pattern):
-  assert _only(pattern, _README) == _DEFAULTS[name].short[option]
+  assert _only(pattern, _RESULTS) == _DEFAULTS[name].short[option]
 
 
 def test_tokens_of_the_pictures():

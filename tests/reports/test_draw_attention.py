@@ -14,6 +14,7 @@ from models.config import NEEDS
 from process.errors import ConfigError
 from reports.example import make_example
 from tests import commands
+from tests.attention.forms import kinds_first
 from tests.models import tiny
 from training import attention_maps, experiment, experiment_config
 
@@ -166,7 +167,7 @@ def slot(name):
   return name.replace("_0", "_1").replace("/", "_")
 
 
-@pytest.mark.parametrize("mechanism", ATTENTIONS)
+@pytest.mark.parametrize("mechanism", kinds_first(ATTENTIONS))
 def test_any_mechanism_at_any_length(mechanism):
   supports = tiny.attention(mechanism).build().supports
   for length in (1, 2, 7):  # 7 is the most that the encoder reads.

@@ -10,6 +10,7 @@ from attention import ATTENTIONS, registry
 from configs import attentions
 from process.errors import ConfigError
 from settings.leaves import put
+from tests.attention.forms import kinds_first
 from training import experiment, experiment_config, parallel, workdir
 
 DECODERS = ("text", "recall", "induction", "selective_copy", "needle")
@@ -154,7 +155,7 @@ def test_what_the_task_cannot_serve_is_told():
     experiment.create(missing)
 
 
-@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize("attention", kinds_first(ATTENTIONS))
 def test_every_mechanism_trains_the_copy_task(attention, tmp_path):
   """A few steps from its own config, smaller: the loss falls."""
   config = load(
