@@ -10,12 +10,13 @@ from attention import ATTENTIONS
 from benchmarks import option_calls
 from benchmarks.programs import DENSE, FORWARD, TRAINING, make
 from tests import commands
+from tests.attention.forms import kinds_first
 
 LENGTH = 64
 TIMED = [name for name in ATTENTIONS if name != DENSE]
 
 
-@pytest.mark.parametrize("name", TIMED)
+@pytest.mark.parametrize("name", kinds_first(TIMED))
 def test_every_option_is_what_it_is_named(name):
   """Traced only: shapes of results, and of gradients to what has one."""
   supports = make(name, LENGTH).supports
