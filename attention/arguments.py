@@ -66,7 +66,7 @@ def attention_function(
 
   Before the function is called, the decorator refuses an option that it does
   not take, an option that it needs and that is missing, an option given by
-  position, and anything that is no array where the annotation says array.
+  position, and any value other than an array where the annotation says array.
 
   Args:
     **instead: hyperparameter of the mechanism that the function does not take

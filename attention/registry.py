@@ -125,7 +125,7 @@ def build(name: str, options: Mapping[str, Any]) -> Attention:
   try:
     record = factory(**options)
   except Exception as error:
-    # By contract, but someone else's factory may raise whatever it likes.
+    # A factory should raise ValueError; someone else's may raise any exception.
     if isinstance(error, ValueError) and _option(error) in parameters:
       raise
     raise ValueError(f"name: {name} raised {_one_line(error)}") from None

@@ -5,7 +5,7 @@ from models.seq2seq_config import Seq2SeqConfig
 
 
 def least_parameters(config: ModelConfig | Seq2SeqConfig, symbols: int) -> int:
-  """Parameters that a model has at least; takes no time, whatever its size.
+  """Parameters that a model has at least; takes no time for any size.
 
   Counted are one table of embeddings and of each layer two square matrices, the
   query's and the output's projection or a part of a recurrent cell, and the two

@@ -39,6 +39,19 @@ def environment(devices=1):
   }
 
 
+def run_module(name, *arguments):
+  """Runs `python -m name` to its end: (exit code, output, error)."""
+  done = subprocess.run(
+    [sys.executable, "-m", name, *arguments],
+    cwd=ROOT,
+    env=environment(),
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
+  return done.returncode, done.stdout, done.stderr
+
+
 def start(script, *arguments, devices=1, path="", cwd=ROOT, **options):
   """Starts a script with its output captured as text; `path` for PYTHONPATH."""
   return subprocess.Popen(

@@ -106,7 +106,7 @@ def _report(
   """One paragraph for each thing that was found, in the order of `CHECKS`."""
   found: dict[str, list[tuple[Check, Exception]]] = {}
   for check, error in failed:
-    # An error in one place is one fault, whatever the shapes in its message.
+    # An error in one place is one fault, for all shapes in its message.
     place = _place(mechanism, error)
     fault = _RANKS if _PROMOTION in str(error) else place
     fault = fault or f"{error} {check.advice}"

@@ -1,8 +1,6 @@
 """The scaling benchmark: rows, budget, and the arithmetic of its tables."""
 
 import json
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -242,15 +240,7 @@ def test_tables():
 
 def run(*arguments):
   """The command, as a user types it."""
-  done = subprocess.run(
-    [sys.executable, "-m", "benchmarks.scaling", *arguments],
-    cwd=commands.ROOT,
-    env=commands.environment(),
-    capture_output=True,
-    text=True,
-    timeout=300,
-  )
-  return done.returncode, done.stdout, done.stderr
+  return commands.run_module("benchmarks.scaling", *arguments)
 
 
 def test_the_command_writes_rows_and_prints_tables(tmp_path):

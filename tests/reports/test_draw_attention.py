@@ -21,15 +21,7 @@ from training import attention_maps, experiment, experiment_config
 
 def draw(*arguments):
   """Runs the command to its end: (exit code, output, error)."""
-  process = subprocess.run(
-    [sys.executable, "-m", "reports.draw_attention", *arguments],
-    cwd=commands.ROOT,
-    env=commands.environment(),
-    capture_output=True,
-    text=True,
-    timeout=300,
-  )
-  return process.returncode, process.stdout, process.stderr
+  return commands.run_module("reports.draw_attention", *arguments)
 
 
 @pytest.fixture(scope="module")

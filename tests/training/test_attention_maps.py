@@ -50,6 +50,22 @@ def test_samples_take_one_line_a_field(tmp_path):
   assert "source     e" not in path.read_text()
 
 
+@pytest.fixture
+def figures(monkeypatch):
+  """The figures that were saved, in order."""
+  from matplotlib.figure import Figure
+
+  figures = []
+  save = Figure.savefig
+
+  def savefig(self, path, **options):
+    save(self, path, **options)
+    figures.append(self)
+
+  monkeypatch.setattr(Figure, "savefig", savefig)
+  return figures
+
+
 @pytest.mark.parametrize("heads", [1, 3])
 def test_a_picture_names_rows_and_columns(tmp_path, heads, monkeypatch):
   labels = []
@@ -69,17 +85,9 @@ def test_a_picture_names_rows_and_columns(tmp_path, heads, monkeypatch):
   assert labels == [[r"\$", "b", "_"]] * heads
 
 
-def test_a_long_axis_has_positions_and_a_bounded_picture(tmp_path, monkeypatch):
-  from matplotlib.figure import Figure
-
-  figures = []
-  save = Figure.savefig
-
-  def savefig(self, path, **options):
-    save(self, path, **options)
-    figures.append(self)
-
-  monkeypatch.setattr(Figure, "savefig", savefig)
+def test_a_long_axis_has_positions_and_a_bounded_picture(
+  tmp_path, monkeypatch, figures
+):
   monkeypatch.setattr(attention_maps, "_MAX_PIXELS", 1000)
   path = tmp_path / "attention.png"
   for columns in (65, 64):
@@ -243,17 +251,7 @@ def test_the_mechanism_of_the_config_comes_first(monkeypatch, slots, shown):
   assert [(one.title, one.mechanism) for one in drawn] == shown
 
 
-def test_two_layers_are_one_picture(tmp_path, monkeypatch):
-  from matplotlib.figure import Figure
-
-  figures = []
-  save = Figure.savefig
-
-  def savefig(self, path, **options):
-    save(self, path, **options)
-    figures.append(self)
-
-  monkeypatch.setattr(Figure, "savefig", savefig)
+def test_two_layers_are_one_picture(tmp_path, figures):
   path = tmp_path / "attention.png"
   wide, narrow = np.full((2, 3, 9), 0.1), np.full((3, 2, 2), 0.5)
   attention_maps.draw_maps(

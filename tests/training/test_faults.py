@@ -11,6 +11,7 @@ import pytest
 from process.errors import ConfigError
 from settings import memory
 from settings.leaves import flatten, put
+from tests.training.test_experiment import PAPER
 from training import experiment, experiment_config
 
 FILES = (
@@ -25,14 +26,6 @@ FILES = (
   "needle",
   "listops",
   "text",
-)
-PAPER = (
-  "recall",
-  "induction",
-  "selective_copy",
-  "duplicate",
-  "listops",
-  "needle",
 )
 # By one of these every leaf is at fault, whatever its type.
 VALUES = (
