@@ -1,6 +1,8 @@
 """Runs the entry points as a user does, on the smallest experiment there is."""
 
+import atexit
 import functools
+import json
 import os
 import pathlib
 import subprocess
@@ -41,15 +43,7 @@ def environment(devices=1):
 
 def run_module(name, *arguments):
   """Runs `python -m name` to its end: (exit code, output, error)."""
-  done = subprocess.run(
-    [sys.executable, "-m", name, *arguments],
-    cwd=ROOT,
-    env=environment(),
-    capture_output=True,
-    text=True,
-    timeout=300,
-  )
-  return done.returncode, done.stdout, done.stderr
+  return _fork([name, *arguments], is_module=True)
 
 
 def start(script, *arguments, devices=1, path="", cwd=ROOT, **options):
@@ -66,8 +60,47 @@ def start(script, *arguments, devices=1, path="", cwd=ROOT, **options):
   )
 
 
-def run(script, *arguments, stdin="", **options):
+def run(script, *arguments, stdin="", devices=1, **options):
   """Runs a script to its end: (exit code, standard output, standard error)."""
-  process = start(script, *arguments, **options)
-  out, error = process.communicate(stdin, timeout=300)
-  return process.returncode, out, error
+  if options:  # Such as a folder that Python searches from its start.
+    process = start(script, *arguments, devices=devices, **options)
+    out, error = process.communicate(stdin, timeout=300)
+    return process.returncode, out, error
+  return _fork([str(ROOT / script), *arguments], stdin=stdin, devices=devices)
+
+
+@functools.cache
+def _server():
+  """This worker's `fork_server`, for as long as the worker runs."""
+  server = subprocess.Popen(
+    [sys.executable, "-m", "tests.fork_server"],
+    cwd=ROOT,
+    env=environment(),
+    stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE,
+    text=True,
+  )
+  atexit.register(server.communicate)
+  return server
+
+
+def _fork(arguments, stdin="", devices=1, is_module=False):
+  """Runs an entry point in a fork: (exit code, output, error)."""
+  with tempfile.TemporaryDirectory() as folder:
+    files = {
+      name: pathlib.Path(folder, name) for name in ("stdin", "stdout", "stderr")
+    }
+    files["stdin"].write_text(stdin)
+    request = {
+      "arguments": arguments,
+      "is_module": is_module,
+      "folder": str(ROOT),
+      "environment": environment(devices),
+      **{name: str(path) for name, path in files.items()},
+    }
+    server = _server()
+    server.stdin.write(json.dumps(request) + "\n")
+    server.stdin.flush()
+    code = int(server.stdout.readline())
+    out, error = (files[n].read_text() for n in ("stdout", "stderr"))
+  return code, out, error
