@@ -31,7 +31,7 @@ def dense_attention(
 ) -> Float[Array, "B T N V"]:
   """Every query attends to every key: softmax(scale · Q Kᵀ + bias) V.
 
-  Logits, softmax and normaliser are float32 for inputs of any dtype. Masked
+  Logits, softmax and normaliser are float32, or float64 like the query. Masked
   logits take no part in the softmax. A query that may attend to no key gets
   zeros and passes no gradient.
 
@@ -94,14 +94,16 @@ def dense_attention(
   scale = arguments.softmax_scale(scale, head_dim)
   sees = visibility.of_call(mask, query_segment_ids, key_segment_ids, is_causal)
 
+  exact = jnp.promote_types(query.dtype, jnp.float32)
+
   def attend(query, bias, start, seen):
     rows = query.shape[1]
     x = layout.heads_first(query, num_kv_heads)
     # Scaling the queries is less work than scaling the logits, but costs digits
     # in half precision.
-    early, late = (scale, 1.0) if x.dtype == jnp.float32 else (1.0, scale)
+    early, late = (scale, 1.0) if x.dtype == exact else (1.0, scale)
     seen_keys, seen_values = keys[:, :, :seen], values[:, :, :seen]
-    logits = layout.dot("bkqh,bksh->bkqs", x * early, seen_keys) * late
+    logits = layout.dot("bkqh,bksh->bkqs", x * early, seen_keys, exact) * late
     if tables.given:
       logits += relative.logits(tables, x, -start, rows, seen, scale)
     allowed = sees.block(start, rows, 0, seen)
@@ -109,12 +111,12 @@ def dense_attention(
     if allowed is not None or bias is not None or dropout_rate:
       logits = logits.reshape(batch, num_heads, rows, seen)
     if bias is not None:
-      logits += bias.astype(jnp.float32)
+      logits += bias.astype(exact)
     weights = masked_softmax(logits, allowed)
     if dropout_rate:
       weights *= dropout.kept(dropout_rng, dropout_rate, weights.shape, start)
     weights = weights.astype(value.dtype).reshape(*x.shape[:3], seen)
-    out = layout.dot("bkqs,bksv->bkqv", weights, seen_values)
+    out = layout.dot("bkqs,bksv->bkqv", weights, seen_values, exact)
     return layout.heads_last(out, rows).astype(query.dtype)
 
   return by_rows(attend, query, bias, source_length, block_size, is_causal)

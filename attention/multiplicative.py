@@ -152,11 +152,17 @@ def multiplicative(general: bool = True) -> plug.Attention:
     call.setdefault("kernel", kernel_of(variables))
     return multiplicative_attention(query, key, value, **call)
 
-  def decode(variables, cache, query, key, value, **tables: Any):
+  def decode(variables, cache, query, key, value, *, scale=None, **tables: Any):
     kernel = kernel_of(variables)
     turned = query if kernel is None else _through(kernel, query)
     out, cache = decode_dense(
-      {}, cache, turned, key, value, scale=1.0, **tables
+      {},
+      cache,
+      turned,
+      key,
+      value,
+      scale=1.0 if scale is None else scale,
+      **tables,
     )
     return out.astype(query.dtype), cache
 

@@ -223,9 +223,9 @@ def performer(
     size = variables["constants"]["projection"].shape[0]
     return cache.init_cache(batch, dims, size, is_log=kernel == "softmax")
 
-  def decode(variables, state, query, key, value):
+  def decode(variables, state, query, key, value, *, scale=None):
     projection = variables["constants"]["projection"]
-    scale = arguments.softmax_scale(None, query.shape[-1])
+    scale = arguments.softmax_scale(scale, query.shape[-1])
     features, parameters = _feature_map(projection, kernel, scale)
     return cache.decode(features, parameters, state, query, key, value)
 

@@ -68,9 +68,10 @@ class Attention(NamedTuple):
       honour raises ValueError.
     init_cache: `(variables, batch, max_length, dims, dtype) -> cache`, or None
       where the mechanism cannot decode token by token.
-    decode: `(variables, cache, query, key, value) -> (out, cache)` for one
-      position, `query [B, 1, N, H]`; equals the causal call on the whole
-      sequence. None where `init_cache` is None.
+    decode: `(variables, cache, query, key, value, **call) -> (out, cache)` for
+      one position, `query [B, 1, N, H]`; equals the causal call on the whole
+      sequence. `call` may hold `scale` and what 'relative' names. None where
+      `init_cache` is None.
     supports: the names of what works; what is not named raises ValueError.
       'causal'    is_causal=True
       'cross'     query and key of different lengths

@@ -129,11 +129,13 @@ def alibi_bias(num_heads: int, max_length: int) -> Float[Array, "N D"]:
 
 
 def sines(
-  positions: Int[Array | np.ndarray, "B T"], features: int
+  positions: Int[Array | np.ndarray, "B T"],
+  features: int,
+  theta: float = 10000.0,
 ) -> tuple[
   Float[Array | np.ndarray, "B T half"], Float[Array | np.ndarray, "B T half"]
 ]:
-  """sin(p·ω_i) and cos(p·ω_i), ω_i = 10000^(-2i/F), in float32.
+  """sin(p·ω_i) and cos(p·ω_i), ω_i = θ^(-2i/F), in float32.
 
   For positions in NumPy they are constants of the program. For others, XLA:CPU
   fuses them with what reads them and so computes them for every head and
@@ -142,12 +144,13 @@ def sines(
   Args:
     positions: `[B, T]`.
     features: F, even.
+    theta: θ.
 
   Returns:
     Two arrays `[B, T, F/2]`, in NumPy or JAX as `positions` are.
   """
   # Frequencies are rounded from float64 once.
-  frequencies = 10000.0 ** (-np.arange(0, features, 2) / features)
+  frequencies = theta ** (-np.arange(0, features, 2) / features)
   frequencies = frequencies.astype(np.float32).reshape(1, 1, -1)
   angles = positions[:, :, None].astype(np.float32) * frequencies
   if isinstance(angles, np.ndarray):
@@ -156,11 +159,15 @@ def sines(
 
 
 def rotary(
-  inputs: Float[Array, "B T N H"], positions: Int[Array | np.ndarray, "#B T"]
+  inputs: Float[Array, "B T N H"],
+  positions: Int[Array | np.ndarray, "#B T"],
+  *,
+  theta: float = 10000.0,
+  fraction: float = 1.0,
 ) -> Float[Array, "B T N H"]:
   """Rotary positions: turns pair i of position p by the angle p·ω_i.
 
-  ω_i = 10000^(-2i/H). The product of a query turned at t and a key turned at s
+  ω_i = θ^(-2i/H). The product of a query turned at t and a key turned at s
   depends on t - s only. The pairs are (x_i, x_{i+H/2}), where the paper has
   (x_{2i}, x_{2i+1}). This is the same up to a fixed permutation of features,
   which the projections before it absorb, and it needs no strided access.
@@ -168,22 +175,29 @@ def rotary(
   Args:
     inputs: queries or keys `[B, T, N, H]`, H even.
     positions: `[B, T]` or `[1, T]`; faster as a NumPy array, see `sines`.
+    theta: θ; the longest wavelength is nearly 2πθ positions.
+    fraction: share of the features, the first ones, that are turned; the others
+      stay, and H in the formulas is the number of those that turn (GPT-NeoX).
 
   Returns:
     `[B, T, N, H]` in the dtype of `inputs`; the angles are float32.
 
   Raises:
-    ValueError: H is odd.
+    ValueError: the number of features to turn is odd.
 
   Paper: RoFormer, section 3.4.2, arXiv:2104.09864.
   """
-  head_dim = inputs.shape[-1]
-  if head_dim % 2:
+  turns = int(inputs.shape[-1] * fraction)
+  if turns % 2 or not turns:
     raise ValueError(
       f"inputs: expected an even number of features to turn in pairs, got "
-      f"shape {inputs.shape}"
+      f"{turns} of shape {inputs.shape}"
     )
-  sin, cos = (x[:, :, None] for x in sines(positions, head_dim))
-  left, right = jnp.split(inputs.astype(jnp.float32), 2, axis=-1)
+  sin, cos = (x[:, :, None] for x in sines(positions, turns, theta))
+  exact = jnp.promote_types(inputs.dtype, jnp.float32)
+  left, right = jnp.split(inputs[..., :turns].astype(exact), 2, axis=-1)
   turned = [left * cos - right * sin, right * cos + left * sin]
-  return jnp.concatenate(turned, axis=-1).astype(inputs.dtype)
+  out = jnp.concatenate(turned, axis=-1).astype(inputs.dtype)
+  if turns == inputs.shape[-1]:
+    return out
+  return jnp.concatenate([out, inputs[..., turns:]], axis=-1)

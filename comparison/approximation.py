@@ -50,12 +50,11 @@ def error(
   Cost: that of dense attention.
   """
   config = model.config
-  names = {slot.name for slot in config.attentions.values()}
+  slots = [slot for chosen in config.attentions.values() for slot in chosen]
+  names = {slot.name for slot in slots}
   # Dense stands in where a mechanism cannot work; it would hide the error.
   names = names - {"dense"} or {"dense"}
-  records = [
-    slot.build() for slot in config.attentions.values() if slot.name in names
-  ]
+  records = [slot.build() for slot in slots if slot.name in names]
   if any(record.approximates is None for record in records):
     return None
   squares = jax.jit(functools.partial(_squares, model, records))

@@ -134,15 +134,16 @@ def _cache_bytes(run: Experiment, length: int) -> int | None:
   config = run.config.model
   if not isinstance(config, models.ModelConfig):
     return None
-  dims = Dims(config.num_heads, config.kv_heads, config.head_dim, length)
-  mechanism = config.attentions["decoder_attention"].build()
-  init_cache = mechanism.init_cache
-  assert init_cache is not None  # It has just decoded.
-  cache = jax.eval_shape(
-    lambda key: init_cache(
-      mechanism.init(key, dims), 1, length, dims, config.dtype
-    ),
-    jax.random.key(0),
+  dims = Dims(config.num_heads, config.kv_heads, config.query_dim, length)
+
+  def init_caches(key):
+    for layer in config.layers("decoder_attention"):
+      mechanism = layer.build()
+      assert mechanism.init_cache is not None  # It has just decoded.
+      variables = mechanism.init(key, dims)
+      yield mechanism.init_cache(variables, 1, length, dims, config.dtype)
+
+  caches = jax.eval_shape(lambda key: list(init_caches(key)), jax.random.key(0))
+  return sum(
+    leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(caches)
   )
-  size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(cache))
-  return size * config.num_layers

@@ -166,8 +166,8 @@ def _options(
   slots = _parse(task, mechanism, leaves).model.attentions
   return {
     f"model.{slot}.{option}": value
-    for slot, config in slots.items()
-    if config.name == mechanism
+    for slot, chosen in slots.items()
+    if [config.name for config in chosen] == [mechanism]
     for option, value in options.items()
   }
 

@@ -89,9 +89,9 @@ def dense_because(
   except ValueError:  # A file may have names of its own.
     return []
   lines = []
-  for slot, config in model.attentions.items():
+  for slot, chosen in model.attentions.items():
     obstacle = _obstacle(name, slot)
-    if obstacle and config.name == "dense":
+    if obstacle and [config.name for config in chosen] == ["dense"]:
       place = slot.removesuffix("_attention")
       lines.append(f"{place}: dense, because {name} cannot {obstacle}")
   return lines

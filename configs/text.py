@@ -33,7 +33,7 @@ def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
         "num_heads": 4,
         "features": 128,
         "mlp_features": 512,
-        "activation": "gelu",
+        "activation": "gelu_tanh",
         "position": "rotary",
         "dropout_rate": 0.0,
         "decoder_attention": attentions.one(attention),

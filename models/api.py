@@ -17,7 +17,13 @@ from models.seq2seq_config import Seq2SeqConfig
 from models.transformer import Transformer
 
 Batch = Mapping[str, Any]
-"""'source' [B, S] and 'inputs' [B, T], as the kind needs; others are unread."""
+"""'source' [B, S] and 'inputs' [B, T], as the kind needs.
+
+A Transformer also reads `OPTIONAL`, where a batch has it; all else is unread.
+"""
+
+OPTIONAL = ("source_mask", "source_types", "inputs_mask", "global_indices")
+"""Names of a batch that are options of `Transformer.__call__`."""
 
 Model = Transformer | Seq2Seq
 """What `create` makes; the functions below take either."""
@@ -69,20 +75,28 @@ def create(
         f"shared_vocabulary: source has {source_vocab_size} ids and target "
         f"{target_vocab_size}"
       )
-  elif config.kind == "encoder" and config.tie_embeddings:
+  elif (
+    isinstance(config, ModelConfig)
+    and config.kind == "encoder"
+    and config.head == "tokens"
+    and config.tie_embeddings
+  ):
     raise ValueError(
       "tie_embeddings: the softmax of an encoder can share the source's table "
       "only if source and target have one vocabulary; set it to False"
     )
-  for field, attention in config.attentions.items():
+  for field, chosen in config.attentions.items():
     length = (
       max_target_length if field == "decoder_attention" else max_source_length
     )
-    dims = Dims(config.num_heads, config.kv_heads, config.head_dim, length or 0)
-    try:
-      variable_shapes(attention.build(), dims)
-    except ValueError as error:
-      raise ValueError(f"{field}: {error}") from error
+    dims = Dims(
+      config.num_heads, config.kv_heads, config.query_dim, length or 0
+    )
+    for attention in chosen:
+      try:
+        variable_shapes(attention.build(), dims)
+      except ValueError as error:
+        raise ValueError(f"{field}: {error}") from error
   sizes = (
     source_vocab_size or 0,
     target_vocab_size,
@@ -108,7 +122,8 @@ def initialize(model: Model, key: Array, batch: Batch) -> dict[str, Any]:
     `{'params': …, 'constants': …}`; constants may be empty. Another key and
     its constants redraw random features.
   """
-  variables = model.init(key, *_ids(model, batch))
+  ids, options = _call(model, batch)
+  variables = model.init(key, *ids, **options)
   return {"constants": {}, **variables}
 
 
@@ -130,11 +145,11 @@ def forward(
   Returns:
     `[B, T, V]` float32.
   """
-  source, inputs = _ids(model, batch)
+  ids, options = _call(model, batch)
   logits = model.apply(
     variables,
-    source,
-    inputs,
+    *ids,
+    **options,
     deterministic=dropout_rng is None,
     rngs=None if dropout_rng is None else {"dropout": dropout_rng},
   )
@@ -157,8 +172,8 @@ def attention_maps(
     'decoder_0/cross_attention', …, each `[B, N, T, S]` float32. A recurrent
     model has 'decoder/cross_attention' alone.
   """
-  source, inputs = _ids(model, batch)
-  _, state = model.apply(variables, source, inputs, mutable=["intermediates"])
+  ids, options = _call(model, batch)
+  _, state = model.apply(variables, *ids, **options, mutable=["intermediates"])
   sown: Mapping[str, Any] = state["intermediates"]
   return {
     f"{block}/{slot}": matrices["attention_weights"][0].astype(jnp.float32)
@@ -185,7 +200,7 @@ def observe_attention(
     observer: `(attention, query, key, value, out, **call)`: the mechanism's
       record, what it was called with, and what it returned.
   """
-  source, inputs = _ids(model, batch)
+  ids, options = _call(model, batch)
 
   def intercept(following, args, kwargs, context):
     out = following(*args, **kwargs)
@@ -194,13 +209,20 @@ def observe_attention(
     return out
 
   with nn.intercept_methods(intercept):
-    model.apply(variables, source, inputs)
+    model.apply(variables, *ids, **options)
 
 
-def _ids(model: Model, batch: Batch) -> tuple[Array | None, Array | None]:
-  """The (source, inputs) that the model's kind reads."""
+def _call(
+  model: Model, batch: Batch
+) -> tuple[tuple[Array | None, Array | None], dict[str, Any]]:
+  """The (source, inputs) that the model's kind reads, and its options."""
   kind = model.config.kind
-  return (
+  ids = (
     None if kind == "decoder" else jnp.asarray(batch["source"]),
     None if kind == "encoder" else jnp.asarray(batch["inputs"]),
   )
+  if isinstance(model, Seq2Seq):
+    return ids, {}
+  return ids, {
+    name: jnp.asarray(batch[name]) for name in OPTIONAL if name in batch
+  }

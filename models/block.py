@@ -3,16 +3,29 @@
 from collections.abc import Callable
 import functools
 import math
+import types
 
 from flax import linen as nn
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
 from attention import Dims
 from models.config import AttentionConfig, ModelConfig
 from models.multi_head_attention import MultiHeadAttention, kernel_init
+from models.norms import make_norm
 from models.rows import by_rows
+
+ACTIVATIONS = types.MappingProxyType(
+  dict(
+    relu=jax.nn.relu,
+    gelu=functools.partial(jax.nn.gelu, approximate=False),
+    gelu_tanh=functools.partial(jax.nn.gelu, approximate=True),
+    silu=jax.nn.silu,
+  )
+)
+"""The functions that `config.ACTIVATIONS` names."""
 
 SHAW_DISTANCE = 16
 """k: keys farther away share a relative key, as in the paper's base model."""
@@ -21,11 +34,14 @@ SHAW_DISTANCE = 16
 class Mlp(nn.Module):
   """FFN(x) = activation(x·W1 + b1)·W2 + b2.
 
+  Gated, it is (activation(x·Wg + bg) ⊙ (x·W1 + b1))·W2 + b2.
+
   Attributes:
     config: of the model.
     out_scale: factor of the second kernel's initial values.
 
-  Paper: Attention is all you need, section 3.3, arXiv:1706.03762.
+  Papers: Attention is all you need, section 3.3, arXiv:1706.03762; GLU variants
+  improve Transformer, arXiv:2002.05202.
   """
 
   config: ModelConfig
@@ -36,21 +52,28 @@ class Mlp(nn.Module):
     """Applies it to each position."""
     config = self.config
     dense = functools.partial(
-      nn.Dense, dtype=config.dtype, param_dtype=config.param_dtype
+      nn.Dense,
+      use_bias=config.mlp_bias,
+      dtype=config.dtype,
+      param_dtype=config.param_dtype,
     )
     first = dense(config.mlp_features, name="hidden")
     last = dense(
       config.features, kernel_init=kernel_init(self.out_scale), name="out"
     )
-    activation = getattr(jax.nn, config.activation)
-    return by_rows(lambda rows: last(activation(first(rows))), inputs)
+    activation = ACTIVATIONS[config.activation]
+    if not config.gated:
+      return by_rows(lambda rows: last(activation(first(rows))), inputs)
+    gate = dense(config.mlp_features, name="gate")
+    return by_rows(lambda x: last(activation(gate(x)) * first(x)), inputs)
 
 
 class Block(nn.Module):
   """One layer: self-attention, cross-attention where asked, feed-forward.
 
   Each is a residual sub-layer: norm(x + dropout(f(x))) with norm 'post',
-  x + dropout(f(norm(x))) with norm 'pre'. The last kernel of each starts
+  x + dropout(f(norm(x))) with norm 'pre'. Where they are parallel, each of them
+  reads the layer's input and their sum is added to it. The last kernel of each starts
   1/√(number of sub-layers) smaller, so that the residual stream has about the
   same size at any depth (GPT-2, section 2.3).
 
@@ -73,18 +96,21 @@ class Block(nn.Module):
     config = self.config
     sublayers = 2 if self.cross_mechanism is None else 3
     out_scale = 1.0 / math.sqrt(sublayers * config.num_layers)
-    norm = functools.partial(
-      nn.LayerNorm, dtype=config.dtype, param_dtype=config.param_dtype
-    )
 
-    def slot(mechanism, max_length, position):
+    def slot(mechanism, max_length, position, global_projections):
       return MultiHeadAttention(
         attention=mechanism.build(),
         dims=Dims(
-          config.num_heads, config.kv_heads, config.head_dim, max_length
+          config.num_heads, config.kv_heads, config.query_dim, max_length
         ),
         features=config.features,
+        use_bias=config.attention_bias,
+        scale=config.attention_scale,
+        qk_norm_epsilon=config.norm_epsilon if config.qk_norm else None,
         rotary=position == "rotary",
+        rotary_theta=config.rotary_theta,
+        rotary_fraction=config.rotary_fraction,
+        global_projections=global_projections,
         relative_distance=SHAW_DISTANCE if position == "shaw" else 0,
         dropout_rate=config.attention_dropout_rate,
         dtype=config.dtype,
@@ -93,16 +119,19 @@ class Block(nn.Module):
       )
 
     self.self_attention = slot(
-      self.self_mechanism, self.max_length, config.position
+      self.self_mechanism,
+      self.max_length,
+      config.position,
+      config.global_projections,
     )
-    self.self_attention_norm = norm()
+    self.self_attention_norm = make_norm(config)
     if self.cross_mechanism is not None:
       self.cross_attention = slot(
-        self.cross_mechanism, self.max_memory_length, "none"
+        self.cross_mechanism, self.max_memory_length, "none", False
       )
-      self.cross_attention_norm = norm()
+      self.cross_attention_norm = make_norm(config)
     self.mlp = Mlp(config, out_scale)
-    self.mlp_norm = norm()
+    self.mlp_norm = make_norm(config)
     self.dropout = nn.Dropout(config.dropout_rate)
 
   def __call__(
@@ -115,9 +144,9 @@ class Block(nn.Module):
     memory_mask: Bool[Array, "B 1 1 S"] | None = None,
     is_causal: bool = False,
     deterministic: bool = True,
-    **tables: Float[Array, "N D"],
+    **call: Array,
   ) -> Float[Array, "B T F"]:
-    """The layer on whole sequences; `tables` are for its self-attention."""
+    """The layer on whole sequences; `call` is for its self-attention."""
     return self._layer(
       x,
       lambda x: self.self_attention(
@@ -126,7 +155,7 @@ class Block(nn.Module):
         deterministic=deterministic,
         mask=mask,
         is_causal=is_causal,
-        **tables,
+        **call,
       ),
       lambda x: self.cross_attention(
         x, memory, deterministic=deterministic, mask=memory_mask
@@ -169,6 +198,10 @@ class Block(nn.Module):
     if self.cross_mechanism is not None:
       sublayers.append((self.cross_attention_norm, attend_across))
     sublayers.append((self.mlp_norm, self.mlp))
+    if self.config.parallel:
+      outs = [sublayer(norm(x)) for norm, sublayer in sublayers]
+      outs = [self.dropout(out, deterministic=deterministic) for out in outs]
+      return functools.reduce(jnp.add, outs, x)
     for norm, sublayer in sublayers:
       out = sublayer(norm(x) if self.config.norm == "pre" else x)
       x = x + self.dropout(out, deterministic=deterministic)

@@ -11,6 +11,7 @@ import types
 from typing import Any
 
 from attention import ATTENTIONS, Attention, plug, registry
+from attention.positions import t5_buckets
 from settings.checks import check
 from settings.suggest import one_of
 
@@ -25,8 +26,10 @@ POSITIONS = (
   "none",
 )
 NORMS = ("pre", "post")
-ACTIVATIONS = ("relu", "gelu")
-DTYPES = ("float32", "bfloat16", "float16")
+NORM_KINDS = ("layer", "rms")
+ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
+HEADS = ("tokens", "class", "hidden")
+DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 # What each slot asks of a mechanism, and how its absence reads.
 NEEDS = {
@@ -86,6 +89,10 @@ class AttentionConfig:
     return _build(self)
 
 
+Layers = AttentionConfig | tuple[AttentionConfig, ...]
+"""One mechanism for every layer, or several that the layers take in turn."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
   """An encoder-decoder, decoder or encoder Transformer.
@@ -93,24 +100,60 @@ class ModelConfig:
   Attributes:
     kind: 'encoder_decoder', 'decoder' or 'encoder'.
     num_layers: layers of the encoder, and of the decoder.
+    num_decoder_layers: layers of the decoder, if not as many.
     num_heads: N, query heads.
     num_kv_heads: K, key/value heads that groups of N/K query heads share;
       None is N.
-    features: width of the residual stream; the head dimension is features / N.
+    head_dim: H; None is features / N.
+    features: F, width of the residual stream.
     mlp_features: width inside the feed-forward layers.
-    activation: of the feed-forward layers, 'relu' (Vaswani) or 'gelu' (GPT).
+    activation: of the feed-forward layers: 'relu' (Vaswani), 'gelu' (x·Φ(x)),
+      'gelu_tanh' (its approximation by tanh, GPT-2) or 'silu'.
+    gated: the activation multiplies a second projection (Shazeer 2020).
+    mlp_bias: whether the feed-forward layers have biases.
+    attention_bias: whether the projections around attention have biases.
+    attention_scale: factor of the attention logits; None is 1/√H.
+    qk_norm: normalises the query and key of each head by their root mean
+      square, before rotary positions (Qwen3).
+    global_projections: tokens of `global_tokens` have projections of their own
+      (Longformer).
+    parallel: attention and feed-forward layer read the same input, and both are
+      added to it (GPT-NeoX).
     dropout_rate: of sub-layer outputs and of embedding sums, as in the paper.
     attention_dropout_rate: of attention weights.
     position: 'sinusoidal' (Vaswani) or 'learned', added to the embeddings;
       'rotary' (Su), 't5', 'alibi' or 'shaw' within self-attention; or 'none'.
+    position_padding: p gives padding the position p and counts tokens from
+      p + 1 (RoBERTa); None counts everything from 0.
+    rotary_theta: base of the rotary wavelengths.
+    rotary_fraction: share of the head dimension that rotary positions turn.
+    relative_buckets: buckets of distance of 't5'.
+    relative_distance: distance at which its last bucket begins.
     norm: 'post' as in the paper, or 'pre' with one more norm at the end.
+    norm_kind: 'layer', or 'rms' (Zhang and Sennrich 2019) without a mean or
+      bias.
+    norm_epsilon: what a norm adds to the variance.
+    embedding_norm: whether the sum of embeddings is normalised (BERT).
+    embedding_scale: factor of embeddings; None is √F (Vaswani).
+    token_types: size of a table of token types, such as BERT's two segments; 0
+      has none.
+    head: 'tokens', logits of every position; 'class', logits of the first
+      position alone; or 'hidden', the features of every position.
+    pooler: a layer with tanh before the classes (BERT).
+    head_transform: a layer with activation and norm before the logits of tokens
+      (BERT).
+    head_bias: whether logits have a bias.
+    logit_scale: factor of what the softmax's table is multiplied with.
     tie_embeddings: the softmax shares the target's embedding table, and the
       source's too where the vocabulary is shared.
-    dtype: of activations; logits and softmax are always float32.
+    tie_inputs: encoder and decoder read one table where the vocabulary is
+      shared; None is as `tie_embeddings`.
+    dtype: of activations; logits and softmax are float32, or float64 like it.
     param_dtype: of parameters.
-    encoder_attention: mechanism of the encoder; None is dense.
-    decoder_attention: mechanism of the decoder's self-attention; None is dense.
-    cross_attention: from decoder to encoder; None is dense.
+    encoder_attention: mechanism of the encoder, or several that layers take in
+      turn; None is dense.
+    decoder_attention: likewise, of the decoder's self-attention.
+    cross_attention: likewise, from decoder to encoder.
 
   Raises:
     ValueError: a value or a pair that cannot work; the message starts with the
@@ -122,18 +165,43 @@ class ModelConfig:
   num_heads: int
   features: int
   mlp_features: int
+  num_decoder_layers: int | None = None
   num_kv_heads: int | None = None
+  head_dim: int | None = None
   activation: str = "relu"
+  gated: bool = False
+  mlp_bias: bool = True
+  attention_bias: bool = False
+  attention_scale: float | None = None
+  qk_norm: bool = False
+  global_projections: bool = False
+  parallel: bool = False
   dropout_rate: float = 0.0
   attention_dropout_rate: float = 0.0
   position: str = "sinusoidal"
+  position_padding: int | None = None
+  rotary_theta: float = 10000.0
+  rotary_fraction: float = 1.0
+  relative_buckets: int = 32
+  relative_distance: int = 128
   norm: str = "pre"
+  norm_kind: str = "layer"
+  norm_epsilon: float = 1e-6
+  embedding_norm: bool = False
+  embedding_scale: float | None = None
+  token_types: int = 0
+  head: str = "tokens"
+  pooler: bool = False
+  head_transform: bool = False
+  head_bias: bool = False
+  logit_scale: float = 1.0
   tie_embeddings: bool = True
+  tie_inputs: bool | None = None
   dtype: str = "float32"
   param_dtype: str = "float32"
-  encoder_attention: AttentionConfig | None = None
-  decoder_attention: AttentionConfig | None = None
-  cross_attention: AttentionConfig | None = None
+  encoder_attention: Layers | None = None
+  decoder_attention: Layers | None = None
+  cross_attention: Layers | None = None
 
   def __post_init__(self):
     check_choices(
@@ -142,21 +210,41 @@ class ModelConfig:
       activation=ACTIVATIONS,
       position=POSITIONS,
       norm=NORMS,
+      norm_kind=NORM_KINDS,
+      head=HEADS,
       dtype=DTYPES,
       param_dtype=DTYPES,
     )
     check_ranges(
       self,
-      counts=("num_layers", "num_heads", "features", "mlp_features"),
+      counts=(
+        "num_layers",
+        "num_heads",
+        "features",
+        "mlp_features",
+        "num_decoder_layers",
+        "head_dim",
+      ),
       rates=("dropout_rate", "attention_dropout_rate"),
     )
     self._check_heads()
+    self._check_positions()
+    self._check_choices()
     self._check_attentions()
 
   @property
-  def head_dim(self) -> int:
+  def query_dim(self) -> int:
     """H."""
-    return self.features // self.num_heads
+    return self.head_dim or self.features // self.num_heads
+
+  @property
+  def rotary_dim(self) -> int:
+    """Features of a head that rotary positions turn."""
+    # A whole is not multiplied: it may be beyond every float.
+    whole = self.rotary_fraction == 1.0
+    return (
+      self.query_dim if whole else int(self.query_dim * self.rotary_fraction)
+    )
 
   @property
   def kv_heads(self) -> int:
@@ -164,12 +252,24 @@ class ModelConfig:
     return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
 
   @property
-  def attentions(self) -> dict[str, AttentionConfig]:
-    """The mechanisms that this kind has, by field."""
-    return {field: getattr(self, field) for field in _SLOTS[self.kind]}
+  def attentions(self) -> dict[str, tuple[AttentionConfig, ...]]:
+    """The mechanisms of the slots that this kind has, which layers take in turn."""
+    return {
+      field: chosen if isinstance(chosen, tuple) else (chosen,)
+      for field in _SLOTS[self.kind]
+      for chosen in [getattr(self, field)]
+    }
+
+  def layers(self, field: str) -> tuple[AttentionConfig, ...]:
+    """The mechanism of every layer that has the slot `field`."""
+    number = self.num_layers
+    if field != "encoder_attention":
+      number = self.num_decoder_layers or number
+    chosen = self.attentions[field]
+    return tuple(chosen[i % len(chosen)] for i in range(number))
 
   def _check_heads(self):
-    if self.features % self.num_heads:
+    if self.head_dim is None and self.features % self.num_heads:
       raise ValueError(
         f"features: {self.features} is not divisible by num_heads "
         f"{self.num_heads}"
@@ -179,30 +279,88 @@ class ModelConfig:
         f"num_kv_heads: expected a divisor of num_heads {self.num_heads}, got "
         f"{self.num_kv_heads}"
       )
-    if self.position == "rotary" and self.head_dim % 2:
+    if self.num_decoder_layers is not None and self.kind != "encoder_decoder":
+      raise ValueError(
+        f"num_decoder_layers: kind '{self.kind}' has one stack, whose layers "
+        f"are num_layers; expected None, got {self.num_decoder_layers}"
+      )
+
+  def _check_positions(self):
+    check(self, "rotary_theta", self.rotary_theta > 1.0, "more than 1")
+    check(self, "rotary_fraction", 0 < self.rotary_fraction <= 1, "(0, 1]")
+    if self.position == "rotary" and (
+      self.rotary_dim % 2 or not self.rotary_dim
+    ):
       raise ValueError(
         "position: rotary turns pairs and needs an even head dimension, got "
-        f"features / num_heads = {self.head_dim}"
+        f"{self.query_dim} times rotary_fraction {self.rotary_fraction}"
       )
     if self.position == "sinusoidal" and self.features % 2:
       raise ValueError(
         "features: sinusoidal positions pair sines and cosines and need an "
         f"even width, got {self.features}"
       )
+    padding = self.position_padding
+    if padding is not None:
+      check(self, "position_padding", padding >= 0, "0 or more, or None")
+      if self.position != "learned":
+        raise ValueError(
+          "position_padding: belongs to position 'learned'; expected None, got "
+          f"{padding}"
+        )
+    if self.position == "t5":
+      try:
+        t5_buckets(self.relative_distance, num_buckets=self.relative_buckets)
+        t5_buckets(
+          self.relative_distance,
+          num_buckets=self.relative_buckets,
+          is_causal=True,
+        )
+      except ValueError as error:
+        raise ValueError(f"relative_distance: {error}") from None
+
+  def _check_choices(self):
+    check(self, "norm_epsilon", self.norm_epsilon >= 0, "0 or more")
+    check(self, "token_types", self.token_types >= 0, "0 or more")
+    if self.kind != "encoder":
+      for field, without in (
+        ("head", "tokens"),
+        ("position_padding", None),
+        ("token_types", 0),
+        ("global_projections", False),
+      ):
+        if getattr(self, field) != without:
+          raise ValueError(
+            f"{field}: only kind 'encoder' has it; expected {without!r}, got "
+            f"{getattr(self, field)!r}"
+          )
+    if self.head != "tokens":
+      for field, without in (("head_transform", False), ("logit_scale", 1.0)):
+        if getattr(self, field) != without:
+          raise ValueError(
+            f"{field}: belongs to head 'tokens'; expected {without}, got "
+            f"{getattr(self, field)} with head '{self.head}'"
+          )
+    if self.pooler and self.head == "tokens":
+      raise ValueError(
+        "pooler: expected False with head 'tokens', which reads every position"
+      )
 
   def _check_attentions(self):
     for field in NEEDS:
-      config = getattr(self, field)
+      chosen = getattr(self, field)
       if field not in _SLOTS[self.kind]:
-        if config is not None:
+        if chosen is not None:
           raise ValueError(
             f"{field}: kind '{self.kind}' has no such layer; expected a config "
-            f"without this choice, got {config.name}"
+            "without this choice, got "
+            + names(chosen if isinstance(chosen, tuple) else (chosen,))
           )
         continue
-      if config is None:
-        config = AttentionConfig("dense")
-        object.__setattr__(self, field, config)
+      if chosen is None:
+        object.__setattr__(self, field, AttentionConfig("dense"))
+      elif isinstance(chosen, tuple) and not chosen:
+        raise ValueError(f"{field}: expected at least one mechanism, got none")
       needs = dict(NEEDS[field])
       if self.position in ("t5", "alibi", "shaw") and "cross" not in needs:
         needs["relative"] = (
@@ -210,7 +368,10 @@ class ModelConfig:
         )
       if self.attention_dropout_rate:
         needs["dropout"] = "drop attention weights (attention_dropout_rate)"
-      check_supports(field, config, needs)
+      if self.global_projections:
+        needs["global"] = "have global tokens (global_projections)"
+      for config in self.attentions[field]:
+        check_supports(field, config, needs)
 
 
 def slots(config: Any) -> str:
@@ -222,7 +383,12 @@ def slots(config: Any) -> str:
   Args:
     config: a `ModelConfig` or `Seq2SeqConfig`.
   """
-  return " · ".join(one.name for one in config.attentions.values())
+  return " · ".join(names(chosen) for chosen in config.attentions.values())
+
+
+def names(chosen: Iterable[AttentionConfig]) -> str:
+  """The mechanisms of a slot: 'dense', or 'dense + linear' in turn."""
+  return " + ".join(one.name for one in chosen)
 
 
 def check_supports(
@@ -253,7 +419,8 @@ def check_ranges(
 ) -> None:
   """Raises ValueError for a count below 1 or a rate outside [0, 1)."""
   for field in counts:
-    check(config, field, getattr(config, field) >= 1, "at least 1")
+    count = getattr(config, field)
+    check(config, field, count is None or count >= 1, "at least 1")
   for field in rates:
     check(config, field, 0.0 <= getattr(config, field) < 1.0, "[0, 1)")
 

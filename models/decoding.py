@@ -88,12 +88,12 @@ def generate(
     raise ValueError(
       "model: kind 'encoder' cannot generate; use one with a decoder"
     )
-  decoder = config.attentions.get("decoder_attention")
-  if decoder and "decode" not in decoder.build().supports:
-    raise ValueError(
-      f"decoder_attention: {decoder.name} cannot decode token by token; "
-      "generate with a mechanism whose `supports` has 'decode'"
-    )
+  for decoder in config.attentions.get("decoder_attention", ()):
+    if "decode" not in decoder.build().supports:
+      raise ValueError(
+        f"decoder_attention: {decoder.name} cannot decode token by token; "
+        "generate with a mechanism whose `supports` has 'decode'"
+      )
   if (source is None) != (config.kind == "decoder"):
     raise ValueError(
       f"source: kind '{config.kind}' "

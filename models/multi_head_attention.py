@@ -17,7 +17,7 @@ from models.rows import by_rows
 class MultiHeadAttention(nn.Module):
   """MultiHead(X, Y) = Attention(X·Wq, Y·Wk, Y·Wv) · Wo, for any `Attention`.
 
-  The projections have no bias, as in the paper's formula. Query, key and value
+  The projections have no bias unless asked, as in the paper's formula. Query, key and value
   have a kernel each: on a CPU that is as fast as a fused one, and self- and
   cross-attention then have the same parameters.
 
@@ -33,7 +33,15 @@ class MultiHeadAttention(nn.Module):
     attention: the mechanism.
     dims: its sizes: heads, key/value heads, head dimension, longest key.
     features: width of the output.
+    use_bias: whether the projections have biases.
+    scale: factor of the logits; None is the mechanism's own.
+    qk_norm_epsilon: ε of the norms by root mean square that each head's query
+      and key get; None has none.
     rotary: turn queries and keys by their positions.
+    rotary_theta: θ of these.
+    rotary_fraction: share of the head dimension that they turn.
+    global_projections: `global_indices` are tokens with projections of their
+      own, given to the mechanism as `global_qkv`.
     relative_distance: k of Shaw's relative keys, trained here and shared by the
       heads; 0 has none.
     dropout_rate: of attention weights.
@@ -47,7 +55,13 @@ class MultiHeadAttention(nn.Module):
   attention: Attention
   dims: Dims
   features: int
+  use_bias: bool = False
+  scale: float | None = None
+  qk_norm_epsilon: float | None = None
   rotary: bool = False
+  rotary_theta: float = 10000.0
+  rotary_fraction: float = 1.0
+  global_projections: bool = False
   relative_distance: int = 0
   dropout_rate: float = 0.0
   dtype: Any = None
@@ -57,12 +71,27 @@ class MultiHeadAttention(nn.Module):
   def setup(self) -> None:
     """Makes the projections and reads the mechanism's variables."""
     dense = functools.partial(
-      nn.Dense, use_bias=False, dtype=self.dtype, param_dtype=self.param_dtype
+      nn.Dense,
+      use_bias=self.use_bias,
+      dtype=self.dtype,
+      param_dtype=self.param_dtype,
     )
     self.query = dense(self.dims.num_heads * self.dims.head_dim)
     if "shared_qk" not in self.attention.supports:
       self.key = dense(self.dims.num_kv_heads * self.dims.head_dim)
     self.value = dense(self.dims.num_kv_heads * self.dims.head_dim)
+    if self.qk_norm_epsilon is not None:
+      norm = functools.partial(
+        nn.RMSNorm,
+        epsilon=self.qk_norm_epsilon,
+        dtype=self.dtype,
+        param_dtype=self.param_dtype,
+      )
+      self.query_norm, self.key_norm = norm(), norm()
+    if self.global_projections:
+      self.global_query = dense(self.dims.num_heads * self.dims.head_dim)
+      self.global_key = dense(self.dims.num_kv_heads * self.dims.head_dim)
+      self.global_value = dense(self.dims.num_kv_heads * self.dims.head_dim)
     self.out = dense(self.features, kernel_init=kernel_init(self.out_scale))
     self.mechanism = mechanism_variables(self, self.attention, self.dims)
     if self.relative_distance:
@@ -106,6 +135,14 @@ class MultiHeadAttention(nn.Module):
       call["dropout_rng"] = self.make_rng("dropout")
     if self.relative_distance:
       call["relative_keys"] = self.relative_keys
+    if self.scale is not None:
+      call["scale"] = self.scale
+    if self.global_projections and (
+      self.is_initializing() or call.get("global_indices") is not None
+    ):
+      of_globals = self._global_qkv(inputs)
+      if call.get("global_indices") is not None:
+        call["global_qkv"] = of_globals
     apply = functools.partial(self.attention.apply, self.mechanism)
     if self.is_mutable_collection("intermediates"):
       weights = attention_weights(apply, query, key, **call)
@@ -145,12 +182,15 @@ class MultiHeadAttention(nn.Module):
     `tables` are what the call has of 'relative' in addition to the slot's own keys.
     """
     decode = cast(Callable[..., Any], self.attention.decode)
+    options: dict[str, Any] = dict(tables)
     if self.relative_distance:
-      tables["relative_keys"] = self.relative_keys
+      options["relative_keys"] = self.relative_keys
+    if self.scale is not None:
+      options["scale"] = self.scale
     key, value = self._key_value(inputs, positions)
     cache = self.get_variable("cache", "attention")
     query = self._query(inputs, positions)
-    out, cache = decode(self.mechanism, cache, query, key, value, **tables)
+    out, cache = decode(self.mechanism, cache, query, key, value, **options)
     self.put_variable("cache", "attention", cache)
     return self._merge(out)
 
@@ -175,21 +215,41 @@ class MultiHeadAttention(nn.Module):
     value = self.get_variable("memory", "value")
     query = self._query(inputs, None)
     beams = query.reshape(key.shape[0], -1, *query.shape[2:])
-    out = self.attention.apply(self.mechanism, beams, key, value, mask=mask)
+    call = {} if self.scale is None else {"scale": self.scale}
+    out = self.attention.apply(
+      self.mechanism, beams, key, value, mask=mask, **call
+    )
     return self._merge(out.reshape(query.shape))
 
   def _query(self, inputs, positions):
     query = self._heads(self.query, inputs, self.dims.num_heads)
-    return rotate(query, positions) if self.rotary else query
+    if self.qk_norm_epsilon is not None:
+      query = self.query_norm(query)
+    return self._turned(query, positions)
 
   def _key_value(self, inputs, positions):
     value = self._heads(self.value, inputs, self.dims.num_kv_heads)
     if "shared_qk" in self.attention.supports:
       return None, value
     key = self._heads(self.key, inputs, self.dims.num_kv_heads)
-    if self.rotary:
-      key = rotate(key, positions)
-    return key, value
+    if self.qk_norm_epsilon is not None:
+      key = self.key_norm(key)
+    return self._turned(key, positions), value
+
+  def _turned(self, x, positions):
+    if not self.rotary:
+      return x
+    return rotate(
+      x, positions, theta=self.rotary_theta, fraction=self.rotary_fraction
+    )
+
+  def _global_qkv(self, inputs):
+    heads, kv_heads = self.dims.num_heads, self.dims.num_kv_heads
+    return (
+      self._heads(self.global_query, inputs, heads),
+      self._heads(self.global_key, inputs, kv_heads),
+      self._heads(self.global_value, inputs, kv_heads),
+    )
 
   def _heads(self, projection, inputs, num_heads):
     heads = by_rows(projection, inputs)

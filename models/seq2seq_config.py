@@ -84,11 +84,11 @@ class Seq2SeqConfig:
         )
     if self.cross_attention is None:
       object.__setattr__(self, "cross_attention", AttentionConfig("dense"))
-    for field, attention in self.attentions.items():
+    for field, [attention] in self.attentions.items():
       check_supports(field, attention, NEEDS[field])
 
   @property
-  def head_dim(self) -> int:
+  def query_dim(self) -> int:
     """H."""
     return self.features // self.num_heads
 
@@ -98,7 +98,7 @@ class Seq2SeqConfig:
     return self.num_heads
 
   @property
-  def attentions(self) -> dict[str, AttentionConfig]:
+  def attentions(self) -> dict[str, tuple[AttentionConfig, ...]]:
     """The one mechanism, by field."""
     assert self.cross_attention is not None  # Filled in when made.
-    return {"cross_attention": self.cross_attention}
+    return {"cross_attention": (self.cross_attention,)}

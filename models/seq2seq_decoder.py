@@ -160,11 +160,11 @@ class Decoder(nn.Module):
       make_cell(config, config.features) for _ in range(config.num_layers)
     ]
     self.cross_attention = CrossAttention(
-      config.attentions["cross_attention"].build(),
+      config.attentions["cross_attention"][0].build(),
       Dims(
         config.num_heads,
         config.kv_heads,
-        config.head_dim,
+        config.query_dim,
         self.max_source_length,
       ),
     )

@@ -28,11 +28,14 @@ def token_table(
 
 
 def logits(x: Float[Array, "*A F"], table: nn.Embed) -> Float[Array, "*A V"]:
-  """Products of features with every row of a table, in float32."""
+  """Products of features with every row of a table, in float32 or float64."""
   rows = table.embedding.astype(x.dtype)
   return by_rows(
     lambda x: jnp.einsum(
-      "...F,VF->...V", x, rows, preferred_element_type=jnp.float32
+      "...F,VF->...V",
+      x,
+      rows,
+      preferred_element_type=jnp.promote_types(x.dtype, jnp.float32),
     ),
     x,
   )

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from flax import linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
 from attention import alibi_bias, t5_bias
@@ -14,9 +14,8 @@ from models import positions as position_encodings
 from models import tables
 from models.block import Block
 from models.config import ModelConfig
-
-T5_BUCKETS = 32
-"""Buckets of distance, up to 128 positions, as in T5."""
+from models.head import Head
+from models.norms import make_norm
 
 PAD_ID = 0
 """Id of padding in a source; nothing attends to it."""
@@ -44,7 +43,6 @@ class Transformer(nn.Module):
   def setup(self) -> None:
     """Makes the tables and the layers that the kind has."""
     config = self.config
-    attentions = config.attentions
     has_encoder = config.kind != "decoder"
     has_decoder = config.kind != "encoder"
     table = functools.partial(
@@ -53,51 +51,63 @@ class Transformer(nn.Module):
       dtype=config.dtype,
       param_dtype=config.param_dtype,
     )
-    one_table = config.tie_embeddings and self.shared_vocabulary
-    if has_decoder or one_table:
+    if has_decoder or self._one_table:
       self.target_embedding = table(self.target_vocab_size)
-    if has_encoder and not one_table:
+    if has_encoder and not self._one_table:
       self.source_embedding = table(self.source_vocab_size)
-    if not config.tie_embeddings:
+    if config.head == "tokens" and not config.tie_embeddings:
       self.output_embedding = table(self.target_vocab_size)
-    norm = functools.partial(
-      nn.LayerNorm, dtype=config.dtype, param_dtype=config.param_dtype
-    )
+    learned = config.position == "learned"
+    padding = config.position_padding
+    # Rows up to the padding's are no token's position.
+    before = 0 if padding is None else padding + 1
     if has_encoder:
-      if config.position == "learned":
-        self.source_positions = table(self.max_source_length)
+      if learned:
+        self.source_positions = table(self.max_source_length + before)
+      if config.token_types:
+        self.source_types = table(config.token_types)
+      if config.embedding_norm:
+        self.source_embedding_norm = make_norm(config)
       self.encoder = [
-        Block(config, attentions["encoder_attention"], self.max_source_length)
-        for _ in range(config.num_layers)
+        Block(config, mechanism, self.max_source_length)
+        for mechanism in config.layers("encoder_attention")
       ]
       if config.norm == "pre":
-        self.encoder_norm = norm()
+        self.encoder_norm = make_norm(config)
     if has_decoder:
-      if config.position == "learned":
+      if learned:
         self.target_positions = table(self.max_target_length)
+      if config.embedding_norm:
+        self.target_embedding_norm = make_norm(config)
+      across = [None] * len(config.layers("decoder_attention"))
+      if has_encoder:
+        across = config.layers("cross_attention")
       self.decoder = [
         Block(
           config,
-          attentions["decoder_attention"],
+          mechanism,
           self.max_target_length,
-          attentions.get("cross_attention"),
+          to_memory,
           self.max_source_length,
         )
-        for _ in range(config.num_layers)
+        for mechanism, to_memory in zip(
+          config.layers("decoder_attention"), across, strict=True
+        )
       ]
       if config.norm == "pre":
-        self.decoder_norm = norm()
+        self.decoder_norm = make_norm(config)
     if config.position == "t5":
       stacks = ["encoder"] * has_encoder + ["decoder"] * has_decoder
       self.relative_bias = {
         stack: self.param(
           f"{stack}_relative_bias",
           nn.initializers.normal(0.02),
-          (T5_BUCKETS, config.num_heads),
+          (config.relative_buckets, config.num_heads),
           config.param_dtype,
         )
         for stack in stacks
       }
+    self.head = Head(config, self.target_vocab_size)
     self.dropout = nn.Dropout(config.dropout_rate)
 
   def __call__(
@@ -105,25 +115,37 @@ class Transformer(nn.Module):
     source: Int[Array, "B S"] | None = None,
     inputs: Int[Array, "B T"] | None = None,
     *,
+    source_mask: Bool[Array, "B S"] | None = None,
+    source_types: Int[Array, "B S"] | None = None,
+    inputs_mask: Bool[Array, "B T"] | None = None,
+    global_indices: Int[Array, "B G"] | None = None,
     deterministic: bool = True,
   ) -> Float[Array, "B T V"]:
     """Logits of every position, each from inputs up to its own.
 
     Args:
-      source: ids the encoder reads, `PAD_ID` where there is nothing; for kinds
-        with an encoder.
+      source: ids the encoder reads; for kinds with an encoder.
       inputs: ids the decoder reads; for kinds with a decoder.
+      source_mask: which positions of the source hold a token; None is all that
+        are not `PAD_ID`.
+      source_types: the type of every token; None is 0. For `token_types`.
+      inputs_mask: which inputs hold a token; None is all.
+      global_indices: positions of the source that attend to all and that all
+        attend to, -1 for none; for mechanisms that have 'global'.
       deterministic: no dropout; otherwise the rng 'dropout' is needed.
 
     Returns:
-      `[B, T, V]` float32; T = S for an encoder.
+      `[B, T, V]` float32, or float64 like the config; T = S for an encoder, 1
+      with head 'class'. With head 'hidden' features `[B, S, F]`.
 
     Raises:
       ValueError: a sequence is longer than the model allows.
     """
     memory, mask = None, None
     if self.config.kind != "decoder":
-      memory, mask = self._encode(source, deterministic)
+      memory, mask = self._encode(
+        source, source_mask, source_types, global_indices, deterministic
+      )
     if self.config.kind == "encoder":
       return self._logits(memory)
     inputs = cast(Array, inputs)
@@ -135,6 +157,7 @@ class Transformer(nn.Module):
         x,
         memory,
         positions=positions,
+        mask=None if inputs_mask is None else inputs_mask[:, None, None, :],
         memory_mask=mask,
         is_causal=True,
         deterministic=deterministic,
@@ -143,7 +166,11 @@ class Transformer(nn.Module):
     return self._logits(self.decoder_norm(x) if self._pre_norm else x)
 
   def start(
-    self, source: Int[Array, "B S"] | None, batch: int, max_length: int
+    self,
+    source: Int[Array, "B S"] | None,
+    batch: int,
+    max_length: int,
+    source_mask: Bool[Array, "B S"] | None = None,
   ) -> None:
     """Runs the encoder and makes caches: collections 'memory' and 'cache'.
 
@@ -151,10 +178,11 @@ class Transformer(nn.Module):
       source: ids the encoder reads, or None.
       batch: sequences to decode: a multiple of the sources.
       max_length: positions to decode.
+      source_mask: as in a call.
     """
     memory = None
     if source is not None:
-      memory, mask = self._encode(source, deterministic=True)
+      memory, mask = self._encode(source, source_mask)
       self.put_variable("memory", "mask", mask)
     for block in self.decoder:
       block.start(batch, max_length, memory)
@@ -180,7 +208,11 @@ class Transformer(nn.Module):
     match self.config.position:
       case "t5":
         embedding = self.relative_bias[stack]
-        bias = t5_bias(embedding, is_causal=stack == "decoder")
+        bias = t5_bias(
+          embedding,
+          self.config.relative_distance,
+          is_causal=stack == "decoder",
+        )
       case "alibi":
         lengths = {
           "encoder": self.max_source_length,
@@ -191,46 +223,80 @@ class Transformer(nn.Module):
         return {}
     return {"relative_bias": bias}
 
-  def _encode(self, source, deterministic):
+  def _encode(
+    self,
+    source,
+    source_mask=None,
+    source_types=None,
+    global_indices=None,
+    deterministic=True,
+  ):
     check_length("source", source.shape[1], self.max_source_length)
-    positions = np.arange(source.shape[1])[None, :]
-    mask = (source != PAD_ID)[:, None, None, :]
-    one_table = self.config.tie_embeddings and self.shared_vocabulary
-    table = self.target_embedding if one_table else self.source_embedding
-    learned = (
-      self.source_positions if self.config.position == "learned" else None
-    )
-    x = self._embed(table, learned, source, positions, deterministic)
+    if source_mask is None:
+      source_mask = source != PAD_ID
+    mask = source_mask[:, None, None, :]
+    table = self.target_embedding if self._one_table else self.source_embedding
+    x = self._embed(table, "source", source, self._positions(source))
+    if self.config.token_types:
+      types = jnp.zeros_like(source) if source_types is None else source_types
+      x = x + self.source_types(types)
+    if self.config.embedding_norm:
+      x = self.source_embedding_norm(x)
+    x = self.dropout(x, deterministic=deterministic)
+    call = self._relative_tables("encoder")
+    if global_indices is not None:
+      call["global_indices"] = global_indices
     for block in self.encoder:
       x = block(
         x,
-        positions=positions,
+        positions=np.arange(source.shape[1])[None, :],
         mask=mask,
         deterministic=deterministic,
-        **self._relative_tables("encoder"),
+        **call,
       )
     return (self.encoder_norm(x) if self._pre_norm else x), mask
 
-  def _embed_target(self, inputs, positions, deterministic):
-    learned = (
-      self.target_positions if self.config.position == "learned" else None
-    )
-    table = self.target_embedding
-    return self._embed(table, learned, inputs, positions, deterministic)
+  @property
+  def _one_table(self):
+    """Whether the encoder reads the table of the target."""
+    config = self.config
+    if config.kind == "encoder":
+      tied = config.tie_embeddings and config.head == "tokens"
+    else:
+      tied = config.tie_inputs
+      tied = config.tie_embeddings if tied is None else tied
+    return self.shared_vocabulary and tied
 
-  def _embed(self, table, learned, ids, positions, deterministic):
-    features = self.config.features
-    x = table(ids) * math.sqrt(features)
-    if learned is not None:
-      x = x + learned(positions) * math.sqrt(features)
+  def _positions(self, source):
+    """What the encoder's table of positions is asked for."""
+    padding = self.config.position_padding
+    if padding is None:
+      return np.arange(source.shape[1])[None, :]
+    is_token = source != padding
+    return padding + jnp.cumsum(is_token, axis=1) * is_token
+
+  def _embed_target(self, inputs, positions, deterministic):
+    x = self._embed(self.target_embedding, "target", inputs, positions)
+    if self.config.embedding_norm:
+      x = self.target_embedding_norm(x)
+    return self.dropout(x, deterministic=deterministic)
+
+  def _embed(self, table, side, ids, positions):
+    features, scale = self.config.features, self.config.embedding_scale
+    scale = math.sqrt(features) if scale is None else scale
+    x = table(ids) * scale
+    if self.config.position == "learned":
+      x = x + getattr(self, f"{side}_positions")(positions) * scale
     if self.config.position == "sinusoidal":
       encoding = position_encodings.sinusoidal(positions, features)
       x = x + encoding.astype(x.dtype)
-    return self.dropout(x, deterministic=deterministic)
+    return x
 
   def _logits(self, x):
+    if self.config.head != "tokens":
+      return self.head(x, None)
     tied = self.config.tie_embeddings
-    return tables.logits(
+    return self.head(
       x, self.target_embedding if tied else self.output_embedding
     )
 

@@ -84,8 +84,13 @@ def to_mapping(config: Any) -> dict[str, Any]:
       mapping.update(value)
     elif isinstance(value, Mapping):
       mapping[field.name] = dict(value)
+    elif isinstance(value, tuple):
+      mapping[field.name] = [
+        to_mapping(item) if dataclasses.is_dataclass(item) else item
+        for item in value
+      ]
     else:
-      mapping[field.name] = list(value) if isinstance(value, tuple) else value
+      mapping[field.name] = value
   return mapping
 
 
@@ -202,6 +207,16 @@ def _convert_union(
   if value is None and type(None) in members:
     return None
   members = tuple(m for m in members if m is not type(None))
+  # What a value looks like decides, so that a fault inside it is told in full.
+  if hasattr(value, "items"):
+    members = tuple(filter(dataclasses.is_dataclass, members)) or members
+  elif isinstance(value, list | tuple):
+    sections = [
+      m
+      for m in members
+      if any(map(dataclasses.is_dataclass, typing.get_args(m)))
+    ]
+    members = tuple(sections) or members
   if len(members) == 1:
     return _convert(members[0], value, path, elsewhere)
   # An exact type first, so that `float | int` keeps an int as it is.
@@ -219,6 +234,8 @@ def _describe(hint: Any) -> str:
     return "one of " + ", ".join(repr(a) for a in arguments)
   if origin in (typing.Union, types.UnionType):
     return " or ".join(_describe(a) for a in arguments)
+  if dataclasses.is_dataclass(hint):
+    return "named leaves"
   if origin is tuple:
     inner = ", ".join("…" if a is ... else _describe(a) for a in arguments)
     return f"({inner})"

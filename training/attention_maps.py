@@ -102,10 +102,9 @@ def named_maps(
     encoder's first, and of a layer the cross-attention last.
   """
   maps = models.attention_maps(model, variables, example)
-  chosen = model.config.attentions
   return {
     "_".join(_parts(name)): _named(
-      name, np.asarray(maps[name])[0], task, example, chosen[_slot(name)].name
+      name, np.asarray(maps[name])[0], task, example, _mechanism(model, name)
     )
     for name in sorted(maps, key=_place)
   }
@@ -252,10 +251,13 @@ def _parts(name: str) -> tuple[str, ...]:
   return (side, str(int(index) + 1), kind) if index else (side, kind)
 
 
-def _slot(name: str) -> str:
-  """'decoder_1/self_attention' as 'decoder_attention'."""
-  side, *_, kind = _parts(name)
-  return kind if kind == "cross_attention" else f"{side}_attention"
+def _mechanism(model: Any, name: str) -> str:
+  """The mechanism that 'decoder_1/self_attention' has."""
+  side, *number, kind = _parts(name)
+  slot = kind if kind == "cross_attention" else f"{side}_attention"
+  chosen = model.config.attentions[slot]
+  layer = int("".join(number) or 1) - 1
+  return chosen[layer % len(chosen)].name
 
 
 def _title(name: str) -> str:

@@ -225,8 +225,12 @@ def _check_generates(config: ExperimentConfig, task: tasks.Task) -> None:
     ConfigError: the task generates, and a mechanism cannot decode.
   """
   for field, needs in models.GENERATING.items():
-    attention = config.model.attentions.get(field)
-    if attention is None or not models.missing(attention.build(), needs):
+    lacking = [
+      attention
+      for attention in config.model.attentions.get(field, ())
+      if models.missing(attention.build(), needs)
+    ]
+    if not lacking:
       continue
     for split in task.eval_splits:
       if next(iter(task.decode_batches(split)), None) is None:
@@ -234,7 +238,7 @@ def _check_generates(config: ExperimentConfig, task: tasks.Task) -> None:
       why = f", and the task {config.task_name!r} generates"
       needs = {need: what + why for need, what in needs.items()}
       try:
-        models.check_supports(field, attention, needs)
+        models.check_supports(field, lacking[0], needs)
       except ValueError as error:
         raise ConfigError(f"config.model.{error}") from error
 

@@ -21,7 +21,7 @@ _MAY_CHANGE = ("log_every", "eval_every", "checkpoint_every")
 
 def default(config_file: str, config: ExperimentConfig) -> Path:
   """`runs/<config file>-<mechanism>-<digest of the config>`."""
-  attention = next(iter(config.model.attentions.values()))
+  attention, *_ = next(iter(config.model.attentions.values()))
   text = json.dumps(config.to_mapping(), sort_keys=True)
   digest = hashlib.sha256(text.encode()).hexdigest()[:8]
   stem = Path(config_file.partition(":")[0]).stem

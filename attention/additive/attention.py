@@ -210,9 +210,14 @@ def decode(
   query: Float[Array, "B 1 N H"],
   key: Float[Array, "B 1 K H"],
   value: Float[Array, "B 1 K H"],
+  *,
+  scale: float | None = None,
 ) -> tuple[Float[Array, "B 1 N H"], AdditiveCache]:
   """One position of the causal call; time S·N·A at every position."""
   params = variables["params"]
+  score_kernel = params["score_kernel"].astype(jnp.float32)
+  if scale is not None:
+    score_kernel = score_kernel * scale
   slots = jnp.arange(cache.key.shape[1])[None, :]
   here = slots == cache.index[:, None]
   keys = layout.written(cache.key, _project(key, params["key_kernel"]), here)
@@ -221,7 +226,7 @@ def decode(
   out = _attend(
     _project(query, params["query_kernel"]),
     Arrays(keys, values),
-    params["score_kernel"].astype(jnp.float32),
+    score_kernel,
     Limits(visibility.pairs(seen)),
   ).astype(query.dtype)
   return out, AdditiveCache(keys, values, cache.index + 1)

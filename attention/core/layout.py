@@ -7,7 +7,7 @@ line to the last: arrays that are sharded along either are computed where they
 are.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +16,11 @@ from jaxtyping import Array, Bool, Float, Shaped
 from attention.core import platform
 
 
-def dot(spec: str, x: Array, y: Array) -> Float[Array, "..."]:
-  """An einsum of two blocks that accumulates in float32."""
-  return jnp.einsum(spec, x, y, preferred_element_type=jnp.float32)
+def dot(
+  spec: str, x: Array, y: Array, dtype: Any = jnp.float32
+) -> Float[Array, "..."]:
+  """An einsum of two blocks that accumulates in `dtype`."""
+  return jnp.einsum(spec, x, y, preferred_element_type=dtype)
 
 
 def inner(

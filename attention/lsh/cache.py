@@ -60,6 +60,7 @@ def decode(
   cache: LshCache,
   query: Float[Array, "B 1 N H"],
   value: Float[Array, "B 1 K V"],
+  scale: float | Array | None = None,
 ) -> tuple[Float[Array, "B 1 N V"], LshCache]:
   """One position of the causal call; time S·N·(H+V+rounds) at any position.
 
@@ -84,8 +85,8 @@ def decode(
     ),
     index=cache.index + 1,
   )
-  scale = arguments.softmax_scale(None, query.shape[-1])
-  factors = key_factors(cache.vector, scale)
+  factor = arguments.softmax_scale(scale, query.shape[-1])
+  factors = key_factors(cache.vector, factor)
   logits = jnp.einsum(
     "BTNH,BSNH->BNTS",
     query,

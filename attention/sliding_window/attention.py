@@ -352,13 +352,15 @@ def sliding_window(
     *,
     relative_bias=None,
     relative_keys=None,
+    scale=None,
   ):
     del variables
     # The ring has room for how far the window reaches, or for all positions.
     slots = cache.key.shape[1]
     dilations = _head_dilations(dilation, query.shape[2], slots)
     tables = relative.check(relative_bias, relative_keys, query)
-    return ring.decode(left, dilations, cache, query, key, value, tables)
+    arrays = (query, key, value)
+    return ring.decode(left, dilations, cache, *arrays, tables, scale)
 
   return plug.Attention(
     init=init,

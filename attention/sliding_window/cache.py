@@ -44,6 +44,7 @@ def decode(
   key: Float[Array, "B 1 K H"],
   value: Float[Array, "B 1 K H"],
   tables: relative.Relative,
+  scale: float | None = None,
 ) -> tuple[Float[Array, "B 1 N H"], SlidingWindowCache]:
   """One position of the causal call; time R·N·H at every position.
 
@@ -55,6 +56,7 @@ def decode(
     key: the key of this position, which its query sees too.
     value: the value of this position.
     tables: the tables of relative positions.
+    scale: factor of the logits; None is 1/√H.
 
   Returns:
     The result `[B, 1, N, H]` and the cache with this position in it.
@@ -71,9 +73,9 @@ def decode(
   seen = is_set & (rest == 0) & (steps <= left)
   bias = None
   if tables.given:
-    scale = arguments.softmax_scale(None, query.shape[-1])
-    bias = relative.at_position(tables, query, -steps, scale)
+    factor = arguments.softmax_scale(scale, query.shape[-1])
+    bias = relative.at_position(tables, query, -steps, factor)
   out = dense_attention(
-    query, keys, values, mask=seen[:, :, None, :], bias=bias
+    query, keys, values, mask=seen[:, :, None, :], bias=bias, scale=scale
   )
   return out, SlidingWindowCache(keys, values, cache.index + 1)

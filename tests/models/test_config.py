@@ -108,7 +108,7 @@ def test_configs_are_values():
 
 def test_absent_mechanisms_are_dense():
   config = ModelConfig(kind="encoder_decoder", **SIZES)
-  assert {a.name for a in config.attentions.values()} == {"dense"}
+  assert {a.name for [a] in config.attentions.values()} == {"dense"}
   assert ModelConfig(kind="decoder", **SIZES).encoder_attention is None
   assert "dense" in ATTENTIONS
 

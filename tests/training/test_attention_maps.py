@@ -28,7 +28,7 @@ def model(encoder="dense", decoder="dense", cross="dense"):
     "cross_attention": cross,
   }
   chosen = {
-    slot: types.SimpleNamespace(name=name) for slot, name in names.items()
+    slot: (types.SimpleNamespace(name=name),) for slot, name in names.items()
   }
   return types.SimpleNamespace(config=types.SimpleNamespace(attentions=chosen))
 

@@ -46,7 +46,7 @@ def test_every_pair_is_valid_and_survives_json(name, attention):
   config = experiment_config.parse(load(name, attention))
   again = experiment_config.parse(config.to_mapping())
   assert again == config
-  slots = config.model.attentions
+  slots = {f: c for f, [c] in config.model.attentions.items()}
   used = {slot.name for slot in slots.values()}
   # Causal slots fall back to dense where the mechanism cannot serve them.
   assert used <= {attention, "dense"}
@@ -241,12 +241,12 @@ def test_a_mechanism_outside_the_project_is_used_as_one_of_its_own(outside):
   slots = ("encoder_attention", "decoder_attention", "cross_attention")
   for task in ("copy", "translation", "recall", "paper.recall"):
     config = experiment_config.parse(load(task, whole))
-    used = config.model.attentions
+    used = {f: c for f, [c] in config.model.attentions.items()}
     assert {slot.name for slot in used.values()} == {whole}
     assert experiment_config.parse(config.to_mapping()) == config
     assert not attentions.dense_because(f"x.py:{whole}", config.model)
   config = experiment_config.parse(load("copy", undecodable))
-  assert [config.model.attentions[slot].name for slot in slots] == [
+  assert [config.model.attentions[slot][0].name for slot in slots] == [
     undecodable,
     "dense",
     undecodable,

@@ -1,0 +1,74 @@
+"""What turns the features of the last layer into a model's result."""
+
+import functools
+
+from flax import linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from models import tables
+from models.block import ACTIVATIONS
+from models.config import ModelConfig
+from models.norms import make_norm
+
+
+class Head(nn.Module):
+  """Logits of tokens, logits of classes, or the features themselves.
+
+    'tokens'  c · transform(x) · Eᵀ + b, transform(x) = norm(activation(x·W + b))
+    'class'   pooler(x₀) · C + b, pooler(x) = tanh(x·W + b)
+    'hidden'  x
+
+  Transform, pooler and biases are there where the config asks for them; c is its
+  `logit_scale`.
+
+  Attributes:
+    config: of the model.
+    size: V, of the vocabulary or of the classes.
+
+  Paper: BERT, arXiv:1810.04805, for transform and pooler.
+  """
+
+  config: ModelConfig
+  size: int
+
+  def setup(self) -> None:
+    """Makes what the config asks for."""
+    config = self.config
+    dense = functools.partial(
+      nn.Dense, dtype=config.dtype, param_dtype=config.param_dtype
+    )
+    if config.head_transform:
+      self.transform = dense(config.features)
+      self.norm = make_norm(config)
+    if config.pooler:
+      self.pooler = dense(config.features)
+    if config.head == "class":
+      self.classes = dense(self.size, use_bias=config.head_bias)
+    elif config.head_bias:
+      self.bias = self.param(
+        "bias", nn.initializers.zeros, (self.size,), config.param_dtype
+      )
+
+  def __call__(
+    self, x: Float[Array, "B T F"], table: nn.Embed | None
+  ) -> Float[Array, "B T V"]:
+    """The result for features `x`; `table` is E, for head 'tokens'."""
+    config = self.config
+    if config.head == "hidden":
+      if config.pooler and self.is_initializing():
+        self.pooler(x[:, :1])  # It comes with published weights.
+      return x
+    if config.head == "class":
+      first = x[:, :1]
+      if config.pooler:
+        first = jnp.tanh(self.pooler(first))
+      logits = self.classes(first)
+      return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+    assert table is not None  # Head 'tokens' has one.
+    if config.head_transform:
+      x = self.norm(ACTIVATIONS[config.activation](self.transform(x)))
+    if config.logit_scale != 1.0:
+      x = x * config.logit_scale
+    logits = tables.logits(x, table)
+    return logits + self.bias if config.head_bias else logits
