@@ -2,7 +2,8 @@
 
 `create` makes a Transformer from a `ModelConfig` or a recurrent model from a
 `Seq2SeqConfig`; `initialize`, `forward`, `attention_maps` and `generate` are
-functions of it and its variables.
+functions of it and its variables. `load_pretrained` makes one of published
+weights.
 """
 
 from collections.abc import Mapping
@@ -31,6 +32,11 @@ if TYPE_CHECKING:
     observe_attention,
   )
   from models.decoding import Generated, generate
+  from models.pretrained.load import (
+    Pretrained,
+    load_pretrained,
+    save_pretrained,
+  )
 
 __all__ = [
   "AttentionConfig",
@@ -49,6 +55,9 @@ __all__ = [
   "observe_attention",
   "generate",
   "Generated",
+  "load_pretrained",
+  "save_pretrained",
+  "Pretrained",
 ]
 
 CONFIGS: Mapping[str, type] = types.MappingProxyType(
@@ -62,5 +71,9 @@ def __getattr__(name: str) -> Any:
   # `models.config`, hence JAX, and are run and checked without Flax.
   if name not in __all__:
     raise AttributeError(f"module 'models' has no attribute '{name}'")
-  home = "decoding" if name.lower().startswith("generate") else "api"
+  home = "api"
+  if name.lower().startswith("generate"):
+    home = "decoding"
+  elif "pretrained" in name.lower():
+    home = "pretrained.load"
   return getattr(importlib.import_module(f"models.{home}"), name)

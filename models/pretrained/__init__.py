@@ -1,0 +1,5 @@
+"""Published models, one family a file.
+
+`load` reads a folder into a `Pretrained` and writes it back, `files` is the
+format of the folder, `family` what a family consists of, `catalog` all of them.
+"""

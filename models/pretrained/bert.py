@@ -1,0 +1,144 @@
+"""BERT: Devlin et al., arXiv:1810.04805."""
+
+from collections.abc import Collection, Mapping
+import dataclasses
+from typing import Any
+
+from models.config import ModelConfig
+from models.pretrained import family
+from models.pretrained.family import Described, Family, Row
+
+
+def layer_rows(theirs: str, ours: str = "encoder_{i}") -> list[Row]:
+  """The rows of one layer, whose norms follow its sub-layers."""
+  attention, slot = f"{theirs}.attention", f"{ours}/self_attention"
+  return [
+    *family.linear(f"{attention}.self.query", f"{slot}/query"),
+    *family.linear(f"{attention}.self.key", f"{slot}/key"),
+    *family.linear(f"{attention}.self.value", f"{slot}/value"),
+    *family.linear(f"{attention}.output.dense", f"{slot}/out"),
+    *family.norm(f"{attention}.output.LayerNorm", f"{slot}_norm"),
+    *family.linear(f"{theirs}.intermediate.dense", f"{ours}/mlp/hidden"),
+    *family.linear(f"{theirs}.output.dense", f"{ours}/mlp/out"),
+    *family.norm(f"{theirs}.output.LayerNorm", f"{ours}/mlp_norm"),
+  ]
+
+
+def embedding_rows(theirs: str) -> list[Row]:
+  """The rows of the embeddings."""
+  return [
+    # With logits of tokens, the softmax reads the same table.
+    *family.table(f"{theirs}.word_embeddings", "target_embedding"),
+    *family.table(f"{theirs}.word_embeddings", "source_embedding"),
+    *family.table(f"{theirs}.position_embeddings", "source_positions"),
+    *family.table(f"{theirs}.token_type_embeddings", "source_types"),
+    *family.norm(f"{theirs}.LayerNorm", "source_embedding_norm"),
+  ]
+
+
+def encoder(
+  theirs: Mapping[str, Any], head: str, *, padding: int | None = None
+) -> ModelConfig:
+  """The choices of BERT and of those that follow it.
+
+  Args:
+    theirs: `config.json`.
+    head: of the architecture.
+    padding: of `ModelConfig.position_padding`.
+  """
+  family.only(
+    theirs,
+    position_embedding_type="absolute",
+    is_decoder=False,
+    add_cross_attention=False,
+  )
+  if head == "tokens":
+    family.only(theirs, tie_word_embeddings=True)
+  dropout = family.number(theirs, "hidden_dropout_prob", 0.1)
+  try:
+    activation = family.activation(theirs.get("hidden_act", "gelu"))
+  except ValueError as error:
+    raise ValueError(f"hidden_act: {error}") from None
+  return ModelConfig(
+    kind="encoder",
+    num_layers=family.size(theirs, "num_hidden_layers"),
+    num_heads=family.size(theirs, "num_attention_heads"),
+    features=family.size(theirs, "hidden_size"),
+    mlp_features=family.size(theirs, "intermediate_size"),
+    activation=activation,
+    attention_bias=True,
+    dropout_rate=dropout,
+    position="learned",
+    position_padding=padding,
+    norm="post",
+    norm_epsilon=family.number(theirs, "layer_norm_eps", 1e-12),
+    embedding_norm=True,
+    embedding_scale=1.0,
+    token_types=family.size(theirs, "type_vocab_size"),
+    head=head,
+    head_transform=head == "tokens",
+    head_bias=head != "hidden",
+  )
+
+
+def describe(
+  theirs: Mapping[str, Any], names: Collection[str], head: str
+) -> Described:
+  """As `Family.describe`."""
+  # A base model may come with or without it; under masked tokens it is unread.
+  pooler = head == "class" or (
+    head == "hidden" and any("pooler." in name for name in names)
+  )
+  vocab_size = family.size(theirs, "vocab_size")
+  return Described(
+    dataclasses.replace(encoder(theirs, head), pooler=pooler),
+    vocab_size,
+    num_labels(theirs) if head == "class" else vocab_size,
+    family.size(theirs, "max_position_embeddings"),
+  )
+
+
+def num_labels(theirs: Mapping[str, Any]) -> int:
+  """Classes of a classifier: as many as it has names for, or 2."""
+  labels = theirs.get("id2label")
+  return len(labels) if labels else int(theirs.get("num_labels", 2))
+
+
+BERT = Family(
+  name="bert",
+  architectures={
+    "BertModel": "hidden",
+    "BertForMaskedLM": "tokens",
+    "BertForSequenceClassification": "class",
+  },
+  describe=describe,
+  rows=(
+    *embedding_rows("bert.embeddings"),
+    *layer_rows("bert.encoder.layer.{i}"),
+    *family.linear("bert.pooler.dense", "head/pooler"),
+    *family.linear("cls.predictions.transform.dense", "head/transform"),
+    *family.norm("cls.predictions.transform.LayerNorm", "head/norm"),
+    Row("cls.predictions.bias", ("params/head/bias",)),
+    *family.linear("classifier", "head/classes"),
+  ),
+  prefix="bert.",
+  # Files of 2018.
+  renamed=(
+    ("LayerNorm.gamma", "LayerNorm.weight"),
+    ("LayerNorm.beta", "LayerNorm.bias"),
+  ),
+  copies=(
+    (
+      "cls.predictions.decoder.weight",
+      "bert.embeddings.word_embeddings.weight",
+    ),
+    ("cls.predictions.decoder.bias", "cls.predictions.bias"),
+  ),
+  unread=(
+    r"bert\.embeddings\.position_ids",
+    # What BERT was trained with and masked tokens do not need.
+    r"bert\.pooler\.dense\.(weight|bias)",
+    r"cls\.seq_relationship\.(weight|bias)",
+  ),
+)
+"""Post-norm encoders with token types; 'gelu' is the exact one."""

@@ -1,0 +1,202 @@
+"""Folders of weights as Hugging Face writes them; nothing is ever unpickled.
+
+A folder has `config.json` and its tensors in `model.safetensors`, or in several
+files that `model.safetensors.index.json` names.
+"""
+
+from collections.abc import Iterable, Mapping
+import json
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+CONFIG = "config.json"
+TENSORS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+_DTYPES = {
+  "F64": np.dtype(np.float64),
+  "F32": np.dtype(np.float32),
+  "F16": np.dtype(np.float16),
+  "BF16": np.dtype(jnp.bfloat16),
+  # Buffers may be integers; no weight is.
+  "I64": np.dtype(np.int64),
+  "I32": np.dtype(np.int32),
+  "I16": np.dtype(np.int16),
+  "I8": np.dtype(np.int8),
+  "U8": np.dtype(np.uint8),
+  "BOOL": np.dtype(np.bool_),
+}
+
+_PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+
+
+class Tensors(Mapping[str, np.ndarray]):
+  """Tensors by their names, and the file that each of them is in.
+
+  Attributes:
+    folder: where they are.
+  """
+
+  def __init__(
+    self,
+    folder: Path,
+    arrays: Mapping[str, np.ndarray],
+    files: Mapping[str, Path],
+  ):
+    self.folder = folder
+    self._arrays = dict(arrays)
+    self._files = dict(files)
+
+  def __getitem__(self, name: str) -> np.ndarray:
+    return self._arrays[name]
+
+  def __iter__(self):
+    return iter(self._arrays)
+
+  def __len__(self) -> int:
+    return len(self._arrays)
+
+  def where(self, name: str) -> Path:
+    """The file that has a tensor; the folder for one that is missing."""
+    return self._files.get(name, self.folder)
+
+  def renamed(self, names: Mapping[str, str]) -> "Tensors":
+    """The same tensors by other names.
+
+    Args:
+      names: the name of every tensor -> its other name.
+
+    Raises:
+      ValueError: two tensors would have one name.
+    """
+    arrays, files = {}, {}
+    for name, array in self._arrays.items():
+      other = names[name]
+      if other in arrays:
+        raise ValueError(
+          f"{self._files[name]}: {name} is there twice, under two names"
+        )
+      arrays[other], files[other] = array, self._files[name]
+    return Tensors(self.folder, arrays, files)
+
+  def without(self, names: Iterable[str]) -> "Tensors":
+    """All other tensors."""
+    left_out = set(names)
+    kept = {n: x for n, x in self._arrays.items() if n not in left_out}
+    return Tensors(self.folder, kept, self._files)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+  """The content of `config.json`.
+
+  Raises:
+    FileNotFoundError: there is no such folder or file.
+    ValueError: the file is not a JSON object.
+  """
+  if not folder.is_dir():
+    raise FileNotFoundError(f"{folder}: no such folder")
+  return _read_json(folder / CONFIG)
+
+
+def read_tensors(folder: Path) -> Tensors:
+  """All tensors of a folder.
+
+  Raises:
+    FileNotFoundError: there is no file of tensors, or a shard is missing.
+    ValueError: a file is cut, empty or not in the format, or the index and the
+      shards disagree.
+  """
+  if (folder / INDEX).exists():
+    return _read_shards(folder)
+  path = folder / TENSORS
+  if not path.exists():
+    pickle = next((p for p in _PICKLES if (folder / p).exists()), None)
+    if pickle:
+      raise ValueError(
+        f"{folder / pickle}: is a pickle, which may run any code when it is "
+        f"read; convert it to {TENSORS} where you trust it"
+      )
+    raise FileNotFoundError(f"{path}: no such file, and no {INDEX} either")
+  arrays = _read_file(path)
+  return Tensors(folder, arrays, dict.fromkeys(arrays, path))
+
+
+def write(
+  folder: Path, config: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
+) -> None:
+  """Writes `config.json` and `model.safetensors`; the folder is made."""
+  from safetensors.numpy import save
+
+  folder.mkdir(parents=True, exist_ok=True)
+  content = save(
+    {name: np.ascontiguousarray(array) for name, array in arrays.items()},
+    metadata={"format": "pt"},  # Without it transformers refuses the file.
+  )
+  (folder / TENSORS).write_bytes(content)
+  text = json.dumps(config, indent=2, sort_keys=True) + "\n"
+  (folder / CONFIG).write_text(text, encoding="utf-8")
+
+
+def _read_shards(folder: Path) -> Tensors:
+  path = folder / INDEX
+  places = _read_json(path).get("weight_map")
+  if not isinstance(places, dict) or not all(
+    isinstance(shard, str) for shard in places.values()
+  ):
+    raise ValueError(f"{path}: expected 'weight_map', tensor -> file")
+  arrays, files = {}, {}
+  for shard in sorted(set(places.values())):
+    if Path(shard).name != shard:
+      raise ValueError(f"{path}: expected files of this folder, got {shard!r}")
+    found = _read_file(folder / shard)
+    for name in found:
+      if places.get(name) != shard:
+        raise ValueError(f"{folder / shard}: {name} is not in {INDEX}")
+    arrays |= found
+    files |= dict.fromkeys(found, folder / shard)
+  for name, shard in places.items():
+    if name not in arrays:
+      raise ValueError(f"{folder / shard}: {name} is missing; {INDEX} names it")
+  return Tensors(folder, arrays, files)
+
+
+def _read_file(path: Path) -> dict[str, np.ndarray]:
+  import safetensors
+
+  if not path.exists():
+    raise FileNotFoundError(f"{path}: no such file")
+  content = path.read_bytes()
+  if not content:
+    raise ValueError(f"{path}: the file is empty")
+  try:
+    found = safetensors.deserialize(content)
+  except safetensors.SafetensorError as error:
+    raise ValueError(
+      f"{path}: not a whole file of safetensors ({error})"
+    ) from None
+  arrays = {}
+  for name, tensor in found:
+    dtype = _DTYPES.get(tensor["dtype"])
+    if dtype is None:
+      raise ValueError(
+        f"{path}: {name}: expected float32, bfloat16, float16 or float64, got "
+        f"{tensor['dtype']}"
+      )
+    array = np.frombuffer(tensor["data"], dtype)
+    arrays[name] = array.reshape(tensor["shape"])
+  return arrays
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+  if not path.exists():
+    raise FileNotFoundError(f"{path}: no such file")
+  try:
+    content = json.loads(path.read_text(encoding="utf-8"))
+  except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    raise ValueError(f"{path}: not JSON ({error})") from None
+  if not isinstance(content, dict):
+    raise ValueError(f"{path}: expected an object with named values")
+  return content

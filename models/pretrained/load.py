@@ -1,0 +1,430 @@
+"""A published model in memory: from its folder, and back into one."""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import os
+from pathlib import Path
+import re
+from typing import Any, NamedTuple, cast
+
+from flax import traverse_util
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+import numpy as np
+
+from models.api import create, forward, initialize
+from models.config import AttentionConfig, Layers, ModelConfig
+from models.pretrained import files
+from models.pretrained.catalog import ARCHITECTURES, FAMILIES
+from models.pretrained.family import (
+  SAME,
+  Described,
+  Family,
+  Layout,
+  active,
+)
+from models.transformer import Transformer
+
+MECHANISMS = "attention_lab"
+"""Where `config.json` says which mechanisms are not the published ones."""
+
+Attention = str | Mapping[str, Any] | Layers | Sequence[Any] | None
+"""A name, a name with options, or several of these, which layers take in turn."""
+
+
+class Pretrained(NamedTuple):
+  """A model with weights.
+
+  Attributes:
+    family: `model_type` of transformers, such as 'bert'.
+    architecture: its class there, such as 'BertForMaskedLM'.
+    model: from `models.create`.
+    variables: `{'params': …, 'constants': …}`.
+    config: its `config.json`.
+  """
+
+  family: str
+  architecture: str
+  model: Transformer
+  variables: Mapping[str, Any]
+  config: Mapping[str, Any]
+
+  def logits(
+    self, variables: Mapping[str, Any], **inputs: Any
+  ) -> Float[Array, "..."]:
+    """What the architecture returns; pure and traceable.
+
+    Args:
+      variables: `self.variables`, or others like them.
+      **inputs: named as in transformers: `input_ids [B, T]`, `attention_mask
+        [B, T]` of 0 and 1, `token_type_ids [B, T]`, `global_attention_mask
+        [B, T]`, `decoder_input_ids [B, T]`, `decoder_attention_mask [B, T]`.
+
+    Returns:
+      Logits of tokens `[B, T, V]` or of classes `[B, V]`, or the last hidden
+      state `[B, T, F]`.
+
+    Raises:
+      ValueError: an input that the model does not read, or one that is missing.
+    """
+    out = forward(self.model, variables, _batch(self.model.config, inputs))
+    return out[:, 0] if self.model.config.head == "class" else out
+
+
+def load_pretrained(
+  folder: str | os.PathLike[str],
+  attention: Attention = None,
+  dtype: str = "float32",
+  *,
+  key: Array | None = None,
+) -> Pretrained:
+  """Reads a published model.
+
+  Args:
+    folder: as Hugging Face writes it: `config.json` and `model.safetensors`, or
+      `model.safetensors.index.json` with its shards.
+    attention: what replaces the mechanism of every self-attention: a name
+      ('performer'), a name with options ({'name': 'performer', 'num_features':
+      64}), or a list of these that layers take in turn; None keeps the model's.
+    dtype: of activations and variables; 'float64' needs `jax_enable_x64`.
+    key: draws the variables that a mechanism has of its own where the folder
+      has none; None is `jax.random.key(0)`.
+
+  Returns:
+    The model, its variables and `logits`.
+
+  Raises:
+    FileNotFoundError: a file is missing.
+    ValueError: an unknown architecture, a tensor that is missing, unknown, of
+      another shape or of integers, a file that is broken, or a mechanism that
+      cannot serve; names the file and the key.
+  """
+  folder = Path(folder)
+  theirs = files.read_config(folder)
+  family, architecture = _architecture(folder, theirs)
+  if dtype == "float64" and not jax.config.read("jax_enable_x64"):
+    raise ValueError(
+      "dtype: float64 needs jax.config.update('jax_enable_x64', True)"
+    )
+  tensors = _tidied(family, files.read_tensors(folder))
+  try:
+    described = family.describe(
+      theirs, tensors, family.architectures[architecture]
+    )
+    described = _with_mechanisms(described, theirs.get(MECHANISMS))
+  except ValueError as error:
+    raise ValueError(f"{folder / files.CONFIG}: {error}") from None
+  published, described = described, with_attention(described, attention, dtype)
+  model = make_model(described)
+  key = jax.random.key(0) if key is None else key
+  variables = _filled(family, model, make_model(published), tensors, key)
+  return Pretrained(family.name, architecture, model, variables, theirs)
+
+
+def save_pretrained(folder: str | os.PathLike[str], p: Pretrained) -> None:
+  """Writes a model as a folder that `load_pretrained` and transformers read.
+
+  A mechanism that is not the published one is named in `config.json`, and its
+  variables are tensors that begin with 'attention_lab/'; transformers reads the
+  folder then as the model with its own attention.
+
+  Args:
+    folder: is made where it is not there.
+    p: the model; `p._replace(variables=…)` for others.
+  """
+  family = FAMILIES[p.family]
+  paths = {path: np.asarray(x) for path, x in _flat(p.variables).items()}
+  arrays = {
+    theirs: layout.write([paths.pop(path) for path in ours])
+    for theirs, ours, layout in active(family.rows, _shapes(p.model))
+  }
+  arrays |= {f"{MECHANISMS}/{path}": array for path, array in paths.items()}
+  config = {key: value for key, value in p.config.items() if key != MECHANISMS}
+  config["architectures"] = [p.architecture]
+  config["torch_dtype"] = p.model.config.param_dtype
+  head = family.architectures[p.architecture]
+  published = family.describe(config, arrays, head).config
+  own = _mechanisms(p.model.config)
+  if own != _mechanisms(published):
+    config[MECHANISMS] = own
+  files.write(Path(folder), config, arrays)
+
+
+def make_model(described: Described) -> Transformer:
+  """The module of a description; computes nothing."""
+  kind = described.config.kind
+  length = described.max_length
+  model = create(
+    described.config,
+    source_vocab_size=None if kind == "decoder" else described.vocab_size,
+    target_vocab_size=described.outputs,
+    max_source_length=None if kind == "decoder" else length,
+    max_target_length=length,
+    shared_vocabulary=described.outputs == described.vocab_size,
+  )
+  return cast(Transformer, model)
+
+
+def with_attention(
+  described: Described, attention: Attention, dtype: str
+) -> Described:
+  """The description with other mechanisms and another dtype.
+
+  Raises:
+    ValueError: an unknown mechanism, or one that cannot serve here.
+  """
+  changes: dict[str, Any] = {"dtype": dtype, "param_dtype": dtype}
+  if attention is not None:
+    chosen = _chosen(attention)
+    for field in described.config.attentions:
+      if field != "cross_attention":
+        changes[field] = chosen
+    layers = chosen if isinstance(chosen, tuple) else (chosen,)
+    if any("global" not in one.build().supports for one in layers):
+      changes["global_projections"] = False
+  config = dataclasses.replace(described.config, **changes)
+  return described._replace(config=config)
+
+
+def _chosen(attention: Any) -> Layers:
+  if isinstance(attention, AttentionConfig):
+    return attention
+  if isinstance(attention, str):
+    return AttentionConfig(attention)
+  if hasattr(attention, "items"):
+    options = dict(attention.items())
+    if "name" not in options:
+      raise ValueError(f"attention: expected a 'name', got {options}")
+    return AttentionConfig(options.pop("name"), options)
+  return tuple(cast(AttentionConfig, _chosen(one)) for one in attention)
+
+
+def _mechanisms(config: ModelConfig) -> dict[str, list[dict[str, Any]]]:
+  """The mechanism of every layer, for `config.json`."""
+  return {
+    field: [{"name": one.name, **one.options} for one in config.layers(field)]
+    for field in config.attentions
+  }
+
+
+def _with_mechanisms(described: Described, own: Any) -> Described:
+  """The description with what `save_pretrained` wrote of mechanisms."""
+  if own is None:
+    return described
+  try:
+    chosen: dict[str, Any] = {f: _chosen(layers) for f, layers in own.items()}
+    config = dataclasses.replace(described.config, **chosen)
+  except (AttributeError, TypeError) as error:
+    raise ValueError(
+      f"{MECHANISMS}: expected mechanisms by slot, got {own!r}"
+    ) from error
+  return described._replace(config=config)
+
+
+def _architecture(
+  folder: Path, theirs: Mapping[str, Any]
+) -> tuple[Family, str]:
+  names = theirs.get("architectures")
+  known = ", ".join(ARCHITECTURES)
+  path = folder / files.CONFIG
+  if not isinstance(names, list) or not names:
+    raise ValueError(f"{path}: architectures: missing; expected one of {known}")
+  if names[0] not in ARCHITECTURES:
+    raise ValueError(
+      f"{path}: architectures: expected one of {known}, got {names[0]!r}"
+    )
+  return ARCHITECTURES[names[0]], names[0]
+
+
+def _tidied(family: Family, tensors: files.Tensors) -> files.Tensors:
+  """The tensors by the names in the family's table, without copies."""
+  names = {}
+  for name in tensors:
+    new = name
+    if not name.startswith(f"{MECHANISMS}/"):
+      for old_ending, ending in family.renamed:
+        if new.endswith(old_ending):
+          new = new.removesuffix(old_ending) + ending
+      if _is_prefixed(family, f"{family.prefix}{new}"):
+        new = family.prefix + new
+    names[name] = new
+  tensors = tensors.renamed(names)
+  return tensors.without(
+    name
+    for name, of in family.copies
+    if {name, of} <= set(tensors) and np.array_equal(tensors[name], tensors[of])
+  )
+
+
+def _is_prefixed(family: Family, name: str) -> bool:
+  """Whether a name with the prefix is one that the family knows."""
+  if not family.prefix:
+    return False
+  pattern = re.sub(r"\.\d+\.", ".{i}.", name)
+  return any(row.theirs == pattern for row in family.rows) or any(
+    re.fullmatch(unread, name) for unread in family.unread
+  )
+
+
+def _filled(
+  family: Family,
+  model: Transformer,
+  published: Transformer,
+  tensors: files.Tensors,
+  key: Array,
+) -> dict[str, Any]:
+  """The variables of a model, each from its tensor.
+
+  Raises:
+    ValueError: a tensor is missing, left over, or does not fit.
+  """
+  wanted = _shapes(model)
+  found: dict[str, np.ndarray] = {}
+  for theirs, ours, layout in active(family.rows, wanted):
+    found |= _read(
+      tensors, theirs, {path: wanted[path] for path in ours}, layout
+    )
+  for path in wanted:
+    name = f"{MECHANISMS}/{path}"
+    if name in tensors:
+      found |= _read(tensors, name, {path: wanted[path]}, SAME)
+  rows = [
+    *active(family.rows, wanted),
+    # What a mechanism that was replaced had of its own.
+    *active(family.rows, _shapes(published)),
+  ]
+  known = {theirs for theirs, _, _ in rows}
+  known |= {f"{MECHANISMS}/{path}" for path in wanted}
+  for name in tensors:
+    unread = any(re.fullmatch(unread, name) for unread in family.unread)
+    if name not in known and not unread:
+      raise ValueError(
+        f"{tensors.where(name)}: {name}: no variable of this model takes it"
+      )
+  missing = [path for path in wanted if path not in found]
+  if missing:
+    drawn = _flat(initialize(model, key, _example(model)))
+    for path in missing:
+      if "/attention/" not in path:  # A mechanism's own may be drawn.
+        raise ValueError(
+          f"{tensors.folder}: no row of family {family.name!r} fills {path}"
+        )
+      found[path] = drawn[path]
+  arrays = {
+    path: jnp.asarray(found[path], leaf.dtype) for path, leaf in wanted.items()
+  }
+  tree = traverse_util.unflatten_dict(arrays, sep="/")
+  return {"params": {}, "constants": {}, **tree}
+
+
+def _read(
+  tensors: files.Tensors,
+  theirs: str,
+  ours: Mapping[str, jax.ShapeDtypeStruct],
+  layout: Layout,
+) -> dict[str, np.ndarray]:
+  """Variables by their paths from one tensor.
+
+  Raises:
+    ValueError: it is missing or does not fit.
+  """
+  path = tensors.where(theirs)
+  if theirs not in tensors:
+    raise ValueError(f"{path}: {theirs}: missing; it fills {', '.join(ours)}")
+  array = tensors[theirs]
+  if not jnp.issubdtype(array.dtype, jnp.floating):
+    raise ValueError(
+      f"{path}: {theirs}: expected floating point numbers, got {array.dtype}"
+    )
+  zeros = [np.zeros(leaf.shape, np.int8) for leaf in ours.values()]
+  expected = layout.write(zeros).shape
+  if array.shape != expected:
+    raise ValueError(
+      f"{path}: {theirs}: expected shape {expected}, got {array.shape}"
+    )
+  return dict(zip(ours, layout.read(array, len(ours)), strict=True))
+
+
+def _shapes(model: Transformer) -> dict[str, jax.ShapeDtypeStruct]:
+  """Shapes of all variables by their paths; computes nothing."""
+  key, batch = jax.random.key(0), _example(model)
+  return _flat(jax.eval_shape(lambda: initialize(model, key, batch)))
+
+
+def _flat(variables: Mapping[str, Any]) -> dict[str, Any]:
+  """'params/encoder_0/mlp/out/kernel' -> the array there."""
+  return traverse_util.flatten_dict(variables, sep="/")
+
+
+def _example(model: Transformer) -> dict[str, np.ndarray]:
+  """A batch of which `initialize` reads the shapes."""
+  ids = np.ones((1, 1), np.int32)
+  return {"source": ids, "inputs": ids}
+
+
+def _batch(config: ModelConfig, inputs: Mapping[str, Any]) -> dict[str, Any]:
+  """The batch that `models.forward` reads, from names of transformers.
+
+  Raises:
+    ValueError: an input that this kind of model does not read, or one that is
+      missing.
+  """
+  names = {
+    "encoder": {
+      "input_ids": "source",
+      "attention_mask": "source_mask",
+      "token_type_ids": "source_types",
+      "global_attention_mask": "global_indices",
+    },
+    "decoder": {"input_ids": "inputs", "attention_mask": "inputs_mask"},
+    "encoder_decoder": {
+      "input_ids": "source",
+      "attention_mask": "source_mask",
+      "decoder_input_ids": "inputs",
+      "decoder_attention_mask": "inputs_mask",
+    },
+  }[config.kind]
+  if not config.token_types:
+    names.pop("token_type_ids", None)
+  if not config.global_projections:
+    names.pop("global_attention_mask", None)
+  batch = {}
+  for name, value in inputs.items():
+    if name not in names:
+      raise ValueError(
+        f"{name}: this model does not read it; expected {', '.join(names)}"
+      )
+    if value is not None:
+      batch[names[name]] = jnp.asarray(value)
+  for name, ours in names.items():
+    if name.endswith("input_ids") and ours not in batch:
+      raise ValueError(f"{name}: missing")
+  if "source" in batch:
+    # Any id may be a token: only the mask says what is padding.
+    everything = jnp.ones(batch["source"].shape, bool)
+    batch["source_mask"] = batch.get("source_mask", everything) != 0
+  if "inputs_mask" in batch:
+    batch["inputs_mask"] = batch["inputs_mask"] != 0
+  if "global_indices" in batch:
+    batch["global_indices"] = _indices(batch["global_indices"])
+  return batch
+
+
+def _indices(mask: Array) -> Array:
+  """The positions where a mask is not 0, -1 after them.
+
+  Raises:
+    ValueError: the mask is traced; how many are global decides shapes.
+  """
+  if isinstance(mask, jax.core.Tracer):
+    raise ValueError(
+      "global_attention_mask: expected an array of numbers, got one that is "
+      "traced: how many tokens are global decides shapes; close over it"
+    )
+  chosen = np.asarray(mask) != 0
+  most = max(int(chosen.sum(1).max()), 1)
+  order = np.argsort(~chosen, axis=1, kind="stable")[:, :most]
+  return jnp.asarray(
+    np.where(np.arange(most) < chosen.sum(1)[:, None], order, -1)
+  )

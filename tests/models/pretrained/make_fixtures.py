@@ -1,0 +1,223 @@
+"""Makes small published models, and the logits that transformers gives them.
+
+    pip install torch==2.13.0 transformers==4.57.6
+    python tests/models/pretrained/make_fixtures.py
+
+Writes a folder for each case: what `save_pretrained` of transformers writes, and
+`expected.npz` with inputs and outputs in float32 and, where transformers stays
+in it, float64. Weights are drawn wide, since with transformers' own 0.02 the
+attention is uniform and hides most mistakes. The tests read these folders and
+need neither of the two libraries.
+"""
+
+import json
+import pathlib
+import shutil
+
+import numpy as np
+import torch
+import transformers
+
+HERE = pathlib.Path(__file__).parent
+VOCAB = 61
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+def draw(model: torch.nn.Module, seed: int) -> None:
+  """Kernels of deviation 1/√fan-in, norms 1 ± 0.2, biases ± 0.2, tables 0.5."""
+  generator = torch.Generator().manual_seed(seed)
+  for name, weight in model.named_parameters():
+    noise = torch.randn(weight.shape, generator=generator)
+    lower = name.lower()
+    if "norm" in lower or ".ln_" in lower or "layer_norm" in lower:
+      value = 0.2 * noise + (1.0 if name.endswith("weight") else 0.0)
+    elif weight.ndim == 1:
+      value = 0.2 * noise
+    elif "embed" in lower or "shared" in lower or "wte" in lower or "wpe" in lower:
+      value = 0.5 * noise
+    elif "relative_attention_bias" in lower:
+      value = noise
+    else:
+      fan_in = weight.shape[0] if "Conv1D" in _kind(model, name) else (
+        weight[0].numel()
+      )
+      value = 1.5 * noise / fan_in**0.5
+    with torch.no_grad():
+      weight.copy_(value)
+
+
+def _kind(model, name):
+  return type(model.get_submodule(name.rpartition(".")[0])).__name__
+
+
+def ids(rng, batch, length, pad=None, lengths=()):
+  """Random tokens [B, T] and their mask, the ends of rows padded."""
+  tokens = rng.integers(5, VOCAB, (batch, length))
+  mask = np.ones((batch, length), np.int64)
+  for row, kept in enumerate(lengths):
+    mask[row, kept:] = 0
+    if pad is not None:
+      tokens[row, kept:] = pad
+  return tokens, mask
+
+
+def case(name, model, inputs, float64=False, config=None):
+  """Writes one folder."""
+  folder = HERE / name
+  shutil.rmtree(folder, ignore_errors=True)
+  draw(model, len(name))
+  model.eval()
+  model.save_pretrained(folder)
+  for extra in ("generation_config.json",):
+    (folder / extra).unlink(missing_ok=True)
+  arrays = {f"input.{key}": value for key, value in inputs.items()}
+  for dtype in ("float32", "float64") if float64 else ("float32",):
+    loaded = type(model).from_pretrained(
+      folder, attn_implementation="eager", torch_dtype=DTYPES[dtype]
+    ).eval()
+    tensors = {key: torch.tensor(value) for key, value in inputs.items()}
+    with torch.no_grad():
+      out = loaded(**tensors)
+    arrays[dtype] = (
+      out.logits if "logits" in out else out.last_hidden_state
+    ).numpy()
+  np.savez_compressed(folder / "expected.npz", **arrays)
+  size = sum(path.stat().st_size for path in folder.iterdir())
+  print(f"{name:24s} {size / 1024:7.0f} KiB", flush=True)
+
+
+def main():
+  """Makes all of them."""
+  rng = np.random.default_rng(0)
+  shape = {
+    "vocab_size": VOCAB,
+    "hidden_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 37,
+    "max_position_embeddings": 40,
+    "type_vocab_size": 2,
+    "pad_token_id": 0,
+  }
+  bert = transformers.BertConfig(**shape)
+  tokens, mask = ids(rng, 3, 17, 0, (17, 11, 1))
+  types = (np.arange(17)[None, :] > np.array([[5], [9], [0]])).astype(np.int64)
+  of_bert = {
+    "input_ids": tokens, "attention_mask": mask, "token_type_ids": types
+  }
+  case("bert", transformers.BertModel(bert), of_bert, float64=True)
+  case("bert_masked", transformers.BertForMaskedLM(bert), of_bert, float64=True)
+  bert = transformers.BertConfig(**shape, num_labels=3, hidden_act="relu")
+  case("bert_classes", transformers.BertForSequenceClassification(bert), of_bert)
+
+  of_roberta = shape | {"type_vocab_size": 1, "pad_token_id": 1}
+  tokens, mask = ids(rng, 3, 17, 1, (17, 11, 2))
+  roberta = transformers.RobertaConfig(**of_roberta, layer_norm_eps=1e-5)
+  case(
+    "roberta",
+    transformers.RobertaForMaskedLM(roberta),
+    {"input_ids": tokens, "attention_mask": mask},
+    float64=True,
+  )
+
+  gpt2 = transformers.GPT2Config(
+    vocab_size=VOCAB, n_positions=40, n_embd=24, n_layer=3, n_head=3
+  )
+  tokens, mask = ids(rng, 3, 19, None, (19, 12, 1))
+  of_gpt2 = {"input_ids": tokens, "attention_mask": mask}
+  case("gpt2", transformers.GPT2LMHeadModel(gpt2), of_gpt2, float64=True)
+
+  tokens, mask = ids(rng, 2, 150, 0, (150, 97))
+  targets, _ = ids(rng, 2, 143)
+  of_t5 = {
+    "input_ids": tokens, "attention_mask": mask, "decoder_input_ids": targets
+  }
+  sizes = {
+    "vocab_size": VOCAB,
+    "d_model": 24,
+    "d_kv": 10,
+    "d_ff": 37,
+    "num_layers": 2,
+    "num_decoder_layers": 3,
+    "num_heads": 3,
+    "decoder_start_token_id": 0,
+  }
+  t5 = transformers.T5Config(**sizes)
+  case("t5", transformers.T5ForConditionalGeneration(t5), of_t5)
+  t5 = transformers.T5Config(
+    **sizes, feed_forward_proj="gated-gelu", tie_word_embeddings=False
+  )
+  case("t5_v1_1", transformers.T5ForConditionalGeneration(t5), of_t5)
+
+  sizes = {
+    "vocab_size": VOCAB,
+    "hidden_size": 24,
+    "intermediate_size": 37,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+  }
+  tokens, mask = ids(rng, 3, 33, None, (33, 20, 1))
+  of_llama = {"input_ids": tokens, "attention_mask": mask}
+  case(
+    "llama",
+    transformers.LlamaForCausalLM(
+      transformers.LlamaConfig(**sizes, rope_theta=500.0, attention_bias=True)
+    ),
+    of_llama,
+  )
+  case(
+    "mistral",
+    transformers.MistralForCausalLM(
+      transformers.MistralConfig(**sizes, sliding_window=7, head_dim=10)
+    ),
+    of_llama,
+  )
+  case(
+    "qwen3",
+    transformers.Qwen3ForCausalLM(
+      transformers.Qwen3Config(**sizes, head_dim=8, tie_word_embeddings=True)
+    ),
+    of_llama,
+  )
+
+  of_longformer = of_roberta | {
+    "max_position_embeddings": 80, "attention_window": [4, 8, 2]
+  }
+  tokens, mask = ids(rng, 2, 53, 1, (53, 40))
+  everyone = np.zeros_like(mask)
+  everyone[0, [0, 7]] = 1
+  everyone[1, 0] = 1
+  case(
+    "longformer",
+    transformers.LongformerForMaskedLM(
+      transformers.LongformerConfig(**of_longformer)
+    ),
+    {
+      "input_ids": tokens,
+      "attention_mask": mask,
+      "global_attention_mask": everyone,
+    },
+  )
+
+  nystromformer = transformers.NystromformerConfig(
+    **shape,
+    num_landmarks=8,
+    segment_means_seq_len=32,
+    conv_kernel_size=5,
+    inv_coeff_init_option="original",
+    inv_n_iter=6,
+  )
+  tokens, _ = ids(rng, 2, 32)
+  case(
+    "nystromformer",
+    transformers.NystromformerForMaskedLM(nystromformer),
+    {"input_ids": tokens},
+  )
+  about = {"torch": torch.__version__, "transformers": transformers.__version__}
+  (HERE / "made_by.json").write_text(json.dumps(about, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+  main()

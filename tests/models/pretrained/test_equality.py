@@ -1,0 +1,50 @@
+"""Published models give the logits that transformers gives them."""
+
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+
+import models
+
+HERE = pathlib.Path(__file__).parent
+CASES = sorted(path.parent.name for path in HERE.glob("*/config.json"))
+
+
+def expected(case):
+  """The inputs of a case, and what transformers returned by dtype."""
+  with np.load(HERE / case / "expected.npz") as arrays:
+    inputs = {
+      name.removeprefix("input."): arrays[name]
+      for name in arrays
+      if name.startswith("input.")
+    }
+    return inputs, {n: arrays[n] for n in arrays if n not in inputs}
+
+
+def compared(inputs, out, wanted):
+  """The largest difference over the largest logit, of what is no padding."""
+  mask = inputs.get("attention_mask")
+  if "decoder_input_ids" not in inputs and mask is not None and out.ndim == 3:
+    out, wanted = out[mask > 0], wanted[mask > 0]
+  return np.abs(np.asarray(out) - wanted).max() / np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_are_those_of_transformers(case):
+  p = models.load_pretrained(HERE / case)
+  inputs, outputs = expected(case)
+  out = p.logits(p.variables, **inputs)
+  assert out.shape == outputs["float32"].shape
+  assert compared(inputs, out, outputs["float32"]) < 2e-5
+
+
+@pytest.mark.parametrize("case", ["bert", "bert_masked", "roberta", "gpt2"])
+def test_float64(case):
+  with jax.enable_x64(True):
+    p = models.load_pretrained(HERE / case, dtype="float64")
+    inputs, outputs = expected(case)
+    out = p.logits(p.variables, **inputs)
+    assert out.dtype == np.float64
+    assert compared(inputs, out, outputs["float64"]) < 1e-10
