@@ -123,8 +123,9 @@ class ModelConfig:
     attention_dropout_rate: of attention weights.
     position: 'sinusoidal' (Vaswani) or 'learned', added to the embeddings;
       'rotary' (Su), 't5', 'alibi' or 'shaw' within self-attention; or 'none'.
-    position_padding: p gives padding the position p and counts tokens from
-      p + 1 (RoBERTa); None counts everything from 0.
+    position_offset: position of the first token, of 'learned'.
+    position_padding: an id that does not count and is at `position_offset` − 1
+      (RoBERTa); None counts every position.
     rotary_theta: base of the rotary wavelengths.
     rotary_fraction: share of the head dimension that rotary positions turn.
     relative_buckets: buckets of distance of 't5'.
@@ -179,6 +180,7 @@ class ModelConfig:
   dropout_rate: float = 0.0
   attention_dropout_rate: float = 0.0
   position: str = "sinusoidal"
+  position_offset: int = 0
   position_padding: int | None = None
   rotary_theta: float = 10000.0
   rotary_fraction: float = 1.0
@@ -300,14 +302,21 @@ class ModelConfig:
         "features: sinusoidal positions pair sines and cosines and need an "
         f"even width, got {self.features}"
       )
-    padding = self.position_padding
-    if padding is not None:
-      check(self, "position_padding", padding >= 0, "0 or more, or None")
-      if self.position != "learned":
-        raise ValueError(
-          "position_padding: belongs to position 'learned'; expected None, got "
-          f"{padding}"
-        )
+    padded = self.position_padding is not None
+    least = 1 if padded else 0
+    check(
+      self, "position_offset", self.position_offset >= least, f"{least} or more"
+    )
+    if self.position != "learned":
+      for field, without in (
+        ("position_offset", 0),
+        ("position_padding", None),
+      ):
+        if getattr(self, field) != without:
+          raise ValueError(
+            f"{field}: belongs to position 'learned'; expected {without}, got "
+            f"{getattr(self, field)}"
+          )
     if self.position == "t5":
       try:
         t5_buckets(self.relative_distance, num_buckets=self.relative_buckets)
@@ -325,6 +334,7 @@ class ModelConfig:
     if self.kind != "encoder":
       for field, without in (
         ("head", "tokens"),
+        ("position_offset", 0),
         ("position_padding", None),
         ("token_types", 0),
         ("global_projections", False),

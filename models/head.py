@@ -71,4 +71,6 @@ class Head(nn.Module):
     if config.logit_scale != 1.0:
       x = x * config.logit_scale
     logits = tables.logits(x, table)
-    return logits + self.bias if config.head_bias else logits
+    if config.head_bias:
+      logits += self.bias.reshape(*[1] * (logits.ndim - 1), -1)
+    return logits

@@ -58,12 +58,11 @@ class Transformer(nn.Module):
     if config.head == "tokens" and not config.tie_embeddings:
       self.output_embedding = table(self.target_vocab_size)
     learned = config.position == "learned"
-    padding = config.position_padding
-    # Rows up to the padding's are no token's position.
-    before = 0 if padding is None else padding + 1
     if has_encoder:
       if learned:
-        self.source_positions = table(self.max_source_length + before)
+        self.source_positions = table(
+          self.max_source_length + config.position_offset
+        )
       if config.token_types:
         self.source_types = table(config.token_types)
       if config.embedding_norm:
@@ -269,11 +268,11 @@ class Transformer(nn.Module):
 
   def _positions(self, source):
     """What the encoder's table of positions is asked for."""
-    padding = self.config.position_padding
+    first, padding = self.config.position_offset, self.config.position_padding
     if padding is None:
-      return np.arange(source.shape[1])[None, :]
+      return first + np.arange(source.shape[1])[None, :]
     is_token = source != padding
-    return padding + jnp.cumsum(is_token, axis=1) * is_token
+    return first - 1 + jnp.cumsum(is_token, axis=1) * is_token
 
   def _embed_target(self, inputs, positions, deterministic):
     x = self._embed(self.target_embedding, "target", inputs, positions)

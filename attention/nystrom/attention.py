@@ -47,6 +47,7 @@ def nystrom_attention(
   *,
   num_landmarks: int,
   pinv_iterations: int = 6,
+  shared_start: bool = False,
   mask: Bool[Array, "..."] | None = None,
   is_causal: bool = False,
   scale: float | Float[Array, ""] | None = None,
@@ -77,6 +78,10 @@ def nystrom_attention(
     num_landmarks: L; from T on the result is that of dense attention, as far as
       the iteration has converged.
     pinv_iterations: steps of the iteration.
+    shared_start: the iteration starts by the largest norm in the batch, as the
+      paper's code does, instead of by that of each matrix. Published weights
+      expect it; one example then changes another as long as the iteration has
+      not converged.
     mask: key mask `[B, 1, 1, S]`, True = attend.
     is_causal: must be False, because every landmark mixes positions.
     scale: factor of the logits; None is 1/√H.
@@ -96,8 +101,9 @@ def nystrom_attention(
   backward five M×M matrices for each iteration and head. Nothing is T×S or T×M.
 
   Departs from its paper in masks and in any length, where the paper requires
-  that L divides T. Both norms are those of each matrix. The paper's code takes
-  the largest in the batch, so that one example changes another.
+  that L divides T. Both norms are those of each matrix unless
+  `shared_start`. The paper's code takes the largest in the batch, so that one
+  example changes another.
 
   Paper: Nyströmformer: a Nyström-based algorithm for approximating
   self-attention, sections 3.2 and 3.3, arXiv:2102.03902.
@@ -132,7 +138,8 @@ def nystrom_attention(
   exists = None if keep is None else tokens.counts > 0
   queries, keys = scale * means(query, tokens), means(key, tokens)
   keys = jnp.repeat(keys, num_heads // keys.shape[1], axis=1)
-  inverse = pseudo_inverse(_between(queries, keys, exists), pinv_iterations)
+  matrix = _between(queries, keys, exists)
+  inverse = pseudo_inverse(matrix, pinv_iterations, shared_start)
   # B V: the landmarks are few queries, and need no blocks of their own.
   mixed = flash_attention(
     jnp.swapaxes(queries, 1, 2),
@@ -186,6 +193,7 @@ def nystrom(
   num_landmarks: int = 64,
   pinv_iterations: int = 6,
   conv_kernel_size: int | None = None,
+  shared_start: bool = False,
 ) -> plug.Attention:
   """The plug of `nystrom_attention`.
 
@@ -196,6 +204,7 @@ def nystrom(
       values along the sequence to the output, with one trained filter for each
       query head, as in the paper's code (which has 35 for long inputs). Masked
       values count as zeros. None adds nothing.
+    shared_start: as in `nystrom_attention`.
 
   Returns:
     An `Attention`; with a convolution its variables are {'params':
@@ -232,6 +241,7 @@ def nystrom(
     options = {
       "num_landmarks": num_landmarks,
       "pinv_iterations": pinv_iterations,
+      "shared_start": shared_start,
     }
     call = arguments.accepted_options(
       "nystrom", nystrom_attention, call, own=options

@@ -6,7 +6,7 @@ from jaxtyping import Array, Float
 
 
 def pseudo_inverse(
-  matrix: Float[Array, "B N L L"], iterations: int
+  matrix: Float[Array, "B N L L"], iterations: int, shared_start: bool = False
 ) -> Float[Array, "B N L L"]:
   """The pseudo-inverse of stochastic matrices, by the paper's iteration.
 
@@ -17,6 +17,7 @@ def pseudo_inverse(
   Args:
     matrix: `[B, N, L, L]`; each row sums to 1, or is zeros.
     iterations: the number of steps, each of four products.
+    shared_start: start all matrices by the largest ‖A‖₁ among them.
 
   Returns:
     Z `[B, N, L, L]`, which converges to the pseudo-inverse with order three.
@@ -40,5 +41,7 @@ def pseudo_inverse(
 
   # ‖A‖∞, the largest sum of a row, is 1.
   norm = jnp.max(jnp.sum(matrix, axis=-2), axis=-1)[..., None, None]
+  if shared_start:
+    norm = jnp.max(norm, keepdims=True)
   first = jnp.swapaxes(matrix, -1, -2) / jnp.where(norm > 0.0, norm, 1.0)
   return jax.lax.scan(step, first, length=iterations)[0]

@@ -1,7 +1,6 @@
 """BERT: Devlin et al., arXiv:1810.04805."""
 
 from collections.abc import Collection, Mapping
-import dataclasses
 from typing import Any
 
 from models.config import ModelConfig
@@ -36,15 +35,31 @@ def embedding_rows(theirs: str) -> list[Row]:
   ]
 
 
-def encoder(
-  theirs: Mapping[str, Any], head: str, *, padding: int | None = None
-) -> ModelConfig:
+def head_rows() -> list[Row]:
+  """The rows of the logits of tokens."""
+  return [
+    *family.linear("cls.predictions.transform.dense", "head/transform"),
+    *family.norm("cls.predictions.transform.LayerNorm", "head/norm"),
+    Row("cls.predictions.bias", ("params/head/bias",)),
+  ]
+
+
+def copies(prefix: str) -> tuple[tuple[str, str], ...]:
+  """Tensors of the head that files may repeat."""
+  words = f"{prefix}embeddings.word_embeddings.weight"
+  return (
+    ("cls.predictions.decoder.weight", words),
+    ("cls.predictions.decoder.bias", "cls.predictions.bias"),
+  )
+
+
+def encoder(theirs: Mapping[str, Any], head: str, **others: Any) -> ModelConfig:
   """The choices of BERT and of those that follow it.
 
   Args:
     theirs: `config.json`.
     head: of the architecture.
-    padding: of `ModelConfig.position_padding`.
+    **others: choices in which a family differs.
   """
   family.only(
     theirs,
@@ -55,21 +70,16 @@ def encoder(
   if head == "tokens":
     family.only(theirs, tie_word_embeddings=True)
   dropout = family.number(theirs, "hidden_dropout_prob", 0.1)
-  try:
-    activation = family.activation(theirs.get("hidden_act", "gelu"))
-  except ValueError as error:
-    raise ValueError(f"hidden_act: {error}") from None
   return ModelConfig(
     kind="encoder",
     num_layers=family.size(theirs, "num_hidden_layers"),
     num_heads=family.size(theirs, "num_attention_heads"),
     features=family.size(theirs, "hidden_size"),
     mlp_features=family.size(theirs, "intermediate_size"),
-    activation=activation,
+    activation=family.activation(theirs, "hidden_act", "gelu"),
     attention_bias=True,
     dropout_rate=dropout,
     position="learned",
-    position_padding=padding,
     norm="post",
     norm_epsilon=family.number(theirs, "layer_norm_eps", 1e-12),
     embedding_norm=True,
@@ -78,6 +88,7 @@ def encoder(
     head=head,
     head_transform=head == "tokens",
     head_bias=head != "hidden",
+    **others,
   )
 
 
@@ -91,7 +102,7 @@ def describe(
   )
   vocab_size = family.size(theirs, "vocab_size")
   return Described(
-    dataclasses.replace(encoder(theirs, head), pooler=pooler),
+    encoder(theirs, head, pooler=pooler),
     vocab_size,
     num_labels(theirs) if head == "class" else vocab_size,
     family.size(theirs, "max_position_embeddings"),
@@ -112,28 +123,21 @@ BERT = Family(
     "BertForSequenceClassification": "class",
   },
   describe=describe,
-  rows=(
+  rows=lambda config: (
     *embedding_rows("bert.embeddings"),
     *layer_rows("bert.encoder.layer.{i}"),
     *family.linear("bert.pooler.dense", "head/pooler"),
-    *family.linear("cls.predictions.transform.dense", "head/transform"),
-    *family.norm("cls.predictions.transform.LayerNorm", "head/norm"),
-    Row("cls.predictions.bias", ("params/head/bias",)),
+    *head_rows(),
     *family.linear("classifier", "head/classes"),
   ),
   prefix="bert.",
+  parts=("embeddings", "encoder", "pooler"),
   # Files of 2018.
   renamed=(
     ("LayerNorm.gamma", "LayerNorm.weight"),
     ("LayerNorm.beta", "LayerNorm.bias"),
   ),
-  copies=(
-    (
-      "cls.predictions.decoder.weight",
-      "bert.embeddings.word_embeddings.weight",
-    ),
-    ("cls.predictions.decoder.bias", "cls.predictions.bias"),
-  ),
+  copies=copies("bert."),
   unread=(
     r"bert\.embeddings\.position_ids",
     # What BERT was trained with and masked tokens do not need.

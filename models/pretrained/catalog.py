@@ -6,9 +6,29 @@ from types import MappingProxyType
 from models.pretrained.bert import BERT
 from models.pretrained.family import Family
 from models.pretrained.gpt2 import GPT2
+from models.pretrained.llama import LLAMA
+from models.pretrained.longformer import LONGFORMER
+from models.pretrained.mistral import MISTRAL
+from models.pretrained.nystromformer import NYSTROMFORMER
+from models.pretrained.qwen3 import QWEN3
+from models.pretrained.roberta import ROBERTA
+from models.pretrained.t5 import T5
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
-  {family.name: family for family in (BERT, GPT2)}
+  {
+    family.name: family
+    for family in (
+      BERT,
+      ROBERTA,
+      GPT2,
+      T5,
+      LLAMA,
+      MISTRAL,
+      QWEN3,
+      LONGFORMER,
+      NYSTROMFORMER,
+    )
+  }
 )
 """`model_type` -> its family."""
 

@@ -5,7 +5,7 @@ A family is one file here: how its `config.json` becomes choices of
 Transformer. The table is read in both directions.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -96,8 +96,9 @@ class Family(NamedTuple):
     architectures: class of transformers -> head here.
     describe: `(theirs, names, head) -> Described`, of `config.json` and the
       names of the tensors. Raises ValueError for what the model cannot be.
-    rows: the table.
-    prefix: what the names in `rows` begin with and a file may leave out.
+    rows: `config -> table`; a row counts where the model has its variables.
+    prefix: what a file of the base model leaves out of names.
+    parts: first words of the names that it leaves it out of.
     renamed: `(old, new)` endings of names in old files.
     copies: `(name, of)`: a tensor that files may have, equal to another one.
     unread: expressions for tensors that files may have and the model does not
@@ -109,17 +110,16 @@ class Family(NamedTuple):
   name: str
   architectures: Mapping[str, str]
   describe: Callable[[Mapping[str, Any], Collection[str], str], Described]
-  rows: tuple[Row, ...]
+  rows: Callable[[ModelConfig], Iterable[Row]]
   prefix: str = ""
+  parts: tuple[str, ...] = ()
   renamed: tuple[tuple[str, str], ...] = ()
   copies: tuple[tuple[str, str], ...] = ()
   unread: tuple[str, ...] = ()
   to_json: Callable[[Described], dict[str, Any] | None] | None = None
 
 
-def active(
-  rows: tuple[Row, ...], paths: Collection[str]
-) -> Iterator[tuple[str, tuple[str, ...], Layout]]:
+def active(rows: Iterable[Row], paths: Collection[str]) -> Iterator[Row]:
   """The rows of the variables that a model has, one for every layer.
 
   Args:
@@ -127,7 +127,7 @@ def active(
     paths: of all variables of a model.
 
   Yields:
-    The name of theirs, the paths of ours, and the layout.
+    Rows with names and paths filled in.
   """
   for row in rows:
     if "{i}" not in row.theirs:
@@ -138,7 +138,7 @@ def active(
     while any(path.startswith(_layer(row.ours[0], i)) for path in paths):
       ours = tuple(path.format(i=i) for path in row.ours)
       if ours[0] in paths:
-        yield row.theirs.format(i=i), ours, row.layout
+        yield Row(row.theirs.format(i=i), ours, row.layout)
       i += 1
 
 
@@ -210,15 +210,18 @@ ACTIVATIONS = {
 """Their names of activations -> ours."""
 
 
-def activation(name: Any) -> str:
-  """Our name of an activation.
+def activation(theirs: Mapping[str, Any], name: str, default: str) -> str:
+  """Our name of an activation that `config.json` names.
 
   Raises:
     ValueError: there is no such activation here.
   """
-  if name not in ACTIVATIONS:
-    raise ValueError(f"expected one of {', '.join(ACTIVATIONS)}, got {name!r}")
-  return ACTIVATIONS[name]
+  value = theirs.get(name) or default
+  if value not in ACTIVATIONS:
+    raise ValueError(
+      f"{name}: expected one of {', '.join(ACTIVATIONS)}, got {value!r}"
+    )
+  return ACTIVATIONS[value]
 
 
 def their_activation(name: str) -> str:

@@ -21,19 +21,13 @@ def describe(
   )
   features = family.size(theirs, "n_embd")
   vocab_size = family.size(theirs, "vocab_size")
-  try:
-    activation = family.activation(
-      theirs.get("activation_function", "gelu_new")
-    )
-  except ValueError as error:
-    raise ValueError(f"activation_function: {error}") from None
   config = ModelConfig(
     kind="decoder",
     num_layers=family.size(theirs, "n_layer"),
     num_heads=family.size(theirs, "n_head"),
     features=features,
     mlp_features=theirs.get("n_inner") or 4 * features,
-    activation=activation,
+    activation=family.activation(theirs, "activation_function", "gelu_new"),
     attention_bias=True,
     dropout_rate=family.number(theirs, "resid_pdrop", 0.1),
     position="learned",
@@ -83,7 +77,7 @@ GPT2 = Family(
   name="gpt2",
   architectures={"GPT2LMHeadModel": "tokens"},
   describe=describe,
-  rows=(
+  rows=lambda config: (
     *family.table("transformer.wte", "target_embedding"),
     *family.table("transformer.wpe", "target_positions"),
     *family.norm(f"{_BLOCK}.ln_1", "decoder_{i}/self_attention_norm"),
@@ -99,6 +93,7 @@ GPT2 = Family(
     *family.table("lm_head", "output_embedding"),
   ),
   prefix="transformer.",
+  parts=("wte", "wpe", "h", "ln_f"),
   copies=(("lm_head.weight", "transformer.wte.weight"),),
   unread=(r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",),
   to_json=to_json,

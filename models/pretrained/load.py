@@ -137,7 +137,9 @@ def save_pretrained(folder: str | os.PathLike[str], p: Pretrained) -> None:
   paths = {path: np.asarray(x) for path, x in _flat(p.variables).items()}
   arrays = {
     theirs: layout.write([paths.pop(path) for path in ours])
-    for theirs, ours, layout in active(family.rows, _shapes(p.model))
+    for theirs, ours, layout in active(
+      family.rows(p.model.config), _shapes(p.model)
+    )
   }
   arrays |= {f"{MECHANISMS}/{path}": array for path, array in paths.items()}
   config = {key: value for key, value in p.config.items() if key != MECHANISMS}
@@ -246,7 +248,7 @@ def _tidied(family: Family, tensors: files.Tensors) -> files.Tensors:
       for old_ending, ending in family.renamed:
         if new.endswith(old_ending):
           new = new.removesuffix(old_ending) + ending
-      if _is_prefixed(family, f"{family.prefix}{new}"):
+      if new.partition(".")[0] in family.parts:
         new = family.prefix + new
     names[name] = new
   tensors = tensors.renamed(names)
@@ -254,16 +256,6 @@ def _tidied(family: Family, tensors: files.Tensors) -> files.Tensors:
     name
     for name, of in family.copies
     if {name, of} <= set(tensors) and np.array_equal(tensors[name], tensors[of])
-  )
-
-
-def _is_prefixed(family: Family, name: str) -> bool:
-  """Whether a name with the prefix is one that the family knows."""
-  if not family.prefix:
-    return False
-  pattern = re.sub(r"\.\d+\.", ".{i}.", name)
-  return any(row.theirs == pattern for row in family.rows) or any(
-    re.fullmatch(unread, name) for unread in family.unread
   )
 
 
@@ -281,7 +273,7 @@ def _filled(
   """
   wanted = _shapes(model)
   found: dict[str, np.ndarray] = {}
-  for theirs, ours, layout in active(family.rows, wanted):
+  for theirs, ours, layout in active(family.rows(model.config), wanted):
     found |= _read(
       tensors, theirs, {path: wanted[path] for path in ours}, layout
     )
@@ -290,11 +282,11 @@ def _filled(
     if name in tensors:
       found |= _read(tensors, name, {path: wanted[path]}, SAME)
   rows = [
-    *active(family.rows, wanted),
+    *active(family.rows(model.config), wanted),
     # What a mechanism that was replaced had of its own.
-    *active(family.rows, _shapes(published)),
+    *active(family.rows(published.config), _shapes(published)),
   ]
-  known = {theirs for theirs, _, _ in rows}
+  known = {row.theirs for row in rows}
   known |= {f"{MECHANISMS}/{path}" for path in wanted}
   for name in tensors:
     unread = any(re.fullmatch(unread, name) for unread in family.unread)

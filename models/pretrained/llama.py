@@ -1,0 +1,97 @@
+"""Llama: Touvron et al., arXiv:2302.13971, and what follows its layout."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from models.config import ModelConfig
+from models.pretrained import family
+from models.pretrained.family import Described, Family, Row
+
+
+def describe(
+  theirs: Mapping[str, Any],
+  names: Collection[str],
+  head: str,
+  **others: Any,
+) -> Described:
+  """As `Family.describe`; `others` are choices in which a family differs."""
+  del names
+  _check_rotary(theirs)
+  vocab_size = family.size(theirs, "vocab_size")
+  kv_heads = theirs.get("num_key_value_heads")
+  choices: dict[str, Any] = {
+    "head_dim": theirs.get("head_dim"),
+    "attention_bias": bool(theirs.get("attention_bias", False)),
+    "mlp_bias": bool(theirs.get("mlp_bias", False)),
+  }
+  config = ModelConfig(
+    kind="decoder",
+    num_layers=family.size(theirs, "num_hidden_layers"),
+    num_heads=family.size(theirs, "num_attention_heads"),
+    num_kv_heads=kv_heads,
+    features=family.size(theirs, "hidden_size"),
+    mlp_features=family.size(theirs, "intermediate_size"),
+    activation=family.activation(theirs, "hidden_act", "silu"),
+    gated=True,
+    attention_dropout_rate=family.number(theirs, "attention_dropout", 0.0),
+    position="rotary",
+    rotary_theta=family.number(theirs, "rope_theta", 10000.0),
+    norm="pre",
+    norm_kind="rms",
+    norm_epsilon=family.number(theirs, "rms_norm_eps", 1e-6),
+    embedding_scale=1.0,
+    tie_embeddings=bool(theirs.get("tie_word_embeddings", False)),
+    head=head,
+    **choices | others,
+  )
+  length = family.size(theirs, "max_position_embeddings")
+  return Described(config, vocab_size, vocab_size, length)
+
+
+def _check_rotary(theirs: Mapping[str, Any]) -> None:
+  """Refuses wavelengths that are stretched for longer contexts."""
+  scaling = theirs.get("rope_scaling")
+  kind = (scaling or {}).get(
+    "rope_type", (scaling or {}).get("type", "default")
+  )
+  if kind != "default":
+    raise ValueError(
+      f"rope_scaling: expected none, as only the wavelengths of rope_theta are "
+      f"known here, got {scaling}"
+    )
+
+
+def layer_rows() -> list[Row]:
+  """The rows of one layer."""
+  theirs, ours = "model.layers.{i}", "decoder_{i}"
+  slot = f"{ours}/self_attention"
+  return [
+    *family.norm(f"{theirs}.input_layernorm", f"{slot}_norm"),
+    *family.linear(f"{theirs}.self_attn.q_proj", f"{slot}/query"),
+    *family.linear(f"{theirs}.self_attn.k_proj", f"{slot}/key"),
+    *family.linear(f"{theirs}.self_attn.v_proj", f"{slot}/value"),
+    *family.linear(f"{theirs}.self_attn.o_proj", f"{slot}/out"),
+    *family.norm(f"{theirs}.self_attn.q_norm", f"{slot}/query_norm"),
+    *family.norm(f"{theirs}.self_attn.k_norm", f"{slot}/key_norm"),
+    *family.norm(f"{theirs}.post_attention_layernorm", f"{ours}/mlp_norm"),
+    *family.linear(f"{theirs}.mlp.gate_proj", f"{ours}/mlp/gate"),
+    *family.linear(f"{theirs}.mlp.up_proj", f"{ours}/mlp/hidden"),
+    *family.linear(f"{theirs}.mlp.down_proj", f"{ours}/mlp/out"),
+  ]
+
+
+LLAMA = Family(
+  name="llama",
+  architectures={"LlamaForCausalLM": "tokens"},
+  describe=describe,
+  rows=lambda config: (
+    *family.table("model.embed_tokens", "target_embedding"),
+    *layer_rows(),
+    *family.norm("model.norm", "decoder_norm"),
+    *family.table("lm_head", "output_embedding"),
+  ),
+  prefix="model.",
+  parts=("embed_tokens", "layers", "norm"),
+  unread=(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",),
+)
+"""Decoders with rotary positions, grouped heads and gated layers."""
