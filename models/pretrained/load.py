@@ -141,11 +141,13 @@ def save_pretrained(folder: str | os.PathLike[str], p: Pretrained) -> None:
       family.rows(p.model.config), _shapes(p.model)
     )
   }
+  head = family.architectures[p.architecture]
+  if head == "hidden":  # A base model's names have no prefix.
+    arrays = {n.removeprefix(family.prefix): x for n, x in arrays.items()}
   arrays |= {f"{MECHANISMS}/{path}": array for path, array in paths.items()}
   config = {key: value for key, value in p.config.items() if key != MECHANISMS}
   config["architectures"] = [p.architecture]
   config["torch_dtype"] = p.model.config.param_dtype
-  head = family.architectures[p.architecture]
   published = family.describe(config, arrays, head).config
   own = _mechanisms(p.model.config)
   if own != _mechanisms(published):
@@ -281,13 +283,15 @@ def _filled(
     name = f"{MECHANISMS}/{path}"
     if name in tensors:
       found |= _read(tensors, name, {path: wanted[path]}, SAME)
-  rows = [
-    *active(family.rows(model.config), wanted),
-    # What a mechanism that was replaced had of its own.
-    *active(family.rows(published.config), _shapes(published)),
-  ]
-  known = {row.theirs for row in rows}
-  known |= {f"{MECHANISMS}/{path}" for path in wanted}
+  known = {
+    name
+    # What a mechanism that was replaced had of its own is not wanted.
+    for one, shapes in ((model, wanted), (published, _shapes(published)))
+    for name in (
+      *(row.theirs for row in active(family.rows(one.config), shapes)),
+      *(f"{MECHANISMS}/{path}" for path in shapes),
+    )
+  }
   for name in tensors:
     unread = any(re.fullmatch(unread, name) for unread in family.unread)
     if name not in known and not unread:

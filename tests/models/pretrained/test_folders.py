@@ -1,0 +1,289 @@
+"""Folders of weights: what is wrong with one is told, and nothing is loaded."""
+
+import json
+import pathlib
+import pickle
+import re
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import models
+from tests.models.pretrained.test_equality import (
+  CASES,
+  HERE,
+  compared,
+  expected,
+)
+
+
+@pytest.fixture
+def folder(tmp_path):
+  """A copy of a small BERT that a test may spoil."""
+  shutil.copytree(HERE / "bert_masked", tmp_path / "bert")
+  return tmp_path / "bert"
+
+
+def change(folder, function):
+  """Changes the tensors of a folder."""
+  path = folder / "model.safetensors"
+  tensors = load_file(path)
+  function(tensors)
+  save_file(tensors, path)
+
+
+def change_config(folder, **values):
+  path = folder / "config.json"
+  path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+QUERY = "bert.encoder.layer.1.attention.self.query.weight"
+
+
+@pytest.mark.parametrize(
+  ("spoil", "message"),
+  [
+    (lambda t: t.pop(QUERY), f"{QUERY}: missing"),
+    (
+      lambda t: t.update({"bert.encoder.layer.3.new": t[QUERY]}),
+      "bert.encoder.layer.3.new: no variable of this model takes it",
+    ),
+    (
+      lambda t: t.update({QUERY: t[QUERY][:, :5].copy()}),
+      f"{QUERY}: expected shape (24, 24), got (24, 5)",
+    ),
+    (
+      lambda t: t.update({QUERY: np.ones((24, 24), np.int32)}),
+      f"{QUERY}: expected floating point numbers, got int32",
+    ),
+    (
+      lambda t: t.update({QUERY.removeprefix("bert."): t[QUERY]}),
+      "is there twice, under two names",
+    ),
+  ],
+)
+def test_tensors_that_do_not_fit(folder, spoil, message):
+  change(folder, spoil)
+  with pytest.raises(ValueError, match=re.escape(message)) as info:
+    models.load_pretrained(folder)
+  assert str(info.value).startswith(str(folder))
+
+
+@pytest.mark.parametrize(
+  ("values", "message"),
+  [
+    ({"architectures": ["NoSuchModel"]}, "expected one of BertModel, "),
+    ({"architectures": None}, "architectures: missing"),
+    ({"hidden_act": "mish"}, "hidden_act: expected one of relu, gelu"),
+    ({"hidden_size": "24"}, "hidden_size: expected a whole number"),
+    ({"hidden_size": None}, "hidden_size: missing"),
+    ({"num_attention_heads": 5}, "features: 24 is not divisible by"),
+    ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
+    ({"layer_norm_eps": "small"}, "layer_norm_eps: expected a number"),
+  ],
+)
+def test_configs_that_cannot_be(folder, values, message):
+  change_config(folder, **values)
+  with pytest.raises(ValueError, match=re.escape(message)) as info:
+    models.load_pretrained(folder)
+  assert str(info.value).startswith(str(folder / "config.json"))
+
+
+def test_files_that_are_broken(folder):
+  tensors, config = folder / "model.safetensors", folder / "config.json"
+  whole = tensors.read_bytes()
+  for content in (whole[:-1], whole[:20], b"{}" + whole, b"\xff" * 100):
+    tensors.write_bytes(content)
+    with pytest.raises(ValueError, match="not a whole file of safetensors"):
+      models.load_pretrained(folder)
+  tensors.write_bytes(b"")
+  with pytest.raises(ValueError, match="the file is empty"):
+    models.load_pretrained(folder)
+  tensors.write_bytes(whole)
+  for content in (b"{", b"[]", b"\xff", b""):
+    config.write_bytes(content)
+    with pytest.raises(
+      ValueError, match=r"config.json: (not JSON|expected an)"
+    ):
+      models.load_pretrained(folder)
+  config.unlink()
+  with pytest.raises(FileNotFoundError, match=r"config.json: no such file"):
+    models.load_pretrained(folder)
+  with pytest.raises(FileNotFoundError, match="no such folder"):
+    models.load_pretrained(folder / "nowhere")
+
+
+class _Trap:
+  """Writes a file when it is unpickled."""
+
+  def __init__(self, path):
+    self._path = path
+
+  def __reduce__(self):
+    return (pathlib.Path.touch, (self._path,))
+
+
+def test_a_pickle_is_refused_and_not_read(folder, tmp_path):
+  (folder / "model.safetensors").unlink()
+  with pytest.raises(FileNotFoundError, match=r"model.safetensors: no such"):
+    models.load_pretrained(folder)
+  trap = tmp_path / "trap"
+  with (folder / "pytorch_model.bin").open("wb") as file:
+    pickle.dump(_Trap(trap), file)
+  with pytest.raises(ValueError, match="is a pickle"):
+    models.load_pretrained(folder)
+  assert not trap.exists()
+
+
+def test_shards(folder):
+  """Several files and their index are one file."""
+  tensors = load_file(folder / "model.safetensors")
+  (folder / "model.safetensors").unlink()
+  names = sorted(tensors)
+  places = {
+    name: f"model-0000{1 + i % 2}-of-00002.safetensors"
+    for i, name in enumerate(names)
+  }
+  for shard in set(places.values()):
+    part = {name: tensors[name] for name in names if places[name] == shard}
+    save_file(part, folder / shard)
+  index = folder / "model.safetensors.index.json"
+  index.write_text(json.dumps({"weight_map": places}))
+  sharded = models.load_pretrained(folder)
+  whole = models.load_pretrained(HERE / "bert_masked")
+  jax.tree.map(
+    np.testing.assert_array_equal, sharded.variables, whole.variables
+  )
+  for weight_map, message in (
+    (places | {"bert.more": places[names[0]]}, "bert.more is missing"),
+    ({names[1]: places[names[1]]}, "is not in model.safetensors.index.json"),
+    ({names[0]: "../secret"}, "expected files of this folder"),
+    ({names[0]: 3}, "expected 'weight_map'"),
+  ):
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(ValueError, match=re.escape(message)):
+      models.load_pretrained(folder)
+  index.write_text(json.dumps({"weight_map": places}))
+  (folder / places[names[0]]).unlink()
+  with pytest.raises(FileNotFoundError, match="model-00001-of-00002"):
+    models.load_pretrained(folder)
+
+
+def test_old_names_prefixes_and_buffers(folder):
+  """What files of other years have differently changes nothing."""
+
+  def age(tensors):
+    for name in list(tensors):
+      old = name.replace("LayerNorm.weight", "LayerNorm.gamma")
+      old = old.replace("LayerNorm.bias", "LayerNorm.beta")
+      tensors[old.removeprefix("bert.")] = tensors.pop(name)
+    tensors["embeddings.position_ids"] = np.arange(40)[None]
+    tensors["pooler.dense.weight"] = np.ones((24, 24), np.float32)
+    tensors["cls.seq_relationship.bias"] = np.ones((2,), np.float32)
+    table = tensors["embeddings.word_embeddings.weight"]
+    tensors["cls.predictions.decoder.weight"] = table
+
+  change(folder, age)
+  old = models.load_pretrained(folder).variables
+  new = models.load_pretrained(HERE / "bert_masked").variables
+  jax.tree.map(np.testing.assert_array_equal, old, new)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision(folder, dtype):
+  """Halves are read, computed with, and written as they were."""
+  before = models.load_pretrained(folder, dtype=dtype)
+  assert {x.dtype.name for x in jax.tree.leaves(before.variables)} == {dtype}
+  models.save_pretrained(folder / "again", before)
+  after = models.load_pretrained(folder / "again", dtype=dtype)
+  jax.tree.map(np.testing.assert_array_equal, before.variables, after.variables)
+  inputs, outputs = expected("bert_masked")
+  out = models.load_pretrained(folder / "again").logits(
+    jax.tree.map(lambda x: x.astype("float32"), after.variables), **inputs
+  )
+  assert compared(inputs, out, outputs["float32"]) < 0.1
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_saved_and_loaded_is_bit_exact(case, tmp_path):
+  """The tensors, their names and the choices of config.json."""
+  p = models.load_pretrained(HERE / case)
+  models.save_pretrained(tmp_path, p)
+  again = models.load_pretrained(tmp_path)
+  assert again.model == p.model
+  jax.tree.map(np.testing.assert_array_equal, again.variables, p.variables)
+  theirs = load_file(HERE / case / "model.safetensors")
+  ours = load_file(tmp_path / "model.safetensors")
+  unread = {name for name in theirs if "pooler" in name}
+  assert set(theirs) - unread <= set(ours) | unread
+  for name in ours:
+    np.testing.assert_array_equal(ours[name], theirs[name])
+
+
+def test_another_mechanism_is_saved_with_its_variables(tmp_path):
+  chosen = ["flash", {"name": "performer", "num_features": 32}]
+  p = models.load_pretrained(HERE / "gpt2", attention=chosen)
+  assert models.slots(p.model.config) == "flash + performer"
+  models.save_pretrained(tmp_path, p)
+  again = models.load_pretrained(tmp_path)
+  assert models.slots(again.model.config) == "flash + performer + flash"
+  jax.tree.map(np.testing.assert_array_equal, again.variables, p.variables)
+  inputs, _ = expected("gpt2")
+  np.testing.assert_array_equal(
+    again.logits(again.variables, **inputs), p.logits(p.variables, **inputs)
+  )
+  # With its own attention it is the published model again.
+  own = models.load_pretrained(tmp_path, attention="dense")
+  assert models.slots(own.model.config) == "dense"
+
+
+@pytest.mark.parametrize("case", ["bert_masked", "gpt2", "longformer", "t5"])
+def test_flash_in_place_of_dense_is_equal(case):
+  inputs, outputs = expected(case)
+  if case == "longformer":
+    inputs.pop("global_attention_mask")
+    before = models.load_pretrained(HERE / case, attention="dense")
+    wanted = np.asarray(before.logits(before.variables, **inputs))
+  else:
+    wanted = outputs["float32"]
+  p = models.load_pretrained(HERE / case, attention="flash")
+  assert compared(inputs, p.logits(p.variables, **inputs), wanted) < 2e-5
+
+
+@pytest.mark.parametrize(
+  ("inputs", "message"),
+  [
+    ({}, "input_ids: missing"),
+    ({"input_ids": [[1]], "labels": [[1]]}, "labels: this model does not read"),
+    (
+      {"input_ids": [[1]], "token_type_ids": [[0]]},
+      "token_type_ids: this model does not read it",
+    ),
+  ],
+)
+def test_inputs_that_are_not_read(inputs, message):
+  p = models.load_pretrained(HERE / "gpt2")
+  with pytest.raises(ValueError, match=re.escape(message)):
+    p.logits(p.variables, **{k: np.array(x) for k, x in inputs.items()})
+
+
+@pytest.mark.parametrize(
+  ("attention", "message"),
+  [
+    ("nosuch", "expected one of dense"),
+    ("linformer", "cannot be causal"),
+    ({"num_features": 3}, "expected a 'name'"),
+    ({"name": "performer", "num_feature": 3}, "no such option"),
+  ],
+)
+def test_mechanisms_that_cannot_serve(attention, message):
+  with pytest.raises(ValueError, match=re.escape(message)):
+    models.load_pretrained(HERE / "gpt2", attention=attention)
+
+
+def test_float64_needs_its_switch():
+  with pytest.raises(ValueError, match="jax_enable_x64"):
+    models.load_pretrained(HERE / "gpt2", dtype="float64")
