@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     load_pretrained,
     save_pretrained,
   )
+  from models.pretrained.trained import as_pretrained
 
 __all__ = [
   "AttentionConfig",
@@ -58,6 +59,7 @@ __all__ = [
   "load_pretrained",
   "save_pretrained",
   "Pretrained",
+  "as_pretrained",
 ]
 
 CONFIGS: Mapping[str, type] = types.MappingProxyType(
@@ -74,6 +76,8 @@ def __getattr__(name: str) -> Any:
   home = "api"
   if name.lower().startswith("generate"):
     home = "decoding"
+  elif name == "as_pretrained":
+    home = "pretrained.trained"
   elif "pretrained" in name.lower():
     home = "pretrained.load"
   return getattr(importlib.import_module(f"models.{home}"), name)

@@ -109,6 +109,27 @@ def describe(
   )
 
 
+def to_json(described: Described) -> dict[str, Any]:
+  """As `Family.to_json`."""
+  config = described.config
+  labels = range(described.outputs if config.head == "class" else 2)
+  return {
+    "model_type": "bert",
+    "vocab_size": described.vocab_size,
+    "max_position_embeddings": described.max_length,
+    "hidden_size": config.features,
+    "num_hidden_layers": config.num_layers,
+    "num_attention_heads": config.num_heads,
+    "intermediate_size": config.mlp_features,
+    "hidden_act": family.their_activation(config.activation),
+    "hidden_dropout_prob": config.dropout_rate,
+    "attention_probs_dropout_prob": config.attention_dropout_rate,
+    "layer_norm_eps": config.norm_epsilon,
+    "type_vocab_size": max(config.token_types, 1),
+    "id2label": {str(i): f"LABEL_{i}" for i in labels},
+  }
+
+
 def num_labels(theirs: Mapping[str, Any]) -> int:
   """Classes of a classifier: as many as it has names for, or 2."""
   labels = theirs.get("id2label")
@@ -144,5 +165,6 @@ BERT = Family(
     r"bert\.pooler\.dense\.(weight|bias)",
     r"cls\.seq_relationship\.(weight|bias)",
   ),
+  to_json=to_json,
 )
 """Post-norm encoders with token types; 'gelu' is the exact one."""

@@ -6,6 +6,7 @@ from types import MappingProxyType
 from models.pretrained.bert import BERT
 from models.pretrained.family import Family
 from models.pretrained.gpt2 import GPT2
+from models.pretrained.gpt_neox import GPT_NEOX
 from models.pretrained.llama import LLAMA
 from models.pretrained.longformer import LONGFORMER
 from models.pretrained.mistral import MISTRAL
@@ -21,6 +22,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
       BERT,
       ROBERTA,
       GPT2,
+      GPT_NEOX,
       T5,
       LLAMA,
       MISTRAL,

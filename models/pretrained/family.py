@@ -103,8 +103,8 @@ class Family(NamedTuple):
     copies: `(name, of)`: a tensor that files may have, equal to another one.
     unread: expressions for tensors that files may have and the model does not
       need, such as buffers.
-    to_json: `Described -> config.json`, or None where the family cannot be it;
-      None for a family to which nothing is written.
+    to_json: `Described -> config.json`, whatever of it the family can say; None
+      for a family that nothing trained here becomes.
   """
 
   name: str
@@ -116,7 +116,7 @@ class Family(NamedTuple):
   renamed: tuple[tuple[str, str], ...] = ()
   copies: tuple[tuple[str, str], ...] = ()
   unread: tuple[str, ...] = ()
-  to_json: Callable[[Described], dict[str, Any] | None] | None = None
+  to_json: Callable[[Described], dict[str, Any]] | None = None
 
 
 def active(rows: Iterable[Row], paths: Collection[str]) -> Iterator[Row]:

@@ -33,7 +33,6 @@ def describe(
     mlp_features=family.size(theirs, "intermediate_size"),
     activation=family.activation(theirs, "hidden_act", "silu"),
     gated=True,
-    attention_dropout_rate=family.number(theirs, "attention_dropout", 0.0),
     position="rotary",
     rotary_theta=family.number(theirs, "rope_theta", 10000.0),
     norm="pre",

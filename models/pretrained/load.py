@@ -92,7 +92,8 @@ def load_pretrained(
       has none; None is `jax.random.key(0)`.
 
   Returns:
-    The model, its variables and `logits`.
+    The model, its variables and `logits`. Dropout of attention weights, which
+    many mechanisms do not have, is left out.
 
   Raises:
     FileNotFoundError: a file is missing.

@@ -139,6 +139,17 @@ def main():
   of_gpt2 = {"input_ids": tokens, "attention_mask": mask}
   case("gpt2", transformers.GPT2LMHeadModel(gpt2), of_gpt2, float64=True)
 
+  neox = transformers.GPTNeoXConfig(
+    vocab_size=VOCAB,
+    hidden_size=24,
+    num_hidden_layers=3,
+    num_attention_heads=3,
+    intermediate_size=37,
+    max_position_embeddings=40,
+    rotary_pct=0.5,
+  )
+  case("gpt_neox", transformers.GPTNeoXForCausalLM(neox), of_gpt2)
+
   tokens, mask = ids(rng, 2, 150, 0, (150, 97))
   targets, _ = ids(rng, 2, 143)
   of_t5 = {

@@ -1,0 +1,114 @@
+"""A model that was trained here as one of a published family."""
+
+from collections.abc import Mapping
+import dataclasses
+import math
+from typing import Any
+
+from flax import traverse_util
+import jax.numpy as jnp
+import numpy as np
+
+from models import positions
+from models.config import ModelConfig
+from models.pretrained.catalog import FAMILIES
+from models.pretrained.family import Described
+from models.pretrained.load import Pretrained, make_model
+from models.transformer import Transformer
+
+
+def as_pretrained(
+  model: Transformer, variables: Mapping[str, Any]
+) -> Pretrained:
+  """The same function of ids, as a model that `save_pretrained` can write.
+
+  Published families do not scale embeddings by √F and have fewer choices than
+  `ModelConfig`. What they lack is folded into weights: the scale into the
+  tables (the softmax then has its own), sines into a table of positions, and a
+  bias that is not there becomes zeros. Logits are equal within rounding.
+
+  Args:
+    model: a Transformer.
+    variables: its variables.
+
+  Returns:
+    The model as the first family that can be it.
+
+  Raises:
+    ValueError: no family can; says which choices stand in the way of each.
+  """
+  described, folded = _folded(model, variables)
+  config, reasons = described.config, []
+  for family in FAMILIES.values():
+    for architecture, head in family.architectures.items():
+      if family.to_json is None or head != config.head:
+        continue
+      theirs = family.to_json(described) | {"architectures": [architecture]}
+      names = ["lm_head.weight"] * (not config.tie_embeddings)
+      lacking = _differences(
+        config, family.describe(theirs, names, head).config
+      )
+      if not lacking:
+        made = make_model(described)
+        return Pretrained(family.name, architecture, made, folded, theirs)
+      reasons.append(f"{family.name} has other {', '.join(lacking)}")
+  raise ValueError(
+    f"no published family is this model: {'; '.join(reasons) or config.head}"
+  )
+
+
+def _differences(ours: ModelConfig, theirs: ModelConfig) -> list[str]:
+  """The choices in which two models differ, mechanisms, dtypes and their dropout aside."""
+  free = {"dtype", "param_dtype", "attention_dropout_rate"}
+  free |= {*ours.attentions, *theirs.attentions}
+  return [
+    f"{field.name} ({getattr(theirs, field.name)})"
+    for field in dataclasses.fields(ours)
+    if field.name not in free
+    and getattr(ours, field.name) != getattr(theirs, field.name)
+  ]
+
+
+def _folded(
+  model: Transformer, variables: Mapping[str, Any]
+) -> tuple[Described, Mapping[str, Any]]:
+  """An equal model with unscaled embeddings, learned positions and biases."""
+  config = model.config
+  changes: dict[str, Any] = {}
+  arrays: dict[str, Any] = traverse_util.flatten_dict(dict(variables), sep="/")
+  length = max(model.max_source_length, model.max_target_length)
+  side = "source" if config.kind == "encoder" else "target"
+  scale = config.embedding_scale
+  scale = math.sqrt(config.features) if scale is None else scale
+  if scale != 1.0:
+    if config.tie_embeddings and config.head == "tokens":
+      table = arrays.pop("params/target_embedding/embedding")
+      arrays["params/output_embedding/embedding"] = table
+      arrays[f"params/{side}_embedding/embedding"] = table
+    for path in arrays:
+      if path.endswith((f"{side}_embedding/embedding", "_positions/embedding")):
+        arrays[path] = arrays[path] * scale
+    changes |= {"embedding_scale": 1.0, "tie_embeddings": False}
+  if config.position == "sinusoidal":
+    sines = positions.sinusoidal(np.arange(length)[None], config.features)[0]
+    dtype = config.param_dtype
+    arrays[f"params/{side}_positions/embedding"] = sines.astype(dtype)
+    changes["position"] = "learned"
+  for path, array in list(arrays.items()):
+    module = path.removesuffix("/kernel")
+    if module.endswith(("/query", "/key", "/value", "/out", "/hidden")):
+      bias = jnp.zeros(array.shape[-1:], array.dtype)
+      arrays.setdefault(f"{module}/bias", bias)
+  changes |= {"attention_bias": True, "mlp_bias": True}
+  if config.query_dim * config.num_heads == config.features:
+    changes["head_dim"] = None
+  if config.kv_heads == config.num_heads:
+    changes["num_kv_heads"] = None
+  described = Described(
+    dataclasses.replace(config, **changes),
+    model.source_vocab_size or model.target_vocab_size,
+    model.target_vocab_size,
+    length,
+  )
+  tree = traverse_util.unflatten_dict(arrays, sep="/")
+  return described, {"params": {}, "constants": {}, **tree}
