@@ -59,7 +59,7 @@ def main() -> None:
   from training import experiment, experiment_config, inference, workdir
 
   folder = Path(_WORKDIR.value)
-  config = experiment_config.parse(workdir.read_config(folder))
+  config = experiment_config.parse(workdir.read_config(folder), restore=True)
   cache.keep_programs()
   run = experiment.create(config, folder, restore=True)
   variables = inference.restore_variables(run, folder)

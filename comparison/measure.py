@@ -62,7 +62,7 @@ def trained(folder: Path, *, with_map: bool) -> dict[str, Any]:
   Raises:
     ConfigError: there is no such run, or it has no intact checkpoint.
   """
-  config = experiment_config.parse(workdir.read_config(folder))
+  config = experiment_config.parse(workdir.read_config(folder), restore=True)
   run = experiment.create(config, folder)
   variables = inference.restore_variables(run, folder)
   batch = run.task.train_batch(0)

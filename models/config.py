@@ -149,6 +149,8 @@ class ModelConfig:
       source's too where the vocabulary is shared.
     tie_inputs: encoder and decoder read one table where the vocabulary is
       shared; None is as `tie_embeddings`.
+    vocab_size: ids that the model knows, if more than its task has.
+    max_length: the longest sequence, if longer than its task's.
     dtype: of activations; logits and softmax are float32, or float64 like it.
     param_dtype: of parameters.
     encoder_attention: mechanism of the encoder, or several that layers take in
@@ -199,6 +201,8 @@ class ModelConfig:
   logit_scale: float = 1.0
   tie_embeddings: bool = True
   tie_inputs: bool | None = None
+  vocab_size: int | None = None
+  max_length: int | None = None
   dtype: str = "float32"
   param_dtype: str = "float32"
   encoder_attention: Layers | None = None
@@ -226,6 +230,8 @@ class ModelConfig:
         "mlp_features",
         "num_decoder_layers",
         "head_dim",
+        "vocab_size",
+        "max_length",
       ),
       rates=("dropout_rate", "attention_dropout_rate"),
     )

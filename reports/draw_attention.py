@@ -47,7 +47,9 @@ def main() -> None:
   from training import attention_maps, experiment, experiment_config, inference
   from training import workdir as workdir_lib
 
-  config = experiment_config.parse(workdir_lib.read_config(workdir))
+  config = experiment_config.parse(
+    workdir_lib.read_config(workdir), restore=True
+  )
   workdir_lib.check_writable("--out", folder)
   cache.keep_programs()
   run = experiment.create(config, workdir, restore=True)

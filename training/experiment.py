@@ -88,18 +88,14 @@ def create(
     except ValueError as error:
       raise ConfigError(f"config.{error}") from error
   try:
-    model = models.create(
-      config.model,
-      source_vocab_size=task.source_vocab_size,
-      target_vocab_size=task.target_vocab_size,
-      max_source_length=task.max_source_length,
-      max_target_length=task.max_target_length,
-      shared_vocabulary=task.shared_vocabulary,
-    )
+    model = models.create(config.model, **_sizes(config, task))
     init = functools.partial(
       _init_state, model, optimizer, _example(task, config.model.kind)
     )
     shapes = jax.eval_shape(init, train.seed)
+    start = functools.partial(jax.jit(init), train.seed)
+    if config.weights and not restore:
+      start = functools.partial(_published_state, config, model, optimizer)
   except ValueError as error:
     raise ConfigError(f"config.model.{error}") from error
   if train.redraw_every and not jax.tree.leaves(shapes.constants):
@@ -140,7 +136,7 @@ def create(
     task=task,
     model=model,
     functions=functions,
-    init=lambda: jax.jit(init)(train.seed),
+    init=start,
     shapes=shapes,
     generate=generate,
   )
@@ -251,6 +247,56 @@ def _init_state(model, optimizer, batch, seed) -> TrainState:
     constants=variables.get("constants", {}),
     opt_state=optimizer.init(variables["params"]),
   )
+
+
+def _published_state(config, model, optimizer) -> TrainState:
+  """The state of a run that starts from published weights."""
+  from models.pretrained import load
+
+  opened = load.open_folder(Path(config.weights))
+  key = jax.random.key(config.train.seed)
+  variables = load.read_variables(opened, model, key)
+  return TrainState(
+    step=jnp.zeros((), "int32"),
+    params=variables["params"],
+    constants=variables["constants"],
+    opt_state=optimizer.init(variables["params"]),
+  )
+
+
+def _sizes(config: ExperimentConfig, task: tasks.Task) -> dict[str, Any]:
+  """What `models.create` wants to know, from the task and from the model.
+
+  Raises:
+    ValueError: the model knows fewer ids, or shorter sequences, than the task
+      has.
+  """
+  sizes: dict[str, Any] = {
+    "source_vocab_size": task.source_vocab_size,
+    "target_vocab_size": task.target_vocab_size,
+    "max_source_length": task.max_source_length,
+    "max_target_length": task.max_target_length,
+    "shared_vocabulary": task.shared_vocabulary,
+  }
+  model = config.model
+  if not isinstance(model, models.ModelConfig):
+    return sizes
+  for field, names in (
+    ("vocab_size", ("source_vocab_size", "target_vocab_size")),
+    ("max_length", ("max_source_length", "max_target_length")),
+  ):
+    size = getattr(model, field)
+    for name in names:
+      # Classes are no part of a vocabulary.
+      classes = model.head == "class" and name == "target_vocab_size"
+      if size is None or sizes[name] is None or classes:
+        continue
+      if size < sizes[name]:
+        raise ValueError(
+          f"{field}: expected at least the task's {sizes[name]}, got {size}"
+        )
+      sizes[name] = size
+  return sizes
 
 
 def _example(task: tasks.Task, kind: str) -> dict[str, np.ndarray]:

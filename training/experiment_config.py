@@ -6,6 +6,7 @@ Imports JAX, as every config does, but neither Flax nor Optax.
 from collections.abc import Mapping
 import dataclasses
 import inspect
+import pathlib
 from typing import Any
 
 from attention import ATTENTIONS
@@ -26,24 +27,37 @@ class ExperimentConfig:
     task_name: key of `tasks.TASKS`.
     task: an instance of that task's `config_type`.
     model: what `models.create` wants to know.
+    weights: folder of published weights to start from; '' starts from nothing.
   """
 
   train: TrainConfig
   task_name: str
   task: Any
   model: models.ModelConfig | models.Seq2SeqConfig
+  weights: str = ""
 
   def to_mapping(self) -> dict[str, Any]:
     """JSON-ready, every default filled in; `parse` inverts it."""
     return {
       **to_mapping(self.train),
       "task": {"name": self.task_name, **to_mapping(self.task)},
-      "model": to_mapping(self.model),
+      "model": to_mapping(self.model)
+      | ({"weights": self.weights} if self.weights else {}),
     }
 
 
-def parse(mapping: Mapping[str, Any]) -> ExperimentConfig:
+def parse(
+  mapping: Mapping[str, Any], *, restore: bool = False
+) -> ExperimentConfig:
   """Validates a config, a ConfigDict or parsed JSON, without reading data.
+
+  With `model.weights`, the folder of published weights says what the model is.
+  The config then chooses its mechanisms (a plain 'dense' keeps the published
+  one), its dropout and its dtypes.
+
+  Args:
+    mapping: the config.
+    restore: it is that of a run, which says what the model is.
 
   'slots' is what `workdir.write_config` adds for a reader; it may be there where
   it says what the model says.
@@ -73,16 +87,24 @@ def parse(mapping: Mapping[str, Any]) -> ExperimentConfig:
   name = task_leaves.pop("name", None)
   if not isinstance(name, str) or name not in tasks.TASKS:
     raise ConfigError(f"config.task.name: {one_of(name, tasks.TASKS)}")
-  kind = sections["model"].get("kind")
-  if "kind" in sections["model"] and _model_type(kind) is None:
+  model_leaves = dict(sections["model"].items())
+  weights = model_leaves.pop("weights", "")
+  if not isinstance(weights, str):
+    raise ConfigError(
+      f"config.model.weights: expected a folder, got {weights!r}"
+    )
+  kind = model_leaves.get("kind")
+  if "kind" in model_leaves and _model_type(kind) is None:
     raise ConfigError(f"config.model.kind: {one_of(kind, models.CONFIGS)}")
   model: Any = build(
     # Without a kind, this one says that it is missing.
     _model_type(kind) or models.ModelConfig,
-    sections["model"],
+    model_leaves,
     "config.model",
     elsewhere,
   )
+  if weights and not restore:
+    model = _published(weights, model)
   if told not in (None, models.slots(model)):
     raise ConfigError(
       f"config.slots: the model has {models.slots(model)!r}, got {told!r}; "
@@ -95,7 +117,47 @@ def parse(mapping: Mapping[str, Any]) -> ExperimentConfig:
       tasks.TASKS[name].config_type, task_leaves, "config.task", elsewhere
     ),
     model=model,
+    weights=weights,
   )
+
+
+def _published(folder: str, config: Any) -> models.ModelConfig:
+  """The model of a folder of weights, with what a config may choose of it.
+
+  Raises:
+    ConfigError: the folder cannot be read, or its model is of another kind.
+  """
+  # Flax is imported with it, which only such a config has to wait for.
+  from models.pretrained import load
+
+  try:
+    described = load.open_folder(pathlib.Path(folder)).described
+  except (OSError, ValueError) as error:
+    raise ConfigError(f"config.model.weights: {error}") from error
+  published = described.config
+  for field, there in (("kind", published.kind), ("head", published.head)):
+    here = getattr(config, field, None)
+    if here != there:
+      raise ConfigError(
+        f"config.model.{field}: the weights in {folder} are a model with "
+        f"{field} {there!r}, got {here!r}"
+      )
+  chosen = {
+    field: getattr(config, field)
+    for field, mechanisms in config.attentions.items()
+    if mechanisms != (models.AttentionConfig("dense"),)
+  }
+  kept = ("dropout_rate", "attention_dropout_rate", "dtype", "param_dtype")
+  try:
+    return dataclasses.replace(
+      published,
+      vocab_size=described.vocab_size,
+      max_length=described.max_length,
+      **{name: getattr(config, name) for name in kept},
+      **chosen,
+    )
+  except ValueError as error:
+    raise ConfigError(f"config.model.{error}") from error
 
 
 def _model_type(kind: Any) -> type | None:
@@ -116,7 +178,7 @@ def _elsewhere(sections: Mapping[str, Any]) -> dict[str, str]:
     full += leaf_names(entry.config_type, "task.")
   config_type = _model_type(model.get("kind"))
   if config_type is not None:
-    full += leaf_names(config_type, "model.")
+    full += [*leaf_names(config_type, "model."), "model.weights"]
   slots = {
     slot: str(leaves.get("name"))
     for slot, leaves in model.items()

@@ -102,12 +102,45 @@ def load_pretrained(
       cannot serve; names the file and the key.
   """
   folder = Path(folder)
-  theirs = files.read_config(folder)
-  family, architecture = _architecture(folder, theirs)
   if dtype == "float64" and not jax.config.read("jax_enable_x64"):
     raise ValueError(
       "dtype: float64 needs jax.config.update('jax_enable_x64', True)"
     )
+  opened = open_folder(folder)
+  model = make_model(with_attention(opened.described, attention, dtype))
+  variables = read_variables(opened, model, key)
+  return Pretrained(
+    opened.family.name, opened.architecture, model, variables, opened.theirs
+  )
+
+
+class Opened(NamedTuple):
+  """A folder that was read and whose variables are not made yet.
+
+  Attributes:
+    family: of the model.
+    architecture: its class in transformers.
+    theirs: `config.json`.
+    described: the model with its own mechanisms.
+    tensors: by the names in the family's table.
+  """
+
+  family: Family
+  architecture: str
+  theirs: Mapping[str, Any]
+  described: Described
+  tensors: files.Tensors
+
+
+def open_folder(folder: Path) -> Opened:
+  """Reads a folder and says what model is in it.
+
+  Raises:
+    FileNotFoundError: a file is missing.
+    ValueError: as `load_pretrained`.
+  """
+  theirs = files.read_config(folder)
+  family, architecture = _architecture(folder, theirs)
   tensors = _tidied(family, files.read_tensors(folder))
   try:
     described = family.describe(
@@ -116,11 +149,26 @@ def load_pretrained(
     described = _with_mechanisms(described, theirs.get(MECHANISMS))
   except ValueError as error:
     raise ValueError(f"{folder / files.CONFIG}: {error}") from None
-  published, described = described, with_attention(described, attention, dtype)
-  model = make_model(described)
+  return Opened(family, architecture, theirs, described, tensors)
+
+
+def read_variables(
+  opened: Opened, model: Transformer, key: Array | None = None
+) -> dict[str, Any]:
+  """The variables of a model from a folder that may have other mechanisms.
+
+  Args:
+    opened: the folder.
+    model: as described there, its mechanisms aside.
+    key: draws what a mechanism has of its own and the folder has not; None is
+      `jax.random.key(0)`.
+
+  Raises:
+    ValueError: as `load_pretrained`.
+  """
   key = jax.random.key(0) if key is None else key
-  variables = _filled(family, model, make_model(published), tensors, key)
-  return Pretrained(family.name, architecture, model, variables, theirs)
+  published = make_model(opened.described)
+  return _filled(opened.family, model, published, opened.tensors, key)
 
 
 def save_pretrained(folder: str | os.PathLike[str], p: Pretrained) -> None:
