@@ -3,14 +3,18 @@ r"""Decodes lines from standard input with a trained run.
     python generate.py --workdir=/tmp/run < source.txt > output.txt
     echo "3 1 4 1 5" | python generate.py --workdir=/tmp/run --method=beam
     python generate.py --workdir=/tmp/run --method=sample --top_k=5 < prompts.txt
+    python generate.py --workdir=/tmp/run --export=/tmp/published
 
-One line comes out for each line that goes in, in the same order; an empty line
-stays empty, and a line break in the output is written as \n. A language model
-goes on for --max_length tokens, however few it reads at a time.
+--export writes the model as a folder that `models.load_pretrained` and
+transformers read, and generates nothing. Otherwise one line comes out for each
+line that goes in, in the same order; an empty line stays empty, and a line break
+in the output is written as \n. A language model goes on for --max_length tokens,
+however few it reads at a time.
 """
 
 from pathlib import Path
 import sys
+from typing import Any
 
 from absl import flags
 
@@ -40,6 +44,9 @@ _MAX_LENGTH = flags.DEFINE_integer(
   "time",
   lower_bound=1,
 )
+_EXPORT = flags.DEFINE_string(
+  "export", None, "folder to write the model to, as published ones are"
+)
 _SEED = flags.DEFINE_integer(
   "seed", 0, "of sampling", lower_bound=0, upper_bound=2**31 - 1
 )
@@ -62,6 +69,8 @@ def main() -> None:
   config = experiment_config.parse(workdir.read_config(folder), restore=True)
   cache.keep_programs()
   run = experiment.create(config, folder, restore=True)
+  if _EXPORT.value is not None:
+    return _export(run, folder, Path(_EXPORT.value))
   variables = inference.restore_variables(run, folder)
   lines = inference.read_lines(sys.stdin.buffer)
   outputs = inference.generate_lines(
@@ -78,6 +87,20 @@ def main() -> None:
   )
   for output in outputs:
     sys.stdout.write(output + "\n")
+
+
+def _export(run: Any, workdir: Path, folder: Path) -> None:
+  """Writes the model as a published one, and says as which."""
+  import models
+  from training import published
+  from training.workdir import check_writable
+
+  check_writable("--export", folder)
+  if folder.exists() and any(folder.iterdir()):
+    raise ConfigError(f"--export: {folder} is not empty; choose a new folder")
+  p = published.of_experiment(run, workdir)
+  models.save_pretrained(folder, p)
+  print(f"{folder}: {p.architecture}")
 
 
 if __name__ == "__main__":

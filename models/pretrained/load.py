@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 import dataclasses
+import importlib
 import os
 from pathlib import Path
 import re
@@ -83,7 +84,7 @@ def load_pretrained(
 
   Args:
     folder: as Hugging Face writes it: `config.json` and `model.safetensors`, or
-      `model.safetensors.index.json` with its shards.
+      `model.safetensors.index.json` with its shards; or the workdir of a run.
     attention: what replaces the mechanism of every self-attention: a name
       ('performer'), a name with options ({'name': 'performer', 'num_features':
       64}), or a list of these that layers take in turn; None keeps the model's.
@@ -133,15 +134,23 @@ class Opened(NamedTuple):
 
 
 def open_folder(folder: Path) -> Opened:
-  """Reads a folder and says what model is in it.
+  """Reads a folder, or a run, and says what model is in it.
 
   Raises:
     FileNotFoundError: a file is missing.
     ValueError: as `load_pretrained`.
   """
-  theirs = files.read_config(folder)
+  if (folder / "checkpoints").is_dir():
+    # A run is read by `training`, which imports this package.
+    published = importlib.import_module("training.published")
+    theirs, arrays = _written(published.of_run(folder))
+    tensors = files.Tensors(folder, arrays, dict.fromkeys(arrays, folder))
+  else:
+    theirs, tensors = files.read_config(folder), None
   family, architecture = _architecture(folder, theirs)
-  tensors = _tidied(family, files.read_tensors(folder))
+  if tensors is None:
+    tensors = files.read_tensors(folder)
+  tensors = _tidied(family, tensors)
   try:
     described = family.describe(
       theirs, tensors, family.architectures[architecture]
@@ -182,6 +191,13 @@ def save_pretrained(folder: str | os.PathLike[str], p: Pretrained) -> None:
     folder: is made where it is not there.
     p: the model; `p._replace(variables=…)` for others.
   """
+  files.write(Path(folder), *_written(p))
+
+
+def _written(
+  p: Pretrained,
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+  """`config.json` and the tensors of a model."""
   family = FAMILIES[p.family]
   paths = {path: np.asarray(x) for path, x in _flat(p.variables).items()}
   arrays = {
@@ -201,7 +217,7 @@ def save_pretrained(folder: str | os.PathLike[str], p: Pretrained) -> None:
   own = _mechanisms(p.model.config)
   if own != _mechanisms(published):
     config[MECHANISMS] = own
-  files.write(Path(folder), config, arrays)
+  return config, arrays
 
 
 def make_model(described: Described) -> Transformer:
