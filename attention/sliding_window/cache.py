@@ -36,6 +36,23 @@ def init_cache(
   return SlidingWindowCache(*init_dense({}, batch, size, dims, dtype))
 
 
+def write(
+  cache: SlidingWindowCache,
+  key: Float[Array, "B 1 K H"],
+  value: Float[Array, "B 1 K H"],
+) -> tuple[SlidingWindowCache, Int[Array, "B R"]]:
+  """The ring with one more position, and the age of each slot in it.
+
+  A slot of age 0 holds the new position, and one of age a that a positions
+  before. Ages above the position, counted from 0, are of empty slots.
+  """
+  slots = jnp.arange(cache.key.shape[1])
+  age = (cache.index[:, None] - slots[None, :]) % slots.size
+  keys = layout.written(cache.key, key, age == 0)
+  values = layout.written(cache.value, value, age == 0)
+  return SlidingWindowCache(keys, values, cache.index + 1), age
+
+
 def decode(
   left: int,
   dilations: tuple[int, ...],
@@ -59,11 +76,7 @@ def decode(
   Returns:
     The result `[B, 1, N, H]` and the cache with this position in it.
   """
-  slots = jnp.arange(cache.key.shape[1])
-  # How many positions ago each slot was written; 0 is this position.
-  age = (cache.index[:, None] - slots[None, :]) % slots.size
-  keys = layout.written(cache.key, key, age == 0)
-  values = layout.written(cache.value, value, age == 0)
+  after, age = write(cache, key, value)
   is_set = (age <= cache.index[:, None])[:, None, :]
   steps, rest = jnp.divmod(
     age[:, None, :], jnp.asarray(dilations, jnp.int32)[None, :, None]
@@ -74,6 +87,6 @@ def decode(
     scale = arguments.softmax_scale(None, query.shape[-1])
     bias = relative.at_position(tables, query, -steps, scale)
   out = dense_attention(
-    query, keys, values, mask=seen[:, :, None, :], bias=bias
+    query, after.key, after.value, mask=seen[:, :, None, :], bias=bias
   )
-  return out, SlidingWindowCache(keys, values, cache.index + 1)
+  return out, after

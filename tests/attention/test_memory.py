@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from attention import ATTENTIONS, Dims
+from attention import ATTENTIONS, Dims, plug
 from attention.core import rows
 
 pytestmark = pytest.mark.optimised
@@ -37,7 +37,8 @@ def compiled(name, length, *, backward):
   mask = jax.ShapeDtypeStruct((1, 1, 1, length), bool)
 
   def forward(variables, qkv):
-    return mechanism.apply(variables, *qkv)
+    is_causal = plug.directions(mechanism)[0]
+    return mechanism.apply(variables, *qkv, is_causal=is_causal)
 
   def with_gradients(variables, qkv, mask, cotangent):
     call = {"mask": mask, "is_causal": "causal" in mechanism.supports}

@@ -16,6 +16,7 @@ OPTIONS = {
   "sliding_window": {"window": 3},
   "bigbird": {"block_size": 2, "num_random": 1},
   "performer": {"num_features": 16},
+  "window_linear": {"window": 3},
   "linformer": {"rank": 5},
   "lsh": {"num_rounds": 2, "chunk_size": 4},
   "nystrom": {"num_landmarks": 4},
