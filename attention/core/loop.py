@@ -135,7 +135,7 @@ def attend(
 
 
 def _attend_fwd(source, query, arrays, parameters, fixed):
-  out, lse, _ = _forward(source, query, arrays, parameters, fixed)
+  out, lse = _forward(source, query, arrays, parameters, fixed)
   return out, (query, arrays, parameters, fixed, out, lse)
 
 
@@ -248,12 +248,8 @@ def _forward(
   fixed: Any,
   *,
   with_total: bool = False,
-) -> tuple[
-  Float[Array, "B T N V"],
-  Float[Array, "B T N 1"],
-  Float[Array, "B T N 1"] | None,
-]:
-  """The output, and log-sum-exp and l of every row; l is None if not asked."""
+) -> list[Float[Array, "B T N D"]]:
+  """The output, the log-sum-exp of every row, and l if it is asked for."""
   steps = _steps(source, query)
 
   def attend_tile(rows, place):
@@ -278,10 +274,7 @@ def _forward(
   shape = query.shape[:3]
   out = jnp.zeros((*shape, value.shape[-1]), query.dtype)
   of_rows = [jnp.zeros((*shape, 1), jnp.float32)] * (2 if with_total else 1)
-  out, lse, *total = jax.lax.fori_loop(
-    0, steps.blocks.number, step, (out, *of_rows)
-  )
-  return out, lse, total[0] if with_total else None
+  return list(jax.lax.fori_loop(0, steps.blocks.number, step, (out, *of_rows)))
 
 
 def _sums(

@@ -310,8 +310,9 @@ def _attend_backward(features, plan, divided, residuals, cotangent):
     i, before = saved_step
     block = _cut_chunks(operands, keep, plan, i)
     if divided:
+      out, norm = results
       g, n = blocks.cut_cotangent(
-        cotangent, *results, i, plan.steps, key.shape[2]
+        cotangent, out, norm, i, plan.steps, key.shape[2]
       )
     else:
       g = blocks.cut_sums(cotangent, i, plan.steps, key.shape[2])

@@ -230,6 +230,6 @@ def window_linear(window: int = 64) -> plug.Attention:
     causal_only=True,
     sizes=plug.Sizes(
       short={"window": 8},
-      timed=lambda length: {"window": min(64, length // 2)},
+      timed=lambda length: {"window": min(256, length // 2)},
     ),
   )
