@@ -96,7 +96,8 @@ def linear_attention(
   Departs from its paper in adding no epsilon to the normaliser, and in masks
   and grouped heads, which the paper does not discuss.
 
-  Paper: Transformers are RNNs, arXiv:2006.16236, equations 5 and 9.
+  Paper: Transformers are RNNs, arXiv:2006.16236, equations 5 and 9. The trained
+  features are those of Hedgehog, arXiv:2402.04347.
   """
   arguments.check_qkv(query, key, value)
   keep = arguments.key_mask(

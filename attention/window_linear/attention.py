@@ -5,6 +5,7 @@ This module checks arguments and has the formula. The near keys are read by
 divides.
 """
 
+from functools import partial
 import math
 
 import jax
@@ -75,9 +76,9 @@ def window_linear_attention(
 
   Cost, with tiles of C queries: time T·N·(H² + (W+C)·(H+V) + 2H·(H+V)), and
   S·K·H² for the keys. Memory in addition to the arguments and the result:
-  B·T·N·(H+V) and B·S·K·(2H+V) float32; and that of `sliding_window_attention`
-  and of `linear_attention` with M = 2H, causal. Nothing is T×S, forward or
-  backward.
+  B·T·N·(H+3V) and B·S·K·(H+V) float32, with gradients up to three times as
+  much; and that of `sliding_window_attention` and of `linear_attention` with
+  M = 2H, causal. Nothing is T×S, forward or backward.
 
   Departs from its paper in masks, which the paper does not discuss, and in one
   W_k for each key head, where the paper's code has one for each query head. γ
@@ -116,24 +117,43 @@ def window_linear_attention(
   )
   far = None
   if window < length:
-    # Query t and the last far key t − W have the same place in these.
-    past = slice(0, length - window)
-    operands = Operands(
-      hedgehog.through(query_kernel, query[:, window:]),
-      hedgehog.through(key_kernel, key[:, past]),
-      value[:, past],
-      (),
+    far = _far(
+      query, key, value, query_kernel, key_kernel, keep, window, block_size
     )
-    far = causal.sums(
-      FeatureMap(hedgehog.hedgehog_features, False, 2 * query.shape[-1]),
-      operands,
-      None if keep is None else keep[:, past],
-      block_size,
-    )
-    far = jnp.pad(far, ((0, 0), (window, 0), (0, 0), (0, 0)))
   share = jax.nn.sigmoid(mix.astype(jnp.float32))[None, None, :, None]
   out = joint.average(share, near * total, total, far)
   return out.astype(query.dtype)
+
+
+# The backward makes the projections again instead of keeping them: five arrays
+# of the size of query, key or value.
+@partial(jax.checkpoint, static_argnums=(6, 7))
+def _far(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"],
+  value: Float[Array, "B S K V"],
+  query_kernel: Float[Array, "N H H"],
+  key_kernel: Float[Array, "K H H"],
+  keep: Bool[Array, "B S"] | None,
+  window: int,
+  block_size: int | None,
+) -> Float[Array, "B T N X"]:
+  """Numerator and normaliser of the keys s ≤ t − W; 0 for the first W queries."""
+  # Query t and the last far key t − W have the same place in these.
+  past = slice(0, query.shape[1] - window)
+  operands = Operands(
+    hedgehog.through(query_kernel, query[:, window:]),
+    hedgehog.through(key_kernel, key[:, past]),
+    value[:, past],
+    (),
+  )
+  far = causal.sums(
+    FeatureMap(hedgehog.hedgehog_features, False, 2 * query.shape[-1]),
+    operands,
+    None if keep is None else keep[:, past],
+    block_size,
+  )
+  return jnp.pad(far, ((0, 0), (window, 0), (0, 0), (0, 0)))
 
 
 def _check_variables(
