@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention import arguments, plug
-from attention.core import visibility
+from attention.core import platform, visibility
 from attention.linear import causal, hedgehog
 from attention.linear.features import FeatureMap, Operands
 from attention.sliding_window.near import window_with_total
@@ -117,17 +117,18 @@ def window_linear_attention(
   )
   far = None
   if window < length:
-    far = _far(
-      query, key, value, query_kernel, key_kernel, keep, window, block_size
+    # The backward makes the projections again instead of keeping them: five
+    # arrays of the size of query, key or value.
+    made_again = jax.checkpoint(
+      partial(_far, window=window, block_size=block_size),
+      prevent_cse=platform.profile().needs_barriers,
     )
+    far = made_again(query, key, value, query_kernel, key_kernel, keep)
   share = jax.nn.sigmoid(mix.astype(jnp.float32))[None, None, :, None]
   out = joint.average(share, near * total, total, far)
   return out.astype(query.dtype)
 
 
-# The backward makes the projections again instead of keeping them: five arrays
-# of the size of query, key or value.
-@partial(jax.checkpoint, static_argnums=(6, 7))
 def _far(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
@@ -135,6 +136,7 @@ def _far(
   query_kernel: Float[Array, "N H H"],
   key_kernel: Float[Array, "K H H"],
   keep: Bool[Array, "B S"] | None,
+  *,
   window: int,
   block_size: int | None,
 ) -> Float[Array, "B T N X"]:
