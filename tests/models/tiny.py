@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention import ATTENTIONS
+from attention import ATTENTIONS, plug
 import models
 
 VOCAB_SIZE = 7
@@ -35,7 +35,7 @@ def names(*capabilities):
   return [
     name
     for name in ATTENTIONS
-    if attention(name).build().supports >= set(capabilities)
+    if all(plug.can(attention(name).build(), c) for c in capabilities)
   ]
 
 
