@@ -17,7 +17,12 @@ from attention.bigbird import (
 )
 from attention.dense import dense, dense_attention
 from attention.flash import flash, flash_attention
-from attention.linear import elu_plus_one, linear, linear_attention
+from attention.linear import (
+  elu_plus_one,
+  hedgehog_features,
+  linear,
+  linear_attention,
+)
 from attention.linformer import linformer, linformer_attention
 from attention.lsh import lsh, lsh_attention, lsh_rotations
 from attention.multiplicative import (
@@ -44,6 +49,7 @@ from attention.sliding_window import (
   sliding_window_attention,
 )
 from attention.weights import attention_weights
+from attention.window_linear import window_linear, window_linear_attention
 
 __all__ = [
   "ATTENTIONS",
@@ -64,6 +70,7 @@ __all__ = [
   "flash",
   "flash_attention",
   "elu_plus_one",
+  "hedgehog_features",
   "linear",
   "linear_attention",
   "linformer",
@@ -83,4 +90,6 @@ __all__ = [
   "sliding_window_attention",
   "t5_bias",
   "t5_buckets",
+  "window_linear",
+  "window_linear_attention",
 ]

@@ -37,7 +37,8 @@ def capability_table(
 
   Returns:
     The table, each line with a newline at its end. ✓ means that `supports`
-    names the capability, and – that asking for it raises ValueError.
+    names the capability, – that asking for it raises ValueError, and 'only'
+    that leaving it out does.
   """
   if mechanisms is None:
     mechanisms = {name: example(make) for name, make in ATTENTIONS.items()}
@@ -45,6 +46,8 @@ def capability_table(
   rows.append(["---", *[":-:"] * len(CAPABILITIES)])
   for name, attention in mechanisms.items():
     marks = ["✓" if c in attention.supports else "–" for c in CAPABILITIES]
+    if attention.causal_only:
+      marks[0] = "only"
     rows.append([f"`{name}`", *marks])
   return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 

@@ -153,6 +153,24 @@ def init_cache(
   )
 
 
+def prefill(
+  variables: plug.Variables,
+  cache: DenseCache,
+  query: Float[Array, "B P N H"],
+  key: Float[Array, "B P K H"],
+  value: Float[Array, "B P K H"],
+  lengths: Int[Array, "B"],
+  *,
+  scale: float | None = None,
+) -> DenseCache:
+  """The cache after the first `lengths` of P positions; a copy of these."""
+  del variables, query, scale  # Keys are kept as they are.
+  # What lies beyond an example's length is written over before it is seen.
+  return DenseCache(
+    layout.put(cache.key, key, 0), layout.put(cache.value, value, 0), lengths
+  )
+
+
 def decode(
   variables: plug.Variables,
   cache: DenseCache,
@@ -220,4 +238,5 @@ def dense() -> plug.Attention:
       }
     ),
     approximates="dense",
+    prefill=prefill,
   )

@@ -223,6 +223,14 @@ def performer(
     size = variables["constants"]["projection"].shape[0]
     return cache.init_cache(batch, dims, size, is_log=kernel == "softmax")
 
+  def prefill(variables, state, query, key, value, lengths, *, scale=None):
+    del query
+    projection = variables["constants"]["projection"]
+    scale = arguments.softmax_scale(scale, key.shape[-1])
+    keep = jnp.arange(key.shape[1])[None, :] < lengths[:, None]
+    features = _feature_map(projection, kernel, scale)
+    return cache.prefill(*features, state, key, value, keep)
+
   def decode(variables, state, query, key, value, *, scale=None):
     projection = variables["constants"]["projection"]
     scale = arguments.softmax_scale(scale, query.shape[-1])
@@ -234,6 +242,7 @@ def performer(
     apply=apply,
     init_cache=init_cache,
     decode=decode,
+    prefill=prefill,
     supports=frozenset({"causal", "cross", "rowwise", "mask", "decode"}),
     approximates="dense",
     cost="linear",

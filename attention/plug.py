@@ -97,6 +97,13 @@ class Attention(NamedTuple):
     cost: how time and temporaries grow with the length. 'linear' is a promise
       that `benchmarks.bounds` checks; 'quadratic' promises nothing.
     sizes: hyperparameters for short and long sequences and for benchmarks.
+    causal_only: whether a call without is_causal=True raises ValueError,
+      because the mechanism is defined for the past only. It cannot serve an
+      encoder.
+    prefill: `(variables, cache, query, key, value, lengths, **call) -> cache`:
+      the cache after the first `lengths [B]` of P positions, `query [B, P, N,
+      H]`, from an empty one. It equals `decode` of one position after another;
+      `call` may hold `scale`. None where only `decode` makes a cache.
   """
 
   init: Callable[[Array, Dims], Variables]
@@ -107,6 +114,8 @@ class Attention(NamedTuple):
   approximates: Literal["dense", "shared_qk"] | None = None
   cost: Literal["linear", "quadratic"] = "quadratic"
   sizes: Sizes = Sizes()
+  causal_only: bool = False
+  prefill: Callable[..., Cache] | None = None
 
 
 CALL_OPTIONS: Mapping[str, str] = types.MappingProxyType(
@@ -165,6 +174,23 @@ def example(factory: Callable[..., Attention]) -> Attention:
   return factory(**dict.fromkeys(required(factory), 1))
 
 
+def directions(mechanism: Attention) -> tuple[bool, ...]:
+  """The values of `is_causal` that a mechanism takes, False first."""
+  if mechanism.causal_only:
+    return (True,)
+  return (False, True) if "causal" in mechanism.supports else (False,)
+
+
+def can(mechanism: Attention, capability: str) -> bool:
+  """Whether a mechanism has a capability of `supports`, or is 'bidirectional'.
+
+  Bidirectional is every mechanism that works without is_causal=True.
+  """
+  if capability == "bidirectional":
+    return not mechanism.causal_only
+  return capability in mechanism.supports
+
+
 def supporting(
   mechanisms: Mapping[str, Callable[..., Attention]], capability: str
 ) -> list[str]:
@@ -172,7 +198,7 @@ def supporting(
   return [
     name
     for name, factory in mechanisms.items()
-    if capability in example(factory).supports
+    if can(example(factory), capability)
   ]
 
 

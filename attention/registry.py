@@ -24,6 +24,7 @@ from attention.nystrom import nystrom
 from attention.performer import performer
 from attention.plug import Attention
 from attention.sliding_window import sliding_window
+from attention.window_linear import window_linear
 
 ATTENTIONS: Mapping[str, Callable[..., Attention]] = MappingProxyType(
   dict(
@@ -33,6 +34,7 @@ ATTENTIONS: Mapping[str, Callable[..., Attention]] = MappingProxyType(
     bigbird=bigbird,
     linear=linear,
     performer=performer,
+    window_linear=window_linear,
     linformer=linformer,
     lsh=lsh,
     nystrom=nystrom,

@@ -1,12 +1,13 @@
 """Calls of a mechanism with each of its options, and their table."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from attention import Dims
+from attention import Dims, plug
 from benchmarks import scaling_tables, timing
 from benchmarks.programs import FORWARD, TRAINING, Program, Size, make
 
@@ -47,6 +48,7 @@ def programs(name: str, length: int) -> Iterator[Program]:
     keys = option.keys or length
     queries, kv_heads = option.queries or keys, option.kv_heads or size.heads
     mechanism = make(name, keys, **option.own)
+    is_causal = plug.directions(mechanism)[0]
     dims = Dims(size.heads, kv_heads, size.head_dim, keys)
     shapes = [(queries, size.heads), (keys, kv_heads), (keys, kv_heads)]
     arrays: list[Any] = [
@@ -58,8 +60,10 @@ def programs(name: str, length: int) -> Iterator[Program]:
     if "shared_qk" in mechanism.supports:
       arrays[1] = None
 
-    def forward(arrays, trained, variables, call, mechanism=mechanism):
-      return mechanism.apply(variables, *arrays, **trained, **call)
+    apply = partial(mechanism.apply, is_causal=is_causal)
+
+    def forward(arrays, trained, variables, call, apply=apply):
+      return apply(variables, *arrays, **trained, **call)
 
     def both(arrays, trained, variables, call, forward=forward):
       out, pullback = jax.vjp(
@@ -71,7 +75,7 @@ def programs(name: str, length: int) -> Iterator[Program]:
     arguments = (arrays, dict(option.trained), variables, dict(option.call))
     for part, function in ((FORWARD, forward), (TRAINING, both)):
       label_of = f"{name}: {label}"
-      yield Program(label_of, False, part, length, function, arguments)
+      yield Program(label_of, is_causal, part, length, function, arguments)
 
 
 def options(name: str, length: int) -> dict[str, Option]:

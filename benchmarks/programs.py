@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from attention import ATTENTIONS, Attention, Dims, registry
+from attention import ATTENTIONS, Attention, Dims, plug, registry
 
 BASELINE = "jax.nn.dot_product_attention"
 DENSE = "dense"
@@ -111,15 +111,14 @@ def programs(
     arrays: list[Any] = list(qkv)
     if "shared_qk" in mechanism.supports:
       arrays[1] = None
-    for causal in (False, True):
-      if not causal or "causal" in mechanism.supports:
-        forward = _forward(mechanism, causal)
-        arguments = [params, *arrays, variables]
-        for part, function in (
-          (FORWARD, forward),
-          (TRAINING, _with_gradient(forward)),
-        ):
-          yield Program(name, causal, part, length, function, arguments)
+    for causal in plug.directions(mechanism):
+      forward = _forward(mechanism, causal)
+      arguments = [params, *arrays, variables]
+      for part, function in (
+        (FORWARD, forward),
+        (TRAINING, _with_gradient(forward)),
+      ):
+        yield Program(name, causal, part, length, function, arguments)
     if mechanism.init_cache is not None:
       everything = {"params": params, **variables}
       cache = mechanism.init_cache(

@@ -68,13 +68,6 @@ def _drawn(fn: Callable[..., Array], **options) -> Float[Array, "T S"]:
   return attention_weights(fn, tokens(), tokens(), **options)[0, 0]
 
 
-def _both(fn: Callable[..., Array]) -> Panels:
-  return {
-    "bidirectional": _drawn(fn),
-    "causal": _drawn(fn, is_causal=True),
-  }
-
-
 def _flash() -> Panels:
   fn = _plugged("flash", block_size=16)
   segments = (jnp.arange(_LENGTH) >= 32).astype(jnp.int32)[None]
@@ -108,6 +101,11 @@ def _performer() -> Panels:
     )
     for n in (16, 256)
   }
+
+
+def _window_linear() -> Panels:
+  fn = _plugged("window_linear", window=6)
+  return {"causal, window 6": _drawn(fn, is_causal=True)}
 
 
 def _linformer() -> Panels:
@@ -169,8 +167,13 @@ def _positions() -> Panels:
 def _plain(name: str) -> Panels:
   """A mechanism with its default hyperparameters."""
   attend = _plugged(name)
-  causal = "causal" in plug.example(ATTENTIONS[name]).supports
-  return _both(attend) if causal else {"bidirectional": _drawn(attend)}
+  directions = plug.directions(plug.example(ATTENTIONS[name]))
+  return {
+    "causal" if is_causal else "bidirectional": _drawn(
+      attend, is_causal=is_causal
+    )
+    for is_causal in directions
+  }
 
 
 _OWN: Mapping[str, Callable[[], Panels]] = {
@@ -178,6 +181,7 @@ _OWN: Mapping[str, Callable[[], Panels]] = {
   "sliding_window": _sliding_window,
   "bigbird": _bigbird,
   "performer": _performer,
+  "window_linear": _window_linear,
   "linformer": _linformer,
   "lsh": _lsh,
   "nystrom": _nystrom,

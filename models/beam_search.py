@@ -9,14 +9,14 @@ from jaxtyping import Array, Bool, Float, Int
 
 
 class _State(NamedTuple):
-  """Hypotheses by row; `step` counts positions read, prompt included.
+  """Hypotheses by row; `step` counts the tokens that were chosen.
 
   `scores` are log-probabilities of unfinished hypotheses, `finished_scores`
   are divided by the length penalty; -inf marks a free place.
   """
 
   step: Int[Array, ""]
-  current: Int[Array, "B A"]
+  logits: Float[Array, "BA V"]
   tokens: Int[Array, "B A L"]
   scores: Float[Array, "B A"]
   finished_tokens: Int[Array, "B A L"]
@@ -27,9 +27,8 @@ class _State(NamedTuple):
 
 def beam_search(
   decode: Callable[[Any, Array], tuple[Array, Any]],
+  logits: Float[Array, "B V"],
   cache: Any,
-  prompt: Int[Array, "B P"],
-  prompt_length: Int[Array, "B"],
   length_penalty: Float[Array, ""],
   *,
   beam_size: int,
@@ -48,9 +47,9 @@ def beam_search(
 
   Args:
     decode: `(cache, tokens [B·A]) -> (logits [B·A, V], cache)`.
-    cache: every leaf has leading axis B·A, the beams of a row side by side.
-    prompt: `[B, P]`, ids that are read first.
-    prompt_length: `[B]`.
+    logits: after the prompt of each row.
+    cache: after the prompts; every leaf has leading axis B. That of `decode` has
+      B·A, the beams of a row side by side.
     length_penalty: α ≥ 0.
     beam_size: A.
     max_length: L, tokens to generate at most.
@@ -64,7 +63,7 @@ def beam_search(
   Paper: Google's neural machine translation system, section 7,
   arXiv:1609.08144.
   """
-  batch, longest = prompt.shape
+  batch = logits.shape[0]
   slots = jnp.arange(max_length)[None, None, :]
   first_beam = (jnp.arange(batch) * beam_size)[:, None]
 
@@ -72,25 +71,23 @@ def beam_search(
     return ((5.0 + length) / 6.0) ** length_penalty
 
   def body(state: _State) -> _State:
-    logits, cache = decode(state.cache, state.current.reshape(-1))
-    vocab_size = logits.shape[-1]
-    log_probs = jax.nn.log_softmax(logits).reshape(batch, beam_size, -1)
+    vocab_size = state.logits.shape[-1]
+    log_probs = jax.nn.log_softmax(state.logits).reshape(batch, beam_size, -1)
     totals = (state.scores[:, :, None] + log_probs).reshape(batch, -1)
     # At most A of these end, so at least A go on.
     values, flat = jax.lax.top_k(
       totals, min(2 * beam_size, beam_size * vocab_size)
     )
     parents, ids = flat // vocab_size, flat % vocab_size
-    slot = state.step + 1 - prompt_length
     tokens = jnp.where(
-      slots == slot[:, None, None],
+      slots == state.step,
       ids[:, :, None],
       _pick(state.tokens, parents),
     )
 
     ending = ids == eos_id
     eligible = ending & (jnp.arange(ids.shape[1])[None, :] < beam_size)
-    penalised = values / penalty(slot + 1)[:, None]
+    penalised = values / penalty(state.step + 1)
     finished_scores, best = jax.lax.top_k(
       jnp.concatenate(
         [state.finished_scores, jnp.where(eligible, penalised, -jnp.inf)],
@@ -111,23 +108,24 @@ def beam_search(
     last = (
       jnp.all(jnp.isfinite(finished_scores), axis=1)
       | (finished_scores[:, 0] >= within_reach)
-      | (slot == max_length - 1)
+      | (state.step == max_length - 1)
     )
-    # Rows that still read their prompt, or have ended, stay as they are.
-    active = (slot >= 0) & ~state.ended
+    # Rows that have ended stay as they are.
+    active = ~state.ended
     row, cell = active[:, None], active[:, None, None]
-    given = prompt[:, jnp.minimum(state.step + 1, longest - 1)][:, None]
     parents = jnp.where(row, parents, jnp.arange(beam_size)[None, :])
     source_beams = (first_beam + parents).reshape(-1)
+    cache = jax.tree.map(lambda leaf: leaf[source_beams], state.cache)
+    logits, cache = decode(cache, chosen.reshape(-1))
     return _State(
       step=state.step + 1,
-      current=jnp.where(slot[:, None] < 0, given, chosen),
+      logits=logits,
       tokens=jnp.where(cell, tokens, state.tokens),
       scores=jnp.where(row, scores, state.scores),
       finished_tokens=jnp.where(cell, finished_tokens, state.finished_tokens),
       finished_scores=jnp.where(row, finished_scores, state.finished_scores),
       ended=state.ended | (active & last),
-      cache=jax.tree.map(lambda leaf: leaf[source_beams], cache),
+      cache=cache,
     )
 
   empty = jnp.full((batch, beam_size, max_length), pad_id, jnp.int32)
@@ -137,14 +135,14 @@ def beam_search(
     body,
     _State(
       step=jnp.int32(0),
-      current=jnp.repeat(prompt[:, :1], beam_size, axis=1),
+      logits=jnp.repeat(logits, beam_size, axis=0),
       tokens=empty,
       # All beams read the same prompt; only the first may branch from it.
       scores=no_score.at[:, 0].set(0.0),
       finished_tokens=empty,
       finished_scores=no_score,
       ended=jnp.zeros((batch,), bool),
-      cache=cache,
+      cache=jax.tree.map(lambda x: jnp.repeat(x, beam_size, axis=0), cache),
     ),
   )
   finished = jnp.isfinite(state.finished_scores[:, 0])

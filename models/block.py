@@ -171,6 +171,22 @@ class Block(nn.Module):
     if memory is not None:
       self.cross_attention.remember(memory)
 
+  def prefill(
+    self,
+    x: Float[Array, "B P F"],
+    positions: Int[Array | np.ndarray, "1 P"],
+    lengths: Int[Array, "B"],
+    memory_mask: Bool[Array, "B 1 1 S"] | None,
+    **tables: Float[Array, "N D"],
+  ) -> Float[Array, "B P F"]:
+    """The layer on the first P positions, of which `lengths` are remembered."""
+    return self._layer(
+      x,
+      lambda x: self.self_attention.prefill(x, positions, lengths, **tables),
+      lambda x: self.cross_attention.recall(x, memory_mask),
+      deterministic=True,
+    )
+
   def decode(
     self,
     x: Float[Array, "B 1 F"],

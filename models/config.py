@@ -33,7 +33,10 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 # What each slot asks of a mechanism, and how its absence reads.
 NEEDS = {
-  "encoder_attention": {"mask": "honour a key mask"},
+  "encoder_attention": {
+    "bidirectional": "attend in both directions",
+    "mask": "honour a key mask",
+  },
   "decoder_attention": {"causal": "be causal"},
   "cross_attention": {
     "cross": "attend to another sequence",
@@ -420,7 +423,7 @@ def check_supports(
 
 def missing(attention: Attention, needs: Iterable[str]) -> list[str]:
   """The capabilities among `needs` that a mechanism does not have."""
-  return [need for need in needs if need not in attention.supports]
+  return [need for need in needs if not plug.can(attention, need)]
 
 
 def check_choices(config: Any, **choices: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from models.api import Model
 from models.beam_search import beam_search
-from models.transformer import check_length
+from models.transformer import Transformer, check_length
 
 METHODS = ("greedy", "sample", "beam")
 
@@ -80,7 +80,7 @@ def generate(
     ValueError: the model or a mechanism cannot generate, or an argument does
       not fit the others.
 
-  Cost: prompt + max_length steps of the decoder; beams share one copy of the
+  Cost: one call on the prompts and max_length steps of the decoder; beams share one copy of the
   encoder's keys and values.
   """
   config = model.config
@@ -221,27 +221,32 @@ def _run(
 ) -> Generated:
   """Starts the caches and runs the method's loop; no `rng` is greedy."""
   batch, longest = prompt.shape
-  beams = beam_size if method == "beam" else 1
   _, state = model.apply(
     variables,
     source,
-    batch * beams,
+    batch,
     longest - 1 + max_length,
     method="start",
     mutable=["cache", "memory"],
   )
   memory = state.get("memory", {})
 
-  def decode(cache, tokens):
+  def call(method, cache, *arguments):
     now: dict[str, Any] = {**variables, "memory": memory, "cache": cache}
-    logits, new = model.apply(now, tokens, method="decode", mutable=["cache"])
+    logits, new = model.apply(now, *arguments, method=method, mutable=["cache"])
     return logits, new["cache"]
 
-  common = (decode, state["cache"], prompt, prompt_length)
+  decode = functools.partial(call, "decode")
+  if longest == 1:
+    logits, cache = decode(state["cache"], prompt[:, 0])
+  else:
+    logits, cache = _read_prompt(
+      model, call, state["cache"], prompt, prompt_length
+    )
   sizes = {"max_length": max_length, "eos_id": eos_id, "pad_id": pad_id}
   if method == "beam":
     tokens, scores = beam_search(
-      *common, length_penalty, beam_size=beam_size, **sizes
+      decode, logits, cache, length_penalty, beam_size=beam_size, **sizes
     )
     return Generated(tokens, scores)
 
@@ -253,14 +258,47 @@ def _run(
     drawn = jax.random.categorical(key, largest / temperature)
     return jnp.take_along_axis(ids, drawn[:, None], axis=1)[:, 0]
 
-  return _extend(*common, choose, **sizes)
+  return _extend(decode, logits, cache, choose, **sizes)
+
+
+def _read_prompt(
+  model: Model,
+  call: Callable[..., tuple[Array, Any]],
+  cache: Any,
+  prompt: Int[Array, "B P"],
+  prompt_length: Int[Array, "B"],
+) -> tuple[Array, Any]:
+  """The logits after every prompt, and the cache that remembers it.
+
+  A Transformer reads a prompt in one call, a recurrent model one id at a time.
+  """
+  if isinstance(model, Transformer):
+    return call("prefill", cache, prompt, prompt_length)
+
+  def step(carry, at):
+    t, ids = at
+    logits, after = call("decode", carry[1], ids)
+    new = (logits, after)
+    if carry[0] is None:
+      return new, None
+    reached = t < prompt_length
+    return jax.tree.map(
+      lambda x, y: jnp.where(reached.reshape(-1, *[1] * (x.ndim - 1)), y, x),
+      carry,
+      new,
+    ), None
+
+  # Every prompt has a first id.
+  first, _ = step((None, cache), (0, prompt[:, 0]))
+  rest = (jnp.arange(1, prompt.shape[1]), prompt[:, 1:].T)
+  return jax.lax.scan(step, first, rest)[0]
 
 
 class _State(NamedTuple):
-  """One sequence per row; `step` counts positions read, prompt included."""
+  """One sequence per row; `step` counts the tokens that were chosen."""
 
   step: Int[Array, ""]
-  current: Int[Array, "B"]
+  logits: Float[Array, "B V"]
   tokens: Int[Array, "B L"]
   scores: Float[Array, "B"]
   ended: Bool[Array, "B"]
@@ -269,39 +307,31 @@ class _State(NamedTuple):
 
 def _extend(
   decode: Callable[[Any, Array], tuple[Array, Any]],
+  logits: Float[Array, "B V"],
   cache: Any,
-  prompt: Int[Array, "B P"],
-  prompt_length: Int[Array, "B"],
   choose: Callable[[Array, Array], Array],
   *,
   max_length: int,
   eos_id: int,
   pad_id: int,
 ) -> Generated:
-  """Extends each prompt by one chosen token at a time.
-
-  All rows stand at one position. A row whose prompt is longer still reads it
-  while others generate, and a row whose prompt is shorter ends earlier.
-  """
-  batch, longest = prompt.shape
+  """Extends each prompt by one chosen token at a time."""
+  batch = logits.shape[0]
   slots = jnp.arange(max_length)[None, :]
 
   def body(state: _State) -> _State:
-    logits, cache = decode(state.cache, state.current)
-    chosen = choose(logits, state.step).astype(jnp.int32)
-    log_probs = jax.nn.log_softmax(logits)
+    chosen = choose(state.logits, state.step).astype(jnp.int32)
+    log_probs = jax.nn.log_softmax(state.logits)
     score = jnp.take_along_axis(log_probs, chosen[:, None], axis=1)[:, 0]
-    slot = state.step + 1 - prompt_length
-    active = (slot >= 0) & ~state.ended
-    here = (slots == slot[:, None]) & active[:, None]
-    given = prompt[:, jnp.minimum(state.step + 1, longest - 1)]
-    last = (chosen == eos_id) | (slot == max_length - 1)
+    here = (slots == state.step) & ~state.ended[:, None]
+    last = (chosen == eos_id) | (state.step == max_length - 1)
+    logits, cache = decode(state.cache, chosen)
     return _State(
       step=state.step + 1,
-      current=jnp.where(slot < 0, given, chosen),
+      logits=logits,
       tokens=jnp.where(here, chosen[:, None], state.tokens),
-      scores=state.scores + jnp.where(active, score, 0.0),
-      ended=state.ended | (active & last),
+      scores=state.scores + jnp.where(state.ended, 0.0, score),
+      ended=state.ended | last,
       cache=cache,
     )
 
@@ -310,7 +340,7 @@ def _extend(
     body,
     _State(
       step=jnp.int32(0),
-      current=prompt[:, 0],
+      logits=logits,
       tokens=jnp.full((batch, max_length), pad_id, jnp.int32),
       scores=jnp.zeros((batch,), jnp.float32),
       ended=jnp.zeros((batch,), bool),

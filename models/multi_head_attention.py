@@ -5,6 +5,8 @@ import functools
 from typing import Any, cast
 
 from flax import linen as nn
+import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
@@ -133,10 +135,7 @@ class MultiHeadAttention(nn.Module):
     if self.dropout_rate and not deterministic:
       call["dropout_rate"] = self.dropout_rate
       call["dropout_rng"] = self.make_rng("dropout")
-    if self.relative_distance:
-      call["relative_keys"] = self.relative_keys
-    if self.scale is not None:
-      call["scale"] = self.scale
+    call = self._call(call)
     if self.global_projections and (
       self.is_initializing() or call.get("global_indices") is not None
     ):
@@ -171,6 +170,59 @@ class MultiHeadAttention(nn.Module):
     )
     self.put_variable("cache", "attention", cache)
 
+  def prefill(
+    self,
+    inputs: Float[Array, "B P F"],
+    positions: Int[Array | np.ndarray, "1 P"],
+    lengths: Int[Array, "B"],
+    **tables: Float[Array, "N D"],
+  ) -> Float[Array, "B P F"]:
+    """A causal call on the first P positions, of which `lengths` are in 'cache'.
+
+    `tables` are as in `decode`.
+    """
+    query = self._query(inputs, positions)
+    key, value = self._key_value(inputs, positions)
+    arrays, call = (query, key, value), self._call(tables)
+    out = self.attend(*arrays, is_causal=True, **call)
+    cache = self.get_variable("cache", "attention")
+    if self.attention.prefill is None:
+      cache = self._filled(cache, arrays, lengths, call)
+    else:
+      options = {"scale": self.scale} if self.scale is not None else {}
+      cache = self.attention.prefill(
+        self.mechanism, cache, *arrays, lengths, **options
+      )
+    self.put_variable("cache", "attention", cache)
+    return self._merge(out)
+
+  def _filled(self, cache, arrays, lengths, call):
+    """The cache after `decode` of one position after another."""
+    decode = cast(Callable[..., Any], self.attention.decode)
+    in_time = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0)[:, :, None], arrays)
+
+    def step(cache, at):
+      t, now = at
+      _, after = decode(self.mechanism, cache, *now, **call)
+      reached = t < lengths
+      return jax.tree.map(
+        lambda x, y: jnp.where(reached.reshape(-1, *[1] * (x.ndim - 1)), y, x),
+        cache,
+        after,
+      ), None
+
+    steps = jnp.arange(arrays[0].shape[1])
+    return jax.lax.scan(step, cache, (steps, in_time))[0]
+
+  def _call(self, tables):
+    """The slot's own options, with tables by distance."""
+    call: dict[str, Any] = dict(tables)
+    if self.relative_distance:
+      call["relative_keys"] = self.relative_keys
+    if self.scale is not None:
+      call["scale"] = self.scale
+    return call
+
   def decode(
     self,
     inputs: Float[Array, "B 1 F"],
@@ -182,15 +234,12 @@ class MultiHeadAttention(nn.Module):
     `tables` are what the call has of 'relative' in addition to the slot's own keys.
     """
     decode = cast(Callable[..., Any], self.attention.decode)
-    options: dict[str, Any] = dict(tables)
-    if self.relative_distance:
-      options["relative_keys"] = self.relative_keys
-    if self.scale is not None:
-      options["scale"] = self.scale
     key, value = self._key_value(inputs, positions)
     cache = self.get_variable("cache", "attention")
     query = self._query(inputs, positions)
-    out, cache = decode(self.mechanism, cache, query, key, value, **options)
+    out, cache = decode(
+      self.mechanism, cache, query, key, value, **self._call(tables)
+    )
     self.put_variable("cache", "attention", cache)
     return self._merge(out)
 

@@ -187,6 +187,26 @@ class Transformer(nn.Module):
       block.start(batch, max_length, memory)
     self.put_variable("cache", "index", jnp.zeros((batch,), jnp.int32))
 
+  def prefill(
+    self, inputs: Int[Array, "B P"], lengths: Int[Array, "B"]
+  ) -> Float[Array, "B V"]:
+    """Reads the first `lengths` of P ids at once; writes 'cache'.
+
+    Returns:
+      The logits after the last id that is read of each sequence.
+    """
+    mask = self.get_variable("memory", "mask")
+    positions = np.arange(inputs.shape[1])[None, :]
+    x = self._embed_target(inputs, positions, deterministic=True)
+    for block in self.decoder:
+      tables = self._relative_tables("decoder")
+      x = block.prefill(x, positions, lengths, mask, **tables)
+    self.put_variable("cache", "index", lengths.astype(jnp.int32))
+    last = jnp.take_along_axis(x, lengths[:, None, None] - 1, axis=1)
+    return self._logits(self.decoder_norm(last) if self._pre_norm else last)[
+      :, 0
+    ]
+
   def decode(self, inputs: Int[Array, "B"]) -> Float[Array, "B V"]:
     """Logits after one more id of each sequence; reads and writes 'cache'."""
     index = self.get_variable("cache", "index")

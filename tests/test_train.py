@@ -159,8 +159,8 @@ def test_a_mechanism_of_the_current_folder_is_found(tmp_path):
   assert code == 2
   assert error == (
     "config.model.decoder_attention: their_module:mine cannot be causal; one of "
-    "dense, flash, sliding_window, linear, performer, lsh, additive, "
-    "multiplicative can\n"
+    "dense, flash, sliding_window, linear, performer, window_linear, lsh, "
+    "additive, multiplicative can\n"
   )
 
 

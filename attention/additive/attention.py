@@ -204,6 +204,24 @@ class AdditiveCache(NamedTuple):
   index: Int[Array, "B"]
 
 
+def prefill(
+  variables: plug.Variables,
+  cache: AdditiveCache,
+  query: Float[Array, "B P N H"],
+  key: Float[Array, "B P K H"],
+  value: Float[Array, "B P K H"],
+  lengths: Int[Array, "B"],
+  *,
+  scale: float | None = None,
+) -> AdditiveCache:
+  """The cache after the first `lengths` of P positions; time P·N·H·A."""
+  del query, scale
+  keys = _project(key, variables["params"]["key_kernel"])
+  return AdditiveCache(
+    layout.put(cache.key, keys, 0), layout.put(cache.value, value, 0), lengths
+  )
+
+
 def decode(
   variables: plug.Variables,
   cache: AdditiveCache,
@@ -296,6 +314,7 @@ def additive(width: int = 64) -> plug.Attention:
     apply=apply,
     init_cache=init_cache,
     decode=decode,
+    prefill=prefill,
     # Everything that dense attention supports, except tables by distance.
     supports=dense().supports - {"relative"},
     sizes=plug.Sizes(timed=lambda length: {"width": 16}),

@@ -139,6 +139,43 @@ def _attend_fwd(source, query, arrays, parameters, fixed):
   return out, (query, arrays, parameters, fixed, out, lse)
 
 
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def attend_with_total(
+  source: Source,
+  query: Float[Array, "B T N H"],
+  arrays: Any,
+  parameters: Any,
+  fixed: Any,
+) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N 1"]]:
+  """`attend`, and the sum that it divides by, for sources of a single visit.
+
+  The sum is l = Σ e^(x − max x), from 1 on, or 0 for a query that sees no key.
+  It is no function of the softmax alone: its gradient reaches the largest logit
+  through the maximum as well, dl/dx_s = l (p_s − [x_s = max x]).
+
+  Args:
+    source: which keys; its `visits` is None.
+    query: as in `attend`, with `arrays`, `parameters` and `fixed`.
+    arrays: what `source.gather` reads.
+    parameters: of the score.
+    fixed: what has no derivative.
+
+  Returns:
+    The output in the dtype of `query`, and l in float32. Cost: that of `attend`.
+  """
+  out, _, total = _forward(
+    source, query, arrays, parameters, fixed, with_total=True
+  )
+  return out, total
+
+
+def _total_fwd(source, query, arrays, parameters, fixed):
+  out, lse, total = _forward(
+    source, query, arrays, parameters, fixed, with_total=True
+  )
+  return (out, total), (query, arrays, parameters, fixed, out, lse, total)
+
+
 class _Steps(NamedTuple):
   """How the rows of `query` are cut into steps."""
 
@@ -209,12 +246,15 @@ def _forward(
   arrays: Any,
   parameters: Any,
   fixed: Any,
-) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N 1"]]:
-  """The output, and the log-sum-exp of every row."""
+  *,
+  with_total: bool = False,
+) -> list[Float[Array, "B T N D"]]:
+  """The output, the log-sum-exp of every row, and l if it is asked for."""
   steps = _steps(source, query)
 
   def attend_tile(rows, place):
-    return tile.finish(_sums(source, rows, arrays, parameters, fixed, place))
+    sums = _sums(source, rows, arrays, parameters, fixed, place)
+    return *tile.finish(sums), *([sums.total] if with_total else [])
 
   def step(i, carry):
     start = steps.blocks.start(i)
@@ -233,8 +273,8 @@ def _forward(
   )
   shape = query.shape[:3]
   out = jnp.zeros((*shape, value.shape[-1]), query.dtype)
-  lse = jnp.zeros((*shape, 1), jnp.float32)
-  return jax.lax.fori_loop(0, steps.blocks.number, step, (out, lse))
+  of_rows = [jnp.zeros((*shape, 1), jnp.float32)] * (2 if with_total else 1)
+  return list(jax.lax.fori_loop(0, steps.blocks.number, step, (out, *of_rows)))
 
 
 def _sums(
@@ -302,11 +342,27 @@ def over_visits(
 
 
 def _attend_bwd(source, residuals, cotangent):
+  return _backward(source, residuals, cotangent, None)
+
+
+def _total_bwd(source, residuals, cotangents):
+  *others, total = residuals
+  cotangent, of_total = cotangents
+  return _backward(source, others, cotangent, of_total * total)
+
+
+def _backward(source, residuals, cotangent, of_log_total):
+  """Gradients from those of the output and, where given, of log l."""
   query, arrays, parameters, fixed, out, lse = residuals
   steps = _steps(source, query)
 
   def pull_tile(inputs, place, is_whole):
-    rows, g, delta, row_lse = inputs
+    rows, g, delta, row_lse, *of_log = inputs
+    of_largest = None
+    if of_log:
+      # log l = lse − max x, and the gradient of lse is p.
+      delta -= of_log[0]
+      of_largest = -of_log[0][..., 0]
     keys = _read(source, arrays, fixed, place, is_whole=is_whole)
     return tile.backward(
       source.score,
@@ -317,6 +373,7 @@ def _attend_bwd(source, residuals, cotangent):
       cotangent=g,
       delta=delta[..., 0],
       lse=row_lse[..., 0],
+      of_largest=of_largest,
     )
 
   def once(inputs, places, totals, dparameters):
@@ -351,14 +408,15 @@ def _attend_bwd(source, residuals, cotangent):
     g = steps.where_new(i, layout.cut(cotangent, start, steps.size), 0)
     delta = layout.inner(g, layout.cut(out, start, steps.size))
     inputs = [
-      steps.split(x)
-      for x in (
-        layout.cut(query, start, steps.size),
-        g,
-        delta,
-        layout.cut(lse, start, steps.size),
-      )
+      layout.cut(query, start, steps.size),
+      g,
+      delta,
+      layout.cut(lse, start, steps.size),
     ]
+    if of_log_total is not None:
+      of_log = layout.cut(of_log_total, start, steps.size)
+      inputs.append(steps.where_new(i, of_log, 0))
+    inputs = [steps.split(x) for x in inputs]
     places = steps.places(i)
     several = source.visits(places.start) is not None
     more, totals, dparameters = (walk if several else once)(
@@ -381,6 +439,7 @@ def _attend_bwd(source, residuals, cotangent):
 
 
 attend.defvjp(_attend_fwd, _attend_bwd)
+attend_with_total.defvjp(_total_fwd, _total_bwd)
 
 
 def _add(source, steps, totals, gradients, fixed, places):

@@ -249,6 +249,7 @@ def backward(
   cotangent: Float[Array, "B K Q V"],
   delta: Float[Array, "B K Q"],
   lse: Float[Array, "B K Q"],
+  of_largest: Float[Array, "B K Q"] | None = None,
 ) -> tuple[Float[Array, "B K H Q"], Keys, Any]:
   """Gradients of a tile, from the log-sum-exp of its rows.
 
@@ -261,6 +262,8 @@ def backward(
     cotangent: g, of out.
     delta: δ = Σ g · out.
     lse: of `finish`, over all keys of the rows.
+    of_largest: cotangent of the largest logit of each row, where these are all
+      keys of the rows; equal ones share it.
 
   Returns:
     Those of the queries, transposed; of key, value and bias, as `Keys`, where
@@ -284,6 +287,8 @@ def backward(
     kept = transposed(keys.kept).reshape(p.shape)
     dp, dropped = dp * kept, p * kept
   dx = p * (dp - delta[:, :, None, :])
+  if of_largest is not None:
+    dx += _at_largest(x, keys.visible, rows) * of_largest[:, :, None, :]
   dvalue = layout.dot(
     "bkdq,bkqv->bkdv", dropped.astype(cotangent.dtype), cotangent
   )
@@ -292,6 +297,24 @@ def backward(
   if keys.bias is not None:
     dbias = jnp.moveaxis(dx.reshape(by_key), 2, 4)
   return dquery, Keys(dkey, dvalue, dbias), dparameters
+
+
+def _at_largest(
+  x: Float[Array, "B K D Q"],
+  visible: Bool[Array, "#B #K #J #C #D"] | None,
+  rows: int,
+) -> Float[Array, "B K D Q"]:
+  """1 at the largest visible logit of each row, shared by equal ones; else 0."""
+  seen = jnp.ones_like(x, bool)
+  if visible is not None:
+    batch, kv_heads, width, queries = x.shape
+    shape = (batch, kv_heads, width, queries // rows, rows)
+    seen = jnp.broadcast_to(jnp.moveaxis(visible, 4, 2), shape)
+    seen = seen.reshape(x.shape)
+  x = jnp.where(seen, x, LOWEST)
+  is_largest = (x == jnp.max(x, 2, keepdims=True)) & seen
+  count = jnp.sum(is_largest, 2, keepdims=True)
+  return is_largest / jnp.maximum(count, 1).astype(jnp.float32)
 
 
 def of_pairs(

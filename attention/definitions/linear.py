@@ -14,6 +14,11 @@ def elu_plus_one(x: np.ndarray) -> np.ndarray:
   return np.where(x > 0, x + 1, np.exp(np.minimum(x, 0)))
 
 
+def hedgehog_features(x: np.ndarray) -> np.ndarray:
+  """[softmax(x), softmax(−x)], Hedgehog's map of an x that is projected."""
+  return np.concatenate([shared.softmax(x), shared.softmax(-x)], axis=-1)
+
+
 def linear_attention(
   query: ArrayLike,
   key: ArrayLike,

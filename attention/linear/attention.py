@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention import arguments, plug
-from attention.linear import cache, kernel
+from attention.linear import cache, hedgehog, kernel
 from attention.linear.features import FeatureMap, Operands
 
 Function = Callable[[Array], Array]
@@ -35,7 +35,12 @@ def relu(x: Float[Array, "*A"]) -> Float[Array, "*A"]:
 
 
 FEATURE_MAPS: Mapping[str, Function] = MappingProxyType(
-  dict(elu=elu_plus_one, relu=relu, softplus=jax.nn.softplus)
+  dict(
+    elu=elu_plus_one,
+    relu=relu,
+    softplus=jax.nn.softplus,
+    hedgehog=hedgehog.hedgehog_features,
+  )
 )
 """The names that `linear` takes in a config."""
 
@@ -66,6 +71,7 @@ def linear_attention(
     value: `[B, S, K, V]`.
     feature_map: φ, from `[..., H]` to `[..., M]` in float32, row by row, with
       no number below 0. Gradients flow to arrays that it closes over.
+      `hedgehog_features` is for queries and keys that are projected already.
     mask: key mask `[B, 1, 1, S]`, True = attend.
     is_causal: query t sees keys s ≤ t.
     scale: None is φ(x), as in the paper; otherwise φ(√scale · x), scale > 0.
@@ -90,7 +96,8 @@ def linear_attention(
   Departs from its paper in adding no epsilon to the normaliser, and in masks
   and grouped heads, which the paper does not discuss.
 
-  Paper: Transformers are RNNs, arXiv:2006.16236, equations 5 and 9.
+  Paper: Transformers are RNNs, arXiv:2006.16236, equations 5 and 9. The trained
+  features are those of Hedgehog, arXiv:2402.04347.
   """
   arguments.check_qkv(query, key, value)
   keep = arguments.key_mask(
@@ -103,16 +110,7 @@ def linear_attention(
   head_dim = query.shape[-1]
   _check_feature_map(feature_map)
   features, parameters = _feature_map(feature_map, head_dim)
-  if scale is not None:
-    scale = arguments.softmax_scale(scale, head_dim)
-    if not isinstance(scale, jax.Array) and scale <= 0.0:
-      raise ValueError(
-        "scale: expected > 0 or None, for its root scales query and key, got "
-        f"{scale}"
-      )
-    features = features._replace(function=_Scaled(features.function))
-    parameters = (jnp.sqrt(jnp.float32(scale)), *parameters)
-
+  features, parameters = _scaled(features, parameters, scale, head_dim)
   operands = Operands(query, key, value, parameters)
   return kernel.attend(
     features, operands, keep, is_causal=is_causal, block_size=block_size
@@ -126,6 +124,25 @@ class _Scaled(NamedTuple):
 
   def __call__(self, x, root, *parameters):
     return self.function(x * root, *parameters)
+
+
+def _scaled(
+  features: FeatureMap,
+  parameters: tuple[Array, ...],
+  scale: float | Array | None,
+  head_dim: int,
+) -> tuple[FeatureMap, tuple[Array, ...]]:
+  """The feature map of √scale · x; of x where `scale` is None."""
+  if scale is None:
+    return features, parameters
+  scale = arguments.softmax_scale(scale, head_dim)
+  if not isinstance(scale, jax.Array) and scale <= 0.0:
+    raise ValueError(
+      "scale: expected > 0 or None, for its root scales query and key, got "
+      f"{scale}"
+    )
+  scaled = features._replace(function=_Scaled(features.function))
+  return scaled, (jnp.sqrt(jnp.float32(scale)), *parameters)
 
 
 def _check_feature_map(feature_map: Any) -> None:
@@ -147,8 +164,6 @@ def _feature_map(
   Raises:
     ValueError: the function does not map [..., H] to [..., M].
   """
-  if any(function is named for named in FEATURE_MAPS.values()):
-    return FeatureMap(function, False, head_dim), ()
   vector = jax.ShapeDtypeStruct((head_dim,), jnp.float32)
   shape = jax.eval_shape(function, vector).shape
   if len(shape) != 1:
@@ -156,6 +171,8 @@ def _feature_map(
       "feature_map: expected a function of [..., H] to [..., M], got "
       f"{shape} for [{head_dim}]; it must keep the axes before the last"
     )
+  if any(function is named for named in FEATURE_MAPS.values()):
+    return FeatureMap(function, False, shape[0]), ()
   converted, parameters = jax.closure_convert(function, vector)
 
   def of_rows(x, *parameters):
@@ -174,15 +191,19 @@ def linear(feature_map: str | Function = "elu") -> plug.Attention:
 
   Args:
     feature_map: a name in `FEATURE_MAPS`, or a function as `linear_attention`
-      takes it.
+      takes it. 'hedgehog' is φ(x) = [softmax(W x), softmax(−W x)] with a
+      trained W for each query head and each key head, in `params` as
+      `query_kernel [N, H, H]` and `key_kernel [K, H, H]`, which start as the
+      identity (Hedgehog, arXiv:2402.04347).
 
   Returns:
-    An `Attention` without variables that decodes with one state of K·M·(H+1)
-    numbers for each example.
+    An `Attention` that decodes with one state of K·M·(H+1) numbers for each
+    example. It has variables for 'hedgehog' only.
 
   Raises:
     ValueError: `feature_map` is an unknown name, or no function.
   """
+  is_trained = feature_map == "hedgehog"
   if isinstance(feature_map, str):
     if feature_map not in FEATURE_MAPS:
       raise ValueError(
@@ -193,28 +214,55 @@ def linear(feature_map: str | Function = "elu") -> plug.Attention:
   _check_feature_map(feature_map)
   to_features = feature_map
 
+  def init(key, dims):
+    del key
+    if is_trained:
+      return {"params": hedgehog.identity_kernels(dims)}
+    return {}
+
+  def projected(variables, query, key):
+    if not is_trained:
+      return query, key
+    params = variables["params"]
+    return (
+      hedgehog.through(params["query_kernel"], query),
+      hedgehog.through(params["key_kernel"], key),
+    )
+
   def apply(variables, query, key, value, **call):
-    del variables
     call = arguments.accepted_options(
       "linear", linear_attention, call, own=("feature_map",)
     )
-    return linear_attention(query, key, value, feature_map=to_features, **call)
+    arguments.check_qkv(query, key, value)
+    projections = projected(variables, query, key)
+    out = linear_attention(*projections, value, feature_map=to_features, **call)
+    return out.astype(query.dtype)
 
   def init_cache(variables, batch, max_length, dims, dtype):
     del variables, max_length, dtype
     features, _ = _feature_map(to_features, dims.head_dim)
     return cache.init_cache(batch, dims, features.size, features.is_log)
 
-  def decode(variables, state, query, key, value):
-    del variables
-    features, parameters = _feature_map(to_features, query.shape[-1])
-    return cache.decode(features, parameters, state, query, key, value)
+  def mapped(scale, head_dim):
+    return _scaled(*_feature_map(to_features, head_dim), scale, head_dim)
+
+  def prefill(variables, state, query, key, value, lengths, *, scale=None):
+    _, key = projected(variables, query, key)
+    keep = jnp.arange(key.shape[1])[None, :] < lengths[:, None]
+    return cache.prefill(*mapped(scale, key.shape[-1]), state, key, value, keep)
+
+  def decode(variables, state, query, key, value, *, scale=None):
+    features, parameters = mapped(scale, query.shape[-1])
+    projections = projected(variables, query, key)
+    out, state = cache.decode(features, parameters, state, *projections, value)
+    return out.astype(query.dtype), state
 
   return plug.Attention(
-    init=plug.no_variables,
+    init=init,
     apply=apply,
     init_cache=init_cache,
     decode=decode,
+    prefill=prefill,
     supports=frozenset({"causal", "cross", "rowwise", "mask", "decode"}),
     approximates="dense",
     cost="linear",

@@ -118,6 +118,19 @@ def cut_cotangent(
   return g, heads_first(n, kv_heads)
 
 
+def cut_sums(
+  cotangent: Float[Array, "B T N X"],
+  i: Int[Array, ""],
+  steps: Steps,
+  kv_heads: int,
+) -> Float[Array, "B K Q X"]:
+  """The cotangent of the sums of block i of the queries; 0 for those not new."""
+  block = cut(cotangent, steps.start(i), steps.size)
+  if not steps.is_whole:
+    block = jnp.where(steps.is_new(i)[None, :, None, None], block, 0.0)
+  return heads_first(block, kv_heads)
+
+
 def put_query_rows(
   d_query: Float[Array, "B T N H"],
   rows: Float[Array, "B K Q H"],

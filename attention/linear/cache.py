@@ -1,7 +1,7 @@
 """The decode cache of linear attention: one state of constant size."""
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from attention import plug
 from attention.core.layout import heads_first, heads_last
@@ -22,6 +22,25 @@ def init_cache(
   return state.empty(
     batch, dims.num_kv_heads, num_features, dims.head_dim, is_log
   )
+
+
+def prefill(
+  features: FeatureMap,
+  parameters: tuple[Array, ...],
+  cache: LinearState,
+  key: Float[Array, "B P K H"],
+  value: Float[Array, "B P K V"],
+  keep: Bool[Array, "B P"],
+) -> LinearState:
+  """The state with the keys that `keep` names; time P·K·M·(H+V).
+
+  Memory in addition to the arguments: P·M for each key head.
+  """
+  key_rows, value_rows = (
+    heads_first(x, key.shape[2]).astype(jnp.float32) for x in (key, value)
+  )
+  key_features = features.of(key_rows, parameters)
+  return state.update(cache, key_features, value_rows, keep[:, None, :, None])
 
 
 def decode(

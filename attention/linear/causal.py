@@ -18,6 +18,10 @@ With W_ts = A_ts / n_t, and (g, δ) as in `state`, the gradient of log A_ts is
 W_ts (g_t·v_s + δ_t). That of log φ_m(q_t) is r_tm (U_m·g_t + Z_m δ_t) plus its
 share of the chunk, Σ_s W_ts (g_t·v_s + δ_t) φ_m(q_t) φ_m(k_s) / A_ts.
 
+`sums` gives numerator and normaliser apart, for a mechanism that adds terms of
+its own to both: n is 1, and the cotangent of the sums takes the place of
+(g, δ).
+
 Second derivatives are taken forward over reverse (`jax.hessian`). A gradient of
 a gradient would have to reverse loops whose length is not known.
 """
@@ -98,6 +102,31 @@ def attend(
   Returns:
     `[B, T, N, V]` in the dtype of the query.
   """
+  return _fitted(features, True, operands, keep, chunk_size)
+
+
+def sums(
+  features: FeatureMap,
+  operands: Operands,
+  keep: Bool[Array, "B S"] | None,
+  chunk_size: int | None,
+) -> Float[Array, "B T N X"]:
+  """Numerator and, in the last column, normaliser of `attend`, X = V+1.
+
+  Args:
+    features: the feature map, not of logarithms.
+    operands: the arrays.
+    keep: which keys count; None is all.
+    chunk_size: C; None is `CHUNK`.
+
+  Returns:
+    Σ_s φ(q_t)·φ(k_s) (v_s, 1) over s ≤ t, `[B, T, N, V+1]` in float32.
+  """
+  return _fitted(features, False, operands, keep, chunk_size)
+
+
+def _fitted(features, divided, operands, keep, chunk_size):
+  """`_attend` of keys that are cut or filled up to the queries."""
   query, key, value, parameters = operands
   length, source_length = query.shape[1], key.shape[1]
   plan = _plan(query, features.size, chunk_size)
@@ -108,7 +137,7 @@ def attend(
   if keep is not None:
     keep = _fit(keep, whole)
   operands = Operands(query, key, value, parameters)
-  return _attend(features, plan, operands, keep)[:, :length]
+  return _attend(features, plan, divided, operands, keep)[:, :length]
 
 
 def _plan(
@@ -178,18 +207,22 @@ def _cut_chunks(operands, keep, plan, i):
   return Chunks(query, keys, key, value, kept, seen)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _attend(
   features: FeatureMap,
   plan: Plan,
+  divided: bool,
   operands: Operands,
   keep: Bool[Array, "B T"] | None,
-) -> Float[Array, "B T N V"]:
-  return _forward(features, plan, operands, keep, save=False)[0]
+) -> Float[Array, "B T N D"]:
+  return _forward(features, plan, divided, operands, keep, save=False)[0][0]
 
 
-def _forward(features, plan, operands, keep, save):
-  """The result, n `[B, T, N, 1]`, and the state before each group if `save`."""
+def _forward(features, plan, divided, operands, keep, save):
+  """The results, and the state before each group if `save`.
+
+  The results are (out, n `[B, T, N, 1]`) if `divided`, and (sums,) if not.
+  """
   query, key, value, parameters = operands
   steps = plan.steps
 
@@ -202,11 +235,10 @@ def _forward(features, plan, operands, keep, save):
     states = state.update_by_chunk(
       before, key_features, block.value, block.keep
     )
-    rows = state.normalised(
-      *chunk.read_out(
-        states.before, query_features, key_features, block.value, block.seen
-      )
+    read = chunk.read_out(
+      states.before, query_features, key_features, block.value, block.seen
     )
+    rows = state.normalised(*read) if divided else read[:1]
     rows = [heads_last(_from_chunks(x, plan), steps.size) for x in rows]
     if not steps.is_whole:
       # Rows of the step before are written already; the state is past them.
@@ -227,14 +259,20 @@ def _forward(features, plan, operands, keep, save):
     )
     return after, carry[0]
 
-  out = jnp.zeros((*query.shape[:3], value.shape[-1]), query.dtype)
-  norm = jnp.zeros((*query.shape[:3], 1), jnp.float32)
-  carry = _empty(features, key, value), out, norm
+  shape, width = query.shape[:3], value.shape[-1]
+  if divided:
+    results = (
+      jnp.zeros((*shape, width), query.dtype),
+      jnp.zeros((*shape, 1), jnp.float32),
+    )
+  else:
+    results = (jnp.zeros((*shape, width + 1), jnp.float32),)
+  carry = _empty(features, key, value), *results
   if save:
-    (_, out, norm), saved = jax.lax.scan(group, carry, _firsts(plan))
-    return out, norm, saved
-  _, out, norm = jax.lax.fori_loop(0, steps.count, step, carry)
-  return out, norm, None
+    (_, *results), saved = jax.lax.scan(group, carry, _firsts(plan))
+    return results, saved
+  _, *results = jax.lax.fori_loop(0, steps.count, step, carry)
+  return results, None
 
 
 def _firsts(plan):
@@ -249,13 +287,15 @@ def _empty(features, key, value):
   )
 
 
-def _attend_forward(features, plan, operands, keep):
-  out, norm, saved = _forward(features, plan, operands, keep, save=True)
-  return out, (operands, keep, out, norm, saved)
+def _attend_forward(features, plan, divided, operands, keep):
+  results, saved = _forward(features, plan, divided, operands, keep, save=True)
+  # The backward of sums does not read them.
+  kept = results if divided else None
+  return results[0], (operands, keep, kept, saved)
 
 
-def _attend_backward(features, plan, residuals, cotangent):
-  operands, keep, out, norm, saved = residuals
+def _attend_backward(features, plan, divided, residuals, cotangent):
+  operands, keep, results, saved = residuals
   query, key, value, parameters = operands
 
   def update(before, i):
@@ -269,12 +309,15 @@ def _attend_backward(features, plan, residuals, cotangent):
     d_query, d_key, d_value, d_parameters, d_after = carry
     i, before = saved_step
     block = _cut_chunks(operands, keep, plan, i)
-    g, n = (
-      _to_chunks(x, plan)
-      for x in blocks.cut_cotangent(
+    if divided:
+      out, norm = results
+      g, n = blocks.cut_cotangent(
         cotangent, out, norm, i, plan.steps, key.shape[2]
       )
-    )
+    else:
+      g = blocks.cut_sums(cotangent, i, plan.steps, key.shape[2])
+      n = jnp.ones_like(g[..., :1])
+    g, n = (_to_chunks(x, plan) for x in (g, n))
     query_features, query_pullback = jax.vjp(
       features.of, block.query, parameters
     )

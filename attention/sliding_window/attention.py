@@ -362,11 +362,16 @@ def sliding_window(
     arrays = (query, key, value)
     return ring.decode(left, dilations, cache, *arrays, tables, scale)
 
+  def prefill(variables, cache, query, key, value, lengths, *, scale=None):
+    del variables, query, scale
+    return ring.prefill(cache, key, value, lengths)
+
   return plug.Attention(
     init=init,
     apply=apply,
     init_cache=init_cache,
     decode=decode,
+    prefill=prefill,
     supports=frozenset(
       {
         "causal",

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from attention import arguments, plug
-from attention.core import layout, relative
+from attention.core import layout, relative, visibility
 from attention.dense import dense_attention
 from attention.dense import init_cache as init_dense
 
@@ -36,6 +36,42 @@ def init_cache(
   return SlidingWindowCache(*init_dense({}, batch, size, dims, dtype))
 
 
+def write(
+  cache: SlidingWindowCache,
+  key: Float[Array, "B 1 K H"],
+  value: Float[Array, "B 1 K H"],
+) -> tuple[SlidingWindowCache, Int[Array, "B R"]]:
+  """The ring with one more position, and the age of each slot in it.
+
+  A slot of age 0 holds the new position, and one of age a that a positions
+  before. Ages above the position, counted from 0, are of empty slots.
+  """
+  slots = jnp.arange(cache.key.shape[1])
+  age = (cache.index[:, None] - slots[None, :]) % slots.size
+  keys = layout.written(cache.key, key, age == 0)
+  values = layout.written(cache.value, value, age == 0)
+  return SlidingWindowCache(keys, values, cache.index + 1), age
+
+
+def prefill(
+  cache: SlidingWindowCache,
+  key: Float[Array, "B P K H"],
+  value: Float[Array, "B P K H"],
+  lengths: Int[Array, "B"],
+) -> SlidingWindowCache:
+  """The ring after the first `lengths` of P positions; a copy of the last R."""
+  slots = jnp.arange(cache.key.shape[1])[None, :]
+  last = lengths[:, None] - 1
+  # The latest position that is in each slot; below 0 where there is none yet.
+  position = last - (last - slots) % slots.size
+  taken = jnp.clip(position, 0, key.shape[1] - 1)
+  keys, values = (
+    visibility.by_example(x, taken).astype(cache.key.dtype)
+    for x in (key, value)
+  )
+  return SlidingWindowCache(keys, values, lengths)
+
+
 def decode(
   left: int,
   dilations: tuple[int, ...],
@@ -61,11 +97,7 @@ def decode(
   Returns:
     The result `[B, 1, N, H]` and the cache with this position in it.
   """
-  slots = jnp.arange(cache.key.shape[1])
-  # How many positions ago each slot was written; 0 is this position.
-  age = (cache.index[:, None] - slots[None, :]) % slots.size
-  keys = layout.written(cache.key, key, age == 0)
-  values = layout.written(cache.value, value, age == 0)
+  after, age = write(cache, key, value)
   is_set = (age <= cache.index[:, None])[:, None, :]
   steps, rest = jnp.divmod(
     age[:, None, :], jnp.asarray(dilations, jnp.int32)[None, :, None]
@@ -76,6 +108,11 @@ def decode(
     factor = arguments.softmax_scale(scale, query.shape[-1])
     bias = relative.at_position(tables, query, -steps, factor)
   out = dense_attention(
-    query, keys, values, mask=seen[:, :, None, :], bias=bias, scale=scale
+    query,
+    after.key,
+    after.value,
+    mask=seen[:, :, None, :],
+    bias=bias,
+    scale=scale,
   )
-  return out, SlidingWindowCache(keys, values, cache.index + 1)
+  return out, after

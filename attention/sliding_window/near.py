@@ -157,6 +157,53 @@ def windowed_attention(
   Returns:
     `[B, T, N, V]` in the dtype of `query`.
   """
+  source, limits = _source(
+    query, arrays, limits, sides, rows, scale, dropout_rate
+  )
+  return loop.attend(source, query, arrays, tables, limits)
+
+
+def window_with_total(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"],
+  value: Float[Array, "B S K V"],
+  sees: Visibility,
+  *,
+  sides: tuple[int, int],
+  rows: int | None,
+  scale: float,
+) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N 1"]]:
+  """Softmax attention over a window, and Σ e^(x − max x) of every query.
+
+  Args:
+    query: `[B, T, N, H]`.
+    key: `[B, S, K, H]`.
+    value: `[B, S, K, V]`.
+    sees: which pairs count; the window is added here.
+    sides: the number of keys before and after the query.
+    rows: C; None is the choice of `core.platform.window_rows`.
+    scale: factor of the logits.
+
+  Returns:
+    `[B, T, N, V]` in the dtype of `query`, and `[B, T, N, 1]` in float32, 0 for
+    a query that sees no key; see `loop.attend_with_total`.
+  """
+  arrays = Arrays(key, value, key[:, :0], value[:, :0])
+  limits = Limits(sees, jnp.zeros((*query.shape[:2], 0), bool), None)
+  source, limits = _source(query, arrays, limits, sides, rows, scale, 0.0)
+  return loop.attend_with_total(source, query, arrays, Relative(), limits)
+
+
+def _source(
+  query: Float[Array, "B T N H"],
+  arrays: Arrays,
+  limits: Limits,
+  sides: tuple[int, int],
+  rows: int | None,
+  scale: float,
+  dropout_rate: float,
+) -> tuple[Near, Limits]:
+  """The source of a window, and the limits with the window in them."""
   batch, length, num_heads, head_dim = query.shape
   source_length, kv_heads, value_dim = arrays.value.shape[1:]
   # A window never needs to reach beyond the sequence.
@@ -179,4 +226,4 @@ def windowed_attention(
     source_length=source_length,
     dropout_rate=dropout_rate,
   )
-  return loop.attend(source, query, arrays, tables, limits._replace(near=near))
+  return source, limits._replace(near=near)

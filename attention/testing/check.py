@@ -61,8 +61,12 @@ def directions(make: Callable[[bool], Check]) -> list[Check]:
     make: `is_causal -> check`, whose name gets ' causal' where it is.
   """
   both, causal = make(False), make(True)
+
+  def applies(mechanism: Mechanism) -> bool:
+    return both.where(mechanism) and not mechanism.record.causal_only
+
   return [
-    both,
+    dataclasses.replace(both, where=applies),
     dataclasses.replace(
       causal, name=f"{causal.name}[causal]", needs=causal.needs | {"causal"}
     ),

@@ -172,6 +172,29 @@ def _gathered(mechanism: Mechanism) -> None:
   assert_close(out[1], expected[0, 4:8], 1e-5, "the example further behind")
 
 
+def _prefilled(mechanism: Mechanism) -> None:
+  """Decoding goes on from a prompt that was read at once, of any length."""
+  if mechanism.attention.prefill is None:
+    return
+  variables, empty, qkv = _start(mechanism, _CASE)
+  expected = _causal(mechanism, _CASE)
+  prefill = jax.jit(mechanism.attention.prefill)
+  for first, second in ((1, 8), (7, 3)):
+    lengths = np.array([first, second])
+    cache = prefill(
+      variables, empty, *(x[:, :8] for x in qkv), jnp.asarray(lengths)
+    )
+    require(
+      jax.tree.map(jnp.shape, cache) == jax.tree.map(jnp.shape, empty),
+      "prefill returns a cache of other shapes than it got",
+    )
+    at = lengths[:, None] + np.arange(4)
+    rest = [np.take_along_axis(x, at[..., None, None], axis=1) for x in qkv]
+    out, _ = _decode(mechanism, variables, cache, rest)
+    wanted = np.take_along_axis(expected, at[..., None, None], axis=1)
+    assert_close(out, wanted, 1e-5, f"after prompts of {lengths}")
+
+
 def _cache_size(mechanism: Mechanism) -> None:
   """A cache grows with the length, or not at all."""
   dims = Case(length=512).dims
@@ -238,6 +261,12 @@ CHECKS = (
     _gathered,
     "Examples of a batch may be at different positions (beam search gathers "
     "caches along axis 0). Count positions for each example, `index [B]`.",
+  ),
+  _decodes(
+    "from_a_prompt",
+    _prefilled,
+    "`prefill` must make the cache that `decode` of one position after another "
+    "makes; an example has its own length, and what lies beyond it is no token.",
   ),
   _decodes(
     "cache_size",

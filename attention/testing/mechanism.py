@@ -56,7 +56,16 @@ class Mechanism:
 
   @functools.cached_property
   def attention(self) -> Attention:
-    """The record; where the query is the key, it takes that array once."""
+    """The record; where the query is the key, it takes that array once.
+
+    A mechanism that is causal only is called with is_causal=True.
+    """
+    if self.record.causal_only:
+      return self.record._replace(
+        apply=lambda *arrays, **call: self.record.apply(
+          *arrays, **self._directed(call)
+        )
+      )
     if not self.shares_query_and_key:
       return self.record
     apply, decode = self.record.apply, self.record.decode
@@ -82,6 +91,10 @@ class Mechanism:
     """Whether query and key are one array."""
     return "shared_qk" in self.supports
 
+  def _directed(self, call: dict[str, Any]) -> dict[str, Any]:
+    """The options of a call, is_causal=True added where nothing else works."""
+    return {"is_causal": True, **call} if self.record.causal_only else call
+
   def variables(self, dims: Dims) -> Variables:
     """The variables that `init` draws, once for each `dims`."""
     return self.once(("variables", dims), self._drawn, dims)
@@ -100,7 +113,7 @@ class Mechanism:
 
     Floating-point arrays must come in float64, as `in_float64` makes them.
     """
-    out = self.definition(variables, *arrays, **call)
+    out = self.definition(variables, *arrays, **self._directed(call))
     require(
       isinstance(out, np.ndarray) and out.dtype == np.float64,
       f"definition: expected a float64 NumPy array, got {type(out).__name__} "

@@ -95,6 +95,13 @@ def _refused(mechanism: Mechanism, feature: str) -> None:
   _raised(f"a call with {arguments}", pattern, apply, *qkv, **call, **more)
 
 
+def _both_directions(mechanism: Mechanism) -> None:
+  """A mechanism that is causal only refuses to look ahead."""
+  apply, qkv, call = _drawn(mechanism, Case())
+  pattern = "is_causal: expected True, .+; .+"
+  _raised("is_causal=False", pattern, apply, *qkv, **call, is_causal=False)
+
+
 def _unknown_option(mechanism: Mechanism, value: Any) -> None:
   apply, qkv, _ = _drawn(mechanism, Case())
   try:
@@ -194,6 +201,13 @@ CHECKS = (
       *("causal", "cross", "mask", "full_mask"),
       *("segments", "bias", "relative", "dropout", "global"),
     )
+  ),
+  Check(
+    "refuses[bidirectional]",
+    _both_directions,
+    _REFUSED,
+    where=lambda mechanism: mechanism.record.causal_only,
+    every_setting=False,
   ),
   *(
     Check(

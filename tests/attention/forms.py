@@ -2,7 +2,7 @@
 
 import pytest
 
-from attention import ATTENTIONS
+from attention import ATTENTIONS, plug
 
 OWN = {
   name: factory
@@ -15,6 +15,7 @@ SIZES = {
   "sliding_window": {"window": 5},
   "bigbird": {"block_size": 8, "num_random": 1},
   "performer": {"num_features": 16},
+  "window_linear": {"window": 5},
   "linformer": {"rank": 8},
   "lsh": {"chunk_size": 8, "num_rounds": 2},
   "nystrom": {"num_landmarks": 8},
@@ -23,8 +24,7 @@ SIZES = {
 FORMS = [
   (name, is_causal)
   for name, factory in OWN.items()
-  for is_causal in (False, True)
-  if not is_causal or "causal" in factory().supports
+  for is_causal in plug.directions(factory())
 ]
 
 KINDS = ("dense", "sliding_window", "performer", "linformer", "lsh")

@@ -17,7 +17,9 @@ from attention import (
   nystrom,
   performer,
   sliding_window,
+  window_linear,
 )
+from attention.definitions.linear import hedgehog_features
 from attention.definitions.nystrom import depthwise_convolution
 from attention.testing import Mechanism
 
@@ -57,6 +59,30 @@ def _linear(**options):
     return definitions.linear_attention(*qkv, **call)
 
   return Mechanism(linear, attend, options)
+
+
+def _hedgehog():
+  def attend(variables, query, key, value, **call):
+    params = variables["params"]
+    return definitions.linear_attention(
+      np.einsum("BTNH,NHI->BTNI", query, params["query_kernel"]),
+      np.einsum("BSKH,KHI->BSKI", key, params["key_kernel"]),
+      value,
+      feature_map=hedgehog_features,
+      **call,
+    )
+
+  return Mechanism(linear, attend, {"feature_map": "hedgehog"})
+
+
+def _window_linear(**options):
+  def attend(variables, *qkv, **call):
+    params = variables["params"]
+    return definitions.window_linear_attention(
+      *qkv, **params, **options, **call
+    )
+
+  return Mechanism(window_linear, attend, options)
 
 
 def _performer(**options):
@@ -144,9 +170,11 @@ MECHANISMS = (
   _window(window=(2, 1), dilation=2),
   _window(window=(3, 0), dilation=(1, 2, 1, 2)),
   _linear(feature_map="elu"),
+  _hedgehog(),
   _bigbird(block_size=2, num_random=1),
   _performer(num_features=16),
   _performer(num_features=16, kernel="relu"),
+  _window_linear(window=3),
   _linformer(rank=5, shared=True, per_head=False),
   _linformer(rank=5, shared=False, per_head=True),
   _lsh(num_rounds=2, num_buckets=4, chunk_size=4),

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import ATTENTIONS, Dims
+from attention import ATTENTIONS, Dims, plug
 from attention.testing import assert_close
 
 SIZES = {
@@ -13,6 +13,7 @@ SIZES = {
   "linformer": {"rank": 5},
   "nystrom": {"num_landmarks": 4},
   "performer": {"num_features": 16},
+  "window_linear": {"window": 5},
   "additive": {"width": 6},
 }
 # A block or chunk of these two is part of what they compute.
@@ -30,6 +31,7 @@ def attend(name, **call):
     for n in (4, 2, 2)
   )
   mask = jnp.asarray(rng.random((2, 1, 1, 23)) < 0.8)
+  call["is_causal"] = plug.directions(mechanism)[0]
   return jax.jit(
     lambda *qkv: mechanism.apply(variables, *qkv, mask=mask, **call)
   )(query, key, value)

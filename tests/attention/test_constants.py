@@ -72,7 +72,7 @@ def test_common_size_in_benchmarks():
   size = _only(r"at a common size: (\d+) keys", plug.Sizes.__doc__)
   timed = [sizes.timed(16_384) for sizes in _DEFAULTS.values()]
   for option in ("window", "num_features", "rank"):
-    assert [x[option] for x in timed if option in x] == [size]
+    assert {x[option] for x in timed if option in x} == {size}
 
 
 @pytest.mark.parametrize(

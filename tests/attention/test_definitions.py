@@ -70,7 +70,10 @@ def call_of(mechanism, case):
   """The definition with its variables, arrays, and options of the call."""
   variables = mechanism.variables(case.dims)
   arrays, call = mechanism.draw(case)
-  return functools.partial(mechanism.definition, variables), arrays, call
+  define = functools.partial(mechanism.definition, variables)
+  if mechanism.record.causal_only:
+    define = functools.partial(define, is_causal=True)
+  return define, arrays, call
 
 
 masking = pytest.mark.parametrize(
@@ -147,6 +150,15 @@ def test_what_has_no_causal_form_refuses_it(mechanism):
   define, arrays, _ = call_of(mechanism, Case())
   with pytest.raises(ValueError, match=r"^is_causal: expected False"):
     define(*arrays, is_causal=True)
+
+
+@pytest.mark.parametrize(
+  "mechanism", [m for m in ONE_EACH if m.record.causal_only], ids=str
+)
+def test_what_is_causal_only_refuses_both_directions(mechanism):
+  define, arrays, _ = call_of(mechanism, Case())
+  with pytest.raises(ValueError, match=r"^is_causal: expected True"):
+    define(*arrays, is_causal=False)
 
 
 def test_one_of_two_segment_ids_is_refused():

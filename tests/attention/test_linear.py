@@ -9,7 +9,9 @@ import pytest
 
 from attention import (
   Dims,
+  definitions,
   elu_plus_one,
+  hedgehog_features,
   linear,
   linear_attention,
   performer_attention,
@@ -161,3 +163,66 @@ def test_bad_options_are_refused(unchecked):
     linear().apply({}, query, key, value, feature_map=jnp.exp)
   with pytest.raises(ValueError, match="feature_map: expected a function of"):
     linear_attention(query, key, value, feature_map=jnp.sum)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_hedgehog_with_trained_kernels(is_causal):
+  """The record, the bare function on projections, and the definition agree."""
+  query, key, value = _inputs(70)
+  rng = np.random.default_rng(5)
+  params = {
+    name: rng.standard_normal((heads, 6, 6), np.float32)
+    for name, heads in (("query_kernel", 4), ("key_kernel", 2))
+  }
+
+  def projected(query, key, params):
+    return (
+      jnp.einsum("BTNH,NHI->BTNI", query, params["query_kernel"]),
+      jnp.einsum("BTNH,NHI->BTNI", key, params["key_kernel"]),
+    )
+
+  def record(query, key, value, params):
+    apply = linear("hedgehog").apply
+    return apply({"params": params}, query, key, value, is_causal=is_causal)
+
+  def bare(query, key, value, params):
+    return linear_attention(
+      *projected(query, key, params),
+      value,
+      feature_map=hedgehog_features,
+      is_causal=is_causal,
+    )
+
+  def naive(query, key, value, params):
+    projections = projected(query, key, params)
+    return _quadratic(*projections, value, hedgehog_features, is_causal, 1.0)
+
+  def gradients(attend):
+    out, pullback = jax.vjp(attend, query, key, value, params)
+    return out, pullback(jnp.cos(jnp.arange(out.size)).reshape(out.shape))
+
+  expected = jax.tree.leaves(gradients(naive))
+  for attend in (record, bare):
+    got = jax.tree.leaves(gradients(attend))
+    for x, y in zip(got, expected, strict=True):
+      assert_close(x, y, 1e-5)
+  defined = definitions.linear_attention(
+    *map(np.float64, projected(query, key, params)),
+    value,
+    feature_map=definitions.linear.hedgehog_features,
+    is_causal=is_causal,
+  )
+  assert_close(record(query, key, value, params), defined, 1e-5)
+
+
+def test_only_hedgehog_by_name_has_variables():
+  dims = Dims(num_heads=4, num_kv_heads=2, head_dim=6, max_length=9)
+  made = linear("hedgehog").init(jax.random.key(0), dims)
+  shapes = jax.tree.map(lambda x: x.shape, made)
+  assert shapes == {
+    "params": {"query_kernel": (4, 6, 6), "key_kernel": (2, 6, 6)}
+  }
+  for kernel in made["params"].values():
+    np.testing.assert_array_equal(kernel, np.stack([np.eye(6)] * len(kernel)))
+  for feature_map in ("elu", hedgehog_features):
+    assert linear(feature_map).init(jax.random.key(0), dims) == {}

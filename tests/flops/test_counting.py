@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from attention import ATTENTIONS, Dims
+from attention import ATTENTIONS, Dims, plug
 import flops
 
 SIDE = 8
@@ -248,8 +248,7 @@ def test_xla_still_counts_a_loop_once():
   [
     (name, is_causal)
     for name, make in ATTENTIONS.items()
-    for is_causal in (False, True)
-    if not is_causal or "causal" in make().supports
+    for is_causal in plug.directions(make())
   ],
 )
 def test_every_mechanism(name, is_causal):

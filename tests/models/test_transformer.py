@@ -22,7 +22,9 @@ def test_future_inputs_change_no_earlier_logits(name):
   assert np.abs(before[:, 5:] - after[:, 5:]).max() > 1e-3
 
 
-@pytest.mark.parametrize("name", kinds_first(tiny.names("mask")))
+@pytest.mark.parametrize(
+  "name", kinds_first(tiny.names("bidirectional", "mask"))
+)
 def test_padding_of_the_source_changes_nothing(name):
   across = name if name in tiny.names("cross", "rowwise", "mask") else "dense"
   model = tiny.create(

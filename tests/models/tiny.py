@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention import ATTENTIONS
+from attention import ATTENTIONS, plug
 import models
 
 VOCAB_SIZE = 7
@@ -16,6 +16,7 @@ OPTIONS = {
   "sliding_window": {"window": 3},
   "bigbird": {"block_size": 2, "num_random": 1},
   "performer": {"num_features": 16},
+  "window_linear": {"window": 3},
   "linformer": {"rank": 5},
   "lsh": {"num_rounds": 2, "chunk_size": 4},
   "nystrom": {"num_landmarks": 4},
@@ -34,7 +35,7 @@ def names(*capabilities):
   return [
     name
     for name in ATTENTIONS
-    if attention(name).build().supports >= set(capabilities)
+    if all(plug.can(attention(name).build(), c) for c in capabilities)
   ]
 
 

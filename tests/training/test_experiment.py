@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from attention import ATTENTIONS, registry
+from attention import ATTENTIONS, plug, registry
 from configs import attentions
 from process.errors import ConfigError
 from settings.leaves import put
@@ -34,13 +34,23 @@ def load(name, attention="dense", **leaves):
   return config
 
 
+def _obstacle(attention, model):
+  """Why a mechanism cannot be the only one of a model; None if it can."""
+  record = registry.example(attention)
+  if model.kind == "decoder" and not plug.can(record, "causal"):
+    return "be causal"
+  if model.kind == "encoder" and not plug.can(record, "bidirectional"):
+    return "attend in both directions"
+  return None
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_every_pair_is_valid_and_survives_json(name, attention):
-  causal = "causal" in registry.example(attention).supports
-  if name in DECODERS and not causal:
+  obstacle = _obstacle(attention, load(name).model)
+  if obstacle is not None:
     # Dense under another name would be a lie.
-    with pytest.raises(ConfigError, match="cannot be causal"):
+    with pytest.raises(ConfigError, match=f"cannot {obstacle}"):
       experiment_config.parse(load(name, attention))
     return
   config = experiment_config.parse(load(name, attention))
@@ -70,8 +80,7 @@ def test_sizes_of_papers_are_made_with_what_can(name, mechanisms):
   made = 0
   for attention in mechanisms:
     config = load(f"paper.{name}", attention)
-    supports = registry.example(attention).supports
-    if "decoder_attention" in config.model and "causal" not in supports:
+    if _obstacle(attention, config.model) is not None:
       continue
     run = experiment.create(experiment_config.parse(config))
     batch = run.task.train_batch(0)
