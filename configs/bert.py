@@ -1,0 +1,52 @@
+"""Masked language modelling of a text, as BERT is trained.
+
+python train.py --config=configs/bert.py --config.task.path=input.txt
+"""
+
+import ml_collections
+
+from configs import attentions
+
+
+def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
+  """An encoder with post-norm and learned positions, at the size of a CPU."""
+  return ml_collections.ConfigDict(
+    {
+      "seed": 0,
+      "num_steps": 6000,
+      "batch_size": 32,
+      "eval_every": 500,
+      "checkpoint_every": 2000,
+      "log_every": 100,
+      "parallel": "jit",
+      "decode_method": "greedy",
+      "task": {
+        "name": "text",
+        "context": 64,
+        "vocabulary": "subwords",
+        "vocab_size": 512,
+        "mask_rate": 0.15,
+      },
+      "model": {
+        "kind": "encoder",
+        "num_layers": 2,
+        "num_heads": 4,
+        "features": 128,
+        "mlp_features": 512,
+        "activation": "gelu",
+        "position": "learned",
+        "norm": "post",
+        "dropout_rate": 0.0,
+        "encoder_attention": attentions.one(attention),
+      },
+      "optimizer": {
+        "name": "adamw",
+        "learning_rate": 1e-3,
+        "schedule": "cosine",
+        "warmup_steps": 500,
+        "b2": 0.98,
+        "weight_decay": 0.01,
+        "clip_norm": 1.0,
+      },
+    }
+  )
