@@ -13,7 +13,7 @@ def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
   return ml_collections.ConfigDict(
     {
       "seed": 0,
-      "num_steps": 6000,
+      "num_steps": 4000,
       "batch_size": 32,
       "eval_every": 500,
       "checkpoint_every": 2000,
@@ -41,7 +41,7 @@ def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
       },
       "optimizer": {
         "name": "adamw",
-        "learning_rate": 1e-3,
+        "learning_rate": 2e-3,
         "schedule": "cosine",
         "warmup_steps": 500,
         "b2": 0.98,

@@ -1,7 +1,7 @@
 """Classification of texts: one label for a whole sequence.
 
-    python train.py --config=configs/classify.py --config.task.path=rows.tsv
-    python train.py --config=configs/classify.py --config.task.dataset=NAME
+python train.py --config=configs/classify.py --config.task.path=rows.tsv
+python train.py --config=configs/classify.py --config.task.dataset=NAME
 """
 
 import ml_collections

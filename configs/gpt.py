@@ -1,6 +1,6 @@
 """Language modelling of a text in subwords, as GPT-2 is made, at a CPU's size.
 
-    python train.py --config=configs/gpt.py --config.task.path=input.txt
+python train.py --config=configs/gpt.py --config.task.path=input.txt
 """
 
 import ml_collections

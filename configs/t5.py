@@ -1,6 +1,6 @@
 """Span corruption of a text, as T5 is trained.
 
-    python train.py --config=configs/t5.py --config.task.path=input.txt
+python train.py --config=configs/t5.py --config.task.path=input.txt
 """
 
 import ml_collections

@@ -246,7 +246,7 @@ class SpanText(TextTask):
     pieces = self._train[: count * self.piece].reshape(count, self.piece)
     rng = np.random.default_rng(0)
     parts = []
-    for _ in range(round(1 / self._config.mask_rate)):
+    for _ in range(round(self._sizes.text / self._sizes.noise)):
       for first in range(0, count, _ROWS):
         rows = pieces[first : first + _ROWS]
         mask = span_mask(rng, len(rows), self._sizes)
