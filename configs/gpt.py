@@ -22,6 +22,7 @@ def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
       "decode_method": "greedy",
       "task": {
         "name": "text",
+        "path": "",
         "context": 64,
         "vocabulary": "subwords",
         "vocab_size": 512,

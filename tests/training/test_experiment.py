@@ -13,7 +13,7 @@ from settings.leaves import put
 from tests.attention.forms import KINDS, kinds_first
 from training import experiment, experiment_config, parallel, workdir
 
-DECODERS = ("text", "recall", "induction", "selective_copy", "needle")
+DECODERS = ("text", "gpt", "recall", "induction", "selective_copy", "needle")
 PAPER = (
   "recall",
   "induction",
@@ -22,7 +22,16 @@ PAPER = (
   "listops",
   "needle",
 )
-CONFIGS = ("copy", "translation", "multi30k", "listops", *DECODERS)
+CONFIGS = (
+  "copy",
+  "translation",
+  "multi30k",
+  "listops",
+  "bert",
+  "t5",
+  "classify",
+  *DECODERS,
+)
 
 
 def load(name, attention="dense", **leaves):
@@ -37,12 +46,16 @@ def load(name, attention="dense", **leaves):
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_every_pair_is_valid_and_survives_json(name, attention):
-  causal = "causal" in registry.example(attention).supports
-  if name in DECODERS and not causal:
-    # Dense under another name would be a lie.
-    with pytest.raises(ConfigError, match="cannot be causal"):
-      experiment_config.parse(load(name, attention))
-    return
+  supports = registry.example(attention).supports
+  # Dense under another name would be a lie.
+  for capability, names, message in (
+    ("causal", DECODERS, "cannot be causal"),
+    ("relative", ("t5",), "cannot carry relative positions"),
+  ):
+    if name in names and capability not in supports:
+      with pytest.raises(ConfigError, match=message):
+        experiment_config.parse(load(name, attention))
+      return
   config = experiment_config.parse(load(name, attention))
   again = experiment_config.parse(config.to_mapping())
   assert again == config
