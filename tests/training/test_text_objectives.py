@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from process.errors import ConfigError
+from tests import commands
 from tests.tasks.text_cases import TEXT
 from training import (
   evaluate,
@@ -119,3 +120,35 @@ def test_labels_share_no_table_with_tokens(tmp_path):
   }
   with pytest.raises(ConfigError, match=r"^config\.model\.tie_embeddings: "):
     experiment.create(config(path, "encoder", leaves))
+
+
+def test_a_run_says_what_has_to_be_beaten(tmp_path):
+  path = tmp_path / "text.txt"
+  path.write_text(TEXT, encoding="utf-8")
+  arguments = (
+    "--config=configs/bert.py",
+    f"--config.task.path={path}",
+    "--config.task.vocab_size=300",
+    "--config.task.context=16",
+    "--config.num_steps=2",
+    "--config.batch_size=8",
+    "--config.model.num_layers=1",
+    "--config.model.features=16",
+    "--config.model.mlp_features=16",
+    f"--workdir={tmp_path / 'run'}",
+  )
+  code, out, error = commands.run("train.py", *arguments)
+  assert (code, error) == (0, "")
+  names = [line.split()[0] for line in out.splitlines() if line.strip()]
+  unigram, bigram = (
+    [i for i, found in enumerate(names) if found == name]
+    for name in ("unigram_loss", "bigram_loss")
+  )
+  assert len(unigram) == len(bigram) == 2
+  assert unigram[0] == 1
+  assert (tmp_path / "run/vocabulary/tokenizer.json").exists()
+  # A finished run is told again, and its text is not needed for that.
+  path.unlink()
+  code, again, error = commands.run("train.py", *arguments)
+  assert (code, error) == (0, "")
+  assert again.splitlines() == out.splitlines()[-len(again.splitlines()) :]
