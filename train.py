@@ -44,6 +44,8 @@ def main() -> None:
     workdir.write_config(folder, config)
     run.task.save(folder)
     print(f"{folder}: {experiment.describe(run)}", flush=True)
+    for name, value in run.task.baselines.items():
+      print(f"  {name} {value:.4f}", flush=True)
     for line in attentions.dense_because(file, config.model):
       print(f"  {line}", flush=True)
     results = loop.run(run, folder)

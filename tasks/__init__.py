@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import types
 
 from tasks import (
+  classification,
   copy,
   induction,
   listops,
@@ -27,6 +28,7 @@ from tasks.base import (
   Task,
   TaskEntry,
 )
+from tasks.classification import ClassificationConfig, ClassificationTask
 from tasks.copy import CopyConfig, CopyTask
 from tasks.induction import InductionConfig, InductionTask
 from tasks.listops import ListopsConfig, ListopsTask
@@ -42,6 +44,7 @@ TASKS: Mapping[str, TaskEntry] = types.MappingProxyType(
     "copy": TaskEntry(CopyConfig, copy.make),
     "translation": TaskEntry(TranslationConfig, translation.make),
     "text": TaskEntry(TextConfig, text.make),
+    "classification": TaskEntry(ClassificationConfig, classification.make),
     "recall": TaskEntry(RecallConfig, recall.make),
     "induction": TaskEntry(InductionConfig, induction.make),
     "selective_copy": TaskEntry(SelectiveCopyConfig, selective_copy.make),
@@ -57,6 +60,8 @@ __all__ = [
   "Batch",
   "DecodeBatch",
   "DataError",
+  "ClassificationConfig",
+  "ClassificationTask",
   "CopyConfig",
   "CopyTask",
   "InductionConfig",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import pathlib
+import types
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -16,10 +17,16 @@ if TYPE_CHECKING:
   import jax
 
 Batch = dict[str, np.ndarray]
-"""'source' [B, S], 'inputs' and 'targets' [B, T] int32, 'weights' [B, T]."""
+"""'source' [B, S], 'inputs' and 'targets' [B, T] int32, 'weights' [B, T].
+
+With 'source_mask' [B, S] bool, True is a token; without, `PAD` is padding.
+"""
 
 PAD, BOS, EOS = 0, 1, 2
-"""Every vocabulary begins with these, so that models need no table of them."""
+"""Every vocabulary made here begins with these."""
+
+NO_BASELINES: Mapping[str, float] = types.MappingProxyType({})
+"""Of a task that no simpler model is counted for."""
 
 
 class DataError(ValueError):
@@ -65,6 +72,11 @@ class Task(Protocol):
   bos_id: int
   eos_id: int
   eval_splits: tuple[str, ...]
+
+  @property
+  def baselines(self) -> Mapping[str, float]:
+    """Name -> loss of a simpler model on the first held-out split."""
+    ...
 
   def train_batch(self, step: int) -> Batch:
     """The batch of a step: a pure function of (seed, step)."""

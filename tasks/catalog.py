@@ -1,9 +1,9 @@
-"""Translation sets of the TFDS catalogue by name, such as ted_hrlr_translate.
+"""Sets of the TFDS catalogue by name, such as ted_hrlr_translate.
 
 This module imports TFDS (0.7 s), so it is imported where it is needed.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 import os
 import pathlib
 import socket
@@ -18,21 +18,25 @@ from tasks.base import DataError
 
 
 def prepare_named(
-  name: str, folder: str, languages: tuple[str, str]
+  name: str,
+  folder: str,
+  features: Sequence[tuple[str, str]],
+  instead: str,
 ) -> tfds.core.DatasetBuilder:
-  """Finds, or downloads and prepares, a TFDS translation set.
+  """Finds, or downloads and prepares, a TFDS set.
 
   Args:
     name: as in the catalogue: 'ted_hrlr_translate/pt_to_en'.
     folder: a TFDS data folder that has it prepared; '' takes the cache.
-    languages: source and target; both must be features of the set.
+    features: what the set must have, each with the leaf that asks for it.
+    instead: what works without a network, for the message.
 
   Raises:
-    DataError: an unknown name, a set without these languages, no network, or
+    DataError: an unknown name, a set without these features, no network, or
       what TFDS reports, in one line.
   """
   builder = _find(name, folder or str(cache.folder("datasets")))
-  _check_languages(name, builder.info.features or {}, languages)
+  _check_features(name, builder.info.features or {}, features)
   if folder:
     if not builder.is_prepared():
       raise DataError(
@@ -42,7 +46,7 @@ def prepare_named(
     return builder
   key = "tfds-" + builder.info.full_name.replace("/", "-")
   if not (cache.folder("datasets") / key).exists():
-    _check_network(name, builder.url_infos or ())
+    _check_network(name, builder.url_infos or (), instead)
 
   def write(scratch: str) -> pathlib.Path:
     fresh = _find(name, scratch)
@@ -63,7 +67,8 @@ def prepare_named(
 
 
 def _find(name: str, data_dir: str) -> tfds.core.DatasetBuilder:
-  # Sets such as wmt14_translate are registered by this import only.
+  # Sets such as wmt14_translate are registered by these imports only.
+  import tensorflow_datasets.text
   import tensorflow_datasets.translate  # noqa: F401
 
   try:
@@ -71,26 +76,26 @@ def _find(name: str, data_dir: str) -> tfds.core.DatasetBuilder:
   except tfds.core.DatasetNotFoundError:
     raise DataError(
       f"task.dataset: TFDS has no {name!r}; see "
-      "https://www.tensorflow.org/datasets/catalog/overview#translate"
+      "https://www.tensorflow.org/datasets/catalog/overview"
     ) from None
   except Exception as error:  # As above: a message may fill the screen.
     raise DataError(f"task.dataset: {name}: {_line(error)}") from error
 
 
-def _check_languages(
-  name: str, features: Iterable[str], languages: tuple[str, str]
+def _check_features(
+  name: str, known: Iterable[str], needed: Sequence[tuple[str, str]]
 ) -> None:
-  known = sorted(features)
-  for field, language in zip(
-    ("source_language", "target_language"), languages, strict=True
-  ):
-    if language not in known:
+  known = sorted(known)
+  for field, feature in needed:
+    if feature not in known:
       raise DataError(
-        f"task.{field}: {name} has {', '.join(known)}, not {language!r}"
+        f"task.{field}: {name} has {', '.join(known)}, not {feature!r}"
       )
 
 
-def _check_network(name: str, urls: Iterable[str], timeout: float = 3) -> None:
+def _check_network(
+  name: str, urls: Iterable[str], instead: str, timeout: float = 3
+) -> None:
   """Raises DataError at once where TFDS would retry for minutes.
 
   Any answer of any host counts, a proxy's too; what TFDS then makes of it is
@@ -125,7 +130,7 @@ def _check_network(name: str, urls: Iterable[str], timeout: float = 3) -> None:
     raise DataError(
       f"{name} is not prepared in {cache.folder('datasets')} and its hosts "
       f"({', '.join(sorted(h for h, _ in hosts))}) do not answer: this machine "
-      "seems to be offline; use task.source=numbers or files"
+      f"seems to be offline; use {instead}"
     )
 
 

@@ -74,6 +74,7 @@ class CopyTask:
   max_source_length: int | None
   pad_id, bos_id, eos_id = PAD, BOS, EOS
   eval_splits: tuple[str, ...] = ("validation",)
+  baselines = base.NO_BASELINES
 
   def __init__(
     self, config: CopyConfig, *, kind: str, batch_size: int, seed: int

@@ -103,7 +103,15 @@ def _named(config: TranslationConfig) -> Corpus:
   from tasks import catalog
 
   languages = config.source_language, config.target_language
-  builder = catalog.prepare_named(config.dataset, config.path, languages)
+  builder = catalog.prepare_named(
+    config.dataset,
+    config.path,
+    (
+      ("source_language", config.source_language),
+      ("target_language", config.target_language),
+    ),
+    instead="task.source=numbers or files",
+  )
   splits = _own_names(builder)
   if "train" not in splits:
     raise DataError(

@@ -37,6 +37,7 @@ class GeneratedTask(abc.ABC):
   max_target_length: int
   pad_id, bos_id, eos_id = PAD, BOS, EOS
   eval_splits: tuple[str, ...]
+  baselines = base.NO_BASELINES
 
   def __init__(
     self,

@@ -31,6 +31,7 @@ class TranslationTask:
   max_source_length: int | None
   pad_id, bos_id, eos_id = PAD, BOS, EOS
   eval_splits: tuple[str, ...]
+  baselines = base.NO_BASELINES
 
   def __init__(
     self,

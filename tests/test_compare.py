@@ -4,10 +4,11 @@ import pytest
 
 from comparison import config as config_lib
 from comparison import plan, records
-from configs.compare import copy
+from configs.compare import copy, objectives
 from process.errors import ConfigError
 from tests import commands
 from tests.comparison.plans import budgeted, comparison
+from tests.tasks.text_cases import TEXT
 
 
 @pytest.mark.parametrize(
@@ -135,6 +136,21 @@ def test_a_variant_is_a_mechanism_with_options_of_its_own():
     comparison(attention="w", variants={"w": {"name": "dense", "rank": 2}})
   )
   assert "rank: dense has no such option" in wrong.obstacle
+
+
+def test_objectives_say_which_mechanism_cannot(tmp_path):
+  path = tmp_path / "text.txt"
+  path.write_text(TEXT, encoding="utf-8")
+  leaves = {
+    "task": {"path": str(path), "context": 16, "vocab_size": 300},
+    "attention": "dense,performer",
+  }
+  runs = plan.plan(config_lib.parse(objectives.get_config().to_dict() | leaves))
+  obstacles = {(run.task, run.attention): run.obstacle for run in runs}
+  assert len(obstacles) == 6
+  (told,) = (obstacle for obstacle in obstacles.values() if obstacle)
+  assert obstacles["t5", "performer"] == told
+  assert "performer cannot carry relative positions" in told
 
 
 def test_a_task_may_lie_in_a_folder_of_configs():

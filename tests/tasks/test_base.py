@@ -17,6 +17,7 @@ def test_names_of_the_tasks():
     "copy",
     "translation",
     "text",
+    "classification",
     "recall",
     "induction",
     "selective_copy",

@@ -1,4 +1,4 @@
-"""Character-level language modelling: windows, splits, vocabulary, faults."""
+"""Language modelling of a text: windows, splits, vocabulary, faults."""
 
 import math
 import pathlib
@@ -106,11 +106,31 @@ def test_ids_round_trip_and_reserve_the_first_three(path):
 
 
 def test_bits_per_character(path):
-  metrics = make(path).summarize({"loss": (10 * math.log(2), 5.0)})
-  assert metrics == {
+  task = make(path)
+  assert task.summarize({"loss": (10 * math.log(2), 5.0)}) == {
     "loss": pytest.approx(2 * math.log(2)),
     "bits_per_character": pytest.approx(2),
+    **task.baselines,
   }
+
+
+@pytest.mark.parametrize("eval_batches", [0, 2])
+def test_bits_per_character_of_subwords(path, eval_batches):
+  task = make(
+    path, vocabulary="subwords", vocab_size=280, eval_batches=eval_batches
+  )
+  batches = list(task.eval_batches("validation"))
+  tokens = sum(batch["weights"].sum() for batch in batches)
+  text = "".join(
+    task.decode(row[weights > 0])
+    for batch in batches
+    for row, weights in zip(batch["targets"], batch["weights"], strict=True)
+  )
+  assert tokens < 0.9 * len(text)
+  metrics = task.summarize({"loss": (tokens * 3.0, tokens)})
+  assert metrics["bits_per_character"] == pytest.approx(
+    tokens * 3.0 / math.log(2) / len(text), rel=1e-6
+  )
 
 
 def test_decode_batches_continue_the_held_out_text(path):
@@ -199,8 +219,27 @@ def test_encode_refuses(path, line, message):
   ("fields", "message"),
   [
     ({}, "path: expected a text file, got ''"),
-    ({"path": "a", "context": 1}, "context: expected at least 2 characters"),
+    ({"path": "a", "context": 1}, "context: expected at least 2 tokens"),
     ({"path": "a", "eval_batches": -1}, "eval_batches: expected 0 or more"),
+    ({"path": "a", "vocabulary": "words"}, "vocabulary: expected 'characters'"),
+    ({"path": "a", "vocab_size": 0}, "vocab_size: expected at least 1"),
+    (
+      {"path": "a", "mask_rate": 0.0},
+      "mask_rate: expected above 0 and at most",
+    ),
+    (
+      {"path": "a", "mask_rate": 1.0},
+      "mask_rate: expected above 0 and at most",
+    ),
+    (
+      {"path": "a", "mask_rate": math.nan},
+      "mask_rate: expected above 0 and at",
+    ),
+    (
+      {"path": "a", "mean_span_length": 0.5},
+      "mean_span_length: expected at le",
+    ),
+    ({"path": "a", "mean_span_length": math.nan}, "mean_span_length: expected"),
   ],
 )
 def test_config_refuses(fields, message):
@@ -209,13 +248,13 @@ def test_config_refuses(fields, message):
   assert str(error.value).startswith(message)
 
 
-@pytest.mark.parametrize("kind", ["encoder", "encoder_decoder"])
-def test_text_is_for_decoders(kind):
+def test_an_unknown_kind_is_told():
   with pytest.raises(
-    ValueError, match=r"model\.kind: text serves decoder, got"
+    ValueError,
+    match=r"model\.kind: text serves decoder, encoder, encoder_decoder, got",
   ):
     tasks.TASKS["text"].make(
-      TextConfig(path="x"), kind=kind, batch_size=1, seed=0, workdir=None
+      TextConfig(path="x"), kind="both", batch_size=1, seed=0, workdir=None
     )
 
 

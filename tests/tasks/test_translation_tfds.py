@@ -127,7 +127,7 @@ def test_a_host_that_never_answers(monkeypatch):
   monkeypatch.setattr("socket.create_connection", silent)
   start = time.monotonic()
   with pytest.raises(tasks.DataError, match="this machine seems to be offline"):
-    catalog._check_network("x", ["https://a.example/b"], timeout=0.2)
+    catalog._check_network("x", ["https://a.example/b"], "", timeout=0.2)
   over.set()
   assert time.monotonic() - start < 5
 
@@ -144,7 +144,7 @@ def test_one_answer_is_enough(monkeypatch):
 
   monkeypatch.setattr("socket.create_connection", connect)
   urls = [f"https://{host}.example/x" for host in ("down", "up", "gone")]
-  catalog._check_network("x", urls)
+  catalog._check_network("x", urls, "task.path")
 
 
 # Configs, kinds, imports

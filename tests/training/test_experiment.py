@@ -13,7 +13,7 @@ from settings.leaves import put
 from tests.attention.forms import KINDS, kinds_first
 from training import experiment, experiment_config, parallel, workdir
 
-DECODERS = ("text", "recall", "induction", "selective_copy", "needle")
+DECODERS = ("text", "gpt", "recall", "induction", "selective_copy", "needle")
 PAPER = (
   "recall",
   "induction",
@@ -22,7 +22,16 @@ PAPER = (
   "listops",
   "needle",
 )
-CONFIGS = ("copy", "translation", "multi30k", "listops", *DECODERS)
+CONFIGS = (
+  "copy",
+  "translation",
+  "multi30k",
+  "listops",
+  "bert",
+  "t5",
+  "classify",
+  *DECODERS,
+)
 
 
 def load(name, attention="dense", **leaves):
@@ -41,6 +50,8 @@ def _obstacle(attention, model):
     return "be causal"
   if model.kind == "encoder" and not plug.can(record, "bidirectional"):
     return "attend in both directions"
+  if model.get("position") == "t5" and not plug.can(record, "relative"):
+    return "carry relative positions"
   return None
 
 

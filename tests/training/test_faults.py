@@ -26,7 +26,12 @@ FILES = (
   "needle",
   "listops",
   "text",
+  "bert",
+  "gpt",
+  "t5",
+  "classify",
 )
+OF_DATA = ("text", "bert", "gpt", "t5", "classify", "multi30k")
 # By one of these every leaf is at fault, whatever its type.
 VALUES = (
   "ünïcödé\n" * 1000,
@@ -50,7 +55,7 @@ HUGE = (10**9, 10**18, 2**63)
 def config_of(name, *argument):
   """The file's config with all of its defaults, as a mapping."""
   config = importlib.import_module(f"configs.{name}").get_config(*argument)
-  if name in ("text", "multi30k"):
+  if name in OF_DATA:
     config.task.path = "nowhere"
   return experiment_config.parse(config).to_mapping()
 
@@ -148,7 +153,7 @@ def test_a_size_that_no_machine_holds_is_refused(value):
   tried = set()
   for name, leaf in LEAVES:
     # Data are read before the model is made; small ones stand in for them.
-    of_data = name in ("multi30k", "translation", "bahdanau", "text")
+    of_data = name in (*OF_DATA, "translation", "bahdanau")
     if of_data and leaf not in ("task.max_length", "task.context"):
       continue
     if leaf in sizes:

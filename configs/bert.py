@@ -1,0 +1,60 @@
+"""Masked language modelling of a text, as BERT is trained.
+
+    python train.py --config=configs/bert.py --config.task.path=input.txt
+
+`input.txt` is any text file. On tiny Shakespeare the loss of held-out masked
+tokens is 2.229 nats, and 47 % of them are right, after 7.5 minutes on 2 CPU
+cores that other jobs shared; counted subwords reach 5.165, counted pairs 3.630.
+For the first 800 steps the model predicts little more than frequencies (loss
+4.7), and then learns to read its context within a few hundred; half the
+learning rate makes that stretch longer.
+"""
+
+import ml_collections
+
+from configs import attentions
+
+
+def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
+  """An encoder with post-norm and learned positions, at the size of a CPU."""
+  return ml_collections.ConfigDict(
+    {
+      "seed": 0,
+      "num_steps": 4000,
+      "batch_size": 32,
+      "eval_every": 500,
+      "checkpoint_every": 2000,
+      "log_every": 100,
+      "parallel": "jit",
+      "decode_method": "greedy",
+      "task": {
+        "name": "text",
+        "path": "",
+        "context": 64,
+        "vocabulary": "subwords",
+        "vocab_size": 512,
+        "mask_rate": 0.15,
+      },
+      "model": {
+        "kind": "encoder",
+        "num_layers": 2,
+        "num_heads": 4,
+        "features": 128,
+        "mlp_features": 512,
+        "activation": "gelu",
+        "position": "learned",
+        "norm": "post",
+        "dropout_rate": 0.0,
+        "encoder_attention": attentions.one(attention),
+      },
+      "optimizer": {
+        "name": "adamw",
+        "learning_rate": 2e-3,
+        "schedule": "cosine",
+        "warmup_steps": 500,
+        "b2": 0.98,
+        "weight_decay": 0.01,
+        "clip_norm": 1.0,
+      },
+    }
+  )

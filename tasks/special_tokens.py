@@ -1,0 +1,109 @@
+"""The tokens of a vocabulary that are no text, found by their names."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from tasks.base import DataError
+
+OWN = ("<pad>", "<bos>", "<eos>")
+"""What every vocabulary made here begins with: ids 0, 1 and 2."""
+
+OWN_ENCODER = ("<cls>", "<sep>", "<mask>")
+"""What follows where an encoder reads the text."""
+
+NAMES: Mapping[str, tuple[str, ...]] = {
+  "pad": ("<pad>", "[PAD]", "<|endoftext|>", "</s>"),
+  "bos": ("<bos>", "<s>", "<|begin_of_text|>", "<|endoftext|>", "[CLS]"),
+  "eos": ("<eos>", "</s>", "<|end_of_text|>", "<|endoftext|>", "[SEP]"),
+  "cls": ("<cls>", "[CLS]", "<s>"),
+  "sep": ("<sep>", "[SEP]", "</s>"),
+  "mask": ("<mask>", "[MASK]"),
+}
+"""Role -> how it is called, in the order in which the names are tried."""
+
+
+class SpecialTokens(NamedTuple):
+  """Ids of the special tokens of a vocabulary; None where it has none.
+
+  Attributes:
+    pad: fills rows up to a common length.
+    bos: what a decoder reads first.
+    eos: ends a sequence.
+    cls: comes before a text that an encoder reads.
+    sep: comes after it.
+    mask: stands for a token that is to be predicted.
+    sentinels: `<extra_id_0>`, `<extra_id_1>`, …: each stands for a span.
+  """
+
+  pad: int | None
+  bos: int | None
+  eos: int | None
+  cls: int | None
+  sep: int | None
+  mask: int | None
+  sentinels: tuple[int, ...]
+
+  @classmethod
+  def find(cls, ids: Mapping[str, int]) -> "SpecialTokens":
+    """Finds them among all tokens.
+
+    A decoder reads padding first where there is no beginning (T5), and the end
+    pads where there is no padding (GPT-2).
+
+    Args:
+      ids: token -> id.
+    """
+    found: dict[str, int | None] = {
+      role: next((ids[name] for name in names if name in ids), None)
+      for role, names in NAMES.items()
+    }
+    if found["pad"] is None:
+      found["pad"] = found["eos"]
+    if found["bos"] is None:
+      found["bos"] = found["pad"]
+    sentinels = []
+    while (name := sentinel(len(sentinels))) in ids:
+      sentinels.append(ids[name])
+    return cls(**found, sentinels=tuple(sentinels))
+
+  def need(self, role: str, file: str, objective: str) -> int:
+    """The id of a token, or DataError where the vocabulary has none.
+
+    Args:
+      role: a key of `NAMES`.
+      file: which has the vocabulary, for the message.
+      objective: what needs the token, for the message.
+    """
+    found = getattr(self, role)
+    if found is None:
+      raise DataError(
+        f"task.tokenizer: {file} has no token {' or '.join(NAMES[role])}, which "
+        f"{objective} needs"
+      )
+    return found
+
+  def need_sentinels(
+    self, count: int, file: str, objective: str
+  ) -> tuple[int, ...]:
+    """The first sentinels, or DataError where there are fewer."""
+    if len(self.sentinels) < count:
+      raise DataError(
+        f"task.tokenizer: {file} has {len(self.sentinels)} of the tokens "
+        f"{sentinel(0)} to {sentinel(count - 1)}, which {objective} needs"
+      )
+    return self.sentinels[:count]
+
+  @property
+  def around(self) -> tuple[list[int], list[int]]:
+    """What an encoder reads before and after a text: `[CLS] … [SEP]`.
+
+    Nothing where the vocabulary does not have both.
+    """
+    if self.cls is None or self.sep is None:
+      return [], []
+    return [self.cls], [self.sep]
+
+
+def sentinel(number: int) -> str:
+  """The name of a sentinel, as T5 has it."""
+  return f"<extra_id_{number}>"

@@ -1,0 +1,124 @@
+"""Language modelling for a decoder: each token from those before it."""
+
+from collections.abc import Iterator, Mapping
+import functools
+import math
+
+import numpy as np
+
+from tasks import base
+from tasks.base import Batch, DecodeBatch
+from tasks.text.config import TextConfig
+from tasks.text.ngrams import Pairs
+from tasks.text.task import NUM_SAMPLES, TextTask
+
+
+class CausalText(TextTask):
+  """Windows of a text, each token predicted from those before it.
+
+  decoder: inputs and targets [B, T], the targets one token later. Of the
+  held-out text every token but the first is predicted exactly once.
+  """
+
+  objective = "language modelling"
+  source_vocab_size = None
+  shared_vocabulary = False
+  max_source_length = None
+
+  def __init__(self, config: TextConfig, *args, **options):
+    super().__init__(config, *args, **options)
+    self.eos_id = self._need("eos")
+    self.max_target_length = config.context
+
+  @classmethod
+  def own_tokens(cls, config: TextConfig) -> tuple[str, ...]:
+    """None beyond what every vocabulary has."""
+    del config
+    return ()
+
+  @classmethod
+  def longest(cls, config: TextConfig) -> int:
+    """T."""
+    return config.context
+
+  @property
+  def piece(self) -> int:
+    """T."""
+    return self._config.context
+
+  def train_batch(self, step: int) -> Batch:
+    """B windows from random places, drawn from (seed, step)."""
+    rng = np.random.default_rng((self._seed, step))
+    windows = self._windows(rng, self.piece + 1)
+    return _batch(windows, np.full(self._batch_size, self.piece))
+
+  def eval_batches(self, split: str) -> Iterator[Batch]:
+    """The held-out text in order, each token predicted exactly once."""
+    text = self._held_out(split)
+    padded = np.pad(text, (0, self.piece))
+    for starts in self._starts(len(text) - 1):
+      counts = np.minimum(len(text) - 1 - starts, self.piece)
+      windows = padded[starts[:, None] + np.arange(self.piece + 1)]
+      yield base.pad_rows(_batch(windows, counts), self._batch_size)
+
+  def decode_batches(self, split: str) -> Iterator[DecodeBatch]:
+    """A few places to continue from; the references are how it went on."""
+    context, text = self._config.context, self._held_out(split)
+    half = context // 2
+    places = (len(text) - context) // NUM_SAMPLES
+    count = min(NUM_SAMPLES, self._batch_size)
+    if places < 1:
+      return
+    starts = np.arange(count) * places
+    rows = text[starts[:, None] + np.arange(context)]
+    prompt = rows[base.repeat_rows(count, self._batch_size), :half]
+    inputs = {
+      "prompt": prompt,
+      "prompt_length": np.full(self._batch_size, half, np.int32),
+    }
+    references = [self.decode(row[half:]) for row in rows]
+    yield DecodeBatch(inputs, references, context - half)
+
+  def summarize(
+    self, sums: Mapping[str, tuple[float, float]]
+  ) -> dict[str, float]:
+    """Adds bits per character of the text that the predicted tokens make."""
+    metrics = super().summarize(sums)
+    if "loss" in metrics:
+      bits = metrics["loss"] / math.log(2)
+      metrics["bits_per_character"] = bits / self._characters_per_token
+    return metrics
+
+  def encode(self, line: str) -> list[int]:
+    """Prompt ids; an empty line begins after a line end, as a text does."""
+    return self._fitting(self._vocabulary.encode(line or "\n"))
+
+  @functools.cached_property
+  def _characters_per_token(self) -> float:
+    """Characters of the predicted part of the held-out text over its tokens."""
+    tokens = self._validation[: self._num_predicted + 1]
+    first = len(self.decode(tokens[:1]))
+    return (len(self.decode(tokens)) - first) / (len(tokens) - 1)
+
+  @property
+  def _num_predicted(self) -> int:
+    most = len(self._validation) - 1
+    windows = sum(len(starts) for starts in self._starts(most))
+    return min(windows * self.piece, most)
+
+  def _training_pairs(self) -> Pairs:
+    return Pairs.of(self._train)
+
+  def _predicted(self, batch: Batch) -> Pairs:
+    counted = batch["weights"] > 0
+    return Pairs(batch["inputs"][counted], batch["targets"][counted])
+
+
+def _batch(windows: np.ndarray, counts: np.ndarray) -> Batch:
+  """Windows [B, T + 1] of which the first `counts` + 1 columns are text."""
+  inside = np.arange(windows.shape[1] - 1) < counts[:, None]
+  return {
+    "inputs": windows[:, :-1] * inside,
+    "targets": windows[:, 1:] * inside,
+    "weights": inside.astype(np.float32),
+  }

@@ -1,0 +1,169 @@
+"""Masked language modelling for an encoder (BERT)."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tasks.base import Batch, DecodeBatch
+from tasks.special_tokens import OWN_ENCODER
+from tasks.text.config import TextConfig
+from tasks.text.ngrams import NONE, Pairs
+from tasks.text.task import TextTask
+
+_MASKED, _RANDOM = 0.8, 0.1
+
+
+def mask_tokens(
+  rng: np.random.Generator,
+  tokens: np.ndarray,
+  rate: float,
+  mask_id: int,
+  ordinary: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+  """Chooses tokens to be predicted, and hides most of them.
+
+  Of n tokens of a row, max(1, round(rate · n)) are chosen, all with equal
+  chances. A chosen token becomes the mask with probability 0.8, a random token
+  with 0.1, and stays what it is with 0.1.
+
+  Args:
+    rng: all is drawn from it.
+    tokens: [B, n] ids.
+    rate: share of tokens that are chosen.
+    mask_id: of the mask.
+    ordinary: ids that a random token is one of. BERT draws it from all ids,
+      special tokens included.
+
+  Returns:
+    What the model reads, [B, n], and which tokens were chosen, [B, n] bool.
+
+  Cost: O(B n log n) time, O(B n) memory.
+
+  Paper: BERT, section 3.1 and appendix A.1, arXiv:1810.04805.
+  """
+  length = tokens.shape[1]
+  count = max(1, round(rate * length))
+  first = np.argsort(rng.random(tokens.shape), axis=1)[:, :count]
+  chosen = np.zeros(tokens.shape, bool)
+  np.put_along_axis(chosen, first, True, axis=1)
+  draw = rng.random(tokens.shape)
+  others = rng.choice(ordinary, tokens.shape)
+  hidden = np.where(
+    draw < _MASKED,
+    mask_id,
+    np.where(draw < _MASKED + _RANDOM, others, tokens),
+  )
+  return np.where(chosen, hidden, tokens).astype(np.int32), chosen
+
+
+class MaskedText(TextTask):
+  """Pieces of a text, some tokens of which are hidden and predicted.
+
+  encoder: source and targets [B, S], `[CLS] … [SEP]` where the vocabulary has
+  both; weights where a token was chosen. Every step draws anew from (seed,
+  step). Every token of the held-out text is read exactly once, and its chosen
+  tokens are the same in every evaluation of every run.
+  """
+
+  objective = "masked language modelling"
+  shared_vocabulary = True
+
+  def __init__(self, config: TextConfig, vocabulary, *args, **options):
+    super().__init__(config, vocabulary, *args, **options)
+    self._mask_id = self._need("mask")
+    special = vocabulary.special
+    # Nothing that an encoder predicts ends a sequence.
+    self.eos_id = self.pad_id if special.eos is None else special.eos
+    self._before, self._after = special.around
+    self.source_vocab_size = self.target_vocab_size
+    self.max_source_length = self.max_target_length = config.context
+    around = config.context - self.piece
+    if self.piece < 2:
+      raise ValueError(
+        f"task.context: expected at least {2 + around} tokens, of which {around} "
+        f"are put around the text, got {config.context}"
+      )
+
+  @classmethod
+  def own_tokens(cls, config: TextConfig) -> tuple[str, ...]:
+    """What an encoder reads in addition to a text."""
+    del config
+    return OWN_ENCODER
+
+  @classmethod
+  def longest(cls, config: TextConfig) -> int:
+    """S."""
+    return config.context
+
+  @property
+  def piece(self) -> int:
+    """S without what is put around the text."""
+    around = len(self._before) + len(self._after)
+    return self._config.context - around
+
+  def train_batch(self, step: int) -> Batch:
+    """B pieces from random places, masked; all drawn from (seed, step)."""
+    rng = np.random.default_rng((self._seed, step))
+    tokens = self._windows(rng, self.piece)
+    return self._batch(tokens, *self._mask(rng, tokens))
+
+  def eval_batches(self, split: str) -> Iterator[Batch]:
+    """The held-out text in order, each token read exactly once."""
+    text = self._held_out(split)
+    for starts in self._starts(len(text)):
+      yield self._held_out_batch(text, starts)
+
+  def decode_batches(self, split: str) -> Iterator[DecodeBatch]:
+    """None: an encoder generates nothing."""
+    del split
+    return iter(())
+
+  def encode(self, line: str) -> list[int]:
+    """Ids of a line, masks by their name, between what is put around it."""
+    ids = self._vocabulary.encode(line)
+    return self._fitting([*self._before, *ids, *self._after])
+
+  def _held_out_row(
+    self, tokens: np.ndarray, rng: np.random.Generator
+  ) -> Batch:
+    return self._batch(tokens, *self._mask(rng, tokens))
+
+  def _mask(
+    self, rng: np.random.Generator, tokens: np.ndarray
+  ) -> tuple[np.ndarray, np.ndarray]:
+    return mask_tokens(
+      rng,
+      tokens,
+      self._config.mask_rate,
+      self._mask_id,
+      self._vocabulary.ordinary,
+    )
+
+  def _batch(
+    self, tokens: np.ndarray, hidden: np.ndarray, chosen: np.ndarray
+  ) -> Batch:
+    """Rows of one length, framed and padded to S."""
+    count, length = tokens.shape
+    padding = [self.pad_id] * (self.piece - length)
+    before, after = (
+      np.tile(np.array(ids, np.int32), (count, 1))
+      for ids in (self._before, self._after + padding)
+    )
+    outside = (0, 0), (len(self._before), len(self._after) + len(padding))
+    is_token = np.arange(self._config.context)
+    is_token = is_token < self._config.context - len(padding)
+    return {
+      "source": np.hstack([before, hidden, after]),
+      "source_mask": np.tile(is_token, (count, 1)),
+      "targets": np.hstack([before, tokens, after]),
+      "weights": np.pad(chosen.astype(np.float32), outside),
+    }
+
+  def _training_pairs(self) -> Pairs:
+    return Pairs.of(self._train)
+
+  def _predicted(self, batch: Batch) -> Pairs:
+    """Neighbours are those of the text, whether they were hidden or not."""
+    targets, counted = batch["targets"], batch["weights"] > 0
+    left = np.pad(targets[:, :-1], ((0, 0), (1, 0)), constant_values=NONE)
+    return Pairs(left[counted], targets[counted])

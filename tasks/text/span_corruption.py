@@ -1,0 +1,286 @@
+"""Span corruption for an encoder-decoder (T5)."""
+
+import bisect
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from tasks import base
+from tasks.base import Batch, DecodeBatch
+from tasks.special_tokens import sentinel
+from tasks.text.config import TextConfig
+from tasks.text.ngrams import Pairs
+from tasks.text.task import NUM_SAMPLES, TextTask
+
+_ROWS = 4096  # Pieces that are counted at once.
+
+
+class SpanSizes(NamedTuple):
+  """What follows from the length of a piece, before anything is drawn.
+
+  Attributes:
+    text: tokens of the piece, L.
+    noise: tokens that are predicted.
+    spans: how many stretches these make.
+  """
+
+  text: int
+  noise: int
+  spans: int
+
+  @classmethod
+  def of(cls, text: int, rate: float, mean_span: float) -> "SpanSizes":
+    """T5's numbers: at least one token and one span, and one token that stays.
+
+    Where hardly any token stays, there are no more spans than tokens between
+    them.
+    """
+    noise = min(max(round(text * rate), 1), text - 1)
+    spans = min(max(round(noise / mean_span), 1), text - noise)
+    return cls(text, noise, spans)
+
+  @property
+  def source(self) -> int:
+    """Tokens that the encoder reads: what stays, sentinels and EOS."""
+    return self.text - self.noise + self.spans + 1
+
+  @property
+  def target(self) -> int:
+    """Tokens that the decoder writes: spans, sentinels, the last one, EOS."""
+    return self.noise + self.spans + 2
+
+
+def fitting_sizes(config: TextConfig) -> SpanSizes:
+  """The sizes of the longest piece whose source fits the context.
+
+  Raises:
+    ValueError: not even the shortest piece, of two tokens, fits.
+  """
+
+  def sizes(text: int) -> SpanSizes:
+    return SpanSizes.of(text, config.mask_rate, config.mean_span_length)
+
+  # A tenth of the tokens stays at least, so longer ones cannot fit. The source
+  # never gets shorter where the text gets longer.
+  lengths = range(2, 10 * config.context + 20)
+  fitting = bisect.bisect_right(
+    lengths, config.context, key=lambda text: sizes(text).source
+  )
+  if not fitting:
+    raise ValueError(
+      f"task.context: expected at least {sizes(2).source} tokens, of two that are "
+      f"left, a sentinel and the end, got {config.context}"
+    )
+  return sizes(lengths[fitting - 1])
+
+
+def span_mask(
+  rng: np.random.Generator, rows: int, sizes: SpanSizes
+) -> np.ndarray:
+  """Which tokens of each row are predicted, [B, L] bool.
+
+  `random_spans_noise_mask` of T5: the tokens that stay and those that are
+  predicted are each cut into `spans` segments, every way with equal chances,
+  and these take turns; the first stays.
+
+  Args:
+    rng: all is drawn from it.
+    rows: B.
+    sizes: of a row.
+
+  Cost: O(B L log L) time, O(B L) memory.
+
+  Paper: Exploring the limits of transfer learning with a unified text-to-text
+  Transformer, section 3.1.4, arXiv:1910.10683.
+  """
+  kept = _segments(rng, rows, sizes.text - sizes.noise, sizes.spans)
+  noise = _segments(rng, rows, sizes.noise, sizes.spans)
+  lengths = np.stack([kept, noise], axis=2).reshape(rows, -1)
+  starts = np.zeros((rows, sizes.text), np.int32)
+  np.put_along_axis(starts, np.cumsum(lengths, axis=1)[:, :-1], 1, axis=1)
+  # Segments are numbered from 0: those with an odd number are predicted.
+  return np.cumsum(starts, axis=1) % 2 == 1
+
+
+def corrupt(
+  tokens: np.ndarray, mask: np.ndarray, sentinels: np.ndarray, eos_id: int
+) -> tuple[np.ndarray, np.ndarray]:
+  """Splits texts into what is read and what is written.
+
+  The source has a sentinel in place of each span; the target has each sentinel
+  and then the span, and one sentinel more at the end, as in the paper's figure
+  2 (T5's code leaves this one out). EOS ends both.
+
+  Args:
+    tokens: [B, L] ids.
+    mask: [B, L] bool, as many spans and True in each row.
+    sentinels: ids, one more than there are spans.
+    eos_id: of the end.
+
+  Returns:
+    Source and target, [B, S] and [B, T] int32.
+  """
+  source = _replaced(tokens, mask, sentinels)
+  target = _replaced(tokens, ~mask, sentinels)
+  end = np.full((len(tokens), 1), eos_id, np.int32)
+  spans = int(_firsts(mask)[0].sum())
+  last = np.full_like(end, sentinels[spans])
+  return np.hstack([source, end]), np.hstack([target, last, end])
+
+
+class SpanText(TextTask):
+  """Pieces of a text with spans cut out, which are predicted one by one.
+
+  encoder_decoder: source [B, S] and target [B, T] as `corrupt` makes them. Every
+  step draws anew from (seed, step). The held-out text is cut into pieces of
+  equal length and a shorter one at the end, without the last token where that
+  would be alone; its spans are the same in every evaluation of every run.
+  """
+
+  objective = "span corruption"
+  shared_vocabulary = True
+
+  def __init__(self, config: TextConfig, vocabulary, *args, **options):
+    super().__init__(config, vocabulary, *args, **options)
+    self.eos_id = self._need("eos")
+    self._sizes = fitting_sizes(config)
+    self._sentinels = np.array(
+      vocabulary.special.need_sentinels(
+        self._sizes.spans + 1, vocabulary.file, self.objective
+      ),
+      np.int32,
+    )
+    self.source_vocab_size = self.target_vocab_size
+    self.max_source_length = self._sizes.source
+    self.max_target_length = self._sizes.target
+
+  @classmethod
+  def own_tokens(cls, config: TextConfig) -> tuple[str, ...]:
+    """Sentinels: one for each span, and the last one."""
+    count = fitting_sizes(config).spans + 1
+    return tuple(sentinel(number) for number in range(count))
+
+  @classmethod
+  def longest(cls, config: TextConfig) -> int:
+    """S or T."""
+    sizes = fitting_sizes(config)
+    return max(sizes.source, sizes.target)
+
+  @property
+  def piece(self) -> int:
+    """L."""
+    return self._sizes.text
+
+  def train_batch(self, step: int) -> Batch:
+    """B pieces from random places, corrupted; all drawn from (seed, step)."""
+    rng = np.random.default_rng((self._seed, step))
+    tokens = self._windows(rng, self.piece)
+    return self._batch(tokens, span_mask(rng, len(tokens), self._sizes))
+
+  def eval_batches(self, split: str) -> Iterator[Batch]:
+    """The held-out text in order, each token read or written once."""
+    text = self._held_out(split)
+    for starts in self._starts(len(text) - 1):
+      yield self._held_out_batch(text, starts)
+
+  def decode_batches(self, split: str) -> Iterator[DecodeBatch]:
+    """A few pieces with spans cut out; the references are these spans."""
+    text = self._held_out(split)
+    count = min(len(text) // self.piece, NUM_SAMPLES, self._batch_size)
+    if not count:
+      return
+    starts = np.arange(count) * (len(text) // self.piece // count) * self.piece
+    batch = self._held_out_batch(text, starts)
+    source = batch["source"][base.repeat_rows(count, self._batch_size)]
+    references = [self.decode(row) for row in batch["targets"][:count]]
+    yield DecodeBatch({"source": source}, references, self.max_target_length)
+
+  def encode(self, line: str) -> list[int]:
+    """Ids of a line, sentinels by their names, and EOS."""
+    ids = [*self._vocabulary.encode(line), self.eos_id]
+    if len(ids) > self._sizes.source:
+      raise ValueError(
+        f"{len(ids)} {self._vocabulary.unit}, more than the model reads (task."
+        f"context={self._config.context})"
+      )
+    return ids
+
+  def encode_target(self, line: str) -> list[int]:
+    """Ids of sentinels and spans, and EOS."""
+    return [*self._vocabulary.encode(line), self.eos_id]
+
+  def _held_out_row(
+    self, tokens: np.ndarray, rng: np.random.Generator
+  ) -> Batch:
+    sizes = SpanSizes.of(
+      tokens.shape[1], self._config.mask_rate, self._config.mean_span_length
+    )
+    return self._batch(tokens, span_mask(rng, 1, sizes))
+
+  def _batch(self, tokens: np.ndarray, mask: np.ndarray) -> Batch:
+    """Rows of one length, padded to S and T."""
+    source, target = corrupt(tokens, mask, self._sentinels, self.eos_id)
+    inputs = np.pad(
+      target[:, :-1], ((0, 0), (1, 0)), constant_values=self.bos_id
+    )
+    sizes = self._sizes
+
+    def padded(rows: np.ndarray, length: int) -> np.ndarray:
+      free = (0, 0), (0, length - rows.shape[1])
+      return np.pad(rows, free, constant_values=self.pad_id)
+
+    in_source = np.arange(sizes.source) < source.shape[1]
+    in_target = np.arange(sizes.target) < target.shape[1]
+    return {
+      "source": padded(source, sizes.source),
+      "source_mask": np.tile(in_source, (len(tokens), 1)),
+      "inputs": padded(inputs, sizes.target),
+      "targets": padded(target, sizes.target),
+      "weights": np.tile(in_target.astype(np.float32), (len(tokens), 1)),
+    }
+
+  def _training_pairs(self) -> Pairs:
+    """Targets of the training text, so often that each token is in about one."""
+    count = len(self._train) // self.piece
+    pieces = self._train[: count * self.piece].reshape(count, self.piece)
+    rng = np.random.default_rng(0)
+    parts = []
+    for _ in range(round(self._sizes.text / self._sizes.noise)):
+      for first in range(0, count, _ROWS):
+        rows = pieces[first : first + _ROWS]
+        mask = span_mask(rng, len(rows), self._sizes)
+        parts.append(self._predicted(self._batch(rows, mask)))
+    return Pairs.join(parts)
+
+  def _predicted(self, batch: Batch) -> Pairs:
+    """Neighbours are those of the target: a span does not see the text."""
+    counted = batch["weights"] > 0
+    return Pairs(batch["inputs"][counted], batch["targets"][counted])
+
+
+def _segments(
+  rng: np.random.Generator, rows: int, items: int, segments: int
+) -> np.ndarray:
+  """Lengths of non-empty segments of a sequence, [B, segments]."""
+  order = np.argsort(rng.random((rows, items - 1)), axis=1)
+  cuts = 1 + np.sort(order[:, : segments - 1], axis=1)
+  edges = np.pad(cuts, ((0, 0), (1, 1)))
+  edges[:, -1] = items
+  return np.diff(edges, axis=1)
+
+
+def _firsts(mask: np.ndarray) -> np.ndarray:
+  """Where a stretch of True begins, [B, L]."""
+  before = np.pad(mask[:, :-1], ((0, 0), (1, 0)))
+  return mask & ~before
+
+
+def _replaced(
+  tokens: np.ndarray, mask: np.ndarray, sentinels: np.ndarray
+) -> np.ndarray:
+  """Rows with a sentinel in place of each stretch of True."""
+  firsts = _firsts(mask)
+  number = np.maximum(np.cumsum(firsts, axis=1) - 1, 0)
+  replaced = np.where(firsts, sentinels[number], tokens)
+  return replaced[~mask | firsts].reshape(len(tokens), -1).astype(np.int32)

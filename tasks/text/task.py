@@ -1,0 +1,218 @@
+"""What the objectives on a text share: its tokens, its places, its metrics."""
+
+import abc
+from collections.abc import Iterator, Mapping, Sequence
+import functools
+import pathlib
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tasks import base, vocabularies
+from tasks.base import Batch, DecodeBatch
+from tasks.text.config import TextConfig
+from tasks.text.ngrams import Pairs, ngram_losses
+from tasks.vocabularies import Vocabulary
+
+NUM_SAMPLES = 4
+"""Places of the held-out text that are decoded at the end of a run."""
+
+
+class Parts(NamedTuple):
+  """The two parts of a text, as int32 ids.
+
+  Attributes:
+    train: the first 90 %.
+    validation: the rest.
+  """
+
+  train: np.ndarray
+  validation: np.ndarray
+
+
+class TextTask(abc.ABC):
+  """A text in pieces, some of whose tokens are predicted.
+
+  A subclass is an objective. It says what a batch is, and what special tokens
+  it needs. A text has no end, so EOS is a target only where an objective puts
+  one.
+
+  Attributes:
+    objective: its name, for messages.
+
+  `parts` is None for a restored task, which encodes and decodes only.
+  """
+
+  objective: str
+  source_vocab_size: int | None
+  shared_vocabulary: bool
+  max_source_length: int | None
+  max_target_length: int
+  pad_id: int
+  bos_id: int
+  eos_id: int
+  eval_splits: tuple[str, ...]
+
+  def __init__(
+    self,
+    config: TextConfig,
+    vocabulary: Vocabulary,
+    parts: Parts | None,
+    *,
+    batch_size: int,
+    seed: int,
+  ):
+    self._config = config
+    self._vocabulary = vocabulary
+    self._batch_size = batch_size
+    self._seed = seed
+    self.target_vocab_size = vocabulary.size
+    self.pad_id = self._need("pad")
+    self.bos_id = self._need("bos")
+    self.eval_splits = ("validation",) if parts is not None else ()
+    if parts is not None:
+      self._train, self._validation = parts
+
+  @classmethod
+  @abc.abstractmethod
+  def own_tokens(cls, config: TextConfig) -> tuple[str, ...]:
+    """Special tokens of a vocabulary made for this objective, by name."""
+
+  @classmethod
+  @abc.abstractmethod
+  def longest(cls, config: TextConfig) -> int:
+    """Tokens of the longest row of a batch."""
+
+  @property
+  @abc.abstractmethod
+  def piece(self) -> int:
+    """Tokens of the text in one example."""
+
+  @abc.abstractmethod
+  def train_batch(self, step: int) -> Batch:
+    """B pieces from random places, drawn from (seed, step)."""
+
+  @abc.abstractmethod
+  def eval_batches(self, split: str) -> Iterator[Batch]:
+    """The held-out text in order."""
+
+  @abc.abstractmethod
+  def decode_batches(self, split: str) -> Iterator[DecodeBatch]:
+    """A few places of the held-out text, as a decoder meets them."""
+
+  @abc.abstractmethod
+  def encode(self, line: str) -> list[int]:
+    """Ids of what a model reads of a line that a user typed."""
+
+  def _held_out_batch(self, text: np.ndarray, starts: np.ndarray) -> Batch:
+    """Pieces of the held-out text, each drawn from its place alone."""
+    rows = [
+      self._held_out_row(
+        text[None, start : start + self.piece],
+        # A step of training has no third number.
+        np.random.default_rng((0, int(start), 1)),
+      )
+      for start in starts
+    ]
+    batch = {
+      name: np.concatenate([row[name] for row in rows]) for name in rows[0]
+    }
+    return base.pad_rows(batch, self._batch_size)
+
+  def _held_out_row(
+    self, tokens: np.ndarray, rng: np.random.Generator
+  ) -> Batch:
+    """One piece, [1, n], as an example; for objectives that draw."""
+    raise NotImplementedError
+
+  @abc.abstractmethod
+  def _training_pairs(self) -> Pairs:
+    """What `baselines` are counted on."""
+
+  @abc.abstractmethod
+  def _predicted(self, batch: Batch) -> Pairs:
+    """The tokens of a batch that have a weight, with their left neighbours."""
+
+  @functools.cached_property
+  def baselines(self) -> Mapping[str, float]:
+    """Losses of counted tokens and pairs, on the tokens that the loss counts.
+
+    Empty for a restored task.
+    """
+    if not self.eval_splits:
+      return {}
+    batches = self.eval_batches(self.eval_splits[0])
+    held_out = Pairs.join([self._predicted(batch) for batch in batches])
+    return ngram_losses(
+      self._training_pairs(), held_out, self.target_vocab_size
+    )
+
+  def metric_sums(
+    self, logits: Any, batch: Mapping[str, Any]
+  ) -> dict[str, Any]:
+    """Token accuracy."""
+    accuracy = base.token_accuracy(logits, batch["targets"], batch["weights"])
+    return {"token_accuracy": accuracy}
+
+  def summarize(
+    self, sums: Mapping[str, tuple[float, float]]
+  ) -> dict[str, float]:
+    """Divides once, and adds what the loss has to be compared with."""
+    return {**base.divide(sums), **self.baselines}
+
+  def score(
+    self, hypotheses: Sequence[str], references: Sequence[str]
+  ) -> dict[str, float | str]:
+    """Nothing: a text can go on in more ways than the one it took."""
+    del hypotheses, references
+    return {}
+
+  def encode_target(self, line: str) -> list[int]:
+    """Ids of a line; a text goes on, so none marks an end."""
+    return self._vocabulary.encode(line)
+
+  def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+    """Text of ids, up to EOS."""
+    return self._vocabulary.decode(ids)
+
+  def labels(self, ids: Sequence[int] | np.ndarray) -> list[str]:
+    """The text of each id, spaces and line ends made visible."""
+    return self._vocabulary.labels(ids)
+
+  def save(self, directory: pathlib.Path) -> None:
+    """Writes the vocabulary."""
+    vocabularies.save_vocabulary(self._config, self._vocabulary, directory)
+
+  def _need(self, role: str) -> int:
+    """The id of a special token, or DataError."""
+    return self._vocabulary.special.need(
+      role, self._vocabulary.file, self.objective
+    )
+
+  def _fitting(self, ids: list[int]) -> list[int]:
+    """Ids of what a user typed, or ValueError where they are too many."""
+    if len(ids) > self._config.context:
+      raise ValueError(
+        f"{len(ids)} {self._vocabulary.unit}, more than the model reads "
+        f"(task.context={self._config.context})"
+      )
+    return ids
+
+  def _windows(self, rng: np.random.Generator, length: int) -> np.ndarray:
+    """Stretches of the training text from random places, [B, length]."""
+    starts = rng.integers(len(self._train) - length + 1, size=self._batch_size)
+    return self._train[starts[:, None] + np.arange(length)]
+
+  def _starts(self, stop: int) -> list[np.ndarray]:
+    """Where the pieces before `stop` begin, a batch at a time."""
+    starts = np.arange(0, stop, self.piece)
+    firsts = range(0, len(starts), self._batch_size)
+    return [
+      starts[first : first + self._batch_size]
+      for first in firsts[: self._config.eval_batches or None]
+    ]
+
+  def _held_out(self, split: str) -> np.ndarray:
+    if split not in self.eval_splits:
+      raise KeyError(split)
+    return self._validation

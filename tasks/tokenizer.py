@@ -1,0 +1,195 @@
+"""A vocabulary of subwords, in the file format of the library `tokenizers`.
+
+Byte-level byte-pair encoding (Radford et al. 2019; Sennrich et al. 2016) is
+trained here; any other `tokenizer.json` is used as it is.
+"""
+
+from collections.abc import Iterator, Sequence
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from tasks import base
+from tasks.base import DataError
+from tasks.files import read_bytes, typed_path
+from tasks.special_tokens import OWN, SpecialTokens
+
+FILE = "tokenizer.json"
+_BYTES = 256
+# An encoding has 100 bytes and more for each token, so a text is read in parts.
+_PART = 2**20
+_PRINTABLE = str.maketrans({"\n": "⏎", " ": "␣", "\t": "⇥"})
+
+
+class Tokenizer:
+  """Text to ids and back.
+
+  Attributes:
+    unit: what an id is, in a message.
+    size: number of ids.
+    special: ids of the special tokens.
+    ordinary: ids of the other tokens, int32.
+    file: where the vocabulary was read, for a message.
+  """
+
+  unit = "tokens"
+
+  def __init__(self, content: bytes, file: str = FILE):
+    """Reads a vocabulary.
+
+    Args:
+      content: of a `tokenizer.json`.
+      file: its name, for messages.
+
+    Raises:
+      DataError: it is not the content of such a file.
+    """
+    import tokenizers
+
+    self._content = content
+    self.file = file
+    try:
+      self._library: Any = tokenizers.Tokenizer.from_buffer(content)
+    except Exception as error:  # The library raises Exception itself.
+      raise DataError(
+        f"task.tokenizer: {file} is not a tokenizer.json: {error}"
+      ) from error
+    # A file may say so for batches of its own.
+    self._library.no_truncation()
+    self._library.no_padding()
+    ids = self._library.get_vocab(with_added_tokens=True)
+    added = self._library.get_added_tokens_decoder()
+    special = {i for i, token in added.items() if token.special}
+    self.size = 1 + max(ids.values(), default=-1)
+    self.special = SpecialTokens.find(ids)
+    self.ordinary = np.array(sorted({*ids.values()} - special), np.int32)
+    self._special_ids = special
+
+  def encode_text(self, text: str) -> np.ndarray:
+    """Ids of a text, int32; what reads like a special token is text."""
+    self._library.encode_special_tokens = True
+    ids = [
+      np.array(
+        self._library.encode(part, add_special_tokens=False).ids, np.int32
+      )
+      for part in _parts(text)
+    ]
+    self._library.encode_special_tokens = False
+    return np.concatenate(ids) if ids else np.zeros(0, np.int32)
+
+  def encode(self, line: str) -> list[int]:
+    """Ids of a line that a user typed; special tokens by their names.
+
+    Raises:
+      ValueError: nothing is left of the line.
+    """
+    ids = self._library.encode(line, add_special_tokens=False).ids
+    if not ids:
+      raise ValueError(f"expected text, got {line!r}, which has no tokens")
+    return ids
+
+  def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+    """Text of ids, up to the end, without padding."""
+    special, found = self.special, [int(i) for i in ids]
+    if special.eos in found:
+      found = found[: found.index(special.eos)]
+    found = [i for i in found if i not in (special.pad, special.bos)]
+    return self._library.decode(found, skip_special_tokens=False)
+
+  def labels(self, ids: Sequence[int] | np.ndarray) -> list[str]:
+    """The text of each id, spaces and line ends made visible."""
+    return [self._label(int(i)) for i in ids]
+
+  def content(self) -> bytes:
+    """The file, unchanged."""
+    return self._content
+
+  def _label(self, token_id: int) -> str:
+    token = self._library.id_to_token(token_id) or f"<{token_id}>"
+    if token_id in self._special_ids:
+      return token
+    text = self._library.decode([token_id], skip_special_tokens=False)
+    # A part of a character has no text of its own.
+    return token if not text or "\ufffd" in text else text.translate(_PRINTABLE)
+
+  @classmethod
+  def load(cls, workdir: pathlib.Path | None) -> "Tokenizer":
+    """Reads the vocabulary of a run."""
+    return cls(base.load_vocabulary(workdir, FILE))
+
+
+def open_tokenizer(path: str) -> Tokenizer:
+  """Reads a `tokenizer.json`, or the one of a folder.
+
+  Raises:
+    DataError: there is none, or it cannot be read.
+  """
+  file = typed_path(path)
+  if file.is_dir():
+    file = file / FILE
+  if not file.is_file():
+    raise DataError(f"{file}: no such file (task.tokenizer)")
+  return Tokenizer(read_bytes(file), str(file))
+
+
+def train_tokenizer(
+  text: str, size: int, extra: Sequence[str] = ()
+) -> Tokenizer:
+  """Trains byte-level byte-pair encoding: the same bytes for the same text.
+
+  Ids are `<pad>`, `<bos>`, `<eos>`, the `extra` tokens, 256 bytes, and what is
+  joined of them.
+
+  Args:
+    text: what is trained.
+    size: number of ids.
+    extra: names of further special tokens.
+
+  Returns:
+    Exactly `size` ids.
+
+  Raises:
+    DataError: fewer ids than bytes and special tokens, or more than the text
+      has pairs for.
+
+  Paper: Language models are unsupervised multitask learners (Radford et al.
+  2019), section 2.2.
+  """
+  from tokenizers import Tokenizer as Library
+  from tokenizers import decoders, models, pre_tokenizers, trainers
+
+  special = [*OWN, *extra]
+  least = _BYTES + len(special)
+  if size < least:
+    raise DataError(
+      f"task.vocab_size: expected at least {least} subwords, which are "
+      f"{_BYTES} bytes and {len(special)} special tokens, got {size}"
+    )
+  library: Any = Library(models.BPE())
+  library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+  library.decoder = decoders.ByteLevel()
+  trainer = trainers.BpeTrainer(
+    # No text has more pairs than bytes; the library reserves memory for all.
+    vocab_size=min(size, least + len(text.encode())),
+    special_tokens=special,
+    initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    show_progress=False,
+  )
+  library.train_from_iterator(_parts(text), trainer)
+  if library.get_vocab_size() < size:
+    raise DataError(
+      f"task.vocab_size: expected at most {library.get_vocab_size()} subwords, "
+      f"as many as this text has, got {size}"
+    )
+  return Tokenizer(library.to_str().encode())
+
+
+def _parts(text: str) -> Iterator[str]:
+  """A text in parts of about a megabyte, each but the last ending a line."""
+  start = 0
+  while start < len(text):
+    end = text.find("\n", start + _PART)
+    stop = len(text) if end < 0 else end + 1
+    yield text[start:stop]
+    start = stop

@@ -1,0 +1,306 @@
+"""Classification of texts: files, splits, rows, faults."""
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+
+import tasks
+from tasks import ClassificationConfig
+from tests.tasks.text_cases import BERT, GPT, words_tokenizer
+
+CLS, SEP = 3, 4
+NAMES = ["colour", "number"]
+
+
+def rows(count=60):
+  """Labels and texts of 1 to 9 words."""
+  words = {"colour": ["red", "green", "blue"], "number": ["one", "two", "six"]}
+  for i in range(count):
+    label = NAMES[i % 2]
+    yield label, " ".join(words[label][(i + j) % 3] for j in range(1 + i % 9))
+
+
+@pytest.fixture
+def path(tmp_path):
+  file = tmp_path / "rows.tsv"
+  file.write_text("".join(f"{label}\t{text}\n" for label, text in rows()))
+  return file
+
+
+def make(path="", batch_size=4, seed=0, workdir=None, restore=False, **leaves):
+  config = ClassificationConfig(
+    path=str(path),
+    **{"max_length": 16, "vocabulary": "characters", **leaves},
+  )
+  return tasks.TASKS["classification"].make(
+    config,
+    kind="encoder",
+    batch_size=batch_size,
+    seed=seed,
+    workdir=workdir,
+    restore=restore,
+  )
+
+
+def decoded(task, batch):
+  """(label, text) of each row that is there."""
+  for row in np.flatnonzero(batch["weights"].any(axis=1)):
+    ids = batch["source"][row][batch["source_mask"][row]]
+    yield NAMES[batch["targets"][row, 0]], task.decode(ids[1:-1])
+
+
+def epoch(task, size):
+  batches = (task.train_batch(step) for step in range(size))
+  return [row for batch in batches for row in decoded(task, batch)]
+
+
+def test_a_batch_has_the_label_at_the_first_position(path):
+  task = make(path)
+  assert task.target_vocab_size == 2
+  assert not task.shared_vocabulary
+  batch = task.train_batch(0)
+  for name in ("source", "source_mask", "targets", "weights"):
+    assert batch[name].shape == (4, 16)
+  assert batch["source"].dtype == batch["targets"].dtype == np.int32
+  assert (batch["source"][:, 0] == CLS).all()
+  last = batch["source_mask"].sum(axis=1) - 1
+  assert (batch["source"][np.arange(4), last] == SEP).all()
+  assert (batch["source"][~batch["source_mask"]] == 0).all()
+  assert (batch["weights"] == [1] + [0] * 15).all()
+
+
+def test_rows_are_trained_once_an_epoch_and_a_tenth_is_held_out(path):
+  task = make(path, batch_size=6)
+  cut = [(label, text[:14]) for label, text in rows()]
+  held_out = [
+    row
+    for batch in task.eval_batches("validation")
+    for row in decoded(task, batch)
+  ]
+  first, second = epoch(task, 9), epoch(task, 18)[54:]
+  assert len(held_out) == 6
+  assert sorted(first + held_out) == sorted(second + held_out) == sorted(cut)
+  assert first != second
+  # Which are held out depends on the file alone.
+  again = make(path, batch_size=6, seed=1)
+  assert held_out == [
+    row
+    for batch in again.eval_batches("validation")
+    for row in decoded(again, batch)
+  ]
+  with pytest.raises(KeyError):
+    list(task.eval_batches("test"))
+
+
+def test_a_batch_is_pure(path):
+  task = make(path)
+  first = task.train_batch(7)
+  task.train_batch(8)
+  for name, array in make(path).train_batch(7).items():
+    np.testing.assert_array_equal(first[name], array)
+  other = make(path, seed=1).train_batch(7)
+  assert not np.array_equal(first["source"], other["source"])
+
+
+def test_values_between_commas(tmp_path, path):
+  file = tmp_path / "rows.csv"
+  lines = (f'"{label}","{text}, ""so"""\n' for label, text in rows())
+  file.write_text("".join(lines))
+  found = epoch(make(file, max_length=99), 9)
+  assert all(text.endswith(', "so"') for _, text in found)
+  assert {label for label, _ in found} == set(NAMES)
+
+
+def test_accuracy_counts_labels(path):
+  task = make(path)
+  batch = task.train_batch(0)
+  logits = np.zeros((4, 16, 2), np.float32)
+  logits[:, 0] = np.eye(2)[batch["targets"][:, 0]]
+  logits[0, 0] *= -1
+  sums = task.metric_sums(logits, batch)
+  assert task.summarize(
+    {name: tuple(map(float, pair)) for name, pair in sums.items()}
+  ) == {"accuracy": 0.75}
+
+
+@pytest.mark.parametrize("first", [0, 5])
+def test_a_tokenizer_of_bert_is_used_as_it_is(path, tmp_path, first):
+  (tmp_path / "tokenizer.json").write_bytes(words_tokenizer(BERT, first))
+  task = make(path, tokenizer=str(tmp_path))
+  batch = task.train_batch(0)
+  assert (batch["source"][:, 0] == task.source_vocab_size - 3).all()
+  padding = batch["source"][~batch["source_mask"]]
+  assert (padding == task.source_vocab_size - 4).all()
+  assert padding.size
+
+
+def test_a_tokenizer_without_a_first_token_is_told(path, tmp_path):
+  (tmp_path / "tokenizer.json").write_bytes(words_tokenizer(GPT))
+  with pytest.raises(
+    tasks.DataError, match=r"no token <cls> or \[CLS\] or <s>"
+  ):
+    make(path, tokenizer=str(tmp_path))
+
+
+@pytest.mark.parametrize("vocabulary", ["characters", "subwords"])
+def test_save_and_restore_without_the_file(path, tmp_path, vocabulary):
+  leaves = {"vocabulary": vocabulary, "vocab_size": 266}
+  task = make(path, **leaves)
+  run = tmp_path / "run"
+  task.save(run)
+  make(path, workdir=run, **leaves)
+  path.write_text(path.read_text() + "word\tone\n" * 30)
+  with pytest.raises(tasks.DataError, match="does not fit the data"):
+    make(path, workdir=run, **leaves)
+  path.unlink()
+  restored = make(path, workdir=run, restore=True, **leaves)
+  assert restored.encode("two six") == task.encode("two six")
+  assert restored.target_vocab_size == 2
+  assert restored.encode_target("number") == [1]
+  with pytest.raises(ValueError, match="expected a label, one of colour, numb"):
+    restored.encode_target("word")
+  with pytest.raises(ValueError, match="more than the model reads"):
+    restored.encode("two six " * 9)
+
+
+@pytest.mark.parametrize(
+  ("name", "content", "message"),
+  [
+    ("rows.tsv", None, "no such file (task.path)"),
+    ("rows.tsv", "", "empty train split"),
+    ("rows.tsv", "a\tx\n", "empty train split"),
+    ("rows.tsv", "a\tx\nno tab\n", "line 2: expected LABEL<tab>TEXT"),
+    ("rows.tsv", "a\tx\n\tx\n", "line 2: expected LABEL<tab>TEXT"),
+    ("rows.tsv", "a\tx\n\n", "line 2: expected LABEL<tab>TEXT"),
+    ("rows.tsv", "a\tx\n" * 9, "expected at least 2 labels among 8 rows"),
+    ("rows.csv", "a,x\na,x,y\n", "line 2: expected LABEL,TEXT, got 3 columns"),
+    ("rows.csv", 'a,x\na,"x\n', "line 2: unexpected end of data"),
+  ],
+)
+def test_faults_are_one_line(tmp_path, name, content, message):
+  file = tmp_path / name
+  if content is not None:
+    file.write_text(content)
+  with pytest.raises(tasks.DataError) as error:
+    make(file)
+  assert message in str(error.value)
+  assert str(file) in str(error.value)
+  assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+  ("leaves", "message"),
+  [
+    ({}, "path: expected a file of texts"),
+    (
+      {"path": "a", "dataset": "b"},
+      "path: expected a file of texts, or none wh",
+    ),
+    ({"path": "a", "held_out": 0.0}, "held_out: expected above 0 and below 1"),
+    (
+      {"path": "a", "held_out": math.nan},
+      "held_out: expected above 0 and below",
+    ),
+    ({"path": "a", "max_length": 2}, "max_length: expected at least 3 tokens"),
+    ({"path": "a", "vocabulary": "x"}, "vocabulary: expected 'characters' or"),
+  ],
+)
+def test_config_refuses(leaves, message):
+  with pytest.raises(ValueError) as error:
+    ClassificationConfig(**leaves)
+  assert str(error.value).startswith(message)
+
+
+def test_it_is_for_encoders(path):
+  with pytest.raises(ValueError, match=r"model\.kind: classification serves e"):
+    tasks.TASKS["classification"].make(
+      ClassificationConfig(path="x"), kind="decoder", batch_size=1, seed=0
+    )
+
+
+class TinyReviews(tfds.core.GeneratorBasedBuilder):
+  """A real TFDS builder, as small as can be."""
+
+  VERSION = tfds.core.Version("1.0.0")
+  SPLITS: tuple[str, ...] = ("train", "test")
+
+  def _info(self):
+    return tfds.core.DatasetInfo(
+      builder=self,
+      features=tfds.features.FeaturesDict(
+        {
+          "text": tfds.features.Text(),
+          "label": tfds.features.ClassLabel(names=NAMES),
+        }
+      ),
+    )
+
+  def _split_generators(self, dl_manager):
+    return {name: self._generate_examples(name) for name in self.SPLITS}
+
+  def _generate_examples(self, split):
+    for i, (label, text) in enumerate(rows(60 if split == "train" else 10)):
+      yield i, {"label": label, "text": text}
+
+
+class OneSplitReviews(TinyReviews):
+  """A training split and nothing else."""
+
+  SPLITS = ("train",)
+
+
+class TitledReviews(TinyReviews):
+  """Without the feature that is read."""
+
+  def _info(self):
+    return tfds.core.DatasetInfo(
+      builder=self,
+      features=tfds.features.FeaturesDict(
+        {"title": tfds.features.Text(), "label": tfds.features.Text()}
+      ),
+    )
+
+
+@pytest.mark.parametrize(
+  ("dataset", "trained", "held_out"),
+  [("tiny_reviews", 60, 10), ("one_split_reviews", 54, 6)],
+)
+def test_a_tfds_set_by_name(empty_cache, dataset, trained, held_out):
+  task = make(dataset=dataset, batch_size=2, max_length=99)
+  found = epoch(task, trained // 2)
+  found += [
+    row
+    for batch in task.eval_batches("validation")
+    for row in decoded(task, batch)
+  ]
+  assert len(found) == trained + held_out
+  assert set(found) == set(rows())
+
+
+@pytest.mark.parametrize(
+  ("dataset", "message"),
+  [
+    ("no_such_set", "task.dataset: TFDS has no 'no_such_set'; see"),
+    (
+      "titled_reviews",
+      "task.dataset: titled_reviews has label, title, not 'te",
+    ),
+  ],
+)
+def test_faults_of_sets_are_one_line(dataset, message):
+  with pytest.raises(tasks.DataError) as error:
+    make(dataset=dataset)
+  assert str(error.value).startswith(message)
+
+
+def test_without_a_network_a_file_is_advised(empty_cache, monkeypatch):
+  def refuse(address, timeout):
+    raise OSError("unreachable")
+
+  monkeypatch.delenv("https_proxy", raising=False)
+  monkeypatch.delenv("HTTPS_PROXY", raising=False)
+  monkeypatch.setattr("socket.create_connection", refuse)
+  with pytest.raises(tasks.DataError, match=r"offline; use task\.path$"):
+    make(dataset="imdb_reviews/plain_text")

@@ -1,0 +1,180 @@
+"""Subwords: trained here, or read from the files of other projects."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import tasks
+from tasks.tokenizer import Tokenizer, open_tokenizer, train_tokenizer
+from tests.tasks.text_cases import (
+  BERT,
+  GPT,
+  HELD_OUT,
+  TEXT,
+  make,
+  words_tokenizer,
+)
+
+
+@pytest.fixture
+def path(tmp_path):
+  file = tmp_path / "text.txt"
+  file.write_text(TEXT, encoding="utf-8")
+  return file
+
+
+@pytest.mark.parametrize(
+  "text",
+  [TEXT, "a\n", "", "<eos> <pad>", "naïve 日本 🙂\t\r\n", "x" * 200_000],
+)
+def test_any_text_comes_back(text):
+  tokenizer = train_tokenizer(TEXT, 300)
+  ids = tokenizer.encode_text(text)
+  assert ids.dtype == np.int32
+  assert tokenizer.decode(ids) == text
+  # What reads like a special token is none.
+  assert not ids.size or ids.min() >= 3
+
+
+def test_a_text_in_parts_is_the_text(monkeypatch):
+  tokenizer = train_tokenizer(TEXT, 300)
+  whole = tokenizer.encode_text(TEXT)
+  monkeypatch.setattr("tasks.tokenizer._PART", 100)
+  np.testing.assert_array_equal(tokenizer.encode_text(TEXT), whole)
+  assert train_tokenizer(TEXT, 300).content() == tokenizer.content()
+
+
+def test_training_gives_the_same_bytes_in_another_process(path):
+  code = (
+    "import hashlib, pathlib, sys; from tasks.tokenizer import train_tokenizer;"
+    "text = pathlib.Path(sys.argv[1]).read_text('utf-8');"
+    "print(hashlib.sha256(train_tokenizer(text, 320).content()).hexdigest())"
+  )
+  command = [sys.executable, "-c", code, str(path)]
+  found = {subprocess.check_output(command) for _ in range(2)}
+  assert len(found) == 1
+
+
+def test_special_tokens_come_first_and_sizes_are_kept(path):
+  for kind, special in (
+    ("decoder", ["<pad>", "<bos>", "<eos>"]),
+    ("encoder", ["<pad>", "<bos>", "<eos>", "<cls>", "<sep>", "<mask>"]),
+    ("encoder_decoder", ["<pad>", "<bos>", "<eos>", "<extra_id_0>"]),
+  ):
+    task = make(path, kind, vocabulary="subwords", vocab_size=300)
+    assert task.target_vocab_size == 300
+    assert (task.pad_id, task.bos_id, task.eos_id) == (0, 1, 2)
+    assert task.labels(range(len(special))) == special
+
+
+def test_the_vocabulary_is_that_of_the_training_part(tmp_path):
+  file = tmp_path / "text.txt"
+  file.write_text("ab" * 450 + "xyxyxyxy" * 12 + "zzzz")
+  task = make(file, "decoder", vocabulary="subwords", vocab_size=262)
+  assert not any(
+    "x" in label and len(label) > 1 for label in task.labels(range(262))
+  )
+  assert any("ab" in label for label in task.labels(range(262)))
+
+
+def test_labels_show_what_cannot_be_seen():
+  tokenizer = train_tokenizer(TEXT, 300)
+  labels = tokenizer.labels(tokenizer.encode_text("now is\n"))
+  assert "".join(labels) == "now␣is⏎"
+  # Half of a character is shown by its bytes.
+  assert len(tokenizer.labels(tokenizer.encode_text("日"))) == 3
+  assert "\ufffd" not in "".join(tokenizer.labels(range(300)))
+
+
+@pytest.mark.parametrize(
+  ("size", "message"),
+  [
+    (258, "expected at least 259 subwords, which are 256 bytes and 3 special "),
+    (100_000, "expected at most "),
+    (2**70, "expected at most "),
+  ],
+)
+def test_a_size_that_the_text_does_not_have_is_told(size, message):
+  with pytest.raises(tasks.DataError) as error:
+    train_tokenizer(TEXT, size)
+  assert str(error.value).startswith(f"task.vocab_size: {message}")
+  assert str(error.value).endswith(f"got {size}")
+
+
+def test_the_largest_size_that_is_told_is_had():
+  with pytest.raises(tasks.DataError) as error:
+    train_tokenizer(TEXT[:200], 100_000)
+  most = int(str(error.value).split("at most ")[1].split()[0])
+  assert train_tokenizer(TEXT[:200], most).size == most
+
+
+def test_a_tokenizer_of_gpt_is_used_as_it_is(path, tmp_path):
+  """Its one special token is the end, the beginning and the padding."""
+  (tmp_path / "tokenizer.json").write_bytes(words_tokenizer(GPT))
+  task = make(path, "decoder", context=8, tokenizer=str(tmp_path))
+  end = task.target_vocab_size - 1
+  assert (task.pad_id, task.bos_id, task.eos_id) == (end,) * 3
+  words = np.concatenate(
+    [
+      batch["targets"][batch["weights"] > 0]
+      for batch in task.eval_batches("validation")
+    ]
+  )
+  # Not cut to 8 tokens, as the file says.
+  assert task.labels(words) == HELD_OUT.split()[1:]
+  assert task.decode([*task.encode("the time"), end, 3]) == "the time"
+  assert task.encode("time <|endoftext|>")[-1] == end
+  with pytest.raises(ValueError, match="has no tokens"):
+    task.encode("")
+
+
+def test_a_run_keeps_the_file(path, tmp_path):
+  file = tmp_path / "tokenizer.json"
+  file.write_bytes(words_tokenizer(BERT))
+  leaves = {"tokenizer": str(file)}
+  task = make(path, "encoder", **leaves)
+  run = tmp_path / "run"
+  task.save(run)
+  assert (run / "vocabulary/tokenizer.json").read_bytes() == file.read_bytes()
+  make(path, "encoder", workdir=run, **leaves)
+  file.write_bytes(words_tokenizer(BERT, 3))
+  with pytest.raises(tasks.DataError, match=r"tokenizer\.json does not fit"):
+    make(path, "encoder", workdir=run, **leaves)
+  file.unlink()
+  restored = make(path, "encoder", workdir=run, restore=True, **leaves)
+  assert restored.encode("the time") == task.encode("the time")
+
+
+def test_a_decoder_needs_an_end(path, tmp_path):
+  file = tmp_path / "tokenizer.json"
+  file.write_bytes(words_tokenizer(["<pad>"]))
+  with pytest.raises(tasks.DataError, match=r"has no token <eos> or </s> or "):
+    make(path, "decoder", tokenizer=str(file))
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{}", b"\xff\xfe", b"[1, 2"])
+def test_a_file_that_is_no_tokenizer_is_told(path, tmp_path, content):
+  file = tmp_path / "tokenizer.json"
+  if content is not None:
+    file.write_bytes(content)
+  with pytest.raises(tasks.DataError) as error:
+    make(path, "decoder", tokenizer=str(tmp_path))
+  assert str(file) in str(error.value)
+  assert "task.tokenizer" in str(error.value)
+  assert "\n" not in str(error.value)
+
+
+def test_the_size_counts_ids_and_not_tokens():
+  content = json.loads(words_tokenizer(BERT, first=7))
+  words = len(content["model"]["vocab"])
+  tokenizer = Tokenizer(json.dumps(content).encode())
+  assert tokenizer.size == 7 + words
+  assert tokenizer.ordinary.tolist() == list(range(7, 7 + words - 4))
+
+
+def test_a_folder_without_a_tokenizer(tmp_path):
+  with pytest.raises(tasks.DataError, match=r"tokenizer\.json: no such file"):
+    open_tokenizer(str(tmp_path))

@@ -1,0 +1,73 @@
+"""A small text, its task of any kind, and tokenizers of other projects."""
+
+import json
+
+import tasks
+from tasks import TextConfig
+
+WORDS = "now is the time for all good men to come to the aid of the party"
+TEXT = "".join(
+  f"{' '.join(WORDS.split()[i % 7 : i % 7 + 4 + i % 9])}, 'ä' and {i}€\n"
+  for i in range(150)
+)
+HELD_OUT = TEXT[int(0.9 * len(TEXT)) :]
+
+
+def make(
+  path, kind, batch_size=4, seed=0, workdir=None, restore=False, **leaves
+):
+  """The task `text` on a file, with short pieces."""
+  config = TextConfig(path=str(path), **{"context": 16, **leaves})
+  return tasks.TASKS["text"].make(
+    config,
+    kind=kind,
+    batch_size=batch_size,
+    seed=seed,
+    workdir=workdir,
+    restore=restore,
+  )
+
+
+def words_tokenizer(special, first=0):
+  """Content of a tokenizer.json that splits at spaces.
+
+  Args:
+    special: names of its special tokens; they come last.
+    first: id of the first word; the ids below are missing.
+  """
+  words = ["[UNK]", *sorted({*TEXT.split()})]
+  ids = {word: first + i for i, word in enumerate([*words, *special])}
+  return json.dumps(
+    {
+      "version": "1.0",
+      "truncation": {
+        "direction": "Right",
+        "max_length": 8,
+        "strategy": "LongestFirst",
+        "stride": 0,
+      },
+      "padding": None,
+      "added_tokens": [
+        {
+          "id": ids[name],
+          "content": name,
+          "single_word": False,
+          "lstrip": False,
+          "rstrip": False,
+          "normalized": False,
+          "special": True,
+        }
+        for name in special
+      ],
+      "normalizer": None,
+      "pre_tokenizer": {"type": "WhitespaceSplit"},
+      "post_processor": None,
+      "decoder": None,
+      "model": {"type": "WordLevel", "vocab": ids, "unk_token": "[UNK]"},
+    }
+  ).encode()
+
+
+BERT = ("[PAD]", "[CLS]", "[SEP]", "[MASK]")
+GPT = ("<|endoftext|>",)
+T5 = ("<pad>", "</s>", *(f"<extra_id_{i}>" for i in reversed(range(100))))

@@ -1,0 +1,154 @@
+"""Each kind of model is trained on a text, restored, and generates."""
+
+import jax
+import numpy as np
+import pytest
+
+from process.errors import ConfigError
+from tests import commands
+from tests.tasks.text_cases import TEXT
+from training import (
+  evaluate,
+  experiment,
+  experiment_config,
+  inference,
+  parallel,
+)
+
+KINDS = {
+  "decoder": {"position": "learned", "norm": "pre"},
+  "encoder": {"position": "learned", "norm": "post"},
+  "encoder_decoder": {"position": "t5", "norm": "pre"},
+}
+
+
+def config(path, kind, task, **model):
+  return experiment_config.parse(
+    {
+      "num_steps": 20,
+      "batch_size": 8,
+      "task": {"path": str(path), **task},
+      "model": {
+        "kind": kind,
+        "num_layers": 1,
+        "num_heads": 2,
+        "features": 16,
+        "mlp_features": 32,
+        "activation": "gelu",
+        **model,
+      },
+      "optimizer": {"learning_rate": 0.02},
+    }
+  )
+
+
+def trained(run, steps=20):
+  """Variables after some steps, and the loss of the first and of the last."""
+  functions = parallel.make(run.functions, "jit", jax.devices()[:1])
+  state = functions.place_state(run.init())
+  losses = []
+  for step in range(steps):
+    batch = functions.place_batch(run.task.train_batch(step))
+    state, metrics = functions.train(state, batch, step)
+    losses.append(float(metrics["loss"][0] / metrics["loss"][1]))
+  values = evaluate.evaluate(functions, state.variables, run.task, "validation")
+  return state.variables, losses, values
+
+
+@pytest.mark.parametrize("vocabulary", ["characters", "subwords"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_text_is_learnt(tmp_path, kind, vocabulary):
+  path = tmp_path / "text.txt"
+  path.write_text(TEXT, encoding="utf-8")
+  leaves = {
+    "name": "text",
+    "context": 16,
+    "vocabulary": vocabulary,
+    "vocab_size": 300,
+  }
+  found = config(path, kind, leaves, **KINDS[kind])
+  run = experiment.create(found, tmp_path / "run")
+  variables, losses, values = trained(run)
+  assert np.isfinite(losses).all()
+  assert losses[-1] < 0.9 * losses[0], losses
+  assert values["loss"] < losses[0]
+  assert values["unigram_loss"] == run.task.baselines["unigram_loss"]
+  run.task.save(tmp_path / "run")
+  path.unlink()
+  restored = experiment.create(found, tmp_path / "run", restore=True)
+  line = "the <extra_id_0> of" if kind == "encoder_decoder" else "the time"
+  if kind == "encoder":
+    with pytest.raises(ConfigError, match="an encoder alone cannot generate"):
+      inference.generate_lines(restored, variables, [line])
+    return
+  assert restored.task.encode(line) == run.task.encode(line)
+  outputs = [
+    inference.generate_lines(one, variables, [line, ""])
+    for one in (run, restored)
+  ]
+  assert outputs[0] == outputs[1]
+  assert outputs[0][1] == ""
+  if kind == "decoder":  # Beyond its context.
+    [output] = inference.generate_lines(
+      restored, variables, [line], max_length=40
+    )
+    assert len(restored.task.encode_target(output.replace("\\n", "\n"))) > 16
+
+
+def test_labels_are_learnt(tmp_path):
+  path = tmp_path / "rows.tsv"
+  rows = ((("up", "a b c"), ("down", "c b d"))[i % 2] for i in range(80))
+  path.write_text("".join(f"{label}\t{text}\n" for label, text in rows))
+  leaves = {
+    "name": "classification",
+    "max_length": 8,
+    "vocabulary": "characters",
+  }
+  found = config(path, "encoder", leaves, tie_embeddings=False)
+  run = experiment.create(found, tmp_path / "run")
+  _, _, values = trained(run)
+  assert values["accuracy"] == 1.0
+
+
+def test_labels_share_no_table_with_tokens(tmp_path):
+  path = tmp_path / "rows.tsv"
+  path.write_text("a\tx\nb\ty\n" * 20)
+  leaves = {
+    "name": "classification",
+    "max_length": 8,
+    "vocabulary": "characters",
+  }
+  with pytest.raises(ConfigError, match=r"^config\.model\.tie_embeddings: "):
+    experiment.create(config(path, "encoder", leaves))
+
+
+def test_a_run_says_what_has_to_be_beaten(tmp_path):
+  path = tmp_path / "text.txt"
+  path.write_text(TEXT, encoding="utf-8")
+  arguments = (
+    "--config=configs/bert.py",
+    f"--config.task.path={path}",
+    "--config.task.vocab_size=300",
+    "--config.task.context=16",
+    "--config.num_steps=2",
+    "--config.batch_size=8",
+    "--config.model.num_layers=1",
+    "--config.model.features=16",
+    "--config.model.mlp_features=16",
+    f"--workdir={tmp_path / 'run'}",
+  )
+  code, out, error = commands.run("train.py", *arguments)
+  assert (code, error) == (0, "")
+  names = [line.split()[0] for line in out.splitlines() if line.strip()]
+  unigram, bigram = (
+    [i for i, found in enumerate(names) if found == name]
+    for name in ("unigram_loss", "bigram_loss")
+  )
+  assert len(unigram) == len(bigram) == 2
+  assert unigram[0] == 1
+  assert (tmp_path / "run/vocabulary/tokenizer.json").exists()
+  # A finished run is told again, and its text is not needed for that.
+  path.unlink()
+  code, again, error = commands.run("train.py", *arguments)
+  assert (code, error) == (0, "")
+  assert again.splitlines() == out.splitlines()[-len(again.splitlines()) :]
