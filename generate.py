@@ -12,6 +12,7 @@ in the output is written as \n. A language model goes on for --max_length tokens
 however few it reads at a time.
 """
 
+import math
 from pathlib import Path
 import sys
 from typing import Any
@@ -56,9 +57,10 @@ def main() -> None:
   """From lines to lines."""
   if _WORKDIR.value is None:
     raise ConfigError("--workdir: missing; the folder of a trained run")
-  if not _TEMPERATURE.value > 0:
+  if not 0 < _TEMPERATURE.value < math.inf:
     raise ConfigError(
-      f"--temperature: expected a value above 0, got {_TEMPERATURE.value}"
+      "--temperature: expected a finite value above 0, got "
+      f"{_TEMPERATURE.value}"
     )
   # JAX and the libraries on it take a second to import: --help and a faulty flag
   # do not wait for them.

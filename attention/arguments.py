@@ -107,6 +107,11 @@ def attention_function(
       for option in arrays:
         if option in needed or given.get(option) is not None:
           check_array(option, given[option])
+      if not isinstance(given.get("is_causal", False), bool | np.bool_):
+        raise ValueError(
+          "is_causal: expected True or False, which decides what is compiled, "
+          f"got {given['is_causal']!r}"
+        )
       return function(*args, **options)
 
     return checked
@@ -293,12 +298,12 @@ def check_pairs(
   key: Float[Array, "B S K H"],
   value: Float[Array, "B S K V"],
   *,
-  mask: Bool[Array, "..."] | None,
-  bias: Float[Array, "..."] | None,
-  query_segment_ids: Int[Array, "B T"] | None,
-  key_segment_ids: Int[Array, "B S"] | None,
-  dropout_rate: float,
-  dropout_rng: Array | None,
+  mask: Bool[Array, "..."] | None = None,
+  bias: Float[Array, "..."] | None = None,
+  query_segment_ids: Int[Array, "B T"] | None = None,
+  key_segment_ids: Int[Array, "B S"] | None = None,
+  dropout_rate: float = 0.0,
+  dropout_rng: Array | None = None,
 ) -> None:
   """Checks the arguments of a function that treats each pair independently.
 
@@ -335,10 +340,13 @@ def softmax_scale(
   """Returns `scale`, or 1/√H where it is None.
 
   Raises:
-    ValueError: `scale` is a Python number that is not finite.
+    ValueError: `scale` is neither an array nor a finite number.
   """
   if scale is None:
     return 1.0 / math.sqrt(head_dim)
+  is_number = isinstance(scale, int | float | np.number | np.ndarray)
+  if not isinstance(scale, jax.Array) and not is_number:
+    raise ValueError(f"scale: expected a number or None, got {scale!r}")
   if not isinstance(scale, jax.Array) and not math.isfinite(scale):
     raise ValueError(f"scale: expected a finite number, got {scale}")
   return scale

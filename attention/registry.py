@@ -130,7 +130,7 @@ def build(name: str, options: Mapping[str, Any]) -> Attention:
     # A factory should raise ValueError; someone else's may raise any exception.
     if isinstance(error, ValueError) and _option(error) in parameters:
       raise
-    raise ValueError(f"name: {name} raised {_one_line(error)}") from None
+    raise ValueError(f"name: {name} raised {where_it_failed(error)}") from None
   _check(name, record)
   return record
 
@@ -159,7 +159,9 @@ def _module(path: str) -> Any:
         f"no module {missing!r} is found; start from the folder that holds it, "
         "or add that folder to PYTHONPATH"
       ) from None
-    raise ValueError(f"importing {path} raised {_one_line(error)}") from None
+    raise ValueError(
+      f"importing {path} raised {where_it_failed(error)}"
+    ) from None
 
 
 def _option(error: ValueError) -> str:
@@ -167,7 +169,7 @@ def _option(error: ValueError) -> str:
   return str(error).partition(":")[0]
 
 
-def _one_line(error: Exception) -> str:
+def where_it_failed(error: Exception) -> str:
   """An exception in other people's code, and the line that raised it."""
   text = " ".join(f"{type(error).__name__}: {error}".split())
   trace = error.__traceback__

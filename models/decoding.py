@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -109,8 +110,10 @@ def generate(
     },
   )
   vocab_size = model.target_vocab_size
-  if not temperature > 0.0:
-    raise ValueError(f"temperature: expected more than 0, got {temperature}")
+  if not 0.0 < temperature < math.inf:
+    raise ValueError(
+      f"temperature: expected a finite number above 0, got {temperature}"
+    )
   if top_k is not None and not 1 <= top_k <= vocab_size:
     raise ValueError(f"top_k: expected 1 to {vocab_size}, got {top_k}")
   if beam_size < 1:

@@ -49,6 +49,12 @@ class _WithSections(flags.ArgumentParser):
 
   def parse(self, argument: str) -> Any:
     """The config of a file, with sections for the overrides."""
+    file = argument.partition(":")[0]
+    if not file.endswith(".py"):
+      raise ConfigError(
+        f"--{_NAME}: expected a config file, such as configs/copy.py, got "
+        f"{file!r}"
+      )
     config = self._parser.parse(argument)
     if not isinstance(config, ConfigDict):  # The file cannot be read.
       return config

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attention import registry
 import models
 from process.errors import ConfigError
 from settings.leaves import flatten
@@ -98,6 +99,20 @@ def create(
       start = functools.partial(_published_state, config, model, optimizer)
   except ValueError as error:
     raise ConfigError(f"config.model.{error}") from error
+  except Exception as error:
+    # A mechanism of somebody's own may raise what it likes.
+    foreign = [
+      one.name
+      for chosen in config.model.attentions.values()
+      for one in chosen
+      if ":" in one.name
+    ]
+    if not foreign:
+      raise
+    raise ConfigError(
+      f"config.model: {', '.join(foreign)} raised "
+      f"{registry.where_it_failed(error)}"
+    ) from error
   if train.redraw_every and not jax.tree.leaves(shapes.constants):
     raise ConfigError(
       "config.redraw_every: this model draws nothing that it does not train; "

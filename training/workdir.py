@@ -77,8 +77,8 @@ def _check_num_steps(workdir: Path, old: int, config: ExperimentConfig) -> None:
     raise ConfigError(
       f"config.num_steps: {workdir} holds a run whose learning rate ends at step "
       f"{old} (optimizer.schedule='cosine'), so one of {new} steps differs from "
-      "the first step on; choose a new folder, or train there with "
-      "--config.optimizer.schedule=constant, which can be continued"
+      "the first step on; choose a new folder. A run that begins with "
+      "--config.optimizer.schedule=constant can be continued"
     )
 
 
@@ -124,7 +124,9 @@ def write_config(workdir: Path, config: ExperimentConfig) -> None:
   try:
     workdir.mkdir(parents=True, exist_ok=True)
   except OSError as error:
-    raise ConfigError(f"workdir: {error}") from error
+    raise ConfigError(
+      f"workdir: {workdir} cannot be made: {error.strerror}"
+    ) from error
   content = {SLOTS: models.slots(config.model), **config.to_mapping()}
   partial = workdir / (CONFIG + ".tmp")
   text = json.dumps(content, indent=2, ensure_ascii=False)
