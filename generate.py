@@ -1,7 +1,6 @@
 r"""Decodes lines from standard input with a trained run.
 
     python generate.py --workdir=/tmp/run < source.txt > output.txt
-    echo "3 1 4 1 5" | python generate.py --workdir=/tmp/run --method=beam
     python generate.py --workdir=/tmp/run --method=sample --top_k=5 < prompts.txt
     python generate.py --workdir=/tmp/run --export=/tmp/published
 
@@ -14,6 +13,7 @@ however few it reads at a time.
 
 import math
 from pathlib import Path
+import shutil
 import sys
 from typing import Any
 
@@ -102,6 +102,9 @@ def _export(run: Any, workdir: Path, folder: Path) -> None:
     raise ConfigError(f"--export: {folder} is not empty; choose a new folder")
   p = published.of_experiment(run, workdir)
   models.save_pretrained(folder, p)
+  vocabulary = workdir / "vocabulary" / "tokenizer.json"
+  if vocabulary.is_file():
+    shutil.copy(vocabulary, folder)
   print(f"{folder}: {p.architecture}")
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from models.config import (
   GENERATING,
   KINDS,
+  PAD_ID,
   AttentionConfig,
   ModelConfig,
   check_supports,
@@ -44,6 +45,7 @@ __all__ = [
   "ModelConfig",
   "Seq2SeqConfig",
   "CONFIGS",
+  "PAD_ID",
   "GENERATING",
   "check_supports",
   "missing",

@@ -15,6 +15,9 @@ from attention.positions import t5_buckets
 from settings.checks import check
 from settings.suggest import one_of
 
+PAD_ID = 0
+"""Id of padding in a source where nothing else says what is padding."""
+
 KINDS = ("encoder_decoder", "decoder", "encoder")
 POSITIONS = (
   "sinusoidal",

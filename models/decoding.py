@@ -36,6 +36,7 @@ def generate(
   variables: Any,
   *,
   source: Int[Array, "B S"] | None = None,
+  source_mask: Bool[Array, "B S"] | None = None,
   prompt: Int[Array, "B P"] | None = None,
   prompt_length: Int[Array, "B"] | None = None,
   max_length: int,
@@ -59,6 +60,7 @@ def generate(
     model: from `create`, with a decoder.
     variables: from `initialize`, or trained.
     source: ids the encoder reads; for the encoder-decoder.
+    source_mask: as `Transformer.__call__` takes it.
     prompt: ids the decoder reads first, the start symbol included; None is
       `bos_id` alone.
     prompt_length: how much of each row is prompt; None is all of it.
@@ -134,6 +136,7 @@ def generate(
     model,
     variables,
     source,
+    source_mask,
     prompts,
     lengths,
     rng if method == "sample" else None,
@@ -209,6 +212,7 @@ def _run(
   model: Model,
   variables: Any,
   source: Int[Array, "B S"] | None,
+  source_mask: Bool[Array, "B S"] | None,
   prompt: Int[Array, "B P"],
   prompt_length: Int[Array, "B"],
   rng: Array | None,
@@ -229,6 +233,7 @@ def _run(
     source,
     batch,
     longest - 1 + max_length,
+    *(() if source_mask is None else (source_mask,)),
     method="start",
     mutable=["cache", "memory"],
   )

@@ -13,12 +13,9 @@ from attention import alibi_bias, t5_bias
 from models import positions as position_encodings
 from models import tables
 from models.block import Block
-from models.config import ModelConfig
+from models.config import PAD_ID, ModelConfig
 from models.head import Head
 from models.norms import make_norm
-
-PAD_ID = 0
-"""Id of padding in a source; nothing attends to it."""
 
 
 class Transformer(nn.Module):

@@ -61,6 +61,14 @@ def test_mechanisms_of_the_readme_keep_the_contract(name, readme, monkeypatch):
   tests[f"test_{name}"]()
 
 
+def test_published_weights(monkeypatch):
+  """The block of docs/weights.md, in the folder that it is written for."""
+  monkeypatch.chdir(_ROOT)
+  page = _run(_ROOT / "docs" / "weights.md", {})
+  assert page["logits"].shape == (1, 5, 61)
+  assert page["swapped"].family == "bert"
+
+
 @pytest.mark.parametrize(
   "page",
   [
@@ -69,6 +77,7 @@ def test_mechanisms_of_the_readme_keep_the_contract(name, readme, monkeypatch):
     "docs/adding_a_mechanism.md",
     "docs/comparing.md",
     "docs/results.md",
+    "docs/weights.md",
   ],
 )
 def test_files_it_names_exist(page):

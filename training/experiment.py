@@ -136,6 +136,8 @@ def create(
   )
 
   def generate(variables, inputs, **options):
+    if "source" in inputs and task.pad_id != models.PAD_ID:
+      inputs = inputs | {"source_mask": inputs["source"] != task.pad_id}
     return models.generate(
       model,
       variables,

@@ -51,9 +51,10 @@ def parse(
 ) -> ExperimentConfig:
   """Validates a config, a ConfigDict or parsed JSON, without reading data.
 
-  With `model.weights`, the folder of published weights says what the model is.
-  The config then chooses its mechanisms (a plain 'dense' keeps the published
-  one), its dropout and its dtypes.
+  With `model.weights`, the folder of published weights says what the model is,
+  and its `tokenizer.json`, if there is one, what the ids of a text are. The
+  config then chooses the mechanisms (a plain 'dense' keeps the published one),
+  the dropout and the dtypes.
 
   Args:
     mapping: the config.
@@ -105,6 +106,11 @@ def parse(
   )
   if weights and not restore:
     model = _published(weights, model)
+    vocabulary = pathlib.Path(weights) / "tokenizer.json"
+    reads_one = "tokenizer" in leaf_names(tasks.TASKS[name].config_type)
+    if reads_one and vocabulary.is_file():
+      # The ids of the weights are those of their own vocabulary.
+      task_leaves["tokenizer"] = task_leaves.get("tokenizer") or weights
   if told not in (None, models.slots(model)):
     raise ConfigError(
       f"config.slots: the model has {models.slots(model)!r}, got {told!r}; "

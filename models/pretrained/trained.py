@@ -45,15 +45,17 @@ def as_pretrained(
         continue
       theirs = family.to_json(described) | {"architectures": [architecture]}
       names = ["lm_head.weight"] * (not config.tie_embeddings)
-      lacking = _differences(
-        config, family.describe(theirs, names, head).config
-      )
+      published = family.describe(theirs, names, head).config
+      if published.kind != config.kind:
+        continue
+      lacking = _differences(config, published)
       if not lacking:
         made = make_model(described)
         return Pretrained(family.name, architecture, made, folded, theirs)
       reasons.append(f"{family.name} has other {', '.join(lacking)}")
   raise ValueError(
-    f"no published family is this model: {'; '.join(reasons) or config.head}"
+    "no published family is this model: "
+    + ("; ".join(reasons) or f"none that is written has kind '{config.kind}'")
   )
 
 
@@ -100,6 +102,8 @@ def _folded(
       bias = jnp.zeros(array.shape[-1:], array.dtype)
       arrays.setdefault(f"{module}/bias", bias)
   changes |= {"attention_bias": True, "mlp_bias": True}
+  # The sizes of the task are those of the model now.
+  changes |= {"vocab_size": None, "max_length": None}
   if config.query_dim * config.num_heads == config.features:
     changes["head_dim"] = None
   if config.kv_heads == config.num_heads:

@@ -1,0 +1,140 @@
+"""Runs that start from published weights, and runs that become such weights."""
+
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from configs import text
+import models
+from process.errors import ConfigError
+from tests.models.pretrained.test_equality import HERE
+from training import experiment, experiment_config, published, workdir
+from training.checkpoint import Checkpoints
+
+TEXT = "to be or not to be that is the question\n" * 20
+
+
+@pytest.fixture
+def config(tmp_path):
+  """A config that starts from a small GPT-2."""
+  path = tmp_path / "input.txt"
+  path.write_text(TEXT)
+  config = text.get_config().to_dict()
+  config["task"] |= {"path": str(path), "context": 16}
+  config["model"]["weights"] = str(HERE / "gpt2")
+  return config
+
+
+def test_a_run_starts_from_weights(config):
+  parsed = experiment_config.parse(config)
+  run = experiment.create(parsed)
+  p = models.load_pretrained(HERE / "gpt2")
+  state = run.init()
+  jax.tree.map(
+    np.testing.assert_array_equal, state.params, p.variables["params"]
+  )
+  assert jax.tree.map(np.shape, state) == jax.tree.map(np.shape, run.shapes)
+  batch = run.task.train_batch(0)
+  out = models.forward(run.model, state.variables, batch)
+  wanted = p.logits(p.variables, input_ids=batch["inputs"])
+  np.testing.assert_array_equal(out, wanted)
+  # What a run writes says all of it, also where the folder is gone.
+  again = parsed.to_mapping()
+  assert experiment_config.parse(again) == parsed
+  again["model"]["weights"] = "/nowhere"
+  restored = experiment_config.parse(again, restore=True)
+  assert restored.model == parsed.model
+
+
+def test_the_config_chooses_mechanism_dropout_and_dtype(config):
+  config["model"] |= {
+    "decoder_attention": {"name": "performer", "num_features": 16},
+    "dropout_rate": 0.25,
+    "dtype": "bfloat16",
+    "features": 8,
+  }
+  model = experiment_config.parse(config).model
+  assert models.slots(model) == "performer"
+  assert (model.dropout_rate, model.dtype) == (0.25, "bfloat16")
+  assert model.features == 24
+  state = experiment.create(experiment_config.parse(config)).init()
+  assert jax.tree.leaves(state.constants)
+
+
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    ({"weights": "/nowhere"}, "config.model.weights: /nowhere: no such folder"),
+    ({"weights": 3}, "config.model.weights: expected a folder, got 3"),
+    (
+      {"weights": str(HERE / "bert_masked")},
+      "config.model.kind: the weights in",
+    ),
+    (
+      {"decoder_attention": {"name": "linformer", "rank": 4}},
+      "config.model.decoder_attention: linformer cannot be causal",
+    ),
+  ],
+)
+def test_weights_that_cannot_be_started_from(config, change, message):
+  config["model"] |= change
+  with pytest.raises(ConfigError) as info:
+    experiment_config.parse(config)
+  assert str(info.value).startswith(message)
+
+
+def test_tasks_that_are_larger_than_the_model(config):
+  config["task"]["context"] = 41
+  with pytest.raises(
+    ConfigError, match=r"config.model.max_length: expected at"
+  ):
+    experiment.create(experiment_config.parse(config))
+
+
+def test_the_vocabulary_of_the_weights_is_the_tasks(config, tmp_path):
+  import tokenizers
+
+  folder = tmp_path / "gpt2"
+  shutil.copytree(HERE / "gpt2", folder)
+  vocabulary = {
+    "[UNK]": 0,
+    **{w: i + 40 for i, w in enumerate(TEXT.split()[:9])},
+  }
+  tokenizer = tokenizers.Tokenizer(
+    tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]")
+  )
+  tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+  tokenizer.add_special_tokens(["<|endoftext|>"])
+  tokenizer.save(str(folder / "tokenizer.json"))
+  config["model"]["weights"] = str(folder)
+  parsed = experiment_config.parse(config)
+  assert parsed.task.tokenizer == str(folder)
+  run = experiment.create(parsed)
+  assert run.task.encode("to be")[-2:] == [vocabulary["to"], vocabulary["be"]]
+
+
+def test_a_run_is_weights_too(config, tmp_path):
+  """From a run's folder, and from what is exported of it."""
+  folder = tmp_path / "run"
+  parsed = experiment_config.parse(config)
+  run = experiment.create(parsed)
+  workdir.write_config(folder, parsed)
+  run.task.save(folder)
+  checkpoints = Checkpoints(folder)
+  checkpoints.save(run.init(), {})
+  checkpoints.close()
+  p = published.of_run(folder)
+  assert p.architecture == "GPT2LMHeadModel"
+  loaded = models.load_pretrained(folder)
+  wanted = models.load_pretrained(HERE / "gpt2")
+  ids = np.arange(12)[None]
+  np.testing.assert_allclose(
+    loaded.logits(loaded.variables, input_ids=ids),
+    wanted.logits(wanted.variables, input_ids=ids),
+    rtol=1e-5,
+    atol=1e-5,
+  )
+  config["model"]["weights"] = str(folder)
+  experiment.create(experiment_config.parse(config)).init()
