@@ -261,10 +261,16 @@ def lsh(
     del variables
     return lsh_cache.init_cache(num_rounds, batch, max_length, dims, dtype)
 
-  def decode(variables, cache, query, key, value):
+  def prefill(variables, cache, query, key, value, lengths, *, scale=None):
+    del scale  # The cache has no logits.
     _check_key(key)
     rotations = rotations_of(variables, query)
-    return lsh_cache.decode(rotations, chunk_size, cache, query, value)
+    return lsh_cache.prefill(rotations, cache, query, value, lengths)
+
+  def decode(variables, cache, query, key, value, *, scale=None):
+    _check_key(key)
+    rotations = rotations_of(variables, query)
+    return lsh_cache.decode(rotations, chunk_size, cache, query, value, scale)
 
   return plug.Attention(
     init=init,
@@ -274,6 +280,7 @@ def lsh(
     ),
     init_cache=init_cache,
     decode=decode,
+    prefill=prefill,
     approximates="shared_qk",
     cost="linear",
     sizes=plug.Sizes(short={"chunk_size": 8}),

@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -52,6 +53,37 @@ def init_cache(
     rank=buckets,
     index=jnp.zeros((batch,), jnp.int32),
   )
+
+
+def prefill(
+  rotations: Float[Array, "rounds H half"],
+  cache: LshCache,
+  query: Float[Array, "B P N H"],
+  value: Float[Array, "B P K V"],
+  lengths: Int[Array, "B"],
+) -> LshCache:
+  """The cache after the first `lengths` of P positions; sorts P buckets."""
+  bucket = lsh_hash.buckets(query, rotations).transpose(1, 3, 2, 0)
+  now = (query, value, bucket, _ranks(bucket))
+  return LshCache(
+    *(layout.put(past, x, 0) for past, x in zip(cache[:4], now, strict=True)),
+    index=lengths,
+  )
+
+
+def _ranks(
+  bucket: Int[Array, "B P N rounds"],
+) -> Int[Array, "B P N rounds"]:
+  """How many earlier tokens share the bucket of each."""
+  order = jnp.argsort(bucket, axis=1, stable=True)
+  in_order = jnp.take_along_axis(bucket, order, axis=1)
+  place = jnp.arange(bucket.shape[1])[None, :, None, None]
+  changes = in_order[:, 1:] != in_order[:, :-1]
+  begins = jnp.pad(changes, ((0, 0), (1, 0), (0, 0), (0, 0)))
+  first = jax.lax.cummax(jnp.where(begins, place, 0), axis=1)
+  back = jnp.argsort(order, axis=1)
+  ranks = jnp.broadcast_to(place, bucket.shape) - first
+  return jnp.take_along_axis(ranks, back, axis=1).astype(jnp.int32)
 
 
 def decode(

@@ -69,6 +69,7 @@ class Mechanism:
     if not self.shares_query_and_key:
       return self.record
     apply, decode = self.record.apply, self.record.decode
+    prefill = self.record.prefill
     return self.record._replace(
       apply=lambda variables, query, value, **call: apply(
         variables, query, None, value, **call
@@ -77,6 +78,12 @@ class Mechanism:
       and (
         lambda variables, cache, query, value: decode(
           variables, cache, query, None, value
+        )
+      ),
+      prefill=prefill
+      and (
+        lambda variables, cache, query, value, lengths: prefill(
+          variables, cache, query, None, value, lengths
         )
       ),
     )
