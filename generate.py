@@ -22,7 +22,11 @@ from absl import flags
 from process import entry
 from process.errors import ConfigError
 
-_WORKDIR = flags.DEFINE_string("workdir", None, "folder of a trained run")
+_WORKDIR = flags.DEFINE_string(
+  "workdir",
+  None,
+  "folder of a trained run, or of a published decoder with its tokenizer.json",
+)
 _METHOD = flags.DEFINE_enum(
   "method", "greedy", ["greedy", "beam", "sample"], "how tokens are chosen"
 )
@@ -65,15 +69,24 @@ def main() -> None:
   # JAX and the libraries on it take a second to import: --help and a faulty flag
   # do not wait for them.
   from process import cache
-  from training import experiment, experiment_config, inference, workdir
+  from training import (
+    experiment,
+    experiment_config,
+    inference,
+    published,
+    workdir,
+  )
 
   folder = Path(_WORKDIR.value)
-  config = experiment_config.parse(workdir.read_config(folder), restore=True)
   cache.keep_programs()
-  run = experiment.create(config, folder, restore=True)
-  if _EXPORT.value is not None:
-    return _export(run, folder, Path(_EXPORT.value))
-  variables = inference.restore_variables(run, folder)
+  if published.is_weights(folder) and _EXPORT.value is None:
+    run, variables = published.open_weights(folder)
+  else:
+    config = experiment_config.parse(workdir.read_config(folder), restore=True)
+    run = experiment.create(config, folder, restore=True)
+    if _EXPORT.value is not None:
+      return _export(run, folder, Path(_EXPORT.value))
+    variables = inference.restore_variables(run, folder)
   lines = inference.read_lines(sys.stdin.buffer)
   outputs = inference.generate_lines(
     run,

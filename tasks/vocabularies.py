@@ -85,7 +85,9 @@ def restore_vocabulary(
   extra: Sequence[str],
   workdir: pathlib.Path | None,
 ) -> Vocabulary:
-  """Reads the vocabulary of a run."""
+  """Reads the vocabulary of a run; without one, the tokenizer of the config."""
+  if workdir is None and config.tokenizer:
+    return open_tokenizer(config.tokenizer)
   if _file(config) == TOKENIZER_FILE:
     return Tokenizer.load(workdir)
   return Characters.load(workdir, extra)

@@ -1,8 +1,11 @@
-"""A trained run as a published model."""
+"""A trained run as a published model, and a published model as a run."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, cast
 
 import models
+from models.pretrained import load
 from models.transformer import Transformer
 from process.errors import ConfigError
 from training import experiment, experiment_config, inference, workdir
@@ -38,3 +41,56 @@ def of_run(folder: Path) -> models.Pretrained:
   """
   config = experiment_config.parse(workdir.read_config(folder), restore=True)
   return of_experiment(experiment.create(config, folder, restore=True), folder)
+
+
+_LONGEST = 1024
+"""Tokens that a published model reads at a time, if it can read as many."""
+
+
+def is_weights(folder: Path) -> bool:
+  """Whether a folder has weights, and is not the workdir of a run."""
+  return any(folder.glob("model.safetensors*"))
+
+
+def open_weights(folder: Path) -> tuple[Experiment, Mapping[str, Any]]:
+  """Published weights as a run that generates, and its variables.
+
+  Args:
+    folder: of a decoder, with its `tokenizer.json`.
+
+  Raises:
+    ConfigError: the folder cannot be read, has no tokenizer, or its model is
+      not a decoder.
+  """
+  try:
+    opened = load.open_folder(folder)
+  except (OSError, ValueError) as error:
+    raise ConfigError(f"workdir: {error}") from error
+  kind = opened.described.config.kind
+  if kind != "decoder":
+    raise ConfigError(
+      f"workdir: the weights in {folder} are a model of kind {kind!r}; only a "
+      "decoder goes on with a text"
+    )
+  if not (folder / "tokenizer.json").is_file():
+    raise ConfigError(
+      f"workdir: {folder} has no tokenizer.json, which turns text into the ids "
+      "of these weights"
+    )
+  context = min(opened.described.max_length, _LONGEST)
+  mapping = {
+    "num_steps": 1,
+    "batch_size": 1,
+    # A restored task reads no text.
+    "task": {"name": "text", "path": str(folder), "context": context},
+    # The weights say what else the model is.
+    "model": {
+      **dict.fromkeys(("num_layers", "num_heads", "mlp_features"), 1),
+      "features": 2,
+      "kind": kind,
+      "weights": str(folder),
+    },
+  }
+  run = experiment.create(experiment_config.parse(mapping), restore=True)
+  model = cast(Transformer, run.model)
+  return run, load.read_variables(opened, model)

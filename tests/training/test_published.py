@@ -10,7 +10,13 @@ from configs import text
 import models
 from process.errors import ConfigError
 from tests.models.pretrained.test_equality import HERE
-from training import experiment, experiment_config, published, workdir
+from training import (
+  experiment,
+  experiment_config,
+  inference,
+  published,
+  workdir,
+)
 from training.checkpoint import Checkpoints
 
 TEXT = "to be or not to be that is the question\n" * 20
@@ -138,3 +144,34 @@ def test_a_run_is_weights_too(config, tmp_path):
   )
   config["model"]["weights"] = str(folder)
   experiment.create(experiment_config.parse(config)).init()
+
+
+def test_a_published_decoder_goes_on_with_a_text(tmp_path):
+  """Greedy tokens are those of the largest logits, one after another."""
+  import tokenizers
+
+  for name in ("config.json", "model.safetensors"):
+    shutil.copy(HERE / "gpt2" / name, tmp_path)
+  vocabulary = {f"w{i}": i for i in range(60)} | {"<|endoftext|>": 60}
+  tokenizer = tokenizers.Tokenizer(
+    tokenizers.models.WordLevel(vocabulary, unk_token="w0")
+  )
+  tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+  with pytest.raises(ConfigError, match=r"has no tokenizer\.json"):
+    published.open_weights(tmp_path)
+  tokenizer.save(str(tmp_path / "tokenizer.json"))
+  run, variables = published.open_weights(tmp_path)
+  [found] = inference.generate_lines(
+    run, variables, ["w5 w9 w17"], max_length=6
+  )
+  p = models.load_pretrained(tmp_path)
+  ids = [5, 9, 17]
+  for _ in range(6):
+    logits = p.logits(p.variables, input_ids=np.array([ids]))
+    ids.append(int(np.argmax(logits[0, -1])))
+  assert found.split() == [f"w{i}" for i in ids[3:]]
+
+
+def test_weights_that_do_not_go_on():
+  with pytest.raises(ConfigError, match="of kind 'encoder'; only a decoder"):
+    published.open_weights(HERE / "bert_masked")
