@@ -314,11 +314,6 @@ class ModelConfig:
         "features: sinusoidal positions pair sines and cosines and need an "
         f"even width, got {self.features}"
       )
-    padded = self.position_padding is not None
-    least = 1 if padded else 0
-    check(
-      self, "position_offset", self.position_offset >= least, f"{least} or more"
-    )
     if self.position != "learned":
       for field, without in (
         ("position_offset", 0),
@@ -329,6 +324,11 @@ class ModelConfig:
             f"{field}: belongs to position 'learned'; expected {without}, got "
             f"{getattr(self, field)}"
           )
+    padded = self.position_padding is not None
+    least = 1 if padded else 0
+    check(
+      self, "position_offset", self.position_offset >= least, f"{least} or more"
+    )
     if self.position == "t5":
       try:
         t5_buckets(self.relative_distance, num_buckets=self.relative_buckets)

@@ -6,6 +6,7 @@ in the annotations of `attention` are checked at run time.
 
 import importlib.metadata
 import os
+import resource
 
 # Compiling is most of the suite's time, and these flags take three quarters of
 # it. `make test` asks for them, except for tests marked `optimised`: laws about
@@ -47,11 +48,17 @@ if not _QUICKLY:
   jaxtyping.install_import_hook(["attention"], "beartype.beartype")
 
 
+# Programs of single operations serve many files. All that are compiled add up to
+# 4 GB, so a worker that has reached half of it forgets them with every file.
+_MOST_KIBIBYTES = 2 * 2**20
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _forget_programs():
-  """Frees what a file has compiled; kept, it adds up to gigabytes."""
+  """Frees what has been compiled, once a worker has grown by it."""
   yield
-  jax.clear_caches()
+  if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > _MOST_KIBIBYTES:
+    jax.clear_caches()
 
 
 @pytest.fixture

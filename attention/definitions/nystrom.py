@@ -7,13 +7,18 @@ from numpy.typing import ArrayLike
 from attention.definitions import shared
 
 
-def iterated_inverse(matrix: np.ndarray, iterations: int) -> np.ndarray:
+def iterated_inverse(
+  matrix: np.ndarray, iterations: int, norm: float | None = None
+) -> np.ndarray:
   """A⁺ by the paper's iteration of order 3.
 
   Z₀ = Aᵀ / (‖A‖₁ ‖A‖∞),    Z ← ¼ Z (13 I − A Z (15 I − A Z (7 I − A Z)))
+
+  with `norm` in place of ‖A‖₁ where it is given.
   """
   A, eye = matrix, np.eye(len(matrix))
-  Z = A.T / (np.linalg.norm(A, 1) * np.linalg.norm(A, np.inf))
+  largest = np.linalg.norm(A, 1) if norm is None else norm
+  Z = A.T / (largest * np.linalg.norm(A, np.inf))
   for _ in range(iterations):
     AZ = A @ Z
     Z = Z @ (13 * eye - AZ @ (15 * eye - AZ @ (7 * eye - AZ))) / 4
@@ -36,6 +41,7 @@ def nystrom_attention(
   *,
   num_landmarks: int,
   pinv_iterations: int = 6,
+  shared_start: bool = False,
   mask: ArrayLike | None = None,
   is_causal: bool = False,
   scale: float | ArrayLike | None = None,
@@ -55,6 +61,7 @@ def nystrom_attention(
     value: `[B, S, K, V]`.
     num_landmarks: L.
     pinv_iterations: steps of the iteration for A⁺.
+    shared_start: all of them start by the largest ‖A‖₁ in the batch.
     mask: key mask, True = attend, broadcastable to `[B, 1, 1, S]`.
     is_causal: must be False: a landmark is a mean over both sides.
     scale: factor of the logits; None is 1/√H.
@@ -79,6 +86,7 @@ def nystrom_attention(
   visible = shared.visible_tokens(mask, batch, length)
 
   out = np.zeros((batch, length, num_heads, value.shape[-1]))
+  products = {}
   for b, n in np.ndindex(batch, num_heads):
     k = n // (num_heads // key.shape[2])
     tokens = np.flatnonzero(visible[b])
@@ -91,7 +99,11 @@ def nystrom_attention(
     F = shared.softmax(scale * Q @ K_means.T)
     A = shared.softmax(scale * Q_means @ K_means.T)
     B = shared.softmax(scale * Q_means @ K.T)
-    out[b, :, n] = F @ iterated_inverse(A, pinv_iterations) @ (B @ V)
+    products[b, n] = F, A, B @ V
+  norms = [float(np.linalg.norm(A, 1)) for _, A, _ in products.values()]
+  norm = max(norms, default=1.0) if shared_start else None
+  for (b, n), (F, A, BV) in products.items():
+    out[b, :, n] = F @ iterated_inverse(A, pinv_iterations, norm) @ BV
   return out
 
 

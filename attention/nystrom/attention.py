@@ -110,6 +110,7 @@ def nystrom_attention(
   """
   arguments.check_qkv(query, key, value)
   _check_counts(num_landmarks, pinv_iterations)
+  arguments.check_flag("shared_start", shared_start)
   if block_size is not None:
     arguments.check_at_least("block_size", block_size, 1)
   if is_causal:
@@ -216,6 +217,7 @@ def nystrom(
       take more than `arguments.MOST_BYTES`.
   """
   _check_counts(num_landmarks, pinv_iterations)
+  arguments.check_flag("shared_start", shared_start)
   if conv_kernel_size is not None:
     arguments.check_at_least("conv_kernel_size", conv_kernel_size, 1)
     if conv_kernel_size % 2 == 0:

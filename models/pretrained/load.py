@@ -456,7 +456,9 @@ def _batch(config: ModelConfig, inputs: Mapping[str, Any]) -> dict[str, Any]:
       raise ValueError(
         f"{name}: this model does not read it; expected {', '.join(names)}"
       )
-    if value is not None:
+    if name == "global_attention_mask" and value is not None:
+      batch[names[name]] = _indices(value)
+    elif value is not None:
       batch[names[name]] = jnp.asarray(value)
   for name, ours in names.items():
     if name.endswith("input_ids") and ours not in batch:
@@ -467,12 +469,10 @@ def _batch(config: ModelConfig, inputs: Mapping[str, Any]) -> dict[str, Any]:
     batch["source_mask"] = batch.get("source_mask", everything) != 0
   if "inputs_mask" in batch:
     batch["inputs_mask"] = batch["inputs_mask"] != 0
-  if "global_indices" in batch:
-    batch["global_indices"] = _indices(batch["global_indices"])
   return batch
 
 
-def _indices(mask: Array) -> Array:
+def _indices(mask: Any) -> Array:
   """The positions where a mask is not 0, -1 after them.
 
   Raises:

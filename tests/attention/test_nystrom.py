@@ -9,6 +9,7 @@ import pytest
 
 from attention import (
   Dims,
+  definitions,
   dense_attention,
   nystrom,
   nystrom_attention,
@@ -217,3 +218,17 @@ def test_the_convolution_has_one_filter_a_query_head():
   variables = nystrom(conv_kernel_size=3).init(jax.random.key(0), dims)
   assert variables["params"]["conv_kernel"].shape == (3, 4)
   assert nystrom().init(jax.random.key(0), dims) == {}
+
+
+def test_a_shared_start_is_that_of_the_definition():
+  """The published models' start; few steps, so that it still shows."""
+  rng = np.random.default_rng(0)
+  q, k, v = (rng.normal(0, 2, (2, 12, 2, 4)).astype(np.float32) for _ in "qkv")
+  options = {"num_landmarks": 4, "pinv_iterations": 2}
+  own = nystrom_attention(q, k, v, **options)
+  shared = nystrom_attention(q, k, v, **options, shared_start=True)
+  expected = definitions.nystrom_attention(
+    q, k, v, **options, shared_start=True
+  )
+  np.testing.assert_allclose(shared, expected, rtol=1e-4, atol=1e-5)
+  assert np.abs(np.asarray(own - shared)).max() > 1e-2

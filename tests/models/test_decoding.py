@@ -293,7 +293,7 @@ def test_second_call_compiles_nothing(translator, monkeypatch):
     ({"temperature": 0.5}, "temperature: method 'greedy' does not read it"),
     ({"beam_size": 8}, "beam_size: method 'greedy' does not read it"),
     ({"method": "sample"}, "rng: method 'sample' needs a key"),
-    ({"method": "sample", "temperature": 0.0}, "temperature: .*more than 0"),
+    ({"method": "sample", "temperature": 0.0}, "temperature: .*above 0"),
     ({"method": "sample", "top_k": 8}, "top_k: expected 1 to 7"),
     ({"method": "beam", "beam_size": 0}, "beam_size: "),
     ({"method": "beam", "length_penalty": -1.0}, "length_penalty: "),

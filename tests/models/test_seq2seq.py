@@ -272,8 +272,8 @@ def test_faults_in_a_config_name_the_leaf(changes, message):
 
 def test_a_task_for_decoders_alone_refuses_it():
   config = translation.get_config("luong").to_dict()
-  config["task"] = {"name": "text", "path": "somewhere"}
-  with pytest.raises(ConfigError, match=r"kind: text serves .*'seq2seq'"):
+  config["task"] = {"name": "recall"}
+  with pytest.raises(ConfigError, match=r"kind: recall serves .*'seq2seq'"):
     experiment.create(experiment_config.parse(config))
 
 

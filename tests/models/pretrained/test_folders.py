@@ -16,6 +16,7 @@ from tests.models.pretrained.test_equality import (
   CASES,
   HERE,
   compared,
+  compute,
   expected,
 )
 
@@ -201,9 +202,7 @@ def test_half_precision(folder, dtype):
   after = models.load_pretrained(folder / "again", dtype=dtype)
   jax.tree.map(np.testing.assert_array_equal, before.variables, after.variables)
   inputs, outputs = expected("bert_masked")
-  out = models.load_pretrained(folder / "again").logits(
-    jax.tree.map(lambda x: x.astype("float32"), after.variables), **inputs
-  )
+  out = compute(models.load_pretrained(folder / "again"), inputs)
   assert compared(inputs, out, outputs["float32"]) < 0.1
 
 
@@ -232,9 +231,7 @@ def test_another_mechanism_is_saved_with_its_variables(tmp_path):
   assert models.slots(again.model.config) == "flash + performer + flash"
   jax.tree.map(np.testing.assert_array_equal, again.variables, p.variables)
   inputs, _ = expected("gpt2")
-  np.testing.assert_array_equal(
-    again.logits(again.variables, **inputs), p.logits(p.variables, **inputs)
-  )
+  np.testing.assert_array_equal(compute(again, inputs), compute(p, inputs))
   # With its own attention it is the published model again.
   own = models.load_pretrained(tmp_path, attention="dense")
   assert models.slots(own.model.config) == "dense"
@@ -246,11 +243,11 @@ def test_flash_in_place_of_dense_is_equal(case):
   if case == "longformer":
     inputs.pop("global_attention_mask")
     before = models.load_pretrained(HERE / case, attention="dense")
-    wanted = np.asarray(before.logits(before.variables, **inputs))
+    wanted = np.asarray(compute(before, inputs))
   else:
     wanted = outputs["float32"]
   p = models.load_pretrained(HERE / case, attention="flash")
-  assert compared(inputs, p.logits(p.variables, **inputs), wanted) < 2e-5
+  assert compared(inputs, compute(p, inputs), wanted) < 2e-5
 
 
 @pytest.mark.parametrize(
