@@ -133,7 +133,9 @@ def to_json(described: Described) -> dict[str, Any]:
 def num_labels(theirs: Mapping[str, Any]) -> int:
   """Classes of a classifier: as many as it has names for, or 2."""
   labels = theirs.get("id2label")
-  return len(labels) if labels else int(theirs.get("num_labels", 2))
+  if isinstance(labels, dict) and labels:
+    return len(labels)
+  return family.size(theirs, "num_labels", 2)
 
 
 BERT = Family(

@@ -158,12 +158,31 @@ def need(theirs: Mapping[str, Any], name: str) -> Any:
   return theirs[name]
 
 
-def size(theirs: Mapping[str, Any], name: str) -> int:
+def flag(theirs: Mapping[str, Any], name: str, default: bool) -> bool:
+  """A value of `config.json` that is true or false.
+
+  Raises:
+    ValueError: it is something else.
+  """
+  value = theirs.get(name)
+  if value is None:
+    return default
+  if not isinstance(value, bool):
+    raise ValueError(f"{name}: expected true or false, got {value!r}")
+  return value
+
+
+def size(
+  theirs: Mapping[str, Any], name: str, default: int | None = None
+) -> int:
   """A whole number of `config.json`, at least 1.
 
   Raises:
-    ValueError: it is missing or something else.
+    ValueError: it is something else, or missing without a default.
   """
+  value = theirs.get(name)
+  if value is None and default is not None:
+    return default
   value = need(theirs, name)
   if not isinstance(value, int) or isinstance(value, bool) or value < 1:
     raise ValueError(f"{name}: expected a whole number above 0, got {value!r}")
@@ -216,12 +235,24 @@ def activation(theirs: Mapping[str, Any], name: str, default: str) -> str:
   Raises:
     ValueError: there is no such activation here.
   """
-  value = theirs.get(name) or default
-  if value not in ACTIVATIONS:
+  return ACTIVATIONS[choice(theirs, name, ACTIVATIONS, default)]
+
+
+def choice(
+  theirs: Mapping[str, Any], name: str, known: Collection[str], default: str
+) -> str:
+  """A word of `config.json`.
+
+  Raises:
+    ValueError: it is not one of those that are known.
+  """
+  value = theirs.get(name)
+  value = default if value is None else value
+  if not isinstance(value, str) or value not in known:
     raise ValueError(
-      f"{name}: expected one of {', '.join(ACTIVATIONS)}, got {value!r}"
+      f"{name}: expected one of {', '.join(known)}, got {value!r}"
     )
-  return ACTIVATIONS[value]
+  return value
 
 
 def their_activation(name: str) -> str:

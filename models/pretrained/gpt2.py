@@ -26,7 +26,7 @@ def describe(
     num_layers=family.size(theirs, "n_layer"),
     num_heads=family.size(theirs, "n_head"),
     features=features,
-    mlp_features=theirs.get("n_inner") or 4 * features,
+    mlp_features=family.size(theirs, "n_inner", 4 * features),
     activation=family.activation(theirs, "activation_function", "gelu_new"),
     attention_bias=True,
     dropout_rate=family.number(theirs, "resid_pdrop", 0.1),
@@ -34,7 +34,7 @@ def describe(
     norm="pre",
     norm_epsilon=family.number(theirs, "layer_norm_epsilon", 1e-5),
     embedding_scale=1.0,
-    tie_embeddings=theirs.get("tie_word_embeddings", True),
+    tie_embeddings=family.flag(theirs, "tie_word_embeddings", True),
     head=head,
   )
   length = family.size(theirs, "n_positions")

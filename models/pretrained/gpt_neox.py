@@ -24,8 +24,8 @@ def describe(
     features=family.size(theirs, "hidden_size"),
     mlp_features=family.size(theirs, "intermediate_size"),
     activation=family.activation(theirs, "hidden_act", "gelu"),
-    attention_bias=bool(theirs.get("attention_bias", True)),
-    parallel=bool(theirs.get("use_parallel_residual", True)),
+    attention_bias=family.flag(theirs, "attention_bias", True),
+    parallel=family.flag(theirs, "use_parallel_residual", True),
     dropout_rate=family.number(theirs, "hidden_dropout", 0.0),
     position="rotary",
     rotary_theta=family.number(theirs, "rotary_emb_base", 10000.0),
@@ -33,7 +33,7 @@ def describe(
     norm="pre",
     norm_epsilon=family.number(theirs, "layer_norm_eps", 1e-5),
     embedding_scale=1.0,
-    tie_embeddings=bool(theirs.get("tie_word_embeddings", False)),
+    tie_embeddings=family.flag(theirs, "tie_word_embeddings", False),
     head=head,
   )
   length = family.size(theirs, "max_position_embeddings")

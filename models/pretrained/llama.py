@@ -18,17 +18,19 @@ def describe(
   del names
   _check_rotary(theirs)
   vocab_size = family.size(theirs, "vocab_size")
-  kv_heads = theirs.get("num_key_value_heads")
+  heads = family.size(theirs, "num_attention_heads")
   choices: dict[str, Any] = {
-    "head_dim": theirs.get("head_dim"),
-    "attention_bias": bool(theirs.get("attention_bias", False)),
-    "mlp_bias": bool(theirs.get("mlp_bias", False)),
+    "head_dim": None
+    if theirs.get("head_dim") is None
+    else family.size(theirs, "head_dim"),
+    "attention_bias": family.flag(theirs, "attention_bias", False),
+    "mlp_bias": family.flag(theirs, "mlp_bias", False),
   }
   config = ModelConfig(
     kind="decoder",
     num_layers=family.size(theirs, "num_hidden_layers"),
-    num_heads=family.size(theirs, "num_attention_heads"),
-    num_kv_heads=kv_heads,
+    num_heads=heads,
+    num_kv_heads=family.size(theirs, "num_key_value_heads", heads),
     features=family.size(theirs, "hidden_size"),
     mlp_features=family.size(theirs, "intermediate_size"),
     activation=family.activation(theirs, "hidden_act", "silu"),
@@ -39,7 +41,7 @@ def describe(
     norm_kind="rms",
     norm_epsilon=family.number(theirs, "rms_norm_eps", 1e-6),
     embedding_scale=1.0,
-    tie_embeddings=bool(theirs.get("tie_word_embeddings", False)),
+    tie_embeddings=family.flag(theirs, "tie_word_embeddings", False),
     head=head,
     **choices | others,
   )
@@ -49,11 +51,11 @@ def describe(
 
 def _check_rotary(theirs: Mapping[str, Any]) -> None:
   """Refuses wavelengths that are stretched for longer contexts."""
-  scaling = theirs.get("rope_scaling")
-  kind = (scaling or {}).get(
-    "rope_type", (scaling or {}).get("type", "default")
-  )
-  if kind != "default":
+  scaling = theirs.get("rope_scaling") or {"rope_type": "default"}
+  if not isinstance(scaling, dict) or "default" not in (
+    scaling.get("rope_type"),
+    scaling.get("type"),
+  ):
     raise ValueError(
       f"rope_scaling: expected none, as only the wavelengths of rope_theta are "
       f"known here, got {scaling}"

@@ -299,7 +299,7 @@ def _architecture(
   path = folder / files.CONFIG
   if not isinstance(names, list) or not names:
     raise ValueError(f"{path}: architectures: missing; expected one of {known}")
-  if names[0] not in ARCHITECTURES:
+  if not isinstance(names[0], str) or names[0] not in ARCHITECTURES:
     raise ValueError(
       f"{path}: architectures: expected one of {known}, got {names[0]!r}"
     )
@@ -365,13 +365,12 @@ def _filled(
       )
   missing = [path for path in wanted if path not in found]
   if missing:
-    drawn = _flat(initialize(model, key, _example(model)))
     for path in missing:
-      if "/attention/" not in path:  # A mechanism's own may be drawn.
-        raise ValueError(
-          f"{tensors.folder}: no row of family {family.name!r} fills {path}"
-        )
-      found[path] = drawn[path]
+      # What a mechanism has of its own is drawn where it replaces another.
+      if "/attention/" not in path or model == published:
+        raise ValueError(f"{tensors.folder}: no tensor fills {path}")
+    drawn = _flat(initialize(model, key, _example(model)))
+    found |= {path: drawn[path] for path in missing}
   arrays = {
     path: jnp.asarray(found[path], leaf.dtype) for path, leaf in wanted.items()
   }

@@ -33,7 +33,7 @@ def describe(
     )
   options = {
     "num_landmarks": landmarks,
-    "shared_start": not theirs.get("inv_coeff_init_option", False),
+    "shared_start": not family.flag(theirs, "inv_coeff_init_option", False),
   }
   if theirs.get("conv_kernel_size") is not None:
     options["conv_kernel_size"] = family.size(theirs, "conv_kernel_size")

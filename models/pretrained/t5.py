@@ -21,12 +21,9 @@ def describe(
   theirs: Mapping[str, Any], names: Collection[str], head: str
 ) -> Described:
   """As `Family.describe`; the head is tied where the file has none of its own."""
-  feed_forward = theirs.get("feed_forward_proj", "relu")
-  if feed_forward not in _ACTIVATIONS:
-    raise ValueError(
-      f"feed_forward_proj: expected one of {', '.join(_ACTIVATIONS)}, got "
-      f"{feed_forward!r}"
-    )
+  feed_forward = family.choice(
+    theirs, "feed_forward_proj", _ACTIVATIONS, "relu"
+  )
   activation, gated = _ACTIVATIONS[feed_forward]
   tied = "lm_head.weight" not in names
   features = family.size(theirs, "d_model")
@@ -35,7 +32,7 @@ def describe(
   config = ModelConfig(
     kind="encoder_decoder",
     num_layers=layers,
-    num_decoder_layers=theirs.get("num_decoder_layers") or layers,
+    num_decoder_layers=family.size(theirs, "num_decoder_layers", layers),
     num_heads=family.size(theirs, "num_heads"),
     head_dim=family.size(theirs, "d_kv"),
     features=features,
@@ -59,12 +56,14 @@ def describe(
     head=head,
     # The first version scales what its tied head reads.
     logit_scale=(
-      features**-0.5 if theirs.get("scale_decoder_outputs", tied) else 1.0
+      features**-0.5
+      if family.flag(theirs, "scale_decoder_outputs", tied)
+      else 1.0
     ),
     tie_embeddings=tied,
     tie_inputs=True,
   )
-  length = theirs.get("n_positions") or _LONGEST
+  length = family.size(theirs, "n_positions", _LONGEST)
   return Described(config, vocab_size, vocab_size, length)
 
 

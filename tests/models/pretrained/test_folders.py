@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import models
+from models.pretrained import load
 from tests.models.pretrained.test_equality import (
   CASES,
   HERE,
@@ -284,3 +285,39 @@ def test_mechanisms_that_cannot_serve(attention, message):
 def test_float64_needs_its_switch():
   with pytest.raises(ValueError, match="jax_enable_x64"):
     models.load_pretrained(HERE / "gpt2", dtype="float64")
+
+
+def _refusal(folder):
+  """Why a folder is refused; None where it is not."""
+  try:
+    load.make_model(load.open_folder(folder).described)
+  except ValueError as error:
+    return str(error)
+  return None
+
+
+@pytest.mark.parametrize("case", ["bert_classes", "gpt2", "t5", "llama"])
+def test_any_value_of_a_wrong_type_is_refused_or_harmless(case, tmp_path):
+  """No other exception than a line that names config.json, or a tensor."""
+  shutil.copytree(HERE / case, tmp_path, dirs_exist_ok=True)
+  whole = json.loads((tmp_path / "config.json").read_text())
+  refused = set()
+  for name in whole:
+    for value in ("x", -1, 2.5, [3], {"a": 1}, True, None):
+      change_config(tmp_path, **{name: value})
+      message = _refusal(tmp_path)
+      if message is not None:
+        assert message.startswith(str(tmp_path)), (name, value, message)
+        refused.add(name)
+    change_config(tmp_path, **whole)
+  assert len(refused) > 6
+
+
+def test_a_mechanism_without_its_variables_is_refused(tmp_path):
+  chosen = {"name": "performer", "num_features": 8}
+  p = models.load_pretrained(HERE / "gpt2", attention=chosen)
+  models.save_pretrained(tmp_path, p)
+  name = "attention_lab/constants/decoder_1/self_attention/attention/projection"
+  change(tmp_path, lambda tensors: tensors.pop(name))
+  with pytest.raises(ValueError, match="no tensor fills constants/decoder_1"):
+    models.load_pretrained(tmp_path)
