@@ -34,6 +34,9 @@ ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
 HEADS = ("tokens", "class", "hidden")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
+_FARTHEST = 2**20
+"""The largest `relative_distance`; a table has an entry for each distance."""
+
 # What each slot asks of a mechanism, and how its absence reads.
 NEEDS = {
   "encoder_attention": {
@@ -305,9 +308,12 @@ class ModelConfig:
     if self.position == "rotary" and (
       self.rotary_dim % 2 or not self.rotary_dim
     ):
+      width = f"head_dim {self.head_dim}"
+      if self.head_dim is None:
+        width = f"features / num_heads = {self.query_dim}"
       raise ValueError(
         "position: rotary turns pairs and needs an even head dimension, got "
-        f"{self.query_dim} times rotary_fraction {self.rotary_fraction}"
+        f"{width}, of which rotary_fraction {self.rotary_fraction} is turned"
       )
     if self.position == "sinusoidal" and self.features % 2:
       raise ValueError(
@@ -324,10 +330,17 @@ class ModelConfig:
             f"{field}: belongs to position 'learned'; expected {without}, got "
             f"{getattr(self, field)}"
           )
-    padded = self.position_padding is not None
-    least = 1 if padded else 0
+    check(self, "position_offset", self.position_offset >= 0, "0 or more")
+    if self.position_padding is not None and self.position_offset < 1:
+      raise ValueError(
+        "position_padding: expected position_offset of at least 1 with it, got "
+        f"{self.position_offset}"
+      )
     check(
-      self, "position_offset", self.position_offset >= least, f"{least} or more"
+      self,
+      "relative_distance",
+      self.relative_distance <= _FARTHEST,
+      f"at most {_FARTHEST:,}",
     )
     if self.position == "t5":
       try:
@@ -341,6 +354,10 @@ class ModelConfig:
         raise ValueError(f"relative_distance: {error}") from None
 
   def _check_choices(self):
+    scale = self.attention_scale
+    check(
+      self, "attention_scale", scale is None or scale > 0, "above 0, or None"
+    )
     check(self, "norm_epsilon", self.norm_epsilon >= 0, "0 or more")
     check(self, "token_types", self.token_types >= 0, "0 or more")
     if self.kind != "encoder":

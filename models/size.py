@@ -7,9 +7,9 @@ from models.seq2seq_config import Seq2SeqConfig
 def least_parameters(config: ModelConfig | Seq2SeqConfig, symbols: int) -> int:
   """Parameters that a model has at least; takes no time for any size.
 
-  Counted are one table of embeddings and of each layer two square matrices, the
-  query's and the output's projection or a part of a recurrent cell, and the two
-  matrices of a feed-forward layer.
+  Counted are the tables that a Transformer's config sizes, or one of symbols,
+  and of each layer two square matrices, the query's and the output's projection
+  or a part of a recurrent cell, and the two matrices of a feed-forward layer.
 
   Args:
     config: of the model.
@@ -17,6 +17,16 @@ def least_parameters(config: ModelConfig | Seq2SeqConfig, symbols: int) -> int:
   """
   features = config.features
   layer = 2 * features * features
+  rows = symbols
   if isinstance(config, ModelConfig):
     layer += 2 * features * config.mlp_features
-  return config.num_layers * layer + symbols * features
+    if config.head_dim is not None:
+      wide = config.num_heads * config.head_dim
+      layer += 2 * features * wide - 2 * features * features
+    rows = max(symbols, config.vocab_size or 0) + config.token_types
+    rows += config.position_offset
+    if config.position == "learned":
+      rows += config.max_length or 0
+    if config.position == "t5":
+      rows += config.relative_buckets * config.num_heads // features
+  return config.num_layers * layer + rows * features
