@@ -44,7 +44,8 @@ test: setup
 	$(VENV)/bin/pyrefly check
 	COMPILE=quickly $(PYTHON) -m pytest $(PYTEST) \
 	  -m "not optimised and not thorough"
-	$(PYTHON) -m pytest $(PYTEST) -m "optimised and not thorough"
+	$(PYTHON) -m pytest $(PYTEST) -m "optimised and not thorough" \
+	  $$(grep -rl optimised tests --include='test_*.py')
 
 test-all: setup
 	$(VENV)/bin/ruff check .

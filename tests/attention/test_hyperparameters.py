@@ -100,12 +100,12 @@ def test_a_size_beyond_the_length_costs_what_the_length_does(name, given):
   record = ATTENTIONS[name](**given)
   key = None if "shared_qk" in record.supports else x
   variables = record.init(jax.random.key(1), dims)
-  out = record.apply(variables, x, key, x)
+  out = jax.jit(record.apply)(variables, x, key, x)
   assert jnp.isfinite(out).all()
   if record.decode is not None:
     cache = record.init_cache(variables, 1, 12, dims, jnp.float32)
     row = x[:, :1]
-    out, _ = record.decode(
+    out, _ = jax.jit(record.decode)(
       variables, cache, row, None if key is None else row, row
     )
     assert jnp.isfinite(out).all()

@@ -125,12 +125,16 @@ def test_gradients_of_tables_by_blocks(length, source_length, window):
   tables = {"relative_bias": draw(4, 31), "relative_keys": draw(21, 8)}
 
   def pulled(function, **options):
-    out, pullback = jax.vjp(
-      lambda query, tables: function(query, key, value, **tables, **options),
-      query,
-      tables,
-    )
-    return out, pullback(cotangent)
+    @jax.jit
+    def both(query, tables):
+      out, pullback = jax.vjp(
+        lambda query, tables: function(query, key, value, **tables, **options),
+        query,
+        tables,
+      )
+      return out, pullback(cotangent)
+
+    return both(query, tables)
 
   expected = pulled(dense_attention, mask=mask)
   for got in (

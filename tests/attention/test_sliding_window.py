@@ -184,7 +184,7 @@ def test_a_window_over_everything_is_dense(is_causal):
 def test_examples_do_not_touch_each_other():
   options = draw_options("mask segments global", 21, 21)
   qkv = draw_inputs(21)[:3]
-  attend = functools.partial(sliding_window_attention, window=3)
+  attend = jax.jit(functools.partial(sliding_window_attention, window=3))
   options = to_jax(options)
   together = attend(*qkv, **options)
   alone = attend(
