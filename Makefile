@@ -24,7 +24,7 @@ $(VENV)/.installed: requirements.txt
 	  uv pip install --quiet --python $(PYTHON) -r requirements.txt; \
 	else \
 	  python3 -m venv $(VENV) && \
-	  $(PYTHON) -m pip install --quiet --disable-pip-version-check --no-compile \
+	  $(PYTHON) -m pip install --quiet --disable-pip-version-check \
 	    -r requirements.txt; \
 	fi
 	@touch $@
