@@ -14,7 +14,7 @@ from pathlib import Path
 
 from absl import flags
 
-from process import config_flag, entry
+from process import claimed, config_flag, entry
 from process.errors import ConfigError
 
 _CONFIG = config_flag.define(
@@ -42,7 +42,7 @@ def main(command: str | None) -> None:
   from comparison import records
   from reports import files
 
-  if records.parsed(folder / records.COMPARISON) is None:
+  if claimed.parsed(folder / records.COMPARISON) is None:
     raise ConfigError(f"--workdir: no comparison in {folder}, or a damaged one")
   found, damaged = records.read(folder)
   for name in damaged:

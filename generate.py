@@ -107,6 +107,7 @@ def main() -> None:
 def _export(run: Any, workdir: Path, folder: Path) -> None:
   """Writes the model as a published one, and says as which."""
   import models
+  import tasks
   from training import published
   from training.workdir import check_writable
 
@@ -115,8 +116,7 @@ def _export(run: Any, workdir: Path, folder: Path) -> None:
     raise ConfigError(f"--export: {folder} is not empty; choose a new folder")
   p = published.of_experiment(run, workdir)
   models.save_pretrained(folder, p)
-  vocabulary = workdir / "vocabulary" / "tokenizer.json"
-  if vocabulary.is_file():
+  if vocabulary := tasks.find_vocabulary(workdir):
     shutil.copy(vocabulary, folder)
   print(f"{folder}: {p.architecture}")
 

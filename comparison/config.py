@@ -1,6 +1,5 @@
 """What is compared: mechanisms, tasks, seeds, and what is held equal."""
 
-import ast
 from collections.abc import Iterable, Iterator, Mapping
 import dataclasses
 import hashlib
@@ -14,6 +13,7 @@ from process.errors import ConfigError
 from settings.build import build, check_section, to_mapping
 from settings.leaves import Leaves, flatten
 from settings.suggest import instead
+from settings.typed import literal, split
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Comparison:
 
   def __post_init__(self):
     for field in ("tasks", "attention", "seeds"):
-      values = _split(getattr(self, field))
+      values = split(getattr(self, field))
       if not values or len(set(values)) < len(values):
         raise ValueError(
           f"{field}: expected at least one, each once, got "
@@ -74,7 +74,7 @@ class Comparison:
         )
       check_section(f"config.per_task.{task}", leaves)
     self._check_mechanisms()
-    for seed in _split(self.seeds):
+    for seed in split(self.seeds):
       if not seed.isdecimal() or int(seed) >= 2**31:
         raise ValueError(
           f"seeds: expected whole numbers below 2**31, got {seed!r}"
@@ -87,19 +87,19 @@ class Comparison:
   @property
   def task_names(self) -> list[str]:
     """Files of configs/."""
-    return _split(self.tasks)
+    return split(self.tasks)
 
   @property
   def mechanisms(self) -> list[str]:
     """Keys of `ATTENTIONS` and of `variants`, and import paths."""
     everything = self.attention == "all"
     known = [*ATTENTIONS, *self.variants]
-    return known if everything else _split(self.attention)
+    return known if everything else split(self.attention)
 
   @property
   def seed_numbers(self) -> list[int]:
     """Seeds as numbers."""
-    return [int(seed) for seed in _split(self.seeds)]
+    return [int(seed) for seed in split(self.seeds)]
 
   def grid_points(self) -> Iterator[Leaves]:
     """Every combination of the grid's values; `{}` alone without a grid."""
@@ -194,16 +194,5 @@ def default_workdir(config_file: str, shared: Mapping[str, Any]) -> Path:
 def _values(given: Any) -> list[Any]:
   """The values of one leaf of a grid: a list, or text with commas."""
   if isinstance(given, str):
-    return [_literal(part) for part in _split(given)]
+    return [literal(part) for part in split(given)]
   return list(given) if isinstance(given, (list, tuple)) else [given]
-
-
-def _literal(text: str) -> Any:
-  try:
-    return ast.literal_eval(text)
-  except (ValueError, SyntaxError):
-    return text
-
-
-def _split(text: str) -> list[str]:
-  return [part.strip() for part in text.split(",") if part.strip()]

@@ -11,9 +11,11 @@ import numpy as np
 from attention import Dims
 import flops
 import models
+from settings.memory import check_fits
 from training import parallel as parallel_lib
 from training import step as step_lib
 from training.experiment import Experiment
+from training.state import TrainState
 
 Batch = Mapping[str, Any]
 
@@ -36,28 +38,40 @@ def forward_flops(run: Experiment, batch: Batch) -> flops.Account:
   )
 
 
-def step_cost(run: Experiment, batch: Batch) -> dict[str, Any]:
+def step_cost(
+  functions: step_lib.StepFunctions,
+  state: TrainState,
+  batch: Batch,
+  kind: str = "jit",
+) -> dict[str, Any]:
   """Time and memory of one update, as the loop does it.
 
   The median of up to 50 steps or 10 seconds, at least 3, after one to warm up;
   every step is waited for.
 
   Args:
-    run: the experiment; its state is drawn anew.
+    functions: what a step is made of.
+    state: to begin with; it is copied.
     batch: of the first step.
+    kind: 'jit' or 'pmap'.
 
   Returns:
     'compile_seconds' (tracing included, no cache on disk), 'step_seconds',
     'temp_bytes' that XLA reserves in addition to arguments and results, and
     'device_peak_bytes' where the device tells, else None.
+
+  Raises:
+    ValueError: memory is too small for a step.
   """
-  parallel = parallel_lib.make(run.functions, run.config.train.parallel)
-  state = parallel.place_state(run.init())
+  parallel = parallel_lib.make(functions, kind)
+  state = parallel.place_state(state)
   rows = parallel.place_batch(dict(batch))
   start = time.perf_counter()
   step = cast(Any, parallel.train)  # Compiled by jit or pmap: both lower.
   compiled = step.lower(state, rows, np.int32(0)).compile()
   compile_seconds = time.perf_counter() - start
+  temp_bytes = compiled.memory_analysis().temp_size_in_bytes
+  check_fits("length", "temporaries of a step", temp_bytes, on_devices=True)
   seconds = []
   while len(seconds) < 4 or (
     len(seconds) <= _TIMED_STEPS and sum(seconds) < _TIMED_SECONDS
@@ -70,7 +84,7 @@ def step_cost(run: Experiment, batch: Batch) -> dict[str, Any]:
   return {
     "compile_seconds": compile_seconds,
     "step_seconds": float(np.median(seconds[1:])),
-    "temp_bytes": compiled.memory_analysis().temp_size_in_bytes,
+    "temp_bytes": temp_bytes,
     "device_peak_bytes": statistics.get("peak_bytes_in_use"),
   }
 
@@ -125,13 +139,22 @@ def decode_cost(
     seconds.append(time.perf_counter() - start)
   return {
     "decode_tokens_per_second": rows * length / float(np.median(seconds)),
-    "cache_bytes": _cache_bytes(run, length),
+    "cache_bytes": cache_bytes(run.config.model, length),
   }
 
 
-def _cache_bytes(run: Experiment, length: int) -> int | None:
-  """None for a recurrent model, whose state belongs to no mechanism."""
-  config = run.config.model
+def cache_bytes(
+  config: models.ModelConfig | models.Seq2SeqConfig, length: int
+) -> int | None:
+  """What a decoder's self-attention keeps of one sequence, over all layers.
+
+  Args:
+    config: of a model that decodes.
+    length: of the longest sequence.
+
+  Returns:
+    Bytes; None for a recurrent model, whose state belongs to no mechanism.
+  """
   if not isinstance(config, models.ModelConfig):
     return None
   dims = Dims(config.num_heads, config.kv_heads, config.query_dim, length)

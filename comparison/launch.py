@@ -14,6 +14,7 @@ from typing import Any
 
 from comparison import records
 from comparison.plan import Run
+from process import claimed
 from process.errors import RunError, one_line
 from training import metrics
 
@@ -136,7 +137,7 @@ def _budgeted(run: Run, workdir: Path) -> list[str]:
   folder = workdir / _BUDGETS
   folder.mkdir(exist_ok=True)
   path = folder / f"{run.family}.json"
-  found = records.parsed(path)
+  found = claimed.parsed(path)
   if found is None:
     ended = _run([*_MEASURE, *run.arguments, f"--out={path}"])
     if ended.error:

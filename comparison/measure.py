@@ -19,7 +19,7 @@ import jax
 from comparison import approximation, costs
 import models
 from process import config_flag, entry, host_memory
-from process.errors import one_line
+from process.errors import ConfigError, one_line
 from training import (
   attention_maps,
   experiment,
@@ -41,7 +41,7 @@ def main() -> None:
   if _WORKDIR.value is None:
     _, mapping = entry.load_config(_CONFIG)
     run = experiment.create(experiment_config.parse(mapping))
-    found = costs.step_cost(run, run.task.train_batch(0))
+    found = _step_cost(run, run.task.train_batch(0))
   else:
     found = trained(Path(_WORKDIR.value), with_map=_MAP.value)
   partial = Path(_OUT.value + ".tmp")
@@ -77,7 +77,7 @@ def trained(folder: Path, *, with_map: bool) -> dict[str, Any]:
       notes[name] = one_line(error)
       return None
 
-  found = costs.step_cost(run, batch)
+  found = _step_cost(run, batch)
   found["tokens_per_second"] = _tokens_per_second(folder)
   for name, account in (
     ("train_flops", costs.step_flops(run, batch)),
@@ -95,8 +95,18 @@ def trained(folder: Path, *, with_map: bool) -> dict[str, Any]:
     "approximation_error",
     lambda: _approximation_error(run.model, variables, held_out),
   )
-  found["map"] = _map(run, variables) if with_map else None
+  found["map"] = None
+  if with_map:
+    found["map"] = attention_maps.sketch(run.model, variables, run.task)
   return {**found, "jax": jax.__version__, "device": _device(), "notes": notes}
+
+
+def _step_cost(run: experiment.Experiment, batch: Any) -> dict[str, Any]:
+  kind = run.config.train.parallel
+  try:
+    return costs.step_cost(run.functions, run.init(), batch, kind)
+  except ValueError as error:
+    raise ConfigError(one_line(error)) from error
 
 
 def _tokens_per_second(folder: Path) -> float | None:
@@ -116,30 +126,6 @@ def _approximation_error(model, variables, batch) -> float:
   if error is None:
     raise ValueError("its scores are its own: it approximates nothing")
   return error
-
-
-def _map(run: experiment.Experiment, variables: Any) -> dict[str, Any]:
-  """What the last layer of the first stack attends to in one example.
-
-  Of an encoder-decoder that is the encoder: the one place where every mechanism
-  can work, so that their maps are of the same thing.
-  """
-  batches = run.task.eval_batches(run.task.eval_splits[0])
-  maps = attention_maps.named_maps(
-    run.model, variables, run.task, attention_maps.readable_example(batches)
-  )
-  side = next(iter(maps)).split("_")[0]
-  name = [name for name in maps if name.startswith(side)][-1]
-  size = attention_maps.MAX_LABELS
-  weights = maps[name].weights[:, :size, :size].astype(float)
-  return {
-    "title": maps[name].title,
-    "query_axis": maps[name].axes[1],
-    "key_axis": maps[name].axes[0],
-    "query_labels": list(maps[name].query_labels[:size]),
-    "key_labels": list(maps[name].key_labels[:size]),
-    "weights": weights.round(4).tolist(),
-  }
 
 
 def _device() -> str:

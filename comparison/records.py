@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from comparison.plan import Run
-from process.errors import ConfigError
+from process import claimed
 
 COMPARISON = "comparison.json"
 RUNS, RECORDS = "runs", "records"
@@ -31,33 +30,13 @@ def check(workdir: Path, what: Mapping[str, Any]) -> None:
   Raises:
     ConfigError: it belongs to another comparison, or holds other files.
   """
-  path = workdir / COMPARISON
-  if path.exists():
-    there = parsed(path)
-    if there is None:
-      raise ConfigError(f"workdir: {path} is damaged; choose a new folder")
-    for name in sorted({*there, *what}):
-      if there.get(name) != what.get(name):
-        raise ConfigError(
-          f"workdir: {workdir} holds another comparison: config.{name} is "
-          f"{there.get(name)!r} there and {what.get(name)!r} here; choose a new "
-          "folder"
-        )
-  elif workdir.exists() and (not workdir.is_dir() or any(workdir.iterdir())):
-    raise ConfigError(
-      f"workdir: {workdir} holds other files and no comparison; choose a new "
-      "folder"
-    )
+  claimed.check(workdir, COMPARISON, what, "comparison", "config.")
 
 
 def claim(workdir: Path, what: Mapping[str, Any]) -> None:
   """Makes `workdir` that of this comparison, or checks that it is: `check`."""
   check(workdir, what)
-  try:
-    workdir.mkdir(parents=True, exist_ok=True)
-  except OSError as error:
-    raise ConfigError(f"workdir: {error}") from error
-  _replace(workdir / COMPARISON, what)
+  claimed.claim(workdir, COMPARISON, what)
 
 
 def write(workdir: Path, run: Run, *, status: str, **found: Any) -> None:
@@ -84,12 +63,12 @@ def write(workdir: Path, run: Run, *, status: str, **found: Any) -> None:
     "arguments": run.arguments,
     **found,
   }
-  _replace(_path(workdir, run), record)
+  claimed.replace(_path(workdir, run), record)
 
 
 def update(workdir: Path, run: Run, **found: Any) -> None:
   """Adds to the record that is there."""
-  _replace(_path(workdir, run), {**_known(workdir, run), **found})
+  claimed.replace(_path(workdir, run), {**_known(workdir, run), **found})
 
 
 def read(workdir: Path) -> tuple[list[Record], list[str]]:
@@ -135,30 +114,14 @@ def usage(workdir: Path, run: Run) -> dict[str, float]:
   return {name: record[name] for name in names}
 
 
-def parsed(path: Path) -> dict[str, Any] | None:
-  """The JSON object in a file; None where there is none, or a damaged one."""
-  try:
-    found = json.loads(path.read_text())
-  except (OSError, ValueError):
-    return None
-  return found if isinstance(found, dict) else None
-
-
 def _known(workdir: Path, run: Run) -> Record:
   return _whole(_path(workdir, run)) or {}
 
 
 def _whole(path: Path) -> Record | None:
-  record = parsed(path)
+  record = claimed.parsed(path)
   return record if record and {"task", "status"} <= record.keys() else None
 
 
 def _path(workdir: Path, run: Run) -> Path:
   return workdir / RECORDS / f"{run.identity}.json"
-
-
-def _replace(path: Path, content: Mapping[str, Any]) -> None:
-  # Shards may write the same file at the same time.
-  partial = path.with_suffix(f".{os.getpid()}.tmp")
-  partial.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
-  os.replace(partial, path)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     forward,
     initialize,
     observe_attention,
+    replace_attention,
   )
   from models.decoding import Generated, generate
   from models.pretrained.load import (
@@ -56,6 +57,7 @@ __all__ = [
   "forward",
   "attention_maps",
   "observe_attention",
+  "replace_attention",
   "generate",
   "Generated",
   "load_pretrained",

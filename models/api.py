@@ -200,16 +200,48 @@ def observe_attention(
     observer: `(attention, query, key, value, out, **call)`: the mechanism's
       record, what it was called with, and what it returned.
   """
+
+  def replacement(place, attention, own, query, key, value, **call):
+    del place
+    out = own(query, key, value, **call)
+    observer(attention, query, key, value, out, **call)
+    return out
+
+  replace_attention(model, variables, batch, replacement)
+
+
+def replace_attention(
+  model: Model,
+  variables: Mapping[str, Any],
+  batch: Batch,
+  replacement: Callable[..., Array],
+) -> Float[Array, "B T V"]:
+  """Logits with another function at every attention of a Transformer.
+
+  Args:
+    model: from `create`, not recurrent.
+    variables: from `initialize`, or trained.
+    batch: 'source' and 'inputs' as the kind needs.
+    replacement: `(place, attention, own, query, key, value, **call) -> out`:
+      the module's place in the model, such as 'decoder_0/self_attention'; its
+      mechanism's record; that mechanism as a function of what follows; and what
+      it is called with.
+
+  Returns:
+    `[B, T, V]` float32.
+  """
   ids, options = _call(model, batch)
 
   def intercept(following, args, kwargs, context):
-    out = following(*args, **kwargs)
-    if context.method_name == "attend":
-      observer(context.module.attention, *args, out, **kwargs)
-    return out
+    if context.method_name != "attend":
+      return following(*args, **kwargs)
+    module = context.module
+    own = functools.partial(module.attention.apply, module.mechanism)
+    place = "/".join(module.path)
+    return replacement(place, module.attention, own, *args, **kwargs)
 
   with nn.intercept_methods(intercept):
-    model.apply(variables, *ids, **options)
+    return cast(Array, model.apply(variables, *ids, **options))
 
 
 def _call(

@@ -155,7 +155,7 @@ class MultiHeadAttention(nn.Module):
     value: Float[Array, "B S K H"],
     **call: Any,
   ) -> Float[Array, "B T N H"]:
-    """The mechanism itself: a method, so that `observe_attention` sees it."""
+    """The mechanism itself: a method, so that `replace_attention` finds it."""
     return self.attention.apply(self.mechanism, query, key, value, **call)
 
   def start(self, batch: int, max_length: int) -> None:

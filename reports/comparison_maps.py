@@ -28,6 +28,19 @@ def of_task(task: str, summaries: Sequence[Summary]) -> list[Figure]:
       found[one.attention] = first
   if not found:
     return []
+  return [of_maps(f"maps-{words.stem(task)}", task, found)]
+
+
+def of_maps(
+  stem: str, subject: str, found: Mapping[str, Mapping[str, Any]]
+) -> Figure:
+  """Maps of one example, a panel each, on one scale.
+
+  Args:
+    stem: name of its files.
+    subject: what the caption begins with.
+    found: label -> what `training.attention_maps.sketch` made.
+  """
   means = {
     name: np.asarray(one["weights"], float).mean(axis=0)
     for name, one in found.items()
@@ -35,7 +48,7 @@ def of_task(task: str, summaries: Sequence[Summary]) -> list[Figure]:
   top = max(float(weights.max()) for weights in means.values())
   first = next(iter(found.values()))
   caption = (
-    f"{task}: what {first['title']} attends to in the same held-out example, "
+    f"{subject}: what {first['title']} attends to in the same held-out example, "
     f"mean over heads. Rows: {first['query_axis']}; columns: "
     f"{first['key_axis']}. One scale for all panels, from 0 (blank) to "
     f"{top:.2f}, by the square root, so that weak weights show."
@@ -47,8 +60,7 @@ def of_task(task: str, summaries: Sequence[Summary]) -> list[Figure]:
     for name, weights in means.items()
   }
   size = (_INCHES, _INCHES)
-  stem = f"maps-{words.stem(task)}"
-  return [Figure(stem, caption, panels, columns=4, size=size)]
+  return Figure(stem, caption, panels, columns=4, size=size)
 
 
 def _panel(

@@ -57,14 +57,26 @@ def _table(
   leaves: Sequence[str],
   columns: Sequence[Column],
 ) -> list[str]:
-  """Aligned for the eye as well; a row that has nothing but a reason is not."""
+  """A row a mechanism."""
   texts = ["attention", *(["slots"] if summary.has_slots(summaries) else [])]
   header = [*texts, "seeds", *(leaf.rpartition(".")[2] for leaf in leaves)]
   header += [words.titled(column) for column in columns]
   rows = [_cells(one, len(texts) > 1, leaves, columns) for one in summaries]
+  return aligned(header, rows, len(texts))
+
+
+def aligned(
+  header: Sequence[str], rows: Sequence[Sequence[str]], left: int
+) -> list[str]:
+  """Lines of a table, aligned for the eye as well.
+
+  Args:
+    header: of every column.
+    rows: cells; a row that ends early has a reason in its last cell.
+    left: how many columns are flush left.
+  """
   whole = [header, *(row for row in rows if len(row) == len(header))]
   widths = [max(len(row[i]) for row in whole) for i in range(len(header))]
-  left = len(texts)
   rule = ["-" * width for width in widths[:left]]
   rule += ["-" * (width - 1) + ":" for width in widths[left:]]
   return [_line(row, widths, left) for row in (header, rule, *rows)]

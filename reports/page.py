@@ -41,28 +41,47 @@ def page(
   """
   summaries = summary.summarize(found)
   anchors = {"reading": "How to read this"}
-  parts = [_kept(_reading(found, shared, summaries))]
+  parts = [kept(_reading(found, shared, summaries))]
   for task, of_task in summaries.items():
     anchor = f"task-{words.stem(task)}"
     anchors[anchor] = task
-    parts.append(
-      _kept(f'<section id="{anchor}">\n<h2>{html.escape(task)}</h2>')
-    )
-    parts.append(_kept(_tables(of_task, styles)))
-    parts += [*map(_figure, by_task[task]), _kept("</section>")]
+    parts.append(kept(f'<section id="{anchor}">\n<h2>{html.escape(task)}</h2>'))
+    parts.append(kept(_tables(of_task, styles)))
+    parts += [*map(figure_part, by_task[task]), kept("</section>")]
   if scaling:
     anchors["scaling"] = "Scaling"
-    parts.append(_kept('<section id="scaling">\n<h2>Scaling</h2>'))
-    parts += [*map(_figure, scaling), _kept("</section>")]
+    parts.append(kept('<section id="scaling">\n<h2>Scaling</h2>'))
+    parts += [*map(figure_part, scaling), kept("</section>")]
   anchors["runs"] = "All runs"
-  parts.append(_kept('<section id="runs">\n<h2>All runs</h2>'))
+  parts.append(kept('<section id="runs">\n<h2>All runs</h2>'))
   too_many = "<p>There are too many for this page; see results.csv.</p>"
   parts.append(Part(cells.runs(found, styles), too_many))
-  parts.append(_kept("</section>"))
-  byline = [datetime.date.today().isoformat(), words.machine(found)]
+  parts.append(kept("</section>"))
+  return document(
+    words.TITLE, ", ".join(summaries), words.machine(found), anchors, parts
+  )
+
+
+def document(
+  title: str,
+  subject: str,
+  machine: str,
+  anchors: Mapping[str, str],
+  parts: Sequence[Part],
+) -> str:
+  """A whole page, below 2 MB.
+
+  Args:
+    title: its heading.
+    subject: what the title of the window says in addition.
+    machine: what it was measured on.
+    anchors: id of a section -> its name in the contents.
+    parts: the page from top to bottom.
+  """
+  byline = [datetime.date.today().isoformat(), machine]
   return Template((_FOLDER / "page.html").read_text("utf-8")).substitute(
-    title=html.escape(words.TITLE),
-    tasks=html.escape(", ".join(summaries)),
+    title=html.escape(title),
+    subject=html.escape(subject),
     byline=html.escape("; ".join(filter(None, byline))),
     css=_palette() + (_FOLDER / "page.css").read_text("utf-8"),
     js=(_FOLDER / "page.js").read_text("utf-8"),
@@ -86,7 +105,8 @@ def fitted(parts: Sequence[Part], limit: int) -> list[str]:
   return chosen
 
 
-def _kept(markup: str) -> Part:
+def kept(markup: str) -> Part:
+  """A part that stays, however large the page."""
   return Part(markup, markup)
 
 
@@ -103,7 +123,7 @@ def _tables(
   if costs:
     lines += ["<h3>Cost</h3>", cells.summaries(of_task, (), costs, styles)]
   if notes := words.notes(of_task, [*quality, *costs]):
-    items = "\n".join(f"<li>{_prose(note)}</li>" for note in notes)
+    items = "\n".join(f"<li>{prose(note)}</li>" for note in notes)
     lines.append(f'<ul class="notes">\n{items}\n</ul>')
   return "\n".join(lines)
 
@@ -129,7 +149,7 @@ def _reading(
   sentences = [*words.setup(shared, found), words.INTERVALS]
   return (
     '<section id="reading">\n<h2>How to read this</h2>\n'
-    f"<p>{_prose(' '.join(sentences))}</p>\n"
+    f"<p>{prose(' '.join(sentences))}</p>\n"
     "<p>A click on a header sorts a table. <em>Command</em> shows what makes "
     "a run again; one click on it selects it. Every number of every run is "
     "in results.csv, every figure in plots/, in the folder of this file.</p>\n"
@@ -138,7 +158,8 @@ def _reading(
   )
 
 
-def _figure(figure: Figure) -> Part:
+def figure_part(figure: Figure) -> Part:
+  """The panels of a figure, or where its file is."""
   panels = "\n".join(
     f"<div>{panel}</div>" for panel in figures.inline(figure).values()
   )
@@ -152,7 +173,7 @@ def _figure(figure: Figure) -> Part:
   )
 
 
-def _prose(text: str) -> str:
+def prose(text: str) -> str:
   """Escaped, with what is in backticks as code."""
   return re.sub(r"`([^`]*)`", r"<code>\1</code>", html.escape(text))
 

@@ -1,6 +1,6 @@
 """One row a run, for other programs: results.csv and results.jsonl."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import csv
 import json
 from pathlib import Path
@@ -40,9 +40,12 @@ def write(workdir: Path, found: Sequence[Record]) -> None:
   content = rows(found)
   with (workdir / "results.jsonl").open("w") as file:
     file.writelines(json.dumps(row) + "\n" for row in content)
-  with (workdir / "results.csv").open(
-    "w", newline="", encoding="utf-8"
-  ) as file:
+  write_csv(workdir / "results.csv", content)
+
+
+def write_csv(path: Path, content: Sequence[Mapping[str, Any]]) -> None:
+  """Writes rows that all have the same columns, and a line with their names."""
+  with path.open("w", newline="", encoding="utf-8") as file:
     writer = csv.DictWriter(file, list(content[0]) if content else [])
     writer.writeheader()
     writer.writerows(content)

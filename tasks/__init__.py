@@ -38,6 +38,7 @@ from tasks.selective_copy import SelectiveCopyConfig, SelectiveCopyTask
 from tasks.text import TextConfig, TextTask
 from tasks.translation import TranslationTask
 from tasks.translation_config import TranslationConfig
+from tasks.vocabularies import find as find_vocabulary
 
 TASKS: Mapping[str, TaskEntry] = types.MappingProxyType(
   {
@@ -78,6 +79,7 @@ __all__ = [
   "TextTask",
   "TranslationConfig",
   "TranslationTask",
+  "find_vocabulary",
   "PAD",
   "BOS",
   "EOS",

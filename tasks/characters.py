@@ -8,6 +8,8 @@ import re
 import numpy as np
 
 from tasks import base
+from tasks.base import DataError
+from tasks.files import read_bytes
 from tasks.special_tokens import OWN, SpecialTokens
 
 FILE = "characters.json"
@@ -44,6 +46,14 @@ class Characters:
     self.size = len(self._symbols)
     self.special = SpecialTokens.find({s: i for i, s in enumerate(special)})
     self.ordinary = np.arange(self._first, self.size, dtype=np.int32)
+
+  def check_knows(self, text: str) -> None:
+    """Raises DataError where a text has a character that is not here."""
+    for character in sorted({*text} - self._ids.keys()):
+      raise DataError(
+        f"task.tokenizer: the text has the character {character!r}, which is "
+        f"not among the {self.size - self._first} that the vocabulary knows"
+      )
 
   def encode_text(self, text: str) -> np.ndarray:
     """Ids of a text of known characters alone, int32."""
@@ -87,3 +97,22 @@ class Characters:
   ) -> "Characters":
     """Reads the characters of a run."""
     return cls(json.loads(base.load_vocabulary(workdir, FILE)), extra)
+
+
+def open_characters(
+  file: pathlib.Path, extra: Sequence[str] = ()
+) -> Characters:
+  """Reads the `characters.json` that another run wrote.
+
+  Raises:
+    DataError: it cannot be read, or is something else.
+  """
+  try:
+    found = json.loads(read_bytes(file))
+  except ValueError as error:
+    raise DataError(f"task.tokenizer: {file} is not JSON: {error}") from error
+  if not isinstance(found, list) or not all(
+    isinstance(one, str) and len(one) == 1 for one in found
+  ):
+    raise DataError(f"task.tokenizer: {file} is not a list of characters")
+  return Characters(found, extra)

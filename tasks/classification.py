@@ -33,7 +33,7 @@ class ClassificationConfig:
     max_length: tokens of a text, special ones included; longer texts are cut.
     vocabulary: 'characters', or 'subwords', which are trained on the text.
     vocab_size: subwords, special tokens included.
-    tokenizer: a `tokenizer.json`, or a folder that has one; used as it is, in
+    tokenizer: a file as `tasks.find_vocabulary` finds, or its folder; used as it is, in
       place of `vocabulary` and `vocab_size`.
   """
 
@@ -177,7 +177,7 @@ class ClassificationTask:
 
   def save(self, directory: pathlib.Path) -> None:
     """Writes the vocabulary, and the labels in the order of their ids."""
-    vocabularies.save_vocabulary(self._config, self._vocabulary, directory)
+    vocabularies.save_vocabulary(self._vocabulary, directory)
     base.save_vocabulary(directory, {LABELS_FILE: _dump(self._names)})
 
   def _encoded(self, rows: Sequence[Row]) -> tuple[Ragged, np.ndarray]:

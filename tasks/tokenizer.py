@@ -12,7 +12,7 @@ import numpy as np
 
 from tasks import base
 from tasks.base import DataError
-from tasks.files import read_bytes, typed_path
+from tasks.files import read_bytes
 from tasks.special_tokens import OWN, SpecialTokens
 
 FILE = "tokenizer.json"
@@ -119,17 +119,12 @@ class Tokenizer:
     return cls(base.load_vocabulary(workdir, FILE))
 
 
-def open_tokenizer(path: str) -> Tokenizer:
-  """Reads a `tokenizer.json`, or the one of a folder.
+def open_tokenizer(file: pathlib.Path) -> Tokenizer:
+  """Reads a `tokenizer.json`.
 
   Raises:
-    DataError: there is none, or it cannot be read.
+    DataError: it cannot be read.
   """
-  file = typed_path(path)
-  if file.is_dir():
-    file = file / FILE
-  if not file.is_file():
-    raise DataError(f"{file}: no such file (task.tokenizer)")
   return Tokenizer(read_bytes(file), str(file))
 
 

@@ -6,8 +6,10 @@ from typing import Literal, Protocol
 
 from settings.checks import check
 from tasks import base
+from tasks.base import DataError
 from tasks.characters import FILE as CHARACTERS_FILE
-from tasks.characters import Characters
+from tasks.characters import Characters, open_characters
+from tasks.files import typed_path
 from tasks.tokenizer import FILE as TOKENIZER_FILE
 from tasks.tokenizer import Tokenizer, open_tokenizer, train_tokenizer
 
@@ -29,7 +31,7 @@ class VocabularyLeaves(Protocol):
 
   @property
   def tokenizer(self) -> str:
-    """A `tokenizer.json` or its folder, in place of the other two; or ''."""
+    """A file as `find` finds, or its folder, in place of the other two; or ''."""
     ...
 
 
@@ -71,13 +73,43 @@ def open_vocabulary(
       subwords that the text does not have, or a run with another vocabulary.
   """
   if config.tokenizer:
-    vocabulary: Vocabulary = open_tokenizer(config.tokenizer)
+    vocabulary = open_file(config.tokenizer, extra)
+    if isinstance(vocabulary, Characters):
+      vocabulary.check_knows(text)
   elif config.vocabulary == "subwords":
     vocabulary = train_tokenizer(training_text, config.vocab_size, extra)
   else:
     vocabulary = Characters(sorted(set(text)), extra)
-  base.check_vocabulary(workdir, _file(config), vocabulary.content())
+  base.check_vocabulary(workdir, _name(vocabulary), vocabulary.content())
   return vocabulary
+
+
+def find(folder: pathlib.Path) -> pathlib.Path | None:
+  """The file of a vocabulary in a folder of weights, or in that of a run.
+
+  It is a `tokenizer.json`, or the `characters.json` of a run.
+  """
+  for place in (folder, base.vocabulary_path(folder, "")):
+    for name in (TOKENIZER_FILE, CHARACTERS_FILE):
+      if (place / name).is_file():
+        return place / name
+  return None
+
+
+def open_file(path: str, extra: Sequence[str]) -> Vocabulary:
+  """Reads a vocabulary from a file, or from a folder that has one.
+
+  Raises:
+    DataError: there is none, or it cannot be read.
+  """
+  file = typed_path(path)
+  if file.is_dir():
+    file = find(file) or file / TOKENIZER_FILE
+  if not file.is_file():
+    raise DataError(f"{file}: no such file (task.tokenizer)")
+  if file.name == CHARACTERS_FILE:
+    return open_characters(file, extra)
+  return open_tokenizer(file)
 
 
 def restore_vocabulary(
@@ -87,19 +119,22 @@ def restore_vocabulary(
 ) -> Vocabulary:
   """Reads the vocabulary of a run; without one, the tokenizer of the config."""
   if workdir is None and config.tokenizer:
-    return open_tokenizer(config.tokenizer)
-  if _file(config) == TOKENIZER_FILE:
-    return Tokenizer.load(workdir)
-  return Characters.load(workdir, extra)
-
-
-def save_vocabulary(
-  config: VocabularyLeaves, vocabulary: Vocabulary, directory: pathlib.Path
-) -> None:
-  """Writes what `restore_vocabulary` reads."""
-  base.save_vocabulary(directory, {_file(config): vocabulary.content()})
-
-
-def _file(config: VocabularyLeaves) -> str:
+    return open_file(config.tokenizer, extra)
+  # A tokenizer that the config names may have been the characters of a run.
   is_tokenizer = config.tokenizer or config.vocabulary == "subwords"
-  return TOKENIZER_FILE if is_tokenizer else CHARACTERS_FILE
+  file = None if workdir is None else find(workdir)
+  if not is_tokenizer or (file is not None and file.name == CHARACTERS_FILE):
+    return Characters.load(workdir, extra)
+  return Tokenizer.load(workdir)
+
+
+def save_vocabulary(vocabulary: Vocabulary, directory: pathlib.Path) -> None:
+  """Writes what `restore_vocabulary` reads."""
+  base.save_vocabulary(directory, {_name(vocabulary): vocabulary.content()})
+
+
+def _name(vocabulary: Vocabulary) -> str:
+  """Of the file that a run keeps it in."""
+  if isinstance(vocabulary, Characters):
+    return CHARACTERS_FILE
+  return TOKENIZER_FILE

@@ -110,6 +110,38 @@ def named_maps(
   }
 
 
+def sketch(
+  model: Any, variables: Mapping[str, Any], task: tasks.Task
+) -> dict[str, Any]:
+  """What the last layer of the first stack attends to in one example.
+
+  Of an encoder-decoder that is the encoder: the one place where every mechanism
+  can work, so that their maps are of the same thing.
+
+  Args:
+    model: the module.
+    variables: its variables.
+    task: its most readable held-out example is taken.
+
+  Returns:
+    JSON-ready: 'title', 'query_axis', 'key_axis', 'query_labels', 'key_labels',
+    and 'weights' of every head, rounded to four digits.
+  """
+  batches = task.eval_batches(task.eval_splits[0])
+  maps = named_maps(model, variables, task, readable_example(batches))
+  side = next(iter(maps)).split("_")[0]
+  name = [name for name in maps if name.startswith(side)][-1]
+  shown = _cut(maps[name])
+  return {
+    "title": shown.title,
+    "query_axis": shown.axes[1],
+    "key_axis": shown.axes[0],
+    "query_labels": list(shown.query_labels),
+    "key_labels": list(shown.key_labels),
+    "weights": shown.weights.astype(float).round(4).tolist(),
+  }
+
+
 def import_matplotlib() -> tuple[type, type]:
   """`FigureCanvasAgg` and `Figure`; takes half a second the first time."""
   from matplotlib.backends.backend_agg import FigureCanvasAgg

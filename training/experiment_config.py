@@ -52,8 +52,8 @@ def parse(
   """Validates a config, a ConfigDict or parsed JSON, without reading data.
 
   With `model.weights`, the folder of published weights says what the model is,
-  and its `tokenizer.json`, if there is one, what the ids of a text are. The
-  config then chooses the mechanisms (a plain 'dense' keeps the published one),
+  and its vocabulary, if there is one, what the ids of a text are. The config
+  then chooses the mechanisms (a plain 'dense' keeps the published one),
   the dropout and the dtypes.
 
   Args:
@@ -106,9 +106,8 @@ def parse(
   )
   if weights and not restore:
     model = _published(weights, model)
-    vocabulary = pathlib.Path(weights) / "tokenizer.json"
     reads_one = "tokenizer" in leaf_names(tasks.TASKS[name].config_type)
-    if reads_one and vocabulary.is_file():
+    if reads_one and tasks.find_vocabulary(pathlib.Path(weights)):
       # The ids of the weights are those of their own vocabulary.
       task_leaves["tokenizer"] = task_leaves.get("tokenizer") or weights
   if told not in (None, models.slots(model)):

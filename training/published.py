@@ -8,6 +8,7 @@ import models
 from models.pretrained import load
 from models.transformer import Transformer
 from process.errors import ConfigError
+import tasks
 from training import experiment, experiment_config, inference, workdir
 from training.experiment import Experiment
 
@@ -72,25 +73,36 @@ def open_weights(folder: Path) -> tuple[Experiment, Mapping[str, Any]]:
       f"workdir: the weights in {folder} are a model of kind {kind!r}; only a "
       "decoder goes on with a text"
     )
-  if not (folder / "tokenizer.json").is_file():
+  if tasks.find_vocabulary(folder) is None:
     raise ConfigError(
       f"workdir: {folder} has no tokenizer.json, which turns text into the ids "
       "of these weights"
     )
   context = min(opened.described.max_length, _LONGEST)
-  mapping = {
-    "num_steps": 1,
-    "batch_size": 1,
-    # A restored task reads no text.
-    "task": {"name": "text", "path": str(folder), "context": context},
-    # The weights say what else the model is.
-    "model": {
-      **dict.fromkeys(("num_layers", "num_heads", "mlp_features"), 1),
-      "features": 2,
-      "kind": kind,
-      "weights": str(folder),
-    },
-  }
-  run = experiment.create(experiment_config.parse(mapping), restore=True)
+  # A restored task reads no text.
+  mapping = text_mapping(
+    folder, kind, {"path": str(folder), "context": context}
+  )
+  config = experiment_config.parse(mapping)
+  run = experiment.create(config, restore=True)
   model = cast(Transformer, run.model)
   return run, load.read_variables(opened, model)
+
+
+def text_mapping(
+  folder: Path, kind: str, text: Mapping[str, Any], **train: Any
+) -> dict[str, Any]:
+  """The config of a run that starts from published weights and reads a text.
+
+  Args:
+    folder: of the weights; they say what the model is, but for its kind.
+    kind: of the model.
+    text: leaves of `task`.
+    **train: leaves of the run; by default one step of one row.
+  """
+  sizes = dict.fromkeys(("num_layers", "num_heads", "mlp_features"), 1)
+  return {
+    **{"num_steps": 1, "batch_size": 1, **train},
+    "task": {"name": "text", **text},
+    "model": {**sizes, "features": 2, "kind": kind, "weights": str(folder)},
+  }

@@ -243,13 +243,30 @@ def with_attention(
   Raises:
     ValueError: an unknown mechanism, or one that cannot serve here.
   """
-  changes: dict[str, Any] = {"dtype": dtype, "param_dtype": dtype}
-  if attention is not None:
-    chosen = _chosen(attention)
-    for field in described.config.attentions:
-      if field != "cross_attention":
-        changes[field] = chosen
-    layers = chosen if isinstance(chosen, tuple) else (chosen,)
+  config = dataclasses.replace(described.config, dtype=dtype, param_dtype=dtype)
+  described = described._replace(config=config)
+  if attention is None:
+    return described
+  chosen = _chosen(attention)
+  fields = (one for one in config.attentions if one != "cross_attention")
+  return with_layers(described, dict.fromkeys(fields, chosen))
+
+
+def with_layers(
+  described: Described, chosen: Mapping[str, Layers]
+) -> Described:
+  """The description with other mechanisms.
+
+  Args:
+    described: of a model.
+    chosen: 'encoder_attention' or 'decoder_attention' -> mechanisms.
+
+  Raises:
+    ValueError: one that cannot serve there.
+  """
+  changes: dict[str, Any] = dict(chosen)
+  for layers in chosen.values():
+    layers = layers if isinstance(layers, tuple) else (layers,)
     if any("global" not in one.build().supports for one in layers):
       changes["global_projections"] = False
   config = dataclasses.replace(described.config, **changes)

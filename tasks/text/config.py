@@ -17,8 +17,9 @@ class TextConfig:
     eval_batches: batches of one evaluation; 0 takes the whole held-out text.
     vocabulary: 'characters', or 'subwords', which are trained on the text.
     vocab_size: subwords, special tokens included.
-    tokenizer: a `tokenizer.json`, or a folder that has one; used as it is, in
-      place of `vocabulary` and `vocab_size`.
+    tokenizer: a `tokenizer.json`, the `characters.json` of a run, or a folder
+      that has one of them; used as it is, in place of `vocabulary` and
+      `vocab_size`.
     mask_rate: share of tokens that an encoder or an encoder-decoder has to
       predict; a decoder predicts all.
     mean_span_length: tokens of a span that an encoder-decoder predicts.

@@ -181,7 +181,7 @@ class TextTask(abc.ABC):
 
   def save(self, directory: pathlib.Path) -> None:
     """Writes the vocabulary."""
-    vocabularies.save_vocabulary(self._config, self._vocabulary, directory)
+    vocabularies.save_vocabulary(self._vocabulary, directory)
 
   def _need(self, role: str) -> int:
     """The id of a special token, or DataError."""

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import tasks
-from tasks.tokenizer import Tokenizer, open_tokenizer, train_tokenizer
+from tasks import vocabularies
+from tasks.tokenizer import Tokenizer, train_tokenizer
 from tests.tasks.text_cases import (
   BERT,
   GPT,
@@ -177,4 +178,4 @@ def test_the_size_counts_ids_and_not_tokens():
 
 def test_a_folder_without_a_tokenizer(tmp_path):
   with pytest.raises(tasks.DataError, match=r"tokenizer\.json: no such file"):
-    open_tokenizer(str(tmp_path))
+    vocabularies.open_file(str(tmp_path), ())

@@ -1,0 +1,1 @@
+"""The report of `swap.py`: a row a swapped model, a row a layer, one page."""

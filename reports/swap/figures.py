@@ -1,0 +1,188 @@
+"""Quality against cost, error by layer and mechanism, attention maps."""
+
+from collections.abc import Mapping, Sequence
+import functools
+import math
+from typing import Any
+
+from label_packing import labels
+from label_packing.labels import Finish, Label
+from reports import axes as axes_lib
+from reports import comparison_maps, words
+from reports.figures import Figure
+from reports.style import MUTED, Style
+from reports.swap import rows
+from swapping.records import OWN, Record
+
+_STAGES = {
+  "loss": ("as it is put in", 0.35),
+  "transfer_loss": ("after the transfer", 0.7),
+  "finetune_loss": ("after fine-tuning", 1.0),
+}
+_COSTS = {
+  "step_seconds": ("training step, the window of the text", "s"),
+  "long_step_seconds": ("training step at --length", "s"),
+  "cache_bytes": ("cache of a window", "B"),
+}
+
+
+def figures(
+  found: Sequence[Record], styles: Mapping[str, Style]
+) -> list[Figure]:
+  """All figures; one that nobody has values for is left out.
+
+  Args:
+    found: records, that of the model as it is among them.
+    styles: label -> how it is drawn.
+  """
+  drawn = [_quality_cost(found, styles), _heat_maps(found)]
+  maps = {}
+  for record in found:
+    for name, suffix in (("map", ""), ("transfer_map", ", transferred")):
+      if name in record:
+        maps[words.beside(record["attention"]) + suffix] = record[name]
+  drawn.append(
+    comparison_maps.of_maps("maps", "Before and after", maps)
+    if maps
+    else Figure("maps", "", {})
+  )
+  return [figure for figure in drawn if figure.panels]
+
+
+def _quality_cost(
+  found: Sequence[Record], styles: Mapping[str, Style]
+) -> Figure:
+  content = [row for row in rows.results(found) if row["loss"] is not None]
+  # Of several numbers of kept layers, the first is drawn.
+  first = list({row["attention"]: row for row in reversed(content)}.values())
+  panels = {
+    f"loss against {label}": functools.partial(
+      _scatter, first[::-1], styles, cost, label, unit
+    )
+    for cost, (label, unit) in _COSTS.items()
+    if any(row[cost] is not None for row in first)
+  }
+  stages = [
+    text
+    for name, (text, _) in _STAGES.items()
+    if any(row[name] is not None for row in first)
+  ]
+  return Figure(
+    "quality-cost",
+    "Held-out loss against what the mechanism costs in all layers. A line goes "
+    f"through the losses of a mechanism: {', '.join(stages)}; the last is "
+    "the strongest mark. Dotted: the model as it is.",
+    panels,
+    columns=min(3, max(len(panels), 1)),
+  )
+
+
+def _scatter(
+  content: Sequence[Mapping[str, Any]],
+  styles: Mapping[str, Style],
+  cost: str,
+  label: str,
+  unit: str,
+  axes: Any,
+) -> Finish:
+  ends, values = [], []
+  for row in content:
+    x = row[cost]
+    losses = {
+      name: row[name]
+      for name in _STAGES
+      if row[name] is not None and math.isfinite(row[name])
+    }
+    if x is None or not losses:
+      continue
+    style = styles[row["attention"]]
+    points = list(losses.values())
+    axes.plot([x] * len(points), points, color=style.color, linewidth=0.7)
+    for name, y in losses.items():
+      alpha = 1.0 if y == points[-1] else _STAGES[name][1]
+      axes.plot(x, y, color=style.color, marker=style.marker, alpha=alpha)
+    ends.append(
+      Label(words.beside(row["attention"]), x, points[-1], style.color)
+    )
+    values += points
+    if row["attention"] == OWN:
+      axes.axhline(points[-1], color=MUTED, linewidth=0.8, linestyle=":")
+  axes_lib.scale(axes, "x", [end.x for end in ends], unit)
+  axes_lib.scale(axes, "y", values)
+  axes.margins(0.16, 0.14)
+  axes.set_xlabel(label)
+  axes.set_ylabel("loss, nats")
+  return labels.points(axes, ends, [0.0] * len(ends))
+
+
+def _heat_maps(found: Sequence[Record]) -> Figure:
+  have = [record for record in found if record.get("layers")]
+  content = rows.layers(have)
+  panels = {}
+  for name, title, shown in (
+    ("error", "error of a layer's output", "{:.2g}"),
+    ("transfer_error", "error after the transfer", "{:.2g}"),
+    ("loss_added", "loss added by one layer, %", "{:+.1f}"),
+    ("transfer_loss_added", "likewise after the transfer, %", "{:+.1f}"),
+  ):
+    if any(row[name] is not None for row in content):
+      panels[title] = functools.partial(_heat, have, content, name, shown)
+  most = max((len(record["layers"]) for record in have), default=1)
+  size = (max(3.9, 1.5 + 0.38 * most), max(2.2, 0.9 + 0.22 * len(have)))
+  return Figure(
+    "layers",
+    "Rows are mechanisms, columns layers from the first to the last. Error: "
+    "distance of a layer's outputs from those of the model's own mechanism on "
+    "the same queries, keys and values, relative to these. Loss: with that "
+    "layer alone swapped, against the model as it is.",
+    panels,
+    size=size,
+  )
+
+
+def _heat(
+  have: Sequence[Record],
+  content: Sequence[Mapping[str, Any]],
+  name: str,
+  shown: str,
+  axes: Any,
+) -> None:
+  import numpy as np
+
+  scale = 100.0 if name.endswith("loss_added") else 1.0
+  values = []
+  for record in have:
+    of_one = [r for r in content if r["attention"] == record["attention"]]
+    values.append(
+      [math.nan if r[name] is None else scale * r[name] for r in of_one]
+    )
+  matrix = np.asarray(values, float)
+  # Most differences are small, and a few are not.
+  shade = np.log10(np.clip(np.abs(matrix), 1e-3 * scale, None))
+  axes.imshow(shade, cmap="Oranges", aspect="auto", interpolation="none")
+  axes.grid(visible=False)
+  middle = (np.nanmin(shade) + np.nanmax(shade)) / 2
+  size = min(7.0, 110 / max(matrix.shape[1], 1))
+  for (i, j), value in np.ndenumerate(matrix):
+    if math.isfinite(value):
+      dark = shade[i, j] > middle + 0.5 * (np.nanmax(shade) - middle)
+      axes.text(
+        j,
+        i,
+        shown.format(value),
+        ha="center",
+        va="center",
+        fontsize=size,
+        color="#ffffff" if dark else "#1c1b19",
+      )
+  sides = [layer["side"] for layer in have[0]["layers"]]
+  several = len(set(sides)) > 1
+  ticks = [
+    f"{layer['side'][0] if several else ''}{layer['layer']}"
+    for layer in have[0]["layers"]
+  ]
+  axes.set_xticks(range(len(ticks)), ticks)
+  names = [words.beside(record["attention"]) for record in have]
+  axes.set_yticks(range(len(names)), names)
+  axes.tick_params(length=0)
+  axes.set_xlabel("layer")

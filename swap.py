@@ -1,0 +1,135 @@
+"""Puts another attention into a model that works, and measures what becomes of it.
+
+    python swap.py --weights=FOLDER --text=input.txt --attention=all --workdir=OUT
+    python swap.py --weights=RUN --text=input.txt --workdir=OUT \
+        --attention=performer:num_features=128,window_linear:window=16 \
+        --keep=0,2 --transfer_steps=500 --finetune_steps=500
+
+FOLDER holds published weights, or is the workdir of a run made here. The same
+command continues what was stopped; mechanisms may be added later. OUT gets
+report.html, report.md, results.csv, layers.csv, plots/, and in models/ every
+swapped model as a folder that `models.load_pretrained` and generate.py read.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+
+from process import entry
+from process.errors import ConfigError
+
+_WEIGHTS = flags.DEFINE_string(
+  "weights", "", "folder of published weights, or workdir of a run"
+)
+_TEXT = flags.DEFINE_string(
+  "text", "", "UTF-8 file; 90 % to train on, the rest is held out"
+)
+_WORKDIR = flags.DEFINE_string("workdir", None, "folder that is written")
+_ATTENTION = flags.DEFINE_string(
+  "attention", "all", "mechanisms: name or name:option=value, with commas"
+)
+_TOKENIZER = flags.DEFINE_string(
+  "tokenizer", "", "tokenizer.json of the text; by default that of --weights"
+)
+_CONTEXT = flags.DEFINE_integer(
+  "context",
+  None,
+  "tokens of a window; by default what the model reads, at most 256",
+)
+_LENGTH = flags.DEFINE_integer(
+  "length", None, "one more length for which time and memory are measured"
+)
+_BATCH_SIZE = flags.DEFINE_integer("batch_size", 8, "windows of a batch")
+_BATCHES = flags.DEFINE_integer(
+  "batches", 20, "held-out batches that a loss is measured on; 0 takes all"
+)
+_KEEP = flags.DEFINE_list(
+  "keep", "0", "numbers k: all but the k most sensitive layers are swapped"
+)
+_TRANSFER_STEPS = flags.DEFINE_integer(
+  "transfer_steps", 0, "updates that fit each layer to what it replaces"
+)
+_TRANSFER_RATE = flags.DEFINE_float(
+  "transfer_rate", 1e-2, "first learning rate of the transfer"
+)
+_FINETUNE_STEPS = flags.DEFINE_integer(
+  "finetune_steps", 0, "updates of the whole model after that"
+)
+_FINETUNE_RATE = flags.DEFINE_float(
+  "finetune_rate", 1e-4, "highest learning rate of the fine-tuning"
+)
+_SEED = flags.DEFINE_integer("seed", 0, "of all that is drawn")
+
+
+def main() -> None:
+  """Measures every mechanism that is missing, and writes the report."""
+  if _WORKDIR.value is None:
+    raise ConfigError("--workdir: missing; the folder that is written")
+  # JAX and the libraries on it take a second to import: --help and a faulty flag
+  # do not wait for them.
+  from process import cache, host_memory
+  from reports.swap import files, rows
+  from swapping import finetune, measure, records, source
+  from training.workdir import check_writable
+
+  settings = _settings()
+  folder = Path(_WORKDIR.value)
+  check_writable("--workdir", folder)
+  records.check(folder, settings)
+  host_memory.keep_freed()
+  cache.keep_programs()
+  model = source.read(settings)
+  try:
+    choices = settings.choices(model.context)
+  except ValueError as error:
+    raise ConfigError(f"--{error}") from error
+  records.claim(folder, settings)
+  print(f"{folder}: {source.describe(model)}", flush=True)
+  if records.read(folder, records.OWN) is None:
+    records.write(folder, measure.own(model, settings))
+  for choice in choices:
+    record = records.read(folder, choice.label)
+    # What could not serve costs nothing to try again.
+    if record is None or record["status"] == records.CANNOT:
+      record = measure.mechanism(model, choice, settings, folder)
+      records.write(folder, record)
+    for swap in record.get("swaps", ()):
+      if settings.finetune_steps and "finetune_loss" not in swap:
+        trained = finetune.finetune(model, settings, folder, swap["folder"])
+        if trained is None:
+          return
+        swap |= trained
+        records.write(folder, record)
+    print(rows.line(record), flush=True)
+  print(files.write(folder, settings, records.everything(folder)))
+  print(folder / files.PAGE)
+
+
+def _settings() -> Any:
+  """What was typed, checked."""
+  from swapping.settings import Settings, numbers
+
+  try:
+    return Settings(
+      weights=_WEIGHTS.value,
+      text=_TEXT.value,
+      attention=_ATTENTION.value,
+      tokenizer=_TOKENIZER.value,
+      context=_CONTEXT.value,
+      length=_LENGTH.value,
+      batch_size=_BATCH_SIZE.value,
+      batches=_BATCHES.value,
+      keep=numbers(_KEEP.value),
+      transfer_steps=_TRANSFER_STEPS.value,
+      transfer_rate=_TRANSFER_RATE.value,
+      finetune_steps=_FINETUNE_STEPS.value,
+      finetune_rate=_FINETUNE_RATE.value,
+      seed=_SEED.value,
+    )
+  except ValueError as error:
+    raise ConfigError(f"--{error}") from error
+
+
+if __name__ == "__main__":
+  entry.run(main)

@@ -1,0 +1,382 @@
+"""What becomes of a model when a mechanism is put into its layers."""
+
+from collections.abc import Callable, Mapping
+import functools
+import math
+from pathlib import Path
+import shutil
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attention import Attention, registry
+from comparison import costs
+import models
+from models.config import AttentionConfig
+from models.pretrained import load
+from models.pretrained.family import Described
+from models.transformer import Transformer
+from process.errors import one_line
+from swapping import substitution, transfer
+from swapping.records import (
+  CANNOT,
+  DONE,
+  MODELS,
+  OWN,
+  Record,
+  folder_name,
+)
+from swapping.settings import Choice, Settings
+from swapping.source import Place, Source
+from swapping.substitution import Mechanisms
+from training import attention_maps
+from training import optimizer as optimizer_lib
+from training.config import OptimizerConfig
+from training.state import TrainState
+from training.step import StepFunctions, loss_sums
+
+
+class _Scores(NamedTuple):
+  """Loss and accuracy with some of the layers swapped, of one mechanism.
+
+  Attributes:
+    of: `(mechanisms, swapped places) -> {'loss', 'accuracy'}`.
+    errors: `mechanisms -> relative error of each place`, and of all together.
+  """
+
+  of: Callable[[Mechanisms, set[str]], dict[str, float]]
+  errors: Callable[[Mechanisms], tuple[list[float], float]]
+
+
+def own(source: Source, settings: Settings) -> Record:
+  """The model as it is, as a row like those of the mechanisms.
+
+  Args:
+    source: the model and its text.
+    settings: what is measured.
+
+  Returns:
+    A record; see `mechanism`.
+  """
+  scores = _scores(source, None)
+  return {
+    "attention": OWN,
+    "name": models.slots(source.described.config),
+    "status": DONE,
+    "reason": "",
+    "layers": [],
+    "swaps": [{"keep": 0, "kept": [], "folder": "", **scores.of({}, set())}],
+    "map": attention_maps.sketch(source.model, source.variables, source.task),
+    **_costs(source, settings, source.described),
+  }
+
+
+def mechanism(
+  source: Source, choice: Choice, settings: Settings, workdir: Path
+) -> Record:
+  """Everything that is measured of one mechanism before the whole is trained.
+
+  The models are written into `workdir`, fitted if `transfer_steps` is not 0.
+
+  Args:
+    source: the model and its text.
+    choice: the mechanism.
+    settings: what is measured.
+    workdir: of the swap.
+
+  Returns:
+    'status' and 'reason'; of each layer 'error', 'loss' and their counterparts
+    'transfer_error', 'transfer_loss'; the same 'error' of all layers together;
+    for each number k of `settings.keep` a swap with the layers that are kept,
+    its loss and accuracy before and after the transfer, and the folder it is
+    in; time and memory; and attention maps.
+  """
+  record: Record = {
+    "attention": choice.label,
+    "name": choice.config.name,
+    "options": dict(choice.config.options),
+  }
+  try:
+    described = _swapped(source, choice.config, source.places)
+    model, variables = _model(source, described, settings)
+    _check_traces(model, variables, source)
+  except Exception as error:
+    # What the project raises is a sentence; others raise what they like.
+    foreign = ":" in choice.config.name
+    if not foreign and not isinstance(error, ValueError):
+      raise
+    reason = registry.where_it_failed(error) if foreign else one_line(error)
+    return {**record, "status": CANNOT, "reason": reason}
+  attention = choice.config.build()
+  paths = [place.path for place in source.places]
+  mechanisms = substitution.drawn(variables, paths)
+  scores = _scores(source, attention)
+  before, error = scores.errors(mechanisms)
+  layers: list[dict[str, Any]] = [
+    {
+      "side": place.side,
+      "layer": place.layer,
+      "error": before[i],
+      **scores.of(mechanisms, {place.path}),
+    }
+    for i, place in enumerate(source.places)
+  ]
+  kept = _kept(source.places, layers, settings.keep)
+  swaps = [
+    {
+      "keep": k,
+      "kept": [paths.index(path) for path in sorted(stay, key=paths.index)],
+      **scores.of(mechanisms, {*paths} - stay),
+    }
+    for k, stay in kept.items()
+  ]
+  record |= {"status": DONE, "reason": "", "error": error}
+  record["trained"] = sum(
+    leaf.size
+    for one in mechanisms.values()
+    for leaf in jax.tree.leaves(one.get("params", {}))
+  )
+  record["map"] = attention_maps.sketch(model, variables, source.task)
+  if settings.transfer_steps and transfer.is_trained(mechanisms):
+    mechanisms = transfer.fit(
+      source.model,
+      source.variables,
+      attention,
+      mechanisms,
+      source.task.train_batch,
+      steps=settings.transfer_steps,
+      rate=settings.transfer_rate,
+      pad_id=source.task.pad_id,
+    )
+    after, record["transfer_error"] = scores.errors(mechanisms)
+    for i, place in enumerate(source.places):
+      found = scores.of(mechanisms, {place.path})
+      layers[i] |= {"transfer_error": after[i], "transfer_loss": found["loss"]}
+    for swap, stay in zip(swaps, kept.values(), strict=True):
+      found = scores.of(mechanisms, {*paths} - stay)
+      swap |= {f"transfer_{name}": value for name, value in found.items()}
+    variables = substitution.filled(variables, mechanisms)
+    record["transfer_map"] = attention_maps.sketch(
+      model, variables, source.task
+    )
+  for swap, stay in zip(swaps, kept.values(), strict=True):
+    swap["folder"] = folder_name(choice.label, swap["keep"])
+    places = [place for place in source.places if place.path not in stay]
+    _write(
+      source, settings, choice, places, mechanisms, workdir, swap["folder"]
+    )
+  record |= _costs(source, settings, described)
+  return {**record, "layers": layers, "swaps": swaps}
+
+
+def scored(source: Source, model: Any, variables: Any) -> dict[str, float]:
+  """'loss' and 'accuracy' of another model on the same held-out text."""
+  other = source._replace(model=model, variables=variables)
+  return _scores(other, None).of({}, set())
+
+
+def save(
+  source: Source, model: Transformer, variables: Any, folder: Path
+) -> None:
+  """Writes a swapped model with its vocabulary, whole or not at all."""
+  opened = source.opened
+  p = models.Pretrained(
+    opened.family.name, opened.architecture, model, variables, opened.theirs
+  )
+  partial = folder.with_name(folder.name + ".tmp")
+  shutil.rmtree(partial, ignore_errors=True)
+  models.save_pretrained(partial, p)
+  shutil.copy(source.vocabulary, partial)
+  shutil.rmtree(folder, ignore_errors=True)
+  partial.rename(folder)
+
+
+def _swapped(source: Source, config: AttentionConfig, places: Any) -> Described:
+  """The model with a mechanism at some places.
+
+  Raises:
+    ValueError: it cannot serve there.
+  """
+  here = {(place.slot, place.layer) for place in places}
+  chosen = {}
+  for slot in {place.slot: None for place in source.places}:
+    layers = source.described.config.layers(slot)
+    chosen[slot] = tuple(
+      config if (slot, layer) in here else one
+      for layer, one in enumerate(layers)
+    )
+  return load.with_layers(source.described, chosen)
+
+
+def _model(
+  source: Source, described: Described, settings: Settings
+) -> tuple[Transformer, dict[str, Any]]:
+  """A model and its variables, with what the mechanism draws.
+
+  Raises:
+    ValueError: the mechanism cannot work at its sizes.
+  """
+  model = load.make_model(described)
+  key = jax.random.key(settings.seed)
+  return model, load.read_variables(source.opened, model, key)
+
+
+def _check_traces(model: Transformer, variables: Any, source: Source) -> None:
+  """Raises ValueError where a mechanism refuses what it is called with."""
+  batch = source.task.train_batch(0)
+  jax.eval_shape(lambda: models.forward(model, variables, batch))
+
+
+def _scores(source: Source, attention: Attention | None) -> _Scores:
+  """Compiles what measures a mechanism; None for the model as it is."""
+  paths = [place.path for place in source.places]
+  batches, pad_id = source.batches, source.task.pad_id
+
+  @jax.jit
+  def sums(variables, mechanisms, swapped, batch):
+    if attention is None:
+      logits = models.forward(source.model, variables, batch)
+    else:
+      logits = substitution.logits(
+        source.model, variables, batch, attention, mechanisms, swapped
+      )
+    _, nats, count = loss_sums(logits, batch["targets"], batch["weights"])
+    found = source.task.metric_sums(logits, batch)
+    return jnp.stack([nats, count]), found["token_accuracy"]
+
+  @functools.partial(jax.jit, static_argnames="names")
+  def squares(variables, mechanisms, batch, names):
+    assert attention is not None
+    valid = substitution.valid_positions(batch, pad_id)
+    found = substitution.squares(
+      source.model, variables, batch, valid, attention, mechanisms
+    )
+    return jnp.stack([found[name] for name in names])
+
+  def of(mechanisms, places):
+    swapped = {path: np.array(path in places) for path in paths}
+    totals = sum(
+      np.stack(
+        [
+          np.asarray(pair, np.float64)
+          for pair in sums(source.variables, mechanisms, swapped, batch)
+        ]
+      )
+      for batch in batches
+    )
+    (nats, count), (hits, of_tokens) = totals
+    return {"loss": nats / count, "accuracy": hits / of_tokens}
+
+  def errors(mechanisms):
+    totals = sum(
+      np.asarray(
+        squares(source.variables, mechanisms, batch, names=tuple(paths)),
+        np.float64,
+      )
+      for batch in batches
+    )
+    deviations, sizes = totals.T
+    whole = math.sqrt(deviations.sum() / max(sizes.sum(), 1e-30))
+    return np.sqrt(deviations / np.maximum(sizes, 1e-30)).tolist(), whole
+
+  return _Scores(of, errors)
+
+
+def _kept(
+  places: tuple[Place, ...], layers: list[dict[str, Any]], keep: tuple[int, ...]
+) -> dict[int, set[str]]:
+  """For each k the places whose swap alone costs most."""
+  # A loss that is not finite is the worst.
+  cost = [
+    layer["loss"] if math.isfinite(layer["loss"]) else math.inf
+    for layer in layers
+  ]
+  order = sorted(range(len(places)), key=lambda i: -cost[i])
+  return {k: {places[i].path for i in order[:k]} for k in keep}
+
+
+def _write(
+  source: Source,
+  settings: Settings,
+  choice: Choice,
+  places: list[Place],
+  mechanisms: Mechanisms,
+  workdir: Path,
+  name: str,
+) -> None:
+  """Writes the model with the mechanism at some places."""
+  described = _swapped(source, choice.config, places)
+  model, variables = _model(source, described, settings)
+  variables = substitution.filled(variables, mechanisms)
+  save(source, model, variables, workdir / MODELS / name)
+
+
+def _costs(
+  source: Source, settings: Settings, described: Described
+) -> dict[str, Any]:
+  """Time and memory of a training step at one length or two, and the cache."""
+  found: dict[str, Any] = {"notes": {}}
+  batch = source.task.train_batch(0)
+  lengths = {"": (source.context, batch)}
+  if settings.length is not None:
+    row = {
+      name: np.resize(array[:1], (jax.device_count(), settings.length))
+      for name, array in batch.items()
+    }
+    lengths["long_"] = (settings.length, row)
+  for prefix, (length, rows) in lengths.items():
+    names = ("step_seconds", "temp_bytes")
+    try:
+      cost = _step_cost(source, settings, described, length, rows)
+    except ValueError as error:
+      cost = dict.fromkeys(names)
+      found["notes"][f"{prefix}step_seconds"] = one_line(error)
+    found |= {f"{prefix}{name}": cost[name] for name in names}
+  decodes = source.kind == "decoder" and all(
+    one.build().init_cache
+    for one in described.config.layers("decoder_attention")
+  )
+  if decodes:
+    sizes = [
+      costs.cache_bytes(described.config, n * source.context) or 0
+      for n in (1, 2)
+    ]
+    found["cache_bytes"] = sizes[0]
+    found["cache_token_bytes"] = (sizes[1] - sizes[0]) / source.context
+  return found
+
+
+def _step_cost(
+  source: Source,
+  settings: Settings,
+  described: Described,
+  length: int,
+  rows: Mapping[str, np.ndarray],
+) -> dict[str, Any]:
+  """Time and memory of a training step; weights do not matter, so none is read.
+
+  Raises:
+    ValueError: the mechanism cannot work at this length, or memory is short.
+  """
+  longest = max(length, described.max_length)
+  model = load.make_model(described._replace(max_length=longest))
+  optimizer = OptimizerConfig(learning_rate=settings.finetune_rate)
+  update = optimizer_lib.make_optimizer(optimizer, 1)
+  functions = StepFunctions(
+    forward=lambda variables, batch, rng: models.forward(
+      model, variables, batch, dropout_rng=rng
+    ),
+    metric_sums=source.task.metric_sums,
+    optimizer=update,
+    schedule=optimizer_lib.make_schedule(optimizer, 1),
+  )
+  variables = models.initialize(model, jax.random.key(0), rows)
+  state = TrainState(
+    step=jnp.zeros((), "int32"),
+    params=variables["params"],
+    constants=variables["constants"],
+    opt_state=update.init(variables["params"]),
+  )
+  return costs.step_cost(functions, state, rows)

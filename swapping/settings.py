@@ -1,0 +1,154 @@
+"""What a user of `swap.py` asks for, checked before anything is read."""
+
+from collections.abc import Sequence
+import dataclasses
+from typing import Any, NamedTuple
+
+from attention import ATTENTIONS
+from configs import attentions
+from models.config import AttentionConfig
+from settings.checks import check
+from settings.typed import literal, split
+
+# A context from which on mechanisms get their sizes for long sequences.
+_LONG = 256
+
+
+class Choice(NamedTuple):
+  """A mechanism that is put into the model.
+
+  Attributes:
+    label: as it was typed, `performer:num_features=128`.
+    config: its name and options.
+  """
+
+  label: str
+  config: AttentionConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+  """Everything but the folder that is written.
+
+  Attributes:
+    weights: folder of published weights, or workdir of a run.
+    text: a UTF-8 file; its first 90 % are trained on, the rest is held out.
+    attention: mechanisms, separated by commas, each a name or
+      `name:option=value:option=value`; 'all' is every one of the project.
+    tokenizer: vocabulary of the text; '' is the one of `weights`.
+    context: tokens of a window; None is as many as the model reads, but at most
+      256.
+    length: of one more sequence for which time and memory are measured.
+    batch_size: windows of a batch.
+    batches: batches of held-out text that a loss is measured on; 0 takes all.
+    keep: numbers k of layers that keep their own mechanism: those k whose swap
+      alone costs most.
+    transfer_steps: updates that fit each layer's mechanism to what it replaces.
+    transfer_rate: their learning rate.
+    finetune_steps: updates of the whole model afterwards.
+    finetune_rate: the highest learning rate of these.
+    seed: of what mechanisms draw and of the places of training windows.
+
+  Raises:
+    ValueError: a value is wrong; the message starts with the field.
+  """
+
+  weights: str
+  text: str
+  attention: str = "all"
+  tokenizer: str = ""
+  context: int | None = None
+  length: int | None = None
+  batch_size: int = 8
+  batches: int = 20
+  keep: tuple[int, ...] = (0,)
+  transfer_steps: int = 0
+  transfer_rate: float = 1e-2
+  finetune_steps: int = 0
+  finetune_rate: float = 1e-4
+  seed: int = 0
+
+  def __post_init__(self):
+    check(self, "weights", bool(self.weights), "a folder of weights, or a run")
+    check(self, "text", bool(self.text), "a text file")
+    for name, least in (
+      ("context", 2),
+      ("length", 2),
+      ("batch_size", 1),
+      ("batches", 0),
+      ("transfer_steps", 0),
+      ("finetune_steps", 0),
+      ("seed", 0),
+    ):
+      value = getattr(self, name)
+      fits = value is None or least <= value < 2**31
+      check(self, name, fits, f"{least} to 2**31 - 1")
+    for name in ("transfer_rate", "finetune_rate"):
+      check(self, name, 0 < getattr(self, name) <= 1, "above 0, at most 1")
+    few = self.keep and min(self.keep) >= 0
+    once = len(set(self.keep)) == len(self.keep)
+    check(self, "keep", bool(few and once), "numbers of layers, each once")
+    # Labels name files.
+    labels = [label for label, _, _ in self._parts()]
+    for label in labels:
+      if labels.count(label) > 1:
+        raise ValueError(f"attention: {label} is there twice; expected once")
+
+  def choices(self, context: int) -> list[Choice]:
+    """The mechanisms, those without options with the sizes for this context.
+
+    Raises:
+      ValueError: an unknown mechanism or option, or a value that it refuses.
+    """
+    long = context >= _LONG
+    found = []
+    for label, name, options in self._parts():
+      defaults = attentions.one(name, long=long)
+      del defaults["name"]
+      try:
+        config = AttentionConfig(name, defaults | options)
+      except ValueError as error:
+        raise ValueError(f"attention: {label}: {error}") from None
+      found.append(Choice(label, config))
+    return found
+
+  def shared(self) -> dict[str, Any]:
+    """What all rows of one folder share; mechanisms may come later."""
+    mapping = dataclasses.asdict(self) | {"keep": list(self.keep)}
+    del mapping["attention"]
+    return mapping
+
+  def _parts(self) -> list[tuple[str, str, dict[str, Any]]]:
+    """Label, name and options of every mechanism that was typed."""
+    typed = split(self.attention)
+    if not typed:
+      raise ValueError("attention: expected mechanisms, or 'all', got nothing")
+    if typed == ["all"]:
+      typed = list(ATTENTIONS)
+    return [(label, *_parsed(label)) for label in typed]
+
+
+def _parsed(label: str) -> tuple[str, dict[str, Any]]:
+  """The name and the options of 'performer:num_features=128'."""
+  parts = label.split(":")
+  # An import path has a colon as well.
+  names = [part for part in parts if "=" not in part]
+  options = parts[len(names) :]
+  if not all("=" in part for part in options):
+    raise ValueError(
+      f"attention: expected name:option=value:option=value, got {label!r}"
+    )
+  pairs = [part.partition("=")[::2] for part in options]
+  return ":".join(names), {key.strip(): literal(v) for key, v in pairs}
+
+
+def numbers(typed: Sequence[str]) -> tuple[int, ...]:
+  """Whole numbers that were typed.
+
+  Raises:
+    ValueError: one is something else.
+  """
+  for text in typed:
+    if not text.strip().isdecimal():
+      raise ValueError(f"keep: expected numbers of layers, got {text!r}")
+  return tuple(map(int, typed))
