@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from models.pretrained import load
-from swapping import measure
+from swapping import scores, variant
 from swapping.records import MODELS, RUNS
 from swapping.settings import Settings
 from swapping.source import Source
@@ -74,6 +74,6 @@ def finetune(
   model = load.make_model(
     load.with_attention(opened.described, None, "float32")
   )
-  measure.save(source, model, variables, weights)
-  found = measure.scored(source, model, variables)
+  variant.save(source, model, variables, weights)
+  found = scores.scored(source, model, variables)
   return {f"finetune_{key}": value for key, value in found.items()}

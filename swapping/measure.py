@@ -1,25 +1,23 @@
 """What becomes of a model when a mechanism is put into its layers."""
 
-from collections.abc import Callable, Mapping
-import functools
+from collections.abc import Mapping
 import math
 from pathlib import Path
-import shutil
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention import Attention, registry
+from attention import registry
 from comparison import costs
 import models
-from models.config import AttentionConfig
 from models.pretrained import load
 from models.pretrained.family import Described
 from models.transformer import Transformer
 from process.errors import one_line
-from swapping import substitution, transfer
+from swapping import scores as scores_lib
+from swapping import substitution, transfer, variant
 from swapping.records import (
   CANNOT,
   DONE,
@@ -30,24 +28,11 @@ from swapping.records import (
 )
 from swapping.settings import Choice, Settings
 from swapping.source import Place, Source
-from swapping.substitution import Mechanisms
 from training import attention_maps
 from training import optimizer as optimizer_lib
 from training.config import OptimizerConfig
 from training.state import TrainState
-from training.step import StepFunctions, loss_sums
-
-
-class _Scores(NamedTuple):
-  """Loss and accuracy with some of the layers swapped, of one mechanism.
-
-  Attributes:
-    of: `(mechanisms, swapped places) -> {'loss', 'accuracy'}`.
-    errors: `mechanisms -> relative error of each place`, and of all together.
-  """
-
-  of: Callable[[Mechanisms, set[str]], dict[str, float]]
-  errors: Callable[[Mechanisms], tuple[list[float], float]]
+from training.step import StepFunctions
 
 
 def own(source: Source, settings: Settings) -> Record:
@@ -60,7 +45,7 @@ def own(source: Source, settings: Settings) -> Record:
   Returns:
     A record; see `mechanism`.
   """
-  scores = _scores(source, None)
+  scores = scores_lib.make(source, None)
   return {
     "attention": OWN,
     "name": models.slots(source.described.config),
@@ -99,8 +84,8 @@ def mechanism(
     "options": dict(choice.config.options),
   }
   try:
-    described = _swapped(source, choice.config, source.places)
-    model, variables = _model(source, described, settings)
+    described = variant.describe(source, choice.config, source.places)
+    model, variables = variant.make(source, described, settings.seed)
     _check_traces(model, variables, source)
   except Exception as error:
     # What the project raises is a sentence; others raise what they like.
@@ -112,7 +97,7 @@ def mechanism(
   attention = choice.config.build()
   paths = [place.path for place in source.places]
   mechanisms = substitution.drawn(variables, paths)
-  scores = _scores(source, attention)
+  scores = scores_lib.make(source, attention)
   before, error = scores.errors(mechanisms)
   layers: list[dict[str, Any]] = [
     {
@@ -164,124 +149,16 @@ def mechanism(
   for swap, stay in zip(swaps, kept.values(), strict=True):
     swap["folder"] = folder_name(choice.label, swap["keep"])
     places = [place for place in source.places if place.path not in stay]
-    _write(
-      source, settings, choice, places, mechanisms, workdir, swap["folder"]
-    )
+    target = workdir / MODELS / swap["folder"]
+    variant.write(source, choice.config, places, mechanisms, target)
   record |= _costs(source, settings, described)
   return {**record, "layers": layers, "swaps": swaps}
-
-
-def scored(source: Source, model: Any, variables: Any) -> dict[str, float]:
-  """'loss' and 'accuracy' of another model on the same held-out text."""
-  other = source._replace(model=model, variables=variables)
-  return _scores(other, None).of({}, set())
-
-
-def save(
-  source: Source, model: Transformer, variables: Any, folder: Path
-) -> None:
-  """Writes a swapped model with its vocabulary, whole or not at all."""
-  opened = source.opened
-  p = models.Pretrained(
-    opened.family.name, opened.architecture, model, variables, opened.theirs
-  )
-  partial = folder.with_name(folder.name + ".tmp")
-  shutil.rmtree(partial, ignore_errors=True)
-  models.save_pretrained(partial, p)
-  shutil.copy(source.vocabulary, partial)
-  shutil.rmtree(folder, ignore_errors=True)
-  partial.rename(folder)
-
-
-def _swapped(source: Source, config: AttentionConfig, places: Any) -> Described:
-  """The model with a mechanism at some places.
-
-  Raises:
-    ValueError: it cannot serve there.
-  """
-  here = {(place.slot, place.layer) for place in places}
-  chosen = {}
-  for slot in {place.slot: None for place in source.places}:
-    layers = source.described.config.layers(slot)
-    chosen[slot] = tuple(
-      config if (slot, layer) in here else one
-      for layer, one in enumerate(layers)
-    )
-  return load.with_layers(source.described, chosen)
-
-
-def _model(
-  source: Source, described: Described, settings: Settings
-) -> tuple[Transformer, dict[str, Any]]:
-  """A model and its variables, with what the mechanism draws.
-
-  Raises:
-    ValueError: the mechanism cannot work at its sizes.
-  """
-  model = load.make_model(described)
-  key = jax.random.key(settings.seed)
-  return model, load.read_variables(source.opened, model, key)
 
 
 def _check_traces(model: Transformer, variables: Any, source: Source) -> None:
   """Raises ValueError where a mechanism refuses what it is called with."""
   batch = source.task.train_batch(0)
   jax.eval_shape(lambda: models.forward(model, variables, batch))
-
-
-def _scores(source: Source, attention: Attention | None) -> _Scores:
-  """Compiles what measures a mechanism; None for the model as it is."""
-  paths = [place.path for place in source.places]
-  batches, pad_id = source.batches, source.task.pad_id
-
-  @jax.jit
-  def sums(variables, mechanisms, swapped, batch):
-    if attention is None:
-      logits = models.forward(source.model, variables, batch)
-    else:
-      logits = substitution.logits(
-        source.model, variables, batch, attention, mechanisms, swapped
-      )
-    _, nats, count = loss_sums(logits, batch["targets"], batch["weights"])
-    found = source.task.metric_sums(logits, batch)
-    return jnp.stack([nats, count]), found["token_accuracy"]
-
-  @functools.partial(jax.jit, static_argnames="names")
-  def squares(variables, mechanisms, batch, names):
-    assert attention is not None
-    valid = substitution.valid_positions(batch, pad_id)
-    found = substitution.squares(
-      source.model, variables, batch, valid, attention, mechanisms
-    )
-    return jnp.stack([found[name] for name in names])
-
-  def of(mechanisms, places):
-    swapped = {path: np.array(path in places) for path in paths}
-    totals = sum(
-      np.stack(
-        [
-          np.asarray(pair, np.float64)
-          for pair in sums(source.variables, mechanisms, swapped, batch)
-        ]
-      )
-      for batch in batches
-    )
-    (nats, count), (hits, of_tokens) = totals
-    return {"loss": nats / count, "accuracy": hits / of_tokens}
-
-  def errors(mechanisms):
-    totals = sum(
-      np.asarray(
-        squares(source.variables, mechanisms, batch, names=tuple(paths)),
-        np.float64,
-      )
-      for batch in batches
-    )
-    deviations, sizes = totals.T
-    whole = math.sqrt(deviations.sum() / max(sizes.sum(), 1e-30))
-    return np.sqrt(deviations / np.maximum(sizes, 1e-30)).tolist(), whole
-
-  return _Scores(of, errors)
 
 
 def _kept(
@@ -295,22 +172,6 @@ def _kept(
   ]
   order = sorted(range(len(places)), key=lambda i: -cost[i])
   return {k: {places[i].path for i in order[:k]} for k in keep}
-
-
-def _write(
-  source: Source,
-  settings: Settings,
-  choice: Choice,
-  places: list[Place],
-  mechanisms: Mechanisms,
-  workdir: Path,
-  name: str,
-) -> None:
-  """Writes the model with the mechanism at some places."""
-  described = _swapped(source, choice.config, places)
-  model, variables = _model(source, described, settings)
-  variables = substitution.filled(variables, mechanisms)
-  save(source, model, variables, workdir / MODELS / name)
 
 
 def _costs(

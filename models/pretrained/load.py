@@ -200,12 +200,18 @@ def _written(
   """`config.json` and the tensors of a model."""
   family = FAMILIES[p.family]
   paths = {path: np.asarray(x) for path, x in _flat(p.variables).items()}
-  arrays = {
-    theirs: layout.write([paths.pop(path) for path in ours])
-    for theirs, ours, layout in active(
-      family.rows(p.model.config), _shapes(p.model)
-    )
-  }
+  shapes = _shapes(p.model)
+  whole = _with_keys(p.model)
+  arrays = {}
+  for theirs, ours, layout in active(family.rows(p.model.config), shapes):
+    # A mechanism without keys leaves a part of a tensor of queries and keys.
+    zeros = {
+      path: np.zeros(whole[path].shape, whole[path].dtype)
+      for path in ours
+      if path not in shapes
+    }
+    parts = [zeros[x] if x in zeros else paths.pop(x) for x in ours]
+    arrays[theirs] = layout.write(parts)
   head = family.architectures[p.architecture]
   if head == "hidden":  # A base model's names have no prefix.
     arrays = {n.removeprefix(family.prefix): x for n, x in arrays.items()}
@@ -357,9 +363,10 @@ def _filled(
   """
   wanted = _shapes(model)
   found: dict[str, np.ndarray] = {}
+  whole = _with_keys(model)
   for theirs, ours, layout in active(family.rows(model.config), wanted):
     found |= _read(
-      tensors, theirs, {path: wanted[path] for path in ours}, layout
+      tensors, theirs, {path: whole[path] for path in ours}, layout
     )
   for path in wanted:
     name = f"{MECHANISMS}/{path}"
@@ -427,6 +434,21 @@ def _shapes(model: Transformer) -> dict[str, jax.ShapeDtypeStruct]:
   """Shapes of all variables by their paths; computes nothing."""
   key, batch = jax.random.key(0), _example(model)
   return _flat(jax.eval_shape(lambda: initialize(model, key, batch)))
+
+
+def _with_keys(model: Transformer) -> dict[str, jax.ShapeDtypeStruct]:
+  """Likewise, and where a mechanism has no keys of its own, those of dense."""
+  shapes, slots = _shapes(model), model.config.attentions
+  keyless = [
+    slot
+    for slot, layers in slots.items()
+    if any("shared_qk" in one.build().supports for one in layers)
+  ]
+  if not keyless:
+    return shapes
+  dense: dict[str, Any] = dict.fromkeys(keyless, AttentionConfig("dense"))
+  config = dataclasses.replace(model.config, **dense)
+  return _shapes(model.clone(config=config)) | shapes
 
 
 def _flat(variables: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from label_packing import labels
 from label_packing.labels import Finish, Label
@@ -24,6 +24,24 @@ _COSTS = {
   "long_step_seconds": ("training step at --length", "s"),
   "cache_bytes": ("cache of a window", "B"),
 }
+
+
+class _Scale(NamedTuple):
+  """How the values of a heat map are shown.
+
+  Attributes:
+    factor: to the unit that is shown.
+    range: of the colours, in that unit.
+    shown: format of a number.
+  """
+
+  factor: float
+  range: tuple[float, float]
+  shown: str
+
+
+_ERROR = _Scale(1.0, (0.01, 1.0), ".2g")
+_ADDED = _Scale(100.0, (0.1, 100.0), "+.1f")
 
 
 def figures(
@@ -117,16 +135,17 @@ def _scatter(
 
 def _heat_maps(found: Sequence[Record]) -> Figure:
   have = [record for record in found if record.get("layers")]
-  content = rows.layers(have)
+  content = rows.layers(found)
   panels = {}
-  for name, title, shown in (
-    ("error", "error of a layer's output", "{:.2g}"),
-    ("transfer_error", "error after the transfer", "{:.2g}"),
-    ("loss_added", "loss added by one layer, %", "{:+.1f}"),
-    ("transfer_loss_added", "likewise after the transfer, %", "{:+.1f}"),
+  for name, title, scale in (
+    ("error", "error of a layer's output", _ERROR),
+    ("transfer_error", "the same after the transfer", _ERROR),
+    ("loss_added", "loss added by one layer alone, %", _ADDED),
+    ("transfer_loss_added", "the same after the transfer, %", _ADDED),
   ):
     if any(row[name] is not None for row in content):
-      panels[title] = functools.partial(_heat, have, content, name, shown)
+      draw = functools.partial(_heat, have, content, name, title, scale)
+      panels[title] = draw
   most = max((len(record["layers"]) for record in have), default=1)
   size = (max(3.9, 1.5 + 0.38 * most), max(2.2, 0.9 + 0.22 * len(have)))
   return Figure(
@@ -134,7 +153,8 @@ def _heat_maps(found: Sequence[Record]) -> Figure:
     "Rows are mechanisms, columns layers from the first to the last. Error: "
     "distance of a layer's outputs from those of the model's own mechanism on "
     "the same queries, keys and values, relative to these. Loss: with that "
-    "layer alone swapped, against the model as it is.",
+    "layer alone swapped, against the model as it is. The colour goes by the "
+    "logarithm, from 0.01 to 1 for an error and from 0.1 to 100 % for a loss.",
     panels,
     size=size,
   )
@@ -144,36 +164,42 @@ def _heat(
   have: Sequence[Record],
   content: Sequence[Mapping[str, Any]],
   name: str,
-  shown: str,
+  title: str,
+  scale: _Scale,
   axes: Any,
 ) -> None:
   import numpy as np
 
-  scale = 100.0 if name.endswith("loss_added") else 1.0
   values = []
   for record in have:
     of_one = [r for r in content if r["attention"] == record["attention"]]
-    values.append(
-      [math.nan if r[name] is None else scale * r[name] for r in of_one]
-    )
-  matrix = np.asarray(values, float)
-  # Most differences are small, and a few are not.
-  shade = np.log10(np.clip(np.abs(matrix), 1e-3 * scale, None))
-  axes.imshow(shade, cmap="Oranges", aspect="auto", interpolation="none")
+    values.append([math.nan if r[name] is None else r[name] for r in of_one])
+  matrix = scale.factor * np.asarray(values, float)
+  low, high = map(math.log10, scale.range)
+  # Of losses that fall, as rounding lets them, the size does not matter.
+  shade = np.log10(np.clip(matrix, *scale.range))
+  axes.imshow(
+    shade,
+    cmap="Oranges",
+    vmin=low,
+    vmax=high,
+    aspect="auto",
+    interpolation="none",
+  )
   axes.grid(visible=False)
-  middle = (np.nanmin(shade) + np.nanmax(shade)) / 2
+  axes.set_title(title)
   size = min(7.0, 110 / max(matrix.shape[1], 1))
   for (i, j), value in np.ndenumerate(matrix):
     if math.isfinite(value):
-      dark = shade[i, j] > middle + 0.5 * (np.nanmax(shade) - middle)
+      is_dark = shade[i, j] > low + 0.7 * (high - low)
       axes.text(
         j,
         i,
-        shown.format(value),
+        format(value, scale.shown),
         ha="center",
         va="center",
         fontsize=size,
-        color="#ffffff" if dark else "#1c1b19",
+        color="#ffffff" if is_dark else "#1c1b19",
       )
   sides = [layer["side"] for layer in have[0]["layers"]]
   several = len(set(sides)) > 1

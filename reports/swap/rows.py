@@ -138,6 +138,8 @@ def shown(value: Any, column: Column) -> str:
   if value is None:
     return "–"
   scaled = value * column.scale
+  if column.unit == "%":
+    return f"{scaled:.2f}"
   return f"{scaled:,.0f}" if abs(scaled) >= 1000 else f"{scaled:.4g}"
 
 

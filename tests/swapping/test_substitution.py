@@ -1,0 +1,182 @@
+"""A mechanism in some layers of a model, by one program for all choices."""
+
+import jax
+import numpy as np
+import pytest
+
+from attention import ATTENTIONS
+import models
+from models.config import AttentionConfig
+from models.pretrained import load
+from swapping import substitution
+from tests.models.pretrained.test_equality import HERE
+
+PERFORMER = AttentionConfig("performer", {"num_features": 16})
+WINDOW_LINEAR = AttentionConfig("window_linear", {"window": 4})
+NYSTROM = AttentionConfig("nystrom", {"num_landmarks": 4})
+FLASH = AttentionConfig("flash")
+
+
+def batch_of(case, rows=2, length=12):
+  rng = np.random.default_rng(1)
+  ids = rng.integers(5, 60, (rows, length)).astype(np.int32)
+  if case.startswith("bert"):
+    mask = np.arange(length) < np.array([[length], [length - 3]])
+    return {"source": ids, "source_mask": mask}
+  if case == "t5":
+    mask = np.ones((rows, length), bool)
+    return {"source": ids, "source_mask": mask, "inputs": ids[:, :7]}
+  return {"inputs": ids}
+
+
+def places_of(model):
+  config = model.config
+  return [
+    f"{slot.removesuffix('_attention')}_{i}/self_attention"
+    for slot in config.attentions
+    if slot != "cross_attention"
+    for i in range(len(config.layers(slot)))
+  ]
+
+
+def run(p, batch, attention, mechanisms, swapped):
+  choice = {place: np.array(place in swapped) for place in mechanisms}
+  return jax.jit(
+    lambda variables, mechanisms, choice: substitution.logits(
+      p.model, variables, batch, attention, mechanisms, choice
+    )
+  )(p.variables, mechanisms, choice)
+
+
+@pytest.mark.parametrize(
+  ("case", "config"),
+  [
+    ("gpt2", PERFORMER),
+    ("llama", WINDOW_LINEAR),  # Grouped heads, rotary positions.
+    ("bert_masked", NYSTROM),  # A key mask.
+    ("t5", FLASH),  # Two stacks, relative positions, unscaled logits.
+  ],
+)
+def test_any_choice_of_layers_is_the_model_that_has_them(case, config):
+  p = models.load_pretrained(HERE / case)
+  swapped = models.load_pretrained(HERE / case, attention=config)
+  batch, places = batch_of(case), places_of(p.model)
+  mechanisms = substitution.drawn(swapped.variables, places)
+  record = config.build()
+  none = run(p, batch, record, mechanisms, ())
+  np.testing.assert_allclose(
+    none, models.forward(p.model, p.variables, batch), atol=2e-5
+  )
+  everywhere = run(p, batch, record, mechanisms, places)
+  np.testing.assert_allclose(
+    everywhere,
+    models.forward(swapped.model, swapped.variables, batch),
+    atol=2e-4,
+  )
+  if config is not FLASH:
+    assert np.abs(everywhere - none).max() > 0.01
+  # The first layer alone.
+  opened = load.open_folder(HERE / case)
+  own = load.with_attention(opened.described, None, "float32")
+  slot = next(iter(own.config.attentions))
+  layers = (config, *own.config.layers(slot)[1:])
+  model = load.make_model(load.with_layers(own, {slot: layers}))
+  variables = substitution.filled(
+    load.read_variables(opened, model), mechanisms
+  )
+  np.testing.assert_allclose(
+    run(p, batch, record, mechanisms, places[:1]),
+    models.forward(model, variables, batch),
+    atol=2e-4,
+  )
+
+
+def squares(p, batch, config, valid=None):
+  places = places_of(p.model)
+  swapped = models.load_pretrained(
+    HERE / p.family if p.family == "gpt2" else HERE / "bert_masked",
+    attention=config,
+  )
+  mechanisms = substitution.drawn(swapped.variables, places)
+  valid = valid or {
+    side: np.ones(batch[name].shape, bool)
+    for side, name in (("decoder", "inputs"), ("encoder", "source"))
+    if name in batch
+  }
+  found = substitution.squares(
+    p.model, p.variables, batch, valid, config.build(), mechanisms
+  )
+  return np.array([found[place] for place in places])
+
+
+def test_the_error_is_that_of_the_outputs_on_the_same_inputs():
+  p = models.load_pretrained(HERE / "gpt2")
+  batch = batch_of("gpt2")
+  assert squares(p, batch, AttentionConfig("dense"))[:, 0].max() == 0
+  exact = squares(p, batch, FLASH)
+  assert (exact[:, 0] < 1e-10 * exact[:, 1]).all()
+  # A window over everything is exact too; a short one is not.
+  wide = squares(p, batch, AttentionConfig("sliding_window", {"window": 11}))
+  assert (wide[:, 0] < 1e-10 * wide[:, 1]).all()
+  short = squares(p, batch, AttentionConfig("sliding_window", {"window": 2}))
+  assert (short[:, 0] > 1e-3 * short[:, 1]).all()
+  # By hand, from what the attention of the first layer is called with.
+  found = []
+  models.observe_attention(
+    p.model,
+    p.variables,
+    batch,
+    lambda *seen, **call: found.append((seen, call)),
+  )
+  (_, query, key, value, out), call = found[0]
+  other = ATTENTIONS["linear"]().apply({}, query, key, value, **call)
+  linear = squares(p, batch, AttentionConfig("linear"))
+  np.testing.assert_allclose(
+    linear[0],
+    [np.square(other - out).sum(), np.square(out).sum()],
+    rtol=1e-5,
+  )
+
+
+def test_more_features_approximate_better():
+  p = models.load_pretrained(HERE / "gpt2")
+  batch = batch_of("gpt2", rows=4)
+  few, many = (
+    squares(p, batch, AttentionConfig("performer", {"num_features": m}))
+    for m in (8, 2048)
+  )
+  assert many[:, 0].sum() < 0.4 * few[:, 0].sum()
+
+
+def test_padding_is_not_counted():
+  p = models.load_pretrained(HERE / "bert_masked")
+  batch = batch_of("bert_masked")
+  valid = substitution.valid_positions(batch, 0)
+  np.testing.assert_array_equal(valid["encoder"], batch["source_mask"])
+  counted = squares(p, batch, NYSTROM, valid)
+  other = batch | {"source": batch["source"] + ~batch["source_mask"] * 3}
+  np.testing.assert_allclose(
+    squares(p, other, NYSTROM, valid), counted, rtol=1e-4
+  )
+  assert (counted < squares(p, batch, NYSTROM)).all()
+
+
+def test_variables_are_taken_out_and_put_back():
+  swapped = models.load_pretrained(HERE / "gpt2", attention=WINDOW_LINEAR)
+  places = places_of(swapped.model)
+  mechanisms = substitution.drawn(swapped.variables, places)
+  assert set(mechanisms) == set(places)
+  shapes = jax.tree.map(np.shape, mechanisms[places[0]])
+  assert jax.tree.leaves(shapes)
+  twice = jax.tree.map(lambda x: 2 * x, mechanisms)
+  filled = substitution.filled(swapped.variables, twice)
+  assert jax.tree.structure(filled) == jax.tree.structure(
+    dict(swapped.variables)
+  )
+  jax.tree.map(
+    np.testing.assert_array_equal, substitution.drawn(filled, places), twice
+  )
+  # A model that has none of them is left as it is.
+  p = models.load_pretrained(HERE / "gpt2")
+  same = substitution.filled(p.variables, twice)
+  jax.tree.map(np.testing.assert_array_equal, same, dict(p.variables))
