@@ -188,7 +188,7 @@ def check_qkv(
     )
   if num_heads % key.shape[2]:
     raise ValueError(
-      f"query: its {num_heads} heads are no multiple of the {key.shape[2]} "
+      f"query: its {num_heads} heads are not a multiple of the {key.shape[2]} "
       "key/value heads"
     )
 

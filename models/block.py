@@ -73,9 +73,9 @@ class Block(nn.Module):
 
   Each is a residual sub-layer: norm(x + dropout(f(x))) with norm 'post',
   x + dropout(f(norm(x))) with norm 'pre'. Where they are parallel, each of them
-  reads the layer's input and their sum is added to it. The last kernel of each starts
-  1/√(number of sub-layers) smaller, so that the residual stream has about the
-  same size at any depth (GPT-2, section 2.3).
+  reads the layer's input and their sum is added to it. The last kernel of each
+  starts 1/√(number of sub-layers) smaller, so that the residual stream has about
+  the same size at any depth (GPT-2, section 2.3).
 
   Attributes:
     config: of the model.

@@ -270,7 +270,7 @@ class ModelConfig:
 
   @property
   def attentions(self) -> dict[str, tuple[AttentionConfig, ...]]:
-    """The mechanisms of the slots that this kind has, which layers take in turn."""
+    """The mechanisms of each slot of this kind, which layers take in turn."""
     return {
       field: chosen if isinstance(chosen, tuple) else (chosen,)
       for field in _SLOTS[self.kind]

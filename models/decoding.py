@@ -12,6 +12,7 @@ import numpy as np
 
 from models.api import Model
 from models.beam_search import beam_search
+from models.rows import where_rows
 from models.transformer import Transformer, check_length
 
 METHODS = ("greedy", "sample", "beam")
@@ -83,8 +84,8 @@ def generate(
     ValueError: the model or a mechanism cannot generate, or an argument does
       not fit the others.
 
-  Cost: one call on the prompts and max_length steps of the decoder; beams share one copy of the
-  encoder's keys and values.
+  Cost: one call on the prompts and max_length steps of the decoder; beams
+  share one copy of the encoder's keys and values.
   """
   config = model.config
   if config.kind == "encoder":
@@ -289,12 +290,7 @@ def _read_prompt(
     new = (logits, after)
     if carry[0] is None:
       return new, None
-    reached = t < prompt_length
-    return jax.tree.map(
-      lambda x, y: jnp.where(reached.reshape(-1, *[1] * (x.ndim - 1)), y, x),
-      carry,
-      new,
-    ), None
+    return where_rows(t < prompt_length, new, carry), None
 
   # Every prompt has a first id.
   first, _ = step((None, cache), (0, prompt[:, 0]))

@@ -13,15 +13,15 @@ import numpy as np
 from attention import Attention, Dims, attention_weights
 from attention import rotary as rotate
 from models.mechanism_variables import mechanism_variables
-from models.rows import by_rows
+from models.rows import by_rows, where_rows
 
 
 class MultiHeadAttention(nn.Module):
   """MultiHead(X, Y) = Attention(X·Wq, Y·Wk, Y·Wv) · Wo, for any `Attention`.
 
-  The projections have no bias unless asked, as in the paper's formula. Query, key and value
-  have a kernel each: on a CPU that is as fast as a fused one, and self- and
-  cross-attention then have the same parameters.
+  The projections have no bias unless asked, as in the paper's formula. Query,
+  key and value have a kernel each: on a CPU that is as fast as a fused one, and
+  self- and cross-attention then have the same parameters.
 
   A mechanism whose query is its key ('shared_qk') has no key projection.
 
@@ -204,12 +204,7 @@ class MultiHeadAttention(nn.Module):
     def step(cache, at):
       t, now = at
       _, after = decode(self.mechanism, cache, *now, **call)
-      reached = t < lengths
-      return jax.tree.map(
-        lambda x, y: jnp.where(reached.reshape(-1, *[1] * (x.ndim - 1)), y, x),
-        cache,
-        after,
-      ), None
+      return where_rows(t < lengths, after, cache), None
 
     steps = jnp.arange(arrays[0].shape[1])
     return jax.lax.scan(step, cache, (steps, in_time))[0]
@@ -231,7 +226,8 @@ class MultiHeadAttention(nn.Module):
   ) -> Float[Array, "B 1 F"]:
     """The next position of a causal call; reads and writes 'cache'.
 
-    `tables` are what the call has of 'relative' in addition to the slot's own keys.
+    `tables` are what the call has of 'relative' in addition to the slot's own
+    keys.
     """
     decode = cast(Callable[..., Any], self.attention.decode)
     key, value = self._key_value(inputs, positions)

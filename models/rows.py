@@ -1,10 +1,24 @@
 """Functions of one position, on rows that are one axis or several."""
 
 from collections.abc import Callable
+from typing import TypeVar
 
-from jaxtyping import Array, Float
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
 
 from attention.core import platform
+
+Tree = TypeVar("Tree")
+
+
+def where_rows(chosen: Bool[Array, "B"], new: Tree, old: Tree) -> Tree:
+  """Of two trees of arrays `[B, …]`, the chosen rows of the first."""
+
+  def where(x, y):
+    return jnp.where(chosen.reshape(-1, *[1] * (x.ndim - 1)), x, y)
+
+  return jax.tree.map(where, new, old)
 
 
 def by_rows(

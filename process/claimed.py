@@ -1,4 +1,4 @@
-"""A folder that belongs to one command: what it holds, and whether it may go on."""
+"""A folder that belongs to one command, and says what it holds."""
 
 from collections.abc import Mapping
 import json

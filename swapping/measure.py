@@ -1,6 +1,6 @@
 """What becomes of a model when a mechanism is put into its layers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import math
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,8 @@ from swapping.records import (
   folder_name,
 )
 from swapping.settings import Choice, Settings
-from swapping.source import Place, Source
+from swapping.source import Source
+from swapping.substitution import Mechanisms
 from training import attention_maps
 from training import optimizer as optimizer_lib
 from training.config import OptimizerConfig
@@ -98,33 +99,32 @@ def mechanism(
   paths = [place.path for place in source.places]
   mechanisms = substitution.drawn(variables, paths)
   scores = scores_lib.make(source, attention)
-  before, error = scores.errors(mechanisms)
+  found, error = _by_layer(scores, paths, mechanisms)
+  kept = _kept(paths, found, settings.keep)
   layers: list[dict[str, Any]] = [
-    {
-      "side": place.side,
-      "layer": place.layer,
-      "error": before[i],
-      **scores.of(mechanisms, {place.path}),
-    }
-    for i, place in enumerate(source.places)
+    {"side": place.side, "layer": place.layer, **one}
+    for place, one in zip(source.places, found, strict=True)
   ]
-  kept = _kept(source.places, layers, settings.keep)
-  swaps = [
+  swaps: list[dict[str, Any]] = [
     {
       "keep": k,
-      "kept": [paths.index(path) for path in sorted(stay, key=paths.index)],
+      "kept": [paths.index(path) for path in paths if path in stay],
+      "folder": folder_name(choice.label, k),
       **scores.of(mechanisms, {*paths} - stay),
     }
     for k, stay in kept.items()
   ]
-  record |= {"status": DONE, "reason": "", "error": error}
-  record["trained"] = sum(
-    leaf.size
-    for one in mechanisms.values()
-    for leaf in jax.tree.leaves(one.get("params", {}))
-  )
-  record["map"] = attention_maps.sketch(model, variables, source.task)
-  if settings.transfer_steps and transfer.is_trained(mechanisms):
+  trained = [own.get("params", {}) for own in mechanisms.values()]
+  record |= {
+    "status": DONE,
+    "reason": "",
+    "error": error,
+    "trained": sum(leaf.size for leaf in jax.tree.leaves(trained)),
+    "layers": layers,
+    "swaps": swaps,
+    "map": attention_maps.sketch(model, variables, source.task),
+  }
+  if settings.transfer_steps and record["trained"]:
     mechanisms = transfer.fit(
       source.model,
       source.variables,
@@ -135,24 +135,35 @@ def mechanism(
       rate=settings.transfer_rate,
       pad_id=source.task.pad_id,
     )
-    after, record["transfer_error"] = scores.errors(mechanisms)
-    for i, place in enumerate(source.places):
-      found = scores.of(mechanisms, {place.path})
-      layers[i] |= {"transfer_error": after[i], "transfer_loss": found["loss"]}
+    found, record["transfer_error"] = _by_layer(scores, paths, mechanisms)
+    for layer, one in zip(layers, found, strict=True):
+      layer |= _after_transfer(one)
     for swap, stay in zip(swaps, kept.values(), strict=True):
-      found = scores.of(mechanisms, {*paths} - stay)
-      swap |= {f"transfer_{name}": value for name, value in found.items()}
+      swap |= _after_transfer(scores.of(mechanisms, {*paths} - stay))
     variables = substitution.filled(variables, mechanisms)
     record["transfer_map"] = attention_maps.sketch(
       model, variables, source.task
     )
   for swap, stay in zip(swaps, kept.values(), strict=True):
-    swap["folder"] = folder_name(choice.label, swap["keep"])
     places = [place for place in source.places if place.path not in stay]
     target = workdir / MODELS / swap["folder"]
     variant.write(source, choice.config, places, mechanisms, target)
-  record |= _costs(source, settings, described)
-  return {**record, "layers": layers, "swaps": swaps}
+  return record | _costs(source, settings, described)
+
+
+def _by_layer(
+  scores: scores_lib.Scores, paths: Sequence[str], mechanisms: Mechanisms
+) -> tuple[list[dict[str, float]], float]:
+  """Error, loss and accuracy of each layer swapped alone; the error of all."""
+  errors, whole = scores.errors(mechanisms)
+  return [
+    {"error": error, **scores.of(mechanisms, {path})}
+    for path, error in zip(paths, errors, strict=True)
+  ], whole
+
+
+def _after_transfer(found: Mapping[str, float]) -> dict[str, float]:
+  return {f"transfer_{name}": value for name, value in found.items()}
 
 
 def _check_traces(model: Transformer, variables: Any, source: Source) -> None:
@@ -162,7 +173,9 @@ def _check_traces(model: Transformer, variables: Any, source: Source) -> None:
 
 
 def _kept(
-  places: tuple[Place, ...], layers: list[dict[str, Any]], keep: tuple[int, ...]
+  paths: Sequence[str],
+  layers: Sequence[Mapping[str, float]],
+  keep: Sequence[int],
 ) -> dict[int, set[str]]:
   """For each k the places whose swap alone costs most."""
   # A loss that is not finite is the worst.
@@ -170,8 +183,8 @@ def _kept(
     layer["loss"] if math.isfinite(layer["loss"]) else math.inf
     for layer in layers
   ]
-  order = sorted(range(len(places)), key=lambda i: -cost[i])
-  return {k: {places[i].path for i in order[:k]} for k in keep}
+  order = sorted(range(len(paths)), key=lambda i: -cost[i])
+  return {k: {paths[i] for i in order[:k]} for k in keep}
 
 
 def _costs(

@@ -1,12 +1,12 @@
 """Losses and errors of a model with a mechanism in some of its layers."""
 
 from collections.abc import Callable
-import functools
 import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array
 import numpy as np
 
 from attention import Attention
@@ -44,42 +44,36 @@ def make(source: Source, attention: Attention | None) -> Scores:
       )
     _, nats, count = loss_sums(logits, batch["targets"], batch["weights"])
     found = source.task.metric_sums(logits, batch)
-    return jnp.stack([nats, count]), found["token_accuracy"]
+    return jnp.stack([jnp.stack([nats, count]), found["token_accuracy"]])
 
-  @functools.partial(jax.jit, static_argnames="names")
-  def squares(variables, mechanisms, batch, names):
+  @jax.jit
+  def squares(variables, mechanisms, batch):
     assert attention is not None
     valid = substitution.valid_positions(batch, pad_id)
     found = substitution.squares(
       source.model, variables, batch, valid, attention, mechanisms
     )
-    return jnp.stack([found[name] for name in names])
+    return jnp.stack([found[path] for path in paths])
+
+  def total(sums_of: Callable[[Any], Array]) -> np.ndarray:
+    """Sums over all batches, in float64."""
+    found = [np.asarray(sums_of(batch), np.float64) for batch in batches]
+    return np.stack(found).sum(0)
 
   def of(mechanisms, places):
     swapped = {path: np.array(path in places) for path in paths}
-    totals = sum(
-      np.stack(
-        [
-          np.asarray(pair, np.float64)
-          for pair in sums(source.variables, mechanisms, swapped, batch)
-        ]
-      )
-      for batch in batches
+    (nats, count), (hits, tokens) = total(
+      lambda batch: sums(source.variables, mechanisms, swapped, batch)
     )
-    (nats, count), (hits, of_tokens) = totals
-    return {"loss": nats / count, "accuracy": hits / of_tokens}
+    return {"loss": float(nats / count), "accuracy": float(hits / tokens)}
 
   def errors(mechanisms):
-    totals = sum(
-      np.asarray(
-        squares(source.variables, mechanisms, batch, names=tuple(paths)),
-        np.float64,
-      )
-      for batch in batches
-    )
-    deviations, sizes = totals.T
-    whole = math.sqrt(deviations.sum() / max(sizes.sum(), 1e-30))
-    return np.sqrt(deviations / np.maximum(sizes, 1e-30)).tolist(), whole
+    deviations, sizes = total(
+      lambda batch: squares(source.variables, mechanisms, batch)
+    ).T
+    sizes = np.maximum(sizes, 1e-30)
+    whole = math.sqrt(deviations.sum() / sizes.sum())
+    return np.sqrt(deviations / sizes).tolist(), whole
 
   return Scores(of, errors)
 

@@ -13,13 +13,6 @@ from swapping import substitution
 from swapping.substitution import Batch, Mechanisms
 
 
-def is_trained(mechanisms: Mechanisms) -> bool:
-  """Whether a mechanism has anything that can be fitted."""
-  return bool(
-    jax.tree.leaves([own.get("params") for own in mechanisms.values()])
-  )
-
-
 def fit(
   model: Transformer,
   variables: Mapping[str, Any],

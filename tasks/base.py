@@ -200,6 +200,27 @@ def divide(sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
   }
 
 
+def epoch_order(
+  indices: np.ndarray, num_examples: int, seed: int
+) -> np.ndarray:
+  """Which of N examples are trained: all of them once, then all again.
+
+  Args:
+    indices: of the examples since the beginning, from 0.
+    num_examples: N.
+    seed: every time, their order follows from it and from the number of times.
+
+  Returns:
+    Indices below N.
+  """
+  epochs, places = np.divmod(indices, num_examples)
+  for epoch in np.unique(epochs):
+    order = np.random.default_rng((seed, int(epoch)))
+    of_epoch = epochs == epoch
+    places[of_epoch] = order.permutation(num_examples)[places[of_epoch]]
+  return places
+
+
 def pad_rows(batch: Batch, batch_size: int) -> Batch:
   """Adds rows of zeros, whose weight is 0 therefore, up to `batch_size`."""
   return {

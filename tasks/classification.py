@@ -33,7 +33,7 @@ class ClassificationConfig:
     max_length: tokens of a text, special ones included; longer texts are cut.
     vocabulary: 'characters', or 'subwords', which are trained on the text.
     vocab_size: subwords, special tokens included.
-    tokenizer: a file as `tasks.find_vocabulary` finds, or its folder; used as it is, in
+    tokenizer: as in the task `text`: a file, or its folder; used as it is, in
       place of `vocabulary` and `vocab_size`.
   """
 
@@ -106,12 +106,8 @@ class ClassificationTask:
   def train_batch(self, step: int) -> Batch:
     """B rows: all of them once in an order of their own, then again."""
     rows, labels = self._train
-    places = np.arange(self._batch_size) + step * self._batch_size
-    epochs, places = np.divmod(places, len(labels))
-    for epoch in np.unique(epochs):
-      order = np.random.default_rng((self._seed, int(epoch)))
-      of_epoch = epochs == epoch
-      places[of_epoch] = order.permutation(len(labels))[places[of_epoch]]
+    indices = np.arange(self._batch_size) + step * self._batch_size
+    places = base.epoch_order(indices, len(labels), self._seed)
     return self._batch(rows, labels, places)
 
   def eval_batches(self, split: str) -> Iterator[Batch]:

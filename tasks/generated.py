@@ -152,12 +152,7 @@ class GeneratedTask(abc.ABC):
     """Which examples are trained: all of them once, then all of them again."""
     if not self._train_size:
       return indices
-    epochs, places = np.divmod(indices, self._train_size)
-    for epoch in np.unique(epochs):
-      rng = np.random.default_rng((self._seed, int(epoch)))
-      of_epoch = epochs == epoch
-      places[of_epoch] = rng.permutation(self._train_size)[places[of_epoch]]
-    return places
+    return base.epoch_order(indices, self._train_size, self._seed)
 
 
 def maker(

@@ -60,7 +60,7 @@ def as_pretrained(
 
 
 def _differences(ours: ModelConfig, theirs: ModelConfig) -> list[str]:
-  """The choices in which two models differ, mechanisms, dtypes and their dropout aside."""
+  """The choices in which two models differ, mechanisms and dtypes aside."""
   free = {"dtype", "param_dtype", "attention_dropout_rate"}
   free |= {*ours.attentions, *theirs.attentions}
   return [

@@ -111,7 +111,7 @@ class MaskedText(TextTask):
     """The held-out text in order, each token read exactly once."""
     text = self._held_out(split)
     for starts in self._starts(len(text)):
-      yield self._held_out_batch(text, starts)
+      yield self._held_out_batch(text, starts, self._held_out_row)
 
   def decode_batches(self, split: str) -> Iterator[DecodeBatch]:
     """None: an encoder generates nothing."""

@@ -182,7 +182,7 @@ class SpanText(TextTask):
     """The held-out text in order, each token read or written once."""
     text = self._held_out(split)
     for starts in self._starts(len(text) - 1):
-      yield self._held_out_batch(text, starts)
+      yield self._held_out_batch(text, starts, self._held_out_row)
 
   def decode_batches(self, split: str) -> Iterator[DecodeBatch]:
     """A few pieces with spans cut out; the references are these spans."""
@@ -191,7 +191,7 @@ class SpanText(TextTask):
     if not count:
       return
     starts = np.arange(count) * (len(text) // self.piece // count) * self.piece
-    batch = self._held_out_batch(text, starts)
+    batch = self._held_out_batch(text, starts, self._held_out_row)
     source = batch["source"][base.repeat_rows(count, self._batch_size)]
     references = [self.decode(row) for row in batch["targets"][:count]]
     yield DecodeBatch({"source": source}, references, self.max_target_length)

@@ -1,7 +1,7 @@
 """What the objectives on a text share: its tokens, its places, its metrics."""
 
 import abc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import functools
 import pathlib
 from typing import Any, NamedTuple
@@ -104,10 +104,15 @@ class TextTask(abc.ABC):
   def encode(self, line: str) -> list[int]:
     """Ids of what a model reads of a line that a user typed."""
 
-  def _held_out_batch(self, text: np.ndarray, starts: np.ndarray) -> Batch:
-    """Pieces of the held-out text, each drawn from its place alone."""
+  def _held_out_batch(
+    self,
+    text: np.ndarray,
+    starts: np.ndarray,
+    example: Callable[[np.ndarray, np.random.Generator], Batch],
+  ) -> Batch:
+    """Pieces [1, n] of the held-out text, each drawn from its place alone."""
     rows = [
-      self._held_out_row(
+      example(
         text[None, start : start + self.piece],
         # A step of training has no third number.
         np.random.default_rng((0, int(start), 1)),
@@ -118,12 +123,6 @@ class TextTask(abc.ABC):
       name: np.concatenate([row[name] for row in rows]) for name in rows[0]
     }
     return base.pad_rows(batch, self._batch_size)
-
-  def _held_out_row(
-    self, tokens: np.ndarray, rng: np.random.Generator
-  ) -> Batch:
-    """One piece, [1, n], as an example; for objectives that draw."""
-    raise NotImplementedError
 
   @abc.abstractmethod
   def _training_pairs(self) -> Pairs:

@@ -36,7 +36,10 @@ def test_what_fits_passes():
     (r"key: expected \[2, S, K, 8\]", (QUERY, KEY[:1], VALUE[:1])),
     (r"value: expected \(2, 3, 2, 'V'\)", (QUERY, KEY, VALUE[:, :2])),
     (r"value: expected \(2, 3, 2, 'V'\)", (QUERY, KEY, VALUE[:, :, :1])),
-    (r"query: its 3 heads are no multiple of", (QUERY[:, :, :3], KEY, VALUE)),
+    (
+      r"query: its 3 heads are not a multiple of",
+      (QUERY[:, :, :3], KEY, VALUE),
+    ),
   ],
 )
 def test_what_does_not_fit_raises(unchecked, message, qkv):
