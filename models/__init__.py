@@ -22,7 +22,7 @@ from models.config import (
   slots,
 )
 from models.seq2seq_config import Seq2SeqConfig
-from models.size import least_parameters
+from models.size import least_parameters, num_tokens
 
 if TYPE_CHECKING:
   from models.api import (
@@ -52,6 +52,7 @@ __all__ = [
   "missing",
   "slots",
   "least_parameters",
+  "num_tokens",
   "create",
   "initialize",
   "forward",

@@ -14,10 +14,11 @@ from models.config import ModelConfig
 from models.mechanism_variables import variable_shapes
 from models.seq2seq import Seq2Seq
 from models.seq2seq_config import Seq2SeqConfig
+from models.size import num_tokens
 from models.transformer import Transformer
 
 Batch = Mapping[str, Any]
-"""'source' [B, S] and 'inputs' [B, T], as the kind needs.
+"""'source' [B, S] and 'inputs' [B, T], as the kind needs, or 'image' [B, H, W, C].
 
 A Transformer also reads `OPTIONAL`, where a batch has it; all else is unread.
 """
@@ -37,6 +38,7 @@ def create(
   max_source_length: int | None,
   max_target_length: int | None,
   shared_vocabulary: bool = False,
+  image_shape: tuple[int, int, int] | None = None,
 ) -> Model:
   """Makes the model of a config for a task's sizes; computes nothing.
 
@@ -52,6 +54,8 @@ def create(
       the same as `max_source_length` or None.
     shared_vocabulary: source and target ids mean the same, so that tied
       embeddings share one table.
+    image_shape: height, width and channels of images, for an encoder with
+      `patch_size`; it has no `source_vocab_size` and no `max_source_length`.
 
   Returns:
     A Linen module.
@@ -61,6 +65,14 @@ def create(
       above the length, …); the message starts with the argument or field.
   """
   has_encoder = config.kind != "decoder"
+  if isinstance(config, ModelConfig) and config.patch_size is not None:
+    max_source_length = _tokens_of_images(config, image_shape)
+    source_vocab_size = source_vocab_size or 1  # It reads no ids.
+    max_target_length = None
+  elif image_shape is not None:
+    raise ValueError(
+      "patch_size: expected the side of a patch, for a task of images, got None"
+    )
   for name, size, needed in (
     ("source_vocab_size", source_vocab_size, has_encoder),
     ("max_source_length", max_source_length, has_encoder),
@@ -106,7 +118,29 @@ def create(
   )
   if isinstance(config, Seq2SeqConfig):
     return Seq2Seq(config, *sizes)
-  return Transformer(config, *sizes)
+  return Transformer(config, *sizes, image_shape=image_shape)
+
+
+def _tokens_of_images(
+  config: ModelConfig, shape: tuple[int, int, int] | None
+) -> int:
+  """S of a model that reads images.
+
+  Raises:
+    ValueError: there are none, or a patch is larger than they are.
+  """
+  if shape is None:
+    raise ValueError(
+      f"patch_size: expected None for a task without images, got "
+      f"{config.patch_size}"
+    )
+  size = config.patch_size or 0
+  if size > min(shape[:2]):
+    raise ValueError(
+      f"patch_size: expected at most {min(shape[:2])}, the smaller side of the "
+      f"images, got {size}"
+    )
+  return num_tokens(config, shape)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -249,6 +283,8 @@ def _call(
 ) -> tuple[tuple[Array | None, Array | None], dict[str, Any]]:
   """The (source, inputs) that the model's kind reads, and its options."""
   kind = model.config.kind
+  if getattr(model, "image_shape", None) is not None:
+    return (jnp.asarray(batch["image"]), None), {}
   ids = (
     None if kind == "decoder" else jnp.asarray(batch["source"]),
     None if kind == "encoder" else jnp.asarray(batch["inputs"]),

@@ -147,6 +147,10 @@ class ModelConfig:
     embedding_scale: factor of embeddings; None is √F (Vaswani).
     token_types: size of a table of token types, such as BERT's two segments; 0
       has none.
+    patch_size: side of the square patches in which an encoder reads images,
+      instead of tokens (ViT); None reads tokens.
+    distillation: a second token of its own before the patches, with a head of
+      its own (DeiT).
     head: 'tokens', logits of every position; 'class', logits of the first
       position alone; or 'hidden', the features of every position.
     pooler: a layer with tanh before the classes (BERT).
@@ -160,6 +164,8 @@ class ModelConfig:
       shared; None is as `tie_embeddings`.
     vocab_size: ids that the model knows, if more than its task has.
     max_length: the longest sequence, if longer than its task's.
+    image_shape: height, width and channels of the images that positions are
+      learned for, if not those of its task.
     dtype: of activations; logits and softmax are float32, or float64 like it.
     param_dtype: of parameters.
     encoder_attention: mechanism of the encoder, or several that layers take in
@@ -203,6 +209,8 @@ class ModelConfig:
   embedding_norm: bool = False
   embedding_scale: float | None = None
   token_types: int = 0
+  patch_size: int | None = None
+  distillation: bool = False
   head: str = "tokens"
   pooler: bool = False
   head_transform: bool = False
@@ -212,6 +220,7 @@ class ModelConfig:
   tie_inputs: bool | None = None
   vocab_size: int | None = None
   max_length: int | None = None
+  image_shape: tuple[int, int, int] | None = None
   dtype: str = "float32"
   param_dtype: str = "float32"
   encoder_attention: Layers | None = None
@@ -241,12 +250,14 @@ class ModelConfig:
         "head_dim",
         "vocab_size",
         "max_length",
+        "patch_size",
       ),
       rates=("dropout_rate", "attention_dropout_rate"),
     )
     self._check_heads()
     self._check_positions()
     self._check_choices()
+    self._check_images()
     self._check_attentions()
 
   @property
@@ -384,6 +395,34 @@ class ModelConfig:
       raise ValueError(
         "pooler: expected False with head 'tokens', which reads every position"
       )
+
+  def _check_images(self):
+    if self.patch_size is None:
+      for field in ("distillation", "image_shape"):
+        if getattr(self, field):
+          raise ValueError(
+            f"{field}: belongs to a model that reads images; expected patch_size "
+            "with it, got None"
+          )
+      return
+    check_choices(self, kind=("encoder",), head=("class", "hidden"))
+    # Distances along a row of patches mean nothing.
+    check_choices(self, position=("learned", "sinusoidal", "none"))
+    for field, without in (
+      ("embedding_scale", None),
+      ("embedding_norm", False),
+      ("token_types", 0),
+      ("position_offset", 0),
+      ("position_padding", None),
+      ("global_projections", False),
+      ("vocab_size", None),
+      ("max_length", None),
+    ):
+      if getattr(self, field) != without:
+        raise ValueError(
+          f"{field}: belongs to a model that reads tokens; expected {without}, "
+          f"got {getattr(self, field)} with patch_size {self.patch_size}"
+        )
 
   def _check_attentions(self):
     for field in NEEDS:

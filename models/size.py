@@ -1,5 +1,7 @@
 """The size of a model from its config alone, before a module is made."""
 
+import math
+
 from models.config import ModelConfig
 from models.seq2seq_config import Seq2SeqConfig
 
@@ -30,3 +32,14 @@ def least_parameters(config: ModelConfig | Seq2SeqConfig, symbols: int) -> int:
     if config.position == "t5":
       rows += config.relative_buckets * config.num_heads // features
   return config.num_layers * layer + rows * features
+
+
+def grid_of(shape: tuple[int, ...], patch_size: int) -> tuple[int, int]:
+  """Rows and columns of patches of an image; what is left of it is not read."""
+  return shape[0] // patch_size, shape[1] // patch_size
+
+
+def num_tokens(config: ModelConfig, shape: tuple[int, ...]) -> int:
+  """T, of an image `(height, width, …)`."""
+  assert config.patch_size is not None
+  return 1 + config.distillation + math.prod(grid_of(shape, config.patch_size))

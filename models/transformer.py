@@ -16,6 +16,7 @@ from models.block import Block
 from models.config import PAD_ID, ModelConfig
 from models.head import Head
 from models.norms import make_norm
+from models.patches import Patches
 
 
 class Transformer(nn.Module):
@@ -28,6 +29,8 @@ class Transformer(nn.Module):
     max_source_length: the longest source; 0 without an encoder.
     max_target_length: the longest target; 0 without a decoder.
     shared_vocabulary: source and target ids mean the same.
+    image_shape: height, width and channels of the images that an encoder with
+      `patch_size` has positions for; else None.
   """
 
   config: ModelConfig
@@ -36,6 +39,7 @@ class Transformer(nn.Module):
   max_source_length: int
   max_target_length: int
   shared_vocabulary: bool = False
+  image_shape: tuple[int, int, int] | None = None
 
   def setup(self) -> None:
     """Makes the tables and the layers that the kind has."""
@@ -50,13 +54,15 @@ class Transformer(nn.Module):
     )
     if has_decoder or self._one_table:
       self.target_embedding = table(self.target_vocab_size)
-    if has_encoder and not self._one_table:
+    if self.image_shape is not None:
+      self.patches = Patches(config, self.image_shape)
+    elif has_encoder and not self._one_table:
       self.source_embedding = table(self.source_vocab_size)
     if config.head == "tokens" and not config.tie_embeddings:
       self.output_embedding = table(self.target_vocab_size)
     learned = config.position == "learned"
     if has_encoder:
-      if learned:
+      if learned and self.image_shape is None:
         self.source_positions = table(
           self.max_source_length + config.position_offset
         )
@@ -108,7 +114,7 @@ class Transformer(nn.Module):
 
   def __call__(
     self,
-    source: Int[Array, "B S"] | None = None,
+    source: Int[Array, "B S"] | Float[Array, "B H W C"] | None = None,
     inputs: Int[Array, "B T"] | None = None,
     *,
     source_mask: Bool[Array, "B S"] | None = None,
@@ -120,7 +126,8 @@ class Transformer(nn.Module):
     """Logits of every position, each from inputs up to its own.
 
     Args:
-      source: ids the encoder reads; for kinds with an encoder.
+      source: ids the encoder reads, for kinds with an encoder; images with
+        `patch_size`.
       inputs: ids the decoder reads; for kinds with a decoder.
       source_mask: which positions of the source hold a token; None is all that
         are not `PAD_ID`.
@@ -247,12 +254,18 @@ class Transformer(nn.Module):
     global_indices=None,
     deterministic=True,
   ):
-    check_length("source", source.shape[1], self.max_source_length)
-    if source_mask is None:
-      source_mask = source != PAD_ID
-    mask = source_mask[:, None, None, :]
-    table = self.target_embedding if self._one_table else self.source_embedding
-    x = self._embed(table, "source", source, self._positions(source))
+    mask = None
+    if self.image_shape is not None:
+      x = self._with_sines(self.patches(source))
+    else:
+      check_length("source", source.shape[1], self.max_source_length)
+      if source_mask is None:
+        source_mask = source != PAD_ID
+      mask = source_mask[:, None, None, :]
+      table = (
+        self.target_embedding if self._one_table else self.source_embedding
+      )
+      x = self._embed(table, "source", source, self._positions(source))
     if self.config.token_types:
       types = jnp.zeros_like(source) if source_types is None else source_types
       x = x + self.source_types(types)
@@ -265,7 +278,7 @@ class Transformer(nn.Module):
     for block in self.encoder:
       x = block(
         x,
-        positions=np.arange(source.shape[1])[None, :],
+        positions=np.arange(x.shape[1])[None, :],
         mask=mask,
         deterministic=deterministic,
         **call,
@@ -298,15 +311,20 @@ class Transformer(nn.Module):
     return self.dropout(x, deterministic=deterministic)
 
   def _embed(self, table, side, ids, positions):
-    features, scale = self.config.features, self.config.embedding_scale
-    scale = math.sqrt(features) if scale is None else scale
+    scale = self.config.embedding_scale
+    scale = math.sqrt(self.config.features) if scale is None else scale
     x = table(ids) * scale
     if self.config.position == "learned":
       x = x + getattr(self, f"{side}_positions")(positions) * scale
-    if self.config.position == "sinusoidal":
-      encoding = position_encodings.sinusoidal(positions, features)
-      x = x + encoding.astype(x.dtype)
-    return x
+    return self._with_sines(x, positions)
+
+  def _with_sines(self, x, positions=None):
+    if self.config.position != "sinusoidal":
+      return x
+    if positions is None:
+      positions = np.arange(x.shape[1])[None, :]
+    encoding = position_encodings.sinusoidal(positions, self.config.features)
+    return x + encoding.astype(x.dtype)
 
   def _logits(self, x):
     if self.config.head != "tokens":

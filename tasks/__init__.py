@@ -27,6 +27,7 @@ from tasks.base import (
   DecodeBatch,
   Task,
   TaskEntry,
+  input_shapes,
 )
 from tasks.classification import ClassificationConfig, ClassificationTask
 from tasks.copy import CopyConfig, CopyTask
@@ -80,6 +81,7 @@ __all__ = [
   "TranslationConfig",
   "TranslationTask",
   "find_vocabulary",
+  "input_shapes",
   "PAD",
   "BOS",
   "EOS",

@@ -141,6 +141,11 @@ class TaskEntry(NamedTuple):
   make: Callable[..., Task]
 
 
+def input_shapes(task: Task) -> Mapping[str, tuple[int, ...]]:
+  """What a task's batches have in place of ids: name -> shape of one row."""
+  return getattr(task, "input_shapes", {})
+
+
 def layout(task: str, kind: str, served: Sequence[str]) -> str:
   """How batches for a kind of model are laid out.
 

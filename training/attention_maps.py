@@ -9,6 +9,7 @@ import numpy as np
 
 import models
 import tasks
+from training import image_maps
 
 MAX_LABELS = 64
 """Axes longer than this have positions in place of tokens."""
@@ -50,6 +51,7 @@ def draw_attention(
 
   Encoder-decoders show cross-attention, the word that is being written against
   the words of the source; other models show self-attention, token against token.
+  A model of images shows what [CLS] looks at in every layer, over the image.
   Where dense attention fills the cross-attention of a model that has another
   mechanism, the last layer of that one comes first, above it.
 
@@ -61,6 +63,9 @@ def draw_attention(
     batches: held-out rows; the most readable of them is drawn.
   """
   example = readable_example(batches)
+  if "image" in example:
+    image_maps.draw_on_image(path, model, variables, example)
+    return
   maps = named_maps(model, variables, task, example)
   draw_maps(path, [_cut(one) for one in _telling(list(maps.values()))])
 
@@ -102,12 +107,20 @@ def named_maps(
     encoder's first, and of a layer the cross-attention last.
   """
   maps = models.attention_maps(model, variables, example)
-  return {
-    "_".join(_parts(name)): _named(
-      name, np.asarray(maps[name])[0], task, example, _mechanism(model, name)
-    )
-    for name in sorted(maps, key=_place)
-  }
+  found = {}
+  for name in sorted(maps, key=_place):
+    weights = np.asarray(maps[name])[0]
+    mechanism = _mechanism(model, name)
+    if "image" in example:
+      patches = image_maps.labels(model, weights.shape[-1])
+      axes = ("key patch", "query patch")
+      shown = AttentionMap(
+        weights, patches, patches, axes, _title(name), mechanism
+      )
+    else:
+      shown = _named(name, weights, task, example, mechanism)
+    found["_".join(_parts(name))] = shown
+  return found
 
 
 def sketch(

@@ -189,6 +189,13 @@ def _check_memory(config: ExperimentConfig, task: tasks.Task) -> None:
   rows = train.batch_size // train.optimizer.accumulate_steps
   targets = task.max_target_length
   longest = max(task.max_source_length or 0, targets)
+  image_shape = tasks.input_shapes(task).get("image")
+  if (
+    image_shape is not None
+    and isinstance(model, models.ModelConfig)
+    and model.patch_size is not None
+  ):
+    longest = models.num_tokens(model, image_shape)
   activations = model.num_layers * (model.features + mlp_features)
   check_fits(
     "batch_size",
@@ -296,6 +303,14 @@ def _sizes(config: ExperimentConfig, task: tasks.Task) -> dict[str, Any]:
     "shared_vocabulary": task.shared_vocabulary,
   }
   model = config.model
+  image_shape = tasks.input_shapes(task).get("image")
+  if image_shape is not None:
+    sizes["image_shape"] = getattr(model, "image_shape", None) or image_shape
+    if sizes["image_shape"][2] != image_shape[2]:
+      raise ValueError(
+        f"image_shape: expected the {image_shape[2]} channels of the task, got "
+        f"{sizes['image_shape'][2]}"
+      )
   if not isinstance(model, models.ModelConfig):
     return sizes
   for field, names in (
@@ -318,12 +333,18 @@ def _sizes(config: ExperimentConfig, task: tasks.Task) -> dict[str, Any]:
 
 def _example(task: tasks.Task, kind: str) -> dict[str, np.ndarray]:
   """One row of the right shapes; variables depend on no value in it."""
+  shapes = tasks.input_shapes(task)
   source = np.ones((1, task.max_source_length or 1), np.int32)
   target = np.ones((1, task.max_target_length), np.int32)
   if kind == "encoder":
     source = target
-  batch = {"targets": target, "weights": np.ones(target.shape, np.float32)}
-  if kind != "decoder":
+  batch: dict[str, np.ndarray] = {
+    "targets": target,
+    "weights": np.ones(target.shape, np.float32),
+  }
+  for name, shape in shapes.items():
+    batch[name] = np.ones((1, *shape), np.float32)
+  if kind != "decoder" and not shapes:
     batch["source"] = source
   if kind != "encoder":
     batch["inputs"] = target

@@ -154,10 +154,13 @@ def _published(folder: str, config: Any) -> models.ModelConfig:
   }
   kept = ("dropout_rate", "attention_dropout_rate", "dtype", "param_dtype")
   try:
+    sizes: dict[str, Any] = {}
+    if published.patch_size is None:
+      sizes["vocab_size"] = described.vocab_size
+      sizes["max_length"] = described.max_length
     return dataclasses.replace(
       published,
-      vocab_size=described.vocab_size,
-      max_length=described.max_length,
+      **sizes,
       **{name: getattr(config, name) for name in kept},
       **chosen,
     )

@@ -14,6 +14,7 @@ from models.pretrained.nystromformer import NYSTROMFORMER
 from models.pretrained.qwen3 import QWEN3
 from models.pretrained.roberta import ROBERTA
 from models.pretrained.t5 import T5
+from models.pretrained.vit import DEIT, VIT
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
   {
@@ -29,6 +30,8 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
       QWEN3,
       LONGFORMER,
       NYSTROMFORMER,
+      VIT,
+      DEIT,
     )
   }
 )

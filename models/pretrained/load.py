@@ -60,7 +60,8 @@ class Pretrained(NamedTuple):
       variables: `self.variables`, or others like them.
       **inputs: named as in transformers: `input_ids [B, T]`, `attention_mask
         [B, T]` of 0 and 1, `token_type_ids [B, T]`, `global_attention_mask
-        [B, T]`, `decoder_input_ids [B, T]`, `decoder_attention_mask [B, T]`.
+        [B, T]`, `decoder_input_ids [B, T]`, `decoder_attention_mask [B, T]`,
+        `pixel_values [B, H, W, C]`.
 
     Returns:
       Logits of tokens `[B, T, V]` or of classes `[B, V]`, or the last hidden
@@ -70,7 +71,8 @@ class Pretrained(NamedTuple):
       ValueError: an input that the model does not read, or one that is missing.
     """
     out = forward(self.model, variables, _batch(self.model.config, inputs))
-    return out[:, 0] if self.model.config.head == "class" else out
+    # Of DeiT's two heads, the mean.
+    return out.mean(1) if self.model.config.head == "class" else out
 
 
 def load_pretrained(
@@ -230,6 +232,16 @@ def make_model(described: Described) -> Transformer:
   """The module of a description; computes nothing."""
   kind = described.config.kind
   length = described.max_length
+  if described.config.patch_size is not None:
+    model = create(
+      described.config,
+      source_vocab_size=None,
+      target_vocab_size=described.outputs,
+      max_source_length=None,
+      max_target_length=None,
+      image_shape=described.config.image_shape,
+    )
+    return cast(Transformer, model)
   model = create(
     described.config,
     source_vocab_size=None if kind == "decoder" else described.vocab_size,
@@ -458,6 +470,8 @@ def _flat(variables: Mapping[str, Any]) -> dict[str, Any]:
 
 def _example(model: Transformer) -> dict[str, np.ndarray]:
   """A batch of which `initialize` reads the shapes."""
+  if model.image_shape is not None:
+    return {"image": np.zeros((1, *model.image_shape), np.float32)}
   ids = np.ones((1, 1), np.int32)
   return {"source": ids, "inputs": ids}
 
@@ -484,6 +498,8 @@ def _batch(config: ModelConfig, inputs: Mapping[str, Any]) -> dict[str, Any]:
       "decoder_attention_mask": "inputs_mask",
     },
   }[config.kind]
+  if config.patch_size is not None:
+    names = {"pixel_values": "image"}
   if not config.token_types:
     names.pop("token_type_ids", None)
   if not config.global_projections:
@@ -499,7 +515,7 @@ def _batch(config: ModelConfig, inputs: Mapping[str, Any]) -> dict[str, Any]:
     elif value is not None:
       batch[names[name]] = jnp.asarray(value)
   for name, ours in names.items():
-    if name.endswith("input_ids") and ours not in batch:
+    if name.endswith(("input_ids", "pixel_values")) and ours not in batch:
       raise ValueError(f"{name}: missing")
   if "source" in batch:
     # Any id may be a token: only the mask says what is padding.

@@ -34,7 +34,17 @@ def draw(model: torch.nn.Module, seed: int, gain: float) -> None:
     elif weight.ndim == 1:
       value = 0.2 * noise
     elif (
-      "embed" in lower or "shared" in lower or "wte" in lower or "wpe" in lower
+      "token" in lower
+      or "position_embeddings" in lower
+      or (
+        "patch_embeddings" not in lower
+        and (
+          "embed" in lower
+          or "shared" in lower
+          or "wte" in lower
+          or "wpe" in lower
+        )
+      )
     ):
       value = 0.5 * noise
     elif "relative_attention_bias" in lower:
@@ -65,8 +75,14 @@ def ids(rng, batch, length, pad=None, lengths=()):
   return tokens, mask
 
 
-def case(name, model, inputs, float64=False, gain=1.5):
-  """Writes one folder."""
+def channels_first(name, value):
+  """What PyTorch reads."""
+  tensor = torch.tensor(value)
+  return tensor.permute(0, 3, 1, 2) if name == "pixel_values" else tensor
+
+
+def case(name, model, inputs, float64=False, gain=1.5, others=None):
+  """Writes one folder; `others` are images of another size."""
   folder = HERE / name
   shutil.rmtree(folder, ignore_errors=True)
   draw(model, len(name), gain)
@@ -83,15 +99,53 @@ def case(name, model, inputs, float64=False, gain=1.5):
       )
       .eval()
     )
-    tensors = {key: torch.tensor(value) for key, value in inputs.items()}
+    tensors = {key: channels_first(key, value) for key, value in inputs.items()}
     with torch.no_grad():
       out = loaded(**tensors)
     arrays[dtype] = (
       out.logits if "logits" in out else out.last_hidden_state
     ).numpy()
+    if others is not None and dtype == "float32":
+      with torch.no_grad():
+        out = loaded(
+          channels_first("pixel_values", others), interpolate_pos_encoding=True
+        )
+      arrays |= {"others": others, "of_others": out.logits.numpy()}
   np.savez_compressed(folder / "expected.npz", **arrays)
   size = sum(path.stat().st_size for path in folder.iterdir())
   print(f"{name:24s} {size / 1024:7.0f} KiB", flush=True)
+
+
+def of_images():
+  """Makes the models of images; `pixel_values` are stored as `[B, H, W, C]`."""
+  shape = {
+    "hidden_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 37,
+    "image_size": 15,
+    "patch_size": 4,
+    "num_channels": 3,
+    "num_labels": 5,
+  }
+  rng = np.random.default_rng(17)
+  images = {"pixel_values": rng.standard_normal((3, 15, 15, 3), np.float32)}
+  # Of another size, where positions are interpolated: grown and shrunk.
+  others = rng.standard_normal((2, 23, 8, 3), np.float32)
+  case(
+    "vit",
+    transformers.ViTForImageClassification(transformers.ViTConfig(**shape)),
+    images,
+    others=others,
+  )
+  case(
+    "deit",
+    transformers.DeiTForImageClassificationWithTeacher(
+      transformers.DeiTConfig(**shape)
+    ),
+    images,
+    others=others,
+  )
 
 
 def main():
@@ -240,6 +294,7 @@ def main():
     transformers.NystromformerForMaskedLM(nystromformer),
     {"input_ids": tokens},
   )
+  of_images()
   about = {"torch": torch.__version__, "transformers": transformers.__version__}
   (HERE / "made_by.json").write_text(json.dumps(about, indent=2) + "\n")
 

@@ -53,6 +53,15 @@ def test_logits_are_those_of_transformers(case):
   assert compared(inputs, out, outputs["float32"]) < 2e-5
 
 
+@pytest.mark.parametrize("case", ["vit", "deit"])
+def test_positions_of_another_image_size(case):
+  """Interpolated as transformers does, where a side grows and one shrinks."""
+  p = models.load_pretrained(HERE / case)
+  _, outputs = expected(case)
+  out = compute(p, {"pixel_values": outputs["others"]})
+  assert compared({}, out, outputs["of_others"]) < 5e-5
+
+
 @pytest.mark.parametrize("case", ["bert", "bert_masked", "roberta", "gpt2"])
 def test_float64(case):
   with jax.enable_x64(True):

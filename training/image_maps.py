@@ -1,0 +1,125 @@
+"""What a model of patches attends to, drawn over the image it reads."""
+
+from collections.abc import Mapping, Sequence
+import pathlib
+from typing import Any
+
+import numpy as np
+
+import models
+from models.size import grid_of
+
+_INCHES = 2.0
+
+
+def rollout(layers: Sequence[np.ndarray]) -> np.ndarray:
+  """How much of each input token is in each output token, through all layers.
+
+      A_L · … · A_1,   A_l = ½ mean over heads of the weights + ½ I,
+
+  rows normalised. Weights below 0, which some mechanisms have, count as 0.
+
+  Args:
+    layers: attention weights `[N, T, T]`, the first layer first.
+
+  Returns:
+    `[T, T]`; every row sums to 1.
+
+  Paper: Quantifying attention flow in transformers, section 3, Abnar and
+  Zuidema 2020, arXiv:2005.00928.
+  """
+  joint = np.eye(layers[0].shape[-1])
+  for weights in layers:
+    mean = np.maximum(weights.mean(0).astype(float), 0)
+    # A row that attends to nothing keeps what it has.
+    mixed = mean / np.maximum(mean.sum(1, keepdims=True), 1e-30) + np.eye(
+      len(mean)
+    )
+    joint = mixed / mixed.sum(1, keepdims=True) @ joint
+  return joint
+
+
+def labels(model: Any, count: int) -> list[str]:
+  """'[CLS]' and the row and column of every patch."""
+  own = 1 + model.config.distillation
+  names = ["[CLS]", "[DIST]"][:own]
+  _, columns = grid_of(model.image_shape, model.config.patch_size)
+  return names + [
+    f"{i // columns},{i % columns}" for i in range(count - len(names))
+  ]
+
+
+def draw_on_image(
+  path: pathlib.Path,
+  model: Any,
+  variables: Mapping[str, Any],
+  example: Mapping[str, np.ndarray],
+  query: int = 0,
+) -> None:
+  """Draws where one token looks, a panel a layer, and rolled out over all.
+
+  Args:
+    path: a .png file.
+    model: an encoder with `patch_size`.
+    variables: of the model.
+    example: a batch of one image.
+    query: the token that looks; 0 is [CLS].
+  """
+  from training.attention_maps import import_matplotlib
+
+  maps = models.attention_maps(model, variables, example)
+  layers = [
+    np.asarray(maps[f"encoder_{i}/self_attention"])[0] for i in range(len(maps))
+  ]
+  image = example["image"][0]
+  size = model.config.patch_size
+  grid = grid_of(image.shape, size)
+  own = layers[0].shape[-1] - grid[0] * grid[1]
+
+  def on_grid(row):
+    patches = row[own:].reshape(grid)
+    return np.kron(patches, np.ones((size, size)))
+
+  panels = {
+    f"layer {i + 1}": on_grid(np.maximum(weights.mean(0)[query], 0))
+    for i, weights in enumerate(layers)
+  }
+  panels["rolled out"] = on_grid(rollout(layers)[query])
+  mechanism = model.config.layers("encoder_attention")[-1].name
+  name = labels(model, layers[0].shape[-1])[query]
+  canvas, figure_type = import_matplotlib()
+  columns = min(4, len(panels) + 1)
+  rows = -(-(len(panels) + 1) // columns)
+  figure = figure_type(
+    figsize=(_INCHES * columns, (_INCHES + 0.25) * rows + 0.4),
+    layout="constrained",
+  )
+  canvas(figure)
+  axes = [*figure.subplots(rows, columns, squeeze=False).flat]
+  shown = _visible(image)
+  cut = shown[: grid[0] * size, : grid[1] * size]
+  axes[0].imshow(shown, cmap="gray", interpolation="nearest")
+  axes[0].set_title("image", fontsize=9)
+  for place, (title, weights) in zip(axes[1:], panels.items(), strict=False):
+    place.imshow(cut, cmap="gray", interpolation="nearest")
+    top = max(float(weights.max()), 1e-6)
+    place.imshow(
+      weights,
+      cmap="inferno",
+      alpha=0.7,
+      vmin=0,
+      vmax=top,
+      interpolation="nearest",
+    )
+    place.set_title(f"{title}, up to {top:.2f}", fontsize=9)
+  for place in axes:
+    place.set_axis_off()
+  figure.suptitle(f"{name} attends to, mean over heads: {mechanism}")
+  figure.savefig(path, dpi=120)
+
+
+def _visible(image: np.ndarray) -> np.ndarray:
+  """Pixels from 0 to 1, grey without a channel."""
+  low, high = image.min(), image.max()
+  scaled = (image - low) / max(float(high - low), 1e-6)
+  return scaled[:, :, 0] if scaled.shape[2] == 1 else scaled[:, :, :3]
