@@ -20,6 +20,7 @@ from process.errors import ConfigError
 from settings.leaves import flatten
 from settings.memory import check_fits
 import tasks
+from training import distillation
 from training import optimizer as optimizer_lib
 from training.experiment_config import ExperimentConfig
 from training.state import TrainState
@@ -80,6 +81,8 @@ def create(
     raise ConfigError(f"config.task: {error}") from error
   except ValueError as error:
     raise ConfigError(f"config.{error}") from error
+  if config.teacher and not restore:
+    task = distillation.with_teacher(task, config.teacher)
   if not restore:  # A run that is restored was checked when it began.
     _check_generates(config, task)
   optimizer = optimizer_lib.make_optimizer(train.optimizer, train.num_steps)

@@ -17,6 +17,9 @@ from settings.suggest import one_of
 import tasks
 from training.config import TrainConfig
 
+_FOLDERS = ("weights", "teacher")
+"""Leaves of `model` that are no choices of it."""
+
 
 @dataclasses.dataclass(frozen=True)
 class ExperimentConfig:
@@ -28,6 +31,8 @@ class ExperimentConfig:
     task: an instance of that task's `config_type`.
     model: what `models.create` wants to know.
     weights: folder of published weights to start from; '' starts from nothing.
+    teacher: folder of weights, or a run, whose labels a model with
+      `distillation` learns as well; '' where it has none.
   """
 
   train: TrainConfig
@@ -35,6 +40,7 @@ class ExperimentConfig:
   task: Any
   model: models.ModelConfig | models.Seq2SeqConfig
   weights: str = ""
+  teacher: str = ""
 
   def to_mapping(self) -> dict[str, Any]:
     """JSON-ready, every default filled in; `parse` inverts it."""
@@ -42,7 +48,7 @@ class ExperimentConfig:
       **to_mapping(self.train),
       "task": {"name": self.task_name, **to_mapping(self.task)},
       "model": to_mapping(self.model)
-      | ({"weights": self.weights} if self.weights else {}),
+      | {name: x for name in _FOLDERS if (x := getattr(self, name))},
     }
 
 
@@ -89,11 +95,13 @@ def parse(
   if not isinstance(name, str) or name not in tasks.TASKS:
     raise ConfigError(f"config.task.name: {one_of(name, tasks.TASKS)}")
   model_leaves = dict(sections["model"].items())
-  weights = model_leaves.pop("weights", "")
-  if not isinstance(weights, str):
-    raise ConfigError(
-      f"config.model.weights: expected a folder, got {weights!r}"
-    )
+  folders = {name: model_leaves.pop(name, "") for name in _FOLDERS}
+  for leaf, folder in folders.items():
+    if not isinstance(folder, str):
+      raise ConfigError(
+        f"config.model.{leaf}: expected a folder, got {folder!r}"
+      )
+  weights = folders["weights"]
   kind = model_leaves.get("kind")
   if "kind" in model_leaves and _model_type(kind) is None:
     raise ConfigError(f"config.model.kind: {one_of(kind, models.CONFIGS)}")
@@ -110,6 +118,11 @@ def parse(
     if reads_one and tasks.find_vocabulary(pathlib.Path(weights)):
       # The ids of the weights are those of their own vocabulary.
       task_leaves["tokenizer"] = task_leaves.get("tokenizer") or weights
+  if bool(folders["teacher"]) != getattr(model, "distillation", False):
+    raise ConfigError(
+      "config.model.teacher: expected a folder of weights, or a run, with "
+      f"config.model.distillation=True and only then, got {folders['teacher']!r}"
+    )
   if told not in (None, models.slots(model)):
     raise ConfigError(
       f"config.slots: the model has {models.slots(model)!r}, got {told!r}; "
@@ -122,7 +135,7 @@ def parse(
       tasks.TASKS[name].config_type, task_leaves, "config.task", elsewhere
     ),
     model=model,
-    weights=weights,
+    **folders,
   )
 
 
@@ -186,7 +199,8 @@ def _elsewhere(sections: Mapping[str, Any]) -> dict[str, str]:
     full += leaf_names(entry.config_type, "task.")
   config_type = _model_type(model.get("kind"))
   if config_type is not None:
-    full += [*leaf_names(config_type, "model."), "model.weights"]
+    full += [*leaf_names(config_type, "model.")]
+    full += [f"model.{name}" for name in _FOLDERS]
   slots = {
     slot: str(leaves.get("name"))
     for slot, leaves in model.items()

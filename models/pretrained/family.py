@@ -105,6 +105,7 @@ class Family(NamedTuple):
       need, such as buffers.
     to_json: `Described -> config.json`, whatever of it the family can say; None
       for a family that nothing trained here becomes.
+    reads_images: whether the models read images and not tokens.
   """
 
   name: str
@@ -117,6 +118,7 @@ class Family(NamedTuple):
   copies: tuple[tuple[str, str], ...] = ()
   unread: tuple[str, ...] = ()
   to_json: Callable[[Described], dict[str, Any]] | None = None
+  reads_images: bool = False
 
 
 def active(rows: Iterable[Row], paths: Collection[str]) -> Iterator[Row]:

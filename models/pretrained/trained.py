@@ -43,6 +43,8 @@ def as_pretrained(
     for architecture, head in family.architectures.items():
       if family.to_json is None or head != config.head:
         continue
+      if family.reads_images != (config.patch_size is not None):
+        continue
       theirs = family.to_json(described) | {"architectures": [architecture]}
       names = ["lm_head.weight"] * (not config.tie_embeddings)
       published = family.describe(theirs, names, head).config
@@ -82,7 +84,7 @@ def _folded(
   side = "source" if config.kind == "encoder" else "target"
   scale = config.embedding_scale
   scale = math.sqrt(config.features) if scale is None else scale
-  if scale != 1.0:
+  if scale != 1.0 and config.patch_size is None:
     if config.tie_embeddings and config.head == "tokens":
       table = arrays.pop("params/target_embedding/embedding")
       arrays["params/output_embedding/embedding"] = table
@@ -104,6 +106,7 @@ def _folded(
   changes |= {"attention_bias": True, "mlp_bias": True}
   # The sizes of the task are those of the model now.
   changes |= {"vocab_size": None, "max_length": None}
+  changes["image_shape"] = model.image_shape
   if config.query_dim * config.num_heads == config.features:
     changes["head_dim"] = None
   if config.kv_heads == config.num_heads:

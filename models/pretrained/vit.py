@@ -1,6 +1,7 @@
 """ViT: Dosovitskiy et al., arXiv:2010.11929; DeiT: Touvron et al., arXiv:2012.12877."""
 
 from collections.abc import Collection, Mapping
+import functools
 from typing import Any
 
 import numpy as np
@@ -54,8 +55,8 @@ def describe(
   return Described(config, 0, labels, num_tokens(config, shape))
 
 
-def to_json(described: Described) -> dict[str, Any]:
-  """As `Family.to_json`."""
+def to_json(name: str, described: Described) -> dict[str, Any]:
+  """As `Family.to_json`, of the family with this name."""
   config = described.config
   height, width, channels = config.image_shape or (0, 0, 0)
   if height != width:
@@ -63,7 +64,7 @@ def to_json(described: Described) -> dict[str, Any]:
       f"image_shape: expected square images, got {height} × {width}"
     )
   return {
-    "model_type": "deit" if config.distillation else "vit",
+    "model_type": name,
     "image_size": height,
     "num_channels": channels,
     "patch_size": config.patch_size,
@@ -112,7 +113,8 @@ VIT = Family(
     *_rows("vit"),
     *family.linear("classifier", "head/classes"),
   ),
-  to_json=to_json,
+  to_json=functools.partial(to_json, "vit"),
+  reads_images=True,
 )
 """Pre-norm encoders of patches, with [CLS] and learned positions."""
 
@@ -125,6 +127,7 @@ DEIT = Family(
     *family.linear("cls_classifier", "head/classes"),
     *family.linear("distillation_classifier", "head/distilled"),
   ),
-  to_json=to_json,
+  to_json=functools.partial(to_json, "deit"),
+  reads_images=True,
 )
 """ViT with a distillation token; logits are the mean of two heads."""
