@@ -10,6 +10,7 @@ import types
 from tasks import (
   classification,
   copy,
+  image,
   induction,
   listops,
   needle,
@@ -31,6 +32,7 @@ from tasks.base import (
 )
 from tasks.classification import ClassificationConfig, ClassificationTask
 from tasks.copy import CopyConfig, CopyTask
+from tasks.image import ImageConfig, ImageTask
 from tasks.induction import InductionConfig, InductionTask
 from tasks.listops import ListopsConfig, ListopsTask
 from tasks.needle import NeedleConfig, NeedleTask
@@ -47,6 +49,7 @@ TASKS: Mapping[str, TaskEntry] = types.MappingProxyType(
     "translation": TaskEntry(TranslationConfig, translation.make),
     "text": TaskEntry(TextConfig, text.make),
     "classification": TaskEntry(ClassificationConfig, classification.make),
+    "image": TaskEntry(ImageConfig, image.make),
     "recall": TaskEntry(RecallConfig, recall.make),
     "induction": TaskEntry(InductionConfig, induction.make),
     "selective_copy": TaskEntry(SelectiveCopyConfig, selective_copy.make),
@@ -66,6 +69,8 @@ __all__ = [
   "ClassificationTask",
   "CopyConfig",
   "CopyTask",
+  "ImageConfig",
+  "ImageTask",
   "InductionConfig",
   "InductionTask",
   "ListopsConfig",

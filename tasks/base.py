@@ -20,6 +20,7 @@ Batch = dict[str, np.ndarray]
 """'source' [B, S], 'inputs' and 'targets' [B, T] int32, 'weights' [B, T].
 
 With 'source_mask' [B, S] bool, True is a token; without, `PAD` is padding.
+Images have 'image' [B, H, W, C] float32 in place of 'source' and 'inputs'.
 """
 
 PAD, BOS, EOS = 0, 1, 2
@@ -229,7 +230,9 @@ def epoch_order(
 def pad_rows(batch: Batch, batch_size: int) -> Batch:
   """Adds rows of zeros, whose weight is 0 therefore, up to `batch_size`."""
   return {
-    name: np.pad(array, ((0, batch_size - len(array)), (0, 0)))
+    name: np.pad(
+      array, [(0, batch_size - len(array))] + [(0, 0)] * (array.ndim - 1)
+    )
     for name, array in batch.items()
   }
 

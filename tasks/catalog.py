@@ -22,6 +22,7 @@ def prepare_named(
   folder: str,
   features: Sequence[tuple[str, str]],
   instead: str,
+  leaf: str = "dataset",
 ) -> tfds.core.DatasetBuilder:
   """Finds, or downloads and prepares, a TFDS set.
 
@@ -30,12 +31,13 @@ def prepare_named(
     folder: a TFDS data folder that has it prepared; '' takes the cache.
     features: what the set must have, each with the leaf that asks for it.
     instead: what works without a network, for the message.
+    leaf: of the config that has the name, for messages.
 
   Raises:
     DataError: an unknown name, a set without these features, no network, or
       what TFDS reports, in one line.
   """
-  builder = _find(name, folder or str(cache.folder("datasets")))
+  builder = _find(name, folder or str(cache.folder("datasets")), leaf)
   _check_features(name, builder.info.features or {}, features)
   if folder:
     if not builder.is_prepared():
@@ -49,7 +51,7 @@ def prepare_named(
     _check_network(name, builder.url_infos or (), instead)
 
   def write(scratch: str) -> pathlib.Path:
-    fresh = _find(name, scratch)
+    fresh = _find(name, scratch, leaf)
     downloads = cache.folder("datasets") / "downloads"
     try:
       fresh.download_and_prepare(
@@ -59,14 +61,14 @@ def prepare_named(
       )
     except Exception as error:  # Builders of 30 authors raise what they like.
       raise DataError(
-        f"task.dataset: cannot prepare {name}: {_line(error)}"
+        f"task.{leaf}: cannot prepare {name}: {_line(error)}"
       ) from error
     return pathlib.Path(fresh.data_dir)
 
   return tfds.builder_from_directory(builders.prepare(key, write))
 
 
-def _find(name: str, data_dir: str) -> tfds.core.DatasetBuilder:
+def _find(name: str, data_dir: str, leaf: str) -> tfds.core.DatasetBuilder:
   # Sets such as wmt14_translate are registered by these imports only.
   import tensorflow_datasets.text
   import tensorflow_datasets.translate  # noqa: F401
@@ -75,11 +77,11 @@ def _find(name: str, data_dir: str) -> tfds.core.DatasetBuilder:
     return tfds.builder(name, data_dir=data_dir, file_format="array_record")
   except tfds.core.DatasetNotFoundError:
     raise DataError(
-      f"task.dataset: TFDS has no {name!r}; see "
+      f"task.{leaf}: TFDS has no {name!r}; see "
       "https://www.tensorflow.org/datasets/catalog/overview"
     ) from None
   except Exception as error:  # As above: a message may fill the screen.
-    raise DataError(f"task.dataset: {name}: {_line(error)}") from error
+    raise DataError(f"task.{leaf}: {name}: {_line(error)}") from error
 
 
 def _check_features(

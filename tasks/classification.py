@@ -2,14 +2,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
-import json
 import pathlib
 from typing import Any, Literal
 
 import numpy as np
 
 from settings.checks import check
-from tasks import base, vocabularies
+from tasks import base, label_names, vocabularies
 from tasks.base import Batch, DecodeBatch
 from tasks.bucketing import Ragged
 from tasks.generated import answers_at
@@ -17,8 +16,6 @@ from tasks.labelled import Labelled, Row, read_named, read_rows
 from tasks.sizes import check_sizes
 from tasks.special_tokens import OWN_ENCODER
 from tasks.vocabularies import Vocabulary
-
-LABELS_FILE = "labels.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,11 +154,7 @@ class ClassificationTask:
 
   def encode_target(self, line: str) -> list[int]:
     """The id of a label."""
-    if line not in self._names:
-      raise ValueError(
-        f"expected a label, one of {', '.join(self._names)}, got {line!r}"
-      )
-    return [self._names.index(line)]
+    return [label_names.find(self._names, line)]
 
   def decode(self, ids: Sequence[int] | np.ndarray) -> str:
     """Text of ids."""
@@ -174,7 +167,7 @@ class ClassificationTask:
   def save(self, directory: pathlib.Path) -> None:
     """Writes the vocabulary, and the labels in the order of their ids."""
     vocabularies.save_vocabulary(self._vocabulary, directory)
-    base.save_vocabulary(directory, {LABELS_FILE: _dump(self._names)})
+    label_names.save(self._names, directory)
 
   def _encoded(self, rows: Sequence[Row]) -> tuple[Ragged, np.ndarray]:
     """Texts as ids, cut to the longest that is read, and the ids of labels."""
@@ -236,7 +229,7 @@ def make(
   sizes = {"batch_size": batch_size, "seed": seed}
   if restore:
     vocabulary = vocabularies.restore_vocabulary(config, OWN_ENCODER, workdir)
-    names = json.loads(base.load_vocabulary(workdir, LABELS_FILE))
+    names = label_names.load(workdir)
     return ClassificationTask(config, vocabulary, names, None, **sizes)
   if config.path:
     labelled = read_rows(config.path, config.held_out)
@@ -249,9 +242,5 @@ def make(
     config, OWN_ENCODER, training + "\n" + validation, training, workdir
   )
   names = labelled.names()
-  base.check_vocabulary(workdir, LABELS_FILE, _dump(names))
+  label_names.check(names, workdir)
   return ClassificationTask(config, vocabulary, names, labelled, **sizes)
-
-
-def _dump(names: Sequence[str]) -> bytes:
-  return json.dumps(list(names), ensure_ascii=False, indent=0).encode()

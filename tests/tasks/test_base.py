@@ -18,6 +18,7 @@ def test_names_of_the_tasks():
     "translation",
     "text",
     "classification",
+    "image",
     "recall",
     "induction",
     "selective_copy",
@@ -40,7 +41,7 @@ def test_importing_tasks_is_cheap():
     "import sys, numpy; before = set(sys.modules); import tasks; "
     "new = {m.split('.')[0] for m in set(sys.modules) - before}; "
     "heavy = {'jax', 'tensorflow_datasets', 'grain', 'sentencepiece', "
-    "'sacrebleu', 'num2words', 'matplotlib', 'tensorflow'}; "
+    "'sacrebleu', 'num2words', 'matplotlib', 'tensorflow', 'sklearn', 'PIL'}; "
     "print(sorted(new & heavy))"
   )
   start = time.monotonic()

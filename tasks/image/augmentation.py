@@ -1,0 +1,54 @@
+"""Images that are moved and mirrored at random."""
+
+import numpy as np
+
+
+def shifted(images: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+  """Moves every image by whole pixels and fills with 0.
+
+      out[b, y, x] = images[b, y − offsets[b, 0], x − offsets[b, 1]]
+
+  Args:
+    images: [B, H, W, C].
+    offsets: [B, 2] integers: down and to the right, below H and W in size.
+
+  Returns:
+    [B, H, W, C].
+  """
+  batch_size, height, width, _ = images.shape
+  most = int(np.abs(offsets).max(initial=0))
+  padded = np.pad(images, ((0, 0), (most, most), (most, most), (0, 0)))
+  rows = most - offsets[:, :1] + np.arange(height)
+  columns = most - offsets[:, 1:] + np.arange(width)
+  return padded[
+    np.arange(batch_size)[:, None, None],
+    rows[:, :, None],
+    columns[:, None, :],
+  ]
+
+
+def mirrored(images: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+  """Mirrors some images [B, H, W, C] left to right: where `chosen` [B]."""
+  return np.where(chosen[:, None, None, None], images[:, :, ::-1], images)
+
+
+def vary(
+  images: np.ndarray, *, shift: int, flip: bool, rng: np.random.Generator
+) -> np.ndarray:
+  """Mirrors half of the images [B, H, W, C], then moves all of them.
+
+  Args:
+    images: of a batch.
+    shift: the largest offset; all offsets up to it are equally likely.
+    flip: whether to mirror.
+    rng: what they are drawn from, mirrors first.
+
+  Returns:
+    [B, H, W, C].
+  """
+  if flip:
+    images = mirrored(images, rng.random(len(images)) < 0.5)
+  if shift:
+    offsets = rng.integers(-shift, shift, (len(images), 2), endpoint=True)
+    images = shifted(images, offsets)
+  return images

@@ -1,0 +1,53 @@
+"""Which images are read, and how those that are trained are varied."""
+
+import dataclasses
+import re
+
+from settings.checks import check
+
+DIGITS, FOLDER = "digits", "folder"
+
+_ASYMMETRIC = (DIGITS, "mnist")
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageConfig:
+  """Where images and labels come from, and how they are varied in training.
+
+  Attributes:
+    source: 'digits', the 1,797 scanned digits that ship with scikit-learn;
+      'folder', a folder with one folder of PNG or JPEG files for each class; or
+      a name in the TFDS catalogue, such as 'mnist' or 'cifar10', of a set with
+      the features 'image' and 'label'.
+    path: that folder of folders; for a name in the catalogue, a TFDS data
+      folder that has the set prepared, or '' to download it.
+    held_out: share of the images of every class that is held out, where the
+      source has no split for it. At least one image of a class is held out and
+      one is trained.
+    shift: training images are moved by up to this many pixels up or down, and
+      left or right; what comes in is background, a pixel value of 0.
+    flip: half of the training images are mirrored, left to right.
+  """
+
+  source: str = DIGITS
+  path: str = ""
+  held_out: float = 0.2
+  shift: int = 0
+  flip: bool = False
+
+  def __post_init__(self):
+    check(self, "source", bool(self.source), "digits, folder or a TFDS set")
+    if self.source == FOLDER:
+      check(self, "path", bool(self.path), "a folder of class folders")
+    if self.source == DIGITS:
+      check(self, "path", not self.path, "none where source='digits'")
+    check(self, "held_out", 0 < self.held_out < 1, "above 0 and below 1")
+    check(self, "shift", self.shift >= 0, "at least 0 pixels")
+    is_asymmetric = re.split("[:/]", self.source)[0] in _ASYMMETRIC
+    check(
+      self,
+      "flip",
+      not (self.flip and is_asymmetric),
+      f"False where source={self.source!r}, as a mirrored digit is another "
+      "sign or none",
+    )

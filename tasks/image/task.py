@@ -1,0 +1,201 @@
+"""Images in batches, and the share of them that is named rightly."""
+
+from collections.abc import Iterator, Mapping, Sequence
+import json
+import pathlib
+from typing import Any, NoReturn
+
+import numpy as np
+
+from settings.memory import check_fits
+from tasks import base, label_names
+from tasks.base import Batch, DecodeBatch
+from tasks.image import sources
+from tasks.image.augmentation import vary
+from tasks.image.config import ImageConfig
+from tasks.image.sources import Images
+
+_SHAPE_FILE = "image_shape.json"
+_PIXEL_BYTES = 4
+
+
+class ImageTask:
+  """Images, and one of a few labels as the answer.
+
+  A batch has 'image' [B, H, W, C] float32, 'targets' [B, 1] int32 and 'weights'
+  [B, 1] float32. With m the largest value that a pixel may have, x becomes
+
+      (x / m − 1/2) / (1/2)   in [−1, 1].
+
+  Attributes:
+    names: of the classes; a label is a place among them.
+    input_shapes: input name → shape of one example: {'image': (H, W, C)}.
+  """
+
+  source_vocab_size = None
+  shared_vocabulary = False
+  max_source_length = None
+  max_target_length = 1
+  pad_id, bos_id, eos_id = base.PAD, base.BOS, base.EOS
+  baselines = base.NO_BASELINES
+  eval_splits: tuple[str, ...]
+
+  def __init__(
+    self,
+    config: ImageConfig,
+    names: Sequence[str],
+    shape: tuple[int, int, int],
+    images: Images | None,
+    *,
+    batch_size: int,
+    seed: int,
+  ):
+    """`images` is None for a restored task, which names classes only."""
+    self._config = config
+    self._images = images
+    self._batch_size = batch_size
+    self._seed = seed
+    self.names = list(names)
+    self.input_shapes = {"image": shape}
+    self.target_vocab_size = len(self.names)
+    self.eval_splits = () if images is None else ("validation",)
+    self._brightest = 0 if images is None else images.brightest
+
+  def train_batch(self, step: int) -> Batch:
+    """B images: all of them once in an order of their own, then again."""
+    assert self._images is not None, "a restored task has no data"
+    train = self._images.train
+    indices = np.arange(self._batch_size) + step * self._batch_size
+    places = base.epoch_order(indices, len(train.labels), self._seed)
+    images = vary(
+      train.images[places],
+      shift=self._config.shift,
+      flip=self._config.flip,
+      rng=np.random.default_rng((self._seed, step, 1)),
+    )
+    return self._batch(images, train.labels[places])
+
+  def eval_batches(self, split: str) -> Iterator[Batch]:
+    """Every held-out image once, in the order of the source, as it is."""
+    if split not in self.eval_splits or self._images is None:
+      raise KeyError(split)
+    images, labels = self._images.validation
+    for start in range(0, len(labels), self._batch_size):
+      rows = slice(start, start + self._batch_size)
+      batch = self._batch(images[rows], labels[rows])
+      yield base.pad_rows(batch, self._batch_size)
+
+  def metric_sums(
+    self, logits: Any, batch: Mapping[str, Any]
+  ) -> dict[str, Any]:
+    """Share of right labels; logits [B, 1, classes]."""
+    arguments = (logits, batch["targets"], batch["weights"])
+    return {"accuracy": base.token_accuracy(*arguments)}
+
+  def summarize(
+    self, sums: Mapping[str, tuple[float, float]]
+  ) -> dict[str, float]:
+    """Divides once."""
+    return base.divide(sums)
+
+  def decode_batches(self, split: str) -> Iterator[DecodeBatch]:
+    """None: an encoder generates nothing."""
+    del split
+    return iter(())
+
+  def score(
+    self, hypotheses: Sequence[str], references: Sequence[str]
+  ) -> dict[str, float | str]:
+    """Nothing, as nothing is decoded."""
+    del hypotheses, references
+    return {}
+
+  def encode(self, line: str) -> NoReturn:
+    """Raises ValueError: an image is not typed."""
+    raise ValueError(f"expected an image, which is not typed, got {line!r}")
+
+  def encode_target(self, line: str) -> list[int]:
+    """The id of a label."""
+    return [label_names.find(self.names, line)]
+
+  def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+    """Names of classes."""
+    return " ".join(self.labels(ids))
+
+  def labels(self, ids: Sequence[int] | np.ndarray) -> list[str]:
+    """The name of each class."""
+    return [self.names[int(i)] for i in ids]
+
+  def save(self, directory: pathlib.Path) -> None:
+    """Writes the names of the classes and the shape of an image."""
+    label_names.save(self.names, directory)
+    base.save_vocabulary(directory, {_SHAPE_FILE: self._shape()})
+
+  def check_run(self, workdir: pathlib.Path | None) -> None:
+    """Raises DataError where a run has other classes or another shape."""
+    label_names.check(self.names, workdir)
+    base.check_vocabulary(workdir, _SHAPE_FILE, self._shape())
+
+  def _shape(self) -> bytes:
+    return json.dumps(self.input_shapes["image"]).encode()
+
+  def _batch(self, images: np.ndarray, labels: np.ndarray) -> Batch:
+    half = np.float32(0.5)
+    scaled = images / np.float32(self._brightest)
+    return {
+      "image": (scaled - half) / half,
+      "targets": labels[:, None],
+      "weights": np.ones((len(labels), 1), np.float32),
+    }
+
+
+def make(
+  config: ImageConfig,
+  *,
+  kind: str,
+  batch_size: int,
+  seed: int,
+  workdir: pathlib.Path | None = None,
+  restore: bool = False,
+) -> ImageTask:
+  """Makes the task: reads all images into memory.
+
+  Args:
+    config: which images, and how they are varied.
+    kind: `model.kind`; 'encoder' only.
+    batch_size: images of every batch.
+    seed: of the order of training, and of how images are varied.
+    workdir: of a run; its classes and the shape of its images must be the same.
+    restore: take those of the run and read no data.
+
+  Raises:
+    ValueError: a kind of model that this task cannot feed, a shift that moves
+      an image out of sight, or batches that no machine can hold.
+    DataError: in one line, what is wrong with the data.
+  """
+  base.layout("image", kind, ("encoder",))
+  if restore:
+    names = label_names.load(workdir)
+    height, width, channels = json.loads(
+      base.load_vocabulary(workdir, _SHAPE_FILE)
+    )
+    images, shape = None, (height, width, channels)
+  else:
+    images = sources.read(config)
+    names, shape = images.names, images.train.images.shape[1:]
+  if config.shift >= min(shape[:2]):
+    raise ValueError(
+      f"task.shift: expected less than the height and the width of an image "
+      f"({shape[0]} × {shape[1]}), got {config.shift}"
+    )
+  check_fits(
+    "batch_size",
+    f"{batch_size:,} images of {sources.size(shape)}",
+    batch_size * int(np.prod(shape)) * _PIXEL_BYTES,
+  )
+  task = ImageTask(
+    config, names, shape, images, batch_size=batch_size, seed=seed
+  )
+  if not restore:
+    task.check_run(workdir)
+  return task
