@@ -21,7 +21,8 @@ _DTYPES = {
   "F32": np.dtype(np.float32),
   "F16": np.dtype(np.float16),
   "BF16": np.dtype(jnp.bfloat16),
-  # Buffers may be integers; no weight is.
+  # Buffers may be integers, as a mechanism's constants; no weight is.
+  "U32": np.dtype(np.uint32),
   "I64": np.dtype(np.int64),
   "I32": np.dtype(np.int32),
   "I16": np.dtype(np.int16),

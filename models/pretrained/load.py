@@ -429,7 +429,9 @@ def _read(
   if theirs not in tensors:
     raise ValueError(f"{path}: {theirs}: missing; it fills {', '.join(ours)}")
   array = tensors[theirs]
-  if not jnp.issubdtype(array.dtype, jnp.floating):
+  # A mechanism's constants may be integers, such as the key of random blocks.
+  integers = {leaf.dtype for leaf in ours.values()} == {array.dtype}
+  if not jnp.issubdtype(array.dtype, jnp.floating) and not integers:
     raise ValueError(
       f"{path}: {theirs}: expected floating point numbers, got {array.dtype}"
     )

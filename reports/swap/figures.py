@@ -147,7 +147,11 @@ def _heat_maps(found: Sequence[Record]) -> Figure:
       draw = functools.partial(_heat, have, content, name, title, scale)
       panels[title] = draw
   most = max((len(record["layers"]) for record in have), default=1)
-  size = (max(3.9, 1.5 + 0.38 * most), max(2.2, 0.9 + 0.22 * len(have)))
+  longest = max(
+    (len(words.beside(record["attention"])) for record in have), default=0
+  )
+  width = 0.6 + 0.08 * longest + max(2.4, 0.38 * most)
+  size = (width, max(2.2, 0.9 + 0.22 * len(have)))
   return Figure(
     "layers",
     "Rows are mechanisms, columns layers from the first to the last. Error: "

@@ -238,6 +238,28 @@ def test_another_mechanism_is_saved_with_its_variables(tmp_path):
   assert models.slots(own.model.config) == "dense"
 
 
+@pytest.mark.parametrize(
+  ("case", "chosen"),
+  [
+    # Constants that are integers.
+    ("bert_masked", {"name": "bigbird", "block_size": 2, "num_random": 1}),
+    # No keys, in a tensor of queries and keys and in one of their own.
+    ("gpt2", {"name": "lsh", "chunk_size": 4}),
+    ("llama", {"name": "lsh", "chunk_size": 4}),
+  ],
+)
+def test_what_a_mechanism_keeps_and_lacks(case, chosen, tmp_path):
+  p = models.load_pretrained(HERE / case, attention=chosen)
+  models.save_pretrained(tmp_path, p)
+  again = models.load_pretrained(tmp_path)
+  assert models.slots(again.model.config).startswith(chosen["name"])
+  jax.tree.map(np.testing.assert_array_equal, again.variables, p.variables)
+  ids = np.arange(5, 17)[None]
+  np.testing.assert_array_equal(
+    compute(again, {"input_ids": ids}), compute(p, {"input_ids": ids})
+  )
+
+
 @pytest.mark.parametrize("case", ["bert_masked", "gpt2", "longformer", "t5"])
 def test_flash_in_place_of_dense_is_equal(case):
   inputs, outputs = expected(case)
