@@ -1,11 +1,19 @@
 """Classification of images: sources, splits, batches, what is varied."""
 
+import io
+import itertools
+import struct
+import sys
+import zlib
+
 import numpy as np
+import PIL.Image
 import pytest
+import tensorflow_datasets as tfds
 
 import tasks
 from tasks import ImageConfig
-from tasks.image import sources
+from tasks.image import augmentation, sources
 
 
 def make(batch_size=32, seed=0, workdir=None, restore=False, **leaves):
@@ -122,3 +130,271 @@ def test_of_every_class_an_image_is_trained_and_one_is_held_out(share):
   for label, total in ((4, 2), (0, 3), (7, 97)):
     count = chosen[labels == label].sum()
     assert count == np.clip(round(share * total), 1, total - 1)
+
+
+def test_cifar10_is_prepared_without_tensorflow(
+  tmp_path, empty_cache, monkeypatch
+):
+  # The files of its authors: a label, then the red, green and blue pixels.
+  folder = tmp_path / "cifar-10-batches-bin"
+  folder.mkdir()
+  rng = np.random.default_rng(0)
+  names = [f"name{i}" for i in range(10)]
+  (folder / "batches.meta.txt").write_text("\n".join(names) + "\n\n")
+  written = {}
+  for file in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
+    labels = rng.integers(0, 10, (4, 1), np.uint8)
+    pixels = rng.integers(0, 256, (4, 3, 32, 32), np.uint8)
+    records = np.concatenate([labels, pixels.reshape(4, -1)], axis=1)
+    (folder / f"{file}.bin").write_bytes(records.tobytes())
+    images = (pixels.transpose(0, 2, 3, 1) / np.float32(255) - 0.5) / 0.5
+    written[file] = [
+      (image.astype(np.float32).tobytes(), label)
+      for image, label in zip(images, labels[:, 0], strict=True)
+    ]
+  monkeypatch.setattr("tasks.catalog._check_network", lambda *_: None)
+  monkeypatch.setattr(
+    tfds.download.DownloadManager,
+    "download_and_extract",
+    lambda self, url: str(tmp_path),
+  )
+  task = make(source="cifar10", batch_size=4)
+  assert "tensorflow" not in sys.modules
+  assert task.input_shapes == {"image": (32, 32, 3)}
+  assert task.names == names
+  assert sorted(held_out(task)) == sorted(written.pop("test_batch"))
+  epoch = rows(task.train_batch(step) for step in range(5))
+  assert sorted(epoch) == sorted(itertools.chain(*written.values()))
+
+
+def naive_shift(image, down, right):
+  """One image, pixel by pixel."""
+  height, width, _ = image.shape
+  out = np.zeros_like(image)
+  for y in range(height):
+    for x in range(width):
+      if 0 <= y - down < height and 0 <= x - right < width:
+        out[y, x] = image[y - down, x - right]
+  return out
+
+
+@pytest.mark.parametrize("shape", [(5, 7, 3), (3, 3, 1), (1, 7, 1)])
+def test_shift_is_a_loop_over_pixels(shape):
+  rng = np.random.default_rng(0)
+  rows, columns = (range(-n + 1, n) for n in shape[:2])
+  offsets = np.array(list(itertools.product(rows, columns)))
+  images = rng.integers(1, 256, (len(offsets), *shape), np.uint8)
+  moved = augmentation.shifted(images, offsets)
+  for image, offset, got in zip(images, offsets, moved, strict=True):
+    np.testing.assert_array_equal(got, naive_shift(image, *offset))
+
+
+def test_mirrors_are_a_loop_over_columns():
+  rng = np.random.default_rng(0)
+  images = rng.integers(0, 256, (6, 3, 5, 3), np.uint8)
+  chosen = np.array([True, False, False, True, True, False])
+  got = augmentation.mirrored(images, chosen)
+  for b, y, x in np.ndindex(6, 3, 5):
+    source = 4 - x if chosen[b] else x
+    np.testing.assert_array_equal(got[b, y, x], images[b, y, source])
+
+
+def test_every_shift_and_mirror_is_as_likely():
+  count = 20_000
+  images = np.zeros((count, 9, 9, 1), np.uint8)
+  images[:, 4, 3] = 1  # Mirrored, it is in column 5.
+  rng = np.random.default_rng(0)
+  varied = augmentation.vary(images, shift=1, flip=True, rng=rng)
+  _, rows, columns, _ = np.nonzero(varied)
+  assert len(rows) == count
+  frequency = np.zeros((9, 9))
+  np.add.at(frequency, (rows, columns), 1 / count)
+  expected = np.zeros((9, 9))
+  expected[3:6, 2:7] = np.array([1, 1, 2, 1, 1]) / 18
+  np.testing.assert_allclose(frequency, expected, atol=0.01)
+  assert (frequency[expected == 0] == 0).all()
+
+
+def test_training_images_are_shifted_ones_of_the_source_and_others_are_not():
+  plain, varied = make(), make(shift=2)
+  assert held_out(plain) == held_out(varied)
+  seen = set()
+  for step in range(3):
+    first, second = plain.train_batch(step), varied.train_batch(step)
+    np.testing.assert_array_equal(first["targets"], second["targets"])
+    for image, got in zip(first["image"], second["image"], strict=True):
+      # Background is −1 once normalised; the loop fills with 0.
+      matches = {
+        offset
+        for offset in itertools.product(range(-2, 3), repeat=2)
+        if np.array_equal(naive_shift(image + 1, *offset) - 1, got)
+      }
+      assert matches
+      seen |= matches
+  assert len(seen) == 25
+
+
+def png(pixels, **options):
+  file = io.BytesIO()
+  PIL.Image.fromarray(pixels).save(file, "png", **options)
+  return file.getvalue()
+
+
+def picture(i, *channels):
+  return np.full((6, 5, *channels), 10 * i, np.uint8)
+
+
+@pytest.fixture
+def folder(tmp_path):
+  """Six grey images of cats and four of dogs, and files that do not count."""
+  folder = tmp_path / "pictures"
+  for i in range(10):
+    place = folder / ("cat" if i < 6 else "dog")
+    place.mkdir(parents=True, exist_ok=True)
+    (place / f"{i}.png").write_bytes(png(picture(i)))
+  (folder / "cat" / ".DS_Store").write_bytes(b"\0")
+  (folder / ".cache").mkdir()
+  (folder / "README.txt").write_text("of 2026")
+  return folder
+
+
+def of_folder(folder, **leaves):
+  return make(source="folder", path=str(folder), **leaves)
+
+
+def test_a_folder_of_class_folders(folder):
+  task = of_folder(folder, batch_size=4, held_out=0.25)
+  assert task.names == ["cat", "dog"]
+  assert task.input_shapes == {"image": (6, 5, 1)}
+  chosen = held_out(task)
+  assert [label for _, label in chosen] == [0, 0, 1]
+  epoch = rows(task.train_batch(step) for step in range(7))
+  whole = [
+    (
+      ((picture(i, 1) / np.float32(255) - 0.5) / 0.5)
+      .astype(np.float32)
+      .tobytes(),
+      int(i >= 6),
+    )
+    for i in range(10)
+  ]
+  assert sorted(epoch[:7] + chosen) == sorted(whole)
+
+
+def test_kinds_of_files(tmp_path):
+  rng = np.random.default_rng(0)
+  for name in ("a", "b"):
+    (tmp_path / name).mkdir()
+  colour = rng.integers(0, 256, (4, 5, 3), np.uint8)
+  (tmp_path / "a" / "0.png").write_bytes(png(colour))
+  # A palette is read as the colours that it stands for.
+  palette = PIL.Image.fromarray(colour).quantize(4)
+  palette.save(tmp_path / "a" / "1.png")
+  # JPEG loses some of it.
+  smooth = np.zeros((4, 5, 3), np.uint8) + np.array([200, 100, 50], np.uint8)
+  PIL.Image.fromarray(smooth).save(tmp_path / "b" / "0.jpg", quality=95)
+  PIL.Image.fromarray(smooth).save(tmp_path / "b" / "1.JPEG", quality=95)
+  images = sources.read(ImageConfig(source="folder", path=str(tmp_path)))
+  found = np.concatenate([images.train.images, images.validation.images])
+  labels = np.concatenate([images.train.labels, images.validation.labels])
+  of_a, of_b = found[labels == 0], found[labels == 1]
+  assert {image.tobytes() for image in of_a} == {
+    colour.tobytes(),
+    np.asarray(palette.convert("RGB")).tobytes(),
+  }
+  assert np.abs(of_b.astype(int) - smooth).max() <= 3
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4])
+def test_few_bits_are_stretched_to_eight(folder, bits):
+  levels = np.arange(30).reshape(6, 5) % 2**bits
+  # Rows of a PNG: a filter of 0, then pixels, the first in the high bits.
+  lines = [
+    b"\0"
+    + np.packbits(
+      ((line[:, None] >> np.arange(bits)[::-1]) & 1).astype(np.uint8).ravel()
+    ).tobytes()
+    for line in levels
+  ]
+  header = struct.pack(">IIBBBBB", 5, 6, bits, 0, 0, 0, 0)
+  parts = [
+    (b"IHDR", header),
+    (b"IDAT", zlib.compress(b"".join(lines))),
+    (b"IEND", b""),
+  ]
+  chunks = [
+    struct.pack(">I", len(data))
+    + kind
+    + data
+    + struct.pack(">I", zlib.crc32(kind + data))
+    for kind, data in parts
+  ]
+  file = folder / "dog" / "9.png"
+  file.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(chunks))
+  images = sources.read(ImageConfig(source="folder", path=str(folder)))
+  found = np.concatenate([images.train.images, images.validation.images])
+  expected = (levels * 255 // (2**bits - 1)).astype(np.uint8)[..., None]
+  assert (found == expected).all(axis=(1, 2, 3)).sum() == 1
+
+
+def grey16(file):
+  file.write_bytes(png(np.full((6, 5), 40_000, np.uint16)))
+
+
+def saved(mode, kind="png", size=(5, 6)):
+  return lambda file: PIL.Image.new(mode, size).save(file, kind)
+
+
+@pytest.mark.parametrize(
+  ("write", "message"),
+  [
+    (lambda file: file.write_text("hello"), "not a PNG or JPEG image"),
+    (lambda file: file.write_bytes(b""), "not a PNG or JPEG image"),
+    (saved("L", "gif"), "not a PNG or JPEG image"),
+    (
+      lambda file: file.write_bytes(png(picture(1))[:-25]),
+      "damaged image (",
+    ),
+    (grey16, "expected 8 bits per channel, got a 16-bit PNG"),
+    (saved("RGBA"), "expected an image without alpha, got mode RGBA; lay it"),
+    (saved("LA"), "expected an image without alpha, got mode LA; lay it on"),
+    (saved("CMYK", "jpeg"), "expected grey or RGB, got mode CMYK"),
+    (
+      saved("RGB"),
+      "expected 6 × 5 × 1 pixels (height × width × channels), as {cat}, got "
+      "6 × 5 × 3",
+    ),
+    (saved("L", size=(6, 5)), "as {cat}, got 5 × 6 × 1"),
+    (lambda file: file.mkdir(), "Is a directory"),
+  ],
+)
+def test_a_faulty_file_is_named(folder, write, message):
+  file = folder / "dog" / "x.png"
+  write(file)
+  with pytest.raises(tasks.DataError) as error:
+    of_folder(folder)
+  assert str(error.value).startswith(f"{file}: ")
+  assert message.format(cat=folder / "cat" / "0.png") in str(error.value)
+  assert "\n" not in str(error.value)
+
+
+def test_faults_of_a_folder_are_one_line(tmp_path):
+  def fault(folder):
+    with pytest.raises(tasks.DataError) as error:
+      of_folder(folder)
+    assert "\n" not in str(error.value)
+    assert str(error.value).startswith(f"{folder}: ")
+    return str(error.value)
+
+  assert fault(tmp_path / "x").endswith("no such folder (task.path)")
+  assert "at least 2 classes, got none" in fault(tmp_path)
+  (tmp_path / "a").mkdir()
+  assert "at least 2 classes, got a (task.path)" in fault(tmp_path)
+  (tmp_path / "b").mkdir()
+  assert "no images (task.path)" in fault(tmp_path)
+  for name in ("a/0", "a/1", "b/0"):
+    (tmp_path / name).write_bytes(png(picture(1)))
+  assert "at least 2 images of class 'b', one to train" in fault(tmp_path)
+  assert "to hold out, got 1" in fault(tmp_path)
+  (tmp_path / "b" / "0").unlink()
+  assert "to hold out, got 0" in fault(tmp_path)
