@@ -2,8 +2,11 @@
 
 import io
 import itertools
+import math
+import shutil
 import struct
 import sys
+from typing import Any
 import zlib
 
 import numpy as np
@@ -398,3 +401,260 @@ def test_faults_of_a_folder_are_one_line(tmp_path):
   assert "to hold out, got 1" in fault(tmp_path)
   (tmp_path / "b" / "0").unlink()
   assert "to hold out, got 0" in fault(tmp_path)
+
+
+def test_save_and_restore_without_the_folder(folder, tmp_path):
+  run = tmp_path / "run"
+  task = of_folder(folder)
+  task.save(run)
+  of_folder(folder, workdir=run)
+  shutil.rmtree(folder)
+  restored = of_folder(folder, workdir=run, restore=True)
+  assert restored.eval_splits == ()
+  assert restored.input_shapes == task.input_shapes == {"image": (6, 5, 1)}
+  assert restored.names == ["cat", "dog"]
+  assert restored.target_vocab_size == 2
+  with pytest.raises(KeyError):
+    list(restored.eval_batches("validation"))
+  with pytest.raises(tasks.DataError, match="is this a run's workdir"):
+    of_folder(folder, workdir=tmp_path / "other", restore=True)
+
+
+def test_a_run_goes_on_with_the_same_classes_and_shape(folder, tmp_path):
+  run = tmp_path / "run"
+  of_folder(folder).save(run)
+  (folder / "cat").rename(folder / "eel")
+  with pytest.raises(tasks.DataError, match=r"labels\.json does not fit"):
+    of_folder(folder, workdir=run)
+  (folder / "eel").rename(folder / "cat")
+  for i, file in enumerate(sorted(folder.glob("*/*.png"))):
+    file.write_bytes(png(picture(i)[1:]))
+  with pytest.raises(tasks.DataError, match=r"image_shape\.json does not fit"):
+    of_folder(folder, workdir=run)
+
+
+def test_ids_are_names_and_an_image_is_not_typed(folder):
+  task = of_folder(folder)
+  assert task.labels([1, 0, 0]) == ["dog", "cat", "cat"]
+  assert task.decode(np.array([1, 0])) == "dog cat"
+  assert task.encode_target("dog") == [1]
+  with pytest.raises(ValueError, match="expected a label, one of cat, dog, go"):
+    task.encode_target("eel")
+  with pytest.raises(ValueError, match="expected an image, which is not typed"):
+    task.encode("cat")
+  assert list(task.decode_batches("validation")) == []
+  assert task.score([], []) == {}
+
+
+def test_accuracy_counts_labels():
+  task = make(batch_size=100)
+  *_, batch = task.eval_batches("validation")
+  logits = np.eye(10, dtype=np.float32)[batch["targets"]]
+  logits[:6] *= -1
+  sums = task.metric_sums(logits, batch)
+  assert task.summarize(
+    {name: tuple(map(float, pair)) for name, pair in sums.items()}
+  ) == {"accuracy": pytest.approx(53 / 59)}
+
+
+@pytest.mark.parametrize(
+  ("leaves", "message"),
+  [
+    ({"source": ""}, "source: expected digits, folder or a TFDS set, got ''"),
+    ({"source": "folder"}, "path: expected a folder of class folders, got ''"),
+    ({"path": "x"}, "path: expected none where source='digits', got 'x'"),
+    ({"held_out": 0.0}, "held_out: expected above 0 and below 1, got 0.0"),
+    ({"held_out": 1.0}, "held_out: expected above 0 and below 1, got 1.0"),
+    ({"held_out": math.nan}, "held_out: expected above 0 and below 1, got nan"),
+    ({"shift": -1}, "shift: expected at least 0 pixels, got -1"),
+    ({"flip": True}, "flip: expected False where source='digits', as a mirr"),
+    ({"flip": True, "source": "mnist"}, "flip: expected False where source='m"),
+    ({"flip": True, "source": "mnist:3.0.1"}, "flip: expected False where so"),
+  ],
+)
+def test_config_refuses(leaves, message):
+  with pytest.raises(ValueError) as error:
+    ImageConfig(**leaves)
+  assert str(error.value).startswith(message)
+  assert "\n" not in str(error.value)
+
+
+def test_a_shift_stays_in_sight(folder):
+  of_folder(folder, shift=4)
+  with pytest.raises(ValueError) as error:
+    of_folder(folder, shift=5)
+  assert str(error.value) == (
+    "task.shift: expected less than the height and the width of an image "
+    "(6 × 5), got 5"
+  )
+
+
+def test_batches_that_no_machine_holds_are_refused():
+  with pytest.raises(
+    ValueError, match=r"^batch_size: 1,000,000,000,000 images"
+  ):
+    make(batch_size=10**12)
+
+
+def test_scikit_learn_is_advised_where_it_is_missing(monkeypatch):
+  for name in ("sklearn", "sklearn.datasets"):
+    monkeypatch.setitem(sys.modules, name, None)
+  with pytest.raises(tasks.DataError) as error:
+    make()
+  assert str(error.value) == (
+    "task.source: digits come with scikit-learn, which is not installed: "
+    "pip install scikit-learn"
+  )
+
+
+@pytest.mark.parametrize("kind", ["decoder", "encoder_decoder", "seq2seq"])
+def test_it_is_for_encoders(kind):
+  with pytest.raises(
+    ValueError, match=r"^model\.kind: image serves encoder, g"
+  ):
+    tasks.TASKS["image"].make(ImageConfig(), kind=kind, batch_size=1, seed=0)
+
+
+class TinyPictures(tfds.core.GeneratorBasedBuilder):
+  """A real TFDS builder, as small as can be."""
+
+  VERSION = tfds.core.Version("1.0.0")
+  SPLITS: tuple[str, ...] = ("train", "test")
+  LABELS: Any = tfds.features.ClassLabel(names=["cat", "dog"])
+  FEATURE = "image"
+
+  def _info(self):
+    return tfds.core.DatasetInfo(
+      builder=self,
+      features=tfds.features.FeaturesDict(
+        {
+          self.FEATURE: tfds.features.Image(shape=(None, None, 1)),
+          "label": self.LABELS,
+        }
+      ),
+    )
+
+  def _split_generators(self, dl_manager):
+    return {name: self._generate_examples(name) for name in self.SPLITS}
+
+  def _generate_examples(self, split):
+    for i in range(20 if split == "train" else 5):
+      yield i, {self.FEATURE: self.picture(split, i), "label": self.label(i)}
+
+  def picture(self, split, i):
+    return picture(i + 20 * (split != "train"), 1)
+
+  def label(self, i):
+    return i % 2
+
+
+class OneSplitPictures(TinyPictures):
+  """A training split and nothing else."""
+
+  SPLITS = ("train",)
+
+
+class TestOnlyPictures(TinyPictures):
+  """Nothing to train on."""
+
+  __test__ = False
+  SPLITS = ("test",)
+
+
+class UnevenPictures(TinyPictures):
+  """The held-out images are higher."""
+
+  def picture(self, split, i):
+    return np.zeros((6 + (split == "test"), 5, 1), np.uint8)
+
+
+class UnlabelledPictures(TinyPictures):
+  """Made for a contest."""
+
+  def label(self, i):
+    return -1
+
+
+class CountedPictures(TinyPictures):
+  """Labels are numbers."""
+
+  LABELS = tfds.features.Scalar(dtype=np.int64)
+
+
+class NamelessPictures(TinyPictures):
+  """The feature has another name."""
+
+  FEATURE = "photo"
+
+
+def pictures(batches):
+  """(value of the first pixel, label) of each row that has a weight."""
+  return [
+    (round((np.frombuffer(image, np.float32)[0] + 1) / 2 * 255 / 10), label)
+    for image, label in rows(batches)
+  ]
+
+
+def test_a_tfds_set_with_a_split_that_is_held_out(empty_cache):
+  task = make(source="tiny_pictures", batch_size=2, flip=True)
+  assert task.input_shapes == {"image": (6, 5, 1)}
+  assert task.names == ["cat", "dog"]
+  epoch = pictures(task.train_batch(step) for step in range(10))
+  chosen = pictures(task.eval_batches("validation"))
+  assert sorted(epoch) == [(i, i % 2) for i in range(20)]
+  assert sorted(chosen) == [(20 + i, i % 2) for i in range(5)]
+
+
+def test_a_tfds_set_of_one_split_is_divided(empty_cache):
+  task = make(source="one_split_pictures", batch_size=2, held_out=0.3)
+  epoch = pictures(task.train_batch(step) for step in range(7))
+  chosen = pictures(task.eval_batches("validation"))
+  assert sorted(epoch + chosen) == [(i, i % 2) for i in range(20)]
+  assert sorted(label for _, label in chosen) == [0, 0, 0, 1, 1, 1]
+
+
+def test_a_tfds_folder_that_has_it_prepared(tmp_path, empty_cache):
+  make(source="tiny_pictures")
+  (tmp_path / "mine" / "tiny_pictures").mkdir(parents=True)
+  (empty_cache / "tfds-tiny_pictures-1.0.0").rename(
+    tmp_path / "mine" / "tiny_pictures" / "1.0.0"
+  )
+  task = make(source="tiny_pictures", path=str(tmp_path / "mine"))
+  assert len(pictures(task.eval_batches("validation"))) == 5
+  with pytest.raises(tasks.DataError, match="no prepared tiny_pictures/1"):
+    make(source="tiny_pictures", path=str(tmp_path / "other"))
+
+
+@pytest.mark.parametrize(
+  ("source", "message"),
+  [
+    ("no_such_set", "task.source: TFDS has no 'no_such_set'; see"),
+    (
+      "test_only_pictures",
+      "task.source: test_only_pictures has no train split, only test",
+    ),
+    (
+      "nameless_pictures",
+      "task.source: nameless_pictures has label, photo, not 'image'",
+    ),
+    (
+      "counted_pictures",
+      "task.source: expected counted_pictures to have labels with at least 2 "
+      "names, got None",
+    ),
+    (
+      "uneven_pictures",
+      "uneven_pictures test: expected 6 × 5 × 1 pixels (height × width × "
+      "channels), as in train, got 7 × 5 × 1",
+    ),
+    (
+      "unlabelled_pictures",
+      "unlabelled_pictures/1.0.0, split train, image 0: has no label",
+    ),
+  ],
+)
+def test_faults_of_sets_are_one_line(empty_cache, source, message):
+  with pytest.raises(tasks.DataError) as error:
+    make(source=source)
+  assert str(error.value).startswith(message)
+  assert "\n" not in str(error.value)
