@@ -15,6 +15,7 @@ import tensorflow_datasets as tfds
 from process import cache
 from tasks import builders
 from tasks.base import DataError
+from tasks.tensorflow_free import without_tensorflow
 
 
 def prepare_named(
@@ -54,11 +55,12 @@ def prepare_named(
     fresh = _find(name, scratch, leaf)
     downloads = cache.folder("datasets") / "downloads"
     try:
-      fresh.download_and_prepare(
-        download_dir=str(downloads),
-        # What Google hosts ready-made is tfrecord, which needs TensorFlow.
-        download_config=tfds.download.DownloadConfig(try_download_gcs=False),
-      )
+      with without_tensorflow(fresh):
+        fresh.download_and_prepare(
+          download_dir=str(downloads),
+          # What Google hosts ready-made is tfrecord, which needs TensorFlow.
+          download_config=tfds.download.DownloadConfig(try_download_gcs=False),
+        )
     except Exception as error:  # Builders of 30 authors raise what they like.
       raise DataError(
         f"task.{leaf}: cannot prepare {name}: {_line(error)}"

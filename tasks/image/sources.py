@@ -173,9 +173,8 @@ def _named(config: ImageConfig) -> Images:
   for other in ("validation", "test"):
     if other in splits:
       validation = read_split(other)
-      _check_shape(
-        validation.images.shape[1:], train.images.shape[1:], f"{name} {other}"
-      )
+      shapes = validation.images.shape[1:], train.images.shape[1:]
+      _check_shape(*shapes, f"{name} {other}", ", as in train")
       return Images(names, 255, train, validation)
   return _split(names, 255, train, config.held_out, f"task.source: {name}")
 
