@@ -20,11 +20,11 @@ def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
   return ml_collections.ConfigDict(
     {
       "seed": 0,
-      "num_steps": 2000,
+      "num_steps": 5000,
       "batch_size": 64,
-      "eval_every": 250,
+      "eval_every": 500,
       "checkpoint_every": 500,
-      "log_every": 50,
+      "log_every": 100,
       "parallel": "jit",
       "task": {
         "name": "image",
@@ -53,7 +53,7 @@ def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
       },
       "optimizer": {
         "name": "adamw",
-        "learning_rate": 1e-3,
+        "learning_rate": 2e-3,
         "schedule": "cosine",
         "warmup_steps": 100,
         "weight_decay": 0.05,
