@@ -24,6 +24,7 @@ from attention.nystrom import nystrom
 from attention.performer import performer
 from attention.plug import Attention
 from attention.sliding_window import sliding_window
+from attention.window_2d import window_2d
 from attention.window_linear import window_linear
 
 ATTENTIONS: Mapping[str, Callable[..., Attention]] = MappingProxyType(
@@ -31,6 +32,7 @@ ATTENTIONS: Mapping[str, Callable[..., Attention]] = MappingProxyType(
     dense=dense,
     flash=flash,
     sliding_window=sliding_window,
+    window_2d=window_2d,
     bigbird=bigbird,
     linear=linear,
     performer=performer,

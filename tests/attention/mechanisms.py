@@ -17,6 +17,7 @@ from attention import (
   nystrom,
   performer,
   sliding_window,
+  window_2d,
   window_linear,
 )
 from attention.definitions.linear import hedgehog_features
@@ -51,6 +52,19 @@ def _window(**options):
     return definitions.sliding_window_attention(*qkv, **options, **call)
 
   return Mechanism(sliding_window, attend, options, sparse=True)
+
+
+def _window_2d(**options):
+  rest = {k: v for k, v in options.items() if k != "relative"}
+
+  def attend(variables, *qkv, **call):
+    params = variables.get("params", {})
+    assert ("relative_bias" in params) == options.get("relative", True)
+    return definitions.window_2d_attention(
+      *qkv, grid=None, **rest, **params, **call
+    )
+
+  return Mechanism(window_2d, attend, options, sparse=True, pads=False)
 
 
 def _linear(**options):
@@ -169,6 +183,9 @@ MECHANISMS = (
   _window(window=3),
   _window(window=(2, 1), dilation=2),
   _window(window=(3, 0), dilation=(1, 2, 1, 2)),
+  _window_2d(window=2),
+  _window_2d(window=3, shift=1, relative=False),
+  _window_2d(window=2, shift=1, hidden_logit=-3.0),
   _linear(feature_map="elu"),
   _hedgehog(),
   _bigbird(block_size=2, num_random=1),
