@@ -142,14 +142,15 @@ def window_2d_attention(
       to_windows(query_segment_ids), to_windows(key_segment_ids)
     )
   regions = places.regions() if places.shift else None
+  area = places.window**2
+  bias = _by_pair(relative_bias, places.window, window)
   if hidden_logit is None:
     sees &= visibility.segments(regions, regions)
     regions = None
-  elif relative_bias is None:
-    # It is added to a bias, so there has to be one.
-    relative_bias = jnp.zeros(((2 * window - 1) ** 2, num_heads))
+  elif bias is None:
+    # The hidden logit is added to a bias, so there has to be one.
+    bias = jnp.zeros((num_heads, area, area))
 
-  area = places.window**2
   size = block_size or platform.rows_at_once(
     4 * batch * num_heads * area, key.shape[1]
   )
@@ -163,11 +164,10 @@ def window_2d_attention(
     hidden_logit=hidden_logit or 0.0,
     dropout_rate=dropout_rate,
   )
-  arrays = Arrays(key, value, _by_pair(relative_bias, places.window, window))
   out = loop.attend(
     source,
     to_windows(query),
-    arrays,
+    Arrays(key, value, bias),
     Relative(),
     Limits(sees, regions, dropout_rng),
   )
