@@ -88,6 +88,15 @@ def _sliding_window() -> Panels:
   }
 
 
+def _window_2d() -> Panels:
+  return {
+    f"grid 8 × 8, window 4, shift {shift}": _drawn(
+      _plugged("window_2d", grid=(8, 8), window=4, shift=shift)
+    )
+    for shift in (0, 2)
+  }
+
+
 def _bigbird() -> Panels:
   fn = _plugged("bigbird", num_heads=2, block_size=4, num_random=1)
   first, second = attention_weights(fn, tokens(2), tokens(2))[0]
@@ -179,6 +188,7 @@ def _plain(name: str) -> Panels:
 _OWN: Mapping[str, Callable[[], Panels]] = {
   "flash": _flash,
   "sliding_window": _sliding_window,
+  "window_2d": _window_2d,
   "bigbird": _bigbird,
   "performer": _performer,
   "window_linear": _window_linear,

@@ -100,10 +100,10 @@ def window_2d_attention(
   bias, and B·N·C·w² for C queries that are computed at the same time. Nothing
   is T×S, forward or backward.
 
-  Departs from its paper's code in padding, which every query there sees as a key
-  without content; at the paper's sizes there is none. For a grid smaller than a
-  window, that code makes the table of the smaller window, which is this function
-  with that `window`; transformers keeps the table and fails.
+  Departs from its paper's code in padding, which there is zeros before the
+  projections, and seen; at the paper's sizes there is none. For a grid smaller
+  than a window, that code makes the table of the smaller window, which is this
+  function with that `window`; transformers keeps the table, and fails.
 
   Paper: Swin transformer: hierarchical vision transformer using shifted
   windows, section 3.2, arXiv:2103.14030.
