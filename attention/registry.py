@@ -32,7 +32,6 @@ ATTENTIONS: Mapping[str, Callable[..., Attention]] = MappingProxyType(
     dense=dense,
     flash=flash,
     sliding_window=sliding_window,
-    window_2d=window_2d,
     bigbird=bigbird,
     linear=linear,
     performer=performer,
@@ -42,6 +41,7 @@ ATTENTIONS: Mapping[str, Callable[..., Attention]] = MappingProxyType(
     nystrom=nystrom,
     additive=additive,
     multiplicative=multiplicative,
+    window_2d=window_2d,
   )
 )
 """name -> typed factory; `ATTENTIONS['performer'](num_features=64)`."""

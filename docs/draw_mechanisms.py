@@ -88,15 +88,6 @@ def _sliding_window() -> Panels:
   }
 
 
-def _window_2d() -> Panels:
-  return {
-    f"grid 8 × 8, window 4, shift {shift}": _drawn(
-      _plugged("window_2d", grid=(8, 8), window=4, shift=shift)
-    )
-    for shift in (0, 2)
-  }
-
-
 def _bigbird() -> Panels:
   fn = _plugged("bigbird", num_heads=2, block_size=4, num_random=1)
   first, second = attention_weights(fn, tokens(2), tokens(2))[0]
@@ -152,6 +143,15 @@ def _multiplicative() -> Panels:
   }
 
 
+def _window_2d() -> Panels:
+  return {
+    f"grid 8 × 8, window 4, shift {shift}": _drawn(
+      _plugged("window_2d", grid=(8, 8), window=4, shift=shift)
+    )
+    for shift in (0, 2)
+  }
+
+
 def _positions() -> Panels:
   """Dense attention among 64 times the same token: only places differ."""
   same = jnp.broadcast_to(tokens()[:, :1], tokens().shape)
@@ -188,7 +188,6 @@ def _plain(name: str) -> Panels:
 _OWN: Mapping[str, Callable[[], Panels]] = {
   "flash": _flash,
   "sliding_window": _sliding_window,
-  "window_2d": _window_2d,
   "bigbird": _bigbird,
   "performer": _performer,
   "window_linear": _window_linear,
@@ -196,6 +195,7 @@ _OWN: Mapping[str, Callable[[], Panels]] = {
   "lsh": _lsh,
   "nystrom": _nystrom,
   "multiplicative": _multiplicative,
+  "window_2d": _window_2d,
 }
 """Mechanisms whose picture shows the effect of a hyperparameter."""
 
