@@ -49,6 +49,7 @@ from attention.sliding_window import (
   sliding_window_attention,
 )
 from attention.weights import attention_weights
+from attention.window_2d import window_2d, window_2d_attention
 from attention.window_linear import window_linear, window_linear_attention
 
 __all__ = [
@@ -90,6 +91,8 @@ __all__ = [
   "sliding_window_attention",
   "t5_bias",
   "t5_buckets",
+  "window_2d",
+  "window_2d_attention",
   "window_linear",
   "window_linear_attention",
 ]

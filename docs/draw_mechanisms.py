@@ -143,6 +143,15 @@ def _multiplicative() -> Panels:
   }
 
 
+def _window_2d() -> Panels:
+  return {
+    f"grid 8 × 8, window 4, shift {shift}": _drawn(
+      _plugged("window_2d", grid=(8, 8), window=4, shift=shift)
+    )
+    for shift in (0, 2)
+  }
+
+
 def _positions() -> Panels:
   """Dense attention among 64 times the same token: only places differ."""
   same = jnp.broadcast_to(tokens()[:, :1], tokens().shape)
@@ -186,6 +195,7 @@ _OWN: Mapping[str, Callable[[], Panels]] = {
   "lsh": _lsh,
   "nystrom": _nystrom,
   "multiplicative": _multiplicative,
+  "window_2d": _window_2d,
 }
 """Mechanisms whose picture shows the effect of a hyperparameter."""
 

@@ -20,6 +20,7 @@ from attention.definitions.multiplicative import multiplicative_attention
 from attention.definitions.nystrom import nystrom_attention
 from attention.definitions.performer import performer_attention
 from attention.definitions.sliding_window import sliding_window_attention
+from attention.definitions.window_2d import window_2d_attention
 from attention.definitions.window_linear import window_linear_attention
 
 __all__ = [
@@ -34,5 +35,6 @@ __all__ = [
   "nystrom_attention",
   "performer_attention",
   "sliding_window_attention",
+  "window_2d_attention",
   "window_linear_attention",
 ]

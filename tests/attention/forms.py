@@ -13,6 +13,7 @@ OWN = {
 
 SIZES = {
   "sliding_window": {"window": 5},
+  "window_2d": {"window": 3, "shift": 1},
   "bigbird": {"block_size": 8, "num_random": 1},
   "performer": {"num_features": 16},
   "window_linear": {"window": 5},

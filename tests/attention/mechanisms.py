@@ -17,6 +17,7 @@ from attention import (
   nystrom,
   performer,
   sliding_window,
+  window_2d,
   window_linear,
 )
 from attention.definitions.linear import hedgehog_features
@@ -162,6 +163,19 @@ def _lsh(**options):
   )
 
 
+def _window_2d(**options):
+  rest = {k: v for k, v in options.items() if k != "relative"}
+
+  def attend(variables, *qkv, **call):
+    params = variables.get("params", {})
+    assert ("relative_bias" in params) == options.get("relative", True)
+    return definitions.window_2d_attention(
+      *qkv, grid=None, **rest, **params, **call
+    )
+
+  return Mechanism(window_2d, attend, options, sparse=True, pads=False)
+
+
 MECHANISMS = (
   Mechanism(dense, _dense, cache="length"),
   _flash(block_size=(8, 5)),
@@ -181,6 +195,9 @@ MECHANISMS = (
   _additive(width=6),
   _nystrom(num_landmarks=4),
   _nystrom(num_landmarks=5, conv_kernel_size=3),
+  _window_2d(window=2),
+  _window_2d(window=3, shift=1, relative=False),
+  _window_2d(window=2, shift=1, hidden_logit=-3.0),
 )
 """A line for each mechanism and setting."""
 

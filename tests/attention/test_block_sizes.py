@@ -10,6 +10,7 @@ from attention.testing import assert_close
 
 SIZES = {
   "sliding_window": {"window": 3},
+  "window_2d": {"window": 3, "shift": 1},
   "linformer": {"rank": 5},
   "nystrom": {"num_landmarks": 4},
   "performer": {"num_features": 16},

@@ -70,9 +70,11 @@ def _default(function, option):
 
 def test_common_size_in_benchmarks():
   size = _only(r"at a common size: (\d+) keys", plug.Sizes.__doc__)
-  timed = [sizes.timed(16_384) for sizes in _DEFAULTS.values()]
+  timed = {name: s.timed(16_384) for name, s in _DEFAULTS.items()}
+  # Its window is the side of a square of keys.
+  assert timed.pop("window_2d")["window"] ** 2 == size
   for option in ("window", "num_features", "rank"):
-    assert {x[option] for x in timed if option in x} == {size}
+    assert {x[option] for x in timed.values() if option in x} == {size}
 
 
 @pytest.mark.parametrize(

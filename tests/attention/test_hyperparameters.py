@@ -74,6 +74,7 @@ def test_other_hyperparameters_of_the_wrong_kind(unchecked):
     ("nystrom", {"pinv_iterations": 10**9}, "pinv_iterations"),
     ("nystrom", {"conv_kernel_size": 10**9 + 1}, "conv_kernel_size"),
     ("sliding_window", {"window": 10**9}, "window"),
+    ("window_2d", {"window": 10**9}, "window"),
   ],
 )
 def test_variables_that_no_memory_holds_are_refused(name, given, option):
@@ -90,6 +91,8 @@ def test_variables_that_no_memory_holds_are_refused(name, given, option):
     ("lsh", {"chunk_size": 10**9}),
     ("nystrom", {"num_landmarks": 10**9}),
     ("flash", {"block_size": 10**9}),
+    ("window_2d", {"window": 100, "hidden_logit": -100.0}),
+    ("window_2d", {"window": 10**9, "relative": False}),
     ("sliding_window", {"window": 0, "dilation": 10**9}),
     ("sliding_window", {"window": 2, "dilation": (1, 10**12)}),
   ],

@@ -14,6 +14,7 @@ MAX_LENGTH = 12
 # Options that suit these sizes; a mechanism without an entry gets its defaults.
 OPTIONS = {
   "sliding_window": {"window": 3},
+  "window_2d": {"window": 2},
   "bigbird": {"block_size": 2, "num_random": 1},
   "performer": {"num_features": 16},
   "window_linear": {"window": 3},
