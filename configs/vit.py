@@ -3,6 +3,9 @@
     python train.py --config=configs/vit.py
     python train.py --config=configs/vit.py:performer
 
+98.1 % of the held-out digits are named rightly after 3.8 minutes on 2 CPU cores
+that other jobs shared.
+
 By default the images are the 1,797 scanned digits of scikit-learn, 8 × 8, of
 which a fixed fifth of every class is held out.
 `--config.task.source=folder --config.task.path=FOLDER` takes a folder with a
