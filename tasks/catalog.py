@@ -70,7 +70,9 @@ def prepare_named(
   return tfds.builder_from_directory(builders.prepare(key, write))
 
 
-def _find(name: str, data_dir: str, leaf: str) -> tfds.core.DatasetBuilder:
+def _find(
+  name: str, data_dir: str, leaf: str = "dataset"
+) -> tfds.core.DatasetBuilder:
   # Sets such as wmt14_translate are registered by these imports only.
   import tensorflow_datasets.text
   import tensorflow_datasets.translate  # noqa: F401

@@ -37,18 +37,18 @@ def without_tensorflow(builder: tfds.core.DatasetBuilder) -> Iterator[None]:
       feature.encode_example = functools.partial(
         _encode, feature.encode_example, feature.encoding_format or "png"
       )
-  module = sys.modules[type(builder).__module__]
-  before = vars(module).get("tf")
+  names = vars(sys.modules[type(builder).__module__])
+  before = names.get("tf")
   if before is None:
     yield
     return
   gfile = types.SimpleNamespace(GFile=open)
   files = types.SimpleNamespace(io=types.SimpleNamespace(gfile=gfile))
-  module.tf = files
+  names["tf"] = files
   try:
     yield
   finally:
-    module.tf = before
+    names["tf"] = before
 
 
 def _encode(

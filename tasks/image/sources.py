@@ -1,6 +1,7 @@
 """The three sources of images behind one interface: `Images`."""
 
 from collections.abc import Iterable, Iterator, Sequence
+import itertools
 import pathlib
 from typing import Any, NamedTuple
 
@@ -8,6 +9,7 @@ import numpy as np
 
 from settings.memory import check_fits
 from tasks.base import DataError
+from tasks.corpora import Chunks
 from tasks.files import read_bytes, typed_path
 from tasks.image import pixels
 from tasks.image.config import DIGITS, FOLDER, ImageConfig
@@ -180,11 +182,13 @@ def _named(config: ImageConfig) -> Images:
 
 
 def _examples(builder: Any, split: str) -> Iterator[tuple[int, bytes, str]]:
+  import grain
   import tensorflow_datasets as tfds
 
   raw = {"image": tfds.decode.SkipDecoding()}
   source = builder.as_data_source(split=split, decoders=raw)
-  for i, example in enumerate(source):
+  chunks = grain.MapDataset.source(Chunks(source))
+  for i, example in enumerate(itertools.chain.from_iterable(chunks)):
     where = f"{builder.info.full_name}, split {split}, image {i}"
     if example["label"] < 0:
       raise DataError(f"{where}: has no label")

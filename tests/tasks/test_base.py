@@ -89,3 +89,13 @@ def test_divide_leaves_out_what_was_not_counted():
 def test_until_eos():
   assert base.until_eos([1, 7, 8, 2, 9, 0]) == [7, 8]
   assert base.until_eos(np.array([7, 0, 8])) == [7, 8]
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3, 1)])
+def test_rows_of_any_rank_are_padded_with_zeros(shape):
+  array = np.ones((3, *shape), np.float32)
+  padded = base.pad_rows({"image": array}, 5)["image"]
+  np.testing.assert_array_equal(padded[:3], array)
+  assert padded.shape == (5, *shape)
+  assert padded.dtype == np.float32
+  assert not padded[3:].any()

@@ -13,6 +13,7 @@ import numpy as np
 import PIL.Image
 import pytest
 import tensorflow_datasets as tfds
+from tensorflow_datasets.image_classification import cifar
 
 import tasks
 from tasks import ImageConfig
@@ -161,8 +162,10 @@ def test_cifar10_is_prepared_without_tensorflow(
     "download_and_extract",
     lambda self, url: str(tmp_path),
   )
+  before = cifar.tf
   task = make(source="cifar10", batch_size=4)
   assert "tensorflow" not in sys.modules
+  assert cifar.tf is before
   assert task.input_shapes == {"image": (32, 32, 3)}
   assert task.names == names
   assert sorted(held_out(task)) == sorted(written.pop("test_batch"))
