@@ -69,7 +69,8 @@ def window_2d_attention(
       head n // (N/K).
     value: `[B, S, K, V]`.
     grid: (rows, columns), rows · columns = T. None is the grid nearest to a
-      square, with ⌈√T⌉ columns, whose last row may be incomplete.
+      square, with ⌈√T⌉ columns, whose last row may be incomplete; it follows
+      from the length, so that padding of a sequence changes who sees whom.
     window: w, the side of a window in positions.
     shift: s, 0 ≤ s < w. The paper shifts every second layer by ⌊w/2⌋.
     relative_bias: b `[(2w − 1)², N]`, added by (dy, dx) of query from key; None
