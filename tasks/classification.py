@@ -1,15 +1,16 @@
 """Classification of texts: one label for a whole sequence."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 import dataclasses
 import pathlib
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from settings.checks import check
 from tasks import base, label_names, vocabularies
-from tasks.base import Batch, DecodeBatch
+from tasks.answers import AnswersInPlace
+from tasks.base import Batch
 from tasks.bucketing import Ragged
 from tasks.generated import answers_at
 from tasks.labelled import Labelled, Row, read_named, read_rows
@@ -54,7 +55,7 @@ class ClassificationConfig:
     vocabularies.check_leaves(self)
 
 
-class ClassificationTask:
+class ClassificationTask(AnswersInPlace):
   """Texts, and one of a few labels as the answer.
 
   encoder: source = `[CLS] text [SEP]`, padded; the target is the label, at the
@@ -65,7 +66,6 @@ class ClassificationTask:
   """
 
   shared_vocabulary = False
-  baselines = base.NO_BASELINES
   eval_splits: tuple[str, ...]
   source_vocab_size: int | None
   max_source_length: int | None
@@ -116,31 +116,6 @@ class ClassificationTask:
       places = np.arange(start, min(start + self._batch_size, len(labels)))
       batch = self._batch(rows, labels, places)
       yield base.pad_rows(batch, self._batch_size)
-
-  def metric_sums(
-    self, logits: Any, batch: Mapping[str, Any]
-  ) -> dict[str, Any]:
-    """Share of right labels."""
-    arguments = (logits, batch["targets"], batch["weights"])
-    return {"accuracy": base.token_accuracy(*arguments)}
-
-  def summarize(
-    self, sums: Mapping[str, tuple[float, float]]
-  ) -> dict[str, float]:
-    """Divides once."""
-    return base.divide(sums)
-
-  def decode_batches(self, split: str) -> Iterator[DecodeBatch]:
-    """None: an encoder generates nothing."""
-    del split
-    return iter(())
-
-  def score(
-    self, hypotheses: Sequence[str], references: Sequence[str]
-  ) -> dict[str, float | str]:
-    """Nothing, as nothing is decoded."""
-    del hypotheses, references
-    return {}
 
   def encode(self, line: str) -> list[int]:
     """Ids of a text between its special tokens."""

@@ -15,7 +15,8 @@ import numpy as np
 
 from settings.checks import check
 from tasks import base, draws
-from tasks.base import BOS, EOS, PAD, Batch, DecodeBatch
+from tasks.answers import AnswersInPlace
+from tasks.base import BOS, EOS, PAD, Batch
 
 FIRST_SYMBOL = 3
 """Symbols of a task are numbered from here: PAD, BOS and EOS come first."""
@@ -23,7 +24,7 @@ FIRST_SYMBOL = 3
 _SPECIAL = ("<pad>", "<bos>", "<eos>")
 
 
-class GeneratedTask(abc.ABC):
+class GeneratedTask(AnswersInPlace, abc.ABC):
   """A task that computes its examples.
 
   A decoder reads 'inputs' and answers at the weighted positions; targets are
@@ -37,7 +38,6 @@ class GeneratedTask(abc.ABC):
   max_target_length: int
   pad_id, bos_id, eos_id = PAD, BOS, EOS
   eval_splits: tuple[str, ...]
-  baselines = base.NO_BASELINES
 
   def __init__(
     self,
@@ -86,31 +86,6 @@ class GeneratedTask(abc.ABC):
       stop = min(start + self._batch_size, self._eval_size)
       batch = _typed(self._examples(split, np.arange(start, stop)))
       yield base.pad_rows(batch, self._batch_size)
-
-  def metric_sums(
-    self, logits: Any, batch: Mapping[str, Any]
-  ) -> dict[str, Any]:
-    """Accuracy over all answers."""
-    arguments = (logits, batch["targets"], batch["weights"])
-    return {"accuracy": base.token_accuracy(*arguments)}
-
-  def summarize(
-    self, sums: Mapping[str, tuple[float, float]]
-  ) -> dict[str, float]:
-    """Divides once."""
-    return base.divide(sums)
-
-  def decode_batches(self, split: str) -> Iterator[DecodeBatch]:
-    """None: no answer follows from another, so `eval_batches` asks them all."""
-    del split
-    return iter(())
-
-  def score(
-    self, hypotheses: Sequence[str], references: Sequence[str]
-  ) -> dict[str, float | str]:
-    """Nothing, as nothing is decoded."""
-    del hypotheses, references
-    return {}
 
   def encode(self, line: str) -> list[int]:
     """Ids of symbols between spaces."""

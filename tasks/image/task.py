@@ -1,15 +1,16 @@
 """Images in batches, and the share of them that is named rightly."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 import json
 import pathlib
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 
 from settings.memory import check_fits
 from tasks import base, label_names
-from tasks.base import Batch, DecodeBatch
+from tasks.answers import AnswersInPlace
+from tasks.base import Batch
 from tasks.image import sources
 from tasks.image.augmentation import vary
 from tasks.image.config import ImageConfig
@@ -19,7 +20,7 @@ _SHAPE_FILE = "image_shape.json"
 _PIXEL_BYTES = 4
 
 
-class ImageTask:
+class ImageTask(AnswersInPlace):
   """Images, and one of a few labels as the answer.
 
   A batch has 'image' [B, H, W, C] float32, 'targets' [B, 1] int32 and 'weights'
@@ -37,7 +38,6 @@ class ImageTask:
   max_source_length = None
   max_target_length = 1
   pad_id, bos_id, eos_id = base.PAD, base.BOS, base.EOS
-  baselines = base.NO_BASELINES
   eval_splits: tuple[str, ...]
 
   def __init__(
@@ -84,31 +84,6 @@ class ImageTask:
       rows = slice(start, start + self._batch_size)
       batch = self._batch(images[rows], labels[rows])
       yield base.pad_rows(batch, self._batch_size)
-
-  def metric_sums(
-    self, logits: Any, batch: Mapping[str, Any]
-  ) -> dict[str, Any]:
-    """Share of right labels; logits [B, 1, classes]."""
-    arguments = (logits, batch["targets"], batch["weights"])
-    return {"accuracy": base.token_accuracy(*arguments)}
-
-  def summarize(
-    self, sums: Mapping[str, tuple[float, float]]
-  ) -> dict[str, float]:
-    """Divides once."""
-    return base.divide(sums)
-
-  def decode_batches(self, split: str) -> Iterator[DecodeBatch]:
-    """None: an encoder generates nothing."""
-    del split
-    return iter(())
-
-  def score(
-    self, hypotheses: Sequence[str], references: Sequence[str]
-  ) -> dict[str, float | str]:
-    """Nothing, as nothing is decoded."""
-    del hypotheses, references
-    return {}
 
   def encode(self, line: str) -> NoReturn:
     """Raises ValueError: an image is not typed."""
