@@ -23,8 +23,8 @@ def without_tensorflow(builder: tfds.core.DatasetBuilder) -> Iterator[None]:
   """Has Pillow write images, and `open` read files, while a set is prepared.
 
   TFDS encodes arrays of pixels with TensorFlow, and the builders of sets such
-  as mnist and cifar10 open what was downloaded with it; both are done here as
-  well without. Where TensorFlow is installed, nothing is changed.
+  as mnist and cifar10 use it to open what was downloaded. Neither step needs
+  it. Where TensorFlow is installed, nothing is changed.
 
   Args:
     builder: prepares the set; its features are changed for good.
