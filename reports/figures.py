@@ -11,6 +11,8 @@ import warnings
 from label_packing.labels import Finish
 from reports import style, svg
 
+_DPI = 150
+
 Panel = Callable[[Any], Finish | None]
 """Draws on axes; what it returns, if anything, waits for the layout."""
 
@@ -66,7 +68,9 @@ def _drawn(figure: Figure, panels: Iterable[Panel]) -> Any:
   columns = min(figure.columns, len(panels))
   rows = math.ceil(len(panels) / columns)
   width, height = figure.size
-  drawn = Canvas(figsize=(columns * width, rows * height), layout=layout)
+  # Text is as wide when it is laid out as when it is saved.
+  size = (columns * width, rows * height)
+  drawn = Canvas(figsize=size, layout=layout, dpi=_DPI)
   FigureCanvasAgg(drawn)
   places = [*drawn.subplots(rows, columns, squeeze=False).flat]
   finishes = [panel(axes) for panel, axes in zip(panels, places, strict=False)]
@@ -82,7 +86,7 @@ def _drawn(figure: Figure, panels: Iterable[Panel]) -> Any:
 
 def _save(drawn: Any, target: Any, **options: Any) -> None:
   with _quiet():
-    drawn.savefig(target, dpi=150, **options)
+    drawn.savefig(target, dpi=_DPI, **options)
 
 
 @contextlib.contextmanager

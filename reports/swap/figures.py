@@ -147,11 +147,7 @@ def _heat_maps(found: Sequence[Record]) -> Figure:
       draw = functools.partial(_heat, have, content, name, title, scale)
       panels[title] = draw
   most = max((len(record["layers"]) for record in have), default=1)
-  longest = max(
-    (len(words.beside(record["attention"])) for record in have), default=0
-  )
-  width = 0.6 + 0.08 * longest + max(2.4, 0.38 * most)
-  size = (width, max(2.2, 0.9 + 0.22 * len(have)))
+  size = (max(3.9, 1.7 + 0.38 * most), max(2.2, 0.9 + 0.25 * len(have)))
   return Figure(
     "layers",
     "Rows are mechanisms, columns layers from the first to the last. Error: "
@@ -212,7 +208,13 @@ def _heat(
     for layer in have[0]["layers"]
   ]
   axes.set_xticks(range(len(ticks)), ticks)
-  names = [words.beside(record["attention"]) for record in have]
+  names = [_in_lines(record["attention"]) for record in have]
   axes.set_yticks(range(len(names)), names)
   axes.tick_params(length=0)
   axes.set_xlabel("layer")
+
+
+def _in_lines(label: str) -> str:
+  """A mechanism's label, its options in a line of their own."""
+  name, colon, options = words.beside(label).partition(":")
+  return f"{name}\n{options}" if colon else name
