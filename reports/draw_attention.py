@@ -3,15 +3,21 @@
     python -m reports.draw_attention --workdir=/tmp/run --text="3 1 4 1 5"
     python -m reports.draw_attention --workdir=/tmp/run --text="3 1" --target="3 1"
     python -m reports.draw_attention --workdir=/tmp/run --text="3 1" --out=/tmp/maps
+    python -m reports.draw_attention --workdir=/tmp/vit --image=cat.png --query=2,5
 
 One picture a layer, a panel a head: encoder_1_self_attention.png and so on, in
 WORKDIR/attention. The text is what the model reads: a source, or the prompt of
 a decoder-only model, of which the prompt alone is shown unless --target goes on
 after it. A source's target is what the model generates greedily, or --target.
 Axes of more than 64 tokens have positions in place of words.
+
+A model of images reads a PNG or JPEG file. attention.png then shows, over the
+image, what [CLS] looks at in every layer and rolled out through all of them, or
+with --query what the patch in that row and column looks at, both from 0.
 """
 
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 
@@ -23,6 +29,10 @@ _TEXT = flags.DEFINE_string("text", None, "what the model reads")
 _TARGET = flags.DEFINE_string(
   "target", None, "what it writes; default what it generates for a source"
 )
+_IMAGE = flags.DEFINE_string("image", None, "PNG or JPEG that a model reads")
+_QUERY = flags.DEFINE_list(
+  "query", None, "row and column of the patch that looks; default [CLS]"
+)
 _OUT = flags.DEFINE_string(
   "out", None, "folder of the pictures; default WORKDIR/attention"
 )
@@ -32,8 +42,13 @@ def main() -> None:
   """From a line to pictures."""
   if _WORKDIR.value is None:
     raise ConfigError("--workdir: missing; the folder of a trained run")
-  if _TEXT.value is None:
-    raise ConfigError("--text: missing; what the model reads")
+  if (_TEXT.value is None) == (_IMAGE.value is None):
+    raise ConfigError(
+      "--text: expected what the model reads, or --image=FILE for a model of "
+      "images"
+    )
+  if _QUERY.value is not None and _IMAGE.value is None:
+    raise ConfigError("--query: belongs to --image=FILE")
   workdir = Path(_WORKDIR.value)
   folder = Path(_OUT.value) if _OUT.value else workdir / "attention"
   if folder.suffix.lower() in (".png", ".svg", ".pdf"):
@@ -54,6 +69,9 @@ def main() -> None:
   cache.keep_programs()
   run = experiment.create(config, workdir, restore=True)
   variables = inference.restore_variables(run, workdir)
+  if _IMAGE.value is not None:
+    return _over_image(run, variables, _IMAGE.value, folder)
+  assert _TEXT.value is not None  # One of the two is there.
   example = make_example(run, variables, _TEXT.value, _TARGET.value)
   if "targets" in example and _TARGET.value is None:
     print(f"output: {run.task.decode(example['targets'][0])}")
@@ -71,6 +89,29 @@ def main() -> None:
     print(
       f"more than {attention_maps.MAX_LABELS} tokens: by position, not by word"
     )
+
+
+def _over_image(run: Any, variables: Any, file: str, folder: Path) -> None:
+  """What one token of an image looks at, over that image."""
+  from tasks import DataError, ImageTask
+  from training import image_maps
+
+  if not isinstance(run.task, ImageTask):
+    raise ConfigError("--image: this run reads no images; expected --text")
+  try:
+    example = {"image": run.task.read(file)[None]}
+    query = image_maps.place(run.model, example["image"].shape, _QUERY.value)
+  except DataError as error:
+    raise ConfigError(f"--image: {error}") from error
+  except ValueError as error:
+    raise ConfigError(f"--{error}") from error
+  path = folder / "attention.png"
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+    image_maps.draw_on_image(path, run.model, variables, example, query)
+  except OSError as error:
+    raise ConfigError(f"--out: {error}") from error
+  print(path)
 
 
 if __name__ == "__main__":

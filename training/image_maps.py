@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 import models
+from models.patches import check_images
 from models.size import grid_of
 
 _INCHES = 2.0
@@ -39,11 +40,46 @@ def rollout(layers: Sequence[np.ndarray]) -> np.ndarray:
   return joint
 
 
-def labels(model: Any, count: int) -> list[str]:
-  """'[CLS]' and the row and column of every patch."""
+def place(model: Any, shape: Sequence[int], query: Sequence[str] | None) -> int:
+  """The token of a patch.
+
+  Args:
+    model: an encoder with `patch_size`.
+    shape: of the images, `[B, H, W, C]`.
+    query: its row and column, as typed; None is [CLS].
+
+  Raises:
+    ValueError: there is no such patch, or the image is smaller than one.
+  """
+  size = model.config.patch_size
+  check_images(tuple(shape), size, model.image_shape[2])
+  rows, columns = grid_of(tuple(shape[1:]), size)
+  if query is None:
+    return 0
+  if len(query) == 2 and all(part.strip().isdecimal() for part in query):
+    row, column = map(int, query)
+    if row < rows and column < columns:
+      return 1 + model.config.distillation + row * columns + column
+  raise ValueError(
+    f"query: expected a row below {rows} and a column below {columns}, as "
+    f"--query=0,0, got {','.join(query)}"
+  )
+
+
+def labels(
+  model: Any, count: int, shape: Sequence[int] | None = None
+) -> list[str]:
+  """'[CLS]' and the row and column of every patch.
+
+  Args:
+    model: an encoder with `patch_size`.
+    count: of tokens.
+    shape: of the image, `[H, W, C]`, if not the one that positions are for.
+  """
   own = 1 + model.config.distillation
   names = ["[CLS]", "[DIST]"][:own]
-  _, columns = grid_of(model.image_shape, model.config.patch_size)
+  shape = tuple(shape or model.image_shape)
+  _, columns = grid_of(shape, model.config.patch_size)
   return names + [
     f"{i // columns},{i % columns}" for i in range(count - len(names))
   ]
@@ -86,7 +122,7 @@ def draw_on_image(
   }
   panels["rolled out"] = on_grid(rollout(layers)[query])
   mechanism = model.config.layers("encoder_attention")[-1].name
-  name = labels(model, layers[0].shape[-1])[query]
+  name = labels(model, layers[0].shape[-1], image.shape)[query]
   canvas, figure_type = import_matplotlib()
   columns = min(4, len(panels) + 1)
   rows = -(-(len(panels) + 1) // columns)

@@ -10,8 +10,9 @@ import numpy as np
 from settings.memory import check_fits
 from tasks import base, label_names
 from tasks.answers import AnswersInPlace
-from tasks.base import Batch
-from tasks.image import sources
+from tasks.base import Batch, DataError
+from tasks.files import read_bytes, typed_path
+from tasks.image import pixels, sources
 from tasks.image.augmentation import vary
 from tasks.image.config import ImageConfig
 from tasks.image.sources import Images
@@ -85,6 +86,25 @@ class ImageTask(AnswersInPlace):
       batch = self._batch(images[rows], labels[rows])
       yield base.pad_rows(batch, self._batch_size)
 
+  def read(self, path: str) -> np.ndarray:
+    """The pixels [H, W, C] of a PNG or JPEG file as a model reads them.
+
+    Raises:
+      DataError: there is no such file, it is not an image, or has other
+        channels than those of this task.
+    """
+    file = typed_path(path)
+    if not file.is_file():
+      raise DataError(f"{file}: no such file")
+    found = pixels.decode(read_bytes(file), str(file))
+    channels = self.input_shapes["image"][2]
+    if found.shape[2] != channels:
+      raise DataError(
+        f"{file}: expected {channels} channels, as the images of this run have, "
+        f"got {found.shape[2]}"
+      )
+    return _scaled(found, 255)
+
   def encode(self, line: str) -> NoReturn:
     """Raises ValueError: an image is not typed."""
     raise ValueError(f"expected an image, which is not typed, got {line!r}")
@@ -115,13 +135,16 @@ class ImageTask(AnswersInPlace):
     return json.dumps(self.input_shapes["image"]).encode()
 
   def _batch(self, images: np.ndarray, labels: np.ndarray) -> Batch:
-    half = np.float32(0.5)
-    scaled = images / np.float32(self._brightest)
     return {
-      "image": (scaled - half) / half,
+      "image": _scaled(images, self._brightest),
       "targets": labels[:, None],
       "weights": np.ones((len(labels), 1), np.float32),
     }
+
+
+def _scaled(images: np.ndarray, brightest: int) -> np.ndarray:
+  half = np.float32(0.5)
+  return (images / np.float32(brightest) - half) / half
 
 
 def make(

@@ -65,7 +65,9 @@ def test_faults_are_one_line(workdir, tmp_path):
   run = f"--workdir={workdir}"
   for arguments, message in (
     ([], "--workdir: missing"),
-    ([run], "--text: missing"),
+    ([run], "--text: expected what the model reads"),
+    ([run, "--image=a.png"], "--image: this run reads no images"),
+    ([run, "--text=1", "--query=1,2"], "--query: belongs to --image=FILE"),
     (["--texts=1"], "texts"),
     ([run, "--text=1", "--out=a.png"], "--out: expected a folder"),
     ([run, "--text=1", f"--out={file}/a"], f"--out: {file} is not a folder"),

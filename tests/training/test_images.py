@@ -58,6 +58,42 @@ def test_a_run_learns_and_draws(run):
     assert np.asarray(drawn).std() > 20
 
 
+def test_attention_over_a_file(run, tmp_path):
+  folder, _ = run
+  pixels = np.random.default_rng(0).integers(0, 256, (12, 9), np.uint8)
+  file = tmp_path / "noise.png"
+  PIL.Image.fromarray(pixels).save(file)
+
+  def draw(*arguments):
+    return commands.run_module(
+      "reports.draw_attention",
+      f"--workdir={folder}",
+      f"--out={tmp_path / 'maps'}",
+      *arguments,
+    )
+
+  for query in ([], ["--query=5,3"]):
+    code, out, error = draw(f"--image={file}", *query)
+    assert (code, error) == (0, "")
+    with PIL.Image.open(out.strip()) as drawn:
+      assert np.asarray(drawn).std() > 20
+  for arguments, message in (
+    ([f"--image={file}", "--query=6,0"], "--query: expected a row below 6"),
+    ([f"--image={file}", "--query=1"], "--query: expected a row below 6"),
+    (["--image=/nowhere.png"], "--image: /nowhere.png: no such file"),
+    (["--text=1"], "--text: expected an image, which is not typed"),
+    ([], "--text: expected what the model reads, or --image=FILE"),
+  ):
+    code, _, error = draw(*arguments)
+    assert code == 2
+    assert message in error
+    assert error.count("\n") == 1
+  PIL.Image.fromarray(np.stack([pixels] * 3, -1)).save(file)
+  code, _, error = draw(f"--image={file}")
+  assert code == 2
+  assert "expected 1 channels, as the images of this run have, got 3" in error
+
+
 def test_a_run_becomes_published_weights(run, tmp_path):
   folder, _ = run
   out = tmp_path / "published"
