@@ -405,9 +405,18 @@ class ModelConfig:
             "with it, got None"
           )
       return
-    check_choices(self, kind=("encoder",), head=("class", "hidden"))
-    # Distances along a row of patches mean nothing.
-    check_choices(self, position=("learned", "sinusoidal", "none"))
+    for field, known in (
+      ("kind", ("encoder",)),
+      ("head", ("class", "hidden")),
+      # Distances along a row of patches mean nothing.
+      ("position", ("learned", "sinusoidal", "none")),
+    ):
+      if getattr(self, field) not in known:
+        raise ValueError(
+          f"patch_size: a model that reads images has {field} "
+          f"{' or '.join(known)}; expected None with "
+          f"{getattr(self, field)!r}, got {self.patch_size}"
+        )
     for field, without in (
       ("embedding_scale", None),
       ("embedding_norm", False),

@@ -58,5 +58,10 @@ def test_the_laboratory_names_what_it_imports():
   known = names(project["dependencies"])
   for extra in ("lab", "tokamax"):
     known |= names(project["optional-dependencies"][extra])
-  spelt = {"absl": "absl_py", "orbax": "orbax_checkpoint"}
+  spelt = {
+    "absl": "absl_py",
+    "orbax": "orbax_checkpoint",
+    "PIL": "pillow",
+    "sklearn": "scikit_learn",
+  }
   assert {spelt.get(name, name) for name in others} <= known

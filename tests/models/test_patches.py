@@ -183,8 +183,11 @@ def test_images_of_another_size():
   [
     ({"patch_size": 0}, "patch_size: expected at least 1, got 0"),
     ({"kind": "decoder"}, "head: only kind 'encoder' has it"),
-    ({"head": "tokens"}, "head: expected one of class, hidden"),
-    ({"position": "rotary"}, "position: expected one of learned"),
+    (
+      {"head": "tokens"},
+      "patch_size: a model that reads images has head class",
+    ),
+    ({"position": "rotary"}, "reads images has position learned or"),
     (
       {"embedding_scale": 2.0},
       "embedding_scale: belongs to a model that reads",
