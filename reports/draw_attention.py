@@ -2,7 +2,6 @@
 
     python -m reports.draw_attention --workdir=/tmp/run --text="3 1 4 1 5"
     python -m reports.draw_attention --workdir=/tmp/run --text="3 1" --target="3 1"
-    python -m reports.draw_attention --workdir=/tmp/run --text="3 1" --out=/tmp/maps
     python -m reports.draw_attention --workdir=/tmp/vit --image=cat.png --query=2,5
 
 One picture a layer, a panel a head: encoder_1_self_attention.png and so on, in
