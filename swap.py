@@ -1,4 +1,4 @@
-"""Puts another attention into a model that works, and measures the result.
+r"""Puts another attention into a model that works, and measures the result.
 
     python swap.py --weights=FOLDER --text=input.txt --attention=all --workdir=OUT
     python swap.py --weights=RUN --text=input.txt --workdir=OUT \
