@@ -8,8 +8,6 @@ to be made: a budget of seconds becomes a number of steps. Both write JSON.
 """
 
 from collections.abc import Callable
-import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ import jax
 
 from comparison import approximation, costs
 import models
-from process import config_flag, entry, host_memory
+from process import claimed, config_flag, entry, host_memory
 from process.errors import ConfigError, one_line
 from training import (
   attention_maps,
@@ -44,9 +42,7 @@ def main() -> None:
     found = _step_cost(run, run.task.train_batch(0))
   else:
     found = trained(Path(_WORKDIR.value), with_map=_MAP.value)
-  partial = Path(_OUT.value + ".tmp")
-  partial.write_text(json.dumps(found))
-  os.replace(partial, _OUT.value)
+  claimed.replace(Path(_OUT.value), found)
 
 
 def trained(folder: Path, *, with_map: bool) -> dict[str, Any]:

@@ -65,16 +65,16 @@ def create(
       above the length, …); the message starts with the argument or field.
   """
   has_encoder = config.kind != "decoder"
+  reads_ids = has_encoder
   if isinstance(config, ModelConfig) and config.patch_size is not None:
     max_source_length = _tokens_of_images(config, image_shape)
-    source_vocab_size = source_vocab_size or 1  # It reads no ids.
-    max_target_length = None
+    max_target_length, reads_ids = None, False
   elif image_shape is not None:
     raise ValueError(
       "patch_size: expected the side of a patch, for a task of images, got None"
     )
   for name, size, needed in (
-    ("source_vocab_size", source_vocab_size, has_encoder),
+    ("source_vocab_size", source_vocab_size, reads_ids),
     ("max_source_length", max_source_length, has_encoder),
     ("target_vocab_size", target_vocab_size, True),
     ("max_target_length", max_target_length, config.kind != "encoder"),

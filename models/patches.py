@@ -74,7 +74,7 @@ class Patches(nn.Module):
 def check_images(
   shape: tuple[int, ...], patch_size: int, channels: int
 ) -> None:
-  """Raises ValueError for what is no batch of images that a model can read."""
+  """Raises ValueError for arrays that are not images which a model can read."""
   expected = f"[B, H, W, {channels}] with sides of at least {patch_size}"
   if len(shape) != 4 or shape[3] != channels or min(shape[1:3]) < patch_size:
     raise ValueError(f"image: expected {expected}, got {list(shape)}")

@@ -23,7 +23,7 @@ def finetune(
   """Trains the model in models/`name` with the usual loss, and writes it back.
 
   It is a run in finetune/`name`, with checkpoints and metrics: started again it
-  continues. AdamW as in configs/gpt.py, with a tenth of the steps to warm up.
+  continues. AdamW without weight decay, with a tenth of the steps to warm up.
 
   Args:
     source: the model before, and its text.

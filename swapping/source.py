@@ -51,6 +51,7 @@ class Source(NamedTuple):
     variables: its weights.
     vocabulary: the file that makes ids of a text.
     task: windows of the text, to train on and held out.
+    batches: the held-out windows that losses are measured on.
     places: every self-attention, in the order of the model.
     context: tokens of a window.
   """
@@ -61,6 +62,7 @@ class Source(NamedTuple):
   variables: Mapping[str, Any]
   vocabulary: Path
   task: tasks.Task
+  batches: list[tasks.Batch]
   places: tuple[Place, ...]
   context: int
 
@@ -68,11 +70,6 @@ class Source(NamedTuple):
   def kind(self) -> str:
     """'encoder', 'decoder' or 'encoder_decoder'."""
     return self.described.config.kind
-
-  @property
-  def batches(self) -> list[tasks.Batch]:
-    """The held-out windows that losses are measured on."""
-    return list(self.task.eval_batches(self.task.eval_splits[0]))
 
 
 def read(settings: Settings) -> Source:
@@ -145,7 +142,15 @@ def read(settings: Settings) -> Source:
       f"{max(settings.keep)}"
     )
   return Source(
-    opened, described, model, variables, vocabulary, task, places, context
+    opened=opened,
+    described=described,
+    model=model,
+    variables=variables,
+    vocabulary=vocabulary,
+    task=task,
+    batches=list(task.eval_batches(task.eval_splits[0])),
+    places=places,
+    context=context,
   )
 
 

@@ -4,7 +4,7 @@ One program serves every choice of layers: at each attention it computes the
 model's own mechanism or the other one, as an argument says.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flax import traverse_util
@@ -163,8 +163,8 @@ def _called(
     key = None
   elif key is None:
     raise ValueError("the model has no keys of its own, only queries")
-  apply: Callable[..., Array] = attention.apply
-  return apply(variables, query, key, value, **call).astype(query.dtype)
+  out = attention.apply(variables, query, key, value, **call)
+  return out.astype(query.dtype)
 
 
 def _square(x: Array, counts: Array) -> Array:

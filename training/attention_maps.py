@@ -9,7 +9,7 @@ import numpy as np
 
 import models
 import tasks
-from training import image_maps
+from training import canvas, image_maps
 
 MAX_LABELS = 64
 """Axes longer than this have positions in place of tokens."""
@@ -155,14 +155,6 @@ def sketch(
   }
 
 
-def import_matplotlib() -> tuple[type, type]:
-  """`FigureCanvasAgg` and `Figure`; takes half a second the first time."""
-  from matplotlib.backends.backend_agg import FigureCanvasAgg
-  from matplotlib.figure import Figure
-
-  return FigureCanvasAgg, Figure
-
-
 def draw_maps(path: pathlib.Path, maps: Sequence[AttentionMap]) -> None:
   """Draws the heads of layers, a layer below the other, every token named.
 
@@ -173,7 +165,7 @@ def draw_maps(path: pathlib.Path, maps: Sequence[AttentionMap]) -> None:
     path: a .png file.
     maps: at least one.
   """
-  FigureCanvasAgg, Figure = import_matplotlib()
+  FigureCanvasAgg, Figure = canvas.import_matplotlib()
   sizes = [_size(shown) for shown in maps]
   heights = [height for _, height in sizes]
   figure = Figure(

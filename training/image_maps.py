@@ -9,6 +9,7 @@ import numpy as np
 import models
 from models.patches import check_images
 from models.size import grid_of
+from training import canvas
 
 _INCHES = 2.0
 
@@ -101,8 +102,6 @@ def draw_on_image(
     example: a batch of one image.
     query: the token that looks; 0 is [CLS].
   """
-  from training.attention_maps import import_matplotlib
-
   maps = models.attention_maps(model, variables, example)
   layers = [
     np.asarray(maps[f"encoder_{i}/self_attention"])[0] for i in range(len(maps))
@@ -123,14 +122,14 @@ def draw_on_image(
   panels["rolled out"] = on_grid(rollout(layers)[query])
   mechanism = model.config.layers("encoder_attention")[-1].name
   name = labels(model, layers[0].shape[-1], image.shape)[query]
-  canvas, figure_type = import_matplotlib()
+  FigureCanvasAgg, Figure = canvas.import_matplotlib()
   columns = min(4, len(panels) + 1)
   rows = -(-(len(panels) + 1) // columns)
-  figure = figure_type(
+  figure = Figure(
     figsize=(_INCHES * columns, (_INCHES + 0.25) * rows + 0.4),
     layout="constrained",
   )
-  canvas(figure)
+  FigureCanvasAgg(figure)
   axes = [*figure.subplots(rows, columns, squeeze=False).flat]
   shown = _visible(image)
   cut = shown[: grid[0] * size, : grid[1] * size]

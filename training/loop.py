@@ -10,7 +10,7 @@ import numpy as np
 
 from process.errors import RunError, one_line
 from process.signals import Interrupted, Signals
-from training import attention_maps, evaluate
+from training import attention_maps, canvas, evaluate
 from training import parallel as parallel_lib
 from training.checkpoint import Checkpoints
 from training.experiment import Experiment
@@ -96,7 +96,7 @@ def _place_state(
     state = experiment.init() if restored is None else restored
     state = parallel.place_state(state)
     # Drawing needs it in the end; XLA may still be compiling now.
-    attention_maps.import_matplotlib()
+    canvas.import_matplotlib()
   return state
 
 

@@ -150,7 +150,7 @@ def attend_with_total(
   """`attend`, and the sum that it divides by, for sources of a single visit.
 
   The sum is l = Σ e^(x − max x), from 1 on, or 0 for a query that sees no key.
-  It is no function of the softmax alone: its gradient reaches the largest logit
+  It is not a function of the softmax alone: its gradient reaches the largest logit
   through the maximum as well, dl/dx_s = l (p_s − [x_s = max x]).
 
   Args:

@@ -233,7 +233,7 @@ def lsh(
     # Each round sorts the tokens of every head.
     numbers = num_rounds * dims.num_heads * dims.max_length
     arguments.check_memory("num_rounds", num_rounds, numbers)
-    if num_buckets == 1:  # There is no rotation to draw.
+    if num_buckets == 1:  # One bucket needs no rotations.
       return {}
     buckets = num_buckets or 2 * -(-dims.max_length // chunk_size)
     numbers = num_rounds * dims.head_dim * buckets // 2

@@ -266,7 +266,7 @@ CHECKS = (
     "from_a_prompt",
     _prefilled,
     "`prefill` must make the cache that `decode` of one position after another "
-    "makes; an example has its own length, and what lies beyond it is no token.",
+    "makes; an example has its own length, and what lies beyond it is not a token.",
   ),
   _decodes(
     "cache_size",

@@ -117,6 +117,15 @@ def to_json(described: Described) -> dict[str, Any]:
     "model_type": "bert",
     "vocab_size": described.vocab_size,
     "max_position_embeddings": described.max_length,
+    **sizes_json(config),
+    "type_vocab_size": max(config.token_types, 1),
+    "id2label": {str(i): f"LABEL_{i}" for i in labels},
+  }
+
+
+def sizes_json(config: ModelConfig) -> dict[str, Any]:
+  """What BERT's `config.json` and those after it say of every layer."""
+  return {
     "hidden_size": config.features,
     "num_hidden_layers": config.num_layers,
     "num_attention_heads": config.num_heads,
@@ -125,8 +134,6 @@ def to_json(described: Described) -> dict[str, Any]:
     "hidden_dropout_prob": config.dropout_rate,
     "attention_probs_dropout_prob": config.attention_dropout_rate,
     "layer_norm_eps": config.norm_epsilon,
-    "type_vocab_size": max(config.token_types, 1),
-    "id2label": {str(i): f"LABEL_{i}" for i in labels},
   }
 
 

@@ -235,7 +235,7 @@ def activation(theirs: Mapping[str, Any], name: str, default: str) -> str:
   """Our name of an activation that `config.json` names.
 
   Raises:
-    ValueError: there is no such activation here.
+    ValueError: it is not among `ACTIVATIONS`.
   """
   return ACTIVATIONS[choice(theirs, name, ACTIVATIONS, default)]
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from models.config import ModelConfig
 from models.pretrained import family
-from models.pretrained.bert import num_labels
+from models.pretrained.bert import num_labels, sizes_json
 from models.pretrained.family import Described, Family, Layout, Row
 from models.size import num_tokens
 
@@ -68,14 +68,7 @@ def to_json(name: str, described: Described) -> dict[str, Any]:
     "image_size": height,
     "num_channels": channels,
     "patch_size": config.patch_size,
-    "hidden_size": config.features,
-    "num_hidden_layers": config.num_layers,
-    "num_attention_heads": config.num_heads,
-    "intermediate_size": config.mlp_features,
-    "hidden_act": family.their_activation(config.activation),
-    "hidden_dropout_prob": config.dropout_rate,
-    "attention_probs_dropout_prob": config.attention_dropout_rate,
-    "layer_norm_eps": config.norm_epsilon,
+    **sizes_json(config),
     "id2label": {str(i): f"LABEL_{i}" for i in range(described.outputs)},
   }
 

@@ -59,11 +59,8 @@ def figures(
     for name, suffix in (("map", ""), ("transfer_map", ", transferred")):
       if name in record:
         maps[words.beside(record["attention"]) + suffix] = record[name]
-  drawn.append(
-    comparison_maps.of_maps("maps", "Before and after", maps)
-    if maps
-    else Figure("maps", "", {})
-  )
+  if maps:
+    drawn.append(comparison_maps.of_maps("maps", "Before and after", maps))
   return [figure for figure in drawn if figure.panels]
 
 
