@@ -14,20 +14,21 @@ from models.config import ModelConfig
 from models.mechanism_variables import variable_shapes
 from models.seq2seq import Seq2Seq
 from models.seq2seq_config import Seq2SeqConfig
-from models.size import num_tokens
+from models.size import Sizes, num_tokens
 from models.transformer import Transformer
 
 Batch = Mapping[str, Any]
 """'source' [B, S] and 'inputs' [B, T], as the kind needs, or 'image' [B, H, W, C].
 
-A Transformer also reads `OPTIONAL`, where a batch has it; all else is unread.
+What a model reads of it says its `arguments`; all else is unread.
 """
-
-OPTIONAL = ("source_mask", "source_types", "inputs_mask", "global_indices")
-"""Names of a batch that are options of `Transformer.__call__`."""
 
 Model = Transformer | Seq2Seq
 """What `create` makes; the functions below take either."""
+
+
+_MAKERS: Mapping[type, Callable[[Any, Sizes], Any]] = {}
+"""Config of a kind that is not a Transformer's -> what makes its model."""
 
 
 def create(
@@ -64,6 +65,19 @@ def create(
     ValueError: a size is missing, or a mechanism cannot work at it (a rank
       above the length, …); the message starts with the argument or field.
   """
+  maker = _MAKERS.get(type(config))
+  if maker is not None:
+    return maker(
+      config,
+      Sizes(
+        source_vocab_size,
+        target_vocab_size,
+        max_source_length,
+        max_target_length,
+        shared_vocabulary,
+        image_shape,
+      ),
+    )
   has_encoder = config.kind != "decoder"
   reads_ids = has_encoder
   if isinstance(config, ModelConfig) and config.patch_size is not None:
@@ -156,7 +170,7 @@ def initialize(model: Model, key: Array, batch: Batch) -> dict[str, Any]:
     `{'params': …, 'constants': …}`; constants may be empty. Another key and
     its constants redraw random features.
   """
-  ids, options = _call(model, batch)
+  ids, options = model.arguments(batch)
   variables = model.init(key, *ids, **options)
   return {"constants": {}, **variables}
 
@@ -179,7 +193,7 @@ def forward(
   Returns:
     `[B, T, V]` float32.
   """
-  ids, options = _call(model, batch)
+  ids, options = model.arguments(batch)
   logits = model.apply(
     variables,
     *ids,
@@ -188,6 +202,42 @@ def forward(
     rngs=None if dropout_rng is None else {"dropout": dropout_rng},
   )
   return cast(Array, logits)
+
+
+def forward_and_statistics(
+  model: Model,
+  variables: Mapping[str, Any],
+  batch: Batch,
+  *,
+  dropout_rng: Array | None,
+  axis_name: str | None = None,
+) -> tuple[Float[Array, "B T V"], Mapping[str, Any]]:
+  """As `forward`, of a model with batch norm that is being trained.
+
+  Features are normed by the mean and variance of the batch, and the running
+  ones, which `forward` norms by, move towards these.
+
+  Args:
+    model: from `create`.
+    variables: with 'batch_stats'.
+    batch: as the model reads it.
+    dropout_rng: key of the dropout; None where there is none.
+    axis_name: of a `pmap` whose devices have the rows of one batch.
+
+  Returns:
+    `[B, T, V]` float32, and the new 'batch_stats'.
+  """
+  ids, options = model.arguments(batch)
+  logits, updated = model.apply(
+    variables,
+    *ids,
+    **options,
+    deterministic=False,
+    axis_name=axis_name,
+    rngs=None if dropout_rng is None else {"dropout": dropout_rng},
+    mutable=["batch_stats"],
+  )
+  return cast(Array, logits), updated["batch_stats"]
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -206,7 +256,7 @@ def attention_maps(
     'decoder_0/cross_attention', …, each `[B, N, T, S]` float32. A recurrent
     model has 'decoder/cross_attention' alone.
   """
-  ids, options = _call(model, batch)
+  ids, options = model.arguments(batch)
   _, state = model.apply(variables, *ids, **options, mutable=["intermediates"])
   sown: Mapping[str, Any] = state["intermediates"]
   return {
@@ -264,7 +314,7 @@ def replace_attention(
   Returns:
     `[B, T, V]` float32.
   """
-  ids, options = _call(model, batch)
+  ids, options = model.arguments(batch)
 
   def intercept(following, args, kwargs, context):
     if context.method_name != "attend":
@@ -276,21 +326,3 @@ def replace_attention(
 
   with nn.intercept_methods(intercept):
     return cast(Array, model.apply(variables, *ids, **options))
-
-
-def _call(
-  model: Model, batch: Batch
-) -> tuple[tuple[Array | None, Array | None], dict[str, Any]]:
-  """The (source, inputs) that the model's kind reads, and its options."""
-  kind = model.config.kind
-  if getattr(model, "image_shape", None) is not None:
-    return (jnp.asarray(batch["image"]), None), {}
-  ids = (
-    None if kind == "decoder" else jnp.asarray(batch["source"]),
-    None if kind == "encoder" else jnp.asarray(batch["inputs"]),
-  )
-  if isinstance(model, Seq2Seq):
-    return ids, {}
-  return ids, {
-    name: jnp.asarray(batch[name]) for name in OPTIONAL if name in batch
-  }

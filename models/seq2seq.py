@@ -1,12 +1,15 @@
 """The recurrent encoder-decoder, behind the same calls as the Transformer."""
 
+from collections.abc import Mapping
 import functools
 import math
+from typing import Any
 
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
+import numpy as np
 
 from models import tables
 from models.seq2seq_config import Seq2SeqConfig
@@ -121,6 +124,19 @@ class Seq2Seq(nn.Module):
   max_source_length: int
   max_target_length: int
   shared_vocabulary: bool = False
+
+  @nn.nowrap
+  def arguments(
+    self, batch: Mapping[str, Any]
+  ) -> tuple[tuple[Array, Array], dict[str, Any]]:
+    """What a call reads of a batch: arguments, and options by name."""
+    return (jnp.asarray(batch["source"]), jnp.asarray(batch["inputs"])), {}
+
+  @nn.nowrap
+  def example(self) -> dict[str, np.ndarray]:
+    """A batch of which `initialize` reads the shapes."""
+    ids = np.ones((1, 1), np.int32)
+    return {"source": ids, "inputs": ids}
 
   def setup(self) -> None:
     """Makes the tables, the encoder and the decoder."""

@@ -1,9 +1,30 @@
 """The size of a model from its config alone, before a module is made."""
 
 import math
+from typing import NamedTuple
 
 from models.config import ModelConfig
 from models.seq2seq_config import Seq2SeqConfig
+
+
+class Sizes(NamedTuple):
+  """What `models.create` is told of a task; None and 0 where it has no such.
+
+  Attributes:
+    source_vocab_size: of the ids that an encoder reads.
+    target_vocab_size: V, of the logits.
+    max_source_length: the longest source.
+    max_target_length: the longest target.
+    shared_vocabulary: source and target ids mean the same.
+    image_shape: height, width and channels of images.
+  """
+
+  source_vocab_size: int | None
+  target_vocab_size: int
+  max_source_length: int | None
+  max_target_length: int | None
+  shared_vocabulary: bool = False
+  image_shape: tuple[int, int, int] | None = None
 
 
 def least_parameters(config: ModelConfig | Seq2SeqConfig, symbols: int) -> int:

@@ -1,5 +1,6 @@
 """Encoder, decoder and encoder-decoder Transformers from one block."""
 
+from collections.abc import Mapping
 import functools
 import math
 from typing import Any, cast
@@ -17,6 +18,9 @@ from models.config import PAD_ID, ModelConfig
 from models.head import Head
 from models.norms import make_norm
 from models.patches import Patches
+
+OPTIONAL = ("source_mask", "source_types", "inputs_mask", "global_indices")
+"""Names of a batch that are options of `Transformer.__call__`."""
 
 
 class Transformer(nn.Module):
@@ -40,6 +44,30 @@ class Transformer(nn.Module):
   max_target_length: int
   shared_vocabulary: bool = False
   image_shape: tuple[int, int, int] | None = None
+
+  @nn.nowrap
+  def arguments(
+    self, batch: Mapping[str, Any]
+  ) -> tuple[tuple[Array | None, ...], dict[str, Any]]:
+    """What a call reads of a batch: arguments, and options by name."""
+    if self.image_shape is not None:
+      return (jnp.asarray(batch["image"]), None), {}
+    kind = self.config.kind
+    ids = (
+      None if kind == "decoder" else jnp.asarray(batch["source"]),
+      None if kind == "encoder" else jnp.asarray(batch["inputs"]),
+    )
+    return ids, {
+      name: jnp.asarray(batch[name]) for name in OPTIONAL if name in batch
+    }
+
+  @nn.nowrap
+  def example(self) -> dict[str, np.ndarray]:
+    """A batch of which `initialize` reads the shapes."""
+    if self.image_shape is not None:
+      return {"image": np.zeros((1, *self.image_shape), np.float32)}
+    ids = np.ones((1, 1), np.int32)
+    return {"source": ids, "inputs": ids}
 
   def setup(self) -> None:
     """Makes the tables and the layers that the kind has."""

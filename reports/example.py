@@ -37,6 +37,7 @@ def make_example(
     ConfigError: a text that the model cannot read or write.
   """
   task, kind = experiment.task, experiment.config.model.kind
+  kind = tasks.LAYOUTS.get(kind, kind)
   if kind == "encoder" and target is not None:
     raise ConfigError("--target: this model is an encoder and writes nothing")
   ids = _encode("--text", task.encode, text)

@@ -14,7 +14,7 @@ import models
 from swapping import substitution
 from swapping.source import Source
 from swapping.substitution import Mechanisms
-from training.step import loss_sums
+from training.step import cross_entropy
 
 
 class Scores(NamedTuple):
@@ -42,7 +42,7 @@ def make(source: Source, attention: Attention | None) -> Scores:
       logits = substitution.logits(
         source.model, variables, batch, attention, mechanisms, swapped
       )
-    _, nats, count = loss_sums(logits, batch["targets"], batch["weights"])
+    _, nats, count = cross_entropy(logits, batch)
     found = source.task.metric_sums(logits, batch)
     return jnp.stack([jnp.stack([nats, count]), found["token_accuracy"]])
 

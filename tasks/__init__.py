@@ -22,6 +22,7 @@ from tasks import (
 from tasks.base import (
   BOS,
   EOS,
+  LAYOUTS,
   PAD,
   Batch,
   DataError,
@@ -60,6 +61,7 @@ TASKS: Mapping[str, TaskEntry] = types.MappingProxyType(
 
 __all__ = [
   "TASKS",
+  "LAYOUTS",
   "Task",
   "TaskEntry",
   "Batch",

@@ -30,6 +30,15 @@ NO_BASELINES: Mapping[str, float] = types.MappingProxyType({})
 """Of a task that no simpler model is counted for."""
 
 
+LAYOUTS: Mapping[str, str] = types.MappingProxyType(
+  {
+    "seq2seq": "encoder_decoder",
+    "pyramid": "encoder",
+  }
+)
+"""Kind of a model that is not a Transformer's -> the one whose batches it reads."""
+
+
 class DataError(ValueError):
   """A fault in the data that a user gave, told in one line."""
 
@@ -161,7 +170,7 @@ def layout(task: str, kind: str, served: Sequence[str]) -> str:
   Raises:
     ValueError: the task cannot feed this kind of model.
   """
-  found = "encoder_decoder" if kind == "seq2seq" else kind
+  found = LAYOUTS.get(kind, kind)
   if found not in served:
     raise ValueError(
       f"model.kind: {task} serves {', '.join(served)}, got {kind!r}"

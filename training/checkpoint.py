@@ -74,7 +74,7 @@ class Checkpoints:
     self._manager.save(
       step,
       args=ocp.args.Composite(
-        state=ocp.args.StandardSave(host._asdict()),
+        state=ocp.args.StandardSave(_fields(host)),
         record=ocp.args.JsonSave(
           {"digests": digests(host), "record": dict(record)}
         ),
@@ -123,7 +123,7 @@ class Checkpoints:
     restored = self._manager.restore(
       step,
       args=ocp.args.Composite(
-        state=ocp.args.StandardRestore(template._asdict()),
+        state=ocp.args.StandardRestore(_fields(template)),
         record=ocp.args.JsonRestore(),
       ),
     )
@@ -148,3 +148,11 @@ class Checkpoints:
     """Waits until everything is written."""
     self._manager.wait_until_finished()
     self._manager.close()
+
+
+def _fields(state: TrainState) -> dict[str, Any]:
+  """What is on disk; a model without batch norm has no statistics there."""
+  fields = state._asdict()
+  if state.batch_stats is None:
+    fields.pop("batch_stats")
+  return fields

@@ -20,7 +20,7 @@ from process.errors import ConfigError
 from settings.leaves import flatten
 from settings.memory import check_fits
 import tasks
-from training import distillation
+from training import distillation, parallel
 from training import optimizer as optimizer_lib
 from training.experiment_config import ExperimentConfig
 from training.state import TrainState
@@ -136,6 +136,7 @@ def create(
     draw_constants=lambda key: models.initialize(
       model, key, _example(task, config.model.kind)
     )["constants"],
+    **_own_functions(config, task, model, shapes),
   )
 
   def generate(variables, inputs, **options):
@@ -160,6 +161,23 @@ def create(
     shapes=shapes,
     generate=generate,
   )
+
+
+def _own_functions(config, task, model, shapes) -> dict[str, Any]:
+  """What a model with batch norm, or a task with a loss of its own, changes."""
+  functions: dict[str, Any] = {}
+  if jax.tree.leaves(shapes.batch_stats):
+    # One program for all devices sees the whole batch; one for each of them has
+    # to ask the others.
+    axis = parallel.AXIS if config.train.parallel == "pmap" else None
+    functions["forward_and_statistics"] = lambda variables, batch, rng: (
+      models.forward_and_statistics(
+        model, variables, batch, dropout_rng=rng, axis_name=axis
+      )
+    )
+  if hasattr(task, "loss"):
+    functions["loss"] = task.loss
+  return functions
 
 
 def _check_memory(config: ExperimentConfig, task: tasks.Task) -> None:
@@ -273,6 +291,7 @@ def _init_state(model, optimizer, batch, seed) -> TrainState:
     params=variables["params"],
     constants=variables.get("constants", {}),
     opt_state=optimizer.init(variables["params"]),
+    batch_stats=variables.get("batch_stats"),
   )
 
 
@@ -288,6 +307,7 @@ def _published_state(config, model, optimizer) -> TrainState:
     params=variables["params"],
     constants=variables["constants"],
     opt_state=optimizer.init(variables["params"]),
+    batch_stats=variables.get("batch_stats"),
   )
 
 
@@ -336,6 +356,7 @@ def _sizes(config: ExperimentConfig, task: tasks.Task) -> dict[str, Any]:
 
 def _example(task: tasks.Task, kind: str) -> dict[str, np.ndarray]:
   """One row of the right shapes; variables depend on no value in it."""
+  kind = tasks.LAYOUTS.get(kind, kind)
   shapes = tasks.input_shapes(task)
   source = np.ones((1, task.max_source_length or 1), np.int32)
   target = np.ones((1, task.max_target_length), np.int32)

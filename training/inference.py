@@ -249,6 +249,7 @@ def pad(
 
 def _has_source(experiment: Experiment) -> bool:
   kind = experiment.config.model.kind
+  kind = tasks.LAYOUTS.get(kind, kind)
   if kind == "encoder":
     raise ConfigError(
       "config.model.kind: an encoder alone cannot generate; expected "

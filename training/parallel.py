@@ -18,7 +18,8 @@ from training import step as step_lib
 from training.config import TrainConfig
 from training.state import TrainState
 
-_AXIS = "data"
+AXIS = "data"
+"""Name of the axis that rows of a batch are split along."""
 
 
 class Parallel(NamedTuple):
@@ -78,13 +79,13 @@ def make(
   devices = jax.devices() if devices is None else devices
   mesh = jax.make_mesh(
     (len(devices),),
-    (_AXIS,),
+    (AXIS,),
     # Explicit axes, the default, do not go with Linen's Embed.
     axis_types=(jax.sharding.AxisType.Auto,),
     devices=devices,
   )
   everywhere = jax.NamedSharding(mesh, jax.P())
-  rows = jax.NamedSharding(mesh, jax.P(_AXIS))
+  rows = jax.NamedSharding(mesh, jax.P(AXIS))
   # Donating what device_put made would delete the array it was made from.
   place_state = jax.jit(
     lambda state: jax.tree.map(jax.numpy.copy, state),
@@ -120,7 +121,7 @@ def make(
       place_batch=lambda batch: jax.device_put(dict(batch), rows),
     )
 
-  reduce = functools.partial(jax.lax.psum, axis_name=_AXIS)
+  reduce = functools.partial(jax.lax.psum, axis_name=AXIS)
 
   def split(array):  # [B, …] to [devices, B/devices, …]
     return array.reshape(len(devices), -1, *array.shape[1:])
@@ -131,9 +132,9 @@ def make(
         step_lib.train_step,
         functions,
         reduce=reduce,
-        shard=lambda key: jax.random.fold_in(key, jax.lax.axis_index(_AXIS)),
+        shard=lambda key: jax.random.fold_in(key, jax.lax.axis_index(AXIS)),
       ),
-      axis_name=_AXIS,
+      axis_name=AXIS,
       in_axes=(None, 0, None),
       out_axes=None,
       devices=devices,
@@ -141,7 +142,7 @@ def make(
     ),
     evaluate=jax.pmap(
       functools.partial(step_lib.eval_step, functions, reduce=reduce),
-      axis_name=_AXIS,
+      axis_name=AXIS,
       in_axes=(None, 0),
       out_axes=None,
       devices=devices,

@@ -15,14 +15,19 @@ class TrainState(NamedTuple):
     params: trained variables.
     constants: variables of the model that no optimiser touches.
     opt_state: state of the optimiser.
+    batch_stats: running statistics of a model with batch norm; else None.
   """
 
   step: Int[Array, ""]
   params: Mapping[str, Any]
   constants: Mapping[str, Any]
   opt_state: optax.OptState
+  batch_stats: Mapping[str, Any] | None = None
 
   @property
   def variables(self) -> dict[str, Any]:
     """What the model is called with."""
-    return {"params": self.params, "constants": self.constants}
+    variables = {"params": self.params, "constants": self.constants}
+    if self.batch_stats is not None:
+      variables["batch_stats"] = self.batch_stats
+    return variables

@@ -20,6 +20,34 @@ Sums = dict[str, Array]
 """Metric name → [2]: sum and count."""
 
 
+def cross_entropy(
+  logits: Float[Array, "B T C"], batch: Batch, label_smoothing: float = 0.0
+) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
+  """Weighted sums of the objective and of the cross-entropy, in nats.
+
+  With smoothing ε over C classes the objective is
+  `−(1 − ε) log p(target) − ε/C Σ_c log p(c)` (Szegedy et al. 2016); the
+  cross-entropy is `−log p(target)` for any ε.
+
+  Args:
+    logits: `[B, T, C]`.
+    batch: its 'targets' [B, T] and 'weights' [B, T] are read.
+    label_smoothing: ε.
+
+  Returns:
+    objective sum, cross-entropy sum, and the sum of weights.
+  """
+  targets, weights = batch["targets"], batch["weights"]
+  log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
+  picked = jnp.take_along_axis(log_probs, targets[..., None], axis=-1)[..., 0]
+  nats = -jnp.sum(weights * picked)
+  objective = nats
+  if label_smoothing:
+    uniform = -jnp.sum(weights * jnp.mean(log_probs, axis=-1))
+    objective = (1 - label_smoothing) * nats + label_smoothing * uniform
+  return objective, nats, jnp.sum(weights)
+
+
 class StepFunctions(NamedTuple):
   """What a step is made of, and nothing of where it runs.
 
@@ -34,6 +62,11 @@ class StepFunctions(NamedTuple):
     accumulate_steps: micro-batches of one step.
     redraw_every: steps between new constants; 0 keeps the first.
     draw_constants: `key -> constants`, needed where `redraw_every` > 0.
+    forward_and_statistics: `(variables, batch, dropout_rng) -> (logits,
+      batch_stats)` of a model with batch norm, which in training norms by the
+      batch itself and keeps running statistics; None for any other model.
+    loss: `(logits, batch, label_smoothing) -> (objective sum, sum of nats,
+      count)`, see `cross_entropy`.
   """
 
   forward: Callable[..., Float[Array, "B T C"]]
@@ -45,31 +78,8 @@ class StepFunctions(NamedTuple):
   accumulate_steps: int = 1
   redraw_every: int = 0
   draw_constants: Callable[[Array], Any] | None = None
-
-
-def loss_sums(
-  logits: Float[Array, "B T C"],
-  targets: Int[Array, "B T"],
-  weights: Float[Array, "B T"],
-  label_smoothing: float = 0.0,
-) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
-  """Weighted sums of the objective and of the cross-entropy, in nats.
-
-  With smoothing ε over C classes the objective is
-  `−(1 − ε) log p(target) − ε/C Σ_c log p(c)` (Szegedy et al. 2016); the
-  cross-entropy is `−log p(target)` for any ε.
-
-  Returns:
-    objective sum, cross-entropy sum, and the sum of weights.
-  """
-  log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
-  picked = jnp.take_along_axis(log_probs, targets[..., None], axis=-1)[..., 0]
-  nats = -jnp.sum(weights * picked)
-  objective = nats
-  if label_smoothing:
-    uniform = -jnp.sum(weights * jnp.mean(log_probs, axis=-1))
-    objective = (1 - label_smoothing) * nats + label_smoothing * uniform
-  return objective, nats, jnp.sum(weights)
+  forward_and_statistics: Callable[..., tuple[Array, Any]] | None = None
+  loss: Callable[..., tuple[Array, Array, Array]] = cross_entropy
 
 
 def mean_gradient(
@@ -79,7 +89,8 @@ def mean_gradient(
   batch: Batch,
   key: Array | None = None,
   reduce: Callable[[Any], Any] = lambda tree: tree,
-) -> tuple[Any, Float[Array, "2"]]:
+  batch_stats: Any = None,
+) -> tuple[Any, Float[Array, "2"], Any]:
   """Gradient of the mean objective over all weighted targets.
 
   Micro-batches are scanned, so that memory is that of one of them; gradients
@@ -93,40 +104,51 @@ def mean_gradient(
     batch: leaves `[B, …]`, B a multiple of `accumulate_steps`.
     key: for dropout; None means deterministic.
     reduce: sums a tree over devices where each holds only its own rows.
+    batch_stats: running statistics of a model with batch norm; every
+      micro-batch moves them.
 
   Returns:
-    gradient (like `params`) and the cross-entropy as (sum, count).
+    gradient (like `params`), the cross-entropy as (sum, count), and the
+    statistics afterwards.
   """
 
-  def objective(params, rows, key):
-    logits = functions.forward(
-      {"params": params, "constants": constants}, rows, key
-    )
-    value, nats, count = loss_sums(
-      logits, rows["targets"], rows["weights"], functions.label_smoothing
-    )
-    return value, jnp.stack([nats, count])
+  def objective(params, rows, key, batch_stats):
+    variables = {"params": params, "constants": constants}
+    if functions.forward_and_statistics is None:
+      logits = functions.forward(variables, rows, key)
+    else:
+      logits, batch_stats = functions.forward_and_statistics(
+        {**variables, "batch_stats": batch_stats}, rows, key
+      )
+    value, nats, count = functions.loss(logits, rows, functions.label_smoothing)
+    return value, (jnp.stack([nats, count]), batch_stats)
 
   gradient_of = jax.grad(objective, has_aux=True)
   splits = functions.accumulate_steps
   if splits == 1:
-    gradient, sums = gradient_of(params, batch, key)
+    gradient, (sums, batch_stats) = gradient_of(params, batch, key, batch_stats)
   else:
 
-    def accumulate(totals, index_and_rows):
+    def accumulate(carry, index_and_rows):
+      totals, batch_stats = carry
       index, rows = index_and_rows
       rng = None if key is None else jax.random.fold_in(key, index)
-      part = gradient_of(params, rows, rng)
-      return jax.tree.map(jnp.add, totals, part), None
+      gradient, (sums, batch_stats) = gradient_of(
+        params, rows, rng, batch_stats
+      )
+      totals = jax.tree.map(jnp.add, totals, (gradient, sums))
+      return (totals, batch_stats), None
 
     zeros = (jax.tree.map(jnp.zeros_like, params), jnp.zeros(2))
-    (gradient, sums), _ = jax.lax.scan(
-      accumulate, zeros, (jnp.arange(splits), _micro_batches(batch, splits))
+    ((gradient, sums), batch_stats), _ = jax.lax.scan(
+      accumulate,
+      (zeros, batch_stats),
+      (jnp.arange(splits), _micro_batches(batch, splits)),
     )
   gradient, sums = reduce((gradient, sums))
   # A batch without a single target has gradient 0, not 0/0.
   count = jnp.where(sums[1] > 0, sums[1], 1.0)
-  return jax.tree.map(lambda g: g / count, gradient), sums
+  return jax.tree.map(lambda g: g / count, gradient), sums, batch_stats
 
 
 def train_step(
@@ -158,8 +180,14 @@ def train_step(
   """
   key = jax.random.fold_in(jax.random.key(functions.seed), step)
   constants = _constants(functions, state, step, key)
-  gradient, sums = mean_gradient(
-    functions, state.params, constants, batch, shard(key), reduce
+  gradient, sums, batch_stats = mean_gradient(
+    functions,
+    state.params,
+    constants,
+    batch,
+    shard(key),
+    reduce,
+    state.batch_stats,
   )
   grad_norm = optax.tree.norm(gradient)
   updates, opt_state = functions.optimizer.update(
@@ -170,6 +198,7 @@ def train_step(
     params=cast(Any, optax.apply_updates(state.params, updates)),
     constants=constants,
     opt_state=opt_state,
+    batch_stats=batch_stats,
   )
   finite = jnp.isfinite(sums[0]) & jnp.isfinite(grad_norm)
   valid = finite & (state.step == step)
@@ -216,7 +245,7 @@ def eval_step(
     metric name → [2]: sum and count.
   """
   logits = functions.forward(variables, batch, None)
-  _, nats, count = loss_sums(logits, batch["targets"], batch["weights"])
+  _, nats, count = functions.loss(logits, batch, 0.0)
   sums = {"loss": jnp.stack([nats, count])}
   return reduce(sums | functions.metric_sums(logits, batch))
 

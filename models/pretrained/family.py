@@ -1,7 +1,7 @@
 """What a published family is made of, and its weights as a table.
 
 A family is one file here: how its `config.json` becomes choices of
-`ModelConfig`, and a table that pairs each of its tensors with variables of the
+a config, and a table that pairs each of its tensors with variables of the
 Transformer. The table is read in both directions.
 """
 
@@ -9,8 +9,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-
-from models.config import ModelConfig
 
 
 class Layout(NamedTuple):
@@ -76,13 +74,14 @@ class Described(NamedTuple):
   """A model as `config.json` describes it.
 
   Attributes:
-    config: its choices.
+    config: its choices: a `ModelConfig`, or the config of a kind that is not a
+      Transformer's.
     vocab_size: ids that it reads.
     outputs: V of its logits: the vocabulary, or the classes.
     max_length: the longest sequence.
   """
 
-  config: ModelConfig
+  config: Any
   vocab_size: int
   outputs: int
   max_length: int
@@ -105,20 +104,21 @@ class Family(NamedTuple):
       need, such as buffers.
     to_json: `Described -> config.json`, whatever of it the family can say; None
       for a family that nothing trained here becomes.
-    reads_images: whether the models read images and not tokens.
+    inputs: what the models read in place of tokens, by its names in
+      transformers -> names in a batch, the one that is needed first.
   """
 
   name: str
   architectures: Mapping[str, str]
   describe: Callable[[Mapping[str, Any], Collection[str], str], Described]
-  rows: Callable[[ModelConfig], Iterable[Row]]
+  rows: Callable[[Any], Iterable[Row]]
   prefix: str = ""
   parts: tuple[str, ...] = ()
   renamed: tuple[tuple[str, str], ...] = ()
   copies: tuple[tuple[str, str], ...] = ()
   unread: tuple[str, ...] = ()
   to_json: Callable[[Described], dict[str, Any]] | None = None
-  reads_images: bool = False
+  inputs: Mapping[str, str] | None = None
 
 
 def active(rows: Iterable[Row], paths: Collection[str]) -> Iterator[Row]:

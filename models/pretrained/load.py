@@ -6,6 +6,7 @@ import importlib
 import os
 from pathlib import Path
 import re
+from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
 from flax import traverse_util
@@ -70,7 +71,9 @@ class Pretrained(NamedTuple):
     Raises:
       ValueError: an input that the model does not read, or one that is missing.
     """
-    out = forward(self.model, variables, _batch(self.model.config, inputs))
+    names = FAMILIES[self.family].inputs
+    batch = _batch(self.model.config, names, inputs)
+    out = forward(self.model, variables, batch)
     # Of DeiT's two heads, the mean.
     return out.mean(1) if self.model.config.head == "class" else out
 
@@ -228,29 +231,20 @@ def _written(
   return config, arrays
 
 
-def make_model(described: Described) -> Transformer:
-  """The module of a description; computes nothing."""
-  kind = described.config.kind
-  length = described.max_length
-  if described.config.patch_size is not None:
-    model = create(
-      described.config,
-      source_vocab_size=None,
-      target_vocab_size=described.outputs,
-      max_source_length=None,
-      max_target_length=None,
-      image_shape=described.config.image_shape,
-    )
-    return cast(Transformer, model)
-  model = create(
-    described.config,
-    source_vocab_size=None if kind == "decoder" else described.vocab_size,
+def make_model(described: Described) -> Any:
+  """The module of a description, of any kind; computes nothing."""
+  config, length = described.config, described.max_length
+  images = getattr(config, "image_shape", None)
+  has_source = config.kind != "decoder" and images is None
+  return create(
+    config,
+    source_vocab_size=described.vocab_size if has_source else None,
     target_vocab_size=described.outputs,
-    max_source_length=None if kind == "decoder" else length,
-    max_target_length=length,
+    max_source_length=length if has_source else None,
+    max_target_length=None if images else length,
     shared_vocabulary=described.outputs == described.vocab_size,
+    image_shape=images,
   )
-  return cast(Transformer, model)
 
 
 def with_attention(
@@ -285,7 +279,10 @@ def with_layers(
   changes: dict[str, Any] = dict(chosen)
   for layers in chosen.values():
     layers = layers if isinstance(layers, tuple) else (layers,)
-    if any("global" not in one.build().supports for one in layers):
+    has_global = getattr(described.config, "global_projections", False)
+    if has_global and any(
+      "global" not in one.build().supports for one in layers
+    ):
       changes["global_projections"] = False
   config = dataclasses.replace(described.config, **changes)
   return described._replace(config=config)
@@ -405,7 +402,7 @@ def _filled(
       # What a mechanism has of its own is drawn where it replaces another.
       if "/attention/" not in path or model == published:
         raise ValueError(f"{tensors.folder}: no tensor fills {path}")
-    drawn = _flat(initialize(model, key, _example(model)))
+    drawn = _flat(initialize(model, key, model.example()))
     found |= {path: drawn[path] for path in missing}
   arrays = {
     path: jnp.asarray(found[path], leaf.dtype) for path, leaf in wanted.items()
@@ -446,7 +443,7 @@ def _read(
 
 def _shapes(model: Transformer) -> dict[str, jax.ShapeDtypeStruct]:
   """Shapes of all variables by their paths; computes nothing."""
-  key, batch = jax.random.key(0), _example(model)
+  key, batch = jax.random.key(0), model.example()
   return _flat(jax.eval_shape(lambda: initialize(model, key, batch)))
 
 
@@ -470,22 +467,8 @@ def _flat(variables: Mapping[str, Any]) -> dict[str, Any]:
   return traverse_util.flatten_dict(variables, sep="/")
 
 
-def _example(model: Transformer) -> dict[str, np.ndarray]:
-  """A batch of which `initialize` reads the shapes."""
-  if model.image_shape is not None:
-    return {"image": np.zeros((1, *model.image_shape), np.float32)}
-  ids = np.ones((1, 1), np.int32)
-  return {"source": ids, "inputs": ids}
-
-
-def _batch(config: ModelConfig, inputs: Mapping[str, Any]) -> dict[str, Any]:
-  """The batch that `models.forward` reads, from names of transformers.
-
-  Raises:
-    ValueError: an input that this kind of model does not read, or one that is
-      missing.
-  """
-  names = {
+_TEXT_INPUTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
+  {
     "encoder": {
       "input_ids": "source",
       "attention_mask": "source_mask",
@@ -499,12 +482,32 @@ def _batch(config: ModelConfig, inputs: Mapping[str, Any]) -> dict[str, Any]:
       "decoder_input_ids": "inputs",
       "decoder_attention_mask": "inputs_mask",
     },
-  }[config.kind]
-  if config.patch_size is not None:
-    names = {"pixel_values": "image"}
-  if not config.token_types:
+  }
+)
+"""Kind of a model -> the inputs of transformers -> their names in a batch."""
+
+
+def _batch(
+  config: Any, names: Mapping[str, str] | None, inputs: Mapping[str, Any]
+) -> dict[str, Any]:
+  """The batch that `models.forward` reads, from names of transformers.
+
+  Args:
+    config: of the model.
+    names: of the inputs, if not those of texts -> names in a batch; the first
+      has to be given.
+    inputs: by the names of transformers.
+
+  Raises:
+    ValueError: an input that this kind of model does not read, or one that is
+      missing.
+  """
+  needed = list(names or ())[:1]
+  names = dict(names or _TEXT_INPUTS[config.kind])
+  needed = needed or [name for name in names if name.endswith("input_ids")]
+  if not getattr(config, "token_types", 0):
     names.pop("token_type_ids", None)
-  if not config.global_projections:
+  if not getattr(config, "global_projections", False):
     names.pop("global_attention_mask", None)
   batch = {}
   for name, value in inputs.items():
@@ -516,8 +519,8 @@ def _batch(config: ModelConfig, inputs: Mapping[str, Any]) -> dict[str, Any]:
       batch[names[name]] = _indices(value)
     elif value is not None:
       batch[names[name]] = jnp.asarray(value)
-  for name, ours in names.items():
-    if name.endswith(("input_ids", "pixel_values")) and ours not in batch:
+  for name in needed:
+    if names[name] not in batch:
       raise ValueError(f"{name}: missing")
   if "source" in batch:
     # Any id may be a token: only the mask says what is padding.

@@ -14,6 +14,7 @@ from models.config import ModelConfig
 from models.pretrained.catalog import FAMILIES
 from models.pretrained.family import Described
 from models.pretrained.load import Pretrained, make_model
+from models.pretrained.vit import PIXELS
 from models.transformer import Transformer
 
 
@@ -43,7 +44,7 @@ def as_pretrained(
     for architecture, head in family.architectures.items():
       if family.to_json is None or head != config.head:
         continue
-      if family.reads_images != (config.patch_size is not None):
+      if family.inputs != (None if config.patch_size is None else PIXELS):
         continue
       theirs = family.to_json(described) | {"architectures": [architecture]}
       names = ["lm_head.weight"] * (not config.tie_embeddings)

@@ -25,6 +25,10 @@ _TOKEN = Layout(lambda x, n: [x[0, 0]], lambda xs: xs[0][None, None])
 """`[1, 1, F]`."""
 
 
+PIXELS = {"pixel_values": "image"}
+"""What models of images read."""
+
+
 def describe(
   theirs: Mapping[str, Any], names: Collection[str], head: str
 ) -> Described:
@@ -107,7 +111,7 @@ VIT = Family(
     *family.linear("classifier", "head/classes"),
   ),
   to_json=functools.partial(to_json, "vit"),
-  reads_images=True,
+  inputs=PIXELS,
 )
 """Pre-norm encoders of patches, with [CLS] and learned positions."""
 
@@ -121,6 +125,6 @@ DEIT = Family(
     *family.linear("distillation_classifier", "head/distilled"),
   ),
   to_json=functools.partial(to_json, "deit"),
-  reads_images=True,
+  inputs=PIXELS,
 )
 """ViT with a distillation token; logits are the mean of two heads."""

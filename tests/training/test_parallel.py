@@ -19,7 +19,7 @@ from training.step import mean_gradient
 def test_gradient_and_loss_of_an_uneven_batch_agree(kind, count, splits):
   functions, state = make_functions(accumulate_steps=splits, clip_norm=1.0)
   batch = make_batch()
-  gradient, sums = mean_gradient(
+  gradient, sums, _ = mean_gradient(
     functions._replace(accumulate_steps=1), state.params, state.constants, batch
   )
   norm = np.sqrt(sum(np.sum(g**2) for g in jax.tree.leaves(gradient)))
