@@ -10,7 +10,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from attention import Dims
+from models import conformer
 from models.config import ModelConfig
+from models.conformer_config import ConformerConfig
 from models.mechanism_variables import variable_shapes
 from models.seq2seq import Seq2Seq
 from models.seq2seq_config import Seq2SeqConfig
@@ -18,21 +20,24 @@ from models.size import Sizes, num_tokens
 from models.transformer import Transformer
 
 Batch = Mapping[str, Any]
-"""'source' [B, S] and 'inputs' [B, T], as the kind needs, or 'image' [B, H, W, C].
+"""'source' [B, S] and 'inputs' [B, T], as the kind needs, or 'image' [B, H, W, C],
+or 'frames' [B, S, M] or 'audio' [B, S] with 'source_mask' [B, S].
 
 What a model reads of it says its `arguments`; all else is unread.
 """
 
-Model = Transformer | Seq2Seq
+Model = Transformer | Seq2Seq | conformer.Conformer
 """What `create` makes; the functions below take either."""
 
 
-_MAKERS: Mapping[type, Callable[[Any, Sizes], Any]] = {}
+_MAKERS: Mapping[type, Callable[[Any, Sizes], Any]] = {
+  ConformerConfig: conformer.make,
+}
 """Config of a kind that is not a Transformer's -> what makes its model."""
 
 
 def create(
-  config: ModelConfig | Seq2SeqConfig,
+  config: ModelConfig | Seq2SeqConfig | ConformerConfig,
   *,
   source_vocab_size: int | None,
   target_vocab_size: int,
@@ -40,6 +45,7 @@ def create(
   max_target_length: int | None,
   shared_vocabulary: bool = False,
   image_shape: tuple[int, int, int] | None = None,
+  frames_shape: tuple[int, int] | None = None,
 ) -> Model:
   """Makes the model of a config for a task's sizes; computes nothing.
 
@@ -57,6 +63,7 @@ def create(
       embeddings share one table.
     image_shape: height, width and channels of images, for an encoder with
       `patch_size`; it has no `source_vocab_size` and no `max_source_length`.
+    frames_shape: frames and bands of the longest recording, for a Conformer.
 
   Returns:
     A Linen module.
@@ -76,8 +83,10 @@ def create(
         max_target_length,
         shared_vocabulary,
         image_shape,
+        frames_shape,
       ),
     )
+  assert isinstance(config, ModelConfig | Seq2SeqConfig)  # What has no maker.
   has_encoder = config.kind != "decoder"
   reads_ids = has_encoder
   if isinstance(config, ModelConfig) and config.patch_size is not None:

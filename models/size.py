@@ -17,6 +17,7 @@ class Sizes(NamedTuple):
     max_target_length: the longest target.
     shared_vocabulary: source and target ids mean the same.
     image_shape: height, width and channels of images.
+    frames_shape: frames and bands of the longest recording.
   """
 
   source_vocab_size: int | None
@@ -25,6 +26,7 @@ class Sizes(NamedTuple):
   max_target_length: int | None
   shared_vocabulary: bool = False
   image_shape: tuple[int, int, int] | None = None
+  frames_shape: tuple[int, int] | None = None
 
 
 def least_parameters(config: ModelConfig | Seq2SeqConfig, symbols: int) -> int:

@@ -1,0 +1,54 @@
+"""Recognition of dialled digits with CTC (Conformer).
+
+    python train.py --config=configs/conformer.py
+    python train.py --config=configs/conformer.py:flash
+    python train.py --config=configs/conformer.py:performer \
+      --config.model.position=rotary
+"""
+
+import ml_collections
+
+from configs import attentions
+
+
+def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
+  """Log-mel frames of 8 kHz, two blocks, positions of Transformer-XL."""
+  return ml_collections.ConfigDict(
+    {
+      "seed": 0,
+      "num_steps": 2000,
+      "batch_size": 32,
+      "eval_every": 250,
+      "checkpoint_every": 500,
+      "log_every": 50,
+      "parallel": "jit",
+      "task": {
+        "name": "speech",
+        "source": "tones",
+        "path": "",
+        "min_digits": 1,
+        "max_digits": 8,
+        "snr": 10.0,
+        "eval_size": 500,
+      },
+      "model": {
+        "kind": "conformer",
+        "num_layers": 2,
+        "num_heads": 4,
+        "features": 64,
+        "mlp_features": 128,
+        "kernel_size": 15,
+        "position": "transformer_xl",
+        "dropout_rate": 0.1,
+        "encoder_attention": attentions.one(attention),
+      },
+      "optimizer": {
+        "name": "adamw",
+        "learning_rate": 2e-3,
+        "schedule": "cosine",
+        "warmup_steps": 200,
+        "weight_decay": 0.01,
+        "clip_norm": 1.0,
+      },
+    }
+  )
