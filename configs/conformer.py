@@ -2,8 +2,10 @@
 
     python train.py --config=configs/conformer.py
     python train.py --config=configs/conformer.py:flash
-    python train.py --config=configs/conformer.py:performer \
-      --config.model.position=rotary
+
+Positions are those of Transformer-XL, which dense, flash, multiplicative and
+sliding_window carry; `--config.model.position=rotary` lets other mechanisms
+serve, as in `configs/conformer.py:performer`.
 """
 
 import ml_collections

@@ -15,6 +15,7 @@ from models.pretrained.qwen3 import QWEN3
 from models.pretrained.roberta import ROBERTA
 from models.pretrained.t5 import T5
 from models.pretrained.vit import DEIT, VIT
+from models.pretrained.wav2vec2_conformer import WAV2VEC2_CONFORMER
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
   {
@@ -32,6 +33,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
       NYSTROMFORMER,
       VIT,
       DEIT,
+      WAV2VEC2_CONFORMER,
     )
   }
 )

@@ -106,6 +106,8 @@ class Family(NamedTuple):
       for a family that nothing trained here becomes.
     inputs: what the models read in place of tokens, by its names in
       transformers -> names in a batch, the one that is needed first.
+    kept: `config.json -> {name: shape}` of tensors that files have and no
+      output depends on; `save_pretrained` writes them back.
   """
 
   name: str
@@ -119,6 +121,9 @@ class Family(NamedTuple):
   unread: tuple[str, ...] = ()
   to_json: Callable[[Described], dict[str, Any]] | None = None
   inputs: Mapping[str, str] | None = None
+  kept: Callable[[Mapping[str, Any]], Mapping[str, tuple[int, ...]]] | None = (
+    None
+  )
 
 
 def active(rows: Iterable[Row], paths: Collection[str]) -> Iterator[Row]:
