@@ -168,7 +168,9 @@ def _published(folder: str, config: Any) -> models.ModelConfig:
   kept = ("dropout_rate", "attention_dropout_rate", "dtype", "param_dtype")
   try:
     sizes: dict[str, Any] = {}
-    if published.patch_size is None:
+    # Other kinds have no vocabulary, or none that a config chooses.
+    reads_ids = isinstance(published, models.ModelConfig)
+    if reads_ids and published.patch_size is None:
       sizes["vocab_size"] = described.vocab_size
       sizes["max_length"] = described.max_length
     return dataclasses.replace(

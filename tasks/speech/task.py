@@ -10,14 +10,13 @@ import numpy as np
 from settings.memory import check_fits
 from tasks import base, ctc, draws
 from tasks.answers import AnswersInPlace
-from tasks.base import Batch
-from tasks.speech import mel, tones
+from tasks.base import Batch, DataError
+from tasks.files import typed_path
+from tasks.speech import audio, mel, sources, tones
 from tasks.speech.config import TONES, SpeechConfig
+from tasks.speech.sources import REDUCTION
 
 _SYMBOLS_FILE = "speech.json"
-_ROUND_TO = 8
-"""Frames of a batch are a multiple of it, for models that keep every eighth or
-more of them."""
 
 
 class Recordings(Protocol):
@@ -157,6 +156,28 @@ class SpeechTask(AnswersInPlace):
     first = {"error_rate": values.pop("error_rate", 0.0)} if values else {}
     return first | values
 
+  def read(self, path: str) -> Batch:
+    """A batch of one recording, as a model reads it.
+
+    Raises:
+      DataError: there is no such file, it is not a recording of this task's
+        sample rate, or is longer than the recordings of this task.
+    """
+    file, config = typed_path(path), self._config
+    if not file.is_file():
+      raise DataError(f"{file}: no such file")
+    samples = audio.read(file, config.sample_rate, "source")
+    length, bands = self.input_shapes["frames"]
+    found = mel.num_frames(len(samples), config.sample_rate)
+    if not 1 <= found <= length:
+      raise DataError(
+        f"{file}: expected 1 to {length} frames of 10 ms, as the recordings of "
+        f"this run have, got {found}"
+      )
+    frames = np.zeros((1, length, bands), np.float32)
+    frames[0, :found] = mel.log_mel(samples, config.sample_rate, bands)
+    return {"frames": frames, "source_mask": np.arange(length)[None] < found}
+
   def encode(self, line: str) -> NoReturn:
     """Raises ValueError: a recording is not typed."""
     raise ValueError(f"expected a recording, which is not typed, got {line!r}")
@@ -245,7 +266,8 @@ def make(
   else:
     recordings = _recordings(config, seed)
     symbols, most = recordings.symbols, recordings.max_symbols
-    length = -(-recordings.max_frames // _ROUND_TO) * _ROUND_TO
+    # So that logits are of every fourth frame, and `ctc.kept` finds which.
+    length = -(-recordings.max_frames // REDUCTION) * REDUCTION
   check_fits(
     "batch_size",
     f"{batch_size:,} recordings of {length:,} frames with {config.bands} bands",
@@ -262,4 +284,4 @@ def make(
 def _recordings(config: SpeechConfig, seed: int) -> Recordings:
   if config.source == TONES:
     return Dialling(config, seed)
-  raise NotImplementedError
+  return sources.read(config, seed)
