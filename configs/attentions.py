@@ -5,6 +5,7 @@ from typing import Any
 
 from attention import ATTENTIONS, registry
 from models.config import GENERATING, NEEDS, ModelConfig, missing
+from models.conformer_config import ConformerConfig
 from models.seq2seq_config import Seq2SeqConfig
 from settings.suggest import one_of
 
@@ -72,7 +73,7 @@ def choose(name: str, *, also: Iterable[str] = ()) -> dict[str, dict[str, Any]]:
 
 
 def dense_because(
-  config_file: str, model: ModelConfig | Seq2SeqConfig
+  config_file: str, model: ModelConfig | Seq2SeqConfig | ConformerConfig
 ) -> list[str]:
   """Why dense fills a slot in place of the mechanism that was asked for.
 

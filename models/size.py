@@ -4,6 +4,7 @@ import math
 from typing import NamedTuple
 
 from models.config import ModelConfig
+from models.conformer_config import ConformerConfig
 from models.seq2seq_config import Seq2SeqConfig
 
 
@@ -29,12 +30,15 @@ class Sizes(NamedTuple):
   frames_shape: tuple[int, int] | None = None
 
 
-def least_parameters(config: ModelConfig | Seq2SeqConfig, symbols: int) -> int:
+def least_parameters(
+  config: ModelConfig | Seq2SeqConfig | ConformerConfig, symbols: int
+) -> int:
   """Parameters that a model has at least; takes no time for any size.
 
   Counted are the tables that a Transformer's config sizes, or one of symbols,
   and of each layer two square matrices, the query's and the output's projection
-  or a part of a recurrent cell, and the two matrices of a feed-forward layer.
+  or a part of a recurrent cell, and the two matrices of a feed-forward layer, of
+  which a Conformer's has two.
 
   Args:
     config: of the model.
@@ -54,6 +58,8 @@ def least_parameters(config: ModelConfig | Seq2SeqConfig, symbols: int) -> int:
       rows += config.max_length or 0
     if config.position == "t5":
       rows += config.relative_buckets * config.num_heads // features
+  if isinstance(config, ConformerConfig):
+    layer += 4 * features * config.mlp_features
   return config.num_layers * layer + rows * features
 
 

@@ -87,7 +87,7 @@ def read(settings: Settings) -> Source:
     raise ConfigError(f"--weights: {error}") from error
   described = load.with_attention(opened.described, None, "float32")
   config = described.config
-  if config.head != "tokens":
+  if config.head != "tokens" or opened.family.inputs is not None:
     raise ConfigError(
       f"--weights: {opened.architecture} predicts no tokens, so it has no loss "
       "on a text; expected a language model"

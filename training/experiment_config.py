@@ -38,7 +38,7 @@ class ExperimentConfig:
   train: TrainConfig
   task_name: str
   task: Any
-  model: models.ModelConfig | models.Seq2SeqConfig
+  model: models.ModelConfig | models.Seq2SeqConfig | models.ConformerConfig
   weights: str = ""
   teacher: str = ""
 
