@@ -21,8 +21,9 @@ from models.config import (
   missing,
   slots,
 )
+from models.pyramid_config import PyramidConfig
 from models.seq2seq_config import Seq2SeqConfig
-from models.size import least_parameters, num_tokens
+from models.size import least_activations, least_parameters, num_tokens
 
 if TYPE_CHECKING:
   from models.api import (
@@ -46,6 +47,7 @@ __all__ = [
   "AttentionConfig",
   "ModelConfig",
   "Seq2SeqConfig",
+  "PyramidConfig",
   "CONFIGS",
   "PAD_ID",
   "GENERATING",
@@ -53,6 +55,7 @@ __all__ = [
   "missing",
   "slots",
   "least_parameters",
+  "least_activations",
   "num_tokens",
   "create",
   "initialize",
@@ -70,7 +73,11 @@ __all__ = [
 ]
 
 CONFIGS: Mapping[str, type] = types.MappingProxyType(
-  {**dict.fromkeys(KINDS, ModelConfig), "seq2seq": Seq2SeqConfig}
+  {
+    **dict.fromkeys(KINDS, ModelConfig),
+    "seq2seq": Seq2SeqConfig,
+    "pyramid": PyramidConfig,
+  }
 )
 """Kind of a model -> the config that describes it."""
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 import functools
+import types
 from typing import Any, cast
 
 from flax import linen as nn
@@ -10,8 +11,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from attention import Dims
+from models import pyramid
 from models.config import ModelConfig
 from models.mechanism_variables import variable_shapes
+from models.pyramid_config import PyramidConfig
 from models.seq2seq import Seq2Seq
 from models.seq2seq_config import Seq2SeqConfig
 from models.size import Sizes, num_tokens
@@ -23,16 +26,18 @@ Batch = Mapping[str, Any]
 What a model reads of it says its `arguments`; all else is unread.
 """
 
-Model = Transformer | Seq2Seq
+Model = Transformer | Seq2Seq | pyramid.Pyramid
 """What `create` makes; the functions below take either."""
 
 
-_MAKERS: Mapping[type, Callable[[Any, Sizes], Any]] = {}
+_MAKERS: Mapping[type, Callable[[Any, Sizes], Any]] = types.MappingProxyType(
+  {PyramidConfig: pyramid.create}
+)
 """Config of a kind that is not a Transformer's -> what makes its model."""
 
 
 def create(
-  config: ModelConfig | Seq2SeqConfig,
+  config: ModelConfig | Seq2SeqConfig | PyramidConfig,
   *,
   source_vocab_size: int | None,
   target_vocab_size: int,
@@ -65,19 +70,31 @@ def create(
     ValueError: a size is missing, or a mechanism cannot work at it (a rank
       above the length, …); the message starts with the argument or field.
   """
-  maker = _MAKERS.get(type(config))
-  if maker is not None:
-    return maker(
-      config,
-      Sizes(
-        source_vocab_size,
-        target_vocab_size,
-        max_source_length,
-        max_target_length,
-        shared_vocabulary,
-        image_shape,
-      ),
-    )
+  sizes = Sizes(
+    source_vocab_size,
+    target_vocab_size,
+    max_source_length,
+    max_target_length,
+    shared_vocabulary,
+    image_shape,
+  )
+  if isinstance(config, ModelConfig | Seq2SeqConfig):
+    return _transformer_or_seq2seq(config, sizes)
+  return _MAKERS[type(config)](config, sizes)
+
+
+def _transformer_or_seq2seq(
+  config: ModelConfig | Seq2SeqConfig, sizes: Sizes
+) -> Transformer | Seq2Seq:
+  """Makes a model of ids, or a Transformer of images."""
+  (
+    source_vocab_size,
+    target_vocab_size,
+    max_source_length,
+    max_target_length,
+    shared_vocabulary,
+    image_shape,
+  ) = sizes
   has_encoder = config.kind != "decoder"
   reads_ids = has_encoder
   if isinstance(config, ModelConfig) and config.patch_size is not None:
@@ -123,7 +140,7 @@ def create(
         variable_shapes(attention.build(), dims)
       except ValueError as error:
         raise ValueError(f"{field}: {error}") from error
-  sizes = (
+  of_model = (
     source_vocab_size or 0,
     target_vocab_size,
     max_source_length or 0,
@@ -131,8 +148,8 @@ def create(
     shared_vocabulary,
   )
   if isinstance(config, Seq2SeqConfig):
-    return Seq2Seq(config, *sizes)
-  return Transformer(config, *sizes, image_shape=image_shape)
+    return Seq2Seq(config, *of_model)
+  return Transformer(config, *of_model, image_shape=image_shape)
 
 
 def _tokens_of_images(

@@ -12,6 +12,7 @@ import numpy as np
 
 from attention import Attention, Dims, attention_weights
 from attention import rotary as rotate
+from models.grid_convolution import GridConvolution
 from models.mechanism_variables import mechanism_variables
 from models.rows import by_rows, where_rows
 
@@ -50,6 +51,9 @@ class MultiHeadAttention(nn.Module):
     dtype: of activations.
     param_dtype: of parameters.
     out_scale: factor of the output kernel's initial values.
+    convolution: side of depth-wise convolutions with batch norm of the inputs
+      of query, key and value, one each, over the `grid` of a call; None has
+      none.
 
   Paper: Attention is all you need, section 3.2.2, arXiv:1706.03762.
   """
@@ -69,6 +73,7 @@ class MultiHeadAttention(nn.Module):
   dtype: Any = None
   param_dtype: Any = "float32"
   out_scale: float = 1.0
+  convolution: int | None = None
 
   def setup(self) -> None:
     """Makes the projections and reads the mechanism's variables."""
@@ -94,6 +99,14 @@ class MultiHeadAttention(nn.Module):
       self.global_query = dense(self.dims.num_heads * self.dims.head_dim)
       self.global_key = dense(self.dims.num_kv_heads * self.dims.head_dim)
       self.global_value = dense(self.dims.num_kv_heads * self.dims.head_dim)
+    if self.convolution is not None:
+      convolve = functools.partial(
+        GridConvolution, self.convolution, self.dtype, self.param_dtype
+      )
+      self.query_convolution = convolve()
+      if "shared_qk" not in self.attention.supports:
+        self.key_convolution = convolve()
+      self.value_convolution = convolve()
     self.out = dense(self.features, kernel_init=kernel_init(self.out_scale))
     self.mechanism = mechanism_variables(self, self.attention, self.dims)
     if self.relative_distance:
@@ -111,6 +124,8 @@ class MultiHeadAttention(nn.Module):
     *,
     positions: Int[Array | np.ndarray, "B T"] | None = None,
     deterministic: bool = True,
+    grid: tuple[int, int] | None = None,
+    axis_name: str | None = None,
     **call: Any,
   ) -> Float[Array, "B T F"]:
     """Attends from `inputs` to `memory`, or to itself where that is None.
@@ -120,6 +135,8 @@ class MultiHeadAttention(nn.Module):
       memory: `[B, S, F]`.
       positions: `[B, T]` or `[1, T]`, for rotary.
       deterministic: no dropout; otherwise the rng 'dropout' is needed.
+      grid: rows and columns of the last inputs, for `convolution`.
+      axis_name: of a `pmap` whose devices share a batch, for batch norm.
       **call: `mask`, `is_causal`, `query_segment_ids`, …: the mechanism's call.
 
     Returns:
@@ -128,10 +145,12 @@ class MultiHeadAttention(nn.Module):
     Raises:
       ValueError: the mechanism cannot honour an option.
     """
-    query = self._query(inputs, positions)
-    key, value = self._key_value(
-      inputs if memory is None else memory, positions
-    )
+    memory = inputs if memory is None else memory
+    reads = (inputs, memory, memory)
+    if self.convolution is not None:
+      reads = self._convolved(inputs, grid, deterministic, axis_name)
+    query = self._query(reads[0], positions)
+    key, value = self._key_value(reads[1], positions, reads[2])
     if self.dropout_rate and not deterministic:
       call["dropout_rate"] = self.dropout_rate
       call["dropout_rng"] = self.make_rng("dropout")
@@ -272,8 +291,24 @@ class MultiHeadAttention(nn.Module):
       query = self.query_norm(query)
     return self._turned(query, positions)
 
-  def _key_value(self, inputs, positions):
-    value = self._heads(self.value, inputs, self.dims.num_kv_heads)
+  def _convolved(self, inputs, grid, deterministic, axis_name):
+    """What query, key and value are projected from."""
+    found = []
+    for name in ("query", "key", "value"):
+      if name == "key" and "shared_qk" in self.attention.supports:
+        found.append(inputs)
+        continue
+      convolution = getattr(self, f"{name}_convolution")
+      found.append(
+        convolution(
+          inputs, grid, deterministic=deterministic, axis_name=axis_name
+        )
+      )
+    return tuple(found)
+
+  def _key_value(self, inputs, positions, of_value=None):
+    of_value = inputs if of_value is None else of_value
+    value = self._heads(self.value, of_value, self.dims.num_kv_heads)
     if "shared_qk" in self.attention.supports:
       return None, value
     key = self._heads(self.key, inputs, self.dims.num_kv_heads)

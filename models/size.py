@@ -4,6 +4,7 @@ import math
 from typing import NamedTuple
 
 from models.config import ModelConfig
+from models.pyramid_config import PyramidConfig
 from models.seq2seq_config import Seq2SeqConfig
 
 
@@ -27,7 +28,9 @@ class Sizes(NamedTuple):
   image_shape: tuple[int, int, int] | None = None
 
 
-def least_parameters(config: ModelConfig | Seq2SeqConfig, symbols: int) -> int:
+def least_parameters(
+  config: ModelConfig | Seq2SeqConfig | PyramidConfig, symbols: int
+) -> int:
   """Parameters that a model has at least; takes no time for any size.
 
   Counted are the tables that a Transformer's config sizes, or one of symbols,
@@ -38,6 +41,13 @@ def least_parameters(config: ModelConfig | Seq2SeqConfig, symbols: int) -> int:
     config: of the model.
     symbols: of the larger vocabulary.
   """
+  if isinstance(config, PyramidConfig):
+    return symbols * config.features[-1] + sum(
+      depth * (2 * features**2 + 2 * features * wide)
+      for depth, features, wide in zip(
+        config.depths, config.features, config.mlp_features, strict=True
+      )
+    )
   features = config.features
   layer = 2 * features * features
   rows = symbols
@@ -53,6 +63,35 @@ def least_parameters(config: ModelConfig | Seq2SeqConfig, symbols: int) -> int:
     if config.position == "t5":
       rows += config.relative_buckets * config.num_heads // features
   return config.num_layers * layer + rows * features
+
+
+def least_activations(
+  config: ModelConfig | Seq2SeqConfig | PyramidConfig,
+  length: int,
+  image_shape: tuple[int, ...] | None = None,
+) -> int:
+  """Numbers that the layers keep of one row at least, for the backward pass.
+
+  Counted is what feed-forward layers read and compute.
+
+  Args:
+    config: of the model.
+    length: tokens of a row.
+    image_shape: of the task, for a model that reads images.
+  """
+  if isinstance(config, PyramidConfig):
+    if image_shape is None:  # `models.create` refuses such a task.
+      return 0
+    grids = config.grids(*image_shape[:2])
+    return sum(
+      depth * math.prod(grid) * (features + wide)
+      for depth, grid, features, wide in zip(
+        config.depths, grids, config.features, config.mlp_features, strict=True
+      )
+    )
+  # A recurrent model has no feed-forward layers.
+  wide = getattr(config, "mlp_features", 0)
+  return config.num_layers * length * (config.features + wide)
 
 
 def grid_of(shape: tuple[int, ...], patch_size: int) -> tuple[int, int]:

@@ -126,11 +126,11 @@ def test_the_tables_of_the_results_are_true():
     _RESULTS,
     re.M,
   )
-  assert len(runs) == 10
+  assert len(runs) == 12
   for task, attention, slots in runs:
-    leaves = {} if task in ("translation", "vit") else {"path": "x"}
+    leaves = {} if task in ("translation", "vit", "swin", "cvt") else {"path": "x"}
     config = importlib.import_module(f"configs.{task}").get_config(
-      attention or "dense"
+      *([attention] if attention else [])
     )
     config.task.update(leaves)
     model = experiment_config.parse(config).model

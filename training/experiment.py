@@ -217,14 +217,17 @@ def _check_memory(config: ExperimentConfig, task: tasks.Task) -> None:
     and model.patch_size is not None
   ):
     longest = models.num_tokens(model, image_shape)
-  activations = model.num_layers * (model.features + mlp_features)
+  try:
+    activations = models.least_activations(model, longest, image_shape)
+  except ValueError as error:
+    raise ValueError(f"model.{error}") from error
   check_fits(
     "batch_size",
     f"activations and logits of {rows:,} rows of {longest:,} tokens"
     f"{_deciding(config, longest)} with {sizes} and {symbols:,} symbols",
     rows
     * (
-      longest * activations * jnp.dtype(model.dtype).itemsize
+      activations * jnp.dtype(model.dtype).itemsize
       + targets * task.target_vocab_size * 4
     ),
     on_devices=True,

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from models.pretrained.bert import BERT
+from models.pretrained.cvt import CVT
 from models.pretrained.family import Family
 from models.pretrained.gpt2 import GPT2
 from models.pretrained.gpt_neox import GPT_NEOX
@@ -13,6 +14,7 @@ from models.pretrained.mistral import MISTRAL
 from models.pretrained.nystromformer import NYSTROMFORMER
 from models.pretrained.qwen3 import QWEN3
 from models.pretrained.roberta import ROBERTA
+from models.pretrained.swin import SWIN
 from models.pretrained.t5 import T5
 from models.pretrained.vit import DEIT, VIT
 
@@ -32,6 +34,8 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
       NYSTROMFORMER,
       VIT,
       DEIT,
+      SWIN,
+      CVT,
     )
   }
 )

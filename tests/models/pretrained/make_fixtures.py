@@ -58,6 +58,12 @@ def draw(model: torch.nn.Module, seed: int, gain: float) -> None:
       value = gain * noise / fan_in**0.5
     with torch.no_grad():
       weight.copy_(value)
+  for name, statistic in model.named_buffers():
+    noise = torch.randn(statistic.shape, generator=generator)
+    if name.endswith("running_mean"):
+      statistic.copy_(0.5 * noise)
+    elif name.endswith("running_var"):
+      statistic.copy_(torch.exp(0.5 * noise))
 
 
 def _kind(model, name):
@@ -145,6 +151,42 @@ def of_images():
     ),
     images,
     others=others,
+  )
+
+
+def of_stages():
+  """Makes the models of images whose tokens get fewer from stage to stage."""
+  rng = np.random.default_rng(19)
+  shape = {"num_channels": 3, "num_labels": 5}
+  case(
+    "swin",
+    transformers.SwinForImageClassification(
+      transformers.SwinConfig(
+        **shape,
+        image_size=24,
+        patch_size=2,
+        embed_dim=8,
+        depths=[2, 2],
+        num_heads=[2, 4],
+        window_size=3,
+        mlp_ratio=2.0,
+      )
+    ),
+    {"pixel_values": rng.standard_normal((2, 24, 24, 3), np.float32)},
+  )
+  # Grids of 8 × 10, 4 × 5 and 2 × 3: sides that the stride does not divide.
+  case(
+    "cvt",
+    transformers.CvtForImageClassification(
+      transformers.CvtConfig(
+        **shape,
+        embed_dim=[8, 12, 16],
+        num_heads=[1, 3, 2],
+        depth=[1, 2, 3],
+        mlp_ratio=[2.0, 2.0, 2.0],
+      )
+    ),
+    {"pixel_values": rng.standard_normal((3, 31, 38, 3), np.float32)},
   )
 
 
@@ -295,6 +337,7 @@ def main():
     {"input_ids": tokens},
   )
   of_images()
+  of_stages()
   about = {"torch": torch.__version__, "transformers": transformers.__version__}
   (HERE / "made_by.json").write_text(json.dumps(about, indent=2) + "\n")
 
