@@ -128,7 +128,9 @@ def test_the_tables_of_the_results_are_true():
   )
   assert len(runs) == 12
   for task, attention, slots in runs:
-    leaves = {} if task in ("translation", "vit", "swin", "cvt") else {"path": "x"}
+    leaves = (
+      {} if task in ("translation", "vit", "swin", "cvt") else {"path": "x"}
+    )
     config = importlib.import_module(f"configs.{task}").get_config(
       *([attention] if attention else [])
     )
