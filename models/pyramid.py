@@ -5,11 +5,12 @@ import itertools
 from typing import Any
 
 from flax import linen as nn
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 import numpy as np
 
-from attention import Dims
+from attention import Attention, Dims
 from models.block import Block
 from models.mechanism_variables import variable_shapes
 from models.norms import make_norm
@@ -222,8 +223,20 @@ def create(config: PyramidConfig, sizes: Sizes) -> Pyramid:
     )
     for layer in range(config.depths[number]):
       try:
-        mechanism = config.mechanism(number, layer, grid).build()
-        variable_shapes(mechanism, dims)
+        _check_length(config.mechanism(number, layer, grid).build(), dims)
       except ValueError as error:
         raise ValueError(f"encoder_attention: {error}") from error
   return Pyramid(config, sizes.target_vocab_size, shape)
+
+
+def _check_length(mechanism: Attention, dims: Dims) -> None:
+  """Raises ValueError where a mechanism cannot attend to so many tokens."""
+  variables = variable_shapes(mechanism, dims)
+  shape = (1, dims.max_length, dims.num_heads, dims.head_dim)
+  x = jax.ShapeDtypeStruct(shape, jnp.float32)
+  has_key = "shared_qk" not in mechanism.supports
+  jax.eval_shape(
+    lambda own, x: mechanism.apply(own, x, x if has_key else None, x),
+    variables,
+    x,
+  )

@@ -235,8 +235,9 @@ class PyramidConfig:
         continue
       if len(values) not in lengths:
         expected = " or ".join(map(str, sorted(lengths)))
+        noun = "number" if expected == "1" else "numbers"
         raise ValueError(
-          f"{field}: expected {expected} numbers, as depths has {stages}"
+          f"{field}: expected {expected} {noun}, as depths has {stages}"
           f"{' and patch_size ' + str(len(self.patch_size)) if 'patch_' in field else ''}"
           f", got {list(values)}"
         )

@@ -172,7 +172,7 @@ def test_images_of_another_size_are_read():
     ({"num_heads": (3, 2)}, "^features: 8 is not divisible by the 3 heads"),
     ({"features": (8, 8)}, "^features: merging doubles them"),
     ({"patch_size": (2, 2, 2)}, "^patch_size: expected 1 or 2 numbers"),
-    ({"patch_stride": (2, 2)}, "^patch_stride: expected 1 numbers"),
+    ({"patch_stride": (2, 2)}, "^patch_stride: expected 1 number,"),
     (
       {"patch_padding": (-1,)},
       "^patch_padding: expected numbers of at least 0",
@@ -212,6 +212,13 @@ def test_sizes_that_do_not_fit_are_refused():
   model = make(SWIN)
   with pytest.raises(ValueError, match=r"^image: expected \[B, H, W, 1\]"):
     models.initialize(model, jax.random.key(0), images((1, 8, 6, 2)))
+
+
+def test_a_mechanism_that_cannot_attend_to_a_stage_is_refused():
+  windows = models.AttentionConfig("window_2d", {"window": 2})
+  config = dataclasses.replace(CVT, encoder_attention=windows)
+  with pytest.raises(ValueError, match=r"^encoder_attention: grid: expected"):
+    make(config)
 
 
 def test_a_mechanism_is_told_the_grid_of_its_stage():
