@@ -1,7 +1,7 @@
 """Models that host any attention mechanism, as pure functions.
 
-`create` makes a Transformer from a `ModelConfig` or a recurrent model from a
-`Seq2SeqConfig`; `initialize`, `forward`, `attention_maps` and `generate` are
+`create` makes a Transformer from a `ModelConfig`, a recurrent model from a
+`Seq2SeqConfig` or a Perceiver IO from a `PerceiverConfig`; `initialize`, `forward`, `attention_maps` and `generate` are
 functions of it and its variables. `load_pretrained` makes one of published
 weights.
 """
@@ -21,6 +21,7 @@ from models.config import (
   missing,
   slots,
 )
+from models.perceiver_config import PerceiverConfig
 from models.seq2seq_config import Seq2SeqConfig
 from models.size import least_parameters, num_tokens
 
@@ -46,6 +47,7 @@ __all__ = [
   "AttentionConfig",
   "ModelConfig",
   "Seq2SeqConfig",
+  "PerceiverConfig",
   "CONFIGS",
   "PAD_ID",
   "GENERATING",
@@ -70,7 +72,11 @@ __all__ = [
 ]
 
 CONFIGS: Mapping[str, type] = types.MappingProxyType(
-  {**dict.fromkeys(KINDS, ModelConfig), "seq2seq": Seq2SeqConfig}
+  {
+    **dict.fromkeys(KINDS, ModelConfig),
+    "seq2seq": Seq2SeqConfig,
+    "perceiver": PerceiverConfig,
+  }
 )
 """Kind of a model -> the config that describes it."""
 

@@ -12,6 +12,8 @@ from jaxtyping import Array, Float
 from attention import Dims
 from models.config import ModelConfig
 from models.mechanism_variables import variable_shapes
+from models import perceiver
+from models.perceiver_config import PerceiverConfig
 from models.seq2seq import Seq2Seq
 from models.seq2seq_config import Seq2SeqConfig
 from models.size import Sizes, num_tokens
@@ -23,16 +25,18 @@ Batch = Mapping[str, Any]
 What a model reads of it says its `arguments`; all else is unread.
 """
 
-Model = Transformer | Seq2Seq
+Model = Transformer | Seq2Seq | perceiver.Perceiver
 """What `create` makes; the functions below take either."""
 
 
-_MAKERS: Mapping[type, Callable[[Any, Sizes], Any]] = {}
+_MAKERS: Mapping[type, Callable[[Any, Sizes], Any]] = {
+  PerceiverConfig: perceiver.make,
+}
 """Config of a kind that is not a Transformer's -> what makes its model."""
 
 
 def create(
-  config: ModelConfig | Seq2SeqConfig,
+  config: ModelConfig | Seq2SeqConfig | PerceiverConfig,
   *,
   source_vocab_size: int | None,
   target_vocab_size: int,

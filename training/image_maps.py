@@ -122,6 +122,28 @@ def draw_on_image(
   panels["rolled out"] = on_grid(rollout(layers)[query])
   mechanism = model.config.layers("encoder_attention")[-1].name
   name = labels(model, layers[0].shape[-1], image.shape)[query]
+  draw_panels(
+    path,
+    image,
+    panels,
+    f"{name} attends to, mean over heads: {mechanism}",
+  )
+
+
+def draw_panels(
+  path: pathlib.Path,
+  image: np.ndarray,
+  panels: Mapping[str, np.ndarray],
+  heading: str,
+) -> None:
+  """Draws an image, and weights over it.
+
+  Args:
+    path: a .png file.
+    image: `[H, W, C]`.
+    panels: title -> weights, as large as the image or as its upper left part.
+    heading: above all.
+  """
   FigureCanvasAgg, Figure = canvas.import_matplotlib()
   columns = min(4, len(panels) + 1)
   rows = -(-(len(panels) + 1) // columns)
@@ -132,10 +154,11 @@ def draw_on_image(
   FigureCanvasAgg(figure)
   axes = [*figure.subplots(rows, columns, squeeze=False).flat]
   shown = _visible(image)
-  cut = shown[: grid[0] * size, : grid[1] * size]
   axes[0].imshow(shown, cmap="gray", interpolation="nearest")
   axes[0].set_title("image", fontsize=9)
   for place, (title, weights) in zip(axes[1:], panels.items(), strict=False):
+    height, width = weights.shape
+    cut = shown[:height, :width]
     place.imshow(cut, cmap="gray", interpolation="nearest")
     top = max(float(weights.max()), 1e-6)
     place.imshow(
@@ -149,7 +172,7 @@ def draw_on_image(
     place.set_title(f"{title}, up to {top:.2f}", fontsize=9)
   for place in axes:
     place.set_axis_off()
-  figure.suptitle(f"{name} attends to, mean over heads: {mechanism}")
+  figure.suptitle(heading)
   figure.savefig(path, dpi=120)
 
 
