@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from attention import Dims
+from models import perceiver
 from models.config import ModelConfig
 from models.mechanism_variables import variable_shapes
-from models import perceiver
 from models.perceiver_config import PerceiverConfig
 from models.seq2seq import Seq2Seq
 from models.seq2seq_config import Seq2SeqConfig

@@ -320,7 +320,7 @@ def _choices(
     head_dim=widths.query // widths.num_heads,
     features=features,
     mlp_features=widths.mlp,
-    activation="gelu",
+    activation=config.activation,
     position="none",
     norm_epsilon=NORM_EPSILON,
     dropout_rate=config.dropout_rate,

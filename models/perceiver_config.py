@@ -4,6 +4,7 @@ import dataclasses
 from typing import NamedTuple
 
 from models.config import (
+  ACTIVATIONS,
   DTYPES,
   NEEDS,
   AttentionConfig,
@@ -48,6 +49,7 @@ class PerceiverConfig:
     num_heads: of these layers.
     features: width of a latent.
     mlp_features: width inside their feed-forward layers.
+    activation: of all feed-forward layers, as in `ModelConfig`.
     query_features: width of their queries and keys, over all heads; `features`.
     value_features: width of their values, over all heads; `features`.
     input_features: width of an input, and of an embedding.
@@ -90,6 +92,7 @@ class PerceiverConfig:
   num_heads: int
   features: int
   mlp_features: int
+  activation: str = "gelu"
   query_features: int | None = None
   value_features: int | None = None
   input_features: int
@@ -118,6 +121,7 @@ class PerceiverConfig:
     check_choices(
       self,
       kind=("perceiver",),
+      activation=ACTIVATIONS,
       head=HEADS,
       dtype=DTYPES,
       param_dtype=DTYPES,

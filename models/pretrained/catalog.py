@@ -11,6 +11,7 @@ from models.pretrained.llama import LLAMA
 from models.pretrained.longformer import LONGFORMER
 from models.pretrained.mistral import MISTRAL
 from models.pretrained.nystromformer import NYSTROMFORMER
+from models.pretrained.perceiver import PERCEIVER
 from models.pretrained.qwen3 import QWEN3
 from models.pretrained.roberta import ROBERTA
 from models.pretrained.t5 import T5
@@ -32,6 +33,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
       NYSTROMFORMER,
       VIT,
       DEIT,
+      PERCEIVER,
     )
   }
 )
