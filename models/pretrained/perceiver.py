@@ -86,9 +86,7 @@ def _rows() -> list[Row]:
     *family.table(f"{inputs}.embeddings", "embedding"),
     *family.table(f"{inputs}.position_embeddings", "positions"),
     *_layer(f"{encoder}.cross_attention", "encoder", "cross_attention"),
-    *_layer(
-      f"{encoder}.self_attends.{{i}}", "encoder_{i}", "self_attention"
-    ),
+    *_layer(f"{encoder}.self_attends.{{i}}", "encoder_{i}", "self_attention"),
     Row(
       f"{decoder}.output_position_encodings.position_embeddings",
       ("params/queries",),

@@ -183,9 +183,7 @@ def of_latents():
     cross_attention_widening_factor=3,
     hidden_act="relu",
   )
-  case(
-    "perceiver_widths", transformers.PerceiverForMaskedLM(perceiver), inputs
-  )
+  case("perceiver_widths", transformers.PerceiverForMaskedLM(perceiver), inputs)
 
 
 def main():
