@@ -116,7 +116,7 @@ def _tokens_per_second(folder: Path) -> float | None:
 
 
 def _approximation_error(model, variables, batch) -> float:
-  if not isinstance(model.config, models.ModelConfig):
+  if isinstance(model.config, models.Seq2SeqConfig):
     raise ValueError("a recurrent model has no dense counterpart")
   error = approximation.error(model, variables, batch)
   if error is None:

@@ -173,7 +173,7 @@ def _options(
 
 
 def _width(config: ExperimentConfig) -> int:
-  if not isinstance(config.model, models.ModelConfig):
+  if isinstance(config.model, models.Seq2SeqConfig):
     raise ConfigError(
       f"config.match_parameters: a model of kind {config.model.kind!r} has no "
       "feed-forward layers to widen; expected False"

@@ -11,7 +11,6 @@ from configs import attentions
 
 def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
   """Latents that read every pixel, and one output that asks them."""
-  chosen = attentions.choose(attention)
   return ml_collections.ConfigDict(
     {
       "seed": 0,
@@ -43,8 +42,8 @@ def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
         "fourier_bands": 4,
         "head": "class",
         "dropout_rate": 0.1,
-        "encoder_attention": chosen["encoder_attention"],
-        "cross_attention": chosen["cross_attention"],
+        "encoder_attention": attentions.one(attention),
+        "cross_attention": attentions.choose(attention)["cross_attention"],
       },
       "optimizer": {
         "name": "adamw",

@@ -10,7 +10,6 @@ from configs import attentions
 
 def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
   """2,048 bytes through 64 latents, at the size of a CPU."""
-  chosen = attentions.choose(attention)
   return ml_collections.ConfigDict(
     {
       "seed": 0,
@@ -40,8 +39,8 @@ def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
         "output_heads": 4,
         "output_residual": False,
         "head": "tokens",
-        "encoder_attention": chosen["encoder_attention"],
-        "cross_attention": chosen["cross_attention"],
+        "encoder_attention": attentions.one(attention),
+        "cross_attention": attentions.choose(attention)["cross_attention"],
       },
       "optimizer": {
         "name": "adamw",

@@ -136,6 +136,7 @@ def create(
   )
   if isinstance(config, Seq2SeqConfig):
     return Seq2Seq(config, *sizes)
+  assert isinstance(config, ModelConfig)  # The others were made above.
   return Transformer(config, *sizes, image_shape=image_shape)
 
 
@@ -258,13 +259,16 @@ def attention_maps(
   Returns:
     'encoder_0/self_attention', 'decoder_0/self_attention',
     'decoder_0/cross_attention', …, each `[B, N, T, S]` float32. A recurrent
-    model has 'decoder/cross_attention' alone.
+    model has 'decoder/cross_attention' alone; a Perceiver has
+    'encoder/cross_attention' from its latents to the input and
+    'decoder/cross_attention' from its outputs to the latents. Of a layer that is
+    passed several times, the last time.
   """
   ids, options = model.arguments(batch)
   _, state = model.apply(variables, *ids, **options, mutable=["intermediates"])
   sown: Mapping[str, Any] = state["intermediates"]
   return {
-    f"{block}/{slot}": matrices["attention_weights"][0].astype(jnp.float32)
+    f"{block}/{slot}": matrices["attention_weights"][-1].astype(jnp.float32)
     for block, slots in sown.items()
     for slot, matrices in slots.items()
   }

@@ -336,7 +336,7 @@ def _sizes(config: ExperimentConfig, task: tasks.Task) -> dict[str, Any]:
         f"image_shape: expected the {image_shape[2]} channels of the task, got "
         f"{sizes['image_shape'][2]}"
       )
-  if not hasattr(model, "max_length"):
+  if not isinstance(model, models.ModelConfig | models.PerceiverConfig):
     return sizes
   for field, names in (
     ("vocab_size", ("source_vocab_size", "target_vocab_size")),

@@ -26,7 +26,8 @@ def of_experiment(run: Experiment, folder: Path) -> models.Pretrained:
   variables = inference.restore_variables(run, folder)
   if not isinstance(run.model, Transformer):
     raise ConfigError(
-      f"config.model.kind: no published family is a {run.config.model.kind!r}"
+      "config.model.kind: only a Transformer is written as published weights, "
+      f"got {run.config.model.kind!r}"
     )
   try:
     return models.as_pretrained(run.model, variables)
