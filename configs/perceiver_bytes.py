@@ -44,7 +44,7 @@ def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
       },
       "optimizer": {
         "name": "adamw",
-        "learning_rate": 1e-3,
+        "learning_rate": 2e-3,
         "schedule": "cosine",
         "warmup_steps": 100,
         "b2": 0.98,

@@ -52,7 +52,8 @@ def draw_attention(
   Encoder-decoders show cross-attention, the word that is being written against
   the words of the source; other models show self-attention, token against token.
   A model of images shows what [CLS] looks at in every layer, over the image; a
-  Perceiver what its latents look at, over an image or a whole text.
+  Perceiver what its latents look at, over an image, or over a whole text in the
+  order of where that is.
   Where dense attention fills the cross-attention of a model that has another
   mechanism, the last layer of that one comes first, above it.
 
@@ -71,7 +72,7 @@ def draw_attention(
     return
   maps = named_maps(model, variables, task, example)
   if has_latents:
-    draw_maps(path, [next(iter(maps.values()))])
+    draw_maps(path, [_ordered(next(iter(maps.values())))])
     return
   draw_maps(path, [_cut(one) for one in _telling(list(maps.values()))])
 
@@ -290,6 +291,15 @@ def _named(
 
 def _has_latents(model: Any) -> bool:
   return isinstance(model.config, models.PerceiverConfig)
+
+
+def _ordered(shown: AttentionMap) -> AttentionMap:
+  """Its latents in the order of where they look."""
+  order = latent_maps.by_place(shown.weights)
+  return shown._replace(
+    weights=shown.weights[:, order],
+    query_labels=[shown.query_labels[i] for i in order],
+  )
 
 
 def _of_latents(

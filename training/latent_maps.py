@@ -38,6 +38,16 @@ def pixel_labels(shape: tuple[int, ...]) -> list[str]:
   return [f"{i},{j}" for i in range(shape[0]) for j in range(shape[1])]
 
 
+def by_place(weights: np.ndarray) -> np.ndarray:
+  """The latents of `[N, M, S]` weights, by the mean position that they look at.
+
+  Weights below 0, which some mechanisms have, count as 0.
+  """
+  looks = np.maximum(weights.mean(0), 0)
+  total = np.maximum(looks.sum(1), 1e-30)
+  return np.argsort(looks @ np.arange(looks.shape[1]) / total, kind="stable")
+
+
 def draw_on_image(
   path: pathlib.Path,
   model: Any,

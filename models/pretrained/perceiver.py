@@ -84,7 +84,7 @@ def _rows() -> list[Row]:
   return [
     Row("perceiver.embeddings.latents", ("params/latents",)),
     *family.table(f"{inputs}.embeddings", "embedding"),
-    *family.table(f"{inputs}.position_embeddings", "positions"),
+    Row(f"{inputs}.position_embeddings.weight", ("params/positions",)),
     *_layer(f"{encoder}.cross_attention", "encoder", "cross_attention"),
     *_layer(f"{encoder}.self_attends.{{i}}", "encoder_{i}", "self_attention"),
     Row(

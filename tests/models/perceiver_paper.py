@@ -74,7 +74,7 @@ def outputs(config, p, inputs, present):
 def of_tokens(config, p, ids, present):
   """Logits `[T, V]` of one row of ids."""
   table = p["embedding"]["embedding"]
-  inputs = table[ids] + p["positions"]["embedding"][: len(ids)]
+  inputs = table[ids] + p["positions"][: len(ids)]
   return outputs(config, p, inputs, present) @ table.T + p["head"]["bias"]
 
 
