@@ -143,9 +143,7 @@ def decode_cost(
   }
 
 
-def cache_bytes(
-  config: models.ModelConfig | models.Seq2SeqConfig, length: int
-) -> int | None:
+def cache_bytes(config: Any, length: int) -> int | None:
   """What a decoder's self-attention keeps of one sequence, over all layers.
 
   Args:

@@ -1,7 +1,7 @@
 """Models that host any attention mechanism, as pure functions.
 
-`create` makes a Transformer from a `ModelConfig` or a recurrent model from a
-`Seq2SeqConfig`; `initialize`, `forward`, `attention_maps` and `generate` are
+`create` makes a Transformer from a `ModelConfig`, a recurrent model from a
+`Seq2SeqConfig` or a Perceiver IO from a `PerceiverConfig`; `initialize`, `forward`, `attention_maps` and `generate` are
 functions of it and its variables. `load_pretrained` makes one of published
 weights.
 """
@@ -21,9 +21,10 @@ from models.config import (
   missing,
   slots,
 )
+from models.perceiver_config import PerceiverConfig
 from models.pyramid_config import PyramidConfig
 from models.seq2seq_config import Seq2SeqConfig
-from models.size import least_activations, least_parameters, num_tokens
+from models.size import Config, least_activations, least_parameters, num_tokens
 
 if TYPE_CHECKING:
   from models.api import (
@@ -48,7 +49,9 @@ __all__ = [
   "ModelConfig",
   "Seq2SeqConfig",
   "PyramidConfig",
+  "PerceiverConfig",
   "CONFIGS",
+  "Config",
   "PAD_ID",
   "GENERATING",
   "check_supports",
@@ -77,6 +80,7 @@ CONFIGS: Mapping[str, type] = types.MappingProxyType(
     **dict.fromkeys(KINDS, ModelConfig),
     "seq2seq": Seq2SeqConfig,
     "pyramid": PyramidConfig,
+    "perceiver": PerceiverConfig,
   }
 )
 """Kind of a model -> the config that describes it."""

@@ -11,13 +11,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from attention import Dims
-from models import pyramid
+from models import perceiver, pyramid
 from models.config import ModelConfig
 from models.mechanism_variables import variable_shapes
+from models.perceiver_config import PerceiverConfig
 from models.pyramid_config import PyramidConfig
 from models.seq2seq import Seq2Seq
 from models.seq2seq_config import Seq2SeqConfig
-from models.size import Sizes, num_tokens
+from models.size import Config, Sizes, num_tokens
 from models.transformer import Transformer
 
 Batch = Mapping[str, Any]
@@ -26,18 +27,18 @@ Batch = Mapping[str, Any]
 What a model reads of it says its `arguments`; all else is unread.
 """
 
-Model = Transformer | Seq2Seq | pyramid.Pyramid
-"""What `create` makes; the functions below take either."""
+Model = Transformer | Seq2Seq | pyramid.Pyramid | perceiver.Perceiver
+"""What `create` makes; the functions below take any."""
 
 
 _MAKERS: Mapping[type, Callable[[Any, Sizes], Any]] = types.MappingProxyType(
-  {PyramidConfig: pyramid.create}
+  {PyramidConfig: pyramid.create, PerceiverConfig: perceiver.create}
 )
 """Config of a kind that is not a Transformer's -> what makes its model."""
 
 
 def create(
-  config: ModelConfig | Seq2SeqConfig | PyramidConfig,
+  config: Config,
   *,
   source_vocab_size: int | None,
   target_vocab_size: int,
@@ -271,13 +272,16 @@ def attention_maps(
   Returns:
     'encoder_0/self_attention', 'decoder_0/self_attention',
     'decoder_0/cross_attention', …, each `[B, N, T, S]` float32. A recurrent
-    model has 'decoder/cross_attention' alone.
+    model has 'decoder/cross_attention' alone; a Perceiver has
+    'encoder/cross_attention' from its latents to the input and
+    'decoder/cross_attention' from its outputs to the latents. Of a layer that is
+    passed several times, the last time.
   """
   ids, options = model.arguments(batch)
   _, state = model.apply(variables, *ids, **options, mutable=["intermediates"])
   sown: Mapping[str, Any] = state["intermediates"]
   return {
-    f"{block}/{slot}": matrices["attention_weights"][0].astype(jnp.float32)
+    f"{block}/{slot}": matrices["attention_weights"][-1].astype(jnp.float32)
     for block, slots in sown.items()
     for slot, matrices in slots.items()
   }

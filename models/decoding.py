@@ -88,9 +88,9 @@ def generate(
   share one copy of the encoder's keys and values.
   """
   config = model.config
-  if config.kind == "encoder":
+  if config.kind == "encoder" or not hasattr(model, "decode"):
     raise ValueError(
-      "model: kind 'encoder' cannot generate; use one with a decoder"
+      f"model: kind '{config.kind}' cannot generate; use one with a decoder"
     )
   for decoder in config.attentions.get("decoder_attention", ()):
     if "decode" not in decoder.build().supports:

@@ -36,6 +36,7 @@ class MultiHeadAttention(nn.Module):
     attention: the mechanism.
     dims: its sizes: heads, key/value heads, head dimension, longest key.
     features: width of the output.
+    value_dim: width of each head's value; None is the head dimension.
     use_bias: whether the projections have biases.
     scale: factor of the logits; None is the mechanism's own.
     qk_norm_epsilon: ε of the norms by root mean square that each head's query
@@ -61,6 +62,7 @@ class MultiHeadAttention(nn.Module):
   attention: Attention
   dims: Dims
   features: int
+  value_dim: int | None = None
   use_bias: bool = False
   scale: float | None = None
   qk_norm_epsilon: float | None = None
@@ -86,7 +88,8 @@ class MultiHeadAttention(nn.Module):
     self.query = dense(self.dims.num_heads * self.dims.head_dim)
     if "shared_qk" not in self.attention.supports:
       self.key = dense(self.dims.num_kv_heads * self.dims.head_dim)
-    self.value = dense(self.dims.num_kv_heads * self.dims.head_dim)
+    value_dim = self.value_dim or self.dims.head_dim
+    self.value = dense(self.dims.num_kv_heads * value_dim)
     if self.qk_norm_epsilon is not None:
       norm = functools.partial(
         nn.RMSNorm,
@@ -98,7 +101,7 @@ class MultiHeadAttention(nn.Module):
     if self.global_projections:
       self.global_query = dense(self.dims.num_heads * self.dims.head_dim)
       self.global_key = dense(self.dims.num_kv_heads * self.dims.head_dim)
-      self.global_value = dense(self.dims.num_kv_heads * self.dims.head_dim)
+      self.global_value = dense(self.dims.num_kv_heads * value_dim)
     if self.convolution is not None:
       convolve = functools.partial(
         GridConvolution, self.convolution, self.dtype, self.param_dtype
@@ -131,8 +134,8 @@ class MultiHeadAttention(nn.Module):
     """Attends from `inputs` to `memory`, or to itself where that is None.
 
     Args:
-      inputs: `[B, T, F]`.
-      memory: `[B, S, F]`.
+      inputs: `[B, T, F]`, of any width.
+      memory: `[B, S, F]`, of any width.
       positions: `[B, T]` or `[1, T]`, for rotary.
       deterministic: no dropout; otherwise the rng 'dropout' is needed.
       grid: rows and columns of the last inputs, for `convolution`.
@@ -179,6 +182,11 @@ class MultiHeadAttention(nn.Module):
 
   def start(self, batch: int, max_length: int) -> None:
     """Puts an empty cache for `max_length` positions in 'cache'."""
+    if self.value_dim not in (None, self.dims.head_dim):
+      raise ValueError(
+        f"value_dim: caches keep values of {self.dims.head_dim}, the head "
+        f"dimension, got {self.value_dim}"
+      )
     if self.attention.init_cache is None:
       raise ValueError(
         "decoder_attention: this mechanism cannot decode token by token; "

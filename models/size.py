@@ -4,8 +4,12 @@ import math
 from typing import NamedTuple
 
 from models.config import ModelConfig
+from models.perceiver_config import PerceiverConfig
 from models.pyramid_config import PyramidConfig
 from models.seq2seq_config import Seq2SeqConfig
+
+Config = ModelConfig | Seq2SeqConfig | PyramidConfig | PerceiverConfig
+"""What any model is made of."""
 
 
 class Sizes(NamedTuple):
@@ -28,14 +32,13 @@ class Sizes(NamedTuple):
   image_shape: tuple[int, int, int] | None = None
 
 
-def least_parameters(
-  config: ModelConfig | Seq2SeqConfig | PyramidConfig, symbols: int
-) -> int:
+def least_parameters(config: Config, symbols: int) -> int:
   """Parameters that a model has at least; takes no time for any size.
 
   Counted are the tables that a Transformer's config sizes, or one of symbols,
   and of each layer two square matrices, the query's and the output's projection
-  or a part of a recurrent cell, and the two matrices of a feed-forward layer.
+  or a part of a recurrent cell, and the two matrices of a feed-forward layer; of
+  a Perceiver its latents as well.
 
   Args:
     config: of the model.
@@ -49,6 +52,15 @@ def least_parameters(
       )
     )
   features = config.features
+  if isinstance(config, PerceiverConfig):
+    inside = config.latents
+    layer = 2 * features * (inside.query + inside.value + inside.mlp)
+    rows = max(symbols, config.vocab_size or 0) * (config.head == "tokens")
+    return (
+      config.num_layers * layer
+      + config.num_latents * features
+      + (rows + (config.max_length or 0)) * config.input_features
+    )
   layer = 2 * features * features
   rows = symbols
   if isinstance(config, ModelConfig):
@@ -66,7 +78,7 @@ def least_parameters(
 
 
 def least_activations(
-  config: ModelConfig | Seq2SeqConfig | PyramidConfig,
+  config: Config,
   length: int,
   image_shape: tuple[int, ...] | None = None,
 ) -> int:

@@ -34,6 +34,7 @@ LAYOUTS: Mapping[str, str] = types.MappingProxyType(
   {
     "seq2seq": "encoder_decoder",
     "pyramid": "encoder",
+    "perceiver": "encoder",
   }
 )
 """Kind of a model that is not a Transformer's -> the one whose batches it reads."""

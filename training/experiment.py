@@ -217,6 +217,8 @@ def _check_memory(config: ExperimentConfig, task: tasks.Task) -> None:
     and model.patch_size is not None
   ):
     longest = models.num_tokens(model, image_shape)
+  # Layers of latents, however long the input is.
+  longest = getattr(model, "num_latents", longest)
   try:
     activations = models.least_activations(model, longest, image_shape)
   except ValueError as error:
@@ -337,7 +339,7 @@ def _sizes(config: ExperimentConfig, task: tasks.Task) -> dict[str, Any]:
         f"image_shape: expected the {image_shape[2]} channels of the task, got "
         f"{sizes['image_shape'][2]}"
       )
-  if not isinstance(model, models.ModelConfig):
+  if not isinstance(model, models.ModelConfig | models.PerceiverConfig):
     return sizes
   for field, names in (
     ("vocab_size", ("source_vocab_size", "target_vocab_size")),

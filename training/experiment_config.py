@@ -38,7 +38,7 @@ class ExperimentConfig:
   train: TrainConfig
   task_name: str
   task: Any
-  model: models.ModelConfig | models.Seq2SeqConfig
+  model: models.Config
   weights: str = ""
   teacher: str = ""
 
@@ -139,7 +139,7 @@ def parse(
   )
 
 
-def _published(folder: str, config: Any) -> models.ModelConfig:
+def _published(folder: str, config: Any) -> Any:
   """The model of a folder of weights, with what a config may choose of it.
 
   Raises:
@@ -168,13 +168,13 @@ def _published(folder: str, config: Any) -> models.ModelConfig:
   kept = ("dropout_rate", "attention_dropout_rate", "dtype", "param_dtype")
   try:
     sizes: dict[str, Any] = {}
-    if published.patch_size is None:
+    if getattr(published, "patch_size", None) is None:
       sizes["vocab_size"] = described.vocab_size
       sizes["max_length"] = described.max_length
     return dataclasses.replace(
       published,
       **sizes,
-      **{name: getattr(config, name) for name in kept},
+      **{x: getattr(config, x) for x in kept if hasattr(published, x)},
       **chosen,
     )
   except ValueError as error:

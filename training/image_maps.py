@@ -146,21 +146,29 @@ def draw_on_image(
     token = _token(query, grids[0], grid, own)
     seen = np.maximum(weights.mean(0)[token], 0)[own:].reshape(grid)
     side = _side(model, image.shape, grid)
-    panels.append(_Panel(f"layer {i + 1}", seen, side, mechanisms[i]))
+    panels.append(Panel(f"layer {i + 1}", seen, side, mechanisms[i]))
   if len(set(grids)) == 1:
     own = layers[0].shape[-1] - rows * columns
     seen = rollout(layers)[_token(query, grids[0], grids[0], own)]
     side = _side(model, image.shape, grids[0])
-    panels.append(_Panel("rolled out", seen[own:].reshape(grids[0]), side))
+    panels.append(Panel("rolled out", seen[own:].reshape(grids[0]), side))
   has_own = layers[-1].shape[-1] > math.prod(grids[-1])
   name = "[CLS]" if has_own else f"{rows // 2},{columns // 2}"
   if query is not None:
     name = f"{query[0]},{query[1]}"
-  _draw(path, image, panels, f"{name} attends to", mechanisms[-1].name)
+  heading = f"{name} attends to, mean over heads: {mechanisms[-1].name}"
+  draw_panels(path, image, panels, heading)
 
 
-class _Panel(NamedTuple):
-  """What is seen, `[rows, columns]` of so many pixels, by which mechanism."""
+class Panel(NamedTuple):
+  """What one token sees of an image.
+
+  Attributes:
+    title: above it.
+    seen: weights on a grid, `[rows, columns]`.
+    side: height and width of a place of the grid in pixels.
+    mechanism: whose windows are drawn, if it has any.
+  """
 
   title: str
   seen: np.ndarray
@@ -195,14 +203,20 @@ def _token(
   return own + row * grid[1] + column
 
 
-def _draw(
+def draw_panels(
   path: pathlib.Path,
   image: np.ndarray,
-  panels: Sequence[_Panel],
-  title: str,
-  mechanism: str,
+  panels: Sequence[Panel],
+  heading: str,
 ) -> None:
-  """The image, and over it what each panel says."""
+  """Draws an image, and weights over it.
+
+  Args:
+    path: a .png file.
+    image: `[H, W, C]`.
+    panels: from left to right.
+    heading: above all.
+  """
   FigureCanvasAgg, Figure = canvas.import_matplotlib()
   columns = min(4, len(panels) + 1)
   rows = -(-(len(panels) + 1) // columns)
@@ -236,11 +250,11 @@ def _draw(
     axis.set_title(f"{panel.title}, up to {top:.2f}", fontsize=9)
   for axis in axes:
     axis.set_axis_off()
-  figure.suptitle(f"{title}, mean over heads: {mechanism}")
+  figure.suptitle(heading)
   figure.savefig(path, dpi=120)
 
 
-def _draw_windows(axis: Any, panel: _Panel) -> None:
+def _draw_windows(axis: Any, panel: Panel) -> None:
   """Borders between the windows of a two-dimensional window."""
   if panel.mechanism is None or panel.mechanism.name != "window_2d":
     return

@@ -27,7 +27,8 @@ def of_experiment(run: Experiment, folder: Path) -> models.Pretrained:
   variables = inference.restore_variables(run, folder)
   if isinstance(run.model, Seq2Seq):
     raise ConfigError(
-      f"config.model.kind: no published family is a {run.config.model.kind!r}"
+      "config.model.kind: only a Transformer is written as published weights, "
+      f"got {run.config.model.kind!r}"
     )
   try:
     return models.as_pretrained(cast(Any, run.model), variables)

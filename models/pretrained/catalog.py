@@ -12,6 +12,7 @@ from models.pretrained.llama import LLAMA
 from models.pretrained.longformer import LONGFORMER
 from models.pretrained.mistral import MISTRAL
 from models.pretrained.nystromformer import NYSTROMFORMER
+from models.pretrained.perceiver import PERCEIVER
 from models.pretrained.qwen3 import QWEN3
 from models.pretrained.roberta import ROBERTA
 from models.pretrained.swin import SWIN
@@ -36,6 +37,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
       DEIT,
       SWIN,
       CVT,
+      PERCEIVER,
     )
   }
 )

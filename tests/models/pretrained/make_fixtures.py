@@ -35,6 +35,7 @@ def draw(model: torch.nn.Module, seed: int, gain: float) -> None:
       value = 0.2 * noise
     elif (
       "token" in lower
+      or "latents" in lower
       or "position_embeddings" in lower
       or (
         "patch_embeddings" not in lower
@@ -190,6 +191,43 @@ def of_stages():
   )
 
 
+def of_latents():
+  """Makes Perceivers, which answer for every position that there may be."""
+  sizes = {
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 40,
+    "num_latents": 6,
+    "d_latents": 24,
+    "d_model": 16,
+    "num_blocks": 2,
+    "num_self_attends_per_block": 2,
+    "num_self_attention_heads": 4,
+    "num_cross_attention_heads": 2,
+    "self_attention_widening_factor": 2,
+    # Is not read: every norm has 1e-5.
+    "layer_norm_eps": 0.1,
+  }
+  rng = np.random.default_rng(19)
+  tokens, mask = ids(rng, 3, 40, 0, (40, 23, 1))
+  inputs = {"input_ids": tokens, "attention_mask": mask}
+  perceiver = transformers.PerceiverConfig(**sizes)
+  case(
+    "perceiver",
+    transformers.PerceiverForMaskedLM(perceiver),
+    inputs,
+    float64=True,
+  )
+  perceiver = transformers.PerceiverConfig(
+    **sizes,
+    qk_channels=12,
+    v_channels=24,
+    use_query_residual=False,
+    cross_attention_widening_factor=3,
+    hidden_act="relu",
+  )
+  case("perceiver_widths", transformers.PerceiverForMaskedLM(perceiver), inputs)
+
+
 def main():
   """Makes all of them."""
   rng = np.random.default_rng(0)
@@ -338,6 +376,7 @@ def main():
   )
   of_images()
   of_stages()
+  of_latents()
   about = {"torch": torch.__version__, "transformers": transformers.__version__}
   (HERE / "made_by.json").write_text(json.dumps(about, indent=2) + "\n")
 

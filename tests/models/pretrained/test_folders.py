@@ -318,7 +318,9 @@ def _refusal(folder):
   return None
 
 
-@pytest.mark.parametrize("case", ["bert_classes", "gpt2", "t5", "llama"])
+@pytest.mark.parametrize(
+  "case", ["bert_classes", "gpt2", "t5", "llama", "perceiver_widths"]
+)
 def test_any_value_of_a_wrong_type_is_refused_or_harmless(case, tmp_path):
   """No other exception than a line that names config.json, or a tensor."""
   shutil.copytree(HERE / case, tmp_path, dirs_exist_ok=True)
