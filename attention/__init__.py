@@ -48,6 +48,7 @@ from attention.sliding_window import (
   sliding_window,
   sliding_window_attention,
 )
+from attention.strided_2d import strided_2d, strided_2d_attention
 from attention.weights import attention_weights
 from attention.window_2d import window_2d, window_2d_attention
 from attention.window_linear import window_linear, window_linear_attention
@@ -89,6 +90,8 @@ __all__ = [
   "rotary",
   "sliding_window",
   "sliding_window_attention",
+  "strided_2d",
+  "strided_2d_attention",
   "t5_bias",
   "t5_buckets",
   "window_2d",

@@ -24,6 +24,7 @@ from attention.nystrom import nystrom
 from attention.performer import performer
 from attention.plug import Attention
 from attention.sliding_window import sliding_window
+from attention.strided_2d import strided_2d
 from attention.window_2d import window_2d
 from attention.window_linear import window_linear
 
@@ -42,6 +43,7 @@ ATTENTIONS: Mapping[str, Callable[..., Attention]] = MappingProxyType(
     additive=additive,
     multiplicative=multiplicative,
     window_2d=window_2d,
+    strided_2d=strided_2d,
   )
 )
 """name -> typed factory; `ATTENTIONS['performer'](num_features=64)`."""

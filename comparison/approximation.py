@@ -16,6 +16,7 @@ from attention import (
   plug,
 )
 import models
+from models.pyramid import Pyramid
 from models.transformer import Transformer
 
 OWN_SCORES = tuple(
@@ -27,7 +28,7 @@ OWN_SCORES = tuple(
 
 
 def error(
-  model: Transformer,
+  model: Transformer | Pyramid,
   variables: Mapping[str, Any],
   batch: Mapping[str, Any],
 ) -> float | None:
@@ -39,7 +40,7 @@ def error(
   layers, rows, positions (padding included), heads and features.
 
   Args:
-    model: a Transformer.
+    model: not a recurrent one.
     variables: trained.
     batch: rows to measure on.
 
@@ -50,29 +51,29 @@ def error(
   Cost: that of dense attention.
   """
   config = model.config
-  slots = [slot for chosen in config.attentions.values() for slot in chosen]
-  names = {slot.name for slot in slots}
+  dense = models.AttentionConfig("dense")
+  slots = {slot for chosen in config.attentions.values() for slot in chosen}
   # Dense stands in where a mechanism cannot work; it would hide the error.
-  names = names - {"dense"} or {"dense"}
-  records = [slot.build() for slot in slots if slot.name in names]
-  if any(record.approximates is None for record in records):
+  counted = slots - {dense} or slots
+  if any(slot.build().approximates is None for slot in counted):
     return None
-  squares = jax.jit(functools.partial(_squares, model, records))
+  hidden = dense.build() if counted != slots else None
+  squares = jax.jit(functools.partial(_squares, model, hidden))
   deviation, size = squares(variables, dict(batch))
   return float(jnp.sqrt(deviation / size))
 
 
 def _squares(
-  model: Transformer,
-  records: list[Attention],
+  model: Transformer | Pyramid,
+  hidden: Attention | None,
   variables: Mapping[str, Any],
   batch: Mapping[str, Any],
 ) -> tuple[Array, Array]:
-  """Squared norms of out − exact and of exact, summed."""
+  """Squared norms of out − exact and of exact, summed; not of `hidden`."""
   found = []
 
   def observer(attention, query, key, value, out, **call):
-    if attention in records:
+    if attention != hidden:
       exact = _exact(attention)(query, key, value, **call)
       found.append((_square(out - exact), _square(exact)))
 

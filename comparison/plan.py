@@ -173,12 +173,13 @@ def _options(
 
 
 def _width(config: ExperimentConfig) -> int:
-  if isinstance(config.model, models.Seq2SeqConfig):
+  width = getattr(config.model, "mlp_features", None)
+  if not isinstance(width, int):
     raise ConfigError(
-      f"config.match_parameters: a model of kind {config.model.kind!r} has no "
-      "feed-forward layers to widen; expected False"
+      f"config.match_parameters: a model of kind {config.model.kind!r} has not "
+      "one width of feed-forward layers that could be changed; expected False"
     )
-  return config.model.mlp_features
+  return width
 
 
 def _wide(leaves: Leaves, width: int) -> Leaves:

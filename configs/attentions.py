@@ -4,9 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from attention import ATTENTIONS, registry
-from models.config import GENERATING, NEEDS, ModelConfig, missing
-from models.conformer_config import ConformerConfig
-from models.seq2seq_config import Seq2SeqConfig
+from models.config import GENERATING, NEEDS, missing
 from settings.suggest import one_of
 
 
@@ -72,14 +70,12 @@ def choose(name: str, *, also: Iterable[str] = ()) -> dict[str, dict[str, Any]]:
   }
 
 
-def dense_because(
-  config_file: str, model: ModelConfig | Seq2SeqConfig | ConformerConfig
-) -> list[str]:
+def dense_because(config_file: str, model: Any) -> list[str]:
   """Why dense fills a slot in place of the mechanism that was asked for.
 
   Args:
     config_file: as it was typed, `FILE.py:MECHANISM`.
-    model: what the file made of it.
+    model: the config that the file made of it.
 
   Returns:
     A line for each slot; none where nothing or no mechanism was asked for.

@@ -152,6 +152,15 @@ def _window_2d() -> Panels:
   }
 
 
+def _strided_2d() -> Panels:
+  return {
+    f"grid 8 × 8, stride {stride}": _drawn(
+      _plugged("strided_2d", grid=(8, 8), stride=stride)
+    )
+    for stride in (2, 4)
+  }
+
+
 def _positions() -> Panels:
   """Dense attention among 64 times the same token: only places differ."""
   same = jnp.broadcast_to(tokens()[:, :1], tokens().shape)
@@ -196,6 +205,7 @@ _OWN: Mapping[str, Callable[[], Panels]] = {
   "nystrom": _nystrom,
   "multiplicative": _multiplicative,
   "window_2d": _window_2d,
+  "strided_2d": _strided_2d,
 }
 """Mechanisms whose picture shows the effect of a hyperparameter."""
 

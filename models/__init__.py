@@ -1,7 +1,8 @@
 """Models that host any attention mechanism, as pure functions.
 
 `create` makes a Transformer from a `ModelConfig`, a recurrent model from a
-`Seq2SeqConfig` or a Conformer from a `ConformerConfig`; `initialize`, `forward`, `attention_maps` and `generate` are
+`Seq2SeqConfig`, a Perceiver IO from a `PerceiverConfig` or a Conformer from a
+`ConformerConfig`; `initialize`, `forward`, `attention_maps` and `generate` are
 functions of it and its variables. `load_pretrained` makes one of published
 weights.
 """
@@ -22,8 +23,10 @@ from models.config import (
   slots,
 )
 from models.conformer_config import ConformerConfig, ExtractorConfig
+from models.perceiver_config import PerceiverConfig
+from models.pyramid_config import PyramidConfig
 from models.seq2seq_config import Seq2SeqConfig
-from models.size import least_parameters, num_tokens
+from models.size import Config, least_activations, least_parameters, num_tokens
 
 if TYPE_CHECKING:
   from models.api import (
@@ -49,13 +52,17 @@ __all__ = [
   "Seq2SeqConfig",
   "ConformerConfig",
   "ExtractorConfig",
+  "PyramidConfig",
+  "PerceiverConfig",
   "CONFIGS",
+  "Config",
   "PAD_ID",
   "GENERATING",
   "check_supports",
   "missing",
   "slots",
   "least_parameters",
+  "least_activations",
   "num_tokens",
   "create",
   "initialize",
@@ -76,6 +83,8 @@ CONFIGS: Mapping[str, type] = types.MappingProxyType(
   {
     **dict.fromkeys(KINDS, ModelConfig),
     "seq2seq": Seq2SeqConfig,
+    "pyramid": PyramidConfig,
+    "perceiver": PerceiverConfig,
     "conformer": ConformerConfig,
   }
 )

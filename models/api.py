@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 import functools
+import types
 from typing import Any, cast
 
 from flax import linen as nn
@@ -10,13 +11,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from attention import Dims
-from models import conformer
+from models import conformer, perceiver, pyramid
 from models.config import ModelConfig
 from models.conformer_config import ConformerConfig
 from models.mechanism_variables import variable_shapes
+from models.perceiver_config import PerceiverConfig
+from models.pyramid_config import PyramidConfig
 from models.seq2seq import Seq2Seq
 from models.seq2seq_config import Seq2SeqConfig
-from models.size import Sizes, num_tokens
+from models.size import Config, Sizes, num_tokens
 from models.transformer import Transformer
 
 Batch = Mapping[str, Any]
@@ -26,18 +29,28 @@ or 'frames' [B, S, M] or 'audio' [B, S] with 'source_mask' [B, S].
 What a model reads of it says its `arguments`; all else is unread.
 """
 
-Model = Transformer | Seq2Seq | conformer.Conformer
-"""What `create` makes; the functions below take either."""
+Model = (
+  Transformer
+  | Seq2Seq
+  | pyramid.Pyramid
+  | perceiver.Perceiver
+  | conformer.Conformer
+)
+"""What `create` makes; the functions below take any."""
 
 
-_MAKERS: Mapping[type, Callable[[Any, Sizes], Any]] = {
-  ConformerConfig: conformer.make,
-}
+_MAKERS: Mapping[type, Callable[[Any, Sizes], Any]] = types.MappingProxyType(
+  {
+    PyramidConfig: pyramid.create,
+    PerceiverConfig: perceiver.create,
+    ConformerConfig: conformer.create,
+  }
+)
 """Config of a kind that is not a Transformer's -> what makes its model."""
 
 
 def create(
-  config: ModelConfig | Seq2SeqConfig | ConformerConfig,
+  config: Config,
   *,
   source_vocab_size: int | None,
   target_vocab_size: int,
@@ -72,21 +85,33 @@ def create(
     ValueError: a size is missing, or a mechanism cannot work at it (a rank
       above the length, …); the message starts with the argument or field.
   """
-  maker = _MAKERS.get(type(config))
-  if maker is not None:
-    return maker(
-      config,
-      Sizes(
-        source_vocab_size,
-        target_vocab_size,
-        max_source_length,
-        max_target_length,
-        shared_vocabulary,
-        image_shape,
-        frames_shape,
-      ),
-    )
-  assert isinstance(config, ModelConfig | Seq2SeqConfig)  # What has no maker.
+  sizes = Sizes(
+    source_vocab_size,
+    target_vocab_size,
+    max_source_length,
+    max_target_length,
+    shared_vocabulary,
+    image_shape,
+    frames_shape,
+  )
+  if isinstance(config, ModelConfig | Seq2SeqConfig):
+    return _transformer_or_seq2seq(config, sizes)
+  return _MAKERS[type(config)](config, sizes)
+
+
+def _transformer_or_seq2seq(
+  config: ModelConfig | Seq2SeqConfig, sizes: Sizes
+) -> Transformer | Seq2Seq:
+  """Makes a model of ids, or a Transformer of images."""
+  (
+    source_vocab_size,
+    target_vocab_size,
+    max_source_length,
+    max_target_length,
+    shared_vocabulary,
+    image_shape,
+    _,  # Speech, which neither of them reads.
+  ) = sizes
   has_encoder = config.kind != "decoder"
   reads_ids = has_encoder
   if isinstance(config, ModelConfig) and config.patch_size is not None:
@@ -132,7 +157,7 @@ def create(
         variable_shapes(attention.build(), dims)
       except ValueError as error:
         raise ValueError(f"{field}: {error}") from error
-  sizes = (
+  of_model = (
     source_vocab_size or 0,
     target_vocab_size,
     max_source_length or 0,
@@ -140,8 +165,8 @@ def create(
     shared_vocabulary,
   )
   if isinstance(config, Seq2SeqConfig):
-    return Seq2Seq(config, *sizes)
-  return Transformer(config, *sizes, image_shape=image_shape)
+    return Seq2Seq(config, *of_model)
+  return Transformer(config, *of_model, image_shape=image_shape)
 
 
 def _tokens_of_images(
@@ -263,13 +288,16 @@ def attention_maps(
   Returns:
     'encoder_0/self_attention', 'decoder_0/self_attention',
     'decoder_0/cross_attention', …, each `[B, N, T, S]` float32. A recurrent
-    model has 'decoder/cross_attention' alone.
+    model has 'decoder/cross_attention' alone; a Perceiver has
+    'encoder/cross_attention' from its latents to the input and
+    'decoder/cross_attention' from its outputs to the latents. Of a layer that is
+    passed several times, the last time.
   """
   ids, options = model.arguments(batch)
   _, state = model.apply(variables, *ids, **options, mutable=["intermediates"])
   sown: Mapping[str, Any] = state["intermediates"]
   return {
-    f"{block}/{slot}": matrices["attention_weights"][0].astype(jnp.float32)
+    f"{block}/{slot}": matrices["attention_weights"][-1].astype(jnp.float32)
     for block, slots in sown.items()
     for slot, matrices in slots.items()
   }

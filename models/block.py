@@ -4,6 +4,7 @@ from collections.abc import Callable
 import functools
 import math
 import types
+from typing import Any
 
 from flax import linen as nn
 import jax
@@ -83,6 +84,8 @@ class Block(nn.Module):
     max_length: of the sequence.
     cross_mechanism: attends to an encoder's output; None has no such sub-layer.
     max_memory_length: of the encoder's output.
+    convolution: side of convolutions before the projections of self-attention;
+      a call then has `grid`.
   """
 
   config: ModelConfig
@@ -90,6 +93,7 @@ class Block(nn.Module):
   max_length: int
   cross_mechanism: AttentionConfig | None = None
   max_memory_length: int = 0
+  convolution: int | None = None
 
   def setup(self) -> None:
     """Makes the sub-layers and their norms."""
@@ -97,7 +101,9 @@ class Block(nn.Module):
     sublayers = 2 if self.cross_mechanism is None else 3
     out_scale = 1.0 / math.sqrt(sublayers * config.num_layers)
 
-    def slot(mechanism, max_length, position, global_projections):
+    def slot(
+      mechanism, max_length, position, global_projections, convolution=None
+    ):
       return MultiHeadAttention(
         attention=mechanism.build(),
         dims=Dims(
@@ -116,6 +122,7 @@ class Block(nn.Module):
         dtype=config.dtype,
         param_dtype=config.param_dtype,
         out_scale=out_scale,
+        convolution=convolution,
       )
 
     self.self_attention = slot(
@@ -123,6 +130,7 @@ class Block(nn.Module):
       self.max_length,
       config.position,
       config.global_projections,
+      self.convolution,
     )
     self.self_attention_norm = make_norm(config)
     if self.cross_mechanism is not None:
@@ -144,7 +152,7 @@ class Block(nn.Module):
     memory_mask: Bool[Array, "B 1 1 S"] | None = None,
     is_causal: bool = False,
     deterministic: bool = True,
-    **call: Array,
+    **call: Any,
   ) -> Float[Array, "B T F"]:
     """The layer on whole sequences; `call` is for its self-attention."""
     return self._layer(

@@ -283,7 +283,7 @@ class Conformer(nn.Module):
     return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
 
 
-def make(config: ConformerConfig, sizes: Sizes) -> Conformer:
+def create(config: ConformerConfig, sizes: Sizes) -> Conformer:
   """Makes the model for a task; computes nothing.
 
   Raises:

@@ -13,6 +13,7 @@ import numpy as np
 
 from attention import Attention, Dims, attention_weights
 from attention import rotary as rotate
+from models.grid_convolution import GridConvolution
 from models.mechanism_variables import mechanism_variables
 from models.positions import sinusoidal
 from models.rows import by_rows, where_rows
@@ -37,6 +38,7 @@ class MultiHeadAttention(nn.Module):
     attention: the mechanism.
     dims: its sizes: heads, key/value heads, head dimension, longest key.
     features: width of the output.
+    value_dim: width of each head's value; None is the head dimension.
     use_bias: whether the projections have biases.
     scale: factor of the logits; None is the mechanism's own.
     qk_norm_epsilon: ε of the norms by root mean square that each head's query
@@ -56,6 +58,9 @@ class MultiHeadAttention(nn.Module):
     dtype: of activations.
     param_dtype: of parameters.
     out_scale: factor of the output kernel's initial values.
+    convolution: side of depth-wise convolutions with batch norm of the inputs
+      of query, key and value, one each, over the `grid` of a call; None has
+      none.
 
   Paper: Attention is all you need, section 3.2.2, arXiv:1706.03762.
   """
@@ -63,6 +68,7 @@ class MultiHeadAttention(nn.Module):
   attention: Attention
   dims: Dims
   features: int
+  value_dim: int | None = None
   use_bias: bool = False
   scale: float | None = None
   qk_norm_epsilon: float | None = None
@@ -77,6 +83,7 @@ class MultiHeadAttention(nn.Module):
   dtype: Any = None
   param_dtype: Any = "float32"
   out_scale: float = 1.0
+  convolution: int | None = None
 
   def setup(self) -> None:
     """Makes the projections and reads the mechanism's variables."""
@@ -89,7 +96,8 @@ class MultiHeadAttention(nn.Module):
     self.query = dense(self.dims.num_heads * self.dims.head_dim)
     if "shared_qk" not in self.attention.supports:
       self.key = dense(self.dims.num_kv_heads * self.dims.head_dim)
-    self.value = dense(self.dims.num_kv_heads * self.dims.head_dim)
+    value_dim = self.value_dim or self.dims.head_dim
+    self.value = dense(self.dims.num_kv_heads * value_dim)
     if self.qk_norm_epsilon is not None:
       norm = functools.partial(
         nn.RMSNorm,
@@ -101,7 +109,15 @@ class MultiHeadAttention(nn.Module):
     if self.global_projections:
       self.global_query = dense(self.dims.num_heads * self.dims.head_dim)
       self.global_key = dense(self.dims.num_kv_heads * self.dims.head_dim)
-      self.global_value = dense(self.dims.num_kv_heads * self.dims.head_dim)
+      self.global_value = dense(self.dims.num_kv_heads * value_dim)
+    if self.convolution is not None:
+      convolve = functools.partial(
+        GridConvolution, self.convolution, self.dtype, self.param_dtype
+      )
+      self.query_convolution = convolve()
+      if "shared_qk" not in self.attention.supports:
+        self.key_convolution = convolve()
+      self.value_convolution = convolve()
     self.out = dense(self.features, kernel_init=kernel_init(self.out_scale))
     self.mechanism = mechanism_variables(self, self.attention, self.dims)
     if self.relative_distance:
@@ -127,15 +143,19 @@ class MultiHeadAttention(nn.Module):
     *,
     positions: Int[Array | np.ndarray, "B T"] | None = None,
     deterministic: bool = True,
+    grid: tuple[int, int] | None = None,
+    axis_name: str | None = None,
     **call: Any,
   ) -> Float[Array, "B T F"]:
     """Attends from `inputs` to `memory`, or to itself where that is None.
 
     Args:
-      inputs: `[B, T, F]`.
-      memory: `[B, S, F]`.
+      inputs: `[B, T, F]`, of any width.
+      memory: `[B, S, F]`, of any width.
       positions: `[B, T]` or `[1, T]`, for rotary.
       deterministic: no dropout; otherwise the rng 'dropout' is needed.
+      grid: rows and columns of the last inputs, for `convolution`.
+      axis_name: of a `pmap` whose devices share a batch, for batch norm.
       **call: `mask`, `is_causal`, `query_segment_ids`, …: the mechanism's call.
 
     Returns:
@@ -144,10 +164,12 @@ class MultiHeadAttention(nn.Module):
     Raises:
       ValueError: the mechanism cannot honour an option.
     """
-    query = self._query(inputs, positions)
-    key, value = self._key_value(
-      inputs if memory is None else memory, positions
-    )
+    memory = inputs if memory is None else memory
+    reads = (inputs, memory, memory)
+    if self.convolution is not None:
+      reads = self._convolved(inputs, grid, deterministic, axis_name)
+    query = self._query(reads[0], positions)
+    key, value = self._key_value(reads[1], positions, reads[2])
     if self.dropout_rate and not deterministic:
       call["dropout_rate"] = self.dropout_rate
       call["dropout_rng"] = self.make_rng("dropout")
@@ -179,6 +201,11 @@ class MultiHeadAttention(nn.Module):
 
   def start(self, batch: int, max_length: int) -> None:
     """Puts an empty cache for `max_length` positions in 'cache'."""
+    if self.value_dim not in (None, self.dims.head_dim):
+      raise ValueError(
+        f"value_dim: caches keep values of {self.dims.head_dim}, the head "
+        f"dimension, got {self.value_dim}"
+      )
     if self.attention.init_cache is None:
       raise ValueError(
         "decoder_attention: this mechanism cannot decode token by token; "
@@ -318,8 +345,24 @@ class MultiHeadAttention(nn.Module):
       query = self.query_norm(query)
     return self._turned(query, positions)
 
-  def _key_value(self, inputs, positions):
-    value = self._heads(self.value, inputs, self.dims.num_kv_heads)
+  def _convolved(self, inputs, grid, deterministic, axis_name):
+    """What query, key and value are projected from."""
+    found = []
+    for name in ("query", "key", "value"):
+      if name == "key" and "shared_qk" in self.attention.supports:
+        found.append(inputs)
+        continue
+      convolution = getattr(self, f"{name}_convolution")
+      found.append(
+        convolution(
+          inputs, grid, deterministic=deterministic, axis_name=axis_name
+        )
+      )
+    return tuple(found)
+
+  def _key_value(self, inputs, positions, of_value=None):
+    of_value = inputs if of_value is None else of_value
+    value = self._heads(self.value, of_value, self.dims.num_kv_heads)
     if "shared_qk" in self.attention.supports:
       return None, value
     inputs = self._turned_inputs(inputs, positions)

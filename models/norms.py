@@ -5,7 +5,7 @@ from flax import linen as nn
 from models.config import ModelConfig
 
 
-def make_norm(config: ModelConfig) -> nn.Module:
+def make_norm(config: ModelConfig, name: str | None = None) -> nn.Module:
   """A norm of the last axis, as `norm_kind` and `norm_epsilon` say.
 
     'layer'   (x − mean) / √(variance + ε) · γ + β
@@ -21,4 +21,5 @@ def make_norm(config: ModelConfig) -> nn.Module:
     epsilon=config.norm_epsilon,
     dtype=config.dtype,
     param_dtype=config.param_dtype,
+    name=name,
   )

@@ -5,7 +5,18 @@ from typing import NamedTuple
 
 from models.config import ModelConfig
 from models.conformer_config import ConformerConfig
+from models.perceiver_config import PerceiverConfig
+from models.pyramid_config import PyramidConfig
 from models.seq2seq_config import Seq2SeqConfig
+
+Config = (
+  ModelConfig
+  | Seq2SeqConfig
+  | PyramidConfig
+  | PerceiverConfig
+  | ConformerConfig
+)
+"""What any model is made of."""
 
 
 class Sizes(NamedTuple):
@@ -30,21 +41,35 @@ class Sizes(NamedTuple):
   frames_shape: tuple[int, int] | None = None
 
 
-def least_parameters(
-  config: ModelConfig | Seq2SeqConfig | ConformerConfig, symbols: int
-) -> int:
+def least_parameters(config: Config, symbols: int) -> int:
   """Parameters that a model has at least; takes no time for any size.
 
   Counted are the tables that a Transformer's config sizes, or one of symbols,
   and of each layer two square matrices, the query's and the output's projection
   or a part of a recurrent cell, and the two matrices of a feed-forward layer, of
-  which a Conformer's has two.
+  which a Conformer's has two; of a Perceiver its latents as well.
 
   Args:
     config: of the model.
     symbols: of the larger vocabulary.
   """
+  if isinstance(config, PyramidConfig):
+    return symbols * config.features[-1] + sum(
+      depth * (2 * features**2 + 2 * features * wide)
+      for depth, features, wide in zip(
+        config.depths, config.features, config.mlp_features, strict=True
+      )
+    )
   features = config.features
+  if isinstance(config, PerceiverConfig):
+    inside = config.latents
+    layer = 2 * features * (inside.query + inside.value + inside.mlp)
+    rows = max(symbols, config.vocab_size or 0) * (config.head == "tokens")
+    return (
+      config.num_layers * layer
+      + config.num_latents * features
+      + (rows + (config.max_length or 0)) * config.input_features
+    )
   layer = 2 * features * features
   rows = symbols
   if isinstance(config, ModelConfig):
@@ -61,6 +86,35 @@ def least_parameters(
   if isinstance(config, ConformerConfig):
     layer += 4 * features * config.mlp_features
   return config.num_layers * layer + rows * features
+
+
+def least_activations(
+  config: Config,
+  length: int,
+  image_shape: tuple[int, ...] | None = None,
+) -> int:
+  """Numbers that the layers keep of one row at least, for the backward pass.
+
+  Counted is what feed-forward layers read and compute.
+
+  Args:
+    config: of the model.
+    length: tokens of a row.
+    image_shape: of the task, for a model that reads images.
+  """
+  if isinstance(config, PyramidConfig):
+    if image_shape is None:  # `models.create` refuses such a task.
+      return 0
+    grids = config.grids(*image_shape[:2])
+    return sum(
+      depth * math.prod(grid) * (features + wide)
+      for depth, grid, features, wide in zip(
+        config.depths, grids, config.features, config.mlp_features, strict=True
+      )
+    )
+  # A recurrent model has no feed-forward layers.
+  wide = getattr(config, "mlp_features", 0)
+  return config.num_layers * length * (config.features + wide)
 
 
 def grid_of(shape: tuple[int, ...], patch_size: int) -> tuple[int, int]:

@@ -8,7 +8,11 @@ from models.rows import by_rows
 
 
 def token_table(
-  size: int, features: int, dtype: str, param_dtype: str
+  size: int,
+  features: int,
+  dtype: str,
+  param_dtype: str,
+  name: str | None = None,
 ) -> nn.Embed:
   """A table of `size` rows that starts with standard deviation 0.02 (GPT-2).
 
@@ -24,6 +28,7 @@ def token_table(
     dtype=dtype,
     param_dtype=param_dtype,
     embedding_init=nn.initializers.normal(0.02),
+    name=name,
   )
 
 

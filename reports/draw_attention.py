@@ -13,7 +13,8 @@ Axes of more than 64 tokens have positions in place of words.
 
 A model of images reads a PNG or JPEG file. attention.png then shows, over the
 image, what [CLS] looks at in every layer and rolled out through all of them, or
-with --query what the patch in that row and column looks at, both from 0.
+with --query what the patch in that row and column looks at, both from 0; of a Perceiver
+it shows what the latents look at.
 
 A model of speech reads an audio file: attention.png shows, below its spectrogram,
 where every symbol looks that is recognised, in every layer.
@@ -126,13 +127,20 @@ def _below_spectrogram(
 def _over_image(run: Any, variables: Any, file: str, folder: Path) -> None:
   """What one token of an image looks at, over that image."""
   from tasks import DataError, ImageTask
-  from training import image_maps
+  from training import image_maps, latent_maps
 
   if not isinstance(run.task, ImageTask):
     raise ConfigError("--image: this run reads no images; expected --text")
+  has_latents = run.config.model.kind == "perceiver"
+  query = None
+  if has_latents and _QUERY.value is not None:
+    raise ConfigError(
+      "--query: belongs to a model of patches; of a Perceiver the latents look"
+    )
   try:
     example = {"image": run.task.read(file)[None]}
-    query = image_maps.place(run.model, example["image"].shape, _QUERY.value)
+    if not has_latents:
+      query = image_maps.place(run.model, example["image"].shape, _QUERY.value)
   except DataError as error:
     raise ConfigError(f"--image: {error}") from error
   except ValueError as error:
@@ -140,7 +148,10 @@ def _over_image(run: Any, variables: Any, file: str, folder: Path) -> None:
   path = folder / "attention.png"
   try:
     folder.mkdir(parents=True, exist_ok=True)
-    image_maps.draw_on_image(path, run.model, variables, example, query)
+    if has_latents:
+      latent_maps.draw_on_image(path, run.model, variables, example)
+    else:
+      image_maps.draw_on_image(path, run.model, variables, example, query)
   except OSError as error:
     raise ConfigError(f"--out: {error}") from error
   print(path)

@@ -237,7 +237,10 @@ def _describe(hint: Any) -> str:
   if dataclasses.is_dataclass(hint):
     return "named leaves"
   if origin is tuple:
-    inner = ", ".join("…" if a is ... else _describe(a) for a in arguments)
+    if arguments[-1] is ...:
+      many = {int: "whole numbers", float: "numbers", str: "words"}
+      return f"a list of {many.get(arguments[0], _describe(arguments[0]))}"
+    inner = ", ".join(_describe(a) for a in arguments)
     return f"({inner})"
   names = {float: "a number", type(None): "None", bool: "true or false"}
   return names.get(hint, getattr(hint, "__name__", str(hint)))

@@ -87,7 +87,12 @@ def read(settings: Settings) -> Source:
     raise ConfigError(f"--weights: {error}") from error
   described = load.with_attention(opened.described, None, "float32")
   config = described.config
-  if config.head != "tokens" or opened.family.inputs is not None:
+  if not isinstance(config, models.ModelConfig):
+    raise ConfigError(
+      f"--weights: {opened.architecture} is of kind {config.kind!r}; expected a "
+      "Transformer"
+    )
+  if config.head != "tokens":
     raise ConfigError(
       f"--weights: {opened.architecture} predicts no tokens, so it has no loss "
       "on a text; expected a language model"

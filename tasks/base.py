@@ -35,6 +35,7 @@ LAYOUTS: Mapping[str, str] = types.MappingProxyType(
   {
     "seq2seq": "encoder_decoder",
     "pyramid": "encoder",
+    "perceiver": "encoder",
     "conformer": "encoder",
   }
 )

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 import dataclasses
 import pathlib
-from typing import Literal
 
 import numpy as np
 
@@ -29,7 +28,8 @@ class ClassificationConfig:
       features 'text' and 'label'.
     held_out: share of rows that are held out, where there is no split for it.
     max_length: tokens of a text, special ones included; longer texts are cut.
-    vocabulary: 'characters', or 'subwords', which are trained on the text.
+    vocabulary: 'characters', 'bytes', or 'subwords', which are trained on the
+      text.
     vocab_size: subwords, special tokens included.
     tokenizer: as in the task `text`: a file, or its folder; used as it is, in
       place of `vocabulary` and `vocab_size`.
@@ -39,7 +39,7 @@ class ClassificationConfig:
   dataset: str = ""
   held_out: float = 0.1
   max_length: int = 128
-  vocabulary: Literal["characters", "subwords"] = "subwords"
+  vocabulary: vocabularies.Kind = "subwords"
   vocab_size: int = 1024
   tokenizer: str = ""
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 import pathlib
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 from settings.checks import check
 from tasks import base
@@ -12,16 +12,19 @@ from tasks.characters import Characters, open_characters
 from tasks.files import typed_path
 from tasks.tokenizer import FILE as TOKENIZER_FILE
 from tasks.tokenizer import Tokenizer, open_tokenizer, train_tokenizer
+from tasks.utf8 import FILE as BYTES_FILE
+from tasks.utf8 import Bytes, open_bytes
 
-Vocabulary = Characters | Tokenizer
+Vocabulary = Characters | Bytes | Tokenizer
+Kind = Literal["characters", "bytes", "subwords"]
 
 
 class VocabularyLeaves(Protocol):
   """The leaves of a task that say which vocabulary it has."""
 
   @property
-  def vocabulary(self) -> Literal["characters", "subwords"]:
-    """'characters', or 'subwords', which are trained on the text."""
+  def vocabulary(self) -> Kind:
+    """'characters', 'bytes', or 'subwords', which are trained on the text."""
     ...
 
   @property
@@ -40,8 +43,8 @@ def check_leaves(config: VocabularyLeaves) -> None:
   check(
     config,
     "vocabulary",
-    config.vocabulary in ("characters", "subwords"),
-    "'characters' or 'subwords'",
+    config.vocabulary in get_args(Kind),
+    "'characters', 'bytes' or 'subwords'",
   )
   check(config, "vocab_size", config.vocab_size >= 1, "at least 1 subword")
 
@@ -78,6 +81,8 @@ def open_vocabulary(
       vocabulary.check_knows(text)
   elif config.vocabulary == "subwords":
     vocabulary = train_tokenizer(training_text, config.vocab_size, extra)
+  elif config.vocabulary == "bytes":
+    vocabulary = Bytes(extra)
   else:
     vocabulary = Characters(sorted(set(text)), extra)
   base.check_vocabulary(workdir, _name(vocabulary), vocabulary.content())
@@ -87,10 +92,10 @@ def open_vocabulary(
 def find(folder: pathlib.Path) -> pathlib.Path | None:
   """The file of a vocabulary in a folder of weights, or in that of a run.
 
-  It is a `tokenizer.json`, or the `characters.json` of a run.
+  It is a `tokenizer.json`, or the `characters.json` or `bytes.json` of a run.
   """
   for place in (folder, base.vocabulary_path(folder, "")):
-    for name in (TOKENIZER_FILE, CHARACTERS_FILE):
+    for name in (TOKENIZER_FILE, CHARACTERS_FILE, BYTES_FILE):
       if (place / name).is_file():
         return place / name
   return None
@@ -109,6 +114,8 @@ def open_file(path: str, extra: Sequence[str]) -> Vocabulary:
     raise DataError(f"{file}: no such file (task.tokenizer)")
   if file.name == CHARACTERS_FILE:
     return open_characters(file, extra)
+  if file.name == BYTES_FILE:
+    return open_bytes(file, extra)
   return open_tokenizer(file)
 
 
@@ -121,11 +128,14 @@ def restore_vocabulary(
   if workdir is None and config.tokenizer:
     return open_file(config.tokenizer, extra)
   # A tokenizer that the config names may have been the characters of a run.
-  is_tokenizer = config.tokenizer or config.vocabulary == "subwords"
   file = None if workdir is None else find(workdir)
-  if not is_tokenizer or (file is not None and file.name == CHARACTERS_FILE):
-    return Characters.load(workdir, extra)
-  return Tokenizer.load(workdir)
+  if file is not None and file.name in (CHARACTERS_FILE, BYTES_FILE):
+    return open_file(str(file), extra)
+  if config.tokenizer or config.vocabulary == "subwords":
+    return Tokenizer.load(workdir)
+  if config.vocabulary == "bytes":
+    return Bytes(extra)
+  return Characters.load(workdir, extra)
 
 
 def save_vocabulary(vocabulary: Vocabulary, directory: pathlib.Path) -> None:
@@ -137,4 +147,6 @@ def _name(vocabulary: Vocabulary) -> str:
   """Of the file that a run keeps it in."""
   if isinstance(vocabulary, Characters):
     return CHARACTERS_FILE
+  if isinstance(vocabulary, Bytes):
+    return BYTES_FILE
   return TOKENIZER_FILE

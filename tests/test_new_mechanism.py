@@ -131,7 +131,7 @@ def test_tables_and_messages_name_it(found):
   row = "| `banded` | – | ✓ | – | ✓ | – | ✓ | – | – | ✓ | – | – | – |"
   assert row in told["capabilities"].splitlines()
   assert told["refusal"].startswith("dropout_rate: toy attention has no such")
-  assert told["refusal"].endswith("window_2d and banded have it")
+  assert told["refusal"].endswith("strided_2d and banded have it")
   assert told["order"][0] == ["dense", "banded", "z"]
 
 

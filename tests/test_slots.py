@@ -126,12 +126,12 @@ def test_the_tables_of_the_results_are_true():
     _RESULTS,
     re.M,
   )
-  assert len(runs) == 11
+  assert len(runs) == 14
   for task, attention, slots in runs:
-    without = ("translation", "vit", "conformer")
-    leaves = {} if task in without else {"path": "x"}
+    own_data = ("translation", "vit", "swin", "cvt", "perceiver", "conformer")
+    leaves = {} if task in own_data else {"path": "x"}
     config = importlib.import_module(f"configs.{task}").get_config(
-      attention or "dense"
+      *([attention] if attention else [])
     )
     config.task.update(leaves)
     model = experiment_config.parse(config).model

@@ -9,7 +9,7 @@ import numpy as np
 
 import models
 import tasks
-from training import canvas, image_maps, speech_maps
+from training import canvas, image_maps, latent_maps, speech_maps
 
 MAX_LABELS = 64
 """Axes longer than this have positions in place of tokens."""
@@ -51,9 +51,10 @@ def draw_attention(
 
   Encoder-decoders show cross-attention, the word that is being written against
   the words of the source; other models show self-attention, token against token.
-  A model of images shows what [CLS] looks at in every layer, over the image, and
-  one of speech what every symbol looks at that it recognises, below the
-  spectrogram.
+  A model of images shows what [CLS] looks at in every layer, over the image; a
+  Perceiver what its latents look at, over an image, or over a whole text in the
+  order of where that is; one of speech what every symbol looks at that it
+  recognises, below the spectrogram.
   Where dense attention fills the cross-attention of a model that has another
   mechanism, the last layer of that one comes first, above it.
 
@@ -65,14 +66,19 @@ def draw_attention(
     batches: held-out rows; the most readable of them is drawn.
   """
   example = readable_example(batches)
+  has_latents = _has_latents(model)
   if "image" in example:
-    image_maps.draw_on_image(path, model, variables, example)
+    drawn = latent_maps if has_latents else image_maps
+    drawn.draw_on_image(path, model, variables, example)
     return
   if "frames" in example:
     assert isinstance(task, tasks.SpeechTask)  # The one that has frames.
     speech_maps.draw_below_spectrogram(path, model, variables, task, example)
     return
   maps = named_maps(model, variables, task, example)
+  if has_latents:
+    draw_maps(path, [_ordered(next(iter(maps.values())))])
+    return
   draw_maps(path, [_cut(one) for one in _telling(list(maps.values()))])
 
 
@@ -117,7 +123,9 @@ def named_maps(
   for name in sorted(maps, key=_place):
     weights = np.asarray(maps[name])[0]
     mechanism = _mechanism(model, name)
-    if "image" in example:
+    if _has_latents(model):
+      shown = _of_latents(model, name, weights, task, example, mechanism)
+    elif "image" in example:
       patches = image_maps.labels(model, weights.shape[-1])
       axes = ("key patch", "query patch")
       shown = AttentionMap(
@@ -299,6 +307,44 @@ def _named(
   )
 
 
+def _has_latents(model: Any) -> bool:
+  return isinstance(model.config, models.PerceiverConfig)
+
+
+def _ordered(shown: AttentionMap) -> AttentionMap:
+  """Its latents in the order of where they look."""
+  order = latent_maps.by_place(shown.weights)
+  return shown._replace(
+    weights=shown.weights[:, order],
+    query_labels=[shown.query_labels[i] for i in order],
+  )
+
+
+def _of_latents(
+  model: Any,
+  name: str,
+  weights: np.ndarray,
+  task: tasks.Task,
+  example: Mapping[str, np.ndarray],
+  mechanism: str,
+) -> AttentionMap:
+  """Cuts padding off the `[N, T, S]` weights of a Perceiver, and names them."""
+  if "image" in example:
+    inputs = "pixel", latent_maps.pixel_labels(example["image"].shape[1:])
+  else:
+    ids = example["source"][0]
+    inputs = "token", task.labels(ids[: _length(ids != task.pad_id)])
+  rows, columns = latent_maps.axes(model.config, name, inputs)
+  return AttentionMap(
+    weights[:, : len(rows[1]), : len(columns[1])],
+    rows[1],
+    columns[1],
+    (columns[0], rows[0]),
+    _title(name),
+    mechanism,
+  )
+
+
 def _parts(name: str) -> tuple[str, ...]:
   """'decoder_1/cross_attention' as 'decoder', '2', 'cross_attention'."""
   block, kind = name.split("/")
@@ -313,6 +359,8 @@ def _mechanism(model: Any, name: str) -> str:
   slot = kind if kind == "cross_attention" else f"{side}_attention"
   chosen = model.config.attentions[slot]
   layer = int("".join(number) or 1) - 1
+  if _has_latents(model) and slot == "cross_attention":
+    layer = int(side == "decoder")
   return chosen[layer % len(chosen)].name
 
 

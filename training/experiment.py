@@ -225,14 +225,19 @@ def _check_memory(config: ExperimentConfig, task: tasks.Task) -> None:
     longest = models.num_tokens(model, image_shape)
   if "frames" in tasks.input_shapes(task):
     longest = max(longest, tasks.input_shapes(task)["frames"][0] // 4)
-  activations = model.num_layers * (model.features + mlp_features)
+  # Layers of latents, however long the input is.
+  longest = getattr(model, "num_latents", longest)
+  try:
+    activations = models.least_activations(model, longest, image_shape)
+  except ValueError as error:
+    raise ValueError(f"model.{error}") from error
   check_fits(
     "batch_size",
     f"activations and logits of {rows:,} rows of {longest:,} tokens"
     f"{_deciding(config, longest)} with {sizes} and {symbols:,} symbols",
     rows
     * (
-      longest * activations * jnp.dtype(model.dtype).itemsize
+      activations * jnp.dtype(model.dtype).itemsize
       + targets * task.target_vocab_size * 4
     ),
     on_devices=True,
@@ -345,7 +350,7 @@ def _sizes(config: ExperimentConfig, task: tasks.Task) -> dict[str, Any]:
         f"image_shape: expected the {image_shape[2]} channels of the task, got "
         f"{sizes['image_shape'][2]}"
       )
-  if not isinstance(model, models.ModelConfig):
+  if not isinstance(model, models.ModelConfig | models.PerceiverConfig):
     return sizes
   for field, names in (
     ("vocab_size", ("source_vocab_size", "target_vocab_size")),

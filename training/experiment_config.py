@@ -38,7 +38,7 @@ class ExperimentConfig:
   train: TrainConfig
   task_name: str
   task: Any
-  model: models.ModelConfig | models.Seq2SeqConfig | models.ConformerConfig
+  model: models.Config
   weights: str = ""
   teacher: str = ""
 
@@ -139,7 +139,7 @@ def parse(
   )
 
 
-def _published(folder: str, config: Any) -> models.ModelConfig:
+def _published(folder: str, config: Any) -> Any:
   """The model of a folder of weights, with what a config may choose of it.
 
   Raises:
@@ -169,14 +169,14 @@ def _published(folder: str, config: Any) -> models.ModelConfig:
   try:
     sizes: dict[str, Any] = {}
     # Other kinds have no vocabulary, or none that a config chooses.
-    reads_ids = isinstance(published, models.ModelConfig)
-    if reads_ids and published.patch_size is None:
+    reads_ids = getattr(published, "patch_size", None) is None
+    if reads_ids and hasattr(published, "vocab_size"):
       sizes["vocab_size"] = described.vocab_size
       sizes["max_length"] = described.max_length
     return dataclasses.replace(
       published,
       **sizes,
-      **{name: getattr(config, name) for name in kept},
+      **{x: getattr(config, x) for x in kept if hasattr(published, x)},
       **chosen,
     )
   except ValueError as error:

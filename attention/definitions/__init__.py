@@ -20,6 +20,7 @@ from attention.definitions.multiplicative import multiplicative_attention
 from attention.definitions.nystrom import nystrom_attention
 from attention.definitions.performer import performer_attention
 from attention.definitions.sliding_window import sliding_window_attention
+from attention.definitions.strided_2d import strided_2d_attention
 from attention.definitions.window_2d import window_2d_attention
 from attention.definitions.window_linear import window_linear_attention
 
@@ -35,6 +36,7 @@ __all__ = [
   "nystrom_attention",
   "performer_attention",
   "sliding_window_attention",
+  "strided_2d_attention",
   "window_2d_attention",
   "window_linear_attention",
 ]

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int, Shaped
 
 from attention import arguments
+from attention.core import grids
 
 
 class Grid(NamedTuple):
@@ -91,8 +92,7 @@ def of_call(
   """
   check(grid, window, shift)
   if grid is None:
-    columns = math.isqrt(length - 1) + 1
-    rows = -(-length // columns)
+    rows, columns = grids.nearest_square(length)
   else:
     rows, columns = grid
     if rows * columns != length:
@@ -112,11 +112,7 @@ def check(grid: tuple[int, int] | None, window: int, shift: int) -> None:
   Raises:
     ValueError: an argument is out of range.
   """
-  if grid is not None:
-    if not isinstance(grid, tuple | list) or len(grid) != 2:
-      raise ValueError(f"grid: expected (rows, columns) or None, got {grid!r}")
-    for sides in grid:
-      arguments.check_at_least("grid", sides, 1)
+  grids.check(grid)
   arguments.check_at_least("window", window, 1)
   arguments.check_at_least("shift", shift, 0)
   if shift >= window:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from models.pretrained.bert import BERT
+from models.pretrained.cvt import CVT
 from models.pretrained.family import Family
 from models.pretrained.gpt2 import GPT2
 from models.pretrained.gpt_neox import GPT_NEOX
@@ -11,8 +12,10 @@ from models.pretrained.llama import LLAMA
 from models.pretrained.longformer import LONGFORMER
 from models.pretrained.mistral import MISTRAL
 from models.pretrained.nystromformer import NYSTROMFORMER
+from models.pretrained.perceiver import PERCEIVER
 from models.pretrained.qwen3 import QWEN3
 from models.pretrained.roberta import ROBERTA
+from models.pretrained.swin import SWIN
 from models.pretrained.t5 import T5
 from models.pretrained.vit import DEIT, VIT
 from models.pretrained.wav2vec2_conformer import WAV2VEC2_CONFORMER
@@ -33,6 +36,9 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
       NYSTROMFORMER,
       VIT,
       DEIT,
+      SWIN,
+      CVT,
+      PERCEIVER,
       WAV2VEC2_CONFORMER,
     )
   }

@@ -5,10 +5,19 @@ a config, and a table that pairs each of its tensors with variables of the
 Transformer. The table is read in both directions.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import (
+  Callable,
+  Collection,
+  Iterable,
+  Iterator,
+  Mapping,
+  Sequence,
+)
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from models.config import ModelConfig
 
 
 class Layout(NamedTuple):
@@ -65,6 +74,15 @@ def norm(theirs: str, ours: str) -> list[Row]:
   ]
 
 
+def batch_norm(theirs: str, ours: str) -> list[Row]:
+  """The rows of a batch norm and of its running statistics."""
+  return [
+    *norm(theirs, ours),
+    Row(f"{theirs}.running_mean", (f"batch_stats/{ours}/mean",)),
+    Row(f"{theirs}.running_var", (f"batch_stats/{ours}/var",)),
+  ]
+
+
 def table(theirs: str, ours: str) -> list[Row]:
   """The row of a table of embeddings."""
   return [Row(f"{theirs}.weight", (f"params/{ours}/embedding",))]
@@ -102,12 +120,15 @@ class Family(NamedTuple):
     copies: `(name, of)`: a tensor that files may have, equal to another one.
     unread: expressions for tensors that files may have and the model does not
       need, such as buffers.
+    buffers: `config -> tensors` that follow from the config: they are written
+      for transformers, and not read.
     to_json: `Described -> config.json`, whatever of it the family can say; None
       for a family that nothing trained here becomes.
     inputs: what the models read in place of tokens, by its names in
       transformers -> names in a batch, the one that is needed first.
     kept: `config.json -> {name: shape}` of tensors that files have and no
       output depends on; `save_pretrained` writes them back.
+    config_type: of `Described.config`.
   """
 
   name: str
@@ -119,11 +140,13 @@ class Family(NamedTuple):
   renamed: tuple[tuple[str, str], ...] = ()
   copies: tuple[tuple[str, str], ...] = ()
   unread: tuple[str, ...] = ()
+  buffers: Callable[[Any], Mapping[str, np.ndarray]] = lambda config: {}
   to_json: Callable[[Described], dict[str, Any]] | None = None
   inputs: Mapping[str, str] | None = None
   kept: Callable[[Mapping[str, Any]], Mapping[str, tuple[int, ...]]] | None = (
     None
   )
+  config_type: type = ModelConfig
 
 
 def active(rows: Iterable[Row], paths: Collection[str]) -> Iterator[Row]:
@@ -194,6 +217,27 @@ def size(
   if not isinstance(value, int) or isinstance(value, bool) or value < 1:
     raise ValueError(f"{name}: expected a whole number above 0, got {value!r}")
   return value
+
+
+def sizes(
+  theirs: Mapping[str, Any], name: str, default: Sequence[int], least: int = 1
+) -> tuple[int, ...]:
+  """Whole numbers of `config.json`, one for each stage.
+
+  Raises:
+    ValueError: they are something else.
+  """
+  values = theirs.get(name)
+  values = default if values is None else values
+  if not isinstance(values, list) or not all(
+    isinstance(one, int) and not isinstance(one, bool) and one >= least
+    for one in values
+  ):
+    raise ValueError(
+      f"{name}: expected a list of whole numbers of at least {least}, got "
+      f"{values!r}"
+    )
+  return tuple(values)
 
 
 def number(theirs: Mapping[str, Any], name: str, default: float) -> float:

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 import numpy as np
 
 from models.api import create, forward, initialize
-from models.config import AttentionConfig, Layers, ModelConfig
+from models.config import AttentionConfig, Layers
 from models.pretrained import files
 from models.pretrained.catalog import ARCHITECTURES, FAMILIES
 from models.pretrained.family import (
@@ -251,15 +251,21 @@ def _written(
   head = family.architectures[p.architecture]
   if head == "hidden":  # A base model's names have no prefix.
     arrays = {n.removeprefix(family.prefix): x for n, x in arrays.items()}
+  arrays |= family.buffers(p.model.config)
   arrays |= {f"{MECHANISMS}/{path}": array for path, array in paths.items()}
   arrays |= p.kept
   config = {key: value for key, value in p.config.items() if key != MECHANISMS}
   config["architectures"] = [p.architecture]
   config["torch_dtype"] = p.model.config.param_dtype
   published = family.describe(config, arrays, head).config
-  own = _mechanisms(p.model.config)
-  if own != _mechanisms(published):
-    config[MECHANISMS] = own
+  chosen = p.model.config.attentions
+  if any(
+    p.model.config.layers(slot) != published.layers(slot) for slot in chosen
+  ):
+    config[MECHANISMS] = {
+      slot: [{"name": one.name, **one.options} for one in mechanisms]
+      for slot, mechanisms in chosen.items()
+    }
   return config, arrays
 
 
@@ -274,7 +280,8 @@ def make_model(described: Described) -> Any:
     target_vocab_size=described.outputs,
     max_source_length=length if has_source else None,
     max_target_length=None if images else length,
-    shared_vocabulary=described.outputs == described.vocab_size,
+    shared_vocabulary=images is None
+    and described.outputs == described.vocab_size,
     image_shape=images,
   )
 
@@ -331,14 +338,6 @@ def _chosen(attention: Any) -> Layers:
       raise ValueError(f"attention: expected a 'name', got {options}")
     return AttentionConfig(options.pop("name"), options)
   return tuple(cast(AttentionConfig, _chosen(one)) for one in attention)
-
-
-def _mechanisms(config: ModelConfig) -> dict[str, list[dict[str, Any]]]:
-  """The mechanism of every layer, for `config.json`."""
-  return {
-    field: [{"name": one.name, **one.options} for one in config.layers(field)]
-    for field in config.attentions
-  }
 
 
 def _with_mechanisms(described: Described, own: Any) -> Described:
@@ -422,6 +421,7 @@ def _filled(
       *(f"{MECHANISMS}/{path}" for path in shapes),
     )
   }
+  known |= {*family.buffers(published.config)}
   for name in tensors:
     unread = any(re.fullmatch(unread, name) for unread in family.unread)
     if name not in known and not unread:

@@ -10,16 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from models import positions
-from models.config import ModelConfig
 from models.pretrained.catalog import FAMILIES
 from models.pretrained.family import Described
 from models.pretrained.load import Pretrained, make_model
 from models.pretrained.vit import PIXELS
+from models.pyramid import Pyramid
 from models.transformer import Transformer
 
 
 def as_pretrained(
-  model: Transformer, variables: Mapping[str, Any]
+  model: Transformer | Pyramid, variables: Mapping[str, Any]
 ) -> Pretrained:
   """The same function of ids, as a model that `save_pretrained` can write.
 
@@ -29,7 +29,7 @@ def as_pretrained(
   bias that is not there becomes zeros. Logits are equal within rounding.
 
   Args:
-    model: a Transformer.
+    model: a Transformer, or a model of images in stages.
     variables: its variables.
 
   Returns:
@@ -38,16 +38,29 @@ def as_pretrained(
   Raises:
     ValueError: no family can; says which choices stand in the way of each.
   """
-  described, folded = _folded(model, variables)
+  if isinstance(model, Transformer):
+    described, folded = _folded(model, variables)
+  else:
+    config = dataclasses.replace(model.config, image_shape=model.image_shape)
+    described = Described(config, 0, model.target_vocab_size, 0)
+    folded = variables
   config, reasons = described.config, []
   for family in FAMILIES.values():
+    if family.config_type is not type(config):
+      continue
     for architecture, head in family.architectures.items():
       if family.to_json is None or head != config.head:
         continue
       if family.inputs != (None if config.patch_size is None else PIXELS):
         continue
-      theirs = family.to_json(described) | {"architectures": [architecture]}
-      names = ["lm_head.weight"] * (not config.tie_embeddings)
+      try:
+        theirs = family.to_json(described)
+      except ValueError as error:
+        reasons.append(f"{family.name} does not fit: {error}")
+        continue
+      theirs |= {"architectures": [architecture]}
+      tied = getattr(config, "tie_embeddings", True)
+      names = [] if tied else ["lm_head.weight"]
       published = family.describe(theirs, names, head).config
       if published.kind != config.kind:
         continue
@@ -62,7 +75,7 @@ def as_pretrained(
   )
 
 
-def _differences(ours: ModelConfig, theirs: ModelConfig) -> list[str]:
+def _differences(ours: Any, theirs: Any) -> list[str]:
   """The choices in which two models differ, mechanisms and dtypes aside."""
   free = {"dtype", "param_dtype", "attention_dropout_rate"}
   free |= {*ours.attentions, *theirs.attentions}

@@ -12,7 +12,7 @@ from models.pretrained.bert import num_labels, sizes_json
 from models.pretrained.family import Described, Family, Layout, Row
 from models.size import num_tokens
 
-_KERNEL = Layout(
+KERNEL = Layout(
   lambda x, n: [np.transpose(x, (2, 3, 1, 0))],
   lambda xs: np.transpose(xs[0], (3, 2, 0, 1)),
 )
@@ -21,7 +21,7 @@ _KERNEL = Layout(
 _TABLE = Layout(lambda x, n: [x[0]], lambda xs: xs[0][None])
 """`[1, T, F]`."""
 
-_TOKEN = Layout(lambda x, n: [x[0, 0]], lambda xs: xs[0][None, None])
+TOKEN = Layout(lambda x, n: [x[0, 0]], lambda xs: xs[0][None, None])
 """`[1, 1, F]`."""
 
 
@@ -83,12 +83,12 @@ def _rows(prefix: str) -> list[Row]:
   attention, slot = f"{layer}.attention", "encoder_{i}/self_attention"
   ours = "params/patches"
   return [
-    Row(f"{patches}.cls_token", (f"{ours}/class_token",), _TOKEN),
+    Row(f"{patches}.cls_token", (f"{ours}/class_token",), TOKEN),
     Row(
-      f"{patches}.distillation_token", (f"{ours}/distillation_token",), _TOKEN
+      f"{patches}.distillation_token", (f"{ours}/distillation_token",), TOKEN
     ),
     Row(f"{patches}.position_embeddings", (f"{ours}/positions",), _TABLE),
-    Row(f"{projection}.weight", (f"{ours}/projection/kernel",), _KERNEL),
+    Row(f"{projection}.weight", (f"{ours}/projection/kernel",), KERNEL),
     Row(f"{projection}.bias", (f"{ours}/projection/bias",)),
     *family.linear(f"{attention}.attention.query", f"{slot}/query"),
     *family.linear(f"{attention}.attention.key", f"{slot}/key"),

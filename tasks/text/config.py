@@ -1,7 +1,6 @@
 """The options of the text task, checked."""
 
 import dataclasses
-from typing import Literal
 
 from settings.checks import check
 from tasks import vocabularies
@@ -15,7 +14,8 @@ class TextConfig:
     path: a UTF-8 file; its first 90 % are trained, the rest is held out.
     context: tokens that the model reads: T of a decoder, S of an encoder.
     eval_batches: batches of one evaluation; 0 takes the whole held-out text.
-    vocabulary: 'characters', or 'subwords', which are trained on the text.
+    vocabulary: 'characters', 'bytes', or 'subwords', which are trained on the
+      text.
     vocab_size: subwords, special tokens included.
     tokenizer: a `tokenizer.json`, the `characters.json` of a run, or a folder
       that has one of them; used as it is, in place of `vocabulary` and
@@ -28,7 +28,7 @@ class TextConfig:
   path: str = ""
   context: int = 256
   eval_batches: int = 0
-  vocabulary: Literal["characters", "subwords"] = "characters"
+  vocabulary: vocabularies.Kind = "characters"
   vocab_size: int = 1024
   tokenizer: str = ""
   mask_rate: float = 0.15

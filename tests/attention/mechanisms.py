@@ -17,6 +17,7 @@ from attention import (
   nystrom,
   performer,
   sliding_window,
+  strided_2d,
   window_2d,
   window_linear,
 )
@@ -176,6 +177,14 @@ def _window_2d(**options):
   return Mechanism(window_2d, attend, options, sparse=True, pads=False)
 
 
+def _strided_2d(**options):
+  def attend(variables, *qkv, **call):
+    assert not variables
+    return definitions.strided_2d_attention(*qkv, grid=None, **options, **call)
+
+  return Mechanism(strided_2d, attend, options, sparse=True, pads=False)
+
+
 MECHANISMS = (
   Mechanism(dense, _dense, cache="length"),
   _flash(block_size=(8, 5)),
@@ -198,6 +207,7 @@ MECHANISMS = (
   _window_2d(window=2),
   _window_2d(window=3, shift=1, relative=False),
   _window_2d(window=2, shift=1, hidden_logit=-3.0),
+  _strided_2d(stride=2),
 )
 """A line for each mechanism and setting."""
 

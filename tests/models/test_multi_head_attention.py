@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from attention import Attention, Dims, dense, dense_attention
 from models.multi_head_attention import MultiHeadAttention
@@ -79,3 +80,27 @@ def test_dropout_reaches_the_mechanism():
   rngs = {"dropout": jax.random.key(3)}
   slot.apply(variables, x, deterministic=False, rngs=rngs)
   assert log[0]["dropout_rate"] == 0.5
+
+
+def test_values_of_their_own_width():
+  slot = MultiHeadAttention(dense(), DIMS, features=10, value_dim=3)
+  x = jax.random.normal(jax.random.key(0), (2, 6, 16))
+  y = jax.random.normal(jax.random.key(1), (2, 5, 7))
+  variables = slot.init(jax.random.key(2), x, y)
+  kernels = {k: v["kernel"] for k, v in variables["params"].items()}
+  assert {k: v.shape for k, v in kernels.items()} == {
+    "query": (16, 32),
+    "key": (7, 16),
+    "value": (7, 6),
+    "out": (12, 10),
+  }
+  query = (x @ kernels["query"]).reshape(2, 6, 4, 8)
+  key = (y @ kernels["key"]).reshape(2, 5, 2, 8)
+  value = (y @ kernels["value"]).reshape(2, 5, 2, 3)
+  out = dense_attention(query, key, value).reshape(2, 6, 12)
+  got = slot.apply(variables, x, y)
+  np.testing.assert_allclose(got, out @ kernels["out"], atol=1e-5)
+  # What decodes keeps values that are as wide as keys.
+  slot = MultiHeadAttention(dense(), DIMS, features=16, value_dim=3)
+  with pytest.raises(ValueError, match=r"^value_dim: caches keep values of 8"):
+    slot.apply(slot.init(jax.random.key(2), x), 2, 6, method="start")

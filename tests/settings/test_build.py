@@ -94,10 +94,10 @@ def test_round_trip_through_json():
     ({"count": 1, "rate": 10**400}, "config.rate: expected a finite number"),
     (
       {"count": 1, "names": "a"},
-      "config.names: expected (str, …), got 'a'",
+      "config.names: expected a list of words, got 'a'",
     ),
     ({"count": 1, "names": [1]}, "config.names[0]: expected str, got 1"),
-    ({"count": 1, "names": 3}, "config.names: expected (str, …), got 3"),
+    ({"count": 1, "names": 3}, "config.names: expected a list of words, got 3"),
     (
       {"count": 1, "a\nb": 2},
       "config.a b: unknown; known: count, rate, flag, span, names, plug",

@@ -204,7 +204,7 @@ def test_faults_are_one_line(tmp_path, name, content, message):
       "held_out: expected above 0 and below",
     ),
     ({"path": "a", "max_length": 2}, "max_length: expected at least 3 tokens"),
-    ({"path": "a", "vocabulary": "x"}, "vocabulary: expected 'characters' or"),
+    ({"path": "a", "vocabulary": "x"}, "vocabulary: expected 'characters', "),
   ],
 )
 def test_config_refuses(leaves, message):

@@ -28,6 +28,8 @@ CONFIGS = (
   "multi30k",
   "listops",
   "bert",
+  "perceiver",
+  "perceiver_bytes",
   "t5",
   "classify",
   *DECODERS,
@@ -36,7 +38,7 @@ CONFIGS = (
 
 def load(name, attention="dense", **leaves):
   config = importlib.import_module(f"configs.{name}").get_config(attention)
-  if "path" in config.task or name == "text":
+  if ("path" in config.task or name == "text") and name != "perceiver":
     config.task.path = "somewhere"
   config.unlock()
   config.update_from_flattened_dict(leaves)
@@ -48,7 +50,8 @@ def _obstacle(attention, model):
   record = registry.example(attention)
   if model.kind == "decoder" and not plug.can(record, "causal"):
     return "be causal"
-  if model.kind == "encoder" and not plug.can(record, "bidirectional"):
+  both_ways = model.kind in ("encoder", "perceiver")
+  if both_ways and not plug.can(record, "bidirectional"):
     return "attend in both directions"
   if model.get("position") == "t5" and not plug.can(record, "relative"):
     return "carry relative positions"

@@ -27,11 +27,21 @@ FILES = (
   "listops",
   "text",
   "bert",
+  "perceiver",
+  "perceiver_bytes",
   "gpt",
   "t5",
   "classify",
 )
-OF_DATA = ("text", "bert", "gpt", "t5", "classify", "multi30k")
+OF_DATA = (
+  "text",
+  "bert",
+  "perceiver_bytes",
+  "gpt",
+  "t5",
+  "classify",
+  "multi30k",
+)
 # By one of these every leaf is at fault, whatever its type.
 VALUES = (
   "ünïcödé\n" * 1000,

@@ -35,6 +35,7 @@ def draw(model: torch.nn.Module, seed: int, gain: float) -> None:
       value = 0.2 * noise
     elif (
       "token" in lower
+      or "latents" in lower
       or "position_embeddings" in lower
       or (
         "patch_embeddings" not in lower
@@ -58,10 +59,12 @@ def draw(model: torch.nn.Module, seed: int, gain: float) -> None:
       value = gain * noise / fan_in**0.5
     with torch.no_grad():
       weight.copy_(value)
-  for name, buffer in model.named_buffers():
-    if name.endswith(("running_mean", "running_var")):
-      noise = 0.5 * torch.randn(buffer.shape, generator=generator)
-      buffer.copy_(noise.exp() if name.endswith("var") else noise)
+  for name, statistic in model.named_buffers():
+    noise = torch.randn(statistic.shape, generator=generator)
+    if name.endswith("running_mean"):
+      statistic.copy_(0.5 * noise)
+    elif name.endswith("running_var"):
+      statistic.copy_(torch.exp(0.5 * noise))
 
 
 def _kind(model, name):
@@ -150,6 +153,79 @@ def of_images():
     images,
     others=others,
   )
+
+
+def of_stages():
+  """Makes the models of images whose tokens get fewer from stage to stage."""
+  rng = np.random.default_rng(19)
+  shape = {"num_channels": 3, "num_labels": 5}
+  case(
+    "swin",
+    transformers.SwinForImageClassification(
+      transformers.SwinConfig(
+        **shape,
+        image_size=24,
+        patch_size=2,
+        embed_dim=8,
+        depths=[2, 2],
+        num_heads=[2, 4],
+        window_size=3,
+        mlp_ratio=2.0,
+      )
+    ),
+    {"pixel_values": rng.standard_normal((2, 24, 24, 3), np.float32)},
+  )
+  # Grids of 8 × 10, 4 × 5 and 2 × 3: sides that the stride does not divide.
+  case(
+    "cvt",
+    transformers.CvtForImageClassification(
+      transformers.CvtConfig(
+        **shape,
+        embed_dim=[8, 12, 16],
+        num_heads=[1, 3, 2],
+        depth=[1, 2, 3],
+        mlp_ratio=[2.0, 2.0, 2.0],
+      )
+    ),
+    {"pixel_values": rng.standard_normal((3, 31, 38, 3), np.float32)},
+  )
+
+
+def of_latents():
+  """Makes Perceivers, which answer for every position that there may be."""
+  sizes = {
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 40,
+    "num_latents": 6,
+    "d_latents": 24,
+    "d_model": 16,
+    "num_blocks": 2,
+    "num_self_attends_per_block": 2,
+    "num_self_attention_heads": 4,
+    "num_cross_attention_heads": 2,
+    "self_attention_widening_factor": 2,
+    # Is not read: every norm has 1e-5.
+    "layer_norm_eps": 0.1,
+  }
+  rng = np.random.default_rng(19)
+  tokens, mask = ids(rng, 3, 40, 0, (40, 23, 1))
+  inputs = {"input_ids": tokens, "attention_mask": mask}
+  perceiver = transformers.PerceiverConfig(**sizes)
+  case(
+    "perceiver",
+    transformers.PerceiverForMaskedLM(perceiver),
+    inputs,
+    float64=True,
+  )
+  perceiver = transformers.PerceiverConfig(
+    **sizes,
+    qk_channels=12,
+    v_channels=24,
+    use_query_residual=False,
+    cross_attention_widening_factor=3,
+    hidden_act="relu",
+  )
+  case("perceiver_widths", transformers.PerceiverForMaskedLM(perceiver), inputs)
 
 
 def of_speech():
@@ -345,6 +421,8 @@ def main():
     {"input_ids": tokens},
   )
   of_images()
+  of_stages()
+  of_latents()
   of_speech()
   about = {"torch": torch.__version__, "transformers": transformers.__version__}
   (HERE / "made_by.json").write_text(json.dumps(about, indent=2) + "\n")

@@ -64,7 +64,9 @@ def test_positions_of_another_image_size(case):
   assert compared({}, out, outputs["of_others"]) < 5e-5
 
 
-@pytest.mark.parametrize("case", ["bert", "bert_masked", "roberta", "gpt2"])
+@pytest.mark.parametrize(
+  "case", ["bert", "bert_masked", "roberta", "gpt2", "perceiver"]
+)
 def test_float64(case):
   with jax.enable_x64(True):
     p = models.load_pretrained(HERE / case, dtype="float64")

@@ -84,7 +84,7 @@ def test_mechanisms_stay(tmp_path):
   )
   models.save_pretrained(tmp_path, models.as_pretrained(model, variables))
   again = models.load_pretrained(tmp_path)
-  assert models.slots(again.model.config) == "performer + performer"
+  assert models.slots(again.model.config) == "performer"
   out = again.logits(again.variables, input_ids=TOKENS)
   wanted = models.forward(model, variables, batch)
   np.testing.assert_allclose(out, wanted, rtol=2e-5, atol=2e-5)

@@ -142,7 +142,7 @@ def test_mechanisms(tmp_path):
   p = models.load_pretrained(HERE / ROTARY, attention=chosen)
   models.save_pretrained(tmp_path, p)
   again = models.load_pretrained(tmp_path)
-  assert models.slots(again.model.config) == "performer + performer"
+  assert models.slots(again.model.config) == "performer"
   inputs, outputs = expected(ROTARY)
   np.testing.assert_array_equal(compute(again, inputs), compute(p, inputs))
   dense = models.load_pretrained(tmp_path, attention="dense")

@@ -1,0 +1,172 @@
+"""Attention to every s-th row and column of a grid (CvT; Wu et al., 2021).
+
+This module chooses the keys; the rest is `flash_attention`.
+"""
+
+from jaxtyping import Array, Bool, Float, Int
+import numpy as np
+
+from attention import arguments, plug
+from attention.core import grids
+from attention.flash import flash_attention
+
+
+@arguments.attention_function()
+def strided_2d_attention(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"],
+  value: Float[Array, "B S K V"],
+  *,
+  grid: tuple[int, int] | None,
+  stride: int,
+  mask: Bool[Array, "..."] | None = None,
+  is_causal: bool = False,
+  scale: float | Float[Array, ""] | None = None,
+  query_segment_ids: Int[Array, "B T"] | None = None,
+  key_segment_ids: Int[Array, "B S"] | None = None,
+  dropout_rate: float = 0.0,
+  dropout_rng: Array | None = None,
+  block_size: int | tuple[int, int] | None = None,
+) -> Float[Array, "B T N V"]:
+  """Every query attends to the keys of every s-th row and column of a grid.
+
+  The last rows · columns of the T positions are a grid, row after row; those
+  before it, such as [CLS], have no place in it and are seen as well.
+
+    A = {tokens before the grid} ∪ {(y, x) : y mod s = 0, x mod s = 0}
+    out[t] = softmax over s in A of (scale · q_t · k_s), times v_s
+
+  Args:
+    query: `[B, T, N, H]`.
+    key: `[B, S, K, H]`, S = T; N is a multiple of K, query head n reads key
+      head n // (N/K).
+    value: `[B, S, K, V]`.
+    grid: (rows, columns), rows · columns ≤ T. None is the grid nearest to a
+      square, with ⌈√T⌉ columns, whose last row may be incomplete.
+    stride: s, at least 1; with 1 it is dense attention. 2 in the paper.
+    mask: boolean, True = attend, broadcastable to `[B, N, T, S]`.
+    is_causal: must be False: on a grid there is no order of positions.
+    scale: factor of the logits; None is 1/√H. The paper's code takes 1/√F, for
+      features F of all heads.
+    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
+    key_segment_ids: `[B, S]`.
+    dropout_rate: share of attention weights set to zero.
+    dropout_rng: key of the dropout, needed where `dropout_rate` > 0.
+    block_size: as in `flash_attention`.
+
+  Returns:
+    `[B, T, N, V]` in the dtype of `query`. A query that sees no key gets zeros.
+
+  Raises:
+    ValueError: arguments do not fit together, a grid of more than T positions,
+      or `is_causal`.
+
+  Cost: that of `flash_attention` with T/s² keys: time T²/s²·N·(H+V), nothing is
+  T×S.
+
+  The paper's strided convolution before the projections of key and value is a
+  convolution of every position, of which this takes every s-th: the model has
+  the convolution (`models.grid_convolution`), and this the stride.
+
+  Paper: CvT: introducing convolutions to vision transformers, section 3.2,
+  arXiv:2103.15808.
+  """
+  arguments.check_pairs(
+    query,
+    key,
+    value,
+    mask=mask,
+    query_segment_ids=query_segment_ids,
+    key_segment_ids=key_segment_ids,
+    dropout_rate=dropout_rate,
+    dropout_rng=dropout_rng,
+  )
+  if is_causal:
+    raise ValueError(
+      "is_causal: expected False, got True, but the rows and columns of a grid "
+      "have no order; flash and dense have a causal form"
+    )
+  length = query.shape[1]
+  if key.shape[1] != length:
+    raise ValueError(
+      f"key: expected the length of query, {length}, for both lie on one grid, "
+      f"got {key.shape[1]}; use dense attention across"
+    )
+  grids.check(grid)
+  arguments.check_at_least("stride", stride, 1)
+  chosen = _chosen(length, grid, stride)
+  if mask is not None and mask.shape[-1] > 1:
+    mask = mask[..., chosen]
+  if key_segment_ids is not None:
+    key_segment_ids = key_segment_ids[:, chosen]
+  return flash_attention(
+    query,
+    key[:, chosen],
+    value[:, chosen],
+    mask=mask,
+    scale=scale,
+    query_segment_ids=query_segment_ids,
+    key_segment_ids=key_segment_ids,
+    dropout_rate=dropout_rate,
+    dropout_rng=dropout_rng,
+    block_size=block_size,
+  )
+
+
+def _chosen(
+  length: int, grid: tuple[int, int] | None, stride: int
+) -> Int[np.ndarray, "C"]:
+  """Positions of the keys that are seen."""
+  if grid is None:
+    rows, columns = grids.nearest_square(length)
+    own = 0
+  else:
+    rows, columns = grid
+    own = length - rows * columns
+    if own < 0:
+      raise ValueError(
+        f"grid: expected rows · columns of at most {length}, the length of "
+        f"query, got {rows} · {columns} = {rows * columns}"
+      )
+  places = np.arange(rows * columns).reshape(rows, columns)
+  places = own + places[::stride, ::stride].ravel()
+  return np.concatenate([np.arange(own), places[places < length]])
+
+
+def strided_2d(
+  grid: tuple[int, int] | None = None, stride: int = 2
+) -> plug.Attention:
+  """The plug of `strided_2d_attention`.
+
+  Args:
+    grid: (rows, columns) of the last positions; None is the grid nearest to a
+      square of every length.
+    stride: s.
+
+  Returns:
+    An `Attention` without variables.
+
+  Raises:
+    ValueError: an argument is out of range.
+  """
+  grids.check(grid)
+  arguments.check_at_least("stride", stride, 1)
+  own = {"grid": None if grid is None else tuple(grid), "stride": stride}
+
+  def apply(variables, query, key, value, **call):
+    assert not variables
+    call = arguments.accepted_options(
+      "strided_2d", strided_2d_attention, call, own=tuple(own)
+    )
+    return strided_2d_attention(query, key, value, **own, **call)
+
+  return plug.Attention(
+    init=lambda key, dims: {},
+    apply=apply,
+    init_cache=None,
+    decode=None,
+    supports=frozenset({"mask", "full_mask", "segments", "dropout"}),
+    approximates="dense",
+    cost="quadratic",
+    sizes=plug.Sizes(short={"stride": 2}),
+  )

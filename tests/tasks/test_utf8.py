@@ -1,0 +1,111 @@
+"""Bytes as a vocabulary: any text, ids that no training decides."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tasks import base, vocabularies
+from tasks.special_tokens import OWN_ENCODER, sentinel
+from tasks.utf8 import Bytes
+from tests.tasks.text_cases import TEXT, make
+
+
+@pytest.fixture
+def path(tmp_path):
+  file = tmp_path / "text.txt"
+  file.write_text(TEXT, encoding="utf-8")
+  return file
+
+
+@pytest.mark.parametrize(
+  "text", [TEXT, "", "<eos> <pad>", "naïve 日本 🙂\t\r\n\0", "x" * 1000]
+)
+def test_any_text_comes_back(text):
+  vocabulary = Bytes(OWN_ENCODER)
+  ids = vocabulary.encode_text(text)
+  assert ids.dtype == np.int32
+  assert vocabulary.decode(ids) == text
+  # The ids of the published model.
+  assert ids.tolist() == [value + 6 for value in text.encode("utf-8")]
+  assert np.isin(ids, vocabulary.ordinary).all()
+
+
+def test_special_tokens_are_those_of_the_published_model():
+  vocabulary = Bytes(OWN_ENCODER)
+  special = vocabulary.special
+  assert vocabulary.size == 262
+  assert (special.pad, special.bos, special.eos) == (base.PAD, base.BOS, 2)
+  assert (special.mask, special.cls, special.sep) == (3, 4, 5)
+  assert vocabulary.encode("a<mask>ß") == [103, 3, 201, 165]
+  assert vocabulary.decode([4, 103, 3, 2, 103]) == "<cls>a<mask>"
+  # A decoder reads none that is typed.
+  assert Bytes().encode("<mask>") == [byte + 6 for byte in b"<mask>"]
+
+
+def test_others_come_after_the_bytes():
+  vocabulary = Bytes([sentinel(0), sentinel(1)])
+  assert vocabulary.size == 264
+  assert vocabulary.special.sentinels == (262, 263)
+  assert vocabulary.encode("a<extra_id_1>") == [103, 263]
+  assert vocabulary.decode([103, 262]) == "a<extra_id_0>"
+  assert 262 not in vocabulary.ordinary
+
+
+def test_a_part_of_a_character_is_told():
+  vocabulary = Bytes(OWN_ENCODER)
+  ids = vocabulary.encode("ß a\n\x7f")
+  assert vocabulary.labels([3, *ids]) == [
+    "<mask>",
+    "\\xc3",
+    "\\x9f",
+    "␣",
+    "a",
+    "⏎",
+    "\\x7f",
+  ]
+  assert vocabulary.decode(ids[:1]) == "\ufffd"
+
+
+@pytest.mark.parametrize("kind", ["encoder", "decoder", "encoder_decoder"])
+def test_every_objective_reads_bytes(path, tmp_path, kind):
+  task = make(path, kind, vocabulary="bytes")
+  batch = task.train_batch(0)
+  assert batch["targets"].max() < task.target_vocab_size
+  assert task.baselines["unigram_loss"] > 0
+  task.save(tmp_path / "run")
+  found = vocabularies.find(tmp_path / "run")
+  assert found is not None
+  assert json.loads(found.read_text())[3] == "<mask>"
+  restored = make(
+    path, kind, vocabulary="bytes", workdir=tmp_path / "run", restore=True
+  )
+  assert restored.target_vocab_size == task.target_vocab_size
+  again = make(path, kind, tokenizer=str(tmp_path / "run"))
+  np.testing.assert_array_equal(
+    again.train_batch(0)["targets"], batch["targets"]
+  )
+  # That of a run stays what it is, whatever the config says.
+  other = make(
+    path, kind, vocabulary="characters", workdir=tmp_path / "run", restore=True
+  )
+  assert other.target_vocab_size == task.target_vocab_size
+
+
+def test_a_file_of_something_else(path, tmp_path):
+  file = tmp_path / "bytes.json"
+  file.write_text('["<pad>"]')
+  with pytest.raises(base.DataError) as error:
+    make(path, "encoder", tokenizer=str(file))
+  assert str(error.value) == (
+    f"task.tokenizer: {file} is not the special tokens <pad> <bos> <eos> <mask> "
+    "<cls> <sep>"
+  )
+
+
+def test_a_vocabulary_that_there_is_not(path):
+  with pytest.raises(
+    ValueError,
+    match=r"^vocabulary: expected 'characters', 'bytes' or 'subwords'",
+  ):
+    make(path, "encoder", vocabulary="words")
