@@ -106,7 +106,9 @@ def _over_image(run: Any, variables: Any, file: str, folder: Path) -> None:
     )
   try:
     example = {"image": run.task.read(file)[None]}
-    if not has_latents:
+    if has_latents:
+      latent_maps.check_size(run.model, example["image"].shape)
+    else:
       query = image_maps.place(run.model, example["image"].shape, _QUERY.value)
   except DataError as error:
     raise ConfigError(f"--image: {error}") from error

@@ -94,6 +94,10 @@ def test_a_run_learns_and_draws(run, tmp_path):
   code, _, error = commands.run_module(module, *arguments, "--query=1,1")
   assert code == 2
   assert error.startswith("--query: belongs to a model of patches")
+  PIL.Image.new("L", (2000, 2000)).save(file)
+  code, _, error = commands.run_module(module, *arguments)
+  assert code == 2
+  assert error.startswith("--image: where latents look on 4,000,000 pixels")
   code, _, error = commands.run(
     "generate.py", f"--workdir={folder}", f"--export={tmp_path / 'out'}"
   )
