@@ -102,7 +102,7 @@ def test_a_run_learns_and_draws(run, tmp_path):
     "generate.py", f"--workdir={folder}", f"--export={tmp_path / 'out'}"
   )
   assert code == 2
-  assert "only a Transformer is written as published weights" in error
+  assert "are written as published weights" in error
 
 
 def test_bytes_are_learnt_restored_and_drawn(text, tmp_path, monkeypatch):
@@ -204,7 +204,9 @@ def test_panels_over_an_image(tmp_path, monkeypatch):
   monkeypatch.setattr(
     latent_maps.image_maps,
     "draw_panels",
-    lambda path, image, panels, heading: drawn.update(panels),
+    lambda path, image, panels, heading: drawn.update(
+      {panel.title: panel.seen for panel in panels}
+    ),
   )
   latent_maps.draw_on_image(
     tmp_path / "a.png", model, {}, {"image": np.zeros((1, 3, 4, 1))}
