@@ -24,7 +24,7 @@ def dense_attention(
   key_segment_ids: Int[Array, "B S"] | None = None,
   bias: Float[Array, "..."] | None = None,
   relative_bias: Float[Array, "N D"] | None = None,
-  relative_keys: Float[Array, "E H"] | None = None,
+  relative_keys: Float[Array, "... E H"] | None = None,
   dropout_rate: float = 0.0,
   dropout_rng: Array | None = None,
   block_size: int | None = None,
@@ -50,7 +50,8 @@ def dense_attention(
     key_segment_ids: `[B, S]`.
     bias: added to the scaled logits, broadcastable to `[B, N, T, S]`.
     relative_bias: `[N, 2L+1]`, added by clipped distance, see `core.relative`.
-    relative_keys: `[2L+1, H]`, Shaw's keys by clipped distance.
+    relative_keys: `[2L+1, H]`, Shaw's keys by clipped distance, or
+      `[N, 2L+1, H]`, a table for each head (Transformer-XL).
     dropout_rate: share of attention weights set to zero; the others are
       divided by 1 - rate.
     dropout_rng: key of the dropout, needed where `dropout_rate` > 0.
@@ -179,7 +180,7 @@ def decode(
   value: Float[Array, "B 1 K H"],
   *,
   relative_bias: Float[Array, "N D"] | None = None,
-  relative_keys: Float[Array, "E H"] | None = None,
+  relative_keys: Float[Array, "... E H"] | None = None,
   scale: float | None = None,
 ) -> tuple[Float[Array, "B 1 N H"], DenseCache]:
   """One position of the causal call; time S·N·H at every position."""

@@ -32,7 +32,7 @@ def multiplicative_attention(
   key_segment_ids: Int[Array, "B S"] | None = None,
   bias: Float[Array, "..."] | None = None,
   relative_bias: Float[Array, "N D"] | None = None,
-  relative_keys: Float[Array, "E H"] | None = None,
+  relative_keys: Float[Array, "... E H"] | None = None,
   dropout_rate: float = 0.0,
   dropout_rng: Array | None = None,
   block_size: int | tuple[int, int] | None = None,
@@ -58,7 +58,8 @@ def multiplicative_attention(
     key_segment_ids: `[B, S]`.
     bias: added to the scores, broadcastable to `[B, N, T, S]`.
     relative_bias: `[N, 2L+1]`, added by clipped distance, see `core.relative`.
-    relative_keys: `[2L+1, H]`, added to the keys by clipped distance.
+    relative_keys: `[2L+1, H]` or, a table for each head, `[N, 2L+1, H]`, added
+      to the keys by clipped distance.
     dropout_rate: share of attention weights set to zero.
     dropout_rng: key of the dropout, needed where `dropout_rate` > 0.
     block_size: as in `flash_attention`.

@@ -81,8 +81,8 @@ class Attention(NamedTuple):
       'full_mask' a mask that varies along T and N
       'segments'  query_segment_ids and key_segment_ids
       'bias'      an additive bias [B, N, T, S]
-      'relative'  relative_bias [N, 2L+1] and relative_keys [2L+1, H], in
-                  `apply` and in `decode`
+      'relative'  relative_bias [N, 2L+1] and relative_keys [2L+1, H] or
+                  [N, 2L+1, H], in `apply` and in `decode`
       'dropout'   dropout_rate with dropout_rng
       'decode'    init_cache and decode
       'global'    global_indices

@@ -6,8 +6,10 @@ entry serves for all larger distances. `dense_attention`, `flash_attention`,
 `sliding_window_attention` and `multiplicative_attention` take them as
 `relative_bias`, and `core.relative` adds them without a T×S array. Shaw's
 relative keys `[2L+1, H]` need no function: the trained table itself is the
-argument `relative_keys`. Rotary positions turn queries and keys before a
-mechanism sees them.
+argument `relative_keys`. A table for each head, `[N, 2L+1, H]`, serves as well:
+with it Transformer-XL's logits are those of the query q + u with a bias
+scale · (v − u) · r. Rotary positions turn queries and keys before a mechanism sees
+them.
 """
 
 import math

@@ -147,7 +147,7 @@ def cache_bytes(config: Any, length: int) -> int | None:
   """What a decoder's self-attention keeps of one sequence, over all layers.
 
   Args:
-    config: of a model that decodes.
+    config: of a model, of any kind, that decodes.
     length: of the longest sequence.
 
   Returns:

@@ -1,8 +1,8 @@
 """Models that host any attention mechanism, as pure functions.
 
-`create` makes a Transformer from a `ModelConfig`, a recurrent model from a
-`Seq2SeqConfig` or a Perceiver IO from a `PerceiverConfig`; `initialize`, `forward`, `attention_maps` and `generate` are
-functions of it and its variables. `load_pretrained` makes one of published
+`create` makes a Transformer from a `ModelConfig`, and other models from the configs
+of their kinds (`CONFIGS`); `initialize`, `forward`, `attention_maps` and `generate`
+are functions of it and its variables. `load_pretrained` makes one of published
 weights.
 """
 
@@ -21,6 +21,7 @@ from models.config import (
   missing,
   slots,
 )
+from models.conformer_config import ConformerConfig, ExtractorConfig
 from models.perceiver_config import PerceiverConfig
 from models.pyramid_config import PyramidConfig
 from models.seq2seq_config import Seq2SeqConfig
@@ -50,6 +51,8 @@ __all__ = [
   "Seq2SeqConfig",
   "PyramidConfig",
   "PerceiverConfig",
+  "ConformerConfig",
+  "ExtractorConfig",
   "CONFIGS",
   "Config",
   "PAD_ID",
@@ -81,6 +84,7 @@ CONFIGS: Mapping[str, type] = types.MappingProxyType(
     "seq2seq": Seq2SeqConfig,
     "pyramid": PyramidConfig,
     "perceiver": PerceiverConfig,
+    "conformer": ConformerConfig,
   }
 )
 """Kind of a model -> the config that describes it."""

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from attention import Dims
-from models import perceiver, pyramid
+from models import conformer, perceiver, pyramid
 from models.config import ModelConfig
+from models.conformer_config import ConformerConfig
 from models.mechanism_variables import variable_shapes
 from models.perceiver_config import PerceiverConfig
 from models.pyramid_config import PyramidConfig
@@ -22,17 +23,28 @@ from models.size import Config, Sizes, num_tokens
 from models.transformer import Transformer
 
 Batch = Mapping[str, Any]
-"""'source' [B, S] and 'inputs' [B, T], as the kind needs, or 'image' [B, H, W, C].
+"""'source' [B, S] and 'inputs' [B, T], as the kind needs, or 'image' [B, H, W, C],
+or 'frames' [B, S, M] or 'audio' [B, S] with 'source_mask' [B, S].
 
 What a model reads of it says its `arguments`; all else is unread.
 """
 
-Model = Transformer | Seq2Seq | pyramid.Pyramid | perceiver.Perceiver
+Model = (
+  Transformer
+  | Seq2Seq
+  | pyramid.Pyramid
+  | perceiver.Perceiver
+  | conformer.Conformer
+)
 """What `create` makes; the functions below take any."""
 
 
 _MAKERS: Mapping[type, Callable[[Any, Sizes], Any]] = types.MappingProxyType(
-  {PyramidConfig: pyramid.create, PerceiverConfig: perceiver.create}
+  {
+    PyramidConfig: pyramid.create,
+    PerceiverConfig: perceiver.create,
+    ConformerConfig: conformer.create,
+  }
 )
 """Config of a kind that is not a Transformer's -> what makes its model."""
 
@@ -46,6 +58,7 @@ def create(
   max_target_length: int | None,
   shared_vocabulary: bool = False,
   image_shape: tuple[int, int, int] | None = None,
+  frames_shape: tuple[int, int] | None = None,
 ) -> Model:
   """Makes the model of a config for a task's sizes; computes nothing.
 
@@ -63,6 +76,7 @@ def create(
       embeddings share one table.
     image_shape: height, width and channels of images, for an encoder with
       `patch_size`; it has no `source_vocab_size` and no `max_source_length`.
+    frames_shape: frames and bands of the longest recording, for a Conformer.
 
   Returns:
     A Linen module.
@@ -78,6 +92,7 @@ def create(
     max_target_length,
     shared_vocabulary,
     image_shape,
+    frames_shape,
   )
   if isinstance(config, ModelConfig | Seq2SeqConfig):
     return _transformer_or_seq2seq(config, sizes)
@@ -95,6 +110,7 @@ def _transformer_or_seq2seq(
     max_target_length,
     shared_vocabulary,
     image_shape,
+    _,
   ) = sizes
   has_encoder = config.kind != "decoder"
   reads_ids = has_encoder

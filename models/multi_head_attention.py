@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 import functools
+import math
 from typing import Any, cast
 
 from flax import linen as nn
@@ -14,6 +15,7 @@ from attention import Attention, Dims, attention_weights
 from attention import rotary as rotate
 from models.grid_convolution import GridConvolution
 from models.mechanism_variables import mechanism_variables
+from models.positions import sinusoidal
 from models.rows import by_rows, where_rows
 
 
@@ -42,12 +44,16 @@ class MultiHeadAttention(nn.Module):
     qk_norm_epsilon: ε of the norms by root mean square that each head's query
       and key get; None has none.
     rotary: turn queries and keys by their positions.
+    rotary_inputs: turn what they are projected from instead, a head's share of
+      the features at a time; values are projected from what is not turned.
     rotary_theta: θ of these.
     rotary_fraction: share of the head dimension that they turn.
     global_projections: `global_indices` are tokens with projections of their
       own, given to the mechanism as `global_qkv`.
     relative_distance: k of Shaw's relative keys, trained here and shared by the
       heads; 0 has none.
+    transformer_xl: position by sines of the distance, projected for each head,
+      and two trained biases of the query: see `_by_distance`.
     dropout_rate: of attention weights.
     dtype: of activations.
     param_dtype: of parameters.
@@ -67,10 +73,12 @@ class MultiHeadAttention(nn.Module):
   scale: float | None = None
   qk_norm_epsilon: float | None = None
   rotary: bool = False
+  rotary_inputs: bool = False
   rotary_theta: float = 10000.0
   rotary_fraction: float = 1.0
   global_projections: bool = False
   relative_distance: int = 0
+  transformer_xl: bool = False
   dropout_rate: float = 0.0
   dtype: Any = None
   param_dtype: Any = "float32"
@@ -119,6 +127,14 @@ class MultiHeadAttention(nn.Module):
         (2 * self.relative_distance + 1, self.dims.head_dim),
         self.param_dtype,
       )
+    if self.transformer_xl:
+      heads = self.dims.num_heads, self.dims.head_dim
+      self.position = dense(math.prod(heads), use_bias=False)
+      normal = nn.initializers.normal(0.02)
+      self.key_bias, self.position_bias = (
+        self.param(name, normal, heads, self.param_dtype)
+        for name in ("key_bias", "position_bias")
+      )
 
   def __call__(
     self,
@@ -157,6 +173,9 @@ class MultiHeadAttention(nn.Module):
     if self.dropout_rate and not deterministic:
       call["dropout_rate"] = self.dropout_rate
       call["dropout_rng"] = self.make_rng("dropout")
+    if self.transformer_xl:
+      call |= self._by_distance(inputs.shape)
+      query = query + self.key_bias.astype(query.dtype)[None, None]
     call = self._call(call)
     if self.global_projections and (
       self.is_initializing() or call.get("global_indices") is not None
@@ -245,6 +264,32 @@ class MultiHeadAttention(nn.Module):
       call["scale"] = self.scale
     return call
 
+  def _by_distance(self, shape: tuple[int, ...]) -> dict[str, Any]:
+    """Tables and scale of Transformer-XL's logits, for a sequence of T.
+
+      scale · ((q_t + u) · k_s + (q_t + v) · r_{t−s}),   r_i = W_n · sines(i)
+
+    With q_t + u as the query, r are relative keys of each head, and what is
+    left of them, scale · (v − u) · r, is a bias by distance.
+
+    Paper: Transformer-XL, section 3.3, arXiv:1901.02860.
+    """
+    _, length, features = shape
+    # A table begins with the key that is farthest to the left.
+    distances = np.arange(length - 1, -length, -1)[None, :]
+    sines = sinusoidal(distances, features)[0]
+    dtype = self.dtype or sines.dtype
+    keys = self.position(sines.astype(dtype))
+    keys = keys.reshape(len(sines), *self.key_bias.shape)
+    scale = self.scale or self.dims.head_dim**-0.5
+    difference = (self.position_bias - self.key_bias).astype(keys.dtype)
+    bias = scale * jnp.einsum("ENH,NH->NE", keys, difference)
+    return {
+      "relative_keys": jnp.moveaxis(keys, 1, 0),
+      "relative_bias": bias,
+      "scale": scale,
+    }
+
   def decode(
     self,
     inputs: Float[Array, "B 1 F"],
@@ -294,6 +339,7 @@ class MultiHeadAttention(nn.Module):
     return self._merge(out.reshape(query.shape))
 
   def _query(self, inputs, positions):
+    inputs = self._turned_inputs(inputs, positions)
     query = self._heads(self.query, inputs, self.dims.num_heads)
     if self.qk_norm_epsilon is not None:
       query = self.query_norm(query)
@@ -319,6 +365,7 @@ class MultiHeadAttention(nn.Module):
     value = self._heads(self.value, of_value, self.dims.num_kv_heads)
     if "shared_qk" in self.attention.supports:
       return None, value
+    inputs = self._turned_inputs(inputs, positions)
     key = self._heads(self.key, inputs, self.dims.num_kv_heads)
     if self.qk_norm_epsilon is not None:
       key = self.key_norm(key)
@@ -330,6 +377,13 @@ class MultiHeadAttention(nn.Module):
     return rotate(
       x, positions, theta=self.rotary_theta, fraction=self.rotary_fraction
     )
+
+  def _turned_inputs(self, inputs, positions):
+    if not self.rotary_inputs:
+      return inputs
+    heads = inputs.reshape(*inputs.shape[:2], self.dims.num_heads, -1)
+    turned = rotate(heads, positions, theta=self.rotary_theta)
+    return turned.reshape(inputs.shape)
 
   def _global_qkv(self, inputs):
     heads, kv_heads = self.dims.num_heads, self.dims.num_kv_heads

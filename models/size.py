@@ -4,11 +4,18 @@ import math
 from typing import NamedTuple
 
 from models.config import ModelConfig
+from models.conformer_config import ConformerConfig
 from models.perceiver_config import PerceiverConfig
 from models.pyramid_config import PyramidConfig
 from models.seq2seq_config import Seq2SeqConfig
 
-Config = ModelConfig | Seq2SeqConfig | PyramidConfig | PerceiverConfig
+Config = (
+  ModelConfig
+  | Seq2SeqConfig
+  | PyramidConfig
+  | PerceiverConfig
+  | ConformerConfig
+)
 """What any model is made of."""
 
 
@@ -22,6 +29,7 @@ class Sizes(NamedTuple):
     max_target_length: the longest target.
     shared_vocabulary: source and target ids mean the same.
     image_shape: height, width and channels of images.
+    frames_shape: frames and bands of the longest recording.
   """
 
   source_vocab_size: int | None
@@ -30,6 +38,7 @@ class Sizes(NamedTuple):
   max_target_length: int | None
   shared_vocabulary: bool = False
   image_shape: tuple[int, int, int] | None = None
+  frames_shape: tuple[int, int] | None = None
 
 
 def least_parameters(config: Config, symbols: int) -> int:
@@ -37,8 +46,8 @@ def least_parameters(config: Config, symbols: int) -> int:
 
   Counted are the tables that a Transformer's config sizes, or one of symbols,
   and of each layer two square matrices, the query's and the output's projection
-  or a part of a recurrent cell, and the two matrices of a feed-forward layer; of
-  a Perceiver its latents as well.
+  or a part of a recurrent cell, and the two matrices of a feed-forward layer, of
+  which a Conformer's has two; of a Perceiver its latents as well.
 
   Args:
     config: of the model.
@@ -74,6 +83,8 @@ def least_parameters(config: Config, symbols: int) -> int:
       rows += config.max_length or 0
     if config.position == "t5":
       rows += config.relative_buckets * config.num_heads // features
+  if isinstance(config, ConformerConfig):
+    layer += 4 * features * config.mlp_features
   return config.num_layers * layer + rows * features
 
 

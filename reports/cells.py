@@ -11,7 +11,14 @@ from reports.summary import Summary
 
 # Of all runs; the rest is in results.csv.
 _FIXED = ("task", "attention", "seed", "status")
-_SHOWN = ("exact_match", "accuracy", "token_accuracy", "loss", "best_quality")
+_SHOWN = (
+  "exact_match",
+  "accuracy",
+  "error_rate",
+  "token_accuracy",
+  "loss",
+  "best_quality",
+)
 _SHOWN += ("parameters", "step_seconds", "seconds")
 
 

@@ -98,8 +98,8 @@ BEST = Column(
   "best while training",
   "",
   1,
-  "highest accuracy (token_accuracy where there is no other) over all "
-  "evaluations while it trains",
+  "highest accuracy (token_accuracy where there is no other), or lowest "
+  "error_rate, over all evaluations while it trains",
 )
 ERROR = Column(
   "approximation_error",

@@ -3,6 +3,7 @@
     python -m reports.draw_attention --workdir=/tmp/run --text="3 1 4 1 5"
     python -m reports.draw_attention --workdir=/tmp/run --text="3 1" --target="3 1"
     python -m reports.draw_attention --workdir=/tmp/vit --image=cat.png --query=2,5
+    python -m reports.draw_attention --workdir=/tmp/speech --audio=string.wav
 
 One picture a layer, a panel a head: encoder_1_self_attention.png and so on, in
 WORKDIR/attention. The text is what the model reads: a source, or the prompt of
@@ -12,8 +13,11 @@ Axes of more than 64 tokens have positions in place of words.
 
 A model of images reads a PNG or JPEG file. attention.png then shows, over the
 image, what [CLS] looks at in every layer and rolled out through all of them, or
-with --query what the patch in that row and column looks at, both from 0; of a Perceiver
-it shows what the latents look at.
+with --query what the patch in that row and column looks at, both from 0; of a
+Perceiver it shows what the latents look at.
+
+A model of speech reads an audio file: attention.png shows, below its spectrogram,
+where every symbol looks that is recognised, in every layer.
 """
 
 from pathlib import Path
@@ -33,6 +37,7 @@ _IMAGE = flags.DEFINE_string("image", None, "PNG or JPEG that a model reads")
 _QUERY = flags.DEFINE_list(
   "query", None, "row and column of the patch that looks; default [CLS]"
 )
+_AUDIO = flags.DEFINE_string("audio", None, "recording that a model reads")
 _OUT = flags.DEFINE_string(
   "out", None, "folder of the pictures; default WORKDIR/attention"
 )
@@ -42,10 +47,11 @@ def main() -> None:
   """From a line to pictures."""
   if _WORKDIR.value is None:
     raise ConfigError("--workdir: missing; the folder of a trained run")
-  if (_TEXT.value is None) == (_IMAGE.value is None):
+  given = [x for x in (_TEXT, _IMAGE, _AUDIO) if x.value is not None]
+  if len(given) != 1:
     raise ConfigError(
       "--text: expected what the model reads, or --image=FILE for a model of "
-      "images"
+      "images, or --audio=FILE for one of speech"
     )
   if _QUERY.value is not None and _IMAGE.value is None:
     raise ConfigError("--query: belongs to --image=FILE")
@@ -71,7 +77,9 @@ def main() -> None:
   variables = inference.restore_variables(run, workdir)
   if _IMAGE.value is not None:
     return _over_image(run, variables, _IMAGE.value, folder)
-  assert _TEXT.value is not None  # One of the two is there.
+  if _AUDIO.value is not None:
+    return _below_spectrogram(run, variables, _AUDIO.value, folder)
+  assert _TEXT.value is not None  # One of the three is there.
   example = make_example(run, variables, _TEXT.value, _TARGET.value)
   if "targets" in example and _TARGET.value is None:
     print(f"output: {run.task.decode(example['targets'][0])}")
@@ -89,6 +97,31 @@ def main() -> None:
     print(
       f"more than {attention_maps.MAX_LABELS} tokens: by position, not by word"
     )
+
+
+def _below_spectrogram(
+  run: Any, variables: Any, file: str, folder: Path
+) -> None:
+  """What every symbol looks at that a model hears in a recording."""
+  from tasks import DataError, SpeechTask
+  from training import speech_maps
+
+  if not isinstance(run.task, SpeechTask):
+    raise ConfigError("--audio: this run reads no recordings; expected --text")
+  try:
+    example = run.task.read(file)
+  except DataError as error:
+    raise ConfigError(f"--audio: {error}") from error
+  path = folder / "attention.png"
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+    heard = speech_maps.draw_below_spectrogram(
+      path, run.model, variables, run.task, example
+    )
+  except OSError as error:
+    raise ConfigError(f"--out: {error}") from error
+  print(f"output: {heard}")
+  print(path)
 
 
 def _over_image(run: Any, variables: Any, file: str, folder: Path) -> None:

@@ -8,8 +8,16 @@ from comparison.records import Record
 
 LOSS = "loss"
 BLEU = "bleu"
-_HEADLINES = (BLEU, "exact_match", "accuracy", "token_accuracy", LOSS)
-_CURVES = ("accuracy", "token_accuracy")
+ERROR_RATE = "error_rate"
+_HEADLINES = (
+  BLEU,
+  "exact_match",
+  "accuracy",
+  ERROR_RATE,
+  "token_accuracy",
+  LOSS,
+)
+_CURVES = ("accuracy", ERROR_RATE, "token_accuracy")
 # Of a line of metrics.jsonl, what tells where it stands.
 _PLACE = ("step", "seconds")
 
@@ -58,14 +66,17 @@ def evaluations(record: Record) -> list[Mapping[str, Any]]:
 
 
 def best(record: Record) -> float | None:
-  """Highest value of the curve over all evaluations; None without any."""
+  """Best value of the curve over all evaluations; None without any."""
   name = curve(record)
   if name is None:
     return None
   lines = (metrics(line) for line in evaluations(record))
-  return max((line[name] for line in lines if name in line), default=None)
+  values = [line[name] for line in lines if name in line]
+  extreme = min if is_better(name, 0, 1) else max
+  return extreme(values, default=None)
 
 
 def is_better(name: str, value: float, other: float) -> bool:
-  """Whether `value` of a metric beats another: a loss is better when lower."""
-  return value < other if name == LOSS else value > other
+  """Whether `value` of a metric beats another: losses and errors when lower."""
+  is_fault = name in (LOSS, ERROR_RATE)
+  return value < other if is_fault else value > other

@@ -16,6 +16,7 @@ from tasks import (
   needle,
   recall,
   selective_copy,
+  speech,
   text,
   translation,
 )
@@ -39,6 +40,7 @@ from tasks.listops import ListopsConfig, ListopsTask
 from tasks.needle import NeedleConfig, NeedleTask
 from tasks.recall import RecallConfig, RecallTask
 from tasks.selective_copy import SelectiveCopyConfig, SelectiveCopyTask
+from tasks.speech import SpeechConfig, SpeechTask
 from tasks.text import TextConfig, TextTask
 from tasks.translation import TranslationTask
 from tasks.translation_config import TranslationConfig
@@ -51,6 +53,7 @@ TASKS: Mapping[str, TaskEntry] = types.MappingProxyType(
     "text": TaskEntry(TextConfig, text.make),
     "classification": TaskEntry(ClassificationConfig, classification.make),
     "image": TaskEntry(ImageConfig, image.make),
+    "speech": TaskEntry(SpeechConfig, speech.make),
     "recall": TaskEntry(RecallConfig, recall.make),
     "induction": TaskEntry(InductionConfig, induction.make),
     "selective_copy": TaskEntry(SelectiveCopyConfig, selective_copy.make),
@@ -83,6 +86,8 @@ __all__ = [
   "RecallTask",
   "SelectiveCopyConfig",
   "SelectiveCopyTask",
+  "SpeechConfig",
+  "SpeechTask",
   "TextConfig",
   "TextTask",
   "TranslationConfig",

@@ -20,7 +20,8 @@ Batch = dict[str, np.ndarray]
 """'source' [B, S], 'inputs' and 'targets' [B, T] int32, 'weights' [B, T].
 
 With 'source_mask' [B, S] bool, True is a token; without, `PAD` is padding.
-Images have 'image' [B, H, W, C] float32 in place of 'source' and 'inputs'.
+Images have 'image' [B, H, W, C] float32 in place of 'source' and 'inputs',
+recordings 'frames' [B, S, M] float32 with 'source_mask'.
 """
 
 PAD, BOS, EOS = 0, 1, 2
@@ -35,6 +36,7 @@ LAYOUTS: Mapping[str, str] = types.MappingProxyType(
     "seq2seq": "encoder_decoder",
     "pyramid": "encoder",
     "perceiver": "encoder",
+    "conformer": "encoder",
   }
 )
 """Kind of a model that is not a Transformer's -> the one whose batches it reads."""

@@ -6,8 +6,10 @@ This module imports TFDS (0.7 s), so it is imported where it is needed.
 from collections.abc import Callable, Iterator
 import contextlib
 import functools
+import glob
 import importlib.util
 import io
+import os
 import sys
 import types
 from typing import Any
@@ -16,6 +18,13 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 _JPEG_QUALITY = 95  # As TensorFlow has it.
+
+_FILES = types.SimpleNamespace(
+  io=types.SimpleNamespace(
+    gfile=types.SimpleNamespace(GFile=open, walk=os.walk, glob=glob.glob)
+  )
+)
+"""What builders ask TensorFlow for, to read what was downloaded."""
 
 
 @contextlib.contextmanager
@@ -42,13 +51,42 @@ def without_tensorflow(builder: tfds.core.DatasetBuilder) -> Iterator[None]:
   if before is None:
     yield
     return
-  gfile = types.SimpleNamespace(GFile=open)
-  files = types.SimpleNamespace(io=types.SimpleNamespace(gfile=gfile))
-  names["tf"] = files
+  names["tf"] = _FILES
   try:
     yield
   finally:
     names["tf"] = before
+
+
+def decode_audio_with(read: Callable[[Any], np.ndarray]) -> None:
+  """Has `read` decode audio files, where TFDS would ask TensorFlow and pydub.
+
+  Features of audio can then be made, and sets with them found, prepared and
+  read. Where TensorFlow is installed, nothing is changed.
+
+  Args:
+    read: `file -> samples`, integers [S].
+  """
+  if importlib.util.find_spec("tensorflow") is not None:
+    return
+  from tensorflow_datasets.core.features import audio_feature
+
+  def load(file: Any, file_format: str | None, channels: int) -> np.ndarray:
+    del file_format
+    samples = read(file)
+    found = 1 if samples.ndim == 1 else samples.shape[1]
+    if found != channels:
+      raise ValueError(f"expected {channels} channels, got {found}")
+    return samples
+
+  names = vars(audio_feature)
+  names["tf"] = types.SimpleNamespace(
+    dtypes=types.SimpleNamespace(as_dtype=np.dtype), io=_FILES.io
+  )
+  names["_pydub_load_audio"] = load
+  # As of images; that of audio is still TensorFlow's.
+  of_audio: Any = audio_feature.Audio
+  of_audio.dtype = property(lambda self: self.np_dtype)
 
 
 def _encode(

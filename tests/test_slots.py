@@ -126,9 +126,9 @@ def test_the_tables_of_the_results_are_true():
     _RESULTS,
     re.M,
   )
-  assert len(runs) == 13
+  assert len(runs) == 14
   for task, attention, slots in runs:
-    own_data = ("translation", "vit", "swin", "cvt", "perceiver")
+    own_data = ("translation", "vit", "swin", "cvt", "perceiver", "conformer")
     leaves = {} if task in own_data else {"path": "x"}
     config = importlib.import_module(f"configs.{task}").get_config(
       *([attention] if attention else [])

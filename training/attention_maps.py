@@ -9,7 +9,7 @@ import numpy as np
 
 import models
 import tasks
-from training import canvas, image_maps, latent_maps
+from training import canvas, image_maps, latent_maps, speech_maps
 
 MAX_LABELS = 64
 """Axes longer than this have positions in place of tokens."""
@@ -53,7 +53,8 @@ def draw_attention(
   the words of the source; other models show self-attention, token against token.
   A model of images shows what [CLS] looks at in every layer, over the image; a
   Perceiver what its latents look at, over an image, or over a whole text in the
-  order of where that is.
+  order of where that is; one of speech what every symbol looks at that it
+  recognises, below the spectrogram.
   Where dense attention fills the cross-attention of a model that has another
   mechanism, the last layer of that one comes first, above it.
 
@@ -69,6 +70,10 @@ def draw_attention(
   if "image" in example:
     drawn = latent_maps if has_latents else image_maps
     drawn.draw_on_image(path, model, variables, example)
+    return
+  if "frames" in example:
+    assert isinstance(task, tasks.SpeechTask)  # The one that has frames.
+    speech_maps.draw_below_spectrogram(path, model, variables, task, example)
     return
   maps = named_maps(model, variables, task, example)
   if has_latents:
@@ -125,6 +130,19 @@ def named_maps(
       axes = ("key patch", "query patch")
       shown = AttentionMap(
         weights, patches, patches, axes, _title(name), mechanism
+      )
+    elif "frames" in example:
+      frames = int(example["source_mask"][0].sum())
+      ratio = example["frames"].shape[1] // weights.shape[-1]
+      length = max(1, -(-frames // ratio))
+      times = speech_maps.labels(weights.shape[-1], example["frames"].shape[1])
+      shown = AttentionMap(
+        weights[:, :length, :length],
+        times[:length],
+        times[:length],
+        ("key, in seconds", "query, in seconds"),
+        _title(name),
+        mechanism,
       )
     else:
       shown = _named(name, weights, task, example, mechanism)

@@ -176,6 +176,12 @@ def _own_functions(config, task, model, shapes) -> dict[str, Any]:
       )
     )
   if hasattr(task, "loss"):
+    if config.train.optimizer.label_smoothing:
+      raise ConfigError(
+        f"config.optimizer.label_smoothing: the task {config.task_name!r} has a "
+        "loss of its own; expected 0, got "
+        f"{config.train.optimizer.label_smoothing}"
+      )
     functions["loss"] = task.loss
   return functions
 
@@ -217,6 +223,8 @@ def _check_memory(config: ExperimentConfig, task: tasks.Task) -> None:
     and model.patch_size is not None
   ):
     longest = models.num_tokens(model, image_shape)
+  if "frames" in tasks.input_shapes(task):
+    longest = max(longest, tasks.input_shapes(task)["frames"][0] // 4)
   # Layers of latents, however long the input is.
   longest = getattr(model, "num_latents", longest)
   try:
@@ -331,7 +339,10 @@ def _sizes(config: ExperimentConfig, task: tasks.Task) -> dict[str, Any]:
     "shared_vocabulary": task.shared_vocabulary,
   }
   model = config.model
-  image_shape = tasks.input_shapes(task).get("image")
+  shapes = tasks.input_shapes(task)
+  if "frames" in shapes:
+    sizes["frames_shape"] = shapes["frames"]
+  image_shape = shapes.get("image")
   if image_shape is not None:
     sizes["image_shape"] = getattr(model, "image_shape", None) or image_shape
     if sizes["image_shape"][2] != image_shape[2]:

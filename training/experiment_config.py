@@ -168,7 +168,11 @@ def _published(folder: str, config: Any) -> Any:
   kept = ("dropout_rate", "attention_dropout_rate", "dtype", "param_dtype")
   try:
     sizes: dict[str, Any] = {}
-    if getattr(published, "patch_size", None) is None:
+    # Other kinds have no vocabulary, or none that a config chooses.
+    reads_ids = isinstance(
+      published, models.ModelConfig | models.PerceiverConfig
+    )
+    if reads_ids and getattr(published, "patch_size", None) is None:
       sizes["vocab_size"] = described.vocab_size
       sizes["max_length"] = described.max_length
     return dataclasses.replace(

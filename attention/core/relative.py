@@ -5,6 +5,7 @@ i = clip(s − t, −L, L):
 
   relative_bias  b ∈ [N, 2L+1]    + b[n, L + i]                  (T5, ALiBi)
   relative_keys  a ∈ [2L+1, H]    + scale · q_t · a[L + i]       (Shaw et al.)
+                 a ∈ [N, 2L+1, H] + scale · q_t · a[n, L + i]
 
 Both are linear in memory: a tile of C queries and D keys meets C + D − 1
 distances only. Its terms are first computed per distance, x[c, m] with
@@ -13,9 +14,10 @@ That needs no gather: rows of C + D numbers, laid end to end and cut into rows
 of C + D − 1, stand one place further in each row.
 
 Papers: Self-attention with relative position representations,
-arXiv:1803.02155 (whose maximum distance k is L; its heads share one table, as
-here; its relative values, which it found unnecessary, are not here); T5,
-arXiv:1910.10683; ALiBi, arXiv:2108.12409.
+arXiv:1803.02155 (whose maximum distance k is L; its heads share one table; its
+relative values, which it found unnecessary, are not here); Transformer-XL, whose
+heads have a table each, arXiv:1901.02860; T5, arXiv:1910.10683; ALiBi,
+arXiv:2108.12409.
 """
 
 from typing import NamedTuple
@@ -23,6 +25,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
+import numpy as np
 
 from attention.core import layout, platform
 
@@ -31,17 +34,26 @@ class Relative(NamedTuple):
   """The tables of a call; None where it has none."""
 
   bias: Float[Array, "N E"] | None = None
-  keys: Float[Array, "E H"] | None = None
+  keys: Float[Array, "... E H"] | None = None
 
   @property
   def given(self) -> bool:
     """Whether there is any."""
     return self.bias is not None or self.keys is not None
 
+  def of_heads(self, heads: np.ndarray) -> "Relative":
+    """The tables of some of the heads."""
+    bias, keys = self
+    if bias is not None:
+      bias = bias[heads]
+    if keys is not None and keys.ndim == 3:
+      keys = keys[heads]
+    return Relative(bias, keys)
+
 
 def check(
   relative_bias: Float[Array, "N D"] | None,
-  relative_keys: Float[Array, "E H"] | None,
+  relative_keys: Float[Array, "... E H"] | None,
   query: Float[Array, "B T N H"],
 ) -> Relative:
   """Checks both tables and returns them together.
@@ -51,22 +63,36 @@ def check(
       fit the heads or features of `query`.
   """
   num_heads, head_dim = query.shape[2:]
-  for name, table, axis, expected in (
-    ("relative_bias", relative_bias, 1, f"[{num_heads}, 2L+1]"),
-    ("relative_keys", relative_keys, 0, f"[2L+1, {head_dim}]"),
+  for name, table, fitting, expected in (
+    (
+      "relative_bias",
+      relative_bias,
+      [(num_heads, None)],
+      f"[{num_heads}, 2L+1]",
+    ),
+    (
+      "relative_keys",
+      relative_keys,
+      [(None, head_dim), (num_heads, None, head_dim)],
+      f"[2L+1, {head_dim}] or [{num_heads}, 2L+1, {head_dim}]",
+    ),
   ):
-    if table is None:
-      continue
-    fits = (
-      table.ndim == 2
-      and table.shape[1 - axis] == (num_heads, head_dim)[1 - axis]
-    )
-    if not fits or table.shape[axis] % 2 == 0:
+    if table is not None and not any(
+      _fits(table.shape, shape) for shape in fitting
+    ):
       raise ValueError(
         f"{name}: expected {expected}, one entry for each distance "
         f"-L … L of key from query, got shape {table.shape}"
       )
   return Relative(relative_bias, relative_keys)
+
+
+def _fits(shape: tuple[int, ...], fitting: tuple[int | None, ...]) -> bool:
+  """Whether a shape has these sizes, None being any that is odd."""
+  return len(shape) == len(fitting) and all(
+    size % 2 == 1 if wanted is None else size == wanted
+    for size, wanted in zip(shape, fitting, strict=True)
+  )
 
 
 def logits(
@@ -108,11 +134,17 @@ def logits(
       total = _on_diagonals(bias, rows, width)
       total = total.reshape(1, kv_heads, queries, width)
   if tables.keys is not None:
-    keys = tables.keys[_index(tables.keys.shape[0], distances)]
-    per_distance = layout.dot("bkqh,mh->bkqm", query, keys)
-    per_distance = per_distance.reshape(
-      batch, kv_heads, groups, rows, len(distances)
-    )
+    index = _index(tables.keys.shape[-2], distances)
+    keys = jnp.take(tables.keys, index, axis=-2)
+    by_head = (batch, kv_heads, groups, rows)
+    if keys.ndim == 2:
+      per_distance = layout.dot("bkqh,mh->bkqm", query, keys)
+    else:
+      keys = keys.reshape(kv_heads, groups, *keys.shape[1:])
+      per_distance = layout.dot(
+        "bkjch,kjmh->bkjcm", query.reshape(*by_head, -1), keys
+      )
+    per_distance = per_distance.reshape(*by_head, len(distances))
     more = scale * _skew(per_distance)
     more = more.reshape(batch, kv_heads, queries, width)
     more = jnp.swapaxes(more, 2, 3) if by_key else more
@@ -189,7 +221,12 @@ def at_position(
     index, heads = jnp.broadcast_arrays(index, jnp.broadcast_to(heads, shape))
     total += tables.bias[heads, index].astype(jnp.float32)
   if tables.keys is not None:
-    keys = tables.keys[_index(tables.keys.shape[0], distance)]
+    index = _index(tables.keys.shape[-2], distance)
+    if tables.keys.ndim == 2:
+      keys = tables.keys[index]
+    else:
+      heads = jnp.arange(num_heads)[None, :, None]
+      keys = tables.keys[heads, jnp.broadcast_to(index, shape)]
     keys = jnp.broadcast_to(keys, (*shape, keys.shape[-1]))
     total += scale * jnp.einsum(
       "BTNH,BNSH->BNS", query, keys, preferred_element_type=jnp.float32

@@ -37,7 +37,8 @@ def dense_attention(
     key_segment_ids: `[B, S]`.
     bias: broadcastable to `[B, N, T, S]`.
     relative_bias: b, `[N, 2L+1]` (T5, ALiBi).
-    relative_keys: a, `[2L+1, H]` (Shaw); its L may be another.
+    relative_keys: a, `[2L+1, H]` (Shaw) or, one for each head, `[N, 2L+1, H]`
+      (Transformer-XL); its L may be another.
 
   Returns:
     `[B, T, N, V]` float64; zeros for a query that sees no key.
@@ -66,7 +67,7 @@ def dense_attention(
   out = np.zeros((batch, length, num_heads, value.shape[-1]))
   for b, n, t in np.ndindex(batch, num_heads, length):
     s = np.flatnonzero(visible[b, n, t])
-    keys = key[b, s, n] + shared.at_distance(relative_keys, s - t)
+    keys = key[b, s, n] + shared.at_distance(relative_keys[n], s - t)
     logits = scale * keys @ query[b, t, n]
     logits += bias[b, n, t, s] + shared.at_distance(relative_bias[n], s - t)
     out[b, t, n] = shared.softmax(logits) @ value[b, s, n]

@@ -42,7 +42,7 @@ def multiplicative_attention(
     key_segment_ids: `[B, S]`.
     bias: broadcastable to `[B, N, T, S]`.
     relative_bias: `[N, 2L+1]`.
-    relative_keys: `[2L+1, H]`.
+    relative_keys: `[2L+1, H]` or `[N, 2L+1, H]`.
 
   Returns:
     `[B, T, N, V]` float64; zeros for a query that sees no key.

@@ -94,11 +94,11 @@ def relative_tables(
   relative_keys: ArrayLike | None,
   num_heads: int,
   head_dim: int,
-) -> tuple[Float64[np.ndarray, "N D"], Float64[np.ndarray, "E H"]]:
-  """Both tables; None becomes a table of zeros for L = 0, adding nothing."""
+) -> tuple[Float64[np.ndarray, "N D"], Float64[np.ndarray, "N E H"]]:
+  """Both tables, of every head; None becomes zeros for L = 0, adding nothing."""
   if relative_bias is None:
     relative_bias = np.zeros((num_heads, 1))
   if relative_keys is None:
     relative_keys = np.zeros((1, head_dim))
   bias, keys = as_float64(relative_bias, relative_keys)
-  return bias, keys
+  return bias, np.broadcast_to(keys, (num_heads, *keys.shape[-2:]))

@@ -105,7 +105,8 @@ def sliding_window_attention(
     key_segment_ids: `[B, S]`.
     relative_bias: `[N, 2L+1]`, entry L + i is added to the logit of the key at
       distance i·dilation.
-    relative_keys: `[2L+1, H]`, entry L + i is added to that key.
+    relative_keys: `[2L+1, H]`, entry L + i is added to that key; or a table for
+      each head, `[N, 2L+1, H]`.
     global_indices: `[B, G]`; an index outside [0, T), such as −1, names no
       token.
     global_qkv: the paper's separate projections (query, key, value) for global
@@ -156,7 +157,7 @@ def sliding_window_attention(
     k = n // (num_heads // key.shape[2])
     s = np.flatnonzero(attended[b, n, t])
     i = (s - t) // spacing[n]
-    keys = key[b, s, k] + shared.at_distance(relative_keys, i)
+    keys = key[b, s, k] + shared.at_distance(relative_keys[n], i)
     logits = scale * keys @ query[b, t, n]
     logits += shared.at_distance(relative_bias[n], i)
     out[b, t, n] = shared.softmax(logits) @ value[b, s, k]

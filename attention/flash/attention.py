@@ -30,7 +30,7 @@ def flash_attention(
   key_segment_ids: Int[Array, "B S"] | None = None,
   bias: Float[Array, "..."] | None = None,
   relative_bias: Float[Array, "N D"] | None = None,
-  relative_keys: Float[Array, "E H"] | None = None,
+  relative_keys: Float[Array, "... E H"] | None = None,
   dropout_rate: float = 0.0,
   dropout_rng: Array | None = None,
   block_size: int | tuple[int, int] | None = None,
@@ -56,7 +56,8 @@ def flash_attention(
     key_segment_ids: `[B, S]`.
     bias: added to the scaled logits, broadcastable to `[B, N, T, S]`.
     relative_bias: `[N, 2L+1]`, added by clipped distance, see `core.relative`.
-    relative_keys: `[2L+1, H]`, Shaw's keys by clipped distance.
+    relative_keys: `[2L+1, H]`, Shaw's keys by clipped distance, or
+      `[N, 2L+1, H]`, a table for each head (Transformer-XL).
     dropout_rate: share of attention weights set to zero; the others are
       divided by 1 - rate. Which weights are dropped depends on `block_size`.
     dropout_rng: key of the dropout, needed where `dropout_rate` > 0.

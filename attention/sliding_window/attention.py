@@ -36,7 +36,7 @@ def sliding_window_attention(
   query_segment_ids: Int[Array, "B T"] | None = None,
   key_segment_ids: Int[Array, "B S"] | None = None,
   relative_bias: Float[Array, "N D"] | None = None,
-  relative_keys: Float[Array, "E H"] | None = None,
+  relative_keys: Float[Array, "... E H"] | None = None,
   global_indices: Int[Array, "B G"] | None = None,
   global_qkv: tuple[
     Float[Array, "B T N H"], Float[Array, "B S K H"], Float[Array, "B S K V"]
@@ -72,7 +72,8 @@ def sliding_window_attention(
     key_segment_ids: `[B, S]`.
     relative_bias: `[N, 2L+1]`, see `core.relative`; entry L + i belongs to the
       key at distance i·dilation, so L = w has one for each key of the window.
-    relative_keys: `[2L+1, H]`, Shaw's keys, with entries in the same order.
+    relative_keys: `[2L+1, H]`, Shaw's keys, with entries in the same order, or
+      `[N, 2L+1, H]`, a table for each head.
     global_indices: `[B, G]`, the positions that are global; needs T = S. An
       index outside [0, T), such as -1, names no token, and an index that occurs
       twice counts once.

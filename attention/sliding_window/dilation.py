@@ -58,16 +58,13 @@ def by_dilation(
   outs, order = [], []
   for i, (dilation, query_heads, key_heads) in enumerate(calls):
     mine, theirs = np.array(query_heads), np.array(key_heads)
-    of_mine = tables
-    if tables.bias is not None:
-      of_mine = tables._replace(bias=tables.bias[mine])
     outs.append(
       _dilated(
         windowed,
         dilation,
         query[:, :, mine],
         Arrays(*(x[:, :, theirs] for x in arrays)),
-        of_mine,
+        tables.of_heads(mine),
         rules,
         # Every call numbers its tiles from 0, so each needs its own key.
         None if rng is None else jax.random.fold_in(rng, i),

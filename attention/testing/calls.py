@@ -19,8 +19,8 @@ class Case(NamedTuple):
   """A shape and the options of a call, drawn by `draw`.
 
   Attributes:
-    options: names: those of `supports`, 'scale', 'global_qkv' and the two
-      tables of 'relative' alone.
+    options: names: those of `supports`, 'scale', 'global_qkv', the two tables
+      of 'relative' alone, and 'relative_keys_by_head'.
     length: T.
     source_length: S, None = T.
     num_kv_heads: K.
@@ -98,6 +98,8 @@ class Case(NamedTuple):
           call["relative_bias"] = normal(N, 7)
         case "relative_keys":
           call["relative_keys"] = normal(9, self.head_dim)
+        case "relative_keys_by_head":
+          call["relative_keys"] = normal(N, 9, self.head_dim)
         case "relative":
           call["relative_bias"] = normal(N, 7)
           call["relative_keys"] = normal(9, self.head_dim)

@@ -121,11 +121,12 @@ def _step_by_step(mechanism: Mechanism) -> None:
 
 def _relative_positions(mechanism: Mechanism) -> None:
   """Tables by distance in decoding are those of the causal call."""
-  case = _CASE._replace(options=("relative",))
-  variables, cache, qkv = _start(mechanism, case)
-  tables = mechanism.draw(case)[1]
-  out, _ = _scanned(mechanism)(variables, cache, qkv, tables)
-  assert_close(out, _causal(mechanism, case), 1e-5)
+  for options in (("relative",), ("relative_bias", "relative_keys_by_head")):
+    case = _CASE._replace(options=options)
+    variables, cache, qkv = _start(mechanism, case)
+    tables = mechanism.draw(case)[1]
+    out, _ = _scanned(mechanism)(variables, cache, qkv, tables)
+    assert_close(out, _causal(mechanism, case), 1e-5)
 
 
 def _bfloat16(mechanism: Mechanism) -> None:

@@ -23,6 +23,7 @@ _ALONE = (
   Case(("bias",)),
   Case(("relative_bias",)),
   Case(("relative_keys", "causal"), num_kv_heads=1),
+  Case(("relative_keys_by_head", "mask"), length=7, source_length=13),
   Case(("global",), num_kv_heads=4),
   # One position, a prime number of them, cross in both directions.
   Case(("causal",), length=1),
@@ -40,6 +41,10 @@ _TOGETHER = (
   Case(("causal", "mask", "segments"), num_kv_heads=4),
   Case(("relative", "mask", "scale"), length=7, source_length=13),
   Case(("relative", "bias", "causal", "segments")),
+  Case(
+    ("relative_bias", "relative_keys_by_head", "mask", "scale"), num_kv_heads=1
+  ),
+  _LONG._replace(options=("relative_keys_by_head", "causal")),
   Case(("global", "global_qkv", "mask", "scale"), value_dim=5),
   Case(("global", "global_qkv", "causal", "mask", "segments")),
   Case(("global", "causal"), num_kv_heads=1),

@@ -18,6 +18,7 @@ from models.pretrained.roberta import ROBERTA
 from models.pretrained.swin import SWIN
 from models.pretrained.t5 import T5
 from models.pretrained.vit import DEIT, VIT
+from models.pretrained.wav2vec2_conformer import WAV2VEC2_CONFORMER
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
   {
@@ -38,6 +39,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
       SWIN,
       CVT,
       PERCEIVER,
+      WAV2VEC2_CONFORMER,
     )
   }
 )

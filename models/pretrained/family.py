@@ -127,6 +127,8 @@ class Family(NamedTuple):
     inputs: what the models read in place of tokens, by its names in
       transformers -> names in a batch, the one that is needed first.
     config_type: of `Described.config`.
+    kept: `config.json -> {name: shape}` of tensors that files have and no
+      output depends on; `save_pretrained` writes them back.
   """
 
   name: str
@@ -142,6 +144,9 @@ class Family(NamedTuple):
   to_json: Callable[[Described], dict[str, Any]] | None = None
   inputs: Mapping[str, str] | None = None
   config_type: type = ModelConfig
+  kept: Callable[[Mapping[str, Any]], Mapping[str, tuple[int, ...]]] | None = (
+    None
+  )
 
 
 def active(rows: Iterable[Row], paths: Collection[str]) -> Iterator[Row]:

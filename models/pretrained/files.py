@@ -133,7 +133,8 @@ def write(
 
   folder.mkdir(parents=True, exist_ok=True)
   content = save(
-    {name: np.ascontiguousarray(array) for name, array in arrays.items()},
+    # (`ascontiguousarray` would give a number an axis.)
+    {name: np.asarray(array, order="C") for name, array in arrays.items()},
     metadata={"format": "pt"},  # Without it transformers refuses the file.
   )
   (folder / TENSORS).write_bytes(content)

@@ -44,13 +44,15 @@ class Pretrained(NamedTuple):
     model: from `models.create`.
     variables: `{'params': …, 'constants': …}`.
     config: its `config.json`.
+    kept: tensors of its folder that no output depends on, see `Family.kept`.
   """
 
   family: str
   architecture: str
-  model: Transformer
+  model: Any
   variables: Mapping[str, Any]
   config: Mapping[str, Any]
+  kept: Mapping[str, np.ndarray] = MappingProxyType({})
 
   def logits(
     self, variables: Mapping[str, Any], **inputs: Any
@@ -62,7 +64,7 @@ class Pretrained(NamedTuple):
       **inputs: named as in transformers: `input_ids [B, T]`, `attention_mask
         [B, T]` of 0 and 1, `token_type_ids [B, T]`, `global_attention_mask
         [B, T]`, `decoder_input_ids [B, T]`, `decoder_attention_mask [B, T]`,
-        `pixel_values [B, H, W, C]`.
+        `pixel_values [B, H, W, C]`, `input_values [B, samples]`.
 
     Returns:
       Logits of tokens `[B, T, V]` or of classes `[B, V]`, or the last hidden
@@ -116,7 +118,12 @@ def load_pretrained(
   model = make_model(with_attention(opened.described, attention, dtype))
   variables = read_variables(opened, model, key)
   return Pretrained(
-    opened.family.name, opened.architecture, model, variables, opened.theirs
+    opened.family.name,
+    opened.architecture,
+    model,
+    variables,
+    opened.theirs,
+    opened.kept,
   )
 
 
@@ -129,6 +136,7 @@ class Opened(NamedTuple):
     theirs: `config.json`.
     described: the model with its own mechanisms.
     tensors: by the names in the family's table.
+    kept: those that no output depends on.
   """
 
   family: Family
@@ -136,6 +144,7 @@ class Opened(NamedTuple):
   theirs: Mapping[str, Any]
   described: Described
   tensors: files.Tensors
+  kept: Mapping[str, np.ndarray]
 
 
 def open_folder(folder: Path) -> Opened:
@@ -161,9 +170,31 @@ def open_folder(folder: Path) -> Opened:
       theirs, tensors, family.architectures[architecture]
     )
     described = _with_mechanisms(described, theirs.get(MECHANISMS))
+    shapes = {} if family.kept is None else family.kept(theirs)
   except ValueError as error:
     raise ValueError(f"{folder / files.CONFIG}: {error}") from None
-  return Opened(family, architecture, theirs, described, tensors)
+  kept = {name: _kept(tensors, name, shape) for name, shape in shapes.items()}
+  tensors = tensors.without(kept)
+  return Opened(family, architecture, theirs, described, tensors, kept)
+
+
+def _kept(
+  tensors: files.Tensors, name: str, shape: tuple[int, ...]
+) -> np.ndarray:
+  """A tensor that no output depends on.
+
+  Raises:
+    ValueError: it is missing or has another shape.
+  """
+  path = tensors.where(name)
+  if name not in tensors:
+    raise ValueError(f"{path}: {name}: missing; config.json asks for it")
+  array = tensors[name]
+  if array.shape != shape:
+    raise ValueError(
+      f"{path}: {name}: expected shape {shape}, got {array.shape}"
+    )
+  return array
 
 
 def read_variables(
@@ -222,6 +253,7 @@ def _written(
     arrays = {n.removeprefix(family.prefix): x for n, x in arrays.items()}
   arrays |= family.buffers(p.model.config)
   arrays |= {f"{MECHANISMS}/{path}": array for path, array in paths.items()}
+  arrays |= p.kept
   config = {key: value for key, value in p.config.items() if key != MECHANISMS}
   config["architectures"] = [p.architecture]
   config["torch_dtype"] = p.model.config.param_dtype

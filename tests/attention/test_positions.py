@@ -10,6 +10,7 @@ import pytest
 from attention import (
   alibi_bias,
   alibi_slopes,
+  definitions,
   dense_attention,
   flash_attention,
   rotary,
@@ -107,7 +108,8 @@ def test_tables_are_biases(is_causal):
   ("length", "source_length", "window"),
   [(90, 53, 17), (53, 120, (3, 9)), (128, 128, 20)],
 )
-def test_gradients_of_tables_by_blocks(length, source_length, window):
+@pytest.mark.parametrize("by_head", [False, True])
+def test_gradients_of_tables_by_blocks(length, source_length, window, by_head):
   """Blocks fold their queries before they take diagonals: beside autodiff.
 
   Of T < S, T > S and, where blocks do not move back, T = S.
@@ -122,7 +124,8 @@ def test_gradients_of_tables_by_blocks(length, source_length, window):
 
   query, cotangent = draw(2, length, 4, 8), draw(2, length, 4, 8)
   key, value = draw(2, source_length, 2, 8), draw(2, source_length, 2, 8)
-  tables = {"relative_bias": draw(4, 31), "relative_keys": draw(21, 8)}
+  keys = draw(4, 21, 8) if by_head else draw(21, 8)
+  tables = {"relative_bias": draw(4, 31), "relative_keys": keys}
 
   def pulled(function, **options):
     @jax.jit
@@ -142,6 +145,54 @@ def test_gradients_of_tables_by_blocks(length, source_length, window):
     pulled(flash_attention, mask=mask, block_size=(32, 16)),
   ):
     jax.tree.map(lambda x, y: assert_close(x, y, 1e-5), got, expected)
+
+
+@pytest.mark.parametrize("dilation", [1, (1, 2, 1, 3)])
+def test_a_table_for_each_head_with_dilation(dilation):
+  """Heads of another dilation keep their own table, values and gradients."""
+  rng = np.random.default_rng(1)
+
+  def draw(*shape):
+    return jnp.asarray(rng.standard_normal(shape, np.float32))
+
+  query, key, value = draw(2, 13, 4, 8), draw(2, 13, 2, 8), draw(2, 13, 2, 8)
+  keys, cotangent = draw(4, 7, 8), draw(2, 13, 4, 8)
+  call = {"window": 3, "dilation": dilation}
+  out, pullback = jax.vjp(
+    lambda keys: sliding_window_attention(
+      query, key, value, relative_keys=keys, **call
+    ),
+    keys,
+  )
+  expected = definitions.sliding_window_attention(
+    query, key, value, relative_keys=keys, **call
+  )
+  assert_close(out, expected, 1e-5)
+  # By the definition's differences: it is float64.
+  [gradient] = pullback(cotangent)
+  direction = np.random.default_rng(2).standard_normal(keys.shape)
+
+  def objective(step):
+    moved = np.asarray(keys, np.float64) + step * direction
+    at = definitions.sliding_window_attention(
+      query, key, value, relative_keys=moved, **call
+    )
+    return np.sum(at * np.asarray(cotangent, np.float64))
+
+  slope = (objective(1e-5) - objective(-1e-5)) / 2e-5
+  np.testing.assert_allclose(np.sum(gradient * direction), slope, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+  "shape", [(3, 7, 8), (4, 6, 8), (6, 8), (1, 4, 7, 8), (4, 1, 7, 8)]
+)
+def test_relative_keys_of_another_shape_are_refused(shape):
+  query = jnp.ones((1, 5, 4, 8))
+  with pytest.raises(
+    ValueError,
+    match=r"^relative_keys: expected \[2L\+1, 8\] or \[4, 2L\+1, 8\]",
+  ):
+    dense_attention(query, query, query, relative_keys=jnp.ones(shape))
 
 
 def test_rotary_is_su():

@@ -43,6 +43,23 @@ def test_a_loss_is_better_when_it_is_lower():
   assert of_task(found)["dense"].grid == {made_up.LEAF: 0.003}
 
 
+def test_an_error_rate_is_better_when_it_is_lower():
+  """It is the headline, its best value the lowest, its grid point likewise."""
+  found = made_up.records()
+  for run in found:
+    if "final" in run:
+      rate = run["final"]["loss"]
+      run["final"] = {"split": "validation", "error_rate": rate, "loss": 1.0}
+  assert quality.headline(found[0]) == "error_rate"
+  assert of_task(found)["dense"].grid == {made_up.LEAF: 0.003}
+  lines = [
+    {"split": "validation", "step": i, "error_rate": rate}
+    for i, rate in enumerate((0.9, 0.2, 0.4))
+  ]
+  run = {"final": {"split": "validation"}, "history": lines}
+  assert quality.best(run) == 0.2
+
+
 def test_bleu_is_the_headline_where_it_is_there():
   final = {"split": "test", "exact_match": 0.2, "loss": 1.0}
   run = {"final": final, "arguments": []}

@@ -59,12 +59,10 @@ def draw(model: torch.nn.Module, seed: int, gain: float) -> None:
       value = gain * noise / fan_in**0.5
     with torch.no_grad():
       weight.copy_(value)
-  for name, statistic in model.named_buffers():
-    noise = torch.randn(statistic.shape, generator=generator)
-    if name.endswith("running_mean"):
-      statistic.copy_(0.5 * noise)
-    elif name.endswith("running_var"):
-      statistic.copy_(torch.exp(0.5 * noise))
+  for name, buffer in model.named_buffers():
+    if name.endswith(("running_mean", "running_var")):
+      noise = 0.5 * torch.randn(buffer.shape, generator=generator)
+      buffer.copy_(noise.exp() if name.endswith("var") else noise)
 
 
 def _kind(model, name):
@@ -228,6 +226,52 @@ def of_latents():
   case("perceiver_widths", transformers.PerceiverForMaskedLM(perceiver), inputs)
 
 
+def of_speech():
+  """Makes the models of speech, with padding and without."""
+  shape = {
+    "vocab_size": 13,
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 37,
+    "conv_dim": (8, 12, 10),
+    "conv_kernel": (10, 3, 2),
+    "conv_stride": (5, 2, 2),
+    "num_conv_pos_embeddings": 6,
+    "num_conv_pos_embedding_groups": 4,
+    "conv_depthwise_kernel_size": 7,
+  }
+  rng = np.random.default_rng(23)
+  audio = {"input_values": rng.standard_normal((3, 611), np.float32)}
+  mask = np.ones((3, 611), np.int64)
+  mask[1, 397:], mask[2, 61:] = 0, 0
+  for name, inputs, choices in (
+    # As in the published folders.
+    (
+      "wav2vec2_conformer_relative",
+      audio | {"attention_mask": mask},
+      {
+        "position_embeddings_type": "relative",
+        "feat_extract_norm": "layer",
+        "conv_bias": True,
+        "hidden_act": "swish",
+      },
+    ),
+    (
+      "wav2vec2_conformer_rotary",
+      audio | {"attention_mask": mask},
+      {"position_embeddings_type": "rotary", "rotary_embedding_base": 500},
+    ),
+    (
+      "wav2vec2_conformer_no_positions",
+      audio,
+      {"position_embeddings_type": None, "mask_time_prob": 0.0},
+    ),
+  ):
+    config = transformers.Wav2Vec2ConformerConfig(**shape, **choices)
+    case(name, transformers.Wav2Vec2ConformerForCTC(config), inputs)
+
+
 def main():
   """Makes all of them."""
   rng = np.random.default_rng(0)
@@ -377,6 +421,7 @@ def main():
   of_images()
   of_stages()
   of_latents()
+  of_speech()
   about = {"torch": torch.__version__, "transformers": transformers.__version__}
   (HERE / "made_by.json").write_text(json.dumps(about, indent=2) + "\n")
 

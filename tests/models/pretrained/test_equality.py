@@ -39,7 +39,9 @@ def compute(p, inputs):
 def compared(inputs, out, wanted):
   """The largest difference over the largest logit, of what is no padding."""
   mask = inputs.get("attention_mask")
-  if "decoder_input_ids" not in inputs and mask is not None and out.ndim == 3:
+  # Of samples, the mask is no mask of logits: padding is compared as well.
+  of_tokens = "input_ids" in inputs and "decoder_input_ids" not in inputs
+  if of_tokens and mask is not None and out.ndim == 3:
     out, wanted = out[mask > 0], wanted[mask > 0]
   return np.abs(np.asarray(out) - wanted).max() / np.abs(wanted).max()
 

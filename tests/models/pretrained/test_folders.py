@@ -260,7 +260,17 @@ def test_what_a_mechanism_keeps_and_lacks(case, chosen, tmp_path):
   )
 
 
-@pytest.mark.parametrize("case", ["bert_masked", "gpt2", "longformer", "t5"])
+@pytest.mark.parametrize(
+  "case",
+  [
+    "bert_masked",
+    "gpt2",
+    "longformer",
+    "t5",
+    "wav2vec2_conformer_relative",
+    "wav2vec2_conformer_rotary",
+  ],
+)
 def test_flash_in_place_of_dense_is_equal(case):
   inputs, outputs = expected(case)
   if case == "longformer":
@@ -319,7 +329,15 @@ def _refusal(folder):
 
 
 @pytest.mark.parametrize(
-  "case", ["bert_classes", "gpt2", "t5", "llama", "perceiver_widths"]
+  "case",
+  [
+    "bert_classes",
+    "gpt2",
+    "t5",
+    "llama",
+    "perceiver_widths",
+    "wav2vec2_conformer_relative",
+  ],
 )
 def test_any_value_of_a_wrong_type_is_refused_or_harmless(case, tmp_path):
   """No other exception than a line that names config.json, or a tensor."""

@@ -1,0 +1,29 @@
+"""Compares all mechanisms that can serve in a Conformer, on dialled digits.
+
+    python compare.py --config=configs/compare/conformer.py --workdir=/tmp/conformer
+    python compare.py --config=configs/compare/conformer.py --config.seeds=0 \
+      --config.attention=dense,performer,linformer --config.num_steps=100
+
+Every run is `configs/conformer.py` at -10 dB and with rotary positions, which
+more mechanisms take than those of Transformer-XL, at equal parameters. It was
+not run at full length yet.
+"""
+
+import ml_collections
+
+
+def get_config() -> ml_collections.ConfigDict:
+  """All mechanisms, three seeds."""
+  return ml_collections.ConfigDict(
+    {
+      "tasks": "conformer",
+      "attention": "all",
+      "seeds": "0,1,2",
+      "match_parameters": True,
+      "num_steps": 500,
+      "grid": {"task": {}, "model": {}, "optimizer": {}},
+      "task": {"snr": -10.0},
+      "model": {"position": "rotary"},
+      "optimizer": {},
+    }
+  )

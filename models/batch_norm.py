@@ -1,0 +1,100 @@
+"""Batch norm over the frames that are no padding."""
+
+from typing import Any
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+MOMENTUM = 0.9
+"""What running statistics keep of themselves at every step, as in PyTorch."""
+
+EPSILON = 1e-5
+"""What is added to the variance, as in PyTorch."""
+
+
+class BatchNorm(nn.Module):
+  """(x − mean) / √(variance + ε) · γ + β, over the rows and frames of a batch.
+
+  In training mean and variance are those of the batch, padding left out, and
+  the running ones, in 'batch_stats', move a tenth of the way towards them;
+  otherwise the running ones are used.
+
+  Under `pmap` sums and counts are added over devices, and divided once. Flax's
+  own takes the mean of the means of the devices, which is another number where
+  rows are padded unevenly.
+
+  Attributes:
+    dtype: of the result.
+    param_dtype: of γ and β.
+
+  Paper: Batch normalization, arXiv:1502.03167.
+  """
+
+  dtype: Any = None
+  param_dtype: Any = "float32"
+
+  @nn.compact
+  def __call__(
+    self,
+    x: Float[Array, "B T F"],
+    mask: Bool[Array, "B T"] | None = None,
+    *,
+    deterministic: bool = True,
+    axis_name: str | None = None,
+  ) -> Float[Array, "B T F"]:
+    """Normalises every feature.
+
+    Args:
+      x: `[B, T, F]`.
+      mask: which frames are no padding; None is all.
+      deterministic: with the running statistics.
+      axis_name: of a `pmap` whose devices have the rows of one batch.
+    """
+    size = x.shape[-1]
+    exact = jnp.promote_types(x.dtype, jnp.float32)
+    shape = (size,)
+    mean_of_runs = self.variable("batch_stats", "mean", jnp.zeros, shape, exact)
+    var_of_runs = self.variable("batch_stats", "var", jnp.ones, shape, exact)
+    scale = self.param("scale", nn.initializers.ones, shape, self.param_dtype)
+    bias = self.param("bias", nn.initializers.zeros, shape, self.param_dtype)
+    x = x.astype(exact)
+    mean, variance = mean_of_runs.value, var_of_runs.value
+    if not deterministic:
+      count, mean, variance = _statistics(x, mask, axis_name)
+      if self.is_mutable_collection("batch_stats"):
+        for runs, now in ((mean_of_runs, mean), (var_of_runs, variance)):
+          moved = MOMENTUM * runs.value + (1 - MOMENTUM) * now
+          runs.value = jnp.where(count > 0, moved, runs.value)
+    factor = scale.astype(exact) * jax.lax.rsqrt(
+      variance.astype(exact) + EPSILON
+    )
+    out = (x - mean[None, None]) * factor[None, None]
+    out = out + bias.astype(exact)[None, None]
+    return out.astype(self.dtype or exact)
+
+
+def _statistics(
+  x: Float[Array, "B T F"],
+  mask: Bool[Array, "B T"] | None,
+  axis_name: str | None,
+) -> tuple[Float[Array, ""], Float[Array, "F"], Float[Array, "F"]]:
+  """The number of frames, and their mean and variance; 0 of no frames."""
+
+  def over_devices(total):
+    return total if axis_name is None else jax.lax.psum(total, axis_name)
+
+  present = jnp.ones(x.shape[:2], x.dtype)
+  if mask is not None:
+    present = mask.astype(x.dtype)
+  count = over_devices(jnp.sum(present))
+  divisor = jnp.maximum(count, 1)
+
+  def mean_of(values):
+    return over_devices(jnp.einsum("BTF,BT->F", values, present)) / divisor
+
+  # Padding may hold anything, even what is not finite.
+  x = jnp.where(present[..., None] > 0, x, 0)
+  mean = mean_of(x)
+  return count, mean, mean_of(jnp.square(x - mean[None, None]))

@@ -1,0 +1,121 @@
+"""Connectionist temporal classification: its loss, and what it decodes to.
+
+Symbol 0 is the blank. Logits are of every ⌈S/T⌉-th of S frames.
+
+Paper: Graves et al. 2006, Connectionist temporal classification.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+  import jax
+
+BLANK = 0
+
+
+def kept(mask: jax.Array, length: int) -> jax.Array:
+  """Which of `length` logits are of frames that are no padding.
+
+  Args:
+    mask: [B, S], which frames are; S is a multiple of `length`.
+    length: T.
+
+  Raises:
+    ValueError: S is not a multiple of T.
+  """
+  if mask.shape[1] % length:
+    raise ValueError(
+      f"expected logits of every frame, every second and so on, got {length} of "
+      f"{mask.shape[1]} frames"
+    )
+  return mask[:, :: mask.shape[1] // length]
+
+
+def loss(
+  logits: jax.Array, mask: jax.Array, targets: jax.Array, weights: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """Σ −log p(targets) over rows, and how many symbols they have.
+
+  Args:
+    logits: [B, T, V].
+    mask: [B, T], which of them count.
+    targets: [B, U] ids from 1.
+    weights: [B, U], 1 for ids and 0 after the last; a row without any counts
+      nothing.
+  """
+  import jax.numpy as jnp
+  import optax
+
+  of_rows = optax.ctc_loss(
+    logits.astype(jnp.float32),
+    1.0 - mask.astype(jnp.float32),
+    targets,
+    1.0 - weights,
+    blank_id=BLANK,
+  )
+  has_any = jnp.any(weights > 0, axis=1)
+  return jnp.sum(jnp.where(has_any, of_rows, 0.0)), jnp.sum(weights)
+
+
+def greedy(logits: jax.Array, mask: jax.Array) -> jax.Array:
+  """The likeliest symbol of each frame where it is new, else the blank.
+
+  Args:
+    logits: [B, T, V].
+    mask: [B, T], which of them count.
+
+  Returns:
+    [B, T] ids; those that are not the blank are what was recognised.
+  """
+  import jax.numpy as jnp
+
+  best = jnp.where(mask, jnp.argmax(logits, axis=-1), BLANK)
+  before = jnp.pad(best, ((0, 0), (1, 0)))[:, :-1]
+  return jnp.where(best == before, BLANK, best)
+
+
+def edit_distance(
+  found: jax.Array, targets: jax.Array, weights: jax.Array
+) -> jax.Array:
+  """Insertions, deletions and replacements from targets to what was found.
+
+  Args:
+    found: [B, T] ids, blanks among them left out.
+    targets: [B, U] ids.
+    weights: [B, U], 1 for ids and 0 after the last.
+
+  Returns:
+    [B] int32. Cost: B·T·U additions and comparisons.
+  """
+  import jax
+  import jax.numpy as jnp
+
+  places = jnp.arange(targets.shape[1] + 1)[None, :]
+
+  def step(row, ids):
+    # row[j]: from the first j targets to what was found so far.
+    replaced = row[:, :-1] + (targets != ids[:, None])
+    best = jnp.minimum(row[:, 1:] + 1, replaced)
+    best = jnp.concatenate([row[:, :1] + 1, best], axis=1)
+    # Then any number of targets that are missing.
+    best = places + jax.lax.cummin(best - places, axis=1)
+    return jnp.where(ids[:, None] == BLANK, row, best), None
+
+  first = jnp.broadcast_to(places, (len(targets), places.shape[1]))
+  last, _ = jax.lax.scan(step, first, jnp.moveaxis(found, 1, 0))
+  lengths = jnp.sum(weights > 0, axis=1)
+  return jnp.take_along_axis(last, lengths[:, None], axis=1)[:, 0]
+
+
+def text(ids: np.ndarray, symbols: str) -> str:
+  """What a row of `greedy` says.
+
+  Args:
+    ids: [T].
+    symbols: that of id i is at place i − 1.
+  """
+  return "".join(symbols[int(i) - 1] for i in ids if i != BLANK)

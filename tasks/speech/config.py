@@ -1,0 +1,65 @@
+"""Which recordings are read, and how."""
+
+import dataclasses
+import math
+
+from settings.checks import check
+
+TONES, FOLDER = "tones", "folder"
+
+
+@dataclasses.dataclass(frozen=True)
+class SpeechConfig:
+  """Where recordings and transcripts come from.
+
+  Attributes:
+    source: 'tones', strings of digits dialled as DTMF tones, computed and never
+      stored; 'folder', a folder of audio files with `transcripts.tsv`; or a name
+      in the TFDS catalogue, such as 'librispeech'.
+    path: that folder; for a name in the catalogue, a TFDS data folder that has
+      the set prepared, or '' to download it.
+    audio_feature: name of the recording, in a set of the catalogue.
+    text_feature: name of its transcript, likewise.
+    sample_rate: samples a second; recordings of any other are refused.
+    bands: mel bands of a frame.
+    min_digits: of a dialled string.
+    max_digits: likewise.
+    snr: of dialled strings, power of the tones over that of the noise, in
+      decibels.
+    eval_size: dialled strings that are held out.
+    held_out: share of the recordings that is held out, where the source has no
+      split for it; at least one.
+  """
+
+  source: str = TONES
+  path: str = ""
+  audio_feature: str = "speech"
+  text_feature: str = "text"
+  sample_rate: int = 8000
+  bands: int = 40
+  min_digits: int = 1
+  max_digits: int = 8
+  snr: float = 10.0
+  eval_size: int = 500
+  held_out: float = 0.1
+
+  def __post_init__(self):
+    check(self, "source", bool(self.source), "tones, folder or a TFDS set")
+    if self.source == FOLDER:
+      check(self, "path", bool(self.path), "a folder of recordings")
+    if self.source == TONES:
+      check(self, "path", not self.path, "none where source='tones'")
+      # The highest tone is of 1,477 Hz.
+      check(self, "sample_rate", self.sample_rate >= 4000, "at least 4000")
+    check(self, "sample_rate", self.sample_rate >= 100, "at least 100")
+    check(self, "bands", 2 <= self.bands <= 256, "2 to 256")
+    check(self, "min_digits", self.min_digits >= 1, "at least 1")
+    check(
+      self,
+      "max_digits",
+      self.max_digits >= self.min_digits,
+      f"at least min_digits={self.min_digits}",
+    )
+    check(self, "snr", math.isfinite(self.snr), "a finite number")
+    check(self, "eval_size", self.eval_size >= 1, "at least 1")
+    check(self, "held_out", 0 < self.held_out < 1, "above 0 and below 1")
