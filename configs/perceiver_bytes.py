@@ -1,6 +1,21 @@
 """Masked language modelling of the bytes of a text (Perceiver IO).
 
-python train.py --config=configs/perceiver_bytes.py --config.task.path=input.txt
+    python train.py --config=configs/perceiver_bytes.py --config.task.path=input.txt
+
+`input.txt` is any text file. 64 latents read 2,048 bytes at a time; a step of 8
+rows takes 0.3 to 0.6 seconds on 2 CPU cores that other jobs shared. On tiny
+Shakespeare this model has learnt little more than the frequencies of bytes when
+its 1,000 steps are over, after 10 minutes: the held-out masked bytes cost 3.339
+nats (steps 250, 500 and 750: 3.352, 3.347, 3.341), counted bytes reach 3.345 and
+counted pairs 2.480.
+
+With fewer bytes for as many latents it learns where to look within minutes:
+
+    python train.py --config=configs/perceiver_bytes.py --config.task.path=input.txt \
+      --config.task.context=128 --config.batch_size=32 --config.num_steps=3000
+
+has 2.157 nats after 17 minutes (steps 500, 1,000, 1,500 and 2,000: 3.197, 2.874,
+2.521, 2.285; counted bytes 3.341, counted pairs 2.483), and 38 % of them right.
 """
 
 import ml_collections

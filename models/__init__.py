@@ -1,9 +1,8 @@
 """Models that host any attention mechanism, as pure functions.
 
-`create` makes a Transformer from a `ModelConfig`, a recurrent model from a
-`Seq2SeqConfig`, a Perceiver IO from a `PerceiverConfig` or a Conformer from a
-`ConformerConfig`; `initialize`, `forward`, `attention_maps` and `generate` are
-functions of it and its variables. `load_pretrained` makes one of published
+`create` makes a Transformer from a `ModelConfig`, and other models from the configs
+of their kinds (`CONFIGS`); `initialize`, `forward`, `attention_maps` and `generate`
+are functions of it and its variables. `load_pretrained` makes one of published
 weights.
 """
 
@@ -50,10 +49,10 @@ __all__ = [
   "AttentionConfig",
   "ModelConfig",
   "Seq2SeqConfig",
-  "ConformerConfig",
-  "ExtractorConfig",
   "PyramidConfig",
   "PerceiverConfig",
+  "ConformerConfig",
+  "ExtractorConfig",
   "CONFIGS",
   "Config",
   "PAD_ID",

@@ -110,7 +110,7 @@ def _transformer_or_seq2seq(
     max_target_length,
     shared_vocabulary,
     image_shape,
-    _,  # Speech, which neither of them reads.
+    _,
   ) = sizes
   has_encoder = config.kind != "decoder"
   reads_ids = has_encoder

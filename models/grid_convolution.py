@@ -4,6 +4,7 @@ from flax import linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from models.batch_norm import BatchNorm
 from models.depthwise import Depthwise
 
 
@@ -48,14 +49,9 @@ class GridConvolution(nn.Module):
     x = x.reshape(len(x), rows, columns, features)
     sides = (self.size, self.size)
     x = Depthwise(sides, self.dtype, self.param_dtype, name="convolution")(x)
-    x = nn.BatchNorm(
-      use_running_average=deterministic,
-      momentum=0.9,
-      epsilon=1e-5,
+    x = BatchNorm(self.dtype, self.param_dtype, name="norm")(
+      x.reshape(len(x), rows * columns, features),
+      deterministic=deterministic,
       axis_name=axis_name,
-      dtype=self.dtype,
-      param_dtype=self.param_dtype,
-      name="norm",
-    )(x)
-    x = x.reshape(len(x), rows * columns, features)
+    )
     return jnp.concatenate([own, x], axis=1)

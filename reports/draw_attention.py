@@ -13,8 +13,8 @@ Axes of more than 64 tokens have positions in place of words.
 
 A model of images reads a PNG or JPEG file. attention.png then shows, over the
 image, what [CLS] looks at in every layer and rolled out through all of them, or
-with --query what the patch in that row and column looks at, both from 0; of a Perceiver
-it shows what the latents look at.
+with --query what the patch in that row and column looks at, both from 0; of a
+Perceiver it shows what the latents look at.
 
 A model of speech reads an audio file: attention.png shows, below its spectrogram,
 where every symbol looks that is recognised, in every layer.
@@ -139,7 +139,9 @@ def _over_image(run: Any, variables: Any, file: str, folder: Path) -> None:
     )
   try:
     example = {"image": run.task.read(file)[None]}
-    if not has_latents:
+    if has_latents:
+      latent_maps.check_size(run.model, example["image"].shape)
+    else:
       query = image_maps.place(run.model, example["image"].shape, _QUERY.value)
   except DataError as error:
     raise ConfigError(f"--image: {error}") from error

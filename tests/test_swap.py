@@ -233,6 +233,11 @@ def test_a_model_that_predicts_no_tokens(tmp_path):
   )
   with pytest.raises(ValueError, match="predicts no tokens"):
     source.read(asked)
+  perceiver = cases.HERE / "perceiver"
+  for file in ("config.json", "model.safetensors"):
+    (path / file).write_bytes((perceiver / file).read_bytes())
+  with pytest.raises(ValueError, match="kind 'perceiver'; expected a Transf"):
+    source.read(asked)
 
 
 @pytest.mark.parametrize("case", ["bert_masked", "t5"])

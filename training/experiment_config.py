@@ -169,8 +169,10 @@ def _published(folder: str, config: Any) -> Any:
   try:
     sizes: dict[str, Any] = {}
     # Other kinds have no vocabulary, or none that a config chooses.
-    reads_ids = getattr(published, "patch_size", None) is None
-    if reads_ids and hasattr(published, "vocab_size"):
+    reads_ids = isinstance(
+      published, models.ModelConfig | models.PerceiverConfig
+    )
+    if reads_ids and getattr(published, "patch_size", None) is None:
       sizes["vocab_size"] = described.vocab_size
       sizes["max_length"] = described.max_length
     return dataclasses.replace(

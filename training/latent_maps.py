@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 import models
+from settings.memory import check_fits
 from training import image_maps
 
 NUM_LATENTS = 10
@@ -46,6 +47,17 @@ def by_place(weights: np.ndarray) -> np.ndarray:
   looks = np.maximum(weights.mean(0), 0)
   total = np.maximum(looks.sum(1), 1e-30)
   return np.argsort(looks @ np.arange(looks.shape[1]) / total, kind="stable")
+
+
+def check_size(model: Any, shape: tuple[int, ...]) -> None:
+  """Raises ValueError for images `[B, H, W, C]` too large to be drawn over."""
+  pixels = shape[1] * shape[2]
+  check_fits(
+    "image",
+    f"where latents look on {pixels:,} pixels",
+    pixels**2 * model.config.input_heads * 4,
+    on_devices=True,
+  )
 
 
 def draw_on_image(

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import models
 from models.pretrained import load
-from models.seq2seq import Seq2Seq
+from models.pyramid import Pyramid
 from models.transformer import Transformer
 from process.errors import ConfigError
 import tasks
@@ -25,13 +25,13 @@ def of_experiment(run: Experiment, folder: Path) -> models.Pretrained:
     ConfigError: there is no checkpoint, or no family is this model.
   """
   variables = inference.restore_variables(run, folder)
-  if isinstance(run.model, Seq2Seq):
+  if not isinstance(run.model, Transformer | Pyramid):
     raise ConfigError(
-      "config.model.kind: only a Transformer is written as published weights, "
+      "config.model.kind: only a Transformer and a model in stages are written as published weights, "
       f"got {run.config.model.kind!r}"
     )
   try:
-    return models.as_pretrained(cast(Any, run.model), variables)
+    return models.as_pretrained(run.model, variables)
   except ValueError as error:
     raise ConfigError(f"config.model: {error}") from error
 

@@ -126,9 +126,9 @@ class Family(NamedTuple):
       for a family that nothing trained here becomes.
     inputs: what the models read in place of tokens, by its names in
       transformers -> names in a batch, the one that is needed first.
+    config_type: of `Described.config`.
     kept: `config.json -> {name: shape}` of tensors that files have and no
       output depends on; `save_pretrained` writes them back.
-    config_type: of `Described.config`.
   """
 
   name: str
@@ -143,10 +143,10 @@ class Family(NamedTuple):
   buffers: Callable[[Any], Mapping[str, np.ndarray]] = lambda config: {}
   to_json: Callable[[Described], dict[str, Any]] | None = None
   inputs: Mapping[str, str] | None = None
+  config_type: type = ModelConfig
   kept: Callable[[Mapping[str, Any]], Mapping[str, tuple[int, ...]]] | None = (
     None
   )
-  config_type: type = ModelConfig
 
 
 def active(rows: Iterable[Row], paths: Collection[str]) -> Iterator[Row]:

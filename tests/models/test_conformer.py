@@ -10,7 +10,8 @@ import pytest
 from attention import ATTENTIONS, Dims, plug
 from attention.testing import assert_close
 import models
-from models import batch_norm, conformer, speech_features
+from models import batch_norm, speech_features
+from models.depthwise import depthwise
 from models.multi_head_attention import MultiHeadAttention
 from tests.models import tiny
 
@@ -224,7 +225,7 @@ def test_depthwise_is_a_convolution(length, taps):
   rng = np.random.default_rng(0)
   x = rng.standard_normal((2, length, 3)).astype(np.float32)
   kernel = rng.standard_normal((taps, 3)).astype(np.float32)
-  got = conformer.depthwise(jnp.asarray(x), jnp.asarray(kernel))
+  got = depthwise(jnp.asarray(x), jnp.asarray(kernel))
   for b, f in np.ndindex(2, 3):
     whole = np.correlate(np.pad(x[b, :, f], taps // 2), kernel[:, f], "valid")
     np.testing.assert_allclose(got[b, :, f], whole, atol=1e-5)

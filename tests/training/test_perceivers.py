@@ -94,11 +94,15 @@ def test_a_run_learns_and_draws(run, tmp_path):
   code, _, error = commands.run_module(module, *arguments, "--query=1,1")
   assert code == 2
   assert error.startswith("--query: belongs to a model of patches")
+  PIL.Image.new("L", (2000, 2000)).save(file)
+  code, _, error = commands.run_module(module, *arguments)
+  assert code == 2
+  assert error.startswith("--image: where latents look on 4,000,000 pixels")
   code, _, error = commands.run(
     "generate.py", f"--workdir={folder}", f"--export={tmp_path / 'out'}"
   )
   assert code == 2
-  assert "only a Transformer is written as published weights" in error
+  assert "are written as published weights" in error
 
 
 def test_bytes_are_learnt_restored_and_drawn(text, tmp_path, monkeypatch):
@@ -200,7 +204,9 @@ def test_panels_over_an_image(tmp_path, monkeypatch):
   monkeypatch.setattr(
     latent_maps.image_maps,
     "draw_panels",
-    lambda path, image, panels, heading: drawn.update(panels),
+    lambda path, image, panels, heading: drawn.update(
+      {panel.title: panel.seen for panel in panels}
+    ),
   )
   latent_maps.draw_on_image(
     tmp_path / "a.png", model, {}, {"image": np.zeros((1, 3, 4, 1))}

@@ -59,12 +59,10 @@ def draw(model: torch.nn.Module, seed: int, gain: float) -> None:
       value = gain * noise / fan_in**0.5
     with torch.no_grad():
       weight.copy_(value)
-  for name, statistic in model.named_buffers():
-    noise = torch.randn(statistic.shape, generator=generator)
-    if name.endswith("running_mean"):
-      statistic.copy_(0.5 * noise)
-    elif name.endswith("running_var"):
-      statistic.copy_(torch.exp(0.5 * noise))
+  for name, buffer in model.named_buffers():
+    if name.endswith(("running_mean", "running_var")):
+      noise = 0.5 * torch.randn(buffer.shape, generator=generator)
+      buffer.copy_(noise.exp() if name.endswith("var") else noise)
 
 
 def _kind(model, name):
