@@ -88,7 +88,7 @@ def generate(
   share one copy of the encoder's keys and values.
   """
   config = model.config
-  if set(config.attentions) == {"encoder_attention"}:
+  if config.kind == "encoder" or not hasattr(model, "decode"):
     raise ValueError(
       f"model: kind '{config.kind}' cannot generate; use one with a decoder"
     )
