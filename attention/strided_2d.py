@@ -154,7 +154,7 @@ def strided_2d(
   own = {"grid": None if grid is None else tuple(grid), "stride": stride}
 
   def apply(variables, query, key, value, **call):
-    assert not variables
+    del variables
     call = arguments.accepted_options(
       "strided_2d", strided_2d_attention, call, own=tuple(own)
     )

@@ -1,6 +1,5 @@
 """Draws what every layer of a trained run attends to in words of your own.
 
-    python -m reports.draw_attention --workdir=/tmp/run --text="3 1 4 1 5"
     python -m reports.draw_attention --workdir=/tmp/run --text="3 1" --target="3 1"
     python -m reports.draw_attention --workdir=/tmp/vit --image=cat.png --query=2,5
     python -m reports.draw_attention --workdir=/tmp/speech --audio=string.wav
