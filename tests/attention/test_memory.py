@@ -19,7 +19,12 @@ LENGTHS = (1024, 2048, 4096, 8192)
 HEADS, HEAD_DIM = 2, 16
 # Of `window_linear`, no length without a window is a whole number of chunks, so
 # that all programs have a last step that moves back.
-OPTIONS = {"sliding_window": {"window": 64}, "window_linear": {"window": 33}}
+OPTIONS = {
+  "sliding_window": {"window": 64},
+  "window_linear": {"window": 33},
+  # A quarter of the keys would be few enough for another program.
+  "strided_2d": {"stride": 1},
+}
 
 
 def compiled(name, length, *, backward):
