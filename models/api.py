@@ -24,7 +24,8 @@ from models.transformer import Transformer
 
 Batch = Mapping[str, Any]
 """'source' [B, S] and 'inputs' [B, T], as the kind needs, or 'image' [B, H, W, C],
-or 'frames' [B, S, M] or 'audio' [B, S] with 'source_mask' [B, S].
+or 'frames' [B, S, M] or 'audio' [B, S] with 'source_mask' [B, S]. A decoder's may
+have 'patches' [B, R, C, P, P, D] of images and 'local' [B, T] with 'inputs'.
 
 What a model reads of it says its `arguments`; all else is unread.
 """
@@ -59,6 +60,7 @@ def create(
   shared_vocabulary: bool = False,
   image_shape: tuple[int, int, int] | None = None,
   frames_shape: tuple[int, int] | None = None,
+  patches_shape: tuple[int, int, int, int, int] | None = None,
 ) -> Model:
   """Makes the model of a config for a task's sizes; computes nothing.
 
@@ -77,6 +79,8 @@ def create(
     image_shape: height, width and channels of images, for an encoder with
       `patch_size`; it has no `source_vocab_size` and no `max_source_length`.
     frames_shape: frames and bands of the longest recording, for a Conformer.
+    patches_shape: rows, columns, height, width and channels of the patches of an
+      image, which a decoder reads where an id is `PATCH_ID`.
 
   Returns:
     A Linen module.
@@ -93,6 +97,7 @@ def create(
     shared_vocabulary,
     image_shape,
     frames_shape,
+    patches_shape,
   )
   if isinstance(config, ModelConfig | Seq2SeqConfig):
     return _transformer_or_seq2seq(config, sizes)
@@ -111,6 +116,7 @@ def _transformer_or_seq2seq(
     shared_vocabulary,
     image_shape,
     _,
+    patches_shape,
   ) = sizes
   has_encoder = config.kind != "decoder"
   reads_ids = has_encoder
@@ -166,7 +172,9 @@ def _transformer_or_seq2seq(
   )
   if isinstance(config, Seq2SeqConfig):
     return Seq2Seq(config, *of_model)
-  return Transformer(config, *of_model, image_shape=image_shape)
+  return Transformer(
+    config, *of_model, image_shape=image_shape, patches_shape=patches_shape
+  )
 
 
 def _tokens_of_images(

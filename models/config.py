@@ -18,6 +18,9 @@ from settings.suggest import one_of
 PAD_ID = 0
 """Id of padding in a source where nothing else says what is padding."""
 
+PATCH_ID = -1
+"""Id of an input of a decoder that is the next patch of an image."""
+
 KINDS = ("encoder_decoder", "decoder", "encoder")
 POSITIONS = (
   "sinusoidal",
@@ -143,6 +146,8 @@ class ModelConfig:
     norm_kind: 'layer', or 'rms' (Zhang and Sennrich 2019) without a mean or
       bias.
     norm_epsilon: what a norm adds to the variance.
+    local_positions: adds a learned position of every token within its time step,
+      which a task says, to a decoder's embeddings (Gato).
     embedding_norm: whether the sum of embeddings is normalised (BERT).
     embedding_scale: factor of embeddings; None is √F (Vaswani).
     token_types: size of a table of token types, such as BERT's two segments; 0
@@ -206,6 +211,7 @@ class ModelConfig:
   norm: str = "pre"
   norm_kind: str = "layer"
   norm_epsilon: float = 1e-6
+  local_positions: bool = False
   embedding_norm: bool = False
   embedding_scale: float | None = None
   token_types: int = 0
@@ -384,6 +390,10 @@ class ModelConfig:
             f"{field}: only kind 'encoder' has it; expected {without!r}, got "
             f"{getattr(self, field)!r}"
           )
+    if self.local_positions and self.kind != "decoder":
+      raise ValueError(
+        "local_positions: only kind 'decoder' has it; expected False, got True"
+      )
     if self.head != "tokens":
       for field, without in (("head_transform", False), ("logit_scale", 1.0)):
         if getattr(self, field) != without:

@@ -40,6 +40,7 @@ def generate(
   source_mask: Bool[Array, "B S"] | None = None,
   prompt: Int[Array, "B P"] | None = None,
   prompt_length: Int[Array, "B"] | None = None,
+  patches: Float[Array, "B R C P P D"] | None = None,
   max_length: int,
   bos_id: int,
   eos_id: int,
@@ -65,6 +66,7 @@ def generate(
     prompt: ids the decoder reads first, the start symbol included; None is
       `bos_id` alone.
     prompt_length: how much of each row is prompt; None is all of it.
+    patches: of images in the prompt, as `Transformer.__call__` takes them.
     max_length: tokens to generate at most.
     bos_id: starts a sequence without a prompt.
     eos_id: ends one.
@@ -130,6 +132,13 @@ def generate(
   if max_length < 1:
     raise ValueError(f"max_length: expected at least 1, got {max_length}")
   prompts, lengths = _prompt(source, prompt, prompt_length, bos_id)
+  if patches is not None and (
+    prompt is None or getattr(model, "patches_shape", None) is None
+  ):
+    raise ValueError(
+      "patches: expected a prompt with places for them, and a model with "
+      "`patches_shape`"
+    )
   check_length(
     "max_length", prompts.shape[1] - 1 + max_length, model.max_target_length
   )
@@ -140,6 +149,7 @@ def generate(
     source_mask,
     prompts,
     lengths,
+    patches,
     rng if method == "sample" else None,
     temperature,
     length_penalty,
@@ -216,6 +226,7 @@ def _run(
   source_mask: Bool[Array, "B S"] | None,
   prompt: Int[Array, "B P"],
   prompt_length: Int[Array, "B"],
+  patches: Float[Array, "B R C P P D"] | None,
   rng: Array | None,
   temperature: Float[Array, ""],
   length_penalty: Float[Array, ""],
@@ -250,7 +261,7 @@ def _run(
     logits, cache = decode(state["cache"], prompt[:, 0])
   else:
     logits, cache = _read_prompt(
-      model, call, state["cache"], prompt, prompt_length
+      model, call, state["cache"], prompt, prompt_length, patches
     )
   sizes = {"max_length": max_length, "eos_id": eos_id, "pad_id": pad_id}
   if method == "beam":
@@ -276,13 +287,14 @@ def _read_prompt(
   cache: Any,
   prompt: Int[Array, "B P"],
   prompt_length: Int[Array, "B"],
+  patches: Float[Array, "B R C P P D"] | None,
 ) -> tuple[Array, Any]:
   """The logits after every prompt, and the cache that remembers it.
 
   A Transformer reads a prompt in one call, a recurrent model one id at a time.
   """
   if isinstance(model, Transformer):
-    return call("prefill", cache, prompt, prompt_length)
+    return call("prefill", cache, prompt, prompt_length, patches)
 
   def step(carry, at):
     t, ids = at

@@ -30,6 +30,8 @@ class Sizes(NamedTuple):
     shared_vocabulary: source and target ids mean the same.
     image_shape: height, width and channels of images.
     frames_shape: frames and bands of the longest recording.
+    patches_shape: rows, columns, height, width and channels of the patches of an
+      image that a decoder reads among its ids.
   """
 
   source_vocab_size: int | None
@@ -39,6 +41,7 @@ class Sizes(NamedTuple):
   shared_vocabulary: bool = False
   image_shape: tuple[int, int, int] | None = None
   frames_shape: tuple[int, int] | None = None
+  patches_shape: tuple[int, int, int, int, int] | None = None
 
 
 def least_parameters(config: Config, symbols: int) -> int:

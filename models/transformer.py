@@ -14,12 +14,20 @@ from attention import alibi_bias, t5_bias
 from models import positions as position_encodings
 from models import tables
 from models.block import Block
-from models.config import PAD_ID, ModelConfig
+from models.config import PAD_ID, PATCH_ID, ModelConfig
 from models.head import Head
 from models.norms import make_norm
+from models.patch_embedding import PatchEmbedding
 from models.patches import Patches
 
-OPTIONAL = ("source_mask", "source_types", "inputs_mask", "global_indices")
+OPTIONAL = (
+  "source_mask",
+  "source_types",
+  "inputs_mask",
+  "global_indices",
+  "local",
+  "patches",
+)
 """Names of a batch that are options of `Transformer.__call__`."""
 
 
@@ -35,6 +43,8 @@ class Transformer(nn.Module):
     shared_vocabulary: source and target ids mean the same.
     image_shape: height, width and channels of the images that an encoder with
       `patch_size` has positions for; else None.
+    patches_shape: rows, columns, height, width and channels of the patches that
+      a decoder reads where its ids are `PATCH_ID`; else None.
   """
 
   config: ModelConfig
@@ -44,6 +54,7 @@ class Transformer(nn.Module):
   max_target_length: int
   shared_vocabulary: bool = False
   image_shape: tuple[int, int, int] | None = None
+  patches_shape: tuple[int, int, int, int, int] | None = None
 
   @nn.nowrap
   def arguments(
@@ -67,7 +78,10 @@ class Transformer(nn.Module):
     if self.image_shape is not None:
       return {"image": np.zeros((1, *self.image_shape), np.float32)}
     ids = np.ones((1, 1), np.int32)
-    return {"source": ids, "inputs": ids}
+    batch = {"source": ids, "inputs": ids}
+    if self.patches_shape is not None:
+      batch["patches"] = np.zeros((1, *self.patches_shape), np.float32)
+    return batch
 
   def setup(self) -> None:
     """Makes the tables and the layers that the kind has."""
@@ -107,6 +121,12 @@ class Transformer(nn.Module):
     if has_decoder:
       if learned:
         self.target_positions = table(self.max_target_length)
+      if config.local_positions:
+        self.local_positions = table(1 + self.max_target_length)
+      if self.patches_shape is not None:
+        self.patches = PatchEmbedding(
+          config.features, config.dtype, config.param_dtype
+        )
       if config.embedding_norm:
         self.target_embedding_norm = make_norm(config)
       across = [None] * len(config.layers("decoder_attention"))
@@ -149,6 +169,8 @@ class Transformer(nn.Module):
     source_types: Int[Array, "B S"] | None = None,
     inputs_mask: Bool[Array, "B T"] | None = None,
     global_indices: Int[Array, "B G"] | None = None,
+    local: Int[Array, "B T"] | None = None,
+    patches: Float[Array, "B R C P P D"] | None = None,
     deterministic: bool = True,
   ) -> Float[Array, "B T V"]:
     """Logits of every position, each from inputs up to its own.
@@ -163,6 +185,9 @@ class Transformer(nn.Module):
       inputs_mask: which inputs hold a token; None is all.
       global_indices: positions of the source that attend to all and that all
         attend to, -1 for none; for mechanisms that have 'global'.
+      local: the place of every input in its time step, from 1, or 0 of an action;
+        None is its place in the sequence. For `local_positions`.
+      patches: of an image a row, for the inputs that are `PATCH_ID`, in order.
       deterministic: no dropout; otherwise the rng 'dropout' is needed.
 
     Returns:
@@ -182,7 +207,7 @@ class Transformer(nn.Module):
     inputs = cast(Array, inputs)
     check_length("inputs", inputs.shape[1], self.max_target_length)
     positions = np.arange(inputs.shape[1])[None, :]
-    x = self._embed_target(inputs, positions, deterministic)
+    x = self._embed_target(inputs, positions, deterministic, local, patches)
     for block in self.decoder:
       x = block(
         x,
@@ -220,16 +245,26 @@ class Transformer(nn.Module):
     self.put_variable("cache", "index", jnp.zeros((batch,), jnp.int32))
 
   def prefill(
-    self, inputs: Int[Array, "B P"], lengths: Int[Array, "B"]
+    self,
+    inputs: Int[Array, "B P"],
+    lengths: Int[Array, "B"],
+    patches: Float[Array, "B R C P P D"] | None = None,
   ) -> Float[Array, "B V"]:
     """Reads the first `lengths` of P ids at once; writes 'cache'.
+
+    Args:
+      inputs: the ids.
+      lengths: how many of a row are read.
+      patches: as in a call.
 
     Returns:
       The logits after the last id that is read of each sequence.
     """
     mask = self.get_variable("memory", "mask")
     positions = np.arange(inputs.shape[1])[None, :]
-    x = self._embed_target(inputs, positions, deterministic=True)
+    x = self._embed_target(
+      inputs, positions, deterministic=True, patches=patches
+    )
     for block in self.decoder:
       tables = self._relative_tables("decoder")
       x = block.prefill(x, positions, lengths, mask, **tables)
@@ -332,8 +367,19 @@ class Transformer(nn.Module):
     is_token = source != padding
     return first - 1 + jnp.cumsum(is_token, axis=1) * is_token
 
-  def _embed_target(self, inputs, positions, deterministic):
-    x = self._embed(self.target_embedding, "target", inputs, positions)
+  def _embed_target(
+    self, inputs, positions, deterministic, local=None, patches=None
+  ):
+    is_patch = inputs == PATCH_ID
+    ids = jnp.where(is_patch, 0, inputs)
+    x = self._embed(self.target_embedding, "target", ids, positions)
+    if patches is not None:
+      embedded = self.patches(patches, deterministic=deterministic)
+      number = jnp.clip(jnp.cumsum(is_patch, axis=1) - 1, 0)
+      embedded = jnp.take_along_axis(embedded, number[..., None], axis=1)
+      x = jnp.where(is_patch[..., None], embedded, x)
+    if self.config.local_positions:
+      x = x + self.local_positions(1 + positions if local is None else local)
     if self.config.embedding_norm:
       x = self.target_embedding_norm(x)
     return self.dropout(x, deterministic=deterministic)

@@ -13,6 +13,7 @@ from tasks import (
   image,
   induction,
   listops,
+  mixed,
   needle,
   recall,
   selective_copy,
@@ -37,6 +38,7 @@ from tasks.copy import CopyConfig, CopyTask
 from tasks.image import ImageConfig, ImageTask
 from tasks.induction import InductionConfig, InductionTask
 from tasks.listops import ListopsConfig, ListopsTask
+from tasks.mixed import MixedConfig, MixedTask
 from tasks.needle import NeedleConfig, NeedleTask
 from tasks.recall import RecallConfig, RecallTask
 from tasks.selective_copy import SelectiveCopyConfig, SelectiveCopyTask
@@ -54,6 +56,7 @@ TASKS: Mapping[str, TaskEntry] = types.MappingProxyType(
     "classification": TaskEntry(ClassificationConfig, classification.make),
     "image": TaskEntry(ImageConfig, image.make),
     "speech": TaskEntry(SpeechConfig, speech.make),
+    "mixed": TaskEntry(MixedConfig, mixed.make),
     "recall": TaskEntry(RecallConfig, recall.make),
     "induction": TaskEntry(InductionConfig, induction.make),
     "selective_copy": TaskEntry(SelectiveCopyConfig, selective_copy.make),
@@ -80,6 +83,8 @@ __all__ = [
   "InductionTask",
   "ListopsConfig",
   "ListopsTask",
+  "MixedConfig",
+  "MixedTask",
   "NeedleConfig",
   "NeedleTask",
   "RecallConfig",

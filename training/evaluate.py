@@ -89,6 +89,31 @@ def decode(
   return samples
 
 
+def play(
+  forward: Callable[..., jax.Array],
+  variables: Mapping[str, Any],
+  task: tasks.Task,
+  split: str,
+) -> dict[str, float]:
+  """Lets a model act in the environment of a task that has one.
+
+  Args:
+    forward: `(variables, batch, dropout_rng) -> logits`.
+    variables: of the model.
+    task: the environment, if it has a method `play`.
+    split: one of `task.eval_splits`.
+
+  Returns:
+    metric name → value; none where the task has no environment.
+  """
+  if not hasattr(task, "play"):
+    return {}
+  predict = jax.jit(lambda variables, batch: forward(variables, batch, None))
+  return task.play(
+    lambda batch: np.asarray(predict(variables, batch)), split
+  )
+
+
 def _reading(items: Iterable[T], split: str) -> Iterator[T]:
   """Passes items on; what fails in reading them stops the run."""
   iterator = iter(items)

@@ -342,6 +342,8 @@ def _sizes(config: ExperimentConfig, task: tasks.Task) -> dict[str, Any]:
   shapes = tasks.input_shapes(task)
   if "frames" in shapes:
     sizes["frames_shape"] = shapes["frames"]
+  if "patches" in shapes:
+    sizes["patches_shape"] = shapes["patches"]
   image_shape = shapes.get("image")
   if image_shape is not None:
     sizes["image_shape"] = getattr(model, "image_shape", None) or image_shape

@@ -182,6 +182,9 @@ def _finish(
         [s.output for s in samples], [s.reference for s in samples]
       )
       values = {**score, **values}  # What was generated counts more.
+    forward = experiment.functions.forward
+    played = evaluate.play(forward, state.variables, task, split)
+    values = {**played, **values}
     results[split] = values
   if samples:
     evaluate.write_samples(workdir / "samples.txt", samples)

@@ -32,6 +32,7 @@ def make(
   seed: int,
   workdir: pathlib.Path | None = None,
   restore: bool = False,
+  also: str = "",
 ) -> TextTask:
   """Makes the task: reads the file, makes or opens its vocabulary.
 
@@ -42,6 +43,7 @@ def make(
     seed: of the places of training pieces, and of what is drawn in them.
     workdir: of a run; its vocabulary must be the same.
     restore: take the run's vocabulary and read no text.
+    also: further text that the vocabulary is made from.
 
   Raises:
     ValueError: a kind of model that this task cannot feed, or a context that
@@ -70,7 +72,7 @@ def make(
     raise DataError(f"{path}: the file is empty")
   boundary = int(len(text) * 0.9)  # As nanoGPT's `prepare.py` cuts.
   vocabulary = vocabularies.open_vocabulary(
-    config, extra, text, text[:boundary], workdir
+    config, extra, text + also, text[:boundary] + also, workdir
   )
   parts = Parts(
     vocabulary.encode_text(text[:boundary]),

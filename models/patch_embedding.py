@@ -1,0 +1,100 @@
+"""Patches of images as tokens of a sequence, by a residual block (Gato)."""
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+import numpy as np
+
+CHANNELS = 64
+"""Of the convolutions; the paper does not say how many it has."""
+
+GROUPS = 32
+"""Of channels that a group norm normalises together, as in the paper."""
+
+PLACES = 128
+"""Rows of the tables of positions, as in the paper."""
+
+_EPSILON = 1e-6
+
+
+class PatchEmbedding(nn.Module):
+  """A vector for each patch of an image, and where the patch is in it.
+
+      x = (2 p − 1) / √P                       pixels p in [0, 1]
+      h = conv(x),  h ← h + conv(act(norm(conv(act(norm(h))))))
+      out = W · h + row + column
+
+  with 3 × 3 convolutions over a patch of P × P pixels, group norm and GELU. The
+  rows of an image share [0, 1] in equal intervals, which fall on `PLACES`
+  positions; a patch has the embedding of one position of its row's interval,
+  drawn at random in training and the one in the middle otherwise. Columns
+  likewise.
+
+  Attributes:
+    features: F.
+    dtype: of activations.
+    param_dtype: of parameters.
+
+  Cost: O(P² · CHANNELS²) for each patch.
+
+  Paper: A generalist agent, sections 2.1 and 2.2 and appendix C, arXiv:2205.06175.
+  """
+
+  features: int
+  dtype: str
+  param_dtype: str
+
+  @nn.compact
+  def __call__(
+    self, patches: Float[Array, "B R C P P D"], *, deterministic: bool = True
+  ) -> Float[Array, "B S F"]:
+    """Embeds the patches of one image a row.
+
+    Args:
+      patches: an image's R rows of C patches, with D channels.
+      deterministic: positions in the middle; otherwise the rng 'dropout' is
+        needed.
+
+    Returns:
+      `[B, R · C, F]`, row after row.
+    """
+    batch, rows, columns, size, _, depth = patches.shape
+    types = {"dtype": self.dtype, "param_dtype": self.param_dtype}
+
+    def conv(name):
+      return nn.Conv(CHANNELS, (3, 3), name=name, **types)
+
+    def norm_and_act(x, name):
+      norm = nn.GroupNorm(GROUPS, epsilon=_EPSILON, name=name, **types)
+      return jax.nn.gelu(norm(x), approximate=False)
+
+    x = patches.reshape(-1, size, size, depth).astype(self.dtype)
+    x = conv("stem")((2 * x - 1) / np.sqrt(size).astype(x.dtype))
+    y = conv("first")(norm_and_act(x, "first_norm"))
+    x = x + conv("second")(norm_and_act(y, "second_norm"))
+    x = x.reshape(batch, rows * columns, -1)
+    x = nn.Dense(self.features, name="projection", **types)(x)
+    for axis, count in (("row", rows), ("column", columns)):
+      table = nn.Embed(
+        PLACES,
+        self.features,
+        embedding_init=nn.initializers.normal(0.02),
+        name=f"{axis}_positions",
+        **types,
+      )
+      places = self._places(batch, count, deterministic)
+      grid = jnp.expand_dims(places, 2 if axis == "row" else 1)
+      grid = jnp.broadcast_to(grid, (batch, rows, columns))
+      x = x + table(grid.reshape(batch, -1))
+    return x
+
+  def _places(self, batch: int, count: int, deterministic: bool) -> Array:
+    """The position of every interval, `[batch, count]`."""
+    bounds = np.arange(count + 1) * PLACES // count
+    first, last = bounds[:-1], np.maximum(bounds[1:] - 1, bounds[:-1])
+    shape = (batch, count)
+    if deterministic:
+      return jnp.broadcast_to(((first + last + 1) // 2)[None], shape)
+    key = self.make_rng("dropout")
+    return jax.random.randint(key, shape, first[None], last[None] + 1)

@@ -1,0 +1,118 @@
+"""Images of coloured shapes, and sentences that say what is where.
+
+An example is a pure function of (seed, split, index), see `tasks.draws`.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from tasks import draws
+
+SIDE = 32
+"""Height and width of an image, in pixels."""
+
+PATCH_SIZE = 8
+
+GRID = SIDE // PATCH_SIZE
+"""Rows and columns of patches."""
+
+PATCHES_SHAPE = (GRID, GRID, PATCH_SIZE, PATCH_SIZE, 3)
+
+PLACES = ("top left", "top right", "bottom left", "bottom right")
+
+SHAPES = ("circle", "square", "triangle")
+
+COLOURS = {
+  "red": (230, 30, 30),
+  "green": (30, 200, 30),
+  "blue": (40, 60, 235),
+  "yellow": (240, 220, 40),
+  "white": (255, 255, 255),
+  "purple": (170, 40, 200),
+}
+
+_NOISE = 12
+"""Standard deviation of the grey noise on every pixel, of 255."""
+
+_RADIUS = 4, 6
+"""Smallest and largest half width of a shape, in pixels."""
+
+
+class Captioned(NamedTuple):
+  """Examples of a batch.
+
+  Attributes:
+    images: [B, SIDE, SIDE, 3] uint8.
+    captions: B sentences.
+  """
+
+  images: np.ndarray
+  captions: list[str]
+
+
+def draw(key: np.ndarray, indices: np.ndarray, max_shapes: int) -> Captioned:
+  """Draws images with 1 to `max_shapes` shapes, one in a quarter at most.
+
+  Number, quarters, colours, shapes and sizes are uniform; a shape lies anywhere
+  in its quarter, as a whole. The background is a dark grey of its own for each
+  image, with noise. The sentence names the shapes by quarters, row after row:
+  'red circle top left, blue square bottom right'.
+
+  Args:
+    key: of the split, see `draws.split_key`.
+    indices: of the examples.
+    max_shapes: at most as many as `PLACES`.
+  """
+  quarters = len(PLACES)
+  numbers = 3 + 6 * quarters
+  raw = draws.words(key, indices, numbers)
+  counts = 1 + draws.below(raw[:, 0], max_shapes)
+  shades = draws.below(raw[:, 1], 60)
+  places = draws.distinct(raw[:, 3 : 3 + quarters], quarters)
+  own = raw[:, 3 + quarters :].reshape(len(indices), quarters, 5)
+  images = np.empty((len(indices), SIDE, SIDE, 3), np.uint8)
+  captions = []
+  for row, count in enumerate(counts):
+    image = np.full((SIDE, SIDE, 3), shades[row], np.float32)
+    words = []
+    for place in np.sort(places[row, :count]):
+      colour = list(COLOURS)[draws.below(own[row, place, 0], len(COLOURS))]
+      shape = SHAPES[draws.below(own[row, place, 1], len(SHAPES))]
+      smallest, largest = _RADIUS
+      radius = smallest + draws.below(
+        own[row, place, 2], largest - smallest + 1
+      )
+      free = SIDE // 2 - 2 * radius
+      offsets = [draws.below(word, free + 1) for word in own[row, place, 3:]]
+      corner = np.array(divmod(int(place), 2)) * (SIDE // 2) + offsets
+      image[_covered(shape, corner, radius)] = COLOURS[colour]
+      words.append(f"{colour} {shape} {PLACES[place]}")
+    # Of the image alone, as everything is that it is made of.
+    noise = np.random.default_rng(int(raw[row, 2])).standard_normal(
+      image.shape, np.float32
+    )
+    images[row] = np.clip(image + _NOISE * noise, 0, 255)
+    captions.append(", ".join(words))
+  return Captioned(images, captions)
+
+
+def patches(images: np.ndarray) -> np.ndarray:
+  """Images [B, SIDE, SIDE, 3] as patches [B, R, C, P, P, 3] float32 in [0, 1]."""
+  grid = images.reshape(-1, GRID, PATCH_SIZE, GRID, PATCH_SIZE, 3)
+  return np.swapaxes(grid, 2, 3).astype(np.float32) / np.float32(255)
+
+
+def _covered(shape: str, corner: np.ndarray, radius: int) -> np.ndarray:
+  """[SIDE, SIDE] bool: the pixels of a shape in the square from `corner` on."""
+  y, x = (
+    np.arange(SIDE)[:, None] + 0.5 - corner[0],
+    np.arange(SIDE)[None, :] + 0.5 - corner[1],
+  )
+  width = 2 * radius
+  inside = (y >= 0) & (y <= width) & (x >= 0) & (x <= width)
+  if shape == "circle":
+    return (y - radius) ** 2 + (x - radius) ** 2 <= radius**2
+  if shape == "triangle":
+    return inside & (np.abs(x - radius) <= y / 2)
+  return inside

@@ -1,0 +1,158 @@
+"""CartPole as tokens: an expert's episodes, and episodes that a model plays.
+
+The environment is gymnasium's, which is imported where it is needed.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tasks.base import DataError
+
+ENVIRONMENT = "CartPole-v1"
+
+NUM_VALUES = 4
+"""Of an observation: place and speed of the cart, angle and speed of the pole."""
+
+NUM_ACTIONS = 2
+
+LONGEST = 500
+"""Steps after which an episode ends; each has a reward of 1."""
+
+STEP_TOKENS = NUM_VALUES + 2
+"""Of a time step: the observation, a separator and the action."""
+
+BINS = 1024
+
+_EXPERT = np.array([0.1, 0.3, 1.0, 0.3], np.float32)
+"""The expert pushes to the right where this times the observation is above 0.
+
+It balances the pole for all 500 steps, and nearly always where a fifth of its
+actions are drawn at random.
+"""
+
+_RANDOM = 0.2
+"""Share of actions in training that are drawn, so that it is seen to recover."""
+
+_MU, _RANGE = 100.0, 256.0
+
+
+class Episodes(NamedTuple):
+  """What an expert saw and did.
+
+  Attributes:
+    values: [E, 500, 4] float32.
+    actions: [E, 500] int32.
+    is_expert: [E, 500] bool, False for actions drawn at random.
+    lengths: [E], steps of each episode.
+  """
+
+  values: np.ndarray
+  actions: np.ndarray
+  is_expert: np.ndarray
+  lengths: np.ndarray
+
+
+def mu_law(values: np.ndarray) -> np.ndarray:
+  """Bins of real numbers: fine near 0, coarse far away.
+
+      F(x) = sign(x) · log(|x| μ + 1) / log(M μ + 1),   μ = 100, M = 256
+
+  clipped to [−1, 1], of which each of 1,024 bins is an equal part.
+
+  Paper: A generalist agent, appendix B, arXiv:2205.06175.
+  """
+  x = np.asarray(values, np.float64)
+  companded = np.sign(x) * np.log(np.abs(x) * _MU + 1)
+  companded = np.clip(companded / np.log(_RANGE * _MU + 1), -1, 1)
+  return np.minimum((companded + 1) / 2 * BINS, BINS - 1).astype(np.int32)
+
+
+def of_bin(bins: np.ndarray) -> np.ndarray:
+  """The number in the middle of a bin: `mu_law` the other way."""
+  companded = (np.asarray(bins) + 0.5) / BINS * 2 - 1
+  size = np.expm1(np.abs(companded) * np.log(_RANGE * _MU + 1)) / _MU
+  return np.sign(companded) * size
+
+
+def expert(values: np.ndarray) -> np.ndarray:
+  """What the expert does: 1, to the right, or 0; `[…, 4] -> […]` int32."""
+  return (values @ _EXPERT > 0).astype(np.int32)
+
+
+def record(count: int, seed: int) -> Episodes:
+  """Plays episodes with the expert, of whose actions some are drawn at random.
+
+  Args:
+    count: E.
+    seed: of the beginnings and of what is drawn.
+
+  Raises:
+    DataError: gymnasium is not installed.
+  """
+  rng = np.random.default_rng((seed, 1))
+  is_expert = rng.random((count, LONGEST)) >= _RANDOM
+  drawn = rng.integers(NUM_ACTIONS, size=(count, LONGEST))
+
+  def act(step, values):
+    chosen = np.where(is_expert[:, step], expert(values), drawn[:, step])
+    return chosen.astype(np.int32)
+
+  values, actions, lengths = play(count, seed, act)
+  return Episodes(values, actions, is_expert, lengths)
+
+
+def play(
+  count: int, seed: int, act: Callable[[int, np.ndarray], np.ndarray]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Plays episodes side by side.
+
+  Args:
+    count: E.
+    seed: of their beginnings.
+    act: `(step, values [E, 4]) -> actions [E]`; of an episode that has ended,
+      the action is not read.
+
+  Returns:
+    Observations [E, 500, 4], actions [E, 500] and lengths [E], which are the
+    returns too.
+
+  Raises:
+    DataError: gymnasium is not installed.
+  """
+  environment: Any = library().make_vec(
+    ENVIRONMENT, num_envs=count, vectorization_mode="vector_entry_point"
+  )
+  observed = np.zeros((count, LONGEST, NUM_VALUES), np.float32)
+  actions = np.zeros((count, LONGEST), np.int32)
+  lengths = np.zeros(count, np.int64)
+  going = np.ones(count, bool)
+  values, _ = environment.reset(seed=seed)
+  for step in range(LONGEST):
+    observed[:, step] = values
+    actions[:, step] = act(step, values)
+    # An episode that has ended begins again, which is not looked at.
+    values, _, fell, ended, _ = environment.step(actions[:, step])
+    lengths += going
+    going &= ~(fell | ended)
+    if not going.any():
+      break
+  environment.close()
+  return observed, actions, lengths
+
+
+def library() -> Any:
+  """The module gymnasium.
+
+  Raises:
+    DataError: it is not installed.
+  """
+  try:
+    import gymnasium
+  except ImportError as error:
+    raise DataError(
+      f"task.control_rows: {ENVIRONMENT} is played in gymnasium, which is not "
+      "installed: pip install gymnasium; or 0 rows, which play nothing"
+    ) from error
+  return gymnasium
