@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 import numpy as np
 
-CHANNELS = 64
+CHANNELS = 32
 """Of the convolutions; the paper does not say how many it has."""
 
 GROUPS = 32
