@@ -1,6 +1,6 @@
 """Text, captions and control by one set of weights (Gato).
 
-    python train.py --config=configs/gato.py --config.task.path=input.txt
+python train.py --config=configs/gato.py --config.task.path=input.txt
 """
 
 import ml_collections

@@ -78,7 +78,7 @@ class Transformer(nn.Module):
     if self.image_shape is not None:
       return {"image": np.zeros((1, *self.image_shape), np.float32)}
     ids = np.ones((1, 1), np.int32)
-    batch = {"source": ids, "inputs": ids}
+    batch: dict[str, np.ndarray] = {"source": ids, "inputs": ids}
     if self.patches_shape is not None:
       batch["patches"] = np.zeros((1, *self.patches_shape), np.float32)
     return batch
@@ -124,7 +124,7 @@ class Transformer(nn.Module):
       if config.local_positions:
         self.local_positions = table(1 + self.max_target_length)
       if self.patches_shape is not None:
-        self.patches = PatchEmbedding(
+        self.patch_embedding = PatchEmbedding(
           config.features, config.dtype, config.param_dtype
         )
       if config.embedding_norm:
@@ -374,7 +374,7 @@ class Transformer(nn.Module):
     ids = jnp.where(is_patch, 0, inputs)
     x = self._embed(self.target_embedding, "target", ids, positions)
     if patches is not None:
-      embedded = self.patches(patches, deterministic=deterministic)
+      embedded = self.patch_embedding(patches, deterministic=deterministic)
       number = jnp.clip(jnp.cumsum(is_patch, axis=1) - 1, 0)
       embedded = jnp.take_along_axis(embedded, number[..., None], axis=1)
       x = jnp.where(is_patch[..., None], embedded, x)

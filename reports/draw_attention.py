@@ -15,6 +15,9 @@ image, what [CLS] looks at in every layer and rolled out through all of them, or
 with --query what the patch in that row and column looks at, both from 0; of a
 Perceiver it shows what the latents look at.
 
+Gato writes the caption of an image of the size that it was trained on;
+attention.png shows how far its words look at words and at the image.
+
 A model of speech reads an audio file: attention.png shows, below its spectrogram,
 where every symbol looks that is recognised, in every layer.
 """
@@ -125,9 +128,11 @@ def _below_spectrogram(
 
 def _over_image(run: Any, variables: Any, file: str, folder: Path) -> None:
   """What one token of an image looks at, over that image."""
-  from tasks import DataError, ImageTask
+  from tasks import DataError, ImageTask, MixedTask
   from training import image_maps, latent_maps
 
+  if isinstance(run.task, MixedTask):
+    return _captioned(run, variables, file, folder)
   if not isinstance(run.task, ImageTask):
     raise ConfigError("--image: this run reads no images; expected --text")
   has_latents = run.config.model.kind == "perceiver"
@@ -155,6 +160,42 @@ def _over_image(run: Any, variables: Any, file: str, folder: Path) -> None:
       image_maps.draw_on_image(path, run.model, variables, example, query)
   except OSError as error:
     raise ConfigError(f"--out: {error}") from error
+  print(path)
+
+
+def _captioned(run: Any, variables: Any, file: str, folder: Path) -> None:
+  """The caption of an image, and which modality looked at which for it."""
+  import numpy as np
+
+  from tasks import DataError
+  from training import modality_maps
+
+  if _QUERY.value is not None:
+    raise ConfigError("--query: belongs to a model of images alone")
+  try:
+    prompt = run.task.read(file)
+  except DataError as error:
+    raise ConfigError(f"--image: {error}") from error
+  ids, length = prompt["prompt"], run.task.max_target_length
+  written = run.generate(
+    variables, prompt, max_length=length - ids.shape[1] + 1
+  )
+  words = np.asarray(written.tokens)[0].tolist()
+  if run.task.eos_id in words:
+    words = words[: words.index(run.task.eos_id)]
+  example = {
+    "inputs": np.array([[*ids[0], *words]], np.int32)[:, :length],
+    "patches": prompt["patches"],
+  }
+  shares = modality_maps.shares(run.model, variables, run.task, example)
+  mechanisms = run.config.model.layers("decoder_attention")
+  path = folder / "attention.png"
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+    modality_maps.draw_shares(path, [shares], [one.name for one in mechanisms])
+  except OSError as error:
+    raise ConfigError(f"--out: {error}") from error
+  print(f"output: {run.task.decode(words)}")
   print(path)
 
 

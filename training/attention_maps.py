@@ -9,7 +9,13 @@ import numpy as np
 
 import models
 import tasks
-from training import canvas, image_maps, latent_maps, speech_maps
+from training import (
+  canvas,
+  image_maps,
+  latent_maps,
+  modality_maps,
+  speech_maps,
+)
 
 MAX_LABELS = 64
 """Axes longer than this have positions in place of tokens."""
@@ -54,7 +60,8 @@ def draw_attention(
   A model of images shows what [CLS] looks at in every layer, over the image; a
   Perceiver what its latents look at, over an image, or over a whole text in the
   order of where that is; one of speech what every symbol looks at that it
-  recognises, below the spectrogram.
+  recognises, below the spectrogram; one of several modalities which looks at
+  which.
   Where dense attention fills the cross-attention of a model that has another
   mechanism, the last layer of that one comes first, above it.
 
@@ -65,6 +72,9 @@ def draw_attention(
     task: for the labels of tokens.
     batches: held-out rows; the most readable of them is drawn.
   """
+  if isinstance(task, tasks.MixedTask):
+    modality_maps.draw(path, model, variables, task, batches)
+    return
   example = readable_example(batches)
   has_latents = _has_latents(model)
   if "image" in example:

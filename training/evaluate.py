@@ -109,9 +109,7 @@ def play(
   if not hasattr(task, "play"):
     return {}
   predict = jax.jit(lambda variables, batch: forward(variables, batch, None))
-  return task.play(
-    lambda batch: np.asarray(predict(variables, batch)), split
-  )
+  return task.play(lambda batch: np.asarray(predict(variables, batch)), split)
 
 
 def _reading(items: Iterable[T], split: str) -> Iterator[T]:

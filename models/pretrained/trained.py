@@ -39,6 +39,10 @@ def as_pretrained(
     ValueError: no family can; says which choices stand in the way of each.
   """
   if isinstance(model, Transformer):
+    if model.patches_shape is not None:
+      raise ValueError(
+        "no published family is this model: none reads patches among ids"
+      )
     described, folded = _folded(model, variables)
   else:
     config = dataclasses.replace(model.config, image_shape=model.image_shape)

@@ -80,9 +80,8 @@ def draw(key: np.ndarray, indices: np.ndarray, max_shapes: int) -> Captioned:
       colour = list(COLOURS)[draws.below(own[row, place, 0], len(COLOURS))]
       shape = SHAPES[draws.below(own[row, place, 1], len(SHAPES))]
       smallest, largest = _RADIUS
-      radius = smallest + draws.below(
-        own[row, place, 2], largest - smallest + 1
-      )
+      sizes = largest - smallest + 1
+      radius = smallest + int(draws.below(own[row, place, 2], sizes))
       free = SIDE // 2 - 2 * radius
       offsets = [draws.below(word, free + 1) for word in own[row, place, 3:]]
       corner = np.array(divmod(int(place), 2)) * (SIDE // 2) + offsets

@@ -10,6 +10,8 @@ import numpy as np
 from settings.memory import check_fits
 from tasks import base, draws
 from tasks.base import Batch, DataError, DecodeBatch
+from tasks.files import read_bytes, typed_path
+from tasks.image import pixels
 from tasks.mixed import captions, control
 from tasks.mixed.config import MixedConfig
 from tasks.mixed.control import BINS, NUM_ACTIONS, STEP_TOKENS, Episodes
@@ -77,7 +79,11 @@ class MixedTask:
     self._separator = self._first_action + NUM_ACTIONS
     self.target_vocab_size = self._separator + 1
     self.max_target_length = config.context
-    self.pad_id, self.bos_id, self.eos_id = text.pad_id, text.bos_id, text.eos_id
+    self.pad_id, self.bos_id, self.eos_id = (
+      text.pad_id,
+      text.bos_id,
+      text.eos_id,
+    )
     self.eval_splits = text.eval_splits
     self.input_shapes = {"patches": captions.PATCHES_SHAPE}
 
@@ -91,8 +97,7 @@ class MixedTask:
     config = self._config
     text = self._batch_size - config.caption_rows - config.control_rows
     rows = {
-      name: array[:text]
-      for name, array in self._text.train_batch(step).items()
+      name: array[:text] for name, array in self._text.train_batch(step).items()
     }
     parts = [self._of_text(rows)]
     indices = np.arange(config.caption_rows) + step * config.caption_rows
@@ -216,6 +221,28 @@ class MixedTask:
     # Other beginnings than those that the expert played from.
     _, _, lengths = control.play(count, self._seed + 2, act)
     return {"return": float(lengths.mean())}
+
+  def read(self, path: str) -> Batch:
+    """A prompt of one image, whose caption a model may write.
+
+    Raises:
+      DataError: there is no such file, it is not an image, or is not in colour
+        and of the size of this task's images.
+    """
+    file = typed_path(path)
+    if not file.is_file():
+      raise DataError(f"{file}: no such file")
+    found = pixels.decode(read_bytes(file), str(file))
+    shape = (captions.SIDE, captions.SIDE, 3)
+    if found.shape != shape:
+      raise DataError(
+        f"{file}: expected an image of height, width and channels {shape}, as "
+        f"those of this run have, got {found.shape}"
+      )
+    return {
+      "prompt": np.full((1, _NUM_PATCHES), PATCH, np.int32),
+      "patches": captions.patches(found[None]),
+    }
 
   def encode(self, line: str) -> list[int]:
     """Prompt ids of a line of text."""
@@ -345,9 +372,7 @@ class MixedTask:
       "inputs": np.pad(tokens[:, :-1], padding),
       "targets": np.pad(tokens[:, 1:] * (weights[:, 1:] > 0), padding),
       "weights": np.pad(weights[:, 1:], padding),
-      "local": np.pad(
-        np.tile(self._places(window)[:-1], (count, 1)), padding
-      ),
+      "local": np.pad(np.tile(self._places(window)[:-1], (count, 1)), padding),
     }
 
   def _places(self, steps: int) -> np.ndarray:
@@ -369,7 +394,11 @@ class MixedTask:
     longest = sorted(
       (
         max(
-          (f"{c} {s} {place}" for c in captions.COLOURS for s in captions.SHAPES),
+          (
+            f"{c} {s} {place}"
+            for c in captions.COLOURS
+            for s in captions.SHAPES
+          ),
           key=lambda part: len(self._text.encode_target(part)),
         )
         for place in captions.PLACES
@@ -469,9 +498,7 @@ def make(
       "train": control.record(config.expert_episodes, seed),
       "validation": control.record(_HELD_OUT_EPISODES, seed + 1),
     }
-  task = MixedTask(
-    config, text, episodes, batch_size=batch_size, seed=seed
-  )
+  task = MixedTask(config, text, episodes, batch_size=batch_size, seed=seed)
   if config.caption_rows and not restore:
     task.check_captions()
   return task
