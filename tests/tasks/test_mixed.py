@@ -230,7 +230,9 @@ def test_captions_are_learned_and_images_are_not(task):
     targets = batch["targets"][row][weights > 0]
     assert targets[-1] == task.eos_id
     assert task.decode(targets) == caption
-    assert np.flatnonzero(weights)[0] == 15  # The last patch says the first word.
+    assert (
+      np.flatnonzero(weights)[0] == 15
+    )  # The last patch says the first word.
     assert task.decode(inputs).startswith("[image]" + caption)
     assert batch["local"][row].tolist() == list(range(1, 41))
 
@@ -392,7 +394,8 @@ def test_a_file_is_read_as_a_prompt(task, tmp_path):
   )
   PIL.Image.fromarray(image[:20]).save(file)
   with pytest.raises(
-    tasks.DataError, match=r"expected an image of .*\(32, 32, 3\).*\(20, 32, 3\)"
+    tasks.DataError,
+    match=r"expected an image of .*\(32, 32, 3\).*\(20, 32, 3\)",
   ):
     task.read(str(file))
   with pytest.raises(tasks.DataError, match="no such file"):
