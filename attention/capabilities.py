@@ -22,6 +22,7 @@ CAPABILITIES: Mapping[str, str] = {
   "decode": "decode",
   "global": "global",
   "shared_qk": "q = k",
+  "sequence": "sharded",
 }
 """Name in `supports` -> heading of its column, in the table's order."""
 

@@ -88,6 +88,7 @@ class Attention(NamedTuple):
       'global'    global_indices
       'shared_qk' query and key are one array: `apply` and `decode` expect
                   None as the key
+      'sequence'  apply_sharded
     approximates: what the error of its outputs is measured against, on the
       same query, key and value: 'dense' attention, or 'shared_qk', dense
       attention in which the query is the key and no position sees itself. An
@@ -104,6 +105,13 @@ class Attention(NamedTuple):
       the cache after the first `lengths [B]` of P positions, `query [B, P, N,
       H]`, from an empty one. It equals `decode` of one position after another;
       `call` may hold `scale`. None where only `decode` makes a cache.
+    apply_sharded: `(variables, query, key, value, *, axis_name, **call) -> out`
+      inside `jax.shard_map`. Each of the D devices of the axis has T/D
+      neighbouring positions of the query, S/D of key and value, in order, and
+      of what `call` holds by position: a key mask [B, 1, 1, S/D], segment ids.
+      Variables and tables by distance are whole on every device. Together the
+      results are that of `apply` on the whole, and so are the gradients. None
+      where the mechanism has no form for a sequence in parts.
   """
 
   init: Callable[[Array, Dims], Variables]
@@ -116,6 +124,7 @@ class Attention(NamedTuple):
   sizes: Sizes = Sizes()
   causal_only: bool = False
   prefill: Callable[..., Cache] | None = None
+  apply_sharded: Callable[..., Array] | None = None
 
 
 CALL_OPTIONS: Mapping[str, str] = types.MappingProxyType(

@@ -25,6 +25,7 @@ def test_names_of_the_tasks():
     "listops",
     "needle",
     "speech",
+    "mixed",
   }
 
 
@@ -42,7 +43,8 @@ def test_importing_tasks_is_cheap():
     "import sys, numpy; before = set(sys.modules); import tasks; "
     "new = {m.split('.')[0] for m in set(sys.modules) - before}; "
     "heavy = {'jax', 'tensorflow_datasets', 'grain', 'sentencepiece', "
-    "'sacrebleu', 'num2words', 'matplotlib', 'tensorflow', 'sklearn', 'PIL'}; "
+    "'sacrebleu', 'num2words', 'matplotlib', 'tensorflow', 'sklearn', 'PIL', "
+    "'gymnasium'}; "
     "print(sorted(new & heavy))"
   )
   start = time.monotonic()

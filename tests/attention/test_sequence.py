@@ -1,0 +1,159 @@
+"""A sequence in parts, one a device, is attended to as the whole is."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention import Dims
+from attention.plug import directions
+from tests.attention.mechanisms import MECHANISMS
+
+AXIS = "sequence"
+BATCH, HEADS, KV_HEADS, DIM = 2, 4, 2, 8
+
+SEQUENCE = [m for m in MECHANISMS if "sequence" in m.supports]
+
+
+def arrays_of(mechanism, length, source=None, seed=0):
+  """Query, key and value, and the variables."""
+  rng = np.random.default_rng(seed)
+  source = length if source is None else source
+  dims = Dims(HEADS, KV_HEADS, DIM, source)
+  variables = mechanism.record.init(jax.random.key(seed), dims)
+
+  def draw(size, heads):
+    return jnp.asarray(rng.normal(size=(BATCH, size, heads, DIM)), jnp.float32)
+
+  query, value = draw(length, HEADS), draw(source, KV_HEADS)
+  return variables, query, draw(source, KV_HEADS), value
+
+
+def by_position(name, array):
+  """How an argument lies on the axis."""
+  if name == "mask":
+    return jax.P(None, None, None, AXIS)
+  if name in ("query_segment_ids", "key_segment_ids"):
+    return jax.P(None, AXIS)
+  return jax.P()
+
+
+def sharded(mechanism, devices, **call):
+  """`apply_sharded` as a function of whole arrays."""
+  mesh = jax.make_mesh(
+    (devices,),
+    (AXIS,),
+    axis_types=(jax.sharding.AxisType.Auto,),
+    devices=jax.devices()[:devices],
+  )
+  parts = {n: x for n, x in call.items() if hasattr(x, "shape")}
+  rest = {n: x for n, x in call.items() if n not in parts}
+  rows = jax.P(None, AXIS)
+
+  def local(variables, query, key, value, parts):
+    return mechanism.record.apply_sharded(
+      variables, query, key, value, axis_name=AXIS, **parts, **rest
+    )
+
+  function = jax.shard_map(
+    local,
+    mesh=mesh,
+    in_specs=(
+      jax.P(),
+      *(rows,) * 3,
+      {name: by_position(name, x) for name, x in parts.items()},
+    ),
+    out_specs=rows,
+    check_vma=False,
+  )
+  return lambda *arguments: function(*arguments, parts)
+
+
+def check(mechanism, devices, length, source=None, **call):
+  """Values and gradients against `apply` on the whole."""
+  arguments = arrays_of(mechanism, length, source)
+  whole = functools.partial(mechanism.record.apply, **call)
+  weights = jnp.asarray(
+    np.random.default_rng(1).normal(size=(BATCH, length, HEADS, DIM)),
+    jnp.float32,
+  )
+
+  def run(function):
+    def loss(*arguments):
+      out = function(*arguments)
+      return jnp.sum(out * weights), out
+
+    step = jax.value_and_grad(loss, (0, 1, 2, 3), has_aux=True, allow_int=True)
+    (_, out), gradients = jax.jit(step)(*arguments)
+    return out, gradients
+
+  expected, found = run(whole), run(sharded(mechanism, devices, **call))
+  np.testing.assert_allclose(found[0], expected[0], atol=2e-5, rtol=2e-5)
+  for one, other in zip(
+    jax.tree.leaves(found[1]), jax.tree.leaves(expected[1]), strict=True
+  ):
+    if one.dtype == jax.dtypes.float0:  # Constants of whole numbers.
+      continue
+    scale = max(1.0, float(jnp.abs(other).max()))
+    np.testing.assert_allclose(one, other, atol=2e-4 * scale)
+
+
+@functools.cache
+def padding(length, source):
+  """The last parts are padding in one row, and a few keys in the other."""
+  mask = np.ones((BATCH, 1, 1, source), bool)
+  mask[0, ..., source // 2 - 1 :] = False
+  mask[1, ..., 3] = False
+  return jnp.asarray(mask)
+
+
+def segments(length):
+  """Three examples in a row, whose bounds are not those of the parts."""
+  ids = np.repeat([[1, 2, 3]], BATCH, 0)
+  cuts = sorted({length // 5, 2 * length // 3})
+  counts = np.diff([0, *cuts, length])
+  return jnp.asarray(np.stack([np.repeat(row, counts) for row in ids]))
+
+
+@pytest.mark.parametrize("mechanism", SEQUENCE, ids=str)
+def test_parts_are_the_whole(mechanism):
+  for is_causal in directions(mechanism.record):
+    check(mechanism, 4, 24, is_causal=is_causal, mask=padding(24, 24))
+
+
+@pytest.mark.parametrize("mechanism", SEQUENCE, ids=str)
+def test_segments_cross_the_parts(mechanism):
+  if "segments" not in mechanism.supports:
+    pytest.skip("has no segments")
+  ids = segments(24)
+  for is_causal in directions(mechanism.record):
+    check(
+      mechanism,
+      8,
+      24,
+      is_causal=is_causal,
+      query_segment_ids=ids,
+      key_segment_ids=ids,
+    )
+
+
+@pytest.mark.parametrize("mechanism", SEQUENCE, ids=str)
+def test_memory_may_have_another_length(mechanism):
+  if "cross" not in mechanism.supports or False not in directions(
+    mechanism.record
+  ):
+    pytest.skip("has no cross-attention")
+  check(mechanism, 4, 8, 20, mask=padding(8, 20))
+
+
+@pytest.mark.parametrize("mechanism", SEQUENCE, ids=str)
+def test_one_device_is_the_whole(mechanism):
+  check(mechanism, 1, 7, is_causal=directions(mechanism.record)[-1])
+
+
+def test_what_is_claimed_is_there():
+  for mechanism in MECHANISMS:
+    has = mechanism.record.apply_sharded is not None
+    assert has == ("sequence" in mechanism.supports)
