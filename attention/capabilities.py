@@ -11,18 +11,18 @@ from attention.registry import ATTENTIONS
 
 CAPABILITIES: Mapping[str, str] = {
   "causal": "causal",
-  "cross": "T ≠ S",
+  "cross": "T≠S",
   "rowwise": "rowwise",
   "mask": "mask",
   "full_mask": "any mask",
-  "segments": "segments",
+  "segments": "packed",
   "bias": "bias",
   "relative": "relative",
   "dropout": "dropout",
   "decode": "decode",
   "global": "global",
-  "shared_qk": "q = k",
-  "sequence": "sharded",
+  "shared_qk": "q=k",
+  "sequence": "parts",
 }
 """Name in `supports` -> heading of its column, in the table's order."""
 
