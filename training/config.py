@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any, Literal
 
 from settings.checks import check
+from training.mesh import DATA, MeshConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +73,7 @@ class TrainConfig:
       train: random features, rotations, blocks; 0 keeps the first.
     parallel: how devices are driven; the numbers are the same.
     decode_method: how held-out examples are decoded at the end.
+    mesh: how many devices lie along each axis; 'pmap' has 'data' alone.
     optimizer: see `OptimizerConfig`.
   """
 
@@ -84,6 +86,7 @@ class TrainConfig:
   redraw_every: int = 0
   parallel: Literal["jit", "pmap"] = "jit"
   decode_method: Literal["greedy", "beam"] = "greedy"
+  mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
   optimizer: OptimizerConfig = dataclasses.field(
     default_factory=OptimizerConfig
   )
@@ -100,6 +103,12 @@ class TrainConfig:
         f"{self.optimizer.accumulate_steps} equal micro-batches "
         "(optimizer.accumulate_steps)"
       )
+    for axis, size in self.mesh.split.items():
+      if self.parallel == "pmap" and axis != DATA:
+        raise ValueError(
+          f"mesh.{axis}: parallel='pmap' splits rows alone, along 'data'; expected "
+          f"1, got {size}; or parallel='jit'"
+        )
 
 
 def check_steps(config: Any, name: str, least: int) -> None:

@@ -44,7 +44,9 @@ def run(experiment: Experiment, workdir: pathlib.Path) -> Results | None:
     ConfigError: no checkpoint is intact.
   """
   config = experiment.config.train
-  parallel = parallel_lib.make(experiment.functions, config.parallel)
+  parallel = parallel_lib.make(
+    experiment.functions, config.parallel, mesh=config.mesh
+  )
   with contextlib.ExitStack() as stack:
     checkpoints = Checkpoints(workdir)
     stack.callback(checkpoints.close)

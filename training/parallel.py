@@ -1,9 +1,8 @@
 """Devices: the one file that knows how many there are and drives them all.
 
-`jit` over a mesh with one axis is the default; `pmap` gives the same numbers.
-Rows of a batch are split over devices, the state is on every one. In both, a
-device sums numerators and counts of its own rows, these are added over
-devices, and the division comes last.
+`jit` over a mesh is the default; `pmap` splits rows alone and gives the same
+numbers. A device sums numerators and counts of its own rows, these are added
+over devices, and the division comes last. What lies where is in `training.mesh`.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,12 +13,14 @@ import jax
 import numpy as np
 
 from process.errors import ConfigError
+from training import mesh as mesh_lib
 from training import step as step_lib
 from training.config import TrainConfig
+from training.mesh import MeshConfig
 from training.state import TrainState
 
-AXIS = "data"
-"""Name of the axis that rows of a batch are split along."""
+AXIS = mesh_lib.DATA
+"""Name of the axis that 'pmap' splits rows of a batch along."""
 
 
 class Parallel(NamedTuple):
@@ -42,104 +43,193 @@ class Parallel(NamedTuple):
   compile_train: Callable[[TrainState, Mapping[str, np.ndarray]], None]
 
 
-def check_batch_size(config: TrainConfig) -> None:
-  """Checks, before anything compiles, that rows split evenly over devices.
+def check_mesh(config: TrainConfig) -> MeshConfig:
+  """Checks, before anything compiles, that a mesh has these devices and rows.
+
+  Returns:
+    The mesh, with a number in place of −1.
 
   Raises:
-    ConfigError: `batch_size` is not a multiple of devices times micro-batches.
+    ConfigError: its axes are not the devices, or `batch_size` is not a multiple
+      of the parts of a batch times micro-batches.
   """
   devices = jax.device_count()
-  splits = config.optimizer.accumulate_steps
-  if config.batch_size % (devices * splits):
+  try:
+    found = mesh_lib.resolve(config.mesh, devices)
+  except ValueError as error:
+    raise ConfigError(f"config.mesh.{error}") from error
+  parts, splits = found.data * found.fsdp, config.optimizer.accumulate_steps
+  if config.batch_size % (parts * splits):
+    over = f"{parts} devices"
+    if parts != devices:
+      over += f" (mesh.data={found.data} × mesh.fsdp={found.fsdp})"
     raise ConfigError(
       f"config.batch_size: {config.batch_size} rows do not split over "
-      f"{devices} devices × {splits} micro-batches; expected a multiple of "
-      f"{devices * splits}"
+      f"{over} × {splits} micro-batches; expected a multiple of "
+      f"{parts * splits}"
     )
+  return found
 
 
 def make(
   functions: step_lib.StepFunctions,
   kind: str,
   devices: list[jax.Device] | None = None,
+  mesh: MeshConfig = MeshConfig(),  # noqa: B008
 ) -> Parallel:
   """Compiles a step for all devices.
 
-  Without dropout 'jit' and 'pmap' give the same numbers on any number of
-  devices. With it they draw other masks, of the same distribution.
+  Numbers are the same on any mesh, within rounding. With dropout this holds for
+  'jit', whose masks follow from the place in the batch; 'pmap' draws others, of
+  the same distribution.
 
   Args:
     functions: see `StepFunctions`.
     kind: 'jit' or 'pmap'.
     devices: default all of them.
+    mesh: how they lie, for 'jit'.
 
   Returns:
     See `Parallel`.
   """
   devices = jax.devices() if devices is None else devices
+  if kind == "jit":
+    return _on_mesh(functions, mesh_lib.resolve(mesh, len(devices)), devices)
+  return _on_each(functions, devices)
+
+
+def _on_mesh(
+  functions: step_lib.StepFunctions,
+  config: MeshConfig,
+  devices: list[jax.Device],
+) -> Parallel:
+  """One program for all devices (GSPMD)."""
+  mesh = jax.make_mesh(
+    config.sizes,
+    mesh_lib.AXES,
+    # Explicit axes, the default, do not go with Linen's Embed.
+    axis_types=(jax.sharding.AxisType.Auto,) * len(mesh_lib.AXES),
+    devices=devices,
+  )
+  sizes = dict(mesh.shape)
+  rows = jax.NamedSharding(mesh, jax.P(mesh_lib.ROWS))
+
+  def lying(tree, change=lambda spec: spec):
+    """The sharding of every leaf, by the rules."""
+    specs = mesh_lib.specs(tree, sizes)
+    return jax.tree.map(
+      lambda spec: jax.NamedSharding(mesh, change(spec)), specs
+    )
+
+  def gathered(forward):
+    """A forward pass on variables that are whole along 'fsdp'.
+
+    Without this, XLA may split what a layer computes along its features instead
+    of gathering the layer's parameters.
+    """
+    if config.fsdp == 1:
+      return forward
+
+    def call(variables, *arguments):
+      whole = lying(variables, mesh_lib.without_fsdp)
+      variables = jax.lax.with_sharding_constraint(variables, whole)
+      return forward(variables, *arguments)
+
+    return call
+
+  statistics = functions.forward_and_statistics
+  functions = functions._replace(
+    forward=gathered(functions.forward),
+    forward_and_statistics=statistics and gathered(statistics),
+  )
+
+  def train(state, batch, step):
+    state, metrics = step_lib.train_step(functions, state, batch, step)
+    everywhere = jax.NamedSharding(mesh, jax.P())
+    return (
+      jax.lax.with_sharding_constraint(state, lying(state)),
+      jax.lax.with_sharding_constraint(metrics, everywhere),
+    )
+
+  train = jax.jit(train, donate_argnums=0)
+
+  def place_state(state):
+    # Donating what device_put made would delete the array it was made from.
+    copy = jax.jit(
+      lambda state: jax.tree.map(jax.numpy.copy, state),
+      out_shardings=lying(state),
+    )
+    return copy(state)
+
+  def place_batch(batch):
+    return jax.device_put(dict(batch), rows)
+
+  def compile_train(shapes, batch):
+    # A call finds the program only where the shapes say where they will lie.
+    state = jax.tree.map(
+      lambda leaf, sharding: jax.ShapeDtypeStruct(
+        leaf.shape, leaf.dtype, sharding=sharding
+      ),
+      shapes,
+      lying(shapes),
+    )
+    train.lower(state, place_batch(batch), np.int32(0)).compile()
+
+  return Parallel(
+    train=train,
+    evaluate=jax.jit(functools.partial(step_lib.eval_step, functions)),
+    place_state=place_state,
+    place_batch=place_batch,
+    compile_train=compile_train,
+  )
+
+
+def _on_each(
+  functions: step_lib.StepFunctions, devices: list[jax.Device]
+) -> Parallel:
+  """A program on each device, which has rows of its own and all parameters."""
   mesh = jax.make_mesh(
     (len(devices),),
     (AXIS,),
-    # Explicit axes, the default, do not go with Linen's Embed.
     axis_types=(jax.sharding.AxisType.Auto,),
     devices=devices,
   )
   everywhere = jax.NamedSharding(mesh, jax.P())
   rows = jax.NamedSharding(mesh, jax.P(AXIS))
-  # Donating what device_put made would delete the array it was made from.
-  place_state = jax.jit(
-    lambda state: jax.tree.map(jax.numpy.copy, state),
-    out_shardings=everywhere,
-  )
-
-  def parallel(train, evaluate, place_batch):
-    def compile_train(shapes, batch):
-      # A call finds the program only where the shapes say where they will lie.
-      state = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(
-          leaf.shape, leaf.dtype, sharding=everywhere
-        ),
-        shapes,
-      )
-      train.lower(state, place_batch(batch), np.int32(0)).compile()
-
-    return Parallel(train, evaluate, place_state, place_batch, compile_train)
-
-  if kind == "jit":
-    return parallel(
-      train=jax.jit(
-        functools.partial(step_lib.train_step, functions),
-        in_shardings=(everywhere, rows, None),
-        out_shardings=everywhere,
-        donate_argnums=0,
-      ),
-      evaluate=jax.jit(
-        functools.partial(step_lib.eval_step, functions),
-        in_shardings=(everywhere, rows),
-        out_shardings=everywhere,
-      ),
-      place_batch=lambda batch: jax.device_put(dict(batch), rows),
-    )
-
   reduce = functools.partial(jax.lax.psum, axis_name=AXIS)
 
   def split(array):  # [B, …] to [devices, B/devices, …]
     return array.reshape(len(devices), -1, *array.shape[1:])
 
-  return parallel(
-    train=jax.pmap(
-      functools.partial(
-        step_lib.train_step,
-        functions,
-        reduce=reduce,
-        shard=lambda key: jax.random.fold_in(key, jax.lax.axis_index(AXIS)),
-      ),
-      axis_name=AXIS,
-      in_axes=(None, 0, None),
-      out_axes=None,
-      devices=devices,
-      donate_argnums=0,
+  def place_batch(batch):
+    parts = {name: split(array) for name, array in batch.items()}
+    return jax.device_put(parts, rows)
+
+  train = jax.pmap(
+    functools.partial(
+      step_lib.train_step,
+      functions,
+      reduce=reduce,
+      shard=lambda key: jax.random.fold_in(key, jax.lax.axis_index(AXIS)),
     ),
+    axis_name=AXIS,
+    in_axes=(None, 0, None),
+    out_axes=None,
+    devices=devices,
+    donate_argnums=0,
+  )
+
+  def compile_train(shapes, batch):
+    state = jax.tree.map(
+      lambda leaf: jax.ShapeDtypeStruct(
+        leaf.shape, leaf.dtype, sharding=everywhere
+      ),
+      shapes,
+    )
+    train.lower(state, place_batch(batch), np.int32(0)).compile()
+
+  return Parallel(
+    train=train,
     evaluate=jax.pmap(
       functools.partial(step_lib.eval_step, functions, reduce=reduce),
       axis_name=AXIS,
@@ -147,7 +237,11 @@ def make(
       out_axes=None,
       devices=devices,
     ),
-    place_batch=lambda batch: jax.device_put(
-      {name: split(array) for name, array in batch.items()}, rows
+    # Donating what device_put made would delete the array it was made from.
+    place_state=jax.jit(
+      lambda state: jax.tree.map(jax.numpy.copy, state),
+      out_shardings=everywhere,
     ),
+    place_batch=place_batch,
+    compile_train=compile_train,
   )

@@ -84,10 +84,10 @@ def test_a_step_that_was_compiled_elsewhere_is_not_compiled_again(kind):
 def test_a_batch_that_does_not_split_is_refused():
   config = TrainConfig(num_steps=1, batch_size=12)
   with pytest.raises(ConfigError, match="12 rows do not split over 8 devices"):
-    parallel.check_batch_size(config)
+    parallel.check_mesh(config)
   accumulating = OptimizerConfig(accumulate_steps=2)
   with pytest.raises(ConfigError, match="expected a multiple of 16"):
-    parallel.check_batch_size(
+    parallel.check_mesh(
       TrainConfig(num_steps=1, batch_size=24, optimizer=accumulating)
     )
 

@@ -1,0 +1,158 @@
+"""The mesh of a run: how many devices lie along each axis, and what lies where.
+
+Nothing here asks for devices; `training.parallel` does.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import math
+import re
+from typing import Any
+
+import jax
+
+from settings.checks import check
+
+DATA, FSDP, TENSOR, SEQUENCE = "data", "fsdp", "tensor", "sequence"
+AXES = (DATA, FSDP, TENSOR, SEQUENCE)
+
+ROWS = (DATA, FSDP)
+"""The axes that the rows of a batch are split along."""
+
+RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
+  # Heads: of queries, keys and values, and of what is made of them.
+  (r"attention/(global_)?(query|key|value|position)/kernel", (None, TENSOR)),
+  (r"attention/(global_)?(query|key|value)/bias", (TENSOR,)),
+  (r"attention/out/kernel", (TENSOR, None)),
+  # Features inside a feed-forward layer.
+  (r"/(hidden|gate)/kernel", (None, TENSOR)),
+  (r"/(hidden|gate)/bias", (TENSOR,)),
+  (r"mlp\w*/out/kernel", (TENSOR, None)),
+  # Ids of a vocabulary.
+  (r"(source|target|output)_embedding/embedding", (TENSOR, None)),
+)
+"""End of a variable's path -> the mesh axis of each of its axes, first match.
+
+What no rule names is not split by 'tensor'; 'fsdp' splits every variable.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+  """How many devices lie along each axis; their product is all of them.
+
+  Attributes:
+    data: each has other rows of a batch, and all parameters.
+    fsdp: each has other rows too, and a part of every parameter, of its gradient
+      and of its optimiser state; a layer's parameters are gathered when it is
+      computed (ZeRO, stage 3).
+    tensor: each has some of the heads, of the features inside a feed-forward
+      layer, and of the vocabulary.
+    sequence: each has a stretch of the positions of every row.
+
+  One of them may be −1, which is the devices that the others leave.
+
+  Raises:
+    ValueError: a number that is none of these, or two −1.
+
+  Papers: ZeRO, arXiv:1910.02054; Megatron-LM, arXiv:1909.08053; GSPMD,
+  arXiv:2105.04663.
+  """
+
+  data: int = -1
+  fsdp: int = 1
+  tensor: int = 1
+  sequence: int = 1
+
+  def __post_init__(self):
+    for name in AXES:
+      size = getattr(self, name)
+      check(self, name, size == -1 or size >= 1, "at least 1, or -1")
+    if self.sizes.count(-1) > 1:
+      raise ValueError(
+        "data: expected -1 of one axis at most, got "
+        + ", ".join(f"{name}={getattr(self, name)}" for name in AXES)
+      )
+
+  @property
+  def sizes(self) -> tuple[int, int, int, int]:
+    """Of the axes, in the order of `AXES`."""
+    return self.data, self.fsdp, self.tensor, self.sequence
+
+  @property
+  def split(self) -> dict[str, int]:
+    """Axes with more than one device, or with all that are left."""
+    sizes = zip(AXES, self.sizes, strict=True)
+    return {name: size for name, size in sizes if size != 1}
+
+
+def resolve(config: MeshConfig, count: int) -> MeshConfig:
+  """The mesh on `count` devices, with a number in place of −1.
+
+  Raises:
+    ValueError: it has another number of devices; the message says what fits.
+  """
+  sizes = dict(zip(AXES, config.sizes, strict=True))
+  free = [name for name, size in sizes.items() if size == -1]
+  given = math.prod(size for size in sizes.values() if size != -1)
+  told = ", ".join(f"{name}={size}" for name, size in sizes.items())
+  if free and count % given == 0:
+    return dataclasses.replace(config, **{free[0]: count // given})
+  if not free and given == count:
+    return config
+  hint = f"a divisor of {count}" if free else str(count)
+  raise ValueError(
+    f"data: expected axes whose product is {hint}, the number of devices, got "
+    f"{told}; -1 takes the devices that the others leave"
+  )
+
+
+def spec(path: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> jax.P:
+  """How a variable lies on the mesh, by `RULES` and its shape.
+
+  'tensor' splits the axis that the first matching rule names, where it divides
+  it; 'fsdp' the largest of the other axes that it divides.
+
+  Args:
+    path: names between slashes, such as 'params/decoder_0/mlp/out/kernel'; it
+      may begin in any way, as that of an optimiser's moments does.
+    shape: of the variable.
+    sizes: name of a mesh axis -> devices along it.
+
+  Returns:
+    A `PartitionSpec` with an entry for each axis.
+  """
+  entries: list[str | None] = [None] * len(shape)
+  if sizes.get(TENSOR, 1) > 1:
+    for pattern, names in RULES:
+      if len(names) == len(shape) and re.search(pattern + "$", path):
+        for axis, name in enumerate(names):
+          if name is not None and shape[axis] % sizes[name] == 0:
+            entries[axis] = name
+        break
+  if (fsdp := sizes.get(FSDP, 1)) > 1:
+    fitting = [
+      axis
+      for axis, size in enumerate(shape)
+      if entries[axis] is None and size and size % fsdp == 0
+    ]
+    if fitting:
+      entries[max(fitting, key=lambda axis: shape[axis])] = FSDP
+  return jax.P(*entries)
+
+
+def without_fsdp(one: jax.P) -> jax.P:
+  """As a layer computes with it: gathered along 'fsdp'."""
+  return jax.P(*(None if name == FSDP else name for name in one))
+
+
+def specs(tree: Any, sizes: Mapping[str, int]) -> Any:
+  """The spec of every leaf of a tree of arrays or shapes."""
+  return jax.tree_util.tree_map_with_path(
+    lambda path, leaf: spec(
+      jax.tree_util.keystr(path, simple=True, separator="/"),
+      tuple(leaf.shape),
+      sizes,
+    ),
+    tree,
+  )
