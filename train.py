@@ -39,7 +39,7 @@ def main() -> None:
   if results is None:
     host_memory.keep_freed()
     cache.keep_programs()
-    parallel.check_mesh(config.train)
+    parallel.check_mesh(config.train, config.model)
     run = experiment.create(config, folder)
     workdir.write_config(folder, config)
     run.task.save(folder)

@@ -30,6 +30,7 @@ from models.size import Config, least_activations, least_parameters, num_tokens
 
 if TYPE_CHECKING:
   from models.api import (
+    attention_in_parts,
     attention_maps,
     create,
     forward,
@@ -70,6 +71,7 @@ __all__ = [
   "forward",
   "forward_and_statistics",
   "attention_maps",
+  "attention_in_parts",
   "observe_attention",
   "replace_attention",
   "generate",

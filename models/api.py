@@ -1,6 +1,7 @@
 """The models as pure functions of (model, variables, …)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+import contextlib
 import functools
 import types
 from typing import Any, cast
@@ -10,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from attention import Dims
+from attention import Attention, Dims
 from models import conformer, perceiver, pyramid
 from models.config import ModelConfig
 from models.conformer_config import ConformerConfig
@@ -337,6 +338,95 @@ def observe_attention(
     return out
 
   replace_attention(model, variables, batch, replacement)
+
+
+@contextlib.contextmanager
+def attention_in_parts(
+  mesh: jax.sharding.Mesh, axis_name: str
+) -> Iterator[None]:
+  """Within it, attention is computed on the device that has its positions.
+
+  Every call of a mechanism becomes one of `apply_sharded` inside
+  `jax.shard_map` along one axis; the mesh's other axes are left to the compiler.
+  Where the axis does not divide a length, positions are added at its end that
+  nobody sees.
+
+  Args:
+    mesh: has the axis.
+    axis_name: along which positions lie.
+  """
+
+  def intercept(following, args, kwargs, context):
+    if context.method_name != "attend":
+      return following(*args, **kwargs)
+    module = context.module
+    return _in_parts(
+      module.attention, mesh, axis_name, module.mechanism, *args, **kwargs
+    )
+
+  with nn.intercept_methods(intercept):
+    yield
+
+
+def _in_parts(
+  attention: Attention,
+  mesh: jax.sharding.Mesh,
+  axis_name: str,
+  variables: Any,
+  query: Array,
+  key: Array,
+  value: Array,
+  **call: Any,
+) -> Array:
+  """`apply` on whole arrays, by `apply_sharded` on their parts."""
+  apply = attention.apply_sharded
+  if apply is None:
+    raise ValueError("attention: the mechanism has no form for parts")
+  size = mesh.shape[axis_name]
+  length = query.shape[1]
+  missing = {"query": -length % size, "key": -value.shape[1] % size}
+
+  def padded(array, which, axis):
+    widths = [(0, 0)] * array.ndim
+    widths[axis] = (0, missing[which])
+    return jnp.pad(array, widths)
+
+  if missing["key"] and call.get("mask") is None:
+    call["mask"] = jnp.ones((1, 1, 1, value.shape[1]), bool)
+  axes = {"mask": 3, "query_segment_ids": 1, "key_segment_ids": 1}
+  parts, specs, rest = {}, {}, {}
+  for name, option in call.items():
+    if name in axes and option is not None:
+      axis = axes[name]
+      which = "query" if name.startswith("query") else "key"
+      parts[name] = padded(option, which, axis)
+      specs[name] = jax.P(*[None] * axis, axis_name)
+    elif isinstance(option, Array):
+      parts[name], specs[name] = option, jax.P()
+    else:
+      rest[name] = option
+  rows = jax.P(None, axis_name)
+
+  def local(variables, query, key, value, parts):
+    return apply(
+      variables, query, key, value, axis_name=axis_name, **parts, **rest
+    )
+
+  out = jax.shard_map(
+    local,
+    mesh=mesh,
+    in_specs=(jax.P(), rows, rows, rows, specs),
+    out_specs=rows,
+    axis_names={axis_name},
+    check_vma=False,
+  )(
+    variables,
+    padded(query, "query", 1),
+    padded(key, "key", 1),
+    padded(value, "key", 1),
+    parts,
+  )
+  return out[:, :length]
 
 
 def replace_attention(

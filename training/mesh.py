@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+import models
 from settings.checks import check
 
 DATA, FSDP, TENSOR, SEQUENCE = "data", "fsdp", "tensor", "sequence"
@@ -105,6 +106,35 @@ def resolve(config: MeshConfig, count: int) -> MeshConfig:
     f"data: expected axes whose product is {hint}, the number of devices, got "
     f"{told}; -1 takes the devices that the others leave"
   )
+
+
+def check_model(config: MeshConfig, model: Any) -> None:
+  """Checks that a mesh can split a model.
+
+  Args:
+    config: resolved.
+    model: the config of the model.
+
+  Raises:
+    ValueError: 'tensor' does not divide its heads or the features inside its
+      feed-forward layers, or a mechanism has no form for a sequence in parts.
+  """
+  for field in ("num_heads", "kv_heads", "mlp_features"):
+    found = getattr(model, field, None) or ()
+    numbers = found if isinstance(found, tuple) else (found,)
+    if any(number % config.tensor for number in numbers):
+      raise ValueError(
+        f"tensor: expected a divisor of model.{field} {found}, got "
+        f"{config.tensor}"
+      )
+  if config.sequence > 1:
+    needs = {SEQUENCE: f"attend to a sequence in parts (mesh.{SEQUENCE})"}
+    for slot, chosen in model.attentions.items():
+      for one in chosen:
+        try:
+          models.check_supports(f"model.{slot}", one, needs)
+        except ValueError as error:
+          raise ValueError(f"{SEQUENCE}: {error}") from error
 
 
 def spec(path: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> jax.P:

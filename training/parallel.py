@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+import models
 from process.errors import ConfigError
 from training import mesh as mesh_lib
 from training import step as step_lib
@@ -43,19 +44,24 @@ class Parallel(NamedTuple):
   compile_train: Callable[[TrainState, Mapping[str, np.ndarray]], None]
 
 
-def check_mesh(config: TrainConfig) -> MeshConfig:
+def check_mesh(config: TrainConfig, model: models.Config) -> MeshConfig:
   """Checks, before anything compiles, that a mesh has these devices and rows.
+
+  Args:
+    config: of the run.
+    model: its model's config.
 
   Returns:
     The mesh, with a number in place of −1.
 
   Raises:
-    ConfigError: its axes are not the devices, or `batch_size` is not a multiple
-      of the parts of a batch times micro-batches.
+    ConfigError: its axes are not the devices, they do not divide the model, or
+      `batch_size` is not a multiple of the parts of a batch times micro-batches.
   """
   devices = jax.device_count()
   try:
     found = mesh_lib.resolve(config.mesh, devices)
+    mesh_lib.check_model(found, model)
   except ValueError as error:
     raise ConfigError(f"config.mesh.{error}") from error
   parts, splits = found.data * found.fsdp, config.optimizer.accumulate_steps
@@ -113,6 +119,8 @@ def _on_mesh(
   )
   sizes = dict(mesh.shape)
   rows = jax.NamedSharding(mesh, jax.P(mesh_lib.ROWS))
+  # Ids, weights and masks [B, T], where 'sequence' divides T.
+  stretches = jax.NamedSharding(mesh, jax.P(mesh_lib.ROWS, mesh_lib.SEQUENCE))
 
   def lying(tree, change=lambda spec: spec):
     """The sharding of every leaf, by the rules."""
@@ -125,7 +133,8 @@ def _on_mesh(
     """A forward pass on variables that are whole along 'fsdp'.
 
     Without this, XLA may split what a layer computes along its features instead
-    of gathering the layer's parameters.
+    of gathering the layer's parameters. When each is gathered is left to XLA's
+    scheduler; on a CPU it is at the beginning of a step.
     """
     if config.fsdp == 1:
       return forward
@@ -137,10 +146,21 @@ def _on_mesh(
 
     return call
 
+  def in_parts(forward):
+    """A forward pass whose attention is computed where its positions are."""
+    if config.sequence == 1:
+      return forward
+
+    def call(*arguments):
+      with models.attention_in_parts(mesh, mesh_lib.SEQUENCE):
+        return forward(*arguments)
+
+    return call
+
   statistics = functions.forward_and_statistics
   functions = functions._replace(
-    forward=gathered(functions.forward),
-    forward_and_statistics=statistics and gathered(statistics),
+    forward=in_parts(gathered(functions.forward)),
+    forward_and_statistics=statistics and in_parts(gathered(statistics)),
   )
 
   def train(state, batch, step):
@@ -162,7 +182,12 @@ def _on_mesh(
     return copy(state)
 
   def place_batch(batch):
-    return jax.device_put(dict(batch), rows)
+    def place(array):
+      positions = array.shape[1] if array.ndim == 2 else 0
+      splits = positions and positions % config.sequence == 0
+      return jax.device_put(array, stretches if splits else rows)
+
+    return {name: place(array) for name, array in batch.items()}
 
   def compile_train(shapes, batch):
     # A call finds the program only where the shapes say where they will lie.

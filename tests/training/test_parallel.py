@@ -6,11 +6,16 @@ import jax
 import numpy as np
 import pytest
 
+import models
 from process.errors import ConfigError
 from tests.training.tiny import make_batch, make_functions
 from training import parallel
 from training.config import OptimizerConfig, TrainConfig
 from training.step import mean_gradient
+
+MODEL = models.ModelConfig(
+  kind="decoder", num_layers=1, num_heads=4, features=16, mlp_features=32
+)
 
 
 @pytest.mark.parametrize("splits", [1, 2])
@@ -84,11 +89,11 @@ def test_a_step_that_was_compiled_elsewhere_is_not_compiled_again(kind):
 def test_a_batch_that_does_not_split_is_refused():
   config = TrainConfig(num_steps=1, batch_size=12)
   with pytest.raises(ConfigError, match="12 rows do not split over 8 devices"):
-    parallel.check_mesh(config)
+    parallel.check_mesh(config, MODEL)
   accumulating = OptimizerConfig(accumulate_steps=2)
   with pytest.raises(ConfigError, match="expected a multiple of 16"):
     parallel.check_mesh(
-      TrainConfig(num_steps=1, batch_size=24, optimizer=accumulating)
+      TrainConfig(num_steps=1, batch_size=24, optimizer=accumulating), MODEL
     )
 
 
