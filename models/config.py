@@ -35,6 +35,7 @@ NORMS = ("pre", "post")
 NORM_KINDS = ("layer", "rms")
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
 HEADS = ("tokens", "class", "hidden")
+REMAT = ("none", "block")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 _FARTHEST = 2**20
@@ -171,6 +172,8 @@ class ModelConfig:
     max_length: the longest sequence, if longer than its task's.
     image_shape: height, width and channels of the images that positions are
       learned for, if not those of its task.
+    remat: 'block' keeps of each layer its input alone and computes the rest again
+      for the backward pass; 'none' keeps everything.
     dtype: of activations; logits and softmax are float32, or float64 like it.
     param_dtype: of parameters.
     encoder_attention: mechanism of the encoder, or several that layers take in
@@ -227,6 +230,7 @@ class ModelConfig:
   vocab_size: int | None = None
   max_length: int | None = None
   image_shape: tuple[int, int, int] | None = None
+  remat: str = "none"
   dtype: str = "float32"
   param_dtype: str = "float32"
   encoder_attention: Layers | None = None
@@ -242,6 +246,7 @@ class ModelConfig:
       norm=NORMS,
       norm_kind=NORM_KINDS,
       head=HEADS,
+      remat=REMAT,
       dtype=DTYPES,
       param_dtype=DTYPES,
     )

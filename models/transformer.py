@@ -209,7 +209,8 @@ class Transformer(nn.Module):
     positions = np.arange(inputs.shape[1])[None, :]
     x = self._embed_target(inputs, positions, deterministic, local, patches)
     for block in self.decoder:
-      x = block(
+      x = self._through(
+        block,
         x,
         memory,
         positions=positions,
@@ -339,7 +340,8 @@ class Transformer(nn.Module):
     if global_indices is not None:
       call["global_indices"] = global_indices
     for block in self.encoder:
-      x = block(
+      x = self._through(
+        block,
         x,
         positions=np.arange(x.shape[1])[None, :],
         mask=mask,
@@ -347,6 +349,14 @@ class Transformer(nn.Module):
         **call,
       )
     return (self.encoder_norm(x) if self._pre_norm else x), mask
+
+  def _through(self, block, *arrays, **call):
+    """A layer on whole sequences, which `remat` may not keep."""
+    if self.config.remat == "none":
+      return block(*arrays, **call)
+    return nn.remat(lambda block, *arrays: block(*arrays, **call))(
+      block, *arrays
+    )
 
   @property
   def _one_table(self):

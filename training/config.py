@@ -103,8 +103,8 @@ class TrainConfig:
         f"{self.optimizer.accumulate_steps} equal micro-batches "
         "(optimizer.accumulate_steps)"
       )
-    for axis, size in self.mesh.split.items():
-      if self.parallel == "pmap" and axis != DATA:
+    for axis, size in self.mesh.named.items():
+      if self.parallel == "pmap" and axis != DATA and size != 1:
         raise ValueError(
           f"mesh.{axis}: parallel='pmap' splits rows alone, along 'data'; expected "
           f"1, got {size}; or parallel='jit'"

@@ -90,7 +90,7 @@ def _place_state(
 
   def compile_step():
     batch = experiment.task.train_batch(first)
-    parallel.compile_train(experiment.shapes, batch)
+    parallel.lower_train(experiment.shapes, batch).compile()
 
   with ThreadPoolExecutor(max_workers=1) as background:
     if first < experiment.config.train.num_steps:

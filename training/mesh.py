@@ -72,7 +72,7 @@ class MeshConfig:
     if self.sizes.count(-1) > 1:
       raise ValueError(
         "data: expected -1 of one axis at most, got "
-        + ", ".join(f"{name}={getattr(self, name)}" for name in AXES)
+        + ", ".join(f"{name}={size}" for name, size in self.named.items())
       )
 
   @property
@@ -81,10 +81,9 @@ class MeshConfig:
     return self.data, self.fsdp, self.tensor, self.sequence
 
   @property
-  def split(self) -> dict[str, int]:
-    """Axes with more than one device, or with all that are left."""
-    sizes = zip(AXES, self.sizes, strict=True)
-    return {name: size for name, size in sizes if size != 1}
+  def named(self) -> dict[str, int]:
+    """Name of each axis -> its size."""
+    return dict(zip(AXES, self.sizes, strict=True))
 
 
 def resolve(config: MeshConfig, count: int) -> MeshConfig:
@@ -93,7 +92,7 @@ def resolve(config: MeshConfig, count: int) -> MeshConfig:
   Raises:
     ValueError: it has another number of devices; the message says what fits.
   """
-  sizes = dict(zip(AXES, config.sizes, strict=True))
+  sizes = config.named
   free = [name for name, size in sizes.items() if size == -1]
   given = math.prod(size for size in sizes.values() if size != -1)
   told = ", ".join(f"{name}={size}" for name, size in sizes.items())

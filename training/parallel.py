@@ -32,16 +32,18 @@ class Parallel(NamedTuple):
     evaluate: `(variables, batch) -> sums`.
     place_state: puts a state on every device, as a copy of its own.
     place_batch: puts rows where `train` and `evaluate` want them.
-    compile_train: `(shapes, batch) -> None`: compiles `train` for states and
-      batches of these shapes, so that its first call only runs; from any
-      thread.
+    placed_shapes: a state's shapes -> the same with where each will lie.
+    lower_train: `(shapes, batch) -> jax.stages.Lowered`: `train` for states and
+      batches of these shapes. Once that is compiled, from any thread, a first
+      call only runs.
   """
 
   train: Callable[..., tuple[TrainState, dict[str, jax.Array]]]
   evaluate: Callable[..., step_lib.Sums]
   place_state: Callable[[TrainState], TrainState]
   place_batch: Callable[[Mapping[str, np.ndarray]], Mapping[str, Any]]
-  compile_train: Callable[[TrainState, Mapping[str, np.ndarray]], None]
+  placed_shapes: Callable[[TrainState], TrainState]
+  lower_train: Callable[[TrainState, Mapping[str, np.ndarray]], Any]
 
 
 def check_mesh(config: TrainConfig, model: models.Config) -> MeshConfig:
@@ -189,23 +191,19 @@ def _on_mesh(
 
     return {name: place(array) for name, array in batch.items()}
 
-  def compile_train(shapes, batch):
-    # A call finds the program only where the shapes say where they will lie.
-    state = jax.tree.map(
-      lambda leaf, sharding: jax.ShapeDtypeStruct(
-        leaf.shape, leaf.dtype, sharding=sharding
-      ),
-      shapes,
-      lying(shapes),
-    )
-    train.lower(state, place_batch(batch), np.int32(0)).compile()
+  def placed_shapes(shapes):
+    return _placed(shapes, lying(shapes))
+
+  def lower_train(shapes, batch):
+    return train.lower(placed_shapes(shapes), place_batch(batch), np.int32(0))
 
   return Parallel(
     train=train,
     evaluate=jax.jit(functools.partial(step_lib.eval_step, functions)),
     place_state=place_state,
     place_batch=place_batch,
-    compile_train=compile_train,
+    placed_shapes=placed_shapes,
+    lower_train=lower_train,
   )
 
 
@@ -244,14 +242,11 @@ def _on_each(
     donate_argnums=0,
   )
 
-  def compile_train(shapes, batch):
-    state = jax.tree.map(
-      lambda leaf: jax.ShapeDtypeStruct(
-        leaf.shape, leaf.dtype, sharding=everywhere
-      ),
-      shapes,
-    )
-    train.lower(state, place_batch(batch), np.int32(0)).compile()
+  def placed_shapes(shapes):
+    return _placed(shapes, jax.tree.map(lambda _: everywhere, shapes))
+
+  def lower_train(shapes, batch):
+    return train.lower(placed_shapes(shapes), place_batch(batch), np.int32(0))
 
   return Parallel(
     train=train,
@@ -268,5 +263,17 @@ def _on_each(
       out_shardings=everywhere,
     ),
     place_batch=place_batch,
-    compile_train=compile_train,
+    placed_shapes=placed_shapes,
+    lower_train=lower_train,
+  )
+
+
+def _placed(shapes: Any, shardings: Any) -> Any:
+  """Shapes that say where they will lie; a call finds only such a program."""
+  return jax.tree.map(
+    lambda leaf, sharding: jax.ShapeDtypeStruct(
+      leaf.shape, leaf.dtype, sharding=sharding
+    ),
+    shapes,
+    shardings,
   )

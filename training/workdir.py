@@ -12,11 +12,19 @@ from process.errors import ConfigError
 from settings.leaves import flatten
 from training import metrics
 from training.experiment_config import ExperimentConfig
+from training.mesh import AXES
 
 CONFIG = "config.json"
 SLOTS = "slots"
-# When a run is looked at and saved; its parameters do not follow from these.
-_MAY_CHANGE = ("log_every", "eval_every", "checkpoint_every")
+# When a run is looked at and saved, and which devices compute what: its parameters
+# do not follow from these, but for rounding.
+_MAY_CHANGE = (
+  "log_every",
+  "eval_every",
+  "checkpoint_every",
+  "model.remat",
+  *(f"mesh.{axis}" for axis in AXES),
+)
 
 
 def default(config_file: str, config: ExperimentConfig) -> Path:
@@ -35,7 +43,7 @@ def check(workdir: Path, config: ExperimentConfig) -> None:
 
   A config continues its own run, and one of fewer steps where no learning rate
   on the way depends on their number. How often it logs, evaluates and saves may
-  change.
+  change, and the mesh.
 
   Raises:
     ConfigError: it holds something else, or cannot be written.

@@ -79,7 +79,8 @@ def test_a_step_that_was_compiled_elsewhere_is_not_compiled_again(kind):
   run = parallel.make(functions, kind)
   shapes = jax.eval_shape(lambda: state)
   with ThreadPoolExecutor(1) as background:
-    background.submit(run.compile_train, shapes, make_batch()).result()
+    lowered = background.submit(run.lower_train, shapes, make_batch())
+    background.submit(lowered.result().compile).result()
   placed, batch = run.place_state(state), run.place_batch(make_batch())
   with jax.log_compiles(False), _no_compilation():
     placed, _ = run.train(placed, batch, np.int32(0))
