@@ -4,7 +4,9 @@
     python train.py --config=configs/copy.py:performer --workdir=/tmp/run
     python train.py --config=configs/listops.py:lsh --config.model.num_layers=2
 
-The same command continues a run that was stopped or killed.
+The same command continues a run that was stopped or killed. Several processes are
+one run with --coordinator, --num_processes and --process_id, or without them under
+SLURM, Open MPI, Kubernetes and on TPU pods (docs/scaling.md).
 """
 
 from pathlib import Path
@@ -20,6 +22,15 @@ _CONFIG = config_flag.define(
 _WORKDIR = flags.DEFINE_string(
   "workdir", None, "folder of the run; by default one under runs/"
 )
+_COORDINATOR = flags.DEFINE_string(
+  "coordinator", None, "HOST:PORT of the first of several processes"
+)
+_NUM_PROCESSES = flags.DEFINE_integer(
+  "num_processes", None, "processes of the run", lower_bound=1
+)
+_PROCESS_ID = flags.DEFINE_integer(
+  "process_id", None, "of this one, from 0", lower_bound=0
+)
 
 
 def main() -> None:
@@ -28,9 +39,10 @@ def main() -> None:
   # JAX and the libraries on it take a second to import, so this is done once the
   # flags are parsed: --help does not wait for them. (A config has imported JAX.)
   from configs import attentions
-  from process import cache, host_memory
+  from process import cache, cluster, host_memory
   from training import experiment, experiment_config, loop, parallel, workdir
 
+  cluster.join(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
   config = experiment_config.parse(mapping)
   typed = _WORKDIR.value
   folder = workdir.default(file, config) if typed is None else Path(typed)
@@ -41,8 +53,11 @@ def main() -> None:
     cache.keep_programs()
     parallel.check_mesh(config.train, config.model)
     run = experiment.create(config, folder)
-    workdir.write_config(folder, config)
-    run.task.save(folder)
+    cluster.wait("all have looked at the folder")
+    if cluster.is_first():
+      workdir.write_config(folder, config)
+      run.task.save(folder)
+    cluster.wait("the folder is there")
     print(f"{folder}: {experiment.describe(run)}", flush=True)
     for name, value in run.task.baselines.items():
       print(f"  {name} {value:.4f}", flush=True)

@@ -62,10 +62,11 @@ class Checkpoints:
     corrupt, make room.
 
     Args:
-      state: what to save; may be donated as soon as this returns.
+      state: what to save, whole in every process; may be donated as soon as
+        this returns.
       record: JSON-ready values to have back on restore.
     """
-    # Copies: on CPU device_get may share memory that is donated afterwards.
+    # Copies: on a CPU these may share memory that is donated afterwards.
     host = jax.tree.map(lambda leaf: np.array(leaf), state)
     step = int(host.step)
     for later in self._manager.all_steps():

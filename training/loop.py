@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from process import cluster
 from process.errors import RunError, one_line
 from process.signals import Interrupted, Signals
 from training import attention_maps, canvas, evaluate
@@ -54,7 +55,7 @@ def run(experiment: Experiment, workdir: pathlib.Path) -> Results | None:
     state, record = restored or (None, {})
     state = _place_state(experiment, parallel, state)
     first = int(state.step)
-    writer = MetricsWriter(workdir, first)
+    writer = MetricsWriter(workdir, first, writes=cluster.is_first())
     stack.callback(writer.close)
     signals = stack.enter_context(Signals())
     if first:
@@ -63,17 +64,20 @@ def run(experiment: Experiment, workdir: pathlib.Path) -> Results | None:
     meter = LossMeter(
       record.get("meter", (0.0, 0.0)), record.get("seconds", 0.0), workdir
     )
-    state = _train(
-      experiment, parallel, state, meter, checkpoints, writer, signals
-    )
-    if state is None:
-      return None
     try:
+      state = _train(
+        experiment, parallel, state, meter, checkpoints, writer, signals
+      )
+      if state is None:
+        return None
       signals.interrupt = True
       results = _finish(experiment, parallel, state, workdir)
     except Interrupted:
       _say_stopped(config.num_steps)
       return None
+    except jax.errors.JaxRuntimeError as error:
+      # Here, as closing what is open would wait for the lost one.
+      cluster.end_lost(error)
     writer.write(config.num_steps, results, meter.seconds)
     return results
 
@@ -114,7 +118,7 @@ def _train(
   """All steps; returns the last state, or None where a signal stopped them."""
   config, task = experiment.config.train, experiment.task
   first, last = int(state.step), config.num_steps
-  progress = Progress(first, last)
+  progress = Progress(first, last, shown=cluster.is_first())
 
   def load(step):
     try:
@@ -137,7 +141,11 @@ def _train(
       log = done % config.log_every == 0 or done == last
       evaluation = done % config.eval_every == 0 and done < last
       save = done % config.checkpoint_every == 0 or done == last
-      if log or evaluation or save or signals.stop or step == first:
+      stop = signals.stop
+      if cluster.are_several():
+        # All have to stop at the same step.
+        stop = (log or evaluation or save) and cluster.any_of(stop)
+      if log or evaluation or save or stop or step == first:
         meter.fetch()
       if step == first:
         meter.forget_first()
@@ -151,9 +159,10 @@ def _train(
         values = evaluate.evaluate(parallel, state.variables, task, split)
         writer.write(done, {split: values}, meter.seconds)
         progress.say(f"step {done}  {split}  {format_values(values)}")
-      if save or signals.stop:
-        checkpoints.save(state, {"meter": meter.sums, "seconds": meter.seconds})
-      if signals.stop and done < last:
+      if save or stop:
+        host = parallel.to_host(state)
+        checkpoints.save(host, {"meter": meter.sums, "seconds": meter.seconds})
+      if stop and done < last:
         _say_stopped(done)
         return None
       if evaluation or save:
@@ -169,35 +178,46 @@ def _finish(
 ) -> Results:
   """Evaluates and decodes every split, and writes samples and picture."""
   task, results, samples = experiment.task, {}, []
+  variables = state.variables
+  if cluster.are_several():  # The first process generates and draws alone.
+    variables = parallel.to_host(variables)
   for split in task.eval_splits:
     values = evaluate.evaluate(parallel, state.variables, task, split)
-    samples = evaluate.decode(
-      lambda *a, **k: experiment.generate(
-        *a, method=experiment.config.train.decode_method, **k
-      ),
-      state.variables,
-      task,
-      split,
-    )
-    if samples:
-      score = task.score(
-        [s.output for s in samples], [s.reference for s in samples]
-      )
-      values = {**score, **values}  # What was generated counts more.
-    forward = experiment.functions.forward
-    played = evaluate.play(forward, state.variables, task, split)
-    values = {**played, **values}
+    if cluster.is_first():
+      samples, generated = _generated(experiment, variables, split)
+      values = {**generated, **values}
     results[split] = values
-  if samples:
-    evaluate.write_samples(workdir / "samples.txt", samples)
-  attention_maps.draw_attention(
-    workdir / "attention.png",
-    experiment.model,
-    jax.device_get(state.variables),
-    task,
-    task.eval_batches(task.eval_splits[-1]),
-  )
+  if cluster.is_first():
+    if samples:
+      evaluate.write_samples(workdir / "samples.txt", samples)
+    attention_maps.draw_attention(
+      workdir / "attention.png",
+      experiment.model,
+      jax.device_get(variables),
+      task,
+      task.eval_batches(task.eval_splits[-1]),
+    )
   return results
+
+
+def _generated(
+  experiment: Experiment, variables: Any, split: str
+) -> tuple[list[evaluate.Sample], dict[str, float | str]]:
+  """What the model writes and how it plays, which counts more than the loss."""
+  task, method = experiment.task, experiment.config.train.decode_method
+  samples = evaluate.decode(
+    lambda *a, **k: experiment.generate(*a, method=method, **k),
+    variables,
+    task,
+    split,
+  )
+  score = {}
+  if samples:
+    score = task.score(
+      [s.output for s in samples], [s.reference for s in samples]
+    )
+  forward = experiment.functions.forward
+  return samples, {**evaluate.play(forward, variables, task, split), **score}
 
 
 def _say_stopped(step: int) -> None:

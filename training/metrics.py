@@ -36,10 +36,14 @@ class MetricsWriter:
   """Writes records to metrics.jsonl and their numbers to TensorBoard.
 
   Records beyond `step` are dropped first, so that a run which continues from
-  there leaves the file of a run that was never interrupted.
+  there leaves the file of a run that was never interrupted. Of several processes
+  the first writes; the others take records and write nothing.
   """
 
-  def __init__(self, workdir: pathlib.Path, step: int):
+  def __init__(self, workdir: pathlib.Path, step: int, writes: bool = True):
+    self._writes = writes
+    if not writes:
+      return
     kept = [record for record in read(workdir) if record["step"] <= step]
     text = "".join(json.dumps(record) + "\n" for record in kept)
     partial = workdir / (FILE + ".tmp")
@@ -66,6 +70,8 @@ class MetricsWriter:
       splits: split → metric name → value.
       seconds: that training took so far.
     """
+    if not self._writes:
+      return
     lines = ""
     for split, values in splits.items():
       place = {"step": step, "split": split, "seconds": round(seconds, 3)}
@@ -78,6 +84,8 @@ class MetricsWriter:
 
   def close(self) -> None:
     """Writes out what is buffered."""
+    if not self._writes:
+      return
     self._file.close()
     self._board.close()
 
@@ -91,12 +99,13 @@ class Progress:
   Args:
     first: updates done before.
     total: updates in the whole run.
+    shown: whether there may be a bar; of several processes, in the first.
   """
 
-  def __init__(self, first: int, total: int):
+  def __init__(self, first: int, total: int, shown: bool = True):
     self._step, self._total = first, total
     self._bar = None
-    if sys.stderr.isatty():
+    if shown and sys.stderr.isatty():
       self._bar = tqdm.tqdm(
         initial=first, total=total, unit="step", dynamic_ncols=True
       )

@@ -10,9 +10,11 @@ import functools
 from typing import Any, NamedTuple
 
 import jax
+from jax.experimental import multihost_utils
 import numpy as np
 
 import models
+from process import cluster
 from process.errors import ConfigError
 from training import mesh as mesh_lib
 from training import step as step_lib
@@ -32,6 +34,8 @@ class Parallel(NamedTuple):
     evaluate: `(variables, batch) -> sums`.
     place_state: puts a state on every device, as a copy of its own.
     place_batch: puts rows where `train` and `evaluate` want them.
+    to_host: a tree of arrays on the devices -> NumPy, whole in every process;
+      all have to ask.
     placed_shapes: a state's shapes -> the same with where each will lie.
     lower_train: `(shapes, batch) -> jax.stages.Lowered`: `train` for states and
       batches of these shapes. Once that is compiled, from any thread, a first
@@ -42,6 +46,7 @@ class Parallel(NamedTuple):
   evaluate: Callable[..., step_lib.Sums]
   place_state: Callable[[TrainState], TrainState]
   place_batch: Callable[[Mapping[str, np.ndarray]], Mapping[str, Any]]
+  to_host: Callable[[Any], Any]
   placed_shapes: Callable[[TrainState], TrainState]
   lower_train: Callable[[TrainState, Mapping[str, np.ndarray]], Any]
 
@@ -167,7 +172,6 @@ def _on_mesh(
 
   def train(state, batch, step):
     state, metrics = step_lib.train_step(functions, state, batch, step)
-    everywhere = jax.NamedSharding(mesh, jax.P())
     return (
       jax.lax.with_sharding_constraint(state, lying(state)),
       jax.lax.with_sharding_constraint(metrics, everywhere),
@@ -175,7 +179,15 @@ def _on_mesh(
 
   train = jax.jit(train, donate_argnums=0)
 
+  everywhere = jax.NamedSharding(mesh, jax.P())
+
+  def evaluate(variables, batch):
+    sums = step_lib.eval_step(functions, variables, batch)
+    return jax.lax.with_sharding_constraint(sums, everywhere)
+
   def place_state(state):
+    if cluster.are_several():
+      return jax.tree.map(_put, state, lying(state))
     # Donating what device_put made would delete the array it was made from.
     copy = jax.jit(
       lambda state: jax.tree.map(jax.numpy.copy, state),
@@ -187,7 +199,7 @@ def _on_mesh(
     def place(array):
       positions = array.shape[1] if array.ndim == 2 else 0
       splits = positions and positions % config.sequence == 0
-      return jax.device_put(array, stretches if splits else rows)
+      return _put(array, stretches if splits else rows)
 
     return {name: place(array) for name, array in batch.items()}
 
@@ -199,9 +211,10 @@ def _on_mesh(
 
   return Parallel(
     train=train,
-    evaluate=jax.jit(functools.partial(step_lib.eval_step, functions)),
+    evaluate=jax.jit(evaluate),
     place_state=place_state,
     place_batch=place_batch,
+    to_host=_to_host,
     placed_shapes=placed_shapes,
     lower_train=lower_train,
   )
@@ -263,9 +276,31 @@ def _on_each(
       out_shardings=everywhere,
     ),
     place_batch=place_batch,
+    to_host=_to_host,
     placed_shapes=placed_shapes,
     lower_train=lower_train,
   )
+
+
+def _put(array: Any, sharding: jax.sharding.Sharding) -> jax.Array:
+  """An array that every process has as a whole, each device with its part."""
+  if not cluster.are_several():
+    return jax.device_put(array, sharding)
+  whole = np.asarray(array)
+  return jax.make_array_from_callback(
+    whole.shape, sharding, lambda part: whole[part]
+  )
+
+
+def _to_host(tree: Any) -> Any:
+  """NumPy arrays, which on a CPU may share the memory of the devices' own."""
+
+  def fetch(leaf):
+    if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
+      return np.asarray(leaf)
+    return multihost_utils.process_allgather(leaf, tiled=True)
+
+  return jax.tree.map(fetch, tree)
 
 
 def _placed(shapes: Any, shardings: Any) -> Any:
