@@ -3,6 +3,7 @@
 Imports JAX only where it is asked for: `--help` does not wait for it.
 """
 
+import faulthandler
 import os
 import sys
 from typing import NoReturn
@@ -80,6 +81,9 @@ def join(
     )
   except (RuntimeError, ValueError) as error:
     raise ConfigError(f"--coordinator: {one_line(error)}") from error
+  # JAX ends a process whose peer is lost by SIGABRT, and says which; stacks of all
+  # threads would hide that.
+  faulthandler.disable()
   if not is_first():
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 

@@ -1,0 +1,202 @@
+"""Real processes on this machine are one run, and what happens to one of them."""
+
+import contextlib
+import json
+import signal
+import socket
+import time
+
+import pytest
+
+from tests import commands
+
+_SECONDS = 240
+
+
+def free_port():
+  with socket.socket() as server:
+    server.bind(("localhost", 0))
+    return server.getsockname()[1]
+
+
+@contextlib.contextmanager
+def running(count, workdir, *arguments, devices=2):
+  """Processes of one run, killed at the end at the latest."""
+  port = free_port()
+  several = (f"--coordinator=localhost:{port}", f"--num_processes={count}")
+  processes = [
+    commands.start(
+      "train.py",
+      *commands.TINY,
+      "--config.batch_size=8",
+      f"--workdir={workdir}",
+      *several,
+      f"--process_id={i}",
+      *arguments,
+      devices=devices,
+    )
+    for i in range(count)
+  ]
+  try:
+    yield processes
+  finally:
+    for process in processes:
+      process.kill()
+      process.wait()
+
+
+def ended(processes):
+  """(exit code, output, error) of each, JAX's own lines left out."""
+  found = []
+  for process in processes:
+    out, error = process.communicate(timeout=_SECONDS)
+    own = [line for line in out.splitlines() if not line.startswith("[Gloo]")]
+    found.append((process.returncode, "\n".join(own), error))
+  return found
+
+
+def records(workdir):
+  lines = (workdir / "metrics.jsonl").read_text().splitlines()
+  return [json.loads(line) for line in lines]
+
+
+def assert_same(found, expected):
+  """Metrics but for the time they took."""
+  assert len(found) == len(expected)
+  for one, other in zip(found, expected, strict=True):
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+      if isinstance(value, str):
+        assert value == other[name]
+      elif name not in ("seconds", "tokens_per_second"):
+        assert value == pytest.approx(other[name], rel=2e-4, abs=2e-4), name
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+  """The same run in one process with four devices."""
+  folder = tmp_path_factory.mktemp("processes") / "alone"
+  code, _, error = commands.run(
+    "train.py",
+    *commands.TINY,
+    "--config.batch_size=8",
+    f"--workdir={folder}",
+    devices=4,
+  )
+  assert (code, error) == (0, "")
+  return records(folder)
+
+
+def test_two_processes_are_one_run(alone, tmp_path):
+  """With parameters in parts that lie in both."""
+  workdir = tmp_path / "run"
+  with running(2, workdir, "--config.mesh.fsdp=4") as processes:
+    (first, out, _), (second, silent, _) = ended(processes)
+  assert (first, second) == (0, 0)
+  assert "12 steps of 8 rows, 4 × cpu" in out
+  assert silent == ""
+  assert_same(records(workdir), alone)
+  for name in ("config.json", "samples.txt", "attention.png", "vocabulary"):
+    assert (workdir / name).exists()
+
+
+def test_one_is_told_to_stop_and_all_save(alone, tmp_path):
+  """And the run goes on in one process, on another mesh."""
+  workdir = tmp_path / "run"
+  steps = "--config.num_steps=12"
+  with running(2, workdir, steps, "--config.log_every=1") as processes:
+    _wait_for(workdir, 2)
+    processes[1].send_signal(signal.SIGTERM)
+    found = ended(processes)
+  assert [code for code, _, _ in found] == [0, 0]
+  stopped = "stopped and saved at step" in found[0][1]
+  # It may have been done before it heard.
+  assert stopped or records(workdir)[-1]["step"] == 12
+  code, out, error = commands.run(
+    "train.py",
+    *commands.TINY,
+    "--config.batch_size=8",
+    "--config.log_every=1",
+    "--config.mesh.fsdp=2",
+    f"--workdir={workdir}",
+    devices=4,
+  )
+  assert (code, error) == (0, "")
+  assert not stopped or "continues from the checkpoint of step" in out
+  held_out = [r for r in records(workdir) if r["split"] != "train"]
+  assert_same(held_out[-1:], alone[-1:])
+
+
+@pytest.mark.thorough
+def test_one_is_killed(tmp_path):
+  """The other ends by itself, and the same command continues the run."""
+  workdir = tmp_path / "run"
+  arguments = (
+    "--config.num_steps=2000",
+    "--config.optimizer.schedule=constant",
+  )
+  often = ("--config.checkpoint_every=20", "--config.eval_every=2000")
+  with running(2, workdir, *arguments, *often) as processes:
+    _wait_for(workdir, 50)
+    processes[1].kill()
+    start = time.monotonic()
+    (code, _, error), _ = ended(processes)
+    assert time.monotonic() - start < 120
+  assert code != 0
+  assert "another process" in error or "tasks are unhealthy" in error
+  with running(2, workdir, *arguments, *often) as processes:
+    _wait_for(workdir, 60)
+    processes[0].send_signal(signal.SIGTERM)
+    found = ended(processes)
+  assert [code for code, _, _ in found] == [0, 0]
+  assert "continues from the checkpoint of step" in found[0][1]
+
+
+@pytest.mark.thorough
+def test_one_is_stopped_for_a_while(alone, tmp_path):
+  workdir = tmp_path / "run"
+  with running(2, workdir) as processes:
+    _wait_for(workdir, 2)
+    processes[1].send_signal(signal.SIGSTOP)
+    time.sleep(30)
+    processes[1].send_signal(signal.SIGCONT)
+    found = ended(processes)
+  assert [code for code, _, _ in found] == [0, 0]
+  assert_same(records(workdir), alone)
+
+
+@pytest.mark.parametrize(
+  ("arguments", "message"),
+  [
+    (["--num_processes=2"], "--coordinator: missing; a run of several"),
+    (
+      ["--coordinator=x", "--num_processes=2", "--process_id=0"],
+      "--coordinator: expected HOST:PORT, got 'x'",
+    ),
+    (
+      ["--coordinator=x:1", "--num_processes=2", "--process_id=2"],
+      "--process_id: expected 0 to 1, for --num_processes=2, got 2",
+    ),
+  ],
+)
+def test_flags_that_do_not_go_together(arguments, message):
+  code, _, error = commands.run("train.py", *commands.TINY, *arguments)
+  assert code == 2
+  assert error.startswith(message)
+  assert error.count("\n") == 1
+
+
+def _wait_for(workdir, step):
+  """Returns once the run has written that step."""
+  end = time.monotonic() + _SECONDS
+  while time.monotonic() < end:
+    path = workdir / "metrics.jsonl"
+    if path.exists() and any(r["step"] >= step for r in _whole(path)):
+      return
+    time.sleep(0.1)
+  raise AssertionError(f"step {step} was not reached")
+
+
+def _whole(path):
+  lines = path.read_text().splitlines(keepends=True)
+  return [json.loads(line) for line in lines if line.endswith("\n")]
