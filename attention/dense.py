@@ -219,6 +219,16 @@ def dense() -> plug.Attention:
     call = arguments.accepted_options("dense", dense_attention, call)
     return dense_attention(query, key, value, **call)
 
+  def apply_sharded(variables, query, key, value, *, axis_name, **call):
+    # `flash` is made of `dense`, and both are the same in parts.
+    from attention.flash import parts
+
+    del variables
+    call = arguments.accepted_options("dense", dense_attention, call)
+    return parts.attention_in_parts(
+      query, key, value, axis_name=axis_name, **call
+    )
+
   return plug.Attention(
     init=plug.no_variables,
     apply=apply,
@@ -236,8 +246,10 @@ def dense() -> plug.Attention:
         "relative",
         "dropout",
         "decode",
+        "sequence",
       }
     ),
     approximates="dense",
     prefill=prefill,
+    apply_sharded=apply_sharded,
   )

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 from attention import arguments, plug
 from attention.dense import decode as decode_dense
 from attention.dense import dense
-from attention.flash import flash_attention
+from attention.flash import flash_attention, parts
 
 
 @arguments.attention_function(
@@ -153,6 +153,19 @@ def multiplicative(general: bool = True) -> plug.Attention:
     call.setdefault("kernel", kernel_of(variables))
     return multiplicative_attention(query, key, value, **call)
 
+  def apply_sharded(variables, query, key, value, *, axis_name, **call):
+    kernel = kernel_of(variables)
+    scale = call.pop("scale", None)
+    out = parts.attention_in_parts(
+      query if kernel is None else _through(kernel, query),
+      key,
+      value,
+      axis_name=axis_name,
+      scale=1.0 if scale is None else scale,
+      **call,
+    )
+    return out.astype(query.dtype)
+
   def decode(variables, cache, query, key, value, *, scale=None, **tables: Any):
     kernel = kernel_of(variables)
     turned = query if kernel is None else _through(kernel, query)
@@ -168,5 +181,9 @@ def multiplicative(general: bool = True) -> plug.Attention:
     return out.astype(query.dtype), cache
 
   return dense()._replace(
-    init=init, apply=apply, decode=decode, approximates=None
+    init=init,
+    apply=apply,
+    apply_sharded=apply_sharded,
+    decode=decode,
+    approximates=None,
   )

@@ -14,8 +14,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from attention import arguments, plug
 from attention.additive.score import Additive
-from attention.core import layout, loop, platform, visibility
+from attention.core import layout, loop, platform, ring, visibility
 from attention.dense import dense
+from attention.flash import parts
 from attention.flash.blocks import Arrays, Blocks, Limits
 
 
@@ -134,24 +135,87 @@ def _attend(
   sizes: tuple[int, int] | None = None,
 ) -> Float[Array, "B T N V"]:
   """Additive attention of projected queries and keys, in float32."""
+  source = _blocks(
+    query, arrays.value, limits.sees.by_data, is_causal, dropout_rate, sizes
+  )
+  return loop.attend(source, query, arrays, score_kernel, limits)
+
+
+def _blocks(
+  query: Float[Array, "B T N A"],
+  value: Float[Array, "B S K V"],
+  by_data: bool,
+  is_causal: bool,
+  dropout_rate: float = 0.0,
+  sizes: tuple[int, int] | None = None,
+) -> Blocks:
+  """How projected queries and keys are cut into tiles."""
   batch, length, num_heads, width = query.shape
-  source_length, kv_heads = arrays.value.shape[1:3]
+  source_length, kv_heads = value.shape[1:3]
   # For each pair: the hidden units, and in the backward their gradients.
   pair_bytes = 2 * 4 * batch * num_heads * width
   # These tiles stay in cache, see benchmarks/README.md.
   rows, columns = sizes or platform.block(pair_bytes, 16, 64)
-  source = Blocks(
+  return Blocks(
     rows=min(rows, length),
     width=min(columns, source_length),
     kv_heads=kv_heads,
     num_heads=num_heads,
     score=Additive(),
-    by_data=limits.sees.by_data,
+    by_data=by_data,
     source_length=source_length,
     is_causal=is_causal,
     dropout_rate=dropout_rate,
   )
-  return loop.attend(source, query, arrays, score_kernel, limits)
+
+
+def _attend_in_parts(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"],
+  value: Float[Array, "B S K V"],
+  *,
+  axis_name: str,
+  query_kernel: Float[Array, "N H A"],
+  key_kernel: Float[Array, "N H A"],
+  score_kernel: Float[Array, "N A"],
+  mask: Bool[Array, "#B 1 1 S"] | None = None,
+  is_causal: bool = False,
+  scale: float | Float[Array, ""] | None = None,
+  query_segment_ids: Int[Array, "B T"] | None = None,
+  key_segment_ids: Int[Array, "B S"] | None = None,
+  **others: Any,
+) -> Float[Array, "B T N V"]:
+  """`additive_attention` of the whole, of which each device has a part.
+
+  Projected keys and values go round the ring of `core.ring`: D − 1 parts of
+  S·(N·A + K·V) numbers.
+  """
+  parts.check(
+    query,
+    key,
+    value,
+    mask,
+    is_causal,
+    query_segment_ids,
+    key_segment_ids,
+    others,
+  )
+  if scale is not None:
+    score_kernel = score_kernel * arguments.softmax_scale(scale, query.shape[3])
+  if mask is not None:
+    seen = mask[:, 0, 0, :, None, None]
+    key, value = jnp.where(seen, key, 0), jnp.where(seen, value, 0)
+  projected = _project(query, query_kernel)
+  hides = mask is not None or query_segment_ids is not None
+  out = ring.attend(
+    _blocks(projected, value, hides, is_causal),
+    axis_name,
+    projected,
+    Arrays(_project(key, key_kernel), value),
+    score_kernel.astype(jnp.float32),
+    ring.Hidden(mask, query_segment_ids, key_segment_ids),
+  )
+  return out.astype(query.dtype)
 
 
 def _check_kernels(
@@ -293,6 +357,11 @@ def additive(width: int = 64) -> plug.Attention:
     )
     return additive_attention(query, key, value, **variables["params"], **call)
 
+  def apply_sharded(variables, query, key, value, *, axis_name, **call):
+    return _attend_in_parts(
+      query, key, value, axis_name=axis_name, **variables["params"], **call
+    )
+
   def init_cache(
     variables: plug.Variables,
     batch: int,
@@ -315,6 +384,7 @@ def additive(width: int = 64) -> plug.Attention:
     init_cache=init_cache,
     decode=decode,
     prefill=prefill,
+    apply_sharded=apply_sharded,
     # Everything that dense attention supports, except tables by distance.
     supports=dense().supports - {"relative"},
     sizes=plug.Sizes(timed=lambda length: {"width": 16}),

@@ -131,11 +131,11 @@ def attend(
     In the dtype of `query`. Cost: time of all tiles; memory beside the arrays
     n·B·N·C·D float32, D keys a tile.
   """
-  return _forward(source, query, arrays, parameters, fixed)[0]
+  return forward(source, query, arrays, parameters, fixed)[0]
 
 
 def _attend_fwd(source, query, arrays, parameters, fixed):
-  out, lse = _forward(source, query, arrays, parameters, fixed)
+  out, lse = forward(source, query, arrays, parameters, fixed)
   return out, (query, arrays, parameters, fixed, out, lse)
 
 
@@ -163,14 +163,14 @@ def attend_with_total(
   Returns:
     The output in the dtype of `query`, and l in float32. Cost: that of `attend`.
   """
-  out, _, total = _forward(
+  out, _, total = forward(
     source, query, arrays, parameters, fixed, with_total=True
   )
   return out, total
 
 
 def _total_fwd(source, query, arrays, parameters, fixed):
-  out, lse, total = _forward(
+  out, lse, total = forward(
     source, query, arrays, parameters, fixed, with_total=True
   )
   return (out, total), (query, arrays, parameters, fixed, out, lse, total)
@@ -240,7 +240,7 @@ def _read(source, arrays, fixed, place, *, is_whole):
   return source.limit(keys, fixed, place, is_whole=is_whole)
 
 
-def _forward(
+def forward(
   source: Source,
   query: Float[Array, "B T N H"],
   arrays: Any,
@@ -249,7 +249,10 @@ def _forward(
   *,
   with_total: bool = False,
 ) -> list[Float[Array, "B T N D"]]:
-  """The output, the log-sum-exp of every row, and l if it is asked for."""
+  """The output, the log-sum-exp of every row, and l if it is asked for.
+
+  It has no derivative of its own: `attend` and `core.ring` have.
+  """
   steps = _steps(source, query)
 
   def attend_tile(rows, place):
@@ -342,18 +345,50 @@ def over_visits(
 
 
 def _attend_bwd(source, residuals, cotangent):
-  return _backward(source, residuals, cotangent, None)
+  query, arrays, parameters, fixed, out, lse = residuals
+  found = backward(
+    source, query, arrays, parameters, fixed, out, lse, cotangent
+  )
+  return *found, None
 
 
 def _total_bwd(source, residuals, cotangents):
-  *others, total = residuals
+  query, arrays, parameters, fixed, out, lse, total = residuals
   cotangent, of_total = cotangents
-  return _backward(source, others, cotangent, of_total * total)
+  found = backward(
+    source,
+    query,
+    arrays,
+    parameters,
+    fixed,
+    out,
+    lse,
+    cotangent,
+    of_total * total,
+  )
+  return *found, None
 
 
-def _backward(source, residuals, cotangent, of_log_total):
-  """Gradients from those of the output and, where given, of log l."""
-  query, arrays, parameters, fixed, out, lse = residuals
+def backward(
+  source: Source,
+  query: Float[Array, "B T N H"],
+  arrays: Any,
+  parameters: Any,
+  fixed: Any,
+  out: Float[Array, "B T N V"],
+  lse: Float[Array, "B T N 1"],
+  cotangent: Float[Array, "B T N V"],
+  of_log_total: Float[Array, "B T N 1"] | None = None,
+) -> tuple[Float[Array, "B T N H"], Any, Any]:
+  """Gradients of query, arrays and parameters.
+
+  Args:
+    source: as in `forward`, with `query`, `arrays`, `parameters` and `fixed`.
+    out: the output over all keys of the rows, of which these may be a part.
+    lse: their log-sum-exp.
+    cotangent: of the output.
+    of_log_total: that of log l, where these are all keys.
+  """
   steps = _steps(source, query)
 
   def pull_tile(inputs, place, is_whole):
@@ -400,7 +435,9 @@ def _backward(source, residuals, cotangent, of_log_total):
 
     dquery = jnp.zeros_like(jnp.swapaxes(inputs[0], 2, 3), jnp.float32)
     carry = (dquery, totals, dparameters)
-    return over_visits(visit, source.visits(place.start), carry)
+    visits = source.visits(place.start)
+    assert visits is not None  # There are several.
+    return over_visits(visit, visits, carry)
 
   def step(i, carry):
     dquery, totals, dparameters = carry
@@ -435,7 +472,7 @@ def _backward(source, residuals, cotangent, of_log_total):
   others = jax.tree.map(
     lambda d, x: d.astype(x.dtype), tuple(others), (arrays, parameters)
   )
-  return dquery, *others, None
+  return dquery, *others
 
 
 attend.defvjp(_attend_fwd, _attend_bwd)

@@ -28,10 +28,18 @@ class Arrays(NamedTuple):
 
 
 class Limits(NamedTuple):
-  """Which pairs count, and the key of the dropout."""
+  """Which pairs count, the key of the dropout, and where the keys stand.
+
+  Attributes:
+    sees: which pairs count.
+    rng: of the dropout.
+    shift: position of the first key less that of the first query, where these
+      are parts of a sequence.
+  """
 
   sees: Visibility
   rng: Array | None = None
+  shift: Array | int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +116,7 @@ class Blocks:
       )
       numbers = place.number, place.visit
       kept = dropout.kept(fixed.rng, self.dropout_rate, shape, *numbers)
-    offset = first - place.start
+    offset = first - place.start + fixed.shift
     return keys._replace(visible=visible, kept=kept, offset=offset)
 
   def add(

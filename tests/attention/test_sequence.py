@@ -33,7 +33,7 @@ def arrays_of(mechanism, length, source=None, seed=0):
 
 def by_position(name, array):
   """How an argument lies on the axis."""
-  if name == "mask":
+  if name == "mask" and array.shape[2] == 1:
     return jax.P(None, None, None, AXIS)
   if name in ("query_segment_ids", "key_segment_ids"):
     return jax.P(None, AXIS)
@@ -137,6 +137,44 @@ def test_segments_cross_the_parts(mechanism):
       query_segment_ids=ids,
       key_segment_ids=ids,
     )
+
+
+@pytest.mark.parametrize("mechanism", SEQUENCE, ids=str)
+def test_tables_know_where_a_part_stands(mechanism):
+  if "relative" not in mechanism.supports:
+    pytest.skip("has no terms by distance")
+  rng = np.random.default_rng(2)
+  farthest = 5
+  bias = jnp.asarray(rng.normal(size=(HEADS, 2 * farthest + 1)), jnp.float32)
+  keys = jnp.asarray(rng.normal(size=(2 * farthest + 1, DIM)), jnp.float32)
+  for is_causal in directions(mechanism.record):
+    check(
+      mechanism,
+      4,
+      24,
+      is_causal=is_causal,
+      relative_bias=bias,
+      relative_keys=keys,
+    )
+
+
+@pytest.mark.parametrize("mechanism", SEQUENCE, ids=str)
+def test_what_has_no_form_in_parts_is_refused(mechanism):
+  pairs = jnp.ones((1, 1, 12, 12), bool)  # Of a pair of parts.
+  with pytest.raises(ValueError, match=r"^mask: expected a key mask"):
+    check_refused(mechanism, mask=pairs)
+  if "bias" in mechanism.supports:
+    with pytest.raises(ValueError, match=r"^bias: expected none where"):
+      check_refused(mechanism, bias=jnp.zeros((1, 1, 1, 1)))
+  if "dropout" in mechanism.supports:
+    with pytest.raises(ValueError, match=r"^dropout_rate: expected none"):
+      check_refused(mechanism, dropout_rate=0.5, dropout_rng=jax.random.key(0))
+
+
+def check_refused(mechanism, **call):
+  """The call on two devices; masks of pairs are whole on each."""
+  arguments = arrays_of(mechanism, 24)
+  jax.eval_shape(sharded(mechanism, 2, **call), *arguments)
 
 
 @pytest.mark.parametrize("mechanism", SEQUENCE, ids=str)

@@ -1,0 +1,210 @@
+"""Softmax attention of a sequence in parts, one a device: keys go round a ring.
+
+Each of D devices keeps its queries. Keys and values, with their masks and segment
+ids, go from device r to r + 1, D − 1 times, so that every device sees every part
+once. What a part gives, (out_i, lse_i), is joined by
+
+    lse = log Σ_i e^lse_i        out = Σ_i e^(lse_i − lse) out_i
+
+The backward sends keys and values round again, and their gradients with them: each
+device adds the share of its queries, from the log-sum-exp of all keys, and after D
+steps the gradients are where the keys came from.
+
+In a causal call a device does nothing with parts behind its own. The last device
+then works D times as long as the first.
+
+Paper: Ring attention with blockwise transformers, arXiv:2310.01889.
+"""
+
+import dataclasses
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from attention.core import loop, visibility
+from attention.core.visibility import Visibility
+
+
+class Causal(Protocol):
+  """A `loop.Source`, a frozen dataclass, that may see earlier keys alone."""
+
+  is_causal: bool
+
+
+class Hidden(NamedTuple):
+  """What hides pairs: parts of a key mask and of segment ids, or None."""
+
+  mask: Bool[Array, "#B 1 1 S"] | None
+  of_query: Int[Array, "B T"] | None
+  of_key: Int[Array, "B S"] | None
+
+
+class Limits(NamedTuple):
+  """What a source of a ring reads of a pair of parts.
+
+  Attributes:
+    sees: which pairs count.
+    rng: None: there is no dropout.
+    shift: position of the first key of one part less that of the first query of
+      the other, for tables by distance.
+  """
+
+  sees: Visibility
+  rng: None = None
+  shift: Int[Array, ""] | int = 0
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def attend(
+  source: Any,
+  axis_name: str,
+  query: Float[Array, "B T N H"],
+  arrays: Any,
+  parameters: Any,
+  hidden: Hidden,
+) -> Float[Array, "B T N V"]:
+  """`loop.attend` on the keys of all devices, inside `jax.shard_map`.
+
+  Args:
+    source: of a pair of parts, see `loop.Source` and `Causal`; `limit` and
+      `gather` get `Limits`.
+    axis_name: of the devices, whose parts follow one another.
+    query: this device's.
+    arrays: this device's keys and values.
+    parameters: of the score, the same on every device.
+    hidden: this device's.
+
+  Returns:
+    In the dtype of `query`. What crosses: D − 1 parts of `arrays` and of what
+    hides keys; backward also D parts of gradients in float32. Time of T/D queries
+    and S keys; memory that of `loop.attend` on parts, and one more part.
+  """
+  return _forward(source, axis_name, query, arrays, parameters, hidden)[0]
+
+
+def _forward(source, axis_name, query, arrays, parameters, hidden):
+  size, rank = jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name)
+
+  def pair(moving, owner, before, is_own):
+    found = loop.forward(
+      *_pair(source, query, moving, hidden, rank, owner, is_own, parameters)
+    )
+    return _joined(before, found)
+
+  def step(carry, i):
+    moving, before = carry
+    moving = _passed_on(moving, axis_name, size)
+    owner = (rank - i) % size
+    after = _where_seen(
+      source.is_causal,
+      owner < rank,
+      lambda before: pair(moving, owner, before, False),
+      before,
+    )
+    return (moving, after), None
+
+  value_width = jax.eval_shape(
+    lambda: loop.forward(
+      *_pair(source, query, (arrays, hidden), hidden, 0, 0, True, parameters)
+    )[0]
+  ).shape[-1]
+  nothing = (
+    jnp.zeros((*query.shape[:3], value_width), jnp.float32),
+    jnp.full((*query.shape[:3], 1), -jnp.inf, jnp.float32),
+  )
+  moving = (arrays, hidden._replace(of_query=None))
+  found = pair(moving, rank, nothing, True)
+  if size > 1:
+    (_, found), _ = jax.lax.scan(step, (moving, found), jnp.arange(1, size))
+  out, lse = found
+  return out.astype(query.dtype), jnp.where(lse == -jnp.inf, jnp.inf, lse)
+
+
+def _attend_fwd(source, axis_name, query, arrays, parameters, hidden):
+  out, lse = _forward(source, axis_name, query, arrays, parameters, hidden)
+  return out, (query, arrays, parameters, hidden, out, lse)
+
+
+def _attend_bwd(source, axis_name, residuals, cotangent):
+  query, arrays, parameters, hidden, out, lse = residuals
+  size, rank = jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name)
+
+  def pair(moving, owner, gradients, is_own):
+    of_pair = _pair(
+      source, query, moving, hidden, rank, owner, is_own, parameters
+    )
+    found = loop.backward(*of_pair, out, lse, cotangent)
+    return jax.tree.map(lambda total, x: total + x, gradients, found)
+
+  def step(carry, i):
+    moving, (dquery, darrays, dparameters) = carry
+    moving, darrays = _passed_on((moving, darrays), axis_name, size)
+    owner = (rank - i) % size
+    gradients = _where_seen(
+      source.is_causal,
+      owner < rank,
+      lambda gradients: pair(moving, owner, gradients, False),
+      (dquery, darrays, dparameters),
+    )
+    return (moving, gradients), None
+
+  zeros = jax.tree.map(
+    lambda x: jnp.zeros(x.shape, jnp.float32), (query, arrays, parameters)
+  )
+  moving = (arrays, hidden._replace(of_query=None))
+  gradients = pair(moving, rank, zeros, True)
+  if size > 1:
+    (_, gradients), _ = jax.lax.scan(
+      step, (moving, gradients), jnp.arange(1, size)
+    )
+    dquery, darrays, dparameters = gradients
+    gradients = dquery, _passed_on(darrays, axis_name, size), dparameters
+  cast = jax.tree.map(
+    lambda d, x: d.astype(x.dtype), gradients, (query, arrays, parameters)
+  )
+  return *cast, None
+
+
+attend.defvjp(_attend_fwd, _attend_bwd)
+
+
+def _pair(source, query, moving, hidden, rank, owner, is_own, parameters):
+  """The arguments of `loop.forward` for this device's queries and a part."""
+  arrays, of_keys = moving
+  is_causal = source.is_causal and is_own
+  sees = visibility.of_call(
+    of_keys.mask, hidden.of_query, of_keys.of_key, is_causal
+  )
+  length = jax.tree.leaves(arrays)[0].shape[1]
+  shift = owner * length - rank * query.shape[1]
+  limits = Limits(sees, shift=shift)
+  of_pair = dataclasses.replace(source, is_causal=is_causal)
+  return of_pair, query, arrays, parameters, limits
+
+
+def _joined(before, found):
+  """Results of some keys and of others as those of both."""
+  out, lse = before
+  more, of_more = found
+  of_more = jnp.where(jnp.isinf(of_more), -jnp.inf, of_more)
+  total = jnp.logaddexp(lse, of_more)
+  # −∞ less −∞ is nan: a row that has seen nothing yet.
+  finite = jnp.where(total == -jnp.inf, 0.0, total)
+  out = out * jnp.exp(lse - finite)
+  return out + more.astype(jnp.float32) * jnp.exp(of_more - finite), total
+
+
+def _passed_on(tree, axis_name, size):
+  """What the device before this one has."""
+  around = [(i, (i + 1) % size) for i in range(size)]
+  return jax.tree.map(lambda x: jax.lax.ppermute(x, axis_name, around), tree)
+
+
+def _where_seen(is_causal, is_seen, function, carry):
+  """`function(carry)`, in a causal call only where a part is not behind."""
+  if not is_causal:
+    return function(carry)
+  return jax.lax.cond(is_seen, function, lambda carry: carry, carry)
