@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention import arguments, plug
-from attention.linear import cache
+from attention.linear import cache, parts
 from attention.linear.features import FeatureMap, Operands
 from attention.linear.kernel import attend
 
@@ -83,6 +83,24 @@ def performer_attention(
 
   Paper: arXiv:2009.14794, sections 2.2–2.4.
   """
+  features, operands, keep = _prepared(
+    query, key, value, projection, kernel, mask, scale
+  )
+  return attend(
+    features, operands, keep, is_causal=is_causal, block_size=block_size
+  )
+
+
+def _prepared(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"],
+  value: Float[Array, "B S K V"],
+  projection: Float[Array, "M H"],
+  kernel: Kernel,
+  mask: Bool[Array, "..."] | None,
+  scale: float | Float[Array, ""] | None,
+) -> tuple[FeatureMap, Operands, Bool[Array, "B S"] | None]:
+  """The feature map, what has a derivative, and which keys count; checked."""
   arguments.check_qkv(query, key, value)
   head_dim = query.shape[-1]
   if projection.ndim != 2 or projection.shape[1] != head_dim:
@@ -106,10 +124,7 @@ def performer_attention(
   )
 
   features, parameters = _feature_map(projection, kernel, scale)
-  operands = Operands(query, key, value, parameters)
-  return attend(
-    features, operands, keep, is_causal=is_causal, block_size=block_size
-  )
+  return features, Operands(query, key, value, parameters), keep
 
 
 def orthogonal_features(
@@ -218,6 +233,21 @@ def performer(
       **call,
     )
 
+  def apply_sharded(
+    variables,
+    query,
+    key,
+    value,
+    *,
+    axis_name,
+    mask=None,
+    is_causal=False,
+    scale=None,
+  ):
+    projection = variables["constants"]["projection"]
+    prepared = _prepared(query, key, value, projection, kernel, mask, scale)
+    return parts.attend(*prepared, is_causal=is_causal, axis_name=axis_name)
+
   def init_cache(variables, batch, max_length, dims, dtype):
     del max_length, dtype
     size = variables["constants"]["projection"].shape[0]
@@ -243,7 +273,10 @@ def performer(
     init_cache=init_cache,
     decode=decode,
     prefill=prefill,
-    supports=frozenset({"causal", "cross", "rowwise", "mask", "decode"}),
+    apply_sharded=apply_sharded,
+    supports=frozenset(
+      {"causal", "cross", "rowwise", "mask", "decode", "sequence"}
+    ),
     approximates="dense",
     cost="linear",
     sizes=plug.Sizes(

@@ -140,8 +140,9 @@ def check(
       f"{query.shape[1]} queries and {key.shape[1]} keys on a device"
     )
   for name, option in others.items():
-    is_off = option is None or (isinstance(option, float) and option == 0.0)
-    if not is_off:
+    # The rate says whether there is dropout.
+    is_off = name == "dropout_rng" or option is None
+    if not is_off and not (name == "dropout_rate" and option == 0.0):
       raise ValueError(
         f"{name}: expected none where a sequence lies in parts; attend to the "
         "whole, with one device for a sequence"

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention import arguments, plug
-from attention.linear import cache, hedgehog, kernel
+from attention.linear import cache, hedgehog, kernel, parts
 from attention.linear.features import FeatureMap, Operands
 
 Function = Callable[[Array], Array]
@@ -99,6 +99,23 @@ def linear_attention(
   Paper: Transformers are RNNs, arXiv:2006.16236, equations 5 and 9. The trained
   features are those of Hedgehog, arXiv:2402.04347.
   """
+  features, operands, keep = _prepared(
+    query, key, value, feature_map, mask, scale
+  )
+  return kernel.attend(
+    features, operands, keep, is_causal=is_causal, block_size=block_size
+  )
+
+
+def _prepared(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"],
+  value: Float[Array, "B S K V"],
+  feature_map: Function,
+  mask: Bool[Array, "..."] | None,
+  scale: float | Float[Array, ""] | None,
+) -> tuple[FeatureMap, Operands, Bool[Array, "B S"] | None]:
+  """The feature map, what has a derivative, and which keys count; checked."""
   arguments.check_qkv(query, key, value)
   keep = arguments.key_mask(
     mask,
@@ -111,10 +128,7 @@ def linear_attention(
   _check_feature_map(feature_map)
   features, parameters = _feature_map(feature_map, head_dim)
   features, parameters = _scaled(features, parameters, scale, head_dim)
-  operands = Operands(query, key, value, parameters)
-  return kernel.attend(
-    features, operands, keep, is_causal=is_causal, block_size=block_size
-  )
+  return features, Operands(query, key, value, parameters), keep
 
 
 class _Scaled(NamedTuple):
@@ -238,6 +252,22 @@ def linear(feature_map: str | Function = "elu") -> plug.Attention:
     out = linear_attention(*projections, value, feature_map=to_features, **call)
     return out.astype(query.dtype)
 
+  def apply_sharded(
+    variables,
+    query,
+    key,
+    value,
+    *,
+    axis_name,
+    mask=None,
+    is_causal=False,
+    scale=None,
+  ):
+    projections = projected(variables, query, key)
+    prepared = _prepared(*projections, value, to_features, mask, scale)
+    out = parts.attend(*prepared, is_causal=is_causal, axis_name=axis_name)
+    return out.astype(query.dtype)
+
   def init_cache(variables, batch, max_length, dims, dtype):
     del variables, max_length, dtype
     features, _ = _feature_map(to_features, dims.head_dim)
@@ -263,7 +293,10 @@ def linear(feature_map: str | Function = "elu") -> plug.Attention:
     init_cache=init_cache,
     decode=decode,
     prefill=prefill,
-    supports=frozenset({"causal", "cross", "rowwise", "mask", "decode"}),
+    apply_sharded=apply_sharded,
+    supports=frozenset(
+      {"causal", "cross", "rowwise", "mask", "decode", "sequence"}
+    ),
     approximates="dense",
     cost="linear",
   )

@@ -19,7 +19,6 @@ from attention.core.layout import (
   inner,
   put,
 )
-from attention.linear.features import Operands
 
 BLOCK = 256
 """Positions of a block: smaller products run slower (benchmarks/README.md). A
@@ -80,16 +79,15 @@ def rows_of(
 
 
 def cut_keys(
-  operands: Operands,
+  key: Float[Array, "B S K H"],
+  value: Float[Array, "B S K V"],
   keep: Bool[Array, "B S"] | None,
   i: Int[Array, ""],
   steps: Steps,
 ) -> KeyBlock:
   """Block i of the keys; those of the block before do not count."""
-  kv_heads = operands.key.shape[2]
-  key, value = (
-    rows_of(x, i, steps, kv_heads) for x in (operands.key, operands.value)
-  )
+  kv_heads = key.shape[2]
+  key, value = (rows_of(x, i, steps, kv_heads) for x in (key, value))
   kept = None if steps.is_whole else steps.is_new(i)[None]
   if keep is not None:
     masked = cut(keep, steps.start(i), steps.size)

@@ -38,6 +38,7 @@ from attention.core.layout import cut, heads_last, put
 from attention.linear import blocks, chunk, state
 from attention.linear.blocks import KeyBlock, Steps
 from attention.linear.features import FeatureMap, Operands
+from attention.linear.state import LinearState
 
 CHUNK = 64
 """C. It is smaller than `blocks.BLOCK` because scores are C×C. See
@@ -86,6 +87,7 @@ def attend(
   operands: Operands,
   keep: Bool[Array, "B S"] | None,
   chunk_size: int | None,
+  before: LinearState | None = None,
 ) -> Float[Array, "B T N V"]:
   """Linear attention to keys that count and are not later than the query.
 
@@ -98,11 +100,13 @@ def attend(
     operands: the arrays.
     keep: which keys count; None is all.
     chunk_size: C; None is `CHUNK`.
+    before: the state of earlier keys; None has none. Gradients flow through its
+      sums.
 
   Returns:
     `[B, T, N, V]` in the dtype of the query.
   """
-  return _fitted(features, True, operands, keep, chunk_size)
+  return _fitted(features, True, operands, keep, chunk_size, before)
 
 
 def sums(
@@ -122,10 +126,10 @@ def sums(
   Returns:
     Σ_s φ(q_t)·φ(k_s) (v_s, 1) over s ≤ t, `[B, T, N, V+1]` in float32.
   """
-  return _fitted(features, False, operands, keep, chunk_size)
+  return _fitted(features, False, operands, keep, chunk_size, None)
 
 
-def _fitted(features, divided, operands, keep, chunk_size):
+def _fitted(features, divided, operands, keep, chunk_size, before):
   """`_attend` of keys that are cut or filled up to the queries."""
   query, key, value, parameters = operands
   length, source_length = query.shape[1], key.shape[1]
@@ -137,7 +141,11 @@ def _fitted(features, divided, operands, keep, chunk_size):
   if keep is not None:
     keep = _fit(keep, whole)
   operands = Operands(query, key, value, parameters)
-  return _attend(features, plan, divided, operands, keep)[:, :length]
+  if before is None:
+    before = state.empty(
+      len(key), key.shape[2], features.size, value.shape[-1], features.is_log
+    )
+  return _attend(features, plan, divided, operands, keep, before)[:, :length]
 
 
 def _plan(
@@ -193,7 +201,7 @@ def _from_chunks(
 def _cut_chunks(operands, keep, plan, i):
   """The chunks of step i; keys of earlier steps do not count again."""
   steps, kv_heads = plan.steps, operands.key.shape[2]
-  keys = blocks.cut_keys(operands, keep, i, steps)
+  keys = blocks.cut_keys(operands.key, operands.value, keep, i, steps)
   rows = blocks.rows_of(operands.query, i, steps, kv_heads)
   query, key, value = (
     _to_chunks(x, plan) for x in (rows, keys.key, keys.value)
@@ -214,16 +222,20 @@ def _attend(
   divided: bool,
   operands: Operands,
   keep: Bool[Array, "B T"] | None,
+  before: LinearState,
 ) -> Float[Array, "B T N D"]:
-  return _forward(features, plan, divided, operands, keep, save=False)[0][0]
+  results, _ = _forward(
+    features, plan, divided, operands, keep, before, save=False
+  )
+  return results[0]
 
 
-def _forward(features, plan, divided, operands, keep, save):
+def _forward(features, plan, divided, operands, keep, before, save):
   """The results, and the state before each group if `save`.
 
   The results are (out, n `[B, T, N, 1]`) if `divided`, and (sums,) if not.
   """
-  query, key, value, parameters = operands
+  query, _, value, parameters = operands
   steps = plan.steps
 
   def step(i, carry):
@@ -267,7 +279,7 @@ def _forward(features, plan, divided, operands, keep, save):
     )
   else:
     results = (jnp.zeros((*shape, width + 1), jnp.float32),)
-  carry = _empty(features, key, value), *results
+  carry = before, *results
   if save:
     (_, *results), saved = jax.lax.scan(group, carry, _firsts(plan))
     return results, saved
@@ -280,15 +292,10 @@ def _firsts(plan):
   return jnp.arange(0, plan.steps.count, plan.group)
 
 
-def _empty(features, key, value):
-  batch, _, kv_heads, _ = key.shape
-  return state.empty(
-    batch, kv_heads, features.size, value.shape[-1], features.is_log
+def _attend_forward(features, plan, divided, operands, keep, before):
+  results, saved = _forward(
+    features, plan, divided, operands, keep, before, save=True
   )
-
-
-def _attend_forward(features, plan, divided, operands, keep):
-  results, saved = _forward(features, plan, divided, operands, keep, save=True)
   # The backward of sums does not read them.
   kept = results if divided else None
   return results[0], (operands, keep, kept, saved)
@@ -372,14 +379,20 @@ def _attend_backward(features, plan, divided, residuals, cotangent):
     )
     return jax.lax.scan(step, gradients, (numbers, states), reverse=True)
 
+  # The sums that the first group begins with are as large as all others.
+  nothing = jax.tree.map(lambda x: jnp.zeros_like(x[0]), saved)
   zeros = jax.tree.map(
-    jnp.zeros_like,
-    (query, key, value, parameters, _empty(features, key, value).sums),
+    jnp.zeros_like, (query, key, value, parameters, nothing.sums)
   )
   gradients, _ = jax.lax.scan(
     group, zeros, (_firsts(plan), saved), reverse=True
   )
-  return Operands(*gradients[:-1]), None
+  d_query, d_key, d_value, d_parameters, d_sums = gradients
+  return (
+    Operands(d_query, d_key, d_value, d_parameters),
+    None,
+    LinearState(nothing.log_scale, d_sums),
+  )
 
 
 _attend.defvjp(_attend_forward, _attend_backward)

@@ -51,9 +51,9 @@ from jaxtyping import Array, Bool, Float
 
 from attention.core.layout import dot, turned
 
-_EMPTY = -1e30
+EMPTY = -1e30
 """Log-scale of a state before the first key. It is finite, so that differences
-are numbers, and so low that e^(_EMPTY − x) is 0 for every x that occurs."""
+are numbers, and so low that e^(EMPTY − x) is 0 for every x that occurs."""
 
 _NOTHING = 1e-30
 """Lower normalisers count as 0: their 1/n would overflow in the backward."""
@@ -98,14 +98,14 @@ def empty(
   log_scale = None
   if is_log:
     shape = (batch, kv_heads, 1, num_features)
-    log_scale = jnp.full(shape, _EMPTY, jnp.float32)
+    log_scale = jnp.full(shape, EMPTY, jnp.float32)
   sums = (batch, kv_heads, value_dim + 1, num_features)
   return LinearState(log_scale, jnp.zeros(sums, jnp.float32))
 
 
 def has_seen(log_scale: Float[Array, "..."]) -> Bool[Array, "..."]:
   """Whether a log-scale comes from a key, and is not that of `empty`."""
-  return log_scale > 0.5 * _EMPTY
+  return log_scale > 0.5 * EMPTY
 
 
 def with_ones(value: Float[Array, "*A C V"]) -> Float[Array, "*A C X"]:
@@ -119,7 +119,7 @@ def largest(
 ) -> Float[Array, "*A 1 M"]:
   """max_s ℓ_m(k_s) over the keys that count."""
   if keep is not None:
-    features = jnp.where(keep, features, _EMPTY)
+    features = jnp.where(keep, features, EMPTY)
   return jnp.max(features, axis=-2, keepdims=True)
 
 
