@@ -67,6 +67,38 @@ def linformer_attention(
 
   Paper: Linformer, section 4, arXiv:2006.04768.
   """
+  return _attend(
+    query,
+    key,
+    value,
+    key_projection,
+    value_projection,
+    mask=mask,
+    is_causal=is_causal,
+    scale=scale,
+    block_size=block_size,
+  )
+
+
+def _attend(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"],
+  value: Float[Array, "B S K V"],
+  key_projection: Float[Array, "..."],
+  value_projection: Float[Array, "..."] | None = None,
+  *,
+  mask: Bool[Array, "..."] | None = None,
+  is_causal: bool = False,
+  scale: float | Float[Array, ""] | None = None,
+  block_size: int | None = None,
+  axis_name: str | None = None,
+) -> Float[Array, "B T N V"]:
+  """`linformer_attention`, or with an axis that of the whole.
+
+  Each device then mixes its own positions, by their rows of the projections, and
+  the R mixtures of all devices are added up: what crosses is R rows of each key
+  head, at any length.
+  """
   arguments.check_qkv(query, key, value)
   if is_causal:
     raise ValueError(
@@ -80,7 +112,10 @@ def linformer_attention(
     ("key_projection", key_projection),
     ("value_projection", value_projection),
   ):
-    _check_projection(name, projection, source_length, num_kv_heads)
+    size = 1 if axis_name is None else jax.lax.axis_size(axis_name)
+    # Up to D − 1 positions fill a whole up that does not split.
+    least = size * source_length - (size - 1)
+    _check_projection(name, projection, least, num_kv_heads)
   if key_projection.shape[-1] != value_projection.shape[-1]:
     raise ValueError(
       "value_projection: expected the rank of key_projection, "
@@ -98,7 +133,10 @@ def linformer_attention(
 
   def projected(projection, x):
     projection = projection.reshape(-1, *projection.shape[-2:])
-    return _project(projection, x, keep).astype(x.dtype)
+    if axis_name is None:
+      return _project(projection, x, keep).astype(x.dtype)
+    own = _own_rows(projection, source_length, axis_name)
+    return jax.lax.psum(_project(own, x, keep), axis_name).astype(x.dtype)
 
   query, scale = arguments.scaled_query(query, scale)
   # An example without visible keys has zeros for values, and so for results.
@@ -109,6 +147,16 @@ def linformer_attention(
     scale=scale,
     block_size=block_size,
   )
+
+
+def _own_rows(
+  projection: Float[Array, "G P R"], length: int, axis_name: str
+) -> Float[Array, "G S R"]:
+  """The rows of this device's positions; 0 for positions behind the last."""
+  size, rank = jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name)
+  missing = max(0, size * length - projection.shape[1])
+  whole = jnp.pad(projection, ((0, 0), (0, missing), (0, 0)))
+  return layout.cut(whole, rank * length, length)
 
 
 @jax.custom_vjp
@@ -276,12 +324,17 @@ def linformer(
     )
     return linformer_attention(query, key, value, **variables["params"], **call)
 
+  def apply_sharded(variables, query, key, value, *, axis_name, **call):
+    params = variables["params"]
+    return _attend(query, key, value, **params, axis_name=axis_name, **call)
+
   return plug.Attention(
     init=init,
     apply=apply,
     init_cache=None,
     decode=None,
-    supports=frozenset({"cross", "rowwise", "mask"}),
+    supports=frozenset({"cross", "rowwise", "mask", "sequence"}),
+    apply_sharded=apply_sharded,
     approximates="dense",
     cost="linear",
     sizes=plug.Sizes(

@@ -17,7 +17,7 @@ from attention import arguments, plug
 from attention.core import implementations, relative, visibility
 from attention.core.implementations import Implementation
 from attention.sliding_window import cache as ring
-from attention.sliding_window import global_tokens
+from attention.sliding_window import global_tokens, parts
 from attention.sliding_window.dilation import Rules, by_dilation
 from attention.sliding_window.near import Arrays, windowed_attention
 
@@ -340,6 +340,19 @@ def sliding_window(
     call = arguments.accepted_options("sliding_window", function, call)
     return function(query, key, value, **call)
 
+  def apply_sharded(variables, query, key, value, *, axis_name, **call):
+    del variables
+    call = arguments.accepted_options("sliding_window", function, call)
+    return parts.attention_in_parts(
+      function,
+      (reach, right * max(spacings)),
+      query,
+      key,
+      value,
+      axis_name=axis_name,
+      **call,
+    )
+
   def init_cache(variables, batch, max_length, dims, dtype):
     del variables
     return ring.init_cache(reach, batch, max_length, dims, dtype)
@@ -373,6 +386,7 @@ def sliding_window(
     init_cache=init_cache,
     decode=decode,
     prefill=prefill,
+    apply_sharded=apply_sharded,
     supports=frozenset(
       {
         "causal",
@@ -383,6 +397,7 @@ def sliding_window(
         "dropout",
         "decode",
         "global",
+        "sequence",
       }
     ),
     approximates="dense",
