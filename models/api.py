@@ -18,6 +18,7 @@ from models.conformer_config import ConformerConfig
 from models.mechanism_variables import variable_shapes
 from models.perceiver_config import PerceiverConfig
 from models.pyramid_config import PyramidConfig
+from models.rows import positions_apart
 from models.seq2seq import Seq2Seq
 from models.seq2seq_config import Seq2SeqConfig
 from models.size import Config, Sizes, num_tokens
@@ -364,7 +365,7 @@ def attention_in_parts(
       module.attention, mesh, axis_name, module.mechanism, *args, **kwargs
     )
 
-  with nn.intercept_methods(intercept):
+  with positions_apart(), nn.intercept_methods(intercept):
     yield
 
 

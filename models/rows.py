@@ -1,6 +1,8 @@
 """Functions of one position, on rows that are one axis or several."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+import contextlib
+import contextvars
 from typing import TypeVar
 
 import jax
@@ -11,6 +13,8 @@ from attention.core import platform
 
 Tree = TypeVar("Tree")
 
+_MERGES = contextvars.ContextVar("merges", default=True)
+
 
 def where_rows(chosen: Bool[Array, "B"], new: Tree, old: Tree) -> Tree:
   """Of two trees of arrays `[B, …]`, the chosen rows of the first."""
@@ -19,6 +23,19 @@ def where_rows(chosen: Bool[Array, "B"], new: Tree, old: Tree) -> Tree:
     return jnp.where(chosen.reshape(-1, *[1] * (x.ndim - 1)), x, y)
 
   return jax.tree.map(where, new, old)
+
+
+@contextlib.contextmanager
+def positions_apart() -> Iterator[None]:
+  """Within it, `by_rows` merges nothing: for positions that lie on devices.
+
+  Rows and positions as one axis would have to be gathered first.
+  """
+  token = _MERGES.set(False)
+  try:
+    yield
+  finally:
+    _MERGES.reset(token)
 
 
 def by_rows(
@@ -33,7 +50,7 @@ def by_rows(
   Returns:
     `[*A, V]`, the same on every platform.
   """
-  if not platform.profile().merges_rows:
+  if not (platform.profile().merges_rows and _MERGES.get()):
     return function(x)
   rows = function(x.reshape(-1, x.shape[-1]))
   return rows.reshape(*x.shape[:-1], -1)

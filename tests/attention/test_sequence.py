@@ -1,6 +1,8 @@
 """A sequence in parts, one a device, is attended to as the whole is."""
 
 import functools
+import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +11,7 @@ import pytest
 
 from attention import Dims
 from attention.plug import directions
+from flops import traffic
 from tests.attention.mechanisms import MECHANISMS
 
 AXIS = "sequence"
@@ -200,3 +203,84 @@ def test_what_is_claimed_is_there():
   for mechanism in MECHANISMS:
     has = mechanism.record.apply_sharded is not None
     assert has == ("sequence" in mechanism.supports)
+
+
+def crossing(mechanism, devices, length, **call):
+  """Bytes that a device sends in a forward call, from the compiled program."""
+  arguments = arrays_of(mechanism, length)
+  function = jax.jit(sharded(mechanism, devices, **call))
+  return sum(
+    traffic.sent(function.lower(*arguments).compile().as_text()).values()
+  )
+
+
+def promised(mechanism, devices, length, is_causal):
+  """What docs/scaling.md says of it, in bytes of float32."""
+  of_position = BATCH * KV_HEADS * (DIM + DIM)
+  options = mechanism.options
+  match mechanism.name:
+    case "dense" | "flash" | "multiplicative":
+      numbers = length * of_position * (devices - 1) / devices
+    case "additive":
+      of_position = BATCH * (HEADS * options["width"] + KV_HEADS * DIM)
+      numbers = length * of_position * (devices - 1) / devices
+    case "sliding_window":
+      sides = options["window"]
+      left, right = sides if isinstance(sides, tuple) else (sides, sides)
+      dilation = options.get("dilation", 1)
+      farthest = max(dilation) if isinstance(dilation, tuple) else dilation
+      reach = left + (0 if is_causal else right)
+      # A mask of a byte for each position goes with them.
+      numbers = reach * farthest * (of_position + BATCH / 4)
+    case "linear" | "performer":
+      features = options.get("num_features", DIM)
+      features = 2 * DIM if "hedgehog" in options.values() else features
+      rows = DIM + 1 + (mechanism.name == "performer")
+      state = BATCH * KV_HEADS * features * rows
+      rounds = math.log2(devices) + 1
+      numbers = state * (rounds if is_causal else 2 * (devices - 1) / devices)
+    case "linformer":
+      rows = 2 * BATCH * KV_HEADS * options["rank"] * DIM
+      numbers = rows * 2 * (devices - 1) / devices
+  return 4 * numbers
+
+
+@pytest.mark.parametrize("mechanism", SEQUENCE, ids=str)
+def test_no_more_crosses_than_promised(mechanism):
+  for is_causal in directions(mechanism.record):
+    found = crossing(mechanism, 4, 64, is_causal=is_causal)
+    most = promised(mechanism, 4, 64, is_causal)
+    assert 0.5 * most < found <= 1.2 * most, (is_causal, found, most)
+
+
+@pytest.mark.parametrize(
+  "mechanism",
+  [m for m in SEQUENCE if m.record.cost == "linear"],
+  ids=str,
+)
+def test_what_crosses_does_not_grow_with_the_length(mechanism):
+  is_causal = directions(mechanism.record)[-1]
+  short, long = (
+    crossing(mechanism, 4, length, is_causal=is_causal) for length in (64, 256)
+  )
+  assert long <= short
+
+
+@pytest.mark.parametrize("mechanism", SEQUENCE, ids=str)
+def test_no_device_has_an_array_of_all_positions(mechanism):
+  """Forward and backward; no other size here has the factors 7 and 23."""
+  length = 7 * 23
+  for is_causal in directions(mechanism.record):
+    arguments = arrays_of(mechanism, length)
+    function = sharded(mechanism, 7, is_causal=is_causal)
+
+    def loss(query, key, value, variables=arguments[0], function=function):
+      return jnp.sum(function(variables, query, key, value) ** 2)
+
+    program = jax.jit(jax.grad(loss, (0, 1, 2))).lower(*arguments[1:]).compile()
+    shapes = re.findall(r"\w\[([\d,]+)\]", program.as_text())
+    sizes = {int(n) for shape in shapes for n in shape.split(",")}
+    assert 23 in sizes
+    if mechanism.name == "linformer":  # Its rows of projections are whole.
+      sizes.discard(length)
+    assert not {n for n in sizes if n and n % length == 0}, sizes

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 from attention import ATTENTIONS
-from configs import copy
+from configs import copy, gpt
+from flops import traffic
 import models
 from process.errors import ConfigError
 from tests import commands
 from tests.models import tiny
+from tests.tasks.text_cases import TEXT
 from training import experiment, experiment_config, mesh, parallel
 from training.checkpoint import Checkpoints
 from training.config import TrainConfig
@@ -23,6 +25,8 @@ MESHES = {
   "data 8": MeshConfig(data=8),
   "data 2, fsdp 4": MeshConfig(data=2, fsdp=4),
   "data 2, fsdp 2, tensor 2": MeshConfig(data=2, fsdp=2, tensor=2),
+  "data 2, sequence 4": MeshConfig(data=2, sequence=4),
+  "fsdp 2, tensor 2, sequence 2": MeshConfig(fsdp=2, tensor=2, sequence=2),
 }
 SMALL = {
   "num_layers": 1,
@@ -94,6 +98,42 @@ def test_every_mechanism_lies_on_a_mesh(attention):
   found, _ = steps(made(attention), "jit", 8, chosen, numbers=range(2))
   expected, _ = steps(made(attention), "jit", 1, MeshConfig(), numbers=range(2))
   np.testing.assert_allclose(found, expected, rtol=2e-4)
+
+
+@pytest.mark.parametrize(
+  "attention",
+  [
+    name
+    if name in ("sliding_window", "performer")
+    else pytest.param(name, marks=pytest.mark.thorough)
+    for name in tiny.names("sequence")
+    if name != "dense"
+  ],
+)
+def test_every_mechanism_with_a_form_in_parts(attention):
+  """Encoder, decoder and across, of lengths that do not split."""
+  chosen = MESHES["fsdp 2, tensor 2, sequence 2"]
+  found, _ = steps(made(attention), "jit", 8, chosen, numbers=range(2))
+  expected, _ = steps(made(attention), "jit", 1, MeshConfig(), numbers=range(2))
+  np.testing.assert_allclose(found, expected, rtol=2e-4)
+
+
+def test_attention_is_computed_in_parts(tmp_path):
+  """Of a length that splits: keys go round the ring, and nothing is gathered."""
+  file = tmp_path / "text.txt"
+  file.write_text(TEXT, encoding="utf-8")
+  config = gpt.get_config().to_dict()
+  config["task"] |= {"path": str(file), "context": 16, "vocab_size": 300}
+  config["model"] |= SMALL
+  run = experiment.create(experiment_config.parse(config))
+  chosen = MeshConfig(data=2, sequence=4)
+  made_on = parallel.make(run.functions, "jit", None, chosen)
+  lowered = made_on.lower_train(run.shapes, run.task.train_batch(0))
+  sent = traffic.sent(lowered.compile().as_text())
+  assert sent.keys() == {"collective-permute", "all-reduce"}
+  expected, _ = steps(run, "jit", 1, MeshConfig(), numbers=range(2))
+  found, _ = steps(run, "jit", 8, chosen, numbers=range(2))
+  np.testing.assert_allclose(found, expected, rtol=2e-5)
 
 
 def test_a_device_holds_its_part():
