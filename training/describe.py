@@ -7,8 +7,8 @@ r"""What a device holds of a run, before it is started.
 
 Compiles a step and prints bytes a device, as a table: the parameters and the
 optimiser's state by what lies where, the batch, and what XLA reserves for
-activations, gradients and temporaries. Nothing is trained or written.
---devices simulates that many devices on a CPU.
+activations, gradients and temporaries. A second table has the bytes that a device
+sends in a step. Nothing is trained or written. --devices simulates that many devices on a CPU.
 """
 
 from typing import Any
@@ -37,6 +37,7 @@ def main() -> None:
       jax.config.update("jax_num_cpu_devices", _DEVICES.value)
     except RuntimeError as error:
       raise ConfigError(f"--devices: {error}") from error
+  from flops import traffic
   from training import experiment, experiment_config, parallel
 
   config = experiment_config.parse(mapping)
@@ -45,19 +46,24 @@ def main() -> None:
   print(experiment.describe(run))
   sizes = " × ".join(f"{name} {size}" for name, size in mesh.named.items())
   print(f"mesh: {sizes}\n")
-  for line in table(bytes_held(run)):
+  held, text = compiled_step(run)
+  for line in table(held):
     print(line)
+  crossing = traffic.sent(text)
+  print("\n| in a step, a device sends by | |\n| --- | --: |")
+  for kind, count in (crossing or {"nothing": 0.0}).items():
+    print(f"| {kind} | {_told(count)} |")
 
 
-def bytes_held(run: Any) -> dict[str, tuple[int, int]]:
-  """What one device holds in a step, and what all have together.
+def compiled_step(run: Any) -> tuple[dict[str, tuple[int, int]], str]:
+  """What one device holds in a step, and XLA's text of it.
 
   Args:
     run: an `Experiment`.
 
   Returns:
     name → (bytes on the first device, bytes of the whole array), the whole being
-    0 where there is none, as of temporaries.
+    0 where there is none, as of temporaries; and the text of the program.
   """
   import jax
   import numpy as np
@@ -67,7 +73,7 @@ def bytes_held(run: Any) -> dict[str, tuple[int, int]]:
   train = run.config.train
   made = parallel.make(run.functions, train.parallel, mesh=train.mesh)
   batch = made.place_batch(run.task.train_batch(0))
-  lowered = made.lower_train(run.shapes, run.task.train_batch(0))
+  compiled = made.lower_train(run.shapes, run.task.train_batch(0)).compile()
 
   def held(tree):
     leaves = jax.tree.leaves(tree)
@@ -82,8 +88,8 @@ def bytes_held(run: Any) -> dict[str, tuple[int, int]]:
     )
 
   state = made.placed_shapes(run.shapes)
-  temporaries = lowered.compile().memory_analysis().temp_size_in_bytes
-  return {
+  temporaries = compiled.memory_analysis().temp_size_in_bytes
+  found = {
     "parameters": held(state.params),
     "optimiser's state": held(state.opt_state),
     "constants": held(state.constants),
@@ -91,6 +97,7 @@ def bytes_held(run: Any) -> dict[str, tuple[int, int]]:
     "batch": held(batch),
     "activations, gradients, temporaries": (temporaries, 0),
   }
+  return found, compiled.as_text()
 
 
 def table(found: dict[str, tuple[int, int]]) -> list[str]:
@@ -105,11 +112,11 @@ def table(found: dict[str, tuple[int, int]]) -> list[str]:
   return [*lines, f"| together | {_told(total)} | |"]
 
 
-def _told(count: int) -> str:
+def _told(count: float) -> str:
   for unit, size in _UNITS:
     if count >= size:
       return f"{count / size:.2f} {unit}"
-  return f"{count} B"
+  return f"{count:.0f} B"
 
 
 if __name__ == "__main__":

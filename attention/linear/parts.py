@@ -54,7 +54,8 @@ def attend(
     return bidirectional.read(
       features, query, parameters, _of_all(own, axis_name), None
     )
-  before = _of_earlier(own, axis_name)
+  alone = jax.lax.axis_size(axis_name) == 1
+  before = None if alone else _of_earlier(own, axis_name)
   return causal.attend(features, operands, keep, None, before)
 
 

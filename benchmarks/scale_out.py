@@ -1,0 +1,211 @@
+"""What each mechanism costs on more devices, at the same work for each of them.
+
+    python -m benchmarks.scale_out
+    python -m benchmarks.scale_out --attention=performer --positions=4096
+
+A sequence of D · `--positions` positions lies on D = 1, 2, 4 and 8 simulated
+devices, B 1, N 8, H 64, float32. Programs are compiled and not run: on a few cores
+their time would say nothing. For the call alone and with gradients, the table has
+operations of one device, temporaries of one device, and bytes that it sends, beside
+what docs/scaling.md promises. A second table has the longest sequence whose query,
+key, value, result, their gradients and the temporaries fit into devices of 16 and
+of 141 GB, on 1 and on 1,024 of them: on paper, by the temporaries of two lengths.
+"""
+
+import functools
+import math
+from typing import Any
+
+from absl import flags
+
+from process import entry
+from process.errors import ConfigError
+
+_POSITIONS = flags.DEFINE_integer(
+  "positions", 1024, "of each device", lower_bound=64
+)
+_ATTENTION = flags.DEFINE_list(
+  "attention", [], "mechanisms; default all with a form in parts"
+)
+
+BATCH, HEADS, DIM = 1, 8, 64
+DEVICES = (1, 2, 4, 8)
+MEMORY = (16e9, 141e9)
+MANY = 1024
+
+_AXIS = "sequence"
+
+
+def main() -> None:
+  """Compiles everything and prints two tables."""
+  import jax
+
+  jax.config.update("jax_platforms", "cpu")
+  jax.config.update("jax_num_cpu_devices", max(DEVICES))
+  from attention import ATTENTIONS, plug
+
+  able = plug.supporting(ATTENTIONS, _AXIS)
+  names = _ATTENTION.value or able
+  if unknown := [name for name in names if name not in able]:
+    raise ConfigError(
+      f"--attention: expected mechanisms with a form in parts, {', '.join(able)}"
+      f", got {', '.join(unknown)}"
+    )
+  positions = _POSITIONS.value
+  print(
+    f"B {BATCH}, N {HEADS}, H {DIM}, float32, {positions:,} positions a device; "
+    f"jax {jax.__version__}\n"
+  )
+  print(
+    "| mechanism | causal | part | devices | GFLOP | MiB | MB sent | promised |"
+  )
+  print("| --- | :-: | --- | --: | --: | --: | --: | --: |")
+  longest = []
+  for name in names:
+    mechanism = _mechanism(name, positions)
+    for is_causal in plug.directions(mechanism):
+      for with_gradients in (False, True):
+        for devices in DEVICES:
+          row = measure(
+            mechanism, devices, positions, is_causal, with_gradients
+          )
+          promised = sent_on_paper(
+            name, mechanism, devices, positions, is_causal
+          )
+          part = "with gradients" if with_gradients else "forward"
+          told = "" if with_gradients else f"{promised / 1e6:.3f}"
+          print(
+            f"| `{name}` | {'✓' if is_causal else ''} | {part} | {devices} | "
+            f"{row['flops'] / 1e9:.2f} | {row['temporaries'] / 2**20:.1f} | "
+            f"{row['sent'] / 1e6:.3f} | {told} |",
+            flush=True,
+          )
+    longest.append((name, *_longest(name, positions)))
+  print(
+    "\n| mechanism | 1 × 16 GB | 1 × 141 GB | 1,024 × 16 GB | 1,024 × 141 GB |"
+  )
+  print("| --- | --: | --: | --: | --: |")
+  for name, *lengths in longest:
+    told = " | ".join(f"{length:,.0f}" for length in lengths)
+    print(f"| `{name}` | {told} |")
+
+
+def _mechanism(name: str, positions: int) -> Any:
+  """With hyperparameters that do not grow with the number of devices."""
+  from attention import ATTENTIONS, plug
+
+  factory = ATTENTIONS[name]
+  sizes = plug.example(factory).sizes
+  return factory(**sizes.timed(positions))
+
+
+def measure(
+  mechanism: Any,
+  devices: int,
+  positions: int,
+  is_causal: bool,
+  with_gradients: bool,
+) -> dict[str, float]:
+  """Operations, bytes of temporaries and bytes sent, of one device."""
+  import jax
+  import jax.numpy as jnp
+
+  from attention import Dims
+  import flops
+  from flops import traffic
+
+  mesh = jax.make_mesh(
+    (devices,),
+    (_AXIS,),
+    axis_types=(jax.sharding.AxisType.Auto,),
+    devices=jax.devices()[:devices],
+  )
+  length = devices * positions
+  dims = Dims(HEADS, HEADS, DIM, length)
+  variables = jax.eval_shape(lambda: mechanism.init(jax.random.key(0), dims))
+  everywhere = jax.NamedSharding(mesh, jax.P())
+  rows = jax.NamedSharding(mesh, jax.P(None, _AXIS))
+  variables = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere),
+    variables,
+  )
+  arrays = [
+    jax.ShapeDtypeStruct(
+      (BATCH, length, HEADS, DIM), jnp.float32, sharding=rows
+    )
+  ] * 3
+  local = functools.partial(
+    mechanism.apply_sharded, axis_name=_AXIS, is_causal=is_causal
+  )
+  attend = jax.shard_map(
+    local,
+    mesh=mesh,
+    in_specs=(jax.P(), *(jax.P(None, _AXIS),) * 3),
+    out_specs=jax.P(None, _AXIS),
+    check_vma=False,
+  )
+  function: Any = attend
+  if with_gradients:
+
+    def function(variables, query, key, value):
+      out, pull = jax.vjp(
+        functools.partial(attend, variables), query, key, value
+      )
+      return out, pull(out)
+
+  compiled: Any = jax.jit(function).lower(variables, *arrays).compile()
+  return {
+    "flops": flops.count(function, variables, *arrays) / devices,
+    "temporaries": compiled.memory_analysis().temp_size_in_bytes,
+    "sent": sum(traffic.sent(compiled.as_text()).values()),
+  }
+
+
+def sent_on_paper(
+  name: str, mechanism: Any, devices: int, positions: int, is_causal: bool
+) -> float:
+  """Bytes that a device sends forward, by the formulas of docs/scaling.md."""
+  length, others = devices * positions, (devices - 1) / devices
+  options = dict(mechanism.sizes.timed(positions))
+  heads = BATCH * HEADS
+  match name:
+    case "sliding_window":
+      sides = 1 if is_causal else 2
+      reach = min(options["window"], positions * (devices - 1)) * sides
+      numbers = reach * heads * 2 * DIM if devices > 1 else 0
+    case "linear" | "performer":
+      features = options.get("num_features", DIM)
+      state = heads * features * (DIM + 1 + (name == "performer"))
+      rounds = math.ceil(math.log2(devices)) + (devices > 1)
+      numbers = state * (rounds if is_causal else 2 * others)
+    case "linformer":
+      numbers = 2 * heads * options["rank"] * DIM * 2 * others
+    case "additive":
+      numbers = length * heads * (options["width"] + DIM) * others
+    case _:
+      numbers = length * heads * 2 * DIM * others
+  return 4.0 * numbers
+
+
+def _longest(name: str, positions: int) -> list[float]:
+  """Positions that fit: 1 device with each memory, then `MANY` of them."""
+  mechanism = _mechanism(name, positions)
+  from attention import plug
+
+  is_causal = plug.directions(mechanism)[-1]
+  # Two devices, so that what a ring holds is among the temporaries.
+  lengths = (positions, 2 * positions)
+  found = [
+    measure(mechanism, 2, length, is_causal, True)["temporaries"]
+    for length in lengths
+  ]
+  slope = (found[1] - found[0]) / positions
+  base = found[0] - slope * positions
+  # Query, key, value and result, and the gradient of each.
+  of_position = max(slope, 0.0) + 8 * BATCH * HEADS * DIM * 4
+  fitting = [(memory - max(base, 0.0)) / of_position for memory in MEMORY]
+  return [*fitting, *(MANY * count for count in fitting)]
+
+
+if __name__ == "__main__":
+  entry.run(main)
