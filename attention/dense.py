@@ -7,6 +7,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from attention import arguments, plug
 from attention.core import dropout, layout, relative, visibility
+from attention.core.implementations import InParts
 from attention.core.rows import by_rows
 from attention.core.softmax import masked_softmax
 
@@ -219,14 +220,28 @@ def dense() -> plug.Attention:
     call = arguments.accepted_options("dense", dense_attention, call)
     return dense_attention(query, key, value, **call)
 
-  def apply_sharded(variables, query, key, value, *, axis_name, **call):
+  def apply_sharded(
+    variables,
+    query,
+    key,
+    value,
+    *,
+    axis_name,
+    implementation: InParts = "ring",
+    **call,
+  ):
     # `flash` is made of `dense`, and both are the same in parts.
     from attention.flash import parts
 
     del variables
     call = arguments.accepted_options("dense", dense_attention, call)
     return parts.attention_in_parts(
-      query, key, value, axis_name=axis_name, **call
+      query,
+      key,
+      value,
+      axis_name=axis_name,
+      implementation=implementation,
+      **call,
     )
 
   return plug.Attention(

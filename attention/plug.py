@@ -112,6 +112,9 @@ class Attention(NamedTuple):
       Variables and tables by distance are whole on every device. Together the
       results are that of `apply` on the whole, and so are the gradients. None
       where the mechanism has no form for a sequence in parts.
+    ignores_padding: whether positions at the end that a key mask hides change
+      nothing for the others. False where it matters how long a sequence is, as
+      in BigBird, whose last block is global.
   """
 
   init: Callable[[Array, Dims], Variables]
@@ -125,6 +128,7 @@ class Attention(NamedTuple):
   causal_only: bool = False
   prefill: Callable[..., Cache] | None = None
   apply_sharded: Callable[..., Array] | None = None
+  ignores_padding: bool = True
 
 
 CALL_OPTIONS: Mapping[str, str] = types.MappingProxyType(

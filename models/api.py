@@ -387,6 +387,12 @@ def _in_parts(
   length = query.shape[1]
   missing = {"query": -length % size, "key": -value.shape[1] % size}
 
+  if any(missing.values()) and not attention.ignores_padding:
+    raise ValueError(
+      f"attention: the mechanism needs a length that {size} devices divide, got "
+      f"{length}; positions that are added would change what it does"
+    )
+
   def padded(array, which, axis):
     widths = [(0, 0)] * array.ndim
     widths[axis] = (0, missing[which])
@@ -402,6 +408,10 @@ def _in_parts(
       which = "query" if name.startswith("query") else "key"
       parts[name] = padded(option, which, axis)
       specs[name] = jax.P(*[None] * axis, axis_name)
+    elif name == "global_qkv" and option is not None:
+      sides = zip(option, ("query", "key", "key"), strict=True)
+      parts[name] = tuple(padded(x, which, 1) for x, which in sides)
+      specs[name] = (jax.P(None, axis_name),) * 3
     elif isinstance(option, Array):
       parts[name], specs[name] = option, jax.P()
     else:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import arguments, plug
+from attention.bigbird import parts
 from attention.bigbird.blocks import (
   Arrays,
   Blocks,
@@ -97,18 +98,8 @@ def bigbird_attention(
   (internal transformer construction, ITC), arXiv:2007.14062.
   """
   arguments.check_qkv(query, key, value)
-  if is_causal:
-    raise ValueError(
-      "is_causal: expected False, got True, but every query sees the last "
-      "block and random blocks ahead; sliding_window attention has a causal "
-      "form, and so have flash and dense"
-    )
+  _check_call(query, key, is_causal)
   length = query.shape[1]
-  if key.shape[1] != length:
-    raise ValueError(
-      f"key: expected the length of query, {length}, for both are cut into the "
-      f"same blocks, got {key.shape[1]}; use dense attention across"
-    )
   arguments.check_at_least("block_size", block_size, 1)
   key_mask = arguments.key_mask(
     mask, query, key, "dense attention takes masks that vary"
@@ -267,6 +258,24 @@ def bigbird_random_blocks(
   return jnp.moveaxis(jnp.where(taken < 0, -1, past + 1), 0, 2)
 
 
+def _check_call(
+  query: Float[Array, "B T N H"], key: Float[Array, "B S K H"], is_causal: bool
+) -> None:
+  """Refuses causal calls and keys of another sequence."""
+  if is_causal:
+    raise ValueError(
+      "is_causal: expected False, got True, but every query sees the last "
+      "block and random blocks ahead; sliding_window attention has a causal "
+      "form, and so have flash and dense"
+    )
+  length = query.shape[1]
+  if key.shape[1] != length:
+    raise ValueError(
+      f"key: expected the length of query, {length}, for both are cut into the "
+      f"same blocks, got {key.shape[1]}; use dense attention across"
+    )
+
+
 def _check_random_blocks(
   random_blocks: Int[Array, "N M R"], num_heads: int, middle: int
 ) -> None:
@@ -308,11 +317,11 @@ def bigbird(block_size: int = 64, num_random: int = 3) -> plug.Attention:
     # Raw bits, because a checkpoint can hold them.
     return {"constants": {"key": jax.random.key_data(key)}}
 
-  def apply(variables, query, key, value, **call):
-    arguments.check_qkv(query, key, value)
+  def options(variables, query, length, call):
+    """The options of a call on `length` positions, with random blocks."""
     call = arguments.accepted_options("bigbird", function, call)
     if call.get("random_blocks") is None:
-      num_blocks = -(-query.shape[1] // block_size)
+      num_blocks = -(-length // block_size)
       call["random_blocks"] = bigbird_random_blocks(
         jax.random.wrap_key_data(variables["constants"]["key"]),
         num_heads=query.shape[2],
@@ -320,14 +329,33 @@ def bigbird(block_size: int = 64, num_random: int = 3) -> plug.Attention:
         # More would find no block that is not taken.
         num_random=min(num_random, num_blocks),
       )
+    return call
+
+  def apply(variables, query, key, value, **call):
+    arguments.check_qkv(query, key, value)
+    call = options(variables, query, query.shape[1], call)
     return function(query, key, value, **call)
+
+  def apply_sharded(variables, query, key, value, *, axis_name, **call):
+    arguments.check_qkv(query, key, value)
+    devices = jax.lax.axis_size(axis_name)
+    if devices == 1:
+      return apply(variables, query, key, value, **call)
+    length = devices * query.shape[1]
+    call = options(variables, query, length, call)
+    _check_call(query, key, call.pop("is_causal", False))
+    return parts.attention_in_parts(
+      query, key, value, axis_name=axis_name, block_size=block_size, **call
+    )
 
   return plug.Attention(
     init=init,
     apply=apply,
     init_cache=None,
     decode=None,
-    supports=frozenset({"mask", "segments", "dropout"}),
+    apply_sharded=apply_sharded,
+    ignores_padding=False,
+    supports=frozenset({"mask", "segments", "dropout", "sequence"}),
     approximates="dense",
     cost="linear",
     sizes=plug.Sizes(short={"block_size": 2, "num_random": 1}),

@@ -104,6 +104,7 @@ class Blocks:
     kv_heads: N, for each query head has random blocks of its own.
     middle: M.
     dropout_rate: share of weights set to zero.
+    before: blocks of the M before the first that has queries here.
   """
 
   rows: int
@@ -113,6 +114,7 @@ class Blocks:
   by_data: bool
   middle: int
   dropout_rate: float
+  before: int = 0
 
   def visits(self, start: Array | int) -> None:
     """One visit."""
@@ -120,7 +122,7 @@ class Blocks:
 
   def _near(self, place: loop.Place) -> tuple[Array | int, Array]:
     """The number of the tile itself, and that of the first near block."""
-    own = place.start // self.rows
+    own = place.start // self.rows + self.before
     return own, jnp.clip(own - 1, 0, self.middle - min(3, self.middle))
 
   def _read(
@@ -137,7 +139,7 @@ class Blocks:
     shared = jnp.concatenate([of_globals, near], axis=2)
     shared = jnp.repeat(shared, self.kv_heads // x.shape[1], axis=1)
     index = _of_tile(fixed.random, own)
-    return jnp.concatenate([shared, _gather(x, index, self.rows)], axis=2)
+    return jnp.concatenate([shared, gather(x, index, self.rows)], axis=2)
 
   def gather(self, arrays: Arrays, fixed: Limits, place: loop.Place) -> Keys:
     """The three groups, one after another."""
@@ -186,7 +188,7 @@ class Blocks:
       shared = x[:, :, : num_globals + near]
       shared = shared.reshape(x.shape[0], kv_heads, -1, *shared.shape[2:])
       shared = shared.sum(2)
-      total = _scatter_add(
+      total = scatter_add(
         total, index, self.rows, x[:, :, num_globals + near :]
       )
       start = (first + 1) * self.rows
@@ -213,7 +215,7 @@ def _starts(
   return starts.reshape(kv_heads, heads // kv_heads, slots, 1)
 
 
-def _gather(
+def gather(
   x: Shaped[Array, "B K T F"], index: Int[Array, "N R"], block: int
 ) -> Shaped[Array, "B N Y F"]:
   """The random blocks of every query head, Y = R·C.
@@ -240,13 +242,13 @@ def _gather(
   return found.reshape(batch, heads, slots * block, features)
 
 
-def _scatter_add(
+def scatter_add(
   x: Float[Array, "B K T F"],
   index: Int[Array, "N R"],
   block: int,
   updates: Float[Array, "B N Y F"],
 ) -> Float[Array, "B K T F"]:
-  """Adds to the random blocks of every query head: the transpose of `_gather`.
+  """Adds to the random blocks of every query head: the transpose of `gather`.
 
   It is written out because the derived transpose first makes an array like `x`.
   """

@@ -23,6 +23,9 @@ from attention.core.visibility import Visibility
 
 Implementation = Literal["xla", "cudnn", "tokamax"]
 
+InParts = Literal["ring", "balanced", "all_to_all"]
+"""How several devices attend to a sequence of which each has a part."""
+
 _PLATFORMS = {"cudnn": ("gpu",), "tokamax": ("gpu", "tpu")}
 
 
@@ -37,6 +40,19 @@ def check_name(implementation: str | None) -> None:
     raise ValueError(
       f"implementation: expected None or one of {', '.join(known)}, got "
       f"{implementation!r}"
+    )
+
+
+def check_in_parts(name: str) -> None:
+  """Checks the name of a way to attend to a sequence in parts.
+
+  Raises:
+    ValueError: there is none of that name.
+  """
+  known = get_args(InParts)
+  if name not in known:
+    raise ValueError(
+      f"in_parts: expected one of {', '.join(known)}, got {name!r}"
     )
 
 

@@ -11,7 +11,8 @@ device adds the share of its queries, from the log-sum-exp of all keys, and afte
 steps the gradients are where the keys came from.
 
 In a causal call a device does nothing with parts behind its own. The last device
-then works D times as long as the first.
+then works D times as long as the first; `core.balanced_ring` divides the work
+evenly.
 
 Paper: Ring attention with blockwise transformers, arXiv:2310.01889.
 """
@@ -88,39 +89,30 @@ def attend(
 def _forward(source, axis_name, query, arrays, parameters, hidden):
   size, rank = jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name)
 
-  def pair(moving, owner, before, is_own):
+  def attend_pair(moving, owner, before, is_own):
     found = loop.forward(
-      *_pair(source, query, moving, hidden, rank, owner, is_own, parameters)
+      *between(source, query, moving, hidden, rank, owner, is_own, parameters)
     )
-    return _joined(before, found)
+    return joined(before, found)
 
   def step(carry, i):
     moving, before = carry
-    moving = _passed_on(moving, axis_name, size)
+    moving = passed_on(moving, axis_name, size)
     owner = (rank - i) % size
     after = _where_seen(
       source.is_causal,
       owner < rank,
-      lambda before: pair(moving, owner, before, False),
+      lambda before: attend_pair(moving, owner, before, False),
       before,
     )
     return (moving, after), None
 
-  value_width = jax.eval_shape(
-    lambda: loop.forward(
-      *_pair(source, query, (arrays, hidden), hidden, 0, 0, True, parameters)
-    )[0]
-  ).shape[-1]
-  nothing = (
-    jnp.zeros((*query.shape[:3], value_width), jnp.float32),
-    jnp.full((*query.shape[:3], 1), -jnp.inf, jnp.float32),
-  )
   moving = (arrays, hidden._replace(of_query=None))
-  found = pair(moving, rank, nothing, True)
+  nothing = nothing_yet(source, query, moving, parameters)
+  found = attend_pair(moving, rank, nothing, True)
   if size > 1:
     (_, found), _ = jax.lax.scan(step, (moving, found), jnp.arange(1, size))
-  out, lse = found
-  return out.astype(query.dtype), jnp.where(lse == -jnp.inf, jnp.inf, lse)
+  return finished(found, query.dtype)
 
 
 def _attend_fwd(source, axis_name, query, arrays, parameters, hidden):
@@ -132,8 +124,8 @@ def _attend_bwd(source, axis_name, residuals, cotangent):
   query, arrays, parameters, hidden, out, lse = residuals
   size, rank = jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name)
 
-  def pair(moving, owner, gradients, is_own):
-    of_pair = _pair(
+  def pull_pair(moving, owner, gradients, is_own):
+    of_pair = between(
       source, query, moving, hidden, rank, owner, is_own, parameters
     )
     found = loop.backward(*of_pair, out, lse, cotangent)
@@ -141,12 +133,12 @@ def _attend_bwd(source, axis_name, residuals, cotangent):
 
   def step(carry, i):
     moving, (dquery, darrays, dparameters) = carry
-    moving, darrays = _passed_on((moving, darrays), axis_name, size)
+    moving, darrays = passed_on((moving, darrays), axis_name, size)
     owner = (rank - i) % size
     gradients = _where_seen(
       source.is_causal,
       owner < rank,
-      lambda gradients: pair(moving, owner, gradients, False),
+      lambda gradients: pull_pair(moving, owner, gradients, False),
       (dquery, darrays, dparameters),
     )
     return (moving, gradients), None
@@ -155,13 +147,13 @@ def _attend_bwd(source, axis_name, residuals, cotangent):
     lambda x: jnp.zeros(x.shape, jnp.float32), (query, arrays, parameters)
   )
   moving = (arrays, hidden._replace(of_query=None))
-  gradients = pair(moving, rank, zeros, True)
+  gradients = pull_pair(moving, rank, zeros, True)
   if size > 1:
     (_, gradients), _ = jax.lax.scan(
       step, (moving, gradients), jnp.arange(1, size)
     )
     dquery, darrays, dparameters = gradients
-    gradients = dquery, _passed_on(darrays, axis_name, size), dparameters
+    gradients = dquery, passed_on(darrays, axis_name, size), dparameters
   cast = jax.tree.map(
     lambda d, x: d.astype(x.dtype), gradients, (query, arrays, parameters)
   )
@@ -171,21 +163,65 @@ def _attend_bwd(source, axis_name, residuals, cotangent):
 attend.defvjp(_attend_fwd, _attend_bwd)
 
 
-def _pair(source, query, moving, hidden, rank, owner, is_own, parameters):
-  """The arguments of `loop.forward` for this device's queries and a part."""
+def between(
+  source: Any,
+  query: Float[Array, "B T N H"],
+  moving: tuple[Any, Hidden],
+  hidden: Hidden,
+  number: Array | int,
+  owner: Array | int,
+  is_own: bool,
+  parameters: Any,
+) -> tuple[Any, Any, Any, Any, Any]:
+  """The arguments of `loop.forward` for the queries of one part and a part's keys.
+
+  Args:
+    source: of a pair of parts.
+    query: those of one part.
+    moving: keys and values of a part of the same length, and what hides them.
+    hidden: of the queries.
+    number: of the queries' part.
+    owner: number of the keys' part.
+    is_own: whether the two are the same, so that keys may be later.
+    parameters: of the score.
+  """
   arrays, of_keys = moving
   is_causal = source.is_causal and is_own
   sees = visibility.of_call(
     of_keys.mask, hidden.of_query, of_keys.of_key, is_causal
   )
   length = jax.tree.leaves(arrays)[0].shape[1]
-  shift = owner * length - rank * query.shape[1]
+  shift = owner * length - number * query.shape[1]
   limits = Limits(sees, shift=shift)
   of_pair = dataclasses.replace(source, is_causal=is_causal)
   return of_pair, query, arrays, parameters, limits
 
 
-def _joined(before, found):
+def nothing_yet(
+  source: Any, query: Float[Array, "B T N H"], moving: Any, parameters: Any
+) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N 1"]]:
+  """Result and log-sum-exp of queries that have seen no key."""
+  of_pair = between(
+    source, query, moving, Hidden(None, None, None), 0, 0, True, parameters
+  )
+  found = jax.eval_shape(lambda: loop.forward(*of_pair)[0])
+  return (
+    jnp.zeros(found.shape, jnp.float32),
+    jnp.full((*found.shape[:3], 1), -jnp.inf, jnp.float32),
+  )
+
+
+def finished(
+  found: tuple[Array, Array], dtype: Any
+) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N 1"]]:
+  """As `loop.forward` returns them: +∞ where a query has seen no key."""
+  out, lse = found
+  return out.astype(dtype), jnp.where(lse == -jnp.inf, jnp.inf, lse)
+
+
+def joined(
+  before: tuple[Array, Array], found: Any
+) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N 1"]]:
   """Results of some keys and of others as those of both."""
   out, lse = before
   more, of_more = found
@@ -197,7 +233,7 @@ def _joined(before, found):
   return out + more.astype(jnp.float32) * jnp.exp(of_more - finite), total
 
 
-def _passed_on(tree, axis_name, size):
+def passed_on(tree: Any, axis_name: str, size: int) -> Any:
   """What the device before this one has."""
   around = [(i, (i + 1) % size) for i in range(size)]
   return jax.tree.map(lambda x: jax.lax.ppermute(x, axis_name, around), tree)

@@ -6,12 +6,13 @@ cuDNN or tokamax takes a call.
 """
 
 from functools import partial
+from typing import Any, cast
 
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import arguments, plug
 from attention.core import implementations, loop, platform, relative, visibility
-from attention.core.implementations import Implementation
+from attention.core.implementations import Implementation, InParts
 from attention.core.tile import Product
 from attention.dense import dense
 from attention.flash.blocks import Arrays, Blocks, Limits
@@ -157,6 +158,7 @@ def flash_attention(
 def flash(
   block_size: int | tuple[int, int] | None = None,
   implementation: Implementation | None = None,
+  in_parts: InParts = "ring",
 ) -> plug.Attention:
   """The plug of `flash_attention`.
 
@@ -166,6 +168,8 @@ def flash(
     block_size: queries and keys in a block; None is the function's choice.
     implementation: 'xla', 'cudnn', 'tokamax', or None to choose. On a GPU,
       'cudnn' and 'tokamax' take float16 and bfloat16 only, and no `block_size`.
+    in_parts: how several devices attend to a sequence of which each has a part:
+      'ring', 'balanced' or 'all_to_all'; see `parts.attention_in_parts`.
 
   Returns:
     An `Attention` that decodes with the cache of dense attention.
@@ -175,6 +179,7 @@ def flash(
   """
   arguments.block_sizes(block_size)
   implementations.check_name(implementation)
+  implementations.check_in_parts(in_parts)
 
   function = partial(
     flash_attention, block_size=block_size, implementation=implementation
@@ -185,4 +190,10 @@ def flash(
     call = arguments.accepted_options("flash", function, call)
     return function(query, key, value, **call)
 
-  return dense()._replace(apply=apply)
+  exact = dense()
+  return exact._replace(
+    apply=apply,
+    apply_sharded=partial(
+      cast(Any, exact.apply_sharded), implementation=in_parts
+    ),
+  )

@@ -3,12 +3,23 @@
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import arguments
-from attention.core import platform, relative, ring
+from attention.core import (
+  balanced_ring,
+  few_queries,
+  platform,
+  relative,
+  ring,
+  visibility,
+)
+from attention.core.implementations import InParts
+from attention.core.relative import Relative
 from attention.core.tile import Product
-from attention.flash.blocks import Arrays, Blocks
+from attention.flash.attention import flash_attention
+from attention.flash.blocks import Arrays, Blocks, Limits
 
 
 def attention_in_parts(
@@ -24,11 +35,12 @@ def attention_in_parts(
   key_segment_ids: Int[Array, "B S"] | None = None,
   relative_bias: Float[Array, "N D"] | None = None,
   relative_keys: Float[Array, "... E H"] | None = None,
+  implementation: InParts = "ring",
   **others: Any,
 ) -> Float[Array, "B T N V"]:
   """`flash_attention` of the whole, of which each device has a part.
 
-  Keys and values go round the ring of `core.ring`. T and S are those of a part.
+  T and S are those of a part.
 
   Args:
     query: this device's queries, which follow those of the device before.
@@ -42,6 +54,10 @@ def attention_in_parts(
     key_segment_ids: of its keys.
     relative_bias: by distance in the whole, the same on every device.
     relative_keys: likewise.
+    implementation: 'ring': keys and values go round, `core.ring`. 'balanced': so
+      they do, and in a causal call all devices work alike, `core.balanced_ring`;
+      for an even T. 'all_to_all': each device gets all positions of N/D heads,
+      and sends the results back; for D that divides K.
     **others: options of the whole that have no form in parts.
 
   Returns:
@@ -49,12 +65,16 @@ def attention_in_parts(
 
   Raises:
     ValueError: a mask that varies along queries, a bias, or dropout; a causal
-      call with another length of keys.
+      call with another length of keys; an implementation that cannot serve.
 
-  Cost: time T·(D·S)·N·(H+V) on each of D devices, the last of a causal call;
-  memory of `flash_attention` on parts. D − 1 parts of keys and values cross.
+  Cost: time T·(D·S)·N·(H+V) on each of D devices, in a causal call half of it,
+  but with 'ring' for the last device; memory of `flash_attention` on parts, with
+  'all_to_all' that of N/D heads of the whole. What crosses is D − 1 parts of keys
+  and values; balanced two more of all arrays; with 'all_to_all' (D − 1)/D of this
+  device's queries, keys, values and results.
 
-  Paper: Ring attention, arXiv:2310.01889.
+  Paper: Ring attention, arXiv:2310.01889; all_to_all: DeepSpeed-Ulysses,
+  arXiv:2309.14509.
   """
   check(
     query,
@@ -67,17 +87,108 @@ def attention_in_parts(
     others,
   )
   tables = relative.check(relative_bias, relative_keys, query)
+  hidden = ring.Hidden(mask, query_segment_ids, key_segment_ids)
+  if implementation == "all_to_all":
+    return _by_heads(
+      query, key, value, axis_name, is_causal, scale, tables, hidden
+    )
   query, scale = arguments.scaled_query(query, scale)
+  first, of_first, attend = query, key, ring.attend
+  if implementation == "balanced" and is_causal:
+    if query.shape[1] % 2:
+      raise ValueError(
+        "implementation: 'balanced' needs an even number of positions on a "
+        f"device, got {query.shape[1]}; use 'ring'"
+      )
+    attend = balanced_ring.attend
+    half = query.shape[1] // 2
+    first, of_first = query[:, :half], key[:, :half]
   source = blocks(
-    query,
-    key,
+    first,
+    of_first,
     Product(scale),
     is_causal,
     by_data=(mask is not None or query_segment_ids is not None),
   )
-  hidden = ring.Hidden(mask, query_segment_ids, key_segment_ids)
-  return ring.attend(
-    source, axis_name, query, Arrays(key, value), tables, hidden
+  return attend(source, axis_name, query, Arrays(key, value), tables, hidden)
+
+
+def _by_heads(query, key, value, axis_name, is_causal, scale, tables, hidden):
+  """All positions of some heads, instead of some positions of all heads."""
+  size = jax.lax.axis_size(axis_name)
+  num_heads, kv_heads = query.shape[2], key.shape[2]
+  if kv_heads % size:
+    raise ValueError(
+      f"implementation: 'all_to_all' gives each of {size} devices a share of "
+      f"the heads, got {num_heads} heads of queries and {kv_heads} of keys; use "
+      "'ring'"
+    )
+
+  def to_heads(x):
+    return jax.lax.all_to_all(x, axis_name, 2, 1, tiled=True)
+
+  def whole(x, axis):
+    if x is None:
+      return None
+    return jax.lax.all_gather(x, axis_name, axis=axis, tiled=True)
+
+  share = num_heads // size
+  mine = jax.lax.axis_index(axis_name) * share
+
+  def of_heads(table):
+    """This device's heads of a table for each head."""
+    return jax.lax.dynamic_slice_in_dim(table, mine, share)
+
+  bias, keys = tables
+  bias = bias if bias is None else of_heads(bias)
+  keys = of_heads(keys) if keys is not None and keys.ndim == 3 else keys
+  out = flash_attention(
+    *map(to_heads, (query, key, value)),
+    mask=whole(hidden.mask, 3),
+    is_causal=is_causal,
+    scale=scale,
+    query_segment_ids=whole(hidden.of_query, 1),
+    key_segment_ids=whole(hidden.of_key, 1),
+    relative_bias=bias,
+    relative_keys=keys,
+    implementation="xla",
+  )
+  return jax.lax.all_to_all(out, axis_name, 1, 2, tiled=True)
+
+
+def attention_of_few(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"],
+  value: Float[Array, "B S K V"],
+  *,
+  axis_name: str,
+  mask: Bool[Array, "#B #N #T S"] | None = None,
+  scale: float | Float[Array, ""] | None = None,
+  query_segment_ids: Int[Array, "B T"] | None = None,
+  key_segment_ids: Int[Array, "B S"] | None = None,
+) -> Float[Array, "B T N V"]:
+  """`flash_attention` of queries that all devices have to keys in parts.
+
+  Args:
+    query: T queries, the same on every device.
+    key: this device's S keys.
+    value: their values.
+    axis_name: of the devices, inside `jax.shard_map`.
+    mask: of this device's keys.
+    scale: factor of the logits; None is 1/√H.
+    query_segment_ids: the same on every device.
+    key_segment_ids: of this device's keys.
+
+  Returns:
+    `[B, T, N, V]`, the same on every device.
+
+  Cost: time T·S·N·(H+V) on each device; two sums of T·N·V numbers cross.
+  """
+  query, scale = arguments.scaled_query(query, scale)
+  sees = visibility.of_call(mask, query_segment_ids, key_segment_ids, False)
+  source = blocks(query, key, Product(scale), False, by_data=sees.by_data)
+  return few_queries.attend(
+    source, axis_name, query, Arrays(key, value), Relative(), Limits(sees)
   )
 
 

@@ -114,6 +114,7 @@ def sums(
   operands: Operands,
   keep: Bool[Array, "B S"] | None,
   chunk_size: int | None,
+  before: LinearState | None = None,
 ) -> Float[Array, "B T N X"]:
   """Numerator and, in the last column, normaliser of `attend`, X = V+1.
 
@@ -122,11 +123,12 @@ def sums(
     operands: the arrays.
     keep: which keys count; None is all.
     chunk_size: C; None is `CHUNK`.
+    before: as in `attend`.
 
   Returns:
     Σ_s φ(q_t)·φ(k_s) (v_s, 1) over s ≤ t, `[B, T, N, V+1]` in float32.
   """
-  return _fitted(features, False, operands, keep, chunk_size, None)
+  return _fitted(features, False, operands, keep, chunk_size, before)
 
 
 def _fitted(features, divided, operands, keep, chunk_size, before):

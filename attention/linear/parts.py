@@ -49,14 +49,27 @@ def attend(
       "is_causal: expected parts of one length, got "
       f"{query.shape[1]} queries and {key.shape[1]} keys on a device"
     )
+  if is_causal:
+    before = state_before(features, operands, keep, axis_name)
+    return causal.attend(features, operands, keep, None, before)
   own = bidirectional.total(features, key, value, parameters, keep, None)
-  if not is_causal:
-    return bidirectional.read(
-      features, query, parameters, _of_all(own, axis_name), None
-    )
-  alone = jax.lax.axis_size(axis_name) == 1
-  before = None if alone else _of_earlier(own, axis_name)
-  return causal.attend(features, operands, keep, None, before)
+  return bidirectional.read(
+    features, query, parameters, _of_all(own, axis_name), None
+  )
+
+
+def state_before(
+  features: FeatureMap,
+  operands: Operands,
+  keep: Bool[Array, "B S"] | None,
+  axis_name: str,
+) -> LinearState | None:
+  """The state of the keys of all devices before this one; None on one device."""
+  if jax.lax.axis_size(axis_name) == 1:
+    return None
+  _, key, value, parameters = operands
+  own = bidirectional.total(features, key, value, parameters, keep, None)
+  return _of_earlier(own, axis_name)
 
 
 def _of_all(own: LinearState, axis_name: str) -> LinearState:

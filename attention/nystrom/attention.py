@@ -28,9 +28,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention import arguments, plug
-from attention.core import few_keys
+from attention.core import few_keys, halo
 from attention.core.softmax import masked_softmax
 from attention.flash import flash_attention
+from attention.flash import parts as flash_parts
 from attention.nystrom.convolution import convolve
 from attention.nystrom.inverse import pseudo_inverse
 from attention.nystrom.means import cut_into_runs, means
@@ -113,6 +114,39 @@ def nystrom_attention(
   arguments.check_flag("shared_start", shared_start)
   if block_size is not None:
     arguments.check_at_least("block_size", block_size, 1)
+  return _attend(
+    query,
+    key,
+    value,
+    num_landmarks=num_landmarks,
+    pinv_iterations=pinv_iterations,
+    shared_start=shared_start,
+    mask=mask,
+    is_causal=is_causal,
+    scale=scale,
+    block_size=block_size,
+  )
+
+
+def _attend(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"],
+  value: Float[Array, "B S K V"],
+  *,
+  num_landmarks: int,
+  pinv_iterations: int,
+  shared_start: bool,
+  mask: Bool[Array, "..."] | None = None,
+  is_causal: bool = False,
+  scale: float | Float[Array, ""] | None = None,
+  block_size: int | None = None,
+  axis_name: str | None = None,
+) -> Float[Array, "B T N V"]:
+  """`nystrom_attention`; with `axis_name` of a sequence in parts, one a device.
+
+  Then the means are sums over the devices, and so is B V. What crosses is L rows
+  a head three times, at any length.
+  """
   if is_causal:
     raise ValueError(
       "is_causal: expected False, got True, as every landmark is a mean over "
@@ -135,22 +169,32 @@ def nystrom_attention(
   )
   scale = arguments.softmax_scale(scale, query.shape[-1])
   batch, _, num_heads, _ = query.shape
-  tokens = cut_into_runs(keep, batch, length, min(num_landmarks, length))
+  devices = 1 if axis_name is None else jax.lax.axis_size(axis_name)
+  count = min(num_landmarks, devices * length)
+  tokens = cut_into_runs(keep, batch, length, count, axis_name)
   exists = None if keep is None else tokens.counts > 0
-  queries, keys = scale * means(query, tokens), means(key, tokens)
+  queries = scale * means(query, tokens, axis_name)
+  keys = means(key, tokens, axis_name)
   keys = jnp.repeat(keys, num_heads // keys.shape[1], axis=1)
   matrix = _between(queries, keys, exists)
   inverse = pseudo_inverse(matrix, pinv_iterations, shared_start)
   # B V: the landmarks are few queries, and need no blocks of their own.
-  mixed = flash_attention(
-    jnp.swapaxes(queries, 1, 2),
-    key.astype(jnp.float32),
-    value.astype(jnp.float32),
-    mask=None if keep is None else keep[:, None, None, :],
-    scale=1.0,
-    block_size=block_size,
-    implementation="xla",
-  )
+  landmarks = jnp.swapaxes(queries, 1, 2)
+  arrays = key.astype(jnp.float32), value.astype(jnp.float32)
+  here = None if keep is None else keep[:, None, None, :]
+  if axis_name is None:
+    mixed = flash_attention(
+      landmarks,
+      *arrays,
+      mask=here,
+      scale=1.0,
+      block_size=block_size,
+      implementation="xla",
+    )
+  else:
+    mixed = flash_parts.attention_of_few(
+      landmarks, *arrays, axis_name=axis_name, mask=here, scale=1.0
+    )
   mixed = jnp.einsum("BNLM,BMNV->BNLV", inverse, mixed, precision=_EXACT)
   hidden = None
   if exists is not None:
@@ -239,31 +283,51 @@ def nystrom(
     kernel = jax.random.normal(key, shape) / conv_kernel_size**0.5
     return {"params": {"conv_kernel": kernel}}
 
+  options = {
+    "num_landmarks": num_landmarks,
+    "pinv_iterations": pinv_iterations,
+    "shared_start": shared_start,
+  }
+
+  def convolved(variables, value, mask):
+    if mask is not None:
+      value = jnp.where(mask[:, 0, 0, :, None, None], value, 0)
+    return convolve(value, variables["params"]["conv_kernel"])
+
   def apply(variables, query, key, value, **call):
-    options = {
-      "num_landmarks": num_landmarks,
-      "pinv_iterations": pinv_iterations,
-      "shared_start": shared_start,
-    }
     call = arguments.accepted_options(
       "nystrom", nystrom_attention, call, own=options
     )
     out = nystrom_attention(query, key, value, **options, **call)
     if conv_kernel_size is None:
       return out
+    return out + convolved(variables, value, call.get("mask")).astype(out.dtype)
+
+  def apply_sharded(variables, query, key, value, *, axis_name, **call):
+    arguments.check_qkv(query, key, value)
+    call = arguments.accepted_options(
+      "nystrom", nystrom_attention, call, own=options
+    )
+    out = _attend(query, key, value, axis_name=axis_name, **options, **call)
+    if conv_kernel_size is None:
+      return out
+    length, side = value.shape[1], conv_kernel_size // 2
     mask = call.get("mask")
     if mask is not None:
-      value = jnp.where(mask[:, 0, 0, :, None, None], value, 0)
-    kernel = variables["params"]["conv_kernel"]
-    return out + convolve(value, kernel).astype(out.dtype)
+      keep = halo.reached(mask[:, 0, 0], side, side, axis_name)
+      mask = keep[:, None, None]
+    value = halo.reached(value, side, side, axis_name)
+    more = convolved(variables, value, mask)[:, side : side + length]
+    return out + more.astype(out.dtype)
 
   return plug.Attention(
     init=init,
     apply=apply,
     init_cache=None,
     decode=None,
-    supports=frozenset({"mask"}),
+    supports=frozenset({"mask", "sequence"}),
     approximates="dense",
     cost="linear",
     sizes=plug.Sizes(short={"num_landmarks": 8}),
+    apply_sharded=apply_sharded,
   )

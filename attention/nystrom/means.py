@@ -34,12 +34,28 @@ class Tokens(NamedTuple):
 
 
 def cut_into_runs(
-  keep: Bool[Array, "B T"] | None, batch: int, length: int, num_landmarks: int
+  keep: Bool[Array, "B T"] | None,
+  batch: int,
+  length: int,
+  num_landmarks: int,
+  axis_name: str | None = None,
 ) -> Tokens:
-  """Cuts the tokens that exist into L runs of nearly equal length."""
+  """Cuts the tokens that exist into L runs of nearly equal length.
+
+  With `axis_name` the T tokens are this device's part of a sequence, whose runs
+  are numbered and counted.
+  """
   kept = jnp.ones((batch, length), bool) if keep is None else keep
   rank = jnp.cumsum(kept, axis=1) - 1
   total = jnp.sum(kept, axis=1, keepdims=True)
+  if axis_name is not None:
+    # The runs of a part begin anywhere, so each token says where it belongs.
+    keep = kept
+    totals = jax.lax.all_gather(total, axis_name)
+    of_device = jnp.arange(len(totals))[:, None, None]
+    is_before = of_device < jax.lax.axis_index(axis_name)
+    rank += jnp.sum(jnp.where(is_before, totals, 0), axis=0)
+    total = jnp.sum(totals, axis=0)
   groups = rank * num_landmarks // jnp.maximum(total, 1)
   # Landmark l begins with the first rank r for which r·L ≥ l·n.
   begins = -(-jnp.arange(num_landmarks + 1)[None] * total // num_landmarks)
@@ -48,9 +64,11 @@ def cut_into_runs(
 
 
 def means(
-  x: Float[Array, "B T K H"], tokens: Tokens
+  x: Float[Array, "B T K H"], tokens: Tokens, axis_name: str | None = None
 ) -> Float[Array, "B K L H"]:
   """Means over the tokens of each landmark; zeros for one without tokens.
+
+  With `axis_name` the tokens are this device's, and the means those of all.
 
   Cost: time T·L·K·H with a mask, C·L·K·H without, for blocks of C positions,
   and T·K·H without if L divides T.
@@ -62,6 +80,8 @@ def means(
     found = jnp.mean(runs, axis=2, dtype=jnp.float32)
   else:
     found = _means(x, tokens)
+  if axis_name is not None:
+    found = jax.lax.psum(found, axis_name)
   return jnp.swapaxes(found, 1, 2)
 
 

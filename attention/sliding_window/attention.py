@@ -121,15 +121,10 @@ def sliding_window_attention(
   )
   arguments.check_segment_ids(query_segment_ids, key_segment_ids, query, key)
   tables = relative.check(relative_bias, relative_keys, query)
-  _check_globals(global_indices, global_qkv, query, key, value)
+  _check_globals(global_indices, global_qkv, query, key, value, tables)
   arguments.check_dropout(dropout_rate, dropout_rng)
   if block_size is not None:
     arguments.check_at_least("block_size", block_size, 1)
-  if tables.given and global_indices is not None:
-    raise ValueError(
-      "global_indices: expected None beside relative_bias and relative_keys, "
-      "which are indexed by the place in the window; a global key has none"
-    )
   sides = (left, 0 if is_causal else right)
   chosen = implementations.choose(
     implementation,
@@ -215,6 +210,7 @@ def _check_globals(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
   value: Float[Array, "B S K V"],
+  tables: relative.Relative,
 ) -> None:
   """Checks the two arguments of the global tokens."""
   if indices is None:
@@ -224,6 +220,11 @@ def _check_globals(
         "the tokens that they name"
       )
     return
+  if tables.given:
+    raise ValueError(
+      "global_indices: expected None beside relative_bias and relative_keys, "
+      "which are indexed by the place in the window; a global key has none"
+    )
   if (
     indices.ndim != 2
     or indices.shape[0] != query.shape[0]
@@ -342,14 +343,22 @@ def sliding_window(
 
   def apply_sharded(variables, query, key, value, *, axis_name, **call):
     del variables
+    arguments.check_qkv(query, key, value)
     call = arguments.accepted_options("sliding_window", function, call)
+    indices, own = call.get("global_indices"), call.get("global_qkv")
+    tables = relative.Relative(
+      call.get("relative_bias"), call.get("relative_keys")
+    )
+    _check_globals(indices, own, query, key, value, tables)
+    longest = jax.lax.axis_size(axis_name) * query.shape[1]
     return parts.attention_in_parts(
-      function,
-      (reach, right * max(spacings)),
       query,
       key,
       value,
       axis_name=axis_name,
+      sides=(left, right),
+      dilations=_head_dilations(dilation, query.shape[2], longest),
+      block_size=block_size,
       **call,
     )
 

@@ -1,44 +1,59 @@
-"""A window over a sequence in parts, one a device: neighbours send a halo."""
+"""A window over a sequence in parts, one a device: neighbours send a halo.
 
-from collections.abc import Callable
-from typing import Any
+Every device gets the keys that its window reaches beyond its own part, with their
+mask and segment ids, and attends to the longer stretch. Of global tokens, every
+device has queries, keys and values by one sum over the devices; as queries they
+attend to the keys of all by `core.few_queries`.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
+from attention import arguments
+from attention.core import halo, relative, visibility
 from attention.flash import parts
+from attention.sliding_window import global_tokens
+from attention.sliding_window.dilation import Rules, by_dilation
+from attention.sliding_window.global_tokens import Tokens
+from attention.sliding_window.near import Arrays, windowed_attention
 
 
 def attention_in_parts(
-  function: Callable[..., Array],
-  reach: tuple[int, int],
   query: Float[Array, "B T N H"],
   key: Float[Array, "B T K H"],
   value: Float[Array, "B T K V"],
   *,
   axis_name: str,
+  sides: tuple[int, int],
+  dilations: tuple[int, ...],
+  block_size: int | None = None,
   mask: Bool[Array, "#B 1 1 T"] | None = None,
   is_causal: bool = False,
+  scale: float | Float[Array, ""] | None = None,
   query_segment_ids: Int[Array, "B T"] | None = None,
   key_segment_ids: Int[Array, "B T"] | None = None,
-  scale: float | Float[Array, ""] | None = None,
   relative_bias: Float[Array, "N D"] | None = None,
   relative_keys: Float[Array, "... E H"] | None = None,
+  global_indices: Int[Array, "B G"] | None = None,
+  global_qkv: tuple[Array, Array, Array] | None = None,
   **others: Any,
 ) -> Float[Array, "B T N V"]:
   """`sliding_window_attention` of the whole, of which each device has a part.
 
-  Every device gets the keys that its window reaches beyond its own part, with
-  their mask and segment ids, and attends to the longer stretch.
-
   Args:
-    function: `sliding_window_attention` with its window.
-    reach: L and R, positions that the window reaches before and behind a query.
     query: this device's queries, T of them, which follow those of the device
       before; `key` and `value` are of the same positions.
     axis_name: of the devices, inside `jax.shard_map`.
+    sides: keys of the window before and behind a query.
+    dilations: of each head.
+    block_size: C; None is the platform's choice.
     mask: this device's part of a key mask; segment ids likewise.
+    global_indices: positions in the whole, the same on every device.
+    global_qkv: this device's part of each.
     **others: options of the whole that have no form in parts.
 
   Returns:
@@ -46,10 +61,11 @@ def attention_in_parts(
 
   Raises:
     ValueError: keys of other positions than the queries', a mask that varies
-      along queries, global tokens, or dropout.
+      along queries, or dropout.
 
-  Cost: that of the window on T + L + R positions. What crosses is L + R positions
-  of keys and values, from ⌈L/T⌉ and ⌈R/T⌉ devices, at any length.
+  Cost: that of the window on T + L + R positions, which it reaches before and
+  behind. What crosses is L + R positions of keys and values, from ⌈L/T⌉ and ⌈R/T⌉
+  devices, and of G global tokens queries, keys, values and results.
   """
   parts.check(
     query,
@@ -67,17 +83,14 @@ def attention_in_parts(
       f"key: expected the positions of the queries, {length} on a device, got "
       f"{key.shape[1]}; a window over a sequence in parts is of one sequence"
     )
-  size = jax.lax.axis_size(axis_name)
+  tables = relative.check(relative_bias, relative_keys, query)
+  sides = (sides[0], 0 if is_causal else sides[1])
   # Farther devices there are none.
-  left, right = (min(side, (size - 1) * length) for side in reach)
-  if is_causal:
-    right = 0
+  elsewhere = (jax.lax.axis_size(axis_name) - 1) * length
+  left, right = (min(side * max(dilations), elsewhere) for side in sides)
 
   def reached(x: Shaped[Array, "B T *A"]) -> Shaped[Array, "B U *A"]:
-    """With what is before and behind; 0 where there is nothing."""
-    before = _of_others(x, left, 1, axis_name, size)
-    behind = _of_others(x, right, -1, axis_name, size)
-    return jnp.concatenate([*reversed(before), x, *behind], axis=1)
+    return halo.reached(x, left, right, axis_name)
 
   def padded(x):
     widths = [(0, 0)] * x.ndim
@@ -85,50 +98,133 @@ def attention_in_parts(
     return jnp.pad(x, widths)
 
   keep = jnp.ones((1, length), bool) if mask is None else mask[:, 0, 0]
-  ids = {}
+  keep = jnp.broadcast_to(keep, key.shape[:2])
+  rules = Rules(reached(keep), None, None, jnp.zeros((*keep.shape, 0), bool))
   if query_segment_ids is not None and key_segment_ids is not None:
-    ids["query_segment_ids"] = padded(query_segment_ids)
-    ids["key_segment_ids"] = reached(key_segment_ids)
-  out = function(
-    padded(query),
-    reached(key),
-    reached(value),
-    mask=reached(keep)[:, None, None],
-    is_causal=is_causal,
+    rules = rules._replace(
+      query_segments=padded(query_segment_ids),
+      key_segments=reached(key_segment_ids),
+    )
+  tokens, of_tokens = None, (key[:, :0], value[:, :0])
+  if global_indices is not None and global_indices.shape[1]:
+    tokens = _here(global_indices, length, axis_name)
+    # A token that no query sees may hold anything.
+    kept = tokens.rows(keep)[:, :, None, None]
+    of_tokens = tuple(jnp.where(kept, tokens.rows(x), 0) for x in (key, value))
+    rules = rules._replace(
+      key_mask=reached(keep & tokens.others()),
+      of_globals=tokens.seen(keep, query_segment_ids, is_causal),
+    )
+  scaled, factor = arguments.scaled_query(query, scale)
+  out = by_dilation(
+    partial(
+      windowed_attention,
+      sides=sides,
+      rows=block_size,
+      scale=factor,
+      dropout_rate=0.0,
+    ),
+    dilations,
+    padded(scaled),
+    Arrays(reached(key), reached(value), *of_tokens),
+    tables,
+    rules._replace(of_globals=padded(rules.of_globals)),
+    None,
+  )[:, left : left + length]
+  if tokens is None:
+    return out
+  query, key, value = global_qkv or (query, key, value)
+  rows = parts.attention_of_few(
+    tokens.rows(query),
+    key,
+    value,
+    axis_name=axis_name,
+    mask=tokens.see(keep, key_segment_ids, is_causal),
     scale=scale,
-    relative_bias=relative_bias,
-    relative_keys=relative_keys,
-    **ids,
   )
-  return out[:, left : left + length]
+  return tokens.replace(out, rows)
 
 
-def _of_others(
-  x: Shaped[Array, "B T *A"],
-  width: int,
-  direction: int,
-  axis_name: str,
-  size: int,
-) -> list[Shaped[Array, "B _ *A"]]:
-  """The nearest `width` positions of the devices on one side, nearest first.
+class _Here(NamedTuple):
+  """The global tokens of the whole as a device sees them.
 
-  Args:
-    x: this device's.
-    width: at most those of all other devices.
-    direction: 1 for the devices before this one, −1 for those behind it.
+  Attributes:
+    tokens: positions in the whole.
+    slots: positions in this device's part, which those of others are outside of.
+    of_own: this device's positions in the whole.
     axis_name: of the devices.
-    size: D.
   """
-  found, hop = [], 0
-  while width > 0:
-    hop += 1
-    taken = min(width, x.shape[1])
-    sent = x[:, -taken:] if direction == 1 else x[:, :taken]
-    pairs = [
-      (i, i + direction * hop)
-      for i in range(size)
-      if 0 <= i + direction * hop < size
-    ]
-    found.append(jax.lax.ppermute(sent, axis_name, pairs))
-    width -= taken
-  return found
+
+  tokens: Tokens
+  slots: Int[Array, "B G"]
+  of_own: Int[Array, "T"]
+  axis_name: str
+
+  @property
+  def _are_mine(self) -> Bool[Array, "B G"]:
+    inside = (self.slots >= 0) & (self.slots < len(self.of_own))
+    return inside & self.tokens.valid
+
+  def rows(self, x: Shaped[Array, "B T *A"]) -> Shaped[Array, "B G *A"]:
+    """What the devices have at the tokens; zeros where there is none."""
+    inside = jnp.clip(self.slots, 0, len(self.of_own) - 1)
+    found = visibility.by_example(x, inside)
+    mine = self._are_mine.reshape(*self.slots.shape, *[1] * (x.ndim - 2))
+    number = found.astype(jnp.int32) if x.dtype == bool else found
+    total = jax.lax.psum(jnp.where(mine, number, 0), self.axis_name)
+    return total.astype(x.dtype)
+
+  def others(self) -> Bool[Array, "B T"]:
+    """False at the tokens among this device's positions."""
+    return global_tokens.others(
+      Tokens(self.slots, self.tokens.valid), len(self.of_own)
+    )
+
+  def seen(
+    self,
+    keep: Bool[Array, "B T"],
+    segment_ids: Int[Array, "B T"] | None,
+    is_causal: bool,
+  ) -> Bool[Array, "B T G"]:
+    """Which tokens, as keys, this device's queries see."""
+    found = (self.rows(keep) & self.tokens.valid)[:, None, :]
+    if is_causal:
+      found &= self.tokens.index[:, None, :] <= self.of_own[None, :, None]
+    if segment_ids is not None:
+      found &= segment_ids[:, :, None] == self.rows(segment_ids)[:, None, :]
+    return jnp.broadcast_to(found, (*keep.shape, self.slots.shape[1]))
+
+  def see(
+    self,
+    keep: Bool[Array, "B T"],
+    segment_ids: Int[Array, "B T"] | None,
+    is_causal: bool,
+  ) -> Bool[Array, "B 1 G T"]:
+    """Which of this device's keys the tokens, as queries, see."""
+    found = keep[:, None, :]
+    if is_causal:
+      found = found & (self.of_own[None, None] <= self.tokens.index[:, :, None])
+    if segment_ids is not None:
+      found = found & (
+        self.rows(segment_ids)[:, :, None] == segment_ids[:, None, :]
+      )
+    return found[:, None]
+
+  def replace(
+    self, out: Float[Array, "B T N V"], rows: Float[Array, "B G N V"]
+  ) -> Float[Array, "B T N V"]:
+    """`out` with the rows of this device's tokens."""
+    slots = jnp.where(self._are_mine, self.slots, out.shape[1])
+    return jax.vmap(lambda old, slot, new: old.at[slot].set(new, mode="drop"))(
+      out, slots, rows
+    )
+
+
+def _here(indices: Int[Array, "B G"], length: int, axis_name: str) -> _Here:
+  """The tokens of a call on this device, which has `length` positions."""
+  size, rank = jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name)
+  tokens = global_tokens.unique_tokens(indices, size * length)
+  first = rank * length
+  return _Here(
+    tokens, tokens.index - first, first + jnp.arange(length), axis_name
+  )

@@ -17,7 +17,7 @@ from attention.core import platform, visibility
 from attention.linear import causal, hedgehog
 from attention.linear.features import FeatureMap, Operands
 from attention.sliding_window.near import window_with_total
-from attention.window_linear import cache, joint
+from attention.window_linear import cache, joint, parts
 
 _FIRST_SHARE = 0.1
 """γ before training, as in the configs of the paper's code."""
@@ -99,12 +99,7 @@ def window_linear_attention(
   if block_size is not None:
     arguments.check_at_least("block_size", block_size, 1)
   scaled, factor = arguments.scaled_query(query, scale)
-  if not is_causal:
-    raise ValueError(
-      "is_causal: expected True, got False; window_linear attention is causal by "
-      "definition; give is_causal=True, or take sliding_window or linear "
-      "attention in both directions"
-    )
+  _check_causal(is_causal)
   length = query.shape[1]
   near, total = window_with_total(
     scaled,
@@ -156,6 +151,20 @@ def _far(
     block_size,
   )
   return jnp.pad(far, ((0, 0), (window, 0), (0, 0), (0, 0)))
+
+
+def _check_causal(is_causal: bool) -> None:
+  """Checks that a call is causal.
+
+  Raises:
+    ValueError: it is not.
+  """
+  if not is_causal:
+    raise ValueError(
+      "is_causal: expected True, got False; window_linear attention is causal by "
+      "definition; give is_causal=True, or take sliding_window or linear "
+      "attention in both directions"
+    )
 
 
 def _check_variables(
@@ -247,13 +256,33 @@ def window_linear(window: int = 64) -> plug.Attention:
       scale=scale,
     )
 
+  def apply_sharded(variables, query, key, value, *, axis_name, **call):
+    arguments.check_qkv(query, key, value)
+    call = arguments.accepted_options(
+      "window_linear",
+      window_linear_attention,
+      call,
+      own=("query_kernel", "key_kernel", "mix", "window"),
+    )
+    _check_causal(call.pop("is_causal", False))
+    return parts.attention_in_parts(
+      query,
+      key,
+      value,
+      axis_name=axis_name,
+      window=window,
+      **variables["params"],
+      **call,
+    )
+
   return plug.Attention(
     init=init,
     apply=apply,
     init_cache=init_cache,
     decode=decode,
     prefill=prefill,
-    supports=frozenset({"causal", "cross", "mask", "decode"}),
+    apply_sharded=apply_sharded,
+    supports=frozenset({"causal", "cross", "mask", "decode", "sequence"}),
     approximates="dense",
     cost="linear",
     causal_only=True,

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import Dims
+from attention import ATTENTIONS, Dims
 from attention.plug import directions
 from flops import traffic
 from tests.attention.mechanisms import MECHANISMS
@@ -34,11 +34,16 @@ def arrays_of(mechanism, length, source=None, seed=0):
   return variables, query, draw(source, KV_HEADS), value
 
 
+def block(mechanism):
+  """What has to divide the positions of a device."""
+  return mechanism.options["block_size"] if mechanism.name == "bigbird" else 1
+
+
 def by_position(name, array):
   """How an argument lies on the axis."""
   if name == "mask" and array.shape[2] == 1:
     return jax.P(None, None, None, AXIS)
-  if name in ("query_segment_ids", "key_segment_ids"):
+  if name in ("query_segment_ids", "key_segment_ids", "global_qkv"):
     return jax.P(None, AXIS)
   return jax.P()
 
@@ -51,7 +56,9 @@ def sharded(mechanism, devices, **call):
     axis_types=(jax.sharding.AxisType.Auto,),
     devices=jax.devices()[:devices],
   )
-  parts = {n: x for n, x in call.items() if hasattr(x, "shape")}
+  parts = {
+    n: x for n, x in call.items() if hasattr(x, "shape") or n == "global_qkv"
+  }
   rest = {n: x for n, x in call.items() if n not in parts}
   rows = jax.P(None, AXIS)
 
@@ -74,8 +81,11 @@ def sharded(mechanism, devices, **call):
   return lambda *arguments: function(*arguments, parts)
 
 
-def check(mechanism, devices, length, source=None, **call):
-  """Values and gradients against `apply` on the whole."""
+def check(mechanism, devices, length, source=None, in_parts=None, **call):
+  """Values and gradients against `apply` on the whole.
+
+  `in_parts` are options of the parts alone.
+  """
   arguments = arrays_of(mechanism, length, source)
   whole = functools.partial(mechanism.record.apply, **call)
   weights = jnp.asarray(
@@ -92,7 +102,8 @@ def check(mechanism, devices, length, source=None, **call):
     (_, out), gradients = jax.jit(step)(*arguments)
     return out, gradients
 
-  expected, found = run(whole), run(sharded(mechanism, devices, **call))
+  parts = sharded(mechanism, devices, **call, **(in_parts or {}))
+  expected, found = run(whole), run(parts)
   np.testing.assert_allclose(found[0], expected[0], atol=2e-5, rtol=2e-5)
   for one, other in zip(
     jax.tree.leaves(found[1]), jax.tree.leaves(expected[1]), strict=True
@@ -130,12 +141,13 @@ def test_parts_are_the_whole(mechanism):
 def test_segments_cross_the_parts(mechanism):
   if "segments" not in mechanism.supports:
     pytest.skip("has no segments")
-  ids = segments(24)
+  length = 24 * block(mechanism)
+  ids = segments(length)
   for is_causal in directions(mechanism.record):
     check(
       mechanism,
       8,
-      24,
+      length,
       is_causal=is_causal,
       query_segment_ids=ids,
       key_segment_ids=ids,
@@ -161,6 +173,39 @@ def test_tables_know_where_a_part_stands(mechanism):
     )
 
 
+@pytest.mark.parametrize("has_own", [False, True])
+@pytest.mark.parametrize("mechanism", SEQUENCE, ids=str)
+def test_global_tokens_are_on_all_devices(mechanism, has_own):
+  """Two that one device has, one twice, one of no device, one that is padding."""
+  if "global" not in mechanism.supports:
+    pytest.skip("has no global tokens")
+  indices = jnp.asarray([[7, 8, 22, 7], [-1, 3, 0, 14]])
+  ids, call = segments(24), {}
+  if has_own:
+    _, *own = arrays_of(mechanism, 24, seed=3)
+    call["global_qkv"] = tuple(own)
+  for is_causal in directions(mechanism.record):
+    check(
+      mechanism,
+      4,
+      24,
+      is_causal=is_causal,
+      global_indices=indices,
+      mask=padding(24, 24),
+      **call,
+    )
+    check(
+      mechanism,
+      8,
+      24,
+      is_causal=is_causal,
+      global_indices=indices,
+      query_segment_ids=ids,
+      key_segment_ids=ids,
+      **call,
+    )
+
+
 @pytest.mark.parametrize("mechanism", SEQUENCE, ids=str)
 def test_what_has_no_form_in_parts_is_refused(mechanism):
   pairs = jnp.ones((1, 1, 12, 12), bool)  # Of a pair of parts.
@@ -176,8 +221,68 @@ def test_what_has_no_form_in_parts_is_refused(mechanism):
 
 def check_refused(mechanism, **call):
   """The call on two devices; masks of pairs are whole on each."""
+  call["is_causal"] = mechanism.record.causal_only
   arguments = arrays_of(mechanism, 24)
   jax.eval_shape(sharded(mechanism, 2, **call), *arguments)
+
+
+def flash():
+  return next(m for m in MECHANISMS if m.name == "flash")
+
+
+@pytest.mark.parametrize(
+  ("implementation", "devices"),
+  [("balanced", 1), ("balanced", 3), ("balanced", 4), ("all_to_all", 2)],
+)
+def test_other_ways_of_exact_attention(implementation, devices):
+  length, in_parts = 24, {"implementation": implementation}
+  rng = np.random.default_rng(2)
+  bias = jnp.asarray(rng.normal(size=(HEADS, 11)), jnp.float32)
+  keys = jnp.asarray(rng.normal(size=(11, DIM)), jnp.float32)
+  of_heads = jnp.asarray(rng.normal(size=(HEADS, 11, DIM)), jnp.float32)
+  ids = segments(length)
+  for is_causal in (True, False):
+    for call in (
+      {"mask": padding(length, length)},
+      {"query_segment_ids": ids, "key_segment_ids": ids},
+      {"relative_bias": bias, "relative_keys": keys},
+      {"relative_keys": of_heads, "scale": 0.7},
+    ):
+      check(
+        flash(),
+        devices,
+        length,
+        in_parts=in_parts,
+        is_causal=is_causal,
+        **call,
+      )
+
+
+def test_heads_cross_at_once_and_work_is_balanced():
+  """Bytes of heads against positions, and half the operations of the ring."""
+  length, devices = 64, 2
+  found = crossing(flash(), devices, length, implementation="all_to_all")
+  of_position = 2 * BATCH * (HEADS + KV_HEADS) * DIM
+  most = 4 * length / devices * of_position * (devices - 1) / devices
+  assert 0.5 * most < found <= 1.2 * most
+  ring, balanced = (
+    crossing(flash(), 4, length, is_causal=True, implementation=name)
+    for name in ("ring", "balanced")
+  )
+  # Halves of queries, keys, values and results go there and back.
+  more = 4 * length / 4 * (of_position + BATCH * KV_HEADS * DIM * 2)
+  assert ring < balanced <= ring + 1.2 * more
+
+
+def test_what_an_implementation_cannot_serve_is_told():
+  with pytest.raises(ValueError, match="even number of positions on a device"):
+    check(
+      flash(), 4, 12, in_parts={"implementation": "balanced"}, is_causal=True
+    )
+  with pytest.raises(ValueError, match="gives each of 4 devices a share of"):
+    check(flash(), 4, 24, in_parts={"implementation": "all_to_all"})
+  with pytest.raises(ValueError, match=r"^in_parts: expected one of ring, bal"):
+    ATTENTIONS["flash"](in_parts="ulysses")
 
 
 @pytest.mark.parametrize("mechanism", SEQUENCE, ids=str)
@@ -239,9 +344,29 @@ def promised(mechanism, devices, length, is_causal):
       state = BATCH * KV_HEADS * features * rows
       rounds = math.log2(devices) + 1
       numbers = state * (rounds if is_causal else 2 * (devices - 1) / devices)
+    case "window_linear":
+      state = BATCH * KV_HEADS * 2 * DIM * (DIM + 1)
+      numbers = options["window"] * (of_position + BATCH / 4)
+      numbers += state * (math.log2(devices) + 1)
     case "linformer":
       rows = 2 * BATCH * KV_HEADS * options["rank"] * DIM
       numbers = rows * 2 * (devices - 1) / devices
+    case "bigbird":
+      block = options["block_size"]
+      numbers = length * of_position * (devices - 1) / devices
+      numbers += 2 * block * of_position
+      # Queries, keys and values of global blocks; results, sums, largest logits.
+      ends = of_position + BATCH * HEADS * (DIM + DIM + 2)
+      numbers += 2 * block * ends * 2 * (devices - 1) / devices
+      # The mask: bytes round the ring, and a few whole numbers of the globals.
+      numbers += length * BATCH / 4
+    case "nystrom":
+      # Means of queries and keys; results, their sums and the largest logits.
+      of_landmark = HEADS * DIM + KV_HEADS * DIM + HEADS * (DIM + 2)
+      rows = BATCH * options["num_landmarks"] * of_landmark
+      numbers = rows * 2 * (devices - 1) / devices + BATCH * devices
+      filtered = options.get("conv_kernel_size", 1) - 1
+      numbers += filtered * BATCH * KV_HEADS * DIM
   return 4 * numbers
 
 
@@ -255,7 +380,8 @@ def test_no_more_crosses_than_promised(mechanism):
 
 @pytest.mark.parametrize(
   "mechanism",
-  [m for m in SEQUENCE if m.record.cost == "linear"],
+  # BigBird asks for blocks from everywhere, and all keys pass by.
+  [m for m in SEQUENCE if m.record.cost == "linear" and m.name != "bigbird"],
   ids=str,
 )
 def test_what_crosses_does_not_grow_with_the_length(mechanism):
@@ -269,7 +395,7 @@ def test_what_crosses_does_not_grow_with_the_length(mechanism):
 @pytest.mark.parametrize("mechanism", SEQUENCE, ids=str)
 def test_no_device_has_an_array_of_all_positions(mechanism):
   """Forward and backward; no other size here has the factors 7 and 23."""
-  length = 7 * 23
+  length = 7 * 23 * block(mechanism)
   for is_causal in directions(mechanism.record):
     arguments = arrays_of(mechanism, length)
     function = sharded(mechanism, 7, is_causal=is_causal)
@@ -280,7 +406,7 @@ def test_no_device_has_an_array_of_all_positions(mechanism):
     program = jax.jit(jax.grad(loss, (0, 1, 2))).lower(*arguments[1:]).compile()
     shapes = re.findall(r"\w\[([\d,]+)\]", program.as_text())
     sizes = {int(n) for shape in shapes for n in shape.split(",")}
-    assert 23 in sizes
+    assert length // 7 in sizes
     if mechanism.name == "linformer":  # Its rows of projections are whole.
       sizes.discard(length)
     assert not {n for n in sizes if n and n % length == 0}, sizes
