@@ -6,7 +6,7 @@ Imports JAX only where it is asked for: `--help` does not wait for it.
 import faulthandler
 import os
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from process.errors import ConfigError, RunError, one_line
 
@@ -118,6 +118,16 @@ def any_of(flag: bool) -> bool:
   import numpy as np
 
   return bool(multihost_utils.process_allgather(np.array(flag)).any())
+
+
+def total(numbers: Any) -> Any:
+  """The sum over processes of an array of uint64, modulo 2⁶⁴; all have to ask."""
+  from jax.experimental import multihost_utils
+  import numpy as np
+
+  # JAX has no 64 bits unless it is told to.
+  halves = multihost_utils.process_allgather(numbers.view(np.uint32))
+  return np.asarray(halves).view(np.uint64).sum(axis=0, dtype=np.uint64)
 
 
 def end_lost(error: BaseException) -> NoReturn:

@@ -1,8 +1,12 @@
 """Checkpoints: Orbax, with a digest of every leaf next to the state.
 
 Orbax restores a flipped byte or another dtype without a word. So each step
-also keeps the SHA-256 of every leaf, and `restore` walks from the newest step
+also keeps a digest of every leaf, and `restore` walks from the newest step
 to the first one that is what was saved.
+
+Of several processes each writes what its devices have, and reads what they will
+have. The digest of a leaf is made of a sum over its numbers, so that each process
+adds its share, however the leaf is cut.
 """
 
 from collections.abc import Mapping
@@ -15,14 +19,27 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from process import cluster
 from process.errors import ConfigError
 from training.state import TrainState
 
 _KEEP = 3
 
+_BLOCK = 1 << 16
+"""Numbers that are mixed at once; they stay in a core's cache."""
+
 
 def digests(tree: Any) -> dict[str, str]:
-  """SHA-256 of every leaf, over its dtype, shape and bytes.
+  """A digest of every leaf, over its dtype, shape and numbers.
+
+  With x_i the bits of number i in row-major order, and mix the finaliser of
+  SplitMix64, a bijection of 64 bits,
+
+    digest = SHA-256(dtype, shape, Σ_i mix(mix(i + 1) + x_i) mod 2⁶⁴)
+
+  so one number that changes always changes it, and two that change places do.
+  Where several processes have parts of the leaves, all have to ask, and all get
+  the digests of the whole.
 
   Args:
     tree: any pytree of arrays.
@@ -30,13 +47,58 @@ def digests(tree: Any) -> dict[str, str]:
   Returns:
     path of the leaf → hexadecimal digest.
   """
+  leaves = jax.tree.leaves_with_path(tree)
+  sums = np.array([_sum(leaf) for _, leaf in leaves], np.uint64)
+  if any(not _is_here(leaf) for _, leaf in leaves):
+    sums = cluster.total(sums)
   found = {}
-  for path, leaf in jax.tree.leaves_with_path(tree):
-    array = np.ascontiguousarray(leaf)
-    digest = hashlib.sha256(f"{array.dtype}{np.shape(leaf)}".encode())
-    digest.update(array.tobytes())
+  for (path, leaf), total in zip(leaves, sums, strict=True):
+    kind = f"{np.dtype(leaf.dtype)}{np.shape(leaf)}{total}"
+    digest = hashlib.sha256(kind.encode())
     found[jax.tree_util.keystr(path)] = digest.hexdigest()
   return found
+
+
+def _is_here(leaf: Any) -> bool:
+  """Whether this process has all of it."""
+  return not isinstance(leaf, jax.Array) or leaf.is_fully_addressable
+
+
+def _sum(leaf: Any) -> int:
+  """The sum over the numbers of a leaf, or over those that are this process's."""
+  if _is_here(leaf):
+    return _mixed(np.asarray(leaf), (0,) * np.ndim(leaf), np.shape(leaf))
+  total = 0
+  for shard in leaf.addressable_shards:
+    if shard.replica_id == 0:  # Each number once.
+      corner = tuple(part.start or 0 for part in shard.index)
+      total += _mixed(np.asarray(shard.data), corner, leaf.shape)
+  return total % 2**64
+
+
+def _mixed(
+  part: np.ndarray, corner: tuple[int, ...], shape: tuple[int, ...]
+) -> int:
+  """Σ mix(mix(i + 1) + x_i) over a part of an array, which begins at `corner`."""
+  bits = np.ascontiguousarray(part).view(f"u{part.dtype.itemsize}").reshape(-1)
+  total = 0
+  for start in range(0, bits.size, _BLOCK):
+    values = bits[start : start + _BLOCK].astype(np.uint64)
+    places = np.arange(start, start + len(values), dtype=np.uint64)
+    if part.shape != shape:
+      at = np.unravel_index(places.astype(np.int64), part.shape)
+      whole = tuple(x + first for x, first in zip(at, corner, strict=True))
+      places = np.ravel_multi_index(whole, shape).astype(np.uint64)
+    mixed = _mix(_mix(places + np.uint64(1)) + values)
+    total += int(mixed.sum(dtype=np.uint64))
+  return total % 2**64
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+  """The finaliser of SplitMix64."""
+  x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+  x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+  return x ^ (x >> np.uint64(31))
 
 
 class Checkpoints:
@@ -62,22 +124,22 @@ class Checkpoints:
     corrupt, make room.
 
     Args:
-      state: what to save, whole in every process; may be donated as soon as
-        this returns.
+      state: what to save, of several processes the part of each; may be donated
+        as soon as this returns.
       record: JSON-ready values to have back on restore.
     """
-    # Copies: on a CPU these may share memory that is donated afterwards.
-    host = jax.tree.map(lambda leaf: np.array(leaf), state)
-    step = int(host.step)
+    # On a CPU arrays may share memory that is donated afterwards.
+    kept = jax.tree.map(_copy, state)
+    step = int(kept.step)
     for later in self._manager.all_steps():
       if later >= step:
         self._manager.delete(later)
     self._manager.save(
       step,
       args=ocp.args.Composite(
-        state=ocp.args.StandardSave(_fields(host)),
+        state=ocp.args.StandardSave(_fields(kept)),
         record=ocp.args.JsonSave(
-          {"digests": digests(host), "record": dict(record)}
+          {"digests": digests(kept), "record": dict(record)}
         ),
       ),
       force=True,
@@ -91,10 +153,12 @@ class Checkpoints:
     Each corrupt one on the way is told in one line on standard error.
 
     Args:
-      like: structure, shapes and dtypes to expect; its values are not read.
+      like: structure, shapes and dtypes to expect; its values are not read. Of
+        several processes it says where each leaf will lie (its sharding).
 
     Returns:
-      state (NumPy leaves) and its record; None without any checkpoint.
+      state and its record; None without any checkpoint. Leaves are NumPy, of
+      several processes they are arrays on the devices.
 
     Raises:
       ConfigError: there are checkpoints, and not one of them is intact.
@@ -106,10 +170,11 @@ class Checkpoints:
       # Orbax and its formats raise exceptions of any type.
       except Exception as error:
         reason = str(error).strip().split("\n")[0][:200]
-        print(
-          f"checkpoint {step} is corrupt and not used: {reason}",
-          file=sys.stderr,
-        )
+        if cluster.is_first():
+          print(
+            f"checkpoint {step} is corrupt and not used: {reason}",
+            file=sys.stderr,
+          )
     if steps:
       raise ConfigError(
         f"{self._manager.directory}: none of the checkpoints {steps} is "
@@ -120,14 +185,23 @@ class Checkpoints:
   def _restore_step(
     self, step: int, like: TrainState
   ) -> tuple[TrainState, Mapping[str, Any]]:
-    template = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), like)
-    restored = self._manager.restore(
-      step,
-      args=ocp.args.Composite(
-        state=ocp.args.StandardRestore(_fields(template)),
-        record=ocp.args.JsonRestore(),
-      ),
-    )
+    restored, error = None, None
+    try:
+      restored = self._manager.restore(
+        step,
+        args=ocp.args.Composite(
+          state=ocp.args.StandardRestore(
+            _fields(jax.tree.map(_template, like))
+          ),
+          record=ocp.args.JsonRestore(),
+        ),
+      )
+    # Whatever one process cannot read, all go on to the step before.
+    except Exception as found:
+      error = found
+    if cluster.any_of(error is not None):
+      raise error or ValueError("another process could not read it")
+    assert restored is not None
     state = TrainState(**restored["state"])
     saved, found = restored["record"]["digests"], digests(state)
     for name in sorted(saved.keys() | found.keys()):
@@ -149,6 +223,18 @@ class Checkpoints:
     """Waits until everything is written."""
     self._manager.wait_until_finished()
     self._manager.close()
+
+
+def _copy(leaf: Any) -> Any:
+  """A leaf that nothing else changes: in memory, or each part on its device."""
+  return np.array(leaf) if _is_here(leaf) else jax.numpy.copy(leaf)
+
+
+def _template(leaf: Any) -> Any:
+  """What tells Orbax how to read a leaf."""
+  if cluster.are_several() and leaf.sharding is not None:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+  return np.zeros(leaf.shape, leaf.dtype)
 
 
 def _fields(state: TrainState) -> dict[str, Any]:

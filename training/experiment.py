@@ -39,6 +39,7 @@ class Experiment(NamedTuple):
     model: the module.
     functions: what a step is made of.
     init: `() -> TrainState`, from the seed alone.
+    is_drawn: whether `init` can be traced, as it reads no weights.
     shapes: that state's shapes and dtypes.
     generate: `(variables, inputs, *, max_length, …) -> Generated`.
   """
@@ -48,6 +49,7 @@ class Experiment(NamedTuple):
   model: nn.Module
   functions: StepFunctions
   init: Callable[[], TrainState]
+  is_drawn: bool
   shapes: TrainState
   generate: Callable[..., Any]
 
@@ -158,6 +160,7 @@ def create(
     model=model,
     functions=functions,
     init=start,
+    is_drawn=not (config.weights and not restore),
     shapes=shapes,
     generate=generate,
   )

@@ -51,7 +51,7 @@ def run(experiment: Experiment, workdir: pathlib.Path) -> Results | None:
   with contextlib.ExitStack() as stack:
     checkpoints = Checkpoints(workdir)
     stack.callback(checkpoints.close)
-    restored = checkpoints.restore(experiment.shapes)
+    restored = checkpoints.restore(parallel.placed_shapes(experiment.shapes))
     state, record = restored or (None, {})
     state = _place_state(experiment, parallel, state)
     first = int(state.step)
@@ -99,8 +99,11 @@ def _place_state(
   with ThreadPoolExecutor(max_workers=1) as background:
     if first < experiment.config.train.num_steps:
       background.submit(compile_step)
-    state = experiment.init() if restored is None else restored
-    state = parallel.place_state(state)
+    if restored is None and experiment.is_drawn:
+      state = parallel.draw_state(experiment.init)
+    else:
+      state = experiment.init() if restored is None else restored
+      state = parallel.place_state(state)
     # Drawing needs it in the end; XLA may still be compiling now.
     canvas.import_matplotlib()
   return state
@@ -160,8 +163,7 @@ def _train(
         writer.write(done, {split: values}, meter.seconds)
         progress.say(f"step {done}  {split}  {format_values(values)}")
       if save or stop:
-        host = parallel.to_host(state)
-        checkpoints.save(host, {"meter": meter.sums, "seconds": meter.seconds})
+        checkpoints.save(state, {"meter": meter.sums, "seconds": meter.seconds})
       if stop and done < last:
         _say_stopped(done)
         return None

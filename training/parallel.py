@@ -32,6 +32,8 @@ class Parallel(NamedTuple):
   Attributes:
     train: `(state, batch, step) -> (state, metrics)`; `state` is donated.
     evaluate: `(variables, batch) -> sums`.
+    draw_state: makes a state by a function that can be traced, each device its
+      part.
     place_state: puts a state on every device, as a copy of its own.
     place_batch: puts rows where `train` and `evaluate` want them.
     to_host: a tree of arrays on the devices -> NumPy, whole in every process;
@@ -44,6 +46,7 @@ class Parallel(NamedTuple):
 
   train: Callable[..., tuple[TrainState, dict[str, jax.Array]]]
   evaluate: Callable[..., step_lib.Sums]
+  draw_state: Callable[[Callable[[], TrainState]], TrainState]
   place_state: Callable[[TrainState], TrainState]
   place_batch: Callable[[Mapping[str, np.ndarray]], Mapping[str, Any]]
   to_host: Callable[[Any], Any]
@@ -185,8 +188,12 @@ def _on_mesh(
     sums = step_lib.eval_step(functions, variables, batch)
     return jax.lax.with_sharding_constraint(sums, everywhere)
 
+  def draw_state(init):
+    return jax.jit(init, out_shardings=lying(jax.eval_shape(init)))()
+
   def place_state(state):
     if cluster.are_several():
+      # A restored state lies there already.
       return jax.tree.map(_put, state, lying(state))
     # Donating what device_put made would delete the array it was made from.
     copy = jax.jit(
@@ -212,6 +219,7 @@ def _on_mesh(
   return Parallel(
     train=train,
     evaluate=jax.jit(evaluate),
+    draw_state=draw_state,
     place_state=place_state,
     place_batch=place_batch,
     to_host=_to_host,
@@ -270,6 +278,7 @@ def _on_each(
       out_axes=None,
       devices=devices,
     ),
+    draw_state=lambda init: jax.jit(init, out_shardings=everywhere)(),
     # Donating what device_put made would delete the array it was made from.
     place_state=jax.jit(
       lambda state: jax.tree.map(jax.numpy.copy, state),
@@ -284,6 +293,8 @@ def _on_each(
 
 def _put(array: Any, sharding: jax.sharding.Sharding) -> jax.Array:
   """An array that every process has as a whole, each device with its part."""
+  if isinstance(array, jax.Array) and array.sharding == sharding:
+    return array
   if not cluster.are_several():
     return jax.device_put(array, sharding)
   whole = np.asarray(array)

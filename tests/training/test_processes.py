@@ -98,6 +98,20 @@ def test_two_processes_are_one_run(alone, tmp_path):
   assert_same(records(workdir), alone)
   for name in ("config.json", "samples.txt", "attention.png", "vocabulary"):
     assert (workdir / name).exists()
+  (saved,) = (workdir / "checkpoints").glob("12/state")
+  parts = [f.parent.parent.name for f in saved.glob("ocdbt.process_*/d/*")]
+  assert set(parts) == {"ocdbt.process_0", "ocdbt.process_1"}
+
+
+@pytest.mark.thorough
+def test_four_processes_are_one_run(alone, tmp_path):
+  """Rows in two parts, parameters in two."""
+  workdir = tmp_path / "run"
+  mesh = ("--config.mesh.data=2", "--config.mesh.fsdp=2")
+  with running(4, workdir, *mesh, devices=1) as processes:
+    found = ended(processes)
+  assert [code for code, _, _ in found] == [0] * 4
+  assert_same(records(workdir), alone)
 
 
 def test_one_is_told_to_stop_and_all_save(alone, tmp_path):
