@@ -91,8 +91,11 @@ class Task(Protocol):
     """Name -> loss of a simpler model on the first held-out split."""
     ...
 
-  def train_batch(self, step: int) -> Batch:
-    """The batch of a step: a pure function of (seed, step)."""
+  def train_batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
+    """The batch of a step: a pure function of (seed, step).
+
+    `rows` are the numbers of those to make, in order; None makes all of them.
+    """
     ...
 
   def eval_batches(self, split: str) -> Iterator[Batch]:
@@ -237,6 +240,19 @@ def epoch_order(
     of_epoch = epochs == epoch
     places[of_epoch] = order.permutation(num_examples)[places[of_epoch]]
   return places
+
+
+def indices(step: int, batch_size: int, rows: np.ndarray | None) -> np.ndarray:
+  """Numbers of a step's examples, step · B … (step + 1) · B − 1, or of some rows."""
+  own = np.arange(batch_size) if rows is None else rows
+  return own + step * batch_size
+
+
+def only(batch: Batch, rows: np.ndarray | None) -> Batch:
+  """Some rows of a batch; all for None."""
+  if rows is None:
+    return batch
+  return {name: array[rows] for name, array in batch.items()}
 
 
 def pad_rows(batch: Batch, batch_size: int) -> Batch:

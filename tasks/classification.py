@@ -100,12 +100,12 @@ class ClassificationTask(AnswersInPlace):
       self._train = self._encoded(labelled.train)
       self._validation = self._encoded(labelled.validation)
 
-  def train_batch(self, step: int) -> Batch:
+  def train_batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
     """B rows: all of them once in an order of their own, then again."""
-    rows, labels = self._train
-    indices = np.arange(self._batch_size) + step * self._batch_size
+    ids, labels = self._train
+    indices = base.indices(step, self._batch_size, rows)
     places = base.epoch_order(indices, len(labels), self._seed)
-    return self._batch(rows, labels, places)
+    return self._batch(ids, labels, places)
 
   def eval_batches(self, split: str) -> Iterator[Batch]:
     """Every held-out row once, in the order of the file."""

@@ -106,9 +106,10 @@ class CopyTask:
       examples={"eval_size": config.eval_size},
     )
 
-  def train_batch(self, step: int) -> Batch:
+  def train_batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
     """The batch of a step: sequences step · B … (step + 1) · B − 1."""
-    return self._batch(*self._rows("train", step * self._batch_size))
+    batch = self._batch(*self._rows("train", step * self._batch_size))
+    return base.only(batch, rows)
 
   def eval_batches(self, split: str) -> Iterator[Batch]:
     """The held-out sequences in their order."""

@@ -75,9 +75,9 @@ class GeneratedTask(AnswersInPlace, abc.ABC):
   def _examples(self, split: str, indices: np.ndarray) -> Batch:
     """The examples of a split with these indices, one a row."""
 
-  def train_batch(self, step: int) -> Batch:
+  def train_batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
     """The batch of a step: examples step · B … (step + 1) · B − 1."""
-    indices = np.arange(self._batch_size) + step * self._batch_size
+    indices = base.indices(step, self._batch_size, rows)
     return _typed(self._examples("train", self._order(indices)))
 
   def eval_batches(self, split: str) -> Iterator[Batch]:

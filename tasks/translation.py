@@ -89,10 +89,12 @@ class TranslationTask:
       lengths, self._shapes, self._batch_size, seed
     )
 
-  def train_batch(self, step: int) -> Batch:
+  def train_batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
     """The batch of a step, in one of at most `num_buckets` shapes."""
-    rows, shape = self._batches.batch(step)
-    return self._splits["train"].batch(self._rows[rows], shape)
+    places, shape = self._batches.batch(step)
+    if rows is not None:
+      places = places[rows]
+    return self._splits["train"].batch(self._rows[places], shape)
 
   def eval_batches(self, split: str) -> Iterator[Batch]:
     """Every pair once, short ones first."""

@@ -73,7 +73,7 @@ def compiled_step(run: Any) -> tuple[dict[str, tuple[int, int]], str]:
   train = run.config.train
   made = parallel.make(run.functions, train.parallel, mesh=train.mesh)
   batch = made.place_batch(run.task.train_batch(0))
-  compiled = made.lower_train(run.shapes, run.task.train_batch(0)).compile()
+  compiled = made.lower_train(run.shapes, batch).compile()
 
   def held(tree):
     leaves = jax.tree.leaves(tree)

@@ -40,9 +40,9 @@ class Distilled:
   def __getattr__(self, name: str) -> Any:
     return getattr(self._task, name)
 
-  def train_batch(self, step: int) -> Batch:
+  def train_batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
     """The batch of a step, its second target the teacher's."""
-    batch = self._task.train_batch(step)
+    batch = self._task.train_batch(step, rows)
     return _twice(batch, self._taken_for(batch["image"])[:, None])
 
   def eval_batches(self, split: str) -> Iterator[Batch]:

@@ -93,7 +93,7 @@ def _place_state(
   first = 0 if restored is None else int(restored.step)
 
   def compile_step():
-    batch = experiment.task.train_batch(first)
+    batch = _read(experiment, parallel, first)
     parallel.lower_train(experiment.shapes, batch).compile()
 
   with ThreadPoolExecutor(max_workers=1) as background:
@@ -107,6 +107,17 @@ def _place_state(
     # Drawing needs it in the end; XLA may still be compiling now.
     canvas.import_matplotlib()
   return state
+
+
+def _read(experiment: Experiment, parallel: Parallel, step: int) -> Any:
+  """The batch of a step on the devices; each process makes its rows alone."""
+  count = experiment.config.train.batch_size
+  own = parallel.own_rows(count)
+  if own is None:
+    return parallel.place_batch(experiment.task.train_batch(step))
+  return parallel.place_batch(
+    experiment.task.train_batch(step, own), own, count
+  )
 
 
 def _train(
@@ -125,7 +136,7 @@ def _train(
 
   def load(step):
     try:
-      return parallel.place_batch(task.train_batch(step))
+      return _read(experiment, parallel, step)
     # Readers raise exceptions of any type.
     except Exception as error:
       raise RunError(

@@ -35,12 +35,15 @@ class Parallel(NamedTuple):
     draw_state: makes a state by a function that can be traced, each device its
       part.
     place_state: puts a state on every device, as a copy of its own.
-    place_batch: puts rows where `train` and `evaluate` want them.
+    own_rows: `(batch_size) -> rows`: numbers of the rows of a batch that this
+      process's devices have, in order; None where they have all.
+    place_batch: puts rows where `train` and `evaluate` want them. All rows, or
+      with `(batch, rows, batch_size)` those of `own_rows`.
     to_host: a tree of arrays on the devices -> NumPy, whole in every process;
       all have to ask.
     placed_shapes: a state's shapes -> the same with where each will lie.
     lower_train: `(shapes, batch) -> jax.stages.Lowered`: `train` for states and
-      batches of these shapes. Once that is compiled, from any thread, a first
+      placed batches of these shapes. Once that is compiled, from any thread, a first
       call only runs.
   """
 
@@ -48,10 +51,11 @@ class Parallel(NamedTuple):
   evaluate: Callable[..., step_lib.Sums]
   draw_state: Callable[[Callable[[], TrainState]], TrainState]
   place_state: Callable[[TrainState], TrainState]
-  place_batch: Callable[[Mapping[str, np.ndarray]], Mapping[str, Any]]
+  own_rows: Callable[[int], np.ndarray | None]
+  place_batch: Callable[..., Mapping[str, Any]]
   to_host: Callable[[Any], Any]
   placed_shapes: Callable[[TrainState], TrainState]
-  lower_train: Callable[[TrainState, Mapping[str, np.ndarray]], Any]
+  lower_train: Callable[[TrainState, Mapping[str, Any]], Any]
 
 
 def check_mesh(config: TrainConfig, model: models.Config) -> MeshConfig:
@@ -202,11 +206,27 @@ def _on_mesh(
     )
     return copy(state)
 
-  def place_batch(batch):
+  def own_rows(batch_size):
+    if not cluster.are_several():
+      return None
+    parts = rows.addressable_devices_indices_map((batch_size,)).values()
+    numbers = [np.arange(batch_size)[part] for part in parts if part]
+    return np.unique(np.concatenate(numbers))
+
+  def place_batch(batch, own=None, batch_size=0):
     def place(array):
       positions = array.shape[1] if array.ndim == 2 else 0
       splits = positions and positions % config.sequence == 0
-      return _put(array, stretches if splits else rows)
+      sharding = stretches if splits else rows
+      if own is None:
+        return _put(array, sharding)
+      return jax.make_array_from_callback(
+        (batch_size, *array.shape[1:]),
+        sharding,
+        lambda part: array[
+          (np.isin(own, np.arange(batch_size)[part[0]]), *part[1:])
+        ],
+      )
 
     return {name: place(array) for name, array in batch.items()}
 
@@ -214,13 +234,14 @@ def _on_mesh(
     return _placed(shapes, lying(shapes))
 
   def lower_train(shapes, batch):
-    return train.lower(placed_shapes(shapes), place_batch(batch), np.int32(0))
+    return train.lower(placed_shapes(shapes), batch, np.int32(0))
 
   return Parallel(
     train=train,
     evaluate=jax.jit(evaluate),
     draw_state=draw_state,
     place_state=place_state,
+    own_rows=own_rows,
     place_batch=place_batch,
     to_host=_to_host,
     placed_shapes=placed_shapes,
@@ -267,7 +288,7 @@ def _on_each(
     return _placed(shapes, jax.tree.map(lambda _: everywhere, shapes))
 
   def lower_train(shapes, batch):
-    return train.lower(placed_shapes(shapes), place_batch(batch), np.int32(0))
+    return train.lower(placed_shapes(shapes), batch, np.int32(0))
 
   return Parallel(
     train=train,
@@ -284,6 +305,7 @@ def _on_each(
       lambda state: jax.tree.map(jax.numpy.copy, state),
       out_shardings=everywhere,
     ),
+    own_rows=lambda batch_size: None,
     place_batch=place_batch,
     to_host=_to_host,
     placed_shapes=placed_shapes,

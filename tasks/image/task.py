@@ -62,11 +62,12 @@ class ImageTask(AnswersInPlace):
     self.eval_splits = () if images is None else ("validation",)
     self._brightest = 0 if images is None else images.brightest
 
-  def train_batch(self, step: int) -> Batch:
+  def train_batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
     """B images: all of them once in an order of their own, then again."""
     assert self._images is not None, "a restored task has no data"
     train = self._images.train
-    indices = np.arange(self._batch_size) + step * self._batch_size
+    # What varies them is drawn for all rows.
+    indices = base.indices(step, self._batch_size, None)
     places = base.epoch_order(indices, len(train.labels), self._seed)
     images = vary(
       train.images[places],
@@ -74,7 +75,7 @@ class ImageTask(AnswersInPlace):
       flip=self._config.flip,
       rng=np.random.default_rng((self._seed, step, 1)),
     )
-    return self._batch(images, train.labels[places])
+    return base.only(self._batch(images, train.labels[places]), rows)
 
   def eval_batches(self, split: str) -> Iterator[Batch]:
     """Every held-out image once, in the order of the source, as it is."""

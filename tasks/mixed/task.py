@@ -92,21 +92,21 @@ class MixedTask:
     """Losses of counted tokens and pairs on the held-out text."""
     return {f"text_{name}": x for name, x in self._text.baselines.items()}
 
-  def train_batch(self, step: int) -> Batch:
+  def train_batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
     """Text, captions and control, each a pure function of (seed, step)."""
     config = self._config
     text = self._batch_size - config.caption_rows - config.control_rows
-    rows = {
-      name: array[:text] for name, array in self._text.train_batch(step).items()
-    }
-    parts = [self._of_text(rows)]
+    whole = self._text.train_batch(step)
+    parts = [
+      self._of_text({name: array[:text] for name, array in whole.items()})
+    ]
     indices = np.arange(config.caption_rows) + step * config.caption_rows
     if config.caption_rows:
       parts.append(self._captioned("train", indices)[0])
     if config.control_rows:
       rng = np.random.default_rng((self._seed, step, 2))
       parts.append(self._controlled("train", rng, config.control_rows))
-    return _joined(parts)
+    return base.only(_joined(parts), rows)
 
   def eval_batches(self, split: str) -> Iterator[Batch]:
     """The held-out text, then held-out captions, then stretches of episodes."""

@@ -111,10 +111,10 @@ class SpeechTask(AnswersInPlace):
     self.target_vocab_size = 1 + len(symbols)
     self.eval_splits = () if recordings is None else ("validation",)
 
-  def train_batch(self, step: int) -> Batch:
+  def train_batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
     """Examples step · B … (step + 1) · B − 1."""
     assert self._recordings is not None, "a restored task has no data"
-    indices = np.arange(self._batch_size) + step * self._batch_size
+    indices = base.indices(step, self._batch_size, rows)
     return self._batch(self._recordings.read("train", indices))
 
   def eval_batches(self, split: str) -> Iterator[Batch]:

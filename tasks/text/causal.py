@@ -46,11 +46,11 @@ class CausalText(TextTask):
     """T."""
     return self._config.context
 
-  def train_batch(self, step: int) -> Batch:
+  def train_batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
     """B windows from random places, drawn from (seed, step)."""
     rng = np.random.default_rng((self._seed, step))
-    windows = self._windows(rng, self.piece + 1)
-    return _batch(windows, np.full(self._batch_size, self.piece))
+    windows = self._windows(rng, self.piece + 1, rows)
+    return _batch(windows, np.full(len(windows), self.piece))
 
   def eval_batches(self, split: str) -> Iterator[Batch]:
     """The held-out text in order, each token predicted exactly once."""

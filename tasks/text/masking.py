@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from tasks import base
 from tasks.base import Batch, DecodeBatch
 from tasks.special_tokens import OWN_ENCODER
 from tasks.text.config import TextConfig
@@ -101,11 +102,11 @@ class MaskedText(TextTask):
     around = len(self._before) + len(self._after)
     return self._config.context - around
 
-  def train_batch(self, step: int) -> Batch:
+  def train_batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
     """B pieces from random places, masked; all drawn from (seed, step)."""
     rng = np.random.default_rng((self._seed, step))
     tokens = self._windows(rng, self.piece)
-    return self._batch(tokens, *self._mask(rng, tokens))
+    return base.only(self._batch(tokens, *self._mask(rng, tokens)), rows)
 
   def eval_batches(self, split: str) -> Iterator[Batch]:
     """The held-out text in order, each token read exactly once."""

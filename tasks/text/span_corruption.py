@@ -172,11 +172,12 @@ class SpanText(TextTask):
     """L."""
     return self._sizes.text
 
-  def train_batch(self, step: int) -> Batch:
+  def train_batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
     """B pieces from random places, corrupted; all drawn from (seed, step)."""
     rng = np.random.default_rng((self._seed, step))
     tokens = self._windows(rng, self.piece)
-    return self._batch(tokens, span_mask(rng, len(tokens), self._sizes))
+    batch = self._batch(tokens, span_mask(rng, len(tokens), self._sizes))
+    return base.only(batch, rows)
 
   def eval_batches(self, split: str) -> Iterator[Batch]:
     """The held-out text in order, each token read or written once."""

@@ -89,7 +89,7 @@ class TextTask(abc.ABC):
     """Tokens of the text in one example."""
 
   @abc.abstractmethod
-  def train_batch(self, step: int) -> Batch:
+  def train_batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
     """B pieces from random places, drawn from (seed, step)."""
 
   @abc.abstractmethod
@@ -197,9 +197,16 @@ class TextTask(abc.ABC):
       )
     return ids
 
-  def _windows(self, rng: np.random.Generator, length: int) -> np.ndarray:
+  def _windows(
+    self,
+    rng: np.random.Generator,
+    length: int,
+    rows: np.ndarray | None = None,
+  ) -> np.ndarray:
     """Stretches of the training text from random places, [B, length]."""
     starts = rng.integers(len(self._train) - length + 1, size=self._batch_size)
+    if rows is not None:
+      starts = starts[rows]
     return self._train[starts[:, None] + np.arange(length)]
 
   def _starts(self, stop: int) -> list[np.ndarray]:

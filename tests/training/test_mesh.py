@@ -128,7 +128,9 @@ def test_attention_is_computed_in_parts(tmp_path):
   run = experiment.create(experiment_config.parse(config))
   chosen = MeshConfig(data=2, sequence=4)
   made_on = parallel.make(run.functions, "jit", None, chosen)
-  lowered = made_on.lower_train(run.shapes, run.task.train_batch(0))
+  lowered = made_on.lower_train(
+    run.shapes, made_on.place_batch(run.task.train_batch(0))
+  )
   sent = traffic.sent(lowered.compile().as_text())
   assert sent.keys() == {"collective-permute", "all-reduce"}
   expected, _ = steps(run, "jit", 1, MeshConfig(), numbers=range(2))
@@ -183,7 +185,9 @@ def gathered(chosen):
   """Shapes of what is gathered in a compiled step, and of the parameters."""
   run = made()
   made_on = parallel.make(run.functions, "jit", None, chosen)
-  lowered = made_on.lower_train(run.shapes, run.task.train_batch(0))
+  lowered = made_on.lower_train(
+    run.shapes, made_on.place_batch(run.task.train_batch(0))
+  )
   text = lowered.compile().as_text()
   found = re.findall(r"= \w+\[([\d,]*)\]\S* all-gather(?:-start)?\(", text)
   shapes = {x.shape for x in jax.tree.leaves(run.shapes.params)}
