@@ -116,7 +116,14 @@ def dense_attention(
       logits += bias.astype(exact)
     weights = masked_softmax(logits, allowed)
     if dropout_rate:
-      weights *= dropout.kept(dropout_rng, dropout_rate, weights.shape, start)
+      weights *= dropout.of_pairs(
+        dropout_rng,
+        dropout_rate,
+        batch,
+        num_heads,
+        start + jnp.arange(rows),
+        jnp.arange(seen),
+      )
     weights = weights.astype(value.dtype).reshape(*x.shape[:3], seen)
     out = layout.dot("bkqs,bksv->bkqv", weights, seen_values, exact)
     return layout.heads_last(out, rows).astype(query.dtype)

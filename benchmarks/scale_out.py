@@ -25,7 +25,10 @@ _POSITIONS = flags.DEFINE_integer(
   "positions", 1024, "of each device", lower_bound=64
 )
 _ATTENTION = flags.DEFINE_list(
-  "attention", [], "mechanisms; default all with a form in parts"
+  "attention",
+  [],
+  "mechanisms; default all with a form in parts; flash:balanced and "
+  "flash:all_to_all are other ways of flash",
 )
 
 BATCH, HEADS, DIM = 1, 8, 64
@@ -45,8 +48,11 @@ def main() -> None:
   from attention import ATTENTIONS, plug
 
   able = plug.supporting(ATTENTIONS, _AXIS)
-  names = _ATTENTION.value or able
-  if unknown := [name for name in names if name not in able]:
+  names = _ATTENTION.value or [
+    *able,
+    *(f"flash:{way}" for way in ("balanced", "all_to_all")),
+  ]
+  if unknown := [name for name in names if name.split(":")[0] not in able]:
     raise ConfigError(
       f"--attention: expected mechanisms with a form in parts, {', '.join(able)}"
       f", got {', '.join(unknown)}"
@@ -94,9 +100,12 @@ def _mechanism(name: str, positions: int) -> Any:
   """With hyperparameters that do not grow with the number of devices."""
   from attention import ATTENTIONS, plug
 
+  name, _, in_parts = name.partition(":")
   factory = ATTENTIONS[name]
-  sizes = plug.example(factory).sizes
-  return factory(**sizes.timed(positions))
+  options = dict(plug.example(factory).sizes.timed(positions))
+  if in_parts:
+    options["in_parts"] = in_parts
+  return factory(**options)
 
 
 def measure(
@@ -178,8 +187,27 @@ def sent_on_paper(
       state = heads * features * (DIM + 1 + (name == "performer"))
       rounds = math.ceil(math.log2(devices)) + (devices > 1)
       numbers = state * (rounds if is_causal else 2 * others)
+    case "window_linear":
+      reach = min(options["window"], positions * (devices - 1))
+      rounds = math.ceil(math.log2(devices)) + (devices > 1)
+      numbers = heads * 2 * DIM * (reach + rounds * (DIM + 1))
+    case "nystrom":
+      # Means of queries and keys; results, their sums and the largest logits.
+      rows = heads * options.get("num_landmarks", 64)
+      numbers = rows * (3 * DIM + 2) * 2 * others
+    case "bigbird":
+      block = options.get("block_size", 64)
+      ends = 2 * block * heads * (4 * DIM + 2) * 2 * others
+      halo = 2 * block * heads * 2 * DIM * (devices > 1)
+      numbers = length * heads * 2 * DIM * others + halo + ends
     case "linformer":
       numbers = 2 * heads * options["rank"] * DIM * 2 * others
+    case "flash:balanced" if is_causal:
+      # Halves of queries, keys, values and results go there and back.
+      there_and_back = positions * heads * 4 * DIM * (devices > 1)
+      numbers = length * heads * 2 * DIM * others + there_and_back
+    case "flash:all_to_all":
+      numbers = positions * heads * 4 * DIM * others
     case "additive":
       numbers = length * heads * (options["width"] + DIM) * others
     case _:

@@ -10,8 +10,8 @@ from typing import Any, NoReturn
 
 from process.errors import ConfigError, RunError, one_line
 
-_HEARTBEAT_SECONDS = 60
-"""A process that is silent for so long is lost, and the others end."""
+_HEARTBEAT_SECONDS = 100
+"""A process that is silent for so long is lost to JAX, which ends the others."""
 
 _JOIN_SECONDS = 300
 

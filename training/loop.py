@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from process import cluster
+from process import cluster, heartbeat
 from process.errors import RunError, one_line
 from process.signals import Interrupted, Signals
 from training import attention_maps, canvas, evaluate
@@ -58,6 +58,7 @@ def run(experiment: Experiment, workdir: pathlib.Path) -> Results | None:
     writer = MetricsWriter(workdir, first, writes=cluster.is_first())
     stack.callback(writer.close)
     signals = stack.enter_context(Signals())
+    stack.enter_context(heartbeat.kept(workdir))
     if first:
       print(f"continues from the checkpoint of step {first}", flush=True)
 

@@ -183,6 +183,8 @@ def _attend_in_parts(
   scale: float | Float[Array, ""] | None = None,
   query_segment_ids: Int[Array, "B T"] | None = None,
   key_segment_ids: Int[Array, "B S"] | None = None,
+  dropout_rate: float = 0.0,
+  dropout_rng: Array | None = None,
   **others: Any,
 ) -> Float[Array, "B T N V"]:
   """`additive_attention` of the whole, of which each device has a part.
@@ -206,14 +208,16 @@ def _attend_in_parts(
     seen = mask[:, 0, 0, :, None, None]
     key, value = jnp.where(seen, key, 0), jnp.where(seen, value, 0)
   projected = _project(query, query_kernel)
+  arguments.check_dropout(dropout_rate, dropout_rng)
+  rng = dropout_rng if dropout_rate else None
   hides = mask is not None or query_segment_ids is not None
   out = ring.attend(
-    _blocks(projected, value, hides, is_causal),
+    _blocks(projected, value, hides, is_causal, dropout_rate),
     axis_name,
     projected,
     Arrays(_project(key, key_kernel), value),
     score_kernel.astype(jnp.float32),
-    ring.Hidden(mask, query_segment_ids, key_segment_ids),
+    ring.Hidden(mask, query_segment_ids, key_segment_ids, rng),
   )
   return out.astype(query.dtype)
 

@@ -10,8 +10,7 @@ two pairs of chunks have something to see:
 
 The late chunk here always sees the early one there; the second pair is chosen by
 `where`, so that every step is the same program. Compared with `core.ring`, a call
-takes half the time, and another two parts of queries, keys, values and results
-cross.
+takes half the time, and a part of queries, keys, values and results crosses more.
 
 Paper: Striped attention, arXiv:2311.09431, has the problem and another order; this
 one is that of Llama 3's context parallelism, arXiv:2407.21783, section 3.3.2.
@@ -51,7 +50,7 @@ def attend(
     memory of `ring.attend`. What crosses: D − 1 parts of `arrays` and, once there
     and once back, all of a device's queries, keys and values, and results.
   """
-  mask, *ids = hidden
+  mask, *ids, rng = hidden
   exchanged = partial(_exchanged, axis_name=axis_name)
   masks = (None, None) if mask is None else exchanged(mask[:, 0, 0])
   masks = [m if m is None else m[:, None, None] for m in masks]
@@ -66,7 +65,10 @@ def attend(
       jax.tree.map(exchanged, arrays),
     ),
     parameters,
-    tuple(Hidden(*chunk) for chunk in zip(masks, *of_chunks, strict=True)),
+    tuple(
+      Hidden(mask, of_query, of_key, rng)
+      for mask, of_query, of_key in zip(masks, *of_chunks, strict=True)
+    ),
   )
   return _back(out, axis_name)
 
@@ -222,8 +224,7 @@ _attend.defvjp(_attend_fwd, _attend_bwd)
 
 def _moving(arrays, hidden):
   """Of each chunk what goes round."""
-  of_keys = [x._replace(of_query=None) for x in hidden]
-  return tuple(zip(arrays, of_keys, strict=True))
+  return tuple(zip(arrays, (x.of_keys for x in hidden), strict=True))
 
 
 def _second_pair(rank, owner, size, queries, hidden, moving):
@@ -233,7 +234,8 @@ def _second_pair(rank, owner, size, queries, hidden, moving):
   number = jnp.where(is_before, rank, late - rank)
   of_keys = jnp.where(is_before, owner, late - owner)
   query = _either(is_before, *queries)
-  of_query = _either(is_before, *hidden)
+  first, second = (x._replace(rng=None) for x in hidden)
+  of_query = _either(is_before, first, second)._replace(rng=hidden[0].rng)
   return is_before, (
     number,
     query,

@@ -36,11 +36,20 @@ class Causal(Protocol):
 
 
 class Hidden(NamedTuple):
-  """What hides pairs: parts of a key mask and of segment ids, or None."""
+  """What hides pairs: parts of a key mask and of segment ids, or None.
+
+  And the key of dropout, the same on every device.
+  """
 
   mask: Bool[Array, "#B 1 1 S"] | None
   of_query: Int[Array, "B T"] | None
   of_key: Int[Array, "B S"] | None
+  rng: Array | None = None
+
+  @property
+  def of_keys(self) -> "Hidden":
+    """What goes round with the keys."""
+    return Hidden(self.mask, None, self.of_key)
 
 
 class Limits(NamedTuple):
@@ -48,14 +57,16 @@ class Limits(NamedTuple):
 
   Attributes:
     sees: which pairs count.
-    rng: None: there is no dropout.
+    rng: of dropout.
     shift: position of the first key of one part less that of the first query of
       the other, for tables by distance.
+    origin: position of the first query.
   """
 
   sees: Visibility
-  rng: None = None
+  rng: Array | None = None
   shift: Int[Array, ""] | int = 0
+  origin: Int[Array, ""] | int = 0
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -107,7 +118,7 @@ def _forward(source, axis_name, query, arrays, parameters, hidden):
     )
     return (moving, after), None
 
-  moving = (arrays, hidden._replace(of_query=None))
+  moving = (arrays, hidden.of_keys)
   nothing = nothing_yet(source, query, moving, parameters)
   found = attend_pair(moving, rank, nothing, True)
   if size > 1:
@@ -146,7 +157,7 @@ def _attend_bwd(source, axis_name, residuals, cotangent):
   zeros = jax.tree.map(
     lambda x: jnp.zeros(x.shape, jnp.float32), (query, arrays, parameters)
   )
-  moving = (arrays, hidden._replace(of_query=None))
+  moving = (arrays, hidden.of_keys)
   gradients = pull_pair(moving, rank, zeros, True)
   if size > 1:
     (_, gradients), _ = jax.lax.scan(
@@ -191,8 +202,8 @@ def between(
     of_keys.mask, hidden.of_query, of_keys.of_key, is_causal
   )
   length = jax.tree.leaves(arrays)[0].shape[1]
-  shift = owner * length - number * query.shape[1]
-  limits = Limits(sees, shift=shift)
+  origin = number * query.shape[1]
+  limits = Limits(sees, hidden.rng, owner * length - origin, origin)
   of_pair = dataclasses.replace(source, is_causal=is_causal)
   return of_pair, query, arrays, parameters, limits
 
@@ -201,9 +212,9 @@ def nothing_yet(
   source: Any, query: Float[Array, "B T N H"], moving: Any, parameters: Any
 ) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N 1"]]:
   """Result and log-sum-exp of queries that have seen no key."""
-  of_pair = between(
-    source, query, moving, Hidden(None, None, None), 0, 0, True, parameters
-  )
+  rng = jax.random.key(0)  # Of no use, as only shapes are.
+  hidden = Hidden(None, None, None, rng)
+  of_pair = between(source, query, moving, hidden, 0, 0, True, parameters)
   found = jax.eval_shape(lambda: loop.forward(*of_pair)[0])
   return (
     jnp.zeros(found.shape, jnp.float32),

@@ -35,11 +35,13 @@ class Limits(NamedTuple):
     rng: of the dropout.
     shift: position of the first key less that of the first query, where these
       are parts of a sequence.
+    origin: position of the first query then.
   """
 
   sees: Visibility
   rng: Array | None = None
   shift: Array | int = 0
+  origin: Array | int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,15 +109,15 @@ class Blocks:
       )
       visible = layout.by_kv_head(visible, self.kv_heads)
     if self.dropout_rate:
-      shape = (
-        keys.value.shape[0],
-        self.kv_heads,
-        self.num_heads // self.kv_heads,
-        self.rows,
-        self.width,
+      kept = dropout.of_pairs(
+        fixed.rng,
+        self.dropout_rate,
+        len(keys.value),
+        self.num_heads,
+        fixed.origin + place.start + jnp.arange(self.rows),
+        fixed.origin + fixed.shift + first + jnp.arange(self.width),
       )
-      numbers = place.number, place.visit
-      kept = dropout.kept(fixed.rng, self.dropout_rate, shape, *numbers)
+      kept = layout.by_kv_head(kept, self.kv_heads)
     offset = first - place.start + fixed.shift
     return keys._replace(visible=visible, kept=kept, offset=offset)
 

@@ -35,6 +35,8 @@ def attention_in_parts(
   key_segment_ids: Int[Array, "B S"] | None = None,
   relative_bias: Float[Array, "N D"] | None = None,
   relative_keys: Float[Array, "... E H"] | None = None,
+  dropout_rate: float = 0.0,
+  dropout_rng: Array | None = None,
   implementation: InParts = "ring",
   **others: Any,
 ) -> Float[Array, "B T N V"]:
@@ -54,6 +56,8 @@ def attention_in_parts(
     key_segment_ids: of its keys.
     relative_bias: by distance in the whole, the same on every device.
     relative_keys: likewise.
+    dropout_rate: share of weights set to zero, the same ones as in the whole.
+    dropout_rng: the same on every device.
     implementation: 'ring': keys and values go round, `core.ring`. 'balanced': so
       they do, and in a causal call all devices work alike, `core.balanced_ring`;
       for an even T. 'all_to_all': each device gets all positions of N/D heads,
@@ -64,13 +68,13 @@ def attention_in_parts(
     `[B, T, N, V]`, this device's part of the result.
 
   Raises:
-    ValueError: a mask that varies along queries, a bias, or dropout; a causal
+    ValueError: a mask that varies along queries, or a bias; a causal
       call with another length of keys; an implementation that cannot serve.
 
   Cost: time T·(D·S)·N·(H+V) on each of D devices, in a causal call half of it,
   but with 'ring' for the last device; memory of `flash_attention` on parts, with
   'all_to_all' that of N/D heads of the whole. What crosses is D − 1 parts of keys
-  and values; balanced two more of all arrays; with 'all_to_all' (D − 1)/D of this
+  and values; balanced one part more of all arrays; with 'all_to_all' (D − 1)/D of this
   device's queries, keys, values and results.
 
   Paper: Ring attention, arXiv:2310.01889; all_to_all: DeepSpeed-Ulysses,
@@ -87,14 +91,22 @@ def attention_in_parts(
     others,
   )
   tables = relative.check(relative_bias, relative_keys, query)
-  hidden = ring.Hidden(mask, query_segment_ids, key_segment_ids)
+  arguments.check_dropout(dropout_rate, dropout_rng)
+  rng = dropout_rng if dropout_rate else None
+  hidden = ring.Hidden(mask, query_segment_ids, key_segment_ids, rng)
   if implementation == "all_to_all":
+    if dropout_rate:
+      raise ValueError(
+        "dropout_rate: expected 0.0 with 'all_to_all', whose devices draw for "
+        f"some heads alone, got {dropout_rate}; use 'ring'"
+      )
     return _by_heads(
       query, key, value, axis_name, is_causal, scale, tables, hidden
     )
   query, scale = arguments.scaled_query(query, scale)
   first, of_first, attend = query, key, ring.attend
-  if implementation == "balanced" and is_causal:
+  is_shared = is_causal and jax.lax.axis_size(axis_name) > 1
+  if implementation == "balanced" and is_shared:
     if query.shape[1] % 2:
       raise ValueError(
         "implementation: 'balanced' needs an even number of positions on a "
@@ -109,6 +121,7 @@ def attention_in_parts(
     Product(scale),
     is_causal,
     by_data=(mask is not None or query_segment_ids is not None),
+    dropout_rate=dropout_rate,
   )
   return attend(source, axis_name, query, Arrays(key, value), tables, hidden)
 
@@ -199,6 +212,7 @@ def blocks(
   is_causal: bool,
   *,
   by_data: bool,
+  dropout_rate: float = 0.0,
 ) -> Blocks:
   """How the tiles of a pair of parts are cut."""
   batch, length, num_heads, _ = query.shape
@@ -215,6 +229,7 @@ def blocks(
     by_data=by_data,
     source_length=source_length,
     is_causal=is_causal,
+    dropout_rate=dropout_rate,
   )
 
 

@@ -173,6 +173,26 @@ def test_tables_know_where_a_part_stands(mechanism):
     )
 
 
+@pytest.mark.parametrize("mechanism", SEQUENCE, ids=str)
+def test_dropout_drops_what_it_drops_in_the_whole(mechanism):
+  if "dropout" not in mechanism.supports or mechanism.record.cost == "linear":
+    pytest.skip("has no dropout in parts")
+  for is_causal in directions(mechanism.record):
+    for in_parts in ({}, {"implementation": "balanced"}):
+      if in_parts and mechanism.name != "flash":
+        continue
+      check(
+        mechanism,
+        4,
+        24,
+        in_parts=in_parts,
+        is_causal=is_causal,
+        mask=padding(24, 24),
+        dropout_rate=0.4,
+        dropout_rng=jax.random.key(5),
+      )
+
+
 @pytest.mark.parametrize("has_own", [False, True])
 @pytest.mark.parametrize("mechanism", SEQUENCE, ids=str)
 def test_global_tokens_are_on_all_devices(mechanism, has_own):
@@ -214,7 +234,7 @@ def test_what_has_no_form_in_parts_is_refused(mechanism):
   if "bias" in mechanism.supports:
     with pytest.raises(ValueError, match=r"^bias: expected none where"):
       check_refused(mechanism, bias=jnp.zeros((1, 1, 1, 1)))
-  if "dropout" in mechanism.supports:
+  if "dropout" in mechanism.supports and mechanism.record.cost == "linear":
     with pytest.raises(ValueError, match=r"^dropout_rate: expected none"):
       check_refused(mechanism, dropout_rate=0.5, dropout_rng=jax.random.key(0))
 
@@ -281,6 +301,17 @@ def test_what_an_implementation_cannot_serve_is_told():
     )
   with pytest.raises(ValueError, match="gives each of 4 devices a share of"):
     check(flash(), 4, 24, in_parts={"implementation": "all_to_all"})
+  with pytest.raises(
+    ValueError, match=r"^dropout_rate: expected 0.0 with 'all"
+  ):
+    check(
+      flash(),
+      2,
+      24,
+      in_parts={"implementation": "all_to_all"},
+      dropout_rate=0.4,
+      dropout_rng=jax.random.key(5),
+    )
   with pytest.raises(ValueError, match=r"^in_parts: expected one of ring, bal"):
     ATTENTIONS["flash"](in_parts="ulysses")
 

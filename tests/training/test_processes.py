@@ -4,10 +4,12 @@ import contextlib
 import json
 import signal
 import socket
+import threading
 import time
 
 import pytest
 
+from process import heartbeat
 from tests import commands
 
 _SECONDS = 240
@@ -157,7 +159,8 @@ def test_one_is_killed(tmp_path):
     (code, _, error), _ = ended(processes)
     assert time.monotonic() - start < 120
   assert code != 0
-  assert "another process" in error or "tasks are unhealthy" in error
+  assert error.startswith("process 1 of 2 is lost (silent for 60 s); start all")
+  assert error.count("\n") == 1
   with running(2, workdir, *arguments, *often) as processes:
     _wait_for(workdir, 60)
     processes[0].send_signal(signal.SIGTERM)
@@ -177,6 +180,34 @@ def test_one_is_stopped_for_a_while(alone, tmp_path):
     found = ended(processes)
   assert [code for code, _, _ in found] == [0, 0]
   assert_same(records(workdir), alone)
+
+
+def test_a_silent_process_is_named(tmp_path):
+  """One counts on, one is done, one is silent."""
+  stop, found = threading.Event(), []
+  for number, text in ((1, "7 0"), (2, "done"), (3, "8 0")):
+    (tmp_path / str(number)).write_text(text)
+
+  def beat():
+    for i in range(100):
+      (tmp_path / "1").write_text(f"7 {i}")
+      if stop.wait(0.02):
+        return
+
+  thread = threading.Thread(target=beat)
+  thread.start()
+  heartbeat.watch(
+    tmp_path,
+    own=0,
+    count=4,
+    stop=stop,
+    lost=lambda *lost: found.append(lost),
+    every=0.02,
+    limit=0.3,
+  )
+  stop.set()
+  thread.join()
+  assert found == [(3, 4)]
 
 
 @pytest.mark.parametrize(
