@@ -4,6 +4,10 @@ import jax
 from jax.extend.random import threefry2x32_p
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
+import numpy as np
+
+_GOLDEN = np.uint32(0x9E3779B9)
+"""φ·2³², whose multiples are as far from one another as can be."""
 
 
 def kept(
@@ -32,8 +36,10 @@ def of_pairs(
 
   It follows from the key, the example, the head and the two positions alone:
   mechanisms, sizes of tiles and devices that compute the same pairs drop the same
-  ones. Each pair takes one word of Threefry, with its positions as the counter,
-  under a key that Threefry makes of the example and the head.
+  ones. Each pair takes one word of Threefry. Its counter is the position of the
+  key, and that of the query plus φ·2³² for each example and head before, which
+  keeps their ranges apart (for 4,096 of them up to 744,000 positions; beyond,
+  two heads would drop alike somewhere).
 
   Args:
     key: of any kind.
@@ -43,15 +49,14 @@ def of_pairs(
     queries: their positions.
     keys: their positions.
   """
-  words = jax.random.bits(_given(key), (2,), "uint32")
-  of_head = _threefry(
-    (words[0], words[1]),
-    jnp.arange(batch)[:, None, None, None],
-    jnp.arange(num_heads)[None, :, None, None],
+  first_key, second_key = jax.random.bits(_given(key), (2,), "uint32")
+  of_head = jnp.arange(batch * num_heads, dtype=jnp.uint32) * _GOLDEN
+  of_head = of_head.reshape(batch, num_heads, 1, 1)
+  of_query = of_head + queries.astype(jnp.uint32)[None, None, :, None]
+  counters = jnp.broadcast_arrays(
+    of_query, keys.astype(jnp.uint32)[None, None, None, :]
   )
-  bits, _ = _threefry(
-    of_head, queries[None, None, :, None], keys[None, None, None, :]
-  )
+  bits, _ = threefry2x32_p.bind(first_key, second_key, *counters)
   keep = 1.0 - rate
   is_kept = bits < jnp.uint32(min(round(keep * 2**32), 2**32 - 1))
   return jnp.where(is_kept, jnp.float32(1.0 / keep), 0.0)
@@ -61,14 +66,3 @@ def _given(key: Array | None) -> Array:
   if key is None:
     raise ValueError("key: expected one to draw dropout with, got None")
   return key
-
-
-def _threefry(
-  key: tuple[Array, Array], first: Array, second: Array
-) -> tuple[Array, Array]:
-  """Two words for each pair of counters."""
-  counters = (jnp.asarray(x).astype(jnp.uint32) for x in (first, second))
-  first_word, second_word = threefry2x32_p.bind(
-    *jnp.broadcast_arrays(*key, *counters)
-  )
-  return first_word, second_word
