@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from process import cluster, heartbeat
-from process.errors import RunError, one_line
+from process.errors import ConfigError, RunError, one_line
 from process.signals import Interrupted, Signals
 from training import attention_maps, canvas, evaluate
 from training import parallel as parallel_lib
@@ -93,10 +93,20 @@ def _place_state(
   """
   first = 0 if restored is None else int(restored.step)
 
-  def compile_step():
+  def lower():
     batch = _read(experiment, parallel, first)
-    parallel.lower_train(experiment.shapes, batch).compile()
+    return parallel.lower_train(experiment.shapes, batch)
 
+  def compile_step():
+    (lowered or lower()).compile()
+
+  lowered = None
+  if experiment.config.train.mesh.sequence > 1:
+    # Whether a mechanism can serve parts of these lengths shows in the trace.
+    try:
+      lowered = lower()
+    except ValueError as error:
+      raise ConfigError(f"config.mesh.sequence: {one_line(error)}") from error
   with ThreadPoolExecutor(max_workers=1) as background:
     if first < experiment.config.train.num_steps:
       background.submit(compile_step)

@@ -49,8 +49,10 @@ def config_of(attention="dense", **model):
 
 
 @functools.cache
-def made(attention="dense"):
-  return experiment.create(experiment_config.parse(config_of(attention)))
+def made(attention="dense", longest=10):
+  config = config_of(attention)
+  config["task"]["max_length"] = longest
+  return experiment.create(experiment_config.parse(config))
 
 
 def steps(run, kind, count, chosen, first=None, numbers=range(3)):
@@ -113,9 +115,29 @@ def test_every_mechanism_lies_on_a_mesh(attention):
 def test_every_mechanism_with_a_form_in_parts(attention):
   """Encoder, decoder and across, of lengths that do not split."""
   chosen = MESHES["fsdp 2, tensor 2, sequence 2"]
-  found, _ = steps(made(attention), "jit", 8, chosen, numbers=range(2))
-  expected, _ = steps(made(attention), "jit", 1, MeshConfig(), numbers=range(2))
+  # BigBird's blocks lie on one device each: 12 positions, blocks of 2.
+  longest = 11 if attention == "bigbird" else 10
+  run = made(attention, longest)
+  found, _ = steps(run, "jit", 8, chosen, numbers=range(2))
+  expected, _ = steps(run, "jit", 1, MeshConfig(), numbers=range(2))
   np.testing.assert_allclose(found, expected, rtol=2e-4)
+
+
+def test_a_length_that_a_mechanism_cannot_split_is_told_first(tmp_path):
+  code, out, error = commands.run(
+    "train.py",
+    "--config=configs/copy.py:bigbird",
+    "--config.task.max_length=8",
+    "--config.mesh.sequence=2",
+    f"--workdir={tmp_path / 'run'}",
+    devices=2,
+  )
+  assert code == 2
+  assert "step" not in out.splitlines()[-1]
+  assert error.startswith(
+    "config.mesh.sequence: attention: the mechanism needs a"
+  )
+  assert error.count("\n") == 1
 
 
 def test_attention_is_computed_in_parts(tmp_path):
