@@ -43,7 +43,7 @@ class Parallel(NamedTuple):
       all have to ask.
     placed_shapes: a state's shapes -> the same with where each will lie.
     lower_train: `(shapes, batch) -> jax.stages.Lowered`: `train` for states and
-      placed batches of these shapes. Once that is compiled, from any thread, a first
+      batches of these shapes, placed or not. Once that is compiled, from any thread, a first
       call only runs.
   """
 
@@ -234,6 +234,8 @@ def _on_mesh(
     return _placed(shapes, lying(shapes))
 
   def lower_train(shapes, batch):
+    if any(isinstance(array, np.ndarray) for array in batch.values()):
+      batch = place_batch(batch)
     return train.lower(placed_shapes(shapes), batch, np.int32(0))
 
   return Parallel(
@@ -288,6 +290,8 @@ def _on_each(
     return _placed(shapes, jax.tree.map(lambda _: everywhere, shapes))
 
   def lower_train(shapes, batch):
+    if any(isinstance(array, np.ndarray) for array in batch.values()):
+      batch = place_batch(batch)
     return train.lower(placed_shapes(shapes), batch, np.int32(0))
 
   return Parallel(
