@@ -15,8 +15,11 @@ from attention.bigbird import (
   bigbird_attention,
   bigbird_random_blocks,
 )
+from attention.core.mods import make_block_mask
 from attention.dense import dense, dense_attention
+from attention.differential import differential, differential_attention
 from attention.flash import flash, flash_attention
+from attention.gates_from_keys import gates_from_keys
 from attention.linear import (
   elu_plus_one,
   hedgehog_features,
@@ -43,6 +46,16 @@ from attention.positions import (
   t5_bias,
   t5_buckets,
 )
+from attention.recurrent import (
+  delta,
+  delta_rule_attention,
+  gated_delta,
+  gated_linear,
+  gated_linear_attention,
+  kimi_delta,
+  mamba2,
+  retention,
+)
 from attention.registry import ATTENTIONS
 from attention.sliding_window import (
   sliding_window,
@@ -67,12 +80,21 @@ __all__ = [
   "bigbird_attention",
   "bigbird_random_blocks",
   "definitions",
+  "delta",
+  "delta_rule_attention",
   "dense",
   "dense_attention",
+  "differential",
+  "differential_attention",
   "flash",
   "flash_attention",
   "elu_plus_one",
+  "gated_delta",
+  "gated_linear",
+  "gated_linear_attention",
+  "gates_from_keys",
   "hedgehog_features",
+  "kimi_delta",
   "linear",
   "linear_attention",
   "linformer",
@@ -80,6 +102,8 @@ __all__ = [
   "lsh",
   "lsh_attention",
   "lsh_rotations",
+  "make_block_mask",
+  "mamba2",
   "multiplicative",
   "multiplicative_attention",
   "nystrom",
@@ -87,6 +111,7 @@ __all__ = [
   "orthogonal_features",
   "performer",
   "performer_attention",
+  "retention",
   "rotary",
   "sliding_window",
   "sliding_window_attention",

@@ -68,6 +68,12 @@ def as_attention_fn(
   name = _name(attention)
   if isinstance(attention, plug.Attention):
     positions_matter = "rowwise" not in attention.supports
+    if attention.gates is not None:
+      raise ValueError(
+        "attention: its gates read what queries are projected from, which Flax "
+        "does not give to an attention_fn; expected one without, such as "
+        "attention.gates_from_keys(…), whose gates read the keys"
+      )
     if variables is None:
       _check_has_none(attention)
   elif not callable(attention) or plug.is_factory(attention):
@@ -178,7 +184,9 @@ def _described(attention: Any, name: str) -> str:
 def _check_has_none(attention: plug.Attention) -> None:
   """Raises where an `Attention` makes variables and so cannot do without."""
   # Which it makes depends on no size.
-  dims = plug.Dims(num_heads=1, num_kv_heads=1, head_dim=2, max_length=2**16)
+  dims = plug.Dims(
+    num_heads=1, num_kv_heads=1, head_dim=2, max_length=2**16, features=2
+  )
   try:
     shapes = jax.eval_shape(
       lambda key: attention.init(key, dims), jax.random.key(0)

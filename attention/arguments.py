@@ -10,7 +10,7 @@ import difflib
 import functools
 import inspect
 import math
-from typing import Any, ParamSpec, get_args
+from typing import Any, ParamSpec, TypeVar, get_args
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ import numpy as np
 from attention import plug
 
 P = ParamSpec("P")
+R = TypeVar("R")
 
 MOST_BYTES = 2**32
 """Arrays of one mechanism beyond this size are taken for a typing error."""
@@ -61,7 +62,7 @@ def register(
 
 def attention_function(
   **instead: str,
-) -> Callable[[Callable[P, Array]], Callable[P, Array]]:
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
   """Decorates a public attention function: every wrong name is a ValueError.
 
   Before the function is called, the decorator refuses an option that it does
@@ -76,7 +77,7 @@ def attention_function(
     The decorator. Signature, annotations and docstring stay as they are.
   """
 
-  def decorate(function: Callable[P, Array]) -> Callable[P, Array]:
+  def decorate(function: Callable[P, R]) -> Callable[P, R]:
     name = getattr(function, "__name__", "attention")
     parameters = inspect.signature(function).parameters
     _functions[name] = parameters
@@ -87,7 +88,7 @@ def attention_function(
     arrays = [n for n, p in parameters.items() if _is_array(p.annotation)]
 
     @functools.wraps(function)
-    def checked(*args: P.args, **options: P.kwargs) -> Array:
+    def checked(*args: P.args, **options: P.kwargs) -> R:
       if len(args) > len(positional):
         raise ValueError(
           f"{name}: expected {', '.join(positional)} by position and options "
@@ -331,6 +332,68 @@ def check_dropout(rate: float, rng: Array | None) -> None:
   if rate > 0.0 and rng is None:
     raise ValueError(
       f"dropout_rng: expected a key for dropout_rate {rate}, got None"
+    )
+
+
+def check_logit_options(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"] | None,
+  is_causal: bool,
+  *,
+  sinks: Float[Array, "N"] | None = None,
+  logits_soft_cap: float | None = None,
+  log_forget: Float[Array, "B T N"] | None = None,
+) -> None:
+  """Checks what an exact mechanism does to its logits.
+
+  Args:
+    query: `[B, T, N, H]`.
+    key: `[B, S, K, H]`; None where one position is decoded.
+    is_causal: whether queries see no later keys.
+    sinks: `[N]`.
+    logits_soft_cap: above 0.
+    log_forget: `[B, T, N]`, for causal calls with T = S.
+
+  Raises:
+    ValueError: one of them does not fit.
+  """
+  batch, length, num_heads, _ = query.shape
+  if sinks is not None and sinks.shape != (num_heads,):
+    raise ValueError(
+      f"sinks: expected one for each of {num_heads} heads, got shape "
+      f"{sinks.shape}"
+    )
+  if logits_soft_cap is not None:
+    check_soft_cap(logits_soft_cap)
+  if log_forget is None:
+    return
+  if log_forget.shape != (batch, length, num_heads):
+    raise ValueError(
+      f"log_forget: expected [B, T, N] = {(batch, length, num_heads)}, got "
+      f"shape {log_forget.shape}"
+    )
+  if not is_causal:
+    raise ValueError(
+      "log_forget: expected is_causal=True with it, got False; what is "
+      "forgotten lies between a query and an earlier key"
+    )
+  if key is not None and key.shape[1] != length:
+    raise ValueError(
+      f"log_forget: expected query and key of one length, got {length} and "
+      f"{key.shape[1]}"
+    )
+
+
+def check_soft_cap(cap: float) -> None:
+  """Checks c of c · tanh(x / c).
+
+  Raises:
+    ValueError: it is not a finite number above 0.
+  """
+  is_number = isinstance(cap, int | float) and not isinstance(cap, bool)
+  if not is_number or not 0.0 < cap < math.inf:
+    raise ValueError(
+      f"logits_soft_cap: expected a finite number above 0, got {cap!r}"
     )
 
 

@@ -14,17 +14,24 @@ CAPABILITIES: Mapping[str, str] = {
   "cross": "T≠S",
   "rowwise": "rowwise",
   "mask": "mask",
-  "full_mask": "any mask",
+  "full_mask": "any",
   "segments": "packed",
   "bias": "bias",
-  "relative": "relative",
+  "relative": "rel.",
+  "sinks": "logits",
+  "logits_soft_cap": "logits",
+  "log_forget": "logits",
+  "mods": "logits",
   "dropout": "dropout",
   "decode": "decode",
   "global": "global",
   "shared_qk": "q=k",
   "sequence": "parts",
 }
-"""Name in `supports` -> heading of its column, in the table's order."""
+"""Name in `supports` -> heading of its column, in the table's order.
+
+A column of several names has ✓ where all of them are supported.
+"""
 
 
 def capability_table(
@@ -43,10 +50,14 @@ def capability_table(
   """
   if mechanisms is None:
     mechanisms = {name: example(make) for name, make in ATTENTIONS.items()}
-  rows = [["name", *CAPABILITIES.values()]]
-  rows.append(["---", *[":-:"] * len(CAPABILITIES)])
+  columns: dict[str, set[str]] = {}
+  for capability, heading in CAPABILITIES.items():
+    columns.setdefault(heading, set()).add(capability)
+  rows = [["name", *columns]]
+  rows.append(["---", *[":-:"] * len(columns)])
   for name, attention in mechanisms.items():
-    marks = ["✓" if c in attention.supports else "–" for c in CAPABILITIES]
+    supports = attention.supports
+    marks = ["✓" if names <= supports else "–" for names in columns.values()]
     if attention.causal_only:
       marks[0] = "only"
     rows.append([f"`{name}`", *marks])

@@ -6,8 +6,17 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import arguments, plug
-from attention.core import dropout, layout, relative, visibility
+from attention.core import (
+  dropout,
+  forgetting,
+  layout,
+  mods,
+  own_logits,
+  relative,
+  visibility,
+)
 from attention.core.implementations import InParts
+from attention.core.mods import MaskMod, ScoreMod
 from attention.core.rows import by_rows
 from attention.core.softmax import masked_softmax
 
@@ -26,6 +35,11 @@ def dense_attention(
   bias: Float[Array, "..."] | None = None,
   relative_bias: Float[Array, "N D"] | None = None,
   relative_keys: Float[Array, "... E H"] | None = None,
+  sinks: Float[Array, "N"] | None = None,
+  logits_soft_cap: float | None = None,
+  log_forget: Float[Array, "B T N"] | None = None,
+  score_mod: ScoreMod | None = None,
+  mask_mod: MaskMod | None = None,
   dropout_rate: float = 0.0,
   dropout_rng: Array | None = None,
   block_size: int | None = None,
@@ -53,6 +67,15 @@ def dense_attention(
     relative_bias: `[N, 2L+1]`, added by clipped distance, see `core.relative`.
     relative_keys: `[2L+1, H]`, Shaw's keys by clipped distance, or
       `[N, 2L+1, H]`, a table for each head (Transformer-XL).
+    sinks: `[N]`, one more logit for each head, which takes weight and gives no
+      value (gpt-oss).
+    logits_soft_cap: c; the scaled products of query and key become
+      c · tanh(x / c), ahead of masks, biases and tables (Gemma 2).
+    log_forget: `[B, T, N]`, logarithms of forget gates, at most 0: Σ log f_u over
+      s < u ≤ t is added to the logits (FoX). For causal calls with T = S.
+    score_mod: `(score, b, n, t, s) -> score` of indices that broadcast, as in
+      FlexAttention; it takes the logits ahead of `bias` and `log_forget`.
+    mask_mod: `(b, n, t, s) -> bool`, True = attend, in addition to `mask`.
     dropout_rate: share of attention weights set to zero; the others are
       divided by 1 - rate.
     dropout_rng: key of the dropout, needed where `dropout_rate` > 0.
@@ -74,7 +97,9 @@ def dense_attention(
   sees no key, key heads that several query heads share, biases by pair or
   distance.
 
-  Paper: Attention is all you need, section 3.2.1, arXiv:1706.03762.
+  Papers: Attention is all you need, section 3.2.1, arXiv:1706.03762. Sinks: gpt-oss,
+  arXiv:2508.10925. Soft caps: Gemma 2, arXiv:2408.00118. Forget gates: Forgetting
+  transformer, arXiv:2503.02130. Mods: Flex attention, arXiv:2412.05496.
   """
   arguments.check_pairs(
     query,
@@ -87,6 +112,14 @@ def dense_attention(
     dropout_rate=dropout_rate,
     dropout_rng=dropout_rng,
   )
+  arguments.check_logit_options(
+    query,
+    key,
+    is_causal,
+    sinks=sinks,
+    logits_soft_cap=logits_soft_cap,
+    log_forget=log_forget,
+  )
   if block_size is not None:
     arguments.check_at_least("block_size", block_size, 1)
   batch, _, num_heads, head_dim = query.shape
@@ -97,6 +130,10 @@ def dense_attention(
   sees = visibility.of_call(mask, query_segment_ids, key_segment_ids, is_causal)
 
   exact = jnp.promote_types(query.dtype, jnp.float32)
+  forgotten = None if log_forget is None else forgetting.cumulated(log_forget)
+  has_pairs = any(
+    x is not None for x in (sinks, forgotten, score_mod, dropout_rate or None)
+  )
 
   def attend(query, bias, start, seen):
     rows = query.shape[1]
@@ -106,15 +143,28 @@ def dense_attention(
     early, late = (scale, 1.0) if x.dtype == exact else (1.0, scale)
     seen_keys, seen_values = keys[:, :, :seen], values[:, :, :seen]
     logits = layout.dot("bkqh,bksh->bkqs", x * early, seen_keys, exact) * late
+    if logits_soft_cap is not None:
+      logits = logits_soft_cap * jnp.tanh(logits / logits_soft_cap)
     if tables.given:
       logits += relative.logits(tables, x, -start, rows, seen, scale)
     allowed = sees.block(start, rows, 0, seen)
+    if score_mod is not None or mask_mod is not None:
+      shape = (batch, num_heads, rows, seen)
+      indices = mods.indices(shape, start, 0)
+      if score_mod is not None:
+        logits = jnp.asarray(score_mod(logits.reshape(shape), *indices), exact)
+      if mask_mod is not None:
+        found = jnp.broadcast_to(mods.is_shown(mask_mod(*indices)), shape)
+        allowed = visibility.both(allowed, found)
     # XLA writes the softmax over logits that keep the shape of their product.
-    if allowed is not None or bias is not None or dropout_rate:
+    if has_pairs or allowed is not None or bias is not None:
       logits = logits.reshape(batch, num_heads, rows, seen)
     if bias is not None:
       logits += bias.astype(exact)
-    weights = masked_softmax(logits, allowed)
+    if forgotten is not None:
+      of_query = layout.cut(forgotten, start, rows)
+      logits += forgetting.between(of_query, forgotten[:, :seen]).astype(exact)
+    weights = masked_softmax(logits, allowed, _of_rows(sinks, logits))
     if dropout_rate:
       weights *= dropout.of_pairs(
         dropout_rng,
@@ -131,6 +181,16 @@ def dense_attention(
   return by_rows(attend, query, bias, source_length, block_size, is_causal)
 
 
+def _of_rows(
+  sinks: Float[Array, "N"] | None, logits: Array
+) -> Float[Array, "B N C 1"] | None:
+  """The sinks as a logit of every row."""
+  if sinks is None:
+    return None
+  x = sinks.astype(logits.dtype)[None, :, None, None]
+  return jnp.broadcast_to(x, (*logits.shape[:3], 1))
+
+
 class DenseCache(NamedTuple):
   """The keys and values of the positions seen so far.
 
@@ -138,50 +198,58 @@ class DenseCache(NamedTuple):
     key: `[B, S, K, H]`, S = max_length; rows from `index` on are unset.
     value: `[B, S, K, H]`.
     index: `[B]`, the number of positions seen.
+    forgotten: Σ log f after each position, where a mechanism forgets.
   """
 
   key: Float[Array, "B S K H"]
   value: Float[Array, "B S K H"]
   index: Int[Array, "B"]
+  forgotten: Float[Array, "B S N"] | None = None
 
 
 def init_cache(
-  variables: plug.Variables,
   batch: int,
   max_length: int,
   dims: plug.Dims,
   dtype: Any,
+  *,
+  forgets: bool = False,
 ) -> DenseCache:
   """An empty cache for `max_length` positions: 2·B·S·K·H numbers."""
-  del variables
   shape = (batch, max_length, dims.num_kv_heads, dims.head_dim)
+  forgotten = None
+  if forgets:
+    forgotten = jnp.zeros((*shape[:2], dims.num_heads), jnp.float32)
   return DenseCache(
     key=jnp.zeros(shape, dtype),
     value=jnp.zeros(shape, dtype),
     index=jnp.zeros((batch,), jnp.int32),
+    forgotten=forgotten,
   )
 
 
 def prefill(
-  variables: plug.Variables,
   cache: DenseCache,
-  query: Float[Array, "B P N H"],
   key: Float[Array, "B P K H"],
   value: Float[Array, "B P K H"],
   lengths: Int[Array, "B"],
-  *,
-  scale: float | None = None,
+  log_forget: Float[Array, "B P N"] | None = None,
 ) -> DenseCache:
   """The cache after the first `lengths` of P positions; a copy of these."""
-  del variables, query, scale  # Keys are kept as they are.
   # What lies beyond an example's length is written over before it is seen.
+  forgotten = cache.forgotten
+  if forgotten is not None and log_forget is not None:
+    after = forgetting.since(log_forget, lengths)
+    forgotten = layout.put(forgotten, after, 0)
   return DenseCache(
-    layout.put(cache.key, key, 0), layout.put(cache.value, value, 0), lengths
+    layout.put(cache.key, key, 0),
+    layout.put(cache.value, value, 0),
+    lengths,
+    forgotten,
   )
 
 
 def decode(
-  variables: plug.Variables,
   cache: DenseCache,
   query: Float[Array, "B 1 N H"],
   key: Float[Array, "B 1 K H"],
@@ -190,9 +258,11 @@ def decode(
   relative_bias: Float[Array, "N D"] | None = None,
   relative_keys: Float[Array, "... E H"] | None = None,
   scale: float | None = None,
+  sinks: Float[Array, "N"] | None = None,
+  logits_soft_cap: float | None = None,
+  log_forget: Float[Array, "B 1 N"] | None = None,
 ) -> tuple[Float[Array, "B 1 N H"], DenseCache]:
   """One position of the causal call; time S·N·H at every position."""
-  del variables
   slots = jnp.arange(cache.key.shape[1])
   here = slots[None, :] == cache.index[:, None]
   keys = layout.written(cache.key, key, here)
@@ -204,28 +274,49 @@ def decode(
     distance = (slots[None, :] - cache.index[:, None])[:, None]
     factor = arguments.softmax_scale(scale, query.shape[-1])
     bias = relative.at_position(tables, query, distance, factor)
+  forgotten = forgetting.after(cache.forgotten, log_forget, here)
   out = dense_attention(
     query,
     keys,
     values,
     mask=seen[:, None, None, :],
-    bias=bias,
+    bias=forgetting.of_slots(forgotten, bias),
     scale=scale,
+    sinks=sinks,
+    logits_soft_cap=logits_soft_cap,
   )
-  return out, DenseCache(keys, values, cache.index + 1)
+  return out, DenseCache(keys, values, cache.index + 1, forgotten)
 
 
-def dense() -> plug.Attention:
-  """The plug of `dense_attention`; it has no hyperparameters.
+def dense(
+  sinks: bool = False,
+  logits_soft_cap: float | None = None,
+  forget: bool = False,
+) -> plug.Attention:
+  """The plug of `dense_attention`.
+
+  Args:
+    sinks: a logit for each head that takes weight and gives no value, trained:
+      `sinks [N]` in `params` (gpt-oss).
+    logits_soft_cap: c of c · tanh(x / c); None caps nothing (Gemma 2).
+    forget: a forget gate for each head, log σ(x_t · W + b), read from the inputs:
+      `forget_kernel [F, N]` and `forget_bias [N]` in `params` (FoX,
+      arXiv:2503.02130). The mechanism is then causal only.
 
   Returns:
-    An `Attention` without variables that decodes with a `DenseCache`.
+    An `Attention` that decodes with a `DenseCache`. Without these it has no
+    variables.
+
+  Raises:
+    ValueError: an argument is out of range.
   """
+  own = own_logits.check(sinks, logits_soft_cap, forget)
 
   def apply(variables, query, key, value, **call):
-    del variables
-    call = arguments.accepted_options("dense", dense_attention, call)
-    return dense_attention(query, key, value, **call)
+    call = arguments.accepted_options(
+      "dense", dense_attention, call, own=own.given
+    )
+    return dense_attention(query, key, value, **own.options(variables), **call)
 
   def apply_sharded(
     variables,
@@ -240,23 +331,39 @@ def dense() -> plug.Attention:
     # `flash` is made of `dense`, and both are the same in parts.
     from attention.flash import parts
 
-    del variables
-    call = arguments.accepted_options("dense", dense_attention, call)
+    call = arguments.accepted_options(
+      "dense", dense_attention, call, own=own.given
+    )
     return parts.attention_in_parts(
       query,
       key,
       value,
       axis_name=axis_name,
       implementation=implementation,
+      **own.options(variables),
       **call,
     )
 
+  def init_own_cache(variables, batch, max_length, dims, dtype):
+    del variables
+    return init_cache(batch, max_length, dims, dtype, forgets=forget)
+
+  def decode_own(variables, cache, query, key, value, **call):
+    call = {**own.options(variables), **call}
+    return decode(cache, query, key, value, **call)
+
+  def prefill_own(
+    variables, cache, query, key, value, lengths, *, scale=None, log_forget=None
+  ):
+    del variables, query, scale  # Keys are kept as they are.
+    return prefill(cache, key, value, lengths, log_forget)
+
   return plug.Attention(
-    init=plug.no_variables,
+    init=own.init,
     apply=apply,
-    init_cache=init_cache,
-    decode=decode,
-    supports=frozenset(
+    init_cache=init_own_cache,
+    decode=decode_own,
+    supports=own.supports(
       {
         "causal",
         "cross",
@@ -272,6 +379,8 @@ def dense() -> plug.Attention:
       }
     ),
     approximates="dense",
-    prefill=prefill,
-    apply_sharded=apply_sharded,
+    prefill=prefill_own,
+    apply_sharded=apply_sharded if own.is_plain else None,
+    causal_only=forget,
+    gates=own.gates,
   )

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import arguments, plug
+from attention.core import own_logits
 from attention.dense import decode as decode_dense
 from attention.dense import dense
 from attention.flash import flash_attention, parts
@@ -170,7 +171,6 @@ def multiplicative(general: bool = True) -> plug.Attention:
     kernel = kernel_of(variables)
     turned = query if kernel is None else _through(kernel, query)
     out, cache = decode_dense(
-      {},
       cache,
       turned,
       key,
@@ -180,10 +180,12 @@ def multiplicative(general: bool = True) -> plug.Attention:
     )
     return out.astype(query.dtype), cache
 
-  return dense()._replace(
+  exact = dense()
+  return exact._replace(
     init=init,
     apply=apply,
     apply_sharded=apply_sharded,
     decode=decode,
     approximates=None,
+    supports=exact.supports - own_logits.SUPPORTS,
   )

@@ -23,6 +23,8 @@ A factory, such as `performer(num_features=256)`, makes the mechanism's record f
 the same hyperparameters by the same names, for instance `--config.model.encoder_attention.num_features=64`. The files in
 `configs/` and `configs/paper/` set what the last two columns show, and leave the rest at the factory's defaults.
 An option without a default has to be given. What an option means is in the docstring of its function or factory.
+`retention`, `mamba2`, `delta`, `gated_delta` and `kimi_delta` have no function of their own: they are `gated_linear_attention`
+or `delta_rule_attention` with other gates.
 
 """
 
@@ -44,10 +46,11 @@ def option_table() -> str:
   ]
   rows.append(["---"] * len(rows[0]))
   for name, factory in ATTENTIONS.items():
-    function = getattr(attention, f"{name}_attention")
+    function = getattr(attention, f"{name}_attention", None)
+    taken = inspect.signature(function).parameters if function else {}
     own = {
       option: parameter
-      for option, parameter in inspect.signature(function).parameters.items()
+      for option, parameter in taken.items()
       if parameter.kind is parameter.KEYWORD_ONLY and option not in _COMMON
     }
     hyperparameters = inspect.signature(factory).parameters

@@ -26,12 +26,15 @@ class Dims(NamedTuple):
     num_kv_heads: K, key/value heads; N is a multiple of K.
     head_dim: H.
     max_length: the longest key sequence (Linformer's S).
+    features: F, width of what queries are projected from, for mechanisms that have
+      `gates`; 0 where nobody knows it.
   """
 
   num_heads: int
   num_kv_heads: int
   head_dim: int
   max_length: int
+  features: int = 0
 
 
 Options = Mapping[str, Any]
@@ -83,6 +86,10 @@ class Attention(NamedTuple):
       'bias'      an additive bias [B, N, T, S]
       'relative'  relative_bias [N, 2L+1] and relative_keys [2L+1, H] or
                   [N, 2L+1, H], in `apply` and in `decode`
+      'sinks'     sinks [N]
+      'logits_soft_cap' a number
+      'log_forget' log_forget [B, T, N], in causal calls
+      'mods'      score_mod and mask_mod, functions of indices
       'dropout'   dropout_rate with dropout_rng
       'decode'    init_cache and decode
       'global'    global_indices
@@ -115,6 +122,10 @@ class Attention(NamedTuple):
     ignores_padding: whether positions at the end that a key mask hides change
       nothing for the others. False where it matters how long a sequence is, as
       in BigBird, whose last block is global.
+    gates: `(variables, inputs) -> {option: array}`: what `apply`, `decode`,
+      `prefill` and `apply_sharded` take by position in addition to query, key and
+      value, such as `log_decay [B, T, N]`, read from what these are projected
+      from, `inputs [B, T, F]`. None where there is nothing of the kind.
   """
 
   init: Callable[[Array, Dims], Variables]
@@ -129,6 +140,7 @@ class Attention(NamedTuple):
   prefill: Callable[..., Cache] | None = None
   apply_sharded: Callable[..., Array] | None = None
   ignores_padding: bool = True
+  gates: Callable[[Variables, Array], dict[str, Array]] | None = None
 
 
 CALL_OPTIONS: Mapping[str, str] = types.MappingProxyType(
@@ -138,6 +150,11 @@ CALL_OPTIONS: Mapping[str, str] = types.MappingProxyType(
     "bias": "bias",
     "relative_bias": "relative",
     "relative_keys": "relative",
+    "sinks": "sinks",
+    "logits_soft_cap": "logits_soft_cap",
+    "log_forget": "log_forget",
+    "score_mod": "mods",
+    "mask_mod": "mods",
     "dropout_rate": "dropout",
     "dropout_rng": "dropout",
     "global_indices": "global",

@@ -15,6 +15,7 @@ from attention import arguments, plug
 from attention.additive import additive
 from attention.bigbird import bigbird
 from attention.dense import dense
+from attention.differential import differential
 from attention.flash import flash
 from attention.linear import linear
 from attention.linformer import linformer
@@ -23,6 +24,14 @@ from attention.multiplicative import multiplicative
 from attention.nystrom import nystrom
 from attention.performer import performer
 from attention.plug import Attention
+from attention.recurrent import (
+  delta,
+  gated_delta,
+  gated_linear,
+  kimi_delta,
+  mamba2,
+  retention,
+)
 from attention.sliding_window import sliding_window
 from attention.strided_2d import strided_2d
 from attention.window_2d import window_2d
@@ -44,6 +53,13 @@ ATTENTIONS: Mapping[str, Callable[..., Attention]] = MappingProxyType(
     multiplicative=multiplicative,
     window_2d=window_2d,
     strided_2d=strided_2d,
+    retention=retention,
+    gated_linear=gated_linear,
+    mamba2=mamba2,
+    delta=delta,
+    gated_delta=gated_delta,
+    kimi_delta=kimi_delta,
+    differential=differential,
   )
 )
 """name -> typed factory; `ATTENTIONS['performer'](num_features=64)`."""

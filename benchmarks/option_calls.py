@@ -49,7 +49,8 @@ def programs(name: str, length: int) -> Iterator[Program]:
     queries, kv_heads = option.queries or keys, option.kv_heads or size.heads
     mechanism = make(name, keys, **option.own)
     is_causal = plug.directions(mechanism)[0]
-    dims = Dims(size.heads, kv_heads, size.head_dim, keys)
+    features = kv_heads * size.head_dim
+    dims = Dims(size.heads, kv_heads, size.head_dim, keys, features)
     shapes = [(queries, size.heads), (keys, kv_heads), (keys, kv_heads)]
     arrays: list[Any] = [
       jax.random.normal(

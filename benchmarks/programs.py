@@ -8,7 +8,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from attention import ATTENTIONS, Attention, Dims, plug, registry
+from attention import (
+  ATTENTIONS,
+  Attention,
+  Dims,
+  gates_from_keys,
+  plug,
+  registry,
+)
 
 BASELINE = "jax.nn.dot_product_attention"
 DENSE = "dense"
@@ -98,7 +105,8 @@ def programs(
     size: of the arrays.
     length: T = S.
   """
-  dims = Dims(size.heads, size.heads, size.head_dim, length)
+  features = size.heads * size.head_dim
+  dims = Dims(size.heads, size.heads, size.head_dim, length, features)
   shape = (size.batch, length, size.heads, size.head_dim)
   keys = jax.random.split(jax.random.key(0), 3)
   qkv = [jax.random.normal(key, shape, jnp.dtype(size.dtype)) for key in keys]
@@ -135,6 +143,8 @@ def programs(
 def make(name: str, length: int, **own: Any) -> Attention:
   """A mechanism of a common size: 256 keys, features or rows, or what fits.
 
+  Its gates, if it has any, read its keys.
+
   Args:
     name: key of `ATTENTIONS`, import path, or `BASELINE`.
     length: T = S.
@@ -149,7 +159,7 @@ def make(name: str, length: int, **own: Any) -> Attention:
       decode=None,
     )
   timed = registry.example(name).sizes.timed(length)
-  return registry.build(name, {**timed, **own})
+  return gates_from_keys(registry.build(name, {**timed, **own}))
 
 
 def _forward(mechanism: Attention, causal: bool) -> Callable[..., Any]:

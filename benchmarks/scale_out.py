@@ -98,14 +98,14 @@ def main() -> None:
 
 def _mechanism(name: str, positions: int) -> Any:
   """With hyperparameters that do not grow with the number of devices."""
-  from attention import ATTENTIONS, plug
+  from attention import ATTENTIONS, gates_from_keys, plug
 
   name, _, in_parts = name.partition(":")
   factory = ATTENTIONS[name]
   options = dict(plug.example(factory).sizes.timed(positions))
   if in_parts:
     options["in_parts"] = in_parts
-  return factory(**options)
+  return gates_from_keys(factory(**options))
 
 
 def measure(
@@ -130,7 +130,7 @@ def measure(
     devices=jax.devices()[:devices],
   )
   length = devices * positions
-  dims = Dims(HEADS, HEADS, DIM, length)
+  dims = Dims(HEADS, HEADS, DIM, length, HEADS * DIM)
   variables = jax.eval_shape(lambda: mechanism.init(jax.random.key(0), dims))
   everywhere = jax.NamedSharding(mesh, jax.P())
   rows = jax.NamedSharding(mesh, jax.P(None, _AXIS))
@@ -191,6 +191,12 @@ def sent_on_paper(
       reach = min(options["window"], positions * (devices - 1))
       rounds = math.ceil(math.log2(devices)) + (devices > 1)
       numbers = heads * 2 * DIM * (reach + rounds * (DIM + 1))
+    case "differential":
+      numbers = 2 * length * heads * (DIM // 2 + DIM) * others
+    case "retention" | "gated_linear" | "mamba2":
+      numbers = _carried(devices, DIM if name == "gated_linear" else 1)
+    case "delta" | "gated_delta" | "kimi_delta":
+      numbers = _carried(devices, DIM * DIM)
     case "nystrom":
       # Means of queries and keys; results, their sums and the largest logits.
       rows = heads * options.get("num_landmarks", 64)
@@ -213,6 +219,14 @@ def sent_on_paper(
     case _:
       numbers = length * heads * 2 * DIM * others
   return 4.0 * numbers
+
+
+def _carried(devices: int, factors: int) -> float:
+  """Numbers of states, and of their factors, in a scan over devices."""
+  rounds = math.ceil(math.log2(devices))
+  if not rounds:
+    return 0.0
+  return BATCH * HEADS * (DIM * DIM * (rounds + 1) + factors * (rounds - 1))
 
 
 def _longest(name: str, positions: int) -> list[float]:

@@ -8,7 +8,6 @@ from typing import Any, cast
 import jax
 import numpy as np
 
-from attention import Dims
 import flops
 import models
 from settings.memory import check_fits
@@ -155,7 +154,7 @@ def cache_bytes(config: Any, length: int) -> int | None:
   """
   if not isinstance(config, models.ModelConfig):
     return None
-  dims = Dims(config.num_heads, config.kv_heads, config.query_dim, length)
+  dims = config.dims(length)
 
   def init_caches(key):
     for layer in config.layers("decoder_attention"):

@@ -27,6 +27,7 @@ from attention import (
   alibi_bias,
   attention_weights,
   dense_attention,
+  gates_from_keys,
   linformer_attention,
   plug,
   rotary,
@@ -58,8 +59,9 @@ def _plugged(
   name: str, num_heads: int = 1, **hyperparameters
 ) -> Callable[..., Array]:
   """The mechanism with the variables that its `init` draws."""
-  mechanism = ATTENTIONS[name](**hyperparameters)
-  dims = Dims(num_heads, num_heads, _HEAD_DIM, _LENGTH)
+  mechanism = gates_from_keys(ATTENTIONS[name](**hyperparameters))
+  features = num_heads * _HEAD_DIM
+  dims = Dims(num_heads, num_heads, _HEAD_DIM, _LENGTH, features)
   return partial(mechanism.apply, mechanism.init(jax.random.key(1), dims))
 
 
@@ -161,6 +163,12 @@ def _strided_2d() -> Panels:
   }
 
 
+def _retention() -> Panels:
+  fn = _plugged("retention", num_heads=4)
+  heads = attention_weights(fn, tokens(4), tokens(4), is_causal=True)[0]
+  return {"head 1": heads[0], "head 4": heads[3]}
+
+
 def _positions() -> Panels:
   """Dense attention among 64 times the same token: only places differ."""
   same = jnp.broadcast_to(tokens()[:, :1], tokens().shape)
@@ -206,6 +214,7 @@ _OWN: Mapping[str, Callable[[], Panels]] = {
   "multiplicative": _multiplicative,
   "window_2d": _window_2d,
   "strided_2d": _strided_2d,
+  "retention": _retention,
 }
 """Mechanisms whose picture shows the effect of a hyperparameter."""
 

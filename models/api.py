@@ -158,7 +158,11 @@ def _transformer_or_seq2seq(
       max_target_length if field == "decoder_attention" else max_source_length
     )
     dims = Dims(
-      config.num_heads, config.kv_heads, config.query_dim, length or 0
+      config.num_heads,
+      config.kv_heads,
+      config.query_dim,
+      length or 0,
+      config.features,
     )
     for attention in chosen:
       try:
@@ -332,8 +336,8 @@ def observe_attention(
       record, what it was called with, and what it returned.
   """
 
-  def replacement(place, attention, own, query, key, value, **call):
-    del place
+  def replacement(place, attention, own, query, key, value, inputs, **call):
+    del place, inputs
     out = own(query, key, value, **call)
     observer(attention, query, key, value, out, **call)
     return out
@@ -361,6 +365,7 @@ def attention_in_parts(
     if context.method_name != "attend":
       return following(*args, **kwargs)
     module = context.module
+    kwargs = {k: x for k, x in kwargs.items() if k != "inputs"}
     return _in_parts(
       module.attention, mesh, axis_name, module.mechanism, *args, **kwargs
     )
@@ -400,7 +405,13 @@ def _in_parts(
 
   if missing["key"] and call.get("mask") is None:
     call["mask"] = jnp.ones((1, 1, 1, value.shape[1]), bool)
-  axes = {"mask": 3, "query_segment_ids": 1, "key_segment_ids": 1}
+  axes = {
+    "mask": 3,
+    "query_segment_ids": 1,
+    "key_segment_ids": 1,
+    "log_decay": 1,
+    "beta": 1,
+  }
   parts, specs, rest = {}, {}, {}
   for name, option in call.items():
     if name in axes and option is not None:
@@ -455,7 +466,7 @@ def replace_attention(
     replacement: `(place, attention, own, query, key, value, **call) -> out`:
       the module's place in the model, such as 'decoder_0/self_attention'; its
       mechanism's record; that mechanism as a function of what follows; and what
-      it is called with.
+      it is called with, and `inputs`, which the arrays are projected from.
 
   Returns:
     `[B, T, V]` float32.
@@ -466,8 +477,13 @@ def replace_attention(
     if context.method_name != "attend":
       return following(*args, **kwargs)
     module = context.module
-    own = functools.partial(module.attention.apply, module.mechanism)
     place = "/".join(module.path)
+
+    def own(query, key, value, inputs=None, **call):
+      del inputs
+      apply = module.attention.apply
+      return apply(module.mechanism, query, key, value, **call)
+
     return replacement(place, module.attention, own, *args, **kwargs)
 
   with nn.intercept_methods(intercept):

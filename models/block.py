@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
-from attention import Dims
 from models.config import AttentionConfig, ModelConfig
 from models.multi_head_attention import MultiHeadAttention, kernel_init
 from models.norms import make_norm
@@ -73,7 +72,8 @@ class Block(nn.Module):
   """One layer: self-attention, cross-attention where asked, feed-forward.
 
   Each is a residual sub-layer: norm(x + dropout(f(x))) with norm 'post',
-  x + dropout(f(norm(x))) with norm 'pre'. Where they are parallel, each of them
+  x + dropout(f(norm(x))) with norm 'pre', x + dropout(norm(f(norm(x)))) with norm
+  'sandwich'. Where they are parallel, each of them
   reads the layer's input and their sum is added to it. The last kernel of each
   starts 1/√(number of sub-layers) smaller, so that the residual stream has about
   the same size at any depth (GPT-2, section 2.3).
@@ -86,6 +86,7 @@ class Block(nn.Module):
     max_memory_length: of the encoder's output.
     convolution: side of convolutions before the projections of self-attention;
       a call then has `grid`.
+    is_decoder: whether it is one of a decoder, whose self-attention is causal.
   """
 
   config: ModelConfig
@@ -94,6 +95,7 @@ class Block(nn.Module):
   cross_mechanism: AttentionConfig | None = None
   max_memory_length: int = 0
   convolution: int | None = None
+  is_decoder: bool = False
 
   def setup(self) -> None:
     """Makes the sub-layers and their norms."""
@@ -102,17 +104,21 @@ class Block(nn.Module):
     out_scale = 1.0 / math.sqrt(sublayers * config.num_layers)
 
     def slot(
-      mechanism, max_length, position, global_projections, convolution=None
+      mechanism,
+      max_length,
+      position,
+      global_projections,
+      convolution=None,
+      **of_self,
     ):
       return MultiHeadAttention(
         attention=mechanism.build(),
-        dims=Dims(
-          config.num_heads, config.kv_heads, config.query_dim, max_length
-        ),
+        dims=config.dims(max_length),
         features=config.features,
         use_bias=config.attention_bias,
         scale=config.attention_scale,
-        qk_norm_epsilon=config.norm_epsilon if config.qk_norm else None,
+        query_key_norm=config.query_key_norm,
+        norm_epsilon=config.norm_epsilon,
         rotary=position == "rotary",
         rotary_theta=config.rotary_theta,
         rotary_fraction=config.rotary_fraction,
@@ -123,6 +129,7 @@ class Block(nn.Module):
         param_dtype=config.param_dtype,
         out_scale=out_scale,
         convolution=convolution,
+        **of_self,
       )
 
     self.self_attention = slot(
@@ -131,6 +138,9 @@ class Block(nn.Module):
       config.position,
       config.global_projections,
       self.convolution,
+      short_convolution=self.is_decoder and config.short_convolution,
+      output_norm=config.output_norm,
+      output_gate=config.output_gate,
     )
     self.self_attention_norm = make_norm(config)
     if self.cross_mechanism is not None:
@@ -140,6 +150,11 @@ class Block(nn.Module):
       self.cross_attention_norm = make_norm(config)
     self.mlp = Mlp(config, out_scale)
     self.mlp_norm = make_norm(config)
+    if config.norm == "sandwich":
+      self.self_attention_out_norm = make_norm(config)
+      if self.cross_mechanism is not None:
+        self.cross_attention_out_norm = make_norm(config)
+      self.mlp_out_norm = make_norm(config)
     self.dropout = nn.Dropout(config.dropout_rate)
 
   def __call__(
@@ -218,17 +233,24 @@ class Block(nn.Module):
     deterministic: bool,
   ) -> Array:
     """The residual sub-layers, in order."""
-    sublayers = [(self.self_attention_norm, attend)]
+    sublayers = [("self_attention", attend)]
     if self.cross_mechanism is not None:
-      sublayers.append((self.cross_attention_norm, attend_across))
-    sublayers.append((self.mlp_norm, self.mlp))
+      sublayers.append(("cross_attention", attend_across))
+    sublayers.append(("mlp", self.mlp))
+    kind = self.config.norm
+
+    def added(name, sublayer, x):
+      norm = getattr(self, f"{name}_norm")
+      out = sublayer(x if kind == "post" else norm(x))
+      if kind == "sandwich":
+        out = getattr(self, f"{name}_out_norm")(out)
+      return self.dropout(out, deterministic=deterministic)
+
     if self.config.parallel:
-      outs = [sublayer(norm(x)) for norm, sublayer in sublayers]
-      outs = [self.dropout(out, deterministic=deterministic) for out in outs]
+      outs = [added(name, sublayer, x) for name, sublayer in sublayers]
       return functools.reduce(jnp.add, outs, x)
-    for norm, sublayer in sublayers:
-      out = sublayer(norm(x) if self.config.norm == "pre" else x)
-      x = x + self.dropout(out, deterministic=deterministic)
-      if self.config.norm == "post":
-        x = norm(x)
+    for name, sublayer in sublayers:
+      x = x + added(name, sublayer, x)
+      if kind == "post":
+        x = getattr(self, f"{name}_norm")(x)
     return x

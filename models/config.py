@@ -10,7 +10,7 @@ import functools
 import types
 from typing import Any
 
-from attention import ATTENTIONS, Attention, plug, registry
+from attention import ATTENTIONS, Attention, Dims, plug, registry
 from attention.positions import t5_buckets
 from settings.checks import check
 from settings.suggest import one_of
@@ -31,9 +31,12 @@ POSITIONS = (
   "shaw",
   "none",
 )
-NORMS = ("pre", "post")
-NORM_KINDS = ("layer", "rms")
+NORMS = ("pre", "post", "sandwich")
+NORM_KINDS = ("layer", "rms", "rms_from_one")
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
+QUERY_KEY_NORMS = ("none", "rms", "l2")
+OUTPUT_NORMS = ("none", "rms", "group")
+OUTPUT_GATES = ("none", "silu", "sigmoid")
 HEADS = ("tokens", "class", "hidden")
 REMAT = ("none", "block")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -126,8 +129,14 @@ class ModelConfig:
     mlp_bias: whether the feed-forward layers have biases.
     attention_bias: whether the projections around attention have biases.
     attention_scale: factor of the attention logits; None is 1/√H.
-    qk_norm: normalises the query and key of each head by their root mean
-      square, before rotary positions (Qwen3).
+    query_key_norm: of the query and key of each head, before rotary positions:
+      'rms', by their root mean square (Qwen3), 'l2', to length 1, or 'none'.
+    short_convolution: queries, keys and values of a decoder's self-attention are
+      convolved with the three positions before, then SiLU (Mamba, DeltaNet).
+    output_norm: of the result of each head of self-attention: 'rms' (GLA,
+      DeltaNet), 'group' (RetNet) or 'none'.
+    output_gate: 'silu' (RetNet, GLA) or 'sigmoid' (Kimi Linear) of another
+      projection of the inputs, which multiplies that result; or 'none'.
     global_projections: tokens of `global_tokens` have projections of their own
       (Longformer).
     parallel: attention and feed-forward layer read the same input, and both are
@@ -143,9 +152,10 @@ class ModelConfig:
     rotary_fraction: share of the head dimension that rotary positions turn.
     relative_buckets: buckets of distance of 't5'.
     relative_distance: distance at which its last bucket begins.
-    norm: 'post' as in the paper, or 'pre' with one more norm at the end.
-    norm_kind: 'layer', or 'rms' (Zhang and Sennrich 2019) without a mean or
-      bias.
+    norm: 'post' as in the paper, 'pre' with one more norm at the end, or 'sandwich',
+      which is 'pre' and norms what a sub-layer adds as well (Gemma 2).
+    norm_kind: 'layer', 'rms' (Zhang and Sennrich 2019) without a mean or bias, or
+      'rms_from_one', whose scales are stored as what they have beyond 1 (Gemma).
     norm_epsilon: what a norm adds to the variance.
     local_positions: adds a learned position of every token within its time step,
       which a task says, to a decoder's embeddings (Gato).
@@ -164,6 +174,8 @@ class ModelConfig:
       (BERT).
     head_bias: whether logits have a bias.
     logit_scale: factor of what the softmax's table is multiplied with.
+    logit_soft_cap: c; logits x of tokens become c · tanh(x / c) (Gemma 2). None
+      caps nothing; attention has `logits_soft_cap` of its own.
     tie_embeddings: the softmax shares the target's embedding table, and the
       source's too where the vocabulary is shared.
     tie_inputs: encoder and decoder read one table where the vocabulary is
@@ -199,7 +211,10 @@ class ModelConfig:
   mlp_bias: bool = True
   attention_bias: bool = False
   attention_scale: float | None = None
-  qk_norm: bool = False
+  query_key_norm: str = "none"
+  short_convolution: bool = False
+  output_norm: str = "none"
+  output_gate: str = "none"
   global_projections: bool = False
   parallel: bool = False
   dropout_rate: float = 0.0
@@ -225,6 +240,7 @@ class ModelConfig:
   head_transform: bool = False
   head_bias: bool = False
   logit_scale: float = 1.0
+  logit_soft_cap: float | None = None
   tie_embeddings: bool = True
   tie_inputs: bool | None = None
   vocab_size: int | None = None
@@ -245,6 +261,9 @@ class ModelConfig:
       position=POSITIONS,
       norm=NORMS,
       norm_kind=NORM_KINDS,
+      query_key_norm=QUERY_KEY_NORMS,
+      output_norm=OUTPUT_NORMS,
+      output_gate=OUTPUT_GATES,
       head=HEADS,
       remat=REMAT,
       dtype=DTYPES,
@@ -289,6 +308,16 @@ class ModelConfig:
   def kv_heads(self) -> int:
     """K."""
     return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+
+  def dims(self, max_length: int) -> Dims:
+    """The sizes that a mechanism makes its variables and caches from."""
+    return Dims(
+      self.num_heads,
+      self.kv_heads,
+      self.query_dim,
+      max_length,
+      self.features,
+    )
 
   @property
   def attentions(self) -> dict[str, tuple[AttentionConfig, ...]]:
@@ -380,6 +409,8 @@ class ModelConfig:
     check(
       self, "attention_scale", scale is None or scale > 0, "above 0, or None"
     )
+    cap = self.logit_soft_cap
+    check(self, "logit_soft_cap", cap is None or cap > 0, "above 0, or None")
     check(self, "norm_epsilon", self.norm_epsilon >= 0, "0 or more")
     check(self, "token_types", self.token_types >= 0, "0 or more")
     if self.kind != "encoder":
@@ -395,12 +426,21 @@ class ModelConfig:
             f"{field}: only kind 'encoder' has it; expected {without!r}, got "
             f"{getattr(self, field)!r}"
           )
+    if self.short_convolution and self.kind == "encoder":
+      raise ValueError(
+        "short_convolution: it is causal, for a decoder's self-attention; "
+        "expected False with kind 'encoder', got True"
+      )
     if self.local_positions and self.kind != "decoder":
       raise ValueError(
         "local_positions: only kind 'decoder' has it; expected False, got True"
       )
     if self.head != "tokens":
-      for field, without in (("head_transform", False), ("logit_scale", 1.0)):
+      for field, without in (
+        ("head_transform", False),
+        ("logit_scale", 1.0),
+        ("logit_soft_cap", None),
+      ):
         if getattr(self, field) != without:
           raise ValueError(
             f"{field}: belongs to head 'tokens'; expected {without}, got "

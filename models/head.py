@@ -21,7 +21,7 @@ class Head(nn.Module):
     'hidden'  x
 
   Transform, pooler and biases are there where the config asks for them; c is its
-  `logit_scale`.
+  `logit_scale`. Logits of tokens may be capped, `logit_soft_cap`.
 
   Attributes:
     config: of the model.
@@ -78,4 +78,5 @@ class Head(nn.Module):
     logits = tables.logits(x, table)
     if config.head_bias:
       logits += self.bias.reshape(*[1] * (logits.ndim - 1), -1)
-    return logits
+    cap = config.logit_soft_cap
+    return logits if cap is None else cap * jnp.tanh(logits / cap)

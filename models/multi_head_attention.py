@@ -3,6 +3,7 @@
 from collections.abc import Callable
 import functools
 import math
+import types
 from typing import Any, cast
 
 from flax import linen as nn
@@ -13,10 +14,16 @@ import numpy as np
 
 from attention import Attention, Dims, attention_weights
 from attention import rotary as rotate
+from attention.recurrent import unit_length
 from models.grid_convolution import GridConvolution
 from models.mechanism_variables import mechanism_variables
 from models.positions import sinusoidal
 from models.rows import by_rows, where_rows
+from models.short_convolution import WIDTH as SHORT_WIDTH
+from models.short_convolution import ShortConvolution, last
+
+GATES = types.MappingProxyType({"silu": jax.nn.silu, "sigmoid": jax.nn.sigmoid})
+"""The functions that `config.OUTPUT_GATES` names."""
 
 
 class MultiHeadAttention(nn.Module):
@@ -41,8 +48,15 @@ class MultiHeadAttention(nn.Module):
     value_dim: width of each head's value; None is the head dimension.
     use_bias: whether the projections have biases.
     scale: factor of the logits; None is the mechanism's own.
-    qk_norm_epsilon: ε of the norms by root mean square that each head's query
-      and key get; None has none.
+    query_key_norm: of each head's query and key: 'rms', by their root mean square
+      and with a trained scale, 'l2', to length 1, or 'none'.
+    output_norm: of each head's result: 'rms', 'group', by mean and variance with a
+      scale and a bias for every feature, or 'none'.
+    output_gate: what multiplies the normed result: 'silu' or 'sigmoid' of another
+      projection of the inputs, or 'none'.
+    norm_epsilon: ε of these norms.
+    short_convolution: convolve queries, keys and values with the positions before
+      them, ahead of norms and rotary positions.
     rotary: turn queries and keys by their positions.
     rotary_inputs: turn what they are projected from instead, a head's share of
       the features at a time; values are projected from what is not turned.
@@ -71,7 +85,11 @@ class MultiHeadAttention(nn.Module):
   value_dim: int | None = None
   use_bias: bool = False
   scale: float | None = None
-  qk_norm_epsilon: float | None = None
+  query_key_norm: str = "none"
+  output_norm: str = "none"
+  output_gate: str = "none"
+  norm_epsilon: float = 1e-6
+  short_convolution: bool = False
   rotary: bool = False
   rotary_inputs: bool = False
   rotary_theta: float = 10000.0
@@ -98,14 +116,30 @@ class MultiHeadAttention(nn.Module):
       self.key = dense(self.dims.num_kv_heads * self.dims.head_dim)
     value_dim = self.value_dim or self.dims.head_dim
     self.value = dense(self.dims.num_kv_heads * value_dim)
-    if self.qk_norm_epsilon is not None:
-      norm = functools.partial(
-        nn.RMSNorm,
-        epsilon=self.qk_norm_epsilon,
-        dtype=self.dtype,
-        param_dtype=self.param_dtype,
+    of_norm = {
+      "epsilon": self.norm_epsilon,
+      "dtype": self.dtype,
+      "param_dtype": self.param_dtype,
+    }
+    if self.query_key_norm == "rms":
+      self.query_norm = nn.RMSNorm(**of_norm)
+      self.key_norm = nn.RMSNorm(**of_norm)
+    if self.output_norm == "rms":
+      self.out_norm = nn.RMSNorm(**of_norm)
+    elif self.output_norm == "group":
+      self.out_norm = nn.LayerNorm(
+        reduction_axes=-1, feature_axes=(-2, -1), **of_norm
       )
-      self.query_norm, self.key_norm = norm(), norm()
+    if self.output_gate != "none":
+      self.gate = dense(self.dims.num_heads * value_dim)
+    if self.short_convolution:
+      convolve = functools.partial(
+        ShortConvolution, self.dtype, self.param_dtype
+      )
+      self.query_short_convolution = convolve()
+      if "shared_qk" not in self.attention.supports:
+        self.key_short_convolution = convolve()
+      self.value_short_convolution = convolve()
     if self.global_projections:
       self.global_query = dense(self.dims.num_heads * self.dims.head_dim)
       self.global_key = dense(self.dims.num_kv_heads * self.dims.head_dim)
@@ -168,15 +202,17 @@ class MultiHeadAttention(nn.Module):
     reads = (inputs, memory, memory)
     if self.convolution is not None:
       reads = self._convolved(inputs, grid, deterministic, axis_name)
-    query = self._query(reads[0], positions)
-    key, value = self._key_value(reads[1], positions, reads[2])
+    ids = call.get("query_segment_ids")
+    convolve = functools.partial(self._convolved_shortly, segment_ids=ids)
+    query = self._query(reads[0], positions, convolve)
+    key, value = self._key_value(reads[1], positions, reads[2], convolve)
     if self.dropout_rate and not deterministic:
       call["dropout_rate"] = self.dropout_rate
       call["dropout_rng"] = self.make_rng("dropout")
     if self.transformer_xl:
       call |= self._by_distance(inputs.shape)
       query = query + self.key_bias.astype(query.dtype)[None, None]
-    call = self._call(call)
+    call = self._call(call) | self._gates(inputs)
     if self.global_projections and (
       self.is_initializing() or call.get("global_indices") is not None
     ):
@@ -187,16 +223,23 @@ class MultiHeadAttention(nn.Module):
     if self.is_mutable_collection("intermediates"):
       weights = attention_weights(apply, query, key, **call)
       self.sow("intermediates", "attention_weights", weights)
-    return self._merge(self.attend(query, key, value, **call))
+    out = self.attend(query, key, value, inputs=inputs, **call)
+    return self._merge(out, inputs)
 
   def attend(
     self,
     query: Float[Array, "B T N H"],
     key: Float[Array, "B S K H"] | None,
     value: Float[Array, "B S K H"],
+    *,
+    inputs: Float[Array, "B T F"],
     **call: Any,
   ) -> Float[Array, "B T N H"]:
-    """The mechanism itself: a method, so that `replace_attention` finds it."""
+    """The mechanism itself: a method, so that `replace_attention` finds it.
+
+    `inputs` are what the arrays are projected from, for the gates of another one.
+    """
+    del inputs
     return self.attention.apply(self.mechanism, query, key, value, **call)
 
   def start(self, batch: int, max_length: int) -> None:
@@ -215,6 +258,16 @@ class MultiHeadAttention(nn.Module):
       self.mechanism, batch, max_length, self.dims, self.dtype
     )
     self.put_variable("cache", "attention", cache)
+    if self.short_convolution:
+      sizes = {
+        name: getattr(self, name).features for name in self._convolved_names
+      }
+      shape = batch, SHORT_WIDTH - 1
+      nothing = {
+        name: jnp.zeros((*shape, size), self.dtype)
+        for name, size in sizes.items()
+      }
+      self.put_variable("cache", "short_convolution", nothing)
 
   def prefill(
     self,
@@ -227,33 +280,55 @@ class MultiHeadAttention(nn.Module):
 
     `tables` are as in `decode`.
     """
-    query = self._query(inputs, positions)
-    key, value = self._key_value(inputs, positions)
-    arrays, call = (query, key, value), self._call(tables)
-    out = self.attend(*arrays, is_causal=True, **call)
+    read = {}
+
+    def convolve(name, x):
+      read[name] = last(x, lengths)
+      return self._convolved_shortly(name, x)
+
+    query = self._query(inputs, positions, convolve)
+    key, value = self._key_value(inputs, positions, convolve=convolve)
+    if self.short_convolution:
+      self.put_variable("cache", "short_convolution", read)
+    arrays, gates = (query, key, value), self._gates(inputs)
+    call = self._call(tables)
+    out = self.attend(*arrays, inputs=inputs, is_causal=True, **call, **gates)
     cache = self.get_variable("cache", "attention")
     if self.attention.prefill is None:
-      cache = self._filled(cache, arrays, lengths, call)
+      cache = self._filled(cache, arrays, gates, lengths, call)
     else:
       options = {"scale": self.scale} if self.scale is not None else {}
       cache = self.attention.prefill(
-        self.mechanism, cache, *arrays, lengths, **options
+        self.mechanism,
+        cache,
+        *arrays,
+        lengths,
+        **options,
+        **gates,
       )
     self.put_variable("cache", "attention", cache)
-    return self._merge(out)
+    return self._merge(out, inputs)
 
-  def _filled(self, cache, arrays, lengths, call):
+  def _filled(self, cache, arrays, gates, lengths, call):
     """The cache after `decode` of one position after another."""
     decode = cast(Callable[..., Any], self.attention.decode)
-    in_time = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0)[:, :, None], arrays)
+    in_time = jax.tree.map(
+      lambda x: jnp.moveaxis(x, 1, 0)[:, :, None], (arrays, gates)
+    )
 
     def step(cache, at):
-      t, now = at
-      _, after = decode(self.mechanism, cache, *now, **call)
+      t, (now, gates) = at
+      _, after = decode(self.mechanism, cache, *now, **call, **gates)
       return where_rows(t < lengths, after, cache), None
 
     steps = jnp.arange(arrays[0].shape[1])
     return jax.lax.scan(step, cache, (steps, in_time))[0]
+
+  def _gates(self, inputs):
+    """What the mechanism reads from the inputs."""
+    if self.attention.gates is None:
+      return {}
+    return self.attention.gates(self.mechanism, inputs)
 
   def _call(self, tables):
     """The slot's own options, with tables by distance."""
@@ -302,14 +377,22 @@ class MultiHeadAttention(nn.Module):
     keys.
     """
     decode = cast(Callable[..., Any], self.attention.decode)
-    key, value = self._key_value(inputs, positions)
+    before = self.get_variable("cache", "short_convolution")
+    after = {}
+
+    def convolve(name, x):
+      after[name] = jnp.concatenate([before[name][:, 1:], x], axis=1)
+      return self._convolved_shortly(name, x, before=before[name])
+
+    key, value = self._key_value(inputs, positions, convolve=convolve)
     cache = self.get_variable("cache", "attention")
-    query = self._query(inputs, positions)
-    out, cache = decode(
-      self.mechanism, cache, query, key, value, **self._call(tables)
-    )
+    query = self._query(inputs, positions, convolve)
+    call = self._call(tables) | self._gates(inputs)
+    out, cache = decode(self.mechanism, cache, query, key, value, **call)
     self.put_variable("cache", "attention", cache)
-    return self._merge(out)
+    if self.short_convolution:
+      self.put_variable("cache", "short_convolution", after)
+    return self._merge(out, inputs)
 
   def remember(self, memory: Float[Array, "B S F"]) -> None:
     """Projects an encoder's output once and keeps it in 'memory'."""
@@ -336,14 +419,29 @@ class MultiHeadAttention(nn.Module):
     out = self.attention.apply(
       self.mechanism, beams, key, value, mask=mask, **call
     )
-    return self._merge(out.reshape(query.shape))
+    return self._merge(out.reshape(query.shape), inputs)
 
-  def _query(self, inputs, positions):
+  def _query(self, inputs, positions, convolve=None):
     inputs = self._turned_inputs(inputs, positions)
-    query = self._heads(self.query, inputs, self.dims.num_heads)
-    if self.qk_norm_epsilon is not None:
-      query = self.query_norm(query)
-    return self._turned(query, positions)
+    query = self._heads("query", inputs, self.dims.num_heads, convolve)
+    return self._turned(self._normed("query", query), positions)
+
+  def _normed(self, name, x):
+    """A query or key of each head, as `query_key_norm` says."""
+    if self.query_key_norm == "rms":
+      return getattr(self, f"{name}_norm")(x)
+    if self.query_key_norm == "l2":
+      return unit_length(x).astype(x.dtype)
+    return x
+
+  @property
+  def _convolved_names(self):
+    """The projections that are convolved with the positions before them."""
+    shares = "shared_qk" in self.attention.supports
+    return ("query", "value") if shares else ("query", "key", "value")
+
+  def _convolved_shortly(self, name, x, **options):
+    return getattr(self, f"{name}_short_convolution")(x, **options)
 
   def _convolved(self, inputs, grid, deterministic, axis_name):
     """What query, key and value are projected from."""
@@ -360,16 +458,14 @@ class MultiHeadAttention(nn.Module):
       )
     return tuple(found)
 
-  def _key_value(self, inputs, positions, of_value=None):
+  def _key_value(self, inputs, positions, of_value=None, convolve=None):
     of_value = inputs if of_value is None else of_value
-    value = self._heads(self.value, of_value, self.dims.num_kv_heads)
+    value = self._heads("value", of_value, self.dims.num_kv_heads, convolve)
     if "shared_qk" in self.attention.supports:
       return None, value
     inputs = self._turned_inputs(inputs, positions)
-    key = self._heads(self.key, inputs, self.dims.num_kv_heads)
-    if self.qk_norm_epsilon is not None:
-      key = self.key_norm(key)
-    return self._turned(key, positions), value
+    key = self._heads("key", inputs, self.dims.num_kv_heads, convolve)
+    return self._turned(self._normed("key", key), positions), value
 
   def _turned(self, x, positions):
     if not self.rotary:
@@ -388,17 +484,26 @@ class MultiHeadAttention(nn.Module):
   def _global_qkv(self, inputs):
     heads, kv_heads = self.dims.num_heads, self.dims.num_kv_heads
     return (
-      self._heads(self.global_query, inputs, heads),
-      self._heads(self.global_key, inputs, kv_heads),
-      self._heads(self.global_value, inputs, kv_heads),
+      self._heads("global_query", inputs, heads),
+      self._heads("global_key", inputs, kv_heads),
+      self._heads("global_value", inputs, kv_heads),
     )
 
-  def _heads(self, projection, inputs, num_heads):
-    heads = by_rows(projection, inputs)
-    return heads.reshape(*inputs.shape[:2], num_heads, -1)
+  def _heads(self, name, inputs, num_heads, convolve=None):
+    """A projection of the inputs, which `convolve` may mix along positions."""
+    x = by_rows(getattr(self, name), inputs)
+    if self.short_convolution and convolve is not None:
+      x = convolve(name, x)
+    return x.reshape(*inputs.shape[:2], num_heads, -1)
 
-  def _merge(self, out):
-    return by_rows(self.out, out.reshape(*out.shape[:2], -1))
+  def _merge(self, out, inputs):
+    """The output projection of each head's result, normed and gated."""
+    if self.output_norm != "none":
+      out = self.out_norm(out)
+    out = out.reshape(*out.shape[:2], -1)
+    if self.output_gate != "none":
+      out = out * GATES[self.output_gate](by_rows(self.gate, inputs))
+    return by_rows(self.out, out)
 
 
 def kernel_init(scale: float = 1.0):

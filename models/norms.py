@@ -1,23 +1,59 @@
 """The norms that a config chooses between."""
 
+from typing import Any
+
 from flax import linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from models.config import ModelConfig
+
+
+class RmsNormFromOne(nn.Module):
+  """x / √(mean of x² + ε) · (1 + γ), computed in float32 or more.
+
+  Attributes:
+    epsilon: ε.
+    dtype: of the result.
+    param_dtype: of γ, which starts at 0.
+  """
+
+  epsilon: float
+  dtype: Any
+  param_dtype: Any
+
+  @nn.compact
+  def __call__(self, x: Float[Array, "*A F"]) -> Float[Array, "*A F"]:
+    """The norm along the last axis."""
+    exact = jnp.promote_types(x.dtype, jnp.float32)
+    scale = self.param(
+      "scale", nn.initializers.zeros, x.shape[-1:], self.param_dtype
+    )
+    scale = 1.0 + scale.astype(exact).reshape(*[1] * (x.ndim - 1), -1)
+    norm = nn.RMSNorm(epsilon=self.epsilon, dtype=exact, use_scale=False)
+    return (norm(x) * scale).astype(self.dtype)
+
+
+_NORMS = {
+  "layer": nn.LayerNorm,
+  "rms": nn.RMSNorm,
+  "rms_from_one": RmsNormFromOne,
+}
 
 
 def make_norm(config: ModelConfig, name: str | None = None) -> nn.Module:
   """A norm of the last axis, as `norm_kind` and `norm_epsilon` say.
 
-    'layer'   (x − mean) / √(variance + ε) · γ + β
-    'rms'     x / √(mean of x² + ε) · γ
+    'layer'         (x − mean) / √(variance + ε) · γ + β
+    'rms'           x / √(mean of x² + ε) · γ
+    'rms_from_one'  x / √(mean of x² + ε) · (1 + γ)
 
   Mean and variance are float32, or float64 like the input.
 
   Papers: Layer normalization, arXiv:1607.06450; Root mean square layer
-  normalization, arXiv:1910.07467.
+  normalization, arXiv:1910.07467; Gemma, arXiv:2403.08295.
   """
-  norm = nn.LayerNorm if config.norm_kind == "layer" else nn.RMSNorm
-  return norm(
+  return _NORMS[config.norm_kind](
     epsilon=config.norm_epsilon,
     dtype=config.dtype,
     param_dtype=config.param_dtype,

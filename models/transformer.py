@@ -116,7 +116,7 @@ class Transformer(nn.Module):
         Block(config, mechanism, self.max_source_length)
         for mechanism in config.layers("encoder_attention")
       ]
-      if config.norm == "pre":
+      if config.norm != "post":
         self.encoder_norm = make_norm(config)
     if has_decoder:
       if learned:
@@ -139,12 +139,13 @@ class Transformer(nn.Module):
           self.max_target_length,
           to_memory,
           self.max_source_length,
+          is_decoder=True,
         )
         for mechanism, to_memory in zip(
           config.layers("decoder_attention"), across, strict=True
         )
       ]
-      if config.norm == "pre":
+      if config.norm != "post":
         self.decoder_norm = make_norm(config)
     if config.position == "t5":
       stacks = ["encoder"] * has_encoder + ["decoder"] * has_decoder
@@ -220,7 +221,7 @@ class Transformer(nn.Module):
         deterministic=deterministic,
         **self._relative_tables("decoder"),
       )
-    return self._logits(self.decoder_norm(x) if self._pre_norm else x)
+    return self._logits(self.decoder_norm(x) if self._norms_at_end else x)
 
   def start(
     self,
@@ -271,9 +272,9 @@ class Transformer(nn.Module):
       x = block.prefill(x, positions, lengths, mask, **tables)
     self.put_variable("cache", "index", lengths.astype(jnp.int32))
     last = jnp.take_along_axis(x, lengths[:, None, None] - 1, axis=1)
-    return self._logits(self.decoder_norm(last) if self._pre_norm else last)[
-      :, 0
-    ]
+    return self._logits(
+      self.decoder_norm(last) if self._norms_at_end else last
+    )[:, 0]
 
   def decode(self, inputs: Int[Array, "B"]) -> Float[Array, "B V"]:
     """Logits after one more id of each sequence; reads and writes 'cache'."""
@@ -284,11 +285,11 @@ class Transformer(nn.Module):
     for block in self.decoder:
       x = block.decode(x, positions, mask, **self._relative_tables("decoder"))
     self.put_variable("cache", "index", index + 1)
-    return self._logits(self.decoder_norm(x) if self._pre_norm else x)[:, 0]
+    return self._logits(self.decoder_norm(x) if self._norms_at_end else x)[:, 0]
 
   @property
-  def _pre_norm(self):
-    return self.config.norm == "pre"
+  def _norms_at_end(self):
+    return self.config.norm != "post"
 
   def _relative_tables(self, stack: str) -> dict[str, Any]:
     """What a stack's self-attentions add by distance: one table for all."""
@@ -348,7 +349,7 @@ class Transformer(nn.Module):
         deterministic=deterministic,
         **call,
       )
-    return (self.encoder_norm(x) if self._pre_norm else x), mask
+    return (self.encoder_norm(x) if self._norms_at_end else x), mask
 
   def _through(self, block, *arrays, **call):
     """A layer on whole sequences, which `remat` may not keep."""

@@ -12,6 +12,7 @@ from process.errors import ConfigError, one_line
 
 _NAME = "config"
 _OVERRIDE = re.compile(rf"--?(?:no)?{_NAME}\.([^=]*)")
+_CHOICE = re.compile(rf"--?{_NAME}\.([^=]*)=(.*)", re.DOTALL)
 
 
 def define(help_string: str, default: str | None = None) -> flags.FlagHolder:
@@ -61,11 +62,33 @@ class _WithSections(flags.ArgumentParser):
     for word in sys.argv[1:]:
       if typed := _OVERRIDE.match(word):
         _add_sections(config, typed[1])
+      if typed := _CHOICE.match(word):
+        _make_room(config, typed[1])
     return config
 
   def flag_type(self) -> str:
     """As --help names it."""
     return self._parser.flag_type()
+
+
+def _make_room(config: ConfigDict, leaf: str) -> None:
+  """Lets a word take the place of a section, or of a list of sections.
+
+  `--config.model.decoder_attention=flash` and `=[gated_delta,flash]` choose by name;
+  `config_flags` takes a value for a leaf of its type alone. Where no word belongs is
+  found when the config is validated.
+  """
+  *names, last = leaf.split(".")
+  section = config
+  for name in names:
+    section = section[name]
+  old = section.get(last)
+  if isinstance(old, ConfigDict) or (
+    isinstance(old, list | tuple)
+    and any(isinstance(x, ConfigDict | dict) for x in old)
+  ):
+    with section.unlocked(), section.ignore_type():
+      section[last] = ""
 
 
 def _add_sections(config: ConfigDict, leaf: str) -> None:

@@ -153,10 +153,15 @@ def _required(field: dataclasses.Field) -> bool:
 def _convert(
   hint: Any, value: Any, path: str, elsewhere: Mapping[str, str]
 ) -> Any:
-  """Checks `value` against a type hint; lists become tuples, ints floats."""
+  """Checks `value` against a type hint; lists become tuples, ints floats.
+
+  A word in place of a section that is a choice by name is that choice.
+  """
   if dataclasses.is_dataclass(hint):
     if isinstance(value, hint):
       return value
+    if isinstance(value, str) and _is_choice(hint):
+      value = {"name": value}
     return build(hint, value, path, elsewhere)
   origin, arguments = typing.get_origin(hint), typing.get_args(hint)
   if origin in (typing.Union, types.UnionType):
@@ -208,7 +213,12 @@ def _convert_union(
     return None
   members = tuple(m for m in members if m is not type(None))
   # What a value looks like decides, so that a fault inside it is told in full.
-  if hasattr(value, "items"):
+  if isinstance(value, str) and any(map(_is_choice, members)):
+    if value.startswith("[") and value.endswith("]"):
+      words = tuple(word.strip() for word in value[1:-1].split(","))
+      return _convert_union(hint, members, words, path, elsewhere)
+    members = tuple(filter(_is_choice, members))
+  elif hasattr(value, "items"):
     members = tuple(filter(dataclasses.is_dataclass, members)) or members
   elif isinstance(value, list | tuple):
     sections = [
@@ -226,6 +236,13 @@ def _convert_union(
     except ConfigError:
       pass
   raise ConfigError(f"{path}: expected {_describe(hint)}, got {value!r}")
+
+
+def _is_choice(hint: Any) -> bool:
+  """Whether a section is chosen by its name alone, with defaults for the rest."""
+  if not dataclasses.is_dataclass(hint):
+    return False
+  return [f.name for f in dataclasses.fields(hint) if _required(f)] == ["name"]
 
 
 def _describe(hint: Any) -> str:

@@ -156,13 +156,17 @@ def _called(
   query: Array,
   key: Array | None,
   value: Array,
+  *,
+  inputs: Array,
   **call: Any,
 ) -> Array:
-  """A mechanism on what another one was called with."""
+  """A mechanism on what another one was called with, its gates on the inputs."""
   if "shared_qk" in attention.supports:
     key = None
   elif key is None:
     raise ValueError("the model has no keys of its own, only queries")
+  if attention.gates is not None:
+    call |= attention.gates(variables, inputs)
   out = attention.apply(variables, query, key, value, **call)
   return out.astype(query.dtype)
 

@@ -18,6 +18,7 @@ from tasks import (
   recall,
   selective_copy,
   speech,
+  state_tracking,
   text,
   translation,
 )
@@ -43,6 +44,7 @@ from tasks.needle import NeedleConfig, NeedleTask
 from tasks.recall import RecallConfig, RecallTask
 from tasks.selective_copy import SelectiveCopyConfig, SelectiveCopyTask
 from tasks.speech import SpeechConfig, SpeechTask
+from tasks.state_tracking import StateTrackingConfig, StateTrackingTask
 from tasks.text import TextConfig, TextTask
 from tasks.translation import TranslationTask
 from tasks.translation_config import TranslationConfig
@@ -62,6 +64,7 @@ TASKS: Mapping[str, TaskEntry] = types.MappingProxyType(
     "selective_copy": TaskEntry(SelectiveCopyConfig, selective_copy.make),
     "listops": TaskEntry(ListopsConfig, listops.make),
     "needle": TaskEntry(NeedleConfig, needle.make),
+    "state_tracking": TaskEntry(StateTrackingConfig, state_tracking.make),
   }
 )
 
@@ -93,6 +96,8 @@ __all__ = [
   "SelectiveCopyTask",
   "SpeechConfig",
   "SpeechTask",
+  "StateTrackingConfig",
+  "StateTrackingTask",
   "TextConfig",
   "TextTask",
   "TranslationConfig",

@@ -9,11 +9,10 @@ import re
 
 import pytest
 
-import attention
 from attention import positions
 from attention.capabilities import CAPABILITIES
 from attention.core import relative
-from tests.attention.forms import OWN
+from tests.attention.forms import FUNCTIONS, OWN, RECURRENT
 
 _ROOT = pathlib.Path(__file__).parent.parent
 _PAGE = _ROOT / "docs" / "mechanisms.md"
@@ -64,10 +63,15 @@ def test_capabilities_are_those_of_the_code(name):
   assert line.strip() == expected, f"docs/mechanisms.md, {name}: {expected}"
 
 
+def _fast(name):
+  """The function of a mechanism; a recurrence is its factory."""
+  function = FUNCTIONS.get(name, OWN[name])
+  return function.__name__, function
+
+
 @pytest.mark.parametrize("name", OWN)
 def test_papers_are_those_of_the_docstring(name):
-  module = importlib.import_module(f"attention.{name}")
-  function = getattr(module, f"{name}_attention")
+  _, function = _fast(name)
   cited = _papers(_SECTION[name])
   assert cited
   assert cited == _papers(function.__doc__)
@@ -85,9 +89,10 @@ def test_papers_of_positions_are_those_of_the_docstrings():
 
 @pytest.mark.parametrize("name", OWN)
 def test_every_section_links_its_definition_and_its_fast_form(name):
-  function = f"{name}_attention"
-  fast = getattr(attention, function).__module__.replace(".", "/")
-  for path in (f"attention/definitions/{name}.py", f"{fast}.py"):
+  function, fast = _fast(name)
+  own = "recurrent" if name in RECURRENT else name
+  fast = fast.__module__.replace(".", "/")
+  for path in (f"attention/definitions/{own}.py", f"{fast}.py"):
     assert f"[`{function}`](../{path})" in _SECTION[name]
 
 
@@ -95,9 +100,17 @@ def _linked(section):
   return set(re.findall(r"\]\(\.\./(attention/[^)]+\.py)\)", section))
 
 
+def test_every_section_links_all_files_of_the_recurrences():
+  files = (_ROOT / "attention" / "recurrent").glob("[!_]*.py")
+  linked = set().union(*(_linked(_SECTION[name]) for name in RECURRENT))
+  assert {str(x.relative_to(_ROOT)) for x in files} <= linked
+
+
 @pytest.mark.parametrize("name", OWN)
 def test_every_section_links_all_files_of_its_mechanism(name):
   assert "\n**In the fast form**, " in _SECTION[name]
+  if name in RECURRENT:
+    return
   folder = _ROOT / "attention" / name
   files = folder.glob("[!_]*.py") if folder.is_dir() else [f"{folder}.py"]
   own = {str(pathlib.Path(x).relative_to(_ROOT)) for x in files}
@@ -109,9 +122,9 @@ def test_core_is_explained_file_by_file():
   assert {str(x.relative_to(_ROOT)) for x in files} <= _linked(_SECTION[_HOW])
 
 
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_calls_may_give_the_size_of_blocks(name):
-  function = getattr(attention, f"{name}_attention")
+  function = FUNCTIONS[name]
   option = "chunk_size" if name == "lsh" else "block_size"
   assert option in inspect.signature(function).parameters
 

@@ -126,7 +126,7 @@ def test_the_tables_of_the_results_are_true():
     _RESULTS,
     re.M,
   )
-  assert len(runs) == 15
+  assert len(runs) == 16
   for task, attention, slots in runs:
     own_data = ("translation", "vit", "swin", "cvt", "perceiver", "conformer")
     leaves = {} if task in own_data else {"path": "x"}

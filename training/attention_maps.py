@@ -399,6 +399,8 @@ def readable_example(
   best, example = -math.inf, {}
   for batch in batches:
     for row, weights in enumerate(batch["weights"]):
+      if not weights.any():  # It fills up the last batch.
+        continue
       length = _length(weights > 0)
       readable = length if length <= _READABLE_TOKENS else -length
       if readable > best:

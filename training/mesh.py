@@ -24,6 +24,7 @@ RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
   # Heads: of queries, keys and values, and of what is made of them.
   (r"attention/(global_)?(query|key|value|position)/kernel", (None, TENSOR)),
   (r"attention/(global_)?(query|key|value)/bias", (TENSOR,)),
+  (r"attention/(query|key|value)_short_convolution/kernel", (None, TENSOR)),
   (r"attention/out/kernel", (TENSOR, None)),
   # Features inside a feed-forward layer.
   (r"/(hidden|gate)/kernel", (None, TENSOR)),

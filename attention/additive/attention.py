@@ -14,7 +14,14 @@ from jaxtyping import Array, Bool, Float, Int
 
 from attention import arguments, plug
 from attention.additive.score import Additive
-from attention.core import layout, loop, platform, ring, visibility
+from attention.core import (
+  layout,
+  loop,
+  own_logits,
+  platform,
+  ring,
+  visibility,
+)
 from attention.dense import dense
 from attention.flash import parts
 from attention.flash.blocks import Arrays, Blocks, Limits
@@ -390,6 +397,6 @@ def additive(width: int = 64) -> plug.Attention:
     prefill=prefill,
     apply_sharded=apply_sharded,
     # Everything that dense attention supports, except tables by distance.
-    supports=dense().supports - {"relative"},
+    supports=dense().supports - {"relative"} - own_logits.SUPPORTS,
     sizes=plug.Sizes(timed=lambda length: {"width": 16}),
   )

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
+import numpy as np
 
 from attention.core import layout, platform, tile
 from attention.core.tile import Keys, Score, Sums
@@ -257,6 +258,7 @@ def forward(
 
   def attend_tile(rows, place):
     sums = _sums(source, rows, arrays, parameters, fixed, place)
+    sums = tile.with_sinks(sums, _sinks(parameters), source.rows)
     return *tile.finish(sums), *([sums.total] if with_total else [])
 
   def step(i, carry):
@@ -469,10 +471,26 @@ def backward(
   dquery, *others = jax.lax.fori_loop(
     0, steps.blocks.number, step, (jnp.zeros(query.shape, query.dtype), *zeros)
   )
-  others = jax.tree.map(
-    lambda d, x: d.astype(x.dtype), tuple(others), (arrays, parameters)
-  )
+  sinks = _sinks(parameters)
+  if sinks is not None:
+    delta = layout.inner(cotangent, out)[..., 0]
+    share = jnp.exp(sinks[None, None] - lse[..., 0])
+    of_sinks = -jnp.sum(share * delta, axis=(0, 1))
+    others[1] = others[1]._replace(sinks=of_sinks)
+  others = jax.tree.map(_like, tuple(others), (arrays, parameters))
   return dquery, *others
+
+
+def _like(gradient: Array, x: Array) -> Any:
+  """A gradient in the dtype of its array; of whole numbers there is none."""
+  if jnp.issubdtype(x.dtype, jnp.inexact):
+    return gradient.astype(x.dtype)
+  return np.zeros(x.shape, jax.dtypes.float0)
+
+
+def _sinks(parameters: Any) -> Float[Array, "N"] | None:
+  """A logit for each head that takes weight and has no value, if there is one."""
+  return getattr(parameters, "sinks", None)
 
 
 attend.defvjp(_attend_fwd, _attend_bwd)

@@ -31,24 +31,35 @@ from attention.core import layout, platform
 
 
 class Relative(NamedTuple):
-  """The tables of a call; None where it has none."""
+  """The tables of a call, and its sinks; None where it has none.
+
+  Attributes:
+    bias: b.
+    keys: a.
+    sinks: a logit for each head that takes weight and has no value; `core.loop`
+      adds it to the sum of each row.
+    closed_over: the arrays that a `score_mod` closes over.
+  """
 
   bias: Float[Array, "N E"] | None = None
   keys: Float[Array, "... E H"] | None = None
+  sinks: Float[Array, "N"] | None = None
+  closed_over: tuple[Array, ...] = ()
 
   @property
   def given(self) -> bool:
-    """Whether there is any."""
+    """Whether there is any table."""
     return self.bias is not None or self.keys is not None
 
   def of_heads(self, heads: np.ndarray) -> "Relative":
     """The tables of some of the heads."""
-    bias, keys = self
+    bias, keys, sinks, closed_over = self
     if bias is not None:
       bias = bias[heads]
     if keys is not None and keys.ndim == 3:
       keys = keys[heads]
-    return Relative(bias, keys)
+    sinks = None if sinks is None else sinks[heads]
+    return Relative(bias, keys, sinks, closed_over)
 
 
 def check(
@@ -174,7 +185,7 @@ def gradients(
   Returns:
     Like `tables`, and like `query`, None where that has none.
   """
-  bias, keys = tables
+  bias, keys, *_ = tables
   if bias is not None:
     bias = _bias_gradient(bias, dlogits, offset, rows)
   if keys is None:

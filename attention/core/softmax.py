@@ -6,16 +6,21 @@ from jaxtyping import Array, Bool, Float
 
 
 def masked_softmax(
-  logits: Float[Array, "*A S"], allowed: Bool[Array, "..."] | None
+  logits: Float[Array, "*A S"],
+  allowed: Bool[Array, "..."] | None,
+  sinks: Float[Array, "*A 1"] | None = None,
 ) -> Float[Array, "*A S"]:
   """Softmax over the last axis among `allowed`; zeros where nothing is.
 
   Gradients of what is not allowed and of empty rows are exact zeros too; a row
-  whose logits are all -inf counts as empty.
+  whose logits are all -inf counts as empty. `sinks` are one more logit of each
+  row, whose weight is left out.
   """
   if allowed is not None:
     logits = jnp.where(allowed, logits, jnp.finfo(logits.dtype).min)
-  return _softmax(logits)
+  if sinks is None:
+    return _softmax(logits)
+  return _softmax(jnp.concatenate([logits, sinks], axis=-1))[..., :-1]
 
 
 @jax.custom_jvp

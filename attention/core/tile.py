@@ -34,7 +34,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from attention.core import layout, platform, relative
+from attention.core import layout, mods, platform, relative
 from attention.core.relative import Relative
 
 LOWEST = float(jnp.finfo(jnp.float32).min)
@@ -55,6 +55,7 @@ class Keys(NamedTuple):
     kept: Δ; None is 1.
     offset: position of the first key less that of the first query, for tables
       by distance.
+    start: position of the first query, for a `score_mod`.
   """
 
   key: Float[Array, "..."]
@@ -63,6 +64,7 @@ class Keys(NamedTuple):
   visible: Bool[Array, "#B #K #J #C #D"] | None = None
   kept: Float[Array, "B K J C D"] | None = None
   offset: Int[Array, ""] | int = 0
+  start: Int[Array, ""] | int = 0
 
 
 class Sums(NamedTuple):
@@ -105,11 +107,14 @@ class Score(Protocol):
 class Product(NamedTuple):
   """x = scale · q kᵀ, and tables by distance: every softmax but additive's.
 
-  Its parameters are the tables, a `Relative`.
+  With a soft cap c, the product is c · tanh(scale · q kᵀ / c). A `score_mod` takes
+  the whole. Its parameters are the tables, a `Relative`.
   """
 
   scale: float
   is_costly: bool = False
+  soft_cap: float | None = None
+  score_mod: mods.Traced | None = None
 
   def logits(
     self,
@@ -120,10 +125,16 @@ class Product(NamedTuple):
   ) -> Float[Array, "B K Q D"]:
     """See `Score`."""
     x = layout.dot("bkqh,bkdh->bkqd", query, keys.key) * self.scale
+    x = self._capped(x)
     if parameters.given:
       x += relative.logits(
         parameters, query, keys.offset, rows, x.shape[3], self.scale
       )
+    if self.score_mod is not None:
+      by_head = x.reshape(self.score_mod.shape)
+      consts = parameters.closed_over
+      by_head = self._modified(by_head, consts, keys)
+      x = by_head.reshape(x.shape)
     return x
 
   def vjp(
@@ -136,29 +147,70 @@ class Product(NamedTuple):
     """See `Score`."""
     key, width = keys.key, keys.key.shape[2]
     x = layout.dot("bkdh,bkqh->bkdq", key, query) * self.scale
+    x = product = self._capped(x)
     if parameters.given:
       x += relative.logits(
         parameters, query, keys.offset, rows, width, self.scale, by_key=True
       )
+    pull_mod, of_tile = None, ()
+    if self.score_mod is not None:
+      of_tile = self.score_mod.shape
+      by_head = jnp.swapaxes(x, 2, 3).reshape(of_tile)
+      by_head, pull_mod = jax.vjp(
+        lambda x, consts: self._modified(x, consts, keys),
+        by_head,
+        parameters.closed_over,
+      )
+      x = jnp.swapaxes(by_head.reshape(*x.shape[:2], -1, width), 2, 3)
 
     def pull(dx):
-      scaled = (dx * self.scale).astype(query.dtype)
+      of_consts = ()
+      if pull_mod is not None:
+        by_head = jnp.swapaxes(dx, 2, 3).reshape(of_tile)
+        by_head, of_consts = pull_mod(by_head)
+        dx = jnp.swapaxes(by_head.reshape(*x.shape[:2], -1, width), 2, 3)
+        of_consts = tuple(map(_of_number, of_consts, parameters.closed_over))
+      of_product = dx
+      if self.soft_cap is not None:
+        of_product = dx * (1.0 - jnp.square(product / self.soft_cap))
+      scaled = (of_product * self.scale).astype(query.dtype)
       dkey = layout.dot("bkdq,bkqh->bkdh", scaled, query)
       if platform.turns_keys(query.shape[2]):
         dquery = layout.dot("bkhd,bkdq->bkhq", layout.turned(key), scaled)
       else:
         dquery = layout.dot("bkdq,bkdh->bkqh", scaled, key)
         dquery = jnp.swapaxes(dquery, 2, 3)
+      # The gradient of the sinks is that of whole rows, which `loop` has.
+      sinks = jax.tree.map(jnp.zeros_like, parameters.sinks)
       if not parameters.given:
-        return dquery, dkey, parameters
+        own = parameters._replace(sinks=sinks, closed_over=of_consts)
+        return dquery, dkey, own
       dtables, more = relative.gradients(
         parameters, query, dx, keys.offset, rows, self.scale
       )
+      dtables = dtables._replace(sinks=sinks, closed_over=of_consts)
       if more is not None:
         dquery += jnp.swapaxes(more, 2, 3)
       return dquery, dkey, dtables
 
     return x, pull
+
+  def _modified(self, x: Array, consts: Any, keys: Keys) -> Array:
+    assert self.score_mod is not None
+    first = keys.start + keys.offset
+    return mods.modified(self.score_mod, consts, x, keys.start, first)
+
+  def _capped(self, x: Array) -> Array:
+    if self.soft_cap is None:
+      return x
+    return self.soft_cap * jnp.tanh(x / self.soft_cap)
+
+
+def _of_number(gradient: Array, x: Array) -> Array:
+  """The gradient of an array, zeros in float32 for one of whole numbers."""
+  if jnp.issubdtype(x.dtype, jnp.inexact):
+    return gradient
+  return jnp.zeros(x.shape, jnp.float32)
 
 
 def forward(
@@ -227,6 +279,19 @@ def nothing_yet(
     jnp.zeros((*shape, 1), jnp.float32),
     jnp.zeros((*shape, features), jnp.float32),
   )
+
+
+def with_sinks(sums: Sums, sinks: Float[Array, "N"] | None, rows: int) -> Sums:
+  """The sums with one more logit for each head, whose value is 0."""
+  if sinks is None:
+    return sums
+  kv_heads = sums.maximum.shape[-3]
+  x = jnp.repeat(sinks.astype(jnp.float32).reshape(kv_heads, -1), rows, axis=1)
+  x = jnp.broadcast_to(x[..., None], sums.maximum.shape)
+  maximum = jnp.maximum(sums.maximum, x)
+  decay = jnp.exp(sums.maximum - maximum)
+  total = sums.total * decay + jnp.exp(x - maximum)
+  return Sums(maximum, total, sums.out * decay)
 
 
 def finish(

@@ -15,7 +15,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
+from attention.core import mods as mods_lib
 from attention.core.layout import cut
+from attention.core.mods import MaskMod, Traced
 
 
 @jax.tree_util.register_dataclass
@@ -28,6 +30,8 @@ class Visibility:
     segments: pairs of ids `[B, T]` and `[B, S]`, which must be equal.
     left: the key lies at most so far before the query; None sets no limit.
     right: and at most so far behind it. Causal is 0.
+    consts: the arrays that each of `mods` closes over.
+    mods: functions of indices that must show it.
   """
 
   # Not typed as arrays: JAX puts other things into a pytree, too.
@@ -35,6 +39,10 @@ class Visibility:
   segments: tuple[tuple[Any, Any], ...] = ()
   left: int | None = dataclasses.field(default=None, metadata={"static": True})
   right: int | None = dataclasses.field(default=None, metadata={"static": True})
+  consts: tuple[Any, ...] = ()
+  mods: tuple[Traced, ...] = dataclasses.field(
+    default=(), metadata={"static": True}
+  )
 
   def __and__(self, other: "Visibility") -> "Visibility":
     """Both conditions."""
@@ -43,12 +51,14 @@ class Visibility:
       self.segments + other.segments,
       _smaller(self.left, other.left),
       _smaller(self.right, other.right),
+      self.consts + other.consts,
+      self.mods + other.mods,
     )
 
   @property
   def by_data(self) -> bool:
     """Whether arrays, and not positions alone, hide a pair."""
-    return bool(self.masks or self.segments)
+    return bool(self.masks or self.segments or self.mods)
 
   def block(
     self,
@@ -84,12 +94,17 @@ class Visibility:
       of_query, of_key = cut(of_query, start, rows), cut(of_key, first, width)
       same = of_query[:, :, None] == of_key[:, None, :]
       found = both(found, same[:, None])
+    for mod, consts in zip(self.mods, self.consts, strict=True):
+      found = both(found, mods_lib.shown(mod, consts, start, first))
     return found
 
   def at(
     self, query: Int[Array, "B X"], key: Int[Array, "B Y"]
   ) -> Bool[Array, "B X Y"]:
-    """Which pairs at any positions count; masks must be key masks."""
+    """Which pairs at any positions count; masks must be key masks.
+
+    There must be no `mods`.
+    """
     found = jnp.ones((*query.shape, key.shape[1]), bool)
     distance = key[:, None, :] - query[:, :, None]
     if self.left is not None:
@@ -145,6 +160,16 @@ def segments(
 def window(left: int | None, right: int | None) -> Visibility:
   """Keys from `left` before the query to `right` behind it."""
   return Visibility(left=left, right=right)
+
+
+def by_mod(
+  mask_mod: MaskMod | None, shape: tuple[int, int, int, int]
+) -> Visibility:
+  """What a mask_mod shows of tiles (B, N, C, D); None shows everything."""
+  if mask_mod is None:
+    return EVERYTHING
+  traced, consts = mods_lib.trace_mask(mask_mod, shape)
+  return Visibility(consts=(consts,), mods=(traced,))
 
 
 def of_call(

@@ -6,12 +6,14 @@ dropout, which is random. It takes anything that `np.asarray` takes and returns
 float64. One file holds one mechanism, written to be read beside the paper: T×S
 and all, no blocks.
 
-The fast functions are held to these, and share nothing with them.
+The fast functions are held to these, and share nothing with them. `recurrent` has
+the mechanisms that read decays and rates from their inputs.
 """
 
 from attention.definitions.additive import additive_attention
 from attention.definitions.bigbird import bigbird_attention
 from attention.definitions.dense import dense_attention
+from attention.definitions.differential import differential_attention
 from attention.definitions.flash import flash_attention
 from attention.definitions.linear import linear_attention
 from attention.definitions.linformer import linformer_attention
@@ -19,6 +21,10 @@ from attention.definitions.lsh import lsh_attention
 from attention.definitions.multiplicative import multiplicative_attention
 from attention.definitions.nystrom import nystrom_attention
 from attention.definitions.performer import performer_attention
+from attention.definitions.recurrences import (
+  delta_rule_attention,
+  gated_linear_attention,
+)
 from attention.definitions.sliding_window import sliding_window_attention
 from attention.definitions.strided_2d import strided_2d_attention
 from attention.definitions.window_2d import window_2d_attention
@@ -27,8 +33,11 @@ from attention.definitions.window_linear import window_linear_attention
 __all__ = [
   "additive_attention",
   "bigbird_attention",
+  "delta_rule_attention",
   "dense_attention",
+  "differential_attention",
   "flash_attention",
+  "gated_linear_attention",
   "linear_attention",
   "linformer_attention",
   "lsh_attention",

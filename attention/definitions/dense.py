@@ -1,5 +1,7 @@
 """Dense softmax attention (Vaswani et al., 2017), as the paper defines it."""
 
+from collections.abc import Callable
+
 from jaxtyping import Float64
 import numpy as np
 from numpy.typing import ArrayLike
@@ -20,10 +22,16 @@ def dense_attention(
   bias: ArrayLike | None = None,
   relative_bias: ArrayLike | None = None,
   relative_keys: ArrayLike | None = None,
+  sinks: ArrayLike | None = None,
+  logits_soft_cap: float | None = None,
+  log_forget: ArrayLike | None = None,
+  score_mod: Callable[..., ArrayLike] | None = None,
+  mask_mod: Callable[..., ArrayLike] | None = None,
 ) -> Float64[np.ndarray, "B T N V"]:
   """Every query attends to every visible key: softmax(scale · Q Kᵀ + bias) V.
 
-    logit[t, s] = scale · q_t · (k_s + a[i]) + bias[t, s] + b[i]
+    logit[t, s] = cap(scale · q_t · k_s) + scale · q_t · a[i] + bias[t, s] + b[i]
+                  + Σ_{s<u≤t} log f_u
     out[t] = Σ_s softmax_s(logit[t, s]) v_s            i = clip(s − t, −L, L)
 
   Args:
@@ -39,6 +47,11 @@ def dense_attention(
     relative_bias: b, `[N, 2L+1]` (T5, ALiBi).
     relative_keys: a, `[2L+1, H]` (Shaw) or, one for each head, `[N, 2L+1, H]`
       (Transformer-XL); its L may be another.
+    sinks: `[N]`, a logit for each head in the sum of the softmax alone.
+    logits_soft_cap: c; scale · q · k becomes c · tanh(scale · q · k / c).
+    log_forget: `[B, T, N]`; Σ over s < u ≤ t is added, in causal calls.
+    score_mod: `(score, b, n, t, s) -> score`.
+    mask_mod: `(b, n, t, s) -> bool`.
 
   Returns:
     `[B, T, N, V]` float64; zeros for a query that sees no key.
@@ -65,10 +78,24 @@ def dense_attention(
   value = shared.repeat_heads(value, num_heads)
 
   out = np.zeros((batch, length, num_heads, value.shape[-1]))
+  sinks = np.broadcast_to(-np.inf if sinks is None else sinks, num_heads)
+  forgotten = np.zeros((batch, length, num_heads))
+  if log_forget is not None:
+    if not is_causal:
+      raise ValueError("is_causal: expected True with log_forget, got False")
+    forgotten = np.cumsum(np.asarray(log_forget, np.float64), axis=1)
   for b, n, t in np.ndindex(batch, num_heads, length):
     s = np.flatnonzero(visible[b, n, t])
-    keys = key[b, s, n] + shared.at_distance(relative_keys[n], s - t)
-    logits = scale * keys @ query[b, t, n]
-    logits += bias[b, n, t, s] + shared.at_distance(relative_bias[n], s - t)
-    out[b, t, n] = shared.softmax(logits) @ value[b, s, n]
+    s = s[shared.shown(mask_mod, b, n, t, s)]
+    logits = scale * key[b, s, n] @ query[b, t, n]
+    logits = shared.capped(logits, logits_soft_cap)
+    distant = shared.at_distance(relative_keys[n], s - t)
+    logits += scale * distant @ query[b, t, n]
+    logits += shared.at_distance(relative_bias[n], s - t)
+    if score_mod is not None:
+      logits = np.asarray(score_mod(logits, b, n, t, s), np.float64)
+    logits = logits + bias[b, n, t, s]
+    if log_forget is not None:
+      logits += forgotten[b, t, n] - forgotten[b, s, n]
+    out[b, t, n] = shared.softmax(logits, sinks[n]) @ value[b, s, n]
   return out

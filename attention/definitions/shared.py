@@ -1,5 +1,7 @@
 """What definitions share: who sees whom, one softmax, tables by distance."""
 
+from collections.abc import Callable
+
 from jaxtyping import Bool, Float64
 import numpy as np
 from numpy.typing import ArrayLike
@@ -69,16 +71,36 @@ def visible_tokens(
   return np.broadcast_to(mask, (batch, 1, 1, length))[:, 0, 0]
 
 
-def softmax(logits: np.ndarray) -> np.ndarray:
-  """exp(x_s) / Σ_r exp(x_r) along the last axis.
+def softmax(logits: np.ndarray, sink: float = -np.inf) -> np.ndarray:
+  """exp(x_s) / (exp(sink) + Σ_r exp(x_r)) along the last axis.
 
   Zeros where all x are −∞, and nothing where there are none.
   """
-  largest = logits.max(-1, keepdims=True, initial=-np.inf)
+  largest = logits.max(-1, keepdims=True, initial=sink)
   # The largest is subtracted, which changes nothing but the range of floats.
   weights = np.exp(logits - np.where(largest == -np.inf, 0, largest))
   total = weights.sum(-1, keepdims=True)
+  if sink > -np.inf:
+    total = total + np.exp(sink - largest)
   return weights / np.where(total == 0, 1, total)
+
+
+def capped(logits: np.ndarray, cap: float | None) -> np.ndarray:
+  """Cap · tanh(logits / cap); None changes nothing."""
+  return logits if cap is None else cap * np.tanh(logits / cap)
+
+
+def shown(
+  mask_mod: Callable[..., ArrayLike] | None,
+  b: int,
+  n: int,
+  t: int,
+  s: np.ndarray,
+) -> Bool[np.ndarray, "S"]:
+  """Which of the keys s a mask_mod shows; None shows all."""
+  if mask_mod is None:
+    return np.ones(s.shape, bool)
+  return np.broadcast_to(np.asarray(mask_mod(b, n, t, s), bool), s.shape)
 
 
 def at_distance(

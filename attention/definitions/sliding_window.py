@@ -1,6 +1,6 @@
 """Longformer's sliding window (Beltagy 2020), as the paper defines it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from jaxtyping import Bool, Float64
 import numpy as np
@@ -80,6 +80,11 @@ def sliding_window_attention(
   key_segment_ids: ArrayLike | None = None,
   relative_bias: ArrayLike | None = None,
   relative_keys: ArrayLike | None = None,
+  sinks: ArrayLike | None = None,
+  logits_soft_cap: float | None = None,
+  log_forget: ArrayLike | None = None,
+  score_mod: Callable[..., ArrayLike] | None = None,
+  mask_mod: Callable[..., ArrayLike] | None = None,
   global_indices: ArrayLike | None = None,
   global_qkv: tuple[ArrayLike, ArrayLike, ArrayLike] | None = None,
 ) -> Float64[np.ndarray, "B T N V"]:
@@ -107,6 +112,11 @@ def sliding_window_attention(
       distance i·dilation.
     relative_keys: `[2L+1, H]`, entry L + i is added to that key; or a table for
       each head, `[N, 2L+1, H]`.
+    sinks: `[N]`, a logit for each head in the sum of the softmax alone.
+    logits_soft_cap: c; scale · q · k becomes c · tanh(scale · q · k / c).
+    log_forget: `[B, T, N]`; Σ over s < u ≤ t is added, in causal calls.
+    score_mod: `(score, b, n, t, s) -> score`.
+    mask_mod: `(b, n, t, s) -> bool`.
     global_indices: `[B, G]`; an index outside [0, T), such as −1, names no
       token.
     global_qkv: the paper's separate projections (query, key, value) for global
@@ -150,15 +160,30 @@ def sliding_window_attention(
   if global_indices is None:
     global_indices = np.zeros((batch, 0), int)
   global_indices = np.asarray(global_indices)
+  sinks = np.broadcast_to(-np.inf if sinks is None else sinks, num_heads)
+  forgotten = None
+  if log_forget is not None:
+    if not is_causal or global_indices.size or spacing.max() > 1:
+      raise ValueError(
+        "log_forget: expected a causal window of neighbours alone"
+      )
+    forgotten = np.cumsum(np.asarray(log_forget, np.float64), axis=1)
 
   out = np.zeros((*local[0].shape[:3], local[2].shape[-1]))
   for b, n, t in np.ndindex(batch, num_heads, length):
     query, key, value = of_global if t in global_indices[b] else local
     k = n // (num_heads // key.shape[2])
     s = np.flatnonzero(attended[b, n, t])
+    s = s[shared.shown(mask_mod, b, n, t, s)]
     i = (s - t) // spacing[n]
-    keys = key[b, s, k] + shared.at_distance(relative_keys[n], i)
-    logits = scale * keys @ query[b, t, n]
+    logits = scale * key[b, s, k] @ query[b, t, n]
+    logits = shared.capped(logits, logits_soft_cap)
+    distant = shared.at_distance(relative_keys[n], i)
+    logits += scale * distant @ query[b, t, n]
     logits += shared.at_distance(relative_bias[n], i)
-    out[b, t, n] = shared.softmax(logits) @ value[b, s, k]
+    if score_mod is not None:
+      logits = np.asarray(score_mod(logits, b, n, t, s), np.float64)
+    if forgotten is not None:
+      logits += forgotten[b, t, n] - forgotten[b, s, n]
+    out[b, t, n] = shared.softmax(logits, sinks[n]) @ value[b, s, k]
   return out

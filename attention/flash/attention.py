@@ -6,13 +6,22 @@ cuDNN or tokamax takes a call.
 """
 
 from functools import partial
-from typing import Any, cast
 
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import arguments, plug
-from attention.core import implementations, loop, platform, relative, visibility
+from attention.core import (
+  forgetting,
+  implementations,
+  loop,
+  mods,
+  own_logits,
+  platform,
+  relative,
+  visibility,
+)
 from attention.core.implementations import Implementation, InParts
+from attention.core.mods import BlockMask, MaskMod, ScoreMod
 from attention.core.tile import Product
 from attention.dense import dense
 from attention.flash.blocks import Arrays, Blocks, Limits
@@ -32,6 +41,12 @@ def flash_attention(
   bias: Float[Array, "..."] | None = None,
   relative_bias: Float[Array, "N D"] | None = None,
   relative_keys: Float[Array, "... E H"] | None = None,
+  sinks: Float[Array, "N"] | None = None,
+  logits_soft_cap: float | None = None,
+  log_forget: Float[Array, "B T N"] | None = None,
+  score_mod: ScoreMod | None = None,
+  mask_mod: MaskMod | None = None,
+  block_mask: BlockMask | None = None,
   dropout_rate: float = 0.0,
   dropout_rng: Array | None = None,
   block_size: int | tuple[int, int] | None = None,
@@ -59,6 +74,18 @@ def flash_attention(
     relative_bias: `[N, 2L+1]`, added by clipped distance, see `core.relative`.
     relative_keys: `[2L+1, H]`, Shaw's keys by clipped distance, or
       `[N, 2L+1, H]`, a table for each head (Transformer-XL).
+    sinks: `[N]`, one more logit for each head, which takes weight and gives no
+      value (gpt-oss).
+    logits_soft_cap: c; the scaled products of query and key become
+      c · tanh(x / c), ahead of masks, biases and tables (Gemma 2).
+    log_forget: `[B, T, N]`, logarithms of forget gates, at most 0: Σ log f_u over
+      s < u ≤ t is added to the logits (FoX). For causal calls with T = S.
+    score_mod: `(score, b, n, t, s) -> score` of indices that broadcast, as in
+      FlexAttention; it takes the logits ahead of `bias` and `log_forget`.
+      Gradients flow to arrays that it closes over.
+    mask_mod: `(b, n, t, s) -> bool`, True = attend, in addition to `mask`.
+    block_mask: from `make_block_mask(mask_mod, …)`: blocks that it hides are never
+      visited; its block size is taken.
     dropout_rate: share of attention weights set to zero; the others are
       divided by 1 - rate. Which weights are dropped depends on `block_size`.
     dropout_rng: key of the dropout, needed where `dropout_rate` > 0.
@@ -88,7 +115,9 @@ def flash_attention(
   computed only where sums would leave the range of float32 without it. Dropout
   draws from one key per block instead of keeping the state of a generator.
 
-  Paper: FlashAttention, arXiv:2205.14135.
+  Papers: FlashAttention, arXiv:2205.14135. Sinks: gpt-oss, arXiv:2508.10925. Soft
+  caps: Gemma 2, arXiv:2408.00118. Forget gates: Forgetting transformer,
+  arXiv:2503.02130. Mods: Flex attention, arXiv:2412.05496.
   """
   arguments.check_pairs(
     query,
@@ -101,9 +130,21 @@ def flash_attention(
     dropout_rate=dropout_rate,
     dropout_rng=dropout_rng,
   )
+  arguments.check_logit_options(
+    query,
+    key,
+    is_causal,
+    sinks=sinks,
+    logits_soft_cap=logits_soft_cap,
+    log_forget=log_forget,
+  )
   batch, length, num_heads, head_dim = query.shape
   tables = relative.check(relative_bias, relative_keys, query)
+  tables = tables._replace(sinks=sinks)
   sizes = arguments.block_sizes(block_size)
+  if block_mask is not None:
+    _check_block_mask(block_mask, mask_mod, sizes, query, key)
+    sizes = block_mask.block_size
 
   chosen = implementations.choose(
     implementation,
@@ -116,6 +157,11 @@ def flash_attention(
       "query_segment_ids": query_segment_ids is not None,
       "relative_bias": relative_bias is not None,
       "relative_keys": relative_keys is not None,
+      "sinks": sinks is not None,
+      "logits_soft_cap": logits_soft_cap is not None,
+      "log_forget": log_forget is not None,
+      "score_mod": score_mod is not None,
+      "mask_mod": mask_mod is not None,
       "dropout_rate": dropout_rate > 0.0,
       "block_size": block_size is not None,
     },
@@ -140,25 +186,64 @@ def flash_attention(
     platform.LEAST_ROWS // (2 if is_causal else 1),
   )
   source_length, kv_heads = key.shape[1:3]
+  rows, width = min(rows, length), min(width, source_length)
+  tile = (batch, num_heads, rows, width)
+  sees &= visibility.by_mod(mask_mod, tile)
+  score = Product(scale, soft_cap=logits_soft_cap)
+  if score_mod is not None:
+    traced, closed_over = mods.trace_score(score_mod, tile)
+    score = score._replace(score_mod=traced)
+    tables = tables._replace(closed_over=closed_over)
   source = Blocks(
-    rows=min(rows, length),
-    width=min(width, source_length),
+    rows=rows,
+    width=width,
     kv_heads=kv_heads,
     num_heads=num_heads,
-    score=Product(scale),
+    score=score,
     by_data=sees.by_data,
     source_length=source_length,
     is_causal=is_causal,
     dropout_rate=dropout_rate,
+    block_mask=block_mask,
   )
   limits = Limits(sees, dropout_rng)
-  return loop.attend(source, query, Arrays(key, value, bias), tables, limits)
+  forgotten = None if log_forget is None else forgetting.cumulated(log_forget)
+  arrays = Arrays(key, value, bias, forgotten)
+  return loop.attend(source, query, arrays, tables, limits)
+
+
+def _check_block_mask(
+  block_mask: BlockMask,
+  mask_mod: MaskMod | None,
+  sizes: tuple[int, int] | None,
+  query: Array,
+  key: Array,
+) -> None:
+  """Checks that a block mask is one of this call."""
+  if mask_mod is None:
+    raise ValueError(
+      "block_mask: expected the mask_mod that it was made of, got None"
+    )
+  lengths = query.shape[1], key.shape[1]
+  if (block_mask.length, block_mask.source_length) != lengths:
+    raise ValueError(
+      f"block_mask: expected one for lengths {lengths}, got "
+      f"{(block_mask.length, block_mask.source_length)}"
+    )
+  if sizes is not None and sizes != block_mask.block_size:
+    raise ValueError(
+      f"block_size: expected None with block_mask, whose blocks are "
+      f"{block_mask.block_size}, got {sizes}"
+    )
 
 
 def flash(
   block_size: int | tuple[int, int] | None = None,
   implementation: Implementation | None = None,
   in_parts: InParts = "ring",
+  sinks: bool = False,
+  logits_soft_cap: float | None = None,
+  forget: bool = False,
 ) -> plug.Attention:
   """The plug of `flash_attention`.
 
@@ -170,6 +255,9 @@ def flash(
       'cudnn' and 'tokamax' take float16 and bfloat16 only, and no `block_size`.
     in_parts: how several devices attend to a sequence of which each has a part:
       'ring', 'balanced' or 'all_to_all'; see `parts.attention_in_parts`.
+    sinks: as `dense` takes it.
+    logits_soft_cap: likewise.
+    forget: likewise.
 
   Returns:
     An `Attention` that decodes with the cache of dense attention.
@@ -181,19 +269,18 @@ def flash(
   implementations.check_name(implementation)
   implementations.check_in_parts(in_parts)
 
+  own = own_logits.check(sinks, logits_soft_cap, forget)
   function = partial(
     flash_attention, block_size=block_size, implementation=implementation
   )
 
   def apply(variables, query, key, value, **call):
-    del variables
-    call = arguments.accepted_options("flash", function, call)
-    return function(query, key, value, **call)
+    call = arguments.accepted_options("flash", function, call, own=own.given)
+    return function(query, key, value, **own.options(variables), **call)
 
-  exact = dense()
+  exact = dense(sinks, logits_soft_cap, forget)
   return exact._replace(
     apply=apply,
-    apply_sharded=partial(
-      cast(Any, exact.apply_sharded), implementation=in_parts
-    ),
+    apply_sharded=exact.apply_sharded
+    and partial(exact.apply_sharded, implementation=in_parts),
   )

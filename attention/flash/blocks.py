@@ -8,13 +8,14 @@ never grows.
 """
 
 import dataclasses
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from attention.core import dropout, layout, loop, platform
+from attention.core import dropout, forgetting, layout, loop, platform
+from attention.core.mods import BlockMask
 from attention.core.tile import Keys, Score
 from attention.core.visibility import Visibility
 
@@ -25,6 +26,7 @@ class Arrays(NamedTuple):
   key: Float[Array, "..."]
   value: Float[Array, "B S K V"]
   bias: Float[Array, "#B #N #T #S"] | None = None
+  forgotten: Float[Array, "B T N 2"] | None = None
 
 
 class Limits(NamedTuple):
@@ -53,6 +55,7 @@ class Blocks:
     source_length: S.
     is_causal: blocks above the diagonal are left out.
     dropout_rate: share of weights set to zero.
+    block_mask: which blocks of keys a block of queries visits; None is all.
   """
 
   rows: int
@@ -65,12 +68,15 @@ class Blocks:
   is_causal: bool = False
   dropout_rate: float = 0.0
   at_once: int = 1
+  block_mask: BlockMask | None = None
 
   def visits(
     self, start: Array | int
   ) -> tuple[int | Array, int | Array] | None:
     """The number of blocks in which every pair counts, and of all blocks."""
     length, width = self.source_length, self.width
+    if self.block_mask is not None:
+      return 0, jnp.asarray(self.block_mask.counts)[self._row(start)]
     if length == width:
       return None
     seen, whole = length, length // width
@@ -80,9 +86,20 @@ class Blocks:
     end = (seen + width - 1) // width
     return 0 if self.by_data else whole, end
 
+  def _row(self, start: Array | int) -> Array | int:
+    """The number of a block of queries; the last one moves back."""
+    return (start + self.rows - 1) // self.rows
+
+  def _block(self, place: loop.Place) -> Array | int:
+    """The number of the block of keys of a visit."""
+    if self.block_mask is None:
+      return place.visit
+    visited = jnp.asarray(self.block_mask.visited)
+    return visited[self._row(place.start), place.visit]
+
   def _first(self, place: loop.Place) -> Array | int:
     last = self.source_length - self.width
-    return jnp.minimum(place.visit * self.width, last) if last else 0
+    return jnp.minimum(self._block(place) * self.width, last) if last else 0
 
   def gather(self, arrays: Arrays, fixed: Limits, place: loop.Place) -> Keys:
     """One block of keys, values and bias."""
@@ -96,6 +113,12 @@ class Blocks:
       corner, sizes = self._corner(bias, place), self._sizes(bias)
       bias = jax.lax.dynamic_slice(bias, corner, sizes)
       bias = layout.by_kv_head(bias.astype(jnp.float32), self.kv_heads)
+    if arrays.forgotten is not None:
+      of_query = layout.cut(arrays.forgotten, place.start, self.rows)
+      of_key = layout.cut(arrays.forgotten, first, self.width)
+      more = forgetting.between(of_query, of_key)
+      pairs = cast(Array, layout.by_kv_head(more, self.kv_heads))
+      bias = pairs if bias is None else bias + pairs
     return Keys(read(arrays.key), read(arrays.value), bias)
 
   def limit(
@@ -105,7 +128,11 @@ class Blocks:
     first, visible, kept = self._first(place), None, None
     if not is_whole:
       visible = fixed.sees.block(
-        place.start, self.rows, first, self.width, place.visit * self.width
+        place.start,
+        self.rows,
+        first,
+        self.width,
+        self._block(place) * self.width,
       )
       visible = layout.by_kv_head(visible, self.kv_heads)
     if self.dropout_rate:
@@ -119,27 +146,33 @@ class Blocks:
       )
       kept = layout.by_kv_head(kept, self.kv_heads)
     offset = first - place.start + fixed.shift
-    return keys._replace(visible=visible, kept=kept, offset=offset)
+    start = fixed.origin + place.start
+    return keys._replace(visible=visible, kept=kept, offset=offset, start=start)
 
   def add(
     self, totals: Arrays, gradient: Keys, fixed: Limits, place: loop.Place
   ) -> Arrays:
     """Adds the gradients of one block at the places of its keys."""
     del fixed
-    first, bias = self._first(place), totals.bias
+    first, bias, forgotten = self._first(place), *totals[2:]
     key, value = (
       layout.add(total, layout.heads_last(x, self.width), first)
       for total, x in zip(totals[:2], gradient[:2], strict=True)
     )
     pairs = gradient.bias
-    if bias is not None and pairs is not None:
+    if pairs is not None:
       pairs = pairs.reshape(pairs.shape[0], -1, *pairs.shape[3:])
+    if forgotten is not None and pairs is not None:
+      of_query, of_key = forgetting.gradients(pairs)
+      forgotten = layout.add(forgotten, of_query, place.start)
+      forgotten = layout.add(forgotten, of_key, first)
+    if bias is not None and pairs is not None:
       lacking = tuple(axis for axis in range(4) if bias.shape[axis] == 1)
       part = jnp.sum(pairs, lacking, keepdims=True)
       corner = self._corner(bias, place)
       part += jax.lax.dynamic_slice(bias, corner, part.shape)
       bias = jax.lax.dynamic_update_slice(bias, part, corner)
-    return Arrays(key, value, bias)
+    return Arrays(key, value, bias, forgotten)
 
   def _corner(self, bias: Array, place: loop.Place) -> list[Array | int]:
     """Where a block of the bias starts."""

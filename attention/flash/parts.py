@@ -152,7 +152,7 @@ def _by_heads(query, key, value, axis_name, is_causal, scale, tables, hidden):
     """This device's heads of a table for each head."""
     return jax.lax.dynamic_slice_in_dim(table, mine, share)
 
-  bias, keys = tables
+  bias, keys, *_ = tables
   bias = bias if bias is None else of_heads(bias)
   keys = of_heads(keys) if keys is not None and keys.ndim == 3 else keys
   out = flash_attention(

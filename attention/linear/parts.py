@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from attention.core import device_scan
 from attention.linear import bidirectional, causal
 from attention.linear.features import FeatureMap, Operands
 from attention.linear.state import EMPTY, LinearState
@@ -69,7 +70,10 @@ def state_before(
     return None
   _, key, value, parameters = operands
   own = bidirectional.total(features, key, value, parameters, keep, None)
-  return _of_earlier(own, axis_name)
+  nothing = jax.tree.map(jnp.zeros_like, own)
+  if own.log_scale is not None:
+    nothing = nothing._replace(log_scale=jnp.full_like(own.log_scale, EMPTY))
+  return device_scan.before(own, _joined, nothing, axis_name)
 
 
 def _of_all(own: LinearState, axis_name: str) -> LinearState:
@@ -80,36 +84,6 @@ def _of_all(own: LinearState, axis_name: str) -> LinearState:
   scale = jax.lax.pmax(own_scale, axis_name)
   sums = jax.lax.psum(own.sums * jnp.exp(own_scale - scale), axis_name)
   return LinearState(scale, sums)
-
-
-def _of_earlier(own: LinearState, axis_name: str) -> LinearState:
-  """The state of the keys of all devices before this one."""
-  size, rank = jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name)
-  found, distance = own, 1
-  while distance < size:
-    received = _from_before(found, distance, size, axis_name)
-    joined = _joined(received, found)
-    found = jax.tree.map(
-      lambda new, old, by=distance: jnp.where(rank >= by, new, old),
-      joined,
-      found,
-    )
-    distance *= 2
-  received = _from_before(found, 1, size, axis_name)
-  # As `state.empty`, on the first device.
-  is_first = rank == 0
-  scale = received.log_scale
-  if scale is not None:
-    scale = jnp.where(is_first, EMPTY, scale)
-  return LinearState(scale, jnp.where(is_first, 0.0, received.sums))
-
-
-def _from_before(
-  found: LinearState, distance: int, size: int, axis_name: str
-) -> LinearState:
-  """What the device `distance` places before has."""
-  pairs = [(i, i + distance) for i in range(size - distance)]
-  return jax.tree.map(lambda x: jax.lax.ppermute(x, axis_name, pairs), found)
 
 
 def _joined(earlier: LinearState, later: LinearState) -> LinearState:

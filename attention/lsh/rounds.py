@@ -41,6 +41,9 @@ from attention.lsh.chunks import Chunks, Sorted
 
 _SCORE = Product(1.0)
 
+_OF_PAIRS = Keys._fields.index("offset")
+"""The fields of `Keys` before this are arrays; positions have no use here."""
+
 _NOTHING = tile.LOWEST / 2
 """The log-sum-exp of no keys; its share in a sum with any other is 0."""
 
@@ -163,7 +166,7 @@ def _forward(
       operands, order, rounds.cut(allowed, i), kept, i
     )
     start = i * chunks.at_once * chunks.size
-    found = attend_tiles(query, keys[:-1])
+    found = attend_tiles(query, keys[:_OF_PAIRS])
     return tuple(_put(x, y, start) for x, y in zip(carry, found, strict=True))
 
   def join(r, carry):
@@ -230,7 +233,7 @@ def _attend_bwd(rounds, residuals, cotangent):
     kept = rounds.kept(rng, r, i, (batch, num_heads))
     query, keys, index = rounds.read(operands, order, allowed, kept, i)
     of_rows = (lsh_chunks.rows(x, index) for x in (cotangent, lse, delta))
-    dquery, *dkeys = pull_tiles(query, keys[:-1], *of_rows)
+    dquery, *dkeys = pull_tiles(query, keys[:_OF_PAIRS], *of_rows)
     start = i * chunks.at_once * chunks.size
 
     def add(total, part):

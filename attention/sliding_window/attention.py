@@ -14,8 +14,15 @@ from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
 from attention import arguments, plug
-from attention.core import implementations, relative, visibility
+from attention.core import (
+  forgetting,
+  implementations,
+  own_logits,
+  relative,
+  visibility,
+)
 from attention.core.implementations import Implementation
+from attention.core.mods import MaskMod, ScoreMod
 from attention.sliding_window import cache as ring
 from attention.sliding_window import global_tokens, parts
 from attention.sliding_window.dilation import Rules, by_dilation
@@ -42,6 +49,11 @@ def sliding_window_attention(
     Float[Array, "B T N H"], Float[Array, "B S K H"], Float[Array, "B S K V"]
   ]
   | None = None,
+  sinks: Float[Array, "N"] | None = None,
+  logits_soft_cap: float | None = None,
+  log_forget: Float[Array, "B T N"] | None = None,
+  score_mod: ScoreMod | None = None,
+  mask_mod: MaskMod | None = None,
   dropout_rate: float = 0.0,
   dropout_rng: Array | None = None,
   block_size: int | None = None,
@@ -79,6 +91,18 @@ def sliding_window_attention(
       twice counts once.
     global_qkv: separate (query, key, value) with which the global queries look
       at all keys. Other queries see global keys through `key` and `value`.
+    sinks: `[N]`, one more logit for each head, which takes weight and gives no
+      value (gpt-oss).
+    logits_soft_cap: c; the scaled products of query and key become
+      c · tanh(x / c), ahead of masks, biases and tables (Gemma 2).
+    log_forget: `[B, T, N]`, logarithms of forget gates, at most 0: Σ log f_u over
+      s < u ≤ t is added to the logits (FoX). For causal calls with T = S, without
+      dilation and global tokens.
+    score_mod: `(score, b, n, t, s) -> score` of indices that broadcast, as in
+      FlexAttention; it takes the logits ahead of `log_forget`.
+      Gradients flow to arrays that it closes over.
+    mask_mod: `(b, n, t, s) -> bool`, True = attend, in addition to `mask`.
+      Both are for windows without dilation and global tokens.
     dropout_rate: share of attention weights, those of global tokens included,
       set to zero; the others are divided by 1 - rate.
     dropout_rng: key of the dropout, needed where `dropout_rate` > 0.
@@ -109,7 +133,9 @@ def sliding_window_attention(
   the window), windows may be one-sided, and segments and causality hold for
   global tokens too.
 
-  Paper: Longformer, the long-document transformer, arXiv:2004.05150.
+  Papers: Longformer, the long-document transformer, arXiv:2004.05150. Sinks: gpt-oss,
+  arXiv:2508.10925. Soft caps: Gemma 2, arXiv:2408.00118. Forget gates: Forgetting
+  transformer, arXiv:2503.02130. Mods: Flex attention, arXiv:2412.05496.
   """
   arguments.check_qkv(query, key, value)
   left, right = _window_sides(window)
@@ -120,8 +146,28 @@ def sliding_window_attention(
     mask, query, key, "dense attention takes masks that vary"
   )
   arguments.check_segment_ids(query_segment_ids, key_segment_ids, query, key)
+  arguments.check_logit_options(
+    query,
+    key,
+    is_causal,
+    sinks=sinks,
+    logits_soft_cap=logits_soft_cap,
+    log_forget=log_forget,
+  )
   tables = relative.check(relative_bias, relative_keys, query)
   _check_globals(global_indices, global_qkv, query, key, value, tables)
+  if global_indices is not None or max(dilations) > 1:
+    for name, option in (
+      ("log_forget", log_forget),
+      ("score_mod", score_mod),
+      ("mask_mod", mask_mod),
+    ):
+      if option is not None:
+        raise ValueError(
+          f"{name}: expected None with global_indices or a dilation; windows of "
+          "neighbours alone have it"
+        )
+  tables = tables._replace(sinks=sinks)
   arguments.check_dropout(dropout_rate, dropout_rng)
   if block_size is not None:
     arguments.check_at_least("block_size", block_size, 1)
@@ -137,6 +183,11 @@ def sliding_window_attention(
       "query_segment_ids": query_segment_ids is not None,
       "relative_bias": relative_bias is not None,
       "relative_keys": relative_keys is not None,
+      "sinks": sinks is not None,
+      "logits_soft_cap": logits_soft_cap is not None,
+      "log_forget": log_forget is not None,
+      "score_mod": score_mod is not None,
+      "mask_mod": mask_mod is not None,
       "dropout_rate": dropout_rate > 0.0,
       "dilation": max(dilations) > 1,
       "global_indices": global_indices is not None,
@@ -168,6 +219,8 @@ def sliding_window_attention(
   if global_indices is None or global_indices.shape[1] == 0:
     tokens = None
     arrays = Arrays(key, value, key[:, :0], value[:, :0])
+    if log_forget is not None:
+      arrays = arrays._replace(forgotten=forgetting.cumulated(log_forget))
     of_globals = jnp.zeros((*query.shape[:2], 0), bool)
   else:
     tokens = global_tokens.unique_tokens(global_indices, length)
@@ -183,6 +236,9 @@ def sliding_window_attention(
       rows=block_size,
       scale=scale,
       dropout_rate=dropout_rate,
+      soft_cap=logits_soft_cap,
+      score_mod=score_mod,
+      mask_mod=mask_mod,
     ),
     dilations,
     query,
@@ -201,6 +257,8 @@ def sliding_window_attention(
     scale=scale,
     dropout_rate=dropout_rate,
     dropout_rng=global_rng,
+    sinks=sinks,
+    logits_soft_cap=logits_soft_cap,
   )
 
 
@@ -295,6 +353,9 @@ def sliding_window(
   dilation: int | Sequence[int] = 1,
   block_size: int | None = None,
   implementation: Implementation | None = None,
+  sinks: bool = False,
+  logits_soft_cap: float | None = None,
+  forget: bool = False,
 ) -> plug.Attention:
   """The plug of `sliding_window_attention`.
 
@@ -304,9 +365,13 @@ def sliding_window(
     dilation: one int, or one per query head.
     block_size: queries of a tile; None is the platform's choice.
     implementation: 'xla', 'cudnn', 'tokamax', or None to choose.
+    sinks: as `dense` takes it.
+    logits_soft_cap: likewise.
+    forget: likewise; for windows without dilation.
 
   Returns:
-    An `Attention` without variables that decodes with a `SlidingWindowCache`.
+    An `Attention` that decodes with a `SlidingWindowCache`. It has no variables
+    but those of sinks and forget gates.
 
   Raises:
     ValueError: an argument is out of range; by `init`, a window that is no
@@ -317,6 +382,12 @@ def sliding_window(
   if block_size is not None:
     arguments.check_at_least("block_size", block_size, 1)
   implementations.check_name(implementation)
+  own = own_logits.check(sinks, logits_soft_cap, forget)
+  if forget and max(spacings) > 1:
+    raise ValueError(
+      f"forget: expected False with dilation {dilation}; windows of neighbours "
+      "alone have it"
+    )
   reach = left * max(spacings)
   function = partial(
     sliding_window_attention,
@@ -327,24 +398,26 @@ def sliding_window(
   )
 
   def init(key, dims):
-    del key
     if max(left, right) * min(spacings) >= dims.max_length:
       raise ValueError(
         f"window: {window} with dilation {dilation} reaches over all "
         f"{dims.max_length} positions, which is dense attention; choose less "
         "or use dense"
       )
-    return {}
+    return own.init(key, dims)
+
+  def accepted(variables, call):
+    call = arguments.accepted_options(
+      "sliding_window", function, call, own=own.given
+    )
+    return {**own.options(variables), **call}
 
   def apply(variables, query, key, value, **call):
-    del variables
-    call = arguments.accepted_options("sliding_window", function, call)
-    return function(query, key, value, **call)
+    return function(query, key, value, **accepted(variables, call))
 
   def apply_sharded(variables, query, key, value, *, axis_name, **call):
-    del variables
     arguments.check_qkv(query, key, value)
-    call = arguments.accepted_options("sliding_window", function, call)
+    call = accepted(variables, call)
     indices, own = call.get("global_indices"), call.get("global_qkv")
     tables = relative.Relative(
       call.get("relative_bias"), call.get("relative_keys")
@@ -364,7 +437,9 @@ def sliding_window(
 
   def init_cache(variables, batch, max_length, dims, dtype):
     del variables
-    return ring.init_cache(reach, batch, max_length, dims, dtype)
+    return ring.init_cache(
+      reach, batch, max_length, dims, dtype, forgets=forget
+    )
 
   def decode(
     variables,
@@ -376,18 +451,21 @@ def sliding_window(
     relative_bias=None,
     relative_keys=None,
     scale=None,
+    **call,
   ):
-    del variables
     # The ring has room for how far the window reaches, or for all positions.
     slots = cache.key.shape[1]
     dilations = _head_dilations(dilation, query.shape[2], slots)
     tables = relative.check(relative_bias, relative_keys, query)
     arrays = (query, key, value)
-    return ring.decode(left, dilations, cache, *arrays, tables, scale)
+    call = {**own.options(variables), **call}
+    return ring.decode(left, dilations, cache, *arrays, tables, scale, **call)
 
-  def prefill(variables, cache, query, key, value, lengths, *, scale=None):
+  def prefill(
+    variables, cache, query, key, value, lengths, *, scale=None, log_forget=None
+  ):
     del variables, query, scale
-    return ring.prefill(cache, key, value, lengths)
+    return ring.prefill(cache, key, value, lengths, log_forget)
 
   return plug.Attention(
     init=init,
@@ -395,8 +473,8 @@ def sliding_window(
     init_cache=init_cache,
     decode=decode,
     prefill=prefill,
-    apply_sharded=apply_sharded,
-    supports=frozenset(
+    apply_sharded=apply_sharded if own.is_plain else None,
+    supports=own.supports(
       {
         "causal",
         "cross",
@@ -411,6 +489,8 @@ def sliding_window(
     ),
     approximates="dense",
     cost="linear",
+    causal_only=forget,
+    gates=own.gates,
     sizes=plug.Sizes(
       short={"window": 8},
       long={"window": 64},

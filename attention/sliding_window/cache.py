@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from attention import arguments, plug
-from attention.core import layout, relative, visibility
+from attention.core import forgetting, layout, relative, visibility
 from attention.dense import dense_attention
 from attention.dense import init_cache as init_dense
 
@@ -18,28 +18,38 @@ class SlidingWindowCache(NamedTuple):
     key: `[B, R, K, H]`.
     value: `[B, R, K, H]`.
     index: `[B]`, the number of positions seen.
+    forgotten: Σ log f after each position, where a mechanism forgets.
   """
 
   key: Float[Array, "B R K H"]
   value: Float[Array, "B R K H"]
   index: Int[Array, "B"]
+  forgotten: Float[Array, "B R N"] | None = None
 
 
 def init_cache(
-  reach: int, batch: int, max_length: int, dims: plug.Dims, dtype: Any
+  reach: int,
+  batch: int,
+  max_length: int,
+  dims: plug.Dims,
+  dtype: Any,
+  *,
+  forgets: bool = False,
 ) -> SlidingWindowCache:
   """An empty ring of R = min(reach + 1, max_length) keys.
 
   `reach` is left · the largest dilation, how far back a query sees.
   """
   size = min(reach + 1, max_length)
-  return SlidingWindowCache(*init_dense({}, batch, size, dims, dtype))
+  empty = init_dense(batch, size, dims, dtype, forgets=forgets)
+  return SlidingWindowCache(*empty)
 
 
 def write(
   cache: SlidingWindowCache,
   key: Float[Array, "B 1 K H"],
   value: Float[Array, "B 1 K H"],
+  log_forget: Float[Array, "B 1 N"] | None = None,
 ) -> tuple[SlidingWindowCache, Int[Array, "B R"]]:
   """The ring with one more position, and the age of each slot in it.
 
@@ -50,7 +60,8 @@ def write(
   age = (cache.index[:, None] - slots[None, :]) % slots.size
   keys = layout.written(cache.key, key, age == 0)
   values = layout.written(cache.value, value, age == 0)
-  return SlidingWindowCache(keys, values, cache.index + 1), age
+  forgotten = forgetting.after(cache.forgotten, log_forget, age == 0)
+  return SlidingWindowCache(keys, values, cache.index + 1, forgotten), age
 
 
 def prefill(
@@ -58,6 +69,7 @@ def prefill(
   key: Float[Array, "B P K H"],
   value: Float[Array, "B P K H"],
   lengths: Int[Array, "B"],
+  log_forget: Float[Array, "B P N"] | None = None,
 ) -> SlidingWindowCache:
   """The ring after the first `lengths` of P positions; a copy of the last R."""
   slots = jnp.arange(cache.key.shape[1])[None, :]
@@ -69,7 +81,11 @@ def prefill(
     visibility.by_example(x, taken).astype(cache.key.dtype)
     for x in (key, value)
   )
-  return SlidingWindowCache(keys, values, lengths)
+  forgotten = cache.forgotten
+  if log_forget is not None:
+    after = forgetting.since(log_forget, lengths)
+    forgotten = visibility.by_example(after, taken)
+  return SlidingWindowCache(keys, values, lengths, forgotten)
 
 
 def decode(
@@ -81,6 +97,9 @@ def decode(
   value: Float[Array, "B 1 K H"],
   tables: relative.Relative,
   scale: float | None = None,
+  sinks: Float[Array, "N"] | None = None,
+  logits_soft_cap: float | None = None,
+  log_forget: Float[Array, "B 1 N"] | None = None,
 ) -> tuple[Float[Array, "B 1 N H"], SlidingWindowCache]:
   """One position of the causal call; time R·N·H at every position.
 
@@ -93,11 +112,14 @@ def decode(
     value: the value of this position.
     tables: the tables of relative positions.
     scale: factor of the logits; None is 1/√H.
+    sinks: as in `sliding_window_attention`.
+    logits_soft_cap: likewise.
+    log_forget: of this position.
 
   Returns:
     The result `[B, 1, N, H]` and the cache with this position in it.
   """
-  after, age = write(cache, key, value)
+  after, age = write(cache, key, value, log_forget)
   is_set = (age <= cache.index[:, None])[:, None, :]
   steps, rest = jnp.divmod(
     age[:, None, :], jnp.asarray(dilations, jnp.int32)[None, :, None]
@@ -112,7 +134,9 @@ def decode(
     after.key,
     after.value,
     mask=seen[:, :, None, :],
-    bias=bias,
+    bias=forgetting.of_slots(after.forgotten, bias),
     scale=scale,
+    sinks=sinks,
+    logits_soft_cap=logits_soft_cap,
   )
   return out, after

@@ -63,7 +63,7 @@ def by_dilation(
         windowed,
         dilation,
         query[:, :, mine],
-        Arrays(*(x[:, :, theirs] for x in arrays)),
+        Arrays(*(x[:, :, theirs] for x in arrays[:4])),
         tables.of_heads(mine),
         rules,
         # Every call numbers its tiles from 0, so each needs its own key.

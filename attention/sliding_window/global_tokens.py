@@ -68,6 +68,8 @@ def replace_rows(
   scale: float,
   dropout_rate: float,
   dropout_rng: Array | None,
+  sinks: Float[Array, "N"] | None = None,
+  logits_soft_cap: float | None = None,
 ) -> Float[Array, "B T N V"]:
   """Replaces the rows of the global queries, which see all keys."""
   rows = dense_attention(
@@ -78,6 +80,8 @@ def replace_rows(
     scale=scale,
     dropout_rate=dropout_rate,
     dropout_rng=dropout_rng,
+    sinks=sinks,
+    logits_soft_cap=logits_soft_cap,
   )
   # Slots that are not valid get different indices beyond T and are dropped.
   beyond = out.shape[1] + jnp.arange(tokens.index.shape[1])

@@ -13,7 +13,16 @@ from typing import NamedTuple, cast
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from attention.core import dropout, layout, loop, platform, visibility
+from attention.core import (
+  dropout,
+  forgetting,
+  layout,
+  loop,
+  mods,
+  platform,
+  visibility,
+)
+from attention.core.mods import MaskMod, ScoreMod
 from attention.core.relative import Relative
 from attention.core.tile import Keys, Product
 from attention.core.visibility import Visibility
@@ -26,6 +35,7 @@ class Arrays(NamedTuple):
   value: Float[Array, "B S K V"]
   global_key: Float[Array, "B G K H"]
   global_value: Float[Array, "B G K V"]
+  forgotten: Float[Array, "B T N 2"] | None = None
 
 
 class Limits(NamedTuple):
@@ -83,9 +93,16 @@ class Near:
         x = jnp.concatenate([x, of_globals], axis=1)
       return layout.heads_first(x, self.kv_heads)
 
+    bias = None
+    if arrays.forgotten is not None:
+      of_query = layout.cut(arrays.forgotten, place.start, self.rows)
+      of_key = layout.cut(arrays.forgotten, first, self.width)
+      bias = forgetting.between(of_query, of_key)
+      bias = layout.by_kv_head(bias, self.kv_heads)
     return Keys(
       read(arrays.key, arrays.global_key),
       read(arrays.value, arrays.global_value),
+      bias,
     )
 
   def limit(
@@ -110,6 +127,7 @@ class Near:
       visible=layout.by_kv_head(visible, self.kv_heads),
       kept=kept,
       offset=first - place.start,
+      start=place.start,
     )
 
   def add(
@@ -128,7 +146,14 @@ class Near:
     value, global_value = spread(
       totals.value, totals.global_value, gradient.value
     )
-    return Arrays(key, value, global_key, global_value)
+    forgotten = totals.forgotten
+    if forgotten is not None:
+      pairs = cast(Array, gradient.bias)
+      pairs = pairs.reshape(pairs.shape[0], -1, *pairs.shape[3:])
+      of_query, of_key = forgetting.gradients(pairs)
+      forgotten = layout.add(forgotten, of_query, place.start)
+      forgotten = layout.add(forgotten, of_key, first)
+    return Arrays(key, value, global_key, global_value, forgotten)
 
 
 def windowed_attention(
@@ -141,6 +166,9 @@ def windowed_attention(
   rows: int | None,
   scale: float,
   dropout_rate: float,
+  soft_cap: float | None = None,
+  score_mod: ScoreMod | None = None,
+  mask_mod: MaskMod | None = None,
 ) -> Float[Array, "B T N V"]:
   """Softmax attention over a window of `sides` (left, right) and the globals.
 
@@ -153,13 +181,31 @@ def windowed_attention(
     rows: C; None is the choice of `core.platform.window_rows`.
     scale: factor of the logits.
     dropout_rate: share of weights set to zero.
+    soft_cap: c of c · tanh(logit / c); None is none.
+    score_mod: as in `sliding_window_attention`, without global keys.
+    mask_mod: likewise.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`.
   """
   source, limits = _source(
-    query, arrays, limits, sides, rows, scale, dropout_rate
+    query,
+    arrays,
+    limits,
+    sides,
+    rows,
+    Product(scale, soft_cap=soft_cap),
+    dropout_rate,
   )
+  tile = (len(query), source.num_heads, source.rows, source.width)
+  near = limits.near & visibility.by_mod(mask_mod, tile)
+  limits = limits._replace(near=near)
+  score = source.score
+  if score_mod is not None:
+    traced, closed_over = mods.trace_score(score_mod, tile)
+    score = score._replace(score_mod=traced)
+    tables = tables._replace(closed_over=closed_over)
+  source = dataclasses.replace(source, score=score, by_data=near.by_data)
   return loop.attend(source, query, arrays, tables, limits)
 
 
@@ -190,7 +236,9 @@ def window_with_total(
   """
   arrays = Arrays(key, value, key[:, :0], value[:, :0])
   limits = Limits(sees, jnp.zeros((*query.shape[:2], 0), bool), None)
-  source, limits = _source(query, arrays, limits, sides, rows, scale, 0.0)
+  source, limits = _source(
+    query, arrays, limits, sides, rows, Product(scale), 0.0
+  )
   return loop.attend_with_total(source, query, arrays, Relative(), limits)
 
 
@@ -200,7 +248,7 @@ def _source(
   limits: Limits,
   sides: tuple[int, int],
   rows: int | None,
-  scale: float,
+  score: Product,
   dropout_rate: float,
 ) -> tuple[Near, Limits]:
   """The source of a window, and the limits with the window in them."""
@@ -219,7 +267,7 @@ def _source(
     at_once=loop.at_once(length, rows, tile_bytes),
     kv_heads=kv_heads,
     num_heads=num_heads,
-    score=Product(scale),
+    score=score,
     by_data=near.by_data,
     left=left,
     width=width,

@@ -11,7 +11,18 @@ import numpy as np
 from attention.plug import Dims
 
 _FEATURES = frozenset(
-  {"causal", "mask", "full_mask", "segments", "bias", "relative", "global"}
+  {
+    "causal",
+    "mask",
+    "full_mask",
+    "segments",
+    "bias",
+    "relative",
+    "sinks",
+    "logits_soft_cap",
+    "log_forget",
+    "global",
+  }
 )
 
 
@@ -49,7 +60,13 @@ class Case(NamedTuple):
     """The sizes from which a mechanism makes its variables."""
     # Longer than most calls, so that Linformer's first rows are in use.
     longest = max(self.keys, 16)
-    return Dims(self.num_heads, self.num_kv_heads, self.head_dim, longest)
+    return Dims(
+      self.num_heads,
+      self.num_kv_heads,
+      self.head_dim,
+      longest,
+      self.num_kv_heads * self.head_dim,
+    )
 
   @property
   def needs(self) -> frozenset[str]:
@@ -103,6 +120,12 @@ class Case(NamedTuple):
         case "relative":
           call["relative_bias"] = normal(N, 7)
           call["relative_keys"] = normal(9, self.head_dim)
+        case "sinks":
+          call["sinks"] = normal(N)
+        case "logits_soft_cap":
+          call["logits_soft_cap"] = 1.5
+        case "log_forget":
+          call["log_forget"] = -np.abs(normal(B, T, N))
         case "global":
           indices = rng.integers(0, S, (B, 3))
           indices[0, 1], indices[-1, 2] = -1, indices[-1, 0]

@@ -33,6 +33,7 @@ def check_mechanism(
   sparse: bool = False,
   pads: bool = True,
   past_error: float = 0.0,
+  bounded: bool = True,
   cache: Literal["length", "nothing"] | None = None,
 ) -> None:
   """Holds a mechanism to the contract that all mechanisms here keep.
@@ -51,6 +52,7 @@ def check_mechanism(
     definition: `(variables, query, key, value, **call) -> out`, the
       mechanism's formula in float64 NumPy. It gets the variables of
       `init` and the options of a call, all floating-point arrays in float64;
+      what the record's `gates` read are the keys, as `[B, T, K·H]`;
       for a mechanism whose query is its key ('shared_qk') there is no `key`.
       `attention.definitions` has those of the mechanisms here.
     options: hyperparameters for the factory; None is its defaults.
@@ -60,6 +62,8 @@ def check_mechanism(
       alone; False where the pattern depends on the length.
     past_error: how far the future may move the past; more than 0 only for a
       mechanism that adds the same terms in another order.
+    bounded: whether queries and keys of any length give results near the values;
+      False for a sum of values that nothing divides, such as a recurrence's.
     cache: 'length' if the decode cache must grow with max_length, 'nothing' if
       it must not; None allows both.
 
@@ -85,6 +89,7 @@ def check_mechanism(
     sparse=sparse,
     pads=pads,
     past_error=past_error,
+    bounded=bounded,
     cache=cache,
   )
   checks = [check for check in CHECKS if check.applies(mechanism)]

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attention.gates_from_keys import gates_from_keys
 from attention.plug import Attention, Dims, Variables
 from attention.testing.calls import Case, require
 
@@ -27,6 +28,7 @@ class Mechanism:
     pads: a sequence with padding gives what the shorter one gives.
     past_error: how far the future may change the past: 0 is not by a bit; a
       mechanism that sorts adds the same terms in another order.
+    bounded: no result is far above the values, for keys and queries of any length.
     cache: what the decode cache grows with, 'length' or 'nothing'; None is
       either.
   """
@@ -38,6 +40,7 @@ class Mechanism:
   sparse: bool = False
   pads: bool = True
   past_error: float = 0.0
+  bounded: bool = True
   cache: Literal["length", "nothing"] | None = None
   _made: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False)
 
@@ -51,8 +54,8 @@ class Mechanism:
 
   @functools.cached_property
   def record(self) -> Attention:
-    """What the factory returns."""
-    return self.factory(**self.options)
+    """What the factory returns; its gates, if it has any, read its keys."""
+    return gates_from_keys(self.factory(**self.options))
 
   @functools.cached_property
   def attention(self) -> Attention:

@@ -76,6 +76,7 @@ _ARGUMENTS = {
   "segments": "query_segment_ids|key_segment_ids",
   "relative": "relative_bias|relative_keys",
   "dropout": "dropout_rate|dropout_rng",
+  "mods": "score_mod|mask_mod",
   "global": "global_indices",
 }
 
@@ -86,6 +87,10 @@ def _refused(mechanism: Mechanism, feature: str) -> None:
   if feature == "dropout":
     case = Case()
     more = {"dropout_rate": 0.1, "dropout_rng": jax.random.key(0)}
+  elif feature == "mods":
+    case, more = Case(), {"score_mod": lambda score, *indices: score}
+  elif feature == "log_forget":
+    case = Case((feature, "causal"))
   elif feature == "cross":
     case = Case(length=7, source_length=13)
   apply, qkv, call = _drawn(mechanism, case)

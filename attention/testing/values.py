@@ -24,6 +24,9 @@ _ALONE = (
   Case(("relative_bias",)),
   Case(("relative_keys", "causal"), num_kv_heads=1),
   Case(("relative_keys_by_head", "mask"), length=7, source_length=13),
+  Case(("sinks", "mask"), num_kv_heads=4),
+  Case(("logits_soft_cap", "scale")),
+  Case(("log_forget", "causal", "mask")),
   Case(("global",), num_kv_heads=4),
   # One position, a prime number of them, cross in both directions.
   Case(("causal",), length=1),
@@ -31,6 +34,7 @@ _ALONE = (
   Case((), length=13, source_length=7, num_kv_heads=1),
   Case(("causal",), length=7, source_length=13),
   _LONG,
+  _LONG._replace(options=("log_forget", "causal", "sinks")),
 )
 _TOGETHER = (
   Case(("mask", "scale"), length=7, source_length=13, value_dim=11),
@@ -45,6 +49,8 @@ _TOGETHER = (
     ("relative_bias", "relative_keys_by_head", "mask", "scale"), num_kv_heads=1
   ),
   _LONG._replace(options=("relative_keys_by_head", "causal")),
+  Case(("sinks", "logits_soft_cap", "relative", "causal", "segments")),
+  Case(("global", "sinks", "logits_soft_cap"), num_kv_heads=1),
   Case(("global", "global_qkv", "mask", "scale"), value_dim=5),
   Case(("global", "global_qkv", "causal", "mask", "segments")),
   Case(("global", "causal"), num_kv_heads=1),
@@ -56,7 +62,14 @@ _HALF = (
   Case(("causal", "segments")),
 )
 
-_DIFFERENTIABLE = ("bias", "relative_bias", "relative_keys", "global_qkv")
+_DIFFERENTIABLE = (
+  "bias",
+  "relative_bias",
+  "relative_keys",
+  "sinks",
+  "log_forget",
+  "global_qkv",
+)
 
 
 def _differentiable(tree: Any) -> dict[str, Any]:

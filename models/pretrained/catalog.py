@@ -6,6 +6,7 @@ from types import MappingProxyType
 from models.pretrained.bert import BERT
 from models.pretrained.cvt import CVT
 from models.pretrained.family import Family
+from models.pretrained.gemma2 import GEMMA2
 from models.pretrained.gpt2 import GPT2
 from models.pretrained.gpt_neox import GPT_NEOX
 from models.pretrained.llama import LLAMA
@@ -32,6 +33,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
       LLAMA,
       MISTRAL,
       QWEN3,
+      GEMMA2,
       LONGFORMER,
       NYSTROMFORMER,
       VIT,

@@ -25,6 +25,13 @@ def describe(
     else family.size(theirs, "head_dim"),
     "attention_bias": family.flag(theirs, "attention_bias", False),
     "mlp_bias": family.flag(theirs, "mlp_bias", False),
+    "activation": family.activation(theirs, "hidden_act", "silu")
+    if "activation" not in others
+    else None,
+    "norm": "pre",
+    "norm_kind": "rms",
+    "embedding_scale": 1.0,
+    "tie_embeddings": family.flag(theirs, "tie_word_embeddings", False),
   }
   config = ModelConfig(
     kind="decoder",
@@ -33,15 +40,10 @@ def describe(
     num_kv_heads=family.size(theirs, "num_key_value_heads", heads),
     features=family.size(theirs, "hidden_size"),
     mlp_features=family.size(theirs, "intermediate_size"),
-    activation=family.activation(theirs, "hidden_act", "silu"),
     gated=True,
     position="rotary",
     rotary_theta=family.number(theirs, "rope_theta", 10000.0),
-    norm="pre",
-    norm_kind="rms",
     norm_epsilon=family.number(theirs, "rms_norm_eps", 1e-6),
-    embedding_scale=1.0,
-    tie_embeddings=family.flag(theirs, "tie_word_embeddings", False),
     head=head,
     **choices | others,
   )

@@ -12,7 +12,7 @@ def describe(
 ) -> Described:
   """As `Family.describe`."""
   family.only(theirs, use_sliding_window=False)
-  others: dict[str, Any] = {"mlp_bias": False, "qk_norm": True}
+  others: dict[str, Any] = {"mlp_bias": False, "query_key_norm": "rms"}
   if theirs.get("head_dim") is None:
     others["head_dim"] = 128  # Its own default.
   return llama.describe(theirs, names, head, **others)

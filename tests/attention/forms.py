@@ -2,6 +2,7 @@
 
 import pytest
 
+import attention
 from attention import ATTENTIONS, plug
 
 OWN = {
@@ -22,6 +23,20 @@ SIZES = {
   "nystrom": {"num_landmarks": 8},
   "additive": {"width": 8},
 }
+RECURRENT = [
+  name
+  for name, factory in OWN.items()
+  if factory.__module__.startswith("attention.recurrent.")
+]
+"""Those that read gates for one of two functions, and have no block size."""
+
+FUNCTIONS = {
+  name: getattr(attention, f"{name}_attention")
+  for name in OWN
+  if name not in RECURRENT
+}
+"""The attention function of each mechanism that has one of its own."""
+
 FORMS = [
   (name, is_causal)
   for name, factory in OWN.items()

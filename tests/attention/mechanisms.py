@@ -8,35 +8,62 @@ from attention import (
   bigbird,
   bigbird_random_blocks,
   definitions,
+  delta,
   dense,
+  differential,
   flash,
+  gated_delta,
+  gated_linear,
+  kimi_delta,
   linear,
   linformer,
   lsh,
+  mamba2,
   multiplicative,
   nystrom,
   performer,
+  retention,
   sliding_window,
   strided_2d,
   window_2d,
   window_linear,
 )
+from attention.definitions import recurrent
 from attention.definitions.linear import hedgehog_features
 from attention.definitions.nystrom import depthwise_convolution
 from attention.testing import Mechanism
 
 
-def _dense(variables, *qkv, **call):
-  assert not variables
-  return definitions.dense_attention(*qkv, **call)
+def _own_logits(variables, key, options):
+  """Sinks, cap and forget gates of a record, as options of a definition."""
+  params, found = variables.get("params", {}), {}
+  if options.get("sinks"):
+    found["sinks"] = params["sinks"]
+  if "logits_soft_cap" in options:
+    found["logits_soft_cap"] = options["logits_soft_cap"]
+  if options.get("forget"):
+    inputs = np.asarray(key).reshape(*np.shape(key)[:2], -1)
+    gates = inputs @ params["forget_kernel"] + params["forget_bias"]
+    found["log_forget"] = -np.logaddexp(0.0, -gates)
+  return found
+
+
+def _dense(**options):
+  def attend(variables, query, key, value, **call):
+    call = {**_own_logits(variables, key, options), **call}
+    return definitions.dense_attention(query, key, value, **call)
+
+  normalised = not options.get("sinks")
+  return Mechanism(dense, attend, options, normalised, cache="length")
 
 
 def _flash(**options):
-  def attend(variables, *qkv, **call):
-    assert not variables
-    return definitions.flash_attention(*qkv, **call)
+  def attend(variables, query, key, value, **call):
+    call = {**_own_logits(variables, key, options), **call}
+    return definitions.flash_attention(query, key, value, **call)
 
-  return Mechanism(flash, attend, options, cache="length")
+  normalised = not options.get("sinks")
+  return Mechanism(flash, attend, options, normalised, cache="length")
 
 
 def _multiplicative(**options):
@@ -48,11 +75,16 @@ def _multiplicative(**options):
 
 
 def _window(**options):
-  def attend(variables, *qkv, **call):
-    assert not variables
-    return definitions.sliding_window_attention(*qkv, **options, **call)
+  rest = {k: v for k, v in options.items() if k in ("window", "dilation")}
 
-  return Mechanism(sliding_window, attend, options, sparse=True)
+  def attend(variables, query, key, value, **call):
+    call = {**_own_logits(variables, key, options), **call}
+    return definitions.sliding_window_attention(
+      query, key, value, **rest, **call
+    )
+
+  normalised = not options.get("sinks")
+  return Mechanism(sliding_window, attend, options, normalised, sparse=True)
 
 
 def _linear(**options):
@@ -185,11 +217,46 @@ def _strided_2d(**options):
   return Mechanism(strided_2d, attend, options, sparse=True, pads=False)
 
 
+def _recurrent(factory, **options):
+  definition = getattr(recurrent, factory.__name__)
+  rest = {k: v for k, v in options.items() if k != "rank"}
+
+  def attend(variables, query, key, value, **call):
+    params = variables.get("params", {})
+    if params:
+      rest["inputs"] = np.asarray(key).reshape(*np.shape(key)[:2], -1)
+    return definition(query, key, value, **rest, **params, **call)
+
+  return Mechanism(
+    factory,
+    attend,
+    options,
+    normalised=False,
+    bounded=False,
+    cache="nothing",
+  )
+
+
+def _differential(**options):
+  def attend(variables, *qkv, **call):
+    p = variables["params"]
+    weight = np.exp(np.sum(p["query_1"] * p["key_1"])) + options["start"]
+    weight -= np.exp(np.sum(p["query_2"] * p["key_2"]))
+    return definitions.differential_attention(*qkv, weight=weight, **call)
+
+  return Mechanism(
+    differential, attend, options, normalised=False, cache="length"
+  )
+
+
 MECHANISMS = (
-  Mechanism(dense, _dense, cache="length"),
+  _dense(),
+  _dense(sinks=True, logits_soft_cap=2.0, forget=True),
   _flash(block_size=(8, 5)),
+  _flash(block_size=(8, 5), sinks=True, logits_soft_cap=2.0, forget=True),
   _multiplicative(general=True),
   _window(window=3),
+  _window(window=3, sinks=True, logits_soft_cap=2.0, forget=True),
   _window(window=(2, 1), dilation=2),
   _window(window=(3, 0), dilation=(1, 2, 1, 2)),
   _linear(feature_map="elu"),
@@ -208,6 +275,13 @@ MECHANISMS = (
   _window_2d(window=3, shift=1, relative=False),
   _window_2d(window=2, shift=1, hidden_logit=-3.0),
   _strided_2d(stride=2),
+  _recurrent(retention),
+  _recurrent(gated_linear, rank=3, temperature=4.0),
+  _recurrent(mamba2),
+  _recurrent(delta),
+  _recurrent(gated_delta, max_rate=2.0),
+  _recurrent(kimi_delta, rank=3),
+  _differential(start=0.6),
 )
 """A line for each mechanism and setting."""
 

@@ -14,6 +14,7 @@ from attention import (
   as_attention_fn,
   dense,
   dense_attention,
+  gates_from_keys,
   linear,
   linformer,
   linformer_attention,
@@ -364,8 +365,9 @@ def test_something_else_is_no_attention(unchecked):
 
 @pytest.mark.parametrize("name", ATTENTIONS)
 def test_variables_that_are_missing_are_named(name):
-  attention = ATTENTIONS[name]()
-  made = attention.init(jax.random.key(0), DIMS._replace(max_length=2048))
+  attention = gates_from_keys(ATTENTIONS[name]())
+  dims = DIMS._replace(max_length=2048, features=FEATURES)
+  made = attention.init(jax.random.key(0), dims)
   if not made:
     as_attention_fn(attention)
     return
@@ -374,6 +376,13 @@ def test_variables_that_are_missing_are_named(name):
     with pytest.raises(ValueError, match=f"^variables: .*{collection}.{array}"):
       as_attention_fn(attention)
   as_attention_fn(attention, made)
+
+
+def test_gates_need_inputs_that_flax_does_not_give():
+  with pytest.raises(
+    ValueError, match=r"^attention: its gates read .*gates_fr"
+  ):
+    as_attention_fn(ATTENTIONS["gated_delta"]())
 
 
 def test_grouped_heads_in_nnx():

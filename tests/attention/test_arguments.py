@@ -9,6 +9,7 @@ import pytest
 
 import attention
 from attention import ATTENTIONS, arguments
+from tests.attention.forms import FUNCTIONS
 
 QUERY = jnp.zeros((2, 5, 4, 8))
 KEY = jnp.zeros((2, 3, 2, 8))
@@ -121,9 +122,6 @@ def test_options_are_taken_dropped_or_refused():
 
 
 X = jnp.ones((1, 4, 2, 8))
-FUNCTIONS = {
-  name: getattr(attention, f"{name}_attention") for name in ATTENTIONS
-}
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -146,7 +144,8 @@ def test_a_bare_function_refuses_what_it_does_not_take(name):
     function(X, X, X, X)
   arrays = {n for n, p in parameters.items() if "Array" in str(p.annotation)}
   needed = {n: X for n, p in parameters.items() if p.default is p.empty}
-  for option in sorted(arrays - {"scale", "global_qkv", "feature_map"}):
+  numbers = {"scale", "weight"}
+  for option in sorted(arrays - numbers - {"global_qkv", "feature_map"}):
     for wrong in ([[True]], True, 3.0):
       with pytest.raises(ValueError, match=f"^{option}: expected an array, go"):
         function(**{**needed, option: wrong})

@@ -10,7 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import attention_weights, dense_attention, flash_attention
+from attention import (
+  attention_weights,
+  definitions,
+  dense_attention,
+  flash_attention,
+)
 from attention.flash import flash
 from attention.testing import Case, assert_close
 
@@ -193,3 +198,36 @@ def test_what_cudnn_cannot_serve_is_xlas(monkeypatch, dtype, options, reason):
 def test_a_wrong_block_size_raises(block_size, unchecked):
   with pytest.raises(ValueError, match=r"^block_size: expected a positive"):
     flash(block_size=block_size)
+
+
+def test_forgetting_keeps_its_digits_over_a_long_sequence():
+  """Σ log f is −1,200 at the end, where a float32 has steps of 1e-4."""
+  rng = np.random.default_rng(0)
+  shape = (1, 1200, 2, 8)
+  qkv = [rng.normal(size=shape).astype(np.float32) for _ in range(3)]
+  log_forget = -rng.exponential(1.0, size=shape[:3]).astype(np.float32)
+  call = {"is_causal": True, "log_forget": jnp.asarray(log_forget)}
+  expected = definitions.flash_attention(*qkv, **call)
+  for function in (flash_attention, dense_attention):
+    out = function(*map(jnp.asarray, qkv), **call)
+    assert_close(out, expected, 2e-6)
+
+
+@pytest.mark.parametrize(
+  ("options", "message"),
+  [
+    ({"sinks": jnp.zeros(3)}, r"^sinks: expected one for each of 2 heads"),
+    ({"logits_soft_cap": 0.0}, r"^logits_soft_cap: .* above 0, got 0.0"),
+    ({"logits_soft_cap": jnp.ones(())}, r"^logits_soft_cap: .* a finite numb"),
+    ({"log_forget": jnp.zeros((1, 4, 2))}, r"^log_forget: .*is_causal=True"),
+    (
+      {"log_forget": jnp.zeros((1, 3, 2)), "is_causal": True},
+      r"^log_forget: expected \[B, T, N\] = \(1, 4, 2\)",
+    ),
+  ],
+)
+def test_what_does_not_fit_the_logits_raises(unchecked, options, message):
+  x = jnp.zeros((1, 4, 2, 8))
+  for function in (flash_attention, dense_attention):
+    with pytest.raises(ValueError, match=message):
+      function(x, x, x, **options)

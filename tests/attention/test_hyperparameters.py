@@ -7,10 +7,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from attention import ATTENTIONS, Dims, options
+from attention import ATTENTIONS, Dims, gates_from_keys, options
 from tests import commands
 
-DIMS = Dims(num_heads=8, num_kv_heads=8, head_dim=64, max_length=2**20)
+DIMS = Dims(
+  num_heads=8, num_kv_heads=8, head_dim=64, max_length=2**20, features=512
+)
 WRONG = ("3", 3.5, math.inf, math.nan, [3.5], -1)
 NUMBERS = [
   (name, option)
@@ -98,9 +100,9 @@ def test_variables_that_no_memory_holds_are_refused(name, given, option):
   ],
 )
 def test_a_size_beyond_the_length_costs_what_the_length_does(name, given):
-  dims = Dims(2, 2, 4, 12)
+  dims = Dims(2, 2, 4, 12, 8)
   x = jax.random.normal(jax.random.key(0), (1, 12, 2, 4))
-  record = ATTENTIONS[name](**given)
+  record = gates_from_keys(ATTENTIONS[name](**given))
   key = None if "shared_qk" in record.supports else x
   variables = record.init(jax.random.key(1), dims)
   out = jax.jit(record.apply)(variables, x, key, x)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from attention import ATTENTIONS, Dims, plug
+from attention import ATTENTIONS, Dims, gates_from_keys, plug
 from attention.core import rows
 
 pytestmark = pytest.mark.optimised
@@ -29,8 +29,8 @@ OPTIONS = {
 
 def compiled(name, length, *, backward):
   """The program of one call; the backward also has a mask and causality."""
-  mechanism = ATTENTIONS[name](**OPTIONS.get(name, {}))
-  dims = Dims(HEADS, 1, HEAD_DIM, length)
+  mechanism = gates_from_keys(ATTENTIONS[name](**OPTIONS.get(name, {})))
+  dims = Dims(HEADS, 1, HEAD_DIM, length, HEAD_DIM)
   variables = jax.eval_shape(
     lambda key: mechanism.init(key, dims), jax.random.key(0)
   )

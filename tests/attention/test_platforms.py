@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import ATTENTIONS, Dims
+from attention import ATTENTIONS, Dims, gates_from_keys
 from attention.core import platform
 from attention.testing import assert_close
 from tests.attention.forms import FORMS, SIZES
@@ -20,7 +20,7 @@ MOST_TRIPS = 16
 
 def program(name, is_causal, options, dims, mask=None):
   """Output and gradients, and the mechanism's variables."""
-  mechanism = ATTENTIONS[name](**options)
+  mechanism = gates_from_keys(ATTENTIONS[name](**options))
   variables = mechanism.init(jax.random.key(0), dims)
 
   def run(query, key, value, cotangent):
@@ -50,7 +50,7 @@ def test_the_budget_changes_no_number(name, is_causal, masked, length):
     for n in (4, 2, 2, 4)
   )
   mask = jnp.asarray(rng.random((2, 1, 1, length)) < 0.8) if masked else None
-  dims = Dims(4, 2, 8, length)
+  dims = Dims(4, 2, 8, length, 16)
 
   def found(where):
     with platform.tracing_for(where):
@@ -70,7 +70,7 @@ def lowered(name, is_causal, where, length):
     "linformer": {"rank": 256},
     "additive": {"width": 16},
   }.get(name, {})
-  dims = Dims(8, 8, 64, length)
+  dims = Dims(8, 8, 64, length, 512)
   target = {"gpu": "cuda"}.get(where, where)
   with platform.tracing_for(where):
     run, shares = program(name, is_causal, options, dims)

@@ -24,7 +24,7 @@ def arrays_of(mechanism, length, source=None, seed=0):
   """Query, key and value, and the variables."""
   rng = np.random.default_rng(seed)
   source = length if source is None else source
-  dims = Dims(HEADS, KV_HEADS, DIM, source)
+  dims = Dims(HEADS, KV_HEADS, DIM, source, KV_HEADS * DIM)
   variables = mechanism.record.init(jax.random.key(seed), dims)
 
   def draw(size, heads):
@@ -398,7 +398,21 @@ def promised(mechanism, devices, length, is_causal):
       numbers = rows * 2 * (devices - 1) / devices + BATCH * devices
       filtered = options.get("conv_kernel_size", 1) - 1
       numbers += filtered * BATCH * KV_HEADS * DIM
+    case "differential":
+      of_position = 2 * BATCH * KV_HEADS * (DIM // 2 + DIM)
+      numbers = length * of_position * (devices - 1) / devices
+    case "retention" | "gated_linear" | "mamba2":
+      channels = DIM if mechanism.name == "gated_linear" else 1
+      numbers = carried(devices, channels)
+    case "delta" | "gated_delta" | "kimi_delta":
+      numbers = carried(devices, DIM * DIM)
   return 4 * numbers
+
+
+def carried(devices, factors):
+  """Numbers of the states, and of their factors in all rounds but the last."""
+  rounds = math.log2(devices)
+  return BATCH * HEADS * (DIM * DIM * (rounds + 1) + factors * (rounds - 1))
 
 
 @pytest.mark.parametrize("mechanism", SEQUENCE, ids=str)

@@ -6,7 +6,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import numpy as np
 import pytest
 
-from attention import ATTENTIONS, Dims
+from attention import ATTENTIONS, Dims, gates_from_keys
 from tests.attention.forms import FORMS, SIZES
 
 BATCH, LENGTH, HEADS, HEAD_DIM = 4, 64, 8, 8
@@ -20,8 +20,8 @@ SHARDINGS = {
 
 def program(name, is_causal, kv_heads):
   """Output and gradients to query, key and value, and their arguments."""
-  mechanism = ATTENTIONS[name](**SIZES.get(name, {}))
-  dims = Dims(HEADS, kv_heads, HEAD_DIM, LENGTH)
+  mechanism = gates_from_keys(ATTENTIONS[name](**SIZES.get(name, {})))
+  dims = Dims(HEADS, kv_heads, HEAD_DIM, LENGTH, kv_heads * HEAD_DIM)
   variables = mechanism.init(jax.random.key(0), dims)
   rng = np.random.default_rng(0)
   query, cotangent, key, value = (

@@ -110,7 +110,7 @@ def test_programs_compute_what_they_are_named(name):
   *gradients, d_value = made[is_causal, "forward+backward"]
   assert d_value.shape == shape
   variables = programs.make(name, 32).init(
-    jax.random.key(0), Dims(SIZE.heads, SIZE.heads, SIZE.head_dim, 32)
+    jax.random.key(0), Dims(SIZE.heads, SIZE.heads, SIZE.head_dim, 32, 16)
   )
   shapes = jax.tree.map(lambda x: x.shape, variables.get("params", {}))
   assert jax.tree.map(lambda x: x.shape, gradients[0]) == shapes

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from attention import ATTENTIONS, Dims, plug
+from attention import ATTENTIONS, Dims, gates_from_keys, plug
 import flops
 
 SIDE = 8
@@ -30,8 +30,8 @@ def with_gradient(function):
 
 def attend(name, length, *, is_causal=False, heads=2, head_dim=32):
   """A call of a mechanism, and its arguments."""
-  mechanism = ATTENTIONS[name](**OPTIONS.get(name, {}))
-  dims = Dims(heads, heads, head_dim, length)
+  mechanism = gates_from_keys(ATTENTIONS[name](**OPTIONS.get(name, {})))
+  dims = Dims(heads, heads, head_dim, length, heads * head_dim)
   variables = mechanism.init(jax.random.key(0), dims)
 
   def call(query, key, value):
@@ -258,7 +258,7 @@ def test_every_mechanism(name, is_causal):
   # Two products backward for each forward; some compute scores once more.
   assert 1.9 * once.flops < both.flops < 4.5 * once.flops
   # These make rows again that numbers beyond float32 took; how many, data say.
-  again = {"performer", "flash", "multiplicative"}
+  again = {"performer", "flash", "multiplicative", "differential"}
   is_exact = not (is_causal and name in again)
   assert (not once.uncounted and not both.uncounted) == is_exact
   assert all("ends where the data say" in line for line in both.uncounted)

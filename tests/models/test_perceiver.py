@@ -277,6 +277,12 @@ def test_any_mechanism_serves_among_latents(name):
 @pytest.mark.parametrize("name", tiny.names("cross", "rowwise", "mask"))
 def test_any_mechanism_serves_across(name):
   config = dataclasses.replace(CONFIG, cross_attention=tiny.attention(name))
+  if name == "differential":
+    with pytest.raises(ValueError, match="head_dim: expected an even one"):
+      create(config)
+    config = dataclasses.replace(
+      config, query_features=12, output_query_features=16
+    )
   check_learns(create(config))
 
 

@@ -21,7 +21,9 @@ BATCH, LENGTH, FEATURES = 4, 8, 16
 
 
 def slot(mechanism):
-  dims = Dims(num_heads=4, num_kv_heads=2, head_dim=8, max_length=LENGTH)
+  dims = Dims(
+    num_heads=4, num_kv_heads=2, head_dim=8, max_length=LENGTH, features=32
+  )
   return MultiHeadAttention(mechanism, dims, features=FEATURES)
 
 

@@ -55,3 +55,19 @@ def test_a_value_is_no_section(monkeypatch):
 def test_what_is_no_name_is_told(monkeypatch, leaf):
   with pytest.raises(ConfigError, match=r"^--config\..*: expected names with "):
     parsed(monkeypatch, f"--config.{leaf}=3")
+
+
+def test_a_word_takes_the_place_of_a_section(monkeypatch):
+  """Of one, and of a list of them; a leaf keeps its type."""
+
+  class Sections(File):
+    def parse(self, path):
+      slot = {"name": "dense", "window": 3}
+      return ConfigDict({"model": {"one": slot, "many": [slot], "size": 2}})
+
+  arguments = ("--config.model.one=flash", "--config.model.many=[a,b]")
+  monkeypatch.setattr(
+    sys, "argv", ["train.py", *arguments, "--config.model.size=3"]
+  )
+  found = config_flag._WithSections(Sections()).parse("file.py").to_dict()
+  assert found == {"model": {"one": "", "many": "", "size": 2}}

@@ -163,3 +163,25 @@ def test_optimizer_values_are_checked(leaves, message):
 
 def test_defaults_are_valid():
   assert TrainConfig(num_steps=1, batch_size=1).optimizer == OptimizerConfig()
+
+
+def test_words_choose_by_name():
+  @dataclasses.dataclass(frozen=True)
+  class Choice:
+    name: str
+    size: int = 1
+
+  @dataclasses.dataclass(frozen=True)
+  class Model:
+    slot: Choice | tuple[Choice, ...] | None = None
+
+  a, b = Choice("a"), Choice("b")
+  for words, expected in (
+    ("a", a),
+    ("[a, b]", (a, b)),
+    (["a", {"name": "b", "size": 2}], (a, Choice("b", 2))),
+    ("[a]", (a,)),
+  ):
+    assert build_config(Model, {"slot": words}, "config").slot == expected
+  with pytest.raises(ConfigError, match=r"^config.slot: expected named leaves"):
+    build_config(Model, {"slot": 3}, "config")

@@ -14,6 +14,7 @@ from tests.models.pretrained.test_equality import HERE
 PERFORMER = AttentionConfig("performer", {"num_features": 16})
 WINDOW_LINEAR = AttentionConfig("window_linear", {"window": 4})
 NYSTROM = AttentionConfig("nystrom", {"num_landmarks": 4})
+GATED_DELTA = AttentionConfig("gated_delta")
 FLASH = AttentionConfig("flash")
 
 
@@ -55,6 +56,7 @@ def run(p, batch, attention, mechanisms, swapped):
     ("llama", WINDOW_LINEAR),  # Grouped heads, rotary positions.
     ("bert_masked", NYSTROM),  # A key mask.
     ("t5", FLASH),  # Two stacks, relative positions, unscaled logits.
+    ("gpt2", GATED_DELTA),  # Gates that read what queries are made of.
   ],
 )
 def test_any_choice_of_layers_is_the_model_that_has_them(case, config):

@@ -10,6 +10,7 @@ CASES = {
   "selective_copy": ("decoder", {"length": 20, "num_tokens": 5}),
   "listops": ("encoder", {"min_length": 6, "max_length": 40}),
   "needle": ("decoder", {"length": 33, "eval_lengths": (14, 64)}),
+  "state_tracking": ("decoder", {"length": 12, "eval_lengths": (5, 20)}),
 }
 EVAL_SIZE = 40
 

@@ -24,6 +24,7 @@ def test_names_of_the_tasks():
     "selective_copy",
     "listops",
     "needle",
+    "state_tracking",
     "speech",
     "mixed",
   }

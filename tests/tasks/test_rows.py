@@ -17,6 +17,7 @@ LEAVES = {
   "selective_copy": {},
   "listops": {},
   "needle": {},
+  "state_tracking": {},
   "speech": {},
   "mixed": {
     "context": 40,

@@ -265,3 +265,11 @@ def test_two_layers_are_one_picture(tmp_path, figures):
   [figure] = figures
   titles = [part.get_suptitle() for part in figure.subfigs]
   assert titles == ["layer: lsh", "layer: dense"]
+
+
+def test_a_row_that_fills_up_a_batch_is_not_drawn():
+  """Where all others are too long for labels, the shortest of them is."""
+  weights = np.zeros((3, 70), np.float32)
+  weights[0], weights[1, :50] = 1.0, 1.0
+  batch = {"weights": weights, "inputs": np.arange(3)[:, None]}
+  assert attention_maps.readable_example([batch])["inputs"] == [[1]]

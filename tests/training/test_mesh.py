@@ -123,6 +123,21 @@ def test_every_mechanism_with_a_form_in_parts(attention):
   np.testing.assert_allclose(found, expected, rtol=2e-4)
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", list(MESHES)[2:])
+def test_short_convolutions_and_gates_lie_on_a_mesh(name):
+  around = {
+    "short_convolution": True,
+    "output_norm": "rms",
+    "output_gate": "silu",
+  }
+  config = experiment_config.parse(config_of("gated_delta", **around))
+  run = experiment.create(config)
+  found, _ = steps(run, "jit", 8, MESHES[name], numbers=range(2))
+  expected, _ = steps(run, "jit", 1, MeshConfig(), numbers=range(2))
+  np.testing.assert_allclose(found, expected, rtol=2e-5)
+
+
 def test_a_length_that_a_mechanism_cannot_split_is_told_first(tmp_path):
   code, out, error = commands.run(
     "train.py",

@@ -30,7 +30,10 @@ def draw(model: torch.nn.Module, seed: int, gain: float) -> None:
     noise = torch.randn(weight.shape, generator=generator)
     lower = name.lower()
     if "norm" in lower or ".ln_" in lower or "layer_norm" in lower:
-      value = 0.2 * noise + (1.0 if name.endswith("weight") else 0.0)
+      # Gemma's scales are what they have beyond 1.
+      from_one = "Gemma" in type(model).__name__
+      base = 1.0 if name.endswith("weight") and not from_one else 0.0
+      value = 0.2 * noise + base
     elif weight.ndim == 1:
       value = 0.2 * noise
     elif (
@@ -272,8 +275,34 @@ def of_speech():
     case(name, transformers.Wav2Vec2ConformerForCTC(config), inputs)
 
 
+def of_gemma():
+  """Makes Gemma 2: caps that bend the logits, a window in every other layer."""
+  rng = np.random.default_rng(29)
+  tokens, mask = ids(rng, 3, 19, None, (19, 12, 1))
+  gemma = transformers.Gemma2Config(
+    vocab_size=VOCAB,
+    hidden_size=24,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=10,
+    intermediate_size=37,
+    max_position_embeddings=40,
+    sliding_window=6,
+    query_pre_attn_scalar=7,
+    attn_logit_softcapping=2.0,
+    final_logit_softcapping=3.0,
+  )
+  case(
+    "gemma2",
+    transformers.Gemma2ForCausalLM(gemma),
+    {"input_ids": tokens, "attention_mask": mask},
+  )
+
+
 def main():
   """Makes all of them."""
+  of_gemma()
   rng = np.random.default_rng(0)
   shape = {
     "vocab_size": VOCAB,

@@ -1,0 +1,106 @@
+"""What an exact mechanism's record has of its own for its logits: a factory's part."""
+
+from collections.abc import Callable
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from attention import arguments, plug
+
+SUPPORTS = frozenset({"sinks", "logits_soft_cap", "log_forget", "mods"})
+"""Options of a call that every exact mechanism takes."""
+
+
+class OwnLogits(NamedTuple):
+  """Sinks, a soft cap and forget gates that a record has.
+
+  Attributes:
+    sinks: whether there are trained sinks.
+    logits_soft_cap: c, or None.
+    forget: whether there are forget gates.
+  """
+
+  sinks: bool
+  logits_soft_cap: float | None
+  forget: bool
+
+  @property
+  def given(self) -> tuple[str, ...]:
+    """The options that a call may therefore not have."""
+    return ("sinks",) * self.sinks + ("logits_soft_cap",) * (
+      self.logits_soft_cap is not None
+    )
+
+  @property
+  def is_plain(self) -> bool:
+    """Whether there is none of them."""
+    return not (self.given or self.forget)
+
+  def supports(self, exact: set[str]) -> frozenset[str]:
+    """What a mechanism supports with them, from what it does without.
+
+    Forget gates are for one sequence and need their order; none of the three has a
+    form for a sequence in parts.
+    """
+    lost = set(self.given)
+    if self.forget:
+      lost |= {"cross", "rowwise", "global"}
+    if not self.is_plain:
+      lost.add("sequence")
+    return (SUPPORTS | exact) - lost
+
+  def init(self, key: Array, dims: plug.Dims) -> plug.Variables:
+    """Sinks of 0, and gates that are σ of a projection."""
+    params = {}
+    if self.sinks:
+      params["sinks"] = jnp.zeros(dims.num_heads)
+    if self.forget:
+      if dims.features < 1:
+        raise ValueError(
+          "forget: gates are read from inputs of Dims.features numbers; "
+          f"expected at least 1, got {dims.features}"
+        )
+      shape = (dims.features, dims.num_heads)
+      kernel = jax.random.normal(key, shape) / math.sqrt(dims.features)
+      params["forget_kernel"] = kernel
+      params["forget_bias"] = jnp.zeros(dims.num_heads)
+    return {"params": params} if params else {}
+
+  def options(self, variables: plug.Variables) -> dict[str, Any]:
+    """What a call is given in addition."""
+    found: dict[str, Any] = {}
+    if self.sinks:
+      found["sinks"] = variables["params"]["sinks"]
+    if self.logits_soft_cap is not None:
+      found["logits_soft_cap"] = self.logits_soft_cap
+    return found
+
+  @property
+  def gates(self) -> Callable[..., dict[str, Array]] | None:
+    """`(variables, inputs) -> {'log_forget': [B, T, N]}`, or None."""
+    return _forget_gates if self.forget else None
+
+
+def check(
+  sinks: bool, logits_soft_cap: float | None, forget: bool
+) -> OwnLogits:
+  """The arguments of a factory.
+
+  Raises:
+    ValueError: one is out of range.
+  """
+  arguments.check_flag("sinks", sinks)
+  arguments.check_flag("forget", forget)
+  if logits_soft_cap is not None:
+    arguments.check_soft_cap(logits_soft_cap)
+  return OwnLogits(sinks, logits_soft_cap, forget)
+
+
+def _forget_gates(variables, inputs):
+  params = variables["params"]
+  kernel, bias = params["forget_kernel"], params["forget_bias"]
+  x = jnp.tensordot(inputs.astype(jnp.float32), kernel, axes=1)
+  return {"log_forget": jax.nn.log_sigmoid(x + bias[None, None])}

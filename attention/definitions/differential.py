@@ -1,0 +1,60 @@
+"""Differential attention (Ye et al., 2024), as the paper defines it."""
+
+from jaxtyping import Float64
+import numpy as np
+from numpy.typing import ArrayLike
+
+from attention.definitions import shared
+
+
+def differential_attention(
+  query: ArrayLike,
+  key: ArrayLike,
+  value: ArrayLike,
+  *,
+  weight: ArrayLike | float,
+  mask: ArrayLike | None = None,
+  is_causal: bool = False,
+  scale: float | ArrayLike | None = None,
+  query_segment_ids: ArrayLike | None = None,
+  key_segment_ids: ArrayLike | None = None,
+) -> Float64[np.ndarray, "B T N V"]:
+  """(softmax(scale · Q₁ K₁ᵀ) − λ softmax(scale · Q₂ K₂ᵀ)) V.
+
+  Args:
+    query: `[B, T, N, H]`; Q₁ is its first half along H, Q₂ its second.
+    key: `[B, S, K, H]`; query head n reads key head n // (N/K).
+    value: `[B, S, K, V]`.
+    weight: λ.
+    mask: boolean, True = attend, broadcastable to `[B, N, T, S]`.
+    is_causal: query t sees keys s ≤ t.
+    scale: factor of the logits; None is 1/√(H/2).
+    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
+    key_segment_ids: `[B, S]`.
+
+  Returns:
+    `[B, T, N, V]` float64; zeros for a query that sees no key.
+
+  Paper: Differential transformer, arXiv:2410.05258, equation 1.
+  """
+  query, key, value = shared.as_float64(query, key, value)
+  batch, length, num_heads, head_dim = query.shape
+  half = head_dim // 2
+  scale = 1 / np.sqrt(half) if scale is None else np.asarray(scale)
+  visible = shared.visible_pairs(
+    (batch, num_heads, length, key.shape[1]),
+    mask=mask,
+    is_causal=is_causal,
+    query_segment_ids=query_segment_ids,
+    key_segment_ids=key_segment_ids,
+  )
+  key = shared.repeat_heads(key, num_heads)
+  value = shared.repeat_heads(value, num_heads)
+  out = np.zeros((batch, length, num_heads, value.shape[-1]))
+  for b, n, t in np.ndindex(batch, num_heads, length):
+    s = np.flatnonzero(visible[b, n, t])
+    q, k = query[b, t, n], key[b, s, n]
+    first = shared.softmax(scale * k[:, :half] @ q[:half])
+    second = shared.softmax(scale * k[:, half:] @ q[half:])
+    out[b, t, n] = (first - np.asarray(weight) * second) @ value[b, s, n]
+  return out

@@ -1,0 +1,38 @@
+"""Compares all causal mechanisms on associative recall, with a short convolution.
+
+    python compare.py --config=configs/compare/recall.py --workdir=/tmp/recall
+    python compare.py --config=configs/compare/recall.py --config.tasks=induction \
+      --workdir=/tmp/induction
+    python compare.py --config=configs/compare/recall.py \
+      --config.tasks=selective_copy --workdir=/tmp/selective
+
+Every mechanism is run with and without `model.short_convolution`, on three seeds;
+results.csv has all runs and the page the better of both. It was not run in full yet:
+the three tasks are 270 runs of four to five minutes on 2 CPU cores.
+"""
+
+import ml_collections
+
+
+def get_config() -> ml_collections.ConfigDict:
+  """Every mechanism that a decoder can have."""
+  return ml_collections.ConfigDict(
+    {
+      "tasks": "recall",
+      "attention": "dense,flash,sliding_window,linear,performer,window_linear,"
+      "lsh,additive,multiplicative,retention,gated_linear,mamba2,delta,"
+      "gated_delta,kimi_delta",
+      "seeds": "0,1,2",
+      "match_parameters": True,
+      "num_steps": 1200,
+      "eval_every": 1200,
+      "grid": {
+        "task": {},
+        "model": {"short_convolution": (False, True)},
+        "optimizer": {},
+      },
+      "task": {},
+      "model": {},
+      "optimizer": {},
+    }
+  )

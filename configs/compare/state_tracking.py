@@ -1,0 +1,37 @@
+"""Compares which mechanisms follow permutations, and how far beyond training.
+
+    python compare.py --config=configs/compare/state_tracking.py \
+      --config.task.letters=2 --config.num_steps=600 --config.eval_every=600 \
+      --workdir=/tmp/parity
+    python compare.py --config=configs/compare/state_tracking.py --workdir=/tmp/states
+
+Every run is configs/state_tracking.py: two layers, trained at length 32 and
+evaluated to 256, three seeds. `delta2` and `gated_delta2` have rates up to 2. The
+first command, two letters, took 36 minutes on one busy CPU core, and what came out is
+in docs/results.md; the second would take about 75 and was not run.
+"""
+
+import ml_collections
+
+
+def get_config() -> ml_collections.ConfigDict:
+  """Exact attention, linear attention and the recurrences."""
+  return ml_collections.ConfigDict(
+    {
+      "tasks": "state_tracking",
+      "attention": "dense,linear,retention,gated_linear,mamba2,delta,delta2,"
+      "gated_delta,gated_delta2,kimi_delta",
+      "seeds": "0,1,2",
+      "match_parameters": True,
+      "num_steps": 2000,
+      "eval_every": 2000,
+      "variants": {
+        "delta2": {"name": "delta", "max_rate": 2.0},
+        "gated_delta2": {"name": "gated_delta", "max_rate": 2.0},
+      },
+      "grid": {"task": {}, "model": {}, "optimizer": {}},
+      "task": {},
+      "model": {},
+      "optimizer": {},
+    }
+  )

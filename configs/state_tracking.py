@@ -1,0 +1,57 @@
+"""State tracking: the product of all permutations so far, of three letters.
+
+    python train.py --config=configs/state_tracking.py:gated_delta
+    python train.py --config=configs/state_tracking.py:delta --config.task.letters=5
+
+Trained at length 32; accuracy at 64, 128 and 256 is in the splits 'length_…'. With
+two letters, `delta` with rates up to 2 is right at every length and nothing else is
+(docs/results.md).
+
+Merrill et al., arXiv:2404.08819.
+"""
+
+import ml_collections
+
+from configs import attentions
+
+
+def get_config(attention: str = "gated_delta") -> ml_collections.ConfigDict:
+  """A decoder of two layers that reads 32 permutations."""
+  return ml_collections.ConfigDict(
+    {
+      "seed": 0,
+      "num_steps": 2000,
+      "batch_size": 64,
+      "eval_every": 500,
+      "checkpoint_every": 500,
+      "log_every": 50,
+      "parallel": "jit",
+      "decode_method": "greedy",
+      "task": {
+        "name": "state_tracking",
+        "letters": 3,
+        "length": 32,
+        "eval_lengths": (64, 128, 256),
+        "eval_size": 500,
+      },
+      "model": {
+        "kind": "decoder",
+        "num_layers": 2,
+        "num_heads": 4,
+        "features": 64,
+        "mlp_features": 128,
+        "position": "none",
+        "dropout_rate": 0.0,
+        "short_convolution": False,
+        "decoder_attention": attentions.one(attention),
+      },
+      "optimizer": {
+        "name": "adamw",
+        "learning_rate": 4e-3,
+        "schedule": "constant",
+        "warmup_steps": 100,
+        "b2": 0.98,
+        "clip_norm": 1.0,
+      },
+    }
+  )

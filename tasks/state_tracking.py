@@ -1,0 +1,112 @@
+"""State tracking: which permutation are all so far, one after another?
+
+    213 132 213        answers 213, 312, 321: what each prefix does to 123
+
+The word problem of the symmetric group S_n. For n = 5 it is complete for NC¹, so
+that no fixed number of layers of attention or of a diagonal recurrence solves it at
+every length; for n = 3 two counters would do.
+
+Merrill, Petty and Sabharwal, The illusion of state in state-space models,
+arXiv:2404.08819.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+
+from settings.checks import check
+from tasks import base, draws
+from tasks.base import Batch
+from tasks.generated import (
+  FIRST_SYMBOL,
+  GeneratedTask,
+  check_eval_lengths,
+  config_lengths,
+  maker,
+  split_lengths,
+)
+from tasks.sizes import check_sizes
+
+_MOST = 5
+"""Of 6 letters there are 720 permutations, more than a small model's symbols."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StateTrackingConfig:
+  """Which group, how long, and at which other lengths it is evaluated.
+
+  Attributes:
+    letters: n of S_n, 2 to 5.
+    length: T while training.
+    eval_lengths: other T; each is a split such as 'length_256', after 'validation'.
+    eval_size: held-out examples of each length.
+  """
+
+  letters: int = 3
+  length: int = 32
+  eval_lengths: tuple[int, ...] = ()
+  eval_size: int = 1000
+
+  def __post_init__(self):
+    check(self, "letters", 2 <= self.letters <= _MOST, f"2 to {_MOST}")
+    check(self, "length", self.length >= 1, "at least 1")
+    check_eval_lengths(self, 1)
+    check(self, "eval_size", self.eval_size >= 1, "at least 1")
+
+
+class StateTrackingTask(GeneratedTask):
+  """Random permutations; the answer at each is their product up to it.
+
+  decoder: inputs = permutations, weights on every position.
+  """
+
+  def __init__(
+    self, config: StateTrackingConfig, *, batch_size: int, seed: int
+  ):
+    elements = list(itertools.permutations(range(config.letters)))
+    check_sizes(
+      batch_size,
+      lengths=config_lengths(config),
+      symbols={"letters": math.factorial(config.letters)},
+      examples={"eval_size": config.eval_size},
+    )
+    number = {element: i for i, element in enumerate(elements)}
+    # Entry [p, x] is p, then x: letter i goes where x has the letter p[i].
+    self._products = np.array(
+      [[number[tuple(x[i] for i in p)] for x in elements] for p in elements]
+    )
+    super().__init__(
+      ["".join(str(1 + i) for i in element) for element in elements],
+      split_lengths(config.length, config.eval_lengths),
+      eval_size=config.eval_size,
+      batch_size=batch_size,
+      seed=seed,
+    )
+
+  def metric_sums(
+    self, logits: Any, batch: Mapping[str, Any]
+  ) -> dict[str, Any]:
+    """Accuracy over all positions, and of rows where all are right."""
+    rows = base.sequence_accuracy(logits, batch["targets"], batch["weights"])
+    return {**super().metric_sums(logits, batch), "sequence_accuracy": rows}
+
+  def _examples(self, split: str, indices: np.ndarray) -> Batch:
+    words = self._words(split, indices, self._lengths[split])
+    drawn = draws.below(words, len(self._products))
+    products = np.empty_like(drawn)
+    now = np.zeros_like(drawn[:, 0])  # The first permutation moves nothing.
+    for t in range(drawn.shape[1]):
+      now = self._products[now, drawn[:, t]]
+      products[:, t] = now
+    return {
+      "inputs": FIRST_SYMBOL + drawn,
+      "targets": FIRST_SYMBOL + products,
+      "weights": np.ones(drawn.shape),
+    }
+
+
+make = maker("state_tracking", StateTrackingTask)

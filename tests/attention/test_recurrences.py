@@ -1,0 +1,277 @@
+"""Gated linear attention and the delta rule are their recurrences."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention import (
+  definitions,
+  delta_rule_attention,
+  gated_linear_attention,
+)
+from attention.core import platform
+
+BATCH, HEADS, KV_HEADS, DIM, VALUE = 2, 4, 2, 8, 5
+LENGTHS = (1, 7, 63, 64, 65, 200)
+FORMS = ("head", "channel", "none")
+
+
+def arrays(length, form, seed=0):
+  """All arrays of a call by name; decays of 1, e⁻³⁰ and e⁻⁶⁰ among them."""
+  rng = np.random.default_rng(seed)
+  key = rng.normal(size=(BATCH, length, KV_HEADS, DIM))
+  found = {
+    "query": rng.normal(size=(BATCH, length, HEADS, DIM)),
+    "key": key / np.linalg.norm(key, axis=-1, keepdims=True),
+    "value": rng.normal(size=(BATCH, length, KV_HEADS, VALUE)),
+    "beta": rng.uniform(size=(BATCH, length, HEADS)),
+    "initial_state": rng.normal(size=(BATCH, HEADS, DIM, VALUE)),
+  }
+  channels = (DIM,) if form == "channel" else ()
+  decay = -rng.exponential(0.2, size=(BATCH, length, HEADS, *channels))
+  if length > 40:
+    decay[:, 10:13] = 0.0
+    decay[:, 30], decay[:, 33] = -60.0, -30.0
+    found["beta"][:, 20], found["beta"][:, 21] = 0.0, 1.0
+    found["key"][:, 34:38] = found["key"][:, 34:35]  # Keys that repeat.
+  if form != "none":
+    found["log_decay"] = decay
+  return {name: np.asarray(x, np.float32) for name, x in found.items()}
+
+
+def chosen(rule, length, form):
+  """The function, its definition, and the arrays that both take."""
+  given = arrays(length, form)
+  if rule == "gated":
+    if form == "none":
+      pytest.skip("has decays")
+    given.pop("beta")
+    functions = gated_linear_attention, definitions.gated_linear_attention
+  else:
+    functions = delta_rule_attention, definitions.delta_rule_attention
+  return *functions, given
+
+
+def options(length):
+  """A key mask, and segments of random lengths."""
+  rng = np.random.default_rng(1)
+  return {
+    "mask": rng.random((BATCH, 1, 1, length)) < 0.8,
+    "segment_ids": np.cumsum(rng.random((BATCH, length)) < 0.05, axis=1) % 3,
+  }
+
+
+def call(function, given, **more):
+  given = {name: jnp.asarray(x) for name, x in given.items()}
+  more = {name: jnp.asarray(x) for name, x in more.items()}
+  qkv = [given.pop(name) for name in ("query", "key", "value")]
+  return function(*qkv, **given, **more, return_state=True)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("rule", ["gated", "delta"])
+@pytest.mark.parametrize("length", LENGTHS)
+def test_values_and_states(rule, form, length):
+  function, definition, given = chosen(rule, length, form)
+  for more in ({}, options(length)):
+    found = call(function, given, **more)
+    expected = definition(**given, **more, return_state=True)
+    for one, other in zip(found, expected, strict=True):
+      np.testing.assert_allclose(one, other, atol=5e-6, rtol=5e-6)
+    assert found[0].dtype == found[1].dtype == jnp.float32
+
+
+def naive(given, mask, segment_ids):
+  """The recurrence by `jax.lax.scan`, to be differentiated in float64."""
+  query = given["query"]
+  length = query.shape[1]
+  key, value = (
+    jnp.repeat(given[name], HEADS // KV_HEADS, axis=2)
+    for name in ("key", "value")
+  )
+  decay = given.get("log_decay", jnp.zeros((BATCH, length, HEADS, 1)))
+  decay = decay[..., None] if decay.ndim == 3 else decay
+  begins = np.zeros((BATCH, length), bool)
+  begins[:, 1:] = segment_ids[:, 1:] != segment_ids[:, :-1]
+
+  def step(state, now):
+    q, k, v, g, beta, seen, is_first = now
+    state = jnp.where(is_first[:, None, None, None], 0.0, state)
+    after = jnp.exp(g)[..., None] * state
+    if beta is not None:
+      v = beta[..., None] * (v - jnp.einsum("bnh,bnhv->bnv", k, after))
+    after += k[..., None] * v[:, :, None]
+    state = jnp.where(seen[:, None, None, None], after, state)
+    return state, DIM**-0.5 * jnp.einsum("bnh,bnhv->bnv", q, state)
+
+  along = (query, key, value, decay, given.get("beta"))
+  along = (*along, jnp.asarray(mask[:, 0, 0]), jnp.asarray(begins))
+  along = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), along)
+  state, out = jax.lax.scan(step, given["initial_state"], along)
+  return jnp.moveaxis(out, 0, 1), state
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("rule", ["gated", "delta"])
+@pytest.mark.parametrize("length", [1, 63, 64, 65, 150])
+def test_all_gradients(rule, form, length):
+  """Of query, key, value, decay, β and the first state, from both results."""
+  function, _, given = chosen(rule, length, form)
+  more = options(length)
+  rng = np.random.default_rng(2)
+  of_out = rng.normal(size=(BATCH, length, HEADS, VALUE))
+  of_state = rng.normal(size=(BATCH, HEADS, DIM, VALUE))
+
+  def loss(run, given):
+    out, state = run(given)
+    return jnp.sum(out * of_out) + jnp.sum(state * of_state)
+
+  found = jax.jit(
+    jax.grad(partial(loss, lambda given: call(function, given, **more)))
+  )(given)
+  with jax.enable_x64(True):
+    wide = {name: jnp.asarray(x, jnp.float64) for name, x in given.items()}
+    expected = jax.jit(
+      jax.grad(partial(loss, lambda given: naive(given, **more)))
+    )(wide)
+    expected = jax.device_get(expected)
+  for name, other in expected.items():
+    scale = max(1.0, np.abs(other).max())
+    np.testing.assert_allclose(
+      found[name], other, atol=1e-5 * scale, err_msg=name
+    )
+
+
+@pytest.mark.parametrize("rule", ["gated", "delta"])
+def test_one_call_goes_on_from_another(rule):
+  function, _, given = chosen(rule, 100, "channel")
+  whole, last = call(function, given)
+  first, second = (
+    {
+      name: x if name == "initial_state" else x[:, part]
+      for name, x in given.items()
+    }
+    for part in (slice(0, 37), slice(37, None))
+  )
+  before, state = call(function, first)
+  after, found = call(function, second | {"initial_state": state})
+  joined = jnp.concatenate([before, after], axis=1)
+  np.testing.assert_allclose(joined, whole, atol=3e-6)
+  np.testing.assert_allclose(found, last, atol=3e-6)
+
+
+@pytest.mark.parametrize("rule", ["gated", "delta"])
+@pytest.mark.parametrize("form", ["head", "channel"])
+def test_extreme_decays_stay_finite(rule, form):
+  """Everything is forgotten at once, again and again; nothing ever is."""
+  function, definition, given = chosen(rule, 130, form)
+  for low in (-1e4, -90.0, 0.0):
+    given["log_decay"] = np.full_like(given["log_decay"], low)
+
+    def loss(given):
+      out, state = call(function, given)
+      return jnp.sum(out**2) + jnp.sum(state**2)
+
+    found = call(function, given)
+    expected = definition(**given, return_state=True)
+    for one, other in zip(found, expected, strict=True):
+      np.testing.assert_allclose(one, other, atol=2e-5, rtol=2e-5)
+    for name, gradient in jax.grad(loss)(given).items():
+      assert np.isfinite(gradient).all(), name
+
+
+@pytest.mark.parametrize("rule", ["gated", "delta"])
+def test_hidden_positions_may_hold_anything(rule):
+  function, _, given = chosen(rule, 70, "head")
+  mask = np.arange(70) % 3 != 1
+  expected = call(function, given, mask=mask[None, None, None])
+  for name in ("key", "value"):
+    given[name][:, ~mask] = np.nan
+  found = call(function, given, mask=mask[None, None, None])
+  np.testing.assert_array_equal(found[0], expected[0])
+  np.testing.assert_array_equal(found[1], expected[1])
+
+
+def test_bfloat16_is_computed_in_float32():
+  function, definition, given = chosen("delta", 70, "head")
+  half = {name: jnp.asarray(x, jnp.bfloat16) for name, x in given.items()}
+  found, state = call(function, half)
+  assert (found.dtype, state.dtype) == (jnp.bfloat16, jnp.float32)
+  exact = {name: np.asarray(x, np.float32) for name, x in half.items()}
+  expected, last = definition(**exact, return_state=True)
+  np.testing.assert_allclose(state, last, atol=1e-5)
+  np.testing.assert_allclose(
+    found.astype(jnp.float32), expected, atol=4e-3, rtol=8e-3
+  )
+
+
+def test_known_special_cases():
+  """No decay is linear attention without a normaliser; β of 0 changes nothing."""
+  given = arrays(30, "head")
+  given["log_decay"][:] = 0.0
+  zero = np.zeros_like(given["initial_state"])
+  beta = given.pop("beta")
+  found, _ = call(gated_linear_attention, given | {"initial_state": zero})
+  key, value = (np.repeat(given[n], 2, axis=2) for n in ("key", "value"))
+  scores = np.einsum("btnh,bsnh->bnts", given["query"], key) * DIM**-0.5
+  expected = np.einsum("bnts,bsnv->btnv", np.tril(scores), value)
+  np.testing.assert_allclose(found, expected, atol=1e-5)
+  given.pop("log_decay")
+  _, state = call(delta_rule_attention, given | {"beta": 0 * beta})
+  np.testing.assert_array_equal(state, given["initial_state"])
+
+
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    ({"log_decay": np.zeros((2, 9, 1))}, r"^log_decay: expected \[B, T, N\] = "),
+    ({"beta": np.zeros((2, 9))}, r"^beta: expected \[B, T, N\] = \(2, 9, 4\), "),
+    ({"initial_state": np.zeros((2, 4, 8, 8))}, r"^initial_state: expected \["),
+    ({"segment_ids": np.zeros((2, 8), int)}, r"^segment_ids: expected \[B, T\]"),
+    ({"key": np.zeros((2, 8, 2, 8), "f"), "value": np.zeros((2, 8, 2, 5), "f")},
+     r"^key: expected the length of query, 9, got 8"),
+    ({"mask": np.ones((2, 1, 9, 9), bool)}, r"^mask: expected a key mask"),
+  ],
+)  # fmt: skip
+def test_what_does_not_fit_is_told(change, message):
+  given = arrays(9, "head") | change
+  with pytest.raises(ValueError, match=message):
+    call(delta_rule_attention, given)
+
+
+def test_it_is_causal_by_definition():
+  given = arrays(9, "head")
+  qkv = [jnp.asarray(given[n]) for n in ("query", "key", "value")]
+  with pytest.raises(
+    ValueError, match=r"^is_causal: expected True, got False;"
+  ):
+    gated_linear_attention(
+      *qkv, log_decay=jnp.asarray(given["log_decay"]), is_causal=False
+    )
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("rule", ["gated", "delta"])
+def test_many_parts_at_once_are_the_loop(rule, form):
+  """As an accelerator does it: values, states and gradients, 150 in 3 parts."""
+  function, _, given = chosen(rule, 150, form)
+  given = {name: jnp.asarray(x) for name, x in given.items()}
+
+  def found(where, more):
+    def run(given):
+      out, state = call(function, given, **more)
+      return jnp.sum(jnp.sin(out)) + jnp.sum(jnp.sin(state)), (out, state)
+
+    with platform.tracing_for(where):
+      return jax.jit(jax.value_and_grad(run, has_aux=True))(given)
+
+  for more in ({}, options(150)):
+    (_, values), gradients = found("gpu", more)
+    (_, expected), expected_gradients = found("cpu", more)
+    got = jax.tree.leaves((values, gradients))
+    want = jax.tree.leaves((expected, expected_gradients))
+    for one, other in zip(got, want, strict=True):
+      np.testing.assert_allclose(one, other, atol=2e-5, rtol=2e-5)

@@ -1,0 +1,191 @@
+"""Short convolutions, norms and gates around attention, and layers that differ."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention import Dims, dense, dense_attention
+import models
+from models.multi_head_attention import MultiHeadAttention
+from models.short_convolution import ShortConvolution
+
+LENGTH, VOCAB = 20, 11
+RECURRENT = (
+  "retention",
+  "gated_linear",
+  "mamba2",
+  "delta",
+  "gated_delta",
+  "kimi_delta",
+)
+AROUND = {
+  "short_convolution": True,
+  "output_norm": "rms",
+  "output_gate": "silu",
+}
+
+
+OPTIONS = {"sliding_window": {"window": 4}}
+
+
+def create(attention, **choices):
+  """A decoder of two layers or more; `attention` is a name, or one a layer."""
+  names = (attention,) if isinstance(attention, str) else attention
+  config = models.ModelConfig(
+    kind="decoder",
+    num_layers=max(2, len(names)),
+    num_heads=2,
+    features=16,
+    mlp_features=24,
+    position="none",
+    decoder_attention=tuple(
+      models.AttentionConfig(name, OPTIONS.get(name, {})) for name in names
+    ),
+    **choices,
+  )
+  model = models.create(
+    config,
+    source_vocab_size=None,
+    target_vocab_size=VOCAB,
+    max_source_length=None,
+    max_target_length=LENGTH,
+  )
+  ids = np.random.default_rng(0).integers(1, VOCAB, (3, LENGTH))
+  variables = models.initialize(model, jax.random.key(0), {"inputs": ids})
+  return model, variables, ids
+
+
+@pytest.mark.parametrize(
+  ("attention", "choices"),
+  [
+    ("retention", {**AROUND, "output_norm": "group"}),
+    ("mamba2", AROUND),
+    ("kimi_delta", {**AROUND, "output_gate": "sigmoid"}),
+    ("dense", {**AROUND, "query_key_norm": "rms"}),
+    ("sliding_window", {"query_key_norm": "l2"}),
+    (("gated_delta", "gated_linear", "delta", "flash"), AROUND),
+  ],
+  ids=str,
+)
+def test_reading_and_decoding_are_the_whole_call(attention, choices):
+  """After prompts of several lengths, position by position."""
+  model, variables, ids = create(attention, **choices)
+  expected = models.forward(model, variables, {"inputs": ids})
+  lengths = np.array([5, 8, 2])
+  _, state = model.apply(
+    variables, None, 3, LENGTH, method="start", mutable=["cache", "memory"]
+  )
+  logits, state = model.apply(
+    {**variables, **state},
+    ids[:, :8],
+    jnp.asarray(lengths),
+    None,
+    method="prefill",
+    mutable=["cache"],
+  )
+  for more in range(5):
+    at = lengths + more
+    for row in range(3):
+      np.testing.assert_allclose(
+        logits[row], expected[row, at[row] - 1], atol=2e-6
+      )
+    logits, state = model.apply(
+      {**variables, **state},
+      jnp.asarray(ids[np.arange(3), at]),
+      method="decode",
+      mutable=["cache"],
+    )
+
+
+@pytest.mark.parametrize("attention", RECURRENT)
+def test_everything_is_trained_and_nothing_looks_ahead(attention):
+  model, variables, ids = create(attention, **AROUND)
+
+  @jax.jit
+  def loss(params):
+    out = models.forward(
+      model, {**variables, "params": params}, {"inputs": ids}
+    )
+    return jnp.mean(jnp.square(out[:, 9]))
+
+  gradient = jax.grad(loss)(variables["params"])
+  for path, leaf in jax.tree_util.tree_flatten_with_path(gradient)[0]:
+    assert np.isfinite(leaf).all(), path
+    assert leaf.any(), path
+  later = np.array(ids)
+  later[:, 10:] = 1
+  forward = jax.jit(lambda x: models.forward(model, variables, {"inputs": x}))
+  np.testing.assert_array_equal(forward(ids)[:, :10], forward(later)[:, :10])
+
+
+def test_a_short_convolution_is_its_sum():
+  module = ShortConvolution("float32", "float32")
+  rng = np.random.default_rng(0)
+  x = rng.normal(size=(2, 9, 5)).astype(np.float32)
+  ids = np.array([[0] * 4 + [1] * 5, [0] * 9])
+  variables = module.init(jax.random.key(0), x)
+  kernel = np.asarray(variables["params"]["kernel"], np.float64)
+  expected = np.zeros(x.shape)
+  for b, t, w in np.ndindex(2, 9, 4):
+    if t >= w and ids[b, t] == ids[b, t - w]:
+      expected[b, t] += kernel[w] * x[b, t - w]
+  expected /= 1 + np.exp(-expected)
+  out = module.apply(variables, x, segment_ids=jnp.asarray(ids))
+  np.testing.assert_allclose(out, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("norm", ["rms", "group"])
+def test_the_norms_and_the_gate_are_what_they_are_called(norm):
+  """The slot by hand, from what its mechanism returns."""
+  dims = Dims(num_heads=2, num_kv_heads=2, head_dim=4, max_length=6)
+  slot = MultiHeadAttention(
+    dense(),
+    dims,
+    features=8,
+    output_norm=norm,
+    output_gate="sigmoid",
+    dtype="float32",
+  )
+  x = np.random.default_rng(0).normal(size=(1, 6, 8)).astype(np.float32)
+  variables = slot.init(jax.random.key(0), x)
+  names = jax.tree.map(np.asarray, variables["params"])
+  names["out_norm"] = {
+    name: value + 0.3 for name, value in names["out_norm"].items()
+  }
+  got = slot.apply({"params": names}, x)
+  query, key, value = (
+    (x @ names[name]["kernel"]).reshape(1, 6, 2, 4)
+    for name in ("query", "key", "value")
+  )
+  out = np.asarray(dense_attention(query, key, value))
+  if norm == "group":
+    out = out - out.mean(-1, keepdims=True)
+  out = out / np.sqrt((out**2).mean(-1, keepdims=True) + 1e-6)
+  out = out * names["out_norm"]["scale"]
+  if norm == "group":
+    out = out + names["out_norm"]["bias"]
+  gate = 1 / (1 + np.exp(-x @ names["gate"]["kernel"]))
+  expected = (out.reshape(1, 6, 8) * gate) @ names["out"]["kernel"]
+  np.testing.assert_allclose(got, expected, atol=2e-5)
+
+
+def test_layers_take_mechanisms_in_turn():
+  model, variables, _ = create(("gated_delta", "gated_delta", "flash"))
+  own = [
+    set(variables["params"][f"decoder_{i}"]["self_attention"]) for i in range(3)
+  ]
+  assert ["attention" in names for names in own] == [True, True, False]
+  assert models.slots(model.config) == "gated_delta + gated_delta + flash"
+
+
+def test_an_encoder_has_no_short_convolution():
+  with pytest.raises(ValueError, match=r"^short_convolution: it is causal"):
+    models.ModelConfig(
+      kind="encoder",
+      num_layers=1,
+      num_heads=2,
+      features=8,
+      mlp_features=8,
+      short_convolution=True,
+    )

@@ -1,0 +1,48 @@
+"""State tracking: each answer is the product of all permutations up to it."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from tasks import StateTrackingConfig
+from tests.tasks.generated_cases import fault, make, rows
+
+
+@pytest.mark.parametrize("letters", [2, 3, 4, 5])
+@pytest.mark.parametrize("split", ["validation", "length_5", "length_20"])
+def test_the_answers_are_what_is_done_to_the_letters(split, letters):
+  task = make("state_tracking", letters=letters)
+  batch = next(iter(task.eval_batches(split)))
+  length = {"validation": 12, "length_5": 5, "length_20": 20}[split]
+  assert batch["inputs"].shape == (16, length)
+  for symbols, answers in rows(task, batch):
+    assert list(answers) == list(range(length))
+    places = list(range(1, letters + 1))
+    for t, permutation in enumerate(symbols):
+      places = [int(permutation[place - 1]) for place in places]
+      assert answers[t] == "".join(map(str, places))
+
+
+def test_every_permutation_is_drawn_alike():
+  task = make("state_tracking", batch_size=2000)
+  batch = task.train_batch(0)
+  elements = ["".join(x) for x in itertools.permutations("123")]
+  assert task.labels(range(3, 9)) == elements
+  for name in ("inputs", "targets"):
+    shares = np.bincount(batch[name].ravel())[3:] / batch[name].size
+    np.testing.assert_allclose(shares, 1 / 6, atol=0.01)
+
+
+@pytest.mark.parametrize(
+  ("fields", "message"),
+  [
+    ({"letters": 1}, "letters: expected 2 to 5, got 1"),
+    ({"letters": 6}, "letters: expected 2 to 5, got 6"),
+    ({"length": 0}, "length: expected at least 1, got 0"),
+    ({"eval_lengths": (32,)}, "eval_lengths: expected different lengths"),
+    ({"eval_size": 0}, "eval_size: expected at least 1, got 0"),
+  ],
+)
+def test_config_refuses(fields, message):
+  assert fault(StateTrackingConfig, **fields).startswith(message)
