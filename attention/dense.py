@@ -72,7 +72,8 @@ def dense_attention(
     logits_soft_cap: c; the scaled products of query and key become
       c · tanh(x / c), ahead of masks, biases and tables (Gemma 2).
     log_forget: `[B, T, N]`, logarithms of forget gates, at most 0: Σ log f_u over
-      s < u ≤ t is added to the logits (FoX). For causal calls with T = S.
+      s < u ≤ t is added to the logits (FoX). For causal calls with T = S. The gate
+      of a position that a mask of one row hides counts as 1.
     score_mod: `(score, b, n, t, s) -> score` of indices that broadcast, as in
       FlexAttention; it takes the logits ahead of `bias` and `log_forget`.
     mask_mod: `(b, n, t, s) -> bool`, True = attend, in addition to `mask`.
@@ -130,7 +131,7 @@ def dense_attention(
   sees = visibility.of_call(mask, query_segment_ids, key_segment_ids, is_causal)
 
   exact = jnp.promote_types(query.dtype, jnp.float32)
-  forgotten = None if log_forget is None else forgetting.cumulated(log_forget)
+  forgotten = forgetting.of_call(log_forget, mask)
   has_pairs = any(
     x is not None for x in (sinks, forgotten, score_mod, dropout_rate or None)
   )

@@ -13,6 +13,21 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 
+def of_call(
+  log_forget: Float[Array, "B T N"] | None, mask: Bool[Array, "..."] | None
+) -> Float[Array, "B T N 2"] | None:
+  """What is kept of the gates of a call; None where nothing is forgotten.
+
+  A position that a mask hides from every query forgets nothing: its gate is 1, and
+  so padding changes no result.
+  """
+  if log_forget is None:
+    return None
+  if mask is not None and mask.shape[2] == 1:
+    log_forget = jnp.where(jnp.swapaxes(mask[:, :, 0], 1, 2), log_forget, 0.0)
+  return cumulated(log_forget)
+
+
 @jax.custom_jvp
 def cumulated(log_forget: Float[Array, "B T N"]) -> Float[Array, "B T N 2"]:
   """(hi, lo) of F at every position, in float32 or more."""

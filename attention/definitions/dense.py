@@ -49,7 +49,8 @@ def dense_attention(
       (Transformer-XL); its L may be another.
     sinks: `[N]`, a logit for each head in the sum of the softmax alone.
     logits_soft_cap: c; scale · q · k becomes c · tanh(scale · q · k / c).
-    log_forget: `[B, T, N]`; Σ over s < u ≤ t is added, in causal calls.
+    log_forget: `[B, T, N]`; Σ over s < u ≤ t is added, in causal calls;
+      positions that a mask of one row hides forget nothing.
     score_mod: `(score, b, n, t, s) -> score`.
     mask_mod: `(b, n, t, s) -> bool`.
 
@@ -83,7 +84,8 @@ def dense_attention(
   if log_forget is not None:
     if not is_causal:
       raise ValueError("is_causal: expected True with log_forget, got False")
-    forgotten = np.cumsum(np.asarray(log_forget, np.float64), axis=1)
+    log_forget = shared.forget_of_visible(log_forget, mask)
+    forgotten = np.cumsum(log_forget, axis=1)
   for b, n, t in np.ndindex(batch, num_heads, length):
     s = np.flatnonzero(visible[b, n, t])
     s = s[shared.shown(mask_mod, b, n, t, s)]

@@ -85,6 +85,16 @@ def softmax(logits: np.ndarray, sink: float = -np.inf) -> np.ndarray:
   return weights / np.where(total == 0, 1, total)
 
 
+def forget_of_visible(
+  log_forget: ArrayLike, mask: ArrayLike | None
+) -> Float64[np.ndarray, "B T N"]:
+  """`log_forget`, 0 where a mask of one row hides the position from all queries."""
+  log_forget = np.asarray(log_forget, np.float64)
+  if mask is None or np.shape(mask)[2] > 1:
+    return log_forget
+  return np.where(np.swapaxes(np.asarray(mask)[:, :, 0], 1, 2), log_forget, 0.0)
+
+
 def capped(logits: np.ndarray, cap: float | None) -> np.ndarray:
   """Cap · tanh(logits / cap); None changes nothing."""
   return logits if cap is None else cap * np.tanh(logits / cap)

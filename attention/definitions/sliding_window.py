@@ -114,7 +114,8 @@ def sliding_window_attention(
       each head, `[N, 2L+1, H]`.
     sinks: `[N]`, a logit for each head in the sum of the softmax alone.
     logits_soft_cap: c; scale · q · k becomes c · tanh(scale · q · k / c).
-    log_forget: `[B, T, N]`; Σ over s < u ≤ t is added, in causal calls.
+    log_forget: `[B, T, N]`; Σ over s < u ≤ t is added, in causal calls;
+      positions that the mask hides forget nothing.
     score_mod: `(score, b, n, t, s) -> score`.
     mask_mod: `(b, n, t, s) -> bool`.
     global_indices: `[B, G]`; an index outside [0, T), such as −1, names no
@@ -167,7 +168,7 @@ def sliding_window_attention(
       raise ValueError(
         "log_forget: expected a causal window of neighbours alone"
       )
-    forgotten = np.cumsum(np.asarray(log_forget, np.float64), axis=1)
+    forgotten = np.cumsum(shared.forget_of_visible(log_forget, mask), axis=1)
 
   out = np.zeros((*local[0].shape[:3], local[2].shape[-1]))
   for b, n, t in np.ndindex(batch, num_heads, length):

@@ -79,7 +79,8 @@ def flash_attention(
     logits_soft_cap: c; the scaled products of query and key become
       c · tanh(x / c), ahead of masks, biases and tables (Gemma 2).
     log_forget: `[B, T, N]`, logarithms of forget gates, at most 0: Σ log f_u over
-      s < u ≤ t is added to the logits (FoX). For causal calls with T = S.
+      s < u ≤ t is added to the logits (FoX). For causal calls with T = S. The gate
+      of a position that a mask of one row hides counts as 1.
     score_mod: `(score, b, n, t, s) -> score` of indices that broadcast, as in
       FlexAttention; it takes the logits ahead of `bias` and `log_forget`.
       Gradients flow to arrays that it closes over.
@@ -207,7 +208,7 @@ def flash_attention(
     block_mask=block_mask,
   )
   limits = Limits(sees, dropout_rng)
-  forgotten = None if log_forget is None else forgetting.cumulated(log_forget)
+  forgotten = forgetting.of_call(log_forget, mask)
   arrays = Arrays(key, value, bias, forgotten)
   return loop.attend(source, query, arrays, tables, limits)
 

@@ -360,7 +360,8 @@ def _rest(
   log_decay: Float[Array, "B N C D"],
 ) -> Float[Array, "B N C D"]:
   """Σ over the positions after each one."""
-  later = jnp.pad(log_decay[:, :, 1:], ((0, 0), (0, 0), (0, 1), (0, 0)))
+  # Padded first: there may be no position at all.
+  later = jnp.pad(log_decay, ((0, 0), (0, 0), (0, 1), (0, 0)))[:, :, 1:]
   return jnp.cumsum(later[:, :, ::-1], axis=2)[:, :, ::-1]
 
 

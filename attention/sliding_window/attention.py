@@ -97,7 +97,8 @@ def sliding_window_attention(
       c · tanh(x / c), ahead of masks, biases and tables (Gemma 2).
     log_forget: `[B, T, N]`, logarithms of forget gates, at most 0: Σ log f_u over
       s < u ≤ t is added to the logits (FoX). For causal calls with T = S, without
-      dilation and global tokens.
+      dilation and global tokens. The gate of a position that the mask hides counts
+      as 1.
     score_mod: `(score, b, n, t, s) -> score` of indices that broadcast, as in
       FlexAttention; it takes the logits ahead of `log_forget`.
       Gradients flow to arrays that it closes over.
@@ -220,7 +221,8 @@ def sliding_window_attention(
     tokens = None
     arrays = Arrays(key, value, key[:, :0], value[:, :0])
     if log_forget is not None:
-      arrays = arrays._replace(forgotten=forgetting.cumulated(log_forget))
+      forgotten = forgetting.of_call(log_forget, mask)
+      arrays = arrays._replace(forgotten=forgotten)
     of_globals = jnp.zeros((*query.shape[:2], 0), bool)
   else:
     tokens = global_tokens.unique_tokens(global_indices, length)
