@@ -20,6 +20,7 @@ from attention.dense import dense, dense_attention
 from attention.differential import differential, differential_attention
 from attention.flash import flash, flash_attention
 from attention.gates_from_keys import gates_from_keys
+from attention.latent import latent, latent_attention
 from attention.linear import (
   elu_plus_one,
   hedgehog_features,
@@ -95,6 +96,8 @@ __all__ = [
   "gates_from_keys",
   "hedgehog_features",
   "kimi_delta",
+  "latent",
+  "latent_attention",
   "linear",
   "linear_attention",
   "linformer",

@@ -26,6 +26,7 @@ CAPABILITIES: Mapping[str, str] = {
   "decode": "decode",
   "global": "global",
   "shared_qk": "q=k",
+  "own_keys": "own k, v",
   "sequence": "parts",
 }
 """Name in `supports` -> heading of its column, in the table's order.

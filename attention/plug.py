@@ -95,6 +95,9 @@ class Attention(NamedTuple):
       'global'    global_indices
       'shared_qk' query and key are one array: `apply` and `decode` expect
                   None as the key
+      'own_keys'  keys and values are made of what `gates` give: `apply`,
+                  `decode` and the others expect None as the key, and None as the
+                  value, or in `apply` values to take instead
       'sequence'  apply_sharded
     approximates: what the error of its outputs is measured against, on the
       same query, key and value: 'dense' attention, or 'shared_qk', dense

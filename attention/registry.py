@@ -17,6 +17,7 @@ from attention.bigbird import bigbird
 from attention.dense import dense
 from attention.differential import differential
 from attention.flash import flash
+from attention.latent import latent
 from attention.linear import linear
 from attention.linformer import linformer
 from attention.lsh import lsh
@@ -60,6 +61,7 @@ ATTENTIONS: Mapping[str, Callable[..., Attention]] = MappingProxyType(
     gated_delta=gated_delta,
     kimi_delta=kimi_delta,
     differential=differential,
+    latent=latent,
   )
 )
 """name -> typed factory; `ATTENTIONS['performer'](num_features=64)`."""

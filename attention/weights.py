@@ -24,7 +24,7 @@ def attention_weights(
     fn: an attention function, `fn(query, key, value, **options)`.
     query: `[B, T, N, H]`.
     key: `[B, S, K, H]`; None for an `Attention.apply` whose query is its key
-      ('shared_qk').
+      ('shared_qk') or that makes its own ('own_keys').
     **options: passed to `fn`.
 
   Returns:

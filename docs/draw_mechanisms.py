@@ -169,6 +169,15 @@ def _retention() -> Panels:
   return {"head 1": heads[0], "head 4": heads[3]}
 
 
+def _latent() -> Panels:
+  return {
+    f"causal, R = {n}": _drawn(
+      _plugged("latent", rank=n), is_causal=True
+    )
+    for n in (2, 40)
+  }
+
+
 def _positions() -> Panels:
   """Dense attention among 64 times the same token: only places differ."""
   same = jnp.broadcast_to(tokens()[:, :1], tokens().shape)
@@ -215,6 +224,7 @@ _OWN: Mapping[str, Callable[[], Panels]] = {
   "window_2d": _window_2d,
   "strided_2d": _strided_2d,
   "retention": _retention,
+  "latent": _latent,
 }
 """Mechanisms whose picture shows the effect of a hyperparameter."""
 

@@ -514,6 +514,12 @@ class ModelConfig:
         needs["global"] = "have global tokens (global_projections)"
       for config in self.attentions[field]:
         check_supports(field, config, needs)
+        makes_keys = "own_keys" in config.build().supports
+        if makes_keys and self.kv_heads != self.num_heads:
+          raise ValueError(
+            f"num_kv_heads: {config.name} makes a key and a value for every "
+            f"head; expected None, got {self.num_kv_heads}"
+          )
 
 
 def slots(config: Any) -> str:

@@ -33,7 +33,8 @@ class MultiHeadAttention(nn.Module):
   key and value have a kernel each: on a CPU that is as fast as a fused one, and
   self- and cross-attention then have the same parameters.
 
-  A mechanism whose query is its key ('shared_qk') has no key projection.
+  A mechanism whose query is its key ('shared_qk') has no key projection, and one
+  that makes its own keys and values ('own_keys') has none of values either.
 
   A mechanism's own variables live under the name 'attention', in 'params'
   (trained) or 'constants' (not). Decoding keeps the mechanism's cache in the
@@ -112,10 +113,11 @@ class MultiHeadAttention(nn.Module):
       param_dtype=self.param_dtype,
     )
     self.query = dense(self.dims.num_heads * self.dims.head_dim)
-    if "shared_qk" not in self.attention.supports:
-      self.key = dense(self.dims.num_kv_heads * self.dims.head_dim)
     value_dim = self.value_dim or self.dims.head_dim
-    self.value = dense(self.dims.num_kv_heads * value_dim)
+    if "key" in self._projected:
+      self.key = dense(self.dims.num_kv_heads * self.dims.head_dim)
+    if "value" in self._projected:
+      self.value = dense(self.dims.num_kv_heads * value_dim)
     of_norm = {
       "epsilon": self.norm_epsilon,
       "dtype": self.dtype,
@@ -136,10 +138,8 @@ class MultiHeadAttention(nn.Module):
       convolve = functools.partial(
         ShortConvolution, self.dtype, self.param_dtype
       )
-      self.query_short_convolution = convolve()
-      if "shared_qk" not in self.attention.supports:
-        self.key_short_convolution = convolve()
-      self.value_short_convolution = convolve()
+      for name in self._projected:
+        setattr(self, f"{name}_short_convolution", convolve())
     if self.global_projections:
       self.global_query = dense(self.dims.num_heads * self.dims.head_dim)
       self.global_key = dense(self.dims.num_kv_heads * self.dims.head_dim)
@@ -148,10 +148,8 @@ class MultiHeadAttention(nn.Module):
       convolve = functools.partial(
         GridConvolution, self.convolution, self.dtype, self.param_dtype
       )
-      self.query_convolution = convolve()
-      if "shared_qk" not in self.attention.supports:
-        self.key_convolution = convolve()
-      self.value_convolution = convolve()
+      for name in self._projected:
+        setattr(self, f"{name}_convolution", convolve())
     self.out = dense(self.features, kernel_init=kernel_init(self.out_scale))
     self.mechanism = mechanism_variables(self, self.attention, self.dims)
     if self.relative_distance:
@@ -212,7 +210,7 @@ class MultiHeadAttention(nn.Module):
     if self.transformer_xl:
       call |= self._by_distance(inputs.shape)
       query = query + self.key_bias.astype(query.dtype)[None, None]
-    call = self._call(call) | self._gates(inputs)
+    call = self._call(call) | self._gates(inputs, positions)
     if self.global_projections and (
       self.is_initializing() or call.get("global_indices") is not None
     ):
@@ -230,7 +228,7 @@ class MultiHeadAttention(nn.Module):
     self,
     query: Float[Array, "B T N H"],
     key: Float[Array, "B S K H"] | None,
-    value: Float[Array, "B S K H"],
+    value: Float[Array, "B S K H"] | None,
     *,
     inputs: Float[Array, "B T F"],
     **call: Any,
@@ -259,9 +257,7 @@ class MultiHeadAttention(nn.Module):
     )
     self.put_variable("cache", "attention", cache)
     if self.short_convolution:
-      sizes = {
-        name: getattr(self, name).features for name in self._convolved_names
-      }
+      sizes = {name: getattr(self, name).features for name in self._projected}
       shape = batch, SHORT_WIDTH - 1
       nothing = {
         name: jnp.zeros((*shape, size), self.dtype)
@@ -290,7 +286,7 @@ class MultiHeadAttention(nn.Module):
     key, value = self._key_value(inputs, positions, convolve=convolve)
     if self.short_convolution:
       self.put_variable("cache", "short_convolution", read)
-    arrays, gates = (query, key, value), self._gates(inputs)
+    arrays, gates = (query, key, value), self._gates(inputs, positions)
     call = self._call(tables)
     out = self.attend(*arrays, inputs=inputs, is_causal=True, **call, **gates)
     cache = self.get_variable("cache", "attention")
@@ -324,11 +320,15 @@ class MultiHeadAttention(nn.Module):
     steps = jnp.arange(arrays[0].shape[1])
     return jax.lax.scan(step, cache, (steps, in_time))[0]
 
-  def _gates(self, inputs):
-    """What the mechanism reads from the inputs."""
+  def _gates(self, inputs, positions):
+    """What the mechanism reads from the inputs, its own key with its position."""
     if self.attention.gates is None:
       return {}
-    return self.attention.gates(self.mechanism, inputs)
+    gates = dict(self.attention.gates(self.mechanism, inputs))
+    if "shared_key" in gates:
+      key = gates["shared_key"][:, :, None]
+      gates["shared_key"] = self._turned(key, positions)[:, :, 0]
+    return gates
 
   def _call(self, tables):
     """The slot's own options, with tables by distance."""
@@ -387,7 +387,7 @@ class MultiHeadAttention(nn.Module):
     key, value = self._key_value(inputs, positions, convolve=convolve)
     cache = self.get_variable("cache", "attention")
     query = self._query(inputs, positions, convolve)
-    call = self._call(tables) | self._gates(inputs)
+    call = self._call(tables) | self._gates(inputs, positions)
     out, cache = decode(self.mechanism, cache, query, key, value, **call)
     self.put_variable("cache", "attention", cache)
     if self.short_convolution:
@@ -424,7 +424,27 @@ class MultiHeadAttention(nn.Module):
   def _query(self, inputs, positions, convolve=None):
     inputs = self._turned_inputs(inputs, positions)
     query = self._heads("query", inputs, self.dims.num_heads, convolve)
-    return self._turned(self._normed("query", query), positions)
+    query = self._normed("query", query)
+    if "own_keys" not in self.attention.supports:
+      return self._turned(query, positions)
+    # Only what reads the shared key has positions.
+    width = self._shared_width
+    own, shared = jnp.split(query, [query.shape[-1] - width], axis=-1)
+    return jnp.concatenate([own, self._turned(shared, positions)], axis=-1)
+
+  @property
+  def _shared_width(self) -> int:
+    """P of the key that all heads share."""
+    gates = cast(Callable[..., Any], self.attention.gates)
+    inputs = jax.ShapeDtypeStruct((1, 1, self.dims.features), jnp.float32)
+    found = jax.eval_shape(gates, self.mechanism, inputs)
+    width = found["shared_key"].shape[-1] if "shared_key" in found else 0
+    if self.rotary and (width < 2 or width % 2):
+      raise ValueError(
+        "position: rotary turns pairs of the key that all heads share; expected "
+        f"an even width of at least 2, got {width}"
+      )
+    return width
 
   def _normed(self, name, x):
     """A query or key of each head, as `query_key_norm` says."""
@@ -435,10 +455,13 @@ class MultiHeadAttention(nn.Module):
     return x
 
   @property
-  def _convolved_names(self):
-    """The projections that are convolved with the positions before them."""
-    shares = "shared_qk" in self.attention.supports
-    return ("query", "value") if shares else ("query", "key", "value")
+  def _projected(self) -> tuple[str, ...]:
+    """What the slot projects for the mechanism."""
+    if "own_keys" in self.attention.supports:
+      return ("query",)
+    if "shared_qk" in self.attention.supports:
+      return "query", "value"
+    return "query", "key", "value"
 
   def _convolved_shortly(self, name, x, **options):
     return getattr(self, f"{name}_short_convolution")(x, **options)
@@ -447,7 +470,7 @@ class MultiHeadAttention(nn.Module):
     """What query, key and value are projected from."""
     found = []
     for name in ("query", "key", "value"):
-      if name == "key" and "shared_qk" in self.attention.supports:
+      if name not in self._projected:
         found.append(inputs)
         continue
       convolution = getattr(self, f"{name}_convolution")
@@ -459,9 +482,11 @@ class MultiHeadAttention(nn.Module):
     return tuple(found)
 
   def _key_value(self, inputs, positions, of_value=None, convolve=None):
+    if "value" not in self._projected:
+      return None, None
     of_value = inputs if of_value is None else of_value
     value = self._heads("value", of_value, self.dims.num_kv_heads, convolve)
-    if "shared_qk" in self.attention.supports:
+    if "key" not in self._projected:
       return None, value
     inputs = self._turned_inputs(inputs, positions)
     key = self._heads("key", inputs, self.dims.num_kv_heads, convolve)

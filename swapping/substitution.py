@@ -161,6 +161,10 @@ def _called(
   **call: Any,
 ) -> Array:
   """A mechanism on what another one was called with, its gates on the inputs."""
+  if "own_keys" in attention.supports:
+    raise ValueError(
+      "it makes keys and values of its own and has no use for the model's"
+    )
   if "shared_qk" in attention.supports:
     key = None
   elif key is None:

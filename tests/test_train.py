@@ -161,7 +161,7 @@ def test_a_mechanism_of_the_current_folder_is_found(tmp_path):
     "config.model.decoder_attention: their_module:mine cannot be causal; one of "
     "dense, flash, sliding_window, linear, performer, window_linear, lsh, "
     "additive, multiplicative, retention, gated_linear, mamba2, delta, "
-    "gated_delta, kimi_delta, differential can\n"
+    "gated_delta, kimi_delta, differential, latent can\n"
   )
 
 

@@ -15,6 +15,7 @@ from attention.definitions.bigbird import bigbird_attention
 from attention.definitions.dense import dense_attention
 from attention.definitions.differential import differential_attention
 from attention.definitions.flash import flash_attention
+from attention.definitions.latent import latent_attention
 from attention.definitions.linear import linear_attention
 from attention.definitions.linformer import linformer_attention
 from attention.definitions.lsh import lsh_attention
@@ -38,6 +39,7 @@ __all__ = [
   "differential_attention",
   "flash_attention",
   "gated_linear_attention",
+  "latent_attention",
   "linear_attention",
   "linformer_attention",
   "lsh_attention",

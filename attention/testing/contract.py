@@ -53,7 +53,8 @@ def check_mechanism(
       mechanism's formula in float64 NumPy. It gets the variables of
       `init` and the options of a call, all floating-point arrays in float64;
       what the record's `gates` read are the keys, as `[B, T, K·H]`;
-      for a mechanism whose query is its key ('shared_qk') there is no `key`.
+      for a mechanism whose query is its key ('shared_qk') there is no `key`, and
+      for one that makes its own ('own_keys') decoding has no `value`.
       `attention.definitions` has those of the mechanisms here.
     options: hyperparameters for the factory; None is its defaults.
     normalised: whether the rows of the attention matrix sum to 1.

@@ -40,14 +40,14 @@ def _start(
   """Variables, an empty cache, and query, key and value."""
   sizes = (case.batch, case.length, case.dims, dtype)
   cache = mechanism.once(("cache", *sizes), _empty, mechanism, *sizes)
-  qkv = [x.astype(dtype) for x in mechanism.draw(case)[0]]
+  qkv = [x.astype(dtype) for x in mechanism.draw(case, cached=True)[0]]
   return mechanism.variables(case.dims), cache, qkv
 
 
 @shared
 def _causal(mechanism, case):
   """The causal call on the whole sequence."""
-  arrays, call = mechanism.draw(case)
+  arrays, call = mechanism.draw(case, cached=True)
   apply = jax.jit(partial(mechanism.attention.apply, is_causal=True))
   return np.asarray(apply(mechanism.variables(case.dims), *arrays, **call))
 

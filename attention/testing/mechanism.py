@@ -61,7 +61,8 @@ class Mechanism:
   def attention(self) -> Attention:
     """The record; where the query is the key, it takes that array once.
 
-    A mechanism that is causal only is called with is_causal=True.
+    A mechanism that makes its own keys and values takes values in `apply` alone.
+    One that is causal only is called with is_causal=True.
     """
     if self.record.causal_only:
       return self.record._replace(
@@ -69,10 +70,28 @@ class Mechanism:
           *arrays, **self._directed(call)
         )
       )
-    if not self.shares_query_and_key:
-      return self.record
     apply, decode = self.record.apply, self.record.decode
     prefill = self.record.prefill
+    if self.makes_keys_and_values:
+      return self.record._replace(
+        apply=lambda variables, query, key, value=None, **call: apply(
+          variables, query, key, value, **call
+        ),
+        decode=decode
+        and (
+          lambda variables, cache, query, key: decode(
+            variables, cache, query, key, None
+          )
+        ),
+        prefill=prefill
+        and (
+          lambda variables, cache, query, key, lengths: prefill(
+            variables, cache, query, key, None, lengths
+          )
+        ),
+      )
+    if not self.shares_query_and_key:
+      return self.record
     return self.record._replace(
       apply=lambda variables, query, value, **call: apply(
         variables, query, None, value, **call
@@ -101,6 +120,11 @@ class Mechanism:
     """Whether query and key are one array."""
     return "shared_qk" in self.supports
 
+  @property
+  def makes_keys_and_values(self) -> bool:
+    """Whether it does, from its gates; values are then given in `apply` alone."""
+    return "own_keys" in self.supports
+
   def _directed(self, call: dict[str, Any]) -> dict[str, Any]:
     """The options of a call, is_causal=True added where nothing else works."""
     return {"is_causal": True, **call} if self.record.causal_only else call
@@ -113,9 +137,17 @@ class Mechanism:
     # One program, where eager JAX would compile one for each operation.
     return jax.jit(lambda key: self.record.init(key, dims))(jax.random.key(0))
 
-  def draw(self, case: Case, seed: int = 0) -> tuple[list, dict[str, Any]]:
-    """`case.draw`, without the key where the query is the key."""
+  def draw(
+    self, case: Case, seed: int = 0, *, cached: bool = False
+  ) -> tuple[list, dict[str, Any]]:
+    """`case.draw`, without the key where the query is the key.
+
+    Without the value, too, if `cached`, where a mechanism makes its own: a cache
+    has no place for others.
+    """
     arrays, call = case.draw(seed)
+    if cached and self.makes_keys_and_values:
+      return arrays[:2], call
     return arrays[:: 2 if self.shares_query_and_key else 1], call
 
   def define(self, variables: Variables, *arrays: Any, **call: Any) -> Any:

@@ -480,12 +480,12 @@ def _shapes(model: Transformer) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def _with_keys(model: Transformer) -> dict[str, jax.ShapeDtypeStruct]:
-  """Likewise, and where a mechanism has no keys of its own, those of dense."""
+  """Likewise, and where a mechanism takes no keys or values, those of dense."""
   shapes, slots = _shapes(model), model.config.attentions
   keyless = [
     slot
     for slot, layers in slots.items()
-    if any("shared_qk" in one.build().supports for one in layers)
+    if any({"shared_qk", "own_keys"} & one.build().supports for one in layers)
   ]
   if not keyless:
     return shapes

@@ -15,6 +15,7 @@ from attention import (
   gated_delta,
   gated_linear,
   kimi_delta,
+  latent,
   linear,
   linformer,
   lsh,
@@ -249,6 +250,27 @@ def _differential(**options):
   )
 
 
+def _latent(**options):
+  def attend(variables, query, key, value=None, **call):
+    p = variables["params"]
+    inputs = np.asarray(key).reshape(*np.shape(key)[:2], -1)
+    x = inputs @ p["down_kernel"]
+    size = len(p["norm_scale"])
+    read, shared = x[..., :size], x[..., size:]
+    read = read / np.sqrt(np.mean(read**2, axis=-1, keepdims=True) + 1e-6)
+    return definitions.latent_attention(
+      query,
+      read * p["norm_scale"],
+      key_kernel=p["key_kernel"],
+      value_kernel=p["value_kernel"],
+      shared_key=shared,
+      value=value,
+      **call,
+    )
+
+  return Mechanism(latent, attend, options, cache="length")
+
+
 MECHANISMS = (
   _dense(),
   _dense(sinks=True, logits_soft_cap=2.0, forget=True),
@@ -282,6 +304,8 @@ MECHANISMS = (
   _recurrent(gated_delta, max_rate=2.0),
   _recurrent(kimi_delta, rank=3),
   _differential(start=0.6),
+  _latent(),
+  _latent(rank=5, shared_dim=3),
 )
 """A line for each mechanism and setting."""
 

@@ -401,6 +401,9 @@ def promised(mechanism, devices, length, is_causal):
     case "differential":
       of_position = 2 * BATCH * KV_HEADS * (DIM // 2 + DIM)
       numbers = length * of_position * (devices - 1) / devices
+    case "latent":
+      of_position = 2 * BATCH * HEADS * DIM
+      numbers = length * of_position * (devices - 1) / devices
     case "retention" | "gated_linear" | "mamba2":
       channels = DIM if mechanism.name == "gated_linear" else 1
       numbers = carried(devices, channels)

@@ -1,0 +1,366 @@
+"""Latent attention: keys and values that are read from few numbers (DeepSeek-V2)."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from attention import arguments, plug
+from attention.core import layout
+from attention.flash import flash_attention, parts
+
+_EPSILON = 1e-6
+
+
+@arguments.attention_function()
+def latent_attention(
+  query: Float[Array, "B T N H"],
+  latent: Float[Array, "B S R"],
+  *,
+  key_kernel: Float[Array, "R N C"],
+  value_kernel: Float[Array, "R N V"],
+  shared_key: Float[Array, "B S P"] | None = None,
+  value: Float[Array, "B S K D"] | None = None,
+  mask: Bool[Array, "..."] | None = None,
+  is_causal: bool = False,
+  scale: float | Float[Array, ""] | None = None,
+  query_segment_ids: Int[Array, "B T"] | None = None,
+  key_segment_ids: Int[Array, "B S"] | None = None,
+  dropout_rate: float = 0.0,
+  dropout_rng: Array | None = None,
+  block_size: int | tuple[int, int] | None = None,
+  absorbed: bool = False,
+) -> Float[Array, "B T N D"]:
+  """Exact attention whose keys and values are made of R numbers a position.
+
+    k[s, n] = [c_s · W_K[n]; r_s]        v[s, n] = c_s · W_V[n]
+    out[t, n] = Σ_s softmax_s(scale · q[t, n] · k[s, n]) v[s, n]
+
+  where c is `latent` and r is `shared_key`, one key for all heads, which has the
+  rotary positions. The expanded form makes these keys and values. The absorbed form
+  moves the kernels to the queries and to the result,
+
+    q · k = [W_K q_C; q_P] · [c; r]        Σ a v = (Σ a c) · W_V
+
+  so that the heads share one key [c; r] and one value c, and nothing of N·S numbers
+  is made.
+
+  Args:
+    query: `[B, T, N, H]`, H = C + P: the last P features read `shared_key`.
+    latent: c, `[B, S, R]`.
+    key_kernel: W_K, `[R, N, C]`.
+    value_kernel: W_V, `[R, N, V]`.
+    shared_key: r, `[B, S, P]`; None is P = 0.
+    value: `[B, S, K, D]`, in place of those that `value_kernel` makes, of which
+      D = V: the identity shows the matrix.
+    mask: boolean, True = attend, broadcastable to `[B, N, T, S]`.
+    is_causal: query t sees keys s ≤ t.
+    scale: factor of the logits; None is 1/√H.
+    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
+    key_segment_ids: `[B, S]`.
+    dropout_rate: share of attention weights set to zero; the others are
+      divided by 1 - rate.
+    dropout_rng: key of the dropout, needed where `dropout_rate` > 0.
+    block_size: (C, D), the queries and keys of a block, or one int for both.
+    absorbed: which form is computed; both are equal.
+
+  Returns:
+    `[B, T, N, D]` in the dtype of `query`.
+
+  Raises:
+    ValueError: arguments do not fit together.
+
+  Cost: expanded, time T·S·N·(H+V), half of it if causal, and S·R·N·(C+V) for keys
+  and values; absorbed, time T·S·N·(2·R+P) and T·R·N·(C+V). Memory that of
+  `flash_attention`, and S·N·(H+V) for keys and values or T·N·(2·R+P) for queries and
+  results. Absorbed is the one for few queries.
+
+  Departs from its paper in that queries are projected by the caller, at full rank,
+  and the norm of the latent numbers is the caller's.
+
+  Paper: DeepSeek-V2, section 2.1, arXiv:2405.04434.
+  """
+  _check(query, latent, key_kernel, value_kernel, shared_key)
+  num_heads, head_dim = query.shape[2:]
+  dtype = query.dtype
+  shared = latent[:, :, :0] if shared_key is None else shared_key
+  if absorbed:
+    own, rotary = jnp.split(query, [key_kernel.shape[2]], axis=3)
+    own = layout.dot("btnc,rnc->btnr", own, key_kernel, dtype)
+    query = jnp.concatenate([own, rotary], axis=3)
+    key = jnp.concatenate([latent, shared], axis=2).astype(dtype)[:, :, None]
+    read = latent.astype(dtype)[:, :, None] if value is None else value
+    key = jnp.broadcast_to(key, (*key.shape[:2], read.shape[2], key.shape[3]))
+  else:
+    key, read = _expanded(latent, shared, key_kernel, value_kernel, dtype)
+    if value is not None:
+      read = jnp.repeat(value, num_heads // value.shape[2], axis=2)
+  out = flash_attention(
+    query,
+    key,
+    read,
+    mask=mask,
+    is_causal=is_causal,
+    scale=arguments.softmax_scale(scale, head_dim),
+    query_segment_ids=query_segment_ids,
+    key_segment_ids=key_segment_ids,
+    dropout_rate=dropout_rate,
+    dropout_rng=dropout_rng,
+    block_size=block_size,
+  )
+  if absorbed and value is None:
+    out = layout.dot("btnr,rnv->btnv", out, value_kernel, dtype)
+  return out
+
+
+def _expanded(
+  latent: Array,
+  shared_key: Array,
+  key_kernel: Array,
+  value_kernel: Array,
+  dtype: Any,
+) -> tuple[Array, Array]:
+  """Keys `[B, S, N, H]` and values `[B, S, N, V]`."""
+  own, value = (
+    layout.dot("bsr,rnd->bsnd", latent, kernel, dtype)
+    for kernel in (key_kernel, value_kernel)
+  )
+  shape = (*own.shape[:3], shared_key.shape[2])
+  shared = jnp.broadcast_to(shared_key.astype(dtype)[:, :, None], shape)
+  return jnp.concatenate([own, shared], axis=3), value
+
+
+def _check(
+  query: Array,
+  latent: Array,
+  key_kernel: Array,
+  value_kernel: Array,
+  shared_key: Array | None,
+) -> None:
+  """Raises ValueError where shapes do not fit together."""
+  if query.ndim != 4:
+    raise ValueError(f"query: expected [B, T, N, H], got shape {query.shape}")
+  batch, _, num_heads, head_dim = query.shape
+  if latent.ndim != 3 or latent.shape[0] != batch:
+    raise ValueError(
+      f"latent: expected [B, S, R] with B = {batch}, got shape {latent.shape}"
+    )
+  rank = latent.shape[2]
+  for name, kernel in (
+    ("key_kernel", key_kernel),
+    ("value_kernel", value_kernel),
+  ):
+    if kernel.ndim != 3 or kernel.shape[:2] != (rank, num_heads):
+      raise ValueError(
+        f"{name}: expected numbers for each of R = {rank} and N = {num_heads}, "
+        f"got shape {kernel.shape}"
+      )
+  width = 0
+  if shared_key is not None:
+    if shared_key.ndim != 3 or shared_key.shape[:2] != latent.shape[:2]:
+      raise ValueError(
+        f"shared_key: expected [B, S, P] with B, S = {latent.shape[:2]}, got "
+        f"shape {shared_key.shape}"
+      )
+    width = shared_key.shape[2]
+  if key_kernel.shape[2] + width != head_dim:
+    raise ValueError(
+      f"key_kernel: expected C = H - P = {head_dim - width}, got shape "
+      f"{key_kernel.shape}"
+    )
+
+
+class LatentCache(NamedTuple):
+  """What keys and values of the positions so far are made of.
+
+  Attributes:
+    latent: `[B, S, R]`, S = max_length; rows from `index` on are unset.
+    shared_key: `[B, S, P]`.
+    index: `[B]`, the number of positions seen.
+  """
+
+  latent: Float[Array, "B S R"]
+  shared_key: Float[Array, "B S P"]
+  index: Int[Array, "B"]
+
+
+def latent(
+  rank: int | None = None, shared_dim: int | None = None
+) -> plug.Attention:
+  """The plug of `latent_attention`.
+
+    c_t = norm(x_t · W_c),   r_t = x_t · W_r
+
+  of the inputs x, by its `gates`. A model with rotary positions turns r, and the last
+  P features of each query.
+
+  Args:
+    rank: R; None is the paper's 4·C, C = H - P.
+    shared_dim: P, below the head dimension H; None is the paper's H / 3, rounded
+      down to an even number, which rotary positions need.
+
+  Returns:
+    An `Attention` without keys and values of the caller ('own_keys'), which is
+    expanded in a call and absorbed where it decodes, with a cache of R + P numbers a
+    position. Its parameters are `down_kernel [F, R+P]`, `norm_scale [R]`,
+    `key_kernel [R, N, H-P]` and `value_kernel [R, N, H]`.
+
+  Raises:
+    ValueError: an argument is out of range; by `init`, H is not above P.
+  """
+  if rank is not None:
+    arguments.check_at_least("rank", rank, 1)
+  if shared_dim is not None:
+    arguments.check_at_least("shared_dim", shared_dim, 0)
+
+  def init(key, dims):
+    if dims.features < 1:
+      raise ValueError(
+        "features: keys and values are read from inputs of Dims.features "
+        f"numbers; expected at least 1, got {dims.features}"
+      )
+    head_dim, num_heads = dims.head_dim, dims.num_heads
+    width = 2 * (head_dim // 6) if shared_dim is None else shared_dim
+    own = head_dim - width
+    if own < 1:
+      raise ValueError(
+        f"shared_dim: expected less than the head dimension {head_dim}, got "
+        f"{width}"
+      )
+    size = 4 * own if rank is None else rank
+
+    def kernel(key, fan_in, *shape):
+      return jax.random.normal(key, (fan_in, *shape)) / fan_in**0.5
+
+    down, of_key, of_value = jax.random.split(key, 3)
+    return {
+      "params": {
+        "down_kernel": kernel(down, dims.features, size + width),
+        "norm_scale": jnp.ones(size),
+        "key_kernel": kernel(of_key, size, num_heads, own),
+        "value_kernel": kernel(of_value, size, num_heads, head_dim),
+      }
+    }
+
+  def gates(variables, inputs):
+    p = variables["params"]
+    x = layout.dot("btf,fr->btr", inputs, p["down_kernel"])
+    read, shared = jnp.split(x, p["norm_scale"].shape, axis=2)
+    square = jnp.mean(jnp.square(read), axis=2, keepdims=True)
+    read *= jax.lax.rsqrt(square + _EPSILON) * p["norm_scale"][None, None]
+    return {
+      "latent": read.astype(inputs.dtype),
+      "shared_key": shared.astype(inputs.dtype),
+    }
+
+  def kernels(variables):
+    p = variables["params"]
+    return {name: p[name] for name in ("key_kernel", "value_kernel")}
+
+  def apply(variables, query, key, value, **call):
+    own = ("key_kernel", "value_kernel", "value", "absorbed")
+    call = arguments.accepted_options("latent", latent_attention, call, own=own)
+    read = _given(call, key)
+    if read.shape[1] != query.shape[1]:
+      raise ValueError(
+        "query: expected query and key of one sequence, got lengths "
+        f"{query.shape[1]} and {read.shape[1]}; use dense attention across"
+      )
+    options = {"value": value, **kernels(variables), **call}
+    return latent_attention(query, read, **options)
+
+  def apply_sharded(variables, query, key, value, *, axis_name, **call):
+    read, shared = _given(call, key), call.pop("shared_key")
+    keys, values = _expanded(
+      read, shared, **kernels(variables), dtype=query.dtype
+    )
+    if value is not None:
+      values = jnp.repeat(value, query.shape[2] // value.shape[2], axis=2)
+    return parts.attention_in_parts(
+      query, keys, values, axis_name=axis_name, **call
+    )
+
+  def init_cache(variables, batch, max_length, dims, dtype):
+    p = variables["params"]
+    size = p["norm_scale"].shape[0]
+    widths = size, p["down_kernel"].shape[1] - size
+    read, shared = (jnp.zeros((batch, max_length, w), dtype) for w in widths)
+    return LatentCache(read, shared, jnp.zeros((batch,), jnp.int32))
+
+  def decode(
+    variables, cache, query, key, value, *, latent, shared_key, scale=None
+  ):
+    if value is not None:
+      raise ValueError("value: expected None, which the cache has no place for")
+    del key
+    slots = jnp.arange(cache.latent.shape[1])[None, :]
+    here = slots == cache.index[:, None]
+    read = layout.written(cache.latent, latent, here)
+    shared = layout.written(cache.shared_key, shared_key, here)
+    out = latent_attention(
+      query,
+      read,
+      shared_key=shared,
+      mask=(slots <= cache.index[:, None])[:, None, None],
+      scale=scale,
+      absorbed=True,
+      **kernels(variables),
+    )
+    return out, LatentCache(read, shared, cache.index + 1)
+
+  def prefill(
+    variables,
+    cache,
+    query,
+    key,
+    value,
+    lengths,
+    *,
+    latent,
+    shared_key,
+    scale=None,
+  ):
+    # What lies beyond an example's length is written over before it is seen.
+    del variables, query, key, value, scale
+    return LatentCache(
+      layout.put(cache.latent, latent, 0),
+      layout.put(cache.shared_key, shared_key, 0),
+      lengths,
+    )
+
+  return plug.Attention(
+    init=init,
+    apply=apply,
+    init_cache=init_cache,
+    decode=decode,
+    prefill=prefill,
+    apply_sharded=apply_sharded,
+    gates=gates,
+    supports=frozenset(
+      {
+        "causal",
+        "mask",
+        "full_mask",
+        "segments",
+        "dropout",
+        "decode",
+        "sequence",
+        "own_keys",
+      }
+    ),
+  )
+
+
+def _given(call: dict[str, Any], key: Array | None) -> Array:
+  """Takes `latent` out of a call that must have no key."""
+  if key is not None:
+    raise ValueError(
+      "key: latent attention makes its keys from `latent`; expected None"
+    )
+  if "latent" not in call:
+    raise ValueError(
+      "latent: latent attention reads it from what queries are projected from, "
+      "got none; give the call **attention.gates(variables, inputs)"
+    )
+  return call.pop("latent")

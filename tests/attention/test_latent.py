@@ -1,0 +1,327 @@
+"""Latent attention: both of its forms, its own values, its cache and its slot."""
+
+from functools import partial
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention import (
+  ATTENTIONS,
+  Dims,
+  attention_weights,
+  definitions,
+  flash_attention,
+  latent,
+  latent_attention,
+)
+from models.multi_head_attention import MultiHeadAttention
+
+BATCH, HEADS, OWN, SHARED, RANK, VALUE = 2, 3, 4, 2, 7, 5
+LENGTHS = (1, 7, 64, 131)
+
+
+def arrays(length, seed=0):
+  rng = np.random.default_rng(seed)
+
+  def normal(*shape):
+    return rng.standard_normal(shape, np.float32)
+
+  return {
+    "query": normal(BATCH, length, HEADS, OWN + SHARED),
+    "latent": normal(BATCH, length, RANK),
+    "key_kernel": normal(RANK, HEADS, OWN),
+    "value_kernel": normal(RANK, HEADS, VALUE),
+    "shared_key": normal(BATCH, length, SHARED),
+  }
+
+
+def options(length, seed=1):
+  """A key mask that empties rows, and segments."""
+  rng = np.random.default_rng(seed)
+  ids = np.sort(rng.integers(0, 3, (BATCH, length)))
+  mask = rng.random((BATCH, 1, 1, length)) < 0.7
+  mask[..., 0] = False
+  return {
+    "is_causal": True,
+    "mask": mask,
+    "query_segment_ids": ids,
+    "key_segment_ids": ids,
+  }
+
+
+def call(given, **more):
+  given = {name: jnp.asarray(x) for name, x in given.items()}
+  more = {
+    name: jnp.asarray(x) if isinstance(x, np.ndarray) else x
+    for name, x in more.items()
+  }
+  return latent_attention(
+    given.pop("query"), given.pop("latent"), **given, **more
+  )
+
+
+@pytest.mark.parametrize("absorbed", [False, True])
+@pytest.mark.parametrize("length", LENGTHS)
+def test_both_forms_are_the_definition(length, absorbed):
+  given = arrays(length)
+  for more in ({}, {"is_causal": True, "scale": 0.3}, options(length)):
+    found = call(given, absorbed=absorbed, **more)
+    expected = definitions.latent_attention(**given, **more)
+    np.testing.assert_allclose(found, expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("absorbed", [False, True])
+def test_values_of_the_caller_and_no_shared_key(absorbed):
+  given = arrays(13)
+  rng = np.random.default_rng(3)
+  for kv_heads in (1, HEADS):
+    value = rng.standard_normal((BATCH, 13, kv_heads, 6), np.float32)
+    found = call(given, value=value, absorbed=absorbed)
+    expected = definitions.latent_attention(**given, value=value)
+    np.testing.assert_allclose(found, expected, atol=2e-5)
+  given.pop("shared_key")
+  given["query"] = given["query"][..., :OWN]
+  found = call(given, absorbed=absorbed)
+  expected = definitions.latent_attention(**given)
+  np.testing.assert_allclose(found, expected, atol=2e-5)
+
+
+def naive(given, mask):
+  """Differentiable in float64."""
+  key = jnp.einsum("bsr,rnc->bsnc", given["latent"], given["key_kernel"])
+  shape = (*key.shape[:3], SHARED)
+  shared = jnp.broadcast_to(given["shared_key"][:, :, None], shape)
+  key = jnp.concatenate([key, shared], axis=3)
+  value = jnp.einsum("bsr,rnv->bsnv", given["latent"], given["value_kernel"])
+  logits = jnp.einsum("btnh,bsnh->bnts", given["query"], key)
+  logits = jnp.where(mask, logits * (OWN + SHARED) ** -0.5, -1e30)
+  weights = jnp.where(mask, jax.nn.softmax(logits, axis=-1), 0.0)
+  return jnp.einsum("bnts,bsnv->btnv", weights, value)
+
+
+@pytest.mark.parametrize("absorbed", [False, True])
+@pytest.mark.parametrize("length", [1, 7, 65])
+def test_all_gradients(length, absorbed):
+  given, more = arrays(length), options(length)
+  ids = more["query_segment_ids"]
+  mask = more["mask"] & np.tri(length, dtype=bool)[None, None]
+  mask = mask & (ids[:, :, None] == ids[:, None, :])[:, None]
+  of_out = np.random.default_rng(2).normal(size=(BATCH, length, HEADS, VALUE))
+
+  def loss(run, given):
+    return jnp.sum(run(given) * of_out)
+
+  run = partial(call, absorbed=absorbed, **more)
+  found = jax.jit(jax.grad(partial(loss, run)))(given)
+  with jax.enable_x64(True):
+    wide = {name: jnp.asarray(x, jnp.float64) for name, x in given.items()}
+    expected = jax.jit(jax.grad(partial(loss, partial(naive, mask=mask))))(wide)
+    expected = jax.device_get(expected)
+  for name, other in expected.items():
+    scale = max(1.0, np.abs(other).max())
+    np.testing.assert_allclose(
+      found[name], other, atol=2e-5 * scale, err_msg=name
+    )
+
+
+def test_huge_logits_and_bfloat16():
+  given = arrays(33)
+  given["query"] *= 1e4
+  for absorbed in (False, True):
+    assert np.isfinite(call(given, absorbed=absorbed)).all()
+  given = {name: jnp.bfloat16(x) for name, x in arrays(33).items()}
+  expected = definitions.latent_attention(**given, is_causal=True)
+  for absorbed in (False, True):
+    found = call(given, is_causal=True, absorbed=absorbed)
+    assert found.dtype == jnp.bfloat16
+    found = np.asarray(found, np.float64)
+    # Products with the kernels are rounded to bfloat16, too.
+    assert np.abs(found - expected).max() < 0.04 * np.abs(expected).max()
+
+
+def test_the_absorbed_form_is_attention_of_one_key_head():
+  given = arrays(20)
+  own, shared = given["query"][..., :OWN], given["query"][..., OWN:]
+  own = np.einsum("btnc,rnc->btnr", own, given["key_kernel"])
+  key = np.concatenate([given["latent"], given["shared_key"]], axis=2)
+  out = flash_attention(
+    jnp.concatenate([own, shared], axis=3),
+    jnp.asarray(key[:, :, None]),
+    jnp.asarray(given["latent"][:, :, None]),
+    scale=(OWN + SHARED) ** -0.5,
+  )
+  out = np.einsum("btnr,rnv->btnv", out, given["value_kernel"])
+  np.testing.assert_allclose(call(given), out, atol=2e-5)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    ({"query": 0}, "query: expected"),
+    ({"latent": 0}, "latent: expected"),
+    ({"key_kernel": 0}, "key_kernel: expected"),
+    ({"value_kernel": 1}, "value_kernel: expected"),
+    ({"shared_key": 1}, "shared_key: expected"),
+    ({"shared_key": 2}, "key_kernel: expected C = H - P = 5"),
+  ],
+  ids=str,
+)
+def test_what_does_not_fit_is_told(change, message):
+  given = arrays(5)
+  ((name, axis),) = change.items()
+  given[name] = np.take(given[name], [0], axis=axis)
+  if axis == 0:
+    given[name] = given[name][0]
+  with pytest.raises(ValueError, match=message):
+    call(given)
+
+
+def record(features=24, **hyperparameters):
+  mechanism = latent(**hyperparameters)
+  dims = Dims(HEADS, HEADS, 12, 16, features)
+  return mechanism, dims, mechanism.init(jax.random.key(0), dims)
+
+
+def test_sizes_are_the_papers():
+  """R = 4·C and P = H / 3; the paper has H = 192, C = 128, P = 64, R = 512."""
+  mechanism = latent()
+  dims = Dims(2, 2, 192, 16, 10)
+  shapes = jax.eval_shape(lambda: mechanism.init(jax.random.key(0), dims))
+  found = {name: x.shape for name, x in shapes["params"].items()}
+  assert found == {
+    "down_kernel": (10, 512 + 64),
+    "norm_scale": (512,),
+    "key_kernel": (512, 2, 128),
+    "value_kernel": (512, 2, 192),
+  }
+
+
+def test_the_cache_has_the_latent_numbers_alone():
+  mechanism, dims, variables = record(rank=6, shared_dim=4)
+  cache = mechanism.init_cache(variables, 2, 10, dims, jnp.float32)
+  assert cache.latent.shape == (2, 10, 6)
+  assert cache.shared_key.shape == (2, 10, 4)
+  assert sum(x.size for x in jax.tree.leaves(cache)) == 2 * 10 * (6 + 4) + 2
+
+
+def test_the_record_makes_its_keys_and_values_of_the_inputs():
+  mechanism, dims, variables = record(rank=6, shared_dim=4)
+  rng = np.random.default_rng(0)
+  inputs = jnp.asarray(rng.standard_normal((2, 9, dims.features), np.float32))
+  query = jnp.asarray(rng.standard_normal((2, 9, HEADS, 12), np.float32))
+  gates = mechanism.gates(variables, inputs)
+  apply = partial(mechanism.apply, variables)
+  found = apply(query, None, None, is_causal=True, **gates)
+  kernels = {
+    name: variables["params"][name] for name in ("key_kernel", "value_kernel")
+  }
+  read, shared = gates["latent"], gates["shared_key"]
+  expected = definitions.latent_attention(
+    query, read, shared_key=shared, is_causal=True, **kernels
+  )
+  np.testing.assert_allclose(found, expected, atol=1e-5)
+  # ‖c‖² / R = 1 before the scale, which is 1 at first.
+  np.testing.assert_allclose(jnp.mean(read**2, axis=2), 1.0, atol=1e-3)
+  weights = attention_weights(apply, query, None, is_causal=True, **gates)
+  values = np.einsum("bsr,rnv->bsnv", read, kernels["value_kernel"])
+  shown = np.einsum("bnts,bsnv->btnv", weights, values)
+  np.testing.assert_allclose(found, shown, atol=1e-5)
+  with pytest.raises(ValueError, match=r"key: .*expected None"):
+    apply(query, query, None, **gates)
+  with pytest.raises(ValueError, match="give the call"):
+    apply(query, None, None)
+
+
+def slot(**choices):
+  dims = Dims(HEADS, HEADS, 12, 16, 24)
+  module = MultiHeadAttention(
+    latent(rank=6, shared_dim=4), dims, features=24, rotary=True, **choices
+  )
+  rng = np.random.default_rng(0)
+  x = jnp.asarray(rng.standard_normal((2, 11, 24), np.float32))
+  positions = np.arange(11)[None]
+  variables = module.init(jax.random.key(0), x, positions=positions)
+  return module, variables, x, positions
+
+
+def test_the_slot_projects_queries_alone():
+  _, variables, _, _ = slot()
+  assert set(variables["params"]) == {"query", "out", "attention"}
+
+
+@pytest.mark.parametrize(
+  "choices",
+  [{}, {"query_key_norm": "rms", "short_convolution": True}],
+  ids=str,
+)
+def test_the_slot_decodes_what_it_computes(choices):
+  module, variables, x, positions = slot(**choices)
+  call = {"positions": positions, "is_causal": True}
+  expected = module.apply(variables, x, **call)
+  _, state = module.apply(variables, 2, 16, method="start", mutable=["cache"])
+  out, state = module.apply(
+    {**variables, **state},
+    x[:, :6],
+    positions[:, :6],
+    jnp.asarray([6, 4]),
+    method="prefill",
+    mutable=["cache"],
+  )
+  np.testing.assert_allclose(out[0], expected[0, :6], atol=1e-5)
+  for step in range(5):
+    at = np.array([6, 4]) + step
+    now = np.take_along_axis(np.asarray(x), at[:, None, None], axis=1)
+    out, state = module.apply(
+      {**variables, **state},
+      jnp.asarray(now),
+      jnp.asarray(at[:, None]),
+      method="decode",
+      mutable=["cache"],
+    )
+    wanted = expected[np.arange(2), at]
+    np.testing.assert_allclose(out[:, 0], wanted, atol=1e-5)
+
+
+def test_only_distances_count_with_rotary_positions():
+  module, variables, x, positions = slot()
+  one, other = (
+    module.apply(variables, x, positions=positions + shift, is_causal=True)
+    for shift in (0, 5)
+  )
+  np.testing.assert_allclose(one, other, atol=1e-4)
+  turned = module.apply(variables, x, positions=2 * positions, is_causal=True)
+  assert np.abs(one - turned).max() > 1e-2
+
+
+def test_rotary_positions_need_pairs():
+  module, _, x, positions = slot()
+  module = module.clone(attention=ATTENTIONS["latent"](shared_dim=3))
+  with pytest.raises(ValueError, match=r"position: rotary turns pairs.* got 3"):
+    module.init(jax.random.key(0), x, positions=positions)
+
+
+def test_it_is_deepseeks_layer():
+  """Values and gradients of transformers' code, expanded there and here."""
+  found = np.load(pathlib.Path(__file__).parent / "latent" / "deepseek.npz")
+  module, _, _, positions = slot()
+  names = ("down_kernel", "norm_scale", "key_kernel", "value_kernel")
+  variables = {
+    "params": {
+      "query": {"kernel": found["query"]},
+      "out": {"kernel": found["output"]},
+      "attention": {name: found[name] for name in names},
+    }
+  }
+  variables = jax.tree.map(jnp.float32, variables)
+
+  def run(inputs):
+    return module.apply(variables, inputs, positions=positions, is_causal=True)
+
+  out, pullback = jax.vjp(run, jnp.float32(found["inputs"]))
+  np.testing.assert_allclose(out, found["out"], atol=5e-6)
+  (gradient,) = pullback(jnp.float32(found["cotangent"]))
+  np.testing.assert_allclose(gradient, found["gradient"], atol=1e-5)
