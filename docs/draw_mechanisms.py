@@ -171,9 +171,7 @@ def _retention() -> Panels:
 
 def _latent() -> Panels:
   return {
-    f"causal, R = {n}": _drawn(
-      _plugged("latent", rank=n), is_causal=True
-    )
+    f"causal, R = {n}": _drawn(_plugged("latent", rank=n), is_causal=True)
     for n in (2, 40)
   }
 

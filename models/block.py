@@ -72,9 +72,9 @@ class Block(nn.Module):
   """One layer: self-attention, cross-attention where asked, feed-forward.
 
   Each is a residual sub-layer: norm(x + dropout(f(x))) with norm 'post',
-  x + dropout(f(norm(x))) with norm 'pre', x + dropout(norm(f(norm(x)))) with norm
-  'sandwich'. Where they are parallel, each of them
-  reads the layer's input and their sum is added to it. The last kernel of each
+  x + dropout(f(norm(x))) with norm 'pre', x + dropout(norm(f(x))) with 'output',
+  x + dropout(norm(f(norm(x)))) with 'sandwich'. Where they are parallel, each of
+  them reads the layer's input and their sum is added to it. The last kernel of each
   starts 1/√(number of sub-layers) smaller, so that the residual stream has about
   the same size at any depth (GPT-2, section 2.3).
 
@@ -241,8 +241,10 @@ class Block(nn.Module):
 
     def added(name, sublayer, x):
       norm = getattr(self, f"{name}_norm")
-      out = sublayer(x if kind == "post" else norm(x))
-      if kind == "sandwich":
+      out = sublayer(norm(x) if kind in ("pre", "sandwich") else x)
+      if kind == "output":
+        out = norm(out)
+      elif kind == "sandwich":
         out = getattr(self, f"{name}_out_norm")(out)
       return self.dropout(out, deterministic=deterministic)
 

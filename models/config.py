@@ -31,10 +31,10 @@ POSITIONS = (
   "shaw",
   "none",
 )
-NORMS = ("pre", "post", "sandwich")
+NORMS = ("pre", "post", "sandwich", "output")
 NORM_KINDS = ("layer", "rms", "rms_from_one")
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
-QUERY_KEY_NORMS = ("none", "rms", "l2")
+QUERY_KEY_NORMS = ("none", "rms", "rms_joint", "l2")
 OUTPUT_NORMS = ("none", "rms", "group")
 OUTPUT_GATES = ("none", "silu", "sigmoid")
 HEADS = ("tokens", "class", "hidden")
@@ -130,7 +130,8 @@ class ModelConfig:
     attention_bias: whether the projections around attention have biases.
     attention_scale: factor of the attention logits; None is 1/√H.
     query_key_norm: of the query and key of each head, before rotary positions:
-      'rms', by their root mean square (Qwen3), 'l2', to length 1, or 'none'.
+      'rms', by their root mean square (Qwen3), 'rms_joint', by that of all heads
+      together (OLMo 2), 'l2', to length 1, or 'none'.
     short_convolution: queries, keys and values of a decoder's self-attention are
       convolved with the three positions before, then SiLU (Mamba, DeltaNet).
     output_norm: of the result of each head of self-attention: 'rms' (GLA,
@@ -152,8 +153,9 @@ class ModelConfig:
     rotary_fraction: share of the head dimension that rotary positions turn.
     relative_buckets: buckets of distance of 't5'.
     relative_distance: distance at which its last bucket begins.
-    norm: 'post' as in the paper, 'pre' with one more norm at the end, or 'sandwich',
-      which is 'pre' and norms what a sub-layer adds as well (Gemma 2).
+    norm: 'post' as in the paper, 'pre' with one more norm at the end, 'output',
+      which norms what a sub-layer adds (OLMo 2), or 'sandwich', which is both of
+      these (Gemma 2).
     norm_kind: 'layer', 'rms' (Zhang and Sennrich 2019) without a mean or bias, or
       'rms_from_one', whose scales are stored as what they have beyond 1 (Gemma).
     norm_epsilon: what a norm adds to the variance.

@@ -50,7 +50,8 @@ class MultiHeadAttention(nn.Module):
     use_bias: whether the projections have biases.
     scale: factor of the logits; None is the mechanism's own.
     query_key_norm: of each head's query and key: 'rms', by their root mean square
-      and with a trained scale, 'l2', to length 1, or 'none'.
+      and with a trained scale, 'rms_joint', by that of all heads together, 'l2', to
+      length 1, or 'none'.
     output_norm: of each head's result: 'rms', 'group', by mean and variance with a
       scale and a bias for every feature, or 'none'.
     output_gate: what multiplies the normed result: 'silu' or 'sigmoid' of another
@@ -123,7 +124,7 @@ class MultiHeadAttention(nn.Module):
       "dtype": self.dtype,
       "param_dtype": self.param_dtype,
     }
-    if self.query_key_norm == "rms":
+    if self.query_key_norm in ("rms", "rms_joint"):
       self.query_norm = nn.RMSNorm(**of_norm)
       self.key_norm = nn.RMSNorm(**of_norm)
     if self.output_norm == "rms":
@@ -450,6 +451,9 @@ class MultiHeadAttention(nn.Module):
     """A query or key of each head, as `query_key_norm` says."""
     if self.query_key_norm == "rms":
       return getattr(self, f"{name}_norm")(x)
+    if self.query_key_norm == "rms_joint":
+      joint = x.reshape(*x.shape[:2], -1)
+      return getattr(self, f"{name}_norm")(joint).reshape(x.shape)
     if self.query_key_norm == "l2":
       return unit_length(x).astype(x.dtype)
     return x

@@ -13,6 +13,7 @@ from models.pretrained.llama import LLAMA
 from models.pretrained.longformer import LONGFORMER
 from models.pretrained.mistral import MISTRAL
 from models.pretrained.nystromformer import NYSTROMFORMER
+from models.pretrained.olmo import OLMO2, OLMO3
 from models.pretrained.perceiver import PERCEIVER
 from models.pretrained.qwen3 import QWEN3
 from models.pretrained.roberta import ROBERTA
@@ -34,6 +35,8 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
       MISTRAL,
       QWEN3,
       GEMMA2,
+      OLMO2,
+      OLMO3,
       LONGFORMER,
       NYSTROMFORMER,
       VIT,

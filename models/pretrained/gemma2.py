@@ -7,13 +7,11 @@ from models.config import AttentionConfig, ModelConfig
 from models.pretrained import family, llama
 from models.pretrained.family import Described, Row
 
-_SLIDING, _FULL = "sliding_attention", "full_attention"
-
 
 def describe(
   theirs: Mapping[str, Any], names: Collection[str], head: str
 ) -> Described:
-  """As `Family.describe`; its window counts the query itself."""
+  """As `Family.describe`."""
   family.only(theirs, use_bidirectional_attention=False)
   scalar = family.number(theirs, "query_pre_attn_scalar", 256.0)
   if scalar <= 0.0:
@@ -47,22 +45,9 @@ def _cap(theirs: Mapping[str, Any], name: str, default: float) -> float | None:
 
 def _layers(theirs: Mapping[str, Any]) -> tuple[AttentionConfig, ...]:
   """A window in every other layer, all with the cap of attention."""
-  count = family.size(theirs, "num_hidden_layers")
-  kinds = theirs.get("layer_types")
-  if kinds is None:
-    kinds = [(_SLIDING, _FULL)[i % 2] for i in range(count)]
-  if len(kinds) != count or not set(kinds) <= {_SLIDING, _FULL}:
-    raise ValueError(
-      f"layer_types: expected {count} of {_SLIDING} and {_FULL}, got {kinds}"
-    )
   cap = _cap(theirs, "attn_logit_softcapping", 50.0)
   own = {} if cap is None else {"logits_soft_cap": cap}
-  window = family.size(theirs, "sliding_window", 4096)
-  exact = AttentionConfig("dense", own)
-  near = exact
-  if window <= family.size(theirs, "max_position_embeddings"):
-    near = AttentionConfig("sliding_window", own | {"window": (window - 1, 0)})
-  return tuple(near if kind == _SLIDING else exact for kind in kinds)
+  return llama.windows(theirs, every=2, options=own)
 
 
 def rows(config: ModelConfig) -> list[Row]:

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from models.config import ModelConfig
+from models.config import AttentionConfig, ModelConfig
 from models.pretrained import family
 from models.pretrained.family import Described, Family, Row
 
@@ -30,6 +30,7 @@ def describe(
     else None,
     "norm": "pre",
     "norm_kind": "rms",
+    "norm_epsilon": family.number(theirs, "rms_norm_eps", 1e-6),
     "embedding_scale": 1.0,
     "tie_embeddings": family.flag(theirs, "tie_word_embeddings", False),
   }
@@ -43,12 +44,41 @@ def describe(
     gated=True,
     position="rotary",
     rotary_theta=family.number(theirs, "rope_theta", 10000.0),
-    norm_epsilon=family.number(theirs, "rms_norm_eps", 1e-6),
     head=head,
     **choices | others,
   )
   length = family.size(theirs, "max_position_embeddings")
   return Described(config, vocab_size, vocab_size, length)
+
+
+def windows(
+  theirs: Mapping[str, Any], every: int, options: Mapping[str, Any]
+) -> tuple[AttentionConfig, ...]:
+  """Mechanisms of layers of which some see a window, which counts the query itself.
+
+  Args:
+    theirs: `config.json`.
+    every: where it does not say which, every so-many-th layer sees everything.
+    options: of all mechanisms.
+
+  Raises:
+    ValueError: `layer_types` has something else, or not one for each layer.
+  """
+  near, all_keys = "sliding_attention", "full_attention"
+  count = family.size(theirs, "num_hidden_layers")
+  kinds = theirs.get("layer_types")
+  if kinds is None:
+    kinds = [near if (i + 1) % every else all_keys for i in range(count)]
+  if len(kinds) != count or not set(kinds) <= {near, all_keys}:
+    raise ValueError(
+      f"layer_types: expected {count} of {near} and {all_keys}, got {kinds}"
+    )
+  exact = AttentionConfig("dense", options)
+  local, window = exact, family.size(theirs, "sliding_window", 4096)
+  if window <= family.size(theirs, "max_position_embeddings"):
+    sides = {"window": (window - 1, 0)}
+    local = AttentionConfig("sliding_window", {**options, **sides})
+  return tuple(local if kind == near else exact for kind in kinds)
 
 
 def _check_rotary(theirs: Mapping[str, Any]) -> None:

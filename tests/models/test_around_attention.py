@@ -64,6 +64,8 @@ def create(attention, **choices):
     ("kimi_delta", {**AROUND, "output_gate": "sigmoid"}),
     ("dense", {**AROUND, "query_key_norm": "rms"}),
     ("sliding_window", {"query_key_norm": "l2"}),
+    ("dense", {"query_key_norm": "rms_joint", "norm": "output"}),
+    ("latent", AROUND),
     (("gated_delta", "gated_linear", "delta", "flash"), AROUND),
   ],
   ids=str,

@@ -300,9 +300,33 @@ def of_gemma():
   )
 
 
+def of_olmo():
+  """Makes OLMo 2 and 3: norms of outputs, windows in three layers of four."""
+  rng = np.random.default_rng(31)
+  tokens, mask = ids(rng, 3, 19, None, (19, 12, 1))
+  sizes = {
+    "vocab_size": VOCAB,
+    "hidden_size": 24,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 37,
+    "max_position_embeddings": 40,
+    "pad_token_id": None,
+    "eos_token_id": 1,
+  }
+  olmo2 = transformers.Olmo2Config(**sizes, num_hidden_layers=3)
+  olmo3 = transformers.Olmo3Config(
+    **sizes, num_hidden_layers=4, sliding_window=6
+  )
+  inputs = {"input_ids": tokens, "attention_mask": mask}
+  case("olmo2", transformers.Olmo2ForCausalLM(olmo2), inputs)
+  case("olmo3", transformers.Olmo3ForCausalLM(olmo3), inputs)
+
+
 def main():
   """Makes all of them."""
   of_gemma()
+  of_olmo()
   rng = np.random.default_rng(0)
   shape = {
     "vocab_size": VOCAB,
