@@ -203,7 +203,7 @@ class DenseCache(NamedTuple):
   """
 
   key: Float[Array, "B S K H"]
-  value: Float[Array, "B S K H"]
+  value: Float[Array, "B S K V"]
   index: Int[Array, "B"]
   forgotten: Float[Array, "B S N"] | None = None
 
@@ -216,14 +216,14 @@ def init_cache(
   *,
   forgets: bool = False,
 ) -> DenseCache:
-  """An empty cache for `max_length` positions: 2·B·S·K·H numbers."""
-  shape = (batch, max_length, dims.num_kv_heads, dims.head_dim)
+  """An empty cache for `max_length` positions: B·S·K·(H+V) numbers."""
+  shape = (batch, max_length, dims.num_kv_heads)
   forgotten = None
   if forgets:
     forgotten = jnp.zeros((*shape[:2], dims.num_heads), jnp.float32)
   return DenseCache(
-    key=jnp.zeros(shape, dtype),
-    value=jnp.zeros(shape, dtype),
+    key=jnp.zeros((*shape, dims.head_dim), dtype),
+    value=jnp.zeros((*shape, dims.values), dtype),
     index=jnp.zeros((batch,), jnp.int32),
     forgotten=forgotten,
   )
@@ -232,7 +232,7 @@ def init_cache(
 def prefill(
   cache: DenseCache,
   key: Float[Array, "B P K H"],
-  value: Float[Array, "B P K H"],
+  value: Float[Array, "B P K V"],
   lengths: Int[Array, "B"],
   log_forget: Float[Array, "B P N"] | None = None,
 ) -> DenseCache:
@@ -254,7 +254,7 @@ def decode(
   cache: DenseCache,
   query: Float[Array, "B 1 N H"],
   key: Float[Array, "B 1 K H"],
-  value: Float[Array, "B 1 K H"],
+  value: Float[Array, "B 1 K V"],
   *,
   relative_bias: Float[Array, "N D"] | None = None,
   relative_keys: Float[Array, "... E H"] | None = None,
@@ -262,7 +262,7 @@ def decode(
   sinks: Float[Array, "N"] | None = None,
   logits_soft_cap: float | None = None,
   log_forget: Float[Array, "B 1 N"] | None = None,
-) -> tuple[Float[Array, "B 1 N H"], DenseCache]:
+) -> tuple[Float[Array, "B 1 N V"], DenseCache]:
   """One position of the causal call; time S·N·H at every position."""
   slots = jnp.arange(cache.key.shape[1])
   here = slots[None, :] == cache.index[:, None]

@@ -170,11 +170,11 @@ def differential(start: float = 0.8) -> plug.Attention:
   def init_cache(variables, batch, max_length, dims, dtype):
     del variables
     twice = dims._replace(
-      num_kv_heads=2 * dims.num_kv_heads, head_dim=dims.head_dim // 2
+      num_kv_heads=2 * dims.num_kv_heads,
+      head_dim=dims.head_dim // 2,
+      value_dim=dims.values,
     )
-    cache = init_dense(batch, max_length, twice, dtype)
-    value = jnp.concatenate([cache.value, cache.value], axis=3)
-    return cache._replace(value=value)
+    return init_dense(batch, max_length, twice, dtype)
 
   def decode(variables, cache, query, key, value, *, scale=None):
     halves = _halves(query, key, value)

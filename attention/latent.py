@@ -198,13 +198,13 @@ def latent(
   Args:
     rank: R; None is the paper's 4·C, C = H - P.
     shared_dim: P, below the head dimension H; None is the paper's H / 3, rounded
-      down to an even number, which rotary positions need.
+      down to an even number, which rotary positions need, and at least 2.
 
   Returns:
     An `Attention` without keys and values of the caller ('own_keys'), which is
     expanded in a call and absorbed where it decodes, with a cache of R + P numbers a
     position. Its parameters are `down_kernel [F, R+P]`, `norm_scale [R]`,
-    `key_kernel [R, N, H-P]` and `value_kernel [R, N, H]`.
+    `key_kernel [R, N, H-P]` and `value_kernel [R, N, V]`.
 
   Raises:
     ValueError: an argument is out of range; by `init`, H is not above P.
@@ -221,7 +221,7 @@ def latent(
         f"numbers; expected at least 1, got {dims.features}"
       )
     head_dim, num_heads = dims.head_dim, dims.num_heads
-    width = 2 * (head_dim // 6) if shared_dim is None else shared_dim
+    width = 2 * max(1, head_dim // 6) if shared_dim is None else shared_dim
     own = head_dim - width
     if own < 1:
       raise ValueError(
@@ -239,7 +239,7 @@ def latent(
         "down_kernel": kernel(down, dims.features, size + width),
         "norm_scale": jnp.ones(size),
         "key_kernel": kernel(of_key, size, num_heads, own),
-        "value_kernel": kernel(of_value, size, num_heads, head_dim),
+        "value_kernel": kernel(of_value, size, num_heads, dims.values),
       }
     }
 

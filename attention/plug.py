@@ -28,6 +28,7 @@ class Dims(NamedTuple):
     max_length: the longest key sequence (Linformer's S).
     features: F, width of what queries are projected from, for mechanisms that have
       `gates`; 0 where nobody knows it.
+    value_dim: V, of caches; None is H.
   """
 
   num_heads: int
@@ -35,6 +36,12 @@ class Dims(NamedTuple):
   head_dim: int
   max_length: int
   features: int = 0
+  value_dim: int | None = None
+
+  @property
+  def values(self) -> int:
+    """V."""
+    return self.head_dim if self.value_dim is None else self.value_dim
 
 
 Options = Mapping[str, Any]

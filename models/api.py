@@ -365,7 +365,6 @@ def attention_in_parts(
     if context.method_name != "attend":
       return following(*args, **kwargs)
     module = context.module
-    kwargs = {k: x for k, x in kwargs.items() if k != "inputs"}
     return _in_parts(
       module.attention, mesh, axis_name, module.mechanism, *args, **kwargs
     )
@@ -380,8 +379,10 @@ def _in_parts(
   axis_name: str,
   variables: Any,
   query: Array,
-  key: Array,
-  value: Array,
+  key: Array | None,
+  value: Array | None,
+  *,
+  inputs: Array,
   **call: Any,
 ) -> Array:
   """`apply` on whole arrays, by `apply_sharded` on their parts."""
@@ -389,8 +390,10 @@ def _in_parts(
   if apply is None:
     raise ValueError("attention: the mechanism has no form for parts")
   size = mesh.shape[axis_name]
+  # A mechanism that makes its own keys and values reads one sequence.
   length = query.shape[1]
-  missing = {"query": -length % size, "key": -value.shape[1] % size}
+  source_length = length if value is None else value.shape[1]
+  missing = {"query": -length % size, "key": -source_length % size}
 
   if any(missing.values()) and not attention.ignores_padding:
     raise ValueError(
@@ -399,19 +402,18 @@ def _in_parts(
     )
 
   def padded(array, which, axis):
+    if array is None:
+      return None
     widths = [(0, 0)] * array.ndim
     widths[axis] = (0, missing[which])
     return jnp.pad(array, widths)
 
   if missing["key"] and call.get("mask") is None:
-    call["mask"] = jnp.ones((1, 1, 1, value.shape[1]), bool)
-  axes = {
-    "mask": 3,
-    "query_segment_ids": 1,
-    "key_segment_ids": 1,
-    "log_decay": 1,
-    "beta": 1,
-  }
+    call["mask"] = jnp.ones((1, 1, 1, source_length), bool)
+  axes = {"mask": 3, "query_segment_ids": 1, "key_segment_ids": 1}
+  if attention.gates is not None:
+    gates = jax.eval_shape(attention.gates, variables, inputs)
+    axes |= dict.fromkeys(gates, 1)
   parts, specs, rest = {}, {}, {}
   for name, option in call.items():
     if name in axes and option is not None:

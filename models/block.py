@@ -100,7 +100,8 @@ class Block(nn.Module):
   def setup(self) -> None:
     """Makes the sub-layers and their norms."""
     config = self.config
-    sublayers = 2 if self.cross_mechanism is None else 3
+    sublayers = 1 if self.cross_mechanism is None else 2
+    sublayers += config.mlp_features > 0
     out_scale = 1.0 / math.sqrt(sublayers * config.num_layers)
 
     def slot(
@@ -115,6 +116,8 @@ class Block(nn.Module):
         attention=mechanism.build(),
         dims=config.dims(max_length),
         features=config.features,
+        value_dim=config.value_dim,
+        qk_heads=config.num_qk_heads,
         use_bias=config.attention_bias,
         scale=config.attention_scale,
         query_key_norm=config.query_key_norm,
@@ -139,6 +142,7 @@ class Block(nn.Module):
       config.global_projections,
       self.convolution,
       short_convolution=self.is_decoder and config.short_convolution,
+      short_convolution_bias=config.short_convolution_bias,
       output_norm=config.output_norm,
       output_gate=config.output_gate,
     )
@@ -148,13 +152,15 @@ class Block(nn.Module):
         self.cross_mechanism, self.max_memory_length, "none", False
       )
       self.cross_attention_norm = make_norm(config)
-    self.mlp = Mlp(config, out_scale)
-    self.mlp_norm = make_norm(config)
+    if config.mlp_features:
+      self.mlp = Mlp(config, out_scale)
+      self.mlp_norm = make_norm(config)
     if config.norm == "sandwich":
       self.self_attention_out_norm = make_norm(config)
       if self.cross_mechanism is not None:
         self.cross_attention_out_norm = make_norm(config)
-      self.mlp_out_norm = make_norm(config)
+      if config.mlp_features:
+        self.mlp_out_norm = make_norm(config)
     self.dropout = nn.Dropout(config.dropout_rate)
 
   def __call__(
@@ -236,7 +242,8 @@ class Block(nn.Module):
     sublayers = [("self_attention", attend)]
     if self.cross_mechanism is not None:
       sublayers.append(("cross_attention", attend_across))
-    sublayers.append(("mlp", self.mlp))
+    if self.config.mlp_features:
+      sublayers.append(("mlp", self.mlp))
     kind = self.config.norm
 
     def added(name, sublayer, x):

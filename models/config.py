@@ -35,7 +35,7 @@ NORMS = ("pre", "post", "sandwich", "output")
 NORM_KINDS = ("layer", "rms", "rms_from_one")
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
 QUERY_KEY_NORMS = ("none", "rms", "rms_joint", "l2")
-OUTPUT_NORMS = ("none", "rms", "group")
+OUTPUT_NORMS = ("none", "rms", "group", "rms_joint")
 OUTPUT_GATES = ("none", "silu", "sigmoid")
 HEADS = ("tokens", "class", "hidden")
 REMAT = ("none", "block")
@@ -120,9 +120,12 @@ class ModelConfig:
     num_heads: N, query heads.
     num_kv_heads: K, key/value heads that groups of N/K query heads share;
       None is N.
+    num_qk_heads: heads of queries and keys, each shared by neighbouring heads of
+      values ("multi-value attention", Mamba-2); None shares none.
     head_dim: H; None is features / N.
+    value_dim: V, width of the values of each head; None is H.
     features: F, width of the residual stream.
-    mlp_features: width inside the feed-forward layers.
+    mlp_features: width inside the feed-forward layers; 0 has none (Mamba-2).
     activation: of the feed-forward layers: 'relu' (Vaswani), 'gelu' (x·Φ(x)),
       'gelu_tanh' (its approximation by tanh, GPT-2) or 'silu'.
     gated: the activation multiplies a second projection (Shazeer 2020).
@@ -134,8 +137,10 @@ class ModelConfig:
       together (OLMo 2), 'l2', to length 1, or 'none'.
     short_convolution: queries, keys and values of a decoder's self-attention are
       convolved with the three positions before, then SiLU (Mamba, DeltaNet).
+    short_convolution_bias: these have biases.
     output_norm: of the result of each head of self-attention: 'rms' (GLA,
-      DeltaNet), 'group' (RetNet) or 'none'.
+      DeltaNet), 'group' (RetNet) or 'none'; or 'rms_joint', of all heads together
+      and after the gate (Mamba-2).
     output_gate: 'silu' (RetNet, GLA) or 'sigmoid' (Kimi Linear) of another
       projection of the inputs, which multiplies that result; or 'none'.
     global_projections: tokens of `global_tokens` have projections of their own
@@ -207,7 +212,9 @@ class ModelConfig:
   mlp_features: int
   num_decoder_layers: int | None = None
   num_kv_heads: int | None = None
+  num_qk_heads: int | None = None
   head_dim: int | None = None
+  value_dim: int | None = None
   activation: str = "relu"
   gated: bool = False
   mlp_bias: bool = True
@@ -215,6 +222,7 @@ class ModelConfig:
   attention_scale: float | None = None
   query_key_norm: str = "none"
   short_convolution: bool = False
+  short_convolution_bias: bool = False
   output_norm: str = "none"
   output_gate: str = "none"
   global_projections: bool = False
@@ -277,15 +285,17 @@ class ModelConfig:
         "num_layers",
         "num_heads",
         "features",
-        "mlp_features",
         "num_decoder_layers",
+        "num_qk_heads",
         "head_dim",
+        "value_dim",
         "vocab_size",
         "max_length",
         "patch_size",
       ),
       rates=("dropout_rate", "attention_dropout_rate"),
     )
+    check(self, "mlp_features", self.mlp_features >= 0, "0 or more")
     self._check_heads()
     self._check_positions()
     self._check_choices()
@@ -319,6 +329,7 @@ class ModelConfig:
       self.query_dim,
       max_length,
       self.features,
+      self.value_dim,
     )
 
   @property
@@ -348,6 +359,14 @@ class ModelConfig:
       raise ValueError(
         f"num_kv_heads: expected a divisor of num_heads {self.num_heads}, got "
         f"{self.num_kv_heads}"
+      )
+    shared = self.num_qk_heads or self.num_heads
+    if self.num_heads % shared or (
+      self.num_qk_heads and self.kv_heads != self.num_heads
+    ):
+      raise ValueError(
+        f"num_qk_heads: expected a divisor of num_heads {self.num_heads}, without "
+        f"num_kv_heads, got {self.num_qk_heads}"
       )
     if self.num_decoder_layers is not None and self.kind != "encoder_decoder":
       raise ValueError(
@@ -433,6 +452,10 @@ class ModelConfig:
         "short_convolution: it is causal, for a decoder's self-attention; "
         "expected False with kind 'encoder', got True"
       )
+    if self.short_convolution_bias and not self.short_convolution:
+      raise ValueError(
+        "short_convolution_bias: expected short_convolution with it, got False"
+      )
     if self.local_positions and self.kind != "decoder":
       raise ValueError(
         "local_positions: only kind 'decoder' has it; expected False, got True"
@@ -517,11 +540,13 @@ class ModelConfig:
       for config in self.attentions[field]:
         check_supports(field, config, needs)
         makes_keys = "own_keys" in config.build().supports
-        if makes_keys and self.kv_heads != self.num_heads:
-          raise ValueError(
-            f"num_kv_heads: {config.name} makes a key and a value for every "
-            f"head; expected None, got {self.num_kv_heads}"
-          )
+        for shared in ("num_kv_heads", "num_qk_heads"):
+          number = getattr(self, shared)
+          if makes_keys and number not in (None, self.num_heads):
+            raise ValueError(
+              f"{shared}: {config.name} makes a key and a value for every head; "
+              f"expected None, got {number}"
+            )
 
 
 def slots(config: Any) -> str:

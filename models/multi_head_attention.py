@@ -47,18 +47,22 @@ class MultiHeadAttention(nn.Module):
     dims: its sizes: heads, key/value heads, head dimension, longest key.
     features: width of the output.
     value_dim: width of each head's value; None is the head dimension.
+    qk_heads: heads of queries and keys, each for as many neighbouring heads of
+      values; None has one for each.
     use_bias: whether the projections have biases.
     scale: factor of the logits; None is the mechanism's own.
     query_key_norm: of each head's query and key: 'rms', by their root mean square
       and with a trained scale, 'rms_joint', by that of all heads together, 'l2', to
       length 1, or 'none'.
     output_norm: of each head's result: 'rms', 'group', by mean and variance with a
-      scale and a bias for every feature, or 'none'.
+      scale and a bias for every feature, or 'none'; or 'rms_joint', of all heads
+      together and after the gate.
     output_gate: what multiplies the normed result: 'silu' or 'sigmoid' of another
       projection of the inputs, or 'none'.
     norm_epsilon: ε of these norms.
     short_convolution: convolve queries, keys and values with the positions before
       them, ahead of norms and rotary positions.
+    short_convolution_bias: these have biases.
     rotary: turn queries and keys by their positions.
     rotary_inputs: turn what they are projected from instead, a head's share of
       the features at a time; values are projected from what is not turned.
@@ -85,6 +89,7 @@ class MultiHeadAttention(nn.Module):
   dims: Dims
   features: int
   value_dim: int | None = None
+  qk_heads: int | None = None
   use_bias: bool = False
   scale: float | None = None
   query_key_norm: str = "none"
@@ -92,6 +97,7 @@ class MultiHeadAttention(nn.Module):
   output_gate: str = "none"
   norm_epsilon: float = 1e-6
   short_convolution: bool = False
+  short_convolution_bias: bool = False
   rotary: bool = False
   rotary_inputs: bool = False
   rotary_theta: float = 10000.0
@@ -113,10 +119,10 @@ class MultiHeadAttention(nn.Module):
       dtype=self.dtype,
       param_dtype=self.param_dtype,
     )
-    self.query = dense(self.dims.num_heads * self.dims.head_dim)
-    value_dim = self.value_dim or self.dims.head_dim
+    head_dim, value_dim = self.dims.head_dim, self._value_dim
+    self.query = dense((self.qk_heads or self.dims.num_heads) * head_dim)
     if "key" in self._projected:
-      self.key = dense(self.dims.num_kv_heads * self.dims.head_dim)
+      self.key = dense((self.qk_heads or self.dims.num_kv_heads) * head_dim)
     if "value" in self._projected:
       self.value = dense(self.dims.num_kv_heads * value_dim)
     of_norm = {
@@ -127,7 +133,7 @@ class MultiHeadAttention(nn.Module):
     if self.query_key_norm in ("rms", "rms_joint"):
       self.query_norm = nn.RMSNorm(**of_norm)
       self.key_norm = nn.RMSNorm(**of_norm)
-    if self.output_norm == "rms":
+    if self.output_norm in ("rms", "rms_joint"):
       self.out_norm = nn.RMSNorm(**of_norm)
     elif self.output_norm == "group":
       self.out_norm = nn.LayerNorm(
@@ -137,7 +143,10 @@ class MultiHeadAttention(nn.Module):
       self.gate = dense(self.dims.num_heads * value_dim)
     if self.short_convolution:
       convolve = functools.partial(
-        ShortConvolution, self.dtype, self.param_dtype
+        ShortConvolution,
+        self.dtype,
+        self.param_dtype,
+        self.short_convolution_bias,
       )
       for name in self._projected:
         setattr(self, f"{name}_short_convolution", convolve())
@@ -243,18 +252,14 @@ class MultiHeadAttention(nn.Module):
 
   def start(self, batch: int, max_length: int) -> None:
     """Puts an empty cache for `max_length` positions in 'cache'."""
-    if self.value_dim not in (None, self.dims.head_dim):
-      raise ValueError(
-        f"value_dim: caches keep values of {self.dims.head_dim}, the head "
-        f"dimension, got {self.value_dim}"
-      )
     if self.attention.init_cache is None:
       raise ValueError(
         "decoder_attention: this mechanism cannot decode token by token; "
         "generate with one whose `supports` has 'decode'"
       )
+    dims = self.dims._replace(value_dim=self._value_dim)
     cache = self.attention.init_cache(
-      self.mechanism, batch, max_length, self.dims, self.dtype
+      self.mechanism, batch, max_length, dims, self.dtype
     )
     self.put_variable("cache", "attention", cache)
     if self.short_convolution:
@@ -424,10 +429,11 @@ class MultiHeadAttention(nn.Module):
 
   def _query(self, inputs, positions, convolve=None):
     inputs = self._turned_inputs(inputs, positions)
-    query = self._heads("query", inputs, self.dims.num_heads, convolve)
+    heads = self.qk_heads or self.dims.num_heads
+    query = self._heads("query", inputs, heads, convolve)
     query = self._normed("query", query)
     if "own_keys" not in self.attention.supports:
-      return self._turned(query, positions)
+      return self._shared(self._turned(query, positions))
     # Only what reads the shared key has positions.
     width = self._shared_width
     own, shared = jnp.split(query, [query.shape[-1] - width], axis=-1)
@@ -493,8 +499,19 @@ class MultiHeadAttention(nn.Module):
     if "key" not in self._projected:
       return None, value
     inputs = self._turned_inputs(inputs, positions)
-    key = self._heads("key", inputs, self.dims.num_kv_heads, convolve)
-    return self._turned(self._normed("key", key), positions), value
+    heads = self.qk_heads or self.dims.num_kv_heads
+    key = self._normed("key", self._heads("key", inputs, heads, convolve))
+    return self._shared(self._turned(key, positions)), value
+
+  def _shared(self, x):
+    """Queries or keys of every head, where several share them."""
+    if self.qk_heads is None:
+      return x
+    return jnp.repeat(x, self.dims.num_heads // self.qk_heads, axis=2)
+
+  @property
+  def _value_dim(self) -> int:
+    return self.value_dim or self.dims.head_dim
 
   def _turned(self, x, positions):
     if not self.rotary:
@@ -527,11 +544,14 @@ class MultiHeadAttention(nn.Module):
 
   def _merge(self, out, inputs):
     """The output projection of each head's result, normed and gated."""
-    if self.output_norm != "none":
+    joint = self.output_norm == "rms_joint"
+    if self.output_norm != "none" and not joint:
       out = self.out_norm(out)
     out = out.reshape(*out.shape[:2], -1)
     if self.output_gate != "none":
       out = out * GATES[self.output_gate](by_rows(self.gate, inputs))
+    if joint:
+      out = self.out_norm(out)
     return by_rows(self.out, out)
 
 

@@ -10,11 +10,12 @@ WIDTH = 4
 
 
 class ShortConvolution(nn.Module):
-  """y_t = SiLU(Σ_w k_w ⊙ x_{t−w}), each feature with W numbers of its own.
+  """y_t = SiLU(Σ_w k_w ⊙ x_{t−w} + b), each feature with W numbers of its own.
 
   Attributes:
     dtype: of activations.
     param_dtype: of the kernel, drawn from N(0, 1/W).
+    use_bias: whether there is b, which starts at 0.
 
   Cost: time W·B·T·F; the copies of x are never made.
 
@@ -23,6 +24,7 @@ class ShortConvolution(nn.Module):
 
   dtype: str
   param_dtype: str
+  use_bias: bool = False
 
   @nn.compact
   def __call__(
@@ -57,6 +59,10 @@ class ShortConvolution(nn.Module):
         same = earlier[:, :length] == segment_ids
         shifted = jnp.where(same[..., None], shifted, 0.0)
       out += shifted * kernel[back][None, None]
+    if self.use_bias:
+      zeros = nn.initializers.zeros
+      bias = self.param("bias", zeros, x.shape[-1:], self.param_dtype)
+      out += bias.astype(x.dtype)[None, None]
     return jax.nn.silu(out)
 
 

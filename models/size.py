@@ -76,10 +76,11 @@ def least_parameters(config: Config, symbols: int) -> int:
   layer = 2 * features * features
   rows = symbols
   if isinstance(config, ModelConfig):
+    # Of queries and of results; a mechanism may have no keys.
+    heads = config.num_qk_heads or config.num_heads
+    width = config.num_heads * (config.value_dim or config.query_dim)
+    layer = features * (heads * config.query_dim + width)
     layer += 2 * features * config.mlp_features
-    if config.head_dim is not None:
-      wide = config.num_heads * config.head_dim
-      layer += 2 * features * wide - 2 * features * features
     rows = max(symbols, config.vocab_size or 0) + config.token_types
     rows += config.position_offset
     if config.position == "learned":

@@ -25,6 +25,7 @@ RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
   (r"attention/(global_)?(query|key|value|position)/kernel", (None, TENSOR)),
   (r"attention/(global_)?(query|key|value)/bias", (TENSOR,)),
   (r"attention/(query|key|value)_short_convolution/kernel", (None, TENSOR)),
+  (r"attention/(query|key|value)_short_convolution/bias", (TENSOR,)),
   (r"attention/out/kernel", (TENSOR, None)),
   # Features inside a feed-forward layer.
   (r"/(hidden|gate)/kernel", (None, TENSOR)),

@@ -22,9 +22,10 @@ from attention.core import (
   ring,
   visibility,
 )
+from attention.core.ring import Limits
 from attention.dense import dense
 from attention.flash import parts
-from attention.flash.blocks import Arrays, Blocks, Limits
+from attention.flash.blocks import Arrays, Blocks
 
 
 @arguments.attention_function(
@@ -275,7 +276,7 @@ class AdditiveCache(NamedTuple):
   """
 
   key: Float[Array, "B S N A"]
-  value: Float[Array, "B S K H"]
+  value: Float[Array, "B S K V"]
   index: Int[Array, "B"]
 
 
@@ -284,7 +285,7 @@ def prefill(
   cache: AdditiveCache,
   query: Float[Array, "B P N H"],
   key: Float[Array, "B P K H"],
-  value: Float[Array, "B P K H"],
+  value: Float[Array, "B P K V"],
   lengths: Int[Array, "B"],
   *,
   scale: float | None = None,
@@ -302,10 +303,10 @@ def decode(
   cache: AdditiveCache,
   query: Float[Array, "B 1 N H"],
   key: Float[Array, "B 1 K H"],
-  value: Float[Array, "B 1 K H"],
+  value: Float[Array, "B 1 K V"],
   *,
   scale: float | None = None,
-) -> tuple[Float[Array, "B 1 N H"], AdditiveCache]:
+) -> tuple[Float[Array, "B 1 N V"], AdditiveCache]:
   """One position of the causal call; time S·N·A at every position."""
   params = variables["params"]
   score_kernel = params["score_kernel"].astype(jnp.float32)
@@ -380,9 +381,9 @@ def additive(width: int = 64) -> plug.Attention:
     dims: plug.Dims,
     dtype: Any,
   ) -> AdditiveCache:
-    """An empty cache for `max_length` positions: B·S·(N·A + K·H) numbers."""
+    """An empty cache for `max_length` positions: B·S·(N·A + K·V) numbers."""
     del variables
-    values = (batch, max_length, dims.num_kv_heads, dims.head_dim)
+    values = (batch, max_length, dims.num_kv_heads, dims.values)
     return AdditiveCache(
       key=jnp.zeros((batch, max_length, dims.num_heads, width), jnp.float32),
       value=jnp.zeros(values, dtype),

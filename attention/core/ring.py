@@ -53,14 +53,14 @@ class Hidden(NamedTuple):
 
 
 class Limits(NamedTuple):
-  """What a source of a ring reads of a pair of parts.
+  """Which pairs count, the key of the dropout, and where the keys stand.
 
   Attributes:
     sees: which pairs count.
-    rng: of dropout.
-    shift: position of the first key of one part less that of the first query of
-      the other, for tables by distance.
-    origin: position of the first query.
+    rng: of the dropout.
+    shift: position of the first key less that of the first query, where these
+      are parts of a sequence.
+    origin: position of the first query then.
   """
 
   sees: Visibility

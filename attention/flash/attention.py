@@ -22,9 +22,10 @@ from attention.core import (
 )
 from attention.core.implementations import Implementation, InParts
 from attention.core.mods import BlockMask, MaskMod, ScoreMod
+from attention.core.ring import Limits
 from attention.core.tile import Product
 from attention.dense import dense
-from attention.flash.blocks import Arrays, Blocks, Limits
+from attention.flash.blocks import Arrays, Blocks
 
 
 @arguments.attention_function()

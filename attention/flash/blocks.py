@@ -16,8 +16,8 @@ from jaxtyping import Array, Float
 
 from attention.core import dropout, forgetting, layout, loop, platform
 from attention.core.mods import BlockMask
+from attention.core.ring import Limits
 from attention.core.tile import Keys, Score
-from attention.core.visibility import Visibility
 
 
 class Arrays(NamedTuple):
@@ -27,23 +27,6 @@ class Arrays(NamedTuple):
   value: Float[Array, "B S K V"]
   bias: Float[Array, "#B #N #T #S"] | None = None
   forgotten: Float[Array, "B T N 2"] | None = None
-
-
-class Limits(NamedTuple):
-  """Which pairs count, the key of the dropout, and where the keys stand.
-
-  Attributes:
-    sees: which pairs count.
-    rng: of the dropout.
-    shift: position of the first key less that of the first query, where these
-      are parts of a sequence.
-    origin: position of the first query then.
-  """
-
-  sees: Visibility
-  rng: Array | None = None
-  shift: Array | int = 0
-  origin: Array | int = 0
 
 
 @dataclasses.dataclass(frozen=True)

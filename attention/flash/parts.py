@@ -17,9 +17,10 @@ from attention.core import (
 )
 from attention.core.implementations import InParts
 from attention.core.relative import Relative
+from attention.core.ring import Limits
 from attention.core.tile import Product
 from attention.flash.attention import flash_attention
-from attention.flash.blocks import Arrays, Blocks, Limits
+from attention.flash.blocks import Arrays, Blocks
 
 
 def attention_in_parts(

@@ -20,7 +20,7 @@ def init_cache(
   features that are logarithms.
   """
   return state.empty(
-    batch, dims.num_kv_heads, num_features, dims.head_dim, is_log
+    batch, dims.num_kv_heads, num_features, dims.values, is_log
   )
 
 

@@ -43,12 +43,12 @@ def key_factors(
 def init_cache(
   num_rounds: int, batch: int, max_length: int, dims: plug.Dims, dtype: Any
 ) -> LshCache:
-  """An empty cache of B·S·(N+K)·H numbers and 2·B·S·N·rounds integers."""
+  """An empty cache of B·S·(N·H+K·V) numbers and 2·B·S·N·rounds integers."""
   heads, kv_heads, head_dim, *_ = dims
   buckets = jnp.zeros((batch, max_length, heads, num_rounds), jnp.int32)
   return LshCache(
     vector=jnp.zeros((batch, max_length, heads, head_dim), dtype),
-    value=jnp.zeros((batch, max_length, kv_heads, head_dim), dtype),
+    value=jnp.zeros((batch, max_length, kv_heads, dims.values), dtype),
     bucket=buckets,
     rank=buckets,
     index=jnp.zeros((batch,), jnp.int32),

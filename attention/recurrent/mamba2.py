@@ -21,11 +21,8 @@ def mamba2() -> plug.Attention:
     numbers for each example. Its parameters are `step_kernel [F, N]`,
     `step_bias`, `log_rate` (A) and `skip` (D), each `[N]`.
 
-  Its model also has `short_convolution`, `output_gate='silu'` and
-  `output_norm='rms'`.
-
-  Departs from its paper in that every head has a query and key of its own; the
-  paper's heads share them, as all query heads here may share one key.
+  Its model also has `short_convolution` with biases, `output_gate='silu'`,
+  `output_norm='rms_joint'` and `num_qk_heads`: the heads share queries and keys.
 
   Paper: Transformers are SSMs, arXiv:2405.21060, sections 6 and 7.
   """

@@ -100,7 +100,7 @@ def record(
 
   def init_cache(variables, batch, max_length, dims, dtype):
     del variables, max_length, dtype
-    shape = (batch, dims.num_heads, dims.head_dim, dims.head_dim)
+    shape = (batch, dims.num_heads, dims.head_dim, dims.values)
     return jnp.zeros(shape, jnp.float32)
 
   def decode(variables, state, query, key, value, **call):

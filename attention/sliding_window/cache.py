@@ -48,7 +48,7 @@ def init_cache(
 def write(
   cache: SlidingWindowCache,
   key: Float[Array, "B 1 K H"],
-  value: Float[Array, "B 1 K H"],
+  value: Float[Array, "B 1 K V"],
   log_forget: Float[Array, "B 1 N"] | None = None,
 ) -> tuple[SlidingWindowCache, Int[Array, "B R"]]:
   """The ring with one more position, and the age of each slot in it.
@@ -67,7 +67,7 @@ def write(
 def prefill(
   cache: SlidingWindowCache,
   key: Float[Array, "B P K H"],
-  value: Float[Array, "B P K H"],
+  value: Float[Array, "B P K V"],
   lengths: Int[Array, "B"],
   log_forget: Float[Array, "B P N"] | None = None,
 ) -> SlidingWindowCache:
@@ -94,13 +94,13 @@ def decode(
   cache: SlidingWindowCache,
   query: Float[Array, "B 1 N H"],
   key: Float[Array, "B 1 K H"],
-  value: Float[Array, "B 1 K H"],
+  value: Float[Array, "B 1 K V"],
   tables: relative.Relative,
   scale: float | None = None,
   sinks: Float[Array, "N"] | None = None,
   logits_soft_cap: float | None = None,
   log_forget: Float[Array, "B 1 N"] | None = None,
-) -> tuple[Float[Array, "B 1 N H"], SlidingWindowCache]:
+) -> tuple[Float[Array, "B 1 N V"], SlidingWindowCache]:
   """One position of the causal call; time R·N·H at every position.
 
   Args:

@@ -30,11 +30,11 @@ class WindowLinearCache(NamedTuple):
 def init_cache(
   window: int, batch: int, max_length: int, dims: plug.Dims, dtype: Any
 ) -> WindowLinearCache:
-  """An empty ring in `dtype`, and B·K·2H·(H+1) zeros in float32."""
+  """An empty ring in `dtype`, and B·K·2H·(V+1) zeros in float32."""
   return WindowLinearCache(
     ring.init_cache(window - 1, batch, max_length, dims, dtype),
     state.empty(
-      batch, dims.num_kv_heads, 2 * dims.head_dim, dims.head_dim, is_log=False
+      batch, dims.num_kv_heads, 2 * dims.head_dim, dims.values, is_log=False
     ),
   )
 
@@ -42,7 +42,7 @@ def init_cache(
 def prefill(
   cache: WindowLinearCache,
   key: Float[Array, "B P K H"],
-  value: Float[Array, "B P K H"],
+  value: Float[Array, "B P K V"],
   lengths: Int[Array, "B"],
   *,
   key_kernel: Float[Array, "K H H"],
@@ -69,13 +69,13 @@ def decode(
   cache: WindowLinearCache,
   query: Float[Array, "B 1 N H"],
   key: Float[Array, "B 1 K H"],
-  value: Float[Array, "B 1 K H"],
+  value: Float[Array, "B 1 K V"],
   *,
   query_kernel: Float[Array, "N H H"],
   key_kernel: Float[Array, "K H H"],
   share: Float[Array, "N"],
   scale: float | None = None,
-) -> tuple[Float[Array, "B 1 N H"], WindowLinearCache]:
+) -> tuple[Float[Array, "B 1 N V"], WindowLinearCache]:
   """One position of the causal call; time N·H·(R+H) at every position.
 
   The key that the new one displaces leaves the window and joins the state.

@@ -11,6 +11,7 @@ from models.pretrained.gpt2 import GPT2
 from models.pretrained.gpt_neox import GPT_NEOX
 from models.pretrained.llama import LLAMA
 from models.pretrained.longformer import LONGFORMER
+from models.pretrained.mamba2 import MAMBA2
 from models.pretrained.mistral import MISTRAL
 from models.pretrained.nystromformer import NYSTROMFORMER
 from models.pretrained.olmo import OLMO2, OLMO3
@@ -37,6 +38,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
       GEMMA2,
       OLMO2,
       OLMO3,
+      MAMBA2,
       LONGFORMER,
       NYSTROMFORMER,
       VIT,

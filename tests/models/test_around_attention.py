@@ -37,12 +37,11 @@ def create(attention, **choices):
     num_layers=max(2, len(names)),
     num_heads=2,
     features=16,
-    mlp_features=24,
     position="none",
     decoder_attention=tuple(
       models.AttentionConfig(name, OPTIONS.get(name, {})) for name in names
     ),
-    **choices,
+    **{"mlp_features": 24, **choices},
   )
   model = models.create(
     config,
@@ -66,6 +65,17 @@ def create(attention, **choices):
     ("sliding_window", {"query_key_norm": "l2"}),
     ("dense", {"query_key_norm": "rms_joint", "norm": "output"}),
     ("latent", AROUND),
+    (
+      "mamba2",
+      {
+        **AROUND,
+        "short_convolution_bias": True,
+        "output_norm": "rms_joint",
+        "num_qk_heads": 1,
+        "value_dim": 5,
+        "mlp_features": 0,
+      },
+    ),
     (("gated_delta", "gated_linear", "delta", "flash"), AROUND),
   ],
   ids=str,
@@ -157,7 +167,7 @@ def test_the_norms_and_the_gate_are_what_they_are_called(norm):
   }
   got = slot.apply({"params": names}, x)
   query, key, value = (
-    (x @ names[name]["kernel"]).reshape(1, 6, 2, 4)
+    jnp.asarray(x @ names[name]["kernel"]).reshape(1, 6, 2, 4)
     for name in ("query", "key", "value")
   )
   out = np.asarray(dense_attention(query, key, value))

@@ -23,6 +23,13 @@ WINDOW = AttentionConfig("sliding_window", {"window": 2})
     ({"num_layers": 0}, "num_layers: expected at least 1, got 0"),
     ({"num_kv_heads": 3}, "num_kv_heads: expected a divisor of num_heads 4"),
     ({"num_kv_heads": 0}, "num_kv_heads: "),
+    ({"num_qk_heads": 3}, "num_qk_heads: expected a divisor of num_heads 4"),
+    ({"num_qk_heads": 2, "num_kv_heads": 2}, "num_qk_heads: .* without num_kv"),
+    ({"mlp_features": -1}, "mlp_features: expected 0 or more"),
+    (
+      {"short_convolution_bias": True},
+      "short_convolution_bias: expected short",
+    ),
     ({"features": 12, "position": "rotary"}, "position: rotary .* even head"),
     ({"features": 9, "num_heads": 3}, "features: sinusoidal .* even width"),
     ({"dropout_rate": 1.0}, "dropout_rate: expected .*got 1.0"),

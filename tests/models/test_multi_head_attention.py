@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from attention import Attention, Dims, dense, dense_attention
 from models.multi_head_attention import MultiHeadAttention
@@ -100,7 +99,21 @@ def test_values_of_their_own_width():
   out = dense_attention(query, key, value).reshape(2, 6, 12)
   got = slot.apply(variables, x, y)
   np.testing.assert_allclose(got, out @ kernels["out"], atol=1e-5)
-  # What decodes keeps values that are as wide as keys.
-  slot = MultiHeadAttention(dense(), DIMS, features=16, value_dim=3)
-  with pytest.raises(ValueError, match=r"^value_dim: caches keep values of 8"):
-    slot.apply(slot.init(jax.random.key(2), x), 2, 6, method="start")
+
+
+def test_heads_of_values_that_share_queries_and_keys():
+  dims = DIMS._replace(num_kv_heads=4)
+  slot = MultiHeadAttention(dense(), dims, features=10, value_dim=3, qk_heads=2)
+  x = jax.random.normal(jax.random.key(0), (2, 6, 16))
+  variables = slot.init(jax.random.key(2), x)
+  kernels = {k: v["kernel"] for k, v in variables["params"].items()}
+  shapes = {k: v.shape for k, v in kernels.items()}
+  assert shapes["query"] == shapes["key"] == (16, 16)
+  query, key = (
+    jnp.repeat((x @ kernels[name]).reshape(2, 6, 2, 8), 2, axis=2)
+    for name in ("query", "key")
+  )
+  value = (x @ kernels["value"]).reshape(2, 6, 4, 3)
+  out = dense_attention(query, key, value).reshape(2, 6, 12)
+  got = slot.apply(variables, x)
+  np.testing.assert_allclose(got, out @ kernels["out"], atol=1e-5)

@@ -125,13 +125,26 @@ def test_every_mechanism_with_a_form_in_parts(attention):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", list(MESHES)[2:])
-def test_short_convolutions_and_gates_lie_on_a_mesh(name):
-  around = {
-    "short_convolution": True,
-    "output_norm": "rms",
-    "output_gate": "silu",
-  }
-  config = experiment_config.parse(config_of("gated_delta", **around))
+@pytest.mark.parametrize(
+  ("attention", "others"),
+  [
+    ("gated_delta", {"output_norm": "rms"}),
+    (
+      "mamba2",
+      {
+        "output_norm": "rms_joint",
+        "short_convolution_bias": True,
+        "num_qk_heads": 1,
+        "value_dim": 6,
+        "mlp_features": 0,
+      },
+    ),
+    ("latent", {"output_norm": "rms", "position": "rotary"}),
+  ],
+)
+def test_what_is_around_recurrences_lies_on_a_mesh(attention, others, name):
+  around = {"short_convolution": True, "output_gate": "silu", **others}
+  config = experiment_config.parse(config_of(attention, **around))
   run = experiment.create(config)
   found, _ = steps(run, "jit", 8, MESHES[name], numbers=range(2))
   expected, _ = steps(run, "jit", 1, MeshConfig(), numbers=range(2))

@@ -323,10 +323,36 @@ def of_olmo():
   case("olmo3", transformers.Olmo3ForCausalLM(olmo3), inputs)
 
 
+def of_mamba2():
+  """Makes Mamba-2: three heads of values for each head of queries and keys."""
+  rng = np.random.default_rng(37)
+  tokens, mask = ids(rng, 3, 19, None, (19, 12, 1))
+  mamba2 = transformers.Mamba2Config(
+    vocab_size=VOCAB,
+    hidden_size=24,
+    num_hidden_layers=3,
+    num_heads=6,
+    head_dim=8,
+    state_size=10,
+    n_groups=2,
+    chunk_size=8,
+    pad_token_id=None,
+    bos_token_id=1,
+    eos_token_id=1,
+  )
+  case(
+    "mamba2",
+    transformers.Mamba2ForCausalLM(mamba2),
+    {"input_ids": tokens, "attention_mask": mask},
+    gain=1.0,
+  )
+
+
 def main():
   """Makes all of them."""
   of_gemma()
   of_olmo()
+  of_mamba2()
   rng = np.random.default_rng(0)
   shape = {
     "vocab_size": VOCAB,
