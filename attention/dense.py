@@ -262,6 +262,8 @@ def decode(
   sinks: Float[Array, "N"] | None = None,
   logits_soft_cap: float | None = None,
   log_forget: Float[Array, "B 1 N"] | None = None,
+  score_mod: ScoreMod | None = None,
+  mask_mod: MaskMod | None = None,
 ) -> tuple[Float[Array, "B 1 N V"], DenseCache]:
   """One position of the causal call; time S·N·H at every position."""
   slots = jnp.arange(cache.key.shape[1])
@@ -276,6 +278,10 @@ def decode(
     factor = arguments.softmax_scale(scale, query.shape[-1])
     bias = relative.at_position(tables, query, distance, factor)
   forgotten = forgetting.after(cache.forgotten, log_forget, here)
+  positions = jnp.broadcast_to(slots[None, :], seen.shape)
+  score_mod, mask_mod, bias = mods.of_position(
+    score_mod, mask_mod, bias, cache.index, positions
+  )
   out = dense_attention(
     query,
     keys,
@@ -285,6 +291,8 @@ def decode(
     scale=scale,
     sinks=sinks,
     logits_soft_cap=logits_soft_cap,
+    score_mod=score_mod,
+    mask_mod=mask_mod,
   )
   return out, DenseCache(keys, values, cache.index + 1, forgotten)
 

@@ -80,8 +80,8 @@ class Attention(NamedTuple):
       where the mechanism cannot decode token by token.
     decode: `(variables, cache, query, key, value, **call) -> (out, cache)` for
       one position, `query [B, 1, N, H]`; equals the causal call on the whole
-      sequence. `call` may hold `scale` and what 'relative' names. None where
-      `init_cache` is None.
+      sequence. `call` may hold `scale` and what 'relative' and 'mods' name. None
+      where `init_cache` is None.
     supports: the names of what works; what is not named raises ValueError.
       'causal'    is_causal=True
       'cross'     query and key of different lengths

@@ -54,6 +54,44 @@ def indices(
   )
 
 
+def of_position(
+  score_mod: ScoreMod | None,
+  mask_mod: MaskMod | None,
+  bias: Float[Array, "B N 1 S"] | None,
+  query: Int[Array, "B"],
+  keys: Int[Array, "B S"],
+) -> tuple[ScoreMod | None, MaskMod | None, Float[Array, "B N 1 S"] | None]:
+  """Both functions for one query of each example, whose keys lie in a cache.
+
+  Args:
+    score_mod: of positions; None is none.
+    mask_mod: likewise.
+    bias: terms by distance, which a score_mod gets with the score.
+    query: t of each example.
+    keys: s of each slot; what lies in unset ones does not matter.
+
+  Returns:
+    The functions of places in the cache, and what is left of the bias.
+  """
+
+  def moved(function, before=None):
+    def call(*args):
+      *score, b, n, _, _ = args
+      if before is not None:
+        score = [score[0] + before]
+      t, s = query[:, None, None, None], keys[:, None, None, :]
+      return function(*score, b, n, t, s)
+
+    return call
+
+  own_score = own_mask = None
+  if score_mod is not None:
+    own_score, bias = moved(score_mod, bias), None
+  if mask_mod is not None:
+    own_mask = moved(mask_mod)
+  return own_score, own_mask, bias
+
+
 def is_shown(found: Any) -> Bool[Array, "..."]:
   """What a mask_mod returned.
 

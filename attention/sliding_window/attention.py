@@ -5,8 +5,9 @@ ordinary ones, `global_tokens` has both halves of global attention, and `cache`
 decodes. The softmax is `core.tile`, and its loop `core.loop`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -157,17 +158,13 @@ def sliding_window_attention(
   )
   tables = relative.check(relative_bias, relative_keys, query)
   _check_globals(global_indices, global_qkv, query, key, value, tables)
-  if global_indices is not None or max(dilations) > 1:
-    for name, option in (
-      ("log_forget", log_forget),
-      ("score_mod", score_mod),
-      ("mask_mod", mask_mod),
-    ):
-      if option is not None:
-        raise ValueError(
-          f"{name}: expected None with global_indices or a dilation; windows of "
-          "neighbours alone have it"
-        )
+  of_neighbours = {
+    "log_forget": log_forget,
+    "score_mod": score_mod,
+    "mask_mod": mask_mod,
+  }
+  neighbours_alone = global_indices is None and max(dilations) == 1
+  _check_neighbours(of_neighbours, neighbours_alone)
   tables = tables._replace(sinks=sinks)
   arguments.check_dropout(dropout_rate, dropout_rng)
   if block_size is not None:
@@ -262,6 +259,16 @@ def sliding_window_attention(
     sinks=sinks,
     logits_soft_cap=logits_soft_cap,
   )
+
+
+def _check_neighbours(options: Mapping[str, Any], is_plain: bool) -> None:
+  """Checks options that windows with gaps and global tokens do not have."""
+  for name in ("log_forget", "score_mod", "mask_mod"):
+    if options.get(name) is not None and not is_plain:
+      raise ValueError(
+        f"{name}: expected None with global_indices or a dilation; windows of "
+        "neighbours alone have it"
+      )
 
 
 def _check_globals(
@@ -458,6 +465,7 @@ def sliding_window(
     # The ring has room for how far the window reaches, or for all positions.
     slots = cache.key.shape[1]
     dilations = _head_dilations(dilation, query.shape[2], slots)
+    _check_neighbours(call, max(spacings) == 1)
     tables = relative.check(relative_bias, relative_keys, query)
     arrays = (query, key, value)
     call = {**own.options(variables), **call}
@@ -488,7 +496,8 @@ def sliding_window(
         "global",
         "sequence",
       }
-    ),
+    )
+    - ({"log_forget", "mods"} if max(spacings) > 1 else set()),
     approximates="dense",
     cost="linear",
     causal_only=forget,

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from attention import arguments, plug
-from attention.core import forgetting, layout, relative, visibility
+from attention.core import forgetting, layout, mods, relative, visibility
 from attention.dense import dense_attention
 from attention.dense import init_cache as init_dense
 
@@ -100,6 +100,8 @@ def decode(
   sinks: Float[Array, "N"] | None = None,
   logits_soft_cap: float | None = None,
   log_forget: Float[Array, "B 1 N"] | None = None,
+  score_mod: mods.ScoreMod | None = None,
+  mask_mod: mods.MaskMod | None = None,
 ) -> tuple[Float[Array, "B 1 N V"], SlidingWindowCache]:
   """One position of the causal call; time R·N·H at every position.
 
@@ -115,6 +117,8 @@ def decode(
     sinks: as in `sliding_window_attention`.
     logits_soft_cap: likewise.
     log_forget: of this position.
+    score_mod: as in `sliding_window_attention`; t is this position.
+    mask_mod: likewise.
 
   Returns:
     The result `[B, 1, N, H]` and the cache with this position in it.
@@ -129,6 +133,9 @@ def decode(
   if tables.given:
     factor = arguments.softmax_scale(scale, query.shape[-1])
     bias = relative.at_position(tables, query, -steps, factor)
+  score_mod, mask_mod, bias = mods.of_position(
+    score_mod, mask_mod, bias, cache.index, cache.index[:, None] - age
+  )
   out = dense_attention(
     query,
     after.key,
@@ -138,5 +145,7 @@ def decode(
     scale=scale,
     sinks=sinks,
     logits_soft_cap=logits_soft_cap,
+    score_mod=score_mod,
+    mask_mod=mask_mod,
   )
   return out, after

@@ -129,6 +129,48 @@ def _relative_positions(mechanism: Mechanism) -> None:
     assert_close(out, _causal(mechanism, case), 1e-5)
 
 
+def _unrolled(mechanism, functions, variables, cache, qkv, tables):
+  """Position after position."""
+  outs = []
+  for t in range(qkv[0].shape[1]):
+    now = [x[:, t : t + 1] for x in qkv]
+    out, cache = mechanism.attention.decode(
+      variables, cache, *now, **tables, **functions
+    )
+    outs.append(out)
+  return jnp.concatenate(outs, axis=1)
+
+
+def _functions_of_indices(mechanism: Mechanism) -> None:
+  """Functions of a score and its indices see the positions of the causal call."""
+  rng = np.random.default_rng(4)
+  shape = (_CASE.num_heads, 2 * _LENGTH)
+  table = jnp.asarray(rng.standard_normal(shape, np.float32))
+
+  def score_mod(score, b, n, t, s):
+    return score * (1.0 + 0.5 * b) + table[n, t - s]
+
+  def mask_mod(b, n, t, s):
+    return (t - s + n + b) % 3 != 1
+
+  functions = {"score_mod": score_mod, "mask_mod": mask_mod}
+  relative = "relative" in mechanism.supports
+  for options in ((), ("relative",)) if relative else ((),):
+    case = _CASE._replace(options=options)
+    variables, cache, qkv = _start(mechanism, case)
+    tables = mechanism.draw(case)[1]
+
+    run = jax.jit(partial(_unrolled, mechanism, functions))
+    apply = jax.jit(
+      partial(mechanism.attention.apply, is_causal=True, **functions)
+    )
+    assert_close(
+      run(variables, cache, qkv, tables),
+      apply(variables, *qkv, **tables),
+      1e-5,
+    )
+
+
 def _bfloat16(mechanism: Mechanism) -> None:
   """A cache in bfloat16 loses no more than its digits."""
   variables, cache, qkv = _start(mechanism, _CASE, jnp.bfloat16)
@@ -244,6 +286,13 @@ CHECKS = (
     _relative_positions,
     "`decode` must take relative_bias and relative_keys as the causal call does.",
     "relative",
+  ),
+  _decodes(
+    "with_functions_of_indices",
+    _functions_of_indices,
+    "`decode` must take score_mod and mask_mod as the causal call does: t is the "
+    "position, and s that of the key in each slot of the cache.",
+    "mods",
   ),
   _decodes(
     "in_bfloat16",

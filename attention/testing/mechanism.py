@@ -184,12 +184,11 @@ def shared(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def in_float64(tree: Any) -> Any:
-  """Floating-point leaves as float64 NumPy arrays, all others as they are."""
-  return jax.tree.map(
-    lambda x: (
-      np.asarray(x, np.float64)
-      if jnp.issubdtype(jnp.result_type(x), jnp.floating)
-      else x
-    ),
-    tree,
-  )
+  """Floating-point arrays as float64 NumPy arrays, all else as it is."""
+
+  def converted(x):
+    is_number = isinstance(x, float)
+    is_floating = jnp.issubdtype(jnp.result_type(x), jnp.floating)
+    return np.asarray(x, np.float64) if is_floating and not is_number else x
+
+  return jax.tree.map(converted, tree)
