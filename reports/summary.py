@@ -107,7 +107,19 @@ def cost_columns(summaries: Sequence[Summary]) -> list[Column]:
   return _present(COSTS, summaries)
 
 
-def text(summary: Summary, column: Column) -> str:
+Marks = Mapping[str, set[str]]
+"""Column -> the mechanisms that cannot be told apart from its best."""
+
+
+def marks(summaries: Sequence[Summary], columns: Sequence[Column]) -> Marks:
+  """Those of the metric that runs are judged by, if it is among the columns."""
+  name = headline([run for summary in summaries for run in summary.done])
+  if name is None or name not in {column.name for column in columns}:
+    return {}
+  return {name: tied(summaries, name)}
+
+
+def text(summary: Summary, column: Column, marked: Marks) -> str:
   """Mean and interval of a column; a dash where there is no value."""
   values = [v * column.scale for v in summary.values(column.name)]
   highest = quality.highest(column.name) * column.scale
@@ -117,7 +129,40 @@ def text(summary: Summary, column: Column) -> str:
     return numbers.short_interval(values, highest)
   if column.name.endswith("parameters"):
     return f"{values[0]:,.0f}"
-  return numbers.interval(values, highest)
+  found = numbers.interval(values, highest)
+  is_marked = summary.attention in marked.get(column.name, ())
+  return f"{found} {numbers.TIED}" if is_marked else found
+
+
+def tied(summaries: Sequence[Summary], name: str) -> set[str]:
+  """Mechanisms whose mean cannot be told apart from the best, and the best.
+
+  Args:
+    summaries: of a task.
+    name: of the metric.
+
+  Returns:
+    Their labels; none where the best has one seed or stands alone.
+  """
+  means = {s.attention: s.mean(name) for s in summaries}
+  found = {label: mean for label, mean in means.items() if mean is not None}
+  if not found:
+    return set()
+  best = next(iter(found))
+  for label, mean in found.items():
+    if quality.is_better(name, mean, found[best]):
+      best = label
+  values = {s.attention: s.values(name) for s in summaries}
+  same = {
+    label
+    for label in found
+    if label != best
+    and numbers.can_be_told_apart(
+      values[label], values[best], quality.highest(name)
+    )
+    is False
+  }
+  return same | {best} if same else set()
 
 
 def _present(

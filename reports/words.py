@@ -5,14 +5,18 @@ import re
 from typing import Any
 
 from comparison.records import Record
+from reports import numbers
 from reports.columns import Column
 from reports.summary import Summary
 
 TITLE = "Attention mechanisms compared"
 INTERVALS = (
   "Numbers are means over seeds ± half the 95 % interval of Student's t; one "
-  "seed has none. Where the interval would leave the range of its metric (0 to 1 "
-  "for an accuracy), it is cut there and given by its ends, as [0.93, 1]."
+  "seed has none. Of a metric with two bounds (0 to 1 for an accuracy) the interval "
+  "is taken on the logit scale, which it cannot leave, and given by its ends where "
+  f"it is uneven, as [0.93, 0.99]. {numbers.TIED} marks the best mean and those that cannot "
+  "be told apart from it (Welch's t-test at 5 %, on the same scale, without a "
+  "correction for the number of rows)."
 )
 
 SLOTS = (

@@ -128,10 +128,12 @@ def test_configs_take_it_where_it_can_serve(found):
 
 def test_tables_and_messages_name_it(found):
   _, told = found
-  row = "| `banded` | – | ✓ | – | ✓ | – | ✓ | – | – | – | ✓ | – | – | – | – |"
+  row = (
+    "| `banded` | – | ✓ | – | ✓ | – | ✓ | – | – | – | ✓ | – | – | – | – | – |"
+  )
   assert row in told["capabilities"].splitlines()
   assert told["refusal"].startswith("dropout_rate: toy attention has no such")
-  assert told["refusal"].endswith("strided_2d and banded have it")
+  assert told["refusal"].endswith("strided_2d, latent and banded have it")
   assert told["order"][0] == ["dense", "banded", "z"]
 
 

@@ -1,7 +1,5 @@
 """Latent attention (DeepSeek-V2, 2024), as the paper defines it."""
 
-from typing import Any
-
 from jaxtyping import Float64
 import numpy as np
 from numpy.typing import ArrayLike
@@ -17,7 +15,11 @@ def latent_attention(
   value_kernel: ArrayLike,
   shared_key: ArrayLike | None = None,
   value: ArrayLike | None = None,
-  **call: Any,
+  mask: ArrayLike | None = None,
+  is_causal: bool = False,
+  scale: float | ArrayLike | None = None,
+  query_segment_ids: ArrayLike | None = None,
+  key_segment_ids: ArrayLike | None = None,
 ) -> Float64[np.ndarray, "B T N V"]:
   """Dense attention to keys and values that are made of the latent numbers.
 
@@ -30,7 +32,11 @@ def latent_attention(
     value_kernel: W_V, `[R, N, V]`.
     shared_key: r, `[B, S, P]`, the same for all heads; None is P = 0.
     value: `[B, S, K, V]`, in place of v; query head n reads head n // (N/K).
-    **call: as `dense_attention` takes it.
+    mask: boolean, True = attend, broadcastable to `[B, N, T, S]`.
+    is_causal: query t sees keys s ≤ t.
+    scale: factor of the logits; None is 1/√H.
+    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
+    key_segment_ids: `[B, S]`.
 
   Returns:
     `[B, T, N, V]` float64; zeros for a query that sees no key.
@@ -45,11 +51,22 @@ def latent_attention(
   shared = np.zeros((*shape, 0)) if shared_key is None else shared_key
   key = np.zeros((*shape, num_heads, own + np.shape(shared)[2]))
   values = np.zeros((*shape, num_heads, value_kernel.shape[2]))
-  for b, s, n in np.ndindex(*shape, num_heads):
-    key[b, s, n, :own] = latent[b, s] @ key_kernel[:, n]
-    key[b, s, n, own:] = np.asarray(shared, np.float64)[b, s]
-    values[b, s, n] = latent[b, s] @ value_kernel[:, n]
+  # A position that a mask hides may hold anything.
+  with np.errstate(all="ignore"):
+    for b, s, n in np.ndindex(*shape, num_heads):
+      key[b, s, n, :own] = latent[b, s] @ key_kernel[:, n]
+      key[b, s, n, own:] = np.asarray(shared, np.float64)[b, s]
+      values[b, s, n] = latent[b, s] @ value_kernel[:, n]
   if value is not None:
     value = np.asarray(value, np.float64)
     values = np.repeat(value, num_heads // value.shape[2], axis=2)
-  return dense_attention(query, key, values, **call)
+  return dense_attention(
+    query,
+    key,
+    values,
+    mask=mask,
+    is_causal=is_causal,
+    scale=scale,
+    query_segment_ids=query_segment_ids,
+    key_segment_ids=key_segment_ids,
+  )

@@ -252,12 +252,14 @@ def _differential(**options):
 
 def _latent(**options):
   def attend(variables, query, key, value=None, **call):
-    p = variables["params"]
-    inputs = np.asarray(key).reshape(*np.shape(key)[:2], -1)
-    x = inputs @ p["down_kernel"]
+    p = {name: np.asarray(x) for name, x in variables["params"].items()}
+    inputs = np.asarray(key, np.float64).reshape(*np.shape(key)[:2], -1)
     size = len(p["norm_scale"])
-    read, shared = x[..., :size], x[..., size:]
-    read = read / np.sqrt(np.mean(read**2, axis=-1, keepdims=True) + 1e-6)
+    # A position that a mask hides may hold anything.
+    with np.errstate(all="ignore"):
+      x = inputs @ p["down_kernel"]
+      read, shared = x[..., :size], x[..., size:]
+      read = read / np.sqrt(np.mean(read**2, axis=-1, keepdims=True) + 1e-6)
     return definitions.latent_attention(
       query,
       read * p["norm_scale"],

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import ATTENTIONS, Dims, plug
+from attention import ATTENTIONS, Dims, gates_from_keys, plug
 from attention.testing import assert_close
 from tests.attention.forms import RECURRENT
 
@@ -24,8 +24,8 @@ NAMES = [name for name in ATTENTIONS if name not in (*OWN, *RECURRENT)]
 
 
 def attend(name, **call):
-  dims = Dims(4, 2, 8, 23)
-  mechanism = ATTENTIONS[name](**SIZES.get(name, {}))
+  dims = Dims(4, 2, 8, 23, 16)
+  mechanism = gates_from_keys(ATTENTIONS[name](**SIZES.get(name, {})))
   variables = mechanism.init(jax.random.key(0), dims)
   rng = np.random.default_rng(0)
   query, key, value = (

@@ -21,6 +21,7 @@ _HOW = {
   "dropout_rate",
   "dropout_rng",
   "block_size",
+  "absorbed",
   "block_mask",
   "implementation",
 }

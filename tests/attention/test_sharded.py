@@ -20,7 +20,11 @@ SHARDINGS = {
 
 def program(name, is_causal, kv_heads):
   """Output and gradients to query, key and value, and their arguments."""
-  mechanism = gates_from_keys(ATTENTIONS[name](**SIZES.get(name, {})))
+  mechanism = ATTENTIONS[name](**SIZES.get(name, {}))
+  # What all heads share is whole on every device.
+  shared = {}
+  if "own_keys" not in mechanism.supports:
+    mechanism = gates_from_keys(mechanism)
   dims = Dims(HEADS, kv_heads, HEAD_DIM, LENGTH, kv_heads * HEAD_DIM)
   variables = mechanism.init(jax.random.key(0), dims)
   rng = np.random.default_rng(0)
@@ -28,12 +32,16 @@ def program(name, is_causal, kv_heads):
     jnp.asarray(rng.standard_normal((BATCH, LENGTH, n, HEAD_DIM)), jnp.float32)
     for n in (HEADS, HEADS, kv_heads, kv_heads)
   )
-  if "shared_qk" in mechanism.supports:
+  if "own_keys" in mechanism.supports:
+    inputs = key.reshape(BATCH, LENGTH, -1)
+    shared = mechanism.gates(variables, inputs)
+  if {"shared_qk", "own_keys"} & mechanism.supports:
     key = None
 
   def run(query, key, value, cotangent):
     def attend(query, key, value):
-      return mechanism.apply(variables, query, key, value, is_causal=is_causal)
+      call = {"is_causal": is_causal, **shared}
+      return mechanism.apply(variables, query, key, value, **call)
 
     out, pullback = jax.vjp(attend, query, key, value)
     return out, pullback(cotangent)

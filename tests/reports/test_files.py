@@ -2,9 +2,11 @@
 
 import csv
 import json
+import math
 import re
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 from reports import curves, files, numbers, style, summary
@@ -75,9 +77,9 @@ def test_the_text_tells_the_tables_and_how_they_came_about(folder):
   rows = [re.split(r" *\| *", line) for line in text.splitlines()]
   dense = next(row for row in rows if row[1:3] == ["`dense`", "2/2"])
   # Of the better point: 0.95 and 0.97, t(1) = 12.71, s = 0.02 / √2; cut at 1.
-  assert dense[3:5] == ["0.003", "0.9600 [0.8329, 1.0000]"]
+  assert dense[3:5] == ["0.003", "0.9600 [0.4671, 0.9985] ≈"]
   linear = next(row for row in rows if row[1:3] == ["`linear`", "2/2"])
-  assert linear[3:5] == ["0.001", "0.6600 ± 0.1271"]
+  assert linear[3:5] == ["0.001", "0.6600 [0.5242, 0.7738] ≈"]
   assert "| `performer`" in text
   assert "failed: exit code 1: loss is <nan> at step 3" in text
   assert "not supported: lsh: a \\| b" in text
@@ -151,13 +153,68 @@ def test_an_interval_stays_in_the_range_of_its_metric():
   # t(2) = 4.303 and s = 0.01: half of it is 0.0248.
   values = [0.98, 0.99, 1.0]
   assert numbers.interval(values) == "0.9900 ± 0.0248"
-  assert numbers.interval(values, 1.0) == "0.9900 [0.9652, 1.0000]"
-  assert numbers.ends(values, 1.0) == pytest.approx((0.96516, 1.0), abs=1e-5)
+  # logit(0.99) = 4.5951, and 0.02484 / (0.99 · 0.01) = 2.5094.
+  expected = [1 / (1 + math.exp(-x)) for x in (2.0857, 7.1045)]
+  assert numbers.ends(values, 1.0) == pytest.approx(expected, abs=1e-5)
+  assert numbers.interval(values, 1.0) == "0.9900 [0.8895, 0.9992]"
+  percents = [100 * x for x in values]
+  found = numbers.ends(percents, 100.0)
+  assert found == pytest.approx([100 * x for x in expected], abs=1e-3)
   assert numbers.ends([0.5], 1.0) is None
   low = [0.0, 0.01, 0.02]
-  assert numbers.interval(low, 1.0) == "0.0100 [0.0000, 0.0348]"
+  assert numbers.interval(low, 1.0) == "0.0100 [0.0008, 0.1105]"
+  # Without a bound above, what would be below 0 is cut off.
   assert numbers.short_interval(low) == "0.0100 [0.0000, 0.0348]"
   assert numbers.interval([1.0, 1.0], 1.0) == "1.0000 ± 0.0000"
+  widest = numbers.ends([1.0, 0.0], 1.0)
+  assert widest == pytest.approx((0.0, 1.0), abs=1e-9)
+
+
+@pytest.mark.parametrize(
+  ("shape", "seeds", "least"),
+  [
+    ((5, 5), 3, 0.94),
+    ((9, 1), 3, 0.94),
+    ((9, 1), 5, 0.93),
+    ((970, 30), 3, 0.94),
+    # Most seeds right and a few lost: nothing is right for three of them.
+    ((9.7, 0.3), 3, 0.89),
+  ],
+  ids=str,
+)
+def test_an_interval_holds_the_true_mean_as_often_as_it_says(
+  shape, seeds, least
+):
+  """Shares from Beta distributions, and the common interval beside it."""
+  mean = shape[0] / sum(shape)
+  drawn = np.random.default_rng(0).beta(*shape, size=(4000, seeds))
+  holds, common = 0, 0
+  for values in drawn.tolist():
+    low, high = numbers.ends(values, 1.0)
+    holds += low <= mean <= high
+    common += abs(np.mean(values) - mean) <= numbers.half_interval(values)
+  assert least < holds / 4000 < 0.97
+  assert holds / 4000 > common / 4000 - 0.01
+
+
+def test_means_are_told_apart_by_welch():
+  apart = numbers.can_be_told_apart
+  # By hand: difference 0.2, errors 0.0577 each, 4 degrees of freedom, t = 2.776.
+  assert apart([0.4, 0.5, 0.6], [0.6, 0.7, 0.8]) is False
+  assert apart([0.4, 0.5, 0.6], [0.7, 0.8, 0.9]) is True
+  assert apart([0.4], [0.9, 0.9]) is None
+  assert apart([1.0, 1.0], [1.0, 1.0], 1.0) is False
+  assert apart([1.0, 1.0], [0.9, 0.9], 1.0) is True
+  # The same difference counts for more near an end.
+  assert apart([0.50, 0.51, 0.52], [0.53, 0.54, 0.55], 1.0) is True
+  assert apart([0.97, 0.98, 0.99], [0.98, 0.99, 1.0], 1.0) is False
+
+
+def test_equal_means_are_told_as_often_as_they_should():
+  """Two mechanisms of one distribution differ in at most 5 % of comparisons."""
+  drawn = np.random.default_rng(1).beta(9, 1, size=(4000, 2, 3)).tolist()
+  found = [numbers.can_be_told_apart(x, y, 1.0) for x, y in drawn]
+  assert 0.01 < np.mean(found) < 0.06
 
 
 def test_costs_have_three_digits():

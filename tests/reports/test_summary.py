@@ -109,3 +109,45 @@ def test_names_are_apart_and_in_order():
   assert there[-1] == pytest.approx(0.95)
   # What has room stays where it is.
   assert placed[1] == pytest.approx(0.2)
+
+
+def with_seeds(values, name="accuracy"):
+  """Summaries of mechanisms: label -> one value of a metric for each seed."""
+  one = made_up.records()[0]
+  return [
+    summary.Summary(
+      "copy",
+      label,
+      {},
+      1,
+      [one | {"final": {"split": "validation", name: x}} for x in of_seeds],
+    )
+    for label, of_seeds in values.items()
+  ]
+
+
+def test_rows_are_marked_that_cannot_be_told_apart_from_the_best():
+  values = {
+    "dense": [0.97, 0.98, 0.99],
+    "linear": [0.2, 0.21, 0.22],
+    "flash": [0.98, 0.99, 0.985],
+    "lsh": [0.999],
+  }
+  found = with_seeds(values)
+  # The best has one seed, from which nothing can be told.
+  assert summary.tied(found, "accuracy") == set()
+  found = found[:-1]
+  assert summary.tied(found, "accuracy") == {"dense", "flash"}
+  columns = summary.quality_columns(found)
+  marked = summary.marks(found, columns)
+  texts = [summary.text(one, columns[0], marked) for one in found]
+  assert [text.endswith(" ≈") for text in texts] == [True, False, True]
+  assert summary.tied(found[:2], "accuracy") == set()
+  assert summary.tied([], "accuracy") == set()
+
+
+def test_of_losses_the_lowest_is_the_best():
+  found = with_seeds(
+    {"a": [1.0, 1.1], "b": [3.0, 3.1], "c": [1.05, 1.1]}, "loss"
+  )
+  assert summary.tied(found, "loss") == {"a", "c"}
