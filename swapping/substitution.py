@@ -59,6 +59,18 @@ def logits(
   return models.replace_attention(model, variables, batch, replacement)
 
 
+def check(attention: Attention) -> None:
+  """Checks that a mechanism can be put into a model.
+
+  Raises:
+    ValueError: it has no use for the keys and values of the model.
+  """
+  if "own_keys" in attention.supports:
+    raise ValueError(
+      "it makes keys and values of its own and has no use for the model's"
+    )
+
+
 def squares(
   model: Transformer,
   variables: Mapping[str, Any],
@@ -161,10 +173,7 @@ def _called(
   **call: Any,
 ) -> Array:
   """A mechanism on what another one was called with, its gates on the inputs."""
-  if "own_keys" in attention.supports:
-    raise ValueError(
-      "it makes keys and values of its own and has no use for the model's"
-    )
+  check(attention)
   if "shared_qk" in attention.supports:
     key = None
   elif key is None:

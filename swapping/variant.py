@@ -25,6 +25,7 @@ def describe(
   Raises:
     ValueError: it cannot serve there.
   """
+  substitution.check(config.build())
   here = {(place.slot, place.layer) for place in places}
   chosen = {}
   for slot in {place.slot: None for place in source.places}:

@@ -49,6 +49,10 @@ WINDOW = AttentionConfig("sliding_window", {"window": 2})
       "cross_attention: sliding_window cannot attend from one position",
     ),
     (
+      {"decoder_attention": AttentionConfig("latent"), "num_kv_heads": 2},
+      "num_kv_heads: latent makes a key and a value for every head",
+    ),
+    (
       {"decoder_attention": PERFORMER, "attention_dropout_rate": 0.1},
       "decoder_attention: performer cannot drop .*; one of dense, .* can",
     ),

@@ -182,3 +182,10 @@ def test_variables_are_taken_out_and_put_back():
   p = models.load_pretrained(HERE / "gpt2")
   same = substitution.filled(p.variables, twice)
   jax.tree.map(np.testing.assert_array_equal, same, dict(p.variables))
+
+
+def test_a_mechanism_with_keys_of_its_own_cannot_be_put_there():
+  p = models.load_pretrained(HERE / "gpt2")
+  latent = AttentionConfig("latent").build()
+  with pytest.raises(ValueError, match="makes keys and values of its own"):
+    run(p, batch_of("gpt2"), latent, {places_of(p.model)[0]: {}}, ())
