@@ -2,10 +2,12 @@
 
     python compare.py --config=configs/compare/copy.py --workdir=/tmp/compare
     python compare.py --config=configs/compare/copy.py --config.attention=dense,lsh
+    python compare.py status --workdir=/tmp/compare
     python compare.py report --workdir=/tmp/compare
 
 The same command continues a comparison that was stopped; runs that are done with
-the same config are not run again. The last writes the report of what there is,
+the same config are not run again. `status` says what is done, runs, waits and
+failed, and when it will be done. The last writes the report of what there is,
 report.html, report.md, results.csv, results.jsonl and plots/, and is what the
 others end with.
 """
@@ -39,11 +41,14 @@ def main(command: str | None) -> None:
     raise ConfigError("--workdir: missing; the folder of the comparison")
   else:
     folder = Path(_WORKDIR.value)
-  from comparison import records
+  from comparison import records, status
   from reports import files
 
   if claimed.parsed(folder / records.COMPARISON) is None:
     raise ConfigError(f"--workdir: no comparison in {folder}, or a damaged one")
+  if command == "status":
+    print(status.text(folder))
+    return
   found, damaged = records.read(folder)
   for name in damaged:
     print(
@@ -71,6 +76,7 @@ def _run() -> Path:
   # A fault that only planning finds leaves no folder behind.
   runs = plan.plan(comparison)
   records.claim(folder, shared)
+  records.plan(folder, runs)
   print(f"{folder}: {len(runs)} runs", flush=True)
   launch.launch(runs[first - 1 :: step], folder, comparison.seed_numbers[0])
   return folder
@@ -87,4 +93,4 @@ def _shard(text: str) -> tuple[int, int]:
 
 
 if __name__ == "__main__":
-  entry.run(main, commands=("report",))
+  entry.run(main, commands=("report", "status"))

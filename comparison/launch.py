@@ -60,12 +60,13 @@ def launch(runs: Sequence[Run], workdir: Path, map_seed: int) -> None:
         print(f"{name}: not supported: {run.obstacle}", flush=True)
         continue
       print(f"{name}: {run.slots}; {run.parameters:,} parameters", flush=True)
-      if status != records.TRAINED:
-        told = _train(run, workdir)
-        print(f"  {told}", flush=True)
-      if records.status(workdir, run) == records.TRAINED:
-        told = _measure(run, workdir, with_map=run.seed == map_seed)
-        print(f"  {told}", flush=True)
+      with records.running(workdir, run):
+        if status != records.TRAINED:
+          told = _train(run, workdir)
+          print(f"  {told}", flush=True)
+        if records.status(workdir, run) == records.TRAINED:
+          told = _measure(run, workdir, with_map=run.seed == map_seed)
+          print(f"  {told}", flush=True)
 
 
 def _train(run: Run, workdir: Path) -> str:

@@ -39,6 +39,7 @@ class Run:
     obstacle: why it cannot run; empty where it can.
     slots: which mechanism fills which slot of its model; empty where it cannot
       run.
+    steps: of its training, where they are known before it is made; else 0.
   """
 
   task: str
@@ -52,6 +53,7 @@ class Run:
   unmatched_parameters: int = 0
   obstacle: str = ""
   slots: str = ""
+  steps: int = 0
 
   @property
   def identity(self) -> str:
@@ -141,6 +143,9 @@ def _planned(
     parameters=matched,
     unmatched_parameters=count,
     slots=models.slots(config.model),
+    steps=0
+    if comparison.budget_seconds is not None
+    else leaves.get("num_steps", config.train.num_steps),
   )
 
 

@@ -1,15 +1,20 @@
 """What a comparison has found so far: one small file a run."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+import contextlib
 import json
+import os
 from pathlib import Path
+import socket
+import time
 from typing import Any
 
 from comparison.plan import Run
 from process import claimed
 
 COMPARISON = "comparison.json"
-RUNS, RECORDS = "runs", "records"
+PLAN = "plan.json"
+RUNS, RECORDS, RUNNING = "runs", "records", "running"
 SCALING = "scaling.jsonl"
 DONE, FAILED, UNSUPPORTED = "done", "failed", "not supported"
 TRAINED, STOPPED = "not measured yet", "stopped"
@@ -76,14 +81,53 @@ def read(workdir: Path) -> tuple[list[Record], list[str]]:
 
   A damaged file counts as a run that was never made: it is run again.
   """
-  records, damaged = [], []
+  paths = sorted((workdir / RECORDS).glob("*.json"))
+  whole = by_path(workdir)
+  damaged = {path.name for path in paths} - {path.name for path, _ in whole}
+  return [record for _, record in whole], sorted(damaged)
+
+
+def by_path(workdir: Path) -> list[tuple[Path, Record]]:
+  """The records that are whole, and where they lie."""
+  found = []
   for path in sorted((workdir / RECORDS).glob("*.json")):
     record = _whole(path)
-    if record is None:
-      damaged.append(path.name)
-    else:
-      records.append(record)
-  return records, damaged
+    if record is not None:
+      found.append((path, record))
+  return found
+
+
+def plan(workdir: Path, runs: Sequence[Run]) -> None:
+  """Adds runs to those that the comparison is known to have."""
+  known = claimed.parsed(workdir / PLAN) or {}
+  found = {
+    run.identity: {
+      "task": run.task,
+      "attention": run.attention,
+      "steps": run.steps,
+    }
+    for run in runs
+  }
+  claimed.replace(workdir / PLAN, {**known, **found})
+
+
+def planned(workdir: Path) -> dict[str, dict[str, Any]]:
+  """Identity of every run that `plan` was told of -> what it is."""
+  return claimed.parsed(workdir / PLAN) or {}
+
+
+@contextlib.contextmanager
+def running(workdir: Path, run: Run) -> Iterator[None]:
+  """Says meanwhile that a run is being made, by which process."""
+  folder = workdir / RUNNING
+  folder.mkdir(exist_ok=True)
+  path = folder / f"{run.identity}.json"
+  who = {"host": socket.gethostname(), "process": os.getpid()}
+  claimed.replace(path, {**who, "since": time.time()})
+  try:
+    yield
+  finally:
+    path.unlink(missing_ok=True)
 
 
 def scaling(workdir: Path) -> list[dict[str, Any]] | None:
