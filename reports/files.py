@@ -10,6 +10,7 @@ from comparison.records import Record
 from reports import (
   comparison_maps,
   figures,
+  latex,
   markdown,
   page,
   plots,
@@ -19,7 +20,8 @@ from reports import (
 )
 from reports import scaling as scaling_lib
 
-PAGE, TEXT, PLOTS = "report.html", "report.md", "plots"
+PAGE, TEXT, TABLES = "report.html", "report.md", "report.tex"
+PLOTS = "plots"
 
 
 def write(
@@ -27,7 +29,7 @@ def write(
   found: Sequence[Record],
   scaling: Sequence[Mapping[str, Any]] | None,
 ) -> str:
-  """Writes results.jsonl, results.csv, plots/, report.md and report.html.
+  """Writes results.jsonl, results.csv, plots/ and the reports.
 
   Args:
     workdir: of the comparison.
@@ -57,6 +59,7 @@ def write(
   captions = {figure.stem: figure.caption for figure in drawn}
   text = markdown.report(found, shared, captions)
   (workdir / TEXT).write_text(text, "utf-8")
+  (workdir / TABLES).write_text(latex.report(found), "utf-8")
   (workdir / PAGE).write_text(
     page.page(found, shared, by_task, of_scaling, styles), "utf-8"
   )

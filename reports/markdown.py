@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from comparison.records import Record
+from reports import rows as table_rows
 from reports import summary, table, words
 from reports.columns import Column
 from reports.summary import Summary
@@ -58,14 +59,12 @@ def _table(
   columns: Sequence[Column],
 ) -> list[str]:
   """A row a mechanism."""
-  texts = ["attention", *(["slots"] if summary.has_slots(summaries) else [])]
-  header = [*texts, "seeds", *(leaf.rpartition(".")[2] for leaf in leaves)]
-  header += [words.titled(column) for column in columns]
-  marked = summary.marks(summaries, columns)
-  rows = [
-    _cells(one, len(texts) > 1, leaves, columns, marked) for one in summaries
+  header, rows, left = table_rows.make(summaries, leaves, columns)
+  escaped = [
+    [f"`{name}`", *(cell.replace("|", "\\|") for cell in cells)]
+    for name, *cells in rows
   ]
-  return aligned(header, rows, len(texts))
+  return aligned(header, escaped, left)
 
 
 def aligned(
@@ -83,21 +82,6 @@ def aligned(
   rule = ["-" * width for width in widths[:left]]
   rule += ["-" * (width - 1) + ":" for width in widths[left:]]
   return [_line(row, widths, left) for row in (header, rule, *rows)]
-
-
-def _cells(
-  one: Summary,
-  with_slots: bool,
-  leaves: Sequence[str],
-  columns: Sequence[Column],
-  marked: summary.Marks,
-) -> list[str]:
-  cells = [f"`{one.attention}`", *([one.slots or "–"] if with_slots else [])]
-  cells.append(f"{len(one.done)}/{len(one.runs)}")
-  if one.obstacle:
-    return [*cells, _one_line(one.obstacle).replace("|", "\\|")]
-  cells += [str(one.grid.get(leaf, "–")) for leaf in leaves]
-  return [*cells, *(summary.text(one, column, marked) for column in columns)]
 
 
 def _line(cells: Sequence[str], widths: Sequence[int], left: int) -> str:

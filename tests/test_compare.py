@@ -261,7 +261,13 @@ def test_the_whole_command_from_training_to_the_page(tmp_path):
   shown = measured["map"]
   assert len(shown["weights"]) == heads
   assert len(shown["weights"][0]) == len(shown["query_labels"])
-  for name in ("report.html", "report.md", "results.csv", "results.jsonl"):
+  for name in (
+    "report.html",
+    "report.md",
+    "report.tex",
+    "results.csv",
+    "results.jsonl",
+  ):
     assert "their_module:state" in (folder / name).read_text()
   assert not list(folder.rglob("*:*"))
   code, again, _ = commands.run("compare.py", *arguments, path=tmp_path)
