@@ -190,7 +190,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
   [
     ((), "--config: missing; for example --config=configs/compare/copy.py"),
     (("report",), "--workdir: missing; the folder of the comparison"),
-    (("reprt",), "reprt: expected report or flags only (--name=value)"),
+    (("reprt",), "reprt: expected report, status or flags only (--name=value)"),
     (("--shard=3/2",), "--shard: expected i/n with 1 ≤ i ≤ n"),
     (
       ("--config=configs/copy.py",),
@@ -264,11 +264,11 @@ def test_the_whole_command_from_training_to_the_page(tmp_path):
   for name in (
     "report.html",
     "report.md",
-    "report.tex",
     "results.csv",
     "results.jsonl",
   ):
     assert "their_module:state" in (folder / name).read_text()
+  assert r"their\_module:state" in (folder / "report.tex").read_text()
   assert not list(folder.rglob("*:*"))
   code, again, _ = commands.run("compare.py", *arguments, path=tmp_path)
   assert code == 0
