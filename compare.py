@@ -7,9 +7,9 @@
 
 The same command continues a comparison that was stopped; runs that are done with
 the same config are not run again. `status` says what is done, runs, waits and
-failed, and when it will be done. The last writes the report of what there is,
-report.html, report.md, report.tex, results.csv, results.jsonl and plots/, and is what the
-others end with.
+failed, and when it will be done. `report` writes report.html, report.md,
+report.tex, results.csv, results.jsonl and plots/ from what there is; a comparison
+ends with it too.
 """
 
 from pathlib import Path

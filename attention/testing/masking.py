@@ -120,7 +120,8 @@ def _padding(mechanism: Mechanism, is_causal: bool) -> None:
 def _masked_keys(mechanism: Mechanism, is_causal: bool) -> None:
   call = _forward(mechanism, is_causal)
   qkv, options = _drawn(mechanism)
-  before = call(qkv, **options)
+  # The result is awaited: a call that still runs may read the same memory.
+  before = np.asarray(call(qkv, **options))
   masked = ~options["mask"][:, 0, 0, :]
   for x in qkv[1:]:
     x[masked] = 1e4

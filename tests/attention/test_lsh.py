@@ -141,7 +141,7 @@ def test_masked_tokens_are_nowhere(content, is_causal):
   assert gone.any()
   assert not np.asarray(before)[gone].any()
   cotangent = np.ones_like(before)
-  slopes = gradients(query, value, r, cotangent, **call)
+  slopes = jax.device_get(gradients(query, value, r, cotangent, **call))
   query[gone], value[gone] = content, content
   np.testing.assert_array_equal(attend(query, value, r, **call), before)
   for grad, slope in zip(
