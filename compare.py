@@ -64,7 +64,7 @@ def _run() -> Path:
   file, mapping = entry.load_config(_CONFIG, "configs/compare/copy.py")
   # JAX and the libraries on it take a second to import: --help and a faulty flag
   # do not wait for them.
-  from comparison import config, launch, plan, records
+  from comparison import config, halving, launch, plan, records
 
   comparison = config.parse(mapping)
   shared = config.shared(comparison)
@@ -78,7 +78,12 @@ def _run() -> Path:
   records.claim(folder, shared)
   records.plan(folder, runs)
   print(f"{folder}: {len(runs)} runs", flush=True)
-  launch.launch(runs[first - 1 :: step], folder, comparison.seed_numbers[0])
+  seed = comparison.seed_numbers[0]
+  if rungs := comparison.rungs:
+    groups = halving.groups(runs)[first - 1 :: step]
+    halving.launch(groups, folder, seed, rungs)
+  else:
+    launch.launch(runs[first - 1 :: step], folder, seed)
   return folder
 
 

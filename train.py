@@ -22,6 +22,13 @@ _CONFIG = config_flag.define(
 _WORKDIR = flags.DEFINE_string(
   "workdir", None, "folder of the run; by default one under runs/"
 )
+_STOP_AT = flags.DEFINE_integer(
+  "stop_at",
+  None,
+  "step at which to evaluate, save and end; without it, or with a later one, the "
+  "same command goes on",
+  lower_bound=1,
+)
 _COORDINATOR = flags.DEFINE_string(
   "coordinator", None, "HOST:PORT of the first of several processes"
 )
@@ -63,7 +70,7 @@ def main() -> None:
       print(f"  {name} {value:.4f}", flush=True)
     for line in attentions.dense_because(file, config.model):
       print(f"  {line}", flush=True)
-    results = loop.run(run, folder)
+    results = loop.run(run, folder, stop_at=_STOP_AT.value)
   if results is not None:
     print(workdir.summary(folder, results))
 

@@ -35,6 +35,9 @@ class Comparison:
       hyperparameters of its own, in addition to or instead of those in the files.
     grid: leaf -> values that every mechanism is run with, all combinations; the
       report shows the best of each.
+    halving: {'rungs': shares of the steps, as 0.25 and 0.5}: at each of them the
+      worse half of a mechanism's points of the grid is stopped, by the first
+      seed; the other seeds run the point that is left. Empty runs all points.
     per_task: task -> leaves that its runs take.
     overrides: leaves that all runs take: every section or leaf that is none of
       the above, as `num_steps` or `model.num_layers`.
@@ -51,6 +54,7 @@ class Comparison:
   budget_flops: float | None = None
   variants: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   grid: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  halving: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   per_task: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   overrides: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -83,6 +87,7 @@ class Comparison:
     for leaf, values in flatten(self.grid).items():
       if not _values(values):
         raise ValueError(f"grid.{leaf}: expected at least one value")
+    self._check_halving()
 
   @property
   def task_names(self) -> list[str]:
@@ -100,6 +105,11 @@ class Comparison:
   def seed_numbers(self) -> list[int]:
     """Seeds as numbers."""
     return [int(seed) for seed in split(self.seeds)]
+
+  @property
+  def rungs(self) -> list[float]:
+    """Shares of the steps at which points of the grid are stopped."""
+    return _values(self.halving.get("rungs", ()))
 
   def grid_points(self) -> Iterator[Leaves]:
     """Every combination of the grid's values; `{}` alone without a grid."""
@@ -124,6 +134,23 @@ class Comparison:
       _check_mechanism(f"variants.{label}.name", name, ATTENTIONS)
     for name in self.mechanisms:
       _check_mechanism("attention", name, [*ATTENTIONS, *self.variants])
+
+  def _check_halving(self):
+    for name in self.halving:
+      if name != "rungs":
+        raise ValueError(f"halving.{name}: no such leaf; expected rungs")
+    rungs = self.rungs
+    shares = all(isinstance(x, (int, float)) and 0 < x < 1 for x in rungs)
+    if not shares or sorted(set(rungs)) != rungs:
+      raise ValueError(
+        "halving.rungs: expected growing shares of the steps between 0 and 1, "
+        f"as 0.25,0.5, got {self.halving['rungs']!r}"
+      )
+    if rungs and len(list(self.grid_points())) < 2:
+      raise ValueError(
+        "halving.rungs: it stops points of a grid; expected a grid of two points "
+        "at least"
+      )
 
   def _check_budget(self):
     budgets = {

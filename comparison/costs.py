@@ -6,10 +6,13 @@ import time
 from typing import Any, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from attention import Attention, Dims
 import flops
 import models
+from models import short_convolution
 from settings.memory import check_fits
 from training import parallel as parallel_lib
 from training import step as step_lib
@@ -145,6 +148,8 @@ def decode_cost(
 def cache_bytes(config: Any, length: int) -> int | None:
   """What a decoder's self-attention keeps of one sequence, over all layers.
 
+  Keys and values or a state, and the inputs of short convolutions.
+
   Args:
     config: of a model, of any kind, that decodes.
     length: of the longest sequence.
@@ -162,8 +167,23 @@ def cache_bytes(config: Any, length: int) -> int | None:
       assert mechanism.init_cache is not None  # It has just decoded.
       variables = mechanism.init(key, dims)
       yield mechanism.init_cache(variables, 1, length, dims, config.dtype)
+      if config.short_convolution:
+        size = _convolved(config, dims, mechanism)
+        yield jnp.zeros((short_convolution.WIDTH - 1, size), config.dtype)
 
   caches = jax.eval_shape(lambda key: list(init_caches(key)), jax.random.key(0))
   return sum(
     leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(caches)
   )
+
+
+def _convolved(
+  config: models.ModelConfig, dims: Dims, mechanism: Attention
+) -> int:
+  """Features of a position that a layer's short convolutions read."""
+  width = dims.head_dim
+  query = (config.num_qk_heads or dims.num_heads) * width
+  if "own_keys" in mechanism.supports:
+    return query
+  key = (config.num_qk_heads or dims.num_kv_heads) * width
+  return query + key + dims.num_kv_heads * dims.values

@@ -1,9 +1,10 @@
 """Runs what a comparison still lacks, each run in a process of its own."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import contextlib
 import dataclasses
 import json
+import math
 import os
 from pathlib import Path
 import signal
@@ -14,7 +15,7 @@ from typing import Any
 
 from comparison import records
 from comparison.plan import Run
-from process import claimed
+from process import claimed, host_load
 from process.errors import RunError, one_line
 from training import metrics
 
@@ -24,17 +25,28 @@ _MEASURE = ["-m", "comparison.measure"]
 _BUDGETS = "budgets"
 
 
+_TRIES = 2
+_FAULT = 2  # What `process.entry` ends with for a fault in what was typed.
+
+
+Usage = dict[str, float | None]
+"""What a process took, by the names of columns of results.csv."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Ended:
   """How a process ended.
 
   Attributes:
     error: why it failed, on one line; empty where it did not.
-    usage: 'seconds', 'cpu_seconds' and 'peak_bytes', its largest resident size.
+    usage: 'seconds', 'cpu_seconds', 'peak_bytes', its largest resident size, and
+      'others_cores', what other programs used of the machine meanwhile.
+    is_final: another try would end alike: it was asked for what cannot be.
   """
 
   error: str
-  usage: dict[str, float]
+  usage: Usage
+  is_final: bool = False
 
 
 def launch(runs: Sequence[Run], workdir: Path, map_seed: int) -> None:
@@ -42,19 +54,22 @@ def launch(runs: Sequence[Run], workdir: Path, map_seed: int) -> None:
 
   A run is `train.py` itself with its own folder, so a comparison that was killed
   continues its unfinished run where that was; `comparison.measure` then
-  measures it. What failed is tried again.
+  measures it. What failed is tried twice, and again with the next call.
 
   Args:
     runs: of the plan, or one shard of it.
     workdir: of the comparison.
     map_seed: of the runs whose attention maps are kept, all of one example.
+
+  Raises:
+    RunError: a record cannot be written.
   """
-  with _terminable():
+  with _stoppable():
     for number, run in enumerate(runs, 1):
-      name = f"[{number}/{len(runs)}] {run.identity}"
       status = records.status(workdir, run)
       if status in (records.DONE, records.UNSUPPORTED):
         continue
+      name = f"[{number}/{len(runs)}] {run.identity}"
       if run.obstacle:
         records.write(workdir, run, status=records.UNSUPPORTED)
         print(f"{name}: not supported: {run.obstacle}", flush=True)
@@ -69,42 +84,103 @@ def launch(runs: Sequence[Run], workdir: Path, map_seed: int) -> None:
           print(f"  {told}", flush=True)
 
 
-def _train(run: Run, workdir: Path) -> str:
+def loss_at(run: Run, workdir: Path, share: float) -> float:
+  """Loss on the first held-out split after a share of a run's steps.
+
+  Trains the run to there where it has not been, and no further.
+
+  Args:
+    run: that can be.
+    workdir: of the comparison.
+    share: of its steps, between 0 and 1.
+
+  Returns:
+    The loss; infinite where the run failed.
+
+  Raises:
+    RunError: a record cannot be written.
+  """
+  with _stoppable():
+    try:
+      step = max(1, round(share * (run.steps or _budgeted_steps(run, workdir))))
+    except RunError as error:
+      print(f"  {_failed(run, workdir, f'budget: {error}')}", flush=True)
+      return math.inf
+    found = _evaluated(run, workdir, step)
+    if found is None:
+      print(f"to step {step}: {run.identity}", flush=True)
+      with records.running(workdir, run):
+        print(f"  {_train(run, workdir, stop_at=step)}", flush=True)
+      found = _evaluated(run, workdir, step)
+  return math.inf if found is None else found["loss"]
+
+
+def _evaluated(run: Run, workdir: Path, step: int) -> dict[str, Any] | None:
+  """The evaluation of a run at a step; None where it has none."""
+  lines = records.history(workdir, run)
+  return next(
+    (x for x in lines if x["step"] == step and x["split"] != "train"), None
+  )
+
+
+def _train(run: Run, workdir: Path, stop_at: int | None = None) -> str:
   """Makes one run, writes its record and says how it went."""
   folder = workdir / records.RUNS / run.identity
-  try:
-    arguments = [*run.arguments, *_budgeted(run, workdir)]
-  except RunError as error:
-    records.write(
-      workdir, run, status=records.FAILED, reason=f"budget: {error}"
-    )
-    return f"failed: budget: {error}"
-  before = records.usage(workdir, run)
+  arguments = run.arguments
+  if run.budget_seconds is not None:
+    try:
+      steps = _budgeted_steps(run, workdir)
+    except RunError as error:
+      return _failed(run, workdir, f"budget: {error}")
+    arguments = [*arguments, f"--config.num_steps={steps}"]
+  spent = records.usage(workdir, run)
 
-  def write(status, usage, **found):
-    """The record; what an interrupted process took counts as well."""
-    total = {name: value + before.get(name, 0) for name, value in usage.items()}
-    total["peak_bytes"] = max(usage["peak_bytes"], before.get("peak_bytes", 0))
+  def write(status, **found):
     records.write(
-      workdir, run, status=status, arguments=arguments, **total, **found
+      workdir, run, status=status, arguments=arguments, **spent, **found
     )
 
-  ended = _run(
-    [*_TRAIN, *arguments, f"--workdir={folder}"],
-    interrupted=lambda usage: write(
-      records.STOPPED, usage, reason="stopped; the same command continues it"
-    ),
-  )
-  if ended.error:
-    write(records.FAILED, ended.usage, reason=ended.error)
-    return f"failed: {ended.error}"
+  def interrupted(usage):
+    spent.update(_sum(spent, usage))
+    write(records.STOPPED, reason="stopped; the same command continues it")
+
+  options = [] if stop_at is None else [f"--stop_at={stop_at}"]
+  command = [*_TRAIN, *arguments, *options, f"--workdir={folder}"]
+  for left in reversed(range(_TRIES)):
+    ended = _run(command, interrupted)
+    # What an interrupted process took, or one that failed, counts as well.
+    spent.update(_sum(spent, ended.usage))
+    if not ended.error:
+      break
+    if ended.is_final or not left:
+      write(records.FAILED, reason=ended.error)
+      return f"failed: {ended.error}"
+    print(f"  failed: {ended.error}; tried again", flush=True)
   history = metrics.read(folder)
   final = [record for record in history if record["split"] != "train"][-1]
-  write(records.TRAINED, ended.usage, final=final, history=history, measured={})
   values = {
     k: v for k, v in final.items() if k not in ("step", "split", "seconds")
   }
+  if stop_at is None:
+    write(records.TRAINED, final=final, history=history, measured={})
+  else:
+    write(records.STOPPED, reason=f"at step {stop_at}; it may go on")
   return metrics.format_values(values)
+
+
+def _failed(run: Run, workdir: Path, reason: str) -> str:
+  records.write(workdir, run, status=records.FAILED, reason=reason)
+  return f"failed: {reason}"
+
+
+def _sum(spent: Usage, usage: Usage) -> Usage:
+  """What several processes of a run took: seconds add up, all else is the most."""
+  found = {}
+  for name, value in usage.items():
+    values = [x for x in (value, spent.get(name)) if x is not None]
+    together = sum if name.endswith("seconds") else max
+    found[name] = together(values) if values else None
+  return found
 
 
 def _measure(run: Run, workdir: Path, *, with_map: bool) -> str:
@@ -127,14 +203,13 @@ def _measure(run: Run, workdir: Path, *, with_map: bool) -> str:
   )
 
 
-def _budgeted(run: Run, workdir: Path) -> list[str]:
+def _budgeted_steps(run: Run, workdir: Path) -> int:
   """A budget of seconds as a number of steps, timed once for all seeds.
 
   Raises:
     RunError: the step cannot be timed.
   """
-  if run.budget_seconds is None:
-    return []
+  assert run.budget_seconds is not None  # Otherwise `run.steps` is known.
   folder = workdir / _BUDGETS
   folder.mkdir(exist_ok=True)
   path = folder / f"{run.family}.json"
@@ -144,8 +219,7 @@ def _budgeted(run: Run, workdir: Path) -> list[str]:
     if ended.error:
       raise RunError(ended.error)
     found = json.loads(path.read_text())
-  steps = max(1, round(run.budget_seconds / found["step_seconds"]))
-  return [f"--config.num_steps={steps}"]
+  return max(1, round(run.budget_seconds / found["step_seconds"]))
 
 
 def _run(command: Sequence[str], interrupted: Any = None) -> Ended:
@@ -155,7 +229,7 @@ def _run(command: Sequence[str], interrupted: Any = None) -> Ended:
     command: script or module, and arguments.
     interrupted: called with the usage so far where this process is stopped.
   """
-  start = time.perf_counter()
+  start, others = time.perf_counter(), host_load.Others()
   process = subprocess.Popen(
     [sys.executable, *command],
     stdout=subprocess.DEVNULL,
@@ -173,7 +247,7 @@ def _run(command: Sequence[str], interrupted: Any = None) -> Ended:
     _, _, usage = os.wait4(process.pid, 0)
     process.returncode = 0
     if interrupted is not None:
-      interrupted(_usage(start, usage))
+      interrupted(_usage(start, usage, others))
     raise
   process.returncode = os.waitstatus_to_exitcode(status)
   reason = ""
@@ -181,20 +255,28 @@ def _run(command: Sequence[str], interrupted: Any = None) -> Ended:
     # Of a traceback the last line says what went wrong.
     last = error.strip().splitlines()[-1:] or ["no message"]
     reason = f"exit code {process.returncode}: {one_line(RuntimeError(*last))}"
-  return Ended(reason, _usage(start, usage))
+  return Ended(
+    reason, _usage(start, usage, others), process.returncode == _FAULT
+  )
 
 
-def _usage(start: float, usage: Any) -> dict[str, float]:
+def _usage(start: float, usage: Any, others: host_load.Others) -> Usage:
+  cpu_seconds = usage.ru_utime + usage.ru_stime
   return {
     "seconds": time.perf_counter() - start,
-    "cpu_seconds": usage.ru_utime + usage.ru_stime,
+    "cpu_seconds": cpu_seconds,
     "peak_bytes": usage.ru_maxrss * _RSS_UNIT,
+    "others_cores": others.cores(cpu_seconds),
   }
 
 
 @contextlib.contextmanager
-def _terminable():
-  """SIGTERM ends as Ctrl-C does, so that the child is stopped as well."""
+def _stoppable() -> Iterator[None]:
+  """SIGTERM ends as Ctrl-C does, so that the child is stopped as well.
+
+  Raises:
+    RunError: a file cannot be written, as on a full disk.
+  """
 
   def stop(signum, frame):
     del frame
@@ -203,6 +285,10 @@ def _terminable():
   before = signal.signal(signal.SIGTERM, stop)
   try:
     yield
+  except OSError as error:
+    raise RunError(
+      f"{one_line(error)}; the same command continues the comparison"
+    ) from error
   finally:
     signal.signal(signal.SIGTERM, before)
 

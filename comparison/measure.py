@@ -16,7 +16,7 @@ import jax
 
 from comparison import approximation, costs
 import models
-from process import claimed, config_flag, entry, host_memory
+from process import claimed, config_flag, entry, host_load, host_memory
 from process.errors import ConfigError, one_line
 from training import (
   attention_maps,
@@ -73,6 +73,7 @@ def trained(folder: Path, *, with_map: bool) -> dict[str, Any]:
       notes[name] = one_line(error)
       return None
 
+  others = host_load.Others()
   found = _step_cost(run, batch)
   found["tokens_per_second"] = _tokens_per_second(folder)
   for name, account in (
@@ -91,6 +92,7 @@ def trained(folder: Path, *, with_map: bool) -> dict[str, Any]:
     "approximation_error",
     lambda: _approximation_error(run.model, variables, held_out),
   )
+  found["measured_others_cores"] = others.cores()
   found["map"] = None
   if with_map:
     found["map"] = attention_maps.sketch(run.model, variables, run.task)

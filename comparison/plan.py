@@ -39,6 +39,8 @@ class Run:
     obstacle: why it cannot run; empty where it can.
     slots: which mechanism fills which slot of its model; empty where it cannot
       run.
+    options: of the mechanism itself, as its config has them.
+    learning_rate: the highest of its schedule; None where it cannot run.
     steps: of its training, where they are known before it is made; else 0.
   """
 
@@ -53,6 +55,8 @@ class Run:
   unmatched_parameters: int = 0
   obstacle: str = ""
   slots: str = ""
+  options: str = ""
+  learning_rate: float | None = None
   steps: int = 0
 
   @property
@@ -143,6 +147,8 @@ def _planned(
     parameters=matched,
     unmatched_parameters=count,
     slots=models.slots(config.model),
+    options=_chosen_options(config.model, mechanism),
+    learning_rate=config.train.optimizer.learning_rate,
     steps=0
     if comparison.budget_seconds is not None
     else leaves.get("num_steps", config.train.num_steps),
@@ -175,6 +181,15 @@ def _options(
     if [config.name for config in chosen] == [mechanism]
     for option, value in options.items()
   }
+
+
+def _chosen_options(config: models.Config, mechanism: str) -> str:
+  """Options of a mechanism in the first slot that it fills: 'window=8'."""
+  for chosen in config.attentions.values():
+    for layer in chosen:
+      if layer.name == mechanism:
+        return ", ".join(f"{k}={v}" for k, v in sorted(layer.options.items()))
+  return ""
 
 
 def _width(config: ExperimentConfig) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 
 from comparison.plan import Run
 from process import claimed
+from training import metrics
 
 COMPARISON = "comparison.json"
 PLAN = "plan.json"
@@ -18,6 +19,8 @@ RUNS, RECORDS, RUNNING = "runs", "records", "running"
 SCALING = "scaling.jsonl"
 DONE, FAILED, UNSUPPORTED = "done", "failed", "not supported"
 TRAINED, STOPPED = "not measured yet", "stopped"
+STOPPED_EARLY = "stopped early"
+"""By successive halving: it is not continued."""
 
 Record = Mapping[str, Any]
 """What `write` wrote: the run, its status, what it measured."""
@@ -59,6 +62,8 @@ def write(workdir: Path, run: Run, *, status: str, **found: Any) -> None:
     "task": run.task,
     "attention": run.attention,
     "slots": run.slots,
+    "options": run.options,
+    "learning_rate": run.learning_rate,
     "seed": run.seed,
     "grid": run.grid,
     "status": status,
@@ -144,18 +149,24 @@ def scaling(workdir: Path) -> list[dict[str, Any]] | None:
   return rows
 
 
+def history(workdir: Path, run: Run) -> list[dict[str, Any]]:
+  """Lines of a run's metrics.jsonl: of its record, or of its folder."""
+  kept = _known(workdir, run).get("history")
+  return kept or metrics.read(workdir / RUNS / run.identity)
+
+
 def status(workdir: Path, run: Run) -> str | None:
   """Status of a run's record; None where there is none, or a damaged one."""
   return _known(workdir, run).get("status")
 
 
-def usage(workdir: Path, run: Run) -> dict[str, float]:
+def usage(workdir: Path, run: Run) -> dict[str, float | None]:
   """What a run that was stopped has taken so far; empty for any other."""
   record = _known(workdir, run)
   if record.get("status") != STOPPED:
     return {}
-  names = ("seconds", "cpu_seconds", "peak_bytes")
-  return {name: record[name] for name in names}
+  names = ("seconds", "cpu_seconds", "peak_bytes", "others_cores")
+  return {name: record.get(name) for name in names}
 
 
 def _known(workdir: Path, run: Run) -> Record:

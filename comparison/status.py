@@ -40,8 +40,9 @@ def text(workdir: Path) -> str:
     groups.setdefault(status, []).append(name)
   order = (records.DONE, "running", "waiting", records.FAILED)
   counts = [f"{len(groups.get(status, ()))} {status}" for status in order]
-  if records.UNSUPPORTED in groups:
-    counts.append(f"{len(groups[records.UNSUPPORTED])} {records.UNSUPPORTED}")
+  for status in (records.STOPPED_EARLY, records.UNSUPPORTED):
+    if status in groups:
+      counts.append(f"{len(groups[status])} {status}")
   lines = [f"{workdir}: {len(plan)} runs: {', '.join(counts)}"]
   for name in groups.get("running", ()):
     lines.append(f"running  {name}: {_progress(workdir, name, plan[name])}")

@@ -19,7 +19,7 @@ _SHOWN = (
   "loss",
   "best_quality",
 )
-_SHOWN += ("parameters", "step_seconds", "seconds")
+_SHOWN += ("learning_rate", "parameters", "step_seconds", "seconds")
 
 
 def summaries(
@@ -37,9 +37,8 @@ def summaries(
     styles: label of a mechanism -> how it is drawn.
   """
   header = [markup.head("attention", "attention", "text")]
-  with_slots = summary.has_slots(of_task)
-  if with_slots:
-    header.append(markup.head("slots", "slots", "text"))
+  texts = summary.texts(of_task)
+  header += [markup.head(name, name, "text") for name in texts]
   header.append(markup.head("seeds", "seeds"))
   header += [markup.head(leaf, leaf.rpartition(".")[2]) for leaf in leaves]
   header += [markup.head(c.name, c.title, unit=c.unit) for c in columns]
@@ -48,8 +47,7 @@ def summaries(
   rows = []
   for one in of_task:
     row = [markup.mechanism(one.attention, styles)]
-    if with_slots:
-      row.append(markup.text(one.slots) if one.slots else markup.NOTHING)
+    row += [_told(one.told(name)) for name in texts]
     row.append(markup.number(len(one.done), f"{len(one.done)}/{len(one.runs)}"))
     if one.obstacle:
       row.append(
@@ -71,16 +69,17 @@ def runs(found: Sequence[Record], styles: Mapping[str, Style]) -> str:
     styles: label of a mechanism -> how it is drawn.
   """
   content = table.rows(found)
-  with_slots = any(row["slots"] for row in content)
+  texts = [n for n in summary.TEXTS if any(row[n] for row in content)]
   leaves = sorted({leaf for r in found for leaf in r.get("grid", {})})
+  in_grid = {leaf.rpartition(".")[2] for leaf in leaves}
   shown = [
     name
-    for name in (*leaves, *_SHOWN)
+    for name in (*leaves, *(n for n in _SHOWN if n not in in_grid))
     if any(row.get(name) is not None for row in content)
   ]
   header = [
     markup.head("attention", "attention", "text"),
-    *([markup.head("slots", "slots", "text")] if with_slots else []),
+    *(markup.head(name, name, "text") for name in texts),
     markup.head("task", "task", "text"),
     markup.head("seed", "seed"),
     markup.head("status", "status", "text"),
@@ -89,13 +88,12 @@ def runs(found: Sequence[Record], styles: Mapping[str, Style]) -> str:
   ]
   rows = []
   for row in content:
-    slots = markup.text(row["slots"]) if row["slots"] else markup.NOTHING
     status = row["status"]
     if row["reason"]:
       status += f": {row['reason']}"
     cells = [
       markup.mechanism(row["attention"], styles),
-      *([slots] if with_slots else []),
+      *(_told(row[name]) for name in texts),
       markup.text(row["task"]),
       markup.value(row["seed"]),
       markup.text(status, "reason" if row["reason"] else "text"),
@@ -104,6 +102,10 @@ def runs(found: Sequence[Record], styles: Mapping[str, Style]) -> str:
     ]
     rows.append(cells)
   return markup.table(header, rows)
+
+
+def _told(found: str | None) -> str:
+  return markup.text(found) if found else markup.NOTHING
 
 
 def _mean(one: Summary, column: Column, marked: summary.Marks) -> str:

@@ -12,6 +12,7 @@ class Column(NamedTuple):
     unit: what the numbers are in; empty for a fraction or a count.
     scale: what results.csv is multiplied with.
     meaning: one line.
+    others: column of the cores that other programs used meanwhile, of a time.
   """
 
   name: str
@@ -19,6 +20,10 @@ class Column(NamedTuple):
   unit: str
   scale: float
   meaning: str
+  others: str = ""
+
+
+_TRAINING, _MEASURING = "others_cores", "measured_others_cores"
 
 
 COSTS = (
@@ -37,13 +42,21 @@ COSTS = (
     1e-9,
     "floating-point operations of the forward pass of one batch",
   ),
-  Column("step_seconds", "step", "ms", 1e3, "median time of a training step"),
+  Column(
+    "step_seconds",
+    "step",
+    "ms",
+    1e3,
+    "median time of a training step",
+    _MEASURING,
+  ),
   Column(
     "tokens_per_second",
     "training",
     "tokens/s",
     1,
     "target tokens that count in the loss, per second of training",
+    _TRAINING,
   ),
   Column(
     "temp_bytes",
@@ -66,16 +79,23 @@ COSTS = (
     "tokens/s",
     1,
     "tokens per second when it generates, token by token",
+    _MEASURING,
   ),
   Column(
     "cache_bytes",
-    "cache",
+    "cache and state",
     "KiB",
     2**-10,
-    "what the attention keeps of the tokens so far while it generates",
+    "what all layers keep of one sequence of the greatest length while it is "
+    "generated: keys and values, states, inputs of short convolutions",
   ),
   Column(
-    "compile_seconds", "compiling", "s", 1, "time to compile the training step"
+    "compile_seconds",
+    "compiling",
+    "s",
+    1,
+    "time to compile the training step",
+    _MEASURING,
   ),
   Column(
     "seconds",
@@ -83,6 +103,7 @@ COSTS = (
     "min",
     1 / 60,
     "train.py from start to exit, with compiling and evaluating",
+    _TRAINING,
   ),
   Column(
     "peak_bytes",
@@ -100,6 +121,9 @@ BEST = Column(
   1,
   "highest accuracy (token_accuracy where there is no other), or lowest "
   "error_rate, over all evaluations while it trains",
+)
+LEARNING_RATE = Column(
+  "learning_rate", "learning rate", "", 1, "the highest of its schedule"
 )
 ERROR = Column(
   "approximation_error",

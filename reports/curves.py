@@ -92,7 +92,7 @@ def _points(
         found.setdefault(line["step"], []).append((place, value))
   whole = [found[s] for s in sorted(found) if len(found[s]) == len(runs)]
   stride = -(-len(whole) // _MAX_POINTS) or 1
-  # The last stays, it is what the table shows.
+  # The last stays: there the training ended.
   kept = whole[::-1][::stride][::-1]
   points = []
   for pairs in kept:

@@ -27,12 +27,11 @@ def report(
     lines += [f"{machine}.", ""]
   lines += [" ".join(words.setup(shared, found)), "", words.INTERVALS, ""]
   everything: list[Column] = []
-  with_slots = False
-  for task, summaries in summary.summarize(found).items():
+  by_task = summary.summarize(found)
+  for task, summaries in by_task.items():
     quality = summary.quality_columns(summaries)
     costs = summary.cost_columns(summaries)
     everything += [*quality, *costs]
-    with_slots |= summary.has_slots(summaries)
     leaves = words.grid_leaves(summaries)
     lines += [f"## {task}", "", "Quality", ""]
     lines += _table(summaries, leaves, quality)
@@ -44,7 +43,8 @@ def report(
     lines += [f"    {table.command(one.runs[0])}" for one in summaries]
     lines.append("")
   lines += ["## Columns", ""]
-  for title, meaning in words.meanings(everything, with_slots).items():
+  texts = summary.texts(one for s in by_task.values() for one in s)
+  for title, meaning in words.meanings(everything, texts).items():
     lines.append(f"- {title}: {meaning}")
   if plots:
     lines += ["", "## Plots", ""]

@@ -9,6 +9,9 @@ from training.metrics import format_number
 TIED = "≈"
 """Stands behind means that cannot be told apart from the best one."""
 
+SHARED = "*"
+"""Stands behind times of runs that shared their machine."""
+
 # Two-sided 95 % of Student's t, by degrees of freedom 1 … 10.
 _T = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 

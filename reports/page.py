@@ -141,16 +141,18 @@ def _reading(
       *summary.cost_columns(of_task),
     )
   ]
-  with_slots = any(map(summary.has_slots, summaries.values()))
+  texts = summary.texts(one for s in summaries.values() for one in s)
   terms = "\n".join(
     f"<dt>{html.escape(title)}</dt><dd>{html.escape(meaning)}</dd>"
-    for title, meaning in words.meanings(columns, with_slots).items()
+    for title, meaning in words.meanings(columns, texts).items()
   )
   sentences = [*words.setup(shared, found), words.INTERVALS]
   return (
     '<section id="reading">\n<h2>How to read this</h2>\n'
     f"<p>{prose(' '.join(sentences))}</p>\n"
-    "<p>A click on a header sorts a table. <em>Command</em> shows what makes "
+    "<p>A click on a header sorts a table; <em>Mechanisms</em> and "
+    "<em>Columns</em> above hide what is not wanted in the tables, and the "
+    "address keeps the view. <em>Command</em> shows what makes "
     "a run again; one click on it selects it. Every number of every run is "
     "in results.csv, every figure in plots/, in the folder of this file.</p>\n"
     f"<details><summary>What the columns mean</summary>\n<dl>{terms}</dl>"

@@ -51,6 +51,26 @@ def headline(record: Record) -> str | None:
   return next((name for name in _HEADLINES if name in found), None)
 
 
+def splits(record: Record) -> tuple[str, str]:
+  """The held-out split that choices are made by, and the one that is reported.
+
+  The first and the last that a run evaluates; the same where it has one.
+  """
+  reported = record.get("final", {}).get("split", "")
+  lines = record.get("history", ())
+  held_out = (line["split"] for line in lines if line["split"] != "train")
+  return next(held_out, reported), reported
+
+
+def to_choose_by(record: Record, name: str) -> float | None:
+  """A metric at the end on the split that choices are made by; None without."""
+  chosen_by, reported = splits(record)
+  if chosen_by == reported:
+    return metrics(record.get("final", {})).get(name)
+  lines = [x for x in record["history"] if x["split"] == chosen_by]
+  return metrics(lines[-1]).get(name)
+
+
 def curve(record: Record) -> str | None:
   """Name of the quality that its evaluations follow; None without any."""
   for name in _CURVES:
@@ -60,8 +80,8 @@ def curve(record: Record) -> str | None:
 
 
 def evaluations(record: Record) -> list[Mapping[str, Any]]:
-  """Lines of its history on the split that its final metrics are of."""
-  split = record.get("final", {}).get("split")
+  """Lines of its history on the split that is evaluated while it trains."""
+  split, _ = splits(record)
   return [line for line in record.get("history", ()) if line["split"] == split]
 
 

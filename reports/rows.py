@@ -34,17 +34,22 @@ def make(
     leaves: of the grid, where its chosen point is shown.
     columns: what is shown of each.
   """
-  texts = ["attention", *(["slots"] if summary.has_slots(summaries) else [])]
-  header = [*texts, "seeds", *(leaf.rpartition(".")[2] for leaf in leaves)]
+  texts = summary.texts(summaries)
+  header = [
+    "attention",
+    *texts,
+    "seeds",
+    *(leaf.rpartition(".")[2] for leaf in leaves),
+  ]
   header += [words.titled(column) for column in columns]
   marked = summary.marks(summaries, columns)
   rows = []
   for one in summaries:
-    row = [one.attention, *([one.slots or "–"] if len(texts) > 1 else [])]
+    row = [one.attention, *(one.told(name) or "–" for name in texts)]
     row.append(f"{len(one.done)}/{len(one.runs)}")
     if one.obstacle:
       rows.append([*row, " ".join(one.obstacle.split())])
       continue
     row += [str(one.grid.get(leaf, "–")) for leaf in leaves]
     rows.append([*row, *(summary.text(one, c, marked) for c in columns)])
-  return Table(header, rows, len(texts))
+  return Table(header, rows, 1 + len(texts))

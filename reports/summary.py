@@ -1,6 +1,6 @@
 """One row a mechanism: its runs over seeds, at one point of the grid."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import json
 import statistics
@@ -8,7 +8,15 @@ from typing import Any
 
 from comparison.records import Record
 from reports import numbers, quality, table
-from reports.columns import BEST, COSTS, ERROR, Column
+from reports.columns import BEST, COSTS, ERROR, LEARNING_RATE, Column
+
+_RATE = "optimizer.learning_rate"
+
+ALONE = 0.25
+"""Cores: what other programs may use of a machine that a run has to itself."""
+
+TEXTS = ("slots", "options")
+"""Columns of text that say what a row is, behind the label of the mechanism."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,10 +37,9 @@ class Summary:
   points: int
   runs: Sequence[Record]
 
-  @property
-  def slots(self) -> str:
-    """Which mechanism fills which slot; empty where no record says so."""
-    return self.runs[0].get("slots") or ""
+  def told(self, name: str) -> str:
+    """One of `TEXTS`; empty where no record says so."""
+    return self.runs[0].get(name) or ""
 
   @property
   def done(self) -> list[Record]:
@@ -47,6 +54,12 @@ class Summary:
   def mean(self, name: str) -> float | None:
     """Mean of `values`; None where there are none."""
     found = self.values(name)
+    return statistics.fmean(found) if found else None
+
+  def mean_to_choose_by(self, name: str) -> float | None:
+    """Mean of a metric on the split that choices are made by."""
+    values = (quality.to_choose_by(run, name) for run in self.done)
+    found = [value for value in values if value is not None]
     return statistics.fmean(found) if found else None
 
   @property
@@ -94,12 +107,15 @@ def quality_columns(summaries: Sequence[Summary]) -> list[Column]:
     for n in names
     if not n.rpartition("_")[2].isdecimal()
   ]
-  return [*columns, *_present((BEST, ERROR), summaries)]
+  columns += _present((BEST, ERROR), summaries)
+  in_grid = any(_RATE in one.grid for one in summaries)
+  return columns if in_grid else columns + _present((LEARNING_RATE,), summaries)
 
 
-def has_slots(summaries: Sequence[Summary]) -> bool:
-  """Whether tables have a column for slots: records of old runs have none."""
-  return any(one.slots for one in summaries)
+def texts(summaries: Iterable[Summary]) -> list[str]:
+  """Which of `TEXTS` have a column: records of old runs have none."""
+  shown = list(summaries)
+  return [name for name in TEXTS if any(one.told(name) for one in shown)]
 
 
 def cost_columns(summaries: Sequence[Summary]) -> list[Column]:
@@ -119,16 +135,26 @@ def marks(summaries: Sequence[Summary], columns: Sequence[Column]) -> Marks:
   return {name: tied(summaries, name)}
 
 
+def is_shared(summary: Summary, column: Column) -> bool:
+  """Whether other programs used the machine while a run's time was taken."""
+  used = summary.values(column.others) if column.others else []
+  return max(used, default=0.0) > ALONE
+
+
 def text(summary: Summary, column: Column, marked: Marks) -> str:
-  """Mean and interval of a column; a dash where there is no value."""
+  """Mean and interval of a column, and its marks; a dash where it has no value."""
   values = [v * column.scale for v in summary.values(column.name)]
   highest = quality.highest(column.name) * column.scale
   if not values:
     return "–"
   if column.unit:
-    return numbers.short_interval(values, highest)
+    found = numbers.short_interval(values, highest)
+    is_marked = is_shared(summary, column)
+    return f"{found} {numbers.SHARED}" if is_marked else found
   if column.name.endswith("parameters"):
     return f"{values[0]:,.0f}"
+  if column is LEARNING_RATE:
+    return numbers.compact(values[0])
   found = numbers.interval(values, highest)
   is_marked = summary.attention in marked.get(column.name, ())
   return f"{found} {numbers.TIED}" if is_marked else found
@@ -172,7 +198,7 @@ def _present(
 
 
 def _chosen(name: str | None, runs: Sequence[Record]) -> Summary:
-  """Summary at the best point of the grid.
+  """Summary at the best point of the grid, by the first held-out split.
 
   A point where fewer runs failed comes before one with the better mean: the
   mean says nothing about a run that diverged.
@@ -202,7 +228,9 @@ def _is_preferred(name: str | None, summary: Summary, other: Summary) -> bool:
   shares = [len(s.done) / len(s.runs) for s in (summary, other)]
   if shares[0] != shares[1]:
     return shares[0] > shares[1]
-  means = [s.mean(name) if name else None for s in (summary, other)]
+  means = [
+    s.mean_to_choose_by(name) if name else None for s in (summary, other)
+  ]
   if name is None or means[0] is None or means[1] is None:
     return means[0] is not None
   return quality.is_better(name, means[0], means[1])

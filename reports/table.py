@@ -15,7 +15,8 @@ MECHANISMS = tuple(ATTENTIONS)
 
 _RUN = ("task", "attention", "seed", "status", "parameters")
 _RUN += ("unmatched_parameters", "seconds", "cpu_seconds", "peak_bytes")
-_RUN += ("slots",)
+_RUN += ("others_cores",)
+_RUN += ("slots", "options", "learning_rate")
 
 
 def rows(found: Sequence[Record]) -> list[dict[str, Any]]:

@@ -1,13 +1,13 @@
 """What a comparison held equal, and what its tables cannot say in numbers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import re
 from typing import Any
 
 from comparison.records import Record
-from reports import numbers
-from reports.columns import Column
-from reports.summary import Summary
+from reports import numbers, quality, table
+from reports.columns import COSTS, Column
+from reports.summary import ALONE, Summary
 
 TITLE = "Attention mechanisms compared"
 INTERVALS = (
@@ -19,11 +19,18 @@ INTERVALS = (
   "correction for the number of rows)."
 )
 
-SLOTS = (
-  "the mechanism of each attention of the model as it ran: encoder · decoder · "
-  "cross-attention, or the only one; a config puts dense where the mechanism "
-  "of the row cannot serve"
+_SHARED = (
+  f"{numbers.SHARED} stands behind times of runs that shared their machine: other "
+  f"programs kept more than {ALONE} cores busy meanwhile."
 )
+
+_TEXTS = {
+  "slots": "the mechanism of each attention of the model as it ran: encoder · "
+  "decoder · cross-attention, or the only one; a config puts dense where the "
+  "mechanism of the row cannot serve",
+  "options": "of the mechanism, as the config has them; what is not there is as "
+  "the mechanism has it",
+}
 
 
 def machine(found: Sequence[Record]) -> str:
@@ -56,7 +63,14 @@ def setup(shared: Mapping[str, Any], found: Sequence[Record]) -> list[str]:
     sentences.append(
       f"Every run trains for {operations:.3g} floating-point operations."
     )
-  sentences.append(_optimizer(found))
+  if any(
+    (table.value(record, column.others) or 0.0) > ALONE
+    for record in found
+    for column in COSTS
+    if column.others
+  ):
+    sentences.append(_SHARED)
+  sentences.append(_optimizer(found, shared.get("halving.rungs")))
   return [*sentences, *_leaves(shared)]
 
 
@@ -84,9 +98,14 @@ def notes(summaries: Sequence[Summary], columns: Sequence[Column]) -> list[str]:
   return lines
 
 
-def meanings(columns: Sequence[Column], with_slots: bool) -> dict[str, str]:
-  """Title with its unit -> what it means, each column once."""
-  found = {"slots": SLOTS} if with_slots else {}
+def meanings(columns: Sequence[Column], texts: Iterable[str]) -> dict[str, str]:
+  """Title with its unit -> what it means, each column once.
+
+  Args:
+    columns: of numbers.
+    texts: of `summary.TEXTS`.
+  """
+  found = {name: _TEXTS[name] for name in texts}
   found["seeds"] = "runs that were trained to their end / runs of the plan"
   for column in columns:
     found.setdefault(titled(column), column.meaning)
@@ -114,7 +133,7 @@ def beside(label: str) -> str:
   return path.rpartition(".")[2] + colon + name if colon else label
 
 
-def _optimizer(found: Sequence[Record]) -> str:
+def _optimizer(found: Sequence[Record], rungs: Sequence[float] | None) -> str:
   values: dict[str, set[str]] = {}
   for record in found:
     for leaf, value in record.get("grid", {}).items():
@@ -128,12 +147,36 @@ def _optimizer(found: Sequence[Record]) -> str:
     f"`{leaf}` ∈ {{{', '.join(sorted(values[leaf], key=_order))}}}"
     for leaf in sorted(values)
   )
+  ran = f"Every mechanism ran at every point of the grid {grid}"
+  if rungs:
+    shares = " and ".join(f"{100 * share:.3g} %" for share in rungs)
+    ran = (
+      f"Every mechanism began at every point of the grid {grid} with the first "
+      f"seed; after {shares} of the steps the half with the higher loss was "
+      "stopped, and the other seeds ran the point that was left"
+    )
   return (
-    f"Every mechanism ran at every point of the grid {grid}; tables and plots "
-    "show the point with the best mean over seeds of the first metric in its "
-    "table, chosen by the same split that it is reported on. All points are in "
+    f"{ran}; tables and plots show the point with the best mean over seeds of "
+    f"the first metric in its table, {_chosen(found)}. All points are in "
     "results.csv."
   )
+
+
+def _chosen(found: Sequence[Record]) -> str:
+  """By which split the grid's point is chosen, and which one is reported."""
+  pairs: dict[tuple[str, str], list[str]] = {}
+  for record in found:
+    if "final" in record:
+      tasks = pairs.setdefault(quality.splits(record), [])
+      if record["task"] not in tasks:
+        tasks.append(record["task"])
+  told = []
+  for (chosen_by, reported), tasks in pairs.items():
+    by = f"chosen by the {chosen_by} split and reported on {reported}"
+    if chosen_by == reported:
+      by = f"chosen by the same split that it is reported on, {reported}"
+    told.append(by + (f" ({', '.join(tasks)})" if len(pairs) > 1 else ""))
+  return "; ".join(told) or "chosen by the first held-out split"
 
 
 def _leaves(shared: Mapping[str, Any]) -> list[str]:
@@ -142,7 +185,7 @@ def _leaves(shared: Mapping[str, Any]) -> list[str]:
   leaves: dict[str, list[str]] = {}
   for key in sorted(shared.keys() - told):
     where, _, leaf = key.partition(".")
-    if where == "grid":
+    if where in ("grid", "halving"):
       continue
     name, whose = key, "all runs"
     if where == "per_task":

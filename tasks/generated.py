@@ -175,14 +175,14 @@ def answers_at(
   return {"targets": targets, "weights": weights}
 
 
-def split_lengths(length: int, others: Sequence[int]) -> dict[str, int]:
-  """Trained and validated at one length, held out at others too.
+def split_lengths(length: int, others: Sequence[int] = ()) -> dict[str, int]:
+  """Trained, validated and tested at one length, held out at others too.
 
   Returns:
-    'train', 'validation', 'length_512', … → T.
+    'train', 'validation', 'test', 'length_512', … → T.
   """
   extra = {f"length_{other}": other for other in others}
-  return {"train": length, "validation": length, **extra}
+  return {"train": length, "validation": length, "test": length, **extra}
 
 
 def config_lengths(config: Any) -> dict[str, int]:

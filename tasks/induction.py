@@ -34,7 +34,7 @@ class InductionConfig:
   Attributes:
     vocab_size: symbols, the special one among them.
     length: T while training; the last is the special symbol.
-    eval_lengths: other T; each is a split such as 'length_512', after 'validation'.
+    eval_lengths: other T; each is a split such as 'length_512', after 'test'.
     eval_size: held-out examples of each length.
   """
 

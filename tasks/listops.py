@@ -14,7 +14,13 @@ import numpy as np
 from settings.checks import check
 from tasks import draws
 from tasks.base import Batch
-from tasks.generated import FIRST_SYMBOL, GeneratedTask, answers_at, maker
+from tasks.generated import (
+  FIRST_SYMBOL,
+  GeneratedTask,
+  answers_at,
+  maker,
+  split_lengths,
+)
 from tasks.sizes import check_sizes
 
 CLS, CLOSE = FIRST_SYMBOL, FIRST_SYMBOL + 1
@@ -110,7 +116,7 @@ class ListopsTask(GeneratedTask):
     )
     super().__init__(
       ["<cls>", "]", *OPERATORS, *map(str, range(10))],
-      {"train": length, "validation": length},
+      split_lengths(length),
       eval_size=config.eval_size,
       batch_size=batch_size,
       seed=seed,

@@ -33,7 +33,7 @@ class NeedleConfig:
 
   Attributes:
     length: T while training: pairs among filler, then `?` and the key.
-    eval_lengths: other T; each is a split such as 'length_512', after 'validation'.
+    eval_lengths: other T; each is a split such as 'length_512', after 'test'.
     num_depths: depths that are evaluated in turn, evenly from the first place
       of the haystack to the last. While training every place is as likely.
     num_distractors: pairs of other keys, anywhere else.

@@ -15,7 +15,13 @@ import numpy as np
 from settings.checks import check
 from tasks import base, draws
 from tasks.base import Batch
-from tasks.generated import FIRST_SYMBOL, GeneratedTask, answers_at, maker
+from tasks.generated import (
+  FIRST_SYMBOL,
+  GeneratedTask,
+  answers_at,
+  maker,
+  split_lengths,
+)
 from tasks.sizes import check_sizes
 
 
@@ -86,7 +92,7 @@ class RecallTask(GeneratedTask):
         *(f"k{i}" for i in range(1, half)),
         *(f"v{i}" for i in range(half, config.vocab_size)),
       ],
-      {"train": config.length, "validation": config.length},
+      split_lengths(config.length),
       eval_size=config.eval_size,
       batch_size=batch_size,
       seed=seed,

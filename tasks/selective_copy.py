@@ -16,7 +16,13 @@ import numpy as np
 from settings.checks import check
 from tasks import base, draws
 from tasks.base import Batch
-from tasks.generated import FIRST_SYMBOL, GeneratedTask, answers_at, maker
+from tasks.generated import (
+  FIRST_SYMBOL,
+  GeneratedTask,
+  answers_at,
+  maker,
+  split_lengths,
+)
 from tasks.sizes import check_sizes
 
 
@@ -69,7 +75,7 @@ class SelectiveCopyTask(GeneratedTask):
     )
     super().__init__(
       [".", *map(str, range(1, config.vocab_size - 1)), "|"],
-      {"train": length, "validation": length},
+      split_lengths(length),
       eval_size=config.eval_size,
       batch_size=batch_size,
       seed=seed,

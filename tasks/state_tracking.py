@@ -42,7 +42,7 @@ class StateTrackingConfig:
   Attributes:
     letters: n of S_n, 2 to 5.
     length: T while training.
-    eval_lengths: other T; each is a split such as 'length_256', after 'validation'.
+    eval_lengths: other T; each is a split such as 'length_256', after 'test'.
     eval_size: held-out examples of each length.
   """
 

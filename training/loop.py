@@ -25,7 +25,9 @@ Results = dict[str, dict[str, Any]]
 """Split → metric name → value."""
 
 
-def run(experiment: Experiment, workdir: pathlib.Path) -> Results | None:
+def run(
+  experiment: Experiment, workdir: pathlib.Path, stop_at: int | None = None
+) -> Results | None:
   """Trains from the newest checkpoint, or from the start, to the end.
 
   A run that was killed and is run again ends bit for bit as if it had not
@@ -35,10 +37,12 @@ def run(experiment: Experiment, workdir: pathlib.Path) -> Results | None:
   Args:
     experiment: what to train.
     workdir: where everything is written; its config is there already.
+    stop_at: number of updates after which to evaluate the first held-out split,
+      save and return; None goes to the end, whose schedule it is either way.
 
   Returns:
-    Final metrics of every split; None if SIGTERM or SIGINT asked to stop
-    first, with everything saved.
+    Final metrics of every split; None if `stop_at`, SIGTERM or SIGINT asked to
+    stop first, with everything saved.
 
   Raises:
     RunError: data cannot be read, or a loss or gradient is not finite.
@@ -67,7 +71,14 @@ def run(experiment: Experiment, workdir: pathlib.Path) -> Results | None:
     )
     try:
       state = _train(
-        experiment, parallel, state, meter, checkpoints, writer, signals
+        experiment,
+        parallel,
+        state,
+        meter,
+        checkpoints,
+        writer,
+        signals,
+        stop_at or config.num_steps,
       )
       if state is None:
         return None
@@ -139,10 +150,14 @@ def _train(
   checkpoints: Checkpoints,
   writer: MetricsWriter,
   signals: Signals,
+  stop_at: int,
 ) -> TrainState | None:
-  """All steps; returns the last state, or None where a signal stopped them."""
+  """All steps; returns the last state, or None where it stopped before."""
   config, task = experiment.config.train, experiment.task
   first, last = int(state.step), config.num_steps
+  if stop_at <= first < last:
+    _say_stopped(first)
+    return None
   progress = Progress(first, last, shown=cluster.is_first())
 
   def load(step):
@@ -164,9 +179,10 @@ def _train(
       done = step + 1
 
       log = done % config.log_every == 0 or done == last
-      evaluation = done % config.eval_every == 0 and done < last
+      evaluation = done % config.eval_every == 0 or done == stop_at
+      evaluation &= done < last
       save = done % config.checkpoint_every == 0 or done == last
-      stop = signals.stop
+      stop = signals.stop or done == stop_at
       if cluster.are_several():
         # All have to stop at the same step.
         stop = (log or evaluation or save) and cluster.any_of(stop)

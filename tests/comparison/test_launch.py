@@ -3,6 +3,7 @@
 import pytest
 
 from comparison import launch, plan, records
+from process.errors import RunError
 from tests.comparison.plans import budgeted, comparison
 
 TRAINING = """
@@ -121,6 +122,38 @@ def test_a_stopped_run_is_a_record_and_its_time_counts(folder):
   (record,), _ = records.read(folder)
   assert record["status"] == records.DONE
   assert record["seconds"] > stopped["seconds"]
+
+
+def test_what_fails_is_tried_twice_and_its_time_counts(folder, capsys):
+  (run, _) = small_plan(seeds="1")
+  launch.launch([run], folder, map_seed=0)
+  out = capsys.readouterr().out
+  assert out.count("failed: exit code 1: broke") == 2
+  assert out.count("tried again") == 1
+  (twice,), _ = records.read(folder)
+  assert (twice["status"], twice["reason"]) == (
+    records.FAILED,
+    "exit code 1: broke",
+  )
+  assert twice["cpu_seconds"] > 0
+  # Of a fault in what was asked for, once is enough.
+  script = folder.parent / "_TRAIN.py"
+  script.write_text(
+    "import sys; print('model.x: no', file=sys.stderr); sys.exit(2)"
+  )
+  launch.launch([run], folder, map_seed=0)
+  out = capsys.readouterr().out
+  assert out.count("failed: exit code 2: model.x: no") == 1
+  assert "tried again" not in out
+
+
+def test_a_full_disk_is_one_line(folder, monkeypatch):
+  def full(*args, **found):
+    raise OSError(28, "No space left on device", "records/x.json.tmp")
+
+  monkeypatch.setattr(records, "write", full)
+  with pytest.raises(RunError, match=r"No space left .* continues the compar"):
+    launch.launch(small_plan(seeds="0"), folder, map_seed=0)
 
 
 def test_a_budget_of_seconds_is_timed_once_for_all_seeds(folder):

@@ -61,26 +61,56 @@ told.textContent = JSON.stringify(report);
 document.body.append(told);
 </script>"""
 
+# What is shown at the address that it was opened with, then after each of some clicks.
+_VIEW = """<script>
+const report = { faults, seen: [] };
+function note() {
+  const table = document.querySelector("table");
+  const shown = (cells) => [...cells].filter((cell) => !cell.hidden);
+  const rows = [...table.tBodies[0].rows].filter((row) => !row.hidden);
+  report.seen.push({
+    columns: shown(table.tHead.rows[0].cells).map((cell) => cell.dataset.name),
+    rows: rows.map((row) => row.cells[0].dataset.value),
+    widths: rows.map((row) =>
+      shown(row.cells).reduce((sum, cell) => sum + cell.colSpan, 0)),
+    told: document.getElementById("shown").textContent,
+    address: location.search,
+  });
+}
+const box = (kind, name) => [...document.querySelectorAll(`#${kind} label`)]
+  .find((label) => label.textContent.trim() === name).querySelector("input");
+note();
+box("mechanisms", "dense").click();
+box("columns", "loss").click();
+note();
+document.getElementById("everything").click();
+note();
+document.querySelector("table th[data-name=loss] button").click();
+note();
+const told = document.createElement("pre");
+told.id = "result";
+told.textContent = JSON.stringify(report);
+document.body.append(told);
+</script>"""
+
 # A window has a minimal width, so the page stands in a frame as wide as a phone.
-_PHONE = """<!doctype html><iframe src="harness.html" style="width: 390px;
+_PHONE = """<!doctype html><iframe src="harness.html{search}" style="width: 390px;
 height: 800px; border: 0"></iframe><pre id="result"></pre><script>
-addEventListener("load", () => {
+addEventListener("load", () => {{
   const inside = document.querySelector("iframe").contentDocument;
   document.getElementById("result").textContent =
     inside.getElementById("result").textContent;
-});
+}});
 </script>"""
 
 
-@pytest.fixture(scope="module")
-def seen(folder, tmp_path_factory):
-  """What the harness has noted, on a screen as wide as a phone's."""
-  harness = tmp_path_factory.mktemp("browser")
+def opened(folder, harness, script, search=""):
+  """What a script at the end of the page notes, on a screen as wide as a phone's."""
   markup = (folder / "report.html").read_text("utf-8")
   markup = markup.replace("<head>", f"<head>{_FIRST}", 1)
-  markup = markup.replace("</body>", f"{_LAST}</body>")
+  markup = markup.replace("</body>", f"{script}</body>")
   (harness / "harness.html").write_text(markup, "utf-8")
-  (harness / "phone.html").write_text(_PHONE, "utf-8")
+  (harness / "phone.html").write_text(_PHONE.format(search=search), "utf-8")
   command = [
     BROWSER,
     "--headless",
@@ -99,6 +129,21 @@ def seen(folder, tmp_path_factory):
   ).stdout
   found = re.search(r'<pre id="result">(.*?)</pre>', out, re.S)
   return json.loads(html.unescape(found[1]))
+
+
+@pytest.fixture(scope="module")
+def seen(folder, tmp_path_factory):
+  """What the page looks like, and what the buttons of its tables do."""
+  return opened(folder, tmp_path_factory.mktemp("browser"), _LAST)
+
+
+@pytest.fixture(scope="module")
+def views(folder, tmp_path_factory):
+  """What is shown at an address, and after clicks."""
+  search = "?hide=performer&hide-column=seeds&sort-0=attention+descending"
+  found = opened(folder, tmp_path_factory.mktemp("browser"), _VIEW, search)
+  assert found["faults"] == []
+  return found["seen"]
 
 
 def numbers(values):
@@ -160,3 +205,33 @@ def test_the_button_switches_between_dark_and_light(seen):
   assert first == third
   assert first[0] != second[0]
   assert first[1] != second[1]
+
+
+def test_the_address_says_what_is_shown_and_in_which_order(views):
+  first = views[0]
+  assert first["rows"] == ["linear", "dense"]
+  assert "seeds" not in first["columns"]
+  assert "exact_match" in first["columns"]
+  assert first["told"].startswith(
+    "The tables leave out 1 of 4 mechanisms and 1 of "
+  )
+
+
+def test_boxes_hide_and_the_address_follows(views):
+  first, chosen, everything, by_loss = views
+  assert chosen["rows"] == ["linear"]
+  assert set(first["columns"]) - set(chosen["columns"]) == {"loss"}
+  assert chosen["address"] == (
+    "?sort-0=attention+descending&hide=performer&hide=dense"
+    "&hide-column=seeds&hide-column=loss"
+  )
+  assert len(everything["rows"]) == 3
+  assert {"seeds", "loss"} <= set(everything["columns"])
+  assert everything["told"] == ""
+  assert everything["address"] == "?sort-0=attention+descending"
+  assert by_loss["address"] == "?sort-0=loss+ascending"
+
+
+def test_a_reason_takes_the_place_of_the_columns_that_are_shown(views):
+  for view in views:
+    assert set(view["widths"]) == {len(view["columns"])}

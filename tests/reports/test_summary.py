@@ -7,7 +7,7 @@ import pytest
 
 from attention import ATTENTIONS
 from label_packing import packing
-from reports import quality, style, summary, table
+from reports import quality, rows, style, summary, table, words
 from tests.attention.forms import OWN
 from tests.reports import made_up
 
@@ -151,3 +151,61 @@ def test_of_losses_the_lowest_is_the_best():
     {"a": [1.0, 1.1], "b": [3.0, 3.1], "c": [1.05, 1.1]}, "loss"
   )
   assert summary.tied(found, "loss") == {"a", "c"}
+
+
+def test_times_of_a_shared_machine_are_marked():
+  found = made_up.records()
+  assert "shared" not in " ".join(words.setup({}, found))
+  for run in found:
+    if run["attention"] == "dense" and "final" in run:
+      run["others_cores"] = 0.2
+      run["measured"] = run["measured"] | {"measured_others_cores": 0.6}
+  assert "shared their machine" in " ".join(words.setup({}, found))
+  summaries = of_task(found)
+  for column in summary.cost_columns([*summaries.values()]):
+    is_measured = column.name in ("step_seconds", "compile_seconds")
+    is_measured |= column.name == "decode_tokens_per_second"
+    shown = summary.text(summaries["dense"], column, {})
+    assert shown.endswith(" *") == is_measured, column.name
+    assert "*" not in summary.text(summaries["linear"], column, {})
+
+
+def test_a_choice_is_made_by_the_first_split_and_the_last_is_reported():
+  found = made_up.records()
+  for run in found:
+    if "final" in run:
+      # On the test split every point is the opposite of what it was.
+      tested = run["final"] | {
+        "split": "test",
+        "exact_match": 1 - run["final"]["exact_match"],
+      }
+      run["history"] = [*run["history"], tested]
+      run["final"] = tested
+  [dense, *_] = of_task(found).values()
+  assert dense.grid == {made_up.LEAF: 0.003}
+  assert dense.mean("exact_match") == pytest.approx(0.04)
+  # The curve is that of the split that is evaluated while it trains.
+  assert len(quality.evaluations(dense.runs[0])) == 3
+  assert quality.best(dense.runs[0]) > 0.9
+
+
+def test_options_and_learning_rates_are_columns():
+  found = made_up.records()
+  for run in found:
+    run |= {"options": "", "learning_rate": run["grid"][made_up.LEAF]}
+    if run["attention"] == "linear":
+      run["options"] = "feature_map=elu"
+  summaries = [*of_task(found).values()]
+  assert summary.texts(summaries) == ["options"]
+  # The grid shows it already.
+  titles = [column.title for column in summary.quality_columns(summaries)]
+  assert "learning rate" not in titles
+  for run in found:
+    run["grid"] = {}
+  summaries = [*of_task(found).values()]
+  shown = rows.make(summaries, (), summary.quality_columns(summaries))
+  place = shown.header.index("learning rate")
+  assert shown.header[:3] == ["attention", "options", "seeds"]
+  assert shown.rows[0][1] == "–"
+  assert shown.rows[0][place] == "0.001"
+  assert shown.rows[1][1] == "feature_map=elu"

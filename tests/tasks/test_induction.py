@@ -33,7 +33,7 @@ def test_the_special_symbol_is_anywhere_and_answers_are_uniform():
 
 def test_splits_name_the_lengths():
   task = make("induction")
-  assert task.eval_splits == ("validation", "length_6", "length_20")
+  assert task.eval_splits == ("validation", "test", "length_6", "length_20")
   assert task.max_target_length == 20
 
 

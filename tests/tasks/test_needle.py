@@ -7,7 +7,7 @@ import pytest
 from tasks import NeedleConfig
 from tests.tasks.generated_cases import fault, make, rows
 
-LENGTHS = {"validation": 33, "length_14": 14, "length_64": 64}
+LENGTHS = {"validation": 33, "test": 33, "length_14": 14, "length_64": 64}
 
 
 @pytest.mark.parametrize("split", ["train", *LENGTHS])

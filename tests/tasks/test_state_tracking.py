@@ -10,11 +10,13 @@ from tests.tasks.generated_cases import fault, make, rows
 
 
 @pytest.mark.parametrize("letters", [2, 3, 4, 5])
-@pytest.mark.parametrize("split", ["validation", "length_5", "length_20"])
+@pytest.mark.parametrize(
+  "split", ["validation", "test", "length_5", "length_20"]
+)
 def test_the_answers_are_what_is_done_to_the_letters(split, letters):
   task = make("state_tracking", letters=letters)
   batch = next(iter(task.eval_batches(split)))
-  length = {"validation": 12, "length_5": 5, "length_20": 20}[split]
+  length = {"validation": 12, "test": 12, "length_5": 5, "length_20": 20}[split]
   assert batch["inputs"].shape == (16, length)
   for symbols, answers in rows(task, batch):
     assert list(answers) == list(range(length))

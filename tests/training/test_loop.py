@@ -61,7 +61,7 @@ def run(tmp_path, monkeypatch):
     loop.attention_maps, "draw_attention", lambda *unused: None
   )
 
-  def run(task, **leaves):
+  def run(task, stop_at=None, **leaves):
     config = TrainConfig(
       **{
         "num_steps": 7,
@@ -85,7 +85,7 @@ def run(tmp_path, monkeypatch):
         tokens=np.ones((2, 3), np.int32)
       ),
     )
-    return loop.run(experiment, tmp_path)
+    return loop.run(experiment, tmp_path, stop_at)
 
   return run
 
@@ -169,6 +169,30 @@ def test_stopped_and_continued_equals_uninterrupted(
   assert saved(tmp_path) == expected
   assert records(tmp_path) == lines
   assert metrics.read(tmp_path)[-1]["seconds"] > stopped["seconds"]
+
+
+def test_stopped_at_a_step_and_continued_equals_uninterrupted(run, tmp_path):
+  run(FakeTask())
+  expected, lines = saved(tmp_path), records(tmp_path)
+  for path in sorted(tmp_path.rglob("*"), reverse=True):
+    path.rmdir() if path.is_dir() else path.unlink()
+
+  assert run(FakeTask(), stop_at=5) is None
+  assert records(tmp_path)[-1]["split"] == "validation"
+  assert newest(tmp_path)[0] == records(tmp_path)[-1]["step"] == 5
+  # It is there already.
+  assert run(FakeTask(), stop_at=5) is None
+  assert run(FakeTask(), stop_at=4) is None
+  assert newest(tmp_path)[0] == 5
+  # The last step and those after it are the end of the run.
+  assert run(FakeTask(), stop_at=7) is not None
+  assert saved(tmp_path) == expected
+  there = records(tmp_path)
+  added = [line for line in there if line not in lines]
+  assert [(line["step"], line["split"]) for line in added] == [
+    (5, "validation")
+  ]
+  assert [line for line in there if line in lines] == lines
 
 
 def test_a_bad_step_is_named_and_never_saved(run, tmp_path):

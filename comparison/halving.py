@@ -1,0 +1,129 @@
+"""Successive halving: which points of a grid are trained to their end.
+
+At each rung, a share of the steps, the worse half of a mechanism's points of the grid
+is stopped, by the loss of the first seed on the first held-out split; the other seeds
+run the point that is left. Four points and rungs 1/4 and 1/2 take
+4/4 + 2/4 + 1/2 = 2 runs where the whole grid takes 4; with three seeds 4 of 12.
+
+Paper: Jamieson and Talwalkar 2016, arXiv:1502.07943.
+"""
+
+from collections.abc import Mapping, Sequence
+import math
+from pathlib import Path
+
+from comparison import launch as launch_lib
+from comparison import records
+from comparison.plan import Run
+
+Group = list[Run]
+"""All runs of one mechanism on one task, those of the first seed first."""
+
+
+def groups(runs: Sequence[Run]) -> list[Group]:
+  """The runs of a plan by task and mechanism, in the plan's order."""
+  found: dict[tuple[str, str], Group] = {}
+  for run in runs:
+    found.setdefault((run.task, run.attention), []).append(run)
+  return list(found.values())
+
+
+def launch(
+  of_runs: Sequence[Group], workdir: Path, map_seed: int, rungs: Sequence[float]
+) -> None:
+  """`launch.launch` of all groups, of which `rungs` stop some runs early.
+
+  The first seed of every group comes before the other seeds of any.
+
+  Args:
+    of_runs: of the plan, or one shard of it.
+    workdir: of the comparison.
+    map_seed: as in `launch.launch`.
+    rungs: growing shares of the steps, between 0 and 1.
+  """
+  later = []
+  for group in of_runs:
+    first = group[0].seed
+    points = [run for run in group if run.seed == first]
+    others = [run for run in group if run.seed != first]
+    able = [run for run in points if not run.obstacle]
+    for share in rungs if len(able) > 1 else ():
+      able = _after_rung(able, workdir, share)
+    unable = [run for run in points if run.obstacle]
+    launch_lib.launch([*able, *unable], workdir, map_seed)
+    if len(able) > 1:
+      losses = {run.identity: _final_loss(run, workdir) for run in able}
+      able = [run for run in able if run.identity == best_first(losses)[0]]
+    later += [run for run in others if run.obstacle]
+    for run in others:
+      if run.obstacle:
+        continue
+      if run.family == able[0].family:
+        later.append(run)
+      else:
+        _stop(run, workdir, f"seed {first} chose {_told(able[0])}")
+  launch_lib.launch(later, workdir, map_seed)
+
+
+def best_first(losses: Mapping[str, float]) -> list[str]:
+  """Identities of runs by their loss; one that is not finite is the worst."""
+  finite = {
+    identity: loss if math.isfinite(loss) else math.inf
+    for identity, loss in losses.items()
+  }
+  return sorted(finite, key=finite.__getitem__)
+
+
+def _after_rung(runs: Group, workdir: Path, share: float) -> Group:
+  """The better half of the runs, rounded up; the others are stopped."""
+  losses = {
+    run.identity: launch_lib.loss_at(run, workdir, share) for run in runs
+  }
+  order = best_first(losses)
+  kept = order[: math.ceil(len(order) / 2)]
+  for run in runs:
+    if run.identity not in kept:
+      loss = losses[run.identity]
+      why = (
+        f"loss {loss:.4g} after {share:.3g} of the steps, where "
+        f"{losses[kept[-1]]:.4g} went on"
+      )
+      _stop(run, workdir, why)
+  return [run for run in runs if run.identity in kept]
+
+
+def _final_loss(run: Run, workdir: Path) -> float:
+  """At the end, on the first held-out split; infinite where the run failed."""
+  if records.status(workdir, run) == records.FAILED:
+    return math.inf
+  lines = records.history(workdir, run)
+  held_out = [line for line in lines if line["split"] != "train"]
+  if not held_out:
+    return math.inf
+  last = [x for x in held_out if x["split"] == held_out[0]["split"]][-1]
+  return last["loss"]
+
+
+def _stop(run: Run, workdir: Path, why: str) -> None:
+  """Says in a run's record that it is not continued, unless it has ended."""
+  ended = (records.DONE, records.TRAINED, records.STOPPED_EARLY)
+  if records.status(workdir, run) in ended:
+    return
+  usage = records.usage(workdir, run)
+  history = records.history(workdir, run)
+  records.write(
+    workdir,
+    run,
+    status=records.STOPPED_EARLY,
+    reason=why,
+    history=history,
+    **usage,
+  )
+  print(f"  stopped early: {run.identity}: {why}", flush=True)
+
+
+def _told(run: Run) -> str:
+  """A point of the grid: 'learning_rate=0.003'."""
+  return ", ".join(
+    f"{leaf.rpartition('.')[2]}={value}" for leaf, value in run.grid.items()
+  )
