@@ -175,7 +175,7 @@ def _failed(run: Run, workdir: Path, reason: str) -> str:
 
 def _sum(spent: Usage, usage: Usage) -> Usage:
   """What several processes of a run took: seconds add up, all else is the most."""
-  found = {}
+  found: Usage = {}
   for name, value in usage.items():
     values = [x for x in (value, spent.get(name)) if x is not None]
     together = sum if name.endswith("seconds") else max
