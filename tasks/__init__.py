@@ -15,6 +15,7 @@ from tasks import (
   listops,
   mixed,
   needle,
+  pathfinder,
   recall,
   selective_copy,
   speech,
@@ -41,6 +42,7 @@ from tasks.induction import InductionConfig, InductionTask
 from tasks.listops import ListopsConfig, ListopsTask
 from tasks.mixed import MixedConfig, MixedTask
 from tasks.needle import NeedleConfig, NeedleTask
+from tasks.pathfinder import PathfinderConfig, PathfinderTask
 from tasks.recall import RecallConfig, RecallTask
 from tasks.selective_copy import SelectiveCopyConfig, SelectiveCopyTask
 from tasks.speech import SpeechConfig, SpeechTask
@@ -63,6 +65,7 @@ TASKS: Mapping[str, TaskEntry] = types.MappingProxyType(
     "induction": TaskEntry(InductionConfig, induction.make),
     "selective_copy": TaskEntry(SelectiveCopyConfig, selective_copy.make),
     "listops": TaskEntry(ListopsConfig, listops.make),
+    "pathfinder": TaskEntry(PathfinderConfig, pathfinder.make),
     "needle": TaskEntry(NeedleConfig, needle.make),
     "state_tracking": TaskEntry(StateTrackingConfig, state_tracking.make),
   }
@@ -90,6 +93,8 @@ __all__ = [
   "MixedTask",
   "NeedleConfig",
   "NeedleTask",
+  "PathfinderConfig",
+  "PathfinderTask",
   "RecallConfig",
   "RecallTask",
   "SelectiveCopyConfig",

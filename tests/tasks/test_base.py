@@ -23,6 +23,7 @@ def test_names_of_the_tasks():
     "induction",
     "selective_copy",
     "listops",
+    "pathfinder",
     "needle",
     "state_tracking",
     "speech",

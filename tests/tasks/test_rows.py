@@ -16,6 +16,7 @@ LEAVES = {
   "induction": {},
   "selective_copy": {},
   "listops": {},
+  "pathfinder": {"size": 16, "num_dashes": 3, "num_distractors": 1},
   "needle": {},
   "state_tracking": {},
   "speech": {},
@@ -34,6 +35,7 @@ KINDS = {
   "image": ("encoder",),
   "classification": ("encoder",),
   "listops": ("encoder",),
+  "pathfinder": ("encoder",),
   "speech": ("conformer",),
 }
 

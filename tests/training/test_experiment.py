@@ -27,6 +27,7 @@ CONFIGS = (
   "translation",
   "multi30k",
   "listops",
+  "pathfinder",
   "bert",
   "perceiver",
   "perceiver_bytes",

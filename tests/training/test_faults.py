@@ -25,6 +25,7 @@ FILES = (
   "selective_copy",
   "needle",
   "listops",
+  "pathfinder",
   "text",
   "bert",
   "perceiver",

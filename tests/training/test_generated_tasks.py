@@ -13,6 +13,7 @@ METRICS = {
   "induction": {"loss", "accuracy"},
   "selective_copy": {"loss", "accuracy", "sequence_accuracy"},
   "listops": {"loss", "accuracy"},
+  "pathfinder": {"loss", "accuracy"},
   "needle": {
     "loss",
     "accuracy",
@@ -28,6 +29,8 @@ def test_the_loss_falls_and_every_split_is_evaluated(name):
   config.task.eval_size = 12
   if "eval_lengths" in config.task:
     config.task.eval_lengths = config.task.eval_lengths[:1]
+  if name == "pathfinder":
+    config.task.update(size=16, num_dashes=3, num_distractors=1)
   config.model.num_layers = config.model.num_heads = 1
   config.model.features = config.model.mlp_features = 16
   config.optimizer.learning_rate = 0.01

@@ -1,0 +1,279 @@
+"""Pathfinder: whether two discs lie on one dashed path, read pixel by pixel.
+
+    . . . . . . . . . . . .
+    . # # # . . . . . . . .       Two long paths and several short ones; two ends
+    . # # # . . # . . . . .       are marked by discs of 3 × 3 pixels. Here they
+    . # # # . . . # . . . .       are the ends of one path: yes.
+    . . . . # . . . . . . .
+    . . . . . . # # . # # #
+    . . . . . . . . . # # #
+    . . . . . . . . . # # #
+
+After Linsley et al. 2018, arXiv:1805.08315, and the 32 × 32 pixels of Long Range
+Arena, Tay et al., arXiv:2011.04006. These pictures are drawn here and are others:
+paths have one pixel in width, dashes lie along the eight directions of the grid, and
+dashes of a path are one pixel apart where paths are at least two apart, so that the
+answer can be told from the picture alone.
+"""
+
+from collections.abc import Iterator
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import numpy as np
+
+from settings.checks import check
+from tasks import draws
+from tasks.base import Batch
+from tasks.generated import (
+  FIRST_SYMBOL,
+  GeneratedTask,
+  answers_at,
+  maker,
+  split_lengths,
+)
+from tasks.sizes import check_sizes
+
+CLS, PAPER, INK, NO, YES = range(FIRST_SYMBOL, FIRST_SYMBOL + 5)
+_DASH = 2  # Pixels.
+_DIRECTIONS = (
+  (0, 1),
+  (1, 1),
+  (1, 0),
+  (1, -1),
+  (0, -1),
+  (-1, -1),
+  (-1, 0),
+  (-1, 1),
+)
+_TURNS = (
+  (-1, 0, 1),
+  (-1, 1, 0),
+  (0, -1, 1),
+  (0, 1, -1),
+  (1, -1, 0),
+  (1, 0, -1),
+)
+_TRIES_A_PATH, _TRIES = 60, 400
+
+
+@dataclasses.dataclass(frozen=True)
+class PathfinderConfig:
+  """How large a picture, with how much on it.
+
+  Attributes:
+    size: pixels of a side; the sequence has size² and one for the answer.
+    num_dashes: of each of the two long paths.
+    num_distractors: short paths, of a third as many dashes, at least two.
+    train_size: pictures that are trained repeatedly; 0 makes ever new ones.
+    eval_size: held-out pictures.
+  """
+
+  size: int = 32
+  num_dashes: int = 6
+  num_distractors: int = 6
+  train_size: int = 0
+  eval_size: int = 2000
+
+  def __post_init__(self):
+    check(self, "size", 8 <= self.size <= 256, "8 to 256")
+    check(self, "num_dashes", self.num_dashes >= 2, "at least 2")
+    check(self, "num_distractors", self.num_distractors >= 0, "0 or more")
+    check(self, "train_size", self.train_size >= 0, "0 or more")
+    check(self, "eval_size", self.eval_size >= 1, "at least 1")
+
+
+class PathfinderTask(GeneratedTask):
+  """Pictures as sequences of pixels, and yes or no.
+
+  encoder: source = `<cls>` and the rows of the picture, one after another; the target
+  is `yes` or `no`, at the first position, and only there is a weight. Of two
+  neighbouring examples one is yes, so every even number of them has as many of both.
+  """
+
+  shared_vocabulary = True
+
+  def __init__(self, config: PathfinderConfig, *, batch_size: int, seed: int):
+    self._config = config
+    length = config.size**2 + 1
+    check_sizes(
+      batch_size,
+      lengths={"size": length},
+      examples={
+        "train_size": config.train_size,
+        "eval_size": config.eval_size,
+      },
+    )
+    super().__init__(
+      ["<cls>", ".", "#", "no", "yes"],
+      split_lengths(length),
+      eval_size=config.eval_size,
+      batch_size=batch_size,
+      seed=seed,
+      train_size=config.train_size,
+    )
+    self.source_vocab_size = self.target_vocab_size
+    self.max_source_length = length
+    # The first one: a picture that has no room is told before anything begins.
+    self._picture("train", 0)
+
+  def encode(self, line: str) -> list[int]:
+    """Ids of pixels, behind `<cls>`."""
+    return [CLS, *super().encode(line)]
+
+  def _examples(self, split: str, indices: np.ndarray) -> Batch:
+    source = np.empty((len(indices), self._lengths[split]), np.int32)
+    source[:, 0] = CLS
+    answers = np.empty((len(indices), 1), np.int32)
+    for row, index in enumerate(indices):
+      pixels, answers[row] = self._picture(split, int(index))
+      source[row, 1:] = pixels
+    return {
+      "source": source,
+      **answers_at(source.shape, np.zeros_like(answers), answers),
+    }
+
+  def _picture(self, split: str, index: int) -> tuple[np.ndarray, int]:
+    """Ids of the pixels of an example, and its answer."""
+    config = self._config
+    key = draws.split_key(self._seed, split)
+    # Which of the two neighbours is yes; words of the pictures are others.
+    coin = draws.words(key, np.array([2**40 + index // 2]), 1)[0, 0]
+    is_yes = (int(coin) + index) % 2 == 0
+    draw = draws.stream(key, index)
+    for _ in range(_TRIES):
+      drawn = _paths(draw, config)
+      if drawn is not None:
+        break
+    else:
+      raise ValueError(
+        f"task.size: none of {_TRIES} pictures of {config.size} × {config.size} "
+        f"has room for two paths of num_dashes={config.num_dashes} and "
+        f"num_distractors={config.num_distractors}"
+      )
+    board = _board(config.size)
+    (first, second), ink = drawn
+    ends = (first[0], first[-1])
+    if not is_yes:
+      ends = (ends[next(draw) % 2], (second[0], second[-1])[next(draw) % 2])
+    ids = np.full(config.size**2, PAPER, np.int32)
+    ids[ink] = INK
+    for end in ends:
+      ids[board.discs[end]] = INK
+    return ids, YES if is_yes else NO
+
+
+class _Board(NamedTuple):
+  """Sets of pixels as the bits of an integer, pixel r · size + c the lowest.
+
+  Attributes:
+    discs: pixel -> the 3 × 3 around it; none at the edge.
+    near: pixel -> those at most two away, in rows and in columns.
+  """
+
+  discs: list[list[int]]
+  near: list[int]
+
+
+@functools.cache
+def _board(size: int) -> _Board:
+  def around(pixel: int, reach: int) -> list[int]:
+    row, column = divmod(pixel, size)
+    rows = range(max(0, row - reach), min(size, row + reach + 1))
+    columns = range(max(0, column - reach), min(size, column + reach + 1))
+    return [r * size + c for r in rows for c in columns]
+
+  discs = [around(pixel, 1) for pixel in range(size**2)]
+  return _Board(
+    [disc if len(disc) == 9 else [] for disc in discs],
+    [_bits(around(pixel, 2)) for pixel in range(size**2)],
+  )
+
+
+def _bits(pixels: list[int]) -> int:
+  return sum(1 << pixel for pixel in pixels)
+
+
+def _paths(
+  draw: Iterator[int], config: PathfinderConfig
+) -> tuple[list[list[int]], list[int]] | None:
+  """Pixels of the two long paths, in order, and of all; None without room."""
+  taken, long, ink = 0, [], []
+  short = max(2, config.num_dashes // 3)
+  sizes = [config.num_dashes] * 2 + [short] * config.num_distractors
+  for number, size in enumerate(sizes):
+    has_discs = number < 2
+    for _ in range(_TRIES_A_PATH):
+      found = _path(draw, config.size, size, taken, has_discs)
+      if found is not None:
+        break
+    else:
+      return None
+    path, near = found
+    taken |= near
+    ink += path
+    if has_discs:
+      long.append(path)
+  return long, ink
+
+
+def _path(
+  draw: Iterator[int], size: int, num_dashes: int, taken: int, has_discs: bool
+) -> tuple[list[int], int] | None:
+  """One path by a random walk; None where it has no room.
+
+  Args:
+    draw: random words.
+    size: of the picture.
+    num_dashes: of the path.
+    taken: bits of pixels that are too close to other paths.
+    has_discs: whether there has to be room for a disc at both ends.
+
+  Returns:
+    Its pixels in order, and the bits of those that are too close to it.
+  """
+  board = _board(size)
+  start = next(draw) % size**2
+  heading = next(draw) % 8
+  row, column = divmod(start, size)
+  path: list[int] = []
+  near: list[int] = []  # Of each dash.
+  for number in range(num_dashes):
+    for turn in _TURNS[next(draw) % 6] if number else (0,):
+      down, right = _DIRECTIONS[(heading + turn) % 8]
+      # The pixel between two dashes is left out.
+      r, c = (row + 2 * down, column + 2 * right) if number else (row, column)
+      ends = r + (_DASH - 1) * down, c + (_DASH - 1) * right
+      if not all(0 <= x < size for x in (r, c, *ends)):
+        continue
+      dash = [(r + i * down) * size + c + i * right for i in range(_DASH)]
+      too_close = taken
+      for bits in near[:-1]:
+        too_close |= bits
+      if not too_close & _bits(dash):
+        break
+    else:
+      return None
+    path += dash
+    bits = 0
+    for pixel in dash:
+      bits |= board.near[pixel]
+    near.append(bits)
+    (row, column), heading = ends, (heading + turn) % 8
+  closeness = 0
+  for bits in near:
+    closeness |= bits
+  if has_discs:
+    for end, own in ((path[0], near[2:]), (path[-1], near[:-2])):
+      disc, too_close = board.discs[end], taken
+      for bits in own:
+        too_close |= bits
+      if not disc or too_close & _bits(disc):
+        return None
+      for pixel in disc:
+        closeness |= board.near[pixel]
+  return path, closeness
+
+
+make = maker("pathfinder", PathfinderTask, "encoder")
