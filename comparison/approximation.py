@@ -74,15 +74,16 @@ def _squares(
 
   def observer(attention, query, key, value, out, **call):
     if attention != hidden:
-      exact = _exact(attention)(query, key, value, **call)
-      found.append((_square(out - exact), _square(exact)))
+      there = exact(attention)(query, key, value, **call)
+      found.append((_square(out - there), _square(there)))
 
   models.observe_attention(model, variables, batch, observer)
   deviations, sizes = zip(*found, strict=True)
   return jnp.stack(deviations).sum(), jnp.stack(sizes).sum()
 
 
-def _exact(attention: Attention) -> Callable[..., Array]:
+def exact(attention: Attention) -> Callable[..., Array]:
+  """What a mechanism approximates by its record: `(query, key, value, **call)`."""
   if attention.approximates == "dense":
     return dense_attention
 
