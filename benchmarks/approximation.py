@@ -18,7 +18,7 @@ import json
 import math
 from pathlib import Path
 import statistics
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from absl import flags
 
@@ -181,8 +181,8 @@ def relative_error(
     return jnp.stack([jnp.sum((out - there) ** 2), jnp.sum(there**2)])
 
   def error(variables):
-    totals = sum(squares(variables, *arrays, call) for *arrays, call in calls)
-    deviation, size = map(float, totals)
+    of_calls = [squares(variables, *arrays, call) for *arrays, call in calls]
+    deviation, size = jnp.stack(of_calls).sum(axis=0)
     return math.sqrt(deviation / size)
 
   return error
@@ -242,7 +242,7 @@ def trained_calls(folder: Path) -> list[Call]:
     kept = {k: v for k, v in call.items() if k == "mask" and v is not None}
     found.append((query, key, value, kept))
 
-  models.observe_attention(run.model, variables, rows, observer)
+  models.observe_attention(cast(Any, run.model), variables, rows, observer)
   return found
 
 

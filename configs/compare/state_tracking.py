@@ -7,8 +7,8 @@
 
 Every run is configs/state_tracking.py: two layers, trained at length 32 and
 evaluated to 256, three seeds. `delta2` and `gated_delta2` have rates up to 2. The
-first command, two letters, took 36 minutes on one busy CPU core, and what came out is
-in docs/results.md; the second would take about 75 and was not run.
+first command, two letters, took 36 minutes on one busy CPU core, and the second about
+75; what came out is in docs/results.md.
 """
 
 import ml_collections
