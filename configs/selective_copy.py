@@ -2,6 +2,9 @@
 
     python train.py --config=configs/selective_copy.py:dense
 
+`--config.task.eval_lengths=128,256` evaluates with other numbers of places too,
+in the splits 'length_128' and 'length_256'.
+
 configs/paper/selective_copy.py has the size of the Mamba paper.
 
 Jing et al., arXiv:1706.02761; Gu and Dao, Mamba, section 4.1.1 and appendix
@@ -30,6 +33,7 @@ def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
         "vocab_size": 16,
         "length": 64,
         "num_tokens": 4,
+        "eval_lengths": (),
         "eval_size": 1000,
       },
       "model": {

@@ -13,8 +13,9 @@ from typing import Any, Literal
 import numpy as np
 
 from settings.checks import check
-from tasks import base
+from tasks import base, draws
 from tasks.base import BOS, EOS, PAD, Batch, DecodeBatch
+from tasks.generated import check_eval_lengths
 from tasks.sizes import check_sizes
 
 SEP = 3
@@ -34,13 +35,18 @@ class CopyConfig:
     vocab_size: distinct symbols, written 0 … vocab_size − 1.
     min_length: shortest w; equal to `max_length` for one fixed length.
     max_length: longest w, in symbols.
-    eval_size: held-out sequences.
+    eval_lengths: lengths of w below `min_length` or above `max_length`; each is
+      a split such as 'length_32', after 'validation', whose w all have that
+      length. These splits are scored by teacher forcing alone, where
+      'sequence_accuracy' is the exact match.
+    eval_size: held-out sequences of each split.
   """
 
   kind: Literal["copy", "reverse", "duplicate"] = "copy"
   vocab_size: int = 32
   min_length: int = 1
   max_length: int = 16
+  eval_lengths: tuple[int, ...] = ()
   eval_size: int = 1000
 
   def __post_init__(self):
@@ -58,6 +64,7 @@ class CopyConfig:
       1 <= self.min_length <= self.max_length,
       f"1 to max_length={self.max_length}",
     )
+    check_eval_lengths(self, 1, low="min_length", high="max_length")
     check(self, "eval_size", self.eval_size >= 1, "at least 1")
 
 
@@ -73,7 +80,7 @@ class CopyTask:
   source_vocab_size: int | None
   max_source_length: int | None
   pad_id, bos_id, eos_id = PAD, BOS, EOS
-  eval_splits: tuple[str, ...] = ("validation",)
+  eval_splits: tuple[str, ...]
   baselines = base.NO_BASELINES
 
   def __init__(
@@ -91,17 +98,23 @@ class CopyTask:
     self.source_vocab_size = None if kind == "decoder" else size
     self.target_vocab_size = size
     self.shared_vocabulary = kind != "decoder"
-    length = config.max_length
-    if kind == "encoder_decoder":
-      self.max_source_length = self.max_target_length = length + 1
-    elif kind == "encoder":
-      self.max_source_length = self.max_target_length = length
-    else:
-      self.max_source_length = None
-      self.max_target_length = self._prompt_length(length) + length
+    # Split -> the shortest and the longest w.
+    trained = config.min_length, config.max_length
+    self._lengths = dict.fromkeys(_SPLITS, trained) | {
+      f"length_{length}": (length, length) for length in config.eval_lengths
+    }
+    self.eval_splits = tuple(s for s in self._lengths if s != "train")
+    lengths = {
+      "max_length": self._target_length(config.max_length),
+      "eval_lengths": self._target_length(max(config.eval_lengths, default=0)),
+    }
+    self.max_target_length = max(lengths.values())
+    self.max_source_length = (
+      None if kind == "decoder" else self.max_target_length
+    )
     check_sizes(
       batch_size,
-      lengths={"max_length": self.max_target_length},
+      lengths=lengths,
       symbols={"vocab_size": size},
       examples={"eval_size": config.eval_size},
     )
@@ -117,8 +130,11 @@ class CopyTask:
       yield base.pad_rows(self._batch(words, lengths), self._batch_size)
 
   def decode_batches(self, split: str) -> Iterator[DecodeBatch]:
-    """The held-out sequences to be generated; none for an encoder."""
-    if self._kind == "encoder":
+    """The held-out sequences to be generated.
+
+    None for an encoder, and none at other lengths than the trained ones.
+    """
+    if self._kind == "encoder" or split not in _SPLITS:
       return
     for words, lengths in self._held_out(split):
       answers, _ = self._answers(words, lengths)
@@ -196,10 +212,12 @@ class CopyTask:
   def _symbol_ids(self, line: str) -> list[int]:
     symbols = line.split()
     config = self._config
-    if not 1 <= len(symbols) <= config.max_length:
+    leaf, longest = "max_length", config.max_length
+    if max(config.eval_lengths, default=0) > longest:
+      leaf, longest = "eval_lengths", max(config.eval_lengths)
+    if not 1 <= len(symbols) <= longest:
       raise ValueError(
-        f"expected 1 to {config.max_length} symbols (task.max_length), got "
-        f"{len(symbols)}"
+        f"expected 1 to {longest} symbols (task.{leaf}), got {len(symbols)}"
       )
     known = {str(i): FIRST_SYMBOL + i for i in range(config.vocab_size)}
     for symbol in symbols:
@@ -219,23 +237,23 @@ class CopyTask:
     """Sequences start … start + B − 1 of a split: ids [B, L], lengths [B].
 
     Held out are the sequences whose weighted sum of symbols is 0 modulo the
-    number of symbols: one in `vocab_size`, so no sequence is in both splits,
-    however small the space (in a tiny one the held-out sequences repeat). The
-    first symbol is chosen to make the sum come out; it stays uniform.
+    number of symbols: one in `vocab_size`, so no sequence is both trained and
+    held out, however small the space (in a tiny one the held-out sequences
+    repeat). The first symbol is chosen to make the sum come out; it stays
+    uniform.
     """
-    config = self._config
-    length, size = config.max_length, np.uint64(config.vocab_size)
+    shortest, length = self._lengths[split]
+    size = np.uint64(self._config.vocab_size)
     # Philox gives four words a count, so each row begins at a count of its own:
     # one random jump serves the whole batch, and a row depends on its index
     # alone, not on the batch size.
     counts = -(-(length + 2) // 4)
-    key = np.random.SeedSequence((self._seed, _SPLITS.index(split)))
-    philox = np.random.Philox(key=key.generate_state(2, np.uint64))
+    philox = np.random.Philox(key=self._key(split))
     philox.advance(start * counts)
     raw = philox.random_raw(self._batch_size * counts * 4)
     raw = raw.reshape(self._batch_size, -1)
-    span = np.uint64(length - config.min_length + 1)
-    lengths = (raw[:, 0] % span).astype(np.int64) + config.min_length
+    span = np.uint64(length - shortest + 1)
+    lengths = (raw[:, 0] % span).astype(np.int64) + shortest
     symbols = raw[:, 2 : length + 2] % size
     symbols *= np.arange(length) < lengths[:, None]
     remainder = np.zeros(self._batch_size, np.uint64)
@@ -245,6 +263,15 @@ class CopyTask:
     symbols[:, 0] = (remainder + size - others) % size
     ids = symbols.astype(np.int32) + FIRST_SYMBOL
     return np.where(np.arange(length) < lengths[:, None], ids, PAD), lengths
+
+  def _key(self, split: str) -> np.ndarray:
+    """The generator's key [2] of a split; two splits share no number."""
+    if split not in _SPLITS:
+      return draws.split_key(self._seed, split)
+    # These two are keyed by their number, so that a seed keeps the sequences
+    # that it always had.
+    sequence = np.random.SeedSequence((self._seed, _SPLITS.index(split)))
+    return sequence.generate_state(2, np.uint64)
 
   def _batch(self, words: np.ndarray, lengths: np.ndarray) -> Batch:
     answers, answer_lengths = self._answers(words, lengths)
@@ -294,6 +321,14 @@ class CopyTask:
 
   def _prompt_length(self, length: Any) -> Any:
     return length + (2 if self._config.kind == "duplicate" else 1)
+
+  def _target_length(self, length: int) -> int:
+    """T of a batch whose longest w has `length` symbols."""
+    if self._kind == "encoder":
+      return length
+    if self._kind == "encoder_decoder":
+      return length + 1
+    return self._prompt_length(length) + length
 
 
 def make(

@@ -193,16 +193,29 @@ def config_lengths(config: Any) -> dict[str, int]:
   }
 
 
-def check_eval_lengths(config: Any, shortest: int) -> None:
-  """Raises a ValueError unless `config.eval_lengths` are further lengths."""
-  lengths = config.eval_lengths
+def check_eval_lengths(
+  config: Any, shortest: int, low: str = "length", high: str = "length"
+) -> None:
+  """Raises a ValueError unless `config.eval_lengths` are further lengths.
+
+  Args:
+    config: of the task.
+    shortest: the least length of an example.
+    low: leaf of the shortest trained length.
+    high: leaf of the longest trained length.
+  """
+  lengths, first, last = (
+    getattr(config, leaf) for leaf in ("eval_lengths", low, high)
+  )
+  trained = f"{high}={last}"
+  if low != high:
+    trained = f"from {low}={first} to {trained}"
   check(
     config,
     "eval_lengths",
-    all(n >= shortest and n != config.length for n in lengths)
+    all(n >= shortest and not first <= n <= last for n in lengths)
     and len(set(lengths)) == len(lengths),
-    f"different lengths of at least {shortest}, none of them length="
-    f"{config.length}",
+    f"different lengths of at least {shortest}, none of them {trained}",
   )
 
 

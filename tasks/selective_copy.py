@@ -20,6 +20,8 @@ from tasks.generated import (
   FIRST_SYMBOL,
   GeneratedTask,
   answers_at,
+  check_eval_lengths,
+  config_lengths,
   maker,
   split_lengths,
 )
@@ -35,12 +37,15 @@ class SelectiveCopyConfig:
     length: places for the symbols, most of them noise. Marks follow, so T is
       `length` + `num_tokens`.
     num_tokens: symbols to remember.
-    eval_size: held-out examples.
+    eval_lengths: other numbers of places, for as many symbols; each is a split
+      such as 'length_128', after 'test'.
+    eval_size: held-out examples of each length.
   """
 
   vocab_size: int = 16
   length: int = 4096
   num_tokens: int = 16
+  eval_lengths: tuple[int, ...] = ()
   eval_size: int = 1000
 
   def __post_init__(self):
@@ -52,6 +57,7 @@ class SelectiveCopyConfig:
       self.length >= self.num_tokens,
       f"at least num_tokens={self.num_tokens}",
     )
+    check_eval_lengths(self, self.num_tokens)
     check(self, "eval_size", self.eval_size >= 1, "at least 1")
 
 
@@ -66,16 +72,19 @@ class SelectiveCopyTask(GeneratedTask):
     self, config: SelectiveCopyConfig, *, batch_size: int, seed: int
   ):
     self._config = config
-    length = config.length + config.num_tokens
+
+    def with_marks(places: Mapping[str, int]) -> dict[str, int]:
+      return {name: n + config.num_tokens for name, n in places.items()}
+
     check_sizes(
       batch_size,
-      lengths={"length": length},
+      lengths=with_marks(config_lengths(config)),
       symbols={"vocab_size": config.vocab_size},
       examples={"eval_size": config.eval_size},
     )
     super().__init__(
       [".", *map(str, range(1, config.vocab_size - 1)), "|"],
-      split_lengths(length),
+      with_marks(split_lengths(config.length, config.eval_lengths)),
       eval_size=config.eval_size,
       batch_size=batch_size,
       seed=seed,
@@ -89,8 +98,8 @@ class SelectiveCopyTask(GeneratedTask):
     return {**super().metric_sums(logits, batch), "sequence_accuracy": rows}
 
   def _examples(self, split: str, indices: np.ndarray) -> Batch:
-    config = self._config
-    count, length = config.num_tokens, config.length
+    config, count = self._config, self._config.num_tokens
+    length = self._lengths[split] - count
     words = self._words(split, indices, 2 * count)
     tokens = 1 + draws.below(words[:, :count], config.vocab_size - 2)
     places = np.sort(draws.distinct(words[:, count:], length), axis=1)

@@ -7,7 +7,10 @@ import tasks
 CASES = {
   "recall": ("decoder", {"vocab_size": 40, "length": 30, "num_pairs": 4}),
   "induction": ("decoder", {"length": 12, "eval_lengths": (6, 20)}),
-  "selective_copy": ("decoder", {"length": 20, "num_tokens": 5}),
+  "selective_copy": (
+    "decoder",
+    {"length": 20, "num_tokens": 5, "eval_lengths": (8, 30)},
+  ),
   "listops": ("encoder", {"min_length": 6, "max_length": 40}),
   "pathfinder": (
     "encoder",

@@ -156,6 +156,91 @@ def test_evaluation_covers_every_sequence_once(kind, task_kind):
   assert rows.sum() == 40
 
 
+def test_a_seed_keeps_its_sequences():
+  task = make("encoder_decoder", batch_size=3)
+  held_out = next(task.eval_batches("validation"))
+  for batch, expected in (
+    (task.train_batch(0), ["9 29", "19 31 6 28 8 19 8", "16"]),
+    (held_out, ["15 10 8 24 10 29 21", "5 7 10 20 24 31 17", "28 2"]),
+  ):
+    assert [task.decode(row) for row in batch["source"]] == expected
+
+
+@pytest.mark.parametrize(("kind", "task_kind"), KINDS)
+def test_other_lengths_leave_the_other_sequences_as_they_are(kind, task_kind):
+  plain = make(kind, task_kind, min_length=2)
+  task = make(kind, task_kind, min_length=2, eval_lengths=(1, 12))
+  assert plain.eval_splits == ("validation",)
+  pairs = [(task.train_batch(3), plain.train_batch(3))]
+  pairs += zip(
+    task.eval_batches("validation"),
+    plain.eval_batches("validation"),
+    strict=True,
+  )
+  for batch, expected in pairs:
+    assert_same(batch, expected)
+  for batch, expected in zip(
+    task.decode_batches("validation"),
+    plain.decode_batches("validation"),
+    strict=True,
+  ):
+    assert_same(batch.inputs, expected.inputs)
+    assert batch[1:] == expected[1:]
+
+
+@pytest.mark.parametrize(("kind", "task_kind"), KINDS)
+@pytest.mark.parametrize("lengths", [(3, 12), (3,)])
+def test_a_split_of_another_length_has_words_of_that_length(
+  kind, task_kind, lengths
+):
+  task = make(kind, task_kind, min_length=5, eval_lengths=lengths)
+  assert task.eval_splits == ("validation", *(f"length_{n}" for n in lengths))
+  widths = []
+  for split in ("validation", *task.eval_splits[1:]):
+    batches = list(task.eval_batches(split))
+    widths.append(batches[0]["targets"].shape[1])
+    weights = np.concatenate([batch["weights"] for batch in batches])
+    counted = weights.sum(axis=1)[:40] - (kind != "encoder")
+    if split == "validation":
+      assert set(counted) == {5, 6, 7}
+    else:
+      assert set(counted) == {int(split.removeprefix("length_"))}
+      assert list(task.decode_batches(split)) == []
+    for batch in batches:
+      check_copied(task, kind, task_kind, batch)
+  assert max(widths) == task.max_target_length
+  assert task.max_source_length == (
+    None if kind == "decoder" else task.max_target_length
+  )
+
+
+def check_copied(task, kind, task_kind, batch):
+  """Every answer is what is read before it, or that back to front."""
+  read = batch["inputs" if kind == "decoder" else "source"]
+  for ids, targets, weights in zip(
+    read, batch["targets"], batch["weights"], strict=True
+  ):
+    answer = task.decode(targets[weights > 0]).split()
+    if kind == "decoder":
+      ids = ids[: weights.argmax()]  # Without the separator, and what follows.
+    word = [s for s in task.decode(ids).split() if s != "|"]
+    assert answer == (word[::-1] if task_kind == "reverse" else word)
+
+
+def test_splits_share_no_sequence():
+  task = make("encoder_decoder", min_length=6, eval_lengths=(4, 5, 12, 13))
+  # The first symbol follows from the others.
+  starts = [
+    tuple(row[1:4])
+    for split in task.eval_splits
+    for batch in task.eval_batches(split)
+    for row in batch["source"]
+    if row.any()
+  ]
+  assert len(starts) == 5 * 40
+  assert len(set(starts)) > 195  # Two of 32³ may be alike by chance.
+
+
 @pytest.mark.parametrize(("kind", "task_kind"), KINDS)
 def test_decode_batches_ask_for_the_targets(kind, task_kind):
   task = make(kind, task_kind)
@@ -225,6 +310,18 @@ def test_encode_refuses(line, message):
   assert str(error.value) == message
 
 
+def test_a_line_may_be_as_long_as_the_longest_sequence():
+  task = make("encoder_decoder", eval_lengths=(12,))
+  assert len(task.encode("1 " * 12)) == task.max_source_length
+  message = r"^expected 1 to 12 symbols \(task\.eval_lengths\), got 13$"
+  with pytest.raises(ValueError, match=message):
+    task.encode("1 " * 13)
+  task = make("encoder_decoder", min_length=7, eval_lengths=(3,))
+  message = r"^expected 1 to 7 symbols \(task\.max_length\), got 8$"
+  with pytest.raises(ValueError, match=message):
+    task.encode("1 " * 8)
+
+
 def test_score():
   task = make("decoder")
   assert task.score(["1 2", "3"], ["1 2", "4"]) == {"exact_match": 0.5}
@@ -249,6 +346,14 @@ def test_metrics_of_perfect_logits():
     ({"vocab_size": 1}, "vocab_size: expected at least 2 symbols, got 1"),
     ({"max_length": 0}, "max_length: expected at least 1, got 0"),
     ({"min_length": 17}, "min_length: expected 1 to max_length=16, got 17"),
+    (
+      {"eval_lengths": (16,)},
+      "eval_lengths: expected different lengths of at least 1, none of them "
+      "from min_length=1 to max_length=16, got (16,)",
+    ),
+    ({"eval_lengths": (8,)}, "eval_lengths: expected different lengths"),
+    ({"eval_lengths": (0,)}, "eval_lengths: expected different lengths"),
+    ({"eval_lengths": (32, 32)}, "eval_lengths: expected different lengths"),
     ({"eval_size": 0}, "eval_size: expected at least 1, got 0"),
   ],
 )

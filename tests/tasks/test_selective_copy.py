@@ -6,16 +6,60 @@ import pytest
 from tasks import SelectiveCopyConfig
 from tests.tasks.generated_cases import fault, make, rows
 
+PLACES = {"validation": 20, "test": 20, "length_8": 8, "length_30": 30}
+
+
+def check_answers(task, batch, places):
+  for symbols, answers in rows(task, batch):
+    assert symbols[places:] == ["|"] * 5
+    kept = [s for s in symbols[:places] if s != "."]
+    assert len(kept) == 5
+    assert "|" not in kept
+    assert answers == dict(enumerate(kept, start=places))
+
 
 def test_the_answers_are_the_input_without_noise():
   task = make("selective_copy")
   for step in range(4):
-    for symbols, answers in rows(task, task.train_batch(step)):
-      assert symbols[20:] == ["|"] * 5
-      kept = [s for s in symbols[:20] if s != "."]
-      assert len(kept) == 5
-      assert "|" not in kept
-      assert answers == dict(enumerate(kept, start=20))
+    check_answers(task, task.train_batch(step), 20)
+
+
+@pytest.mark.parametrize("split", PLACES)
+def test_a_split_of_another_length_has_as_many_symbols(split):
+  task = make("selective_copy", batch_size=40)
+  [batch] = task.eval_batches(split)
+  assert batch["inputs"].shape == (40, PLACES[split] + 5)
+  check_answers(task, batch, PLACES[split])
+
+
+def test_splits_name_the_places():
+  task = make("selective_copy")
+  assert task.eval_splits == tuple(PLACES)
+  assert task.max_target_length == 35
+
+
+def test_other_lengths_leave_the_other_examples_as_they_are():
+  task, plain = make("selective_copy"), make("selective_copy", eval_lengths=())
+  assert plain.eval_splits == ("validation", "test")
+  assert plain.max_target_length == 25
+  pairs = [(task.train_batch(3), plain.train_batch(3))]
+  for split in plain.eval_splits:
+    pairs += zip(
+      task.eval_batches(split), plain.eval_batches(split), strict=True
+    )
+  for batch, expected in pairs:
+    for name in expected:
+      np.testing.assert_array_equal(batch[name], expected[name])
+
+
+def test_a_seed_keeps_its_examples():
+  task = make("selective_copy")
+  held_out = next(task.eval_batches("validation"))
+  for batch, symbols in (
+    (task.train_batch(0), ". . . . 4 . 12 . . 4 . 6 . . . 3 . . . ."),
+    (held_out, "11 . . . . 10 . . . 13 . . . . 4 . . . . 3"),
+  ):
+    assert task.decode(batch["inputs"][0]) == symbols + " |" * 5
 
 
 def test_places_and_symbols_are_uniform():
@@ -27,7 +71,13 @@ def test_places_and_symbols_are_uniform():
 
 
 def test_the_paper_s_sequence():
-  task = make("selective_copy", length=4096, num_tokens=16, batch_size=2)
+  task = make(
+    "selective_copy",
+    length=4096,
+    num_tokens=16,
+    eval_lengths=(),
+    batch_size=2,
+  )
   assert task.train_batch(0)["inputs"].shape == (2, 4112)
   assert task.target_vocab_size == 16 + 3
 
@@ -44,6 +94,10 @@ def test_nothing_but_symbols():
     ({"vocab_size": 3}, "vocab_size: expected at least 4 symbols, got 3"),
     ({"num_tokens": 0}, "num_tokens: expected at least 1, got 0"),
     ({"length": 15}, "length: expected at least num_tokens=16, got 15"),
+    ({"eval_lengths": (15,)}, "eval_lengths: expected different lengths of at"),
+    ({"eval_lengths": (0,)}, "eval_lengths: expected different lengths of at"),
+    ({"eval_lengths": (4096,)}, "eval_lengths: expected different lengths"),
+    ({"eval_lengths": (99, 99)}, "eval_lengths: expected different lengths"),
     ({"eval_size": 0}, "eval_size: expected at least 1, got 0"),
   ],
 )
