@@ -159,16 +159,16 @@ def cache_bytes(config: Any, length: int) -> int | None:
   """
   if not isinstance(config, models.ModelConfig):
     return None
-  dims = config.dims(length)
 
   def init_caches(key):
-    for layer in config.layers("decoder_attention"):
-      mechanism = layer.build()
+    layers = config.layers("decoder_attention")
+    for one, layer in zip(config.decoder_configs, layers, strict=True):
+      dims, mechanism = one.dims(length), layer.build()
       assert mechanism.init_cache is not None  # It has just decoded.
       variables = mechanism.init(key, dims)
       yield mechanism.init_cache(variables, 1, length, dims, config.dtype)
-      if config.short_convolution:
-        size = _convolved(config, dims, mechanism)
+      if one.short_convolution:
+        size = _convolved(one, dims, mechanism)
         yield jnp.zeros((short_convolution.WIDTH - 1, size), config.dtype)
 
   caches = jax.eval_shape(lambda key: list(init_caches(key)), jax.random.key(0))

@@ -11,6 +11,7 @@ import importlib
 import types
 from typing import TYPE_CHECKING, Any
 
+from models.around_config import AroundConfig
 from models.config import (
   GENERATING,
   KINDS,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 
 __all__ = [
   "AttentionConfig",
+  "AroundConfig",
   "ModelConfig",
   "Seq2SeqConfig",
   "PyramidConfig",

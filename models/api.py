@@ -153,6 +153,29 @@ def _transformer_or_seq2seq(
       "tie_embeddings: the softmax of an encoder can share the source's table "
       "only if source and target have one vocabulary; set it to False"
     )
+  cycle = config.cycle if isinstance(config, ModelConfig) else (config,)
+  for layer in cycle:
+    _check_mechanisms(layer, max_source_length, max_target_length)
+  of_model = (
+    source_vocab_size or 0,
+    target_vocab_size,
+    max_source_length or 0,
+    max_target_length or 0,
+    shared_vocabulary,
+  )
+  if isinstance(config, Seq2SeqConfig):
+    return Seq2Seq(config, *of_model)
+  return Transformer(
+    config, *of_model, image_shape=image_shape, patches_shape=patches_shape
+  )
+
+
+def _check_mechanisms(
+  config: ModelConfig | Seq2SeqConfig,
+  max_source_length: int | None,
+  max_target_length: int | None,
+) -> None:
+  """Raises ValueError where a mechanism cannot work at the sizes of a layer."""
   for field, chosen in config.attentions.items():
     length = (
       max_target_length if field == "decoder_attention" else max_source_length
@@ -169,18 +192,6 @@ def _transformer_or_seq2seq(
         variable_shapes(attention.build(), dims)
       except ValueError as error:
         raise ValueError(f"{field}: {error}") from error
-  of_model = (
-    source_vocab_size or 0,
-    target_vocab_size,
-    max_source_length or 0,
-    max_target_length or 0,
-    shared_vocabulary,
-  )
-  if isinstance(config, Seq2SeqConfig):
-    return Seq2Seq(config, *of_model)
-  return Transformer(
-    config, *of_model, image_shape=image_shape, patches_shape=patches_shape
-  )
 
 
 def _tokens_of_images(

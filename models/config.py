@@ -7,11 +7,13 @@ the config is made: before data is read and before anything compiles.
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import functools
+import math
 import types
 from typing import Any
 
 from attention import ATTENTIONS, Attention, Dims, plug, registry
 from attention.positions import t5_buckets
+from models.around_config import AroundConfig
 from settings.checks import check
 from settings.suggest import one_of
 
@@ -34,7 +36,7 @@ POSITIONS = (
 NORMS = ("pre", "post", "sandwich", "output")
 NORM_KINDS = ("layer", "rms", "rms_from_one")
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
-QUERY_KEY_NORMS = ("none", "rms", "rms_joint", "l2")
+QUERY_KEY_NORMS = ("none", "rms", "rms_from_one", "rms_joint", "l2")
 OUTPUT_NORMS = ("none", "rms", "group", "rms_joint")
 OUTPUT_GATES = ("none", "silu", "sigmoid")
 HEADS = ("tokens", "class", "hidden")
@@ -133,8 +135,9 @@ class ModelConfig:
     attention_bias: whether the projections around attention have biases.
     attention_scale: factor of the attention logits; None is 1/√H.
     query_key_norm: of the query and key of each head, before rotary positions:
-      'rms', by their root mean square (Qwen3), 'rms_joint', by that of all heads
-      together (OLMo 2), 'l2', to length 1, or 'none'.
+      'rms', by their root mean square (Qwen3), 'rms_from_one', likewise with scales
+      that are stored as what they have beyond 1 (Qwen3-Next), 'rms_joint', by that
+      of all heads together (OLMo 2), 'l2', to length 1, or 'none'.
     short_convolution: queries, keys and values of a decoder's self-attention are
       convolved with the three positions before, then SiLU (Mamba, DeltaNet).
     short_convolution_bias: these have biases.
@@ -199,6 +202,8 @@ class ModelConfig:
       turn; None is dense.
     decoder_attention: likewise, of the decoder's self-attention.
     cross_attention: likewise, from decoder to encoder.
+    decoder_around: what the layers of kind 'decoder' have around self-attention
+      that differs from this config, in turn (Qwen3-Next); None has them alike.
 
   Raises:
     ValueError: a value or a pair that cannot work; the message starts with the
@@ -262,6 +267,7 @@ class ModelConfig:
   encoder_attention: Layers | None = None
   decoder_attention: Layers | None = None
   cross_attention: Layers | None = None
+  decoder_around: tuple[AroundConfig, ...] | None = None
 
   def __post_init__(self):
     check_choices(
@@ -301,6 +307,7 @@ class ModelConfig:
     self._check_choices()
     self._check_images()
     self._check_attentions()
+    self._check_around()
 
   @property
   def query_dim(self) -> int:
@@ -348,6 +355,37 @@ class ModelConfig:
       number = self.num_decoder_layers or number
     chosen = self.attentions[field]
     return tuple(chosen[i % len(chosen)] for i in range(number))
+
+  @functools.cached_property
+  def cycle(self) -> tuple["ModelConfig", ...]:
+    """This config as the layers of a decoder have it, until they repeat."""
+    if self.decoder_around is None:
+      return (self,)
+    return tuple(self._with_around(i) for i in range(self._period))
+
+  @property
+  def decoder_configs(self) -> tuple["ModelConfig", ...]:
+    """This config as every layer of the decoder has it."""
+    number = self.num_decoder_layers or self.num_layers
+    return tuple(self.cycle[i % len(self.cycle)] for i in range(number))
+
+  @property
+  def _period(self) -> int:
+    """After how many layers mechanisms and what is around them repeat."""
+    mechanisms = self.attentions["decoder_attention"]
+    period = math.lcm(len(self.decoder_around or ()), len(mechanisms))
+    return min(period, self.num_layers)
+
+  def _with_around(self, layer: int) -> "ModelConfig":
+    """This config as one layer has it, in which none differs."""
+    arounds = self.decoder_around or ()
+    mechanisms = self.attentions["decoder_attention"]
+    return dataclasses.replace(
+      self,
+      decoder_around=None,
+      decoder_attention=mechanisms[layer % len(mechanisms)],
+      **arounds[layer % len(arounds)].changes,
+    )
 
   def _check_heads(self):
     if self.head_dim is None and self.features % self.num_heads:
@@ -547,6 +585,37 @@ class ModelConfig:
               f"{shared}: {config.name} makes a key and a value for every head; "
               f"expected None, got {number}"
             )
+
+  def _check_around(self):
+    arounds = self.decoder_around
+    if arounds is None:
+      return
+    if self.kind != "decoder":
+      raise ValueError(
+        "decoder_around: only kind 'decoder' has it; expected None, got "
+        f"{len(arounds)} choices"
+      )
+    if not arounds:
+      raise ValueError("decoder_around: expected at least one choice, got none")
+    for i, around in enumerate(arounds):
+      if around.position and self.position not in ("rotary", "none"):
+        raise ValueError(
+          f"decoder_around[{i}].position: expected None with position "
+          f"{self.position!r} of the model, got {around.position!r}"
+        )
+      # One table is for the heads of all layers.
+      if around.num_heads and self.position in ("t5", "alibi"):
+        raise ValueError(
+          f"decoder_around[{i}].num_heads: expected None with position "
+          f"{self.position!r}, whose table all layers share, got "
+          f"{around.num_heads}"
+        )
+    for layer in range(self._period):
+      try:
+        self._with_around(layer)
+      except ValueError as error:
+        place = layer % len(arounds)
+        raise ValueError(f"decoder_around[{place}].{error}") from None
 
 
 def slots(config: Any) -> str:

@@ -17,6 +17,7 @@ from attention import rotary as rotate
 from attention.recurrent import unit_length
 from models.grid_convolution import GridConvolution
 from models.mechanism_variables import mechanism_variables
+from models.norms import RmsNormFromOne
 from models.positions import sinusoidal
 from models.rows import by_rows, where_rows
 from models.short_convolution import WIDTH as SHORT_WIDTH
@@ -52,8 +53,8 @@ class MultiHeadAttention(nn.Module):
     use_bias: whether the projections have biases.
     scale: factor of the logits; None is the mechanism's own.
     query_key_norm: of each head's query and key: 'rms', by their root mean square
-      and with a trained scale, 'rms_joint', by that of all heads together, 'l2', to
-      length 1, or 'none'.
+      and with a trained scale, 'rms_from_one', with what that has beyond 1,
+      'rms_joint', by that of all heads together, 'l2', to length 1, or 'none'.
     output_norm: of each head's result: 'rms', 'group', by mean and variance with a
       scale and a bias for every feature, or 'none'; or 'rms_joint', of all heads
       together and after the gate.
@@ -138,6 +139,9 @@ class MultiHeadAttention(nn.Module):
     if self.query_key_norm in ("rms", "rms_joint"):
       self.query_norm = nn.RMSNorm(**of_norm)
       self.key_norm = nn.RMSNorm(**of_norm)
+    elif self.query_key_norm == "rms_from_one":
+      self.query_norm = RmsNormFromOne(**of_norm)
+      self.key_norm = RmsNormFromOne(**of_norm)
     if self.output_norm in ("rms", "rms_joint"):
       self.out_norm = nn.RMSNorm(**of_norm)
     elif self.output_norm == "group":
@@ -217,7 +221,9 @@ class MultiHeadAttention(nn.Module):
     if self.convolution is not None:
       reads = self._convolved(inputs, grid, deterministic, axis_name)
     ids = call.get("query_segment_ids")
-    convolve = functools.partial(self._convolved_shortly, segment_ids=ids)
+    convolve = functools.partial(
+      self._convolved_shortly, segment_ids=ids, mask=call.get("mask")
+    )
     query = self._query(reads[0], positions, convolve)
     key, value = self._key_value(reads[1], positions, reads[2], convolve)
     if self.dropout_rate and not deterministic:
@@ -461,7 +467,7 @@ class MultiHeadAttention(nn.Module):
 
   def _normed(self, name, x):
     """A query or key of each head, as `query_key_norm` says."""
-    if self.query_key_norm == "rms":
+    if self.query_key_norm in ("rms", "rms_from_one"):
       return getattr(self, f"{name}_norm")(x)
     if self.query_key_norm == "rms_joint":
       joint = x.reshape(*x.shape[:2], -1)
@@ -479,7 +485,10 @@ class MultiHeadAttention(nn.Module):
       return "query", "value"
     return "query", "key", "value"
 
-  def _convolved_shortly(self, name, x, **options):
+  def _convolved_shortly(self, name, x, mask=None, **options):
+    if mask is not None and mask.shape[1:3] == (1, 1):
+      # A hidden position is hidden from the convolution of later ones as well.
+      x = jnp.where(mask[:, 0, 0, :, None], x, 0.0)
     return getattr(self, f"{name}_short_convolution")(x, **options)
 
   def _convolved(self, inputs, grid, deterministic, axis_name):

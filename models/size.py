@@ -76,10 +76,12 @@ def least_parameters(config: Config, symbols: int) -> int:
   layer = 2 * features * features
   rows = symbols
   if isinstance(config, ModelConfig):
-    # Of queries and of results; a mechanism may have no keys.
-    heads = config.num_qk_heads or config.num_heads
-    width = config.num_heads * (config.value_dim or config.query_dim)
-    layer = features * (heads * config.query_dim + width)
+    # Of queries and of results; a mechanism may have no keys. Layers may differ.
+    layer = features * min(
+      (one.num_qk_heads or one.num_heads) * one.query_dim
+      + one.num_heads * (one.value_dim or one.query_dim)
+      for one in config.cycle
+    )
     layer += 2 * features * config.mlp_features
     rows = max(symbols, config.vocab_size or 0) + config.token_types
     rows += config.position_offset

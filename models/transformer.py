@@ -134,15 +134,18 @@ class Transformer(nn.Module):
         across = config.layers("cross_attention")
       self.decoder = [
         Block(
-          config,
+          of_layer,
           mechanism,
           self.max_target_length,
           to_memory,
           self.max_source_length,
           is_decoder=True,
         )
-        for mechanism, to_memory in zip(
-          config.layers("decoder_attention"), across, strict=True
+        for of_layer, mechanism, to_memory in zip(
+          config.decoder_configs,
+          config.layers("decoder_attention"),
+          across,
+          strict=True,
         )
       ]
       if config.norm != "post":

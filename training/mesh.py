@@ -120,14 +120,16 @@ def check_model(config: MeshConfig, model: Any) -> None:
     ValueError: 'tensor' does not divide its heads or the features inside its
       feed-forward layers, or a mechanism has no form for a sequence in parts.
   """
-  for field in ("num_heads", "kv_heads", "mlp_features"):
-    found = getattr(model, field, None) or ()
-    numbers = found if isinstance(found, tuple) else (found,)
-    if any(number % config.tensor for number in numbers):
-      raise ValueError(
-        f"tensor: expected a divisor of model.{field} {found}, got "
-        f"{config.tensor}"
-      )
+  # The layers of a decoder may differ in heads.
+  for layer in getattr(model, "cycle", (model,)):
+    for field in ("num_heads", "kv_heads", "mlp_features"):
+      found = getattr(layer, field, None) or ()
+      numbers = found if isinstance(found, tuple) else (found,)
+      if any(number % config.tensor for number in numbers):
+        raise ValueError(
+          f"tensor: expected a divisor of model.{field} {found}, got "
+          f"{config.tensor}"
+        )
   if config.sequence > 1:
     needs = {SEQUENCE: f"attend to a sequence in parts (mesh.{SEQUENCE})"}
     for slot, chosen in model.attentions.items():

@@ -17,6 +17,7 @@ from models.pretrained.nystromformer import NYSTROMFORMER
 from models.pretrained.olmo import OLMO2, OLMO3
 from models.pretrained.perceiver import PERCEIVER
 from models.pretrained.qwen3 import QWEN3
+from models.pretrained.qwen3_next import QWEN3_NEXT
 from models.pretrained.roberta import ROBERTA
 from models.pretrained.swin import SWIN
 from models.pretrained.t5 import T5
@@ -35,6 +36,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
       LLAMA,
       MISTRAL,
       QWEN3,
+      QWEN3_NEXT,
       GEMMA2,
       OLMO2,
       OLMO3,

@@ -89,7 +89,7 @@ def rows(config: ModelConfig) -> list[Row]:
     Row(
       f"{theirs}.mixer.conv1d.weight",
       tuple(f"{one}/kernel" for one in convolved),
-      _filters(sizes),
+      filters(sizes),
     ),
     Row(
       f"{theirs}.mixer.conv1d.bias",
@@ -121,8 +121,11 @@ def _below(sizes: tuple[int, ...]) -> Layout:
   )
 
 
-def _filters(sizes: tuple[int, ...]) -> Layout:
-  """Likewise, of a convolution `[F, 1, W]`, whose last tap is the latest."""
+def filters(sizes: tuple[int, ...]) -> Layout:
+  """Several of ours, of these sizes, from filters `[F, 1, W]` of a convolution.
+
+  Their last tap is the latest.
+  """
   one = _along(sizes)
   return Layout(
     lambda x, n: [part[:, 0, ::-1].T for part in one.read(x, n)],

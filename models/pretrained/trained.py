@@ -57,15 +57,14 @@ def as_pretrained(
         continue
       if family.inputs != (None if config.patch_size is None else PIXELS):
         continue
+      tied = getattr(config, "tie_embeddings", True)
+      names = [] if tied else ["lm_head.weight"]
       try:
-        theirs = family.to_json(described)
+        theirs = family.to_json(described) | {"architectures": [architecture]}
+        published = family.describe(theirs, names, head).config
       except ValueError as error:
         reasons.append(f"{family.name} does not fit: {error}")
         continue
-      theirs |= {"architectures": [architecture]}
-      tied = getattr(config, "tie_embeddings", True)
-      names = [] if tied else ["lm_head.weight"]
-      published = family.describe(theirs, names, head).config
       if published.kind != config.kind:
         continue
       lacking = _differences(config, published)

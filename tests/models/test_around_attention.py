@@ -1,5 +1,7 @@
 """Short convolutions, norms and gates around attention, and layers that differ."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,6 +29,18 @@ AROUND = {
 
 
 OPTIONS = {"sliding_window": {"window": 4}}
+WIDE = models.AroundConfig(
+  num_heads=6,
+  num_kv_heads=6,
+  num_qk_heads=3,
+  head_dim=5,
+  value_dim=3,
+  short_convolution=True,
+  output_norm="rms",
+  output_gate="silu",
+  position="none",
+)
+"""In the way of Qwen3-Next, of no size that its model has."""
 
 
 def create(attention, **choices):
@@ -35,13 +49,11 @@ def create(attention, **choices):
   config = models.ModelConfig(
     kind="decoder",
     num_layers=max(2, len(names)),
-    num_heads=2,
     features=16,
-    position="none",
     decoder_attention=tuple(
       models.AttentionConfig(name, OPTIONS.get(name, {})) for name in names
     ),
-    **{"mlp_features": 24, **choices},
+    **{"num_heads": 2, "position": "none", "mlp_features": 24, **choices},
   )
   model = models.create(
     config,
@@ -64,6 +76,7 @@ def create(attention, **choices):
     ("dense", {**AROUND, "query_key_norm": "rms"}),
     ("sliding_window", {"query_key_norm": "l2"}),
     ("dense", {"query_key_norm": "rms_joint", "norm": "output"}),
+    ("dense", {"query_key_norm": "rms_from_one"}),
     ("latent", AROUND),
     (
       "mamba2",
@@ -77,6 +90,18 @@ def create(attention, **choices):
       },
     ),
     (("gated_delta", "gated_linear", "delta", "flash"), AROUND),
+    pytest.param(
+      ("gated_delta", "gated_delta", "dense"),
+      {
+        "decoder_around": (WIDE, WIDE, models.AroundConfig()),
+        "position": "rotary",
+        "rotary_fraction": 0.5,
+        "num_kv_heads": 1,
+        "query_key_norm": "rms_from_one",
+        "output_gate": "sigmoid",
+      },
+      id="layers that differ",
+    ),
   ],
   ids=str,
 )
@@ -129,6 +154,23 @@ def test_everything_is_trained_and_nothing_looks_ahead(attention):
   later[:, 10:] = 1
   forward = jax.jit(lambda x: models.forward(model, variables, {"inputs": x}))
   np.testing.assert_array_equal(forward(ids)[:, :10], forward(later)[:, :10])
+
+
+@pytest.mark.parametrize("attention", ["mamba2", "gated_delta", "dense"])
+def test_padding_before_a_sequence_changes_nothing(attention):
+  """Not through the short convolutions either, which read positions before."""
+  choices = {**AROUND, "short_convolution_bias": True, "attention_bias": True}
+  model, variables, ids = create(attention, **choices)
+  rng = np.random.default_rng(1)
+  variables = jax.tree.map(
+    lambda x: x + 0.1 * rng.normal(size=x.shape).astype(x.dtype), variables
+  )
+  mask = np.arange(LENGTH)[None, :] >= np.array([[0], [1], [7]])
+  got = models.forward(model, variables, {"inputs": ids, "inputs_mask": mask})
+  for row, padding in enumerate([0, 1, 7]):
+    alone = {"inputs": ids[row : row + 1, padding:]}
+    expected = models.forward(model, variables, alone)[0]
+    np.testing.assert_allclose(got[row, padding:], expected, atol=1e-5)
 
 
 def test_a_short_convolution_is_its_sum():
@@ -189,6 +231,58 @@ def test_layers_take_mechanisms_in_turn():
   ]
   assert ["attention" in names for names in own] == [True, True, False]
   assert models.slots(model.config) == "gated_delta + gated_delta + flash"
+
+
+def test_what_all_layers_have_around_is_what_the_model_has():
+  """A choice for every layer gives the logits of the same choice for the model."""
+  expected, variables, ids = create("gated_delta", **WIDE.changes)
+  model, _, _ = create("gated_delta", decoder_around=(WIDE,))
+  np.testing.assert_array_equal(
+    models.forward(model, variables, {"inputs": ids}),
+    models.forward(expected, variables, {"inputs": ids}),
+  )
+
+
+def test_what_is_around_is_taken_in_turn():
+  """Other mechanisms leave what is around the layers as it is."""
+  around = WIDE, models.AroundConfig()
+  model, variables, _ = create(
+    ("gated_delta", "flash", "flash", "flash"), decoder_around=around
+  )
+
+  def widths(variables):
+    slots = [
+      variables["params"][f"decoder_{i}"]["self_attention"] for i in range(4)
+    ]
+    return [
+      {name: slot[name]["kernel"].shape for name in ("query", "value", "out")}
+      for slot in slots
+    ]
+
+  wide = {"query": (16, 15), "value": (16, 18), "out": (18, 16)}
+  own = {"query": (16, 16), "value": (16, 16), "out": (16, 16)}
+  assert widths(variables) == [wide, own, wide, own]
+  flash = models.AttentionConfig("flash")
+  config = dataclasses.replace(model.config, decoder_attention=flash)
+  _, swapped, _ = create(["flash"] * 4, decoder_around=around)
+  assert config.decoder_around == around
+  assert widths(swapped) == widths(variables)
+  assert models.slots(config) == "flash"
+
+
+def test_the_least_size_is_that_of_the_smallest_layer():
+  model, variables, _ = create(
+    "flash", decoder_around=(models.AroundConfig(head_dim=2), WIDE)
+  )
+  least = models.least_parameters(model.config, VOCAB)
+  assert least <= sum(x.size for x in jax.tree.leaves(variables))
+  assert least == 2 * (16 * 8 + 2 * 16 * 24) + VOCAB * 16
+
+
+def test_a_mechanism_has_to_work_at_the_sizes_of_its_layer():
+  """Not at those of another layer, which has a head dimension of 8."""
+  with pytest.raises(ValueError, match=r"^decoder_attention: head_dim"):
+    create("differential", decoder_around=(models.AroundConfig(head_dim=7),))
 
 
 def test_an_encoder_has_no_short_convolution():

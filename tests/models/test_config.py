@@ -7,12 +7,14 @@ import sys
 import pytest
 
 from attention import ATTENTIONS
-from models import AttentionConfig, ModelConfig, create
+from models import AroundConfig, AttentionConfig, ModelConfig, create
+from settings.build import build, to_mapping
 
 SIZES = {"num_layers": 1, "num_heads": 4, "features": 16, "mlp_features": 32}
 LINFORMER = AttentionConfig("linformer", {"rank": 4})
 PERFORMER = AttentionConfig("performer", {})
 WINDOW = AttentionConfig("sliding_window", {"window": 2})
+SAME = AroundConfig()
 
 
 @pytest.mark.parametrize(
@@ -55,6 +57,31 @@ WINDOW = AttentionConfig("sliding_window", {"window": 2})
     (
       {"decoder_attention": PERFORMER, "attention_dropout_rate": 0.1},
       "decoder_attention: performer cannot drop .*; one of dense, .* can",
+    ),
+    ({"decoder_around": ()}, "decoder_around: expected at least one"),
+    (
+      {"kind": "encoder", "decoder_around": (AroundConfig(),)},
+      "decoder_around: only kind 'decoder' has it",
+    ),
+    (
+      {"num_layers": 2, "decoder_around": (SAME, AroundConfig(num_heads=3))},
+      r"decoder_around\[1\].features: 16 is not divisible by num_heads 3",
+    ),
+    (
+      {"decoder_around": (AroundConfig(num_qk_heads=3),)},
+      r"decoder_around\[0\].num_qk_heads: expected a divisor",
+    ),
+    (
+      {"decoder_around": (AroundConfig(output_gate="tanh"),)},
+      r"decoder_around\[0\].output_gate: ",
+    ),
+    (
+      {"decoder_around": (AroundConfig(position="none"),)},
+      r"decoder_around\[0\].position: .*'sinusoidal' of the model",
+    ),
+    (
+      {"decoder_around": (AroundConfig(num_heads=2),), "position": "alibi"},
+      r"decoder_around\[0\].num_heads: .*whose table all layers share",
     ),
   ],
 )
@@ -115,6 +142,31 @@ def test_configs_are_values():
   assert len(configs) == 1
   with pytest.raises(dataclasses.FrozenInstanceError):
     configs.pop().features = 3
+
+
+def test_what_is_around_layers_has_positions_of_some_kinds():
+  with pytest.raises(ValueError, match=r"^position: expected 'rotary'"):
+    AroundConfig(position="learned")
+
+
+def test_what_is_around_layers_is_written_and_read():
+  """As a config file has it, and as a run keeps it."""
+  typed = {
+    "kind": "decoder",
+    **SIZES,
+    "decoder_around": [{"num_heads": 2, "output_norm": "rms"}, {}],
+  }
+  config = build(ModelConfig, typed)
+  assert config.decoder_around == (
+    AroundConfig(num_heads=2, output_norm="rms"),
+    SAME,
+  )
+  assert build(ModelConfig, to_mapping(config)) == config
+  assert {config: 1}[build(ModelConfig, typed)]
+  with pytest.raises(
+    ValueError, match=r"decoder_around\[0\].features: unknown"
+  ):
+    build(ModelConfig, {**typed, "decoder_around": [{"features": 2}]})
 
 
 def test_absent_mechanisms_are_dense():

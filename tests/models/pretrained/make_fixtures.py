@@ -11,6 +11,7 @@ need neither of the two libraries.
 """
 
 import json
+import math
 import pathlib
 import shutil
 
@@ -30,10 +31,18 @@ def draw(model: torch.nn.Module, seed: int, gain: float) -> None:
     noise = torch.randn(weight.shape, generator=generator)
     lower = name.lower()
     if "norm" in lower or ".ln_" in lower or "layer_norm" in lower:
-      # Gemma's scales are what they have beyond 1.
-      from_one = "Gemma" in type(model).__name__
+      # Some scales are what they have beyond 1; a norm before a gate has all.
+      from_one = type(model).__name__.startswith(("Gemma", "Qwen3Next"))
+      from_one &= not name.endswith("linear_attn.norm.weight")
       base = 1.0 if name.endswith("weight") and not from_one else 0.0
       value = 0.2 * noise + base
+    elif name.endswith("linear_attn.A_log"):
+      value = torch.empty_like(noise).uniform_(1, 16, generator=generator).log()
+    elif name.endswith("linear_attn.dt_bias"):
+      # Steps of 0.001 to 0.1, so that a state lasts for many positions.
+      low, high = math.log(0.001), math.log(0.1)
+      step = torch.empty_like(noise).uniform_(low, high, generator=generator)
+      value = step.exp().expm1().log()
     elif weight.ndim == 1:
       value = 0.2 * noise
     elif (
@@ -348,11 +357,40 @@ def of_mamba2():
   )
 
 
+def of_qwen3_next():
+  """Makes Qwen3-Next without experts: layers that differ in heads and widths."""
+  rng = np.random.default_rng(41)
+  tokens, mask = ids(rng, 3, 19, None, (19, 12, 1))
+  qwen3_next = transformers.Qwen3NextConfig(
+    vocab_size=VOCAB,
+    hidden_size=24,
+    intermediate_size=37,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    max_position_embeddings=40,
+    rope_theta=500.0,
+    attention_bias=True,
+    linear_num_key_heads=2,
+    linear_num_value_heads=6,
+    linear_key_head_dim=10,
+    linear_value_head_dim=5,
+    num_experts=0,
+  )
+  case(
+    "qwen3_next",
+    transformers.Qwen3NextForCausalLM(qwen3_next),
+    {"input_ids": tokens, "attention_mask": mask},
+  )
+
+
 def main():
   """Makes all of them."""
   of_gemma()
   of_olmo()
   of_mamba2()
+  of_qwen3_next()
   rng = np.random.default_rng(0)
   shape = {
     "vocab_size": VOCAB,

@@ -246,6 +246,10 @@ def test_another_mechanism_is_saved_with_its_variables(tmp_path):
     # No keys, in a tensor of queries and keys and in one of their own.
     ("gpt2", {"name": "lsh", "chunk_size": 4}),
     ("llama", {"name": "lsh", "chunk_size": 4}),
+    ("qwen3_next", {"name": "lsh", "chunk_size": 4}),
+    # Variables of the same names as those of the mechanism that it replaces.
+    ("qwen3_next", {"name": "kimi_delta"}),
+    ("qwen3_next", {"name": "flash"}),
   ],
 )
 def test_what_a_mechanism_keeps_and_lacks(case, chosen, tmp_path):
@@ -335,6 +339,7 @@ def _refusal(folder):
     "gpt2",
     "t5",
     "llama",
+    "qwen3_next",
     "perceiver_widths",
     "wav2vec2_conformer_relative",
   ],
