@@ -81,9 +81,11 @@ def _run() -> Path:
   seed = comparison.seed_numbers[0]
   if rungs := comparison.rungs:
     groups = halving.groups(runs)[first - 1 :: step]
-    halving.launch(groups, folder, seed, rungs)
+    halving.launch(groups, folder, seed, rungs, comparison.together)
   else:
-    launch.launch(runs[first - 1 :: step], folder, seed)
+    groups = launch.groups(runs, comparison.together)[first - 1 :: step]
+    mine = [run for group in groups for run in group]
+    launch.launch(mine, folder, seed, comparison.together)
   return folder
 
 

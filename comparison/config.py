@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from attention import ATTENTIONS, registry
 from process.errors import ConfigError
@@ -14,6 +14,9 @@ from settings.build import build, check_section, to_mapping
 from settings.leaves import Leaves, flatten
 from settings.suggest import instead
 from settings.typed import literal, split
+
+APART, AUTO = "apart", "auto"
+"""How runs of one shape share a process: not at all, or as is faster."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,9 +38,16 @@ class Comparison:
       hyperparameters of its own, in addition to or instead of those in the files.
     grid: leaf -> values that every mechanism is run with, all combinations; the
       report shows the best of each.
+    across: leaf -> values that every mechanism is run with, all combinations,
+      each a row of its own in the report, with its own choice of a point of the
+      grid.
     halving: {'rungs': shares of the steps, as 0.25 and 0.5}: at each of them the
       worse half of a mechanism's points of the grid is stopped, by the first
       seed; the other seeds run the point that is left. Empty runs all points.
+    together: how runs that differ in seed and learning rate alone are trained: in
+      one process with one program, 'in_turn' or 'side_by_side' under `jax.vmap`;
+      'apart' in a process each; 'auto' is the faster of the first two, by the
+      step of each, measured on the device.
     per_task: task -> leaves that its runs take.
     overrides: leaves that all runs take: every section or leaf that is none of
       the above, as `num_steps` or `model.num_layers`.
@@ -54,7 +64,9 @@ class Comparison:
   budget_flops: float | None = None
   variants: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   grid: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  across: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   halving: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  together: Literal["auto", "side_by_side", "in_turn", "apart"] = "auto"
   per_task: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   overrides: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -84,9 +96,7 @@ class Comparison:
           f"seeds: expected whole numbers below 2**31, got {seed!r}"
         )
     self._check_budget()
-    for leaf, values in flatten(self.grid).items():
-      if not _values(values):
-        raise ValueError(f"grid.{leaf}: expected at least one value")
+    self._check_points()
     self._check_halving()
 
   @property
@@ -113,9 +123,11 @@ class Comparison:
 
   def grid_points(self) -> Iterator[Leaves]:
     """Every combination of the grid's values; `{}` alone without a grid."""
-    grid = {leaf: _values(v) for leaf, v in flatten(self.grid).items()}
-    for values in itertools.product(*grid.values()):
-      yield dict(zip(grid, values, strict=True))
+    return _combinations(self.grid)
+
+  def across_points(self) -> Iterator[Leaves]:
+    """Every combination that is a row of its own; `{}` alone without any."""
+    return _combinations(self.across)
 
   def leaves(self, task: str) -> Leaves:
     """What all runs of a task take, with any mechanism."""
@@ -134,6 +146,18 @@ class Comparison:
       _check_mechanism(f"variants.{label}.name", name, ATTENTIONS)
     for name in self.mechanisms:
       _check_mechanism("attention", name, [*ATTENTIONS, *self.variants])
+
+  def _check_points(self):
+    for field in ("grid", "across"):
+      for leaf, values in flatten(getattr(self, field)).items():
+        if not _values(values):
+          raise ValueError(f"{field}.{leaf}: expected at least one value")
+    for leaf in flatten(self.across):
+      if leaf in flatten(self.grid):
+        raise ValueError(
+          f"across.{leaf}: it is in the grid as well; expected it in across, "
+          "where every value is a row, or in grid, where the best is shown"
+        )
 
   def _check_halving(self):
     for name in self.halving:
@@ -164,7 +188,10 @@ class Comparison:
         raise ValueError(f"{name}: expected a value above 0, got {value}")
     if len(given) > 1:
       raise ValueError("budget_flops: expected one budget, got seconds as well")
-    if given and any("num_steps" in self.leaves(t) for t in self.task_names):
+    varied = {*flatten(self.grid), *flatten(self.across)}
+    if given and any(
+      "num_steps" in {*self.leaves(task), *varied} for task in self.task_names
+    ):
       raise ValueError(
         f"{next(iter(given))}: it decides the number of steps; expected no "
         "num_steps beside it"
@@ -205,8 +232,9 @@ def parse(mapping: Mapping[str, Any]) -> Comparison:
 def shared(comparison: Comparison) -> dict[str, Any]:
   """What all runs of a comparison share, JSON-ready."""
   mapping = to_mapping(comparison)
-  # More mechanisms, variants and seeds may come later.
-  for field in ("attention", "seeds", "variants"):
+  # More mechanisms, variants and seeds may come later, and how runs share a process
+  # changes no number.
+  for field in ("attention", "seeds", "variants", "together"):
     mapping.pop(field, None)
   return {name: v for name, v in flatten(mapping).items() if v is not None}
 
@@ -218,8 +246,19 @@ def default_workdir(config_file: str, shared: Mapping[str, Any]) -> Path:
   return Path("runs/compare") / f"{Path(config_file).stem}-{digest}"
 
 
+def _combinations(mapping: Mapping[str, Any]) -> Iterator[Leaves]:
+  """Every combination of the values of some leaves."""
+  by_leaf = {leaf: _values(v) for leaf, v in flatten(mapping).items()}
+  for values in itertools.product(*by_leaf.values()):
+    yield dict(zip(by_leaf, values, strict=True))
+
+
 def _values(given: Any) -> list[Any]:
-  """The values of one leaf of a grid: a list, or text with commas."""
+  """The values of a leaf of `grid` or `across`: a list, or text with commas."""
+  if isinstance(given, (list, tuple)):
+    # On a command line a tuple of words arrives as one word with commas.
+    parts = [_values(one) if isinstance(one, str) else [one] for one in given]
+    return [value for part in parts for value in part]
   if isinstance(given, str):
     return [literal(part) for part in split(given)]
-  return list(given) if isinstance(given, (list, tuple)) else [given]
+  return [given]

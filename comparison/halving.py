@@ -1,6 +1,6 @@
 """Successive halving: which points of a grid are trained to their end.
 
-At each rung, a share of the steps, the worse half of a mechanism's points of the grid
+At each rung, a share of the steps, the worse half of the points of the grid of a row
 is stopped, by the loss of the first seed on the first held-out split; the other seeds
 run the point that is left. Four points and rungs 1/4 and 1/2 take
 4/4 + 2/4 + 1/2 = 2 runs where the whole grid takes 4; with three seeds 4 of 12.
@@ -9,27 +9,34 @@ Paper: Jamieson and Talwalkar 2016, arXiv:1502.07943.
 """
 
 from collections.abc import Mapping, Sequence
+import json
 import math
 from pathlib import Path
 
 from comparison import launch as launch_lib
 from comparison import records
+from comparison.config import APART
 from comparison.plan import Run
 
 Group = list[Run]
-"""All runs of one mechanism on one task, those of the first seed first."""
+"""All runs of one row of a table, those of the first seed first."""
 
 
 def groups(runs: Sequence[Run]) -> list[Group]:
-  """The runs of a plan by task and mechanism, in the plan's order."""
-  found: dict[tuple[str, str], Group] = {}
+  """The runs of a plan by task, mechanism and point of `across`, in its order."""
+  found: dict[tuple[str, str, str], Group] = {}
   for run in runs:
-    found.setdefault((run.task, run.attention), []).append(run)
+    point = json.dumps(run.across, sort_keys=True)
+    found.setdefault((run.task, run.attention, point), []).append(run)
   return list(found.values())
 
 
 def launch(
-  of_runs: Sequence[Group], workdir: Path, map_seed: int, rungs: Sequence[float]
+  of_runs: Sequence[Group],
+  workdir: Path,
+  map_seed: int,
+  rungs: Sequence[float],
+  together: str = APART,
 ) -> None:
   """`launch.launch` of all groups, of which `rungs` stop some runs early.
 
@@ -40,6 +47,7 @@ def launch(
     workdir: of the comparison.
     map_seed: as in `launch.launch`.
     rungs: growing shares of the steps, between 0 and 1.
+    together: as in `launch.launch`.
   """
   later = []
   for group in of_runs:
@@ -48,9 +56,9 @@ def launch(
     others = [run for run in group if run.seed != first]
     able = [run for run in points if not run.obstacle]
     for share in rungs if len(able) > 1 else ():
-      able = _after_rung(able, workdir, share)
+      able = _after_rung(able, workdir, share, together)
     unable = [run for run in points if run.obstacle]
-    launch_lib.launch([*able, *unable], workdir, map_seed)
+    launch_lib.launch([*able, *unable], workdir, map_seed, together)
     if len(able) > 1:
       losses = {run.identity: _final_loss(run, workdir) for run in able}
       able = [run for run in able if run.identity == best_first(losses)[0]]
@@ -62,7 +70,7 @@ def launch(
         later.append(run)
       else:
         _stop(run, workdir, f"seed {first} chose {_told(able[0])}")
-  launch_lib.launch(later, workdir, map_seed)
+  launch_lib.launch(later, workdir, map_seed, together)
 
 
 def best_first(losses: Mapping[str, float]) -> list[str]:
@@ -74,11 +82,12 @@ def best_first(losses: Mapping[str, float]) -> list[str]:
   return sorted(finite, key=finite.__getitem__)
 
 
-def _after_rung(runs: Group, workdir: Path, share: float) -> Group:
+def _after_rung(
+  runs: Group, workdir: Path, share: float, together: str
+) -> Group:
   """The better half of the runs, rounded up; the others are stopped."""
-  losses = {
-    run.identity: launch_lib.loss_at(run, workdir, share) for run in runs
-  }
+  found = launch_lib.losses_at(runs, workdir, share, together)
+  losses = {run.identity: loss for run, loss in zip(runs, found, strict=True)}
   order = best_first(losses)
   kept = order[: math.ceil(len(order) / 2)]
   for run in runs:

@@ -1,6 +1,6 @@
-"""Runs what a comparison still lacks, each run in a process of its own."""
+"""Runs what a comparison still lacks: runs of one shape together, or each apart."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import json
@@ -10,19 +10,22 @@ from pathlib import Path
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from typing import Any
 
 from comparison import records
+from comparison.config import APART
 from comparison.plan import Run
-from process import claimed, host_load
+from process import claimed, host_load, host_memory
 from process.errors import RunError, one_line
 from training import metrics
 
 _ROOT = Path(__file__).parent.parent
 _TRAIN = [str(_ROOT / "train.py")]
 _MEASURE = ["-m", "comparison.measure"]
-_BUDGETS = "budgets"
+_TOGETHER = ["-m", "comparison.together"]
+_BUDGETS, _SHAPES = "budgets", "together"
 
 
 _TRIES = 2
@@ -49,70 +52,283 @@ class Ended:
   is_final: bool = False
 
 
-def launch(runs: Sequence[Run], workdir: Path, map_seed: int) -> None:
+def launch(
+  runs: Sequence[Run], workdir: Path, map_seed: int, together: str = APART
+) -> None:
   """Runs all that has no result yet, and says so as each ends.
 
-  A run is `train.py` itself with its own folder, so a comparison that was killed
-  continues its unfinished run where that was; `comparison.measure` then
-  measures it. What failed is tried twice, and again with the next call.
+  A run has its own folder, as `train.py` makes it, so a comparison that was killed
+  continues its unfinished run where that was. What failed is tried twice, and again
+  with the next call.
 
   Args:
     runs: of the plan, or one shard of it.
     workdir: of the comparison.
     map_seed: of the runs whose attention maps are kept, all of one example.
+    together: how runs that differ in seed and learning rate alone share a process,
+      as in `Comparison`; apart, a run is `train.py` itself, and
+      `comparison.measure` then measures it.
 
   Raises:
     RunError: a record cannot be written.
   """
   with _stoppable():
-    for number, run in enumerate(runs, 1):
-      status = records.status(workdir, run)
-      if status in (records.DONE, records.UNSUPPORTED):
+    for group in groups(runs, together):
+      left = []
+      for run in group:
+        status = records.status(workdir, run)
+        if status in (records.DONE, records.UNSUPPORTED):
+          continue
+        name = f"[{runs.index(run) + 1}/{len(runs)}] {run.identity}"
+        if run.obstacle:
+          records.write(workdir, run, status=records.UNSUPPORTED)
+          print(f"{name}: not supported: {run.obstacle}", flush=True)
+          continue
+        print(f"{name}: {run.slots}; {run.parameters:,} parameters", flush=True)
+        left.append(run)
+      if not left:
         continue
-      name = f"[{number}/{len(runs)}] {run.identity}"
-      if run.obstacle:
-        records.write(workdir, run, status=records.UNSUPPORTED)
-        print(f"{name}: not supported: {run.obstacle}", flush=True)
-        continue
-      print(f"{name}: {run.slots}; {run.parameters:,} parameters", flush=True)
-      with records.running(workdir, run):
-        if status != records.TRAINED:
-          told = _train(run, workdir)
-          print(f"  {told}", flush=True)
-        if records.status(workdir, run) == records.TRAINED:
-          told = _measure(run, workdir, with_map=run.seed == map_seed)
-          print(f"  {told}", flush=True)
+      remaining = _all_tries(left)
+      if together != APART:
+        remaining = _made_together(left, workdir, together, map_seed=map_seed)
+      for run, tries in remaining:
+        _made_apart(run, workdir, tries, with_map=run.seed == map_seed)
 
 
-def loss_at(run: Run, workdir: Path, share: float) -> float:
-  """Loss on the first held-out split after a share of a run's steps.
+def losses_at(
+  runs: Sequence[Run], workdir: Path, share: float, together: str = APART
+) -> list[float]:
+  """Loss on the first held-out split after a share of each run's steps.
 
-  Trains the run to there where it has not been, and no further.
+  Trains the runs to there where they have not been, and no further.
 
   Args:
-    run: that can be.
+    runs: that can be.
     workdir: of the comparison.
-    share: of its steps, between 0 and 1.
+    share: of their steps, between 0 and 1.
+    together: as in `launch`.
 
   Returns:
-    The loss; infinite where the run failed.
+    The losses; infinite where a run failed.
 
   Raises:
     RunError: a record cannot be written.
   """
+  steps: dict[str, int] = {}
   with _stoppable():
+    for run in runs:
+      try:
+        whole = run.steps or _budgeted_steps(run, workdir)
+        steps[run.identity] = max(1, round(share * whole))
+      except RunError as error:
+        print(f"  {_failed(run, workdir, f'budget: {error}')}", flush=True)
+    for group in groups(runs, together):
+      left = [
+        run
+        for run in group
+        if run.identity in steps
+        and _evaluated(run, workdir, steps[run.identity]) is None
+      ]
+      for run in left:
+        print(f"to step {steps[run.identity]}: {run.identity}", flush=True)
+      remaining = _all_tries(left)
+      if left and together != APART:
+        stop_at = steps[left[0].identity]  # Runs of one shape have equal steps.
+        remaining = _made_together(left, workdir, together, stop_at=stop_at)
+      for run, tries in remaining:
+        with records.running(workdir, run):
+          stop_at = steps[run.identity]
+          print(f"  {_train(run, workdir, tries, stop_at)}", flush=True)
+  return [
+    math.inf if found is None else found["loss"]
+    for run in runs
+    for found in [_evaluated(run, workdir, steps.get(run.identity, 0))]
+  ]
+
+
+def groups(runs: Sequence[Run], together: str) -> list[list[Run]]:
+  """Runs of one shape, in the order of the first of each; apart, single runs."""
+  if together == APART:
+    return [[run] for run in runs]
+  found: dict[str, list[Run]] = {}
+  for run in runs:
+    found.setdefault(run.shape, []).append(run)
+  return list(found.values())
+
+
+def _all_tries(runs: Sequence[Run]) -> list[tuple[Run, int]]:
+  return [(run, _TRIES) for run in runs]
+
+
+def _made_apart(run: Run, workdir: Path, tries: int, *, with_map: bool) -> None:
+  """Trains a run in a process of its own, and measures it in another."""
+  with records.running(workdir, run):
+    if records.status(workdir, run) != records.TRAINED:
+      print(f"  {_train(run, workdir, tries)}", flush=True)
+    if records.status(workdir, run) == records.TRAINED:
+      print(f"  {_measure(run, workdir, with_map=with_map)}", flush=True)
+
+
+def _made_together(
+  runs: Sequence[Run],
+  workdir: Path,
+  together: str,
+  *,
+  stop_at: int | None = None,
+  map_seed: int | None = None,
+) -> list[tuple[Run, int]]:
+  """Makes runs of one shape in one process, and writes their records.
+
+  Args:
+    runs: of one shape.
+    workdir: of the comparison.
+    together: as in `launch`, and not apart.
+    stop_at: step at which all of them stop; None measures what is trained.
+    map_seed: as in `launch`.
+
+  Returns:
+    Runs that have to be tried in a process of their own, and how often: once
+    where they failed, and twice where the process ended before they did.
+  """
+  left: dict[int, Run] = {}
+  leaves: dict[int, dict[str, Any]] = {}
+  again: list[tuple[Run, int]] = []
+  for index, run in enumerate(runs):
     try:
-      step = max(1, round(share * (run.steps or _budgeted_steps(run, workdir))))
+      leaves[index] = _leaves(run, workdir)
+      left[index] = run
     except RunError as error:
       print(f"  {_failed(run, workdir, f'budget: {error}')}", flush=True)
-      return math.inf
-    found = _evaluated(run, workdir, step)
-    if found is None:
-      print(f"to step {step}: {run.identity}", flush=True)
-      with records.running(workdir, run):
-        print(f"  {_train(run, workdir, stop_at=step)}", flush=True)
-      found = _evaluated(run, workdir, step)
-  return math.inf if found is None else found["loss"]
+  if not left:
+    return again
+  arguments = {
+    index: dataclasses.replace(run, leaves=leaves[index]).arguments
+    for index, run in left.items()
+  }
+  folder = workdir / _SHAPES
+  folder.mkdir(exist_ok=True)
+  path = folder / f"{runs[0].shape}.runs.json"
+  content = {
+    "way": together,
+    "stop_at": stop_at,
+    "measured": str(folder / f"{runs[0].shape}.json"),
+    "runs": [
+      {
+        "index": index,
+        "task": run.task,
+        "mechanism": run.mechanism,
+        "leaves": leaves[index],
+        "folder": str(workdir / records.RUNS / run.identity),
+        "with_map": run.seed == map_seed,
+      }
+      for index, run in left.items()
+    ],
+  }
+  claimed.replace(path, content)
+
+  count = len(left)
+
+  def heard(line: Mapping[str, Any]) -> None:
+    index = line["index"]
+    run = runs[index]
+    known = {"arguments": arguments[index], "together": count}
+    told = _heard(run, workdir, line, known, stop_at)
+    if told:
+      print(f"  {run.identity}: {told}", flush=True)
+    if line["event"] == "failed" and not line["is_final"]:
+      again.append((run, 1))
+    if line["event"] != "trained":
+      left.pop(index, None)
+
+  with contextlib.ExitStack() as stack:
+    for run in left.values():
+      stack.enter_context(records.running(workdir, run))
+    reason = _listened([*_TOGETHER, f"--group={path}"], heard)
+  if left and reason:
+    print(f"  {reason}; those that are left are tried apart", flush=True)
+  return [*again, *((run, _TRIES) for run in left.values())]
+
+
+def _heard(
+  run: Run,
+  workdir: Path,
+  line: Mapping[str, Any],
+  known: Mapping[str, Any],
+  stop_at: int | None,
+) -> str:
+  """Writes what a process told of one of its runs; what to say of it."""
+  spent = records.usage(workdir, run)
+  found = {**known, **spent, **_sum(spent, line.get("usage", {}))}
+  match line["event"]:
+    case "trained":
+      final, history = _final(workdir / records.RUNS / run.identity)
+      found |= {"final": final, "history": history, "measured": {}}
+      records.write(workdir, run, status=records.TRAINED, **found)
+      return metrics.format_values(_values(final))
+    case "stopped":
+      reason = _stopped(stop_at)
+      records.write(
+        workdir, run, status=records.STOPPED, reason=reason, **found
+      )
+      return reason
+    case "failed":
+      reason = line["reason"]
+      # What does not end alike again is tried once more, apart.
+      status = records.FAILED if line["is_final"] else records.STOPPED
+      records.write(workdir, run, status=status, reason=reason, **found)
+      return f"failed: {reason}"
+    case _:
+      if error := line["error"]:
+        # It stays to be measured: the same command tries again.
+        records.update(workdir, run, reason=f"measuring: {error}")
+        return f"not measured: {error}"
+      return _measured(run, workdir, line["found"])
+
+
+def _stopped(step: int | None) -> str:
+  """Why a run is not at its end, for its record."""
+  if step is None:
+    return "stopped; the same command continues it"
+  return f"at step {step}; it may go on"
+
+
+def _listened(command: Sequence[str], heard: Any) -> str:
+  """Runs a Python program and hears each line of JSON that it prints.
+
+  Returns:
+    Why it failed, on one line; empty where it did not.
+  """
+  with tempfile.TemporaryFile("w+") as errors:
+    process = subprocess.Popen(
+      [sys.executable, *command],
+      stdout=subprocess.PIPE,
+      stderr=errors,
+      text=True,
+    )
+    assert process.stdout is not None
+    try:
+      for line in process.stdout:
+        heard(json.loads(line))
+    except BaseException:
+      process.terminate()  # It saves itself and continues next time.
+      for line in process.stdout:
+        heard(json.loads(line))
+      raise
+    finally:
+      process.wait()
+    errors.seek(0)
+    return _reason(process.returncode, errors.read())
+
+
+def _leaves(run: Run, workdir: Path) -> dict[str, Any]:
+  """What a run's config differs in from its file, with a budget as steps.
+
+  Raises:
+    RunError: the step cannot be timed.
+  """
+  if run.budget_seconds is None:
+    return run.leaves
+  return {**run.leaves, "num_steps": _budgeted_steps(run, workdir)}
 
 
 def _evaluated(run: Run, workdir: Path, step: int) -> dict[str, Any] | None:
@@ -123,16 +339,16 @@ def _evaluated(run: Run, workdir: Path, step: int) -> dict[str, Any] | None:
   )
 
 
-def _train(run: Run, workdir: Path, stop_at: int | None = None) -> str:
+def _train(
+  run: Run, workdir: Path, tries: int, stop_at: int | None = None
+) -> str:
   """Makes one run, writes its record and says how it went."""
   folder = workdir / records.RUNS / run.identity
-  arguments = run.arguments
-  if run.budget_seconds is not None:
-    try:
-      steps = _budgeted_steps(run, workdir)
-    except RunError as error:
-      return _failed(run, workdir, f"budget: {error}")
-    arguments = [*arguments, f"--config.num_steps={steps}"]
+  try:
+    leaves = _leaves(run, workdir)
+  except RunError as error:
+    return _failed(run, workdir, f"budget: {error}")
+  arguments = dataclasses.replace(run, leaves=leaves).arguments
   spent = records.usage(workdir, run)
 
   def write(status, **found):
@@ -142,11 +358,11 @@ def _train(run: Run, workdir: Path, stop_at: int | None = None) -> str:
 
   def interrupted(usage):
     spent.update(_sum(spent, usage))
-    write(records.STOPPED, reason="stopped; the same command continues it")
+    write(records.STOPPED, reason=_stopped(None))
 
   options = [] if stop_at is None else [f"--stop_at={stop_at}"]
   command = [*_TRAIN, *arguments, *options, f"--workdir={folder}"]
-  for left in reversed(range(_TRIES)):
+  for left in reversed(range(tries)):
     ended = _run(command, interrupted)
     # What an interrupted process took, or one that failed, counts as well.
     spent.update(_sum(spent, ended.usage))
@@ -156,16 +372,24 @@ def _train(run: Run, workdir: Path, stop_at: int | None = None) -> str:
       write(records.FAILED, reason=ended.error)
       return f"failed: {ended.error}"
     print(f"  failed: {ended.error}; tried again", flush=True)
-  history = metrics.read(folder)
-  final = [record for record in history if record["split"] != "train"][-1]
-  values = {
-    k: v for k, v in final.items() if k not in ("step", "split", "seconds")
-  }
+  final, history = _final(folder)
   if stop_at is None:
     write(records.TRAINED, final=final, history=history, measured={})
   else:
-    write(records.STOPPED, reason=f"at step {stop_at}; it may go on")
-  return metrics.format_values(values)
+    write(records.STOPPED, reason=_stopped(stop_at))
+  return metrics.format_values(_values(final))
+
+
+def _final(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+  """A run's last evaluation, and all of its lines."""
+  history = metrics.read(folder)
+  return [line for line in history if line["split"] != "train"][-1], history
+
+
+def _values(line: Mapping[str, Any]) -> dict[str, Any]:
+  """The metrics of a line, without where it stands."""
+  place = ("step", "split", "seconds")
+  return {k: v for k, v in line.items() if k not in place}
 
 
 def _failed(run: Run, workdir: Path, reason: str) -> str:
@@ -193,7 +417,11 @@ def _measure(run: Run, workdir: Path, *, with_map: bool) -> str:
     # It stays to be measured: the same command tries again.
     records.update(workdir, run, reason=f"measuring: {ended.error}")
     return f"not measured: {ended.error}"
-  measured = json.loads(out.read_text())
+  return _measured(run, workdir, json.loads(out.read_text()))
+
+
+def _measured(run: Run, workdir: Path, measured: Mapping[str, Any]) -> str:
+  """Completes a run's record, and says what a step takes."""
   records.update(
     workdir, run, status=records.DONE, measured=measured, reason=""
   )
@@ -250,14 +478,20 @@ def _run(command: Sequence[str], interrupted: Any = None) -> Ended:
       interrupted(_usage(start, usage, others))
     raise
   process.returncode = os.waitstatus_to_exitcode(status)
-  reason = ""
-  if process.returncode:
-    # Of a traceback the last line says what went wrong.
-    last = error.strip().splitlines()[-1:] or ["no message"]
-    reason = f"exit code {process.returncode}: {one_line(RuntimeError(*last))}"
   return Ended(
-    reason, _usage(start, usage, others), process.returncode == _FAULT
+    _reason(process.returncode, error),
+    _usage(start, usage, others),
+    process.returncode == _FAULT,
   )
+
+
+def _reason(code: int, error: str) -> str:
+  """Why a process failed, on one line; empty where it did not."""
+  if not code:
+    return ""
+  # Of a traceback the last line says what went wrong.
+  last = error.strip().splitlines()[-1:] or ["no message"]
+  return f"exit code {code}: {one_line(RuntimeError(*last))}"
 
 
 def _usage(start: float, usage: Any, others: host_load.Others) -> Usage:
@@ -265,7 +499,7 @@ def _usage(start: float, usage: Any, others: host_load.Others) -> Usage:
   return {
     "seconds": time.perf_counter() - start,
     "cpu_seconds": cpu_seconds,
-    "peak_bytes": usage.ru_maxrss * _RSS_UNIT,
+    "peak_bytes": usage.ru_maxrss * host_memory.RSS_UNIT,
     "others_cores": others.cores(cpu_seconds),
   }
 
@@ -291,6 +525,3 @@ def _stoppable() -> Iterator[None]:
     ) from error
   finally:
     signal.signal(signal.SIGTERM, before)
-
-
-_RSS_UNIT = 1 if sys.platform == "darwin" else 1024

@@ -33,6 +33,7 @@ class Run:
     seed: of the run.
     leaves: what differs from the file's config, by leaf.
     grid: those of them that come from the grid.
+    across: those of them that make it a row of its own.
     budget_seconds: training time that becomes steps where the run is made.
     parameters: of the model, as it runs; 0 where it cannot.
     unmatched_parameters: as its file would have it.
@@ -42,6 +43,9 @@ class Run:
     options: of the mechanism itself, as its config has them.
     learning_rate: the highest of its schedule; None where it cannot run.
     steps: of its training, where they are known before it is made; else 0.
+    length: of its examples while it trains, the longest of them, where its task
+      is evaluated at other lengths too; None where it is not, or where the run
+      cannot be.
   """
 
   task: str
@@ -50,6 +54,7 @@ class Run:
   seed: int
   leaves: Leaves
   grid: Leaves
+  across: Leaves = dataclasses.field(default_factory=dict)
   budget_seconds: float | None = None
   parameters: int = 0
   unmatched_parameters: int = 0
@@ -58,6 +63,7 @@ class Run:
   options: str = ""
   learning_rate: float | None = None
   steps: int = 0
+  length: int | None = None
 
   @property
   def identity(self) -> str:
@@ -72,9 +78,17 @@ class Run:
   @property
   def family(self) -> str:
     """The same for all seeds, and for nothing else."""
-    leaves = {k: v for k, v in self.leaves.items() if k != "seed"}
-    other = dataclasses.replace(self, seed=0, leaves=leaves)
-    return other.identity
+    return self._without("seed")
+
+  @property
+  def shape(self) -> str:
+    """The same for runs that differ in seed and learning rate alone."""
+    return self._without("seed", "optimizer.learning_rate")
+
+  def _without(self, *leaves: str) -> str:
+    """An identity that does not depend on some leaves."""
+    kept = {k: v for k, v in self.leaves.items() if k not in leaves}
+    return dataclasses.replace(self, seed=0, leaves=kept).identity
 
   @property
   def arguments(self) -> list[str]:
@@ -95,9 +109,10 @@ def plan(comparison: Comparison) -> list[Run]:
     ConfigError: an override that no run can take.
   """
   runs = [
-    _planned(comparison, task, attention, point)
+    _planned(comparison, task, attention, across, point)
     for task in comparison.task_names
     for attention in comparison.mechanisms
+    for across in comparison.across_points()
     for point in comparison.grid_points()
   ]
   return [
@@ -108,36 +123,50 @@ def plan(comparison: Comparison) -> list[Run]:
 
 
 def _planned(
-  comparison: Comparison, task: str, attention: str, point: Leaves
+  comparison: Comparison,
+  task: str,
+  attention: str,
+  across: Leaves,
+  point: Leaves,
 ) -> Run:
   """A run without its seed: its parameters matched, its budget in steps."""
   mechanism, options = comparison.variant(attention)
-  leaves = comparison.leaves(task) | point
+  leaves = given = comparison.leaves(task) | across | point
   # What cannot be with dense attention either is a fault of the comparison.
   try:
-    baseline = _parse(task, BASELINE, leaves)
+    baseline = config_of(task, BASELINE, leaves)
     parameters = _count(baseline)
   except ConfigError as error:
-    raise _as_typed(error, comparison, task, point) from None
+    raise _as_typed(error, comparison, task, across, point) from None
   run = Run(
-    task, attention, mechanism, 0, leaves, point, comparison.budget_seconds
+    task,
+    attention,
+    mechanism,
+    0,
+    leaves,
+    point,
+    across,
+    comparison.budget_seconds,
   )
   try:
     leaves = leaves | _options(task, mechanism, leaves, options)
-    config = _parse(task, mechanism, leaves)
+    config = config_of(task, mechanism, leaves)
     count = _count(config)
   except (ConfigError, ValueError) as error:
     return dataclasses.replace(run, obstacle=str(error))
   matched = count
   if comparison.match_parameters and count != parameters:
     # Every mechanism pays the same for one more unit, so one price serves all.
-    wide = _wide(comparison.leaves(task) | point, _width(baseline) + 1)
-    price = _count(_parse(task, BASELINE, wide)) - parameters
+    wide = _wide(given, _width(baseline) + 1)
+    price = _count(config_of(task, BASELINE, wide)) - parameters
     units = round((parameters - count) / price)
     units = max(units, 1 - _width(config))
     if units:
       leaves = _wide(leaves, _width(config) + units)
-      config, matched = _parse(task, mechanism, leaves), count + units * price
+      config, matched = (
+        config_of(task, mechanism, leaves),
+        count + units * price,
+      )
   if comparison.budget_flops is not None:
     steps = comparison.budget_flops / _step_flops(config)
     leaves = leaves | {"num_steps": max(1, int(steps))}
@@ -152,17 +181,24 @@ def _planned(
     steps=0
     if comparison.budget_seconds is not None
     else leaves.get("num_steps", config.train.num_steps),
+    length=_trained_length(config),
   )
 
 
 def _as_typed(
-  error: ConfigError, comparison: Comparison, task: str, point: Leaves
+  error: ConfigError,
+  comparison: Comparison,
+  task: str,
+  across: Leaves,
+  point: Leaves,
 ) -> ConfigError:
   """A fault in the config of a run, its leaf named as the comparison has it."""
   leaf, _, fault = str(error).removeprefix("config.").partition(":")
   where = ""
   if leaf in point:
     where = "grid."
+  elif leaf in across:
+    where = "across."
   elif leaf in flatten(comparison.per_task.get(task, {})):
     where = f"per_task.{task}."
   return ConfigError(f"config.{where}{leaf}:{fault}")
@@ -174,7 +210,7 @@ def _options(
   """A variant's options, as leaves of the slots that the mechanism is in."""
   if not options:
     return {}
-  slots = _parse(task, mechanism, leaves).model.attentions
+  slots = config_of(task, mechanism, leaves).model.attentions
   return {
     f"model.{slot}.{option}": value
     for slot, chosen in slots.items()
@@ -192,6 +228,15 @@ def _chosen_options(config: models.Config, mechanism: str) -> str:
   return ""
 
 
+def _trained_length(config: ExperimentConfig) -> int | None:
+  """T while it trains, of a task that is evaluated at other lengths too."""
+  if not getattr(config.task, "eval_lengths", ()):
+    return None
+  # Of a task of mixed lengths, the longest.
+  lengths = (getattr(config.task, x, None) for x in ("length", "max_length"))
+  return next(filter(None, lengths), None)
+
+
 def _width(config: ExperimentConfig) -> int:
   width = getattr(config.model, "mlp_features", None)
   if not isinstance(width, int):
@@ -206,7 +251,7 @@ def _wide(leaves: Leaves, width: int) -> Leaves:
   return {**leaves, "model.mlp_features": width}
 
 
-def _parse(task: str, attention: str, leaves: Leaves) -> ExperimentConfig:
+def config_of(task: str, attention: str, leaves: Leaves) -> ExperimentConfig:
   """The config that `train.py` would make of the same arguments."""
   file = importlib.import_module(f"configs.{task.replace('/', '.')}")
   try:

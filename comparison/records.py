@@ -66,6 +66,8 @@ def write(workdir: Path, run: Run, *, status: str, **found: Any) -> None:
     "learning_rate": run.learning_rate,
     "seed": run.seed,
     "grid": run.grid,
+    "across": run.across,
+    "length": run.length,
     "status": status,
     "reason": run.obstacle,
     "parameters": run.parameters,

@@ -8,8 +8,12 @@ of 127 ms with 179 MiB (`configs/translation.py`).
 """
 
 import ctypes
+import sys
 
 import jax
+
+RSS_UNIT = 1 if sys.platform == "darwin" else 1024
+"""Bytes of the unit in which a process is told its largest resident size."""
 
 # Of glibc's <malloc.h>.
 _TRIM_THRESHOLD = -1

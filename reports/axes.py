@@ -1,6 +1,7 @@
 """Axes for numbers of any size: plain ticks, no powers of ten to decode."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+import math
 from typing import Any
 
 from reports import style
@@ -47,16 +48,59 @@ def against_length(
     values: along y.
     unit: of the values.
   """
+  axes.set_yscale("log")
+  at_places(axes, lengths, _length)
+  _ticks(axes, "y", values, unit, is_logarithmic=True)
+
+
+def at_places(
+  axes: Any, places: Sequence[Any], write: Callable[[Any], str]
+) -> None:
+  """Makes x logarithmic, with ticks at places that were measured, six at most.
+
+  Args:
+    axes: of matplotlib.
+    places: along x.
+    write: text of a tick.
+  """
   from matplotlib import ticker
 
   axes.set_xscale("log", base=2)
-  axes.set_yscale("log")
-  kept = sorted(set(lengths))
+  kept = sorted(set(places))
   stride = -(-len(kept) // 6)
   ticks = kept[::-1][::stride][::-1]
-  axes.set_xticks(ticks, [_length(tick) for tick in ticks])
+  axes.set_xticks(ticks, [write(tick) for tick in ticks])
   axes.xaxis.set_minor_locator(ticker.NullLocator())
-  _ticks(axes, "y", values, unit, is_logarithmic=True)
+
+
+def doubling(axes: Any, values: Sequence[float]) -> None:
+  """Makes x logarithmic, with ticks at powers of two where there are enough."""
+  from matplotlib import ticker
+
+  axes.set_xscale("log", base=2)
+  if max(values) >= 4 * min(values):
+    axes.xaxis.set_major_locator(ticker.LogLocator(base=2, numticks=8))
+  else:
+    axes.xaxis.set_major_locator(ticker.MaxNLocator(5))
+  axes.xaxis.set_minor_locator(ticker.NullLocator())
+  axes.xaxis.set_major_formatter(
+    ticker.FuncFormatter(lambda value, _: with_unit(value, ""))
+  )
+
+
+def limits(values: Sequence[float], highest: float) -> tuple[float, float]:
+  """Ends of an axis that several panels share, so that they can be compared.
+
+  Args:
+    values: what the panels show.
+    highest: that a value can be. What has such an end, as an accuracy, is shown
+      from 0.
+  """
+  low, high = min(values, default=0.0), max(values, default=1.0)
+  if math.isfinite(highest):
+    low = 0.0
+  margin = 0.04 * (high - low) or 1.0
+  return low - margin, high + margin
 
 
 def guides(axes: Any) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 import html
 
 from comparison.records import Record
-from reports import markup, summary, table
+from reports import markup, quality, summary, table, words
 from reports.columns import Column
 from reports.style import Style
 from reports.summary import Summary
@@ -28,25 +28,31 @@ def summaries(
   columns: Sequence[Column],
   styles: Mapping[str, Style],
 ) -> str:
-  """A row a mechanism: means and intervals.
+  """Means and intervals, a row a summary.
 
   Args:
-    of_task: of all its mechanisms.
+    of_task: all of a task.
     leaves: of the grid, where its chosen point is shown.
     columns: what is shown of each.
     styles: label of a mechanism -> how it is drawn.
   """
   header = [markup.head("attention", "attention", "text")]
+  across = words.across_leaves(of_task)
+  for leaf in across:
+    values = [one.across.get(leaf) for one in of_task]
+    kind = "number" if all(map(quality.is_number, values)) else "text"
+    header.append(markup.head(leaf, words.short(leaf), kind))
   texts = summary.texts(of_task)
   header += [markup.head(name, name, "text") for name in texts]
   header.append(markup.head("seeds", "seeds"))
-  header += [markup.head(leaf, leaf.rpartition(".")[2]) for leaf in leaves]
+  header += [markup.head(leaf, words.short(leaf)) for leaf in leaves]
   header += [markup.head(c.name, c.title, unit=c.unit) for c in columns]
   width = len(leaves) + len(columns)
   marked = summary.marks(of_task, columns)
   rows = []
   for one in of_task:
     row = [markup.mechanism(one.attention, styles)]
+    row += [markup.value(one.across.get(leaf)) for leaf in across]
     row += [_told(one.told(name)) for name in texts]
     row.append(markup.number(len(one.done), f"{len(one.done)}/{len(one.runs)}"))
     if one.obstacle:
@@ -70,11 +76,15 @@ def runs(found: Sequence[Record], styles: Mapping[str, Style]) -> str:
   """
   content = table.rows(found)
   texts = [n for n in summary.TEXTS if any(row[n] for row in content)]
-  leaves = sorted({leaf for r in found for leaf in r.get("grid", {})})
-  in_grid = {leaf.rpartition(".")[2] for leaf in leaves}
+  leaves = [
+    leaf
+    for field in ("across", "grid")
+    for leaf in sorted({leaf for r in found for leaf in r.get(field, {})})
+  ]
+  varied = set(map(words.short, leaves))
   shown = [
     name
-    for name in (*leaves, *(n for n in _SHOWN if n not in in_grid))
+    for name in (*leaves, *(n for n in _SHOWN if n not in varied))
     if any(row.get(name) is not None for row in content)
   ]
   header = [

@@ -12,21 +12,22 @@ from reports.summary import Summary
 
 _READABLE = 32
 _INCHES = 2.9
+_MOST_PANELS = 30
 
 
 def of_task(task: str, summaries: Sequence[Summary]) -> list[Figure]:
-  """One figure, or none where no run has a map.
+  """One figure, or none where no run has a map, or too many have one.
 
   Args:
     task: file in configs/.
-    summaries: of its mechanisms.
+    summaries: its rows.
   """
   found: dict[str, Mapping[str, Any]] = {}
   for one in summaries:
     maps = [run.get("measured", {}).get("map") for run in one.done]
     if first := next(filter(None, maps), None):
-      found[one.attention] = first
-  if not found:
+      found["\n".join(filter(None, (one.attention, one.point)))] = first
+  if not 0 < len(found) <= _MOST_PANELS:
     return []
   return [of_maps(f"maps-{words.stem(task)}", task, found)]
 

@@ -9,7 +9,7 @@ from comparison.records import Record
 from label_packing import labels
 from label_packing.labels import Finish, Label
 from reports import axes as axes_lib
-from reports import quality, words
+from reports import figures, quality, summary, words
 from reports.figures import Figure
 from reports.style import Style
 from reports.summary import Summary
@@ -22,9 +22,12 @@ def figure(
 ) -> Figure:
   """Quality and loss of the evaluations, by step and by seconds.
 
+  Rows at different points of `across` have panels of their own, and then only
+  of the quality by step.
+
   Args:
     task: file in configs/.
-    shown: the mechanisms that have something to show.
+    shown: the rows that have something to show.
     styles: label of a mechanism -> how it is drawn.
   """
   runs = [run for one in shown for run in one.done]
@@ -35,10 +38,15 @@ def figure(
   against = {"step": "step"}
   if any("seconds" in line for line in lines):
     against["seconds"] = "seconds of training"
+  points = summary.by_point(shown)
+  if len(points) > 1:
+    names, against = names[:1], {"step": "step"}
+  columns = len(against) if len(points) < 2 else 2
   panels = {
-    f"{name} by {label}": functools.partial(
-      _curve, shown, styles, where, label, name
+    words.joined(f"{name} by {label}", point): figures.titled(
+      point, functools.partial(_curve, of_point, styles, where, label, name)
     )
+    for point, of_point in points.items()
     for name in names
     for where, label in against.items()
   }
@@ -47,7 +55,7 @@ def figure(
     "go from the lowest to the highest seed; seconds leave compiling and "
     "evaluating out."
   )
-  return Figure(f"curves-{words.stem(task)}", caption, panels, len(against))
+  return Figure(f"curves-{words.stem(task)}", caption, panels, columns)
 
 
 def _curve(

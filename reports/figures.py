@@ -35,6 +35,16 @@ class Figure(NamedTuple):
   size: tuple[float, float] = (3.9, 2.9)
 
 
+def titled(title: str, panel: Panel) -> Panel:
+  """The same panel with a title over it; as it is where that is empty."""
+
+  def draw(axes: Any) -> Finish | None:
+    axes.set_title(title)
+    return panel(axes)
+
+  return draw if title else panel
+
+
 def save(folder: Path, figures: Iterable[Figure]) -> None:
   """Writes every figure as PNG and SVG, all panels in one file."""
   folder.mkdir(exist_ok=True)

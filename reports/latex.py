@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 
 from comparison.records import Record
-from reports import rows, summary, words
-from reports.columns import Column
-from reports.summary import Summary
+from reports import lengths, rows, summary, words
 
 _ESCAPED = {
   "\\": r"\textbackslash{}",
@@ -22,7 +20,7 @@ _ESCAPED = {
 
 
 def report(found: Sequence[Record]) -> str:
-  """Two tables a task, quality and cost.
+  """Tables of quality and cost for each task, and by length where it has several.
 
   Args:
     found: all records.
@@ -31,9 +29,13 @@ def report(found: Sequence[Record]) -> str:
   for task, summaries in summary.summarize(found).items():
     leaves = words.grid_leaves(summaries)
     quality = summary.quality_columns(summaries)
-    lines += ["", f"% {task}: quality", *_table(summaries, leaves, quality)]
+    made = rows.make(summaries, leaves, quality)
+    lines += ["", f"% {task}: quality", *_table(made)]
+    if by_length := lengths.table(summaries):
+      lines += ["", f"% {task}: by length", *_table(by_length)]
     if costs := summary.cost_columns(summaries):
-      lines += ["", f"% {task}: cost", *_table(summaries, (), costs)]
+      made = rows.make(summaries, (), costs)
+      lines += ["", f"% {task}: cost", *_table(made)]
   return "\n".join(lines) + "\n"
 
 
@@ -42,12 +44,8 @@ def escaped(text: str) -> str:
   return "".join(_ESCAPED.get(character, character) for character in text)
 
 
-def _table(
-  summaries: Sequence[Summary],
-  leaves: Sequence[str],
-  columns: Sequence[Column],
-) -> list[str]:
-  header, body, left = rows.make(summaries, leaves, columns)
+def _table(made: rows.Table) -> list[str]:
+  header, body, left = made
   width = len(header)
   lines = [
     rf"\begin{{tabular}}{{{'l' * left}{'r' * (width - left)}}}",

@@ -4,10 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from comparison.records import Record
+from reports import lengths, summary, table, words
 from reports import rows as table_rows
-from reports import summary, table, words
 from reports.columns import Column
-from reports.summary import Summary
 
 
 def report(
@@ -34,9 +33,14 @@ def report(
     everything += [*quality, *costs]
     leaves = words.grid_leaves(summaries)
     lines += [f"## {task}", "", "Quality", ""]
-    lines += _table(summaries, leaves, quality)
+    lines += _table(table_rows.make(summaries, leaves, quality))
+    if by_length := lengths.table(summaries):
+      name = lengths.metric(summaries)
+      lines += ["", f"{name} at each length, mean over seeds", ""]
+      lines += _table(by_length)
     if costs:
-      lines += ["", "Cost", "", *_table(summaries, (), costs)]
+      made = table_rows.make(summaries, (), costs)
+      lines += ["", "Cost", "", *_table(made)]
     if notes := words.notes(summaries, [*quality, *costs]):
       lines += ["", *(f"- {_one_line(note)}" for note in notes)]
     lines += ["", "Commands, with the first seed:", ""]
@@ -53,13 +57,8 @@ def report(
   return "\n".join(lines).rstrip() + "\n"
 
 
-def _table(
-  summaries: Sequence[Summary],
-  leaves: Sequence[str],
-  columns: Sequence[Column],
-) -> list[str]:
-  """A row a mechanism."""
-  header, rows, left = table_rows.make(summaries, leaves, columns)
+def _table(made: table_rows.Table) -> list[str]:
+  header, rows, left = made
   escaped = [
     [f"`{name}`", *(cell.replace("|", "\\|") for cell in cells)]
     for name, *cells in rows

@@ -158,6 +158,14 @@ def _fixed(value: float, decimals: int) -> str:
   return f"{value:,.{decimals}f}"
 
 
+def by_size(text: str) -> tuple[float, str]:
+  """Sorts texts that are numbers by their value, before all other texts."""
+  try:
+    return (float(text), text)
+  except ValueError:
+    return (math.inf, text)
+
+
 def compact(value: float) -> str:
   """At most five digits, none of them a trailing zero."""
   return f"{value:.5g}"

@@ -8,11 +8,23 @@ from typing import Any
 from label_packing import labels
 from label_packing.labels import Finish, Label
 from reports import axes as axes_lib
+from reports import (
+  capacity,
+  curves,
+  figures,
+  lengths,
+  numbers,
+  quality,
+  summary,
+  words,
+)
 from reports import columns as columns_lib
-from reports import curves, numbers, quality, summary, words
-from reports.figures import Figure
+from reports.figures import Figure, Panel
 from reports.style import Style
 from reports.summary import Summary
+
+_MOST_PANELS = 24
+"""Of a figure: of more nobody finds what differs."""
 
 
 def of_task(
@@ -20,18 +32,23 @@ def of_task(
 ) -> list[Figure]:
   """The figures of a task; one that nobody has values for is left out.
 
+  Rows at different points of `across` have panels of their own; a figure that
+  would have more of them than anyone reads is left out too.
+
   Args:
     task: file in configs/.
-    summaries: of its mechanisms.
+    summaries: its rows.
     styles: label of a mechanism -> how it is drawn.
   """
   shown = [one for one in summaries if one.done]
-  figures = [
+  drawn = [
+    capacity.figure(task, shown, styles),
+    lengths.figure(task, shown, styles),
     _quality_cost(task, shown, styles),
     curves.figure(task, shown, styles),
     _memory(task, shown, styles),
   ]
-  return [figure for figure in figures if figure.panels]
+  return [one for one in drawn if 0 < len(one.panels) <= _MOST_PANELS]
 
 
 def _quality_cost(
@@ -44,11 +61,15 @@ def _quality_cost(
   }
   units = {"forward_flops": "FLOP", "step_seconds": "s"}
   panels = {
-    title: functools.partial(
-      _scatter, shown, styles, cost, label, units[cost], name
+    words.joined(title, point): figures.titled(
+      point,
+      functools.partial(
+        _scatter, of_point, styles, cost, label, units[cost], name
+      ),
     )
+    for point, of_point in summary.by_point(shown).items()
     for cost, (title, label) in axes.items()
-    if name and any(one.values(cost) for one in shown)
+    if name and any(one.values(cost) for one in of_point)
   }
   return Figure(
     f"quality-cost-{words.stem(task)}",
@@ -96,14 +117,18 @@ def _memory(
   task: str, shown: Sequence[Summary], styles: Mapping[str, Style]
 ) -> Figure:
   columns = {column.name: column for column in columns_lib.COSTS}
-  panels = {}
-  for name, title in (
-    ("temp_bytes", "memory of a training step"),
-    ("decode_tokens_per_second", "decoding"),
-  ):
-    have = [one for one in shown if one.values(name)]
-    if have:
-      panels[title] = functools.partial(_dots, have, styles, columns[name])
+  titles = {
+    "temp_bytes": "memory of a training step",
+    "decode_tokens_per_second": "decoding",
+  }
+  panels: dict[str, Panel] = {}
+  for point, of_point in summary.by_point(shown).items():
+    for name, title in titles.items():
+      have = [one for one in of_point if one.values(name)]
+      if have:
+        panels[words.joined(title, point)] = figures.titled(
+          point, functools.partial(_dots, have, styles, columns[name])
+        )
   return Figure(
     f"memory-{words.stem(task)}",
     f"{task}: temporaries of a training step, and how fast it generates; a "

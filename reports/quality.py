@@ -1,6 +1,6 @@
 """How good a run is: one number of its end, and one of its way there."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 import math
 from typing import Any, TypeGuard
 
@@ -49,6 +49,14 @@ def headline(record: Record) -> str | None:
   """Name of the final metric that a run is judged by; None without any."""
   found = metrics(record.get("final", {}))
   return next((name for name in _HEADLINES if name in found), None)
+
+
+def common(lines: Iterable[Mapping[str, Any]]) -> str | None:
+  """The first metric to judge by that all evaluations have, finite or not."""
+  found = list(lines)
+  return next(
+    (name for name in _HEADLINES if all(name in line for line in found)), None
+  )
 
 
 def splits(record: Record) -> tuple[str, str]:

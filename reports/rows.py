@@ -1,4 +1,4 @@
-"""A table of summaries as text, a row a mechanism, for any format."""
+"""A table of summaries as text, for any format."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -35,21 +35,24 @@ def make(
     columns: what is shown of each.
   """
   texts = summary.texts(summaries)
+  across = words.across_leaves(summaries)
   header = [
     "attention",
+    *map(words.short, across),
     *texts,
     "seeds",
-    *(leaf.rpartition(".")[2] for leaf in leaves),
+    *map(words.short, leaves),
   ]
   header += [words.titled(column) for column in columns]
   marked = summary.marks(summaries, columns)
   rows = []
   for one in summaries:
-    row = [one.attention, *(one.told(name) or "–" for name in texts)]
+    row = [one.attention, *(str(one.across.get(leaf, "–")) for leaf in across)]
+    row += [one.told(name) or "–" for name in texts]
     row.append(f"{len(one.done)}/{len(one.runs)}")
     if one.obstacle:
       rows.append([*row, " ".join(one.obstacle.split())])
       continue
     row += [str(one.grid.get(leaf, "–")) for leaf in leaves]
     rows.append([*row, *(summary.text(one, c, marked) for c in columns)])
-  return Table(header, rows, 1 + len(texts))
+  return Table(header, rows, 1 + len(across) + len(texts))

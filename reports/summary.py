@@ -1,6 +1,10 @@
-"""One row a mechanism: its runs over seeds, at one point of the grid."""
+"""A mechanism in a table: its runs over seeds, at one point of the grid.
 
-from collections.abc import Iterable, Mapping, Sequence
+It has a row for each of the values that a comparison goes across, one where it
+goes across none.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
 import dataclasses
 import json
 import statistics
@@ -29,6 +33,8 @@ class Summary:
     grid: the point that is shown, leaf -> value; empty without a grid.
     points: how many points it was run with.
     runs: all of them at the point that is shown, by seed.
+    across: what makes it a row of its own, leaf -> value; empty where the
+      mechanism has one row.
   """
 
   task: str
@@ -36,6 +42,17 @@ class Summary:
   grid: Mapping[str, Any]
   points: int
   runs: Sequence[Record]
+  across: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+  @property
+  def point(self) -> str:
+    """Its `across`, as 'features=16, short_convolution=True'."""
+    return told(self.across)
+
+  @property
+  def label(self) -> str:
+    """What no other row of its task is called."""
+    return ", ".join(filter(None, (self.attention, self.point)))
 
   def told(self, name: str) -> str:
     """One of `TEXTS`; empty where no record says so."""
@@ -71,16 +88,46 @@ class Summary:
 
 
 def summarize(found: Sequence[Record]) -> dict[str, list[Summary]]:
-  """Task -> a summary of each mechanism, both in the order of the tables."""
+  """Task -> a summary of each row, both in the order of the tables."""
   summaries = {}
   for task in sorted({record["task"] for record in found}):
     of_task = [record for record in found if record["task"] == task]
     name = headline(of_task)
-    summaries[task] = [
-      _chosen(name, [r for r in of_task if r["attention"] == attention])
-      for attention in table.ordered(r["attention"] for r in of_task)
-    ]
+    of_row: dict[tuple[str, str], list[Record]] = {}
+    for record in sorted(of_task, key=_row_rank):
+      point = json.dumps(record.get("across", {}), sort_keys=True)
+      of_row.setdefault((record["attention"], point), []).append(record)
+    summaries[task] = [_chosen(name, runs) for runs in of_row.values()]
   return summaries
+
+
+def told(point: Mapping[str, Any]) -> str:
+  """Values by the last part of their leaves: 'features=16, position=rotary'."""
+  return ", ".join(
+    f"{leaf.rpartition('.')[2]}={point[leaf]}" for leaf in sorted(point)
+  )
+
+
+def by_point(
+  summaries: Iterable[Summary], without: Collection[str] = ()
+) -> dict[str, list[Summary]]:
+  """Rows that are drawn together: those at one point of `across`.
+
+  Args:
+    summaries: of a task.
+    without: leaves of `across` that may differ within a panel.
+
+  Returns:
+    The point, as `Summary.point` -> its rows; one empty point without `across`.
+  """
+  found: dict[str, list[Summary]] = {}
+  for one in sorted(summaries, key=lambda one: table.across_rank(one.across)):
+    kept = {k: v for k, v in one.across.items() if k not in without}
+    found.setdefault(told(kept), []).append(one)
+  return {
+    point: sorted(rows, key=lambda one: table.rank(one.attention))
+    for point, rows in found.items()
+  }
 
 
 def headline(found: Sequence[Record]) -> str | None:
@@ -108,8 +155,10 @@ def quality_columns(summaries: Sequence[Summary]) -> list[Column]:
     if not n.rpartition("_")[2].isdecimal()
   ]
   columns += _present((BEST, ERROR), summaries)
-  in_grid = any(_RATE in one.grid for one in summaries)
-  return columns if in_grid else columns + _present((LEARNING_RATE,), summaries)
+  is_shown = any(_RATE in {**one.grid, **one.across} for one in summaries)
+  return (
+    columns if is_shown else columns + _present((LEARNING_RATE,), summaries)
+  )
 
 
 def texts(summaries: Iterable[Summary]) -> list[str]:
@@ -124,7 +173,7 @@ def cost_columns(summaries: Sequence[Summary]) -> list[Column]:
 
 
 Marks = Mapping[str, set[str]]
-"""Column -> the mechanisms that cannot be told apart from its best."""
+"""Column -> labels of the rows that cannot be told apart from its best."""
 
 
 def marks(summaries: Sequence[Summary], columns: Sequence[Column]) -> Marks:
@@ -156,12 +205,12 @@ def text(summary: Summary, column: Column, marked: Marks) -> str:
   if column is LEARNING_RATE:
     return numbers.compact(values[0])
   found = numbers.interval(values, highest)
-  is_marked = summary.attention in marked.get(column.name, ())
+  is_marked = summary.label in marked.get(column.name, ())
   return f"{found} {numbers.TIED}" if is_marked else found
 
 
 def tied(summaries: Sequence[Summary], name: str) -> set[str]:
-  """Mechanisms whose mean cannot be told apart from the best, and the best.
+  """Rows whose mean cannot be told apart from the best of all, and the best.
 
   Args:
     summaries: of a task.
@@ -170,7 +219,7 @@ def tied(summaries: Sequence[Summary], name: str) -> set[str]:
   Returns:
     Their labels; none where the best has one seed or stands alone.
   """
-  means = {s.attention: s.mean(name) for s in summaries}
+  means = {s.label: s.mean(name) for s in summaries}
   found = {label: mean for label, mean in means.items() if mean is not None}
   if not found:
     return set()
@@ -178,7 +227,7 @@ def tied(summaries: Sequence[Summary], name: str) -> set[str]:
   for label, mean in found.items():
     if quality.is_better(name, mean, found[best]):
       best = label
-  values = {s.attention: s.values(name) for s in summaries}
+  values = {s.label: s.values(name) for s in summaries}
   same = {
     label
     for label in found
@@ -195,6 +244,13 @@ def _present(
   columns: Sequence[Column], summaries: Sequence[Summary]
 ) -> list[Column]:
   return [c for c in columns if any(s.values(c.name) for s in summaries)]
+
+
+def _row_rank(record: Record) -> Any:
+  return (
+    table.rank(record["attention"]),
+    table.across_rank(record.get("across", {})),
+  )
 
 
 def _chosen(name: str | None, runs: Sequence[Record]) -> Summary:
@@ -214,6 +270,7 @@ def _chosen(name: str | None, runs: Sequence[Record]) -> Summary:
       of_point[0].get("grid", {}),
       len(points),
       of_point,
+      of_point[0].get("across", {}),
     )
     for _, of_point in sorted(points.items())
   ]

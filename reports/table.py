@@ -8,7 +8,7 @@ from typing import Any
 
 from attention import ATTENTIONS
 from comparison.records import Record
-from reports import quality
+from reports import numbers, quality
 
 MECHANISMS = tuple(ATTENTIONS)
 """Order of mechanisms in tables and plots; variants come after them."""
@@ -25,7 +25,13 @@ def rows(found: Sequence[Record]) -> list[dict[str, Any]]:
   A value that a run does not have, or that is infinite, is None.
   """
   ordered = sorted(
-    found, key=lambda r: (r["task"], rank(r["attention"]), r["seed"])
+    found,
+    key=lambda r: (
+      r["task"],
+      rank(r["attention"]),
+      across_rank(r.get("across", {})),
+      r["seed"],
+    ),
   )
   partial = [_row(record) for record in ordered]
   names = dict.fromkeys(name for row in partial for name in row)
@@ -74,11 +80,20 @@ def rank(label: str) -> tuple[int, str]:
   return (MECHANISMS.index(label) if known else len(MECHANISMS), label)
 
 
+def across_rank(across: Mapping[str, Any]) -> list[tuple[float, str]]:
+  """Sorts the rows of one mechanism by their values, numbers by size."""
+  return [numbers.by_size(str(across[leaf])) for leaf in sorted(across)]
+
+
 def _row(record: Record) -> dict[str, Any]:
   measured = record.get("measured", {})
   return {
     **{name: _scalar(record.get(name)) for name in _RUN},
-    **{leaf: _scalar(v) for leaf, v in record.get("grid", {}).items()},
+    **{
+      leaf: _scalar(v)
+      for field in ("across", "grid")
+      for leaf, v in record.get(field, {}).items()
+    },
     **quality.metrics(record.get("final", {})),
     "best_quality": quality.best(record),
     **{name: _scalar(v) for name, v in measured.items() if _is_scalar(v)},

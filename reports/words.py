@@ -70,6 +70,7 @@ def setup(shared: Mapping[str, Any], found: Sequence[Record]) -> list[str]:
     if column.others
   ):
     sentences.append(_SHARED)
+  sentences += _across(found, bool(shared.get("match_parameters")))
   sentences.append(_optimizer(found, shared.get("halving.rungs")))
   return [*sentences, *_leaves(shared)]
 
@@ -78,7 +79,7 @@ def notes(summaries: Sequence[Summary], columns: Sequence[Column]) -> list[str]:
   """Why a summary misses a value, or a mechanism misses runs."""
   lines = []
   for one in summaries:
-    name = f"`{one.attention}`"
+    name = f"`{one.label}`"
     failed = [run for run in one.runs if "final" not in run]
     if failed and one.done:
       lines.append(
@@ -122,6 +123,21 @@ def grid_leaves(summaries: Sequence[Summary]) -> list[str]:
   return sorted({leaf for one in summaries for leaf in one.grid})
 
 
+def across_leaves(summaries: Iterable[Summary]) -> list[str]:
+  """Leaves that make rows of one mechanism, in the order of their names."""
+  return sorted({leaf for one in summaries for leaf in one.across})
+
+
+def short(leaf: str) -> str:
+  """The last part of a leaf's name: 'features' of 'model.features'."""
+  return leaf.rpartition(".")[2]
+
+
+def joined(*parts: str) -> str:
+  """The parts that are not empty, with commas."""
+  return ", ".join(filter(None, parts))
+
+
 def stem(text: str) -> str:
   """A name of a file or an anchor for a task: 'paper/needle' is two words."""
   return re.sub(r"[^\w.-]+", "-", text)
@@ -133,20 +149,37 @@ def beside(label: str) -> str:
   return path.rpartition(".")[2] + colon + name if colon else label
 
 
-def _optimizer(found: Sequence[Record], rungs: Sequence[float] | None) -> str:
+def _points(found: Sequence[Record], field: str) -> str:
+  """`LEAF` ∈ {values} × …, of 'grid' or 'across'; empty without any."""
   values: dict[str, set[str]] = {}
   for record in found:
-    for leaf, value in record.get("grid", {}).items():
+    for leaf, value in record.get(field, {}).items():
       values.setdefault(leaf, set()).add(_text(value))
-  if not values:
+  return " × ".join(
+    f"`{leaf}` ∈ {{{', '.join(sorted(values[leaf], key=numbers.by_size))}}}"
+    for leaf in sorted(values)
+  )
+
+
+def _across(found: Sequence[Record], is_matched: bool) -> list[str]:
+  points = _points(found, "across")
+  if not points:
+    return []
+  told = (
+    f"Every mechanism ran with every combination of {points}; each is a row."
+  )
+  if is_matched:
+    told += " Its parameters are those of dense attention with the same values."
+  return [told]
+
+
+def _optimizer(found: Sequence[Record], rungs: Sequence[float] | None) -> str:
+  grid = _points(found, "grid")
+  if not grid:
     return (
       "Optimiser settings are those of the task's config, the same for every "
       "mechanism."
     )
-  grid = " × ".join(
-    f"`{leaf}` ∈ {{{', '.join(sorted(values[leaf], key=_order))}}}"
-    for leaf in sorted(values)
-  )
   ran = f"Every mechanism ran at every point of the grid {grid}"
   if rungs:
     shares = " and ".join(f"{100 * share:.3g} %" for share in rungs)
@@ -185,7 +218,7 @@ def _leaves(shared: Mapping[str, Any]) -> list[str]:
   leaves: dict[str, list[str]] = {}
   for key in sorted(shared.keys() - told):
     where, _, leaf = key.partition(".")
-    if where in ("grid", "halving"):
+    if where in ("grid", "across", "halving"):
       continue
     name, whose = key, "all runs"
     if where == "per_task":
@@ -197,14 +230,6 @@ def _leaves(shared: Mapping[str, Any]) -> list[str]:
 
 def _text(value: Any) -> str:
   return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _order(text: str) -> tuple[float, str]:
-  """Numbers by value, before other text."""
-  try:
-    return (float(text), text)
-  except ValueError:
-    return (float("inf"), text)
 
 
 def _unique(reasons: Sequence[str | None]) -> list[str]:

@@ -38,8 +38,9 @@ class Experiment(NamedTuple):
     task: data, vocabulary and metric.
     model: the module.
     functions: what a step is made of.
-    init: `() -> TrainState`, from the seed alone.
-    is_drawn: whether `init` can be traced, as it reads no weights.
+    init: `() -> TrainState`, from the seed alone, or from weights.
+    draw: `(seed) -> TrainState`, compiled, which `init` calls; None where that
+      reads weights.
     shapes: that state's shapes and dtypes.
     generate: `(variables, inputs, *, max_length, …) -> Generated`.
   """
@@ -49,7 +50,7 @@ class Experiment(NamedTuple):
   model: nn.Module
   functions: StepFunctions
   init: Callable[[], TrainState]
-  is_drawn: bool
+  draw: Callable[[int], TrainState] | None
   shapes: TrainState
   generate: Callable[..., Any]
 
@@ -99,8 +100,10 @@ def create(
       _init_state, model, optimizer, _example(task, config.model.kind)
     )
     shapes = jax.eval_shape(init, train.seed)
-    start = functools.partial(jax.jit(init), train.seed)
+    draw = jax.jit(init)
+    start = functools.partial(draw, train.seed)
     if config.weights and not restore:
+      draw = None
       start = functools.partial(_published_state, config, model, optimizer)
   except ValueError as error:
     raise ConfigError(f"config.model.{error}") from error
@@ -160,7 +163,7 @@ def create(
     model=model,
     functions=functions,
     init=start,
-    is_drawn=not (config.weights and not restore),
+    draw=draw,
     shapes=shapes,
     generate=generate,
   )

@@ -1,9 +1,10 @@
 """The story of a run: restore, step, evaluate, checkpoint, report."""
 
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 import contextlib
 import pathlib
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -23,6 +24,27 @@ from training.state import TrainState
 
 Results = dict[str, dict[str, Any]]
 """Split → metric name → value."""
+
+
+class Update(NamedTuple):
+  """What a run waits for: one step of training.
+
+  Attributes:
+    state: to be donated.
+    batch: on the devices.
+    step: its index, from 0.
+  """
+
+  state: TrainState
+  batch: Mapping[str, jax.Array]
+  step: np.int32
+
+
+Updated = tuple[TrainState, dict[str, jax.Array]]
+"""What `training.step.train_step` returns: new state and metrics."""
+
+Story = Generator[Update, Updated, Results | None]
+"""A run that yields every update it wants, and returns its results."""
 
 
 def run(
@@ -52,16 +74,66 @@ def run(
   parallel = parallel_lib.make(
     experiment.functions, config.parallel, mesh=config.mesh
   )
+  with Signals() as signals:
+    return told(
+      story(experiment, workdir, parallel, signals, stop_at), parallel.train
+    )
+
+
+def told(story: Story, train: Callable[..., Updated]) -> Results | None:
+  """Tells a story to its end, each update by `train`."""
+  answer = None
+  while True:
+    try:
+      update = next(story) if answer is None else story.send(answer)
+    except StopIteration as end:
+      return end.value
+    try:
+      answer = train(*update)
+    # The run says what it means, as that another process is lost.
+    except jax.errors.JaxRuntimeError as error:
+      story.throw(error)
+
+
+def story(
+  experiment: Experiment,
+  workdir: pathlib.Path,
+  parallel: Parallel,
+  signals: Signals,
+  stop_at: int | None = None,
+  compiles: bool = True,
+) -> Story:
+  """A run as a generator, so that one program may serve several of them.
+
+  Args:
+    experiment: as in `run`.
+    workdir: as in `run`.
+    parallel: the compiled functions; `train` is left to whoever sends updates.
+    signals: entered by the caller.
+    stop_at: as in `run`.
+    compiles: compile `parallel.train` while the state is made; a run whose program
+      another one has compiled does not.
+
+  Yields:
+    Every update, to be answered by what `train` makes of it.
+
+  Returns:
+    As `run`.
+
+  Raises:
+    RunError: as `run`.
+    ConfigError: as `run`.
+  """
+  config = experiment.config.train
   with contextlib.ExitStack() as stack:
     checkpoints = Checkpoints(workdir)
     stack.callback(checkpoints.close)
     restored = checkpoints.restore(parallel.placed_shapes(experiment.shapes))
     state, record = restored or (None, {})
-    state = _place_state(experiment, parallel, state)
+    state = _place_state(experiment, parallel, state, compiles)
     first = int(state.step)
     writer = MetricsWriter(workdir, first, writes=cluster.is_first())
     stack.callback(writer.close)
-    signals = stack.enter_context(Signals())
     stack.enter_context(heartbeat.kept(workdir))
     if first:
       print(f"continues from the checkpoint of step {first}", flush=True)
@@ -70,7 +142,7 @@ def run(
       record.get("meter", (0.0, 0.0)), record.get("seconds", 0.0), workdir
     )
     try:
-      state = _train(
+      state = yield from _train(
         experiment,
         parallel,
         state,
@@ -90,17 +162,23 @@ def run(
     except jax.errors.JaxRuntimeError as error:
       # Here, as closing what is open would wait for the lost one.
       cluster.end_lost(error)
+    finally:
+      signals.interrupt = False
     writer.write(config.num_steps, results, meter.seconds)
     return results
 
 
 def _place_state(
-  experiment: Experiment, parallel: Parallel, restored: TrainState | None
+  experiment: Experiment,
+  parallel: Parallel,
+  restored: TrainState | None,
+  compiles: bool,
 ) -> TrainState:
   """The state to begin with, on the devices.
 
-  The step is compiled on another thread meanwhile. What fails there, as data
-  that cannot be read, fails again where the step is taken, and is told there.
+  Meanwhile, if it `compiles`, the step is compiled on another thread. What fails
+  there, as data that cannot be read, fails again where the step is taken, and is
+  told there.
   """
   first = 0 if restored is None else int(restored.step)
 
@@ -119,9 +197,9 @@ def _place_state(
     except ValueError as error:
       raise ConfigError(f"config.mesh.sequence: {one_line(error)}") from error
   with ThreadPoolExecutor(max_workers=1) as background:
-    if first < experiment.config.train.num_steps:
+    if compiles and first < experiment.config.train.num_steps:
       background.submit(compile_step)
-    if restored is None and experiment.is_drawn:
+    if restored is None and experiment.draw is not None:
       state = parallel.draw_state(experiment.init)
     else:
       state = experiment.init() if restored is None else restored
@@ -151,7 +229,7 @@ def _train(
   writer: MetricsWriter,
   signals: Signals,
   stop_at: int,
-) -> TrainState | None:
+) -> Generator[Update, Updated, TrainState | None]:
   """All steps; returns the last state, or None where it stopped before."""
   config, task = experiment.config.train, experiment.task
   first, last = int(state.step), config.num_steps
@@ -174,7 +252,7 @@ def _train(
     contextlib.closing(prefetch(load, first, last)) as batches,
   ):
     for step, batch in enumerate(batches, first):
-      state, metrics = parallel.train(state, batch, np.int32(step))
+      state, metrics = yield Update(state, batch, np.int32(step))
       meter.add(step, metrics)
       done = step + 1
 

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 import optax
 
 from training.config import OptimizerConfig
@@ -9,7 +10,11 @@ from training.config import OptimizerConfig
 _NOT_DECAYED = ("bias", "scale")
 
 
-def make_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
+def make_schedule(
+  config: OptimizerConfig,
+  num_steps: int,
+  learning_rate: Float[Array, ""] | None = None,
+) -> optax.Schedule:
   """Learning rate of each step: linear warm-up, then the named schedule.
 
   Warm-up runs from `peak / (warmup_steps + 1)` so that no step is wasted at
@@ -18,11 +23,14 @@ def make_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
   Args:
     config: peak, schedule, warm-up and final fraction.
     num_steps: length of the run; where 'cosine' ends.
+    learning_rate: the peak, where a program takes it as an argument; default
+      that of the config.
 
   Returns:
     step → learning rate.
   """
-  peak, warmup = config.learning_rate, config.warmup_steps
+  warmup = config.warmup_steps
+  peak = config.learning_rate if learning_rate is None else learning_rate
   match config.schedule:
     case "constant":
       after = optax.constant_schedule(peak)
@@ -44,18 +52,21 @@ def make_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
 
 
 def make_optimizer(
-  config: OptimizerConfig, num_steps: int
+  config: OptimizerConfig,
+  num_steps: int,
+  learning_rate: Float[Array, ""] | None = None,
 ) -> optax.GradientTransformation:
   """Clipping, then Adam or AdamW under the schedule.
 
   Args:
     config: see `OptimizerConfig`.
     num_steps: length of the run.
+    learning_rate: as in `make_schedule`.
 
   Returns:
     `(init, update)`, as every Optax transformation.
   """
-  schedule = make_schedule(config, num_steps)
+  schedule = make_schedule(config, num_steps, learning_rate)
   moments = {"b1": config.b1, "b2": config.b2, "eps": config.eps}
   if config.name == "adam":
     update = optax.adam(schedule, **moments)

@@ -73,7 +73,7 @@ class StepFunctions(NamedTuple):
   metric_sums: Callable[..., Sums]
   optimizer: optax.GradientTransformation
   schedule: optax.Schedule
-  seed: int = 0
+  seed: int | Int[Array, ""] = 0
   label_smoothing: float = 0.0
   accumulate_steps: int = 1
   redraw_every: int = 0

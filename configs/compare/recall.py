@@ -1,14 +1,11 @@
 """Compares all causal mechanisms on associative recall, with a short convolution.
 
     python compare.py --config=configs/compare/recall.py --workdir=/tmp/recall
-    python compare.py --config=configs/compare/recall.py --config.tasks=induction \
-      --workdir=/tmp/induction
-    python compare.py --config=configs/compare/recall.py \
-      --config.tasks=selective_copy --workdir=/tmp/selective
 
-Every mechanism is run with and without `model.short_convolution`, on three seeds;
-results.csv has all runs and the page the better of both. The models are half as wide
-as those of configs/recall.py and have one head.
+Every mechanism is a row with and one without `model.short_convolution`, of three
+seeds. The models are half as wide as those of configs/recall.py and have one head.
+configs/compare/selective.py does the same with induction heads and selective copying,
+configs/compare/capacity.py with more pairs, three widths and tuned rates.
 """
 
 import ml_collections
@@ -26,11 +23,12 @@ def get_config() -> ml_collections.ConfigDict:
       "match_parameters": True,
       "num_steps": 800,
       "eval_every": 800,
-      "grid": {
+      "across": {
         "task": {},
         "model": {"short_convolution": (False, True)},
         "optimizer": {},
       },
+      "grid": {"task": {}, "model": {}, "optimizer": {}},
       "task": {},
       "model": {"num_heads": 1, "features": 64, "mlp_features": 128},
       "optimizer": {"learning_rate": 3e-3},

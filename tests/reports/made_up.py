@@ -1,5 +1,6 @@
 """A comparison that nobody ran: three mechanisms, two seeds, a grid."""
 
+import itertools
 import math
 
 LEAF = "optimizer.learning_rate"
@@ -53,7 +54,7 @@ def scaling():
   return rows
 
 
-def _record(attention, seed, point, task="copy"):
+def _record(attention, seed, point, task="copy", across=None):
   return {
     "task": task,
     "attention": attention,
@@ -62,10 +63,12 @@ def _record(attention, seed, point, task="copy"):
     "unmatched_parameters": 1100,
     "reason": "",
     "grid": {LEAF: point},
+    **({"across": across} if across else {}),
     "arguments": [
       f"--config=configs/{task}.py:{attention}",
       f"--config.seed={seed}",
       f"--config.{LEAF}={point}",
+      *(f"--config.{leaf}={value}" for leaf, value in (across or {}).items()),
     ],
   }
 
@@ -139,4 +142,59 @@ def _measured(attention, seed):
       "key_labels": labels,
       "weights": weights,
     },
+  }
+
+
+WIDTH, CONVOLUTION = "model.features", "model.short_convolution"
+
+
+def across():
+  """Recall with three widths, with and without convolutions, a grid, lengths.
+
+  Dense attention keeps more of a longer sequence, linear attention a state. The
+  mechanism 'lsh' cannot run. The higher learning rate is better at width 64 and
+  worse elsewhere.
+  """
+  found = []
+  for attention, width, convolves in itertools.product(
+    (*QUALITY, "lsh"), (16, 32, 64), (False, True)
+  ):
+    for seed, rate in itertools.product((0, 1), POINTS):
+      point = {WIDTH: width, CONVOLUTION: convolves}
+      record = _record(attention, seed, rate, task="recall", across=point)
+      record["length"] = 64
+      if attention == "lsh":
+        record |= {"status": "not supported", "reason": "lsh: not causal"}
+      else:
+        record |= _at_lengths(attention, seed, rate, width, convolves)
+      found.append(record)
+  return found
+
+
+def _at_lengths(attention, seed, rate, width, convolves):
+  is_dense = attention == "dense"
+  quality = (0.9 if is_dense else 0.5) + 0.001 * width + 0.02 * seed
+  quality -= 0.0 if convolves else 0.1
+  quality -= 0.0 if (rate == POINTS[1]) == (width == 64) else 0.05
+  history = [
+    {"step": step, "split": "validation", "seconds": float(step)}
+    | {"loss": 1 / step, "accuracy": quality * step / 15}
+    for step in (5, 10, 15)
+  ]
+  history += [
+    {"step": 15, "split": split, "loss": 0.1, "accuracy": quality * share}
+    for split, share in (("test", 1.0), ("length_32", 1.0))
+  ]
+  longer = {"length_128": 0.8, "length_256": 0.6 if is_dense else 0.2}
+  history += [
+    {"step": 15, "split": split, "loss": 0.2, "accuracy": quality * share}
+    for split, share in longer.items()
+  ]
+  size = 256 * width if is_dense else width * width // 4
+  return {
+    "status": "done",
+    "final": history[-1],
+    "history": history,
+    "measured": _measured(attention, seed)
+    | {"cache_bytes": size + 24 * width * convolves},
   }

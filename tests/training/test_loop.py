@@ -79,7 +79,7 @@ def run(tmp_path, monkeypatch):
       model=None,
       functions=functions,
       init=lambda: state,
-      is_drawn=False,
+      draw=None,
       shapes=state,
       generate=lambda variables, inputs, **unused: types.SimpleNamespace(
         tokens=np.ones((2, 3), np.int32)

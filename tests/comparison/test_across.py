@@ -1,0 +1,105 @@
+"""Values that every mechanism is run with, each a row of its own."""
+
+import json
+
+import pytest
+
+from comparison import config, plan, records
+from process.errors import ConfigError
+from tests.comparison.plans import comparison
+
+WIDTHS = {"model": {"features": (16, 32)}}
+RATES = {"optimizer": {"learning_rate": "1e-3,3e-3"}}
+
+
+def test_every_combination_is_a_run_with_a_grid_inside():
+  across = {"model": {"features": "16,32", "num_layers": [1]}}
+  runs = plan.plan(
+    comparison(attention="dense,linear", seeds="0,1", across=across, grid=RATES)
+  )
+  assert len({run.identity for run in runs}) == 2 * 2 * 2 * 2
+  assert len({run.family for run in runs}) == 8
+  assert [(run.attention, run.across, run.grid) for run in runs[:3]] == [
+    (
+      "dense",
+      {"model.features": width, "model.num_layers": 1},
+      {"optimizer.learning_rate": rate},
+    )
+    for width, rate in ((16, 1e-3), (16, 3e-3), (32, 1e-3))
+  ]
+  for run in runs:
+    width = run.across["model.features"]
+    assert f"--config.model.features={width}" in run.arguments
+
+
+def test_parameters_are_those_of_dense_at_the_same_values():
+  runs = plan.plan(comparison(attention="dense,additive", across=WIDTHS))
+  dense = {
+    run.across["model.features"]: run.parameters
+    for run in runs
+    if run.attention == "dense"
+  }
+  assert dense[32] > 1.5 * dense[16]
+  for run in runs:
+    expected = dense[run.across["model.features"]]
+    assert abs(run.parameters - expected) < 0.02 * expected
+
+
+def test_values_that_a_mechanism_cannot_have_are_rows_that_say_so():
+  across = {"model": {"position": ("sinusoidal", "alibi")}}
+  runs = plan.plan(
+    comparison(tasks="duplicate", attention="dense,linear", across=across)
+  )
+  assert [bool(run.obstacle) for run in runs] == [False, False, False, True]
+  assert runs[3].across == {"model.position": "alibi"}
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"across": {"num_steps": ""}}, "config.across.num_steps: expected at lea"),
+    ({"across": 3}, "config.across: expected named leaves, got 3"),
+    (
+      {"across": {"model": {"features": (16, "x")}}},
+      "config.across.model.features: expected int, got 'x'",
+    ),
+    (
+      {"across": WIDTHS, "grid": WIDTHS},
+      "config.across.model.features: it is in the grid as well",
+    ),
+  ],
+)
+def test_faults_are_told_as_they_were_typed(changes, message):
+  with pytest.raises(ConfigError) as info:
+    plan.plan(comparison(**changes))
+  assert str(info.value).startswith(message)
+
+
+def test_a_budget_decides_the_steps_alone():
+  mapping = {"tasks": "copy", "budget_flops": 1e9}
+  for field in ("across", "grid"):
+    with pytest.raises(ConfigError, match="it decides the number of steps"):
+      config.parse({**mapping, field: {"num_steps": (4, 8)}})
+
+
+def test_without_values_a_comparison_is_what_it_was(tmp_path):
+  before = config.shared(comparison())
+  empty = config.shared(comparison(across={"model": {}, "task": {}}))
+  assert empty == before
+  records.claim(tmp_path, before)
+  records.check(tmp_path, empty)
+  with pytest.raises(ConfigError, match=r"config\.across\.model\.features is"):
+    records.check(tmp_path, config.shared(comparison(across=WIDTHS)))
+  [run] = plan.plan(comparison(attention="dense"))
+  assert run.across == {}
+
+
+def test_a_record_has_the_values_and_the_trained_length(tmp_path):
+  across = {"model": {"features": (16,)}}
+  for task, length in (("induction", 64), ("recall", None)):
+    [run] = plan.plan(comparison(tasks=task, attention="dense", across=across))
+    records.write(tmp_path, run, status=records.DONE)
+    [path] = (tmp_path / records.RECORDS).glob(f"{task}*")
+    record = json.loads(path.read_text())
+    assert record["across"] == {"model.features": 16}
+    assert record["length"] == length
