@@ -307,17 +307,48 @@ def _listened(command: Sequence[str], heard: Any) -> str:
     )
     assert process.stdout is not None
     try:
-      for line in process.stdout:
-        heard(json.loads(line))
+      with _passed_on(process), process.stdout as lines:
+        for line in lines:
+          heard(json.loads(line))
     except BaseException:
-      process.terminate()  # It saves itself and continues next time.
-      for line in process.stdout:
-        heard(json.loads(line))
+      process.terminate()
       raise
     finally:
       process.wait()
     errors.seek(0)
     return _reason(process.returncode, errors.read())
+
+
+@contextlib.contextmanager
+def _passed_on(process: subprocess.Popen[str]) -> Iterator[None]:
+  """SIGTERM and SIGINT stop a process, which saves itself, and then this one.
+
+  What it says meanwhile is heard: an exception in the midst of a line would lose it.
+  """
+  came: list[int] = []
+  before = {
+    number: signal.getsignal(number)
+    for number in (signal.SIGTERM, signal.SIGINT)
+  }
+
+  def restore():
+    for number, handler in before.items():
+      signal.signal(number, handler)
+
+  def stop(signum, frame):
+    del frame
+    came.append(signum)
+    restore()  # The second one ends this process at once.
+    process.terminate()
+
+  for number in before:
+    signal.signal(number, stop)
+  try:
+    yield
+  finally:
+    restore()
+  if came:
+    sys.exit(128 + came[0])
 
 
 def _leaves(run: Run, workdir: Path) -> dict[str, Any]:

@@ -112,7 +112,7 @@ def test_again_nothing_is_trained(folder):
 
 def test_it_continues_where_it_was_stopped(folder):
   runs = planned()
-  launch.loss_at(runs[0], folder, 0.25)
+  launch.losses_at(runs[:1], folder, 0.25)
   halve(runs, folder)
   assert calls(folder, runs)[0.001, 0] == ["10", "20"]
 

@@ -1,0 +1,161 @@
+"""Runs of one shape in one process: what is heard of it, and what is kept."""
+
+import json
+
+import pytest
+
+from comparison import launch, plan, records
+from process.errors import RunError
+from tests.comparison.plans import comparison
+from tests.comparison.test_launch import MEASURING, TRAINING
+
+# Seed 1 fails, 2 is a fault of the config, and at 3 the process ends.
+TOGETHER = """
+import json, os, pathlib, signal, sys
+path = pathlib.Path(sys.argv[1].partition('=')[2])
+group = json.loads(path.read_text())
+with (path.parent / 'groups').open('a') as file:
+  file.write(json.dumps([run['leaves']['seed'] for run in group['runs']]) + '\\n')
+usage = {'seconds': 2.0, 'cpu_seconds': 1.0, 'peak_bytes': 1, 'others_cores': 0}
+def tell(run, event, **found):
+  print(json.dumps({'index': run['index'], 'event': event, **found}), flush=True)
+for run in group['runs']:
+  seed = run['leaves']['seed']
+  if seed == 1:
+    tell(run, 'failed', reason='it diverged', is_final=False, usage=usage)
+  elif seed == 2:
+    tell(run, 'failed', reason='no such data', is_final=True)
+  elif seed == 3: sys.exit('killed')
+  elif seed == 4:
+    os.kill(os.getppid(), signal.SIGTERM)
+    signal.signal(signal.SIGTERM, lambda *unused: None)
+    signal.pause()
+    tell(run, 'stopped', usage=usage)
+    break
+  else:
+    folder = pathlib.Path(run['folder'])
+    folder.mkdir(parents=True, exist_ok=True)
+    step = group['stop_at'] or 12
+    line = {'step': step, 'split': 'validation', 'seconds': 1.0, 'loss': 1.0}
+    (folder / 'metrics.jsonl').write_text(json.dumps(line) + '\\n')
+    if group['stop_at']:
+      tell(run, 'stopped', usage=usage)
+      continue
+    tell(run, 'trained', usage=usage)
+    found = {'step_seconds': 0.5, 'compile_seconds': 1.0, 'map': run['with_map']}
+    tell(run, 'measured', error='', found=found)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+  """A comparison whose processes are stand-ins: no model, the same files."""
+  for name, text in (
+    ("_TRAIN", TRAINING),
+    ("_MEASURE", MEASURING),
+    ("_TOGETHER", TOGETHER),
+  ):
+    script = tmp_path / f"{name}.py"
+    script.write_text(text)
+    monkeypatch.setattr(launch, name, [str(script)])
+  records.claim(tmp_path / "comparison", {"tasks": "copy"})
+  return tmp_path / "comparison"
+
+
+def planned(seeds, **changes):
+  runs = plan.plan(
+    comparison(tasks="duplicate", attention="dense", seeds=seeds, **changes)
+  )
+  return runs, {run.seed: run for run in runs}
+
+
+def groups(folder):
+  """Seeds of each process."""
+  text = (folder / "together" / "groups").read_text()
+  return [json.loads(line) for line in text.splitlines()]
+
+
+def test_seeds_and_rates_share_a_process_and_nothing_else_does(folder):
+  rates = {"optimizer": {"learning_rate": "1e-3,3e-3"}}
+  runs, _ = planned("0,5", grid=rates)
+  wide, _ = planned("0", num_steps=13)
+  launch.launch([*runs, *wide], folder, 0, "auto")
+  assert groups(folder) == [[0, 0, 5, 5], [0]]
+  found = {r["seed"]: r for _, r in records.by_path(folder)}
+  assert len(records.by_path(folder)) == 5
+  for seed, record in found.items():
+    assert record["status"] == records.DONE
+    assert record["measured"]["map"] is (seed == 0)
+    assert record["seconds"] == 2.0
+  assert found[5]["together"] == 4
+  # Nothing is made again.
+  launch.launch(runs, folder, 0, "auto")
+  assert len(groups(folder)) == 2
+
+
+def test_what_failed_is_tried_once_more_apart(folder, capsys):
+  runs, _ = planned("0,1,2,5")
+  launch.launch(runs, folder, 0, "in_turn")
+  found = {r["seed"]: r for _, r in records.by_path(folder)}
+  assert found[0]["status"] == found[5]["status"] == records.DONE
+  # In the group, and then by train.py, whose stand-in fails as well.
+  assert (found[1]["status"], found[1]["reason"]) == (
+    records.FAILED,
+    "exit code 1: broke",
+  )
+  assert found[1]["seconds"] > 2.0
+  assert (found[2]["status"], found[2]["reason"]) == (
+    records.FAILED,
+    "no such data",
+  )
+  out = capsys.readouterr().out
+  assert out.count("failed: it diverged") == out.count("broke") == 1
+  assert out.count("no such data") == 1
+
+
+def test_what_a_process_that_ends_leaves_is_made_apart(folder, capsys):
+  runs, _ = planned("0,3,5")
+  launch.launch(runs, folder, 0, "auto")
+  found = {r["seed"]: r for _, r in records.by_path(folder)}
+  assert all(r["status"] == records.DONE for r in found.values())
+  assert found[0]["measured"]["step_seconds"] == 0.5
+  # As the stand-ins of train.py and comparison.measure have it.
+  assert found[5]["measured"]["step_seconds"] == 0.25
+  assert "exit code 1: killed; those that are left" in capsys.readouterr().out
+
+
+def test_a_stopped_comparison_hears_its_process_out(folder):
+  runs, _ = planned("0,4,5")
+  with pytest.raises(SystemExit):
+    launch.launch(runs, folder, 0, "auto")
+  found = {r["seed"]: r for _, r in records.by_path(folder)}
+  assert {seed: r["status"] for seed, r in found.items()} == {
+    0: records.DONE,
+    4: records.STOPPED,
+  }
+  assert not list((folder / records.RUNNING).iterdir())
+
+
+def test_losses_at_a_share_of_the_steps(folder):
+  runs, by_seed = planned("0,1,5")
+  losses = launch.losses_at(runs, folder, 0.5, "auto")
+  # The stand-in of train.py is tried with seed 1, and fails.
+  assert losses == [1.0, float("inf"), 1.0]
+  assert groups(folder) == [[0, 1, 5]]
+  record = dict(records.by_path(folder))
+  (of_first,) = [r for r in record.values() if r["seed"] == 0]
+  assert of_first["status"] == records.STOPPED
+  assert of_first["reason"] == "at step 6; it may go on"
+  # What is known is not made again.
+  launch.losses_at([by_seed[0], by_seed[5]], folder, 0.5, "auto")
+  assert len(groups(folder)) == 1
+
+
+def test_a_full_disk_is_one_line(folder, monkeypatch):
+  def full(*args, **found):
+    raise OSError(28, "No space left on device", "records/x.json.tmp")
+
+  monkeypatch.setattr(records, "write", full)
+  runs, _ = planned("0")
+  with pytest.raises(RunError, match=r"No space left .* continues the compar"):
+    launch.launch(runs, folder, 0, "auto")
