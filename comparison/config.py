@@ -15,6 +15,9 @@ from settings.leaves import Leaves, flatten
 from settings.suggest import instead
 from settings.typed import literal, split
 
+LAYERS = "layers"
+"""Of a variant: mechanisms that layers take in turn."""
+
 APART, AUTO = "apart", "auto"
 """How runs of one shape share a process: not at all, or as is faster."""
 
@@ -35,7 +38,9 @@ class Comparison:
       None leaves it to `num_steps`. The step of each mechanism is timed first.
     budget_flops: floating-point operations of every run; None likewise.
     variants: name -> {'name': mechanism, option: value, …}: a mechanism with
-      hyperparameters of its own, in addition to or instead of those in the files.
+      hyperparameters of its own, in addition to or instead of those in the files;
+      or {'name': mechanism, 'layers': 'gated_delta,flash'}: in the slots that the
+      mechanism serves, layers take these in turn.
     grid: leaf -> values that every mechanism is run with, all combinations; the
       report shows the best of each.
     across: leaf -> values that every mechanism is run with, all combinations,
@@ -144,6 +149,7 @@ class Comparison:
         raise ValueError(f"variants.{label}: the name of a mechanism itself")
       name = variant.get("name") if hasattr(variant, "get") else None
       _check_mechanism(f"variants.{label}.name", name, ATTENTIONS)
+      self._check_layers(label, variant)
     for name in self.mechanisms:
       _check_mechanism("attention", name, [*ATTENTIONS, *self.variants])
 
@@ -158,6 +164,23 @@ class Comparison:
           f"across.{leaf}: it is in the grid as well; expected it in across, "
           "where every value is a row, or in grid, where the best is shown"
         )
+
+  def _check_layers(self, label: str, variant: Mapping[str, Any]) -> None:
+    layers, others = variant.get(LAYERS), set(variant) - {"name", LAYERS}
+    if layers is None:
+      return
+    if not isinstance(layers, str) or not split(layers):
+      raise ValueError(
+        f"variants.{label}.{LAYERS}: expected mechanisms with commas, as "
+        f"'gated_delta,flash', got {layers!r}"
+      )
+    for layer in split(layers):
+      _check_mechanism(f"variants.{label}.{LAYERS}", layer, ATTENTIONS)
+    if others:
+      raise ValueError(
+        f"variants.{label}.{min(others)}: layers take mechanisms as they are; "
+        f"expected no option beside {LAYERS}"
+      )
 
   def _check_halving(self):
     for name in self.halving:

@@ -10,10 +10,11 @@ from typing import Any
 import jax
 
 from comparison import costs
-from comparison.config import Comparison, Leaves
+from comparison.config import LAYERS, Comparison, Leaves
 import models
 from process.errors import ConfigError, one_line
 from settings.leaves import flatten, put
+from settings.typed import split
 from training import experiment, experiment_config
 from training.config import OptimizerConfig, TrainConfig
 from training.experiment_config import ExperimentConfig
@@ -210,11 +211,18 @@ def _options(
   """A variant's options, as leaves of the slots that the mechanism is in."""
   if not options:
     return {}
-  slots = config_of(task, mechanism, leaves).model.attentions
+  attentions = config_of(task, mechanism, leaves).model.attentions
+  slots = [
+    slot
+    for slot, chosen in attentions.items()
+    if [config.name for config in chosen] == [mechanism]
+  ]
+  if LAYERS in options:
+    layers = ",".join(split(options[LAYERS]))
+    return {f"model.{slot}": f"[{layers}]" for slot in slots}
   return {
     f"model.{slot}.{option}": value
-    for slot, chosen in slots.items()
-    if [config.name for config in chosen] == [mechanism]
+    for slot in slots
     for option, value in options.items()
   }
 
