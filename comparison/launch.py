@@ -260,6 +260,8 @@ def _heard(
   spent = records.usage(workdir, run)
   found = {**known, **spent, **_sum(spent, line.get("usage", {}))}
   match line["event"]:
+    case "trained" if records.status(workdir, run) == records.TRAINED:
+      return ""
     case "trained":
       final, history = _final(workdir / records.RUNS / run.identity)
       found |= {"final": final, "history": history, "measured": {}}

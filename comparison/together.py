@@ -38,29 +38,25 @@ _WAYS = {"side_by_side": together.side_by_side, "in_turn": together.in_turn}
 
 
 class Usage:
-  """What this process took since it was last asked."""
+  """What this process took since it was last restarted."""
 
   def __init__(self):
+    self.restart()
+
+  def restart(self) -> None:
+    """Counts from now on."""
     self._start, self._others = time.perf_counter(), host_load.Others()
     self._cpu_seconds = time.process_time()
 
-  def since(self, share: int = 1) -> dict[str, float | None]:
-    """A record's columns of usage, and starts anew.
-
-    Args:
-      share: number of runs that took it together.
-    """
-    now, cpu_seconds = time.perf_counter(), time.process_time()
+  def shared(self, runs: int) -> dict[str, Any]:
+    """A record's columns of usage, for one of some runs that took it together."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    found = {
-      "seconds": (now - self._start) / share,
-      "cpu_seconds": (cpu_seconds - self._cpu_seconds) / share,
+    return {
+      "seconds": (time.perf_counter() - self._start) / runs,
+      "cpu_seconds": (time.process_time() - self._cpu_seconds) / runs,
       "peak_bytes": peak * host_memory.RSS_UNIT,
       "others_cores": self._others.cores(),
     }
-    self._start, self._cpu_seconds = now, cpu_seconds
-    self._others = host_load.Others()
-    return found
 
 
 def main() -> None:
@@ -98,26 +94,31 @@ def _make(
       tell(index, "failed", reason=one_line(error), is_final=True)
       continue
     if member is None:
+      tell(index, "trained", usage={})
       trained.append(index)
     else:
       members.append(member)
       places.append(index)
   way = _way(group, members)
-  share = len(members) if way == "side_by_side" else 1
+  at_once = len(members) if way == "side_by_side" else 1
+  # All of them needed the start, whichever comes first.
+  start = usage.shared(max(len(members), 1))
+  usage.restart()
   for outcome in _outcomes(way, members, stop_at):
-    index = places[outcome.index]
+    index, took = places[outcome.index], usage.shared(at_once)
+    for name in ("seconds", "cpu_seconds"):
+      took[name] += start[name]
     if outcome.error is not None:
       reason = one_line(outcome.error)
-      took = usage.since(share)
       tell(index, "failed", reason=reason, is_final=False, usage=took)
     elif outcome.results is None:
-      tell(index, "stopped", usage=usage.since(share))
+      tell(index, "stopped", usage=took)
     else:
-      tell(index, "trained", usage=usage.since(share))
+      tell(index, "trained", usage=took)
       trained.append(index)
-    if share == 1:
+    if at_once == 1:
       shape = _measure(runs, trained, shape, tell)
-      usage.since()
+      usage.restart()
   _measure(runs, trained, shape, tell)
 
 

@@ -136,6 +136,24 @@ def test_a_stopped_comparison_hears_its_process_out(folder):
   assert not list((folder / records.RUNNING).iterdir())
 
 
+def test_what_is_trained_keeps_its_usage_and_is_measured(folder):
+  runs, by_seed = planned("0,5")
+  home = folder / records.RUNS / by_seed[5].identity
+  home.mkdir(parents=True)
+  records.write(
+    folder,
+    by_seed[5],
+    status=records.TRAINED,
+    final={"step": 12, "split": "validation", "loss": 3.0},
+    seconds=77.0,
+  )
+  launch.launch(runs, folder, 0, "auto")
+  found = {r["seed"]: r for _, r in records.by_path(folder)}
+  assert found[5]["status"] == records.DONE
+  assert (found[5]["seconds"], found[5]["final"]["loss"]) == (77.0, 3.0)
+  assert (found[0]["seconds"], found[0]["final"]["loss"]) == (2.0, 1.0)
+
+
 def test_losses_at_a_share_of_the_steps(folder):
   runs, by_seed = planned("0,1,5")
   losses = launch.losses_at(runs, folder, 0.5, "auto")
