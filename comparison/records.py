@@ -111,6 +111,7 @@ def plan(workdir: Path, runs: Sequence[Run]) -> None:
     run.identity: {
       "task": run.task,
       "attention": run.attention,
+      "across": run.across,
       "steps": run.steps,
     }
     for run in runs

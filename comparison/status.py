@@ -16,20 +16,37 @@ from training import metrics
 def text(workdir: Path) -> str:
   """Lines for a person: counts, what runs, what failed, and the time left.
 
-  A run takes as long as those of its mechanism and task that are done, or as those
-  of its task, or as all; what runs now has a part of that behind it.
+  A run takes as long as those that are done of its task and mechanism and at its
+  point of `across`, or as those of its task and mechanism, or as those of its task,
+  or as all; what runs now, and what was stopped, has a part of that behind it. The
+  runs of one process share its time.
 
   Args:
     workdir: of the comparison.
   """
   plan = records.planned(workdir)
-  found = {path.stem: record for path, record in records.by_path(workdir)}
-  names = ("task", "attention")
+  by_path = records.by_path(workdir)
+  found = {path.stem: record for path, record in by_path}
+  # A plan of an older version says nothing of `across`.
   known = {
-    name: {key: record[key] for key in names} for name, record in found.items()
+    name: {
+      "task": record["task"],
+      "attention": record["attention"],
+      "across": record.get("across", {}),
+    }
+    for name, record in found.items()
   }
-  plan = {**known, **plan}
-  running = _running(workdir)
+  plan = {
+    name: {**known.get(name, {}), **plan.get(name, {})}
+    for name in {**known, **plan}
+  }
+  announced = _running(workdir)
+  # A process of several runs announces all of them until the last has ended.
+  running = {
+    name
+    for name in announced
+    if found.get(name, {}).get("status") != records.DONE
+  }
   groups: dict[str, list[str]] = {}
   for name in plan:
     status = found.get(name, {}).get("status", "waiting")
@@ -50,7 +67,9 @@ def text(workdir: Path) -> str:
     lines.append(f"failed   {name}: {found[name]['reason']}")
   waiting = [*groups.get("waiting", ()), *groups.get("running", ())]
   if waiting:
-    lines.append(_left(plan, found, waiting, running))
+    written = {path.stem: path.stat().st_mtime for path, _ in by_path}
+    ahead = _ahead(plan, found, waiting)
+    lines.append(_left(ahead, announced, written))
   return "\n".join(lines)
 
 
@@ -88,44 +107,82 @@ def _progress(workdir: Path, name: str, run: Mapping[str, Any]) -> str:
   )
 
 
-def _left(
+def _ahead(
   plan: Mapping[str, Mapping[str, Any]],
   found: Mapping[str, records.Record],
   waiting: Sequence[str],
-  running: Mapping[str, Mapping[str, Any]],
-) -> str:
-  """How long what is left takes."""
-  done = [
-    record
-    for record in found.values()
+) -> dict[str, float]:
+  """Seconds that the training of each run still takes; empty if nobody knows."""
+  done = {
+    name: record["seconds"]
+    for name, record in found.items()
     if record["status"] == records.DONE and "seconds" in record
-  ]
+  }
   if not done:
-    return "no run is done yet, so nobody knows how long the others take"
+    return {}
 
   def expected(run: Mapping[str, Any]) -> float:
-    keys = (("task", "attention"), ("task",), ())
+    keys = (
+      ("task", "attention", "across"),
+      ("task", "attention"),
+      ("task",),
+      (),
+    )
     alike = next(
-      found
+      seconds
       for names in keys
       if (
-        found := [
-          record["seconds"]
-          for record in done
-          if all(record[name] == run.get(name) for name in names)
+        seconds := [
+          took
+          for other, took in done.items()
+          if all(plan[other][name] == run.get(name) for name in names)
         ]
       )
     )
     return statistics.fmean(alike)
 
-  now = time.time()
-  seconds = 0.0
+  ahead = {}
   for name in waiting:
-    left = expected(plan[name])
-    if name in running:
-      left = max(0.0, left - (now - running[name]["since"]))
-    seconds += left
-  at_once = max(1, len(running))
+    record = found.get(name, {})
+    match record.get("status"):
+      case records.TRAINED:
+        ahead[name] = 0.0
+      case records.STOPPED:
+        spent = record.get("seconds") or 0.0
+        ahead[name] = max(0.0, expected(plan[name]) - spent)
+      case _:
+        ahead[name] = expected(plan[name])
+  return ahead
+
+
+def _left(
+  ahead: Mapping[str, float],
+  announced: Mapping[str, Mapping[str, Any]],
+  written: Mapping[str, float],
+) -> str:
+  """How long what is left takes.
+
+  Args:
+    ahead: identity of a run -> seconds of its training.
+    announced: what is known of the runs that processes are at.
+    written: identity of a run -> when its record was written.
+  """
+  if not ahead:
+    return "no run is done yet, so nobody knows how long the others take"
+  now = time.time()
+  seconds = sum(left for name, left in ahead.items() if name not in announced)
+  processes: dict[tuple[str, int], list[str]] = {}
+  for name, who in announced.items():
+    processes.setdefault((who["host"], who["process"]), []).append(name)
+  for names in processes.values():
+    # In turn, the next run begins where the record of the last is written; side
+    # by side, all records are written at the end.
+    began = max(
+      max(announced[name]["since"], written.get(name, 0.0)) for name in names
+    )
+    left = sum(ahead.get(name, 0.0) for name in names)
+    seconds += max(0.0, left - (now - began))
+  at_once = max(1, len(processes))
   minutes = round(seconds / at_once / 60)
   clock = time.strftime("%d %B, %H:%M", time.localtime(now + 60 * minutes))
   return (

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 
 import pytest
 
@@ -86,3 +87,121 @@ def test_the_command(workdir, tmp_path):
   )
   assert code == 2
   assert "no comparison" in error
+
+
+def minutes_left(folder):
+  hours, minutes = (
+    status.text(folder).split("about ")[1].split(" ")[0].split(":")
+  )
+  return 60 * int(hours) + int(minutes)
+
+
+def at_width(attention, width, seed=0, task="copy"):
+  across = {"model.features": width}
+  leaves = {"seed": seed, **across}
+  return Run(task, attention, attention, seed, leaves, {}, across)
+
+
+def done(folder, run, minutes):
+  records.write(
+    folder, run, status=records.DONE, final={}, seconds=60.0 * minutes
+  )
+
+
+def test_a_run_takes_as_long_as_those_at_its_values(tmp_path):
+  runs = {
+    "at its values": at_width("dense", 16, seed=1),
+    "of its mechanism": at_width("dense", 32),
+    "of its task": at_width("linear", 16),
+    "of any task": at_width("dense", 16, task="reverse"),
+  }
+  done(tmp_path, at_width("dense", 16), 10)
+  done(tmp_path, at_width("dense", 64), 90)
+  done(tmp_path, at_width("lsh", 16), 200)
+  expected = {
+    "at its values": 10,
+    "of its mechanism": 50,
+    "of its task": 100,
+    "of any task": 100,
+  }
+  for name, run in runs.items():
+    (tmp_path / records.PLAN).unlink(missing_ok=True)
+    records.plan(tmp_path, [run])
+    assert minutes_left(tmp_path) == expected[name], name
+
+
+def test_a_plan_without_across_is_read(tmp_path):
+  first, second = at_width("dense", 16), at_width("dense", 64)
+  waiting = at_width("dense", 16, seed=1)
+  done(tmp_path, first, 10)
+  done(tmp_path, second, 90)
+  records.plan(tmp_path, [first, second, waiting])
+  path = tmp_path / records.PLAN
+  plan = json.loads(path.read_text())
+  assert plan[waiting.identity].pop("across") == {"model.features": 16}
+  for run in (first, second):
+    del plan[run.identity]["across"]
+  path.write_text(json.dumps(plan))
+  assert minutes_left(tmp_path) == 50
+  records.plan(tmp_path, [waiting])
+  assert minutes_left(tmp_path) == 10
+
+
+@pytest.fixture
+def announced(tmp_path):
+  """Of dense, one run of ten minutes is done and six are to be made."""
+  runs = [run_of("dense", seed) for seed in range(7)]
+  records.plan(tmp_path, runs)
+  done(tmp_path, runs[0], 10)
+
+  def announce(runs, process, *, host="another", minutes=0):
+    """As `records.running` does; a process of another host counts as alive."""
+    folder = tmp_path / records.RUNNING
+    folder.mkdir(exist_ok=True)
+    since = time.time() - 60 * minutes
+    who = {"host": host, "process": process, "since": since}
+    for run in runs:
+      (folder / f"{run.identity}.json").write_text(json.dumps(who))
+
+  return tmp_path, runs[1:], announce
+
+
+def test_runs_of_one_process_share_its_time(announced):
+  folder, runs, announce = announced
+  announce(runs[:4], 7, minutes=4)
+  # Four in the process, of which four minutes are over, and two that wait.
+  assert minutes_left(folder) == 4 * 10 - 4 + 2 * 10
+  assert "with 1 at a time" in status.text(folder)
+  assert "1 done, 4 running, 2 waiting" in status.text(folder)
+
+
+def test_processes_are_counted_by_machine(announced):
+  folder, runs, announce = announced
+  announce(runs[:2], 7)
+  announce(runs[2:4], 8)
+  announce(runs[4:], 8, host="a third")
+  assert "with 3 at a time" in status.text(folder)
+  assert minutes_left(folder) == 20
+
+
+def test_what_a_process_has_done_is_not_ahead(announced):
+  folder, runs, announce = announced
+  announce(runs, 7, minutes=24)
+  done(folder, runs[0], 10)
+  records.write(folder, runs[1], status=records.TRAINED, seconds=600.0)
+  text = status.text(folder)
+  assert "2 done, 5 running, 0 waiting" in text
+  # The third begins now; the second is still to be measured.
+  assert minutes_left(folder) == 4 * 10
+  for run, ago in ((runs[0], 14), (runs[1], 4)):
+    path = folder / records.RECORDS / f"{run.identity}.json"
+    when = time.time() - 60 * ago
+    os.utime(path, (when, when))
+  assert minutes_left(folder) == 4 * 10 - 4
+
+
+def test_a_stopped_run_has_a_part_behind_it(announced):
+  folder, runs, _ = announced
+  records.write(folder, runs[0], status=records.STOPPED, seconds=240.0)
+  records.write(folder, runs[1], status=records.TRAINED, seconds=600.0)
+  assert minutes_left(folder) == 6 + 4 * 10
