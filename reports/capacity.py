@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 import functools
 from typing import Any
 
-from label_packing import labels
 from label_packing.labels import Finish, Label
 from reports import axes as axes_lib
-from reports import figures, numbers, quality, summary, words
+from reports import figures, marks, numbers, quality, summary, words
 from reports.figures import Figure, Panel
 from reports.style import Style
 from reports.summary import Summary
@@ -77,17 +76,19 @@ def _panel(
   for attention, points in by_mechanism.items():
     style = styles[attention]
     x, mean, low, high = zip(*sorted(points), strict=True)
-    # The line stays in front of the bars of others.
-    axes.vlines(x, low, high, color=style.color, linewidth=0.8, alpha=0.6)
-    axes.plot(
-      x, mean, color=style.color, linestyle=style.dash, marker=style.marker
-    )
-    last.append(Label(words.beside(attention), x[-1], mean[-1], style.color))
+    with marks.of(axes, attention):
+      # The line stays in front of the bars of others.
+      axes.vlines(x, low, high, color=style.color, linewidth=0.8, alpha=0.6)
+      axes.plot(
+        x, mean, color=style.color, linestyle=style.dash, marker=style.marker
+      )
+    label = Label(words.beside(attention), x[-1], mean[-1], style.color)
+    last.append((attention, label))
   axes_lib.doubling(axes, [x for of in by_mechanism.values() for x, *_ in of])
   axes.set_ylim(*limits)
   axes.set_xlabel("cache and state of a sequence, KiB")
   axes.set_ylabel(name)
-  return labels.ends(axes, last)
+  return marks.ends(axes, last)
 
 
 def _ends(one: Summary, name: str) -> tuple[float, float]:

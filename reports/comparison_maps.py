@@ -23,17 +23,22 @@ def of_task(task: str, summaries: Sequence[Summary]) -> list[Figure]:
     summaries: its rows.
   """
   found: dict[str, Mapping[str, Any]] = {}
+  mechanisms = {}
   for one in summaries:
     maps = [run.get("measured", {}).get("map") for run in one.done]
     if first := next(filter(None, maps), None):
-      found["\n".join(filter(None, (one.attention, one.point)))] = first
+      name = "\n".join(filter(None, (one.attention, one.point)))
+      found[name], mechanisms[name] = first, one.attention
   if not 0 < len(found) <= _MOST_PANELS:
     return []
-  return [of_maps(f"maps-{words.stem(task)}", task, found)]
+  return [of_maps(f"maps-{words.stem(task)}", task, found, mechanisms)]
 
 
 def of_maps(
-  stem: str, subject: str, found: Mapping[str, Mapping[str, Any]]
+  stem: str,
+  subject: str,
+  found: Mapping[str, Mapping[str, Any]],
+  mechanisms: Mapping[str, str],
 ) -> Figure:
   """Maps of one example, a panel each, on one scale.
 
@@ -41,6 +46,7 @@ def of_maps(
     stem: name of its files.
     subject: what the caption begins with.
     found: label -> what `training.attention_maps.sketch` made.
+    mechanisms: label -> the mechanism that it belongs to.
   """
   means = {
     name: np.asarray(one["weights"], float).mean(axis=0)
@@ -61,7 +67,7 @@ def of_maps(
     for name, weights in means.items()
   }
   size = (_INCHES, _INCHES)
-  return Figure(stem, caption, panels, columns=4, size=size)
+  return Figure(stem, caption, panels, 4, size, mechanisms)
 
 
 def _panel(

@@ -6,10 +6,9 @@ import statistics
 from typing import Any
 
 from comparison.records import Record
-from label_packing import labels
 from label_packing.labels import Finish, Label
 from reports import axes as axes_lib
-from reports import figures, quality, summary, words
+from reports import figures, marks, quality, summary, words
 from reports.figures import Figure
 from reports.style import Style
 from reports.summary import Summary
@@ -74,18 +73,21 @@ def _curve(
     style = styles[one.attention]
     x, mean, low, high = zip(*points, strict=True)
     everything += mean
-    axes.plot(x, mean, color=style.color, linestyle=style.dash)
-    axes.plot(x[-1], mean[-1], color=style.color, marker=style.marker)
-    if low != high:
-      axes.fill_between(x, low, high, color=style.color, alpha=0.1, linewidth=0)
-    last.append(
-      Label(words.beside(one.attention), x[-1], mean[-1], style.color)
-    )
+    with marks.of(axes, one.attention):
+      axes.plot(x, mean, color=style.color, linestyle=style.dash)
+      axes.plot(x[-1], mean[-1], color=style.color, marker=style.marker)
+      if low != high:
+        axes.fill_between(
+          x, low, high, color=style.color, alpha=0.1, linewidth=0
+        )
+    name_there = words.beside(one.attention)
+    label_there = Label(name_there, x[-1], mean[-1], style.color)
+    last.append((one.attention, label_there))
   if name == quality.LOSS:
     axes_lib.scale(axes, "y", everything)
   axes.set_xlabel(label)
   axes.set_ylabel(name)
-  return labels.ends(axes, last)
+  return marks.ends(axes, last)
 
 
 def _points(

@@ -5,11 +5,12 @@ import contextlib
 import io
 import math
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 import warnings
 
 from label_packing.labels import Finish
-from reports import style, svg
+from reports import marks, style, svg
 
 _DPI = 150
 
@@ -26,6 +27,7 @@ class Figure(NamedTuple):
     panels: name -> panel.
     columns: panels in a row, in the file.
     size: inches of a panel.
+    mechanisms: name of a panel -> the mechanism that it shows alone.
   """
 
   stem: str
@@ -33,6 +35,7 @@ class Figure(NamedTuple):
   panels: Mapping[str, Panel]
   columns: int = 2
   size: tuple[float, float] = (3.9, 2.9)
+  mechanisms: Mapping[str, str] = MappingProxyType({})
 
 
 def titled(title: str, panel: Panel) -> Panel:
@@ -51,6 +54,7 @@ def save(folder: Path, figures: Iterable[Figure]) -> None:
   for figure in figures:
     with style.look(figure.stem):
       drawn = _drawn(figure, figure.panels.values())
+      marks.remove(drawn)
       for kind in ("png", "svg"):
         # The date would make every file new.
         metadata = {"Date": None} if kind == "svg" else None

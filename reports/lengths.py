@@ -10,10 +10,9 @@ import statistics
 from typing import Any
 
 from comparison.records import Record
-from label_packing import labels
 from label_packing.labels import Finish, Label
 from reports import axes as axes_lib
-from reports import figures, numbers, quality, style, summary, words
+from reports import figures, marks, numbers, quality, style, summary, words
 from reports.figures import Figure
 from reports.rows import Table
 from reports.style import Style
@@ -130,13 +129,17 @@ def _panel(
     values = list(found.values())
     mean = [statistics.fmean(of) for of in values]
     mark = styles[one.attention]
-    axes.plot(
-      x, mean, color=mark.color, linestyle=mark.dash, marker=mark.marker
-    )
-    if any(min(of) < max(of) for of in values):
-      low, high = [min(of) for of in values], [max(of) for of in values]
-      axes.fill_between(x, low, high, color=mark.color, alpha=0.1, linewidth=0)
-    last.append(Label(words.beside(one.attention), x[-1], mean[-1], mark.color))
+    with marks.of(axes, one.attention):
+      axes.plot(
+        x, mean, color=mark.color, linestyle=mark.dash, marker=mark.marker
+      )
+      if any(min(of) < max(of) for of in values):
+        low, high = [min(of) for of in values], [max(of) for of in values]
+        axes.fill_between(
+          x, low, high, color=mark.color, alpha=0.1, linewidth=0
+        )
+    label = Label(words.beside(one.attention), x[-1], mean[-1], mark.color)
+    last.append((one.attention, label))
     ratios += x
   axes.axvline(1, color=style.MUTED, linewidth=0.8, zorder=0)
   axes_lib.at_places(axes, ratios, lambda ratio: f"{ratio:.3g}")
@@ -146,7 +149,7 @@ def _panel(
     "length / trained length" + (f" of {trained}" if trained else "")
   )
   axes.set_ylabel(name)
-  return labels.ends(axes, last)
+  return marks.ends(axes, last)
 
 
 def _last(run: Record) -> dict[int | None, Mapping[str, Any]]:

@@ -1,8 +1,10 @@
 "use strict";
 
-// What the tables show: which mechanisms, which columns, in which order. It stands in
-// the address, which opens the same view for whoever gets it.
+// What the page shows: which mechanisms in tables and pictures, and of the tables which
+// columns, in which order. It stands in the address, which opens the same view for
+// whoever gets it.
 const tables = [...document.querySelectorAll("table")];
+const drawn = [...document.querySelectorAll("[data-mechanism]")];
 const view = new URLSearchParams(location.search);
 const KINDS = { mechanisms: "hide", columns: "hide-column" };
 
@@ -117,11 +119,19 @@ function show() {
       }
     }
   }
+  for (const element of drawn) {
+    // Elements of an SVG have the attribute alone, not the property.
+    element.toggleAttribute("hidden", hidden.mechanisms.has(element.dataset.mechanism));
+  }
+  for (const panels of document.querySelectorAll(".panels")) {
+    panels.parentElement.hidden = [...panels.children].every((panel) => panel.hidden);
+  }
+  const where = { mechanisms: "tables and pictures", columns: "tables" };
   const told = Object.entries(hidden)
     .filter(([, some]) => some.size)
-    .map(([kind, some]) => `${some.size} of ${names[kind].size} ${kind}`);
+    .map(([kind, some]) => `${some.size} of ${names[kind].size} ${kind} in ${where[kind]}`);
   document.getElementById("shown").textContent = told.length
-    ? `The tables leave out ${told.join(" and ")}; the address of this page opens the same view.`
+    ? `Left out: ${told.join(", ")}. The address of this page opens the same view.`
     : "";
   document.getElementById("everything").hidden = told.length === 0;
 }

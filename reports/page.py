@@ -150,9 +150,9 @@ def _reading(
   return (
     '<section id="reading">\n<h2>How to read this</h2>\n'
     f"<p>{prose(' '.join(sentences))}</p>\n"
-    "<p>A click on a header sorts a table; <em>Mechanisms</em> and "
-    "<em>Columns</em> above hide what is not wanted in the tables, and the "
-    "address keeps the view. <em>Command</em> shows what makes "
+    "<p>A click on a header sorts a table. <em>Mechanisms</em> above hides "
+    "them in tables and pictures, <em>Columns</em> hides those of the tables, "
+    "and the address keeps the view. <em>Command</em> shows what makes "
     "a run again; one click on it selects it. Every number of every run is "
     "in results.csv, every figure in plots/, in the folder of this file.</p>\n"
     f"<details><summary>What the columns mean</summary>\n<dl>{terms}</dl>"
@@ -163,7 +163,8 @@ def _reading(
 def figure_part(figure: Figure) -> Part:
   """The panels of a figure, or where its file is."""
   panels = "\n".join(
-    f"<div>{panel}</div>" for panel in figures.inline(figure).values()
+    f"<div{_shows(figure.mechanisms.get(name))}>{panel}</div>"
+    for name, panel in figures.inline(figure).items()
   )
   small = " small" if figure.stem.startswith("maps") else ""
   caption = f"<figcaption>{html.escape(figure.caption)}</figcaption>"
@@ -173,6 +174,13 @@ def figure_part(figure: Figure) -> Part:
     f"<figure>\n<p>plots/{html.escape(figure.stem)}.svg is too large for this "
     f"page.</p>\n{caption}\n</figure>",
   )
+
+
+def _shows(mechanism: str | None) -> str:
+  """The attribute of a panel that shows one mechanism alone."""
+  if mechanism is None:
+    return ""
+  return f' data-mechanism="{html.escape(mechanism)}"'
 
 
 def prose(text: str) -> str:

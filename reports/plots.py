@@ -5,7 +5,6 @@ import functools
 import statistics
 from typing import Any
 
-from label_packing import labels
 from label_packing.labels import Finish, Label
 from reports import axes as axes_lib
 from reports import (
@@ -13,6 +12,7 @@ from reports import (
   curves,
   figures,
   lengths,
+  marks,
   numbers,
   quality,
   summary,
@@ -95,22 +95,24 @@ def _scatter(
       continue
     style = styles[one.attention]
     low, high = numbers.ends(one.values(name), quality.highest(name)) or (y, y)
-    axes.errorbar(
-      x,
-      y,
-      yerr=[[y - low], [high - y]] if low < high else None,
-      color=style.color,
-      marker=style.marker,
-      markersize=6,
-      elinewidth=0.8,
-    )
-    points.append(Label(words.beside(one.attention), x, y, style.color))
+    with marks.of(axes, one.attention):
+      axes.errorbar(
+        x,
+        y,
+        yerr=[[y - low], [high - y]] if low < high else None,
+        color=style.color,
+        marker=style.marker,
+        markersize=6,
+        elinewidth=0.8,
+      )
+    point = Label(words.beside(one.attention), x, y, style.color)
+    points.append((one.attention, point))
     halves.append(max(y - low, high - y))
-  axes_lib.scale(axes, "x", [point.x for point in points], unit)
+  axes_lib.scale(axes, "x", [point.x for _, point in points], unit)
   axes.margins(0.16, 0.14)
   axes.set_xlabel(label)
   axes.set_ylabel(name)
-  return labels.points(axes, points, halves)
+  return marks.points(axes, points, halves)
 
 
 def _memory(
@@ -148,11 +150,13 @@ def _dots(
   for row, one in enumerate(reversed(have)):
     style = styles[one.attention]
     mean = statistics.fmean(one.values(column.name)) * column.scale
-    axes.plot(mean, row, color=style.color, marker=style.marker, markersize=6)
+    with marks.of(axes, one.attention):
+      axes.plot(mean, row, color=style.color, marker=style.marker, markersize=6)
     values.append(mean)
   axes_lib.scale(axes, "x", values)
-  names = [words.beside(one.attention) for one in reversed(have)]
-  axes.set_yticks(range(len(have)), names)
+  mechanisms = [one.attention for one in reversed(have)]
+  axes.set_yticks(range(len(have)), [words.beside(name) for name in mechanisms])
+  marks.ticks(axes.yaxis, mechanisms)
   axes.set_ylim(-0.6, len(have) - 0.4)
   axes.margins(x=0.08)
   axes.spines.left.set_visible(False)

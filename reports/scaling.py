@@ -4,10 +4,9 @@ from collections.abc import Mapping, Sequence
 import functools
 from typing import Any
 
-from label_packing import labels
 from label_packing.labels import Finish, Label
 from reports import axes as axes_lib
-from reports import quality, words
+from reports import marks, quality, words
 from reports.figures import Figure, Panel
 from reports.style import Style
 
@@ -74,28 +73,35 @@ def _panel(
     style = styles[mechanism]
     x = [row["length"] for row in rows]
     y = [row[name] for row in rows]
-    axes.plot(x, y, color=style.color, linestyle=style.dash)
-    axes.plot(
-      x, y, color=style.color, marker=style.marker, markersize=3.5, linewidth=0
-    )
     spread = [row.get("spread") or 0.0 for row in rows]
-    if name == "seconds" and any(spread):
-      pairs = list(zip(y, spread, strict=True))
-      axes.fill_between(
+    with marks.of(axes, mechanism):
+      axes.plot(x, y, color=style.color, linestyle=style.dash)
+      axes.plot(
         x,
-        [max(v - s, v / 10) for v, s in pairs],
-        [v + s for v, s in pairs],
+        y,
         color=style.color,
-        alpha=0.1,
+        marker=style.marker,
+        markersize=3.5,
         linewidth=0,
       )
+      if name == "seconds" and any(spread):
+        pairs = list(zip(y, spread, strict=True))
+        axes.fill_between(
+          x,
+          [max(v - s, v / 10) for v, s in pairs],
+          [v + s for v, s in pairs],
+          color=style.color,
+          alpha=0.1,
+          linewidth=0,
+        )
     # The baseline's name is longer than the margin.
     name_there = mechanism.removesuffix(".dot_product_attention")
-    last.append(Label(words.beside(name_there), x[-1], y[-1], style.color))
+    beside = Label(words.beside(name_there), x[-1], y[-1], style.color)
+    last.append((mechanism, beside))
   axes_lib.against_length(
     axes, [row["length"] for row in have], [row[name] for row in have], unit
   )
   axes_lib.guides(axes)
   axes.set_xlabel("length, tokens")
   axes.set_ylabel(label)
-  return labels.ends(axes, last)
+  return marks.ends(axes, last)

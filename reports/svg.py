@@ -4,7 +4,7 @@ from collections.abc import Sequence
 import re
 from xml.etree import ElementTree
 
-from reports import style
+from reports import marks, style
 
 _NAMESPACE = re.compile(r"\{[^}]*\}")
 _REFERENCE = re.compile(r"url\(#([^)]+)\)|^#(.+)$")
@@ -23,7 +23,8 @@ def adapted(svg: bytes, unique: str, title: str) -> str:
   """The same picture as an `<svg>` element that shares a page with others.
 
   Black becomes the page's ink and a colour of the palette its variable `--m1`,
-  `--m2`, …; fonts are left to the page.
+  `--m2`, …; fonts are left to the page. What is marked as a mechanism's says so
+  in `data-mechanism`.
 
   Args:
     svg: what matplotlib wrote.
@@ -56,7 +57,9 @@ def _adapt(element: ElementTree.Element, unique: str, used: set[str]) -> None:
   for name, value in element.attrib.items():
     name = _NAMESPACE.sub("", name)
     if name == "id":
-      if value in used:
+      if value.startswith(marks.PREFIX):
+        attributes["data-mechanism"] = value.removeprefix(marks.PREFIX)
+      elif value in used:
         attributes[name] = f"{unique}-{value}"
       continue
     if value.startswith("data:"):

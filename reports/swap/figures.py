@@ -5,10 +5,9 @@ import functools
 import math
 from typing import Any, NamedTuple
 
-from label_packing import labels
 from label_packing.labels import Finish, Label
 from reports import axes as axes_lib
-from reports import comparison_maps, words
+from reports import comparison_maps, marks, words
 from reports.figures import Figure
 from reports.style import MUTED, Style
 from reports.swap import rows
@@ -54,13 +53,16 @@ def figures(
     styles: label -> how it is drawn.
   """
   drawn = [_quality_cost(found, styles), _heat_maps(found)]
-  maps = {}
+  maps, mechanisms = {}, {}
   for record in found:
     for name, suffix in (("map", ""), ("transfer_map", ", transferred")):
       if name in record:
-        maps[words.beside(record["attention"]) + suffix] = record[name]
+        label = words.beside(record["attention"]) + suffix
+        maps[label], mechanisms[label] = record[name], record["attention"]
   if maps:
-    drawn.append(comparison_maps.of_maps("maps", "Before and after", maps))
+    drawn.append(
+      comparison_maps.of_maps("maps", "Before and after", maps, mechanisms)
+    )
   return [figure for figure in drawn if figure.panels]
 
 
@@ -112,22 +114,22 @@ def _scatter(
       continue
     style = styles[row["attention"]]
     points = list(losses.values())
-    axes.plot([x] * len(points), points, color=style.color, linewidth=0.7)
-    for name, y in losses.items():
-      alpha = 1.0 if y == points[-1] else _STAGES[name][1]
-      axes.plot(x, y, color=style.color, marker=style.marker, alpha=alpha)
-    ends.append(
-      Label(words.beside(row["attention"]), x, points[-1], style.color)
-    )
+    with marks.of(axes, row["attention"]):
+      axes.plot([x] * len(points), points, color=style.color, linewidth=0.7)
+      for name, y in losses.items():
+        alpha = 1.0 if y == points[-1] else _STAGES[name][1]
+        axes.plot(x, y, color=style.color, marker=style.marker, alpha=alpha)
+      if row["attention"] == OWN:
+        axes.axhline(points[-1], color=MUTED, linewidth=0.8, linestyle=":")
+    end = Label(words.beside(row["attention"]), x, points[-1], style.color)
+    ends.append((row["attention"], end))
     values += points
-    if row["attention"] == OWN:
-      axes.axhline(points[-1], color=MUTED, linewidth=0.8, linestyle=":")
-  axes_lib.scale(axes, "x", [end.x for end in ends], unit)
+  axes_lib.scale(axes, "x", [end.x for _, end in ends], unit)
   axes_lib.scale(axes, "y", values)
   axes.margins(0.16, 0.14)
   axes.set_xlabel(label)
   axes.set_ylabel("loss, nats")
-  return labels.points(axes, ends, [0.0] * len(ends))
+  return marks.points(axes, ends, [0.0] * len(ends))
 
 
 def _heat_maps(found: Sequence[Record]) -> Figure:
@@ -175,29 +177,36 @@ def _heat(
   low, high = map(math.log10, scale.range)
   # Of losses that fall, as rounding lets them, the size does not matter.
   shade = np.log10(np.clip(matrix, *scale.range))
-  axes.imshow(
-    shade,
-    cmap="Oranges",
-    vmin=low,
-    vmax=high,
-    aspect="auto",
-    interpolation="none",
-  )
   axes.grid(visible=False)
   axes.set_title(title)
-  size = min(7.0, 110 / max(matrix.shape[1], 1))
-  for (i, j), value in np.ndenumerate(matrix):
-    if math.isfinite(value):
-      is_dark = shade[i, j] > low + 0.7 * (high - low)
-      axes.text(
-        j,
-        i,
-        format(value, scale.shown),
-        ha="center",
-        va="center",
-        fontsize=size,
-        color="#ffffff" if is_dark else "#1c1b19",
+  count, most = matrix.shape
+  size = min(7.0, 110 / max(most, 1))
+  for i, record in enumerate(have):
+    # An image a row, which a page can hide.
+    with marks.of(axes, record["attention"]):
+      axes.imshow(
+        shade[i : i + 1],
+        extent=(-0.5, most - 0.5, i + 0.5, i - 0.5),
+        cmap="Oranges",
+        vmin=low,
+        vmax=high,
+        aspect="auto",
+        interpolation="none",
       )
+      for j, value in enumerate(matrix[i]):
+        if math.isfinite(value):
+          is_dark = shade[i, j] > low + 0.7 * (high - low)
+          axes.text(
+            j,
+            i,
+            format(value, scale.shown),
+            ha="center",
+            va="center",
+            fontsize=size,
+            color="#ffffff" if is_dark else "#1c1b19",
+          )
+  axes.set_xlim(-0.5, most - 0.5)
+  axes.set_ylim(count - 0.5, -0.5)
   sides = [layer["side"] for layer in have[0]["layers"]]
   several = len(set(sides)) > 1
   ticks = [
@@ -207,6 +216,7 @@ def _heat(
   axes.set_xticks(range(len(ticks)), ticks)
   names = [_in_lines(record["attention"]) for record in have]
   axes.set_yticks(range(len(names)), names)
+  marks.ticks(axes.yaxis, [record["attention"] for record in have])
   axes.tick_params(length=0)
   axes.set_xlabel("layer")
 

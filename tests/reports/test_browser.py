@@ -9,6 +9,9 @@ import subprocess
 
 import pytest
 
+from reports import page, plots, style, summary
+from tests.reports import made_up
+
 BROWSER = next(
   filter(
     None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))
@@ -68,7 +71,15 @@ function note() {
   const table = document.querySelector("table");
   const shown = (cells) => [...cells].filter((cell) => !cell.hidden);
   const rows = [...table.tBodies[0].rows].filter((row) => !row.hidden);
+  const visible = (selector) => [...document.querySelectorAll(selector)]
+    .filter((element) => element.getClientRects().length);
   report.seen.push({
+    names: visible("svg text").map((text) => text.textContent),
+    marks: visible("[data-mechanism]").map((mark) => mark.dataset.mechanism),
+    shapes: visible("svg path, svg use").length,
+    panels: visible(".panels > div").length,
+    captions: visible("figcaption").length,
+    width: [innerWidth, document.documentElement.scrollWidth],
     columns: shown(table.tHead.rows[0].cells).map((cell) => cell.dataset.name),
     rows: rows.map((row) => row.cells[0].dataset.value),
     widths: rows.map((row) =>
@@ -213,7 +224,10 @@ def test_the_address_says_what_is_shown_and_in_which_order(views):
   assert "seeds" not in first["columns"]
   assert "exact_match" in first["columns"]
   assert first["told"].startswith(
-    "The tables leave out 1 of 4 mechanisms and 1 of "
+    "Left out: 1 of 4 mechanisms in tables and pictures, 1 of "
+  )
+  assert first["told"].endswith(
+    " columns in tables. The address of this page opens the same view."
   )
 
 
@@ -235,3 +249,53 @@ def test_boxes_hide_and_the_address_follows(views):
 def test_a_reason_takes_the_place_of_the_columns_that_are_shown(views):
   for view in views:
     assert set(view["widths"]) == {len(view["columns"])}
+
+
+def test_pictures_lose_a_mechanism_and_get_it_back(views):
+  first, chosen, everything, _ = views
+  assert {"dense", "linear"} <= set(first["names"])
+  assert set(first["marks"]) == {"dense", "linear"}
+  assert set(chosen["marks"]) == {"linear"}
+  assert "dense" not in chosen["names"]
+  assert chosen["names"].count("linear") == first["names"].count("linear")
+  # The maps of dense are panels, all else of it is within one.
+  assert chosen["panels"] == first["panels"] - 1
+  assert chosen["shapes"] < first["shapes"]
+  for name in ("names", "marks", "shapes", "panels", "captions"):
+    assert everything[name] == first[name]
+
+
+def test_an_address_hides_in_pictures_as_well(folder, tmp_path):
+  found = opened(folder, tmp_path, _VIEW, "?hide=linear&hide=dense")
+  assert found["faults"] == []
+  first, *_, last = found["seen"]
+  assert first["marks"] == []
+  assert not {"dense", "linear"} & set(first["names"])
+  # Without its panels, the figure of the maps has nothing to say.
+  assert first["captions"] == last["captions"] - 1
+  for seen in found["seen"]:
+    width, content = seen["width"]
+    assert content <= width == 390
+
+
+def test_a_mechanism_is_hidden_by_its_whole_label(tmp_path):
+  label = "my_package.my.module:decay"
+  found = [
+    record | {"attention": label} if record["attention"] == "linear" else record
+    for record in made_up.across()
+  ]
+  styles = style.styles(record["attention"] for record in found)
+  drawn = plots.of_task("recall", summary.summarize(found)["recall"], styles)
+  capacity = next(one for one in drawn if one.stem == "capacity-recall")
+  markup = page.page(found, {}, {"recall": [capacity]}, [], styles)
+  (tmp_path / "report.html").write_text(markup, "utf-8")
+  address = "?hide=my_package.my.module%3Adecay"
+  first, chosen, everything, _ = opened(tmp_path, tmp_path, _VIEW, address)[
+    "seen"
+  ]
+  # Six rows are one mechanism, of which a picture shows the end of the name.
+  assert set(first["marks"]) == {"dense"}
+  assert "module:decay" not in first["names"]
+  assert chosen["marks"] == []
+  assert set(everything["marks"]) == {"dense", label}
+  assert everything["names"].count("module:decay") == 2
