@@ -15,7 +15,7 @@ MECHANISMS = tuple(ATTENTIONS)
 
 _RUN = ("task", "attention", "seed", "status", "parameters")
 _RUN += ("unmatched_parameters", "seconds", "cpu_seconds", "peak_bytes")
-_RUN += ("others_cores",)
+_RUN += ("others_cores", "together")
 _RUN += ("slots", "options", "learning_rate")
 
 
