@@ -311,7 +311,8 @@ def _listened(command: Sequence[str], heard: Any) -> str:
     try:
       with _passed_on(process), process.stdout as lines:
         for line in lines:
-          heard(json.loads(line))
+          if line.startswith("{"):  # Libraries may have something to say, too.
+            heard(json.loads(line))
     except BaseException:
       process.terminate()
       raise

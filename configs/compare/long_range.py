@@ -1,0 +1,43 @@
+"""Compares encoders on the tasks of Long Range Arena that are generated.
+
+    python compare.py --config=configs/compare/long_range.py --workdir=/tmp/long
+    python compare.py --config=configs/compare/long_range.py --workdir=/tmp/long \
+      --config.tasks=listops --config.attention=dense,performer
+
+ListOps of up to 512 tokens (the paper has 501 to 1,999) and Pathfinder at 32 × 32
+pixels, by every mechanism that can be an encoder, three seeds. It was not run at full
+length yet.
+"""
+
+import ml_collections
+
+
+def get_config() -> ml_collections.ConfigDict:
+  """Encoders of four layers of width 64."""
+  return ml_collections.ConfigDict(
+    {
+      "tasks": "listops,pathfinder",
+      "attention": "dense,flash,sliding_window,bigbird,linear,performer,"
+      "linformer,lsh,nystrom,additive,multiplicative,differential",
+      "seeds": "0,1,2",
+      "match_parameters": True,
+      "per_task": {
+        "listops": {
+          "num_steps": 5000,
+          "batch_size": 32,
+          "task": {
+            "min_length": 128,
+            "max_length": 512,
+            "max_depth": 8,
+            "max_args": 8,
+          },
+        },
+        "pathfinder": {"num_steps": 20000},
+      },
+      "across": {"task": {}, "model": {}, "optimizer": {}},
+      "grid": {"task": {}, "model": {}, "optimizer": {}},
+      "task": {},
+      "model": {},
+      "optimizer": {},
+    }
+  )
