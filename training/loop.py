@@ -294,7 +294,10 @@ def _finish(
   state: TrainState,
   workdir: pathlib.Path,
 ) -> Results:
-  """Evaluates and decodes every split, and writes samples and picture."""
+  """Evaluates and decodes every split, and writes samples and picture.
+
+  The samples are those of the last split that has any.
+  """
   task, results, samples = experiment.task, {}, []
   variables = state.variables
   if cluster.are_several():  # The first process generates and draws alone.
@@ -302,7 +305,8 @@ def _finish(
   for split in task.eval_splits:
     values = evaluate.evaluate(parallel, state.variables, task, split)
     if cluster.is_first():
-      samples, generated = _generated(experiment, variables, split)
+      decoded, generated = _generated(experiment, variables, split)
+      samples = decoded or samples
       values = {**generated, **values}
     results[split] = values
   if cluster.is_first():

@@ -149,6 +149,19 @@ def test_a_run_writes_its_story(run, tmp_path, capsys):
   assert "step 6/7" in capsys.readouterr().out
 
 
+def test_samples_of_an_earlier_split_stay(run, tmp_path):
+  """A split of another length may have nothing to decode."""
+
+  class DecodesFirst(FakeTask):
+    def decode_batches(self, split):
+      return super().decode_batches(split) if split == "validation" else ()
+
+  results = run(DecodesFirst())
+  assert "exact_match" in results["validation"]
+  assert "exact_match" not in results["test"]
+  assert "reference  a" in (tmp_path / "samples.txt").read_text()
+
+
 @pytest.mark.parametrize("parallel", ["jit", "pmap"])
 def test_stopped_and_continued_equals_uninterrupted(
   run, tmp_path, parallel, monkeypatch
