@@ -9,8 +9,8 @@ from typing import Any
 
 import models
 from process.errors import ConfigError
-from settings.leaves import flatten
-from training import metrics
+from settings.leaves import Leaves, flatten
+from training import experiment_config, metrics
 from training.experiment_config import ExperimentConfig
 from training.mesh import AXES
 
@@ -43,7 +43,7 @@ def check(workdir: Path, config: ExperimentConfig) -> None:
 
   A config continues its own run, and one of fewer steps where no learning rate
   on the way depends on their number. How often it logs, evaluates and saves may
-  change, and the mesh.
+  change, and the mesh. A leaf that was made after the run has its default there.
 
   Raises:
     ConfigError: it holds something else, or cannot be written.
@@ -56,13 +56,9 @@ def check(workdir: Path, config: ExperimentConfig) -> None:
       f"workdir: {workdir} holds other files and no run ({CONFIG}); choose a "
       "new folder"
     )
-  there, here = (
-    flatten(read_config(workdir)),
-    flatten(json.loads(json.dumps(config.to_mapping()))),
-  )
-  # Follows from the model, and runs of an earlier version do not have it.
-  there.pop(SLOTS, None)
-  for leaf in [*here, *there]:
+  there, here = _there(read_config(workdir)), _leaves(config)
+  # A leaf that only the run has is told before those that only this config has.
+  for leaf in [*there, *here]:
     old, new = there.get(leaf, "not set"), here.get(leaf, "not set")
     if leaf == "num_steps" and isinstance(old, int):
       _check_num_steps(workdir, old, config)
@@ -71,6 +67,24 @@ def check(workdir: Path, config: ExperimentConfig) -> None:
         f"workdir: {workdir} holds a run with another config: config.{leaf} is "
         f"{old!r} there and {new!r} here; choose a new folder"
       )
+
+
+def _there(written: Mapping[str, Any]) -> Leaves:
+  """The leaves that a run wrote, with defaults for those that were made after it.
+
+  As they were written where they cannot be read today, as with one that is gone.
+  """
+  # Follows from the model, and runs of an earlier version do not have it.
+  written = {name: x for name, x in written.items() if name != SLOTS}
+  try:
+    return _leaves(experiment_config.parse(written, restore=True))
+  except ConfigError:
+    return flatten(written)
+
+
+def _leaves(config: ExperimentConfig) -> Leaves:
+  """The leaves of a config as JSON has them."""
+  return flatten(json.loads(json.dumps(config.to_mapping())))
 
 
 def _check_num_steps(workdir: Path, old: int, config: ExperimentConfig) -> None:

@@ -1,15 +1,17 @@
 """Which configs continue the run of a folder."""
 
+import json
+
 import pytest
 
-from configs import copy
+from configs import copy, duplicate
 from process.errors import ConfigError
 from settings.leaves import put
 from training import experiment_config, workdir
 
 
-def config(schedule="constant", **leaves):
-  mapping = copy.get_config().to_dict()
+def config(schedule="constant", of=copy, **leaves):
+  mapping = of.get_config().to_dict()
   for leaf, value in {"optimizer.schedule": schedule, **leaves}.items():
     put(mapping, leaf, value)
   return experiment_config.parse(mapping)
@@ -50,6 +52,67 @@ def test_a_run_is_not_shortened(tmp_path):
   workdir.write_config(tmp_path, config(num_steps=4))
   line = fault(tmp_path, num_steps=2)
   assert "holds a run of 4 steps, which can be continued but not sh" in line
+
+
+def rewrite(folder, change):
+  """Changes the config that a run wrote, as an earlier version has it."""
+  path = folder / workdir.CONFIG
+  mapping = json.loads(path.read_text())
+  change(mapping)
+  path.write_text(json.dumps(mapping))
+
+
+def test_a_leaf_that_a_run_does_not_know_has_its_default(tmp_path):
+  def forget(mapping):
+    del mapping["slots"], mapping["model"]["decoder_around"]
+    del mapping["task"]["eval_lengths"]
+
+  workdir.write_config(tmp_path, config())
+  rewrite(tmp_path, forget)
+  workdir.check(tmp_path, config())
+  line = fault(tmp_path, **{"task.eval_lengths": [50]})
+  assert "config.task.eval_lengths is [] there and [50] here" in line
+
+
+def test_a_leaf_inside_a_list_has_its_default(tmp_path):
+  def of_layers(norm):
+    around = {"output_norm": norm}
+    return config(of=duplicate, **{"model.decoder_around": [around]})
+
+  workdir.write_config(tmp_path, of_layers("rms"))
+
+  def forget(mapping):
+    for around in mapping["model"]["decoder_around"]:
+      del around["output_gate"]
+
+  rewrite(tmp_path, forget)
+  workdir.check(tmp_path, of_layers("rms"))
+  with pytest.raises(ConfigError, match=r"decoder_around is .* there and"):
+    workdir.check(tmp_path, of_layers("group"))
+
+
+@pytest.mark.parametrize("place", ["model", "task", "optimizer"])
+def test_a_leaf_that_only_a_run_knows_is_told(tmp_path, place):
+  def age(mapping):
+    mapping[place]["older"] = 3
+    del mapping["model"]["decoder_around"]
+
+  workdir.write_config(tmp_path, config())
+  rewrite(tmp_path, age)
+  line = fault(tmp_path)
+  assert f"config.{place}.older is 3 there and 'not set' here" in line
+
+
+def test_an_option_that_only_a_run_has_is_told(tmp_path):
+  workdir.write_config(tmp_path, config())
+  rewrite(
+    tmp_path,
+    lambda mapping: mapping["model"].update(
+      decoder_attention={"name": "flash", "block_size": 8}
+    ),
+  )
+  line = fault(tmp_path, **{"model.decoder_attention.name": "flash"})
+  assert "decoder_attention.block_size is 8 there and 'not set' here" in line
 
 
 @pytest.mark.parametrize("text", ["[]", "3", "{", '{"num_steps": "x"}', "{}"])
