@@ -56,34 +56,53 @@ def describe(
     embedding_scale=1.0,
     tie_embeddings=family.flag(theirs, "tie_word_embeddings", False),
     head=head,
-    decoder_attention=AttentionConfig("mamba2"),
+    decoder_attention=_OWN,
   )
   # It has no positions, so no length is the longest.
   return Described(config, vocab_size, vocab_size, _LONGEST)
 
 
+_OWN = AttentionConfig("mamba2")
 _LONGEST = 2**20
 
 
 def rows(config: ModelConfig) -> list[Row]:
-  """As `Family.rows`; their names of value, key and query are x, B and C."""
-  theirs, ours = "backbone.layers.{i}", "decoder_{i}"
+  """As `Family.rows`."""
+  return [
+    *family.table("backbone.embeddings", "target_embedding"),
+    *(
+      row
+      for i, mechanism in enumerate(config.layers("decoder_attention"))
+      for row in _layer_rows(config, i, mechanism.name == _OWN.name)
+    ),
+    *family.norm("backbone.norm_f", "decoder_norm"),
+    *family.table("lm_head", "output_embedding"),
+  ]
+
+
+def _layer_rows(config: ModelConfig, i: int, is_own: bool) -> list[Row]:
+  """The rows of a layer; their names of value, key and query are x, B and C.
+
+  Args:
+    config: of the model.
+    i: the layer.
+    is_own: whether its mechanism is Mamba-2's. Another one has nothing of what
+      `in_proj` has for it, though perhaps variables of the same names.
+  """
+  theirs, ours = f"backbone.layers.{i}", f"decoder_{i}"
   slot = f"params/{ours}/self_attention"
   values = config.num_heads * (config.value_dim or config.query_dim)
   shared = (config.num_qk_heads or config.num_heads) * config.query_dim
   names = ("value", "key", "query")
   convolved = tuple(f"{slot}/{name}_short_convolution" for name in names)
+  projected = tuple(f"{slot}/{name}/kernel" for name in ("gate", *names))
   sizes = (values, shared, shared)
-  return [
-    *family.table("backbone.embeddings", "target_embedding"),
+  of_steps = (f"{slot}/attention/step_kernel",) if is_own else ()
+  found = [
     *family.norm(f"{theirs}.norm", f"{ours}/self_attention_norm"),
     Row(
       f"{theirs}.mixer.in_proj.weight",
-      (
-        f"{slot}/gate/kernel",
-        *(f"{slot}/{name}/kernel" for name in names),
-        f"{slot}/attention/step_kernel",
-      ),
+      projected + of_steps,
       _below((values, *sizes, config.num_heads)),
     ),
     Row(
@@ -96,20 +115,34 @@ def rows(config: ModelConfig) -> list[Row]:
       tuple(f"{one}/bias" for one in convolved),
       _along(sizes),
     ),
-    Row(f"{theirs}.mixer.dt_bias", (f"{slot}/attention/step_bias",)),
-    Row(f"{theirs}.mixer.A_log", (f"{slot}/attention/log_rate",)),
-    Row(f"{theirs}.mixer.D", (f"{slot}/attention/skip",)),
     Row(f"{theirs}.mixer.norm.weight", (f"{slot}/out_norm/scale",)),
     *family.linear(f"{theirs}.mixer.out_proj", f"{ours}/self_attention/out"),
-    *family.norm("backbone.norm_f", "decoder_norm"),
-    *family.table("lm_head", "output_embedding"),
   ]
+  if is_own:
+    found += [
+      Row(f"{theirs}.mixer.dt_bias", (f"{slot}/attention/step_bias",)),
+      Row(f"{theirs}.mixer.A_log", (f"{slot}/attention/log_rate",)),
+      Row(f"{theirs}.mixer.D", (f"{slot}/attention/skip",)),
+    ]
+  return found
 
 
 def _along(sizes: tuple[int, ...]) -> Layout:
-  """Several of ours, of these sizes, one after another along the first axis."""
+  """Several of ours, of these sizes, one after another along the first axis.
+
+  Where ours are fewer than the sizes, those at the end are read by nothing and
+  written as zeros.
+  """
   ends = np.cumsum(sizes)[:-1]
-  return Layout(lambda x, n: np.split(x, ends), np.concatenate)
+
+  def write(xs):
+    like = xs[0]
+    missing = sum(sizes[len(xs) :])
+    return np.concatenate(
+      [*xs, np.zeros((missing, *like.shape[1:]), like.dtype)]
+    )
+
+  return Layout(lambda x, n: np.split(x, ends)[:n], write)
 
 
 def _below(sizes: tuple[int, ...]) -> Layout:

@@ -6,6 +6,7 @@ import pickle
 import re
 import shutil
 
+from flax import traverse_util
 import jax
 import numpy as np
 import pytest
@@ -250,6 +251,10 @@ def test_another_mechanism_is_saved_with_its_variables(tmp_path):
     # Variables of the same names as those of the mechanism that it replaces.
     ("qwen3_next", {"name": "kimi_delta"}),
     ("qwen3_next", {"name": "flash"}),
+    # A tensor of which a part is that mechanism's.
+    ("mamba2", {"name": "flash"}),
+    ("mamba2", {"name": "gated_delta"}),
+    ("mamba2", {"name": "lsh", "chunk_size": 4}),
   ],
 )
 def test_what_a_mechanism_keeps_and_lacks(case, chosen, tmp_path):
@@ -262,6 +267,50 @@ def test_what_a_mechanism_keeps_and_lacks(case, chosen, tmp_path):
   np.testing.assert_array_equal(
     compute(again, {"input_ids": ids}), compute(p, {"input_ids": ids})
   )
+
+
+def test_what_replaces_a_recurrence_takes_nothing_of_its_own():
+  """The projections are the folder's; a variable of the same name is drawn."""
+  own, delta = (
+    traverse_util.flatten_dict(
+      models.load_pretrained(HERE / "mamba2", attention=chosen).variables,
+      sep="/",
+    )
+    for chosen in (None, "gated_delta")
+  )
+  step = "params/decoder_0/self_attention/attention/step_kernel"
+  assert own[step].shape == delta[step].shape
+  assert np.abs(own[step] - delta[step]).max() > 0.01
+  around = [path for path in delta if "/attention/" not in path]
+  assert set(around) == {path for path in own if "/attention/" not in path}
+  for path in around:
+    np.testing.assert_array_equal(delta[path], own[path])
+
+
+def test_layers_of_a_recurrence_and_of_another_mechanism(tmp_path):
+  """A layer that keeps its mechanism keeps its tensors, whole."""
+  chosen = ["mamba2", "flash", "mamba2"]
+  p = models.load_pretrained(HERE / "mamba2", attention=chosen)
+  models.save_pretrained(tmp_path, p)
+  again = models.load_pretrained(tmp_path)
+  assert models.slots(again.model.config) == "mamba2 + flash + mamba2"
+  jax.tree.map(np.testing.assert_array_equal, again.variables, p.variables)
+  theirs = load_file(HERE / "mamba2" / "model.safetensors")
+  ours = load_file(tmp_path / "model.safetensors")
+  name = "backbone.layers.{}.mixer.in_proj.weight"
+  np.testing.assert_array_equal(ours[name.format(0)], theirs[name.format(0)])
+  # Of the second layer the last rows, one for each head, are not there.
+  second = theirs[name.format(1)].copy()
+  second[-6:] = 0.0
+  np.testing.assert_array_equal(ours[name.format(1)], second)
+  assert "backbone.layers.1.mixer.D" not in ours
+
+
+def test_keys_that_heads_share_are_not_made_anew():
+  message = r"^num_qk_heads: latent makes a key and a value for every head"
+  with pytest.raises(ValueError, match=message) as info:
+    models.load_pretrained(HERE / "mamba2", attention="latent")
+  assert "\n" not in str(info.value)
 
 
 @pytest.mark.parametrize(
