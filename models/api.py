@@ -347,8 +347,11 @@ def observe_attention(
       record, what it was called with, and what it returned.
   """
 
-  def replacement(place, attention, own, query, key, value, inputs, **call):
+  def replacement(
+    place, attention, own, query, key, value, inputs, gates, **call
+  ):
     del place, inputs
+    call |= gates
     out = own(query, key, value, **call)
     observer(attention, query, key, value, out, **call)
     return out
@@ -422,9 +425,7 @@ def _in_parts(
   if missing["key"] and call.get("mask") is None:
     call["mask"] = jnp.ones((1, 1, 1, source_length), bool)
   axes = {"mask": 3, "query_segment_ids": 1, "key_segment_ids": 1}
-  if attention.gates is not None:
-    gates = jax.eval_shape(attention.gates, variables, inputs)
-    axes |= dict.fromkeys(gates, 1)
+  axes |= dict.fromkeys(_gate_names(attention, variables, inputs), 1)
   parts, specs, rest = {}, {}, {}
   for name, option in call.items():
     if name in axes and option is not None:
@@ -464,6 +465,15 @@ def _in_parts(
   return out[:, :length]
 
 
+def _gate_names(
+  attention: Attention, variables: Any, inputs: Array
+) -> tuple[str, ...]:
+  """The options that a mechanism reads from its inputs; computes nothing."""
+  if attention.gates is None:
+    return ()
+  return tuple(jax.eval_shape(attention.gates, variables, inputs))
+
+
 def replace_attention(
   model: Model,
   variables: Mapping[str, Any],
@@ -479,7 +489,9 @@ def replace_attention(
     replacement: `(place, attention, own, query, key, value, **call) -> out`:
       the module's place in the model, such as 'decoder_0/self_attention'; its
       mechanism's record; that mechanism as a function of what follows; and what
-      it is called with, and `inputs`, which the arrays are projected from.
+      it is called with. `call` also has `inputs`, which the arrays are projected
+      from, and `gates`, what that mechanism has read from them: they are its own,
+      and no option of another one.
 
   Returns:
     `[B, T, V]` float32.
@@ -491,13 +503,16 @@ def replace_attention(
       return following(*args, **kwargs)
     module = context.module
     place = "/".join(module.path)
+    attention = module.attention
 
-    def own(query, key, value, inputs=None, **call):
+    def own(query, key, value, inputs=None, gates=None, **call):
       del inputs
-      apply = module.attention.apply
-      return apply(module.mechanism, query, key, value, **call)
+      call |= gates or {}
+      return attention.apply(module.mechanism, query, key, value, **call)
 
-    return replacement(place, module.attention, own, *args, **kwargs)
+    names = _gate_names(attention, module.mechanism, kwargs["inputs"])
+    gates = {name: kwargs.pop(name) for name in names}
+    return replacement(place, attention, own, *args, gates=gates, **kwargs)
 
   with nn.intercept_methods(intercept):
     return cast(Array, model.apply(variables, *ids, **options))

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention import registry
+from attention import Attention, registry
 from comparison import costs
 import models
 from models.pretrained import load
@@ -84,10 +84,14 @@ def mechanism(
     "name": choice.config.name,
     "options": dict(choice.config.options),
   }
+  attention = choice.config.build()
+  paths = [place.path for place in source.places]
   try:
     described = variant.describe(source, choice.config, source.places)
     model, variables = variant.make(source, described, settings.seed)
+    mechanisms = substitution.drawn(variables, paths)
     _check_traces(model, variables, source)
+    _check_substitutes(source, attention, mechanisms)
   except Exception as error:
     # What the project raises is a sentence; others raise what they like.
     foreign = ":" in choice.config.name
@@ -95,9 +99,6 @@ def mechanism(
       raise
     reason = registry.where_it_failed(error) if foreign else one_line(error)
     return {**record, "status": CANNOT, "reason": reason}
-  attention = choice.config.build()
-  paths = [place.path for place in source.places]
-  mechanisms = substitution.drawn(variables, paths)
   scores = scores_lib.make(source, attention)
   found, error = _by_layer(scores, paths, mechanisms)
   kept = _kept(paths, found, settings.keep)
@@ -170,6 +171,19 @@ def _check_traces(model: Transformer, variables: Any, source: Source) -> None:
   """Raises ValueError where a mechanism refuses what it is called with."""
   batch = source.task.train_batch(0)
   jax.eval_shape(lambda: models.forward(model, variables, batch))
+
+
+def _check_substitutes(
+  source: Source, attention: Attention, mechanisms: Mechanisms
+) -> None:
+  """Raises ValueError where the model's own mechanism leaves it nothing to read."""
+  batch = source.task.train_batch(0)
+  swapped = {path: jnp.array(True) for path in mechanisms}
+  jax.eval_shape(
+    lambda: substitution.logits(
+      source.model, source.variables, batch, attention, mechanisms, swapped
+    )
+  )
 
 
 def _kept(

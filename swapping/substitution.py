@@ -136,9 +136,9 @@ def filled(
   """The variables of a model with those of a mechanism put in; undoes `drawn`.
 
   Args:
-    variables: of a model that has the mechanism at some places.
-    mechanisms: its variables at every place; where the model has none of them
-      they are left out.
+    variables: of a model.
+    mechanisms: its variables at the places where the model has it; those that
+      the model has not are left out.
   """
   flat = traverse_util.flatten_dict(
     dict(variables), sep="/", keep_empty_nodes=True
@@ -167,13 +167,20 @@ def _called(
   variables: Mapping[str, Any],
   query: Array,
   key: Array | None,
-  value: Array,
+  value: Array | None,
   *,
   inputs: Array,
+  gates: Mapping[str, Array],
   **call: Any,
 ) -> Array:
-  """A mechanism on what another one was called with, its gates on the inputs."""
+  """A mechanism on what another one was called with, but for that one's gates.
+
+  It has gates of its own, made of the inputs with its own variables.
+  """
+  del gates
   check(attention)
+  if value is None:
+    raise ValueError("the model has no values of its own, only queries")
   if "shared_qk" in attention.supports:
     key = None
   elif key is None:

@@ -84,4 +84,6 @@ def write(
   """
   # Everything that is drawn is replaced, so the seed does not matter.
   model, variables = make(source, describe(source, config, places), 0)
-  save(source, model, substitution.filled(variables, mechanisms), folder)
+  # What stays elsewhere may have variables of the same names.
+  here = {place.path: mechanisms[place.path] for place in places}
+  save(source, model, substitution.filled(variables, here), folder)

@@ -270,6 +270,84 @@ def test_encoders_and_both_stacks(case, tmp_path):
     assert models.load_pretrained(target).architecture == "BertForMaskedLM"
 
 
+_BYTES = 4
+# Of a token: keys and values of the layers that keep them.
+_OWN_CACHE = {"qwen3_next": 2 * (16 + 16) * _BYTES, "mamba2": 0}
+_FLASH_CACHE = {
+  "qwen3_next": 3 * 6 * (10 + 5) * _BYTES + _OWN_CACHE["qwen3_next"],
+  "mamba2": 3 * 6 * (10 + 8) * _BYTES,
+}
+
+
+@pytest.mark.parametrize(
+  ("case", "other"), [("qwen3_next", "kimi_delta"), ("mamba2", "gated_delta")]
+)
+def test_a_recurrence_is_replaced_at_the_sizes_of_its_layers(
+  case, other, tmp_path
+):
+  """Errors, losses, transfer, cache, folders and fine-tuning, in every layer."""
+  from swapping import finetune, measure
+
+  asked, model = cases.read(
+    case,
+    tmp_path,
+    attention=f"flash,{other},latent",
+    batches=1,
+    keep=(1,),
+    transfer_steps=10,
+    finetune_steps=2,
+  )
+  own = measure.own(model, asked)
+  assert own["cache_token_bytes"] == _OWN_CACHE[case]
+  flash, delta, latent = (
+    measure.mechanism(model, choice, asked, tmp_path)
+    for choice in asked.choices(model.context)
+  )
+  assert latent["status"] == "cannot serve"
+  assert "makes keys and values of its own" in latent["reason"]
+  assert flash["cache_token_bytes"] == _FLASH_CACHE[case]
+  assert delta["cache_token_bytes"] == 0
+  before, after = (
+    np.square([layer[name] for layer in delta["layers"]]).sum()
+    for name in ("error", "transfer_error")
+  )
+  assert after < before
+  # Flash is exact: only what is recurrent loses by it.
+  errors = [layer["error"] for layer in flash["layers"]]
+  assert min(errors[:3]) > 0.1
+  if case == "qwen3_next":
+    assert errors[3] < 1e-5
+  # Its variables have the names of those of the model's own mechanism, which
+  # stay in the layer that is kept.
+  for record, loss in ((flash, "loss"), (delta, "transfer_loss")):
+    assert record["status"] == "done"
+    for swap in record["swaps"]:
+      folder = tmp_path / "models" / swap["folder"]
+      p = models.load_pretrained(folder)
+      found = scores.scored(model, p.model, p.variables)
+      assert found["loss"] == pytest.approx(swap[loss], rel=1e-5)
+      names = [one.name for one in p.model.config.layers("decoder_attention")]
+      assert names.count(record["name"]) == len(names) - swap["keep"]
+  trained = finetune.finetune(
+    model, asked, tmp_path, flash["swaps"][0]["folder"]
+  )
+  assert np.isfinite(trained["finetune_loss"])
+
+
+def test_what_a_model_without_keys_cannot_be_given_is_told(tmp_path):
+  """A model that was swapped before, for a mechanism without keys."""
+  from swapping import measure
+
+  asked = cases.settings("gpt2", tmp_path, attention="flash")
+  folder = tmp_path / "gpt2"
+  models.save_pretrained(folder, models.load_pretrained(folder, "lsh"))
+  model = source.read(asked)
+  (choice,) = asked.choices(model.context)
+  record = measure.mechanism(model, choice, asked, tmp_path)
+  assert record["status"] == "cannot serve"
+  assert record["reason"] == "the model has no keys of its own, only queries"
+
+
 def test_the_characters_of_a_run_are_its_vocabulary(tmp_path):
   """A run of characters is swapped and decoded, on another text as well."""
   text = tmp_path / "input.txt"

@@ -12,6 +12,8 @@ from tests.models.pretrained.test_equality import HERE
 
 SPECIAL = {
   "gpt2": ["<|endoftext|>"],
+  "mamba2": ["<|endoftext|>"],
+  "qwen3_next": ["<|endoftext|>"],
   "bert_masked": ["[PAD]", "[CLS]", "[SEP]", "[MASK]"],
   "t5": ["<pad>", "</s>", *(f"<extra_id_{i}>" for i in range(20))],
 }

@@ -16,6 +16,7 @@ WINDOW_LINEAR = AttentionConfig("window_linear", {"window": 4})
 NYSTROM = AttentionConfig("nystrom", {"num_landmarks": 4})
 GATED_DELTA = AttentionConfig("gated_delta")
 FLASH = AttentionConfig("flash")
+FORGETTING = AttentionConfig("dense", {"forget": True})
 
 
 def batch_of(case, rows=2, length=12):
@@ -57,6 +58,12 @@ def run(p, batch, attention, mechanisms, swapped):
     ("bert_masked", NYSTROM),  # A key mask.
     ("t5", FLASH),  # Two stacks, relative positions, unscaled logits.
     ("gpt2", GATED_DELTA),  # Gates that read what queries are made of.
+    # Gates of the model's own, heads of each layer, values of another width.
+    ("qwen3_next", FLASH),
+    ("qwen3_next", GATED_DELTA),
+    ("mamba2", FLASH),
+    ("mamba2", GATED_DELTA),
+    ("mamba2", FORGETTING),
   ],
 )
 def test_any_choice_of_layers_is_the_model_that_has_them(case, config):
@@ -75,7 +82,7 @@ def test_any_choice_of_layers_is_the_model_that_has_them(case, config):
     models.forward(swapped.model, swapped.variables, batch),
     atol=2e-4,
   )
-  if config is not FLASH:
+  if (case, config) != ("t5", FLASH):  # Which is equal to its own.
     assert np.abs(everywhere - none).max() > 0.01
   # The first layer alone.
   opened = load.open_folder(HERE / case)
@@ -84,13 +91,78 @@ def test_any_choice_of_layers_is_the_model_that_has_them(case, config):
   layers = (config, *own.config.layers(slot)[1:])
   model = load.make_model(load.with_layers(own, {slot: layers}))
   variables = substitution.filled(
-    load.read_variables(opened, model), mechanisms
+    load.read_variables(opened, model), {places[0]: mechanisms[places[0]]}
   )
   np.testing.assert_allclose(
     run(p, batch, record, mechanisms, places[:1]),
     models.forward(model, variables, batch),
     atol=2e-4,
   )
+
+
+@pytest.mark.parametrize("case", ["qwen3_next", "mamba2"])
+def test_one_call_of_a_mechanism_has_its_own_gates_alone(case):
+  """The outputs of every layer, next to calls that are written out."""
+  p = models.load_pretrained(HERE / case)
+  batch, places = batch_of(case), places_of(p.model)
+  swapped = models.load_pretrained(HERE / case, attention="kimi_delta")
+  mechanisms = substitution.drawn(swapped.variables, places)
+  record = AttentionConfig("kimi_delta").build()
+  wanted = {}
+
+  def replacement(place, own, out_of, query, key, value, inputs, gates, **call):
+    # What the model's own has read is what `own` is called with, and no more.
+    assert bool(gates) == (own.gates is not None)
+    out = out_of(query, key, value, gates=gates, **call)
+    made = record.gates(mechanisms[place], inputs)
+    other = record.apply(mechanisms[place], query, key, value, **call, **made)
+    wanted[place] = [np.square(other - out).sum(), np.square(out).sum()]
+    return out
+
+  models.replace_attention(p.model, p.variables, batch, replacement)
+  valid = {"decoder": np.ones(batch["inputs"].shape, bool)}
+  found = substitution.squares(
+    p.model, p.variables, batch, valid, record, mechanisms
+  )
+  assert set(found) == set(wanted) == set(places)
+  for place in places:
+    np.testing.assert_allclose(found[place], wanted[place], rtol=1e-5)
+
+
+def test_an_observer_sees_the_gates_of_the_model():
+  p = models.load_pretrained(HERE / "mamba2")
+  seen = []
+  models.observe_attention(
+    p.model,
+    p.variables,
+    batch_of("mamba2"),
+    lambda *arrays, **call: seen.append(call),
+  )
+  assert len(seen) == 3
+  assert all({"log_decay", "beta"} <= set(call) for call in seen)
+
+
+@pytest.mark.parametrize(
+  ("own", "other", "message"),
+  [
+    ("lsh", "flash", "the model has no keys of its own, only queries"),
+    ("latent", "flash", "the model has no values of its own, only queries"),
+    ("latent", "lsh", "the model has no values of its own, only queries"),
+  ],
+)
+def test_a_model_without_keys_has_none_for_another_mechanism(
+  own, other, message
+):
+  p = models.load_pretrained(HERE / "gpt2", attention=own)
+  other = AttentionConfig(other)
+  with pytest.raises(ValueError, match=message):
+    run(
+      p,
+      batch_of("gpt2"),
+      other.build(),
+      {x: {} for x in places_of(p.model)},
+      (),
+    )
 
 
 def squares(p, batch, config, valid=None):
