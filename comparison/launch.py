@@ -19,7 +19,7 @@ from comparison.config import APART
 from comparison.plan import Run
 from process import claimed, host_load, host_memory
 from process.errors import RunError, one_line
-from training import metrics
+from training import evaluate, metrics
 
 _ROOT = Path(__file__).parent.parent
 _TRAIN = [str(_ROOT / "train.py")]
@@ -263,10 +263,9 @@ def _heard(
     case "trained" if records.status(workdir, run) == records.TRAINED:
       return ""
     case "trained":
-      final, history = _final(workdir / records.RUNS / run.identity)
-      found |= {"final": final, "history": history, "measured": {}}
-      records.write(workdir, run, status=records.TRAINED, **found)
-      return metrics.format_values(_values(final))
+      outcome = _outcome(workdir / records.RUNS / run.identity)
+      records.write(workdir, run, status=records.TRAINED, **found, **outcome)
+      return metrics.format_values(_values(outcome["final"]))
     case "stopped":
       reason = _stopped(stop_at)
       records.write(
@@ -406,18 +405,25 @@ def _train(
       write(records.FAILED, reason=ended.error)
       return f"failed: {ended.error}"
     print(f"  failed: {ended.error}; tried again", flush=True)
-  final, history = _final(folder)
+  found = _outcome(folder)
   if stop_at is None:
-    write(records.TRAINED, final=final, history=history, measured={})
+    write(records.TRAINED, **found)
   else:
     write(records.STOPPED, reason=_stopped(stop_at))
-  return metrics.format_values(_values(final))
+  return metrics.format_values(_values(found["final"]))
 
 
-def _final(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-  """A run's last evaluation, and all of its lines."""
+def _outcome(folder: Path) -> dict[str, Any]:
+  """What a run left in its folder for its record, which is not measured yet.
+
+  'final' is the last evaluation, 'history' all lines. 'sentences' has ten
+  numbers for each sentence of the last split, where the task is judged by BLEU.
+  """
   history = metrics.read(folder)
-  return [line for line in history if line["split"] != "train"][-1], history
+  final = [line for line in history if line["split"] != "train"][-1]
+  found = {"final": final, "history": history, "measured": {}}
+  sentences = claimed.parsed(folder / evaluate.SENTENCES)
+  return found | ({"sentences": sentences["statistics"]} if sentences else {})
 
 
 def _values(line: Mapping[str, Any]) -> dict[str, Any]:

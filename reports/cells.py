@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 import html
 
 from comparison.records import Record
-from reports import markup, quality, summary, table, words
+from reports import markup, quality, sentences, summary, table, words
 from reports.columns import Column
 from reports.style import Style
 from reports.summary import Summary
@@ -36,12 +36,8 @@ def summaries(
     columns: what is shown of each.
     styles: label of a mechanism -> how it is drawn.
   """
-  header = [markup.head("attention", "attention", "text")]
   across = words.across_leaves(of_task)
-  for leaf in across:
-    values = [one.across.get(leaf) for one in of_task]
-    kind = "number" if all(map(quality.is_number, values)) else "text"
-    header.append(markup.head(leaf, words.short(leaf), kind))
+  header = _names(of_task, across)
   texts = summary.texts(of_task)
   header += [markup.head(name, name, "text") for name in texts]
   header.append(markup.head("seeds", "seeds"))
@@ -65,6 +61,32 @@ def summaries(
     row.append(_commands(one.runs))
     rows.append(row)
   return markup.table([*header, markup.head("command", "command", "")], rows)
+
+
+def pairs(found: sentences.Pairs, styles: Mapping[str, Style]) -> str:
+  """Rows against the best one, paired over sentences.
+
+  Args:
+    found: the comparison.
+    styles: label of a mechanism -> how it is drawn.
+  """
+  shown = [one.row for one in found.pairs]
+  across = words.across_leaves(shown)
+  header = _names(shown, across)
+  names = ("paired_seeds", "paired_bleu", "paired_interval", "paired_p")
+  header += map(markup.head, names, sentences.HEADS)
+  rows = []
+  for row, seeds, difference in found.pairs:
+    cells = [markup.mechanism(row.attention, styles)]
+    cells += [markup.value(row.across.get(leaf)) for leaf in across]
+    cells.append(markup.number(seeds, str(seeds)))
+    if difference is None:
+      cells += [markup.NOTHING] * 3
+    else:
+      by = (difference.mean, difference.low, difference.p_value)
+      cells += map(markup.number, by, sentences.shown(difference))
+    rows.append(cells)
+  return markup.table(header, rows)
 
 
 def runs(found: Sequence[Record], styles: Mapping[str, Style]) -> str:
@@ -112,6 +134,16 @@ def runs(found: Sequence[Record], styles: Mapping[str, Style]) -> str:
     ]
     rows.append(cells)
   return markup.table(header, rows)
+
+
+def _names(of_task: Sequence[Summary], across: Sequence[str]) -> list[str]:
+  """Heads of the columns that name a row: mechanism and leaves of `across`."""
+  header = [markup.head("attention", "attention", "text")]
+  for leaf in across:
+    values = [one.across.get(leaf) for one in of_task]
+    kind = "number" if all(map(quality.is_number, values)) else "text"
+    header.append(markup.head(leaf, words.short(leaf), kind))
+  return header
 
 
 def _told(found: str | None) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from comparison.records import Record
-from reports import lengths, rows, summary, words
+from reports import lengths, rows, sentences, summary, words
 
 _ESCAPED = {
   "\\": r"\textbackslash{}",
@@ -11,6 +11,7 @@ _ESCAPED = {
   "~": r"\textasciitilde{}",
   "^": r"\textasciicircum{}",
   "±": r"$\pm$",
+  "−": "$-$",
   "≈": r"$\approx$",
   "–": "--",
   "·": r"$\cdot$",
@@ -20,7 +21,9 @@ _ESCAPED = {
 
 
 def report(found: Sequence[Record]) -> str:
-  """Tables of quality and cost for each task, and by length where it has several.
+  """Tables of quality and cost for each task, and those that only some have.
+
+  These are BLEU, paired over sentences, and quality by length.
 
   Args:
     found: all records.
@@ -31,6 +34,9 @@ def report(found: Sequence[Record]) -> str:
     quality = summary.quality_columns(summaries)
     made = rows.make(summaries, leaves, quality)
     lines += ["", f"% {task}: quality", *_table(made)]
+    if pairs := sentences.pairs(summaries):
+      lines += ["", f"% {task}: {sentences.title(pairs)}"]
+      lines += [f"% {sentences.legend(pairs)}", *_table(sentences.table(pairs))]
     if by_length := lengths.table(summaries):
       lines += ["", f"% {task}: by length", *_table(by_length)]
     if costs := summary.cost_columns(summaries):

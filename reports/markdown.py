@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from comparison.records import Record
-from reports import lengths, summary, table, words
+from reports import lengths, sentences, summary, table, words
 from reports import rows as table_rows
 from reports.columns import Column
 
@@ -34,6 +34,9 @@ def report(
     leaves = words.grid_leaves(summaries)
     lines += [f"## {task}", "", "Quality", ""]
     lines += _table(table_rows.make(summaries, leaves, quality))
+    if pairs := sentences.pairs(summaries):
+      lines += ["", sentences.title(pairs), "", *_table(sentences.table(pairs))]
+      lines += ["", sentences.legend(pairs)]
     if by_length := lengths.table(summaries):
       name = lengths.metric(summaries)
       lines += ["", f"{name} at each length, mean over seeds", ""]

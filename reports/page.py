@@ -9,7 +9,7 @@ from string import Template
 from typing import Any, NamedTuple
 
 from comparison.records import Record
-from reports import cells, figures, style, summary, words
+from reports import cells, figures, sentences, style, summary, words
 from reports.figures import Figure
 
 _FOLDER = Path(__file__).parent
@@ -120,6 +120,12 @@ def _tables(
     "<h3>Quality</h3>",
     cells.summaries(of_task, leaves, quality, styles),
   ]
+  if pairs := sentences.pairs(of_task):
+    lines += [
+      f"<h3>{html.escape(sentences.title(pairs))}</h3>",
+      cells.pairs(pairs, styles),
+      f"<p>{prose(sentences.legend(pairs))}</p>",
+    ]
   if costs:
     lines += ["<h3>Cost</h3>", cells.summaries(of_task, (), costs, styles)]
   if notes := words.notes(of_task, [*quality, *costs]):

@@ -219,25 +219,31 @@ def tied(summaries: Sequence[Summary], name: str) -> set[str]:
   Returns:
     Their labels; none where the best has one seed or stands alone.
   """
-  means = {s.label: s.mean(name) for s in summaries}
-  found = {label: mean for label, mean in means.items() if mean is not None}
-  if not found:
+  first = best(summaries, name)
+  if first is None:
     return set()
-  best = next(iter(found))
-  for label, mean in found.items():
-    if quality.is_better(name, mean, found[best]):
-      best = label
-  values = {s.label: s.values(name) for s in summaries}
+  values = first.values(name)
   same = {
-    label
-    for label in found
-    if label != best
-    and numbers.can_be_told_apart(
-      values[label], values[best], quality.highest(name)
-    )
+    one.label
+    for one in summaries
+    if one is not first
+    and (others := one.values(name))
+    and numbers.can_be_told_apart(others, values, quality.highest(name))
     is False
   }
-  return same | {best} if same else set()
+  return same | {first.label} if same else set()
+
+
+def best(summaries: Sequence[Summary], name: str) -> Summary | None:
+  """The row with the best mean of a metric, the first of equals; None without any."""
+  found = None
+  for one in summaries:
+    mean = one.mean(name)
+    if mean is None:
+      continue
+    if found is None or quality.is_better(name, mean, found[1]):
+      found = one, mean
+  return found[0] if found else None
 
 
 def _present(

@@ -4,7 +4,7 @@ import pytest
 
 from comparison import config as config_lib
 from comparison import plan, records
-from configs.compare import copy, objectives
+from configs.compare import copy, objectives, translation
 from process.errors import ConfigError
 from tests import commands
 from tests.comparison.plans import budgeted, comparison
@@ -70,6 +70,28 @@ def test_faults_are_told_before_anything_runs(changes, message):
   with pytest.raises(ConfigError) as info:
     plan.plan(comparison(**changes))
   assert str(info.value).startswith(message)
+
+
+def test_rows_of_the_translation_comparison_differ_in_the_encoder_alone():
+  """Its file, as `plan` reads it, without the models."""
+  mapping = translation.get_config().to_dict()
+  mapping["task"]["path"] = "folder"
+  given = config_lib.parse(mapping)
+  leaves = given.leaves("translation")
+  assert len(given.mechanisms) == 6
+  for name in given.mechanisms:
+    found = plan.config_of("translation", name, leaves)
+    slots = {
+      slot: [one.name for one in chosen]
+      for slot, chosen in found.model.attentions.items()
+    }
+    assert slots == {
+      "encoder_attention": [name],
+      "decoder_attention": ["dense"],
+      "cross_attention": ["dense"],
+    }
+    assert found.train.num_steps == 1000
+    assert found.task.source == "files"
 
 
 def test_every_mechanism_gets_the_parameters_of_dense():

@@ -1,6 +1,7 @@
 """Held-out data: metrics under teacher forcing, then decoding and its score."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import json
 import pathlib
 from typing import Any, NamedTuple, TypeVar
 
@@ -12,6 +13,9 @@ import tasks
 from training.parallel import Parallel
 
 T = TypeVar("T")
+
+SENTENCES = "sentences.json"
+"""File of a run: what BLEU is made of, for each sentence of the last split."""
 
 
 class Sample(NamedTuple):
@@ -138,3 +142,22 @@ def write_samples(
       f"source     {source}\nreference  {reference}\noutput     {output}\n"
     )
   path.write_text("\n".join(blocks))
+
+
+def write_sentences(
+  path: pathlib.Path, task: tasks.Task, samples: Sequence[Sample]
+) -> None:
+  """Writes what a score of the whole split is made of, for each of its samples.
+
+  Args:
+    path: `SENTENCES` in a run's folder.
+    task: that has a method `sentence_statistics`; of any other nothing is written.
+    samples: all of a split, in the order that all runs of the task have.
+  """
+  if not hasattr(task, "sentence_statistics"):
+    return
+  found = task.sentence_statistics(
+    [s.output for s in samples], [s.reference for s in samples]
+  )
+  if found:
+    path.write_text(json.dumps({"statistics": found}) + "\n")

@@ -294,9 +294,9 @@ def _finish(
   state: TrainState,
   workdir: pathlib.Path,
 ) -> Results:
-  """Evaluates and decodes every split, and writes samples and picture.
+  """Evaluates and decodes every split; writes samples, sentences and picture.
 
-  The samples are those of the last split that has any.
+  Samples and sentences are those of the last split that has any.
   """
   task, results, samples = experiment.task, {}, []
   variables = state.variables
@@ -312,6 +312,7 @@ def _finish(
   if cluster.is_first():
     if samples:
       evaluate.write_samples(workdir / "samples.txt", samples)
+      evaluate.write_sentences(workdir / evaluate.SENTENCES, task, samples)
     attention_maps.draw_attention(
       workdir / "attention.png",
       experiment.model,

@@ -78,6 +78,7 @@ def test_runs_are_kept_and_not_made_again(folder, capsys):
   assert done["peak_bytes"] > 1e6
   assert done["measured"]["map"] == ""
   assert len(done["history"]) == 2
+  assert "sentences" not in done
   # Only what failed is tried again, and what was damaged.
   launch.launch(runs, folder, map_seed=0)
   assert capsys.readouterr().out.count("parameters") == 1
@@ -85,6 +86,18 @@ def test_runs_are_kept_and_not_made_again(folder, capsys):
   path.write_text(path.read_text()[:50])
   assert records.read(folder)[1] == [path.name]
   assert records.status(folder, runs[0]) is None
+
+
+def test_what_sentences_are_scored_by_is_in_the_record(folder):
+  """Of a run by itself; its stand-in writes nothing of the kind."""
+  (run, _) = small_plan(seeds="0")
+  home = folder / records.RUNS / run.identity
+  home.mkdir(parents=True)
+  (home / "sentences.json").write_text('{"statistics": [[1, 2], [3, 4]]}')
+  launch.launch([run], folder, map_seed=0)
+  (record,), _ = records.read(folder)
+  assert record["status"] == records.DONE
+  assert record["sentences"] == [[1, 2], [3, 4]]
 
 
 def test_what_could_not_be_measured_is_measured_again_not_trained(

@@ -93,6 +93,18 @@ def test_seeds_and_rates_share_a_process_and_nothing_else_does(folder):
   assert len(groups(folder)) == 2
 
 
+def test_what_sentences_are_scored_by_is_in_the_record(folder):
+  runs, by_seed = planned("0,5")
+  home = folder / records.RUNS / by_seed[5].identity
+  home.mkdir(parents=True)
+  (home / "sentences.json").write_text('{"statistics": [[1, 2], [3, 4]]}')
+  launch.launch(runs, folder, 0, "auto")
+  found = {r["seed"]: r for _, r in records.by_path(folder)}
+  assert found[5]["status"] == found[0]["status"] == records.DONE
+  assert found[5]["sentences"] == [[1, 2], [3, 4]]
+  assert "sentences" not in found[0]
+
+
 def test_what_failed_is_tried_once_more_apart(folder, capsys):
   runs, _ = planned("0,1,2,5")
   launch.launch(runs, folder, 0, "in_turn")

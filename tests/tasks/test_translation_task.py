@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from process import cache
+from reports import bootstrap
 import tasks
 from tasks import TranslationConfig
 from tests.tasks.translation_cases import assert_same, files, make
@@ -162,6 +163,49 @@ def test_score(folder):
   assert half["bleu"] == pytest.approx(100 * precisions.prod() ** 0.25)
   assert "eff:no" in half["bleu_signature"]
   assert task.score([], []) == {}
+
+
+@pytest.mark.parametrize(
+  ("references", "outputs"),
+  [
+    (
+      ["The cat, a dog.", "a b c d e f", "x y z", "one two three four"],
+      ["The cat, the dog!", "a b c d e", "", "four three two one zero"],
+    ),
+    # No 4-gram is right, and none is there at all.
+    (["a b c d e", "f g h i"], ["a b c x e", "f"]),
+    (["ein Hund", "zwei"], ["ein Hund", "drei"]),
+    (["a b c d"], [""]),
+  ],
+)
+def test_sentence_statistics_add_up_to_bleu(
+  folder, caplog, references, outputs
+):
+  import sacrebleu
+
+  task = make(**files(folder))
+  found = task.sentence_statistics(outputs, references)
+  assert not caplog.records
+  assert len(found) == len(references)
+  assert all(type(x) is int for sentence in found for x in sentence)
+  score = task.score(outputs, references)
+  sums = np.sum(found, axis=0).tolist()
+  again = sacrebleu.BLEU.compute_bleu(
+    correct=sums[:4],
+    total=sums[4:8],
+    sys_len=sums[8],
+    ref_len=sums[9],
+    smooth_method="exp",
+    effective_order="eff:yes" in score["bleu_signature"],
+  )
+  assert again.score == score["bleu"]
+  assert bootstrap.bleu(
+    np.array(sums, float), "eff:yes" in score["bleu_signature"]
+  ) == pytest.approx(score["bleu"])
+
+
+def test_number_words_have_no_sentence_statistics(numbers):
+  assert numbers.sentence_statistics(["eins"], ["zwei"]) == []
 
 
 def test_a_number_is_right_or_wrong(numbers):

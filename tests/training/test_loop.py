@@ -1,5 +1,6 @@
 """The story of a run, on a task and a model that do nothing but obey."""
 
+import json
 import signal
 import types
 
@@ -8,7 +9,7 @@ import pytest
 
 from process.errors import RunError
 from tests.training.tiny import make_batch, make_functions
-from training import loop, metrics
+from training import evaluate, loop, metrics
 from training.checkpoint import Checkpoints, digests
 from training.config import TrainConfig
 
@@ -52,6 +53,23 @@ class FakeTask:
   def score(self, hypotheses, references):
     assert len(hypotheses) == len(references) == 1
     return {"exact_match": 0.0, "signature": "s"}
+
+
+class Translation(FakeTask):
+  """Two sentences a split, whose lengths are what the score is made of."""
+
+  def decode_batches(self, split):
+    inputs = {"source": np.ones((2, 3), np.int32)}
+    yield types.SimpleNamespace(
+      inputs=inputs, references=[split, "b"], max_length=3
+    )
+
+  def score(self, hypotheses, references):
+    return {"bleu": 0.0}
+
+  def sentence_statistics(self, hypotheses, references):
+    pairs = zip(hypotheses, references, strict=True)
+    return [[len(h.split()), len(r)] for h, r in pairs]
 
 
 @pytest.fixture
@@ -146,6 +164,7 @@ def test_a_run_writes_its_story(run, tmp_path, capsys):
   steps = {int(p.name) for p in (tmp_path / "checkpoints").iterdir()}
   assert steps == {3, 6, 7}
   assert "reference  a" in (tmp_path / "samples.txt").read_text()
+  assert not (tmp_path / evaluate.SENTENCES).exists()
   assert "step 6/7" in capsys.readouterr().out
 
 
@@ -160,6 +179,14 @@ def test_samples_of_an_earlier_split_stay(run, tmp_path):
   assert "exact_match" in results["validation"]
   assert "exact_match" not in results["test"]
   assert "reference  a" in (tmp_path / "samples.txt").read_text()
+
+
+def test_what_sentences_are_scored_by_is_kept_of_the_last_split(run, tmp_path):
+  assert run(Translation(), stop_at=3) is None
+  assert not (tmp_path / evaluate.SENTENCES).exists()
+  assert run(Translation()) is not None
+  found = json.loads((tmp_path / evaluate.SENTENCES).read_text())
+  assert found == {"statistics": [[3, len("test")], [3, 1]]}
 
 
 @pytest.mark.parametrize("parallel", ["jit", "pmap"])
