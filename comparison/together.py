@@ -149,6 +149,8 @@ def _way(group: Mapping[str, Any], members: Sequence[Member]) -> str:
     return "in_turn"
   if group["way"] != "auto":
     return group["way"]
+  if not together.are_alike(members):
+    return "in_turn"
   path = Path(group["measured"])
   seconds = claimed.parsed(path)
   if seconds is None:

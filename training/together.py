@@ -29,6 +29,7 @@ from training.experiment import Experiment
 from training.loop import Results, Updated
 
 _TIMED_STEPS = 3
+_LOOKED_AT = 8
 
 
 class Member(NamedTuple):
@@ -166,6 +167,21 @@ def side_by_side(
       for index, answer in zip(order, answers, strict=False):
         if outcome := go_on(index, answer):
           yield outcome
+
+
+def are_alike(members: Sequence[Member]) -> bool:
+  """Whether runs can be trained side by side: their batches have one shape.
+
+  Looks at the first batches of each. Where rows are sorted by length, as those of
+  a text are, these differ already.
+  """
+  shapes = {
+    tuple((name, array.shape) for name, array in sorted(batch.items()))
+    for member in members
+    for step in range(_LOOKED_AT)
+    for batch in [member.experiment.task.train_batch(step)]
+  }
+  return len(shapes) == 1
 
 
 def step_seconds(members: Sequence[Member]) -> dict[str, float]:

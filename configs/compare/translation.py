@@ -22,8 +22,6 @@ def get_config() -> ml_collections.ConfigDict:
       "seeds": "0,1,2",
       "match_parameters": True,
       "num_steps": 1000,
-      # Batches of two seeds have other lengths, and cannot be one array.
-      "together": "in_turn",
       "grid": {"task": {}, "model": {}, "optimizer": {}},
       "task": {"source": "files", "path": ""},
       "model": {"decoder_attention": "dense", "cross_attention": "dense"},

@@ -1,6 +1,7 @@
 """Runs that share a program equal runs of their own, and end on their own."""
 
 import json
+import types
 
 import jax
 import numpy as np
@@ -146,3 +147,17 @@ def test_a_step_of_each_way_is_timed(tmp_path):
   assert all(value > 0 for value in seconds.values())
   # Nothing is trained by it.
   assert not (members[0].workdir / "checkpoints").exists()
+
+
+def test_batches_of_several_lengths_cannot_be_side_by_side(tmp_path):
+  member = made(tmp_path, 0, 1e-2)
+
+  def batch(step):
+    return {"inputs": np.zeros((8, 4 + (step == 5)), np.int32)}
+
+  sorted_by_length = member.experiment._replace(
+    task=types.SimpleNamespace(train_batch=batch)
+  )
+  other = made(tmp_path, 1, 1e-2)
+  assert together.are_alike([member, other])
+  assert not together.are_alike([Member(sorted_by_length, tmp_path)])
