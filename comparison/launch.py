@@ -28,6 +28,8 @@ _TOGETHER = ["-m", "comparison.together"]
 _BUDGETS, _SHAPES = "budgets", "together"
 
 
+_NOTE = "\n--------------------\nFor simplicity, JAX has removed"
+
 _TRIES = 2
 _FAULT = 2  # What `process.entry` ends with for a fault in what was typed.
 
@@ -529,8 +531,9 @@ def _reason(code: int, error: str) -> str:
   """Why a process failed, on one line; empty where it did not."""
   if not code:
     return ""
-  # Of a traceback the last line says what went wrong.
-  last = error.strip().splitlines()[-1:] or ["no message"]
+  # Of a traceback the last line says what went wrong; JAX adds a note below it.
+  lines = error.partition(_NOTE)[0].strip().splitlines()
+  last = lines[-1:] or ["no message"]
   return f"exit code {code}: {one_line(RuntimeError(*last))}"
 
 

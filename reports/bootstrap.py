@@ -91,8 +91,9 @@ def paired(
 
     p = (1 + #{r: |δ_r| − mean_r |δ_r| > |δ|}) / (R + 1)
 
-  which is the p-value of SacreBLEU's paired bootstrap for K = 1. The interval goes
-  from the 2.5 % to the 97.5 % quantile of δ_r.
+  which is the p-value of SacreBLEU's paired bootstrap for K = 1. Of systems that are
+  equal in every resample p is 1, where SacreBLEU has 1 / (R + 1), as if they surely
+  differed. The interval goes from the 2.5 % to the 97.5 % quantile of δ_r.
 
   Args:
     statistics: of N sentences [K, N, 10], as in `bleu`.
@@ -116,12 +117,8 @@ def paired(
   cut = len(found) // 40
   spread = np.abs(found)
   beyond = np.sum(spread - spread.mean() > abs(mean)).item()
-  return Difference(
-    mean,
-    found[cut].item(),
-    found[-1 - cut].item(),
-    (1 + beyond) / (1 + len(found)),
-  )
+  p_value = (1 + beyond) / (1 + len(found)) if found.any() else 1.0
+  return Difference(mean, found[cut].item(), found[-1 - cut].item(), p_value)
 
 
 def are_paired(systems: Sequence[np.ndarray]) -> bool:

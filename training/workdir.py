@@ -192,6 +192,7 @@ _CONTENTS = {
   metrics.FILE: "one object a line: step, split, seconds, name → value",
   "tensorboard": "the same for TensorBoard",
   "samples.txt": "held-out examples and what the model makes of them",
+  "sentences.json": "counts that BLEU is made of, for each sentence",
   "attention.png": "what the mechanism's last layer attends to",
   "checkpoints": "parameters and optimiser, for generate.py",
   "vocabulary": "tokens of the task",

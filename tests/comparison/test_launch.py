@@ -1,5 +1,8 @@
 """Which processes a comparison starts, and what it keeps of them."""
 
+import subprocess
+import sys
+
 import pytest
 
 from comparison import launch, plan, records
@@ -180,3 +183,12 @@ def test_a_budget_of_seconds_is_timed_once_for_all_seeds(folder):
     assert "--config.num_steps=40" in record["arguments"]
     assert "--config.num_steps=40" in record["final"]["arguments"]
   assert (folder / "budgets" / "calls").read_text() == "."
+
+
+def test_a_reason_is_the_last_line_above_the_note_of_jax():
+  script = "import jax\ndef f(x): raise ValueError('it\\nbroke')\njax.jit(f)(1)"
+  found = subprocess.run(
+    [sys.executable, "-c", script], capture_output=True, text=True, check=False
+  )
+  assert "JAX has removed" in found.stderr
+  assert launch._reason(1, found.stderr) == "exit code 1: broke"

@@ -7,7 +7,7 @@ import pytest
 import sacrebleu
 from sacrebleu import significance
 
-from reports import bootstrap, cells, latex, markdown, sentences, style, summary
+from reports import bootstrap, latex, markdown, page, sentences, style, summary
 from tests.reports import made_up
 
 WORDS = [f"w{i}" for i in range(40)]
@@ -110,6 +110,7 @@ def test_systems_and_runs_share_their_draws():
   np.testing.assert_array_equal(drawn, bootstrap.draws(50, 200))
   same = bootstrap.paired(both, swapped, drawn)
   np.testing.assert_allclose(same[:3], 0.0, atol=1e-12)
+  assert bootstrap.paired(both, both, drawn) == (0.0, 0.0, 0.0, 1.0)
   one = bootstrap.paired(both[:1], both[1:], drawn)
   other = bootstrap.paired(both[1:], both[:1], drawn)
   assert other.mean == pytest.approx(-one.mean)
@@ -217,7 +218,8 @@ def test_every_report_has_the_table_and_what_it_is():
   assert "% multi: BLEU, paired over sentences" in tables
   assert rf"\texttt{{linear}} & 2 & $-${-mean:.2f} & [$-$" in tables
   styles = style.styles(run["attention"] for run in found)
-  markup = cells.pairs(pairs, styles)
+  markup = page.page(found, {}, {"multi": []}, [], styles)
   value = f'data-value="{pairs.pairs[0].difference.mean!r}"'
   assert f"<td {value}>−{-mean:.2f}</td>" in markup
   assert 'data-name="paired_p"' in markup
+  assert "<code>dense</code> has the best mean BLEU" in markup
