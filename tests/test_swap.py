@@ -280,7 +280,11 @@ _FLASH_CACHE = {
 
 
 @pytest.mark.parametrize(
-  ("case", "other"), [("qwen3_next", "kimi_delta"), ("mamba2", "gated_delta")]
+  ("case", "other"),
+  [
+    pytest.param("qwen3_next", "kimi_delta", marks=pytest.mark.thorough),
+    ("mamba2", "gated_delta"),
+  ],
 )
 def test_a_recurrence_is_replaced_at_the_sizes_of_its_layers(
   case, other, tmp_path
