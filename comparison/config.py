@@ -18,8 +18,8 @@ from settings.typed import literal, split
 LAYERS = "layers"
 """Of a variant: mechanisms that layers take in turn."""
 
-APART, AUTO = "apart", "auto"
-"""How runs of one shape share a process: not at all, or as is faster."""
+APART = "apart"
+"""Of `Comparison.together`: every run has a process of its own."""
 
 
 @dataclasses.dataclass(frozen=True)

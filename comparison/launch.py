@@ -27,7 +27,6 @@ _MEASURE = ["-m", "comparison.measure"]
 _TOGETHER = ["-m", "comparison.together"]
 _BUDGETS, _SHAPES = "budgets", "together"
 
-
 _NOTE = "\n--------------------\nFor simplicity, JAX has removed"
 
 _TRIES = 2
@@ -74,6 +73,7 @@ def launch(
   Raises:
     RunError: a record cannot be written.
   """
+  numbers = {run.identity: number for number, run in enumerate(runs, 1)}
   with _stoppable():
     for group in groups(runs, together):
       left = []
@@ -81,7 +81,7 @@ def launch(
         status = records.status(workdir, run)
         if status in (records.DONE, records.UNSUPPORTED):
           continue
-        name = f"[{runs.index(run) + 1}/{len(runs)}] {run.identity}"
+        name = f"[{numbers[run.identity]}/{len(runs)}] {run.identity}"
         if run.obstacle:
           records.write(workdir, run, status=records.UNSUPPORTED)
           print(f"{name}: not supported: {run.obstacle}", flush=True)

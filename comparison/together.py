@@ -149,11 +149,12 @@ def _way(group: Mapping[str, Any], members: Sequence[Member]) -> str:
     return "in_turn"
   if group["way"] != "auto":
     return group["way"]
-  if not together.are_alike(members):
-    return "in_turn"
   path = Path(group["measured"])
   seconds = claimed.parsed(path)
   if seconds is None:
+    # Only where nothing is known: this makes the first batches of every run.
+    if not together.are_alike(members):
+      return "in_turn"
     seconds = together.step_seconds(members)
     claimed.replace(path, seconds)
   return min(seconds, key=seconds.__getitem__)

@@ -172,7 +172,7 @@ def _gate_rows(theirs: str, slot: str, layer: ModelConfig) -> list[Row]:
 def _in_groups(groups: int, widths: tuple[int, ...]) -> Layout:
   """Several of ours in a PyTorch Linear, of which each group has these widths.
 
-  Of a bias as well.
+  It serves weights and biases.
   """
   ends = np.cumsum(widths)[:-1]
 
