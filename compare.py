@@ -29,7 +29,9 @@ _WORKDIR = flags.DEFINE_string(
   "folder of the comparison; by default one under runs/compare/",
 )
 _SHARD = flags.DEFINE_string(
-  "shard", "1/1", "i/n runs every n-th run from the i-th on"
+  "shard",
+  "1/1",
+  "i/n makes the i-th of n parts of the comparison, for n machines",
 )
 
 

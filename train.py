@@ -47,7 +47,7 @@ def main() -> None:
   # flags are parsed: --help does not wait for them. (A config has imported JAX.)
   from configs import attentions
   from process import cache, cluster, host_memory
-  from training import experiment, experiment_config, loop, parallel, workdir
+  from training import experiment, experiment_config, loop, workdir
 
   cluster.join(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
   config = experiment_config.parse(mapping)
@@ -58,13 +58,7 @@ def main() -> None:
   if results is None:
     host_memory.keep_freed()
     cache.keep_programs()
-    parallel.check_mesh(config.train, config.model)
-    run = experiment.create(config, folder)
-    cluster.wait("all have looked at the folder")
-    if cluster.is_first():
-      workdir.write_config(folder, config)
-      run.task.save(folder)
-    cluster.wait("the folder is there")
+    run = experiment.begin(config, folder)
     print(f"{folder}: {experiment.describe(run)}", flush=True)
     for name, value in run.task.baselines.items():
       print(f"  {name} {value:.4f}", flush=True)

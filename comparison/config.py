@@ -16,10 +16,10 @@ from settings.suggest import instead
 from settings.typed import literal, split
 
 LAYERS = "layers"
-"""Of a variant: mechanisms that layers take in turn."""
+"""The leaf of a variant that lists mechanisms, which layers take in turn."""
 
 APART = "apart"
-"""Of `Comparison.together`: every run has a process of its own."""
+"""The value of `Comparison.together` that gives every run its own process."""
 
 
 @dataclasses.dataclass(frozen=True)

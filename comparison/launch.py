@@ -5,19 +5,15 @@ import contextlib
 import dataclasses
 import json
 import math
-import os
 from pathlib import Path
 import signal
-import subprocess
 import sys
-import tempfile
-import time
 from typing import Any
 
-from comparison import records
+from comparison import child, records
 from comparison.config import APART
 from comparison.plan import Run
-from process import claimed, host_load, host_memory
+from process import claimed
 from process.errors import RunError, one_line
 from training import evaluate, metrics
 
@@ -27,30 +23,7 @@ _MEASURE = ["-m", "comparison.measure"]
 _TOGETHER = ["-m", "comparison.together"]
 _BUDGETS, _SHAPES = "budgets", "together"
 
-_NOTE = "\n--------------------\nFor simplicity, JAX has removed"
-
 _TRIES = 2
-_FAULT = 2  # What `process.entry` ends with for a fault in what was typed.
-
-
-Usage = dict[str, float | None]
-"""What a process took, by the names of columns of results.csv."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Ended:
-  """How a process ended.
-
-  Attributes:
-    error: why it failed, on one line; empty where it did not.
-    usage: 'seconds', 'cpu_seconds', 'peak_bytes', its largest resident size, and
-      'others_cores', what other programs used of the machine meanwhile.
-    is_final: another try would end alike: it was asked for what cannot be.
-  """
-
-  error: str
-  usage: Usage
-  is_final: bool = False
 
 
 def launch(
@@ -245,7 +218,7 @@ def _made_together(
   with contextlib.ExitStack() as stack:
     for run in left.values():
       stack.enter_context(records.running(workdir, run))
-    reason = _listened([*_TOGETHER, f"--group={path}"], heard)
+    reason = child.listen([*_TOGETHER, f"--group={path}"], heard)
   if left and reason:
     print(f"  {reason}; those that are left are tried apart", flush=True)
   return [*again, *((run, _TRIES) for run in left.values())]
@@ -295,66 +268,6 @@ def _stopped(step: int | None) -> str:
   return f"at step {step}; it may go on"
 
 
-def _listened(command: Sequence[str], heard: Any) -> str:
-  """Runs a Python program and hears each line of JSON that it prints.
-
-  Returns:
-    Why it failed, on one line; empty where it did not.
-  """
-  with tempfile.TemporaryFile("w+") as errors:
-    process = subprocess.Popen(
-      [sys.executable, *command],
-      stdout=subprocess.PIPE,
-      stderr=errors,
-      text=True,
-    )
-    assert process.stdout is not None
-    try:
-      with _passed_on(process), process.stdout as lines:
-        for line in lines:
-          if line.startswith("{"):  # Libraries may have something to say, too.
-            heard(json.loads(line))
-    except BaseException:
-      process.terminate()
-      raise
-    finally:
-      process.wait()
-    errors.seek(0)
-    return _reason(process.returncode, errors.read())
-
-
-@contextlib.contextmanager
-def _passed_on(process: subprocess.Popen[str]) -> Iterator[None]:
-  """SIGTERM and SIGINT stop a process, which saves itself, and then this one.
-
-  What it says meanwhile is heard: an exception in the midst of a line would lose it.
-  """
-  came: list[int] = []
-  before = {
-    number: signal.getsignal(number)
-    for number in (signal.SIGTERM, signal.SIGINT)
-  }
-
-  def restore():
-    for number, handler in before.items():
-      signal.signal(number, handler)
-
-  def stop(signum, frame):
-    del frame
-    came.append(signum)
-    restore()  # The second one ends this process at once.
-    process.terminate()
-
-  for number in before:
-    signal.signal(number, stop)
-  try:
-    yield
-  finally:
-    restore()
-  if came:
-    sys.exit(128 + came[0])
-
-
 def _leaves(run: Run, workdir: Path) -> dict[str, Any]:
   """What a run's config differs in from its file, with a budget as steps.
 
@@ -398,7 +311,7 @@ def _train(
   options = [] if stop_at is None else [f"--stop_at={stop_at}"]
   command = [*_TRAIN, *arguments, *options, f"--workdir={folder}"]
   for left in reversed(range(tries)):
-    ended = _run(command, interrupted)
+    ended = child.run(command, interrupted)
     # What an interrupted process took, or one that failed, counts as well.
     spent.update(_sum(spent, ended.usage))
     if not ended.error:
@@ -439,9 +352,9 @@ def _failed(run: Run, workdir: Path, reason: str) -> str:
   return f"failed: {reason}"
 
 
-def _sum(spent: Usage, usage: Usage) -> Usage:
+def _sum(spent: child.Usage, usage: child.Usage) -> child.Usage:
   """What several processes of a run took: seconds add up, all else is the most."""
-  found: Usage = {}
+  found: child.Usage = {}
   for name, value in usage.items():
     values = [x for x in (value, spent.get(name)) if x is not None]
     together = sum if name.endswith("seconds") else max
@@ -454,7 +367,9 @@ def _measure(run: Run, workdir: Path, *, with_map: bool) -> str:
   folder = workdir / records.RUNS / run.identity
   out = folder / "measured.json"
   options = ["--map"] if with_map else []
-  ended = _run([*_MEASURE, f"--workdir={folder}", f"--out={out}", *options])
+  ended = child.run(
+    [*_MEASURE, f"--workdir={folder}", f"--out={out}", *options]
+  )
   if ended.error:
     # It stays to be measured: the same command tries again.
     records.update(workdir, run, reason=f"measuring: {ended.error}")
@@ -485,66 +400,11 @@ def _budgeted_steps(run: Run, workdir: Path) -> int:
   path = folder / f"{run.family}.json"
   found = claimed.parsed(path)
   if found is None:
-    ended = _run([*_MEASURE, *run.arguments, f"--out={path}"])
+    ended = child.run([*_MEASURE, *run.arguments, f"--out={path}"])
     if ended.error:
       raise RunError(ended.error)
     found = json.loads(path.read_text())
   return max(1, round(run.budget_seconds / found["step_seconds"]))
-
-
-def _run(command: Sequence[str], interrupted: Any = None) -> Ended:
-  """Runs a Python program to its end, without its output.
-
-  Args:
-    command: script or module, and arguments.
-    interrupted: called with the usage so far where this process is stopped.
-  """
-  start, others = time.perf_counter(), host_load.Others()
-  process = subprocess.Popen(
-    [sys.executable, *command],
-    stdout=subprocess.DEVNULL,
-    stderr=subprocess.PIPE,
-    text=True,
-  )
-  try:
-    assert process.stderr is not None
-    with process.stderr as stream:
-      error = stream.read()
-    # Of this child alone, where resource.getrusage adds up all of them.
-    _, status, usage = os.wait4(process.pid, 0)
-  except BaseException:
-    process.terminate()  # It saves itself and continues next time.
-    _, _, usage = os.wait4(process.pid, 0)
-    process.returncode = 0
-    if interrupted is not None:
-      interrupted(_usage(start, usage, others))
-    raise
-  process.returncode = os.waitstatus_to_exitcode(status)
-  return Ended(
-    _reason(process.returncode, error),
-    _usage(start, usage, others),
-    process.returncode == _FAULT,
-  )
-
-
-def _reason(code: int, error: str) -> str:
-  """Why a process failed, on one line; empty where it did not."""
-  if not code:
-    return ""
-  # Of a traceback the last line says what went wrong; JAX adds a note below it.
-  lines = error.partition(_NOTE)[0].strip().splitlines()
-  last = lines[-1:] or ["no message"]
-  return f"exit code {code}: {one_line(RuntimeError(*last))}"
-
-
-def _usage(start: float, usage: Any, others: host_load.Others) -> Usage:
-  cpu_seconds = usage.ru_utime + usage.ru_stime
-  return {
-    "seconds": time.perf_counter() - start,
-    "cpu_seconds": cpu_seconds,
-    "peak_bytes": usage.ru_maxrss * host_memory.RSS_UNIT,
-    "others_cores": others.cores(cpu_seconds),
-  }
 
 
 @contextlib.contextmanager

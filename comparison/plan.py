@@ -93,7 +93,7 @@ class Run:
 
   @property
   def arguments(self) -> list[str]:
-    """Of `train.py`, without the folder."""
+    """The arguments of `train.py`, without the folder."""
     return [
       f"--config=configs/{self.task}.py:{self.mechanism}",
       *(f"--config.{leaf}={value}" for leaf, value in self.leaves.items()),

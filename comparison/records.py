@@ -20,7 +20,7 @@ SCALING = "scaling.jsonl"
 DONE, FAILED, UNSUPPORTED = "done", "failed", "not supported"
 TRAINED, STOPPED = "not measured yet", "stopped"
 STOPPED_EARLY = "stopped early"
-"""By successive halving: it is not continued."""
+"""Successive halving stopped it; it is not continued."""
 
 Record = Mapping[str, Any]
 """What `write` wrote: the run, its status, what it measured."""

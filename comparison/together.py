@@ -23,13 +23,7 @@ import jax
 from comparison import measurements, plan
 from process import cache, claimed, entry, host_load, host_memory
 from process.errors import ConfigError, RunError, one_line
-from training import (
-  experiment,
-  loop,
-  parallel,
-  together,
-  workdir,
-)
+from training import experiment, loop, together, workdir
 from training.together import Member, Outcome
 
 _GROUP = flags.DEFINE_string("group", None, "a .json file", required=True)
@@ -133,11 +127,7 @@ def _member(run: Mapping[str, Any]) -> Member | None:
   workdir.check(folder, config)
   if workdir.final_metrics(folder, config) is not None:
     return None
-  parallel.check_mesh(config.train, config.model)
-  made = experiment.create(config, folder)
-  workdir.write_config(folder, config)
-  made.task.save(folder)
-  return Member(made, folder)
+  return Member(experiment.begin(config, folder), folder)
 
 
 def _way(group: Mapping[str, Any], members: Sequence[Member]) -> str:

@@ -1,4 +1,4 @@
-"""Batch norm over the frames that are no padding."""
+"""Batch norm over the frames that are not padding."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ class BatchNorm(nn.Module):
 
     Args:
       x: `[B, T, F]`.
-      mask: which frames are no padding; None is all.
+      mask: which frames are not padding; None is all.
       deterministic: with the running statistics.
       axis_name: of a `pmap` whose devices have the rows of one batch.
     """

@@ -244,7 +244,7 @@ class Conformer(nn.Module):
 
     Args:
       inputs: log-mel frames `[B, S, M]`, or samples `[B, S]`.
-      source_mask: which of them are no padding, which comes last; None is all.
+      source_mask: which of them are not padding (padding comes last); None is all.
       deterministic: no dropout, and batch norm with running statistics;
         otherwise the rng 'dropout' is needed.
       axis_name: of a `pmap` whose devices have the rows of one batch.

@@ -7,10 +7,10 @@ from jaxtyping import Array, Float
 import numpy as np
 
 CHANNELS = 32
-"""Of the convolutions; the paper does not say how many it has."""
+"""Channels of the convolutions; the paper does not give the number."""
 
 GROUPS = 32
-"""Of channels that a group norm normalises together, as in the paper."""
+"""Groups of channels in a group norm, as in the paper."""
 
 PLACES = 128
 """Rows of the tables of positions, as in the paper."""

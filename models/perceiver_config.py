@@ -137,7 +137,7 @@ class PerceiverConfig:
 
   @property
   def latents(self) -> Widths:
-    """Of the layers among the latents."""
+    """Sizes of the layers among the latents."""
     return Widths(
       self.num_heads,
       self.query_features or self.features,
@@ -147,7 +147,7 @@ class PerceiverConfig:
 
   @property
   def inputs(self) -> Widths:
-    """Of the layer from latents to inputs."""
+    """Sizes of the layer from latents to inputs."""
     return Widths(
       self.input_heads,
       self.input_query_features or self.input_features,
@@ -157,7 +157,7 @@ class PerceiverConfig:
 
   @property
   def outputs(self) -> Widths:
-    """Of the layer from outputs to latents."""
+    """Sizes of the layer from outputs to latents."""
     width = self.output_width
     return Widths(
       self.output_heads,
@@ -168,7 +168,7 @@ class PerceiverConfig:
 
   @property
   def output_width(self) -> int:
-    """Of an output query."""
+    """The width of an output query."""
     of_head = self.input_features if self.head == "tokens" else self.features
     return self.output_features or of_head
 

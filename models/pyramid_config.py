@@ -120,7 +120,7 @@ class PyramidConfig:
 
   @property
   def num_layers(self) -> int:
-    """Of all stages together."""
+    """The number of layers of all stages."""
     return sum(self.depths)
 
   @property

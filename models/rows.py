@@ -17,7 +17,7 @@ _MERGES = contextvars.ContextVar("merges", default=True)
 
 
 def where_rows(chosen: Bool[Array, "B"], new: Tree, old: Tree) -> Tree:
-  """Of two trees of arrays `[B, …]`, the chosen rows of the first."""
+  """Takes the chosen rows from `new` and the others from `old`; arrays `[B, …]`."""
 
   def where(x, y):
     return jnp.where(chosen.reshape(-1, *[1] * (x.ndim - 1)), x, y)

@@ -42,7 +42,7 @@ class Subsampling(nn.Module):
   def __call__(
     self, frames: Float[Array, "B S M"], mask: Bool[Array, "B S"] | None
   ) -> tuple[Float[Array, "B T F"], Bool[Array, "B T"] | None]:
-    """Positions of frames with M bands, and which of them are no padding."""
+    """Positions of frames with M bands, and which of them are not padding."""
     config = self.config
     x = frames.astype(config.dtype)
     for i in range(_CONVOLUTIONS):
@@ -82,7 +82,7 @@ class Extractor(nn.Module):
   def __call__(
     self, audio: Float[Array, "B S"], mask: Bool[Array, "B S"] | None
   ) -> tuple[Float[Array, "B T F"], Bool[Array, "B T"] | None]:
-    """Positions of samples, and which of them are no padding."""
+    """Positions of samples, and which of them are not padding."""
     config, extractor = self.config, self.config.extractor
     assert extractor is not None  # The model reads samples.
     x = audio.astype(config.dtype)[..., None]

@@ -78,7 +78,7 @@ def run(
 def _call(
   main: Callable[..., int | None], words: Sequence[str], commands: Sequence[str]
 ) -> int | None:
-  """Calls `main` with the command among the words that are no flags."""
+  """Calls `main` with the command among the words that are not flags."""
   if not words:
     return main(None) if commands else main()
   if len(words) == 1 and words[0] in commands:

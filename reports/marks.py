@@ -12,7 +12,7 @@ from label_packing import labels
 from label_packing.labels import Finish, Label
 
 PREFIX = "mechanism:"
-"""Of a gid, before the label of the mechanism."""
+"""What a gid begins with; the label of the mechanism follows."""
 
 Named = tuple[str, Label]
 """A mechanism and the name that is drawn for it."""
@@ -84,6 +84,6 @@ def _mark(artist: Any, mechanism: str) -> None:
 
 
 def _parts(artist: Any) -> list[Any]:
-  """The artist, and the arrow of an annotation, which is no child of it."""
+  """The artist, and the arrow of an annotation, which is not its child."""
   arrow = getattr(artist, "arrow_patch", None)
   return [artist] if arrow is None else [artist, arrow]

@@ -24,7 +24,7 @@ from reports.style import Style
 from reports.summary import Summary
 
 _MOST_PANELS = 24
-"""Of a figure: of more nobody finds what differs."""
+"""The most panels of a figure; with more, differences are hard to find."""
 
 
 def of_task(

@@ -69,7 +69,7 @@ def pairs(summaries: Sequence[Summary]) -> Pairs | None:
 
 
 def title(found: Pairs) -> str:
-  """Of the table."""
+  """The title of the table."""
   return f"BLEU, paired over sentences: each row against {found.best.label}"
 
 

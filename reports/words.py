@@ -196,7 +196,7 @@ def _optimizer(found: Sequence[Record], rungs: Sequence[float] | None) -> str:
 
 
 def _chosen(found: Sequence[Record]) -> str:
-  """By which split the grid's point is chosen, and which one is reported."""
+  """Names the split that chooses the grid's point, and the one that is reported."""
   pairs: dict[tuple[str, str], list[str]] = {}
   for record in found:
     if "final" in record:

@@ -66,7 +66,7 @@ def write(workdir: Path, record: Mapping[str, Any]) -> None:
 
 
 def folder_name(label: str, keep: int = 0) -> str:
-  """Of the folder of a swapped model in models/: `performer`, `lsh-keep-2`."""
+  """The folder of a swapped model in models/: `performer`, `lsh-keep-2`."""
   name = re.sub(r"[^\w.=-]+", "-", label).strip("-")
   return f"{name}-keep-{keep}" if keep else name
 

@@ -89,7 +89,7 @@ def squares(
     model: with its own mechanisms.
     variables: of the model.
     batch: as `models.forward` reads it.
-    valid: 'encoder' and 'decoder' -> positions that are no padding.
+    valid: 'encoder' and 'decoder' -> positions that are not padding.
     attention: the other mechanism.
     mechanisms: its variables at every place.
 

@@ -28,7 +28,7 @@ PAD, BOS, EOS = 0, 1, 2
 """Every vocabulary made here begins with these."""
 
 NO_BASELINES: Mapping[str, float] = types.MappingProxyType({})
-"""Of a task that no simpler model is counted for."""
+"""For a task without a simpler model to compare with."""
 
 
 LAYOUTS: Mapping[str, str] = types.MappingProxyType(

@@ -18,7 +18,7 @@ BLANK = 0
 
 
 def kept(mask: jax.Array, length: int) -> jax.Array:
-  """Which of `length` logits are of frames that are no padding.
+  """Which of `length` logits are of frames that are not padding.
 
   Args:
     mask: [B, S], which frames are; S is a multiple of `length`.

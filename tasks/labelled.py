@@ -14,7 +14,7 @@ Row = tuple[str, str]
 """Label and text."""
 
 FEATURES = ("text", "label")
-"""Of a TFDS set."""
+"""The names of text and label in a TFDS set."""
 
 
 class Labelled(NamedTuple):

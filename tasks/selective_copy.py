@@ -64,7 +64,7 @@ class SelectiveCopyConfig:
 class SelectiveCopyTask(GeneratedTask):
   """Symbols among noise, then one mark for each of them.
 
-  decoder: weights on the marks. A mark is always the same input, whatever was
+  decoder: weights on the marks. A mark is always the same input, no matter what was
   answered before it, as in the data of S4 and Mamba.
   """
 

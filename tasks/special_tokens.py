@@ -1,4 +1,4 @@
-"""The tokens of a vocabulary that are no text, found by their names."""
+"""The tokens of a vocabulary that are not text, found by their names."""
 
 from collections.abc import Mapping
 from typing import NamedTuple

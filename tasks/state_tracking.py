@@ -32,7 +32,7 @@ from tasks.generated import (
 from tasks.sizes import check_sizes
 
 _MOST = 5
-"""Of 6 letters there are 720 permutations, more than a small model's symbols."""
+"""The most letters: 6 would need 720 symbols, one for each permutation."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -144,7 +144,7 @@ def save_vocabulary(vocabulary: Vocabulary, directory: pathlib.Path) -> None:
 
 
 def _name(vocabulary: Vocabulary) -> str:
-  """Of the file that a run keeps it in."""
+  """The name of the file in which a run keeps it."""
   if isinstance(vocabulary, Characters):
     return CHARACTERS_FILE
   if isinstance(vocabulary, Bytes):

@@ -16,12 +16,14 @@ import numpy as np
 
 from attention import registry
 import models
+from process import cluster
 from process.errors import ConfigError
 from settings.leaves import flatten
 from settings.memory import check_fits
 import tasks
 from training import distillation, parallel
 from training import optimizer as optimizer_lib
+from training import workdir as workdir_lib
 from training.experiment_config import ExperimentConfig
 from training.state import TrainState
 from training.step import StepFunctions
@@ -53,6 +55,28 @@ class Experiment(NamedTuple):
   draw: Callable[[int], TrainState] | None
   shapes: TrainState
   generate: Callable[..., Any]
+
+
+def begin(config: ExperimentConfig, workdir: Path) -> Experiment:
+  """Creates a run and writes its config and vocabulary into its folder.
+
+  Every process of the run calls this, and goes on once the first has written.
+
+  Args:
+    config: validated.
+    workdir: which `workdir.check` has found free, or this run's own.
+
+  Raises:
+    ConfigError: as in `create`, or the mesh does not fit the devices.
+  """
+  parallel.check_mesh(config.train, config.model)
+  run = create(config, workdir)
+  cluster.wait("all have looked at the folder")
+  if cluster.is_first():
+    workdir_lib.write_config(workdir, config)
+    run.task.save(workdir)
+  cluster.wait("the folder is there")
+  return run
 
 
 def create(
@@ -193,7 +217,7 @@ def _own_functions(config, task, model, shapes) -> dict[str, Any]:
 
 
 def _check_memory(config: ExperimentConfig, task: tasks.Task) -> None:
-  """Raises ValueError where a model cannot be trained here, whatever it is.
+  """Raises ValueError where a model is too large to be trained here.
 
   What is held at least: its program while that is compiled; parameters,
   gradients and the two moments of Adam; and of a batch the logits and what the
@@ -366,7 +390,7 @@ def _sizes(config: ExperimentConfig, task: tasks.Task) -> dict[str, Any]:
   ):
     size = getattr(model, field)
     for name in names:
-      # Classes are no part of a vocabulary.
+      # A vocabulary does not contain the classes.
       classes = model.head == "class" and name == "target_vocab_size"
       if size is None or sizes[name] is None or classes:
         continue

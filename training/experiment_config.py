@@ -18,7 +18,7 @@ import tasks
 from training.config import TrainConfig
 
 _FOLDERS = ("weights", "teacher")
-"""Leaves of `model` that are no choices of it."""
+"""Leaves of `model` that its config does not choose."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -79,7 +79,7 @@ class MeshConfig:
 
   @property
   def sizes(self) -> tuple[int, int, int, int]:
-    """Of the axes, in the order of `AXES`."""
+    """The sizes of the axes, in the order of `AXES`."""
     return self.data, self.fsdp, self.tensor, self.sequence
 
   @property

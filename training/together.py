@@ -268,7 +268,7 @@ def _program_of_all(experiment: Experiment) -> Callable[..., list[Updated]]:
 
 
 def _numbers(members: Sequence[Member], places: int | np.ndarray) -> Numbers:
-  """Of one run, or of several with an axis for them."""
+  """The numbers of one run, or of several with an axis for them."""
   trains = [member.experiment.config.train for member in members]
   seeds = np.array([train.seed for train in trains], np.int32)
   rates = [train.optimizer.learning_rate for train in trains]

@@ -33,7 +33,7 @@ def default(config_file: str, config: ExperimentConfig) -> Path:
   text = json.dumps(config.to_mapping(), sort_keys=True)
   digest = hashlib.sha256(text.encode()).hexdigest()[:8]
   stem = Path(config_file.partition(":")[0]).stem
-  # Of an import path, a colon is no part of a file name on all systems.
+  # Not all systems allow the colon of an import path in a file name.
   name = attention.name.replace(":", ".")
   return Path("runs") / f"{stem}-{name}-{digest}"
 

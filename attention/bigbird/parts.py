@@ -254,12 +254,12 @@ _collected.defvjp(_collected_fwd, _collected_bwd)
 def _wanted(
   asked: Int[Array, "N O R"], own: int
 ) -> tuple[Int[Array, "N X"], Int[Array, "N X"]]:
-  """Of each asked block its number in the part that has it, and whose that is."""
+  """The number of each asked block inside the part that holds it, and that part."""
   flat = asked.reshape(len(asked), -1)
   return flat % own, flat // own
 
 
 def _owners(axis_name: str) -> list[Array]:
-  """Whose part is here before and after each step of the ring."""
+  """The device whose part is here, before and after each step of the ring."""
   rank, size = jax.lax.axis_index(axis_name), jax.lax.axis_size(axis_name)
   return [(rank - i) % size for i in range(size)]

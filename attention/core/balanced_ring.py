@@ -223,7 +223,7 @@ _attend.defvjp(_attend_fwd, _attend_bwd)
 
 
 def _moving(arrays, hidden):
-  """Of each chunk what goes round."""
+  """What goes round the ring, chunk by chunk."""
   return tuple(zip(arrays, (x.of_keys for x in hidden), strict=True))
 
 

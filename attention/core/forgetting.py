@@ -80,7 +80,7 @@ def after(
   log_forget: Float[Array, "B 1 N"] | None,
   is_new: Bool[Array, "B S"],
 ) -> Float[Array, "B S N"] | None:
-  """Of every slot of a cache, Σ log f since its position, one position later.
+  """Updates Σ log f since the position of each slot of a cache, one position later.
 
   Args:
     kept: before the position; None where nothing is forgotten.

@@ -184,7 +184,7 @@ def _mosaic_obstacle(
 ) -> str:
   """What tokamax's kernel for TPU refuses.
 
-  tokamax would then use its T×S form, which is no reason to leave 'xla'.
+  tokamax would then use its T×S form, which does not justify leaving 'xla'.
   """
   for x in (query, key, value):
     if x.dtype not in (jnp.float32, jnp.bfloat16):

@@ -164,7 +164,7 @@ class BlockMask:
 
   @property
   def share(self) -> float:
-    """Of all blocks, those that are visited."""
+    """The fraction of all blocks that is visited."""
     return float(
       self.counts.sum()
       / (len(self.counts) * -(-self.source_length // self.block_size[1]))

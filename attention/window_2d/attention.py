@@ -18,7 +18,7 @@ from attention.window_2d import grid as grids
 from attention.window_2d.windows import Arrays, Limits, Windows
 
 _DEVIATION = 0.02
-"""Of the table before training, as in the paper's code."""
+"""Standard deviation of the table before training, as in the paper's code."""
 
 
 @arguments.attention_function(

@@ -122,7 +122,7 @@ class Family(NamedTuple):
       need, such as buffers.
     buffers: `config -> tensors` that follow from the config: they are written
       for transformers, and not read.
-    to_json: `Described -> config.json`, whatever of it the family can say; None
+    to_json: `Described -> config.json`, as far as the family can say it; None
       for a family that nothing trained here becomes.
     inputs: what the models read in place of tokens, by its names in
       transformers -> names in a batch, the one that is needed first.

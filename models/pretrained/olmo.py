@@ -30,7 +30,7 @@ def describe(
 def describe_with_windows(
   theirs: Mapping[str, Any], names: Collection[str], head: str
 ) -> Described:
-  """Of OLMo 3: a window in three of four layers."""
+  """As `describe`, for OLMo 3: three of four layers have a window."""
   layers = llama.windows(theirs, every=4, options={})
   return describe(theirs, names, head, decoder_attention=layers)
 

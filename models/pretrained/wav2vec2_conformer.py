@@ -39,7 +39,7 @@ def describe(
 ) -> Described:
   """As `Family.describe`."""
   del names, head
-  # Norms inside a layer have 1e-5 whatever the config says.
+  # Norms inside a layer have 1e-5, even if the config gives another value.
   family.only(theirs, add_adapter=False, layer_norm_eps=1e-5)
   position = theirs.get("position_embeddings_type", "relative")
   if not isinstance(position, str | None) or position not in _POSITIONS:

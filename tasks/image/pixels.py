@@ -19,8 +19,8 @@ _GREY, _COLOUR = ("1", "L"), ("P", "RGB")
 def decode(data: bytes, where: str) -> np.ndarray:
   """Reads an image as it is stored, without turning it as EXIF says.
 
-  Alpha is refused: without it, colours appear that nobody has seen, and there
-  is no background that all images share.
+  Alpha is refused: without it, colours appear that nobody has seen, and images
+  do not share one background to put behind it.
 
   Args:
     data: of a PNG or JPEG file.

@@ -13,7 +13,7 @@ from tasks.base import DataError
 ENVIRONMENT = "CartPole-v1"
 
 NUM_VALUES = 4
-"""Of an observation: place and speed of the cart, angle and speed of the pole."""
+"""Values of an observation: position and speed of the cart, then of the pole."""
 
 NUM_ACTIONS = 2
 
@@ -21,7 +21,7 @@ LONGEST = 500
 """Steps after which an episode ends; each has a reward of 1."""
 
 STEP_TOKENS = NUM_VALUES + 2
-"""Of a time step: the observation, a separator and the action."""
+"""Tokens of a time step: the observation, a separator and the action."""
 
 BINS = 1024
 

@@ -253,7 +253,7 @@ class MixedTask:
     return self._text.encode_target(line)
 
   def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-    """Text of ids, up to EOS; what is no text is told in brackets."""
+    """Text of ids, up to EOS; other values are in brackets."""
     ids = [int(i) for i in ids]
     if self.eos_id in ids:
       ids = ids[: ids.index(self.eos_id)]

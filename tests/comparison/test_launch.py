@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from comparison import launch, plan, records
+from comparison import child, launch, plan, records
 from process.errors import RunError
 from tests.comparison.plans import budgeted, comparison
 
@@ -191,4 +191,4 @@ def test_a_reason_is_the_last_line_above_the_note_of_jax():
     [sys.executable, "-c", script], capture_output=True, text=True, check=False
   )
   assert "JAX has removed" in found.stderr
-  assert launch._reason(1, found.stderr) == "exit code 1: broke"
+  assert child._reason(1, found.stderr) == "exit code 1: broke"
