@@ -79,6 +79,7 @@ def _run() -> Path:
   runs = plan.plan(comparison)
   records.claim(folder, shared)
   records.plan(folder, runs)
+  records.refer(folder, comparison.references)
   print(f"{folder}: {len(runs)} runs", flush=True)
   seed = comparison.seed_numbers[0]
   if rungs := comparison.rungs:

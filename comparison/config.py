@@ -54,6 +54,8 @@ class Comparison:
       'apart' in a process each; 'auto' is the faster of the first two, by the
       step of each, measured on the device.
     per_task: task -> leaves that its runs take.
+    references: task -> name -> {metric: value}: results from elsewhere, which
+      figures show as lines.
     overrides: leaves that all runs take: every section or leaf that is none of
       the above, as `num_steps` or `model.num_layers`.
 
@@ -73,6 +75,7 @@ class Comparison:
   halving: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   together: Literal["auto", "side_by_side", "in_turn", "apart"] = "auto"
   per_task: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  references: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   overrides: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
   def __post_init__(self):
@@ -86,14 +89,16 @@ class Comparison:
     for task in self.task_names:
       if not Path(f"configs/{task}.py").is_file():
         raise ValueError(f"tasks: no file configs/{task}.py for {task!r}")
+    self._check_tasks("per_task", "LEAF", "num_steps")
     for task, leaves in self.per_task.items():
-      if task not in self.task_names:
-        raise ValueError(
-          f"per_task.{task}: no such task here; "
-          f"{instead(task, self.task_names)}; a leaf is per_task.TASK.LEAF, as "
-          f"per_task.{self.task_names[0]}.num_steps"
-        )
       check_section(f"config.per_task.{task}", leaves)
+    self._check_tasks("references", "NAME.METRIC", "nanoGPT.loss")
+    for leaf, value in flatten(self.references).items():
+      if leaf.count(".") != 2 or not isinstance(value, (int, float)):
+        raise ValueError(
+          f"references.{leaf}: expected a number for TASK.NAME.METRIC, got "
+          f"{value!r}"
+        )
     self._check_mechanisms()
     for seed in split(self.seeds):
       if not seed.isdecimal() or int(seed) >= 2**31:
@@ -142,6 +147,16 @@ class Comparison:
     """The mechanism behind a label, and the options it is given."""
     options = dict(self.variants.get(label, {}).items())
     return options.pop("name", label), options
+
+  def _check_tasks(self, field: str, inside: str, example: str) -> None:
+    """Raises ValueError where a section is of no task of the comparison."""
+    for task in getattr(self, field):
+      if task not in self.task_names:
+        raise ValueError(
+          f"{field}.{task}: no such task here; "
+          f"{instead(task, self.task_names)}; a leaf is {field}.TASK.{inside}, "
+          f"as {field}.{self.task_names[0]}.{example}"
+        )
 
   def _check_mechanisms(self):
     for label, variant in self.variants.items():
@@ -255,9 +270,9 @@ def parse(mapping: Mapping[str, Any]) -> Comparison:
 def shared(comparison: Comparison) -> dict[str, Any]:
   """What all runs of a comparison share, JSON-ready."""
   mapping = to_mapping(comparison)
-  # More mechanisms, variants and seeds may come later, and how runs share a process
-  # changes no number.
-  for field in ("attention", "seeds", "variants", "together"):
+  # More mechanisms, variants and seeds may come later; how runs share a process
+  # and what figures show beside them changes no number.
+  for field in ("attention", "seeds", "variants", "together", "references"):
     mapping.pop(field, None)
   return {name: v for name, v in flatten(mapping).items() if v is not None}
 

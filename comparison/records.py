@@ -14,7 +14,7 @@ from process import claimed
 from training import metrics
 
 COMPARISON = "comparison.json"
-PLAN = "plan.json"
+PLAN, REFERENCES = "plan.json", "references.json"
 RUNS, RECORDS, RUNNING = "runs", "records", "running"
 SCALING = "scaling.jsonl"
 DONE, FAILED, UNSUPPORTED = "done", "failed", "not supported"
@@ -122,6 +122,20 @@ def plan(workdir: Path, runs: Sequence[Run]) -> None:
 def planned(workdir: Path) -> dict[str, dict[str, Any]]:
   """Identity of every run that `plan` was told of -> what it is."""
   return claimed.parsed(workdir / PLAN) or {}
+
+
+def refer(workdir: Path, references: Mapping[str, Any]) -> None:
+  """Keeps results from elsewhere, task -> name -> metric -> value."""
+  path = workdir / REFERENCES
+  if references:
+    claimed.replace(path, references)
+  else:
+    path.unlink(missing_ok=True)
+
+
+def references(workdir: Path) -> dict[str, dict[str, dict[str, float]]]:
+  """What `refer` kept; empty where there is nothing."""
+  return claimed.parsed(workdir / REFERENCES) or {}
 
 
 @contextlib.contextmanager

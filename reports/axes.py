@@ -8,8 +8,8 @@ from reports import style
 
 _WIDE = 6.0
 _FEW_DECADES = 300.0
-_PREFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"))
-_PREFIXES += ((1e-6, "µ"), (1e-9, "n"))
+_PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_PREFIXES += ((1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
 
 
 def scale(

@@ -44,9 +44,10 @@ def write(
   summaries = summary.summarize(found)
   labels = [record["attention"] for record in found]
   styles = style.styles([*labels, *(row["mechanism"] for row in scaling or ())])
+  references = records.references(workdir)
   by_task = {
     task: [
-      *plots.of_task(task, of_task, styles),
+      *plots.of_task(task, of_task, styles, references.get(task, {})),
       *comparison_maps.of_task(task, of_task),
     ]
     for task, of_task in summaries.items()

@@ -28,7 +28,10 @@ _MOST_PANELS = 24
 
 
 def of_task(
-  task: str, summaries: Sequence[Summary], styles: Mapping[str, Style]
+  task: str,
+  summaries: Sequence[Summary],
+  styles: Mapping[str, Style],
+  references: curves.References,
 ) -> list[Figure]:
   """The figures of a task; one that nobody has values for is left out.
 
@@ -39,13 +42,14 @@ def of_task(
     task: file in configs/.
     summaries: its rows.
     styles: label of a mechanism -> how it is drawn.
+    references: results from elsewhere, which curves are shown with.
   """
   shown = [one for one in summaries if one.done]
   drawn = [
     capacity.figure(task, shown, styles),
     lengths.figure(task, shown, styles),
     _quality_cost(task, shown, styles),
-    curves.figure(task, shown, styles),
+    curves.figure(task, shown, styles, references),
     _memory(task, shown, styles),
   ]
   return [one for one in drawn if 0 < len(one.panels) <= _MOST_PANELS]

@@ -24,6 +24,14 @@ from tests.tasks.text_cases import TEXT
     ({"seeds": ""}, "config.seeds: expected at least one"),
     ({"num_stps": 3}, "config.num_stps: unknown; did you mean 'num_steps'?"),
     ({"per_task": {"cpoy": {}}}, "config.per_task.cpoy: no such task here; "),
+    (
+      {"references": {"text": {"nanoGPT": {"loss": 1.88}}}},
+      "config.references.text: no such task here; ",
+    ),
+    (
+      {"references": {"copy": {"nanoGPT": 1.88}}},
+      "config.references.copy.nanoGPT: expected a number for TASK.NAME.METRIC",
+    ),
     ({"per_task": {"copy": 3}}, "config.per_task.copy: expected named leaves"),
     ({"per_task": {"num_steps": 3}}, "config.per_task.num_steps: no such task"),
     # A fault in the config of a run is named as it was typed.

@@ -5,7 +5,8 @@
 
 Every run is `configs/text.py`, which is nanoGPT's CPU size, with
 `model.short_convolution`; the hybrids have three recurrent layers to one of exact
-attention. On tiny Shakespeare nanoGPT is reported at a validation loss of 1.88 there.
+attention. nanoGPT's README reports a validation loss of 1.88 on tiny Shakespeare at
+this size, which figures have as a line.
 """
 
 import ml_collections
@@ -29,6 +30,7 @@ def get_config() -> ml_collections.ConfigDict:
         }
         for name in ("gated_delta", "mamba2")
       },
+      "references": {"text": {"nanoGPT": {"loss": 1.88}}},
       "across": {"task": {}, "model": {}, "optimizer": {}},
       "grid": {"task": {}, "model": {}, "optimizer": {}},
       "task": {"path": ""},

@@ -50,7 +50,7 @@ def drawn(summaries):
   return {
     one.stem: one
     for one in (
-      *plots.of_task("recall", summaries, styles),
+      *plots.of_task("recall", summaries, styles, {}),
       *comparison_maps.of_task("recall", summaries),
     )
   }
@@ -276,7 +276,7 @@ def test_figures_of_too_many_panels_are_left_out(found):
   ]
   summaries = summary.summarize(many)["recall"]
   styles = style.styles(one.attention for one in summaries)
-  stems = [one.stem for one in plots.of_task("recall", summaries, styles)]
+  stems = [one.stem for one in plots.of_task("recall", summaries, styles, {})]
   assert stems == ["capacity-recall"]
   assert comparison_maps.of_task("recall", summaries) == []
 

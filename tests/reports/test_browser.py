@@ -285,7 +285,9 @@ def test_a_mechanism_is_hidden_by_its_whole_label(tmp_path):
     for record in made_up.across()
   ]
   styles = style.styles(record["attention"] for record in found)
-  drawn = plots.of_task("recall", summary.summarize(found)["recall"], styles)
+  drawn = plots.of_task(
+    "recall", summary.summarize(found)["recall"], styles, {}
+  )
   capacity = next(one for one in drawn if one.stem == "capacity-recall")
   markup = page.page(found, {}, {"recall": [capacity]}, [], styles)
   (tmp_path / "report.html").write_text(markup, "utf-8")

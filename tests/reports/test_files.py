@@ -6,6 +6,7 @@ import math
 import re
 from xml.etree import ElementTree
 
+from matplotlib.figure import Figure
 import numpy as np
 import pytest
 
@@ -118,15 +119,42 @@ def test_tokens_are_text_that_can_be_seen(folder):
   ("with_seconds", "labels"),
   [(True, ["step", "seconds of training"]), (False, ["step"])],
 )
-def test_without_seconds_there_are_curves_by_step_alone(with_seconds, labels):
+def test_without_seconds_there_are_no_curves_by_them(with_seconds, labels):
   found = made_up.records(with_seconds=with_seconds)
   shown = [one for one in summary.summarize(found)["copy"] if one.done]
   styles = style.styles(one.attention for one in shown)
-  assert list(curves.figure("copy", shown, styles).panels) == [
+  assert list(curves.figure("copy", shown, styles, {}).panels) == [
     f"{name} by {label}"
     for name in ("token_accuracy", "loss")
-    for label in labels
+    for label in [*labels, "floating-point operations"]
   ]
+
+
+def test_operations_are_those_of_a_step_times_steps():
+  shown = summary.summarize(made_up.records())["copy"]
+  drawn = lines_of("loss by floating-point operations", shown, {})
+  # 15 steps of 3e8; one run was not measured, and has those of the other.
+  assert {line.get_xdata()[-1] for line in drawn} == {4.5e9}
+
+
+def test_a_reference_is_a_line_in_the_panels_of_its_metric():
+  shown = summary.summarize(made_up.records())["copy"]
+  references = {"nanoGPT": {"loss": 1.88}}
+  added = lines_of("loss by step", shown, references)[0]
+  assert set(added.get_ydata()) == {1.88}
+  others = ("token_accuracy by step", shown)
+  assert len(lines_of(*others, references)) == len(lines_of(*others, {}))
+  caption = curves.figure("copy", [], {}, references).caption
+  assert caption.endswith("elsewhere: nanoGPT loss 1.88.")
+
+
+def lines_of(panel, shown, references):
+  """What a panel of the curves draws, in its order."""
+  shown = [one for one in shown if one.done]
+  styles = style.styles(one.attention for one in shown)
+  axes = Figure().subplots()
+  curves.figure("copy", shown, styles, references).panels[panel](axes)
+  return axes.lines
 
 
 def test_a_comparison_that_has_only_begun_is_a_report(tmp_path):

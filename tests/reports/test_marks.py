@@ -42,7 +42,7 @@ def drawn(found, styles):
     for row in made_up.scaling()
   ]
   every = [
-    *plots.of_task("recall", summaries, styles),
+    *plots.of_task("recall", summaries, styles, {}),
     *comparison_maps.of_task("recall", summaries),
     *scaling_lib.figures(rows, styles)[:1],
   ]
