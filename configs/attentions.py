@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from attention import ATTENTIONS, registry
-from models.config import GENERATING, NEEDS, missing
+from models.attention_config import GENERATING, NEEDS, missing
 from settings.suggest import one_of
 
 

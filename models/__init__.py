@@ -12,17 +12,14 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from models.around_config import AroundConfig
-from models.config import (
+from models.attention_config import (
   GENERATING,
-  KINDS,
-  PAD_ID,
-  PATCH_ID,
   AttentionConfig,
-  ModelConfig,
   check_supports,
   missing,
   slots,
 )
+from models.config import KINDS, PAD_ID, PATCH_ID, ModelConfig
 from models.conformer_config import ConformerConfig, ExtractorConfig
 from models.perceiver_config import PerceiverConfig
 from models.pyramid_config import PyramidConfig

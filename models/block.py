@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
-from models.config import AttentionConfig, ModelConfig
+from models.attention_config import AttentionConfig
+from models.config import ModelConfig
 from models.multi_head_attention import MultiHeadAttention, kernel_init
 from models.norms import make_norm
 from models.rows import by_rows

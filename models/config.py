@@ -4,18 +4,21 @@ Every fault is a ValueError that starts with the name of the field, raised when
 the config is made: before data is read and before anything compiles.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import functools
 import math
-import types
-from typing import Any
 
-from attention import ATTENTIONS, Attention, Dims, plug, registry
+from attention import Dims
 from attention.positions import t5_buckets
 from models.around_config import AroundConfig
-from settings.checks import check
-from settings.suggest import one_of
+from models.attention_config import (
+  NEEDS,
+  AttentionConfig,
+  Layers,
+  check_supports,
+  names,
+)
+from settings.checks import check, check_choices, check_ranges
 
 PAD_ID = 0
 """Id of padding in a source where nothing else says what is padding."""
@@ -46,69 +49,11 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 _FARTHEST = 2**20
 """The largest `relative_distance`; a table has an entry for each distance."""
 
-# What each slot asks of a mechanism, and how its absence reads.
-NEEDS = {
-  "encoder_attention": {
-    "bidirectional": "attend in both directions",
-    "mask": "honour a key mask",
-  },
-  "decoder_attention": {"causal": "be causal"},
-  "cross_attention": {
-    "cross": "attend to another sequence",
-    "rowwise": "attend from one position at a time",
-    "mask": "honour a key mask",
-  },
-}
-"""Choice of a model -> what its mechanism must support, and that in words."""
-
-GENERATING = {
-  "decoder_attention": {"decode": "decode token by token"},
-}
-"""Likewise, where a task generates."""
-
 _SLOTS = {
   "encoder_decoder": tuple(NEEDS),
   "decoder": ("decoder_attention",),
   "encoder": ("encoder_attention",),
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class AttentionConfig:
-  """One mechanism by name, with its own options.
-
-  Attributes:
-    name: a key of `attention.ATTENTIONS`, or 'package.module:factory'.
-    options: keyword arguments of that factory; lists become tuples.
-
-  Raises:
-    ValueError: an unknown name or option, a missing one, or a value that the
-      factory refuses. The message starts with `name` or the option.
-  """
-
-  name: str
-  options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-  def __post_init__(self):
-    options = {key: _frozen(value) for key, value in self.options.items()}
-    for key, value in options.items():
-      if isinstance(value, Mapping):
-        raise ValueError(
-          f"{key}: expected a number, text, true, false or a list, got {value!r}"
-        )
-    object.__setattr__(self, "options", types.MappingProxyType(options))
-    self.build()
-
-  def __hash__(self):
-    return hash((self.name, tuple(sorted(self.options.items()))))
-
-  def build(self) -> Attention:
-    """Returns the mechanism; equal configs give the same object."""
-    return _build(self)
-
-
-Layers = AttentionConfig | tuple[AttentionConfig, ...]
-"""One mechanism for every layer, or several that the layers take in turn."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -616,65 +561,3 @@ class ModelConfig:
       except ValueError as error:
         place = layer % len(arounds)
         raise ValueError(f"decoder_around[{place}].{error}") from None
-
-
-def slots(config: Any) -> str:
-  """Which mechanism fills which slot: 'linformer · dense · linformer'.
-
-  Read from what the model is made of, not from the name that was asked for. The
-  order is encoder, decoder, cross-attention; a model with one has one name.
-
-  Args:
-    config: a `ModelConfig` or `Seq2SeqConfig`.
-  """
-  return " · ".join(names(chosen) for chosen in config.attentions.values())
-
-
-def names(chosen: Iterable[AttentionConfig]) -> str:
-  """The mechanisms of a slot: 'dense', or 'dense + linear' in turn."""
-  return " + ".join(one.name for one in chosen)
-
-
-def check_supports(
-  field: str, config: AttentionConfig, needs: Mapping[str, str]
-) -> None:
-  """Raises ValueError where a mechanism lacks what its slot needs."""
-  for capability in missing(config.build(), needs):
-    able = ", ".join(plug.supporting(ATTENTIONS, capability))
-    raise ValueError(
-      f"{field}: {config.name} cannot {needs[capability]}; one of {able} can"
-    )
-
-
-def missing(attention: Attention, needs: Iterable[str]) -> list[str]:
-  """The capabilities among `needs` that a mechanism does not have."""
-  return [need for need in needs if not plug.can(attention, need)]
-
-
-def check_choices(config: Any, **choices: Sequence[str]) -> None:
-  """Raises ValueError where a field is none of its choices."""
-  for field, known in choices.items():
-    if getattr(config, field) not in known:
-      raise ValueError(f"{field}: {one_of(getattr(config, field), known)}")
-
-
-def check_ranges(
-  config: Any, *, counts: Sequence[str], rates: Sequence[str]
-) -> None:
-  """Raises ValueError for a count below 1 or a rate outside [0, 1)."""
-  for field in counts:
-    count = getattr(config, field)
-    check(config, field, count is None or count >= 1, "at least 1")
-  for field in rates:
-    check(config, field, 0.0 <= getattr(config, field) < 1.0, "[0, 1)")
-
-
-@functools.cache
-def _build(config: AttentionConfig) -> Attention:
-  return registry.build(config.name, config.options)
-
-
-def _frozen(value: Any) -> Any:
-  if isinstance(value, list | tuple):
-    return tuple(_frozen(item) for item in value)
-  return value

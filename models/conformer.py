@@ -12,9 +12,9 @@ from jaxtyping import Array, Bool, Float
 import numpy as np
 
 from attention import Dims
+from models.attention_config import AttentionConfig
 from models.batch_norm import BatchNorm
 from models.block import ACTIVATIONS, Mlp
-from models.config import AttentionConfig
 from models.conformer_config import ConformerConfig
 from models.depthwise import depthwise
 from models.mechanism_variables import variable_shapes

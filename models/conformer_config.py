@@ -2,17 +2,9 @@
 
 import dataclasses
 
-from models.config import (
-  ACTIVATIONS,
-  DTYPES,
-  AttentionConfig,
-  Layers,
-  ModelConfig,
-  check_choices,
-  check_ranges,
-  check_supports,
-)
-from settings.checks import check
+from models.attention_config import AttentionConfig, Layers, check_supports
+from models.config import ACTIVATIONS, DTYPES, ModelConfig
+from settings.checks import check, check_choices, check_ranges
 
 POSITIONS = ("transformer_xl", "rotary", "rotary_inputs", "none")
 EXTRACTOR_NORMS = ("group", "layer")

@@ -12,8 +12,9 @@ import numpy as np
 from attention import Dims
 from models import positions as position_encodings
 from models import tables
+from models.attention_config import AttentionConfig
 from models.block import Mlp
-from models.config import PAD_ID, AttentionConfig, ModelConfig
+from models.config import PAD_ID, ModelConfig
 from models.head import Head
 from models.mechanism_variables import variable_shapes
 from models.multi_head_attention import MultiHeadAttention

@@ -3,18 +3,15 @@
 import dataclasses
 from typing import NamedTuple
 
-from models.config import (
-  ACTIVATIONS,
-  DTYPES,
+from models.attention_config import (
   NEEDS,
   AttentionConfig,
   Layers,
-  check_choices,
-  check_ranges,
   check_supports,
   names,
 )
-from settings.checks import check
+from models.config import ACTIVATIONS, DTYPES
+from settings.checks import check, check_choices, check_ranges
 
 HEADS = ("tokens", "class")
 

@@ -6,18 +6,14 @@ import math
 from typing import Any
 
 from attention import registry
-from models.config import (
-  ACTIVATIONS,
-  DTYPES,
+from models.attention_config import (
   NEEDS,
   AttentionConfig,
   Layers,
-  ModelConfig,
-  check_choices,
-  check_ranges,
   check_supports,
 )
-from settings.checks import check
+from models.config import ACTIVATIONS, DTYPES, ModelConfig
+from settings.checks import check, check_choices, check_ranges
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -2,14 +2,9 @@
 
 import dataclasses
 
-from models.config import (
-  DTYPES,
-  NEEDS,
-  AttentionConfig,
-  check_choices,
-  check_ranges,
-  check_supports,
-)
+from models.attention_config import NEEDS, AttentionConfig, check_supports
+from models.config import DTYPES
+from settings.checks import check_choices, check_ranges
 
 CELLS = ("gru", "lstm")
 DECODERS = ("bahdanau", "luong")

@@ -1,6 +1,9 @@
 """Checks that a dataclass makes of its own fields."""
 
+from collections.abc import Sequence
 from typing import Any
+
+from settings.suggest import one_of
 
 
 def check(config: Any, name: str, valid: bool, expected: str) -> None:
@@ -19,3 +22,21 @@ def check(config: Any, name: str, valid: bool, expected: str) -> None:
     raise ValueError(
       f"{name}: expected {expected}, got {getattr(config, name)!r}"
     )
+
+
+def check_choices(config: Any, **choices: Sequence[str]) -> None:
+  """Raises ValueError where a field is none of its choices."""
+  for field, known in choices.items():
+    if getattr(config, field) not in known:
+      raise ValueError(f"{field}: {one_of(getattr(config, field), known)}")
+
+
+def check_ranges(
+  config: Any, *, counts: Sequence[str], rates: Sequence[str]
+) -> None:
+  """Raises ValueError for a count below 1 or a rate outside [0, 1)."""
+  for field in counts:
+    count = getattr(config, field)
+    check(config, field, count is None or count >= 1, "at least 1")
+  for field in rates:
+    check(config, field, 0.0 <= getattr(config, field) < 1.0, "[0, 1)")

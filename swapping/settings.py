@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from attention import ATTENTIONS
 from configs import attentions
-from models.config import AttentionConfig
+from models.attention_config import AttentionConfig
 from settings.checks import check
 from settings.typed import literal, split
 

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 import models
-from models.config import AttentionConfig
+from models.attention_config import AttentionConfig
 from models.pretrained import load
 from models.pretrained.family import Described
 from models.transformer import Transformer

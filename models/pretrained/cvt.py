@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from models.config import AttentionConfig
+from models.attention_config import AttentionConfig
 from models.pretrained import family
 from models.pretrained.bert import num_labels
 from models.pretrained.family import Described, Family, Layout, Row

@@ -3,7 +3,8 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from models.config import AttentionConfig, ModelConfig
+from models.attention_config import AttentionConfig
+from models.config import ModelConfig
 from models.pretrained import family, llama
 from models.pretrained.family import Described, Row
 

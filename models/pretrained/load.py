@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 import numpy as np
 
 from models.api import create, forward, initialize
-from models.config import AttentionConfig, Layers
+from models.attention_config import AttentionConfig, Layers
 from models.pretrained import files
 from models.pretrained.catalog import ARCHITECTURES, FAMILIES
 from models.pretrained.family import (

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from models.config import AttentionConfig, ModelConfig
+from models.attention_config import AttentionConfig
+from models.config import ModelConfig
 from models.pretrained import family
 from models.pretrained.family import Described, Family, Layout, Row
 from models.short_convolution import WIDTH

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from models.config import AttentionConfig
+from models.attention_config import AttentionConfig
 from models.pretrained import family, llama
 from models.pretrained.family import Described
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from models.config import AttentionConfig
+from models.attention_config import AttentionConfig
 from models.pretrained import bert, family
 from models.pretrained.family import Described, Family, Layout, Row
 

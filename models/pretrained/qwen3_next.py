@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from models.around_config import AroundConfig
-from models.config import AttentionConfig, ModelConfig
+from models.attention_config import AttentionConfig
+from models.config import ModelConfig
 from models.pretrained import family, llama, mamba2
 from models.pretrained.family import Described, Layout, Row
 from models.short_convolution import WIDTH

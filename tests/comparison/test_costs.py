@@ -6,7 +6,8 @@ import pytest
 
 from comparison import costs
 import models
-from models.config import AttentionConfig, ModelConfig
+from models.attention_config import AttentionConfig
+from models.config import ModelConfig
 
 LENGTH = 12
 

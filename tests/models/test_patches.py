@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import models
-from models.config import AttentionConfig, ModelConfig
+from models.attention_config import AttentionConfig
+from models.config import ModelConfig
 from models.patches import resize_bicubic
 from models.size import num_tokens
 

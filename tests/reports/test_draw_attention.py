@@ -10,7 +10,7 @@ import pytest
 
 from attention import ATTENTIONS
 import models
-from models.config import NEEDS
+from models.attention_config import NEEDS
 from process.errors import ConfigError
 from reports.example import make_example
 from tests import commands

@@ -6,7 +6,7 @@ import pytest
 
 from attention import ATTENTIONS
 import models
-from models.config import AttentionConfig
+from models.attention_config import AttentionConfig
 from models.pretrained import load
 from swapping import substitution
 from tests.models.pretrained.test_equality import HERE

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 
 import models
-from models.config import AttentionConfig
+from models.attention_config import AttentionConfig
 from swapping import substitution, variant
 from tests.swapping import cases
 

@@ -1,0 +1,111 @@
+"""A mechanism as a config chooses it, and what a model's slots ask of it."""
+
+from collections.abc import Iterable, Mapping
+import dataclasses
+import functools
+import types
+from typing import Any
+
+from attention import ATTENTIONS, Attention, plug, registry
+
+# What each slot asks of a mechanism, and how its absence reads.
+NEEDS = {
+  "encoder_attention": {
+    "bidirectional": "attend in both directions",
+    "mask": "honour a key mask",
+  },
+  "decoder_attention": {"causal": "be causal"},
+  "cross_attention": {
+    "cross": "attend to another sequence",
+    "rowwise": "attend from one position at a time",
+    "mask": "honour a key mask",
+  },
+}
+"""Choice of a model -> what its mechanism must support, and that in words."""
+
+GENERATING = {
+  "decoder_attention": {"decode": "decode token by token"},
+}
+"""Likewise, where a task generates."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionConfig:
+  """One mechanism by name, with its own options.
+
+  Attributes:
+    name: a key of `attention.ATTENTIONS`, or 'package.module:factory'.
+    options: keyword arguments of that factory; lists become tuples.
+
+  Raises:
+    ValueError: an unknown name or option, a missing one, or a value that the
+      factory refuses. The message starts with `name` or the option.
+  """
+
+  name: str
+  options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+  def __post_init__(self):
+    options = {key: _frozen(value) for key, value in self.options.items()}
+    for key, value in options.items():
+      if isinstance(value, Mapping):
+        raise ValueError(
+          f"{key}: expected a number, text, true, false or a list, got {value!r}"
+        )
+    object.__setattr__(self, "options", types.MappingProxyType(options))
+    self.build()
+
+  def __hash__(self):
+    return hash((self.name, tuple(sorted(self.options.items()))))
+
+  def build(self) -> Attention:
+    """Returns the mechanism; equal configs give the same object."""
+    return _build(self)
+
+
+Layers = AttentionConfig | tuple[AttentionConfig, ...]
+"""One mechanism for every layer, or several that the layers take in turn."""
+
+
+def slots(config: Any) -> str:
+  """Which mechanism fills which slot: 'linformer · dense · linformer'.
+
+  Read from what the model is made of, not from the name that was asked for. The
+  order is encoder, decoder, cross-attention; a model with one has one name.
+
+  Args:
+    config: a `ModelConfig` or `Seq2SeqConfig`.
+  """
+  return " · ".join(names(chosen) for chosen in config.attentions.values())
+
+
+def names(chosen: Iterable[AttentionConfig]) -> str:
+  """The mechanisms of a slot: 'dense', or 'dense + linear' in turn."""
+  return " + ".join(one.name for one in chosen)
+
+
+def check_supports(
+  field: str, config: AttentionConfig, needs: Mapping[str, str]
+) -> None:
+  """Raises ValueError where a mechanism lacks what its slot needs."""
+  for capability in missing(config.build(), needs):
+    able = ", ".join(plug.supporting(ATTENTIONS, capability))
+    raise ValueError(
+      f"{field}: {config.name} cannot {needs[capability]}; one of {able} can"
+    )
+
+
+def missing(attention: Attention, needs: Iterable[str]) -> list[str]:
+  """The capabilities among `needs` that a mechanism does not have."""
+  return [need for need in needs if not plug.can(attention, need)]
+
+
+@functools.cache
+def _build(config: AttentionConfig) -> Attention:
+  return registry.build(config.name, config.options)
+
+
+def _frozen(value: Any) -> Any:
+  if isinstance(value, list | tuple):
+    return tuple(_frozen(item) for item in value)
+  return value
