@@ -128,7 +128,8 @@ def line(record: Record) -> str:
   for swap in record["swaps"]:
     losses = [swap.get(f"{stage}loss") for stage in _STAGES]
     shown = " → ".join(f"{loss:.4f}" for loss in losses if loss is not None)
-    kept = f" ({swap['keep']} layers kept)" if swap["keep"] else ""
+    keep = swap["keep"]
+    kept = f" ({keep} layer{'s'[: keep != 1]} kept)" if keep else ""
     parts.append(f"loss {shown}{kept}")
   return f"{label}: {', '.join(parts)}"
 
