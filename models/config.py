@@ -84,7 +84,8 @@ class ModelConfig:
       that are stored as what they have beyond 1 (Qwen3-Next), 'rms_joint', by that
       of all heads together (OLMo 2), 'l2', to length 1, or 'none'.
     short_convolution: queries, keys and values of a decoder's self-attention are
-      convolved with the three positions before, then SiLU (Mamba, DeltaNet).
+      convolved with the three positions before, then SiLU (Mamba, DeltaNet). Of a
+      mechanism that makes its own keys ('own_keys') only queries are.
     short_convolution_bias: these have biases.
     output_norm: of the result of each head of self-attention: 'rms' (GLA,
       DeltaNet), 'group' (RetNet) or 'none'; or 'rms_joint', of all heads together
