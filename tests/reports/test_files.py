@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 import numpy as np
 import pytest
 
+from comparison import records
 from reports import curves, files, numbers, style, summary
 from tests.reports import made_up
 
@@ -146,6 +147,16 @@ def test_a_reference_is_a_line_in_the_panels_of_its_metric():
   assert len(lines_of(*others, references)) == len(lines_of(*others, {}))
   caption = curves.figure("copy", [], {}, references).caption
   assert caption.endswith("elsewhere: nanoGPT loss 1.88.")
+
+
+def test_references_are_kept_and_drawn(tmp_path):
+  records.refer(tmp_path, {"copy": {"nanoGPT": {"loss": 1.88}}})
+  files.write(tmp_path, made_up.records(), None)
+  picture = tmp_path / files.PLOTS / "curves-copy.svg"
+  texts = ["".join(x.itertext()) for x in ElementTree.parse(picture).iter()]
+  assert "nanoGPT" in texts
+  records.refer(tmp_path, {})
+  assert records.references(tmp_path) == {}
 
 
 def lines_of(panel, shown, references):
