@@ -103,10 +103,11 @@ def _curve(
     )
     axes.annotate(
       source,
-      (0, value),
+      (1, value),
       xycoords=("axes fraction", "data"),
-      xytext=(2, 2),
+      xytext=(-2, 2),
       textcoords="offset points",
+      ha="right",
       fontsize=7,
       color=style_lib.MUTED,
     )
