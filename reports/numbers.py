@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 import math
 import statistics
 
+from scipy import special
+
 from training.metrics import format_number
 
 TIED = "≈"
@@ -11,9 +13,6 @@ TIED = "≈"
 
 SHARED = "*"
 """Stands behind times of runs that shared their machine."""
-
-# Two-sided 95 % of Student's t, by degrees of freedom 1 … 10.
-_T = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
 def half_interval(values: Sequence[float]) -> float | None:
@@ -79,10 +78,10 @@ def can_be_told_apart(
   difference = abs(means[0] - means[1])
   if not any(squares):
     return difference > 0.0
-  # Welch and Satterthwaite; a whole number below it is on the safe side.
+  # Welch and Satterthwaite.
   sizes = len(values) - 1, len(others) - 1
   parts = [x**2 / n for x, n in zip(squares, sizes, strict=True)]
-  freedom = max(1, math.floor(sum(squares) ** 2 / sum(parts)))
+  freedom = sum(squares) ** 2 / sum(parts)
   return difference > _student(freedom) * math.sqrt(sum(squares))
 
 
@@ -91,11 +90,9 @@ def _error(values: Sequence[float]) -> float:
   return statistics.stdev(values) / math.sqrt(len(values))
 
 
-def _student(freedom: int) -> float:
+def _student(freedom: float) -> float:
   """Two-sided 95 % of Student's t."""
-  # Beyond the table, the first terms of the expansion around the normal's.
-  beyond = 1.96 + 2.372 / freedom + 2.82 / freedom**2 + 2.56 / freedom**3
-  return _T[freedom - 1] if freedom <= len(_T) else beyond
+  return float(special.stdtrit(freedom, 0.975))
 
 
 def _share(logit: float) -> float:

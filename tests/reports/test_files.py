@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 from matplotlib.figure import Figure
 import numpy as np
 import pytest
+from scipy import stats
 
 from comparison import records
 from reports import curves, files, numbers, style, summary
@@ -79,7 +80,7 @@ def test_the_text_tells_the_tables_and_how_they_came_about(folder):
   rows = [re.split(r" *\| *", line) for line in text.splitlines()]
   dense = next(row for row in rows if row[1:3] == ["`dense`", "2/2"])
   # Of the better point: 0.95 and 0.97, t(1) = 12.71, s = 0.02 / √2; cut at 1.
-  assert dense[3:5] == ["0.003", "0.9600 [0.4671, 0.9985] ≈"]
+  assert dense[3:5] == ["0.003", "0.9600 [0.4673, 0.9985] ≈"]
   linear = next(row for row in rows if row[1:3] == ["`linear`", "2/2"])
   assert linear[3:5] == ["0.001", "0.6600 [0.5242, 0.7738] ≈"]
   assert "| `performer`" in text
@@ -192,8 +193,8 @@ def test_an_interval_stays_in_the_range_of_its_metric():
   # t(2) = 4.303 and s = 0.01: half of it is 0.0248.
   values = [0.98, 0.99, 1.0]
   assert numbers.interval(values) == "0.9900 ± 0.0248"
-  # logit(0.99) = 4.5951, and 0.02484 / (0.99 · 0.01) = 2.5094.
-  expected = [1 / (1 + math.exp(-x)) for x in (2.0857, 7.1045)]
+  # logit(0.99) = 4.5951, and 0.02484 / (0.99 · 0.01) = 2.5092.
+  expected = [1 / (1 + math.exp(-x)) for x in (2.0859, 7.1044)]
   assert numbers.ends(values, 1.0) == pytest.approx(expected, abs=1e-5)
   assert numbers.interval(values, 1.0) == "0.9900 [0.8895, 0.9992]"
   percents = [100 * x for x in values]
@@ -247,6 +248,16 @@ def test_means_are_told_apart_by_welch():
   # The same difference counts for more near an end.
   assert apart([0.50, 0.51, 0.52], [0.53, 0.54, 0.55], 1.0) is True
   assert apart([0.97, 0.98, 0.99], [0.98, 0.99, 1.0], 1.0) is False
+
+
+def test_without_a_bound_it_is_the_test_of_scipy():
+  drawn = np.random.default_rng(2).normal(size=(300, 2, 3)).tolist()
+  drawn = [(x, [3 * value + 1 for value in y]) for x, y in drawn]
+  expected = [
+    stats.ttest_ind(x, y, equal_var=False).pvalue < 0.05 for x, y in drawn
+  ]
+  assert [numbers.can_be_told_apart(x, y) for x, y in drawn] == expected
+  assert 3 < sum(expected) < 100
 
 
 def test_equal_means_are_told_as_often_as_they_should():

@@ -31,7 +31,7 @@ def test_every_row_has_the_columns_of_its_header():
   assert r"\texttt{dense} & " in text
   assert r"exact\_match" in text
   # Two seeds each: their means cannot be told apart.
-  assert r"0.9600 [0.4671, 0.9985] $\approx$" in text
+  assert r"0.9600 [0.4673, 0.9985] $\approx$" in text
   assert "failed: exit code 1" in text
 
 
