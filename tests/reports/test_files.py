@@ -82,7 +82,7 @@ def test_the_text_tells_the_tables_and_how_they_came_about(folder):
   # Of the better point: 0.95 and 0.97, t(1) = 12.71, s = 0.02 / √2; cut at 1.
   assert dense[3:5] == ["0.003", "0.9600 [0.4673, 0.9985] ≈"]
   linear = next(row for row in rows if row[1:3] == ["`linear`", "2/2"])
-  assert linear[3:5] == ["0.001", "0.6600 [0.5242, 0.7738] ≈"]
+  assert linear[3:5] == ["0.001", "0.6600 [0.5242, 0.7737] ≈"]
   assert "| `performer`" in text
   assert "failed: exit code 1: loss is <nan> at step 3" in text
   assert "not supported: lsh: a \\| b" in text
