@@ -137,7 +137,9 @@ def _ticks(
     axis.set_major_locator(ticker.LogLocator(subs=subs, numticks=9))
     axis.set_minor_formatter(ticker.NullFormatter())
   else:
-    axis.set_major_locator(ticker.MaxNLocator(5))
+    # Side by side, ticks with their unit need more room than one above the other.
+    is_wide = bool(unit) and which == "x"
+    axis.set_major_locator(ticker.MaxNLocator(3 if is_wide else 5))
   axis.set_major_formatter(
     ticker.FuncFormatter(lambda value, _: with_unit(value, unit))
   )
