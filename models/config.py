@@ -18,7 +18,8 @@ from models.attention_config import (
   check_supports,
   names,
 )
-from settings.checks import check, check_choices, check_ranges
+from settings.checks import check, check_ranges
+from settings.suggest import check_choices
 
 PAD_ID = 0
 """Id of padding in a source where nothing else says what is padding."""

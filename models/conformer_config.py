@@ -4,7 +4,8 @@ import dataclasses
 
 from models.attention_config import AttentionConfig, Layers, check_supports
 from models.config import ACTIVATIONS, DTYPES, ModelConfig
-from settings.checks import check, check_choices, check_ranges
+from settings.checks import check, check_ranges
+from settings.suggest import check_choices
 
 POSITIONS = ("transformer_xl", "rotary", "rotary_inputs", "none")
 EXTRACTOR_NORMS = ("group", "layer")

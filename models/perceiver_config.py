@@ -11,7 +11,8 @@ from models.attention_config import (
   names,
 )
 from models.config import ACTIVATIONS, DTYPES
-from settings.checks import check, check_choices, check_ranges
+from settings.checks import check, check_ranges
+from settings.suggest import check_choices
 
 HEADS = ("tokens", "class")
 

@@ -13,7 +13,8 @@ from models.attention_config import (
   check_supports,
 )
 from models.config import ACTIVATIONS, DTYPES, ModelConfig
-from settings.checks import check, check_choices, check_ranges
+from settings.checks import check, check_ranges
+from settings.suggest import check_choices
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,8 @@ import dataclasses
 
 from models.attention_config import NEEDS, AttentionConfig, check_supports
 from models.config import DTYPES
-from settings.checks import check_choices, check_ranges
+from settings.checks import check_ranges
+from settings.suggest import check_choices
 
 CELLS = ("gru", "lstm")
 DECODERS = ("bahdanau", "luong")

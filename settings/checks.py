@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-from settings.suggest import one_of
-
 
 def check(config: Any, name: str, valid: bool, expected: str) -> None:
   """Raises a ValueError that begins with the field's name.
@@ -22,13 +20,6 @@ def check(config: Any, name: str, valid: bool, expected: str) -> None:
     raise ValueError(
       f"{name}: expected {expected}, got {getattr(config, name)!r}"
     )
-
-
-def check_choices(config: Any, **choices: Sequence[str]) -> None:
-  """Raises ValueError where a field is none of its choices."""
-  for field, known in choices.items():
-    if getattr(config, field) not in known:
-      raise ValueError(f"{field}: {one_of(getattr(config, field), known)}")
 
 
 def check_ranges(

@@ -1,8 +1,9 @@
 """What a message says about a name that is not known."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 import difflib
 import types
+from typing import Any
 
 from attention.arguments import near
 
@@ -15,6 +16,13 @@ def one_of(got: object, known: Iterable[str]) -> str:
   return (
     f"expected one of {', '.join(known)}, got {got!r}{near(str(got), known)}"
   )
+
+
+def check_choices(config: Any, **choices: Sequence[str]) -> None:
+  """Raises ValueError where a field is none of its choices."""
+  for field, known in choices.items():
+    if getattr(config, field) not in known:
+      raise ValueError(f"{field}: {one_of(getattr(config, field), known)}")
 
 
 def instead(
