@@ -128,7 +128,12 @@ def refer(workdir: Path, references: Mapping[str, Any]) -> None:
   """Keeps results from elsewhere, task -> name -> metric -> value."""
   path = workdir / REFERENCES
   if references:
-    claimed.replace(path, references)
+    # A config's mappings are read-only ones, which JSON does not know.
+    content = {
+      task: {name: dict(values) for name, values in of_task.items()}
+      for task, of_task in references.items()
+    }
+    claimed.replace(path, content)
   else:
     path.unlink(missing_ok=True)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from comparison import records
+from comparison import config, records
 from reports import curves, files, numbers, style, summary
 from tests.reports import made_up
 
@@ -151,7 +151,10 @@ def test_a_reference_is_a_line_in_the_panels_of_its_metric():
 
 
 def test_references_are_kept_and_drawn(tmp_path):
-  records.refer(tmp_path, {"copy": {"nanoGPT": {"loss": 1.88}}})
+  given = {"copy": {"nanoGPT": {"loss": 1.88}}}
+  comparison = config.parse({"tasks": "copy", "references": given})
+  records.refer(tmp_path, comparison.references)
+  assert records.references(tmp_path) == given
   files.write(tmp_path, made_up.records(), None)
   picture = tmp_path / files.PLOTS / "curves-copy.svg"
   texts = ["".join(x.itertext()) for x in ElementTree.parse(picture).iter()]
