@@ -25,8 +25,8 @@ from tests.tasks.text_cases import TEXT
     ({"num_stps": 3}, "config.num_stps: unknown; did you mean 'num_steps'?"),
     ({"per_task": {"cpoy": {}}}, "config.per_task.cpoy: no such task here; "),
     (
-      {"references": {"text": {"nanoGPT": {"loss": 1.88}}}},
-      "config.references.text: no such task here; ",
+      {"references": {"txet": {"nanoGPT": {"loss": 1.88}}}},
+      "config.references.txet: no such task here; ",
     ),
     (
       {"references": {"copy": {"nanoGPT": 1.88}}},
