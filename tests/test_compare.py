@@ -308,3 +308,9 @@ def test_the_whole_command_from_training_to_the_page(tmp_path):
   )
   assert code == 2
   assert "holds another comparison: config.tasks is" in error
+
+
+def test_a_section_of_a_task_that_is_left_out_may_stay():
+  leaves = {"recall": {"num_steps": 3}}
+  left_out = config_lib.parse({"tasks": "copy", "per_task": leaves})
+  assert left_out.leaves("copy") == {}

@@ -163,12 +163,6 @@ def test_references_are_kept_and_drawn(tmp_path):
   assert records.references(tmp_path) == {}
 
 
-def test_a_section_of_a_task_that_is_left_out_may_stay():
-  leaves = {"recall": {"num_steps": 3}}
-  left_out = config.parse({"tasks": "copy", "per_task": leaves})
-  assert left_out.leaves("copy") == {}
-
-
 def lines_of(panel, shown, references):
   """What a panel of the curves draws, in its order."""
   shown = [one for one in shown if one.done]
