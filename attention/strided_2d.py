@@ -45,7 +45,7 @@ def strided_2d_attention(
       square, with ⌈√T⌉ columns, whose last row may be incomplete.
     stride: s, at least 1; with 1 it is dense attention. 2 in the paper.
     mask: boolean, True = attend, broadcastable to `[B, N, T, S]`.
-    is_causal: must be False: on a grid there is no order of positions.
+    is_causal: must be False: positions on a grid have no order.
     scale: factor of the logits; None is 1/√H. The paper's code takes 1/√F, for
       features F of all heads.
     query_segment_ids: `[B, T]`; a query sees keys of its own segment only.

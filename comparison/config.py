@@ -87,7 +87,7 @@ class Comparison:
           f"{getattr(self, field)!r}"
         )
     for task in self.task_names:
-      if not Path(f"configs/{task}.py").is_file():
+      if not _is_task(task):
         raise ValueError(f"tasks: no file configs/{task}.py for {task!r}")
     self._check_tasks("per_task", "LEAF", "num_steps")
     for task, leaves in self.per_task.items():
@@ -151,7 +151,7 @@ class Comparison:
   def _check_tasks(self, field: str, inside: str, example: str) -> None:
     """Raises ValueError where a section is of no task; it may be of one left out."""
     for task in getattr(self, field):
-      if not Path(f"configs/{task}.py").is_file():
+      if not _is_task(task):
         raise ValueError(
           f"{field}.{task}: no such task here; "
           f"{instead(task, self.task_names)}; a leaf is {field}.TASK.{inside}, "
@@ -234,6 +234,11 @@ class Comparison:
         f"{next(iter(given))}: it decides the number of steps; expected no "
         "num_steps beside it"
       )
+
+
+def _is_task(name: str) -> bool:
+  """Whether there is a config of this name."""
+  return Path(f"configs/{name}.py").is_file()
 
 
 def _check_mechanism(field: str, name: Any, known: Iterable[str]) -> None:

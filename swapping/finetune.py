@@ -63,12 +63,12 @@ def finetune(
   )
   config = experiment_config.parse(mapping)
   workdir.check(run_folder, config)
-  run = experiment.create(config, run_folder)
   if workdir.final_metrics(run_folder, config) is None:
-    workdir.write_config(run_folder, config)
-    run.task.save(run_folder)
+    run = experiment.begin(config, run_folder)
     if loop.run(run, run_folder) is None:
       return None
+  else:
+    run = experiment.create(config, run_folder)
   variables = inference.restore_variables(run, run_folder)
   opened = load.open_folder(weights)
   model = load.make_model(

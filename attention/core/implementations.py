@@ -78,7 +78,7 @@ def choose(
     mask: broadcastable to `[B, N, T, S]`, True = attend.
     bias: broadcastable to `[B, N, T, S]`.
     sides: (left, right) of a window, as `local_window_size` in jax.nn, with
-      right = 0 if the call is causal; None means that there is no window.
+      right = 0 if the call is causal; None is a call without a window.
     without: options that only 'xla' has -> whether the call has them.
 
   Raises:
