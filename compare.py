@@ -84,7 +84,14 @@ def _run() -> Path:
   seed = comparison.seed_numbers[0]
   if rungs := comparison.rungs:
     groups = halving.groups(runs)[first - 1 :: step]
-    halving.launch(groups, folder, seed, rungs, comparison.together)
+    halving.launch(
+      groups,
+      folder,
+      seed,
+      rungs,
+      comparison.together,
+      comparison.choosing_seeds,
+    )
   else:
     groups = launch.groups(runs, comparison.together)[first - 1 :: step]
     mine = [run for group in groups for run in group]

@@ -22,6 +22,10 @@ APART = "apart"
 """The value of `Comparison.together` that gives every run its own process."""
 
 
+FIRST, ALL = "first", "all"
+"""Which seeds choose among the points of a grid, as `halving.seeds` has it."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Comparison:
   """A comparison, validated.
@@ -47,8 +51,10 @@ class Comparison:
       each a row of its own in the report, with its own choice of a point of the
       grid.
     halving: {'rungs': shares of the steps, as 0.25 and 0.5}: at each of them the
-      worse half of a mechanism's points of the grid is stopped, by the first
-      seed; the other seeds run the point that is left. Empty runs all points.
+      worse half of a mechanism's points of the grid is stopped. Without more, the
+      first seed chooses, and the other seeds run the point that is left; with
+      'seeds': 'all' beside it, all seeds begin at every point and their mean
+      chooses. Empty runs all points.
     together: how runs that differ in seed and learning rate alone are trained: in
       one process with one program, 'in_turn' or 'side_by_side' under `jax.vmap`;
       'apart' in a process each; 'auto' is the faster of the first two, by the
@@ -131,6 +137,11 @@ class Comparison:
     """Shares of the steps at which points of the grid are stopped."""
     return _values(self.halving.get("rungs", ()))
 
+  @property
+  def choosing_seeds(self) -> str:
+    """`FIRST` or `ALL`: the seeds whose loss decides at a rung."""
+    return self.halving.get("seeds", FIRST)
+
   def grid_points(self) -> Iterator[Leaves]:
     """Every combination of the grid's values; `{}` alone without a grid."""
     return _combinations(self.grid)
@@ -199,8 +210,15 @@ class Comparison:
 
   def _check_halving(self):
     for name in self.halving:
-      if name != "rungs":
-        raise ValueError(f"halving.{name}: no such leaf; expected rungs")
+      if name not in ("rungs", "seeds"):
+        raise ValueError(
+          f"halving.{name}: no such leaf; expected rungs or seeds"
+        )
+    if self.choosing_seeds not in (FIRST, ALL):
+      raise ValueError(
+        f"halving.seeds: expected {FIRST!r} or {ALL!r}, got "
+        f"{self.choosing_seeds!r}"
+      )
     rungs = self.rungs
     shares = all(isinstance(x, (int, float)) and 0 < x < 1 for x in rungs)
     if not shares or sorted(set(rungs)) != rungs:

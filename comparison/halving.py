@@ -1,9 +1,10 @@
 """Successive halving: which points of a grid are trained to their end.
 
 At each rung, a share of the steps, the worse half of the points of the grid of a row
-is stopped, by the loss of the first seed on the first held-out split; the other seeds
-run the point that is left. Four points and rungs 1/4 and 1/2 take
-4/4 + 2/4 + 1/2 = 2 runs where the whole grid takes 4; with three seeds 4 of 12.
+is stopped, by the loss on the first held-out split. By the first seed, the other
+seeds run only the point that is left: four points and rungs 1/4 and 1/2 take
+4/4 + 2/4 + 1/2 = 2 runs where the whole grid takes 4, and 4 of 12 with three seeds.
+By the mean over all seeds they take 6 of 12, and no seed chooses for the others.
 
 Paper: Jamieson and Talwalkar 2016, arXiv:1502.07943.
 """
@@ -12,10 +13,11 @@ from collections.abc import Mapping, Sequence
 import json
 import math
 from pathlib import Path
+import statistics
 
 from comparison import launch as launch_lib
 from comparison import records
-from comparison.config import APART
+from comparison.config import ALL, APART, FIRST
 from comparison.plan import Run
 
 Group = list[Run]
@@ -37,10 +39,11 @@ def launch(
   map_seed: int,
   rungs: Sequence[float],
   together: str = APART,
+  seeds: str = FIRST,
 ) -> None:
   """`launch.launch` of all groups, of which `rungs` stop some runs early.
 
-  The first seed of every group comes before the other seeds of any.
+  The seeds that choose come first in every group, before the others of any.
 
   Args:
     of_runs: of the plan, or one shard of it.
@@ -48,20 +51,22 @@ def launch(
     map_seed: as in `launch.launch`.
     rungs: growing shares of the steps, between 0 and 1.
     together: as in `launch.launch`.
+    seeds: which of them choose, as in `Comparison.halving`.
   """
   later = []
   for group in of_runs:
     first = group[0].seed
-    points = [run for run in group if run.seed == first]
-    others = [run for run in group if run.seed != first]
-    able = [run for run in points if not run.obstacle]
-    for share in rungs if len(able) > 1 else ():
+    choosing = [run for run in group if seeds == ALL or run.seed == first]
+    others = [run for run in group if run not in choosing]
+    able = [run for run in choosing if not run.obstacle]
+    for share in rungs if len(_families(able)) > 1 else ():
       able = _after_rung(able, workdir, share, together)
-    unable = [run for run in points if run.obstacle]
+    unable = [run for run in choosing if run.obstacle]
     launch_lib.launch([*able, *unable], workdir, map_seed, together)
-    if len(able) > 1:
-      losses = {run.identity: _final_loss(run, workdir) for run in able}
-      able = [run for run in able if run.identity == best_first(losses)[0]]
+    if others and len(able) > 1:
+      losses = [_final_loss(run, workdir) for run in able]
+      family = best_first(_means(able, losses))[0]
+      able = [run for run in able if run.family == family]
     later += [run for run in others if run.obstacle]
     for run in others:
       if run.obstacle:
@@ -74,31 +79,42 @@ def launch(
 
 
 def best_first(losses: Mapping[str, float]) -> list[str]:
-  """Identities of runs by their loss; one that is not finite is the worst."""
+  """Points, or runs, by their loss; one that is not finite is the worst."""
   finite = {
-    identity: loss if math.isfinite(loss) else math.inf
-    for identity, loss in losses.items()
+    name: loss if math.isfinite(loss) else math.inf
+    for name, loss in losses.items()
   }
   return sorted(finite, key=finite.__getitem__)
+
+
+def _families(runs: Sequence[Run]) -> list[str]:
+  """Points of the grid, each once: a point is all seeds of a family."""
+  return list(dict.fromkeys(run.family for run in runs))
+
+
+def _means(runs: Sequence[Run], losses: Sequence[float]) -> dict[str, float]:
+  """Mean loss over the seeds of each point."""
+  found: dict[str, list[float]] = {}
+  for run, loss in zip(runs, losses, strict=True):
+    found.setdefault(run.family, []).append(loss)
+  return {family: statistics.fmean(of) for family, of in found.items()}
 
 
 def _after_rung(
   runs: Group, workdir: Path, share: float, together: str
 ) -> Group:
-  """The better half of the runs, rounded up; the others are stopped."""
-  found = launch_lib.losses_at(runs, workdir, share, together)
-  losses = {run.identity: loss for run, loss in zip(runs, found, strict=True)}
+  """Runs of the better half of the points, rounded up; the others are stopped."""
+  losses = _means(runs, launch_lib.losses_at(runs, workdir, share, together))
   order = best_first(losses)
   kept = order[: math.ceil(len(order) / 2)]
   for run in runs:
-    if run.identity not in kept:
-      loss = losses[run.identity]
+    if run.family not in kept:
       why = (
-        f"loss {loss:.4g} after {share:.3g} of the steps, where "
+        f"loss {losses[run.family]:.4g} after {share:.3g} of the steps, where "
         f"{losses[kept[-1]]:.4g} went on"
       )
       _stop(run, workdir, why)
-  return [run for run in runs if run.identity in kept]
+  return [run for run in runs if run.family in kept]
 
 
 def _final_loss(run: Run, workdir: Path) -> float:

@@ -44,7 +44,7 @@ def report(
     if costs:
       made = table_rows.make(summaries, (), costs)
       lines += ["", "Cost", "", *_table(made)]
-    if notes := words.notes(summaries, [*quality, *costs]):
+    if notes := words.notes(summaries, [*quality, *costs], shared):
       lines += ["", *(f"- {_one_line(note)}" for note in notes)]
     lines += ["", "Commands, with the first seed:", ""]
     lines += [f"    {table.command(one.runs[0])}" for one in summaries]

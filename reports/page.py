@@ -46,7 +46,7 @@ def page(
     anchor = f"task-{words.stem(task)}"
     anchors[anchor] = task
     parts.append(kept(f'<section id="{anchor}">\n<h2>{html.escape(task)}</h2>'))
-    parts.append(kept(_tables(of_task, styles)))
+    parts.append(kept(_tables(of_task, shared, styles)))
     parts += [*map(figure_part, by_task[task]), kept("</section>")]
   if scaling:
     anchors["scaling"] = "Scaling"
@@ -111,7 +111,9 @@ def kept(markup: str) -> Part:
 
 
 def _tables(
-  of_task: Sequence[summary.Summary], styles: Mapping[str, style.Style]
+  of_task: Sequence[summary.Summary],
+  shared: Mapping[str, Any],
+  styles: Mapping[str, style.Style],
 ) -> str:
   quality = summary.quality_columns(of_task)
   costs = summary.cost_columns(of_task)
@@ -128,7 +130,7 @@ def _tables(
     ]
   if costs:
     lines += ["<h3>Cost</h3>", cells.summaries(of_task, (), costs, styles)]
-  if notes := words.notes(of_task, [*quality, *costs]):
+  if notes := words.notes(of_task, [*quality, *costs], shared):
     items = "\n".join(f"<li>{prose(note)}</li>" for note in notes)
     lines.append(f'<ul class="notes">\n{items}\n</ul>')
   return "\n".join(lines)

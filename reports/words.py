@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import re
 from typing import Any
 
+from comparison.config import ALL
+from comparison.plan import BASELINE
 from comparison.records import Record
 from reports import numbers, quality, table
 from reports.columns import COSTS, Column
@@ -18,6 +20,10 @@ INTERVALS = (
   "be told apart from it (Welch's t-test at 5 %, on the same scale, without a "
   "correction for the number of rows)."
 )
+
+_NARROWEST = "--config.model.mlp_features=1"
+_EQUAL = 0.01
+"""Share by which parameters may differ where they could be matched."""
 
 _SHARED = (
   f"{numbers.SHARED} stands behind times of runs that shared their machine: other "
@@ -71,13 +77,23 @@ def setup(shared: Mapping[str, Any], found: Sequence[Record]) -> list[str]:
   ):
     sentences.append(_SHARED)
   sentences += _across(found, bool(shared.get("match_parameters")))
-  sentences.append(_optimizer(found, shared.get("halving.rungs")))
+  sentences.append(_optimizer(found, shared))
   return [*sentences, *_leaves(shared)]
 
 
-def notes(summaries: Sequence[Summary], columns: Sequence[Column]) -> list[str]:
-  """Why a summary misses a value, or a mechanism misses runs."""
-  lines = []
+def notes(
+  summaries: Sequence[Summary],
+  columns: Sequence[Column],
+  shared: Mapping[str, Any],
+) -> list[str]:
+  """Why a row misses a value or runs, and which could not be made equal.
+
+  Args:
+    summaries: of a task.
+    columns: what is shown of each.
+    shared: of the comparison, leaf -> value; empty where it is not known.
+  """
+  lines = _unmatched(summaries) if shared.get("match_parameters") else []
   for one in summaries:
     name = f"`{one.label}`"
     failed = [run for run in one.runs if "final" not in run]
@@ -173,7 +189,27 @@ def _across(found: Sequence[Record], is_matched: bool) -> list[str]:
   return [told]
 
 
-def _optimizer(found: Sequence[Record], rungs: Sequence[float] | None) -> str:
+def _unmatched(summaries: Sequence[Summary]) -> list[str]:
+  """Rows whose feed-forward layers had to become as narrow as they can be."""
+  baselines = {
+    one.point: one.runs[0]["parameters"]
+    for one in summaries
+    if one.attention == BASELINE
+  }
+  lines = []
+  for one in summaries:
+    parameters, baseline = one.runs[0]["parameters"], baselines.get(one.point)
+    if _NARROWEST not in one.runs[0].get("arguments", ()):
+      continue
+    line = f"`{one.label}`: its feed-forward layers have a width of 1"
+    if baseline and parameters > (1 + _EQUAL) * baseline:
+      more = 100 * (parameters / baseline - 1)
+      line += f", and it still has {more:.0f} % more parameters than `dense`"
+    lines.append(line)
+  return lines
+
+
+def _optimizer(found: Sequence[Record], shared: Mapping[str, Any]) -> str:
   grid = _points(found, "grid")
   if not grid:
     return (
@@ -181,12 +217,20 @@ def _optimizer(found: Sequence[Record], rungs: Sequence[float] | None) -> str:
       "mechanism."
     )
   ran = f"Every mechanism ran at every point of the grid {grid}"
-  if rungs:
+  if rungs := shared.get("halving.rungs"):
     shares = " and ".join(f"{100 * share:.3g} %" for share in rungs)
+    whose, loss, then = (
+      ("every seed", "higher mean loss", "")
+      if shared.get("halving.seeds") == ALL
+      else (
+        "the first seed",
+        "higher loss",
+        ", and the other seeds ran the point that was left",
+      )
+    )
     ran = (
-      f"Every mechanism began at every point of the grid {grid} with the first "
-      f"seed; after {shares} of the steps the half with the higher loss was "
-      "stopped, and the other seeds ran the point that was left"
+      f"Every mechanism began at every point of the grid {grid} with {whose}; "
+      f"after {shares} of the steps the half with the {loss} was stopped{then}"
     )
   return (
     f"{ran}; tables and plots show the point with the best mean over seeds of "

@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 from comparison import config, records
-from reports import curves, files, numbers, style, summary
+from reports import curves, files, numbers, style, summary, words
 from tests.reports import made_up
 
 PLOTS = (
@@ -92,6 +92,27 @@ def test_the_text_tells_the_tables_and_how_they_came_about(folder):
   assert "accuracy_depth_25" not in text
   for title in ("exact_match", "step, ms", "whole run, min"):
     assert f"- {title}: " in text
+
+
+def test_a_row_that_could_not_be_matched_is_named():
+  found = [dict(record) for record in made_up.records()]
+  for record in found:
+    if record["attention"] == "linear":
+      narrowest = "--config.model.mlp_features=1"
+      record["arguments"] = [*record["arguments"], narrowest]
+      record["parameters"] = 1200
+  summaries = summary.summarize(found)["copy"]
+  told = words.notes(summaries, [], {"match_parameters": True})
+  assert (
+    "`linear`: its feed-forward layers have a width of 1, and it still has 20 % "
+    "more parameters than `dense`"
+  ) in told
+  told = words.notes(summaries, [], {"match_parameters": False})
+  assert not any("feed-forward" in note for note in told)
+  for record in found:
+    record["parameters"] = 1000
+  told = words.notes(summaries, [], {"match_parameters": True})
+  assert "`linear`: its feed-forward layers have a width of 1" in told
 
 
 @pytest.mark.parametrize("stem", PLOTS)
