@@ -1,0 +1,58 @@
+"""Rules that read little of an expression of ListOps."""
+
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.listops_rules import Seen, accuracies, seen
+from tests import commands
+
+
+@pytest.mark.parametrize(
+  ("expression", "expected"),
+  [
+    ("7", Seen("", 7)),
+    ("[MAX 4 3 [MIN 2 9 ] 1 ]", Seen("[MAX", 4)),
+    ("[SM 9 [SM 5 5 ] 8 ]", Seen("[SM", 7)),
+    ("[MED [MIN 1 2 ] [MAX 1 [SM 2 2 ] ] ]", Seen("[MED", None)),
+  ],
+)
+def test_only_the_root_and_its_digits_are_seen(expression, expected):
+  assert seen(expression.split()) == expected
+
+
+def test_rules_give_the_most_frequent_answer_after_what_they_see():
+  low, high = Seen("[MIN", 1), Seen("[MAX", 8)
+  counted = [(low, 1), (low, 1), (low, 0), (high, 8), (high, 9), (high, 8)]
+  counted += [(Seen("[MAX", 9), 9)] * 3
+  tried = [(low, 1), (high, 8), (Seen("[MAX", 9), 9), (Seen("[SM", 3), 9)]
+  # 9 is the most frequent of all and after [MAX; [SM was never counted.
+  assert accuracies(counted, tried) == {
+    "nothing": 0.5,
+    "the operator at the root": 0.5,
+    "that operator on its digits": 0.75,
+  }
+
+
+def run(*arguments):
+  return subprocess.run(
+    [sys.executable, "-m", "benchmarks.listops_rules", *arguments],
+    capture_output=True,
+    text=True,
+    check=False,
+    cwd=commands.ROOT,
+    env=commands.environment(),
+  )
+
+
+def test_the_command():
+  result = run("--config=configs/listops.py", "--examples=400")
+  assert result.returncode == 0, result.stderr
+  config, *lines = result.stdout.splitlines()
+  assert config.startswith("configs/listops.py: max_depth=4, ")
+  shares = [float(line.split()[-1].rstrip("%")) for line in lines]
+  assert 5 < shares[0] < shares[1] < shares[2] < 90
+  result = run("--config=configs/copy.py")
+  assert result.returncode == 2
+  assert "has the task 'copy'; expected listops" in result.stderr
