@@ -1,0 +1,41 @@
+"""Compares encoders on ListOps, with expressions that a CPU can train on.
+
+    python compare.py --config=configs/compare/listops.py --workdir=/tmp/listops
+    python -m benchmarks.listops_rules --config=configs/listops.py
+
+Expressions of 8 to 64 tokens, 2,000 steps of 32 of them, by every mechanism that can be
+an encoder; `flash` computes the same as `dense` and is left out. Figures have a line
+for what two rules answer that read little of an expression (the second command):
+the operator at the root, and that operator on those of its arguments that are digits.
+`long_range.py` has the lengths of a GPU.
+"""
+
+import ml_collections
+
+
+def get_config() -> ml_collections.ConfigDict:
+  """Encoders of four layers of width 64, three seeds, one learning rate."""
+  return ml_collections.ConfigDict(
+    {
+      "tasks": "listops",
+      "attention": "dense,sliding_window,bigbird,linear,performer,linformer,lsh,"
+      "nystrom,additive,multiplicative,differential",
+      "seeds": "0,1,2",
+      "match_parameters": True,
+      "num_steps": 2000,
+      "batch_size": 32,
+      "eval_every": 500,
+      "checkpoint_every": 2000,
+      "references": {
+        "listops": {
+          "the operator at the root": {"accuracy": 0.231},
+          "that operator on its digits": {"accuracy": 0.438},
+        }
+      },
+      "across": {"task": {}, "model": {}, "optimizer": {}},
+      "grid": {"task": {}, "model": {}, "optimizer": {}},
+      "task": {"eval_size": 2000},
+      "model": {},
+      "optimizer": {"learning_rate": 2e-3},
+    }
+  )
