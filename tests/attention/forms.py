@@ -48,12 +48,14 @@ KINDS = ("dense", "sliding_window", "performer", "linformer", "lsh")
 ring as its cache, with constants, with parameters, with query and key in one."""
 
 
-def kinds_first(names):
-  """Parameters of a test: all names, those beyond `KINDS` marked `thorough`.
+def kinds_first(names, *others):
+  """Parameters of a test: all names, most of those beyond `KINDS` `thorough`.
 
   For tests of the code around a mechanism; the contract is about each of them.
+  `others` are names that the test is about as well, and are not marked.
   """
+  kept = (*KINDS, *others)
   return [
-    pytest.param(name, marks=[] if name in KINDS else pytest.mark.thorough)
+    pytest.param(name, marks=[] if name in kept else pytest.mark.thorough)
     for name in names
   ]

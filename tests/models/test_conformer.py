@@ -13,6 +13,7 @@ import models
 from models import batch_norm, speech_features
 from models.depthwise import depthwise
 from models.multi_head_attention import MultiHeadAttention
+from tests.attention.forms import kinds_first
 from tests.models import tiny
 
 BANDS, FRAMES, VOCAB_SIZE = 5, 48, 6
@@ -328,7 +329,7 @@ def serving(*needs):
   ]
 
 
-@pytest.mark.parametrize("name", serving())
+@pytest.mark.parametrize("name", kinds_first(serving()))
 def test_every_mechanism_that_can_serve(name):
   """Logits and gradients are finite, and its matrices are those of positions."""
   carries = name in serving("relative")

@@ -9,6 +9,7 @@ import pytest
 
 import models
 from models.pixels import fourier_features
+from tests.attention.forms import kinds_first
 from tests.models import perceiver_paper as paper
 from tests.models import tiny
 
@@ -262,7 +263,9 @@ def test_maps_of_every_attention():
   assert np.abs(maps[name] - first[name]).max() > 1e-3
 
 
-@pytest.mark.parametrize("name", tiny.names("bidirectional", "mask"))
+@pytest.mark.parametrize(
+  "name", kinds_first(tiny.names("bidirectional", "mask"))
+)
 def test_any_mechanism_serves_among_latents(name):
   config = dataclasses.replace(
     CONFIG,
@@ -274,7 +277,9 @@ def test_any_mechanism_serves_among_latents(name):
   check_learns(create(config))
 
 
-@pytest.mark.parametrize("name", tiny.names("cross", "rowwise", "mask"))
+@pytest.mark.parametrize(
+  "name", kinds_first(tiny.names("cross", "rowwise", "mask"), "differential")
+)
 def test_any_mechanism_serves_across(name):
   config = dataclasses.replace(CONFIG, cross_attention=tiny.attention(name))
   if name == "differential":

@@ -13,6 +13,7 @@ import models
 from models.depthwise import depthwise
 from models.grid_convolution import GridConvolution
 from models.pyramid import Merging
+from tests.attention.forms import kinds_first
 from tests.models import tiny
 
 SWIN = models.PyramidConfig(
@@ -129,7 +130,10 @@ def test_grid_convolution_leaves_other_tokens_and_keeps_statistics():
 
 
 @pytest.mark.parametrize("config", [SWIN, CVT], ids=["swin", "cvt"])
-@pytest.mark.parametrize("name", tiny.names("bidirectional"))
+@pytest.mark.parametrize(
+  "name",
+  kinds_first(tiny.names("bidirectional"), "window_2d", "strided_2d"),
+)
 def test_every_mechanism_that_can_serve(config, name):
   chosen = tiny.attention(name)
   if name == "linformer":  # The second stage of Swin has 4 tokens.

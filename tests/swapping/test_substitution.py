@@ -54,15 +54,17 @@ def run(p, batch, attention, mechanisms, swapped):
   ("case", "config"),
   [
     ("gpt2", PERFORMER),
-    ("llama", WINDOW_LINEAR),  # Grouped heads, rotary positions.
-    ("bert_masked", NYSTROM),  # A key mask.
+    # Grouped heads, rotary positions.
+    pytest.param("llama", WINDOW_LINEAR, marks=pytest.mark.thorough),
+    # A key mask.
+    pytest.param("bert_masked", NYSTROM, marks=pytest.mark.thorough),
     ("t5", FLASH),  # Two stacks, relative positions, unscaled logits.
     ("gpt2", GATED_DELTA),  # Gates that read what queries are made of.
     # Gates of the model's own, heads of each layer, values of another width.
-    ("qwen3_next", FLASH),
+    pytest.param("qwen3_next", FLASH, marks=pytest.mark.thorough),
     ("qwen3_next", GATED_DELTA),
-    ("mamba2", FLASH),
-    ("mamba2", GATED_DELTA),
+    pytest.param("mamba2", FLASH, marks=pytest.mark.thorough),
+    pytest.param("mamba2", GATED_DELTA, marks=pytest.mark.thorough),
     ("mamba2", FORGETTING),
   ],
 )
