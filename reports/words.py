@@ -9,7 +9,7 @@ from comparison.plan import BASELINE
 from comparison.records import Record
 from reports import numbers, quality, table
 from reports.columns import COSTS, Column
-from reports.summary import ALONE, Summary
+from reports.summary import ALONE, Summary, summarize
 
 TITLE = "Attention mechanisms compared"
 INTERVALS = (
@@ -234,8 +234,32 @@ def _optimizer(found: Sequence[Record], shared: Mapping[str, Any]) -> str:
     )
   return (
     f"{ran}; tables and plots show the point with the best mean over seeds of "
-    f"the first metric in its table, {_chosen(found)}. All points are in "
-    "results.csv."
+    f"the first metric in its table, {_chosen(found)}. {_at_edges(found)}All "
+    "points are in results.csv."
+  )
+
+
+def _at_edges(found: Sequence[Record]) -> str:
+  """How many rows chose the lowest or highest number of a leaf of the grid."""
+  values: dict[str, set[float]] = {}
+  for record in found:
+    for leaf, value in record.get("grid", {}).items():
+      if quality.is_number(value):
+        values.setdefault(leaf, set()).add(value)
+  summaries = [one for of in summarize(found).values() for one in of]
+  rows = [one for one in summaries if one.done and one.points > 1]
+  edges = [
+    one
+    for one in rows
+    if any(
+      one.grid.get(leaf) in (min(of), max(of)) for leaf, of in values.items()
+    )
+  ]
+  if not edges:
+    return ""
+  return (
+    f"{len(edges)} of {len(rows)} rows chose the lowest or the highest value "
+    "there is, so that a wider grid may do better. "
   )
 
 
