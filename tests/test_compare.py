@@ -1,5 +1,7 @@
 """`compare.py`: what is planned, what is kept, what is told."""
 
+import importlib
+
 import pytest
 
 from comparison import config as config_lib
@@ -78,6 +80,28 @@ def test_faults_are_told_before_anything_runs(changes, message):
   with pytest.raises(ConfigError) as info:
     plan.plan(comparison(**changes))
   assert str(info.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+  "name",
+  sorted(
+    path.stem for path in (commands.ROOT / "configs/compare").glob("*.py")
+  ),
+)
+def test_every_comparison_names_leaves_that_its_tasks_have(name):
+  """Of each config in configs/compare, one row of each task at every point."""
+  module = importlib.import_module(f"configs.compare.{name}")
+  given = config_lib.parse(module.get_config())
+  for task in given.task_names:
+    for across in given.across_points():
+      for point in given.grid_points():
+        leaves = given.leaves(task) | across | point
+        if leaves.get("task.path") == "":  # It is for the user to say.
+          leaves["task.path"] = str(TEXT)
+        found = plan.config_of(task, plan.BASELINE, leaves)
+        for leaf in ("num_steps", "batch_size"):
+          if leaf in leaves:
+            assert getattr(found.train, leaf) == leaves[leaf]
 
 
 def test_rows_of_the_translation_comparison_differ_in_the_encoder_alone():
