@@ -1,0 +1,36 @@
+"""Compares what windows, features and heads do to recall, beside width.
+
+    python compare.py --config=configs/compare/capacity_sizes.py --workdir=/tmp/sizes
+
+`capacity.py` changes what is remembered by the width of the model alone. Here the
+width is 32, and what changes is the window, the number of random features, and the
+number of heads: N heads of width 32/N have states of 32²/N numbers, and as many keys
+and values as one head. All else is as there.
+"""
+
+import ml_collections
+
+from configs.compare import capacity
+
+_WINDOWS = (16, 32, 64)
+_FEATURES = (32, 512)
+
+
+def get_config() -> ml_collections.ConfigDict:
+  """Windows, features and recurrences, each with one head and with four."""
+  windows = {
+    f"window_{w}": {"name": "sliding_window", "window": w} for w in _WINDOWS
+  }
+  features = {
+    f"performer_{m}": {"name": "performer", "num_features": m}
+    for m in _FEATURES
+  }
+  config = capacity.get_config()
+  config.attention = ",".join(
+    ["dense", *windows, *features, "linear", "mamba2", "delta"]
+  )
+  config.variants = windows | features
+  config.across.model.features = (32,)
+  config.across.model.num_heads = (1, 4)
+  del config.model.num_heads
+  return config
