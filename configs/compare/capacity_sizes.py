@@ -12,8 +12,8 @@ import ml_collections
 
 from configs.compare import capacity
 
-_WINDOWS = (16, 32, 64)
-_FEATURES = (32, 512)
+_WINDOWS = (16, 32, 48)
+_FEATURES = (32, 128)
 
 
 def get_config() -> ml_collections.ConfigDict:
