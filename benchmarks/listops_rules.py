@@ -1,9 +1,10 @@
-"""How often simple rules answer ListOps, which read little of an expression.
+"""How often rules that read little of a ListOps expression answer it correctly.
 
     python -m benchmarks.listops_rules --config=configs/paper/listops.py     # 20 seconds
     python -m benchmarks.listops_rules --config=configs/listops.py --config.task.max_length=128
 
-A model that is right no more often than such a rule has not read the nesting. Each
+A model that is right no more often than such a rule gives no evidence of having read
+the nesting. Each
 rule gives the answer that is most frequent after what it sees: nothing; the operator
 at the root; that operator and its value on those of its arguments that are digits.
 Frequencies are counted on one half of --examples and the rules tried on the other.
@@ -106,8 +107,8 @@ def main() -> None:
 def _examples(
   config: listops.ListopsConfig, count: int
 ) -> Iterator[tuple[Seen, int]]:
-  """Expressions that would be trained, each once, and their answers."""
-  # None is drawn twice where the training set is not one that is repeated.
+  """Training expressions and their answers."""
+  # A finite training set would repeat examples in a batch of this size.
   endless = dataclasses.replace(config, train_size=0)
   task = listops.ListopsTask(endless, batch_size=count, seed=0)
   batch = task.train_batch(0)

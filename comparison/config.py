@@ -51,8 +51,8 @@ class Comparison:
       each a row of its own in the report, with its own choice of a point of the
       grid.
     halving: {'rungs': shares of the steps, as 0.25 and 0.5}: at each of them the
-      worse half of a mechanism's points of the grid is stopped. Without more, the
-      first seed chooses, and the other seeds run the point that is left; with
+      worse half of a mechanism's points of the grid is stopped. By default the first
+      seed chooses, and the other seeds run the point that is left; with
       'seeds': 'all' beside it, all seeds begin at every point and their mean
       chooses. Empty runs all points.
     together: how runs that differ in seed and learning rate alone are trained: in
@@ -218,6 +218,11 @@ class Comparison:
       raise ValueError(
         f"halving.seeds: expected {FIRST!r} or {ALL!r}, got "
         f"{self.choosing_seeds!r}"
+      )
+    if "seeds" in self.halving and not self.rungs:
+      raise ValueError(
+        "halving.seeds: it says who chooses at a rung; expected halving.rungs as "
+        "well"
       )
     rungs = self.rungs
     shares = all(isinstance(x, (int, float)) and 0 < x < 1 for x in rungs)

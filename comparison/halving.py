@@ -1,10 +1,11 @@
 """Successive halving: which points of a grid are trained to their end.
 
 At each rung, a share of the steps, the worse half of the points of the grid of a row
-is stopped, by the loss on the first held-out split. By the first seed, the other
-seeds run only the point that is left: four points and rungs 1/4 and 1/2 take
+is stopped, by the loss on the first held-out split. If the first seed chooses, the
+other seeds run only the point that is left: four points and rungs 1/4 and 1/2 take
 4/4 + 2/4 + 1/2 = 2 runs where the whole grid takes 4, and 4 of 12 with three seeds.
-By the mean over all seeds they take 6 of 12, and no seed chooses for the others.
+If the mean over all seeds chooses, they take 6 of 12, and no seed chooses for the
+others; a point with a run that failed is then behind all points without one.
 
 Paper: Jamieson and Talwalkar 2016, arXiv:1502.07943.
 """
@@ -57,7 +58,7 @@ def launch(
   for group in of_runs:
     first = group[0].seed
     choosing = [run for run in group if seeds == ALL or run.seed == first]
-    others = [run for run in group if run not in choosing]
+    others = [run for run in group if seeds != ALL and run.seed != first]
     able = [run for run in choosing if not run.obstacle]
     for share in rungs if len(_families(able)) > 1 else ():
       able = _after_rung(able, workdir, share, together)
@@ -79,7 +80,7 @@ def launch(
 
 
 def best_first(losses: Mapping[str, float]) -> list[str]:
-  """Points, or runs, by their loss; one that is not finite is the worst."""
+  """Points of a grid by their loss; one that is not finite is the worst."""
   finite = {
     name: loss if math.isfinite(loss) else math.inf
     for name, loss in losses.items()

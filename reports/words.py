@@ -246,20 +246,22 @@ def _at_edges(found: Sequence[Record]) -> str:
     for leaf, value in record.get("grid", {}).items():
       if quality.is_number(value):
         values.setdefault(leaf, set()).add(value)
+  # Of one or two values, all are at an edge.
+  ends = {
+    leaf: (min(of), max(of)) for leaf, of in values.items() if len(of) > 2
+  }
   summaries = [one for of in summarize(found).values() for one in of]
   rows = [one for one in summaries if one.done and one.points > 1]
   edges = [
     one
     for one in rows
-    if any(
-      one.grid.get(leaf) in (min(of), max(of)) for leaf, of in values.items()
-    )
+    if any(one.grid.get(leaf) in of for leaf, of in ends.items())
   ]
   if not edges:
     return ""
   return (
     f"{len(edges)} of {len(rows)} rows chose the lowest or the highest value "
-    "there is, so that a wider grid may do better. "
+    "of the grid, so that a wider one may do better. "
   )
 
 

@@ -89,7 +89,7 @@ def test_faults_are_told_before_anything_runs(changes, message):
   ),
 )
 def test_every_comparison_names_leaves_that_its_tasks_have(name):
-  """Of each config in configs/compare, one row of each task at every point."""
+  """One config of each task can be made, at every point of the grid."""
   module = importlib.import_module(f"configs.compare.{name}")
   given = config_lib.parse(module.get_config())
   for task in given.task_names:
@@ -98,10 +98,11 @@ def test_every_comparison_names_leaves_that_its_tasks_have(name):
         leaves = given.leaves(task) | across | point
         if leaves.get("task.path") == "":  # It is for the user to say.
           leaves["task.path"] = str(TEXT)
+        # It refuses what the task, the model or the optimiser does not have.
         found = plan.config_of(task, plan.BASELINE, leaves)
-        for leaf in ("num_steps", "batch_size"):
-          if leaf in leaves:
-            assert getattr(found.train, leaf) == leaves[leaf]
+        for leaf, value in leaves.items():
+          if leaf in ("num_steps", "batch_size"):
+            assert getattr(found.train, leaf) == value
 
 
 def test_rows_of_the_translation_comparison_differ_in_the_encoder_alone():

@@ -20,7 +20,7 @@ def get_config() -> ml_collections.ConfigDict:
     {
       "tasks": "listops",
       "attention": "dense,sliding_window,bigbird,linear,performer,linformer,lsh,"
-      "nystrom,additive,multiplicative,differential",
+      "nystrom,additive,multiplicative,differential,latent",
       "seeds": "0,1,2",
       "match_parameters": True,
       "num_steps": 2000,

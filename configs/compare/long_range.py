@@ -20,7 +20,7 @@ def get_config() -> ml_collections.ConfigDict:
     {
       "tasks": "listops,pathfinder",
       "attention": "dense,flash,sliding_window,bigbird,linear,performer,"
-      "linformer,lsh,nystrom,additive,multiplicative,differential",
+      "linformer,lsh,nystrom,additive,multiplicative,differential,latent",
       "seeds": "0,1,2",
       "match_parameters": True,
       "per_task": {

@@ -186,6 +186,7 @@ def test_a_run_that_is_not_finite_is_behind_all_others():
     ({"rungs": "a"}, "growing shares"),
     ({"steps": 3}, "halving.steps: no such leaf; expected rungs or seeds"),
     ({"seeds": 3}, "halving.seeds: expected 'first' or 'all', got 3"),
+    ({"seeds": "all"}, "halving.seeds: .* expected halving.rungs as well"),
   ],
 )
 def test_faulty_rungs(halving_leaves, message):
