@@ -9,7 +9,8 @@ associative recall of 16 pairs in 64 places by two layers of width 16, 32 and 64
 one head and `model.short_convolution`; for every row three learning rates, halved
 once, and three seeds. `capacity-recall` in plots/ has accuracy against the bytes of
 cache and state at the end of a sequence. Without the convolution (the second command)
-dense attention needs more steps than these, and was not run.
+dense attention needs more steps than these, and was not run. What windows, features
+and heads do is in `capacity_sizes.py`.
 """
 
 import ml_collections
