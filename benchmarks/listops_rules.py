@@ -4,10 +4,10 @@
     python -m benchmarks.listops_rules --config=configs/listops.py --config.task.max_length=128
 
 A model that is right no more often than such a rule gives no evidence of having read
-the nesting. Each
-rule gives the answer that is most frequent after what it sees: nothing; the operator
-at the root; that operator and its value on those of its arguments that are digits.
-Frequencies are counted on one half of --examples and the rules tried on the other.
+the nesting. Each rule gives the answer that is most frequent after what it sees:
+nothing; the operator at the root; that operator and its value on those of its
+arguments that are digits. Frequencies are counted on one half of --examples, and the
+rules are tried on the other.
 """
 
 from collections import Counter
