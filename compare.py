@@ -81,21 +81,14 @@ def _run() -> Path:
   records.plan(folder, runs)
   records.refer(folder, comparison.references)
   print(f"{folder}: {len(runs)} runs", flush=True)
-  seed = comparison.seed_numbers[0]
-  if rungs := comparison.rungs:
+  if comparison.rungs:
     groups = halving.groups(runs)[first - 1 :: step]
-    halving.launch(
-      groups,
-      folder,
-      seed,
-      rungs,
-      comparison.together,
-      comparison.choosing_seeds,
-    )
+    halving.launch(groups, folder, comparison)
   else:
     groups = launch.groups(runs, comparison.together)[first - 1 :: step]
     mine = [run for group in groups for run in group]
-    launch.launch(mine, folder, seed, comparison.together)
+    map_seed = comparison.seed_numbers[0]
+    launch.launch(mine, folder, map_seed, comparison.together)
   return folder
 
 

@@ -18,7 +18,7 @@ import statistics
 
 from comparison import launch as launch_lib
 from comparison import records
-from comparison.config import ALL, APART, FIRST
+from comparison.config import ALL, Comparison
 from comparison.plan import Run
 
 Group = list[Run]
@@ -35,30 +35,25 @@ def groups(runs: Sequence[Run]) -> list[Group]:
 
 
 def launch(
-  of_runs: Sequence[Group],
-  workdir: Path,
-  map_seed: int,
-  rungs: Sequence[float],
-  together: str = APART,
-  seeds: str = FIRST,
+  of_runs: Sequence[Group], workdir: Path, comparison: Comparison
 ) -> None:
-  """`launch.launch` of all groups, of which `rungs` stop some runs early.
+  """`launch.launch` of all groups, some of whose runs the rungs stop early.
 
   The seeds that choose come first in every group, before the others of any.
 
   Args:
     of_runs: of the plan, or one shard of it.
     workdir: of the comparison.
-    map_seed: as in `launch.launch`.
-    rungs: growing shares of the steps, between 0 and 1.
-    together: as in `launch.launch`.
-    seeds: which of them choose, as in `Comparison.halving`.
+    comparison: whose plan it is; it has the rungs and says which seeds choose.
   """
+  together, rungs = comparison.together, comparison.rungs
+  is_all = comparison.choosing_seeds == ALL
+  map_seed = comparison.seed_numbers[0]
   later = []
   for group in of_runs:
     first = group[0].seed
-    choosing = [run for run in group if seeds == ALL or run.seed == first]
-    others = [run for run in group if seeds != ALL and run.seed != first]
+    choosing = [run for run in group if is_all or run.seed == first]
+    others = [run for run in group if not is_all and run.seed != first]
     able = [run for run in choosing if not run.obstacle]
     for share in rungs if len(_families(able)) > 1 else ():
       able = _after_rung(able, workdir, share, together)

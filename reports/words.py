@@ -165,15 +165,20 @@ def beside(label: str) -> str:
   return path.rpartition(".")[2] + colon + name if colon else label
 
 
-def _points(found: Sequence[Record], field: str) -> str:
-  """`LEAF` ∈ {values} × …, of 'grid' or 'across'; empty without any."""
-  values: dict[str, set[str]] = {}
+def _values(found: Sequence[Record], field: str) -> dict[str, list[Any]]:
+  """Leaf -> what the records have for it, of 'grid' or 'across'."""
+  values: dict[str, list[Any]] = {}
   for record in found:
     for leaf, value in record.get(field, {}).items():
-      values.setdefault(leaf, set()).add(_text(value))
+      values.setdefault(leaf, []).append(value)
+  return dict(sorted(values.items()))
+
+
+def _points(found: Sequence[Record], field: str) -> str:
+  """`LEAF` ∈ {values} × …, of 'grid' or 'across'; empty without any."""
   return " × ".join(
-    f"`{leaf}` ∈ {{{', '.join(sorted(values[leaf], key=numbers.by_size))}}}"
-    for leaf in sorted(values)
+    f"`{leaf}` ∈ {{{', '.join(sorted(set(map(_text, of)), key=numbers.by_size))}}}"
+    for leaf, of in _values(found, field).items()
   )
 
 
@@ -241,15 +246,11 @@ def _optimizer(found: Sequence[Record], shared: Mapping[str, Any]) -> str:
 
 def _at_edges(found: Sequence[Record]) -> str:
   """How many rows chose the lowest or highest number of a leaf of the grid."""
-  values: dict[str, set[float]] = {}
-  for record in found:
-    for leaf, value in record.get("grid", {}).items():
-      if quality.is_number(value):
-        values.setdefault(leaf, set()).add(value)
-  # Of one or two values, all are at an edge.
-  ends = {
-    leaf: (min(of), max(of)) for leaf, of in values.items() if len(of) > 2
-  }
+  ends = {}
+  for leaf, of in _values(found, "grid").items():
+    # Of one or two values, all are at an edge.
+    if all(map(quality.is_number, of)) and len(set(of)) > 2:
+      ends[leaf] = (min(of), max(of))
   summaries = [one for of in summarize(found).values() for one in of]
   rows = [one for one in summaries if one.done and one.points > 1]
   edges = [

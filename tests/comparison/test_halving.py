@@ -47,20 +47,23 @@ def folder(tmp_path, monkeypatch):
   return tmp_path / "comparison"
 
 
-def planned(rates="1e-3,3e-3,1e-2,0.1", attention="dense"):
-  return plan.plan(
-    comparison(
-      tasks="duplicate",
-      attention=attention,
-      seeds="0,1",
-      num_steps=40,
-      grid={"optimizer": {"learning_rate": rates}},
-    )
+def compared(rates="1e-3,3e-3,1e-2,0.1", attention="dense", **halving_leaves):
+  return comparison(
+    tasks="duplicate",
+    attention=attention,
+    seeds="0,1",
+    num_steps=40,
+    together="apart",
+    grid={"optimizer": {"learning_rate": rates}},
+    halving={"rungs": (0.25, 0.5)} | halving_leaves,
   )
 
 
-def halve(runs, folder, rungs=(0.25, 0.5), **options):
-  halving.launch(halving.groups(runs), folder, 0, rungs, **options)
+def halve(one, folder):
+  """Runs of the plan, after halving."""
+  runs = plan.plan(one)
+  halving.launch(halving.groups(runs), folder, one)
+  return runs
 
 
 def calls(folder, runs):
@@ -74,8 +77,7 @@ def calls(folder, runs):
 
 
 def test_the_worse_half_is_stopped_and_other_seeds_run_the_best(folder):
-  runs = planned()
-  halve(runs, folder)
+  runs = halve(compared(), folder)
   assert calls(folder, runs) == {
     (0.001, 0): ["10", "20"],
     (0.003, 0): ["10", "20", "end"],
@@ -106,13 +108,12 @@ def test_the_worse_half_is_stopped_and_other_seeds_run_the_best(folder):
 
 def test_all_seeds_choose_together_where_they_are_asked(folder):
   rates = "3e-3,0.02,1e-2"
-  runs = planned(rates)
   by_first = folder / "by_first"
   by_first.mkdir()
-  halve(runs, by_first, rungs=(0.5,))
+  runs = halve(compared(rates, rungs=(0.5,)), by_first)
   assert calls(by_first, runs)[0.02, 1] == ["end"]
   assert calls(by_first, runs)[0.003, 1] == []
-  halve(runs, folder, rungs=(0.5,), seeds="all")
+  runs = halve(compared(rates, rungs=(0.5,), seeds="all"), folder)
   assert calls(folder, runs) == {
     (0.003, 0): ["20", "end"],
     (0.003, 1): ["20", "end"],
@@ -139,24 +140,21 @@ def test_all_seeds_choose_together_where_they_are_asked(folder):
 
 
 def test_again_nothing_is_trained(folder):
-  runs = planned()
-  halve(runs, folder)
+  runs = halve(compared(), folder)
   before = calls(folder, runs)
-  halve(runs, folder)
+  halve(compared(), folder)
   before[0.1, 0] = before[0.1, 0] * 2  # What failed is tried again.
   assert calls(folder, runs) == before
 
 
 def test_it_continues_where_it_was_stopped(folder):
-  runs = planned()
-  launch.losses_at(runs[:1], folder, 0.25)
-  halve(runs, folder)
+  launch.losses_at(plan.plan(compared())[:1], folder, 0.25)
+  runs = halve(compared(), folder)
   assert calls(folder, runs)[0.001, 0] == ["10", "20"]
 
 
 def test_of_several_that_are_left_the_best_is_chosen(folder):
-  runs = planned("1e-3,3e-3,4e-3")
-  halve(runs, folder, rungs=(0.25,))
+  runs = halve(compared("1e-3,3e-3,4e-3", rungs=(0.25,)), folder)
   found = calls(folder, runs)
   assert found[0.004, 0] == found[0.003, 0] == ["10", "end"]
   assert found[0.003, 1] == ["end"]
@@ -167,7 +165,7 @@ def test_of_several_that_are_left_the_best_is_chosen(folder):
 
 
 def test_what_cannot_be_is_said_of_every_seed(folder):
-  halve(planned(attention="linformer"), folder)
+  halve(compared(attention="linformer"), folder)
   found, _ = records.read(folder)
   assert {record["status"] for record in found} == {records.UNSUPPORTED}
   assert len(found) == 8
@@ -201,7 +199,7 @@ def test_rungs_want_a_grid():
 
 
 def test_the_report_says_how_the_point_was_chosen(folder):
-  halve(planned(), folder)
+  halve(compared(), folder)
   found, _ = records.read(folder)
   text = " ".join(words.setup({"halving.rungs": [0.25, 0.5]}, found))
   assert "after 25 % and 50 % of the steps the half with the higher" in text
