@@ -1,11 +1,12 @@
 """Pathfinder: whether two discs lie on one dashed path, pixel by pixel.
 
     python train.py --config=configs/pathfinder.py:dense
-    python train.py --config=configs/pathfinder.py:nystrom --config.task.size=16 \
-      --config.task.num_dashes=4 --config.task.num_distractors=1
+    python -m benchmarks.rules --config=configs/pathfinder.py --examples=40000
 
-The first reads 32 × 32 pixels, as Long Range Arena does, which asks for a GPU; the
-second 16 × 16.
+It reads 32 × 32 pixels, as Long Range Arena does, which asks for a GPU: 20,000 steps of
+20 s on a CPU core. No run of that length was made. A rule that sees the discs alone is
+right in 50 % of pictures, and one that sees where paths leave them in 63 % (the second
+command, 40 seconds).
 
 Linsley et al., arXiv:1805.08315; Tay et al., arXiv:2011.04006.
 """

@@ -1,19 +1,22 @@
 """Pathfinder: whether two discs lie on one dashed path, read pixel by pixel.
 
-    . . . . . . . . . . . .
+    . . . . . . . . # # . .
     . # # # . . . . . . . .       Two long paths and several short ones; two ends
-    . # # # . . # . . . . .       are marked by discs of 3 × 3 pixels. Here they
-    . # # # . . . # . . . .       are the ends of one path: yes.
-    . . . . # . . . . . . .
-    . . . . . . # # . # # #
-    . . . . . . . . . # # #
-    . . . . . . . . . # # #
+    . # # # . . . . . . . .       are marked by discs of 3 × 3 pixels. Here they
+    . # # # . # . . . . . .       are the ends of one path: yes.
+    . . . . . . # . # # # .
+    . . . . . . . . # # # .
+    . # . . . . . . # # # .
+    . . # . . . . . . . . .
 
 After Linsley et al. 2018, arXiv:1805.08315, and the 32 × 32 pixels of Long Range
 Arena, Tay et al., arXiv:2011.04006. These pictures are drawn here and are others:
 paths have one pixel in width, dashes lie along the eight directions of the grid, and
 dashes of a path are one pixel apart where paths are at least two apart, so that the
-answer can be told from the picture alone.
+answer can be told from the picture alone. It cannot be told from the discs: each
+picture of yes has one of no with the same two discs, which paths leave by the same
+dashes. What rules answer that trace no path is measured by
+benchmarks/pathfinder_rules.py.
 """
 
 from collections.abc import Iterator
@@ -36,7 +39,6 @@ from tasks.generated import (
 from tasks.sizes import check_sizes
 
 CLS, PAPER, INK, NO, YES = range(FIRST_SYMBOL, FIRST_SYMBOL + 5)
-_DASH = 2  # Pixels.
 _DIRECTIONS = (
   (0, 1),
   (1, 1),
@@ -55,7 +57,7 @@ _TURNS = (
   (1, -1, 0),
   (1, 0, -1),
 )
-_TRIES_A_PATH, _TRIES = 60, 400
+_TRIES_A_PATH, _TRIES = 100, 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,10 +80,18 @@ class PathfinderConfig:
 
   def __post_init__(self):
     check(self, "size", 8 <= self.size <= 256, "8 to 256")
-    check(self, "num_dashes", self.num_dashes >= 2, "at least 2")
+    check(self, "num_dashes", self.num_dashes >= 3, "at least 3")
     check(self, "num_distractors", self.num_distractors >= 0, "0 or more")
     check(self, "train_size", self.train_size >= 0, "0 or more")
     check(self, "eval_size", self.eval_size >= 1, "at least 1")
+
+
+class _Pair(NamedTuple):
+  """Pictures with the same discs, as ids of pixels, and which comes first."""
+
+  yes: np.ndarray
+  no: np.ndarray
+  is_first_yes: bool
 
 
 class PathfinderTask(GeneratedTask):
@@ -115,8 +125,8 @@ class PathfinderTask(GeneratedTask):
     )
     self.source_vocab_size = self.target_vocab_size
     self.max_source_length = length
-    # The first one: a picture that has no room is told before anything begins.
-    self._picture("train", 0)
+    # What has no room is told before anything begins.
+    self._pair("train", 0)
 
   def encode(self, line: str) -> list[int]:
     """Ids of pixels, behind `<cls>`."""
@@ -126,42 +136,41 @@ class PathfinderTask(GeneratedTask):
     source = np.empty((len(indices), self._lengths[split]), np.int32)
     source[:, 0] = CLS
     answers = np.empty((len(indices), 1), np.int32)
-    for row, index in enumerate(indices):
-      pixels, answers[row] = self._picture(split, int(index))
-      source[row, 1:] = pixels
+    pairs = {n: self._pair(split, n) for n in np.unique(indices // 2).tolist()}
+    for row, index in enumerate(indices.tolist()):
+      pair = pairs[index // 2]
+      is_yes = pair.is_first_yes == (index % 2 == 0)
+      source[row, 1:] = pair.yes if is_yes else pair.no
+      answers[row] = YES if is_yes else NO
     return {
       "source": source,
       **answers_at(source.shape, np.zeros_like(answers), answers),
     }
 
-  def _picture(self, split: str, index: int) -> tuple[np.ndarray, int]:
-    """Ids of the pixels of an example, and its answer."""
+  def _pair(self, split: str, number: int) -> _Pair:
+    """Two neighbouring examples: one of each answer, with the same discs."""
     config = self._config
     key = draws.split_key(self._seed, split)
-    # Which of the two neighbours is yes; words of the pictures are others.
-    coin = draws.words(key, np.array([2**40 + index // 2]), 1)[0, 0]
-    is_yes = (int(coin) + index) % 2 == 0
-    draw = draws.stream(key, index)
+    # Which of the two is yes; words of the pictures are others.
+    coin = draws.words(key, np.array([2**40 + number]), 1)[0, 0]
+    draw = draws.stream(key, number)
     for _ in range(_TRIES):
-      drawn = _paths(draw, config)
-      if drawn is not None:
-        break
-    else:
-      raise ValueError(
-        f"task.size: none of {_TRIES} pictures of {config.size} × {config.size} "
-        f"has room for two paths of num_dashes={config.num_dashes} and "
-        f"num_distractors={config.num_distractors}"
-      )
-    board = _board(config.size)
-    (first, second), ink = drawn
-    ends = (first[0], first[-1])
-    if not is_yes:
-      ends = (ends[next(draw) % 2], (second[0], second[-1])[next(draw) % 2])
-    ids = np.full(config.size**2, PAPER, np.int32)
-    ids[ink] = INK
-    for end in ends:
-      ids[board.discs[end]] = INK
-    return ids, YES if is_yes else NO
+      yes = _paths(draw, config)
+      if yes is None:
+        continue
+      ends = _ends(config.size, yes.first)
+      no = _paths(draw, config, ends)
+      if no is not None:
+        return _Pair(
+          _pixels(config.size, yes.ink, ends),
+          _pixels(config.size, no.ink, ends),
+          bool(coin % 2),
+        )
+    raise ValueError(
+      f"task.size: none of {_TRIES} pictures of {config.size} × {config.size} "
+      f"has room for two paths of num_dashes={config.num_dashes} and "
+      f"num_distractors={config.num_distractors}"
+    )
 
 
 class _Board(NamedTuple):
@@ -195,31 +204,68 @@ def _bits(pixels: list[int]) -> int:
   return sum(1 << pixel for pixel in pixels)
 
 
+class _End(NamedTuple):
+  """Where a path begins: its pixel, and the direction of its first dash."""
+
+  pixel: int
+  heading: int
+
+
+class _Paths(NamedTuple):
+  """Pixels of the first long path, in its order, and of all paths."""
+
+  first: list[int]
+  ink: list[int]
+
+
 def _paths(
-  draw: Iterator[int], config: PathfinderConfig
-) -> tuple[list[list[int]], list[int]] | None:
-  """Pixels of the two long paths, in order, and of all; None without room."""
-  taken, long, ink = 0, [], []
+  draw: Iterator[int],
+  config: PathfinderConfig,
+  starts: tuple[_End, ...] = (),
+) -> _Paths | None:
+  """All paths of a picture; None where one has no room.
+
+  Args:
+    draw: random words.
+    config: of the task.
+    starts: of the two long paths; anywhere by default.
+  """
+  taken, first, ink = 0, [], []
   short = max(2, config.num_dashes // 3)
   sizes = [config.num_dashes] * 2 + [short] * config.num_distractors
   for number, size in enumerate(sizes):
-    has_discs = number < 2
+    is_long = number < 2
+    start = starts[number] if number < len(starts) else None
     for _ in range(_TRIES_A_PATH):
-      found = _path(draw, config.size, size, taken, has_discs)
+      found = _path(draw, config.size, size, taken, is_long, start)
       if found is not None:
         break
     else:
       return None
     path, near = found
     taken |= near
+    first = first or path
     ink += path
-    if has_discs:
-      long.append(path)
-  return long, ink
+  return _Paths(first, ink)
+
+
+def _ends(size: int, path: list[int]) -> tuple[_End, _End]:
+  """Both ends of a path, each as one where it begins."""
+
+  def end(dash: list[int]) -> _End:
+    (r, c), (next_r, next_c) = (divmod(pixel, size) for pixel in dash)
+    return _End(dash[0], _DIRECTIONS.index((next_r - r, next_c - c)))
+
+  return end(path[:2]), end(path[:-3:-1])
 
 
 def _path(
-  draw: Iterator[int], size: int, num_dashes: int, taken: int, has_discs: bool
+  draw: Iterator[int],
+  size: int,
+  num_dashes: int,
+  taken: int,
+  has_discs: bool,
+  start: _End | None,
 ) -> tuple[list[int], int] | None:
   """One path by a random walk; None where it has no room.
 
@@ -229,38 +275,39 @@ def _path(
     num_dashes: of the path.
     taken: bits of pixels that are too close to other paths.
     has_discs: whether there has to be room for a disc at both ends.
+    start: where it begins; anywhere where it is None.
 
   Returns:
     Its pixels in order, and the bits of those that are too close to it.
   """
   board = _board(size)
-  start = next(draw) % size**2
-  heading = next(draw) % 8
-  row, column = divmod(start, size)
+  first, heading = start or (next(draw) % size**2, next(draw) % 8)
+  row, column = divmod(first, size)
   path: list[int] = []
   near: list[int] = []  # Of each dash.
   for number in range(num_dashes):
+    too_close = taken
+    for bits in near[:-1]:
+      too_close |= bits
     for turn in _TURNS[next(draw) % 6] if number else (0,):
-      down, right = _DIRECTIONS[(heading + turn) % 8]
-      # The pixel between two dashes is left out.
-      r, c = (row + 2 * down, column + 2 * right) if number else (row, column)
-      ends = r + (_DASH - 1) * down, c + (_DASH - 1) * right
+      turned = (heading + turn) % 8
+      r, c = row, column
+      if number:
+        # Half of the step to the next dash is along each of the two, so that a path
+        # looks the same from its end.
+        r += _DIRECTIONS[heading][0] + _DIRECTIONS[turned][0]
+        c += _DIRECTIONS[heading][1] + _DIRECTIONS[turned][1]
+      ends = r + _DIRECTIONS[turned][0], c + _DIRECTIONS[turned][1]
       if not all(0 <= x < size for x in (r, c, *ends)):
         continue
-      dash = [(r + i * down) * size + c + i * right for i in range(_DASH)]
-      too_close = taken
-      for bits in near[:-1]:
-        too_close |= bits
+      dash = [r * size + c, ends[0] * size + ends[1]]
       if not too_close & _bits(dash):
         break
     else:
       return None
     path += dash
-    bits = 0
-    for pixel in dash:
-      bits |= board.near[pixel]
-    near.append(bits)
-    (row, column), heading = ends, (heading + turn) % 8
+    near.append(board.near[dash[0]] | board.near[dash[1]])
+    (row, column), heading = ends, turned
   closeness = 0
   for bits in near:
     closeness |= bits
@@ -274,6 +321,15 @@ def _path(
       for pixel in disc:
         closeness |= board.near[pixel]
   return path, closeness
+
+
+def _pixels(size: int, ink: list[int], ends: tuple[_End, _End]) -> np.ndarray:
+  """Ids of the pixels of a picture with discs at both ends, [size²]."""
+  ids = np.full(size**2, PAPER, np.int32)
+  ids[ink] = INK
+  for end in ends:
+    ids[_board(size).discs[end.pixel]] = INK
+  return ids
 
 
 make = maker("pathfinder", PathfinderTask, "encoder")

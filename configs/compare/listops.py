@@ -1,7 +1,7 @@
 """Compares encoders on ListOps, with expressions that a CPU can train on.
 
     python compare.py --config=configs/compare/listops.py --workdir=/tmp/listops
-    python -m benchmarks.listops_rules --config=configs/listops.py
+    python -m benchmarks.rules --config=configs/listops.py
 
 Expressions of 8 to 64 tokens, 2,000 steps of 32 of them, by every mechanism that can be
 an encoder; `flash` computes the same as `dense` and is left out. Figures have a line

@@ -92,8 +92,8 @@ def test_everything_is_written(monkeypatch, tmp_path, capsys):
       "batch_size": 8,
       "task": {
         "name": "pathfinder",
-        "size": 8,
-        "num_dashes": 2,
+        "size": 16,
+        "num_dashes": 4,
         "num_distractors": 0,
         "eval_size": 8,
       },

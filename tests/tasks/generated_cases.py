@@ -14,7 +14,7 @@ CASES = {
   "listops": ("encoder", {"min_length": 6, "max_length": 40}),
   "pathfinder": (
     "encoder",
-    {"size": 12, "num_dashes": 3, "num_distractors": 1},
+    {"size": 20, "num_dashes": 4, "num_distractors": 1},
   ),
   "needle": ("decoder", {"length": 33, "eval_lengths": (14, 64)}),
   "state_tracking": ("decoder", {"length": 12, "eval_lengths": (5, 20)}),

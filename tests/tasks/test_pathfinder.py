@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from tasks import PathfinderConfig
+from tasks import PathfinderConfig, draws, pathfinder
 from tests.tasks.generated_cases import fault, make, rows
 
 
@@ -48,7 +48,7 @@ def reached(pixels, start):
     {"size": 32, "num_dashes": 6, "num_distractors": 6},
     {"size": 32, "num_dashes": 14, "num_distractors": 4},
     {"size": 16, "num_dashes": 4, "num_distractors": 1},
-    {"size": 9, "num_dashes": 2, "num_distractors": 0},
+    {"size": 20, "num_dashes": 3, "num_distractors": 0},
   ],
 )
 def test_a_search_from_one_disc_finds_the_other_where_the_answer_is_yes(sizes):
@@ -77,6 +77,35 @@ def test_a_search_from_one_disc_finds_the_other_where_the_answer_is_yes(sizes):
     assert sorted(lengths) == sorted(expected)
 
 
+def test_the_answer_cannot_be_told_from_the_discs():
+  task = make("pathfinder", batch_size=40)
+  pictures = [
+    picture(symbols) for symbols, _ in rows(task, task.train_batch(0))
+  ]
+  for one, other in zip(pictures[::2], pictures[1::2], strict=True):
+    assert discs(one) == discs(other)
+    assert one.sum() == other.sum()
+    assert (one != other).any()
+
+
+def test_a_path_has_as_many_forms_from_its_end_as_from_its_start():
+  # Between two dashes lies half a step along each of them.
+  size, found = 40, set()
+  draw = draws.stream(draws.split_key(0, "train"), 0)
+  for _ in range(2000):
+    path, _ = pathfinder._path(
+      draw, size, 3, 0, True, pathfinder._End(20 * size + 20, next(draw) % 8)
+    )
+    places = [divmod(pixel, size) for pixel in path]
+    found.add(tuple((r - 20, c - 20) for r, c in places))
+  backwards = set()
+  for path in found:
+    end_r, end_c = path[-1]
+    backwards.add(tuple((r - end_r, c - end_c) for r, c in reversed(path)))
+  assert len(found) == 8 * 3 * 3
+  assert backwards == found
+
+
 def test_as_many_are_yes_as_no_and_neighbours_do_not_tell():
   task = make("pathfinder", batch_size=400)
   answers = task.train_batch(0)["targets"][:, 0]
@@ -89,14 +118,14 @@ def test_as_many_are_yes_as_no_and_neighbours_do_not_tell():
 
 def test_what_has_no_room_is_told_before_anything_begins():
   with pytest.raises(
-    ValueError, match=r"^task.size: none of 400 pictures of 9"
+    ValueError, match=r"^task.size: none of 1000 pictures of 9"
   ):
     make("pathfinder", size=9, num_dashes=6, num_distractors=6)
 
 
 def test_faults():
   assert fault(PathfinderConfig, size=7).startswith("size: expected 8 to 256")
-  assert fault(PathfinderConfig, num_dashes=1).startswith("num_dashes: ")
+  assert fault(PathfinderConfig, num_dashes=2).startswith("num_dashes: ")
   assert fault(PathfinderConfig, num_distractors=-1).startswith(
     "num_distractors: expected 0 or more"
   )

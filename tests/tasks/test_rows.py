@@ -16,7 +16,7 @@ LEAVES = {
   "induction": {},
   "selective_copy": {},
   "listops": {},
-  "pathfinder": {"size": 16, "num_dashes": 3, "num_distractors": 1},
+  "pathfinder": {"size": 20, "num_dashes": 4, "num_distractors": 1},
   "needle": {},
   "state_tracking": {},
   "speech": {},

@@ -30,7 +30,7 @@ def test_the_loss_falls_and_every_split_is_evaluated(name):
   if "eval_lengths" in config.task:
     config.task.eval_lengths = config.task.eval_lengths[:1]
   if name == "pathfinder":
-    config.task.update(size=16, num_dashes=3, num_distractors=1)
+    config.task.update(size=20, num_dashes=4, num_distractors=1)
   config.model.num_layers = config.model.num_heads = 1
   config.model.features = config.model.mlp_features = 16
   config.optimizer.learning_rate = 0.01

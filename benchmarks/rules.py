@@ -1,0 +1,94 @@
+"""How often rules that read little of an example answer it correctly.
+
+    python -m benchmarks.rules --config=configs/listops.py          # 10 seconds
+    python -m benchmarks.rules --config=configs/paper/listops.py    # 20 seconds
+    python -m benchmarks.rules --config=configs/pathfinder.py       # 1 minute
+
+A model that is right no more often than such a rule gives no evidence of having read
+more than the rule does. A rule gives the answer that is most frequent after what it
+sees: frequencies are counted on one half of --examples, and the rules are tried on the
+other. What they see is in `listops_rules.py` and `pathfinder_rules.py`.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import itertools
+from typing import Any
+
+from absl import flags
+
+from benchmarks import listops_rules, pathfinder_rules
+from process import config_flag, entry
+from process.errors import ConfigError
+from settings.build import to_mapping
+from tasks import TASKS
+
+_CONFIG = config_flag.define(
+  "as for train.py; of the task listops or pathfinder"
+)
+_EXAMPLES = flags.DEFINE_integer(
+  "examples", 20_000, "half of them to count, half to try", lower_bound=2
+)
+
+Rules = Mapping[str, Callable[[Any], object]]
+"""Name -> what the rule sees of an example; hashable."""
+
+Example = tuple[Any, object]
+"""What all rules may see, and the answer."""
+
+_MODULES = {"listops": listops_rules, "pathfinder": pathfinder_rules}
+_BATCH = 100
+
+
+def accuracies(
+  rules: Rules, counted: Sequence[Example], tried: Sequence[Example]
+) -> dict[str, float]:
+  """Share of right answers of each rule.
+
+  Args:
+    rules: by name.
+    counted: examples that the rules are made of.
+    tried: those that they answer; what was never counted is answered wrongly.
+  """
+  found = {}
+  for name, sees in rules.items():
+    counts: dict[object, Counter[object]] = {}
+    for what, answer in counted:
+      counts.setdefault(sees(what), Counter())[answer] += 1
+    best = {key: of.most_common(1)[0][0] for key, of in counts.items()}
+    right = [best.get(sees(what)) == answer for what, answer in tried]
+    found[name] = sum(right) / len(right)
+  return found
+
+
+def main() -> None:
+  """Prints the share of each rule."""
+  # Imports JAX, for which --help does not wait.
+  from training import experiment_config
+
+  file, mapping = entry.load_config(_CONFIG, "configs/listops.py")
+  config = experiment_config.parse(mapping)
+  name, count = config.task_name, _EXAMPLES.value
+  if name not in _MODULES:
+    raise ConfigError(
+      f"--config: {file} has the task {name!r}; expected {' or '.join(_MODULES)}"
+    )
+  rules, examples = _MODULES[name].RULES, _MODULES[name].examples
+  # A finite training set would repeat examples.
+  endless = dataclasses.replace(config.task, train_size=0)
+  task = TASKS[name].make(endless, kind="encoder", batch_size=_BATCH, seed=0)
+  batches = (task.train_batch(step) for step in itertools.count())
+  found = list(
+    itertools.islice((e for b in batches for e in examples(task, b)), count)
+  )
+  told = ", ".join(f"{k}={v}" for k, v in to_mapping(config.task).items())
+  print(f"{file}: {told}")
+  half = count // 2
+  width = max(map(len, rules)) + 1
+  for rule, share in accuracies(rules, found[:half], found[half:]).items():
+    print(f"{rule:<{width}} {share:6.1%}")
+
+
+if __name__ == "__main__":
+  entry.run(main)

@@ -1,0 +1,92 @@
+"""Rules that read little of an example of ListOps or Pathfinder."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from benchmarks import pathfinder_rules
+from benchmarks.listops_rules import RULES, Seen, seen
+from benchmarks.rules import accuracies
+from tests import commands
+
+PICTURE = """
+. . . . . . . . . . . .
+. # # # . . . . . . . .
+. # # # . . . . . . . .
+. # # # . # . . . . . .
+. . . . . . # . # # # .
+. . . . . . . . # # # .
+. # . . . . . . # # # .
+. . # . . . . . . . . .
+"""
+
+
+@pytest.mark.parametrize(
+  ("expression", "expected"),
+  [
+    ("7", Seen("", 7)),
+    ("[MAX 4 3 [MIN 2 9 ] 1 ]", Seen("[MAX", 4)),
+    ("[SM 9 [SM 5 5 ] 8 ]", Seen("[SM", 7)),
+    ("[MED [MIN 1 2 ] [MAX 1 [SM 2 2 ] ] ]", Seen("[MED", None)),
+  ],
+)
+def test_only_the_root_and_its_digits_are_seen(expression, expected):
+  assert seen(expression.split()) == expected
+
+
+def test_rules_give_the_most_frequent_answer_after_what_they_see():
+  low, high = Seen("[MIN", 1), Seen("[MAX", 8)
+  counted = [(low, 1), (low, 1), (low, 0), (high, 8), (high, 9), (high, 8)]
+  counted += [(Seen("[MAX", 9), 9)] * 3
+  tried = [(low, 1), (high, 8), (Seen("[MAX", 9), 9), (Seen("[SM", 3), 9)]
+  # 9 is the most frequent of all and after [MAX; [SM was never counted.
+  assert accuracies(RULES, counted, tried) == {
+    "nothing": 0.5,
+    "the operator at the root": 0.5,
+    "that operator on its digits": 0.75,
+  }
+
+
+def test_the_discs_and_the_directions_in_which_paths_leave_are_seen():
+  ink = np.array([line.split() for line in PICTURE.split("\n")[1:-1]]) == "#"
+  assert pathfinder_rules.discs(ink) == [(2, 2), (5, 9)]
+  assert pathfinder_rules.seen(ink) == pathfinder_rules.Seen(
+    across=(3, 7), turns=(0, 0)
+  )
+  # The path of the second disc leaves upwards; the other disc is to the left.
+  ink[4, 6], ink[2, 10] = False, True
+  assert pathfinder_rules.seen(ink).turns == (0, 2)
+
+
+def run(*arguments):
+  return subprocess.run(
+    [sys.executable, "-m", "benchmarks.rules", *arguments],
+    capture_output=True,
+    text=True,
+    check=False,
+    cwd=commands.ROOT,
+    env=commands.environment(),
+  )
+
+
+def shares(result):
+  assert result.returncode == 0, result.stderr
+  config, *lines = result.stdout.splitlines()
+  return config, [float(line.split()[-1].rstrip("%")) for line in lines]
+
+
+def test_the_command():
+  config, of = shares(run("--config=configs/listops.py", "--examples=400"))
+  assert config.startswith("configs/listops.py: max_depth=4, ")
+  assert 5 < of[0] < of[1] < of[2] < 90
+  config, of = shares(run("--config=configs/pathfinder.py", "--examples=1200"))
+  assert config.startswith("configs/pathfinder.py: size=32, num_dashes=")
+  # Of two neighbours one is yes, and both have the same discs.
+  assert of[0] == 50.0
+  assert of[1] < 52
+  assert of[2] < 80
+  result = run("--config=configs/copy.py")
+  assert result.returncode == 2
+  assert "has the task 'copy'; expected listops or pathf" in result.stderr
