@@ -6,8 +6,7 @@ Induction heads, selective copying and copying, trained at length 32 and evaluat
 256, as table 2 of Mamba (arXiv:2312.00752) and the figures of ALiBi
 (arXiv:2108.12409) have it, by models of two layers with `model.short_convolution`.
 `lengths-TASK` in plots/ has accuracy against length, a panel for each position encoding.
-`dense`, `mamba2` and `gated_delta` took 72 minutes on one CPU core; what came out is in
-docs/results.md.
+The 252 runs took two hours on one CPU core; what came out is in docs/results.md.
 """
 
 import ml_collections
