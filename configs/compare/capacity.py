@@ -1,16 +1,13 @@
 """Compares how much each causal mechanism recalls with how much it remembers.
 
     python compare.py --config=configs/compare/capacity.py --workdir=/tmp/capacity
-    python compare.py --config=configs/compare/capacity.py --workdir=/tmp/alone \
-      --config.across.model.short_convolution=False --config.num_steps=4000
 
 Figure 2 of Zoology (Arora et al., arXiv:2312.04927) at the size of 2 CPU cores:
 associative recall of 16 pairs in 64 places by two layers of width 16, 32 and 64 with
 one head and `model.short_convolution`; for every row three learning rates, halved
 once, and three seeds. `capacity-recall` in plots/ has accuracy against the bytes of
-cache and state at the end of a sequence. Without the convolution (the second command)
-dense attention needs more steps than these, and was not run. What windows, features
-and heads do is in `capacity_sizes.py`.
+cache and state at the end of a sequence. What windows, features and heads do is in
+`capacity_sizes.py`, and what is left without the convolution in `short_convolution.py`.
 """
 
 import ml_collections
