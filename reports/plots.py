@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 import functools
+import itertools
 import statistics
 from typing import Any
 
@@ -64,14 +65,16 @@ def _quality_cost(
     "step_seconds": ("quality against time", "training step"),
   }
   units = {"forward_flops": "FLOP", "step_seconds": "s"}
+  points = summary.by_point(shown)
+  limits = _shared_limits(shown, name) if name and len(points) > 1 else None
   panels = {
     words.joined(title, point): figures.titled(
       point,
       functools.partial(
-        _scatter, of_point, styles, cost, label, units[cost], name
+        _scatter, of_point, styles, cost, label, units[cost], name, limits
       ),
     )
-    for point, of_point in summary.by_point(shown).items()
+    for point, of_point in points.items()
     for cost, (title, label) in axes.items()
     if name and any(one.values(cost) for one in of_point)
   }
@@ -83,6 +86,15 @@ def _quality_cost(
   )
 
 
+def _shared_limits(shown: Sequence[Summary], name: str) -> tuple[float, float]:
+  highest = quality.highest(name)
+  values = [v for one in shown for v in one.values(name)]
+  ends = [numbers.ends(one.values(name), highest) for one in shown]
+  return axes_lib.limits(
+    [*values, *itertools.chain(*filter(None, ends))], highest
+  )
+
+
 def _scatter(
   shown: Sequence[Summary],
   styles: Mapping[str, Style],
@@ -90,6 +102,7 @@ def _scatter(
   label: str,
   unit: str,
   name: str,
+  limits: tuple[float, float] | None,
   axes: Any,
 ) -> Finish:
   points, halves = [], []
@@ -114,6 +127,8 @@ def _scatter(
     halves.append(max(y - low, high - y))
   axes_lib.scale(axes, "x", [point.x for _, point in points], unit)
   axes.margins(0.16, 0.14)
+  if limits:
+    axes.set_ylim(*limits)
   axes.set_xlabel(label)
   axes.set_ylabel(name)
   return marks.points(axes, points, halves)

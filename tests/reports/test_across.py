@@ -268,6 +268,18 @@ def test_rows_at_different_values_have_panels_of_their_own(drawn):
   ]
 
 
+def test_panels_of_quality_against_cost_share_its_axis(drawn):
+  import matplotlib.figure
+
+  ends = set()
+  for panel in drawn["quality-cost-recall"].panels.values():
+    axes = matplotlib.figure.Figure().subplots()
+    panel(axes)
+    ends.add(axes.get_ylim())
+  [(low, high)] = ends
+  assert low < 0 < high
+
+
 def test_figures_of_too_many_panels_are_left_out(found):
   many = [
     record | {"across": {**record["across"], "task.part": part}}
