@@ -2,7 +2,7 @@
 
     python -m benchmarks.rules --config=configs/listops.py          # 10 seconds
     python -m benchmarks.rules --config=configs/paper/listops.py    # 20 seconds
-    python -m benchmarks.rules --config=configs/pathfinder.py       # 1 minute
+    python -m benchmarks.rules --config=configs/pathfinder.py       # 20 seconds
 
 A model that is right no more often than such a rule gives no evidence of having read
 more than the rule does. A rule gives the answer that is most frequent after what it
