@@ -15,13 +15,13 @@ paths have one pixel in width, dashes lie along the eight directions of the grid
 dashes of a path are one pixel apart where paths are at least two apart, so that the
 answer can be told from the picture alone. It cannot be told from the discs: each
 picture of yes has one of no with the same two discs, which paths leave by the same
-dashes. What rules answer that trace no path is measured by
-benchmarks/pathfinder_rules.py.
+dashes. What rules answer that trace no path is measured by benchmarks/rules.py.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 import dataclasses
 import functools
+import operator
 from typing import NamedTuple
 
 import numpy as np
@@ -204,6 +204,10 @@ def _bits(pixels: list[int]) -> int:
   return sum(1 << pixel for pixel in pixels)
 
 
+def _union(sets: Iterable[int]) -> int:
+  return functools.reduce(operator.or_, sets, 0)
+
+
 class _End(NamedTuple):
   """Where a path begins: its pixel, and the direction of its first dash."""
 
@@ -286,9 +290,7 @@ def _path(
   path: list[int] = []
   near: list[int] = []  # Of each dash.
   for number in range(num_dashes):
-    too_close = taken
-    for bits in near[:-1]:
-      too_close |= bits
+    too_close = taken | _union(near[:-1])
     for turn in _TURNS[next(draw) % 6] if number else (0,):
       turned = (heading + turn) % 8
       r, c = row, column
@@ -308,18 +310,13 @@ def _path(
     path += dash
     near.append(board.near[dash[0]] | board.near[dash[1]])
     (row, column), heading = ends, turned
-  closeness = 0
-  for bits in near:
-    closeness |= bits
+  closeness = _union(near)
   if has_discs:
     for end, own in ((path[0], near[2:]), (path[-1], near[:-2])):
-      disc, too_close = board.discs[end], taken
-      for bits in own:
-        too_close |= bits
+      disc, too_close = board.discs[end], taken | _union(own)
       if not disc or too_close & _bits(disc):
         return None
-      for pixel in disc:
-        closeness |= board.near[pixel]
+      closeness |= _union(board.near[pixel] for pixel in disc)
   return path, closeness
 
 
