@@ -10,7 +10,7 @@ from typing import Any
 
 from label_packing.labels import Finish, Label
 from reports import axes as axes_lib
-from reports import figures, marks, numbers, quality, summary, words
+from reports import figures, marks, quality, summary, words
 from reports.figures import Figure, Panel
 from reports.style import Style
 from reports.summary import Summary
@@ -40,7 +40,7 @@ def figure(
     have = [one for one in shown if one.values(name) and one.mean(_BYTES)]
     # Panels are compared with each other, so they share their quality.
     limits = axes_lib.limits(
-      [end for one in have for end in _ends(one, name)], quality.highest(name)
+      [end for one in have for end in one.ends(name)], quality.highest(name)
     )
     for title, of_panel in summary.by_point(have, numeric).items():
       if any(len(set(x)) > 1 for x in _bytes(of_panel).values()):
@@ -70,7 +70,7 @@ def _panel(
   for one in shown:
     x, y = one.mean(_BYTES), one.mean(name)
     if x is not None and y is not None:
-      point = (x * _KIB, y, *_ends(one, name))
+      point = (x * _KIB, y, *one.ends(name))
       by_mechanism.setdefault(one.attention, []).append(point)
   last = []
   for attention, points in by_mechanism.items():
@@ -89,12 +89,6 @@ def _panel(
   axes.set_xlabel("cache and state of a sequence, KiB")
   axes.set_ylabel(name)
   return marks.ends(axes, last)
-
-
-def _ends(one: Summary, name: str) -> tuple[float, float]:
-  """The interval of a mean; the mean itself where there is none."""
-  values = one.values(name)
-  return numbers.ends(values, quality.highest(name)) or (values[0], values[0])
 
 
 def _numeric(shown: Sequence[Summary]) -> list[str]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 import functools
-import itertools
 import statistics
 from typing import Any
 
@@ -14,7 +13,6 @@ from reports import (
   figures,
   lengths,
   marks,
-  numbers,
   quality,
   summary,
   words,
@@ -66,7 +64,13 @@ def _quality_cost(
   }
   units = {"forward_flops": "FLOP", "step_seconds": "s"}
   points = summary.by_point(shown)
-  limits = _shared_limits(shown, name) if name and len(points) > 1 else None
+  limits = None
+  if name and len(points) > 1:
+    have = [one for one in shown if one.values(name)]
+    limits = axes_lib.limits(
+      [end for one in have for end in one.ends(name)],
+      quality.highest(name),
+    )
   panels = {
     words.joined(title, point): figures.titled(
       point,
@@ -86,15 +90,6 @@ def _quality_cost(
   )
 
 
-def _shared_limits(shown: Sequence[Summary], name: str) -> tuple[float, float]:
-  highest = quality.highest(name)
-  values = [v for one in shown for v in one.values(name)]
-  ends = [numbers.ends(one.values(name), highest) for one in shown]
-  return axes_lib.limits(
-    [*values, *itertools.chain(*filter(None, ends))], highest
-  )
-
-
 def _scatter(
   shown: Sequence[Summary],
   styles: Mapping[str, Style],
@@ -111,7 +106,7 @@ def _scatter(
     if x is None or y is None:
       continue
     style = styles[one.attention]
-    low, high = numbers.ends(one.values(name), quality.highest(name)) or (y, y)
+    low, high = one.ends(name)
     with marks.of(axes, one.attention):
       axes.errorbar(
         x,

@@ -73,6 +73,12 @@ class Summary:
     found = self.values(name)
     return statistics.fmean(found) if found else None
 
+  def ends(self, name: str) -> tuple[float, float]:
+    """The interval of a mean; the mean itself where there is none."""
+    values = self.values(name)
+    found = numbers.ends(values, quality.highest(name))
+    return found or (values[0], values[0])
+
   def mean_to_choose_by(self, name: str) -> float | None:
     """Mean of a metric on the split that choices are made by."""
     values = (quality.to_choose_by(run, name) for run in self.done)
