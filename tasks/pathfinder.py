@@ -21,6 +21,7 @@ dashes. What rules answer that trace no path is measured by benchmarks/rules.py.
 from collections.abc import Iterable, Iterator
 import dataclasses
 import functools
+import itertools
 import operator
 from typing import NamedTuple
 
@@ -125,8 +126,13 @@ class PathfinderTask(GeneratedTask):
     )
     self.source_vocab_size = self.target_vocab_size
     self.max_source_length = length
-    # What has no room is told before anything begins.
-    self._pair("train", 0)
+    # What has no room is told before anything begins, and not while it trains.
+    if not any(itertools.islice(self._tries("train", 0), _TRIES)):
+      raise ValueError(
+        f"task.size: none of {_TRIES} pictures of {config.size} × {config.size} "
+        f"has room for two paths of num_dashes={config.num_dashes} and "
+        f"num_distractors={config.num_distractors}"
+      )
 
   def encode(self, line: str) -> list[int]:
     """Ids of pixels, behind `<cls>`."""
@@ -149,28 +155,30 @@ class PathfinderTask(GeneratedTask):
 
   def _pair(self, split: str, number: int) -> _Pair:
     """Two neighbouring examples: one of each answer, with the same discs."""
+    return next(filter(None, self._tries(split, number)))
+
+  def _tries(self, split: str, number: int) -> Iterator[_Pair | None]:
+    """One pair after another, None for those that have no room; without end."""
     config = self._config
     key = draws.split_key(self._seed, split)
     # Which of the two is yes; words of the pictures are others.
     coin = draws.words(key, np.array([2**40 + number]), 1)[0, 0]
     draw = draws.stream(key, number)
-    for _ in range(_TRIES):
+    while True:
       yes = _paths(draw, config)
       if yes is None:
+        yield None
         continue
       ends = _ends(config.size, yes.first)
       no = _paths(draw, config, ends)
-      if no is not None:
-        return _Pair(
-          _pixels(config.size, yes.ink, ends),
-          _pixels(config.size, no.ink, ends),
-          bool(coin % 2),
-        )
-    raise ValueError(
-      f"task.size: none of {_TRIES} pictures of {config.size} × {config.size} "
-      f"has room for two paths of num_dashes={config.num_dashes} and "
-      f"num_distractors={config.num_distractors}"
-    )
+      if no is None:
+        yield None
+        continue
+      yield _Pair(
+        _pixels(config.size, yes.ink, ends),
+        _pixels(config.size, no.ink, ends),
+        bool(coin % 2),
+      )
 
 
 class _Board(NamedTuple):

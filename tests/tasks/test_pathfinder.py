@@ -116,6 +116,15 @@ def test_as_many_are_yes_as_no_and_neighbours_do_not_tell():
   assert 70 < first_of_two.sum() < 130
 
 
+def test_a_picture_that_is_hard_to_draw_does_not_stop_the_training():
+  task = make(
+    "pathfinder", size=12, num_dashes=3, num_distractors=0, batch_size=8
+  )
+  # The fourth pair needs more than the 1,000 tries that the first one is given.
+  assert not any(itertools.islice(task._tries("train", 3), 1000))
+  assert len(list(rows(task, task.train_batch(0)))) == 8
+
+
 def test_what_has_no_room_is_told_before_anything_begins():
   with pytest.raises(
     ValueError, match=r"^task.size: none of 1000 pictures of 9"
