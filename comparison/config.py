@@ -302,6 +302,12 @@ def shared(comparison: Comparison) -> dict[str, Any]:
   # and what figures show beside them changes no number.
   for field in ("attention", "seeds", "variants", "together", "references"):
     mapping.pop(field, None)
+  # What is set for a task that does not run changes no number either.
+  mapping["per_task"] = {
+    task: leaves
+    for task, leaves in mapping["per_task"].items()
+    if task in comparison.task_names
+  }
   return {name: v for name, v in flatten(mapping).items() if v is not None}
 
 

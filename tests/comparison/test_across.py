@@ -94,6 +94,17 @@ def test_without_values_a_comparison_is_what_it_was(tmp_path):
   assert run.across == {}
 
 
+def test_what_a_task_takes_counts_only_where_the_task_runs():
+  per_task = {"copy": {"batch_size": 4}, "listops": {"batch_size": 2}}
+  both = config.shared(comparison(tasks="copy,listops", per_task=per_task))
+  assert both["per_task.copy.batch_size"] == 4
+  assert both["per_task.listops.batch_size"] == 2
+  one = config.shared(comparison(tasks="copy", per_task=per_task))
+  assert one == config.shared(
+    comparison(tasks="copy", per_task={"copy": {"batch_size": 4}})
+  )
+
+
 def test_a_record_has_the_values_and_the_trained_length(tmp_path):
   across = {"model": {"features": (16,)}}
   for task, length in (("induction", 64), ("recall", None)):
