@@ -9,7 +9,7 @@ The same command continues a comparison that was stopped; runs that are done wit
 the same config are not run again. `status` says what is done, runs, waits and
 failed, and when it will be done. `report` writes report.html, report.md,
 report.tex, results.csv, results.jsonl and plots/ from what there is; a comparison
-ends with it too.
+ends with it too, and writes them while it runs as often as 2 % of the time allow.
 """
 
 from pathlib import Path
@@ -44,13 +44,14 @@ def main(command: str | None) -> None:
   else:
     folder = Path(_WORKDIR.value)
   from comparison import records, status
-  from reports import files
 
   if claimed.parsed(folder / records.COMPARISON) is None:
     raise ConfigError(f"--workdir: no comparison in {folder}, or a damaged one")
   if command == "status":
     print(status.text(folder))
     return
+  from reports import files
+
   found, damaged = records.read(folder)
   for name in damaged:
     print(
@@ -67,6 +68,7 @@ def _run() -> Path:
   # JAX and the libraries on it take a second to import: --help and a faulty flag
   # do not wait for them.
   from comparison import config, halving, launch, plan, records
+  from reports import files
 
   comparison = config.parse(mapping)
   shared = config.shared(comparison)
@@ -83,12 +85,14 @@ def _run() -> Path:
   print(f"{folder}: {len(runs)} runs", flush=True)
   if comparison.rungs:
     groups = halving.groups(runs)[first - 1 :: step]
-    halving.launch(groups, folder, comparison)
+    halving.launch(groups, folder, comparison, files.meanwhile(folder))
   else:
     groups = launch.groups(runs, comparison.together)[first - 1 :: step]
     mine = [run for group in groups for run in group]
     map_seed = comparison.seed_numbers[0]
-    launch.launch(mine, folder, map_seed, comparison.together)
+    launch.launch(
+      mine, folder, map_seed, comparison.together, files.meanwhile(folder)
+    )
   return folder
 
 

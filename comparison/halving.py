@@ -10,7 +10,7 @@ others; a point with a run that failed is then behind all points without one.
 Paper: Jamieson and Talwalkar 2016, arXiv:1502.07943.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import json
 import math
 from pathlib import Path
@@ -35,7 +35,10 @@ def groups(runs: Sequence[Run]) -> list[Group]:
 
 
 def launch(
-  of_runs: Sequence[Group], workdir: Path, comparison: Comparison
+  of_runs: Sequence[Group],
+  workdir: Path,
+  comparison: Comparison,
+  after: Callable[[], None] = lambda: None,
 ) -> None:
   """`launch.launch` of all groups, some of whose runs the rungs stop early.
 
@@ -45,6 +48,7 @@ def launch(
     of_runs: of the plan, or one shard of it.
     workdir: of the comparison.
     comparison: whose plan it is; it has the rungs and says which seeds choose.
+    after: as in `launch.launch`.
   """
   together, rungs = comparison.together, comparison.rungs
   is_all = comparison.choosing_seeds == ALL
@@ -58,7 +62,7 @@ def launch(
     for share in rungs if len(_families(able)) > 1 else ():
       able = _after_rung(able, workdir, share, together)
     unable = [run for run in choosing if run.obstacle]
-    launch_lib.launch([*able, *unable], workdir, map_seed, together)
+    launch_lib.launch([*able, *unable], workdir, map_seed, together, after)
     if others and len(able) > 1:
       losses = [_final_loss(run, workdir) for run in able]
       family = best_first(_means(able, losses))[0]
@@ -71,7 +75,7 @@ def launch(
         later.append(run)
       else:
         _stop(run, workdir, f"seed {first} chose {_told(able[0])}")
-  launch_lib.launch(later, workdir, map_seed, together)
+  launch_lib.launch(later, workdir, map_seed, together, after)
 
 
 def best_first(losses: Mapping[str, float]) -> list[str]:

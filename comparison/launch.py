@@ -1,6 +1,6 @@
 """Runs what a comparison still lacks: runs of one shape together, or each apart."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import json
@@ -27,7 +27,11 @@ _TRIES = 2
 
 
 def launch(
-  runs: Sequence[Run], workdir: Path, map_seed: int, together: str = APART
+  runs: Sequence[Run],
+  workdir: Path,
+  map_seed: int,
+  together: str = APART,
+  after: Callable[[], None] = lambda: None,
 ) -> None:
   """Runs all that has no result yet, and says so as each ends.
 
@@ -42,6 +46,7 @@ def launch(
     together: how runs that differ in seed and learning rate alone share a process,
       as in `Comparison`; apart, a run is `train.py` itself, and
       `comparison.measure` then measures it.
+    after: called whenever runs of one process have ended.
 
   Raises:
     RunError: a record cannot be written.
@@ -68,6 +73,7 @@ def launch(
         remaining = _made_together(left, workdir, together, map_seed=map_seed)
       for run, tries in remaining:
         _made_apart(run, workdir, tries, with_map=run.seed == map_seed)
+      after()
 
 
 def losses_at(

@@ -65,7 +65,12 @@ def parsed(path: Path) -> dict[str, Any] | None:
 
 
 def replace(path: Path, content: Mapping[str, Any]) -> None:
-  """Writes JSON, whole or not at all; several processes may do so at once."""
+  """Writes JSON, as `replace_text` does."""
+  replace_text(path, json.dumps(content, indent=2, sort_keys=True) + "\n")
+
+
+def replace_text(path: Path, text: str) -> None:
+  """Writes a file, whole or not at all; several processes may do so at once."""
   partial = path.with_suffix(f".{os.getpid()}.tmp")
-  partial.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+  partial.write_text(text, "utf-8")
   os.replace(partial, path)

@@ -1,12 +1,15 @@
 """Everything a comparison has found, as files for a reader and for programs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import json
 from pathlib import Path
+import time
 from typing import Any
 
 from comparison import records
 from comparison.records import Record
+from process import claimed
+from process.errors import one_line
 from reports import (
   comparison_maps,
   figures,
@@ -22,6 +25,9 @@ from reports import scaling as scaling_lib
 
 PAGE, TEXT, TABLES = "report.html", "report.md", "report.tex"
 PLOTS = "plots"
+
+_SHARE = 0.02
+"""Of the time of a comparison, for reports while it runs."""
 
 
 def write(
@@ -59,12 +65,38 @@ def write(
   shared = _shared(workdir)
   captions = {figure.stem: figure.caption for figure in drawn}
   text = markdown.report(found, shared, captions)
-  (workdir / TEXT).write_text(text, "utf-8")
-  (workdir / TABLES).write_text(latex.report(found), "utf-8")
-  (workdir / PAGE).write_text(
-    page.page(found, shared, by_task, of_scaling, styles), "utf-8"
-  )
+  html = page.page(found, shared, by_task, of_scaling, styles)
+  # Whoever has the page open may read it again at any time.
+  claimed.replace_text(workdir / TEXT, text)
+  claimed.replace_text(workdir / TABLES, latex.report(found))
+  claimed.replace_text(workdir / PAGE, html)
   return text
+
+
+def meanwhile(workdir: Path) -> Callable[[], None]:
+  """What a comparison calls after each run, to keep its report up to date.
+
+  After a report it writes none until 50 times as long has passed as that one took.
+  A fault is printed, and stops nothing.
+
+  Args:
+    workdir: of the comparison.
+  """
+  due = time.monotonic()
+
+  def after() -> None:
+    nonlocal due
+    start = time.monotonic()
+    if start < due:
+      return
+    try:
+      found, _ = records.read(workdir)
+      write(workdir, found, records.scaling(workdir))
+    except Exception as error:  # No run is lost for a page.
+      print(f"  no report: {one_line(error)}; the runs go on", flush=True)
+    due = start + (time.monotonic() - start) / _SHARE
+
+  return after
 
 
 def _shared(workdir: Path) -> dict[str, Any]:

@@ -59,10 +59,10 @@ def compared(rates="1e-3,3e-3,1e-2,0.1", attention="dense", **halving_leaves):
   )
 
 
-def halve(one, folder):
+def halve(one, folder, after=lambda: None):
   """Runs of the plan, after halving."""
   runs = plan.plan(one)
-  halving.launch(halving.groups(runs), folder, one)
+  halving.launch(halving.groups(runs), folder, one, after)
   return runs
 
 
@@ -77,7 +77,9 @@ def calls(folder, runs):
 
 
 def test_the_worse_half_is_stopped_and_other_seeds_run_the_best(folder):
-  runs = halve(compared(), folder)
+  told = []
+  runs = halve(compared(), folder, lambda: told.append(len(told)))
+  assert len(told) == 2  # After each run that was made to its end.
   assert calls(folder, runs) == {
     (0.001, 0): ["10", "20"],
     (0.003, 0): ["10", "20", "end"],

@@ -91,6 +91,17 @@ def test_runs_are_kept_and_not_made_again(folder, capsys):
   assert records.status(folder, runs[0]) is None
 
 
+def test_whoever_asks_is_told_after_every_run(folder):
+  runs = [run for run in small_plan() if not run.obstacle]
+  told = []
+
+  def after():
+    told.append([records.status(folder, run) for run in runs])
+
+  launch.launch(runs, folder, map_seed=0, after=after)
+  assert told == [[records.DONE, None], [records.DONE, records.FAILED]]
+
+
 def test_what_sentences_are_scored_by_is_in_the_record(folder):
   """Of a run by itself; its stand-in writes nothing of the kind."""
   (run, _) = small_plan(seeds="0")

@@ -311,3 +311,37 @@ def test_costs_have_three_digits():
   assert numbers.short_interval([1234.5, 1235.5]) == "1,235 ± 6"
   # What is counted is the same for all seeds.
   assert numbers.short_interval([0.4, 0.4]) == "0.400"
+
+
+def test_the_report_of_a_comparison_that_runs_is_seldom_written(
+  tmp_path, monkeypatch, capsys
+):
+  """The first at once, the next when 50 times as long has passed as it took."""
+  now = 100.0
+  written = []
+
+  def read(workdir):
+    nonlocal now
+    now += 2.0
+    written.append(now)
+    return made_up.records(), []
+
+  monkeypatch.setattr(files.time, "monotonic", lambda: now)
+  monkeypatch.setattr(records, "read", read)
+  after = files.meanwhile(tmp_path)
+  after()
+  assert "linear" in (tmp_path / "report.html").read_text()
+  now = 199.0
+  after()
+  assert written == [102.0]
+  now = 200.5
+  (tmp_path / "plots").rename(tmp_path / "moved")
+  (tmp_path / "plots").touch()
+  after()
+  assert written == [102.0, 202.5]
+  assert "; the runs go on" in capsys.readouterr().out
+  (tmp_path / "plots").unlink()
+  (tmp_path / "report.html").unlink()
+  now = 400.0
+  after()
+  assert (tmp_path / "report.html").exists()
