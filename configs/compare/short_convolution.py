@@ -6,6 +6,10 @@
 attention recalls 11 % of 16 pairs after 4,000 steps, so that nothing could be compared;
 here there are 4 pairs and twice the steps, which is enough for dense attention both
 ways. The width is 64; all else is as there.
+
+It took 165 minutes on one CPU core. Exact attention recalls all pairs both ways, and
+recurrences 26 to 61 % without the convolution and all or nearly all with it; what came
+out is in docs/results.md.
 """
 
 import ml_collections
