@@ -163,7 +163,9 @@ def _blocks(
   # For each pair: the hidden units, and in the backward their gradients.
   pair_bytes = 2 * 4 * batch * num_heads * width
   # These tiles stay in cache, see benchmarks/README.md.
-  rows, columns = sizes or platform.block(pair_bytes, 16, 64)
+  rows, columns = sizes or platform.block(
+    pair_bytes, 16, 64, length, source_length
+  )
   return Blocks(
     rows=min(rows, length),
     width=min(columns, source_length),

@@ -126,21 +126,35 @@ def rows_at_once(row_bytes: int, length: int, least: int | None = None) -> int:
   return min(max(_budget() // row_bytes, least), length)
 
 
-def block(pair_bytes: int, rows: int, width: int) -> tuple[int, int]:
+def block(
+  pair_bytes: int, rows: int, width: int, length: int, source_length: int
+) -> tuple[int, int]:
   """Queries and keys of a tile that walks over all keys.
+
+  513 positions are two blocks of 272 and not two of 512, which would be four times
+  the pairs.
 
   Args:
     pair_bytes: what is held for one query and one key, of all heads.
-    rows: the fewest queries.
-    width: the fewest keys.
+    rows: the fewest queries that are fast.
+    width: the fewest keys that are fast.
+    length: T.
+    source_length: S.
 
   Returns:
-    Both doubled as often as the budget allows.
+    Both doubled as often as the budget allows, and then evened out: as small as the
+    same number of blocks allows, in multiples of 16 for vectors and matrix units.
   """
   most = _budget() // pair_bytes
   while 4 * rows * width <= most:
     rows, width = 2 * rows, 2 * width
-  return rows, width
+  return _even(rows, length), _even(width, source_length)
+
+
+def _even(size: int, length: int) -> int:
+  count = -(-length // size)
+  share = -(-length // count)
+  return min(-(-share // 16) * 16, size, length)
 
 
 def turns_keys(queries: int) -> bool:

@@ -181,13 +181,15 @@ def flash_attention(
     )
   query, scale = arguments.scaled_query(query, scale)
   sees = visibility.of_call(mask, query_segment_ids, key_segment_ids, is_causal)
+  source_length, kv_heads = key.shape[1:3]
   rows, width = sizes or platform.block(
     4 * batch * num_heads,
     platform.LEAST_ROWS,
     # Narrower blocks waste less of what lies above the diagonal.
     platform.LEAST_ROWS // (2 if is_causal else 1),
+    length,
+    source_length,
   )
-  source_length, kv_heads = key.shape[1:3]
   rows, width = min(rows, length), min(width, source_length)
   tile = (batch, num_heads, rows, width)
   sees &= visibility.by_mod(mask_mod, tile)

@@ -219,11 +219,15 @@ def blocks(
   batch, length, num_heads, _ = query.shape
   source_length, kv_heads = key.shape[1:3]
   rows, width = platform.block(
-    4 * batch * num_heads, platform.LEAST_ROWS, platform.LEAST_ROWS
+    4 * batch * num_heads,
+    platform.LEAST_ROWS,
+    platform.LEAST_ROWS,
+    length,
+    source_length,
   )
   return Blocks(
-    rows=min(rows, length),
-    width=min(width, source_length),
+    rows=rows,
+    width=width,
     kv_heads=kv_heads,
     num_heads=num_heads,
     score=score,

@@ -74,7 +74,7 @@ def _kernel_gradient(
   batch, length, heads, _ = value.shape
   num_heads = g.shape[2]
   rows = platform.DIAGONAL_ROWS
-  size = min(platform.block(4 * batch * num_heads, rows, rows)[0], length)
+  size, _ = platform.block(4 * batch * num_heads, rows, rows, length, length)
   width, rest = size + taps - 1, -length % size
   values = _padded(value, taps // 2, taps // 2 + rest)
   g = _padded(g, 0, rest)

@@ -66,6 +66,27 @@ def test_any_block_size(block_size):
     assert_close(ours, theirs, 2e-6)
 
 
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_a_length_just_beyond_a_block(is_causal):
+  """513 positions are two blocks of 272, the second of which moves back."""
+  qkv, options = Case(("mask",), length=513, batch=1, num_kv_heads=2).draw()
+  mask = jnp.asarray(options["mask"])
+  cotangent = np.random.default_rng(1).standard_normal(qkv[0].shape, np.float32)
+
+  @functools.partial(jax.jit, static_argnums=0)
+  def found(function, qkv, cotangent):
+    attend = functools.partial(function, is_causal=is_causal, mask=mask)
+    out, pullback = jax.vjp(attend, *qkv)
+    return out, *pullback(cotangent)
+
+  got, expected = (
+    found(function, qkv, cotangent)
+    for function in (flash_attention, dense_attention)
+  )
+  for ours, theirs in zip(got, expected, strict=True):
+    np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
 def test_a_traced_scale():
   qkv = [jnp.asarray(x) for x in Case().draw()[0]]
   got = jax.jit(lambda scale: flash_attention(*qkv, scale=scale))(0.2)

@@ -35,6 +35,24 @@ def program(name, is_causal, options, dims, mask=None):
   return run, "shared_qk" in mechanism.supports
 
 
+def test_blocks_share_a_length_evenly():
+  """As many blocks as of the size that is fast, and no larger than they must be."""
+  with platform.tracing_for("cpu"):
+    for length in (1, 16, 512, 513, 577, 1000, 1024, 1025, 2049, 5000):
+      for bytes_of_pair in (4, 128, 10**9):
+        most, _ = platform.block(bytes_of_pair, 512, 512, 2**20, 2**20)
+        rows, width = platform.block(
+          bytes_of_pair, 512, 256, length, 2 * length
+        )
+        count = -(-length // most)
+        assert -(-length // rows) == count
+        assert rows <= min(most, length)
+        assert count * rows < length + 16 * count
+        assert width <= 2 * length
+    assert platform.block(10**9, 512, 256, 513, 513) == (272, 176)
+    assert platform.block(10**9, 512, 256, 512, 512) == (512, 256)
+
+
 @pytest.mark.parametrize(("name", "is_causal"), FORMS)
 @pytest.mark.parametrize(
   ("length", "masked"),
