@@ -131,8 +131,8 @@ def block(
 ) -> tuple[int, int]:
   """Queries and keys of a tile that walks over all keys.
 
-  513 positions are two blocks of 272 and not two of 512, which would be four times
-  the pairs.
+  One position more than a block has makes two blocks of little more than half of it,
+  not two whole ones, which would be four times the pairs.
 
   Args:
     pair_bytes: what is held for one query and one key, of all heads.
