@@ -11,6 +11,10 @@ sizes of configs/paper/ (windows of 64, rank 64) and the model has four layers o
 have a line for what two rules answer that read little of an expression (the second
 command): the operator at the root, and that operator on those of its arguments that are
 digits.
+
+A run took 2 to 9 minutes on one CPU core. Nine encoders of eleven read the operator at
+the root (30 to 34 %), `linear` and `multiplicative` nothing (13 to 16 %); what came out
+is in docs/results.md. `additive` was not run.
 """
 
 import ml_collections
