@@ -27,9 +27,10 @@ for run in group['runs']:
     tell(run, 'failed', reason='no such data', is_final=True)
   elif seed == 3: sys.exit('killed')
   elif seed == 4:
+    # Blocked first: the parent may answer before the next line runs.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     os.kill(os.getppid(), signal.SIGTERM)
-    signal.signal(signal.SIGTERM, lambda *unused: None)
-    signal.pause()
+    signal.sigwait({signal.SIGTERM})
     tell(run, 'stopped', usage=usage)
     break
   else:
