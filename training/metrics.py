@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 import json
-import os
 import pathlib
 import sys
 import time
 from typing import Any
 
 import tqdm
+
+from process import claimed
 
 FILE = "metrics.jsonl"
 
@@ -46,9 +47,7 @@ class MetricsWriter:
       return
     kept = [record for record in read(workdir) if record["step"] <= step]
     text = "".join(json.dumps(record) + "\n" for record in kept)
-    partial = workdir / (FILE + ".tmp")
-    partial.write_text(text)
-    os.replace(partial, workdir / FILE)
+    claimed.replace_text(workdir / FILE, text)
     self._file = (workdir / FILE).open("a")
     # Only a run that writes needs it.
     import tensorboardX

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import models
+from process import claimed
 from process.errors import ConfigError
 from settings.leaves import Leaves, flatten
 from training import experiment_config, metrics
@@ -150,10 +151,8 @@ def write_config(workdir: Path, config: ExperimentConfig) -> None:
       f"workdir: {workdir} cannot be made: {error.strerror}"
     ) from error
   content = {SLOTS: models.slots(config.model), **config.to_mapping()}
-  partial = workdir / (CONFIG + ".tmp")
   text = json.dumps(content, indent=2, ensure_ascii=False)
-  partial.write_text(text + "\n", "utf-8")
-  os.replace(partial, workdir / CONFIG)
+  claimed.replace_text(workdir / CONFIG, text + "\n")
 
 
 def final_metrics(

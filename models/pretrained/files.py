@@ -94,8 +94,8 @@ def read_config(folder: Path) -> dict[str, Any]:
   """The content of `config.json`.
 
   Raises:
-    FileNotFoundError: there is no such folder or file.
-    ValueError: the file is not a JSON object.
+    FileNotFoundError: the folder or the file does not exist.
+    ValueError: the file does not hold a JSON object.
   """
   if not folder.is_dir():
     raise FileNotFoundError(f"{folder}: no such folder")
