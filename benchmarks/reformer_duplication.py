@@ -13,12 +13,12 @@ from pathlib import Path
 import subprocess
 import sys
 
-from absl import app, flags, logging
+from absl import flags
 import jax
 import ml_collections
 
 from configs import reformer
-from process import cache
+from process import cache, entry
 from training import (
   evaluate,
   experiment,
@@ -74,10 +74,8 @@ def accuracy(
   return 100.0 * results["token_accuracy"]
 
 
-def main(argv: list[str]) -> None:
+def main() -> None:
   """Trains what is not trained yet, evaluates everything, prints the table."""
-  del argv
-  logging.set_verbosity(logging.ERROR)
   cache.keep_programs()
   print(
     "| trained | " + " | ".join(f"evaluated {r}" for r in EVALUATED) + " |\n"
@@ -110,4 +108,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-  app.run(main)
+  entry.run(main)

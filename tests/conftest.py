@@ -30,7 +30,9 @@ os.environ["XLA_FLAGS"] = " ".join(
   ]
 )
 
-import jax
+import process  # noqa: F401 - adds the flag that every program has
+
+import jax  # isort: skip
 import jaxtyping
 import pytest
 

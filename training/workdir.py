@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import models
-from process import claimed
+from process import claimed, compiler
 from process.errors import ConfigError
 from settings.leaves import Leaves, flatten
 from training import experiment_config, metrics
@@ -17,6 +17,7 @@ from training.mesh import AXES
 
 CONFIG = "config.json"
 SLOTS = "slots"
+XLA_FLAGS = "xla_flags"
 # When a run is looked at and saved, and which devices compute what: its parameters
 # do not follow from these, but for rounding.
 _MAY_CHANGE = (
@@ -121,7 +122,7 @@ def check_writable(name: str, folder: Path) -> None:
 
 
 def read_config(workdir: Path) -> dict[str, Any]:
-  """The mapping that `write_config` wrote.
+  """The config that `write_config` wrote, with its 'slots'.
 
   Raises:
     ConfigError: there is none, or it is not JSON.
@@ -135,14 +136,16 @@ def read_config(workdir: Path) -> dict[str, Any]:
     raise ConfigError(f"workdir: cannot read {path}: {error}") from error
   if not isinstance(found, dict):
     raise ConfigError(f"workdir: {path} holds no config")
+  found.pop(XLA_FLAGS, None)  # Of the process that began the run.
   return found
 
 
 def write_config(workdir: Path, config: ExperimentConfig) -> None:
   """Makes the folder and says in it which run it holds.
 
-  The file has every leaf, and in 'slots' which mechanism fills which slot: a
-  config may have chosen dense where the mechanism of its name cannot serve.
+  The file has every leaf, in 'slots' which mechanism fills which slot (a config
+  may have chosen dense where the mechanism of its name cannot serve), and in
+  'xla_flags' how this process compiles.
   """
   try:
     workdir.mkdir(parents=True, exist_ok=True)
@@ -150,7 +153,11 @@ def write_config(workdir: Path, config: ExperimentConfig) -> None:
     raise ConfigError(
       f"workdir: {workdir} cannot be made: {error.strerror}"
     ) from error
-  content = {SLOTS: models.slots(config.model), **config.to_mapping()}
+  content = {
+    SLOTS: models.slots(config.model),
+    XLA_FLAGS: compiler.flags(),
+    **config.to_mapping(),
+  }
   text = json.dumps(content, indent=2, ensure_ascii=False)
   claimed.replace_text(workdir / CONFIG, text + "\n")
 

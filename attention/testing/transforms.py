@@ -19,6 +19,8 @@ from attention.testing.mechanism import Mechanism, shared
 from attention.weights import attention_weights
 
 _CASE = Case(("mask",), batch=8, length=7)
+# One chunk of a recurrence, which XLA compiles into one program with its state.
+_CHUNK = _CASE._replace(length=64, num_heads=2, num_kv_heads=2, head_dim=16)
 
 
 def _drawn(
@@ -44,6 +46,7 @@ def _loss(mechanism, qkv, call):
 def _differentiated(mechanism):
   """The jitted `(qkv, call) -> (loss, out), gradients`, and its traces."""
   traces = []
+  mechanism.variables(_CASE.dims)  # Drawn here, they are no tracers.
 
   @jax.jit
   def run(qkv, call):
@@ -120,6 +123,10 @@ def _eager(mechanism: Mechanism) -> None:
   require(len(traces) == before, "other values are traced again")
   qkv, call = as_jax((qkv, call))
   assert_close(_apply(mechanism, *qkv, **call), expected, 1e-6)
+  qkv, call = as_jax(_drawn(mechanism, _CHUNK))
+  apply = partial(mechanism.attention.apply, mechanism.variables(_CHUNK.dims))
+  compiled = jax.jit(lambda qkv, call: apply(*qkv, **call))
+  assert_close(compiled(qkv, call), apply(*qkv, **call), 1e-5)
 
 
 def _sharded(mechanism: Mechanism) -> None:

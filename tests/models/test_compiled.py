@@ -1,0 +1,132 @@
+"""Whole models, compiled anew, against the same operations one by one.
+
+XLA's passes change what a program does only inside of a program, so a fault of
+theirs is seen where forward pass, gradient, training step and decoding of a model are
+compiled as they are in a run, and nowhere in the parts alone. Every program is compiled
+anew, since a fault may come with one compile and not with the next.
+"""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import models
+from tests.models import tiny
+
+pytestmark = pytest.mark.optimised
+
+COMPILES = 2
+# (layers, heads, length, batch): each pair of values of two of them is there.
+SETTINGS = [
+  (layers, heads, length, batch)
+  for (length, batch), (layers, heads) in zip(
+    itertools.product((32, 64, 128, 256), (8, 64)),
+    itertools.cycle([(1, 1), (2, 2), (1, 4), (2, 1), (1, 2), (2, 4)]),
+    strict=False,
+  )
+]
+# One chunk of a recurrence, whose first state is then a constant of the program.
+ONE_CHUNK = (1, 1, 64, 64)
+QUICK = ["dense", "linear", "retention", "gated_linear", "delta", "gated_delta"]
+
+
+def _case(name, setting):
+  quick = setting == ONE_CHUNK and name in QUICK
+  return pytest.param(
+    name, setting, marks=() if quick else pytest.mark.thorough
+  )
+
+
+@pytest.mark.parametrize(
+  ("name", "setting"),
+  [
+    _case(*both)
+    for both in itertools.product(tiny.names(), [ONE_CHUNK, *SETTINGS])
+  ],
+)
+def test_a_compiled_model_gives_what_its_operations_give(name, setting):
+  layers, heads, length, batch = setting
+  kind = "decoder" if name in tiny.names("causal") else "encoder"
+  model = models.create(
+    models.ModelConfig(
+      kind=kind,
+      num_layers=layers,
+      num_heads=heads,
+      features=32,
+      mlp_features=64,
+      tie_embeddings=False,
+      **{f"{kind}_attention": tiny.attention(name)},
+    ),
+    source_vocab_size=tiny.VOCAB_SIZE,
+    target_vocab_size=tiny.VOCAB_SIZE,
+    max_source_length=length,
+    max_target_length=length,
+  )
+  ids = np.random.default_rng(0).integers(1, tiny.VOCAB_SIZE, (batch, length))
+  ids = ids.astype(np.int32)
+  # The target of an encoder is one class of a whole sequence.
+  data = {"inputs": ids} if kind == "decoder" else {"source": ids}
+  targets = np.roll(ids, -1, 1) if kind == "decoder" else ids[:, :1]
+  variables = models.initialize(model, jax.random.key(0), data)
+  rest = {name: x for name, x in variables.items() if name != "params"}
+  optimizer = optax.sgd(1.0)
+
+  def forward(params):
+    return models.forward(model, {"params": params, **rest}, data)
+
+  def loss(params):
+    logits = forward(params)
+    logits = logits.reshape(batch, -1, logits.shape[-1])
+    each = optax.softmax_cross_entropy_with_integer_labels(
+      logits.astype(jnp.float32), jnp.asarray(targets)
+    )
+    return each.mean()
+
+  def train_step(params):
+    value, gradient = jax.value_and_grad(loss)(params)
+    updates, _ = optimizer.update(gradient, optimizer.init(params), params)
+    return value, gradient, optax.apply_updates(params, updates)
+
+  params = variables["params"]
+  logits, trained = forward(params), train_step(params)
+  for _ in range(COMPILES):
+    _close(_compiled(forward, params), logits)
+    _close(_compiled(train_step, params), trained)
+  if kind == "decoder" and name in tiny.names("decode"):
+    _close(tiny.step_by_step(model, variables, data), logits)
+
+
+def _compiled(function, *args):
+  """The result of a program that is compiled now, and read from no file."""
+  jax.config.update("jax_enable_compilation_cache", False)
+  try:
+    return jax.jit(lambda *args: function(*args)).lower(*args).compile()(*args)
+  finally:
+    jax.config.update("jax_enable_compilation_cache", True)
+
+
+def _close(got, expected):
+  """Every array equal, up to a thousandth of its largest number."""
+
+  def check(x, y):
+    largest = float(jnp.max(jnp.abs(y)))
+    np.testing.assert_allclose(x, y, rtol=0, atol=1e-3 * largest)
+
+  jax.tree.map(check, got, expected)
+
+
+def test_no_fusion_of_this_version_returns_garbage():
+  """What benchmarks/xla_cpu_fusion.py shows without the flag."""
+  x = np.random.default_rng(0).normal(size=(512, 32)).astype(np.float32)
+
+  def summed(x):
+    return (x @ jnp.full((32, 32), 3.0)).sum(-1)
+
+  for _ in range(12):
+    np.testing.assert_allclose(
+      _compiled(summed, x), 96 * x.sum(-1), rtol=1e-4, atol=1e-3
+    )
