@@ -4,7 +4,7 @@ from jaxtyping import Bool, Float64
 import numpy as np
 from numpy.typing import ArrayLike
 
-from attention.definitions import shared
+from attention.definitions.dense import dense_attention
 
 
 def attended_blocks(
@@ -75,26 +75,18 @@ def bigbird_attention(
   Paper: Big Bird: transformers for longer sequences, section 2 and appendix D
   (internal transformer construction), arXiv:2007.14062.
   """
-  query, key, value = shared.as_float64(query, key, value)
-  batch, length, num_heads, head_dim = query.shape
+  length, source_length = np.shape(query)[1], np.shape(key)[1]
   if is_causal:
     raise ValueError("is_causal: expected False, got True")
-  if key.shape[1] != length:
-    raise ValueError(f"key: expected length {length}, got {key.shape[1]}")
-  scale = 1 / np.sqrt(head_dim) if scale is None else np.asarray(scale)
-  visible = shared.visible_pairs(
-    (batch, num_heads, length, length),
-    mask=mask,
+  if source_length != length:
+    raise ValueError(f"key: expected length {length}, got {source_length}")
+  blocks = attended_blocks(length, block_size, random_blocks)
+  return dense_attention(
+    query,
+    key,
+    value,
+    mask=blocks & np.asarray(True if mask is None else mask),
+    scale=scale,
     query_segment_ids=query_segment_ids,
     key_segment_ids=key_segment_ids,
   )
-  visible &= attended_blocks(length, block_size, random_blocks)
-  key = shared.repeat_heads(key, num_heads)
-  value = shared.repeat_heads(value, num_heads)
-
-  out = np.zeros((batch, length, num_heads, value.shape[-1]))
-  for b, n, t in np.ndindex(batch, num_heads, length):
-    s = np.flatnonzero(visible[b, n, t])
-    logits = scale * key[b, s, n] @ query[b, t, n]
-    out[b, t, n] = shared.softmax(logits) @ value[b, s, n]
-  return out

@@ -63,7 +63,7 @@ def dense_attention(
   """
   query, key, value = shared.as_float64(query, key, value)
   batch, length, num_heads, head_dim = query.shape
-  scale = 1 / np.sqrt(head_dim) if scale is None else np.asarray(scale)
+  scale = shared.logit_scale(scale, head_dim)
   visible = shared.visible_pairs(
     (batch, num_heads, length, key.shape[1]),
     mask=mask,

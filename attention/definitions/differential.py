@@ -5,6 +5,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from attention.definitions import shared
+from attention.definitions.dense import dense_attention
 
 
 def differential_attention(
@@ -37,24 +38,18 @@ def differential_attention(
 
   Paper: Differential transformer, arXiv:2410.05258, equation 1.
   """
-  query, key, value = shared.as_float64(query, key, value)
-  batch, length, num_heads, head_dim = query.shape
-  half = head_dim // 2
-  scale = 1 / np.sqrt(half) if scale is None else np.asarray(scale)
-  visible = shared.visible_pairs(
-    (batch, num_heads, length, key.shape[1]),
-    mask=mask,
-    is_causal=is_causal,
-    query_segment_ids=query_segment_ids,
-    key_segment_ids=key_segment_ids,
+  query, key = shared.as_float64(query, key)
+  first, second = (
+    dense_attention(
+      query[..., half],
+      key[..., half],
+      value,
+      mask=mask,
+      is_causal=is_causal,
+      scale=scale,
+      query_segment_ids=query_segment_ids,
+      key_segment_ids=key_segment_ids,
+    )
+    for half in np.split(np.arange(query.shape[-1]), 2)
   )
-  key = shared.repeat_heads(key, num_heads)
-  value = shared.repeat_heads(value, num_heads)
-  out = np.zeros((batch, length, num_heads, value.shape[-1]))
-  for b, n, t in np.ndindex(batch, num_heads, length):
-    s = np.flatnonzero(visible[b, n, t])
-    q, k = query[b, t, n], key[b, s, n]
-    first = shared.softmax(scale * k[:, :half] @ q[:half])
-    second = shared.softmax(scale * k[:, half:] @ q[half:])
-    out[b, t, n] = (first - np.asarray(weight) * second) @ value[b, s, n]
-  return out
+  return first - np.asarray(weight) * second

@@ -53,7 +53,7 @@ def linformer_attention(
   )
   batch, length, num_heads, head_dim = query.shape
   source_length, num_kv_heads = key.shape[1:3]
-  scale = 1 / np.sqrt(head_dim) if scale is None else np.asarray(scale)
+  scale = shared.logit_scale(scale, head_dim)
   E, F = (
     np.broadcast_to(
       projection[..., :source_length, :],

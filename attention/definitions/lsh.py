@@ -110,7 +110,7 @@ def lsh_attention(
   """
   query, value, rotations = shared.as_float64(query, value, rotations)
   batch, length, num_heads, head_dim = query.shape
-  scale = 1 / np.sqrt(head_dim) if scale is None else np.asarray(scale)
+  scale = shared.logit_scale(scale, head_dim)
   visible = shared.visible_tokens(mask, batch, length)
   # Segments, of pair (i, i): do the two ids of token i agree.
   agrees = shared.visible_pairs(

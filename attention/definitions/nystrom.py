@@ -82,7 +82,7 @@ def nystrom_attention(
     raise ValueError("is_causal: expected False, got True")
   if key.shape[1] != length:
     raise ValueError(f"key: expected length {length}, got {key.shape[1]}")
-  scale = 1 / np.sqrt(head_dim) if scale is None else np.asarray(scale)
+  scale = shared.logit_scale(scale, head_dim)
   visible = shared.visible_tokens(mask, batch, length)
 
   out = np.zeros((batch, length, num_heads, value.shape[-1]))

@@ -75,7 +75,7 @@ def performer_attention(
   """
   query, key, value = shared.as_float64(query, key, value)
   batch, length, num_heads, head_dim = query.shape
-  root = np.sqrt(1 / np.sqrt(head_dim) if scale is None else np.asarray(scale))
+  root = np.sqrt(shared.logit_scale(scale, head_dim))
   visible = shared.visible_pairs(
     (batch, num_heads, length, key.shape[1]), mask=mask, is_causal=is_causal
   )

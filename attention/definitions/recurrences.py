@@ -44,19 +44,8 @@ def gated_linear_attention(
 
   Paper: arXiv:2312.06635, equation 3; arXiv:2307.08621, equation 6.
   """
-  return _recurrent(
-    query,
-    key,
-    value,
-    log_decay,
-    None,
-    mask,
-    is_causal,
-    scale,
-    initial_state,
-    segment_ids,
-    return_state,
-  )
+  rest = mask, is_causal, scale, initial_state, segment_ids, return_state
+  return _recurrent(query, key, value, log_decay, None, *rest)
 
 
 def delta_rule_attention(
@@ -102,19 +91,8 @@ def delta_rule_attention(
   """
   if log_decay is None:
     log_decay = np.zeros(np.shape(query)[:3])
-  return _recurrent(
-    query,
-    key,
-    value,
-    log_decay,
-    beta,
-    mask,
-    is_causal,
-    scale,
-    initial_state,
-    segment_ids,
-    return_state,
-  )
+  rest = mask, is_causal, scale, initial_state, segment_ids, return_state
+  return _recurrent(query, key, value, log_decay, beta, *rest)
 
 
 def _recurrent(
@@ -139,7 +117,7 @@ def _recurrent(
   if g.ndim == 3:
     g = np.repeat(g[..., None], head_dim, axis=3)
   keep = shared.visible_tokens(mask, batch, length)
-  factor = head_dim**-0.5 if scale is None else np.asarray(scale)
+  factor = shared.logit_scale(scale, head_dim)
   state = np.zeros((batch, num_heads, head_dim, value.shape[3]))
   if initial_state is not None:
     state = state + np.asarray(initial_state, np.float64)

@@ -71,6 +71,11 @@ def visible_tokens(
   return np.broadcast_to(mask, (batch, 1, 1, length))[:, 0, 0]
 
 
+def logit_scale(scale: float | ArrayLike | None, head_dim: int) -> np.ndarray:
+  """The factor of the logits; None is 1/√H."""
+  return np.asarray(head_dim**-0.5 if scale is None else scale)
+
+
 def softmax(logits: np.ndarray, sink: float = -np.inf) -> np.ndarray:
   """exp(x_s) / (exp(sink) + Σ_r exp(x_r)) along the last axis.
 

@@ -153,7 +153,7 @@ def sliding_window_attention(
     query_segment_ids=query_segment_ids,
     key_segment_ids=key_segment_ids,
   )
-  scale = 1 / np.sqrt(head_dim) if scale is None else np.asarray(scale)
+  scale = shared.logit_scale(scale, head_dim)
   spacing = np.broadcast_to(dilation, num_heads)
   relative_bias, relative_keys = shared.relative_tables(
     relative_bias, relative_keys, num_heads, head_dim
