@@ -93,7 +93,7 @@ class NNXAttention(nnx.Module):
     """
     self.attention = nnx.static(attention)
     self.options = nnx.static(options)
-    made = attention.init(rngs.params(), dims)
+    made = dict(attention.init(rngs.params(), dims))
     params = made.pop("params", {})
     self.params = nnx.data(jax.tree.map(nnx.Param, params))
     self.constants = nnx.data(jax.tree.map(nnx.Variable, made))

@@ -9,7 +9,7 @@ import inspect
 import pathlib
 from typing import Any
 
-import jax
+import jax.numpy as jnp
 
 from attention import ATTENTIONS
 import models
@@ -144,8 +144,9 @@ def parse(
 
 def _check_x64(model: Any) -> None:
   """Refuses a dtype that JAX would make half as wide without a word."""
+  has_float64 = jnp.result_type(float) == "float64"
   for field in ("dtype", "param_dtype"):
-    if getattr(model, field) == "float64" and not jax.config.jax_enable_x64:
+    if getattr(model, field) == "float64" and not has_float64:
       raise ConfigError(
         f"config.model.{field}: JAX computes in float32 where it is not told "
         "otherwise; expected JAX_ENABLE_X64=1 in the environment beside 'float64'"
