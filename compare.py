@@ -70,7 +70,7 @@ def _run() -> Path:
   from comparison import config, halving, launch, plan, records
   from reports import files
 
-  comparison = config.parse(mapping)
+  comparison = config.parse(mapping, config_flag.typed(_CONFIG))
   shared = config.shared(comparison)
   typed = _WORKDIR.value
   folder = (

@@ -45,7 +45,10 @@ def as_attention_fn(
   Args:
     attention: an `Attention`, or a function `fn(query, key, value, **options)`,
       which may be a `functools.partial` of one.
-    variables: the variables of an `Attention`; None where it has none.
+    variables: the variables of an `Attention`; None where it has none. The result
+      keeps them as they are: no module sees them, so an optimiser that takes its
+      parameters from one trains none of them (Linformer's projections stay where
+      they were drawn). `attention.modules` has modules that train them.
     **options: passed to `attention` in every call, such as `is_causal`, `scale`
       or `window`; not the mask and dropout, which the module passes.
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from attention import ATTENTIONS, registry
 from process.errors import ConfigError
 from settings.build import build, check_section, to_mapping
-from settings.leaves import Leaves, flatten
+from settings.leaves import Leaves, flatten, put
 from settings.suggest import instead
 from settings.typed import literal, split
 
@@ -280,11 +280,17 @@ def _check_mechanism(field: str, name: Any, known: Iterable[str]) -> None:
     raise ValueError(f"{field}: {error}") from None
 
 
-def parse(mapping: Mapping[str, Any]) -> Comparison:
+def parse(mapping: Mapping[str, Any], typed: Iterable[str] = ()) -> Comparison:
   """Validates a config, a ConfigDict or parsed JSON.
 
+  Args:
+    mapping: the config.
+    typed: leaves of it that the command line has set. One for all runs takes the
+      place of what `per_task` has in the file.
+
   Raises:
-    ConfigError: the first fault found.
+    ConfigError: the first fault found; or a leaf was typed for all runs that
+      `grid` or `across` sets in each of them.
   """
   if "tasks" not in mapping and hasattr(mapping.get("task"), "items"):
     raise ConfigError(
@@ -292,7 +298,31 @@ def parse(mapping: Mapping[str, Any]) -> Comparison:
       "runs; compare.py takes one of configs/compare/, such as "
       "configs/compare/copy.py"
     )
-  return build(Comparison, dict(mapping.items()))
+  comparison = build(Comparison, dict(mapping.items()))
+  return _typed_first(comparison, set(typed))
+
+
+def _typed_first(comparison: Comparison, typed: set[str]) -> Comparison:
+  """A comparison whose `per_task` gives way to leaves typed for all runs.
+
+  Raises:
+    ConfigError: `grid` or `across` sets a leaf that was typed.
+  """
+  for field in ("grid", "across"):
+    for leaf in flatten(getattr(comparison, field)):
+      tasks = [f"per_task.{task}.{leaf}" for task in comparison.task_names]
+      for name in typed.intersection([leaf, *tasks]):
+        raise ConfigError(
+          f"config.{name}: config.{field}.{leaf} sets it in every run; expected "
+          f"--config.{field}.{leaf} alone"
+        )
+  per_task: dict[str, Any] = {}
+  for task, leaves in comparison.per_task.items():
+    per_task[task] = {}
+    for leaf, value in flatten(leaves).items():
+      if leaf not in typed or f"per_task.{task}.{leaf}" in typed:
+        put(per_task[task], leaf, value)
+  return dataclasses.replace(comparison, per_task=per_task)
 
 
 def shared(comparison: Comparison) -> dict[str, Any]:

@@ -72,7 +72,8 @@ def beam_search(
 
   def body(state: _State) -> _State:
     vocab_size = state.logits.shape[-1]
-    log_probs = jax.nn.log_softmax(state.logits).reshape(batch, beam_size, -1)
+    log_probs = jax.nn.log_softmax(state.logits.astype(state.scores.dtype))
+    log_probs = log_probs.reshape(batch, beam_size, -1)
     totals = (state.scores[:, :, None] + log_probs).reshape(batch, -1)
     # At most A of these end, so at least A go on.
     values, flat = jax.lax.top_k(
@@ -87,7 +88,7 @@ def beam_search(
 
     ending = ids == eos_id
     eligible = ending & (jnp.arange(ids.shape[1])[None, :] < beam_size)
-    penalised = values / penalty(state.step + 1)
+    penalised = (values / penalty(state.step + 1)).astype(values.dtype)
     finished_scores, best = jax.lax.top_k(
       jnp.concatenate(
         [state.finished_scores, jnp.where(eligible, penalised, -jnp.inf)],

@@ -337,7 +337,7 @@ def _extend(
 
   def body(state: _State) -> _State:
     chosen = choose(state.logits, state.step).astype(jnp.int32)
-    log_probs = jax.nn.log_softmax(state.logits)
+    log_probs = jax.nn.log_softmax(state.logits.astype(state.scores.dtype))
     score = jnp.take_along_axis(log_probs, chosen[:, None], axis=1)[:, 0]
     here = (slots == state.step) & ~state.ended[:, None]
     last = (chosen == eos_id) | (state.step == max_length - 1)

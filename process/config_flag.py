@@ -38,6 +38,11 @@ def define(help_string: str, default: str | None = None) -> flags.FlagHolder:
   return holder
 
 
+def typed(holder: flags.FlagHolder) -> list[str]:
+  """Leaves that the command line sets, by full name: 'model.num_layers'."""
+  return list(config_flags.get_override_values(flags.FLAGS[holder.name]))
+
+
 class _WithSections(flags.ArgumentParser):
   """Adds to a config the sections of the overrides that were typed.
 

@@ -68,6 +68,10 @@ def run(
       fail(one_line(error), 1)
     except KeyboardInterrupt:
       sys.exit(128 + signal.SIGINT)
+    except Exception:
+      if line := _missing_device():
+        fail(line, 2)
+      raise
 
   gc.set_threshold(_COLLECT_EVERY)
   cache.keep_fonts()
@@ -87,6 +91,26 @@ def _call(
   raise ConfigError(
     f"{words[-1]}: expected {expected}flags only (--name=value)"
   )
+
+
+def _missing_device() -> str:
+  """What is wrong with JAX_PLATFORMS; empty where JAX has such a device.
+
+  Asked once something has failed: JAX starts its devices where they are first
+  used, and says only in a traceback that it has none.
+  """
+  platforms, jax = os.environ.get("JAX_PLATFORMS"), sys.modules.get("jax")
+  if not platforms or jax is None:
+    return ""
+  try:
+    jax.devices()
+  except (AssertionError, RuntimeError) as error:
+    why = f" ({one_line(error)})" if str(error) else ""
+    return (
+      f"JAX_PLATFORMS: expected a device that this machine has, got "
+      f"{platforms!r}{why}; without the variable JAX takes what there is"
+    )
+  return ""
 
 
 def load_config(

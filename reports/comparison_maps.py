@@ -62,16 +62,29 @@ def of_maps(
   )
   if any((weights < 0).any() for weights in means.values()):
     caption += " Weights below 0 are blank."
+  titles = {name: _title(name, one, first) for name, one in found.items()}
+  if any(one["title"] != first["title"] for one in found.values()):
+    caption += " A panel of another layer names it."
   panels = {
-    name: functools.partial(_panel, name, found[name], weights, top)
+    name: functools.partial(_panel, titles[name], found[name], weights, top)
     for name, weights in means.items()
   }
   size = (_INCHES, _INCHES)
   return Figure(stem, caption, panels, 4, size, mechanisms)
 
 
+def _title(name: str, one: Mapping[str, Any], first: Mapping[str, Any]) -> str:
+  """A panel's name, and what it shows where that does not follow from the name."""
+  lines = [name]
+  if one.get("mechanism", "") not in name:
+    lines.append(one["mechanism"])
+  if one["title"] != first["title"]:
+    lines.append(one["title"])
+  return "\n".join(map(words.beside, lines))
+
+
 def _panel(
-  name: str, one: Mapping[str, Any], weights: np.ndarray, top: float, axes: Any
+  title: str, one: Mapping[str, Any], weights: np.ndarray, top: float, axes: Any
 ) -> None:
   from matplotlib.colors import PowerNorm
 
@@ -83,7 +96,7 @@ def _panel(
     aspect="auto",
   )
   axes.grid(visible=False)
-  axes.set_title(words.beside(name))
+  axes.set_title(title)
   axes.spines[:].set_visible(True)
   axes.spines[:].set_linewidth(0.4)
   axes.tick_params(length=0, pad=2)

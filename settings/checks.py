@@ -1,6 +1,7 @@
 """Checks that a dataclass makes of its own fields."""
 
 from collections.abc import Sequence
+import dataclasses
 from typing import Any
 
 
@@ -20,6 +21,22 @@ def check(config: Any, name: str, valid: bool, expected: str) -> None:
     raise ValueError(
       f"{name}: expected {expected}, got {getattr(config, name)!r}"
     )
+
+
+def check_unread(config: Any, names: Sequence[str], where: str) -> None:
+  """Raises ValueError for a field that was set although nothing reads it.
+
+  Args:
+    config: has the fields.
+    names: of the fields that nothing reads.
+    where: that this is so, for the message: "source='numbers'".
+  """
+  defaults = {x.name: x.default for x in dataclasses.fields(config)}
+  for name in names:
+    unset = defaults[name]
+    expected = f"the default, {unset!r}," if unset else "none"
+    is_unset = getattr(config, name) == unset
+    check(config, name, is_unset, f"{expected} where {where}")
 
 
 def check_ranges(

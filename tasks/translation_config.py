@@ -3,10 +3,12 @@
 import dataclasses
 from typing import Literal
 
-from settings.checks import check
+from settings.checks import check, check_unread
 
 AUTOMATIC_SIZES = {"numbers": 128, "files": 4000, "tfds": 8000}
 """Subwords of each source where the config leaves the number open."""
+
+_OF_NUMBERS = ("max_number", "num_train", "num_validation")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +51,12 @@ class TranslationConfig:
       self.source in AUTOMATIC_SIZES,
       "'numbers', 'files' or 'tfds'",
     )
+    unread = {
+      "numbers": ("path", "dataset"),
+      "files": ("dataset", *_OF_NUMBERS),
+      "tfds": _OF_NUMBERS,
+    }
+    check_unread(self, unread[self.source], f"source={self.source!r}")
     needs_path = self.source == "files"
     check(
       self,

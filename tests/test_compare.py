@@ -6,8 +6,9 @@ import pytest
 
 from comparison import config as config_lib
 from comparison import plan, records
-from configs.compare import copy, objectives, translation
+from configs.compare import copy, mechanisms, objectives, translation
 from process.errors import ConfigError
+from settings.leaves import put
 from tests import commands
 from tests.comparison.plans import budgeted, comparison
 from tests.tasks.text_cases import TEXT
@@ -333,6 +334,60 @@ def test_the_whole_command_from_training_to_the_page(tmp_path):
   )
   assert code == 2
   assert "holds another comparison: config.tasks is" in error
+
+
+def test_a_leaf_typed_for_all_runs_wins_over_those_of_a_task():
+  """As `compare.py --config=configs/compare/mechanisms.py --config.num_steps=9`."""
+  mapping = mechanisms.get_config().to_dict()
+  mapping["num_steps"] = 9
+  given = config_lib.parse(mapping, ["num_steps"])
+  for task in given.task_names:
+    assert given.leaves(task)["num_steps"] == 9
+    assert given.leaves(task)["eval_every"] in (100, 200)  # Of the file.
+  assert config_lib.shared(given)["num_steps"] == 9
+  mapping["per_task"]["copy"]["num_steps"] = 4
+  given = config_lib.parse(mapping, ["num_steps", "per_task.copy.num_steps"])
+  steps = [given.leaves(task)["num_steps"] for task in given.task_names]
+  assert steps == [4, 9, 9]
+  # Without a command line, what the file has for a task is for that task.
+  assert config_lib.parse(mapping).leaves("recall")["num_steps"] == 1200
+
+
+@pytest.mark.parametrize("field", ["grid", "across"])
+@pytest.mark.parametrize("place", ["", "per_task.copy."])
+def test_a_typed_leaf_that_every_row_sets_is_refused(field, place):
+  mapping = copy.get_config().to_dict()
+  mapping[field] = {"model": {"features": (16, 32)}}
+  name = f"{place}model.features"
+  put(mapping, name, 64)
+  with pytest.raises(ConfigError) as info:
+    config_lib.parse(mapping, [name])
+  assert str(info.value) == (
+    f"config.{name}: config.{field}.model.features sets it in every run; "
+    f"expected --config.{field}.model.features alone"
+  )
+  # A file may have a leaf for a reader who leaves the grid empty.
+  config_lib.parse(mapping)
+
+
+def test_the_command_runs_as_many_steps_as_were_typed(tmp_path):
+  folder = tmp_path / "comparison"
+  code, out, error = commands.run(
+    "compare.py",
+    "--config=configs/compare/mechanisms.py",
+    "--config.tasks=copy",
+    "--config.attention=linear",
+    "--config.num_steps=2",
+    "--config.batch_size=4",
+    "--config.model.num_layers=1",
+    "--config.model.features=8",
+    "--config.model.num_heads=2",
+    "--config.model.mlp_features=8",
+    f"--workdir={folder}",
+  )
+  assert code == 0, out + error
+  (record,), _ = records.read(folder)
+  assert "--config.num_steps=2" in record["arguments"]
 
 
 def test_a_section_of_a_task_that_is_left_out_may_stay():

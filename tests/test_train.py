@@ -132,6 +132,10 @@ def test_a_gradient_that_is_not_finite_stops_the_run(tmp_path):
     (["--config=configs/nosuch.py"], "no such file: 'configs/nosuch.py'"),
     (["--nosuch=1"], "Unknown command line flag 'nosuch'"),
     (["--config.batch_size=9"], "9 rows do not split over 2 devices"),
+    (
+      ["--config=configs/translation.py", "--config.task.path=/nope"],
+      "config.task.path: expected none where source='numbers', got '/nope'",
+    ),
   ],
 )
 def test_a_fault_is_one_line_and_writes_nothing(arguments, message, tmp_path):

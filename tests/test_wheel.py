@@ -30,9 +30,17 @@ def test_the_library_needs_what_it_imports():
     for name in imported(path)
   }
   others = found - set(sys.stdlib_module_names) - {"attention"}
-  # Kernels that `implementation='tokamax'` asks for are an extra.
-  extras = names(_PROJECT["project"]["optional-dependencies"]["tokamax"])
+  # Kernels that `implementation='tokamax'` asks for are an extra, and so is Flax,
+  # of which `attention.modules` has modules.
+  optional = _PROJECT["project"]["optional-dependencies"]
+  extras = names(optional["tokamax"]) | names(optional["flax"])
   assert others - extras == names(_PROJECT["project"]["dependencies"])
+
+
+def test_flax_is_imported_by_its_modules_alone():
+  paths = (_ROOT / "attention").rglob("*.py")
+  found = [path.name for path in paths if "flax" in {*imported(path)}]
+  assert found == ["modules.py"]
 
 
 def test_one_package_is_installed():

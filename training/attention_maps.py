@@ -165,8 +165,9 @@ def sketch(
 ) -> dict[str, Any]:
   """What the last layer of the first stack attends to in one example.
 
-  Of an encoder-decoder that is the encoder: the one place where every mechanism
-  can work, so that their maps are of the same thing.
+  Of an encoder-decoder that is the encoder, where most mechanisms can work, so
+  that their maps are of the same thing. Where dense attention fills it in place of
+  a mechanism that cannot, it is the last layer that has the mechanism.
 
   Args:
     model: the module.
@@ -174,16 +175,20 @@ def sketch(
     task: its most readable held-out example is taken.
 
   Returns:
-    JSON-ready: 'title', 'query_axis', 'key_axis', 'query_labels', 'key_labels',
-    and 'weights' of every head, rounded to four digits.
+    JSON-ready: 'title', 'mechanism', 'query_axis', 'key_axis', 'query_labels',
+    'key_labels', and 'weights' of every head, rounded to four digits.
   """
   batches = task.eval_batches(task.eval_splits[0])
   maps = named_maps(model, variables, task, readable_example(batches))
   side = next(iter(maps)).split("_")[0]
-  name = [name for name in maps if name.startswith(side)][-1]
-  shown = _cut(maps[name])
+  stack = [one for name, one in maps.items() if name.startswith(side)]
+  own = [one for one in maps.values() if one.mechanism != "dense"]
+  if all(one.mechanism == "dense" for one in stack):
+    stack = own or stack
+  shown = _cut(stack[-1])
   return {
     "title": shown.title,
+    "mechanism": shown.mechanism,
     "query_axis": shown.axes[1],
     "key_axis": shown.axes[0],
     "query_labels": list(shown.query_labels),

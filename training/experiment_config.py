@@ -9,6 +9,8 @@ import inspect
 import pathlib
 from typing import Any
 
+import jax.numpy as jnp
+
 from attention import ATTENTIONS
 import models
 from process.errors import ConfigError
@@ -112,6 +114,7 @@ def parse(
     "config.model",
     elsewhere,
   )
+  _check_x64(model)
   if weights and not restore:
     model = _published(weights, model)
     reads_one = "tokenizer" in leaf_names(tasks.TASKS[name].config_type)
@@ -137,6 +140,17 @@ def parse(
     model=model,
     **folders,
   )
+
+
+def _check_x64(model: Any) -> None:
+  """Refuses a dtype that JAX would make half as wide without a word."""
+  has_float64 = jnp.result_type(float) == "float64"
+  for field in ("dtype", "param_dtype"):
+    if getattr(model, field) == "float64" and not has_float64:
+      raise ConfigError(
+        f"config.model.{field}: JAX computes in float32 where it is not told "
+        "otherwise; expected JAX_ENABLE_X64=1 in the environment beside 'float64'"
+      )
 
 
 def _published(folder: str, config: Any) -> Any:

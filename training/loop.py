@@ -3,6 +3,7 @@
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 import contextlib
+import math
 import pathlib
 from typing import Any, NamedTuple
 
@@ -67,7 +68,8 @@ def run(
     stop first, with everything saved.
 
   Raises:
-    RunError: data cannot be read, or a loss or gradient is not finite.
+    RunError: data cannot be read, a loss or gradient is not finite, or a held-out
+      loss is not, or is far beyond that of guessing.
     ConfigError: no checkpoint is intact.
   """
   config = experiment.config.train
@@ -155,7 +157,7 @@ def story(
       if state is None:
         return None
       signals.interrupt = True
-      results = _finish(experiment, parallel, state, workdir)
+      results = _finish(experiment, parallel, state, meter, workdir)
     except Interrupted:
       _say_stopped(config.num_steps)
       return None
@@ -276,6 +278,7 @@ def _train(
       if evaluation:
         split = task.eval_splits[0]
         values = evaluate.evaluate(parallel, state.variables, task, split)
+        meter.check_held_out(done, values["loss"], _guess(task))
         writer.write(done, {split: values}, meter.seconds)
         progress.say(f"step {done}  {split}  {format_values(values)}")
       if save or stop:
@@ -292,6 +295,7 @@ def _finish(
   experiment: Experiment,
   parallel: Parallel,
   state: TrainState,
+  meter: LossMeter,
   workdir: pathlib.Path,
 ) -> Results:
   """Evaluates and decodes every split; writes samples, sentences and picture.
@@ -304,6 +308,9 @@ def _finish(
     variables = parallel.to_host(variables)
   for split in task.eval_splits:
     values = evaluate.evaluate(parallel, state.variables, task, split)
+    # Others may be of lengths that the model cannot do.
+    if split == task.eval_splits[0]:
+      meter.check_held_out(int(state.step), values["loss"], _guess(task))
     if cluster.is_first():
       decoded, generated = _generated(experiment, variables, split)
       samples = decoded or samples
@@ -321,6 +328,11 @@ def _finish(
       task.eval_batches(task.eval_splits[-1]),
     )
   return results
+
+
+def _guess(task: Any) -> float:
+  """Loss of a uniform guess; infinite for a task with a loss of its own."""
+  return math.inf if hasattr(task, "loss") else math.log(task.target_vocab_size)
 
 
 def _generated(

@@ -1,6 +1,7 @@
 """The metrics of some steps, on the devices until somebody asks."""
 
 from collections.abc import Mapping
+import math
 import pathlib
 import time
 
@@ -10,6 +11,12 @@ from process.errors import RunError
 
 _AHEAD = 4
 """Steps that the host may be ahead of the devices."""
+
+_BEYOND = 10
+"""Times the loss of guessing that no model has which learned anything."""
+
+FLAG = "XLA_FLAGS=--xla_cpu_experimental_ynn_fusion_type="
+"""Without the fusion that compiles some evaluations wrongly on CPUs."""
 
 
 class LossMeter:
@@ -35,6 +42,7 @@ class LossMeter:
     self._workdir = workdir
     self._pending = []
     self._last = {}
+    self._last_loss = math.nan
     self._tokens, self._seconds = 0.0, 0.0
     self._mark = time.monotonic()
 
@@ -55,10 +63,10 @@ class LossMeter:
     ):
       total, count = map(float, metrics["loss"])
       if metrics["updates"] != step + 1:
-        raise RunError(
-          f"step {step + 1}: loss or gradient is not finite (loss "
-          f"{total / max(count, 1)}, gradient norm {metrics['grad_norm']}); "
-          f"nothing was updated; config: {self._workdir / 'config.json'}"
+        raise self._fault(
+          step + 1,
+          f"loss or gradient is not finite (loss {total / max(count, 1)}, "
+          f"gradient norm {metrics['grad_norm']}); nothing was updated",
         )
       self.sums = (self.sums[0] + total, self.sums[1] + count)
       self._tokens += count
@@ -69,10 +77,44 @@ class LossMeter:
     self.seconds += now - self._mark
     self._mark = now
 
+  def check_held_out(self, step: int, loss: float, guess: float) -> None:
+    """Refuses a held-out loss that no model of this training loss can have.
+
+    Args:
+      step: updates so far.
+      loss: on the first held-out split.
+      guess: loss of a uniform guess; infinite where there is none.
+
+    Raises:
+      RunError: the loss is not finite, or ten times that of guessing while the
+        training loss is below it.
+    """
+    learned = self.loss < guess
+    if math.isfinite(loss) and not (learned and loss > _BEYOND * guess):
+      return
+    raise self._fault(
+      step,
+      f"held-out loss is {loss:.4g} where that of training is {self.loss:.4g}; "
+      "the compiled evaluation is wrong, or the model diverged; on a CPU set "
+      f"{FLAG} and run the same command again",
+    )
+
+  @property
+  def loss(self) -> float:
+    """Mean since the last line, or that of the last line; NaN before both."""
+    return self.sums[0] / self.sums[1] if self.sums[1] else self._last_loss
+
+  def _fault(self, step: int, what: str) -> RunError:
+    """What stops a run whose numbers are wrong."""
+    return RunError(
+      f"step {step}: {what}; config: {self._workdir / 'config.json'}"
+    )
+
   def flush(self) -> dict[str, float]:
     """The values of one line; the next one starts from zero."""
+    self._last_loss = self.sums[0] / max(self.sums[1], 1.0)
     values = {
-      "loss": self.sums[0] / max(self.sums[1], 1.0),
+      "loss": self._last_loss,
       "grad_norm": float(self._last["grad_norm"]),
       "learning_rate": float(self._last["learning_rate"]),
     }

@@ -3,7 +3,7 @@
 import dataclasses
 import re
 
-from settings.checks import check
+from settings.checks import check, check_unread
 
 DIGITS, FOLDER = "digits", "folder"
 
@@ -40,7 +40,7 @@ class ImageConfig:
     if self.source == FOLDER:
       check(self, "path", bool(self.path), "a folder of class folders")
     if self.source == DIGITS:
-      check(self, "path", not self.path, "none where source='digits'")
+      check_unread(self, ("path",), f"source={DIGITS!r}")
     check(self, "held_out", 0 < self.held_out < 1, "above 0 and below 1")
     check(self, "shift", self.shift >= 0, "at least 0 pixels")
     is_asymmetric = re.split("[:/]", self.source)[0] in _ASYMMETRIC

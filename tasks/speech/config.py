@@ -3,9 +3,12 @@
 import dataclasses
 import math
 
-from settings.checks import check
+from settings.checks import check, check_unread
 
 TONES, FOLDER = "tones", "folder"
+
+_OF_TONES = ("min_digits", "max_digits", "snr", "eval_size")
+_OF_CATALOGUE = ("audio_feature", "text_feature")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +51,6 @@ class SpeechConfig:
     if self.source == FOLDER:
       check(self, "path", bool(self.path), "a folder of recordings")
     if self.source == TONES:
-      check(self, "path", not self.path, "none where source='tones'")
       # The highest tone is of 1,477 Hz.
       check(self, "sample_rate", self.sample_rate >= 4000, "at least 4000")
     check(self, "sample_rate", self.sample_rate >= 100, "at least 100")
@@ -63,3 +65,10 @@ class SpeechConfig:
     check(self, "snr", math.isfinite(self.snr), "a finite number")
     check(self, "eval_size", self.eval_size >= 1, "at least 1")
     check(self, "held_out", 0 < self.held_out < 1, "above 0 and below 1")
+    unread = {
+      TONES: ("path", "held_out", *_OF_CATALOGUE),
+      FOLDER: (*_OF_TONES, *_OF_CATALOGUE),
+    }
+    check_unread(
+      self, unread.get(self.source, _OF_TONES), f"source={self.source!r}"
+    )

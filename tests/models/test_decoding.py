@@ -105,6 +105,27 @@ def test_greedy_takes_the_likeliest_token(translator):
     )
 
 
+@pytest.mark.parametrize("method", ["greedy", "beam", "sample"])
+def test_a_model_of_float64_generates(method):
+  """Its logits are float64, and scores stay float32."""
+  with jax.enable_x64(True):
+    model = tiny.create(dtype="float64", param_dtype="float64")
+    variables = tiny.initialized(model)
+    call = {} if method != "sample" else {"rng": jax.random.key(0)}
+    tokens, scores = models.generate(
+      model,
+      variables,
+      source=tiny.batch()["source"],
+      max_length=5,
+      method=method,
+      **call,
+      **IDS,
+    )
+  assert tokens.shape[1] == 5
+  assert scores.dtype == np.float32
+  assert np.isfinite(scores).all()
+
+
 def test_limits_of_the_other_methods_are_greedy(translator):
   model, variables = translator
   call = {

@@ -1,5 +1,6 @@
 """What `--help` shows, and how soon."""
 
+import pathlib
 import subprocess
 import sys
 import time
@@ -40,3 +41,33 @@ def test_help_is_examples_and_own_flags(program, flag):
   assert "--helpfull" in shown.splitlines()[-1]
   # None of absl's own.
   assert "verbosity" not in result.stdout
+
+
+@pytest.mark.parametrize(
+  ("program", "config"),
+  [("train.py", "configs/copy.py"), ("compare.py", "configs/compare/copy.py")],
+)
+@pytest.mark.parametrize("platform", ["cuda", "nosuch"])
+def test_a_device_that_is_not_there_is_one_line(
+  program, config, platform, tmp_path
+):
+  if platform == "cuda" and pathlib.Path("/dev/nvidia0").exists():
+    pytest.skip("this machine has one")
+  result = subprocess.run(
+    [
+      sys.executable,
+      program,
+      f"--config={config}",
+      f"--workdir={tmp_path / 'run'}",
+    ],
+    capture_output=True,
+    text=True,
+    cwd=commands.ROOT,
+    env=commands.environment() | {"JAX_PLATFORMS": platform},
+  )
+  assert result.returncode == 2
+  assert result.stderr.startswith(
+    f"JAX_PLATFORMS: expected a device that this machine has, got '{platform}'"
+  )
+  assert result.stderr.count("\n") == 1
+  assert not (tmp_path / "run").exists()

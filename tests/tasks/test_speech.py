@@ -442,6 +442,23 @@ def test_without_soundfile(folder, monkeypatch):
     ({"snr": float("nan")}, "^snr: expected a finite"),
     ({"bands": 1}, "^bands: expected 2 to 256"),
     ({"held_out": 1.0}, "^held_out: expected above 0"),
+    # What nothing reads is refused.
+    (
+      {"held_out": 0.5},
+      "^held_out: expected the default, 0.1, where source='t",
+    ),
+    (
+      {"text_feature": "label"},
+      "^text_feature: expected the default, 'text', ",
+    ),
+    (
+      {"source": "folder", "path": "x", "snr": 3.0},
+      "^snr: expected the default, 10.0, where source='folder', got 3.0",
+    ),
+    (
+      {"source": "spoken_digit", "max_digits": 3},
+      "^max_digits: expected the default, 8, where source='spoken_digit'",
+    ),
   ],
 )
 def test_configs_that_cannot_be(leaves, message):

@@ -316,6 +316,21 @@ def test_held_out_pairs_longer_than_any_trained_one(folder):
     ({"max_number": 10}, "max_number: expected 999 to 9999999, got 10"),
     ({"num_train": 0}, "num_train: expected at least 1, got 0"),
     ({"num_validation": 0}, "num_validation: expected at least 1, got 0"),
+    # What nothing reads is refused.
+    ({"path": "/nope"}, "path: expected none where source='numbers', got '/no"),
+    (
+      {"dataset": "wmt14_translate/de-en"},
+      "dataset: expected the default, 'ted_hrlr_translate/pt_to_en', where "
+      "source='numbers', got 'wmt14_translate/de-en'",
+    ),
+    (
+      {"source": "files", "path": "x", "num_train": 9},
+      "num_train: expected the default, 20000, where source='files', got 9",
+    ),
+    (
+      {"source": "tfds", "max_number": 9999},
+      "max_number: expected the default, 999999, where source='tfds', got 9999",
+    ),
   ],
 )
 def test_config_refuses(fields, message):

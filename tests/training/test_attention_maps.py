@@ -251,6 +251,44 @@ def test_the_mechanism_of_the_config_comes_first(monkeypatch, slots, shown):
   assert [(one.title, one.mechanism) for one in drawn] == shown
 
 
+@pytest.mark.parametrize(
+  ("slots", "title", "mechanism"),
+  [
+    (("dense",) * 3, "encoder layer 2, self-attention", "dense"),
+    (("lsh", "lsh", "dense"), "encoder layer 2, self-attention", "lsh"),
+    (("dense", "delta", "dense"), "decoder layer 2, self-attention", "delta"),
+    (("dense", "dense", "x:y"), "decoder layer 2, cross-attention", "x:y"),
+  ],
+)
+def test_a_report_shows_a_slot_that_the_mechanism_fills(
+  monkeypatch, slots, title, mechanism
+):
+  names = [
+    f"{name}_{i}/{kind}_attention"
+    for name, kind in (
+      ("encoder", "self"),
+      ("decoder", "self"),
+      ("decoder", "cross"),
+    )
+    for i in (0, 1)
+  ]
+  monkeypatch.setattr(
+    attention_maps.models,
+    "attention_maps",
+    lambda unused, variables, rows: {n: np.zeros((1, 1, 2, 2)) for n in names},
+  )
+  ids = np.array([[5, 6]])
+  batch = {"source": ids, "inputs": ids, "targets": ids, "weights": ids}
+  task = types.SimpleNamespace(
+    pad_id=0,
+    labels=lambda ids: list(map(str, ids)),
+    eval_splits=("validation",),
+    eval_batches=lambda split: [batch],
+  )
+  found = attention_maps.sketch(model(*slots), {}, task)
+  assert (found["title"], found["mechanism"]) == (title, mechanism)
+
+
 def test_two_layers_are_one_picture(tmp_path, figures):
   path = tmp_path / "attention.png"
   wide, narrow = np.full((2, 3, 9), 0.1), np.full((3, 2, 2), 0.5)

@@ -1,6 +1,7 @@
 """The story of a run, on a task and a model that do nothing but obey."""
 
 import json
+import math
 import signal
 import types
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from process.errors import RunError
-from tests.training.tiny import make_batch, make_functions
+from tests.training.tiny import CLASSES, make_batch, make_functions
 from training import evaluate, loop, metrics
 from training.checkpoint import Checkpoints, digests
 from training.config import TrainConfig
@@ -22,6 +23,7 @@ class FakeTask:
   def __init__(self, **faults):
     self.faults = faults
     self.asked = []
+    self.target_vocab_size = faults.get("classes", CLASSES)
 
   def train_batch(self, step):
     self.asked.append(step)
@@ -41,7 +43,8 @@ class FakeTask:
     yield make_batch(seed=1001)
 
   def summarize(self, sums):
-    return {name: total / count for name, (total, count) in sums.items()}
+    found = {name: total / count for name, (total, count) in sums.items()}
+    return found | self.faults.get("measured", {})
 
   def decode_batches(self, split):
     inputs = {"source": np.ones((2, 3), np.int32)}
@@ -243,6 +246,64 @@ def test_a_bad_step_is_named_and_never_saved(run, tmp_path):
   assert str(tmp_path / "config.json") in message
   assert "\n" not in message
   assert {p.name for p in (tmp_path / "checkpoints").iterdir()} == {"3"}
+
+
+# The tiny model is at a loss of 2 to 3; that of guessing is log(classes).
+@pytest.mark.parametrize(
+  ("loss", "classes"),
+  [
+    (math.nan, CLASSES),
+    (math.inf, CLASSES),
+    (3e32, 10**6),
+    (140.0, 10**6),  # Ten times log(10⁶) are 138.
+  ],
+)
+def test_an_evaluation_that_cannot_be_right_stops_the_run(
+  run, tmp_path, loss, classes
+):
+  with pytest.raises(RunError) as info:
+    run(FakeTask(measured={"loss": loss}, classes=classes), num_steps=5)
+  message = str(info.value)
+  assert message.startswith(
+    f"step 3: held-out loss is {loss:.4g} where that of"
+  )
+  assert "the compiled evaluation is wrong" in message
+  assert "XLA_FLAGS=--xla_cpu_experimental_ynn_fusion_type= " in message
+  assert str(tmp_path / "config.json") in message
+  assert "\n" not in message
+  assert "validation" not in {line["split"] for line in records(tmp_path)}
+  # At the end of a run too, whose last step is saved.
+  with pytest.raises(RunError, match=r"^step 5: held-out loss is "):
+    run(
+      FakeTask(measured={"loss": loss}, classes=classes),
+      num_steps=5,
+      eval_every=100,
+    )
+  assert newest(tmp_path)[0] == 5
+  assert run(FakeTask(), num_steps=5)["validation"]["loss"] < 10
+
+
+class OfItsOwnLoss(FakeTask):
+  """In nats of something else than a class."""
+
+  def loss(self, logits, batch, label_smoothing):
+    raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+  ("task", "loss", "classes"),
+  [
+    (FakeTask, 130.0, 10**6),
+    # Nothing is learned yet: training is beyond guessing too.
+    (FakeTask, 3e32, 2),
+    (OfItsOwnLoss, 3e32, 10**6),
+  ],
+)
+def test_an_evaluation_that_may_be_right_stops_nothing(
+  run, task, loss, classes
+):
+  results = run(task(measured={"loss": loss}, classes=classes))
+  assert results["validation"]["loss"] == loss
 
 
 def test_unreadable_data_stop_the_run_with_its_checkpoint(run, tmp_path):
