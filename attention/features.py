@@ -376,7 +376,6 @@ def state_after(
     state,
     (key, value, keep),
     size=_block(phi, key, block_size),
-    group=1,
     is_empty=is_empty,
   )[0]
 
@@ -391,7 +390,7 @@ def read_all(
   """What all queries read of one state."""
   step = functools.partial(_read_step, phi)
   size = _block(phi, query, block_size)
-  return scan(step, (params, state), (), query, size=size, group=1)[1]
+  return scan(step, (params, state), (), query, size=size)[1]
 
 
 def causal(

@@ -62,7 +62,7 @@ def gated_linear_attention(
 
   Cost, with C = `recurrence.CHUNK`: time T·N·(C·(H+V) + H·V), with decays for each
   channel also 2·T·N·H·log₂ C exponentials; memory B·T·N·(H+V), with gradients also
-  one state for every four chunks.
+  one state for each chunk.
 
   Paper: Gated linear attention transformers, arXiv:2312.06635; RetNet,
   arXiv:2307.08621; Transformers are SSMs (Mamba-2), arXiv:2405.21060.

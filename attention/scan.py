@@ -3,8 +3,8 @@
     state, y_i = step(params, state, x_i)        i = 0, 1, …
 
 Arrays stay `[B, T, …]`: a chunk is cut out where it is worked on, and what comes
-of it is written in place. For gradients the state is kept every few chunks, and
-everything else is computed again.
+of it is written in place. For gradients the state before each chunk is kept,
+and everything else is computed again.
 
 `jax.lax.scan` of a step under `jax.checkpoint` computes the same in the same time,
 but it wants the chunks as the first axis, for which XLA copies every array: 42 MiB
@@ -32,7 +32,6 @@ def scan(
   xs: Tree,
   *,
   size: int,
-  group: int = 4,
   is_empty: bool = False,
 ) -> tuple[Any, Tree]:
   """Runs `step(params, state, x) -> (state, y)` over chunks of a sequence.
@@ -44,22 +43,18 @@ def scan(
     xs: a pytree of `[B, T, …]`. Zeros are appended up to whole chunks: a step
       must leave the state as it is for them.
     size: C, positions of a chunk.
-    group: the most chunks for which one state is kept; fewer where their number
-      is no multiple of it.
     is_empty: whether `state` is that of no positions. A step that is the only one
       may then be given None in its place.
 
   Returns:
     The last state, and the y together, a pytree of `[B, T, …]`.
 
-  Cost: time of the steps, thrice with gradients and up to four times where groups
-  have several chunks; memory of the results, and for gradients one state for each
-  group and gradients like `params` and `xs`.
+  Cost: time of the steps, with gradients four times that; memory of the results, and
+  for gradients one state for each chunk and gradients like `params` and `xs`.
   """
   length = jax.tree.leaves(xs)[0].shape[1]
   missing = -length % size
   count = (length + missing) // size
-  group = max(n for n in range(1, group + 1) if count % n == 0)
 
   def filled(x):
     return jnp.pad(x, [(0, 0), (0, missing)] + [(0, 0)] * (x.ndim - 2))
@@ -71,7 +66,7 @@ def scan(
     state = None if is_empty else state
     state, ys = jax.checkpoint(step)(params, state, xs)
   else:
-    state, ys = _scan(step, size, group, params, state, xs)
+    state, ys = _scan(step, size, params, state, xs)
   return state, jax.tree.map(lambda y: y[:, :length], ys)
 
 
@@ -93,12 +88,12 @@ def alike(tree: Any) -> Any:
   return jax.tree.map(varying, tree)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _scan(step, size, group, params, state, xs):
-  return _forward(step, size, group, params, state, xs)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _scan(step, size, params, state, xs):
+  return _forward(step, size, params, state, xs)[0]
 
 
-def _forward(step, size, group, params, state, xs):
+def _forward(step, size, params, state, xs):
   leaf = jax.tree.leaves(xs)[0]
   count = leaf.shape[1] // size
   _, shapes = jax.eval_shape(step, params, state, _chunk(xs, 0, size))
@@ -109,25 +104,18 @@ def _forward(step, size, group, params, state, xs):
     shapes,
   )
 
-  def one(i, carry):
-    state, ys = carry
-    state, y = step(params, state, _chunk(xs, i, size))
-    return state, _written(ys, y, i)
+  def one(carry, i):
+    before, ys = carry
+    state, y = step(params, before, _chunk(xs, i, size))
+    return (state, _written(ys, y, i)), before
 
-  def several(carry, first):
-    return jax.lax.fori_loop(first, first + group, one, carry), carry[0]
-
-  carry = state, ys
-  result, states = jax.lax.scan(several, carry, jnp.arange(0, count, group))
+  result, states = jax.lax.scan(one, (state, ys), jnp.arange(count))
   return result, (params, states, xs)
 
 
-def _backward(step, size, group, residuals, cotangents):
+def _backward(step, size, residuals, cotangents):
   params, states, xs = residuals
   d_state, d_ys = cotangents
-
-  def again(state, i):
-    return step(params, state, _chunk(xs, i, size))[0], state
 
   def one(carry, saved):
     d_params, d_state, d_xs = carry
@@ -137,22 +125,14 @@ def _backward(step, size, group, residuals, cotangents):
     d_params = jax.tree.map(jnp.add, d_params, more)
     return (d_params, d_state, _written(d_xs, d_x, i)), None
 
-  def several(carry, saved):
-    first, state = saved
-    numbers = first + jnp.arange(group)
-    _, states = jax.lax.scan(again, state, numbers)
-    return jax.lax.scan(one, carry, (numbers, states), reverse=True)
-
   carry = (
     jax.tree.map(jnp.zeros_like, params),
     d_state,
     jax.tree.map(jnp.zeros_like, xs),
   )
   count = jax.tree.leaves(xs)[0].shape[1] // size
-  saved = jnp.arange(0, count, group), states
-  (d_params, d_state, d_xs), _ = jax.lax.scan(
-    several, carry, saved, reverse=True
-  )
+  saved = jnp.arange(count), states
+  (d_params, d_state, d_xs), _ = jax.lax.scan(one, carry, saved, reverse=True)
 
   def if_float(gradient):
     is_float = jnp.issubdtype(gradient.dtype, jnp.floating)

@@ -90,8 +90,8 @@ def window_linear_attention(
 
   Cost: time T·N·(H² + (W+2C)·(H+V) + 2H·(H+V)), and S·K·H² for the keys. Memory in
   addition to the arguments and the result: one chunk, and with gradients those of the
-  arguments, and W keys and values and a state of 2H·V numbers per head for every
-  four chunks. Nothing is T×S, forward or backward.
+  arguments, and W keys and values and a state of 2H·V numbers per head for each
+  chunk. Nothing is T×S, forward or backward.
 
   Departs from its paper in masks, which the paper does not discuss, and in one
   W_k for each key head, where the paper's code has one for each query head. γ
