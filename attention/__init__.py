@@ -16,10 +16,22 @@ from attention.bigbird import (
   bigbird_random_blocks,
 )
 from attention.core.mods import make_block_mask
+from attention.delta_rule import (
+  delta,
+  delta_rule_attention,
+  gated_delta,
+  kimi_delta,
+)
 from attention.dense import dense, dense_attention
 from attention.differential import differential, differential_attention
 from attention.flash import flash, flash_attention
-from attention.gates_from_keys import gates_from_keys
+from attention.gated_linear import (
+  gated_linear,
+  gated_linear_attention,
+  mamba2,
+  retention,
+)
+from attention.gates import gates_from_keys
 from attention.latent import latent, latent_attention
 from attention.linear import (
   elu_plus_one,
@@ -46,16 +58,6 @@ from attention.positions import (
   rotary,
   t5_bias,
   t5_buckets,
-)
-from attention.recurrent import (
-  delta,
-  delta_rule_attention,
-  gated_delta,
-  gated_linear,
-  gated_linear_attention,
-  kimi_delta,
-  mamba2,
-  retention,
 )
 from attention.registry import ATTENTIONS
 from attention.sliding_window import (

@@ -8,9 +8,8 @@ features, so with x̃ = √scale · x and M drawn rows ω_m
   exp(scale · q·k) ≈ Σ_m φ_m(q) φ_m(k),  φ_m(x) = exp(ω_m·x̃ − |x̃|²/2) / √M
 
 and attention becomes a product with one M×V state instead of a T×S matrix. This
-module computes the features. The rest is the code of linear attention: the
-state, and how it stays in float32's range, is in `linear.state`, and the loops
-are in `linear.bidirectional` and `linear.causal`.
+module computes the features, as logarithms. The rest is the code of linear attention,
+which also keeps sums of them in float32's range.
 """
 
 from typing import Literal
@@ -20,9 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention import arguments, plug
-from attention.linear import cache, parts
-from attention.linear.features import FeatureMap, Operands
-from attention.linear.kernel import attend
+from attention.features import FeatureMap, attend, decoding
 
 _RELU_EPSILON = 1e-3
 """Added to ReLU features to keep them positive, as in the paper's code."""
@@ -48,7 +45,8 @@ def performer_attention(
 ) -> Float[Array, "B T N V"]:
   """Softmax attention approximated by M random features, linear in length.
 
-  out_t = Σ_s φ(q_t)·φ(k_s) v_s / Σ_s φ(q_t)·φ(k_s); see `linear.state`.
+  out_t = Σ_s φ(q_t)·φ(k_s) v_s / Σ_s φ(q_t)·φ(k_s); the sums are one M×V matrix
+  and one vector at any length.
 
   Args:
     query: `[B, T, N, H]`.
@@ -62,8 +60,8 @@ def performer_attention(
     is_causal: query t sees keys s ≤ t.
     scale: factor of the approximated logits, > 0; None is 1/√H.
     block_size: R, the positions of a step, or, in the causal form, C, the
-      positions of a chunk. It changes only the rounding of the result. None is
-      the platform's choice.
+      positions of a chunk, which is raised to a power of two. It changes only the
+      rounding of the result. None is the platform's choice.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`; features and state are float32.
@@ -72,35 +70,21 @@ def performer_attention(
   Raises:
     ValueError: arguments do not fit, or the mask varies along queries.
 
-  Cost: time and memory as `linear_attention`, with its R and C. The error
-  against softmax falls as 1/√M and grows with exp(|q||k|). For large inputs,
-  from about 8 times the unit normal on, the scores of a causal chunk leave
-  float32's range. They are then computed with C·M·N exponentials for every
-  query of the same step of the loop, which is slower but loses nothing.
+  Cost: time and memory as `linear_attention`, with its R and C; causal also
+  2·T·N·M·log₂ C exponentials. The error against softmax falls as 1/√M and grows with
+  exp(|q||k|).
 
   Departs from the paper's code in having no epsilon in the softmax kernel, and
   a running log-scale instead of a maximum over all keys.
 
   Paper: arXiv:2009.14794, sections 2.2–2.4.
   """
-  features, operands, keep = _prepared(
-    query, key, value, projection, kernel, mask, scale
-  )
-  return attend(
-    features, operands, keep, is_causal=is_causal, block_size=block_size
-  )
+  arrays = _prepared(query, key, value, projection, kernel, mask, scale)
+  return attend(*arrays, is_causal=is_causal, block_size=block_size)
 
 
-def _prepared(
-  query: Float[Array, "B T N H"],
-  key: Float[Array, "B S K H"],
-  value: Float[Array, "B S K V"],
-  projection: Float[Array, "M H"],
-  kernel: Kernel,
-  mask: Bool[Array, "..."] | None,
-  scale: float | Float[Array, ""] | None,
-) -> tuple[FeatureMap, Operands, Bool[Array, "B S"] | None]:
-  """The feature map, what has a derivative, and which keys count; checked."""
+def _prepared(query, key, value, projection, kernel, mask, scale):
+  """What `attend` takes by position, checked."""
   arguments.check_qkv(query, key, value)
   head_dim = query.shape[-1]
   if projection.ndim != 2 or projection.shape[1] != head_dim:
@@ -122,9 +106,8 @@ def _prepared(
     instead="random features never form the T×S matrix; use dense attention "
     "for such a mask, or is_causal=True for a causal one",
   )
-
-  features, parameters = _feature_map(projection, kernel, scale)
-  return features, Operands(query, key, value, parameters), keep
+  phi, params = _feature_map(projection, kernel, scale)
+  return phi, params, query, key, value, keep
 
 
 def orthogonal_features(
@@ -161,13 +144,14 @@ def orthogonal_features(
 def _feature_map(
   projection: Float[Array, "M H"],
   kernel: Kernel,
-  scale: float | Float[Array, ""],
+  scale: float | Float[Array, ""] | None,
 ) -> tuple[FeatureMap, tuple[Array, ...]]:
   """The feature map of a kernel, and its arrays: ω and √scale."""
-  parameters = projection, jnp.sqrt(jnp.float32(scale))
-  function = _log_softmax_features if kernel == "softmax" else _relu_features
-  size = projection.shape[0]
-  return FeatureMap(function, kernel == "softmax", size), parameters
+  scale = arguments.softmax_scale(scale, projection.shape[1])
+  params = projection.astype(jnp.float32), jnp.sqrt(jnp.float32(scale))
+  is_log = kernel == "softmax"
+  function = _log_softmax_features if is_log else _relu_features
+  return FeatureMap(function, len(projection), is_log), params
 
 
 def _log_softmax_features(
@@ -189,7 +173,7 @@ def _relu_features(
 
 
 def _projected(x, projection):
-  return jnp.einsum("...H,MH->...M", x, projection.astype(jnp.float32))
+  return jnp.einsum("...H,MH->...M", x, projection)
 
 
 def performer(
@@ -245,28 +229,14 @@ def performer(
     scale=None,
   ):
     projection = variables["constants"]["projection"]
-    prepared = _prepared(query, key, value, projection, kernel, mask, scale)
-    return parts.attend(*prepared, is_causal=is_causal, axis_name=axis_name)
+    arrays = _prepared(query, key, value, projection, kernel, mask, scale)
+    return attend(*arrays, is_causal=is_causal, axis_name=axis_name)
 
-  def init_cache(variables, batch, max_length, dims, dtype):
-    del max_length, dtype
-    size = variables["constants"]["projection"].shape[0]
-    return cache.init_cache(batch, dims, size, is_log=kernel == "softmax")
+  def feature_map(variables, scale, head_dim):
+    del head_dim
+    return _feature_map(variables["constants"]["projection"], kernel, scale)
 
-  def prefill(variables, state, query, key, value, lengths, *, scale=None):
-    del query
-    projection = variables["constants"]["projection"]
-    scale = arguments.softmax_scale(scale, key.shape[-1])
-    keep = jnp.arange(key.shape[1])[None, :] < lengths[:, None]
-    features = _feature_map(projection, kernel, scale)
-    return cache.prefill(*features, state, key, value, keep)
-
-  def decode(variables, state, query, key, value, *, scale=None):
-    projection = variables["constants"]["projection"]
-    scale = arguments.softmax_scale(scale, query.shape[-1])
-    features, parameters = _feature_map(projection, kernel, scale)
-    return cache.decode(features, parameters, state, query, key, value)
-
+  init_cache, decode, prefill = decoding(feature_map)
   return plug.Attention(
     init=init,
     apply=apply,

@@ -14,9 +14,19 @@ from typing import Any
 from attention import arguments, plug
 from attention.additive import additive
 from attention.bigbird import bigbird
+from attention.delta_rule import (
+  delta,
+  gated_delta,
+  kimi_delta,
+)
 from attention.dense import dense
 from attention.differential import differential
 from attention.flash import flash
+from attention.gated_linear import (
+  gated_linear,
+  mamba2,
+  retention,
+)
 from attention.latent import latent
 from attention.linear import linear
 from attention.linformer import linformer
@@ -25,14 +35,6 @@ from attention.multiplicative import multiplicative
 from attention.nystrom import nystrom
 from attention.performer import performer
 from attention.plug import Attention
-from attention.recurrent import (
-  delta,
-  gated_delta,
-  gated_linear,
-  kimi_delta,
-  mamba2,
-  retention,
-)
 from attention.sliding_window import sliding_window
 from attention.strided_2d import strided_2d
 from attention.window_2d import window_2d

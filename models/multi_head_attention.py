@@ -14,7 +14,7 @@ import numpy as np
 
 from attention import Attention, Dims, attention_weights
 from attention import rotary as rotate
-from attention.recurrent import unit_length
+from attention.gates import unit_length
 from models.grid_convolution import GridConvolution
 from models.mechanism_variables import mechanism_variables
 from models.norms import RmsNormFromOne

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention.gates_from_keys import gates_from_keys
+from attention.gates import gates_from_keys
 from attention.plug import Attention, Dims, Variables
 from attention.testing.calls import Case, require
 

@@ -26,7 +26,7 @@ SIZES = {
 RECURRENT = [
   name
   for name, factory in OWN.items()
-  if factory.__module__.startswith("attention.recurrent.")
+  if factory.__module__ in ("attention.gated_linear", "attention.delta_rule")
 ]
 """Those that read gates for one of two functions, and have no block size."""
 

@@ -9,9 +9,8 @@ import re
 import pytest
 
 import attention
-from attention import ATTENTIONS, plug
+from attention import ATTENTIONS, features, plug
 from attention.core import loop
-from attention.linear import chunk, state
 from attention.performer import _RELU_EPSILON
 from docs import draw_mechanisms
 
@@ -31,10 +30,10 @@ def _only(pattern, text):
 
 def test_normaliser_of_nothing():
   pattern = r"normaliser is under (\S+?),? (?:gets|counts)"
-  for text in (attention.linear_attention.__doc__, state.__doc__):
-    assert _only(pattern, text) == state._NOTHING
+  text = attention.linear_attention.__doc__
+  assert _only(pattern, text) == features._NOTHING
   exponent = _only(r"normaliser is below 10⁻(\S+) gets", _in_digits(_PAGE))
-  assert math.isclose(10**-exponent, state._NOTHING)
+  assert math.isclose(10**-exponent, features._NOTHING)
 
 
 def _in_digits(text):
@@ -43,7 +42,7 @@ def _in_digits(text):
 
 
 def test_normaliser_of_rows_out_of_range():
-  assert _only(r"n_t < (\S+)\)", chunk.__doc__) == chunk._LOST
+  assert _only(r"n_t < (\S+) up", features.__doc__) == features._LOST
 
 
 def test_epsilon_of_relu_features():

@@ -1,20 +1,19 @@
 """Linear attention with any feature map (Katharopoulos et al., 2020).
 
-This module checks arguments and makes the feature map. `kernel.attend` chooses
-the loop: `bidirectional` over all keys, or `causal`.
+This module checks arguments and makes the feature map. How keys are summed and read is
+in `features`.
 """
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention import arguments, plug
-from attention.linear import cache, hedgehog, kernel, parts
-from attention.linear.features import FeatureMap, Operands
+from attention.features import FeatureMap, attend, decoding
 
 Function = Callable[[Array], Array]
 """Maps `[..., H]` to `[..., M]`, row by row, with no number below 0."""
@@ -34,12 +33,20 @@ def relu(x: Float[Array, "*A"]) -> Float[Array, "*A"]:
   return jnp.where(x < 0.0, 0.0, x)
 
 
+def hedgehog_features(x: Float[Array, "*A H"]) -> Float[Array, "*A M"]:
+  """[softmax(x), softmax(−x)] of vectors that W was multiplied into; M = 2H.
+
+  Paper: The hedgehog & the porcupine, arXiv:2402.04347.
+  """
+  return jnp.concatenate([jax.nn.softmax(x), jax.nn.softmax(-x)], axis=-1)
+
+
 FEATURE_MAPS: Mapping[str, Function] = MappingProxyType(
   dict(
     elu=elu_plus_one,
     relu=relu,
     softplus=jax.nn.softplus,
-    hedgehog=hedgehog.hedgehog_features,
+    hedgehog=hedgehog_features,
   )
 )
 """The names that `linear` takes in a config."""
@@ -62,8 +69,7 @@ def linear_attention(
     out_t = φ(q_t)ᵀ Σ_s φ(k_s) v_sᵀ / φ(q_t)ᵀ Σ_s φ(k_s)
 
   over all keys, or those s ≤ t. The sums are one M×V matrix and one vector at
-  any length. The mathematics are in `state`, and for the causal form also in
-  `chunk`.
+  any length.
 
   Args:
     query: `[B, T, N, H]`.
@@ -76,8 +82,8 @@ def linear_attention(
     is_causal: query t sees keys s ≤ t.
     scale: None is φ(x), as in the paper; otherwise φ(√scale · x), scale > 0.
     block_size: R, the positions of a step, or, in the causal form, C, the
-      positions of a chunk. It changes only the rounding of the result. None is
-      the platform's choice.
+      positions of a chunk, which is raised to a power of two. It changes only the
+      rounding of the result. None is the platform's choice.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`; features and sums are float32. A
@@ -87,11 +93,10 @@ def linear_attention(
     ValueError: arguments do not fit, or the mask varies along queries.
 
   Cost: time (T·N + S·K)·M·(H+V), causal T·N·(M·(H+V) + C·(M+V)). Memory in
-  addition to the arguments and the result: M·(R+V) per head, with or without
-  gradients. A causal call also takes T/R·M·V per head with gradients, and a
-  copy of keys and values where S ≠ T. C is `causal.CHUNK`. R is `blocks.BLOCK`,
-  in the causal form `causal.GROUP` chunks, and on a GPU or TPU as many times
-  more as the budget of bytes of `core.platform` allows.
+  addition to the arguments and the result: M·(R+V) per head. With gradients also
+  gradients of the arguments, and one state of M·V numbers per head for each R
+  positions, in the causal form for each C. C is `features.CHUNK` and R is
+  `features.BLOCK`; on a GPU or TPU a step has as many of them as the budget of `core.platform` allows.
 
   Departs from its paper in adding no epsilon to the normaliser, and in masks
   and grouped heads, which the paper does not discuss.
@@ -99,23 +104,12 @@ def linear_attention(
   Paper: Transformers are RNNs, arXiv:2006.16236, equations 5 and 9. The trained
   features are those of Hedgehog, arXiv:2402.04347.
   """
-  features, operands, keep = _prepared(
-    query, key, value, feature_map, mask, scale
-  )
-  return kernel.attend(
-    features, operands, keep, is_causal=is_causal, block_size=block_size
-  )
+  arrays = _prepared(query, key, value, feature_map, mask, scale)
+  return attend(*arrays, is_causal=is_causal, block_size=block_size)
 
 
-def _prepared(
-  query: Float[Array, "B T N H"],
-  key: Float[Array, "B S K H"],
-  value: Float[Array, "B S K V"],
-  feature_map: Function,
-  mask: Bool[Array, "..."] | None,
-  scale: float | Float[Array, ""] | None,
-) -> tuple[FeatureMap, Operands, Bool[Array, "B S"] | None]:
-  """The feature map, what has a derivative, and which keys count; checked."""
+def _prepared(query, key, value, feature_map, mask, scale):
+  """What `attend` takes by position, checked."""
   arguments.check_qkv(query, key, value)
   keep = arguments.key_mask(
     mask,
@@ -124,39 +118,53 @@ def _prepared(
     instead="linear attention never forms the T×S matrix; use dense attention "
     "for such a mask, or is_causal=True for a causal one",
   )
-  head_dim = query.shape[-1]
-  _check_feature_map(feature_map)
-  features, parameters = _feature_map(feature_map, head_dim)
-  features, parameters = _scaled(features, parameters, scale, head_dim)
-  return features, Operands(query, key, value, parameters), keep
+  phi, params = _traced(feature_map, scale, query.shape[-1])
+  return phi, params, query, key, value, keep
 
 
-class _Scaled(NamedTuple):
-  """A feature map that is applied to root · x."""
-
-  function: Callable[..., Array]
-
-  def __call__(self, x, root, *parameters):
-    return self.function(x * root, *parameters)
-
-
-def _scaled(
-  features: FeatureMap,
-  parameters: tuple[Array, ...],
-  scale: float | Array | None,
-  head_dim: int,
+def _traced(
+  function: Function, scale: float | Array | None, head_dim: int
 ) -> tuple[FeatureMap, tuple[Array, ...]]:
-  """The feature map of √scale · x; of x where `scale` is None."""
+  """φ(√scale · x), and the arrays that it closes over, which have gradients.
+
+  Raises:
+    ValueError: the function does not map [..., H] to [..., M], or scale ≤ 0.
+  """
+  _check_feature_map(function)
+  row = jax.ShapeDtypeStruct((head_dim,), jnp.float32)
+  shape = jax.eval_shape(function, row).shape
+  if len(shape) != 1:
+    raise ValueError(
+      "feature_map: expected a function of [..., H] to [..., M], got "
+      f"{shape} for [{head_dim}]; it must keep the axes before the last"
+    )
+  params: tuple[Array, ...] = ()
+  of_rows: Callable[..., Array] = function
+  if not any(function is named for named in FEATURE_MAPS.values()):
+    of_row, closed = jax.closure_convert(function, row)
+    params = tuple(closed)
+
+    def of_rows(x, *params):
+      def rows(x):
+        return of_row(x, *params)
+
+      for _ in x.shape[:-1]:
+        rows = jax.vmap(rows)
+      return rows(x)
+
   if scale is None:
-    return features, parameters
+    return FeatureMap(of_rows, shape[0]), params
   scale = arguments.softmax_scale(scale, head_dim)
   if not isinstance(scale, jax.Array) and scale <= 0.0:
     raise ValueError(
       "scale: expected > 0 or None, for its root scales query and key, got "
       f"{scale}"
     )
-  scaled = features._replace(function=_Scaled(features.function))
-  return scaled, (jnp.sqrt(jnp.float32(scale)), *parameters)
+
+  def scaled(x, root, *params):
+    return of_rows(x * root, *params)
+
+  return FeatureMap(scaled, shape[0]), (jnp.sqrt(jnp.float32(scale)), *params)
 
 
 def _check_feature_map(feature_map: Any) -> None:
@@ -167,37 +175,22 @@ def _check_feature_map(feature_map: Any) -> None:
     )
 
 
-def _feature_map(
-  function: Function, head_dim: int
-) -> tuple[FeatureMap, tuple[Array, ...]]:
-  """The feature map in the form that the loops take, and its arrays.
+def through(
+  kernel: Float[Array, "N H H"], x: Float[Array, "B T N H"]
+) -> Float[Array, "B T N H"]:
+  """Every head of `x` times its matrix W, features of `x` first, in float32."""
+  return jnp.einsum(
+    "BTNH,NHI->BTNI", x.astype(jnp.float32), kernel.astype(jnp.float32)
+  )
 
-  The caller's function may close over arrays. They become arguments here, so
-  that gradients reach them.
 
-  Raises:
-    ValueError: the function does not map [..., H] to [..., M].
-  """
-  vector = jax.ShapeDtypeStruct((head_dim,), jnp.float32)
-  shape = jax.eval_shape(function, vector).shape
-  if len(shape) != 1:
-    raise ValueError(
-      "feature_map: expected a function of [..., H] to [..., M], got "
-      f"{shape} for [{head_dim}]; it must keep the axes before the last"
-    )
-  if any(function is named for named in FEATURE_MAPS.values()):
-    return FeatureMap(function, False, shape[0]), ()
-  converted, parameters = jax.closure_convert(function, vector)
-
-  def of_rows(x, *parameters):
-    def rows(x):
-      return converted(x, *parameters)
-
-    for _ in x.shape[:-1]:
-      rows = jax.vmap(rows)
-    return rows(x)
-
-  return FeatureMap(of_rows, False, shape[0]), tuple(parameters)
+def identity_kernels(dims: plug.Dims) -> dict[str, Array]:
+  """Hedgehog's W of queries and keys before training."""
+  eye = jnp.eye(dims.head_dim)
+  return {
+    "query_kernel": jnp.tile(eye, (dims.num_heads, 1, 1)),
+    "key_kernel": jnp.tile(eye, (dims.num_kv_heads, 1, 1)),
+  }
 
 
 def linear(feature_map: str | Function = "elu") -> plug.Attention:
@@ -226,21 +219,19 @@ def linear(feature_map: str | Function = "elu") -> plug.Attention:
       )
     feature_map = FEATURE_MAPS[feature_map]
   _check_feature_map(feature_map)
-  to_features = feature_map
+  function = feature_map
 
   def init(key, dims):
     del key
-    if is_trained:
-      return {"params": hedgehog.identity_kernels(dims)}
-    return {}
+    return {"params": identity_kernels(dims)} if is_trained else {}
 
   def projected(variables, query, key):
     if not is_trained:
       return query, key
     params = variables["params"]
     return (
-      hedgehog.through(params["query_kernel"], query),
-      hedgehog.through(params["key_kernel"], key),
+      through(params["query_kernel"], query),
+      through(params["key_kernel"], key),
     )
 
   def apply(variables, query, key, value, **call):
@@ -249,7 +240,7 @@ def linear(feature_map: str | Function = "elu") -> plug.Attention:
     )
     arguments.check_qkv(query, key, value)
     projections = projected(variables, query, key)
-    out = linear_attention(*projections, value, feature_map=to_features, **call)
+    out = linear_attention(*projections, value, feature_map=function, **call)
     return out.astype(query.dtype)
 
   def apply_sharded(
@@ -264,29 +255,15 @@ def linear(feature_map: str | Function = "elu") -> plug.Attention:
     scale=None,
   ):
     projections = projected(variables, query, key)
-    prepared = _prepared(*projections, value, to_features, mask, scale)
-    out = parts.attend(*prepared, is_causal=is_causal, axis_name=axis_name)
+    arrays = _prepared(*projections, value, function, mask, scale)
+    out = attend(*arrays, is_causal=is_causal, axis_name=axis_name)
     return out.astype(query.dtype)
 
-  def init_cache(variables, batch, max_length, dims, dtype):
-    del variables, max_length, dtype
-    features, _ = _feature_map(to_features, dims.head_dim)
-    return cache.init_cache(batch, dims, features.size, features.is_log)
+  def mapped(variables, scale, head_dim):
+    del variables
+    return _traced(function, scale, head_dim)
 
-  def mapped(scale, head_dim):
-    return _scaled(*_feature_map(to_features, head_dim), scale, head_dim)
-
-  def prefill(variables, state, query, key, value, lengths, *, scale=None):
-    _, key = projected(variables, query, key)
-    keep = jnp.arange(key.shape[1])[None, :] < lengths[:, None]
-    return cache.prefill(*mapped(scale, key.shape[-1]), state, key, value, keep)
-
-  def decode(variables, state, query, key, value, *, scale=None):
-    features, parameters = mapped(scale, query.shape[-1])
-    projections = projected(variables, query, key)
-    out, state = cache.decode(features, parameters, state, *projections, value)
-    return out.astype(query.dtype), state
-
+  init_cache, decode, prefill = decoding(mapped, projected)
   return plug.Attention(
     init=init,
     apply=apply,

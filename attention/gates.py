@@ -1,16 +1,119 @@
-"""The plug of a mechanism that is a recurrence with its own decays and rates."""
+"""What recurrences read from their inputs, and the record of such a mechanism."""
 
 from collections.abc import Callable, Mapping
+import math
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import arguments, plug
-from attention.recurrent import parts, recurrence
+from attention.recurrence import recurrent_attention
 
 Params = Mapping[str, Array]
 Gates = Mapping[str, Array]
+
+_NAMES = ("log_decay", "beta")
+"""Options of a call that are gates."""
+
+
+def gates_from_keys(mechanism: plug.Attention) -> plug.Attention:
+  """A mechanism whose gates are read from its keys.
+
+  For callers that have queries, keys and values and nothing that they are
+  projected from: benchmarks, pictures, the contract. F of its `Dims` is K·H. A
+  mechanism without gates is returned as it is. One that makes its own keys
+  ('own_keys') makes them from the keys.
+  """
+  gates = mechanism.gates
+  if gates is None:
+    return mechanism
+  makes_keys = "own_keys" in mechanism.supports
+
+  def read(variables, key, call):
+    """The key that the mechanism is given, and its options."""
+    given = gates(variables, key.reshape(*key.shape[:2], -1))
+    return None if makes_keys else key, {**given, **call}
+
+  def apply(variables, query, key, value, **call):
+    arguments.check_qkv(query, key, key if value is None else value)
+    key, call = read(variables, key, call)
+    return mechanism.apply(variables, query, key, value, **call)
+
+  def after_cache(function):
+    def call(variables, cache, query, key, *rest, **call):
+      key, call = read(variables, key, call)
+      return function(variables, cache, query, key, *rest, **call)
+
+    return function and call
+
+  def apply_sharded(variables, query, key, value, **call):
+    assert mechanism.apply_sharded is not None
+    key, call = read(variables, key, call)
+    return mechanism.apply_sharded(variables, query, key, value, **call)
+
+  return mechanism._replace(
+    apply=apply,
+    decode=after_cache(mechanism.decode),
+    prefill=after_cache(mechanism.prefill),
+    apply_sharded=mechanism.apply_sharded and apply_sharded,
+    gates=None,
+  )
+
+
+def unit_length(x: Float[Array, "*A H"]) -> Float[Array, "*A H"]:
+  """X / √(Σ x² + 10⁻⁶) along the last axis, in float32."""
+  x = x.astype(jnp.float32)
+  squares = jnp.sum(jnp.square(x), axis=-1, keepdims=True)
+  return x * jax.lax.rsqrt(squares + 1e-6)
+
+
+def width(name: str, dims: plug.Dims) -> int:
+  """F, the width of the inputs.
+
+  Raises:
+    ValueError: it is not known.
+  """
+  if dims.features < 1:
+    raise ValueError(
+      f"features: {name} reads gates from inputs of Dims.features numbers; "
+      f"expected at least 1, got {dims.features}"
+    )
+  return dims.features
+
+
+def kernel(key: Array, *shape: int) -> Float[Array, "..."]:
+  """A matrix from the first axis to the others, N(0, 1/F)."""
+  return jax.random.normal(key, shape) / math.sqrt(shape[0])
+
+
+def project(
+  inputs: Float[Array, "B T F"], weights: Float[Array, "F *A"]
+) -> Float[Array, "B T *A"]:
+  """Inputs · weights, in float32."""
+  return jnp.tensordot(inputs.astype(jnp.float32), weights, axes=1)
+
+
+def rates(key: Array, num_heads: int) -> Float[Array, "N"]:
+  """A of each head, where e^A is uniform between 1 and 16, as in Mamba-2."""
+  return jnp.log(jax.random.uniform(key, (num_heads,), minval=1.0, maxval=16.0))
+
+
+def step_bias(key: Array, *shape: int) -> Float[Array, "..."]:
+  """B where softplus(b) = Δ is 0.001 to 0.1, uniform in its logarithm."""
+  low, high = math.log(0.001), math.log(0.1)
+  step = jnp.exp(jax.random.uniform(key, shape, minval=low, maxval=high))
+  return step + jnp.log(-jnp.expm1(-step))
+
+
+def steps(
+  params: Params, inputs: Float[Array, "B T F"]
+) -> tuple[Float[Array, "B T N"], Float[Array, "B T N"]]:
+  """Δ = softplus(x · W + b) of each head, and the logarithm −Δ e^A of its decay."""
+  step = project(inputs, params["step_kernel"])
+  step = jax.nn.softplus(step + params["step_bias"][None, None])
+  return step, -step * jnp.exp(params["log_rate"])[None, None]
 
 
 class Operands(NamedTuple):
@@ -31,7 +134,7 @@ class Operands(NamedTuple):
   beta: Float[Array, "B T N"] | None = None
 
 
-def record(
+def recurrent_mechanism(
   name: str,
   operands: Callable[[Params, Array, Array, Array, Gates], Operands],
   *,
@@ -41,7 +144,7 @@ def record(
   skip: Callable[[Params, Array, Array], Array] | None = None,
   scale: float | None = None,
 ) -> plug.Attention:
-  """The plug of a recurrence.
+  """The record of a recurrence with its own decays and rates.
 
   Args:
     name: of the mechanism, for messages.
@@ -55,13 +158,12 @@ def record(
   Returns:
     An `Attention` whose cache is the state `[B, N, H, V]` of each example.
   """
-  own_scale = scale
 
   def run(variables, query, key, value, state, axis_name, call):
     call = arguments.accepted_options(name, _call, call)
     options, given = _call(**call), {}
-    for option in GATES:
-      gate = call.pop(option, None)
+    for option in _NAMES:
+      gate = call.get(option)
       if (gate is not None) != (option in reads):
         raise ValueError(_unread(name, option, reads))
       if gate is not None:
@@ -71,21 +173,16 @@ def record(
     if mask is not None:
       value = jnp.where(mask[:, 0, 0, :, None, None], value, 0)
     params = variables.get("params", {})
-    made = operands(params, query, key, value, given)
-    inputs, state = recurrence.prepared(
+    out, state = recurrent_attention(
       name,
-      *made,
+      *operands(params, query, key, value, given),
       mask=mask,
       is_causal=options.is_causal,
-      scale=own_scale if options.scale is None else options.scale,
+      scale=scale if options.scale is None else options.scale,
       initial_state=state,
       segment_ids=options.key_segment_ids,
+      axis_name=axis_name,
     )
-    if axis_name is None:
-      out, state = parts.attend(inputs, state)
-    else:
-      ids = options.key_segment_ids
-      out = parts.attend_over_devices(inputs, ids, axis_name)
     if skip is not None:
       out = skip(params, out, value)
     if same is not None:
@@ -128,10 +225,6 @@ def record(
     causal_only=True,
     gates=gates and read,
   )
-
-
-GATES = ("log_decay", "beta")
-"""Options of a call that `gates` give."""
 
 
 class _Options(NamedTuple):
