@@ -81,7 +81,7 @@ def in_steps(
   steps = -(-count // at_once)
   size = -(-count // steps)
 
-  def cut(x):
+  def by_step(x):
     x = padded(x, steps * size - count)
     return jnp.moveaxis(x.reshape(len(x), steps, size, *x.shape[2:]), 1, 0)
 
@@ -89,7 +89,7 @@ def in_steps(
     return function(*arrays)
 
   step = jax.checkpoint(step, prevent_cse=False)
-  out = jnp.moveaxis(jax.lax.map(step, jax.tree.map(cut, arrays)), 0, 1)
+  out = jnp.moveaxis(jax.lax.map(step, jax.tree.map(by_step, arrays)), 0, 1)
   return out.reshape(len(out), steps * size, *out.shape[3:])[:, :count]
 
 
