@@ -15,7 +15,6 @@ from attention.bigbird import (
   bigbird_attention,
   bigbird_random_blocks,
 )
-from attention.core.mods import make_block_mask
 from attention.delta_rule import (
   delta,
   delta_rule_attention,
@@ -41,6 +40,7 @@ from attention.linear import (
 )
 from attention.linformer import linformer, linformer_attention
 from attention.lsh import lsh, lsh_attention, lsh_rotations
+from attention.mods import make_block_mask
 from attention.multiplicative import (
   multiplicative,
   multiplicative_attention,

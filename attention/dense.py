@@ -6,19 +6,19 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import arguments, plug
+from attention import mods as mods_lib
 from attention.core import (
   dropout,
   forgetting,
   layout,
-  mods,
   own_logits,
   relative,
   visibility,
 )
 from attention.core.implementations import InParts
-from attention.core.mods import MaskMod, ScoreMod
 from attention.core.rows import by_rows
 from attention.core.softmax import masked_softmax
+from attention.mods import MaskMod, ScoreMod
 
 
 @arguments.attention_function()
@@ -151,11 +151,11 @@ def dense_attention(
     allowed = sees.block(start, rows, 0, seen)
     if score_mod is not None or mask_mod is not None:
       shape = (batch, num_heads, rows, seen)
-      indices = mods.indices(shape, start, 0)
+      indices = mods_lib.indices(shape, start, 0)
       if score_mod is not None:
         logits = jnp.asarray(score_mod(logits.reshape(shape), *indices), exact)
       if mask_mod is not None:
-        found = jnp.broadcast_to(mods.is_shown(mask_mod(*indices)), shape)
+        found = jnp.broadcast_to(mods_lib.as_bool(mask_mod(*indices)), shape)
         allowed = visibility.both(allowed, found)
     # XLA writes the softmax over logits that keep the shape of their product.
     if has_pairs or allowed is not None or bias is not None:
@@ -279,7 +279,7 @@ def decode(
     bias = relative.at_position(tables, query, distance, factor)
   forgotten = forgetting.after(cache.forgotten, log_forget, here)
   positions = jnp.broadcast_to(slots[None, :], seen.shape)
-  score_mod, mask_mod, bias = mods.of_position(
+  score_mod, mask_mod, bias = mods_lib.at_positions(
     score_mod, mask_mod, bias, cache.index, positions
   )
   out = dense_attention(

@@ -1,8 +1,4 @@
-"""Linformer: keys and values projected to R rows (Wang et al., 2020).
-
-The projections are computed here, block by block; the softmax over the R
-projected keys is `core.few_keys`.
-"""
+"""Linformer: keys and values projected to R rows (Wang et al., 2020)."""
 
 import math
 
@@ -11,8 +7,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention import arguments, plug
-from attention.core import few_keys, layout, platform
-from attention.core.visibility import both
+from attention.core import platform
+from attention.logits import Logits
+from attention.loop import attend
 
 
 @arguments.attention_function(
@@ -60,7 +57,8 @@ def linformer_attention(
       the mask varies along queries, or the call is causal.
 
   Cost: time (S·K + T·N)·R·(H+V); memory in addition to the arguments
-  B·N·R·(H+V+C) float32 for tiles of C queries, and the gradients of E and F.
+  B·N·R·(H+V+C) float32 for tiles of C queries, B copies of E and F and their
+  gradients, and with one for each key head a copy of key and value.
 
   Departs from its paper in masks and in inputs shorter than the projection,
   which the paper does not discuss.
@@ -105,7 +103,7 @@ def _attend(
       "is_causal: Linformer mixes all positions in each of its R rows, so it "
       "has no causal form; use dense, sliding_window or performer attention"
     )
-  source_length, num_kv_heads = key.shape[1:3]
+  batch, source_length, num_kv_heads, _ = key.shape
   if value_projection is None:
     value_projection = key_projection
   for name, projection in (
@@ -131,118 +129,58 @@ def _attend(
     "such a mask",
   )
 
-  def projected(projection, x):
-    projection = projection.reshape(-1, *projection.shape[-2:])
-    if axis_name is None:
-      return _project(projection, x, keep).astype(x.dtype)
-    own = _own_rows(projection, source_length, axis_name)
-    return jax.lax.psum(_project(own, x, keep), axis_name).astype(x.dtype)
+  if keep is not None:
+    key, value = (jnp.where(keep[..., None, None], x, 0) for x in (key, value))
 
-  query, scale = arguments.scaled_query(query, scale)
-  # An example without visible keys has zeros for values, and so for results.
-  return few_keys.attend(
-    query,
-    projected(key_projection, key).astype(query.dtype),
-    projected(value_projection, value),
-    scale=scale,
-    block_size=block_size,
+  def projected(projection, x):
+    if axis_name is not None:
+      projection = _own_rows(projection, source_length, axis_name)
+    rows = projection[..., :source_length, :].astype(x.dtype)
+    if projection.ndim == 2:
+      out = _mixed(rows, x)
+    else:
+      out = jax.vmap(_mixed, (0, 2), 2)(rows, x)
+    if axis_name is not None:
+      out = jax.lax.psum(out, axis_name)
+    return out.astype(x.dtype)
+
+  key = projected(key_projection, key).astype(query.dtype)
+  value = projected(value_projection, value)
+  rank = key.shape[1]
+  rows = block_size or platform.rows_at_once(
+    4 * batch * query.shape[2] * rank, query.shape[1]
   )
+  # An example without visible keys has zeros for values, and so for results.
+  out, _ = attend(
+    query, key, value, logits=Logits(scale=scale), block=(rows, rank)
+  )
+  return out
+
+
+def _mixed(
+  projection: Float[Array, "S R"], x: Float[Array, "B S *F"]
+) -> Float[Array, "B R *F"]:
+  """Σ_s E[s, r] x_s in float32."""
+  # With one E for each example, both gradients are plain products as well.
+  each = jnp.broadcast_to(projection[None], (len(x), *projection.shape))
+  out = jnp.einsum(
+    "bsr,bsf->brf",
+    each,
+    x.reshape(*x.shape[:2], -1),
+    preferred_element_type=jnp.float32,
+  )
+  return out.reshape(*out.shape[:2], *x.shape[2:])
 
 
 def _own_rows(
-  projection: Float[Array, "G P R"], length: int, axis_name: str
-) -> Float[Array, "G S R"]:
+  projection: Float[Array, "*K P R"], length: int, axis_name: str
+) -> Float[Array, "*K S R"]:
   """The rows of this device's positions; 0 for positions behind the last."""
   size, rank = jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name)
-  missing = max(0, size * length - projection.shape[1])
-  whole = jnp.pad(projection, ((0, 0), (0, missing), (0, 0)))
-  return layout.cut(whole, rank * length, length)
-
-
-@jax.custom_vjp
-def _project(
-  projection: Float[Array, "G P R"],
-  x: Float[Array, "B S K D"],
-  keep: Bool[Array, "B S"] | None,
-) -> Float[Array, "B K R D"]:
-  """Σ_s E[s, r] x_s in float32 over the positions that count, block by block.
-
-  G is K, or 1 for one projection of all heads; P ≥ S. With dP the gradient of
-  the result, dX = E dP and dE = X dPᵀ, computed in the same blocks.
-  """
-  blocks = _blocks(projection, x)
-
-  def step(i, total):
-    rows, block, _ = _read(blocks, projection, x, keep, i)
-    rows = jnp.swapaxes(rows, 1, 2)
-    return total + layout.dot("grs,gsbkd->grbkd", rows, block)
-
-  batch, _, heads, features = x.shape
-  groups, _, rank = projection.shape
-  total = jnp.zeros((groups, rank, batch, heads // groups, features))
-  total = jax.lax.fori_loop(0, blocks.number, step, total)
-  total = jnp.einsum("grbkd->bgkrd", total)
-  return total.reshape(batch, heads, rank, features)
-
-
-def _blocks(
-  projection: Float[Array, "G P R"], x: Float[Array, "B S K D"]
-) -> layout.Blocks:
-  """How the positions are cut into blocks."""
-  batch, length, heads, features = x.shape
-  row_bytes = 4 * (batch * heads * features + projection.shape[2])
-  return layout.Blocks(length, platform.rows_at_once(row_bytes, length))
-
-
-def _read(blocks, projection, x, keep, i):
-  """Block i of E `[G, C, R]`, and of x `[G, C, B, K/G, D]`, 0 where hidden.
-
-  The third result says which positions count; None is all.
-  """
-  start, groups = blocks.start(i), projection.shape[0]
-  block = layout.cut(x, start, blocks.size)
-  counts = blocks.is_new(i)
-  counts = None if counts is None else counts[None]
-  if keep is not None:
-    counts = both(counts, layout.cut(keep, start, blocks.size))
-  if counts is not None:
-    block = jnp.where(counts[:, :, None, None], block, 0)
-  block = block.reshape(*block.shape[:2], groups, -1, block.shape[3])
-  block = jnp.einsum("bsgkd->gsbkd", block)
-  rows = layout.cut(projection, start, blocks.size).astype(x.dtype)
-  return rows, block, counts
-
-
-def _project_fwd(projection, x, keep):
-  return _project(projection, x, keep), (projection, x, keep)
-
-
-def _project_bwd(residuals, g):
-  projection, x, keep = residuals
-  batch, _, heads, features = x.shape
-  groups, _, rank = projection.shape
-  blocks = _blocks(projection, x)
-  g = g.reshape(batch, groups, heads // groups, rank, features)
-  g = jnp.einsum("bgkrd->grbkd", g).astype(x.dtype)
-
-  def step(i, carry):
-    dprojection, dx = carry
-    rows, block, counts = _read(blocks, projection, x, keep, i)
-    drows = layout.dot("gsbkd,grbkd->gsr", block, g)
-    dblock = layout.dot("gsr,grbkd->gsbkd", rows, g)
-    dblock = jnp.einsum("gsbkd->bsgkd", dblock)
-    dblock = dblock.reshape(batch, -1, heads, features)
-    if counts is not None:
-      dblock = jnp.where(counts[:, :, None, None], dblock, 0)
-    start = blocks.start(i)
-    place = layout.add if blocks.is_ragged else layout.put
-    return place(dprojection, drows, start), place(dx, dblock, start)
-
-  zeros = jnp.zeros_like(projection), jnp.zeros_like(x)
-  return *jax.lax.fori_loop(0, blocks.number, step, zeros), None
-
-
-_project.defvjp(_project_fwd, _project_bwd)
+  missing = max(0, size * length - projection.shape[-2])
+  pads = [(0, 0)] * (projection.ndim - 2) + [(0, missing), (0, 0)]
+  whole = jnp.pad(projection, pads)
+  return jax.lax.dynamic_slice_in_dim(whole, rank * length, length, axis=-2)
 
 
 def _check_projection(

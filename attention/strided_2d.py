@@ -7,8 +7,8 @@ from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
 from attention import arguments, plug
-from attention.core import grids
 from attention.flash import flash_attention
+from attention.window_2d import check_grid, nearest_square
 
 
 @arguments.attention_function()
@@ -92,7 +92,7 @@ def strided_2d_attention(
       f"key: expected the length of query, {length}, for both lie on one grid, "
       f"got {key.shape[1]}; use dense attention across"
     )
-  grids.check(grid)
+  check_grid(grid)
   arguments.check_at_least("stride", stride, 1)
   chosen = _chosen(length, grid, stride)
   if mask is not None and mask.shape[-1] > 1:
@@ -118,7 +118,7 @@ def _chosen(
 ) -> Int[np.ndarray, "C"]:
   """Positions of the keys that are seen."""
   if grid is None:
-    rows, columns = grids.nearest_square(length)
+    rows, columns = nearest_square(length)
     own = 0
   else:
     rows, columns = grid
@@ -149,7 +149,7 @@ def strided_2d(
   Raises:
     ValueError: an argument is out of range.
   """
-  grids.check(grid)
+  check_grid(grid)
   arguments.check_at_least("stride", stride, 1)
   own = {"grid": None if grid is None else tuple(grid), "stride": stride}
 

@@ -33,7 +33,8 @@ def main() -> None:
   names = _ATTENTION.value
   if names == ["all"]:
     names = [programs.BASELINE, *ATTENTIONS]
-  off = {compiler.FLAG.removeprefix("--"): ""}
+  off: dict[str, bool | str] = {compiler.FLAG.removeprefix("--"): ""}
+  on: dict[str, bool | str] = {}
   print(
     f"T = S = {_LENGTH.value:,}, B, N, H = 1, 8, 64, float32, jax "
     f"{jax.__version__}, {os.cpu_count()} cores\n\n"
@@ -47,7 +48,7 @@ def main() -> None:
         continue
       lowered = jax.jit(program.function).lower(*program.arguments)
       times = []
-      for options in (off, {}):
+      for options in (off, on):
         compiled = lowered.compile(compiler_options=options)
         times.append((compiled, [_seconds(compiled, program.arguments)]))
       for _ in range(_CALLS.value):

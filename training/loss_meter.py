@@ -7,6 +7,7 @@ import time
 
 import jax
 
+from process import compiler
 from process.errors import RunError
 
 _AHEAD = 4
@@ -14,9 +15,6 @@ _AHEAD = 4
 
 _BEYOND = 10
 """Times the loss of guessing that no model has which learned anything."""
-
-FLAG = "XLA_FLAGS=--xla_cpu_experimental_ynn_fusion_type="
-"""Without the fusion that compiles some evaluations wrongly on CPUs."""
 
 
 class LossMeter:
@@ -96,7 +94,7 @@ class LossMeter:
       step,
       f"held-out loss is {loss:.4g} where that of training is {self.loss:.4g}; "
       "the compiled evaluation is wrong, or the model diverged; on a CPU set "
-      f"{FLAG} and run the same command again",
+      f"XLA_FLAGS={compiler.FLAG}= and run the same command again",
     )
 
   @property

@@ -17,7 +17,8 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from attention.core import mods as mods_lib
 from attention.core.layout import cut
-from attention.core.mods import MaskMod, Traced
+from attention.core.mods import Traced
+from attention.mods import MaskMod
 
 
 @jax.tree_util.register_dataclass

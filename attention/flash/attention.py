@@ -21,11 +21,11 @@ from attention.core import (
   visibility,
 )
 from attention.core.implementations import Implementation, InParts
-from attention.core.mods import BlockMask, MaskMod, ScoreMod
 from attention.core.ring import Limits
 from attention.core.tile import Product
 from attention.dense import dense
 from attention.flash.blocks import Arrays, Blocks
+from attention.mods import BlockMask, MaskMod, ScoreMod
 
 
 @arguments.attention_function()

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from attention.core import dropout, forgetting, layout, loop, platform
-from attention.core.mods import BlockMask
 from attention.core.ring import Limits
 from attention.core.tile import Keys, Score
+from attention.mods import BlockMask
 
 
 class Arrays(NamedTuple):

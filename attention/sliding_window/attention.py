@@ -23,7 +23,7 @@ from attention.core import (
   visibility,
 )
 from attention.core.implementations import Implementation
-from attention.core.mods import MaskMod, ScoreMod
+from attention.mods import MaskMod, ScoreMod
 from attention.sliding_window import cache as ring
 from attention.sliding_window import global_tokens, parts
 from attention.sliding_window.dilation import Rules, by_dilation

@@ -6,7 +6,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from attention import arguments, plug
-from attention.core import forgetting, layout, mods, relative, visibility
+from attention import mods as mods_lib
+from attention.core import forgetting, layout, relative, visibility
 from attention.dense import dense_attention
 from attention.dense import init_cache as init_dense
 
@@ -100,8 +101,8 @@ def decode(
   sinks: Float[Array, "N"] | None = None,
   logits_soft_cap: float | None = None,
   log_forget: Float[Array, "B 1 N"] | None = None,
-  score_mod: mods.ScoreMod | None = None,
-  mask_mod: mods.MaskMod | None = None,
+  score_mod: mods_lib.ScoreMod | None = None,
+  mask_mod: mods_lib.MaskMod | None = None,
 ) -> tuple[Float[Array, "B 1 N V"], SlidingWindowCache]:
   """One position of the causal call; time R·N·H at every position.
 
@@ -133,7 +134,7 @@ def decode(
   if tables.given:
     factor = arguments.softmax_scale(scale, query.shape[-1])
     bias = relative.at_position(tables, query, -steps, factor)
-  score_mod, mask_mod, bias = mods.of_position(
+  score_mod, mask_mod, bias = mods_lib.at_positions(
     score_mod, mask_mod, bias, cache.index, cache.index[:, None] - age
   )
   out = dense_attention(

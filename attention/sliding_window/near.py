@@ -22,10 +22,10 @@ from attention.core import (
   platform,
   visibility,
 )
-from attention.core.mods import MaskMod, ScoreMod
 from attention.core.relative import Relative
 from attention.core.tile import Keys, Product
 from attention.core.visibility import Visibility
+from attention.mods import MaskMod, ScoreMod
 
 
 class Arrays(NamedTuple):

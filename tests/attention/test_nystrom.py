@@ -15,7 +15,7 @@ from attention import (
   nystrom_attention,
 )
 from attention.definitions.nystrom import iterated_inverse
-from attention.nystrom.inverse import pseudo_inverse
+from attention.nystrom import _pseudo_inverse as pseudo_inverse
 from attention.testing import Case, assert_close, split
 
 

@@ -1,24 +1,15 @@
-"""Attention in windows of a grid (Swin; Liu et al., 2021).
-
-This module checks arguments and brings positions into the order of windows and
-back, by `grid`. What a window sees is in `windows`.
-"""
+"""Attention in windows of a grid of positions (Swin; Liu et al., 2021)."""
 
 import math
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from attention import arguments, plug
-from attention.core import loop, platform, visibility
-from attention.core.relative import Relative
-from attention.core.tile import Product
-from attention.window_2d import grid as grids
-from attention.window_2d.windows import Arrays, Limits, Windows
-
-_DEVIATION = 0.02
-"""Standard deviation of the table before training, as in the paper's code."""
+from attention.core import dropout, platform
+from attention.softmax import block_attention, in_steps, padded
 
 
 @arguments.attention_function(
@@ -117,96 +108,214 @@ def window_2d_attention(
       "flash and dense"
     )
   batch, length, num_heads, _ = query.shape
+  kv_heads = key.shape[2]
   if key.shape[1] != length:
     raise ValueError(
       f"key: expected the length of query, {length}, for both lie on one grid, "
       f"got {key.shape[1]}; use dense attention across"
     )
-  places = grids.of_call(length, grid, window, shift)
-  _check_table(relative_bias, window, num_heads)
-  _check_hidden_logit(hidden_logit)
+  _check(grid, window, shift, hidden_logit)
+  places = windows_of(length, grid, window, shift)
+  expected = ((2 * window - 1) ** 2, num_heads)
+  if relative_bias is not None and relative_bias.shape != expected:
+    raise ValueError(
+      f"relative_bias: expected [(2·window − 1)², N] = {list(expected)}, got "
+      f"shape {relative_bias.shape}"
+    )
   if block_size is not None:
     arguments.check_at_least("block_size", block_size, 1)
-  key_mask = arguments.key_mask(
+  keep = arguments.key_mask(
     mask, query, key, "dense attention takes masks that vary"
   )
   arguments.check_segment_ids(query_segment_ids, key_segment_ids, query, key)
   arguments.check_dropout(dropout_rate, dropout_rng)
-  query, scale = arguments.scaled_query(query, scale)
+  scale = arguments.softmax_scale(scale, query.shape[-1])
 
-  to_windows, of_mask = places.to_windows, visibility.keys(key_mask)
-  key, value = (to_windows(of_mask.readable(x, 0)) for x in (key, value))
-  if key_mask is None and places.is_padded:
-    key_mask = jnp.ones((1, length), bool)
-  sees = visibility.keys(None if key_mask is None else to_windows(key_mask))
-  if query_segment_ids is not None and key_segment_ids is not None:
-    sees &= visibility.segments(
-      to_windows(query_segment_ids), to_windows(key_segment_ids)
+  area, count = places.window**2, math.prod(places.windows)
+  by_head = kv_heads, num_heads // kv_heads
+  bias = None
+  if relative_bias is not None:
+    bias = _bias_by_pair(relative_bias, places.window, window)
+    bias = bias.reshape(1, 1, *by_head, area, area)
+  if keep is not None:
+    key, value = (jnp.where(keep[..., None, None], x, 0) for x in (key, value))
+  else:
+    keep = jnp.ones((1, length), bool)
+
+  def step(query, key, value, keep, query_ids, key_ids, regions, number):
+    query = query.reshape(*query.shape[:3], *by_head, -1)
+    query = jnp.einsum("bgckjh->bgkjch", query)
+    key, value = (jnp.swapaxes(x, 2, 3) for x in (key, value))
+    visible = keep[..., None, :]
+    if query_ids is not None:
+      visible &= query_ids[..., :, None] == key_ids[..., None, :]
+    more, kept = bias, None
+    if regions is not None:
+      same = regions[..., :, None] == regions[..., None, :]
+      if hidden_logit is None:
+        visible &= same
+      else:
+        more = jnp.where(same, 0.0, hidden_logit)[:, :, None, None]
+        more += 0.0 if bias is None else bias
+    if dropout_rate:
+      shape = (batch, *by_head, area, area)
+      kept = jax.vmap(
+        lambda i: dropout.kept(dropout_rng, dropout_rate, shape, i), out_axes=1
+      )(number[0])
+    out = block_attention(
+      query,
+      key,
+      value,
+      scale=scale,
+      bias=more,
+      visible=visible[:, :, None, None],
+      kept=kept,
     )
-  regions = places.regions() if places.shift else None
-  area = places.window**2
-  bias = _by_pair(relative_bias, places.window, window)
-  if hidden_logit is None:
-    sees &= visibility.segments(regions, regions)
-    regions = None
-  elif bias is None:
-    # The hidden logit is added to a bias, so there has to be one.
-    bias = jnp.zeros((num_heads, area, area))
+    out = jnp.einsum("bgkjcv->bgckjv", out).astype(query.dtype)
+    return out.reshape(*out.shape[:3], num_heads, -1)
 
   size = block_size or platform.rows_at_once(
-    4 * batch * num_heads * area, key.shape[1]
+    4 * batch * num_heads * area, count * area
   )
-  source = Windows(
-    rows=area,
-    at_once=min(max(size // area, 1), key.shape[1] // area),
-    kv_heads=key.shape[2],
-    num_heads=num_heads,
-    score=Product(scale),
-    by_data=sees.by_data,
-    hidden_logit=hidden_logit or 0.0,
-    dropout_rate=dropout_rate,
-  )
-  out = loop.attend(
-    source,
-    to_windows(query),
-    Arrays(key, value, bias),
-    Relative(),
-    Limits(sees, regions, dropout_rng),
-  )
+  ids = query_segment_ids, key_segment_ids
+  arrays = query, key, value, keep, *ids, places.regions()
+  arrays = jax.tree.map(places.to_windows, arrays)
+  number = jnp.arange(count)[None]
+  out = in_steps(step, max(size // area, 1), *arrays, number)
   return places.from_windows(out)
 
 
-def _by_pair(
-  table: Float[Array, "D N"] | None, side: int, window: int
-) -> Float[Array, "N C C"] | None:
-  """The bias of every pair of places in a window."""
-  if table is None:
-    return None
-  bias = table.astype(jnp.float32)[grids.table_index(side, window)]
-  return jnp.moveaxis(bias, 2, 0)
+class Grid(NamedTuple):
+  """How T positions lie on a grid, row after row, and in its windows.
 
+  Attributes:
+    length: T, at most rows · columns; only the last row may be incomplete.
+    rows: of the grid.
+    columns: of the grid.
+    window: w, at most as large as the smaller of the two.
+    shift: s, less than w.
+  """
 
-def _check_table(
-  table: Float[Array, "D N"] | None, window: int, num_heads: int
-) -> None:
-  """Checks the shape of `relative_bias`."""
-  expected = ((2 * window - 1) ** 2, num_heads)
-  if table is not None and table.shape != expected:
-    raise ValueError(
-      f"relative_bias: expected [(2·window − 1)², N] = {list(expected)}, got "
-      f"shape {table.shape}"
+  length: int
+  rows: int
+  columns: int
+  window: int
+  shift: int
+
+  @property
+  def windows(self) -> tuple[int, int]:
+    """Windows in a column and in a row of the padded grid."""
+    return -(-self.rows // self.window), -(-self.columns // self.window)
+
+  def to_windows(self, x: Shaped[Array, "B T *F"]) -> Shaped[Array, "B G C *F"]:
+    """`x` in G windows of C = w² places; places without a position get zeros."""
+    w, (down, across) = self.window, self.windows
+    x = padded(x, self.rows * self.columns - self.length)
+    x = x.reshape(len(x), self.rows, self.columns, *x.shape[2:])
+    x = padded(x, down * w - self.rows, across * w - self.columns)
+    x = jnp.roll(x, (-self.shift, -self.shift), (1, 2))
+    x = x.reshape(len(x), down, w, across, w, *x.shape[3:])
+    return jnp.swapaxes(x, 2, 3).reshape(
+      len(x), down * across, w * w, *x.shape[5:]
     )
 
+  def from_windows(
+    self, x: Shaped[Array, "B G C *F"]
+  ) -> Shaped[Array, "B T *F"]:
+    """Undoes `to_windows`."""
+    w, (down, across) = self.window, self.windows
+    x = x.reshape(len(x), down, across, w, w, *x.shape[3:])
+    x = jnp.swapaxes(x, 2, 3).reshape(
+      len(x), down * w, across * w, *x.shape[5:]
+    )
+    x = jnp.roll(x, (self.shift, self.shift), (1, 2))
+    x = x[:, : self.rows, : self.columns]
+    return x.reshape(len(x), -1, *x.shape[3:])[:, : self.length]
 
-def _check_hidden_logit(value: float | None) -> None:
-  """Checks that `hidden_logit` is None or a finite number."""
-  if value is None:
+  def regions(self) -> Int[Array, "1 T"] | None:
+    """A number for each position: those that only the roll joins have others."""
+    if not self.shift:
+      return None
+    rows, columns = jnp.divmod(jnp.arange(self.length), self.columns)
+    return (2 * (rows < self.shift) + (columns < self.shift))[None]
+
+
+def windows_of(
+  length: int, grid: tuple[int, int] | None, window: int, shift: int
+) -> Grid:
+  """The windows of a call.
+
+  Raises:
+    ValueError: the grid does not have T places.
+  """
+  rows, columns = grid or nearest_square(length)
+  if grid is not None and rows * columns != length:
+    raise ValueError(
+      f"grid: expected rows · columns = {length}, the length of query, got "
+      f"{rows} · {columns} = {rows * columns}"
+    )
+  smaller = min(rows, columns)
+  if smaller <= window:
+    window, shift = smaller, 0
+  return Grid(length, rows, columns, window, shift)
+
+
+def nearest_square(length: int) -> tuple[int, int]:
+  """⌈√T⌉ columns, and as many rows as it takes; the last may be incomplete."""
+  columns = math.isqrt(length - 1) + 1
+  return -(-length // columns), columns
+
+
+def check_grid(grid: Any) -> None:
+  """Checks that `grid` is None or two numbers of at least 1.
+
+  Raises:
+    ValueError: it is neither.
+  """
+  if grid is None:
     return
-  is_number = isinstance(value, int | float) and not isinstance(value, bool)
-  if not is_number or not math.isfinite(value):
+  if not isinstance(grid, tuple | list) or len(grid) != 2:
+    raise ValueError(f"grid: expected (rows, columns) or None, got {grid!r}")
+  for side in grid:
+    arguments.check_at_least("grid", side, 1)
+
+
+def _check(
+  grid: Any, window: int, shift: int, hidden_logit: float | None
+) -> None:
+  """Checks what does not depend on a length."""
+  check_grid(grid)
+  arguments.check_at_least("window", window, 1)
+  arguments.check_at_least("shift", shift, 0)
+  if shift >= window:
     raise ValueError(
-      f"hidden_logit: expected a finite number or None, got {value!r}"
+      f"shift: expected less than window, {window}, got {shift}; half of it is "
+      "usual"
     )
+
+  if hidden_logit is None:
+    return
+  if (
+    not isinstance(hidden_logit, int | float)
+    or isinstance(hidden_logit, bool)
+    or not math.isfinite(hidden_logit)
+  ):
+    raise ValueError(
+      f"hidden_logit: expected a finite number or None, got {hidden_logit!r}"
+    )
+
+
+def _bias_by_pair(
+  table: Float[Array, "D N"], side: int, window: int
+) -> Float[Array, "N C C"]:
+  """The bias of each pair of places of a window of side × side.
+
+  A window smaller than that of the table reads the middle of it.
+  """
+  y, x = jnp.divmod(jnp.arange(side * side), side)
+  dy, dx = (z[:, None] - z[None, :] + window - 1 for z in (y, x))
+  index = dy * (2 * window - 1) + dx
+  return jnp.moveaxis(table.astype(jnp.float32)[index], 2, 0)
 
 
 def window_2d(
@@ -236,9 +345,8 @@ def window_2d(
     ValueError: an argument is out of range; by `init`, a table that takes more
       than `arguments.MOST_BYTES`.
   """
-  grids.check(grid, window, shift)
+  _check(grid, window, shift, hidden_logit)
   arguments.check_flag("relative", relative)
-  _check_hidden_logit(hidden_logit)
   own = {
     "grid": None if grid is None else tuple(grid),
     "window": window,
@@ -252,7 +360,7 @@ def window_2d(
     shape = ((2 * window - 1) ** 2, dims.num_heads)
     arguments.check_memory("window", window, math.prod(shape))
     table = jax.random.truncated_normal(key, -2.0, 2.0, shape)
-    return {"params": {"relative_bias": _DEVIATION * table}}
+    return {"params": {"relative_bias": 0.02 * table}}
 
   def apply(variables, query, key, value, **call):
     call = arguments.accepted_options(

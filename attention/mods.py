@@ -1,0 +1,263 @@
+"""Functions of a score and its indices, as FlexAttention has them.
+
+    score_mod(score, b, n, t, s) -> score        mask_mod(b, n, t, s) -> bool
+
+b, n, t, s are arrays of whole numbers that broadcast against `[B, N, C, D]`, the
+scores of a tile; so do the results. A function is traced once for the shape of a
+tile. The arrays that it closes over become arguments, so that gradients reach them.
+
+Paper: Flex attention, arXiv:2412.05496.
+"""
+
+from collections.abc import Callable
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+import numpy as np
+
+ScoreMod = Callable[..., Any]
+MaskMod = Callable[..., Any]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Mod:
+  """A function of a tile, and the arrays that it closes over.
+
+  Attributes:
+    function: `(arrays, *arguments) -> result`.
+    shape: of a tile, (B, N, C, D); None before it is traced.
+    arrays: floats first, then the others, which have no gradient.
+  """
+
+  function: Callable[..., Array] = dataclasses.field(metadata={"static": True})
+  shape: tuple[int, int, int, int] | None = dataclasses.field(
+    default=None, metadata={"static": True}
+  )
+  arrays: tuple[Any, ...] = ()
+
+  def __call__(self, *arguments: Any, fixed: tuple[Any, ...] = ()) -> Array:
+    """The result for one tile; `fixed` are arrays that `divided` took out."""
+    return self.function((*self.arrays, *fixed), *arguments)
+
+  def divided(self) -> tuple["Mod", tuple[Any, ...]]:
+    """The function with its floats alone, and its other arrays."""
+    number = sum(jnp.issubdtype(x.dtype, jnp.inexact) for x in self.arrays)
+    floats, fixed = self.arrays[:number], self.arrays[number:]
+    return dataclasses.replace(self, arrays=floats), fixed
+
+  def indices(
+    self, start: Array | int, first: Array | int
+  ) -> tuple[Int[Array, "..."], ...]:
+    """b, n, t, s of the tile whose first query and key are at these positions."""
+    assert self.shape is not None
+    return indices(self.shape, start, first)
+
+
+def untraced(name: str, function: Callable[..., Any]) -> Mod:
+  """A user's function before the shape of a tile is known.
+
+  Raises:
+    ValueError: it is no function.
+  """
+  if not callable(function):
+    raise ValueError(
+      f"{name}: expected a function, got {type(function).__name__}"
+    )
+  return Mod(lambda _, *arguments: function(*arguments))
+
+
+def traced_score(score_mod: ScoreMod, shape: tuple[int, int, int, int]) -> Mod:
+  """A score_mod for tiles (B, N, C, D).
+
+  Raises:
+    ValueError: it does not return a score for each pair.
+  """
+  return _traced("score_mod", score_mod, shape)
+
+
+def traced_mask(mask_mod: MaskMod, shape: tuple[int, int, int, int]) -> Mod:
+  """A mask_mod for tiles (B, N, C, D).
+
+  Raises:
+    ValueError: it does not return a bool for each pair.
+  """
+  return _traced("mask_mod", mask_mod, shape)
+
+
+def _traced(name: str, function: Any, shape: tuple[int, int, int, int]) -> Mod:
+  function = untraced(name, function)
+  arguments = jax.eval_shape(lambda: indices(shape, 0, 0))
+  if name == "score_mod":
+    arguments = (jax.ShapeDtypeStruct(shape, jnp.float32), *arguments)
+
+  def of_tile(*arguments):
+    result = function(*arguments)
+    if name == "score_mod":
+      result = jnp.asarray(result, jnp.float32)
+    else:
+      result = as_bool(result)
+    return jnp.broadcast_to(result, shape)
+
+  closed = jax.make_jaxpr(of_tile)(*arguments)
+  consts = [jnp.asarray(x) for x in closed.consts]
+  is_fixed = [not jnp.issubdtype(x.dtype, jnp.inexact) for x in consts]
+  order = np.argsort(is_fixed, kind="stable")
+  places = np.argsort(order)
+
+  def call(arrays, *arguments):
+    consts = [arrays[i] for i in places]
+    return jax.core.eval_jaxpr(closed.jaxpr, consts, *arguments)[0]
+
+  return Mod(call, shape, tuple(consts[i] for i in order))
+
+
+def indices(
+  shape: tuple[int, int, int, int], start: Array | int, first: Array | int
+) -> tuple[Int[Array, "..."], ...]:
+  """b, n, t, s of scores (B, N, C, D) from a query and a key on."""
+  b, n, t, s = jnp.ogrid[tuple(slice(size) for size in shape)]
+  return b, n, start + t, first + s
+
+
+def as_bool(result: Any) -> Bool[Array, "..."]:
+  """What a mask_mod returned.
+
+  Raises:
+    ValueError: it is not of bool.
+  """
+  if jnp.result_type(result) != jnp.bool_:
+    raise ValueError(f"mask_mod: expected bool, got {jnp.result_type(result)}")
+  return jnp.asarray(result)
+
+
+def at_positions(
+  score_mod: ScoreMod | None,
+  mask_mod: MaskMod | None,
+  bias: Float[Array, "B N 1 S"] | None,
+  query: Int[Array, "B"],
+  keys: Int[Array, "B S"],
+) -> tuple[ScoreMod | None, MaskMod | None, Float[Array, "B N 1 S"] | None]:
+  """Both functions for one query of each example, whose keys lie in a cache.
+
+  Args:
+    score_mod: of positions; None is none.
+    mask_mod: likewise.
+    bias: terms by distance, which a score_mod gets with the score.
+    query: t of each example.
+    keys: s of each slot; what lies in unset ones does not matter.
+
+  Returns:
+    The functions of places in the cache, and what is left of the bias.
+  """
+
+  def moved(function, before=None):
+    def call(*arguments):
+      *score, b, n, _, _ = arguments
+      if before is not None:
+        score = [score[0] + before]
+      t, s = query[:, None, None, None], keys[:, None, None, :]
+      return function(*score, b, n, t, s)
+
+    return call
+
+  score_at = mask_at = None
+  if score_mod is not None:
+    score_at, bias = moved(score_mod, bias), None
+  if mask_mod is not None:
+    mask_at = moved(mask_mod)
+  return score_at, mask_at, bias
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BlockMask:
+  """Which blocks of keys each block of queries visits.
+
+  Attributes:
+    block_size: (C, D), queries and keys of a block.
+    length: T.
+    source_length: S.
+    visited: for each block of queries the numbers of its blocks of keys, first ones
+      first, filled up with 0.
+    counts: how many each has.
+  """
+
+  block_size: tuple[int, int]
+  length: int
+  source_length: int
+  visited: np.ndarray
+  counts: np.ndarray
+
+  @property
+  def share(self) -> float:
+    """The fraction of all blocks that is visited."""
+    columns = -(-self.source_length // self.block_size[1])
+    return float(self.counts.sum() / (len(self.counts) * columns))
+
+
+def make_block_mask(
+  mask_mod: MaskMod,
+  *,
+  batch: int = 1,
+  num_heads: int = 1,
+  length: int,
+  source_length: int | None = None,
+  block_size: int | tuple[int, int] = 128,
+) -> BlockMask:
+  """The blocks in which a mask_mod shows any pair, of any example and head.
+
+      block_mask = make_block_mask(mask_mod, length=4096)
+      flash_attention(q, k, v, mask_mod=mask_mod, block_mask=block_mask)
+
+  Made once, outside `jax.jit`, for all calls with the same mask.
+
+  Args:
+    mask_mod: `(b, n, t, s) -> bool`.
+    batch: B; 1 where the mask is that of all examples.
+    num_heads: N; 1 where it is that of all heads.
+    length: T.
+    source_length: S; None is T.
+    block_size: (C, D), or one int for both.
+
+  Returns:
+    A `BlockMask`.
+
+  Raises:
+    ValueError: a size is out of range, or `mask_mod` returns no bool.
+
+  Cost: time B·N·T·S, a row of blocks at a time.
+  """
+  source_length = length if source_length is None else source_length
+  sizes = block_size if isinstance(block_size, tuple) else (block_size,) * 2
+  for name, size in (
+    ("batch", batch),
+    ("num_heads", num_heads),
+    ("length", length),
+    ("source_length", source_length),
+    *(("block_size", size) for size in sizes),
+  ):
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+      raise ValueError(f"{name}: expected an int of at least 1, got {size!r}")
+  rows, width = min(sizes[0], length), min(sizes[1], source_length)
+  columns = -(-source_length // width)
+  shape = (batch, num_heads, rows, source_length)
+  mod = traced_mask(mask_mod, shape)
+
+  @jax.jit
+  def visited_from(start):
+    shown = jnp.any(mod(*mod.indices(start, 0)), axis=(0, 1))
+    shown &= (start + jnp.arange(rows) < length)[:, None]
+    shown = jnp.any(shown, axis=0)
+    shown = jnp.pad(shown, (0, columns * width - source_length))
+    return jnp.any(shown.reshape(columns, width), axis=1)
+
+  starts = range(0, length, rows)
+  table = np.stack([np.asarray(visited_from(start)) for start in starts])
+  counts = table.sum(axis=1).astype(np.int32)
+  visited = np.zeros((len(table), max(int(counts.max()), 1)), np.int32)
+  for i, row in enumerate(table):
+    visited[i, : counts[i]] = np.flatnonzero(row)
+  return BlockMask((rows, width), length, source_length, visited, counts)

@@ -1,0 +1,410 @@
+"""Nyström attention: softmax attention through L landmarks (Xiong 2021)."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from attention import arguments, plug
+from attention.core import halo, platform
+from attention.flash import parts as flash_parts
+from attention.logits import Logits
+from attention.loop import attend
+from attention.visible import Visible, key_mask
+
+
+@arguments.attention_function(
+  conv_kernel_size="the convolution has a trained filter, so it belongs to the "
+  "mechanism, nystrom(conv_kernel_size=…)",
+)
+def nystrom_attention(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"],
+  value: Float[Array, "B S K V"],
+  *,
+  num_landmarks: int,
+  pinv_iterations: int = 6,
+  shared_start: bool = False,
+  mask: Bool[Array, "..."] | None = None,
+  is_causal: bool = False,
+  scale: float | Float[Array, ""] | None = None,
+  block_size: int | None = None,
+) -> Float[Array, "B T N V"]:
+  """Queries meet keys through landmarks: F · A⁺ · (B V).
+
+    F = softmax(scale · Q K̃ᵀ)     [T, L]
+    A = softmax(scale · Q̃ K̃ᵀ)     [L, L]
+    B = softmax(scale · Q̃ Kᵀ)     [L, S]
+
+  Q̃ and K̃ are means of queries and keys over L runs of nearly equal length of the
+  n tokens that `mask` leaves: the token of rank r belongs to run floor(r·L/n).
+  A⁺, the pseudo-inverse, is computed by a fixed number of steps of
+
+    Z₀ = Aᵀ / (‖A‖₁ ‖A‖∞),    Z ← ¼ Z (13 I - A Z (15 I - A Z (7 I - A Z)))
+
+  which converges for every A, since Z₀ is in the row space of A and ‖I - A Z₀‖ < 1
+  there. A landmark without tokens (n < L) has a row and a column of zeros in A and
+  in every Z, so it takes no part. With a landmark for every token, F = A = B and
+  A A⁺ A = A, which is dense attention.
+
+  Landmarks, softmax and pseudo-inverse are float32 for inputs of any dtype. A
+  padded example gives the same result as without padding. A query at a masked
+  position still gets its row of F, like a query from outside the sequence. An
+  example without tokens gets zeros. With grouped heads there is one A for every
+  query head.
+
+  Args:
+    query: `[B, T, N, H]`.
+    key: `[B, S, K, H]`, S = T, N a multiple of K; query head n reads key head
+      n // (N/K).
+    value: `[B, S, K, V]`.
+    num_landmarks: L; from T on the result is that of dense attention, as far as
+      the iteration has converged.
+    pinv_iterations: steps of the iteration.
+    shared_start: the iteration starts by the largest norm in the batch, as the
+      paper's code does, instead of by that of each matrix. Published weights
+      expect it; one example then changes another as long as the iteration has
+      not converged.
+    mask: key mask `[B, 1, 1, S]`, True = attend.
+    is_causal: must be False, because every landmark mixes positions.
+    scale: factor of the logits; None is 1/√H.
+    block_size: C, positions of a tile; None is the platform's choice.
+
+  Returns:
+    `[B, T, N, V]` in the dtype of `query`. Weights of the effective matrix sum
+    to 1 in a row only as far as the iteration has converged, and may be
+    negative.
+
+  Raises:
+    ValueError: arguments do not fit together, query and key are of different
+      length, the mask varies along queries, or a causal call.
+
+  Cost, with M = min(L, T): time T·M·N·(H+V) + pinv_iterations·N·M³; memory in
+  addition to the arrays B·N·M·(C+M) for tiles of C positions, in the backward
+  five M×M matrices for each iteration and head, and B·T·M numbers where runs are
+  of different lengths. Nothing is T×S.
+
+  Departs from its paper in masks and in any length, where the paper requires
+  that L divides T. Both norms are those of each matrix unless
+  `shared_start`. The paper's code takes the largest in the batch, so that one
+  example changes another.
+
+  Paper: Nyströmformer: a Nyström-based algorithm for approximating
+  self-attention, sections 3.2 and 3.3, arXiv:2102.03902.
+  """
+  return _attend(
+    query,
+    key,
+    value,
+    num_landmarks=num_landmarks,
+    pinv_iterations=pinv_iterations,
+    shared_start=shared_start,
+    mask=mask,
+    is_causal=is_causal,
+    scale=scale,
+    block_size=block_size,
+  )
+
+
+def _attend(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"],
+  value: Float[Array, "B S K V"],
+  *,
+  num_landmarks: int,
+  pinv_iterations: int,
+  shared_start: bool,
+  mask: Bool[Array, "..."] | None = None,
+  is_causal: bool = False,
+  scale: float | Float[Array, ""] | None = None,
+  block_size: int | None = None,
+  axis_name: str | None = None,
+) -> Float[Array, "B T N V"]:
+  """`nystrom_attention`; with `axis_name` of a sequence in parts, one a device.
+
+  Then the means are sums over the devices, and so is B V. What crosses is L rows
+  a head three times, at any length.
+  """
+  arguments.check_qkv(query, key, value)
+  _check_numbers(num_landmarks, pinv_iterations, shared_start)
+  if block_size is not None:
+    arguments.check_at_least("block_size", block_size, 1)
+  if is_causal:
+    raise ValueError(
+      "is_causal: expected False, got True, as every landmark is a mean over "
+      "positions on both sides; use performer attention, which is linear and "
+      "causal, or dense or sliding_window attention"
+    )
+  length = query.shape[1]
+  if key.shape[1] != length:
+    raise ValueError(
+      f"key: expected the length of query, {length}, got {key.shape[1]}, as "
+      "one mask tells which tokens are averaged in both; use dense, performer "
+      "or linformer attention across sequences"
+    )
+  keep = arguments.key_mask(
+    mask,
+    query,
+    key,
+    instead="landmarks are the same for all queries; use dense attention for "
+    "such a mask",
+  )
+  scale = arguments.softmax_scale(scale, query.shape[-1])
+  count = min(num_landmarks, length)
+  if axis_name is not None:
+    count = min(num_landmarks, length * jax.lax.axis_size(axis_name))
+  tokens = jnp.ones((len(query), length), bool) if keep is None else keep
+  runs, sizes = _runs(tokens, count, axis_name)
+  exists = None if keep is None else sizes > 0
+
+  def means(x):
+    """Means in float32 over the tokens of each run; zeros for one without."""
+    if keep is None and axis_name is None and length % count == 0:
+      x = x.reshape(len(x), count, -1, *x.shape[2:])
+      return jnp.mean(x, axis=2, dtype=jnp.float32)
+    x = jnp.where(tokens[..., None, None], x, 0).astype(jnp.float32)
+    members = jax.nn.one_hot(runs, count)
+    flat = x.reshape(*x.shape[:2], -1)
+    sums = jnp.einsum("BTL,BTF->BLF", members, flat, precision=_EXACT)
+    if axis_name is not None:
+      sums = jax.lax.psum(sums, axis_name)
+    sums /= jnp.maximum(sizes, 1)[..., None]
+    return sums.reshape(len(x), count, *x.shape[2:])
+
+  queries, keys = scale * means(query), means(key)
+  keys = jnp.repeat(keys, query.shape[2] // key.shape[2], axis=2)
+  matrix = _between(queries, keys, exists)
+  inverse = _pseudo_inverse(matrix, pinv_iterations, shared_start)
+
+  # B V: the landmarks are few queries.
+  arrays = key.astype(jnp.float32), value.astype(jnp.float32)
+  if axis_name is None:
+    visible = Visible() if keep is None else key_mask(keep)
+    block = (block_size, block_size)
+    mixed, _ = attend(queries, *arrays, visible, Logits(scale=1.0), block=block)
+  else:
+    here = None if keep is None else keep[:, None, None, :]
+    mixed = flash_parts.attention_of_few(
+      queries, *arrays, axis_name=axis_name, mask=here, scale=1.0
+    )
+  mixed = jnp.einsum("BNLM,BMNV->BLNV", inverse, mixed, precision=_EXACT)
+  # F (A⁺ B V): the landmarks are few keys.
+  visible = Visible() if exists is None else key_mask(exists)
+  out, _ = attend(
+    query.astype(jnp.float32),
+    scale * keys,
+    mixed,
+    visible,
+    Logits(scale=1.0),
+    block=(block_size, count),
+  )
+  return out.astype(query.dtype)
+
+
+def _runs(
+  keep: Bool[Array, "B T"], num_landmarks: int, axis_name: str | None
+) -> tuple[Int[Array, "B T"], Int[Array, "B L"]]:
+  """The run of each token, L for one that does not exist, and sizes of runs.
+
+  With `axis_name` the T tokens are this device's part of the sequence.
+  """
+  rank = jnp.cumsum(keep, axis=1) - 1
+  total = jnp.sum(keep, axis=1, keepdims=True)
+  if axis_name is not None:
+    totals = jax.lax.all_gather(total, axis_name)
+    device = jnp.arange(len(totals))[:, None, None]
+    is_before = device < jax.lax.axis_index(axis_name)
+    rank += jnp.sum(jnp.where(is_before, totals, 0), axis=0)
+    total = jnp.sum(totals, axis=0)
+  numbers = rank * num_landmarks // jnp.maximum(total, 1)
+  # Landmark l begins with the first rank r for which r·L ≥ l·n.
+  begins = -(-jnp.arange(num_landmarks + 1)[None] * total // num_landmarks)
+  numbers = jnp.where(keep, numbers, num_landmarks)
+  return numbers, jnp.diff(begins, axis=1)
+
+
+_EXACT = jax.lax.Precision.HIGHEST
+"""The inverse of small singular values would magnify rounding."""
+
+
+def _between(
+  queries: Float[Array, "B L N H"],
+  keys: Float[Array, "B L N H"],
+  exists: Bool[Array, "B L"] | None,
+) -> Float[Array, "B N L L"]:
+  """The matrix A; a landmark without tokens has a row and column of zeros."""
+  logits = jnp.einsum("BLNH,BMNH->BNLM", queries, keys, precision=_EXACT)
+  if exists is None:
+    return jax.nn.softmax(logits)
+  lowest = jnp.finfo(jnp.float32).min
+  logits = jnp.where(exists[:, None, None, :], logits, lowest)
+  both = exists[:, None, :, None] & exists[:, None, None, :]
+  return jnp.where(both, jax.nn.softmax(logits), 0.0)
+
+
+def _pseudo_inverse(
+  matrix: Float[Array, "B N L L"], iterations: int, shared_start: bool = False
+) -> Float[Array, "B N L L"]:
+  """The pseudo-inverse of stochastic matrices, by the paper's iteration.
+
+  A singular value σ ≪ 1 of A starts as σ/‖A‖₁ in Z and grows by 13/4 in each
+  step until it reaches 1/σ. Where σ is 0, the rounding error of float32 grows
+  in the same way, so that it shows in singular matrices after about ten steps.
+
+  Args:
+    matrix: `[B, N, L, L]`; each row sums to 1, or is zeros.
+    iterations: the number of steps, each of four products.
+    shared_start: start all matrices by the largest ‖A‖₁ among them.
+
+  Returns:
+    Z `[B, N, L, L]`, which converges to the pseudo-inverse with order three.
+  """
+  dot = partial(jnp.matmul, precision=_EXACT)
+  eye = jnp.eye(matrix.shape[-1], dtype=matrix.dtype)[None, None]
+
+  def step(z, _):
+    az = dot(matrix, z)
+    inner = 15.0 * eye - dot(az, 7.0 * eye - az)
+    return 0.25 * dot(z, 13.0 * eye - dot(az, inner)), None
+
+  # ‖A‖∞, the largest sum of a row, is 1.
+  norm = jnp.max(jnp.sum(matrix, axis=-2), axis=-1)[..., None, None]
+  if shared_start:
+    norm = jnp.max(norm, keepdims=True)
+  first = jnp.swapaxes(matrix, -1, -2) / jnp.where(norm > 0.0, norm, 1.0)
+  return jax.lax.scan(step, first, length=iterations)[0]
+
+
+def _convolved(
+  value: Float[Array, "B T K V"],
+  kernel: Float[Array, "R N"],
+  mask: Bool[Array, "B 1 1 T"] | None,
+) -> Float[Array, "B T N V"]:
+  """Σ_j kernel[j, n] · value[t + j − (R−1)/2, k(n)], zeros outside the sequence.
+
+  A block of C positions is a product of a band matrix of the kernel and the
+  C + R − 1 values around it.
+  """
+  if mask is not None:
+    value = jnp.where(mask[:, 0, 0, :, None, None], value, 0)
+  batch, length, heads, features = value.shape
+  taps, side = len(kernel), len(kernel) // 2
+  size = max(platform.DIAGONAL_ROWS, taps - 1)
+  count = -(-length // size)
+  pads = (0, 0), (side, (count + 1) * size - length - side), (0, 0), (0, 0)
+  blocks = jnp.pad(value.astype(jnp.float32), pads)
+  blocks = blocks.reshape(batch, count + 1, size, heads, features)
+  around = [blocks[:, :-1], blocks[:, 1:, : taps - 1]]
+  around = jnp.concatenate(around, axis=2)
+  tap = jnp.arange(size + taps - 1)[None] - jnp.arange(size)[:, None]
+  is_inside = (tap >= 0) & (tap < taps)
+  band = kernel.astype(jnp.float32)[jnp.clip(tap, 0, taps - 1)]
+  band = jnp.where(is_inside[..., None], band, 0.0)
+  band = band.reshape(*band.shape[:2], heads, -1)
+  out = jnp.einsum("CDKJ,BMDKV->BMCKJV", band, around, precision=_EXACT)
+  return out.reshape(batch, count * size, -1, features)[:, :length]
+
+
+def _check_numbers(
+  num_landmarks: int, pinv_iterations: int, shared_start: bool
+) -> None:
+  arguments.check_at_least("num_landmarks", num_landmarks, 1)
+  arguments.check_at_least("pinv_iterations", pinv_iterations, 1)
+  arguments.check_flag("shared_start", shared_start)
+
+
+def nystrom(
+  num_landmarks: int = 64,
+  pinv_iterations: int = 6,
+  conv_kernel_size: int | None = None,
+  shared_start: bool = False,
+) -> plug.Attention:
+  """The plug of `nystrom_attention`.
+
+  Args:
+    num_landmarks: L.
+    pinv_iterations: steps of the pseudo-inverse.
+    conv_kernel_size: an odd size. It adds a depth-wise convolution of the
+      values along the sequence to the output, with one trained filter for each
+      query head, as in the paper's code (which has 35 for long inputs). Masked
+      values count as zeros. None adds nothing.
+    shared_start: as in `nystrom_attention`.
+
+  Returns:
+    An `Attention`; with a convolution its variables are {'params':
+    {'conv_kernel': `[conv_kernel_size, N]`}}, drawn from
+    N(0, 1/conv_kernel_size).
+
+  Raises:
+    ValueError: a number is out of range; by `init`, matrices or a filter that
+      take more than `arguments.MOST_BYTES`.
+  """
+  _check_numbers(num_landmarks, pinv_iterations, shared_start)
+  if conv_kernel_size is not None:
+    arguments.check_at_least("conv_kernel_size", conv_kernel_size, 1)
+    if conv_kernel_size % 2 == 0:
+      raise ValueError(
+        "conv_kernel_size: expected None or an odd number, so that the filter "
+        f"has a middle, got {conv_kernel_size}"
+      )
+
+  def init(key, dims):
+    landmarks = min(num_landmarks, dims.max_length)
+    # The backward keeps five matrices for each step of the iteration.
+    numbers = 5 * pinv_iterations * dims.num_heads * landmarks**2
+    arguments.check_memory("pinv_iterations", pinv_iterations, numbers)
+    if conv_kernel_size is None:
+      return {}
+    numbers = conv_kernel_size * dims.num_heads
+    arguments.check_memory("conv_kernel_size", conv_kernel_size, numbers)
+    shape = (conv_kernel_size, dims.num_heads)
+    kernel = jax.random.normal(key, shape) / conv_kernel_size**0.5
+    return {"params": {"conv_kernel": kernel}}
+
+  options = {
+    "num_landmarks": num_landmarks,
+    "pinv_iterations": pinv_iterations,
+    "shared_start": shared_start,
+  }
+
+  def apply(variables, query, key, value, **call):
+    call = arguments.accepted_options(
+      "nystrom", nystrom_attention, call, own=options
+    )
+    out = nystrom_attention(query, key, value, **options, **call)
+    if conv_kernel_size is None:
+      return out
+    kernel = variables["params"]["conv_kernel"]
+    more = _convolved(value, kernel, call.get("mask"))
+    return out + more.astype(out.dtype)
+
+  def apply_sharded(variables, query, key, value, *, axis_name, **call):
+    arguments.check_qkv(query, key, value)
+    call = arguments.accepted_options(
+      "nystrom", nystrom_attention, call, own=options
+    )
+    out = _attend(query, key, value, axis_name=axis_name, **options, **call)
+    if conv_kernel_size is None:
+      return out
+    length, side = value.shape[1], conv_kernel_size // 2
+    mask = call.get("mask")
+    if mask is not None:
+      keep = halo.reached(mask[:, 0, 0], side, side, axis_name)
+      mask = keep[:, None, None]
+    value = halo.reached(value, side, side, axis_name)
+    kernel = variables["params"]["conv_kernel"]
+    more = _convolved(value, kernel, mask)[:, side : side + length]
+    return out + more.astype(out.dtype)
+
+  return plug.Attention(
+    init=init,
+    apply=apply,
+    init_cache=None,
+    decode=None,
+    supports=frozenset({"mask", "sequence"}),
+    approximates="dense",
+    cost="linear",
+    sizes=plug.Sizes(short={"num_landmarks": 8}),
+    apply_sharded=apply_sharded,
+  )
