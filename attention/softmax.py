@@ -14,6 +14,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+_LOWEST = float(jnp.finfo(jnp.float32).min)
+"""Stands for −∞, so that differences are numbers in an empty row as well."""
+
 
 def block_attention(
   query: Float[Array, "*A J C H"],
@@ -47,9 +50,10 @@ def block_attention(
   if bias is not None:
     logits += bias
   if visible is not None:
-    logits = jnp.where(visible, logits, -jnp.inf)
-  largest = jax.lax.stop_gradient(jnp.max(logits, -1, keepdims=True))
-  weights = jnp.exp(logits - jnp.where(largest == -jnp.inf, 0.0, largest))
+    logits = jnp.where(visible, logits, _LOWEST)
+  # Not below LOWEST/2: then no exponential of a hidden pair is exp(0).
+  largest = jnp.maximum(jnp.max(logits, -1, keepdims=True), _LOWEST / 2)
+  weights = jnp.exp(logits - jax.lax.stop_gradient(largest))
   total = jnp.sum(weights, -1, keepdims=True)
   if kept is not None:
     weights *= kept
