@@ -17,12 +17,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from attention import arguments
+from attention import sharded as parts
 from attention.bigbird import blocks
 from attention.bigbird.blocks import Arrays, Blocks, Known, Limits
 from attention.core import halo, loop, ring, visibility
 from attention.core.relative import Relative
 from attention.core.tile import Product
-from attention.flash import parts
 
 
 def attention_in_parts(

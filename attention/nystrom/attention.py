@@ -28,10 +28,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention import arguments, plug
+from attention import sharded as flash_parts
 from attention.core import few_keys, halo
 from attention.core.softmax import masked_softmax
 from attention.flash import flash_attention
-from attention.flash import parts as flash_parts
 from attention.nystrom.convolution import convolve
 from attention.nystrom.inverse import pseudo_inverse
 from attention.nystrom.means import cut_into_runs, means

@@ -16,8 +16,8 @@ from attention import arguments, plug
 from attention.core import platform, visibility
 from attention.linear import causal, hedgehog
 from attention.linear.features import FeatureMap, Operands
-from attention.sliding_window.near import window_with_total
 from attention.window_linear import cache, joint, parts
+from attention.window_linear.near import window_with_total
 
 _FIRST_SHARE = 0.1
 """γ before training, as in the configs of the paper's code."""

@@ -6,12 +6,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from attention import arguments, plug
+from attention import window_cache as ring
 from attention.core import layout, tile, visibility
 from attention.core.relative import Relative
 from attention.linear import hedgehog, state
 from attention.linear.state import LinearState
-from attention.sliding_window import cache as ring
-from attention.sliding_window.cache import SlidingWindowCache
+from attention.window_cache import SlidingWindowCache
 from attention.window_linear import joint
 
 

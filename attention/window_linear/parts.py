@@ -13,13 +13,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention import arguments
+from attention import sharded as parts
 from attention.core import halo, platform, visibility
-from attention.flash import parts
 from attention.linear import causal, hedgehog
 from attention.linear.features import FeatureMap, Operands
 from attention.linear.parts import state_before
-from attention.sliding_window.near import window_with_total
 from attention.window_linear import joint
+from attention.window_linear.near import window_with_total
 
 
 def attention_in_parts(
