@@ -15,9 +15,9 @@ from attention.core import (
   relative,
   visibility,
 )
-from attention.core.implementations import InParts
 from attention.core.rows import by_rows
 from attention.core.softmax import masked_softmax
+from attention.implementations import InParts
 from attention.mods import MaskMod, ScoreMod
 
 
@@ -338,12 +338,12 @@ def dense(
     **call,
   ):
     # `flash` is made of `dense`, and both are the same in parts.
-    from attention.flash import parts
+    from attention.sharded import attention_in_parts
 
     call = arguments.accepted_options(
       "dense", dense_attention, call, own=own.given
     )
-    return parts.attention_in_parts(
+    return attention_in_parts(
       query,
       key,
       value,

@@ -11,7 +11,8 @@ from attention import arguments, plug
 from attention.dense import decode as decode_dense
 from attention.dense import init_cache as init_dense
 from attention.dense import prefill as prefill_dense
-from attention.flash import flash_attention, parts
+from attention.flash import flash_attention
+from attention.sharded import attention_in_parts
 
 
 @arguments.attention_function()
@@ -164,7 +165,7 @@ def differential(start: float = 0.8) -> plug.Attention:
   def apply_sharded(variables, query, key, value, *, axis_name, **call):
     call["mask"] = _of_both(call.get("mask"))
     halves = _halves(query, key, value)
-    out = parts.attention_in_parts(*halves, axis_name=axis_name, **call)
+    out = attention_in_parts(*halves, axis_name=axis_name, **call)
     return _difference(out, weight_of(variables))
 
   def init_cache(variables, batch, max_length, dims, dtype):

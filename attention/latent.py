@@ -8,7 +8,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from attention import arguments, plug
 from attention.core import layout
-from attention.flash import flash_attention, parts
+from attention.flash import flash_attention
+from attention.sharded import attention_in_parts
 
 _EPSILON = 1e-6
 
@@ -277,9 +278,7 @@ def latent(
     )
     if value is not None:
       values = jnp.repeat(value, query.shape[2] // value.shape[2], axis=2)
-    return parts.attention_in_parts(
-      query, keys, values, axis_name=axis_name, **call
-    )
+    return attention_in_parts(query, keys, values, axis_name=axis_name, **call)
 
   def init_cache(variables, batch, max_length, dims, dtype):
     p = variables["params"]

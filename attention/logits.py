@@ -28,7 +28,7 @@ from jaxtyping import Array, Float, Int
 
 from attention import arguments
 from attention import mods as mods_lib
-from attention.core import forgetting, layout
+from attention.core import forgetting, layout, relative
 from attention.mods import ScoreMod
 from attention.visible import Visible
 
@@ -61,6 +61,15 @@ class Logits:
   bias: Any = None
   log_forget: Any = None
   sinks: Any = None
+
+  def of_heads(self, heads: Any) -> "Logits":
+    """The tables of some of the heads."""
+    bias, keys = self.relative_bias, self.relative_keys
+    return dataclasses.replace(
+      self,
+      relative_bias=bias if bias is None else bias[heads],
+      relative_keys=keys if keys is None or keys.ndim == 2 else keys[heads],
+    )
 
   def scores(
     self,
@@ -98,6 +107,54 @@ class Logits:
       key_gates=gates,
     )
     return query, scores, fixed
+
+
+def logits_from_options(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"],
+  visible: Visible,
+  *,
+  logits: Logits | None = None,
+  **options: Any,
+) -> Logits:
+  """What the options of an attention function say of its logits, checked.
+
+  Args:
+    query: `[B, T, N, H]`.
+    key: `[B, S, K, H]`.
+    visible: which pairs count, for forget gates.
+    logits: all of it in one value.
+    **options: fields of `Logits`, of which none may be given beside `logits`.
+
+  Raises:
+    ValueError: one does not fit, or `logits` and an option are given.
+  """
+  if logits is None:
+    logits = Logits(**options)
+  elif not isinstance(logits, Logits):
+    raise ValueError(f"logits: expected a Logits, got {type(logits).__name__}")
+  else:
+    for name, option in options.items():
+      if option is not None:
+        raise ValueError(
+          f"{name}: expected None beside logits, which has its own"
+        )
+  arguments.check_logit_options(
+    query,
+    key,
+    visible.right is not None and visible.right <= 0,
+    sinks=logits.sinks,
+    logits_soft_cap=logits.soft_cap,
+    log_forget=logits.log_forget,
+  )
+  relative.check(logits.relative_bias, logits.relative_keys, query)
+  if logits.bias is not None:
+    batch, length, num_heads, _ = query.shape
+    shape = (batch, num_heads, length, key.shape[1])
+    arguments.check_broadcast("bias", logits.bias, shape)
+  if logits.score_mod is not None:
+    mods_lib.untraced("score_mod", logits.score_mod)
+  return logits
 
 
 Pull = Callable[[Array], tuple[Array, Array, Any]]
@@ -239,10 +296,10 @@ class Scores:
     start, first = positions
     distance = first - start + jnp.arange(1 - rows, width)
     if self.relative_keys is not None:
-      query = query.reshape(*x.shape[:3], -1)
+      query = query.reshape(*x.shape[:3], -1).astype(jnp.float32)
       keys = _at_distance(jnp.moveaxis(self.relative_keys, 2, 1), distance)
       keys = jnp.broadcast_to(keys, (x.shape[1], *keys.shape[1:]))
-      products = layout.dot("bnch,nhe->bnce", query, keys.astype(query.dtype))
+      products = layout.dot("bnch,nhe->bnce", query, keys.astype(jnp.float32))
       x += self.scale * _on_diagonals(products, width)
     if self.relative_bias is not None:
       terms = _at_distance(self.relative_bias, distance).astype(jnp.float32)

@@ -21,7 +21,6 @@ is one visit, a GPU or TPU takes several neighbouring tiles in one batched step.
 B and K stay two axes, so arrays sharded along either are computed where they are.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -32,13 +31,17 @@ from jaxtyping import Array, Bool, Float
 from attention.core import dropout, layout, platform
 from attention.core.layout import cut, heads_first, heads_last, put
 from attention.logits import Logits
+from attention.tiles import Grid, grid_of
 from attention.visible import Visible
 
 _LOWEST = float(jnp.finfo(jnp.float32).min)
 """Stands for −∞, so that differences are numbers in an empty row as well."""
 
-_ONE_VISIT = 2048
-"""The most keys of a window that a block of queries takes at once."""
+Output = (
+  Float[Array, "B T N V"]
+  | tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]
+)
+"""What an attention function returns: out, or with `return_lse` (out, lse)."""
 
 
 def attend(
@@ -72,11 +75,11 @@ def attend(
     visited; memory beside the arrays B·N·C·D float32, forward and backward.
   """
   visible, logits = visible or Visible(), logits or Logits()
-  grid = _grid(query, key, visible, block, dropout_rate)
+  grid = grid_of(query, value, visible, block, dropout_rate)
   shape = (len(query), query.shape[2], grid.rows, grid.width)
   query, scores, fixed = logits.scores(query, visible, shape)
   key, value = visible.readable(key), visible.readable(value)
-  others = _Others(visible.traced(shape), fixed, dropout_rng)
+  others = Others(visible.traced(shape), fixed, dropout_rng)
   arrays = jax.tree.map(jnp.asarray, (query, key, value, scores, others))
   out, lse = _attend(grid, *alike(arrays))
   if logits.sinks is None:
@@ -84,11 +87,11 @@ def attend(
   return with_sinks(out, lse, logits.sinks)
 
 
-class _Others(NamedTuple):
+class Others(NamedTuple):
   """Arguments without a derivative.
 
   Attributes:
-    visible: which pairs count; None is all.
+    visible: which pairs count.
     fixed: arrays of a score_mod that are no floats.
     rng: key of the dropout.
   """
@@ -98,148 +101,9 @@ class _Others(NamedTuple):
   rng: Any
 
 
-class _Grid(NamedTuple):
-  """How queries and keys are cut; known while tracing.
-
-  Attributes:
-    rows: C.
-    width: D.
-    length: T.
-    source_length: S.
-    kv_heads: K.
-    one_visit: whether D keys hold the span of any C queries.
-    at_once: tiles of a step; 1 unless each has one visit.
-    dropout_rate: share of weights set to zero.
-  """
-
-  rows: int
-  width: int
-  length: int
-  source_length: int
-  kv_heads: int
-  one_visit: bool
-  at_once: int
-  dropout_rate: float
-
-  @property
-  def size(self) -> int:
-    """Queries of a step."""
-    return self.rows * self.at_once
-
-  @property
-  def steps(self) -> int:
-    """How many there are."""
-    return -(-self.length // self.size)
-
-  def start(self, i: Array) -> Array:
-    """The first query of step i; the last step moves back."""
-    return jnp.minimum(i * self.size, self.length - self.size)
-
-  def starts(self, i: Array) -> Array:
-    """The first query of its tile, or of each of its tiles."""
-    start = self.start(i)
-    if self.at_once == 1:
-      return start
-    return start + self.rows * jnp.arange(self.at_once)
-
-  def split(self, x: Float[Array, "B X N D"]) -> Float[Array, "..."]:
-    """Rows of a step by tile: `[n, B, K, Q, D]`, without n where it is 1."""
-    if self.at_once == 1:
-      return heads_first(x, self.kv_heads)
-    x = x.reshape(len(x), self.at_once, self.rows, *x.shape[2:])
-    return jax.vmap(heads_first, (1, None))(x, self.kv_heads)
-
-  def join(self, x: Float[Array, "..."]) -> Float[Array, "B X N D"]:
-    """Undoes `split`."""
-    if self.at_once == 1:
-      return heads_last(x, self.rows)
-    x = jax.vmap(heads_last, (0, None), 1)(x, self.rows)
-    return x.reshape(len(x), self.size, *x.shape[3:])
-
-  def each(self, function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` of one tile, for the tiles of a step."""
-    return function if self.at_once == 1 else jax.vmap(function)
-
-  def visits(self, visible: Visible, start: Array) -> Array | int:
-    """How many blocks of keys the queries from `start` on take."""
-    if visible.block_mask is not None:
-      return jnp.asarray(visible.block_mask.counts)[self._row(start)]
-    low, high = visible.span(start, self.rows, self.source_length)
-    return jnp.maximum(0, -(-(high - low) // self.width))
-
-  def first(
-    self, visible: Visible, start: Array, visit: Array | int
-  ) -> tuple[Array, Array | None]:
-    """The first key of a visit, and the first that no visit before has had."""
-    if visible.block_mask is not None:
-      visited = jnp.asarray(visible.block_mask.visited)
-      fresh = visited[self._row(start), visit] * self.width
-    else:
-      low, _ = visible.span(start, self.rows, self.source_length)
-      fresh = low + visit * self.width
-    first = jnp.minimum(fresh, self.source_length - self.width)
-    from_zero = visible.left is None or visible.block_mask is not None
-    is_even = from_zero and self.source_length % self.width == 0
-    return first, None if self.one_visit or is_even else fresh
-
-  def _row(self, start: Array) -> Array:
-    return (start + self.rows - 1) // self.rows
-
-
-def _grid(query, key, visible, block, dropout_rate) -> _Grid:
-  """How a call is cut."""
-  batch, length, num_heads, head_dim = query.shape
-  source_length, kv_heads = key.shape[1:3]
-  rows, width = block or (None, None)
-  one_visit = False
-  if visible.block_mask is not None:
-    rows, width = visible.block_mask.block_size
-  elif visible.left is not None and visible.right is not None:
-    reach = min(visible.left, length) + min(visible.right, source_length)
-    rows = min(rows or platform.window_rows(reach + 1), length)
-    wide = min(source_length, rows + reach)
-    width = width or min(wide, _ONE_VISIT)
-    one_visit = width >= wide
-  if rows is None or width is None:
-    chosen = platform.block(
-      4 * batch * num_heads,
-      platform.LEAST_ROWS,
-      # Narrower blocks waste less of what lies above the diagonal.
-      platform.LEAST_ROWS // (1 if visible.right is None else 2),
-      length,
-      source_length,
-    )
-    rows, width = rows or chosen[0], width or chosen[1]
-  rows, width = min(rows, length), min(width, source_length)
-  one_visit |= width == source_length and visible.block_mask is None
-  at_once = 1
-  if one_visit and width < source_length:
-    pairs = rows + head_dim + key.shape[3]
-    at_once = _at_once(length, rows, 4 * batch * num_heads * pairs * width)
-  return _Grid(
-    rows,
-    width,
-    length,
-    source_length,
-    kv_heads,
-    one_visit,
-    at_once,
-    dropout_rate,
-  )
-
-
-def _at_once(length: int, rows: int, tile_bytes: int) -> int:
-  """How many tiles one step takes."""
-  count = -(-length // rows)
-  most = platform.tiles_at_once(tile_bytes, count)
-  # One step for all tiles needs an array of a whole number of tiles.
-  steps = max(-(-count // most), 2 if length % rows else 1)
-  return -(-count // steps)
-
-
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(grid, query, key, value, scores, others):
-  return _forward(grid, query, key, value, scores, others)
+  return forward(grid, query, key, value, scores, others)
 
 
 def _cut_keys(grid, others, arrays, start, visit):
@@ -283,7 +147,15 @@ def _by_score(
   return jnp.broadcast_to(x, by_head).reshape(shape)
 
 
-def _forward(grid, query, key, value, scores, others):
+def forward(
+  grid: Grid,
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"],
+  value: Float[Array, "B S K V"],
+  scores: Any,
+  others: Others,
+) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
+  """Out and lse. It has no derivative of its own: `attend` has one."""
   arrays = key, value, scores
 
   def visit(q, start, j, sums):
@@ -330,10 +202,12 @@ def _forward(grid, query, key, value, scores, others):
     start = grid.start(i)
     q = grid.split(cut(query, start, grid.size))
     parts = grid.each(tile)(q, grid.starts(i))
-    return tuple(
-      put(whole, grid.join(part), start)
-      for whole, part in zip(results, parts, strict=True)
-    )
+
+    def write(whole, part):
+      old = cut(whole, start, grid.size)
+      return put(whole, grid.where_new(i, grid.join(part), old), start)
+
+    return tuple(map(write, results, parts))
 
   shape = query.shape[:3]
   zeros = (
@@ -346,13 +220,42 @@ def _forward(grid, query, key, value, scores, others):
 
 
 def _attend_fwd(grid, *arguments):
-  out, lse = _forward(grid, *arguments)
+  out, lse = forward(grid, *arguments)
   return (out, lse), (*arguments, out, lse)
 
 
 def _attend_bwd(grid, residuals, cotangents):
-  query, key, value, scores, others, out, lse = residuals
-  out_grad, lse_grad = cotangents
+  gradients = backward(grid, *residuals, *cotangents)
+  gradients = jax.tree.map(
+    lambda grad, x: grad.astype(x.dtype), gradients, tuple(residuals[:4])
+  )
+  return *gradients, None
+
+
+_attend.defvjp(_attend_fwd, _attend_bwd)
+
+
+def backward(
+  grid: Grid,
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"],
+  value: Float[Array, "B S K V"],
+  scores: Any,
+  others: Others,
+  out: Float[Array, "B T N V"],
+  lse: Float[Array, "B T N"],
+  out_grad: Float[Array, "B T N V"],
+  lse_grad: Float[Array, "B T N"],
+) -> tuple[Float[Array, "B T N H"], Array, Array, Any]:
+  """Gradients of query, key, value and scores, of all but the query in float32.
+
+  Args:
+    grid: as in `forward`, with the arguments after it.
+    out: the output over all keys of the rows, of which these may be a part.
+    lse: their log-sum-exp.
+    out_grad: the cotangent of `out`.
+    lse_grad: that of `lse`.
+  """
   arrays = key, value, scores
   # A row without keys has no weights: e^(x − ∞).
   lse = jnp.where(lse == -jnp.inf, jnp.inf, lse)[..., None]
@@ -405,28 +308,20 @@ def _attend_bwd(grid, residuals, cotangents):
       cut(x, start, grid.size) for x in (out_grad, out, lse_grad[..., None])
     )
     delta = layout.inner(g, o) - h
-    if grid.length % grid.size:
-      # Rows that the step before has had do not count again.
-      is_new = start + jnp.arange(grid.size) >= i * grid.size
-      is_new = is_new[None, :, None, None]
-      g, delta = jnp.where(is_new, g, 0), jnp.where(is_new, delta, 0)
+    g, delta = grid.where_new(i, g, 0), grid.where_new(i, delta, 0)
     rows = cut(query, start, grid.size), g, delta, cut(lse, start, grid.size)
     inputs = tuple(grid.split(x) for x in rows)
     dq, totals = (once if grid.one_visit else walk)(
       inputs, grid.starts(i), totals
     )
-    place = layout.add if grid.length % grid.size else put
+    place = layout.add if grid.is_ragged else put
     return place(dquery, grid.join(dq), start), totals
 
   zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), arrays)
   carry = jnp.zeros(query.shape, query.dtype), zeros
   carry = alike(carry, (query, key))
   dquery, totals = jax.lax.fori_loop(0, grid.steps, step, carry)
-  totals = jax.tree.map(lambda grad, x: grad.astype(x.dtype), totals, arrays)
-  return dquery, *totals, None
-
-
-_attend.defvjp(_attend_fwd, _attend_bwd)
+  return dquery, *totals
 
 
 def _added(grid, others, totals, parts, starts, visit):

@@ -13,7 +13,8 @@ from attention import arguments, plug
 from attention.core import own_logits
 from attention.dense import decode as decode_dense
 from attention.dense import dense
-from attention.flash import flash_attention, parts
+from attention.flash import flash_attention
+from attention.sharded import attention_in_parts
 
 
 @arguments.attention_function(
@@ -157,7 +158,7 @@ def multiplicative(general: bool = True) -> plug.Attention:
   def apply_sharded(variables, query, key, value, *, axis_name, **call):
     kernel = kernel_of(variables)
     scale = call.pop("scale", None)
-    out = parts.attention_in_parts(
+    out = attention_in_parts(
       query if kernel is None else _through(kernel, query),
       key,
       value,

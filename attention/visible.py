@@ -17,11 +17,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
+from attention import arguments
 from attention import mods as mods_lib
 from attention.core.layout import cut
 from attention.mods import BlockMask, MaskMod, Mod
 
 _STATIC: Any = {"static": True}
+
+_FARTHEST = 2**30
+"""A window of more positions is one of this many, which int32 can add to others."""
 
 
 @jax.tree_util.register_dataclass
@@ -200,6 +204,10 @@ def window(left: int | None, right: int | None) -> Visible:
       raise ValueError(
         f"window: expected ints of at least 0 or None, got {(left, right)!r}"
       )
+  left, right = (
+    None if side is None else min(int(side), _FARTHEST)
+    for side in (left, right)
+  )
   return Visible(left=left, right=right)
 
 
@@ -241,7 +249,9 @@ def mask_mod(function: MaskMod, block_mask: BlockMask | None = None) -> Visible:
   return Visible(mods=(mod,), block_mask=block_mask)
 
 
-def from_options(
+def visible_from_options(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"],
   *,
   mask: Bool[Array, "..."] | None = None,
   is_causal: bool = False,
@@ -251,18 +261,55 @@ def from_options(
   block_mask: BlockMask | None = None,
   visible: Visible | None = None,
 ) -> Visible:
-  """What the options of an attention function say of visibility."""
-  has_segments = query_segment_ids is not None and key_segment_ids is not None
+  """What the options of an attention function say of visibility, checked.
+
+  Raises:
+    ValueError: one does not fit the query or the key.
+  """
+  batch, length, num_heads, _ = query.shape
+  shape = (batch, num_heads, length, key.shape[1])
+  arguments.check_mask(mask, shape)
+  ids = query_segment_ids, key_segment_ids
+  arguments.check_segment_ids(*ids, query, key)
+  if block_mask is not None:
+    _check_block_mask(block_mask, mask_mod, shape)
   options = Visible(
     masks=() if mask is None else (mask,),
-    segments=((query_segment_ids, key_segment_ids),) if has_segments else (),
+    segments=() if query_segment_ids is None else (ids,),
     right=0 if is_causal else None,
     block_mask=block_mask,
   )
   if mask_mod is not None:
     mod = mods_lib.untraced("mask_mod", mask_mod)
     options = dataclasses.replace(options, mods=(mod,))
-  return options if visible is None else visible & options
+  if visible is None:
+    return options
+  if not isinstance(visible, Visible):
+    raise ValueError(
+      f"visible: expected a Visible, got {type(visible).__name__}"
+    )
+  for one in visible.masks:
+    arguments.check_mask(one, shape)
+  for ids in visible.segments:
+    arguments.check_segment_ids(*ids, query, key)
+  if visible.block_mask is not None:
+    _check_block_mask(visible.block_mask, visible.mods, shape)
+  return visible & options
+
+
+def _check_block_mask(
+  block_mask: BlockMask, mask_mod: Any, shape: tuple[int, int, int, int]
+) -> None:
+  """Checks that a block mask is one of this call."""
+  if not mask_mod:
+    raise ValueError(
+      "block_mask: expected the mask_mod that it was made of, got None"
+    )
+  if (block_mask.length, block_mask.source_length) != shape[2:]:
+    raise ValueError(
+      f"block_mask: expected one for lengths {shape[2:]}, got "
+      f"{(block_mask.length, block_mask.source_length)}"
+    )
 
 
 def _smaller(x: int | None, y: int | None) -> int | None:

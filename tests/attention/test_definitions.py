@@ -24,6 +24,10 @@ _HOW = {
   "absorbed",
   "block_mask",
   "implementation",
+  # Other ways to say the same, and the log-sum-exp beside the result.
+  "visible",
+  "logits",
+  "return_lse",
 }
 # BigBird's blocks are what it attends to.
 _HOW_OF = {"bigbird": _HOW - {"block_size"}}

@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from attention.core import platform, visibility
-from attention.core.visibility import Visibility
+from attention.core import platform
+from attention.visible import Visible, causal, window
 
 Implementation = Literal["xla", "cudnn", "tokamax"]
 
@@ -222,18 +222,18 @@ def call(
   if isinstance(scale, jax.Array):
     query, scale = query * scale.astype(query.dtype), 1.0
   length, source = query.shape[1], key.shape[1]
-  sees = visibility.pairs(mask)
+  visible = Visible() if mask is None else Visible(masks=(mask,))
   options: dict[str, Any] = {"scale": scale}
   if sides is not None:
     left, right = (min(side, source) for side in sides)
     is_causal |= right == 0
-    sees &= visibility.window(left, right)
+    visible &= window(left, right)
     options["local_window_size"] = (left, right)
   if is_causal:
-    sees &= visibility.CAUSAL
+    visible &= causal()
   options["is_causal"] = is_causal
   # A kernel hides a key by its logit, which NaN would survive.
-  arrays = (query, sees.readable(key, 0), sees.readable(value, 0), mask, bias)
+  arrays = (query, visible.readable(key), visible.readable(value), mask, bias)
 
   if implementation == "cudnn":
     if mask is not None or bias is not None:
@@ -244,7 +244,7 @@ def call(
   else:
     if platform.name() == "tpu":
       if options.pop("local_window_size", None):
-        whole = sees.block(0, length, 0, source)
+        whole = visible.block(0, length, 0, source)
         arrays = (*arrays[:3], whole, bias)
       arrays = _padded(*arrays, is_causal, multiple=128)
     tokamax = importlib.import_module("tokamax")  # An extra of 250 MB.
@@ -254,7 +254,7 @@ def call(
   out = out[:, :length]
   if mask is None:
     return out
-  return jnp.where(_rows_that_see(mask, sees, length, source), out, 0)
+  return jnp.where(_rows_that_see(mask, visible, length, source), out, 0)
 
 
 def _padded(
@@ -294,18 +294,18 @@ def _padded(
 
 
 def _rows_that_see(
-  mask: Bool[Array, "#B #N #T #S"], sees: Visibility, length: int, source: int
+  mask: Bool[Array, "#B #N #T #S"], visible: Visible, length: int, source: int
 ) -> Bool[Array, "#B #T #N 1"]:
   """Which queries see any key; for a key mask in time T + S."""
   if mask.shape[2] > 1:
-    whole = cast(Array, sees.block(0, length, 0, source))
+    whole = cast(Array, visible.block(0, length, 0, source))
     return jnp.swapaxes(jnp.any(whole, axis=-1), 1, 2)[..., None]
   mask = jnp.broadcast_to(mask[:, :, 0], (*mask.shape[:2], source))
   # before[s] is how many keys before s are visible.
   before = jnp.pad(jnp.cumsum(mask, axis=-1), ((0, 0), (0, 0), (1, 0)))
   first = end = jnp.arange(length)
-  first = first * 0 if sees.left is None else first - sees.left
-  end = end * 0 + source if sees.right is None else end + sees.right + 1
+  first = first * 0 if visible.left is None else first - visible.left
+  end = end * 0 + source if visible.right is None else end + visible.right + 1
   first, end = (jnp.clip(x, 0, source) for x in (first, end))
   found = before[:, :, end] > before[:, :, first]
   return jnp.swapaxes(found, 1, 2)[..., None]

@@ -1,26 +1,26 @@
-"""Exact attention of a sequence in parts, one a device: dense, flash and Luong's."""
+"""Attention of a sequence in parts, one part a device, inside `jax.shard_map`.
+
+Exact attention sends keys and values round a ring (`attention.ring`), or exchanges
+heads for positions. Queries that all devices have, such as global tokens, need one sum
+over the devices, and a window the positions that it reaches beyond a part.
+
+Paper of all_to_all: DeepSpeed-Ulysses, arXiv:2309.14509.
+"""
 
 from collections.abc import Mapping
 from typing import Any
 
 import jax
-from jaxtyping import Array, Bool, Float, Int
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from attention import arguments
-from attention.core import (
-  balanced_ring,
-  few_queries,
-  platform,
-  relative,
-  ring,
-  visibility,
-)
-from attention.core.implementations import InParts
-from attention.core.relative import Relative
-from attention.core.ring import Limits
-from attention.core.tile import Product
-from attention.flash.attention import flash_attention
-from attention.flash.blocks import Arrays, Blocks
+from attention.core import relative
+from attention.implementations import InParts
+from attention.logits import Logits
+from attention.loop import attend
+from attention.ring import ring
+from attention.visible import visible_from_options
 
 
 def attention_in_parts(
@@ -41,7 +41,7 @@ def attention_in_parts(
   implementation: InParts = "ring",
   **others: Any,
 ) -> Float[Array, "B T N V"]:
-  """`flash_attention` of the whole, of which each device has a part.
+  """Exact attention of the whole, of which each device has a part.
 
   T and S are those of a part.
 
@@ -59,10 +59,9 @@ def attention_in_parts(
     relative_keys: likewise.
     dropout_rate: share of weights set to zero, the same ones as in the whole.
     dropout_rng: the same on every device.
-    implementation: 'ring': keys and values go round, `core.ring`. 'balanced': so
-      they do, and in a causal call all devices work alike, `core.balanced_ring`;
-      for an even T. 'all_to_all': each device gets all positions of N/D heads,
-      and sends the results back; for D that divides K.
+    implementation: 'ring', or 'balanced', for an even T, in which all devices have
+      the same work in a causal call, or 'all_to_all': each device gets all positions
+      of N/D heads, and sends the results back; for D that divides K.
     **others: options of the whole that have no form in parts.
 
   Returns:
@@ -77,57 +76,40 @@ def attention_in_parts(
   'all_to_all' that of N/D heads of the whole. What crosses is D − 1 parts of keys
   and values; balanced one part more of all arrays; with 'all_to_all' (D − 1)/D of this
   device's queries, keys, values and results.
-
-  Paper: Ring attention, arXiv:2310.01889; all_to_all: DeepSpeed-Ulysses,
-  arXiv:2309.14509.
   """
-  check(
-    query,
-    key,
-    value,
-    mask,
-    is_causal,
-    query_segment_ids,
-    key_segment_ids,
-    others,
-  )
-  tables = relative.check(relative_bias, relative_keys, query)
+  options = {
+    "mask": mask,
+    "is_causal": is_causal,
+    "query_segment_ids": query_segment_ids,
+    "key_segment_ids": key_segment_ids,
+  }
+  check(query, key, value, **options, others=others)
+  relative.check(relative_bias, relative_keys, query)
   arguments.check_dropout(dropout_rate, dropout_rng)
-  rng = dropout_rng if dropout_rate else None
-  hidden = ring.Hidden(mask, query_segment_ids, key_segment_ids, rng)
+  logits = Logits(
+    scale=scale, relative_bias=relative_bias, relative_keys=relative_keys
+  )
   if implementation == "all_to_all":
     if dropout_rate:
       raise ValueError(
         "dropout_rate: expected 0.0 with 'all_to_all', whose devices draw for "
         f"some heads alone, got {dropout_rate}; use 'ring'"
       )
-    return _by_heads(
-      query, key, value, axis_name, is_causal, scale, tables, hidden
-    )
-  query, scale = arguments.scaled_query(query, scale)
-  first, of_first, attend = query, key, ring.attend
-  is_shared = is_causal and jax.lax.axis_size(axis_name) > 1
-  if implementation == "balanced" and is_shared:
-    if query.shape[1] % 2:
-      raise ValueError(
-        "implementation: 'balanced' needs an even number of positions on a "
-        f"device, got {query.shape[1]}; use 'ring'"
-      )
-    attend = balanced_ring.attend
-    half = query.shape[1] // 2
-    first, of_first = query[:, :half], key[:, :half]
-  source = blocks(
-    first,
-    of_first,
-    Product(scale),
-    is_causal,
-    by_data=(mask is not None or query_segment_ids is not None),
+    return _by_heads(query, key, value, axis_name, options, logits)
+  return ring(
+    query,
+    key,
+    value,
+    axis_name=axis_name,
+    logits=logits,
     dropout_rate=dropout_rate,
-  )
-  return attend(source, axis_name, query, Arrays(key, value), tables, hidden)
+    dropout_rng=dropout_rng,
+    is_balanced=implementation == "balanced",
+    **options,
+  )[0]
 
 
-def _by_heads(query, key, value, axis_name, is_causal, scale, tables, hidden):
+def _by_heads(query, key, value, axis_name, options, logits):
   """All positions of some heads, instead of some positions of all heads."""
   size = jax.lax.axis_size(axis_name)
   num_heads, kv_heads = query.shape[2], key.shape[2]
@@ -137,6 +119,8 @@ def _by_heads(query, key, value, axis_name, is_causal, scale, tables, hidden):
       f"the heads, got {num_heads} heads of queries and {kv_heads} of keys; use "
       "'ring'"
     )
+  share = num_heads // size
+  mine = jax.lax.axis_index(axis_name) * share
 
   def to_heads(x):
     return jax.lax.all_to_all(x, axis_name, 2, 1, tiled=True)
@@ -146,27 +130,27 @@ def _by_heads(query, key, value, axis_name, is_causal, scale, tables, hidden):
       return None
     return jax.lax.all_gather(x, axis_name, axis=axis, tiled=True)
 
-  share = num_heads // size
-  mine = jax.lax.axis_index(axis_name) * share
-
-  def of_heads(table):
-    """This device's heads of a table for each head."""
+  def of_heads(table, has_heads=True):
+    if table is None or not has_heads:
+      return table
     return jax.lax.dynamic_slice_in_dim(table, mine, share)
 
-  bias, keys, *_ = tables
-  bias = bias if bias is None else of_heads(bias)
-  keys = of_heads(keys) if keys is not None and keys.ndim == 3 else keys
-  out = flash_attention(
-    *map(to_heads, (query, key, value)),
-    mask=whole(hidden.mask, 3),
-    is_causal=is_causal,
-    scale=scale,
-    query_segment_ids=whole(hidden.of_query, 1),
-    key_segment_ids=whole(hidden.of_key, 1),
-    relative_bias=bias,
-    relative_keys=keys,
-    implementation="xla",
+  keys = logits.relative_keys
+  logits = Logits(
+    scale=logits.scale,
+    relative_bias=of_heads(logits.relative_bias),
+    relative_keys=of_heads(keys, keys is not None and keys.ndim == 3),
   )
+  query, key, value = map(to_heads, (query, key, value))
+  visible = visible_from_options(
+    query,
+    key,
+    mask=whole(options["mask"], 3),
+    is_causal=options["is_causal"],
+    query_segment_ids=whole(options["query_segment_ids"], 1),
+    key_segment_ids=whole(options["key_segment_ids"], 1),
+  )
+  out, _ = attend(query, key, value, visible, logits)
   return jax.lax.all_to_all(out, axis_name, 1, 2, tiled=True)
 
 
@@ -181,7 +165,9 @@ def attention_of_few(
   query_segment_ids: Int[Array, "B T"] | None = None,
   key_segment_ids: Int[Array, "B S"] | None = None,
 ) -> Float[Array, "B T N V"]:
-  """`flash_attention` of queries that all devices have to keys in parts.
+  """Exact attention of queries that all devices have to keys in parts.
+
+  Landmarks, global tokens and global blocks are such queries.
 
   Args:
     query: T queries, the same on every device.
@@ -198,44 +184,66 @@ def attention_of_few(
 
   Cost: time T·S·N·(H+V) on each device; two sums of T·N·V numbers cross.
   """
-  query, scale = arguments.scaled_query(query, scale)
-  sees = visibility.of_call(mask, query_segment_ids, key_segment_ids, False)
-  source = blocks(query, key, Product(scale), False, by_data=sees.by_data)
-  return few_queries.attend(
-    source, axis_name, query, Arrays(key, value), Relative(), Limits(sees)
+  visible = visible_from_options(
+    query,
+    key,
+    mask=mask,
+    query_segment_ids=query_segment_ids,
+    key_segment_ids=key_segment_ids,
   )
+  out, lse = attend(query, key, value, visible, Logits(scale=scale))
+  lse = lse[..., None]
+  largest = jax.lax.pmax(jax.lax.stop_gradient(lse), axis_name)
+  share = jnp.exp(lse - jnp.where(largest == -jnp.inf, 0.0, largest))
+  sums = jnp.concatenate([share * out.astype(jnp.float32), share], axis=-1)
+  sums = jax.lax.psum(sums, axis_name)
+  total = sums[..., -1:]
+  total = jnp.where(total == 0.0, 1.0, total)
+  return (sums[..., :-1] / total).astype(query.dtype)
 
 
-def blocks(
-  query: Float[Array, "B T N H"],
-  key: Float[Array, "B S K H"],
-  score: Any,
-  is_causal: bool,
-  *,
-  by_data: bool,
-  dropout_rate: float = 0.0,
-) -> Blocks:
-  """How the tiles of a pair of parts are cut."""
-  batch, length, num_heads, _ = query.shape
-  source_length, kv_heads = key.shape[1:3]
-  rows, width = platform.block(
-    4 * batch * num_heads,
-    platform.LEAST_ROWS,
-    platform.LEAST_ROWS,
-    length,
-    source_length,
-  )
-  return Blocks(
-    rows=rows,
-    width=width,
-    kv_heads=kv_heads,
-    num_heads=num_heads,
-    score=score,
-    by_data=by_data,
-    source_length=source_length,
-    is_causal=is_causal,
-    dropout_rate=dropout_rate,
-  )
+def reached(
+  x: Shaped[Array, "B T *A"], left: int, right: int, axis_name: str
+) -> Shaped[Array, "B U *A"]:
+  """This device's positions, with those before and behind them.
+
+  Args:
+    x: this device's T positions, which follow those of the device before.
+    left: positions to get from before, from as many devices as that takes.
+    right: positions to get from behind.
+    axis_name: of the devices, inside `jax.shard_map`.
+
+  Returns:
+    U = left + T + right positions, zeros where the sequence has none. What crosses
+    is left + right positions.
+  """
+  before = _of_others(x, left, 1, axis_name)
+  behind = _of_others(x, right, -1, axis_name)
+  return jnp.concatenate([*reversed(before), x, *behind], axis=1)
+
+
+def _of_others(x, width, direction, axis_name):
+  """The nearest `width` positions on one side, the nearest device's first.
+
+  `direction` is 1 for the devices before this one, −1 for those behind it.
+  """
+  size = jax.lax.axis_size(axis_name)
+  parts, hop = [], 0
+  while width > 0:
+    hop += 1
+    taken = min(width, x.shape[1])
+    sent = x[:, -taken:] if direction == 1 else x[:, :taken]
+    width -= taken
+    if hop >= size:
+      parts.append(jnp.zeros_like(sent))
+      continue
+    pairs = [
+      (i, i + direction * hop)
+      for i in range(size)
+      if 0 <= i + direction * hop < size
+    ]
+    parts.append(jax.lax.ppermute(sent, axis_name, pairs))
+  return parts
 
 
 def check(
@@ -272,7 +280,7 @@ def check(
     )
   for name, option in others.items():
     # The rate says whether there is dropout.
-    is_off = name == "dropout_rng" or option is None
+    is_off = name == "dropout_rng" or option is None or option is False
     if not is_off and not (name == "dropout_rate" and option == 0.0):
       raise ValueError(
         f"{name}: expected none where a sequence lies in parts; attend to the "

@@ -1,11 +1,12 @@
 """Sliding-window attention with global tokens (Beltagy et al., 2020).
 
-What a tile of queries sees is in `near`. `dilation` makes dilated windows
-ordinary ones, `global_tokens` has both halves of global attention, and `cache`
-decodes. The softmax is `core.tile`, and its loop `core.loop`.
+The keys of a query are two disjoint sets, near keys and global ones; what it attends
+to of each is merged by its log-sum-exp. `window` makes dilated windows ordinary ones,
+`window_cache` decodes, and the softmax is `attention.loop`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+import dataclasses
 from functools import partial
 from typing import Any
 
@@ -14,20 +15,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
-from attention import arguments, plug
-from attention.core import (
-  forgetting,
-  implementations,
-  own_logits,
-  relative,
-  visibility,
-)
-from attention.core.implementations import Implementation
+from attention import arguments, implementations, plug, window_cache
+from attention.core import own_logits, relative
+from attention.implementations import Implementation
+from attention.logits import Logits, logits_from_options
+from attention.loop import Output, attend, merge, with_sinks
 from attention.mods import MaskMod, ScoreMod
-from attention.sliding_window import cache as ring
-from attention.sliding_window import global_tokens, parts
-from attention.sliding_window.dilation import Rules, by_dilation
-from attention.sliding_window.near import Arrays, windowed_attention
+from attention.sharded_window import window_in_parts
+from attention.visible import Visible, visible_from_options
+from attention.window import Tokens, Window, check_globals
 
 
 @arguments.attention_function()
@@ -59,7 +55,10 @@ def sliding_window_attention(
   dropout_rng: Array | None = None,
   block_size: int | None = None,
   implementation: Implementation | None = None,
-) -> Float[Array, "B T N V"]:
+  visible: Visible | None = None,
+  logits: Logits | None = None,
+  return_lse: bool = False,
+) -> Output:
   """Every query attends to the keys near it and to a few global ones.
 
     out[t] = softmax over s in A(t) of (scale · query[t] · key[s]), times value
@@ -83,7 +82,7 @@ def sliding_window_attention(
     scale: factor of the logits; None is 1/√H.
     query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
     key_segment_ids: `[B, S]`.
-    relative_bias: `[N, 2L+1]`, see `core.relative`; entry L + i belongs to the
+    relative_bias: `[N, 2L+1]`, see `attention.logits`; entry L + i belongs to the
       key at distance i·dilation, so L = w has one for each key of the window.
     relative_keys: `[2L+1, H]`, Shaw's keys, with entries in the same order, or
       `[N, 2L+1, H]`, a table for each head.
@@ -116,9 +115,13 @@ def sliding_window_attention(
       package of that name. Both need T = S, and neither has segments, tables,
       dropout, dilation or global tokens. None takes cuDNN on a GPU where it can
       serve the call, and 'xla' elsewhere.
+    visible: which pairs count, in addition to the options that say so.
+    logits: how pairs are scored, in place of the options that say so.
+    return_lse: whether to return the log-sum-exp of the logits, too.
 
   Returns:
-    `[B, T, N, V]` in the dtype of `query`.
+    `[B, T, N, V]` in the dtype of `query`; with `return_lse` also `[B, T, N]` in
+    float32, −∞ for a query that sees nothing. Both have gradients.
 
   Raises:
     ValueError: arguments do not fit together, or `implementation` cannot serve
@@ -143,29 +146,46 @@ def sliding_window_attention(
   left, right = _window_sides(window)
   # A wider dilation reaches no further than one of the whole length.
   longest = max(query.shape[1], key.shape[1])
-  dilations = _head_dilations(dilation, query.shape[2], longest)
-  key_mask = arguments.key_mask(
-    mask, query, key, "dense attention takes masks that vary"
-  )
-  arguments.check_segment_ids(query_segment_ids, key_segment_ids, query, key)
-  arguments.check_logit_options(
+  dilations = head_dilations(dilation, query.shape[2], longest)
+  sees = visible_from_options(
     query,
     key,
-    is_causal,
-    sinks=sinks,
-    logits_soft_cap=logits_soft_cap,
-    log_forget=log_forget,
+    mask=mask,
+    is_causal=is_causal,
+    query_segment_ids=query_segment_ids,
+    key_segment_ids=key_segment_ids,
+    mask_mod=mask_mod,
+    visible=visible,
   )
-  tables = relative.check(relative_bias, relative_keys, query)
-  _check_globals(global_indices, global_qkv, query, key, value, tables)
-  of_neighbours = {
-    "log_forget": log_forget,
-    "score_mod": score_mod,
-    "mask_mod": mask_mod,
-  }
-  neighbours_alone = global_indices is None and max(dilations) == 1
-  _check_neighbours(of_neighbours, neighbours_alone)
-  tables = tables._replace(sinks=sinks)
+  for one in sees.masks:
+    instead = "dense attention takes masks that vary"
+    arguments.key_mask(one, query, key, instead)
+  scoring = logits_from_options(
+    query,
+    key,
+    sees,
+    logits=logits,
+    scale=scale,
+    soft_cap=logits_soft_cap,
+    relative_bias=relative_bias,
+    relative_keys=relative_keys,
+    score_mod=score_mod,
+    log_forget=log_forget,
+    sinks=sinks,
+  )
+  check_globals(global_indices, global_qkv, query, key, value, scoring)
+  _check_neighbours(
+    global_indices is None and max(dilations) == 1,
+    log_forget=scoring.log_forget,
+    score_mod=scoring.score_mod,
+    mask_mod=sees.mods or None,
+    visible=sees.bands or None,
+  )
+  if scoring.bias is not None or sees.block_mask is not None:
+    raise ValueError(
+      "logits: expected no bias and no block mask in a window; flash_attention "
+      "takes them"
+    )
   arguments.check_dropout(dropout_rate, dropout_rng)
   if block_size is not None:
     arguments.check_at_least("block_size", block_size, 1)
@@ -190,6 +210,9 @@ def sliding_window_attention(
       "dilation": max(dilations) > 1,
       "global_indices": global_indices is not None,
       "block_size": block_size is not None,
+      "visible": visible is not None,
+      "logits": logits is not None,
+      "return_lse": return_lse,
     },
   )
   if chosen != "xla":
@@ -203,118 +226,59 @@ def sliding_window_attention(
       is_causal=is_causal,
       scale=arguments.softmax_scale(scale, query.shape[-1]),
     )
-  factor = scale
-  query, scale = arguments.scaled_query(query, factor)
-  if global_qkv is not None:
-    query_g, scale = arguments.scaled_query(global_qkv[0], factor)
-    global_qkv = (query_g, *global_qkv[1:])
-
-  near_rng = global_rng = None
-  if dropout_rng is not None and dropout_rate > 0.0:
-    near_rng, global_rng = jax.random.split(dropout_rng)
-  length = query.shape[1]
-  sees = visibility.of_call(mask, query_segment_ids, key_segment_ids, is_causal)
+  options = {"dropout_rate": dropout_rate}
+  near = Window(sides, dilations, block_size, dropout_rate)
   if global_indices is None or global_indices.shape[1] == 0:
-    tokens = None
-    arrays = Arrays(key, value, key[:, :0], value[:, :0])
-    if log_forget is not None:
-      forgotten = forgetting.of_call(log_forget, mask)
-      arrays = arrays._replace(forgotten=forgotten)
-    of_globals = jnp.zeros((*query.shape[:2], 0), bool)
-  else:
-    tokens = global_tokens.unique_tokens(global_indices, length)
-    *of_tokens, of_globals = global_tokens.global_keys(tokens, sees, key, value)
-    arrays = Arrays(key, value, *of_tokens)
-    local = global_tokens.others(tokens, length)
-    key_mask = local if key_mask is None else key_mask & local
-
-  out = by_dilation(
-    partial(
-      windowed_attention,
-      sides=sides,
-      rows=block_size,
-      scale=scale,
-      dropout_rate=dropout_rate,
-      soft_cap=logits_soft_cap,
-      score_mod=score_mod,
-      mask_mod=mask_mod,
+    out, lse = near(query, key, value, sees, scoring, dropout_rng)
+    return (out, lse) if return_lse else out
+  near_rng = seen_rng = seeing_rng = None
+  if dropout_rng is not None and dropout_rate > 0.0:
+    near_rng, seen_rng, seeing_rng = jax.random.split(dropout_rng, 3)
+  plain = dataclasses.replace(scoring, sinks=None)
+  tokens = Tokens.of(global_indices, query.shape[1])
+  every = jnp.broadcast_to(jnp.arange(query.shape[1])[None], query.shape[:2])
+  # The keys of the window without global ones, and the global ones.
+  others = Visible(masks=(tokens.others(query.shape[1])[:, None, None],))
+  seen = sees.at(every, tokens.index) & tokens.valid[:, None, :]
+  out, lse = merge(
+    near(query, key, value, sees & others, plain, near_rng),
+    attend(
+      query,
+      *(tokens.keys(x, seen) for x in (key, value)),
+      Visible(masks=(seen[:, None],)),
+      plain,
+      dropout_rng=seen_rng,
+      **options,
     ),
-    dilations,
-    query,
-    arrays,
-    tables,
-    Rules(key_mask, query_segment_ids, key_segment_ids, of_globals),
-    near_rng,
   )
-  if tokens is None:
-    return out
-  return global_tokens.replace_rows(
-    out,
-    tokens,
-    sees,
-    *(global_qkv or (query, key, value)),
-    scale=scale,
-    dropout_rate=dropout_rate,
-    dropout_rng=global_rng,
-    sinks=sinks,
-    logits_soft_cap=logits_soft_cap,
+  # Global queries see all keys; their rows replace those of the window.
+  query_g, key_g, value_g = global_qkv or (query, key, value)
+  keep = Visible(masks=sees.masks)
+  rows = attend(
+    tokens.rows(query_g),
+    keep.readable(key_g),
+    keep.readable(value_g),
+    Visible(masks=(sees.at(tokens.index, every)[:, None],)),
+    plain,
+    dropout_rng=seeing_rng,
+    **options,
   )
+  out, lse = (
+    tokens.put(x, row) for x, row in zip((out, lse), rows, strict=True)
+  )
+  if scoring.sinks is not None:
+    out, lse = with_sinks(out, lse, scoring.sinks)
+  return (out, lse) if return_lse else out
 
 
-def _check_neighbours(options: Mapping[str, Any], is_plain: bool) -> None:
+def _check_neighbours(is_plain: bool, **options: Any) -> None:
   """Checks options that windows with gaps and global tokens do not have."""
-  for name in ("log_forget", "score_mod", "mask_mod"):
-    if options.get(name) is not None and not is_plain:
+  for name, option in options.items():
+    if option is not None and not is_plain:
       raise ValueError(
         f"{name}: expected None with global_indices or a dilation; windows of "
         "neighbours alone have it"
       )
-
-
-def _check_globals(
-  indices: Int[Array, "B G"] | None,
-  global_qkv: tuple[Array, Array, Array] | None,
-  query: Float[Array, "B T N H"],
-  key: Float[Array, "B S K H"],
-  value: Float[Array, "B S K V"],
-  tables: relative.Relative,
-) -> None:
-  """Checks the two arguments of the global tokens."""
-  if indices is None:
-    if global_qkv is not None:
-      raise ValueError(
-        "global_qkv: expected global_indices beside it, got None; it projects "
-        "the tokens that they name"
-      )
-    return
-  if tables.given:
-    raise ValueError(
-      "global_indices: expected None beside relative_bias and relative_keys, "
-      "which are indexed by the place in the window; a global key has none"
-    )
-  if (
-    indices.ndim != 2
-    or indices.shape[0] != query.shape[0]
-    or not jnp.issubdtype(indices.dtype, jnp.integer)
-  ):
-    raise ValueError(
-      f"global_indices: expected integers of shape [{query.shape[0]}, G], got "
-      f"{indices.dtype} {indices.shape}"
-    )
-  if query.shape[1] != key.shape[1]:
-    raise ValueError(
-      "global_indices: expected query and key of one sequence, got lengths "
-      f"{query.shape[1]} and {key.shape[1]}; use dense attention across"
-    )
-  if global_qkv is None:
-    return
-  expected = [x.shape for x in (query, key, value)]
-  got = [x.shape for x in global_qkv]
-  if got != expected:
-    raise ValueError(
-      f"global_qkv: expected the shapes of query, key and value {expected}, "
-      f"got {got}"
-    )
 
 
 def _integers(
@@ -342,7 +306,7 @@ def _window_sides(window: int | Sequence[int]) -> tuple[int, int]:
   return sides[0], sides[-1]
 
 
-def _head_dilations(
+def head_dilations(
   dilation: int | Sequence[int], num_heads: int, most: int
 ) -> tuple[int, ...]:
   """One dilation per query head, each `most` at most."""
@@ -427,26 +391,25 @@ def sliding_window(
   def apply_sharded(variables, query, key, value, *, axis_name, **call):
     arguments.check_qkv(query, key, value)
     call = accepted(variables, call)
-    indices, own = call.get("global_indices"), call.get("global_qkv")
-    tables = relative.Relative(
-      call.get("relative_bias"), call.get("relative_keys")
-    )
-    _check_globals(indices, own, query, key, value, tables)
+    tables = {
+      name: call.get(name) for name in ("relative_bias", "relative_keys")
+    }
+    tokens = call.get("global_indices"), call.get("global_qkv")
+    check_globals(*tokens, query, key, value, Logits(**tables))
     longest = jax.lax.axis_size(axis_name) * query.shape[1]
-    return parts.attention_in_parts(
+    dilations = head_dilations(dilation, query.shape[2], longest)
+    return window_in_parts(
       query,
       key,
       value,
       axis_name=axis_name,
-      sides=(left, right),
-      dilations=_head_dilations(dilation, query.shape[2], longest),
-      block_size=block_size,
+      near=Window((left, right), dilations, block_size),
       **call,
     )
 
   def init_cache(variables, batch, max_length, dims, dtype):
     del variables
-    return ring.init_cache(
+    return window_cache.init_cache(
       reach, batch, max_length, dims, dtype, forgets=forget
     )
 
@@ -464,18 +427,22 @@ def sliding_window(
   ):
     # The ring has room for how far the window reaches, or for all positions.
     slots = cache.key.shape[1]
-    dilations = _head_dilations(dilation, query.shape[2], slots)
-    _check_neighbours(call, max(spacings) == 1)
+    dilations = head_dilations(dilation, query.shape[2], slots)
+    names = ("log_forget", "score_mod", "mask_mod")
+    own_call = {name: call.get(name) for name in names}
+    _check_neighbours(max(spacings) == 1, **own_call)
     tables = relative.check(relative_bias, relative_keys, query)
     arrays = (query, key, value)
     call = {**own.options(variables), **call}
-    return ring.decode(left, dilations, cache, *arrays, tables, scale, **call)
+    return window_cache.decode(
+      left, dilations, cache, *arrays, tables, scale, **call
+    )
 
   def prefill(
     variables, cache, query, key, value, lengths, *, scale=None, log_forget=None
   ):
     del variables, query, scale
-    return ring.prefill(cache, key, value, lengths, log_forget)
+    return window_cache.prefill(cache, key, value, lengths, log_forget)
 
   return plug.Attention(
     init=init,

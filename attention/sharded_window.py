@@ -1,36 +1,32 @@
-"""A window over a sequence in parts, one a device: neighbours send a halo.
+"""A window over a sequence in parts, one a device: neighbours send what it reaches.
 
 Every device gets the keys that its window reaches beyond its own part, with their
 mask and segment ids, and attends to the longer stretch. Of global tokens, every
 device has queries, keys and values by one sum over the devices; as queries they
-attend to the keys of all by `core.few_queries`.
+attend to the keys of all by `sharded.attention_of_few`.
 """
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from attention import arguments
-from attention.core import halo, relative, visibility
-from attention.flash import parts
-from attention.sliding_window import global_tokens
-from attention.sliding_window.dilation import Rules, by_dilation
-from attention.sliding_window.global_tokens import Tokens
-from attention.sliding_window.near import Arrays, windowed_attention
+from attention import sharded
+from attention.core import relative
+from attention.logits import Logits
+from attention.loop import attend, merge
+from attention.visible import Visible
+from attention.window import Tokens, Window
 
 
-def attention_in_parts(
+def window_in_parts(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B T K H"],
   value: Float[Array, "B T K V"],
   *,
   axis_name: str,
-  sides: tuple[int, int],
-  dilations: tuple[int, ...],
-  block_size: int | None = None,
+  near: Window,
   mask: Bool[Array, "#B 1 1 T"] | None = None,
   is_causal: bool = False,
   scale: float | Float[Array, ""] | None = None,
@@ -48,9 +44,7 @@ def attention_in_parts(
     query: this device's queries, T of them, which follow those of the device
       before; `key` and `value` are of the same positions.
     axis_name: of the devices, inside `jax.shard_map`.
-    sides: keys of the window before and behind a query.
-    dilations: of each head.
-    block_size: C; None is the platform's choice.
+    near: the window.
     mask: this device's part of a key mask; segment ids likewise.
     global_indices: positions in the whole, the same on every device.
     global_qkv: this device's part of each.
@@ -67,30 +61,26 @@ def attention_in_parts(
   behind. What crosses is L + R positions of keys and values, from ⌈L/T⌉ and ⌈R/T⌉
   devices, and of G global tokens queries, keys, values and results.
   """
-  parts.check(
-    query,
-    key,
-    value,
-    mask,
-    is_causal,
-    query_segment_ids,
-    key_segment_ids,
-    others,
-  )
+  ids = query_segment_ids, key_segment_ids
+  sharded.check(query, key, value, mask, is_causal, *ids, others)
   length = query.shape[1]
   if key.shape[1] != length:
     raise ValueError(
       f"key: expected the positions of the queries, {length} on a device, got "
       f"{key.shape[1]}; a window over a sequence in parts is of one sequence"
     )
-  tables = relative.check(relative_bias, relative_keys, query)
-  sides = (sides[0], 0 if is_causal else sides[1])
+  relative.check(relative_bias, relative_keys, query)
+  logits = Logits(
+    scale=scale, relative_bias=relative_bias, relative_keys=relative_keys
+  )
   # Farther devices there are none.
   elsewhere = (jax.lax.axis_size(axis_name) - 1) * length
-  left, right = (min(side * max(dilations), elsewhere) for side in sides)
+  sides = (near.sides[0], 0 if is_causal else near.sides[1])
+  near = near._replace(sides=sides)
+  left, right = (min(side * max(near.dilations), elsewhere) for side in sides)
 
   def reached(x: Shaped[Array, "B T *A"]) -> Shaped[Array, "B U *A"]:
-    return halo.reached(x, left, right, axis_name)
+    return sharded.reached(x, left, right, axis_name)
 
   def padded(x):
     widths = [(0, 0)] * x.ndim
@@ -99,45 +89,40 @@ def attention_in_parts(
 
   keep = jnp.ones((1, length), bool) if mask is None else mask[:, 0, 0]
   keep = jnp.broadcast_to(keep, key.shape[:2])
-  rules = Rules(reached(keep), None, None, jnp.zeros((*keep.shape, 0), bool))
-  if query_segment_ids is not None and key_segment_ids is not None:
-    rules = rules._replace(
-      query_segments=padded(query_segment_ids),
-      key_segments=reached(key_segment_ids),
-    )
-  tokens, of_tokens = None, (key[:, :0], value[:, :0])
+  near_keys, segments = keep, ()
+  if query_segment_ids is not None:
+    segments = ((padded(query_segment_ids), reached(key_segment_ids)),)
+  tokens = None
   if global_indices is not None and global_indices.shape[1]:
     tokens = _here(global_indices, length, axis_name)
-    # A token that no query sees may hold anything.
-    kept = tokens.rows(keep)[:, :, None, None]
-    of_tokens = tuple(jnp.where(kept, tokens.rows(x), 0) for x in (key, value))
-    rules = rules._replace(
-      key_mask=reached(keep & tokens.others()),
-      of_globals=tokens.seen(keep, query_segment_ids, is_causal),
-    )
-  scaled, factor = arguments.scaled_query(query, scale)
-  out = by_dilation(
-    partial(
-      windowed_attention,
-      sides=sides,
-      rows=block_size,
-      scale=factor,
-      dropout_rate=0.0,
-    ),
-    dilations,
-    padded(scaled),
-    Arrays(reached(key), reached(value), *of_tokens),
-    tables,
-    rules._replace(of_globals=padded(rules.of_globals)),
-    None,
-  )[:, left : left + length]
+    near_keys = keep & tokens.others()
+  visible = Visible(
+    masks=(reached(near_keys)[:, None, None],), segments=segments
+  )
+  out, lse = (
+    x[:, left : left + length]
+    for x in near(padded(query), reached(key), reached(value), visible, logits)
+  )
   if tokens is None:
     return out
+  # A token that no query sees may hold anything.
+  kept = tokens.rows(keep)[:, :, None, None]
+  seen = tokens.seen(keep, query_segment_ids, is_causal)
+  out, _ = merge(
+    (out, lse),
+    attend(
+      query,
+      *(jnp.where(kept, tokens.rows(x), 0) for x in (key, value)),
+      Visible(masks=(seen[:, None],)),
+      logits,
+    ),
+  )
   query, key, value = global_qkv or (query, key, value)
-  rows = parts.attention_of_few(
+  keep_all = Visible(masks=(keep[:, None, None],))
+  rows = sharded.attention_of_few(
     tokens.rows(query),
-    key,
-    value,
+    keep_all.readable(key),
+    keep_all.readable(value),
     axis_name=axis_name,
     mask=tokens.see(keep, key_segment_ids, is_causal),
     scale=scale,
@@ -168,7 +153,7 @@ class _Here(NamedTuple):
   def rows(self, x: Shaped[Array, "B T *A"]) -> Shaped[Array, "B G *A"]:
     """What the devices have at the tokens; zeros where there is none."""
     inside = jnp.clip(self.slots, 0, len(self.of_own) - 1)
-    found = visibility.by_example(x, inside)
+    found = jax.vmap(lambda rows, i: rows[i])(x, inside)
     mine = self._are_mine.reshape(*self.slots.shape, *[1] * (x.ndim - 2))
     number = found.astype(jnp.int32) if x.dtype == bool else found
     total = jax.lax.psum(jnp.where(mine, number, 0), self.axis_name)
@@ -176,9 +161,7 @@ class _Here(NamedTuple):
 
   def others(self) -> Bool[Array, "B T"]:
     """False at the tokens among this device's positions."""
-    return global_tokens.others(
-      Tokens(self.slots, self.tokens.valid), len(self.of_own)
-    )
+    return Tokens(self.slots, self.tokens.valid).others(len(self.of_own))
 
   def seen(
     self,
@@ -223,7 +206,7 @@ class _Here(NamedTuple):
 def _here(indices: Int[Array, "B G"], length: int, axis_name: str) -> _Here:
   """The tokens of a call on this device, which has `length` positions."""
   size, rank = jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name)
-  tokens = global_tokens.unique_tokens(indices, size * length)
+  tokens = Tokens.of(indices, size * length)
   first = rank * length
   return _Here(
     tokens, tokens.index - first, first + jnp.arange(length), axis_name

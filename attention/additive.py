@@ -1,10 +1,10 @@
 """Additive attention (Bahdanau et al., 2015).
 
-Queries and keys are projected here. `score` computes the logits of a tile from
-the projections, `flash.blocks` says which keys a tile sees, and `core.loop`
-runs the tiles.
+Queries and keys are projected here, and the scores of a tile have a rule of their
+own. Everything else is the loop of all softmaxes, `attention.loop`.
 """
 
+import dataclasses
 import math
 from typing import Any, NamedTuple
 
@@ -12,20 +12,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, plug
-from attention.additive.score import Additive
-from attention.core import (
-  layout,
-  loop,
-  own_logits,
-  platform,
-  ring,
-  visibility,
-)
-from attention.core.ring import Limits
+from attention import arguments, plug, sharded
+from attention.core import layout, own_logits, platform
 from attention.dense import dense
-from attention.flash import parts
-from attention.flash.blocks import Arrays, Blocks
+from attention.logits import Scores
+from attention.loop import Output, attend
+from attention.ring import ring
+from attention.visible import Visible, visible_from_options
 
 
 @arguments.attention_function(
@@ -49,7 +42,9 @@ def additive_attention(
   dropout_rate: float = 0.0,
   dropout_rng: Array | None = None,
   block_size: int | tuple[int, int] | None = None,
-) -> Float[Array, "B T N V"]:
+  visible: Visible | None = None,
+  return_lse: bool = False,
+) -> Output:
   """Scores from a network of one hidden layer: softmax(v·tanh(W q + U k)) V.
 
     score[t, s] = scale · Σ_a v[a] tanh((W query[t])[a] + (U key[s])[a]) + bias
@@ -79,9 +74,12 @@ def additive_attention(
     dropout_rng: key of the dropout, needed where `dropout_rate` > 0.
     block_size: queries and keys of a tile, one int for both; None is the
       platform's choice.
+    visible: which pairs count, in addition to the options that say so.
+    return_lse: whether to return the log-sum-exp of the scores, too.
 
   Returns:
-    `[B, T, N, V]` in the dtype of `query`.
+    `[B, T, N, V]` in the dtype of `query`; with `return_lse` also `[B, T, N]` in
+    float32, −∞ for a query that sees nothing.
 
   Raises:
     ValueError: arguments do not fit together.
@@ -102,81 +100,142 @@ def additive_attention(
     query,
     key,
     value,
-    mask=mask,
     bias=bias,
-    query_segment_ids=query_segment_ids,
-    key_segment_ids=key_segment_ids,
     dropout_rate=dropout_rate,
     dropout_rng=dropout_rng,
   )
   _check_kernels(query, query_kernel, key_kernel, score_kernel)
   sizes = arguments.block_sizes(block_size)
-  if scale is not None:
-    scale = arguments.softmax_scale(scale, query.shape[-1])
-    score_kernel = score_kernel * scale
-  if mask is not None:
+  sees = visible_from_options(
+    query,
+    key,
+    mask=mask,
+    is_causal=is_causal,
+    query_segment_ids=query_segment_ids,
+    key_segment_ids=key_segment_ids,
+    visible=visible,
+  )
+  for one in sees.masks:
     # A key that no query sees is also set to zero, so that a NaN in it does not
     # get through.
-    seen = jnp.any(mask, axis=(1, 2))[:, :, None, None]
+    seen = jnp.any(one, axis=(1, 2))[:, :, None, None]
     key, value = jnp.where(seen, key, 0), jnp.where(seen, value, 0)
-  sees = visibility.of_call(mask, query_segment_ids, key_segment_ids, is_causal)
-  out = _attend(
-    _project(query, query_kernel),
-    Arrays(_project(key, key_kernel), value, bias),
-    score_kernel.astype(jnp.float32),
-    Limits(sees, dropout_rng),
-    is_causal=is_causal,
+  out, lse = _attend(
+    _projected(query, query_kernel),
+    _projected(key, key_kernel),
+    value,
+    sees,
+    _Logits(_scaled(score_kernel, scale, query), bias),
+    sizes,
     dropout_rate=dropout_rate,
-    sizes=sizes,
+    dropout_rng=dropout_rng,
   )
-  return out.astype(query.dtype)
+  out = out.astype(query.dtype)
+  return (out, lse) if return_lse else out
 
 
-def _attend(
-  query: Float[Array, "B T N A"],
-  arrays: Arrays,
-  score_kernel: Float[Array, "N A"],
-  limits: Limits,
-  *,
-  is_causal: bool = False,
-  dropout_rate: float = 0.0,
-  sizes: tuple[int, int] | None = None,
-) -> Float[Array, "B T N V"]:
+def _attend(query, key, value, visible, logits, sizes=None, **dropout):
   """Additive attention of projected queries and keys, in float32."""
-  source = _blocks(
-    query, arrays.value, limits.sees.by_data, is_causal, dropout_rate, sizes
-  )
-  return loop.attend(source, query, arrays, score_kernel, limits)
+  sizes = sizes or _block(query, key)
+  return attend(query, key, value, visible, logits, block=sizes, **dropout)
 
 
-def _blocks(
-  query: Float[Array, "B T N A"],
-  value: Float[Array, "B S K V"],
-  by_data: bool,
-  is_causal: bool,
-  dropout_rate: float = 0.0,
-  sizes: tuple[int, int] | None = None,
-) -> Blocks:
-  """How projected queries and keys are cut into tiles."""
+def _block(query, key) -> tuple[int, int]:
+  """(C, D) of a tile."""
   batch, length, num_heads, width = query.shape
-  source_length, kv_heads = value.shape[1:3]
   # For each pair: the hidden units, and in the backward their gradients.
   pair_bytes = 2 * 4 * batch * num_heads * width
   # These tiles stay in cache, see benchmarks/README.md.
-  rows, columns = sizes or platform.block(
-    pair_bytes, 16, 64, length, source_length
-  )
-  return Blocks(
-    rows=min(rows, length),
-    width=min(columns, source_length),
-    kv_heads=kv_heads,
-    num_heads=num_heads,
-    score=Additive(),
-    by_data=by_data,
-    source_length=source_length,
-    is_causal=is_causal,
-    dropout_rate=dropout_rate,
-  )
+  return platform.block(pair_bytes, 16, 64, length, key.shape[1])
+
+
+def _scaled(score_kernel, scale, query):
+  score_kernel = score_kernel.astype(jnp.float32)
+  if scale is None:
+    return score_kernel
+  return score_kernel * arguments.softmax_scale(scale, query.shape[-1])
+
+
+class _Logits(NamedTuple):
+  """Takes the place of `attention.logits.Logits` in the loop.
+
+  Attributes:
+    score_kernel: v, `[N, A]`.
+    bias: `[#B, #N, #T, #S]`.
+  """
+
+  score_kernel: Float[Array, "N A"]
+  bias: Float[Array, "..."] | None = None
+  sinks: None = None
+
+  def scores(self, query, visible, shape):
+    """See `attention.logits.Logits.scores`."""
+    del visible, shape
+    kernel = self.score_kernel
+    scores = _Scores(1.0, None, bias=self.bias, score_kernel=kernel)
+    return query, scores, ()
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Scores(Scores):
+  """The scores of a tile from a = W q and c = U k, with dx their cotangent.
+
+    z = tanh(a_t + c_s)        x_ts = v · z
+    dz = dx · v · (1 − z²)     da_t = Σ_s dz     dc_s = Σ_t dz     dv = Σ_ts dx · z
+
+  Arrays of C·D·A numbers exist for one tile only. Every query head has its own keys
+  `[B, N, D, A]`, also where query heads share their values.
+  """
+
+  score_kernel: Any = None
+
+  def added(self, tile, start, first):
+    """See `Scores`."""
+    totals = super().added(tile, start, first)
+    kernel = self.score_kernel + tile.score_kernel
+    return dataclasses.replace(totals, score_kernel=kernel)
+
+  def of_tile(self, query, key, rows, positions, fixed):
+    """See `Scores`."""
+    x = self._of_hidden(self._hidden(query, key, rows), query)
+    return self._after(x, query, rows, positions, fixed)
+
+  def vjp(self, query, key, rows, positions, fixed):
+    """See `Scores`."""
+    z = self._hidden(query, key, rows)
+    x, pull_after = jax.vjp(
+      lambda x, scores: scores._after(x, query, rows, positions, fixed),
+      self._of_hidden(z, query),
+      self,
+    )
+
+    def pull(dx):
+      dx, dscores = pull_after(dx)
+      dx = dx.reshape(z.shape[:4])
+      pairs = z.reshape(*z.shape[:2], -1, z.shape[4])
+      dkernel = jnp.einsum("bnx,bnxa->na", dx.reshape(pairs.shape[:3]), pairs)
+      dz = dx[..., None] * (1.0 - z * z)
+      # v does not depend on t and s, so it multiplies the sums, not every pair.
+      factor = self.score_kernel[None, :, None]
+      dquery = (jnp.sum(dz, 3) * factor).reshape(query.shape)
+      dkey = jnp.swapaxes(jnp.sum(dz, 2) * factor, 2, 3)
+      return dquery, dkey, dataclasses.replace(dscores, score_kernel=dkernel)
+
+    return x, pull
+
+  def _hidden(self, query, key, rows):
+    """The hidden units z of every pair, `[B, N, C, D, A]`."""
+    query = query.reshape(query.shape[0], -1, rows, query.shape[3])
+    return jnp.tanh(query[:, :, :, None] + key[:, :, None])
+
+  def _of_hidden(self, z, query):
+    """The scores v · z `[B, K, Q, D]`, as a product: a sum is slower."""
+    pairs = z.reshape(*z.shape[:2], -1, z.shape[4])
+    # Repeated for every example, so that the factors share a batch axis.
+    v = jnp.broadcast_to(self.score_kernel, (len(z), *self.score_kernel.shape))
+    x = jnp.einsum("bnxa,bna->bnx", pairs, v)
+    return x.reshape(*query.shape[:3], -1)
 
 
 def _attend_in_parts(
@@ -199,35 +258,30 @@ def _attend_in_parts(
 ) -> Float[Array, "B T N V"]:
   """`additive_attention` of the whole, of which each device has a part.
 
-  Projected keys and values go round the ring of `core.ring`: D − 1 parts of
+  Projected keys and values go round the ring of `attention.ring`: D − 1 parts of
   S·(N·A + K·V) numbers.
   """
-  parts.check(
-    query,
-    key,
-    value,
-    mask,
-    is_causal,
-    query_segment_ids,
-    key_segment_ids,
-    others,
-  )
-  if scale is not None:
-    score_kernel = score_kernel * arguments.softmax_scale(scale, query.shape[3])
+  options = {
+    "mask": mask,
+    "is_causal": is_causal,
+    "query_segment_ids": query_segment_ids,
+    "key_segment_ids": key_segment_ids,
+  }
+  sharded.check(query, key, value, **options, others=others)
+  arguments.check_dropout(dropout_rate, dropout_rng)
   if mask is not None:
     seen = mask[:, 0, 0, :, None, None]
     key, value = jnp.where(seen, key, 0), jnp.where(seen, value, 0)
-  projected = _project(query, query_kernel)
-  arguments.check_dropout(dropout_rate, dropout_rng)
-  rng = dropout_rng if dropout_rate else None
-  hides = mask is not None or query_segment_ids is not None
-  out = ring.attend(
-    _blocks(projected, value, hides, is_causal, dropout_rate),
-    axis_name,
-    projected,
-    Arrays(_project(key, key_kernel), value),
-    score_kernel.astype(jnp.float32),
-    ring.Hidden(mask, query_segment_ids, key_segment_ids, rng),
+  projected = _projected(query, query_kernel), _projected(key, key_kernel)
+  out, _ = ring(
+    *projected,
+    value,
+    axis_name=axis_name,
+    logits=_Logits(_scaled(score_kernel, scale, query)),
+    dropout_rate=dropout_rate,
+    dropout_rng=dropout_rng,
+    block=_block(*projected),
+    **options,
   )
   return out.astype(query.dtype)
 
@@ -254,7 +308,7 @@ def _check_kernels(
     )
 
 
-def _project(
+def _projected(
   x: Float[Array, "B S K H"], kernel: Float[Array, "N H A"]
 ) -> Float[Array, "B S N A"]:
   """Projects, for every query head, the key head that it reads; float32."""
@@ -294,7 +348,7 @@ def prefill(
 ) -> AdditiveCache:
   """The cache after the first `lengths` of P positions; time P·N·H·A."""
   del query, scale
-  keys = _project(key, variables["params"]["key_kernel"])
+  keys = _projected(key, variables["params"]["key_kernel"])
   return AdditiveCache(
     layout.put(cache.key, keys, 0), layout.put(cache.value, value, 0), lengths
   )
@@ -311,20 +365,20 @@ def decode(
 ) -> tuple[Float[Array, "B 1 N V"], AdditiveCache]:
   """One position of the causal call; time S·N·A at every position."""
   params = variables["params"]
-  score_kernel = params["score_kernel"].astype(jnp.float32)
-  if scale is not None:
-    score_kernel = score_kernel * scale
+  score_kernel = _scaled(params["score_kernel"], scale, query)
   slots = jnp.arange(cache.key.shape[1])[None, :]
   here = slots == cache.index[:, None]
-  keys = layout.written(cache.key, _project(key, params["key_kernel"]), here)
+  keys = layout.written(cache.key, _projected(key, params["key_kernel"]), here)
   values = layout.written(cache.value, value, here)
   seen = (slots <= cache.index[:, None])[:, None, None, :]
-  out = _attend(
-    _project(query, params["query_kernel"]),
-    Arrays(keys, values),
-    score_kernel,
-    Limits(visibility.pairs(seen)),
-  ).astype(query.dtype)
+  out, _ = _attend(
+    _projected(query, params["query_kernel"]),
+    keys,
+    values,
+    Visible(masks=(seen,)),
+    _Logits(score_kernel),
+  )
+  out = out.astype(query.dtype)
   return out, AdditiveCache(keys, values, cache.index + 1)
 
 

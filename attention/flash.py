@@ -1,31 +1,21 @@
 """Exact attention in blocks, linear in memory (Dao et al., 2022).
 
-`blocks` says what a tile sees, `core.tile` is the softmax with its backward,
-`core.loop` runs the tiles, and `core.implementations` says when a kernel of
-cuDNN or tokamax takes a call.
+`visible` and `logits` are what a call says of pairs, `loop` computes it, and
+`implementations` says when a kernel of cuDNN or tokamax takes a call.
 """
 
 from functools import partial
 
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, plug
-from attention.core import (
-  forgetting,
-  implementations,
-  loop,
-  mods,
-  own_logits,
-  platform,
-  relative,
-  visibility,
-)
-from attention.core.implementations import Implementation, InParts
-from attention.core.ring import Limits
-from attention.core.tile import Product
+from attention import arguments, implementations, plug
+from attention.core import own_logits
 from attention.dense import dense
-from attention.flash.blocks import Arrays, Blocks
+from attention.implementations import Implementation, InParts
+from attention.logits import Logits, logits_from_options
+from attention.loop import Output, attend
 from attention.mods import BlockMask, MaskMod, ScoreMod
+from attention.visible import Visible, visible_from_options
 
 
 @arguments.attention_function()
@@ -52,14 +42,17 @@ def flash_attention(
   dropout_rng: Array | None = None,
   block_size: int | tuple[int, int] | None = None,
   implementation: Implementation | None = None,
-) -> Float[Array, "B T N V"]:
+  visible: Visible | None = None,
+  logits: Logits | None = None,
+  return_lse: bool = False,
+) -> Output:
   """`dense_attention` without its T×S matrix: softmax(scale · Q Kᵀ + bias) V.
 
   Each tile of queries takes the blocks of keys one after another, with an
   online softmax. The backward computes each block again from the log-sum-exp of
-  its rows (`core.tile`, `core.loop`). Masks, biases and segments are read block
-  by block along the axes that they have. In a causal call, blocks above the
-  diagonal are not visited.
+  its rows (`attention.loop`). Masks, biases and segments are read block by block
+  along the axes that they have. In a causal call, blocks above the diagonal are not
+  visited.
 
   Args:
     query: `[B, T, N, H]`.
@@ -72,7 +65,7 @@ def flash_attention(
     query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
     key_segment_ids: `[B, S]`.
     bias: added to the scaled logits, broadcastable to `[B, N, T, S]`.
-    relative_bias: `[N, 2L+1]`, added by clipped distance, see `core.relative`.
+    relative_bias: `[N, 2L+1]`, added by clipped distance, see `attention.logits`.
     relative_keys: `[2L+1, H]`, Shaw's keys by clipped distance, or
       `[N, 2L+1, H]`, a table for each head (Transformer-XL).
     sinks: `[N]`, one more logit for each head, which takes weight and gives no
@@ -89,7 +82,7 @@ def flash_attention(
     block_mask: from `make_block_mask(mask_mod, …)`: blocks that it hides are never
       visited; its block size is taken.
     dropout_rate: share of attention weights set to zero; the others are
-      divided by 1 - rate. Which weights are dropped depends on `block_size`.
+      divided by 1 - rate.
     dropout_rng: key of the dropout, needed where `dropout_rate` > 0.
     block_size: (C, D), the queries and keys of a block, or one int for both.
       Only 'xla' takes it. None is the choice of `core.platform.block`.
@@ -97,9 +90,14 @@ def flash_attention(
       is the kernel of NVIDIA's GPUs, by `jax.nn`; 'tokamax' is a kernel for a
       GPU or a TPU, by the optional package of that name. None takes cuDNN on a
       GPU where it can serve the call, and 'xla' elsewhere.
+    visible: which pairs count, in addition to the options that say so.
+    logits: how pairs are scored, in place of the options that say so.
+    return_lse: whether to return the log-sum-exp of the logits, too.
 
   Returns:
-    `[B, T, N, V]` in the dtype of `query`.
+    `[B, T, N, V]` in the dtype of `query`; with `return_lse` also `[B, T, N]` in
+    float32, −∞ for a query that sees nothing. Both have gradients, so that results
+    over disjoint sets of keys can be merged (`attention.loop.merge`).
 
   Raises:
     ValueError: arguments do not fit together, or `implementation` cannot serve
@@ -112,42 +110,47 @@ def flash_attention(
   size and its gradient. cuDNN turns any mask into a bias, which is T×S for each
   example that has its own mask.
 
-  Departs from its paper in three points. The size of a block follows from
-  `core.platform` and not from a GPU's on-chip memory. The running maximum is
-  computed only where sums would leave the range of float32 without it. Dropout
-  draws from one key per block instead of keeping the state of a generator.
+  Departs from its paper in two points. The size of a block follows from
+  `core.platform` and not from a GPU's on-chip memory. What dropout draws for a pair
+  follows from its positions, instead of from the state of a generator.
 
   Papers: FlashAttention, arXiv:2205.14135. Sinks: gpt-oss, arXiv:2508.10925. Soft
   caps: Gemma 2, arXiv:2408.00118. Forget gates: Forgetting transformer,
   arXiv:2503.02130. Mods: Flex attention, arXiv:2412.05496.
   """
-  arguments.check_pairs(
+  arguments.check_qkv(query, key, value)
+  arguments.check_dropout(dropout_rate, dropout_rng)
+  sizes = arguments.block_sizes(block_size)
+  sees = visible_from_options(
     query,
     key,
-    value,
     mask=mask,
-    bias=bias,
+    is_causal=is_causal,
     query_segment_ids=query_segment_ids,
     key_segment_ids=key_segment_ids,
-    dropout_rate=dropout_rate,
-    dropout_rng=dropout_rng,
+    mask_mod=mask_mod,
+    block_mask=block_mask,
+    visible=visible,
   )
-  arguments.check_logit_options(
+  scoring = logits_from_options(
     query,
     key,
-    is_causal,
-    sinks=sinks,
-    logits_soft_cap=logits_soft_cap,
+    sees,
+    logits=logits,
+    scale=scale,
+    soft_cap=logits_soft_cap,
+    relative_bias=relative_bias,
+    relative_keys=relative_keys,
+    score_mod=score_mod,
+    bias=bias,
     log_forget=log_forget,
+    sinks=sinks,
   )
-  batch, length, num_heads, head_dim = query.shape
-  tables = relative.check(relative_bias, relative_keys, query)
-  tables = tables._replace(sinks=sinks)
-  sizes = arguments.block_sizes(block_size)
-  if block_mask is not None:
-    _check_block_mask(block_mask, mask_mod, sizes, query, key)
-    sizes = block_mask.block_size
-
+  if sees.block_mask and sizes not in (None, sees.block_mask.block_size):
+    raise ValueError(
+      f"block_size: expected None with block_mask, whose blocks are "
+      f"{sees.block_mask.block_size}, got {sizes}"
+    )
   chosen = implementations.choose(
     implementation,
     query,
@@ -166,6 +169,9 @@ def flash_attention(
       "mask_mod": mask_mod is not None,
       "dropout_rate": dropout_rate > 0.0,
       "block_size": block_size is not None,
+      "visible": visible is not None,
+      "logits": logits is not None,
+      "return_lse": return_lse,
     },
   )
   if chosen != "xla":
@@ -177,68 +183,19 @@ def flash_attention(
       mask,
       bias,
       is_causal=is_causal,
-      scale=arguments.softmax_scale(scale, head_dim),
+      scale=arguments.softmax_scale(scale, query.shape[-1]),
     )
-  query, scale = arguments.scaled_query(query, scale)
-  sees = visibility.of_call(mask, query_segment_ids, key_segment_ids, is_causal)
-  source_length, kv_heads = key.shape[1:3]
-  rows, width = sizes or platform.block(
-    4 * batch * num_heads,
-    platform.LEAST_ROWS,
-    # Narrower blocks waste less of what lies above the diagonal.
-    platform.LEAST_ROWS // (2 if is_causal else 1),
-    length,
-    source_length,
-  )
-  rows, width = min(rows, length), min(width, source_length)
-  tile = (batch, num_heads, rows, width)
-  sees &= visibility.by_mod(mask_mod, tile)
-  score = Product(scale, soft_cap=logits_soft_cap)
-  if score_mod is not None:
-    traced, closed_over = mods.trace_score(score_mod, tile)
-    score = score._replace(score_mod=traced)
-    tables = tables._replace(closed_over=closed_over)
-  source = Blocks(
-    rows=rows,
-    width=width,
-    kv_heads=kv_heads,
-    num_heads=num_heads,
-    score=score,
-    by_data=sees.by_data,
-    source_length=source_length,
-    is_causal=is_causal,
+  out, lse = attend(
+    query,
+    key,
+    value,
+    sees,
+    scoring,
+    block=sizes,
     dropout_rate=dropout_rate,
-    block_mask=block_mask,
+    dropout_rng=dropout_rng,
   )
-  limits = Limits(sees, dropout_rng)
-  forgotten = forgetting.of_call(log_forget, mask)
-  arrays = Arrays(key, value, bias, forgotten)
-  return loop.attend(source, query, arrays, tables, limits)
-
-
-def _check_block_mask(
-  block_mask: BlockMask,
-  mask_mod: MaskMod | None,
-  sizes: tuple[int, int] | None,
-  query: Array,
-  key: Array,
-) -> None:
-  """Checks that a block mask is one of this call."""
-  if mask_mod is None:
-    raise ValueError(
-      "block_mask: expected the mask_mod that it was made of, got None"
-    )
-  lengths = query.shape[1], key.shape[1]
-  if (block_mask.length, block_mask.source_length) != lengths:
-    raise ValueError(
-      f"block_mask: expected one for lengths {lengths}, got "
-      f"{(block_mask.length, block_mask.source_length)}"
-    )
-  if sizes is not None and sizes != block_mask.block_size:
-    raise ValueError(
-      f"block_size: expected None with block_mask, whose blocks are "
-      f"{block_mask.block_size}, got {sizes}"
-    )
+  return (out, lse) if return_lse else out
 
 
 def flash(
@@ -258,7 +215,7 @@ def flash(
     implementation: 'xla', 'cudnn', 'tokamax', or None to choose. On a GPU,
       'cudnn' and 'tokamax' take float16 and bfloat16 only, and no `block_size`.
     in_parts: how several devices attend to a sequence of which each has a part:
-      'ring', 'balanced' or 'all_to_all'; see `parts.attention_in_parts`.
+      'ring', 'balanced' or 'all_to_all'; see `sharded.attention_in_parts`.
     sinks: as `dense` takes it.
     logits_soft_cap: likewise.
     forget: likewise.
