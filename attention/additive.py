@@ -192,7 +192,7 @@ class _Scores(Scores):
 
   def added(self, tile, start, first):
     """See `Scores`."""
-    totals = super().added(tile, start, first)
+    totals: Any = super().added(tile, start, first)
     kernel = self.score_kernel + tile.score_kernel
     return dataclasses.replace(totals, score_kernel=kernel)
 
@@ -416,7 +416,7 @@ def additive(width: int = 64) -> plug.Attention:
       }
     }
 
-  def apply(variables, query, key, value, **call):
+  def apply(variables, query, key, value, **call) -> Any:
     call = arguments.accepted_options(
       "additive",
       additive_attention,

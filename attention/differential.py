@@ -85,9 +85,8 @@ def differential_attention(
     "key_segment_ids": key_segment_ids,
     "block_size": block_size,
   }
-  return _difference(
-    flash_attention(*_halves(query, key, value), **options), weight
-  )
+  out: Any = flash_attention(*_halves(query, key, value), **options)
+  return _difference(out, weight)
 
 
 def _of_both(mask: Array | None) -> Array | None:

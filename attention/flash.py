@@ -5,6 +5,7 @@
 """
 
 from functools import partial
+from typing import Any
 
 from jaxtyping import Array, Bool, Float, Int
 
@@ -235,7 +236,7 @@ def flash(
     flash_attention, block_size=block_size, implementation=implementation
   )
 
-  def apply(variables, query, key, value, **call):
+  def apply(variables, query, key, value, **call) -> Any:
     call = arguments.accepted_options("flash", function, call, own=own.given)
     return function(query, key, value, **own.options(variables), **call)
 

@@ -97,7 +97,7 @@ def latent_attention(
     key, read = _expanded(latent, shared, key_kernel, value_kernel, dtype)
     if value is not None:
       read = jnp.repeat(value, num_heads // value.shape[2], axis=2)
-  out = flash_attention(
+  out: Any = flash_attention(
     query,
     key,
     read,

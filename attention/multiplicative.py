@@ -94,7 +94,7 @@ def multiplicative_attention(
         f"{kernel.shape}"
       )
   turned = query if kernel is None else _through(kernel, query)
-  out = flash_attention(
+  out: Any = flash_attention(
     turned,
     key,
     value,

@@ -106,7 +106,7 @@ def ring(
   Raises:
     ValueError: a balanced call of an odd number of positions.
   """
-  arrays = (
+  arrays: Any = (
     (query, query_segment_ids),
     (key, value, mask, key_segment_ids),
   )
@@ -143,7 +143,8 @@ def ring(
   results = _ring(_Ring(axis_name, grid, pairs, is_causal), *inputs)
   if not is_balanced:
     return results[0]
-  return tuple(_back(x, axis_name) for x in zip(*results, strict=True))
+  out, lse = (_back(x, axis_name) for x in zip(*results, strict=True))
+  return out, lse
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -90,7 +90,7 @@ def window_in_parts(
   keep = jnp.ones((1, length), bool) if mask is None else mask[:, 0, 0]
   keep = jnp.broadcast_to(keep, key.shape[:2])
   near_keys, segments = keep, ()
-  if query_segment_ids is not None:
+  if query_segment_ids is not None and key_segment_ids is not None:
     segments = ((padded(query_segment_ids), reached(key_segment_ids)),)
   tokens = None
   if global_indices is not None and global_indices.shape[1]:
@@ -112,7 +112,8 @@ def window_in_parts(
     (out, lse),
     attend(
       query,
-      *(jnp.where(kept, tokens.rows(x), 0) for x in (key, value)),
+      jnp.where(kept, tokens.rows(key), 0),
+      jnp.where(kept, tokens.rows(value), 0),
       Visible(masks=(seen[:, None],)),
       logits,
     ),

@@ -187,6 +187,7 @@ def sliding_window_attention(
       "takes them"
     )
   arguments.check_dropout(dropout_rate, dropout_rng)
+  dropout_rng = dropout_rng if dropout_rate > 0.0 else None
   if block_size is not None:
     arguments.check_at_least("block_size", block_size, 1)
   sides = (left, 0 if is_causal else right)
@@ -232,7 +233,7 @@ def sliding_window_attention(
     out, lse = near(query, key, value, sees, scoring, dropout_rng)
     return (out, lse) if return_lse else out
   near_rng = seen_rng = seeing_rng = None
-  if dropout_rng is not None and dropout_rate > 0.0:
+  if dropout_rng is not None:
     near_rng, seen_rng, seeing_rng = jax.random.split(dropout_rng, 3)
   plain = dataclasses.replace(scoring, sinks=None)
   tokens = Tokens.of(global_indices, query.shape[1])
@@ -244,7 +245,8 @@ def sliding_window_attention(
     near(query, key, value, sees & others, plain, near_rng),
     attend(
       query,
-      *(tokens.keys(x, seen) for x in (key, value)),
+      tokens.keys(key, seen),
+      tokens.keys(value, seen),
       Visible(masks=(seen[:, None],)),
       plain,
       dropout_rng=seen_rng,
@@ -385,7 +387,7 @@ def sliding_window(
     )
     return {**own.options(variables), **call}
 
-  def apply(variables, query, key, value, **call):
+  def apply(variables, query, key, value, **call) -> Any:
     return function(query, key, value, **accepted(variables, call))
 
   def apply_sharded(variables, query, key, value, *, axis_name, **call):

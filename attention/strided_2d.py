@@ -3,6 +3,8 @@
 This module chooses the keys; the rest is `flash_attention`.
 """
 
+from typing import Any
+
 from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
@@ -99,7 +101,7 @@ def strided_2d_attention(
     mask = mask[..., chosen]
   if key_segment_ids is not None:
     key_segment_ids = key_segment_ids[:, chosen]
-  return flash_attention(
+  out: Any = flash_attention(
     query,
     key[:, chosen],
     value[:, chosen],
@@ -111,6 +113,7 @@ def strided_2d_attention(
     dropout_rng=dropout_rng,
     block_size=block_size,
   )
+  return out
 
 
 def _chosen(

@@ -98,7 +98,7 @@ class Grid(NamedTuple):
 
   def first(
     self, visible: Visible, start: Array, visit: Array | int
-  ) -> tuple[Array, Array | None]:
+  ) -> tuple[Array, Array | int | None]:
     """The first key of a visit, and the first that no visit before has had."""
     if visible.block_mask is not None:
       visited = jnp.asarray(visible.block_mask.visited)

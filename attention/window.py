@@ -8,7 +8,7 @@ does not divide T, the shorter classes are padded with keys that no query sees.
 """
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -121,7 +121,7 @@ class Window(NamedTuple):
       mask = mask[:, 0, 0]
       masks.append(jnp.broadcast_to(mask, (len(mask), source_length)))
 
-    def of_class(query, key, value, masks, segments, rng):
+    def of_class(query, key, value, masks, segments, rng) -> Any:
       limits = Visible(
         masks=tuple(mask[:, None, None] for mask in masks),
         segments=segments,
@@ -130,11 +130,12 @@ class Window(NamedTuple):
       )
       return attended(query, key, value, limits, rng)
 
-    arrays = (query, key, value, masks, visible.segments)
-    results = jax.vmap(of_class, (2, 2, 2, 2, 2, 0), 2)(
-      *jax.tree.map(classes, arrays),
-      None if rng is None else jax.random.split(rng, dilation),
+    arrays: Any = jax.tree.map(
+      classes, (query, key, value, masks, visible.segments)
     )
+    rngs = None if rng is None else jax.random.split(rng, dilation)
+    run: Any = jax.vmap(of_class, (2, 2, 2, 2, 2, 0), 2)
+    results = run(*arrays, rngs)
     return tuple(
       x.reshape(len(x), -1, *x.shape[3:])[:, :length] for x in results
     )
