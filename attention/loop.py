@@ -47,7 +47,7 @@ Output = (
 def attend(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
-  value: Float[Array, "B S K V"],
+  value: Float[Array, "B S L V"],
   visible: Visible | None = None,
   logits: Logits | None = None,
   *,
@@ -60,7 +60,7 @@ def attend(
   Args:
     query: `[B, T, N, H]`.
     key: `[B, S, K, H]`, N a multiple of K.
-    value: `[B, S, K, V]`.
+    value: `[B, S, L, V]`, L a divisor of K.
     visible: which pairs count; None is all.
     logits: how they are scored; its sinks are one more logit of each row. None is
       the product, scaled by 1/√H.

@@ -15,6 +15,8 @@ import sys
 import traceback
 import warnings
 
+from process import compiler
+
 
 def preload() -> None:
   """Imports what entry points import, and starts no backend or thread."""
@@ -56,6 +58,7 @@ def _become(request: dict) -> None:
   try:
     os.environ.clear()
     os.environ.update(request["environment"])
+    compiler.avoid_faulty_fusion()  # As a process of its own does.
     os.chdir(request["folder"])
     sys.argv = request["arguments"]
     if request["is_module"]:

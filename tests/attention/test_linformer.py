@@ -119,4 +119,4 @@ def test_memory_is_that_of_the_gradients_alone():
   for function, arrays in ((loss, 1), (jax.grad(loss, (0, 1, 2)), 4)):
     compiled = jax.jit(function).lower(x, x, x, e).compile()
     temp = compiled.memory_analysis().temp_size_in_bytes
-    assert temp <= arrays * 4 * 8192 * 2 * 16 + 2**20
+    assert temp <= arrays * 4 * 8192 * 2 * 16 + 2**20 + 2**10

@@ -69,9 +69,9 @@ def test_memory_is_linear_in_length(name, backward):
   # Of the logits of all pairs; dense attention holds whole rows of a block.
   share = 1 / 4 if name == "dense" else 1 / 8
   assert temps[-1] < share * HEADS * LENGTHS[-1] ** 2 * 4, temps
-  # And the program is the same one, whatever the length.
+  # And the program is the same one, whatever the length, once it has a loop.
   instructions = [p.as_text().count(" = ") for p in programs]
-  assert instructions[-1] <= 1.1 * instructions[0], instructions
+  assert instructions[-1] <= 1.1 * instructions[1], instructions
 
 
 def test_the_measure_sees_a_whole_matrix_grow(monkeypatch):
