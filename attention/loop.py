@@ -49,7 +49,7 @@ def attend(
   key: Float[Array, "B S K H"],
   value: Float[Array, "B S L V"],
   visible: Visible | None = None,
-  logits: Logits | None = None,
+  logits: Any = None,
   *,
   block: tuple[int | None, int | None] | None = None,
   dropout_rate: float = 0.0,
@@ -62,8 +62,8 @@ def attend(
     key: `[B, S, K, H]`, N a multiple of K.
     value: `[B, S, L, V]`, L a divisor of K.
     visible: which pairs count; None is all.
-    logits: how they are scored; its sinks are one more logit of each row. None is
-      the product, scaled by 1/√H.
+    logits: how they are scored, a `Logits` or what has its `scores` and `sinks`; the
+      sinks are one more logit of each row. None is the product, scaled by 1/√H.
     block: (C, D), queries and keys of a tile; None is the platform's choice.
     dropout_rate: share of weights set to zero.
     dropout_rng: key of the dropout. A pair's draw follows from its example, head and
@@ -151,7 +151,7 @@ def forward(
   grid: Grid,
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
-  value: Float[Array, "B S K V"],
+  value: Float[Array, "B S L V"],
   scores: Any,
   others: Others,
 ) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
@@ -239,7 +239,7 @@ def backward(
   grid: Grid,
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
-  value: Float[Array, "B S K V"],
+  value: Float[Array, "B S L V"],
   scores: Any,
   others: Others,
   out: Float[Array, "B T N V"],

@@ -117,7 +117,7 @@ class Grid(NamedTuple):
 
 def grid_of(
   query: Float[Array, "B T N H"],
-  value: Float[Array, "B S K V"],
+  value: Float[Array, "B S L V"],
   visible: Visible,
   block: tuple[int | None, int | None] | None = None,
   dropout_rate: float = 0.0,
