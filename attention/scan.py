@@ -61,9 +61,12 @@ def scan(
 
   params, state, xs = alike((params, state, jax.tree.map(filled, xs)))
   if count == 1 and platform.profile().needs_barriers:
-    # Without a loop, an empty state and a cotangent of 0 would be constants, of whose
-    # products XLA:CPU of jax 0.10.2 and 0.12.0 makes wrong numbers now and then.
-    state = None if is_empty else state
+    # Without a loop, an empty state would be a constant, of whose products XLA:CPU
+    # makes wrong numbers in some versions (benchmarks/xla_cpu_fusion.py).
+    if is_empty:
+      state = None
+    else:
+      platform.warn_of_faulty_fusion()
     state, ys = jax.checkpoint(step)(params, state, xs)
   else:
     state, ys = _scan(step, size, params, state, xs)

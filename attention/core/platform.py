@@ -29,10 +29,14 @@ How the numbers were found is in benchmarks/README.md, "What made it fast".
 from collections.abc import Iterator
 import contextlib
 import contextvars
+import functools
 from typing import NamedTuple
+import warnings
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
+import numpy as np
 
 LEAST_ROWS = 512
 """The fewest rows of a product that runs at its full rate."""
@@ -177,3 +181,29 @@ def window_rows(width: int) -> int:
 def apart(x: Float[Array, "..."]) -> Float[Array, "..."]:
   """`x`, kept apart on a CPU from the operation that reads it."""
   return jax.lax.optimization_barrier(x) if profile().needs_barriers else x
+
+
+@functools.cache
+def warn_of_faulty_fusion() -> None:
+  """Warns once where XLA:CPU compiles a product with a constant into garbage.
+
+  jaxlib 0.10.2 to 0.12.0.1 do, and a state of zeros that a caller makes inside of
+  `jax.jit` is such a constant. It is found by compiling one small program, which
+  takes 50 ms, so that later versions need no list here.
+  """
+  if name() != "cpu" or jax.default_backend() != "cpu":
+    return
+
+  def summed(x):
+    return (x @ jnp.full((32, 32), 3.0, x.dtype)).sum(-1)
+
+  x = np.ones((512, 32), np.float32)
+  if not np.allclose(jax.jit(summed).lower(x).compile()(x), 3 * 32 * 32):
+    warnings.warn(
+      "this jaxlib compiles some products for CPUs wrongly, as those of a state of "
+      "zeros inside of jax.jit; set XLA_FLAGS="
+      "--xla_cpu_experimental_ynn_fusion_type= in the environment before JAX makes "
+      "its first array",
+      RuntimeWarning,
+      stacklevel=2,
+    )

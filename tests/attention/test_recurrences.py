@@ -1,6 +1,11 @@
 """Gated linear attention and the delta rule are their recurrences."""
 
 from functools import partial
+import importlib.metadata
+import os
+import pathlib
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +18,7 @@ from attention import (
   gated_linear_attention,
 )
 from attention.core import platform
+from process import compiler
 
 BATCH, HEADS, KV_HEADS, DIM, VALUE = 2, 4, 2, 8, 5
 LENGTHS = (1, 7, 63, 64, 65, 200)
@@ -275,3 +281,34 @@ def test_many_parts_at_once_are_the_loop(rule, form):
     want = jax.tree.leaves((expected, expected_gradients))
     for one, other in zip(got, want, strict=True):
       np.testing.assert_allclose(one, other, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("flag", ["", f"{compiler.FLAG}="])
+def test_a_program_with_the_faulty_fusion_is_warned(flag):
+  """Only where it gives a state, which may be a constant of its program."""
+  code = """
+import warnings
+import jax, jax.numpy as jnp
+from attention import delta_rule_attention
+x, beta = jnp.ones((2, 16, 1, 8)), jnp.ones((2, 16, 1))
+
+def call(state):
+  return delta_rule_attention(x, x, x, beta=beta, initial_state=state)
+
+for state in (None, jnp.zeros((2, 1, 8, 8))):
+  with warnings.catch_warnings(record=True) as found:
+    warnings.simplefilter("always")
+    jax.jit(lambda: call(state))()
+  print([str(x.message) for x in found])
+"""
+  out = subprocess.run(
+    [sys.executable, "-c", code],
+    env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flag},
+    cwd=pathlib.Path(__file__).parent.parent.parent,
+    capture_output=True,
+    text=True,
+    check=True,
+  ).stdout.splitlines()
+  assert out[0] == "[]"
+  is_faulty = compiler.is_faulty(importlib.metadata.version("jaxlib"))
+  assert (f"XLA_FLAGS={compiler.FLAG}=" in out[1]) == (is_faulty and not flag)
