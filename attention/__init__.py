@@ -39,6 +39,7 @@ from attention.linear import (
   linear_attention,
 )
 from attention.linformer import linformer, linformer_attention
+from attention.logits import Logits
 from attention.lsh import lsh, lsh_attention, lsh_rotations
 from attention.mods import make_block_mask
 from attention.multiplicative import (
@@ -65,6 +66,14 @@ from attention.sliding_window import (
   sliding_window_attention,
 )
 from attention.strided_2d import strided_2d, strided_2d_attention
+from attention.visible import (
+  Visible,
+  causal,
+  key_mask,
+  mask_mod,
+  segments,
+  window,
+)
 from attention.weights import attention_weights
 from attention.window_2d import window_2d, window_2d_attention
 from attention.window_linear import window_linear, window_linear_attention
@@ -73,6 +82,8 @@ __all__ = [
   "ATTENTIONS",
   "Attention",
   "Dims",
+  "Logits",
+  "Visible",
   "additive",
   "additive_attention",
   "alibi_bias",
@@ -82,6 +93,7 @@ __all__ = [
   "bigbird",
   "bigbird_attention",
   "bigbird_random_blocks",
+  "causal",
   "definitions",
   "delta",
   "delta_rule_attention",
@@ -97,6 +109,7 @@ __all__ = [
   "gated_linear_attention",
   "gates_from_keys",
   "hedgehog_features",
+  "key_mask",
   "kimi_delta",
   "latent",
   "latent_attention",
@@ -108,6 +121,7 @@ __all__ = [
   "lsh_attention",
   "lsh_rotations",
   "make_block_mask",
+  "mask_mod",
   "mamba2",
   "multiplicative",
   "multiplicative_attention",
@@ -118,10 +132,12 @@ __all__ = [
   "performer_attention",
   "retention",
   "rotary",
+  "segments",
   "sliding_window",
   "sliding_window_attention",
   "strided_2d",
   "strided_2d_attention",
+  "window",
   "t5_bias",
   "t5_buckets",
   "window_2d",

@@ -17,7 +17,7 @@ from attention.core import relative
 from attention.logits import Logits
 from attention.loop import attend, merge
 from attention.visible import Visible
-from attention.window import Tokens, Window
+from attention.windows import Tokens, Window
 
 
 def window_in_parts(

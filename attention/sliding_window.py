@@ -23,7 +23,7 @@ from attention.loop import Output, attend, merge, with_sinks
 from attention.mods import MaskMod, ScoreMod
 from attention.sharded_window import window_in_parts
 from attention.visible import Visible, visible_from_options
-from attention.window import Tokens, Window, check_globals
+from attention.windows import Tokens, Window, check_globals
 
 
 @arguments.attention_function()
