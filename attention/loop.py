@@ -29,7 +29,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention.core import dropout, layout, platform
-from attention.core.layout import cut, heads_first, heads_last, put
+from attention.core.layout import alike, cut, heads_first, heads_last, put
 from attention.logits import Logits
 from attention.tiles import Grid, grid_of
 from attention.visible import Visible
@@ -369,22 +369,3 @@ def with_sinks(
   sinks = sinks.astype(jnp.float32)[None, None]
   share = jax.nn.sigmoid(lse - sinks)[..., None]
   return (share * out).astype(out.dtype), jnp.logaddexp(lse, sinks)
-
-
-def alike(tree: Any, like: Any = None) -> Any:
-  """The arrays, varying over all mesh axes that any of them (or of `like`) does.
-
-  Inside `jax.shard_map`, loops and custom derivatives want one type of all.
-  """
-
-  def varying(x):
-    return jax.typeof(x).manual_axis_type.varying
-
-  leaves = jax.tree.leaves(tree if like is None else like)
-  axes = frozenset().union(*map(varying, leaves))
-
-  def vary(x):
-    lacking = tuple(axes - varying(x))
-    return jax.lax.pcast(x, lacking, to="varying") if lacking else x
-
-  return jax.tree.map(vary, tree)

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from attention.core import platform
+from attention.core.layout import alike
 
 Tree = Any
 """A pytree of arrays `[B, T, …]`, or of their chunks `[B, C, …]`."""
@@ -71,24 +72,6 @@ def scan(
   else:
     state, ys = _scan(step, size, params, state, xs)
   return state, jax.tree.map(lambda y: y[:, :length], ys)
-
-
-def alike(tree: Any) -> Any:
-  """Arrays that all vary over the same devices, inside `jax.shard_map`.
-
-  Loops and derivatives of one's own want it; the transposition sums over devices.
-  """
-
-  def axes(x):
-    return jax.typeof(x).manual_axis_type.varying
-
-  everywhere = frozenset().union(*map(axes, jax.tree.leaves(tree)))
-
-  def varying(x):
-    lacking = tuple(everywhere - axes(x))
-    return jax.lax.pcast(x, lacking, to="varying") if lacking else x
-
-  return jax.tree.map(varying, tree)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))

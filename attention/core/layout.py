@@ -127,3 +127,22 @@ class Blocks(NamedTuple):
     if not self.is_ragged:
       return None
     return self.start(i) + jnp.arange(self.size) >= i * self.size
+
+
+def alike(tree: Any, like: Any = None) -> Any:
+  """The arrays, varying over all mesh axes that any of them (or of `like`) does.
+
+  Inside `jax.shard_map`, loops and custom derivatives want one type of all.
+  """
+
+  def varying(x):
+    return jax.typeof(x).manual_axis_type.varying
+
+  leaves = jax.tree.leaves(tree if like is None else like)
+  axes = frozenset().union(*map(varying, leaves))
+
+  def vary(x):
+    lacking = tuple(axes - varying(x))
+    return jax.lax.pcast(x, lacking, to="varying") if lacking else x
+
+  return jax.tree.map(vary, tree)
