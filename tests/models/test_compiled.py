@@ -110,11 +110,15 @@ def _compiled(function, *args):
 
 
 def _close(got, expected):
-  """Every array equal, up to a thousandth of its largest number."""
+  """Every array equal, but for a hundredth of its norm.
+
+  A fault of the compiler is as large as the array or larger. Rounding is smaller,
+  also where it moves a number across the kink of a ReLU or into another bucket.
+  """
 
   def check(x, y):
-    largest = float(jnp.max(jnp.abs(y)))
-    np.testing.assert_allclose(x, y, rtol=0, atol=1e-3 * largest)
+    error, norm = jnp.linalg.norm(jnp.ravel(x - y)), jnp.linalg.norm(y.ravel())
+    assert error <= 1e-2 * norm, (error, norm)
 
   jax.tree.map(check, got, expected)
 
