@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from attention import sharded
-from attention.core import relative
+from attention.core import halo, relative
 from attention.logits import Logits
 from attention.loop import attend, merge
 from attention.visible import Visible
@@ -80,7 +80,7 @@ def window_in_parts(
   left, right = (min(side * max(near.dilations), elsewhere) for side in sides)
 
   def reached(x: Shaped[Array, "B T *A"]) -> Shaped[Array, "B U *A"]:
-    return sharded.reached(x, left, right, axis_name)
+    return halo.reached(x, left, right, axis_name)
 
   def padded(x):
     widths = [(0, 0)] * x.ndim
