@@ -13,12 +13,12 @@ from attention.core import (
   layout,
   own_logits,
   relative,
-  visibility,
 )
 from attention.core.rows import by_rows
 from attention.core.softmax import masked_softmax
 from attention.implementations import InParts
 from attention.mods import MaskMod, ScoreMod
+from attention.visible import visible_from_options
 
 
 @arguments.attention_function()
@@ -51,7 +51,7 @@ def dense_attention(
   zeros and passes no gradient.
 
   This module is the formula for C rows of queries. Which pairs count is
-  `core.visibility`, the softmax `core.softmax`, the loop over rows `core.rows`.
+  `attention.visible`, the softmax `core.softmax`, the loop over rows `core.rows`.
 
   Args:
     query: `[B, T, N, H]`.
@@ -128,7 +128,14 @@ def dense_attention(
   tables = relative.check(relative_bias, relative_keys, query)
   keys, values = (layout.heads_first(x, num_kv_heads) for x in (key, value))
   scale = arguments.softmax_scale(scale, head_dim)
-  sees = visibility.of_call(mask, query_segment_ids, key_segment_ids, is_causal)
+  visible = visible_from_options(
+    query,
+    key,
+    mask=mask,
+    is_causal=is_causal,
+    query_segment_ids=query_segment_ids,
+    key_segment_ids=key_segment_ids,
+  )
 
   exact = jnp.promote_types(query.dtype, jnp.float32)
   forgotten = forgetting.of_call(log_forget, mask)
@@ -148,15 +155,15 @@ def dense_attention(
       logits = logits_soft_cap * jnp.tanh(logits / logits_soft_cap)
     if tables.given:
       logits += relative.logits(tables, x, -start, rows, seen, scale)
-    allowed = sees.block(start, rows, 0, seen)
+    allowed = visible.block(start, rows, 0, seen)
     if score_mod is not None or mask_mod is not None:
       shape = (batch, num_heads, rows, seen)
       indices = mods_lib.indices(shape, start, 0)
       if score_mod is not None:
         logits = jnp.asarray(score_mod(logits.reshape(shape), *indices), exact)
       if mask_mod is not None:
-        found = jnp.broadcast_to(mods_lib.as_bool(mask_mod(*indices)), shape)
-        allowed = visibility.both(allowed, found)
+        shown = jnp.broadcast_to(mods_lib.as_bool(mask_mod(*indices)), shape)
+        allowed = shown if allowed is None else allowed & shown
     # XLA writes the softmax over logits that keep the shape of their product.
     if has_pairs or allowed is not None or bias is not None:
       logits = logits.reshape(batch, num_heads, rows, seen)

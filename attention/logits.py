@@ -24,7 +24,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from attention import arguments
 from attention import mods as mods_lib
@@ -297,15 +297,19 @@ class Scores:
     distance = first - start + jnp.arange(1 - rows, width)
     if self.relative_keys is not None:
       query = query.reshape(*x.shape[:3], -1).astype(jnp.float32)
-      keys = _at_distance(jnp.moveaxis(self.relative_keys, 2, 1), distance)
+      keys = relative.at_distance(
+        jnp.moveaxis(self.relative_keys, 2, 1), distance
+      )
       keys = jnp.broadcast_to(keys, (x.shape[1], *keys.shape[1:]))
       products = layout.dot("bnch,nhe->bnce", query, keys.astype(jnp.float32))
-      x += self.scale * _on_diagonals(products, width)
+      x += self.scale * relative.skew(products)
     if self.relative_bias is not None:
-      terms = _at_distance(self.relative_bias, distance).astype(jnp.float32)
+      terms = relative.at_distance(self.relative_bias, distance).astype(
+        jnp.float32
+      )
       shape = (x.shape[1], rows, terms.shape[1])
       terms = jnp.broadcast_to(terms[:, None], shape)
-      x += _on_diagonals(terms, width)[None]
+      x += relative.skew(terms)[None]
     if self.score_mod is not None:
       x = self.score_mod(x, *self.score_mod.indices(start, first), fixed=fixed)
     if self.query_gates is not None:
@@ -315,24 +319,6 @@ class Scores:
     if self.bias is not None:
       x += self.bias.astype(jnp.float32)
     return x.reshape(batch, kv_heads, -1, width)
-
-
-def _at_distance(table, distance: Int[Array, "E"]):
-  """The entries of `table` `[..., 2L+1]` at distances, clipped to ±L."""
-  longest = table.shape[-1] // 2
-  return table[..., jnp.clip(distance, -longest, longest) + longest]
-
-
-def _on_diagonals(x: Float[Array, "*A C E"], width: int):
-  """y[c, d] = x[c, d − c + C − 1], E = C + D − 1: `[..., C, D]`.
-
-  Rows of E + 1 numbers, laid end to end and cut into rows of E, stand one place
-  further in each row. So no gather is needed.
-  """
-  *leading, rows, count = x.shape
-  x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, 1)])
-  x = x.reshape(*leading, -1)[..., rows - 1 : rows - 1 + rows * count]
-  return x.reshape(*leading, rows, count)[..., :width]
 
 
 def _added(total, part, axes, start, first):

@@ -7,7 +7,7 @@ from jaxtyping import Array, Float, Int
 
 from attention import arguments, plug
 from attention import mods as mods_lib
-from attention.core import forgetting, layout, relative, visibility
+from attention.core import forgetting, layout, relative
 from attention.dense import dense_attention
 from attention.dense import init_cache as init_dense
 
@@ -79,13 +79,12 @@ def prefill(
   position = last - (last - slots) % slots.size
   taken = jnp.clip(position, 0, key.shape[1] - 1)
   keys, values = (
-    visibility.by_example(x, taken).astype(cache.key.dtype)
-    for x in (key, value)
+    layout.rows_at(x, taken).astype(cache.key.dtype) for x in (key, value)
   )
   forgotten = cache.forgotten
   if log_forget is not None:
     after = forgetting.since(log_forget, lengths)
-    forgotten = visibility.by_example(after, taken)
+    forgotten = layout.rows_at(after, taken)
   return SlidingWindowCache(keys, values, lengths, forgotten)
 
 

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 import numpy as np
 
+from attention.core import layout
 from attention.logits import Logits
 from attention.loop import attend, with_sinks
 from attention.visible import Visible, window
@@ -163,7 +164,7 @@ class Tokens(NamedTuple):
 
   def rows(self, x: Shaped[Array, "B T *F"]) -> Shaped[Array, "B G *F"]:
     """What `x` has at the tokens."""
-    return jax.vmap(lambda rows, index: rows[index])(x, self.index)
+    return layout.rows_at(x, self.index)
 
   def keys(
     self, x: Float[Array, "B T K H"], seen: Bool[Array, "B T G"]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Shaped
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from attention.core import platform
 
@@ -64,6 +64,13 @@ def written(
   """
   here = here.reshape(*here.shape, *[1] * (past.ndim - 2))
   return jnp.where(here, now.astype(past.dtype), past)
+
+
+def rows_at(
+  x: Shaped[Array, "B T *F"], index: Int[Array, "B G"]
+) -> Shaped[Array, "B G *F"]:
+  """Rows of `x` at other positions in every example."""
+  return jax.vmap(lambda rows, i: rows[i])(x, index)
 
 
 def heads_first(

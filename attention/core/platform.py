@@ -161,15 +161,6 @@ def _even(size: int, length: int) -> int:
   return min(-(-share // 16) * 16, size, length)
 
 
-def turns_keys(queries: int) -> bool:
-  """Whether to turn the keys of a tile for the gradient of its queries.
-
-  It makes a slow product of a CPU a fast one. The keys are copied for it, which
-  few queries do not repay.
-  """
-  return profile().needs_barriers and queries >= LEAST_ROWS
-
-
 def window_rows(width: int) -> int:
   """C of a tile whose queries see `width` keys each, and the tile C − 1 more.
 

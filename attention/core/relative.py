@@ -25,41 +25,25 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
-import numpy as np
 
 from attention.core import layout, platform
 
 
 class Relative(NamedTuple):
-  """The tables of a call, and its sinks; None where it has none.
+  """The tables of a call; None where it has none.
 
   Attributes:
     bias: b.
     keys: a.
-    sinks: a logit for each head that takes weight and has no value; `core.loop`
-      adds it to the sum of each row.
-    closed_over: the arrays that a `score_mod` closes over.
   """
 
   bias: Float[Array, "N E"] | None = None
   keys: Float[Array, "... E H"] | None = None
-  sinks: Float[Array, "N"] | None = None
-  closed_over: tuple[Array, ...] = ()
 
   @property
   def given(self) -> bool:
     """Whether there is any table."""
     return self.bias is not None or self.keys is not None
-
-  def of_heads(self, heads: np.ndarray) -> "Relative":
-    """The tables of some of the heads."""
-    bias, keys, sinks, closed_over = self
-    if bias is not None:
-      bias = bias[heads]
-    if keys is not None and keys.ndim == 3:
-      keys = keys[heads]
-    sinks = None if sinks is None else sinks[heads]
-    return Relative(bias, keys, sinks, closed_over)
 
 
 def check(
@@ -113,8 +97,7 @@ def logits(
   rows: int,
   width: int,
   scale: float | Float[Array, ""],
-  by_key: bool = False,
-) -> Float[Array, "#B K X Y"]:
+) -> Float[Array, "#B K Q D"]:
   """What the tables add to the logits of a tile.
 
   Args:
@@ -124,10 +107,9 @@ def logits(
     rows: C.
     width: D.
     scale: factor of `tables.keys`.
-    by_key: transposed, as the backward holds scores.
 
   Returns:
-    `[B, K, Q, D]`, by key `[B, K, D, Q]`, float32; B is 1 where only the bias
+    `[B, K, Q, D]`, float32; B is 1 where only the bias
     is given. Cost: B·K·Q·(C+D)·H multiplications for keys, B·K·Q·(C+D) numbers.
   """
   batch, kv_heads, queries, _ = query.shape
@@ -135,15 +117,10 @@ def logits(
   distances = offset + jnp.arange(-(rows - 1), width)
   total = None
   if tables.bias is not None:
-    bias = tables.bias[:, _index(tables.bias.shape[1], distances)]
+    bias = at_distance(tables.bias, distances)
     bias = bias.astype(jnp.float32)
-    if by_key:
-      total = _on_diagonals(bias[:, ::-1], width, rows)
-      total = total.reshape(kv_heads, groups, width, rows)
-      total = jnp.swapaxes(total, 1, 2).reshape(1, kv_heads, width, queries)
-    else:
-      total = _on_diagonals(bias, rows, width)
-      total = total.reshape(1, kv_heads, queries, width)
+    total = _on_diagonals(bias, rows, width)
+    total = total.reshape(1, kv_heads, queries, width)
   if tables.keys is not None:
     index = _index(tables.keys.shape[-2], distances)
     keys = jnp.take(tables.keys, index, axis=-2)
@@ -156,64 +133,11 @@ def logits(
         "bkjch,kjmh->bkjcm", query.reshape(*by_head, -1), keys
       )
     per_distance = per_distance.reshape(*by_head, len(distances))
-    more = scale * _skew(per_distance)
+    more = scale * skew(per_distance)
     more = more.reshape(batch, kv_heads, queries, width)
-    more = jnp.swapaxes(more, 2, 3) if by_key else more
     total = more if total is None else total + more
   assert total is not None
   return total
-
-
-def gradients(
-  tables: Relative,
-  query: Float[Array, "B K Q H"],
-  dlogits: Float[Array, "B K D Q"],
-  offset: int | Int[Array, ""],
-  rows: int,
-  scale: float | Float[Array, ""],
-) -> tuple[Relative, Float[Array, "B K Q H"] | None]:
-  """Gradients of the tables and of the queries through `logits`.
-
-  Args:
-    tables: at least one.
-    query: as in `logits`.
-    dlogits: gradients of the logits, transposed.
-    offset: as in `logits`, with `rows` and `scale`.
-    rows: C.
-    scale: factor of `tables.keys`.
-
-  Returns:
-    Like `tables`, and like `query`, None where that has none.
-  """
-  bias, keys, *_ = tables
-  if bias is not None:
-    bias = _bias_gradient(bias, dlogits, offset, rows)
-  if keys is None:
-    return Relative(bias), None
-
-  def of_keys(keys, query):
-    width = dlogits.shape[2]
-    return logits(Relative(None, keys), query, offset, rows, width, scale)
-
-  _, pullback = jax.vjp(of_keys, keys, query)
-  keys, dquery = pullback(jnp.swapaxes(dlogits, 2, 3))
-  return Relative(bias, keys), dquery
-
-
-def _bias_gradient(
-  bias: Float[Array, "N E"],
-  dlogits: Float[Array, "B K D Q"],
-  offset: int | Int[Array, ""],
-  rows: int,
-) -> Float[Array, "N E"]:
-  """The gradient of a table."""
-  batch, kv_heads, width, queries = dlogits.shape
-  by_head = dlogits.reshape(batch, kv_heads, width, queries // rows, rows)
-  by_head = jnp.moveaxis(by_head, 3, 2).reshape(batch, -1, width, rows)
-  sums = jnp.sum(_diagonal_sums(by_head), axis=0)[:, ::-1]
-  distances = offset + jnp.arange(-(rows - 1), width)
-  index = _index(bias.shape[1], distances)
-  return jnp.zeros_like(bias).at[:, index].add(sums.astype(bias.dtype))
 
 
 def at_position(
@@ -245,14 +169,25 @@ def at_position(
   return total[:, :, None]
 
 
+def at_distance(
+  table: Float[Array, "*A D"], distance: Int[Array, "E"]
+) -> Float[Array, "*A E"]:
+  """The entries of a table of D = 2L+1 at distances, clipped to ±L."""
+  return table[..., _index(table.shape[-1], distance)]
+
+
 def _index(size: int, distance: Int[Array, "..."]) -> Int[Array, "..."]:
   """Where a table of `size` = 2L+1 entries has clip(distance, −L, L)."""
   longest = size // 2
   return jnp.clip(distance, -longest, longest) + longest
 
 
-def _skew(x: Float[Array, "*A C E"]) -> Float[Array, "*A C D"]:
-  """y[c, d] = x[c, d − c + C − 1], E = C + D − 1."""
+def skew(x: Float[Array, "*A C E"]) -> Float[Array, "*A C D"]:
+  """y[c, d] = x[c, d − c + C − 1], E = C + D − 1.
+
+  Rows of E + 1 numbers, laid end to end and cut into rows of E, stand one place
+  further in each row. So no gather is needed.
+  """
   *leading, rows, distances = x.shape
   width = distances - rows + 1
   x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, 1)])
@@ -266,7 +201,7 @@ def _on_diagonals(
 ) -> Float[Array, "N C D"]:
   """y[c, d] = x[d − c + C − 1], E = C + D − 1: row c is a slice of x."""
   if not platform.profile().copies_rows:
-    return _skew(jnp.broadcast_to(x[:, None, :], (len(x), rows, x.shape[1])))
+    return skew(jnp.broadcast_to(x[:, None, :], (len(x), rows, x.shape[1])))
 
   def put(c, y):
     row = layout.cut(x, rows - 1 - c, width)
@@ -274,22 +209,3 @@ def _on_diagonals(
 
   y = jnp.zeros((len(x), rows, width), x.dtype)
   return jax.lax.fori_loop(0, rows, put, y)
-
-
-def _diagonal_sums(y: Float[Array, "B N C D"]) -> Float[Array, "B N E"]:
-  """x[m] = Σ_c y[c, m + c − C + 1], zero outside: undoes `_on_diagonals`."""
-  *leading, rows, width = y.shape
-  if platform.profile().copies_rows:
-
-    def add(c, x):
-      row = jax.lax.dynamic_index_in_dim(y, c, axis=2, keepdims=False)
-      return layout.add(x, row, rows - 1 - c, axis=2)
-
-    x = jnp.zeros((*leading, rows + width - 1), y.dtype)
-    return jax.lax.fori_loop(0, rows, add, x)
-  # Rows of C − 1 zeros, D numbers and a zero, cut into rows one longer.
-  y = jnp.pad(y, [(0, 0), (0, 0), (0, 0), (rows - 1, 1)])
-  y = y.reshape(*leading, -1)
-  y = jnp.pad(y, [(0, 0), (0, 0), (0, rows)])
-  y = y.reshape(*leading, rows, rows + width + 1)
-  return jnp.sum(y, axis=2)[..., : rows + width - 1]

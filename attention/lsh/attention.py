@@ -1,8 +1,7 @@
 """LSH attention: tokens of one hash bucket attend to each other (Reformer).
 
 The buckets and their sorted order are in `hash`, what a chunk sees in `chunks`,
-the sum over rounds in `rounds`, decoding in `cache`; the softmax is
-`core.tile`.
+the sum over rounds in `rounds`, decoding in `cache`.
 """
 
 from functools import partial

@@ -5,9 +5,9 @@ each of the N_ij rounds that show j to i, so that the N_ij shares of exp(logit)
 sum to one. Here the first of these rounds counts the whole pair and the others
 skip it, which is the same sum with fewer operations.
 
-A chunk is a tile of `core.tile`: the queries x_i of one chunk, and the keys
-k_j = c_j x_j, c_j = scale / |x_j|, of that chunk and the one before. Round r
-gives out_i^(r) and lse_i^(r), and the rounds are joined by
+A tile is the C queries x_i of one chunk, and the 2·C keys k_j = c_j x_j,
+c_j = scale / |x_j|, of that chunk and the one before. Round r gives out_i^(r) and
+lse_i^(r), and the rounds are joined by
 
   lse_i = logΣ_r exp(lse_i^(r)),   out_i = Σ_r exp(lse_i^(r) - lse_i) out_i^(r)
 
@@ -33,18 +33,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention.core import dropout, layout, tile
-from attention.core.relative import Relative
-from attention.core.tile import Keys, Product
+from attention.core import dropout, layout
 from attention.lsh import chunks as lsh_chunks
 from attention.lsh.chunks import Chunks, Sorted
 
-_SCORE = Product(1.0)
+_LOWEST = float(jnp.finfo(jnp.float32).min)
+"""Stands for −∞, so that differences are numbers in an empty row as well."""
 
-_OF_PAIRS = Keys._fields.index("offset")
-"""The fields of `Keys` before this are arrays; positions have no use here."""
-
-_NOTHING = tile.LOWEST / 2
+_NOTHING = _LOWEST / 2
 """The log-sum-exp of no keys; its share in a sum with any other is 0."""
 
 
@@ -69,12 +65,12 @@ class Rounds(NamedTuple):
 
   def kept(
     self, rng: Array | None, r: Array, i: Array, heads: tuple[int, int]
-  ) -> Float[Array, "B N G 1 C L"] | None:
+  ) -> Float[Array, "B N G C L"] | None:
     """Δ of the chunks of step i in round r; None is 1. `heads` is (B, N)."""
     if rng is None or not self.dropout_rate:
       return None
     size, at_once = self.chunks.size, self.chunks.at_once
-    shape = (*heads, 1, size, 2 * size)
+    shape = (*heads, size, 2 * size)
 
     def of_chunk(number):
       return dropout.kept(rng, self.dropout_rate, shape, r, number)
@@ -93,18 +89,15 @@ class Rounds(NamedTuple):
     self,
     operands: Operands,
     order: Int[Array, "B N D"],
-    allowed: Bool[Array, "B N G C L"],
-    kept: Float[Array, "B N G 1 C L"] | None,
     i: Array,
-  ) -> tuple[Float[Array, "B N G C H"], Keys, Int[Array, "B N G C"]]:
-    """Queries and keys of step i, and which tokens the queries are."""
+  ) -> tuple[Array, Array, Array, Int[Array, "B N G C"]]:
+    """Queries, keys and values of step i, and which tokens the queries are."""
     index = lsh_chunks.step_windows(self.chunks, order, i)
     vector, factor, value = (lsh_chunks.rows(x, index) for x in operands)
     # In float32, so that logits of narrower dtypes are as exact as products.
     key = vector * factor[..., None]
-    keys = Keys(key, value, visible=allowed[:, :, :, None], kept=kept)
     size = self.chunks.size
-    return vector[:, :, :, size:], keys, index[..., size:]
+    return vector[:, :, :, size:], key, value, index[..., size:]
 
   def cut(self, allowed: Bool[Array, "B N X Y Z"], i: Array) -> Array:
     """The part of `allowed` for the chunks of step i."""
@@ -135,6 +128,60 @@ def _attend_fwd(rounds, operands, plan, rng):
   return out, (operands, plan, rng, out, lse)
 
 
+# A tile has two leading axes, the heads and the chunks of one example, so that no
+# two axes are merged.
+@jax.vmap
+def _attend_tiles(
+  query: Float[Array, "N G C H"],
+  key: Float[Array, "N G L H"],
+  value: Float[Array, "N G L V"],
+  allowed: Bool[Array, "N G C L"],
+  kept: Float[Array, "N G C L"] | None,
+) -> tuple[Float[Array, "N G C V"], Float[Array, "N G C 1"]]:
+  """Out and lse of the tiles of an example; 0 and +∞ for a row that sees nothing."""
+  x = layout.dot("ngch,nglh->ngcl", query, key)
+  x = jnp.where(allowed, x, _LOWEST)
+  # Not below LOWEST/2: then no exponential of a hidden pair is exp(0).
+  m = jnp.maximum(jnp.max(x, -1, keepdims=True), _LOWEST / 2)
+  p = jnp.exp(x - m)
+  total = jnp.sum(p, -1, keepdims=True)
+  p = p if kept is None else p * kept
+  out = layout.dot("ngcl,nglv->ngcv", p.astype(value.dtype), value)
+  is_empty = total == 0.0
+  out = out / jnp.where(is_empty, 1.0, total)
+  return out, jnp.where(is_empty, jnp.inf, m + jnp.log(total))
+
+
+@jax.vmap
+def _pull_tiles(
+  query: Float[Array, "N G C H"],
+  key: Float[Array, "N G L H"],
+  value: Float[Array, "N G L V"],
+  allowed: Bool[Array, "N G L C"],
+  kept: Float[Array, "N G C L"] | None,
+  cotangent: Float[Array, "N G C V"],
+  lse: Float[Array, "N G C"],
+  delta: Float[Array, "N G C"],
+) -> tuple[Array, Array, Array]:
+  """Gradients of queries, keys and values, from the lse of whole rows.
+
+  Scores are transposed, which makes every product a fast one on a CPU.
+  """
+  x = layout.dot("nglh,ngch->nglc", key, query)
+  p = jnp.where(allowed, jnp.exp(x - lse[:, :, None, :]), 0.0)
+  dp = layout.dot("nglv,ngcv->nglc", value, cotangent)
+  dropped = p
+  if kept is not None:
+    kept = jnp.swapaxes(kept, 2, 3)
+    dp, dropped = dp * kept, p * kept
+  dx = (p * (dp - delta[:, :, None, :])).astype(query.dtype)
+  dvalue = layout.dot(
+    "nglc,ngcv->nglv", dropped.astype(cotangent.dtype), cotangent
+  )
+  dkey = layout.dot("nglc,ngch->nglh", dx, query)
+  return layout.dot("nglc,nglh->ngch", dx, key), dkey, dvalue
+
+
 def _put(x: Array, chunks: Array, start: Array) -> Array:
   """`x` in sorted order with the places of some chunks replaced."""
   chunks = chunks.reshape(*x.shape[:2], -1, *x.shape[3:])
@@ -150,23 +197,11 @@ def _forward(
   features = operands.value.shape[-1]
   num_rounds = plan.order.shape[0]
 
-  # A tile has two leading axes. Here they are the heads and the chunks of one
-  # example, so that no two axes are merged.
-  @jax.vmap
-  def attend_tiles(query, keys):
-    return tile.finish(
-      tile.forward(
-        _SCORE, query, Keys(*keys), Relative(), chunks.size, by_data=True
-      )
-    )
-
   def step(r, order, allowed, i, carry):
     kept = rounds.kept(rng, r, i, (batch, num_heads))
-    query, keys, _ = rounds.read(
-      operands, order, rounds.cut(allowed, i), kept, i
-    )
+    query, key, value, _ = rounds.read(operands, order, i)
     start = i * chunks.at_once * chunks.size
-    found = attend_tiles(query, keys[:_OF_PAIRS])
+    found = _attend_tiles(query, key, value, rounds.cut(allowed, i), kept)
     return tuple(_put(x, y, start) for x, y in zip(carry, found, strict=True))
 
   def join(r, carry):
@@ -214,26 +249,13 @@ def _attend_bwd(rounds, residuals, cotangent):
   kv_heads, features = operands.value.shape[2:]
   delta = layout.inner(cotangent, out)[..., 0]
 
-  @jax.vmap
-  def pull_tiles(query, keys, cotangent, lse, delta):
-    dquery, dkeys, _ = tile.backward(
-      _SCORE,
-      query,
-      Keys(*keys),
-      Relative(),
-      chunks.size,
-      cotangent=cotangent,
-      delta=delta,
-      lse=lse,
-    )
-    return jnp.swapaxes(dquery, -2, -1), dkeys.key, dkeys.value
-
   def step(r, order, by_key, i, totals):
-    allowed = jnp.swapaxes(rounds.cut(by_key, i), 3, 4)
     kept = rounds.kept(rng, r, i, (batch, num_heads))
-    query, keys, index = rounds.read(operands, order, allowed, kept, i)
-    of_rows = (lsh_chunks.rows(x, index) for x in (cotangent, lse, delta))
-    dquery, *dkeys = pull_tiles(query, keys[:_OF_PAIRS], *of_rows)
+    query, key, value, index = rounds.read(operands, order, i)
+    rows = (lsh_chunks.rows(x, index) for x in (cotangent, lse, delta))
+    dquery, *dkeys = _pull_tiles(
+      query, key, value, rounds.cut(by_key, i), kept, *rows
+    )
     start = i * chunks.at_once * chunks.size
 
     def add(total, part):

@@ -246,13 +246,8 @@ def test_diagonals_as_on_a_cpu_and_as_elsewhere(rows, width):
   distances = rows + width - 1
   x = np.arange(2.0 * distances, dtype=np.float32).reshape(2, distances) + 1.0
   y = np.stack([x[:, rows - 1 - c :][:, :width] for c in range(rows)], axis=1)
-  sums = np.zeros_like(x)
-  for c in range(rows):
-    sums[:, rows - 1 - c :][:, :width] += y[:, c]
 
   assert_array_equal = np.testing.assert_array_equal
   for name in ("cpu", "gpu"):
     with platform.tracing_for(name):
       assert_array_equal(relative._on_diagonals(jnp.asarray(x), rows, width), y)
-      found = relative._diagonal_sums(jnp.asarray(y)[None])
-      assert_array_equal(found[0], sums)
