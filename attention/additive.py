@@ -12,8 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, plug, sharded
-from attention.core import layout, own_logits, platform
+from attention import arguments, layout, own_logits, platform, plug, sharded
 from attention.dense import dense
 from attention.logits import Scores
 from attention.loop import Output, attend

@@ -7,9 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from attention import arguments, plug
+from attention import arguments, dropout, halo, platform, plug
 from attention import sharded as flash_parts
-from attention.core import dropout, halo, platform
 from attention.logits import Logits
 from attention.loop import attend
 from attention.softmax import block_attention, in_steps, padded

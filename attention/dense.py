@@ -5,19 +5,20 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, plug
-from attention import mods as mods_lib
-from attention.core import (
+from attention import (
+  arguments,
   dropout,
   forgetting,
   layout,
   own_logits,
+  plug,
   relative,
 )
-from attention.core.rows import by_rows
-from attention.core.softmax import masked_softmax
+from attention import mods as mods_lib
 from attention.implementations import InParts
 from attention.mods import MaskMod, ScoreMod
+from attention.rows import by_rows
+from attention.softmax import masked_softmax
 from attention.visible import visible_from_options
 
 
@@ -51,7 +52,7 @@ def dense_attention(
   zeros and passes no gradient.
 
   This module is the formula for C rows of queries. Which pairs count is
-  `attention.visible`, the softmax `core.softmax`, the loop over rows `core.rows`.
+  `attention.visible`, the softmax `attention.softmax`, the loop over rows `attention.rows`.
 
   Args:
     query: `[B, T, N, H]`.
@@ -64,7 +65,7 @@ def dense_attention(
     query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
     key_segment_ids: `[B, S]`.
     bias: added to the scaled logits, broadcastable to `[B, N, T, S]`.
-    relative_bias: `[N, 2L+1]`, added by clipped distance, see `core.relative`.
+    relative_bias: `[N, 2L+1]`, added by clipped distance, see `attention.relative`.
     relative_keys: `[2L+1, H]`, Shaw's keys by clipped distance, or
       `[N, 2L+1, H]`, a table for each head (Transformer-XL).
     sinks: `[N]`, one more logit for each head, which takes weight and gives no
@@ -81,7 +82,7 @@ def dense_attention(
       divided by 1 - rate.
     dropout_rng: key of the dropout, needed where `dropout_rate` > 0.
     block_size: C, rows that are computed at the same time; None is the choice
-      of `core.rows.by_rows`.
+      of `attention.rows.by_rows`.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`.

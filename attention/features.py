@@ -34,7 +34,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from attention.core import device_scan, platform
+from attention import device_scan, platform
 from attention.scan import scan
 
 CHUNK = 64

@@ -9,8 +9,7 @@ from typing import Any
 
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, implementations, plug
-from attention.core import own_logits
+from attention import arguments, implementations, own_logits, plug
 from attention.dense import dense
 from attention.implementations import Implementation, InParts
 from attention.logits import Logits, logits_from_options
@@ -86,7 +85,7 @@ def flash_attention(
       divided by 1 - rate.
     dropout_rng: key of the dropout, needed where `dropout_rate` > 0.
     block_size: (C, D), the queries and keys of a block, or one int for both.
-      Only 'xla' takes it. None is the choice of `core.platform.block`.
+      Only 'xla' takes it. None is the choice of `attention.platform.block`.
     implementation: 'xla' is the block loop here and works everywhere. 'cudnn'
       is the kernel of NVIDIA's GPUs, by `jax.nn`; 'tokamax' is a kernel for a
       GPU or a TPU, by the optional package of that name. None takes cuDNN on a
@@ -112,7 +111,7 @@ def flash_attention(
   example that has its own mask.
 
   Departs from its paper in two points. The size of a block follows from
-  `core.platform` and not from a GPU's on-chip memory. What dropout draws for a pair
+  `attention.platform` and not from a GPU's on-chip memory. What dropout draws for a pair
   follows from its positions, instead of from the state of a generator.
 
   Papers: FlashAttention, arXiv:2205.14135. Sinks: gpt-oss, arXiv:2508.10925. Soft

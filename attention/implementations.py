@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from attention.core import platform
+from attention import platform
 from attention.visible import Visible, causal, window
 
 Implementation = Literal["xla", "cudnn", "tokamax"]

@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, plug
-from attention.core import layout
+from attention import arguments, layout, plug
 from attention.flash import flash_attention
 from attention.sharded import attention_in_parts
 

@@ -96,7 +96,7 @@ def linear_attention(
   addition to the arguments and the result: M·(R+V) per head. With gradients also
   gradients of the arguments, and one state of M·V numbers per head for each R
   positions, in the causal form for each C. C is `features.CHUNK` and R is
-  `features.BLOCK`; on a GPU or TPU a step has as many of them as the budget of `core.platform` allows.
+  `features.BLOCK`; on a GPU or TPU a step has as many of them as the budget of `attention.platform` allows.
 
   Departs from its paper in adding no epsilon to the normaliser, and in masks
   and grouped heads, which the paper does not discuss.

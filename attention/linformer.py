@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from attention import arguments, plug
-from attention.core import platform
+from attention import arguments, platform, plug
 from attention.logits import Logits
 from attention.loop import attend
 

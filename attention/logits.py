@@ -26,9 +26,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from attention import arguments
+from attention import arguments, forgetting, layout, relative
 from attention import mods as mods_lib
-from attention.core import forgetting, layout, relative
 from attention.mods import ScoreMod
 from attention.visible import Visible
 
@@ -181,7 +180,7 @@ class Scores:
     relative_keys: `[#N, 2L+1, H]`.
     score_mod: traced for a tile.
     bias: `[#B, #N, #T, #S]`.
-    query_gates: `[B, T, N, 2]`, see `core.forgetting`.
+    query_gates: `[B, T, N, 2]`, see `attention.forgetting`.
     key_gates: `[B, S, N, 2]`.
   """
 

@@ -28,8 +28,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from attention.core import dropout, layout, platform
-from attention.core.layout import alike, cut, heads_first, heads_last, put
+from attention import dropout, layout, platform
+from attention.layout import alike, cut, heads_first, heads_last, put
 from attention.logits import Logits
 from attention.tiles import Grid, grid_of
 from attention.visible import Visible

@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, plug
-from attention.core import own_logits
+from attention import arguments, own_logits, plug
 from attention.dense import decode as decode_dense
 from attention.dense import dense
 from attention.flash import flash_attention
@@ -59,7 +58,7 @@ def multiplicative_attention(
     query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
     key_segment_ids: `[B, S]`.
     bias: added to the scores, broadcastable to `[B, N, T, S]`.
-    relative_bias: `[N, 2L+1]`, added by clipped distance, see `core.relative`.
+    relative_bias: `[N, 2L+1]`, added by clipped distance, see `attention.relative`.
     relative_keys: `[2L+1, H]` or, a table for each head, `[N, 2L+1, H]`, added
       to the keys by clipped distance.
     dropout_rate: share of attention weights set to zero.

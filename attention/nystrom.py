@@ -6,9 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, plug
+from attention import arguments, halo, platform, plug
 from attention import sharded as flash_parts
-from attention.core import halo, platform
 from attention.logits import Logits
 from attention.loop import attend
 from attention.visible import Visible, key_mask

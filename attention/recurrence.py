@@ -35,8 +35,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments
-from attention.core import device_scan, halo, platform
+from attention import arguments, device_scan, halo, platform
 from attention.scan import scan
 
 CHUNK = 64

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from attention import loop
-from attention.core.layout import alike
+from attention.layout import alike
 from attention.loop import merge
 from attention.tiles import Grid, grid_of
 from attention.visible import Visible

@@ -19,8 +19,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention.core import platform
-from attention.core.layout import alike
+from attention import platform
+from attention.layout import alike
 
 Tree = Any
 """A pytree of arrays `[B, T, …]`, or of their chunks `[B, C, …]`."""

@@ -14,8 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments
-from attention.core import relative
+from attention import arguments, relative
 from attention.implementations import InParts
 from attention.logits import Logits
 from attention.loop import attend

@@ -12,8 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from attention import sharded
-from attention.core import halo, relative
+from attention import halo, relative, sharded
 from attention.logits import Logits
 from attention.loop import attend, merge
 from attention.visible import Visible

@@ -15,8 +15,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
-from attention import arguments, implementations, plug, window_cache
-from attention.core import own_logits, relative
+from attention import (
+  arguments,
+  implementations,
+  own_logits,
+  plug,
+  relative,
+  window_cache,
+)
 from attention.implementations import Implementation
 from attention.logits import Logits, logits_from_options
 from attention.loop import Output, attend, merge, with_sinks
@@ -108,7 +114,7 @@ def sliding_window_attention(
       set to zero; the others are divided by 1 - rate.
     dropout_rng: key of the dropout, needed where `dropout_rate` > 0.
     block_size: C, the queries of a tile. Only 'xla' takes it. None is the
-      choice of `core.platform.window_rows`.
+      choice of `attention.platform.window_rows`.
     implementation: 'xla' is the code here and works everywhere. 'cudnn' is the
       kernel of NVIDIA's GPUs, by `jax.nn`, and takes a window to the left
       without a mask; 'tokamax' is a kernel for a GPU or a TPU, by the optional

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from attention.core import platform
-from attention.core.layout import heads_first, heads_last
+from attention import platform
+from attention.layout import heads_first, heads_last
 from attention.visible import Visible
 
 _ONE_VISIT = 2048

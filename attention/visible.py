@@ -19,7 +19,7 @@ import numpy as np
 
 from attention import arguments
 from attention import mods as mods_lib
-from attention.core.layout import cut
+from attention.layout import cut
 from attention.mods import BlockMask, MaskMod, Mod
 
 _STATIC: Any = {"static": True}

@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from attention import arguments, plug
-from attention.core import dropout, platform
+from attention import arguments, dropout, platform, plug
 from attention.softmax import block_attention, in_steps, padded
 
 

@@ -5,9 +5,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from attention import arguments, plug
+from attention import arguments, forgetting, layout, plug, relative
 from attention import mods as mods_lib
-from attention.core import forgetting, layout, relative
 from attention.dense import dense_attention
 from attention.dense import init_cache as init_dense
 

@@ -14,8 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, plug
-from attention.core import halo, platform
+from attention import arguments, halo, platform, plug
 from attention.features import (
   CHUNK,
   FeatureMap,

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 import numpy as np
 
-from attention.core import layout
+from attention import layout
 from attention.logits import Logits
 from attention.loop import attend, with_sinks
 from attention.visible import Visible, window

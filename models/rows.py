@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from attention.core import platform
+from attention import platform
 
 Tree = TypeVar("Tree")
 

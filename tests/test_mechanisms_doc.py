@@ -9,9 +9,8 @@ import re
 
 import pytest
 
-from attention import positions
+from attention import positions, relative
 from attention.capabilities import CAPABILITIES
-from attention.core import relative
 from tests.attention.forms import FUNCTIONS, OWN, RECURRENT
 
 _ROOT = pathlib.Path(__file__).parent.parent

@@ -93,7 +93,7 @@ def lsh_attention(
   only for a fixed number of buckets. Memory in addition to the arguments: a few
   arrays of B·T·N·(H+V) float32, B·T·N·2C bytes, B·T·N int32 for each round, and
   for a step of G chunks of every head B·N·G·2C·(C+H+V) float32, which
-  `core.platform` bounds. Nothing is T×T, forward or backward.
+  `attention.platform` bounds. Nothing is T×T, forward or backward.
 
   Departs from its paper in the causal form. In the paper, the chunks are cut
   from the sorted sequence of all tokens, so the number of future tokens in

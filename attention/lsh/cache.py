@@ -6,10 +6,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from attention import arguments, plug
-from attention.core import layout
-from attention.core.softmax import masked_softmax
+from attention import arguments, layout, plug
 from attention.lsh import hash as lsh_hash
+from attention.softmax import masked_softmax
 
 
 class LshCache(NamedTuple):

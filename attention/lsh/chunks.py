@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from attention.core import layout, platform
+from attention import layout, platform
 
 _LEAST_HEADS = 8
 """Fewer heads than this are counted as this many, because their steps would be

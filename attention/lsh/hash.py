@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention.core import layout, platform
+from attention import layout, platform
 from attention.lsh.chunks import Chunks, Sorted, along
 
 

@@ -33,7 +33,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention.core import dropout, layout
+from attention import dropout, layout
 from attention.lsh import chunks as lsh_chunks
 from attention.lsh.chunks import Chunks, Sorted
 

@@ -258,7 +258,7 @@ CHECKS = (
     "empty_rows_give_zeros",
     _empty_rows,
     "A query that may attend to nothing gives zeros, with gradients that are "
-    "zero and finite. attention.core.softmax.masked_softmax does that.",
+    "zero and finite. attention.softmax.masked_softmax does that.",
     "mask",
   ),
   Check(

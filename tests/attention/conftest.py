@@ -2,7 +2,7 @@
 
 import pytest
 
-from attention.core import platform
+from attention import platform
 
 
 @pytest.fixture

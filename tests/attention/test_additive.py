@@ -11,9 +11,9 @@ from attention import (
   additive,
   additive_attention,
   attention_weights,
+  platform,
 )
-from attention.core import platform
-from attention.core.softmax import masked_softmax
+from attention.softmax import masked_softmax
 from attention.testing import Case, assert_close, split
 
 WIDTH = 6

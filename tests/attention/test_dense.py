@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import attention_weights, dense_attention
-from attention.core import platform, rows
+from attention import attention_weights, dense_attention, platform, rows
 from attention.testing import Case, assert_close
 
 

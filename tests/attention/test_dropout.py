@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import dense_attention, flash_attention
-from attention.core import dropout
+from attention import dense_attention, dropout, flash_attention
 
 KEY = jax.random.key(3)
 

@@ -16,8 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import flash_attention, sliding_window_attention
-from attention.core import platform
+from attention import flash_attention, platform, sliding_window_attention
 from attention.sliding_window import sliding_window
 from attention.testing import Case, assert_close
 

@@ -14,8 +14,8 @@ from attention import (
   orthogonal_features,
   performer,
   performer_attention,
+  platform,
 )
-from attention.core import platform
 from attention.testing import assert_close
 
 PROJECTION = orthogonal_features(jax.random.key(0), 16, 8)

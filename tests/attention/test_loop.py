@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import definitions, visible
-from attention.core import platform
+from attention import definitions, platform, visible
 from attention.logits import Logits
 from attention.loop import attend, merge
 from attention.testing import assert_close

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import lsh_attention
-from attention.core import platform
+from attention import lsh_attention, platform
 from attention.testing import assert_close
 from tests.attention.lsh_cases import (
   B,

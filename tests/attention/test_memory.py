@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from attention import ATTENTIONS, Dims, gates_from_keys, plug
-from attention.core import rows
+from attention import ATTENTIONS, Dims, gates_from_keys, plug, rows
 
 pytestmark = pytest.mark.optimised
 

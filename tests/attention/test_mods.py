@@ -10,9 +10,9 @@ from attention import (
   dense_attention,
   flash_attention,
   make_block_mask,
+  platform,
   sliding_window_attention,
 )
-from attention.core import platform
 from attention.testing import assert_close
 
 BATCH, HEADS, KV_HEADS, DIM = 2, 4, 2, 8

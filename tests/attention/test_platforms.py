@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import ATTENTIONS, Dims, gates_from_keys
-from attention.core import platform
+from attention import ATTENTIONS, Dims, gates_from_keys, platform
 from attention.testing import assert_close
 from tests.attention.forms import FORMS, SIZES
 

@@ -13,12 +13,13 @@ from attention import (
   definitions,
   dense_attention,
   flash_attention,
+  platform,
+  relative,
   rotary,
   sliding_window_attention,
   t5_bias,
   t5_buckets,
 )
-from attention.core import platform, relative
 from attention.testing import assert_close
 
 

@@ -16,8 +16,8 @@ from attention import (
   definitions,
   delta_rule_attention,
   gated_linear_attention,
+  platform,
 )
-from attention.core import platform
 from process import compiler
 
 BATCH, HEADS, KV_HEADS, DIM, VALUE = 2, 4, 2, 8, 5

@@ -9,10 +9,10 @@ import pytest
 
 from attention import (
   Dims,
+  platform,
   sliding_window,
   sliding_window_attention,
 )
-from attention.core import platform
 from tests.attention.window_cases import (
   ALL,
   draw_inputs,

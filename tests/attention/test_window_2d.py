@@ -12,10 +12,10 @@ from attention import (
   Dims,
   definitions,
   dense_attention,
+  platform,
   window_2d,
   window_2d_attention,
 )
-from attention.core import platform
 from attention.testing import assert_close
 from attention.testing.mechanism import in_float64
 from attention.window_2d import windows_of

@@ -13,12 +13,12 @@ from attention import (
   dense_attention,
   hedgehog_features,
   linear_attention,
+  platform,
   plug,
   sliding_window,
   window_linear,
   window_linear_attention,
 )
-from attention.core import platform
 from attention.testing import assert_close
 import models
 from tests.models import tiny

@@ -8,8 +8,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import numpy as np
 import pytest
 
-from attention import Dims, dense, flash
-from attention.core import platform
+from attention import Dims, dense, flash, platform
 import models
 from models.block import Mlp
 from models.config import ModelConfig

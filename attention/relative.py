@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from attention.core import layout, platform
+from attention import layout, platform
 
 
 class Relative(NamedTuple):

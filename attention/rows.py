@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from attention.core import platform
+from attention import platform
 
 Attend = Callable[
   [Float[Array, "B C N H"], Array | None, Array | int, int],

@@ -1,0 +1,200 @@
+"""What is known of devices; no other module tells one kind from another.
+
+These facts are kept here.
+
+  tile_bytes      how many bytes of scores are worked on at once. A CPU takes
+                  one tile after another, the smallest whose products run at
+                  full rate, which is about the size of its cache. A GPU or TPU
+                  takes as many as the budget allows in one batched step,
+                  because a long loop of small steps would leave it idle. The
+                  number does not depend on T, so memory stays linear in T.
+  needs_barriers  where XLA must not join two operations.
+  copies_rows     how diagonals of a matrix are read and summed fast.
+  merges_rows     whether the projections of a model see one axis of rows.
+
+Products. XLA:CPU sends batched products of the forms 'bkqh,bkdh->bkqd' and
+'bkqd,bkdh->bkqh' to its fast kernel and others to a slower one. Products of
+blocks have one of these forms wherever they can, on every device, since other
+devices do not mind.
+
+All are chosen while a program is traced, from the default device. A program
+that is traced on one kind of machine for another names the other one:
+
+    with platform.tracing_for("gpu"):
+      jax.jit(f).trace(...).lower(lowering_platforms=("cuda",))
+
+How the numbers were found is in benchmarks/README.md, "What made it fast".
+"""
+
+from collections.abc import Iterator
+import contextlib
+import contextvars
+import functools
+from typing import NamedTuple
+import warnings
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+import numpy as np
+
+LEAST_ROWS = 512
+"""The fewest rows of a product that runs at its full rate."""
+
+
+CACHE_BYTES = 2**20
+"""What is written and read again at once should not be larger on a CPU."""
+
+
+DIAGONAL_ROWS = 64
+"""Rows of a product of which only some diagonals are wanted."""
+
+
+class Profile(NamedTuple):
+  """One kind of device.
+
+  Attributes:
+    tile_bytes: scores that are worked on at once; None is one tile.
+    needs_barriers: XLA folds a transposition into the product that reads it,
+      and the product then misses the fast kernel.
+    copies_rows: a loop that copies row by row is faster than index arithmetic
+      on the whole.
+    merges_rows: the gradient of a product `[B, T, F]` × `[F, V]` is faster as
+      one of `[B·T, F]`: with two axes of rows, XLA:CPU transposes or misses its
+      fast kernel. Elsewhere B and T stay two axes, so that an array sharded
+      along either needs no reshape.
+  """
+
+  tile_bytes: int | None
+  needs_barriers: bool
+  copies_rows: bool
+  merges_rows: bool
+
+
+CPU = Profile(
+  tile_bytes=None, needs_barriers=True, copies_rows=True, merges_rows=True
+)
+ACCELERATOR = Profile(
+  tile_bytes=2**29,
+  needs_barriers=False,
+  copies_rows=False,
+  merges_rows=False,
+)
+
+_CHOSEN: contextvars.ContextVar[str | None] = contextvars.ContextVar(
+  "platform", default=None
+)
+
+
+@contextlib.contextmanager
+def tracing_for(name: str) -> Iterator[None]:
+  """What is traced inside is meant for 'cpu', 'gpu' or 'tpu'.
+
+  `jax.jit` keeps what it has traced by function: wrap a function anew to trace
+  it for another platform.
+  """
+  if name not in ("cpu", "gpu", "tpu"):
+    raise ValueError(f"name: expected 'cpu', 'gpu' or 'tpu', got {name!r}")
+  token = _CHOSEN.set(name)
+  try:
+    yield
+  finally:
+    _CHOSEN.reset(token)
+
+
+def name() -> str:
+  """'cpu', 'gpu' or 'tpu': where the program being traced will run."""
+  return _CHOSEN.get() or jax.default_backend()
+
+
+def profile() -> Profile:
+  """The profile of `name()`."""
+  return CPU if name() == "cpu" else ACCELERATOR
+
+
+def _budget() -> int:
+  return profile().tile_bytes or 0
+
+
+def tiles_at_once(tile_bytes: int, count: int) -> int:
+  """How many of `count` tiles of so many bytes each are one step."""
+  return min(max(_budget() // tile_bytes, 1), count)
+
+
+def rows_at_once(row_bytes: int, length: int, least: int | None = None) -> int:
+  """How many of `length` rows, each with so many bytes of scores, are a tile.
+
+  At least `least`; None is `LEAST_ROWS`.
+  """
+  least = LEAST_ROWS if least is None else least
+  return min(max(_budget() // row_bytes, least), length)
+
+
+def block(
+  pair_bytes: int, rows: int, width: int, length: int, source_length: int
+) -> tuple[int, int]:
+  """Queries and keys of a tile that walks over all keys.
+
+  One position more than a block has makes two blocks of little more than half of it,
+  not two whole ones, which would be four times the pairs.
+
+  Args:
+    pair_bytes: what is held for one query and one key, of all heads.
+    rows: the fewest queries that are fast.
+    width: the fewest keys that are fast.
+    length: T.
+    source_length: S.
+
+  Returns:
+    Both doubled as often as the budget allows, and then evened out: as small as the
+    same number of blocks allows, in multiples of 16 for vectors and matrix units.
+  """
+  most = _budget() // pair_bytes
+  while 4 * rows * width <= most:
+    rows, width = 2 * rows, 2 * width
+  return _even(rows, length), _even(width, source_length)
+
+
+def _even(size: int, length: int) -> int:
+  count = -(-length // size)
+  share = -(-length // count)
+  return min(-(-share // 16) * 16, size, length)
+
+
+def window_rows(width: int) -> int:
+  """C of a tile whose queries see `width` keys each, and the tile C − 1 more.
+
+  Narrow windows would waste their keys on larger tiles.
+  """
+  return 128 if width > 256 else 64
+
+
+def apart(x: Float[Array, "..."]) -> Float[Array, "..."]:
+  """`x`, kept apart on a CPU from the operation that reads it."""
+  return jax.lax.optimization_barrier(x) if profile().needs_barriers else x
+
+
+@functools.cache
+def warn_of_faulty_fusion() -> None:
+  """Warns once where XLA:CPU compiles a product with a constant into garbage.
+
+  jaxlib 0.10.2 to 0.12.0.1 do, and a state of zeros that a caller makes inside of
+  `jax.jit` is such a constant. It is found by compiling one small program, which
+  takes 50 ms, so that later versions need no list here.
+  """
+  if name() != "cpu" or jax.default_backend() != "cpu":
+    return
+
+  def summed(x):
+    return (x @ jnp.full((32, 32), 3.0, x.dtype)).sum(-1)
+
+  x = np.ones((512, 32), np.float32)
+  if not np.allclose(jax.jit(summed).lower(x).compile()(x), 3 * 32 * 32):
+    warnings.warn(
+      "this jaxlib compiles some products for CPUs wrongly, as those of a state of "
+      "zeros inside of jax.jit; set XLA_FLAGS="
+      "--xla_cpu_experimental_ynn_fusion_type= in the environment before JAX makes "
+      "its first array",
+      RuntimeWarning,
+      stacklevel=2,
+    )
