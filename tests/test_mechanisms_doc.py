@@ -116,11 +116,6 @@ def test_every_section_links_all_files_of_its_mechanism(name):
   assert own <= _linked(_SECTION[name])
 
 
-def test_core_is_explained_file_by_file():
-  files = (_ROOT / "attention" / "core").glob("[!_]*.py")
-  assert {str(x.relative_to(_ROOT)) for x in files} <= _linked(_SECTION[_HOW])
-
-
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_calls_may_give_the_size_of_blocks(name):
   function = FUNCTIONS[name]
