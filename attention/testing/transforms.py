@@ -73,6 +73,35 @@ def vmap(mechanism: Mechanism) -> None:
 
 
 @law(every_setting=False)
+def forward_mode(mechanism: Mechanism) -> None:
+  """`jax.jvp` must give the derivative that `jax.vjp` gives.
+
+  A `jax.custom_vjp` has none; let JAX differentiate, or say how with
+  `jax.custom_jvp`.
+  """
+  apply, qkv, call = _drawn(mechanism)
+  rng = np.random.default_rng(2)
+  tangents = [rng.standard_normal(x.shape, np.float32) for x in qkv]
+  cotangent = rng.standard_normal(qkv[0].shape, np.float32)
+
+  @jax.jit
+  def derivative(qkv, tangents, call):
+    return jax.jvp(lambda qkv: apply(qkv, call), [qkv], [tangents])[1]
+
+  tangent = np.asarray(derivative(qkv, tangents, call))
+  run, _ = backward(mechanism, mechanism.directions[0])
+  _, gradient = run(qkv, call, cotangent)
+  expected = sum((g * t).sum() for g, t in zip(gradient, tangents, strict=True))
+  norm = np.sqrt(sum((np.asarray(g) ** 2).sum() for g in gradient))
+  found = (tangent * cotangent).sum()
+  require(
+    abs(found - expected) <= 1e-5 * norm,
+    f"the derivative along a random direction is {found:.6g} by `jax.jvp` and "
+    f"{expected:.6g} by `jax.vjp`",
+  )
+
+
+@law(every_setting=False)
 def scan_over_checkpointed_layers(mechanism: Mechanism) -> None:
   """`jax.lax.scan` over `jax.checkpoint` must give what the calls give.
 
@@ -200,6 +229,7 @@ _EAGER = [
 CHECKS = (
   no_leaked_tracers,
   vmap,
+  forward_mode,
   scan_over_checkpointed_layers,
   other_values_are_not_traced_again,
   *_EAGER,

@@ -179,15 +179,15 @@ def _half_precision(mechanism: Mechanism) -> None:
 
 
 def _is_taken(mechanism: Mechanism, case: Case) -> bool:
-  """Whether a mechanism takes what makes the case, and some of its options."""
-  kept = case.limited(mechanism.supports).options
+  """Whether a mechanism takes what makes the case."""
   needed = {"causal", "global"}.intersection(case.options)
-  others = set(case.options) - needed
+  kept = case.limited(mechanism.supports).options
   return (
     needed <= mechanism.supports
     and (case.keys == case.length or "cross" in mechanism.supports)
     and ("causal" in needed or not mechanism.record.causal_only)
-    and (not others or bool(others.intersection(kept)))
+    # Without options it would be the plain call.
+    and (case != _CASES["more_options"] or bool(kept))
   )
 
 
