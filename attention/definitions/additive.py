@@ -25,9 +25,6 @@ def additive_attention(
     e[t, s] = scale · vᵀ tanh(W q_t + U k_s) + bias[t, s]
     out[t] = Σ_s softmax_s(e[t, s]) v_s
 
-  The query holds the paper's decoder states s_{i−1}, key and value the
-  annotations h_j.
-
   Args:
     query_kernel: W, `[N, H, A]`.
     key_kernel: U, `[N, H, A]`.
@@ -36,8 +33,7 @@ def additive_attention(
     bias: broadcastable to `[B, N, T, S]`.
     **options: mask, is_causal and segment ids as in `dense_attention`.
 
-  Paper: Neural machine translation by jointly learning to align and translate,
-  section A.1.2, arXiv:1409.0473.
+  Paper: arXiv:1409.0473, section A.1.2.
   """
   query, key, value = shared.as_float64(query, key, value)
   W, U, v = shared.as_float64(query_kernel, key_kernel, score_kernel)

@@ -53,8 +53,7 @@ def bigbird_attention(
     random_blocks: `[N, max(L−1, 0), R]`, the random blocks of every block
       between the first and the last; a number outside [0, L], such as −1, names
       no block.
-    **options: as `dense_attention`, without is_causal: every query sees the last
-      block.
+    **options: as `dense_attention`; is_causal must be False.
 
   Paper: Big Bird, section 2 and appendix D, arXiv:2007.14062.
   """

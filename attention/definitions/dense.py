@@ -57,8 +57,7 @@ def dense_attention(
     `[B, T, N, V]` float64; zeros for a query that sees no key.
 
   Paper: Attention is all you need, section 3.2.1, arXiv:1706.03762. Relative
-  keys: Self-attention with relative position representations,
-  arXiv:1803.02155.
+  keys: arXiv:1803.02155.
   """
   query, key, value = shared.as_float64(query, key, value)
   batch, length, num_heads, head_dim = query.shape

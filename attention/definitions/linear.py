@@ -37,8 +37,6 @@ def linear_attention(
     scale: None is φ(x), as in the paper; else φ(√scale · x).
     **options: mask and is_causal as in `dense_attention`.
 
-  Zeros for a query whose products are all 0, or that sees no key.
-
   Paper: Transformers are RNNs, equations 5 and 9, arXiv:2006.16236.
   """
   query, key, value = shared.as_float64(query, key, value)

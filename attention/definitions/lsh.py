@@ -71,10 +71,10 @@ def lsh_attention(
 
   Args:
     query: `[B, T, N, H]`, queries and, normalised, keys.
-    value: `[B, S, K, V]`, S = T; query head n reads head n // (N/K).
+    value: `[B, T, K, V]`.
     rotations: `[rounds, H, buckets/2]`; a last axis of 0 is one bucket.
     chunk_size: C.
-    mask: token mask, True = attend, broadcastable to `[B, 1, 1, T]`.
+    mask: token mask, broadcastable to `[B, 1, 1, T]`.
     is_causal: token i sees j ≤ i only.
     key_segment_ids: `[B, T]`; a token sees those of its own segment only.
     **options: scale, and query_segment_ids, the same once more; a token whose
@@ -91,10 +91,8 @@ def lsh_attention(
   query = shared.zero_hidden(query, unmasked)
   norms = np.linalg.norm(query, axis=-1, keepdims=True)
   key = query / np.where(norms == 0, 1, norms)
-  no_segments = np.zeros((batch, length), int)
-  segments = no_segments if key_segment_ids is None else key_segment_ids
-  segments = np.asarray(segments)
-
+  ids = np.zeros(()) if key_segment_ids is None else key_segment_ids
+  segments = np.broadcast_to(ids, (batch, length))
   visible = np.zeros((batch, num_heads, length, length), bool)
   for b, n in np.ndindex(batch, num_heads):
     here = query[b, :, n], unmasked[b], segments[b]

@@ -26,15 +26,11 @@ def multiplicative_attention(
   This is `dense_attention` with the queries W_nᵀ q_t and the scale 1.
 
   Args:
-    query: `[B, T, N, H]`, the paper's decoder states h_t.
-    key: `[B, S, K, H]`, the paper's encoder states h̄_s.
-    value: `[B, S, K, V]`.
     kernel: W, `[N, H, H]`, query features first.
     scale: factor of the scores; None is 1.
     **options: as `dense_attention`.
 
-  Paper: Effective approaches to attention-based neural machine translation,
-  section 3.1, arXiv:1508.04025.
+  Paper: arXiv:1508.04025, section 3.1.
   """
   if kernel is not None:
     query, kernel = shared.as_float64(query, kernel)

@@ -99,10 +99,7 @@ def depthwise_convolution(
 
     out[t] = Σ_j kernel[j, n] · v_{t + j − ⌊R/2⌋}        over visible positions
 
-  Args:
-    value: `[B, T, K, V]`.
-    kernel: `[R, N]`, R odd, one filter for each query head.
-    mask: key mask, broadcastable to `[B, 1, 1, T]`.
+  with `kernel` `[R, N]`, R odd, one filter for each query head.
   """
   value, kernel = shared.as_float64(value, kernel)
   size, num_heads = kernel.shape

@@ -51,7 +51,7 @@ def delta_rule_attention(
     S_t = S' + β_t k_t (v_t − S'ᵀ k_t)ᵀ        out_t = scale · S_tᵀ q_t
 
   Args:
-    query: as in `dense_attention`, with key and value.
+    query: as in `dense_attention`.
     key: `[B, T, K, H]`.
     value: `[B, T, K, V]`.
     beta: β, `[B, T, N]`.
@@ -140,11 +140,9 @@ def gated_linear(
   temperature: float = 16.0,
   **call: Any,
 ) -> Result:
-  """GLA: decays σ(x W₁ W₂ + b)^(1/τ) for each channel.
+  """GLA: decays σ(inputs · W₁ W₂ + b)^(1/temperature) for each channel.
 
-  `inputs` are x, `gate_down` W₁ `[F, R]`, `gate_up` W₂ `[R, N, H]`, `gate_bias`
-  b `[N, H]`, `temperature` τ.
-
+  W₁ is `gate_down` `[F, R]`, W₂ `gate_up` `[R, N, H]`, b `gate_bias` `[N, H]`.
   Paper: arXiv:2312.06635, section 4.4.
   """
   gates = _linear(inputs, gate_down, gate_up, gate_bias, call=call)
@@ -167,11 +165,9 @@ def mamba2(
 ) -> Result:
   """SSD: what is written is Δ_t k_t v_tᵀ, and D v_t is added to the result.
 
-  The paper's C, B and x are query, key and value. Δ is the softplus of inputs ·
-  `step_kernel` `[F, N]` + `step_bias` `[N]`, the decay e^(−Δ e^log_rate) with
-  `log_rate` `[N]`, D is `skip` `[N]`, and `scale` None is 1.
-
-  Paper: arXiv:2405.21060, section 7.
+  Δ = softplus(inputs · `step_kernel` `[F, N]` + `step_bias` `[N]`), the decay is
+  e^(−Δ e^log_rate) with `log_rate` `[N]`, D is `skip` `[N]`. `scale` None is 1.
+  Paper: arXiv:2405.21060, section 7; its C, B and x are query, key and value.
   """
   step = _softplus(_linear(inputs, step_kernel, step_bias, call=call))
   rate, skip = shared.as_float64(log_rate, skip)
@@ -195,11 +191,9 @@ def delta(
   log_decay: ArrayLike | None = None,
   **call: Any,
 ) -> Result:
-  """DeltaNet: queries and keys of length 1, β = max_rate · σ(x W_β).
+  """DeltaNet: queries and keys of length 1, β = max_rate · σ(inputs · W_β).
 
-  `inputs` are x, `rate_kernel` is W_β `[F, N]`; `log_decay`, None is 0, is for
-  the two mechanisms that build on it.
-
+  W_β is `rate_kernel` `[F, N]`; `log_decay` is for the mechanisms that build on it.
   Paper: arXiv:2406.06484, section 3.3.
   """
   beta = max_rate * _sigmoid(_linear(inputs, rate_kernel, 0.0, call=call))
@@ -245,7 +239,6 @@ def kimi_delta(
 
   They are those of `mamba2`, with `step_down` `[F, R]` times `step_up`
   `[R, N, H]` in place of the kernel, and `step_bias` `[N, H]`.
-
   Paper: arXiv:2510.26692, section 4.
   """
   step = _softplus(_linear(inputs, step_down, step_up, step_bias, call=rest))

@@ -1,7 +1,6 @@
 """What definitions share: heads, who sees whom, one softmax, weighted values."""
 
 from collections.abc import Callable
-from typing import Any
 
 from jaxtyping import Bool, Float64
 import numpy as np
@@ -61,9 +60,7 @@ def zero_hidden(x: np.ndarray, visible: np.ndarray) -> np.ndarray:
   return np.where(visible.reshape(*visible.shape, *[1] * (x.ndim - 2)), x, 0.0)
 
 
-def check_both_directions(
-  query: ArrayLike, key: ArrayLike, is_causal: bool = False, **options: Any
-) -> None:
+def check_both_directions(query, key, is_causal=False, **options) -> None:
   """Raises ValueError for a causal call, and unless S = T."""
   del options
   length, source_length = np.shape(query)[1], np.shape(key)[1]

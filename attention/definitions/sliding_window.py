@@ -74,7 +74,7 @@ def sliding_window_attention(
     dilation: one int, or one for each of the N heads.
     relative_bias: `[N, 2L+1]`, by the i of A(t).
     relative_keys: `[2L+1, H]` or `[N, 2L+1, H]`, by the i of A(t).
-    mask_mod: as in `dense_attention`.
+    mask_mod: `(b, n, t, s) -> bool`.
     global_indices: `[B, G]`; an index outside [0, T), such as −1, names no
       token. Relative tables have no entry for global keys.
     global_qkv: the paper's separate projections (query, key, value) for global

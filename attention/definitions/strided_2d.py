@@ -27,7 +27,7 @@ def strided_2d_attention(
     grid: (rows, columns) of the last positions, row after row; None is ⌈√T⌉
       columns and as many rows as it takes, of which the last may be incomplete.
     stride: s.
-    **options: as `dense_attention`, without is_causal.
+    **options: as `dense_attention`; is_causal must be False.
 
   Paper: CvT, section 3.2, arXiv:2103.15808.
   """

@@ -55,7 +55,7 @@ def window_2d_attention(
     shift: s.
     relative_bias: b, `[(2w − 1)², N]`.
     hidden_logit: added to what only the roll joins, which then is in A(t).
-    **options: as `dense_attention`, without is_causal.
+    **options: as `dense_attention`; is_causal must be False.
 
   Paper: Swin transformer, section 3.2, arXiv:2103.14030.
   """

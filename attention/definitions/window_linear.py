@@ -1,5 +1,7 @@
 """Window and linear attention under one normaliser, as LoLCATs defines it."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -16,9 +18,9 @@ def window_linear_attention(
   key_kernel: ArrayLike,
   mix: ArrayLike,
   window: int,
-  mask: ArrayLike | None = None,
   is_causal: bool = False,
   scale: float | ArrayLike | None = None,
+  **options: Any,
 ) -> shared.Result:
   """Exponentials for the last W keys, products of features for those before.
 
@@ -34,9 +36,9 @@ def window_linear_attention(
     key_kernel: W_k, `[K, H, H]`.
     mix: `[N]`, the logit of γ.
     window: W, the number of near keys, that of the query included.
-    mask: broadcastable to `[B, N, T, S]`.
     is_causal: must be True.
     scale: factor of the near logits; None is 1/√H.
+    **options: mask as in `dense_attention`.
 
   Paper: LoLCATs, section 3.2, arXiv:2410.10254.
   """
@@ -47,7 +49,7 @@ def window_linear_attention(
   batch, length, num_heads, head_dim = query.shape
   scale = shared.logit_scale(scale, head_dim)
   visible = shared.visible_pairs(
-    (batch, num_heads, length, key.shape[1]), mask=mask, is_causal=True
+    (batch, num_heads, length, key.shape[1]), is_causal=True, **options
   )
   gamma = 1 / (1 + np.exp(-mix))
   key = shared.repeat_heads(key, num_heads)

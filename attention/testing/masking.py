@@ -18,10 +18,8 @@ from attention.testing.mechanism import (
 def _past_keeps(mechanism, length, position):
   """Requires that changes at `position` leave what is before as it is."""
   run = forward(mechanism, True)
-  qkv, call = mechanism.draw_masked(length)
+  qkv, call = mechanism.draw_masked(length, hides=False)
   others, _ = mechanism.draw_masked(length, seed=1)
-  if "mask" in call:
-    call["mask"] = np.ones_like(call["mask"])
   before = np.asarray(run(qkv, call))
   replaced, raised = ([np.array(x) for x in qkv] for _ in range(2))
   for x, y, other in zip(replaced, raised, others, strict=True):
@@ -58,9 +56,7 @@ def future_changes_nothing(mechanism: Mechanism) -> None:
 @law("causal")
 def future_has_no_gradient(mechanism: Mechanism) -> None:
   """With is_causal=True, a result has no gradient at later positions."""
-  qkv, call = mechanism.draw_masked()
-  if "mask" in call:
-    call["mask"] = np.ones_like(call["mask"])
+  qkv, call = mechanism.draw_masked(hides=False)
   cotangent = np.zeros_like(qkv[0])
   cotangent[:, 5] = 1.0
   _, gradient = backward(mechanism, True)[0](qkv, call, cotangent)
@@ -121,8 +117,7 @@ def empty_rows_give_zeros(mechanism: Mechanism, is_causal: bool) -> None:
 
   `attention.softmax.masked_softmax` does that.
   """
-  qkv, call = mechanism.draw_masked()
-  call["mask"] = np.ones_like(call["mask"])
+  qkv, call = mechanism.draw_masked(hides=False)
   call["mask"][1] = False
   out, gradient = backward(mechanism, is_causal)[0](qkv, call)
   out = np.asarray(out)
@@ -148,9 +143,7 @@ def lone_segment_gives_zeros(mechanism: Mechanism, is_causal: bool) -> None:
 
   Compare query_segment_ids with key_segment_ids, leave out pairs that differ.
   """
-  qkv, call = mechanism.draw_masked()
-  if "mask" in call:
-    call["mask"] = np.ones_like(call["mask"])
+  qkv, call = mechanism.draw_masked(hides=False)
   call["query_segment_ids"][:, 4] = 7
   out, gradient = backward(mechanism, is_causal)[0](qkv, call)
   out = np.asarray(out)

@@ -115,13 +115,18 @@ class Mechanism:
     return arrays[:: 2 if self.shares_query_and_key else 1], call
 
   def draw_masked(
-    self, length: int = 13, batch: int = 8, seed: int = 0
+    self, length: int = 13, seed: int = 0, *, hides: bool = True
   ) -> tuple[list, dict[str, Any]]:
-    """Arrays, a mask of keys and one segment, as far as it takes them."""
-    case = Case(("mask", "segments"), length=length, batch=batch)
+    """Arrays, a mask of keys and one segment, as far as it takes them.
+
+    The mask hides some keys, or none; the batch is 8.
+    """
+    case = Case(("mask", "segments"), length=length, batch=8)
     arrays, call = self.draw(case.limited(self.supports), seed)
     for ids in {"query_segment_ids", "key_segment_ids"} & call.keys():
-      call[ids] = np.zeros((batch, length), np.int32)
+      call[ids] = np.zeros((8, length), np.int32)
+    if "mask" in call and not hides:
+      call["mask"] = np.ones_like(call["mask"])
     return arrays, call
 
   def define(self, variables: plug.Variables, qkv: Any, **call: Any) -> Any:
