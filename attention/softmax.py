@@ -27,7 +27,8 @@ def block_attention(
   bias: Float[Array, "..."] | None = None,
   visible: Bool[Array, "..."] | None = None,
   kept: Float[Array, "..."] | None = None,
-) -> Float[Array, "*A J C V"]:
+  return_lse: bool = False,
+) -> Any:
   """Every query of a block attends to the visible keys of its block.
 
   Args:
@@ -38,9 +39,11 @@ def block_attention(
     bias: added to the logits; `[*A, J, C, D]`, as the others, or 1 for an axis.
     visible: which pairs count; None is all.
     kept: factors of the weights, for dropout.
+    return_lse: also return the log-sum-exp of the logits, `[*A, J, C]`.
 
   Returns:
-    float32; zeros with gradients of zero for a query that sees no key.
+    float32; zeros with gradients of zero for a query that sees no key, whose
+    log-sum-exp is −∞.
 
   Cost: time J·C·D·(H+V), memory J·C·D.
   """
@@ -53,7 +56,8 @@ def block_attention(
     logits = jnp.where(visible, logits, _LOWEST)
   # Not below LOWEST/2: then no exponential of a hidden pair is exp(0).
   largest = jnp.maximum(jnp.max(logits, -1, keepdims=True), _LOWEST / 2)
-  weights = jnp.exp(logits - jax.lax.stop_gradient(largest))
+  largest = jax.lax.stop_gradient(largest)
+  weights = jnp.exp(logits - largest)
   total = jnp.sum(weights, -1, keepdims=True)
   if kept is not None:
     weights *= kept
@@ -63,7 +67,12 @@ def block_attention(
     value,
     preferred_element_type=jnp.float32,
   )
-  return out / jnp.where(total == 0.0, 1.0, total)
+  is_empty = total == 0.0
+  total = jnp.where(is_empty, 1.0, total)
+  if not return_lse:
+    return out / total
+  lse = jnp.where(is_empty, -jnp.inf, largest + jnp.log(total))
+  return out / total, lse[..., 0]
 
 
 def in_steps(
