@@ -7,8 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention import arguments, platform, plug
-from attention.logits import Logits
-from attention.loop import attend
+from attention.softmax import block_attention, split_blocks
 
 
 @arguments.attention_function(
@@ -28,7 +27,8 @@ def linformer_attention(
   is_causal: bool = False,
   scale: float | Float[Array, ""] | None = None,
   block_size: int | None = None,
-) -> Float[Array, "B T N V"]:
+  return_lse: bool = False,
+) -> Float[Array, "B T N V"] | tuple[Array, Array]:
   """Softmax over R learned mixtures of the keys: softmax(Q (EᵀK)ᵀ) (FᵀV).
 
   Row s of E (and F) holds the share of position s in each of the R mixtures, so
@@ -44,19 +44,20 @@ def linformer_attention(
     value_projection: F, of the same form; None uses E for the values too.
     mask: key mask `[B, 1, 1, S]`, True = attend.
     is_causal: must be False, because each of the R rows mixes all positions.
-    scale: factor of the logits; None is 1/√H.
-    block_size: C, queries of a tile; None is the platform's choice.
+    scale: as in `dense_attention`.
+    block_size: C, queries of a block; None is the platform's choice.
+    return_lse: as in `flash_attention`, of the R logits.
 
   Returns:
-    `[B, T, N, V]` in the dtype of `query`. An example whose keys are all masked
-    gets zeros.
+    `[B, T, N, V]` in the dtype of `query`, with `return_lse` also the log-sum-exp
+    `[B, T, N]`. An example whose keys are all masked gets zeros, and −∞.
 
   Raises:
     ValueError: arguments do not fit, the input is longer than the projection,
       the mask varies along queries, or the call is causal.
 
   Cost: time (S·K + T·N)·R·(H+V); memory in addition to the arguments
-  B·N·R·(H+V+C) float32 for tiles of C queries, B copies of E and F and their
+  B·N·R·(H+V+C) float32 for blocks of C queries, B copies of E and F and their
   gradients, and with one for each key head a copy of key and value.
 
   Departs from its paper in masks and in inputs shorter than the projection,
@@ -64,7 +65,7 @@ def linformer_attention(
 
   Paper: Linformer, section 4, arXiv:2006.04768.
   """
-  return _attend(
+  out, lse = _attend(
     query,
     key,
     value,
@@ -75,22 +76,23 @@ def linformer_attention(
     scale=scale,
     block_size=block_size,
   )
+  return (out, lse) if return_lse else out
 
 
 def _attend(
-  query: Float[Array, "B T N H"],
-  key: Float[Array, "B S K H"],
-  value: Float[Array, "B S K V"],
-  key_projection: Float[Array, "..."],
-  value_projection: Float[Array, "..."] | None = None,
+  query,
+  key,
+  value,
+  key_projection,
+  value_projection=None,
   *,
-  mask: Bool[Array, "..."] | None = None,
-  is_causal: bool = False,
-  scale: float | Float[Array, ""] | None = None,
-  block_size: int | None = None,
-  axis_name: str | None = None,
-) -> Float[Array, "B T N V"]:
-  """`linformer_attention`, or with an axis that of the whole.
+  mask=None,
+  is_causal=False,
+  scale=None,
+  block_size=None,
+  axis_name=None,
+):
+  """Out and lse of `linformer_attention`; with an axis, of a sequence in parts.
 
   Each device then mixes its own positions, by their rows of the projections, and
   the R mixtures of all devices are added up: what crosses is R rows of each key
@@ -102,7 +104,8 @@ def _attend(
       "is_causal: Linformer mixes all positions in each of its R rows, so it "
       "has no causal form; use dense, sliding_window or performer attention"
     )
-  batch, source_length, num_kv_heads, _ = key.shape
+  batch, length, num_heads, head_dim = query.shape
+  source_length, num_kv_heads = key.shape[1:3]
   if value_projection is None:
     value_projection = key_projection
   for name, projection in (
@@ -113,10 +116,11 @@ def _attend(
     # Up to D − 1 positions fill a whole up that does not split.
     least = size * source_length - (size - 1)
     _check_projection(name, projection, least, num_kv_heads)
-  if key_projection.shape[-1] != value_projection.shape[-1]:
+  rank = key_projection.shape[-1]
+  if rank != value_projection.shape[-1]:
     raise ValueError(
-      "value_projection: expected the rank of key_projection, "
-      f"{key_projection.shape[-1]}, got {value_projection.shape[-1]}"
+      f"value_projection: expected the rank of key_projection, {rank}, got "
+      f"{value_projection.shape[-1]}"
     )
   if block_size is not None:
     arguments.check_at_least("block_size", block_size, 1)
@@ -127,33 +131,43 @@ def _attend(
     instead="projected keys no longer have positions; use dense attention for "
     "such a mask",
   )
+  scale = arguments.softmax_scale(scale, head_dim)
 
-  if keep is not None:
-    key, value = (jnp.where(keep[..., None, None], x, 0) for x in (key, value))
-
-  def projected(projection, x):
+  def mixtures(projection, x):
+    """The R mixtures of each key head, `[B, K, R, F]`."""
+    if keep is not None:
+      x = jnp.where(keep[..., None, None], x, 0)
     if axis_name is not None:
       projection = _own_rows(projection, source_length, axis_name)
     rows = projection[..., :source_length, :].astype(x.dtype)
-    if projection.ndim == 2:
-      out = _mixed(rows, x)
+    if rows.ndim == 2:
+      mixed = jnp.swapaxes(_mixed(rows, x), 1, 2)
     else:
-      out = jax.vmap(_mixed, (0, 2), 2)(rows, x)
+      mixed = jax.vmap(_mixed, (0, 2), 1)(rows, x)
     if axis_name is not None:
-      out = jax.lax.psum(out, axis_name)
-    return out.astype(x.dtype)
+      mixed = jax.lax.psum(mixed, axis_name)
+    return mixed.astype(x.dtype)
 
-  key = projected(key_projection, key).astype(query.dtype)
-  value = projected(value_projection, value)
-  rank = key.shape[1]
+  keys = mixtures(key_projection, key).astype(query.dtype)
+  values = mixtures(value_projection, value)
   rows = block_size or platform.rows_at_once(
-    4 * batch * query.shape[2] * rank, query.shape[1]
+    4 * batch * num_heads * rank, length
+  )
+  rows = -(-length // -(-length // rows))  # Blocks of one size need few zeros.
+
+  def attend(query):
+    return block_attention(query, keys, values, scale=scale)
+
+  blocks = jnp.moveaxis(split_blocks(query, rows), 1, 0)
+  results = jax.lax.map(jax.checkpoint(attend, prevent_cse=False), blocks)
+  out, lse = (
+    jnp.moveaxis(x, 0, 1).reshape(batch, -1, *x.shape[3:])[:, :length]
+    for x in results
   )
   # An example without visible keys has zeros for values, and so for results.
-  out, _ = attend(
-    query, key, value, logits=Logits(scale=scale), block=(rows, rank)
-  )
-  return out
+  if keep is not None:
+    lse = jnp.where(jnp.any(keep, axis=1)[:, None, None], lse, -jnp.inf)
+  return out, lse
 
 
 def _mixed(
@@ -161,12 +175,10 @@ def _mixed(
 ) -> Float[Array, "B R *F"]:
   """Σ_s E[s, r] x_s in float32."""
   # With one E for each example, both gradients are plain products as well.
-  each = jnp.broadcast_to(projection[None], (len(x), *projection.shape))
+  each = jnp.broadcast_to(projection, (len(x), *projection.shape))
+  flat = x.reshape(*x.shape[:2], -1)
   out = jnp.einsum(
-    "bsr,bsf->brf",
-    each,
-    x.reshape(*x.shape[:2], -1),
-    preferred_element_type=jnp.float32,
+    "bsr,bsf->brf", each, flat, preferred_element_type=jnp.float32
   )
   return out.reshape(*out.shape[:2], *x.shape[2:])
 
@@ -226,12 +238,7 @@ def linformer(
   arguments.check_flag("shared", shared)
   arguments.check_flag("per_head", per_head)
   names = (
-    ("key_projection",)
-    if shared
-    else (
-      "key_projection",
-      "value_projection",
-    )
+    ["key_projection"] if shared else ["key_projection", "value_projection"]
   )
 
   def init(key, dims):
@@ -261,9 +268,8 @@ def linformer(
     )
     return linformer_attention(query, key, value, **variables["params"], **call)
 
-  def apply_sharded(variables, query, key, value, *, axis_name, **call):
-    params = variables["params"]
-    return _attend(query, key, value, **params, axis_name=axis_name, **call)
+  def apply_sharded(variables, query, key, value, **call):
+    return _attend(query, key, value, **variables["params"], **call)[0]
 
   return plug.Attention(
     init=init,

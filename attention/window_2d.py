@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from attention import arguments, dropout, platform, plug
-from attention.softmax import block_attention, in_steps, padded
+from attention.softmax import block_attention, block_map, padded
 
 
 @arguments.attention_function(
@@ -33,7 +33,8 @@ def window_2d_attention(
   dropout_rate: float = 0.0,
   dropout_rng: Array | None = None,
   block_size: int | None = None,
-) -> Float[Array, "B T N V"]:
+  return_lse: bool = False,
+) -> Float[Array, "B T N V"] | tuple[Array, Array]:
   """Every query attends to the keys of its own window of a grid.
 
   The T positions are a grid, row after row. It is padded at the bottom and
@@ -69,18 +70,19 @@ def window_2d_attention(
       them. The published weights are trained with -100.0. None hides them.
     mask: key mask, broadcastable to `[B, 1, 1, S]`, True = attend.
     is_causal: must be False, because a window has keys on all sides.
-    scale: factor of the logits; None is 1/√H.
-    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
+    scale: as in `dense_attention`, like the four after it.
+    query_segment_ids: `[B, T]`.
     key_segment_ids: `[B, S]`.
-    dropout_rate: share of attention weights set to zero; the others are
-      divided by 1 - rate.
-    dropout_rng: key of the dropout, needed where `dropout_rate` > 0.
+    dropout_rate: share of attention weights set to zero.
+    dropout_rng: key of the dropout.
     block_size: queries that are computed at the same time, in whole windows and
       at least one. It changes only the rounding of the result. None is the
       platform's choice.
+    return_lse: as in `flash_attention`.
 
   Returns:
-    `[B, T, N, V]` in the dtype of `query`. A query that sees no key gets zeros.
+    `[B, T, N, V]` in the dtype of `query`, with `return_lse` also the log-sum-exp
+    `[B, T, N]`. A query that sees no key gets zeros, and −∞.
 
   Raises:
     ValueError: arguments do not fit together, the grid does not have T
@@ -135,43 +137,36 @@ def window_2d_attention(
   bias = None
   if relative_bias is not None:
     bias = _bias_by_pair(relative_bias, places.window, window)
-    bias = bias.reshape(1, 1, *by_head, area, area)
+    bias = bias.reshape(1, *by_head, area, area)
   if keep is not None:
     key, value = (jnp.where(keep[..., None, None], x, 0) for x in (key, value))
   else:
     keep = jnp.ones((1, length), bool)
 
-  def step(query, key, value, keep, query_ids, key_ids, regions, number):
-    query = query.reshape(*query.shape[:3], *by_head, -1)
-    query = jnp.einsum("bgckjh->bgkjch", query)
-    key, value = (jnp.swapaxes(x, 2, 3) for x in (key, value))
-    visible = keep[..., None, :]
+  def attend(query, key, value, keep, query_ids, key_ids, regions, number):
+    """Attention in one window."""
+    visible, more, kept = keep[:, None, :], bias, None
     if query_ids is not None:
-      visible &= query_ids[..., :, None] == key_ids[..., None, :]
-    more, kept = bias, None
+      visible &= query_ids[:, :, None] == key_ids[:, None, :]
     if regions is not None:
-      same = regions[..., :, None] == regions[..., None, :]
+      same = regions[:, :, None] == regions[:, None, :]
       if hidden_logit is None:
         visible &= same
       else:
-        more = jnp.where(same, 0.0, hidden_logit)[:, :, None, None]
+        more = jnp.where(same, 0.0, hidden_logit)[:, None, None]
         more += 0.0 if bias is None else bias
     if dropout_rate:
       shape = (batch, *by_head, area, area)
-      kept = jax.vmap(
-        lambda i: dropout.kept(dropout_rng, dropout_rate, shape, i), out_axes=1
-      )(number[0])
-    out = block_attention(
+      kept = dropout.kept(dropout_rng, dropout_rate, shape, number[0])
+    return block_attention(
       query,
-      key,
-      value,
+      jnp.swapaxes(key, 1, 2),
+      jnp.swapaxes(value, 1, 2),
       scale=scale,
       bias=more,
-      visible=visible[:, :, None, None],
+      visible=visible[:, None, None],
       kept=kept,
     )
-    out = jnp.einsum("bgkjcv->bgckjv", out).astype(query.dtype)
-    return out.reshape(*out.shape[:3], num_heads, -1)
 
   size = block_size or platform.rows_at_once(
     4 * batch * num_heads * area, count * area
@@ -180,8 +175,9 @@ def window_2d_attention(
   arrays = query, key, value, keep, *ids, places.regions()
   arrays = jax.tree.map(places.to_windows, arrays)
   number = jnp.arange(count)[None]
-  out = in_steps(step, max(size // area, 1), *arrays, number)
-  return places.from_windows(out)
+  results = block_map(attend, max(size // area, 1), *arrays, number)
+  out, lse = jax.tree.map(places.from_windows, results)
+  return (out, lse) if return_lse else out
 
 
 class Grid(NamedTuple):
