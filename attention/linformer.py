@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention import arguments, platform, plug
-from attention.softmax import block_attention, split_blocks
+from attention.softmax import block_attention, block_map, split_blocks
 
 
 @arguments.attention_function(
@@ -57,8 +57,9 @@ def linformer_attention(
       the mask varies along queries, or the call is causal.
 
   Cost: time (S·K + T·N)·R·(H+V); memory in addition to the arguments
-  B·N·R·(H+V+C) float32 for blocks of C queries, B copies of E and F and their
-  gradients, and with one for each key head a copy of key and value.
+  B·N·R·(H+V+C) float32 for blocks of C queries, a copy of the query, B copies of
+  E and F and their gradients, and with one for each key head a copy of key and
+  value.
 
   Departs from its paper in masks and in inputs shorter than the projection,
   which the paper does not discuss.
@@ -154,16 +155,12 @@ def _attend(
     4 * batch * num_heads * rank, length
   )
   rows = -(-length // -(-length // rows))  # Blocks of one size need few zeros.
-
-  def attend(query):
-    return block_attention(query, keys, values, scale=scale)
-
-  blocks = jnp.moveaxis(split_blocks(query, rows), 1, 0)
-  results = jax.lax.map(jax.checkpoint(attend, prevent_cse=False), blocks)
-  out, lse = (
-    jnp.moveaxis(x, 0, 1).reshape(batch, -1, *x.shape[3:])[:, :length]
-    for x in results
+  results = block_map(
+    lambda query: block_attention(query, keys, values, scale=scale),
+    1,
+    split_blocks(query, rows),
   )
+  out, lse = (x.reshape(batch, -1, *x.shape[3:])[:, :length] for x in results)
   # An example without visible keys has zeros for values, and so for results.
   if keep is not None:
     lse = jnp.where(jnp.any(keep, axis=1)[:, None, None], lse, -jnp.inf)

@@ -99,16 +99,15 @@ def block_map(function: Callable[..., Any], at_once: int, *arrays: Any) -> Any:
 
   def by_step(x):
     x = jnp.moveaxis(padded(x, steps * size - count), 1, 0)
-    return x.reshape(steps, size, *x.shape[1:])
+    return x if size == 1 else x.reshape(steps, size, *x.shape[1:])
 
   def whole(x):
-    x = x.reshape(steps * size, *x.shape[2:])
+    x = x if size == 1 else x.reshape(-1, *x.shape[2:])
     return jnp.moveaxis(x[:count], 0, 1)
 
-  def step(arrays):
-    return jax.vmap(function)(*arrays)
-
-  step = jax.checkpoint(step, prevent_cse=False)
+  # One block has no axis for blocks, around which XLA would copy its logits.
+  run = function if size == 1 else jax.vmap(function)
+  step = jax.checkpoint(lambda arrays: run(*arrays), prevent_cse=False)
   return jax.tree.map(whole, jax.lax.map(step, jax.tree.map(by_step, arrays)))
 
 
