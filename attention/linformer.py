@@ -66,39 +66,6 @@ def linformer_attention(
 
   Paper: Linformer, section 4, arXiv:2006.04768.
   """
-  out, lse = _attend(
-    query,
-    key,
-    value,
-    key_projection,
-    value_projection,
-    mask=mask,
-    is_causal=is_causal,
-    scale=scale,
-    block_size=block_size,
-  )
-  return (out, lse) if return_lse else out
-
-
-def _attend(
-  query,
-  key,
-  value,
-  key_projection,
-  value_projection=None,
-  *,
-  mask=None,
-  is_causal=False,
-  scale=None,
-  block_size=None,
-  axis_name=None,
-):
-  """Out and lse of `linformer_attention`; with an axis, of a sequence in parts.
-
-  Each device then mixes its own positions, by their rows of the projections, and
-  the R mixtures of all devices are added up: what crosses is R rows of each key
-  head, at any length.
-  """
   arguments.check_qkv(query, key, value)
   if is_causal:
     raise ValueError(
@@ -106,17 +73,10 @@ def _attend(
       "has no causal form; use dense, sliding_window or performer attention"
     )
   batch, length, num_heads, head_dim = query.shape
-  source_length, num_kv_heads = key.shape[1:3]
   if value_projection is None:
     value_projection = key_projection
-  for name, projection in (
-    ("key_projection", key_projection),
-    ("value_projection", value_projection),
-  ):
-    size = 1 if axis_name is None else jax.lax.axis_size(axis_name)
-    # Up to D − 1 positions fill a whole up that does not split.
-    least = size * source_length - (size - 1)
-    _check_projection(name, projection, least, num_kv_heads)
+  _check_projection("key_projection", key_projection, key, key.shape[1])
+  _check_projection("value_projection", value_projection, key, key.shape[1])
   rank = key_projection.shape[-1]
   if rank != value_projection.shape[-1]:
     raise ValueError(
@@ -125,32 +85,13 @@ def _attend(
     )
   if block_size is not None:
     arguments.check_at_least("block_size", block_size, 1)
-  keep = arguments.key_mask(
-    mask,
-    query,
-    key,
-    instead="projected keys no longer have positions; use dense attention for "
-    "such a mask",
-  )
+  keep = arguments.key_mask(mask, query, key, _NO_POSITIONS)
   scale = arguments.softmax_scale(scale, head_dim)
-
-  def mixtures(projection, x):
-    """The R mixtures of each key head, `[B, K, R, F]`."""
-    if keep is not None:
-      x = jnp.where(keep[..., None, None], x, 0)
-    if axis_name is not None:
-      projection = _own_rows(projection, source_length, axis_name)
-    rows = projection[..., :source_length, :].astype(x.dtype)
-    if rows.ndim == 2:
-      mixed = jnp.swapaxes(_mixed(rows, x), 1, 2)
-    else:
-      mixed = jax.vmap(_mixed, (0, 2), 1)(rows, x)
-    if axis_name is not None:
-      mixed = jax.lax.psum(mixed, axis_name)
-    return mixed.astype(x.dtype)
-
-  keys = mixtures(key_projection, key).astype(query.dtype)
-  values = mixtures(value_projection, value)
+  keys, values = (
+    jnp.moveaxis(_mixtures(projection, x, keep).astype(x.dtype), 2, 1)
+    for projection, x in ((key_projection, key), (value_projection, value))
+  )
+  keys = keys.astype(query.dtype)
   rows = block_size or platform.rows_at_once(
     4 * batch * num_heads * rank, length
   )
@@ -161,23 +102,40 @@ def _attend(
     split_blocks(query, rows),
   )
   out, lse = (x.reshape(batch, -1, *x.shape[3:])[:, :length] for x in results)
-  # An example without visible keys has zeros for values, and so for results.
+  if not return_lse:
+    return out
+  # Without visible keys the values are zeros, and so is the result; not so lse.
   if keep is not None:
     lse = jnp.where(jnp.any(keep, axis=1)[:, None, None], lse, -jnp.inf)
   return out, lse
 
 
-def _mixed(
-  projection: Float[Array, "S R"], x: Float[Array, "B S *F"]
-) -> Float[Array, "B R *F"]:
-  """Σ_s E[s, r] x_s in float32."""
-  # With one E for each example, both gradients are plain products as well.
-  each = jnp.broadcast_to(projection, (len(x), *projection.shape))
-  flat = x.reshape(*x.shape[:2], -1)
-  out = jnp.einsum(
-    "bsr,bsf->brf", each, flat, preferred_element_type=jnp.float32
-  )
-  return out.reshape(*out.shape[:2], *x.shape[2:])
+_NO_POSITIONS = (
+  "projected keys no longer have positions; use dense attention for such a mask"
+)
+
+
+def _mixtures(
+  projection: Float[Array, "*K P R"],
+  x: Float[Array, "B S K F"],
+  keep: Bool[Array, "B S"] | None,
+) -> Float[Array, "B R K F"]:
+  """Σ_s E[s, r] x_s in float32, over the positions that `keep` leaves."""
+  if keep is not None:
+    x = jnp.where(keep[..., None, None], x, 0)
+
+  def mixed(rows, x):
+    # With one E for each example, both gradients are plain products as well.
+    rows = jnp.broadcast_to(rows, (len(x), *rows.shape))
+    return jnp.einsum(
+      "bsr,bsf->brf", rows, x, preferred_element_type=jnp.float32
+    )
+
+  rows = projection[..., : x.shape[1], :].astype(x.dtype)
+  if rows.ndim == 3:
+    return jax.vmap(mixed, (0, 2), 2)(rows, x)
+  flat = mixed(rows, x.reshape(*x.shape[:2], -1))
+  return flat.reshape(*flat.shape[:2], *x.shape[2:])
 
 
 def _own_rows(
@@ -192,15 +150,12 @@ def _own_rows(
 
 
 def _check_projection(
-  name: str, projection: Array, source_length: int, num_kv_heads: int
+  name: str, projection: Array, key: Array, source_length: int
 ) -> None:
-  shape = projection.shape
-  if projection.ndim not in (2, 3) or (
-    projection.ndim == 3 and shape[0] != num_kv_heads
-  ):
+  shape, kv_heads = projection.shape, key.shape[2]
+  if len(shape) not in (2, 3) or (len(shape) == 3 and shape[0] != kv_heads):
     raise ValueError(
-      f"{name}: expected [S, R] or [K, S, R] with K = {num_kv_heads}, got "
-      f"{shape}"
+      f"{name}: expected [S, R] or [K, S, R] with K = {kv_heads}, got {shape}"
     )
   if shape[-2] < source_length:
     raise ValueError(
@@ -265,8 +220,26 @@ def linformer(
     )
     return linformer_attention(query, key, value, **variables["params"], **call)
 
-  def apply_sharded(variables, query, key, value, **call):
-    return _attend(query, key, value, **variables["params"], **call)[0]
+  def apply_sharded(
+    variables, query, key, value, *, axis_name, mask=None, **call
+  ):
+    # Each device mixes its own positions by their rows of the projections. The sums
+    # over the devices, R rows of each key head, are the keys of everyone: those of
+    # a Linformer whose projection is the identity.
+    arguments.check_qkv(query, key, value)
+    keep = arguments.key_mask(mask, query, key, _NO_POSITIONS)
+    devices, length = jax.lax.axis_size(axis_name), key.shape[1]
+    whole = []
+    for name, x in zip((names[0], names[-1]), (key, value), strict=True):
+      projection = variables["params"][name]
+      # Up to D − 1 positions fill a whole up that does not split.
+      _check_projection(name, projection, key, devices * length - (devices - 1))
+      own = _own_rows(projection, length, axis_name)
+      mixtures = jax.lax.psum(_mixtures(own, x, keep), axis_name)
+      whole.append(mixtures.astype(x.dtype))
+    return linformer_attention(
+      query, *whole, key_projection=jnp.eye(rank, dtype=key.dtype), **call
+    )
 
   return plug.Attention(
     init=init,
