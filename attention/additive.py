@@ -119,13 +119,14 @@ def additive_attention(
     # get through.
     seen = jnp.any(one, axis=(1, 2))[:, :, None, None]
     key, value = jnp.where(seen, key, 0), jnp.where(seen, value, 0)
-  out, lse = _attend(
-    _projected(query, query_kernel),
-    _projected(key, key_kernel),
+  queries, keys = _projected(query, query_kernel), _projected(key, key_kernel)
+  out, lse = attend(
+    queries,
+    keys,
     value,
     sees,
-    _Logits(_scaled(score_kernel, scale, query), bias),
-    sizes,
+    _Logits(score_kernel, scale, bias),
+    block=sizes or _block(queries, keys),
     dropout_rate=dropout_rate,
     dropout_rng=dropout_rng,
   )
@@ -133,13 +134,7 @@ def additive_attention(
   return (out, lse) if return_lse else out
 
 
-def _attend(query, key, value, visible, logits, sizes=None, **dropout):
-  """Additive attention of projected queries and keys, in float32."""
-  sizes = sizes or _block(query, key)
-  return attend(query, key, value, visible, logits, block=sizes, **dropout)
-
-
-def _block(query, key) -> tuple[int, int]:
+def _block(query: Array, key: Array) -> tuple[int, int]:
   """(C, D) of a tile."""
   batch, length, num_heads, width = query.shape
   # For each pair: the hidden units, and in the backward their gradients.
@@ -148,29 +143,26 @@ def _block(query, key) -> tuple[int, int]:
   return platform.block(pair_bytes, 16, 64, length, key.shape[1])
 
 
-def _scaled(score_kernel, scale, query):
-  score_kernel = score_kernel.astype(jnp.float32)
-  if scale is None:
-    return score_kernel
-  return score_kernel * arguments.softmax_scale(scale, query.shape[-1])
-
-
 class _Logits(NamedTuple):
   """Takes the place of `attention.logits.Logits` in the loop.
 
   Attributes:
     score_kernel: v, `[N, A]`.
+    scale: factor of the scores; None is 1.
     bias: `[#B, #N, #T, #S]`.
   """
 
   score_kernel: Float[Array, "N A"]
+  scale: float | Float[Array, ""] | None = None
   bias: Float[Array, "..."] | None = None
   sinks: None = None
 
   def scores(self, query, visible, shape):
     """See `attention.logits.Logits.scores`."""
     del visible, shape
-    kernel = self.score_kernel
+    kernel = self.score_kernel.astype(jnp.float32)
+    if self.scale is not None:
+      kernel *= arguments.softmax_scale(self.scale, query.shape[-1])
     scores = _Scores(1.0, None, bias=self.bias, score_kernel=kernel)
     return query, scores, ()
 
@@ -178,10 +170,7 @@ class _Logits(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Scores(Scores):
-  """The scores of a tile from a = W q and c = U k, with dx their cotangent.
-
-    z = tanh(a_t + c_s)        x_ts = v · z
-    dz = dx · v · (1 − z²)     da_t = Σ_s dz     dc_s = Σ_t dz     dv = Σ_ts dx · z
+  """The scores v · tanh(a_t + c_s) of a tile from a = W q and c = U k.
 
   Arrays of C·D·A numbers exist for one tile only. Every query head has its own keys
   `[B, N, D, A]`, also where query heads share their values.
@@ -197,92 +186,30 @@ class _Scores(Scores):
 
   def of_tile(self, query, key, rows, positions, fixed):
     """See `Scores`."""
-    x = self._of_hidden(self._hidden(query, key, rows), query)
+    queries = query.reshape(query.shape[0], -1, rows, query.shape[3])
+    hidden = jnp.tanh(queries[:, :, :, None] + key[:, :, None])
+    # As a product of rows: a sum is slower.
+    pairs = hidden.reshape(*hidden.shape[:2], -1, hidden.shape[4])
+    x = jnp.einsum("bnxa,na->bnx", pairs, self.score_kernel)
+    x = x.reshape(*query.shape[:3], -1)
     return self._after(x, query, rows, positions, fixed)
 
   def vjp(self, query, key, rows, positions, fixed):
     """See `Scores`."""
-    z = self._hidden(query, key, rows)
-    x, pull_after = jax.vjp(
-      lambda x, scores: scores._after(x, query, rows, positions, fixed),
-      self._of_hidden(z, query),
+    x, pull = jax.vjp(
+      lambda query, key, scores: scores.of_tile(
+        query, key, rows, positions, fixed
+      ),
+      query,
+      key,
       self,
     )
 
-    def pull(dx):
-      dx, dscores = pull_after(dx)
-      dx = dx.reshape(z.shape[:4])
-      pairs = z.reshape(*z.shape[:2], -1, z.shape[4])
-      dkernel = jnp.einsum("bnx,bnxa->na", dx.reshape(pairs.shape[:3]), pairs)
-      dz = dx[..., None] * (1.0 - z * z)
-      # v does not depend on t and s, so it multiplies the sums, not every pair.
-      factor = self.score_kernel[None, :, None]
-      dquery = (jnp.sum(dz, 3) * factor).reshape(query.shape)
-      dkey = jnp.swapaxes(jnp.sum(dz, 2) * factor, 2, 3)
-      return dquery, dkey, dataclasses.replace(dscores, score_kernel=dkernel)
+    def turned(dx):
+      dquery, dkey, dscores = pull(dx)
+      return dquery, jnp.swapaxes(dkey, 2, 3), dscores
 
-    return x, pull
-
-  def _hidden(self, query, key, rows):
-    """The hidden units z of every pair, `[B, N, C, D, A]`."""
-    query = query.reshape(query.shape[0], -1, rows, query.shape[3])
-    return jnp.tanh(query[:, :, :, None] + key[:, :, None])
-
-  def _of_hidden(self, z, query):
-    """The scores v · z `[B, K, Q, D]`, as a product: a sum is slower."""
-    pairs = z.reshape(*z.shape[:2], -1, z.shape[4])
-    # Repeated for every example, so that the factors share a batch axis.
-    v = jnp.broadcast_to(self.score_kernel, (len(z), *self.score_kernel.shape))
-    x = jnp.einsum("bnxa,bna->bnx", pairs, v)
-    return x.reshape(*query.shape[:3], -1)
-
-
-def _attend_in_parts(
-  query: Float[Array, "B T N H"],
-  key: Float[Array, "B S K H"],
-  value: Float[Array, "B S K V"],
-  *,
-  axis_name: str,
-  query_kernel: Float[Array, "N H A"],
-  key_kernel: Float[Array, "N H A"],
-  score_kernel: Float[Array, "N A"],
-  mask: Bool[Array, "#B 1 1 S"] | None = None,
-  is_causal: bool = False,
-  scale: float | Float[Array, ""] | None = None,
-  query_segment_ids: Int[Array, "B T"] | None = None,
-  key_segment_ids: Int[Array, "B S"] | None = None,
-  dropout_rate: float = 0.0,
-  dropout_rng: Array | None = None,
-  **others: Any,
-) -> Float[Array, "B T N V"]:
-  """`additive_attention` of the whole, of which each device has a part.
-
-  Projected keys and values go round the ring of `attention.ring`: D − 1 parts of
-  S·(N·A + K·V) numbers.
-  """
-  options = {
-    "mask": mask,
-    "is_causal": is_causal,
-    "query_segment_ids": query_segment_ids,
-    "key_segment_ids": key_segment_ids,
-  }
-  sharded.check(query, key, value, **options, others=others)
-  arguments.check_dropout(dropout_rate, dropout_rng)
-  if mask is not None:
-    seen = mask[:, 0, 0, :, None, None]
-    key, value = jnp.where(seen, key, 0), jnp.where(seen, value, 0)
-  projected = _projected(query, query_kernel), _projected(key, key_kernel)
-  out, _ = ring(
-    *projected,
-    value,
-    axis_name=axis_name,
-    logits=_Logits(_scaled(score_kernel, scale, query)),
-    dropout_rate=dropout_rate,
-    dropout_rng=dropout_rng,
-    block=_block(*projected),
-    **options,
-  )
-  return out.astype(query.dtype)
+    return x, turned
 
 
 def _check_kernels(
@@ -364,18 +291,19 @@ def decode(
 ) -> tuple[Float[Array, "B 1 N V"], AdditiveCache]:
   """One position of the causal call; time S·N·A at every position."""
   params = variables["params"]
-  score_kernel = _scaled(params["score_kernel"], scale, query)
   slots = jnp.arange(cache.key.shape[1])[None, :]
   here = slots == cache.index[:, None]
   keys = layout.written(cache.key, _projected(key, params["key_kernel"]), here)
   values = layout.written(cache.value, value, here)
   seen = (slots <= cache.index[:, None])[:, None, None, :]
-  out, _ = _attend(
-    _projected(query, params["query_kernel"]),
+  queries = _projected(query, params["query_kernel"])
+  out, _ = attend(
+    queries,
     keys,
     values,
     Visible(masks=(seen,)),
-    _Logits(score_kernel),
+    _Logits(params["score_kernel"], scale),
+    block=_block(queries, keys),
   )
   out = out.astype(query.dtype)
   return out, AdditiveCache(keys, values, cache.index + 1)
@@ -424,10 +352,48 @@ def additive(width: int = 64) -> plug.Attention:
     )
     return additive_attention(query, key, value, **variables["params"], **call)
 
-  def apply_sharded(variables, query, key, value, *, axis_name, **call):
-    return _attend_in_parts(
-      query, key, value, axis_name=axis_name, **variables["params"], **call
+  def apply_sharded(
+    variables,
+    query,
+    key,
+    value,
+    *,
+    axis_name,
+    mask=None,
+    is_causal=False,
+    scale=None,
+    query_segment_ids=None,
+    key_segment_ids=None,
+    dropout_rate=0.0,
+    dropout_rng=None,
+    **others,
+  ):
+    # Projected keys and values go round the ring: D − 1 parts of S·(N·A + K·V).
+    options = {
+      "mask": mask,
+      "is_causal": is_causal,
+      "query_segment_ids": query_segment_ids,
+      "key_segment_ids": key_segment_ids,
+    }
+    sharded.check(query, key, value, **options, others=others)
+    arguments.check_dropout(dropout_rate, dropout_rng)
+    if mask is not None:
+      key = jnp.where(mask[:, 0, 0, :, None, None], key, 0)
+    params = variables["params"]
+    queries = _projected(query, params["query_kernel"])
+    keys = _projected(key, params["key_kernel"])
+    out, _ = ring(
+      queries,
+      keys,
+      value,
+      axis_name=axis_name,
+      logits=_Logits(params["score_kernel"], scale),
+      dropout_rate=dropout_rate,
+      dropout_rng=dropout_rng,
+      block=_block(queries, keys),
+      **options,
     )
+    return out.astype(query.dtype)
 
   def init_cache(
     variables: plug.Variables,
