@@ -1,7 +1,7 @@
 """Additive attention (Bahdanau et al., 2015).
 
-Queries and keys are projected here, and the scores of a tile have a rule of their
-own. Everything else is the loop of all softmaxes, `attention.loop`.
+Queries and keys are projected, and a tile has scores of its own. Everything else is
+the loop of all softmaxes, `attention.loop`.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from attention.dense import dense
 from attention.logits import Scores
 from attention.loop import Output, attend
 from attention.ring import ring
-from attention.visible import Visible, visible_from_options
+from attention.visible import Visible, key_mask, visible_from_options
 
 
 @arguments.attention_function(
@@ -62,23 +62,13 @@ def additive_attention(
     query_kernel: W, `[N, H, A]`.
     key_kernel: U, `[N, H, A]`.
     score_kernel: v, `[N, A]`.
-    mask: boolean, True = attend, broadcastable to `[B, N, T, S]`.
-    is_causal: query t sees keys s ≤ t.
     scale: factor of the scores; None is 1, as in the paper.
-    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
-    key_segment_ids: `[B, S]`.
-    bias: added to the scores, broadcastable to `[B, N, T, S]`.
-    dropout_rate: share of attention weights set to zero; the others are
-      divided by 1 - dropout_rate.
-    dropout_rng: key of the dropout, needed where `dropout_rate` > 0.
-    block_size: queries and keys of a tile, one int for both; None is the
-      platform's choice.
-    visible: which pairs count, in addition to the options that say so.
-    return_lse: whether to return the log-sum-exp of the scores, too.
+
+  Other options: as `flash_attention`.
 
   Returns:
-    `[B, T, N, V]` in the dtype of `query`; with `return_lse` also `[B, T, N]` in
-    float32, −∞ for a query that sees nothing.
+    `[B, T, N, V]` in the dtype of `query`, with `return_lse` also the log-sum-exp
+    `[B, T, N]` of the scores.
 
   Raises:
     ValueError: arguments do not fit together.
@@ -125,7 +115,7 @@ def additive_attention(
     keys,
     value,
     sees,
-    _Logits(score_kernel, scale, bias),
+    _scores(score_kernel, scale, bias),
     block=sizes or _block(queries, keys),
     dropout_rate=dropout_rate,
     dropout_rng=dropout_rng,
@@ -143,28 +133,16 @@ def _block(query: Array, key: Array) -> tuple[int, int]:
   return platform.block(pair_bytes, 16, 64, length, key.shape[1])
 
 
-class _Logits(NamedTuple):
-  """Takes the place of `attention.logits.Logits` in the loop.
-
-  Attributes:
-    score_kernel: v, `[N, A]`.
-    scale: factor of the scores; None is 1.
-    bias: `[#B, #N, #T, #S]`.
-  """
-
-  score_kernel: Float[Array, "N A"]
-  scale: float | Float[Array, ""] | None = None
-  bias: Float[Array, "..."] | None = None
-  sinks: None = None
-
-  def scores(self, query, visible, shape):
-    """See `attention.logits.Logits.scores`."""
-    del visible, shape
-    kernel = self.score_kernel.astype(jnp.float32)
-    if self.scale is not None:
-      kernel *= arguments.softmax_scale(self.scale, query.shape[-1])
-    scores = _Scores(1.0, None, bias=self.bias, score_kernel=kernel)
-    return query, scores, ()
+def _scores(
+  score_kernel: Float[Array, "N A"],
+  scale: float | Float[Array, ""] | None,
+  bias: Float[Array, "..."] | None = None,
+) -> "_Scores":
+  """Scores of a kernel that `scale` is multiplied into."""
+  kernel = score_kernel.astype(jnp.float32)
+  if scale is not None:
+    kernel *= arguments.softmax_scale(scale, 1)
+  return _Scores(1.0, None, bias=bias, score_kernel=kernel)
 
 
 @jax.tree_util.register_dataclass
@@ -172,11 +150,18 @@ class _Logits(NamedTuple):
 class _Scores(Scores):
   """The scores v · tanh(a_t + c_s) of a tile from a = W q and c = U k.
 
-  Arrays of C·D·A numbers exist for one tile only. Every query head has its own keys
-  `[B, N, D, A]`, also where query heads share their values.
+  It also takes the place of `attention.logits.Logits` in the loop. Arrays of C·D·A
+  numbers exist for one tile only. Every query head has its own keys `[B, N, D, A]`,
+  also where query heads share their values.
   """
 
   score_kernel: Any = None
+  sinks = None
+
+  def scores(self, query, visible, shape):
+    """See `Logits`."""
+    del visible, shape
+    return query, self, ()
 
   def added(self, tile, start, first):
     """See `Scores`."""
@@ -216,22 +201,17 @@ def _check_kernels(
   query: Float[Array, "B T N H"], w: Array, u: Array, v: Array
 ) -> None:
   num_heads, head_dim = query.shape[2:]
-  for name, kernel in (("query_kernel", w), ("key_kernel", u)):
-    if kernel.ndim != 3 or kernel.shape[:2] != (num_heads, head_dim):
+  width = w.shape[-1]
+  for name, kernel, expected in (
+    ("query_kernel", w, (num_heads, head_dim, width)),
+    ("key_kernel", u, (num_heads, head_dim, width)),
+    ("score_kernel", v, (num_heads, width)),
+  ):
+    if kernel.shape != expected:
       raise ValueError(
-        f"{name}: expected [N, H, A] = [{num_heads}, {head_dim}, A] to go with "
-        f"query {query.shape}, got {kernel.shape}"
+        f"{name}: expected {expected} to go with query {query.shape} and "
+        f"query_kernel {w.shape}, got {kernel.shape}"
       )
-  expected = (num_heads, w.shape[2])
-  if u.shape[2] != expected[1]:
-    raise ValueError(
-      f"key_kernel: expected the width of query_kernel, {expected[1]}, got "
-      f"{u.shape[2]}"
-    )
-  if v.shape != expected:
-    raise ValueError(
-      f"score_kernel: expected [N, A] = {list(expected)}, got {v.shape}"
-    )
 
 
 def _projected(
@@ -248,7 +228,9 @@ def _projected(
 
 
 class AdditiveCache(NamedTuple):
-  """Projected keys and values of the positions seen so far.
+  """Projected keys and values of the positions seen so far: B·S·(N·A + K·V).
+
+  A step of decoding takes time S·N·A.
 
   Attributes:
     key: U k, `[B, S, N, A]` float32, S = max_length; rows from `index` on are
@@ -260,53 +242,6 @@ class AdditiveCache(NamedTuple):
   key: Float[Array, "B S N A"]
   value: Float[Array, "B S K V"]
   index: Int[Array, "B"]
-
-
-def prefill(
-  variables: plug.Variables,
-  cache: AdditiveCache,
-  query: Float[Array, "B P N H"],
-  key: Float[Array, "B P K H"],
-  value: Float[Array, "B P K V"],
-  lengths: Int[Array, "B"],
-  *,
-  scale: float | None = None,
-) -> AdditiveCache:
-  """The cache after the first `lengths` of P positions; time P·N·H·A."""
-  del query, scale
-  keys = _projected(key, variables["params"]["key_kernel"])
-  return AdditiveCache(
-    layout.put(cache.key, keys, 0), layout.put(cache.value, value, 0), lengths
-  )
-
-
-def decode(
-  variables: plug.Variables,
-  cache: AdditiveCache,
-  query: Float[Array, "B 1 N H"],
-  key: Float[Array, "B 1 K H"],
-  value: Float[Array, "B 1 K V"],
-  *,
-  scale: float | None = None,
-) -> tuple[Float[Array, "B 1 N V"], AdditiveCache]:
-  """One position of the causal call; time S·N·A at every position."""
-  params = variables["params"]
-  slots = jnp.arange(cache.key.shape[1])[None, :]
-  here = slots == cache.index[:, None]
-  keys = layout.written(cache.key, _projected(key, params["key_kernel"]), here)
-  values = layout.written(cache.value, value, here)
-  seen = (slots <= cache.index[:, None])[:, None, None, :]
-  queries = _projected(query, params["query_kernel"])
-  out, _ = attend(
-    queries,
-    keys,
-    values,
-    Visible(masks=(seen,)),
-    _Logits(params["score_kernel"], scale),
-    block=_block(queries, keys),
-  )
-  out = out.astype(query.dtype)
-  return out, AdditiveCache(keys, values, cache.index + 1)
 
 
 def additive(width: int = 64) -> plug.Attention:
@@ -359,26 +294,22 @@ def additive(width: int = 64) -> plug.Attention:
     value,
     *,
     axis_name,
-    mask=None,
-    is_causal=False,
     scale=None,
-    query_segment_ids=None,
-    key_segment_ids=None,
     dropout_rate=0.0,
     dropout_rng=None,
-    **others,
+    **call,
   ):
     # Projected keys and values go round the ring: D − 1 parts of S·(N·A + K·V).
-    options = {
-      "mask": mask,
-      "is_causal": is_causal,
-      "query_segment_ids": query_segment_ids,
-      "key_segment_ids": key_segment_ids,
+    pairs = {
+      "mask": call.pop("mask", None),
+      "is_causal": call.pop("is_causal", False),
+      "query_segment_ids": call.pop("query_segment_ids", None),
+      "key_segment_ids": call.pop("key_segment_ids", None),
     }
-    sharded.check(query, key, value, **options, others=others)
+    sharded.check(query, key, value, **pairs, others=call)
     arguments.check_dropout(dropout_rate, dropout_rng)
-    if mask is not None:
-      key = jnp.where(mask[:, 0, 0, :, None, None], key, 0)
+    if pairs["mask"] is not None:
+      key = jnp.where(pairs["mask"][:, 0, 0, :, None, None], key, 0)
     params = variables["params"]
     queries = _projected(query, params["query_kernel"])
     keys = _projected(key, params["key_kernel"])
@@ -387,22 +318,15 @@ def additive(width: int = 64) -> plug.Attention:
       keys,
       value,
       axis_name=axis_name,
-      logits=_Logits(params["score_kernel"], scale),
+      logits=_scores(params["score_kernel"], scale),
       dropout_rate=dropout_rate,
       dropout_rng=dropout_rng,
       block=_block(queries, keys),
-      **options,
+      **pairs,
     )
     return out.astype(query.dtype)
 
-  def init_cache(
-    variables: plug.Variables,
-    batch: int,
-    max_length: int,
-    dims: plug.Dims,
-    dtype: Any,
-  ) -> AdditiveCache:
-    """An empty cache for `max_length` positions: B·S·(N·A + K·V) numbers."""
+  def init_cache(variables, batch, max_length, dims, dtype):
     del variables
     values = (batch, max_length, dims.num_kv_heads, dims.values)
     return AdditiveCache(
@@ -410,6 +334,32 @@ def additive(width: int = 64) -> plug.Attention:
       value=jnp.zeros(values, dtype),
       index=jnp.zeros((batch,), jnp.int32),
     )
+
+  def prefill(variables, cache, query, key, value, lengths, *, scale=None):
+    del query, scale
+    keys = _projected(key, variables["params"]["key_kernel"])
+    return AdditiveCache(
+      layout.put(cache.key, keys, 0), layout.put(cache.value, value, 0), lengths
+    )
+
+  def decode(variables, cache, query, key, value, *, scale=None):
+    params = variables["params"]
+    slots = jnp.arange(cache.key.shape[1])[None, :]
+    here = slots == cache.index[:, None]
+    key = _projected(key, params["key_kernel"])
+    keys = layout.written(cache.key, key, here)
+    values = layout.written(cache.value, value, here)
+    queries = _projected(query, params["query_kernel"])
+    out, _ = attend(
+      queries,
+      keys,
+      values,
+      key_mask(slots <= cache.index[:, None]),
+      _scores(params["score_kernel"], scale),
+      block=_block(queries, keys),
+    )
+    cache = AdditiveCache(keys, values, cache.index + 1)
+    return out.astype(query.dtype), cache
 
   return plug.Attention(
     init=init,
