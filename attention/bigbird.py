@@ -59,12 +59,9 @@ def bigbird_attention(
     mask: key mask, broadcastable to `[B, 1, 1, S]`, True = attend.
     is_causal: must be False, because the last block is global, and random
       blocks may be later than the query.
-    scale: as in `dense_attention`, like the four after it.
-    query_segment_ids: `[B, T]`.
-    key_segment_ids: `[B, S]`.
-    dropout_rate: share of attention weights set to zero.
-    dropout_rng: key of the dropout.
     return_lse: as in `flash_attention`.
+
+  Other options: as `dense_attention`.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`, with `return_lse` also the log-sum-exp
@@ -135,16 +132,15 @@ def bigbird_attention(
   tokens = jnp.ones((1, length), bool) if keep is None else keep
   if keep is not None:
     key, value = (jnp.where(keep[..., None, None], x, 0) for x in (key, value))
-  between = (query, query_segment_ids)
-  queries = jax.tree.map(
-    lambda x: split_blocks(x, block_size)[:, 1 : count - 1], between
-  )
-  keys = jax.tree.map(
-    partial(_by_head, size=block_size), (key, value, tokens, key_segment_ids)
-  )
-  between = _attend_to_blocks(
-    *queries,
-    keys,
+
+  def between(x):
+    return split_blocks(x, block_size)[:, 1 : count - 1]
+
+  others = _attend_to_blocks(
+    *jax.tree.map(between, (query, query_segment_ids)),
+    jax.tree.map(
+      partial(_by_head, size=block_size), (key, value, tokens, key_segment_ids)
+    ),
     *_blocks_seen(random_blocks, count),
     scale=scale,
     dropout_rate=dropout_rate,
@@ -152,7 +148,7 @@ def bigbird_attention(
   )
   out, lse = (
     jnp.concatenate([x[:, :block_size], y, x[:, block_size:]], axis=1)
-    for x, y in zip(rows, between, strict=True)
+    for x, y in zip(rows, others, strict=True)
   )
   return (out, lse) if return_lse else out
 

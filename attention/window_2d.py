@@ -47,8 +47,7 @@ def window_2d_attention(
 
   Two positions of a window are joined by the roll where one row, or column, is
   less than s and the other is not. Padding is never seen. Every pair is further
-  limited by `mask` and the segments. The content of a masked key changes
-  nothing.
+  limited by `mask` and the segments.
 
   Where min(rows, columns) ≤ w, the window is as large as the smaller of the two
   and nothing is shifted. The table remains that of `window`, and the smaller
@@ -70,15 +69,11 @@ def window_2d_attention(
       them. The published weights are trained with -100.0. None hides them.
     mask: key mask, broadcastable to `[B, 1, 1, S]`, True = attend.
     is_causal: must be False, because a window has keys on all sides.
-    scale: as in `dense_attention`, like the four after it.
-    query_segment_ids: `[B, T]`.
-    key_segment_ids: `[B, S]`.
-    dropout_rate: share of attention weights set to zero.
-    dropout_rng: key of the dropout.
     block_size: queries that are computed at the same time, in whole windows and
-      at least one. It changes only the rounding of the result. None is the
-      platform's choice.
+      at least one; None is the platform's choice.
     return_lse: as in `flash_attention`.
+
+  Other options: as `dense_attention`.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`, with `return_lse` also the log-sum-exp
@@ -90,8 +85,7 @@ def window_2d_attention(
 
   Cost, for P ≥ T positions with padding: time P·w²·N·(H+V); memory in addition
   to the arguments: a copy of query, key, value and result, N·w⁴ float32 of
-  bias, and B·N·C·w² for C queries that are computed at the same time. Nothing
-  is T×S, forward or backward.
+  bias, and B·N·C·w² for C queries at the same time. Nothing is T×S.
 
   Departs from its paper's code in padding, which there is zeros before the
   projections, and seen; at the paper's sizes there is none. For a grid smaller
@@ -136,8 +130,11 @@ def window_2d_attention(
   by_head = kv_heads, num_heads // kv_heads
   bias = None
   if relative_bias is not None:
-    bias = _bias_by_pair(relative_bias, places.window, window)
-    bias = bias.reshape(1, *by_head, area, area)
+    # A window smaller than that of the table reads the middle of it.
+    y, x = jnp.divmod(jnp.arange(area), places.window)
+    dy, dx = (z[:, None] - z[None] + window - 1 for z in (y, x))
+    bias = relative_bias.astype(jnp.float32)[dy * (2 * window - 1) + dx]
+    bias = jnp.moveaxis(bias, 2, 0).reshape(1, *by_head, area, area)
   if keep is not None:
     key, value = (jnp.where(keep[..., None, None], x, 0) for x in (key, value))
   else:
@@ -186,7 +183,7 @@ class Grid(NamedTuple):
   Attributes:
     length: T, at most rows · columns; only the last row may be incomplete.
     rows: of the grid.
-    columns: of the grid.
+    columns: likewise.
     window: w, at most as large as the smaller of the two.
     shift: s, less than w.
   """
@@ -238,11 +235,7 @@ class Grid(NamedTuple):
 def windows_of(
   length: int, grid: tuple[int, int] | None, window: int, shift: int
 ) -> Grid:
-  """The windows of a call.
-
-  Raises:
-    ValueError: the grid does not have T places.
-  """
+  """The windows of a call; refuses a grid that does not have T places."""
   rows, columns = grid or nearest_square(length)
   if grid is not None and rows * columns != length:
     raise ValueError(
@@ -262,11 +255,7 @@ def nearest_square(length: int) -> tuple[int, int]:
 
 
 def check_grid(grid: Any) -> None:
-  """Checks that `grid` is None or two numbers of at least 1.
-
-  Raises:
-    ValueError: it is neither.
-  """
+  """Refuses what is neither None nor two numbers of at least 1."""
   if grid is None:
     return
   if not isinstance(grid, tuple | list) or len(grid) != 2:
@@ -287,10 +276,7 @@ def _check(
       f"shift: expected less than window, {window}, got {shift}; half of it is "
       "usual"
     )
-
-  if hidden_logit is None:
-    return
-  if (
+  if hidden_logit is not None and (
     not isinstance(hidden_logit, int | float)
     or isinstance(hidden_logit, bool)
     or not math.isfinite(hidden_logit)
@@ -298,19 +284,6 @@ def _check(
     raise ValueError(
       f"hidden_logit: expected a finite number or None, got {hidden_logit!r}"
     )
-
-
-def _bias_by_pair(
-  table: Float[Array, "D N"], side: int, window: int
-) -> Float[Array, "N C C"]:
-  """The bias of each pair of places of a window of side × side.
-
-  A window smaller than that of the table reads the middle of it.
-  """
-  y, x = jnp.divmod(jnp.arange(side * side), side)
-  dy, dx = (z[:, None] - z[None, :] + window - 1 for z in (y, x))
-  index = dy * (2 * window - 1) + dx
-  return jnp.moveaxis(table.astype(jnp.float32)[index], 2, 0)
 
 
 def window_2d(
