@@ -175,7 +175,10 @@ class _Scores(Scores):
     hidden = jnp.tanh(queries[:, :, :, None] + key[:, :, None])
     # As a product of rows: a sum is slower.
     pairs = hidden.reshape(*hidden.shape[:2], -1, hidden.shape[4])
-    x = jnp.einsum("bnxa,na->bnx", pairs, self.score_kernel)
+    kernel = self.score_kernel
+    # Repeated for every example, so that the factors share a batch axis.
+    kernel = jnp.broadcast_to(kernel, (len(pairs), *kernel.shape))
+    x = jnp.einsum("bnxa,bna->bnx", pairs, kernel)
     x = x.reshape(*query.shape[:3], -1)
     return self._after(x, query, rows, positions, fixed)
 
