@@ -64,11 +64,10 @@ def additive_attention(
     score_kernel: v, `[N, A]`.
     scale: factor of the scores; None is 1, as in the paper.
 
-  Other options: as `flash_attention`.
+  Other arguments: as `flash_attention`.
 
   Returns:
-    `[B, T, N, V]` in the dtype of `query`, with `return_lse` also the log-sum-exp
-    `[B, T, N]` of the scores.
+    `[B, T, N, V]`, with `return_lse` also the log-sum-exp `[B, T, N]` of the scores.
 
   Raises:
     ValueError: arguments do not fit together.

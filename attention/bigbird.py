@@ -47,25 +47,20 @@ def bigbird_attention(
   once. Every pair is further limited by `mask` and the segments.
 
   Args:
-    query: `[B, T, N, H]`.
-    key: `[B, S, K, H]`, S = T; N is a multiple of K, query head n reads key
-      head n // (N/K).
-    value: `[B, S, K, V]`.
     block_size: C.
     random_blocks: `[N, M, R]`, the numbers of R blocks for each query head and
       each of the M = max(L - 1, 0) blocks between the first and the last. A
       number outside [0, L], such as -1, names no block.
       `bigbird_random_blocks` draws them.
-    mask: key mask, broadcastable to `[B, 1, 1, S]`, True = attend.
+    mask: key mask, `[B, 1, 1, S]`.
     is_causal: must be False, because the last block is global, and random
       blocks may be later than the query.
-    return_lse: as in `flash_attention`.
 
-  Other options: as `dense_attention`.
+  Other arguments: as `dense_attention`, with S = T.
 
   Returns:
-    `[B, T, N, V]` in the dtype of `query`, with `return_lse` also the log-sum-exp
-    `[B, T, N]`. A query that sees no key gets zeros, and −∞.
+    `[B, T, N, V]`, with `return_lse` also the log-sum-exp `[B, T, N]`, as
+    `flash_attention`.
 
   Raises:
     ValueError: arguments do not fit together, or `is_causal`.

@@ -36,21 +36,18 @@ def linformer_attention(
   before the projection, so they contribute nothing to any mixture.
 
   Args:
-    query: `[B, T, N, H]`.
-    key: `[B, S, K, H]`, N a multiple of K.
-    value: `[B, S, K, V]`.
     key_projection: E, `[S', R]` for all heads, or `[K, S', R]` with one for
       each key head; S' ≥ S.
     value_projection: F, of the same form; None uses E for the values too.
-    mask: key mask `[B, 1, 1, S]`, True = attend.
+    mask: key mask, `[B, 1, 1, S]`.
     is_causal: must be False, because each of the R rows mixes all positions.
-    scale: as in `dense_attention`.
     block_size: C, queries of a block; None is the platform's choice.
-    return_lse: as in `flash_attention`, of the R logits.
+
+  Other arguments: as `dense_attention`.
 
   Returns:
-    `[B, T, N, V]` in the dtype of `query`, with `return_lse` also the log-sum-exp
-    `[B, T, N]`. An example whose keys are all masked gets zeros, and −∞.
+    `[B, T, N, V]`, with `return_lse` also the log-sum-exp `[B, T, N]` of the R
+    logits. An example whose keys are all masked gets zeros, and −∞.
 
   Raises:
     ValueError: arguments do not fit, the input is longer than the projection,

@@ -54,10 +54,6 @@ def nystrom_attention(
   query head.
 
   Args:
-    query: `[B, T, N, H]`.
-    key: `[B, S, K, H]`, S = T, N a multiple of K; query head n reads key head
-      n // (N/K).
-    value: `[B, S, K, V]`.
     num_landmarks: L; from T on the result is that of dense attention, as far as
       the iteration has converged.
     pinv_iterations: steps of the iteration.
@@ -65,10 +61,11 @@ def nystrom_attention(
       paper's code does, instead of by that of each matrix. Published weights
       expect it; one example then changes another as long as the iteration has
       not converged.
-    mask: key mask `[B, 1, 1, S]`, True = attend.
+    mask: key mask, `[B, 1, 1, S]`.
     is_causal: must be False, because every landmark mixes positions.
-    scale: as in `dense_attention`.
     block_size: C, positions of a tile; None is the platform's choice.
+
+  Other arguments: as `dense_attention`, with S = T.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`. Weights of the effective matrix sum

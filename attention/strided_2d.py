@@ -39,10 +39,6 @@ def strided_2d_attention(
     out[t] = softmax over s in A of (scale · q_t · k_s), times v_s
 
   Args:
-    query: `[B, T, N, H]`.
-    key: `[B, S, K, H]`, S = T; N is a multiple of K, query head n reads key
-      head n // (N/K).
-    value: `[B, S, K, V]`.
     grid: (rows, columns), rows · columns ≤ T. None is the grid nearest to a
       square, with ⌈√T⌉ columns, whose last row may be incomplete.
     stride: s, at least 1; with 1 it is dense attention. 2 in the paper.
@@ -50,11 +46,7 @@ def strided_2d_attention(
     scale: factor of the logits; None is 1/√H. The paper's code takes 1/√F, for
       features F of all heads.
 
-  Other options: as `flash_attention`.
-
-  Returns:
-    `[B, T, N, V]` in the dtype of `query`, with `return_lse` also the log-sum-exp
-    `[B, T, N]`. A query that sees no key gets zeros, and −∞.
+  Other arguments, and what is returned: as `flash_attention`, with S = T.
 
   Raises:
     ValueError: arguments do not fit together, a grid of more than T positions,

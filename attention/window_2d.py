@@ -54,10 +54,6 @@ def window_2d_attention(
   window reads the middle of it.
 
   Args:
-    query: `[B, T, N, H]`.
-    key: `[B, S, K, H]`, S = T; N is a multiple of K, query head n reads key
-      head n // (N/K).
-    value: `[B, S, K, V]`.
     grid: (rows, columns), rows · columns = T. None is the grid nearest to a
       square, with ⌈√T⌉ columns, whose last row may be incomplete; it follows
       from the length, so that padding of a sequence changes who sees whom.
@@ -67,17 +63,16 @@ def window_2d_attention(
       adds nothing.
     hidden_logit: added to pairs that only the roll joins, in place of hiding
       them. The published weights are trained with -100.0. None hides them.
-    mask: key mask, broadcastable to `[B, 1, 1, S]`, True = attend.
+    mask: key mask, `[B, 1, 1, S]`.
     is_causal: must be False, because a window has keys on all sides.
     block_size: queries that are computed at the same time, in whole windows and
       at least one; None is the platform's choice.
-    return_lse: as in `flash_attention`.
 
-  Other options: as `dense_attention`.
+  Other arguments: as `dense_attention`, with S = T.
 
   Returns:
-    `[B, T, N, V]` in the dtype of `query`, with `return_lse` also the log-sum-exp
-    `[B, T, N]`. A query that sees no key gets zeros, and −∞.
+    `[B, T, N, V]`, with `return_lse` also the log-sum-exp `[B, T, N]`, as
+    `flash_attention`.
 
   Raises:
     ValueError: arguments do not fit together, the grid does not have T
