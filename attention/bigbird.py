@@ -104,7 +104,7 @@ def bigbird_attention(
 
   def attend_to_all(query, ids):
     visible = Visible() if keep is None else key_mask(keep)
-    if ids is not None:
+    if ids is not None and key_segment_ids is not None:
       visible &= segments(ids, key_segment_ids)
     return attend(
       query,
@@ -128,11 +128,10 @@ def bigbird_attention(
   if keep is not None:
     key, value = (jnp.where(keep[..., None, None], x, 0) for x in (key, value))
 
-  def between(x):
-    return split_blocks(x, block_size)[:, 1 : count - 1]
-
+  ids = query_segment_ids
   others = _attend_to_blocks(
-    *jax.tree.map(between, (query, query_segment_ids)),
+    split_blocks(query, block_size)[:, 1 : count - 1],
+    None if ids is None else split_blocks(ids, block_size)[:, 1 : count - 1],
     jax.tree.map(
       partial(_by_head, size=block_size), (key, value, tokens, key_segment_ids)
     ),
@@ -448,12 +447,12 @@ def bigbird(block_size: int = 64, num_random: int = 3) -> plug.Attention:
       )
     return call
 
-  def apply(variables, query, key, value, **call):
+  def apply(variables, query, key, value, **call) -> Any:
     arguments.check_qkv(query, key, value)
     call = options(variables, query, query.shape[1], call)
     return function(query, key, value, **call)
 
-  def apply_sharded(variables, query, key, value, *, axis_name, **call):
+  def apply_sharded(variables, query, key, value, *, axis_name, **call) -> Any:
     arguments.check_qkv(query, key, value)
     devices = jax.lax.axis_size(axis_name)
     if devices == 1:

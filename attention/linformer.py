@@ -1,6 +1,7 @@
 """Linformer: keys and values projected to R rows (Wang et al., 2020)."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -208,7 +209,7 @@ def linformer(
       }
     }
 
-  def apply(variables, query, key, value, **call):
+  def apply(variables, query, key, value, **call) -> Any:
     call = arguments.accepted_options(
       "linformer",
       linformer_attention,
@@ -219,7 +220,7 @@ def linformer(
 
   def apply_sharded(
     variables, query, key, value, *, axis_name, mask=None, **call
-  ):
+  ) -> Any:
     # Each device mixes its own positions by their rows of the projections. The sums
     # over the devices, R rows of each key head, are the keys of everyone: those of
     # a Linformer whose projection is the identity.

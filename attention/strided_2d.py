@@ -3,6 +3,8 @@
 This module chooses the keys; the rest is `flash_attention`.
 """
 
+from typing import Any
+
 from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
@@ -142,7 +144,7 @@ def strided_2d(
   arguments.check_at_least("stride", stride, 1)
   own = {"grid": None if grid is None else tuple(grid), "stride": stride}
 
-  def apply(variables, query, key, value, **call):
+  def apply(variables, query, key, value, **call) -> Any:
     del variables
     call = arguments.accepted_options(
       "strided_2d", strided_2d_attention, call, own=tuple(own)

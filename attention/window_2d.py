@@ -325,7 +325,7 @@ def window_2d(
     table = jax.random.truncated_normal(key, -2.0, 2.0, shape)
     return {"params": {"relative_bias": 0.02 * table}}
 
-  def apply(variables, query, key, value, **call):
+  def apply(variables, query, key, value, **call) -> Any:
     call = arguments.accepted_options(
       "window_2d", window_2d_attention, call, own=("relative_bias", *own)
     )
