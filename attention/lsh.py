@@ -214,14 +214,14 @@ def _attend_round(
       # By chunk, because the platform says how many are a step.
       draw = partial(dropout.kept, rng, rate, shape, r)
       kept = jax.vmap(draw, out_axes=2)(numbers)
+    # Each of the query heads has keys of its own.
     results = block_attention(
-      query[:, :, :, None, chunk_size:],
-      query,
-      value,
-      scale=factor[:, :, :, None, None],
-      visible=visible[:, :, :, None],
-      kept=kept,
-      return_lse=True,
+      query[:, :, :, chunk_size:, None],
+      query[:, :, :, None],
+      value[:, :, :, None],
+      scale=factor[:, :, :, None, None, None],
+      visible=visible[:, :, :, None, None],
+      kept=kept if kept is None else kept[:, :, :, None, None],
     )
     return [x[:, :, -1] for x in own], [
       x.reshape(batch, num_heads, rows, *x.shape[5:]) for x in results
