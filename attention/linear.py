@@ -1,7 +1,6 @@
 """Linear attention with any feature map (Katharopoulos et al., 2020).
 
-This module checks arguments and makes the feature map. How keys are summed and read is
-in `features`.
+This module makes the feature map. How keys are summed and read is in `features`.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +12,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention import arguments, plug
-from attention.features import FeatureMap, attend, decoding
+from attention.features import (
+  FeatureMap,
+  attend,
+  feature_mechanism,
+  root_scale,
+)
 
 Function = Callable[[Array], Array]
 """Maps `[..., H]` to `[..., M]`, row by row, with no number below 0."""
@@ -72,13 +76,13 @@ def linear_attention(
   any length.
 
   Args:
-    query: `[B, T, N, H]`.
-    key: `[B, S, K, H]`, N a multiple of K.
+    query: `[B, T, N, H]`; other options as in `dense_attention`.
+    key: `[B, S, K, H]`.
     value: `[B, S, K, V]`.
     feature_map: φ, from `[..., H]` to `[..., M]` in float32, row by row, with
       no number below 0. Gradients flow to arrays that it closes over.
       `hedgehog_features` is for queries and keys that are projected already.
-    mask: key mask `[B, 1, 1, S]`, True = attend.
+    mask: key mask `[B, 1, 1, S]`.
     is_causal: query t sees keys s ≤ t.
     scale: None is φ(x), as in the paper; otherwise φ(√scale · x), scale > 0.
     block_size: R, the positions of a step, or, in the causal form, C, the
@@ -92,11 +96,10 @@ def linear_attention(
   Raises:
     ValueError: arguments do not fit, or the mask varies along queries.
 
-  Cost: time (T·N + S·K)·M·(H+V), causal T·N·(M·(H+V) + C·(M+V)). Memory in
-  addition to the arguments and the result: M·(R+V) per head. With gradients also
-  gradients of the arguments, and one state of M·V numbers per head for each R
-  positions, in the causal form for each C. C is `features.CHUNK` and R is
-  `features.BLOCK`; on a GPU or TPU a step has as many of them as the budget of `attention.platform` allows.
+  Cost: time (T·N + S·K)·M·(H+V), causal T·N·(M·(H+V) + C·(M+V)); memory M·(R+V) per
+  head, with gradients also one state of M·V numbers per head for each R positions, in
+  the causal form for each C. C is `features.CHUNK` and R is `features.BLOCK`; on a GPU
+  or TPU a step has as many of them as the budget of `attention.platform` allows.
 
   Departs from its paper in adding no epsilon to the normaliser, and in masks
   and grouped heads, which the paper does not discuss.
@@ -104,73 +107,58 @@ def linear_attention(
   Paper: Transformers are RNNs, arXiv:2006.16236, equations 5 and 9. The trained
   features are those of Hedgehog, arXiv:2402.04347.
   """
-  arrays = _prepared(query, key, value, feature_map, mask, scale)
-  return attend(*arrays, is_causal=is_causal, block_size=block_size)
-
-
-def _prepared(query, key, value, feature_map, mask, scale):
-  """What `attend` takes by position, checked."""
   arguments.check_qkv(query, key, value)
-  keep = arguments.key_mask(
-    mask,
+  phi, params = _feature_map(scale, query.shape[-1], feature_map=feature_map)
+  return attend(
+    phi,
+    params,
     query,
     key,
-    instead="linear attention never forms the T×S matrix; use dense attention "
-    "for such a mask, or is_causal=True for a causal one",
+    value,
+    mask=mask,
+    is_causal=is_causal,
+    block_size=block_size,
   )
-  phi, params = _traced(feature_map, scale, query.shape[-1])
-  return phi, params, query, key, value, keep
 
 
-def _traced(
-  function: Function, scale: float | Array | None, head_dim: int
+def _feature_map(
+  scale: float | Array | None, head_dim: int, *, feature_map: Function
 ) -> tuple[FeatureMap, tuple[Array, ...]]:
   """φ(√scale · x), and the arrays that it closes over, which have gradients.
 
   Raises:
     ValueError: the function does not map [..., H] to [..., M], or scale ≤ 0.
   """
-  _check_feature_map(function)
+  _check_feature_map(feature_map)
   row = jax.ShapeDtypeStruct((head_dim,), jnp.float32)
-  shape = jax.eval_shape(function, row).shape
+  shape = jax.eval_shape(feature_map, row).shape
   if len(shape) != 1:
     raise ValueError(
       "feature_map: expected a function of [..., H] to [..., M], got "
       f"{shape} for [{head_dim}]; it must keep the axes before the last"
     )
-  params: tuple[Array, ...] = ()
-  of_rows: Callable[..., Array] = function
-  if not any(function is named for named in FEATURE_MAPS.values()):
-    of_row, closed = jax.closure_convert(function, row)
-    params = tuple(closed)
-
-    def of_rows(x, *params):
-      def rows(x):
-        return of_row(x, *params)
-
-      for _ in x.shape[:-1]:
-        rows = jax.vmap(rows)
-      return rows(x)
-
-  if scale is None:
-    return FeatureMap(of_rows, shape[0]), params
-  scale = arguments.softmax_scale(scale, head_dim)
-  if not isinstance(scale, jax.Array) and scale <= 0.0:
-    raise ValueError(
-      "scale: expected > 0 or None, for its root scales query and key, got "
-      f"{scale}"
+  function, closed = feature_map, []
+  if not any(feature_map is named for named in FEATURE_MAPS.values()):
+    of_row, closed = jax.closure_convert(feature_map, row)
+    function = jnp.vectorize(
+      of_row,
+      excluded=frozenset(range(1, 1 + len(closed))),
+      signature="(h)->(m)",
     )
+  if scale is None:
+    return FeatureMap(function, shape[0]), tuple(closed)
 
-  def scaled(x, root, *params):
-    return of_rows(x * root, *params)
+  def scaled(x, root, *closed):
+    return function(x * root, *closed)
 
-  return FeatureMap(scaled, shape[0]), (jnp.sqrt(jnp.float32(scale)), *params)
+  root = root_scale(scale, head_dim)
+  return FeatureMap(scaled, shape[0]), (root, *closed)
 
 
 def _check_feature_map(feature_map: Any) -> None:
   if not callable(feature_map):
     raise ValueError(
-      f"feature_map: expected a function or, in `linear`, one of "
+      "feature_map: expected a function or, in `linear`, one of "
       f"{', '.join(FEATURE_MAPS)}, got {feature_map!r}"
     )
 
@@ -212,14 +200,8 @@ def linear(feature_map: str | Function = "elu") -> plug.Attention:
   """
   is_trained = feature_map == "hedgehog"
   if isinstance(feature_map, str):
-    if feature_map not in FEATURE_MAPS:
-      raise ValueError(
-        f"feature_map: expected one of {', '.join(FEATURE_MAPS)} or a "
-        f"function, got {feature_map!r}"
-      )
-    feature_map = FEATURE_MAPS[feature_map]
+    feature_map = FEATURE_MAPS.get(feature_map, feature_map)
   _check_feature_map(feature_map)
-  function = feature_map
 
   def init(key, dims):
     del key
@@ -234,46 +216,11 @@ def linear(feature_map: str | Function = "elu") -> plug.Attention:
       through(params["key_kernel"], key),
     )
 
-  def apply(variables, query, key, value, **call):
-    call = arguments.accepted_options(
-      "linear", linear_attention, call, own=("feature_map",)
-    )
-    arguments.check_qkv(query, key, value)
-    projections = projected(variables, query, key)
-    out = linear_attention(*projections, value, feature_map=function, **call)
-    return out.astype(query.dtype)
-
-  def apply_sharded(
-    variables,
-    query,
-    key,
-    value,
-    *,
-    axis_name,
-    mask=None,
-    is_causal=False,
-    scale=None,
-  ):
-    projections = projected(variables, query, key)
-    arrays = _prepared(*projections, value, function, mask, scale)
-    out = attend(*arrays, is_causal=is_causal, axis_name=axis_name)
-    return out.astype(query.dtype)
-
-  def mapped(variables, scale, head_dim):
-    del variables
-    return _traced(function, scale, head_dim)
-
-  init_cache, decode, prefill = decoding(mapped, projected)
-  return plug.Attention(
+  return feature_mechanism(
+    "linear",
+    linear_attention,
+    _feature_map,
+    own=lambda variables: {"feature_map": feature_map},
     init=init,
-    apply=apply,
-    init_cache=init_cache,
-    decode=decode,
-    prefill=prefill,
-    apply_sharded=apply_sharded,
-    supports=frozenset(
-      {"causal", "cross", "rowwise", "mask", "decode", "sequence"}
-    ),
-    approximates="dense",
-    cost="linear",
+    projected=projected,
   )
