@@ -1,7 +1,6 @@
 """The delta rule: a state that replaces what it has for a key.
 
-How the recurrence is computed chunk by chunk is in `recurrence`; what is read from
-inputs, and the record, in `gates`.
+Its arithmetic is in `recurrence`; gates and the record are in `gates`.
 """
 
 import jax
@@ -37,29 +36,16 @@ def delta_rule_attention(
 
   with g = `log_decay`, for each head. It is one step of gradient descent on
   ½|Sᵀk − v|². With keys of length 1 and β = 1, S_tᵀ k_t = v_t; longer keys need
-  β|k|² ≤ 2, or the state grows. Everything is float32 for inputs of any dtype.
+  β|k|² ≤ 2, or the state grows: normalise them ahead of the
+  call. Everything is float32 for inputs of any dtype.
 
   Args:
-    query: `[B, T, N, H]`; other options as in `gated_linear_attention`.
-    key: `[B, T, K, H]`. Normalise them ahead of the call.
-    value: `[B, T, K, V]`.
     beta: β.
     log_decay: natural logarithms of the decays, at most 0: None for none
       (DeltaNet), `[B, T, N]`, one for a head (Gated DeltaNet), or `[B, T, N, H]`,
       one for each channel (Kimi Delta Attention).
-    mask: key mask `[B, 1, 1, T]`.
-    is_causal: must be True.
-    scale: None is 1/√H.
-    initial_state: S before the first position; None is 0.
-    segment_ids: `[B, T]`.
-    return_state: whether to return S_T as well.
 
-  Returns:
-    As `gated_linear_attention`.
-
-  Raises:
-    ValueError: arguments do not fit together, the mask varies along queries, or
-      `is_causal` is False.
+  Other options, results and errors: as `gated_linear_attention`.
 
   Cost, with C = `features.CHUNK`: that of `gated_linear_attention`, and
   T·N·C·(C+2H+V) for the products of keys and the triangle.
@@ -97,23 +83,19 @@ def delta(max_rate: float = 1.0) -> plug.Attention:
       there for it, with which a state can follow permutations (arXiv:2411.12537).
 
   Returns:
-    An `Attention` with `gates`, causal only, that decodes with one state of N·H²
-    numbers for each example. Its parameter is `rate_kernel [F, N]`.
+    An `Attention` with `gates`, causal only, whose cache is one state of N·H² numbers
+    for each example. Its parameter is `rate_kernel [F, N]`.
 
   Raises:
     ValueError: `max_rate` is not above 0 and at most 2.
 
   Its model also has `short_convolution`, whose SiLU is the paper's, and
-  `output_norm='rms'`.
-
-  Paper: Parallelizing linear transformers with the delta rule over sequence length,
+  `output_norm='rms'`. Paper: Parallelizing linear transformers with the delta rule over sequence length,
   arXiv:2406.06484, section 3.3.
   """
 
   def init(key, dims):
-    features = gates.width("delta", dims)
-    kernel = gates.kernel(key, features, dims.num_heads)
-    return {"params": {"rate_kernel": kernel}}
+    return {"rate_kernel": gates.kernel(key, dims.features, dims.num_heads)}
 
   return _delta_rule("delta", max_rate, init)
 
@@ -124,8 +106,7 @@ def gated_delta(max_rate: float = 1.0) -> plug.Attention:
     g_t = −e^A softplus(x_t · W_a + b)
 
   Args:
-    max_rate: the largest β. Beyond 1, up to 2, a key may change the sign of what is
-      there for it, with which a state can follow permutations (arXiv:2411.12537).
+    max_rate: the largest β, as `delta` takes it (arXiv:2411.12537).
 
   Returns:
     As `delta`; its parameters are `rate_kernel [F, N]`, `step_kernel [F, N]`,
@@ -134,24 +115,15 @@ def gated_delta(max_rate: float = 1.0) -> plug.Attention:
   Raises:
     ValueError: `max_rate` is not above 0 and at most 2.
 
-  Its model also has `short_convolution`, `output_norm='rms'` and
-  `output_gate='silu'`; Qwen3-Next has three such layers to one of exact attention.
-
-  Paper: Gated delta networks, arXiv:2412.06464, equation 10 and section 3.4.
+  Its model also has `short_convolution`, `output_norm='rms'` and `output_gate='silu'`;
+  Qwen3-Next has three such layers to one of exact attention. Paper: Gated delta
+  networks, arXiv:2412.06464, equation 10 and section 3.4.
   """
 
   def init(key, dims):
-    features = gates.width("gated_delta", dims)
-    rate, step, bias, decay = jax.random.split(key, 4)
-    num_heads = dims.num_heads
-    return {
-      "params": {
-        "rate_kernel": gates.kernel(rate, features, num_heads),
-        "step_kernel": gates.kernel(step, features, num_heads),
-        "step_bias": gates.step_bias(bias, num_heads),
-        "log_rate": gates.rates(decay, num_heads),
-      }
-    }
+    rate, *steps = jax.random.split(key, 4)
+    kernel = gates.kernel(rate, dims.features, dims.num_heads)
+    return {"rate_kernel": kernel, **gates.step_params(steps, dims)}
 
   return _delta_rule("gated_delta", max_rate, init, gates.step_decay)
 
@@ -179,31 +151,26 @@ def kimi_delta(
       above 0 and at most 2.
 
   Its model also has `short_convolution`, `output_norm='rms'` and
-  `output_gate='sigmoid'`, and three such layers to one of exact attention.
-
-  Paper: Kimi Linear, arXiv:2510.26692, sections 3 and 4.
+  `output_gate='sigmoid'`, and three such layers to one of exact attention. Paper: Kimi
+  Linear, arXiv:2510.26692, sections 3 and 4.
   """
   if rank is not None:
     arguments.check_at_least("rank", rank, 1)
 
   def init(key, dims):
-    features = gates.width("kimi_delta", dims)
     rate, down, up, bias, decay = jax.random.split(key, 5)
     heads = dims.num_heads, dims.head_dim
     inner = rank or dims.head_dim
     return {
-      "params": {
-        "rate_kernel": gates.kernel(rate, features, dims.num_heads),
-        "step_down": gates.kernel(down, features, inner),
-        "step_up": gates.kernel(up, inner, *heads),
-        "step_bias": gates.step_bias(bias, *heads),
-        "log_rate": gates.rates(decay, dims.num_heads),
-      }
+      "rate_kernel": gates.kernel(rate, dims.features, dims.num_heads),
+      "step_down": gates.kernel(down, dims.features, inner),
+      "step_up": gates.kernel(up, inner, *heads),
+      "step_bias": gates.step_bias(bias, *heads),
+      "log_rate": gates.rates(decay, dims.num_heads),
     }
 
   def log_decay(params, inputs):
-    step = gates.project(inputs, params["step_down"])
-    step = gates.project(step, params["step_up"])
+    step = gates.project(inputs, params["step_down"], params["step_up"])
     step = jax.nn.softplus(step + params["step_bias"][None, None])
     return -step * jnp.exp(params["log_rate"])[None, None, :, None]
 
@@ -227,9 +194,7 @@ def _delta_rule(name, max_rate, init, log_decay=None):
     query, key = gates.unit_length(query), gates.unit_length(key)
     return recurrent_attention(query, key, value, **options)
 
-  read = (
-    {"beta": beta}
-    if log_decay is None
-    else {"log_decay": log_decay, "beta": beta}
-  )
+  read = {"beta": beta}
+  if log_decay is not None:
+    read["log_decay"] = log_decay
   return gates.recurrent_mechanism(name, recurrence, init=init, gates=read)

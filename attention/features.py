@@ -27,15 +27,16 @@ Axes of a step are `[B, K, J, G, C, ·]`: G chunks of C rows, for each of the J 
 query heads of a key head; J is 1 for keys.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+import dataclasses
 import functools
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from attention import arguments, device_scan, platform, plug
+from attention import arguments, device_scan, platform
 from attention.scan import scan
 
 T = TypeVar("T")
@@ -55,23 +56,34 @@ _NOTHING = 1e-30
 _LOST = 1e-24
 """A normaliser below this may lack terms out of range."""
 
+_PRODUCT = "...qm,...sm->...qs"
 
-class FeatureMap(NamedTuple):
-  """A feature map, known while a program is traced; hashable.
+
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=["params"],
+  meta_fields=["function", "size", "is_log"],
+)
+@dataclasses.dataclass(frozen=True)
+class FeatureMap:
+  """A feature map; a pytree of its arrays.
 
   Attributes:
     function: `(x [..., H], *params) -> [..., M]`, row by row: φ, or log φ.
     size: M.
     is_log: whether `function` returns logarithms.
+    params: arrays.
   """
 
   function: Callable[..., Array]
   size: int
   is_log: bool = False
+  params: Sequence[Array] = ()
 
-  def __call__(self, params: tuple[Array, ...], x: Array) -> Array:
+  def __call__(self, x: Float[Array, "*A H"]) -> Float[Array, "*A M"]:
     """The features of every row in float32."""
-    return self.function(x.astype(jnp.float32), *params).astype(jnp.float32)
+    features = self.function(x.astype(jnp.float32), *self.params)
+    return features.astype(jnp.float32)
 
 
 class Scaled(NamedTuple):
@@ -109,13 +121,13 @@ def _largest(x, axis):
   return jax.lax.stop_gradient(jnp.max(x, axis=axis, keepdims=True))
 
 
-def _total(keys, values, is_log) -> Scaled:
-  """The state of features `[*A, C, M]` and values `[*A, C, X]`."""
+def _total(features, values, is_log) -> Scaled:
+  """The state of keys' features `[*A, C, M]` and values `[*A, C, X]`."""
   scale = None
   if is_log:
-    scale = _largest(keys, -2)
-    keys = jnp.exp(keys - scale)
-  return Scaled(scale, jnp.einsum("...cx,...cm->...xm", values, keys))
+    scale = _largest(features, -2)
+    features = jnp.exp(features - scale)
+  return Scaled(scale, jnp.einsum("...cx,...cm->...xm", values, features))
 
 
 def _read(state: Scaled, queries) -> Scaled:
@@ -128,15 +140,26 @@ def _read(state: Scaled, queries) -> Scaled:
   return Scaled(scale, jnp.einsum("...cm,...xm->...cx", queries, state.sums))
 
 
+def divided(sums: Float[Array, "*A X"]) -> Float[Array, "*A V"]:
+  """Numerator / normaliser, the last column; 0 where that is nothing."""
+  normaliser = jax.lax.stop_gradient(sums[..., -1:])
+  nothing = jnp.abs(normaliser) <= _NOTHING  # False for nan, which must show.
+  # To a normaliser of 1 first: the derivative of a quotient squares its denominator,
+  # which would leave float32's range.
+  sums *= jnp.where(nothing, 0.0, 1.0 / jnp.where(nothing, 1.0, normaliser))
+  return sums[..., :-1] / jnp.where(nothing, 1.0, sums[..., -1:])
+
+
 def _scores(queries, keys, is_log) -> Scaled:
   """Σ_m φ_m(q_t) φ_m(k_s) where s ≤ t, `[*A, C, C]`, 0 elsewhere."""
   if not is_log:
-    return Scaled(None, jnp.tril(_products(queries, keys)))
+    return Scaled(None, jnp.tril(jnp.einsum(_PRODUCT, queries, keys)))
   query_scale, key_scale = _largest(queries, -1), _largest(keys, -1)
   seen_scale = jax.lax.cummax(key_scale, axis=key_scale.ndim - 2)
   is_seen = jnp.tri(keys.shape[-2], dtype=bool)
   apart = jnp.swapaxes(key_scale, -1, -2) - seen_scale
-  sums = _products(jnp.exp(queries - query_scale), jnp.exp(keys - key_scale))
+  unit = jnp.exp(queries - query_scale), jnp.exp(keys - key_scale)
+  sums = jnp.einsum(_PRODUCT, *unit)
   sums *= jnp.exp(jnp.where(is_seen, apart, -jnp.inf))
   scale = query_scale + seen_scale
   is_lost = jnp.sum(sums, axis=-1, keepdims=True) < _LOST
@@ -145,20 +168,17 @@ def _scores(queries, keys, is_log) -> Scaled:
   def exact():
     seen = jax.lax.stop_gradient(jax.lax.cummax(keys, axis=keys.ndim - 2))
     row_scale = _largest(queries + seen, -1)
-    log_decay = -jnp.diff(seen, axis=-2, prepend=seen[..., :1, :])
     row_sums = jax.checkpoint(pairs, prevent_cse=False)(
-      jnp.exp(queries + seen - row_scale), jnp.exp(keys - seen), log_decay
+      jnp.exp(queries + seen - row_scale),
+      jnp.exp(keys - seen),
+      -jnp.diff(seen, axis=-2, prepend=seen[..., :1, :]),
     )
-    return (
-      jnp.where(is_lost, row_scale, scale),
-      jnp.where(is_lost, row_sums, sums),
+    return tuple(
+      jnp.where(is_lost, *x) for x in ((row_scale, scale), (row_sums, sums))
     )
 
-  return Scaled(*jax.lax.cond(jnp.any(is_lost), exact, lambda: (scale, sums)))
-
-
-def _products(queries, keys):
-  return jnp.einsum("...qm,...sm->...qs", queries, keys)
+  is_any_lost = jnp.any(is_lost)
+  return Scaled(*jax.lax.cond(is_any_lost, exact, lambda: (scale, sums)))
 
 
 def pairs(
@@ -174,18 +194,17 @@ def pairs(
   size = keys.shape[-2]
   if size == 1:
     return jnp.sum(queries * keys, axis=-1, keepdims=True)
-  own = pairs(
-    *(
-      # Twice as many chunks, not one more axis: XLA:CPU aborts on products with eight.
-      x.reshape(*x.shape[:-3], -1, size // 2, x.shape[-1])
-      for x in (queries, keys, log_decay)
-    )
+  # Twice as many chunks, not one more axis: XLA:CPU aborts on products with eight.
+  halves = (
+    x.reshape(*x.shape[:-3], -1, size // 2, x.shape[-1])
+    for x in (queries, keys, log_decay)
   )
   early, late = slice(size // 2), slice(size // 2, None)
   since = jnp.exp(jnp.cumsum(log_decay[..., late, :], axis=-2))
   until = jnp.exp(rest(log_decay[..., early, :]))
-  across = _products(queries[..., late, :] * since, keys[..., early, :] * until)
-  return triangle(own, across)
+  later, earlier = queries[..., late, :] * since, keys[..., early, :] * until
+  across = jnp.einsum(_PRODUCT, later, earlier)
+  return triangle(pairs(*halves), across)
 
 
 def rest(log_decay: Float[Array, "*A C D"]) -> Float[Array, "*A C D"]:
@@ -205,16 +224,6 @@ def triangle(
   return jnp.concatenate([above, below], axis=-2)
 
 
-def divided(sums: Float[Array, "*A X"]) -> Float[Array, "*A V"]:
-  """Numerator / normaliser, the last column; 0 where that is nothing."""
-  normaliser = jax.lax.stop_gradient(sums[..., -1:])
-  nothing = jnp.abs(normaliser) <= _NOTHING  # False for nan, which must show.
-  # To a normaliser of 1 first: the derivative of a quotient squares its denominator,
-  # which would leave float32's range.
-  sums *= jnp.where(nothing, 0.0, 1.0 / jnp.where(nothing, 1.0, normaliser))
-  return sums[..., :-1] / jnp.where(nothing, 1.0, sums[..., -1:])
-
-
 def rows(x, kv_heads, count=1):
   """`[B, G·C, K·J, D]` as `[B, K, J, G, C, D]` with G = `count`."""
   batch, length, heads, width = x.shape
@@ -228,24 +237,17 @@ def unrows(x):
   return x.reshape(len(x), x.shape[1] * x.shape[2], -1, x.shape[5])
 
 
-def key_rows(phi, params, keys, count=1):
+def key_rows(phi, keys, count=1):
   """Features of keys, and values with ones; of hidden keys both are nothing."""
   key, value, keep = keys
   kv_heads = key.shape[2]
   key, value = rows(key, kv_heads, count), rows(value, kv_heads, count)
   keep = rows(keep[..., None, None], 1, count)
   values = jnp.pad(value, [(0, 0)] * 5 + [(0, 1)], constant_values=1)
-  features = phi(params, jnp.where(keep, key, 0))
+  features = phi(jnp.where(keep, key, 0))
   if phi.is_log:
     features = jnp.where(keep, features, _EMPTY)
   return features, jnp.where(keep, values, 0).astype(jnp.float32)
-
-
-def at_once(length: int, size: int, numbers: int) -> int:
-  """How many chunks of so many positions and numbers are one step; 1 on a CPU."""
-  count = -(-length // size)
-  steps = -(-count // platform.tiles_at_once(4 * numbers, count))
-  return -(-count // steps)
 
 
 def before_each(join: Callable[[T, T], T], first: T, own: T) -> T:
@@ -259,16 +261,14 @@ def before_each(join: Callable[[T, T], T], first: T, own: T) -> T:
 
 
 def chunk_sums(
-  is_log: bool,
-  state: Scaled | None,
-  queries: Float[Array, "B K J G C M"],
-  features: Float[Array, "B K 1 G C M"],
-  values: Float[Array, "B K 1 G C X"],
+  is_log: bool, state: Scaled | None, queries: Array, keys: tuple[Array, Array]
 ) -> tuple[Scaled, Scaled]:
   """The state after G chunks of keys, and what queries read of it and of s ≤ t.
 
-  Both have features, values have ones; a state of None is nothing, for G = 1.
+  Queries are features, and keys as `key_rows` gives them. A state of None is nothing,
+  for G = 1.
   """
+  features, values = keys
   own = jax.tree.map(lambda x: x[:, :, 0], _total(features, values, is_log))
   scale, scores = _scores(queries, features, is_log)
   sums = Scaled(scale, jnp.einsum("...qs,...sx->...qx", scores, values))
@@ -284,12 +284,11 @@ def chunk_sums(
 
 def attend(
   phi: FeatureMap,
-  params: tuple[Array, ...],
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
   value: Float[Array, "B S K V"],
-  *,
   mask: Bool[Array, "..."] | None = None,
+  *,
   is_causal: bool = False,
   block_size: int | None = None,
   axis_name: str | None = None,
@@ -308,32 +307,24 @@ def attend(
     raise ValueError(
       f"block_size: expected a positive int or None, got {block_size!r}"
     )
-  mask = jnp.ones((1, 1, 1, 1), bool) if mask is None else mask
-  keep = arguments.key_mask(
-    mask,
-    query,
-    key,
-    "a sum over keys never forms the T×S matrix; use dense attention for such a "
-    "mask, or is_causal=True for a causal one",
-  )
-  keys = key, value, keep
+  keys = key, value, kept(mask, query, key)
   if axis_name is not None and jax.lax.axis_size(axis_name) == 1:
     axis_name = None
   if not is_causal:
-    state = state_after(phi, params, None, keys, block_size)
+    state = state_after(phi, None, keys, block_size)
     if axis_name is not None:
       state = _of_all(state, axis_name)
-    return _read_all(phi, params, state, query, block_size)
+    return read_all(phi, state, query, block_size)
 
   batch, length = query.shape[:2]
   state = empty(batch, key.shape[2], phi, value.shape[3])
   if axis_name is not None:
-    state = state_before(phi, params, keys, length, axis_name)
+    state = state_before(phi, keys, length, axis_name)
   size = chunk_size(length, block_size)
-  count = _at_once(phi, query, size)
+  count = at_once(length, size, _numbers(phi, query))
   return scan(
-    functools.partial(_causal_step, phi, count),
-    params,
+    functools.partial(_causal_step, count),
+    phi,
     state,
     (query, *fitted(keys, length)),
     size=size * count,
@@ -341,8 +332,26 @@ def attend(
   )[1]
 
 
-def fitted(keys: tuple[Array, ...], length: int) -> list[Array]:
-  """Arrays `[B, S, …]` as `[B, T, …]`: a chunk is queries and keys of one place."""
+def _causal_step(count, phi, state, xs):
+  query, *keys = xs
+  queries = phi(rows(query, keys[0].shape[2], count))
+  keys = key_rows(phi, keys, count)
+  state, sums = chunk_sums(phi.is_log, state, queries, keys)
+  return state, unrows(divided(sums.sums)).astype(query.dtype)
+
+
+def kept(
+  mask: Bool[Array, "..."] | None, query: Array, key: Array
+) -> Bool[Array, "B S"]:
+  """Which keys a key mask leaves."""
+  keep = arguments.key_mask(
+    mask, query, key, "dense attention takes masks that vary"
+  )
+  return jnp.ones(key.shape[:2], bool) if keep is None else keep
+
+
+def fitted(keys: Sequence[Array], length: int) -> list[Array]:
+  """Arrays `[B, S, …]` as `[B, T, …]`, as chunks of queries and keys have to be."""
   missing = max(0, length - keys[0].shape[1])
   return [
     jnp.pad(x[:, :length], [(0, 0), (0, missing)] + [(0, 0)] * (x.ndim - 2))
@@ -355,32 +364,29 @@ def chunk_size(length: int, block_size: int | None = None) -> int:
   return 1 << (min(block_size or CHUNK, length) - 1).bit_length()
 
 
-def _at_once(phi, x, size):
-  batch, length, num_heads, width = x.shape
-  numbers = batch * size * num_heads * (phi.size + 2 * width)
-  return at_once(length, size, numbers)
+def at_once(length: int, size: int, numbers: int) -> int:
+  """How many chunks, with so many numbers a position, are one step; 1 on a CPU."""
+  count = -(-length // size)
+  steps = -(-count // platform.tiles_at_once(4 * size * numbers, count))
+  return -(-count // steps)
+
+
+def _numbers(phi, x):
+  """Of a position of queries or keys, with their features."""
+  return x.shape[0] * x.shape[2] * (phi.size + 2 * x.shape[3])
 
 
 def _block(phi, x, block_size):
   """The positions of a step that is not causal, as even as they can be."""
-  size = block_size or BLOCK * _at_once(phi, x, BLOCK)
-  return -(-x.shape[1] // -(-x.shape[1] // size))
-
-
-def _causal_step(phi, count, params, state, xs):
-  query, *keys = xs
-  queries = phi(params, rows(query, keys[0].shape[2], count))
-  state, sums = chunk_sums(
-    phi.is_log, state, queries, *key_rows(phi, params, keys, count)
-  )
-  return state, unrows(divided(sums.sums)).astype(query.dtype)
+  length = x.shape[1]
+  size = block_size or BLOCK * at_once(length, BLOCK, _numbers(phi, x))
+  return -(-length // -(-length // size))
 
 
 def state_after(
   phi: FeatureMap,
-  params: tuple[Array, ...],
   state: Scaled | None,
-  keys: tuple[Array, Array, Array],
+  keys: Sequence[Array],
   block_size: int | None = None,
 ) -> Scaled:
   """A state, None for the empty one, with keys, their values, and which count."""
@@ -388,49 +394,41 @@ def state_after(
   if state is None:
     batch, _, kv_heads, value_dim = keys[1].shape
     state = empty(batch, kv_heads, phi, value_dim)
-  step = functools.partial(_state_step, phi)
-  size = _block(phi, keys[0], block_size)
-  return scan(step, params, state, keys, size=size, is_empty=is_empty)[0]
+  size, keys = _block(phi, keys[0], block_size), tuple(keys)
+  return scan(_state_step, phi, state, keys, size=size, is_empty=is_empty)[0]
 
 
-def _state_step(phi, params, state, keys):
-  own = _total(*key_rows(phi, params, keys), phi.is_log)
+def _state_step(phi, state, keys):
+  own = _total(*key_rows(phi, keys), phi.is_log)
   own = jax.tree.map(lambda x: x[:, :, 0, 0], own)
   return own if state is None else join(state, own), ()
 
 
-def _read_all(phi, params, state, query, block_size=None):
+def read_all(
+  phi: FeatureMap, state: Scaled, query: Array, block_size: int | None = None
+) -> Float[Array, "B T N V"]:
   """What all queries read of one state."""
-  step = functools.partial(_read_step, phi)
   size = _block(phi, query, block_size)
-  return scan(step, (params, state), (), query, size=size)[1]
+  return scan(_read_step, (phi, state), (), query, size=size)[1]
 
 
-def _read_step(phi, args, _, query):
-  params, state = args
+def _read_step(params, _, query):
+  phi, state = params
   state = jax.tree.map(lambda x: x[:, :, None, None], state)
-  queries = phi(params, rows(query, state.sums.shape[1]))
+  queries = phi(rows(query, state.sums.shape[1]))
   return (), unrows(divided(_read(state, queries).sums)).astype(query.dtype)
 
 
 def state_before(
-  phi: FeatureMap,
-  params: tuple[Array, ...],
-  keys: tuple[Array, Array, Array],
-  length: int,
-  axis_name: str,
+  phi: FeatureMap, keys: Sequence[Array], length: int, axis_name: str
 ) -> Scaled:
-  """The state of the keys of all devices before this one, of several.
-
-  Raises:
-    ValueError: there are not as many keys as queries.
-  """
+  """The state of the keys of all devices before this one."""
   if keys[0].shape[1] != length:
     raise ValueError(
       "is_causal: expected parts of one length, got "
       f"{length} queries and {keys[0].shape[1]} keys on a device"
     )
-  own = state_after(phi, params, None, keys)
+  own = state_after(phi, None, keys)
   batch, kv_heads, width, _ = own.sums.shape
   nothing = empty(batch, kv_heads, phi, width - 1)
   return device_scan.before(own, join, nothing, axis_name)
@@ -460,73 +458,3 @@ def root_scale(
       f"scale: expected > 0, for its root scales query and key, got {scale}"
     )
   return jnp.sqrt(jnp.float32(scale))
-
-
-def feature_mechanism(
-  name: str,
-  function: Callable[..., Array],
-  feature_map: Callable[..., tuple[FeatureMap, tuple[Array, ...]]],
-  own: Callable[[plug.Variables], dict[str, Any]],
-  *,
-  init: Callable[[Array, plug.Dims], plug.Variables] = plug.no_variables,
-  projected: Callable[..., tuple[Array, Array]] = lambda _, *qk: qk,
-  sizes: plug.Sizes | None = None,
-) -> plug.Attention:
-  """The record of a mechanism whose cache is a state.
-
-  Args:
-    name: of the mechanism.
-    function: its attention function.
-    feature_map: `(scale, head_dim, **own(variables)) -> (map, params)`.
-    own: `variables -> options` of `function` that the record has.
-    init: of the record.
-    projected: `(variables, query, key) -> (query, key)`, before features.
-    sizes: of the record.
-  """
-
-  def run(variables, query, key, value, axis_name=None, **call):
-    call = arguments.accepted_options(name, function, call, own=own(variables))
-    arguments.check_qkv(query, key, value)
-    qk = projected(variables, query, key)
-    if axis_name is None:
-      out = function(*qk, value, **own(variables), **call)
-    else:
-      phi = mapped(variables, call.pop("scale", None), query.shape[-1])
-      out = attend(*phi, *qk, value, axis_name=axis_name, **call)
-    return out.astype(query.dtype)
-
-  def mapped(variables, scale, head_dim):
-    return feature_map(scale, head_dim, **own(variables))
-
-  def init_cache(variables, batch, max_length, dims, dtype):
-    del max_length, dtype
-    phi, _ = mapped(variables, None, dims.head_dim)
-    return empty(batch, dims.num_kv_heads, phi, dims.values)
-
-  def prefill(variables, state, query, key, value, lengths, *, scale=None):
-    phi, params = mapped(variables, scale, key.shape[-1])
-    _, key = projected(variables, query, key)
-    keep = jnp.arange(key.shape[1])[None, :] < lengths[:, None]
-    return state_after(phi, params, state, (key, value, keep))
-
-  def decode(variables, state, query, key, value, *, scale=None):
-    lengths = jnp.ones(len(key), jnp.int32)
-    state = prefill(variables, state, query, key, value, lengths, scale=scale)
-    phi, params = mapped(variables, scale, query.shape[-1])
-    queries, _ = projected(variables, query, key)
-    return _read_all(phi, params, state, queries).astype(query.dtype), state
-
-  return plug.Attention(
-    init=init,
-    apply=run,
-    init_cache=init_cache,
-    decode=decode,
-    prefill=prefill,
-    apply_sharded=run,
-    supports=frozenset(
-      {"causal", "cross", "rowwise", "mask", "decode", "sequence"}
-    ),
-    approximates="dense",
-    cost="linear",
-    sizes=sizes or plug.Sizes(),
-  )

@@ -1,7 +1,6 @@
 """Gated linear attention, and three mechanisms that differ in their decays.
 
-How the recurrence is computed chunk by chunk is in `recurrence`; what is read from
-inputs, and the record, in `gates`.
+Their arithmetic is in `recurrence`; gates and the record are in `gates`.
 """
 
 import jax
@@ -37,19 +36,17 @@ def gated_linear_attention(
   nothing divides. Everything is float32 for inputs of any dtype.
 
   Args:
-    query: `[B, T, N, H]`; other options as in `dense_attention`.
-    key: `[B, T, K, H]`.
-    value: `[B, T, K, V]`.
     log_decay: natural logarithms of the decays, at most 0: `[B, T, N]`, one for a
       head (RetNet, Mamba-2), or `[B, T, N, H]`, one for each channel (GLA).
     mask: key mask `[B, 1, 1, T]`. A hidden position adds nothing, and nothing
       decays there.
     is_causal: must be True, because a state knows the past only.
-    scale: None is 1/√H.
     initial_state: S before the first position; None is 0. The first segment goes
       on from it.
     segment_ids: `[B, T]`; where they change, the state begins anew, at 0.
     return_state: whether to return S_T as well.
+
+  Other options: as `dense_attention`.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`, and with `return_state` the state
@@ -92,16 +89,14 @@ def gated_linear(rank: int = 16, temperature: float = 16.0) -> plug.Attention:
     temperature: τ; the larger it is, the nearer are the decays to 1.
 
   Returns:
-    An `Attention` with `gates`, causal only, that decodes with one state of N·H²
-    numbers for each example. Its parameters are `gate_down [F, R]`,
-    `gate_up [R, N, H]` and `gate_bias [N, H]`.
+    An `Attention` with `gates`, causal only, whose cache is one state of N·H² numbers
+    for each example. Its parameters are `gate_down [F, R]`, `gate_up [R, N, H]` and
+    `gate_bias [N, H]`.
 
   Raises:
     ValueError: `rank` is not a positive int, or `temperature` is not above 0.
 
-  Its model also has `output_norm='rms'` and `output_gate='silu'`.
-
-  Paper: Gated linear attention transformers with hardware-efficient training,
+  Its model also has `output_norm='rms'` and `output_gate='silu'`. Paper: Gated linear attention transformers with hardware-efficient training,
   arXiv:2312.06635, equation 4 and section 4.4.
   """
   arguments.check_at_least("rank", rank, 1)
@@ -109,20 +104,17 @@ def gated_linear(rank: int = 16, temperature: float = 16.0) -> plug.Attention:
     raise ValueError(f"temperature: expected more than 0, got {temperature!r}")
 
   def init(key, dims):
-    features = gates.width("gated_linear", dims)
     down, up = jax.random.split(key)
     heads = dims.num_heads, dims.head_dim
     return {
-      "params": {
-        "gate_down": gates.kernel(down, features, rank),
-        "gate_up": gates.kernel(up, rank, *heads),
-        "gate_bias": jnp.zeros(heads),
-      }
+      "gate_down": gates.kernel(down, dims.features, rank),
+      "gate_up": gates.kernel(up, rank, *heads),
+      "gate_bias": jnp.zeros(heads),
     }
 
   def log_decay(params, inputs):
-    low = gates.project(inputs, params["gate_down"])
-    x = gates.project(low, params["gate_up"]) + params["gate_bias"][None, None]
+    x = gates.project(inputs, params["gate_down"], params["gate_up"])
+    x += params["gate_bias"][None, None]
     return jax.nn.log_sigmoid(x) / temperature
 
   return gates.recurrent_mechanism(
@@ -142,9 +134,7 @@ def retention() -> plug.Attention:
     An `Attention` without variables, causal only, with the cache of `gated_linear`.
 
   The paper's model also has `position='rotary'`, `output_norm='group'` and
-  `output_gate='silu'`.
-
-  Paper: Retentive network, arXiv:2307.08621, equations 5 to 8.
+  `output_gate='silu'`. Paper: Retentive network, arXiv:2307.08621, equations 5 to 8.
   """
 
   def recurrence(params, query, *kv, **options):
@@ -173,22 +163,12 @@ def mamba2() -> plug.Attention:
 
   Its model also has `short_convolution` with biases, `output_gate='silu'`,
   `output_norm='rms_joint'` and `num_qk_heads`: the heads share queries and keys.
-
   Paper: Transformers are SSMs, arXiv:2405.21060, sections 6 and 7.
   """
 
   def init(key, dims):
-    features = gates.width("mamba2", dims)
-    kernel, bias, rate = jax.random.split(key, 3)
-    num_heads = dims.num_heads
-    return {
-      "params": {
-        "step_kernel": gates.kernel(kernel, features, num_heads),
-        "step_bias": gates.step_bias(bias, num_heads),
-        "log_rate": gates.rates(rate, num_heads),
-        "skip": jnp.ones(num_heads),
-      }
-    }
+    steps = gates.step_params(jax.random.split(key, 3), dims)
+    return {**steps, "skip": jnp.ones(dims.num_heads)}
 
   def recurrence(params, query, key, value, *, beta, scale, **options):
     repeats = query.shape[2] // key.shape[2]

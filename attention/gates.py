@@ -1,8 +1,9 @@
 """What recurrences read from their inputs, and the record of such a mechanism."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 import functools
 import math
+import types
 from typing import Any
 
 import jax
@@ -59,30 +60,15 @@ def unit_length(x: Float[Array, "*A H"]) -> Float[Array, "*A H"]:
   return x * jax.lax.rsqrt(squares + 1e-6)
 
 
-def width(name: str, dims: plug.Dims) -> int:
-  """F, the width of the inputs.
-
-  Raises:
-    ValueError: it is not known.
-  """
-  if dims.features < 1:
-    raise ValueError(
-      f"features: {name} reads gates from inputs of Dims.features numbers; "
-      f"expected at least 1, got {dims.features}"
-    )
-  return dims.features
-
-
 def kernel(key: Array, *shape: int) -> Float[Array, "..."]:
   """A matrix from the first axis to the others, N(0, 1/F)."""
   return jax.random.normal(key, shape) / math.sqrt(shape[0])
 
 
-def project(
-  inputs: Float[Array, "B T F"], weights: Float[Array, "F *A"]
-) -> Float[Array, "B T *A"]:
-  """Inputs · weights, in float32."""
-  return jnp.tensordot(inputs.astype(jnp.float32), weights, axes=1)
+def project(inputs: Float[Array, "B T F"], *weights: Array) -> Array:
+  """Inputs · weights · …, in float32."""
+  inputs = inputs.astype(jnp.float32)
+  return functools.reduce(lambda x, w: jnp.tensordot(x, w, 1), weights, inputs)
 
 
 def rates(key: Array, num_heads: int) -> Float[Array, "N"]:
@@ -95,6 +81,18 @@ def step_bias(key: Array, *shape: int) -> Float[Array, "..."]:
   low, high = math.log(0.001), math.log(0.1)
   step = jnp.exp(jax.random.uniform(key, shape, minval=low, maxval=high))
   return step + jnp.log(-jnp.expm1(-step))
+
+
+def step_params(
+  keys: Sequence[Array] | Array, dims: plug.Dims
+) -> dict[str, Array]:
+  """What `step` and `step_decay` read, of three random keys."""
+  heads = dims.num_heads
+  return {
+    "step_kernel": kernel(keys[0], dims.features, heads),
+    "step_bias": step_bias(keys[1], heads),
+    "log_rate": rates(keys[2], heads),
+  }
 
 
 def step(
@@ -116,8 +114,8 @@ def recurrent_mechanism(
   name: str,
   recurrence: Callable[..., tuple[Array, Array]] | None = None,
   *,
-  init: Callable[[Array, plug.Dims], plug.Variables] = plug.no_variables,
-  gates: Mapping[str, Gate] | None = None,
+  init: Callable[[Array, plug.Dims], Params] | None = None,
+  gates: Mapping[str, Gate] = types.MappingProxyType({}),
 ) -> plug.Attention:
   """The record of a recurrence with its own decays and rates.
 
@@ -125,13 +123,22 @@ def recurrent_mechanism(
     name: of the mechanism, for messages.
     recurrence: `(params, query, key, value, **options) -> (out, state)`, with 0 for
       hidden values; gates are among the options. None is `recurrent_attention`.
-    init: `(key, dims) -> variables`, none but 'params'.
+    init: `(key, dims) -> params`, of a mechanism with gates.
     gates: option -> what it is read with.
 
   Returns:
     An `Attention` whose cache is the state `[B, N, H, V]` of each example.
   """
-  gates = gates or {}
+
+  def make(key, dims):
+    if init is None:
+      return {}
+    if dims.features < 1:
+      raise ValueError(
+        f"features: {name} reads gates from inputs of Dims.features numbers; "
+        f"expected at least 1, got {dims.features}"
+      )
+    return {"params": init(key, dims)}
 
   def run(variables, query, key, value, state=None, axis_name=None, **call):
     given = {gate: call.pop(gate, None) for gate in gates}
@@ -177,7 +184,7 @@ def recurrent_mechanism(
     return {gate: function(params, inputs) for gate, function in gates.items()}
 
   return plug.Attention(
-    init=init,
+    init=make,
     apply=apply,
     init_cache=init_cache,
     decode=decode,

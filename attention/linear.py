@@ -15,8 +15,10 @@ from attention import arguments, plug
 from attention.features import (
   FeatureMap,
   attend,
-  feature_mechanism,
+  empty,
+  read_all,
   root_scale,
+  state_after,
 )
 
 Function = Callable[[Array], Array]
@@ -76,18 +78,16 @@ def linear_attention(
   any length.
 
   Args:
-    query: `[B, T, N, H]`; other options as in `dense_attention`.
-    key: `[B, S, K, H]`.
-    value: `[B, S, K, V]`.
     feature_map: φ, from `[..., H]` to `[..., M]` in float32, row by row, with
       no number below 0. Gradients flow to arrays that it closes over.
       `hedgehog_features` is for queries and keys that are projected already.
     mask: key mask `[B, 1, 1, S]`.
-    is_causal: query t sees keys s ≤ t.
     scale: None is φ(x), as in the paper; otherwise φ(√scale · x), scale > 0.
     block_size: R, the positions of a step, or, in the causal form, C, the
       positions of a chunk, which is raised to a power of two. It changes only the
       rounding of the result. None is the platform's choice.
+
+  Other options: as `dense_attention`.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`; features and sums are float32. A
@@ -101,30 +101,21 @@ def linear_attention(
   the causal form for each C. C is `features.CHUNK` and R is `features.BLOCK`; on a GPU
   or TPU a step has as many of them as the budget of `attention.platform` allows.
 
-  Departs from its paper in adding no epsilon to the normaliser, and in masks
-  and grouped heads, which the paper does not discuss.
-
-  Paper: Transformers are RNNs, arXiv:2006.16236, equations 5 and 9. The trained
-  features are those of Hedgehog, arXiv:2402.04347.
+  Departs from its paper in adding no epsilon to the normaliser, and in masks and
+  grouped heads. Papers: Transformers are RNNs, arXiv:2006.16236, equations 5 and 9;
+  Hedgehog, arXiv:2402.04347.
   """
   arguments.check_qkv(query, key, value)
-  phi, params = _feature_map(scale, query.shape[-1], feature_map=feature_map)
+  phi = _feature_map(scale, query.shape[-1], feature_map=feature_map)
   return attend(
-    phi,
-    params,
-    query,
-    key,
-    value,
-    mask=mask,
-    is_causal=is_causal,
-    block_size=block_size,
+    phi, query, key, value, mask, is_causal=is_causal, block_size=block_size
   )
 
 
 def _feature_map(
   scale: float | Array | None, head_dim: int, *, feature_map: Function
-) -> tuple[FeatureMap, tuple[Array, ...]]:
-  """φ(√scale · x), and the arrays that it closes over, which have gradients.
+) -> FeatureMap:
+  """φ(√scale · x) with the arrays that it closes over, which have gradients.
 
   Raises:
     ValueError: the function does not map [..., H] to [..., M], or scale ≤ 0.
@@ -137,22 +128,19 @@ def _feature_map(
       "feature_map: expected a function of [..., H] to [..., M], got "
       f"{shape} for [{head_dim}]; it must keep the axes before the last"
     )
-  function, closed = feature_map, []
+  function, params = feature_map, []
   if not any(feature_map is named for named in FEATURE_MAPS.values()):
-    of_row, closed = jax.closure_convert(feature_map, row)
-    function = jnp.vectorize(
-      of_row,
-      excluded=frozenset(range(1, 1 + len(closed))),
-      signature="(h)->(m)",
-    )
+    of_row, params = jax.closure_convert(feature_map, row)
+    excluded = frozenset(range(1, 1 + len(params)))
+    function = jnp.vectorize(of_row, excluded=excluded, signature="(h)->(m)")
   if scale is None:
-    return FeatureMap(function, shape[0]), tuple(closed)
+    return FeatureMap(function, shape[0], params=params)
 
-  def scaled(x, root, *closed):
-    return function(x * root, *closed)
+  def scaled(x, root, *params):
+    return function(x * root, *params)
 
-  root = root_scale(scale, head_dim)
-  return FeatureMap(scaled, shape[0]), (root, *closed)
+  params = [root_scale(scale, head_dim), *params]
+  return FeatureMap(scaled, shape[0], params=params)
 
 
 def _check_feature_map(feature_map: Any) -> None:
@@ -179,6 +167,77 @@ def identity_kernels(dims: plug.Dims) -> dict[str, Array]:
     "query_kernel": jnp.tile(eye, (dims.num_heads, 1, 1)),
     "key_kernel": jnp.tile(eye, (dims.num_kv_heads, 1, 1)),
   }
+
+
+def feature_mechanism(
+  name: str,
+  function: Callable[..., Array],
+  feature_map: Callable[..., FeatureMap],
+  own: Callable[[plug.Variables], dict[str, Any]],
+  *,
+  init: Callable[[Array, plug.Dims], plug.Variables],
+  projected: Callable[..., tuple[Array, Array]] = lambda _, *qk: qk,
+  sizes: plug.Sizes | None = None,
+) -> plug.Attention:
+  """The record of a mechanism whose cache is a state.
+
+  Args:
+    name: of the mechanism.
+    function: its attention function.
+    feature_map: `(scale, head_dim, **own(variables)) -> FeatureMap`.
+    own: `variables -> options` of `function` that the record has.
+    init: of the record.
+    projected: `(variables, query, key) -> (query, key)`, before features.
+    sizes: of the record.
+  """
+
+  def apply(variables, query, key, value, axis_name=None, **call):
+    options = own(variables)
+    call = arguments.accepted_options(name, function, call, own=options)
+    arguments.check_qkv(query, key, value)
+    qk = projected(variables, query, key)
+    if axis_name is None:
+      out = function(*qk, value, **options, **call)
+    else:
+      phi = mapped(variables, query, call.pop("scale", None))
+      out = attend(phi, *qk, value, axis_name=axis_name, **call)
+    return out.astype(query.dtype)
+
+  def mapped(variables, x, scale):
+    return feature_map(scale, x.shape[-1], **own(variables))
+
+  def init_cache(variables, batch, max_length, dims, dtype):
+    del max_length, dtype
+    phi = feature_map(None, dims.head_dim, **own(variables))
+    return empty(batch, dims.num_kv_heads, phi, dims.values)
+
+  def prefill(variables, state, query, key, value, lengths, *, scale=None):
+    _, key = projected(variables, query, key)
+    keep = jnp.arange(key.shape[1])[None, :] < lengths[:, None]
+    phi = mapped(variables, key, scale)
+    return state_after(phi, state, (key, value, keep))
+
+  def decode(variables, state, query, key, value, *, scale=None):
+    lengths = jnp.ones(len(key), jnp.int32)
+    state = prefill(variables, state, query, key, value, lengths, scale=scale)
+    queries, _ = projected(variables, query, key)
+    out = read_all(mapped(variables, query, scale), state, queries)
+    return out.astype(query.dtype), state
+
+  return plug.Attention(
+    init=init,
+    apply=apply,
+    init_cache=init_cache,
+    decode=decode,
+    prefill=prefill,
+    apply_sharded=apply,
+    supports=frozenset(
+      {"causal", "cross", "rowwise", "mask", "decode", "sequence"}
+    ),
+    approximates="dense",
+    cost="linear",
+    sizes=sizes or plug.Sizes(),
+  )
 
 
 def linear(feature_map: str | Function = "elu") -> plug.Attention:

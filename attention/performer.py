@@ -17,12 +17,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention import arguments, plug
-from attention.features import (
-  FeatureMap,
-  attend,
-  feature_mechanism,
-  root_scale,
-)
+from attention.features import FeatureMap, attend, root_scale
+from attention.linear import feature_mechanism
 
 _RELU_EPSILON = 1e-3
 """Added to ReLU features to keep them positive, as in the paper's code."""
@@ -52,21 +48,16 @@ def performer_attention(
   and one vector at any length.
 
   Args:
-    query: `[B, T, N, H]`; other options as in `linear_attention`.
-    key: `[B, S, K, H]`.
-    value: `[B, S, K, V]`.
     projection: `[M, H]`, rows ω_m, as `orthogonal_features` draws them.
     kernel: 'softmax' for φ_m(x) = exp(ω_m·x̃ − |x̃|²/2)/√M, 'relu' for
       φ_m(x) = max(ω_m·x̃/√M, 0) + 0.001, with x̃ = √scale · x. 'relu' is
       another kernel and does not approximate softmax.
-    mask: key mask `[B, 1, 1, S]`.
-    is_causal: query t sees keys s ≤ t.
     scale: factor of the approximated logits, > 0; None is 1/√H.
-    block_size: R, or in the causal form C.
+
+  Other options: as `linear_attention`.
 
   Returns:
-    `[B, T, N, V]` in the dtype of `query`; features and state are float32.
-    A query that sees no key gets zeros.
+    `[B, T, N, V]` in the dtype of `query`. A query that sees no key gets zeros.
 
   Raises:
     ValueError: arguments do not fit, or the mask varies along queries.
@@ -76,23 +67,15 @@ def performer_attention(
   grows with exp(|q||k|).
 
   Departs from the paper's code in having no epsilon in the softmax kernel, and
-  a running log-scale instead of a maximum over all keys.
-
-  Paper: Rethinking attention with Performers, arXiv:2009.14794, sections 2.2–2.4.
+  a running log-scale instead of a maximum over all keys. Paper: Rethinking attention
+  with Performers, arXiv:2009.14794, sections 2.2–2.4.
   """
   arguments.check_qkv(query, key, value)
-  phi, params = _feature_map(
+  phi = _feature_map(
     scale, query.shape[-1], projection=projection, kernel=kernel
   )
   return attend(
-    phi,
-    params,
-    query,
-    key,
-    value,
-    mask=mask,
-    is_causal=is_causal,
-    block_size=block_size,
+    phi, query, key, value, mask, is_causal=is_causal, block_size=block_size
   )
 
 
@@ -104,14 +87,6 @@ def orthogonal_features(
   The rows of each block of H are orthogonal, uniformly rotated, and as long as
   independent Gaussian rows. So each row by itself is N(0, 1), and the estimate
   stays unbiased while its variance falls (paper, section 2.4 and appendix B.2).
-
-  Args:
-    key: a JAX random key.
-    num_features: M ≥ 1.
-    head_dim: H ≥ 1.
-
-  Returns:
-    `[M, H]` float32.
 
   Raises:
     ValueError: a size is below 1.
@@ -138,8 +113,8 @@ def _feature_map(
   *,
   projection: Float[Array, "M H"],
   kernel: Kernel,
-) -> tuple[FeatureMap, tuple[Array, ...]]:
-  """The feature map of a kernel, and its arrays: ω and √scale.
+) -> FeatureMap:
+  """The feature map of a kernel, with its arrays ω and √scale.
 
   Raises:
     ValueError: an argument is not what `performer_attention` takes.
@@ -153,7 +128,7 @@ def _feature_map(
   is_log = kernel == "softmax"
   function = _log_softmax_features if is_log else _relu_features
   params = projection.astype(jnp.float32), root_scale(scale, head_dim)
-  return FeatureMap(function, len(projection), is_log), params
+  return FeatureMap(function, len(projection), is_log, params)
 
 
 def _log_softmax_features(

@@ -47,15 +47,7 @@ FORGOTTEN = -1e30
 
 
 class Inputs(NamedTuple):
-  """What a recurrence reads; float32, every head with keys of its own.
-
-  Attributes:
-    query: times the scale.
-    key: 0 where a position is hidden, like value.
-    value: `[B, T, N, V]`.
-    log_decay: at most 0. D is 1 or H.
-    beta: of the delta rule; None is the gated form.
-  """
+  """Float32 arrays of which those of hidden positions are 0; D is 1 or H."""
 
   query: Float[Array, "B T N H"]
   key: Float[Array, "B T N H"]
@@ -161,7 +153,7 @@ def _attend(
   batch, length, num_heads, head_dim = inputs.query.shape
   value_dim, size = inputs.value.shape[3], chunk_size(length)
   numbers = 2 * (size + head_dim + value_dim)
-  count = at_once(length, size, batch * num_heads * size * numbers)
+  count = at_once(length, size, batch * num_heads * numbers)
   is_empty = state is None
   if state is None:
     shape = batch, num_heads, head_dim, value_dim
