@@ -168,8 +168,8 @@ def _scores(queries, keys, is_log) -> Scaled:
   def exact():
     seen = jax.lax.stop_gradient(jax.lax.cummax(keys, axis=keys.ndim - 2))
     row_scale = _largest(queries + seen, -1)
-    row_sums = jax.checkpoint(pairs, prevent_cse=False)(
-      jnp.exp(queries + seen - row_scale),
+    (row_sums,) = jax.checkpoint(pairs, prevent_cse=False)(
+      [jnp.exp(queries + seen - row_scale)],
       jnp.exp(keys - seen),
       -jnp.diff(seen, axis=-2, prepend=seen[..., :1, :]),
     )
@@ -182,10 +182,10 @@ def _scores(queries, keys, is_log) -> Scaled:
 
 
 def pairs(
-  queries: Float[Array, "*A G C M"],
+  queries: Sequence[Float[Array, "*A G C M"]],
   keys: Float[Array, "*A G C M"],
   log_decay: Float[Array, "*A G C M"],
-) -> Float[Array, "*A G C C"]:
+) -> list[Float[Array, "*A G C C"]]:
   """Σ_m q_im k_jm e^(Σ g_um over j < u ≤ i) where j ≤ i, 0 elsewhere; C = 2^n.
 
   By halves: a later and an earlier half split at the beginning of the later one, which
@@ -193,18 +193,20 @@ def pairs(
   """
   size = keys.shape[-2]
   if size == 1:
-    return jnp.sum(queries * keys, axis=-1, keepdims=True)
+    return [jnp.sum(x * keys, axis=-1, keepdims=True) for x in queries]
   # Twice as many chunks, not one more axis: XLA:CPU aborts on products with eight.
-  halves = (
+  *half_queries, half_keys, half_decay = (
     x.reshape(*x.shape[:-3], -1, size // 2, x.shape[-1])
-    for x in (queries, keys, log_decay)
+    for x in (*queries, keys, log_decay)
   )
+  own = pairs(half_queries, half_keys, half_decay)
   early, late = slice(size // 2), slice(size // 2, None)
   since = jnp.exp(jnp.cumsum(log_decay[..., late, :], axis=-2))
-  until = jnp.exp(rest(log_decay[..., early, :]))
-  later, earlier = queries[..., late, :] * since, keys[..., early, :] * until
-  across = jnp.einsum(_PRODUCT, later, earlier)
-  return triangle(pairs(*halves), across)
+  earlier = keys[..., early, :] * jnp.exp(rest(log_decay[..., early, :]))
+  across = (
+    jnp.einsum(_PRODUCT, x[..., late, :] * since, earlier) for x in queries
+  )
+  return [triangle(*x) for x in zip(own, across, strict=True)]
 
 
 def rest(log_decay: Float[Array, "*A C D"]) -> Float[Array, "*A C D"]:

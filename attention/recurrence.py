@@ -176,24 +176,25 @@ def _step(count, params, state, inputs):
   from_start = jnp.exp(jnp.cumsum(log_decay, axis=3))
   written = jnp.swapaxes(key * jnp.exp(rest(log_decay)), -2, -1)
   factor = jnp.swapaxes(from_start[..., -1:, :], -2, -1)
-  through, known = factor, None
-  if beta is not None:
-    solution = _inverse(jnp.tril(beta * _scores(key, key, log_decay), -1))
-    value, known = (
-      solution @ (beta * value),
-      solution @ (beta * key * from_start),
-    )
-  if count > 1:
-    if known is not None:
-      unit = jnp.eye(key.shape[-1])[None, None, None]
-      through = factor * unit - written @ known
-    first = jnp.zeros_like(through[:, :, :1]), state[:, :, None]
-    _, before = before_each(_joined, first, (through, written @ value))
+  known, solution = key * from_start, None
+  if beta is None:
+    (scores,) = _scores([query], key, log_decay)
   else:
-    before = None if state is None else state[:, :, None]
-  if known is not None and before is not None:
-    value -= known @ before
-  out = jnp.tril(_scores(query, key, log_decay)) @ value
+    scores, overlaps = _scores([query, key], key, log_decay)
+    solution = _inverse(jnp.tril(beta * overlaps, -1))
+  before = None if state is None else state[:, :, None]
+  if count > 1:
+    through, made = factor, value
+    if solution is not None:
+      made = solution @ (beta * value)
+      unit = jnp.eye(key.shape[-1])[None, None, None]
+      through = factor * unit - written @ (solution @ (beta * known))
+    first = jnp.zeros_like(through[:, :, :1]), before
+    _, before = before_each(_joined, first, (through, written @ made))
+  if solution is not None:
+    error = value if before is None else value - known @ before
+    value = solution @ (beta * error)
+  out = jnp.tril(scores) @ value
   after = written @ value
   if before is not None:
     out += (query * from_start) @ before
@@ -230,17 +231,17 @@ def _joined(earlier, later):
 
 
 def _scores(
-  reader: Float[Array, "B N G C H"],
+  readers: list[Float[Array, "B N G C H"]],
   key: Float[Array, "B N G C H"],
   log_decay: Float[Array, "B N G C D"],
-) -> Float[Array, "B N G C C"]:
-  """A^x_ij of a reader x; any finite number where i < j."""
+) -> list[Float[Array, "B N G C C"]]:
+  """A^x_ij of each reader x; any finite number where i < j."""
   if log_decay.shape[-1] > 1:
-    return pairs(reader, key, log_decay)
+    return pairs(readers, key, log_decay)
   # A difference of two long sums would lose its digits.
   is_later = jnp.tri(key.shape[-2], k=-1, dtype=bool)
-  sums = jnp.cumsum(jnp.where(is_later, log_decay, 0.0), axis=-2)
-  return jnp.einsum("...ch,...sh->...cs", reader, key) * jnp.exp(sums)
+  decay = jnp.exp(jnp.cumsum(jnp.where(is_later, log_decay, 0.0), axis=-2))
+  return [jnp.einsum("...ch,...sh->...cs", x, key) * decay for x in readers]
 
 
 @jax.custom_jvp
