@@ -186,7 +186,7 @@ def pairs(
   keys: Float[Array, "*A G C M"],
   log_decay: Float[Array, "*A G C M"],
 ) -> list[Float[Array, "*A G C C"]]:
-  """Σ_m q_im k_jm e^(Σ g_um over j < u ≤ i) where j ≤ i, 0 elsewhere; C = 2^n.
+  """Σ_m q_im k_jm e^(Σ g_um over j < u ≤ i) where j ≤ i, 0 elsewhere; C is a power of two.
 
   By halves: a later and an earlier half split at the beginning of the later one, which
   makes their pairs a product of matrices.
