@@ -21,7 +21,7 @@ from attention import (
 from process import compiler
 
 BATCH, HEADS, KV_HEADS, DIM, VALUE = 2, 4, 2, 8, 5
-LENGTHS = (1, 7, 63, 64, 65, 200)
+LENGTHS = (1, 7, 64, 65, 200)
 FORMS = ("head", "channel", "none")
 
 
@@ -122,7 +122,7 @@ def naive(given, mask, segment_ids):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("rule", ["gated", "delta"])
-@pytest.mark.parametrize("length", [1, 63, 64, 65, 150])
+@pytest.mark.parametrize("length", [1, 64, 150])
 def test_all_gradients(rule, form, length):
   """Of query, key, value, decay, β and the first state, from both results."""
   function, _, given = chosen(rule, length, form)
