@@ -16,7 +16,7 @@ from attention import arguments, layout, own_logits, platform, plug, sharded
 from attention.dense import dense
 from attention.logits import Scores
 from attention.loop import Output, attend
-from attention.ring import ring
+from attention.sharded import ring
 from attention.visible import Visible, visible_from_options
 
 
@@ -257,7 +257,7 @@ def _attend_in_parts(
 ) -> Float[Array, "B T N V"]:
   """`additive_attention` of the whole, of which each device has a part.
 
-  Projected keys and values go round the ring of `attention.ring`: D − 1 parts of
+  Projected keys and values go round the ring of `attention.sharded`: D − 1 parts of
   S·(N·A + K·V) numbers.
   """
   options = {

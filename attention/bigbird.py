@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from attention import arguments, dropout, halo, platform, plug
+from attention import arguments, dropout, platform, plug
 from attention import sharded as flash_parts
 from attention.logits import Logits
 from attention.loop import attend
@@ -324,7 +324,7 @@ def _attend_in_parts(
     def cut(x):
       return jnp.moveaxis(_blocks(x, block_size), 3, 1)
 
-    near = cut(halo.reached(x, block_size, block_size, axis_name))
+    near = cut(flash_parts.reached(x, block_size, block_size, axis_name))
     shared = jnp.concatenate([near, cut(ends(x))], axis=2)
     shared = jnp.repeat(shared, num_heads // shared.shape[1], axis=1)
     far = _collected(cut(x), asked, axis_name)

@@ -35,7 +35,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, device_scan, halo, platform
+from attention import arguments, device_scan, platform, sharded
 from attention.scan import scan
 
 CHUNK = 64
@@ -177,7 +177,7 @@ def _begins(
   if axis_name is None or jax.lax.axis_size(axis_name) == 1:
     before = jnp.concatenate([ids[:, :1], ids[:, :-1]], axis=1)
   else:
-    before = halo.reached(ids, 1, 0, axis_name)[:, :-1]
+    before = sharded.reached(ids, 1, 0, axis_name)[:, :-1]
   return ids != before
 
 

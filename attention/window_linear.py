@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, halo, platform, plug
+from attention import arguments, platform, plug, sharded
 from attention.features import (
   CHUNK,
   FeatureMap,
@@ -268,7 +268,7 @@ def _in_parts(
     )
   keep = jnp.ones(key.shape[:2], bool) if keep is None else keep
   keys = key, value, keep
-  reached = [halo.reached(x, window, 0, axis_name) for x in keys]
+  reached = [sharded.reached(x, window, 0, axis_name) for x in keys]
   phi, batch = _features(query.shape[-1]), len(query)
   # The keys that leave the windows of the devices before this one.
   key, left_value, left_keep = (x[:, :length] for x in reached)
