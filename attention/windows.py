@@ -291,7 +291,7 @@ def attention_in_parts(
   if global_indices is None or global_indices.shape[1] == 0:
     return near(*arrays)[0]
   tokens = Tokens.of(global_indices, length, axis_name)
-  return windows.with_tokens(near, tokens, *arrays, global_qkv)[0]
+  return with_tokens(near, tokens, *arrays, global_qkv)[0]
 
 
 def _in_parts(near: Near, left: int, right: int, axis_name: str) -> Near:
