@@ -114,7 +114,7 @@ def attention_function(
           f"got {given['is_causal']!r}"
         )
       query = given[positional[0]]
-      if meshes.explicit_axes(query):
+      if jax.typeof(query).sharding.mesh.explicit_axes:
         return meshes.call_with_auto_axes(function, query, args, options)
       return function(*args, **options)
 

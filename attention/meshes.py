@@ -7,11 +7,6 @@ import jax
 from jax.sharding import AxisType, PartitionSpec
 
 
-def explicit_axes(query: Any) -> tuple[str, ...]:
-  """The explicit axes of the mesh that an array is on; none for most arrays."""
-  return jax.typeof(query).sharding.mesh.explicit_axes
-
-
 def call_with_auto_axes(
   function: Callable[..., Any],
   query: Any,

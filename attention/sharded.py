@@ -410,27 +410,20 @@ def attention_of_few(
   value: Float[Array, "B S K V"],
   *,
   axis_name: str,
-  mask: Bool[Array, "#B #N #T S"] | None = None,
   scale: float | Float[Array, ""] | None = None,
-  query_segment_ids: Int[Array, "B T"] | None = None,
-  key_segment_ids: Int[Array, "B S"] | None = None,
+  **options: Any,
 ) -> Float[Array, "B T N V"]:
   """Exact attention of queries that all devices have to keys in parts.
 
   Landmarks, global tokens and global blocks are such queries.
 
   Queries, their segment ids and the result are the same on every device; keys, values,
-  their mask and segment ids are this device's.
+  their mask and segment ids are this device's. `options` are those of
+  `visible_from_options`.
 
   Cost: time T·S·N·(H+V) on each device; two sums of T·N·V numbers cross.
   """
-  visible = visible_from_options(
-    query,
-    key,
-    mask=mask,
-    query_segment_ids=query_segment_ids,
-    key_segment_ids=key_segment_ids,
-  )
+  visible = visible_from_options(query, key, **options)
   results = attend(query, key, value, visible, Logits(scale=scale))
   return merged_over(axis_name, *results)[0]
 

@@ -256,9 +256,9 @@ def attention_in_parts(
   """`sliding_window_attention` of the whole, of which each device has a part.
 
   The window `near` reaches so many positions before and behind a query. Every device
-  gets the keys that it reaches and attends to the longer stretch.
-  Of global tokens, whose indices are those in the whole, every device gets queries,
-  keys and values by one sum over the devices.
+  gets the keys that it reaches and attends to the longer stretch. Of global tokens,
+  whose indices are those in the whole, every device gets queries, keys and values by
+  one sum over the devices.
 
   Cost: that of the window on T + L + R positions, which it reaches before and
   behind. What crosses is L + R positions of keys and values, from ⌈L/T⌉ and ⌈R/T⌉
