@@ -29,6 +29,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention import dropout, layout, platform
+from attention.derivative import with_backward
 from attention.layout import alike, cut, heads_first, heads_last, put
 from attention.logits import Logits
 from attention.tiles import Grid, grid_of
@@ -80,8 +81,8 @@ def attend(
   query, scores, fixed = logits.scores(query, visible, shape)
   key, value = visible.readable(key), visible.readable(value)
   others = Others(visible.traced(shape), fixed, dropout_rng)
-  arrays = jax.tree.map(jnp.asarray, (query, key, value, scores, others))
-  out, lse = _attend(grid, *alike(arrays))
+  inputs = jax.tree.map(jnp.asarray, (query, key, value, scores, others))
+  out, lse = _attend(grid)(alike(inputs))
   if logits.sinks is None:
     return out, lse
   return with_sinks(out, lse, logits.sinks)
@@ -101,9 +102,17 @@ class Others(NamedTuple):
   rng: Any
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(grid, query, key, value, scores, others):
-  return forward(grid, query, key, value, scores, others)
+def _attend(grid):
+  """`forward` with the derivative that `backward` is."""
+
+  def saving(inputs):
+    results = forward(grid, *inputs)
+    return results, results
+
+  def gradients(inputs, results, cotangents):
+    return *backward(grid, *inputs, *results, *cotangents), inputs[-1]
+
+  return with_backward(saving, gradients)
 
 
 def _cut_keys(grid, others, arrays, start, visit):
@@ -217,22 +226,6 @@ def forward(
   zeros = alike(zeros, (query, key))
   out, lse = jax.lax.fori_loop(0, grid.steps, step, zeros)
   return out, lse[..., 0]
-
-
-def _attend_fwd(grid, *arguments):
-  out, lse = forward(grid, *arguments)
-  return (out, lse), (*arguments, out, lse)
-
-
-def _attend_bwd(grid, residuals, cotangents):
-  gradients = backward(grid, *residuals, *cotangents)
-  gradients = jax.tree.map(
-    lambda grad, x: grad.astype(x.dtype), gradients, tuple(residuals[:4])
-  )
-  return *gradients, None
-
-
-_attend.defvjp(_attend_fwd, _attend_bwd)
 
 
 def backward(

@@ -9,17 +9,17 @@ and everything else is computed again.
 `jax.lax.scan` of a step under `jax.checkpoint` computes the same in the same time,
 but it wants the chunks as the first axis, for which XLA copies every array: 42 MiB
 of temporaries instead of 10 (causal linear attention at T 4,096, with gradients).
-That is what the `custom_vjp` here buys. It costs forward-mode derivatives.
+That is what the backward here buys; `attention.derivative` keeps forward mode beside it.
 """
 
 from collections.abc import Callable
-import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from attention import platform
+from attention.derivative import with_backward
 from attention.layout import alike
 
 Tree = Any
@@ -70,13 +70,16 @@ def scan(
       platform.warn_of_faulty_fusion()
     state, ys = jax.checkpoint(step)(params, state, xs)
   else:
-    state, ys = _scan(step, size, params, state, xs)
+    state, ys = _scan(step, size)((params, state, xs))
   return state, jax.tree.map(lambda y: y[:, :length], ys)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _scan(step, size, params, state, xs):
-  return _forward(step, size, params, state, xs)[0]
+def _scan(step, size):
+  """`_forward` with the derivative that `_backward` is."""
+  return with_backward(
+    lambda arrays: _forward(step, size, *arrays),
+    lambda arrays, *others: _backward(step, size, *arrays, *others),
+  )
 
 
 def _forward(step, size, params, state, xs):
@@ -96,11 +99,11 @@ def _forward(step, size, params, state, xs):
     return (state, _written(ys, y, i)), before
 
   result, states = jax.lax.scan(one, (state, ys), jnp.arange(count))
-  return result, (params, states, xs)
+  return result, states
 
 
-def _backward(step, size, residuals, cotangents):
-  params, states, xs = residuals
+def _backward(step, size, params, state, xs, states, cotangents):
+  del state
   d_state, d_ys = cotangents
 
   def one(carry, saved):
@@ -119,15 +122,7 @@ def _backward(step, size, residuals, cotangents):
   count = jax.tree.leaves(xs)[0].shape[1] // size
   saved = jnp.arange(count), states
   (d_params, d_state, d_xs), _ = jax.lax.scan(one, carry, saved, reverse=True)
-
-  def if_float(gradient):
-    is_float = jnp.issubdtype(gradient.dtype, jnp.floating)
-    return gradient if is_float else None
-
-  return d_params, d_state, jax.tree.map(if_float, d_xs)
-
-
-_scan.defvjp(_forward, _backward)
+  return d_params, d_state, d_xs
 
 
 def _chunk(xs: Tree, i: jax.Array | int, size: int) -> Tree:

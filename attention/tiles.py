@@ -94,7 +94,9 @@ class Grid(NamedTuple):
     if visible.block_mask is not None:
       return jnp.asarray(visible.block_mask.counts)[self._row(start)]
     low, high = visible.span(start, self.rows, self.source_length)
-    return jnp.maximum(0, -(-(high - low) // self.width))
+    count = -(-(high - low) // self.width)
+    # A number lets JAX differentiate the loop in reverse.
+    return count if isinstance(count, int) else jnp.maximum(0, count)
 
   def first(
     self, visible: Visible, start: Array, visit: Array | int

@@ -1,0 +1,171 @@
+"""A function with a backward of its own that is differentiated forwards as well.
+
+`jax.custom_vjp` refuses `jax.jvp`, `jax.linearize` and `jax.jacfwd`. Here the
+derivative is one linear operation on the tangents,
+
+    ẏ = J(x) ẋ
+
+whose transpose is the given backward. As long as nobody asks for ẏ itself, J is never
+computed: reverse mode costs what it does with `jax.custom_vjp`. Forward mode
+differentiates the function as it is written.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+import jax.numpy as jnp
+import numpy as np
+
+
+def with_backward(
+  forward: Callable[[Any], tuple[Any, Any]],
+  backward: Callable[[Any, Any, Any], Any],
+) -> Callable[[Any], Any]:
+  """`x -> y` with a given backward, for all of JAX's transformations.
+
+  Neither function may close over traced arrays.
+
+  Args:
+    forward: `x -> (y, saved)` of pytrees of arrays; y has derivatives in the floats
+      of x. JAX differentiates this where a tangent of y is asked for.
+    backward: `(x, saved, y_grad) -> x_grad`, of the structure of x. What it has for
+      leaves that are no floats is ignored.
+
+  Returns:
+    `x -> y`. Forward mode, reverse mode, forward over reverse (`jax.hessian`) and
+    `jax.vmap` work; reverse over reverse does where every loop has a length that is
+    known while tracing.
+  """
+
+  @jax.custom_jvp
+  def differentiable(x):
+    return forward(x)[0]
+
+  @differentiable.defjvp
+  def _(primals, tangents):
+    (x,) = primals
+    y, saved = forward(x)
+    y_leaves, y_tree = jax.tree.flatten(y)
+    x_tree = jax.tree.structure(x)
+    vectors = x_tree.flatten_up_to(tangents[0])
+    floats = _floats(jax.tree.leaves(x))
+    y_floats = _floats(y_leaves)
+    still = [np.zeros(leaf.shape, jax.dtypes.float0) for leaf in y_leaves]
+    kept, kept_tree = jax.tree.flatten((x, saved))
+
+    def jvp(kept, vectors):
+      x = jax.tree.leaves(kept_tree.unflatten(kept)[0])
+
+      def of_floats(*leaves):
+        leaves = _replaced(x, floats, leaves)
+        y = jax.tree.leaves(forward(x_tree.unflatten(leaves))[0])
+        return [y[i] for i in y_floats]
+
+      return jax.jvp(of_floats, [x[i] for i in floats], list(vectors))[1]
+
+    def vjp(kept, y_grad):
+      x, saved = kept_tree.unflatten(kept)
+      y_grad = y_tree.unflatten(_replaced(still, y_floats, y_grad))
+      x_grad = backward(x, saved, y_grad)
+      x_grad = x_tree.flatten_up_to(x_grad)
+      return [x_grad[i].astype(vectors[i].dtype) for i in floats]
+
+    y_tangent = _linear_p.bind(
+      *kept,
+      *(vectors[i] for i in floats),
+      num_kept=len(kept),
+      jvp=jvp,
+      vjp=vjp,
+      avals=tuple(jax.typeof(y_leaves[i]) for i in y_floats),
+    )
+    return y, y_tree.unflatten(_replaced(still, y_floats, y_tangent))
+
+  return differentiable
+
+
+def _floats(leaves):
+  """Where the leaves with a derivative are."""
+  dtypes = [jnp.result_type(leaf) for leaf in leaves]
+  return [i for i, t in enumerate(dtypes) if jnp.issubdtype(t, jnp.inexact)]
+
+
+def _replaced(leaves, places, others):
+  """`leaves` with others at some places."""
+  leaves = list(leaves)
+  for place, other in zip(places, others, strict=True):
+    leaves[place] = other
+  return leaves
+
+
+_linear_p = Primitive("attention_jvp")
+"""J(kept) · vectors, by `jvp(kept, vectors)`; Jᵀ · cotangents, by `vjp`."""
+_linear_p.multiple_results = True
+
+
+def _apply(*arguments, num_kept, jvp, vjp, avals):
+  del vjp, avals
+  return jvp(arguments[:num_kept], arguments[num_kept:])
+
+
+def _jvp(primals, tangents, *, num_kept, **params):
+  moving = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
+  if all(i >= num_kept for i in moving):
+    kept, vectors = primals[:num_kept], tangents[num_kept:]
+    out = _linear_p.bind(*primals, num_kept=num_kept, **params)
+    vectors = map(ad.instantiate_zeros, vectors)
+    return out, _linear_p.bind(*kept, *vectors, num_kept=num_kept, **params)
+
+  def of_moving(*arguments):
+    arguments = _replaced(primals, moving, arguments)
+    return list(_apply(*arguments, num_kept=num_kept, **params))
+
+  moved = ([x[i] for i in moving] for x in (primals, tangents))
+  return jax.jvp(of_moving, *moved)
+
+
+def _transpose(cotangents, *arguments, num_kept, jvp, vjp, avals):
+  del jvp, avals
+  grads = vjp(
+    arguments[:num_kept], [ad.instantiate_zeros(c) for c in cotangents]
+  )
+  vectors = arguments[num_kept:]
+  return [None] * num_kept + [
+    grad if ad.is_undefined_primal(vector) else None
+    for grad, vector in zip(grads, vectors, strict=True)
+  ]
+
+
+def _batch(arguments, axes, *, num_kept, jvp, vjp, avals):
+  del avals
+  size = next(
+    x.shape[axis]
+    for x, axis in zip(arguments, axes, strict=True)
+    if axis is not None
+  )
+  moved = []
+  for i, (x, axis) in enumerate(zip(arguments, axes, strict=True)):
+    if axis is not None:
+      x = jnp.moveaxis(x, axis, 0)
+    elif i >= num_kept:
+      x = jnp.broadcast_to(x[None], (size, *np.shape(x)))
+    moved.append(x)
+  kept_axes = tuple(None if axis is None else 0 for axis in axes[:num_kept])
+  params = {
+    "num_kept": num_kept,
+    "jvp": jax.vmap(jvp, (kept_axes, 0)),
+    "vjp": jax.vmap(vjp, (kept_axes, 0)),
+  }
+  closed = jax.make_jaxpr(lambda *x: _apply(*x, avals=(), **params))(*moved)
+  out = _linear_p.bind(*moved, avals=tuple(closed.out_avals), **params)
+  return out, [0] * len(out)
+
+
+_linear_p.def_impl(_apply)
+_linear_p.def_abstract_eval(lambda *_, avals, **params: avals)
+ad.primitive_jvps[_linear_p] = _jvp
+ad.primitive_transposes[_linear_p] = _transpose
+batching.primitive_batchers[_linear_p] = _batch
+mlir.register_lowering(_linear_p, mlir.lower_fun(_apply, multiple_results=True))
