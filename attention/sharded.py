@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from attention import arguments, loop, relative
+from attention.derivative import with_backward
 from attention.implementations import InParts
 from attention.layout import alike
 from attention.logits import Logits
@@ -206,7 +207,11 @@ def ring(
   rng = dropout_rng if dropout_rate else None
   inputs = jax.tree.map(jnp.asarray, (queries, keys, scores, rng))
   inputs = alike(inputs, (inputs, jax.lax.axis_index(axis_name)))
-  results = _ring(_Ring(axis_name, grid, is_causal), inputs)
+  plan = _Ring(axis_name, grid, is_causal)
+  run = with_backward(
+    partial(_ring_forward, plan), partial(_ring_backward, plan)
+  )
+  results = run(inputs)
   if not is_balanced:
     return results[0]
   early, late = results
@@ -271,9 +276,8 @@ class _Ring(NamedTuple):
       yield a, b, visible, alike((query, key, value, scores, others))
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _ring(ring, inputs):
-  """(out, lse) of each chunk of queries."""
+def _ring_forward(ring, inputs):
+  """(out, lse) of each chunk of queries, twice: as the result and for the backward."""
   queries, keys, *_ = inputs
 
   def meet(i, moving, results):
@@ -289,17 +293,13 @@ def _ring(ring, inputs):
   results = tuple(nothing(query) for query, _ in queries)
   _, results = ring.round(meet, keys, alike(results, inputs))
   dtype = queries[0][0].dtype
-  return tuple((out.astype(dtype), lse) for out, lse in results)
+  results = tuple((out.astype(dtype), lse) for out, lse in results)
+  return results, results
 
 
-def _ring_fwd(ring, inputs):
-  results = _ring(ring, inputs)
-  return results, (inputs, results)
-
-
-def _ring_bwd(ring, residuals, cotangents):
-  inputs, results = residuals
-  queries, keys, scores, _ = inputs
+def _ring_backward(ring, inputs, results, cotangents):
+  """Gradients of the inputs; what is no float stands for itself."""
+  queries, keys, scores, rng = inputs
 
   def meet(i, moving, resting):
     (moving, key_grads), (query_grads, score_grads) = moving, resting
@@ -318,16 +318,14 @@ def _ring_bwd(ring, residuals, cotangents):
   zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), primals)
   key_zeros, resting = alike(zeros, inputs)
   (_, key_grads), resting = ring.round(meet, (keys, key_zeros), resting)
-  gradients = passed_on(key_grads, ring.axis_name), resting
-  key_grads, (query_grads, score_grads) = jax.tree.map(
-    lambda grad, x: grad.astype(x.dtype), gradients, primals
+  key_grads = passed_on(key_grads, ring.axis_name)
+  query_grads, score_grads = resting
+  return (
+    tuple((x, ids) for x, (_, ids) in zip(query_grads, queries, strict=True)),
+    tuple((*x, *y[2:]) for x, y in zip(key_grads, keys, strict=True)),
+    score_grads,
+    rng,
   )
-  query_grads = tuple((grad, None) for grad in query_grads)
-  key_grads = tuple((*grads, None, None) for grads in key_grads)
-  return ((query_grads, key_grads, score_grads, None),)
-
-
-_ring.defvjp(_ring_fwd, _ring_bwd)
 
 
 def passed_on(tree: Any, axis_name: str) -> Any:
