@@ -16,7 +16,7 @@ from attention import arguments, layout, own_logits, platform, plug, sharded
 from attention.dense import dense
 from attention.logits import Scores
 from attention.loop import Output, attend
-from attention.ring import ring
+from attention.sharded import ring
 from attention.visible import Visible, key_mask, visible_from_options
 
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import AbstractArray, Array, Bool, Float, Int
 import numpy as np
 
-from attention import plug
+from attention import meshes, plug
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -113,6 +113,9 @@ def attention_function(
           "is_causal: expected True or False, which decides what is compiled, "
           f"got {given['is_causal']!r}"
         )
+      query = given[positional[0]]
+      if jax.typeof(query).sharding.mesh.explicit_axes:
+        return meshes.call_with_auto_axes(function, query, args, options)
       return function(*args, **options)
 
     return checked

@@ -56,34 +56,10 @@ def flash_attention(
 
   Args:
     query: `[B, T, N, H]`.
-    key: `[B, S, K, H]`; N is a multiple of K, query head n reads key head
-      n // (N/K).
+    key: `[B, S, K, H]`.
     value: `[B, S, K, V]`.
-    mask: boolean, True = attend, broadcastable to `[B, N, T, S]`.
-    is_causal: query t sees keys s ≤ t.
-    scale: factor of the logits; None is 1/√H.
-    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
-    key_segment_ids: `[B, S]`.
-    bias: added to the scaled logits, broadcastable to `[B, N, T, S]`.
-    relative_bias: `[N, 2L+1]`, added by clipped distance, see `attention.logits`.
-    relative_keys: `[2L+1, H]`, Shaw's keys by clipped distance, or
-      `[N, 2L+1, H]`, a table for each head (Transformer-XL).
-    sinks: `[N]`, one more logit for each head, which takes weight and gives no
-      value (gpt-oss).
-    logits_soft_cap: c; the scaled products of query and key become
-      c · tanh(x / c), ahead of masks, biases and tables (Gemma 2).
-    log_forget: `[B, T, N]`, logarithms of forget gates, at most 0: Σ log f_u over
-      s < u ≤ t is added to the logits (FoX). For causal calls with T = S. The gate
-      of a position that a mask of one row hides counts as 1.
-    score_mod: `(score, b, n, t, s) -> score` of indices that broadcast, as in
-      FlexAttention; it takes the logits ahead of `bias` and `log_forget`.
-      Gradients flow to arrays that it closes over.
-    mask_mod: `(b, n, t, s) -> bool`, True = attend, in addition to `mask`.
     block_mask: from `make_block_mask(mask_mod, …)`: blocks that it hides are never
       visited; its block size is taken.
-    dropout_rate: share of attention weights set to zero; the others are
-      divided by 1 - rate.
-    dropout_rng: key of the dropout, needed where `dropout_rate` > 0.
     block_size: (C, D), the queries and keys of a block, or one int for both.
       Only 'xla' takes it. None is the choice of `attention.platform.block`.
     implementation: 'xla' is the block loop here and works everywhere. 'cudnn'
@@ -93,6 +69,8 @@ def flash_attention(
     visible: which pairs count, in addition to the options that say so.
     logits: how pairs are scored, in place of the options that say so.
     return_lse: whether to return the log-sum-exp of the logits, too.
+
+  Other options: as `dense_attention`.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`; with `return_lse` also `[B, T, N]` in
@@ -104,11 +82,9 @@ def flash_attention(
       them.
 
   Cost, for blocks of C queries and D keys: time T·S·N·(H+V), half of it if
-  causal. The forward takes twice as long for C queries of which one has a logit
-  above about 40, or no logit above about -40. Memory in addition to the arrays
-  B·N·C·D float32. Nothing is T×S, forward or backward, except a bias of that
-  size and its gradient. cuDNN turns any mask into a bias, which is T×S for each
-  example that has its own mask.
+  causal. Memory in addition to the arrays B·N·C·D float32. Nothing is T×S, forward
+  or backward, except a bias of that size and its gradient. cuDNN turns any mask into
+  a bias, which is T×S for each example that has its own mask.
 
   Departs from its paper in two points. The size of a block follows from
   `attention.platform` and not from a GPU's on-chip memory. What dropout draws for a pair

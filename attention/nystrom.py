@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from attention import arguments, halo, platform, plug, sharded
+from attention import arguments, platform, plug, sharded
 from attention.logits import Logits
 from attention.loop import attend
 from attention.softmax import masked_softmax, split_blocks
@@ -370,9 +370,9 @@ def nystrom(
     length, side = value.shape[1], conv_kernel_size // 2
     mask = call.get("mask")
     if mask is not None:
-      keep = halo.reached(mask[:, 0, 0], side, side, axis_name)
+      keep = sharded.reached(mask[:, 0, 0], side, side, axis_name)
       mask = keep[:, None, None]
-    value = halo.reached(value, side, side, axis_name)
+    value = sharded.reached(value, side, side, axis_name)
     kernel = variables["params"]["conv_kernel"]
     more = _convolved(value, kernel, mask)[:, side : side + length]
     return out + more.astype(out.dtype)

@@ -31,7 +31,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, device_scan, halo
+from attention import arguments, device_scan, sharded
 from attention.features import (
   at_once,
   before_each,
@@ -127,7 +127,7 @@ def recurrent_attention(
       # The first of all goes on from the initial state.
       before = jnp.concatenate([segment_ids[:, :1], segment_ids[:, :-1]], 1)
     else:
-      before = halo.reached(segment_ids, 1, 0, axis_name)[:, :-1]
+      before = sharded.reached(segment_ids, 1, 0, axis_name)[:, :-1]
     begins = (segment_ids != before)[..., None, None]
     log_decay = jnp.where(begins, FORGOTTEN, log_decay)
   inputs = Inputs(

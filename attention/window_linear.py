@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, halo, plug
+from attention import arguments, plug, sharded
 from attention.features import (
   FeatureMap,
   Scaled,
@@ -154,7 +154,7 @@ def _attend(params, query, keys, window, block_size=None, axis_name=None):
   phi = _features(head_dim)
   is_part = axis_name is not None and jax.lax.axis_size(axis_name) > 1
   if is_part:
-    reached = [halo.reached(x, window, 0, axis_name) for x in keys]
+    reached = [sharded.reached(x, window, 0, axis_name) for x in keys]
     left = [x[:, :length] for x in reached]
     left[0] = through(params[1], left[0])
     far = state_before(phi, left, length, axis_name)

@@ -76,7 +76,6 @@ def sharded(mechanism, devices, **call):
       {name: by_position(name, x) for name, x in parts.items()},
     ),
     out_specs=rows,
-    check_vma=False,
   )
   return lambda *arguments: function(*arguments, parts)
 
