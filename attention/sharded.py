@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, relative
+from attention import arguments
 from attention.implementations import InParts
-from attention.logits import Logits
+from attention.logits import Logits, check_tables
 from attention.loop import attend
 from attention.ring import ring
 from attention.visible import visible_from_options
@@ -83,7 +83,7 @@ def attention_in_parts(
     "key_segment_ids": key_segment_ids,
   }
   check(query, key, value, **options, others=others)
-  relative.check(relative_bias, relative_keys, query)
+  check_tables(relative_bias, relative_keys, query)
   arguments.check_dropout(dropout_rate, dropout_rng)
   logits = Logits(
     scale=scale, relative_bias=relative_bias, relative_keys=relative_keys

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from attention import halo, relative, sharded
-from attention.logits import Logits
+from attention import halo, sharded
+from attention.logits import Logits, check_tables
 from attention.loop import attend, merge
 from attention.visible import Visible
 from attention.windows import Tokens, Window
@@ -68,7 +68,7 @@ def window_in_parts(
       f"key: expected the positions of the queries, {length} on a device, got "
       f"{key.shape[1]}; a window over a sequence in parts is of one sequence"
     )
-  relative.check(relative_bias, relative_keys, query)
+  check_tables(relative_bias, relative_keys, query)
   logits = Logits(
     scale=scale, relative_bias=relative_bias, relative_keys=relative_keys
   )
