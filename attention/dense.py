@@ -211,7 +211,8 @@ def _by_rows(
     rows = length if length <= _WHOLE else rows
   if length <= rows:
     return attend(query, bias, 0, source_length)
-  is_causal = visible.right == 0 and visible.query_start is visible.key_start
+  offset = visible.query_start - visible.key_start
+  is_causal = visible.right == 0 and isinstance(offset, int) and offset == 0
   by_row = bias is not None and bias.shape[2] > 1
 
   def part(start, end):
@@ -354,7 +355,7 @@ def attend_to_slots(
   score_mod: ScoreMod | None = None,
   mask_mod: MaskMod | None = None,
   **options: Any,
-) -> Array:
+) -> Any:
   """One query of each example attends to the slots of a cache that are `seen`.
 
   `distance` of each slot from the query is that of the tables, `positions` those of

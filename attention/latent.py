@@ -8,7 +8,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from attention import arguments, layout, plug
 from attention.flash import flash_attention
+from attention.loop import Output
 from attention.sharded import attention_in_parts
+from attention.visible import Visible
 
 _EPSILON = 1e-6
 
@@ -31,7 +33,9 @@ def latent_attention(
   dropout_rng: Array | None = None,
   block_size: int | tuple[int, int] | None = None,
   absorbed: bool = False,
-) -> Float[Array, "B T N D"]:
+  visible: Visible | None = None,
+  return_lse: bool = False,
+) -> Output:
   """Exact attention whose keys and values are made of R numbers a position.
 
     k[s, n] = [c_s · W_K[n]; r_s]        v[s, n] = c_s · W_V[n]
@@ -54,19 +58,13 @@ def latent_attention(
     shared_key: r, `[B, S, P]`; None is P = 0.
     value: `[B, S, K, D]`, in place of those that `value_kernel` makes, of which
       D = V: the identity shows the matrix.
-    mask: boolean, True = attend, broadcastable to `[B, N, T, S]`.
-    is_causal: query t sees keys s ≤ t.
     scale: factor of the logits; None is 1/√H.
-    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
-    key_segment_ids: `[B, S]`.
-    dropout_rate: share of attention weights set to zero; the others are
-      divided by 1 - rate.
-    dropout_rng: key of the dropout, needed where `dropout_rate` > 0.
-    block_size: (C, D), the queries and keys of a block, or one int for both.
     absorbed: which form is computed; both are equal.
+    block_size: as in `flash_attention`. Other options: as `dense_attention`.
 
   Returns:
-    `[B, T, N, D]` in the dtype of `query`.
+    `[B, T, N, D]` in the dtype of `query`; with `return_lse` also `[B, T, N]` in
+    float32.
 
   Raises:
     ValueError: arguments do not fit together.
@@ -96,7 +94,7 @@ def latent_attention(
     key, read = _expanded(latent, shared, key_kernel, value_kernel, dtype)
     if value is not None:
       read = jnp.repeat(value, num_heads // value.shape[2], axis=2)
-  out: Any = flash_attention(
+  result: Any = flash_attention(
     query,
     key,
     read,
@@ -108,10 +106,13 @@ def latent_attention(
     dropout_rate=dropout_rate,
     dropout_rng=dropout_rng,
     block_size=block_size,
+    visible=visible,
+    return_lse=return_lse,
   )
+  out, *lse = result if return_lse else (result,)
   if absorbed and value is None:
     out = layout.dot("btnr,rnv->btnv", out, value_kernel, dtype)
-  return out
+  return (out, *lse) if return_lse else out
 
 
 def _expanded(
@@ -146,28 +147,27 @@ def _check(
     raise ValueError(
       f"latent: expected [B, S, R] with B = {batch}, got shape {latent.shape}"
     )
-  rank = latent.shape[2]
+  expected = latent.shape[2], num_heads
   for name, kernel in (
     ("key_kernel", key_kernel),
     ("value_kernel", value_kernel),
   ):
-    if kernel.ndim != 3 or kernel.shape[:2] != (rank, num_heads):
+    if kernel.ndim != 3 or kernel.shape[:2] != expected:
       raise ValueError(
-        f"{name}: expected numbers for each of R = {rank} and N = {num_heads}, "
-        f"got shape {kernel.shape}"
+        f"{name}: expected numbers for each of R, N = {expected}, got shape "
+        f"{kernel.shape}"
       )
-  width = 0
-  if shared_key is not None:
-    if shared_key.ndim != 3 or shared_key.shape[:2] != latent.shape[:2]:
-      raise ValueError(
-        f"shared_key: expected [B, S, P] with B, S = {latent.shape[:2]}, got "
-        f"shape {shared_key.shape}"
-      )
-    width = shared_key.shape[2]
-  if key_kernel.shape[2] + width != head_dim:
+  if shared_key is None:
+    shared_key = latent[:, :, :0]
+  if shared_key.ndim != 3 or shared_key.shape[:2] != latent.shape[:2]:
     raise ValueError(
-      f"key_kernel: expected C = H - P = {head_dim - width}, got shape "
-      f"{key_kernel.shape}"
+      f"shared_key: expected [B, S, P] with B, S = {latent.shape[:2]}, got "
+      f"shape {shared_key.shape}"
+    )
+  own = head_dim - shared_key.shape[2]
+  if key_kernel.shape[2] != own:
+    raise ValueError(
+      f"key_kernel: expected C = H - P = {own}, got shape {key_kernel.shape}"
     )
 
 
@@ -289,9 +289,9 @@ def latent(
   def decode(
     variables, cache, query, key, value, *, latent, shared_key, scale=None
   ):
+    del key
     if value is not None:
       raise ValueError("value: expected None, which the cache has no place for")
-    del key
     slots = jnp.arange(cache.latent.shape[1])[None, :]
     here = slots == cache.index[:, None]
     read = layout.written(cache.latent, latent, here)
