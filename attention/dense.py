@@ -146,6 +146,11 @@ def dense_attention(
   batch, _, num_heads, _ = query.shape
   kv_heads = key.shape[2]
   query_dtype, dtype = query.dtype, jnp.promote_types(query.dtype, jnp.float32)
+  if query.dtype == dtype:
+    # A scale that is an array is multiplied into the queries. That is less work than
+    # scaling the logits, but costs digits in half precision.
+    scale = arguments.softmax_scale(logits.scale, query.shape[3])
+    logits = dataclasses.replace(logits, scale=jnp.asarray(scale, dtype))
   query, scores, _ = logits.scores(query, visible)
   keys, values = (layout.heads_first(x, kv_heads) for x in (key, value))
 
@@ -153,28 +158,21 @@ def dense_attention(
     """(out, lse) of C rows, the first of which is at `start`, over `seen` keys."""
     rows = query.shape[1]
     pairs = batch, num_heads, rows, seen
+    places = visible.query_start + start, visible.key_start
     part = dataclasses.replace(scores.cut(start, rows, 0, seen), bias=bias)
-    x = part.of_tile(
-      layout.heads_first(query, kv_heads),
-      keys[:, :, :seen],
-      rows,
-      (visible.query_start + start, visible.key_start),
-      (),
-      dtype,
-    )
+    x = layout.heads_first(query, kv_heads)
+    x = part.of_tile(x, keys[:, :, :seen], rows, places, (), dtype)
     shown = visible.traced(pairs).block(start, rows, 0, seen)
     if shown is not None:
       shown = jnp.broadcast_to(shown, pairs).reshape(x.shape)
     weights, lse = softmax_and_lse(x, shown)
     if dropout_rate:
-      queries = visible.query_start + start + jnp.arange(rows)
       kept = dropout.of_pairs(
         dropout_rng,
         dropout_rate,
-        batch,
-        num_heads,
-        queries,
-        visible.key_start + jnp.arange(seen),
+        *pairs[:2],
+        places[0] + jnp.arange(rows),
+        places[1] + jnp.arange(seen),
       )
       weights *= kept.reshape(x.shape)
     weights = weights.astype(value.dtype)
@@ -443,17 +441,12 @@ def dense(
     return dense_attention(query, key, value, **own.options(variables), **call)
 
   def apply_sharded(
-    variables, query, key, value, *, axis_name, implementation="ring", **call
+    variables, *arrays, axis_name, implementation="ring", **call
   ):
     del variables  # What has variables of its own has no form in parts.
     call = arguments.accepted_options("dense", dense_attention, call)
     return attention_in_parts(
-      query,
-      key,
-      value,
-      axis_name=axis_name,
-      implementation=implementation,
-      **call,
+      *arrays, axis_name=axis_name, implementation=implementation, **call
     )
 
   def init_own_cache(variables, batch, max_length, dims, dtype):

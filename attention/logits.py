@@ -126,12 +126,7 @@ def logits_from_options(
 ) -> Logits:
   """What the options of an attention function say of its logits, checked.
 
-  Args:
-    query: `[B, T, N, H]`.
-    key: `[B, S, K, H]`.
-    visible: which pairs count, for forget gates.
-    logits: all of it in one value.
-    **options: fields of `Logits`, of which none may be given beside `logits`.
+  `options` are fields of `Logits`, of which none may be given beside `logits`.
 
   Raises:
     ValueError: one does not fit, or `logits` and an option are given.
