@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from attention import arguments, dropout, layout, own_logits, platform, plug
 from attention import mods as mods_lib
+from attention.implementations import InParts
 from attention.logits import Logits, logits_from_options, tables_at
 from attention.loop import Output, with_sinks
 from attention.mods import MaskMod, ScoreMod
@@ -159,9 +160,11 @@ def dense_attention(
     rows = query.shape[1]
     pairs = batch, num_heads, rows, seen
     places = visible.query_start + start, visible.key_start
-    part = dataclasses.replace(scores.cut(start, rows, 0, seen), bias=bias)
+    part = dataclasses.replace(
+      scores.cut(start, rows, 0, seen), bias=bias, dtype=dtype
+    )
     x = layout.heads_first(query, kv_heads)
-    x = part.of_tile(x, keys[:, :, :seen], rows, places, (), dtype)
+    x = part.of_tile(x, keys[:, :, :seen], rows, places, ())
     shown = visible.traced(pairs).block(start, rows, 0, seen)
     if shown is not None:
       shown = jnp.broadcast_to(shown, pairs).reshape(x.shape)
@@ -434,14 +437,14 @@ def dense(
   """
   own = own_logits.check(sinks, logits_soft_cap, forget)
 
-  def apply(variables, query, key, value, **call):
+  def apply(variables, query, key, value, **call) -> Any:
     call = arguments.accepted_options(
       "dense", dense_attention, call, own=own.given
     )
     return dense_attention(query, key, value, **own.options(variables), **call)
 
   def apply_sharded(
-    variables, *arrays, axis_name, implementation="ring", **call
+    variables, *arrays, axis_name, implementation: InParts = "ring", **call
   ):
     del variables  # What has variables of its own has no form in parts.
     call = arguments.accepted_options("dense", dense_attention, call)

@@ -1,6 +1,7 @@
 """Differential attention: the difference of two softmaxes (Ye et al., 2024)."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -85,7 +86,8 @@ def differential_attention(
   visible = _of_halves(visible, query.shape[2])
   out, lse = attend(*halves, visible, Logits(scale=scale), block=sizes)
   out = _difference(out, weight)
-  return (out, tuple(jnp.split(lse, 2, axis=2))) if return_lse else out
+  first, second = jnp.split(lse, 2, axis=2)
+  return (out, (first, second)) if return_lse else out
 
 
 def _of_halves(visible: Visible, num_heads: int) -> Visible:
@@ -162,7 +164,7 @@ def differential(start: float = 0.8) -> plug.Attention:
     first = jnp.exp(jnp.sum(p["query_1"] * p["key_1"]))
     return first - jnp.exp(jnp.sum(p["query_2"] * p["key_2"])) + start
 
-  def apply(variables, query, key, value, **call):
+  def apply(variables, query, key, value, **call) -> Any:
     call = arguments.accepted_options(
       "differential", differential_attention, call, own=("weight",)
     )
@@ -189,8 +191,8 @@ def differential(start: float = 0.8) -> plug.Attention:
 
   def prefill(variables, cache, query, key, value, lengths, *, scale=None):
     del variables, scale
-    _, *halves = _halves(query, key, value)
-    return prefill_dense(cache, *halves, lengths)
+    _, key, value = _halves(query, key, value)
+    return prefill_dense(cache, key, value, lengths)
 
   return plug.Attention(
     init=init,

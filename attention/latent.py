@@ -109,10 +109,10 @@ def latent_attention(
     visible=visible,
     return_lse=return_lse,
   )
-  out, *lse = result if return_lse else (result,)
+  out = result[0] if return_lse else result
   if absorbed and value is None:
     out = layout.dot("btnr,rnv->btnv", out, value_kernel, dtype)
-  return (out, *lse) if return_lse else out
+  return (out, result[1]) if return_lse else out
 
 
 def _expanded(
@@ -258,7 +258,7 @@ def latent(
     p = variables["params"]
     return {name: p[name] for name in ("key_kernel", "value_kernel")}
 
-  def apply(variables, query, key, value, **call):
+  def apply(variables, query, key, value, **call) -> Any:
     own = ("key_kernel", "value_kernel", "value", "absorbed")
     call = arguments.accepted_options("latent", latent_attention, call, own=own)
     read = _given(call, key)
@@ -296,7 +296,7 @@ def latent(
     here = slots == cache.index[:, None]
     read = layout.written(cache.latent, latent, here)
     shared = layout.written(cache.shared_key, shared_key, here)
-    out = latent_attention(
+    out: Any = latent_attention(
       query,
       read,
       shared_key=shared,

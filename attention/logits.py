@@ -216,6 +216,7 @@ class Scores:
     bias: `[#B, #N, #T, #S]`.
     query_gates: `[B, T, N, 2]`, see `forget_sums`.
     key_gates: `[B, S, N, 2]`.
+    dtype: of the scores.
   """
 
   scale: float = dataclasses.field(metadata=_STATIC)
@@ -226,6 +227,7 @@ class Scores:
   bias: Any = None
   query_gates: Any = None
   key_gates: Any = None
+  dtype: Any = dataclasses.field(default=jnp.float32, metadata=_STATIC)
 
   @property
   def is_product(self) -> bool:
@@ -270,7 +272,6 @@ class Scores:
     rows: int,
     positions: tuple[Array | int, Array | int],
     fixed: tuple[Array, ...],
-    dtype: Any = jnp.float32,
   ) -> Float[Array, "B K Q D"]:
     """The scores of a tile; self is `cut` for it.
 
@@ -280,9 +281,8 @@ class Scores:
       rows: C.
       positions: of the first query and key.
       fixed: arrays of `score_mod` without a gradient.
-      dtype: of the scores.
     """
-    x = self._product(query, key, dtype)
+    x = self._product(query, key)
     return (
       x if self.is_product else self._after(x, query, rows, positions, fixed)
     )
@@ -319,8 +319,9 @@ class Scores:
 
     return x, pull
 
-  def _product(self, query, key, dtype=jnp.float32):
-    return layout.dot("bkqh,bkdh->bkqd", query, key, dtype) * self.scale
+  def _product(self, query, key):
+    x = layout.dot("bkqh,bkdh->bkqd", query, key, self.dtype)
+    return x * self.scale
 
   def _after(self, x, query, rows, positions, fixed):
     """What follows the product, in its dtype."""
@@ -407,7 +408,7 @@ def tables_at(
     return None
   batch, _, num_heads, _ = query.shape
   distance = jnp.broadcast_to(distance, (batch, num_heads, distance.shape[2]))
-  total = 0.0
+  total = jnp.zeros(distance.shape, jnp.float32)
   for term in terms:
     term = jnp.broadcast_to(term, (batch, *term.shape[1:]))
     longest = term.shape[2] // 2

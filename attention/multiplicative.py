@@ -144,7 +144,7 @@ def multiplicative(general: bool = True) -> plug.Attention:
   def kernel_of(variables: plug.Variables) -> Float[Array, "N H H"] | None:
     return variables["params"]["kernel"] if general else None
 
-  def apply(variables, query, key, value, **call):
+  def apply(variables, query, key, value, **call) -> Any:
     call = arguments.accepted_options(
       "multiplicative", multiplicative_attention, call
     )
