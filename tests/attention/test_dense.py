@@ -231,7 +231,8 @@ def test_blocks_of_rows_keep_dropout_and_higher_derivatives():
 def test_the_log_sum_exp_and_its_gradient_are_those_of_flash(with_sinks):
   """Also of a row that sees nothing."""
   query, key, value = qkv()
-  mask = jnp.asarray(Case(("full_mask",)).draw()[1]["mask"]).at[0, 0, 2].set(0)
+  mask = jnp.asarray(Case(("full_mask",)).draw()[1]["mask"])
+  mask = mask.at[0, 0, 2].set(False)
   sinks = jnp.arange(4.0) - 2 if with_sinks else None
 
   def loss(query, attend):
