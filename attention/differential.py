@@ -8,8 +8,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
-from attention import arguments, plug
+from attention import arguments, own_logits, plug
 from attention.dense import decode as decode_dense
+from attention.dense import dense
 from attention.dense import init_cache as init_dense
 from attention.dense import prefill as prefill_dense
 from attention.logits import Logits
@@ -201,16 +202,7 @@ def differential(start: float = 0.8) -> plug.Attention:
     decode=decode,
     prefill=prefill,
     apply_sharded=apply_sharded,
-    supports=frozenset(
-      {
-        "causal",
-        "cross",
-        "rowwise",
-        "mask",
-        "full_mask",
-        "segments",
-        "decode",
-        "sequence",
-      }
-    ),
+    supports=dense().supports
+    - own_logits.SUPPORTS
+    - {"bias", "relative", "dropout"},
   )

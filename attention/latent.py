@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, layout, plug
+from attention import arguments, layout, own_logits, plug
+from attention.dense import dense
 from attention.flash import flash_attention
 from attention.loop import Output
 from attention.sharded import attention_in_parts
@@ -80,8 +81,7 @@ def latent_attention(
   Paper: DeepSeek-V2, section 2.1, arXiv:2405.04434.
   """
   _check(query, latent, key_kernel, value_kernel, shared_key)
-  num_heads, head_dim = query.shape[2:]
-  dtype = query.dtype
+  head_dim, dtype = query.shape[3], query.dtype
   shared = latent[:, :, :0] if shared_key is None else shared_key
   if absorbed:
     own, rotary = jnp.split(query, [key_kernel.shape[2]], axis=3)
@@ -91,15 +91,15 @@ def latent_attention(
     read = latent.astype(dtype)[:, :, None] if value is None else value
     key = jnp.broadcast_to(key, (*key.shape[:2], read.shape[2], key.shape[3]))
   else:
-    key, read = _expanded(latent, shared, key_kernel, value_kernel, dtype)
-    if value is not None:
-      read = jnp.repeat(value, num_heads // value.shape[2], axis=2)
+    kernels = key_kernel, value_kernel
+    key, read = _expanded(latent, shared, *kernels, value, dtype)
   result: Any = flash_attention(
     query,
     key,
     read,
     mask=mask,
     is_causal=is_causal,
+    # The head dimension of the absorbed form is another one.
     scale=arguments.softmax_scale(scale, head_dim),
     query_segment_ids=query_segment_ids,
     key_segment_ids=key_segment_ids,
@@ -120,13 +120,15 @@ def _expanded(
   shared_key: Array,
   key_kernel: Array,
   value_kernel: Array,
+  value: Array | None,
   dtype: Any,
 ) -> tuple[Array, Array]:
-  """Keys `[B, S, N, H]` and values `[B, S, N, V]`."""
-  own, value = (
-    layout.dot("bsr,rnd->bsnd", latent, kernel, dtype)
-    for kernel in (key_kernel, value_kernel)
-  )
+  """Keys `[B, S, N, H]` and values `[B, S, N, V]`, which may be given by key head."""
+  own = layout.dot("bsr,rnd->bsnd", latent, key_kernel, dtype)
+  if value is None:
+    value = layout.dot("bsr,rnv->bsnv", latent, value_kernel, dtype)
+  else:
+    value = jnp.repeat(value, own.shape[2] // value.shape[2], axis=2)
   shape = (*own.shape[:3], shared_key.shape[2])
   shared = jnp.broadcast_to(shared_key.astype(dtype)[:, :, None], shape)
   return jnp.concatenate([own, shared], axis=3), value
@@ -273,10 +275,8 @@ def latent(
   def apply_sharded(variables, query, key, value, *, axis_name, **call):
     read, shared = _given(call, key), call.pop("shared_key")
     keys, values = _expanded(
-      read, shared, **kernels(variables), dtype=query.dtype
+      read, shared, *kernels(variables).values(), value, query.dtype
     )
-    if value is not None:
-      values = jnp.repeat(value, query.shape[2] // value.shape[2], axis=2)
     return attention_in_parts(query, keys, values, axis_name=axis_name, **call)
 
   def init_cache(variables, batch, max_length, dims, dtype):
@@ -335,18 +335,10 @@ def latent(
     prefill=prefill,
     apply_sharded=apply_sharded,
     gates=gates,
-    supports=frozenset(
-      {
-        "causal",
-        "mask",
-        "full_mask",
-        "segments",
-        "dropout",
-        "decode",
-        "sequence",
-        "own_keys",
-      }
-    ),
+    supports=dense().supports
+    - own_logits.SUPPORTS
+    - {"cross", "rowwise", "bias", "relative"}
+    | {"own_keys"},
   )
 
 
