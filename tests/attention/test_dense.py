@@ -7,10 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import attention_weights, dense_attention, flash_attention
+from attention import (
+  attention_weights,
+  dense_attention,
+  differential_attention,
+  flash_attention,
+  latent_attention,
+  multiplicative_attention,
+)
 from attention.logits import Logits
 from attention.testing import Case, assert_close
-from attention.visible import causal, key_mask, window
+from attention.visible import causal, key_mask, mask_mod, pair_mask, window
 
 
 def qkv(**shape):
@@ -287,3 +294,42 @@ def test_visible_and_logits_say_what_options_say():
     logits_soft_cap=cap,
   )
   assert_close(got, expected, 1e-6)
+
+
+@pytest.mark.parametrize("name", ["differential", "latent", "multiplicative"])
+def test_mechanisms_made_of_it_return_their_log_sum_exp(name):
+  """What one Visible says, a mask says too, and the sums are those of dense."""
+  query, key, value = qkv()
+  mask = jnp.asarray(Case(("full_mask",)).draw()[1]["mask"])
+
+  def of_head(b, n, t, s):
+    del b
+    return s <= t + n
+
+  n, t, s = jnp.ogrid[:4, :13, :13]
+  whole = mask & (s <= t + n)[None]
+  if name == "differential":
+    call = functools.partial(
+      differential_attention, query, key, value, weight=1
+    )
+    halves = [
+      (q, k, value)
+      for q, k in zip(*(jnp.split(x, 2, 3) for x in (query, key)), strict=True)
+    ]
+  elif name == "latent":
+    kernel = jnp.broadcast_to(jnp.eye(8)[:, None], (8, 4, 8))
+    kernels = {"key_kernel": kernel, "value_kernel": kernel}
+    call = functools.partial(latent_attention, query, key[:, :, 0], **kernels)
+    one = key[:, :, :1]
+    halves = [(query, one, one)]
+  else:
+    call = functools.partial(
+      multiplicative_attention, query, key, value, scale=8**-0.5
+    )
+    halves = [(query, key, value)]
+  out, lse = call(visible=pair_mask(mask) & mask_mod(of_head), return_lse=True)
+  assert_close(out, call(mask=whole), 1e-6)
+  lses = lse if isinstance(lse, tuple) else (lse,)
+  for got, arrays in zip(lses, halves, strict=True):
+    expected = dense_attention(*arrays, mask=whole, return_lse=True)[1]
+    np.testing.assert_allclose(got, expected, atol=1e-5)
