@@ -275,7 +275,7 @@ def latent(
   def apply_sharded(variables, query, key, value, *, axis_name, **call):
     read, shared = _given(call, key), call.pop("shared_key")
     keys, values = _expanded(
-      read, shared, *kernels(variables).values(), value, query.dtype
+      read, shared, **kernels(variables), value=value, dtype=query.dtype
     )
     return attention_in_parts(query, keys, values, axis_name=axis_name, **call)
 
