@@ -15,7 +15,7 @@ from attention.weights import attention_weights
 
 
 def as_attention_fn(
-  attention: plug.Attention | Callable[..., Array],
+  attention: plug.Attention | Callable[..., Any],
   variables: plug.Variables | None = None,
   **options: Any,
 ) -> Callable[..., Array]:

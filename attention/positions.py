@@ -4,7 +4,7 @@ T5 and ALiBi add a number to the logits that depends only on the distance of key
 from query. Both are tables `[N, 2L+1]` for distances -L … L, where the last
 entry serves for all larger distances. `dense_attention`, `flash_attention`,
 `sliding_window_attention` and `multiplicative_attention` take them as
-`relative_bias`, and `attention.relative` adds them without a T×S array. Shaw's
+`relative_bias`, and `attention.logits` adds them without a T×S array. Shaw's
 relative keys `[2L+1, H]` need no function: the trained table itself is the
 argument `relative_keys`. A table for each head, `[N, 2L+1, H]`, serves as well:
 with it Transformer-XL's logits are those of the query q + u with a bias

@@ -18,11 +18,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from attention import arguments, loop, relative
+from attention import arguments, loop
 from attention.derivative import with_backward
 from attention.implementations import InParts
 from attention.layout import alike
-from attention.logits import Logits
+from attention.logits import Logits, check_tables
 from attention.loop import attend, merge
 from attention.tiles import Grid, grid_of
 from attention.visible import Visible, visible_from_options
@@ -83,7 +83,7 @@ def attention_in_parts(
     "key_segment_ids": key_segment_ids,
   }
   check(query, key, value, **options, others=others)
-  relative.check(relative_bias, relative_keys, query)
+  check_tables(relative_bias, relative_keys, query)
   arguments.check_dropout(dropout_rate, dropout_rng)
   logits = Logits(
     scale=scale, relative_bias=relative_bias, relative_keys=relative_keys

@@ -19,7 +19,6 @@ from attention import (
   implementations,
   own_logits,
   plug,
-  relative,
   window_cache,
   windows,
 )
@@ -388,29 +387,16 @@ def sliding_window(
       reach, batch, max_length, dims, dtype, forgets=forget
     )
 
-  def decode(
-    variables,
-    cache,
-    query,
-    key,
-    value,
-    *,
-    relative_bias=None,
-    relative_keys=None,
-    scale=None,
-    **call,
-  ):
+  def decode(variables, cache, query, key, value, **call):
     # The ring has room for how far the window reaches, or for all positions.
     slots = cache.key.shape[1]
     dilations = head_dilations(dilation, query.shape[2], slots)
     names = ("log_forget", "score_mod", "mask_mod")
     own_call = {name: call.get(name) for name in names}
     _check_neighbours(max(spacings) == 1, **own_call)
-    tables = relative.check(relative_bias, relative_keys, query)
-    arrays = (query, key, value)
     call = {**own.options(variables), **call}
     return window_cache.decode(
-      left, dilations, cache, *arrays, tables, scale, **call
+      left, dilations, cache, query, key, value, **call
     )
 
   def prefill(

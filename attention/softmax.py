@@ -125,37 +125,47 @@ def padded(x: Array, *more: int) -> Array:
   return jnp.pad(x, [(0, 0), *((0, n) for n in more), *[(0, 0)] * rest])
 
 
+def softmax_and_lse(
+  logits: Float[Array, "*A S"], allowed: Bool[Array, "..."] | None
+) -> tuple[Float[Array, "*A S"], Float[Array, "*A"]]:
+  """Softmax over the last axis among `allowed`, and the log-sum-exp there.
+
+  Where nothing is allowed, or all logits are −∞, they are zeros and −∞, with
+  gradients of zero.
+  """
+  if allowed is not None:
+    logits = jnp.where(allowed, logits, jnp.finfo(logits.dtype).min)
+  return _softmax(logits)
+
+
 def masked_softmax(
-  logits: Float[Array, "*A S"],
-  allowed: Bool[Array, "..."] | None,
-  sinks: Float[Array, "*A 1"] | None = None,
+  logits: Float[Array, "*A S"], allowed: Bool[Array, "..."] | None
 ) -> Float[Array, "*A S"]:
   """Softmax over the last axis among `allowed`; zeros where nothing is.
 
   Gradients of what is not allowed and of empty rows are exact zeros too; a row
-  whose logits are all -inf counts as empty. `sinks` are one more logit of each
-  row, whose weight is left out.
+  whose logits are all -inf counts as empty.
   """
-  if allowed is not None:
-    logits = jnp.where(allowed, logits, jnp.finfo(logits.dtype).min)
-  if sinks is None:
-    return _softmax(logits)
-  return _softmax(jnp.concatenate([logits, sinks], axis=-1))[..., :-1]
+  return softmax_and_lse(logits, allowed)[0]
 
 
 @jax.custom_jvp
 def _softmax(logits):
-  """Softmax of rows in which the lowest finite number stands for -inf."""
-  # The lowest finite number, not -inf: the difference from the maximum is then
+  """Both of rows in which the lowest finite number stands for −∞."""
+  # The lowest finite number, not −∞: the difference from the maximum is then
   # a number in an empty row as well, where every exponential is 1.
   lowest = jnp.finfo(logits.dtype).min
   maximum = jnp.max(logits, axis=-1, keepdims=True)
-  exponentials = jnp.exp(logits - jnp.maximum(maximum, lowest))
+  largest = jnp.maximum(maximum, lowest)
+  exponentials = jnp.exp(logits - largest)
   total = jnp.sum(exponentials, axis=-1, keepdims=True)
-  # The total is 0 where all logits are -inf. In this order, a row with a NaN
+  # The total is 0 where all logits are −∞. In this order, a row with a NaN
   # counts as full and keeps it.
-  weights = exponentials / jnp.where(total == 0.0, 1.0, total)
-  return jnp.where(maximum <= lowest, 0.0, weights)
+  total = jnp.where(total == 0.0, 1.0, total)
+  is_empty = maximum <= lowest
+  weights = jnp.where(is_empty, 0.0, exponentials / total)
+  lse = jnp.where(is_empty, -jnp.inf, largest + jnp.log(total))
+  return weights, lse[..., 0]
 
 
 @_softmax.defjvp
@@ -164,7 +174,7 @@ def _softmax_jvp(primals, tangents):
 
   What this saves is in benchmarks/README.md.
   """
-  weights = _softmax(*primals)
+  weights, lse = _softmax(*primals)
   (tangent,) = tangents
   mean = jnp.sum(weights * tangent, axis=-1, keepdims=True)
-  return weights, weights * (tangent - mean)
+  return (weights, lse), (weights * (tangent - mean), mean[..., 0])

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 import numpy as np
 
-from attention import layout, relative, sharded
-from attention.logits import Logits
+from attention import layout, sharded
+from attention.logits import Logits, check_tables
 from attention.loop import attend, merge
 from attention.visible import Visible, key_mask, visible_from_options
 
@@ -277,7 +277,7 @@ def attention_in_parts(
       f"key: expected the positions of the queries, {length} on a device, got "
       f"{key.shape[1]}; a window over a sequence in parts is of one sequence"
     )
-  relative.check(relative_bias, relative_keys, query)
+  check_tables(relative_bias, relative_keys, query)
   logits = Logits(
     scale=scale, relative_bias=relative_bias, relative_keys=relative_keys
   )
