@@ -1,7 +1,7 @@
-"""Argument checks that every attention function shares.
+"""What a call of an attention function may have: one table of checks.
 
-Each check runs on shapes and dtypes alone, so it costs nothing in a compiled
-program and raises while the program is traced. Every message names the
+A check reads shapes, dtypes and Python numbers alone, so it costs nothing in a
+compiled program and raises while the program is traced. Every message names the
 argument, what was expected and what came.
 """
 
@@ -10,7 +10,8 @@ import difflib
 import functools
 import inspect
 import math
-from typing import Any, ParamSpec, TypeVar, get_args
+import types
+from typing import Any, ParamSpec, TypeVar, Union, get_args, get_origin
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,33 @@ R = TypeVar("R")
 
 MOST_BYTES = 2**32
 """Arrays of one mechanism beyond this size are taken for a typing error."""
+
+ARRAYS: Mapping[str, Any] = {
+  "query": Float[Array, "B T N H"],
+  "key": Float[Array, "B S K H"],
+  "value": Float[Array, "B S K V"],
+  "mask": Bool[Array, "..."],
+  "query_segment_ids": Int[Array, "B T"],
+  "key_segment_ids": Int[Array, "B S"],
+  "bias": Float[Array, "..."],
+  "sinks": Float[Array, "N"],
+  "log_forget": Float[Array, "B T N"],
+}
+"""The arrays that are the same in every function."""
+
+_QKV = ("query", "key", "value")
+
+_ARRAY = (AbstractArray, jax.Array)
+
+_KINDS = {
+  Float: (jnp.floating, "a float dtype"),
+  Int: (jnp.integer, "integers"),
+  Bool: (
+    jnp.bool_,
+    "bool (True = attend; additive biases are the option `bias`)",
+  ),
+}
+"""jaxtyping's kind -> its dtypes, in code and in words."""
 
 _mechanisms: Mapping[str, Callable[..., plug.Attention]] = {}
 
@@ -48,13 +76,10 @@ _FLAX = frozenset(
 def register(
   mechanisms: Mapping[str, Callable[..., plug.Attention]],
 ) -> None:
-  """Registers the mechanisms that an error message may recommend.
+  """Registers the mechanisms, by name, that an error message may recommend.
 
   `attention.registry` calls this once. It imports the mechanisms, and they
   import this module, so this module cannot import the registry.
-
-  Args:
-    mechanisms: name -> factory.
   """
   global _mechanisms
   _mechanisms = mechanisms
@@ -63,11 +88,12 @@ def register(
 def attention_function(
   **instead: str,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-  """Decorates a public attention function: every wrong name is a ValueError.
+  """Decorates a public attention function, and checks all its calls.
 
-  Before the function is called, the decorator refuses an option that it does
-  not take, an option that it needs and that is missing, an option given by
-  position, and any value other than an array where the annotation says array.
+  A call is refused that has an option the function does not take, lacks one that
+  it needs, gives an option by position, or has a value that does not fit: an array
+  by its annotation (`check_call`), an option by its name (`CHECKS`) or its type
+  (`TYPES`).
 
   Args:
     **instead: hyperparameter of the mechanism that the function does not take
@@ -84,8 +110,14 @@ def attention_function(
     positional = [
       n for n, p in parameters.items() if p.kind is not p.KEYWORD_ONLY
     ]
-    needed = [n for n, p in parameters.items() if p.default is p.empty]
-    arrays = [n for n, p in parameters.items() if _is_array(p.annotation)]
+    needed = {n for n, p in parameters.items() if p.default is p.empty}
+    arrays, checks = {}, dict(CHECKS)
+    for option, parameter in parameters.items():
+      allowed = _types(parameter.annotation)
+      if allowed in TYPES:
+        checks[option] = TYPES[allowed]
+      elif all(isinstance(x, type) and issubclass(x, _ARRAY) for x in allowed):
+        (arrays[option],) = allowed
 
     @functools.wraps(function)
     def checked(*args: P.args, **options: P.kwargs) -> R:
@@ -94,25 +126,10 @@ def attention_function(
           f"{name}: expected {', '.join(positional)} by position and options "
           f"by name, got {len(args)} values by position"
         )
-      # What only Flax passes tells more than what other mechanisms take.
-      for option in sorted(options, key=lambda name: name not in _FLAX):
-        if option not in parameters:
-          hint = instead.get(option) or _hint(option, name, parameters)
-          raise ValueError(f"{option}: {name} has no such option; {hint}")
       given = {**dict(zip(positional, args, strict=False)), **options}
-      for option in needed:
-        if option not in given:
-          ways = [text for text in instead.values() if f"{option}=" in text]
-          hint = f"; {ways[0]}" if ways else ""
-          raise ValueError(f"{option}: {name} needs it, got nothing{hint}")
-      for option in arrays:
-        if option in needed or given.get(option) is not None:
-          check_array(option, given[option])
-      if not isinstance(given.get("is_causal", False), bool | np.bool_):
-        raise ValueError(
-          "is_causal: expected True or False, which decides what is compiled, "
-          f"got {given['is_causal']!r}"
-        )
+      if not needed <= given.keys() <= parameters.keys():
+        _refuse(given, name, parameters, instead)
+      check_call(given, arrays, checks, needed)
       return function(*args, **options)
 
     return checked
@@ -120,14 +137,72 @@ def attention_function(
   return decorate
 
 
-def _is_array(annotation: Any) -> bool:
-  """Whether an annotation allows an array, and neither a number nor a tuple."""
-  allowed = get_args(annotation) or (annotation,)
-  return all(
-    isinstance(one, type)
-    and issubclass(one, (AbstractArray, jax.Array, type(None)))
-    for one in allowed
-  )
+def _types(annotation: Any) -> tuple[Any, ...]:
+  """The types of a union, without None."""
+  if get_origin(annotation) not in (types.UnionType, Union):
+    return (annotation,)
+  return tuple(x for x in get_args(annotation) if x is not type(None))
+
+
+def check_call(
+  given: Mapping[str, Any],
+  arrays: Mapping[str, Any] | None = None,
+  checks: Mapping[str, "Check"] | None = None,
+  needed: Collection[str] = (),
+) -> None:
+  """Checks the arrays of a call, and then its options by their names.
+
+  Args:
+    given: argument -> value.
+    arrays: argument -> annotation, such as `Float[Array, "B S K H"]`. A letter is
+      one size in all of them; of "..." the dtype is checked. None is `ARRAYS`.
+    checks: argument -> check. None is `CHECKS`.
+    needed: arguments that may not be None.
+
+  Raises:
+    ValueError: a value is no array, has another dtype, rank or size than its
+      annotation, is empty, or is refused by its check; N is no multiple of K.
+  """
+  arrays = ARRAYS if arrays is None else arrays
+  checks = CHECKS if checks is None else checks
+  given = {n: x for n, x in given.items() if x is not None or n in needed}
+  for name in arrays:
+    if name in given:
+      check_array(name, given[name])
+  sizes: dict[str, int] = {}
+  for name, annotation in arrays.items():
+    if name not in given or not issubclass(annotation, AbstractArray):
+      continue
+    shape, letters = given[name].shape, annotation.dim_str.split()
+    kind, words = _KINDS[annotation.dtype]
+    if not jnp.issubdtype(given[name].dtype, kind):
+      raise ValueError(f"{name}: expected {words}, got {given[name].dtype}")
+    if letters[:1] == ["..."]:
+      continue
+    if len(shape) != len(letters):
+      raise ValueError(
+        f"{name}: expected {len(letters)} axes [{', '.join(letters)}], got "
+        f"shape {shape}"
+      )
+    wanted = [str(sizes.get(letter, letter)) for letter in letters]
+    sized = zip(letters, shape, strict=True)
+    if not all([sizes.setdefault(letter, n) == n for letter, n in sized]):
+      raise ValueError(
+        f"{name}: expected [{', '.join(wanted)}] for "
+        f"[{', '.join(letters)}], got shape {shape}"
+      )
+    if not all(sizes.get(letter, 1) for letter in "BTSNKHV"):
+      raise ValueError(
+        f"{name}: expected at least one of everything, got shape {shape}"
+      )
+  if sizes.get("N", 0) % sizes.get("K", 1):
+    raise ValueError(
+      f"query: its {sizes['N']} heads are not a multiple of the {sizes['K']} "
+      "key/value heads"
+    )
+  for name, value in given.items():
+    if name in checks:
+      checks[name](name, value, sizes, given)
 
 
 def check_array(name: str, value: Any) -> None:
@@ -153,45 +228,32 @@ def check_qkv(
   key: Float[Array, "B S K H"],
   value: Float[Array, "B S K V"],
 ) -> None:
-  """Checks that query, key and value fit together.
-
-  Args:
-    query: `[B, T, N, H]`.
-    key: `[B, S, K, H]`, N a multiple of K.
-    value: `[B, S, K, V]`; V may differ from H.
+  """Checks that query, key and value fit together; V may differ from H.
 
   Raises:
     ValueError: a rank, a size or a dtype does not fit.
   """
-  for name, array in (("query", query), ("key", key), ("value", value)):
-    check_array(name, array)
-    if array.ndim != 4:
-      raise ValueError(
-        f"{name}: expected 4 axes [batch, length, heads, features], got shape "
-        f"{array.shape}"
-      )
-    if not jnp.issubdtype(array.dtype, jnp.floating):
-      raise ValueError(f"{name}: expected a float dtype, got {array.dtype}")
-    if not array.size:
-      raise ValueError(
-        f"{name}: expected at least one of everything, got shape {array.shape}"
-      )
-  batch, _, num_heads, head_dim = query.shape
-  if key.shape[0] != batch or key.shape[3] != head_dim:
-    raise ValueError(
-      f"key: expected [{batch}, S, K, {head_dim}] to go with query "
-      f"{query.shape}, got {key.shape}"
-    )
-  if value.shape[:3] != key.shape[:3]:
-    raise ValueError(
-      f"value: expected {(*key.shape[:3], 'V')} to go with key {key.shape}, "
-      f"got {value.shape}"
-    )
-  if num_heads % key.shape[2]:
-    raise ValueError(
-      f"query: its {num_heads} heads are not a multiple of the {key.shape[2]} "
-      "key/value heads"
-    )
+  check_call({"query": query, "key": key, "value": value}, needed=_QKV)
+
+
+def check_pairs(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"],
+  value: Float[Array, "B S K V"],
+  *,
+  mask: Bool[Array, "..."] | None = None,
+  bias: Float[Array, "..."] | None = None,
+  query_segment_ids: Int[Array, "B T"] | None = None,
+  key_segment_ids: Int[Array, "B S"] | None = None,
+  dropout_rate: float = 0.0,
+  dropout_rng: Array | None = None,
+) -> None:
+  """Checks the arguments of a function that treats each pair independently.
+
+  Raises:
+    ValueError: an argument is wrong, or two do not fit together.
+  """
+  check_call(locals(), needed=_QKV)
 
 
 def check_mask(
@@ -205,10 +267,7 @@ def check_mask(
   if mask is None:
     return
   if mask.dtype != jnp.bool_:
-    raise ValueError(
-      f"mask: expected bool (True = attend), got {mask.dtype}; pass additive "
-      "biases as `bias` where the mechanism has it"
-    )
+    raise ValueError(f"mask: expected {_KINDS[Bool][1]}, got {mask.dtype}")
   check_broadcast("mask", mask, shape)
 
 
@@ -273,66 +332,7 @@ def check_segment_ids(
   Raises:
     ValueError: only one of the two is given, or a shape or dtype is wrong.
   """
-  if (query_segment_ids is None) != (key_segment_ids is None):
-    missing = "query" if query_segment_ids is None else "key"
-    raise ValueError(
-      f"{missing}_segment_ids: expected both or neither of query_segment_ids "
-      "and key_segment_ids, got one"
-    )
-  for name, ids, array in (
-    ("query_segment_ids", query_segment_ids, query),
-    ("key_segment_ids", key_segment_ids, key),
-  ):
-    if ids is None:
-      continue
-    if ids.shape != array.shape[:2] or not jnp.issubdtype(
-      ids.dtype, jnp.integer
-    ):
-      raise ValueError(
-        f"{name}: expected integers of shape {array.shape[:2]}, got "
-        f"{ids.dtype} {ids.shape}"
-      )
-
-
-def check_pairs(
-  query: Float[Array, "B T N H"],
-  key: Float[Array, "B S K H"],
-  value: Float[Array, "B S K V"],
-  *,
-  mask: Bool[Array, "..."] | None = None,
-  bias: Float[Array, "..."] | None = None,
-  query_segment_ids: Int[Array, "B T"] | None = None,
-  key_segment_ids: Int[Array, "B S"] | None = None,
-  dropout_rate: float = 0.0,
-  dropout_rng: Array | None = None,
-) -> None:
-  """Checks the arguments of a function that treats each pair independently.
-
-  Raises:
-    ValueError: an argument is wrong, or two do not fit together.
-  """
-  check_qkv(query, key, value)
-  batch, length, num_heads, _ = query.shape
-  shape = (batch, num_heads, length, key.shape[1])
-  check_mask(mask, shape)
-  check_segment_ids(query_segment_ids, key_segment_ids, query, key)
-  if bias is not None:
-    check_broadcast("bias", bias, shape)
-  check_dropout(dropout_rate, dropout_rng)
-
-
-def check_dropout(rate: float, rng: Array | None) -> None:
-  """Checks the two arguments of dropout on attention weights.
-
-  Raises:
-    ValueError: `rate` is not in [0, 1), or is positive while `rng` is None.
-  """
-  if not 0.0 <= rate < 1.0:
-    raise ValueError(f"dropout_rate: expected [0, 1), got {rate}")
-  if rate > 0.0 and rng is None:
-    raise ValueError(
-      f"dropout_rng: expected a key for dropout_rate {rate}, got None"
-    )
+  check_call(locals())
 
 
 def check_logit_options(
@@ -357,30 +357,46 @@ def check_logit_options(
   Raises:
     ValueError: one of them does not fit.
   """
-  batch, length, num_heads, _ = query.shape
-  if sinks is not None and sinks.shape != (num_heads,):
+  check_call(locals())
+
+
+def _check_segments(name, ids, sizes, given) -> None:
+  del name, ids, sizes
+  for missing in ("query_segment_ids", "key_segment_ids"):
+    if missing not in given:
+      raise ValueError(
+        f"{missing}: expected both or neither of query_segment_ids and "
+        "key_segment_ids, got one"
+      )
+
+
+def _check_log_forget(name, log_forget, sizes, given) -> None:
+  del log_forget
+  # Whether a `visible` is causal is asked where it is read.
+  if not given.get("is_causal") and "visible" not in given:
     raise ValueError(
-      f"sinks: expected one for each of {num_heads} heads, got shape "
-      f"{sinks.shape}"
+      f"{name}: expected is_causal=True with it, got False; what is forgotten "
+      "lies between a query and an earlier key"
     )
-  if logits_soft_cap is not None:
-    check_soft_cap(logits_soft_cap)
-  if log_forget is None:
-    return
-  if log_forget.shape != (batch, length, num_heads):
+  length, source_length = sizes["T"], sizes.get("S", sizes["T"])
+  if source_length != length:
     raise ValueError(
-      f"log_forget: expected [B, T, N] = {(batch, length, num_heads)}, got "
-      f"shape {log_forget.shape}"
+      f"{name}: expected query and key of one length, got {length} and "
+      f"{source_length}"
     )
-  if not is_causal:
+
+
+def check_dropout(rate: float, rng: Array | None) -> None:
+  """Checks the two arguments of dropout on attention weights.
+
+  Raises:
+    ValueError: `rate` is not in [0, 1), or is positive while `rng` is None.
+  """
+  if not 0.0 <= rate < 1.0:
+    raise ValueError(f"dropout_rate: expected [0, 1), got {rate}")
+  if rate > 0.0 and rng is None:
     raise ValueError(
-      "log_forget: expected is_causal=True with it, got False; what is "
-      "forgotten lies between a query and an earlier key"
-    )
-  if key is not None and key.shape[1] != length:
-    raise ValueError(
-      f"log_forget: expected query and key of one length, got {length} and "
-      f"{key.shape[1]}"
+      f"dropout_rng: expected a key for dropout_rate {rate}, got None"
     )
 
 
@@ -407,10 +423,11 @@ def softmax_scale(
   """
   if scale is None:
     return 1.0 / math.sqrt(head_dim)
-  is_number = isinstance(scale, int | float | np.number | np.ndarray)
-  if not isinstance(scale, jax.Array) and not is_number:
+  if isinstance(scale, jax.Array):
+    return scale
+  if not isinstance(scale, int | float | np.number | np.ndarray):
     raise ValueError(f"scale: expected a number or None, got {scale!r}")
-  if not isinstance(scale, jax.Array) and not math.isfinite(scale):
+  if not math.isfinite(scale):
     raise ValueError(f"scale: expected a finite number, got {scale}")
   return scale
 
@@ -421,14 +438,7 @@ def scaled_query(
   """Queries, and the factor of their logits as a Python number.
 
   Loops over tiles need a number. A traced factor is multiplied into the
-  queries.
-
-  Args:
-    query: `[B, T, N, H]`.
-    scale: as the caller gave it; None is 1/√H.
-
-  Returns:
-    The queries, and the factor that remains for their logits.
+  queries, and 1 is left. A scale of None is 1/√H.
   """
   scale = softmax_scale(scale, query.shape[-1])
   if isinstance(scale, jax.Array):
@@ -442,23 +452,20 @@ def check_at_least(name: str, value: int, low: int) -> None:
   Raises:
     ValueError: `value` is not an int, or below `low`.
   """
-  if (
-    not isinstance(value, (int, np.integer))
-    or isinstance(value, bool)
-    or value < low
-  ):
+  is_int = isinstance(value, int | np.integer) and not isinstance(value, bool)
+  if not is_int or value < low:
     raise ValueError(
       f"{name}: expected an int of at least {low}, got {value!r}"
     )
 
 
 def check_flag(name: str, value: bool) -> None:
-  """Checks that a hyperparameter is True or False.
+  """Checks that an option is True or False.
 
   Raises:
     ValueError: it is not; text such as 'False' would count as true.
   """
-  if not isinstance(value, bool):
+  if not isinstance(value, bool | np.bool_):
     raise ValueError(f"{name}: expected True or False, got {value!r}")
 
 
@@ -506,6 +513,64 @@ def block_sizes(
   return sizes[0], sizes[1]
 
 
+Check = Callable[[str, Any, Mapping[str, int], Mapping[str, Any]], Any]
+"""`(name, value, letter -> size, argument -> value)`; raises ValueError."""
+
+
+def _pairs(sizes: Mapping[str, int]) -> tuple[int, int, int, int]:
+  """B, N, T, S; there is no S where query and key are one sequence."""
+  length = sizes["T"]
+  return sizes["B"], sizes["N"], length, sizes.get("S", length)
+
+
+CHECKS: Mapping[str, Check] = {
+  "mask": lambda _, mask, sizes, __: check_mask(mask, _pairs(sizes)),
+  "scale": lambda _, scale, *__: softmax_scale(scale, 1),
+  "query_segment_ids": _check_segments,
+  "key_segment_ids": _check_segments,
+  "bias": lambda name, x, sizes, _: check_broadcast(name, x, _pairs(sizes)),
+  "logits_soft_cap": lambda _, cap, *__: check_soft_cap(cap),
+  "log_forget": _check_log_forget,
+  "dropout_rate": lambda _, rate, __, given: check_dropout(
+    rate, given.get("dropout_rng")
+  ),
+}
+"""Option -> what is asked of it in every function that takes it."""
+
+_MAY_BE_ZERO = ("shift",)
+
+TYPES: Mapping[tuple[Any, ...], Check] = {
+  (bool,): lambda name, flag, *_: check_flag(name, flag),
+  (int,): lambda name, count, *_: check_at_least(
+    name, count, 0 if name in _MAY_BE_ZERO else 1
+  ),
+  (int, tuple[int, int]): lambda _, size, *__: block_sizes(size),
+}
+"""Types of an annotation but None -> what is asked of such an option."""
+
+
+def applied(
+  name: str,
+  function: Callable[..., Any],
+  own: Callable[[plug.Variables], Mapping[str, Any]] = lambda variables: {},
+) -> Callable[..., Any]:
+  """The `apply` of a record whose function takes query, key and value.
+
+  Args:
+    name: the mechanism, for messages.
+    function: the attention function.
+    own: variables -> the options of `function` that the record gives it, and a
+      call may therefore not have.
+  """
+
+  def apply(variables, query, key, value, **call):
+    given = own(variables)
+    call = accepted_options(name, function, call, given)
+    return function(query, key, value, **given, **call)
+
+  return apply
+
+
 def accepted_options(
   name: str,
   function: Callable[..., Any],
@@ -522,9 +587,6 @@ def accepted_options(
     function: an attention function with keyword-only options.
     options: what the caller passed.
     own: options of `function` that the mechanism's record gives it.
-
-  Returns:
-    The options that `function` takes.
 
   Raises:
     ValueError: `function` does not take an option that asks for something, no
@@ -566,6 +628,25 @@ def _hyperparameters(name: str) -> Collection[str]:
   return () if factory is None else inspect.signature(factory).parameters
 
 
+def _refuse(
+  given: Mapping[str, Any],
+  name: str,
+  parameters: Mapping[str, inspect.Parameter],
+  instead: Mapping[str, str],
+) -> None:
+  """Raises for an option that a function does not take, or needs."""
+  # What only Flax passes tells more than what other mechanisms take.
+  for option in sorted(given, key=lambda option: option not in _FLAX):
+    if option not in parameters:
+      hint = instead.get(option) or _hint(option, name, parameters)
+      raise ValueError(f"{option}: {name} has no such option; {hint}")
+  for option, parameter in parameters.items():
+    if parameter.default is parameter.empty and option not in given:
+      ways = [text for text in instead.values() if f"{option}=" in text]
+      hint = f"; {ways[0]}" if ways else ""
+      raise ValueError(f"{option}: {name} needs it, got nothing{hint}")
+
+
 def _hint(
   option: str, name: str, known: Mapping[str, inspect.Parameter]
 ) -> str:
@@ -576,22 +657,23 @@ def _hint(
       "Flax's modules pass it: give them "
       f"attention_fn=as_attention_fn({mechanism}_attention)"
     )
+  if option in _hyperparameters(mechanism):
+    return f"give it when the mechanism is made: {mechanism}({option}=…)"
   if option in plug.CALL_OPTIONS:
     having = plug.supporting(_mechanisms, plug.CALL_OPTIONS[option])
   else:
     having = [n for n, parameters in _functions.items() if option in parameters]
-  factories = [
+  having = having or [
     f"{n}({option}=…)" for n in _mechanisms if option in _hyperparameters(n)
   ]
-  if f"{mechanism}({option}=…)" in factories:
-    return f"give it when the mechanism is made: {mechanism}({option}=…)"
-  *others, last = ["", *(having or factories)]
-  if not last:
-    names = [
-      n
-      for n, p in known.items()
-      if p.kind is p.KEYWORD_ONLY or p.default is not p.empty
-    ]
-    return f"it takes {', '.join(names)}{near(option, names)}"
-  others = ", ".join(others[1:])
-  return f"{others} and {last} have it" if others else f"{last} has it"
+  if having:
+    *others, last = having
+    return (
+      f"{', '.join(others)} and {last} have it" if others else f"{last} has it"
+    )
+  names = [
+    n
+    for n, p in known.items()
+    if p.kind is p.KEYWORD_ONLY or p.default is not p.empty
+  ]
+  return f"it takes {', '.join(names)}{near(option, names)}"

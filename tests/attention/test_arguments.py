@@ -35,8 +35,8 @@ def test_what_fits_passes():
     (r"key: expected a float dtype, got int", (QUERY, KEY.astype(int), VALUE)),
     (r"key: expected \[2, S, K, 8\]", (QUERY, KEY[..., :7], VALUE)),
     (r"key: expected \[2, S, K, 8\]", (QUERY, KEY[:1], VALUE[:1])),
-    (r"value: expected \(2, 3, 2, 'V'\)", (QUERY, KEY, VALUE[:, :2])),
-    (r"value: expected \(2, 3, 2, 'V'\)", (QUERY, KEY, VALUE[:, :, :1])),
+    (r"value: expected \[2, 3, 2, V\]", (QUERY, KEY, VALUE[:, :2])),
+    (r"value: expected \[2, 3, 2, V\]", (QUERY, KEY, VALUE[:, :, :1])),
     (
       r"query: its 3 heads are not a multiple of",
       (QUERY[:, :, :3], KEY, VALUE),
@@ -80,8 +80,8 @@ def test_segment_ids_come_in_pairs(unchecked):
   with pytest.raises(ValueError, match=r"^key_segment_ids: expected both"):
     arguments.check_segment_ids(ids, None, QUERY, KEY)
   with pytest.raises(ValueError, match=r"^query_segment_ids: expected both"):
-    arguments.check_segment_ids(None, ids, QUERY, KEY)
-  with pytest.raises(ValueError, match=r"^key_segment_ids: .* \(2, 3\), got"):
+    arguments.check_segment_ids(None, ids[:, :3], QUERY, KEY)
+  with pytest.raises(ValueError, match=r"^key_segment_ids: .*\[2, 3\] .* got"):
     arguments.check_segment_ids(ids, ids, QUERY, KEY)
   with pytest.raises(ValueError, match=r"^query_segment_ids: .* got float"):
     arguments.check_segment_ids(ids * 1.0, ids[:, :3], QUERY, KEY)
