@@ -95,15 +95,6 @@ def additive_attention(
   Paper: Neural machine translation by jointly learning to align and translate,
   section A.1.2, arXiv:1409.0473.
   """
-  arguments.check_pairs(
-    query,
-    key,
-    value,
-    bias=bias,
-    dropout_rate=dropout_rate,
-    dropout_rng=dropout_rng,
-  )
-  _check_kernels(query, query_kernel, key_kernel, score_kernel)
   sizes = arguments.block_sizes(block_size)
   sees = visible_from_options(
     query,
@@ -285,28 +276,6 @@ def _attend_in_parts(
   return out.astype(query.dtype)
 
 
-def _check_kernels(
-  query: Float[Array, "B T N H"], w: Array, u: Array, v: Array
-) -> None:
-  num_heads, head_dim = query.shape[2:]
-  for name, kernel in (("query_kernel", w), ("key_kernel", u)):
-    if kernel.ndim != 3 or kernel.shape[:2] != (num_heads, head_dim):
-      raise ValueError(
-        f"{name}: expected [N, H, A] = [{num_heads}, {head_dim}, A] to go with "
-        f"query {query.shape}, got {kernel.shape}"
-      )
-  expected = (num_heads, w.shape[2])
-  if u.shape[2] != expected[1]:
-    raise ValueError(
-      f"key_kernel: expected the width of query_kernel, {expected[1]}, got "
-      f"{u.shape[2]}"
-    )
-  if v.shape != expected:
-    raise ValueError(
-      f"score_kernel: expected [N, A] = {list(expected)}, got {v.shape}"
-    )
-
-
 def _projected(
   x: Float[Array, "B S K H"], kernel: Float[Array, "N H A"]
 ) -> Float[Array, "B S N A"]:
@@ -415,15 +384,6 @@ def additive(width: int = 64) -> plug.Attention:
       }
     }
 
-  def apply(variables, query, key, value, **call) -> Any:
-    call = arguments.accepted_options(
-      "additive",
-      additive_attention,
-      call,
-      own=("query_kernel", "key_kernel", "score_kernel"),
-    )
-    return additive_attention(query, key, value, **variables["params"], **call)
-
   def apply_sharded(variables, query, key, value, *, axis_name, **call):
     return _attend_in_parts(
       query, key, value, axis_name=axis_name, **variables["params"], **call
@@ -447,7 +407,9 @@ def additive(width: int = 64) -> plug.Attention:
 
   return plug.Attention(
     init=init,
-    apply=apply,
+    apply=arguments.applied(
+      "additive", additive_attention, lambda variables: variables["params"]
+    ),
     init_cache=init_cache,
     decode=decode,
     prefill=prefill,
