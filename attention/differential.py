@@ -62,14 +62,6 @@ def differential_attention(
 
   Paper: Differential transformer, arXiv:2410.05258, equation 1.
   """
-  arguments.check_pairs(
-    query,
-    key,
-    value,
-    mask=mask,
-    query_segment_ids=query_segment_ids,
-    key_segment_ids=key_segment_ids,
-  )
   if not isinstance(weight, int | float | jax.Array | np.ndarray | np.number):
     raise ValueError(f"weight: expected a number, got {type(weight).__name__}")
   if query.shape[3] % 2:
@@ -154,13 +146,6 @@ def differential(start: float = 0.8) -> plug.Attention:
     first = jnp.exp(jnp.sum(p["query_1"] * p["key_1"]))
     return first - jnp.exp(jnp.sum(p["query_2"] * p["key_2"])) + start
 
-  def apply(variables, query, key, value, **call):
-    call = arguments.accepted_options(
-      "differential", differential_attention, call, own=("weight",)
-    )
-    weight = weight_of(variables)
-    return differential_attention(query, key, value, weight=weight, **call)
-
   def apply_sharded(variables, query, key, value, *, axis_name, **call):
     call["mask"] = _of_both(call.get("mask"))
     halves = _halves(query, key, value)
@@ -188,7 +173,11 @@ def differential(start: float = 0.8) -> plug.Attention:
 
   return plug.Attention(
     init=init,
-    apply=apply,
+    apply=arguments.applied(
+      "differential",
+      differential_attention,
+      lambda variables: {"weight": weight_of(variables)},
+    ),
     init_cache=init_cache,
     decode=decode,
     prefill=prefill,
