@@ -83,15 +83,6 @@ def multiplicative_attention(
   Paper: Effective approaches to attention-based neural machine translation,
   section 3.1, arXiv:1508.04025.
   """
-  arguments.check_qkv(query, key, value)
-  num_heads, head_dim = query.shape[2:]
-  if kernel is not None:
-    expected = (num_heads, head_dim, head_dim)
-    if kernel.shape != expected:
-      raise ValueError(
-        f"kernel: expected [N, H, H] = {list(expected)}, got shape "
-        f"{kernel.shape}"
-      )
   turned = query if kernel is None else _through(kernel, query)
   out: Any = flash_attention(
     turned,
