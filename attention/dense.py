@@ -103,27 +103,6 @@ def dense_attention(
   arXiv:2508.10925. Soft caps: Gemma 2, arXiv:2408.00118. Forget gates: Forgetting
   transformer, arXiv:2503.02130. Mods: Flex attention, arXiv:2412.05496.
   """
-  arguments.check_pairs(
-    query,
-    key,
-    value,
-    mask=mask,
-    bias=bias,
-    query_segment_ids=query_segment_ids,
-    key_segment_ids=key_segment_ids,
-    dropout_rate=dropout_rate,
-    dropout_rng=dropout_rng,
-  )
-  arguments.check_logit_options(
-    query,
-    key,
-    is_causal,
-    sinks=sinks,
-    logits_soft_cap=logits_soft_cap,
-    log_forget=log_forget,
-  )
-  if block_size is not None:
-    arguments.check_at_least("block_size", block_size, 1)
   batch, _, num_heads, head_dim = query.shape
   source_length, num_kv_heads = key.shape[1:3]
   tables = relative.check(relative_bias, relative_keys, query)
@@ -329,12 +308,6 @@ def dense(
   """
   own = own_logits.check(sinks, logits_soft_cap, forget)
 
-  def apply(variables, query, key, value, **call):
-    call = arguments.accepted_options(
-      "dense", dense_attention, call, own=own.given
-    )
-    return dense_attention(query, key, value, **own.options(variables), **call)
-
   def apply_sharded(
     variables,
     query,
@@ -377,7 +350,7 @@ def dense(
 
   return plug.Attention(
     init=own.init,
-    apply=apply,
+    apply=arguments.applied("dense", dense_attention, own.options),
     init_cache=init_own_cache,
     decode=decode_own,
     supports=own.supports(
