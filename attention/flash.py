@@ -118,8 +118,6 @@ def flash_attention(
   caps: Gemma 2, arXiv:2408.00118. Forget gates: Forgetting transformer,
   arXiv:2503.02130. Mods: Flex attention, arXiv:2412.05496.
   """
-  arguments.check_qkv(query, key, value)
-  arguments.check_dropout(dropout_rate, dropout_rng)
   sizes = arguments.block_sizes(block_size)
   sees = visible_from_options(
     query,
@@ -235,13 +233,9 @@ def flash(
     flash_attention, block_size=block_size, implementation=implementation
   )
 
-  def apply(variables, query, key, value, **call) -> Any:
-    call = arguments.accepted_options("flash", function, call, own=own.given)
-    return function(query, key, value, **own.options(variables), **call)
-
   exact = dense(sinks, logits_soft_cap, forget)
   return exact._replace(
-    apply=apply,
+    apply=arguments.applied("flash", function, own.options),
     apply_sharded=exact.apply_sharded
     and partial(exact.apply_sharded, implementation=in_parts),
   )
