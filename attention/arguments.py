@@ -564,8 +564,10 @@ def applied(
   """
 
   def apply(variables, query, key, value, **call):
+    call = accepted_options(name, function, call)
     given = own(variables)
-    call = accepted_options(name, function, call, given)
+    for option in given.keys() & call.keys():
+      raise ValueError(_has_its_own(option, name))
     return function(query, key, value, **given, **call)
 
   return apply
@@ -597,13 +599,7 @@ def accepted_options(
   accepted = {}
   for option, asked in options.items():
     if option in own:
-      instead = f"call {name}_attention to give another"
-      if option in _hyperparameters(name):
-        instead = f"pass it to {name}({option}=…), which makes the record"
-      raise ValueError(
-        f"{option}: the record of {name} attention has its own, expected none; "
-        f"{instead}"
-      )
+      raise ValueError(_has_its_own(option, name))
     if option in known or takes_any:
       accepted[option] = asked
     elif option not in plug.CALL_OPTIONS or not (
@@ -614,6 +610,17 @@ def accepted_options(
         f"{_hint(option, name, known)}"
       )
   return accepted
+
+
+def _has_its_own(option: str, name: str) -> str:
+  """Why a call of a record may not have an option."""
+  instead = f"call {name}_attention to give another"
+  if option in _hyperparameters(name):
+    instead = f"pass it to {name}({option}=…), which makes the record"
+  return (
+    f"{option}: the record of {name} attention has its own, expected none; "
+    f"{instead}"
+  )
 
 
 def near(got: str, known: Iterable[str]) -> str:
