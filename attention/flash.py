@@ -5,7 +5,6 @@
 """
 
 from functools import partial
-from typing import Any
 
 from jaxtyping import Array, Bool, Float, Int
 
