@@ -73,16 +73,6 @@ def strided_2d_attention(
   Paper: CvT: introducing convolutions to vision transformers, section 3.2,
   arXiv:2103.15808.
   """
-  arguments.check_pairs(
-    query,
-    key,
-    value,
-    mask=mask,
-    query_segment_ids=query_segment_ids,
-    key_segment_ids=key_segment_ids,
-    dropout_rate=dropout_rate,
-    dropout_rng=dropout_rng,
-  )
   if is_causal:
     raise ValueError(
       "is_causal: expected False, got True, but the rows and columns of a grid "
@@ -95,7 +85,6 @@ def strided_2d_attention(
       f"got {key.shape[1]}; use dense attention across"
     )
   check_grid(grid)
-  arguments.check_at_least("stride", stride, 1)
   chosen = _chosen(length, grid, stride)
   if mask is not None and mask.shape[-1] > 1:
     mask = mask[..., chosen]
@@ -156,16 +145,11 @@ def strided_2d(
   arguments.check_at_least("stride", stride, 1)
   own = {"grid": None if grid is None else tuple(grid), "stride": stride}
 
-  def apply(variables, query, key, value, **call):
-    del variables
-    call = arguments.accepted_options(
-      "strided_2d", strided_2d_attention, call, own=tuple(own)
-    )
-    return strided_2d_attention(query, key, value, **own, **call)
-
   return plug.Attention(
     init=lambda key, dims: {},
-    apply=apply,
+    apply=arguments.applied(
+      "strided_2d", strided_2d_attention, lambda variables: own
+    ),
     init_cache=None,
     decode=None,
     supports=frozenset({"mask", "full_mask", "segments", "dropout"}),
