@@ -252,22 +252,15 @@ def linformer(
       }
     }
 
-  def apply(variables, query, key, value, **call):
-    call = arguments.accepted_options(
-      "linformer",
-      linformer_attention,
-      call,
-      own=("key_projection", "value_projection"),
-    )
-    return linformer_attention(query, key, value, **variables["params"], **call)
-
   def apply_sharded(variables, query, key, value, *, axis_name, **call):
     params = variables["params"]
     return _attend(query, key, value, **params, axis_name=axis_name, **call)
 
   return plug.Attention(
     init=init,
-    apply=apply,
+    apply=arguments.applied(
+      "linformer", linformer_attention, lambda variables: variables["params"]
+    ),
     init_cache=None,
     decode=None,
     supports=frozenset({"cross", "rowwise", "mask", "sequence"}),
