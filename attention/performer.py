@@ -85,13 +85,7 @@ def performer_attention(
 
 def _prepared(query, key, value, projection, kernel, mask, scale):
   """What `attend` takes by position, checked."""
-  arguments.check_qkv(query, key, value)
   head_dim = query.shape[-1]
-  if projection.ndim != 2 or projection.shape[1] != head_dim:
-    raise ValueError(
-      f"projection: expected [M, {head_dim}] to go with query {query.shape}, "
-      f"got {projection.shape}"
-    )
   if kernel not in ("softmax", "relu"):
     raise ValueError(f"kernel: expected 'softmax' or 'relu', got {kernel!r}")
   scale = arguments.softmax_scale(scale, head_dim)
@@ -204,18 +198,9 @@ def performer(
     projection = orthogonal_features(key, num_features, dims.head_dim)
     return {"constants": {"projection": projection}}
 
-  def apply(variables, query, key, value, **call):
-    call = arguments.accepted_options(
-      "performer", performer_attention, call, own=("projection", "kernel")
-    )
-    return performer_attention(
-      query,
-      key,
-      value,
-      projection=variables["constants"]["projection"],
-      kernel=kernel,
-      **call,
-    )
+  def options(variables):
+    projection = variables["constants"]["projection"]
+    return {"projection": projection, "kernel": kernel}
 
   def apply_sharded(
     variables,
@@ -228,6 +213,7 @@ def performer(
     is_causal=False,
     scale=None,
   ):
+    arguments.check_qkv(query, key, value)
     projection = variables["constants"]["projection"]
     arrays = _prepared(query, key, value, projection, kernel, mask, scale)
     return attend(*arrays, is_causal=is_causal, axis_name=axis_name)
@@ -239,7 +225,7 @@ def performer(
   init_cache, decode, prefill = decoding(feature_map)
   return plug.Attention(
     init=init,
-    apply=apply,
+    apply=arguments.applied("performer", performer_attention, options),
     init_cache=init_cache,
     decode=decode,
     prefill=prefill,
