@@ -110,7 +110,6 @@ def linear_attention(
 
 def _prepared(query, key, value, feature_map, mask, scale):
   """What `attend` takes by position, checked."""
-  arguments.check_qkv(query, key, value)
   keep = arguments.key_mask(
     mask,
     query,
@@ -254,6 +253,7 @@ def linear(feature_map: str | Function = "elu") -> plug.Attention:
     is_causal=False,
     scale=None,
   ):
+    arguments.check_qkv(query, key, value)
     projections = projected(variables, query, key)
     arrays = _prepared(*projections, value, function, mask, scale)
     out = attend(*arrays, is_causal=is_causal, axis_name=axis_name)
