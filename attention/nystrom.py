@@ -367,11 +367,10 @@ def nystrom(
     "shared_start": shared_start,
   }
 
+  exact = arguments.applied("nystrom", nystrom_attention, lambda _: options)
+
   def apply(variables, query, key, value, **call):
-    call = arguments.accepted_options(
-      "nystrom", nystrom_attention, call, own=options
-    )
-    out = nystrom_attention(query, key, value, **options, **call)
+    out = exact(variables, query, key, value, **call)
     if conv_kernel_size is None:
       return out
     kernel = variables["params"]["conv_kernel"]
