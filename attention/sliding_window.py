@@ -148,7 +148,6 @@ def sliding_window_attention(
   arXiv:2508.10925. Soft caps: Gemma 2, arXiv:2408.00118. Forget gates: Forgetting
   transformer, arXiv:2503.02130. Mods: Flex attention, arXiv:2412.05496.
   """
-  arguments.check_qkv(query, key, value)
   left, right = _window_sides(window)
   # A wider dilation reaches no further than one of the whole length.
   longest = max(query.shape[1], key.shape[1])
@@ -192,10 +191,7 @@ def sliding_window_attention(
       "logits: expected no bias and no block mask in a window; flash_attention "
       "takes them"
     )
-  arguments.check_dropout(dropout_rate, dropout_rng)
   dropout_rng = dropout_rng if dropout_rate > 0.0 else None
-  if block_size is not None:
-    arguments.check_at_least("block_size", block_size, 1)
   sides = (left, 0 if is_causal else right)
   chosen = implementations.choose(
     implementation,
@@ -393,9 +389,6 @@ def sliding_window(
     )
     return {**own.options(variables), **call}
 
-  def apply(variables, query, key, value, **call) -> Any:
-    return function(query, key, value, **accepted(variables, call))
-
   def apply_sharded(variables, query, key, value, *, axis_name, **call):
     arguments.check_qkv(query, key, value)
     call = accepted(variables, call)
@@ -454,7 +447,7 @@ def sliding_window(
 
   return plug.Attention(
     init=init,
-    apply=apply,
+    apply=arguments.applied("sliding_window", function, own.options),
     init_cache=init_cache,
     decode=decode,
     prefill=prefill,
