@@ -102,14 +102,9 @@ def window_linear_attention(
   Paper: LoLCATs: on low-rank linearizing of large language models, section 3.2,
   arXiv:2410.10254. The features are those of Hedgehog, arXiv:2402.04347.
   """
-  arguments.check_qkv(query, key, value)
   keep = arguments.key_mask(
     mask, query, key, "dense attention takes masks that vary"
   )
-  _check_variables(query, key, query_kernel, key_kernel, mix)
-  arguments.check_at_least("window", window, 1)
-  if block_size is not None:
-    arguments.check_at_least("block_size", block_size, 1)
   _check_causal(is_causal)
   if keep is None:
     keep = jnp.ones(key.shape[:2], bool)
@@ -222,22 +217,6 @@ def _check_causal(is_causal: bool) -> None:
     )
 
 
-def _check_variables(query, key, query_kernel, key_kernel, mix) -> None:
-  """Raises ValueError for a trained array that does not fit query and key."""
-  num_heads, head_dim = query.shape[2:]
-  kv_heads = key.shape[2]
-  for name, array, letters, expected in (
-    ("query_kernel", query_kernel, "N, H, H", (num_heads, head_dim, head_dim)),
-    ("key_kernel", key_kernel, "K, H, H", (kv_heads, head_dim, head_dim)),
-    ("mix", mix, "N", (num_heads,)),
-  ):
-    if array.shape != expected:
-      raise ValueError(
-        f"{name}: expected [{letters}] = {list(expected)}, got shape "
-        f"{array.shape}"
-      )
-
-
 def _in_parts(
   query,
   key,
@@ -335,15 +314,8 @@ def window_linear(window: int = 64) -> plug.Attention:
       own=("query_kernel", "key_kernel", "mix", "window"),
     )
 
-  def apply(variables, query, key, value, **call):
-    return window_linear_attention(
-      query,
-      key,
-      value,
-      window=window,
-      **variables["params"],
-      **accepted(call),
-    )
+  def options(variables):
+    return {"window": window, **variables["params"]}
 
   def apply_sharded(variables, query, key, value, *, axis_name, **call):
     arguments.check_qkv(query, key, value)
@@ -400,7 +372,7 @@ def window_linear(window: int = 64) -> plug.Attention:
 
   return plug.Attention(
     init=init,
-    apply=apply,
+    apply=arguments.applied("window_linear", window_linear_attention, options),
     init_cache=init_cache,
     decode=decode,
     prefill=prefill,
