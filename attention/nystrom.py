@@ -125,10 +125,6 @@ def _attend(
   Then the means are sums over the devices, and so is B V. What crosses is L rows
   a head three times, at any length.
   """
-  arguments.check_qkv(query, key, value)
-  _check_numbers(num_landmarks, pinv_iterations, shared_start)
-  if block_size is not None:
-    arguments.check_at_least("block_size", block_size, 1)
   if is_causal:
     raise ValueError(
       "is_causal: expected False, got True, as every landmark is a mean over "
@@ -305,14 +301,6 @@ def _convolved(
   return out.reshape(batch, count * size, -1, features)[:, :length]
 
 
-def _check_numbers(
-  num_landmarks: int, pinv_iterations: int, shared_start: bool
-) -> None:
-  arguments.check_at_least("num_landmarks", num_landmarks, 1)
-  arguments.check_at_least("pinv_iterations", pinv_iterations, 1)
-  arguments.check_flag("shared_start", shared_start)
-
-
 def nystrom(
   num_landmarks: int = 64,
   pinv_iterations: int = 6,
@@ -339,7 +327,9 @@ def nystrom(
     ValueError: a number is out of range; by `init`, matrices or a filter that
       take more than `arguments.MOST_BYTES`.
   """
-  _check_numbers(num_landmarks, pinv_iterations, shared_start)
+  arguments.check_at_least("num_landmarks", num_landmarks, 1)
+  arguments.check_at_least("pinv_iterations", pinv_iterations, 1)
+  arguments.check_flag("shared_start", shared_start)
   if conv_kernel_size is not None:
     arguments.check_at_least("conv_kernel_size", conv_kernel_size, 1)
     if conv_kernel_size % 2 == 0:
