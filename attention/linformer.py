@@ -96,7 +96,6 @@ def _attend(
   the R mixtures of all devices are added up: what crosses is R rows of each key
   head, at any length.
   """
-  arguments.check_qkv(query, key, value)
   if is_causal:
     raise ValueError(
       "is_causal: Linformer mixes all positions in each of its R rows, so it "
@@ -118,8 +117,6 @@ def _attend(
       "value_projection: expected the rank of key_projection, "
       f"{key_projection.shape[-1]}, got {value_projection.shape[-1]}"
     )
-  if block_size is not None:
-    arguments.check_at_least("block_size", block_size, 1)
   keep = arguments.key_mask(
     mask,
     query,
@@ -253,6 +250,7 @@ def linformer(
     }
 
   def apply_sharded(variables, query, key, value, *, axis_name, **call):
+    arguments.check_qkv(query, key, value)
     params = variables["params"]
     return _attend(query, key, value, **params, axis_name=axis_name, **call)
 
