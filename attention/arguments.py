@@ -187,9 +187,13 @@ def check_call(
     wanted = [str(sizes.get(letter, letter)) for letter in letters]
     sized = zip(letters, shape, strict=True)
     if not all([sizes.setdefault(letter, n) == n for letter, n in sized]):
+      # A key "B T K H" is one of the sequence that the queries are of.
+      across = name in _QKV and "T" in letters
       raise ValueError(
-        f"{name}: expected [{', '.join(wanted)}] for "
-        f"[{', '.join(letters)}], got shape {shape}"
+        f"{name}: expected [{', '.join(wanted)}] for [{', '.join(letters)}], "
+        f"got shape {shape}"
+        + "; dense attention reads another sequence"
+        * across
       )
     if not all(sizes.get(letter, 1) for letter in "BTSNKHV"):
       raise ValueError(
