@@ -17,8 +17,8 @@ from attention.softmax import block_attention, in_steps, padded
 )
 def window_2d_attention(
   query: Float[Array, "B T N H"],
-  key: Float[Array, "B S K H"],
-  value: Float[Array, "B S K V"],
+  key: Float[Array, "B T K H"],
+  value: Float[Array, "B T K V"],
   *,
   grid: tuple[int, int] | None,
   window: int,
@@ -29,7 +29,7 @@ def window_2d_attention(
   is_causal: bool = False,
   scale: float | Float[Array, ""] | None = None,
   query_segment_ids: Int[Array, "B T"] | None = None,
-  key_segment_ids: Int[Array, "B S"] | None = None,
+  key_segment_ids: Int[Array, "B T"] | None = None,
   dropout_rate: float = 0.0,
   dropout_rng: Array | None = None,
   block_size: int | None = None,
@@ -107,11 +107,6 @@ def window_2d_attention(
     )
   batch, length, num_heads, _ = query.shape
   kv_heads = key.shape[2]
-  if key.shape[1] != length:
-    raise ValueError(
-      f"key: expected the length of query, {length}, for both lie on one grid, "
-      f"got {key.shape[1]}; use dense attention across"
-    )
   _check(grid, window, shift, hidden_logit)
   places = windows_of(length, grid, window, shift)
   expected = ((2 * window - 1) ** 2, num_heads)
