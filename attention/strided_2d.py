@@ -16,8 +16,8 @@ from attention.window_2d import check_grid, nearest_square
 @arguments.attention_function()
 def strided_2d_attention(
   query: Float[Array, "B T N H"],
-  key: Float[Array, "B S K H"],
-  value: Float[Array, "B S K V"],
+  key: Float[Array, "B T K H"],
+  value: Float[Array, "B T K V"],
   *,
   grid: tuple[int, int] | None,
   stride: int,
@@ -25,7 +25,7 @@ def strided_2d_attention(
   is_causal: bool = False,
   scale: float | Float[Array, ""] | None = None,
   query_segment_ids: Int[Array, "B T"] | None = None,
-  key_segment_ids: Int[Array, "B S"] | None = None,
+  key_segment_ids: Int[Array, "B T"] | None = None,
   dropout_rate: float = 0.0,
   dropout_rng: Array | None = None,
   block_size: int | tuple[int, int] | None = None,
@@ -79,11 +79,6 @@ def strided_2d_attention(
       "have no order; flash and dense have a causal form"
     )
   length = query.shape[1]
-  if key.shape[1] != length:
-    raise ValueError(
-      f"key: expected the length of query, {length}, for both lie on one grid, "
-      f"got {key.shape[1]}; use dense attention across"
-    )
   check_grid(grid)
   chosen = _chosen(length, grid, stride)
   if mask is not None and mask.shape[-1] > 1:
