@@ -168,7 +168,8 @@ def recurrent_mechanism(
         raise ValueError(_unread(name, option, reads))
       if gate is not None:
         given[option] = gate
-    arguments.check_qkv(query, key, value)
+    arrays = {"query": query, "key": key, "value": value}
+    arguments.check_call(arrays | call, _ARRAYS)
     mask, same = _visible(options, query, key)
     if mask is not None:
       value = jnp.where(mask[:, 0, 0, :, None, None], value, 0)
@@ -227,6 +228,15 @@ def recurrent_mechanism(
   )
 
 
+_ARRAYS = {
+  **arguments.ARRAYS,
+  "key": Float[Array, "B T K H"],
+  "value": Float[Array, "B T K V"],
+  "key_segment_ids": Int[Array, "B T"],
+  "beta": Float[Array, "B T N"],
+}
+
+
 class _Options(NamedTuple):
   mask: Bool[Array, "..."] | None
   is_causal: bool
@@ -273,7 +283,6 @@ def _visible(
   segment: it is hidden, and it sees nothing.
   """
   queries, keys = options.query_segment_ids, options.key_segment_ids
-  arguments.check_segment_ids(queries, keys, query, key)
   keep = arguments.key_mask(
     options.mask, query, key, "dense attention takes masks that vary"
   )

@@ -105,7 +105,6 @@ def recurrent_attention(
   of ⌈log₂ D⌉ + 1 messages, and as many numbers of M: B·N or B·N·H, with the delta
   rule B·N·H².
   """
-  arguments.check_qkv(query, key, value)
   batch, length, num_heads, head_dim = query.shape
   heads = batch, length, num_heads
   if not is_causal:
@@ -113,30 +112,12 @@ def recurrent_attention(
       f"is_causal: expected True, got False; {name} attention is causal by "
       "definition; use linear or dense attention in both directions"
     )
-  if key.shape[1] != length:
-    raise ValueError(
-      f"key: expected the length of query, {length}, got {key.shape[1]}; a "
-      "recurrence reads one sequence"
-    )
   if log_decay is None:
     log_decay = jnp.zeros(heads, jnp.float32)
   if log_decay.shape not in (heads, (*heads, head_dim)):
     raise ValueError(
       f"log_decay: expected [B, T, N] = {heads}, or [B, T, N, H] = "
       f"{(*heads, head_dim)}, got {log_decay.shape}"
-    )
-  if beta is not None and beta.shape != heads:
-    raise ValueError(f"beta: expected [B, T, N] = {heads}, got {beta.shape}")
-  if segment_ids is not None and segment_ids.shape != (batch, length):
-    raise ValueError(
-      f"segment_ids: expected [B, T] = {(batch, length)}, got "
-      f"{segment_ids.shape}"
-    )
-  shape = (batch, num_heads, head_dim, value.shape[3])
-  if initial_state is not None and initial_state.shape != shape:
-    raise ValueError(
-      f"initial_state: expected [B, N, H, V] = {shape}, got "
-      f"{initial_state.shape}"
     )
   keep = arguments.key_mask(
     mask, query, key, "dense attention takes masks that vary"
