@@ -325,45 +325,6 @@ def key_mask(
   return jnp.broadcast_to(mask[:, 0, 0, :], (batch, key.shape[1]))
 
 
-def check_segment_ids(
-  query_segment_ids: Int[Array, "B T"] | None,
-  key_segment_ids: Int[Array, "B S"] | None,
-  query: Float[Array, "B T N H"],
-  key: Float[Array, "B S K H"],
-) -> None:
-  """Checks that segment ids come in pairs and fit query and key.
-
-  Raises:
-    ValueError: only one of the two is given, or a shape or dtype is wrong.
-  """
-  check_call(locals())
-
-
-def check_logit_options(
-  query: Float[Array, "B T N H"],
-  key: Float[Array, "B S K H"] | None,
-  is_causal: bool,
-  *,
-  sinks: Float[Array, "N"] | None = None,
-  logits_soft_cap: float | None = None,
-  log_forget: Float[Array, "B T N"] | None = None,
-) -> None:
-  """Checks what an exact mechanism does to its logits.
-
-  Args:
-    query: `[B, T, N, H]`.
-    key: `[B, S, K, H]`; None where one position is decoded.
-    is_causal: whether queries see no later keys.
-    sinks: `[N]`.
-    logits_soft_cap: above 0.
-    log_forget: `[B, T, N]`, for causal calls with T = S.
-
-  Raises:
-    ValueError: one of them does not fit.
-  """
-  check_call(locals())
-
-
 def _check_segments(name, ids, sizes, given) -> None:
   del name, ids, sizes
   for missing in ("query_segment_ids", "key_segment_ids"):
