@@ -43,7 +43,7 @@ _QKV = ("query", "key", "value")
 
 _ARRAY = (AbstractArray, jax.Array)
 
-_KINDS = {
+_KINDS: Mapping[Any, tuple[Any, str]] = {
   Float: (jnp.floating, "a float dtype"),
   Int: (jnp.integer, "integers"),
   Bool: (
@@ -173,40 +173,45 @@ def check_call(
   for name, annotation in arrays.items():
     if name not in given or not issubclass(annotation, AbstractArray):
       continue
-    shape, letters = given[name].shape, annotation.dim_str.split()
     kind, words = _KINDS[annotation.dtype]
     if not jnp.issubdtype(given[name].dtype, kind):
       raise ValueError(f"{name}: expected {words}, got {given[name].dtype}")
-    if letters[:1] == ["..."]:
-      continue
-    if len(shape) != len(letters):
+    letters = annotation.dim_str.split()
+    if letters[:1] != ["..."]:
+      _check_sizes(name, given[name].shape, letters, sizes)
+    if sizes.get("N", 0) % sizes.get("K", 1):
       raise ValueError(
-        f"{name}: expected {len(letters)} axes [{', '.join(letters)}], got "
-        f"shape {shape}"
+        f"query: its {sizes['N']} heads are not a multiple of the {sizes['K']} "
+        "key/value heads"
       )
-    wanted = [str(sizes.get(letter, letter)) for letter in letters]
-    sized = zip(letters, shape, strict=True)
-    if not all([sizes.setdefault(letter, n) == n for letter, n in sized]):
-      # A key "B T K H" is one of the sequence that the queries are of.
-      across = name in _QKV and "T" in letters
-      raise ValueError(
-        f"{name}: expected [{', '.join(wanted)}] for [{', '.join(letters)}], "
-        f"got shape {shape}"
-        + "; dense attention reads another sequence"
-        * across
-      )
-    if not all(sizes.get(letter, 1) for letter in "BTSNKHV"):
-      raise ValueError(
-        f"{name}: expected at least one of everything, got shape {shape}"
-      )
-  if sizes.get("N", 0) % sizes.get("K", 1):
-    raise ValueError(
-      f"query: its {sizes['N']} heads are not a multiple of the {sizes['K']} "
-      "key/value heads"
-    )
   for name, value in given.items():
     if name in checks:
       checks[name](name, value, sizes, given)
+
+
+def _check_sizes(
+  name: str, shape: tuple[int, ...], letters: list[str], sizes: dict[str, int]
+) -> None:
+  """Checks a shape, and adds its letters to those whose size is known."""
+  if len(shape) != len(letters):
+    raise ValueError(
+      f"{name}: expected {len(letters)} axes [{', '.join(letters)}], got shape "
+      f"{shape}"
+    )
+  known = dict(sizes)
+  for letter, size in zip(letters, shape, strict=True):
+    if sizes.setdefault(letter, size) != size:
+      wanted = ", ".join(str(known.get(x, x)) for x in letters)
+      # A key "B T K H" is one of the sequence that the queries are of.
+      across = name in _QKV and "T" in letters
+      raise ValueError(
+        f"{name}: expected [{wanted}] for [{', '.join(letters)}], got shape "
+        f"{shape}" + "; dense attention reads another sequence" * across
+      )
+    if not size and letter in "BTSNKHV":
+      raise ValueError(
+        f"{name}: expected at least one of everything, got shape {shape}"
+      )
 
 
 def check_array(name: str, value: Any) -> None:
