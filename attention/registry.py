@@ -14,19 +14,11 @@ from typing import Any
 from attention import arguments, plug
 from attention.additive import additive
 from attention.bigbird import bigbird
-from attention.delta_rule import (
-  delta,
-  gated_delta,
-  kimi_delta,
-)
+from attention.delta_rule import delta, gated_delta, kimi_delta
 from attention.dense import dense
 from attention.differential import differential
 from attention.flash import flash
-from attention.gated_linear import (
-  gated_linear,
-  mamba2,
-  retention,
-)
+from attention.gated_linear import gated_linear, mamba2, retention
 from attention.latent import latent
 from attention.linear import linear
 from attention.linformer import linformer
@@ -40,31 +32,33 @@ from attention.strided_2d import strided_2d
 from attention.window_2d import window_2d
 from attention.window_linear import window_linear
 
+_FACTORIES = (
+  dense,
+  flash,
+  sliding_window,
+  bigbird,
+  linear,
+  performer,
+  window_linear,
+  linformer,
+  lsh,
+  nystrom,
+  additive,
+  multiplicative,
+  window_2d,
+  strided_2d,
+  retention,
+  gated_linear,
+  mamba2,
+  delta,
+  gated_delta,
+  kimi_delta,
+  differential,
+  latent,
+)
+
 ATTENTIONS: Mapping[str, Callable[..., Attention]] = MappingProxyType(
-  dict(
-    dense=dense,
-    flash=flash,
-    sliding_window=sliding_window,
-    bigbird=bigbird,
-    linear=linear,
-    performer=performer,
-    window_linear=window_linear,
-    linformer=linformer,
-    lsh=lsh,
-    nystrom=nystrom,
-    additive=additive,
-    multiplicative=multiplicative,
-    window_2d=window_2d,
-    strided_2d=strided_2d,
-    retention=retention,
-    gated_linear=gated_linear,
-    mamba2=mamba2,
-    delta=delta,
-    gated_delta=gated_delta,
-    kimi_delta=kimi_delta,
-    differential=differential,
-    latent=latent,
-  )
+  {factory.__name__: factory for factory in _FACTORIES}
 )
 """name -> typed factory; `ATTENTIONS['performer'](num_features=64)`."""
 
