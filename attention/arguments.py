@@ -11,7 +11,7 @@ import functools
 import inspect
 import math
 import types
-from typing import Any, ParamSpec, TypeVar, Union, get_args, get_origin
+from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
 import jax
 import jax.numpy as jnp
@@ -116,6 +116,10 @@ def attention_function(
       allowed = _types(parameter.annotation)
       if allowed in TYPES:
         checks[option] = TYPES[allowed]
+      elif get_origin(allowed[0]) is Literal:
+        checks[option] = lambda name, value, *_, choices=parameter.annotation: (
+          check_choice(name, value, choices)
+        )
       elif all(isinstance(x, type) and issubclass(x, _ARRAY) for x in allowed):
         (arrays[option],) = allowed
 
@@ -437,6 +441,21 @@ def check_flag(name: str, value: bool) -> None:
   """
   if not isinstance(value, bool | np.bool_):
     raise ValueError(f"{name}: expected True or False, got {value!r}")
+
+
+def check_choice(name: str, value: Any, choices: Any) -> None:
+  """Checks that an option is one of a `Literal`, or of `Literal[…] | None`.
+
+  Raises:
+    ValueError: it is another.
+  """
+  (literal,) = _types(choices)
+  may_be_none = literal is not choices
+  if value not in get_args(literal) and not (value is None and may_be_none):
+    known = ", ".join(get_args(literal))
+    raise ValueError(
+      f"{name}: expected {'None or ' * may_be_none}one of {known}, got {value!r}"
+    )
 
 
 def check_memory(name: str, value: int, numbers: int) -> None:

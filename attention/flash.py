@@ -148,40 +148,33 @@ def flash_attention(
       f"block_size: expected None with block_mask, whose blocks are "
       f"{sees.block_mask.block_size}, got {sizes}"
     )
-  chosen = implementations.choose(
+  out = implementations.kernel_output(
     implementation,
     query,
     key,
     value,
     mask,
     bias,
-    without={
-      "query_segment_ids": query_segment_ids is not None,
-      "relative_bias": relative_bias is not None,
-      "relative_keys": relative_keys is not None,
-      "sinks": sinks is not None,
-      "logits_soft_cap": logits_soft_cap is not None,
-      "log_forget": log_forget is not None,
-      "score_mod": score_mod is not None,
-      "mask_mod": mask_mod is not None,
-      "dropout_rate": dropout_rate > 0.0,
-      "block_size": block_size is not None,
-      "visible": visible is not None,
-      "logits": logits is not None,
+    is_causal=is_causal,
+    scale=scale,
+    others={
+      "query_segment_ids": query_segment_ids,
+      "relative_bias": relative_bias,
+      "relative_keys": relative_keys,
+      "sinks": sinks,
+      "logits_soft_cap": logits_soft_cap,
+      "log_forget": log_forget,
+      "score_mod": score_mod,
+      "mask_mod": mask_mod,
+      "dropout_rate": dropout_rate,
+      "block_size": block_size,
+      "visible": visible,
+      "logits": logits,
       "return_lse": return_lse,
     },
   )
-  if chosen != "xla":
-    return implementations.call(
-      chosen,
-      query,
-      key,
-      value,
-      mask,
-      bias,
-      is_causal=is_causal,
-      scale=arguments.softmax_scale(scale, query.shape[-1]),
-    )
+  if out is not None:
+    return out
   out, lse = attend(
     query,
     key,
@@ -224,9 +217,10 @@ def flash(
     ValueError: an argument is out of range.
   """
   arguments.block_sizes(block_size)
-  implementations.check_name(implementation)
-  implementations.check_in_parts(in_parts)
-
+  arguments.check_choice(
+    "implementation", implementation, Implementation | None
+  )
+  arguments.check_choice("in_parts", in_parts, InParts)
   own = own_logits.check(sinks, logits_soft_cap, forget)
   function = partial(
     flash_attention, block_size=block_size, implementation=implementation

@@ -86,8 +86,6 @@ def performer_attention(
 def _prepared(query, key, value, projection, kernel, mask, scale):
   """What `attend` takes by position, checked."""
   head_dim = query.shape[-1]
-  if kernel not in ("softmax", "relu"):
-    raise ValueError(f"kernel: expected 'softmax' or 'relu', got {kernel!r}")
   scale = arguments.softmax_scale(scale, head_dim)
   if not isinstance(scale, jax.Array) and scale <= 0.0:
     raise ValueError(
@@ -189,8 +187,7 @@ def performer(
       that take more than `arguments.MOST_BYTES`.
   """
   arguments.check_at_least("num_features", num_features, 1)
-  if kernel not in ("softmax", "relu"):
-    raise ValueError(f"kernel: expected 'softmax' or 'relu', got {kernel!r}")
+  arguments.check_choice("kernel", kernel, Kernel)
 
   def init(key, dims):
     numbers = num_features * dims.head_dim

@@ -71,9 +71,6 @@ def find(name: str) -> Callable[..., Attention]:
   Args:
     name: key of `ATTENTIONS`, or 'package.module:factory', which is imported.
 
-  Returns:
-    The factory.
-
   Raises:
     ValueError: there is none; says on one line why, and what to do.
   """
@@ -119,17 +116,11 @@ def build(name: str, options: Mapping[str, Any]) -> Attention:
     name: as `find` takes it.
     options: hyperparameters; keyword arguments of the factory.
 
-  Returns:
-    The record.
-
   Raises:
     ValueError: the message starts with the option that is unknown, missing or
       refused by the factory, and with 'name' for every other fault.
   """
-  try:
-    factory = find(name)
-  except ValueError as error:
-    raise ValueError(f"name: {error}") from None
+  factory = _named(name)
   parameters = inspect.signature(factory).parameters
   takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
   for option in options:
@@ -146,10 +137,24 @@ def build(name: str, options: Mapping[str, Any]) -> Attention:
     record = factory(**options)
   except Exception as error:
     # A factory should raise ValueError; someone else's may raise any exception.
-    if isinstance(error, ValueError) and _option(error) in parameters:
+    option = str(error).partition(":")[0]
+    if isinstance(error, ValueError) and option in parameters:
       raise
     raise ValueError(f"name: {name} raised {where_it_failed(error)}") from None
-  _check(name, record)
+  if not isinstance(record, Attention):
+    raise ValueError(
+      f"name: {name} returned a {type(record).__name__}; expected an "
+      "attention.Attention"
+    )
+  if not isinstance(record.supports, AbstractSet):
+    raise ValueError(
+      f"name: the `supports` of {name} is a {type(record.supports).__name__}; "
+      "expected a frozenset of names"
+    )
+  if "decode" in record.supports and None in (record.init_cache, record.decode):
+    raise ValueError(
+      f"name: {name} supports 'decode', but its init_cache or decode is None"
+    )
   return record
 
 
@@ -159,11 +164,27 @@ def example(name: str) -> Attention:
   Raises:
     ValueError: as `build`.
   """
+  return build(name, dict.fromkeys(plug.required(_named(name)), 1))
+
+
+def where_it_failed(error: Exception) -> str:
+  """An exception in other people's code, and the line that raised it."""
+  text = " ".join(f"{type(error).__name__}: {error}".split())
+  trace = error.__traceback__
+  while trace is not None and trace.tb_next is not None:
+    trace = trace.tb_next
+  # A syntax error says itself where it is.
+  if trace is None or isinstance(error, SyntaxError):
+    return text
+  return f"{text} ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})"
+
+
+def _named(name: str) -> Callable[..., Attention]:
+  """`find`, whose fault is one of the leaf 'name' of a config."""
   try:
-    needed = plug.required(find(name))
+    return find(name)
   except ValueError as error:
     raise ValueError(f"name: {error}") from None
-  return build(name, dict.fromkeys(needed, 1))
 
 
 def _module(path: str) -> Any:
@@ -180,38 +201,3 @@ def _module(path: str) -> Any:
     raise ValueError(
       f"importing {path} raised {where_it_failed(error)}"
     ) from None
-
-
-def _option(error: ValueError) -> str:
-  """What a message starts with."""
-  return str(error).partition(":")[0]
-
-
-def where_it_failed(error: Exception) -> str:
-  """An exception in other people's code, and the line that raised it."""
-  text = " ".join(f"{type(error).__name__}: {error}".split())
-  trace = error.__traceback__
-  while trace is not None and trace.tb_next is not None:
-    trace = trace.tb_next
-  # A syntax error says itself where it is.
-  if trace is None or isinstance(error, SyntaxError):
-    return text
-  return f"{text} ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})"
-
-
-def _check(name: str, record: Any) -> None:
-  """Checks what every part of the project reads from a record."""
-  if not isinstance(record, Attention):
-    raise ValueError(
-      f"name: {name} returned a {type(record).__name__}; expected an "
-      "attention.Attention"
-    )
-  if not isinstance(record.supports, AbstractSet):
-    raise ValueError(
-      f"name: the `supports` of {name} is a {type(record.supports).__name__}; "
-      "expected a frozenset of names"
-    )
-  if "decode" in record.supports and None in (record.init_cache, record.decode):
-    raise ValueError(
-      f"name: {name} supports 'decode', but its init_cache or decode is None"
-    )

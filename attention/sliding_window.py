@@ -193,42 +193,35 @@ def sliding_window_attention(
     )
   dropout_rng = dropout_rng if dropout_rate > 0.0 else None
   sides = (left, 0 if is_causal else right)
-  chosen = implementations.choose(
+  out = implementations.kernel_output(
     implementation,
     query,
     key,
     value,
     mask,
     sides=sides,
-    without={
-      "query_segment_ids": query_segment_ids is not None,
-      "relative_bias": relative_bias is not None,
-      "relative_keys": relative_keys is not None,
-      "sinks": sinks is not None,
-      "logits_soft_cap": logits_soft_cap is not None,
-      "log_forget": log_forget is not None,
-      "score_mod": score_mod is not None,
-      "mask_mod": mask_mod is not None,
-      "dropout_rate": dropout_rate > 0.0,
+    is_causal=is_causal,
+    scale=scale,
+    others={
+      "query_segment_ids": query_segment_ids,
+      "relative_bias": relative_bias,
+      "relative_keys": relative_keys,
+      "sinks": sinks,
+      "logits_soft_cap": logits_soft_cap,
+      "log_forget": log_forget,
+      "score_mod": score_mod,
+      "mask_mod": mask_mod,
+      "dropout_rate": dropout_rate,
       "dilation": max(dilations) > 1,
-      "global_indices": global_indices is not None,
-      "block_size": block_size is not None,
-      "visible": visible is not None,
-      "logits": logits is not None,
+      "global_indices": global_indices,
+      "block_size": block_size,
+      "visible": visible,
+      "logits": logits,
       "return_lse": return_lse,
     },
   )
-  if chosen != "xla":
-    return implementations.call(
-      chosen,
-      query,
-      key,
-      value,
-      mask,
-      sides=sides,
-      is_causal=is_causal,
-      scale=arguments.softmax_scale(scale, query.shape[-1]),
-    )
+  if out is not None:
+    return out
   options = {"dropout_rate": dropout_rate}
   near = Window(sides, dilations, block_size, dropout_rate)
   if global_indices is None or global_indices.shape[1] == 0:
@@ -358,7 +351,9 @@ def sliding_window(
   spacings = _integers("dilation", dilation, 1)
   if block_size is not None:
     arguments.check_at_least("block_size", block_size, 1)
-  implementations.check_name(implementation)
+  arguments.check_choice(
+    "implementation", implementation, Implementation | None
+  )
   own = own_logits.check(sinks, logits_soft_cap, forget)
   if forget and max(spacings) > 1:
     raise ValueError(
