@@ -5,8 +5,7 @@ compiled program and raises while the program is traced. Every message names the
 argument, what was expected and what came.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-import difflib
+from collections.abc import Callable, Collection, Mapping
 import functools
 import inspect
 import math
@@ -22,6 +21,8 @@ from attention import plug
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+accepted_options, applied = plug.accepted_options, plug.applied
 
 MOST_BYTES = 2**32
 """Arrays of one mechanism beyond this size are taken for a typing error."""
@@ -53,37 +54,6 @@ _KINDS: Mapping[Any, tuple[Any, str]] = {
 }
 """jaxtyping's kind -> its dtypes, in code and in words."""
 
-_mechanisms: Mapping[str, Callable[..., plug.Attention]] = {}
-
-_functions: dict[str, Mapping[str, inspect.Parameter]] = {}
-"""Public attention function -> its parameters, in the order of imports."""
-
-# What Flax's modules hand to an `attention_fn` and no function here takes.
-_FLAX = frozenset(
-  {
-    "broadcast_dropout",
-    "deterministic",
-    "dtype",
-    "force_fp32_for_softmax",
-    "module",
-    "precision",
-    "qk_attn_weights_einsum",
-    "attn_weights_value_einsum",
-  }
-)
-
-
-def register(
-  mechanisms: Mapping[str, Callable[..., plug.Attention]],
-) -> None:
-  """Registers the mechanisms, by name, that an error message may recommend.
-
-  `attention.registry` calls this once. It imports the mechanisms, and they
-  import this module, so this module cannot import the registry.
-  """
-  global _mechanisms
-  _mechanisms = mechanisms
-
 
 def attention_function(
   **instead: str,
@@ -106,7 +76,7 @@ def attention_function(
   def decorate(function: Callable[P, R]) -> Callable[P, R]:
     name = getattr(function, "__name__", "attention")
     parameters = inspect.signature(function).parameters
-    _functions[name] = parameters
+    plug.FUNCTIONS[name] = parameters
     positional = [
       n for n, p in parameters.items() if p.kind is not p.KEYWORD_ONLY
     ]
@@ -219,11 +189,7 @@ def _check_sizes(
 
 
 def check_array(name: str, value: Any) -> None:
-  """Checks that a value is an array.
-
-  Raises:
-    ValueError: it has no shape and dtype, as a list or a Python number.
-  """
+  """Raises ValueError for a value without shape and dtype, such as a list."""
   if hasattr(value, "shape") and hasattr(value, "dtype"):
     return
   hint = ""
@@ -241,11 +207,7 @@ def check_qkv(
   key: Float[Array, "B S K H"],
   value: Float[Array, "B S K V"],
 ) -> None:
-  """Checks that query, key and value fit together; V may differ from H.
-
-  Raises:
-    ValueError: a rank, a size or a dtype does not fit.
-  """
+  """Raises ValueError where query, key and value do not fit together."""
   check_call({"query": query, "key": key, "value": value}, needed=_QKV)
 
 
@@ -261,22 +223,14 @@ def check_pairs(
   dropout_rate: float = 0.0,
   dropout_rng: Array | None = None,
 ) -> None:
-  """Checks the arguments of a function that treats each pair independently.
-
-  Raises:
-    ValueError: an argument is wrong, or two do not fit together.
-  """
+  """Raises ValueError where what a function reads of pairs does not fit."""
   check_call(locals(), needed=_QKV)
 
 
 def check_mask(
   mask: Bool[Array, "..."] | None, shape: tuple[int, int, int, int]
 ) -> None:
-  """Checks that a mask is boolean and broadcasts to `shape` `[B, N, T, S]`.
-
-  Raises:
-    ValueError: `mask` is not boolean, not of rank 4, or does not broadcast.
-  """
+  """Raises ValueError for a mask that is not bool of `shape` `[B, N, T, S]` or 1."""
   if mask is None:
     return
   if mask.dtype != jnp.bool_:
@@ -287,11 +241,7 @@ def check_mask(
 def check_broadcast(
   name: str, array: Array, shape: tuple[int, int, int, int]
 ) -> None:
-  """Checks that `array` has rank 4 and that each axis is full or 1.
-
-  Raises:
-    ValueError: it does not; the message starts with `name`.
-  """
+  """Raises ValueError for an array of other axes than those of `shape` or 1."""
   if array.ndim != 4 or any(
     got not in (1, full) for got, full in zip(array.shape, shape, strict=True)
   ):
@@ -307,19 +257,11 @@ def key_mask(
   key: Float[Array, "B S K H"],
   instead: str,
 ) -> Bool[Array, "B S"] | None:
-  """Reads a mask that may vary along keys only.
-
-  Args:
-    mask: None, or boolean and broadcastable to `[B, 1, 1, S]`.
-    query: fixes B, T and N.
-    key: fixes S.
-    instead: what to use for a mask along T or N, for the message.
-
-  Returns:
-    `[B, S]`, True = attend, or None.
+  """Reads a mask that may vary along keys only: `[B, 1, 1, S]` as `[B, S]`.
 
   Raises:
-    ValueError: the mask varies along queries or heads, or does not fit.
+    ValueError: it varies along queries or heads, or does not fit; `instead` says
+      what to use for such a mask.
   """
   if mask is None:
     return None
@@ -361,11 +303,7 @@ def _check_log_forget(name, log_forget, sizes, given) -> None:
 
 
 def check_dropout(rate: float, rng: Array | None) -> None:
-  """Checks the two arguments of dropout on attention weights.
-
-  Raises:
-    ValueError: `rate` is not in [0, 1), or is positive while `rng` is None.
-  """
+  """Raises ValueError for a rate outside [0, 1), or a positive one without rng."""
   if not 0.0 <= rate < 1.0:
     raise ValueError(f"dropout_rate: expected [0, 1), got {rate}")
   if rate > 0.0 and rng is None:
@@ -375,11 +313,7 @@ def check_dropout(rate: float, rng: Array | None) -> None:
 
 
 def check_soft_cap(cap: float) -> None:
-  """Checks c of c · tanh(x / c).
-
-  Raises:
-    ValueError: it is not a finite number above 0.
-  """
+  """Raises ValueError for c of c · tanh(x / c) that is not finite and above 0."""
   is_number = isinstance(cap, int | float) and not isinstance(cap, bool)
   if not is_number or not 0.0 < cap < math.inf:
     raise ValueError(
@@ -409,10 +343,9 @@ def softmax_scale(
 def scaled_query(
   query: Float[Array, "B T N H"], scale: float | Float[Array, ""] | None
 ) -> tuple[Float[Array, "B T N H"], float]:
-  """Queries, and the factor of their logits as a Python number.
+  """Queries, and the factor of their logits as a number, which loops need.
 
-  Loops over tiles need a number. A traced factor is multiplied into the
-  queries, and 1 is left. A scale of None is 1/√H.
+  A traced factor is multiplied into the queries.
   """
   scale = softmax_scale(scale, query.shape[-1])
   if isinstance(scale, jax.Array):
@@ -421,11 +354,7 @@ def scaled_query(
 
 
 def check_at_least(name: str, value: int, low: int) -> None:
-  """Checks that a count is an int of at least `low`.
-
-  Raises:
-    ValueError: `value` is not an int, or below `low`.
-  """
+  """Raises ValueError for a count that is not an int of at least `low`."""
   is_int = isinstance(value, int | np.integer) and not isinstance(value, bool)
   if not is_int or value < low:
     raise ValueError(
@@ -434,21 +363,13 @@ def check_at_least(name: str, value: int, low: int) -> None:
 
 
 def check_flag(name: str, value: bool) -> None:
-  """Checks that an option is True or False.
-
-  Raises:
-    ValueError: it is not; text such as 'False' would count as true.
-  """
+  """Raises ValueError for text such as 'False', which would count as true."""
   if not isinstance(value, bool | np.bool_):
     raise ValueError(f"{name}: expected True or False, got {value!r}")
 
 
 def check_choice(name: str, value: Any, choices: Any) -> None:
-  """Checks that an option is one of a `Literal`, or of `Literal[…] | None`.
-
-  Raises:
-    ValueError: it is another.
-  """
+  """Raises ValueError for none of a `Literal`, or of `Literal[…] | None`."""
   (literal,) = _types(choices)
   may_be_none = literal is not choices
   if value not in get_args(literal) and not (value is None and may_be_none):
@@ -459,18 +380,9 @@ def check_choice(name: str, value: Any, choices: Any) -> None:
 
 
 def check_memory(name: str, value: int, numbers: int) -> None:
-  """Checks that the arrays that follow from a size can be meant.
+  """Raises ValueError for a size whose arrays, of float32, cannot be meant.
 
-  What is too large depends on the other sizes, so the bound is on bytes and
-  not on the hyperparameter.
-
-  Args:
-    name: the hyperparameter.
-    value: its size.
-    numbers: how many numbers of four bytes the mechanism keeps with it.
-
-  Raises:
-    ValueError: they take more than `MOST_BYTES`.
+  What is too large depends on the other sizes, so the bound is on bytes.
   """
   if 4 * numbers > MOST_BYTES:
     raise ValueError(
@@ -526,102 +438,14 @@ CHECKS: Mapping[str, Check] = {
 }
 """Option -> what is asked of it in every function that takes it."""
 
-_MAY_BE_ZERO = ("shift",)
-
 TYPES: Mapping[tuple[Any, ...], Check] = {
   (bool,): lambda name, flag, *_: check_flag(name, flag),
   (int,): lambda name, count, *_: check_at_least(
-    name, count, 0 if name in _MAY_BE_ZERO else 1
+    name, count, 0 if name == "shift" else 1
   ),
   (int, tuple[int, int]): lambda _, size, *__: block_sizes(size),
 }
 """Types of an annotation but None -> what is asked of such an option."""
-
-
-def applied(
-  name: str,
-  function: Callable[..., Any],
-  own: Callable[[plug.Variables], Mapping[str, Any]] = lambda variables: {},
-) -> Callable[..., Any]:
-  """The `apply` of a record whose function takes query, key and value.
-
-  Args:
-    name: the mechanism, for messages.
-    function: the attention function.
-    own: variables -> the options of `function` that the record gives it, and a
-      call may therefore not have.
-  """
-
-  def apply(variables, query, key, value, **call):
-    call = accepted_options(name, function, call)
-    given = own(variables)
-    for option in given.keys() & call.keys():
-      raise ValueError(_has_its_own(option, name))
-    return function(query, key, value, **given, **call)
-
-  return apply
-
-
-def accepted_options(
-  name: str,
-  function: Callable[..., Any],
-  options: Mapping[str, Any],
-  own: Collection[str] = (),
-) -> dict[str, Any]:
-  """Returns the options of a call that `function` takes, or raises.
-
-  An option of another mechanism that is None, False or a zero rate asks for
-  nothing, so it is dropped where `function` does not take it.
-
-  Args:
-    name: the mechanism, for the message.
-    function: an attention function with keyword-only options.
-    options: what the caller passed.
-    own: options of `function` that the mechanism's record gives it.
-
-  Raises:
-    ValueError: `function` does not take an option that asks for something, no
-      mechanism takes it, or the record gives it already.
-  """
-  known = inspect.signature(function).parameters
-  takes_any = any(p.kind is p.VAR_KEYWORD for p in known.values())
-  accepted = {}
-  for option, asked in options.items():
-    if option in own:
-      raise ValueError(_has_its_own(option, name))
-    if option in known or takes_any:
-      accepted[option] = asked
-    elif option not in plug.CALL_OPTIONS or not (
-      asked is None or (isinstance(asked, (bool, int, float)) and not asked)
-    ):
-      raise ValueError(
-        f"{option}: {name} attention has no such option; "
-        f"{_hint(option, name, known)}"
-      )
-  return accepted
-
-
-def _has_its_own(option: str, name: str) -> str:
-  """Why a call of a record may not have an option."""
-  instead = f"call {name}_attention to give another"
-  if option in _hyperparameters(name):
-    instead = f"pass it to {name}({option}=…), which makes the record"
-  return (
-    f"{option}: the record of {name} attention has its own, expected none; "
-    f"{instead}"
-  )
-
-
-def near(got: str, known: Iterable[str]) -> str:
-  """The text "; did you mean 'b'?", or nothing where no name is like it."""
-  found = difflib.get_close_matches(got, list(known), n=1)
-  return f"; did you mean {found[0]!r}?" if found else ""
-
-
-def _hyperparameters(name: str) -> Collection[str]:
-  """Names of what the factory of a registered mechanism takes."""
-  factory = _mechanisms.get(name)
-  return () if factory is None else inspect.signature(factory).parameters
 
 
 def _refuse(
@@ -632,44 +456,14 @@ def _refuse(
 ) -> None:
   """Raises for an option that a function does not take, or needs."""
   # What only Flax passes tells more than what other mechanisms take.
-  for option in sorted(given, key=lambda option: option not in _FLAX):
+  for option in sorted(
+    given, key=lambda option: option not in plug.FLAX_OPTIONS
+  ):
     if option not in parameters:
-      hint = instead.get(option) or _hint(option, name, parameters)
+      hint = instead.get(option) or plug.hint(option, name, parameters)
       raise ValueError(f"{option}: {name} has no such option; {hint}")
   for option, parameter in parameters.items():
     if parameter.default is parameter.empty and option not in given:
       ways = [text for text in instead.values() if f"{option}=" in text]
       hint = f"; {ways[0]}" if ways else ""
       raise ValueError(f"{option}: {name} needs it, got nothing{hint}")
-
-
-def _hint(
-  option: str, name: str, known: Mapping[str, inspect.Parameter]
-) -> str:
-  """What to do about an option that `name` does not take."""
-  mechanism = name.removesuffix("_attention")
-  if option in _FLAX:
-    return (
-      "Flax's modules pass it: give them "
-      f"attention_fn=as_attention_fn({mechanism}_attention)"
-    )
-  if option in _hyperparameters(mechanism):
-    return f"give it when the mechanism is made: {mechanism}({option}=…)"
-  if option in plug.CALL_OPTIONS:
-    having = plug.supporting(_mechanisms, plug.CALL_OPTIONS[option])
-  else:
-    having = [n for n, parameters in _functions.items() if option in parameters]
-  having = having or [
-    f"{n}({option}=…)" for n in _mechanisms if option in _hyperparameters(n)
-  ]
-  if having:
-    *others, last = having
-    return (
-      f"{', '.join(others)} and {last} have it" if others else f"{last} has it"
-    )
-  names = [
-    n
-    for n, p in known.items()
-    if p.kind is p.KEYWORD_ONLY or p.default is not p.empty
-  ]
-  return f"it takes {', '.join(names)}{near(option, names)}"

@@ -3,8 +3,9 @@
 `Attention` is to attention what the pair `(init, update)` is to Optax.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 import dataclasses
+import difflib
 import inspect
 import types
 from typing import Any, Literal, NamedTuple
@@ -239,3 +240,148 @@ def no_variables(key: Array, dims: Dims) -> Variables:
   """The `init` of a mechanism without variables."""
   del key, dims
   return {}
+
+
+_mechanisms: Mapping[str, Callable[..., Attention]] = {}
+
+FUNCTIONS: dict[str, Mapping[str, inspect.Parameter]] = {}
+"""Public attention function -> its parameters, in the order of imports."""
+
+FLAX_OPTIONS = (
+  "broadcast_dropout",
+  "deterministic",
+  "dtype",
+  "force_fp32_for_softmax",
+  "module",
+  "precision",
+  "qk_attn_weights_einsum",
+  "attn_weights_value_einsum",
+)
+"""What Flax's modules hand to an `attention_fn` and no function here takes."""
+
+
+def register(
+  mechanisms: Mapping[str, Callable[..., Attention]],
+) -> None:
+  """Registers the mechanisms, by name, that an error message may recommend.
+
+  `attention.registry` calls this: it imports the mechanisms, and they this module.
+  """
+  global _mechanisms
+  _mechanisms = mechanisms
+
+
+def applied(
+  name: str,
+  function: Callable[..., Any],
+  own: Callable[[Variables], Mapping[str, Any]] = lambda variables: {},
+) -> Callable[..., Any]:
+  """The `apply` of a record whose function takes query, key and value.
+
+  Args:
+    name: the mechanism, for messages.
+    function: the attention function.
+    own: variables -> the options of `function` that the record gives it, and a
+      call may therefore not have.
+  """
+
+  def apply(variables, query, key, value, **call):
+    call = accepted_options(name, function, call)
+    given = own(variables)
+    taken = given.keys() & call.keys()
+    if taken:
+      raise ValueError(_has_its_own(min(taken), name))
+    return function(query, key, value, **given, **call)
+
+  return apply
+
+
+def accepted_options(
+  name: str,
+  function: Callable[..., Any],
+  options: Mapping[str, Any],
+  own: Collection[str] = (),
+) -> dict[str, Any]:
+  """Returns the options of a call that `function` takes, or raises.
+
+  An option of another mechanism that is None, False or a zero rate asks for
+  nothing, so it is dropped where `function` does not take it.
+
+  Args:
+    name: the mechanism, for the message.
+    function: an attention function with keyword-only options.
+    options: what the caller passed.
+    own: options of `function` that the mechanism's record gives it.
+
+  Raises:
+    ValueError: `function` does not take an option that asks for something, no
+      mechanism takes it, or the record gives it already.
+  """
+  known = inspect.signature(function).parameters
+  takes_any = any(p.kind is p.VAR_KEYWORD for p in known.values())
+  accepted = {}
+  for option, asked in options.items():
+    if option in own:
+      raise ValueError(_has_its_own(option, name))
+    if option in known or takes_any:
+      accepted[option] = asked
+    elif option not in CALL_OPTIONS or not (
+      asked is None or (isinstance(asked, (bool, int, float)) and not asked)
+    ):
+      raise ValueError(
+        f"{option}: {name} attention has no such option; "
+        f"{hint(option, name, known)}"
+      )
+  return accepted
+
+
+def _has_its_own(option: str, name: str) -> str:
+  """Why a call of a record may not have an option."""
+  instead = f"call {name}_attention to give another"
+  if option in _hyperparameters(name):
+    instead = f"pass it to {name}({option}=…), which makes the record"
+  return (
+    f"{option}: the record of {name} attention has its own, expected none; "
+    f"{instead}"
+  )
+
+
+def near(got: str, known: Iterable[str]) -> str:
+  """The text "; did you mean 'b'?", or nothing where no name is like it."""
+  found = difflib.get_close_matches(got, list(known), n=1)
+  return f"; did you mean {found[0]!r}?" if found else ""
+
+
+def _hyperparameters(name: str) -> Collection[str]:
+  """Names of what the factory of a registered mechanism takes."""
+  factory = _mechanisms.get(name)
+  return () if factory is None else inspect.signature(factory).parameters
+
+
+def hint(option: str, name: str, known: Mapping[str, inspect.Parameter]) -> str:
+  """What to do about an option that `name` does not take."""
+  mechanism = name.removesuffix("_attention")
+  if option in FLAX_OPTIONS:
+    return (
+      "Flax's modules pass it: give them "
+      f"attention_fn=as_attention_fn({mechanism}_attention)"
+    )
+  if option in _hyperparameters(mechanism):
+    return f"give it when the mechanism is made: {mechanism}({option}=…)"
+  if option in CALL_OPTIONS:
+    having = supporting(_mechanisms, CALL_OPTIONS[option])
+  else:
+    having = [n for n, parameters in FUNCTIONS.items() if option in parameters]
+  having = having or [
+    f"{n}({option}=…)" for n in _mechanisms if option in _hyperparameters(n)
+  ]
+  if having:
+    *others, last = having
+    others = ", ".join(others)
+    return f"{others} and {last} have it" if others else f"{last} has it"
+  names = [
+    n
+    for n, p in known.items()
+    if p.kind is p.KEYWORD_ONLY or p.default is not p.empty
+  ]
+  return f"it takes {', '.join(names)}{near(option, names)}"

@@ -11,7 +11,7 @@ import inspect
 from types import MappingProxyType
 from typing import Any
 
-from attention import arguments, plug
+from attention import plug
 from attention.additive import additive
 from attention.bigbird import bigbird
 from attention.delta_rule import delta, gated_delta, kimi_delta
@@ -62,7 +62,7 @@ ATTENTIONS: Mapping[str, Callable[..., Attention]] = MappingProxyType(
 )
 """name -> typed factory; `ATTENTIONS['performer'](num_features=64)`."""
 
-arguments.register(ATTENTIONS)
+plug.register(ATTENTIONS)
 
 
 def find(name: str) -> Callable[..., Attention]:
@@ -80,7 +80,7 @@ def find(name: str) -> Callable[..., Attention]:
   if not colon:
     raise ValueError(
       f"expected one of {', '.join(ATTENTIONS)}, or package.module:factory, "
-      f"got {name!r}{arguments.near(name, ATTENTIONS)}"
+      f"got {name!r}{plug.near(name, ATTENTIONS)}"
     )
   if not all(part.isidentifier() for part in [*path.split("."), attribute]):
     raise ValueError(
@@ -92,7 +92,7 @@ def find(name: str) -> Callable[..., Attention]:
   if factory is None:
     known = [n for n, x in vars(module).items() if callable(x)]
     raise ValueError(
-      f"module {path!r} has no {attribute!r}{arguments.near(attribute, known)}"
+      f"module {path!r} has no {attribute!r}{plug.near(attribute, known)}"
     )
   expected = "expected a function that returns an attention.Attention"
   try:
@@ -128,7 +128,7 @@ def build(name: str, options: Mapping[str, Any]) -> Attention:
       known = ", ".join(parameters) or "none"
       raise ValueError(
         f"{option}: {name} has no such option (it has: {known})"
-        f"{arguments.near(option, parameters)}"
+        f"{plug.near(option, parameters)}"
       )
   for option in plug.required(factory):
     if option not in options:
