@@ -425,6 +425,7 @@ def _pairs(sizes: Mapping[str, int]) -> tuple[int, int, int, int]:
 
 
 CHECKS: Mapping[str, Check] = {
+  "is_causal": lambda name, flag, *_: check_flag(name, flag),
   "mask": lambda _, mask, sizes, __: check_mask(mask, _pairs(sizes)),
   "scale": lambda _, scale, *__: softmax_scale(scale, 1),
   "query_segment_ids": _check_segments,
