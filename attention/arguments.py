@@ -23,6 +23,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 accepted_options, applied = plug.accepted_options, plug.applied
+near, register = plug.near, plug.register
 
 MOST_BYTES = 2**32
 """Arrays of one mechanism beyond this size are taken for a typing error."""
