@@ -84,15 +84,6 @@ def additive_attention(
   Paper: Neural machine translation by jointly learning to align and translate,
   section A.1.2, arXiv:1409.0473.
   """
-  arguments.check_pairs(
-    query,
-    key,
-    value,
-    bias=bias,
-    dropout_rate=dropout_rate,
-    dropout_rng=dropout_rng,
-  )
-  _check_kernels(query, query_kernel, key_kernel, score_kernel)
   sizes = arguments.block_sizes(block_size)
   sees = visible_from_options(
     query,
@@ -365,7 +356,9 @@ def additive(width: int = 64) -> plug.Attention:
 
   return plug.Attention(
     init=init,
-    apply=apply,
+    apply=arguments.applied(
+      "additive", additive_attention, lambda variables: variables["params"]
+    ),
     init_cache=init_cache,
     decode=decode,
     prefill=prefill,

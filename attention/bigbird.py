@@ -76,15 +76,12 @@ def bigbird_attention(
   Paper: Big Bird: transformers for longer sequences, section 2 and appendix D
   (internal transformer construction, ITC), arXiv:2007.14062.
   """
-  arguments.check_qkv(query, key, value)
   _check_call(query, key, is_causal)
   length, num_heads = query.shape[1:3]
   arguments.check_at_least("block_size", block_size, 1)
   keep = arguments.key_mask(
     mask, query, key, "dense attention takes masks that vary"
   )
-  arguments.check_segment_ids(query_segment_ids, key_segment_ids, query, key)
-  arguments.check_dropout(dropout_rate, dropout_rng)
   count = -(-length // block_size)
   expected = num_heads, max(count - 2, 0)
   is_integer = jnp.issubdtype(random_blocks.dtype, jnp.integer)

@@ -54,7 +54,6 @@ def delta_rule_attention(
   arXiv:2406.06484; Gated delta networks, arXiv:2412.06464; Kimi Linear,
   arXiv:2510.26692.
   """
-  arguments.check_flag("return_state", return_state)
   out, state = recurrent_attention(
     query,
     key,

@@ -468,7 +468,7 @@ def dense(
 
   return plug.Attention(
     init=own.init,
-    apply=apply,
+    apply=arguments.applied("dense", dense_attention, own.options),
     init_cache=init_own_cache,
     decode=decode_own,
     supports=own.supports(

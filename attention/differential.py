@@ -197,7 +197,11 @@ def differential(start: float = 0.8) -> plug.Attention:
 
   return plug.Attention(
     init=init,
-    apply=apply,
+    apply=arguments.applied(
+      "differential",
+      differential_attention,
+      lambda variables: {"weight": weight_of(variables)},
+    ),
     init_cache=init_cache,
     decode=decode,
     prefill=prefill,

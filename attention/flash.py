@@ -5,7 +5,6 @@
 """
 
 from functools import partial
-from typing import Any
 
 from jaxtyping import Array, Bool, Float, Int
 
@@ -94,8 +93,6 @@ def flash_attention(
   caps: Gemma 2, arXiv:2408.00118. Forget gates: Forgetting transformer,
   arXiv:2503.02130. Mods: Flex attention, arXiv:2412.05496.
   """
-  arguments.check_qkv(query, key, value)
-  arguments.check_dropout(dropout_rate, dropout_rng)
   sizes = arguments.block_sizes(block_size)
   sees = visible_from_options(
     query,
@@ -127,40 +124,33 @@ def flash_attention(
       f"block_size: expected None with block_mask, whose blocks are "
       f"{sees.block_mask.block_size}, got {sizes}"
     )
-  chosen = implementations.choose(
+  out = implementations.kernel_output(
     implementation,
     query,
     key,
     value,
     mask,
     bias,
-    without={
-      "query_segment_ids": query_segment_ids is not None,
-      "relative_bias": relative_bias is not None,
-      "relative_keys": relative_keys is not None,
-      "sinks": sinks is not None,
-      "logits_soft_cap": logits_soft_cap is not None,
-      "log_forget": log_forget is not None,
-      "score_mod": score_mod is not None,
-      "mask_mod": mask_mod is not None,
-      "dropout_rate": dropout_rate > 0.0,
-      "block_size": block_size is not None,
-      "visible": visible is not None,
-      "logits": logits is not None,
+    is_causal=is_causal,
+    scale=scale,
+    others={
+      "query_segment_ids": query_segment_ids,
+      "relative_bias": relative_bias,
+      "relative_keys": relative_keys,
+      "sinks": sinks,
+      "logits_soft_cap": logits_soft_cap,
+      "log_forget": log_forget,
+      "score_mod": score_mod,
+      "mask_mod": mask_mod,
+      "dropout_rate": dropout_rate,
+      "block_size": block_size,
+      "visible": visible,
+      "logits": logits,
       "return_lse": return_lse,
     },
   )
-  if chosen != "xla":
-    return implementations.call(
-      chosen,
-      query,
-      key,
-      value,
-      mask,
-      bias,
-      is_causal=is_causal,
-      scale=arguments.softmax_scale(scale, query.shape[-1]),
-    )
+  if out is not None:
+    return out
   out, lse = attend(
     query,
     key,
@@ -203,21 +193,18 @@ def flash(
     ValueError: an argument is out of range.
   """
   arguments.block_sizes(block_size)
-  implementations.check_name(implementation)
-  implementations.check_in_parts(in_parts)
-
+  arguments.check_choice(
+    "implementation", implementation, Implementation | None
+  )
+  arguments.check_choice("in_parts", in_parts, InParts)
   own = own_logits.check(sinks, logits_soft_cap, forget)
   function = partial(
     flash_attention, block_size=block_size, implementation=implementation
   )
 
-  def apply(variables, query, key, value, **call) -> Any:
-    call = arguments.accepted_options("flash", function, call, own=own.given)
-    return function(query, key, value, **own.options(variables), **call)
-
   exact = dense(sinks, logits_soft_cap, forget)
   return exact._replace(
-    apply=apply,
+    apply=arguments.applied("flash", function, own.options),
     apply_sharded=exact.apply_sharded
     and partial(exact.apply_sharded, implementation=in_parts),
   )

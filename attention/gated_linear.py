@@ -63,7 +63,6 @@ def gated_linear_attention(
   Paper: Gated linear attention transformers, arXiv:2312.06635; RetNet,
   arXiv:2307.08621; Transformers are SSMs (Mamba-2), arXiv:2405.21060.
   """
-  arguments.check_flag("return_state", return_state)
   out, state = recurrent_attention(
     query,
     key,

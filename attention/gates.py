@@ -212,7 +212,11 @@ def _options(
   Query and key are one sequence, so a position whose two ids differ is in neither
   segment: it is hidden, and it sees nothing.
   """
-  arguments.check_segment_ids(query_segment_ids, key_segment_ids, query, key)
+  ids = {
+    "query_segment_ids": query_segment_ids,
+    "key_segment_ids": key_segment_ids,
+  }
+  arguments.check_call({"query": query, "key": key, **ids})
   keep = arguments.key_mask(
     mask, query, key, "dense attention takes masks that vary"
   )

@@ -241,7 +241,9 @@ def linformer(
 
   return plug.Attention(
     init=init,
-    apply=apply,
+    apply=arguments.applied(
+      "linformer", linformer_attention, lambda variables: variables["params"]
+    ),
     init_cache=None,
     decode=None,
     supports=frozenset({"cross", "rowwise", "mask", "sequence"}),

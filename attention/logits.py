@@ -141,13 +141,16 @@ def logits_from_options(
         raise ValueError(
           f"{name}: expected None beside logits, which has its own"
         )
-  arguments.check_logit_options(
-    query,
-    key,
-    visible.right is not None and visible.right <= 0,
-    sinks=logits.sinks,
-    logits_soft_cap=logits.soft_cap,
-    log_forget=logits.log_forget,
+  arguments.check_call(
+    {
+      "query": query,
+      "key": key,
+      "is_causal": visible.right is not None and visible.right <= 0,
+      "sinks": logits.sinks,
+      "logits_soft_cap": logits.soft_cap,
+      "log_forget": logits.log_forget,
+      "bias": logits.bias,
+    }
   )
   check_tables(logits.relative_bias, logits.relative_keys, query)
   if logits.bias is not None:

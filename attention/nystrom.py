@@ -120,10 +120,6 @@ def _attend(
   Then the means are sums over the devices, and so is B V. What crosses is L rows
   a head three times, at any length.
   """
-  arguments.check_qkv(query, key, value)
-  _check_numbers(num_landmarks, pinv_iterations, shared_start)
-  if block_size is not None:
-    arguments.check_at_least("block_size", block_size, 1)
   if is_causal:
     raise ValueError(
       "is_causal: expected False, got True, as every landmark is a mean over "
@@ -288,14 +284,6 @@ def _convolved(
   return out.reshape(batch, count * size, -1, features)[:, :length]
 
 
-def _check_numbers(
-  num_landmarks: int, pinv_iterations: int, shared_start: bool
-) -> None:
-  arguments.check_at_least("num_landmarks", num_landmarks, 1)
-  arguments.check_at_least("pinv_iterations", pinv_iterations, 1)
-  arguments.check_flag("shared_start", shared_start)
-
-
 def nystrom(
   num_landmarks: int = 64,
   pinv_iterations: int = 6,
@@ -322,7 +310,9 @@ def nystrom(
     ValueError: a number is out of range; by `init`, matrices or a filter that
       take more than `arguments.MOST_BYTES`.
   """
-  _check_numbers(num_landmarks, pinv_iterations, shared_start)
+  arguments.check_at_least("num_landmarks", num_landmarks, 1)
+  arguments.check_at_least("pinv_iterations", pinv_iterations, 1)
+  arguments.check_flag("shared_start", shared_start)
   if conv_kernel_size is not None:
     arguments.check_at_least("conv_kernel_size", conv_kernel_size, 1)
     if conv_kernel_size % 2 == 0:
@@ -353,9 +343,10 @@ def nystrom(
     arguments.accepted_options, "nystrom", nystrom_attention, own=own
   )
 
+  exact = arguments.applied("nystrom", nystrom_attention, lambda _: own)
+
   def apply(variables, query, key, value, **call):
-    call = accepted(call)
-    out = nystrom_attention(query, key, value, **own, **call)
+    out = exact(variables, query, key, value, **call)
     if conv_kernel_size is None:
       return out
     kernel = variables["params"]["conv_kernel"]

@@ -84,18 +84,12 @@ def recurrent_attention(
   of ⌈log₂ D⌉ + 1 messages, and as many numbers of M: B·N or B·N·H, with the delta
   rule B·N·H².
   """
-  arguments.check_qkv(query, key, value)
   batch, length, num_heads, head_dim = query.shape
   heads = batch, length, num_heads
   if not is_causal:
     raise ValueError(
       "is_causal: expected True, got False; a recurrence is causal by definition; "
       "use linear or dense attention in both directions"
-    )
-  if key.shape[1] != length:
-    raise ValueError(
-      f"key: expected the length of query, {length}, got {key.shape[1]}; a "
-      "recurrence reads one sequence"
     )
   if log_decay is None:
     log_decay = jnp.zeros(heads, jnp.float32)

@@ -123,7 +123,6 @@ def sliding_window_attention(
   arXiv:2508.10925. Soft caps: Gemma 2, arXiv:2408.00118. Forget gates: Forgetting
   transformer, arXiv:2503.02130. Mods: Flex attention, arXiv:2412.05496.
   """
-  arguments.check_qkv(query, key, value)
   left, right = _window_sides(window)
   # A wider dilation reaches no further than one of the whole length.
   longest = max(query.shape[1], key.shape[1])
@@ -168,47 +167,37 @@ def sliding_window_attention(
       "logits: expected no bias and no block mask in a window; flash_attention "
       "takes them"
     )
-  arguments.check_dropout(dropout_rate, dropout_rng)
   dropout_rng = dropout_rng if dropout_rate > 0.0 else None
-  if block_size is not None:
-    arguments.check_at_least("block_size", block_size, 1)
   sides = (left, 0 if is_causal else right)
-  chosen = implementations.choose(
+  out = implementations.kernel_output(
     implementation,
     query,
     key,
     value,
     mask,
     sides=sides,
-    without={
-      "query_segment_ids": query_segment_ids is not None,
-      "relative_bias": relative_bias is not None,
-      "relative_keys": relative_keys is not None,
-      "sinks": sinks is not None,
-      "logits_soft_cap": logits_soft_cap is not None,
-      "log_forget": log_forget is not None,
-      "score_mod": score_mod is not None,
-      "mask_mod": mask_mod is not None,
-      "dropout_rate": dropout_rate > 0.0,
+    is_causal=is_causal,
+    scale=scale,
+    others={
+      "query_segment_ids": query_segment_ids,
+      "relative_bias": relative_bias,
+      "relative_keys": relative_keys,
+      "sinks": sinks,
+      "logits_soft_cap": logits_soft_cap,
+      "log_forget": log_forget,
+      "score_mod": score_mod,
+      "mask_mod": mask_mod,
+      "dropout_rate": dropout_rate,
       "dilation": max(dilations) > 1,
-      "global_indices": global_indices is not None,
-      "block_size": block_size is not None,
-      "visible": visible is not None,
-      "logits": logits is not None,
+      "global_indices": global_indices,
+      "block_size": block_size,
+      "visible": visible,
+      "logits": logits,
       "return_lse": return_lse,
     },
   )
-  if chosen != "xla":
-    return implementations.call(
-      chosen,
-      query,
-      key,
-      value,
-      mask,
-      sides=sides,
-      is_causal=is_causal,
-      scale=arguments.softmax_scale(scale, query.shape[-1]),
-    )
+  if out is not None:
+    return out
   sinks = scoring.sinks
   scoring = dataclasses.replace(scoring, sinks=None)
   near = _window(sides, dilations, block_size, dropout_rate)
@@ -331,7 +320,9 @@ def sliding_window(
   spacings = _integers("dilation", dilation, 1)
   if block_size is not None:
     arguments.check_at_least("block_size", block_size, 1)
-  implementations.check_name(implementation)
+  arguments.check_choice(
+    "implementation", implementation, Implementation | None
+  )
   own = own_logits.check(sinks, logits_soft_cap, forget)
   if forget and max(spacings) > 1:
     raise ValueError(
@@ -361,9 +352,6 @@ def sliding_window(
       "sliding_window", function, call, own=own.given
     )
     return {**own.options(variables), **call}
-
-  def apply(variables, query, key, value, **call) -> Any:
-    return function(query, key, value, **accepted(variables, call))
 
   def apply_sharded(variables, query, key, value, *, axis_name, **call):
     arguments.check_qkv(query, key, value)
@@ -411,7 +399,7 @@ def sliding_window(
     supports -= {"log_forget", "mods"}
   return plug.Attention(
     init=init,
-    apply=apply,
+    apply=arguments.applied("sliding_window", function, own.options),
     init_cache=init_cache,
     decode=decode,
     prefill=prefill,

@@ -17,8 +17,8 @@ from attention.window_2d import check_grid, nearest_square
 @arguments.attention_function()
 def strided_2d_attention(
   query: Float[Array, "B T N H"],
-  key: Float[Array, "B S K H"],
-  value: Float[Array, "B S K V"],
+  key: Float[Array, "B T K H"],
+  value: Float[Array, "B T K V"],
   *,
   grid: tuple[int, int] | None,
   stride: int,
@@ -26,7 +26,7 @@ def strided_2d_attention(
   is_causal: bool = False,
   scale: float | Float[Array, ""] | None = None,
   query_segment_ids: Int[Array, "B T"] | None = None,
-  key_segment_ids: Int[Array, "B S"] | None = None,
+  key_segment_ids: Int[Array, "B T"] | None = None,
   dropout_rate: float = 0.0,
   dropout_rng: Array | None = None,
   block_size: int | tuple[int, int] | None = None,
@@ -64,29 +64,13 @@ def strided_2d_attention(
   Paper: CvT: introducing convolutions to vision transformers, section 3.2,
   arXiv:2103.15808.
   """
-  arguments.check_pairs(
-    query,
-    key,
-    value,
-    mask=mask,
-    query_segment_ids=query_segment_ids,
-    key_segment_ids=key_segment_ids,
-    dropout_rate=dropout_rate,
-    dropout_rng=dropout_rng,
-  )
   if is_causal:
     raise ValueError(
       "is_causal: expected False, got True, but the rows and columns of a grid "
       "have no order; flash and dense have a causal form"
     )
   length = query.shape[1]
-  if key.shape[1] != length:
-    raise ValueError(
-      f"key: expected the length of query, {length}, for both lie on one grid, "
-      f"got {key.shape[1]}; use dense attention across"
-    )
   check_grid(grid)
-  arguments.check_at_least("stride", stride, 1)
   chosen = _chosen(length, grid, stride)
   if mask is not None and mask.shape[-1] > 1:
     mask = mask[..., chosen]
@@ -153,7 +137,9 @@ def strided_2d(
 
   return plug.Attention(
     init=lambda key, dims: {},
-    apply=apply,
+    apply=arguments.applied(
+      "strided_2d", strided_2d_attention, lambda variables: own
+    ),
     init_cache=None,
     decode=None,
     supports=frozenset({"mask", "full_mask", "segments", "dropout"}),

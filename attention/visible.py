@@ -250,9 +250,7 @@ def visible_from_options(
   """
   batch, length, num_heads, _ = query.shape
   shape = (batch, num_heads, length, key.shape[1])
-  arguments.check_mask(mask, shape)
   ids = query_segment_ids, key_segment_ids
-  arguments.check_segment_ids(*ids, query, key)
   if block_mask is not None:
     _check_block_mask(block_mask, mask_mod, shape)
   options = Visible(
@@ -270,10 +268,12 @@ def visible_from_options(
     raise ValueError(
       f"visible: expected a Visible, got {type(visible).__name__}"
     )
+  arrays = {"query": query, "key": key}
   for one in visible.masks:
-    arguments.check_mask(one, shape)
+    arguments.check_call({**arrays, "mask": one})
   for ids in visible.segments:
-    arguments.check_segment_ids(*ids, query, key)
+    names = ("query_segment_ids", "key_segment_ids")
+    arguments.check_call({**arrays, **dict(zip(names, ids, strict=True))})
   if visible.block_mask is not None:
     _check_block_mask(visible.block_mask, visible.mods, shape)
   return visible & options

@@ -17,8 +17,8 @@ from attention.softmax import block_attention, block_map, padded
 )
 def window_2d_attention(
   query: Float[Array, "B T N H"],
-  key: Float[Array, "B S K H"],
-  value: Float[Array, "B S K V"],
+  key: Float[Array, "B T K H"],
+  value: Float[Array, "B T K V"],
   *,
   grid: tuple[int, int] | None,
   window: int,
@@ -29,7 +29,7 @@ def window_2d_attention(
   is_causal: bool = False,
   scale: float | Float[Array, ""] | None = None,
   query_segment_ids: Int[Array, "B T"] | None = None,
-  key_segment_ids: Int[Array, "B S"] | None = None,
+  key_segment_ids: Int[Array, "B T"] | None = None,
   dropout_rate: float = 0.0,
   dropout_rng: Array | None = None,
   block_size: int | None = None,
@@ -90,7 +90,6 @@ def window_2d_attention(
   Paper: Swin transformer: hierarchical vision transformer using shifted
   windows, section 3.2, arXiv:2103.14030.
   """
-  arguments.check_qkv(query, key, value)
   if is_causal:
     raise ValueError(
       "is_causal: expected False, got True, but a window has keys on all sides "
@@ -99,11 +98,6 @@ def window_2d_attention(
     )
   batch, length, num_heads, _ = query.shape
   kv_heads = key.shape[2]
-  if key.shape[1] != length:
-    raise ValueError(
-      f"key: expected the length of query, {length}, for both lie on one grid, "
-      f"got {key.shape[1]}; use dense attention across"
-    )
   _check(grid, window, shift, hidden_logit)
   places = windows_of(length, grid, window, shift)
   expected = ((2 * window - 1) ** 2, num_heads)
@@ -112,13 +106,9 @@ def window_2d_attention(
       f"relative_bias: expected [(2·window − 1)², N] = {list(expected)}, got "
       f"shape {relative_bias.shape}"
     )
-  if block_size is not None:
-    arguments.check_at_least("block_size", block_size, 1)
   keep = arguments.key_mask(
     mask, query, key, "dense attention takes masks that vary"
   )
-  arguments.check_segment_ids(query_segment_ids, key_segment_ids, query, key)
-  arguments.check_dropout(dropout_rate, dropout_rng)
   scale = arguments.softmax_scale(scale, query.shape[-1])
 
   area, count = places.window**2, math.prod(places.windows)
@@ -325,16 +315,13 @@ def window_2d(
     table = jax.random.truncated_normal(key, -2.0, 2.0, shape)
     return {"params": {"relative_bias": 0.02 * table}}
 
-  def apply(variables, query, key, value, **call) -> Any:
-    call = arguments.accepted_options(
-      "window_2d", window_2d_attention, call, own=("relative_bias", *own)
-    )
-    params = variables.get("params", {})
-    return window_2d_attention(query, key, value, **own, **params, **call)
+  def options(variables):
+    params = variables.get("params", {"relative_bias": None})
+    return {**own, **params}
 
   return plug.Attention(
     init=init,
-    apply=apply,
+    apply=arguments.applied("window_2d", window_2d_attention, options),
     init_cache=None,
     decode=None,
     supports=frozenset({"mask", "segments", "dropout"}),

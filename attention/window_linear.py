@@ -263,24 +263,25 @@ def window_linear(window: int = 64) -> plug.Attention:
     mix = jnp.full(dims.num_heads, first, jnp.float32)
     return {"params": {**identity_kernels(dims), "mix": mix}}
 
-  def apply(variables, query, key, value, axis_name=None, **call):
-    call = arguments.accepted_options(
-      "window_linear",
-      window_linear_attention,
-      call,
-      own=("query_kernel", "key_kernel", "mix", "window"),
-    )
-    params = variables["params"]
-    if axis_name is None:
-      return window_linear_attention(
-        query, key, value, **params, window=window, **call
-      )
+  def options(variables):
+    return {"window": window, **variables["params"]}
+
+  def apply_sharded(
+    variables,
+    query,
+    key,
+    value,
+    *,
+    axis_name,
+    mask=None,
+    is_causal=False,
+    scale=None,
+  ):
     arguments.check_qkv(query, key, value)
-    _check_causal(call.get("is_causal", False))
-    params = _params(query, **params, scale=call.get("scale"))
-    keys = key, value, kept(call.get("mask"), query, key)
-    size = call.get("block_size")
-    return _attend(params, query, keys, window, size, axis_name)
+    _check_causal(is_causal)
+    params = _params(query, **variables["params"], scale=scale)
+    keys = key, value, kept(mask, query, key)
+    return _attend(params, query, keys, window, None, axis_name)
 
   def init_cache(variables, batch, max_length, dims, dtype):
     del variables
@@ -323,11 +324,11 @@ def window_linear(window: int = 64) -> plug.Attention:
 
   return plug.Attention(
     init=init,
-    apply=apply,
+    apply=arguments.applied("window_linear", window_linear_attention, options),
     init_cache=init_cache,
     decode=decode,
     prefill=prefill,
-    apply_sharded=apply,
+    apply_sharded=apply_sharded,
     supports=frozenset({"causal", "cross", "mask", "decode", "sequence"}),
     approximates="dense",
     cost="linear",

@@ -264,7 +264,7 @@ def test_the_plug_draws_rotations_for_its_length():
     ("mask", {"mask": np.ones((B, 1, 1, T), np.float32)}),
     ("scale", {"scale": float("nan")}),
     ("value", {"value": np.ones((B, T - 1, K, V), np.float32)}),
-    ("value", {"value": np.ones((B, T, 2 * N, V), np.float32)}),
+    ("query", {"value": np.ones((B, T, 2 * N, V), np.float32)}),
     ("value", {"value": np.ones((B, T, K, V), int)}),
     ("query", {"value": np.ones((B, T, 3, V), np.float32)}),
   ],
