@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from attention import arguments, dropout, platform, plug, sharded
+from attention import arguments, dropout, layout, platform, plug, sharded
 from attention.logits import Logits
 from attention.loop import attend
 from attention.softmax import block_attention, block_map, split_blocks
@@ -337,7 +337,8 @@ def _collected(
     is_here = is_here.reshape(1, *asked.shape, *[1] * (x.ndim - 3))
     return (moving, jnp.where(is_here, take(moving), taken)), None
 
-  (_, taken), _ = jax.lax.scan(step, (x, take(x)), jnp.arange(1, size))
+  start = layout.alike((x, take(x)), (x, rank))
+  (_, taken), _ = jax.lax.scan(step, start, jnp.arange(1, size))
   return taken
 
 

@@ -110,6 +110,13 @@ def step_decay(
   return -step(params, inputs) * jnp.exp(params["log_rate"])[None, None]
 
 
+_ONE_SEQUENCE = {
+  "query": Float[Array, "B T N H"],
+  "key": Float[Array, "B T K H"],
+  "value": Float[Array, "B T K V"],
+}
+
+
 def recurrent_mechanism(
   name: str,
   recurrence: Callable[..., tuple[Array, Array]] | None = None,
@@ -141,6 +148,8 @@ def recurrent_mechanism(
     return {"params": init(key, dims)}
 
   def run(variables, query, key, value, state=None, axis_name=None, **call):
+    arrays = {"query": query, "key": key, "value": value}
+    arguments.check_call(arrays, _ONE_SEQUENCE, needed=arrays)
     given = {gate: call.pop(gate, None) for gate in gates}
     for gate, array in given.items():
       if array is None:
@@ -148,7 +157,6 @@ def recurrent_mechanism(
           f"{gate}: {name} attention reads it from what queries are projected "
           "from, got none; give the call **attention.gates(variables, inputs)"
         )
-    arguments.check_qkv(query, key, value)
     call = arguments.accepted_options(name, _options, call)
     options, same = _options(query, key, **call)
     if options["mask"] is not None:

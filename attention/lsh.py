@@ -139,7 +139,7 @@ def lsh_attention(
     (dropout_rate, dropout_rng),
   )
   parts = jax.lax.map(
-    jax.checkpoint(attend),
+    jax.checkpoint(attend, prevent_cse=False),
     (jnp.arange(len(order)), order, _by_position(place, order)),
   )
   out, lse = loop.merge(*zip(*parts, strict=True))
