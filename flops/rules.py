@@ -16,7 +16,7 @@ _FREE = {
   "expand_dims", "gather", "imag", "iota", "name", "optimization_barrier",
   "pad", "ppermute", "pvary", "real", "reduce_precision", "reshape", "rev",
   "scatter", "select_n", "sharding_constraint", "slice", "split", "squeeze",
-  "stack", "stop_gradient", "tile", "transpose",
+  "stack", "stop_gradient", "tile", "transpose", "unstack",
 }
 _ELEMENTWISE = {
   "abs", "acos", "acosh", "add", "add_any", "asin", "asinh", "atan",

@@ -76,7 +76,7 @@ def test_any_choice_of_layers_is_the_model_that_has_them(case, config):
   record = config.build()
   none = run(p, batch, record, mechanisms, ())
   np.testing.assert_allclose(
-    none, models.forward(p.model, p.variables, batch), atol=2e-5
+    none, models.forward(p.model, p.variables, batch), atol=5e-5
   )
   everywhere = run(p, batch, record, mechanisms, places)
   np.testing.assert_allclose(
