@@ -1,4 +1,4 @@
-"""Sinks, a soft cap and forget gates that the record of an exact mechanism has."""
+"""What an exact mechanism's record has of its own for its logits: a factory's part."""
 
 from collections.abc import Callable
 import math
@@ -15,7 +15,13 @@ SUPPORTS = frozenset({"sinks", "logits_soft_cap", "log_forget", "mods"})
 
 
 class OwnLogits(NamedTuple):
-  """What a factory was given; see `attention.dense.dense`."""
+  """Sinks, a soft cap and forget gates that a record has.
+
+  Attributes:
+    sinks: whether there are trained sinks.
+    logits_soft_cap: c, or None.
+    forget: whether there are forget gates.
+  """
 
   sinks: bool
   logits_soft_cap: float | None
@@ -24,8 +30,9 @@ class OwnLogits(NamedTuple):
   @property
   def given(self) -> tuple[str, ...]:
     """The options that a call may therefore not have."""
-    has_cap = self.logits_soft_cap is not None
-    return ("sinks",) * self.sinks + ("logits_soft_cap",) * has_cap
+    return ("sinks",) * self.sinks + ("logits_soft_cap",) * (
+      self.logits_soft_cap is not None
+    )
 
   @property
   def is_plain(self) -> bool:
@@ -64,10 +71,12 @@ class OwnLogits(NamedTuple):
 
   def options(self, variables: plug.Variables) -> dict[str, Any]:
     """What a call is given in addition."""
-    values = {"logits_soft_cap": self.logits_soft_cap}
+    found: dict[str, Any] = {}
     if self.sinks:
-      values["sinks"] = variables["params"]["sinks"]
-    return {name: values[name] for name in self.given}
+      found["sinks"] = variables["params"]["sinks"]
+    if self.logits_soft_cap is not None:
+      found["logits_soft_cap"] = self.logits_soft_cap
+    return found
 
   @property
   def gates(self) -> Callable[..., dict[str, Array]] | None:
@@ -78,7 +87,11 @@ class OwnLogits(NamedTuple):
 def check(
   sinks: bool, logits_soft_cap: float | None, forget: bool
 ) -> OwnLogits:
-  """The arguments of a factory; ValueError where one is out of range."""
+  """The arguments of a factory.
+
+  Raises:
+    ValueError: one is out of range.
+  """
   arguments.check_flag("sinks", sinks)
   arguments.check_flag("forget", forget)
   if logits_soft_cap is not None:

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 
 
 def attention_weights(
-  fn: Callable[..., Any],
+  fn: Callable[..., Array],
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"] | None,
   **options: Any,

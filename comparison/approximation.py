@@ -82,7 +82,7 @@ def _squares(
   return jnp.stack(deviations).sum(), jnp.stack(sizes).sum()
 
 
-def exact(attention: Attention) -> Callable[..., Any]:
+def exact(attention: Attention) -> Callable[..., Array]:
   """What a mechanism approximates by its record: `(query, key, value, **call)`."""
   if attention.approximates == "dense":
     return dense_attention

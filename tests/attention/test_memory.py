@@ -4,14 +4,13 @@ Nothing runs: XLA tells what a compiled program reserves beside its arguments
 and results.
 """
 
-import importlib
 import itertools
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from attention import ATTENTIONS, Dims, gates_from_keys, plug
+from attention import ATTENTIONS, Dims, gates_from_keys, plug, rows
 
 pytestmark = pytest.mark.optimised
 
@@ -75,8 +74,7 @@ def test_memory_is_linear_in_length(name, backward):
 
 
 def test_the_measure_sees_a_whole_matrix_grow(monkeypatch):
-  module = importlib.import_module("attention.dense")
-  monkeypatch.setattr(module, "_WHOLE", LENGTHS[-1])
+  monkeypatch.setattr(rows, "WHOLE", LENGTHS[-1])
   temps = [
     compiled("dense", T, backward=True).memory_analysis().temp_size_in_bytes
     for T in LENGTHS[1:3]

@@ -4,8 +4,6 @@ No accelerator is here. Programs are traced for one, lowered to its StableHLO
 without being compiled, and run on the CPU with the accelerator's budget.
 """
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +11,7 @@ import pytest
 
 from attention import ATTENTIONS, Dims, gates_from_keys, platform
 from attention.testing import assert_close
-from tests.attention.forms import FORMS, KINDS, SIZES
+from tests.attention.forms import FORMS, SIZES
 
 MOST_TRIPS = 16
 """Steps of a loop that is linear in T, at T 16,384, B 1, N 8, H 64."""
@@ -81,9 +79,8 @@ def test_the_budget_changes_no_number(name, is_causal, masked, length):
     assert_close(got, expected, 2e-5)
 
 
-@functools.cache
-def traced(name, is_causal, where, length):
-  """Forward and backward, traced for an accelerator."""
+def lowered(name, is_causal, where, length):
+  """StableHLO of forward and backward, and the loops' trip counts."""
   shape = jax.ShapeDtypeStruct((1, length, 8, 64), jnp.bfloat16)
   options = {
     "sliding_window": {"window": 256},
@@ -91,14 +88,17 @@ def traced(name, is_causal, where, length):
     "additive": {"width": 16},
   }.get(name, {})
   dims = Dims(8, 8, 64, length, 512)
+  target = {"gpu": "cuda"}.get(where, where)
   with platform.tracing_for(where):
     run, shares = program(name, is_causal, options, dims)
     arguments = (shape, None if shares else shape, shape, shape)
-    return jax.jit(run).trace(*arguments)
+    traced = jax.jit(run).trace(*arguments)
+    text = traced.lower(lowering_platforms=(target,)).as_text()
+  return text, list(trips(traced.jaxpr.jaxpr))
 
 
 def trips(jaxpr):
-  """The fixed trip counts of all loops of a traced program."""
+  """The fixed trip counts of all loops."""
   for equation in jaxpr.eqns:
     if equation.primitive.name == "scan":
       yield equation.params["length"]
@@ -109,24 +109,10 @@ def trips(jaxpr):
           yield from trips(inner)
 
 
-@pytest.mark.parametrize(
-  "where", ["gpu", pytest.param("tpu", marks=pytest.mark.thorough)]
-)
+@pytest.mark.parametrize("where", ["gpu", "tpu"])
 @pytest.mark.parametrize(("name", "is_causal"), FORMS)
 def test_every_mechanism_lowers_for_an_accelerator(name, is_causal, where):
-  lowers(name, is_causal, where)
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_each_kind_lowers_for_a_tpu(name):
-  lowers(name, False, "tpu")
-
-
-def lowers(name, is_causal, where):
-  program = traced(name, is_causal, where, 16_384)
-  target = {"gpu": "cuda"}.get(where, where)
-  with platform.tracing_for(where):
-    text = program.lower(lowering_platforms=(target,)).as_text()
+  text, _ = lowered(name, is_causal, where, 16_384)
   assert "stablehlo" in text
   # A barrier is for XLA on a CPU only.
   assert "optimization_barrier" not in text
@@ -136,10 +122,8 @@ def lowers(name, is_causal, where):
 def test_an_accelerator_gets_few_large_steps(name, is_causal):
   if ATTENTIONS[name]().cost == "quadratic":
     pytest.skip("its time is T², and so is the number of its tiles")
-  on_gpu, on_cpu = (
-    list(trips(traced(name, is_causal, where, 16_384).jaxpr.jaxpr))
-    for where in ("gpu", "cpu")
-  )
+  _, on_gpu = lowered(name, is_causal, "gpu", 16_384)
+  _, on_cpu = lowered(name, is_causal, "cpu", 16_384)
   assert max(on_gpu, default=1) <= MOST_TRIPS, on_gpu
   assert max(on_cpu, default=1) >= max(on_gpu, default=1), on_cpu
 
@@ -149,7 +133,6 @@ def test_the_trips_are_what_the_budget_says():
     accelerator = platform.ACCELERATOR._replace(tile_bytes=tile_bytes)
     with pytest.MonkeyPatch.context() as patch:
       patch.setattr(platform, "ACCELERATOR", accelerator)
-      program = traced.__wrapped__("sliding_window", False, "gpu", 16_384)
-      found = trips(program.jaxpr.jaxpr)
+      _, found = lowered("sliding_window", False, "gpu", 16_384)
     # 128 rows see 640 keys: 2.5 MiB of scores, and as much of keys and values.
     assert set(found) == {expected}
