@@ -122,8 +122,8 @@ def _jvp(primals, tangents, *, num_kept, **params):
     arguments = _replaced(primals, moving, arguments)
     return list(_apply(*arguments, num_kept=num_kept, **params))
 
-  moved = ([x[i] for i in moving] for x in (primals, tangents))
-  return jax.jvp(of_moving, *moved)
+  moved, dots = ([x[i] for i in moving] for x in (primals, tangents))
+  return jax.jvp(of_moving, moved, dots)
 
 
 def _transpose(cotangents, *arguments, num_kept, jvp, vjp, avals):

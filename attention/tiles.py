@@ -138,14 +138,9 @@ def grid_of(
     width = width or min(wide, _ONE_VISIT)
     one_visit = width >= wide
   if rows is None or width is None:
-    chosen = platform.block(
-      4 * batch * num_heads,
-      platform.LEAST_ROWS,
-      # Narrower blocks waste less of what lies above the diagonal.
-      platform.LEAST_ROWS // (1 if visible.right is None else 2),
-      length,
-      source_length,
-    )
+    least = platform.LEAST_ROWS, platform.LEAST_ROWS // 2
+    pair_bytes = 4 * batch * num_heads
+    chosen = platform.block(pair_bytes, *least, length, source_length)
     rows, width = rows or chosen[0], width or chosen[1]
   rows, width = min(rows, length), min(width, source_length)
   one_visit |= width == source_length and visible.block_mask is None

@@ -242,13 +242,13 @@ def test_forgetting_keeps_its_digits_over_a_long_sequence():
 @pytest.mark.parametrize(
   ("options", "message"),
   [
-    ({"sinks": jnp.zeros(3)}, r"^sinks: expected one for each of 2 heads"),
+    ({"sinks": jnp.zeros(3)}, r"^sinks: expected \[2\] for \[N\]"),
     ({"logits_soft_cap": 0.0}, r"^logits_soft_cap: .* above 0, got 0.0"),
     ({"logits_soft_cap": jnp.ones(())}, r"^logits_soft_cap: .* a finite numb"),
     ({"log_forget": jnp.zeros((1, 4, 2))}, r"^log_forget: .*is_causal=True"),
     (
       {"log_forget": jnp.zeros((1, 3, 2)), "is_causal": True},
-      r"^log_forget: expected \[B, T, N\] = \(1, 4, 2\)",
+      r"^log_forget: expected \[1, 4, 2\] for",
     ),
   ],
 )
