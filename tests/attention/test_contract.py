@@ -24,8 +24,6 @@ def _marks(mechanism, check):
   """Of a mechanism, one setting meets every law, and others those of values."""
   if check.bits:
     return [pytest.mark.optimised]
-  if mechanism.name == "lsh" and check.name == "forward_mode":
-    return [pytest.mark.xfail(reason="its rounds have a jax.custom_vjp")]
   others = mechanism not in ONE_EACH and check.name not in _OF_SETTINGS
   return [pytest.mark.thorough] if others or check.name in _SLOW else []
 
