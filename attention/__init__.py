@@ -7,14 +7,12 @@ Each function has a definition of the same name in `attention.definitions`,
 which is naive and in float64. The tests hold the function to it.
 """
 
-from attention import definitions
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from attention.adapters import as_attention_fn
 from attention.additive import additive, additive_attention
-from attention.bigbird import (
-  bigbird,
-  bigbird_attention,
-  bigbird_random_blocks,
-)
+from attention.bigbird import bigbird, bigbird_attention, bigbird_random_blocks
 from attention.delta_rule import (
   delta,
   delta_rule_attention,
@@ -42,10 +40,7 @@ from attention.linformer import linformer, linformer_attention
 from attention.logits import Logits
 from attention.lsh import lsh, lsh_attention, lsh_rotations
 from attention.mods import make_block_mask
-from attention.multiplicative import (
-  multiplicative,
-  multiplicative_attention,
-)
+from attention.multiplicative import multiplicative, multiplicative_attention
 from attention.nystrom import nystrom, nystrom_attention
 from attention.performer import (
   orthogonal_features,
@@ -61,10 +56,7 @@ from attention.positions import (
   t5_buckets,
 )
 from attention.registry import ATTENTIONS
-from attention.sliding_window import (
-  sliding_window,
-  sliding_window_attention,
-)
+from attention.sliding_window import sliding_window, sliding_window_attention
 from attention.strided_2d import strided_2d, strided_2d_attention
 from attention.visible import (
   Visible,
@@ -77,6 +69,9 @@ from attention.visible import (
 from attention.weights import attention_weights
 from attention.window_2d import window_2d, window_2d_attention
 from attention.window_linear import window_linear, window_linear_attention
+
+if TYPE_CHECKING:
+  from attention import definitions
 
 __all__ = [
   "ATTENTIONS",
@@ -145,3 +140,10 @@ __all__ = [
   "window_linear",
   "window_linear_attention",
 ]
+
+
+def __getattr__(name: str) -> Any:
+  """Imports the definitions, which no function here needs, where they are read."""
+  if name == "definitions":
+    return importlib.import_module("attention.definitions")
+  raise AttributeError(f"module 'attention' has no attribute {name!r}")

@@ -15,7 +15,7 @@ from attention.weights import attention_weights
 
 
 def as_attention_fn(
-  attention: plug.Attention | Callable[..., Array],
+  attention: plug.Attention | Callable[..., Any],
   variables: plug.Variables | None = None,
   **options: Any,
 ) -> Callable[..., Array]:
@@ -70,7 +70,6 @@ def as_attention_fn(
       )
   name = _name(attention)
   if isinstance(attention, plug.Attention):
-    positions_matter = "rowwise" not in attention.supports
     if attention.gates is not None:
       raise ValueError(
         "attention: its gates read what queries are projected from, which Flax "
@@ -79,6 +78,8 @@ def as_attention_fn(
       )
     if variables is None:
       _check_has_none(attention)
+    positions_matter = "rowwise" not in attention.supports
+    apply = functools.partial(attention.apply, variables or {})
   elif not callable(attention) or plug.is_factory(attention):
     raise ValueError(
       "attention: expected an Attention or a function of query, key and value, "
@@ -90,18 +91,10 @@ def as_attention_fn(
       "arrays as options, or an Attention"
     )
   else:
+    mechanism = name.removesuffix("_attention")
+    arguments.accepted_options(mechanism, attention, options)
     positions_matter = True
-    arguments.accepted_options(
-      name.removesuffix("_attention"), attention, options
-    )
-
-  def apply(query, key, value, **call):
-    if isinstance(attention, plug.Attention):
-      return attention.apply(variables or {}, query, key, value, **call)
-    call = arguments.accepted_options(
-      name.removesuffix("_attention"), attention, call
-    )
-    return attention(query, key, value, **call)
+    apply = functools.partial(arguments.applied(mechanism, attention), {})
 
   def attention_fn(
     query: Array,
@@ -122,11 +115,16 @@ def as_attention_fn(
     attn_weights_value_einsum: Callable[..., Array] | None = None,
   ) -> Array:
     del force_fp32_for_softmax  # The softmax is always float32.
-    _refuse(
-      precision=precision,
-      qk_attn_weights_einsum=qk_attn_weights_einsum,
-      attn_weights_value_einsum=attn_weights_value_einsum,
-    )
+    for name, asked in (
+      ("precision", precision),
+      ("qk_attn_weights_einsum", qk_attn_weights_einsum),
+      ("attn_weights_value_einsum", attn_weights_value_einsum),
+    ):
+      if asked is not None:
+        raise ValueError(
+          f"{name}: expected None, got {asked}; for the precision of products "
+          "set jax.default_matmul_precision around the call"
+        )
     dtype = jnp.result_type(query, key, value) if dtype is None else dtype
     lead = query.shape[:-3]
     query, key, value = (
@@ -146,7 +144,12 @@ def as_attention_fn(
       call["bias"] = _fold(bias, lead, 3)
     causal = bool(call.get("is_causal"))
     if query.shape[1] == 1 < key.shape[1] and (causal or positions_matter):
-      raise ValueError(_ONE_QUERY.format(key.shape[1]))
+      raise ValueError(
+        f"query: expected as many positions as the key's {key.shape[1]}, got 1, "
+        "which says nothing of its place among them; for a module that decodes "
+        "with a cache pass an Attention that supports 'rowwise', such as "
+        "attention.dense(), without is_causal (the cache comes with a mask)"
+      )
     if module is not None:
       weights = attention_weights(apply, query, key, **call)
       weights = weights.reshape(*lead, *weights.shape[1:])
@@ -175,12 +178,11 @@ def _described(attention: Any, name: str) -> str:
   """What came in place of an attention; of a factory, how to call it."""
   if not callable(attention):
     return type(attention).__name__
-  options = "".join(
-    f"{option}=…" for option in [*inspect.signature(attention).parameters][:1]
-  )
+  first = next(iter(inspect.signature(attention).parameters), "")
+  made = f"{name}({first and first + '=…'})"
   return (
     f"the factory {name}; call it, and make its variables if it has any: "
-    f"as_attention_fn({name}({options}), variables)"
+    f"as_attention_fn({made}, variables)"
   )
 
 
@@ -207,24 +209,6 @@ def _check_has_none(attention: plug.Attention) -> None:
       "None; give record.init(jax.random.key(0), Dims(num_heads, num_kv_heads, "
       "head_dim, max_length)) as the second argument"
     )
-
-
-_ONE_QUERY = (
-  "query: expected as many positions as the key's {0}, got 1, which says "
-  "nothing of its place among them; for a module that decodes with a cache "
-  "pass an Attention that supports 'rowwise', such as attention.dense(), "
-  "without is_causal (the cache comes with a mask)"
-)
-
-
-def _refuse(**unsupported: Any) -> None:
-  """Raises for arguments of Flax that no attention function here takes."""
-  for name, asked in unsupported.items():
-    if asked is not None:
-      raise ValueError(
-        f"{name}: expected None, got {asked}; for the precision of products "
-        "set jax.default_matmul_precision around the call"
-      )
 
 
 def _fold(array: Array, lead: tuple[int, ...], trailing: int) -> Array:

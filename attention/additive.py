@@ -1,7 +1,7 @@
 """Additive attention (Bahdanau et al., 2015).
 
-Queries and keys are projected here, and the scores of a tile have a rule of their
-own. Everything else is the loop of all softmaxes, `attention.loop`.
+Queries and keys are projected, and a tile has scores of its own. Everything else is
+the loop of all softmaxes, `attention.loop`.
 """
 
 import dataclasses
@@ -16,8 +16,8 @@ from attention import arguments, layout, own_logits, platform, plug, sharded
 from attention.dense import dense
 from attention.logits import Scores
 from attention.loop import Output, attend
-from attention.ring import ring
-from attention.visible import Visible, visible_from_options
+from attention.sharded import ring
+from attention.visible import Visible, key_mask, visible_from_options
 
 
 @arguments.attention_function(
@@ -62,23 +62,12 @@ def additive_attention(
     query_kernel: W, `[N, H, A]`.
     key_kernel: U, `[N, H, A]`.
     score_kernel: v, `[N, A]`.
-    mask: boolean, True = attend, broadcastable to `[B, N, T, S]`.
-    is_causal: query t sees keys s ≤ t.
     scale: factor of the scores; None is 1, as in the paper.
-    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
-    key_segment_ids: `[B, S]`.
-    bias: added to the scores, broadcastable to `[B, N, T, S]`.
-    dropout_rate: share of attention weights set to zero; the others are
-      divided by 1 - dropout_rate.
-    dropout_rng: key of the dropout, needed where `dropout_rate` > 0.
-    block_size: queries and keys of a tile, one int for both; None is the
-      platform's choice.
-    visible: which pairs count, in addition to the options that say so.
-    return_lse: whether to return the log-sum-exp of the scores, too.
+
+  Other arguments: as `flash_attention`.
 
   Returns:
-    `[B, T, N, V]` in the dtype of `query`; with `return_lse` also `[B, T, N]` in
-    float32, −∞ for a query that sees nothing.
+    `[B, T, N, V]`, with `return_lse` also the log-sum-exp `[B, T, N]` of the scores.
 
   Raises:
     ValueError: arguments do not fit together.
@@ -95,15 +84,6 @@ def additive_attention(
   Paper: Neural machine translation by jointly learning to align and translate,
   section A.1.2, arXiv:1409.0473.
   """
-  arguments.check_pairs(
-    query,
-    key,
-    value,
-    bias=bias,
-    dropout_rate=dropout_rate,
-    dropout_rng=dropout_rng,
-  )
-  _check_kernels(query, query_kernel, key_kernel, score_kernel)
   sizes = arguments.block_sizes(block_size)
   sees = visible_from_options(
     query,
@@ -119,13 +99,14 @@ def additive_attention(
     # get through.
     seen = jnp.any(one, axis=(1, 2))[:, :, None, None]
     key, value = jnp.where(seen, key, 0), jnp.where(seen, value, 0)
-  out, lse = _attend(
-    _projected(query, query_kernel),
-    _projected(key, key_kernel),
+  queries, keys = _projected(query, query_kernel), _projected(key, key_kernel)
+  out, lse = attend(
+    queries,
+    keys,
     value,
     sees,
-    _Logits(_scaled(score_kernel, scale, query), bias),
-    sizes,
+    _scores(score_kernel, scale, bias),
+    block=sizes or _block(queries, keys),
     dropout_rate=dropout_rate,
     dropout_rng=dropout_rng,
   )
@@ -133,13 +114,7 @@ def additive_attention(
   return (out, lse) if return_lse else out
 
 
-def _attend(query, key, value, visible, logits, sizes=None, **dropout):
-  """Additive attention of projected queries and keys, in float32."""
-  sizes = sizes or _block(query, key)
-  return attend(query, key, value, visible, logits, block=sizes, **dropout)
-
-
-def _block(query, key) -> tuple[int, int]:
+def _block(query: Array, key: Array) -> tuple[int, int]:
   """(C, D) of a tile."""
   batch, length, num_heads, width = query.shape
   # For each pair: the hidden units, and in the backward their gradients.
@@ -148,46 +123,35 @@ def _block(query, key) -> tuple[int, int]:
   return platform.block(pair_bytes, 16, 64, length, key.shape[1])
 
 
-def _scaled(score_kernel, scale, query):
-  score_kernel = score_kernel.astype(jnp.float32)
-  if scale is None:
-    return score_kernel
-  return score_kernel * arguments.softmax_scale(scale, query.shape[-1])
-
-
-class _Logits(NamedTuple):
-  """Takes the place of `attention.logits.Logits` in the loop.
-
-  Attributes:
-    score_kernel: v, `[N, A]`.
-    bias: `[#B, #N, #T, #S]`.
-  """
-
-  score_kernel: Float[Array, "N A"]
-  bias: Float[Array, "..."] | None = None
-  sinks: None = None
-
-  def scores(self, query, visible, shape):
-    """See `attention.logits.Logits.scores`."""
-    del visible, shape
-    kernel = self.score_kernel
-    scores = _Scores(1.0, None, bias=self.bias, score_kernel=kernel)
-    return query, scores, ()
+def _scores(
+  score_kernel: Float[Array, "N A"],
+  scale: float | Float[Array, ""] | None,
+  bias: Float[Array, "..."] | None = None,
+) -> "_Scores":
+  """Scores of a kernel that `scale` is multiplied into."""
+  kernel = score_kernel.astype(jnp.float32)
+  if scale is not None:
+    kernel *= arguments.softmax_scale(scale, 1)
+  return _Scores(1.0, None, bias=bias, score_kernel=kernel)
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Scores(Scores):
-  """The scores of a tile from a = W q and c = U k, with dx their cotangent.
+  """The scores v · tanh(a_t + c_s) of a tile from a = W q and c = U k.
 
-    z = tanh(a_t + c_s)        x_ts = v · z
-    dz = dx · v · (1 − z²)     da_t = Σ_s dz     dc_s = Σ_t dz     dv = Σ_ts dx · z
-
-  Arrays of C·D·A numbers exist for one tile only. Every query head has its own keys
-  `[B, N, D, A]`, also where query heads share their values.
+  It also takes the place of `attention.logits.Logits` in the loop. Arrays of C·D·A
+  numbers exist for one tile only. Every query head has its own keys `[B, N, D, A]`,
+  also where query heads share their values.
   """
 
   score_kernel: Any = None
+  sinks = None
+
+  def scores(self, query, visible, shape):
+    """See `Logits`."""
+    del visible, shape
+    return query, self, ()
 
   def added(self, tile, start, first):
     """See `Scores`."""
@@ -197,114 +161,50 @@ class _Scores(Scores):
 
   def of_tile(self, query, key, rows, positions, fixed):
     """See `Scores`."""
-    x = self._of_hidden(self._hidden(query, key, rows), query)
+    queries = query.reshape(query.shape[0], -1, rows, query.shape[3])
+    hidden = jnp.tanh(queries[:, :, :, None] + key[:, :, None])
+    # As a product of rows: a sum is slower.
+    pairs = hidden.reshape(*hidden.shape[:2], -1, hidden.shape[4])
+    kernel = self.score_kernel
+    # Repeated for every example, so that the factors share a batch axis.
+    kernel = jnp.broadcast_to(kernel, (len(pairs), *kernel.shape))
+    x = jnp.einsum("bnxa,bna->bnx", pairs, kernel)
+    x = x.reshape(*query.shape[:3], -1)
     return self._after(x, query, rows, positions, fixed)
 
   def vjp(self, query, key, rows, positions, fixed):
     """See `Scores`."""
-    z = self._hidden(query, key, rows)
-    x, pull_after = jax.vjp(
-      lambda x, scores: scores._after(x, query, rows, positions, fixed),
-      self._of_hidden(z, query),
+    x, pull = jax.vjp(
+      lambda query, key, scores: scores.of_tile(
+        query, key, rows, positions, fixed
+      ),
+      query,
+      key,
       self,
     )
 
-    def pull(dx):
-      dx, dscores = pull_after(dx)
-      dx = dx.reshape(z.shape[:4])
-      pairs = z.reshape(*z.shape[:2], -1, z.shape[4])
-      dkernel = jnp.einsum("bnx,bnxa->na", dx.reshape(pairs.shape[:3]), pairs)
-      dz = dx[..., None] * (1.0 - z * z)
-      # v does not depend on t and s, so it multiplies the sums, not every pair.
-      factor = self.score_kernel[None, :, None]
-      dquery = (jnp.sum(dz, 3) * factor).reshape(query.shape)
-      dkey = jnp.swapaxes(jnp.sum(dz, 2) * factor, 2, 3)
-      return dquery, dkey, dataclasses.replace(dscores, score_kernel=dkernel)
+    def turned(dx):
+      dquery, dkey, dscores = pull(dx)
+      return dquery, jnp.swapaxes(dkey, 2, 3), dscores
 
-    return x, pull
-
-  def _hidden(self, query, key, rows):
-    """The hidden units z of every pair, `[B, N, C, D, A]`."""
-    query = query.reshape(query.shape[0], -1, rows, query.shape[3])
-    return jnp.tanh(query[:, :, :, None] + key[:, :, None])
-
-  def _of_hidden(self, z, query):
-    """The scores v · z `[B, K, Q, D]`, as a product: a sum is slower."""
-    pairs = z.reshape(*z.shape[:2], -1, z.shape[4])
-    # Repeated for every example, so that the factors share a batch axis.
-    v = jnp.broadcast_to(self.score_kernel, (len(z), *self.score_kernel.shape))
-    x = jnp.einsum("bnxa,bna->bnx", pairs, v)
-    return x.reshape(*query.shape[:3], -1)
-
-
-def _attend_in_parts(
-  query: Float[Array, "B T N H"],
-  key: Float[Array, "B S K H"],
-  value: Float[Array, "B S K V"],
-  *,
-  axis_name: str,
-  query_kernel: Float[Array, "N H A"],
-  key_kernel: Float[Array, "N H A"],
-  score_kernel: Float[Array, "N A"],
-  mask: Bool[Array, "#B 1 1 S"] | None = None,
-  is_causal: bool = False,
-  scale: float | Float[Array, ""] | None = None,
-  query_segment_ids: Int[Array, "B T"] | None = None,
-  key_segment_ids: Int[Array, "B S"] | None = None,
-  dropout_rate: float = 0.0,
-  dropout_rng: Array | None = None,
-  **others: Any,
-) -> Float[Array, "B T N V"]:
-  """`additive_attention` of the whole, of which each device has a part.
-
-  Projected keys and values go round the ring of `attention.ring`: D − 1 parts of
-  S·(N·A + K·V) numbers.
-  """
-  options = {
-    "mask": mask,
-    "is_causal": is_causal,
-    "query_segment_ids": query_segment_ids,
-    "key_segment_ids": key_segment_ids,
-  }
-  sharded.check(query, key, value, **options, others=others)
-  arguments.check_dropout(dropout_rate, dropout_rng)
-  if mask is not None:
-    seen = mask[:, 0, 0, :, None, None]
-    key, value = jnp.where(seen, key, 0), jnp.where(seen, value, 0)
-  projected = _projected(query, query_kernel), _projected(key, key_kernel)
-  out, _ = ring(
-    *projected,
-    value,
-    axis_name=axis_name,
-    logits=_Logits(_scaled(score_kernel, scale, query)),
-    dropout_rate=dropout_rate,
-    dropout_rng=dropout_rng,
-    block=_block(*projected),
-    **options,
-  )
-  return out.astype(query.dtype)
+    return x, turned
 
 
 def _check_kernels(
   query: Float[Array, "B T N H"], w: Array, u: Array, v: Array
 ) -> None:
   num_heads, head_dim = query.shape[2:]
-  for name, kernel in (("query_kernel", w), ("key_kernel", u)):
-    if kernel.ndim != 3 or kernel.shape[:2] != (num_heads, head_dim):
+  width = w.shape[-1]
+  for name, kernel, expected in (
+    ("query_kernel", w, (num_heads, head_dim, width)),
+    ("key_kernel", u, (num_heads, head_dim, width)),
+    ("score_kernel", v, (num_heads, width)),
+  ):
+    if kernel.shape != expected:
       raise ValueError(
-        f"{name}: expected [N, H, A] = [{num_heads}, {head_dim}, A] to go with "
-        f"query {query.shape}, got {kernel.shape}"
+        f"{name}: expected {expected} to go with query {query.shape} and "
+        f"query_kernel {w.shape}, got {kernel.shape}"
       )
-  expected = (num_heads, w.shape[2])
-  if u.shape[2] != expected[1]:
-    raise ValueError(
-      f"key_kernel: expected the width of query_kernel, {expected[1]}, got "
-      f"{u.shape[2]}"
-    )
-  if v.shape != expected:
-    raise ValueError(
-      f"score_kernel: expected [N, A] = {list(expected)}, got {v.shape}"
-    )
 
 
 def _projected(
@@ -321,7 +221,9 @@ def _projected(
 
 
 class AdditiveCache(NamedTuple):
-  """Projected keys and values of the positions seen so far.
+  """Projected keys and values of the positions seen so far: B·S·(N·A + K·V).
+
+  A step of decoding takes time S·N·A.
 
   Attributes:
     key: U k, `[B, S, N, A]` float32, S = max_length; rows from `index` on are
@@ -333,52 +235,6 @@ class AdditiveCache(NamedTuple):
   key: Float[Array, "B S N A"]
   value: Float[Array, "B S K V"]
   index: Int[Array, "B"]
-
-
-def prefill(
-  variables: plug.Variables,
-  cache: AdditiveCache,
-  query: Float[Array, "B P N H"],
-  key: Float[Array, "B P K H"],
-  value: Float[Array, "B P K V"],
-  lengths: Int[Array, "B"],
-  *,
-  scale: float | None = None,
-) -> AdditiveCache:
-  """The cache after the first `lengths` of P positions; time P·N·H·A."""
-  del query, scale
-  keys = _projected(key, variables["params"]["key_kernel"])
-  return AdditiveCache(
-    layout.put(cache.key, keys, 0), layout.put(cache.value, value, 0), lengths
-  )
-
-
-def decode(
-  variables: plug.Variables,
-  cache: AdditiveCache,
-  query: Float[Array, "B 1 N H"],
-  key: Float[Array, "B 1 K H"],
-  value: Float[Array, "B 1 K V"],
-  *,
-  scale: float | None = None,
-) -> tuple[Float[Array, "B 1 N V"], AdditiveCache]:
-  """One position of the causal call; time S·N·A at every position."""
-  params = variables["params"]
-  score_kernel = _scaled(params["score_kernel"], scale, query)
-  slots = jnp.arange(cache.key.shape[1])[None, :]
-  here = slots == cache.index[:, None]
-  keys = layout.written(cache.key, _projected(key, params["key_kernel"]), here)
-  values = layout.written(cache.value, value, here)
-  seen = (slots <= cache.index[:, None])[:, None, None, :]
-  out, _ = _attend(
-    _projected(query, params["query_kernel"]),
-    keys,
-    values,
-    Visible(masks=(seen,)),
-    _Logits(score_kernel),
-  )
-  out = out.astype(query.dtype)
-  return out, AdditiveCache(keys, values, cache.index + 1)
 
 
 def additive(width: int = 64) -> plug.Attention:
@@ -424,19 +280,46 @@ def additive(width: int = 64) -> plug.Attention:
     )
     return additive_attention(query, key, value, **variables["params"], **call)
 
-  def apply_sharded(variables, query, key, value, *, axis_name, **call):
-    return _attend_in_parts(
-      query, key, value, axis_name=axis_name, **variables["params"], **call
+  def apply_sharded(
+    variables,
+    query,
+    key,
+    value,
+    *,
+    axis_name,
+    scale=None,
+    dropout_rate=0.0,
+    dropout_rng=None,
+    **call,
+  ):
+    # Projected keys and values go round the ring: D − 1 parts of S·(N·A + K·V).
+    pairs = {
+      "mask": call.pop("mask", None),
+      "is_causal": call.pop("is_causal", False),
+      "query_segment_ids": call.pop("query_segment_ids", None),
+      "key_segment_ids": call.pop("key_segment_ids", None),
+    }
+    sharded.check(query, key, value, **pairs, others=call)
+    arguments.check_dropout(dropout_rate, dropout_rng)
+    if pairs["mask"] is not None:
+      key = jnp.where(pairs["mask"][:, 0, 0, :, None, None], key, 0)
+    params = variables["params"]
+    queries = _projected(query, params["query_kernel"])
+    keys = _projected(key, params["key_kernel"])
+    out, _ = ring(
+      queries,
+      keys,
+      value,
+      axis_name=axis_name,
+      logits=_scores(params["score_kernel"], scale),
+      dropout_rate=dropout_rate,
+      dropout_rng=dropout_rng,
+      block=_block(queries, keys),
+      **pairs,
     )
+    return out.astype(query.dtype)
 
-  def init_cache(
-    variables: plug.Variables,
-    batch: int,
-    max_length: int,
-    dims: plug.Dims,
-    dtype: Any,
-  ) -> AdditiveCache:
-    """An empty cache for `max_length` positions: B·S·(N·A + K·V) numbers."""
+  def init_cache(variables, batch, max_length, dims, dtype):
     del variables
     values = (batch, max_length, dims.num_kv_heads, dims.values)
     return AdditiveCache(
@@ -445,9 +328,37 @@ def additive(width: int = 64) -> plug.Attention:
       index=jnp.zeros((batch,), jnp.int32),
     )
 
+  def prefill(variables, cache, query, key, value, lengths, *, scale=None):
+    del query, scale
+    keys = _projected(key, variables["params"]["key_kernel"])
+    return AdditiveCache(
+      layout.put(cache.key, keys, 0), layout.put(cache.value, value, 0), lengths
+    )
+
+  def decode(variables, cache, query, key, value, *, scale=None):
+    params = variables["params"]
+    slots = jnp.arange(cache.key.shape[1])[None, :]
+    here = slots == cache.index[:, None]
+    key = _projected(key, params["key_kernel"])
+    keys = layout.written(cache.key, key, here)
+    values = layout.written(cache.value, value, here)
+    queries = _projected(query, params["query_kernel"])
+    out, _ = attend(
+      queries,
+      keys,
+      values,
+      key_mask(slots <= cache.index[:, None]),
+      _scores(params["score_kernel"], scale),
+      block=_block(queries, keys),
+    )
+    cache = AdditiveCache(keys, values, cache.index + 1)
+    return out.astype(query.dtype), cache
+
   return plug.Attention(
     init=init,
-    apply=apply,
+    apply=arguments.applied(
+      "additive", additive_attention, lambda variables: variables["params"]
+    ),
     init_cache=init_cache,
     decode=decode,
     prefill=prefill,

@@ -1,73 +1,70 @@
-"""Argument checks that every attention function shares.
+"""What a call of an attention function may have: one table of checks.
 
-Each check runs on shapes and dtypes alone, so it costs nothing in a compiled
-program and raises while the program is traced. Every message names the
+A check reads shapes, dtypes and Python numbers alone, so it costs nothing in a
+compiled program and raises while the program is traced. Every message names the
 argument, what was expected and what came.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-import difflib
+from collections.abc import Callable, Collection, Mapping
 import functools
 import inspect
 import math
-from typing import Any, ParamSpec, TypeVar, get_args
+import types
+from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import AbstractArray, Array, Bool, Float, Int
 import numpy as np
 
-from attention import plug
+from attention import meshes, plug
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
+accepted_options, applied = plug.accepted_options, plug.applied
+near, register = plug.near, plug.register
+
 MOST_BYTES = 2**32
 """Arrays of one mechanism beyond this size are taken for a typing error."""
 
-_mechanisms: Mapping[str, Callable[..., plug.Attention]] = {}
+ARRAYS: Mapping[str, Any] = {
+  "query": Float[Array, "B T N H"],
+  "key": Float[Array, "B S K H"],
+  "value": Float[Array, "B S K V"],
+  "mask": Bool[Array, "..."],
+  "query_segment_ids": Int[Array, "B T"],
+  "key_segment_ids": Int[Array, "B S"],
+  "bias": Float[Array, "..."],
+  "sinks": Float[Array, "N"],
+  "log_forget": Float[Array, "B T N"],
+}
+"""The arrays that are the same in every function."""
 
-_functions: dict[str, Mapping[str, inspect.Parameter]] = {}
-"""Public attention function -> its parameters, in the order of imports."""
+_QKV = ("query", "key", "value")
 
-# What Flax's modules hand to an `attention_fn` and no function here takes.
-_FLAX = frozenset(
-  {
-    "broadcast_dropout",
-    "deterministic",
-    "dtype",
-    "force_fp32_for_softmax",
-    "module",
-    "precision",
-    "qk_attn_weights_einsum",
-    "attn_weights_value_einsum",
-  }
-)
+_ARRAY = (AbstractArray, jax.Array)
 
-
-def register(
-  mechanisms: Mapping[str, Callable[..., plug.Attention]],
-) -> None:
-  """Registers the mechanisms that an error message may recommend.
-
-  `attention.registry` calls this once. It imports the mechanisms, and they
-  import this module, so this module cannot import the registry.
-
-  Args:
-    mechanisms: name -> factory.
-  """
-  global _mechanisms
-  _mechanisms = mechanisms
+_KINDS: Mapping[Any, tuple[Any, str]] = {
+  Float: (jnp.floating, "a float dtype"),
+  Int: (jnp.integer, "integers"),
+  Bool: (
+    jnp.bool_,
+    "bool (True = attend; additive biases are the option `bias`)",
+  ),
+}
+"""jaxtyping's kind -> its dtypes, in code and in words."""
 
 
 def attention_function(
   **instead: str,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-  """Decorates a public attention function: every wrong name is a ValueError.
+  """Decorates a public attention function, and checks all its calls.
 
-  Before the function is called, the decorator refuses an option that it does
-  not take, an option that it needs and that is missing, an option given by
-  position, and any value other than an array where the annotation says array.
+  A call is refused that has an option the function does not take, lacks one that
+  it needs, gives an option by position, or has a value that does not fit: an array
+  by its annotation (`check_call`), an option by its name (`CHECKS`) or its type
+  (`TYPES`).
 
   Args:
     **instead: hyperparameter of the mechanism that the function does not take
@@ -80,12 +77,22 @@ def attention_function(
   def decorate(function: Callable[P, R]) -> Callable[P, R]:
     name = getattr(function, "__name__", "attention")
     parameters = inspect.signature(function).parameters
-    _functions[name] = parameters
+    plug.FUNCTIONS[name] = parameters
     positional = [
       n for n, p in parameters.items() if p.kind is not p.KEYWORD_ONLY
     ]
-    needed = [n for n, p in parameters.items() if p.default is p.empty]
-    arrays = [n for n, p in parameters.items() if _is_array(p.annotation)]
+    needed = {n for n, p in parameters.items() if p.default is p.empty}
+    arrays, checks = {}, dict(CHECKS)
+    for option, parameter in parameters.items():
+      allowed = _types(parameter.annotation)
+      if allowed in TYPES:
+        checks[option] = TYPES[allowed]
+      elif get_origin(allowed[0]) is Literal:
+        checks[option] = lambda name, value, *_, choices=parameter.annotation: (
+          check_choice(name, value, choices)
+        )
+      elif all(isinstance(x, type) and issubclass(x, _ARRAY) for x in allowed):
+        (arrays[option],) = allowed
 
     @functools.wraps(function)
     def checked(*args: P.args, **options: P.kwargs) -> R:
@@ -94,25 +101,13 @@ def attention_function(
           f"{name}: expected {', '.join(positional)} by position and options "
           f"by name, got {len(args)} values by position"
         )
-      # What only Flax passes tells more than what other mechanisms take.
-      for option in sorted(options, key=lambda name: name not in _FLAX):
-        if option not in parameters:
-          hint = instead.get(option) or _hint(option, name, parameters)
-          raise ValueError(f"{option}: {name} has no such option; {hint}")
       given = {**dict(zip(positional, args, strict=False)), **options}
-      for option in needed:
-        if option not in given:
-          ways = [text for text in instead.values() if f"{option}=" in text]
-          hint = f"; {ways[0]}" if ways else ""
-          raise ValueError(f"{option}: {name} needs it, got nothing{hint}")
-      for option in arrays:
-        if option in needed or given.get(option) is not None:
-          check_array(option, given[option])
-      if not isinstance(given.get("is_causal", False), bool | np.bool_):
-        raise ValueError(
-          "is_causal: expected True or False, which decides what is compiled, "
-          f"got {given['is_causal']!r}"
-        )
+      if not needed <= given.keys() <= parameters.keys():
+        _refuse(given, name, parameters, instead)
+      check_call(given, arrays, checks, needed)
+      query = given[positional[0]]
+      if jax.typeof(query).sharding.mesh.explicit_axes:
+        return meshes.call_with_auto_axes(function, query, args, options)
       return function(*args, **options)
 
     return checked
@@ -120,22 +115,85 @@ def attention_function(
   return decorate
 
 
-def _is_array(annotation: Any) -> bool:
-  """Whether an annotation allows an array, and neither a number nor a tuple."""
-  allowed = get_args(annotation) or (annotation,)
-  return all(
-    isinstance(one, type)
-    and issubclass(one, (AbstractArray, jax.Array, type(None)))
-    for one in allowed
-  )
+def _types(annotation: Any) -> tuple[Any, ...]:
+  """The types of a union, without None."""
+  if get_origin(annotation) not in (types.UnionType, Union):
+    return (annotation,)
+  return tuple(x for x in get_args(annotation) if x is not type(None))
+
+
+def check_call(
+  given: Mapping[str, Any],
+  arrays: Mapping[str, Any] | None = None,
+  checks: Mapping[str, "Check"] | None = None,
+  needed: Collection[str] = (),
+) -> None:
+  """Checks the arrays of a call, and then its options by their names.
+
+  Args:
+    given: argument -> value.
+    arrays: argument -> annotation, such as `Float[Array, "B S K H"]`. A letter is
+      one size in all of them; of "..." the dtype is checked. None is `ARRAYS`.
+    checks: argument -> check. None is `CHECKS`.
+    needed: arguments that may not be None.
+
+  Raises:
+    ValueError: a value is no array, has another dtype, rank or size than its
+      annotation, is empty, or is refused by its check; N is no multiple of K.
+  """
+  arrays = ARRAYS if arrays is None else arrays
+  checks = CHECKS if checks is None else checks
+  given = {n: x for n, x in given.items() if x is not None or n in needed}
+  for name in arrays:
+    if name in given:
+      check_array(name, given[name])
+  sizes: dict[str, int] = {}
+  for name, annotation in arrays.items():
+    if name not in given or not issubclass(annotation, AbstractArray):
+      continue
+    kind, words = _KINDS[annotation.dtype]
+    if not jnp.issubdtype(given[name].dtype, kind):
+      raise ValueError(f"{name}: expected {words}, got {given[name].dtype}")
+    letters = annotation.dim_str.split()
+    if letters[:1] != ["..."]:
+      _check_sizes(name, given[name].shape, letters, sizes)
+    if sizes.get("N", 0) % sizes.get("K", 1):
+      raise ValueError(
+        f"query: its {sizes['N']} heads are not a multiple of the {sizes['K']} "
+        "key/value heads"
+      )
+  for name, value in given.items():
+    if name in checks:
+      checks[name](name, value, sizes, given)
+
+
+def _check_sizes(
+  name: str, shape: tuple[int, ...], letters: list[str], sizes: dict[str, int]
+) -> None:
+  """Checks a shape, and adds its letters to those whose size is known."""
+  if len(shape) != len(letters):
+    raise ValueError(
+      f"{name}: expected {len(letters)} axes [{', '.join(letters)}], got shape "
+      f"{shape}"
+    )
+  known = dict(sizes)
+  for letter, size in zip(letters, shape, strict=True):
+    if sizes.setdefault(letter, size) != size:
+      wanted = ", ".join(str(known.get(x, x)) for x in letters)
+      # A key "B T K H" is one of the sequence that the queries are of.
+      across = name in _QKV and "T" in letters
+      raise ValueError(
+        f"{name}: expected [{wanted}] for [{', '.join(letters)}], got shape "
+        f"{shape}" + "; dense attention reads another sequence" * across
+      )
+    if not size and letter in "BTSNKHV":
+      raise ValueError(
+        f"{name}: expected at least one of everything, got shape {shape}"
+      )
 
 
 def check_array(name: str, value: Any) -> None:
-  """Checks that a value is an array.
-
-  Raises:
-    ValueError: it has no shape and dtype, as a list or a Python number.
-  """
+  """Raises ValueError for a value without shape and dtype, such as a list."""
   if hasattr(value, "shape") and hasattr(value, "dtype"):
     return
   hint = ""
@@ -148,78 +206,60 @@ def check_array(name: str, value: Any) -> None:
   )
 
 
+def check_shape(
+  name: str, letters: str, array: Array | None, shape: tuple[int, ...]
+) -> None:
+  """Checks that an array, if there is one, has the shape that others give it.
+
+  Raises:
+    ValueError: it has another.
+  """
+  if array is not None and array.shape != shape:
+    raise ValueError(
+      f"{name}: expected {letters} = {shape}, got shape {array.shape}"
+    )
+
+
 def check_qkv(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
   value: Float[Array, "B S K V"],
 ) -> None:
-  """Checks that query, key and value fit together.
+  """Raises ValueError where query, key and value do not fit together."""
+  check_call({"query": query, "key": key, "value": value}, needed=_QKV)
 
-  Args:
-    query: `[B, T, N, H]`.
-    key: `[B, S, K, H]`, N a multiple of K.
-    value: `[B, S, K, V]`; V may differ from H.
 
-  Raises:
-    ValueError: a rank, a size or a dtype does not fit.
-  """
-  for name, array in (("query", query), ("key", key), ("value", value)):
-    check_array(name, array)
-    if array.ndim != 4:
-      raise ValueError(
-        f"{name}: expected 4 axes [batch, length, heads, features], got shape "
-        f"{array.shape}"
-      )
-    if not jnp.issubdtype(array.dtype, jnp.floating):
-      raise ValueError(f"{name}: expected a float dtype, got {array.dtype}")
-    if not array.size:
-      raise ValueError(
-        f"{name}: expected at least one of everything, got shape {array.shape}"
-      )
-  batch, _, num_heads, head_dim = query.shape
-  if key.shape[0] != batch or key.shape[3] != head_dim:
-    raise ValueError(
-      f"key: expected [{batch}, S, K, {head_dim}] to go with query "
-      f"{query.shape}, got {key.shape}"
-    )
-  if value.shape[:3] != key.shape[:3]:
-    raise ValueError(
-      f"value: expected {(*key.shape[:3], 'V')} to go with key {key.shape}, "
-      f"got {value.shape}"
-    )
-  if num_heads % key.shape[2]:
-    raise ValueError(
-      f"query: its {num_heads} heads are not a multiple of the {key.shape[2]} "
-      "key/value heads"
-    )
+def check_pairs(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"],
+  value: Float[Array, "B S K V"],
+  *,
+  mask: Bool[Array, "..."] | None = None,
+  bias: Float[Array, "..."] | None = None,
+  query_segment_ids: Int[Array, "B T"] | None = None,
+  key_segment_ids: Int[Array, "B S"] | None = None,
+  dropout_rate: float = 0.0,
+  dropout_rng: Array | None = None,
+) -> None:
+  """Raises ValueError where what a function reads of pairs does not fit."""
+  check_call(locals(), needed=_QKV)
 
 
 def check_mask(
   mask: Bool[Array, "..."] | None, shape: tuple[int, int, int, int]
 ) -> None:
-  """Checks that a mask is boolean and broadcasts to `shape` `[B, N, T, S]`.
-
-  Raises:
-    ValueError: `mask` is not boolean, not of rank 4, or does not broadcast.
-  """
+  """Raises ValueError for a mask that is not bool of `shape` `[B, N, T, S]` or 1."""
   if mask is None:
     return
   if mask.dtype != jnp.bool_:
-    raise ValueError(
-      f"mask: expected bool (True = attend), got {mask.dtype}; pass additive "
-      "biases as `bias` where the mechanism has it"
-    )
+    raise ValueError(f"mask: expected {_KINDS[Bool][1]}, got {mask.dtype}")
   check_broadcast("mask", mask, shape)
 
 
 def check_broadcast(
   name: str, array: Array, shape: tuple[int, int, int, int]
 ) -> None:
-  """Checks that `array` has rank 4 and that each axis is full or 1.
-
-  Raises:
-    ValueError: it does not; the message starts with `name`.
-  """
+  """Raises ValueError for an array of other axes than those of `shape` or 1."""
   if array.ndim != 4 or any(
     got not in (1, full) for got, full in zip(array.shape, shape, strict=True)
   ):
@@ -235,19 +275,11 @@ def key_mask(
   key: Float[Array, "B S K H"],
   instead: str,
 ) -> Bool[Array, "B S"] | None:
-  """Reads a mask that may vary along keys only.
-
-  Args:
-    mask: None, or boolean and broadcastable to `[B, 1, 1, S]`.
-    query: fixes B, T and N.
-    key: fixes S.
-    instead: what to use for a mask along T or N, for the message.
-
-  Returns:
-    `[B, S]`, True = attend, or None.
+  """Reads a mask that may vary along keys only: `[B, 1, 1, S]` as `[B, S]`.
 
   Raises:
-    ValueError: the mask varies along queries or heads, or does not fit.
+    ValueError: it varies along queries or heads, or does not fit; `instead` says
+      what to use for such a mask.
   """
   if mask is None:
     return None
@@ -262,71 +294,34 @@ def key_mask(
   return jnp.broadcast_to(mask[:, 0, 0, :], (batch, key.shape[1]))
 
 
-def check_segment_ids(
-  query_segment_ids: Int[Array, "B T"] | None,
-  key_segment_ids: Int[Array, "B S"] | None,
-  query: Float[Array, "B T N H"],
-  key: Float[Array, "B S K H"],
-) -> None:
-  """Checks that segment ids come in pairs and fit query and key.
-
-  Raises:
-    ValueError: only one of the two is given, or a shape or dtype is wrong.
-  """
-  if (query_segment_ids is None) != (key_segment_ids is None):
-    missing = "query" if query_segment_ids is None else "key"
-    raise ValueError(
-      f"{missing}_segment_ids: expected both or neither of query_segment_ids "
-      "and key_segment_ids, got one"
-    )
-  for name, ids, array in (
-    ("query_segment_ids", query_segment_ids, query),
-    ("key_segment_ids", key_segment_ids, key),
-  ):
-    if ids is None:
-      continue
-    if ids.shape != array.shape[:2] or not jnp.issubdtype(
-      ids.dtype, jnp.integer
-    ):
+def _check_segments(name, ids, sizes, given) -> None:
+  del name, ids, sizes
+  for missing in ("query_segment_ids", "key_segment_ids"):
+    if missing not in given:
       raise ValueError(
-        f"{name}: expected integers of shape {array.shape[:2]}, got "
-        f"{ids.dtype} {ids.shape}"
+        f"{missing}: expected both or neither of query_segment_ids and "
+        "key_segment_ids, got one"
       )
 
 
-def check_pairs(
-  query: Float[Array, "B T N H"],
-  key: Float[Array, "B S K H"],
-  value: Float[Array, "B S K V"],
-  *,
-  mask: Bool[Array, "..."] | None = None,
-  bias: Float[Array, "..."] | None = None,
-  query_segment_ids: Int[Array, "B T"] | None = None,
-  key_segment_ids: Int[Array, "B S"] | None = None,
-  dropout_rate: float = 0.0,
-  dropout_rng: Array | None = None,
-) -> None:
-  """Checks the arguments of a function that treats each pair independently.
-
-  Raises:
-    ValueError: an argument is wrong, or two do not fit together.
-  """
-  check_qkv(query, key, value)
-  batch, length, num_heads, _ = query.shape
-  shape = (batch, num_heads, length, key.shape[1])
-  check_mask(mask, shape)
-  check_segment_ids(query_segment_ids, key_segment_ids, query, key)
-  if bias is not None:
-    check_broadcast("bias", bias, shape)
-  check_dropout(dropout_rate, dropout_rng)
+def _check_log_forget(name, log_forget, sizes, given) -> None:
+  del log_forget
+  # Whether a `visible` is causal is asked where it is read.
+  if not given.get("is_causal") and "visible" not in given:
+    raise ValueError(
+      f"{name}: expected is_causal=True with it, got False; what is forgotten "
+      "lies between a query and an earlier key"
+    )
+  length, source_length = sizes["T"], sizes.get("S", sizes["T"])
+  if source_length != length:
+    raise ValueError(
+      f"{name}: expected query and key of one length, got {length} and "
+      f"{source_length}"
+    )
 
 
 def check_dropout(rate: float, rng: Array | None) -> None:
-  """Checks the two arguments of dropout on attention weights.
-
-  Raises:
-    ValueError: `rate` is not in [0, 1), or is positive while `rng` is None.
-  """
+  """Raises ValueError for a rate outside [0, 1), or a positive one without rng."""
   if not 0.0 <= rate < 1.0:
     raise ValueError(f"dropout_rate: expected [0, 1), got {rate}")
   if rate > 0.0 and rng is None:
@@ -335,61 +330,8 @@ def check_dropout(rate: float, rng: Array | None) -> None:
     )
 
 
-def check_logit_options(
-  query: Float[Array, "B T N H"],
-  key: Float[Array, "B S K H"] | None,
-  is_causal: bool,
-  *,
-  sinks: Float[Array, "N"] | None = None,
-  logits_soft_cap: float | None = None,
-  log_forget: Float[Array, "B T N"] | None = None,
-) -> None:
-  """Checks what an exact mechanism does to its logits.
-
-  Args:
-    query: `[B, T, N, H]`.
-    key: `[B, S, K, H]`; None where one position is decoded.
-    is_causal: whether queries see no later keys.
-    sinks: `[N]`.
-    logits_soft_cap: above 0.
-    log_forget: `[B, T, N]`, for causal calls with T = S.
-
-  Raises:
-    ValueError: one of them does not fit.
-  """
-  batch, length, num_heads, _ = query.shape
-  if sinks is not None and sinks.shape != (num_heads,):
-    raise ValueError(
-      f"sinks: expected one for each of {num_heads} heads, got shape "
-      f"{sinks.shape}"
-    )
-  if logits_soft_cap is not None:
-    check_soft_cap(logits_soft_cap)
-  if log_forget is None:
-    return
-  if log_forget.shape != (batch, length, num_heads):
-    raise ValueError(
-      f"log_forget: expected [B, T, N] = {(batch, length, num_heads)}, got "
-      f"shape {log_forget.shape}"
-    )
-  if not is_causal:
-    raise ValueError(
-      "log_forget: expected is_causal=True with it, got False; what is "
-      "forgotten lies between a query and an earlier key"
-    )
-  if key is not None and key.shape[1] != length:
-    raise ValueError(
-      f"log_forget: expected query and key of one length, got {length} and "
-      f"{key.shape[1]}"
-    )
-
-
 def check_soft_cap(cap: float) -> None:
-  """Checks c of c · tanh(x / c).
-
-  Raises:
-    ValueError: it is not a finite number above 0.
-  """
+  """Raises ValueError for c of c · tanh(x / c) that is not finite and above 0."""
   is_number = isinstance(cap, int | float) and not isinstance(cap, bool)
   if not is_number or not 0.0 < cap < math.inf:
     raise ValueError(
@@ -407,10 +349,11 @@ def softmax_scale(
   """
   if scale is None:
     return 1.0 / math.sqrt(head_dim)
-  is_number = isinstance(scale, int | float | np.number | np.ndarray)
-  if not isinstance(scale, jax.Array) and not is_number:
+  if isinstance(scale, jax.Array):
+    return scale
+  if not isinstance(scale, int | float | np.number | np.ndarray):
     raise ValueError(f"scale: expected a number or None, got {scale!r}")
-  if not isinstance(scale, jax.Array) and not math.isfinite(scale):
+  if not math.isfinite(scale):
     raise ValueError(f"scale: expected a finite number, got {scale}")
   return scale
 
@@ -418,17 +361,9 @@ def softmax_scale(
 def scaled_query(
   query: Float[Array, "B T N H"], scale: float | Float[Array, ""] | None
 ) -> tuple[Float[Array, "B T N H"], float]:
-  """Queries, and the factor of their logits as a Python number.
+  """Queries, and the factor of their logits as a number, which loops need.
 
-  Loops over tiles need a number. A traced factor is multiplied into the
-  queries.
-
-  Args:
-    query: `[B, T, N, H]`.
-    scale: as the caller gave it; None is 1/√H.
-
-  Returns:
-    The queries, and the factor that remains for their logits.
+  A traced factor is multiplied into the queries.
   """
   scale = softmax_scale(scale, query.shape[-1])
   if isinstance(scale, jax.Array):
@@ -437,44 +372,35 @@ def scaled_query(
 
 
 def check_at_least(name: str, value: int, low: int) -> None:
-  """Checks that a count is an int of at least `low`.
-
-  Raises:
-    ValueError: `value` is not an int, or below `low`.
-  """
-  if (
-    not isinstance(value, (int, np.integer))
-    or isinstance(value, bool)
-    or value < low
-  ):
+  """Raises ValueError for a count that is not an int of at least `low`."""
+  is_int = isinstance(value, int | np.integer) and not isinstance(value, bool)
+  if not is_int or value < low:
     raise ValueError(
       f"{name}: expected an int of at least {low}, got {value!r}"
     )
 
 
 def check_flag(name: str, value: bool) -> None:
-  """Checks that a hyperparameter is True or False.
-
-  Raises:
-    ValueError: it is not; text such as 'False' would count as true.
-  """
-  if not isinstance(value, bool):
+  """Raises ValueError for text such as 'False', which would count as true."""
+  if not isinstance(value, bool | np.bool_):
     raise ValueError(f"{name}: expected True or False, got {value!r}")
 
 
+def check_choice(name: str, value: Any, choices: Any) -> None:
+  """Raises ValueError for none of a `Literal`, or of `Literal[…] | None`."""
+  (literal,) = _types(choices)
+  may_be_none = literal is not choices
+  if value not in get_args(literal) and not (value is None and may_be_none):
+    known = ", ".join(get_args(literal))
+    raise ValueError(
+      f"{name}: expected {'None or ' * may_be_none}one of {known}, got {value!r}"
+    )
+
+
 def check_memory(name: str, value: int, numbers: int) -> None:
-  """Checks that the arrays that follow from a size can be meant.
+  """Raises ValueError for a size whose arrays, of float32, cannot be meant.
 
-  What is too large depends on the other sizes, so the bound is on bytes and
-  not on the hyperparameter.
-
-  Args:
-    name: the hyperparameter.
-    value: its size.
-    numbers: how many numbers of four bytes the mechanism keeps with it.
-
-  Raises:
-    ValueError: they take more than `MOST_BYTES`.
+  What is too large depends on the other sizes, so the bound is on bytes.
   """
   if 4 * numbers > MOST_BYTES:
     raise ValueError(
@@ -506,92 +432,57 @@ def block_sizes(
   return sizes[0], sizes[1]
 
 
-def accepted_options(
+Check = Callable[[str, Any, Mapping[str, int], Mapping[str, Any]], Any]
+"""`(name, value, letter -> size, argument -> value)`; raises ValueError."""
+
+
+def _pairs(sizes: Mapping[str, int]) -> tuple[int, int, int, int]:
+  """B, N, T, S; there is no S where query and key are one sequence."""
+  length = sizes["T"]
+  return sizes["B"], sizes["N"], length, sizes.get("S", length)
+
+
+CHECKS: Mapping[str, Check] = {
+  "is_causal": lambda name, flag, *_: check_flag(name, flag),
+  "mask": lambda _, mask, sizes, __: check_mask(mask, _pairs(sizes)),
+  "scale": lambda _, scale, *__: softmax_scale(scale, 1),
+  "query_segment_ids": _check_segments,
+  "key_segment_ids": _check_segments,
+  "bias": lambda name, x, sizes, _: check_broadcast(name, x, _pairs(sizes)),
+  "logits_soft_cap": lambda _, cap, *__: check_soft_cap(cap),
+  "log_forget": _check_log_forget,
+  "dropout_rate": lambda _, rate, __, given: check_dropout(
+    rate, given.get("dropout_rng")
+  ),
+}
+"""Option -> what is asked of it in every function that takes it."""
+
+TYPES: Mapping[tuple[Any, ...], Check] = {
+  (bool,): lambda name, flag, *_: check_flag(name, flag),
+  (int,): lambda name, count, *_: check_at_least(
+    name, count, 0 if name == "shift" else 1
+  ),
+  (int, tuple[int, int]): lambda _, size, *__: block_sizes(size),
+}
+"""Types of an annotation but None -> what is asked of such an option."""
+
+
+def _refuse(
+  given: Mapping[str, Any],
   name: str,
-  function: Callable[..., Any],
-  options: Mapping[str, Any],
-  own: Collection[str] = (),
-) -> dict[str, Any]:
-  """Returns the options of a call that `function` takes, or raises.
-
-  An option of another mechanism that is None, False or a zero rate asks for
-  nothing, so it is dropped where `function` does not take it.
-
-  Args:
-    name: the mechanism, for the message.
-    function: an attention function with keyword-only options.
-    options: what the caller passed.
-    own: options of `function` that the mechanism's record gives it.
-
-  Returns:
-    The options that `function` takes.
-
-  Raises:
-    ValueError: `function` does not take an option that asks for something, no
-      mechanism takes it, or the record gives it already.
-  """
-  known = inspect.signature(function).parameters
-  takes_any = any(p.kind is p.VAR_KEYWORD for p in known.values())
-  accepted = {}
-  for option, asked in options.items():
-    if option in own:
-      instead = f"call {name}_attention to give another"
-      if option in _hyperparameters(name):
-        instead = f"pass it to {name}({option}=…), which makes the record"
-      raise ValueError(
-        f"{option}: the record of {name} attention has its own, expected none; "
-        f"{instead}"
-      )
-    if option in known or takes_any:
-      accepted[option] = asked
-    elif option not in plug.CALL_OPTIONS or not (
-      asked is None or (isinstance(asked, (bool, int, float)) and not asked)
-    ):
-      raise ValueError(
-        f"{option}: {name} attention has no such option; "
-        f"{_hint(option, name, known)}"
-      )
-  return accepted
-
-
-def near(got: str, known: Iterable[str]) -> str:
-  """The text "; did you mean 'b'?", or nothing where no name is like it."""
-  found = difflib.get_close_matches(got, list(known), n=1)
-  return f"; did you mean {found[0]!r}?" if found else ""
-
-
-def _hyperparameters(name: str) -> Collection[str]:
-  """Names of what the factory of a registered mechanism takes."""
-  factory = _mechanisms.get(name)
-  return () if factory is None else inspect.signature(factory).parameters
-
-
-def _hint(
-  option: str, name: str, known: Mapping[str, inspect.Parameter]
-) -> str:
-  """What to do about an option that `name` does not take."""
-  mechanism = name.removesuffix("_attention")
-  if option in _FLAX:
-    return (
-      "Flax's modules pass it: give them "
-      f"attention_fn=as_attention_fn({mechanism}_attention)"
-    )
-  if option in plug.CALL_OPTIONS:
-    having = plug.supporting(_mechanisms, plug.CALL_OPTIONS[option])
-  else:
-    having = [n for n, parameters in _functions.items() if option in parameters]
-  factories = [
-    f"{n}({option}=…)" for n in _mechanisms if option in _hyperparameters(n)
-  ]
-  if f"{mechanism}({option}=…)" in factories:
-    return f"give it when the mechanism is made: {mechanism}({option}=…)"
-  *others, last = ["", *(having or factories)]
-  if not last:
-    names = [
-      n
-      for n, p in known.items()
-      if p.kind is p.KEYWORD_ONLY or p.default is not p.empty
-    ]
-    return f"it takes {', '.join(names)}{near(option, names)}"
-  others = ", ".join(others[1:])
-  return f"{others} and {last} have it" if others else f"{last} has it"
+  parameters: Mapping[str, inspect.Parameter],
+  instead: Mapping[str, str],
+) -> None:
+  """Raises for an option that a function does not take, or needs."""
+  # What only Flax passes tells more than what other mechanisms take.
+  for option in sorted(
+    given, key=lambda option: option not in plug.FLAX_OPTIONS
+  ):
+    if option not in parameters:
+      hint = instead.get(option) or plug.hint(option, name, parameters)
+      raise ValueError(f"{option}: {name} has no such option; {hint}")
+  for option, parameter in parameters.items():
+    if parameter.default is parameter.empty and option not in given:
+      ways = [text for text in instead.values() if f"{option}=" in text]
+      hint = f"; {ways[0]}" if ways else ""
+      raise ValueError(f"{option}: {name} needs it, got nothing{hint}")

@@ -7,11 +7,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from attention import arguments, dropout, halo, platform, plug
-from attention import sharded as flash_parts
+from attention import arguments, dropout, layout, platform, plug, sharded
 from attention.logits import Logits
 from attention.loop import attend
-from attention.softmax import block_attention, in_steps, padded
+from attention.softmax import block_attention, block_map, split_blocks
 from attention.visible import Visible, key_mask, segments
 
 
@@ -33,7 +32,8 @@ def bigbird_attention(
   key_segment_ids: Int[Array, "B S"] | None = None,
   dropout_rate: float = 0.0,
   dropout_rng: Array | None = None,
-) -> Float[Array, "B T N V"]:
+  return_lse: bool = False,
+) -> Float[Array, "B T N V"] | tuple[Array, Array]:
   """Every block of queries attends to near, global and random blocks of keys.
 
   Positions are in blocks of C = `block_size`, b(t) = t // C. The last block
@@ -44,31 +44,23 @@ def bigbird_attention(
     A(t) = all s                                       where b(t) ∈ {0, L}
 
   for each head. A block that is listed twice, or is also near or global, counts
-  once. Every pair is further limited by `mask` and the segments. A query that
-  sees no key gets zeros. The content of a masked key changes nothing.
+  once. Every pair is further limited by `mask` and the segments.
 
   Args:
-    query: `[B, T, N, H]`.
-    key: `[B, S, K, H]`, S = T; N is a multiple of K, query head n reads key
-      head n // (N/K).
-    value: `[B, S, K, V]`.
     block_size: C.
     random_blocks: `[N, M, R]`, the numbers of R blocks for each query head and
       each of the M = max(L - 1, 0) blocks between the first and the last. A
       number outside [0, L], such as -1, names no block.
       `bigbird_random_blocks` draws them.
-    mask: key mask, broadcastable to `[B, 1, 1, S]`, True = attend.
+    mask: key mask, `[B, 1, 1, S]`.
     is_causal: must be False, because the last block is global, and random
       blocks may be later than the query.
-    scale: factor of the logits; None is 1/√H.
-    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
-    key_segment_ids: `[B, S]`.
-    dropout_rate: share of attention weights set to zero; the others are
-      divided by 1 - rate.
-    dropout_rng: key of the dropout, needed where `dropout_rate` > 0.
+
+  Other arguments: as `dense_attention`, with S = T.
 
   Returns:
-    `[B, T, N, V]` in the dtype of `query`.
+    `[B, T, N, V]`, with `return_lse` also the log-sum-exp `[B, T, N]`, as
+    `flash_attention`.
 
   Raises:
     ValueError: arguments do not fit together, or `is_causal`.
@@ -84,17 +76,14 @@ def bigbird_attention(
   Paper: Big Bird: transformers for longer sequences, section 2 and appendix D
   (internal transformer construction, ITC), arXiv:2007.14062.
   """
-  arguments.check_qkv(query, key, value)
   _check_call(query, key, is_causal)
-  length = query.shape[1]
+  length, num_heads = query.shape[1:3]
   arguments.check_at_least("block_size", block_size, 1)
   keep = arguments.key_mask(
     mask, query, key, "dense attention takes masks that vary"
   )
-  arguments.check_segment_ids(query_segment_ids, key_segment_ids, query, key)
-  arguments.check_dropout(dropout_rate, dropout_rng)
   count = -(-length // block_size)
-  expected = query.shape[2], max(count - 2, 0)
+  expected = num_heads, max(count - 2, 0)
   is_integer = jnp.issubdtype(random_blocks.dtype, jnp.integer)
   if (
     random_blocks.ndim != 3
@@ -122,43 +111,43 @@ def bigbird_attention(
       Logits(scale=scale),
       dropout_rate=dropout_rate,
       dropout_rng=global_rng,
-    )[0]
-
-  if count <= 2:
-    return attend_to_all(query, query_segment_ids)
+    )
 
   def ends(x):
-    parts = x[:, :block_size], x[:, (count - 1) * block_size :]
-    return jnp.concatenate(parts, axis=1)
+    last = (count - 1) * block_size
+    return jnp.concatenate([x[:, :block_size], x[:, last:]], axis=1)
 
-  cut = partial(_blocks, size=block_size)
+  if count <= 2:
+    out, lse = attend_to_all(query, query_segment_ids)
+    return (out, lse) if return_lse else out
+  rows = attend_to_all(*jax.tree.map(ends, (query, query_segment_ids)))
   tokens = jnp.ones((1, length), bool) if keep is None else keep
-  ids = query_segment_ids
-  rows = attend_to_all(ends(query), None if ids is None else ends(ids))
   if keep is not None:
     key, value = (jnp.where(keep[..., None, None], x, 0) for x in (key, value))
-  blocks, seen = _blocks_seen(random_blocks, count)
-  out = _attend_to_blocks(
-    cut(query)[:, 1 : count - 1],
-    None if ids is None else cut(ids)[:, 1 : count - 1],
-    jnp.moveaxis(cut(key), 3, 1),
-    jnp.moveaxis(cut(value), 3, 1),
-    cut(tokens)[:, None],
-    None if key_segment_ids is None else cut(key_segment_ids)[:, None],
-    blocks,
-    seen,
+
+  ids = query_segment_ids
+  others = _attend_to_blocks(
+    split_blocks(query, block_size)[:, 1 : count - 1],
+    None if ids is None else split_blocks(ids, block_size)[:, 1 : count - 1],
+    jax.tree.map(
+      partial(_by_head, size=block_size), (key, value, tokens, key_segment_ids)
+    ),
+    *_blocks_seen(random_blocks, count),
     scale=scale,
     dropout_rate=dropout_rate,
     dropout_rng=block_rng,
   )
-  parts = rows[:, :block_size], out, rows[:, block_size:]
-  return jnp.concatenate(parts, axis=1)
+  out, lse = (
+    jnp.concatenate([x[:, :block_size], y, x[:, block_size:]], axis=1)
+    for x, y in zip(rows, others, strict=True)
+  )
+  return (out, lse) if return_lse else out
 
 
-def _blocks(x: Shaped[Array, "B T *F"], size: int) -> Shaped[Array, "B X C *F"]:
-  """Blocks of C positions; the last is filled up with zeros."""
-  x = padded(x, -x.shape[1] % size)
-  return x.reshape(len(x), -1, size, *x.shape[2:])
+def _by_head(x: Shaped[Array, "B T *KF"], size: int) -> Shaped[Array, "..."]:
+  """Blocks `[B, K, X, C, *F]` of `[B, T, K, *F]`; of `[B, T]`, K is 1."""
+  x = x if x.ndim == 4 else x[:, :, None]
+  return jnp.moveaxis(split_blocks(x, size), 3, 1)
 
 
 def _blocks_seen(
@@ -166,36 +155,22 @@ def _blocks_seen(
 ) -> tuple[Int[Array, "N M W"], Bool[Array, "N M W"]]:
   """The W = 5 + R blocks of each block between the globals, and which count.
 
-  They are the first, the last, the block before, the block itself, the block
-  behind, and the random ones. Every block counts once: a near block that is
-  global does not, nor a random one that is global, near, listed before or no
-  block. The block itself takes its place, so that no other block is read.
+  They are the first, the last, the block itself, its neighbours, and the random
+  ones, in order. What is listed twice counts once. A number that names no block does
+  not count and becomes one of the global blocks, so that no other block is read.
   """
   own = jnp.arange(1, count - 1)
-  near = jnp.stack([own - 1, own, own + 1], -1)
-  ends = jnp.stack([0 * own, 0 * own + count - 1], -1)
-  always = jnp.concatenate([ends, near], -1)
-  is_between = (near > 0) & (near < count - 1)
-  counts = jnp.pad(is_between, ((0, 0), (2, 0)), constant_values=True)
-
-  own = own[None, :, None]
-  seen = (random_blocks > 0) & (random_blocks < count - 1)
-  seen &= jnp.abs(random_blocks - own) > 1
-  same = random_blocks[..., :, None] == random_blocks[..., None, :]
-  before = jnp.tri(random_blocks.shape[2], k=-1, dtype=bool)[None, None]
-  seen &= ~jnp.any(same & before, axis=-1)
-
-  def joined(x, random):
-    x = jnp.broadcast_to(x[None], (len(random), *x.shape))
-    return jnp.concatenate([x, random], axis=-1)
-
-  blocks = joined(always, jnp.where(seen, random_blocks, own))
-  return blocks, joined(counts, seen)
+  always = jnp.stack([0 * own, 0 * own + count - 1, own - 1, own, own + 1], -1)
+  always = jnp.broadcast_to(always, (len(random_blocks), *always.shape))
+  blocks = jnp.sort(jnp.concatenate([always, random_blocks], axis=-1))
+  is_new = jnp.diff(blocks, prepend=-1) > 0
+  seen = is_new & (blocks >= 0) & (blocks < count)
+  return jnp.clip(blocks, 0, count - 1), seen
 
 
 def _taken(
-  x: Shaped[Array, "B K X C *F"], blocks: Int[Array, "N G W"]
-) -> Shaped[Array, "B N G D *F"]:
+  x: Shaped[Array, "B K X C *F"], blocks: Int[Array, "N W"]
+) -> Shaped[Array, "B N D *F"]:
   """The blocks that each query head asks for, D = W·C.
 
   Heads are a batch axis of the gather. If they were one of its indices, arrays
@@ -206,64 +181,64 @@ def _taken(
     return x.at[:, blocks].get(mode="promise_in_bounds")
 
   taken = jax.vmap(of_head, (1, 0), 1)(x, blocks.reshape(x.shape[1], -1))
-  return taken.reshape(len(x), *blocks.shape[:2], -1, *x.shape[4:])
+  return taken.reshape(len(x), len(blocks), -1, *x.shape[4:])
 
 
 def _attend_to_blocks(
   query: Float[Array, "B M C N H"],
   query_ids: Int[Array, "B M C"] | None,
-  key: Float[Array, "B K X C H"],
-  value: Float[Array, "B K X C V"],
-  mask: Bool[Array, "#B #K X C"],
-  key_ids: Int[Array, "B #K X C"] | None,
+  keys: tuple[Array, Array, Array, Array | None],
   blocks: Int[Array, "N M W"],
   seen: Bool[Array, "N M W"],
   *,
   scale: float | Float[Array, ""],
   dropout_rate: float = 0.0,
   dropout_rng: Array | None = None,
-) -> Float[Array, "B Q N V"]:
+) -> tuple[Float[Array, "B Q N V"], Float[Array, "B Q N"]]:
   """Every block of queries attends to its W blocks of the X blocks of keys.
 
-  K may be N, and what is known of keys may have one head for all. Keys that
-  `mask` hides are zero. The result has the Q = M·C queries one after another.
+  `keys` are key and value `[B, K, X, C, …]`, zero where the mask hides them, the
+  mask and ids `[B, K, X, C]`; K may be N, and 1 for mask and ids. The results are
+  those of the Q = M·C queries one after another.
   """
-  batch, middle, size, num_heads, head_dim = query.shape
+  key, value, mask, key_ids = keys
+  batch, count, size, num_heads, head_dim = query.shape
   width = blocks.shape[2] * size
 
-  def step(query, query_ids, blocks, seen, number):
-    visible = jnp.repeat(seen, size, axis=2)[None] & _taken(mask, blocks)
-    visible = visible[:, :, :, None, None, :]
-    if query_ids is not None and key_ids is not None:
-      ids = _taken(key_ids, blocks)[:, :, :, None, None, :]
-      visible &= query_ids[:, None, :, None, :, None] == ids
+  def attend_to_few(query, query_ids, blocks, seen, number):
+    visible = jnp.repeat(seen, size, axis=1)[None] & _taken(mask, blocks)
+    visible = visible[:, :, None]
+    if key_ids is not None:
+      ids = _taken(key_ids, blocks)[:, :, None]
+      visible &= query_ids[:, None, :, None] == ids
     kept = None
     if dropout_rate:
       shape = (batch, num_heads, 1, size, width)
-      kept = jax.vmap(
-        lambda i: dropout.kept(dropout_rng, dropout_rate, shape, i), out_axes=2
-      )(number[0])
-    out = block_attention(
-      jnp.moveaxis(query, 3, 1)[:, :, :, None],
+      kept = dropout.kept(dropout_rng, dropout_rate, shape, number[0])
+    return block_attention(
+      query,
       _taken(key, blocks),
       _taken(value, blocks),
       scale=scale,
-      visible=visible,
+      visible=visible[:, :, None],
       kept=kept,
     )
-    return jnp.moveaxis(out[:, :, :, 0], 1, 3).astype(query.dtype)
 
   # The gradient of a step is as large as all keys, so there are few steps.
   pair_bytes = 4 * batch * num_heads * width
   at_once = max(
     platform.tiles_at_once(
-      pair_bytes * (size + head_dim + value.shape[-1]), middle
+      pair_bytes * (size + head_dim + value.shape[-1]), count
     ),
-    -(-middle // (2 * blocks.shape[2])),
+    -(-count // (2 * blocks.shape[2])),
   )
-  number = jnp.arange(middle)[None]
-  out = in_steps(step, at_once, query, query_ids, blocks, seen, number)
-  return out.reshape(batch, middle * size, num_heads, -1)
+  number = jnp.arange(count)[None]
+  results = block_map(
+    attend_to_few, at_once, query, query_ids, blocks, seen, number
+  )
+  return jax.tree.map(
+    lambda x: x.reshape(batch, count * size, *x.shape[3:]), results
+  )
 
 
 def _attend_in_parts(
@@ -282,15 +257,13 @@ def _attend_in_parts(
 ) -> Float[Array, "B T N V"]:
   """`bigbird_attention` of the whole, of which each of D devices has a part.
 
-  A device needs the blocks beside its own part (a halo), the global blocks (one
-  sum over the devices), and the random blocks of its queries. Which these are is
-  known only while the program runs, so all keys go round the ring, and every
-  device keeps what its queries ask for. Time and memory are those of T positions,
-  with keys for each query head; what crosses is what dense attention sends.
+  Which blocks a device needs is known only while the program runs, so all keys go
+  round the ring, and every device keeps what its queries ask for. Time and memory
+  are those of T positions, with 5 + R keys for each query and head; what crosses is
+  what dense attention sends, and one sum over the devices for the global queries.
   """
   ids = query_segment_ids
-  call = mask, False, ids, key_segment_ids, others
-  flash_parts.check(query, key, value, *call)
+  sharded.check(query, key, value, mask, False, ids, key_segment_ids, others)
   length, num_heads = query.shape[1:3]
   if length % block_size:
     raise ValueError(
@@ -298,7 +271,7 @@ def _attend_in_parts(
       f"got {block_size}; a block of a sequence in parts lies on one device"
     )
   rank, size = jax.lax.axis_index(axis_name), jax.lax.axis_size(axis_name)
-  own, num_random = length // block_size, random_blocks.shape[2]
+  own = length // block_size
   keep = jnp.ones((1, length), bool) if mask is None else mask[:, 0, 0]
   keep = jnp.broadcast_to(keep, key.shape[:2])
   blocks, seen = (
@@ -307,46 +280,29 @@ def _attend_in_parts(
     )
     for x in _blocks_seen(random_blocks, size * own)
   )
-  asked = blocks[:, :, 5:].reshape(num_heads, -1)
-
-  def ends(x):
-    """The first and the last block of the whole, on every device."""
-    number = x.astype(jnp.int32) if x.dtype == bool else x
-    first = jnp.where(rank == 0, number[:, :block_size], 0)
-    last = jnp.where(rank == size - 1, number[:, -block_size:], 0)
-    both = jax.lax.psum(jnp.concatenate([first, last], axis=1), axis_name)
-    return both.astype(x.dtype)
-
-  def here(x):
-    """All that queries here may read: halo and part, globals, random blocks."""
-    x = x if x.ndim == 4 else x[:, :, None]
-
-    def cut(x):
-      return jnp.moveaxis(_blocks(x, block_size), 3, 1)
-
-    near = cut(halo.reached(x, block_size, block_size, axis_name))
-    shared = jnp.concatenate([near, cut(ends(x))], axis=2)
-    shared = jnp.repeat(shared, num_heads // shared.shape[1], axis=1)
-    far = _collected(cut(x), asked, axis_name)
-    return jnp.concatenate([shared, far], axis=2)
-
-  number = jnp.arange(own)
-  always = [0 * number + own + 2, 0 * number + own + 3]
-  always = jnp.stack([*always, number, number + 1, number + 2], -1)
-  random = own + 4 + jnp.arange(own * num_random).reshape(own, num_random)
-  places = jnp.concatenate([always, random], -1)
-  out = _attend_to_blocks(
-    _blocks(query, block_size),
-    None if ids is None else _blocks(ids, block_size),
-    here(jnp.where(keep[..., None, None], key, 0)),
-    here(jnp.where(keep[..., None, None], value, 0)),
-    here(keep),
-    None if key_segment_ids is None else here(key_segment_ids),
-    jnp.broadcast_to(places[None], blocks.shape),
+  asked = blocks.reshape(num_heads, -1)
+  key, value = (jnp.where(keep[..., None, None], x, 0) for x in (key, value))
+  keys = jax.tree.map(
+    lambda x: _collected(_by_head(x, block_size), asked, axis_name),
+    (key, value, keep, key_segment_ids),
+  )
+  collected = jnp.arange(asked.shape[1]).reshape(1, own, -1)
+  out, _ = _attend_to_blocks(
+    split_blocks(query, block_size),
+    None if ids is None else split_blocks(ids, block_size),
+    keys,
+    jnp.broadcast_to(collected, seen.shape),
     seen,
     scale=arguments.softmax_scale(scale, query.shape[-1]),
   )
-  rows = flash_parts.attention_of_few(
+
+  def ends(x):
+    """The first and the last block of the whole, on every device."""
+    first = jnp.where(rank == 0, x[:, :block_size], 0)
+    last = jnp.where(rank == size - 1, x[:, -block_size:], 0)
+    return jax.lax.psum(jnp.concatenate([first, last], axis=1), axis_name)
+
+  rows = sharded.attention_of_few(
     ends(query),
     key,
     value,
@@ -372,8 +328,7 @@ def _collected(
   onward = [(i, (i + 1) % size) for i in range(size)]
 
   def take(moving):
-    taken = _taken(moving, number[:, None])
-    return taken.reshape(len(x), *asked.shape, *x.shape[3:])
+    return _taken(moving, number).reshape(len(x), *asked.shape, *x.shape[3:])
 
   def step(carry, hop):
     moving, taken = carry
@@ -382,7 +337,8 @@ def _collected(
     is_here = is_here.reshape(1, *asked.shape, *[1] * (x.ndim - 3))
     return (moving, jnp.where(is_here, take(moving), taken)), None
 
-  (_, taken), _ = jax.lax.scan(step, (x, take(x)), jnp.arange(1, size))
+  start = layout.alike((x, take(x)), (x, rank))
+  (_, taken), _ = jax.lax.scan(step, start, jnp.arange(1, size))
   return taken
 
 
@@ -489,12 +445,12 @@ def bigbird(block_size: int = 64, num_random: int = 3) -> plug.Attention:
       )
     return call
 
-  def apply(variables, query, key, value, **call):
+  def apply(variables, query, key, value, **call) -> Any:
     arguments.check_qkv(query, key, value)
     call = options(variables, query, query.shape[1], call)
     return function(query, key, value, **call)
 
-  def apply_sharded(variables, query, key, value, *, axis_name, **call):
+  def apply_sharded(variables, query, key, value, *, axis_name, **call) -> Any:
     arguments.check_qkv(query, key, value)
     devices = jax.lax.axis_size(axis_name)
     if devices == 1:

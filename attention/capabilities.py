@@ -45,9 +45,8 @@ def capability_table(
       default hyperparameters.
 
   Returns:
-    The table, each line with a newline at its end. ✓ means that `supports`
-    names the capability, – that asking for it raises ValueError, and 'only'
-    that leaving it out does.
+    ✓ where `supports` names the capability, – where asking for it raises
+    ValueError, 'only' where leaving it out does.
   """
   if mechanisms is None:
     mechanisms = {name: example(make) for name, make in ATTENTIONS.items()}
@@ -56,10 +55,11 @@ def capability_table(
     columns.setdefault(heading, set()).add(capability)
   rows = [["name", *columns]]
   rows.append(["---", *[":-:"] * len(columns)])
-  for name, attention in mechanisms.items():
-    supports = attention.supports
-    marks = ["✓" if names <= supports else "–" for names in columns.values()]
-    if attention.causal_only:
+  for name, record in mechanisms.items():
+    marks = [
+      "✓" if names <= record.supports else "–" for names in columns.values()
+    ]
+    if record.causal_only:
       marks[0] = "only"
     rows.append([f"`{name}`", *marks])
   return "".join(f"| {' | '.join(row)} |\n" for row in rows)

@@ -1,25 +1,31 @@
-"""Dense softmax attention (Vaswani et al., 2017)."""
+"""Dense softmax attention (Vaswani et al., 2017).
 
+C rows of queries with all their keys are computed at a time. Everything is left to
+autodiff, of any order and direction.
+"""
+
+from collections.abc import Callable
+import dataclasses
+from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import (
-  arguments,
-  dropout,
-  forgetting,
-  layout,
-  own_logits,
-  plug,
-  relative,
-)
+from attention import arguments, dropout, layout, own_logits, platform, plug
 from attention import mods as mods_lib
 from attention.implementations import InParts
+from attention.logits import Logits, logits_from_options, tables_at
+from attention.loop import Output, with_sinks
 from attention.mods import MaskMod, ScoreMod
-from attention.rows import by_rows
-from attention.softmax import masked_softmax
-from attention.visible import visible_from_options
+from attention.sharded import attention_in_parts
+from attention.softmax import softmax_and_lse
+from attention.visible import Visible, visible_from_options
+
+_WHOLE = 512
+"""The longest T that is one block unless the caller asks for less."""
 
 
 @arguments.attention_function()
@@ -44,15 +50,15 @@ def dense_attention(
   dropout_rate: float = 0.0,
   dropout_rng: Array | None = None,
   block_size: int | None = None,
-) -> Float[Array, "B T N V"]:
+  visible: Visible | None = None,
+  logits: Logits | None = None,
+  return_lse: bool = False,
+) -> Output:
   """Every query attends to every key: softmax(scale · Q Kᵀ + bias) V.
 
   Logits, softmax and normaliser are float32, or float64 like the query. Masked
   logits take no part in the softmax. A query that may attend to no key gets
   zeros and passes no gradient.
-
-  This module is the formula for C rows of queries. Which pairs count is
-  `attention.visible`, the softmax `attention.softmax`, the loop over rows `attention.rows`.
 
   Args:
     query: `[B, T, N, H]`.
@@ -65,7 +71,7 @@ def dense_attention(
     query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
     key_segment_ids: `[B, S]`.
     bias: added to the scaled logits, broadcastable to `[B, N, T, S]`.
-    relative_bias: `[N, 2L+1]`, added by clipped distance, see `attention.relative`.
+    relative_bias: `[N, 2L+1]`, added by clipped distance, see `attention.logits`.
     relative_keys: `[2L+1, H]`, Shaw's keys by clipped distance, or
       `[N, 2L+1, H]`, a table for each head (Transformer-XL).
     sinks: `[N]`, one more logit for each head, which takes weight and gives no
@@ -77,15 +83,22 @@ def dense_attention(
       of a position that a mask of one row hides counts as 1.
     score_mod: `(score, b, n, t, s) -> score` of indices that broadcast, as in
       FlexAttention; it takes the logits ahead of `bias` and `log_forget`.
+      Gradients flow to arrays that it closes over.
     mask_mod: `(b, n, t, s) -> bool`, True = attend, in addition to `mask`.
     dropout_rate: share of attention weights set to zero; the others are
       divided by 1 - rate.
     dropout_rng: key of the dropout, needed where `dropout_rate` > 0.
-    block_size: C, rows that are computed at the same time; None is the choice
-      of `attention.rows.by_rows`.
+    block_size: C, rows that are computed at the same time; None is all of a short
+      sequence, and what `attention.platform` allows of a long one.
+    visible: which pairs count, in addition to the options that say so.
+    logits: how pairs are scored, in place of the options that say so.
+    return_lse: whether to return the log-sum-exp of the logits, too.
 
   Returns:
-    `[B, T, N, V]` in the dtype of `query`.
+    `[B, T, N, V]` in the dtype of `query`; with `return_lse` also `[B, T, N]`, in
+    the dtype of the logits, −∞ for a query that sees nothing. Both have gradients,
+    so that results over disjoint sets of keys can be merged
+    (`attention.loop.merge`).
 
   Raises:
     ValueError: arguments do not fit together.
@@ -103,32 +116,10 @@ def dense_attention(
   arXiv:2508.10925. Soft caps: Gemma 2, arXiv:2408.00118. Forget gates: Forgetting
   transformer, arXiv:2503.02130. Mods: Flex attention, arXiv:2412.05496.
   """
-  arguments.check_pairs(
-    query,
-    key,
-    value,
-    mask=mask,
-    bias=bias,
-    query_segment_ids=query_segment_ids,
-    key_segment_ids=key_segment_ids,
-    dropout_rate=dropout_rate,
-    dropout_rng=dropout_rng,
-  )
-  arguments.check_logit_options(
-    query,
-    key,
-    is_causal,
-    sinks=sinks,
-    logits_soft_cap=logits_soft_cap,
-    log_forget=log_forget,
-  )
+  arguments.check_qkv(query, key, value)
+  arguments.check_dropout(dropout_rate, dropout_rng)
   if block_size is not None:
     arguments.check_at_least("block_size", block_size, 1)
-  batch, _, num_heads, head_dim = query.shape
-  source_length, num_kv_heads = key.shape[1:3]
-  tables = relative.check(relative_bias, relative_keys, query)
-  keys, values = (layout.heads_first(x, num_kv_heads) for x in (key, value))
-  scale = arguments.softmax_scale(scale, head_dim)
   visible = visible_from_options(
     query,
     key,
@@ -136,68 +127,128 @@ def dense_attention(
     is_causal=is_causal,
     query_segment_ids=query_segment_ids,
     key_segment_ids=key_segment_ids,
+    mask_mod=mask_mod,
+    visible=visible,
   )
-
-  exact = jnp.promote_types(query.dtype, jnp.float32)
-  forgotten = forgetting.of_call(log_forget, mask)
-  has_pairs = any(
-    x is not None for x in (sinks, forgotten, score_mod, dropout_rate or None)
+  logits = logits_from_options(
+    query,
+    key,
+    visible,
+    logits=logits,
+    scale=scale,
+    soft_cap=logits_soft_cap,
+    relative_bias=relative_bias,
+    relative_keys=relative_keys,
+    score_mod=score_mod,
+    bias=bias,
+    log_forget=log_forget,
+    sinks=sinks,
   )
+  batch, _, num_heads, _ = query.shape
+  kv_heads = key.shape[2]
+  query_dtype, dtype = query.dtype, jnp.promote_types(query.dtype, jnp.float32)
+  if query.dtype == dtype:
+    # A scale that is an array is multiplied into the queries. That is less work than
+    # scaling the logits, but costs digits in half precision.
+    scale = arguments.softmax_scale(logits.scale, query.shape[3])
+    logits = dataclasses.replace(logits, scale=jnp.asarray(scale, dtype))
+  query, scores, _ = logits.scores(query, visible)
+  keys, values = (layout.heads_first(x, kv_heads) for x in (key, value))
 
   def attend(query, bias, start, seen):
+    """(out, lse) of C rows, the first of which is at `start`, over `seen` keys."""
     rows = query.shape[1]
-    x = layout.heads_first(query, num_kv_heads)
-    # Scaling the queries is less work than scaling the logits, but costs digits
-    # in half precision.
-    early, late = (scale, 1.0) if x.dtype == exact else (1.0, scale)
-    seen_keys, seen_values = keys[:, :, :seen], values[:, :, :seen]
-    logits = layout.dot("bkqh,bksh->bkqs", x * early, seen_keys, exact) * late
-    if logits_soft_cap is not None:
-      logits = logits_soft_cap * jnp.tanh(logits / logits_soft_cap)
-    if tables.given:
-      logits += relative.logits(tables, x, -start, rows, seen, scale)
-    allowed = visible.block(start, rows, 0, seen)
-    if score_mod is not None or mask_mod is not None:
-      shape = (batch, num_heads, rows, seen)
-      indices = mods_lib.indices(shape, start, 0)
-      if score_mod is not None:
-        logits = jnp.asarray(score_mod(logits.reshape(shape), *indices), exact)
-      if mask_mod is not None:
-        shown = jnp.broadcast_to(mods_lib.as_bool(mask_mod(*indices)), shape)
-        allowed = shown if allowed is None else allowed & shown
-    # XLA writes the softmax over logits that keep the shape of their product.
-    if has_pairs or allowed is not None or bias is not None:
-      logits = logits.reshape(batch, num_heads, rows, seen)
-    if bias is not None:
-      logits += bias.astype(exact)
-    if forgotten is not None:
-      of_query = layout.cut(forgotten, start, rows)
-      logits += forgetting.between(of_query, forgotten[:, :seen]).astype(exact)
-    weights = masked_softmax(logits, allowed, _of_rows(sinks, logits))
+    pairs = batch, num_heads, rows, seen
+    places = visible.query_start + start, visible.key_start
+    part = dataclasses.replace(
+      scores.cut(start, rows, 0, seen), bias=bias, dtype=dtype
+    )
+    x = layout.heads_first(query, kv_heads)
+    x = part.of_tile(x, keys[:, :, :seen], rows, places, ())
+    shown = visible.traced(pairs).block(start, rows, 0, seen)
+    if shown is not None:
+      shown = jnp.broadcast_to(shown, pairs).reshape(x.shape)
+    weights, lse = softmax_and_lse(x, shown)
     if dropout_rate:
-      weights *= dropout.of_pairs(
+      kept = dropout.of_pairs(
         dropout_rng,
         dropout_rate,
-        batch,
-        num_heads,
-        start + jnp.arange(rows),
-        jnp.arange(seen),
+        *pairs[:2],
+        places[0] + jnp.arange(rows),
+        places[1] + jnp.arange(seen),
       )
-    weights = weights.astype(value.dtype).reshape(*x.shape[:3], seen)
-    out = layout.dot("bkqs,bksv->bkqv", weights, seen_values, exact)
-    return layout.heads_last(out, rows).astype(query.dtype)
+      weights *= kept.reshape(x.shape)
+    weights = weights.astype(value.dtype)
+    out = layout.dot("bkqs,bksv->bkqv", weights, values[:, :, :seen], dtype)
+    out, lse = (layout.heads_last(y, rows) for y in (out, lse))
+    if logits.sinks is not None:
+      out, lse = with_sinks(out, lse, logits.sinks)
+    return out.astype(query_dtype), lse
 
-  return by_rows(attend, query, bias, source_length, block_size, is_causal)
+  out, lse = _by_rows(
+    attend, query, logits.bias, visible, key.shape[1], block_size
+  )
+  return (out, lse) if return_lse else out
 
 
-def _of_rows(
-  sinks: Float[Array, "N"] | None, logits: Array
-) -> Float[Array, "B N C 1"] | None:
-  """The sinks as a logit of every row."""
-  if sinks is None:
-    return None
-  x = sinks.astype(logits.dtype)[None, :, None, None]
-  return jnp.broadcast_to(x, (*logits.shape[:3], 1))
+def _by_rows(
+  attend: Callable[..., Any],
+  query: Float[Array, "B T N H"],
+  bias: Float[Array, "#B #N #T #S"] | None,
+  visible: Visible,
+  source_length: int,
+  rows: int | None,
+) -> Any:
+  """`attend` of all rows, in blocks that are made again in the backward.
+
+  On a CPU a block stays in cache from one product to the next. The whole matrix
+  would go through memory at every step of the softmax.
+  """
+  batch, length, num_heads, _ = query.shape
+  if rows is None:
+    row_bytes = 4 * batch * num_heads * source_length
+    rows = platform.rows_at_once(row_bytes, length, least=256)
+    # A short sequence is one block, of which nothing is made again.
+    rows = length if length <= _WHOLE else rows
+  if length <= rows:
+    return attend(query, bias, 0, source_length)
+  offset = visible.query_start - visible.key_start
+  is_causal = visible.right == 0 and isinstance(offset, int) and offset == 0
+  by_row = bias is not None and bias.shape[2] > 1
+
+  def part(start, end):
+    """Rows from `start` to `end`: one block, or a whole number of them."""
+    seen = min(end, source_length) if is_causal else source_length
+    size = min(rows, end - start)
+
+    def blocks(x, axis):
+      x = jax.lax.slice_in_dim(x, start, end, axis=axis)
+      x = x.reshape(*x.shape[:axis], -1, size, *x.shape[axis + 1 :])
+      return jnp.moveaxis(x, axis, 0)
+
+    # A bias has a gradient: cut inside the loop it would be as large as itself.
+    near = bias if bias is None else bias[..., :seen]
+    cut = blocks(near, 2) if by_row else None
+
+    @partial(jax.checkpoint, prevent_cse=False)
+    def block(inputs):
+      start, query, cut = inputs
+      return attend(query, cut if by_row else near, start, seen)
+
+    starts = jnp.arange(start, end, size)
+    return jax.lax.map(block, (starts, blocks(query, 1), cut))
+
+  def joined(*parts):
+    parts = (jnp.moveaxis(x, 0, 1) for x in parts)
+    return jnp.concatenate(
+      [x.reshape(batch, -1, *x.shape[3:]) for x in parts], axis=1
+    )
+
+  # Rows of the first half skip the keys behind it; each part is a loop to compile.
+  whole = length // rows
+  half = whole // 2 if is_causal else 0
+  edges = sorted({0, half * rows, whole * rows, length})
+  return jax.tree.map(joined, *(part(*ends) for ends in pairwise(edges)))
 
 
 class DenseCache(NamedTuple):
@@ -248,8 +299,7 @@ def prefill(
   # What lies beyond an example's length is written over before it is seen.
   forgotten = cache.forgotten
   if forgotten is not None and log_forget is not None:
-    after = forgetting.since(log_forget, lengths)
-    forgotten = layout.put(forgotten, after, 0)
+    forgotten = layout.put(forgotten, forgotten_since(log_forget, lengths), 0)
   return DenseCache(
     layout.put(cache.key, key, 0),
     layout.put(cache.value, value, 0),
@@ -264,45 +314,103 @@ def decode(
   key: Float[Array, "B 1 K H"],
   value: Float[Array, "B 1 K V"],
   *,
-  relative_bias: Float[Array, "N D"] | None = None,
-  relative_keys: Float[Array, "... E H"] | None = None,
-  scale: float | None = None,
-  sinks: Float[Array, "N"] | None = None,
-  logits_soft_cap: float | None = None,
   log_forget: Float[Array, "B 1 N"] | None = None,
-  score_mod: ScoreMod | None = None,
-  mask_mod: MaskMod | None = None,
+  **options: Any,
 ) -> tuple[Float[Array, "B 1 N V"], DenseCache]:
-  """One position of the causal call; time S·N·H at every position."""
-  slots = jnp.arange(cache.key.shape[1])
-  here = slots[None, :] == cache.index[:, None]
+  """One position of the causal call; time S·N·H at every position.
+
+  `options` are those of `dense_attention` that say how pairs are scored, and
+  `mask_mod`.
+  """
+  index = cache.index[:, None]
+  slots = jnp.arange(cache.key.shape[1])[None]
+  here = slots == index
   keys = layout.written(cache.key, key, here)
   values = layout.written(cache.value, value, here)
-  seen = slots[None, :] <= cache.index[:, None]
-  tables = relative.check(relative_bias, relative_keys, query)
-  bias = None
-  if tables.given:
-    distance = (slots[None, :] - cache.index[:, None])[:, None]
-    factor = arguments.softmax_scale(scale, query.shape[-1])
-    bias = relative.at_position(tables, query, distance, factor)
-  forgotten = forgetting.after(cache.forgotten, log_forget, here)
-  positions = jnp.broadcast_to(slots[None, :], seen.shape)
-  score_mod, mask_mod, bias = mods_lib.at_positions(
-    score_mod, mask_mod, bias, cache.index, positions
-  )
-  out = dense_attention(
+  forgotten = forgotten_after(cache.forgotten, log_forget, here)
+  out = attend_to_slots(
     query,
     keys,
     values,
-    mask=seen[:, None, None, :],
-    bias=forgetting.of_slots(forgotten, bias),
-    scale=scale,
-    sinks=sinks,
-    logits_soft_cap=logits_soft_cap,
-    score_mod=score_mod,
-    mask_mod=mask_mod,
+    seen=(slots <= index)[:, None],
+    distance=(slots - index)[:, None],
+    positions=(cache.index, jnp.broadcast_to(slots, here.shape)),
+    forgotten=forgotten,
+    **options,
   )
   return out, DenseCache(keys, values, cache.index + 1, forgotten)
+
+
+def attend_to_slots(
+  query: Float[Array, "B 1 N H"],
+  key: Float[Array, "B S K H"],
+  value: Float[Array, "B S K V"],
+  *,
+  seen: Bool[Array, "B #N S"],
+  distance: Int[Array, "B #N S"],
+  positions: tuple[Int[Array, "B"], Int[Array, "B S"]],
+  forgotten: Float[Array, "B S N"] | None,
+  scale: float | None = None,
+  relative_bias: Float[Array, "N D"] | None = None,
+  relative_keys: Float[Array, "... E H"] | None = None,
+  score_mod: ScoreMod | None = None,
+  mask_mod: MaskMod | None = None,
+  **options: Any,
+) -> Any:
+  """One query of each example attends to the slots of a cache that are `seen`.
+
+  `distance` of each slot from the query is that of the tables, `positions` those of
+  the query and of each slot, and `forgotten` Σ log f since it. Options are those of
+  `dense_attention`.
+  """
+  bias = tables_at(relative_bias, relative_keys, query, distance, scale)
+  score_mod, mask_mod, bias = mods_lib.at_positions(
+    score_mod, mask_mod, bias, *positions
+  )
+  if forgotten is not None:
+    more = jnp.swapaxes(forgotten, 1, 2)[:, :, None]
+    bias = more if bias is None else bias + more
+  return dense_attention(
+    query,
+    key,
+    value,
+    mask=seen[:, :, None],
+    bias=bias,
+    scale=scale,
+    score_mod=score_mod,
+    mask_mod=mask_mod,
+    **options,
+  )
+
+
+def forgotten_after(
+  forgotten: Float[Array, "B S N"] | None,
+  log_forget: Float[Array, "B 1 N"] | None,
+  is_new: Bool[Array, "B S"],
+) -> Float[Array, "B S N"] | None:
+  """Σ log f since each slot of a cache, with that of the position in slot `is_new`.
+
+  Raises:
+    ValueError: only one of the first two is given.
+  """
+  if (forgotten is None) != (log_forget is None):
+    raise ValueError(
+      "log_forget: expected one in every call of a mechanism made with "
+      "forget=True, and in no other"
+    )
+  if forgotten is None or log_forget is None:
+    return None
+  return jnp.where(is_new[..., None], 0.0, forgotten + log_forget)
+
+
+def forgotten_since(
+  log_forget: Float[Array, "B P N"], lengths: Int[Array, "B"]
+) -> Float[Array, "B P N"]:
+  """Σ log f between each position and the last of `lengths` positions."""
+  is_read = jnp.arange(log_forget.shape[1])[None, :] < lengths[:, None]
+  steps = jnp.where(is_read[..., None], log_forget.astype(jnp.float32), 0.0)
+  later = jnp.cumsum(steps[:, ::-1], axis=1)[:, ::-1]
+  return later - steps
 
 
 def dense(
@@ -329,36 +437,19 @@ def dense(
   """
   own = own_logits.check(sinks, logits_soft_cap, forget)
 
-  def apply(variables, query, key, value, **call):
+  def apply(variables, query, key, value, **call) -> Any:
     call = arguments.accepted_options(
       "dense", dense_attention, call, own=own.given
     )
     return dense_attention(query, key, value, **own.options(variables), **call)
 
   def apply_sharded(
-    variables,
-    query,
-    key,
-    value,
-    *,
-    axis_name,
-    implementation: InParts = "ring",
-    **call,
+    variables, *arrays, axis_name, implementation: InParts = "ring", **call
   ):
-    # `flash` is made of `dense`, and both are the same in parts.
-    from attention.sharded import attention_in_parts
-
-    call = arguments.accepted_options(
-      "dense", dense_attention, call, own=own.given
-    )
+    del variables  # What has variables of its own has no form in parts.
+    call = arguments.accepted_options("dense", dense_attention, call)
     return attention_in_parts(
-      query,
-      key,
-      value,
-      axis_name=axis_name,
-      implementation=implementation,
-      **own.options(variables),
-      **call,
+      *arrays, axis_name=axis_name, implementation=implementation, **call
     )
 
   def init_own_cache(variables, batch, max_length, dims, dtype):
@@ -377,7 +468,7 @@ def dense(
 
   return plug.Attention(
     init=own.init,
-    apply=apply,
+    apply=arguments.applied("dense", dense_attention, own.options),
     init_cache=init_own_cache,
     decode=decode_own,
     supports=own.supports(

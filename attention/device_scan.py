@@ -10,34 +10,29 @@ T = TypeVar("T")
 
 
 def before(own: T, join: Callable[[T, T], T], nothing: T, axis_name: str) -> T:
-  """`own` of all devices before this one, joined.
-
-  Each device sends what it has to the one that is 1, 2, 4, … places on, and at last
-  to the next.
+  """`own` of all devices before this one, joined, inside `jax.shard_map`.
 
   Args:
     own: a pytree of arrays, of this device.
     join: `(earlier, later) -> both`, associative.
     nothing: what the first device gets; of the form of `own`.
-    axis_name: of the devices, inside `jax.shard_map`.
+    axis_name: of the devices.
 
-  Cost: ⌈log₂ D⌉ + 1 messages of the size of `own`.
+  Cost: ⌈log₂ D⌉ + 1 messages of the size of `own`: to the devices that are 1, 2, 4, …
+  places on, and at last to the next.
   """
   size, rank = jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name)
-  found, distance = own, 1
+
+  def shifted(tree, distance):
+    pairs = [(i, i + distance) for i in range(size - distance)]
+    return jax.tree.map(lambda x: jax.lax.ppermute(x, axis_name, pairs), tree)
+
+  def chosen(condition, one, other):
+    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), one, other)
+
+  total, distance = own, 1
   while distance < size:
-    joined = join(_from(found, distance, axis_name), found)
-    found = _chosen(rank >= distance, joined, found)
+    joined = join(shifted(total, distance), total)
+    total = chosen(rank >= distance, joined, total)
     distance *= 2
-  return _chosen(rank == 0, nothing, _from(found, 1, axis_name))
-
-
-def _from(found: T, distance: int, axis_name: str) -> T:
-  """What the device `distance` places before has; zeros where there is none."""
-  size = jax.lax.axis_size(axis_name)
-  pairs = [(i, i + distance) for i in range(size - distance)]
-  return jax.tree.map(lambda x: jax.lax.ppermute(x, axis_name, pairs), found)
-
-
-def _chosen(condition: jax.Array, one: T, other: T) -> T:
-  return jax.tree.map(lambda x, y: jnp.where(condition, x, y), one, other)
+  return chosen(rank == 0, nothing, shifted(total, 1))

@@ -1,5 +1,6 @@
 """Differential attention: the difference of two softmaxes (Ye et al., 2024)."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -7,12 +8,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
-from attention import arguments, plug
+from attention import arguments, own_logits, plug
 from attention.dense import decode as decode_dense
+from attention.dense import dense
 from attention.dense import init_cache as init_dense
 from attention.dense import prefill as prefill_dense
-from attention.flash import flash_attention
+from attention.logits import Logits
+from attention.loop import Output, attend
 from attention.sharded import attention_in_parts
+from attention.visible import Visible, mask_mod, visible_from_options
 
 
 @arguments.attention_function()
@@ -28,7 +32,9 @@ def differential_attention(
   query_segment_ids: Int[Array, "B T"] | None = None,
   key_segment_ids: Int[Array, "B S"] | None = None,
   block_size: int | tuple[int, int] | None = None,
-) -> Float[Array, "B T N V"]:
+  visible: Visible | None = None,
+  return_lse: bool = False,
+) -> Output | tuple[Array, tuple[Array, Array]]:
   """What one half of each head attends to, less λ times what the other does.
 
     (softmax(scale · Q₁ K₁ᵀ) − λ softmax(scale · Q₂ K₂ᵀ)) V
@@ -37,19 +43,16 @@ def differential_attention(
 
   Args:
     query: `[B, T, N, H]`, H even.
-    key: `[B, S, K, H]`; N is a multiple of K, query head n reads key head
-      n // (N/K).
+    key: `[B, S, K, H]`.
     value: `[B, S, K, V]`.
     weight: λ.
-    mask: boolean, True = attend, broadcastable to `[B, N, T, S]`.
-    is_causal: query t sees keys s ≤ t.
     scale: factor of the logits; None is 1/√(H/2).
-    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
-    key_segment_ids: `[B, S]`.
-    block_size: (C, D), the queries and keys of a block, or one int for both.
+    block_size: as in `flash_attention`. Other options: as `dense_attention`.
 
   Returns:
-    `[B, T, N, V]` in the dtype of `query`.
+    `[B, T, N, V]` in the dtype of `query`; with `return_lse` also the log-sum-exp of
+    both softmaxes, a pair of `[B, T, N]` in float32. They merge the results of either
+    one, not the difference.
 
   Raises:
     ValueError: H is odd, or arguments do not fit together.
@@ -62,14 +65,8 @@ def differential_attention(
 
   Paper: Differential transformer, arXiv:2410.05258, equation 1.
   """
-  arguments.check_pairs(
-    query,
-    key,
-    value,
-    mask=mask,
-    query_segment_ids=query_segment_ids,
-    key_segment_ids=key_segment_ids,
-  )
+  arguments.check_qkv(query, key, value)
+  sizes = arguments.block_sizes(block_size)
   if not isinstance(weight, int | float | jax.Array | np.ndarray | np.number):
     raise ValueError(f"weight: expected a number, got {type(weight).__name__}")
   if query.shape[3] % 2:
@@ -77,23 +74,37 @@ def differential_attention(
       "query: expected an even head dimension, whose halves attend apart, got "
       f"{query.shape[3]}"
     )
-  options: dict[str, Any] = {
-    "mask": _of_both(mask),
-    "is_causal": is_causal,
-    "scale": scale,
-    "query_segment_ids": query_segment_ids,
-    "key_segment_ids": key_segment_ids,
-    "block_size": block_size,
-  }
-  out: Any = flash_attention(*_halves(query, key, value), **options)
-  return _difference(out, weight)
+  visible = visible_from_options(
+    query,
+    key,
+    mask=mask,
+    is_causal=is_causal,
+    query_segment_ids=query_segment_ids,
+    key_segment_ids=key_segment_ids,
+    visible=visible,
+  )
+  halves = _halves(query, key, value)
+  visible = _of_halves(visible, query.shape[2])
+  out, lse = attend(*halves, visible, Logits(scale=scale), block=sizes)
+  out = _difference(out, weight)
+  first, second = jnp.split(lse, 2, axis=2)
+  return (out, (first, second)) if return_lse else out
 
 
-def _of_both(mask: Array | None) -> Array | None:
-  """A mask for the heads of both halves."""
-  if mask is None or mask.ndim != 4 or mask.shape[1] == 1:
-    return mask
-  return jnp.concatenate([mask, mask], axis=1)
+def _of_halves(visible: Visible, num_heads: int) -> Visible:
+  """The same for the heads of both halves."""
+
+  def twice(mod):
+    return mask_mod(lambda b, n, t, s: mod(b, n % num_heads, t, s)).mods[0]
+
+  return dataclasses.replace(
+    visible,
+    masks=tuple(
+      x if x.shape[1] == 1 else jnp.concatenate([x, x], 1)
+      for x in visible.masks
+    ),
+    mods=tuple(map(twice, visible.mods)),
+  )
 
 
 def _halves(
@@ -154,7 +165,7 @@ def differential(start: float = 0.8) -> plug.Attention:
     first = jnp.exp(jnp.sum(p["query_1"] * p["key_1"]))
     return first - jnp.exp(jnp.sum(p["query_2"] * p["key_2"])) + start
 
-  def apply(variables, query, key, value, **call):
+  def apply(variables, query, key, value, **call) -> Any:
     call = arguments.accepted_options(
       "differential", differential_attention, call, own=("weight",)
     )
@@ -162,7 +173,6 @@ def differential(start: float = 0.8) -> plug.Attention:
     return differential_attention(query, key, value, weight=weight, **call)
 
   def apply_sharded(variables, query, key, value, *, axis_name, **call):
-    call["mask"] = _of_both(call.get("mask"))
     halves = _halves(query, key, value)
     out = attention_in_parts(*halves, axis_name=axis_name, **call)
     return _difference(out, weight_of(variables))
@@ -177,32 +187,26 @@ def differential(start: float = 0.8) -> plug.Attention:
     return init_dense(batch, max_length, twice, dtype)
 
   def decode(variables, cache, query, key, value, *, scale=None):
-    halves = _halves(query, key, value)
-    out, cache = decode_dense(cache, *halves, scale=scale)
+    out, cache = decode_dense(cache, *_halves(query, key, value), scale=scale)
     return _difference(out, weight_of(variables)), cache
 
   def prefill(variables, cache, query, key, value, lengths, *, scale=None):
     del variables, scale
-    halves = _halves(query, key, value)
-    return prefill_dense(cache, halves[1], halves[2], lengths)
+    _, key, value = _halves(query, key, value)
+    return prefill_dense(cache, key, value, lengths)
 
   return plug.Attention(
     init=init,
-    apply=apply,
+    apply=arguments.applied(
+      "differential",
+      differential_attention,
+      lambda variables: {"weight": weight_of(variables)},
+    ),
     init_cache=init_cache,
     decode=decode,
     prefill=prefill,
     apply_sharded=apply_sharded,
-    supports=frozenset(
-      {
-        "causal",
-        "cross",
-        "rowwise",
-        "mask",
-        "full_mask",
-        "segments",
-        "decode",
-        "sequence",
-      }
-    ),
+    supports=dense().supports
+    - own_logits.SUPPORTS
+    - {"bias", "relative", "dropout"},
   )

@@ -32,7 +32,7 @@ def of_pairs(
   queries: Int[Array, "C"],
   keys: Int[Array, "D"],
 ) -> Float[Array, "B N C D"]:
-  """Keep / (1 − rate) for pairs of positions.
+  """Keep / (1 − rate) for pairs of positions of queries and keys.
 
   It follows from the key, the example, the head and the two positions alone:
   mechanisms, sizes of tiles and devices that compute the same pairs drop the same
@@ -40,21 +40,13 @@ def of_pairs(
   key, and that of the query plus φ·2³² for each example and head before, which
   keeps their ranges apart (for 4,096 of them up to 744,000 positions; beyond,
   two heads would drop alike somewhere).
-
-  Args:
-    key: of any kind.
-    rate: share of weights that are set to zero.
-    batch: B.
-    num_heads: N.
-    queries: their positions.
-    keys: their positions.
   """
   first_key, second_key = jax.random.bits(_given(key), (2,), "uint32")
-  of_head = jnp.arange(batch * num_heads, dtype=jnp.uint32) * _GOLDEN
-  of_head = of_head.reshape(batch, num_heads, 1, 1)
-  of_query = of_head + queries.astype(jnp.uint32)[None, None, :, None]
+  head_starts = jnp.arange(batch * num_heads, dtype=jnp.uint32) * _GOLDEN
+  head_starts = head_starts.reshape(batch, num_heads, 1, 1)
+  rows = head_starts + queries.astype(jnp.uint32)[None, None, :, None]
   counters = jnp.broadcast_arrays(
-    of_query, keys.astype(jnp.uint32)[None, None, None, :]
+    rows, keys.astype(jnp.uint32)[None, None, None, :]
   )
   bits, _ = threefry2x32_p.bind(first_key, second_key, *counters)
   keep = 1.0 - rate

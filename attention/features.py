@@ -7,35 +7,39 @@ With features φ(x) ≥ 0, M of them,
 over all keys, or those s ≤ t. Values have a one appended, X = V+1, so that the last
 column of every sum of values is the normaliser.
 
-Performer's features overflow, so they are given as logarithms, and whatever is summed
-is `Scaled`: a pair (c, x) that stands for e^c x. A state has one c for each feature,
-the largest logarithm of the keys seen so far; what queries read has one for each row,
-so that the largest term of its normaliser is at least 1. Pairs add up as in online
-softmax (`join`). Scales cancel in the ratio, which therefore needs no epsilon, and no
-gradient flows through them. Features that stay in float32's range have no scale.
+Whatever is summed is `Scaled`: a pair (c, x) that stands for e^c x. Performer's
+features overflow, so they are given as logarithms; a state has one c for each feature,
+the largest logarithm of its keys, and what queries read one for each row, so that the
+largest term of its normaliser is at least 1. `join` adds pairs as online softmax does:
+keys to a state, chunks, prompts and devices to each other, and what a query reads of a
+state to what it reads of its chunk. Scales cancel in the ratio, so no gradient flows
+through them. Features that stay in float32's range have no scale.
 
-Inside a chunk of the causal form, queries read keys by their scores. Those of
-logarithms are a product with one scale for each query and one for each key. A row
-whose largest features lie where those of its keys do not may be out of float32's range
-then (n_t < 1e-24 up to these scales). Where a step has such rows, they are computed
-again by halves: the queries of a later half see all keys of the earlier one, which
-therefore have one scale for each feature. Whether a row is depends on the keys that it
-sees, so no later key changes a bit of it.
+Within a chunk, queries read keys by their scores. Those of logarithms are a product
+with one scale for each query and each key. A row whose largest features lie where
+those of its keys do not may be out of range then (n_t < 1e-24 up to these scales).
+Where a step has such rows, they are computed again with a scale for each query and
+feature, the largest of the keys that it sees, which falls behind from query to query
+like the decays of a recurrence (`pairs`). Whether a row is one depends on the keys
+that it sees, so no later key changes a bit of it.
 
 Axes of a step are `[B, K, J, G, C, ·]`: G chunks of C rows, for each of the J = N/K
 query heads of a key head; J is 1 for keys.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from attention import device_scan, platform
+from attention import arguments, device_scan, platform
 from attention.scan import scan
+
+T = TypeVar("T")
 
 CHUNK = 64
 """C of the causal form."""
@@ -47,28 +51,39 @@ _EMPTY = -1e30
 """The scale of no keys: finite, and below every other."""
 
 _NOTHING = 1e-30
-"""Lower normalisers count as 0: their inverse would overflow in the backward."""
+"""Lower normalisers count as 0."""
 
 _LOST = 1e-24
 """A normaliser below this may lack terms out of range."""
 
+_PRODUCT = "...qm,...sm->...qs"
 
-class FeatureMap(NamedTuple):
-  """A feature map, known while a program is traced; hashable.
+
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=["params"],
+  meta_fields=["function", "size", "is_log"],
+)
+@dataclasses.dataclass(frozen=True)
+class FeatureMap:
+  """A feature map; a pytree of its arrays.
 
   Attributes:
     function: `(x [..., H], *params) -> [..., M]`, row by row: φ, or log φ.
     size: M.
     is_log: whether `function` returns logarithms.
+    params: arrays.
   """
 
   function: Callable[..., Array]
   size: int
   is_log: bool = False
+  params: Sequence[Array] = ()
 
-  def __call__(self, params: tuple[Array, ...], x: Array) -> Array:
+  def __call__(self, x: Float[Array, "*A H"]) -> Float[Array, "*A M"]:
     """The features of every row in float32."""
-    return self.function(x.astype(jnp.float32), *params).astype(jnp.float32)
+    features = self.function(x.astype(jnp.float32), *self.params)
+    return features.astype(jnp.float32)
 
 
 class Scaled(NamedTuple):
@@ -83,61 +98,6 @@ class Scaled(NamedTuple):
   sums: Float[Array, "..."]
 
 
-def attend(
-  phi: FeatureMap,
-  params: tuple[Array, ...],
-  query: Float[Array, "B T N H"],
-  key: Float[Array, "B S K H"],
-  value: Float[Array, "B S K V"],
-  keep: Bool[Array, "B S"] | None,
-  *,
-  is_causal: bool,
-  block_size: int | None = None,
-  axis_name: str | None = None,
-) -> Float[Array, "B T N V"]:
-  """Attention through any feature map.
-
-  Args:
-    phi: the feature map.
-    params: its arrays.
-    query: `[B, T, N, H]`.
-    key: `[B, S, K, H]`.
-    value: `[B, S, K, V]`.
-    keep: which keys count; None is all.
-    is_causal: query t sees keys s ≤ t.
-    block_size: as `linear_attention` takes it.
-    axis_name: inside `jax.shard_map`, of the devices that have a part of the
-      sequence each. What crosses is the state: one sum, causal ⌈log₂ D⌉ + 1 messages.
-
-  Returns:
-    `[B, T, N, V]` in the dtype of the query.
-
-  Raises:
-    ValueError: `block_size` is neither None nor a positive int; parts of a causal
-      call have two lengths.
-  """
-  is_size = isinstance(block_size, int) and not isinstance(block_size, bool)
-  if block_size is not None and not (is_size and block_size > 0):
-    raise ValueError(
-      f"block_size: expected a positive int or None, got {block_size!r}"
-    )
-  sizes = {"block_size": block_size}
-  if not is_causal:
-    state = state_after(phi, params, None, key, value, keep, **sizes)
-    if axis_name is not None:
-      state = _of_all(state, axis_name)
-    return read_all(phi, params, state, query, **sizes)
-  state = None
-  if axis_name is not None:
-    if query.shape[1] != key.shape[1]:
-      raise ValueError(
-        "is_causal: expected parts of one length, got "
-        f"{query.shape[1]} queries and {key.shape[1]} keys on a device"
-      )
-    state = state_before(phi, params, key, value, keep, axis_name)
-  return causal(phi, params, state, query, key, value, keep, **sizes)
-
-
 def empty(batch: int, kv_heads: int, phi: FeatureMap, value_dim: int) -> Scaled:
   """The state of no keys, float32 for activations of any dtype."""
   scale = None
@@ -147,31 +107,27 @@ def empty(batch: int, kv_heads: int, phi: FeatureMap, value_dim: int) -> Scaled:
   return Scaled(scale, jnp.zeros(shape, jnp.float32))
 
 
-def join(one: Scaled | None, other: Scaled) -> Scaled:
-  """The sum of two; None is nothing."""
-  if one is None:
-    return other
+def join(one: Scaled, other: Scaled) -> Scaled:
+  """The sum of two."""
   if one.scale is None or other.scale is None:
     return Scaled(None, one.sums + other.sums)
   first, second = jax.lax.stop_gradient((one.scale, other.scale))
   scale = jnp.maximum(first, second)
-  return Scaled(
-    scale,
-    one.sums * jnp.exp(first - scale) + other.sums * jnp.exp(second - scale),
-  )
+  sums = one.sums * jnp.exp(first - scale)
+  return Scaled(scale, sums + other.sums * jnp.exp(second - scale))
 
 
 def _largest(x, axis):
   return jax.lax.stop_gradient(jnp.max(x, axis=axis, keepdims=True))
 
 
-def _total(keys, values, is_log) -> Scaled:
-  """The state of features `[*A, C, M]` and values `[*A, C, X]`."""
+def _total(features, values, is_log) -> Scaled:
+  """The state of keys' features `[*A, C, M]` and values `[*A, C, X]`."""
   scale = None
   if is_log:
-    scale = _largest(keys, -2)
-    keys = jnp.exp(keys - scale)
-  return Scaled(scale, jnp.einsum("...cx,...cm->...xm", values, keys))
+    scale = _largest(features, -2)
+    features = jnp.exp(features - scale)
+  return Scaled(scale, jnp.einsum("...cx,...cm->...xm", values, features))
 
 
 def _read(state: Scaled, queries) -> Scaled:
@@ -184,83 +140,90 @@ def _read(state: Scaled, queries) -> Scaled:
   return Scaled(scale, jnp.einsum("...cm,...xm->...cx", queries, state.sums))
 
 
+def divided(sums: Float[Array, "*A X"]) -> Float[Array, "*A V"]:
+  """Numerator / normaliser, the last column; 0 where that is nothing."""
+  normaliser = jax.lax.stop_gradient(sums[..., -1:])
+  nothing = jnp.abs(normaliser) <= _NOTHING  # False for nan, which must show.
+  # To a normaliser of 1 first: the derivative of a quotient squares its denominator,
+  # which would leave float32's range.
+  sums *= jnp.where(nothing, 0.0, 1.0 / jnp.where(nothing, 1.0, normaliser))
+  return sums[..., :-1] / jnp.where(nothing, 1.0, sums[..., -1:])
+
+
 def _scores(queries, keys, is_log) -> Scaled:
   """Σ_m φ_m(q_t) φ_m(k_s) where s ≤ t, `[*A, C, C]`, 0 elsewhere."""
   if not is_log:
-    return Scaled(None, jnp.tril(_products(queries, keys)))
+    return Scaled(None, jnp.tril(jnp.einsum(_PRODUCT, queries, keys)))
   query_scale, key_scale = _largest(queries, -1), _largest(keys, -1)
   seen_scale = jax.lax.cummax(key_scale, axis=key_scale.ndim - 2)
-  apart = jnp.swapaxes(key_scale, -1, -2) - seen_scale
   is_seen = jnp.tri(keys.shape[-2], dtype=bool)
-  factors = jnp.exp(jnp.where(is_seen, apart, -jnp.inf))
-  products = _products(
-    jnp.exp(queries - query_scale), jnp.exp(keys - key_scale)
-  )
-  plain = Scaled(query_scale + seen_scale, products * factors)
-  is_lost = jnp.sum(plain.sums, axis=-1, keepdims=True) < _LOST
+  apart = jnp.swapaxes(key_scale, -1, -2) - seen_scale
+  unit = jnp.exp(queries - query_scale), jnp.exp(keys - key_scale)
+  sums = jnp.einsum(_PRODUCT, *unit)
+  sums *= jnp.exp(jnp.where(is_seen, apart, -jnp.inf))
+  scale = query_scale + seen_scale
+  is_lost = jnp.sum(sums, axis=-1, keepdims=True) < _LOST
   is_lost &= seen_scale > 0.5 * _EMPTY
 
   def exact():
-    by_halves = jax.checkpoint(_by_halves, prevent_cse=False)(queries, keys)
-    return jax.tree.map(
-      lambda one, other: jnp.where(is_lost, one, other), by_halves, plain
+    seen = jax.lax.stop_gradient(jax.lax.cummax(keys, axis=keys.ndim - 2))
+    row_scale = _largest(queries + seen, -1)
+    (row_sums,) = jax.checkpoint(pairs, prevent_cse=False)(
+      [jnp.exp(queries + seen - row_scale)],
+      jnp.exp(keys - seen),
+      -jnp.diff(seen, axis=-2, prepend=seen[..., :1, :]),
+    )
+    return tuple(
+      jnp.where(is_lost, *x) for x in ((row_scale, scale), (row_sums, sums))
     )
 
-  return jax.lax.cond(jnp.any(is_lost), exact, lambda: plain)
+  is_any_lost = jnp.any(is_lost)
+  return Scaled(*jax.lax.cond(is_any_lost, exact, lambda: (scale, sums)))
 
 
-def _products(queries, keys):
-  return jnp.einsum("...qm,...sm->...qs", queries, keys)
+def pairs(
+  queries: Sequence[Float[Array, "*A G C M"]],
+  keys: Float[Array, "*A G C M"],
+  log_decay: Float[Array, "*A G C M"],
+) -> list[Float[Array, "*A G C C"]]:
+  """Σ_m q_im k_jm e^(Σ g_um over j < u ≤ i) where j ≤ i, 0 elsewhere; C is a power of two.
 
-
-def _by_halves(queries, keys) -> Scaled:
-  """`_scores` of logarithms at any distance."""
+  By halves: a later and an earlier half split at the beginning of the later one, which
+  makes their pairs a product of matrices.
+  """
   size = keys.shape[-2]
   if size == 1:
-    logs = queries + keys
-    scale = _largest(logs, -1)
-    return Scaled(scale, jnp.sum(jnp.exp(logs - scale), -1, keepdims=True))
-
-  def halves(x):
-    # Twice as many chunks, not one more axis: XLA:CPU aborts on products with eight.
-    return x.reshape(*x.shape[:-3], -1, size // 2, x.shape[-1])
-
-  own = _by_halves(halves(queries), halves(keys))
-  first, second = (
-    jax.tree.map(lambda x, i=i: x[..., i::2, :, :], own) for i in (0, 1)
+    return [jnp.sum(x * keys, axis=-1, keepdims=True) for x in queries]
+  # Twice as many chunks, not one more axis: XLA:CPU aborts on products with eight.
+  *half_queries, half_keys, half_decay = (
+    x.reshape(*x.shape[:-3], -1, size // 2, x.shape[-1])
+    for x in (*queries, keys, log_decay)
   )
-  earlier, later = keys[..., : size // 2, :], queries[..., size // 2 :, :]
-  scale = _largest(earlier, -2)
-  across = _read(Scaled(scale, jnp.exp(earlier - scale)), later)
-  assert across.scale is not None
-  scale = jnp.maximum(across.scale, second.scale)
-  left = across.sums * jnp.exp(across.scale - scale)
-  right = second.sums * jnp.exp(second.scale - scale)
-  above = jnp.concatenate([first.sums, jnp.zeros_like(left)], axis=-1)
-  below = jnp.concatenate([left, right], axis=-1)
-  return Scaled(
-    jnp.concatenate([first.scale, scale], axis=-2),
-    jnp.concatenate([above, below], axis=-2),
+  own = pairs(half_queries, half_keys, half_decay)
+  early, late = slice(size // 2), slice(size // 2, None)
+  since = jnp.exp(jnp.cumsum(log_decay[..., late, :], axis=-2))
+  earlier = keys[..., early, :] * jnp.exp(rest(log_decay[..., early, :]))
+  across = (
+    jnp.einsum(_PRODUCT, x[..., late, :] * since, earlier) for x in queries
   )
+  return [triangle(*x) for x in zip(own, across, strict=True)]
 
 
-@jax.custom_jvp
-def divided(sums: Float[Array, "*A X"]) -> Float[Array, "*A V"]:
-  """Numerator / normaliser, the last column; 0 where that is nothing."""
-  return sums[..., :-1] * _inverse(sums[..., -1:])
+def rest(log_decay: Float[Array, "*A C D"]) -> Float[Array, "*A C D"]:
+  """Σ over the positions after each one."""
+  missing = [(0, 0)] * (log_decay.ndim - 2) + [(0, 1), (0, 0)]
+  later = jnp.pad(log_decay[..., 1:, :], missing)
+  return jax.lax.cumsum(later, axis=later.ndim - 2, reverse=True)
 
 
-def _inverse(normaliser):
-  nothing = jnp.abs(normaliser) <= _NOTHING  # False for nan, which must show.
-  return jnp.where(nothing, 0.0, 1.0 / jnp.where(nothing, 1.0, normaliser))
-
-
-@divided.defjvp
-def _divided_jvp(primals, tangents):
-  # The rule of JAX squares the normaliser, which leaves float32's range.
-  (sums,), (change,) = primals, tangents
-  change = change[..., :-1] - divided(sums) * change[..., -1:]
-  return divided(sums), change * _inverse(sums[..., -1:])
+def triangle(
+  own: Float[Array, "*A E D D"], across: Float[Array, "*A G D D"]
+) -> Float[Array, "*A G C C"]:
+  """[[A, 0], [X, D]] of A and D, which take turns in `own`, and X."""
+  first, second = own[..., ::2, :, :], own[..., 1::2, :, :]
+  above = jnp.concatenate([first, jnp.zeros_like(across)], axis=-1)
+  below = jnp.concatenate([across, second], axis=-1)
+  return jnp.concatenate([above, below], axis=-2)
 
 
 def rows(x, kv_heads, count=1):
@@ -276,183 +239,200 @@ def unrows(x):
   return x.reshape(len(x), x.shape[1] * x.shape[2], -1, x.shape[5])
 
 
-def key_rows(phi, params, keys, count=1):
+def key_rows(phi, keys, count=1):
   """Features of keys, and values with ones; of hidden keys both are nothing."""
   key, value, keep = keys
-  key, value = (rows(x, x.shape[2], count) for x in (key, value))
+  kv_heads = key.shape[2]
+  key, value = rows(key, kv_heads, count), rows(value, kv_heads, count)
   keep = rows(keep[..., None, None], 1, count)
   values = jnp.pad(value, [(0, 0)] * 5 + [(0, 1)], constant_values=1)
-  features = phi(params, jnp.where(keep, key, 0))
+  features = phi(jnp.where(keep, key, 0))
   if phi.is_log:
     features = jnp.where(keep, features, _EMPTY)
   return features, jnp.where(keep, values, 0).astype(jnp.float32)
 
 
-def _state_step(phi, params, state, keys):
-  own = _total(*key_rows(phi, params, keys), phi.is_log)
-  return join(state, jax.tree.map(lambda x: x[:, :, 0, 0], own)), ()
-
-
-def _read_step(phi, args, _, query):
-  params, state = args
-  state = jax.tree.map(lambda x: x[:, :, None, None], state)
-  queries = phi(params, rows(query, state.sums.shape[1]))
-  sums = _read(state, queries).sums
-  return (), unrows(divided(sums)).astype(query.dtype)
+def before_each(join: Callable[[T, T], T], first: T, own: T) -> T:
+  """The states before each of G chunks, along axis 2: `first`, and with `own`."""
+  if jax.tree.leaves(own)[0].shape[2] == 1:
+    return first
+  states = jax.tree.map(
+    lambda x, y: jnp.concatenate([x, y[:, :, :-1]], axis=2), first, own
+  )
+  return jax.lax.associative_scan(join, states, axis=2)
 
 
 def chunk_sums(
-  is_log: bool,
-  state: Scaled | None,
-  queries: Float[Array, "B K J G C M"],
-  features: Float[Array, "B K 1 G C M"],
-  values: Float[Array, "B K 1 G C X"],
+  is_log: bool, state: Scaled | None, queries: Array, keys: tuple[Array, Array]
 ) -> tuple[Scaled, Scaled]:
   """The state after G chunks of keys, and what queries read of it and of s ≤ t.
 
-  Both have features, values have ones; a state of None is nothing, for G = 1.
+  Queries are features, and keys as `key_rows` gives them. A state of None is nothing,
+  for G = 1.
   """
+  features, values = keys
   own = jax.tree.map(lambda x: x[:, :, 0], _total(features, values, is_log))
   scale, scores = _scores(queries, features, is_log)
   sums = Scaled(scale, jnp.einsum("...qs,...sx->...qx", scores, values))
-  after = join(state, jax.tree.map(lambda x: x[:, :, 0], own))
+  last = jax.tree.map(lambda x: x[:, :, -1], own)
   if state is None:
-    return after, sums
-  before = jax.tree.map(lambda x: x[:, :, None], state)
-  if queries.shape[3] > 1:
-    states = jax.tree.map(lambda *x: jnp.concatenate(x, axis=2), before, own)
-    states = jax.lax.associative_scan(join, states, axis=2)
-    before = jax.tree.map(lambda x: x[:, :, :-1], states)
-    after = jax.tree.map(lambda x: x[:, :, -1], states)
+    return last, sums
+  first = jax.tree.map(lambda x: x[:, :, None], state)
+  before = before_each(join, first, own)
+  after = join(jax.tree.map(lambda x: x[:, :, -1], before), last)
   before = jax.tree.map(lambda x: x[:, :, None], before)
   return after, join(_read(before, queries), sums)
 
 
-def _causal_step(phi, count, params, state, xs):
+def attend(
+  phi: FeatureMap,
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"],
+  value: Float[Array, "B S K V"],
+  mask: Bool[Array, "..."] | None = None,
+  *,
+  is_causal: bool = False,
+  block_size: int | None = None,
+  axis_name: str | None = None,
+) -> Float[Array, "B T N V"]:
+  """Attention through any feature map, with the options of `linear_attention`.
+
+  With `axis_name`, each device has a part of the sequence, inside `jax.shard_map`.
+  What crosses is the state: one sum, causal ⌈log₂ D⌉ + 1 messages.
+
+  Raises:
+    ValueError: the mask varies along queries, `block_size` is neither None nor a
+      positive int, or parts of a causal call have two lengths.
+  """
+  is_size = isinstance(block_size, int) and not isinstance(block_size, bool)
+  if block_size is not None and not (is_size and block_size > 0):
+    raise ValueError(
+      f"block_size: expected a positive int or None, got {block_size!r}"
+    )
+  keys = key, value, kept(mask, query, key)
+  if axis_name is not None and jax.lax.axis_size(axis_name) == 1:
+    axis_name = None
+  if not is_causal:
+    state = state_after(phi, None, keys, block_size)
+    if axis_name is not None:
+      state = _of_all(state, axis_name)
+    return read_all(phi, state, query, block_size)
+
+  batch, length = query.shape[:2]
+  state = empty(batch, key.shape[2], phi, value.shape[3])
+  if axis_name is not None:
+    state = state_before(phi, keys, length, axis_name)
+  size = chunk_size(length, block_size)
+  count = at_once(length, size, _numbers(phi, query))
+  return scan(
+    functools.partial(_causal_step, count),
+    phi,
+    state,
+    (query, *fitted(keys, length)),
+    size=size * count,
+    is_empty=axis_name is None,
+  )[1]
+
+
+def _causal_step(count, phi, state, xs):
   query, *keys = xs
-  queries = phi(params, rows(query, keys[0].shape[2], count))
-  state, sums = chunk_sums(
-    phi.is_log, state, queries, *key_rows(phi, params, keys, count)
-  )
+  queries = phi(rows(query, keys[0].shape[2], count))
+  keys = key_rows(phi, keys, count)
+  state, sums = chunk_sums(phi.is_log, state, queries, keys)
   return state, unrows(divided(sums.sums)).astype(query.dtype)
 
 
-def _at_once(phi, x, size):
-  """How many blocks of so many positions are one step; 1 on a CPU."""
-  batch, length, num_heads, width = x.shape
-  numbers = batch * size * num_heads * (phi.size + 2 * width)
+def kept(
+  mask: Bool[Array, "..."] | None, query: Array, key: Array
+) -> Bool[Array, "B S"]:
+  """Which keys a key mask leaves."""
+  keep = arguments.key_mask(
+    mask, query, key, "dense attention takes masks that vary"
+  )
+  return jnp.ones(key.shape[:2], bool) if keep is None else keep
+
+
+def fitted(keys: Sequence[Array], length: int) -> list[Array]:
+  """Arrays `[B, S, …]` as `[B, T, …]`, as chunks of queries and keys have to be."""
+  missing = max(0, length - keys[0].shape[1])
+  return [
+    jnp.pad(x[:, :length], [(0, 0), (0, missing)] + [(0, 0)] * (x.ndim - 2))
+    for x in keys
+  ]
+
+
+def chunk_size(length: int, block_size: int | None = None) -> int:
+  """C, a power of two."""
+  return 1 << (min(block_size or CHUNK, length) - 1).bit_length()
+
+
+def at_once(length: int, size: int, numbers: int) -> int:
+  """How many chunks, with so many numbers a position, are one step; 1 on a CPU."""
   count = -(-length // size)
-  steps = -(-count // platform.tiles_at_once(4 * numbers, count))
+  steps = -(-count // platform.tiles_at_once(4 * size * numbers, count))
   return -(-count // steps)
+
+
+def _numbers(phi, x):
+  """Of a position of queries or keys, with their features."""
+  return x.shape[0] * x.shape[2] * (phi.size + 2 * x.shape[3])
 
 
 def _block(phi, x, block_size):
   """The positions of a step that is not causal, as even as they can be."""
-  size = block_size or BLOCK
-  if block_size is None:
-    size *= _at_once(phi, x, size)
-  return -(-x.shape[1] // -(-x.shape[1] // size))
+  length = x.shape[1]
+  size = block_size or BLOCK * at_once(length, BLOCK, _numbers(phi, x))
+  return -(-length // -(-length // size))
 
 
 def state_after(
   phi: FeatureMap,
-  params: tuple[Array, ...],
   state: Scaled | None,
-  key: Float[Array, "B S K H"],
-  value: Float[Array, "B S K V"],
-  keep: Bool[Array, "B S"] | None,
+  keys: Sequence[Array],
   block_size: int | None = None,
 ) -> Scaled:
-  """A state, None for the empty one, with these keys, or those that `keep` names."""
-  batch, length, kv_heads, value_dim = value.shape
-  if keep is None:
-    keep = jnp.ones((batch, length), bool)
+  """A state, None for the empty one, with keys, their values, and which count."""
   is_empty = state is None
   if state is None:
+    batch, _, kv_heads, value_dim = keys[1].shape
     state = empty(batch, kv_heads, phi, value_dim)
-  return scan(
-    functools.partial(_state_step, phi),
-    params,
-    state,
-    (key, value, keep),
-    size=_block(phi, key, block_size),
-    is_empty=is_empty,
-  )[0]
+  size, keys = _block(phi, keys[0], block_size), tuple(keys)
+  return scan(_state_step, phi, state, keys, size=size, is_empty=is_empty)[0]
+
+
+def _state_step(phi, state, keys):
+  own = _total(*key_rows(phi, keys), phi.is_log)
+  own = jax.tree.map(lambda x: x[:, :, 0, 0], own)
+  return own if state is None else join(state, own), ()
 
 
 def read_all(
-  phi: FeatureMap,
-  params: tuple[Array, ...],
-  state: Scaled,
-  query: Float[Array, "B T N H"],
-  block_size: int | None = None,
+  phi: FeatureMap, state: Scaled, query: Array, block_size: int | None = None
 ) -> Float[Array, "B T N V"]:
   """What all queries read of one state."""
-  step = functools.partial(_read_step, phi)
   size = _block(phi, query, block_size)
-  return scan(step, (params, state), (), query, size=size)[1]
+  return scan(_read_step, (phi, state), (), query, size=size)[1]
 
 
-def causal(
-  phi: FeatureMap,
-  params: tuple[Array, ...],
-  state: Scaled | None,
-  query: Float[Array, "B T N H"],
-  key: Float[Array, "B S K H"],
-  value: Float[Array, "B S K V"],
-  keep: Bool[Array, "B S"] | None,
-  block_size: int | None = None,
-) -> Float[Array, "B T N V"]:
-  """What query t reads of a state, None for the empty one, and of keys s ≤ t."""
-  batch, length = query.shape[:2]
-  kv_heads, value_dim = value.shape[2:]
-  if keep is None:
-    keep = jnp.ones(value.shape[:2], bool)
-  is_empty = state is None
-  if state is None:
-    state = empty(batch, kv_heads, phi, value_dim)
-
-  keys = fitted((key, value, keep), length)
-  size = min(block_size or CHUNK, length)
-  size = 1 << (size - 1).bit_length()
-  count = _at_once(phi, query, size)
-  return scan(
-    functools.partial(_causal_step, phi, count),
-    params,
-    state,
-    (query, *keys),
-    size=size * count,
-    is_empty=is_empty,
-  )[1]
-
-
-def fitted(arrays: Any, length: int) -> Any:
-  """Arrays `[B, S, …]` as `[B, T, …]`: a chunk is queries and keys of one place."""
-
-  def one(x):
-    missing = max(0, length - x.shape[1])
-    x = x[:, :length]
-    return jnp.pad(x, [(0, 0), (0, missing)] + [(0, 0)] * (x.ndim - 2))
-
-  return jax.tree.map(one, arrays)
+def _read_step(params, _, query):
+  phi, state = params
+  state = jax.tree.map(lambda x: x[:, :, None, None], state)
+  queries = phi(rows(query, state.sums.shape[1]))
+  return (), unrows(divided(_read(state, queries).sums)).astype(query.dtype)
 
 
 def state_before(
-  phi: FeatureMap,
-  params: tuple[Array, ...],
-  key: Float[Array, "B S K H"],
-  value: Float[Array, "B S K V"],
-  keep: Bool[Array, "B S"] | None,
-  axis_name: str,
-) -> Scaled | None:
-  """The state of the keys of all devices before this one; None on one device."""
-  if jax.lax.axis_size(axis_name) == 1:
-    return None
-  own = state_after(phi, params, None, key, value, keep)
-  scale = own.scale
-  if scale is not None:
-    scale = jnp.full_like(scale, _EMPTY)
-  nothing = Scaled(scale, jnp.zeros_like(own.sums))
+  phi: FeatureMap, keys: Sequence[Array], length: int, axis_name: str
+) -> Scaled:
+  """The state of the keys of all devices before this one."""
+  if keys[0].shape[1] != length:
+    raise ValueError(
+      "is_causal: expected parts of one length, got "
+      f"{length} queries and {keys[0].shape[1]} keys on a device"
+    )
+  own = state_after(phi, None, keys)
+  batch, kv_heads, width, _ = own.sums.shape
+  nothing = empty(batch, kv_heads, phi, width - 1)
   return device_scan.before(own, join, nothing, axis_name)
 
 
@@ -466,33 +446,17 @@ def _of_all(own: Scaled, axis_name: str) -> Scaled:
   return Scaled(scale, sums)
 
 
-def decoding(
-  feature_map: Callable[..., tuple[FeatureMap, tuple[Array, ...]]],
-  projected: Callable[..., tuple[Array, Array]] = lambda _, *qk: qk,
-) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
-  """Of a record `init_cache`, `decode` and `prefill`; the cache is a state.
+def root_scale(
+  scale: float | Float[Array, ""] | None, head_dim: int
+) -> Float[Array, ""]:
+  """√scale; None is 1/√H.
 
-  Args:
-    feature_map: `(variables, scale, head_dim) -> (map, params)`.
-    projected: `(variables, query, key) -> (query, key)`, before features.
+  Raises:
+    ValueError: it is not above 0.
   """
-
-  def init_cache(variables, batch, max_length, dims, dtype):
-    del max_length, dtype
-    phi, _ = feature_map(variables, None, dims.head_dim)
-    return empty(batch, dims.num_kv_heads, phi, dims.values)
-
-  def prefill(variables, state, query, key, value, lengths, *, scale=None):
-    phi, params = feature_map(variables, scale, key.shape[-1])
-    _, key = projected(variables, query, key)
-    keep = jnp.arange(key.shape[1])[None, :] < lengths[:, None]
-    return state_after(phi, params, state, key, value, keep)
-
-  def decode(variables, state, query, key, value, *, scale=None):
-    phi, params = feature_map(variables, scale, query.shape[-1])
-    projections = projected(variables, query, key)
-    state = state_after(phi, params, state, projections[1], value, None)
-    out = read_all(phi, params, state, projections[0])
-    return out.astype(query.dtype), state
-
-  return init_cache, decode, prefill
+  scale = arguments.softmax_scale(scale, head_dim)
+  if not isinstance(scale, jax.Array) and scale <= 0.0:
+    raise ValueError(
+      f"scale: expected > 0, for its root scales query and key, got {scale}"
+    )
+  return jnp.sqrt(jnp.float32(scale))

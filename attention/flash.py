@@ -5,7 +5,6 @@
 """
 
 from functools import partial
-from typing import Any
 
 from jaxtyping import Array, Bool, Float, Int
 
@@ -56,34 +55,10 @@ def flash_attention(
 
   Args:
     query: `[B, T, N, H]`.
-    key: `[B, S, K, H]`; N is a multiple of K, query head n reads key head
-      n // (N/K).
+    key: `[B, S, K, H]`.
     value: `[B, S, K, V]`.
-    mask: boolean, True = attend, broadcastable to `[B, N, T, S]`.
-    is_causal: query t sees keys s ≤ t.
-    scale: factor of the logits; None is 1/√H.
-    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
-    key_segment_ids: `[B, S]`.
-    bias: added to the scaled logits, broadcastable to `[B, N, T, S]`.
-    relative_bias: `[N, 2L+1]`, added by clipped distance, see `attention.logits`.
-    relative_keys: `[2L+1, H]`, Shaw's keys by clipped distance, or
-      `[N, 2L+1, H]`, a table for each head (Transformer-XL).
-    sinks: `[N]`, one more logit for each head, which takes weight and gives no
-      value (gpt-oss).
-    logits_soft_cap: c; the scaled products of query and key become
-      c · tanh(x / c), ahead of masks, biases and tables (Gemma 2).
-    log_forget: `[B, T, N]`, logarithms of forget gates, at most 0: Σ log f_u over
-      s < u ≤ t is added to the logits (FoX). For causal calls with T = S. The gate
-      of a position that a mask of one row hides counts as 1.
-    score_mod: `(score, b, n, t, s) -> score` of indices that broadcast, as in
-      FlexAttention; it takes the logits ahead of `bias` and `log_forget`.
-      Gradients flow to arrays that it closes over.
-    mask_mod: `(b, n, t, s) -> bool`, True = attend, in addition to `mask`.
     block_mask: from `make_block_mask(mask_mod, …)`: blocks that it hides are never
       visited; its block size is taken.
-    dropout_rate: share of attention weights set to zero; the others are
-      divided by 1 - rate.
-    dropout_rng: key of the dropout, needed where `dropout_rate` > 0.
     block_size: (C, D), the queries and keys of a block, or one int for both.
       Only 'xla' takes it. None is the choice of `attention.platform.block`.
     implementation: 'xla' is the block loop here and works everywhere. 'cudnn'
@@ -93,6 +68,8 @@ def flash_attention(
     visible: which pairs count, in addition to the options that say so.
     logits: how pairs are scored, in place of the options that say so.
     return_lse: whether to return the log-sum-exp of the logits, too.
+
+  Other options: as `dense_attention`.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`; with `return_lse` also `[B, T, N]` in
@@ -104,11 +81,9 @@ def flash_attention(
       them.
 
   Cost, for blocks of C queries and D keys: time T·S·N·(H+V), half of it if
-  causal. The forward takes twice as long for C queries of which one has a logit
-  above about 40, or no logit above about -40. Memory in addition to the arrays
-  B·N·C·D float32. Nothing is T×S, forward or backward, except a bias of that
-  size and its gradient. cuDNN turns any mask into a bias, which is T×S for each
-  example that has its own mask.
+  causal. Memory in addition to the arrays B·N·C·D float32. Nothing is T×S, forward
+  or backward, except a bias of that size and its gradient. cuDNN turns any mask into
+  a bias, which is T×S for each example that has its own mask.
 
   Departs from its paper in two points. The size of a block follows from
   `attention.platform` and not from a GPU's on-chip memory. What dropout draws for a pair
@@ -118,8 +93,6 @@ def flash_attention(
   caps: Gemma 2, arXiv:2408.00118. Forget gates: Forgetting transformer,
   arXiv:2503.02130. Mods: Flex attention, arXiv:2412.05496.
   """
-  arguments.check_qkv(query, key, value)
-  arguments.check_dropout(dropout_rate, dropout_rng)
   sizes = arguments.block_sizes(block_size)
   sees = visible_from_options(
     query,
@@ -151,40 +124,33 @@ def flash_attention(
       f"block_size: expected None with block_mask, whose blocks are "
       f"{sees.block_mask.block_size}, got {sizes}"
     )
-  chosen = implementations.choose(
+  out = implementations.kernel_output(
     implementation,
     query,
     key,
     value,
     mask,
     bias,
-    without={
-      "query_segment_ids": query_segment_ids is not None,
-      "relative_bias": relative_bias is not None,
-      "relative_keys": relative_keys is not None,
-      "sinks": sinks is not None,
-      "logits_soft_cap": logits_soft_cap is not None,
-      "log_forget": log_forget is not None,
-      "score_mod": score_mod is not None,
-      "mask_mod": mask_mod is not None,
-      "dropout_rate": dropout_rate > 0.0,
-      "block_size": block_size is not None,
-      "visible": visible is not None,
-      "logits": logits is not None,
+    is_causal=is_causal,
+    scale=scale,
+    others={
+      "query_segment_ids": query_segment_ids,
+      "relative_bias": relative_bias,
+      "relative_keys": relative_keys,
+      "sinks": sinks,
+      "logits_soft_cap": logits_soft_cap,
+      "log_forget": log_forget,
+      "score_mod": score_mod,
+      "mask_mod": mask_mod,
+      "dropout_rate": dropout_rate,
+      "block_size": block_size,
+      "visible": visible,
+      "logits": logits,
       "return_lse": return_lse,
     },
   )
-  if chosen != "xla":
-    return implementations.call(
-      chosen,
-      query,
-      key,
-      value,
-      mask,
-      bias,
-      is_causal=is_causal,
-      scale=arguments.softmax_scale(scale, query.shape[-1]),
-    )
+  if out is not None:
+    return out
   out, lse = attend(
     query,
     key,
@@ -227,21 +193,18 @@ def flash(
     ValueError: an argument is out of range.
   """
   arguments.block_sizes(block_size)
-  implementations.check_name(implementation)
-  implementations.check_in_parts(in_parts)
-
+  arguments.check_choice(
+    "implementation", implementation, Implementation | None
+  )
+  arguments.check_choice("in_parts", in_parts, InParts)
   own = own_logits.check(sinks, logits_soft_cap, forget)
   function = partial(
     flash_attention, block_size=block_size, implementation=implementation
   )
 
-  def apply(variables, query, key, value, **call) -> Any:
-    call = arguments.accepted_options("flash", function, call, own=own.given)
-    return function(query, key, value, **own.options(variables), **call)
-
   exact = dense(sinks, logits_soft_cap, forget)
   return exact._replace(
-    apply=apply,
+    apply=arguments.applied("flash", function, own.options),
     apply_sharded=exact.apply_sharded
     and partial(exact.apply_sharded, implementation=in_parts),
   )

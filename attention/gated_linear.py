@@ -1,7 +1,6 @@
 """Gated linear attention, and three mechanisms that differ in their decays.
 
-How the recurrence is computed chunk by chunk is in `recurrence`; what is read from
-inputs, and the record, in `gates`.
+Their arithmetic is in `recurrence`; gates and the record are in `gates`.
 """
 
 import jax
@@ -37,20 +36,17 @@ def gated_linear_attention(
   nothing divides. Everything is float32 for inputs of any dtype.
 
   Args:
-    query: `[B, T, N, H]`.
-    key: `[B, T, K, H]`; N is a multiple of K, query head n reads key head
-      n // (N/K).
-    value: `[B, T, K, V]`.
     log_decay: natural logarithms of the decays, at most 0: `[B, T, N]`, one for a
       head (RetNet, Mamba-2), or `[B, T, N, H]`, one for each channel (GLA).
-    mask: key mask `[B, 1, 1, T]`, True = attend. A hidden position adds nothing,
-      and nothing decays there.
+    mask: key mask `[B, 1, 1, T]`. A hidden position adds nothing, and nothing
+      decays there.
     is_causal: must be True, because a state knows the past only.
-    scale: None is 1/√H.
     initial_state: S before the first position; None is 0. The first segment goes
       on from it.
     segment_ids: `[B, T]`; where they change, the state begins anew, at 0.
     return_state: whether to return S_T as well.
+
+  Other options: as `dense_attention`.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`, and with `return_state` the state
@@ -60,21 +56,18 @@ def gated_linear_attention(
     ValueError: arguments do not fit together, the mask varies along queries, or
       `is_causal` is False.
 
-  Cost, with C = `recurrence.CHUNK`: time T·N·(C·(H+V) + H·V), with decays for each
+  Cost, with C = `features.CHUNK`: time T·N·(C·(H+V) + H·V), with decays for each
   channel also 2·T·N·H·log₂ C exponentials; memory B·T·N·(H+V), with gradients also
   one state for each chunk.
 
   Paper: Gated linear attention transformers, arXiv:2312.06635; RetNet,
   arXiv:2307.08621; Transformers are SSMs (Mamba-2), arXiv:2405.21060.
   """
-  arguments.check_flag("return_state", return_state)
   out, state = recurrent_attention(
-    "gated_linear",
     query,
     key,
     value,
-    log_decay,
-    None,
+    log_decay=log_decay,
     mask=mask,
     is_causal=is_causal,
     scale=scale,
@@ -95,16 +88,14 @@ def gated_linear(rank: int = 16, temperature: float = 16.0) -> plug.Attention:
     temperature: τ; the larger it is, the nearer are the decays to 1.
 
   Returns:
-    An `Attention` with `gates`, causal only, that decodes with one state of N·H²
-    numbers for each example. Its parameters are `gate_down [F, R]`,
-    `gate_up [R, N, H]` and `gate_bias [N, H]`.
+    An `Attention` with `gates`, causal only, whose cache is one state of N·H² numbers
+    for each example. Its parameters are `gate_down [F, R]`, `gate_up [R, N, H]` and
+    `gate_bias [N, H]`.
 
   Raises:
     ValueError: `rank` is not a positive int, or `temperature` is not above 0.
 
-  Its model also has `output_norm='rms'` and `output_gate='silu'`.
-
-  Paper: Gated linear attention transformers with hardware-efficient training,
+  Its model also has `output_norm='rms'` and `output_gate='silu'`. Paper: Gated linear attention transformers with hardware-efficient training,
   arXiv:2312.06635, equation 4 and section 4.4.
   """
   arguments.check_at_least("rank", rank, 1)
@@ -112,28 +103,21 @@ def gated_linear(rank: int = 16, temperature: float = 16.0) -> plug.Attention:
     raise ValueError(f"temperature: expected more than 0, got {temperature!r}")
 
   def init(key, dims):
-    features = gates.width("gated_linear", dims)
     down, up = jax.random.split(key)
     heads = dims.num_heads, dims.head_dim
     return {
-      "params": {
-        "gate_down": gates.kernel(down, features, rank),
-        "gate_up": gates.kernel(up, rank, *heads),
-        "gate_bias": jnp.zeros(heads),
-      }
+      "gate_down": gates.kernel(down, dims.features, rank),
+      "gate_up": gates.kernel(up, rank, *heads),
+      "gate_bias": jnp.zeros(heads),
     }
 
-  def read(params, inputs):
-    low = gates.project(inputs, params["gate_down"])
-    x = gates.project(low, params["gate_up"]) + params["gate_bias"][None, None]
-    return {"log_decay": jax.nn.log_sigmoid(x) / temperature}
-
-  def operands(params, query, key, value, given):
-    del params
-    return gates.Operands(query, key, value, given["log_decay"])
+  def log_decay(params, inputs):
+    x = gates.project(inputs, params["gate_down"], params["gate_up"])
+    x += params["gate_bias"][None, None]
+    return jax.nn.log_sigmoid(x) / temperature
 
   return gates.recurrent_mechanism(
-    "gated_linear", operands, init=init, gates=read, reads=("log_decay",)
+    "gated_linear", init=init, gates={"log_decay": log_decay}
   )
 
 
@@ -146,23 +130,20 @@ def retention() -> plug.Attention:
   the twentieth have the decay of the twentieth, which float32 can tell from 1.
 
   Returns:
-    An `Attention` without variables, causal only, that decodes with one state of
-    N·H² numbers for each example.
+    An `Attention` without variables, causal only, with the cache of `gated_linear`.
 
   The paper's model also has `position='rotary'`, `output_norm='group'` and
-  `output_gate='silu'`.
-
-  Paper: Retentive network, arXiv:2307.08621, equations 5 to 8.
+  `output_gate='silu'`. Paper: Retentive network, arXiv:2307.08621, equations 5 to 8.
   """
 
-  def operands(params, query, key, value, given):
-    del params, given
+  def recurrence(params, query, *kv, **options):
+    del params
     heads = jnp.minimum(jnp.arange(query.shape[2]), 19)
     decay = jnp.log1p(-(2.0 ** (-5.0 - heads)))
     decay = jnp.broadcast_to(decay[None, None], query.shape[:3])
-    return gates.Operands(query, key, value, decay)
+    return recurrent_attention(query, *kv, log_decay=decay, **options)
 
-  return gates.recurrent_mechanism("retention", operands)
+  return gates.recurrent_mechanism("retention", recurrence)
 
 
 def mamba2() -> plug.Attention:
@@ -175,53 +156,31 @@ def mamba2() -> plug.Attention:
   x; e^A is written A there. The scale is 1 unless a call has one.
 
   Returns:
-    An `Attention` with `gates`, causal only, that decodes with one state of N·H²
-    numbers for each example. Its parameters are `step_kernel [F, N]`,
-    `step_bias`, `log_rate` (A) and `skip` (D), each `[N]`.
+    An `Attention` with `gates`, causal only, with the cache of `gated_linear`. Its
+    parameters are `step_kernel [F, N]`, `step_bias`, `log_rate` (A) and `skip` (D),
+    each `[N]`.
 
   Its model also has `short_convolution` with biases, `output_gate='silu'`,
   `output_norm='rms_joint'` and `num_qk_heads`: the heads share queries and keys.
-
   Paper: Transformers are SSMs, arXiv:2405.21060, sections 6 and 7.
   """
 
   def init(key, dims):
-    features = gates.width("mamba2", dims)
-    of_kernel, of_bias, of_rate = jax.random.split(key, 3)
-    num_heads = dims.num_heads
-    return {
-      "params": {
-        "step_kernel": gates.kernel(of_kernel, features, num_heads),
-        "step_bias": gates.step_bias(of_bias, num_heads),
-        "log_rate": gates.rates(of_rate, num_heads),
-        "skip": jnp.ones(num_heads),
-      }
-    }
+    steps = gates.step_params(jax.random.split(key, 3), dims)
+    return {**steps, "skip": jnp.ones(dims.num_heads)}
 
-  def read(params, inputs):
-    step, decay = gates.steps(params, inputs)
-    return {"log_decay": decay, "beta": step}
-
-  def operands(params, query, key, value, given):
-    del params
-    value = _of_heads(value, query.shape[2]) * given["beta"][..., None]
-    key = _of_heads(key, query.shape[2])
-    return gates.Operands(query, key, value, given["log_decay"])
-
-  def skip(params, out, value):
-    value = _of_heads(value, out.shape[2]).astype(jnp.float32)
-    return out + params["skip"][None, None, :, None] * value
+  def recurrence(params, query, key, value, *, beta, scale, **options):
+    repeats = query.shape[2] // key.shape[2]
+    key, value = (jnp.repeat(x, repeats, axis=2) for x in (key, value))
+    steps = value * beta[..., None]
+    scale = 1.0 if scale is None else scale
+    out, state = recurrent_attention(query, key, steps, scale=scale, **options)
+    skip = params["skip"][None, None, :, None]
+    return out + skip * value.astype(jnp.float32), state
 
   return gates.recurrent_mechanism(
     "mamba2",
-    operands,
+    recurrence,
     init=init,
-    gates=read,
-    reads=("log_decay", "beta"),
-    skip=skip,
-    scale=1.0,
+    gates={"log_decay": gates.step_decay, "beta": gates.step},
   )
-
-
-def _of_heads(x, num_heads):
-  return jnp.repeat(x, num_heads // x.shape[2], axis=2)

@@ -1,10 +1,5 @@
 """Which kernel computes exact attention: the blocks here (XLA), cuDNN, tokamax.
 
-`choose` says which one serves a call of `flash_attention` or
-`sliding_window_attention`, or why the one that was asked for cannot. `call`
-calls cuDNN or tokamax, and gives back what the blocks here would: zeros where a
-query sees nothing, and nothing of what a masked key holds.
-
 The limits were read in jax 0.10 (`jax/_src/cudnn`), cudnn-frontend 1.9 to 1.14
 and tokamax 0.0.12.
 """
@@ -12,13 +7,13 @@ and tokamax 0.0.12.
 from collections.abc import Mapping
 import importlib
 import importlib.util
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from attention import platform
+from attention import arguments, platform
 from attention.visible import Visible, causal, window
 
 Implementation = Literal["xla", "cudnn", "tokamax"]
@@ -29,34 +24,7 @@ InParts = Literal["ring", "balanced", "all_to_all"]
 _PLATFORMS = {"cudnn": ("gpu",), "tokamax": ("gpu", "tpu")}
 
 
-def check_name(implementation: str | None) -> None:
-  """Checks the name of an implementation.
-
-  Raises:
-    ValueError: there is none of that name.
-  """
-  known = get_args(Implementation)
-  if implementation is not None and implementation not in known:
-    raise ValueError(
-      f"implementation: expected None or one of {', '.join(known)}, got "
-      f"{implementation!r}"
-    )
-
-
-def check_in_parts(name: str) -> None:
-  """Checks the name of a way to attend to a sequence in parts.
-
-  Raises:
-    ValueError: there is none of that name.
-  """
-  known = get_args(InParts)
-  if name not in known:
-    raise ValueError(
-      f"in_parts: expected one of {', '.join(known)}, got {name!r}"
-    )
-
-
-def choose(
+def kernel_output(
   implementation: Implementation | None,
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
@@ -65,9 +33,14 @@ def choose(
   bias: Float[Array, "..."] | None = None,
   *,
   sides: tuple[int, int] | None = None,
-  without: Mapping[str, bool],
-) -> Implementation:
-  """The implementation of a call.
+  is_causal: bool,
+  scale: float | Float[Array, ""] | None,
+  others: Mapping[str, Any],
+) -> Float[Array, "B T N V"] | None:
+  """What cuDNN or tokamax gives for a call; None where the blocks here serve it.
+
+  It is what the blocks would give: zeros where a query sees nothing, which the
+  kernels give the mean of all values, and nothing of what a masked key holds.
 
   Args:
     implementation: what the caller asked for; None is cuDNN on a GPU where it
@@ -79,49 +52,44 @@ def choose(
     bias: broadcastable to `[B, N, T, S]`.
     sides: (left, right) of a window, as `local_window_size` in jax.nn, with
       right = 0 if the call is causal; None is a call without a window.
-    without: options that only 'xla' has -> whether the call has them.
+    is_causal: whether queries see no later keys.
+    scale: factor of the logits; None is 1/√H.
+    others: options of the call that only 'xla' has.
 
   Raises:
     ValueError: what was asked for cannot serve the call.
+
+  Memory: that of the kernel. cuDNN reads a mask and a bias as one bias over all
+  of T×S, and on a TPU tokamax reads a window as a mask over T×S.
   """
-  check_name(implementation)
   if implementation == "xla":
-    return implementation
-  obstacle = _obstacle(
-    implementation or "cudnn", query, key, value, mask, bias, sides, without
-  )
-  if implementation is None:
-    return "xla" if obstacle else "cudnn"
-  if obstacle:
-    instead = "use 'xla' or None"
-    if implementation == "tokamax" and platform.name() == "cpu":
-      instead += ", or a TPU"
+    return None
+  arrays = query, key, value, mask, bias
+  kernel = implementation or "cudnn"
+  obstacle = _obstacle(kernel, *arrays, sides, others)
+  if obstacle and implementation:
+    on_tpu = implementation == "tokamax" and platform.name() == "cpu"
     raise ValueError(
-      f"implementation: {implementation!r} {obstacle}; {instead}"
+      f"implementation: {implementation!r} {obstacle}; use 'xla' or None"
+      + ", or a TPU" * on_tpu
     )
-  return implementation
+  if obstacle:
+    return None
+  scale = arguments.softmax_scale(scale, query.shape[-1])
+  return _call(kernel, *arrays, sides, is_causal, scale)
 
 
-def _obstacle(
-  implementation: Implementation,
-  query: Float[Array, "B T N H"],
-  key: Float[Array, "B S K H"],
-  value: Float[Array, "B S K V"],
-  mask: Bool[Array, "..."] | None,
-  bias: Float[Array, "..."] | None,
-  sides: tuple[int, int] | None,
-  without: Mapping[str, bool],
-) -> str:
-  """Why the implementation cannot serve the call; empty where it can."""
+def _obstacle(kernel, query, key, value, mask, bias, sides, others) -> str:
+  """Why a kernel cannot serve a call; empty where it can."""
   # The program must be meant for such a device and be traced where there is
   # one: both libraries ask the device at hand what it can do.
-  for found in (platform.name(), jax.default_backend()):
-    if found not in _PLATFORMS[implementation]:
-      return f"needs a GPU, got {found}"
-  if implementation == "tokamax" and not importlib.util.find_spec("tokamax"):
+  for name in (platform.name(), jax.default_backend()):
+    if name not in _PLATFORMS[kernel]:
+      return f"needs a GPU, got {name}"
+  if kernel == "tokamax" and not importlib.util.find_spec("tokamax"):
     return "needs the package tokamax, which is not installed"
-  for option, given in without.items():
-    if given:
+  for option, given in others.items():
+    if given is not None and given is not False and not _is_zero(given):
       return f"cannot take {option}"
   if sides is not None and query.shape[1] != key.shape[1]:
     # tokamax counts the window of query t from key t of an array of S; cuDNN
@@ -134,25 +102,23 @@ def _obstacle(
     return _mosaic_obstacle(query, key, value, mask, bias)
   if query.dtype not in (jnp.float16, jnp.bfloat16):
     return f"takes float16 and bfloat16, got {query.dtype}"
-  if implementation == "cudnn":
+  if kernel == "cudnn":
     return _cudnn_obstacle(query, key, value, mask, sides)
   return ""
 
 
-def _cudnn_obstacle(
-  query: Float[Array, "B T N H"],
-  key: Float[Array, "B S K H"],
-  value: Float[Array, "B S K V"],
-  mask: Bool[Array, "..."] | None,
-  sides: tuple[int, int] | None,
-) -> str:
+def _is_zero(given: Any) -> bool:
+  return isinstance(given, int | float) and given == 0
+
+
+def _cudnn_obstacle(query, key, value, mask, sides) -> str:
   """What cuDNN and the check of it in JAX refuse."""
   if not query.dtype == key.dtype == value.dtype:
     return f"takes one dtype, got {query.dtype}, {key.dtype} and {value.dtype}"
-  if value.shape[-1] != query.shape[-1]:
+  head_dim = query.shape[-1]
+  if value.shape[-1] != head_dim:
     return (
-      f"needs values as wide as queries, got {value.shape[-1]} and "
-      f"{query.shape[-1]}"
+      f"needs values as wide as queries, got {value.shape[-1]} and {head_dim}"
     )
   device = jax.devices()[0]
   if "rocm" in device.client.platform_version:
@@ -161,27 +127,19 @@ def _cudnn_obstacle(
   if float(generation) < 8:
     return f"needs compute capability 8.0 or more, got {generation}"
   widest = 256 if float(generation) >= 9 else 128
-  if query.shape[-1] % 8 or query.shape[-1] > widest:
+  if head_dim % 8 or head_dim > widest:
     return (
       f"takes heads of a multiple of 8 features, at most {widest}, got "
-      f"{query.shape[-1]}"
+      f"{head_dim}"
     )
-  if sides is None:
-    return ""
-  if sides[1]:
+  if sides is not None and sides[1]:
     return f"takes windows to the left only, got (left, right) = {sides}"
-  if mask is not None:
+  if sides is not None and mask is not None:
     return "cannot take mask with a window"  # It would be a bias.
   return ""
 
 
-def _mosaic_obstacle(
-  query: Float[Array, "B T N H"],
-  key: Float[Array, "B S K H"],
-  value: Float[Array, "B S K V"],
-  mask: Bool[Array, "..."] | None,
-  bias: Float[Array, "..."] | None,
-) -> str:
+def _mosaic_obstacle(query, key, value, mask, bias) -> str:
   """What tokamax's kernel for TPU refuses.
 
   tokamax would then use its T×S form, which does not justify leaving 'xla'.
@@ -199,26 +157,8 @@ def _mosaic_obstacle(
   return ""
 
 
-def call(
-  implementation: Implementation,
-  query: Float[Array, "B T N H"],
-  key: Float[Array, "B S K H"],
-  value: Float[Array, "B S K V"],
-  mask: Bool[Array, "..."] | None,
-  bias: Float[Array, "..."] | None = None,
-  *,
-  sides: tuple[int, int] | None = None,
-  is_causal: bool,
-  scale: float | Float[Array, ""],
-) -> Float[Array, "B T N V"]:
-  """Calls cuDNN or tokamax for a call that `choose` let through.
-
-  The kernels give a query that sees nothing the mean of all values, so it is
-  found from the mask and put right after the call.
-
-  Memory: that of the kernel. cuDNN reads a mask and a bias as one bias over all
-  of T×S, and on a TPU tokamax reads a window as a mask over T×S.
-  """
+def _call(kernel, query, key, value, mask, bias, sides, is_causal, scale):
+  """Calls cuDNN or tokamax for a call that it can serve."""
   if isinstance(scale, jax.Array):
     query, scale = query * scale.astype(query.dtype), 1.0
   length, source = query.shape[1], key.shape[1]
@@ -235,7 +175,7 @@ def call(
   # A kernel hides a key by its logit, which NaN would survive.
   arrays = (query, visible.readable(key), visible.readable(value), mask, bias)
 
-  if implementation == "cudnn":
+  if kernel == "cudnn":
     if mask is not None or bias is not None:
       # Its backward takes a bias of even lengths only.
       arrays = _padded(*arrays, is_causal, multiple=2)
@@ -249,23 +189,14 @@ def call(
       arrays = _padded(*arrays, is_causal, multiple=128)
     tokamax = importlib.import_module("tokamax")  # An extra of 250 MB.
     attend = tokamax.dot_product_attention
-  query, key, value, mask_of_kernel, bias = arrays
-  out = attend(query, key, value, mask=mask_of_kernel, bias=bias, **options)
-  out = out[:, :length]
+  *qkv, padded_mask, padded_bias = arrays
+  out = attend(*qkv, mask=padded_mask, bias=padded_bias, **options)[:, :length]
   if mask is None:
     return out
   return jnp.where(_rows_that_see(mask, visible, length, source), out, 0)
 
 
-def _padded(
-  query: Float[Array, "B T N H"],
-  key: Float[Array, "B S K H"],
-  value: Float[Array, "B S K V"],
-  mask: Bool[Array, "..."] | None,
-  bias: Float[Array, "..."] | None,
-  is_causal: bool,
-  multiple: int,
-) -> tuple[Array, Array, Array, Array | None, Array | None]:
+def _padded(query, key, value, mask, bias, is_causal, multiple):
   """All of them with lengths that are multiples; keys that it adds are hidden.
 
   Mask and bias come back with all of T×S.
@@ -284,13 +215,8 @@ def _padded(
     x = jnp.broadcast_to(x, (*x.shape[:2], length, source))
     return jnp.pad(x, ((0, 0), (0, 0), (0, rows), (0, columns)))
 
-  return (
-    sequence(query, rows),
-    sequence(key, columns),
-    sequence(value, columns),
-    pairs(mask),
-    pairs(bias),
-  )
+  keys = sequence(key, columns), sequence(value, columns)
+  return sequence(query, rows), *keys, pairs(mask), pairs(bias)
 
 
 def _rows_that_see(
@@ -307,5 +233,5 @@ def _rows_that_see(
   first = first * 0 if visible.left is None else first - visible.left
   end = end * 0 + source if visible.right is None else end + visible.right + 1
   first, end = (jnp.clip(x, 0, source) for x in (first, end))
-  found = before[:, :, end] > before[:, :, first]
-  return jnp.swapaxes(found, 1, 2)[..., None]
+  sees = before[:, :, end] > before[:, :, first]
+  return jnp.swapaxes(sees, 1, 2)[..., None]

@@ -6,9 +6,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, layout, plug
+from attention import arguments, layout, own_logits, plug
+from attention.dense import dense
 from attention.flash import flash_attention
+from attention.loop import Output
 from attention.sharded import attention_in_parts
+from attention.visible import Visible
 
 _EPSILON = 1e-6
 
@@ -31,7 +34,9 @@ def latent_attention(
   dropout_rng: Array | None = None,
   block_size: int | tuple[int, int] | None = None,
   absorbed: bool = False,
-) -> Float[Array, "B T N D"]:
+  visible: Visible | None = None,
+  return_lse: bool = False,
+) -> Output:
   """Exact attention whose keys and values are made of R numbers a position.
 
     k[s, n] = [c_s · W_K[n]; r_s]        v[s, n] = c_s · W_V[n]
@@ -54,19 +59,13 @@ def latent_attention(
     shared_key: r, `[B, S, P]`; None is P = 0.
     value: `[B, S, K, D]`, in place of those that `value_kernel` makes, of which
       D = V: the identity shows the matrix.
-    mask: boolean, True = attend, broadcastable to `[B, N, T, S]`.
-    is_causal: query t sees keys s ≤ t.
     scale: factor of the logits; None is 1/√H.
-    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
-    key_segment_ids: `[B, S]`.
-    dropout_rate: share of attention weights set to zero; the others are
-      divided by 1 - rate.
-    dropout_rng: key of the dropout, needed where `dropout_rate` > 0.
-    block_size: (C, D), the queries and keys of a block, or one int for both.
     absorbed: which form is computed; both are equal.
+    block_size: as in `flash_attention`. Other options: as `dense_attention`.
 
   Returns:
-    `[B, T, N, D]` in the dtype of `query`.
+    `[B, T, N, D]` in the dtype of `query`; with `return_lse` also `[B, T, N]` in
+    float32.
 
   Raises:
     ValueError: arguments do not fit together.
@@ -82,8 +81,7 @@ def latent_attention(
   Paper: DeepSeek-V2, section 2.1, arXiv:2405.04434.
   """
   _check(query, latent, key_kernel, value_kernel, shared_key)
-  num_heads, head_dim = query.shape[2:]
-  dtype = query.dtype
+  head_dim, dtype = query.shape[3], query.dtype
   shared = latent[:, :, :0] if shared_key is None else shared_key
   if absorbed:
     own, rotary = jnp.split(query, [key_kernel.shape[2]], axis=3)
@@ -93,25 +91,28 @@ def latent_attention(
     read = latent.astype(dtype)[:, :, None] if value is None else value
     key = jnp.broadcast_to(key, (*key.shape[:2], read.shape[2], key.shape[3]))
   else:
-    key, read = _expanded(latent, shared, key_kernel, value_kernel, dtype)
-    if value is not None:
-      read = jnp.repeat(value, num_heads // value.shape[2], axis=2)
-  out: Any = flash_attention(
+    kernels = key_kernel, value_kernel
+    key, read = _expanded(latent, shared, *kernels, value, dtype)
+  result: Any = flash_attention(
     query,
     key,
     read,
     mask=mask,
     is_causal=is_causal,
+    # The head dimension of the absorbed form is another one.
     scale=arguments.softmax_scale(scale, head_dim),
     query_segment_ids=query_segment_ids,
     key_segment_ids=key_segment_ids,
     dropout_rate=dropout_rate,
     dropout_rng=dropout_rng,
     block_size=block_size,
+    visible=visible,
+    return_lse=return_lse,
   )
+  out = result[0] if return_lse else result
   if absorbed and value is None:
     out = layout.dot("btnr,rnv->btnv", out, value_kernel, dtype)
-  return out
+  return (out, result[1]) if return_lse else out
 
 
 def _expanded(
@@ -119,13 +120,15 @@ def _expanded(
   shared_key: Array,
   key_kernel: Array,
   value_kernel: Array,
+  value: Array | None,
   dtype: Any,
 ) -> tuple[Array, Array]:
-  """Keys `[B, S, N, H]` and values `[B, S, N, V]`."""
-  own, value = (
-    layout.dot("bsr,rnd->bsnd", latent, kernel, dtype)
-    for kernel in (key_kernel, value_kernel)
-  )
+  """Keys `[B, S, N, H]` and values `[B, S, N, V]`, which may be given by key head."""
+  own = layout.dot("bsr,rnd->bsnd", latent, key_kernel, dtype)
+  if value is None:
+    value = layout.dot("bsr,rnv->bsnv", latent, value_kernel, dtype)
+  else:
+    value = jnp.repeat(value, own.shape[2] // value.shape[2], axis=2)
   shape = (*own.shape[:3], shared_key.shape[2])
   shared = jnp.broadcast_to(shared_key.astype(dtype)[:, :, None], shape)
   return jnp.concatenate([own, shared], axis=3), value
@@ -146,28 +149,27 @@ def _check(
     raise ValueError(
       f"latent: expected [B, S, R] with B = {batch}, got shape {latent.shape}"
     )
-  rank = latent.shape[2]
+  expected = latent.shape[2], num_heads
   for name, kernel in (
     ("key_kernel", key_kernel),
     ("value_kernel", value_kernel),
   ):
-    if kernel.ndim != 3 or kernel.shape[:2] != (rank, num_heads):
+    if kernel.ndim != 3 or kernel.shape[:2] != expected:
       raise ValueError(
-        f"{name}: expected numbers for each of R = {rank} and N = {num_heads}, "
-        f"got shape {kernel.shape}"
+        f"{name}: expected numbers for each of R, N = {expected}, got shape "
+        f"{kernel.shape}"
       )
-  width = 0
-  if shared_key is not None:
-    if shared_key.ndim != 3 or shared_key.shape[:2] != latent.shape[:2]:
-      raise ValueError(
-        f"shared_key: expected [B, S, P] with B, S = {latent.shape[:2]}, got "
-        f"shape {shared_key.shape}"
-      )
-    width = shared_key.shape[2]
-  if key_kernel.shape[2] + width != head_dim:
+  if shared_key is None:
+    shared_key = latent[:, :, :0]
+  if shared_key.ndim != 3 or shared_key.shape[:2] != latent.shape[:2]:
     raise ValueError(
-      f"key_kernel: expected C = H - P = {head_dim - width}, got shape "
-      f"{key_kernel.shape}"
+      f"shared_key: expected [B, S, P] with B, S = {latent.shape[:2]}, got "
+      f"shape {shared_key.shape}"
+    )
+  own = head_dim - shared_key.shape[2]
+  if key_kernel.shape[2] != own:
+    raise ValueError(
+      f"key_kernel: expected C = H - P = {own}, got shape {key_kernel.shape}"
     )
 
 
@@ -258,7 +260,7 @@ def latent(
     p = variables["params"]
     return {name: p[name] for name in ("key_kernel", "value_kernel")}
 
-  def apply(variables, query, key, value, **call):
+  def apply(variables, query, key, value, **call) -> Any:
     own = ("key_kernel", "value_kernel", "value", "absorbed")
     call = arguments.accepted_options("latent", latent_attention, call, own=own)
     read = _given(call, key)
@@ -273,10 +275,8 @@ def latent(
   def apply_sharded(variables, query, key, value, *, axis_name, **call):
     read, shared = _given(call, key), call.pop("shared_key")
     keys, values = _expanded(
-      read, shared, **kernels(variables), dtype=query.dtype
+      read, shared, **kernels(variables), value=value, dtype=query.dtype
     )
-    if value is not None:
-      values = jnp.repeat(value, query.shape[2] // value.shape[2], axis=2)
     return attention_in_parts(query, keys, values, axis_name=axis_name, **call)
 
   def init_cache(variables, batch, max_length, dims, dtype):
@@ -289,14 +289,14 @@ def latent(
   def decode(
     variables, cache, query, key, value, *, latent, shared_key, scale=None
   ):
+    del key
     if value is not None:
       raise ValueError("value: expected None, which the cache has no place for")
-    del key
     slots = jnp.arange(cache.latent.shape[1])[None, :]
     here = slots == cache.index[:, None]
     read = layout.written(cache.latent, latent, here)
     shared = layout.written(cache.shared_key, shared_key, here)
-    out = latent_attention(
+    out: Any = latent_attention(
       query,
       read,
       shared_key=shared,
@@ -335,18 +335,10 @@ def latent(
     prefill=prefill,
     apply_sharded=apply_sharded,
     gates=gates,
-    supports=frozenset(
-      {
-        "causal",
-        "mask",
-        "full_mask",
-        "segments",
-        "dropout",
-        "decode",
-        "sequence",
-        "own_keys",
-      }
-    ),
+    supports=dense().supports
+    - own_logits.SUPPORTS
+    - {"cross", "rowwise", "bias", "relative"}
+    | {"own_keys"},
   )
 
 

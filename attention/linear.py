@@ -1,7 +1,6 @@
 """Linear attention with any feature map (Katharopoulos et al., 2020).
 
-This module checks arguments and makes the feature map. How keys are summed and read is
-in `features`.
+This module makes the feature map. How keys are summed and read is in `features`.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +12,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention import arguments, plug
-from attention.features import FeatureMap, attend, decoding
+from attention.features import (
+  FeatureMap,
+  attend,
+  empty,
+  read_all,
+  root_scale,
+  state_after,
+)
 
 Function = Callable[[Array], Array]
 """Maps `[..., H]` to `[..., M]`, row by row, with no number below 0."""
@@ -72,18 +78,16 @@ def linear_attention(
   any length.
 
   Args:
-    query: `[B, T, N, H]`.
-    key: `[B, S, K, H]`, N a multiple of K.
-    value: `[B, S, K, V]`.
     feature_map: φ, from `[..., H]` to `[..., M]` in float32, row by row, with
       no number below 0. Gradients flow to arrays that it closes over.
       `hedgehog_features` is for queries and keys that are projected already.
-    mask: key mask `[B, 1, 1, S]`, True = attend.
-    is_causal: query t sees keys s ≤ t.
+    mask: key mask `[B, 1, 1, S]`.
     scale: None is φ(x), as in the paper; otherwise φ(√scale · x), scale > 0.
     block_size: R, the positions of a step, or, in the causal form, C, the
       positions of a chunk, which is raised to a power of two. It changes only the
       rounding of the result. None is the platform's choice.
+
+  Other options: as `dense_attention`.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`; features and sums are float32. A
@@ -92,85 +96,57 @@ def linear_attention(
   Raises:
     ValueError: arguments do not fit, or the mask varies along queries.
 
-  Cost: time (T·N + S·K)·M·(H+V), causal T·N·(M·(H+V) + C·(M+V)). Memory in
-  addition to the arguments and the result: M·(R+V) per head. With gradients also
-  gradients of the arguments, and one state of M·V numbers per head for each R
-  positions, in the causal form for each C. C is `features.CHUNK` and R is
-  `features.BLOCK`; on a GPU or TPU a step has as many of them as the budget of `attention.platform` allows.
+  Cost: time (T·N + S·K)·M·(H+V), causal T·N·(M·(H+V) + C·(M+V)); memory M·(R+V) per
+  head, with gradients also one state of M·V numbers per head for each R positions, in
+  the causal form for each C. C is `features.CHUNK` and R is `features.BLOCK`; on a GPU
+  or TPU a step has as many of them as the budget of `attention.platform` allows.
 
-  Departs from its paper in adding no epsilon to the normaliser, and in masks
-  and grouped heads, which the paper does not discuss.
-
-  Paper: Transformers are RNNs, arXiv:2006.16236, equations 5 and 9. The trained
-  features are those of Hedgehog, arXiv:2402.04347.
+  Departs from its paper in adding no epsilon to the normaliser, and in masks and
+  grouped heads. Papers: Transformers are RNNs, arXiv:2006.16236, equations 5 and 9;
+  Hedgehog, arXiv:2402.04347.
   """
-  arrays = _prepared(query, key, value, feature_map, mask, scale)
-  return attend(*arrays, is_causal=is_causal, block_size=block_size)
-
-
-def _prepared(query, key, value, feature_map, mask, scale):
-  """What `attend` takes by position, checked."""
   arguments.check_qkv(query, key, value)
-  keep = arguments.key_mask(
-    mask,
-    query,
-    key,
-    instead="linear attention never forms the T×S matrix; use dense attention "
-    "for such a mask, or is_causal=True for a causal one",
+  phi = _feature_map(scale, query.shape[-1], feature_map=feature_map)
+  return attend(
+    phi, query, key, value, mask, is_causal=is_causal, block_size=block_size
   )
-  phi, params = _traced(feature_map, scale, query.shape[-1])
-  return phi, params, query, key, value, keep
 
 
-def _traced(
-  function: Function, scale: float | Array | None, head_dim: int
-) -> tuple[FeatureMap, tuple[Array, ...]]:
-  """φ(√scale · x), and the arrays that it closes over, which have gradients.
+def _feature_map(
+  scale: float | Array | None, head_dim: int, *, feature_map: Function
+) -> FeatureMap:
+  """φ(√scale · x) with the arrays that it closes over, which have gradients.
 
   Raises:
     ValueError: the function does not map [..., H] to [..., M], or scale ≤ 0.
   """
-  _check_feature_map(function)
+  _check_feature_map(feature_map)
   row = jax.ShapeDtypeStruct((head_dim,), jnp.float32)
-  shape = jax.eval_shape(function, row).shape
+  shape = jax.eval_shape(feature_map, row).shape
   if len(shape) != 1:
     raise ValueError(
       "feature_map: expected a function of [..., H] to [..., M], got "
       f"{shape} for [{head_dim}]; it must keep the axes before the last"
     )
-  params: tuple[Array, ...] = ()
-  of_rows: Callable[..., Array] = function
-  if not any(function is named for named in FEATURE_MAPS.values()):
-    of_row, closed = jax.closure_convert(function, row)
-    params = tuple(closed)
-
-    def of_rows(x, *params):
-      def rows(x):
-        return of_row(x, *params)
-
-      for _ in x.shape[:-1]:
-        rows = jax.vmap(rows)
-      return rows(x)
-
+  function, params = feature_map, []
+  if not any(feature_map is named for named in FEATURE_MAPS.values()):
+    of_row, params = jax.closure_convert(feature_map, row)
+    excluded = frozenset(range(1, 1 + len(params)))
+    function = jnp.vectorize(of_row, excluded=excluded, signature="(h)->(m)")
   if scale is None:
-    return FeatureMap(of_rows, shape[0]), params
-  scale = arguments.softmax_scale(scale, head_dim)
-  if not isinstance(scale, jax.Array) and scale <= 0.0:
-    raise ValueError(
-      "scale: expected > 0 or None, for its root scales query and key, got "
-      f"{scale}"
-    )
+    return FeatureMap(function, shape[0], params=params)
 
   def scaled(x, root, *params):
-    return of_rows(x * root, *params)
+    return function(x * root, *params)
 
-  return FeatureMap(scaled, shape[0]), (jnp.sqrt(jnp.float32(scale)), *params)
+  params = [root_scale(scale, head_dim), *params]
+  return FeatureMap(scaled, shape[0], params=params)
 
 
 def _check_feature_map(feature_map: Any) -> None:
   if not callable(feature_map):
     raise ValueError(
-      f"feature_map: expected a function or, in `linear`, one of "
+      "feature_map: expected a function or, in `linear`, one of "
       f"{', '.join(FEATURE_MAPS)}, got {feature_map!r}"
     )
 
@@ -193,6 +169,78 @@ def identity_kernels(dims: plug.Dims) -> dict[str, Array]:
   }
 
 
+def feature_mechanism(
+  name: str,
+  function: Callable[..., Array],
+  feature_map: Callable[..., FeatureMap],
+  own: Callable[[plug.Variables], dict[str, Any]],
+  *,
+  init: Callable[[Array, plug.Dims], plug.Variables],
+  projected: Callable[..., tuple[Array, Array]] = lambda _, *qk: qk,
+  sizes: plug.Sizes | None = None,
+) -> plug.Attention:
+  """The record of a mechanism whose cache is a state.
+
+  Args:
+    name: of the mechanism.
+    function: its attention function.
+    feature_map: `(scale, head_dim, **own(variables)) -> FeatureMap`.
+    own: `variables -> options` of `function` that the record has.
+    init: of the record.
+    projected: `(variables, query, key) -> (query, key)`, before features.
+    sizes: of the record.
+  """
+
+  def apply(variables, query, key, value, axis_name=None, **call):
+    call = arguments.accepted_options(name, function, call)
+    options = own(variables)
+    call = arguments.accepted_options(name, function, call, own=options)
+    arguments.check_qkv(query, key, value)
+    qk = projected(variables, query, key)
+    if axis_name is None:
+      out = function(*qk, value, **options, **call)
+    else:
+      phi = mapped(variables, query, call.pop("scale", None))
+      out = attend(phi, *qk, value, axis_name=axis_name, **call)
+    return out.astype(query.dtype)
+
+  def mapped(variables, x, scale):
+    return feature_map(scale, x.shape[-1], **own(variables))
+
+  def init_cache(variables, batch, max_length, dims, dtype):
+    del max_length, dtype
+    phi = feature_map(None, dims.head_dim, **own(variables))
+    return empty(batch, dims.num_kv_heads, phi, dims.values)
+
+  def prefill(variables, state, query, key, value, lengths, *, scale=None):
+    _, key = projected(variables, query, key)
+    keep = jnp.arange(key.shape[1])[None, :] < lengths[:, None]
+    phi = mapped(variables, key, scale)
+    return state_after(phi, state, (key, value, keep))
+
+  def decode(variables, state, query, key, value, *, scale=None):
+    lengths = jnp.ones(len(key), jnp.int32)
+    state = prefill(variables, state, query, key, value, lengths, scale=scale)
+    queries, _ = projected(variables, query, key)
+    out = read_all(mapped(variables, query, scale), state, queries)
+    return out.astype(query.dtype), state
+
+  return plug.Attention(
+    init=init,
+    apply=apply,
+    init_cache=init_cache,
+    decode=decode,
+    prefill=prefill,
+    apply_sharded=apply,
+    supports=frozenset(
+      {"causal", "cross", "rowwise", "mask", "decode", "sequence"}
+    ),
+    approximates="dense",
+    cost="linear",
+    sizes=sizes or plug.Sizes(),
+  )
+
+
 def linear(feature_map: str | Function = "elu") -> plug.Attention:
   """The plug of `linear_attention`.
 
@@ -212,14 +260,8 @@ def linear(feature_map: str | Function = "elu") -> plug.Attention:
   """
   is_trained = feature_map == "hedgehog"
   if isinstance(feature_map, str):
-    if feature_map not in FEATURE_MAPS:
-      raise ValueError(
-        f"feature_map: expected one of {', '.join(FEATURE_MAPS)} or a "
-        f"function, got {feature_map!r}"
-      )
-    feature_map = FEATURE_MAPS[feature_map]
+    feature_map = FEATURE_MAPS.get(feature_map, feature_map)
   _check_feature_map(feature_map)
-  function = feature_map
 
   def init(key, dims):
     del key
@@ -234,46 +276,11 @@ def linear(feature_map: str | Function = "elu") -> plug.Attention:
       through(params["key_kernel"], key),
     )
 
-  def apply(variables, query, key, value, **call):
-    call = arguments.accepted_options(
-      "linear", linear_attention, call, own=("feature_map",)
-    )
-    arguments.check_qkv(query, key, value)
-    projections = projected(variables, query, key)
-    out = linear_attention(*projections, value, feature_map=function, **call)
-    return out.astype(query.dtype)
-
-  def apply_sharded(
-    variables,
-    query,
-    key,
-    value,
-    *,
-    axis_name,
-    mask=None,
-    is_causal=False,
-    scale=None,
-  ):
-    projections = projected(variables, query, key)
-    arrays = _prepared(*projections, value, function, mask, scale)
-    out = attend(*arrays, is_causal=is_causal, axis_name=axis_name)
-    return out.astype(query.dtype)
-
-  def mapped(variables, scale, head_dim):
-    del variables
-    return _traced(function, scale, head_dim)
-
-  init_cache, decode, prefill = decoding(mapped, projected)
-  return plug.Attention(
+  return feature_mechanism(
+    "linear",
+    linear_attention,
+    _feature_map,
+    own=lambda variables: {"feature_map": feature_map},
     init=init,
-    apply=apply,
-    init_cache=init_cache,
-    decode=decode,
-    prefill=prefill,
-    apply_sharded=apply_sharded,
-    supports=frozenset(
-      {"causal", "cross", "rowwise", "mask", "decode", "sequence"}
-    ),
-    approximates="dense",
-    cost="linear",
+    projected=projected,
   )

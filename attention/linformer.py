@@ -1,14 +1,14 @@
 """Linformer: keys and values projected to R rows (Wang et al., 2020)."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attention import arguments, platform, plug
-from attention.logits import Logits
-from attention.loop import attend
+from attention.softmax import block_attention, block_map, split_blocks
 
 
 @arguments.attention_function(
@@ -28,7 +28,8 @@ def linformer_attention(
   is_causal: bool = False,
   scale: float | Float[Array, ""] | None = None,
   block_size: int | None = None,
-) -> Float[Array, "B T N V"]:
+  return_lse: bool = False,
+) -> Float[Array, "B T N V"] | tuple[Array, Array]:
   """Softmax over R learned mixtures of the keys: softmax(Q (EᵀK)ᵀ) (FᵀV).
 
   Row s of E (and F) holds the share of position s in each of the R mixtures, so
@@ -36,65 +37,32 @@ def linformer_attention(
   before the projection, so they contribute nothing to any mixture.
 
   Args:
-    query: `[B, T, N, H]`.
-    key: `[B, S, K, H]`, N a multiple of K.
-    value: `[B, S, K, V]`.
     key_projection: E, `[S', R]` for all heads, or `[K, S', R]` with one for
       each key head; S' ≥ S.
     value_projection: F, of the same form; None uses E for the values too.
-    mask: key mask `[B, 1, 1, S]`, True = attend.
+    mask: key mask, `[B, 1, 1, S]`.
     is_causal: must be False, because each of the R rows mixes all positions.
-    scale: factor of the logits; None is 1/√H.
-    block_size: C, queries of a tile; None is the platform's choice.
+    block_size: C, queries of a block; None is the platform's choice.
+
+  Other arguments: as `dense_attention`.
 
   Returns:
-    `[B, T, N, V]` in the dtype of `query`. An example whose keys are all masked
-    gets zeros.
+    `[B, T, N, V]`, with `return_lse` also the log-sum-exp `[B, T, N]` of the R
+    logits. An example whose keys are all masked gets zeros, and −∞.
 
   Raises:
     ValueError: arguments do not fit, the input is longer than the projection,
       the mask varies along queries, or the call is causal.
 
   Cost: time (S·K + T·N)·R·(H+V); memory in addition to the arguments
-  B·N·R·(H+V+C) float32 for tiles of C queries, B copies of E and F and their
-  gradients, and with one for each key head a copy of key and value.
+  B·N·R·(H+V+C) float32 for blocks of C queries, a copy of the query, B copies of
+  E and F and their gradients, and with one for each key head a copy of key and
+  value.
 
   Departs from its paper in masks and in inputs shorter than the projection,
   which the paper does not discuss.
 
   Paper: Linformer, section 4, arXiv:2006.04768.
-  """
-  return _attend(
-    query,
-    key,
-    value,
-    key_projection,
-    value_projection,
-    mask=mask,
-    is_causal=is_causal,
-    scale=scale,
-    block_size=block_size,
-  )
-
-
-def _attend(
-  query: Float[Array, "B T N H"],
-  key: Float[Array, "B S K H"],
-  value: Float[Array, "B S K V"],
-  key_projection: Float[Array, "..."],
-  value_projection: Float[Array, "..."] | None = None,
-  *,
-  mask: Bool[Array, "..."] | None = None,
-  is_causal: bool = False,
-  scale: float | Float[Array, ""] | None = None,
-  block_size: int | None = None,
-  axis_name: str | None = None,
-) -> Float[Array, "B T N V"]:
-  """`linformer_attention`, or with an axis that of the whole.
-
-  Each device then mixes its own positions, by their rows of the projections, and
-  the R mixtures of all devices are added up: what crosses is R rows of each key
-  head, at any length.
   """
   arguments.check_qkv(query, key, value)
   if is_causal:
@@ -102,73 +70,70 @@ def _attend(
       "is_causal: Linformer mixes all positions in each of its R rows, so it "
       "has no causal form; use dense, sliding_window or performer attention"
     )
-  batch, source_length, num_kv_heads, _ = key.shape
+  batch, length, num_heads, head_dim = query.shape
   if value_projection is None:
     value_projection = key_projection
-  for name, projection in (
-    ("key_projection", key_projection),
-    ("value_projection", value_projection),
-  ):
-    size = 1 if axis_name is None else jax.lax.axis_size(axis_name)
-    # Up to D − 1 positions fill a whole up that does not split.
-    least = size * source_length - (size - 1)
-    _check_projection(name, projection, least, num_kv_heads)
-  if key_projection.shape[-1] != value_projection.shape[-1]:
+  _check_projection("key_projection", key_projection, key, key.shape[1])
+  _check_projection("value_projection", value_projection, key, key.shape[1])
+  rank = key_projection.shape[-1]
+  if rank != value_projection.shape[-1]:
     raise ValueError(
-      "value_projection: expected the rank of key_projection, "
-      f"{key_projection.shape[-1]}, got {value_projection.shape[-1]}"
+      f"value_projection: expected the rank of key_projection, {rank}, got "
+      f"{value_projection.shape[-1]}"
     )
   if block_size is not None:
     arguments.check_at_least("block_size", block_size, 1)
-  keep = arguments.key_mask(
-    mask,
-    query,
-    key,
-    instead="projected keys no longer have positions; use dense attention for "
-    "such a mask",
+  keep = arguments.key_mask(mask, query, key, _NO_POSITIONS)
+  scale = arguments.softmax_scale(scale, head_dim)
+  keys, values = (
+    jnp.moveaxis(_mixtures(projection, x, keep).astype(x.dtype), 2, 1)
+    for projection, x in ((key_projection, key), (value_projection, value))
   )
-
-  if keep is not None:
-    key, value = (jnp.where(keep[..., None, None], x, 0) for x in (key, value))
-
-  def projected(projection, x):
-    if axis_name is not None:
-      projection = _own_rows(projection, source_length, axis_name)
-    rows = projection[..., :source_length, :].astype(x.dtype)
-    if projection.ndim == 2:
-      out = _mixed(rows, x)
-    else:
-      out = jax.vmap(_mixed, (0, 2), 2)(rows, x)
-    if axis_name is not None:
-      out = jax.lax.psum(out, axis_name)
-    return out.astype(x.dtype)
-
-  key = projected(key_projection, key).astype(query.dtype)
-  value = projected(value_projection, value)
-  rank = key.shape[1]
+  keys = keys.astype(query.dtype)
   rows = block_size or platform.rows_at_once(
-    4 * batch * query.shape[2] * rank, query.shape[1]
+    4 * batch * num_heads * rank, length
   )
-  # An example without visible keys has zeros for values, and so for results.
-  out, _ = attend(
-    query, key, value, logits=Logits(scale=scale), block=(rows, rank)
+  rows = -(-length // -(-length // rows))  # Blocks of one size need few zeros.
+  results = block_map(
+    lambda query: block_attention(query, keys, values, scale=scale),
+    1,
+    split_blocks(query, rows),
   )
-  return out
+  out, lse = (x.reshape(batch, -1, *x.shape[3:])[:, :length] for x in results)
+  if not return_lse:
+    return out
+  # Without visible keys the values are zeros, and so is the result; not so lse.
+  if keep is not None:
+    lse = jnp.where(jnp.any(keep, axis=1)[:, None, None], lse, -jnp.inf)
+  return out, lse
 
 
-def _mixed(
-  projection: Float[Array, "S R"], x: Float[Array, "B S *F"]
-) -> Float[Array, "B R *F"]:
-  """Σ_s E[s, r] x_s in float32."""
-  # With one E for each example, both gradients are plain products as well.
-  each = jnp.broadcast_to(projection[None], (len(x), *projection.shape))
-  out = jnp.einsum(
-    "bsr,bsf->brf",
-    each,
-    x.reshape(*x.shape[:2], -1),
-    preferred_element_type=jnp.float32,
-  )
-  return out.reshape(*out.shape[:2], *x.shape[2:])
+_NO_POSITIONS = (
+  "projected keys no longer have positions; use dense attention for such a mask"
+)
+
+
+def _mixtures(
+  projection: Float[Array, "*K P R"],
+  x: Float[Array, "B S K F"],
+  keep: Bool[Array, "B S"] | None,
+) -> Float[Array, "B R K F"]:
+  """Σ_s E[s, r] x_s in float32, over the positions that `keep` leaves."""
+  if keep is not None:
+    x = jnp.where(keep[..., None, None], x, 0)
+
+  def mixed(rows, x):
+    # With one E for each example, both gradients are plain products as well.
+    rows = jnp.broadcast_to(rows, (len(x), *rows.shape))
+    return jnp.einsum(
+      "bsr,bsf->brf", rows, x, preferred_element_type=jnp.float32
+    )
+
+  rows = projection[..., : x.shape[1], :].astype(x.dtype)
+  if rows.ndim == 3:
+    return jax.vmap(mixed, (0, 2), 2)(rows, x)
+  flat = mixed(rows, x.reshape(*x.shape[:2], -1))
+  return flat.reshape(*flat.shape[:2], *x.shape[2:])
 
 
 def _own_rows(
@@ -183,15 +148,12 @@ def _own_rows(
 
 
 def _check_projection(
-  name: str, projection: Array, source_length: int, num_kv_heads: int
+  name: str, projection: Array, key: Array, source_length: int
 ) -> None:
-  shape = projection.shape
-  if projection.ndim not in (2, 3) or (
-    projection.ndim == 3 and shape[0] != num_kv_heads
-  ):
+  shape, kv_heads = projection.shape, key.shape[2]
+  if len(shape) not in (2, 3) or (len(shape) == 3 and shape[0] != kv_heads):
     raise ValueError(
-      f"{name}: expected [S, R] or [K, S, R] with K = {num_kv_heads}, got "
-      f"{shape}"
+      f"{name}: expected [S, R] or [K, S, R] with K = {kv_heads}, got {shape}"
     )
   if shape[-2] < source_length:
     raise ValueError(
@@ -226,12 +188,7 @@ def linformer(
   arguments.check_flag("shared", shared)
   arguments.check_flag("per_head", per_head)
   names = (
-    ("key_projection",)
-    if shared
-    else (
-      "key_projection",
-      "value_projection",
-    )
+    ["key_projection"] if shared else ["key_projection", "value_projection"]
   )
 
   def init(key, dims):
@@ -252,7 +209,7 @@ def linformer(
       }
     }
 
-  def apply(variables, query, key, value, **call):
+  def apply(variables, query, key, value, **call) -> Any:
     call = arguments.accepted_options(
       "linformer",
       linformer_attention,
@@ -261,13 +218,32 @@ def linformer(
     )
     return linformer_attention(query, key, value, **variables["params"], **call)
 
-  def apply_sharded(variables, query, key, value, *, axis_name, **call):
-    params = variables["params"]
-    return _attend(query, key, value, **params, axis_name=axis_name, **call)
+  def apply_sharded(
+    variables, query, key, value, *, axis_name, mask=None, **call
+  ) -> Any:
+    # Each device mixes its own positions by their rows of the projections. The sums
+    # over the devices, R rows of each key head, are the keys of everyone: those of
+    # a Linformer whose projection is the identity.
+    arguments.check_qkv(query, key, value)
+    keep = arguments.key_mask(mask, query, key, _NO_POSITIONS)
+    devices, length = jax.lax.axis_size(axis_name), key.shape[1]
+    whole = []
+    for name, x in zip((names[0], names[-1]), (key, value), strict=True):
+      projection = variables["params"][name]
+      # Up to D − 1 positions fill a whole up that does not split.
+      _check_projection(name, projection, key, devices * length - (devices - 1))
+      own = _own_rows(projection, length, axis_name)
+      mixtures = jax.lax.psum(_mixtures(own, x, keep), axis_name)
+      whole.append(mixtures.astype(x.dtype))
+    return linformer_attention(
+      query, *whole, key_projection=jnp.eye(rank, dtype=key.dtype), **call
+    )
 
   return plug.Attention(
     init=init,
-    apply=apply,
+    apply=arguments.applied(
+      "linformer", linformer_attention, lambda variables: variables["params"]
+    ),
     init_cache=None,
     decode=None,
     supports=frozenset({"cross", "rowwise", "mask", "sequence"}),

@@ -1,6 +1,6 @@
 """What makes the score of a query and a key: one value, `Logits`.
 
-    x = scale · q kᵀ  →  soft cap  →  tables by distance  →  score_mod  →  bias, gates
+    x = scale · q kᵀ  →  soft cap  →  tables by distance  →  score_mod  →  gates, bias
 
 At the distance i = clip(s − t, −L, L) of key and query, the tables add
 
@@ -8,9 +8,9 @@ At the distance i = clip(s − t, −L, L) of key and query, the tables add
   relative_keys  a ∈ [2L+1, H]    + scale · q_t · a[L + i]       (Shaw et al.)
                  a ∈ [N, 2L+1, H] + scale · q_t · a[n, L + i]    (Transformer-XL)
 
-and forget gates add Σ log f_u over s < u ≤ t. All terms are linear in memory: a tile
-of C queries and D keys meets C + D − 1 distances only. Everything behind the product
-is a plain function, which `jax.vjp` differentiates in the tile.
+and forget gates add F_t − F_s, F_t = Σ log f_u over u ≤ t. All terms are linear in
+memory: a tile of C queries and D keys meets C + D − 1 distances only. Everything
+behind the product is a plain function, which `jax.vjp` differentiates in the tile.
 
 Papers: Self-attention with relative position representations, arXiv:1803.02155;
 Transformer-XL, arXiv:1901.02860; T5, arXiv:1910.10683; ALiBi, arXiv:2108.12409;
@@ -24,9 +24,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
-from attention import arguments, forgetting, layout, relative
+from attention import arguments, layout
 from attention import mods as mods_lib
 from attention.mods import ScoreMod
 from attention.visible import Visible
@@ -74,9 +74,15 @@ class Logits:
     self,
     query: Float[Array, "B T N H"],
     visible: Visible,
-    shape: tuple[int, int, int, int],
+    shape: tuple[int, int, int, int] | None = None,
   ) -> tuple[Float[Array, "B T N H"], "Scores", tuple[Array, ...]]:
-    """What `attention.loop` works with, for tiles (B, N, C, D).
+    """The scores of tiles.
+
+    Args:
+      query: `[B, T, N, H]`.
+      visible: its masks of one row say which gates count as 1.
+      shape: of a tile, (B, N, C, D), for which `score_mod` is traced. It is not
+        where JAX differentiates the tile: None.
 
     Returns:
       The queries, which a traced scale is multiplied into; the scores; arrays of
@@ -91,10 +97,12 @@ class Logits:
         # What nobody sees forgets nothing, so padding changes no result.
         if mask.shape[2] == 1:
           gates = jnp.where(jnp.swapaxes(mask[:, :, 0], 1, 2), gates, 0.0)
-      gates = forgetting.cumulated(gates)
+      gates = forget_sums(gates)
     mod, fixed = None, ()
     if self.score_mod is not None:
-      mod, fixed = mods_lib.traced_score(self.score_mod, shape).divided()
+      mod = mods_lib.untraced("score_mod", self.score_mod)
+      if shape is not None:
+        mod, fixed = mods_lib.traced_score(self.score_mod, shape).divided()
     scores = Scores(
       scale=scale,
       soft_cap=self.soft_cap,
@@ -118,12 +126,7 @@ def logits_from_options(
 ) -> Logits:
   """What the options of an attention function say of its logits, checked.
 
-  Args:
-    query: `[B, T, N, H]`.
-    key: `[B, S, K, H]`.
-    visible: which pairs count, for forget gates.
-    logits: all of it in one value.
-    **options: fields of `Logits`, of which none may be given beside `logits`.
+  `options` are fields of `Logits`, of which none may be given beside `logits`.
 
   Raises:
     ValueError: one does not fit, or `logits` and an option are given.
@@ -138,15 +141,18 @@ def logits_from_options(
         raise ValueError(
           f"{name}: expected None beside logits, which has its own"
         )
-  arguments.check_logit_options(
-    query,
-    key,
-    visible.right is not None and visible.right <= 0,
-    sinks=logits.sinks,
-    logits_soft_cap=logits.soft_cap,
-    log_forget=logits.log_forget,
+  arguments.check_call(
+    {
+      "query": query,
+      "key": key,
+      "is_causal": visible.right is not None and visible.right <= 0,
+      "sinks": logits.sinks,
+      "logits_soft_cap": logits.soft_cap,
+      "log_forget": logits.log_forget,
+      "bias": logits.bias,
+    }
   )
-  relative.check(logits.relative_bias, logits.relative_keys, query)
+  check_tables(logits.relative_bias, logits.relative_keys, query)
   if logits.bias is not None:
     batch, length, num_heads, _ = query.shape
     shape = (batch, num_heads, length, key.shape[1])
@@ -154,6 +160,37 @@ def logits_from_options(
   if logits.score_mod is not None:
     mods_lib.untraced("score_mod", logits.score_mod)
   return logits
+
+
+def check_tables(
+  relative_bias: Float[Array, "N D"] | None,
+  relative_keys: Float[Array, "... E H"] | None,
+  query: Float[Array, "B T N H"],
+) -> None:
+  """Checks the tables by distance.
+
+  Raises:
+    ValueError: one has an even number of distances, or does not fit the heads or
+      features of `query`.
+  """
+  heads, width = query.shape[2:]
+  checks = []
+  if relative_bias is not None:
+    shape = relative_bias.shape
+    fits = len(shape) == 2 and shape[0] == heads and shape[1] % 2 == 1
+    checks.append(("relative_bias", fits, shape, f"[{heads}, 2L+1]"))
+  if relative_keys is not None:
+    shape = relative_keys.shape
+    fits = shape[:-2] in ((), (heads,)) and shape[-1:] == (width,)
+    fits &= len(shape) > 1 and shape[-2] % 2 == 1
+    expected = f"[2L+1, {width}] or [{heads}, 2L+1, {width}]"
+    checks.append(("relative_keys", fits, shape, expected))
+  for name, fits, shape, expected in checks:
+    if not fits:
+      raise ValueError(
+        f"{name}: expected {expected}, one entry for each distance -L … L of "
+        f"key from query, got shape {shape}"
+      )
 
 
 Pull = Callable[[Array], tuple[Array, Array, Any]]
@@ -180,8 +217,9 @@ class Scores:
     relative_keys: `[#N, 2L+1, H]`.
     score_mod: traced for a tile.
     bias: `[#B, #N, #T, #S]`.
-    query_gates: `[B, T, N, 2]`, see `attention.forgetting`.
+    query_gates: `[B, T, N, 2]`, see `forget_sums`.
     key_gates: `[B, S, N, 2]`.
+    dtype: of the scores.
   """
 
   scale: float = dataclasses.field(metadata=_STATIC)
@@ -192,6 +230,7 @@ class Scores:
   bias: Any = None
   query_gates: Any = None
   key_gates: Any = None
+  dtype: Any = dataclasses.field(default=jnp.float32, metadata=_STATIC)
 
   @property
   def is_product(self) -> bool:
@@ -284,10 +323,11 @@ class Scores:
     return x, pull
 
   def _product(self, query, key):
-    return layout.dot("bkqh,bkdh->bkqd", query, key) * self.scale
+    x = layout.dot("bkqh,bkdh->bkqd", query, key, self.dtype)
+    return x * self.scale
 
   def _after(self, x, query, rows, positions, fixed):
-    """What follows the product."""
+    """What follows the product, in its dtype."""
     batch, kv_heads, _, width = x.shape
     if self.soft_cap is not None:
       x = self.soft_cap * jnp.tanh(x / self.soft_cap)
@@ -295,28 +335,27 @@ class Scores:
     start, first = positions
     distance = first - start + jnp.arange(1 - rows, width)
     if self.relative_keys is not None:
-      query = query.reshape(*x.shape[:3], -1).astype(jnp.float32)
-      keys = relative.at_distance(
-        jnp.moveaxis(self.relative_keys, 2, 1), distance
-      )
+      query = query.reshape(*x.shape[:3], -1).astype(x.dtype)
+      keys = _at_distance(jnp.moveaxis(self.relative_keys, 2, 1), distance)
       keys = jnp.broadcast_to(keys, (x.shape[1], *keys.shape[1:]))
-      products = layout.dot("bnch,nhe->bnce", query, keys.astype(jnp.float32))
-      x += self.scale * relative.skew(products)
-    if self.relative_bias is not None:
-      terms = relative.at_distance(self.relative_bias, distance).astype(
-        jnp.float32
+      products = layout.dot(
+        "bnch,nhe->bnce", query, keys.astype(x.dtype), x.dtype
       )
+      x += self.scale * _skew(products)
+    if self.relative_bias is not None:
+      terms = _at_distance(self.relative_bias, distance).astype(x.dtype)
       shape = (x.shape[1], rows, terms.shape[1])
-      terms = jnp.broadcast_to(terms[:, None], shape)
-      x += relative.skew(terms)[None]
+      x += _skew(jnp.broadcast_to(terms[:, None], shape))[None]
     if self.score_mod is not None:
-      x = self.score_mod(x, *self.score_mod.indices(start, first), fixed=fixed)
+      places = mods_lib.indices(x.shape, start, first)
+      score = self.score_mod(x, *places, fixed=fixed)
+      x = jnp.broadcast_to(jnp.asarray(score, x.dtype), x.shape)
     if self.query_gates is not None:
-      rows_sums = jnp.moveaxis(self.query_gates, 2, 1)[:, :, :, None]
-      high_low = rows_sums - jnp.moveaxis(self.key_gates, 2, 1)[:, :, None]
-      x += high_low[..., 0] + high_low[..., 1]
+      sums = jnp.moveaxis(self.query_gates, 2, 1)[:, :, :, None]
+      high_low = sums - jnp.moveaxis(self.key_gates, 2, 1)[:, :, None]
+      x += (high_low[..., 0] + high_low[..., 1]).astype(x.dtype)
     if self.bias is not None:
-      x += self.bias.astype(jnp.float32)
+      x += self.bias.astype(x.dtype)
     return x.reshape(batch, kv_heads, -1, width)
 
 
@@ -329,3 +368,83 @@ def _added(total, part, axes, start, first):
   part = part.astype(total.dtype)
   part += jax.lax.dynamic_slice(total, at, part.shape)
   return jax.lax.dynamic_update_slice(total, part, at)
+
+
+def _at_distance(
+  table: Float[Array, "*A E"], distance: Int[Array, "F"]
+) -> Float[Array, "*A F"]:
+  """The entries of a table of E = 2L+1 at distances, clipped to ±L."""
+  longest = table.shape[-1] // 2
+  return table[..., jnp.clip(distance, -longest, longest) + longest]
+
+
+def _skew(x: Float[Array, "*A C E"]) -> Float[Array, "*A C D"]:
+  """y[c, d] = x[c, d − c + C − 1], E = C + D − 1.
+
+  Rows of E + 1 numbers, laid end to end and cut into rows of E, stand one place
+  further in each row. So no gather is needed.
+  """
+  *leading, rows, distances = x.shape
+  x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, 1)])
+  x = x.reshape(*leading, rows * (distances + 1))
+  x = jax.lax.slice_in_dim(x, rows - 1, rows - 1 + rows * distances, axis=-1)
+  return x.reshape(*leading, rows, distances)[..., : distances - rows + 1]
+
+
+def tables_at(
+  relative_bias: Float[Array, "N D"] | None,
+  relative_keys: Float[Array, "... E H"] | None,
+  query: Float[Array, "B 1 N H"],
+  distance: Int[Array, "B #N S"],
+  scale: float | Float[Array, ""] | None,
+) -> Float[Array, "B N 1 S"] | None:
+  """What the tables add for one query an example, at any distances of keys."""
+  check_tables(relative_bias, relative_keys, query)
+  terms = []
+  if relative_bias is not None:
+    terms.append(relative_bias.astype(jnp.float32)[None])
+  if relative_keys is not None:
+    spec = "bnh,eh->bne" if relative_keys.ndim == 2 else "bnh,neh->bne"
+    factor = arguments.softmax_scale(scale, query.shape[-1])
+    terms.append(factor * layout.dot(spec, query[:, 0], relative_keys))
+  if not terms:
+    return None
+  batch, _, num_heads, _ = query.shape
+  distance = jnp.broadcast_to(distance, (batch, num_heads, distance.shape[2]))
+  total = jnp.zeros(distance.shape, jnp.float32)
+  for term in terms:
+    term = jnp.broadcast_to(term, (batch, *term.shape[1:]))
+    longest = term.shape[2] // 2
+    index = jnp.clip(distance, -longest, longest) + longest
+    total += jnp.take_along_axis(term, index, 2)
+  return total[:, :, None]
+
+
+@jax.custom_jvp
+def forget_sums(log_forget: Float[Array, "B T N"]) -> Float[Array, "B T N 2"]:
+  """F at every position, in float32 or more, as two numbers whose sum it is.
+
+  F grows with the length, and the difference of two long sums would lose its
+  digits. So the first number is F rounded and the second what rounding took away;
+  the difference of the first ones of neighbours is exact.
+  """
+  high = log_forget.astype(jnp.promote_types(log_forget.dtype, jnp.float32))
+  pairs = high, jnp.zeros_like(high)
+  return jnp.stack(jax.lax.associative_scan(_pair_sum, pairs, axis=1), axis=-1)
+
+
+@forget_sums.defjvp
+def _forget_sums_jvp(primals, tangents):
+  """Rounding has no derivative: the first number has that of F, and the other 0."""
+  sums = forget_sums(*primals)
+  total = jnp.cumsum(tangents[0].astype(sums.dtype), axis=1)
+  return sums, jnp.stack([total, jnp.zeros_like(total)], axis=-1)
+
+
+def _pair_sum(x, y):
+  """The sum of two pairs, as a pair (Dekker, Knuth)."""
+  total = x[0] + y[0]
+  other = total - x[0]
+  error = (x[0] - (total - other)) + (y[0] - other) + x[1] + y[1]
+  high = total + error
+  return high, error - (high - total)

@@ -346,9 +346,7 @@ def merge(
   total = jnp.sum(shares, 0)
   sees_any = total > 0.0
   total = jnp.where(sees_any, total, 1.0)
-  out = sum(
-    share[..., None] * out for share, out in zip(shares, outs, strict=True)
-  )
+  out = sum(shares[i][..., None] * out for i, out in enumerate(outs))
   out = (out / total[..., None]).astype(outs[0].dtype)
   return out, jnp.where(sees_any, largest + jnp.log(total), -jnp.inf)
 

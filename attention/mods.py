@@ -49,9 +49,7 @@ class Mod:
     floats, fixed = self.arrays[:number], self.arrays[number:]
     return dataclasses.replace(self, arrays=floats), fixed
 
-  def indices(
-    self, start: Array | int, first: Array | int
-  ) -> tuple[Int[Array, "..."], ...]:
+  def indices(self, start: Any, first: Any) -> tuple[Int[Array, "..."], ...]:
     """b, n, t, s of the tile whose first query and key are at these positions."""
     assert self.shape is not None
     return indices(self.shape, start, first)
@@ -71,12 +69,12 @@ def untraced(name: str, function: Callable[..., Any]) -> Mod:
 
 
 def traced_score(score_mod: ScoreMod, shape: tuple[int, int, int, int]) -> Mod:
-  """A score_mod for tiles (B, N, C, D).
+  """A score_mod for tiles (B, N, C, D)."""
 
-  Raises:
-    ValueError: it does not return a score for each pair.
-  """
-  return _traced("score_mod", score_mod, shape)
+  def of_tile(score, *places):
+    return jnp.asarray(score_mod(score, *places), jnp.float32)
+
+  return _traced(of_tile, shape, jax.ShapeDtypeStruct(shape, jnp.float32))
 
 
 def traced_mask(mask_mod: MaskMod, shape: tuple[int, int, int, int]) -> Mod:
@@ -85,24 +83,14 @@ def traced_mask(mask_mod: MaskMod, shape: tuple[int, int, int, int]) -> Mod:
   Raises:
     ValueError: it does not return a bool for each pair.
   """
-  return _traced("mask_mod", mask_mod, shape)
+  return _traced(lambda *places: as_bool(mask_mod(*places)), shape)
 
 
-def _traced(name: str, function: Any, shape: tuple[int, int, int, int]) -> Mod:
-  function = untraced(name, function)
-  arguments = jax.eval_shape(lambda: indices(shape, 0, 0))
-  if name == "score_mod":
-    arguments = (jax.ShapeDtypeStruct(shape, jnp.float32), *arguments)
-
-  def of_tile(*arguments):
-    result = function(*arguments)
-    if name == "score_mod":
-      result = jnp.asarray(result, jnp.float32)
-    else:
-      result = as_bool(result)
-    return jnp.broadcast_to(result, shape)
-
-  closed = jax.make_jaxpr(of_tile)(*arguments)
+def _traced(function, shape, *score):
+  """A function of a tile as one of the arrays that it closes over, too."""
+  closed = jax.make_jaxpr(
+    lambda *arguments: jnp.broadcast_to(function(*arguments), shape)
+  )(*score, *jax.eval_shape(lambda: indices(shape, 0, 0)))
   consts = [jnp.asarray(x) for x in closed.consts]
   is_fixed = [not jnp.issubdtype(x.dtype, jnp.inexact) for x in consts]
   order = np.argsort(is_fixed, kind="stable")
@@ -143,33 +131,28 @@ def at_positions(
 ) -> tuple[ScoreMod | None, MaskMod | None, Float[Array, "B N 1 S"] | None]:
   """Both functions for one query of each example, whose keys lie in a cache.
 
-  Args:
-    score_mod: of positions; None is none.
-    mask_mod: likewise.
-    bias: terms by distance, which a score_mod gets with the score.
-    query: t of each example.
-    keys: s of each slot; what lies in unset ones does not matter.
+  The query of an example is at `query`, and its slots hold keys of the positions
+  `keys`. A score_mod gets terms by distance, `bias`, with the score.
 
   Returns:
     The functions of places in the cache, and what is left of the bias.
   """
+  t, s = query[:, None, None, None], keys[:, None, None, :]
+  before = bias
 
-  def moved(function, before=None):
-    def call(*arguments):
-      *score, b, n, _, _ = arguments
-      if before is not None:
-        score = [score[0] + before]
-      t, s = query[:, None, None, None], keys[:, None, None, :]
-      return function(*score, b, n, t, s)
+  def score_at(score, b, n, _t, _s):
+    assert score_mod is not None
+    return score_mod(score if before is None else score + before, b, n, t, s)
 
-    return call
+  def mask_at(b, n, _t, _s):
+    assert mask_mod is not None
+    return mask_mod(b, n, t, s)
 
-  score_at = mask_at = None
-  if score_mod is not None:
-    score_at, bias = moved(score_mod, bias), None
-  if mask_mod is not None:
-    mask_at = moved(mask_mod)
-  return score_at, mask_at, bias
+  return (
+    None if score_mod is None else score_at,
+    None if mask_mod is None else mask_at,
+    bias if score_mod is None else None,
+  )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -244,7 +227,7 @@ def make_block_mask(
   rows, width = min(sizes[0], length), min(sizes[1], source_length)
   columns = -(-source_length // width)
   shape = (batch, num_heads, rows, source_length)
-  mod = traced_mask(mask_mod, shape)
+  mod = traced_mask(untraced("mask_mod", mask_mod), shape)
 
   @jax.jit
   def visited_from(start):

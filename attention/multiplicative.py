@@ -13,7 +13,9 @@ from attention import arguments, own_logits, plug
 from attention.dense import decode as decode_dense
 from attention.dense import dense
 from attention.flash import flash_attention
+from attention.loop import Output
 from attention.sharded import attention_in_parts
+from attention.visible import Visible
 
 
 @arguments.attention_function(
@@ -37,7 +39,9 @@ def multiplicative_attention(
   dropout_rate: float = 0.0,
   dropout_rng: Array | None = None,
   block_size: int | tuple[int, int] | None = None,
-) -> Float[Array, "B T N V"]:
+  visible: Visible | None = None,
+  return_lse: bool = False,
+) -> Output:
   """Scores are products with a trained matrix in between: softmax(Q W Kᵀ) V.
 
     dot      score(t, s) = q_t · k_s                 kernel None
@@ -52,21 +56,11 @@ def multiplicative_attention(
     value: `[B, S, K, V]`; the paper averages the states themselves.
     kernel: W_a `[N, H, H]`, one matrix for each query head, with the features
       of the query first; None is the identity.
-    mask: boolean, True = attend, broadcastable to `[B, N, T, S]`.
-    is_causal: query t sees keys s ≤ t.
     scale: factor of the scores; None is 1.
-    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
-    key_segment_ids: `[B, S]`.
-    bias: added to the scores, broadcastable to `[B, N, T, S]`.
-    relative_bias: `[N, 2L+1]`, added by clipped distance, see `attention.relative`.
-    relative_keys: `[2L+1, H]` or, a table for each head, `[N, 2L+1, H]`, added
-      to the keys by clipped distance.
-    dropout_rate: share of attention weights set to zero.
-    dropout_rng: key of the dropout, needed where `dropout_rate` > 0.
-    block_size: as in `flash_attention`.
+    block_size: as in `flash_attention`. Other options: as `dense_attention`.
 
   Returns:
-    `[B, T, N, V]` in the dtype of `query`.
+    As `dense_attention`.
 
   Raises:
     ValueError: arguments do not fit together.
@@ -85,16 +79,13 @@ def multiplicative_attention(
   """
   arguments.check_qkv(query, key, value)
   num_heads, head_dim = query.shape[2:]
-  if kernel is not None:
-    expected = (num_heads, head_dim, head_dim)
-    if kernel.shape != expected:
-      raise ValueError(
-        f"kernel: expected [N, H, H] = {list(expected)}, got shape "
-        f"{kernel.shape}"
-      )
-  turned = query if kernel is None else _through(kernel, query)
+  expected = (num_heads, head_dim, head_dim)
+  if kernel is not None and kernel.shape != expected:
+    raise ValueError(
+      f"kernel: expected [N, H, H] = {list(expected)}, got shape {kernel.shape}"
+    )
   out: Any = flash_attention(
-    turned,
+    _through(kernel, query),
     key,
     value,
     mask=mask,
@@ -108,14 +99,20 @@ def multiplicative_attention(
     dropout_rate=dropout_rate,
     dropout_rng=dropout_rng,
     block_size=block_size,
+    visible=visible,
+    return_lse=return_lse,
   )
+  if return_lse:
+    return out[0].astype(query.dtype), out[1]
   return out.astype(query.dtype)
 
 
 def _through(
-  kernel: Float[Array, "N H H"], query: Float[Array, "B T N H"]
+  kernel: Float[Array, "N H H"] | None, query: Float[Array, "B T N H"]
 ) -> Float[Array, "B T N H"]:
   """Q W in float32; rounded to bfloat16, it would change scores by 1 %."""
+  if kernel is None:
+    return query
   return jnp.einsum(
     "BTNH,NHI->BTNI", query.astype(jnp.float32), kernel.astype(jnp.float32)
   )
@@ -147,18 +144,18 @@ def multiplicative(general: bool = True) -> plug.Attention:
   def kernel_of(variables: plug.Variables) -> Float[Array, "N H H"] | None:
     return variables["params"]["kernel"] if general else None
 
-  def apply(variables, query, key, value, **call):
+  def apply(variables, query, key, value, **call) -> Any:
     call = arguments.accepted_options(
       "multiplicative", multiplicative_attention, call
     )
     call.setdefault("kernel", kernel_of(variables))
     return multiplicative_attention(query, key, value, **call)
 
-  def apply_sharded(variables, query, key, value, *, axis_name, **call):
-    kernel = kernel_of(variables)
-    scale = call.pop("scale", None)
+  def apply_sharded(
+    variables, query, key, value, *, axis_name, scale=None, **call
+  ):
     out = attention_in_parts(
-      query if kernel is None else _through(kernel, query),
+      _through(kernel_of(variables), query),
       key,
       value,
       axis_name=axis_name,
@@ -167,17 +164,10 @@ def multiplicative(general: bool = True) -> plug.Attention:
     )
     return out.astype(query.dtype)
 
-  def decode(variables, cache, query, key, value, *, scale=None, **tables: Any):
-    kernel = kernel_of(variables)
-    turned = query if kernel is None else _through(kernel, query)
-    out, cache = decode_dense(
-      cache,
-      turned,
-      key,
-      value,
-      scale=1.0 if scale is None else scale,
-      **tables,
-    )
+  def decode(variables, cache, query, key, value, *, scale=None, **tables):
+    turned = _through(kernel_of(variables), query)
+    scale = 1.0 if scale is None else scale
+    out, cache = decode_dense(cache, turned, key, value, scale=scale, **tables)
     return out.astype(query.dtype), cache
 
   exact = dense()

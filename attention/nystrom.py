@@ -4,12 +4,12 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
-from attention import arguments, halo, platform, plug
-from attention import sharded as flash_parts
+from attention import arguments, platform, plug, sharded
 from attention.logits import Logits
 from attention.loop import attend
+from attention.softmax import masked_softmax, split_blocks
 from attention.visible import Visible, key_mask
 
 
@@ -54,10 +54,6 @@ def nystrom_attention(
   query head.
 
   Args:
-    query: `[B, T, N, H]`.
-    key: `[B, S, K, H]`, S = T, N a multiple of K; query head n reads key head
-      n // (N/K).
-    value: `[B, S, K, V]`.
     num_landmarks: L; from T on the result is that of dense attention, as far as
       the iteration has converged.
     pinv_iterations: steps of the iteration.
@@ -65,10 +61,11 @@ def nystrom_attention(
       paper's code does, instead of by that of each matrix. Published weights
       expect it; one example then changes another as long as the iteration has
       not converged.
-    mask: key mask `[B, 1, 1, S]`, True = attend.
+    mask: key mask, `[B, 1, 1, S]`.
     is_causal: must be False, because every landmark mixes positions.
-    scale: factor of the logits; None is 1/√H.
     block_size: C, positions of a tile; None is the platform's choice.
+
+  Other arguments: as `dense_attention`, with S = T.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`. Weights of the effective matrix sum
@@ -84,10 +81,8 @@ def nystrom_attention(
   five M×M matrices for each iteration and head, and B·T·M numbers where runs are
   of different lengths. Nothing is T×S.
 
-  Departs from its paper in masks and in any length, where the paper requires
-  that L divides T. Both norms are those of each matrix unless
-  `shared_start`. The paper's code takes the largest in the batch, so that one
-  example changes another.
+  Departs from its paper in masks, in any length, where the paper requires that L
+  divides T, and in norms that are those of each matrix unless `shared_start`.
 
   Paper: Nyströmformer: a Nyström-based algorithm for approximating
   self-attention, sections 3.2 and 3.3, arXiv:2102.03902.
@@ -96,9 +91,9 @@ def nystrom_attention(
     query,
     key,
     value,
-    num_landmarks=num_landmarks,
-    pinv_iterations=pinv_iterations,
-    shared_start=shared_start,
+    num_landmarks,
+    pinv_iterations,
+    shared_start,
     mask=mask,
     is_causal=is_causal,
     scale=scale,
@@ -107,28 +102,24 @@ def nystrom_attention(
 
 
 def _attend(
-  query: Float[Array, "B T N H"],
-  key: Float[Array, "B S K H"],
-  value: Float[Array, "B S K V"],
+  query,
+  key,
+  value,
+  num_landmarks,
+  pinv_iterations,
+  shared_start,
   *,
-  num_landmarks: int,
-  pinv_iterations: int,
-  shared_start: bool,
-  mask: Bool[Array, "..."] | None = None,
-  is_causal: bool = False,
-  scale: float | Float[Array, ""] | None = None,
-  block_size: int | None = None,
-  axis_name: str | None = None,
-) -> Float[Array, "B T N V"]:
+  mask=None,
+  is_causal=False,
+  scale=None,
+  block_size=None,
+  axis_name=None,
+):
   """`nystrom_attention`; with `axis_name` of a sequence in parts, one a device.
 
   Then the means are sums over the devices, and so is B V. What crosses is L rows
   a head three times, at any length.
   """
-  arguments.check_qkv(query, key, value)
-  _check_numbers(num_landmarks, pinv_iterations, shared_start)
-  if block_size is not None:
-    arguments.check_at_least("block_size", block_size, 1)
   if is_causal:
     raise ValueError(
       "is_causal: expected False, got True, as every landmark is a mean over "
@@ -150,11 +141,11 @@ def _attend(
     "such a mask",
   )
   scale = arguments.softmax_scale(scale, query.shape[-1])
-  count = min(num_landmarks, length)
-  if axis_name is not None:
-    count = min(num_landmarks, length * jax.lax.axis_size(axis_name))
+  devices = 1 if axis_name is None else jax.lax.axis_size(axis_name)
+  count = min(num_landmarks, length * devices)
   tokens = jnp.ones((len(query), length), bool) if keep is None else keep
-  runs, sizes = _runs(tokens, count, axis_name)
+  members = _members(tokens, count, axis_name)
+  sizes = _summed(jnp.sum(members, axis=1), axis_name)
   exists = None if keep is None else sizes > 0
 
   def means(x):
@@ -163,17 +154,20 @@ def _attend(
       x = x.reshape(len(x), count, -1, *x.shape[2:])
       return jnp.mean(x, axis=2, dtype=jnp.float32)
     x = jnp.where(tokens[..., None, None], x, 0).astype(jnp.float32)
-    members = jax.nn.one_hot(runs, count)
     flat = x.reshape(*x.shape[:2], -1)
     sums = jnp.einsum("BTL,BTF->BLF", members, flat, precision=_EXACT)
-    if axis_name is not None:
-      sums = jax.lax.psum(sums, axis_name)
-    sums /= jnp.maximum(sizes, 1)[..., None]
+    sums = _summed(sums, axis_name) / jnp.maximum(sizes, 1)[..., None]
     return sums.reshape(len(x), count, *x.shape[2:])
 
   queries, keys = scale * means(query), means(key)
   keys = jnp.repeat(keys, query.shape[2] // key.shape[2], axis=2)
-  matrix = _between(queries, keys, exists)
+  # The matrix A; a landmark without tokens has a row and a column of zeros.
+  matrix = jnp.einsum("BLNH,BMNH->BNLM", queries, keys, precision=_EXACT)
+  if exists is None:
+    matrix = jax.nn.softmax(matrix)
+  else:
+    both = exists[:, None, :, None] & exists[:, None, None]
+    matrix = masked_softmax(matrix, both)
   inverse = _pseudo_inverse(matrix, pinv_iterations, shared_start)
 
   # B V: the landmarks are few queries.
@@ -184,62 +178,48 @@ def _attend(
     mixed, _ = attend(queries, *arrays, visible, Logits(scale=1.0), block=block)
   else:
     here = None if keep is None else keep[:, None, None, :]
-    mixed = flash_parts.attention_of_few(
+    mixed = sharded.attention_of_few(
       queries, *arrays, axis_name=axis_name, mask=here, scale=1.0
     )
   mixed = jnp.einsum("BNLM,BMNV->BLNV", inverse, mixed, precision=_EXACT)
   # F (A⁺ B V): the landmarks are few keys.
-  visible = Visible() if exists is None else key_mask(exists)
   out, _ = attend(
     query.astype(jnp.float32),
     scale * keys,
     mixed,
-    visible,
+    Visible() if exists is None else key_mask(exists),
     Logits(scale=1.0),
     block=(block_size, count),
   )
   return out.astype(query.dtype)
 
 
-def _runs(
-  keep: Bool[Array, "B T"], num_landmarks: int, axis_name: str | None
-) -> tuple[Int[Array, "B T"], Int[Array, "B L"]]:
-  """The run of each token, L for one that does not exist, and sizes of runs.
+_EXACT = jax.lax.Precision.HIGHEST
+"""The inverse of small singular values would magnify rounding."""
 
-  With `axis_name` the T tokens are this device's part of the sequence.
+
+def _members(
+  keep: Bool[Array, "B T"], num_landmarks: int, axis_name: str | None
+) -> Float[Array, "B T L"]:
+  """1 where a token belongs to a run, by its rank among all tokens.
+
+  With `axis_name` the T positions are this device's part of the sequence.
   """
   rank = jnp.cumsum(keep, axis=1) - 1
   total = jnp.sum(keep, axis=1, keepdims=True)
   if axis_name is not None:
     totals = jax.lax.all_gather(total, axis_name)
-    device = jnp.arange(len(totals))[:, None, None]
-    is_before = device < jax.lax.axis_index(axis_name)
-    rank += jnp.sum(jnp.where(is_before, totals, 0), axis=0)
+    is_before = jnp.arange(len(totals)) < jax.lax.axis_index(axis_name)
+    rank += jnp.sum(jnp.where(is_before[:, None, None], totals, 0), axis=0)
     total = jnp.sum(totals, axis=0)
-  numbers = rank * num_landmarks // jnp.maximum(total, 1)
-  # Landmark l begins with the first rank r for which r·L ≥ l·n.
-  begins = -(-jnp.arange(num_landmarks + 1)[None] * total // num_landmarks)
-  numbers = jnp.where(keep, numbers, num_landmarks)
-  return numbers, jnp.diff(begins, axis=1)
+  runs = rank * num_landmarks // jnp.maximum(total, 1)
+  # `one_hot` gives zeros for a number that is no run.
+  return jax.nn.one_hot(jnp.where(keep, runs, -1), num_landmarks)
 
 
-_EXACT = jax.lax.Precision.HIGHEST
-"""The inverse of small singular values would magnify rounding."""
-
-
-def _between(
-  queries: Float[Array, "B L N H"],
-  keys: Float[Array, "B L N H"],
-  exists: Bool[Array, "B L"] | None,
-) -> Float[Array, "B N L L"]:
-  """The matrix A; a landmark without tokens has a row and column of zeros."""
-  logits = jnp.einsum("BLNH,BMNH->BNLM", queries, keys, precision=_EXACT)
-  if exists is None:
-    return jax.nn.softmax(logits)
-  lowest = jnp.finfo(jnp.float32).min
-  logits = jnp.where(exists[:, None, None, :], logits, lowest)
-  both = exists[:, None, :, None] & exists[:, None, None, :]
-  return jnp.where(both, jax.nn.softmax(logits), 0.0)
+def _summed(x: Array, axis_name: str | None) -> Array:
+  """The sum over the devices, where there are several."""
+  return x if axis_name is None else jax.lax.psum(x, axis_name)
 
 
 def _pseudo_inverse(
@@ -292,25 +272,16 @@ def _convolved(
   size = max(platform.DIAGONAL_ROWS, taps - 1)
   count = -(-length // size)
   pads = (0, 0), (side, (count + 1) * size - length - side), (0, 0), (0, 0)
-  blocks = jnp.pad(value.astype(jnp.float32), pads)
-  blocks = blocks.reshape(batch, count + 1, size, heads, features)
+  blocks = split_blocks(jnp.pad(value.astype(jnp.float32), pads), size)
   around = [blocks[:, :-1], blocks[:, 1:, : taps - 1]]
   around = jnp.concatenate(around, axis=2)
   tap = jnp.arange(size + taps - 1)[None] - jnp.arange(size)[:, None]
-  is_inside = (tap >= 0) & (tap < taps)
-  band = kernel.astype(jnp.float32)[jnp.clip(tap, 0, taps - 1)]
-  band = jnp.where(is_inside[..., None], band, 0.0)
-  band = band.reshape(*band.shape[:2], heads, -1)
+  kernel = kernel.astype(jnp.float32).reshape(taps, heads, -1)
+  band = kernel.at[tap].get(
+    mode="fill", fill_value=0, wrap_negative_indices=False
+  )
   out = jnp.einsum("CDKJ,BMDKV->BMCKJV", band, around, precision=_EXACT)
   return out.reshape(batch, count * size, -1, features)[:, :length]
-
-
-def _check_numbers(
-  num_landmarks: int, pinv_iterations: int, shared_start: bool
-) -> None:
-  arguments.check_at_least("num_landmarks", num_landmarks, 1)
-  arguments.check_at_least("pinv_iterations", pinv_iterations, 1)
-  arguments.check_flag("shared_start", shared_start)
 
 
 def nystrom(
@@ -339,7 +310,9 @@ def nystrom(
     ValueError: a number is out of range; by `init`, matrices or a filter that
       take more than `arguments.MOST_BYTES`.
   """
-  _check_numbers(num_landmarks, pinv_iterations, shared_start)
+  arguments.check_at_least("num_landmarks", num_landmarks, 1)
+  arguments.check_at_least("pinv_iterations", pinv_iterations, 1)
+  arguments.check_flag("shared_start", shared_start)
   if conv_kernel_size is not None:
     arguments.check_at_least("conv_kernel_size", conv_kernel_size, 1)
     if conv_kernel_size % 2 == 0:
@@ -361,37 +334,36 @@ def nystrom(
     kernel = jax.random.normal(key, shape) / conv_kernel_size**0.5
     return {"params": {"conv_kernel": kernel}}
 
-  options = {
+  own = {
     "num_landmarks": num_landmarks,
     "pinv_iterations": pinv_iterations,
     "shared_start": shared_start,
   }
+  accepted = partial(
+    arguments.accepted_options, "nystrom", nystrom_attention, own=own
+  )
+
+  exact = arguments.applied("nystrom", nystrom_attention, lambda _: own)
 
   def apply(variables, query, key, value, **call):
-    call = arguments.accepted_options(
-      "nystrom", nystrom_attention, call, own=options
-    )
-    out = nystrom_attention(query, key, value, **options, **call)
+    out = exact(variables, query, key, value, **call)
     if conv_kernel_size is None:
       return out
     kernel = variables["params"]["conv_kernel"]
-    more = _convolved(value, kernel, call.get("mask"))
-    return out + more.astype(out.dtype)
+    return out + _convolved(value, kernel, call.get("mask")).astype(out.dtype)
 
   def apply_sharded(variables, query, key, value, *, axis_name, **call):
     arguments.check_qkv(query, key, value)
-    call = arguments.accepted_options(
-      "nystrom", nystrom_attention, call, own=options
-    )
-    out = _attend(query, key, value, axis_name=axis_name, **options, **call)
+    call = accepted(call)
+    out = _attend(query, key, value, axis_name=axis_name, **own, **call)
     if conv_kernel_size is None:
       return out
     length, side = value.shape[1], conv_kernel_size // 2
     mask = call.get("mask")
     if mask is not None:
-      keep = halo.reached(mask[:, 0, 0], side, side, axis_name)
+      keep = sharded.reached(mask[:, 0, 0], side, side, axis_name)
       mask = keep[:, None, None]
-    value = halo.reached(value, side, side, axis_name)
+    value = sharded.reached(value, side, side, axis_name)
     kernel = variables["params"]["conv_kernel"]
     more = _convolved(value, kernel, mask)[:, side : side + length]
     return out + more.astype(out.dtype)

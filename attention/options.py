@@ -4,7 +4,7 @@
 the two equal.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 import inspect
 from typing import Any
 
@@ -30,11 +30,7 @@ or `delta_rule_attention` with other gates.
 
 
 def option_table() -> str:
-  """A Markdown table of mechanisms (rows) and their options with defaults.
-
-  Returns:
-    The table, each line with a newline at its end.
-  """
+  """A Markdown table of mechanisms (rows) and their options with defaults."""
   rows = [
     [
       "mechanism",
@@ -48,20 +44,22 @@ def option_table() -> str:
   for name, factory in ATTENTIONS.items():
     function = getattr(attention, f"{name}_attention", None)
     taken = inspect.signature(function).parameters if function else {}
-    own = {
-      option: parameter
-      for option, parameter in taken.items()
-      if parameter.kind is parameter.KEYWORD_ONLY and option not in _COMMON
-    }
-    hyperparameters = inspect.signature(factory).parameters
+    options = [
+      p
+      for p in taken.values()
+      if p.kind is p.KEYWORD_ONLY and p.name not in _COMMON
+    ]
     sizes = plug.example(factory).sizes
     rows.append(
       [
         f"`{name}`",
-        _parameters(own),
-        _parameters(hyperparameters),
-        _cell(_written(*item) for item in sizes.short.items()),
-        _cell(_written(*item) for item in sizes.long.items()),
+        _cell((p.name, p.default) for p in options),
+        _cell(
+          (p.name, p.default)
+          for p in inspect.signature(factory).parameters.values()
+        ),
+        _cell(sizes.short.items()),
+        _cell(sizes.long.items()),
       ]
     )
   return "".join(f"| {' | '.join(row)} |\n" for row in rows)
@@ -72,20 +70,15 @@ def page() -> str:
   return _HEADER + option_table()
 
 
-def _parameters(parameters: Mapping[str, inspect.Parameter]) -> str:
-  return _cell(
-    name if p.default is p.empty else _written(name, p.default)
-    for name, p in parameters.items()
-  )
-
-
-def _written(name: str, value: Any) -> str:
-  """As one types it; a function by its name."""
-  return f"{name}={getattr(value, '__name__', repr(value))}"
-
-
-def _cell(options: Iterable[str]) -> str:
-  return ", ".join(f"`{option}`" for option in options) or "–"
+def _cell(options: Iterable[tuple[str, Any]]) -> str:
+  """Options as one types them, functions by name."""
+  texts = [
+    name
+    if value is inspect.Parameter.empty
+    else f"{name}={getattr(value, '__name__', repr(value))}"
+    for name, value in options
+  ]
+  return ", ".join(f"`{text}`" for text in texts) or "–"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What an exact mechanism's record has of its own for its logits: a factory's part."""
+"""Sinks, a soft cap and forget gates that the record of an exact mechanism has."""
 
 from collections.abc import Callable
 import math
@@ -15,13 +15,7 @@ SUPPORTS = frozenset({"sinks", "logits_soft_cap", "log_forget", "mods"})
 
 
 class OwnLogits(NamedTuple):
-  """Sinks, a soft cap and forget gates that a record has.
-
-  Attributes:
-    sinks: whether there are trained sinks.
-    logits_soft_cap: c, or None.
-    forget: whether there are forget gates.
-  """
+  """What a factory was given; see `attention.dense.dense`."""
 
   sinks: bool
   logits_soft_cap: float | None
@@ -30,9 +24,8 @@ class OwnLogits(NamedTuple):
   @property
   def given(self) -> tuple[str, ...]:
     """The options that a call may therefore not have."""
-    return ("sinks",) * self.sinks + ("logits_soft_cap",) * (
-      self.logits_soft_cap is not None
-    )
+    has_cap = self.logits_soft_cap is not None
+    return ("sinks",) * self.sinks + ("logits_soft_cap",) * has_cap
 
   @property
   def is_plain(self) -> bool:
@@ -71,12 +64,10 @@ class OwnLogits(NamedTuple):
 
   def options(self, variables: plug.Variables) -> dict[str, Any]:
     """What a call is given in addition."""
-    found: dict[str, Any] = {}
+    values = {"logits_soft_cap": self.logits_soft_cap}
     if self.sinks:
-      found["sinks"] = variables["params"]["sinks"]
-    if self.logits_soft_cap is not None:
-      found["logits_soft_cap"] = self.logits_soft_cap
-    return found
+      values["sinks"] = variables["params"]["sinks"]
+    return {name: values[name] for name in self.given}
 
   @property
   def gates(self) -> Callable[..., dict[str, Array]] | None:
@@ -87,11 +78,7 @@ class OwnLogits(NamedTuple):
 def check(
   sinks: bool, logits_soft_cap: float | None, forget: bool
 ) -> OwnLogits:
-  """The arguments of a factory.
-
-  Raises:
-    ValueError: one is out of range.
-  """
+  """The arguments of a factory; ValueError where one is out of range."""
   arguments.check_flag("sinks", sinks)
   arguments.check_flag("forget", forget)
   if logits_soft_cap is not None:

@@ -9,7 +9,6 @@ These facts are kept here.
                   because a long loop of small steps would leave it idle. The
                   number does not depend on T, so memory stays linear in T.
   needs_barriers  where XLA must not join two operations.
-  copies_rows     how diagonals of a matrix are read and summed fast.
   merges_rows     whether the projections of a model see one axis of rows.
 
 Products. XLA:CPU sends batched products of the forms 'bkqh,bkdh->bkqd' and
@@ -57,8 +56,6 @@ class Profile(NamedTuple):
     tile_bytes: scores that are worked on at once; None is one tile.
     needs_barriers: XLA folds a transposition into the product that reads it,
       and the product then misses the fast kernel.
-    copies_rows: a loop that copies row by row is faster than index arithmetic
-      on the whole.
     merges_rows: the gradient of a product `[B, T, F]` × `[F, V]` is faster as
       one of `[B·T, F]`: with two axes of rows, XLA:CPU transposes or misses its
       fast kernel. Elsewhere B and T stay two axes, so that an array sharded
@@ -67,17 +64,13 @@ class Profile(NamedTuple):
 
   tile_bytes: int | None
   needs_barriers: bool
-  copies_rows: bool
   merges_rows: bool
 
 
-CPU = Profile(
-  tile_bytes=None, needs_barriers=True, copies_rows=True, merges_rows=True
-)
+CPU = Profile(tile_bytes=None, needs_barriers=True, merges_rows=True)
 ACCELERATOR = Profile(
   tile_bytes=2**29,
   needs_barriers=False,
-  copies_rows=False,
   merges_rows=False,
 )
 

@@ -3,8 +3,9 @@
 `Attention` is to attention what the pair `(init, update)` is to Optax.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 import dataclasses
+import difflib
 import inspect
 import types
 from typing import Any, Literal, NamedTuple
@@ -52,9 +53,7 @@ Options = Mapping[str, Any]
 # mapping has no hash.
 @dataclasses.dataclass(frozen=True, eq=False)
 class Sizes:
-  """Hyperparameters of a mechanism for sequences of different lengths.
-
-  Hyperparameters that are not named keep the default of the factory.
+  """Hyperparameters for sequences of different lengths; others keep the default.
 
   Attributes:
     short: for tens of positions, as in `configs/`.
@@ -76,8 +75,8 @@ class Attention(NamedTuple):
     apply: `(variables, query, key, value, **call) -> out`; `call` holds
       `mask`, `is_causal`, `scale`, …; an option that the mechanism cannot
       honour raises ValueError.
-    init_cache: `(variables, batch, max_length, dims, dtype) -> cache`, or None
-      where the mechanism cannot decode token by token.
+    init_cache: `(variables, batch, max_length, dims, dtype) -> cache`; None where
+      the mechanism cannot decode token by token.
     decode: `(variables, cache, query, key, value, **call) -> (out, cache)` for
       one position, `query [B, 1, N, H]`; equals the causal call on the whole
       sequence. `call` may hold `scale` and what 'relative' and 'mods' name. None
@@ -102,40 +101,38 @@ class Attention(NamedTuple):
       'global'    global_indices
       'shared_qk' query and key are one array: `apply` and `decode` expect
                   None as the key
-      'own_keys'  keys and values are made of what `gates` give: `apply`,
-                  `decode` and the others expect None as the key, and None as the
-                  value, or in `apply` values to take instead
+      'own_keys'  keys and values are made of what `gates` give: all functions
+                  expect None as the key, and None as the value, or in `apply`
+                  values to take instead
       'sequence'  apply_sharded
-    approximates: what the error of its outputs is measured against, on the
-      same query, key and value: 'dense' attention, or 'shared_qk', dense
-      attention in which the query is the key and no position sees itself. An
-      exact mechanism has 'dense' and an error near 0. Linear attention has
-      'dense' because it replaces dense attention, although its kernel differs.
-      None where the mechanism has scores of its own, with nothing to compare.
+    approximates: what the error of its outputs is measured against, on the same
+      query, key and value: 'dense' attention, to which an exact mechanism is equal
+      and which linear attention replaces, or 'shared_qk', dense attention in which
+      the query is the key and no position sees itself. None where its scores are
+      its own.
     cost: how time and temporaries grow with the length. 'linear' is a promise
       that `benchmarks.bounds` checks; 'quadratic' promises nothing.
     sizes: hyperparameters for short and long sequences and for benchmarks.
-    causal_only: whether a call without is_causal=True raises ValueError,
-      because the mechanism is defined for the past only. It cannot serve an
-      encoder.
+    causal_only: whether a call without is_causal=True raises ValueError. Such a
+      mechanism cannot serve an encoder.
     prefill: `(variables, cache, query, key, value, lengths, **call) -> cache`:
       the cache after the first `lengths [B]` of P positions, `query [B, P, N,
-      H]`, from an empty one. It equals `decode` of one position after another;
-      `call` may hold `scale`. None where only `decode` makes a cache.
+      H]`, from an empty one, as `decode` of one after another makes it; `call` may
+      hold `scale`. None where only `decode` makes a cache.
     apply_sharded: `(variables, query, key, value, *, axis_name, **call) -> out`
       inside `jax.shard_map`. Each of the D devices of the axis has T/D
       neighbouring positions of the query, S/D of key and value, in order, and
       of what `call` holds by position: a key mask [B, 1, 1, S/D], segment ids.
-      Variables and tables by distance are whole on every device. Together the
-      results are that of `apply` on the whole, and so are the gradients. None
-      where the mechanism has no form for a sequence in parts.
+      Variables and tables by distance are whole on every device. Results and
+      gradients are those of `apply` on the whole. None where there is no form
+      for a sequence in parts.
     ignores_padding: whether positions at the end that a key mask hides change
       nothing for the others. False where it matters how long a sequence is, as
       in BigBird, whose last block is global.
     gates: `(variables, inputs) -> {option: array}`: what `apply`, `decode`,
-      `prefill` and `apply_sharded` take by position in addition to query, key and
-      value, such as `log_decay [B, T, N]`, read from what these are projected
-      from, `inputs [B, T, F]`. None where there is nothing of the kind.
+      `prefill` and `apply_sharded` take by position besides query, key and value,
+      such as `log_decay [B, T, N]`, read from what these are projected from,
+      `inputs [B, T, F]`. None where there is nothing of the kind.
   """
 
   init: Callable[[Array, Dims], Variables]
@@ -186,23 +183,20 @@ def required(factory: Callable[..., Attention]) -> list[str]:
 def is_factory(function: Callable[..., Any]) -> bool:
   """Whether a function makes a mechanism, and is not an attention function.
 
-  Its annotation says so, or it has fewer than the two arguments by position
-  that every attention function needs.
+  Its annotation says so, or it needs fewer than the two arguments by position
+  that every attention function does.
   """
   signature = inspect.signature(function)
   returned = signature.return_annotation
   if returned is Attention or str(returned).rpartition(".")[2] == "Attention":
     return True
-  kinds = [p.kind for p in signature.parameters.values()]
-  if inspect.Parameter.VAR_POSITIONAL in kinds:
-    return False
-  arrays = [
-    p
-    for p in signature.parameters.values()
-    if p.default is p.empty
-    and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-  ]
-  return len(arrays) < 2
+  by_position = 0
+  for p in signature.parameters.values():
+    if p.kind is p.VAR_POSITIONAL:
+      return False
+    is_named = p.kind in (p.KEYWORD_ONLY, p.VAR_KEYWORD)
+    by_position += p.default is p.empty and not is_named
+  return by_position < 2
 
 
 def example(factory: Callable[..., Attention]) -> Attention:
@@ -246,3 +240,148 @@ def no_variables(key: Array, dims: Dims) -> Variables:
   """The `init` of a mechanism without variables."""
   del key, dims
   return {}
+
+
+_mechanisms: Mapping[str, Callable[..., Attention]] = {}
+
+FUNCTIONS: dict[str, Mapping[str, inspect.Parameter]] = {}
+"""Public attention function -> its parameters, in the order of imports."""
+
+FLAX_OPTIONS = (
+  "broadcast_dropout",
+  "deterministic",
+  "dtype",
+  "force_fp32_for_softmax",
+  "module",
+  "precision",
+  "qk_attn_weights_einsum",
+  "attn_weights_value_einsum",
+)
+"""What Flax's modules hand to an `attention_fn` and no function here takes."""
+
+
+def register(
+  mechanisms: Mapping[str, Callable[..., Attention]],
+) -> None:
+  """Registers the mechanisms, by name, that an error message may recommend.
+
+  `attention.registry` calls this: it imports the mechanisms, and they this module.
+  """
+  global _mechanisms
+  _mechanisms = mechanisms
+
+
+def applied(
+  name: str,
+  function: Callable[..., Any],
+  own: Callable[[Variables], Mapping[str, Any]] = lambda variables: {},
+) -> Callable[..., Any]:
+  """The `apply` of a record whose function takes query, key and value.
+
+  Args:
+    name: the mechanism, for messages.
+    function: the attention function.
+    own: variables -> the options of `function` that the record gives it, and a
+      call may therefore not have.
+  """
+
+  def apply(variables, query, key, value, **call):
+    call = accepted_options(name, function, call)
+    given = own(variables)
+    taken = given.keys() & call.keys()
+    if taken:
+      raise ValueError(_has_its_own(min(taken), name))
+    return function(query, key, value, **given, **call)
+
+  return apply
+
+
+def accepted_options(
+  name: str,
+  function: Callable[..., Any],
+  options: Mapping[str, Any],
+  own: Collection[str] = (),
+) -> dict[str, Any]:
+  """Returns the options of a call that `function` takes, or raises.
+
+  An option of another mechanism that is None, False or a zero rate asks for
+  nothing, so it is dropped where `function` does not take it.
+
+  Args:
+    name: the mechanism, for the message.
+    function: an attention function with keyword-only options.
+    options: what the caller passed.
+    own: options of `function` that the mechanism's record gives it.
+
+  Raises:
+    ValueError: `function` does not take an option that asks for something, no
+      mechanism takes it, or the record gives it already.
+  """
+  known = inspect.signature(function).parameters
+  takes_any = any(p.kind is p.VAR_KEYWORD for p in known.values())
+  accepted = {}
+  for option, asked in options.items():
+    if option in own:
+      raise ValueError(_has_its_own(option, name))
+    if option in known or takes_any:
+      accepted[option] = asked
+    elif option not in CALL_OPTIONS or not (
+      asked is None or (isinstance(asked, (bool, int, float)) and not asked)
+    ):
+      raise ValueError(
+        f"{option}: {name} attention has no such option; "
+        f"{hint(option, name, known)}"
+      )
+  return accepted
+
+
+def _has_its_own(option: str, name: str) -> str:
+  """Why a call of a record may not have an option."""
+  instead = f"call {name}_attention to give another"
+  if option in _hyperparameters(name):
+    instead = f"pass it to {name}({option}=…), which makes the record"
+  return (
+    f"{option}: the record of {name} attention has its own, expected none; "
+    f"{instead}"
+  )
+
+
+def near(got: str, known: Iterable[str]) -> str:
+  """The text "; did you mean 'b'?", or nothing where no name is like it."""
+  found = difflib.get_close_matches(got, list(known), n=1)
+  return f"; did you mean {found[0]!r}?" if found else ""
+
+
+def _hyperparameters(name: str) -> Collection[str]:
+  """Names of what the factory of a registered mechanism takes."""
+  factory = _mechanisms.get(name)
+  return () if factory is None else inspect.signature(factory).parameters
+
+
+def hint(option: str, name: str, known: Mapping[str, inspect.Parameter]) -> str:
+  """What to do about an option that `name` does not take."""
+  mechanism = name.removesuffix("_attention")
+  if option in FLAX_OPTIONS:
+    return (
+      "Flax's modules pass it: give them "
+      f"attention_fn=as_attention_fn({mechanism}_attention)"
+    )
+  if option in _hyperparameters(mechanism):
+    return f"give it when the mechanism is made: {mechanism}({option}=…)"
+  if option in CALL_OPTIONS:
+    having = supporting(_mechanisms, CALL_OPTIONS[option])
+  else:
+    having = [n for n, parameters in FUNCTIONS.items() if option in parameters]
+  having = having or [
+    f"{n}({option}=…)" for n in _mechanisms if option in _hyperparameters(n)
+  ]
+  if having:
+    *others, last = having
+    others = ", ".join(others)
+    return f"{others} and {last} have it" if others else f"{last} has it"
+  names = [
+    n
+    for n, p in known.items()
+    if p.kind is p.KEYWORD_ONLY or p.default is not p.empty
+  ]
+  return f"it takes {', '.join(names)}{near(option, names)}"

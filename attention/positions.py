@@ -4,7 +4,7 @@ T5 and ALiBi add a number to the logits that depends only on the distance of key
 from query. Both are tables `[N, 2L+1]` for distances -L … L, where the last
 entry serves for all larger distances. `dense_attention`, `flash_attention`,
 `sliding_window_attention` and `multiplicative_attention` take them as
-`relative_bias`, and `attention.relative` adds them without a T×S array. Shaw's
+`relative_bias`, and `attention.logits` adds them without a T×S array. Shaw's
 relative keys `[2L+1, H]` need no function: the trained table itself is the
 argument `relative_keys`. A table for each head, `[N, 2L+1, H]`, serves as well:
 with it Transformer-XL's logits are those of the query q + u with a bias
@@ -72,10 +72,8 @@ def t5_bias(
   """T5's relative bias as a table: row `bucket(s − t)` of a trained embedding.
 
   Args:
-    embedding: `[num_buckets, N]`, one column for each head; T5 trains one for
-      all layers of a stack.
-    max_distance: L; farther keys share its bucket, so the table is exact at any
-      length.
+    embedding: `[num_buckets, N]`; T5 trains one for all layers of a stack.
+    max_distance: L; farther keys share its bucket.
     is_causal: as in `t5_buckets`.
 
   Returns:
@@ -115,8 +113,8 @@ def alibi_bias(num_heads: int, max_length: int) -> Float[Array, "N D"]:
     max_length: the longest sequence; L = max_length − 1.
 
   Returns:
-    `[N, 2L+1]` float32, for `relative_bias`. It has both directions. The paper
-    is causal, and a causal call reads only the entries s ≤ t.
+    `[N, 2L+1]` float32, for `relative_bias`, in both directions; the paper is
+    causal, and a causal call reads the entries s ≤ t alone.
 
   Raises:
     ValueError: `max_length` is not positive.
@@ -139,17 +137,8 @@ def sines(
 ]:
   """sin(p·ω_i) and cos(p·ω_i), ω_i = θ^(-2i/F), in float32.
 
-  For positions in NumPy they are constants of the program. For others, XLA:CPU
-  fuses them with what reads them and so computes them for every head and
-  example.
-
-  Args:
-    positions: `[B, T]`.
-    features: F, even.
-    theta: θ.
-
-  Returns:
-    Two arrays `[B, T, F/2]`, in NumPy or JAX as `positions` are.
+  They are `[B, T, F/2]`, in NumPy, and so constants of a program, where positions
+  are. XLA:CPU computes others again for every head and example.
   """
   # Frequencies are rounded from float64 once.
   frequencies = theta ** (-np.arange(0, features, 2) / features)
@@ -170,9 +159,9 @@ def rotary(
   """Rotary positions: turns pair i of position p by the angle p·ω_i.
 
   ω_i = θ^(-2i/H). The product of a query turned at t and a key turned at s
-  depends on t - s only. The pairs are (x_i, x_{i+H/2}), where the paper has
-  (x_{2i}, x_{2i+1}). This is the same up to a fixed permutation of features,
-  which the projections before it absorb, and it needs no strided access.
+  depends on t - s alone. The pairs are (x_i, x_{i+H/2}), where the paper has
+  (x_{2i}, x_{2i+1}): the same up to a permutation of features, which the
+  projections before it absorb.
 
   Args:
     inputs: queries or keys `[B, T, N, H]`, H even.

@@ -16,12 +16,8 @@ where u = v for the gated form, and for the delta rule (WY form)
     u = U − W S        (I + diag(β) stril(A^k)) [U, W] = diag(β) [v, k ⊙ e^G_i]
 
 Every exponent is a sum of decays, hence never positive: nothing overflows, and what
-underflows is nothing. With a decay for each channel, A is computed by halves: pairs of
-a later and an earlier half split at the beginning of the later one, which makes them a
-product of matrices.
-
-Where a segment begins, g is −10³⁰, and nothing of what was before is left. A position
-that is hidden or appended has g = β = 0 and k = v = 0.
+underflows is nothing. Where a segment begins, g is −10³⁰, and nothing of what was
+before is left. A position that is hidden or appended has g = β = 0 and k = v = 0.
 
 What a stretch of positions does to a state is linear, S → M S + S', and two stretches
 are one: (M₂, S₂) after (M₁, S₁) is (M₂ M₁, M₂ S₁ + S₂). So an associative scan gives
@@ -35,26 +31,23 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, device_scan, halo, platform
+from attention import arguments, device_scan, sharded
+from attention.features import (
+  at_once,
+  before_each,
+  chunk_size,
+  pairs,
+  rest,
+  triangle,
+)
 from attention.scan import scan
-
-CHUNK = 64
-"""C."""
 
 FORGOTTEN = -1e30
 """The logarithm of a decay that leaves nothing; finite, so that sums are."""
 
 
 class Inputs(NamedTuple):
-  """What a recurrence reads; float32, every head with keys of its own.
-
-  Attributes:
-    query: times the scale.
-    key: 0 where a position is hidden.
-    value: 0 where a position is hidden.
-    log_decay: at most 0. D is 1 or H.
-    beta: of the delta rule; None is the gated form.
-  """
+  """Float32 arrays of which those of hidden positions are 0; D is 1 or H."""
 
   query: Float[Array, "B T N H"]
   key: Float[Array, "B T N H"]
@@ -64,13 +57,12 @@ class Inputs(NamedTuple):
 
 
 def recurrent_attention(
-  name: str,
   query: Float[Array, "B T N H"],
   key: Float[Array, "B T K H"],
   value: Float[Array, "B T K V"],
-  log_decay: Float[Array, "..."] | None,
-  beta: Float[Array, "B T N"] | None,
   *,
+  log_decay: Float[Array, "..."] | None = None,
+  beta: Float[Array, "B T N"] | None = None,
   mask: Bool[Array, "..."] | None = None,
   is_causal: bool = True,
   scale: float | Float[Array, ""] | None = None,
@@ -80,22 +72,9 @@ def recurrent_attention(
 ) -> tuple[Float[Array, "B T N V"], Float[Array, "B N H V"]]:
   """Results in float32, and the state after the last position.
 
-  Args:
-    name: of the function, for messages.
-    query: as `gated_linear_attention` and `delta_rule_attention` take it, like all
-      arguments that follow.
-    key: `[B, T, K, H]`.
-    value: `[B, T, K, V]`.
-    log_decay: `[B, T, N]` or `[B, T, N, H]`; None is 0.
-    beta: of the delta rule; None is the gated form.
-    mask: key mask `[B, 1, 1, T]`.
-    is_causal: must be True.
-    scale: None is 1/√H.
-    initial_state: None is 0.
-    segment_ids: `[B, T]`.
-    axis_name: inside `jax.shard_map`, of the devices that have a part of the
-      sequence each; the first begins with no state, and the state of the result is
-      that after this device's positions.
+  Options are those of `delta_rule_attention`; without `beta` it is the gated form.
+  With `axis_name`, each device has a part of the sequence, inside `jax.shard_map`; the
+  first begins with no state.
 
   Raises:
     ValueError: the arguments do not fit together, or the call is not causal.
@@ -105,18 +84,12 @@ def recurrent_attention(
   of ⌈log₂ D⌉ + 1 messages, and as many numbers of M: B·N or B·N·H, with the delta
   rule B·N·H².
   """
-  arguments.check_qkv(query, key, value)
   batch, length, num_heads, head_dim = query.shape
   heads = batch, length, num_heads
   if not is_causal:
     raise ValueError(
-      f"is_causal: expected True, got False; {name} attention is causal by "
-      "definition; use linear or dense attention in both directions"
-    )
-  if key.shape[1] != length:
-    raise ValueError(
-      f"key: expected the length of query, {length}, got {key.shape[1]}; a "
-      "recurrence reads one sequence"
+      "is_causal: expected True, got False; a recurrence is causal by definition; "
+      "use linear or dense attention in both directions"
     )
   if log_decay is None:
     log_decay = jnp.zeros(heads, jnp.float32)
@@ -125,19 +98,10 @@ def recurrent_attention(
       f"log_decay: expected [B, T, N] = {heads}, or [B, T, N, H] = "
       f"{(*heads, head_dim)}, got {log_decay.shape}"
     )
-  if beta is not None and beta.shape != heads:
-    raise ValueError(f"beta: expected [B, T, N] = {heads}, got {beta.shape}")
-  if segment_ids is not None and segment_ids.shape != (batch, length):
-    raise ValueError(
-      f"segment_ids: expected [B, T] = {(batch, length)}, got "
-      f"{segment_ids.shape}"
-    )
-  shape = (batch, num_heads, head_dim, value.shape[3])
-  if initial_state is not None and initial_state.shape != shape:
-    raise ValueError(
-      f"initial_state: expected [B, N, H, V] = {shape}, got "
-      f"{initial_state.shape}"
-    )
+  shape = batch, num_heads, head_dim, value.shape[3]
+  arguments.check_shape("beta", "[B, T, N]", beta, heads)
+  arguments.check_shape("segment_ids", "[B, T]", segment_ids, heads[:2])
+  arguments.check_shape("initial_state", "[B, N, H, V]", initial_state, shape)
   keep = arguments.key_mask(
     mask, query, key, "dense attention takes masks that vary"
   )
@@ -150,9 +114,16 @@ def recurrent_attention(
     return jnp.repeat(seen(x), num_heads // x.shape[2], axis=2)
 
   log_decay = seen(log_decay.reshape(*heads, -1))
+  if axis_name is not None and jax.lax.axis_size(axis_name) == 1:
+    axis_name = None
   if segment_ids is not None:
-    begins = _begins(segment_ids, axis_name)
-    log_decay = jnp.where(begins[..., None, None], FORGOTTEN, log_decay)
+    if axis_name is None:
+      # The first of all goes on from the initial state.
+      before = jnp.concatenate([segment_ids[:, :1], segment_ids[:, :-1]], 1)
+    else:
+      before = sharded.reached(segment_ids, 1, 0, axis_name)[:, :-1]
+    begins = (segment_ids != before)[..., None, None]
+    log_decay = jnp.where(begins, FORGOTTEN, log_decay)
   inputs = Inputs(
     query.astype(jnp.float32) * arguments.softmax_scale(scale, head_dim),
     by_head(key),
@@ -163,42 +134,26 @@ def recurrent_attention(
   state = initial_state
   if state is not None:
     state = state.astype(jnp.float32)
-  if axis_name is not None and jax.lax.axis_size(axis_name) > 1:
+  if axis_name is not None:
     own = _stretch(inputs)
     nothing = jax.tree.map(jnp.zeros_like, own)
     _, state = device_scan.before(own, _joined, nothing, axis_name)
   return _attend(inputs, state)
 
 
-def _begins(
-  ids: Int[Array, "B T"], axis_name: str | None
-) -> Bool[Array, "B T"]:
-  """Where a segment begins; the first of all goes on from the initial state."""
-  if axis_name is None or jax.lax.axis_size(axis_name) == 1:
-    before = jnp.concatenate([ids[:, :1], ids[:, :-1]], axis=1)
-  else:
-    before = halo.reached(ids, 1, 0, axis_name)[:, :-1]
-  return ids != before
-
-
 def _attend(
   inputs: Inputs, state: Float[Array, "B N H V"] | None
 ) -> tuple[Float[Array, "B T N V"], Float[Array, "B N H V"]]:
   batch, length, num_heads, head_dim = inputs.query.shape
-  size = min(CHUNK, 1 << (length - 1).bit_length())
-  count = -(-length // size)
-  value_dim = inputs.value.shape[3]
+  value_dim, size = inputs.value.shape[3], chunk_size(length)
   numbers = 2 * (size + head_dim + value_dim)
-  at_once = platform.tiles_at_once(
-    4 * batch * num_heads * size * numbers, count
-  )
-  at_once = -(-count // -(-count // at_once))
+  count = at_once(length, size, batch * num_heads * numbers)
   is_empty = state is None
   if state is None:
     shape = batch, num_heads, head_dim, value_dim
     state = jnp.zeros_like(inputs.value, shape=shape)
-  step = functools.partial(_step, at_once)
-  size *= at_once
+  step = functools.partial(_step, count)
+  size *= count
   state, out = scan(step, (), state, inputs, size=size, is_empty=is_empty)
   return out, state
 
@@ -213,26 +168,23 @@ def _step(count, params, state, inputs):
 
   query, key, value, log_decay, beta = jax.tree.map(rows, inputs)
   from_start = jnp.exp(jnp.cumsum(log_decay, axis=3))
-  written = jnp.swapaxes(key * jnp.exp(_rest(log_decay)), -2, -1)
+  written = jnp.swapaxes(key * jnp.exp(rest(log_decay)), -2, -1)
   factor = jnp.swapaxes(from_start[..., -1:, :], -2, -1)
   known, solution = key * from_start, None
   if beta is None:
-    (scores,) = _pairs([query], key, log_decay)
+    (scores,) = _scores([query], key, log_decay)
   else:
-    scores, overlaps = _pairs([query, key], key, log_decay)
+    scores, overlaps = _scores([query, key], key, log_decay)
     solution = _inverse(jnp.tril(beta * overlaps, -1))
   before = None if state is None else state[:, :, None]
   if count > 1:
-    made, through = value, factor
+    through, made = factor, value
     if solution is not None:
       made = solution @ (beta * value)
       unit = jnp.eye(key.shape[-1])[None, None, None]
       through = factor * unit - written @ (solution @ (beta * known))
-    own = through, written @ made
-    through, ends = jax.lax.associative_scan(_joined, own, axis=2)
-    assert before is not None
-    ends = _through(through, before) + ends
-    before = jnp.concatenate([before, ends[:, :, :-1]], axis=2)
+    first = jnp.zeros_like(through[:, :, :1]), before
+    _, before = before_each(_joined, first, (through, written @ made))
   if solution is not None:
     error = value if before is None else value - known @ before
     value = solution @ (beta * error)
@@ -264,47 +216,26 @@ def _stretch(
 
 def _joined(earlier, later):
   """(M, S') of two stretches."""
+
+  def through(x):
+    return factor * x if factor.shape[-1] == 1 else factor @ x
+
   factor, state = later
-  return _through(factor, earlier[0]), _through(factor, earlier[1]) + state
+  return through(earlier[0]), through(earlier[1]) + state
 
 
-def _through(
-  factor: Float[Array, "*#A D L"], x: Float[Array, "*#A H V"]
-) -> Float[Array, "*A H V"]:
-  return factor * x if factor.shape[-1] == 1 else factor @ x
-
-
-def _rest(log_decay: Float[Array, "*A C D"]) -> Float[Array, "*A C D"]:
-  """Σ over the positions after each one."""
-  missing = [(0, 0)] * (log_decay.ndim - 2) + [(0, 1), (0, 0)]
-  later = jnp.pad(log_decay[..., 1:, :], missing)
-  return jax.lax.cumsum(later, axis=later.ndim - 2, reverse=True)
-
-
-def _pairs(
+def _scores(
   readers: list[Float[Array, "B N G C H"]],
   key: Float[Array, "B N G C H"],
   log_decay: Float[Array, "B N G C D"],
 ) -> list[Float[Array, "B N G C C"]]:
   """A^x_ij of each reader x; any finite number where i < j."""
-  size = key.shape[-2]
-  product = "...ch,...sh->...cs"
-  if log_decay.shape[-1] == 1:
-    # A difference of two long sums would lose its digits.
-    is_later = jnp.tri(size, k=-1, dtype=bool)
-    sums = jnp.cumsum(jnp.where(is_later, log_decay, 0.0), axis=-2)
-    decays = jnp.exp(sums)
-    return [jnp.einsum(product, x, key) * decays for x in readers]
-  if size == 1:
-    return [jnp.sum(x * key, axis=-1, keepdims=True) for x in readers]
-  within = _pairs(
-    [_halves(x) for x in readers], _halves(key), _halves(log_decay)
-  )
-  early, late = slice(size // 2), slice(size // 2, None)
-  since = jnp.exp(jnp.cumsum(log_decay[..., late, :], axis=-2))
-  keys = key[..., early, :] * jnp.exp(_rest(log_decay[..., early, :]))
-  across = [jnp.einsum(product, x[..., late, :] * since, keys) for x in readers]
-  return [_triangle(*x) for x in zip(within, across, strict=True)]
+  if log_decay.shape[-1] > 1:
+    return pairs(readers, key, log_decay)
+  # A difference of two long sums would lose its digits.
+  is_later = jnp.tri(key.shape[-2], k=-1, dtype=bool)
+  decay = jnp.exp(jnp.cumsum(jnp.where(is_later, log_decay, 0.0), axis=-2))
+  return [jnp.einsum("...ch,...sh->...cs", x, key) * decay for x in readers]
 
 
 @jax.custom_jvp
@@ -323,28 +254,10 @@ def _inverse(lower: Float[Array, "B N G C C"]) -> Float[Array, "B N G C C"]:
   own = jnp.stack(own, axis=3).reshape(*lower.shape[:2], -1, half, half)
   own = _inverse(own)
   across = own[:, :, 1::2] @ lower[..., half:, :half] @ own[:, :, ::2]
-  return _triangle(own, -across)
+  return triangle(own, -across)
 
 
 @_inverse.defjvp
 def _inverse_jvp(primals, tangents):
   inverse = _inverse(*primals)
   return inverse, -(inverse @ tangents[0] @ inverse)
-
-
-def _halves(x: Float[Array, "B N G C H"]) -> Float[Array, "B N E D H"]:
-  """Twice as many chunks, of half the size.
-
-  Not one more axis: XLA:CPU aborts on products with eight.
-  """
-  return x.reshape(*x.shape[:2], -1, x.shape[3] // 2, x.shape[4])
-
-
-def _triangle(
-  own: Float[Array, "B N E D D"], across: Float[Array, "B N G D D"]
-) -> Float[Array, "B N G C C"]:
-  """[[A, 0], [X, D]] of A and D, which take turns in `own`, and X."""
-  above = [own[:, :, ::2], jnp.zeros_like(across)]
-  below = [across, own[:, :, 1::2]]
-  rows = [jnp.concatenate(x, axis=-1) for x in (above, below)]
-  return jnp.concatenate(rows, axis=-2)

@@ -11,22 +11,14 @@ import inspect
 from types import MappingProxyType
 from typing import Any
 
-from attention import arguments, plug
+from attention import plug
 from attention.additive import additive
 from attention.bigbird import bigbird
-from attention.delta_rule import (
-  delta,
-  gated_delta,
-  kimi_delta,
-)
+from attention.delta_rule import delta, gated_delta, kimi_delta
 from attention.dense import dense
 from attention.differential import differential
 from attention.flash import flash
-from attention.gated_linear import (
-  gated_linear,
-  mamba2,
-  retention,
-)
+from attention.gated_linear import gated_linear, mamba2, retention
 from attention.latent import latent
 from attention.linear import linear
 from attention.linformer import linformer
@@ -40,35 +32,37 @@ from attention.strided_2d import strided_2d
 from attention.window_2d import window_2d
 from attention.window_linear import window_linear
 
+_FACTORIES = (
+  dense,
+  flash,
+  sliding_window,
+  bigbird,
+  linear,
+  performer,
+  window_linear,
+  linformer,
+  lsh,
+  nystrom,
+  additive,
+  multiplicative,
+  window_2d,
+  strided_2d,
+  retention,
+  gated_linear,
+  mamba2,
+  delta,
+  gated_delta,
+  kimi_delta,
+  differential,
+  latent,
+)
+
 ATTENTIONS: Mapping[str, Callable[..., Attention]] = MappingProxyType(
-  dict(
-    dense=dense,
-    flash=flash,
-    sliding_window=sliding_window,
-    bigbird=bigbird,
-    linear=linear,
-    performer=performer,
-    window_linear=window_linear,
-    linformer=linformer,
-    lsh=lsh,
-    nystrom=nystrom,
-    additive=additive,
-    multiplicative=multiplicative,
-    window_2d=window_2d,
-    strided_2d=strided_2d,
-    retention=retention,
-    gated_linear=gated_linear,
-    mamba2=mamba2,
-    delta=delta,
-    gated_delta=gated_delta,
-    kimi_delta=kimi_delta,
-    differential=differential,
-    latent=latent,
-  )
+  {factory.__name__: factory for factory in _FACTORIES}
 )
 """name -> typed factory; `ATTENTIONS['performer'](num_features=64)`."""
 
-arguments.register(ATTENTIONS)
+plug.register(ATTENTIONS)
 
 
 def find(name: str) -> Callable[..., Attention]:
@@ -76,9 +70,6 @@ def find(name: str) -> Callable[..., Attention]:
 
   Args:
     name: key of `ATTENTIONS`, or 'package.module:factory', which is imported.
-
-  Returns:
-    The factory.
 
   Raises:
     ValueError: there is none; says on one line why, and what to do.
@@ -89,7 +80,7 @@ def find(name: str) -> Callable[..., Attention]:
   if not colon:
     raise ValueError(
       f"expected one of {', '.join(ATTENTIONS)}, or package.module:factory, "
-      f"got {name!r}{arguments.near(name, ATTENTIONS)}"
+      f"got {name!r}{plug.near(name, ATTENTIONS)}"
     )
   if not all(part.isidentifier() for part in [*path.split("."), attribute]):
     raise ValueError(
@@ -101,7 +92,7 @@ def find(name: str) -> Callable[..., Attention]:
   if factory is None:
     known = [n for n, x in vars(module).items() if callable(x)]
     raise ValueError(
-      f"module {path!r} has no {attribute!r}{arguments.near(attribute, known)}"
+      f"module {path!r} has no {attribute!r}{plug.near(attribute, known)}"
     )
   expected = "expected a function that returns an attention.Attention"
   try:
@@ -125,17 +116,11 @@ def build(name: str, options: Mapping[str, Any]) -> Attention:
     name: as `find` takes it.
     options: hyperparameters; keyword arguments of the factory.
 
-  Returns:
-    The record.
-
   Raises:
     ValueError: the message starts with the option that is unknown, missing or
       refused by the factory, and with 'name' for every other fault.
   """
-  try:
-    factory = find(name)
-  except ValueError as error:
-    raise ValueError(f"name: {error}") from None
+  factory = _named(name)
   parameters = inspect.signature(factory).parameters
   takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
   for option in options:
@@ -143,7 +128,7 @@ def build(name: str, options: Mapping[str, Any]) -> Attention:
       known = ", ".join(parameters) or "none"
       raise ValueError(
         f"{option}: {name} has no such option (it has: {known})"
-        f"{arguments.near(option, parameters)}"
+        f"{plug.near(option, parameters)}"
       )
   for option in plug.required(factory):
     if option not in options:
@@ -152,10 +137,24 @@ def build(name: str, options: Mapping[str, Any]) -> Attention:
     record = factory(**options)
   except Exception as error:
     # A factory should raise ValueError; someone else's may raise any exception.
-    if isinstance(error, ValueError) and _option(error) in parameters:
+    option = str(error).partition(":")[0]
+    if isinstance(error, ValueError) and option in parameters:
       raise
     raise ValueError(f"name: {name} raised {where_it_failed(error)}") from None
-  _check(name, record)
+  if not isinstance(record, Attention):
+    raise ValueError(
+      f"name: {name} returned a {type(record).__name__}; expected an "
+      "attention.Attention"
+    )
+  if not isinstance(record.supports, AbstractSet):
+    raise ValueError(
+      f"name: the `supports` of {name} is a {type(record.supports).__name__}; "
+      "expected a frozenset of names"
+    )
+  if "decode" in record.supports and None in (record.init_cache, record.decode):
+    raise ValueError(
+      f"name: {name} supports 'decode', but its init_cache or decode is None"
+    )
   return record
 
 
@@ -165,11 +164,27 @@ def example(name: str) -> Attention:
   Raises:
     ValueError: as `build`.
   """
+  return build(name, dict.fromkeys(plug.required(_named(name)), 1))
+
+
+def where_it_failed(error: Exception) -> str:
+  """An exception in other people's code, and the line that raised it."""
+  text = " ".join(f"{type(error).__name__}: {error}".split())
+  trace = error.__traceback__
+  while trace is not None and trace.tb_next is not None:
+    trace = trace.tb_next
+  # A syntax error says itself where it is.
+  if trace is None or isinstance(error, SyntaxError):
+    return text
+  return f"{text} ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})"
+
+
+def _named(name: str) -> Callable[..., Attention]:
+  """`find`, whose fault is one of the leaf 'name' of a config."""
   try:
-    needed = plug.required(find(name))
+    return find(name)
   except ValueError as error:
     raise ValueError(f"name: {error}") from None
-  return build(name, dict.fromkeys(needed, 1))
 
 
 def _module(path: str) -> Any:
@@ -186,38 +201,3 @@ def _module(path: str) -> Any:
     raise ValueError(
       f"importing {path} raised {where_it_failed(error)}"
     ) from None
-
-
-def _option(error: ValueError) -> str:
-  """What a message starts with."""
-  return str(error).partition(":")[0]
-
-
-def where_it_failed(error: Exception) -> str:
-  """An exception in other people's code, and the line that raised it."""
-  text = " ".join(f"{type(error).__name__}: {error}".split())
-  trace = error.__traceback__
-  while trace is not None and trace.tb_next is not None:
-    trace = trace.tb_next
-  # A syntax error says itself where it is.
-  if trace is None or isinstance(error, SyntaxError):
-    return text
-  return f"{text} ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})"
-
-
-def _check(name: str, record: Any) -> None:
-  """Checks what every part of the project reads from a record."""
-  if not isinstance(record, Attention):
-    raise ValueError(
-      f"name: {name} returned a {type(record).__name__}; expected an "
-      "attention.Attention"
-    )
-  if not isinstance(record.supports, AbstractSet):
-    raise ValueError(
-      f"name: the `supports` of {name} is a {type(record.supports).__name__}; "
-      "expected a frozenset of names"
-    )
-  if "decode" in record.supports and None in (record.init_cache, record.decode):
-    raise ValueError(
-      f"name: {name} supports 'decode', but its init_cache or decode is None"
-    )

@@ -1,8 +1,8 @@
 """Sliding-window attention with global tokens (Beltagy et al., 2020).
 
-The keys of a query are two disjoint sets, near keys and global ones; what it attends
-to of each is merged by its log-sum-exp. `window` makes dilated windows ordinary ones,
-`window_cache` decodes, and the softmax is `attention.loop`.
+The softmax is one call of `attention.loop.attend`, with a window in its `Visible`.
+`windows` has what a window may have besides: dilation, global tokens, and positions
+of other devices. `window_cache` decodes.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
@@ -20,16 +19,16 @@ from attention import (
   implementations,
   own_logits,
   plug,
-  relative,
   window_cache,
+  windows,
 )
 from attention.implementations import Implementation
 from attention.logits import Logits, logits_from_options
-from attention.loop import Output, attend, merge, with_sinks
+from attention.loop import Output, attend, with_sinks
 from attention.mods import MaskMod, ScoreMod
-from attention.sharded_window import window_in_parts
 from attention.visible import Visible, visible_from_options
-from attention.windows import Tokens, Window, check_globals
+from attention.visible import window as window_of
+from attention.windows import Tokens, check_globals
 
 
 @arguments.attention_function()
@@ -77,53 +76,29 @@ def sliding_window_attention(
 
   Args:
     query: `[B, T, N, H]`.
-    key: `[B, S, K, H]`; N is a multiple of K, query head n reads key head
-      n // (N/K). Positions of query and key are aligned at the start.
+    key: `[B, S, K, H]`, whose positions are those of the queries from the first on.
     value: `[B, S, K, V]`.
     window: w for |i| ≤ w, or (left, right); as `local_window_size` in jax.nn.
     dilation: distance of neighbouring keys; one int, or N ints, one per query
-      head.
+      head. `log_forget`, `score_mod` and `mask_mod` are for windows without dilation
+      and global tokens.
     mask: key mask, broadcastable to `[B, 1, 1, S]`, True = attend.
-    is_causal: query t sees keys s ≤ t, global ones included.
-    scale: factor of the logits; None is 1/√H.
-    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
-    key_segment_ids: `[B, S]`.
-    relative_bias: `[N, 2L+1]`, see `attention.logits`; entry L + i belongs to the
-      key at distance i·dilation, so L = w has one for each key of the window.
-    relative_keys: `[2L+1, H]`, Shaw's keys, with entries in the same order, or
-      `[N, 2L+1, H]`, a table for each head.
+    relative_bias: `[N, 2L+1]`; entry L + i belongs to the key at distance
+      i·dilation, so L = w has one for each key of the window.
+    relative_keys: `[2L+1, H]` or `[N, 2L+1, H]`, with entries in the same order.
     global_indices: `[B, G]`, the positions that are global; needs T = S. An
       index outside [0, T), such as -1, names no token, and an index that occurs
       twice counts once.
     global_qkv: separate (query, key, value) with which the global queries look
       at all keys. Other queries see global keys through `key` and `value`.
-    sinks: `[N]`, one more logit for each head, which takes weight and gives no
-      value (gpt-oss).
-    logits_soft_cap: c; the scaled products of query and key become
-      c · tanh(x / c), ahead of masks, biases and tables (Gemma 2).
-    log_forget: `[B, T, N]`, logarithms of forget gates, at most 0: Σ log f_u over
-      s < u ≤ t is added to the logits (FoX). For causal calls with T = S, without
-      dilation and global tokens. The gate of a position that the mask hides counts
-      as 1.
-    score_mod: `(score, b, n, t, s) -> score` of indices that broadcast, as in
-      FlexAttention; it takes the logits ahead of `log_forget`.
-      Gradients flow to arrays that it closes over.
-    mask_mod: `(b, n, t, s) -> bool`, True = attend, in addition to `mask`.
-      Both are for windows without dilation and global tokens.
-    dropout_rate: share of attention weights, those of global tokens included,
-      set to zero; the others are divided by 1 - rate.
-    dropout_rng: key of the dropout, needed where `dropout_rate` > 0.
     block_size: C, the queries of a tile. Only 'xla' takes it. None is the
       choice of `attention.platform.window_rows`.
-    implementation: 'xla' is the code here and works everywhere. 'cudnn' is the
-      kernel of NVIDIA's GPUs, by `jax.nn`, and takes a window to the left
-      without a mask; 'tokamax' is a kernel for a GPU or a TPU, by the optional
-      package of that name. Both need T = S, and neither has segments, tables,
-      dropout, dilation or global tokens. None takes cuDNN on a GPU where it can
-      serve the call, and 'xla' elsewhere.
-    visible: which pairs count, in addition to the options that say so.
-    logits: how pairs are scored, in place of the options that say so.
-    return_lse: whether to return the log-sum-exp of the logits, too.
+    implementation: as `flash_attention`. cuDNN takes a window to the left without a
+      mask. It and tokamax need T = S, and neither has segments, tables, dropout,
+      dilation or global tokens.
+
+  Other options: `visible`, `logits` and `return_lse` as `flash_attention`, the rest as
+  `dense_attention`.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`; with `return_lse` also `[B, T, N]` in
@@ -136,9 +111,9 @@ def sliding_window_attention(
   Cost, with W = left + right + 1 and tiles of C queries: time
   T·(W+C+G)·N·(H+V), and G·S·N·(H+V) for the global queries. Memory in addition
   to the arrays: B·N·C·(W+C+G) float32 for each tile that is computed at the
-  same time, B·N·G·S float32 and B·T·G bool. Nothing is T×S, forward or
-  backward. Each dilation costs one pass over its heads. On a TPU, 'tokamax'
-  reads the window from a mask of T·S bool.
+  same time, and B·N·G·S float32. Nothing is T×S, forward or backward. Each dilation
+  costs one pass over its heads. On a TPU, 'tokamax' reads the window from a mask of
+  T·S bool.
 
   Departs from its paper in that every length is allowed (not only multiples of
   the window), windows may be one-sided, and segments and causality hold for
@@ -148,7 +123,6 @@ def sliding_window_attention(
   arXiv:2508.10925. Soft caps: Gemma 2, arXiv:2408.00118. Forget gates: Forgetting
   transformer, arXiv:2503.02130. Mods: Flex attention, arXiv:2412.05496.
   """
-  arguments.check_qkv(query, key, value)
   left, right = _window_sides(window)
   # A wider dilation reaches no further than one of the whole length.
   longest = max(query.shape[1], key.shape[1])
@@ -179,7 +153,8 @@ def sliding_window_attention(
     log_forget=log_forget,
     sinks=sinks,
   )
-  check_globals(global_indices, global_qkv, query, key, value, scoring)
+  if global_indices is not None or global_qkv is not None:
+    check_globals(global_indices, global_qkv, query, key, value, scoring)
   _check_neighbours(
     global_indices is None and max(dilations) == 1,
     log_forget=scoring.log_forget,
@@ -192,91 +167,74 @@ def sliding_window_attention(
       "logits: expected no bias and no block mask in a window; flash_attention "
       "takes them"
     )
-  arguments.check_dropout(dropout_rate, dropout_rng)
   dropout_rng = dropout_rng if dropout_rate > 0.0 else None
-  if block_size is not None:
-    arguments.check_at_least("block_size", block_size, 1)
   sides = (left, 0 if is_causal else right)
-  chosen = implementations.choose(
+  out = implementations.kernel_output(
     implementation,
     query,
     key,
     value,
     mask,
     sides=sides,
-    without={
-      "query_segment_ids": query_segment_ids is not None,
-      "relative_bias": relative_bias is not None,
-      "relative_keys": relative_keys is not None,
-      "sinks": sinks is not None,
-      "logits_soft_cap": logits_soft_cap is not None,
-      "log_forget": log_forget is not None,
-      "score_mod": score_mod is not None,
-      "mask_mod": mask_mod is not None,
-      "dropout_rate": dropout_rate > 0.0,
+    is_causal=is_causal,
+    scale=scale,
+    others={
+      "query_segment_ids": query_segment_ids,
+      "relative_bias": relative_bias,
+      "relative_keys": relative_keys,
+      "sinks": sinks,
+      "logits_soft_cap": logits_soft_cap,
+      "log_forget": log_forget,
+      "score_mod": score_mod,
+      "mask_mod": mask_mod,
+      "dropout_rate": dropout_rate,
       "dilation": max(dilations) > 1,
-      "global_indices": global_indices is not None,
-      "block_size": block_size is not None,
-      "visible": visible is not None,
-      "logits": logits is not None,
+      "global_indices": global_indices,
+      "block_size": block_size,
+      "visible": visible,
+      "logits": logits,
       "return_lse": return_lse,
     },
   )
-  if chosen != "xla":
-    return implementations.call(
-      chosen,
+  if out is not None:
+    return out
+  sinks = scoring.sinks
+  scoring = dataclasses.replace(scoring, sinks=None)
+  near = _window(sides, dilations, block_size, dropout_rate)
+  arrays = query, key, value, sees, scoring
+  if global_indices is None or global_indices.shape[1] == 0:
+    out, lse = near(*arrays, dropout_rng)
+  else:
+    tokens = Tokens.of(global_indices, query.shape[1])
+    out, lse = windows.with_tokens(
+      near, tokens, *arrays, global_qkv, dropout_rate, dropout_rng
+    )
+  if sinks is not None:
+    out, lse = with_sinks(out, lse, sinks)
+  return (out, lse) if return_lse else out
+
+
+def _window(
+  sides: tuple[int, int],
+  dilations: tuple[int, ...],
+  rows: int | None,
+  dropout_rate: float = 0.0,
+) -> windows.Near:
+  """Attention to the keys of a window; tiles have `rows` queries."""
+
+  def near(query, key, value, visible, logits, rng=None):
+    return attend(
       query,
       key,
       value,
-      mask,
-      sides=sides,
-      is_causal=is_causal,
-      scale=arguments.softmax_scale(scale, query.shape[-1]),
+      visible & window_of(*sides),
+      logits,
+      block=(rows, None),
+      dropout_rate=dropout_rate,
+      dropout_rng=rng,
     )
-  options = {"dropout_rate": dropout_rate}
-  near = Window(sides, dilations, block_size, dropout_rate)
-  if global_indices is None or global_indices.shape[1] == 0:
-    out, lse = near(query, key, value, sees, scoring, dropout_rng)
-    return (out, lse) if return_lse else out
-  near_rng = seen_rng = seeing_rng = None
-  if dropout_rng is not None:
-    near_rng, seen_rng, seeing_rng = jax.random.split(dropout_rng, 3)
-  plain = dataclasses.replace(scoring, sinks=None)
-  tokens = Tokens.of(global_indices, query.shape[1])
-  every = jnp.broadcast_to(jnp.arange(query.shape[1])[None], query.shape[:2])
-  # The keys of the window without global ones, and the global ones.
-  others = Visible(masks=(tokens.others(query.shape[1])[:, None, None],))
-  seen = sees.at(every, tokens.index) & tokens.valid[:, None, :]
-  out, lse = merge(
-    near(query, key, value, sees & others, plain, near_rng),
-    attend(
-      query,
-      tokens.keys(key, seen),
-      tokens.keys(value, seen),
-      Visible(masks=(seen[:, None],)),
-      plain,
-      dropout_rng=seen_rng,
-      **options,
-    ),
-  )
-  # Global queries see all keys; their rows replace those of the window.
-  query_g, key_g, value_g = global_qkv or (query, key, value)
-  keep = Visible(masks=sees.masks)
-  rows = attend(
-    tokens.rows(query_g),
-    keep.readable(key_g),
-    keep.readable(value_g),
-    Visible(masks=(sees.at(tokens.index, every)[:, None],)),
-    plain,
-    dropout_rng=seeing_rng,
-    **options,
-  )
-  out, lse = (
-    tokens.put(x, row) for x, row in zip((out, lse), rows, strict=True)
-  )
-  if scoring.sinks is not None:
-    out, lse = with_sinks(out, lse, scoring.sinks)
-  return (out, lse) if return_lse else out
+
+  return near if max(dilations) == 1 else windows.dilated(near, dilations)
 
 
 def _check_neighbours(is_plain: bool, **options: Any) -> None:
@@ -362,7 +320,9 @@ def sliding_window(
   spacings = _integers("dilation", dilation, 1)
   if block_size is not None:
     arguments.check_at_least("block_size", block_size, 1)
-  implementations.check_name(implementation)
+  arguments.check_choice(
+    "implementation", implementation, Implementation | None
+  )
   own = own_logits.check(sinks, logits_soft_cap, forget)
   if forget and max(spacings) > 1:
     raise ValueError(
@@ -393,25 +353,19 @@ def sliding_window(
     )
     return {**own.options(variables), **call}
 
-  def apply(variables, query, key, value, **call) -> Any:
-    return function(query, key, value, **accepted(variables, call))
-
   def apply_sharded(variables, query, key, value, *, axis_name, **call):
     arguments.check_qkv(query, key, value)
     call = accepted(variables, call)
-    tables = {
-      name: call.get(name) for name in ("relative_bias", "relative_keys")
-    }
-    tokens = call.get("global_indices"), call.get("global_qkv")
-    check_globals(*tokens, query, key, value, Logits(**tables))
     longest = jax.lax.axis_size(axis_name) * query.shape[1]
     dilations = head_dilations(dilation, query.shape[2], longest)
-    return window_in_parts(
+    sides = left, 0 if call.get("is_causal") else right
+    return windows.attention_in_parts(
       query,
       key,
       value,
       axis_name=axis_name,
-      near=Window((left, right), dilations, block_size),
+      near=_window(sides, dilations, block_size),
+      reach=(sides[0] * max(dilations), sides[1] * max(dilations)),
       **call,
     )
 
@@ -421,29 +375,16 @@ def sliding_window(
       reach, batch, max_length, dims, dtype, forgets=forget
     )
 
-  def decode(
-    variables,
-    cache,
-    query,
-    key,
-    value,
-    *,
-    relative_bias=None,
-    relative_keys=None,
-    scale=None,
-    **call,
-  ):
+  def decode(variables, cache, query, key, value, **call):
     # The ring has room for how far the window reaches, or for all positions.
     slots = cache.key.shape[1]
     dilations = head_dilations(dilation, query.shape[2], slots)
     names = ("log_forget", "score_mod", "mask_mod")
     own_call = {name: call.get(name) for name in names}
     _check_neighbours(max(spacings) == 1, **own_call)
-    tables = relative.check(relative_bias, relative_keys, query)
-    arrays = (query, key, value)
     call = {**own.options(variables), **call}
     return window_cache.decode(
-      left, dilations, cache, *arrays, tables, scale, **call
+      left, dilations, cache, query, key, value, **call
     )
 
   def prefill(
@@ -452,27 +393,18 @@ def sliding_window(
     del variables, query, scale
     return window_cache.prefill(cache, key, value, lengths, log_forget)
 
+  plain = {"causal", "cross", "mask", "segments", "relative", "dropout"}
+  supports = own.supports(plain | {"decode", "global", "sequence"})
+  if max(spacings) > 1:
+    supports -= {"log_forget", "mods"}
   return plug.Attention(
     init=init,
-    apply=apply,
+    apply=arguments.applied("sliding_window", function, own.options),
     init_cache=init_cache,
     decode=decode,
     prefill=prefill,
     apply_sharded=apply_sharded if own.is_plain else None,
-    supports=own.supports(
-      {
-        "causal",
-        "cross",
-        "mask",
-        "segments",
-        "relative",
-        "dropout",
-        "decode",
-        "global",
-        "sequence",
-      }
-    )
-    - ({"log_forget", "mods"} if max(spacings) > 1 else set()),
+    supports=supports,
     approximates="dense",
     cost="linear",
     causal_only=forget,

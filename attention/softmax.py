@@ -2,9 +2,8 @@
 
     out[c] = softmax over d of (scale · q_c · k_d + bias[c, d]), times v_d
 
-The blocks of a sequence are computed some at a time, and made again in the
-backward, so that memory is that of one step. Both directions of differentiation
-are JAX's.
+Blocks are computed some at a time (`block_map`). Both directions of
+differentiation are JAX's.
 """
 
 from collections.abc import Callable
@@ -12,40 +11,45 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Shaped
 
 _LOWEST = float(jnp.finfo(jnp.float32).min)
 """Stands for −∞, so that differences are numbers in an empty row as well."""
 
 
 def block_attention(
-  query: Float[Array, "*A J C H"],
-  key: Float[Array, "*A D H"],
-  value: Float[Array, "*A D V"],
+  query: Float[Array, "*A C N H"],
+  key: Float[Array, "*A K D H"],
+  value: Float[Array, "*A K D V"],
   *,
   scale: float | Float[Array, ""] = 1.0,
   bias: Float[Array, "..."] | None = None,
   visible: Bool[Array, "..."] | None = None,
   kept: Float[Array, "..."] | None = None,
-) -> Float[Array, "*A J C V"]:
+) -> tuple[Float[Array, "*A C N V"], Float[Array, "*A C N"]]:
   """Every query of a block attends to the visible keys of its block.
 
   Args:
-    query: C queries of each of the J query heads of a key head.
-    key: D keys, which these J heads share.
+    query: C queries of N heads; head n reads key head n // J, J = N/K.
+    key: D keys, heads first.
     value: of the same positions.
     scale: factor of the products, in float32 like they are.
-    bias: added to the logits; `[*A, J, C, D]`, as the others, or 1 for an axis.
+    bias: added to the logits; `[*A, K, J, C, D]`, as the others, or 1 for an axis.
     visible: which pairs count; None is all.
     kept: factors of the weights, for dropout.
 
   Returns:
-    float32; zeros with gradients of zero for a query that sees no key.
+    out in the dtype of `query` and the log-sum-exp of the logits in float32; zeros,
+    with gradients of zero, and −∞ for a query that sees no key.
 
-  Cost: time J·C·D·(H+V), memory J·C·D.
+  Cost: time C·D·N·(H+V), memory C·D·N.
   """
+  queries = query.reshape(*query.shape[:-2], key.shape[-3], -1, query.shape[-1])
   logits = scale * jnp.einsum(
-    "...jch,...dh->...jcd", query, key, preferred_element_type=jnp.float32
+    "...kjch,...kdh->...kjcd",
+    jnp.moveaxis(queries, -4, -2),
+    key,
+    preferred_element_type=jnp.float32,
   )
   if bias is not None:
     logits += bias
@@ -53,48 +57,66 @@ def block_attention(
     logits = jnp.where(visible, logits, _LOWEST)
   # Not below LOWEST/2: then no exponential of a hidden pair is exp(0).
   largest = jnp.maximum(jnp.max(logits, -1, keepdims=True), _LOWEST / 2)
-  weights = jnp.exp(logits - jax.lax.stop_gradient(largest))
+  largest = jax.lax.stop_gradient(largest)
+  weights = jnp.exp(logits - largest)
   total = jnp.sum(weights, -1, keepdims=True)
   if kept is not None:
     weights *= kept
   out = jnp.einsum(
-    "...jcd,...dv->...jcv",
+    "...kjcd,...kdv->...kjcv",
     weights.astype(value.dtype),
     value,
     preferred_element_type=jnp.float32,
   )
-  return out / jnp.where(total == 0.0, 1.0, total)
+  is_empty = total == 0.0
+  total = jnp.where(is_empty, 1.0, total)
+  lse = jnp.where(is_empty, -jnp.inf, largest + jnp.log(total))
+
+  def heads_last(x):
+    return jnp.moveaxis(x, -2, -4).reshape(*query.shape[:-1], -1)
+
+  return heads_last(out / total).astype(query.dtype), heads_last(lse)[..., 0]
 
 
-def in_steps(
-  function: Callable[..., Float[Array, "B n *F"]], at_once: int, *arrays: Any
-) -> Float[Array, "B G *F"]:
-  """`function` of G blocks, at most `at_once` of them in one step.
+def block_map(function: Callable[..., Any], at_once: int, *arrays: Any) -> Any:
+  """`function` of each of G blocks, at most `at_once` of them in one step.
+
+  A step is made again in the backward, so that memory is that of one step.
 
   Args:
-    function: `(*arrays) -> result` of n blocks. It may read other arrays, whose
+    function: `(*arrays) -> results` of one block. It may read other arrays, whose
       gradients are summed over the steps.
     at_once: the most blocks in one step.
-    *arrays: trees of arrays `[X, G, …]`, which are cut along G. Steps of equal
+    *arrays: trees of arrays `[X, G, …]`, each with an axis of blocks. Steps of equal
       size may need more blocks than there are; these are zeros.
 
   Returns:
-    The results of all blocks.
+    The results of all blocks `[X, G, …]`.
   """
   count = jax.tree.leaves(arrays)[0].shape[1]
   steps = -(-count // at_once)
   size = -(-count // steps)
 
   def by_step(x):
-    x = padded(x, steps * size - count)
-    return jnp.moveaxis(x.reshape(len(x), steps, size, *x.shape[2:]), 1, 0)
+    x = jnp.moveaxis(padded(x, steps * size - count), 1, 0)
+    return x if size == 1 else x.reshape(steps, size, *x.shape[1:])
 
-  def step(arrays):
-    return function(*arrays)
+  def whole(x):
+    x = x if size == 1 else x.reshape(-1, *x.shape[2:])
+    return jnp.moveaxis(x[:count], 0, 1)
 
-  step = jax.checkpoint(step, prevent_cse=False)
-  out = jnp.moveaxis(jax.lax.map(step, jax.tree.map(by_step, arrays)), 0, 1)
-  return out.reshape(len(out), steps * size, *out.shape[3:])[:, :count]
+  # One block has no axis for blocks, around which XLA would copy its logits.
+  run = function if size == 1 else jax.vmap(function)
+  step = jax.checkpoint(lambda arrays: run(*arrays), prevent_cse=False)
+  return jax.tree.map(whole, jax.lax.map(step, jax.tree.map(by_step, arrays)))
+
+
+def split_blocks(
+  x: Shaped[Array, "B T *F"], size: int
+) -> Shaped[Array, "B G C *F"]:
+  """Blocks of C = `size` positions; the last is filled up with zeros."""
+  x = padded(x, -x.shape[1] % size)
+  return x.reshape(len(x), -1, size, *x.shape[2:])
 
 
 def padded(x: Array, *more: int) -> Array:
@@ -103,37 +125,47 @@ def padded(x: Array, *more: int) -> Array:
   return jnp.pad(x, [(0, 0), *((0, n) for n in more), *[(0, 0)] * rest])
 
 
+def softmax_and_lse(
+  logits: Float[Array, "*A S"], allowed: Bool[Array, "..."] | None
+) -> tuple[Float[Array, "*A S"], Float[Array, "*A"]]:
+  """Softmax over the last axis among `allowed`, and the log-sum-exp there.
+
+  Where nothing is allowed, or all logits are −∞, they are zeros and −∞, with
+  gradients of zero.
+  """
+  if allowed is not None:
+    logits = jnp.where(allowed, logits, jnp.finfo(logits.dtype).min)
+  return _softmax(logits)
+
+
 def masked_softmax(
-  logits: Float[Array, "*A S"],
-  allowed: Bool[Array, "..."] | None,
-  sinks: Float[Array, "*A 1"] | None = None,
+  logits: Float[Array, "*A S"], allowed: Bool[Array, "..."] | None
 ) -> Float[Array, "*A S"]:
   """Softmax over the last axis among `allowed`; zeros where nothing is.
 
   Gradients of what is not allowed and of empty rows are exact zeros too; a row
-  whose logits are all -inf counts as empty. `sinks` are one more logit of each
-  row, whose weight is left out.
+  whose logits are all -inf counts as empty.
   """
-  if allowed is not None:
-    logits = jnp.where(allowed, logits, jnp.finfo(logits.dtype).min)
-  if sinks is None:
-    return _softmax(logits)
-  return _softmax(jnp.concatenate([logits, sinks], axis=-1))[..., :-1]
+  return softmax_and_lse(logits, allowed)[0]
 
 
 @jax.custom_jvp
 def _softmax(logits):
-  """Softmax of rows in which the lowest finite number stands for -inf."""
-  # The lowest finite number, not -inf: the difference from the maximum is then
+  """Both of rows in which the lowest finite number stands for −∞."""
+  # The lowest finite number, not −∞: the difference from the maximum is then
   # a number in an empty row as well, where every exponential is 1.
   lowest = jnp.finfo(logits.dtype).min
   maximum = jnp.max(logits, axis=-1, keepdims=True)
-  exponentials = jnp.exp(logits - jnp.maximum(maximum, lowest))
+  largest = jnp.maximum(maximum, lowest)
+  exponentials = jnp.exp(logits - largest)
   total = jnp.sum(exponentials, axis=-1, keepdims=True)
-  # The total is 0 where all logits are -inf. In this order, a row with a NaN
+  # The total is 0 where all logits are −∞. In this order, a row with a NaN
   # counts as full and keeps it.
-  weights = exponentials / jnp.where(total == 0.0, 1.0, total)
-  return jnp.where(maximum <= lowest, 0.0, weights)
+  total = jnp.where(total == 0.0, 1.0, total)
+  is_empty = maximum <= lowest
+  weights = jnp.where(is_empty, 0.0, exponentials / total)
+  lse = jnp.where(is_empty, -jnp.inf, largest + jnp.log(total))
+  return weights, lse[..., 0]
 
 
 @_softmax.defjvp
@@ -142,7 +174,7 @@ def _softmax_jvp(primals, tangents):
 
   What this saves is in benchmarks/README.md.
   """
-  weights = _softmax(*primals)
+  weights, lse = _softmax(*primals)
   (tangent,) = tangents
   mean = jnp.sum(weights * tangent, axis=-1, keepdims=True)
-  return weights, weights * (tangent - mean)
+  return (weights, lse), (weights * (tangent - mean), mean[..., 0])

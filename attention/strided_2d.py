@@ -10,14 +10,15 @@ import numpy as np
 
 from attention import arguments, plug
 from attention.flash import flash_attention
+from attention.loop import Output
 from attention.window_2d import check_grid, nearest_square
 
 
 @arguments.attention_function()
 def strided_2d_attention(
   query: Float[Array, "B T N H"],
-  key: Float[Array, "B S K H"],
-  value: Float[Array, "B S K V"],
+  key: Float[Array, "B T K H"],
+  value: Float[Array, "B T K V"],
   *,
   grid: tuple[int, int] | None,
   stride: int,
@@ -25,11 +26,12 @@ def strided_2d_attention(
   is_causal: bool = False,
   scale: float | Float[Array, ""] | None = None,
   query_segment_ids: Int[Array, "B T"] | None = None,
-  key_segment_ids: Int[Array, "B S"] | None = None,
+  key_segment_ids: Int[Array, "B T"] | None = None,
   dropout_rate: float = 0.0,
   dropout_rng: Array | None = None,
   block_size: int | tuple[int, int] | None = None,
-) -> Float[Array, "B T N V"]:
+  return_lse: bool = False,
+) -> Output:
   """Every query attends to the keys of every s-th row and column of a grid.
 
   The last rows · columns of the T positions are a grid, row after row; those
@@ -39,25 +41,14 @@ def strided_2d_attention(
     out[t] = softmax over s in A of (scale · q_t · k_s), times v_s
 
   Args:
-    query: `[B, T, N, H]`.
-    key: `[B, S, K, H]`, S = T; N is a multiple of K, query head n reads key
-      head n // (N/K).
-    value: `[B, S, K, V]`.
     grid: (rows, columns), rows · columns ≤ T. None is the grid nearest to a
       square, with ⌈√T⌉ columns, whose last row may be incomplete.
     stride: s, at least 1; with 1 it is dense attention. 2 in the paper.
-    mask: boolean, True = attend, broadcastable to `[B, N, T, S]`.
     is_causal: must be False: positions on a grid have no order.
     scale: factor of the logits; None is 1/√H. The paper's code takes 1/√F, for
       features F of all heads.
-    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
-    key_segment_ids: `[B, S]`.
-    dropout_rate: share of attention weights set to zero.
-    dropout_rng: key of the dropout, needed where `dropout_rate` > 0.
-    block_size: as in `flash_attention`.
 
-  Returns:
-    `[B, T, N, V]` in the dtype of `query`. A query that sees no key gets zeros.
+  Other arguments, and what is returned: as `flash_attention`, with S = T.
 
   Raises:
     ValueError: arguments do not fit together, a grid of more than T positions,
@@ -73,35 +64,19 @@ def strided_2d_attention(
   Paper: CvT: introducing convolutions to vision transformers, section 3.2,
   arXiv:2103.15808.
   """
-  arguments.check_pairs(
-    query,
-    key,
-    value,
-    mask=mask,
-    query_segment_ids=query_segment_ids,
-    key_segment_ids=key_segment_ids,
-    dropout_rate=dropout_rate,
-    dropout_rng=dropout_rng,
-  )
   if is_causal:
     raise ValueError(
       "is_causal: expected False, got True, but the rows and columns of a grid "
       "have no order; flash and dense have a causal form"
     )
   length = query.shape[1]
-  if key.shape[1] != length:
-    raise ValueError(
-      f"key: expected the length of query, {length}, for both lie on one grid, "
-      f"got {key.shape[1]}; use dense attention across"
-    )
   check_grid(grid)
-  arguments.check_at_least("stride", stride, 1)
   chosen = _chosen(length, grid, stride)
   if mask is not None and mask.shape[-1] > 1:
     mask = mask[..., chosen]
   if key_segment_ids is not None:
     key_segment_ids = key_segment_ids[:, chosen]
-  out: Any = flash_attention(
+  return flash_attention(
     query,
     key[:, chosen],
     value[:, chosen],
@@ -112,25 +87,22 @@ def strided_2d_attention(
     dropout_rate=dropout_rate,
     dropout_rng=dropout_rng,
     block_size=block_size,
+    return_lse=return_lse,
   )
-  return out
 
 
 def _chosen(
   length: int, grid: tuple[int, int] | None, stride: int
 ) -> Int[np.ndarray, "C"]:
   """Positions of the keys that are seen."""
-  if grid is None:
-    rows, columns = nearest_square(length)
-    own = 0
-  else:
-    rows, columns = grid
-    own = length - rows * columns
-    if own < 0:
-      raise ValueError(
-        f"grid: expected rows · columns of at most {length}, the length of "
-        f"query, got {rows} · {columns} = {rows * columns}"
-      )
+  rows, columns = grid or nearest_square(length)
+  # Of a grid that is not given, the last row may be incomplete.
+  own = 0 if grid is None else length - rows * columns
+  if own < 0:
+    raise ValueError(
+      f"grid: expected rows · columns of at most {length}, the length of query, "
+      f"got {rows} · {columns} = {rows * columns}"
+    )
   places = np.arange(rows * columns).reshape(rows, columns)
   places = own + places[::stride, ::stride].ravel()
   return np.concatenate([np.arange(own), places[places < length]])
@@ -156,7 +128,7 @@ def strided_2d(
   arguments.check_at_least("stride", stride, 1)
   own = {"grid": None if grid is None else tuple(grid), "stride": stride}
 
-  def apply(variables, query, key, value, **call):
+  def apply(variables, query, key, value, **call) -> Any:
     del variables
     call = arguments.accepted_options(
       "strided_2d", strided_2d_attention, call, own=tuple(own)
@@ -165,7 +137,9 @@ def strided_2d(
 
   return plug.Attention(
     init=lambda key, dims: {},
-    apply=apply,
+    apply=arguments.applied(
+      "strided_2d", strided_2d_attention, lambda variables: own
+    ),
     init_cache=None,
     decode=None,
     supports=frozenset({"mask", "full_mask", "segments", "dropout"}),

@@ -4,12 +4,14 @@
 
 A `Visible` is a conjunction of conditions on a pair of query and key. Arrays are
 kept as they came, so that a key mask never grows to T×S; causality and windows are
-read off positions. `attention.loop` asks it four things: the `span` of keys that a
-block of queries can see, how many keys that is at `widest`, the pairs of one
-`block`, and keys without what nobody may read.
+read off positions. `attention.loop` asks for the `span` of keys that a block of
+queries can see, the pairs of one `block`, and keys without what nobody may read.
 """
 
+from collections.abc import Callable
 import dataclasses
+import functools
+import operator
 from typing import Any
 
 import jax
@@ -24,8 +26,10 @@ from attention.mods import BlockMask, MaskMod, Mod
 
 _STATIC: Any = {"static": True}
 
-_FARTHEST = 2**30
+_FARTHEST = 2**29
 """A window of more positions is one of this many, which int32 can add to others."""
+
+Rows = tuple[Callable[[Array], Array], Int[Array, "B X"]]
 
 
 @jax.tree_util.register_dataclass
@@ -62,14 +66,15 @@ class Visible:
 
   def __and__(self, other: "Visible") -> "Visible":
     """Both conditions; positions are those of the first."""
+    lefts, rights = (self.left, other.left), (self.right, other.right)
     return dataclasses.replace(
       self,
       masks=self.masks + other.masks,
       segments=self.segments + other.segments,
       bands=self.bands + other.bands,
       mods=self.mods + other.mods,
-      left=_smaller(self.left, other.left),
-      right=_smaller(self.right, other.right),
+      left=min((x for x in lefts if x is not None), default=None),
+      right=min((x for x in rights if x is not None), default=None),
       block_mask=self.block_mask or other.block_mask,
     )
 
@@ -92,12 +97,6 @@ class Visible:
       high = jnp.clip(start + rows + self.right, 0, source_length)
     return low, high
 
-  def widest(self, rows: int, source_length: int) -> int:
-    """The most keys that a block of `rows` queries can see."""
-    if self.left is None or self.right is None:
-      return source_length
-    return min(source_length, rows + self.left + self.right)
-
   def block(
     self,
     start: Array | int,
@@ -106,14 +105,9 @@ class Visible:
     width: int,
     fresh: Array | int | None = None,
   ) -> Bool[Array, "#B #N #C #D"] | None:
-    """Which pairs of `rows` queries and `width` keys count; None is all.
+    """Which pairs count, of `rows` queries from `start` on and `width` keys from `first`.
 
-    Args:
-      start: number of the first query.
-      rows: C.
-      first: number of the first key.
-      width: D.
-      fresh: keys before this number do not count, if given.
+    None is all. Keys before the number `fresh` do not count, if it is given.
     """
     keys = first + jnp.arange(width)
     distance = (keys + self.key_start)[None, :] - (
@@ -127,50 +121,42 @@ class Visible:
     if self.right is not None:
       conditions.append((distance <= self.right)[None, None])
     for mask in self.masks:
-      if mask.shape[2] > 1:
-        mask = cut(mask, start, rows, axis=2)
-      if mask.shape[3] > 1:
-        mask = cut(mask, first, width, axis=3)
+      mask = cut(mask, start, rows, axis=2) if mask.shape[2] > 1 else mask
+      mask = cut(mask, first, width, axis=3) if mask.shape[3] > 1 else mask
       conditions.append(mask)
     for query_ids, key_ids in self.segments:
-      query_ids, key_ids = (
-        cut(query_ids, start, rows),
-        cut(key_ids, first, width),
-      )
-      conditions.append((query_ids[:, :, None] == key_ids[:, None, :])[:, None])
+      query_ids = cut(query_ids, start, rows)[:, None, :, None]
+      key_ids = cut(key_ids, first, width)[:, None, None, :]
+      conditions.append(query_ids == key_ids)
     for query_codes, key_codes, size, inside in self.bands:
-      query_codes = cut(query_codes, start, rows)[:, :, None]
-      apart = query_codes - cut(key_codes, first, width)[:, None, :]
-      is_inside = (apart >= 0) & (apart < size)
-      conditions.append((is_inside == inside)[:, None])
+      query_codes = cut(query_codes, start, rows)[:, None, :, None]
+      apart = query_codes - cut(key_codes, first, width)[:, None, None, :]
+      conditions.append(((apart >= 0) & (apart < size)) == inside)
     for mod in self.mods:
       places = self.query_start + start, self.key_start + first
       conditions.append(mod(*mod.indices(*places)))
-    if not conditions:
-      return None
-    shown, *others = conditions
-    for condition in others:
-      shown = shown & condition
-    return shown
+    return functools.reduce(operator.and_, conditions) if conditions else None
 
-  def at(
-    self, query: Int[Array, "B X"], key: Int[Array, "B Y"]
-  ) -> Bool[Array, "B X Y"]:
-    """Which pairs of any positions count, of key masks, segments and windows."""
-    distance = key[:, None, :] - query[:, :, None]
-    shown = jnp.ones(distance.shape, bool)
-    if self.left is not None:
-      shown &= distance >= -self.left
-    if self.right is not None:
-      shown &= distance <= self.right
-    for mask in self.masks:
-      mask = jnp.broadcast_to(mask[:, 0, 0], (len(key), mask.shape[3]))
-      shown &= jnp.take_along_axis(mask, key, 1)[:, None, :]
-    for query_ids, key_ids in self.segments:
-      query_ids = jnp.take_along_axis(query_ids, query, 1)
-      key_ids = jnp.take_along_axis(key_ids, key, 1)
-      shown &= query_ids[:, :, None] == key_ids[:, None, :]
-    return shown
+  def between(self, queries: Rows, keys: Rows) -> "Visible":
+    """The key masks, segments and sides for queries and keys of any positions.
+
+    Each of the two is a function that takes what is known by query, or by key, to
+    those of the positions, and these, `[B, X]`.
+    """
+    (query_rows, query_positions), (key_rows, key_positions) = queries, keys
+    batch, bands = len(key_positions), ()
+    if self.left is not None or self.right is not None:
+      left, right = (
+        _FARTHEST if side is None else side for side in (self.left, self.right)
+      )
+      size = left + right + 1
+      bands = ((query_positions + right, key_positions, size, True),)
+    masks = (jnp.broadcast_to(x, (batch, *x.shape[1:])) for x in self.masks)
+    return Visible(
+      masks=tuple(key_rows(x[:, 0, 0])[:, None, None] for x in masks),
+      segments=tuple((query_rows(x), key_rows(y)) for x, y in self.segments),
+      bands=bands,
+    )
 
   def readable(self, x: Float[Array, "B S K H"]) -> Float[Array, "B S K H"]:
     """Keys or values, zero where a key mask hides them.
@@ -191,12 +177,10 @@ def causal() -> Visible:
 def window(left: int | None, right: int | None) -> Visible:
   """A query sees keys from `left` before it to `right` behind it.
 
-  Args:
-    left: at least 0; None sets no limit.
-    right: likewise.
+  A side of None sets no limit.
 
   Raises:
-    ValueError: a side is not an int of at least 0.
+    ValueError: a side is neither None nor an int of at least 0.
   """
   for side in (left, right):
     is_int = isinstance(side, int | np.integer) and not isinstance(side, bool)
@@ -205,7 +189,7 @@ def window(left: int | None, right: int | None) -> Visible:
         f"window: expected ints of at least 0 or None, got {(left, right)!r}"
       )
   left, right = (
-    None if side is None else min(int(side), _FARTHEST)
+    side if side is None else min(int(side), _FARTHEST)
     for side in (left, right)
   )
   return Visible(left=left, right=right)
@@ -240,10 +224,8 @@ def pair_mask(mask: Bool[Array, "#B #N #T #S"]) -> Visible:
 def mask_mod(function: MaskMod, block_mask: BlockMask | None = None) -> Visible:
   """A query sees a key where `function(b, n, t, s)` is True.
 
-  Args:
-    function: of indices that broadcast against `[B, N, T, S]`.
-    block_mask: from `make_block_mask(function, …)`: blocks that it hides are never
-      visited, and its block size is taken.
+  The indices broadcast against `[B, N, T, S]`. Blocks that `block_mask`, from
+  `make_block_mask(function, …)`, hides are never visited; its block size is taken.
   """
   mod = mods_lib.untraced("mask_mod", function)
   return Visible(mods=(mod,), block_mask=block_mask)
@@ -268,9 +250,7 @@ def visible_from_options(
   """
   batch, length, num_heads, _ = query.shape
   shape = (batch, num_heads, length, key.shape[1])
-  arguments.check_mask(mask, shape)
   ids = query_segment_ids, key_segment_ids
-  arguments.check_segment_ids(*ids, query, key)
   if block_mask is not None:
     _check_block_mask(block_mask, mask_mod, shape)
   options = Visible(
@@ -288,10 +268,12 @@ def visible_from_options(
     raise ValueError(
       f"visible: expected a Visible, got {type(visible).__name__}"
     )
+  arrays = {"query": query, "key": key}
   for one in visible.masks:
-    arguments.check_mask(one, shape)
+    arguments.check_call({**arrays, "mask": one})
   for ids in visible.segments:
-    arguments.check_segment_ids(*ids, query, key)
+    names = ("query_segment_ids", "key_segment_ids")
+    arguments.check_call({**arrays, **dict(zip(names, ids, strict=True))})
   if visible.block_mask is not None:
     _check_block_mask(visible.block_mask, visible.mods, shape)
   return visible & options
@@ -310,7 +292,3 @@ def _check_block_mask(
       f"block_mask: expected one for lengths {shape[2:]}, got "
       f"{(block_mask.length, block_mask.source_length)}"
     )
-
-
-def _smaller(x: int | None, y: int | None) -> int | None:
-  return min((z for z in (x, y) if z is not None), default=None)

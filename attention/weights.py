@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 
 
 def attention_weights(
-  fn: Callable[..., Array],
+  fn: Callable[..., Any],
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"] | None,
   **options: Any,

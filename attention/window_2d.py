@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from attention import arguments, dropout, platform, plug
-from attention.softmax import block_attention, in_steps, padded
+from attention.softmax import block_attention, block_map, padded
 
 
 @arguments.attention_function(
@@ -17,8 +17,8 @@ from attention.softmax import block_attention, in_steps, padded
 )
 def window_2d_attention(
   query: Float[Array, "B T N H"],
-  key: Float[Array, "B S K H"],
-  value: Float[Array, "B S K V"],
+  key: Float[Array, "B T K H"],
+  value: Float[Array, "B T K V"],
   *,
   grid: tuple[int, int] | None,
   window: int,
@@ -29,11 +29,12 @@ def window_2d_attention(
   is_causal: bool = False,
   scale: float | Float[Array, ""] | None = None,
   query_segment_ids: Int[Array, "B T"] | None = None,
-  key_segment_ids: Int[Array, "B S"] | None = None,
+  key_segment_ids: Int[Array, "B T"] | None = None,
   dropout_rate: float = 0.0,
   dropout_rng: Array | None = None,
   block_size: int | None = None,
-) -> Float[Array, "B T N V"]:
+  return_lse: bool = False,
+) -> Float[Array, "B T N V"] | tuple[Array, Array]:
   """Every query attends to the keys of its own window of a grid.
 
   The T positions are a grid, row after row. It is padded at the bottom and
@@ -46,18 +47,13 @@ def window_2d_attention(
 
   Two positions of a window are joined by the roll where one row, or column, is
   less than s and the other is not. Padding is never seen. Every pair is further
-  limited by `mask` and the segments. The content of a masked key changes
-  nothing.
+  limited by `mask` and the segments.
 
   Where min(rows, columns) ≤ w, the window is as large as the smaller of the two
   and nothing is shifted. The table remains that of `window`, and the smaller
   window reads the middle of it.
 
   Args:
-    query: `[B, T, N, H]`.
-    key: `[B, S, K, H]`, S = T; N is a multiple of K, query head n reads key
-      head n // (N/K).
-    value: `[B, S, K, V]`.
     grid: (rows, columns), rows · columns = T. None is the grid nearest to a
       square, with ⌈√T⌉ columns, whose last row may be incomplete; it follows
       from the length, so that padding of a sequence changes who sees whom.
@@ -67,20 +63,16 @@ def window_2d_attention(
       adds nothing.
     hidden_logit: added to pairs that only the roll joins, in place of hiding
       them. The published weights are trained with -100.0. None hides them.
-    mask: key mask, broadcastable to `[B, 1, 1, S]`, True = attend.
+    mask: key mask, `[B, 1, 1, S]`.
     is_causal: must be False, because a window has keys on all sides.
-    scale: factor of the logits; None is 1/√H.
-    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
-    key_segment_ids: `[B, S]`.
-    dropout_rate: share of attention weights set to zero; the others are
-      divided by 1 - rate.
-    dropout_rng: key of the dropout, needed where `dropout_rate` > 0.
     block_size: queries that are computed at the same time, in whole windows and
-      at least one. It changes only the rounding of the result. None is the
-      platform's choice.
+      at least one; None is the platform's choice.
+
+  Other arguments: as `dense_attention`, with S = T.
 
   Returns:
-    `[B, T, N, V]` in the dtype of `query`. A query that sees no key gets zeros.
+    `[B, T, N, V]`, with `return_lse` also the log-sum-exp `[B, T, N]`, as
+    `flash_attention`.
 
   Raises:
     ValueError: arguments do not fit together, the grid does not have T
@@ -88,8 +80,7 @@ def window_2d_attention(
 
   Cost, for P ≥ T positions with padding: time P·w²·N·(H+V); memory in addition
   to the arguments: a copy of query, key, value and result, N·w⁴ float32 of
-  bias, and B·N·C·w² for C queries that are computed at the same time. Nothing
-  is T×S, forward or backward.
+  bias, and B·N·C·w² for C queries at the same time. Nothing is T×S.
 
   Departs from its paper's code in padding, which there is zeros before the
   projections, and seen; at the paper's sizes there is none. For a grid smaller
@@ -99,7 +90,6 @@ def window_2d_attention(
   Paper: Swin transformer: hierarchical vision transformer using shifted
   windows, section 3.2, arXiv:2103.14030.
   """
-  arguments.check_qkv(query, key, value)
   if is_causal:
     raise ValueError(
       "is_causal: expected False, got True, but a window has keys on all sides "
@@ -108,11 +98,6 @@ def window_2d_attention(
     )
   batch, length, num_heads, _ = query.shape
   kv_heads = key.shape[2]
-  if key.shape[1] != length:
-    raise ValueError(
-      f"key: expected the length of query, {length}, for both lie on one grid, "
-      f"got {key.shape[1]}; use dense attention across"
-    )
   _check(grid, window, shift, hidden_logit)
   places = windows_of(length, grid, window, shift)
   expected = ((2 * window - 1) ** 2, num_heads)
@@ -121,57 +106,49 @@ def window_2d_attention(
       f"relative_bias: expected [(2·window − 1)², N] = {list(expected)}, got "
       f"shape {relative_bias.shape}"
     )
-  if block_size is not None:
-    arguments.check_at_least("block_size", block_size, 1)
   keep = arguments.key_mask(
     mask, query, key, "dense attention takes masks that vary"
   )
-  arguments.check_segment_ids(query_segment_ids, key_segment_ids, query, key)
-  arguments.check_dropout(dropout_rate, dropout_rng)
   scale = arguments.softmax_scale(scale, query.shape[-1])
 
   area, count = places.window**2, math.prod(places.windows)
   by_head = kv_heads, num_heads // kv_heads
   bias = None
   if relative_bias is not None:
-    bias = _bias_by_pair(relative_bias, places.window, window)
-    bias = bias.reshape(1, 1, *by_head, area, area)
+    # A window smaller than that of the table reads the middle of it.
+    y, x = jnp.divmod(jnp.arange(area), places.window)
+    dy, dx = (z[:, None] - z[None] + window - 1 for z in (y, x))
+    bias = relative_bias.astype(jnp.float32)[dy * (2 * window - 1) + dx]
+    bias = jnp.moveaxis(bias, 2, 0).reshape(1, *by_head, area, area)
   if keep is not None:
     key, value = (jnp.where(keep[..., None, None], x, 0) for x in (key, value))
   else:
     keep = jnp.ones((1, length), bool)
 
-  def step(query, key, value, keep, query_ids, key_ids, regions, number):
-    query = query.reshape(*query.shape[:3], *by_head, -1)
-    query = jnp.einsum("bgckjh->bgkjch", query)
-    key, value = (jnp.swapaxes(x, 2, 3) for x in (key, value))
-    visible = keep[..., None, :]
+  def attend(query, key, value, keep, query_ids, key_ids, regions, number):
+    """Attention in one window."""
+    visible, more, kept = keep[:, None, :], bias, None
     if query_ids is not None:
-      visible &= query_ids[..., :, None] == key_ids[..., None, :]
-    more, kept = bias, None
+      visible &= query_ids[:, :, None] == key_ids[:, None, :]
     if regions is not None:
-      same = regions[..., :, None] == regions[..., None, :]
+      same = regions[:, :, None] == regions[:, None, :]
       if hidden_logit is None:
         visible &= same
       else:
-        more = jnp.where(same, 0.0, hidden_logit)[:, :, None, None]
+        more = jnp.where(same, 0.0, hidden_logit)[:, None, None]
         more += 0.0 if bias is None else bias
     if dropout_rate:
       shape = (batch, *by_head, area, area)
-      kept = jax.vmap(
-        lambda i: dropout.kept(dropout_rng, dropout_rate, shape, i), out_axes=1
-      )(number[0])
-    out = block_attention(
+      kept = dropout.kept(dropout_rng, dropout_rate, shape, number[0])
+    return block_attention(
       query,
-      key,
-      value,
+      jnp.swapaxes(key, 1, 2),
+      jnp.swapaxes(value, 1, 2),
       scale=scale,
       bias=more,
-      visible=visible[:, :, None, None],
+      visible=visible[:, None, None],
       kept=kept,
     )
-    out = jnp.einsum("bgkjcv->bgckjv", out).astype(query.dtype)
-    return out.reshape(*out.shape[:3], num_heads, -1)
 
   size = block_size or platform.rows_at_once(
     4 * batch * num_heads * area, count * area
@@ -180,8 +157,9 @@ def window_2d_attention(
   arrays = query, key, value, keep, *ids, places.regions()
   arrays = jax.tree.map(places.to_windows, arrays)
   number = jnp.arange(count)[None]
-  out = in_steps(step, max(size // area, 1), *arrays, number)
-  return places.from_windows(out)
+  results = block_map(attend, max(size // area, 1), *arrays, number)
+  out, lse = jax.tree.map(places.from_windows, results)
+  return (out, lse) if return_lse else out
 
 
 class Grid(NamedTuple):
@@ -190,7 +168,7 @@ class Grid(NamedTuple):
   Attributes:
     length: T, at most rows · columns; only the last row may be incomplete.
     rows: of the grid.
-    columns: of the grid.
+    columns: likewise.
     window: w, at most as large as the smaller of the two.
     shift: s, less than w.
   """
@@ -242,11 +220,7 @@ class Grid(NamedTuple):
 def windows_of(
   length: int, grid: tuple[int, int] | None, window: int, shift: int
 ) -> Grid:
-  """The windows of a call.
-
-  Raises:
-    ValueError: the grid does not have T places.
-  """
+  """The windows of a call; refuses a grid that does not have T places."""
   rows, columns = grid or nearest_square(length)
   if grid is not None and rows * columns != length:
     raise ValueError(
@@ -266,11 +240,7 @@ def nearest_square(length: int) -> tuple[int, int]:
 
 
 def check_grid(grid: Any) -> None:
-  """Checks that `grid` is None or two numbers of at least 1.
-
-  Raises:
-    ValueError: it is neither.
-  """
+  """Refuses what is neither None nor two numbers of at least 1."""
   if grid is None:
     return
   if not isinstance(grid, tuple | list) or len(grid) != 2:
@@ -291,10 +261,7 @@ def _check(
       f"shift: expected less than window, {window}, got {shift}; half of it is "
       "usual"
     )
-
-  if hidden_logit is None:
-    return
-  if (
+  if hidden_logit is not None and (
     not isinstance(hidden_logit, int | float)
     or isinstance(hidden_logit, bool)
     or not math.isfinite(hidden_logit)
@@ -302,19 +269,6 @@ def _check(
     raise ValueError(
       f"hidden_logit: expected a finite number or None, got {hidden_logit!r}"
     )
-
-
-def _bias_by_pair(
-  table: Float[Array, "D N"], side: int, window: int
-) -> Float[Array, "N C C"]:
-  """The bias of each pair of places of a window of side × side.
-
-  A window smaller than that of the table reads the middle of it.
-  """
-  y, x = jnp.divmod(jnp.arange(side * side), side)
-  dy, dx = (z[:, None] - z[None, :] + window - 1 for z in (y, x))
-  index = dy * (2 * window - 1) + dx
-  return jnp.moveaxis(table.astype(jnp.float32)[index], 2, 0)
 
 
 def window_2d(
@@ -361,16 +315,13 @@ def window_2d(
     table = jax.random.truncated_normal(key, -2.0, 2.0, shape)
     return {"params": {"relative_bias": 0.02 * table}}
 
-  def apply(variables, query, key, value, **call):
-    call = arguments.accepted_options(
-      "window_2d", window_2d_attention, call, own=("relative_bias", *own)
-    )
-    params = variables.get("params", {})
-    return window_2d_attention(query, key, value, **own, **params, **call)
+  def options(variables):
+    params = variables.get("params", {"relative_bias": None})
+    return {**own, **params}
 
   return plug.Attention(
     init=init,
-    apply=apply,
+    apply=arguments.applied("window_2d", window_2d_attention, options),
     init_cache=None,
     decode=None,
     supports=frozenset({"mask", "segments", "dropout"}),

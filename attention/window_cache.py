@@ -5,9 +5,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from attention import arguments, forgetting, layout, plug, relative
-from attention import mods as mods_lib
-from attention.dense import dense_attention
+from attention import layout, plug
+from attention.dense import attend_to_slots, forgotten_after, forgotten_since
 from attention.dense import init_cache as init_dense
 
 
@@ -60,7 +59,7 @@ def write(
   age = (cache.index[:, None] - slots[None, :]) % slots.size
   keys = layout.written(cache.key, key, age == 0)
   values = layout.written(cache.value, value, age == 0)
-  forgotten = forgetting.after(cache.forgotten, log_forget, age == 0)
+  forgotten = forgotten_after(cache.forgotten, log_forget, age == 0)
   return SlidingWindowCache(keys, values, cache.index + 1, forgotten), age
 
 
@@ -82,8 +81,7 @@ def prefill(
   )
   forgotten = cache.forgotten
   if log_forget is not None:
-    after = forgetting.since(log_forget, lengths)
-    forgotten = layout.rows_at(after, taken)
+    forgotten = layout.rows_at(forgotten_since(log_forget, lengths), taken)
   return SlidingWindowCache(keys, values, lengths, forgotten)
 
 
@@ -94,13 +92,8 @@ def decode(
   query: Float[Array, "B 1 N H"],
   key: Float[Array, "B 1 K H"],
   value: Float[Array, "B 1 K V"],
-  tables: relative.Relative,
-  scale: float | None = None,
-  sinks: Float[Array, "N"] | None = None,
-  logits_soft_cap: float | None = None,
   log_forget: Float[Array, "B 1 N"] | None = None,
-  score_mod: mods_lib.ScoreMod | None = None,
-  mask_mod: mods_lib.MaskMod | None = None,
+  **options: Any,
 ) -> tuple[Float[Array, "B 1 N V"], SlidingWindowCache]:
   """One position of the causal call; time R·N·H at every position.
 
@@ -111,13 +104,8 @@ def decode(
     query: the query of this position.
     key: the key of this position, which its query sees too.
     value: the value of this position.
-    tables: the tables of relative positions.
-    scale: factor of the logits; None is 1/√H.
-    sinks: as in `sliding_window_attention`.
-    logits_soft_cap: likewise.
     log_forget: of this position.
-    score_mod: as in `sliding_window_attention`; t is this position.
-    mask_mod: likewise.
+    **options: those of `attention.dense.decode`.
 
   Returns:
     The result `[B, 1, N, H]` and the cache with this position in it.
@@ -128,23 +116,14 @@ def decode(
     age[:, None, :], jnp.asarray(dilations, jnp.int32)[None, :, None]
   )
   seen = is_set & (rest == 0) & (steps <= left)
-  bias = None
-  if tables.given:
-    factor = arguments.softmax_scale(scale, query.shape[-1])
-    bias = relative.at_position(tables, query, -steps, factor)
-  score_mod, mask_mod, bias = mods_lib.at_positions(
-    score_mod, mask_mod, bias, cache.index, cache.index[:, None] - age
-  )
-  out = dense_attention(
+  out = attend_to_slots(
     query,
     after.key,
     after.value,
-    mask=seen[:, :, None, :],
-    bias=forgetting.of_slots(after.forgotten, bias),
-    scale=scale,
-    sinks=sinks,
-    logits_soft_cap=logits_soft_cap,
-    score_mod=score_mod,
-    mask_mod=mask_mod,
+    seen=seen,
+    distance=-steps,
+    positions=(cache.index, cache.index[:, None] - age),
+    forgotten=after.forgotten,
+    **options,
   )
   return out, after

@@ -14,15 +14,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, halo, platform, plug
+from attention import arguments, plug, sharded
 from attention.features import (
-  CHUNK,
   FeatureMap,
   Scaled,
+  at_once,
+  chunk_size,
   chunk_sums,
   divided,
   empty,
   fitted,
+  kept,
   key_rows,
   rows,
   state_after,
@@ -59,25 +61,19 @@ def window_linear_attention(
     x_ts = scale · q_t·k_s    m_t = max_near x_ts    γ = sigmoid(mix)
     φ(q_t) = [softmax(q_t W_q), softmax(−q_t W_q)], and φ(k_s) alike with W_k
 
-  It is one average under one normaliser. The far keys are added to exponentials
-  whose largest is 1, so m_t is a part of the definition, and gradients flow
-  through it. The content of a masked key changes nothing, m_t included.
+  The far keys are added to exponentials whose largest is 1, so m_t is a part of the
+  definition, and gradients flow through it.
 
   Args:
-    query: `[B, T, N, H]`.
-    key: `[B, S, K, H]`; N is a multiple of K, query head n reads key head
-      n // (N/K). Positions of query and key are aligned at the start.
-    value: `[B, S, K, V]`.
     query_kernel: W_q `[N, H, H]`, features of the query first.
     key_kernel: W_k `[K, H, H]`.
     mix: `[N]`, the logit of γ.
     window: W ≥ 1, the number of near keys, that of the query included: those
       of `sliding_window_attention` with `window=(W - 1, 0)`.
-    mask: key mask `[B, 1, 1, S]`, True = attend.
     is_causal: must be True, because the mechanism is causal by definition.
     scale: factor of the near logits; None is 1/√H. It leaves φ as it is.
-    block_size: C, the positions of a chunk, which is raised to a power of two. It
-      changes only the rounding of the result. None is the platform's choice.
+
+  Other options: as `linear_attention`.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`. A query that sees no key gets zeros,
@@ -87,35 +83,41 @@ def window_linear_attention(
     ValueError: arguments do not fit, the mask varies along queries, or
       `is_causal` is False.
 
-  Cost: time T·N·(H² + (W+2C)·(H+V) + 2H·(H+V)), and S·K·H² for the keys. Memory in
-  addition to the arguments and the result: one chunk, and with gradients those of the
-  arguments, and W keys and values and a state of 2H·V numbers per head for each
-  chunk. Nothing is T×S, forward or backward.
+  Cost: time T·N·(H² + (W+2C)·(H+V) + 2H·(H+V)), and S·K·H² for the keys; memory of one
+  chunk, with gradients also W keys and values and a state of 2H·V numbers per head for
+  each chunk.
 
-  Departs from its paper in masks, which the paper does not discuss, and in one
-  W_k for each key head, where the paper's code has one for each query head. γ
-  is any number in the paper; here it is a sigmoid, as in the paper's code. That
-  code cuts windows at multiples of W ("terraced", W to 2W keys) as well as
-  sliding them as in the paper's formula, which is followed here. It keeps
-  features above 1e-12, so that none vanishes; here they may.
+  Departs from its paper in masks, and in one W_k for each key head, where the paper's
+  code has one for each query head. γ is a sigmoid, as in that code, and windows slide
+  as in the paper's formula. The code keeps features above 1e-12; here they may vanish.
 
   Paper: LoLCATs: on low-rank linearizing of large language models, section 3.2,
   arXiv:2410.10254. The features are those of Hedgehog, arXiv:2402.04347.
   """
   arguments.check_qkv(query, key, value)
-  keep = arguments.key_mask(
-    mask, query, key, "dense attention takes masks that vary"
-  )
-  _check_variables(query, key, query_kernel, key_kernel, mix)
+  num_heads, kv_heads, head_dim = query.shape[2], *key.shape[2:]
+  for name, letters, array, heads in (
+    ("query_kernel", "[N, H, H]", query_kernel, num_heads),
+    ("key_kernel", "[K, H, H]", key_kernel, kv_heads),
+  ):
+    arguments.check_shape(name, letters, array, (heads, head_dim, head_dim))
+  arguments.check_shape("mix", "[N]", mix, (num_heads,))
   arguments.check_at_least("window", window, 1)
   if block_size is not None:
     arguments.check_at_least("block_size", block_size, 1)
   _check_causal(is_causal)
-  if keep is None:
-    keep = jnp.ones(key.shape[:2], bool)
   params = _params(query, query_kernel, key_kernel, mix, scale)
-  keys = fitted((key, value, keep), query.shape[1])
-  return _attend(params, query, keys, None, window, block_size)
+  keys = key, value, kept(mask, query, key)
+  return _attend(params, query, keys, window, block_size)
+
+
+def _check_causal(is_causal: bool) -> None:
+  if not is_causal:
+    raise ValueError(
+      "is_causal: expected True, got False; window_linear attention is causal by "
+      "definition; give is_causal=True, or take sliding_window or linear "
+      "attention in both directions"
+    )
 
 
 class _State(NamedTuple):
@@ -136,31 +138,42 @@ def _params(query, query_kernel, key_kernel, mix, scale):
   return query_kernel, key_kernel, share, jnp.float32(scale)
 
 
-def _attend(params, query, keys, state, window, block_size=None):
-  """The scan; without a state, the sequence begins here."""
+def _no_keys(keys, window):
+  """Hidden keys where none were before."""
+  return tuple(jnp.zeros((len(x), window, *x.shape[2:]), x.dtype) for x in keys)
+
+
+def _attend(params, query, keys, window, block_size=None, axis_name=None):
+  """The scan over the whole, or over the part of it that each device has.
+
+  What crosses is W positions of keys and values, and log₂ D + 1 states of
+  K·2H·(V+1) numbers.
+  """
   batch, length, num_heads, head_dim = query.shape
   kv_heads, value_dim = keys[1].shape[2:]
-  is_empty = state is None
-  if state is None:
+  phi = _features(head_dim)
+  is_part = axis_name is not None and jax.lax.axis_size(axis_name) > 1
+  if is_part:
+    reached = [sharded.reached(x, window, 0, axis_name) for x in keys]
+    left = [x[:, :length] for x in reached]
+    left[0] = through(params[1], left[0])
+    far = state_before(phi, left, length, axis_name)
+    near = tuple(x[:, :window] for x in reached)
+  else:
     window = min(window, length)
-    near = (
-      jnp.zeros_like(x, shape=(batch, window, *x.shape[2:])) for x in keys
-    )
-    far = empty(batch, kv_heads, _features(head_dim), value_dim)
-    state = _State(tuple(near), far)
-  size = min(block_size or CHUNK, length)
-  size = 1 << (size - 1).bit_length()
+    far = empty(batch, kv_heads, phi, value_dim)
+    near = _no_keys(keys, window)
+  size = chunk_size(length, block_size)
   numbers = 2 * size + window + 4 * head_dim + 2 * value_dim
   numbers += (window + size) // size * (head_dim + value_dim)
-  count = -(-length // size)
-  at_once = platform.tiles_at_once(
-    4 * batch * size * num_heads * numbers, count
-  )
-  at_once = -(-count // -(-count // at_once))
-  step = functools.partial(_step, at_once, window)
-  size *= at_once
+  count = at_once(length, size, batch * num_heads * numbers)
   return scan(
-    step, params, state, (query, *keys), size=size, is_empty=is_empty
+    functools.partial(_step, count, window),
+    params,
+    _State(near, far),
+    (query, *fitted(keys, length)),
+    size=size * count,
+    is_empty=not is_part,
   )[1]
 
 
@@ -168,26 +181,19 @@ def _step(count, window, params, state, xs):
   """`count` chunks of queries and keys."""
   query_kernel, key_kernel, share, scale = params
   query, *keys = xs
-  batch, length, _, head_dim = query.shape
+  _, length, _, head_dim = query.shape
   kv_heads, size = keys[0].shape[2], length // count
   if state is None:
-    near = [jnp.zeros((batch, window, *x.shape[2:]), x.dtype) for x in keys]
-    state = _State(tuple(near), None)
+    state = _State(_no_keys(keys, window), None)
   key, value, keep = keys = [
     jnp.concatenate(x, axis=1) for x in zip(state.near, keys, strict=True)
   ]
   # Keys that leave the window.
-  phi = _features(head_dim)
-  left = (
-    through(key_kernel, key[:, :length]),
-    value[:, :length],
-    keep[:, :length],
-  )
+  phi, left = _features(head_dim), [x[:, :length] for x in keys]
+  left[0] = through(key_kernel, left[0])
+  queries = rows(through(query_kernel, query), kv_heads, count)
   far, sums = chunk_sums(
-    False,
-    state.far,
-    phi((), rows(through(query_kernel, query), kv_heads, count)),
-    *key_rows(phi, (), left, count),
+    False, state.far, phi(queries), key_rows(phi, left, count)
   )
   # The window of each chunk, `[B, K, 1, G, W+C, ·]`.
   place = jnp.arange(window + size)
@@ -195,7 +201,7 @@ def _step(count, window, params, state, xs):
     places = size * jnp.arange(count)[:, None] + place[None, :]
     key, value, keep = (x[:, places.reshape(-1)] for x in (key, value, keep))
   identity = FeatureMap(lambda x: x, head_dim)
-  key, value = key_rows(identity, (), (key, value, keep), count)
+  key, value = key_rows(identity, (key, value, keep), count)
   # Query i of a chunk is at place W + i.
   age = window + jnp.arange(size)[:, None] - place[None, :]
   is_near = jnp.swapaxes(rows(keep[..., None, None], 1, count), -1, -2)
@@ -206,79 +212,9 @@ def _step(count, window, params, state, xs):
   largest = jnp.max(logits, axis=-1, keepdims=True)
   exponentials = jnp.exp(jnp.where(is_near, logits - largest, -jnp.inf))
   near = jnp.einsum("...cs,...sx->...cx", exponentials, value)
-  share = share.reshape(1, kv_heads, -1, 1, 1, 1)
-  out = divided(share * near + sums.sums)
+  out = divided(share.reshape(1, kv_heads, -1, 1, 1, 1) * near + sums.sums)
   state = _State(tuple(x[:, length:] for x in keys), far)
   return state, unrows(out).astype(query.dtype)
-
-
-def _check_causal(is_causal: bool) -> None:
-  """Raises ValueError for a call that is not causal."""
-  if not is_causal:
-    raise ValueError(
-      "is_causal: expected True, got False; window_linear attention is causal by "
-      "definition; give is_causal=True, or take sliding_window or linear "
-      "attention in both directions"
-    )
-
-
-def _check_variables(query, key, query_kernel, key_kernel, mix) -> None:
-  """Raises ValueError for a trained array that does not fit query and key."""
-  num_heads, head_dim = query.shape[2:]
-  kv_heads = key.shape[2]
-  for name, array, letters, expected in (
-    ("query_kernel", query_kernel, "N, H, H", (num_heads, head_dim, head_dim)),
-    ("key_kernel", key_kernel, "K, H, H", (kv_heads, head_dim, head_dim)),
-    ("mix", mix, "N", (num_heads,)),
-  ):
-    if array.shape != expected:
-      raise ValueError(
-        f"{name}: expected [{letters}] = {list(expected)}, got shape "
-        f"{array.shape}"
-      )
-
-
-def _in_parts(
-  query,
-  key,
-  value,
-  *,
-  axis_name,
-  query_kernel,
-  key_kernel,
-  mix,
-  window,
-  mask=None,
-  scale=None,
-  block_size=None,
-):
-  """`window_linear_attention` of the whole, of which each device has a part.
-
-  What crosses is W positions of keys and values, and log₂ D + 1 states of
-  K·2H·(V+1) numbers.
-  """
-  keep = arguments.key_mask(
-    mask, query, key, "a sequence in parts has no place for a T×S mask"
-  )
-  length = query.shape[1]
-  if key.shape[1] != length:
-    raise ValueError(
-      "is_causal: expected parts of one length, got "
-      f"{length} queries and {key.shape[1]} keys on a device"
-    )
-  keep = jnp.ones(key.shape[:2], bool) if keep is None else keep
-  keys = key, value, keep
-  reached = [halo.reached(x, window, 0, axis_name) for x in keys]
-  phi, batch = _features(query.shape[-1]), len(query)
-  # The keys that leave the windows of the devices before this one.
-  key, left_value, left_keep = (x[:, :length] for x in reached)
-  key = through(key_kernel, key)
-  far = state_before(phi, (), key, left_value, left_keep, axis_name)
-  if far is None:
-    far = empty(batch, key.shape[2], phi, value.shape[3])
-  state = _State(tuple(x[:, :window] for x in reached), far)
-  params = _params(query, query_kernel, key_kernel, mix, scale)
-  return _attend(params, query, keys, state, window, block_size)
 
 
 class WindowLinearCache(NamedTuple):
@@ -308,7 +244,7 @@ def window_linear(window: int = 64) -> plug.Attention:
     An `Attention` with trained `query_kernel [N, H, H]` and
     `key_kernel [K, H, H]`, the identity at first, and `mix [N]`, the logit of
     0.1 at first. It decodes with the last W keys and values and a state of
-    K·2H·(H+1) numbers for each example, in time N·H·(W+H) at every position.
+    K·2H·(H+1) numbers for each example.
 
   Raises:
     ValueError: `window` < 1; by `init`, a window that leaves no key for the
@@ -327,37 +263,25 @@ def window_linear(window: int = 64) -> plug.Attention:
     mix = jnp.full(dims.num_heads, first, jnp.float32)
     return {"params": {**identity_kernels(dims), "mix": mix}}
 
-  def accepted(call):
-    return arguments.accepted_options(
-      "window_linear",
-      window_linear_attention,
-      call,
-      own=("query_kernel", "key_kernel", "mix", "window"),
-    )
+  def options(variables):
+    return {"window": window, **variables["params"]}
 
-  def apply(variables, query, key, value, **call):
-    return window_linear_attention(
-      query,
-      key,
-      value,
-      window=window,
-      **variables["params"],
-      **accepted(call),
-    )
-
-  def apply_sharded(variables, query, key, value, *, axis_name, **call):
+  def apply_sharded(
+    variables,
+    query,
+    key,
+    value,
+    *,
+    axis_name,
+    mask=None,
+    is_causal=False,
+    scale=None,
+  ):
     arguments.check_qkv(query, key, value)
-    call = accepted(call)
-    _check_causal(call.pop("is_causal", False))
-    return _in_parts(
-      query,
-      key,
-      value,
-      axis_name=axis_name,
-      window=window,
-      **variables["params"],
-      **call,
-    )
+    _check_causal(is_causal)
+    params = _params(query, **variables["params"], scale=scale)
+    keys = key, value, kept(mask, query, key)
+    return _attend(params, query, keys, window, None, axis_name)
 
   def init_cache(variables, batch, max_length, dims, dtype):
     del variables
@@ -385,7 +309,7 @@ def window_linear(window: int = 64) -> plug.Attention:
       last(cache.key, key),
       last(cache.value, value),
       lengths.astype(cache.index.dtype),
-      state_after(phi, (), cache.far, far, value, has_left),
+      state_after(phi, cache.far, (far, value, has_left)),
     )
 
   def decode(variables, cache, query, key, value, *, scale=None):
@@ -400,7 +324,7 @@ def window_linear(window: int = 64) -> plug.Attention:
 
   return plug.Attention(
     init=init,
-    apply=apply,
+    apply=arguments.applied("window_linear", window_linear_attention, options),
     init_cache=init_cache,
     decode=decode,
     prefill=prefill,

@@ -203,9 +203,8 @@ def sent_on_paper(
       numbers = rows * (3 * DIM + 2) * 2 * others
     case "bigbird":
       block = options.get("block_size", 64)
-      ends = 2 * block * heads * (4 * DIM + 2) * 2 * others
-      halo = 2 * block * heads * 2 * DIM * (devices > 1)
-      numbers = length * heads * 2 * DIM * others + halo + ends
+      ends = 2 * block * heads * (2 * DIM + 2) * 2 * others
+      numbers = length * heads * 2 * DIM * others + ends
     case "linformer":
       numbers = 2 * heads * options["rank"] * DIM * 2 * others
     case "flash:balanced" if is_causal:

@@ -82,7 +82,7 @@ def _squares(
   return jnp.stack(deviations).sum(), jnp.stack(sizes).sum()
 
 
-def exact(attention: Attention) -> Callable[..., Array]:
+def exact(attention: Attention) -> Callable[..., Any]:
   """What a mechanism approximates by its record: `(query, key, value, **call)`."""
   if attention.approximates == "dense":
     return dense_attention

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from functools import cache, partial
 import pathlib
 import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -66,7 +67,7 @@ def _plugged(
   return partial(mechanism.apply, mechanism.init(jax.random.key(1), dims))
 
 
-def _drawn(fn: Callable[..., Array], **options) -> Float[Array, "T S"]:
+def _drawn(fn: Callable[..., Any], **options) -> Float[Array, "T S"]:
   """The matrix of one head on the common input."""
   return attention_weights(fn, tokens(), tokens(), **options)[0, 0]
 

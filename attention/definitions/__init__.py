@@ -2,12 +2,9 @@
 
 `attention.definitions.performer_attention` has the name and the arguments of
 `attention.performer_attention`, less those that say how it is computed, and
-dropout, which is random. It takes anything that `np.asarray` takes and returns
-float64. One file holds one mechanism, written to be read beside the paper: T×S
-and all, no blocks.
-
-The fast functions are held to these, and share nothing with them. `recurrent` has
-the mechanisms that read decays and rates from their inputs.
+dropout. It takes what `np.asarray` takes and returns float64. Each is written to
+be read beside the paper, T×S and all. The fast functions are held to these, and
+share nothing with them. `recurrent` has the recurrences.
 """
 
 from attention.definitions.additive import additive_attention
@@ -22,7 +19,7 @@ from attention.definitions.lsh import lsh_attention
 from attention.definitions.multiplicative import multiplicative_attention
 from attention.definitions.nystrom import nystrom_attention
 from attention.definitions.performer import performer_attention
-from attention.definitions.recurrences import (
+from attention.definitions.recurrent import (
   delta_rule_attention,
   gated_linear_attention,
 )

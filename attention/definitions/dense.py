@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-from jaxtyping import Float64
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -27,7 +26,7 @@ def dense_attention(
   log_forget: ArrayLike | None = None,
   score_mod: Callable[..., ArrayLike] | None = None,
   mask_mod: Callable[..., ArrayLike] | None = None,
-) -> Float64[np.ndarray, "B T N V"]:
+) -> shared.Result:
   """Every query attends to every visible key: softmax(scale · Q Kᵀ + bias) V.
 
     logit[t, s] = cap(scale · q_t · k_s) + scale · q_t · a[i] + bias[t, s] + b[i]
@@ -58,12 +57,12 @@ def dense_attention(
     `[B, T, N, V]` float64; zeros for a query that sees no key.
 
   Paper: Attention is all you need, section 3.2.1, arXiv:1706.03762. Relative
-  keys: Self-attention with relative position representations,
-  arXiv:1803.02155.
+  keys: arXiv:1803.02155.
   """
   query, key, value = shared.as_float64(query, key, value)
   batch, length, num_heads, head_dim = query.shape
   scale = shared.logit_scale(scale, head_dim)
+  key = shared.repeat_heads(key, num_heads)
   visible = shared.visible_pairs(
     (batch, num_heads, length, key.shape[1]),
     mask=mask,
@@ -71,33 +70,38 @@ def dense_attention(
     query_segment_ids=query_segment_ids,
     key_segment_ids=key_segment_ids,
   )
+  if mask_mod is not None:
+    for b, n, t in np.ndindex(batch, num_heads, length):
+      every_key = np.arange(key.shape[1])
+      visible[b, n, t] &= np.asarray(mask_mod(b, n, t, every_key), bool)
   bias = np.broadcast_to(0.0 if bias is None else bias, visible.shape)
-  relative_bias, relative_keys = shared.relative_tables(
-    relative_bias, relative_keys, num_heads, head_dim
-  )
-  key = shared.repeat_heads(key, num_heads)
-  value = shared.repeat_heads(value, num_heads)
-
-  out = np.zeros((batch, length, num_heads, value.shape[-1]))
+  if relative_bias is None:
+    relative_bias = np.zeros((num_heads, 1))
+  if relative_keys is None:
+    relative_keys = np.zeros((1, head_dim))
+  b_table, a_table = shared.as_float64(relative_bias, relative_keys)
+  a_table = np.broadcast_to(a_table, (num_heads, *a_table.shape[-2:]))
   sinks = np.broadcast_to(-np.inf if sinks is None else sinks, num_heads)
-  forgotten = np.zeros((batch, length, num_heads))
+  forgotten = np.zeros((batch, max(visible.shape[2:]), num_heads))
   if log_forget is not None:
     if not is_causal:
       raise ValueError("is_causal: expected True with log_forget, got False")
-    log_forget = shared.forget_of_visible(log_forget, mask)
-    forgotten = np.cumsum(log_forget, axis=1)
-  for b, n, t in np.ndindex(batch, num_heads, length):
-    s = np.flatnonzero(visible[b, n, t])
-    s = s[shared.shown(mask_mod, b, n, t, s)]
+    (forget,) = shared.as_float64(log_forget)
+    if mask is not None and np.shape(mask)[2] == 1:
+      # All queries miss the same positions.
+      forget = np.where(np.asarray(mask)[:, :, 0].swapaxes(1, 2), forget, 0.0)
+    forgotten = np.cumsum(forget, axis=1)
+
+  def weights(b, n, t, s):
     logits = scale * key[b, s, n] @ query[b, t, n]
-    logits = shared.capped(logits, logits_soft_cap)
-    distant = shared.at_distance(relative_keys[n], s - t)
-    logits += scale * distant @ query[b, t, n]
-    logits += shared.at_distance(relative_bias[n], s - t)
+    if logits_soft_cap is not None:
+      logits = logits_soft_cap * np.tanh(logits / logits_soft_cap)
+    logits += scale * shared.at_distance(a_table[n], s - t) @ query[b, t, n]
+    logits += shared.at_distance(b_table[n], s - t)
     if score_mod is not None:
       logits = np.asarray(score_mod(logits, b, n, t, s), np.float64)
     logits = logits + bias[b, n, t, s]
-    if log_forget is not None:
-      logits += forgotten[b, t, n] - forgotten[b, s, n]
-    out[b, t, n] = shared.softmax(logits, sinks[n]) @ value[b, s, n]
-  return out
+    logits += forgotten[b, t, n] - forgotten[b, s, n]
+    return shared.softmax(logits, sinks[n])
+
+  return shared.weighted_values(weights, value, visible)

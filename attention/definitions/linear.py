@@ -1,8 +1,8 @@
 """Linear attention (Katharopoulos et al., 2020), as the paper defines it."""
 
 from collections.abc import Callable
+from typing import Any
 
-from jaxtyping import Float64
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -25,26 +25,17 @@ def linear_attention(
   value: ArrayLike,
   *,
   feature_map: Callable[[np.ndarray], ArrayLike] = elu_plus_one,
-  mask: ArrayLike | None = None,
-  is_causal: bool = False,
   scale: float | ArrayLike | None = None,
-) -> Float64[np.ndarray, "B T N V"]:
+  **options: Any,
+) -> shared.Result:
   """Attention whose weights are products of features.
 
     out[t] = Σ_s φ(q_t)·φ(k_s) v_s / Σ_s φ(q_t)·φ(k_s)        over the visible s
 
   Args:
-    query: `[B, T, N, H]`.
-    key: `[B, S, K, H]`; query head n reads key head n // (N/K).
-    value: `[B, S, K, V]`.
     feature_map: φ, from `[..., H]` to `[..., M]`, nothing below 0.
-    mask: boolean, True = attend, broadcastable to `[B, N, T, S]`.
-    is_causal: query t sees keys s ≤ t.
     scale: None is φ(x), as in the paper; else φ(√scale · x).
-
-  Returns:
-    `[B, T, N, V]` float64; zeros for a query whose products are all 0, or that
-    sees no key.
+    **options: mask and is_causal as in `dense_attention`.
 
   Paper: Transformers are RNNs, equations 5 and 9, arXiv:2006.16236.
   """
@@ -52,22 +43,17 @@ def linear_attention(
   batch, length, num_heads, _ = query.shape
   root = 1.0 if scale is None else np.sqrt(np.asarray(scale))
   visible = shared.visible_pairs(
-    (batch, num_heads, length, key.shape[1]), mask=mask, is_causal=is_causal
+    (batch, num_heads, length, key.shape[1]), **options
   )
-  # Features are computed ahead of the loop, where an inf would be read.
-  is_seen = np.any(visible, axis=(1, 2))
-  key = np.where(is_seen[:, :, None, None], key, 0.0)
+  # All features are computed, also of keys that no query sees: no NaN there.
+  key = shared.zero_hidden(key, np.any(visible, axis=(1, 2)))
   queries, keys = shared.as_float64(
     feature_map(root * query), feature_map(root * key)
   )
   keys = shared.repeat_heads(keys, num_heads)
-  value = shared.repeat_heads(value, num_heads)
 
-  out = np.zeros((batch, length, num_heads, value.shape[-1]))
-  for b, n, t in np.ndindex(batch, num_heads, length):
-    s = np.flatnonzero(visible[b, n, t])
-    weights = keys[b, s, n] @ queries[b, t, n]
-    total = weights.sum()
-    if total != 0:
-      out[b, t, n] = weights @ value[b, s, n] / total
-  return out
+  def weights(b, n, t, s):
+    products = keys[b, s, n] @ queries[b, t, n]
+    return products / (products.sum() or 1.0)
+
+  return shared.weighted_values(weights, value, visible)

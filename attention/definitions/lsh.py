@@ -1,68 +1,54 @@
 """LSH attention (Reformer, Kitaev 2020), from its visible sets."""
 
-from jaxtyping import Float64
+from typing import Any
+
+from jaxtyping import Bool, Float64
 import numpy as np
 from numpy.typing import ArrayLike
 
 from attention.definitions import shared
+from attention.definitions.dense import dense_attention
 
 
 def lsh_visible_sets(
-  vectors: np.ndarray,
-  rotations: np.ndarray,
+  vectors: Float64[np.ndarray, "T H"],
+  unmasked: Bool[np.ndarray, "T"],
+  segments: np.ndarray,
+  rotations: Float64[np.ndarray, "rounds H D"],
   chunk_size: int,
-  *,
-  unmasked: np.ndarray | None = None,
-  segments: np.ndarray | None = None,
-  is_causal: bool = False,
-) -> list[set[int]]:
-  r"""P_i of one example and head, for each of its T positions i.
+  is_causal: bool,
+) -> Bool[np.ndarray, "T S"]:
+  r"""P_i of one example and head, as row i, for each of its T positions i.
 
     h_r(j) = argmax [q_j R_r; −q_j R_r],        P_i = ∪_r P_i^(r) \ {i}
 
   Round r sorts the tokens by (bucket, position) and cuts them into chunks of
   C. P_i^(r) are the tokens of i's bucket in i's chunk or in the one before it.
   Causal, they are the last C tokens of i's bucket up to i, i included. A token
-  that sees no other sees itself, and a masked one sees nothing.
-
-  Args:
-    vectors: `[T, H]`, query and key.
-    rotations: R, `[rounds, H, buckets/2]`.
-    chunk_size: C.
-    unmasked: `[T]` booleans, or None.
-    segments: `[T]` integers, or None; tokens of different segments never share
-      a bucket.
-    is_causal: count distance inside buckets, towards the past.
+  that sees no other sees itself, and a masked one sees nothing. Tokens of
+  different segments never share a bucket.
   """
   length = len(vectors)
-  present = [i for i in range(length) if unmasked is None or unmasked[i]]
-  sets: list[set[int]] = [set() for _ in range(length)]
+  sets = np.zeros((length, length), bool)
+  past = np.tri(length, dtype=bool)
   for rotation in rotations:
-    bucket = {}
-    for i in present:
-      products = vectors[i] @ rotation
-      both = np.concatenate([products, -products])
-      number = int(np.argmax(both)) if len(both) else 0
-      bucket[i] = (0 if segments is None else segments[i], number)
-    in_order = sorted(present, key=lambda i: (bucket[i], i))
-    chunk = {i: place // chunk_size for place, i in enumerate(in_order)}
-    rank = {
-      i: sum(bucket[j] == bucket[i] for j in present if j < i) for i in present
-    }
-    for i in present:
-      for j in present:
-        if bucket[i] != bucket[j]:
-          continue
-        if is_causal:
-          near = j <= i and rank[i] - rank[j] < chunk_size
-        else:
-          near = chunk[i] - chunk[j] in (0, 1)
-        if near:
-          sets[i].add(j)
-  for i in present:
-    if sets[i] != {i}:
-      sets[i].discard(i)
-  return sets
+    products = vectors @ rotation
+    both = np.concatenate([products, -products], axis=-1)
+    bucket = both.argmax(axis=-1) if both.size else np.zeros(length, int)
+    alike = (bucket[:, None] == bucket) & (segments[:, None] == segments)
+    alike &= unmasked[:, None] & unmasked
+    if is_causal:
+      rank = (alike & past).sum(axis=-1)
+      near = past & (rank[:, None] - rank < chunk_size)
+    else:
+      # Masked tokens come last.
+      in_order = np.lexsort((bucket, segments, ~unmasked))
+      chunk = np.argsort(in_order) // chunk_size
+      near = np.isin(chunk[:, None] - chunk, (0, 1))
+    sets |= alike & near
+  itself = np.eye(length, dtype=bool)
+  sees_others = (sets & ~itself).any(axis=-1, keepdims=True)
+  return sets & ~(itself & sees_others)
 
 
 def lsh_attention(
@@ -73,10 +59,9 @@ def lsh_attention(
   chunk_size: int,
   mask: ArrayLike | None = None,
   is_causal: bool = False,
-  scale: float | ArrayLike | None = None,
-  query_segment_ids: ArrayLike | None = None,
   key_segment_ids: ArrayLike | None = None,
-) -> Float64[np.ndarray, "B T N V"]:
+  **options: Any,
+) -> shared.Result:
   """Every token attends to near ones of its own bucket, over several hashes.
 
     out_i = Σ_{j∈P_i} softmax_{j∈P_i}(scale · q_i·k_j) v_j
@@ -86,58 +71,31 @@ def lsh_attention(
 
   Args:
     query: `[B, T, N, H]`, queries and, normalised, keys.
-    value: `[B, S, K, V]`, S = T; query head n reads head n // (N/K).
+    value: `[B, T, K, V]`.
     rotations: `[rounds, H, buckets/2]`; a last axis of 0 is one bucket.
     chunk_size: C.
-    mask: token mask, True = attend, broadcastable to `[B, 1, 1, T]`.
+    mask: token mask, broadcastable to `[B, 1, 1, T]`.
     is_causal: token i sees j ≤ i only.
-    scale: factor of the logits; None is 1/√H.
-    query_segment_ids: `[B, T]`; a token sees those of its own segment only.
-    key_segment_ids: `[B, T]`, the same once more. A token whose two ids differ
-      sees nothing.
-
-  Returns:
-    `[B, T, N, V]` float64; zeros for a masked token.
-
-  Raises:
-    ValueError: only one of the two segment ids is given, or a mask that is not
-      a token mask.
+    key_segment_ids: `[B, T]`; a token sees those of its own segment only.
+    **options: scale, and query_segment_ids, the same once more; a token whose
+      two ids differ sees nothing.
 
   Departs from the paper in the causal form, whose distance is counted inside
   the bucket, and in that the first chunk does not look back on the last.
 
-  Paper: Reformer, the efficient transformer, section 2, arXiv:2001.04451.
+  Paper: Reformer, section 2, arXiv:2001.04451.
   """
-  query, value, rotations = shared.as_float64(query, value, rotations)
-  batch, length, num_heads, head_dim = query.shape
-  scale = shared.logit_scale(scale, head_dim)
-  visible = shared.visible_tokens(mask, batch, length)
-  # Segments, of pair (i, i): do the two ids of token i agree.
-  agrees = shared.visible_pairs(
-    (batch, 1, length, length),
-    query_segment_ids=query_segment_ids,
-    key_segment_ids=key_segment_ids,
-  ).diagonal(axis1=2, axis2=3)[:, 0]
-  query = np.where(visible[:, :, None, None], query, 0.0)
-  value = shared.repeat_heads(value, num_heads)
+  query, rotations = shared.as_float64(query, rotations)
+  batch, length, num_heads, _ = query.shape
+  unmasked = shared.visible_tokens(mask, batch, length)
+  query = shared.zero_hidden(query, unmasked)
   norms = np.linalg.norm(query, axis=-1, keepdims=True)
   key = query / np.where(norms == 0, 1, norms)
-
-  out = np.zeros((batch, length, num_heads, value.shape[-1]))
+  ids = np.zeros(()) if key_segment_ids is None else key_segment_ids
+  segments = np.broadcast_to(ids, (batch, length))
+  visible = np.zeros((batch, num_heads, length, length), bool)
   for b, n in np.ndindex(batch, num_heads):
-    sets = lsh_visible_sets(
-      query[b, :, n],
-      rotations,
-      chunk_size,
-      unmasked=visible[b],
-      segments=None
-      if key_segment_ids is None
-      else np.asarray(key_segment_ids)[b],
-      is_causal=is_causal,
-    )
-    for i, visible_set in enumerate(sets):
-      if agrees[b, i]:
-        j = sorted(visible_set)
-        logits = scale * key[b, j, n] @ query[b, i, n]
-        out[b, i, n] = shared.softmax(logits) @ value[b, j, n]
-  return out
+    here = query[b, :, n], unmasked[b], segments[b]
+    visible[b, n] = lsh_visible_sets(*here, rotations, chunk_size, is_causal)
+  options |= {"mask": visible, "key_segment_ids": key_segment_ids}
+  return dense_attention(query, key, value, **options)

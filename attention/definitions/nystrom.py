@@ -1,6 +1,5 @@
 """Nyström attention (Xiong et al., 2021), as the paper defines it."""
 
-from jaxtyping import Float64
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -45,7 +44,7 @@ def nystrom_attention(
   mask: ArrayLike | None = None,
   is_causal: bool = False,
   scale: float | ArrayLike | None = None,
-) -> Float64[np.ndarray, "B T N V"]:
+) -> shared.Result:
   """Queries meet keys through landmarks, the means Q̃ and K̃ of runs of tokens.
 
     F = softmax(scale · Q K̃ᵀ),  A = softmax(scale · Q̃ K̃ᵀ)
@@ -53,35 +52,21 @@ def nystrom_attention(
 
   with the A⁺ of `iterated_inverse` and the runs of `landmark_runs`. Masked
   tokens are in no run and not among the keys of B. A masked query still has its
-  row of F.
+  row of F; an example whose tokens are all masked gives zeros.
 
   Args:
-    query: `[B, T, N, H]`.
-    key: `[B, S, K, H]`, S = T; query head n reads key head n // (N/K).
-    value: `[B, S, K, V]`.
     num_landmarks: L.
     pinv_iterations: steps of the iteration for A⁺.
     shared_start: all of them start by the largest ‖A‖₁ in the batch.
-    mask: key mask, True = attend, broadcastable to `[B, 1, 1, S]`.
+    mask: key mask, broadcastable to `[B, 1, 1, S]`.
     is_causal: must be False: a landmark is a mean over both sides.
     scale: factor of the logits; None is 1/√H.
 
-  Returns:
-    `[B, T, N, V]` float64; zeros for an example whose tokens are all masked.
-
-  Raises:
-    ValueError: `is_causal`, query and key of different lengths, or a mask that
-      is not a key mask.
-
-  Paper: Nyströmformer: a Nyström-based algorithm for approximating
-  self-attention, sections 3.2 and 3.3, arXiv:2102.03902.
+  Paper: Nyströmformer, sections 3.2 and 3.3, arXiv:2102.03902.
   """
+  shared.check_both_directions(query, key, is_causal)
   query, key, value = shared.as_float64(query, key, value)
   batch, length, num_heads, head_dim = query.shape
-  if is_causal:
-    raise ValueError("is_causal: expected False, got True")
-  if key.shape[1] != length:
-    raise ValueError(f"key: expected length {length}, got {key.shape[1]}")
   scale = shared.logit_scale(scale, head_dim)
   visible = shared.visible_tokens(mask, batch, length)
 
@@ -109,27 +94,20 @@ def nystrom_attention(
 
 def depthwise_convolution(
   value: ArrayLike, kernel: ArrayLike, *, mask: ArrayLike | None = None
-) -> Float64[np.ndarray, "B T N V"]:
+) -> shared.Result:
   """What the paper's code adds to the output: values filtered along the length.
 
     out[t] = Σ_j kernel[j, n] · v_{t + j − ⌊R/2⌋}        over visible positions
 
-  Args:
-    value: `[B, T, K, V]`.
-    kernel: `[R, N]`, R odd, one filter for each query head.
-    mask: key mask, broadcastable to `[B, 1, 1, T]`.
-
-  Returns:
-    `[B, T, N, V]` float64.
+  with `kernel` `[R, N]`, R odd, one filter for each query head.
   """
   value, kernel = shared.as_float64(value, kernel)
-  batch, length = value.shape[:2]
   size, num_heads = kernel.shape
+  length = value.shape[1]
+  visible = shared.visible_tokens(mask, *value.shape[:2])
+  value = shared.zero_hidden(value, visible)
   value = shared.repeat_heads(value, num_heads)
-  visible = shared.visible_tokens(mask, batch, length)
-  out = np.zeros(value.shape)
-  for b, t, j in np.ndindex(batch, length, size):
-    s = t + j - size // 2
-    if 0 <= s < length and visible[b, s]:
-      out[b, t] += kernel[j, :, None] * value[b, s]
-  return out
+  before, after = size // 2, (size - 1) // 2
+  value = np.pad(value, [(0, 0), (before, after), (0, 0), (0, 0)])
+  terms = [kernel[j, :, None] * value[:, j : j + length] for j in range(size)]
+  return np.sum(terms, axis=0)

@@ -1,4 +1,9 @@
-"""The mechanisms that are recurrences, with the decays and rates of their papers."""
+"""Recurrences, position by position: the two rules, and six mechanisms of them.
+
+`gated_linear_attention` and `delta_rule_attention` are given decays and rates.
+The other functions have those of their papers, read from `inputs` `[B, T, F]`,
+and take as `**call` mask, is_causal, scale and both segment ids.
+"""
 
 from typing import Any
 
@@ -7,32 +12,120 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from attention.definitions import shared
-from attention.definitions.recurrences import (
-  delta_rule_attention,
-  gated_linear_attention,
-)
+from attention.definitions.shared import Result
 
-Out = Float64[np.ndarray, "B T N V"]
+WithState = tuple[Result, Float64[np.ndarray, "B N H V"]]
+
+
+def gated_linear_attention(
+  query: ArrayLike,
+  key: ArrayLike,
+  value: ArrayLike,
+  *,
+  log_decay: ArrayLike,
+  **options: Any,
+) -> Result | WithState:
+  """A state that decays, to which every position adds.
+
+    S_t = diag(e^g_t) S_{t−1} + k_t v_tᵀ        out_t = scale · S_tᵀ q_t
+
+  with g = `log_decay`. Other arguments and results: as `delta_rule_attention`.
+
+  Paper: arXiv:2312.06635, equation 3; arXiv:2307.08621, equation 6.
+  """
+  return recurrence(query, key, value, log_decay, None, **options)
+
+
+def delta_rule_attention(
+  query: ArrayLike,
+  key: ArrayLike,
+  value: ArrayLike,
+  *,
+  beta: ArrayLike,
+  log_decay: ArrayLike | None = None,
+  **options: Any,
+) -> Result | WithState:
+  """A state that replaces what it has for a key.
+
+    S' = diag(e^g_t) S_{t−1}
+    S_t = S' + β_t k_t (v_t − S'ᵀ k_t)ᵀ        out_t = scale · S_tᵀ q_t
+
+  Args:
+    query: as in `dense_attention`.
+    key: `[B, T, K, H]`.
+    value: `[B, T, K, V]`.
+    beta: β, `[B, T, N]`.
+    log_decay: g, `[B, T, N]` or `[B, T, N, H]`; None is 0.
+    **options: mask, broadcastable to `[B, 1, 1, T]`: a hidden position is
+      skipped; is_causal, which must be True; scale, None is 1/√H;
+      initial_state `[B, N, H, V]`, None is 0; segment_ids `[B, T]`: the state
+      is 0 again where they change; return_state.
+
+  Returns:
+    `[B, T, N, V]`; with `return_state` S_T as well.
+
+  Paper: arXiv:2406.06484, equation 2; arXiv:2412.06464, equation 10;
+  arXiv:2510.26692, equation 1.
+  """
+  if log_decay is None:
+    log_decay = np.zeros(np.shape(query)[:3])
+  return recurrence(query, key, value, log_decay, beta, **options)
+
+
+def recurrence(
+  query,
+  key,
+  value,
+  log_decay,
+  beta,
+  *,
+  mask=None,
+  is_causal=True,
+  scale=None,
+  initial_state=None,
+  segment_ids=None,
+  return_state=False,
+):
+  """The delta rule; without `beta` nothing is replaced."""
+  if not is_causal:
+    raise ValueError("is_causal: expected True, got False")
+  query, key, value, g = shared.as_float64(query, key, value, log_decay)
+  batch, length, num_heads, head_dim = query.shape
+  key = shared.repeat_heads(key, num_heads)
+  value = shared.repeat_heads(value, num_heads)
+  g = np.broadcast_to(g if g.ndim == 4 else g[..., None], query.shape)
+  seen = shared.visible_tokens(mask, batch, length)
+  scale = shared.logit_scale(scale, head_dim)
+  state = np.zeros((batch, num_heads, head_dim, value.shape[3]))
+  if initial_state is not None:
+    state = state + np.asarray(initial_state, np.float64)
+  begins = np.zeros((batch, length), bool)
+  if segment_ids is not None:
+    begins[:, 1:] = np.diff(segment_ids, axis=1) != 0
+  out = np.zeros((batch, length, num_heads, value.shape[3]))
+  for b, n, t in np.ndindex(batch, num_heads, length):
+    if begins[b, t]:
+      state[b, n] = 0.0
+    if seen[b, t]:
+      k, v = key[b, t, n], value[b, t, n]
+      state[b, n] *= np.exp(g[b, t, n])[:, None]
+      if beta is not None:
+        v = np.asarray(beta)[b, t, n] * (v - state[b, n].T @ k)
+      state[b, n] += np.outer(k, v)
+    out[b, t, n] = scale * (state[b, n].T @ query[b, t, n])
+  return (out, state) if return_state else out
 
 
 def retention(
   query: ArrayLike, key: ArrayLike, value: ArrayLike, **call: Any
-) -> Out:
-  """Head n decays by 1 − 2^(−5−n).
-
-  Args:
-    query: `[B, T, N, H]`.
-    key: `[B, T, K, H]`.
-    value: `[B, T, K, V]`.
-    **call: mask, is_causal, scale, query_segment_ids, key_segment_ids.
+) -> Result:
+  """RetNet: head n decays by 1 − 2^(−5−n).
 
   Paper: arXiv:2307.08621, equation 8.
   """
   decay = np.log(1.0 - 2.0 ** (-5.0 - np.arange(np.shape(query)[2])))
   decay = np.broadcast_to(decay, np.shape(query)[:3])
-  return _one_sequence(
-    gated_linear_attention, query, key, value, call, log_decay=decay
-  )
+  return _packed(query, key, value, decay, None, call)
 
 
 def gated_linear(
@@ -46,28 +139,15 @@ def gated_linear(
   gate_bias: ArrayLike,
   temperature: float = 16.0,
   **call: Any,
-) -> Out:
-  """GLA: decays σ(x W₁ W₂ + b)^(1/τ) for each channel.
+) -> Result:
+  """GLA: decays σ(inputs · W₁ W₂ + b)^(1/temperature) for each channel.
 
-  Args:
-    query: `[B, T, N, H]`.
-    key: `[B, T, K, H]`.
-    value: `[B, T, K, V]`.
-    inputs: x, `[B, T, F]`.
-    gate_down: W₁, `[F, R]`.
-    gate_up: W₂, `[R, N, H]`.
-    gate_bias: b, `[N, H]`.
-    temperature: τ.
-    **call: as `retention`.
-
+  W₁ is `gate_down` `[F, R]`, W₂ `gate_up` `[R, N, H]`, b `gate_bias` `[N, H]`.
   Paper: arXiv:2312.06635, section 4.4.
   """
-  inputs = _of_seen(inputs, call)
-  down, up, bias = shared.as_float64(gate_down, gate_up, gate_bias)
-  decay = np.log(_sigmoid(_low_rank(inputs, down, up) + bias)) / temperature
-  return _one_sequence(
-    gated_linear_attention, query, key, value, call, log_decay=decay
-  )
+  gates = _linear(inputs, gate_down, gate_up, gate_bias, call=call)
+  decay = np.log(_sigmoid(gates)) / temperature
+  return _packed(query, key, value, decay, None, call)
 
 
 def mamba2(
@@ -82,42 +162,21 @@ def mamba2(
   skip: ArrayLike,
   scale: float | None = None,
   **call: Any,
-) -> Out:
+) -> Result:
   """SSD: what is written is Δ_t k_t v_tᵀ, and D v_t is added to the result.
 
-  Args:
-    query: C, `[B, T, N, H]`.
-    key: B, `[B, T, K, H]`.
-    value: x, `[B, T, K, V]`.
-    inputs: `[B, T, F]`.
-    step_kernel: `[F, N]`.
-    step_bias: `[N]`.
-    log_rate: `[N]`; the decay is e^(−Δ e^log_rate).
-    skip: D, `[N]`.
-    scale: None is 1.
-    **call: as `retention`.
-
-  Paper: arXiv:2405.21060, section 7.
+  Δ = softplus(inputs · `step_kernel` `[F, N]` + `step_bias` `[N]`), the decay is
+  e^(−Δ e^log_rate) with `log_rate` `[N]`, D is `skip` `[N]`. `scale` None is 1.
+  Paper: arXiv:2405.21060, section 7; its C, B and x are query, key and value.
   """
-  inputs = _of_seen(inputs, call)
-  decay, step = _steps(inputs, step_kernel, step_bias, log_rate)
-  num_heads = np.shape(query)[2]
-  value, skip = shared.as_float64(value, skip)
-  value = shared.repeat_heads(value, num_heads)
-  batch, length = value.shape[:2]
-  seen = shared.visible_tokens(call.get("mask"), batch, length)
-  ids = call.get("query_segment_ids"), call.get("key_segment_ids")
-  if ids[0] is not None:
-    seen = seen & (np.asarray(ids[0]) == np.asarray(ids[1]))
-  value = np.where(seen[:, :, None, None], value, 0.0)
-  out = _one_sequence(
-    gated_linear_attention,
-    query,
-    shared.repeat_heads(np.asarray(key), num_heads),
-    value * step[..., None],
-    {"scale": 1.0 if scale is None else scale, **call},
-    log_decay=decay,
+  step = _softplus(_linear(inputs, step_kernel, step_bias, call=call))
+  rate, skip = shared.as_float64(log_rate, skip)
+  key, value = (
+    shared.repeat_heads(_seen(x, call), len(rate)) for x in (key, value)
   )
+  call["scale"] = 1.0 if scale is None else scale
+  written, decay = value * step[..., None], -np.exp(rate) * step
+  out = _packed(query, key, written, decay, None, call)
   return out + skip[:, None] * value
 
 
@@ -129,29 +188,19 @@ def delta(
   inputs: ArrayLike,
   rate_kernel: ArrayLike,
   max_rate: float = 1.0,
+  log_decay: ArrayLike | None = None,
   **call: Any,
-) -> Out:
-  """DeltaNet: queries and keys of length 1, β = σ(x W_β).
+) -> Result:
+  """DeltaNet: queries and keys of length 1, β = max_rate · σ(inputs · W_β).
 
-  Args:
-    query: `[B, T, N, H]`.
-    key: `[B, T, K, H]`.
-    value: `[B, T, K, V]`.
-    inputs: x, `[B, T, F]`.
-    rate_kernel: W_β, `[F, N]`.
-    max_rate: factor of σ.
-    **call: as `retention`.
-
+  W_β is `rate_kernel` `[F, N]`; `log_decay` is for the mechanisms that build on it.
   Paper: arXiv:2406.06484, section 3.3.
   """
-  return _one_sequence(
-    delta_rule_attention,
-    _unit(query),
-    _unit(_of_seen(key, call)),
-    value,
-    call,
-    beta=max_rate * _rate(_of_seen(inputs, call), rate_kernel),
-  )
+  beta = max_rate * _sigmoid(_linear(inputs, rate_kernel, 0.0, call=call))
+  if log_decay is None:
+    log_decay = np.zeros(beta.shape)
+  query, key = _unit(np.asarray(query, np.float64)), _unit(_seen(key, call))
+  return _packed(query, key, value, log_decay, beta, call)
 
 
 def gated_delta(
@@ -160,39 +209,18 @@ def gated_delta(
   value: ArrayLike,
   *,
   inputs: ArrayLike,
-  rate_kernel: ArrayLike,
   step_kernel: ArrayLike,
   step_bias: ArrayLike,
   log_rate: ArrayLike,
-  max_rate: float = 1.0,
-  **call: Any,
-) -> Out:
+  **rest: Any,
+) -> Result:
   """Gated DeltaNet: as `delta`, with decays of heads as in `mamba2`.
-
-  Args:
-    query: `[B, T, N, H]`.
-    key: `[B, T, K, H]`.
-    value: `[B, T, K, V]`.
-    inputs: x, `[B, T, F]`.
-    rate_kernel: `[F, N]`.
-    step_kernel: `[F, N]`.
-    step_bias: `[N]`.
-    log_rate: `[N]`.
-    **call: as `retention`.
 
   Paper: arXiv:2412.06464, equation 10.
   """
-  inputs = _of_seen(inputs, call)
-  decay, _ = _steps(inputs, step_kernel, step_bias, log_rate)
-  return _one_sequence(
-    delta_rule_attention,
-    _unit(query),
-    _unit(_of_seen(key, call)),
-    value,
-    call,
-    beta=max_rate * _rate(_of_seen(inputs, call), rate_kernel),
-    log_decay=decay,
-  )
+  step = _softplus(_linear(inputs, step_kernel, step_bias, call=rest))
+  decay = -np.exp(np.asarray(log_rate, np.float64)) * step
+  return delta(query, key, value, inputs=inputs, log_decay=decay, **rest)
 
 
 def kimi_delta(
@@ -201,88 +229,64 @@ def kimi_delta(
   value: ArrayLike,
   *,
   inputs: ArrayLike,
-  rate_kernel: ArrayLike,
   step_down: ArrayLike,
   step_up: ArrayLike,
   step_bias: ArrayLike,
   log_rate: ArrayLike,
-  max_rate: float = 1.0,
-  **call: Any,
-) -> Out:
+  **rest: Any,
+) -> Result:
   """Kimi Delta Attention: as `delta`, with decays of channels.
 
-  Args:
-    query: `[B, T, N, H]`.
-    key: `[B, T, K, H]`.
-    value: `[B, T, K, V]`.
-    inputs: x, `[B, T, F]`.
-    rate_kernel: `[F, N]`.
-    step_down: `[F, R]`.
-    step_up: `[R, N, H]`.
-    step_bias: `[N, H]`.
-    log_rate: `[N]`.
-    **call: as `retention`.
-
+  They are those of `mamba2`, with `step_down` `[F, R]` times `step_up`
+  `[R, N, H]` in place of the kernel, and `step_bias` `[N, H]`.
   Paper: arXiv:2510.26692, section 4.
   """
-  inputs = _of_seen(inputs, call)
-  down, up, bias, rate = shared.as_float64(
-    step_down, step_up, step_bias, log_rate
-  )
-  step = np.logaddexp(0.0, _low_rank(inputs, down, up) + bias)
-  return _one_sequence(
-    delta_rule_attention,
-    _unit(query),
-    _unit(_of_seen(key, call)),
-    value,
-    call,
-    beta=max_rate * _rate(_of_seen(inputs, call), rate_kernel),
-    log_decay=-np.exp(rate)[:, None] * step,
-  )
+  step = _softplus(_linear(inputs, step_down, step_up, step_bias, call=rest))
+  decay = -np.exp(np.asarray(log_rate, np.float64))[:, None] * step
+  return delta(query, key, value, inputs=inputs, log_decay=decay, **rest)
 
 
-def _of_seen(x: ArrayLike, call: Any) -> np.ndarray:
-  """`x` `[B, T, …]`, 0 where a position is hidden, even if it is not finite."""
-  x = np.asarray(x, np.float64)
-  seen = shared.visible_tokens(call.get("mask"), *x.shape[:2])
-  return np.where(seen.reshape(*seen.shape, *[1] * (x.ndim - 2)), x, 0.0)
+def _seen_positions(call, batch, length):
+  """`[B, T]`: what mask and segment ids leave, and where the two ids agree."""
+  same = np.ones((batch, length), bool)
+  if call.get("query_segment_ids") is not None:
+    same &= np.equal(call["query_segment_ids"], call["key_segment_ids"])
+  return same & shared.visible_tokens(call.get("mask"), batch, length), same
 
 
-def _one_sequence(function, query, key, value, call, **gates):
-  """A recurrence; a position with two different segment ids is in neither."""
+def _packed(query, key, value, log_decay, beta, call) -> Any:
+  """The recurrence; a position with two different segment ids is in neither."""
   call = dict(call)
-  query_ids = call.pop("query_segment_ids", None)
-  key_ids = call.pop("key_segment_ids", None)
-  if query_ids is None:
-    return function(query, key, value, **gates, **call)
-  same = np.asarray(query_ids) == np.asarray(key_ids)
-  mask = np.asarray(call.pop("mask", True)) & same[:, None, None, :]
-  out = function(
-    query, key, value, mask=mask, segment_ids=key_ids, **gates, **call
-  )
+  seen, same = _seen_positions(call, *np.shape(query)[:2])
+  call.pop("query_segment_ids", None)
+  call["segment_ids"] = call.pop("key_segment_ids", None)
+  call["mask"] = seen[:, None, None, :]
+  out = recurrence(query, key, value, log_decay, beta, **call)
   return out * same[:, :, None, None]
 
 
-def _unit(x: ArrayLike) -> np.ndarray:
+def _seen(x, call):
+  """`x` in float64, 0 at positions that are hidden, even if it is NaN there."""
   x = np.asarray(x, np.float64)
+  return shared.zero_hidden(x, _seen_positions(call, *x.shape[:2])[0])
+
+
+def _linear(inputs, *weights, call):
+  """X W₁ … + b, for the weights W₁, …, b."""
+  *kernels, bias = shared.as_float64(*weights)
+  x = _seen(inputs, call)
+  for kernel in kernels:
+    x = np.tensordot(x, kernel, 1)
+  return x + bias
+
+
+def _softplus(x):
+  return np.logaddexp(0.0, x)
+
+
+def _unit(x):
   return x / np.sqrt(np.sum(x**2, axis=-1, keepdims=True) + 1e-6)
 
 
-def _sigmoid(x: np.ndarray) -> np.ndarray:
-  return np.exp(-np.logaddexp(0.0, -x))
-
-
-def _rate(inputs: ArrayLike, kernel: ArrayLike) -> np.ndarray:
-  inputs, kernel = shared.as_float64(inputs, kernel)
-  return _sigmoid(inputs @ kernel)
-
-
-def _low_rank(inputs, down, up):
-  return np.einsum("BTF,FR,RNH->BTNH", inputs, down, up, optimize=True)
-
-
-def _steps(inputs, kernel, bias, log_rate):
-  """Logarithms of the decays of heads, and Δ."""
-  inputs, kernel, bias, rate = shared.as_float64(inputs, kernel, bias, log_rate)
-  step = np.logaddexp(0.0, inputs @ kernel + bias)
-  return -np.exp(rate) * step, step
+def _sigmoid(x):
+  return np.exp(-_softplus(-x))

@@ -1,10 +1,13 @@
-"""What definitions share: who sees whom, one softmax, tables by distance."""
+"""What definitions share: heads, who sees whom, one softmax, weighted values."""
 
 from collections.abc import Callable
 
 from jaxtyping import Bool, Float64
 import numpy as np
 from numpy.typing import ArrayLike
+
+Result = Float64[np.ndarray, "B T N V"]
+"""What a definition returns; zeros for a query that sees no key."""
 
 
 def as_float64(*arrays: ArrayLike) -> list[np.ndarray]:
@@ -25,18 +28,9 @@ def visible_pairs(
   query_segment_ids: ArrayLike | None = None,
   key_segment_ids: ArrayLike | None = None,
 ) -> Bool[np.ndarray, "B N T S"]:
-  """The pairs that the options of a call leave, for any mechanism.
+  """The pairs of `shape` (B, N, T, S) that options of `dense_attention` leave.
 
-  Args:
-    shape: (B, N, T, S).
-    mask: boolean, True = attend, broadcastable to `[B, N, T, S]`.
-    is_causal: query t sees keys s ≤ t.
-    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
-    key_segment_ids: `[B, S]`.
-
-  Raises:
-    ValueError: only one of the two segment ids is given, or `mask` does not
-      broadcast to `shape`.
+  ValueError for a mask of another shape and for one of the two segment ids.
   """
   visible = np.ones(shape, bool)
   if mask is not None:
@@ -48,27 +42,32 @@ def visible_pairs(
       "query_segment_ids, key_segment_ids: expected both or neither, got one"
     )
   if query_segment_ids is not None:
-    of_queries = np.asarray(query_segment_ids)[:, None, :, None]
-    of_keys = np.asarray(key_segment_ids)[:, None, None, :]
-    visible &= of_queries == of_keys
+    query_ids = np.asarray(query_segment_ids)[:, None, :, None]
+    visible &= query_ids == np.asarray(key_segment_ids)[:, None, None, :]
   return visible
 
 
 def visible_tokens(
   mask: ArrayLike | None, batch: int, length: int
 ) -> Bool[np.ndarray, "B S"]:
-  """The tokens that a mask leaves which is the same for all queries and heads.
-
-  Args:
-    mask: boolean, True = attend, broadcastable to `[B, 1, 1, S]`, or None.
-    batch: B.
-    length: S.
-
-  Raises:
-    ValueError: `mask` does not broadcast to `[B, 1, 1, S]`.
-  """
+  """The tokens that a key mask leaves; ValueError for a mask of other axes."""
   mask = np.asarray(True if mask is None else mask)
   return np.broadcast_to(mask, (batch, 1, 1, length))[:, 0, 0]
+
+
+def zero_hidden(x: np.ndarray, visible: np.ndarray) -> np.ndarray:
+  """`x` `[B, S, …]`, 0 where `visible` `[B, S]` is False, NaN or not."""
+  return np.where(visible.reshape(*visible.shape, *[1] * (x.ndim - 2)), x, 0.0)
+
+
+def check_both_directions(query, key, is_causal=False, **options) -> None:
+  """Raises ValueError for a causal call, and unless S = T."""
+  del options
+  length, source_length = np.shape(query)[1], np.shape(key)[1]
+  if is_causal:
+    raise ValueError("is_causal: expected False, got True")
+  if source_length != length:
+    raise ValueError(f"key: expected length {length}, got {source_length}")
 
 
 def logit_scale(scale: float | ArrayLike | None, head_dim: int) -> np.ndarray:
@@ -90,32 +89,22 @@ def softmax(logits: np.ndarray, sink: float = -np.inf) -> np.ndarray:
   return weights / np.where(total == 0, 1, total)
 
 
-def forget_of_visible(
-  log_forget: ArrayLike, mask: ArrayLike | None
-) -> Float64[np.ndarray, "B T N"]:
-  """`log_forget`, 0 where a mask of one row hides the position from all queries."""
-  log_forget = np.asarray(log_forget, np.float64)
-  if mask is None or np.shape(mask)[2] > 1:
-    return log_forget
-  return np.where(np.swapaxes(np.asarray(mask)[:, :, 0], 1, 2), log_forget, 0.0)
+def weighted_values(
+  weights: Callable[[int, int, int, np.ndarray], np.ndarray],
+  value: Float64[np.ndarray, "B S K V"],
+  visible: Bool[np.ndarray, "B N T S"],
+) -> Result:
+  """out[b, t, n] = Σ_s weights(b, n, t, s) v_s over the s that t may see.
 
-
-def capped(logits: np.ndarray, cap: float | None) -> np.ndarray:
-  """Cap · tanh(logits / cap); None changes nothing."""
-  return logits if cap is None else cap * np.tanh(logits / cap)
-
-
-def shown(
-  mask_mod: Callable[..., ArrayLike] | None,
-  b: int,
-  n: int,
-  t: int,
-  s: np.ndarray,
-) -> Bool[np.ndarray, "S"]:
-  """Which of the keys s a mask_mod shows; None shows all."""
-  if mask_mod is None:
-    return np.ones(s.shape, bool)
-  return np.broadcast_to(np.asarray(mask_mod(b, n, t, s), bool), s.shape)
+  `weights` gets all of these s at once, in order. The others are not read.
+  """
+  batch, num_heads, length, _ = visible.shape
+  value = repeat_heads(value, num_heads)
+  out = np.zeros((batch, length, num_heads, value.shape[-1]))
+  for b, n, t in np.ndindex(batch, num_heads, length):
+    s = np.flatnonzero(visible[b, n, t])
+    out[b, t, n] = weights(b, n, t, s) @ value[b, s, n]
+  return out
 
 
 def at_distance(
@@ -124,18 +113,3 @@ def at_distance(
   """The entries for distances clipped to −L … L of a table of D = 2L+1."""
   longest = len(table) // 2
   return table[longest + np.clip(distance, -longest, longest)]
-
-
-def relative_tables(
-  relative_bias: ArrayLike | None,
-  relative_keys: ArrayLike | None,
-  num_heads: int,
-  head_dim: int,
-) -> tuple[Float64[np.ndarray, "N D"], Float64[np.ndarray, "N E H"]]:
-  """Both tables, of every head; None becomes zeros for L = 0, adding nothing."""
-  if relative_bias is None:
-    relative_bias = np.zeros((num_heads, 1))
-  if relative_keys is None:
-    relative_keys = np.zeros((1, head_dim))
-  bias, keys = as_float64(relative_bias, relative_keys)
-  return bias, np.broadcast_to(keys, (num_heads, *keys.shape[-2:]))

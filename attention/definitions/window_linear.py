@@ -1,6 +1,7 @@
 """Window and linear attention under one normaliser, as LoLCATs defines it."""
 
-from jaxtyping import Float64
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -17,10 +18,10 @@ def window_linear_attention(
   key_kernel: ArrayLike,
   mix: ArrayLike,
   window: int,
-  mask: ArrayLike | None = None,
   is_causal: bool = False,
   scale: float | ArrayLike | None = None,
-) -> Float64[np.ndarray, "B T N V"]:
+  **options: Any,
+) -> shared.Result:
   """Exponentials for the last W keys, products of features for those before.
 
     out[t] = Σ_s a[t, s] v_s / Σ_s a[t, s]
@@ -31,22 +32,13 @@ def window_linear_attention(
   with the φ of `hedgehog_features`.
 
   Args:
-    query: `[B, T, N, H]`.
-    key: `[B, S, K, H]`; query head n reads key head n // (N/K).
-    value: `[B, S, K, V]`.
     query_kernel: W_q, `[N, H, H]`.
     key_kernel: W_k, `[K, H, H]`.
     mix: `[N]`, the logit of γ.
     window: W, the number of near keys, that of the query included.
-    mask: boolean, True = attend, broadcastable to `[B, N, T, S]`.
-    is_causal: True; the mechanism is causal.
+    is_causal: must be True.
     scale: factor of the near logits; None is 1/√H.
-
-  Returns:
-    `[B, T, N, V]` float64; zeros for a query that sees no key.
-
-  Raises:
-    ValueError: `is_causal` is False.
+    **options: mask as in `dense_attention`.
 
   Paper: LoLCATs, section 3.2, arXiv:2410.10254.
   """
@@ -57,23 +49,19 @@ def window_linear_attention(
   batch, length, num_heads, head_dim = query.shape
   scale = shared.logit_scale(scale, head_dim)
   visible = shared.visible_pairs(
-    (batch, num_heads, length, key.shape[1]), mask=mask, is_causal=True
+    (batch, num_heads, length, key.shape[1]), is_causal=True, **options
   )
   gamma = 1 / (1 + np.exp(-mix))
   key = shared.repeat_heads(key, num_heads)
-  value = shared.repeat_heads(value, num_heads)
   W_k = np.repeat(W_k, num_heads // len(W_k), axis=0)
 
-  out = np.zeros((batch, length, num_heads, value.shape[-1]))
-  for b, n, t in np.ndindex(batch, num_heads, length):
-    s = np.flatnonzero(visible[b, n, t])
-    near, far = s[s > t - window], s[s <= t - window]
-    logits = scale * key[b, near, n] @ query[b, t, n]
-    m = logits.max(initial=-np.inf)
+  def weights(b, n, t, s):
+    far, near = s[s <= t - window], s[s > t - window]
     phi_q = hedgehog_features(query[b, t, n] @ W_q[n])
     phi_k = hedgehog_features(key[b, far, n] @ W_k[n])
-    a = np.concatenate([gamma[n] * np.exp(logits - m), phi_k @ phi_q])
-    values = value[b, np.concatenate([near, far]), n]
-    if a.sum() != 0:
-      out[b, t, n] = a @ values / a.sum()
-  return out
+    logits = scale * key[b, near, n] @ query[b, t, n]
+    m = logits.max(initial=-np.inf)
+    a = np.concatenate([phi_k @ phi_q, gamma[n] * np.exp(logits - m)])
+    return a / (a.sum() or 1.0)
+
+  return shared.weighted_values(weights, value, visible)

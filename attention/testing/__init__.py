@@ -6,9 +6,8 @@ so that a suite can run each check as a test of its own.
 """
 
 from attention.testing.calls import Case, assert_close, split
-from attention.testing.check import Check
 from attention.testing.contract import CHECKS, check_mechanism
-from attention.testing.mechanism import Mechanism
+from attention.testing.mechanism import Check, Mechanism
 
 __all__ = [
   "CHECKS",

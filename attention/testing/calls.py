@@ -1,29 +1,13 @@
 """Random calls, and how their results are compared."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 import itertools
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from attention.plug import Dims
-
-_FEATURES = frozenset(
-  {
-    "causal",
-    "mask",
-    "full_mask",
-    "segments",
-    "bias",
-    "relative",
-    "sinks",
-    "logits_soft_cap",
-    "log_forget",
-    "global",
-  }
-)
 
 
 class Case(NamedTuple):
@@ -60,21 +44,16 @@ class Case(NamedTuple):
     """The sizes from which a mechanism makes its variables."""
     # Longer than most calls, so that Linformer's first rows are in use.
     longest = max(self.keys, 16)
+    features = self.num_kv_heads * self.head_dim
     return Dims(
-      self.num_heads,
-      self.num_kv_heads,
-      self.head_dim,
-      longest,
-      self.num_kv_heads * self.head_dim,
+      self.num_heads, self.num_kv_heads, self.head_dim, longest, features
     )
 
-  @property
-  def needs(self) -> frozenset[str]:
-    """What a mechanism must support to take the call."""
-    cross = {"cross"} if self.keys != self.length else set()
-    options = (option.split("_")[0] for option in self.options)
-    options = {*self.options, *options}
-    return frozenset(_FEATURES.intersection(options) | cross)
+  def limited(self, supports: Collection[str]) -> "Case":
+    """The case without the options that a mechanism does not support."""
+    known = {"scale", *supports}
+    kept = [x for x in self.options if {x, x.split("_")[0]} & known]
+    return self._replace(options=tuple(kept))
 
   def __str__(self) -> str:
     shape = f"T{self.length}S{self.keys}K{self.num_kv_heads}V{self.value_dim}"
@@ -83,57 +62,53 @@ class Case(NamedTuple):
   def draw(self, seed: int = 0) -> tuple[list, dict[str, Any]]:
     """Returns `[query, key, value]` and the options of the call."""
     rng = np.random.default_rng(seed)
-    B, T, S, N = self.batch, self.length, self.keys, self.num_heads
+    B, T, S = self.batch, self.length, self.keys
+    N, H = self.num_heads, self.head_dim
 
     def normal(*shape):
       return rng.standard_normal(shape, np.float32)
 
     def qkv():
       return [
-        normal(B, T, N, self.head_dim),
-        normal(B, S, self.num_kv_heads, self.head_dim),
+        normal(B, T, N, H),
+        normal(B, S, self.num_kv_heads, H),
         normal(B, S, self.num_kv_heads, self.value_dim),
       ]
 
+    def global_indices():
+      indices = rng.integers(0, S, (B, 3))
+      indices[0, 1], indices[-1, 2] = -1, indices[-1, 0]
+      return indices
+
+    def segments(length):
+      return np.sort(rng.integers(0, 3, (B, length)))
+
+    made = {
+      "causal": lambda: {"is_causal": True},
+      "scale": lambda: {"scale": 0.2},
+      "mask": lambda: {"mask": rng.random((B, 1, 1, S)) < 0.7},
+      "full_mask": lambda: {"mask": rng.random((B, N, T, S)) < 0.5},
+      "segments": lambda: {
+        "query_segment_ids": segments(T),
+        "key_segment_ids": segments(S),
+      },
+      "bias": lambda: {"bias": normal(1, N, T, S)},
+      "relative_bias": lambda: {"relative_bias": normal(N, 7)},
+      "relative_keys": lambda: {"relative_keys": normal(9, H)},
+      "relative_keys_by_head": lambda: {"relative_keys": normal(N, 9, H)},
+      "relative": lambda: {
+        "relative_bias": normal(N, 7),
+        "relative_keys": normal(9, H),
+      },
+      "sinks": lambda: {"sinks": normal(N)},
+      "logits_soft_cap": lambda: {"logits_soft_cap": 1.5},
+      "log_forget": lambda: {"log_forget": -np.abs(normal(B, T, N))},
+      "global": lambda: {"global_indices": global_indices()},
+      "global_qkv": lambda: {"global_qkv": tuple(qkv())},
+    }
     arrays, call = qkv(), {}
     for option in self.options:
-      match option:
-        case "causal":
-          call["is_causal"] = True
-        case "scale":
-          call["scale"] = 0.2
-        case "mask":
-          call["mask"] = rng.random((B, 1, 1, S)) < 0.7
-        case "full_mask":
-          call["mask"] = rng.random((B, N, T, S)) < 0.5
-        case "segments":
-          call["query_segment_ids"] = np.sort(rng.integers(0, 3, (B, T)))
-          call["key_segment_ids"] = np.sort(rng.integers(0, 3, (B, S)))
-        case "bias":
-          call["bias"] = normal(1, N, T, S)
-        case "relative_bias":
-          call["relative_bias"] = normal(N, 7)
-        case "relative_keys":
-          call["relative_keys"] = normal(9, self.head_dim)
-        case "relative_keys_by_head":
-          call["relative_keys"] = normal(N, 9, self.head_dim)
-        case "relative":
-          call["relative_bias"] = normal(N, 7)
-          call["relative_keys"] = normal(9, self.head_dim)
-        case "sinks":
-          call["sinks"] = normal(N)
-        case "logits_soft_cap":
-          call["logits_soft_cap"] = 1.5
-        case "log_forget":
-          call["log_forget"] = -np.abs(normal(B, T, N))
-        case "global":
-          indices = rng.integers(0, S, (B, 3))
-          indices[0, 1], indices[-1, 2] = -1, indices[-1, 0]
-          call["global_indices"] = indices
-        case "global_qkv":
-          call["global_qkv"] = tuple(qkv())
-        case _:
-          raise ValueError(f"options: expected known names, got {option!r}")
+      call |= made[option]()
     return arrays, call
 
 
@@ -156,12 +131,6 @@ def split(tree: Any) -> tuple[list, Callable[[Any], Any]]:
   return list(itertools.compress(leaves, is_array)), rebuild
 
 
-def as_jax(tree: Any) -> Any:
-  """A call whose arrays are those of JAX, and whose flags are unchanged."""
-  arrays, rebuild = split(tree)
-  return rebuild(map(jnp.asarray, arrays))
-
-
 # Not `assert`, which `python -O` leaves out and only pytest explains.
 def require(condition: Any, message: str) -> None:
   """Raises AssertionError with `message` unless `condition` holds."""
@@ -174,14 +143,7 @@ def assert_close(
 ) -> None:
   """Raises unless |got - expected| ≤ tolerance · (largest expected magnitude).
 
-  Args:
-    got: what a mechanism returned.
-    expected: an array of the same shape.
-    tolerance: the largest error, as a share of the largest expected value.
-    name: what `got` is, for the message.
-
-  Raises:
-    AssertionError: the shapes or the values differ.
+  The AssertionError calls `got` by its `name`.
   """
   got, expected = np.asarray(got, np.float64), np.asarray(expected, np.float64)
   require(

@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 from attention import plug
 from attention.testing import decoding, masking, refusals, transforms, values
-from attention.testing.check import Check
-from attention.testing.mechanism import Mechanism
+from attention.testing.mechanism import Check, Mechanism
 
 CHECKS: tuple[Check, ...] = (
   *values.CHECKS,
@@ -73,7 +72,7 @@ def check_mechanism(
       to do.
     ValueError: a hyperparameter without a default is not in `options`.
 
-  Cost: it compiles about fifty small programs, a minute on one core.
+  Cost: it compiles about thirty small programs, half a minute on one core.
   """
   options = {} if options is None else dict(options)
   missing = sorted(set(plug.required(factory)) - options.keys())
@@ -82,17 +81,8 @@ def check_mechanism(
       f"options: expected values for {', '.join(missing)}, which have no "
       f"default, got {options}"
     )
-  mechanism = Mechanism(
-    factory,
-    definition,
-    options,
-    normalised=normalised,
-    sparse=sparse,
-    pads=pads,
-    past_error=past_error,
-    bounded=bounded,
-    cache=cache,
-  )
+  facts = normalised, sparse, pads, past_error, bounded, cache
+  mechanism = Mechanism(factory, definition, options, *facts)
   checks = [check for check in CHECKS if check.applies(mechanism)]
   failed = []
   for check in checks:

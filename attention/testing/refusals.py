@@ -7,23 +7,21 @@ import re
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import jaxtyping
 import numpy as np
 
+from attention import plug
 from attention.capabilities import CAPABILITIES
-from attention.testing.calls import Case, as_jax, require
-from attention.testing.check import Check
-from attention.testing.mechanism import Mechanism
+from attention.testing.calls import Case, require
+from attention.testing.mechanism import Check, Mechanism, law
 
 
-def _drawn(mechanism: Mechanism, case: Case) -> tuple[Any, list, dict]:
-  """`apply` with variables, the arrays, and the options of a call."""
-  apply = partial(mechanism.attention.apply, mechanism.variables(case.dims))
-  return apply, *as_jax(mechanism.draw(case))
+@law()
+def record(mechanism: Mechanism) -> None:
+  """`supports` must hold names that attention.plug.Attention lists.
 
-
-def _record(mechanism: Mechanism) -> None:
+  And 'decode' exactly where init_cache and decode are given.
+  """
   supports = mechanism.supports
   unknown = ", ".join(sorted(supports - CAPABILITIES.keys()))
   require(not unknown, f"`supports` has unknown names: {unknown}")
@@ -41,32 +39,31 @@ def _record(mechanism: Mechanism) -> None:
   )
 
 
-def _raised(
-  name: str, pattern: str, apply: Any, *qkv: Any, **call: Any
-) -> None:
-  """Requires that a call raises ValueError with a message like `pattern`.
-
-  Args:
-    name: what is wrong with the call.
-    pattern: a regular expression for the beginning of the message.
-    apply: the function.
-    *qkv: its arrays.
-    **call: its options.
-  """
+def _error(mechanism: Mechanism, qkv: Any, call: Any) -> Exception | None:
+  """What a call raises while it is traced."""
+  variables = mechanism.variables(Case().dims)
   try:
-    apply(*map(jnp.asarray, qkv), **as_jax(call))
-  except ValueError as error:
-    require(
-      re.match(pattern, str(error), re.DOTALL),
-      f"{name} raises ValueError({str(error)!r}), expected a message like "
-      f"{pattern!r}",
-    )
+    jax.eval_shape(lambda qkv: mechanism.apply(variables, qkv, **call), qkv)
   except Exception as error:
-    raise AssertionError(
-      f"{name} raises {type(error).__name__}({error}), expected ValueError"
-    ) from error
-  else:
-    raise AssertionError(f"{name} is accepted, expected ValueError")
+    return error
+  return None
+
+
+def _raises(
+  mechanism: Mechanism, name: str, pattern: str, qkv: Any, call: Any
+) -> None:
+  """Requires that the call `name` raises ValueError with a message like `pattern`."""
+  error = _error(mechanism, qkv, call)
+  require(error is not None, f"{name} is accepted, expected ValueError")
+  require(
+    isinstance(error, ValueError),
+    f"{name} raises {type(error).__name__}({error}), expected ValueError",
+  )
+  require(
+    re.match(pattern, str(error), re.DOTALL),
+    f"{name} raises ValueError({str(error)!r}), expected a message like "
+    f"{pattern!r}",
+  )
 
 
 _ARGUMENTS = {
@@ -82,44 +79,46 @@ _ARGUMENTS = {
 
 
 def _refused(mechanism: Mechanism, feature: str) -> None:
-  """Asking for what is not supported raises."""
+  """No option may be accepted and ignored.
+
+  What `supports` does not name must raise ValueError('argument: what was expected
+  and what came; what to do instead'). `attention.arguments.accepted_options` does
+  that for options that a function's signature does not have, `arguments.key_mask`
+  for masks.
+  """
+  if feature == "bidirectional":
+    qkv, _ = mechanism.draw(Case())
+    pattern = "is_causal: expected True, .+; .+"
+    call = {"is_causal": False}
+    return _raises(mechanism, "is_causal=False", pattern, qkv, call)
   case, more = Case((feature,)), {}
   if feature == "dropout":
     case = Case()
     more = {"dropout_rate": 0.1, "dropout_rng": jax.random.key(0)}
-  elif feature == "mods":
-    case, more = Case(), {"score_mod": lambda score, *indices: score}
-  elif feature == "log_forget":
-    case = Case((feature, "causal"))
   elif feature == "cross":
     case = Case(length=7, source_length=13)
-  apply, qkv, call = _drawn(mechanism, case)
+  qkv, call = mechanism.draw(case)
   arguments = _ARGUMENTS.get(feature, feature)
   # "argument: what was expected and what came; what to do instead"
   pattern = f"({arguments}): .+; .+"
-  _raised(f"a call with {arguments}", pattern, apply, *qkv, **call, **more)
+  name = f"a call with {arguments}"
+  _raises(mechanism, name, pattern, qkv, call | more)
 
 
-def _both_directions(mechanism: Mechanism) -> None:
-  """A mechanism that is causal only refuses to look ahead."""
-  apply, qkv, call = _drawn(mechanism, Case())
-  pattern = "is_causal: expected True, .+; .+"
-  _raised("is_causal=False", pattern, apply, *qkv, **call, is_causal=False)
+@law(every_setting=False)
+def refuses_an_unknown_option(mechanism: Mechanism) -> None:
+  """An option that the mechanism does not have must raise, with any value.
 
-
-def _unknown_option(mechanism: Mechanism, value: Any) -> None:
-  apply, qkv, _ = _drawn(mechanism, Case())
-  try:
-    apply(*qkv, widnow=value)
-  except (TypeError, ValueError) as error:
+  Do not catch options with **kwargs; `attention.arguments.accepted_options` reads
+  them from the function's signature.
+  """
+  qkv, _ = mechanism.draw(Case())
+  for value in (3, None, False, 0.0):
+    error = _error(mechanism, qkv, {"widnow": value})
     require(
-      "widnow" in str(error),
-      f"the error for widnow={value} does not name it: {error}",
-    )
-  else:
-    raise AssertionError(
-      f"the unknown option widnow={value} is accepted, expected TypeError or "
-      "ValueError"
+      isinstance(error, TypeError | ValueError) and "widnow" in str(error),
+      f"the unknown option widnow={value} gives {error!r}, expected TypeError or "
+      "ValueError that names it",
     )
 
 
@@ -134,96 +133,61 @@ def _unannotated() -> Iterator[None]:
     jaxtyping.config.update("jaxtyping_disable", before)
 
 
-def _wrong_arguments(mechanism: Mechanism) -> None:
-  """Every shape that does not fit is an error that names the argument."""
-  apply, arrays, _ = _drawn(mechanism, Case())
-  query, *key, value = map(np.asarray, arrays)
+@law(every_setting=False)
+def refuses_wrong_arguments(mechanism: Mechanism) -> None:
+  """What does not fit must raise ValueError that names the argument, when traced.
+
+  `attention.arguments` has the checks: check_qkv, check_mask, key_mask,
+  softmax_scale, or check_pairs for all.
+  """
+  qkv, _ = mechanism.draw(Case())
+  query, *key, value = qkv
   wrong = [
-    ("query", r"query: expected .+ got", (query[0], *key, value)),
-    ("value", r"value: expected .+ got", (query, *key, value[:, :5])),
-    ("query", r"query: .*heads", (query[:, :, :3], *key, value)),
-    (
-      "query",
-      r"(query|key|value): expected .* one",
-      [x[:, :0] for x in (query, *key, value)],
-    ),
+    ("query", r"query: expected .+ got", [query[0], *key, value]),
+    ("value", r"value: expected .+ got", [query, *key, value[:, :5]]),
+    ("query", r"query: .*heads", [query[:, :, :3], *key, value]),
+    ("query", r"(query|key|value): expected .* one", [x[:, :0] for x in qkv]),
   ]
   if key:
     less = key[0][..., :4]
-    wrong.append(("key", r"key: expected .+ got", (query, less, value)))
+    wrong.append(("key", r"key: expected .+ got", [query, less, value]))
   with _unannotated():
-    for name, pattern, qkv in wrong:
-      shapes = [x.shape for x in qkv]
-      _raised(f"{name} of wrong shape ({shapes})", pattern, apply, *qkv)
-    qkv = (query, *key, value)
+    for name, pattern, arrays in wrong:
+      name = f"{name} of wrong shape ({[x.shape for x in arrays]})"
+      _raises(mechanism, name, pattern, arrays, {})
     pattern = "mask: expected" if "mask" in mechanism.supports else "mask: "
     for mask in (
       np.ones((2, 13), bool),
       np.ones((2, 1, 1, 12), bool),
       np.ones((2, 1, 1, 13), np.float32),
     ):
-      wrong = f"a mask that is {mask.dtype} {mask.shape}"
-      _raised(wrong, pattern, apply, *qkv, mask=mask)
-    _raised("scale=nan", r"scale: expected", apply, *qkv, scale=float("nan"))
+      name = f"a mask that is {mask.dtype} {mask.shape}"
+      _raises(mechanism, name, pattern, qkv, {"mask": mask})
+    call = {"scale": float("nan")}
+    _raises(mechanism, "scale=nan", r"scale: expected", qkv, call)
 
 
-def _lacks(feature: str, mechanism: Mechanism) -> bool:
-  return feature not in mechanism.supports
+def _lacks(mechanism: Mechanism, feature: str) -> bool:
+  return not plug.can(mechanism.record, feature)
 
 
-_RECORD = (
-  "`supports` must hold names that attention.plug.Attention lists, and "
-  "'decode' exactly where init_cache and decode are given."
+_FEATURES = (
+  *("causal", "bidirectional", "cross", "mask", "full_mask"),
+  *("segments", "bias", "relative", "dropout", "global"),
 )
-_REFUSED = (
-  "No option may be accepted and ignored. What `supports` does not name must "
-  "raise ValueError('argument: what was expected and what came; what to do "
-  "instead'). `attention.arguments.accepted_options` does that for options "
-  "that a function's signature does not have, `arguments.key_mask` for masks."
-)
-_UNKNOWN = (
-  "An option that the mechanism does not have must raise, with any value. "
-  "Do not catch options with **kwargs; `attention.arguments.accepted_options` "
-  "reads them from the function's signature."
-)
-_WRONG = (
-  "Arguments that do not fit must raise ValueError that names the argument, "
-  "before anything is computed. `attention.arguments` has the checks: "
-  "check_qkv, check_mask, key_mask, softmax_scale, or check_pairs for all."
-)
+_REFUSES = [
+  Check(
+    f"refuses[{feature}]",
+    partial(_refused, feature=feature),
+    where=partial(_lacks, feature=feature),
+    every_setting=False,
+  )
+  for feature in _FEATURES
+]
 
 CHECKS = (
-  Check("record", _record, _RECORD),
-  *(
-    Check(
-      f"refuses[{feature}]",
-      partial(_refused, feature=feature),
-      _REFUSED,
-      where=partial(_lacks, feature),
-      every_setting=False,
-    )
-    for feature in (
-      *("causal", "cross", "mask", "full_mask"),
-      *("segments", "bias", "relative", "dropout", "global"),
-    )
-  ),
-  Check(
-    "refuses[bidirectional]",
-    _both_directions,
-    _REFUSED,
-    where=lambda mechanism: mechanism.record.causal_only,
-    every_setting=False,
-  ),
-  *(
-    Check(
-      f"refuses_an_unknown_option[{value}]",
-      partial(_unknown_option, value=value),
-      _UNKNOWN,
-      every_setting=False,
-    )
-    for value in (3, None, False, 0.0)
-  ),
-  Check(
-    "refuses_wrong_arguments", _wrong_arguments, _WRONG, every_setting=False
-  ),
+  record,
+  *_REFUSES,
+  refuses_an_unknown_option,
+  refuses_wrong_arguments,
 )

@@ -1,60 +1,34 @@
 """A mechanism under JAX's transformations, and its attention matrix."""
 
 from functools import partial
+import gc
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention.testing.calls import (
-  Case,
-  as_jax,
-  assert_close,
-  require,
-  split,
+from attention.testing.calls import Case, assert_close, require
+from attention.testing.mechanism import (
+  Check,
+  Mechanism,
+  backward,
+  directed,
+  law,
 )
-from attention.testing.check import Check
-from attention.testing.mechanism import Mechanism, shared
 from attention.weights import attention_weights
 
-_CASE = Case(("mask",), batch=8, length=7)
-# One chunk of a recurrence, which XLA compiles into one program with its state.
-_CHUNK = _CASE._replace(length=64, num_heads=2, num_kv_heads=2, head_dim=16)
+
+def _drawn(mechanism: Mechanism, length: int = 7) -> tuple[Any, list, dict]:
+  """`(qkv, call) -> out` in the first direction, arrays, options."""
+  variables = mechanism.variables(Case(length=length).dims)
+  apply = partial(directed(mechanism, mechanism.directions[0]), variables)
+  return apply, *mechanism.draw_masked(length)
 
 
-def _drawn(
-  mechanism: Mechanism, case: Case = _CASE
-) -> tuple[list, dict[str, Any]]:
-  """Arrays and options, without those that the mechanism does not support."""
-  options = tuple(x for x in case.options if x in mechanism.supports)
-  return mechanism.draw(case._replace(options=options))
-
-
-def _apply(mechanism, *qkv, **call):
-  return mechanism.attention.apply(
-    mechanism.variables(_CASE.dims), *qkv, **call
-  )
-
-
-def _loss(mechanism, qkv, call):
-  out = _apply(mechanism, *qkv, **call)
-  return (out**2).sum(), out
-
-
-@shared
-def _differentiated(mechanism):
-  """The jitted `(qkv, call) -> (loss, out), gradients`, and its traces."""
-  traces = []
-  mechanism.variables(_CASE.dims)  # Drawn here, they are no tracers.
-
-  @jax.jit
-  def run(qkv, call):
-    traces.append(None)
-    loss = partial(_loss, mechanism)
-    return jax.value_and_grad(loss, has_aux=True)(qkv, call)
-
-  return run, traces
+def _expected(mechanism: Mechanism, qkv: list, call: dict) -> Any:
+  """The result and the gradients of its sum, of the compiled call."""
+  return backward(mechanism, mechanism.directions[0])[0](qkv, call)
 
 
 def _same_gradients(got, expected):
@@ -62,84 +36,133 @@ def _same_gradients(got, expected):
     assert_close(x, y, 1e-5, f"the gradient of array {i}")
 
 
-def _leaks(mechanism: Mechanism) -> None:
-  """JAX finds tracers that outlive the trace that made them."""
-  loss = partial(_loss, mechanism)
-  with jax.checking_leaks():
-    jax.eval_shape(jax.grad(loss, has_aux=True), *_drawn(mechanism))
+@law(every_setting=False)
+def no_leaked_tracers(mechanism: Mechanism) -> None:
+  """No tracer may outlive the trace that made it.
+
+  Keep none in a global or in a cache.
+  """
+  apply, qkv, call = _drawn(mechanism)
+  # JAX asks the garbage collector for each trace: it shall see these alone.
+  gc.collect()
+  gc.freeze()
+  try:
+    with jax.checking_leaks():
+      jax.eval_shape(jax.grad(lambda *args: apply(*args).sum()), qkv, call)
+  finally:
+    gc.unfreeze()
 
 
-def _checkpoint(mechanism: Mechanism) -> None:
-  qkv, call = _drawn(mechanism)
-  _, expected = _differentiated(mechanism)[0](qkv, call)
-  loss = jax.checkpoint(partial(_loss, mechanism))
-  got, _ = jax.jit(jax.grad(loss, has_aux=True))(qkv, call)
-  _same_gradients(got, expected)
-
-
-def _vmap(mechanism: Mechanism) -> None:
-  qkv, call = _drawn(mechanism)
-  (_, expected), _ = _differentiated(mechanism)[0](qkv, call)
+@law(every_setting=False)
+def vmap(mechanism: Mechanism) -> None:
+  """Examples one by one must give what the batch gives."""
+  apply, qkv, call = _drawn(mechanism)
 
   @jax.jit
   @jax.vmap
   def one_by_one(qkv, call):
     qkv, call = jax.tree.map(lambda x: x[None], (qkv, call))
-    return _apply(mechanism, *qkv, **call)[0]
+    out, pullback = jax.vjp(lambda qkv: apply(qkv, call), qkv)
+    (gradient,) = pullback(jnp.ones_like(out))
+    return out[0], [x[0] for x in gradient]
 
-  assert_close(one_by_one(qkv, call), expected, 1e-6)
+  out, gradient = one_by_one(qkv, call)
+  expected, expected_gradient = _expected(mechanism, qkv, call)
+  assert_close(out, expected, 1e-6)
+  _same_gradients(gradient, expected_gradient)
 
 
-def _scan_over_layers(mechanism: Mechanism) -> None:
-  qkv, call = as_jax(_drawn(mechanism))
-  factors = (0.5, 1.5)
+@law(every_setting=False)
+def forward_mode(mechanism: Mechanism) -> None:
+  """`jax.jvp` must give the derivative that `jax.vjp` gives.
+
+  A `jax.custom_vjp` has none; let JAX differentiate, or say how with
+  `jax.custom_jvp`.
+  """
+  apply, qkv, call = _drawn(mechanism)
+  rng = np.random.default_rng(2)
+  tangents = [rng.standard_normal(x.shape, np.float32) for x in qkv]
+  cotangent = rng.standard_normal(qkv[0].shape, np.float32)
+
+  @jax.jit
+  def derivative(qkv, tangents, call):
+    return jax.jvp(lambda qkv: apply(qkv, call), [qkv], [tangents])[1]
+
+  tangent = np.asarray(derivative(qkv, tangents, call))
+  run, _ = backward(mechanism, mechanism.directions[0])
+  _, gradient = run(qkv, call, cotangent)
+  expected = sum((g * t).sum() for g, t in zip(gradient, tangents, strict=True))
+  norm = np.sqrt(sum((np.asarray(g) ** 2).sum() for g in gradient))
+  found = (tangent * cotangent).sum()
+  require(
+    abs(found - expected) <= 1e-5 * norm,
+    f"the derivative along a random direction is {found:.6g} by `jax.jvp` and "
+    f"{expected:.6g} by `jax.vjp`",
+  )
+
+
+@law(every_setting=False)
+def scan_over_checkpointed_layers(mechanism: Mechanism) -> None:
+  """`jax.lax.scan` over `jax.checkpoint` must give what the calls give.
+
+  Frequent causes: NumPy on arrays that are traced, Python `if` on their values.
+  """
+  apply, qkv, call = _drawn(mechanism)
+  factors = np.array([0.5, 1.5], np.float32)
 
   @jax.jit
   @jax.value_and_grad
-  def scanned(qkv):
+  def scanned(qkv, call, factors):
+    @jax.checkpoint
     def layer(total, factor):
-      scaled = [factor * x for x in qkv]
-      return total + _loss(mechanism, scaled, call)[0], None
+      return total + apply([factor * x for x in qkv], call).sum(), None
 
-    return jax.lax.scan(layer, 0.0, jnp.array(factors))[0]
+    return jax.lax.scan(layer, 0.0, factors)[0]
 
-  value, gradient = 0.0, [0.0] * len(qkv)
+  # A sum of squares: sums of a difference of averages may be rounding alone.
+  got, gradient = scanned(qkv, call, factors)
+  total, magnitude, expected = 0.0, 0.0, [0.0] * len(qkv)
   for factor in factors:
-    scaled = [factor * x for x in qkv]
-    (loss, _), grads = _differentiated(mechanism)[0](scaled, call)
-    value += loss
-    gradient = [x + factor * y for x, y in zip(gradient, grads, strict=True)]
-  got, got_gradient = scanned(qkv)
-  assert_close(got, value, 1e-5)
-  _same_gradients(got_gradient, gradient)
+    out, grads = _expected(mechanism, [factor * x for x in qkv], call)
+    total, magnitude = total + out.sum(), magnitude + np.abs(out).sum()
+    expected = [x + factor * y for x, y in zip(expected, grads, strict=True)]
+  require(
+    abs(got - total) <= 1e-5 * magnitude,
+    f"the sum of the results is {got:.6g}, expected {total:.6g}",
+  )
+  _same_gradients(gradient, expected)
 
 
-def _eager(mechanism: Mechanism) -> None:
-  qkv, call = _drawn(mechanism)
-  run, traces = _differentiated(mechanism)
-  (_, expected), _ = run(qkv, call)
+@law(every_setting=False)
+def other_values_are_not_traced_again(mechanism: Mechanism) -> None:
+  """A call with other values must not be compiled again."""
+  _, qkv, call = _drawn(mechanism)
+  _, traces = backward(mechanism, mechanism.directions[0])
+  _expected(mechanism, qkv, call)
   before = len(traces)
-  run([x + 1.0 for x in qkv], call)
+  _expected(mechanism, [x + 1.0 for x in qkv], call)
   require(len(traces) == before, "other values are traced again")
-  qkv, call = as_jax((qkv, call))
-  assert_close(_apply(mechanism, *qkv, **call), expected, 1e-6)
-  qkv, call = as_jax(_drawn(mechanism, _CHUNK))
-  apply = partial(mechanism.attention.apply, mechanism.variables(_CHUNK.dims))
-  compiled = jax.jit(lambda qkv, call: apply(*qkv, **call))
-  assert_close(compiled(qkv, call), apply(*qkv, **call), 1e-5)
 
 
-def _sharded(mechanism: Mechanism) -> None:
-  qkv, call = _drawn(mechanism)
+def _eager(mechanism: Mechanism, length: int) -> None:
+  """A call outside of `jax.jit` must give what the compiled one gives."""
+  apply, *arrays = _drawn(mechanism, length)
+  qkv, call = jax.device_put(arrays)
+  assert_close(apply(qkv, call), jax.jit(apply)(qkv, call), 1e-5)
+
+
+@law(every_setting=False)
+def sharded_batch(mechanism: Mechanism) -> None:
+  """Arrays that are sharded along B must give the same, sharded likewise."""
+  _, qkv, call = _drawn(mechanism)
   count = max(n for n in (1, 2, 4, 8) if n <= jax.device_count())
   auto = (jax.sharding.AxisType.Auto,)
   mesh = jax.make_mesh(
     (count,), ("batch",), auto, devices=jax.devices()[:count]
   )
   sharding = jax.sharding.NamedSharding(mesh, jax.P("batch"))
-  run, _ = _differentiated(mechanism)
-  (_, expected), expected_gradient = run(qkv, call)
-  (_, out), gradient = run(*jax.device_put((qkv, call), sharding))
+  expected, expected_gradient = _expected(mechanism, qkv, call)
+  out, gradient = _expected(mechanism, *jax.device_put((qkv, call), sharding))
   require(
     out.sharding.is_equivalent_to(sharding, 4),
     f"the result of arrays that are sharded along B has {out.sharding}",
@@ -148,20 +171,26 @@ def _sharded(mechanism: Mechanism) -> None:
   _same_gradients(gradient, expected_gradient)
 
 
-def _attention_matrix(mechanism: Mechanism) -> None:
-  case = Case(("causal", "mask"))
-  (query, *key, value), call = _drawn(mechanism, case)
-  variables = mechanism.variables(case.dims)
-  arrays, rebuild = split(call)
+@law()
+def attention_matrix(mechanism: Mechanism) -> None:
+  """The result must be linear in `value`, with weights only where a query sees a key.
+
+  Rows must sum to 1 unless normalised=False is said, and be zero only where nothing
+  may be seen unless sparse=True is.
+  """
+  is_causal = mechanism.directions[-1]
+  qkv, call = mechanism.draw_masked()
+  query, key, value = qkv[0], qkv[1], qkv[-1]
+  key = None if mechanism.shares_query_and_key else key
+  variables = mechanism.variables(Case().dims)
 
   @jax.jit
-  def run(query, key, value, arrays):
-    call = rebuild(arrays)
+  def matrix(variables, query, key, call):
     apply = partial(mechanism.record.apply, variables)
-    weights = attention_weights(apply, query, key[0] if key else None, **call)
-    return weights, _apply(mechanism, query, *key, value, **call)
+    return attention_weights(apply, query, key, is_causal=is_causal, **call)
 
-  weights, out = map(np.asarray, run(query, key, value, arrays))
+  weights = np.asarray(matrix(variables, query, key, call))
+  out, _ = backward(mechanism, is_causal)[0](qkv, call)
   B, T, N = query.shape[:3]
   require(
     weights.shape == (B, N, T, T),
@@ -171,7 +200,7 @@ def _attention_matrix(mechanism: Mechanism) -> None:
   product = np.einsum("BNTS,BSNV->BTNV", weights, values)
   assert_close(product, out, 1e-5, "the product of weights and values")
   visible = np.broadcast_to(call.get("mask", True), weights.shape)
-  if call.get("is_causal"):
+  if is_causal:
     visible = visible & np.tri(T, dtype=bool)
   require(
     not weights[~visible].any(), "a pair that the call hides has a weight"
@@ -187,28 +216,23 @@ def _attention_matrix(mechanism: Mechanism) -> None:
   )
 
 
-def _transforms(name, law, advice):
-  return Check(name, law, advice, every_setting=False)
-
-
-_PURE = (
-  "Every transformation of JAX must give the same numbers. Frequent causes: "
-  "NumPy on arrays that are traced, Python `if` on their values, a tracer kept "
-  "in a global or in a cache, a result that depends on the batch."
-)
+# The longer one is a chunk of a recurrence, one program with its state.
+_EAGER = [
+  Check(
+    f"eager_equals_jit[T{length}]",
+    partial(_eager, length=length),
+    every_setting=False,
+  )
+  for length in (7, 64)
+]
 
 CHECKS = (
-  _transforms("no_leaked_tracers", _leaks, _PURE),
-  _transforms("checkpoint", _checkpoint, _PURE),
-  _transforms("vmap", _vmap, _PURE),
-  _transforms("scan_over_layers", _scan_over_layers, _PURE),
-  _transforms("eager_equals_jit_without_retracing", _eager, _PURE),
-  _transforms("sharded_batch", _sharded, _PURE),
-  Check(
-    "attention_matrix",
-    _attention_matrix,
-    "The result must be linear in `value`, with weights only where the call "
-    "lets a query see a key. Rows must sum to 1 unless normalised=False is "
-    "said, and be zero only where nothing may be seen unless sparse=True is.",
-  ),
+  no_leaked_tracers,
+  vmap,
+  forward_mode,
+  scan_over_checkpointed_layers,
+  other_values_are_not_traced_again,
+  *_EAGER,
+  sharded_batch,
+  attention_matrix,
 )

@@ -18,11 +18,18 @@ VALUE = jnp.zeros((2, 3, 2, 6))
 
 def test_what_fits_passes():
   arguments.check_qkv(QUERY, KEY, VALUE)
-  arguments.check_mask(None, (2, 4, 5, 3))
+  arguments.check_pairs(QUERY, KEY, VALUE, mask=None)
   arguments.check_mask(jnp.ones((2, 1, 5, 1), bool), (2, 4, 5, 3))
-  arguments.check_segment_ids(None, None, QUERY, KEY)
   ids = jnp.zeros((2, 5), int), jnp.zeros((2, 3), int)
-  arguments.check_segment_ids(*ids, QUERY, KEY)
+  check_segments(*ids)
+
+
+def check_segments(query_segment_ids, key_segment_ids):
+  ids = {
+    "query_segment_ids": query_segment_ids,
+    "key_segment_ids": key_segment_ids,
+  }
+  arguments.check_pairs(QUERY, KEY, VALUE, **ids)
 
 
 @pytest.mark.parametrize(
@@ -35,8 +42,8 @@ def test_what_fits_passes():
     (r"key: expected a float dtype, got int", (QUERY, KEY.astype(int), VALUE)),
     (r"key: expected \[2, S, K, 8\]", (QUERY, KEY[..., :7], VALUE)),
     (r"key: expected \[2, S, K, 8\]", (QUERY, KEY[:1], VALUE[:1])),
-    (r"value: expected \(2, 3, 2, 'V'\)", (QUERY, KEY, VALUE[:, :2])),
-    (r"value: expected \(2, 3, 2, 'V'\)", (QUERY, KEY, VALUE[:, :, :1])),
+    (r"value: expected \[2, 3, 2, V\]", (QUERY, KEY, VALUE[:, :2])),
+    (r"value: expected \[2, 3, 2, V\]", (QUERY, KEY, VALUE[:, :, :1])),
     (
       r"query: its 3 heads are not a multiple of",
       (QUERY[:, :, :3], KEY, VALUE),
@@ -78,13 +85,13 @@ def test_a_mask_along_queries_or_heads_is_no_key_mask(shape):
 def test_segment_ids_come_in_pairs(unchecked):
   ids = jnp.zeros((2, 5), int)
   with pytest.raises(ValueError, match=r"^key_segment_ids: expected both"):
-    arguments.check_segment_ids(ids, None, QUERY, KEY)
+    check_segments(ids, None)
   with pytest.raises(ValueError, match=r"^query_segment_ids: expected both"):
-    arguments.check_segment_ids(None, ids, QUERY, KEY)
-  with pytest.raises(ValueError, match=r"^key_segment_ids: .* \(2, 3\), got"):
-    arguments.check_segment_ids(ids, ids, QUERY, KEY)
+    check_segments(None, ids[:, :3])
+  with pytest.raises(ValueError, match=r"^key_segment_ids: .*\[2, 3\] .* got"):
+    check_segments(ids, ids)
   with pytest.raises(ValueError, match=r"^query_segment_ids: .* got float"):
-    arguments.check_segment_ids(ids * 1.0, ids[:, :3], QUERY, KEY)
+    check_segments(ids * 1.0, ids[:, :3])
 
 
 def test_the_scale():

@@ -6,9 +6,26 @@ from attention.testing import CHECKS
 from tests.attention.forms import OWN
 from tests.attention.mechanisms import MECHANISMS, ONE_EACH
 
+_OF_SETTINGS = (
+  "value_and_gradient[options]",
+  "value_and_gradient[causal]",
+  "decoding_equals_the_causal_call",
+  "decoding_from_a_prompt",
+)
+# Operation by operation; the longer call is checked in every suite.
+_SLOW = ("eager_equals_jit[T7]",)
+
 
 def test_the_table_covers_every_mechanism():
   assert {mechanism.name for mechanism in MECHANISMS} == set(OWN)
+
+
+def _marks(mechanism, check):
+  """Of a mechanism, one setting meets every law, and others those of values."""
+  if check.bits:
+    return [pytest.mark.optimised]
+  others = mechanism not in ONE_EACH and check.name not in _OF_SETTINGS
+  return [pytest.mark.thorough] if others or check.name in _SLOW else []
 
 
 # Mechanism by mechanism, because the checks of one share what they compile.
@@ -19,7 +36,7 @@ def test_the_table_covers_every_mechanism():
       mechanism,
       check,
       id=f"{mechanism}-{check}",
-      marks=[pytest.mark.optimised] if check.bits else [],
+      marks=_marks(mechanism, check),
     )
     for mechanism in MECHANISMS
     for check in CHECKS

@@ -10,7 +10,9 @@ import pytest
 
 import attention
 from attention import definitions
-from attention.definitions.performer import random_features
+from attention.definitions import recurrent
+from attention.definitions.performer import log_random_features
+from attention.definitions.shared import visible_pairs
 from attention.testing import Case
 from tests.attention.forms import FUNCTIONS
 from tests.attention.mechanisms import ONE_EACH
@@ -41,17 +43,33 @@ by_name = pytest.mark.parametrize(
 
 @by_name
 def test_the_arguments_are_those_of_the_fast_function(name):
+  """By name, or among the `**options` that a definition hands on."""
   function = f"{name}_attention"
   assert function in definitions.__all__
   fast = inspect.signature(getattr(attention, function)).parameters
   definition = inspect.signature(getattr(definitions, function)).parameters
   how = _HOW_OF.get(name, _HOW)
   expected = {x: p for x, p in fast.items() if x not in how}
-  assert set(definition) == set(expected)
-  for argument, parameter in definition.items():
+  named = {x: p for x, p in definition.items() if x != "options"}
+  assert set(named) <= set(expected)
+  if "options" in definition:
+    takes = inspect.signature(_hands_on_to(name)).parameters
+    assert set(expected) - set(named) <= set(takes)
+  else:
+    assert set(named) == set(expected)
+  for argument, parameter in named.items():
     assert parameter.kind == expected[argument].kind, argument
     if argument not in _OTHER_DEFAULT:
       assert parameter.default == expected[argument].default, argument
+
+
+def _hands_on_to(name):
+  """The function that the options of a definition go to."""
+  if name in ("linear", "performer", "window_linear", "additive"):
+    return visible_pairs
+  if name in ("gated_linear", "delta_rule"):
+    return recurrent.recurrence
+  return definitions.dense_attention
 
 
 def test_they_are_of_numpy_alone():
@@ -200,13 +218,12 @@ def test_performer_is_linear_attention_with_random_features():
     got = definitions.performer_attention(
       *arrays, projection=projection, kernel=kernel, **call
     )
+
+    def features(x, kernel=kernel):
+      return np.exp(log_random_features(x, projection, kernel))
+
     expected = definitions.linear_attention(
-      *arrays,
-      feature_map=functools.partial(
-        random_features, projection=projection, kernel=kernel
-      ),
-      scale=8**-0.5,
-      **call,
+      *arrays, feature_map=features, scale=8**-0.5, **call
     )
     np.testing.assert_allclose(got, expected, rtol=1e-9)
 

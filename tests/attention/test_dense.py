@@ -7,8 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import attention_weights, dense_attention, platform, rows
+from attention import (
+  attention_weights,
+  dense_attention,
+  differential_attention,
+  flash_attention,
+  latent_attention,
+  multiplicative_attention,
+)
+from attention.logits import Logits
 from attention.testing import Case, assert_close
+from attention.visible import causal, key_mask, mask_mod, pair_mask, window
 
 
 def qkv(**shape):
@@ -158,7 +167,7 @@ def drawn(chosen, length=13, source_length=11):
 
 
 @pytest.mark.parametrize("chosen", OPTIONS, ids=lambda x: "-".join(x) or "none")
-def test_blocks_of_rows_change_no_value_and_no_gradient(monkeypatch, chosen):
+def test_blocks_of_rows_change_no_value_and_no_gradient(chosen):
   fixed, trained = drawn(chosen)
   keys = jax.random.split(jax.random.key(0), 4)
   shapes = (2, 13, 4, 8), (2, 11, 2, 8), (2, 11, 2, 5), (2, 13, 4, 5)
@@ -167,43 +176,38 @@ def test_blocks_of_rows_change_no_value_and_no_gradient(monkeypatch, chosen):
     for key, shape in zip(keys, shapes, strict=True)
   )
 
-  def both():
+  def both(block_size):
     def attend(arrays, trained):
-      return dense_attention(*arrays, **trained, **fixed)
+      return dense_attention(
+        *arrays, **trained, **fixed, block_size=block_size, return_lse=True
+      )
 
-    # Compiled anew for each setting of the platform.
     @jax.jit
     def pulled(arrays, trained):
-      out, pullback = jax.vjp(attend, arrays, trained)
-      return out, pullback(cotangent)
+      (out, lse), pullback = jax.vjp(attend, arrays, trained)
+      return out, jnp.exp(lse), pullback((cotangent, cotangent[..., 0]))
 
     return pulled(tuple(arrays), trained)
 
-  expected = both()
-  monkeypatch.setattr(rows, "WHOLE", 6)
-  monkeypatch.setattr(platform, "rows_at_once", lambda *_, **__: 4)
-  jax.tree.map(lambda x, y: assert_close(x, y, 1e-6), both(), expected)
+  jax.tree.map(lambda x, y: assert_close(x, y, 1e-6), both(4), both(None))
 
 
-def test_blocks_of_rows_keep_dropout_and_higher_derivatives(monkeypatch):
+def test_blocks_of_rows_keep_dropout_and_higher_derivatives():
   """Each block has a draw of its own, and the backward draws it again."""
   query, key, value = qkv()
 
-  def attend(query, **options):
-    return dense_attention(query, key, value, **options)
+  def attend(query, block_size=4, **options):
+    return dense_attention(query, key, value, block_size=block_size, **options)
 
-  def curvature():
+  def curvature(block_size):
     def slope(query):
-      return jax.grad(lambda x: (attend(x) ** 2).sum())(query)
+      return jax.grad(lambda x: (attend(x, block_size) ** 2).sum())(query)
 
     forward = jax.jvp(slope, (query,), (jnp.ones_like(query),))[1]
     reverse = jax.grad(lambda x: (slope(x) ** 2).sum())(query)
     return forward, reverse
 
-  expected = curvature()
-  monkeypatch.setattr(rows, "WHOLE", 6)
-  monkeypatch.setattr(platform, "rows_at_once", lambda *_, **__: 4)
-  for got, wanted in zip(curvature(), expected, strict=True):
+  for got, wanted in zip(curvature(4), curvature(None), strict=True):
     assert_close(got, wanted, 1e-5)
 
   same = jnp.ones_like(query)
@@ -213,6 +217,7 @@ def test_blocks_of_rows_keep_dropout_and_higher_derivatives(monkeypatch):
     jnp.broadcast_to(jnp.eye(13)[None, :, None], (2, 13, key.shape[2], 13)),
     dropout_rate=0.5,
     dropout_rng=jax.random.key(0),
+    block_size=4,
   )
   kept = dropped > 0.0
   assert 0.4 < float(kept.mean()) < 0.6
@@ -227,3 +232,104 @@ def test_blocks_of_rows_keep_dropout_and_higher_derivatives(monkeypatch):
   np.testing.assert_allclose(
     (slope * tangent).sum(), (ahead - behind) / (2 * step), rtol=2e-2
   )
+
+
+@pytest.mark.parametrize("with_sinks", [False, True])
+def test_the_log_sum_exp_and_its_gradient_are_those_of_flash(with_sinks):
+  """Also of a row that sees nothing."""
+  query, key, value = qkv()
+  mask = jnp.asarray(Case(("full_mask",)).draw()[1]["mask"])
+  mask = mask.at[0, 0, 2].set(False)
+  sinks = jnp.arange(4.0) - 2 if with_sinks else None
+
+  def loss(query, attend):
+    out, lse = attend(
+      query, key, value, mask=mask, sinks=sinks, return_lse=True
+    )
+    return jnp.sum(jnp.where(lse > -jnp.inf, lse, 0.0) ** 2), (out, lse)
+
+  got, expected = (
+    jax.jit(jax.value_and_grad(lambda x, f=f: loss(x, f), has_aux=True))(query)
+    for f in (dense_attention, flash_attention)
+  )
+  assert got[0][1][1].dtype == jnp.float32
+  assert with_sinks or got[0][1][1][0, 2, 0] == -jnp.inf
+  for one, other in zip(*map(jax.tree.leaves, (got, expected)), strict=True):
+    np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def test_third_derivatives_of_the_log_sum_exp_agree():
+  query, key, value = qkv()
+
+  def loss(x):
+    return jnp.sum(
+      dense_attention(x, key, value, block_size=4, return_lse=True)[1] ** 2
+    )
+
+  def along(function):
+    return lambda x: jax.jvp(function, (x,), (query,))[1]
+
+  forward = along(along(along(loss)))(query)
+  reverse = jnp.sum(jax.grad(along(along(loss)))(query) * query)
+  np.testing.assert_allclose(forward, reverse, rtol=1e-4)
+
+
+def test_visible_and_logits_say_what_options_say():
+  query, key, value = qkv()
+  cap, keep = 3.0, jnp.arange(26).reshape(2, 13) % 5 > 0
+  got = dense_attention(
+    query,
+    key,
+    value,
+    visible=causal() & window(4, None) & key_mask(keep),
+    logits=Logits(scale=0.3, soft_cap=cap),
+  )
+  near = jnp.tri(13, k=0, dtype=bool) & ~jnp.tri(13, k=-5, dtype=bool)
+  expected = dense_attention(
+    query,
+    key,
+    value,
+    mask=near[None, None] & keep[:, None, None],
+    scale=0.3,
+    logits_soft_cap=cap,
+  )
+  assert_close(got, expected, 1e-6)
+
+
+@pytest.mark.parametrize("name", ["differential", "latent", "multiplicative"])
+def test_mechanisms_made_of_it_return_their_log_sum_exp(name):
+  """What one Visible says, a mask says too, and the sums are those of dense."""
+  query, key, value = qkv()
+  mask = jnp.asarray(Case(("full_mask",)).draw()[1]["mask"])
+
+  def of_head(b, n, t, s):
+    del b
+    return s <= t + n
+
+  n, t, s = jnp.ogrid[:4, :13, :13]
+  whole = mask & (s <= t + n)[None]
+  if name == "differential":
+    call = functools.partial(
+      differential_attention, query, key, value, weight=1
+    )
+    halves = [
+      (q, k, value)
+      for q, k in zip(*(jnp.split(x, 2, 3) for x in (query, key)), strict=True)
+    ]
+  elif name == "latent":
+    kernel = jnp.broadcast_to(jnp.eye(8)[:, None], (8, 4, 8))
+    kernels = {"key_kernel": kernel, "value_kernel": kernel}
+    call = functools.partial(latent_attention, query, key[:, :, 0], **kernels)
+    one = key[:, :, :1]
+    halves = [(query, one, one)]
+  else:
+    call = functools.partial(
+      multiplicative_attention, query, key, value, scale=8**-0.5
+    )
+    halves = [(query, key, value)]
+  out, lse = call(visible=pair_mask(mask) & mask_mod(of_head), return_lse=True)
+  assert_close(out, call(mask=whole), 1e-6)
+  lses = lse if isinstance(lse, tuple) else (lse,)
+  for got, arrays in zip(lses, halves, strict=True):
+    expected = dense_attention(*arrays, mask=whole, return_lse=True)[1]
+    np.testing.assert_allclose(got, expected, atol=1e-5)

@@ -121,7 +121,7 @@ def test_any_block_size_gives_the_same_numbers(name, is_causal, block_size):
 @pytest.mark.parametrize("block_size", [0, -1, 2.0, True, "256"])
 @both
 def test_a_bad_block_size_is_refused(name, block_size, unchecked):
-  with pytest.raises(ValueError, match="block_size: expected a positive int"):
+  with pytest.raises(ValueError, match="block_size: expected"):
     ATTEND[name](*_inputs(4, 4), block_size=block_size)
 
 

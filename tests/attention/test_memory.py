@@ -4,13 +4,14 @@ Nothing runs: XLA tells what a compiled program reserves beside its arguments
 and results.
 """
 
+import importlib
 import itertools
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from attention import ATTENTIONS, Dims, gates_from_keys, plug, rows
+from attention import ATTENTIONS, Dims, gates_from_keys, plug
 
 pytestmark = pytest.mark.optimised
 
@@ -74,7 +75,8 @@ def test_memory_is_linear_in_length(name, backward):
 
 
 def test_the_measure_sees_a_whole_matrix_grow(monkeypatch):
-  monkeypatch.setattr(rows, "WHOLE", LENGTHS[-1])
+  module = importlib.import_module("attention.dense")
+  monkeypatch.setattr(module, "_WHOLE", LENGTHS[-1])
   temps = [
     compiled("dense", T, backward=True).memory_analysis().temp_size_in_bytes
     for T in LENGTHS[1:3]

@@ -4,6 +4,8 @@ No accelerator is here. Programs are traced for one, lowered to its StableHLO
 without being compiled, and run on the CPU with the accelerator's budget.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,10 +13,21 @@ import pytest
 
 from attention import ATTENTIONS, Dims, gates_from_keys, platform
 from attention.testing import assert_close
-from tests.attention.forms import FORMS, SIZES
+from tests.attention.forms import FORMS, KINDS, SIZES
 
 MOST_TRIPS = 16
 """Steps of a loop that is linear in T, at T 16,384, B 1, N 8, H 64."""
+
+
+def form(name, is_causal, is_thorough):
+  marks = [pytest.mark.thorough] if is_thorough else []
+  return pytest.param(name, is_causal, marks=marks)
+
+
+# The default suite has each mechanism in its last direction, causal if it can.
+ONE_DIRECTION_FIRST = [
+  form(*x, (x[0], True) in FORMS and not x[1]) for x in FORMS
+]
 
 
 def program(name, is_causal, options, dims, mask=None):
@@ -52,7 +65,9 @@ def test_blocks_share_a_length_evenly():
     assert platform.block(10**9, 512, 256, 512, 512) == (512, 256)
 
 
-@pytest.mark.parametrize(("name", "is_causal"), FORMS)
+@pytest.mark.parametrize(
+  ("name", "is_causal"), [form(*x, x[0] not in KINDS) for x in FORMS]
+)
 @pytest.mark.parametrize(
   ("length", "masked"),
   [
@@ -79,8 +94,9 @@ def test_the_budget_changes_no_number(name, is_causal, masked, length):
     assert_close(got, expected, 2e-5)
 
 
-def lowered(name, is_causal, where, length):
-  """StableHLO of forward and backward, and the loops' trip counts."""
+@functools.cache
+def traced(name, is_causal, where, length):
+  """Forward and backward, traced for an accelerator."""
   shape = jax.ShapeDtypeStruct((1, length, 8, 64), jnp.bfloat16)
   options = {
     "sliding_window": {"window": 256},
@@ -88,17 +104,14 @@ def lowered(name, is_causal, where, length):
     "additive": {"width": 16},
   }.get(name, {})
   dims = Dims(8, 8, 64, length, 512)
-  target = {"gpu": "cuda"}.get(where, where)
   with platform.tracing_for(where):
     run, shares = program(name, is_causal, options, dims)
     arguments = (shape, None if shares else shape, shape, shape)
-    traced = jax.jit(run).trace(*arguments)
-    text = traced.lower(lowering_platforms=(target,)).as_text()
-  return text, list(trips(traced.jaxpr.jaxpr))
+    return jax.jit(run).trace(*arguments)
 
 
 def trips(jaxpr):
-  """The fixed trip counts of all loops."""
+  """The fixed trip counts of all loops of a traced program."""
   for equation in jaxpr.eqns:
     if equation.primitive.name == "scan":
       yield equation.params["length"]
@@ -109,21 +122,37 @@ def trips(jaxpr):
           yield from trips(inner)
 
 
-@pytest.mark.parametrize("where", ["gpu", "tpu"])
-@pytest.mark.parametrize(("name", "is_causal"), FORMS)
+@pytest.mark.parametrize(
+  "where", ["gpu", pytest.param("tpu", marks=pytest.mark.thorough)]
+)
+@pytest.mark.parametrize(("name", "is_causal"), ONE_DIRECTION_FIRST)
 def test_every_mechanism_lowers_for_an_accelerator(name, is_causal, where):
-  text, _ = lowered(name, is_causal, where, 16_384)
+  lowers(name, is_causal, where)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_each_kind_lowers_for_a_tpu(name):
+  lowers(name, False, "tpu")
+
+
+def lowers(name, is_causal, where):
+  program = traced(name, is_causal, where, 16_384)
+  target = {"gpu": "cuda"}.get(where, where)
+  with platform.tracing_for(where):
+    text = program.lower(lowering_platforms=(target,)).as_text()
   assert "stablehlo" in text
   # A barrier is for XLA on a CPU only.
   assert "optimization_barrier" not in text
 
 
-@pytest.mark.parametrize(("name", "is_causal"), FORMS)
+@pytest.mark.parametrize(("name", "is_causal"), ONE_DIRECTION_FIRST)
 def test_an_accelerator_gets_few_large_steps(name, is_causal):
   if ATTENTIONS[name]().cost == "quadratic":
     pytest.skip("its time is T², and so is the number of its tiles")
-  _, on_gpu = lowered(name, is_causal, "gpu", 16_384)
-  _, on_cpu = lowered(name, is_causal, "cpu", 16_384)
+  on_gpu, on_cpu = (
+    list(trips(traced(name, is_causal, where, 16_384).jaxpr.jaxpr))
+    for where in ("gpu", "cpu")
+  )
   assert max(on_gpu, default=1) <= MOST_TRIPS, on_gpu
   assert max(on_cpu, default=1) >= max(on_gpu, default=1), on_cpu
 
@@ -133,6 +162,7 @@ def test_the_trips_are_what_the_budget_says():
     accelerator = platform.ACCELERATOR._replace(tile_bytes=tile_bytes)
     with pytest.MonkeyPatch.context() as patch:
       patch.setattr(platform, "ACCELERATOR", accelerator)
-      _, found = lowered("sliding_window", False, "gpu", 16_384)
+      program = traced.__wrapped__("sliding_window", False, "gpu", 16_384)
+      found = trips(program.jaxpr.jaxpr)
     # 128 rows see 640 keys: 2.5 MiB of scores, and as much of keys and values.
     assert set(found) == {expected}

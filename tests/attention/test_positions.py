@@ -13,8 +13,6 @@ from attention import (
   definitions,
   dense_attention,
   flash_attention,
-  platform,
-  relative,
   rotary,
   sliding_window_attention,
   t5_bias,
@@ -237,18 +235,3 @@ def test_rotary_keeps_dtype_and_row_positions():
 def test_rotary_needs_pairs():
   with pytest.raises(ValueError, match=r"^inputs: expected an even number"):
     rotary(jnp.ones((1, 2, 1, 3)), jnp.arange(2)[None])
-
-
-@pytest.mark.parametrize(
-  ("rows", "width"), [(1, 1), (1, 7), (7, 1), (5, 7), (7, 5), (13, 13)]
-)
-def test_diagonals_as_on_a_cpu_and_as_elsewhere(rows, width):
-  """A CPU goes row by row, other devices do all at once; both are checked."""
-  distances = rows + width - 1
-  x = np.arange(2.0 * distances, dtype=np.float32).reshape(2, distances) + 1.0
-  y = np.stack([x[:, rows - 1 - c :][:, :width] for c in range(rows)], axis=1)
-
-  assert_array_equal = np.testing.assert_array_equal
-  for name in ("cpu", "gpu"):
-    with platform.tracing_for(name):
-      assert_array_equal(relative._on_diagonals(jnp.asarray(x), rows, width), y)

@@ -21,7 +21,7 @@ from attention import (
 from process import compiler
 
 BATCH, HEADS, KV_HEADS, DIM, VALUE = 2, 4, 2, 8, 5
-LENGTHS = (1, 7, 63, 64, 65, 200)
+LENGTHS = (1, 7, 64, 65, 200)
 FORMS = ("head", "channel", "none")
 
 
@@ -122,7 +122,7 @@ def naive(given, mask, segment_ids):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("rule", ["gated", "delta"])
-@pytest.mark.parametrize("length", [1, 63, 64, 65, 150])
+@pytest.mark.parametrize("length", [1, 64, 150])
 def test_all_gradients(rule, form, length):
   """Of query, key, value, decay, β and the first state, from both results."""
   function, _, given = chosen(rule, length, form)
@@ -234,11 +234,11 @@ def test_known_special_cases():
   ("change", "message"),
   [
     ({"log_decay": np.zeros((2, 9, 1))}, r"^log_decay: expected \[B, T, N\] = "),
-    ({"beta": np.zeros((2, 9))}, r"^beta: expected \[B, T, N\] = \(2, 9, 4\), "),
+    ({"beta": np.zeros((2, 9))}, r"^beta: expected 3 axes \[B, T, N\], got"),
     ({"initial_state": np.zeros((2, 4, 8, 8))}, r"^initial_state: expected \["),
-    ({"segment_ids": np.zeros((2, 8), int)}, r"^segment_ids: expected \[B, T\]"),
+    ({"segment_ids": np.zeros((2, 8), int)}, r"^segment_ids: expected \[2, 9\] for"),
     ({"key": np.zeros((2, 8, 2, 8), "f"), "value": np.zeros((2, 8, 2, 5), "f")},
-     r"^key: expected the length of query, 9, got 8"),
+     r"^key: expected \[2, 9, K, 8\] for"),
     ({"mask": np.ones((2, 1, 9, 9), bool)}, r"^mask: expected a key mask"),
   ],
 )  # fmt: skip

@@ -76,7 +76,6 @@ def sharded(mechanism, devices, **call):
       {name: by_position(name, x) for name, x in parts.items()},
     ),
     out_specs=rows,
-    check_vma=False,
   )
   return lambda *arguments: function(*arguments, parts)
 
@@ -385,9 +384,8 @@ def promised(mechanism, devices, length, is_causal):
     case "bigbird":
       block = options["block_size"]
       numbers = length * of_position * (devices - 1) / devices
-      numbers += 2 * block * of_position
-      # Queries, keys and values of global blocks; results, sums, largest logits.
-      ends = of_position + BATCH * HEADS * (DIM + DIM + 2)
+      # Queries of global blocks; results, sums and largest logits.
+      ends = BATCH * HEADS * (DIM + DIM + 2)
       numbers += 2 * block * ends * 2 * (devices - 1) / devices
       # The mask: bytes round the ring, and a few whole numbers of the globals.
       numbers += length * BATCH / 4

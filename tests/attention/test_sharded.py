@@ -50,6 +50,29 @@ def program(name, is_causal, kv_heads):
 
 
 @pytest.mark.parametrize(
+  "name", ["dense", "flash", "sliding_window", "linear", "performer"]
+)
+def test_meshes_may_have_explicit_axes(name):
+  mesh = jax.make_mesh(
+    (2, 2),
+    ("x", "y"),
+    axis_types=(AxisType.Explicit,) * 2,
+    devices=jax.devices()[:4],
+  )
+  run, arguments = program(name, True, 4)
+  want = jax.jit(run)(*arguments)
+  placed = jax.device_put(
+    arguments, NamedSharding(mesh, PartitionSpec("x", None, "y"))
+  )
+  with jax.set_mesh(mesh):
+    found = jax.jit(run)(*placed)
+  for got, expected in zip(*map(jax.tree.leaves, (found, want)), strict=True):
+    assert jax.typeof(got).sharding.spec[:3] == ("x", None, "y")
+    scale = np.abs(expected).max()
+    np.testing.assert_allclose(got, expected, atol=2e-5 * scale)
+
+
+@pytest.mark.parametrize(
   "sharding",
   [
     *(

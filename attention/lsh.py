@@ -1,0 +1,510 @@
+"""LSH attention: tokens of one hash bucket attend to each other (Reformer).
+
+Each round sorts the tokens of a head by (segment, bucket, position) and cuts them
+into chunks of C; a chunk attends to itself and to the chunk before it. The rounds
+are joined by the log-sum-exp of their logits (`attention.loop.merge`).
+
+The paper counts a pair that N_ij rounds show with 1 / N_ij in each. Here the first
+of these rounds counts it whole, which is the same sum. Which pairs a round shows is
+one comparison of integers, 0 ≤ code_i − code_j < width. With p the place of a token
+in the sorted order and f that of the first token of its bucket,
+
+  both directions:  code = p // C + 2·f, width = 2
+  causal:           code = p + C·f,      width = C
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Shaped
+
+from attention import arguments, dropout, layout, loop, platform, plug
+from attention.softmax import block_attention, masked_softmax
+
+
+@arguments.attention_function(
+  num_rounds="draw them, rotations=lsh_rotations(key, num_rounds=…, head_dim=…, "
+  "num_buckets=…), or make the mechanism, lsh(num_rounds=…)",
+  num_buckets="draw them, rotations=lsh_rotations(key, num_rounds=…, head_dim=…, "
+  "num_buckets=…), or make the mechanism, lsh(num_buckets=…)",
+)
+def lsh_attention(
+  query: Float[Array, "B T N H"],
+  value: Float[Array, "B T K V"],
+  *,
+  rotations: Float[Array, "rounds H half"],
+  chunk_size: int,
+  mask: Bool[Array, "..."] | None = None,
+  is_causal: bool = False,
+  scale: float | Float[Array, ""] | None = None,
+  query_segment_ids: Int[Array, "B T"] | None = None,
+  key_segment_ids: Int[Array, "B T"] | None = None,
+  dropout_rate: float = 0.0,
+  dropout_rng: Array | None = None,
+) -> Float[Array, "B T N V"]:
+  r"""Every token attends to near tokens of its own bucket, in several rounds.
+
+    out_i = Σ_{j∈P_i} exp(scale · q_i·k_j) v_j / Σ_{j∈P_i} exp(scale · q_i·k_j)
+    k_j = q_j / |q_j|  (0 for q_j = 0),    P_i = ∪_r P_i^(r) \ {i}
+
+  Round r gives token j the bucket h_r(j) = argmax [q_j R_r; -q_j R_r] and sorts
+  the tokens by (bucket, position). P_i^(r) are the tokens of i's bucket in i's
+  chunk of C sorted tokens and in the chunk before it. The first chunk has no
+  chunk before it. Each head has its own buckets and chunks. A token that sees
+  no other token sees itself.
+
+  Causal: j is in P_i^(r) iff both are in one bucket, j < i, and fewer than
+  C - 1 tokens of that bucket lie between them.
+
+  Segments: tokens are sorted by (segment, bucket, position), and i and j must
+  agree in segment as well as in bucket. In the causal form, a packed example
+  therefore gives the same result as alone. In both directions, chunks are cut from
+  the sorted tokens of all examples: the result is the same as alone where the number
+  of (unmasked) tokens of lower segment ids is a multiple of C, and elsewhere a few
+  pairs of the example may be missed or gained.
+
+  Args:
+    query: `[B, T, N, H]`, queries and, normalised, keys.
+    value: `[B, S, K, V]`, S = T; N is a multiple of K.
+    rotations: R, `[rounds, H, buckets/2]`, as `lsh_rotations` draws them, the
+      same for all heads; a last axis of 0 is one bucket. The number of rounds
+      is free, so a model may be evaluated with more than in training.
+    chunk_size: C ≥ 1; the paper takes twice the mean size of a bucket.
+    mask: token mask, broadcastable to `[B, 1, 1, T]`, True = attend. No token
+      sees a masked token, and it moves no other token to another chunk. Its own
+      output is zeros, because query and key are one.
+    is_causal: token i sees j ≤ i only.
+    scale: factor of the logits; None is 1/√H, as in the paper's formulas. Keys
+      have length 1, so weights in a bucket are then nearly even until training
+      lengthens the queries; the authors' code has 1.
+    query_segment_ids: `[B, T]`; a token sees tokens of its own segment only.
+    key_segment_ids: the same ids again. A token whose two ids differ sees nothing.
+    dropout_rate: as `dense_attention`; a token's weight for itself counts, too.
+    dropout_rng: as `dense_attention`.
+
+  Returns:
+    `[B, T, N, V]` in the dtype of `query`. Buckets have no derivative. The
+    gradient of a query is the sum of that as a query and that as a key.
+
+  Raises:
+    ValueError: arguments do not fit together.
+
+  Cost: time T·N·(C·(H+V) + H·buckets + log T) a round, so it is linear in T
+  only for a fixed number of buckets. Memory in addition to the arguments: a few
+  arrays of B·T·N·(H+V) float32, B·T·N·V float32 for each round, and for a step of G
+  chunks of every head B·N·G·2C·(C+H+V) float32, which `attention.platform` bounds.
+
+  Departs from its paper in the causal form. In the paper, the chunks are cut
+  from the sorted sequence of all tokens, so the number of future tokens in
+  earlier buckets decides which past tokens share a chunk with i. Here, distance
+  is counted inside the bucket, which costs the same and depends on the past
+  alone (up to the order of float sums, 1e-6), so decoding is exact. The code of
+  the paper lets the first chunk look at the last; its text and this function do
+  not.
+
+  Paper: Reformer, the efficient transformer, section 2, arXiv:2001.04451.
+  """
+  if rotations.shape[0] < 1:
+    raise ValueError(
+      f"rotations: expected at least one round, got shape {rotations.shape}"
+    )
+  length, num_heads, head_dim = query.shape[1:]
+  keep = arguments.key_mask(
+    mask,
+    query,
+    query,
+    "buckets are sorted once for all queries; dense attention takes masks that "
+    "vary",
+  )
+  if keep is not None:
+    # So that a NaN in a masked token does not get through.
+    query = jnp.where(keep[:, :, None, None], query, 0)
+    value = jnp.where(keep[:, :, None, None], value, 0)
+  factor = _key_factors(query, arguments.softmax_scale(scale, head_dim))
+  bucket = _buckets(jax.lax.stop_gradient(query), rotations)
+  order, rank = _sorted(bucket, key_segment_ids, keep)
+  place = jnp.broadcast_to(jnp.arange(length), order.shape)
+  chunk_size = min(chunk_size, length)
+  width = chunk_size if is_causal else 2
+  code = (place if is_causal else place // chunk_size) + width * (place - rank)
+  # Below 0, which is the code of padding: no token sees a larger code.
+  code = _by_position(code - jnp.iinfo(code.dtype).max, order)
+  attend = partial(
+    _attend_round,
+    (query, factor, value, code.transpose(1, 3, 2, 0)),
+    chunk_size,
+    width,
+    (dropout_rate, dropout_rng),
+  )
+  parts = jax.lax.map(
+    jax.checkpoint(attend, prevent_cse=False),
+    (jnp.arange(len(order)), order, _by_position(place, order)),
+  )
+  out, lse = loop.merge(*zip(*parts, strict=True))
+  # The weight of a token for itself: 1, or NaN where the token is NaN.
+  own = jnp.exp(factor - factor)
+  if dropout_rate:
+    own *= dropout.kept(dropout_rng, dropout_rate, own.shape, len(order), 0)
+  value = jnp.repeat(value, num_heads // value.shape[2], axis=2)
+  is_alone = jnp.swapaxes(lse == -jnp.inf, 1, 2)[..., None]
+  out = jnp.where(is_alone, own[..., None] * value, jnp.swapaxes(out, 1, 2))
+  if query_segment_ids is not None and key_segment_ids is not None:
+    is_one = query_segment_ids == key_segment_ids
+    out = jnp.where(is_one[:, :, None, None], out, 0)
+  return out.astype(query.dtype)
+
+
+def _attend_round(
+  tokens: tuple[Array, ...],
+  chunk_size: int,
+  width: int,
+  dropout_options: tuple[float, Array | None],
+  round_: tuple[Int[Array, ""], Int[Array, "B N T"], Int[Array, "B N T"]],
+) -> tuple[Float[Array, "B N T V"], Float[Array, "B N T"]]:
+  """Out and lse of the pairs that a round shows, and none before it.
+
+  Args:
+    tokens: queries, factors of keys, values and codes of all rounds.
+    chunk_size: C.
+    width: tokens see each other where their codes are less than this apart.
+    dropout_options: the rate and the key.
+    round_: its number, the token at each place, and the place of each token.
+  """
+  r, order, place = round_
+  rate, rng = dropout_options
+  batch, num_heads, length = order.shape
+  widest = max(chunk_size, tokens[0].shape[-1], tokens[2].shape[-1])
+  row_bytes = 4 * batch * num_heads * 2 * widest
+  most = max(platform.rows_at_once(row_bytes, length) // chunk_size, 1)
+  count = -(-length // chunk_size)
+  steps = -(-count // most)
+  at_once = -(-count // steps)
+  rows = at_once * chunk_size
+  # B and N stay axes of their own, behind that of steps.
+  padding = ((0, 0), (0, 0), (0, steps * rows - length))
+  index = jnp.pad(order, padding, constant_values=length)
+  index = index.reshape(batch, num_heads, steps, at_once, chunk_size)
+  chunks = [
+    jax.vmap(partial(_rows, x))(jnp.moveaxis(index, 2, 0)) for x in tokens
+  ]
+  numbers = jnp.arange(steps * at_once).reshape(steps, at_once)
+  others = ~jnp.eye(chunk_size, 2 * chunk_size, chunk_size, dtype=bool)
+
+  def is_near(code):
+    ahead = code[..., chunk_size:, None] - code[..., None, :]
+    return (ahead >= 0) & (ahead < width)
+
+  @partial(jax.checkpoint, prevent_cse=False)
+  def step(before, inputs):
+    numbers, own = inputs
+    query, factor, value, code = (
+      jnp.concatenate([jnp.concatenate([x[:, :, None], y[:, :, :-1]], 2), y], 3)
+      for x, y in zip(before, own, strict=True)
+    )
+    visible = is_near(code[..., r]) & others[None, None, None]
+    for earlier in range(code.shape[-1] - 1):
+      visible &= ~is_near(code[..., earlier]) | (earlier >= r)
+    kept = None
+    if rate:
+      shape = (batch, num_heads, 1, chunk_size, 2 * chunk_size)
+      # By chunk, because the platform says how many are a step.
+      draw = partial(dropout.kept, rng, rate, shape, r)
+      kept = jax.vmap(draw, out_axes=2)(numbers)
+    # Each of the query heads has keys of its own.
+    results = block_attention(
+      query[:, :, :, chunk_size:, None],
+      query[:, :, :, None],
+      value[:, :, :, None],
+      scale=factor[:, :, :, None, None, None],
+      visible=visible[:, :, :, None, None],
+      kept=kept if kept is None else kept[:, :, :, None],
+    )
+    return [x[:, :, -1] for x in own], [
+      x.reshape(batch, num_heads, rows, *x.shape[5:]) for x in results
+    ]
+
+  *first, code = (x[0, :, :, 0] for x in chunks)
+  first.append(jnp.maximum(code, 0))
+  _, results = jax.lax.scan(step, first, (numbers, chunks))
+
+  def unsorted(x, place):
+    return x[place // rows, place % rows]
+
+  out, lse = (
+    jax.vmap(jax.vmap(unsorted, (1, 0)), (1, 0))(x, place) for x in results
+  )
+  return out, lse
+
+
+def _rows(
+  x: Shaped[Array, "B T K *F"], index: Int[Array, "B N G C"]
+) -> Shaped[Array, "B N G C *F"]:
+  """Rows of head n, read from head n // (N/K) of x; zeros for index T."""
+
+  def of_head(x, index):
+    return x.at[index].get(mode="fill", fill_value=0)
+
+  by_kv_head = index.reshape(len(x), x.shape[2], -1)
+  rows = jax.vmap(jax.vmap(of_head, (1, 0)))(x, by_kv_head)
+  return rows.reshape(*index.shape, *x.shape[3:])
+
+
+def _sorted(
+  bucket: Int[Array, "rounds B N T"],
+  segment_ids: Int[Array, "B T"] | None = None,
+  keep: Bool[Array, "B T"] | None = None,
+) -> tuple[Int[Array, "rounds B N T"], Int[Array, "rounds B N T"]]:
+  """The token at each place, and how many of its bucket are before it.
+
+  A masked token is a bucket of its own, behind all others.
+  """
+  is_masked = None if keep is None else ~keep
+  keys = [bucket] + [
+    jnp.broadcast_to(x[:, None], bucket.shape)
+    for x in (segment_ids, is_masked)
+    if x is not None
+  ]
+  order = jnp.lexsort(keys)
+  keys = [jnp.take_along_axis(key, order, axis=-1) for key in keys]
+  place = jnp.broadcast_to(jnp.arange(order.shape[-1]), order.shape)
+  is_first = place == 0 if keep is None else keys[-1]
+  for key in keys:
+    is_first |= key != jnp.roll(key, 1, axis=-1)
+  return order, place - jax.lax.cummax(jnp.where(is_first, place, 0), axis=3)
+
+
+def _by_position(
+  x: Int[Array, "rounds B N T"], order: Int[Array, "rounds B N T"]
+) -> Int[Array, "rounds B N T"]:
+  """Brings numbers in sorted order to the order of positions."""
+
+  def put(x, order):
+    return jnp.zeros_like(x).at[order].set(x, unique_indices=True)
+
+  return jax.vmap(jax.vmap(jax.vmap(put)))(x, order)
+
+
+def _key_factors(
+  vector: Float[Array, "B T N H"], scale: float | Float[Array, ""]
+) -> Float[Array, "B T N"]:
+  """The factor that makes x_i·x_j a logit: scale / |x_j|; finite for x_j = 0."""
+  squares = jnp.sum(jnp.square(vector.astype(jnp.float32)), axis=-1)
+  # The inner `where` keeps the derivative of the root finite at 0.
+  norm = jnp.sqrt(jnp.where(squares == 0.0, 1.0, squares))
+  return jnp.where(squares == 0.0, 0.0, scale / norm)
+
+
+def _buckets(
+  x: Float[Array, "B T N H"], rotations: Float[Array, "rounds H half"]
+) -> Int[Array, "rounds B N T"]:
+  """The largest of [xR; -xR] in every round, some tokens at a time."""
+  batch, length, num_heads, _ = x.shape
+  num_rounds, _, half = rotations.shape
+  if half == 0:
+    return jnp.zeros((num_rounds, batch, num_heads, length), jnp.int32)
+  # Full precision gives the same bucket on every device and in every call.
+  product = partial(
+    jnp.einsum, "rhm,bnh->rmbn", precision=jax.lax.Precision.HIGHEST
+  )
+
+  def bucket(x):
+    products = product(rotations.astype(jnp.float32), x.astype(jnp.float32))
+    # Along the last axis XLA:CPU is slow.
+    return jnp.argmax(jnp.concatenate([products, -products], 1), axis=1)
+
+  token_bytes = 8 * num_rounds * half * batch * num_heads
+  size = platform.rows_at_once(token_bytes, length, least=64)
+  out = jax.lax.map(bucket, jnp.swapaxes(x, 0, 1), batch_size=size)
+  return jnp.moveaxis(out, 0, 3)
+
+
+def lsh_rotations(
+  key: Array, *, num_rounds: int, head_dim: int, num_buckets: int
+) -> Float[Array, "rounds H half"]:
+  """Draws the random rotations of the hash, standard normal.
+
+  Args:
+    key: a JAX random key.
+    num_rounds: the number of hash rounds, at least 1.
+    head_dim: H ≥ 1.
+    num_buckets: even, or 1 for no hashing at all.
+
+  Returns:
+    `[rounds, H, buckets/2]` float32, its last axis 0 for one bucket.
+
+  Raises:
+    ValueError: a number is out of range.
+
+  Paper: arXiv:2001.04451, section 2, "Locality sensitive hashing".
+  """
+  _check_numbers(num_rounds, num_buckets)
+  arguments.check_at_least("head_dim", head_dim, 1)
+  return jax.random.normal(key, (num_rounds, head_dim, num_buckets // 2))
+
+
+def _check_numbers(num_rounds: int, num_buckets: int) -> None:
+  arguments.check_at_least("num_rounds", num_rounds, 1)
+  arguments.check_at_least("num_buckets", num_buckets, 1)
+  if num_buckets > 1 and num_buckets % 2:
+    raise ValueError(
+      "num_buckets: expected an even number, as the hash takes a direction and "
+      f"its opposite, or 1, got {num_buckets}"
+    )
+
+
+class LshCache(NamedTuple):
+  """The tokens seen so far; S = max_length, rows from `index` on are unset.
+
+  Attributes:
+    vector: `[B, S, N, H]`, queries and keys.
+    value: `[B, S, K, V]`.
+    bucket: `[B, S, N, rounds]`.
+    rank: `[B, S, N, rounds]`, how many earlier tokens share the bucket.
+    index: `[B]`, the number of positions seen.
+  """
+
+  vector: Float[Array, "B S N H"]
+  value: Float[Array, "B S K V"]
+  bucket: Int[Array, "B S N rounds"]
+  rank: Int[Array, "B S N rounds"]
+  index: Int[Array, "B"]
+
+
+def lsh(
+  num_rounds: int = 4, num_buckets: int | None = None, chunk_size: int = 64
+) -> plug.Attention:
+  """The plug of `lsh_attention`; query and key are one array, given as query.
+
+  Args:
+    num_rounds: the number of hash rounds.
+    num_buckets: even, or 1; None is 2·⌈max_length / chunk_size⌉, so that a
+      chunk is twice the mean size of a bucket, as in the paper. Hashing then
+      costs T·H·T/C: fix the number where time must stay linear in T.
+    chunk_size: C.
+
+  Returns:
+    An `Attention` whose rotations are in `constants`, drawn by `init`. Its
+    `apply` and `decode` expect None as `key`. A step of decoding takes time
+    S·N·(H+V+rounds) at any position.
+
+  Raises:
+    ValueError: a number is out of range; by `init`, rounds or rotations that
+      take more than `arguments.MOST_BYTES`.
+  """
+  _check_numbers(num_rounds, 1 if num_buckets is None else num_buckets)
+  arguments.check_at_least("chunk_size", chunk_size, 1)
+  function = partial(lsh_attention, chunk_size=chunk_size)
+
+  def init(key, dims):
+    # Each round sorts the tokens of every head.
+    numbers = num_rounds * dims.num_heads * dims.max_length
+    arguments.check_memory("num_rounds", num_rounds, numbers)
+    if num_buckets == 1:  # One bucket needs no rotations.
+      return {}
+    buckets = num_buckets or 2 * -(-dims.max_length // chunk_size)
+    numbers = num_rounds * dims.head_dim * buckets // 2
+    arguments.check_memory("num_buckets", buckets, numbers)
+    rotations = lsh_rotations(
+      key,
+      num_rounds=num_rounds,
+      head_dim=dims.head_dim,
+      num_buckets=buckets,
+    )
+    return {"constants": {"rotations": rotations}}
+
+  def rotations_of(variables, query):
+    if num_buckets == 1:
+      return jnp.zeros((num_rounds, query.shape[-1], 0), jnp.float32)
+    return variables["constants"]["rotations"]
+
+  def apply(variables, query, key, value, **call):
+    _check_key(key)
+    call = arguments.accepted_options("lsh", function, call, own=("rotations",))
+    rotations = rotations_of(variables, query)
+    return function(query, value, rotations=rotations, **call)
+
+  def init_cache(variables, batch, max_length, dims, dtype):
+    del variables
+    heads, kv_heads, head_dim, *_ = dims
+    buckets = jnp.zeros((batch, max_length, heads, num_rounds), jnp.int32)
+    return LshCache(
+      vector=jnp.zeros((batch, max_length, heads, head_dim), dtype),
+      value=jnp.zeros((batch, max_length, kv_heads, dims.values), dtype),
+      bucket=buckets,
+      rank=buckets,
+      index=jnp.zeros((batch,), jnp.int32),
+    )
+
+  def prefill(variables, cache, query, key, value, lengths, *, scale=None):
+    del scale  # The cache has no logits.
+    _check_key(key)
+    bucket = _buckets(query, rotations_of(variables, query))
+    order, rank = _sorted(bucket)
+    rank = _by_position(rank, order)
+    now = (query, value, *(x.transpose(1, 3, 2, 0) for x in (bucket, rank)))
+    return LshCache(
+      *(layout.put(past, x, 0) for past, x in zip(cache[:4], now, strict=True)),
+      index=lengths,
+    )
+
+  def decode(variables, cache, query, key, value, *, scale=None):
+    _check_key(key)
+    # A past token is visible iff, in some round, it is in the same bucket and its
+    # rank there is less than `chunk_size` behind.
+    bucket = _buckets(query, rotations_of(variables, query)).transpose(
+      1, 3, 2, 0
+    )
+    slots = jnp.arange(cache.vector.shape[1])[None, :]
+    index = cache.index[:, None]
+    same = (cache.bucket == bucket) & (slots < index)[..., None, None]
+    rank = jnp.sum(same, axis=1, keepdims=True, dtype=jnp.int32)
+    seen = jnp.any(same & (rank - cache.rank < chunk_size), axis=-1)
+    is_alone = ~jnp.any(seen, axis=1, keepdims=True)
+    here = slots == index
+    seen |= here[..., None] & is_alone
+    now = (query, value, bucket, rank)
+    cache = LshCache(
+      *(
+        layout.written(past, x, here)
+        for past, x in zip(cache[:4], now, strict=True)
+      ),
+      index=cache.index + 1,
+    )
+    scale = arguments.softmax_scale(scale, query.shape[-1])
+    logits = layout.dot("BTNH,BSNH->BNTS", query, cache.vector)
+    factor = _key_factors(cache.vector, scale)
+    weights = masked_softmax(
+      logits * jnp.moveaxis(factor, 1, 2)[:, :, None],
+      jnp.moveaxis(seen, 1, 2)[:, :, None],
+    )
+    batch, num_heads, _, length = weights.shape
+    out = layout.dot(
+      "BKJS,BSKV->BKJV",
+      weights.astype(value.dtype).reshape(batch, value.shape[2], -1, length),
+      cache.value.astype(value.dtype),
+    )
+    return out.reshape(batch, 1, num_heads, -1).astype(query.dtype), cache
+
+  return plug.Attention(
+    init=init,
+    apply=apply,
+    supports=frozenset(
+      {"causal", "mask", "segments", "dropout", "decode", "shared_qk"}
+    ),
+    init_cache=init_cache,
+    decode=decode,
+    prefill=prefill,
+    approximates="shared_qk",
+    cost="linear",
+    sizes=plug.Sizes(short={"chunk_size": 8}),
+  )
+
+
+def _check_key(key: Array | None) -> None:
+  if key is not None:
+    raise ValueError(
+      "key: lsh attention has one array for query and key, expected None; pass "
+      "it as query, or use dense attention for keys of their own"
+    )
