@@ -22,7 +22,7 @@ def block_attention(
   key: Float[Array, "*A K D H"],
   value: Float[Array, "*A K D V"],
   *,
-  scale: float | Float[Array, ""] = 1.0,
+  scale: float | Float[Array, "..."] = 1.0,
   bias: Float[Array, "..."] | None = None,
   visible: Bool[Array, "..."] | None = None,
   kept: Float[Array, "..."] | None = None,
@@ -33,7 +33,8 @@ def block_attention(
     query: C queries of N heads; head n reads key head n // J, J = N/K.
     key: D keys, heads first.
     value: of the same positions.
-    scale: factor of the products, in float32 like they are.
+    scale: factor of the products, in float32 like they are; a number, or one for a
+      pair, in the shape of `bias`.
     bias: added to the logits; `[*A, K, J, C, D]`, as the others, or 1 for an axis.
     visible: which pairs count; None is all.
     kept: factors of the weights, for dropout.
