@@ -182,10 +182,10 @@ def _scores(queries, keys, is_log) -> Scaled:
 
 
 def pairs(
-  queries: Sequence[Float[Array, "*A G C M"]],
+  queries: Sequence[Float[Array, "*Q G C M"]],
   keys: Float[Array, "*A G C M"],
   log_decay: Float[Array, "*A G C M"],
-) -> list[Float[Array, "*A G C C"]]:
+) -> list[Float[Array, "*Q G C C"]]:
   """Σ_m q_im k_jm e^(Σ g_um over j < u ≤ i) where j ≤ i, 0 elsewhere; C is a power of two.
 
   By halves: a later and an earlier half split at the beginning of the later one, which

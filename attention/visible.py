@@ -29,7 +29,7 @@ _STATIC: Any = {"static": True}
 _FARTHEST = 2**29
 """A window of more positions is one of this many, which int32 can add to others."""
 
-Rows = tuple[Callable[[Array], Array], Int[Array, "B X"]]
+Rows = tuple[Callable[[Array], Array], Int[Array, "B _"]]
 
 
 @jax.tree_util.register_dataclass
