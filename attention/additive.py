@@ -190,23 +190,6 @@ class _Scores(Scores):
     return x, turned
 
 
-def _check_kernels(
-  query: Float[Array, "B T N H"], w: Array, u: Array, v: Array
-) -> None:
-  num_heads, head_dim = query.shape[2:]
-  width = w.shape[-1]
-  for name, kernel, expected in (
-    ("query_kernel", w, (num_heads, head_dim, width)),
-    ("key_kernel", u, (num_heads, head_dim, width)),
-    ("score_kernel", v, (num_heads, width)),
-  ):
-    if kernel.shape != expected:
-      raise ValueError(
-        f"{name}: expected {expected} to go with query {query.shape} and "
-        f"query_kernel {w.shape}, got {kernel.shape}"
-      )
-
-
 def _projected(
   x: Float[Array, "B S K H"], kernel: Float[Array, "N H A"]
 ) -> Float[Array, "B S N A"]:
@@ -270,15 +253,6 @@ def additive(width: int = 64) -> plug.Attention:
         "score_kernel": draw(keys[2], (dims.num_heads, width, 1))[..., 0],
       }
     }
-
-  def apply(variables, query, key, value, **call) -> Any:
-    call = arguments.accepted_options(
-      "additive",
-      additive_attention,
-      call,
-      own=("query_kernel", "key_kernel", "score_kernel"),
-    )
-    return additive_attention(query, key, value, **variables["params"], **call)
 
   def apply_sharded(
     variables,

@@ -116,10 +116,6 @@ def dense_attention(
   arXiv:2508.10925. Soft caps: Gemma 2, arXiv:2408.00118. Forget gates: Forgetting
   transformer, arXiv:2503.02130. Mods: Flex attention, arXiv:2412.05496.
   """
-  arguments.check_qkv(query, key, value)
-  arguments.check_dropout(dropout_rate, dropout_rng)
-  if block_size is not None:
-    arguments.check_at_least("block_size", block_size, 1)
   visible = visible_from_options(
     query,
     key,
@@ -436,12 +432,6 @@ def dense(
     ValueError: an argument is out of range.
   """
   own = own_logits.check(sinks, logits_soft_cap, forget)
-
-  def apply(variables, query, key, value, **call) -> Any:
-    call = arguments.accepted_options(
-      "dense", dense_attention, call, own=own.given
-    )
-    return dense_attention(query, key, value, **own.options(variables), **call)
 
   def apply_sharded(
     variables, *arrays, axis_name, implementation: InParts = "ring", **call

@@ -1,7 +1,6 @@
 """Differential attention: the difference of two softmaxes (Ye et al., 2024)."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -65,7 +64,6 @@ def differential_attention(
 
   Paper: Differential transformer, arXiv:2410.05258, equation 1.
   """
-  arguments.check_qkv(query, key, value)
   sizes = arguments.block_sizes(block_size)
   if not isinstance(weight, int | float | jax.Array | np.ndarray | np.number):
     raise ValueError(f"weight: expected a number, got {type(weight).__name__}")
@@ -164,13 +162,6 @@ def differential(start: float = 0.8) -> plug.Attention:
     p = variables["params"]
     first = jnp.exp(jnp.sum(p["query_1"] * p["key_1"]))
     return first - jnp.exp(jnp.sum(p["query_2"] * p["key_2"])) + start
-
-  def apply(variables, query, key, value, **call) -> Any:
-    call = arguments.accepted_options(
-      "differential", differential_attention, call, own=("weight",)
-    )
-    weight = weight_of(variables)
-    return differential_attention(query, key, value, weight=weight, **call)
 
   def apply_sharded(variables, query, key, value, *, axis_name, **call):
     halves = _halves(query, key, value)

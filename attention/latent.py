@@ -80,9 +80,13 @@ def latent_attention(
 
   Paper: DeepSeek-V2, section 2.1, arXiv:2405.04434.
   """
-  _check(query, latent, key_kernel, value_kernel, shared_key)
   head_dim, dtype = query.shape[3], query.dtype
   shared = latent[:, :, :0] if shared_key is None else shared_key
+  own = head_dim - shared.shape[2]
+  if key_kernel.shape[2] != own:
+    raise ValueError(
+      f"key_kernel: expected C = H - P = {own}, got shape {key_kernel.shape}"
+    )
   if absorbed:
     own, rotary = jnp.split(query, [key_kernel.shape[2]], axis=3)
     own = layout.dot("btnc,rnc->btnr", own, key_kernel, dtype)
@@ -132,45 +136,6 @@ def _expanded(
   shape = (*own.shape[:3], shared_key.shape[2])
   shared = jnp.broadcast_to(shared_key.astype(dtype)[:, :, None], shape)
   return jnp.concatenate([own, shared], axis=3), value
-
-
-def _check(
-  query: Array,
-  latent: Array,
-  key_kernel: Array,
-  value_kernel: Array,
-  shared_key: Array | None,
-) -> None:
-  """Raises ValueError where shapes do not fit together."""
-  if query.ndim != 4:
-    raise ValueError(f"query: expected [B, T, N, H], got shape {query.shape}")
-  batch, _, num_heads, head_dim = query.shape
-  if latent.ndim != 3 or latent.shape[0] != batch:
-    raise ValueError(
-      f"latent: expected [B, S, R] with B = {batch}, got shape {latent.shape}"
-    )
-  expected = latent.shape[2], num_heads
-  for name, kernel in (
-    ("key_kernel", key_kernel),
-    ("value_kernel", value_kernel),
-  ):
-    if kernel.ndim != 3 or kernel.shape[:2] != expected:
-      raise ValueError(
-        f"{name}: expected numbers for each of R, N = {expected}, got shape "
-        f"{kernel.shape}"
-      )
-  if shared_key is None:
-    shared_key = latent[:, :, :0]
-  if shared_key.ndim != 3 or shared_key.shape[:2] != latent.shape[:2]:
-    raise ValueError(
-      f"shared_key: expected [B, S, P] with B, S = {latent.shape[:2]}, got "
-      f"shape {shared_key.shape}"
-    )
-  own = head_dim - shared_key.shape[2]
-  if key_kernel.shape[2] != own:
-    raise ValueError(
-      f"key_kernel: expected C = H - P = {own}, got shape {key_kernel.shape}"
-    )
 
 
 class LatentCache(NamedTuple):

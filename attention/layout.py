@@ -7,7 +7,7 @@ line to the last: arrays that are sharded along either are computed where they
 are.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -91,49 +91,6 @@ def heads_last(
   x = x.reshape(batch, kv_heads, -1, rows, *x.shape[3:])
   x = jnp.moveaxis(x, 3, 1)
   return x.reshape(batch, rows, -1, *x.shape[4:])
-
-
-def by_kv_head(
-  x: Shaped[Array, "#B #N #C #D"] | None, kv_heads: int
-) -> Shaped[Array, "#B #K #J #C #D"] | None:
-  """What is known by query head, with the heads of a key head together."""
-  if x is None:
-    return None
-  batch, num_heads, *pair = x.shape
-  if num_heads == 1:
-    return x.reshape(batch, 1, 1, *pair)
-  return x.reshape(batch, kv_heads, num_heads // kv_heads, *pair)
-
-
-class Blocks(NamedTuple):
-  """A sequence in blocks of one size, of which the last moves back.
-
-  It ends with the sequence, so that no array is padded; the positions that it
-  shares with the block before count in that one.
-  """
-
-  length: int
-  size: int
-
-  @property
-  def number(self) -> int:
-    """How many there are."""
-    return -(-self.length // self.size)
-
-  @property
-  def is_ragged(self) -> bool:
-    """Whether the last block moves back."""
-    return self.length % self.size > 0
-
-  def start(self, i: Array) -> Array:
-    """The first position of block i."""
-    return jnp.minimum(i * self.size, self.length - self.size)
-
-  def is_new(self, i: Array) -> Bool[Array, "C"] | None:
-    """Which positions the block before has not had; None is all."""
-    if not self.is_ragged:
-      return None
-    return self.start(i) + jnp.arange(self.size) >= i * self.size
 
 
 def alike(tree: Any, like: Any = None) -> Any:

@@ -77,13 +77,6 @@ def multiplicative_attention(
   Paper: Effective approaches to attention-based neural machine translation,
   section 3.1, arXiv:1508.04025.
   """
-  arguments.check_qkv(query, key, value)
-  num_heads, head_dim = query.shape[2:]
-  expected = (num_heads, head_dim, head_dim)
-  if kernel is not None and kernel.shape != expected:
-    raise ValueError(
-      f"kernel: expected [N, H, H] = {list(expected)}, got shape {kernel.shape}"
-    )
   out: Any = flash_attention(
     _through(kernel, query),
     key,
