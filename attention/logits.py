@@ -153,10 +153,6 @@ def logits_from_options(
     }
   )
   check_tables(logits.relative_bias, logits.relative_keys, query)
-  if logits.bias is not None:
-    batch, length, num_heads, _ = query.shape
-    shape = (batch, num_heads, length, key.shape[1])
-    arguments.check_broadcast("bias", logits.bias, shape)
   if logits.score_mod is not None:
     mods_lib.untraced("score_mod", logits.score_mod)
   return logits

@@ -41,10 +41,6 @@ LEAST_ROWS = 512
 """The fewest rows of a product that runs at its full rate."""
 
 
-CACHE_BYTES = 2**20
-"""What is written and read again at once should not be larger on a CPU."""
-
-
 DIAGONAL_ROWS = 64
 """Rows of a product of which only some diagonals are wanted."""
 
@@ -53,7 +49,7 @@ class Profile(NamedTuple):
   """One kind of device.
 
   Attributes:
-    tile_bytes: scores that are worked on at once; None is one tile.
+    tile_bytes: scores that are worked on at once; 0 is one tile.
     needs_barriers: XLA folds a transposition into the product that reads it,
       and the product then misses the fast kernel.
     merges_rows: the gradient of a product `[B, T, F]` × `[F, V]` is faster as
@@ -62,12 +58,12 @@ class Profile(NamedTuple):
       along either needs no reshape.
   """
 
-  tile_bytes: int | None
+  tile_bytes: int
   needs_barriers: bool
   merges_rows: bool
 
 
-CPU = Profile(tile_bytes=None, needs_barriers=True, merges_rows=True)
+CPU = Profile(tile_bytes=0, needs_barriers=True, merges_rows=True)
 ACCELERATOR = Profile(
   tile_bytes=2**29,
   needs_barriers=False,
@@ -105,13 +101,9 @@ def profile() -> Profile:
   return CPU if name() == "cpu" else ACCELERATOR
 
 
-def _budget() -> int:
-  return profile().tile_bytes or 0
-
-
 def tiles_at_once(tile_bytes: int, count: int) -> int:
   """How many of `count` tiles of so many bytes each are one step."""
-  return min(max(_budget() // tile_bytes, 1), count)
+  return min(max(profile().tile_bytes // tile_bytes, 1), count)
 
 
 def rows_at_once(row_bytes: int, length: int, least: int | None = None) -> int:
@@ -120,7 +112,7 @@ def rows_at_once(row_bytes: int, length: int, least: int | None = None) -> int:
   At least `least`; None is `LEAST_ROWS`.
   """
   least = LEAST_ROWS if least is None else least
-  return min(max(_budget() // row_bytes, least), length)
+  return min(max(profile().tile_bytes // row_bytes, least), length)
 
 
 def block(
@@ -142,16 +134,14 @@ def block(
     Both doubled as often as the budget allows, and then evened out: as small as the
     same number of blocks allows, in multiples of 16 for vectors and matrix units.
   """
-  most = _budget() // pair_bytes
+  most = profile().tile_bytes // pair_bytes
   while 4 * rows * width <= most:
     rows, width = 2 * rows, 2 * width
-  return _even(rows, length), _even(width, source_length)
-
-
-def _even(size: int, length: int) -> int:
-  count = -(-length // size)
-  share = -(-length // count)
-  return min(-(-share // 16) * 16, size, length)
+  sizes = []
+  for size, whole in ((rows, length), (width, source_length)):
+    share = -(-whole // -(-whole // size))
+    sizes.append(min(-(-share // 16) * 16, size, whole))
+  return sizes[0], sizes[1]
 
 
 def window_rows(width: int) -> int:

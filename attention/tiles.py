@@ -26,6 +26,9 @@ class Grid(NamedTuple):
     kv_heads: K.
     one_visit: whether D keys hold the span of any C queries.
     at_once: tiles of a step; 1 unless each has one visit.
+    size: queries of a step.
+    steps: how many there are.
+    is_ragged: whether the last step moves back, over rows of the step before.
     dropout_rate: share of weights set to zero.
   """
 
@@ -36,22 +39,10 @@ class Grid(NamedTuple):
   kv_heads: int
   one_visit: bool
   at_once: int
+  size: int
+  steps: int
+  is_ragged: bool
   dropout_rate: float
-
-  @property
-  def size(self) -> int:
-    """Queries of a step."""
-    return self.rows * self.at_once
-
-  @property
-  def steps(self) -> int:
-    """How many there are."""
-    return -(-self.length // self.size)
-
-  @property
-  def is_ragged(self) -> bool:
-    """Whether the last step moves back, over rows of the step before."""
-    return self.length % self.size > 0
 
   def where_new(self, i: Array, x: Array, old: Array | int) -> Array:
     """`x` `[B, X, N, D]`, but `old` in rows that the step before has had."""
@@ -146,24 +137,24 @@ def grid_of(
   one_visit |= width == source_length and visible.block_mask is None
   at_once = 1
   if one_visit and width < source_length:
-    pairs = rows + head_dim + value.shape[3]
-    at_once = _at_once(length, rows, 4 * batch * num_heads * pairs * width)
+    tile_bytes = 4 * batch * num_heads * width
+    tile_bytes *= rows + head_dim + value.shape[3]
+    count = -(-length // rows)
+    most = platform.tiles_at_once(tile_bytes, count)
+    # One step for all tiles needs an array of a whole number of tiles.
+    steps = max(-(-count // most), 2 if length % rows else 1)
+    at_once = -(-count // steps)
+  size = rows * at_once
   return Grid(
-    rows,
-    width,
-    length,
-    source_length,
-    kv_heads,
-    one_visit,
-    at_once,
-    dropout_rate,
+    rows=rows,
+    width=width,
+    length=length,
+    source_length=source_length,
+    kv_heads=kv_heads,
+    one_visit=one_visit,
+    at_once=at_once,
+    size=size,
+    steps=-(-length // size),
+    is_ragged=length % size > 0,
+    dropout_rate=dropout_rate,
   )
-
-
-def _at_once(length: int, rows: int, tile_bytes: int) -> int:
-  """How many tiles one step takes."""
-  count = -(-length // rows)
-  most = platform.tiles_at_once(tile_bytes, count)
-  # One step for all tiles needs an array of a whole number of tiles.
-  steps = max(-(-count // most), 2 if length % rows else 1)
-  return -(-count // steps)
