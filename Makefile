@@ -21,11 +21,14 @@ $(VENV)/.installed: requirements.txt
 	@echo "setting up $(VENV) (about a minute, once)"
 	@if command -v uv >/dev/null 2>&1; then \
 	  uv venv --quiet --allow-existing $(VENV) && \
-	  uv pip install --quiet --python $(PYTHON) -r requirements.txt; \
+	  uv pip install --quiet --python $(PYTHON) -r requirements.txt && \
+	  uv pip install --quiet --python $(PYTHON) --no-deps -e .; \
 	else \
 	  python3 -m venv $(VENV) && \
 	  $(PYTHON) -m pip install --quiet --disable-pip-version-check \
-	    -r requirements.txt; \
+	    -r requirements.txt && \
+	  $(PYTHON) -m pip install --quiet --disable-pip-version-check \
+	    --no-deps -e .; \
 	fi
 	@touch $@
 

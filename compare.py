@@ -14,6 +14,9 @@ ends with it too, and writes them while it runs as often as 2 % of the time allo
 
 from pathlib import Path
 
+# First, as it says what to do where packages are missing.
+import process  # noqa: F401  # isort: skip
+
 from absl import flags
 
 from process import claimed, config_flag, entry

@@ -17,6 +17,9 @@ import shutil
 import sys
 from typing import Any
 
+# First, as it says what to do where packages are missing.
+import process  # noqa: F401  # isort: skip
+
 from absl import flags
 
 from process import entry

@@ -14,6 +14,9 @@ swapped model as a folder that `models.load_pretrained` and generate.py read.
 from pathlib import Path
 from typing import Any
 
+# First, as it says what to do where packages are missing.
+import process  # noqa: F401  # isort: skip
+
 from absl import flags
 
 from process import entry

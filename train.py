@@ -10,6 +10,10 @@ SLURM, Open MPI, Kubernetes and on TPU pods (docs/scaling.md).
 """
 
 from pathlib import Path
+from typing import Any
+
+# First, as it says what to do where packages are missing.
+import process  # noqa: F401  # isort: skip
 
 from absl import flags
 
@@ -69,5 +73,11 @@ def main() -> None:
     print(workdir.summary(folder, results))
 
 
+def _leaves(mapping: Any) -> str:
+  from training import config_help
+
+  return config_help.text(mapping)
+
+
 if __name__ == "__main__":
-  entry.run(main)
+  entry.run(main, describe=_leaves)

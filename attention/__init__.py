@@ -73,6 +73,8 @@ from attention.window_linear import window_linear, window_linear_attention
 if TYPE_CHECKING:
   from attention import definitions
 
+__version__ = "0.1.0"
+
 __all__ = [
   "ATTENTIONS",
   "Attention",

@@ -263,9 +263,11 @@ def check_broadcast(
   if array.ndim != 4 or any(
     got not in (1, full) for got, full in zip(array.shape, shape, strict=True)
   ):
+    axes = {2: ":, None, None, :", 3: ":, None"}.get(array.ndim)
     raise ValueError(
       f"{name}: expected rank 4, broadcastable to [B, N, T, S] = "
       f"{list(shape)}, got shape {array.shape}"
+      + (f"; {name}[{axes}] has four axes" if axes else "")
     )
 
 
@@ -286,10 +288,11 @@ def key_mask(
   batch, length, num_heads, _ = query.shape
   check_mask(mask, (batch, num_heads, length, key.shape[1]))
   if mask.shape[1] != 1 or mask.shape[2] != 1:
+    causal = "; a causal mask is is_causal=True" * (mask.shape[2] > 1)
     raise ValueError(
       "mask: expected a key mask key_mask[:, None, None, :] of shape "
       "[B, 1, 1, S], the same for every query and head, got shape "
-      f"{mask.shape}; {instead}"
+      f"{mask.shape}{causal}; {instead}"
     )
   return jnp.broadcast_to(mask[:, 0, 0, :], (batch, key.shape[1]))
 

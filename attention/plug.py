@@ -368,6 +368,9 @@ def hint(option: str, name: str, known: Mapping[str, inspect.Parameter]) -> str:
     )
   if option in _hyperparameters(mechanism):
     return f"give it when the mechanism is made: {mechanism}({option}=…)"
+  for own in known:
+    if option.endswith(f"_{own}"):
+      return f"did you mean {own!r}?"
   if option in CALL_OPTIONS:
     having = supporting(_mechanisms, CALL_OPTIONS[option])
   else:

@@ -2,9 +2,20 @@
 
 Imports nothing of this project. Importing it switches off a fusion of XLA that
 returns garbage (`process.compiler`), so that every program of the laboratory, a
-notebook and a test have right numbers.
+notebook and a test have right numbers. Where the environment has no packages, it
+says in one line how to get them.
 """
 
+import importlib.util
+import sys
+
 from process import compiler
+
+for package in ("absl", "jaxlib"):
+  if importlib.util.find_spec(package) is None:
+    sys.exit(
+      f"{package} is not installed for {sys.executable}; `make setup` makes .venv, "
+      "and .venv/bin/python has everything"
+    )
 
 compiler.avoid_faulty_fusion()

@@ -6,6 +6,7 @@ flags are parsed, and every config imports JAX.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 import gc
 import os
 from pathlib import Path
@@ -36,19 +37,22 @@ _COLLECT_EVERY = 50_000
 
 
 def run(
-  main: Callable[..., int | None], commands: Sequence[str] = ()
+  main: Callable[..., int | None],
+  commands: Sequence[str] = (),
+  describe: Callable[[Any], str] | None = None,
 ) -> NoReturn:
   """Parses flags and calls `main`.
 
   Exits with 0, or with one line on standard error: with 2 for what the user
   asked for, before anything is written, and with 1 for what stopped a run.
   `--help` shows the docstring of the program's file, examples included, and
-  the flags of that file.
+  the flags of that file; behind a config, also its leaves.
 
   Args:
     main: the program; called with nothing, or where there are `commands` with
       the one that was typed, or None.
     commands: words that may be typed before the flags.
+    describe: the mapping of a config -> a text of its leaves, for `--help`.
   """
 
   def guarded(arguments):
@@ -75,7 +79,7 @@ def run(
 
   gc.set_threshold(_COLLECT_EVERY)
   cache.keep_fonts()
-  app.run(guarded, flags_parser=_parse)
+  app.run(guarded, flags_parser=partial(_parse, describe))
   raise AssertionError  # app.run exits.
 
 
@@ -138,29 +142,46 @@ def load_config(
   return file, flag.value
 
 
-def _parse(arguments: list[str]) -> list[str]:
+def _parse(
+  describe: Callable[[Any], str] | None, arguments: list[str]
+) -> list[str]:
   """Parses flags; the config file is run in here."""
-  # Before the config file is, which takes a second.
-  if any(argument in _HELP for argument in arguments[1:]):
+  others = [x for x in arguments if x not in _HELP]
+  is_help = len(others) < len(arguments)
+  has_config = any(x.lstrip("-").startswith("config") for x in others[1:])
+  if is_help:
     print(_help(arguments[0]))
-    sys.exit(0)
+    # Not where the config file has to be run, which takes a second.
+    if describe is None or not has_config:
+      sys.exit(0)
   # A config may name a module of the folder that the command was typed in,
   # where a script sees the folder that it lies in.
   sys.path.append(os.getcwd())
   try:
-    return flags.FLAGS(arguments)
+    words = flags.FLAGS(others)
+    if is_help and describe is not None:
+      print(describe(flags.FLAGS["config"].value))
+      sys.exit(0)
+    return words
   except SystemExit:  # --helpfull, which absl ends with 1.
     sys.exit(0)
   # Whatever a config file or the libraries below raise.
   except Exception as error:
-    fail(_cause(error), 2)
+    line = _cause(error)
+    is_unknown = isinstance(error, flags.UnrecognizedFlagError)
+    if is_unknown and "config" in flags.FLAGS and "Did you mean" not in line:
+      line += f"; a leaf of the config is --config.{error.flagname}=…"
+    fail(line, 2)
 
 
 def _help(program: str) -> str:
   """The program's docstring and its own flags."""
   lines = [(sys.modules["__main__"].__doc__ or "").strip(), "", "Flags:"]
   # Absl files the flags of the main module under its path.
-  for flag in flags.FLAGS.get_key_flags_for_module(program):
+  own = flags.FLAGS.get_key_flags_for_module(program)
+  # The library of configs defines this one.
+  config = [flags.FLAGS["config"]] if "config" in flags.FLAGS else []
+  for flag in config + own:
     text = flag.help or ""
     if flag.default is not None:
       text += " (default " + str(flag.default_as_str).strip("'") + ")"

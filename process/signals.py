@@ -1,6 +1,8 @@
 """SIGTERM and SIGINT: a run is asked to stop, and saves before it does."""
 
+import os
 import signal
+import sys
 import threading
 from typing import Any
 
@@ -15,14 +17,17 @@ class Signals:
   The second SIGINT interrupts at once, as usual.
 
   Attributes:
-    stop: one of them came.
+    stop: which of them came, if one did.
     interrupt: raise `Interrupted` at once.
+    abandon: end the process at once, even inside of XLA, which Python's own
+      handlers wait for: nothing is lost.
   """
 
   _NUMBERS = (signal.SIGTERM, signal.SIGINT)
 
   def __init__(self):
-    self.stop, self.interrupt = False, False
+    self.stop: signal.Signals | None = None
+    self.interrupt = self.abandon = False
     self._previous = {}
 
   def __enter__(self) -> "Signals":
@@ -30,15 +35,28 @@ class Signals:
     if threading.current_thread() is threading.main_thread():
       for number in self._NUMBERS:
         self._previous[number] = signal.signal(number, self._handle)
+      self._read, write = os.pipe()
+      os.set_blocking(write, False)
+      self._others = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+      threading.Thread(target=self._watch, daemon=True).start()
     return self
 
   def __exit__(self, *unused) -> None:
+    if self._previous:
+      os.close(signal.set_wakeup_fd(self._others))  # Ends the thread.
     for number, handler in self._previous.items():
       signal.signal(number, handler)
 
   def _handle(self, number: int, frame: Any) -> None:
     del frame
-    self.stop = True
+    self.stop = signal.Signals(number)
     signal.signal(number, self._previous[number])
     if self.interrupt:
       raise Interrupted
+
+  def _watch(self) -> None:
+    while number := os.read(self._read, 1):
+      if self.abandon and number[0] in self._NUMBERS:
+        print("stopped before the first step", file=sys.stderr, flush=True)
+        os._exit(128 + number[0])
+    os.close(self._read)

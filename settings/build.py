@@ -217,6 +217,10 @@ def _convert_union(
     if value.startswith("[") and value.endswith("]"):
       words = tuple(word.strip() for word in value[1:-1].split(","))
       return _convert_union(hint, members, words, path, elsewhere)
+    if "," in value:
+      raise ConfigError(
+        f"{path}: several names are a list; expected [{value}], got {value!r}"
+      )
     members = tuple(filter(_is_choice, members))
   elif hasattr(value, "items"):
     members = tuple(filter(dataclasses.is_dataclass, members)) or members

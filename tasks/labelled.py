@@ -50,7 +50,8 @@ def read_rows(path: str, held_out: float) -> Labelled:
   """
   file = typed_path(path)
   if not file.is_file():
-    raise DataError(f"{file}: no such file (task.path)")
+    problem = "a folder, expected a file" if file.is_dir() else "no such file"
+    raise DataError(f"{file}: {problem} (task.path)")
   is_csv = file.name.removesuffix(".gz").endswith(".csv")
   rows = list(_csv(file) if is_csv else _tabbed(file))
   return _split(rows, held_out, str(file))

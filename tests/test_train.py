@@ -79,7 +79,9 @@ def test_a_finished_run_says_its_metrics_again(finished):
   assert {p: p.stat().st_mtime_ns for p in workdir.rglob("*")} == before
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+  "number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT]
+)
 def test_a_run_that_was_stopped_ends_as_one_that_was_not(
   finished, tmp_path, number
 ):
@@ -92,15 +94,32 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(
     time.sleep(0.001)
   process.send_signal(number)
   out, error = process.communicate(timeout=200)
-  if number == signal.SIGTERM:
-    assert process.returncode == 0, error
-    assert re.search("stopped and saved at step|exact_match", out)
+  if number != signal.SIGKILL:
+    stopped = "stopped and saved at step" in out
+    assert stopped or "exact_match" in out
+    # So that `train && next` ends with Ctrl-C.
+    is_interrupted = stopped and number == signal.SIGINT
+    assert process.returncode == (130 if is_interrupted else 0), error
   else:
     assert process.returncode == -signal.SIGKILL
   code, out, error = train(workdir)
   assert code == 0, error
   assert digests(workdir) == digests(finished[0])
   assert records(workdir) == records(finished[0])
+
+
+def test_ctrl_c_ends_a_compiling_run_at_once(tmp_path):
+  process = commands.start(
+    "train.py",
+    "--config=configs/translation.py",
+    "--config.model.num_layers=12",
+    f"--workdir={tmp_path / 'run'}",
+  )
+  assert process.stdout.readline().startswith(str(tmp_path))
+  time.sleep(1)  # It compiles now, for much longer.
+  process.send_signal(signal.SIGINT)
+  _, error = process.communicate(timeout=5)
+  assert (process.returncode, error) == (130, "stopped before the first step\n")
 
 
 def test_a_gradient_that_is_not_finite_stops_the_run(tmp_path):

@@ -6,6 +6,8 @@ import re
 import sys
 import tomllib
 
+import attention
+
 _ROOT = pathlib.Path(__file__).parent.parent
 _PROJECT = tomllib.loads((_ROOT / "pyproject.toml").read_text())
 
@@ -44,8 +46,9 @@ def test_flax_is_imported_by_its_modules_alone():
 
 
 def test_one_package_is_installed():
-  find = _PROJECT["tool"]["setuptools"]["packages"]["find"]
-  assert find == {"include": ["attention", "attention.*"]}
+  wheel = _PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
+  assert wheel == {"packages": ["attention"]}
+  assert attention.__version__.count(".") == 2
   for path in (_ROOT / "attention").rglob("*.py"):
     assert (path.parent / "__init__.py").exists(), path
 

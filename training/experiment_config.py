@@ -234,7 +234,9 @@ def _elsewhere(sections: Mapping[str, Any]) -> dict[str, str]:
   places: dict[str, list[str]] = {}
   for name in full:
     places.setdefault(name.rpartition(".")[2], []).append(f"config.{name}")
+  slot = next((x for x in slots if "cross" not in x), "decoder_attention")
   return {
-    option: f"an option of {', '.join(which)}"
+    option: f"an option of {', '.join(which)}, as "
+    f"config.model.{slot}.{option} where {slot} is one of them"
     for option, which in options.items()
   } | {name: " or ".join(where) for name, where in places.items()}

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import contextlib
 import math
 import pathlib
+import signal
 from typing import Any, NamedTuple
 
 import jax
@@ -64,10 +65,11 @@ def run(
       save and return; None goes to the end, whose schedule it is either way.
 
   Returns:
-    Final metrics of every split; None if `stop_at`, SIGTERM or SIGINT asked to
-    stop first, with everything saved.
+    Final metrics of every split; None if `stop_at` or SIGTERM asked to stop first,
+    with everything saved.
 
   Raises:
+    KeyboardInterrupt: SIGINT asked to stop, with everything saved.
     RunError: data cannot be read, a loss or gradient is not finite, or a held-out
       loss is not, or is far beyond that of guessing.
     ConfigError: no checkpoint is intact.
@@ -77,9 +79,14 @@ def run(
     experiment.functions, config.parallel, mesh=config.mesh
   )
   with Signals() as signals:
-    return told(
+    # Until a step is done. Of several processes the others would miss this one.
+    signals.abandon = not cluster.are_several()
+    results = told(
       story(experiment, workdir, parallel, signals, stop_at), parallel.train
     )
+  if results is None and signals.stop == signal.SIGINT:
+    raise KeyboardInterrupt
+  return results
 
 
 def told(story: Story, train: Callable[..., Updated]) -> Results | None:
@@ -255,6 +262,7 @@ def _train(
   ):
     for step, batch in enumerate(batches, first):
       state, metrics = yield Update(state, batch, np.int32(step))
+      signals.abandon = False
       meter.add(step, metrics)
       done = step + 1
 
@@ -262,7 +270,7 @@ def _train(
       evaluation = done % config.eval_every == 0 or done == stop_at
       evaluation &= done < last
       save = done % config.checkpoint_every == 0 or done == last
-      stop = signals.stop or done == stop_at
+      stop = signals.stop is not None or done == stop_at
       if cluster.are_several():
         # All have to stop at the same step.
         stop = (log or evaluation or save) and cluster.any_of(stop)

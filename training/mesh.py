@@ -45,13 +45,13 @@ class MeshConfig:
   """How many devices lie along each axis; their product is all of them.
 
   Attributes:
-    data: each has other rows of a batch, and all parameters.
-    fsdp: each has other rows too, and a part of every parameter, of its gradient
+    data: devices of which each has other rows of a batch, and all parameters.
+    fsdp: devices of which each has other rows too, and a part of every parameter, of its gradient
       and of its optimiser state; a layer's parameters are gathered when it is
       computed (ZeRO, stage 3).
-    tensor: each has some of the heads, of the features inside a feed-forward
+    tensor: devices of which each has some of the heads, of the features inside a feed-forward
       layer, and of the vocabulary.
-    sequence: each has a stretch of the positions of every row.
+    sequence: devices of which each has a stretch of the positions of every row.
 
   One of them may be −1, which is the devices that the others leave.
 

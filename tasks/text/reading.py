@@ -66,7 +66,8 @@ def make(
     return objective(config, vocabulary, None, **sizes)
   path = typed_path(config.path)
   if not path.is_file():
-    raise DataError(f"{path}: no such file (task.path)")
+    problem = "a folder, expected a file" if path.is_dir() else "no such file"
+    raise DataError(f"{path}: {problem} (task.path)")
   text = read_text(path)
   if not text:
     raise DataError(f"{path}: the file is empty")

@@ -13,8 +13,7 @@ from tests import commands
 @pytest.mark.parametrize(
   ("program", "flag"),
   [
-    # The config is not run: that would take a second.
-    (("train.py", "--config=configs/copy.py"), "--workdir"),
+    (("train.py",), "--workdir"),
     (("compare.py",), "--shard"),
     (("generate.py",), "--beam_size"),
     (("-m", "reports.draw_attention"), "--target"),

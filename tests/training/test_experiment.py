@@ -130,6 +130,10 @@ def test_sizes_of_papers_are_made_with_what_can(name, mechanisms):
       "config.task.batch_size: unknown; batch_size is c",
     ),
     ({"model.window": 3}, "config.model.window: unknown; window is an option "),
+    (
+      {"model.encoder_attention": "dense,flash"},
+      "config.model.encoder_attention: several names are a list; expected [dense,",
+    ),
     ({"model.attention": {"rank": 3}}, "config.model.attention.rank: unknown;"),
     ({"model.features": "1"}, "config.model.features: expected int, got '1'"),
     ({"task.name": ["copy"]}, "config.task.name: expected one of copy"),

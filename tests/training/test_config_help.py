@@ -1,0 +1,62 @@
+"""Every leaf is told with its value and meaning, in --help and in docs/config.md."""
+
+import subprocess
+import sys
+
+from settings.leaves import flatten
+from tests import commands
+from training import config_help, experiment_config
+
+
+def test_help_behind_a_config_has_its_leaves():
+  result = subprocess.run(
+    [
+      sys.executable,
+      "train.py",
+      "--config=configs/copy.py:performer",
+      "--config.num_steps=7",
+      "--help",
+    ],
+    capture_output=True,
+    text=True,
+    check=True,
+    cwd=commands.ROOT,
+  )
+  shown = result.stdout.splitlines()
+  assert "  --config.num_steps=7" in shown
+  place = shown.index("  --config.optimizer.schedule=cosine")
+  assert shown[place + 1].strip().startswith("after the warm-up: 'constant'")
+  # The first flag of all.
+  assert shown[shown.index("Flags:") + 1] == "  --config"
+
+
+def test_every_leaf_of_a_run_is_there():
+  mapping = {
+    "num_steps": 2,
+    "batch_size": 2,
+    "task": {"name": "copy"},
+    "model": {
+      "kind": "encoder",
+      "num_layers": 1,
+      "num_heads": 1,
+      "features": 2,
+      "mlp_features": 2,
+    },
+  }
+  text = config_help.text(mapping)
+  config = experiment_config.parse(mapping)
+  for leaf in flatten(config.to_mapping()):
+    # Options of mechanisms are in docs/mechanism_options.md.
+    name = leaf.removesuffix(".name") if "attention" in leaf else leaf
+    assert f"--config.{name}=" in text or name == "task.name"
+
+
+def test_the_page_is_the_code():
+  path = commands.ROOT / "docs" / "config.md"
+  page = config_help.page()
+  assert path.read_text() == page, (
+    "replace docs/config.md by the output of python -m training.config_help"
+  )
+  rows = [line for line in page.splitlines() if line.startswith("| `")]
+  assert len(rows) > 200
+  assert all(len(row.split(" | ")[2]) > 2 for row in rows)

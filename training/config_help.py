@@ -1,0 +1,123 @@
+"""Every leaf of a config with its value and meaning, from the dataclasses.
+
+`python train.py --config=configs/copy.py --help` prints those of one config, and
+`python -m training.config_help > docs/config.md` those of all tasks and models.
+"""
+
+from collections.abc import Iterator, Mapping
+import dataclasses
+import inspect
+import textwrap
+from typing import Any
+
+import models
+import tasks
+from training import experiment_config
+from training.config import TrainConfig
+
+_WIDTH = 78
+
+
+def text(mapping: Mapping[str, Any]) -> str:
+  """The leaves of one config, as `--help` shows them.
+
+  Raises:
+    ConfigError: the config is faulty.
+  """
+  config = experiment_config.parse(mapping)
+  lines = ["Leaves of this config:"]
+  for section, part in _sections(config):
+    for name, value, meaning in _leaves(part, section):
+      lines.append(f"  --config.{name}={value}")
+      lines += textwrap.wrap(
+        meaning, _WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6
+      )
+  return "\n".join(lines)
+
+
+def _sections(
+  config: experiment_config.ExperimentConfig,
+) -> Iterator[tuple[str, Any]]:
+  yield "", config.train
+  yield "task.", config.task
+  yield "model.", config.model
+
+
+def _leaves(config: Any, section: str) -> Iterator[tuple[str, str, str]]:
+  """Name, value and meaning of the leaves of a config or of its type."""
+  kind = config if isinstance(config, type) else type(config)
+  meanings = attribute_docs(kind)
+  for field in dataclasses.fields(kind):
+    value = getattr(config, field.name, field.default)
+    inner = field.default_factory
+    if dataclasses.is_dataclass(inner) and isinstance(config, type):
+      value = inner
+    name, meaning = section + field.name, meanings.get(field.name, "")
+    if isinstance(value, Mapping):
+      continue  # The options of a mechanism, which its factory describes.
+    if dataclasses.is_dataclass(value) and not hasattr(value, "build"):
+      yield from _leaves(value, f"{name}.")
+    else:
+      yield name, _shown(value), meaning
+
+
+def _shown(value: Any) -> str:
+  if hasattr(value, "build"):
+    options = ", ".join(f"{k}={v!r}" for k, v in value.options.items())
+    return value.name + (f" ({options})" if options else "")
+  if isinstance(value, tuple):
+    return "[" + ", ".join(map(_shown, value)) + "]"
+  if value is dataclasses.MISSING:
+    return ""
+  return repr(value) if value == "" else str(value)
+
+
+def attribute_docs(kind: type) -> dict[str, str]:
+  """Field -> what the "Attributes:" of a docstring say of it."""
+  doc = inspect.cleandoc(kind.__doc__ or "")
+  _, _, attributes = doc.partition("Attributes:\n")
+  docs: dict[str, str] = {}
+  name = ""
+  for line in attributes.splitlines():
+    if not line.startswith("  "):
+      break
+    if line.startswith("    "):
+      docs[name] += f" {line.strip()}"
+    else:
+      name, _, meaning = line.strip().partition(": ")
+      docs[name] = meaning
+  return docs
+
+
+def page() -> str:
+  """docs/config.md: the leaves of the loop, of every task and of every model."""
+  parts = [
+    "# Leaves of a config\n",
+    "Generated from the code: `python -m training.config_help > docs/config.md`. "
+    "Any leaf is set on the command line, as `--config.model.num_layers=2`. "
+    "`python train.py --config=configs/copy.py --help` shows those of one config with "
+    "its values. Options of mechanisms are in "
+    "[mechanism_options.md](mechanism_options.md).\n",
+    "## The run\n",
+    _table(TrainConfig, ""),
+  ]
+  for name, entry in tasks.TASKS.items():
+    parts += [f"## Task `{name}`\n", _table(entry.config_type, "task.")]
+  kinds: dict[type, list[str]] = {}
+  for kind, config_type in models.CONFIGS.items():
+    kinds.setdefault(config_type, []).append(f"`{kind}`")
+  for config_type, names in kinds.items():
+    parts += [f"## Model {', '.join(names)}\n", _table(config_type, "model.")]
+  return "\n".join(parts)
+
+
+def _table(kind: type, section: str) -> str:
+  rows = ["| leaf | default | meaning |", "| --- | --- | --- |"]
+  for name, value, meaning in _leaves(kind, section):
+    shown = f"`{value}`" if value else "needed"
+    rows.append(f"| `{name}` | {shown} | {meaning} |")
+  return "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+  print(page(), end="")
