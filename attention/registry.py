@@ -65,6 +65,38 @@ ATTENTIONS: Mapping[str, Callable[..., Attention]] = MappingProxyType(
 plug.register(ATTENTIONS)
 
 
+def named(name: str, known: Mapping[str, Any], kind: str) -> Any:
+  """What a name stands for: an entry of `known`, or an import path.
+
+  Args:
+    name: a key of `known`, or 'package.module:attribute', which is imported.
+    known: name -> what it stands for.
+    kind: what the attribute is, for messages: 'factory'.
+
+  Raises:
+    ValueError: there is none; says on one line why, and what to do.
+  """
+  if name in known:
+    return known[name]
+  path, colon, attribute = name.partition(":")
+  if not colon:
+    raise ValueError(
+      f"expected one of {', '.join(known)}, or package.module:{kind}, got "
+      f"{name!r}{plug.near(name, known)}"
+    )
+  if not all(part.isidentifier() for part in [*path.split("."), attribute]):
+    raise ValueError(
+      f"expected package.module:{kind}, with dots between folders and without "
+      f".py, got {name!r}"
+    )
+  module = _module(path)
+  if not hasattr(module, attribute):
+    raise ValueError(
+      f"module {path!r} has no {attribute!r}{plug.near(attribute, vars(module))}"
+    )
+  return getattr(module, attribute)
+
+
 def find(name: str) -> Callable[..., Attention]:
   """The factory of a mechanism, wherever it is.
 
@@ -74,26 +106,9 @@ def find(name: str) -> Callable[..., Attention]:
   Raises:
     ValueError: there is none; says on one line why, and what to do.
   """
+  factory = named(name, ATTENTIONS, "factory")
   if name in ATTENTIONS:
-    return ATTENTIONS[name]
-  path, colon, attribute = name.partition(":")
-  if not colon:
-    raise ValueError(
-      f"expected one of {', '.join(ATTENTIONS)}, or package.module:factory, "
-      f"got {name!r}{plug.near(name, ATTENTIONS)}"
-    )
-  if not all(part.isidentifier() for part in [*path.split("."), attribute]):
-    raise ValueError(
-      "expected package.module:factory, with dots between folders and without "
-      f".py, got {name!r}"
-    )
-  module = _module(path)
-  factory = getattr(module, attribute, None)
-  if factory is None:
-    known = [n for n, x in vars(module).items() if callable(x)]
-    raise ValueError(
-      f"module {path!r} has no {attribute!r}{plug.near(attribute, known)}"
-    )
+    return factory
   expected = "expected a function that returns an attention.Attention"
   try:
     parameters = inspect.signature(factory).parameters
@@ -120,7 +135,7 @@ def build(name: str, options: Mapping[str, Any]) -> Attention:
     ValueError: the message starts with the option that is unknown, missing or
       refused by the factory, and with 'name' for every other fault.
   """
-  factory = _named(name)
+  factory = _factory(name)
   parameters = inspect.signature(factory).parameters
   takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
   for option in options:
@@ -164,7 +179,7 @@ def example(name: str) -> Attention:
   Raises:
     ValueError: as `build`.
   """
-  return build(name, dict.fromkeys(plug.required(_named(name)), 1))
+  return build(name, dict.fromkeys(plug.required(_factory(name)), 1))
 
 
 def where_it_failed(error: Exception) -> str:
@@ -179,7 +194,7 @@ def where_it_failed(error: Exception) -> str:
   return f"{text} ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})"
 
 
-def _named(name: str) -> Callable[..., Attention]:
+def _factory(name: str) -> Callable[..., Attention]:
   """`find`, whose fault is one of the leaf 'name' of a config."""
   try:
     return find(name)

@@ -1,12 +1,14 @@
 """Tasks: the data, vocabulary and metrics of each experiment.
 
-`TASKS` names them for configs. Importing this package reads no data and loads
+`TASKS` names them for configs; a task of another project is found by its import
+path. Importing this package reads no data and loads
 no heavy library; TensorFlow is never imported.
 """
 
 from collections.abc import Mapping
 import types
 
+from attention import registry
 from tasks import (
   classification,
   copy,
@@ -71,6 +73,24 @@ TASKS: Mapping[str, TaskEntry] = types.MappingProxyType(
   }
 )
 
+
+def find(name: str) -> TaskEntry:
+  """The entry of a task: of `TASKS`, or of an import path.
+
+  Args:
+    name: a key of `TASKS`, or 'package.module:attribute' of a `TaskEntry`.
+
+  Raises:
+    ValueError: there is none.
+  """
+  entry = registry.named(name, TASKS, "entry")
+  if not isinstance(entry, TaskEntry):
+    raise ValueError(
+      f"expected a tasks.TaskEntry, but {name} is of type {type(entry).__name__}"
+    )
+  return entry
+
+
 __all__ = [
   "TASKS",
   "LAYOUTS",
@@ -107,6 +127,7 @@ __all__ = [
   "TextTask",
   "TranslationConfig",
   "TranslationTask",
+  "find",
   "find_vocabulary",
   "input_shapes",
   "PAD",

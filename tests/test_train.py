@@ -108,6 +108,38 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(
   assert records(workdir) == records(finished[0])
 
 
+def test_a_task_and_an_optimiser_plug_in_by_name(tmp_path):
+  """A task is one entry in a module of one's own; Muon is Optax's."""
+  (tmp_path / "letters.py").write_text(
+    "import tasks\n"
+    "ENTRY = tasks.TaskEntry(tasks.CopyConfig, tasks.TASKS['copy'].make)\n"
+    "OTHER = 3\n"
+  )
+  plain = train(tmp_path / "plain", "--config.optimizer.name=muon")
+  process = commands.start(
+    "train.py",
+    *commands.TINY,
+    f"--workdir={tmp_path / 'run'}",
+    "--config.task.name=letters:ENTRY",
+    "--config.optimizer.name=muon",
+    path=tmp_path,
+  )
+  _, error = process.communicate(timeout=200)
+  assert (plain[0], process.returncode, error) == (0, 0, "")
+  assert digests(tmp_path / "run") == digests(tmp_path / "plain")
+  process = commands.start(
+    "train.py",
+    *commands.TINY,
+    "--config.task.name=letters:OTHER",
+    path=tmp_path,
+  )
+  _, error = process.communicate(timeout=200)
+  assert error == (
+    "config.task.name: expected a tasks.TaskEntry, but letters:OTHER is of type "
+    "int\n"
+  )
+
+
 def test_ctrl_c_ends_a_compiling_run_at_once(tmp_path):
   process = commands.start(
     "train.py",

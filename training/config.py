@@ -1,5 +1,6 @@
 """What the loop and the optimiser need to know, as frozen dataclasses."""
 
+from collections.abc import Mapping
 import dataclasses
 from typing import Any, Literal
 
@@ -12,22 +13,24 @@ class OptimizerConfig:
   """How parameters are updated.
 
   Attributes:
-    name: 'adamw', or 'adam', which takes no weight decay.
+    name: 'adamw', any other of Optax or `optax.contrib` that takes a learning
+      rate, such as 'muon', or 'package.module:factory' of a function like them.
     learning_rate: the peak.
     schedule: after the warm-up: 'constant', 'cosine' down to `final_fraction`
       of the peak at the last step, or 'inverse_sqrt' of the step.
     warmup_steps: steps of linear growth to the peak.
     final_fraction: last learning rate of 'cosine' over the peak.
-    b1: decay of the first moment.
-    b2: decay of the second moment.
-    eps: added to the root of the second moment.
+    b1: decay of the first moment, of an optimiser that has one.
+    b2: decay of the second moment, likewise.
+    eps: added to the root of the second moment, likewise.
     weight_decay: decoupled; never applied to biases and norm scales.
     clip_norm: largest global gradient norm; None does not clip.
     accumulate_steps: micro-batches that one batch is split into.
     label_smoothing: share of each target spread over the whole vocabulary.
+    options: any other leaf is an argument of the optimiser, as `ns_steps` of Muon.
   """
 
-  name: Literal["adamw", "adam"] = "adamw"
+  name: str = "adamw"
   learning_rate: float = 1e-3
   schedule: Literal["constant", "cosine", "inverse_sqrt"] = "constant"
   warmup_steps: int = 0
@@ -39,6 +42,7 @@ class OptimizerConfig:
   clip_norm: float | None = None
   accumulate_steps: int = 1
   label_smoothing: float = 0.0
+  options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
   def __post_init__(self):
     positive = ["learning_rate", "eps", "accumulate_steps"]
@@ -51,11 +55,11 @@ class OptimizerConfig:
     for name in ("b1", "b2", "label_smoothing"):
       check(self, name, 0 <= getattr(self, name) < 1, "at least 0, below 1")
     check(self, "final_fraction", 0 <= self.final_fraction <= 1, "0 to 1")
-    if self.name == "adam" and self.weight_decay:
-      raise ValueError(
-        f"weight_decay: adam has none, got {self.weight_decay}; set 0 or use "
-        "optimizer.name='adamw'"
-      )
+    if self.name != "adamw" or self.options:
+      # Optax is imported for those alone that it has to know.
+      from training import optimizer
+
+      optimizer.make_optimizer(self, num_steps=1)
 
 
 @dataclasses.dataclass(frozen=True)

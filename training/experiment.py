@@ -94,7 +94,7 @@ def create(
   """
   train = config.train
   try:
-    task = tasks.TASKS[config.task_name].make(
+    task = tasks.find(config.task_name).make(
       config.task,
       kind=config.model.kind,
       batch_size=train.batch_size,

@@ -29,7 +29,7 @@ class ExperimentConfig:
 
   Attributes:
     train: the loop and the optimiser.
-    task_name: key of `tasks.TASKS`.
+    task_name: as `tasks.find` takes it.
     task: an instance of that task's `config_type`.
     model: what `models.create` wants to know.
     weights: folder of published weights to start from; '' starts from nothing.
@@ -94,8 +94,12 @@ def parse(
       raise ConfigError(f"config.{name}: missing, and it has no default")
   task_leaves = dict(sections["task"].items())
   name = task_leaves.pop("name", None)
-  if not isinstance(name, str) or name not in tasks.TASKS:
+  if not isinstance(name, str):
     raise ConfigError(f"config.task.name: {one_of(name, tasks.TASKS)}")
+  try:
+    task_type = tasks.find(name).config_type
+  except ValueError as error:
+    raise ConfigError(f"config.task.name: {error}") from error
   model_leaves = dict(sections["model"].items())
   folders = {name: model_leaves.pop(name, "") for name in _FOLDERS}
   for leaf, folder in folders.items():
@@ -117,7 +121,7 @@ def parse(
   _check_x64(model)
   if weights and not restore:
     model = _published(weights, model)
-    reads_one = "tokenizer" in leaf_names(tasks.TASKS[name].config_type)
+    reads_one = "tokenizer" in leaf_names(task_type)
     if reads_one and tasks.find_vocabulary(pathlib.Path(weights)):
       # The ids of the weights are those of their own vocabulary.
       task_leaves["tokenizer"] = task_leaves.get("tokenizer") or weights
@@ -134,9 +138,7 @@ def parse(
   return ExperimentConfig(
     train=train,
     task_name=name,
-    task=build(
-      tasks.TASKS[name].config_type, task_leaves, "config.task", elsewhere
-    ),
+    task=build(task_type, task_leaves, "config.task", elsewhere),
     model=model,
     **folders,
   )

@@ -1,10 +1,17 @@
 """Optimisers and learning-rate schedules, from Optax."""
 
+from collections.abc import Callable
+import dataclasses
+import inspect
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 import optax
+import optax.contrib
 
+from attention import registry
+from attention.arguments import near
 from training.config import OptimizerConfig
 
 _NOT_DECAYED = ("bias", "scale")
@@ -56,7 +63,7 @@ def make_optimizer(
   num_steps: int,
   learning_rate: Float[Array, ""] | None = None,
 ) -> optax.GradientTransformation:
-  """Clipping, then Adam or AdamW under the schedule.
+  """Clipping, then the named optimiser under the schedule.
 
   Args:
     config: see `OptimizerConfig`.
@@ -65,21 +72,63 @@ def make_optimizer(
 
   Returns:
     `(init, update)`, as every Optax transformation.
+
+  Raises:
+    ValueError: there is no such optimiser, or it refuses an option; the message
+      starts with the leaf.
   """
+  factory = _factory(config.name)
+  known = inspect.signature(factory).parameters
+  options = dict(config.options)
+  for name in ("b1", "b2", "eps", "weight_decay"):
+    value = getattr(config, name)
+    if name in known:
+      options[name] = value
+    elif name == "weight_decay" and value:
+      raise ValueError(
+        f"weight_decay: {config.name} has none, got {value}; set 0 or use "
+        "optimizer.name='adamw'"
+      )
+  for name in ("mask", "weight_decay_mask"):
+    if name in known and "weight_decay" in known:
+      options.setdefault(name, _decayed)
+  for name in options:
+    if name not in known:
+      leaves = [field.name for field in dataclasses.fields(config)]
+      raise ValueError(
+        f"{name}: unknown; {config.name} takes {', '.join(known)}"
+        f"{near(name, [*leaves, *known])}"
+      )
   schedule = make_schedule(config, num_steps, learning_rate)
-  moments = {"b1": config.b1, "b2": config.b2, "eps": config.eps}
-  if config.name == "adam":
-    update = optax.adam(schedule, **moments)
-  else:
-    update = optax.adamw(
-      schedule,
-      weight_decay=config.weight_decay,
-      mask=_decayed,
-      **moments,
-    )
+  try:
+    update = factory(learning_rate=schedule, **options)
+  except (TypeError, ValueError) as error:
+    raise ValueError(
+      f"name: {config.name} refused its options: {error}"
+    ) from error
   if config.clip_norm is None:
     return update
   return optax.chain(optax.clip_by_global_norm(config.clip_norm), update)
+
+
+def _factory(name: str) -> Callable[..., optax.GradientTransformation]:
+  """An optimiser of Optax, or of an import path, which takes a learning rate."""
+  known = {
+    name: factory
+    for module in (optax.contrib, optax)
+    for name, factory in vars(module).items()
+    if inspect.isfunction(factory)
+    and "learning_rate" in inspect.signature(factory).parameters
+  }
+  try:
+    factory = registry.named(name, known, "factory")
+  except ValueError as error:
+    raise ValueError(f"name: {error}") from error
+  if "learning_rate" not in inspect.signature(factory).parameters:
+    raise ValueError(
+      f"name: expected a function of a learning_rate, got {name!r}"
+    )
+  return factory
 
 
 def _decayed(params: optax.Params) -> optax.Params:

@@ -57,3 +57,39 @@ def test_clipping_scales_the_gradient_that_adam_sees():
   _, opt_state = optimizer.update(gradient, optimizer.init(params), params)
   moments = [leaf for leaf in jax.tree.leaves(opt_state) if leaf.shape == (2,)]
   np.testing.assert_allclose(moments[0], [0.06, 0.08], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+  ("name", "options"),
+  [("muon", {"ns_steps": 3}), ("lion", {}), ("sgd", {"momentum": 0.9})],
+)
+def test_any_optimiser_of_optax_is_known_by_its_name(name, options):
+  config = OptimizerConfig(name=name, options=options, learning_rate=0.1)
+  params = {"kernel": jnp.ones((4, 4)), "bias": jnp.ones(4)}
+  optimizer = make_optimizer(config, 10)
+  gradient = jax.tree.map(jnp.ones_like, params)
+  updates, _ = optimizer.update(gradient, optimizer.init(params), params)
+  assert all(np.all(x < 0) for x in jax.tree.leaves(updates))
+
+
+def test_so_is_one_of_an_import_path():
+  config = OptimizerConfig(name="optax:sgd", learning_rate=0.5)
+  optimizer = make_optimizer(config, 10)
+  params = {"kernel": jnp.ones(2)}
+  updates, _ = optimizer.update(params, optimizer.init(params), params)
+  np.testing.assert_allclose(updates["kernel"], -0.5)
+
+
+@pytest.mark.parametrize(
+  ("options", "message"),
+  [
+    ({"name": "adamww"}, "name: expected one of .*did you mean 'adamw'"),
+    ({"name": "optax:chain"}, "name: expected a function of a learning_rate"),
+    ({"options": {"warmup_step": 1}}, "warmup_step: .*mean 'warmup_steps'"),
+    ({"name": "sgd", "weight_decay": 0.1}, "weight_decay: sgd has none"),
+    ({"name": "dpsgd"}, "name: dpsgd refused its options: .*l2_norm_clip"),
+  ],
+)
+def test_what_is_no_optimiser_is_refused(options, message):
+  with pytest.raises(ValueError, match=f"^{message}"):
+    OptimizerConfig(**options)
