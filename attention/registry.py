@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 import importlib
 import inspect
+import sys
+import traceback
 from types import MappingProxyType
 from typing import Any
 
@@ -155,7 +157,9 @@ def build(name: str, options: Mapping[str, Any]) -> Attention:
     option = str(error).partition(":")[0]
     if isinstance(error, ValueError) and option in parameters:
       raise
-    raise ValueError(f"name: {name} raised {where_it_failed(error)}") from None
+    raise ValueError(
+      f"name: {name} raised {where_it_failed(error, name)}"
+    ) from None
   if not isinstance(record, Attention):
     raise ValueError(
       f"name: {name} returned a {type(record).__name__}; expected an "
@@ -182,16 +186,24 @@ def example(name: str) -> Attention:
   return build(name, dict.fromkeys(plug.required(_factory(name)), 1))
 
 
-def where_it_failed(error: Exception) -> str:
-  """An exception in other people's code, and the line that raised it."""
+def where_it_failed(error: Exception, *names: str) -> str:
+  """An exception in other people's code, and the innermost line of that code.
+
+  Args:
+    error: what was raised.
+    *names: 'package.module:factory' of the code; without any, or where no line of
+      them took part, the line that raised it.
+  """
   text = " ".join(f"{type(error).__name__}: {error}".split())
-  trace = error.__traceback__
-  while trace is not None and trace.tb_next is not None:
-    trace = trace.tb_next
+  lines = traceback.extract_tb(error.__traceback__)
   # A syntax error says itself where it is.
-  if trace is None or isinstance(error, SyntaxError):
+  if not lines or isinstance(error, SyntaxError):
     return text
-  return f"{text} ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})"
+  modules = (sys.modules.get(name.partition(":")[0]) for name in names)
+  files = [getattr(module, "__file__", None) for module in modules]
+  own = [line for line in lines if line.filename in files]
+  line = (own or lines)[-1]
+  return f"{text} ({line.filename}:{line.lineno})"
 
 
 def _factory(name: str) -> Callable[..., Attention]:

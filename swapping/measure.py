@@ -97,7 +97,11 @@ def mechanism(
     foreign = ":" in choice.config.name
     if not foreign and not isinstance(error, ValueError):
       raise
-    reason = registry.where_it_failed(error) if foreign else one_line(error)
+    reason = (
+      registry.where_it_failed(error, choice.config.name)
+      if foreign
+      else one_line(error)
+    )
     return {**record, "status": CANNOT, "reason": reason}
   scores = scores_lib.make(source, attention)
   found, error = _by_layer(scores, paths, mechanisms)

@@ -143,7 +143,7 @@ def create(
       raise
     raise ConfigError(
       f"config.model: {', '.join(foreign)} raised "
-      f"{registry.where_it_failed(error)}"
+      f"{registry.where_it_failed(error, *foreign)}"
     ) from error
   if train.redraw_every and not jax.tree.leaves(shapes.constants):
     raise ConfigError(

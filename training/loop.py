@@ -278,11 +278,11 @@ def _train(
         meter.fetch()
       if step == first:
         meter.forget_first()
-        progress.restart_clock(done)
+        progress.restart_clock(done, meter.seconds)
       if log:
         values = meter.flush()
         writer.write(done, {"train": values}, meter.seconds)
-        progress.update(done, values)
+        progress.update(done, values, meter.seconds)
       if evaluation:
         split = task.eval_splits[0]
         values = evaluate.evaluate(parallel, state.variables, task, split)

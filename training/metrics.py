@@ -4,7 +4,6 @@ from collections.abc import Mapping
 import json
 import pathlib
 import sys
-import time
 from typing import Any
 
 import tqdm
@@ -108,14 +107,24 @@ class Progress:
       self._bar = tqdm.tqdm(
         initial=first, total=total, unit="step", dynamic_ncols=True
       )
-    self._started, self._first = time.monotonic(), first
+    self._started, self._first = 0.0, first
 
-  def restart_clock(self, step: int) -> None:
-    """Leaves what came before, as compiling, out of the time left."""
-    self._started, self._first = time.monotonic(), step
+  def restart_clock(self, step: int, seconds: float) -> None:
+    """Leaves what came before, as compiling, out of the time left.
 
-  def update(self, step: int, values: Mapping[str, float]) -> None:
-    """Shows the step, what is known of it and the time left."""
+    Args:
+      step: the number of updates.
+      seconds: of training until then.
+    """
+    self._started, self._first = seconds, step
+
+  def update(
+    self, step: int, values: Mapping[str, float], seconds: float
+  ) -> None:
+    """Shows the step, what is known of it and the time left.
+
+    `seconds` are those of training alone: neither compiling nor evaluating goes on.
+    """
     if self._bar is not None:
       self._bar.update(step - self._step)
       # A line has room for these; metrics.jsonl has all.
@@ -123,7 +132,7 @@ class Progress:
       self._bar.set_postfix_str(format_values(short))
     else:
       text = format_values(values)
-      elapsed = time.monotonic() - self._started
+      elapsed = seconds - self._started
       per_step = elapsed / max(step - self._first, 1)
       left = _clock(per_step * (self._total - step))
       print(f"step {step}/{self._total}  {text}  {left} left", flush=True)

@@ -33,6 +33,11 @@ def failing():
   raise RuntimeError("out of\\nluck")
 
 
+def deep():
+  import jax.numpy as jnp
+  return jnp.ones(2) + jnp.ones(3)
+
+
 def pair():
   return 1, 2
 
@@ -110,6 +115,12 @@ def test_a_factory_is_found_by_name_and_by_path():
       "their_package.mine:failing",
       {},
       r"name: .*:failing raised RuntimeError: out of luck .*mine.py:\d+\)",
+    ),
+    # The line of theirs, not of JAX.
+    (
+      "their_package.mine:deep",
+      {},
+      r"name: .*:deep raised TypeError: .*mine.py:\d+\)",
     ),
     ("their_package.mine:pair", {}, "name: .*:pair returned a tuple; expected"),
     ("their_package.mine:listed", {}, "name: the `supports` of .* is a list"),

@@ -41,20 +41,21 @@ def test_continuing_drops_what_came_after_the_checkpoint(tmp_path):
 
 def test_plain_lines_without_a_terminal(capsys):
   progress = metrics.Progress(10, 100)
-  progress.update(20, {"loss": 1.0, "tokens_per_second": 12345.6})
+  progress.restart_clock(10, 30.0)
+  progress.update(20, {"loss": 1.0, "tokens_per_second": 12345.6}, 40.0)
   progress.say("validation  loss 1.0")
   progress.close()
   lines = capsys.readouterr().out.splitlines()
   assert lines[0].startswith("step 20/100  loss 1.0000  ")
   assert "12,346" in lines[0]
-  assert lines[0].endswith(" left")
+  assert lines[0].endswith("  0:01:20 left")
   assert lines[1] == "validation  loss 1.0"
 
 
 def test_a_bar_on_a_terminal(monkeypatch, capsys):
   monkeypatch.setattr(metrics.sys.stderr, "isatty", lambda: True)
   progress = metrics.Progress(0, 10)
-  progress.update(10, {"loss": 1.0})
+  progress.update(10, {"loss": 1.0}, 2.0)
   progress.close()
   error = capsys.readouterr().err
   assert "10/10" in error
