@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 import functools
 import inspect
 import math
+import re
 import types
 from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
@@ -71,12 +72,13 @@ def attention_function(
       -> what to give the function in its place.
 
   Returns:
-    The decorator. Signature, annotations and docstring stay as they are.
+    The decorator. Annotations and docstring stay as they are.
   """
 
   def decorate(function: Callable[P, R]) -> Callable[P, R]:
     name = getattr(function, "__name__", "attention")
-    parameters = inspect.signature(function).parameters
+    signature = inspect.signature(function)
+    parameters = signature.parameters
     plug.FUNCTIONS[name] = parameters
     positional = [
       n for n, p in parameters.items() if p.kind is not p.KEYWORD_ONLY
@@ -110,9 +112,30 @@ def attention_function(
         return meshes.call_with_auto_axes(function, query, args, options)
       return function(*args, **options)
 
+    # As it is written, where `help` would show jaxtyping's classes.
+    written = signature.replace(
+      parameters=[
+        p.replace(annotation=_written(p.annotation))
+        for p in parameters.values()
+      ],
+      return_annotation=_written(signature.return_annotation),
+    )
+    setattr(checked, "__signature__", written)  # noqa: B010
     return checked
 
   return decorate
+
+
+class _Written(str):
+  """An annotation that shows as its text."""
+
+  __repr__ = str.__str__
+
+
+def _written(annotation: Any) -> _Written:
+  """An annotation without the names of modules: Float[Array, 'B T N H']."""
+  text = inspect.formatannotation(annotation)
+  return _Written(re.sub(r"(?:\w+\.)+(?=\w)", "", text))
 
 
 def _types(annotation: Any) -> tuple[Any, ...]:
