@@ -21,6 +21,7 @@ MAX_LABELS = 64
 """Axes longer than this have positions in place of tokens."""
 
 _READABLE_TOKENS = 24
+_PART_OF_A_LONG_ROW = 12
 _INCHES_PER_LABEL = 0.22
 _INCHES_UNLABELLED = 6.0
 _MAX_PIXELS = 6000
@@ -400,14 +401,17 @@ def _length(present: np.ndarray) -> int:
 def readable_example(
   batches: Iterable[Mapping[str, np.ndarray]],
 ) -> dict[str, np.ndarray]:
-  """The longest row that still makes a readable picture, as a batch of one."""
+  """The longest row that still makes a readable picture, as a batch of one.
+
+  A part of a long row tells more than a row of a few tokens.
+  """
   best, example = -math.inf, {}
   for batch in batches:
     for row, weights in enumerate(batch["weights"]):
       if not weights.any():  # It fills up the last batch.
         continue
       length = _length(weights > 0)
-      readable = length if length <= _READABLE_TOKENS else -length
+      readable = length if length <= _READABLE_TOKENS else _PART_OF_A_LONG_ROW
       if readable > best:
         best = readable
         example = {name: rows[row : row + 1] for name, rows in batch.items()}

@@ -59,6 +59,11 @@ def check(workdir: Path, config: ExperimentConfig) -> None:
       "new folder"
     )
   there, here = _there(read_config(workdir)), _leaves(config)
+  if there.get("task.name") != here["task.name"]:
+    raise ConfigError(
+      f"workdir: {workdir} holds a run of the task {there.get('task.name')!r}, "
+      f"expected one of {here['task.name']!r}; choose a new folder"
+    )
   # A leaf that only the run has is told before those that only this config has.
   for leaf in [*there, *here]:
     old, new = there.get(leaf, "not set"), here.get(leaf, "not set")

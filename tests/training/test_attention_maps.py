@@ -305,9 +305,15 @@ def test_two_layers_are_one_picture(tmp_path, figures):
   assert titles == ["layer: lsh", "layer: dense"]
 
 
-def test_a_row_that_fills_up_a_batch_is_not_drawn():
-  """Where all others are too long for labels, the shortest of them is."""
-  weights = np.zeros((3, 70), np.float32)
-  weights[0], weights[1, :50] = 1.0, 1.0
-  batch = {"weights": weights, "inputs": np.arange(3)[:, None]}
-  assert attention_maps.readable_example([batch])["inputs"] == [[1]]
+@pytest.mark.parametrize(
+  ("lengths", "drawn"),
+  [
+    ((0, 70, 3), 1),  # The first fills up a batch.
+    ((70, 20, 90), 1),
+    ((5, 24, 20), 1),
+  ],
+)
+def test_the_most_readable_row_is_drawn(lengths, drawn):
+  weights = np.arange(90) < np.array(lengths)[:, None]
+  batch = {"weights": weights.astype("f4"), "inputs": np.arange(3)[:, None]}
+  assert attention_maps.readable_example([batch])["inputs"] == [[drawn]]

@@ -119,3 +119,11 @@ def test_an_option_that_only_a_run_has_is_told(tmp_path):
 def test_a_damaged_config_is_told(tmp_path, text):
   (tmp_path / workdir.CONFIG).write_text(text)
   assert fault(tmp_path).startswith("workdir: ")
+
+
+def test_a_run_of_another_task_is_told_as_one(tmp_path):
+  workdir.write_config(tmp_path, config())
+  rewrite(tmp_path, lambda mapping: mapping.update(task={"name": "needle"}))
+  assert fault(tmp_path).startswith(
+    f"workdir: {tmp_path} holds a run of the task 'needle', expected one of 'copy'"
+  )
