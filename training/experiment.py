@@ -295,10 +295,14 @@ def describe(experiment: Experiment) -> str:
     slot.removesuffix("_attention") for slot in model.attentions
   )
   params = sum(leaf.size for leaf in jax.tree.leaves(experiment.shapes.params))
+  warmup = train.optimizer.warmup_steps
+  told = ""
+  if warmup >= train.num_steps:
+    told = f"; the warm-up of {warmup} steps (optimizer.warmup_steps) goes on to the end"
   return (
     f"slots {models.slots(model)} ({places}); {params:,} parameters, "
     f"{train.num_steps} steps of {train.batch_size} rows, "
-    f"{jax.device_count()} × {jax.devices()[0].device_kind}"
+    f"{jax.device_count()} × {jax.devices()[0].device_kind}{told}"
   )
 
 
