@@ -80,14 +80,12 @@ def sliding_window_attention(
   no gradient. The content of a masked key changes nothing.
 
   Args:
-    query: `[B, T, N, H]`.
     key: `[B, S, K, H]`, whose positions are those of the queries from the first on.
-    value: `[B, S, K, V]`.
     window: w for |i| ≤ w, or (left, right); as `local_window_size` in jax.nn.
     dilation: distance of neighbouring keys; one int, or N ints, one per query
       head. `log_forget`, `score_mod` and `mask_mod` are for windows without dilation
       and global tokens.
-    mask: key mask, broadcastable to `[B, 1, 1, S]`, True = attend.
+    mask: key mask, broadcastable to `[B, 1, 1, S]`.
     relative_bias: `[N, 2L+1]`; entry L + i belongs to the key at distance
       i·dilation, so L = w has one for each key of the window.
     relative_keys: `[2L+1, H]` or `[N, 2L+1, H]`, with entries in the same order.
@@ -102,8 +100,7 @@ def sliding_window_attention(
       mask. It and tokamax need T = S, and neither has segments, tables, dropout,
       dilation or global tokens.
 
-  Other options: `visible`, `logits` and `return_lse` as
-  `flash_attention`, the rest as `dense_attention`.
+  Other arguments: as `flash_attention`.
 
   Returns:
     As `flash_attention`: `[B, T, N, V]`, with `return_lse` also `[B, T, N]`.
@@ -119,9 +116,8 @@ def sliding_window_attention(
   costs one pass over its heads. On a TPU, 'tokamax' reads the window from a mask of
   T·S bool.
 
-  Departs from its paper in that every length is allowed (not only multiples of
-  the window), windows may be one-sided, and segments and causality hold for
-  global tokens too.
+  Departs from its paper in that any length is allowed, windows may be one-sided, and
+  segments and causality hold for global tokens too.
 
   Papers: Longformer, the long-document transformer, arXiv:2004.05150. Sinks: gpt-oss,
   arXiv:2508.10925. Soft caps: Gemma 2, arXiv:2408.00118. Forget gates: Forgetting

@@ -272,14 +272,16 @@ def window_linear(window: int = 64) -> plug.Attention:
     size, phi = cache.key.shape[1], _features(key.shape[-1])
     place = lengths[:, None] - size + jnp.arange(size)[None]
     is_set = (place >= 0)[..., None, None]
-    near = (
-      jnp.where(is_set, layout.rows_at(new, jnp.maximum(place, 0)), 0)
-      for new in (key, value)
-    )
+
+    def last(x):
+      x = jnp.where(is_set, layout.rows_at(x, jnp.maximum(place, 0)), 0)
+      return x.astype(cache.key.dtype)
+
     has_left = jnp.arange(key.shape[1])[None] < lengths[:, None] - size
     far = through(variables["params"]["key_kernel"], key), value, has_left
     return WindowLinearCache(
-      *(x.astype(cache.key.dtype) for x in near),
+      last(key),
+      last(value),
       lengths.astype(cache.index.dtype),
       state_after(phi, cache.far, far),
     )
@@ -291,8 +293,8 @@ def window_linear(window: int = 64) -> plug.Attention:
     key, value = key.astype(cache.key.dtype), value.astype(cache.value.dtype)
     xs = query, key, value, jnp.ones((len(key), 1), bool)
     params = _params(query, **variables["params"], scale=scale)
-    (near, far), out = _step(1, size, params, state, xs)
-    return out, WindowLinearCache(*near[:2], cache.index + 1, far)
+    ((keys, values, _), far), out = _step(1, size, params, state, xs)
+    return out, WindowLinearCache(keys, values, cache.index + 1, far)
 
   return plug.Attention(
     init=init,

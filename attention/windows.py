@@ -85,18 +85,20 @@ def attend_to_window(
 def _by_head(
   query, key, value, visible, logits, rng, *, dilations, **options
 ) -> Any:
-  """(out, lse) of heads with several dilations, one call for each.
+  """(out, lse) of heads with several dilations.
 
-  Tiles require as many query heads for every key head. Where a key head has query heads
-  of several dilations, each query head gets its own copy.
+  Tiles require as many query heads for every key head, so a key head whose query
+  heads have several dilations is in several calls.
   """
-  group = len(dilations) // key.shape[2]
+  calls: dict[tuple[int, int], list[Any]] = {}
+  for kv_head, own in enumerate(np.reshape(dilations, (key.shape[2], -1))):
+    for dilation in np.unique(own):
+      heads = kv_head * len(own) + np.flatnonzero(own == dilation)
+      call = calls.setdefault((int(dilation), len(heads)), [])
+      call.append((kv_head, heads))
   results, order = [], []
-  for i, dilation in enumerate(sorted(set(dilations))):
-    heads = np.flatnonzero(np.equal(dilations, dilation))
-    kv_heads = np.unique(heads // group)
-    if len(kv_heads) * group > len(heads):
-      kv_heads = heads // group
+  for i, ((dilation, _), pairs) in enumerate(calls.items()):
+    kv_heads, heads = (np.hstack(x) for x in zip(*pairs, strict=True))
     results.append(
       attend_to_window(
         query[:, :, heads],
