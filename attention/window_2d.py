@@ -96,9 +96,12 @@ def window_2d_attention(
   kv_heads = key.shape[2]
   _check(grid, window, shift, hidden_logit)
   places = windows_of(length, grid, window, shift)
-  shape = (2 * window - 1) ** 2, num_heads
-  letters = "[(2·window − 1)², N]"
-  arguments.check_shape("relative_bias", letters, relative_bias, shape)
+  expected = [(2 * window - 1) ** 2, num_heads]
+  if relative_bias is not None and list(relative_bias.shape) != expected:
+    raise ValueError(
+      f"relative_bias: expected [(2·window − 1)², N] = {expected}, got shape "
+      f"{relative_bias.shape}"
+    )
   keep = arguments.key_mask(
     mask, query, key, "dense attention takes masks that vary"
   )
