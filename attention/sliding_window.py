@@ -2,7 +2,7 @@
 
 The softmax is one call of `attention.loop.attend`, with a window in its `Visible`.
 `windows` has what a window may have besides: dilation, global tokens, and positions
-of other devices. `window_cache` decodes.
+of other devices. To decode, the last keys are kept in a ring.
 """
 
 from collections.abc import Sequence
@@ -10,25 +10,30 @@ import dataclasses
 from functools import partial
 from typing import Any
 
-import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
 from attention import (
   arguments,
   implementations,
+  layout,
   own_logits,
   plug,
-  window_cache,
   windows,
 )
+from attention.dense import (
+  DenseCache,
+  attend_to_slots,
+  forgotten_after,
+  forgotten_since,
+)
+from attention.dense import init_cache as init_dense
 from attention.implementations import Implementation
 from attention.logits import Logits, logits_from_options
 from attention.loop import Output, attend, with_sinks
 from attention.mods import MaskMod, ScoreMod
 from attention.visible import Visible, visible_from_options
-from attention.visible import window as window_of
-from attention.windows import Tokens, check_globals
 
 
 @arguments.attention_function()
@@ -75,14 +80,12 @@ def sliding_window_attention(
   no gradient. The content of a masked key changes nothing.
 
   Args:
-    query: `[B, T, N, H]`.
     key: `[B, S, K, H]`, whose positions are those of the queries from the first on.
-    value: `[B, S, K, V]`.
     window: w for |i| ≤ w, or (left, right); as `local_window_size` in jax.nn.
     dilation: distance of neighbouring keys; one int, or N ints, one per query
       head. `log_forget`, `score_mod` and `mask_mod` are for windows without dilation
       and global tokens.
-    mask: key mask, broadcastable to `[B, 1, 1, S]`, True = attend.
+    mask: key mask, broadcastable to `[B, 1, 1, S]`.
     relative_bias: `[N, 2L+1]`; entry L + i belongs to the key at distance
       i·dilation, so L = w has one for each key of the window.
     relative_keys: `[2L+1, H]` or `[N, 2L+1, H]`, with entries in the same order.
@@ -97,12 +100,10 @@ def sliding_window_attention(
       mask. It and tokamax need T = S, and neither has segments, tables, dropout,
       dilation or global tokens.
 
-  Other options: `visible`, `logits` and `return_lse` as `flash_attention`, the rest as
-  `dense_attention`.
+  Other arguments: as `flash_attention`.
 
   Returns:
-    `[B, T, N, V]` in the dtype of `query`; with `return_lse` also `[B, T, N]` in
-    float32, −∞ for a query that sees nothing. Both have gradients.
+    As `flash_attention`: `[B, T, N, V]`, with `return_lse` also `[B, T, N]`.
 
   Raises:
     ValueError: arguments do not fit together, or `implementation` cannot serve
@@ -115,18 +116,15 @@ def sliding_window_attention(
   costs one pass over its heads. On a TPU, 'tokamax' reads the window from a mask of
   T·S bool.
 
-  Departs from its paper in that every length is allowed (not only multiples of
-  the window), windows may be one-sided, and segments and causality hold for
-  global tokens too.
+  Departs from its paper in that any length is allowed, windows may be one-sided, and
+  segments and causality hold for global tokens too.
 
   Papers: Longformer, the long-document transformer, arXiv:2004.05150. Sinks: gpt-oss,
   arXiv:2508.10925. Soft caps: Gemma 2, arXiv:2408.00118. Forget gates: Forgetting
   transformer, arXiv:2503.02130. Mods: Flex attention, arXiv:2412.05496.
   """
-  left, right = _window_sides(window)
-  # A wider dilation reaches no further than one of the whole length.
-  longest = max(query.shape[1], key.shape[1])
-  dilations = head_dilations(dilation, query.shape[2], longest)
+  left, right = _integers("window", window, 0, 2)
+  dilations = _integers("dilation", dilation, 1, query.shape[2])
   sees = visible_from_options(
     query,
     key,
@@ -154,28 +152,30 @@ def sliding_window_attention(
     sinks=sinks,
   )
   if global_indices is not None or global_qkv is not None:
-    check_globals(global_indices, global_qkv, query, key, value, scoring)
-  _check_neighbours(
-    global_indices is None and max(dilations) == 1,
-    log_forget=scoring.log_forget,
-    score_mod=scoring.score_mod,
-    mask_mod=sees.mods or None,
-    visible=sees.bands or None,
-  )
+    windows.check_globals(
+      global_indices, global_qkv, query, key, value, scoring
+    )
+  is_plain = global_indices is None and max(dilations) == 1
+  if not is_plain:
+    _check_neighbours(
+      log_forget=scoring.log_forget,
+      score_mod=scoring.score_mod,
+      mask_mod=sees.mods or None,
+      visible=sees.bands or None,
+    )
   if scoring.bias is not None or sees.block_mask is not None:
     raise ValueError(
       "logits: expected no bias and no block mask in a window; flash_attention "
       "takes them"
     )
-  dropout_rng = dropout_rng if dropout_rate > 0.0 else None
-  sides = (left, 0 if is_causal else right)
+  right = 0 if is_causal else right
   out = implementations.kernel_output(
     implementation,
     query,
     key,
     value,
     mask,
-    sides=sides,
+    sides=(left, right),
     is_causal=is_causal,
     scale=scale,
     others={
@@ -198,49 +198,37 @@ def sliding_window_attention(
   )
   if out is not None:
     return out
-  sinks = scoring.sinks
-  scoring = dataclasses.replace(scoring, sinks=None)
-  near = _window(sides, dilations, block_size, dropout_rate)
-  arrays = query, key, value, sees, scoring
-  if global_indices is None or global_indices.shape[1] == 0:
-    out, lse = near(*arrays, dropout_rng)
+  options = {
+    "block": (block_size, None),
+    "dropout_rate": dropout_rate,
+    "dropout_rng": dropout_rng if dropout_rate > 0.0 else None,
+  }
+  if is_plain:
+    longest = max(query.shape[1], key.shape[1])
+    sees &= Visible(left=min(left, longest), right=min(right, longest))
+    out, lse = attend(query, key, value, sees, scoring, **options)
   else:
-    tokens = Tokens.of(global_indices, query.shape[1])
-    out, lse = windows.with_tokens(
-      near, tokens, *arrays, global_qkv, dropout_rate, dropout_rng
-    )
-  if sinks is not None:
-    out, lse = with_sinks(out, lse, sinks)
-  return (out, lse) if return_lse else out
-
-
-def _window(
-  sides: tuple[int, int],
-  dilations: tuple[int, ...],
-  rows: int | None,
-  dropout_rate: float = 0.0,
-) -> windows.Near:
-  """Attention to the keys of a window; tiles have `rows` queries."""
-
-  def near(query, key, value, visible, logits, rng=None):
-    return attend(
+    out, lse = windows.attend_to_union(
       query,
       key,
       value,
-      visible & window_of(*sides),
-      logits,
-      block=(rows, None),
-      dropout_rate=dropout_rate,
-      dropout_rng=rng,
+      sees,
+      dataclasses.replace(scoring, sinks=None),
+      global_indices=global_indices,
+      global_qkv=global_qkv,
+      sides=(left, right),
+      dilations=dilations,
+      **options,
     )
+    if scoring.sinks is not None:
+      out, lse = with_sinks(out, lse, scoring.sinks)
+  return (out, lse) if return_lse else out
 
-  return near if max(dilations) == 1 else windows.dilated(near, dilations)
 
-
-def _check_neighbours(is_plain: bool, **options: Any) -> None:
-  """Checks options that windows with gaps and global tokens do not have."""
+def _check_neighbours(**options: Any) -> None:
+  """Refuses options that windows with gaps and global tokens do not have."""
   for name, option in options.items():
-    if option is not None and not is_plain:
+    if option is not None:
       raise ValueError(
         f"{name}: expected None with global_indices or a dilation; windows of "
         "neighbours alone have it"
@@ -248,43 +236,34 @@ def _check_neighbours(is_plain: bool, **options: Any) -> None:
 
 
 def _integers(
-  name: str, value: int | Sequence[int], low: int
+  name: str, value: int | Sequence[int], low: int, count: int | None = None
 ) -> tuple[int, ...]:
-  """`value` as a tuple of ints; ValueError if one is below `low`."""
-  many = value if isinstance(value, Sequence) else (value,)
-  numbers = tuple(x for x in many if isinstance(x, (int, np.integer)))
-  if (
-    not many
-    or len(numbers) < len(many)
-    or any(isinstance(x, bool) or x < low for x in numbers)
+  """`count` ints: each of `value`, or `value` as often; None is as many as it has.
+
+  Raises:
+    ValueError: it has another number of them, or one is below `low`.
+  """
+  is_one = not isinstance(value, Sequence)
+  numbers = (value,) * (count or 1) if is_one else tuple(value)
+  if not numbers or any(
+    not isinstance(x, int | np.integer) or isinstance(x, bool) or x < low
+    for x in numbers
   ):
     raise ValueError(f"{name}: expected ints of at least {low}, got {value!r}")
-  return tuple(int(x) for x in numbers)
+  if count is not None and len(numbers) != count:
+    many = f"one for each of the {count} query heads"
+    many = "a pair (left, right)" if name == "window" else many
+    raise ValueError(f"{name}: expected one int or {many}, got {value!r}")
+  return tuple(map(int, numbers))
 
 
-def _window_sides(window: int | Sequence[int]) -> tuple[int, int]:
-  """(left, right) of a window."""
-  sides = _integers("window", window, 0)
-  if isinstance(window, Sequence) and len(sides) != 2:
-    raise ValueError(
-      f"window: expected one int or a pair (left, right), got {window!r}"
-    )
-  return sides[0], sides[-1]
+class SlidingWindowCache(DenseCache):
+  """The last S = min(left · the largest dilation + 1, max_length) keys and values.
 
+  Position p is in slot p mod S.
+  """
 
-def head_dilations(
-  dilation: int | Sequence[int], num_heads: int, most: int
-) -> tuple[int, ...]:
-  """One dilation per query head, each `most` at most."""
-  dilations = tuple(min(d, most) for d in _integers("dilation", dilation, 1))
-  if not isinstance(dilation, Sequence):
-    return dilations * num_heads
-  if len(dilations) != num_heads:
-    raise ValueError(
-      f"dilation: expected one int or one for each of the {num_heads} query "
-      f"heads, got {dilation!r}"
-    )
-  return dilations
+  __slots__ = ()
 
 
 def sliding_window(
@@ -316,7 +295,7 @@ def sliding_window(
     ValueError: an argument is out of range; by `init`, a window that is no
       restriction on the longest sequence.
   """
-  left, right = _window_sides(window)
+  left, right = _integers("window", window, 0, 2)
   spacings = _integers("dilation", dilation, 1)
   if block_size is not None:
     arguments.check_at_least("block_size", block_size, 1)
@@ -329,7 +308,6 @@ def sliding_window(
       f"forget: expected False with dilation {dilation}; windows of neighbours "
       "alone have it"
     )
-  reach = left * max(spacings)
   function = partial(
     sliding_window_attention,
     window=window,
@@ -347,51 +325,71 @@ def sliding_window(
       )
     return own.init(key, dims)
 
-  def accepted(variables, call):
-    call = arguments.accepted_options(
-      "sliding_window", function, call, own=own.given
-    )
-    return {**own.options(variables), **call}
-
   def apply_sharded(variables, query, key, value, *, axis_name, **call):
+    del variables  # What has variables of its own has no form in parts.
     arguments.check_qkv(query, key, value)
-    call = accepted(variables, call)
-    longest = jax.lax.axis_size(axis_name) * query.shape[1]
-    dilations = head_dilations(dilation, query.shape[2], longest)
-    sides = left, 0 if call.get("is_causal") else right
     return windows.attention_in_parts(
       query,
       key,
       value,
+      arguments.accepted_options("sliding_window", function, call),
       axis_name=axis_name,
-      near=_window(sides, dilations, block_size),
-      reach=(sides[0] * max(dilations), sides[1] * max(dilations)),
-      **call,
+      sides=(left, right),
+      dilations=_integers("dilation", dilation, 1, query.shape[2]),
+      block=(block_size, None),
     )
 
   def init_cache(variables, batch, max_length, dims, dtype):
     del variables
-    return window_cache.init_cache(
-      reach, batch, max_length, dims, dtype, forgets=forget
+    size = min(left * max(spacings) + 1, max_length)
+    return SlidingWindowCache(
+      *init_dense(batch, size, dims, dtype, forgets=forget)
     )
 
-  def decode(variables, cache, query, key, value, **call):
+  def decode(variables, cache, query, key, value, *, log_forget=None, **call):
+    if max(spacings) > 1:
+      mods = {name: call.get(name) for name in ("score_mod", "mask_mod")}
+      _check_neighbours(log_forget=log_forget, **mods)
+    slots = jnp.arange(cache.key.shape[1])
+    # The new position is in the slot of age 0; ages above it are of empty slots.
+    age = (cache.index[:, None] - slots[None]) % slots.size
+    keys = layout.written(cache.key, key, age == 0)
+    values = layout.written(cache.value, value, age == 0)
+    forgotten = forgotten_after(cache.forgotten, log_forget, age == 0)
+    dilations = _integers("dilation", dilation, 1, query.shape[2])
     # The ring has room for how far the window reaches, or for all positions.
-    slots = cache.key.shape[1]
-    dilations = head_dilations(dilation, query.shape[2], slots)
-    names = ("log_forget", "score_mod", "mask_mod")
-    own_call = {name: call.get(name) for name in names}
-    _check_neighbours(max(spacings) == 1, **own_call)
-    call = {**own.options(variables), **call}
-    return window_cache.decode(
-      left, dilations, cache, query, key, value, **call
+    spacing = jnp.array([min(x, slots.size) for x in dilations])
+    steps, rest = jnp.divmod(age[:, None], spacing[None, :, None])
+    is_set = (age <= cache.index[:, None])[:, None]
+    out = attend_to_slots(
+      query,
+      keys,
+      values,
+      seen=is_set & (rest == 0) & (steps <= left),
+      distance=-steps,
+      positions=(cache.index, cache.index[:, None] - age),
+      forgotten=forgotten,
+      **{**own.options(variables), **call},
     )
+    return out, SlidingWindowCache(keys, values, cache.index + 1, forgotten)
 
   def prefill(
     variables, cache, query, key, value, lengths, *, scale=None, log_forget=None
   ):
     del variables, query, scale
-    return window_cache.prefill(cache, key, value, lengths, log_forget)
+    slots = jnp.arange(cache.key.shape[1])[None]
+    last = lengths[:, None] - 1
+    # The latest position that is in each slot; below 0 where there is none yet.
+    position = last - (last - slots) % slots.size
+    taken = jnp.clip(position, 0, key.shape[1] - 1)
+    keys, values = (
+      layout.rows_at(x, taken).astype(cache.key.dtype) for x in (key, value)
+    )
+    forgotten = cache.forgotten
+    if log_forget is not None:
+      sums = forgotten_since(log_forget, lengths)
+      forgotten = layout.rows_at(sums, taken)
+    return SlidingWindowCache(keys, values, lengths, forgotten)
 
   plain = {"causal", "cross", "mask", "segments", "relative", "dropout"}
   supports = own.supports(plain | {"decode", "global", "sequence"})

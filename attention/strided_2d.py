@@ -3,8 +3,6 @@
 This module chooses the keys; the rest is `flash_attention`.
 """
 
-from typing import Any
-
 from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
@@ -114,8 +112,7 @@ def strided_2d(
   """The plug of `strided_2d_attention`.
 
   Args:
-    grid: (rows, columns) of the last positions; None is the grid nearest to a
-      square of every length.
+    grid: (rows, columns); None is the grid nearest to a square of every length.
     stride: s.
 
   Returns:
@@ -127,13 +124,6 @@ def strided_2d(
   check_grid(grid)
   arguments.check_at_least("stride", stride, 1)
   own = {"grid": None if grid is None else tuple(grid), "stride": stride}
-
-  def apply(variables, query, key, value, **call) -> Any:
-    del variables
-    call = arguments.accepted_options(
-      "strided_2d", strided_2d_attention, call, own=tuple(own)
-    )
-    return strided_2d_attention(query, key, value, **own, **call)
 
   return plug.Attention(
     init=lambda key, dims: {},

@@ -68,11 +68,7 @@ def window_2d_attention(
     block_size: queries that are computed at the same time, in whole windows and
       at least one; None is the platform's choice.
 
-  Other arguments: as `dense_attention`, with S = T.
-
-  Returns:
-    `[B, T, N, V]`, with `return_lse` also the log-sum-exp `[B, T, N]`, as
-    `flash_attention`.
+  Other arguments, and what is returned: as `flash_attention`, with S = T.
 
   Raises:
     ValueError: arguments do not fit together, the grid does not have T
@@ -100,11 +96,11 @@ def window_2d_attention(
   kv_heads = key.shape[2]
   _check(grid, window, shift, hidden_logit)
   places = windows_of(length, grid, window, shift)
-  expected = ((2 * window - 1) ** 2, num_heads)
-  if relative_bias is not None and relative_bias.shape != expected:
+  expected = [(2 * window - 1) ** 2, num_heads]
+  if relative_bias is not None and list(relative_bias.shape) != expected:
     raise ValueError(
-      f"relative_bias: expected [(2·window − 1)², N] = {list(expected)}, got "
-      f"shape {relative_bias.shape}"
+      f"relative_bias: expected [(2·window − 1)², N] = {expected}, got shape "
+      f"{relative_bias.shape}"
     )
   keep = arguments.key_mask(
     mask, query, key, "dense attention takes masks that vary"
@@ -120,10 +116,8 @@ def window_2d_attention(
     dy, dx = (z[:, None] - z[None] + window - 1 for z in (y, x))
     bias = relative_bias.astype(jnp.float32)[dy * (2 * window - 1) + dx]
     bias = jnp.moveaxis(bias, 2, 0).reshape(1, *by_head, area, area)
-  if keep is not None:
-    key, value = (jnp.where(keep[..., None, None], x, 0) for x in (key, value))
-  else:
-    keep = jnp.ones((1, length), bool)
+  keep = jnp.ones((1, length), bool) if keep is None else keep
+  key, value = (jnp.where(keep[..., None, None], x, 0) for x in (key, value))
 
   def attend(query, key, value, keep, query_ids, key_ids, regions, number):
     """Attention in one window."""
@@ -191,20 +185,16 @@ class Grid(NamedTuple):
     x = x.reshape(len(x), self.rows, self.columns, *x.shape[2:])
     x = padded(x, down * w - self.rows, across * w - self.columns)
     x = jnp.roll(x, (-self.shift, -self.shift), (1, 2))
-    x = x.reshape(len(x), down, w, across, w, *x.shape[3:])
-    return jnp.swapaxes(x, 2, 3).reshape(
-      len(x), down * across, w * w, *x.shape[5:]
-    )
+    x = x.reshape(len(x), down, w, across, w, *x.shape[3:]).swapaxes(2, 3)
+    return x.reshape(len(x), down * across, w * w, *x.shape[5:])
 
   def from_windows(
     self, x: Shaped[Array, "B G C *F"]
   ) -> Shaped[Array, "B T *F"]:
     """Undoes `to_windows`."""
     w, (down, across) = self.window, self.windows
-    x = x.reshape(len(x), down, across, w, w, *x.shape[3:])
-    x = jnp.swapaxes(x, 2, 3).reshape(
-      len(x), down * w, across * w, *x.shape[5:]
-    )
+    x = x.reshape(len(x), down, across, w, w, *x.shape[3:]).swapaxes(2, 3)
+    x = x.reshape(len(x), down * w, across * w, *x.shape[5:])
     x = jnp.roll(x, (self.shift, self.shift), (1, 2))
     x = x[:, : self.rows, : self.columns]
     return x.reshape(len(x), -1, *x.shape[3:])[:, : self.length]
@@ -283,12 +273,12 @@ def window_2d(
   Args:
     grid: (rows, columns), which fixes the length of a call; None is the grid
       nearest to a square of every length.
-    window: w, the side of a window.
-    shift: s, how far the grid is rolled.
+    window: w.
+    shift: s.
     relative: whether a table by (dy, dx) is trained and added to the logits. It
       is drawn from N(0, 0.02²), cut off at two deviations, as in the paper's
       code.
-    hidden_logit: added to pairs that only the roll joins; None hides them.
+    hidden_logit: as the function takes it.
 
   Returns:
     An `Attention` with trained `relative_bias [(2w − 1)², N]` where `relative`,
@@ -316,8 +306,7 @@ def window_2d(
     return {"params": {"relative_bias": 0.02 * table}}
 
   def options(variables):
-    params = variables.get("params", {"relative_bias": None})
-    return {**own, **params}
+    return {**own, "relative_bias": None, **variables.get("params", {})}
 
   return plug.Attention(
     init=init,
@@ -327,8 +316,5 @@ def window_2d(
     supports=frozenset({"mask", "segments", "dropout"}),
     approximates="dense",
     cost="linear",
-    sizes=plug.Sizes(
-      short={"window": 3},
-      timed=lambda length: {"window": 16},
-    ),
+    sizes=plug.Sizes(short={"window": 3}, timed=lambda length: {"window": 16}),
   )

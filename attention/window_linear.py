@@ -8,13 +8,13 @@ many keys leave the window as come, and they are the chunk of linear attention.
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, plug, sharded
+from attention import arguments, layout, plug, sharded
 from attention.features import (
   FeatureMap,
   Scaled,
@@ -76,8 +76,8 @@ def window_linear_attention(
   Other options: as `linear_attention`.
 
   Returns:
-    `[B, T, N, V]` in the dtype of `query`. A query that sees no key gets zeros,
-    and so does one that sees far keys only, with a normaliser under 1e-30.
+    `[B, T, N, V]` in the dtype of `query`; zeros for a query that sees no key, or far
+    keys only, with a normaliser under 1e-30.
 
   Raises:
     ValueError: arguments do not fit, the mask varies along queries, or
@@ -94,17 +94,6 @@ def window_linear_attention(
   Paper: LoLCATs: on low-rank linearizing of large language models, section 3.2,
   arXiv:2410.10254. The features are those of Hedgehog, arXiv:2402.04347.
   """
-  arguments.check_qkv(query, key, value)
-  num_heads, kv_heads, head_dim = query.shape[2], *key.shape[2:]
-  for name, letters, array, heads in (
-    ("query_kernel", "[N, H, H]", query_kernel, num_heads),
-    ("key_kernel", "[K, H, H]", key_kernel, kv_heads),
-  ):
-    arguments.check_shape(name, letters, array, (heads, head_dim, head_dim))
-  arguments.check_shape("mix", "[N]", mix, (num_heads,))
-  arguments.check_at_least("window", window, 1)
-  if block_size is not None:
-    arguments.check_at_least("block_size", block_size, 1)
   _check_causal(is_causal)
   params = _params(query, query_kernel, key_kernel, mix, scale)
   keys = key, value, kept(mask, query, key)
@@ -118,13 +107,6 @@ def _check_causal(is_causal: bool) -> None:
       "definition; give is_causal=True, or take sliding_window or linear "
       "attention in both directions"
     )
-
-
-class _State(NamedTuple):
-  """Keys, values and mask of W positions, and the sums over those before."""
-
-  near: tuple[Array, ...]
-  far: Any
 
 
 def _features(head_dim: int) -> FeatureMap:
@@ -146,6 +128,7 @@ def _no_keys(keys, window):
 def _attend(params, query, keys, window, block_size=None, axis_name=None):
   """The scan over the whole, or over the part of it that each device has.
 
+  Its state is the keys, values and mask of W positions, and the sums over those before.
   What crosses is W positions of keys and values, and log₂ D + 1 states of
   K·2H·(V+1) numbers.
   """
@@ -170,7 +153,7 @@ def _attend(params, query, keys, window, block_size=None, axis_name=None):
   return scan(
     functools.partial(_step, count, window),
     params,
-    _State(near, far),
+    (near, far),
     (query, *fitted(keys, length)),
     size=size * count,
     is_empty=not is_part,
@@ -183,18 +166,15 @@ def _step(count, window, params, state, xs):
   query, *keys = xs
   _, length, _, head_dim = query.shape
   kv_heads, size = keys[0].shape[2], length // count
-  if state is None:
-    state = _State(_no_keys(keys, window), None)
+  near, far = (_no_keys(keys, window), None) if state is None else state
   key, value, keep = keys = [
-    jnp.concatenate(x, axis=1) for x in zip(state.near, keys, strict=True)
+    jnp.concatenate(x, axis=1) for x in zip(near, keys, strict=True)
   ]
   # Keys that leave the window.
   phi, left = _features(head_dim), [x[:, :length] for x in keys]
   left[0] = through(key_kernel, left[0])
   queries = rows(through(query_kernel, query), kv_heads, count)
-  far, sums = chunk_sums(
-    False, state.far, phi(queries), key_rows(phi, left, count)
-  )
+  far, sums = chunk_sums(False, far, phi(queries), key_rows(phi, left, count))
   # The window of each chunk, `[B, K, 1, G, W+C, ·]`.
   place = jnp.arange(window + size)
   if count > 1:
@@ -213,8 +193,8 @@ def _step(count, window, params, state, xs):
   exponentials = jnp.exp(jnp.where(is_near, logits - largest, -jnp.inf))
   near = jnp.einsum("...cs,...sx->...cx", exponentials, value)
   out = divided(share.reshape(1, kv_heads, -1, 1, 1, 1) * near + sums.sums)
-  state = _State(tuple(x[:, length:] for x in keys), far)
-  return state, unrows(out).astype(query.dtype)
+  near = tuple(x[:, length:] for x in keys)
+  return (near, far), unrows(out).astype(query.dtype)
 
 
 class WindowLinearCache(NamedTuple):
@@ -266,22 +246,16 @@ def window_linear(window: int = 64) -> plug.Attention:
   def options(variables):
     return {"window": window, **variables["params"]}
 
-  def apply_sharded(
-    variables,
-    query,
-    key,
-    value,
-    *,
-    axis_name,
-    mask=None,
-    is_causal=False,
-    scale=None,
-  ):
+  def apply_sharded(variables, query, key, value, *, axis_name, **call):
     arguments.check_qkv(query, key, value)
-    _check_causal(is_causal)
-    params = _params(query, **variables["params"], scale=scale)
-    keys = key, value, kept(mask, query, key)
-    return _attend(params, query, keys, window, None, axis_name)
+    call = arguments.accepted_options(
+      "window_linear", window_linear_attention, call, own=options(variables)
+    )
+    _check_causal(call.get("is_causal", False))
+    params = _params(query, **variables["params"], scale=call.get("scale"))
+    keys = key, value, kept(call.get("mask"), query, key)
+    block_size = call.get("block_size")
+    return _attend(params, query, keys, window, block_size, axis_name)
 
   def init_cache(variables, batch, max_length, dims, dtype):
     del variables
@@ -296,31 +270,31 @@ def window_linear(window: int = 64) -> plug.Attention:
   def prefill(variables, cache, query, key, value, lengths, *, scale=None):
     del query, scale
     size, phi = cache.key.shape[1], _features(key.shape[-1])
-    place = lengths[:, None] - size + jnp.arange(size)[None, :]
+    place = lengths[:, None] - size + jnp.arange(size)[None]
+    is_set = (place >= 0)[..., None, None]
 
-    def last(old, new):
-      new = jax.vmap(lambda x, i: x[i])(new, jnp.maximum(place, 0))
-      is_there = (place >= 0)[:, :, None, None]
-      return jnp.where(is_there, new.astype(old.dtype), old)
+    def last(x):
+      x = jnp.where(is_set, layout.rows_at(x, jnp.maximum(place, 0)), 0)
+      return x.astype(cache.key.dtype)
 
-    has_left = jnp.arange(key.shape[1])[None, :] < lengths[:, None] - size
-    far = through(variables["params"]["key_kernel"], key)
+    has_left = jnp.arange(key.shape[1])[None] < lengths[:, None] - size
+    far = through(variables["params"]["key_kernel"], key), value, has_left
     return WindowLinearCache(
-      last(cache.key, key),
-      last(cache.value, value),
+      last(key),
+      last(value),
       lengths.astype(cache.index.dtype),
-      state_after(phi, cache.far, (far, value, has_left)),
+      state_after(phi, cache.far, far),
     )
 
   def decode(variables, cache, query, key, value, *, scale=None):
     size = cache.key.shape[1]
-    is_there = jnp.arange(size)[None, :] >= size - cache.index[:, None]
-    state = _State((cache.key, cache.value, is_there), cache.far)
+    is_set = jnp.arange(size)[None] >= size - cache.index[:, None]
+    state = (cache.key, cache.value, is_set), cache.far
     key, value = key.astype(cache.key.dtype), value.astype(cache.value.dtype)
     xs = query, key, value, jnp.ones((len(key), 1), bool)
     params = _params(query, **variables["params"], scale=scale)
-    (near, far), out = _step(1, size, params, state, xs)
-    return out, WindowLinearCache(near[0], near[1], cache.index + 1, far)
+    ((keys, values, _), far), out = _step(1, size, params, state, xs)
+    return out, WindowLinearCache(keys, values, cache.index + 1, far)
 
   return plug.Attention(
     init=init,
