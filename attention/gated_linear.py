@@ -158,7 +158,8 @@ def mamba2() -> plug.Attention:
     return {**steps, "skip": jnp.ones(dims.num_heads)}
 
   def recurrence(params, query, key, value, *, beta, scale, **options):
-    value = jnp.repeat(value, query.shape[2] // value.shape[2], axis=2)
+    repeats = query.shape[2] // key.shape[2]
+    key, value = (jnp.repeat(x, repeats, axis=2) for x in (key, value))
     query, steps = query.astype(jnp.float32), value * beta[..., None]
     scale = 1.0 if scale is None else scale
     out, state = recurrent_attention(query, key, steps, scale=scale, **options)
