@@ -4,7 +4,6 @@ Its arithmetic is in `recurrence`; gates and the record are in `gates`.
 """
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import arguments, gates, plug
@@ -36,8 +35,8 @@ def delta_rule_attention(
 
   with g = `log_decay`, for each head. It is one step of gradient descent on
   ½|Sᵀk − v|². With keys of length 1 and β = 1, S_tᵀ k_t = v_t; longer keys need
-  β|k|² ≤ 2, or the state grows: normalise them ahead of the
-  call. Everything is float32 for inputs of any dtype.
+  β|k|² ≤ 2, or the state grows: normalise them ahead of the call. Everything is float32
+  for inputs of any dtype.
 
   Args:
     beta: β.
@@ -54,20 +53,7 @@ def delta_rule_attention(
   arXiv:2406.06484; Gated delta networks, arXiv:2412.06464; Kimi Linear,
   arXiv:2510.26692.
   """
-  out, state = recurrent_attention(
-    query,
-    key,
-    value,
-    log_decay=log_decay,
-    beta=beta,
-    mask=mask,
-    is_causal=is_causal,
-    scale=scale,
-    initial_state=initial_state,
-    segment_ids=segment_ids,
-  )
-  out = out.astype(query.dtype)
-  return (out, state) if return_state else out
+  return recurrent_attention(**locals())
 
 
 def delta(max_rate: float = 1.0) -> plug.Attention:
@@ -89,8 +75,7 @@ def delta(max_rate: float = 1.0) -> plug.Attention:
     ValueError: `max_rate` is not above 0 and at most 2.
 
   Its model also has `short_convolution`, whose SiLU is the paper's, and
-  `output_norm='rms'`. Paper: Parallelizing linear transformers with the delta rule over sequence length,
-  arXiv:2406.06484, section 3.3.
+  `output_norm='rms'`. Paper: arXiv:2406.06484, section 3.3.
   """
 
   def init(key, dims):
@@ -104,15 +89,11 @@ def gated_delta(max_rate: float = 1.0) -> plug.Attention:
 
     g_t = −e^A softplus(x_t · W_a + b)
 
-  Args:
-    max_rate: the largest β, as `delta` takes it (arXiv:2411.12537).
+  `max_rate` and errors: as `delta` (arXiv:2411.12537).
 
   Returns:
     As `delta`; its parameters are `rate_kernel [F, N]`, `step_kernel [F, N]`,
     `step_bias [N]` and `log_rate [N]` (A).
-
-  Raises:
-    ValueError: `max_rate` is not above 0 and at most 2.
 
   Its model also has `short_convolution`, `output_norm='rms'` and `output_gate='silu'`;
   Qwen3-Next has three such layers to one of exact attention. Paper: Gated delta
@@ -137,17 +118,15 @@ def kimi_delta(
   with A for each head and b for each channel.
 
   Args:
-    rank: R, of the product of W₁ `[F, R]` and W₂ `[R, N, H]`; None is H, as in
-      the paper.
-    max_rate: the largest β, as `delta` takes it.
+    rank: R, of W₁ `[F, R]` and W₂ `[R, N, H]`; None is H, as in the paper.
+    max_rate: as `delta`.
 
   Returns:
     As `delta`; its parameters are `rate_kernel [F, N]`, `step_down [F, R]`,
     `step_up [R, N, H]`, `step_bias [N, H]` and `log_rate [N]` (A).
 
   Raises:
-    ValueError: `rank` is neither None nor a positive int, or `max_rate` is not
-      above 0 and at most 2.
+    ValueError: as `delta`, or `rank` is neither None nor a positive int.
 
   Its model also has `short_convolution`, `output_norm='rms'` and
   `output_gate='sigmoid'`, and three such layers to one of exact attention. Paper: Kimi
@@ -157,23 +136,12 @@ def kimi_delta(
     arguments.check_at_least("rank", rank, 1)
 
   def init(key, dims):
-    rate, down, up, bias, decay = jax.random.split(key, 5)
-    heads = dims.num_heads, dims.head_dim
-    inner = rank or dims.head_dim
-    return {
-      "rate_kernel": gates.kernel(rate, dims.features, dims.num_heads),
-      "step_down": gates.kernel(down, dims.features, inner),
-      "step_up": gates.kernel(up, inner, *heads),
-      "step_bias": gates.step_bias(bias, *heads),
-      "log_rate": gates.rates(decay, dims.num_heads),
-    }
+    rate, *steps = jax.random.split(key, 5)
+    kernel = gates.kernel(rate, dims.features, dims.num_heads)
+    steps = gates.step_params(steps, dims, rank or dims.head_dim)
+    return {"rate_kernel": kernel, **steps}
 
-  def log_decay(params, inputs):
-    step = gates.project(inputs, params["step_down"], params["step_up"])
-    step = jax.nn.softplus(step + params["step_bias"][None, None])
-    return -step * jnp.exp(params["log_rate"])[None, None, :, None]
-
-  return _delta_rule("kimi_delta", max_rate, init, log_decay)
+  return _delta_rule("kimi_delta", max_rate, init, gates.step_decay)
 
 
 def _delta_rule(name, max_rate, init, log_decay=None):
@@ -190,8 +158,8 @@ def _delta_rule(name, max_rate, init, log_decay=None):
 
   def recurrence(params, query, key, value, **options):
     del params
-    query, key = gates.unit_length(query), gates.unit_length(key)
-    return recurrent_attention(query, key, value, **options)
+    qk = gates.unit_length(query), gates.unit_length(key)
+    return recurrent_attention(*qk, value, **options)
 
   read = {"beta": beta}
   if log_decay is not None:

@@ -30,16 +30,14 @@ query heads of a key head; J is 1 for keys.
 from collections.abc import Callable, Sequence
 import dataclasses
 import functools
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from attention import arguments, device_scan, platform
-from attention.scan import scan
-
-T = TypeVar("T")
+from attention import arguments, platform
+from attention.scan import chunk_prefixes, device_prefix, scan
 
 CHUNK = 64
 """C of the causal form."""
@@ -56,14 +54,12 @@ _NOTHING = 1e-30
 _LOST = 1e-24
 """A normaliser below this may lack terms out of range."""
 
-_PRODUCT = "...qm,...sm->...qs"
+_PRODUCT, _SUM = "...qm,...sm->...qs", "...qs,...sx->...qx"
+
+_STATIC = {"static": True}
 
 
-@functools.partial(
-  jax.tree_util.register_dataclass,
-  data_fields=["params"],
-  meta_fields=["function", "size", "is_log"],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class FeatureMap:
   """A feature map; a pytree of its arrays.
@@ -75,9 +71,9 @@ class FeatureMap:
     params: arrays.
   """
 
-  function: Callable[..., Array]
-  size: int
-  is_log: bool = False
+  function: Callable[..., Array] = dataclasses.field(metadata=_STATIC)
+  size: int = dataclasses.field(metadata=_STATIC)
+  is_log: bool = dataclasses.field(default=False, metadata=_STATIC)
   params: Sequence[Array] = ()
 
   def __call__(self, x: Float[Array, "*A H"]) -> Float[Array, "*A M"]:
@@ -150,35 +146,41 @@ def divided(sums: Float[Array, "*A X"]) -> Float[Array, "*A V"]:
   return sums[..., :-1] / jnp.where(nothing, 1.0, sums[..., -1:])
 
 
-def _scores(queries, keys, is_log) -> Scaled:
-  """Σ_m φ_m(q_t) φ_m(k_s) where s ≤ t, `[*A, C, C]`, 0 elsewhere."""
+def _read_chunk(queries, keys, is_log) -> Scaled:
+  """What queries read of the keys s ≤ t of their chunk, by scores `[*A, C, C]`."""
+  features, values = keys
   if not is_log:
-    return Scaled(None, jnp.tril(jnp.einsum(_PRODUCT, queries, keys)))
-  query_scale, key_scale = _largest(queries, -1), _largest(keys, -1)
+    scores = jnp.tril(jnp.einsum(_PRODUCT, queries, features))
+    return Scaled(None, jnp.einsum(_SUM, scores, values))
+  query_scale, key_scale = _largest(queries, -1), _largest(features, -1)
   seen_scale = jax.lax.cummax(key_scale, axis=key_scale.ndim - 2)
-  is_seen = jnp.tri(keys.shape[-2], dtype=bool)
+  is_seen = jnp.tri(features.shape[-2], dtype=bool)
   apart = jnp.swapaxes(key_scale, -1, -2) - seen_scale
-  unit = jnp.exp(queries - query_scale), jnp.exp(keys - key_scale)
-  sums = jnp.einsum(_PRODUCT, *unit)
-  sums *= jnp.exp(jnp.where(is_seen, apart, -jnp.inf))
+  unit = jnp.exp(queries - query_scale), jnp.exp(features - key_scale)
+  scores = jnp.einsum(_PRODUCT, *unit)
+  scores *= jnp.exp(jnp.where(is_seen, apart, -jnp.inf))
   scale = query_scale + seen_scale
-  is_lost = jnp.sum(sums, axis=-1, keepdims=True) < _LOST
+  is_lost = jnp.sum(scores, axis=-1, keepdims=True) < _LOST
   is_lost &= seen_scale > 0.5 * _EMPTY
 
   def exact():
-    seen = jax.lax.stop_gradient(jax.lax.cummax(keys, axis=keys.ndim - 2))
+    seen = jax.lax.cummax(
+      jax.lax.stop_gradient(features), axis=features.ndim - 2
+    )
     row_scale = _largest(queries + seen, -1)
-    (row_sums,) = jax.checkpoint(pairs, prevent_cse=False)(
+    (row_scores,) = jax.checkpoint(pairs, prevent_cse=False)(
       [jnp.exp(queries + seen - row_scale)],
-      jnp.exp(keys - seen),
+      jnp.exp(features - seen),
       -jnp.diff(seen, axis=-2, prepend=seen[..., :1, :]),
     )
-    return tuple(
-      jnp.where(is_lost, *x) for x in ((row_scale, scale), (row_sums, sums))
+    return (
+      jnp.where(is_lost, row_scale, scale),
+      jnp.where(is_lost, row_scores, scores),
     )
 
   is_any_lost = jnp.any(is_lost)
-  return Scaled(*jax.lax.cond(is_any_lost, exact, lambda: (scale, sums)))
+  scale, scores = jax.lax.cond(is_any_lost, exact, lambda: (scale, scores))
+  return Scaled(scale, jnp.einsum(_SUM, scores, values))
 
 
 def pairs(
@@ -221,9 +223,7 @@ def triangle(
 ) -> Float[Array, "*A G C C"]:
   """[[A, 0], [X, D]] of A and D, which take turns in `own`, and X."""
   first, second = own[..., ::2, :, :], own[..., 1::2, :, :]
-  above = jnp.concatenate([first, jnp.zeros_like(across)], axis=-1)
-  below = jnp.concatenate([across, second], axis=-1)
-  return jnp.concatenate([above, below], axis=-2)
+  return jnp.block([[first, jnp.zeros_like(across)], [across, second]])
 
 
 def rows(x, kv_heads, count=1):
@@ -242,24 +242,13 @@ def unrows(x):
 def key_rows(phi, keys, count=1):
   """Features of keys, and values with ones; of hidden keys both are nothing."""
   key, value, keep = keys
-  kv_heads = key.shape[2]
-  key, value = rows(key, kv_heads, count), rows(value, kv_heads, count)
-  keep = rows(keep[..., None, None], 1, count)
+  keys = key, value, keep[..., None, None]
+  key, value, keep = (rows(x, x.shape[2], count) for x in keys)
   values = jnp.pad(value, [(0, 0)] * 5 + [(0, 1)], constant_values=1)
   features = phi(jnp.where(keep, key, 0))
   if phi.is_log:
     features = jnp.where(keep, features, _EMPTY)
   return features, jnp.where(keep, values, 0).astype(jnp.float32)
-
-
-def before_each(join: Callable[[T, T], T], first: T, own: T) -> T:
-  """The states before each of G chunks, along axis 2: `first`, and with `own`."""
-  if jax.tree.leaves(own)[0].shape[2] == 1:
-    return first
-  states = jax.tree.map(
-    lambda x, y: jnp.concatenate([x, y[:, :, :-1]], axis=2), first, own
-  )
-  return jax.lax.associative_scan(join, states, axis=2)
 
 
 def chunk_sums(
@@ -270,18 +259,16 @@ def chunk_sums(
   Queries are features, and keys as `key_rows` gives them. A state of None is nothing,
   for G = 1.
   """
-  features, values = keys
-  own = jax.tree.map(lambda x: x[:, :, 0], _total(features, values, is_log))
-  scale, scores = _scores(queries, features, is_log)
-  sums = Scaled(scale, jnp.einsum("...qs,...sx->...qx", scores, values))
-  last = jax.tree.map(lambda x: x[:, :, -1], own)
+
+  def last(states):
+    return jax.tree.map(lambda x: x[:, :, 0, -1], states)
+
+  own, sums = _total(*keys, is_log), _read_chunk(queries, keys, is_log)
   if state is None:
-    return last, sums
-  first = jax.tree.map(lambda x: x[:, :, None], state)
-  before = before_each(join, first, own)
-  after = join(jax.tree.map(lambda x: x[:, :, -1], before), last)
-  before = jax.tree.map(lambda x: x[:, :, None], before)
-  return after, join(_read(before, queries), sums)
+    return last(own), sums
+  first = jax.tree.map(lambda x: x[:, :, None, None], state)
+  before = chunk_prefixes(join, first, own)
+  return join(last(before), last(own)), join(_read(before, queries), sums)
 
 
 def attend(
@@ -304,34 +291,31 @@ def attend(
     ValueError: the mask varies along queries, `block_size` is neither None nor a
       positive int, or parts of a causal call have two lengths.
   """
-  is_size = isinstance(block_size, int) and not isinstance(block_size, bool)
-  if block_size is not None and not (is_size and block_size > 0):
-    raise ValueError(
-      f"block_size: expected a positive int or None, got {block_size!r}"
-    )
+  if block_size is not None:
+    arguments.check_at_least("block_size", block_size, 1)
   keys = key, value, kept(mask, query, key)
-  if axis_name is not None and jax.lax.axis_size(axis_name) == 1:
-    axis_name = None
+  is_part = axis_name is not None and jax.lax.axis_size(axis_name) > 1
   if not is_causal:
     state = state_after(phi, None, keys, block_size)
-    if axis_name is not None:
-      state = _of_all(state, axis_name)
+    if is_part:
+      scale, (own_scale, sums) = None, state
+      if own_scale is not None:
+        own_scale = jax.lax.stop_gradient(own_scale)
+        scale = jax.lax.pmax(own_scale, axis_name)
+        sums *= jnp.exp(own_scale - scale)
+      state = Scaled(scale, jax.lax.psum(sums, axis_name))
     return read_all(phi, state, query, block_size)
 
-  batch, length = query.shape[:2]
-  state = empty(batch, key.shape[2], phi, value.shape[3])
-  if axis_name is not None:
+  length = query.shape[1]
+  if is_part:
     state = state_before(phi, keys, length, axis_name)
+  else:
+    state = empty(len(key), key.shape[2], phi, value.shape[3])
   size = chunk_size(length, block_size)
-  count = at_once(length, size, _numbers(phi, query))
-  return scan(
-    functools.partial(_causal_step, count),
-    phi,
-    state,
-    (query, *fitted(keys, length)),
-    size=size * count,
-    is_empty=axis_name is None,
-  )[1]
+  count = chunks_per_step(query, size, phi.size + 2 * query.shape[3])
+  step, size = functools.partial(_causal_step, count), count * size
+  xs = query, *keys
+  return scan(step, phi, state, xs, size=size, is_empty=not is_part)[1]
 
 
 def _causal_step(count, phi, state, xs):
@@ -342,23 +326,11 @@ def _causal_step(count, phi, state, xs):
   return state, unrows(divided(sums.sums)).astype(query.dtype)
 
 
-def kept(
-  mask: Bool[Array, "..."] | None, query: Array, key: Array
-) -> Bool[Array, "B S"]:
+def kept(mask, query, key) -> Bool[Array, "B S"]:
   """Which keys a key mask leaves."""
-  keep = arguments.key_mask(
-    mask, query, key, "dense attention takes masks that vary"
-  )
+  instead = "dense attention takes masks that vary"
+  keep = arguments.key_mask(mask, query, key, instead)
   return jnp.ones(key.shape[:2], bool) if keep is None else keep
-
-
-def fitted(keys: Sequence[Array], length: int) -> list[Array]:
-  """Arrays `[B, S, …]` as `[B, T, …]`, as chunks of queries and keys have to be."""
-  missing = max(0, length - keys[0].shape[1])
-  return [
-    jnp.pad(x[:, :length], [(0, 0), (0, missing)] + [(0, 0)] * (x.ndim - 2))
-    for x in keys
-  ]
 
 
 def chunk_size(length: int, block_size: int | None = None) -> int:
@@ -366,22 +338,22 @@ def chunk_size(length: int, block_size: int | None = None) -> int:
   return 1 << (min(block_size or CHUNK, length) - 1).bit_length()
 
 
-def at_once(length: int, size: int, numbers: int) -> int:
-  """How many chunks, with so many numbers a position, are one step; 1 on a CPU."""
-  count = -(-length // size)
-  steps = -(-count // platform.tiles_at_once(4 * size * numbers, count))
-  return -(-count // steps)
+def chunks_per_step(x: Float[Array, "B T N D"], size: int, numbers: int) -> int:
+  """How many chunks, with so many numbers a row, are one step; 1 on a CPU.
+
+  As many as the budget of the platform allows, in steps that are even.
+  """
+  batch, length, num_heads, _ = x.shape
+  count, budget = -(-length // size), platform.profile().tile_bytes or 0
+  most = max(budget // (4 * size * batch * num_heads * numbers), 1)
+  return -(-count // -(-count // most))
 
 
-def _numbers(phi, x):
-  """Of a position of queries or keys, with their features."""
-  return x.shape[0] * x.shape[2] * (phi.size + 2 * x.shape[3])
-
-
-def _block(phi, x, block_size):
-  """The positions of a step that is not causal, as even as they can be."""
-  length = x.shape[1]
-  size = block_size or BLOCK * at_once(length, BLOCK, _numbers(phi, x))
+def _positions_per_step(phi, x, block_size):
+  """Of a step that is not causal, as even as they can be."""
+  size, length = block_size, x.shape[1]
+  if size is None:
+    size = BLOCK * chunks_per_step(x, BLOCK, phi.size + 2 * x.shape[3])
   return -(-length // -(-length // size))
 
 
@@ -396,8 +368,8 @@ def state_after(
   if state is None:
     batch, _, kv_heads, value_dim = keys[1].shape
     state = empty(batch, kv_heads, phi, value_dim)
-  size, keys = _block(phi, keys[0], block_size), tuple(keys)
-  return scan(_state_step, phi, state, keys, size=size, is_empty=is_empty)[0]
+  size, xs = _positions_per_step(phi, keys[0], block_size), tuple(keys)
+  return scan(_state_step, phi, state, xs, size=size, is_empty=is_empty)[0]
 
 
 def _state_step(phi, state, keys):
@@ -410,7 +382,7 @@ def read_all(
   phi: FeatureMap, state: Scaled, query: Array, block_size: int | None = None
 ) -> Float[Array, "B T N V"]:
   """What all queries read of one state."""
-  size = _block(phi, query, block_size)
+  size = _positions_per_step(phi, query, block_size)
   return scan(_read_step, (phi, state), (), query, size=size)[1]
 
 
@@ -432,18 +404,8 @@ def state_before(
     )
   own = state_after(phi, None, keys)
   batch, kv_heads, width, _ = own.sums.shape
-  nothing = empty(batch, kv_heads, phi, width - 1)
-  return device_scan.before(own, join, nothing, axis_name)
-
-
-def _of_all(own: Scaled, axis_name: str) -> Scaled:
-  """The state of the keys of all devices."""
-  if own.scale is None:
-    return Scaled(None, jax.lax.psum(own.sums, axis_name))
-  own_scale = jax.lax.stop_gradient(own.scale)
-  scale = jax.lax.pmax(own_scale, axis_name)
-  sums = jax.lax.psum(own.sums * jnp.exp(own_scale - scale), axis_name)
-  return Scaled(scale, sums)
+  first = empty(batch, kv_heads, phi, width - 1)
+  return device_prefix(join, first, own, axis_name)
 
 
 def root_scale(

@@ -32,8 +32,8 @@ def gated_linear_attention(
 
     S_t = diag(e^g_t) S_{t−1} + k_t v_tᵀ        out_t = scale · S_tᵀ q_t
 
-  with g = `log_decay`, for each head. The result is a weighted sum of values that
-  nothing divides. Everything is float32 for inputs of any dtype.
+  with g = `log_decay`, for each head: a weighted sum of values that nothing divides.
+  Everything is float32 for inputs of any dtype.
 
   Args:
     log_decay: natural logarithms of the decays, at most 0: `[B, T, N]`, one for a
@@ -41,8 +41,8 @@ def gated_linear_attention(
     mask: key mask `[B, 1, 1, T]`. A hidden position adds nothing, and nothing
       decays there.
     is_causal: must be True, because a state knows the past only.
-    initial_state: S before the first position; None is 0. The first segment goes
-      on from it.
+    initial_state: S before the first position, from which the first segment goes on;
+      None is 0.
     segment_ids: `[B, T]`; where they change, the state begins anew, at 0.
     return_state: whether to return S_T as well.
 
@@ -53,8 +53,8 @@ def gated_linear_attention(
     `[B, N, H, V]` in float32.
 
   Raises:
-    ValueError: arguments do not fit together, the mask varies along queries, or
-      `is_causal` is False.
+    ValueError: arguments do not fit, the mask varies along queries, or `is_causal` is
+      False.
 
   Cost, with C = `features.CHUNK`: time T·N·(C·(H+V) + H·V), with decays for each
   channel also 2·T·N·H·log₂ C exponentials; memory B·T·N·(H+V), with gradients also
@@ -63,19 +63,7 @@ def gated_linear_attention(
   Paper: Gated linear attention transformers, arXiv:2312.06635; RetNet,
   arXiv:2307.08621; Transformers are SSMs (Mamba-2), arXiv:2405.21060.
   """
-  out, state = recurrent_attention(
-    query,
-    key,
-    value,
-    log_decay=log_decay,
-    mask=mask,
-    is_causal=is_causal,
-    scale=scale,
-    initial_state=initial_state,
-    segment_ids=segment_ids,
-  )
-  out = out.astype(query.dtype)
-  return (out, state) if return_state else out
+  return recurrent_attention(**locals())
 
 
 def gated_linear(rank: int = 16, temperature: float = 16.0) -> plug.Attention:
@@ -95,7 +83,7 @@ def gated_linear(rank: int = 16, temperature: float = 16.0) -> plug.Attention:
   Raises:
     ValueError: `rank` is not a positive int, or `temperature` is not above 0.
 
-  Its model also has `output_norm='rms'` and `output_gate='silu'`. Paper: Gated linear attention transformers with hardware-efficient training,
+  Its model also has `output_norm='rms'` and `output_gate='silu'`. Paper:
   arXiv:2312.06635, equation 4 and section 4.4.
   """
   arguments.check_at_least("rank", rank, 1)
@@ -172,7 +160,7 @@ def mamba2() -> plug.Attention:
   def recurrence(params, query, key, value, *, beta, scale, **options):
     repeats = query.shape[2] // key.shape[2]
     key, value = (jnp.repeat(x, repeats, axis=2) for x in (key, value))
-    steps = value * beta[..., None]
+    query, steps = query.astype(jnp.float32), value * beta[..., None]
     scale = 1.0 if scale is None else scale
     out, state = recurrent_attention(query, key, steps, scale=scale, **options)
     skip = params["skip"][None, None, :, None]

@@ -4,13 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 import functools
 import math
 import types
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
-from attention import arguments, plug
+from attention import arguments, meshes, plug
 from attention.recurrence import recurrent_attention
 
 Params = Mapping[str, Array]
@@ -31,13 +30,16 @@ def gates_from_keys(mechanism: plug.Attention) -> plug.Attention:
     return mechanism
   makes_keys = "own_keys" in mechanism.supports
 
+  def read(variables, key):
+    return gates(variables, key.reshape(*key.shape[:2], -1))
+
   def reading(function, has_cache=False):
     """A function of the record that is given gates."""
 
     def call(variables, *args, **options):
       cache, (query, key, value, *others) = args[:has_cache], args[has_cache:]
       arguments.check_qkv(query, key, key if value is None else value)
-      given = gates(variables, key.reshape(*key.shape[:2], -1))
+      given = meshes.call_with_auto_axes(read, key, (variables, key), {})
       key = None if makes_keys else key
       options = {**given, **options}
       return function(variables, *cache, query, key, value, *others, **options)
@@ -71,55 +73,67 @@ def project(inputs: Float[Array, "B T F"], *weights: Array) -> Array:
   return functools.reduce(lambda x, w: jnp.tensordot(x, w, 1), weights, inputs)
 
 
-def rates(key: Array, num_heads: int) -> Float[Array, "N"]:
-  """A of each head, where e^A is uniform between 1 and 16, as in Mamba-2."""
-  return jnp.log(jax.random.uniform(key, (num_heads,), minval=1.0, maxval=16.0))
-
-
-def step_bias(key: Array, *shape: int) -> Float[Array, "..."]:
-  """B where softplus(b) = Δ is 0.001 to 0.1, uniform in its logarithm."""
-  low, high = math.log(0.001), math.log(0.1)
-  step = jnp.exp(jax.random.uniform(key, shape, minval=low, maxval=high))
-  return step + jnp.log(-jnp.expm1(-step))
-
-
 def step_params(
-  keys: Sequence[Array] | Array, dims: plug.Dims
+  keys: Sequence[Array] | Array, dims: plug.Dims, rank: int | None = None
 ) -> dict[str, Array]:
-  """What `step` and `step_decay` read, of three random keys."""
-  heads = dims.num_heads
-  return {
-    "step_kernel": kernel(keys[0], dims.features, heads),
-    "step_bias": step_bias(keys[1], heads),
-    "log_rate": rates(keys[2], heads),
-  }
+  """What `step_decay` reads, of three random keys, or of four with a rank.
+
+  softplus(b) = Δ is 0.001 to 0.1, uniform in its logarithm, and e^A uniform between 1
+  and 16, as in Mamba-2.
+
+  Args:
+    keys: of each matrix, of b and of A.
+    dims: of the mechanism.
+    rank: R of W₁ `[F, R]` and W₂ `[R, N, H]`; None is one W `[F, N]`.
+  """
+  *keys, bias_key, rate_key = keys
+  heads = dims.num_heads, dims.head_dim
+  if rank is None:
+    heads = heads[:1]
+    kernels = {"step_kernel": kernel(keys[0], dims.features, *heads)}
+  else:
+    kernels = {
+      "step_down": kernel(keys[0], dims.features, rank),
+      "step_up": kernel(keys[1], rank, *heads),
+    }
+  low, high = math.log(0.001), math.log(0.1)
+  step = jnp.exp(jax.random.uniform(bias_key, heads, minval=low, maxval=high))
+  rates = jax.random.uniform(rate_key, heads[:1], minval=1.0, maxval=16.0)
+  bias = step + jnp.log(-jnp.expm1(-step))
+  return {**kernels, "step_bias": bias, "log_rate": jnp.log(rates)}
 
 
-def step(
-  params: Params, inputs: Float[Array, "B T F"]
-) -> Float[Array, "B T N"]:
-  """Δ = softplus(x · W + b) of each head."""
-  steps = project(inputs, params["step_kernel"])
+def step(params: Params, inputs: Float[Array, "B T F"]) -> Array:
+  """Δ = softplus(x · W + b) of each head, or with W₁ · W₂ of each channel."""
+  kernels = "step_kernel", "step_down", "step_up"
+  kernels = [params[name] for name in kernels if name in params]
+  steps = project(inputs, *kernels)
   return jax.nn.softplus(steps + params["step_bias"][None, None])
 
 
-def step_decay(
-  params: Params, inputs: Float[Array, "B T F"]
-) -> Float[Array, "B T N"]:
-  """The logarithm −Δ e^A of each head's decay."""
-  return -step(params, inputs) * jnp.exp(params["log_rate"])[None, None]
+def step_decay(params: Params, inputs: Float[Array, "B T F"]) -> Array:
+  """The logarithm −Δ e^A of each decay, with A of its head."""
+  steps, rate = step(params, inputs), jnp.exp(params["log_rate"])
+  return -steps * rate.reshape(1, 1, -1, *[1] * (steps.ndim - 3))
 
 
-_ONE_SEQUENCE = {
-  "query": Float[Array, "B T N H"],
+_ARRAYS = {
+  **arguments.ARRAYS,
   "key": Float[Array, "B T K H"],
   "value": Float[Array, "B T K V"],
+  "key_segment_ids": Int[Array, "B T"],
+  "log_decay": Float[Array, "..."],
+  "beta": Float[Array, "B T N"],
+  "initial_state": Float[Array, "B N H V"],
 }
+"""Queries and keys are one sequence."""
 
 
 def recurrent_mechanism(
   name: str,
-  recurrence: Callable[..., tuple[Array, Array]] | None = None,
+  recurrence: Callable[..., tuple[Array, Array]] = (
+    lambda params, *qkv, **options: recurrent_attention(*qkv, **options)
+  ),
   *,
   init: Callable[[Array, plug.Dims], Params] | None = None,
   gates: Mapping[str, Gate] = types.MappingProxyType({}),
@@ -129,7 +143,7 @@ def recurrent_mechanism(
   Args:
     name: of the mechanism, for messages.
     recurrence: `(params, query, key, value, **options) -> (out, state)`, with 0 for
-      hidden values; gates are among the options. None is `recurrent_attention`.
+      hidden values; gates are among the options.
     init: `(key, dims) -> params`, of a mechanism with gates.
     gates: option -> what it is read with.
 
@@ -149,26 +163,24 @@ def recurrent_mechanism(
 
   def run(variables, query, key, value, state=None, axis_name=None, **call):
     arrays = {"query": query, "key": key, "value": value}
-    arguments.check_call(arrays, _ONE_SEQUENCE, needed=arrays)
     given = {gate: call.pop(gate, None) for gate in gates}
+    call = arguments.accepted_options(name, _attend, call)
+    arrays |= {**given, **call, "initial_state": state}
+    arguments.check_call(arrays, _ARRAYS, needed=("query", "key", "value"))
     for gate, array in given.items():
       if array is None:
         raise ValueError(
           f"{gate}: {name} attention reads it from what queries are projected "
           "from, got none; give the call **attention.gates(variables, inputs)"
         )
-    call = arguments.accepted_options(name, _options, call)
-    options, same = _options(query, key, **call)
-    if options["mask"] is not None:
-      value = jnp.where(options["mask"][:, 0, 0, :, None, None], value, 0)
-    attend = recurrent_attention
-    if recurrence is not None:
-      attend = functools.partial(recurrence, variables.get("params", {}))
-    options |= {**given, "initial_state": state, "axis_name": axis_name}
-    out, state = attend(query, key, value, **options)
-    if same is not None:
-      out = jnp.where(same[..., None, None], out, 0.0)
-    return out.astype(query.dtype), state
+    given |= {"initial_state": state, "axis_name": axis_name}
+    params = variables.get("params", {})
+    return meshes.call_with_auto_axes(
+      functools.partial(_attend, recurrence),
+      query,
+      (params, query, key, value, given),
+      call,
+    )
 
   def apply(variables, query, key, value, **call):
     return run(variables, query, key, value, **call)[0]
@@ -205,37 +217,38 @@ def recurrent_mechanism(
   )
 
 
-def _options(
+def _attend(
+  recurrence,
+  params,
   query,
   key,
+  value,
+  given,
   *,
   mask=None,
   is_causal=False,
   scale=None,
   query_segment_ids=None,
   key_segment_ids=None,
-) -> tuple[dict[str, Any], Array | None]:
-  """Options of a recurrence, and where the two segment ids of a position agree.
+):
+  """Results and state of a recurrence that is `given` its gates.
 
-  Query and key are one sequence, so a position whose two ids differ is in neither
-  segment: it is hidden, and it sees nothing.
+  Query and key are one sequence, so a position whose two segment ids differ is in
+  neither segment: it is hidden, and it sees nothing.
   """
-  ids = {
-    "query_segment_ids": query_segment_ids,
-    "key_segment_ids": key_segment_ids,
-  }
-  arguments.check_call({"query": query, "key": key, **ids})
-  keep = arguments.key_mask(
-    mask, query, key, "dense attention takes masks that vary"
-  )
+  instead = "dense attention takes masks that vary"
+  keep = arguments.key_mask(mask, query, key, instead)
   same = None
-  if key_segment_ids is not None and query.shape[1] == key.shape[1]:
+  if key_segment_ids is not None:
     same = query_segment_ids == key_segment_ids
     keep = same if keep is None else keep & same
-  options = {
-    "mask": None if keep is None else keep[:, None, None, :],
-    "is_causal": is_causal,
-    "scale": scale,
-    "segment_ids": key_segment_ids,
-  }
-  return options, same
+  if keep is not None:
+    mask = keep[:, None, None, :]
+    value = jnp.where(keep[..., None, None], value, 0)
+  options = {"mask": mask, "is_causal": is_causal, "scale": scale, **given}
+  out, state = recurrence(
+    params, query, key, value, segment_ids=key_segment_ids, **options
+  )
+  if same is not None:
+    out = jnp.where(same[..., None, None], out, 0.0)
+  return out.astype(query.dtype), state

@@ -48,12 +48,12 @@ def hedgehog_features(x: Float[Array, "*A H"]) -> Float[Array, "*A M"]:
 
 
 FEATURE_MAPS: Mapping[str, Function] = MappingProxyType(
-  dict(
-    elu=elu_plus_one,
-    relu=relu,
-    softplus=jax.nn.softplus,
-    hedgehog=hedgehog_features,
-  )
+  {
+    "elu": elu_plus_one,
+    "relu": relu,
+    "softplus": jax.nn.softplus,
+    "hedgehog": hedgehog_features,
+  }
 )
 """The names that `linear` takes in a config."""
 
@@ -74,24 +74,23 @@ def linear_attention(
 
     out_t = φ(q_t)ᵀ Σ_s φ(k_s) v_sᵀ / φ(q_t)ᵀ Σ_s φ(k_s)
 
-  over all keys, or those s ≤ t. The sums are one M×V matrix and one vector at
-  any length.
+  over all keys, or those s ≤ t. The sums are one M×V matrix and one vector at any
+  length.
 
   Args:
-    feature_map: φ, from `[..., H]` to `[..., M]` in float32, row by row, with
-      no number below 0. Gradients flow to arrays that it closes over.
-      `hedgehog_features` is for queries and keys that are projected already.
+    feature_map: φ, from `[..., H]` to `[..., M]` in float32, row by row, with no number
+      below 0. Gradients flow to arrays that it closes over. `hedgehog_features` is for
+      queries and keys that are projected already.
     mask: key mask `[B, 1, 1, S]`.
     scale: None is φ(x), as in the paper; otherwise φ(√scale · x), scale > 0.
-    block_size: R, the positions of a step, or, in the causal form, C, the
-      positions of a chunk, which is raised to a power of two. It changes only the
-      rounding of the result. None is the platform's choice.
+    block_size: R, the positions of a step, or, in the causal form, C, those of a chunk,
+      raised to a power of two. It changes rounding alone. None is the platform's choice.
 
   Other options: as `dense_attention`.
 
   Returns:
-    `[B, T, N, V]` in the dtype of `query`; features and sums are float32. A
-    query that sees no key, or whose normaliser is under 1e-30, gets zeros.
+    `[B, T, N, V]` in the dtype of `query`; features and sums are float32. A query that
+    sees no key, or whose normaliser is under 1e-30, gets zeros.
 
   Raises:
     ValueError: arguments do not fit, or the mask varies along queries.
@@ -105,16 +104,13 @@ def linear_attention(
   grouped heads. Papers: Transformers are RNNs, arXiv:2006.16236, equations 5 and 9;
   Hedgehog, arXiv:2402.04347.
   """
-  arguments.check_qkv(query, key, value)
   phi = _feature_map(scale, query.shape[-1], feature_map=feature_map)
   return attend(
     phi, query, key, value, mask, is_causal=is_causal, block_size=block_size
   )
 
 
-def _feature_map(
-  scale: float | Array | None, head_dim: int, *, feature_map: Function
-) -> FeatureMap:
+def _feature_map(scale, head_dim, *, feature_map) -> FeatureMap:
   """φ(√scale · x) with the arrays that it closes over, which have gradients.
 
   Raises:
@@ -155,9 +151,8 @@ def through(
   kernel: Float[Array, "N H H"], x: Float[Array, "B T N H"]
 ) -> Float[Array, "B T N H"]:
   """Every head of `x` times its matrix W, features of `x` first, in float32."""
-  return jnp.einsum(
-    "BTNH,NHI->BTNI", x.astype(jnp.float32), kernel.astype(jnp.float32)
-  )
+  x, kernel = x.astype(jnp.float32), kernel.astype(jnp.float32)
+  return jnp.einsum("BTNH,NHI->BTNI", x, kernel)
 
 
 def identity_kernels(dims: plug.Dims) -> dict[str, Array]:
@@ -192,7 +187,6 @@ def feature_mechanism(
   """
 
   def apply(variables, query, key, value, axis_name=None, **call):
-    call = arguments.accepted_options(name, function, call)
     options = own(variables)
     call = arguments.accepted_options(name, function, call, own=options)
     arguments.check_qkv(query, key, value)
@@ -268,13 +262,11 @@ def linear(feature_map: str | Function = "elu") -> plug.Attention:
     return {"params": identity_kernels(dims)} if is_trained else {}
 
   def projected(variables, query, key):
-    if not is_trained:
-      return query, key
-    params = variables["params"]
-    return (
-      through(params["query_kernel"], query),
-      through(params["key_kernel"], key),
-    )
+    if is_trained:
+      params = variables["params"]
+      query = through(params["query_kernel"], query)
+      key = through(params["key_kernel"], key)
+    return query, key
 
   return feature_mechanism(
     "linear",

@@ -13,12 +13,14 @@ def call_with_auto_axes(
   args: tuple[Any, ...],
   options: Mapping[str, Any],
 ) -> Any:
-  """`function(*args, **options)`, inside of which no axis is explicit.
+  """`function(*args, **options)`, inside of which no axis of the query's is explicit.
 
   There the compiler chooses shardings, as on other meshes. Results are sharded as the
   query is: `[B, T, N, …]` along these axes, and all else along B.
   """
   mesh = jax.typeof(query).sharding.mesh
+  if not mesh.explicit_axes:
+    return function(*args, **options)
   auto = dict.fromkeys(mesh.explicit_axes, AxisType.Auto)
   leaves, structure = jax.tree.flatten((args, dict(options)))
   with jax.sharding.use_abstract_mesh(mesh.update_axis_types(auto)):

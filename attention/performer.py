@@ -6,8 +6,8 @@ features, so with x̃ = √scale · x and M drawn rows ω_m
   exp(scale · q·k) ≈ Σ_m φ_m(q) φ_m(k),  φ_m(x) = exp(ω_m·x̃ − |x̃|²/2) / √M
 
 and attention becomes a product with one M×V state instead of a T×S matrix. This
-module computes the features, as logarithms. The rest is the code of linear attention,
-which also keeps sums of them in float32's range.
+module computes the features, as logarithms. The rest is `features`, which keeps sums
+of them in float32's range.
 """
 
 from typing import Literal
@@ -70,7 +70,6 @@ def performer_attention(
   a running log-scale instead of a maximum over all keys. Paper: Rethinking attention
   with Performers, arXiv:2009.14794, sections 2.2–2.4.
   """
-  arguments.check_qkv(query, key, value)
   phi = _feature_map(
     scale, query.shape[-1], projection=projection, kernel=kernel
   )
@@ -84,9 +83,9 @@ def orthogonal_features(
 ) -> Float[Array, "M H"]:
   """Draws M random features whose directions are orthogonal in blocks of H.
 
-  The rows of each block of H are orthogonal, uniformly rotated, and as long as
-  independent Gaussian rows. So each row by itself is N(0, 1), and the estimate
-  stays unbiased while its variance falls (paper, section 2.4 and appendix B.2).
+  The rows of a block are uniformly rotated, and as long as independent Gaussian rows.
+  So each row by itself is N(0, 1), and the estimate stays unbiased while its variance
+  falls (paper, section 2.4 and appendix B.2).
 
   Raises:
     ValueError: a size is below 1.
@@ -95,54 +94,28 @@ def orthogonal_features(
   arguments.check_at_least("head_dim", head_dim, 1)
   directions_key, lengths_key = jax.random.split(key)
   num_blocks = -(-num_features // head_dim)
-  blocks = jax.random.orthogonal(
-    directions_key, head_dim, shape=(num_blocks,)
-  ).reshape(num_blocks * head_dim, head_dim)[:num_features]
-  gaussian = jax.random.normal(lengths_key, (num_features, head_dim))
-  return blocks * jnp.linalg.norm(gaussian, axis=-1, keepdims=True)
+  blocks = jax.random.orthogonal(directions_key, head_dim, (num_blocks,))
+  directions = blocks.reshape(-1, head_dim)[:num_features]
+  gaussian = jax.random.normal(lengths_key, directions.shape)
+  return directions * jnp.linalg.norm(gaussian, axis=-1, keepdims=True)
 
 
-def _check_kernel(kernel: str) -> None:
-  if kernel not in ("softmax", "relu"):
-    raise ValueError(f"kernel: expected 'softmax' or 'relu', got {kernel!r}")
-
-
-def _feature_map(
-  scale: float | Array | None,
-  head_dim: int,
-  *,
-  projection: Float[Array, "M H"],
-  kernel: Kernel,
-) -> FeatureMap:
-  """The feature map of a kernel, with its arrays ω and √scale.
-
-  Raises:
-    ValueError: an argument is not what `performer_attention` takes.
-  """
-  if projection.ndim != 2 or projection.shape[1] != head_dim:
-    raise ValueError(
-      f"projection: expected [M, {head_dim}] to go with query, got "
-      f"{projection.shape}"
-    )
-  _check_kernel(kernel)
+def _feature_map(scale, head_dim, *, projection, kernel) -> FeatureMap:
+  """The feature map of a kernel, with its arrays ω and √scale."""
   is_log = kernel == "softmax"
   function = _log_softmax_features if is_log else _relu_features
   params = projection.astype(jnp.float32), root_scale(scale, head_dim)
   return FeatureMap(function, len(projection), is_log, params)
 
 
-def _log_softmax_features(
-  x: Float[Array, "*A H"], projection: Float[Array, "M H"], root: Array
-) -> Float[Array, "*A M"]:
+def _log_softmax_features(x, projection, root):
   """Log φ without the 1/√M that numerator and normaliser have in common."""
   x = x * root
   products = jnp.einsum("...H,MH->...M", x, projection)
   return products - 0.5 * jnp.sum(x * x, axis=-1, keepdims=True)
 
 
-def _relu_features(
-  x: Float[Array, "*A H"], projection: Float[Array, "M H"], root: Array
-) -> Float[Array, "*A M"]:
+def _relu_features(x, projection, root):
   """φ of the 'relu' kernel."""
   products = jnp.einsum("...H,MH->...M", x * root, projection)
   products /= jnp.sqrt(jnp.float32(len(projection)))
@@ -169,7 +142,7 @@ def performer(
       that take more than `arguments.MOST_BYTES`.
   """
   arguments.check_at_least("num_features", num_features, 1)
-  _check_kernel(kernel)
+  arguments.check_choice("kernel", kernel, Kernel)
 
   def init(key, dims):
     numbers = num_features * dims.head_dim

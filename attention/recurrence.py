@@ -25,35 +25,24 @@ the state before each of many chunks that are worked on at once, or before each 
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, device_scan, sharded
+from attention import arguments, sharded
 from attention.features import (
-  at_once,
-  before_each,
   chunk_size,
+  chunks_per_step,
   pairs,
   rest,
   triangle,
 )
-from attention.scan import scan
+from attention.scan import chunk_prefixes, device_prefix, scan
 
 FORGOTTEN = -1e30
 """The logarithm of a decay that leaves nothing; finite, so that sums are."""
-
-
-class Inputs(NamedTuple):
-  """Float32 arrays of which those of hidden positions are 0; D is 1 or H."""
-
-  query: Float[Array, "B T N H"]
-  key: Float[Array, "B T N H"]
-  value: Float[Array, "B T N V"]
-  log_decay: Float[Array, "B T N D"]
-  beta: Float[Array, "B T N 1"] | None
 
 
 def recurrent_attention(
@@ -68,24 +57,23 @@ def recurrent_attention(
   scale: float | Float[Array, ""] | None = None,
   initial_state: Float[Array, "B N H V"] | None = None,
   segment_ids: Int[Array, "B T"] | None = None,
+  return_state: bool = True,
   axis_name: str | None = None,
-) -> tuple[Float[Array, "B T N V"], Float[Array, "B N H V"]]:
-  """Results in float32, and the state after the last position.
+) -> Any:
+  """The recurrence of `gated_linear_attention`, and with `beta` of the delta rule.
 
-  Options are those of `delta_rule_attention`; without `beta` it is the gated form.
   With `axis_name`, each device has a part of the sequence, inside `jax.shard_map`; the
   first begins with no state.
 
   Raises:
-    ValueError: the arguments do not fit together, or the call is not causal.
+    ValueError: `log_decay` or the mask does not fit, or the call is not causal.
 
   Cost: time T·N·(C·(H+V) + H·V), with the delta rule T·N·C·(C+2H+V) more. On devices
   twice or, with the delta rule, thrice that; what crosses is B·N·H·V numbers for each
   of ⌈log₂ D⌉ + 1 messages, and as many numbers of M: B·N or B·N·H, with the delta
   rule B·N·H².
   """
-  batch, length, num_heads, head_dim = query.shape
-  heads = batch, length, num_heads
+  heads, head_dim = query.shape[:3], query.shape[3]
   if not is_causal:
     raise ValueError(
       "is_causal: expected True, got False; a recurrence is causal by definition; "
@@ -93,38 +81,32 @@ def recurrent_attention(
     )
   if log_decay is None:
     log_decay = jnp.zeros(heads, jnp.float32)
-  if log_decay.shape not in (heads, (*heads, head_dim)):
+  if log_decay.shape not in (heads, query.shape):
     raise ValueError(
       f"log_decay: expected [B, T, N] = {heads}, or [B, T, N, H] = "
-      f"{(*heads, head_dim)}, got {log_decay.shape}"
+      f"{query.shape}, got {log_decay.shape}"
     )
-  shape = batch, num_heads, head_dim, value.shape[3]
-  arguments.check_shape("beta", "[B, T, N]", beta, heads)
-  arguments.check_shape("segment_ids", "[B, T]", segment_ids, heads[:2])
-  arguments.check_shape("initial_state", "[B, N, H, V]", initial_state, shape)
-  keep = arguments.key_mask(
-    mask, query, key, "dense attention takes masks that vary"
-  )
+  instead = "dense attention takes masks that vary"
+  keep = arguments.key_mask(mask, query, key, instead)
 
   def seen(x):
     x = x.astype(jnp.float32)
     return x if keep is None else jnp.where(keep[:, :, None, None], x, 0.0)
 
   def by_head(x):
-    return jnp.repeat(seen(x), num_heads // x.shape[2], axis=2)
+    return jnp.repeat(seen(x), heads[2] // x.shape[2], axis=2)
 
   log_decay = seen(log_decay.reshape(*heads, -1))
-  if axis_name is not None and jax.lax.axis_size(axis_name) == 1:
-    axis_name = None
+  is_part = axis_name is not None and jax.lax.axis_size(axis_name) > 1
   if segment_ids is not None:
-    if axis_name is None:
+    if is_part:
+      before = sharded.reached(segment_ids, 1, 0, axis_name)[:, :-1]
+    else:
       # The first of all goes on from the initial state.
       before = jnp.concatenate([segment_ids[:, :1], segment_ids[:, :-1]], 1)
-    else:
-      before = sharded.reached(segment_ids, 1, 0, axis_name)[:, :-1]
     begins = (segment_ids != before)[..., None, None]
     log_decay = jnp.where(begins, FORGOTTEN, log_decay)
-  inputs = Inputs(
+  inputs = (
     query.astype(jnp.float32) * arguments.softmax_scale(scale, head_dim),
     by_head(key),
     by_head(value),
@@ -134,26 +116,33 @@ def recurrent_attention(
   state = initial_state
   if state is not None:
     state = state.astype(jnp.float32)
-  if axis_name is not None:
-    own = _stretch(inputs)
-    nothing = jax.tree.map(jnp.zeros_like, own)
-    _, state = device_scan.before(own, _joined, nothing, axis_name)
-  return _attend(inputs, state)
+  if is_part:
+    own = _stretch(*inputs)
+    first = jax.tree.map(jnp.zeros_like, own)
+    _, state = device_prefix(_joined, first, own, axis_name)
+  out, state = _attend(inputs, state)
+  out = out.astype(query.dtype)
+  return (out, state) if return_state else out
 
 
-def _attend(
-  inputs: Inputs, state: Float[Array, "B N H V"] | None
-) -> tuple[Float[Array, "B T N V"], Float[Array, "B N H V"]]:
-  batch, length, num_heads, head_dim = inputs.query.shape
-  value_dim, size = inputs.value.shape[3], chunk_size(length)
-  numbers = 2 * (size + head_dim + value_dim)
-  count = at_once(length, size, batch * num_heads * numbers)
+def _attend(inputs, state):
+  """The scan.
+
+  Args:
+    inputs: queries `[B, T, N, H]`, keys, values `[B, T, N, V]`, log-decays
+      `[B, T, N, 1 or H]` and β `[B, T, N, 1]` or None, float32. Those of hidden
+      positions are 0.
+    state: `[B, N, H, V]`, or None for 0.
+  """
+  query, _, value, *_ = inputs
+  batch, length, num_heads, head_dim = query.shape
+  value_dim, size = value.shape[3], chunk_size(length)
+  count = chunks_per_step(query, size, 2 * (size + head_dim + value_dim))
   is_empty = state is None
   if state is None:
     shape = batch, num_heads, head_dim, value_dim
-    state = jnp.zeros_like(inputs.value, shape=shape)
-  step = functools.partial(_step, count)
-  size *= count
+    state = jnp.zeros_like(value, shape=shape)
+  step, size = functools.partial(_step, count), count * size
   state, out = scan(step, (), state, inputs, size=size, is_empty=is_empty)
   return out, state
 
@@ -184,7 +173,7 @@ def _step(count, params, state, inputs):
       unit = jnp.eye(key.shape[-1])[None, None, None]
       through = factor * unit - written @ (solution @ (beta * known))
     first = jnp.zeros_like(through[:, :, :1]), before
-    _, before = before_each(_joined, first, (through, written @ made))
+    _, before = chunk_prefixes(_joined, first, (through, written @ made))
   if solution is not None:
     error = value if before is None else value - known @ before
     value = solution @ (beta * error)
@@ -197,20 +186,17 @@ def _step(count, params, state, inputs):
   return after[:, :, -1], out.reshape(len(out), -1, *out.shape[3:])
 
 
-def _stretch(
-  inputs: Inputs,
-) -> tuple[Float[Array, "B N D L"], Float[Array, "B N H V"]]:
+def _stretch(query, key, value, log_decay, beta):
   """(M, S') of these positions; M is H×H, or D×1 for the diagonal of one."""
-  if inputs.beta is None:
-    factor = jnp.exp(jnp.sum(inputs.log_decay, axis=1))[..., None]
-    return factor, _attend(inputs, None)[1]
-  # At once the state that they make of I with values of 0, and of 0 with theirs.
-  batch, _, num_heads, size = inputs.key.shape
-  values = [jnp.zeros_like(inputs.key), inputs.value]
-  state = jnp.eye(size, size + inputs.value.shape[3])[None, None]
+  if beta is None:
+    factor = jnp.exp(jnp.sum(log_decay, axis=1))[..., None]
+    return factor, _attend((query, key, value, log_decay, None), None)[1]
+  # Together the state that they make of I with values of 0, and of 0 with theirs.
+  batch, _, num_heads, size = key.shape
+  state = jnp.eye(size, size + value.shape[3])[None, None]
   state = jnp.broadcast_to(state, (batch, num_heads, *state.shape[2:]))
-  inputs = inputs._replace(value=jnp.concatenate(values, axis=3))
-  state = _attend(inputs, state)[1]
+  value = jnp.concatenate([jnp.zeros_like(key), value], axis=3)
+  state = _attend((query, key, value, log_decay, beta), state)[1]
   return state[..., :size], state[..., size:]
 
 
@@ -224,12 +210,8 @@ def _joined(earlier, later):
   return through(earlier[0]), through(earlier[1]) + state
 
 
-def _scores(
-  readers: list[Float[Array, "B N G C H"]],
-  key: Float[Array, "B N G C H"],
-  log_decay: Float[Array, "B N G C D"],
-) -> list[Float[Array, "B N G C C"]]:
-  """A^x_ij of each reader x; any finite number where i < j."""
+def _scores(readers, key, log_decay):
+  """A^x_ij `[B, N, G, C, C]` of each reader x; any finite number where i < j."""
   if log_decay.shape[-1] > 1:
     return pairs(readers, key, log_decay)
   # A difference of two long sums would lose its digits.

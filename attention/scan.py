@@ -1,4 +1,4 @@
-"""One scan over chunks of a sequence, for all mechanisms that have a state.
+"""Scans of a state over chunks of a sequence, and over devices.
 
     state, y_i = step(params, state, x_i)        i = 0, 1, …
 
@@ -13,7 +13,8 @@ That is what the backward here buys; `attention.derivative` keeps forward mode b
 """
 
 from collections.abc import Callable
-from typing import Any
+import functools
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,8 @@ import jax.numpy as jnp
 from attention import platform
 from attention.derivative import with_backward
 from attention.layout import alike
+
+T = TypeVar("T")
 
 Tree = Any
 """A pytree of arrays `[B, T, …]`, or of their chunks `[B, C, …]`."""
@@ -41,8 +44,9 @@ def scan(
     step: of one chunk; must not close over traced arrays.
     params: a pytree that every step reads.
     state: a pytree, before the first chunk.
-    xs: a pytree of `[B, T, …]`. Zeros are appended up to whole chunks: a step
-      must leave the state as it is for them.
+    xs: a pytree of `[B, T, …]`, with the T of its first leaf: others are cut there.
+      Zeros are appended up to whole chunks: a step must leave the state as it is for
+      them.
     size: C, positions of a chunk.
     is_empty: whether `state` is that of no positions. A step that is the only one
       may then be given None in its place.
@@ -54,13 +58,14 @@ def scan(
   for gradients one state for each chunk and gradients like `params` and `xs`.
   """
   length = jax.tree.leaves(xs)[0].shape[1]
-  missing = -length % size
-  count = (length + missing) // size
+  count = -(-length // size)
 
-  def filled(x):
+  def whole(x):
+    x = x[:, :length]
+    missing = count * size - x.shape[1]
     return jnp.pad(x, [(0, 0), (0, missing)] + [(0, 0)] * (x.ndim - 2))
 
-  params, state, xs = alike((params, state, jax.tree.map(filled, xs)))
+  params, state, xs = alike((params, state, jax.tree.map(whole, xs)))
   if count == 1 and platform.profile().needs_barriers:
     # Without a loop, an empty state would be a constant, of whose products XLA:CPU
     # makes wrong numbers in some versions (benchmarks/xla_cpu_fusion.py).
@@ -70,40 +75,37 @@ def scan(
       platform.warn_of_faulty_fusion()
     state, ys = jax.checkpoint(step)(params, state, xs)
   else:
-    state, ys = _scan(step, size)((params, state, xs))
+    run = with_backward(
+      functools.partial(_forward, step, size),
+      functools.partial(_backward, step, size),
+    )
+    state, ys = run((params, state, xs))
   return state, jax.tree.map(lambda y: y[:, :length], ys)
 
 
-def _scan(step, size):
-  """`_forward` with the derivative that `_backward` is."""
-  return with_backward(
-    lambda arrays: _forward(step, size, *arrays),
-    lambda arrays, *others: _backward(step, size, *arrays, *others),
-  )
-
-
-def _forward(step, size, params, state, xs):
+def _forward(step, size, arrays):
+  """The results, and what `_backward` needs: numbers of chunks and states before."""
+  params, state, xs = arrays
   leaf = jax.tree.leaves(xs)[0]
-  count = leaf.shape[1] // size
-  _, shapes = jax.eval_shape(step, params, state, _chunk(xs, 0, size))
+  _, y = jax.eval_shape(step, params, state, _chunk(xs, 0, size))
+  batch_length = leaf.shape[:2]
   ys = jax.tree.map(
     lambda y: jnp.zeros_like(
-      leaf, y.dtype, shape=(len(leaf), count * size, *y.shape[2:])
+      leaf, y.dtype, shape=(*batch_length, *y.shape[2:])
     ),
-    shapes,
+    y,
   )
 
   def one(carry, i):
     before, ys = carry
     state, y = step(params, before, _chunk(xs, i, size))
-    return (state, _written(ys, y, i)), before
+    return (state, _written(ys, y, i)), (i, before)
 
-  result, states = jax.lax.scan(one, (state, ys), jnp.arange(count))
-  return result, states
+  return jax.lax.scan(one, (state, ys), jnp.arange(leaf.shape[1] // size))
 
 
-def _backward(step, size, params, state, xs, states, cotangents):
-  del state
+def _backward(step, size, arrays, saved, cotangents):
+  params, _, xs = arrays
   d_state, d_ys = cotangents
 
   def one(carry, saved):
@@ -114,15 +116,9 @@ def _backward(step, size, params, state, xs, states, cotangents):
     d_params = jax.tree.map(jnp.add, d_params, more)
     return (d_params, d_state, _written(d_xs, d_x, i)), None
 
-  carry = (
-    jax.tree.map(jnp.zeros_like, params),
-    d_state,
-    jax.tree.map(jnp.zeros_like, xs),
-  )
-  count = jax.tree.leaves(xs)[0].shape[1] // size
-  saved = jnp.arange(count), states
-  (d_params, d_state, d_xs), _ = jax.lax.scan(one, carry, saved, reverse=True)
-  return d_params, d_state, d_xs
+  d_params, d_xs = jax.tree.map(jnp.zeros_like, (params, xs))
+  carry = d_params, d_state, d_xs
+  return jax.lax.scan(one, carry, saved, reverse=True)[0]
 
 
 def _chunk(xs: Tree, i: jax.Array | int, size: int) -> Tree:
@@ -134,11 +130,49 @@ def _chunk(xs: Tree, i: jax.Array | int, size: int) -> Tree:
 
 def _written(xs: Tree, chunks: Tree, i: jax.Array) -> Tree:
   """All arrays with chunk i replaced; those without a gradient as they are."""
+  put, no_grad = jax.lax.dynamic_update_slice_in_dim, jax.dtypes.float0
+  return jax.tree.map(
+    lambda x, y: x if y.dtype == no_grad else put(x, y, i * y.shape[1], 1),
+    xs,
+    chunks,
+  )
 
-  def one(x, chunk):
-    if chunk.dtype == jax.dtypes.float0:
-      return x
-    start = i * chunk.shape[1]
-    return jax.lax.dynamic_update_slice_in_dim(x, chunk, start, 1)
 
-  return jax.tree.map(one, xs, chunks)
+def chunk_prefixes(join: Callable[[T, T], T], first: T, own: T) -> T:
+  """The states before each of G chunks: `first`, joined with `own` of those before.
+
+  The axis −3 of arrays is G in `own`, and 1 in `first`.
+  """
+  if jax.tree.leaves(own)[0].shape[-3] == 1:
+    return first
+  states = jax.tree.map(
+    lambda x, y: jnp.concatenate([x, y[..., :-1, :, :]], axis=-3), first, own
+  )
+  return jax.lax.associative_scan(join, states, axis=-3)
+
+
+def device_prefix(
+  join: Callable[[T, T], T], first: T, own: T, axis_name: str
+) -> T:
+  """`own` of all devices before this one, joined, inside `jax.shard_map`.
+
+  `join` is `(earlier, later) -> both`, and associative. The first device gets `first`.
+
+  Cost: ⌈log₂ D⌉ + 1 messages of the size of `own`: to the devices that are 1, 2, 4, …
+  places on, and at last to the next.
+  """
+  size, rank = jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name)
+
+  def shifted(tree, distance):
+    pairs = [(i, i + distance) for i in range(size - distance)]
+    return jax.tree.map(lambda x: jax.lax.ppermute(x, axis_name, pairs), tree)
+
+  def chosen(condition, one, other):
+    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), one, other)
+
+  total, distance = own, 1
+  while distance < size:
+    joined = join(shifted(total, distance), total)
+    total = chosen(rank >= distance, joined, total)
+    distance *= 2
+  return chosen(rank == 0, first, shifted(total, 1))

@@ -18,12 +18,11 @@ from attention import arguments, layout, plug, sharded
 from attention.features import (
   FeatureMap,
   Scaled,
-  at_once,
   chunk_size,
   chunk_sums,
+  chunks_per_step,
   divided,
   empty,
-  fitted,
   kept,
   key_rows,
   rows,
@@ -132,7 +131,7 @@ def _attend(params, query, keys, window, block_size=None, axis_name=None):
   What crosses is W positions of keys and values, and log₂ D + 1 states of
   K·2H·(V+1) numbers.
   """
-  batch, length, num_heads, head_dim = query.shape
+  batch, length, _, head_dim = query.shape
   kv_heads, value_dim = keys[1].shape[2:]
   phi = _features(head_dim)
   is_part = axis_name is not None and jax.lax.axis_size(axis_name) > 1
@@ -149,12 +148,12 @@ def _attend(params, query, keys, window, block_size=None, axis_name=None):
   size = chunk_size(length, block_size)
   numbers = 2 * size + window + 4 * head_dim + 2 * value_dim
   numbers += (window + size) // size * (head_dim + value_dim)
-  count = at_once(length, size, batch * num_heads * numbers)
+  count = chunks_per_step(query, size, numbers)
   return scan(
     functools.partial(_step, count, window),
     params,
     (near, far),
-    (query, *fitted(keys, length)),
+    (query, *keys),
     size=size * count,
     is_empty=not is_part,
   )[1]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from attention import ATTENTIONS, Dims, gates_from_keys
-from tests.attention.forms import FORMS, SIZES
+from tests.attention.forms import FORMS, RECURRENT, SIZES
 
 BATCH, LENGTH, HEADS, HEAD_DIM = 4, 64, 8, 8
 SHARDINGS = {
@@ -50,7 +50,8 @@ def program(name, is_causal, kv_heads):
 
 
 @pytest.mark.parametrize(
-  "name", ["dense", "flash", "sliding_window", "linear", "performer"]
+  "name",
+  ["dense", "flash", "sliding_window", "linear", "performer", *RECURRENT],
 )
 def test_meshes_may_have_explicit_axes(name):
   mesh = jax.make_mesh(
