@@ -1,7 +1,7 @@
 # make train   sets up .venv, trains the copy task, shows the result
 # make compare trains every mechanism on the copy task, at equal parameters
 # make bench   measures time and memory of every mechanism against length
-# make test    sets up .venv, runs lint, type checker and the suite
+# make test    sets up .venv, runs lint, type checker, layers and the suite
 # make test-all  the same with the slowest combinations, all of it as users compile
 # make format  formats and sorts imports
 
@@ -45,6 +45,7 @@ test: setup
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/pyrefly check
+	$(VENV)/bin/lint-imports --no-cache --no-logo
 	COMPILE=quickly $(PYTHON) -m pytest $(PYTEST) \
 	  -m "not optimised and not thorough"
 	$(PYTHON) -m pytest $(PYTEST) -m "optimised and not thorough" \
@@ -54,6 +55,7 @@ test-all: setup
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/pyrefly check
+	$(VENV)/bin/lint-imports --no-cache --no-logo
 	$(PYTHON) -m pytest $(PYTEST)
 
 format: setup
