@@ -220,6 +220,7 @@ class AdditiveCache(NamedTuple):
   index: Int[Array, "B"]
 
 
+@arguments.attention_factory
 def additive(width: int = 64) -> plug.Attention:
   """The plug of `additive_attention`.
 

@@ -84,17 +84,7 @@ def attention_function(
       n for n, p in parameters.items() if p.kind is not p.KEYWORD_ONLY
     ]
     needed = {n for n, p in parameters.items() if p.default is p.empty}
-    arrays, checks = {}, dict(CHECKS)
-    for option, parameter in parameters.items():
-      allowed = _types(parameter.annotation)
-      if allowed in TYPES:
-        checks[option] = TYPES[allowed]
-      elif get_origin(allowed[0]) is Literal:
-        checks[option] = lambda name, value, *_, choices=parameter.annotation: (
-          check_choice(name, value, choices)
-        )
-      elif all(isinstance(x, type) and issubclass(x, _ARRAY) for x in allowed):
-        (arrays[option],) = allowed
+    arrays, checks = _by_annotation(parameters)
 
     @functools.wraps(function)
     def checked(*args: P.args, **options: P.kwargs) -> R:
@@ -124,6 +114,55 @@ def attention_function(
     return checked
 
   return decorate
+
+
+def attention_factory(factory: Callable[P, R]) -> Callable[P, R]:
+  """Decorates a mechanism's factory, and checks its hyperparameters.
+
+  Each is checked by its name (`CHECKS`) or its type (`TYPES`), and arrays are
+  refused: they are for the attention function.
+  """
+  name = getattr(factory, "__name__", "factory")
+  signature = inspect.signature(factory)
+  _, checks = _by_annotation(signature.parameters)
+  optional = {
+    option
+    for option, p in signature.parameters.items()
+    if type(None) in get_args(p.annotation)
+  }
+
+  @functools.wraps(factory)
+  def checked(*args: P.args, **options: P.kwargs) -> R:
+    given = signature.bind_partial(*args[: len(signature.parameters)], **options)
+    for option, value in given.arguments.items():
+      if hasattr(value, "ndim") and value.ndim:
+        raise ValueError(
+          f"{option}: {name} makes a mechanism from hyperparameters, got an array; "
+          f"{name}_attention takes query, key and value"
+        )
+      if option in checks and not (value is None and option in optional):
+        checks[option](option, value, {}, given.arguments)
+    return factory(*args, **options)
+
+  return checked
+
+
+def _by_annotation(
+  parameters: Mapping[str, inspect.Parameter],
+) -> tuple[dict[str, Any], dict[str, "Check"]]:
+  """The annotations of arrays, and the checks of all else, by name or type."""
+  arrays, checks = {}, dict(CHECKS)
+  for option, parameter in parameters.items():
+    allowed = _types(parameter.annotation)
+    if allowed in TYPES:
+      checks[option] = TYPES[allowed]
+    elif get_origin(allowed[0]) is Literal:
+      checks[option] = lambda name, value, *_, choices=parameter.annotation: (
+        check_choice(name, value, choices)
+      )
+    elif all(isinstance(x, type) and issubclass(x, _ARRAY) for x in allowed):
+      (arrays[option],) = allowed
+  return arrays, checks
 
 
 class _Written(str):
@@ -483,10 +522,12 @@ CHECKS: Mapping[str, Check] = {
 }
 """Option -> what is asked of it in every function that takes it."""
 
+_FROM_ZERO = ("shift", "shared_dim", "num_random")
+
 TYPES: Mapping[tuple[Any, ...], Check] = {
   (bool,): lambda name, flag, *_: check_flag(name, flag),
   (int,): lambda name, count, *_: check_at_least(
-    name, count, 0 if name == "shift" else 1
+    name, count, name not in _FROM_ZERO
   ),
   (int, tuple[int, int]): lambda _, size, *__: block_sizes(size),
 }

@@ -56,6 +56,7 @@ def delta_rule_attention(
   return recurrent_attention(**locals())
 
 
+@arguments.attention_factory
 def delta(max_rate: float = 1.0) -> plug.Attention:
   """DeltaNet: the delta rule with keys of length 1 and a rate from the inputs.
 
@@ -84,6 +85,7 @@ def delta(max_rate: float = 1.0) -> plug.Attention:
   return _delta_rule("delta", max_rate, init)
 
 
+@arguments.attention_factory
 def gated_delta(max_rate: float = 1.0) -> plug.Attention:
   """Gated DeltaNet: `delta`, and a decay of each head as in Mamba-2.
 
@@ -108,6 +110,7 @@ def gated_delta(max_rate: float = 1.0) -> plug.Attention:
   return _delta_rule("gated_delta", max_rate, init, gates.step_decay)
 
 
+@arguments.attention_factory
 def kimi_delta(
   rank: int | None = None, max_rate: float = 1.0
 ) -> plug.Attention:

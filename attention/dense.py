@@ -409,6 +409,7 @@ def forgotten_since(
   return later - steps
 
 
+@arguments.attention_factory
 def dense(
   sinks: bool = False,
   logits_soft_cap: float | None = None,

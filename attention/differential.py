@@ -121,6 +121,7 @@ def _difference(out: Array, weight: Array | float) -> Array:
   return difference.astype(out.dtype)
 
 
+@arguments.attention_factory
 def differential(start: float = 0.8) -> plug.Attention:
   """The plug of `differential_attention`.
 

@@ -164,6 +164,7 @@ def flash_attention(
   return (out, lse) if return_lse else out
 
 
+@arguments.attention_factory
 def flash(
   block_size: int | tuple[int, int] | None = None,
   implementation: Implementation | None = None,

@@ -66,6 +66,7 @@ def gated_linear_attention(
   return recurrent_attention(**locals())
 
 
+@arguments.attention_factory
 def gated_linear(rank: int = 16, temperature: float = 16.0) -> plug.Attention:
   """Gated linear attention (GLA): a decay for each channel, read from the inputs.
 
@@ -109,6 +110,7 @@ def gated_linear(rank: int = 16, temperature: float = 16.0) -> plug.Attention:
   )
 
 
+@arguments.attention_factory
 def retention() -> plug.Attention:
   """Retention (RetNet): head n forgets the share 2^(−5−n) of its state a position.
 
@@ -134,6 +136,7 @@ def retention() -> plug.Attention:
   return gates.recurrent_mechanism("retention", recurrence)
 
 
+@arguments.attention_factory
 def mamba2() -> plug.Attention:
   """Mamba-2's mixer: steps Δ from the inputs say how much is kept and written.
 

@@ -17,6 +17,7 @@ Gate = Callable[[Params, Array], Array]
 """`(params, inputs [B, T, F]) -> [B, T, …]`."""
 
 
+@arguments.attention_factory
 def gates_from_keys(mechanism: plug.Attention) -> plug.Attention:
   """A mechanism whose gates are read from its keys.
 

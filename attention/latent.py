@@ -152,6 +152,7 @@ class LatentCache(NamedTuple):
   index: Int[Array, "B"]
 
 
+@arguments.attention_factory
 def latent(
   rank: int | None = None, shared_dim: int | None = None
 ) -> plug.Attention:

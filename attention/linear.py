@@ -164,6 +164,7 @@ def identity_kernels(dims: plug.Dims) -> dict[str, Array]:
   }
 
 
+@arguments.attention_factory
 def feature_mechanism(
   name: str,
   function: Callable[..., Array],
@@ -235,6 +236,7 @@ def feature_mechanism(
   )
 
 
+@arguments.attention_factory
 def linear(feature_map: str | Function = "elu") -> plug.Attention:
   """The plug of `linear_attention`.
 

@@ -111,6 +111,7 @@ def _through(
   )
 
 
+@arguments.attention_factory
 def multiplicative(general: bool = True) -> plug.Attention:
   """The plug of `multiplicative_attention`.
 

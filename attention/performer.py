@@ -123,6 +123,7 @@ def _relu_features(x, projection, root):
   return jnp.where(products < 0.0, 0.0, products) + _RELU_EPSILON
 
 
+@arguments.attention_factory
 def performer(
   num_features: int = 256, kernel: Kernel = "softmax"
 ) -> plug.Attention:

@@ -266,6 +266,7 @@ class SlidingWindowCache(DenseCache):
   __slots__ = ()
 
 
+@arguments.attention_factory
 def sliding_window(
   window: int | Sequence[int] = 256,
   dilation: int | Sequence[int] = 1,

@@ -106,6 +106,7 @@ def _chosen(
   return np.concatenate([np.arange(own), places[places < length]])
 
 
+@arguments.attention_factory
 def strided_2d(
   grid: tuple[int, int] | None = None, stride: int = 2
 ) -> plug.Attention:

@@ -261,6 +261,7 @@ def _check(
     )
 
 
+@arguments.attention_factory
 def window_2d(
   grid: tuple[int, int] | None = None,
   window: int = 7,

@@ -212,6 +212,7 @@ class WindowLinearCache(NamedTuple):
   far: Scaled
 
 
+@arguments.attention_factory
 def window_linear(window: int = 64) -> plug.Attention:
   """The plug of `window_linear_attention`.
 
