@@ -202,7 +202,7 @@ def _attend_to_blocks(
       dropout_rate=dropout_rate,
       dropout_rng=rng,
     )
-    return [x[:, :, 0] for x in results]
+    return tuple(x[:, :, 0] for x in results)
 
   # Heads are a batch axis, so arrays that are sharded by head stay where they are.
   key, value, mask, key_ids = keys
