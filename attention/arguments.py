@@ -133,7 +133,9 @@ def attention_factory(factory: Callable[P, R]) -> Callable[P, R]:
 
   @functools.wraps(factory)
   def checked(*args: P.args, **options: P.kwargs) -> R:
-    given = signature.bind_partial(*args[: len(signature.parameters)], **options)
+    given = signature.bind_partial(
+      *args[: len(signature.parameters)], **options
+    )
     for option, value in given.arguments.items():
       if hasattr(value, "ndim") and value.ndim:
         raise ValueError(

@@ -7,11 +7,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from attention import arguments, dropout, layout, platform, plug, sharded
+from attention import arguments, layout, platform, plug, sharded
 from attention.logits import Logits
 from attention.loop import attend
-from attention.softmax import block_attention, block_map, split_blocks
+from attention.mods import BlockMask
+from attention.softmax import split_blocks
 from attention.visible import Visible, key_mask, segments
+
+_FULL_MASK = "dense attention takes masks that vary"
 
 
 @arguments.attention_function(
@@ -66,8 +69,8 @@ def bigbird_attention(
     ValueError: arguments do not fit together, or `is_causal`.
 
   Cost: time T·(5+R)·C·N·(H+V), and 2C·T·N·(H+V) for the global queries. Memory
-  in addition to the arrays: a copy of key and value, and B·T·N·(C+H+V) for the
-  blocks of one of 2·(5+R) steps; with gradients some more of both. Nothing is T×S.
+  in addition to the arrays: a copy of each, and B·N·C·(C+H+V) for every block of a
+  step, of which a CPU takes one. Nothing is T×S.
 
   Departs from its paper in that every length is allowed, down to one partial
   block, in that the union is exact for any random blocks, and in that each head
@@ -79,22 +82,14 @@ def bigbird_attention(
   _check_call(query, key, is_causal)
   length, num_heads = query.shape[1:3]
   arguments.check_at_least("block_size", block_size, 1)
-  keep = arguments.key_mask(
-    mask, query, key, "dense attention takes masks that vary"
-  )
+  keep = arguments.key_mask(mask, query, key, _FULL_MASK)
   count = -(-length // block_size)
   expected = num_heads, max(count - 2, 0)
-  is_integer = jnp.issubdtype(random_blocks.dtype, jnp.integer)
-  if (
-    random_blocks.ndim != 3
-    or random_blocks.shape[:2] != expected
-    or not is_integer
-  ):
+  if random_blocks.shape[:2] != expected:
     raise ValueError(
       f"random_blocks: expected integers of shape [{expected[0]}, "
       f"{expected[1]}, R], got {random_blocks.dtype} {random_blocks.shape}"
     )
-  scale = arguments.softmax_scale(scale, query.shape[-1])
   block_rng = global_rng = None
   if dropout_rng is not None and dropout_rate > 0.0:
     block_rng, global_rng = jax.random.split(dropout_rng)
@@ -113,131 +108,116 @@ def bigbird_attention(
       dropout_rng=global_rng,
     )
 
-  def ends(x):
-    last = (count - 1) * block_size
-    return jnp.concatenate([x[:, :block_size], x[:, last:]], axis=1)
-
   if count <= 2:
-    out, lse = attend_to_all(query, query_segment_ids)
-    return (out, lse) if return_lse else out
-  rows = attend_to_all(*jax.tree.map(ends, (query, query_segment_ids)))
-  tokens = jnp.ones((1, length), bool) if keep is None else keep
-  if keep is not None:
-    key, value = (jnp.where(keep[..., None, None], x, 0) for x in (key, value))
-
-  ids = query_segment_ids
+    results = attend_to_all(query, query_segment_ids)
+    return results if return_lse else results[0]
+  last = (count - 1) * block_size
+  rows = query, query_segment_ids
+  ends = jax.tree.map(
+    lambda x: jnp.concatenate([x[:, :block_size], x[:, last:]], axis=1), rows
+  )
+  middle, ids = jax.tree.map(lambda x: x[:, block_size:last], rows)
   others = _attend_to_blocks(
-    split_blocks(query, block_size)[:, 1 : count - 1],
-    None if ids is None else split_blocks(ids, block_size)[:, 1 : count - 1],
-    jax.tree.map(
-      partial(_by_head, size=block_size), (key, value, tokens, key_segment_ids)
-    ),
-    *_blocks_seen(random_blocks, count),
+    middle,
+    ids,
+    (key, value, keep, key_segment_ids),
+    _blocks_seen(random_blocks, count),
+    block_size=block_size,
     scale=scale,
     dropout_rate=dropout_rate,
     dropout_rng=block_rng,
   )
   out, lse = (
     jnp.concatenate([x[:, :block_size], y, x[:, block_size:]], axis=1)
-    for x, y in zip(rows, others, strict=True)
+    for x, y in zip(attend_to_all(*ends), others, strict=True)
   )
   return (out, lse) if return_lse else out
 
 
-def _by_head(x: Shaped[Array, "B T *KF"], size: int) -> Shaped[Array, "..."]:
-  """Blocks `[B, K, X, C, *F]` of `[B, T, K, *F]`; of `[B, T]`, K is 1."""
-  x = x if x.ndim == 4 else x[:, :, None]
-  return jnp.moveaxis(split_blocks(x, size), 3, 1)
-
-
 def _blocks_seen(
   random_blocks: Int[Array, "N M R"], count: int
-) -> tuple[Int[Array, "N M W"], Bool[Array, "N M W"]]:
-  """The W = 5 + R blocks of each block between the globals, and which count.
+) -> Int[Array, "N M W"]:
+  """The W = 5 + R blocks of each block between the globals, in order.
 
   They are the first, the last, the block itself, its neighbours, and the random
-  ones, in order. What is listed twice counts once. A number that names no block does
-  not count and becomes one of the global blocks, so that no other block is read.
+  ones. `count`, which names no block, stands for what is listed twice or names none.
   """
   own = jnp.arange(1, count - 1)
   always = jnp.stack([0 * own, 0 * own + count - 1, own - 1, own, own + 1], -1)
   always = jnp.broadcast_to(always, (len(random_blocks), *always.shape))
   blocks = jnp.sort(jnp.concatenate([always, random_blocks], axis=-1))
   is_new = jnp.diff(blocks, prepend=-1) > 0
-  seen = is_new & (blocks >= 0) & (blocks < count)
-  return jnp.clip(blocks, 0, count - 1), seen
-
-
-def _taken(
-  x: Shaped[Array, "B K X C *F"], blocks: Int[Array, "N W"]
-) -> Shaped[Array, "B N D *F"]:
-  """The blocks that each query head asks for, D = W·C.
-
-  Heads are a batch axis of the gather. If they were one of its indices, arrays
-  that are sharded by head would first be gathered whole.
-  """
-
-  def of_head(x, blocks):
-    return x.at[:, blocks].get(mode="promise_in_bounds")
-
-  taken = jax.vmap(of_head, (1, 0), 1)(x, blocks.reshape(x.shape[1], -1))
-  return taken.reshape(len(x), len(blocks), -1, *x.shape[4:])
+  return jnp.where(is_new & (blocks >= 0), jnp.minimum(blocks, count), count)
 
 
 def _attend_to_blocks(
-  query: Float[Array, "B M C N H"],
-  query_ids: Int[Array, "B M C"] | None,
-  keys: tuple[Array, Array, Array, Array | None],
+  query: Float[Array, "B Q N H"],
+  query_ids: Int[Array, "B Q"] | None,
+  keys: tuple[Any, Any, Any, Any],
   blocks: Int[Array, "N M W"],
-  seen: Bool[Array, "N M W"],
   *,
-  scale: float | Float[Array, ""],
+  block_size: int,
+  scale: float | Float[Array, ""] | None,
   dropout_rate: float = 0.0,
   dropout_rng: Array | None = None,
+  axis_name: str | None = None,
 ) -> tuple[Float[Array, "B Q N V"], Float[Array, "B Q N"]]:
-  """Every block of queries attends to its W blocks of the X blocks of keys.
+  """Each of M blocks of queries attends to its W blocks of keys.
 
-  `keys` are key and value `[B, K, X, C, …]`, zero where the mask hides them, the
-  mask and ids `[B, K, X, C]`; K may be N, and 1 for mask and ids. The results are
-  those of the Q = M·C queries one after another.
+  `keys` are key, value, mask and ids; with `axis_name` this device's part.
   """
-  key, value, mask, key_ids = keys
-  batch, count, size, num_heads, head_dim = query.shape
-  width = blocks.shape[2] * size
+  batch, length, num_heads, head_dim = query.shape
+  row_bytes = 4 * batch * num_heads * (block_size + head_dim + keys[1].shape[3])
+  count = length // block_size
+  most = platform.tiles_at_once(row_bytes * block_size, count)
 
-  def attend_to_few(query, query_ids, blocks, seen, number):
-    visible = jnp.repeat(seen, size, axis=1)[None] & _taken(mask, blocks)
-    visible = visible[:, :, None]
-    if key_ids is not None:
-      ids = _taken(key_ids, blocks)[:, :, None]
-      visible &= query_ids[:, None, :, None] == ids
-    kept = None
-    if dropout_rate:
-      shape = (batch, num_heads, 1, size, width)
-      kept = dropout.kept(dropout_rng, dropout_rate, shape, number[0])
-    return block_attention(
-      query,
-      _taken(key, blocks),
-      _taken(value, blocks),
-      scale=scale,
-      visible=visible[:, :, None],
-      kept=kept,
+  def of_head(query, blocks, rng, key, value):
+    keys = key, value, mask, key_ids
+    if axis_name is not None:
+      keys = jax.tree.map(
+        lambda x: _collected(x, blocks, block_size, axis_name), keys
+      )
+      is_none = blocks == count * jax.lax.axis_size(axis_name)
+      own = jnp.arange(blocks.size).reshape(blocks.shape)
+      blocks = jnp.where(is_none, blocks.size, own)
+    key, value, keep, ids = keys
+    table = BlockMask(
+      (block_size, block_size),
+      length,
+      key.shape[1],
+      visited=blocks,
+      at_once=-(-count // -(-count // most)),
     )
+    visible = Visible(block_mask=table)
+    if keep is not None:
+      visible &= key_mask(keep)
+    if query_ids is not None and ids is not None:
+      visible &= segments(query_ids, ids)
+    results = attend(
+      query[:, :, None],
+      key[:, :, None],
+      value[:, :, None],
+      visible,
+      Logits(scale=scale),
+      dropout_rate=dropout_rate,
+      dropout_rng=rng,
+    )
+    return tuple(x[:, :, 0] for x in results)
 
-  # The gradient of a step is as large as all keys, so there are few steps.
-  pair_bytes = 4 * batch * num_heads * width
-  at_once = max(
-    platform.tiles_at_once(
-      pair_bytes * (size + head_dim + value.shape[-1]), count
-    ),
-    -(-count // (2 * blocks.shape[2])),
-  )
-  number = jnp.arange(count)[None]
-  results = block_map(
-    attend_to_few, at_once, query, query_ids, blocks, seen, number
+  # Heads are a batch axis, so arrays that are sharded by head stay where they are.
+  key, value, mask, key_ids = keys
+  heads = key.shape[2], num_heads // key.shape[2]
+  rngs = None if dropout_rng is None else jax.random.split(dropout_rng, heads)
+  of_group = jax.vmap(of_head, (2, 0, 0, None, None), 2)
+  results = jax.vmap(of_group, (2, 0, 0, 2, 2), 2)(
+    query.reshape(batch, length, *heads, head_dim),
+    blocks.reshape(*heads, *blocks.shape[1:]),
+    rngs,
+    key,
+    value,
   )
   return jax.tree.map(
-    lambda x: x.reshape(batch, count * size, *x.shape[3:]), results
+    lambda x: x.reshape(batch, length, num_heads, *x.shape[4:]), results
   )
 
 
@@ -264,7 +244,7 @@ def _attend_in_parts(
   """
   ids = query_segment_ids
   sharded.check(query, key, value, mask, False, ids, key_segment_ids, others)
-  length, num_heads = query.shape[1:3]
+  length = query.shape[1]
   if length % block_size:
     raise ValueError(
       f"block_size: expected a divisor of the {length} positions of a device, "
@@ -272,28 +252,20 @@ def _attend_in_parts(
     )
   rank, size = jax.lax.axis_index(axis_name), jax.lax.axis_size(axis_name)
   own = length // block_size
-  keep = jnp.ones((1, length), bool) if mask is None else mask[:, 0, 0]
-  keep = jnp.broadcast_to(keep, key.shape[:2])
-  blocks, seen = (
-    jax.lax.dynamic_slice_in_dim(
-      jnp.pad(x, ((0, 0), (1, 1), (0, 0))), rank * own, own, axis=1
-    )
-    for x in _blocks_seen(random_blocks, size * own)
+  keep = arguments.key_mask(mask, query, key, _FULL_MASK)
+  blocks = jnp.pad(
+    _blocks_seen(random_blocks, size * own),
+    ((0, 0), (1, 1), (0, 0)),
+    constant_values=size * own,
   )
-  asked = blocks.reshape(num_heads, -1)
-  key, value = (jnp.where(keep[..., None, None], x, 0) for x in (key, value))
-  keys = jax.tree.map(
-    lambda x: _collected(_by_head(x, block_size), asked, axis_name),
-    (key, value, keep, key_segment_ids),
-  )
-  collected = jnp.arange(asked.shape[1]).reshape(1, own, -1)
   out, _ = _attend_to_blocks(
-    split_blocks(query, block_size),
-    None if ids is None else split_blocks(ids, block_size),
-    keys,
-    jnp.broadcast_to(collected, seen.shape),
-    seen,
-    scale=arguments.softmax_scale(scale, query.shape[-1]),
+    query,
+    ids,
+    (key, value, keep, key_segment_ids),
+    layout.cut(blocks, rank * own, own),
+    block_size=block_size,
+    scale=scale,
+    axis_name=axis_name,
   )
 
   def ends(x):
@@ -307,39 +279,40 @@ def _attend_in_parts(
     key,
     value,
     axis_name=axis_name,
-    mask=keep[:, None, None],
+    mask=mask,
     scale=scale,
     query_segment_ids=None if ids is None else ends(ids),
     key_segment_ids=key_segment_ids,
   )
-  first, last = rows[:, :block_size], rows[:, block_size:]
-  first = jnp.where(rank == 0, first, out[:, :block_size])
-  out = jnp.concatenate([first, out[:, block_size:]], axis=1)
-  last = jnp.where(rank == size - 1, last, out[:, -block_size:])
-  return jnp.concatenate([out[:, :-block_size], last], axis=1)
+  out = jnp.where(rank == 0, layout.put(out, rows[:, :block_size], 0), out)
+  last = layout.put(out, rows[:, block_size:], length - block_size)
+  return jnp.where(rank == size - 1, last, out)
 
 
 def _collected(
-  x: Shaped[Array, "B K X C *F"], asked: Int[Array, "N Y"], axis_name: str
-) -> Shaped[Array, "B N Y C *F"]:
-  """The blocks of the whole that each head asks for, out of the ring."""
+  x: Shaped[Array, "B T *F"],
+  blocks: Int[Array, "M W"],
+  block_size: int,
+  axis_name: str,
+) -> Shaped[Array, "B S *F"]:
+  """The M·W blocks of the whole that are asked for, S = M·W·C, out of the ring."""
   rank, size = jax.lax.axis_index(axis_name), jax.lax.axis_size(axis_name)
-  number, owner = asked % x.shape[2], asked // x.shape[2]
-  onward = [(i, (i + 1) % size) for i in range(size)]
+  x = split_blocks(x, block_size)
+  owner, number = jnp.divmod(blocks.reshape(-1), x.shape[1])
 
   def take(moving):
-    return _taken(moving, number).reshape(len(x), *asked.shape, *x.shape[3:])
+    return moving.at[:, number].get(mode="promise_in_bounds")
 
   def step(carry, hop):
     moving, taken = carry
-    moving = jax.lax.ppermute(moving, axis_name, onward)
+    moving = sharded.passed_on(moving, axis_name)
     is_here = owner == (rank - hop) % size
-    is_here = is_here.reshape(1, *asked.shape, *[1] * (x.ndim - 3))
+    is_here = is_here.reshape(1, -1, *[1] * (x.ndim - 2))
     return (moving, jnp.where(is_here, take(moving), taken)), None
 
   start = layout.alike((x, take(x)), (x, rank))
   (_, taken), _ = jax.lax.scan(step, start, jnp.arange(1, size))
-  return taken
+  return taken.reshape(len(x), -1, *x.shape[3:])
 
 
 def bigbird_random_blocks(

@@ -7,8 +7,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from attention import arguments, platform, plug
-from attention.softmax import block_attention, block_map, split_blocks
+from attention import arguments, plug
+from attention.logits import Logits
+from attention.loop import attend
+from attention.visible import Visible, key_mask
 
 
 @arguments.attention_function(
@@ -55,9 +57,8 @@ def linformer_attention(
       the mask varies along queries, or the call is causal.
 
   Cost: time (S·K + T·N)·R·(H+V); memory in addition to the arguments
-  B·N·R·(H+V+C) float32 for blocks of C queries, a copy of the query, B copies of
-  E and F and their gradients, and with one for each key head a copy of key and
-  value.
+  B·N·R·(H+V+C) float32 for blocks of C queries, B copies of E and F and their
+  gradients, and with one for each key head a copy of key and value.
 
   Departs from its paper in masks and in inputs shorter than the projection,
   which the paper does not discuss.
@@ -70,7 +71,6 @@ def linformer_attention(
       "is_causal: Linformer mixes all positions in each of its R rows, so it "
       "has no causal form; use dense, sliding_window or performer attention"
     )
-  batch, length, num_heads, head_dim = query.shape
   if value_projection is None:
     value_projection = key_projection
   _check_projection("key_projection", key_projection, key, key.shape[1])
@@ -84,28 +84,27 @@ def linformer_attention(
   if block_size is not None:
     arguments.check_at_least("block_size", block_size, 1)
   keep = arguments.key_mask(mask, query, key, _NO_POSITIONS)
-  scale = arguments.softmax_scale(scale, head_dim)
   keys, values = (
-    jnp.moveaxis(_mixtures(projection, x, keep).astype(x.dtype), 2, 1)
-    for projection, x in ((key_projection, key), (value_projection, value))
+    _mixtures(projection, x, keep).astype(dtype)
+    for projection, x, dtype in (
+      (key_projection, key, query.dtype),
+      (value_projection, value, value.dtype),
+    )
   )
-  keys = keys.astype(query.dtype)
-  rows = block_size or platform.rows_at_once(
-    4 * batch * num_heads * rank, length
-  )
-  rows = -(-length // -(-length // rows))  # Blocks of one size need few zeros.
-  results = block_map(
-    lambda query: block_attention(query, keys, values, scale=scale),
-    1,
-    split_blocks(query, rows),
-  )
-  out, lse = (x.reshape(batch, -1, *x.shape[3:])[:, :length] for x in results)
-  if not return_lse:
-    return out
-  # Without visible keys the values are zeros, and so is the result; not so lse.
+  # Every mixture counts, unless all keys are masked.
+  visible = Visible()
   if keep is not None:
-    lse = jnp.where(jnp.any(keep, axis=1)[:, None, None], lse, -jnp.inf)
-  return out, lse
+    has_keys = jnp.any(keep, axis=1, keepdims=True)
+    visible = key_mask(jnp.broadcast_to(has_keys, keys.shape[:2]))
+  out, lse = attend(
+    query,
+    keys,
+    values,
+    visible,
+    Logits(scale=scale),
+    block=(block_size, rank),
+  )
+  return (out, lse) if return_lse else out
 
 
 _NO_POSITIONS = (
@@ -134,17 +133,6 @@ def _mixtures(
     return jax.vmap(mixed, (0, 2), 2)(rows, x)
   flat = mixed(rows, x.reshape(*x.shape[:2], -1))
   return flat.reshape(*flat.shape[:2], *x.shape[2:])
-
-
-def _own_rows(
-  projection: Float[Array, "*K P R"], length: int, axis_name: str
-) -> Float[Array, "*K S R"]:
-  """The rows of this device's positions; 0 for positions behind the last."""
-  size, rank = jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name)
-  missing = max(0, size * length - projection.shape[-2])
-  pads = [(0, 0)] * (projection.ndim - 2) + [(0, missing), (0, 0)]
-  whole = jnp.pad(projection, pads)
-  return jax.lax.dynamic_slice_in_dim(whole, rank * length, length, axis=-2)
 
 
 def _check_projection(
@@ -209,15 +197,6 @@ def linformer(
       }
     }
 
-  def apply(variables, query, key, value, **call) -> Any:
-    call = arguments.accepted_options(
-      "linformer",
-      linformer_attention,
-      call,
-      own=("key_projection", "value_projection"),
-    )
-    return linformer_attention(query, key, value, **variables["params"], **call)
-
   def apply_sharded(
     variables, query, key, value, *, axis_name, mask=None, **call
   ) -> Any:
@@ -227,12 +206,14 @@ def linformer(
     arguments.check_qkv(query, key, value)
     keep = arguments.key_mask(mask, query, key, _NO_POSITIONS)
     devices, length = jax.lax.axis_size(axis_name), key.shape[1]
+    positions = jax.lax.axis_index(axis_name) * length + jnp.arange(length)
     whole = []
     for name, x in zip((names[0], names[-1]), (key, value), strict=True):
       projection = variables["params"][name]
       # Up to D − 1 positions fill a whole up that does not split.
       _check_projection(name, projection, key, devices * length - (devices - 1))
-      own = _own_rows(projection, length, axis_name)
+      # Positions behind the last row of a projection have zeros.
+      own = projection.at[..., positions, :].get(mode="fill", fill_value=0)
       mixtures = jax.lax.psum(_mixtures(own, x, keep), axis_name)
       whole.append(mixtures.astype(x.dtype))
     return linformer_attention(

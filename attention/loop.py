@@ -253,7 +253,7 @@ def backward(
   # A row without keys has no weights: e^(x − ∞).
   lse = jnp.where(lse == -jnp.inf, jnp.inf, lse)[..., None]
 
-  def visit(inputs, start, j):
+  def visit(j, inputs, start):
     """Gradients of the queries of a tile, and of its keys, values and scores."""
     q, g, delta, row_lse = inputs
     k, v, part = _cut_keys(grid, others, arrays, start, j)
@@ -275,25 +275,6 @@ def backward(
     dpart = jax.tree.map(lambda x: x.astype(jnp.float32), dpart)
     return dq, (dk, dv, dpart)
 
-  def once(inputs, starts, totals):
-    """A step whose tiles have one visit each."""
-    dq, parts = grid.each(lambda inputs, start: visit(inputs, start, 0))(
-      inputs, starts
-    )
-    return dq, _added(grid, others, totals, parts, starts, 0)
-
-  def walk(inputs, start, totals):
-    """A step of one tile with several visits."""
-
-    def body(j, carry):
-      dq, totals = carry
-      more, parts = visit(inputs, start, j)
-      return dq + more, _added(grid, others, totals, parts, start, j)
-
-    dq = alike(jnp.zeros(inputs[0].shape, jnp.float32), (query, key))
-    visits = grid.visits(others.visible, start)
-    return jax.lax.fori_loop(0, visits, body, (dq, totals))
-
   def step(i, carry):
     dquery, totals = carry
     start = grid.start(i)
@@ -303,10 +284,19 @@ def backward(
     delta = layout.inner(g, o) - h
     g, delta = grid.where_new(i, g, 0), grid.where_new(i, delta, 0)
     rows = cut(query, start, grid.size), g, delta, cut(lse, start, grid.size)
-    inputs = tuple(grid.split(x) for x in rows)
-    dq, totals = (once if grid.one_visit else walk)(
-      inputs, grid.starts(i), totals
-    )
+    inputs, starts = tuple(map(grid.split, rows)), grid.starts(i)
+
+    def body(j, carry):
+      dq, totals = carry
+      more, parts = grid.each(partial(visit, j))(inputs, starts)
+      return dq + more, _added(grid, others, totals, parts, starts, j)
+
+    dq = alike(jnp.zeros(inputs[0].shape, jnp.float32), (query, key))
+    if grid.one_visit:
+      dq, totals = body(0, (dq, totals))
+    else:
+      visits = grid.visits(others.visible, start)
+      dq, totals = jax.lax.fori_loop(0, visits, body, (dq, totals))
     place = layout.add if grid.is_ragged else put
     return place(dquery, grid.join(dq), start), totals
 

@@ -155,9 +155,13 @@ def at_positions(
   )
 
 
+_STATIC: Any = {"static": True}
+
+
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class BlockMask:
-  """Which blocks of keys each block of queries visits.
+  """Which blocks of keys each block of queries visits; a pytree.
 
   Attributes:
     block_size: (C, D), queries and keys of a block.
@@ -165,14 +169,17 @@ class BlockMask:
     source_length: S.
     visited: for each block of queries the numbers of its blocks of keys, first ones
       first, filled up with 0.
-    counts: how many each has.
+    counts: how many each has. None is all of a row of `visited`, where a number
+      behind that of the last block stands for none.
+    at_once: blocks of queries of a step; 1 where there are `counts`.
   """
 
-  block_size: tuple[int, int]
-  length: int
-  source_length: int
-  visited: np.ndarray
-  counts: np.ndarray
+  block_size: tuple[int, int] = dataclasses.field(metadata=_STATIC)
+  length: int = dataclasses.field(metadata=_STATIC)
+  source_length: int = dataclasses.field(metadata=_STATIC)
+  visited: Any
+  counts: Any = None
+  at_once: int = dataclasses.field(default=1, metadata=_STATIC)
 
   @property
   def share(self) -> float:

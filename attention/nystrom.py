@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float
 from attention import arguments, platform, plug, sharded
 from attention.logits import Logits
 from attention.loop import attend
-from attention.softmax import masked_softmax, split_blocks
+from attention.softmax import masked_softmax, padded, split_blocks
 from attention.visible import Visible, key_mask
 
 
@@ -87,28 +87,17 @@ def nystrom_attention(
   Paper: Nyströmformer: a Nyström-based algorithm for approximating
   self-attention, sections 3.2 and 3.3, arXiv:2102.03902.
   """
-  return _attend(
-    query,
-    key,
-    value,
-    num_landmarks,
-    pinv_iterations,
-    shared_start,
-    mask=mask,
-    is_causal=is_causal,
-    scale=scale,
-    block_size=block_size,
-  )
+  return _attend(**locals())
 
 
 def _attend(
   query,
   key,
   value,
-  num_landmarks,
-  pinv_iterations,
-  shared_start,
   *,
+  num_landmarks,
+  pinv_iterations=6,
+  shared_start=False,
   mask=None,
   is_causal=False,
   scale=None,
@@ -141,12 +130,26 @@ def _attend(
     "such a mask",
   )
   scale = arguments.softmax_scale(scale, query.shape[-1])
-  devices = 1 if axis_name is None else jax.lax.axis_size(axis_name)
-  count = min(num_landmarks, length * devices)
   tokens = jnp.ones((len(query), length), bool) if keep is None else keep
-  members = _members(tokens, count, axis_name)
+  # A token belongs to a run by its rank among those of all devices.
+  rank = jnp.cumsum(tokens, axis=1) - 1
+  total = jnp.sum(tokens, axis=1, keepdims=True)
+  devices = 1
+  if axis_name is not None:
+    devices = jax.lax.axis_size(axis_name)
+    totals = jax.lax.all_gather(total, axis_name)
+    is_before = jnp.arange(devices) < jax.lax.axis_index(axis_name)
+    rank += jnp.sum(jnp.where(is_before[:, None, None], totals, 0), axis=0)
+    total = jnp.sum(totals, axis=0)
+  count = min(num_landmarks, length * devices)
+  runs = rank * count // jnp.maximum(total, 1)
+  # `one_hot` gives zeros for a number that is no run.
+  members = jax.nn.one_hot(jnp.where(tokens, runs, -1), count)
   sizes = _summed(jnp.sum(members, axis=1), axis_name)
-  exists = None if keep is None else sizes > 0
+  exists = both = None
+  if keep is not None:
+    exists = sizes > 0
+    both = exists[:, None, :, None] & exists[:, None, None]
 
   def means(x):
     """Means in float32 over the tokens of each run; zeros for one without."""
@@ -163,24 +166,20 @@ def _attend(
   keys = jnp.repeat(keys, query.shape[2] // key.shape[2], axis=2)
   # The matrix A; a landmark without tokens has a row and a column of zeros.
   matrix = jnp.einsum("BLNH,BMNH->BNLM", queries, keys, precision=_EXACT)
-  if exists is None:
-    matrix = jax.nn.softmax(matrix)
-  else:
-    both = exists[:, None, :, None] & exists[:, None, None]
-    matrix = masked_softmax(matrix, both)
+  matrix = masked_softmax(matrix, both)
   inverse = _pseudo_inverse(matrix, pinv_iterations, shared_start)
 
   # B V: the landmarks are few queries.
-  arrays = key.astype(jnp.float32), value.astype(jnp.float32)
-  if axis_name is None:
-    visible = Visible() if keep is None else key_mask(keep)
-    block = (block_size, block_size)
-    mixed, _ = attend(queries, *arrays, visible, Logits(scale=1.0), block=block)
-  else:
-    here = None if keep is None else keep[:, None, None, :]
-    mixed = sharded.attention_of_few(
-      queries, *arrays, axis_name=axis_name, mask=here, scale=1.0
-    )
+  mixed, lse = attend(
+    queries,
+    key.astype(jnp.float32),
+    value.astype(jnp.float32),
+    Visible() if keep is None else key_mask(keep),
+    Logits(scale=1.0),
+    block=(block_size, block_size),
+  )
+  if axis_name is not None:
+    mixed, _ = sharded.merged_over(axis_name, mixed, lse)
   mixed = jnp.einsum("BNLM,BMNV->BLNV", inverse, mixed, precision=_EXACT)
   # F (A⁺ B V): the landmarks are few keys.
   out, _ = attend(
@@ -196,25 +195,6 @@ def _attend(
 
 _EXACT = jax.lax.Precision.HIGHEST
 """The inverse of small singular values would magnify rounding."""
-
-
-def _members(
-  keep: Bool[Array, "B T"], num_landmarks: int, axis_name: str | None
-) -> Float[Array, "B T L"]:
-  """1 where a token belongs to a run, by its rank among all tokens.
-
-  With `axis_name` the T positions are this device's part of the sequence.
-  """
-  rank = jnp.cumsum(keep, axis=1) - 1
-  total = jnp.sum(keep, axis=1, keepdims=True)
-  if axis_name is not None:
-    totals = jax.lax.all_gather(total, axis_name)
-    is_before = jnp.arange(len(totals)) < jax.lax.axis_index(axis_name)
-    rank += jnp.sum(jnp.where(is_before[:, None, None], totals, 0), axis=0)
-    total = jnp.sum(totals, axis=0)
-  runs = rank * num_landmarks // jnp.maximum(total, 1)
-  # `one_hot` gives zeros for a number that is no run.
-  return jax.nn.one_hot(jnp.where(keep, runs, -1), num_landmarks)
 
 
 def _summed(x: Array, axis_name: str | None) -> Array:
@@ -259,6 +239,7 @@ def _convolved(
   value: Float[Array, "B T K V"],
   kernel: Float[Array, "R N"],
   mask: Bool[Array, "B 1 1 T"] | None,
+  axis_name: str | None,
 ) -> Float[Array, "B T N V"]:
   """Σ_j kernel[j, n] · value[t + j − (R−1)/2, k(n)], zeros outside the sequence.
 
@@ -271,8 +252,12 @@ def _convolved(
   taps, side = len(kernel), len(kernel) // 2
   size = max(platform.DIAGONAL_ROWS, taps - 1)
   count = -(-length // size)
-  pads = (0, 0), (side, (count + 1) * size - length - side), (0, 0), (0, 0)
-  blocks = split_blocks(jnp.pad(value.astype(jnp.float32), pads), size)
+  if axis_name is None:
+    value = jnp.pad(value, ((0, 0), (side, side), (0, 0), (0, 0)))
+  else:
+    value = sharded.reached(value, side, side, axis_name)
+  value = padded(value, (count + 1) * size - value.shape[1])
+  blocks = split_blocks(value.astype(jnp.float32), size)
   around = [blocks[:, :-1], blocks[:, 1:, : taps - 1]]
   around = jnp.concatenate(around, axis=2)
   tap = jnp.arange(size + taps - 1)[None] - jnp.arange(size)[:, None]
@@ -339,33 +324,18 @@ def nystrom(
     "pinv_iterations": pinv_iterations,
     "shared_start": shared_start,
   }
-  accepted = partial(
-    arguments.accepted_options, "nystrom", nystrom_attention, own=own
-  )
 
-  exact = arguments.applied("nystrom", nystrom_attention, lambda _: own)
-
-  def apply(variables, query, key, value, **call):
-    out = exact(variables, query, key, value, **call)
+  def apply(variables, query, key, value, *, axis_name=None, **call):
+    function = nystrom_attention
+    if axis_name is not None:
+      arguments.check_qkv(query, key, value)
+      function = partial(_attend, axis_name=axis_name)
+    run = arguments.applied("nystrom", function, lambda _: own)
+    out = run(variables, query, key, value, **call)
     if conv_kernel_size is None:
       return out
     kernel = variables["params"]["conv_kernel"]
-    return out + _convolved(value, kernel, call.get("mask")).astype(out.dtype)
-
-  def apply_sharded(variables, query, key, value, *, axis_name, **call):
-    arguments.check_qkv(query, key, value)
-    call = accepted(call)
-    out = _attend(query, key, value, axis_name=axis_name, **own, **call)
-    if conv_kernel_size is None:
-      return out
-    length, side = value.shape[1], conv_kernel_size // 2
-    mask = call.get("mask")
-    if mask is not None:
-      keep = sharded.reached(mask[:, 0, 0], side, side, axis_name)
-      mask = keep[:, None, None]
-    value = sharded.reached(value, side, side, axis_name)
-    kernel = variables["params"]["conv_kernel"]
-    more = _convolved(value, kernel, mask)[:, side : side + length]
+    more = _convolved(value, kernel, call.get("mask"), axis_name)
     return out + more.astype(out.dtype)
 
   return plug.Attention(
@@ -377,5 +347,5 @@ def nystrom(
     approximates="dense",
     cost="linear",
     sizes=plug.Sizes(short={"num_landmarks": 8}),
-    apply_sharded=apply_sharded,
+    apply_sharded=apply,
   )

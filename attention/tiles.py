@@ -83,7 +83,8 @@ class Grid(NamedTuple):
   def visits(self, visible: Visible, start: Array) -> Array | int:
     """How many blocks of keys the queries from `start` on take."""
     if visible.block_mask is not None:
-      return jnp.asarray(visible.block_mask.counts)[self._row(start)]
+      visited, counts = visible.block_mask.visited, visible.block_mask.counts
+      return visited.shape[1] if counts is None else counts[self._row(start)]
     low, high = visible.span(start, self.rows, self.source_length)
     count = -(-(high - low) // self.width)
     # A number lets JAX differentiate the loop in reverse.
@@ -93,14 +94,15 @@ class Grid(NamedTuple):
     self, visible: Visible, start: Array, visit: Array | int
   ) -> tuple[Array, Array | int | None]:
     """The first key of a visit, and the first that no visit before has had."""
-    if visible.block_mask is not None:
-      visited = jnp.asarray(visible.block_mask.visited)
-      fresh = visited[self._row(start), visit] * self.width
+    table = visible.block_mask
+    if table is not None:
+      fresh = table.visited[self._row(start), visit] * self.width
+      from_zero = table.counts is not None
     else:
       low, _ = visible.span(start, self.rows, self.source_length)
       fresh = low + visit * self.width
+      from_zero = visible.left is None
     first = jnp.minimum(fresh, self.source_length - self.width)
-    from_zero = visible.left is None or visible.block_mask is not None
     is_even = from_zero and self.source_length % self.width == 0
     return first, None if self.one_visit or is_even else fresh
 
@@ -136,7 +138,9 @@ def grid_of(
   rows, width = min(rows, length), min(width, source_length)
   one_visit |= width == source_length and visible.block_mask is None
   at_once = 1
-  if one_visit and width < source_length:
+  if visible.block_mask is not None:
+    at_once = visible.block_mask.at_once
+  elif one_visit and width < source_length:
     tile_bytes = 4 * batch * num_heads * width
     tile_bytes *= rows + head_dim + value.shape[3]
     count = -(-length // rows)

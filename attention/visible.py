@@ -60,9 +60,7 @@ class Visible:
   right: int | None = dataclasses.field(default=None, metadata=_STATIC)
   query_start: Any = 0
   key_start: Any = 0
-  block_mask: BlockMask | None = dataclasses.field(
-    default=None, metadata=_STATIC
-  )
+  block_mask: BlockMask | None = None
 
   def __and__(self, other: "Visible") -> "Visible":
     """Both conditions; positions are those of the first."""
