@@ -236,7 +236,6 @@ def additive(width: int = 64) -> plug.Attention:
     ValueError: `width` < 1; by `init`, kernels that take more than
       `arguments.MOST_BYTES`.
   """
-  arguments.check_at_least("width", width, 1)
 
   def init(key, dims):
     numbers = dims.num_heads * (2 * dims.head_dim + 1) * width

@@ -81,7 +81,6 @@ def bigbird_attention(
   """
   _check_call(query, key, is_causal)
   length, num_heads = query.shape[1:3]
-  arguments.check_at_least("block_size", block_size, 1)
   keep = arguments.key_mask(mask, query, key, _FULL_MASK)
   count = -(-length // block_size)
   expected = num_heads, max(count - 2, 0)
@@ -383,6 +382,7 @@ def _check_call(query: Array, key: Array, is_causal: bool) -> None:
     )
 
 
+@arguments.attention_factory
 def bigbird(block_size: int = 64, num_random: int = 3) -> plug.Attention:
   """The plug of `bigbird_attention`.
 
@@ -400,8 +400,6 @@ def bigbird(block_size: int = 64, num_random: int = 3) -> plug.Attention:
   Raises:
     ValueError: `block_size` < 1 or `num_random` < 0.
   """
-  arguments.check_at_least("block_size", block_size, 1)
-  arguments.check_at_least("num_random", num_random, 0)
   function = partial(bigbird_attention, block_size=block_size)
 
   def options(variables, query, length, call):

@@ -135,8 +135,6 @@ def kimi_delta(
   `output_gate='sigmoid'`, and three such layers to one of exact attention. Paper: Kimi
   Linear, arXiv:2510.26692, sections 3 and 4.
   """
-  if rank is not None:
-    arguments.check_at_least("rank", rank, 1)
 
   def init(key, dims):
     rate, *steps = jax.random.split(key, 5)

@@ -432,7 +432,7 @@ def dense(
   Raises:
     ValueError: an argument is out of range.
   """
-  own = own_logits.check(sinks, logits_soft_cap, forget)
+  own = own_logits.OwnLogits(sinks, logits_soft_cap, forget)
 
   def apply_sharded(
     variables, *arrays, axis_name, implementation: InParts = "ring", **call

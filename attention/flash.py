@@ -193,12 +193,7 @@ def flash(
   Raises:
     ValueError: an argument is out of range.
   """
-  arguments.block_sizes(block_size)
-  arguments.check_choice(
-    "implementation", implementation, Implementation | None
-  )
-  arguments.check_choice("in_parts", in_parts, InParts)
-  own = own_logits.check(sinks, logits_soft_cap, forget)
+  own = own_logits.OwnLogits(sinks, logits_soft_cap, forget)
   function = partial(
     flash_attention, block_size=block_size, implementation=implementation
   )

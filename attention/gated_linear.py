@@ -87,7 +87,6 @@ def gated_linear(rank: int = 16, temperature: float = 16.0) -> plug.Attention:
   Its model also has `output_norm='rms'` and `output_gate='silu'`. Paper:
   arXiv:2312.06635, equation 4 and section 4.4.
   """
-  arguments.check_at_least("rank", rank, 1)
   if not temperature > 0.0:
     raise ValueError(f"temperature: expected more than 0, got {temperature!r}")
 

@@ -177,10 +177,6 @@ def latent(
   Raises:
     ValueError: an argument is out of range; by `init`, H is not above P.
   """
-  if rank is not None:
-    arguments.check_at_least("rank", rank, 1)
-  if shared_dim is not None:
-    arguments.check_at_least("shared_dim", shared_dim, 0)
 
   def init(key, dims):
     if dims.features < 1:

@@ -188,6 +188,7 @@ def feature_mechanism(
   """
 
   def apply(variables, query, key, value, axis_name=None, **call):
+    call = arguments.accepted_options(name, function, call)
     options = own(variables)
     call = arguments.accepted_options(name, function, call, own=options)
     arguments.check_qkv(query, key, value)

@@ -81,8 +81,6 @@ def linformer_attention(
       f"value_projection: expected the rank of key_projection, {rank}, got "
       f"{value_projection.shape[-1]}"
     )
-  if block_size is not None:
-    arguments.check_at_least("block_size", block_size, 1)
   keep = arguments.key_mask(mask, query, key, _NO_POSITIONS)
   keys, values = (
     _mixtures(projection, x, keep).astype(dtype)
@@ -150,6 +148,7 @@ def _check_projection(
     )
 
 
+@arguments.attention_factory
 def linformer(
   rank: int = 64, shared: bool = False, per_head: bool = False
 ) -> plug.Attention:
@@ -172,9 +171,6 @@ def linformer(
       a rank larger than the sequence, or projections that take more than
       `arguments.MOST_BYTES`.
   """
-  arguments.check_at_least("rank", rank, 1)
-  arguments.check_flag("shared", shared)
-  arguments.check_flag("per_head", per_head)
   names = (
     ["key_projection"] if shared else ["key_projection", "value_projection"]
   )

@@ -372,6 +372,7 @@ class LshCache(NamedTuple):
   index: Int[Array, "B"]
 
 
+@arguments.attention_factory
 def lsh(
   num_rounds: int = 4, num_buckets: int | None = None, chunk_size: int = 64
 ) -> plug.Attention:
@@ -394,7 +395,6 @@ def lsh(
       take more than `arguments.MOST_BYTES`.
   """
   _check_numbers(num_rounds, 1 if num_buckets is None else num_buckets)
-  arguments.check_at_least("chunk_size", chunk_size, 1)
   function = partial(lsh_attention, chunk_size=chunk_size)
 
   def init(key, dims):

@@ -126,7 +126,6 @@ def multiplicative(general: bool = True) -> plug.Attention:
   Raises:
     ValueError: `general` is neither True nor False.
   """
-  arguments.check_flag("general", general)
 
   def init(key: Array, dims: plug.Dims) -> plug.Variables:
     if not general:

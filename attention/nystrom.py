@@ -269,6 +269,7 @@ def _convolved(
   return out.reshape(batch, count * size, -1, features)[:, :length]
 
 
+@arguments.attention_factory
 def nystrom(
   num_landmarks: int = 64,
   pinv_iterations: int = 6,
@@ -295,16 +296,11 @@ def nystrom(
     ValueError: a number is out of range; by `init`, matrices or a filter that
       take more than `arguments.MOST_BYTES`.
   """
-  arguments.check_at_least("num_landmarks", num_landmarks, 1)
-  arguments.check_at_least("pinv_iterations", pinv_iterations, 1)
-  arguments.check_flag("shared_start", shared_start)
-  if conv_kernel_size is not None:
-    arguments.check_at_least("conv_kernel_size", conv_kernel_size, 1)
-    if conv_kernel_size % 2 == 0:
-      raise ValueError(
-        "conv_kernel_size: expected None or an odd number, so that the filter "
-        f"has a middle, got {conv_kernel_size}"
-      )
+  if conv_kernel_size is not None and conv_kernel_size % 2 == 0:
+    raise ValueError(
+      "conv_kernel_size: expected None or an odd number, so that the filter "
+      f"has a middle, got {conv_kernel_size}"
+    )
 
   def init(key, dims):
     landmarks = min(num_landmarks, dims.max_length)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from attention import arguments, plug
+from attention import plug
 
 SUPPORTS = frozenset({"sinks", "logits_soft_cap", "log_forget", "mods"})
 """Options of a call that every exact mechanism takes."""
@@ -73,17 +73,6 @@ class OwnLogits(NamedTuple):
   def gates(self) -> Callable[..., dict[str, Array]] | None:
     """`(variables, inputs) -> {'log_forget': [B, T, N]}`, or None."""
     return _forget_gates if self.forget else None
-
-
-def check(
-  sinks: bool, logits_soft_cap: float | None, forget: bool
-) -> OwnLogits:
-  """The arguments of a factory; ValueError where one is out of range."""
-  arguments.check_flag("sinks", sinks)
-  arguments.check_flag("forget", forget)
-  if logits_soft_cap is not None:
-    arguments.check_soft_cap(logits_soft_cap)
-  return OwnLogits(sinks, logits_soft_cap, forget)
 
 
 def _forget_gates(variables, inputs):

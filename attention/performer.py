@@ -142,8 +142,6 @@ def performer(
     ValueError: `num_features` < 1 or an unknown kernel; by `init`, features
       that take more than `arguments.MOST_BYTES`.
   """
-  arguments.check_at_least("num_features", num_features, 1)
-  arguments.check_choice("kernel", kernel, Kernel)
 
   def init(key, dims):
     numbers = num_features * dims.head_dim

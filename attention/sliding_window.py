@@ -298,12 +298,7 @@ def sliding_window(
   """
   left, right = _integers("window", window, 0, 2)
   spacings = _integers("dilation", dilation, 1)
-  if block_size is not None:
-    arguments.check_at_least("block_size", block_size, 1)
-  arguments.check_choice(
-    "implementation", implementation, Implementation | None
-  )
-  own = own_logits.check(sinks, logits_soft_cap, forget)
+  own = own_logits.OwnLogits(sinks, logits_soft_cap, forget)
   if forget and max(spacings) > 1:
     raise ValueError(
       f"forget: expected False with dilation {dilation}; windows of neighbours "

@@ -123,7 +123,6 @@ def strided_2d(
     ValueError: an argument is out of range.
   """
   check_grid(grid)
-  arguments.check_at_least("stride", stride, 1)
   own = {"grid": None if grid is None else tuple(grid), "stride": stride}
 
   return plug.Attention(

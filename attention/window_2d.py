@@ -244,8 +244,6 @@ def _check(
 ) -> None:
   """Checks what does not depend on a length."""
   check_grid(grid)
-  arguments.check_at_least("window", window, 1)
-  arguments.check_at_least("shift", shift, 0)
   if shift >= window:
     raise ValueError(
       f"shift: expected less than window, {window}, got {shift}; half of it is "
@@ -290,7 +288,6 @@ def window_2d(
       than `arguments.MOST_BYTES`.
   """
   _check(grid, window, shift, hidden_logit)
-  arguments.check_flag("relative", relative)
   own = {
     "grid": None if grid is None else tuple(grid),
     "window": window,

@@ -230,7 +230,6 @@ def window_linear(window: int = 64) -> plug.Attention:
     ValueError: `window` < 1; by `init`, a window that leaves no key for the
       linear part on the longest sequence.
   """
-  arguments.check_at_least("window", window, 1)
 
   def init(key, dims):
     del key
