@@ -69,7 +69,6 @@ def nystrom_attention(
   batch, length, num_heads, head_dim = query.shape
   scale = shared.logit_scale(scale, head_dim)
   visible = shared.visible_tokens(mask, batch, length)
-
   out = np.zeros((batch, length, num_heads, value.shape[-1]))
   products = {}
   for b, n in np.ndindex(batch, num_heads):

@@ -23,17 +23,13 @@ def _start(
   mechanism: Mechanism, case: Case = _CASE, dtype: Any = np.float32
 ) -> tuple[Any, Any, list, dict[str, Any]]:
   """Variables, an empty cache, query, key and value, options of the call."""
-  record = mechanism.record
-  require(
-    record.init_cache and record.decode,
-    "`supports` names 'decode', but init_cache or decode is None",
-  )
   qkv, call = mechanism.draw(case.limited(mechanism.supports))
   if "own_keys" in mechanism.supports:
     del qkv[2:]  # A cache has no place for other values.
   dims = case.dims._replace(value_dim=case.value_dim)
   variables = mechanism.variables(dims)
-  cache = record.init_cache(variables, case.batch, case.length, dims, dtype)
+  sizes = case.batch, case.length, dims, dtype
+  cache = mechanism.decoder("init_cache")(variables, *sizes)
   return variables, cache, [x.astype(dtype) for x in qkv], call
 
 
@@ -50,7 +46,7 @@ def _step(mechanism):
   @jax.jit
   def step(variables, cache, qkv):
     traces.append(None)
-    return mechanism.record.decode(variables, cache, *mechanism.three(qkv))
+    return mechanism.decoder("decode")(variables, cache, *mechanism.three(qkv))
 
   return step, traces
 
@@ -89,13 +85,15 @@ def decoding_equals_the_causal_call(mechanism: Mechanism) -> None:
     }
     return {**tables, **(mods if "mods" in mechanism.supports else {})}
 
+  run = mechanism.decoder("decode")
+
   @jax.jit
   def decode(variables, cache, qkv):
     call = options(jnp.asarray(table))
 
     def step(cache, at):
       at = mechanism.three([x[:, None] for x in at])
-      out, cache = mechanism.record.decode(variables, cache, *at, **call)
+      out, cache = run(variables, cache, *at, **call)
       return cache, out[:, 0]
 
     in_time = [jnp.moveaxis(x, 1, 0) for x in qkv]
@@ -183,7 +181,7 @@ def decoding_from_a_prompt(mechanism: Mechanism) -> None:
   """
   variables, empty, qkv, _ = _start(mechanism)
   expected = _causal(mechanism, variables, qkv)
-  prefill = jax.jit(mechanism.record.prefill)
+  prefill = jax.jit(mechanism.decoder("prefill"))
   for lengths in (np.array([1, 8]), np.array([7, 3])):
     prompt = mechanism.three([x[:, :8] for x in qkv])
     cache = prefill(variables, empty, *prompt, lengths)
@@ -210,7 +208,7 @@ def decoding_cache_size(mechanism: Mechanism) -> None:
   def size(length):
     sizes = 2, length, dims, jnp.float32
     cache = jax.eval_shape(
-      lambda: mechanism.record.init_cache(variables, *sizes)
+      lambda: mechanism.decoder("init_cache")(variables, *sizes)
     )
     # The positions are counted apart: 4 bytes an example in any case.
     leaves = [x for x in jax.tree.leaves(cache) if x.dtype != jnp.int32]

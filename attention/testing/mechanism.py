@@ -73,6 +73,12 @@ class Mechanism:
   def _call(self, call: dict[str, Any]) -> dict[str, Any]:
     return {"is_causal": True, **call} if self.record.causal_only else call
 
+  def decoder(self, name: str) -> Callable[..., Any]:
+    """'init_cache', 'decode' or 'prefill' of the record, which has to be there."""
+    function = getattr(self.record, name)
+    require(function, f"`supports` names 'decode', but {name} is None")
+    return function
+
   def variables(self, dims: plug.Dims) -> plug.Variables:
     """The variables that `init` draws, once for each `dims`."""
     return _variables(self, dims)

@@ -155,9 +155,7 @@ def refuses_wrong_arguments(mechanism: Mechanism) -> None:
   jaxtyping.config.update("jaxtyping_disable", True)
   try:
     for pattern, arrays, call in wrong:
-      shapes = [x.shape for x in arrays]
-      mask = [f"{x.dtype} {x.shape}" for x in call.values() if np.ndim(x)]
-      name = f"a call of wrong arguments, shapes {shapes}, {mask or call}"
+      name = f"a call of {[x.shape for x in arrays]} and wrong {[*call]}"
       _raises(mechanism, name, pattern, arrays, call)
   finally:
     jaxtyping.config.update("jaxtyping_disable", before)

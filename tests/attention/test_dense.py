@@ -199,7 +199,8 @@ def test_blocks_of_rows_keep_dropout_and_higher_derivatives():
   def attend(query, block_size=4, **options):
     return dense_attention(query, key, value, block_size=block_size, **options)
 
-  def curvature(block_size):
+  @functools.partial(jax.jit, static_argnums=1)
+  def curvature(query, block_size):
     def slope(query):
       return jax.grad(lambda x: (attend(x, block_size) ** 2).sum())(query)
 
@@ -207,7 +208,8 @@ def test_blocks_of_rows_keep_dropout_and_higher_derivatives():
     reverse = jax.grad(lambda x: (slope(x) ** 2).sum())(query)
     return forward, reverse
 
-  for got, wanted in zip(curvature(4), curvature(None), strict=True):
+  curvatures = curvature(query, 4), curvature(query, None)
+  for got, wanted in zip(*curvatures, strict=True):
     assert_close(got, wanted, 1e-5)
 
   same = jnp.ones_like(query)
@@ -224,11 +226,16 @@ def test_blocks_of_rows_keep_dropout_and_higher_derivatives():
   assert not (kept[:, :4] == kept[:, 4:8]).all()
 
   rng = jax.random.key(1)
-  drop = functools.partial(attend, dropout_rate=0.5, dropout_rng=rng)
+
+  @jax.jit
+  @jax.value_and_grad
+  def drop(query):
+    return attend(query, dropout_rate=0.5, dropout_rng=rng).sum()
+
   tangent = jax.random.normal(rng, query.shape)
-  slope = jax.grad(lambda x: drop(x).sum())(query)
+  _, slope = drop(query)
   step = 1e-2
-  ahead, behind = (drop(query + s * tangent).sum() for s in (step, -step))
+  ahead, behind = (drop(query + s * tangent)[0] for s in (step, -step))
   np.testing.assert_allclose(
     (slope * tangent).sum(), (ahead - behind) / (2 * step), rtol=2e-2
   )
@@ -269,8 +276,8 @@ def test_third_derivatives_of_the_log_sum_exp_agree():
   def along(function):
     return lambda x: jax.jvp(function, (x,), (query,))[1]
 
-  forward = along(along(along(loss)))(query)
-  reverse = jnp.sum(jax.grad(along(along(loss)))(query) * query)
+  forward = jax.jit(along(along(along(loss))))(query)
+  reverse = jnp.sum(jax.jit(jax.grad(along(along(loss))))(query) * query)
   np.testing.assert_allclose(forward, reverse, rtol=1e-4)
 
 

@@ -92,8 +92,7 @@ def equals_xla(function, implementation, qkv, tolerance):
     assert_close(got, expected, tolerance)
 
 
-@pytest.mark.parametrize("length", [13, 16])
-@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize(("length", "is_causal"), [(13, True), (16, False)])
 def test_window_on_cudnn(monkeypatch, is_causal, length):
   calls = emulate(monkeypatch, "gpu")
   qkv, _ = draw(Case(length=length), "bfloat16")
@@ -107,8 +106,14 @@ def test_window_on_cudnn(monkeypatch, is_causal, length):
   assert [call["local_window_size"] for call in calls] == [(3, 0)]
 
 
-@pytest.mark.parametrize("window", [(2, 4), 10**12])
-@pytest.mark.parametrize("names", [(), ("mask", "scale"), ("mask", "causal")])
+@pytest.mark.parametrize(
+  ("names", "window"),
+  [
+    ((), 10**12),
+    (("mask", "scale"), (2, 4)),
+    (("mask", "causal"), (2, 4)),
+  ],
+)
 def test_window_on_tokamax(monkeypatch, names, window):
   calls = emulate(monkeypatch, "gpu")
   qkv, options = draw(Case(names, num_kv_heads=1), "bfloat16")
@@ -125,9 +130,15 @@ def one_mask(length):
   return (jnp.arange(length) % 7 > 4)[None, None, None]
 
 
-@pytest.mark.parametrize("length", [13, 128])
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(
+  ("length", "is_causal", "masked"),
+  [
+    (13, False, False),
+    (13, True, True),
+    (128, True, False),
+    (128, False, True),
+  ],
+)
 def test_window_on_a_tpu(monkeypatch, masked, is_causal, length):
   calls = emulate(monkeypatch, "tpu")
   qkv, _ = draw(Case(length=length), "float32")
@@ -143,9 +154,18 @@ def test_window_on_a_tpu(monkeypatch, masked, is_causal, length):
   assert len(calls) == 1
 
 
-@pytest.mark.parametrize("source", [13, 5, 128])
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(
+  ("source", "is_causal", "masked"),
+  [
+    (13, False, False),
+    (13, True, False),
+    (13, True, True),
+    (5, True, False),
+    (5, False, True),
+    (128, False, False),
+    (128, True, True),
+  ],
+)
 def test_flash_on_a_tpu(monkeypatch, masked, is_causal, source):
   calls = emulate(monkeypatch, "tpu")
   qkv, _ = draw(Case(source_length=source), "float32")
@@ -162,9 +182,14 @@ def test_flash_on_a_tpu(monkeypatch, masked, is_causal, source):
 
 
 @pytest.mark.parametrize(
-  "names", [("mask",), ("full_mask", "causal"), ("bias",)]
+  ("names", "length"),
+  [
+    (("mask",), 13),
+    (("full_mask", "causal"), 13),
+    (("full_mask", "causal"), 16),
+    (("bias",), 13),
+  ],
 )
-@pytest.mark.parametrize("length", [13, 16])
 def test_flash_on_cudnn(monkeypatch, length, names):
   calls = emulate(monkeypatch, "gpu")
   qkv, options = draw(Case(names, length=length), "bfloat16")

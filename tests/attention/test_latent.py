@@ -20,7 +20,6 @@ from attention import (
 from models.multi_head_attention import MultiHeadAttention
 
 BATCH, HEADS, OWN, SHARED, RANK, VALUE = 2, 3, 4, 2, 7, 5
-LENGTHS = (1, 7, 64, 131)
 
 
 def arrays(length, seed=0):
@@ -64,11 +63,12 @@ def call(given, **more):
 
 
 @pytest.mark.parametrize("absorbed", [False, True])
-@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("length", [1, 7, 131])
 def test_both_forms_are_the_definition(length, absorbed):
   given = arrays(length)
-  for more in ({}, {"is_causal": True, "scale": 0.3}, options(length)):
-    found = call(given, absorbed=absorbed, **more)
+  tried = [{}, {"is_causal": True, "scale": 0.3}, options(length)]
+  for more in tried if length == 131 else tried[2:]:
+    found = jax.jit(partial(call, absorbed=absorbed, **more))(given)
     expected = definitions.latent_attention(**given, **more)
     np.testing.assert_allclose(found, expected, atol=2e-5)
 
@@ -102,8 +102,9 @@ def naive(given, mask):
   return jnp.einsum("bnts,bsnv->btnv", weights, value)
 
 
-@pytest.mark.parametrize("absorbed", [False, True])
-@pytest.mark.parametrize("length", [1, 7, 65])
+@pytest.mark.parametrize(
+  ("length", "absorbed"), [(1, False), (7, True), (65, False), (65, True)]
+)
 def test_all_gradients(length, absorbed):
   given, more = arrays(length), options(length)
   ids = more["query_segment_ids"]

@@ -104,10 +104,14 @@ def test_tables_are_biases(is_causal):
 
 
 @pytest.mark.parametrize(
-  ("length", "source_length", "window"),
-  [(90, 53, 17), (53, 120, (3, 9)), (128, 128, 20)],
+  ("length", "source_length", "window", "by_head"),
+  [
+    (90, 53, 17, True),
+    (53, 120, (3, 9), False),
+    (128, 128, 20, False),
+    (128, 128, 20, True),
+  ],
 )
-@pytest.mark.parametrize("by_head", [False, True])
 def test_gradients_of_tables_by_blocks(length, source_length, window, by_head):
   """Blocks fold their queries before they take diagonals: beside autodiff.
 
