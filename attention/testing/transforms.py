@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from attention.testing.calls import Case, assert_close, require
-from attention.testing.mechanism import LAWS, Check, Mechanism, backward, law
+from attention.testing.mechanism import Mechanism, backward, law
 from attention.weights import attention_weights
 
 
@@ -110,23 +110,13 @@ def forward_mode(mechanism: Mechanism) -> None:
   )
 
 
-def _eager(mechanism: Mechanism, length: int) -> None:
+@law(every_setting=False)
+def eager_equals_jit(mechanism: Mechanism) -> None:
   """A call outside of `jax.jit` must give what the compiled one gives."""
-  apply, *arrays = _drawn(mechanism, length)
+  # A chunk of a recurrence, one program with its state.
+  apply, *arrays = _drawn(mechanism, 64)
   qkv, call = jax.device_put(arrays)
-  expected = jax.jit(apply)(qkv, **call)
-  assert_close(apply(qkv, **call), expected, 1e-5)
-
-
-# The longer one is a chunk of a recurrence, one program with its state.
-LAWS += [
-  Check(
-    f"eager_equals_jit[T{length}]",
-    partial(_eager, length=length),
-    every_setting=False,
-  )
-  for length in (7, 64)
-]
+  assert_close(apply(qkv, **call), jax.jit(apply)(qkv, **call), 1e-5)
 
 
 @law(every_setting=False)
@@ -169,10 +159,8 @@ def attention_matrix(mechanism: Mechanism) -> None:
   weights = np.asarray(matrix(variables, query, key, call))
   out, _ = backward(mechanism, is_causal, qkv, call)
   B, T, N = query.shape[:3]
-  require(
-    weights.shape == (B, N, T, T),
-    f"attention_weights has shape {weights.shape}, expected {(B, N, T, T)}",
-  )
+  told = f"attention_weights has shape {weights.shape}, expected {(B, N, T, T)}"
+  require(weights.shape == (B, N, T, T), told)
   values = np.repeat(value, N // value.shape[2], axis=2)
   product = np.einsum("BNTS,BSNV->BTNV", weights, values)
   assert_close(product, out, 1e-5, "the product of weights and values")

@@ -28,11 +28,10 @@ def test_equals_jax_nn():
   query, key, value = qkv()
   bias = jnp.asarray(Case(("bias",)).draw()[1]["bias"])
   mask = jnp.tri(13, k=3, dtype=bool)[None, None]
-  expected = jax.nn.dot_product_attention(
-    query, key, value, bias=bias, mask=mask, is_causal=True, scale=0.3
-  )
-  got = dense_attention(
-    query, key, value, bias=bias, mask=mask, is_causal=True, scale=0.3
+  call = {"bias": bias, "mask": mask, "is_causal": True, "scale": 0.3}
+  got, expected = (
+    jax.jit(functools.partial(f, **call))(query, key, value)
+    for f in (dense_attention, jax.nn.dot_product_attention)
   )
   assert_close(got, expected, 1e-6)
 
@@ -68,13 +67,12 @@ def test_a_nan_is_not_hidden(is_causal):
 
 def test_dropout_drops_a_share_of_the_weights_and_rescales_the_others():
   query, key, _ = qkv(batch=8)
-  weights = attention_weights(dense_attention, query, key)
-  dropped = attention_weights(
-    dense_attention,
-    query,
-    key,
-    dropout_rate=0.25,
-    dropout_rng=jax.random.key(0),
+  rng = jax.random.key(0)
+  weights, dropped = (
+    jax.jit(functools.partial(attention_weights, dense_attention, **call))(
+      query, key
+    )
+    for call in ({}, {"dropout_rate": 0.25, "dropout_rng": rng})
   )
   kept = dropped != 0
   # 8·4·13·13 weights: four standard deviations are 0.024.
@@ -87,7 +85,7 @@ def test_dropout_drops_a_share_of_the_weights_and_rescales_the_others():
 
 def test_dropout_is_a_function_of_its_key():
   arrays = qkv()
-  drop = functools.partial(dense_attention, *arrays, dropout_rate=0.5)
+  drop = jax.jit(functools.partial(dense_attention, *arrays, dropout_rate=0.5))
   first, again, other = (
     drop(dropout_rng=jax.random.key(seed)) for seed in (0, 0, 1)
   )

@@ -150,7 +150,7 @@ def test_window_on_a_tpu(monkeypatch, masked, is_causal, length):
   )
   equals_xla(attend, "tokamax", qkv, 1e-5)
   # The kernel is asked for; None leaves a TPU to 'xla'.
-  attend(*qkv)
+  jax.eval_shape(attend, *qkv)
   assert len(calls) == 1
 
 
@@ -177,7 +177,7 @@ def test_flash_on_a_tpu(monkeypatch, masked, is_causal, source):
   # A mask over T×S would cost the kernel its own causal one.
   needed = masked or (source % 128 and (not is_causal or source < 13))
   assert (calls[0]["mask"] is not None) == bool(needed)
-  attend(*qkv)
+  jax.eval_shape(attend, *qkv)
   assert len(calls) == 1
 
 
@@ -213,6 +213,7 @@ def test_masked_keys_are_not_read(monkeypatch, implementation, backend, attend):
   hidden = ~mask[0, 0, 0][None, :, None, None]
   filled = [qkv[0], *(jnp.where(hidden, jnp.nan, x) for x in qkv[1:])]
   attend = functools.partial(attend, mask=mask, implementation=implementation)
+  attend = jax.jit(attend)
   np.testing.assert_array_equal(attend(*qkv), attend(*filled))
 
 
@@ -228,8 +229,13 @@ def test_a_query_that_sees_nothing_gets_zeros(monkeypatch, window):
     implementation="tokamax",
     **({"is_causal": True} if window is None else {"window": window}),
   )
-  out, pull = jax.vjp(attend, *qkv)
-  grads = pull(jnp.ones_like(out))
+
+  @jax.jit
+  def with_gradients(*qkv):
+    out, pull = jax.vjp(attend, *qkv)
+    return out, pull(jnp.ones_like(out))
+
+  out, grads = with_gradients(*qkv)
   rows = np.asarray(out, np.float32).any(axis=(2, 3))
   left, right = (7, 0) if window is None else window
   distance = 6 - np.arange(13)
@@ -274,9 +280,8 @@ def test_what_a_kernel_cannot_serve(
     ValueError, match=f"^implementation: '{implementation}' {reason}"
   ):
     attend(*qkv, implementation=implementation)
-  np.testing.assert_array_equal(
-    attend(*qkv), attend(*qkv, implementation="xla")
-  )
+  by_xla = functools.partial(attend, implementation="xla")
+  np.testing.assert_array_equal(jax.jit(attend)(*qkv), jax.jit(by_xla)(*qkv))
   assert (not calls) or implementation == "tokamax"
 
 
@@ -298,7 +303,8 @@ def test_what_a_tpu_cannot_serve(monkeypatch, attend, names, dtype, reason):
     attend(*qkv, implementation="tokamax")
   with pytest.raises(ValueError, match=r"'cudnn' needs a GPU, got tpu"):
     attend(*qkv, implementation="cudnn")
-  assert np.isfinite(attend(*qkv).astype(np.float32)).all()
+  out = jax.jit(attend)(*qkv)
+  assert np.isfinite(out.astype(np.float32)).all()
   assert not calls
 
 
@@ -313,7 +319,7 @@ def test_a_kernel_needs_the_device_here_and_there(
   calls = emulate(monkeypatch, backend)
   qkv, _ = draw(Case(), "bfloat16")
   with platform.tracing_for(target):
-    attend(*qkv)
+    jax.eval_shape(attend, *qkv)
     for implementation in ("cudnn", "tokamax"):
       with pytest.raises(ValueError, match=r"needs a GPU, got [ct]pu"):
         attend(*qkv, implementation=implementation)
@@ -339,17 +345,22 @@ def test_gpus_that_cudnn_does_not_serve(monkeypatch, attend):
     calls.clear()
     with monkeypatch.context() as patch:
       patch.setattr(jax, "devices", itertools.repeat([device]).__next__)
-      attend(*qkv)
+      jax.eval_shape(attend, *qkv)
     assert len(calls) == served
 
 
 def test_the_plug_passes_it_on(monkeypatch, unchecked):
   calls = emulate(monkeypatch, "gpu")
   qkv, _ = draw(Case(), "bfloat16")
-  sliding_window(window=(3, 0)).apply({}, *qkv, is_causal=True)
+
+  def traced(**options):
+    apply = sliding_window(window=(3, 0), **options).apply
+    jax.eval_shape(functools.partial(apply, is_causal=True), {}, *qkv)
+
+  traced()
   assert len(calls) == 1
   for options in ({"implementation": "xla"}, {"block_size": 4}):
-    sliding_window(window=(3, 0), **options).apply({}, *qkv, is_causal=True)
+    traced(**options)
   assert len(calls) == 1
   with pytest.raises(ValueError, match=r"^implementation: expected None or"):
     sliding_window(implementation="triton")

@@ -251,7 +251,8 @@ def test_rows_that_see_nothing():
     out, lse = attend(*qkv, sees, block=(8, 8))
     return jnp.sum(out) + jnp.sum(jnp.exp(lse)), (out, lse)
 
-  grads, (out, lse) = jax.grad(loss, (0, 1, 2), has_aux=True)(query, key, value)
+  run = jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))
+  grads, (out, lse) = run(query, key, value)
   assert not np.any(out[0, :6])
   assert np.all(np.isneginf(lse[0, :6]))
   assert not np.any(out[1])
@@ -282,7 +283,9 @@ def test_merge_of_disjoint_keys_is_the_whole():
       out, lse = function(*qkv)
       return jnp.sum(jnp.sin(out)) + jnp.sum(jnp.cos(lse)), (out, lse)
 
-    return jax.tree.leaves(jax.grad(loss, (0, 1, 2), has_aux=True)(*qkv))
+    return jax.tree.leaves(
+      jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))(*qkv)
+    )
 
   for one, other in zip(found(merged), found(whole), strict=True):
     assert_close(one, other, 1e-5)
@@ -323,7 +326,9 @@ def test_dropout_is_the_same_for_all_tiles():
       )
       return jnp.sum(jnp.sin(out)) + jnp.sum(jnp.cos(lse)), out
 
-    return jax.tree.leaves(jax.grad(loss, (0, 1, 2), has_aux=True)(*qkv))
+    return jax.tree.leaves(
+      jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))(*qkv)
+    )
 
   expected = found((37, 37), visible.window(6, 2))
   for block in ((8, None), (8, 5)):

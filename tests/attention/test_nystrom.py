@@ -16,13 +16,13 @@ from attention import (
 )
 from attention.definitions.nystrom import iterated_inverse
 from attention.nystrom import _pseudo_inverse as pseudo_inverse
-from attention.testing import Case, assert_close, split
+from attention.testing import Case, assert_close
 
 
 def draw(case):
   """Query, key, value and the call as arrays of JAX."""
-  arrays, rebuild = split(case.draw())
-  return rebuild(map(jnp.asarray, arrays))
+  arrays, call = case.draw()
+  return [jnp.asarray(x) for x in arrays], jax.tree.map(jnp.asarray, call)
 
 
 @functools.partial(jax.jit, static_argnames=("num_landmarks", "steps"))

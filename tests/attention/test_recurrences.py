@@ -92,14 +92,15 @@ def call(function, given, **more):
   given = {name: jnp.asarray(x) for name, x in given.items()}
   more = {name: jnp.asarray(x) for name, x in more.items()}
   qkv = [given.pop(name) for name in ("query", "key", "value")]
-  return function(*qkv, **given, **more, return_state=True)
+  compiled = jax.jit(function, static_argnames="return_state")
+  return compiled(*qkv, **given, **more, return_state=True)
 
 
 @with_shorter(200)
 def test_values_and_states(rule, form, length):
   function, definition, given = chosen(rule, length, form)
   for more in ({}, options(length)):
-    found = jax.jit(partial(call, function))(given, **more)
+    found = call(function, given, **more)
     expected = definition(**given, **more, return_state=True)
     for one, other in zip(found, expected, strict=True):
       np.testing.assert_allclose(one, other, atol=5e-6, rtol=5e-6)

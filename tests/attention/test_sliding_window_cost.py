@@ -108,15 +108,17 @@ def test_decode_is_the_causal_call(window, dilation, ring):
     return cache, out[:, 0]
 
   # The second example starts five positions later: indices differ.
-  first, _ = jax.lax.scan(
-    step, cache, [jnp.moveaxis(x[:, :5], 1, 0) for x in (query, key, value)]
+  scan = jax.jit(lambda *args: jax.lax.scan(step, *args))
+  first, _ = scan(
+    cache, [jnp.moveaxis(x[:, :5], 1, 0) for x in (query, key, value)]
   )
   cache = jax.tree.map(lambda a, b: jnp.stack([a[0], b[1]]), first, cache)
   shifted = [
     jnp.stack([x[0, 5:], x[1, :-5]], axis=1) for x in (query, key, value)
   ]
-  cache, out = jax.jit(lambda *args: jax.lax.scan(step, *args))(cache, shifted)
-  want = attention.apply({}, query, key, value, is_causal=True)
+  cache, out = scan(cache, shifted)
+  apply = jax.jit(functools.partial(attention.apply, is_causal=True))
+  want = apply({}, query, key, value)
   np.testing.assert_allclose(out[:, 0], want[0, 5:], atol=1e-5)
   np.testing.assert_allclose(out[:, 1], want[1, :-5], atol=1e-5)
   np.testing.assert_array_equal(cache.index, [40, 35])

@@ -160,13 +160,15 @@ def test_numbers_are_those_of_transformers(case):
 
 def test_one_window_of_everything_is_dense_attention():
   (query, key, value), table = draw((4, 4), 4)
-  got = window_2d_attention(
-    query, key, value, grid=(4, 4), window=4, relative_bias=table
+  attend = functools.partial(
+    window_2d_attention, grid=(4, 4), window=4, relative_bias=table
   )
+  got = jax.jit(attend)(query, key, value)
   y, x = np.divmod(np.arange(16), 4)
   index = 7 * (y[:, None] - y + 3) + (x[:, None] - x + 3)
   bias = jnp.moveaxis(table[index], 2, 0)[None]
-  assert_close(got, dense_attention(query, key, value, bias=bias), 1e-6)
+  expected = jax.jit(dense_attention)(query, key, value, bias=bias)
+  assert_close(got, expected, 1e-6)
 
 
 def test_a_grid_is_cut_into_windows_and_put_back():
@@ -203,10 +205,10 @@ def test_padding_is_not_seen():
   """Also not what stands in a grid's last, incomplete row."""
   for grid, length in (((5, 7), 35), (None, 31)):
     (query, key, value), table = draw((1, length), 3)
-    ones = jnp.ones_like(value)
-    out = window_2d_attention(
-      query, key, ones, grid=grid, window=3, shift=1, relative_bias=table
+    attend = functools.partial(
+      window_2d_attention, grid=grid, window=3, shift=1, relative_bias=table
     )
+    out = jax.jit(attend)(query, key, jnp.ones_like(value))
     np.testing.assert_allclose(out, 1.0, rtol=1e-6)
 
 

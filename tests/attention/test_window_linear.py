@@ -25,6 +25,10 @@ from tests.models import tiny
 
 HEADS, KV_HEADS, HEAD_DIM, VALUE_DIM = 4, 2, 6, 5
 
+compiled = jax.jit(
+  window_linear_attention, static_argnames=("window", "is_causal")
+)
+
 
 def draw(length, source_length=None, *, hidden=0.0, size=1.0, seed=0):
   """(query, key, value), the trained arrays, and a key mask `[B, 1, 1, S]`."""
@@ -177,18 +181,15 @@ def test_huge_logits():
 
 def test_a_window_over_everything_is_dense_attention():
   qkv, trained, mask = draw(40, hidden=0.3)
-  out = window_linear_attention(
-    *qkv, **trained, window=40, mask=mask, is_causal=True
-  )
-  assert_close(out, dense_attention(*qkv, mask=mask, is_causal=True), 1e-5)
+  out = compiled(*qkv, **trained, window=40, mask=mask, is_causal=True)
+  dense = jax.jit(functools.partial(dense_attention, is_causal=True))
+  assert_close(out, dense(*qkv, mask=mask), 1e-5)
 
 
 def test_without_near_keys_it_is_linear_attention_of_the_past():
   (query, key, value), trained, _ = draw(40)
   trained["mix"] = np.full(HEADS, -60.0, np.float32)  # γ = e^-60
-  out = window_linear_attention(
-    query, key, value, **trained, window=3, is_causal=True
-  )
+  out = compiled(query, key, value, **trained, window=3, is_causal=True)
   projected = (
     jnp.einsum("BTNH,NHI->BTNI", x, kernel)
     for x, kernel in (
@@ -196,9 +197,10 @@ def test_without_near_keys_it_is_linear_attention_of_the_past():
       (key[:, :-3], trained["key_kernel"]),
     )
   )
-  expected = linear_attention(
-    *projected, value[:, :-3], feature_map=hedgehog_features, is_causal=True
+  linear = functools.partial(
+    linear_attention, feature_map=hedgehog_features, is_causal=True
   )
+  expected = jax.jit(linear)(*projected, value[:, :-3])
   assert_close(out[:, 3:], expected, 1e-5)
 
 
@@ -213,7 +215,7 @@ def test_decoding_with_trained_kernels(window, kv_heads):
   mechanism = window_linear(window)
   variables = jax.tree.map(
     lambda x: jnp.asarray(rng.standard_normal(x.shape), jnp.float32),
-    mechanism.init(jax.random.key(0), dims),
+    jax.eval_shape(lambda: mechanism.init(jax.random.key(0), dims)),
   )
   cache = mechanism.init_cache(variables, 2, 20, dims, jnp.float32)
   step = jax.jit(mechanism.decode)
@@ -223,7 +225,8 @@ def test_decoding_with_trained_kernels(window, kv_heads):
       variables, cache, *(x[:, t : t + 1] for x in (query, key, value))
     )
     outs.append(out)
-  expected = mechanism.apply(variables, query, key, value, is_causal=True)
+  apply = jax.jit(functools.partial(mechanism.apply, is_causal=True))
+  expected = apply(variables, query, key, value)
   assert_close(jnp.concatenate(outs, axis=1), expected, 1e-5)
 
 
