@@ -104,8 +104,7 @@ def depthwise_convolution(
   size, num_heads = kernel.shape
   length = value.shape[1]
   visible = shared.visible_tokens(mask, *value.shape[:2])
-  value = shared.zero_hidden(value, visible)
-  value = shared.repeat_heads(value, num_heads)
+  value = shared.repeat_heads(shared.zero_hidden(value, visible), num_heads)
   before, after = size // 2, (size - 1) // 2
   value = np.pad(value, [(0, 0), (before, after), (0, 0), (0, 0)])
   terms = [kernel[j, :, None] * value[:, j : j + length] for j in range(size)]

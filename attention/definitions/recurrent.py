@@ -229,7 +229,8 @@ def kimi_delta(
   Its `step_kernel` is `step_down` `[F, R]` times `step_up` `[R, N, H]`, and its
   `step_bias` is `[N, H]`. Paper: arXiv:2510.26692, section 4.
   """
-  rest["step_kernel"] = np.tensordot(*shared.as_float64(step_down, step_up), 1)
+  down, up = shared.as_float64(step_down, step_up)
+  rest["step_kernel"] = np.tensordot(down, up, 1)
   return gated_delta(query, key, value, **rest)
 
 

@@ -212,7 +212,18 @@ def test_lse_and_its_gradients(sides, block, where):
     assert_close(one, other, 1e-5)
 
 
-@pytest.mark.parametrize("name", [x for x in CASES if x != "plain"])
+# What `window_causal`, `window_tables` and `gates` have as well.
+_PARTS = ("causal", "window", "tables")
+
+
+@pytest.mark.parametrize(
+  "name",
+  [
+    pytest.param(x, marks=[pytest.mark.thorough] if x in _PARTS else [])
+    for x in CASES
+    if x != "plain"
+  ],
+)
 def test_values_and_gradients_do_not_depend_on_the_tiles(name):
   """Several visits, one visit and several tiles a step are one function."""
   length = 37
