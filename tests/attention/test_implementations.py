@@ -74,6 +74,11 @@ def draw(case, dtype):
   return [jnp.asarray(x, dtype) for x in qkv], arrays
 
 
+def traced(attend, *qkv):
+  """Makes the choice and computes nothing; JAX keeps traces by function."""
+  return jax.eval_shape(lambda *qkv: attend(*qkv), *qkv)
+
+
 def equals_xla(function, implementation, qkv, tolerance):
   """Asserts equal outputs and gradients."""
   cotangent = jax.random.normal(jax.random.key(1), qkv[0].shape, qkv[0].dtype)
@@ -150,7 +155,7 @@ def test_window_on_a_tpu(monkeypatch, masked, is_causal, length):
   )
   equals_xla(attend, "tokamax", qkv, 1e-5)
   # The kernel is asked for; None leaves a TPU to 'xla'.
-  jax.eval_shape(attend, *qkv)
+  traced(attend, *qkv)
   assert len(calls) == 1
 
 
@@ -177,7 +182,7 @@ def test_flash_on_a_tpu(monkeypatch, masked, is_causal, source):
   # A mask over T×S would cost the kernel its own causal one.
   needed = masked or (source % 128 and (not is_causal or source < 13))
   assert (calls[0]["mask"] is not None) == bool(needed)
-  jax.eval_shape(attend, *qkv)
+  traced(attend, *qkv)
   assert len(calls) == 1
 
 
@@ -319,7 +324,7 @@ def test_a_kernel_needs_the_device_here_and_there(
   calls = emulate(monkeypatch, backend)
   qkv, _ = draw(Case(), "bfloat16")
   with platform.tracing_for(target):
-    jax.eval_shape(attend, *qkv)
+    traced(attend, *qkv)
     for implementation in ("cudnn", "tokamax"):
       with pytest.raises(ValueError, match=r"needs a GPU, got [ct]pu"):
         attend(*qkv, implementation=implementation)
@@ -345,23 +350,17 @@ def test_gpus_that_cudnn_does_not_serve(monkeypatch, attend):
     calls.clear()
     with monkeypatch.context() as patch:
       patch.setattr(jax, "devices", itertools.repeat([device]).__next__)
-      jax.eval_shape(attend, *qkv)
+      traced(attend, *qkv)
     assert len(calls) == served
 
 
 def test_the_plug_passes_it_on(monkeypatch, unchecked):
   calls = emulate(monkeypatch, "gpu")
   qkv, _ = draw(Case(), "bfloat16")
-
-  def traced(**options):
+  for options in ({}, {"implementation": "xla"}, {"block_size": 4}):
     apply = sliding_window(window=(3, 0), **options).apply
-    jax.eval_shape(functools.partial(apply, is_causal=True), {}, *qkv)
-
-  traced()
-  assert len(calls) == 1
-  for options in ({"implementation": "xla"}, {"block_size": 4}):
-    traced(**options)
-  assert len(calls) == 1
+    traced(functools.partial(apply, {}, is_causal=True), *qkv)
+    assert len(calls) == 1
   with pytest.raises(ValueError, match=r"^implementation: expected None or"):
     sliding_window(implementation="triton")
   with pytest.raises(ValueError, match=r"^block_size: expected an int of at"):
