@@ -37,12 +37,9 @@ def additive_attention(
   """
   query, key, value = shared.as_float64(query, key, value)
   W, U, v = shared.as_float64(query_kernel, key_kernel, score_kernel)
-  batch, length, num_heads, _ = query.shape
   scale = 1.0 if scale is None else np.asarray(scale)
-  key = shared.repeat_heads(key, num_heads)
-  visible = shared.visible_pairs(
-    (batch, num_heads, length, key.shape[1]), **options
-  )
+  key = shared.repeat_heads(key, query.shape[2])
+  visible = shared.visible_pairs(query, key, **options)
   bias = np.broadcast_to(0.0 if bias is None else bias, visible.shape)
 
   def weights(b, n, t, s):

@@ -59,8 +59,5 @@ def bigbird_attention(
   """
   shared.check_both_directions(query, key, **options)
   blocks = attended_blocks(np.shape(query)[1], block_size, random_blocks)
-
-  def is_attended(b, n, t, s):
-    return blocks[n, t, s]
-
-  return dense_attention(query, key, value, mask_mod=is_attended, **options)
+  options["mask_mod"] = lambda b, n, t, s: blocks[n, t, s]
+  return dense_attention(query, key, value, **options)

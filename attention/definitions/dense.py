@@ -64,7 +64,8 @@ def dense_attention(
   scale = shared.logit_scale(scale, head_dim)
   key = shared.repeat_heads(key, num_heads)
   visible = shared.visible_pairs(
-    (batch, num_heads, length, key.shape[1]),
+    query,
+    key,
     mask=mask,
     is_causal=is_causal,
     query_segment_ids=query_segment_ids,

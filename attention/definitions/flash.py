@@ -1,12 +1,9 @@
-"""FlashAttention (Dao et al., 2022): an algorithm, not another definition."""
+"""FlashAttention (Dao et al., 2022): an algorithm, not another definition.
+
+It computes `dense_attention` exactly, block by block: theorem 1 of
+arXiv:2205.14135.
+"""
 
 from attention.definitions.dense import dense_attention
 
 flash_attention = dense_attention
-"""Dense attention itself.
-
-FlashAttention computes softmax(scale · Q Kᵀ + bias) V exactly, block by block,
-so its definition is that of `dense_attention`.
-
-Paper: FlashAttention, theorem 1, arXiv:2205.14135.
-"""

@@ -36,8 +36,7 @@ def latent_attention(
   """
   c, W_K, W_V = shared.as_float64(latent, key_kernel, value_kernel)
   r = np.zeros((*c.shape[:2], 0)) if shared_key is None else shared_key
-  (r,) = shared.as_float64(r)
-  r = np.repeat(r[:, :, None], W_K.shape[1], axis=2)
+  r = np.repeat(np.asarray(r, np.float64)[:, :, None], W_K.shape[1], axis=2)
   # A position that a mask hides may hold anything.
   with np.errstate(all="ignore"):
     key = np.concatenate([np.einsum("BSR,RNC->BSNC", c, W_K), r], axis=-1)

@@ -40,17 +40,14 @@ def linear_attention(
   Paper: Transformers are RNNs, equations 5 and 9, arXiv:2006.16236.
   """
   query, key, value = shared.as_float64(query, key, value)
-  batch, length, num_heads, _ = query.shape
   root = 1.0 if scale is None else np.sqrt(np.asarray(scale))
-  visible = shared.visible_pairs(
-    (batch, num_heads, length, key.shape[1]), **options
-  )
+  visible = shared.visible_pairs(query, key, **options)
   # All features are computed, also of keys that no query sees: no NaN there.
   key = shared.zero_hidden(key, np.any(visible, axis=(1, 2)))
   queries, keys = shared.as_float64(
     feature_map(root * query), feature_map(root * key)
   )
-  keys = shared.repeat_heads(keys, num_heads)
+  keys = shared.repeat_heads(keys, query.shape[2])
 
   def weights(b, n, t, s):
     products = keys[b, s, n] @ queries[b, t, n]

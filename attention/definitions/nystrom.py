@@ -69,7 +69,6 @@ def nystrom_attention(
   batch, length, num_heads, head_dim = query.shape
   scale = shared.logit_scale(scale, head_dim)
   visible = shared.visible_tokens(mask, batch, length)
-
   out = np.zeros((batch, length, num_heads, value.shape[-1]))
   products = {}
   for b, n in np.ndindex(batch, num_heads):
@@ -105,8 +104,7 @@ def depthwise_convolution(
   size, num_heads = kernel.shape
   length = value.shape[1]
   visible = shared.visible_tokens(mask, *value.shape[:2])
-  value = shared.zero_hidden(value, visible)
-  value = shared.repeat_heads(value, num_heads)
+  value = shared.repeat_heads(shared.zero_hidden(value, visible), num_heads)
   before, after = size // 2, (size - 1) // 2
   value = np.pad(value, [(0, 0), (before, after), (0, 0), (0, 0)])
   terms = [kernel[j, :, None] * value[:, j : j + length] for j in range(size)]

@@ -22,9 +22,7 @@ def log_random_features(
   if kernel == "softmax":
     squares = (x**2).sum(-1, keepdims=True)
     return products - squares / 2 - np.log(num_features) / 2
-  if kernel == "relu":
-    return np.log(np.maximum(products / np.sqrt(num_features), 0) + 0.001)
-  raise ValueError(f"kernel: expected 'softmax' or 'relu', got {kernel!r}")
+  return np.log(np.maximum(products / np.sqrt(num_features), 0) + 0.001)
 
 
 def performer_attention(
@@ -54,16 +52,13 @@ def performer_attention(
   Paper: Rethinking attention with Performers, section 2, arXiv:2009.14794.
   """
   query, key, value = shared.as_float64(query, key, value)
-  batch, length, num_heads, head_dim = query.shape
-  root = np.sqrt(shared.logit_scale(scale, head_dim))
-  visible = shared.visible_pairs(
-    (batch, num_heads, length, key.shape[1]), **options
-  )
+  root = np.sqrt(shared.logit_scale(scale, query.shape[3]))
+  visible = shared.visible_pairs(query, key, **options)
   # All features are computed, also of keys that no query sees: no NaN there.
   key = shared.zero_hidden(key, np.any(visible, axis=(1, 2)))
   log_queries = log_random_features(root * query, projection, kernel)
   log_keys = log_random_features(root * key, projection, kernel)
-  log_keys = shared.repeat_heads(log_keys, num_heads)
+  log_keys = shared.repeat_heads(log_keys, query.shape[2])
 
   def weights(b, n, t, s):
     # φ_m(q_t) φ_m(k_s) for all s and m. The softmax over both together divides

@@ -33,7 +33,8 @@ def gated_linear_attention(
 
   Paper: arXiv:2312.06635, equation 3; arXiv:2307.08621, equation 6.
   """
-  return recurrence(query, key, value, log_decay, None, **options)
+  options["log_decay"] = log_decay
+  return delta_rule_attention(query, key, value, beta=None, **options)
 
 
 def delta_rule_attention(
@@ -41,9 +42,14 @@ def delta_rule_attention(
   key: ArrayLike,
   value: ArrayLike,
   *,
-  beta: ArrayLike,
+  beta: ArrayLike | None,
   log_decay: ArrayLike | None = None,
-  **options: Any,
+  mask: ArrayLike | None = None,
+  is_causal: bool = True,
+  scale: float | ArrayLike | None = None,
+  initial_state: ArrayLike | None = None,
+  segment_ids: ArrayLike | None = None,
+  return_state: bool = False,
 ) -> Result | WithState:
   """A state that replaces what it has for a key.
 
@@ -54,12 +60,14 @@ def delta_rule_attention(
     query: as in `dense_attention`.
     key: `[B, T, K, H]`.
     value: `[B, T, K, V]`.
-    beta: β, `[B, T, N]`.
+    beta: β, `[B, T, N]`; None replaces nothing.
     log_decay: g, `[B, T, N]` or `[B, T, N, H]`; None is 0.
-    **options: mask, broadcastable to `[B, 1, 1, T]`: a hidden position is
-      skipped; is_causal, which must be True; scale, None is 1/√H;
-      initial_state `[B, N, H, V]`, None is 0; segment_ids `[B, T]`: the state
-      is 0 again where they change; return_state.
+    mask: broadcastable to `[B, 1, 1, T]`: a hidden position is skipped.
+    is_causal: must be True.
+    scale: None is 1/√H.
+    initial_state: `[B, N, H, V]`; None is 0.
+    segment_ids: `[B, T]`: the state is 0 again where they change.
+    return_state: whether S_T is returned as well.
 
   Returns:
     `[B, T, N, V]`; with `return_state` S_T as well.
@@ -67,28 +75,10 @@ def delta_rule_attention(
   Paper: arXiv:2406.06484, equation 2; arXiv:2412.06464, equation 10;
   arXiv:2510.26692, equation 1.
   """
-  if log_decay is None:
-    log_decay = np.zeros(np.shape(query)[:3])
-  return recurrence(query, key, value, log_decay, beta, **options)
-
-
-def recurrence(
-  query,
-  key,
-  value,
-  log_decay,
-  beta,
-  *,
-  mask=None,
-  is_causal=True,
-  scale=None,
-  initial_state=None,
-  segment_ids=None,
-  return_state=False,
-):
-  """The delta rule; without `beta` nothing is replaced."""
   if not is_causal:
     raise ValueError("is_causal: expected True, got False")
+  if log_decay is None:
+    log_decay = np.zeros(np.shape(query)[:3])
   query, key, value, g = shared.as_float64(query, key, value, log_decay)
   batch, length, num_heads, head_dim = query.shape
   key = shared.repeat_heads(key, num_heads)
@@ -146,7 +136,7 @@ def gated_linear(
   Paper: arXiv:2312.06635, section 4.4.
   """
   gates = _linear(inputs, gate_down, gate_up, gate_bias, call=call)
-  decay = np.log(_sigmoid(gates)) / temperature
+  decay = -np.logaddexp(0.0, -gates) / temperature
   return _packed(query, key, value, decay, None, call)
 
 
@@ -169,14 +159,14 @@ def mamba2(
   e^(−Δ e^log_rate) with `log_rate` `[N]`, D is `skip` `[N]`. `scale` None is 1.
   Paper: arXiv:2405.21060, section 7; its C, B and x are query, key and value.
   """
-  step = _softplus(_linear(inputs, step_kernel, step_bias, call=call))
+  step = np.logaddexp(0.0, _linear(inputs, step_kernel, step_bias, call=call))
   rate, skip = shared.as_float64(log_rate, skip)
   key, value = (
     shared.repeat_heads(_seen(x, call), len(rate)) for x in (key, value)
   )
   call["scale"] = 1.0 if scale is None else scale
-  written, decay = value * step[..., None], -np.exp(rate) * step
-  out = _packed(query, key, written, decay, None, call)
+  written = value * step[..., None]
+  out = _packed(query, key, written, -np.exp(rate) * step, None, call)
   return out + skip[:, None] * value
 
 
@@ -196,7 +186,8 @@ def delta(
   W_β is `rate_kernel` `[F, N]`; `log_decay` is for the mechanisms that build on it.
   Paper: arXiv:2406.06484, section 3.3.
   """
-  beta = max_rate * _sigmoid(_linear(inputs, rate_kernel, 0.0, call=call))
+  rates = _linear(inputs, rate_kernel, 0.0, call=call)
+  beta = max_rate * np.exp(-np.logaddexp(0.0, -rates))
   if log_decay is None:
     log_decay = np.zeros(beta.shape)
   query, key = _unit(np.asarray(query, np.float64)), _unit(_seen(key, call))
@@ -218,8 +209,9 @@ def gated_delta(
 
   Paper: arXiv:2412.06464, equation 10.
   """
-  step = _softplus(_linear(inputs, step_kernel, step_bias, call=rest))
-  decay = -np.exp(np.asarray(log_rate, np.float64)) * step
+  step = np.logaddexp(0.0, _linear(inputs, step_kernel, step_bias, call=rest))
+  rate = np.exp(np.asarray(log_rate, np.float64))
+  decay = -rate.reshape(-1, *[1] * (step.ndim - 3)) * step
   return delta(query, key, value, inputs=inputs, log_decay=decay, **rest)
 
 
@@ -228,22 +220,18 @@ def kimi_delta(
   key: ArrayLike,
   value: ArrayLike,
   *,
-  inputs: ArrayLike,
   step_down: ArrayLike,
   step_up: ArrayLike,
-  step_bias: ArrayLike,
-  log_rate: ArrayLike,
   **rest: Any,
 ) -> Result:
-  """Kimi Delta Attention: as `delta`, with decays of channels.
+  """Kimi Delta Attention: as `gated_delta`, with decays of channels.
 
-  They are those of `mamba2`, with `step_down` `[F, R]` times `step_up`
-  `[R, N, H]` in place of the kernel, and `step_bias` `[N, H]`.
-  Paper: arXiv:2510.26692, section 4.
+  Its `step_kernel` is `step_down` `[F, R]` times `step_up` `[R, N, H]`, and its
+  `step_bias` is `[N, H]`. Paper: arXiv:2510.26692, section 4.
   """
-  step = _softplus(_linear(inputs, step_down, step_up, step_bias, call=rest))
-  decay = -np.exp(np.asarray(log_rate, np.float64))[:, None] * step
-  return delta(query, key, value, inputs=inputs, log_decay=decay, **rest)
+  down, up = shared.as_float64(step_down, step_up)
+  rest["step_kernel"] = np.tensordot(down, up, 1)
+  return gated_delta(query, key, value, **rest)
 
 
 def _seen_positions(call, batch, length):
@@ -256,12 +244,12 @@ def _seen_positions(call, batch, length):
 
 def _packed(query, key, value, log_decay, beta, call) -> Any:
   """The recurrence; a position with two different segment ids is in neither."""
-  call = dict(call)
   seen, same = _seen_positions(call, *np.shape(query)[:2])
+  call = {**call, "beta": beta, "log_decay": log_decay}
   call.pop("query_segment_ids", None)
   call["segment_ids"] = call.pop("key_segment_ids", None)
   call["mask"] = seen[:, None, None, :]
-  out = recurrence(query, key, value, log_decay, beta, **call)
+  out = delta_rule_attention(query, key, value, **call)
   return out * same[:, :, None, None]
 
 
@@ -280,13 +268,5 @@ def _linear(inputs, *weights, call):
   return x + bias
 
 
-def _softplus(x):
-  return np.logaddexp(0.0, x)
-
-
 def _unit(x):
   return x / np.sqrt(np.sum(x**2, axis=-1, keepdims=True) + 1e-6)
-
-
-def _sigmoid(x):
-  return np.exp(-_softplus(-x))

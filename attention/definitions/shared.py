@@ -21,17 +21,20 @@ def repeat_heads(array: np.ndarray, num_heads: int) -> np.ndarray:
 
 
 def visible_pairs(
-  shape: tuple[int, int, int, int],
+  query: ArrayLike,
+  key: ArrayLike,
   *,
   mask: ArrayLike | None = None,
   is_causal: bool = False,
   query_segment_ids: ArrayLike | None = None,
   key_segment_ids: ArrayLike | None = None,
 ) -> Bool[np.ndarray, "B N T S"]:
-  """The pairs of `shape` (B, N, T, S) that options of `dense_attention` leave.
+  """The pairs of query and key that options of `dense_attention` leave.
 
   ValueError for a mask of another shape and for one of the two segment ids.
   """
+  batch, length, num_heads, _ = np.shape(query)
+  shape = batch, num_heads, length, np.shape(key)[1]
   visible = np.ones(shape, bool)
   if mask is not None:
     visible &= np.asarray(mask)

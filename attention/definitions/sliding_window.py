@@ -12,7 +12,8 @@ from attention.definitions.dense import dense_attention
 
 
 def attended_pairs(
-  shape: tuple[int, int, int, int],
+  query: ArrayLike,
+  key: ArrayLike,
   *,
   window: int | Sequence[int],
   dilation: int | Sequence[int] = 1,
@@ -23,9 +24,9 @@ def attended_pairs(
 
   They are limited further by the `options` of `shared.visible_pairs`.
   """
-  batch, num_heads, length, source_length = shape
+  batch, length, num_heads, _ = np.shape(query)
   left, right = (window, window) if isinstance(window, int) else window
-  distance = np.arange(source_length)[None] - np.arange(length)[:, None]
+  distance = np.arange(np.shape(key)[1]) - np.arange(length)[:, None]
   spacing = np.broadcast_to(dilation, num_heads)[:, None, None]
   i, rest = np.divmod(distance, spacing)
   in_window = (rest == 0) & (-left <= i) & (i <= right)
@@ -35,7 +36,7 @@ def attended_pairs(
       tokens = s[(s >= 0) & (s < length)]
       attended[b, :, tokens, :] = True
       attended[b, :, :, tokens] = True
-  return attended & shared.visible_pairs(shape, **options)
+  return attended & shared.visible_pairs(query, key, **options)
 
 
 def _spread(table: np.ndarray, spacing: np.ndarray) -> np.ndarray:
@@ -90,7 +91,7 @@ def sliding_window_attention(
     raise ValueError(
       "global_indices: expected None with relative_bias or relative_keys"
     )
-  batch, length, num_heads, _ = np.shape(query)
+  _, length, num_heads, _ = np.shape(query)
   spacing = np.broadcast_to(dilation, num_heads)
   if relative_bias is not None:
     options["relative_bias"] = _spread(np.asarray(relative_bias), spacing)
@@ -99,7 +100,8 @@ def sliding_window_attention(
     tables = np.broadcast_to(tables, (num_heads, *tables.shape[-2:]))
     options["relative_keys"] = _spread(tables, spacing)
   attended = attended_pairs(
-    (batch, num_heads, length, np.shape(key)[1]),
+    query,
+    key,
     window=window,
     dilation=dilation,
     global_indices=global_indices,

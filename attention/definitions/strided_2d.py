@@ -42,8 +42,5 @@ def strided_2d_attention(
   place = np.arange(length) - before
   y, x = np.divmod(place, columns)
   seen = (place < 0) | ((y % stride == 0) & (x % stride == 0))
-
-  def is_seen(b, n, t, s):
-    return seen[s]
-
-  return dense_attention(query, key, value, mask_mod=is_seen, **options)
+  options["mask_mod"] = lambda b, n, t, s: seen[s]
+  return dense_attention(query, key, value, **options)

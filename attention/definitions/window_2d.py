@@ -65,7 +65,6 @@ def window_2d_attention(
   rows, columns = grid or (int(np.ceil(length / columns)), columns)
   if grid is not None and rows * columns != length:
     raise ValueError(f"grid: expected {length} positions, got {grid}")
-
   side = window
   if min(rows, columns) <= window:
     side, shift = min(rows, columns), 0
@@ -74,7 +73,6 @@ def window_2d_attention(
   dx, same_columns, joined_columns = axis_pairs(x, columns, side, shift)
   visible = same_rows & same_columns
   joined = joined_rows | joined_columns
-
   bias = np.zeros((num_heads, length, length))
   if relative_bias is not None:
     (table,) = shared.as_float64(relative_bias)
@@ -84,10 +82,5 @@ def window_2d_attention(
     visible &= ~joined
   else:
     bias += np.where(joined, hidden_logit, 0.0)
-
-  def is_visible(b, n, t, s):
-    return visible[t, s]
-
-  return dense_attention(
-    query, key, value, bias=bias, mask_mod=is_visible, **options
-  )
+  options |= {"bias": bias, "mask_mod": lambda b, n, t, s: visible[t, s]}
+  return dense_attention(query, key, value, **options)

@@ -46,11 +46,9 @@ def window_linear_attention(
     raise ValueError("is_causal: expected True, got False")
   query, key, value = shared.as_float64(query, key, value)
   W_q, W_k, mix = shared.as_float64(query_kernel, key_kernel, mix)
-  batch, length, num_heads, head_dim = query.shape
+  num_heads, head_dim = query.shape[2:]
   scale = shared.logit_scale(scale, head_dim)
-  visible = shared.visible_pairs(
-    (batch, num_heads, length, key.shape[1]), is_causal=True, **options
-  )
+  visible = shared.visible_pairs(query, key, is_causal=True, **options)
   gamma = 1 / (1 + np.exp(-mix))
   key = shared.repeat_heads(key, num_heads)
   W_k = np.repeat(W_k, num_heads // len(W_k), axis=0)

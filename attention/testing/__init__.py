@@ -5,7 +5,7 @@ mechanisms of this library are held to. `CHECKS` is the same contract as a list,
 so that a suite can run each check as a test of its own.
 """
 
-from attention.testing.calls import Case, assert_close, split
+from attention.testing.calls import Case, assert_close
 from attention.testing.contract import CHECKS, check_mechanism
 from attention.testing.mechanism import Check, Mechanism
 
@@ -16,5 +16,4 @@ __all__ = [
   "Mechanism",
   "assert_close",
   "check_mechanism",
-  "split",
 ]

@@ -1,10 +1,8 @@
 """Random calls, and how their results are compared."""
 
-from collections.abc import Callable, Collection
-import itertools
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from attention.plug import Dims
@@ -13,16 +11,9 @@ from attention.plug import Dims
 class Case(NamedTuple):
   """A shape and the options of a call, drawn by `draw`.
 
-  Attributes:
-    options: names: those of `supports`, 'scale', 'global_qkv', the two tables
-      of 'relative' alone, and 'relative_keys_by_head'.
-    length: T.
-    source_length: S, None = T.
-    num_kv_heads: K.
-    value_dim: width of the values.
-    batch: B.
-    num_heads: N.
-    head_dim: H.
+  Options are named as in `supports`; there are 'scale', 'global_qkv', the two
+  tables of 'relative' alone, and 'relative_keys_by_head' as well. Sizes are T, S
+  (None is T), K, V, B, N and H.
   """
 
   options: tuple[str, ...] = ()
@@ -42,12 +33,9 @@ class Case(NamedTuple):
   @property
   def dims(self) -> Dims:
     """The sizes from which a mechanism makes its variables."""
+    N, K, H = self.num_heads, self.num_kv_heads, self.head_dim
     # Longer than most calls, so that Linformer's first rows are in use.
-    longest = max(self.keys, 16)
-    features = self.num_kv_heads * self.head_dim
-    return Dims(
-      self.num_heads, self.num_kv_heads, self.head_dim, longest, features
-    )
+    return Dims(N, K, H, max(self.keys, 16), K * H)
 
   def limited(self, supports: Collection[str]) -> "Case":
     """The case without the options that a mechanism does not support."""
@@ -63,17 +51,14 @@ class Case(NamedTuple):
     """Returns `[query, key, value]` and the options of the call."""
     rng = np.random.default_rng(seed)
     B, T, S = self.batch, self.length, self.keys
-    N, H = self.num_heads, self.head_dim
+    N, K, H = self.num_heads, self.num_kv_heads, self.head_dim
 
     def normal(*shape):
       return rng.standard_normal(shape, np.float32)
 
     def qkv():
-      return [
-        normal(B, T, N, H),
-        normal(B, S, self.num_kv_heads, H),
-        normal(B, S, self.num_kv_heads, self.value_dim),
-      ]
+      shapes = (B, T, N, H), (B, S, K, H), (B, S, K, self.value_dim)
+      return [normal(*shape) for shape in shapes]
 
     def global_indices():
       indices = rng.integers(0, S, (B, 3))
@@ -112,25 +97,6 @@ class Case(NamedTuple):
     return arrays, call
 
 
-def split(tree: Any) -> tuple[list, Callable[[Any], Any]]:
-  """The array leaves of a call, and `rebuild` which puts others in their place.
-
-  So a call can be handed to `jax.jit` with its arrays as arguments and its
-  flags (`is_causal=True`) as Python values.
-  """
-  leaves, treedef = jax.tree.flatten(tree)
-  is_array = [isinstance(leaf, np.ndarray | jax.Array) for leaf in leaves]
-
-  def rebuild(arrays):
-    arrays = iter(arrays)
-    return treedef.unflatten(
-      next(arrays) if here else leaf
-      for leaf, here in zip(leaves, is_array, strict=True)
-    )
-
-  return list(itertools.compress(leaves, is_array)), rebuild
-
-
 # Not `assert`, which `python -O` leaves out and only pytest explains.
 def require(condition: Any, message: str) -> None:
   """Raises AssertionError with `message` unless `condition` holds."""
@@ -146,10 +112,8 @@ def assert_close(
   The AssertionError calls `got` by its `name`.
   """
   got, expected = np.asarray(got, np.float64), np.asarray(expected, np.float64)
-  require(
-    got.shape == expected.shape,
-    f"{name} has shape {got.shape}, expected {expected.shape}",
-  )
+  told = f"{name} has shape {got.shape}, expected {expected.shape}"
+  require(got.shape == expected.shape, told)
   require(np.isfinite(got).all(), f"{name} is not finite")
   error, scale = np.abs(got - expected).max(), np.abs(expected).max()
   if error > tolerance * scale:

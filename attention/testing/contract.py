@@ -8,19 +8,17 @@ import traceback
 from typing import Any, Literal
 
 from attention import plug
-from attention.testing import decoding, masking, refusals, transforms, values
-from attention.testing.mechanism import Check, Mechanism
-
-CHECKS: tuple[Check, ...] = (
-  *values.CHECKS,
-  *masking.CHECKS,
-  *decoding.CHECKS,
-  *transforms.CHECKS,
-  *refusals.CHECKS,
+from attention.testing import (  # noqa: F401 - each adds its laws
+  decoding,
+  masking,
+  refusals,
+  transforms,
+  values,
 )
-"""The contract. What a mechanism does not support takes no part."""
+from attention.testing.mechanism import LAWS, Check, Mechanism
 
-_HERE = str(pathlib.Path(__file__).parent)
+CHECKS: tuple[Check, ...] = tuple(LAWS)
+"""The contract. What a mechanism does not support takes no part."""
 
 
 def check_mechanism(
@@ -72,7 +70,7 @@ def check_mechanism(
       to do.
     ValueError: a hyperparameter without a default is not in `options`.
 
-  Cost: it compiles about thirty small programs, half a minute on one core.
+  Cost: it compiles about twenty-five small programs, half a minute on one core.
   """
   options = {} if options is None else dict(options)
   missing = sorted(set(plug.required(factory)) - options.keys())
@@ -100,49 +98,46 @@ def _report(
   total: int,
 ) -> str:
   """One paragraph for each thing that was found, in the order of `CHECKS`."""
-  found: dict[str, list[tuple[Check, Exception]]] = {}
+  alike: dict[str, list[tuple[Check, str]]] = {}
   for check, error in failed:
+    message, place = str(error), _place(mechanism, error)
+    if place:
+      message = f"{type(error).__name__}: {message}\n{place}"
     # An error in one place is one fault, for all shapes in its message.
-    place = _place(mechanism, error)
-    fault = _RANKS if _PROMOTION in str(error) else place
-    fault = fault or f"{error} {check.advice}"
-    found.setdefault(fault, []).append((check, error))
+    fault = place or f"{message} {check.advice}"
+    if "jax_numpy_rank_promotion" in message:
+      fault = _RANKS
+    alike.setdefault(fault, []).append((check, message))
   lines = [
     f"{mechanism} fails {len(failed)} of {total} checks of the contract."
   ]
-  for fault, alike in found.items():
-    _, error = alike[0]
-    message = str(error)
-    if place := _place(mechanism, error):
-      message = f"{type(error).__name__}: {message}\n{place}"
-    advice = {check.advice for check, _ in alike}
+  for fault, checks in alike.items():
+    advice = {check.advice for check, _ in checks}
     contract = advice.pop() if len(advice) == 1 else _RAISES
-    if fault == _RANKS:
-      contract = _RANKS
     lines += [
       "",
-      ", ".join(check.name for check, _ in alike),
-      "  found: " + textwrap.indent(message, "    ").strip(),
-      f"  contract: {contract}",
+      ", ".join(check.name for check, _ in checks),
+      "  found: " + textwrap.indent(checks[0][1], "    ").strip(),
+      f"  contract: {_RANKS if fault == _RANKS else contract}",
     ]
   return "\n".join(lines)
+
+
+_RAISES = "A call that `supports` names must not raise an error."
+_RANKS = (
+  "Write out the axes that arrays get, `rate[:, None] * distance[None, :]`: "
+  "the contract is checked under jax.numpy_rank_promotion('raise')."
+)
 
 
 def _place(mechanism: Mechanism, error: Exception) -> str:
   """Where a mechanism raised, in the file of its factory if that took part."""
   if isinstance(error, AssertionError):
     return ""
+  here = str(pathlib.Path(__file__).parent)
   frames = traceback.extract_tb(error.__traceback__)
-  frames = [x for x in frames if not x.filename.startswith(_HERE)]
+  frames = [x for x in frames if not x.filename.startswith(here)]
   own = inspect.getfile(inspect.unwrap(mechanism.factory))
   for frame in [x for x in frames if x.filename == own][-1:] or frames[-1:]:
     return f"{frame.filename}:{frame.lineno}, in {frame.name}"
   return ""
-
-
-_PROMOTION = "jax_numpy_rank_promotion"
-_RAISES = "A call that `supports` names must not raise an error."
-_RANKS = (
-  "Write out the axes that arrays get, `rate[:, None] * distance[None, :]`: "
-  "the contract is checked under jax.numpy_rank_promotion('raise')."
-)

@@ -1,5 +1,6 @@
 """Decoding one position at a time equals the causal call."""
 
+import functools
 from typing import Any
 
 import jax
@@ -12,28 +13,24 @@ from attention.testing.calls import (
   assert_same_bits,
   require,
 )
-from attention.testing.mechanism import Mechanism, law, shared
+from attention.testing.mechanism import Mechanism, law
 
 _LENGTH = 12
-_CASE = Case(length=_LENGTH)
-
-
-@shared
-def _empty(mechanism, case, dtype):
-  """An empty cache for the whole sequence."""
-  variables = mechanism.variables(case.dims)
-  sizes = case.batch, case.length, case.dims, dtype
-  return mechanism.init_cache(variables, *sizes)
+_CASE = Case(length=_LENGTH, value_dim=5)
 
 
 def _start(
   mechanism: Mechanism, case: Case = _CASE, dtype: Any = np.float32
-) -> tuple[Any, Any, list]:
-  """Variables, an empty cache, and query, key and value."""
-  qkv, _ = mechanism.draw(case, cached=True)
-  variables = mechanism.variables(case.dims)
-  cache = _empty(mechanism, case, dtype)
-  return variables, cache, [x.astype(dtype) for x in qkv]
+) -> tuple[Any, Any, list, dict[str, Any]]:
+  """Variables, an empty cache, query, key and value, options of the call."""
+  qkv, call = mechanism.draw(case.limited(mechanism.supports))
+  if "own_keys" in mechanism.supports:
+    del qkv[2:]  # A cache has no place for other values.
+  dims = case.dims._replace(value_dim=case.value_dim)
+  variables = mechanism.variables(dims)
+  sizes = case.batch, case.length, dims, dtype
+  cache = mechanism.decoder("init_cache")(variables, *sizes)
+  return variables, cache, [x.astype(dtype) for x in qkv], call
 
 
 def _causal(mechanism, variables, qkv, **call):
@@ -41,42 +38,22 @@ def _causal(mechanism, variables, qkv, **call):
   return mechanism.define(variables, qkv, is_causal=True, **call)
 
 
-def _scanned(mechanism: Mechanism, **functions: Any) -> Any:
-  """The jitted `(variables, cache, qkv, tables) -> (out, cache)`."""
-
-  @jax.jit
-  def run(variables, cache, qkv, tables):
-    def step(cache, at):
-      at = [x[:, None] for x in at]
-      out, cache = mechanism.decode(variables, cache, at, **tables, **functions)
-      return cache, out[:, 0]
-
-    in_time = [jnp.moveaxis(x, 1, 0) for x in qkv]
-    cache, outs = jax.lax.scan(step, cache, in_time)
-    return jnp.moveaxis(outs, 0, 1), cache
-
-  return run
-
-
-_shared_scan = shared(_scanned)
-
-
-@shared
-def _stepped(mechanism):
+@functools.lru_cache(maxsize=2)
+def _step(mechanism):
   """Jitted decoding of one position, and a list that grows with each trace."""
   traces = []
 
   @jax.jit
   def step(variables, cache, qkv):
     traces.append(None)
-    return mechanism.decode(variables, cache, qkv)
+    return mechanism.decoder("decode")(variables, cache, *mechanism.three(qkv))
 
   return step, traces
 
 
-def _decode(mechanism, variables, cache, qkv):
-  """Decodes position after position, as `_scanned` without the scan."""
-  step, _ = _stepped(mechanism)
+def _steps(mechanism, variables, cache, qkv):
+  """Decodes position after position; returns the results and the cache."""
+  step, _ = _step(mechanism)
   outs = []
   for t in range(qkv[0].shape[1]):
     out, cache = step(variables, cache, [x[:, t : t + 1] for x in qkv])
@@ -86,25 +63,55 @@ def _decode(mechanism, variables, cache, qkv):
 
 @law("decode")
 def decoding_equals_the_causal_call(mechanism: Mechanism) -> None:
-  """Decoding from an empty cache must give what the causal call gives.
+  """Decoding in `jax.lax.scan` must give what the causal call gives.
 
-  Every leaf of the cache has a leading axis B, and a shape and dtype that stay.
-  Frequent causes: the new key is written one place off, places that are not
-  filled yet are not masked, query head n does not read key head n // (N/K), an
-  example depends on others of its batch.
+  With relative_bias and relative_keys, and with score_mod and mask_mod, where
+  `supports` has them; in these functions t is the position, and s that of the
+  key in each slot of the cache. Values are as wide as `Dims.value_dim` says. Every leaf of the cache has a leading axis B, and
+  a shape and dtype that stay. Frequent causes: the new key is written one place
+  off, places that are not filled yet are not masked, query head n does not read
+  key head n // (N/K), an example depends on others of its batch.
   """
-  variables, cache, qkv = _start(mechanism, _CASE._replace(num_kv_heads=1))
-  decode = _shared_scan(mechanism)
-  out, after = decode(variables, cache, qkv, {})
+  tables = ("relative_bias", "relative_keys_by_head")
+  case = _CASE._replace(options=tables, num_kv_heads=1)
+  variables, cache, qkv, tables = _start(mechanism, case)
+  rng = np.random.default_rng(4)
+  table = rng.standard_normal((case.num_heads, 2 * _LENGTH), np.float32)
+
+  def options(table):
+    mods = {
+      "score_mod": lambda x, b, n, t, s: x * (1.0 + 0.5 * b) + table[n, t - s],
+      "mask_mod": lambda b, n, t, s: (t - s + n + b) % 3 != 1,
+    }
+    return {**tables, **(mods if "mods" in mechanism.supports else {})}
+
+  run = mechanism.decoder("decode")
+
+  @jax.jit
+  def decode(variables, cache, qkv):
+    call = options(jnp.asarray(table))
+
+    def step(cache, at):
+      at = mechanism.three([x[:, None] for x in at])
+      out, cache = run(variables, cache, *at, **call)
+      return cache, out[:, 0]
+
+    in_time = [jnp.moveaxis(x, 1, 0) for x in qkv]
+    cache, outs = jax.lax.scan(step, cache, in_time)
+    return jnp.moveaxis(outs, 0, 1), cache
+
+  out, after = decode(variables, cache, qkv)
   out = np.asarray(out)
-  assert_close(out, _causal(mechanism, variables, qkv), 1e-5)
+  call = options(table)
+  name = f"the result of decoding with {', '.join(call) or 'no options'}"
+  assert_close(out, _causal(mechanism, variables, qkv, **call), 1e-5, name)
   require(
     jax.tree.structure(after) == jax.tree.structure(cache),
     "decode returns a cache of another structure than it got",
   )
   for x in qkv:
     x[1] = 1e4
-  moved, _ = decode(variables, cache, qkv, {})
+  moved, _ = decode(variables, cache, qkv)
   assert_same_bits(
     moved[0], out[0], "example 0 changes when example 1 of the batch does"
   )
@@ -114,69 +121,23 @@ def decoding_equals_the_causal_call(mechanism: Mechanism) -> None:
 def decoding_is_compiled_once(mechanism: Mechanism) -> None:
   """Steps are compiled once, as a generating program calls them.
 
-  A cache must keep its structure, shapes and dtypes from step to step.
+  A cache must keep its structure, shapes and dtypes from step to step. In bfloat16
+  it must give the definition within 2e-2: keep sums, logits and normalisers in
+  float32.
   """
-  variables, cache, qkv = _start(mechanism)
-  _, traces = _stepped(mechanism)
-  before = len(traces)
-  out, _ = _decode(mechanism, variables, cache, qkv)
-  assert_close(out, _causal(mechanism, variables, qkv), 1e-5)
-  require(
-    len(traces) <= before + 1,
-    f"{_LENGTH} steps were traced {len(traces) - before} times, expected once",
-  )
-
-
-@law("decode", "relative")
-def decoding_with_relative_positions(mechanism: Mechanism) -> None:
-  """`decode` must take relative_bias and relative_keys as the causal call does."""
-  case = _CASE._replace(options=("relative",))
-  variables, cache, qkv = _start(mechanism, case)
-  _, tables = mechanism.draw(case)
-  out, _ = _shared_scan(mechanism)(variables, cache, qkv, tables)
-  assert_close(out, _causal(mechanism, variables, qkv, **tables), 1e-5)
-
-
-@law("decode", "mods")
-def decoding_with_functions_of_indices(mechanism: Mechanism) -> None:
-  """`decode` must take score_mod and mask_mod as the causal call does.
-
-  t is the position, and s that of the key in each slot of the cache.
-  """
-  rng = np.random.default_rng(4)
-  shape = (_CASE.num_heads, 2 * _LENGTH)
-  table = rng.standard_normal(shape, np.float32)
-
-  def functions(table):
-    return {
-      "score_mod": lambda x, b, n, t, s: x * (1.0 + 0.5 * b) + table[n, t - s],
-      "mask_mod": lambda b, n, t, s: (t - s + n + b) % 3 != 1,
-    }
-
-  case = _CASE._replace(options=("relative_bias", "relative_keys_by_head"))
-  case = case.limited(mechanism.supports)
-  variables, cache, qkv = _start(mechanism, case)
-  _, tables = mechanism.draw(case)
-  scanned = _scanned(mechanism, **functions(jnp.asarray(table)))
-  out, _ = scanned(variables, cache, qkv, tables)
-  call = {**tables, **functions(table)}
-  assert_close(out, _causal(mechanism, variables, qkv, **call), 1e-5)
-
-
-@law("decode", every_setting=False)
-def decoding_in_bfloat16(mechanism: Mechanism) -> None:
-  """A cache in bfloat16 must give the definition within 2e-2.
-
-  Keep sums, logits and normalisers in float32.
-  """
-  case = _CASE._replace(num_kv_heads=_CASE.num_heads)
-  variables, cache, qkv = _start(mechanism, case, jnp.bfloat16)
-  out, _ = _shared_scan(mechanism)(variables, cache, qkv, {})
-  require(
-    out.dtype == jnp.bfloat16,
-    f"the result is {out.dtype}, expected the dtype of query, bfloat16",
-  )
-  assert_close(out, _causal(mechanism, variables, qkv), 2e-2)
+  _, traces = _step(mechanism)
+  half = _CASE._replace(num_kv_heads=_CASE.num_heads), jnp.bfloat16, 2e-2
+  for case, dtype, tolerance in ((_CASE, np.float32, 1e-5), half):
+    variables, cache, qkv, _ = _start(mechanism, case, dtype)
+    before = len(traces)
+    out, _ = _steps(mechanism, variables, cache, qkv)
+    wanted = jnp.dtype(dtype)
+    told = f"the result is {out.dtype}, expected the dtype of query, {wanted}"
+    require(out.dtype == wanted, told)
+    assert_close(out, _causal(mechanism, variables, qkv), tolerance)
+    count = len(traces) - before
+    told = f"{_LENGTH} steps were traced {count} times, expected once"
+    require(count <= 1, told)
 
 
 @law("decode")
@@ -186,10 +147,10 @@ def decoding_from_gathered_caches(mechanism: Mechanism) -> None:
   Beam search gathers caches along axis 0. Count positions for each example,
   `index [B]`.
   """
-  variables, empty, qkv = _start(mechanism)
+  variables, empty, qkv, _ = _start(mechanism)
   expected = _causal(mechanism, variables, qkv)
-  _, early = _decode(mechanism, variables, empty, [x[:, :4] for x in qkv])
-  _, late = _decode(mechanism, variables, early, [x[:, 4:8] for x in qkv])
+  _, early = _steps(mechanism, variables, empty, [x[:, :4] for x in qkv])
+  _, late = _steps(mechanism, variables, early, [x[:, 4:8] for x in qkv])
   require(
     all(leaf.shape[0] == _CASE.batch for leaf in jax.tree.leaves(late)),
     "a leaf of the cache has another first axis than B",
@@ -197,7 +158,7 @@ def decoding_from_gathered_caches(mechanism: Mechanism) -> None:
   late, early = jax.device_get((late, early))
   swapped = jax.tree.map(lambda a, b: np.stack([a[1], b[0]]), late, early)
   rest = [np.stack([x[1, 8:12], x[0, 4:8]]) for x in qkv]
-  out, _ = _decode(mechanism, variables, swapped, rest)
+  out, _ = _steps(mechanism, variables, swapped, rest)
   assert_close(out[0], expected[1, 8:12], 1e-5, "the example further ahead")
   assert_close(out[1], expected[0, 4:8], 1e-5, "the example further behind")
 
@@ -208,19 +169,19 @@ def decoding_from_a_prompt(mechanism: Mechanism) -> None:
 
   An example has its own length, and what lies beyond it is not a token.
   """
-  variables, empty, qkv = _start(mechanism)
+  variables, empty, qkv, _ = _start(mechanism)
   expected = _causal(mechanism, variables, qkv)
-  prefill = jax.jit(mechanism.prefill)
-  for first, second in ((1, 8), (7, 3)):
-    lengths = np.array([first, second])
-    cache = prefill(variables, empty, [x[:, :8] for x in qkv], lengths)
+  prefill = jax.jit(mechanism.decoder("prefill"))
+  for lengths in (np.array([1, 8]), np.array([7, 3])):
+    prompt = mechanism.three([x[:, :8] for x in qkv])
+    cache = prefill(variables, empty, *prompt, lengths)
     require(
       jax.tree.map(jnp.shape, cache) == jax.tree.map(jnp.shape, empty),
       "prefill returns a cache of other shapes than it got",
     )
     at = (lengths[:, None] + np.arange(4))[..., None, None]
     rest = [np.take_along_axis(x, at, axis=1) for x in qkv]
-    out, _ = _decode(mechanism, variables, cache, rest)
+    out, _ = _steps(mechanism, variables, cache, rest)
     wanted = np.take_along_axis(expected, at, axis=1)
     assert_close(out, wanted, 1e-5, f"after prompts of {lengths}")
 
@@ -236,7 +197,9 @@ def decoding_cache_size(mechanism: Mechanism) -> None:
 
   def size(length):
     sizes = 2, length, dims, jnp.float32
-    cache = jax.eval_shape(lambda: mechanism.init_cache(variables, *sizes))
+    cache = jax.eval_shape(
+      lambda: mechanism.decoder("init_cache")(variables, *sizes)
+    )
     # The positions are counted apart: 4 bytes an example in any case.
     leaves = [x for x in jax.tree.leaves(cache) if x.dtype != jnp.int32]
     return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
@@ -247,15 +210,3 @@ def decoding_cache_size(mechanism: Mechanism) -> None:
     f"the cache takes {size(64)} bytes for max_length 64 and {size(512)} for "
     f"512, expected {' or '.join(map(str, growth))} times as many",
   )
-
-
-CHECKS = (
-  decoding_equals_the_causal_call,
-  decoding_is_compiled_once,
-  decoding_with_relative_positions,
-  decoding_with_functions_of_indices,
-  decoding_in_bfloat16,
-  decoding_from_gathered_caches,
-  decoding_from_a_prompt,
-  decoding_cache_size,
-)

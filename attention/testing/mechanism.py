@@ -30,7 +30,6 @@ class Mechanism:
   past_error: float = 0.0
   bounded: bool = True
   cache: Literal["length", "nothing"] | None = None
-  _made: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False)
 
   def __str__(self) -> str:
     return ",".join([self.name, *(f"{k}={v}" for k, v in self.options.items())])
@@ -60,58 +59,33 @@ class Mechanism:
     """Whether query and key are one array, which `draw` gives once."""
     return "shared_qk" in self.supports
 
-  def apply(self, variables: plug.Variables, qkv: Any, **call: Any) -> Any:
-    """The call on arrays as `draw` gives them, causal where it has to be."""
-    return self.record.apply(variables, *self._three(qkv), **self._call(call))
-
-  def init_cache(self, *sizes: Any) -> Any:
-    """An empty cache, from variables, B, max_length, dims and dtype."""
-    return self._decoder("init_cache")(*sizes)
-
-  def decode(
-    self, variables: plug.Variables, cache: Any, qkv: Any, **call: Any
-  ) -> Any:
-    """The decoding of one position, or of several one after another."""
-    three = self._three(qkv)
-    return self._decoder("decode")(variables, cache, *three, **call)
-
-  def prefill(
-    self, variables: plug.Variables, cache: Any, qkv: Any, lengths: Any
-  ) -> Any:
-    """The cache after a whole prompt."""
-    three = self._three(qkv)
-    return self._decoder("prefill")(variables, cache, *three, lengths)
-
-  def _decoder(self, name: str) -> Callable[..., Any]:
-    function = getattr(self.record, name)
-    require(function, f"`supports` names 'decode', but {name} is None")
-    return function
-
-  def _three(self, qkv: Any) -> tuple[Any, Any, Any]:
+  def three(self, qkv: Any) -> tuple[Any, Any, Any]:
     """Query, key and value, None for what `draw` leaves out."""
     if self.shares_query_and_key:
       return qkv[0], None, qkv[1]
-    query, key, *value = qkv
-    return query, key, value[0] if value else None
+    query, key, value, *_ = (*qkv, None)
+    return query, key, value
+
+  def apply(self, variables: plug.Variables, qkv: Any, **call: Any) -> Any:
+    """The call on arrays as `draw` gives them, causal where it has to be."""
+    return self.record.apply(variables, *self.three(qkv), **self._call(call))
 
   def _call(self, call: dict[str, Any]) -> dict[str, Any]:
     return {"is_causal": True, **call} if self.record.causal_only else call
+
+  def decoder(self, name: str) -> Callable[..., Any]:
+    """'init_cache', 'decode' or 'prefill' of the record, which has to be there."""
+    function = getattr(self.record, name)
+    require(function, f"`supports` names 'decode', but {name} is None")
+    return function
 
   def variables(self, dims: plug.Dims) -> plug.Variables:
     """The variables that `init` draws, once for each `dims`."""
     return _variables(self, dims)
 
-  def draw(
-    self, case: Case, seed: int = 0, *, cached: bool = False
-  ) -> tuple[list, dict[str, Any]]:
-    """`case.draw`, without the key where the query is the key.
-
-    Without the value, too, if `cached`, where a mechanism makes its own: a cache
-    has no place for others.
-    """
+  def draw(self, case: Case, seed: int = 0) -> tuple[list, dict[str, Any]]:
+    """`case.draw`, without the key where the query is the key."""
     arrays, call = case.draw(seed)
-    if cached and "own_keys" in self.supports:
-      return arrays[:2], call
     return arrays[:: 2 if self.shares_query_and_key else 1], call
 
   def draw_masked(
@@ -153,23 +127,7 @@ def in_float64(tree: Any) -> Any:
   return jax.tree.map(converted, tree)
 
 
-def shared(make: Callable[..., Any]) -> Callable[..., Any]:
-  """Makes `make(mechanism, *args)` once for each mechanism and arguments.
-
-  Compiling takes most of the contract's time, so laws share programs.
-  """
-
-  @functools.wraps(make)
-  def made(mechanism, *args):
-    key = (make, *args)
-    if key not in mechanism._made:
-      mechanism._made[key] = make(mechanism, *args)
-    return mechanism._made[key]
-
-  return made
-
-
-@shared
+@functools.lru_cache(maxsize=16)
 def _variables(mechanism, dims):
   # One program, where eager JAX would compile one for each operation.
   return jax.jit(lambda key: mechanism.record.init(key, dims))(
@@ -177,46 +135,74 @@ def _variables(mechanism, dims):
   )
 
 
-def directed(mechanism: Mechanism, is_causal: bool) -> Callable[..., Any]:
-  """The call `(variables, qkv, call) -> out` in one direction."""
-
-  def apply(variables, qkv, call):
-    return mechanism.apply(variables, qkv, is_causal=is_causal, **call)
-
-  return apply
-
-
-@shared
+# Compiling takes most of the contract's time, so laws share programs.
+@functools.lru_cache(maxsize=4)
 def forward(mechanism: Mechanism, is_causal: bool) -> Callable[..., Any]:
-  """The compiled call `(qkv, call) -> out`."""
-  run = jax.jit(directed(mechanism, is_causal))
+  """The compiled call `(qkv, **call) -> out`."""
+  run = jax.jit(functools.partial(mechanism.apply, is_causal=is_causal))
   return functools.partial(run, mechanism.variables(Case().dims))
 
 
-@shared
-def backward(
-  mechanism: Mechanism, is_causal: bool
-) -> tuple[Callable[..., Any], list]:
-  """The compiled `(qkv, call, cotangent) -> out, gradients`, and its traces.
+def separate(mechanism: Mechanism, variables: Any, qkv: Any, call: Any) -> Any:
+  """What a call has gradients for, its other arrays, its Python values.
 
-  Without a cotangent it is all ones.
+  The first are floating-point arrays but constants, as {'params', 'arrays',
+  'options'}; `together` puts these and the others together again.
   """
-  apply, traces = directed(mechanism, is_causal), []
+  names = ("query", "key", "value") if len(qkv) == 3 else ("query", "value")
+  trained = {k: x for k, x in variables.items() if k != "constants"}
+  trained |= {"arrays": dict(zip(names, qkv, strict=True)), "options": {}}
+  others = {k: x for k, x in variables.items() if k == "constants"}
+  others["fixed"], flags = {}, {}
+  for name, x in call.items():
+    dtype = getattr(jax.tree.leaves(x)[0], "dtype", None)
+    is_floating = dtype is not None and jnp.issubdtype(dtype, jnp.floating)
+    kinds = flags if dtype is None else others["fixed"]
+    (trained["options"] if is_floating else kinds)[name] = x
+  return trained, others, tuple(flags.items())
 
-  @jax.jit
-  def run(variables, qkv, call, cotangent):
-    traces.append(None)
-    out, pullback = jax.vjp(lambda qkv: apply(variables, qkv, call), qkv)
+
+def together(trained: Any, others: Any, flags: Any) -> tuple[Any, list, dict]:
+  """Variables, arrays and options from the three parts of `separate`."""
+  variables = {**trained, **others}
+  arrays = variables.pop("arrays")
+  call = {**variables.pop("options"), **variables.pop("fixed"), **dict(flags)}
+  names = [x for x in ("query", "key", "value") if x in arrays]
+  return variables, [arrays[x] for x in names], call
+
+
+@functools.lru_cache(maxsize=2)
+def pulled_back(mechanism: Mechanism) -> Callable[..., Any]:
+  """The compiled `(*separate(…), cotangent) -> out, gradients`."""
+
+  @functools.partial(jax.jit, static_argnums=2)
+  def run(trained, others, flags, cotangent):
+    def apply(trained):
+      variables, qkv, call = together(trained, others, flags)
+      return mechanism.apply(variables, qkv, **call)
+
+    out, pullback = jax.vjp(apply, trained)
     return out, pullback(cotangent)[0]
 
+  return run
+
+
+def backward(
+  mechanism: Mechanism,
+  is_causal: bool,
+  qkv: Any,
+  call: dict[str, Any],
+  cotangent: Any = None,
+) -> tuple[Any, list]:
+  """The result and the gradients of `qkv`; the cotangent None is all ones."""
+  if cotangent is None:
+    cotangent = np.ones(qkv[0].shape, np.float32)
+  if is_causal:
+    call = {"is_causal": True, **call}
   variables = mechanism.variables(Case().dims)
-
-  def call_and_gradient(qkv, call, cotangent=None):
-    if cotangent is None:
-      cotangent = np.ones(qkv[0].shape, np.float32)
-    return run(variables, qkv, call, cotangent)
-
-  return call_and_gradient, traces
+  parts = separate(mechanism, variables, qkv, call)
+  out, gradient = pulled_back(mechanism)(*parts, cotangent)
+  return out, together(gradient, parts[1], ())[1]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -265,27 +251,30 @@ class Check:
       self.law(mechanism)
 
 
+LAWS: list[Check] = []
+"""The contract; `law` adds to it, and so do laws of several calls."""
+
+
 def law(*needs: str, **facts: Any) -> Callable[..., Check]:
-  """Makes a function a check of its name, for mechanisms that support `needs`."""
+  """Makes a function a check of its name, for mechanisms that support `needs`.
+
+  With each_direction=True it gets `is_causal` as well, False and True as far as a
+  mechanism takes it.
+  """
+  each_direction = facts.pop("each_direction", False)
 
   def decorate(function):
-    return Check(function.__name__, function, frozenset(needs), **facts)
+    @functools.wraps(function)
+    def both(mechanism):
+      for is_causal in mechanism.directions:
+        try:
+          function(mechanism, is_causal)
+        except AssertionError as error:
+          message = f"with is_causal={is_causal}, {error}"
+          raise AssertionError(message) from error
+
+    run = both if each_direction else function
+    LAWS.append(Check(function.__name__, run, frozenset(needs), **facts))
+    return LAWS[-1]
 
   return decorate
-
-
-def in_each_direction(
-  check: Callable[[Mechanism, bool], None],
-) -> Callable[[Mechanism], None]:
-  """The law with `is_causal` False and True, as far as a mechanism takes it."""
-
-  @functools.wraps(check)
-  def both(mechanism):
-    for is_causal in mechanism.directions:
-      try:
-        check(mechanism, is_causal)
-      except AssertionError as error:
-        message = f"with is_causal={is_causal}, {error}"
-        raise AssertionError(message) from error
-
-  return both

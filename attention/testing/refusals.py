@@ -1,7 +1,5 @@
 """What a record claims, and what a mechanism must refuse."""
 
-from collections.abc import Iterator
-import contextlib
 from functools import partial
 import re
 from typing import Any
@@ -13,7 +11,7 @@ import numpy as np
 from attention import plug
 from attention.capabilities import CAPABILITIES
 from attention.testing.calls import Case, require
-from attention.testing.mechanism import Check, Mechanism, law
+from attention.testing.mechanism import LAWS, Check, Mechanism, law
 
 
 @law()
@@ -55,26 +53,26 @@ def _raises(
   """Requires that the call `name` raises ValueError with a message like `pattern`."""
   error = _error(mechanism, qkv, call)
   require(error is not None, f"{name} is accepted, expected ValueError")
+  fits = re.match(pattern, str(error), re.DOTALL)
   require(
-    isinstance(error, ValueError),
-    f"{name} raises {type(error).__name__}({error}), expected ValueError",
-  )
-  require(
-    re.match(pattern, str(error), re.DOTALL),
-    f"{name} raises ValueError({str(error)!r}), expected a message like "
-    f"{pattern!r}",
+    isinstance(error, ValueError) and fits,
+    f"{name} raises {type(error).__name__}({str(error)!r}), expected "
+    f"ValueError with a message like {pattern!r}",
   )
 
 
-_ARGUMENTS = {
-  "causal": "is_causal",
-  "cross": "key|query|value",
-  "full_mask": "mask",
-  "segments": "query_segment_ids|key_segment_ids",
-  "relative": "relative_bias|relative_keys",
-  "dropout": "dropout_rate|dropout_rng",
-  "mods": "score_mod|mask_mod",
-  "global": "global_indices",
+# Where the argument has another name, what is drawn for it, and what is added.
+_REFUSED = {
+  "causal": ("is_causal", Case(("causal",)), {}),
+  "bidirectional": ("is_causal", Case(), {"is_causal": False}),
+  "cross": ("key|query|value", Case(length=7, source_length=13), {}),
+  "mask": ("mask", Case(("mask",)), {}),
+  "full_mask": ("mask", Case(("full_mask",)), {}),
+  "segments": ("query_segment_ids|key_segment_ids", Case(("segments",)), {}),
+  "bias": ("bias", Case(("bias",)), {}),
+  "relative": ("relative_bias|relative_keys", Case(("relative",)), {}),
+  "dropout": ("dropout_rate|dropout_rng", Case(), {"dropout_rate": 0.1}),
+  "global": ("global_indices", Case(("global",)), {}),
 }
 
 
@@ -86,23 +84,27 @@ def _refused(mechanism: Mechanism, feature: str) -> None:
   that for options that a function's signature does not have, `arguments.key_mask`
   for masks.
   """
-  if feature == "bidirectional":
-    qkv, _ = mechanism.draw(Case())
-    pattern = "is_causal: expected True, .+; .+"
-    call = {"is_causal": False}
-    return _raises(mechanism, "is_causal=False", pattern, qkv, call)
-  case, more = Case((feature,)), {}
+  arguments, case, more = _REFUSED[feature]
   if feature == "dropout":
-    case = Case()
-    more = {"dropout_rate": 0.1, "dropout_rng": jax.random.key(0)}
-  elif feature == "cross":
-    case = Case(length=7, source_length=13)
+    more = {**more, "dropout_rng": jax.random.key(0)}
   qkv, call = mechanism.draw(case)
-  arguments = _ARGUMENTS.get(feature, feature)
-  # "argument: what was expected and what came; what to do instead"
-  pattern = f"({arguments}): .+; .+"
   name = f"a call with {arguments}"
-  _raises(mechanism, name, pattern, qkv, call | more)
+  _raises(mechanism, name, f"({arguments}): .+; .+", qkv, call | more)
+
+
+def _lacks(mechanism: Mechanism, feature: str) -> bool:
+  return not plug.can(mechanism.record, feature)
+
+
+LAWS += [
+  Check(
+    f"refuses[{feature}]",
+    partial(_refused, feature=feature),
+    where=partial(_lacks, feature=feature),
+    every_setting=False,
+  )
+  for feature in _REFUSED
+]
 
 
 @law(every_setting=False)
@@ -122,17 +124,6 @@ def refuses_an_unknown_option(mechanism: Mechanism) -> None:
     )
 
 
-@contextlib.contextmanager
-def _unannotated() -> Iterator[None]:
-  """Lets a wrong argument through jaxtyping to the function's own checks."""
-  before = jaxtyping.config.jaxtyping_disable
-  jaxtyping.config.update("jaxtyping_disable", True)
-  try:
-    yield
-  finally:
-    jaxtyping.config.update("jaxtyping_disable", before)
-
-
 @law(every_setting=False)
 def refuses_wrong_arguments(mechanism: Mechanism) -> None:
   """What does not fit must raise ValueError that names the argument, when traced.
@@ -143,51 +134,28 @@ def refuses_wrong_arguments(mechanism: Mechanism) -> None:
   qkv, _ = mechanism.draw(Case())
   query, *key, value = qkv
   wrong = [
-    ("query", r"query: expected .+ got", [query[0], *key, value]),
-    ("value", r"value: expected .+ got", [query, *key, value[:, :5]]),
-    ("query", r"query: .*heads", [query[:, :, :3], *key, value]),
-    ("query", r"(query|key|value): expected .* one", [x[:, :0] for x in qkv]),
+    (r"query: expected .+ got", [query[0], *key, value], {}),
+    (r"value: expected .+ got", [query, *key, value[:, :5]], {}),
+    (r"query: .*heads", [query[:, :, :3], *key, value], {}),
+    (r"(query|key|value): expected .* one", [x[:, :0] for x in qkv], {}),
+    (r"scale: expected", qkv, {"scale": float("nan")}),
   ]
   if key:
-    less = key[0][..., :4]
-    wrong.append(("key", r"key: expected .+ got", [query, less, value]))
-  with _unannotated():
-    for name, pattern, arrays in wrong:
-      name = f"{name} of wrong shape ({[x.shape for x in arrays]})"
-      _raises(mechanism, name, pattern, arrays, {})
-    pattern = "mask: expected" if "mask" in mechanism.supports else "mask: "
-    for mask in (
-      np.ones((2, 13), bool),
-      np.ones((2, 1, 1, 12), bool),
-      np.ones((2, 1, 1, 13), np.float32),
-    ):
-      name = f"a mask that is {mask.dtype} {mask.shape}"
-      _raises(mechanism, name, pattern, qkv, {"mask": mask})
-    call = {"scale": float("nan")}
-    _raises(mechanism, "scale=nan", r"scale: expected", qkv, call)
-
-
-def _lacks(mechanism: Mechanism, feature: str) -> bool:
-  return not plug.can(mechanism.record, feature)
-
-
-_FEATURES = (
-  *("causal", "bidirectional", "cross", "mask", "full_mask"),
-  *("segments", "bias", "relative", "dropout", "global"),
-)
-_REFUSES = [
-  Check(
-    f"refuses[{feature}]",
-    partial(_refused, feature=feature),
-    where=partial(_lacks, feature=feature),
-    every_setting=False,
-  )
-  for feature in _FEATURES
-]
-
-CHECKS = (
-  record,
-  *_REFUSES,
-  refuses_an_unknown_option,
-  refuses_wrong_arguments,
-)
+    less = [query, key[0][..., :4], value]
+    wrong.append((r"key: expected .+ got", less, {}))
+  pattern = "mask: expected" if "mask" in mechanism.supports else "mask: "
+  for shape, dtype in (
+    ((2, 13), bool),
+    ((2, 1, 1, 12), bool),
+    ((2, 1, 1, 13), np.float32),
+  ):
+    wrong.append((pattern, qkv, {"mask": np.ones(shape, dtype)}))
+  # A wrong argument has to pass jaxtyping to reach the function's own checks.
+  before = jaxtyping.config.jaxtyping_disable
+  jaxtyping.config.update("jaxtyping_disable", True)
+  try:
+    for pattern, arrays, call in wrong:
+      name = f"a call of {[x.shape for x in arrays]} and wrong {[*call]}"
+      _raises(mechanism, name, pattern, arrays, call)
+  finally:
+    jaxtyping.config.update("jaxtyping_disable", before)

@@ -5,30 +5,24 @@ import gc
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from attention.testing.calls import Case, assert_close, require
-from attention.testing.mechanism import (
-  Check,
-  Mechanism,
-  backward,
-  directed,
-  law,
-)
+from attention.testing.mechanism import Mechanism, backward, law
 from attention.weights import attention_weights
 
 
-def _drawn(mechanism: Mechanism, length: int = 7) -> tuple[Any, list, dict]:
-  """`(qkv, call) -> out` in the first direction, arrays, options."""
+def _drawn(mechanism: Mechanism, length: int = 13) -> tuple[Any, list, dict]:
+  """`(qkv, **call) -> out` in the first direction, arrays, options."""
   variables = mechanism.variables(Case(length=length).dims)
-  apply = partial(directed(mechanism, mechanism.directions[0]), variables)
+  is_causal = mechanism.directions[0]
+  apply = partial(mechanism.apply, variables, is_causal=is_causal)
   return apply, *mechanism.draw_masked(length)
 
 
-def _expected(mechanism: Mechanism, qkv: list, call: dict) -> Any:
-  """The result and the gradients of its sum, of the compiled call."""
-  return backward(mechanism, mechanism.directions[0])[0](qkv, call)
+def _expected(mechanism: Mechanism, *arrays: Any) -> Any:
+  """The result and the gradients of the compiled call."""
+  return backward(mechanism, mechanism.directions[0], *arrays)
 
 
 def _same_gradients(got, expected):
@@ -48,28 +42,44 @@ def no_leaked_tracers(mechanism: Mechanism) -> None:
   gc.freeze()
   try:
     with jax.checking_leaks():
-      jax.eval_shape(jax.grad(lambda *args: apply(*args).sum()), qkv, call)
+      jax.eval_shape(jax.grad(lambda qkv: apply(qkv, **call).sum()), qkv)
   finally:
     gc.unfreeze()
 
 
 @law(every_setting=False)
-def vmap(mechanism: Mechanism) -> None:
-  """Examples one by one must give what the batch gives."""
+def vmap_of_scanned_checkpoints(mechanism: Mechanism) -> None:
+  """`jax.vmap` of `jax.lax.scan` over `jax.checkpoint` must give the same.
+
+  In values and gradients. Frequent causes: NumPy on arrays that are traced, Python
+  `if` on their values.
+  """
   apply, qkv, call = _drawn(mechanism)
+  factors = np.array([0.5, 1.5], np.float32)
 
   @jax.jit
-  @jax.vmap
-  def one_by_one(qkv, call):
+  @partial(jax.vmap, in_axes=(0, 0, None))
+  def one_by_one(qkv, call, factors):
     qkv, call = jax.tree.map(lambda x: x[None], (qkv, call))
-    out, pullback = jax.vjp(lambda qkv: apply(qkv, call), qkv)
-    (gradient,) = pullback(jnp.ones_like(out))
-    return out[0], [x[0] for x in gradient]
 
-  out, gradient = one_by_one(qkv, call)
-  expected, expected_gradient = _expected(mechanism, qkv, call)
-  assert_close(out, expected, 1e-6)
-  _same_gradients(gradient, expected_gradient)
+    def total(qkv):
+      @jax.checkpoint
+      def layer(total, factor):
+        out = apply([factor * x for x in qkv], **call)
+        return total + out.sum(), out[0]
+
+      return jax.lax.scan(layer, 0.0, factors)
+
+    gradient, outs = jax.grad(total, has_aux=True)(qkv)
+    return outs, [x[0] for x in gradient]
+
+  outs, gradient = one_by_one(qkv, call, factors)
+  expected = [0.0] * len(qkv)
+  for i, factor in enumerate(factors):
+    out, grads = _expected(mechanism, [factor * x for x in qkv], call)
+    assert_close(outs[:, i], out, 1e-6)
+    expected = [x + factor * y for x, y in zip(expected, grads, strict=True)]
+  _same_gradients(gradient, expected)
 
 
 @law(every_setting=False)
@@ -86,69 +96,33 @@ def forward_mode(mechanism: Mechanism) -> None:
 
   @jax.jit
   def derivative(qkv, tangents, call):
-    return jax.jvp(lambda qkv: apply(qkv, call), [qkv], [tangents])[1]
+    return jax.jvp(lambda qkv: apply(qkv, **call), [qkv], [tangents])[1]
 
   tangent = np.asarray(derivative(qkv, tangents, call))
-  run, _ = backward(mechanism, mechanism.directions[0])
-  _, gradient = run(qkv, call, cotangent)
+  _, gradient = _expected(mechanism, qkv, call, cotangent)
   expected = sum((g * t).sum() for g, t in zip(gradient, tangents, strict=True))
   norm = np.sqrt(sum((np.asarray(g) ** 2).sum() for g in gradient))
-  found = (tangent * cotangent).sum()
+  got = (tangent * cotangent).sum()
   require(
-    abs(found - expected) <= 1e-5 * norm,
-    f"the derivative along a random direction is {found:.6g} by `jax.jvp` and "
+    abs(got - expected) <= 1e-5 * norm,
+    f"the derivative along a random direction is {got:.6g} by `jax.jvp` and "
     f"{expected:.6g} by `jax.vjp`",
   )
 
 
 @law(every_setting=False)
-def scan_over_checkpointed_layers(mechanism: Mechanism) -> None:
-  """`jax.lax.scan` over `jax.checkpoint` must give what the calls give.
+def eager_equals_jit(mechanism: Mechanism) -> None:
+  """A call outside of `jax.jit` must give what the compiled one gives.
 
-  Frequent causes: NumPy on arrays that are traced, Python `if` on their values.
+  It is compared with the definition, as the compiled one is.
   """
-  apply, qkv, call = _drawn(mechanism)
-  factors = np.array([0.5, 1.5], np.float32)
-
-  @jax.jit
-  @jax.value_and_grad
-  def scanned(qkv, call, factors):
-    @jax.checkpoint
-    def layer(total, factor):
-      return total + apply([factor * x for x in qkv], call).sum(), None
-
-    return jax.lax.scan(layer, 0.0, factors)[0]
-
-  # A sum of squares: sums of a difference of averages may be rounding alone.
-  got, gradient = scanned(qkv, call, factors)
-  total, magnitude, expected = 0.0, 0.0, [0.0] * len(qkv)
-  for factor in factors:
-    out, grads = _expected(mechanism, [factor * x for x in qkv], call)
-    total, magnitude = total + out.sum(), magnitude + np.abs(out).sum()
-    expected = [x + factor * y for x, y in zip(expected, grads, strict=True)]
-  require(
-    abs(got - total) <= 1e-5 * magnitude,
-    f"the sum of the results is {got:.6g}, expected {total:.6g}",
-  )
-  _same_gradients(gradient, expected)
-
-
-@law(every_setting=False)
-def other_values_are_not_traced_again(mechanism: Mechanism) -> None:
-  """A call with other values must not be compiled again."""
-  _, qkv, call = _drawn(mechanism)
-  _, traces = backward(mechanism, mechanism.directions[0])
-  _expected(mechanism, qkv, call)
-  before = len(traces)
-  _expected(mechanism, [x + 1.0 for x in qkv], call)
-  require(len(traces) == before, "other values are traced again")
-
-
-def _eager(mechanism: Mechanism, length: int) -> None:
-  """A call outside of `jax.jit` must give what the compiled one gives."""
-  apply, *arrays = _drawn(mechanism, length)
-  qkv, call = jax.device_put(arrays)
-  assert_close(apply(qkv, call), jax.jit(apply)(qkv, call), 1e-5)
+  # A chunk of a recurrence, one program with its state.
+  apply, qkv, call = _drawn(mechanism, 64)
+  variables = mechanism.variables(Case(length=64).dims)
+  is_causal = {"is_causal": True} if mechanism.directions[0] else {}
+  expected = mechanism.define(variables, qkv, **is_causal, **call)
+  qkv, call = jax.device_put((qkv, call))
+  assert_close(apply(qkv, **call), expected, 1e-5)
 
 
 @law(every_setting=False)
@@ -180,8 +154,7 @@ def attention_matrix(mechanism: Mechanism) -> None:
   """
   is_causal = mechanism.directions[-1]
   qkv, call = mechanism.draw_masked()
-  query, key, value = qkv[0], qkv[1], qkv[-1]
-  key = None if mechanism.shares_query_and_key else key
+  query, key, value = mechanism.three(qkv)
   variables = mechanism.variables(Case().dims)
 
   @jax.jit
@@ -190,12 +163,10 @@ def attention_matrix(mechanism: Mechanism) -> None:
     return attention_weights(apply, query, key, is_causal=is_causal, **call)
 
   weights = np.asarray(matrix(variables, query, key, call))
-  out, _ = backward(mechanism, is_causal)[0](qkv, call)
+  out, _ = backward(mechanism, is_causal, qkv, call)
   B, T, N = query.shape[:3]
-  require(
-    weights.shape == (B, N, T, T),
-    f"attention_weights has shape {weights.shape}, expected {(B, N, T, T)}",
-  )
+  told = f"attention_weights has shape {weights.shape}, expected {(B, N, T, T)}"
+  require(weights.shape == (B, N, T, T), told)
   values = np.repeat(value, N // value.shape[2], axis=2)
   product = np.einsum("BNTS,BSNV->BTNV", weights, values)
   assert_close(product, out, 1e-5, "the product of weights and values")
@@ -214,25 +185,3 @@ def attention_matrix(mechanism: Mechanism) -> None:
     mechanism.sparse or not (visible.any(axis=-1) & empty).any(),
     "a query has no weights although it may see keys",
   )
-
-
-# The longer one is a chunk of a recurrence, one program with its state.
-_EAGER = [
-  Check(
-    f"eager_equals_jit[T{length}]",
-    partial(_eager, length=length),
-    every_setting=False,
-  )
-  for length in (7, 64)
-]
-
-CHECKS = (
-  no_leaked_tracers,
-  vmap,
-  forward_mode,
-  scan_over_checkpointed_layers,
-  other_values_are_not_traced_again,
-  *_EAGER,
-  sharded_batch,
-  attention_matrix,
-)

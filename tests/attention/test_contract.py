@@ -12,8 +12,6 @@ _OF_SETTINGS = (
   "decoding_equals_the_causal_call",
   "decoding_from_a_prompt",
 )
-# Operation by operation; the longer call is checked in every suite.
-_SLOW = ("eager_equals_jit[T7]",)
 
 
 def test_the_table_covers_every_mechanism():
@@ -25,7 +23,7 @@ def _marks(mechanism, check):
   if check.bits:
     return [pytest.mark.optimised]
   others = mechanism not in ONE_EACH and check.name not in _OF_SETTINGS
-  return [pytest.mark.thorough] if others or check.name in _SLOW else []
+  return [pytest.mark.thorough] if others else []
 
 
 # Mechanism by mechanism, because the checks of one share what they compile.

@@ -10,7 +10,6 @@ import pytest
 
 import attention
 from attention import definitions
-from attention.definitions import recurrent
 from attention.definitions.performer import log_random_features
 from attention.definitions.shared import visible_pairs
 from attention.testing import Case
@@ -67,8 +66,8 @@ def _hands_on_to(name):
   """The function that the options of a definition go to."""
   if name in ("linear", "performer", "window_linear", "additive"):
     return visible_pairs
-  if name in ("gated_linear", "delta_rule"):
-    return recurrent.recurrence
+  if name == "gated_linear":
+    return definitions.delta_rule_attention
   return definitions.dense_attention
 
 

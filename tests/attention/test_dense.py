@@ -28,11 +28,10 @@ def test_equals_jax_nn():
   query, key, value = qkv()
   bias = jnp.asarray(Case(("bias",)).draw()[1]["bias"])
   mask = jnp.tri(13, k=3, dtype=bool)[None, None]
-  expected = jax.nn.dot_product_attention(
-    query, key, value, bias=bias, mask=mask, is_causal=True, scale=0.3
-  )
-  got = dense_attention(
-    query, key, value, bias=bias, mask=mask, is_causal=True, scale=0.3
+  call = {"bias": bias, "mask": mask, "is_causal": True, "scale": 0.3}
+  got, expected = (
+    jax.jit(functools.partial(f, **call))(query, key, value)
+    for f in (dense_attention, jax.nn.dot_product_attention)
   )
   assert_close(got, expected, 1e-6)
 
@@ -68,13 +67,12 @@ def test_a_nan_is_not_hidden(is_causal):
 
 def test_dropout_drops_a_share_of_the_weights_and_rescales_the_others():
   query, key, _ = qkv(batch=8)
-  weights = attention_weights(dense_attention, query, key)
-  dropped = attention_weights(
-    dense_attention,
-    query,
-    key,
-    dropout_rate=0.25,
-    dropout_rng=jax.random.key(0),
+  rng = jax.random.key(0)
+  weights, dropped = (
+    jax.jit(functools.partial(attention_weights, dense_attention, **call))(
+      query, key
+    )
+    for call in ({}, {"dropout_rate": 0.25, "dropout_rng": rng})
   )
   kept = dropped != 0
   # 8·4·13·13 weights: four standard deviations are 0.024.
@@ -87,7 +85,7 @@ def test_dropout_drops_a_share_of_the_weights_and_rescales_the_others():
 
 def test_dropout_is_a_function_of_its_key():
   arrays = qkv()
-  drop = functools.partial(dense_attention, *arrays, dropout_rate=0.5)
+  drop = jax.jit(functools.partial(dense_attention, *arrays, dropout_rate=0.5))
   first, again, other = (
     drop(dropout_rng=jax.random.key(seed)) for seed in (0, 0, 1)
   )
@@ -199,7 +197,8 @@ def test_blocks_of_rows_keep_dropout_and_higher_derivatives():
   def attend(query, block_size=4, **options):
     return dense_attention(query, key, value, block_size=block_size, **options)
 
-  def curvature(block_size):
+  @functools.partial(jax.jit, static_argnums=1)
+  def curvature(query, block_size):
     def slope(query):
       return jax.grad(lambda x: (attend(x, block_size) ** 2).sum())(query)
 
@@ -207,7 +206,8 @@ def test_blocks_of_rows_keep_dropout_and_higher_derivatives():
     reverse = jax.grad(lambda x: (slope(x) ** 2).sum())(query)
     return forward, reverse
 
-  for got, wanted in zip(curvature(4), curvature(None), strict=True):
+  curvatures = curvature(query, 4), curvature(query, None)
+  for got, wanted in zip(*curvatures, strict=True):
     assert_close(got, wanted, 1e-5)
 
   same = jnp.ones_like(query)
@@ -224,11 +224,16 @@ def test_blocks_of_rows_keep_dropout_and_higher_derivatives():
   assert not (kept[:, :4] == kept[:, 4:8]).all()
 
   rng = jax.random.key(1)
-  drop = functools.partial(attend, dropout_rate=0.5, dropout_rng=rng)
+
+  @jax.jit
+  @jax.value_and_grad
+  def drop(query):
+    return attend(query, dropout_rate=0.5, dropout_rng=rng).sum()
+
   tangent = jax.random.normal(rng, query.shape)
-  slope = jax.grad(lambda x: drop(x).sum())(query)
+  _, slope = drop(query)
   step = 1e-2
-  ahead, behind = (drop(query + s * tangent).sum() for s in (step, -step))
+  ahead, behind = (drop(query + s * tangent)[0] for s in (step, -step))
   np.testing.assert_allclose(
     (slope * tangent).sum(), (ahead - behind) / (2 * step), rtol=2e-2
   )
@@ -269,8 +274,8 @@ def test_third_derivatives_of_the_log_sum_exp_agree():
   def along(function):
     return lambda x: jax.jvp(function, (x,), (query,))[1]
 
-  forward = along(along(along(loss)))(query)
-  reverse = jnp.sum(jax.grad(along(along(loss)))(query) * query)
+  forward = jax.jit(along(along(along(loss))))(query)
+  reverse = jnp.sum(jax.jit(jax.grad(along(along(loss))))(query) * query)
   np.testing.assert_allclose(forward, reverse, rtol=1e-4)
 
 

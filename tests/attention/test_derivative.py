@@ -102,6 +102,7 @@ def test_curvature_of_loops_and_scans(function):
   def slope(t):
     return jax.jvp(along, (t,), (1.0,))[1]
 
-  wanted = jax.jvp(slope, (0.0,), (1.0,))[1]
-  _, curvature = jax.jvp(jax.jit(jax.grad(total)), (arrays,), (dots,))
+  wanted = jax.jit(lambda t: jax.jvp(slope, (t,), (1.0,))[1])(0.0)
+  forward = jax.jit(lambda *x: jax.jvp(jax.grad(total), *x)[1])
+  curvature = forward((arrays,), (dots,))
   np.testing.assert_allclose((curvature * dots).sum(), wanted, rtol=1e-4)

@@ -74,6 +74,11 @@ def draw(case, dtype):
   return [jnp.asarray(x, dtype) for x in qkv], arrays
 
 
+def traced(attend, *qkv):
+  """Makes the choice and computes nothing; JAX keeps traces by function."""
+  return jax.eval_shape(lambda *qkv: attend(*qkv), *qkv)
+
+
 def equals_xla(function, implementation, qkv, tolerance):
   """Asserts equal outputs and gradients."""
   cotangent = jax.random.normal(jax.random.key(1), qkv[0].shape, qkv[0].dtype)
@@ -92,8 +97,7 @@ def equals_xla(function, implementation, qkv, tolerance):
     assert_close(got, expected, tolerance)
 
 
-@pytest.mark.parametrize("length", [13, 16])
-@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize(("length", "is_causal"), [(13, True), (16, False)])
 def test_window_on_cudnn(monkeypatch, is_causal, length):
   calls = emulate(monkeypatch, "gpu")
   qkv, _ = draw(Case(length=length), "bfloat16")
@@ -107,8 +111,14 @@ def test_window_on_cudnn(monkeypatch, is_causal, length):
   assert [call["local_window_size"] for call in calls] == [(3, 0)]
 
 
-@pytest.mark.parametrize("window", [(2, 4), 10**12])
-@pytest.mark.parametrize("names", [(), ("mask", "scale"), ("mask", "causal")])
+@pytest.mark.parametrize(
+  ("names", "window"),
+  [
+    ((), 10**12),
+    (("mask", "scale"), (2, 4)),
+    (("mask", "causal"), (2, 4)),
+  ],
+)
 def test_window_on_tokamax(monkeypatch, names, window):
   calls = emulate(monkeypatch, "gpu")
   qkv, options = draw(Case(names, num_kv_heads=1), "bfloat16")
@@ -125,9 +135,15 @@ def one_mask(length):
   return (jnp.arange(length) % 7 > 4)[None, None, None]
 
 
-@pytest.mark.parametrize("length", [13, 128])
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(
+  ("length", "is_causal", "masked"),
+  [
+    (13, False, False),
+    (13, True, True),
+    (128, True, False),
+    (128, False, True),
+  ],
+)
 def test_window_on_a_tpu(monkeypatch, masked, is_causal, length):
   calls = emulate(monkeypatch, "tpu")
   qkv, _ = draw(Case(length=length), "float32")
@@ -139,13 +155,22 @@ def test_window_on_a_tpu(monkeypatch, masked, is_causal, length):
   )
   equals_xla(attend, "tokamax", qkv, 1e-5)
   # The kernel is asked for; None leaves a TPU to 'xla'.
-  attend(*qkv)
+  traced(attend, *qkv)
   assert len(calls) == 1
 
 
-@pytest.mark.parametrize("source", [13, 5, 128])
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(
+  ("source", "is_causal", "masked"),
+  [
+    (13, False, False),
+    (13, True, False),
+    (13, True, True),
+    (5, True, False),
+    (5, False, True),
+    (128, False, False),
+    (128, True, True),
+  ],
+)
 def test_flash_on_a_tpu(monkeypatch, masked, is_causal, source):
   calls = emulate(monkeypatch, "tpu")
   qkv, _ = draw(Case(source_length=source), "float32")
@@ -157,14 +182,19 @@ def test_flash_on_a_tpu(monkeypatch, masked, is_causal, source):
   # A mask over T×S would cost the kernel its own causal one.
   needed = masked or (source % 128 and (not is_causal or source < 13))
   assert (calls[0]["mask"] is not None) == bool(needed)
-  attend(*qkv)
+  traced(attend, *qkv)
   assert len(calls) == 1
 
 
 @pytest.mark.parametrize(
-  "names", [("mask",), ("full_mask", "causal"), ("bias",)]
+  ("names", "length"),
+  [
+    (("mask",), 13),
+    (("full_mask", "causal"), 13),
+    (("full_mask", "causal"), 16),
+    (("bias",), 13),
+  ],
 )
-@pytest.mark.parametrize("length", [13, 16])
 def test_flash_on_cudnn(monkeypatch, length, names):
   calls = emulate(monkeypatch, "gpu")
   qkv, options = draw(Case(names, length=length), "bfloat16")
@@ -188,6 +218,7 @@ def test_masked_keys_are_not_read(monkeypatch, implementation, backend, attend):
   hidden = ~mask[0, 0, 0][None, :, None, None]
   filled = [qkv[0], *(jnp.where(hidden, jnp.nan, x) for x in qkv[1:])]
   attend = functools.partial(attend, mask=mask, implementation=implementation)
+  attend = jax.jit(attend)
   np.testing.assert_array_equal(attend(*qkv), attend(*filled))
 
 
@@ -203,8 +234,13 @@ def test_a_query_that_sees_nothing_gets_zeros(monkeypatch, window):
     implementation="tokamax",
     **({"is_causal": True} if window is None else {"window": window}),
   )
-  out, pull = jax.vjp(attend, *qkv)
-  grads = pull(jnp.ones_like(out))
+
+  @jax.jit
+  def with_gradients(*qkv):
+    out, pull = jax.vjp(attend, *qkv)
+    return out, pull(jnp.ones_like(out))
+
+  out, grads = with_gradients(*qkv)
   rows = np.asarray(out, np.float32).any(axis=(2, 3))
   left, right = (7, 0) if window is None else window
   distance = 6 - np.arange(13)
@@ -249,9 +285,8 @@ def test_what_a_kernel_cannot_serve(
     ValueError, match=f"^implementation: '{implementation}' {reason}"
   ):
     attend(*qkv, implementation=implementation)
-  np.testing.assert_array_equal(
-    attend(*qkv), attend(*qkv, implementation="xla")
-  )
+  by_xla = functools.partial(attend, implementation="xla")
+  np.testing.assert_array_equal(jax.jit(attend)(*qkv), jax.jit(by_xla)(*qkv))
   assert (not calls) or implementation == "tokamax"
 
 
@@ -273,7 +308,8 @@ def test_what_a_tpu_cannot_serve(monkeypatch, attend, names, dtype, reason):
     attend(*qkv, implementation="tokamax")
   with pytest.raises(ValueError, match=r"'cudnn' needs a GPU, got tpu"):
     attend(*qkv, implementation="cudnn")
-  assert np.isfinite(attend(*qkv).astype(np.float32)).all()
+  out = jax.jit(attend)(*qkv)
+  assert np.isfinite(out.astype(np.float32)).all()
   assert not calls
 
 
@@ -288,7 +324,7 @@ def test_a_kernel_needs_the_device_here_and_there(
   calls = emulate(monkeypatch, backend)
   qkv, _ = draw(Case(), "bfloat16")
   with platform.tracing_for(target):
-    attend(*qkv)
+    traced(attend, *qkv)
     for implementation in ("cudnn", "tokamax"):
       with pytest.raises(ValueError, match=r"needs a GPU, got [ct]pu"):
         attend(*qkv, implementation=implementation)
@@ -314,18 +350,17 @@ def test_gpus_that_cudnn_does_not_serve(monkeypatch, attend):
     calls.clear()
     with monkeypatch.context() as patch:
       patch.setattr(jax, "devices", itertools.repeat([device]).__next__)
-      attend(*qkv)
+      traced(attend, *qkv)
     assert len(calls) == served
 
 
 def test_the_plug_passes_it_on(monkeypatch, unchecked):
   calls = emulate(monkeypatch, "gpu")
   qkv, _ = draw(Case(), "bfloat16")
-  sliding_window(window=(3, 0)).apply({}, *qkv, is_causal=True)
-  assert len(calls) == 1
-  for options in ({"implementation": "xla"}, {"block_size": 4}):
-    sliding_window(window=(3, 0), **options).apply({}, *qkv, is_causal=True)
-  assert len(calls) == 1
+  for options in ({}, {"implementation": "xla"}, {"block_size": 4}):
+    apply = sliding_window(window=(3, 0), **options).apply
+    traced(functools.partial(apply, {}, is_causal=True), *qkv)
+    assert len(calls) == 1
   with pytest.raises(ValueError, match=r"^implementation: expected None or"):
     sliding_window(implementation="triton")
   with pytest.raises(ValueError, match=r"^block_size: expected an int of at"):

@@ -135,23 +135,23 @@ def as_definition(options, logits):
   }
 
 
-@pytest.mark.parametrize("length", [1, 7, 37])
+@pytest.mark.parametrize(
+  ("length", "block"), [(1, None), (7, (5, 16)), (37, (8, 8))]
+)
 @pytest.mark.parametrize("name", CASES)
-def test_values_are_the_definition(name, length):
+def test_values_are_the_definition(name, length, block):
+  """Other blocks have the same values: see the test of gradients."""
   qkv = drawn(length)
   sees, logits, options = case(name, length)
   options = as_definition(options, logits)
   expected = definitions.dense_attention(*qkv, **options)
   # Of the sum of exponentials a definition shows what a constant value shows.
-  for block in (None, (8, 8), (5, 16)):
-    out, lse = jax.jit(
-      lambda *qkv, block=block: attend(
-        *qkv, sees, Logits(**logits), block=block
-      )
-    )(*qkv)
-    assert_close(out, expected, 1e-5)
-    assert lse.shape == out.shape[:3]
-    assert lse.dtype == jnp.float32
+  out, lse = jax.jit(
+    lambda *qkv: attend(*qkv, sees, Logits(**logits), block=block)
+  )(*qkv)
+  assert_close(out, expected, 1e-5)
+  assert lse.shape == out.shape[:3]
+  assert lse.dtype == jnp.float32
 
 
 def plain(query, key, value, pairs, sinks=None):
@@ -167,9 +167,17 @@ def plain(query, key, value, pairs, sinks=None):
   return jnp.einsum("bnts,bsnv->btnv", p, value), jnp.moveaxis(lse, 1, 2)
 
 
-@pytest.mark.parametrize("where", ["cpu", "gpu"])
-@pytest.mark.parametrize("block", [None, (8, 5), (5, 16)])
-@pytest.mark.parametrize("sides", [None, (None, 0), (6, 2)])
+@pytest.mark.parametrize(
+  ("sides", "block", "where"),
+  [
+    (None, None, "cpu"),
+    (None, (8, 5), "gpu"),
+    ((None, 0), None, "gpu"),
+    ((None, 0), (5, 16), "cpu"),
+    ((6, 2), (8, 5), "cpu"),
+    ((6, 2), (5, 16), "gpu"),
+  ],
+)
 def test_lse_and_its_gradients(sides, block, where):
   """A loss of out and lse together, against autodiff through whole matrices."""
   length = 37
@@ -197,13 +205,26 @@ def test_lse_and_its_gradients(sides, block, where):
     got = jax.jit(jax.value_and_grad(lambda *x: loss(fast, *x), (0, 1)))(
       qkv, sinks
     )
-  expected = jax.value_and_grad(lambda *x: loss(exact, *x), (0, 1))(qkv, sinks)
+  expected = jax.jit(jax.value_and_grad(lambda *x: loss(exact, *x), (0, 1)))(
+    qkv, sinks
+  )
   for one, other in zip(*map(jax.tree.leaves, (got, expected)), strict=True):
     assert_close(one, other, 1e-5)
 
 
-@pytest.mark.parametrize("name", [x for x in CASES if x != "plain"])
-def test_gradients_do_not_depend_on_the_tiles(name):
+# What `window_causal`, `window_tables` and `gates` have as well.
+_PARTS = ("causal", "window", "tables")
+
+
+@pytest.mark.parametrize(
+  "name",
+  [
+    pytest.param(x, marks=[pytest.mark.thorough] if x in _PARTS else [])
+    for x in CASES
+    if x != "plain"
+  ],
+)
+def test_values_and_gradients_do_not_depend_on_the_tiles(name):
   """Several visits, one visit and several tiles a step are one function."""
   length = 37
   qkv = drawn(length)
@@ -217,14 +238,14 @@ def test_gradients_do_not_depend_on_the_tiles(name):
       own = Logits(scale=scale, soft_cap=cap, score_mod=mod, **arrays)
       out, lse = attend(*qkv, sees, own, block=block)
       lse = jnp.where(jnp.isinf(lse), 0.0, lse)
-      return jnp.sum(jnp.sin(out)) + jnp.sum(jnp.cos(lse))
+      return jnp.sum(jnp.sin(out)) + jnp.sum(jnp.cos(lse)), (out, lse)
 
     with platform.tracing_for(where):
-      run = jax.jit(jax.grad(lambda *x: loss(*x), (0, 1)))
+      run = jax.jit(jax.grad(loss, (0, 1), has_aux=True))
       return jax.tree.leaves(run(qkv, logits))
 
   expected = found((length, length), "cpu")
-  for block, where in (((8, 8), "cpu"), ((5, 16), "cpu"), ((8, None), "gpu")):
+  for block, where in (((5, 16), "cpu"), ((8, None), "gpu")):
     for one, other in zip(found(block, where), expected, strict=True):
       assert_close(one, other, 2e-5)
 
@@ -241,7 +262,8 @@ def test_rows_that_see_nothing():
     out, lse = attend(*qkv, sees, block=(8, 8))
     return jnp.sum(out) + jnp.sum(jnp.exp(lse)), (out, lse)
 
-  grads, (out, lse) = jax.grad(loss, (0, 1, 2), has_aux=True)(query, key, value)
+  run = jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))
+  grads, (out, lse) = run(query, key, value)
   assert not np.any(out[0, :6])
   assert np.all(np.isneginf(lse[0, :6]))
   assert not np.any(out[1])
@@ -272,7 +294,9 @@ def test_merge_of_disjoint_keys_is_the_whole():
       out, lse = function(*qkv)
       return jnp.sum(jnp.sin(out)) + jnp.sum(jnp.cos(lse)), (out, lse)
 
-    return jax.tree.leaves(jax.grad(loss, (0, 1, 2), has_aux=True)(*qkv))
+    return jax.tree.leaves(
+      jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))(*qkv)
+    )
 
   for one, other in zip(found(merged), found(whole), strict=True):
     assert_close(one, other, 1e-5)
@@ -313,7 +337,9 @@ def test_dropout_is_the_same_for_all_tiles():
       )
       return jnp.sum(jnp.sin(out)) + jnp.sum(jnp.cos(lse)), out
 
-    return jax.tree.leaves(jax.grad(loss, (0, 1, 2), has_aux=True)(*qkv))
+    return jax.tree.leaves(
+      jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))(*qkv)
+    )
 
   expected = found((37, 37), visible.window(6, 2))
   for block in ((8, None), (8, 5)):

@@ -21,8 +21,28 @@ from attention import (
 from process import compiler
 
 BATCH, HEADS, KV_HEADS, DIM, VALUE = 2, 4, 2, 8, 5
-LENGTHS = (1, 7, 64, 65, 200)
-FORMS = ("head", "channel", "none")
+RULES = [
+  ("gated", "head"),
+  ("gated", "channel"),
+  ("delta", "head"),
+  ("delta", "channel"),
+  ("delta", "none"),
+]
+by_rule = pytest.mark.parametrize(("rule", "form"), RULES)
+SHORTER = {1: RULES[3:4], 7: RULES[1:2], 64: RULES[2:4], 65: RULES[::4]}
+"""Forms that the default suite tries at lengths below the longest."""
+
+
+def with_shorter(longest):
+  """All forms at the longest length, and some of them at each shorter one."""
+  return pytest.mark.parametrize(
+    ("rule", "form", "length"),
+    [
+      pytest.param(*x, length, marks=[] if x in tried else pytest.mark.thorough)
+      for length, tried in {**SHORTER, longest: RULES}.items()
+      for x in RULES
+    ],
+  )
 
 
 def arrays(length, form, seed=0):
@@ -52,8 +72,6 @@ def chosen(rule, length, form):
   """The function, its definition, and the arrays that both take."""
   given = arrays(length, form)
   if rule == "gated":
-    if form == "none":
-      pytest.skip("has decays")
     given.pop("beta")
     functions = gated_linear_attention, definitions.gated_linear_attention
   else:
@@ -74,12 +92,11 @@ def call(function, given, **more):
   given = {name: jnp.asarray(x) for name, x in given.items()}
   more = {name: jnp.asarray(x) for name, x in more.items()}
   qkv = [given.pop(name) for name in ("query", "key", "value")]
-  return function(*qkv, **given, **more, return_state=True)
+  compiled = jax.jit(function, static_argnames="return_state")
+  return compiled(*qkv, **given, **more, return_state=True)
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("rule", ["gated", "delta"])
-@pytest.mark.parametrize("length", LENGTHS)
+@with_shorter(200)
 def test_values_and_states(rule, form, length):
   function, definition, given = chosen(rule, length, form)
   for more in ({}, options(length)):
@@ -120,9 +137,7 @@ def naive(given, mask, segment_ids):
   return jnp.moveaxis(out, 0, 1), state
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("rule", ["gated", "delta"])
-@pytest.mark.parametrize("length", [1, 64, 150])
+@with_shorter(150)
 def test_all_gradients(rule, form, length):
   """Of query, key, value, decay, β and the first state, from both results."""
   function, _, given = chosen(rule, length, form)
@@ -174,18 +189,20 @@ def test_one_call_goes_on_from_another(rule):
 def test_extreme_decays_stay_finite(rule, form):
   """Everything is forgotten at once, again and again; nothing ever is."""
   function, definition, given = chosen(rule, 130, form)
+
+  @jax.jit
+  @partial(jax.grad, has_aux=True)
+  def gradients(given):
+    out, state = call(function, given)
+    return jnp.sum(out**2) + jnp.sum(state**2), (out, state)
+
   for low in (-1e4, -90.0, 0.0):
     given["log_decay"] = np.full_like(given["log_decay"], low)
-
-    def loss(given):
-      out, state = call(function, given)
-      return jnp.sum(out**2) + jnp.sum(state**2)
-
-    found = call(function, given)
+    by_name, found = gradients(given)
     expected = definition(**given, return_state=True)
     for one, other in zip(found, expected, strict=True):
       np.testing.assert_allclose(one, other, atol=2e-5, rtol=2e-5)
-    for name, gradient in jax.grad(loss)(given).items():
+    for name, gradient in by_name.items():
       assert np.isfinite(gradient).all(), name
 
 
@@ -259,8 +276,7 @@ def test_it_is_causal_by_definition():
     )
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("rule", ["gated", "delta"])
+@by_rule
 def test_many_parts_at_once_are_the_loop(rule, form):
   """As an accelerator does it: values, states and gradients, 150 in 3 parts."""
   function, _, given = chosen(rule, 150, form)
@@ -274,7 +290,8 @@ def test_many_parts_at_once_are_the_loop(rule, form):
     with platform.tracing_for(where):
       return jax.jit(jax.value_and_grad(run, has_aux=True))(given)
 
-  for more in ({}, options(150)):
+  # Without a mask and segments for one rule.
+  for more in (options(150), *([{}] if form == "none" else [])):
     (_, values), gradients = found("gpu", more)
     (_, expected), expected_gradients = found("cpu", more)
     got = jax.tree.leaves((values, gradients))

@@ -12,12 +12,33 @@ import pytest
 from attention import ATTENTIONS, Dims
 from attention.plug import directions
 from flops import traffic
-from tests.attention.mechanisms import MECHANISMS
+from tests.attention.mechanisms import MECHANISMS, ONE_EACH
 
 AXIS = "sequence"
 BATCH, HEADS, KV_HEADS, DIM = 2, 4, 2, 8
 
 SEQUENCE = [m for m in MECHANISMS if "sequence" in m.supports]
+
+
+# A ring of keys, states, factors of states.
+_KINDS = ("flash", "performer", "kimi_delta")
+
+
+def supporting(*needs, kept=(), where=lambda mechanism: True):
+  """Parameters of a test: one setting of each mechanism, others `thorough`.
+
+  `kept` are hyperparameters whose settings are other programs here.
+  """
+  return pytest.mark.parametrize(
+    "mechanism",
+    [
+      pytest.param(m, marks=[] if is_kept else pytest.mark.thorough)
+      for m in SEQUENCE
+      if set(needs) <= m.supports and where(m)
+      for is_kept in [m in ONE_EACH or not {*kept}.isdisjoint(m.options)]
+    ],
+    ids=str,
+  )
 
 
 def arrays_of(mechanism, length, source=None, seed=0):
@@ -80,8 +101,16 @@ def sharded(mechanism, devices, **call):
   return lambda *arguments: function(*arguments, parts)
 
 
-def check(mechanism, devices, length, source=None, in_parts=None, **call):
-  """Values and gradients against `apply` on the whole.
+def check(
+  mechanism,
+  devices,
+  length,
+  source=None,
+  in_parts=None,
+  gradients=True,
+  **call,
+):
+  """Values and, unless `gradients` is False, gradients against the whole's.
 
   `in_parts` are options of the parts alone.
   """
@@ -93,13 +122,16 @@ def check(mechanism, devices, length, source=None, in_parts=None, **call):
   )
 
   def run(function):
+    if not gradients:
+      return jax.jit(function)(*arguments), ()
+
     def loss(*arguments):
       out = function(*arguments)
       return jnp.sum(out * weights), out
 
     step = jax.value_and_grad(loss, (0, 1, 2, 3), has_aux=True, allow_int=True)
-    (_, out), gradients = jax.jit(step)(*arguments)
-    return out, gradients
+    (_, out), grads = jax.jit(step)(*arguments)
+    return out, grads
 
   parts = sharded(mechanism, devices, **call, **(in_parts or {}))
   expected, found = run(whole), run(parts)
@@ -130,99 +162,55 @@ def segments(length):
   return jnp.asarray(np.stack([np.repeat(row, counts) for row in ids]))
 
 
-@pytest.mark.parametrize("mechanism", SEQUENCE, ids=str)
+@supporting(kept=("dilation", "conv_kernel_size"))
 def test_parts_are_the_whole(mechanism):
-  for is_causal in directions(mechanism.record):
-    check(mechanism, 4, 24, is_causal=is_causal, mask=padding(24, 24))
+  """Both directions; segments cross the parts, padding fills some.
 
-
-@pytest.mark.parametrize("mechanism", SEQUENCE, ids=str)
-def test_segments_cross_the_parts(mechanism):
-  if "segments" not in mechanism.supports:
-    pytest.skip("has no segments")
+  Terms by distance know where a part stands.
+  """
   length = 24 * block(mechanism)
-  ids = segments(length)
-  for is_causal in directions(mechanism.record):
-    check(
-      mechanism,
-      8,
-      length,
-      is_causal=is_causal,
-      query_segment_ids=ids,
-      key_segment_ids=ids,
-    )
+  call = {"mask": padding(length, length)}
+  if "segments" in mechanism.supports:
+    ids = segments(length)
+    call |= {"query_segment_ids": ids, "key_segment_ids": ids}
+  if "relative" in mechanism.supports:
+    rng = np.random.default_rng(2)
+    bias, keys = rng.normal(size=(HEADS, 11)), rng.normal(size=(11, DIM))
+    call["relative_bias"] = jnp.asarray(bias, jnp.float32)
+    call["relative_keys"] = jnp.asarray(keys, jnp.float32)
+  *other, last = directions(mechanism.record)
+  check(mechanism, 8 if last else 4, length, is_causal=last, **call)
+  # Its gradients: with another length of the memory, and with global tokens.
+  for is_causal in other:
+    check(mechanism, 4, length, gradients=False, is_causal=is_causal, **call)
 
 
-@pytest.mark.parametrize("mechanism", SEQUENCE, ids=str)
-def test_tables_know_where_a_part_stands(mechanism):
-  if "relative" not in mechanism.supports:
-    pytest.skip("has no terms by distance")
-  rng = np.random.default_rng(2)
-  farthest = 5
-  bias = jnp.asarray(rng.normal(size=(HEADS, 2 * farthest + 1)), jnp.float32)
-  keys = jnp.asarray(rng.normal(size=(2 * farthest + 1, DIM)), jnp.float32)
-  for is_causal in directions(mechanism.record):
-    check(
-      mechanism,
-      4,
-      24,
-      is_causal=is_causal,
-      relative_bias=bias,
-      relative_keys=keys,
-    )
-
-
-@pytest.mark.parametrize("mechanism", SEQUENCE, ids=str)
+@supporting("dropout", where=lambda m: m.record.cost != "linear")
 def test_dropout_drops_what_it_drops_in_the_whole(mechanism):
-  if "dropout" not in mechanism.supports or mechanism.record.cost == "linear":
-    pytest.skip("has no dropout in parts")
-  for is_causal in directions(mechanism.record):
-    for in_parts in ({}, {"implementation": "balanced"}):
-      if in_parts and mechanism.name != "flash":
-        continue
-      check(
-        mechanism,
-        4,
-        24,
-        in_parts=in_parts,
-        is_causal=is_causal,
-        mask=padding(24, 24),
-        dropout_rate=0.4,
-        dropout_rng=jax.random.key(5),
-      )
+  call = {
+    "mask": padding(24, 24),
+    "dropout_rate": 0.4,
+    "dropout_rng": jax.random.key(5),
+  }
+  check(mechanism, 4, 24, is_causal=True, **call)
+  if mechanism.name == "flash":
+    in_parts = {"implementation": "balanced"}
+    check(mechanism, 4, 24, in_parts=in_parts, **call)
 
 
 @pytest.mark.parametrize("has_own", [False, True])
-@pytest.mark.parametrize("mechanism", SEQUENCE, ids=str)
+@supporting("global")
 def test_global_tokens_are_on_all_devices(mechanism, has_own):
   """Two that one device has, one twice, one of no device, one that is padding."""
-  if "global" not in mechanism.supports:
-    pytest.skip("has no global tokens")
-  indices = jnp.asarray([[7, 8, 22, 7], [-1, 3, 0, 14]])
-  ids, call = segments(24), {}
+  ids = segments(24)
+  call = {"global_indices": jnp.asarray([[7, 8, 22, 7], [-1, 3, 0, 14]])}
   if has_own:
     _, *own = arrays_of(mechanism, 24, seed=3)
     call["global_qkv"] = tuple(own)
-  for is_causal in directions(mechanism.record):
-    check(
-      mechanism,
-      4,
-      24,
-      is_causal=is_causal,
-      global_indices=indices,
-      mask=padding(24, 24),
-      **call,
-    )
-    check(
-      mechanism,
-      8,
-      24,
-      is_causal=is_causal,
-      global_indices=indices,
-      query_segment_ids=ids,
-      key_segment_ids=ids,
-      **call,
-    )
+    call |= {"query_segment_ids": ids, "key_segment_ids": ids}
+    check(mechanism, 8, 24, is_causal=True, **call)
+  else:
+    check(mechanism, 4, 24, mask=padding(24, 24), **call)
 
 
 @pytest.mark.parametrize("mechanism", SEQUENCE, ids=str)
@@ -250,31 +238,36 @@ def flash():
 
 
 @pytest.mark.parametrize(
-  ("implementation", "devices"),
-  [("balanced", 1), ("balanced", 3), ("balanced", 4), ("all_to_all", 2)],
+  ("implementation", "devices", "is_causal", "options"),
+  [
+    ("balanced", 1, True, "mask"),
+    ("balanced", 3, False, "by_head"),
+    ("balanced", 3, True, "segments"),
+    ("balanced", 4, False, "mask"),
+    ("balanced", 4, True, "tables"),
+    ("all_to_all", 2, True, "mask"),
+    ("all_to_all", 2, False, "segments"),
+    ("all_to_all", 2, False, "tables"),
+    ("all_to_all", 2, True, "by_head"),
+  ],
 )
-def test_other_ways_of_exact_attention(implementation, devices):
+def test_other_ways_of_exact_attention(
+  implementation, devices, is_causal, options
+):
   length, in_parts = 24, {"implementation": implementation}
   rng = np.random.default_rng(2)
   bias = jnp.asarray(rng.normal(size=(HEADS, 11)), jnp.float32)
-  keys = jnp.asarray(rng.normal(size=(11, DIM)), jnp.float32)
-  of_heads = jnp.asarray(rng.normal(size=(HEADS, 11, DIM)), jnp.float32)
+  keys = jnp.asarray(rng.normal(size=(HEADS, 11, DIM)), jnp.float32)
   ids = segments(length)
-  for is_causal in (True, False):
-    for call in (
-      {"mask": padding(length, length)},
-      {"query_segment_ids": ids, "key_segment_ids": ids},
-      {"relative_bias": bias, "relative_keys": keys},
-      {"relative_keys": of_heads, "scale": 0.7},
-    ):
-      check(
-        flash(),
-        devices,
-        length,
-        in_parts=in_parts,
-        is_causal=is_causal,
-        **call,
-      )
+  call = {
+    "mask": {"mask": padding(length, length)},
+    "segments": {"query_segment_ids": ids, "key_segment_ids": ids},
+    "tables": {"relative_bias": bias, "relative_keys": keys[0]},
+    "by_head": {"relative_keys": keys, "scale": 0.7},
+  }[options]
+  check(
+    flash(), devices, length, in_parts=in_parts, is_causal=is_causal, **call
+  )
 
 
 def test_heads_cross_at_once_and_work_is_balanced():
@@ -315,12 +308,8 @@ def test_what_an_implementation_cannot_serve_is_told():
     ATTENTIONS["flash"](in_parts="ulysses")
 
 
-@pytest.mark.parametrize("mechanism", SEQUENCE, ids=str)
+@supporting("cross", where=lambda m: not m.record.causal_only)
 def test_memory_may_have_another_length(mechanism):
-  if "cross" not in mechanism.supports or False not in directions(
-    mechanism.record
-  ):
-    pytest.skip("has no cross-attention")
   if mechanism.name == "sliding_window":
     # Positions are aligned at the start, which parts of two lengths are not.
     with pytest.raises(ValueError, match=r"^key: expected the positions of"):
@@ -329,7 +318,14 @@ def test_memory_may_have_another_length(mechanism):
   check(mechanism, 4, 8, 20, mask=padding(8, 20))
 
 
-@pytest.mark.parametrize("mechanism", SEQUENCE, ids=str)
+@pytest.mark.parametrize(
+  "mechanism",
+  [
+    pytest.param(m, marks=[] if m.name in _KINDS else pytest.mark.thorough)
+    for m in SEQUENCE
+  ],
+  ids=str,
+)
 def test_one_device_is_the_whole(mechanism):
   check(mechanism, 1, 7, is_causal=directions(mechanism.record)[-1])
 
@@ -340,6 +336,7 @@ def test_what_is_claimed_is_there():
     assert has == ("sequence" in mechanism.supports)
 
 
+@functools.cache
 def crossing(mechanism, devices, length, **call):
   """Bytes that a device sends in a forward call, from the compiled program."""
   arguments = arrays_of(mechanism, length)
@@ -416,7 +413,7 @@ def carried(devices, factors):
   return BATCH * HEADS * (DIM * DIM * (rounds + 1) + factors * (rounds - 1))
 
 
-@pytest.mark.parametrize("mechanism", SEQUENCE, ids=str)
+@supporting()
 def test_no_more_crosses_than_promised(mechanism):
   for is_causal in directions(mechanism.record):
     found = crossing(mechanism, 4, 64, is_causal=is_causal)
@@ -424,12 +421,8 @@ def test_no_more_crosses_than_promised(mechanism):
     assert 0.5 * most < found <= 1.2 * most, (is_causal, found, most)
 
 
-@pytest.mark.parametrize(
-  "mechanism",
-  # BigBird asks for blocks from everywhere, and all keys pass by.
-  [m for m in SEQUENCE if m.record.cost == "linear" and m.name != "bigbird"],
-  ids=str,
-)
+# BigBird asks for blocks from everywhere, and all keys pass by.
+@supporting(where=lambda m: m.record.cost == "linear" and m.name != "bigbird")
 def test_what_crosses_does_not_grow_with_the_length(mechanism):
   is_causal = directions(mechanism.record)[-1]
   short, long = (
@@ -438,21 +431,21 @@ def test_what_crosses_does_not_grow_with_the_length(mechanism):
   assert long <= short
 
 
-@pytest.mark.parametrize("mechanism", SEQUENCE, ids=str)
+@supporting()
 def test_no_device_has_an_array_of_all_positions(mechanism):
   """Forward and backward; no other size here has the factors 7 and 23."""
   length = 7 * 23 * block(mechanism)
-  for is_causal in directions(mechanism.record):
-    arguments = arrays_of(mechanism, length)
-    function = sharded(mechanism, 7, is_causal=is_causal)
+  is_causal = directions(mechanism.record)[-1]
+  variables, *arrays = arrays_of(mechanism, length)
+  function = sharded(mechanism, 7, is_causal=is_causal)
 
-    def loss(query, key, value, variables=arguments[0], function=function):
-      return jnp.sum(function(variables, query, key, value) ** 2)
+  def loss(query, key, value):
+    return jnp.sum(function(variables, query, key, value) ** 2)
 
-    program = jax.jit(jax.grad(loss, (0, 1, 2))).lower(*arguments[1:]).compile()
-    shapes = re.findall(r"\w\[([\d,]+)\]", program.as_text())
-    sizes = {int(n) for shape in shapes for n in shape.split(",")}
-    assert length // 7 in sizes
-    if mechanism.name == "linformer":  # Its rows of projections are whole.
-      sizes.discard(length)
-    assert not {n for n in sizes if n and n % length == 0}, sizes
+  program = jax.jit(jax.grad(loss, (0, 1, 2))).lower(*arrays).compile()
+  shapes = re.findall(r"\w\[([\d,]+)\]", program.as_text())
+  sizes = {int(n) for shape in shapes for n in shape.split(",")}
+  assert length // 7 in sizes
+  if mechanism.name == "linformer":  # Its rows of projections are whole.
+    sizes.discard(length)
+  assert not {n for n in sizes if n and n % length == 0}, sizes

@@ -84,7 +84,20 @@ def test_meshes_may_have_explicit_axes(name):
     "batch and grouped heads",
   ],
 )
-@pytest.mark.parametrize(("name", "is_causal"), FORMS)
+@pytest.mark.parametrize(
+  ("name", "is_causal"),
+  [
+    # Each mechanism in its last direction, causal if it can.
+    pytest.param(
+      name,
+      is_causal,
+      marks=pytest.mark.thorough
+      if not is_causal and (name, True) in FORMS
+      else [],
+    )
+    for name, is_causal in FORMS
+  ],
+)
 def test_nothing_is_gathered(name, is_causal, sharding):
   kv_heads, spec = SHARDINGS[sharding]
   mesh = jax.make_mesh(

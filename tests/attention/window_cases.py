@@ -46,7 +46,7 @@ def attend_densely(qkv, visible, cotangent, scale=None, factor=1.0):
 def reference(qkv, cotangent, *, global_qkv=None, scale=None, **options):
   """Output and gradients with respect to qkv and global_qkv."""
   shape = (*np.shape(qkv[0])[:3:2], *np.shape(qkv[0])[1:2], qkv[1].shape[1])
-  visible = attended_pairs(shape, **options)
+  visible = attended_pairs(*qkv[:2], **options)
   cotangent = np.asarray(cotangent, np.float64)
   if global_qkv is None:
     return attend_densely(qkv, visible, cotangent, scale)
