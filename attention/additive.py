@@ -17,10 +17,11 @@ from attention.dense import dense
 from attention.logits import Scores
 from attention.loop import Output, attend
 from attention.sharded import ring
+from attention.signature import attention_factory, attention_function
 from attention.visible import Visible, key_mask, visible_from_options
 
 
-@arguments.attention_function(
+@attention_function(
   width="give the arrays, query_kernel=[N, H, A], key_kernel=[N, H, A] and "
   "score_kernel=[N, A], or make the mechanism, additive(width=…)",
 )
@@ -220,7 +221,7 @@ class AdditiveCache(NamedTuple):
   index: Int[Array, "B"]
 
 
-@arguments.attention_factory
+@attention_factory
 def additive(width: int = 64) -> plug.Attention:
   """The plug of `additive_attention`.
 

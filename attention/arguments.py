@@ -6,22 +6,16 @@ argument, what was expected and what came.
 """
 
 from collections.abc import Callable, Collection, Mapping
-import functools
-import inspect
 import math
-import re
 import types
-from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
+from typing import Any, Union, get_args, get_origin
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import AbstractArray, Array, Bool, Float, Int
 import numpy as np
 
-from attention import meshes, plug
-
-P = ParamSpec("P")
-R = TypeVar("R")
+from attention import plug
 
 accepted_options, applied = plug.accepted_options, plug.applied
 near, register = plug.near, plug.register
@@ -44,8 +38,6 @@ ARRAYS: Mapping[str, Any] = {
 
 _QKV = ("query", "key", "value")
 
-_ARRAY = (AbstractArray, jax.Array)
-
 _KINDS: Mapping[Any, tuple[Any, str]] = {
   Float: (jnp.floating, "a float dtype"),
   Int: (jnp.integer, "integers"),
@@ -57,129 +49,7 @@ _KINDS: Mapping[Any, tuple[Any, str]] = {
 """jaxtyping's kind -> its dtypes, in code and in words."""
 
 
-def attention_function(
-  **instead: str,
-) -> Callable[[Callable[P, R]], Callable[P, R]]:
-  """Decorates a public attention function, and checks all its calls.
-
-  A call is refused that has an option the function does not take, lacks one that
-  it needs, gives an option by position, or has a value that does not fit: an array
-  by its annotation (`check_call`), an option by its name (`CHECKS`) or its type
-  (`TYPES`).
-
-  Args:
-    **instead: hyperparameter of the mechanism that the function does not take
-      -> what to give the function in its place.
-
-  Returns:
-    The decorator. Annotations and docstring stay as they are.
-  """
-
-  def decorate(function: Callable[P, R]) -> Callable[P, R]:
-    name = getattr(function, "__name__", "attention")
-    signature = inspect.signature(function)
-    parameters = signature.parameters
-    plug.FUNCTIONS[name] = parameters
-    positional = [
-      n for n, p in parameters.items() if p.kind is not p.KEYWORD_ONLY
-    ]
-    needed = {n for n, p in parameters.items() if p.default is p.empty}
-    arrays, checks = _by_annotation(parameters)
-
-    @functools.wraps(function)
-    def checked(*args: P.args, **options: P.kwargs) -> R:
-      if len(args) > len(positional):
-        raise ValueError(
-          f"{name}: expected {', '.join(positional)} by position and options "
-          f"by name, got {len(args)} values by position"
-        )
-      given = {**dict(zip(positional, args, strict=False)), **options}
-      if not needed <= given.keys() <= parameters.keys():
-        _refuse(given, name, parameters, instead)
-      check_call(given, arrays, checks, needed)
-      query = given[positional[0]]
-      if jax.typeof(query).sharding.mesh.explicit_axes:
-        return meshes.call_with_auto_axes(function, query, args, options)
-      return function(*args, **options)
-
-    # As it is written, where `help` would show jaxtyping's classes.
-    written = signature.replace(
-      parameters=[
-        p.replace(annotation=_written(p.annotation))
-        for p in parameters.values()
-      ],
-      return_annotation=_written(signature.return_annotation),
-    )
-    setattr(checked, "__signature__", written)  # noqa: B010
-    return checked
-
-  return decorate
-
-
-def attention_factory(factory: Callable[P, R]) -> Callable[P, R]:
-  """Decorates a mechanism's factory, and checks its hyperparameters.
-
-  Each is checked by its name (`CHECKS`) or its type (`TYPES`), and arrays are
-  refused: they are for the attention function.
-  """
-  name = getattr(factory, "__name__", "factory")
-  signature = inspect.signature(factory)
-  _, checks = _by_annotation(signature.parameters)
-  optional = {
-    option
-    for option, p in signature.parameters.items()
-    if type(None) in get_args(p.annotation)
-  }
-
-  @functools.wraps(factory)
-  def checked(*args: P.args, **options: P.kwargs) -> R:
-    given = signature.bind_partial(
-      *args[: len(signature.parameters)], **options
-    )
-    for option, value in given.arguments.items():
-      if hasattr(value, "ndim") and value.ndim:
-        raise ValueError(
-          f"{option}: {name} makes a mechanism from hyperparameters, got an array; "
-          f"{name}_attention takes query, key and value"
-        )
-      if option in checks and not (value is None and option in optional):
-        checks[option](option, value, {}, given.arguments)
-    return factory(*args, **options)
-
-  return checked
-
-
-def _by_annotation(
-  parameters: Mapping[str, inspect.Parameter],
-) -> tuple[dict[str, Any], dict[str, "Check"]]:
-  """The annotations of arrays, and the checks of all else, by name or type."""
-  arrays, checks = {}, dict(CHECKS)
-  for option, parameter in parameters.items():
-    allowed = _types(parameter.annotation)
-    if allowed in TYPES:
-      checks[option] = TYPES[allowed]
-    elif get_origin(allowed[0]) is Literal:
-      checks[option] = lambda name, value, *_, choices=parameter.annotation: (
-        check_choice(name, value, choices)
-      )
-    elif all(isinstance(x, type) and issubclass(x, _ARRAY) for x in allowed):
-      (arrays[option],) = allowed
-  return arrays, checks
-
-
-class _Written(str):
-  """An annotation that shows as its text."""
-
-  __repr__ = str.__str__
-
-
-def _written(annotation: Any) -> _Written:
-  """An annotation without the names of modules: Float[Array, 'B T N H']."""
-  text = inspect.formatannotation(annotation)
-  return _Written(re.sub(r"(?:\w+\.)+(?=\w)", "", text))
-
-
-def _types(annotation: Any) -> tuple[Any, ...]:
+def union_members(annotation: Any) -> tuple[Any, ...]:
   """The types of a union, without None."""
   if get_origin(annotation) not in (types.UnionType, Union):
     return (annotation,)
@@ -455,7 +325,7 @@ def check_flag(name: str, value: bool) -> None:
 
 def check_choice(name: str, value: Any, choices: Any) -> None:
   """Raises ValueError for none of a `Literal`, or of `Literal[…] | None`."""
-  (literal,) = _types(choices)
+  (literal,) = union_members(choices)
   may_be_none = literal is not choices
   if value not in get_args(literal) and not (value is None and may_be_none):
     known = ", ".join(get_args(literal))
@@ -523,35 +393,3 @@ CHECKS: Mapping[str, Check] = {
   ),
 }
 """Option -> what is asked of it in every function that takes it."""
-
-_FROM_ZERO = ("shift", "shared_dim", "num_random")
-
-TYPES: Mapping[tuple[Any, ...], Check] = {
-  (bool,): lambda name, flag, *_: check_flag(name, flag),
-  (int,): lambda name, count, *_: check_at_least(
-    name, count, name not in _FROM_ZERO
-  ),
-  (int, tuple[int, int]): lambda _, size, *__: block_sizes(size),
-}
-"""Types of an annotation but None -> what is asked of such an option."""
-
-
-def _refuse(
-  given: Mapping[str, Any],
-  name: str,
-  parameters: Mapping[str, inspect.Parameter],
-  instead: Mapping[str, str],
-) -> None:
-  """Raises for an option that a function does not take, or needs."""
-  # What only Flax passes tells more than what other mechanisms take.
-  for option in sorted(
-    given, key=lambda option: option not in plug.FLAX_OPTIONS
-  ):
-    if option not in parameters:
-      hint = instead.get(option) or plug.hint(option, name, parameters)
-      raise ValueError(f"{option}: {name} has no such option; {hint}")
-  for option, parameter in parameters.items():
-    if parameter.default is parameter.empty and option not in given:
-      ways = [text for text in instead.values() if f"{option}=" in text]
-      hint = f"; {ways[0]}" if ways else ""
-      raise ValueError(f"{option}: {name} needs it, got nothing{hint}")

@@ -11,13 +11,14 @@ from attention import arguments, layout, platform, plug, sharded
 from attention.logits import Logits
 from attention.loop import attend
 from attention.mods import BlockMask
+from attention.signature import attention_factory, attention_function
 from attention.softmax import split_blocks
 from attention.visible import Visible, key_mask, segments
 
 _FULL_MASK = "dense attention takes masks that vary"
 
 
-@arguments.attention_function(
+@attention_function(
   num_random="draw them, random_blocks=bigbird_random_blocks(key, num_heads=…, "
   "num_blocks=…, num_random=…), or make the mechanism, bigbird(num_random=…)",
 )
@@ -382,7 +383,7 @@ def _check_call(query: Array, key: Array, is_causal: bool) -> None:
     )
 
 
-@arguments.attention_factory
+@attention_factory
 def bigbird(block_size: int = 64, num_random: int = 3) -> plug.Attention:
   """The plug of `bigbird_attention`.
 

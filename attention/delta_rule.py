@@ -6,11 +6,12 @@ Its arithmetic is in `recurrence`; gates and the record are in `gates`.
 import jax
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, gates, plug
+from attention import gates, plug
 from attention.recurrence import recurrent_attention
+from attention.signature import attention_factory, attention_function
 
 
-@arguments.attention_function()
+@attention_function()
 def delta_rule_attention(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B T K H"],
@@ -56,7 +57,7 @@ def delta_rule_attention(
   return recurrent_attention(**locals())
 
 
-@arguments.attention_factory
+@attention_factory
 def delta(max_rate: float = 1.0) -> plug.Attention:
   """DeltaNet: the delta rule with keys of length 1 and a rate from the inputs.
 
@@ -85,7 +86,7 @@ def delta(max_rate: float = 1.0) -> plug.Attention:
   return _delta_rule("delta", max_rate, init)
 
 
-@arguments.attention_factory
+@attention_factory
 def gated_delta(max_rate: float = 1.0) -> plug.Attention:
   """Gated DeltaNet: `delta`, and a decay of each head as in Mamba-2.
 
@@ -110,7 +111,7 @@ def gated_delta(max_rate: float = 1.0) -> plug.Attention:
   return _delta_rule("gated_delta", max_rate, init, gates.step_decay)
 
 
-@arguments.attention_factory
+@attention_factory
 def kimi_delta(
   rank: int | None = None, max_rate: float = 1.0
 ) -> plug.Attention:

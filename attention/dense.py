@@ -21,6 +21,7 @@ from attention.logits import Logits, logits_from_options, tables_at
 from attention.loop import Output, with_sinks
 from attention.mods import MaskMod, ScoreMod
 from attention.sharded import attention_in_parts
+from attention.signature import attention_factory, attention_function
 from attention.softmax import softmax_and_lse
 from attention.visible import Visible, visible_from_options
 
@@ -28,7 +29,7 @@ _WHOLE = 512
 """The longest T that is one block unless the caller asks for less."""
 
 
-@arguments.attention_function()
+@attention_function()
 def dense_attention(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
@@ -409,7 +410,7 @@ def forgotten_since(
   return later - steps
 
 
-@arguments.attention_factory
+@attention_factory
 def dense(
   sinks: bool = False,
   logits_soft_cap: float | None = None,

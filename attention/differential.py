@@ -15,10 +15,11 @@ from attention.dense import prefill as prefill_dense
 from attention.logits import Logits
 from attention.loop import Output, attend
 from attention.sharded import attention_in_parts
+from attention.signature import attention_factory, attention_function
 from attention.visible import Visible, mask_mod, visible_from_options
 
 
-@arguments.attention_function()
+@attention_function()
 def differential_attention(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
@@ -121,7 +122,7 @@ def _difference(out: Array, weight: Array | float) -> Array:
   return difference.astype(out.dtype)
 
 
-@arguments.attention_factory
+@attention_factory
 def differential(start: float = 0.8) -> plug.Attention:
   """The plug of `differential_attention`.
 

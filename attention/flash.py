@@ -14,10 +14,11 @@ from attention.implementations import Implementation, InParts
 from attention.logits import Logits, logits_from_options
 from attention.loop import Output, attend
 from attention.mods import BlockMask, MaskMod, ScoreMod
+from attention.signature import attention_factory, attention_function
 from attention.visible import Visible, visible_from_options
 
 
-@arguments.attention_function()
+@attention_function()
 def flash_attention(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
@@ -164,7 +165,7 @@ def flash_attention(
   return (out, lse) if return_lse else out
 
 
-@arguments.attention_factory
+@attention_factory
 def flash(
   block_size: int | tuple[int, int] | None = None,
   implementation: Implementation | None = None,

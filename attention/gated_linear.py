@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, gates, plug
+from attention import gates, plug
 from attention.recurrence import recurrent_attention
+from attention.signature import attention_factory, attention_function
 
 
-@arguments.attention_function()
+@attention_function()
 def gated_linear_attention(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B T K H"],
@@ -66,7 +67,7 @@ def gated_linear_attention(
   return recurrent_attention(**locals())
 
 
-@arguments.attention_factory
+@attention_factory
 def gated_linear(rank: int = 16, temperature: float = 16.0) -> plug.Attention:
   """Gated linear attention (GLA): a decay for each channel, read from the inputs.
 
@@ -109,7 +110,7 @@ def gated_linear(rank: int = 16, temperature: float = 16.0) -> plug.Attention:
   )
 
 
-@arguments.attention_factory
+@attention_factory
 def retention() -> plug.Attention:
   """Retention (RetNet): head n forgets the share 2^(−5−n) of its state a position.
 
@@ -135,7 +136,7 @@ def retention() -> plug.Attention:
   return gates.recurrent_mechanism("retention", recurrence)
 
 
-@arguments.attention_factory
+@attention_factory
 def mamba2() -> plug.Attention:
   """Mamba-2's mixer: steps Δ from the inputs say how much is kept and written.
 

@@ -9,15 +9,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from attention import arguments, meshes, plug
+from attention import arguments, plug
 from attention.recurrence import recurrent_attention
+from attention.signature import attention_factory, call_with_auto_axes
 
 Params = Mapping[str, Array]
 Gate = Callable[[Params, Array], Array]
 """`(params, inputs [B, T, F]) -> [B, T, …]`."""
 
 
-@arguments.attention_factory
+@attention_factory
 def gates_from_keys(mechanism: plug.Attention) -> plug.Attention:
   """A mechanism whose gates are read from its keys.
 
@@ -40,7 +41,7 @@ def gates_from_keys(mechanism: plug.Attention) -> plug.Attention:
     def call(variables, *args, **options):
       cache, (query, key, value, *others) = args[:has_cache], args[has_cache:]
       arguments.check_qkv(query, key, key if value is None else value)
-      given = meshes.call_with_auto_axes(read, key, (variables, key), {})
+      given = call_with_auto_axes(read, key, (variables, key), {})
       key = None if makes_keys else key
       options = {**given, **options}
       return function(variables, *cache, query, key, value, *others, **options)
@@ -176,7 +177,7 @@ def recurrent_mechanism(
         )
     given |= {"initial_state": state, "axis_name": axis_name}
     params = variables.get("params", {})
-    return meshes.call_with_auto_axes(
+    return call_with_auto_axes(
       functools.partial(_attend, recurrence),
       query,
       (params, query, key, value, given),

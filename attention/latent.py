@@ -11,12 +11,13 @@ from attention.dense import dense
 from attention.flash import flash_attention
 from attention.loop import Output
 from attention.sharded import attention_in_parts
+from attention.signature import attention_factory, attention_function
 from attention.visible import Visible
 
 _EPSILON = 1e-6
 
 
-@arguments.attention_function()
+@attention_function()
 def latent_attention(
   query: Float[Array, "B T N H"],
   latent: Float[Array, "B S R"],
@@ -152,7 +153,7 @@ class LatentCache(NamedTuple):
   index: Int[Array, "B"]
 
 
-@arguments.attention_factory
+@attention_factory
 def latent(
   rank: int | None = None, shared_dim: int | None = None
 ) -> plug.Attention:

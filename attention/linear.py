@@ -20,6 +20,7 @@ from attention.features import (
   root_scale,
   state_after,
 )
+from attention.signature import attention_factory, attention_function
 
 Function = Callable[[Array], Array]
 """Maps `[..., H]` to `[..., M]`, row by row, with no number below 0."""
@@ -58,7 +59,7 @@ FEATURE_MAPS: Mapping[str, Function] = MappingProxyType(
 """The names that `linear` takes in a config."""
 
 
-@arguments.attention_function()
+@attention_function()
 def linear_attention(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
@@ -164,7 +165,7 @@ def identity_kernels(dims: plug.Dims) -> dict[str, Array]:
   }
 
 
-@arguments.attention_factory
+@attention_factory
 def feature_mechanism(
   name: str,
   function: Callable[..., Array],
@@ -237,7 +238,7 @@ def feature_mechanism(
   )
 
 
-@arguments.attention_factory
+@attention_factory
 def linear(feature_map: str | Function = "elu") -> plug.Attention:
   """The plug of `linear_attention`.
 

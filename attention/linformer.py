@@ -10,10 +10,11 @@ from jaxtyping import Array, Bool, Float
 from attention import arguments, plug
 from attention.logits import Logits
 from attention.loop import attend
+from attention.signature import attention_factory, attention_function
 from attention.visible import Visible, key_mask
 
 
-@arguments.attention_function(
+@attention_function(
   rank="give the array, key_projection=[S, R], or make the mechanism, "
   "linformer(rank=…)",
   shared="leave value_projection out, which shares key_projection",
@@ -148,7 +149,7 @@ def _check_projection(
     )
 
 
-@arguments.attention_factory
+@attention_factory
 def linformer(
   rank: int = 64, shared: bool = False, per_head: bool = False
 ) -> plug.Attention:

@@ -21,10 +21,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from attention import arguments, dropout, layout, loop, platform, plug
+from attention.signature import attention_factory, attention_function
 from attention.softmax import block_attention, masked_softmax
 
 
-@arguments.attention_function(
+@attention_function(
   num_rounds="draw them, rotations=lsh_rotations(key, num_rounds=…, head_dim=…, "
   "num_buckets=…), or make the mechanism, lsh(num_rounds=…)",
   num_buckets="draw them, rotations=lsh_rotations(key, num_rounds=…, head_dim=…, "
@@ -372,7 +373,7 @@ class LshCache(NamedTuple):
   index: Int[Array, "B"]
 
 
-@arguments.attention_factory
+@attention_factory
 def lsh(
   num_rounds: int = 4, num_buckets: int | None = None, chunk_size: int = 64
 ) -> plug.Attention:

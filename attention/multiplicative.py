@@ -15,10 +15,11 @@ from attention.dense import dense
 from attention.flash import flash_attention
 from attention.loop import Output
 from attention.sharded import attention_in_parts
+from attention.signature import attention_factory, attention_function
 from attention.visible import Visible
 
 
-@arguments.attention_function(
+@attention_function(
   general="give the array, kernel=[N, H, H], for the general form; None is the "
   "dot",
 )
@@ -111,7 +112,7 @@ def _through(
   )
 
 
-@arguments.attention_factory
+@attention_factory
 def multiplicative(general: bool = True) -> plug.Attention:
   """The plug of `multiplicative_attention`.
 

@@ -9,11 +9,12 @@ from jaxtyping import Array, Bool, Float
 from attention import arguments, platform, plug, sharded
 from attention.logits import Logits
 from attention.loop import attend
+from attention.signature import attention_factory, attention_function
 from attention.softmax import masked_softmax, padded, split_blocks
 from attention.visible import Visible, key_mask
 
 
-@arguments.attention_function(
+@attention_function(
   conv_kernel_size="the convolution has a trained filter, so it belongs to the "
   "mechanism, nystrom(conv_kernel_size=…)",
 )
@@ -269,7 +270,7 @@ def _convolved(
   return out.reshape(batch, count * size, -1, features)[:, :length]
 
 
-@arguments.attention_factory
+@attention_factory
 def nystrom(
   num_landmarks: int = 64,
   pinv_iterations: int = 6,

@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Float
 from attention import arguments, plug
 from attention.features import FeatureMap, attend, root_scale
 from attention.linear import feature_mechanism
+from attention.signature import attention_factory, attention_function
 
 _RELU_EPSILON = 1e-3
 """Added to ReLU features to keep them positive, as in the paper's code."""
@@ -26,7 +27,7 @@ _RELU_EPSILON = 1e-3
 Kernel = Literal["softmax", "relu"]
 
 
-@arguments.attention_function(
+@attention_function(
   num_features="draw the features, projection=orthogonal_features(key, "
   "num_features, head_dim), or make the mechanism, performer(num_features=…)",
 )
@@ -123,7 +124,7 @@ def _relu_features(x, projection, root):
   return jnp.where(products < 0.0, 0.0, products) + _RELU_EPSILON
 
 
-@arguments.attention_factory
+@attention_factory
 def performer(
   num_features: int = 256, kernel: Kernel = "softmax"
 ) -> plug.Attention:

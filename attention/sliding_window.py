@@ -33,10 +33,11 @@ from attention.implementations import Implementation
 from attention.logits import Logits, logits_from_options
 from attention.loop import Output, attend, with_sinks
 from attention.mods import MaskMod, ScoreMod
+from attention.signature import attention_factory, attention_function
 from attention.visible import Visible, visible_from_options
 
 
-@arguments.attention_function()
+@attention_function()
 def sliding_window_attention(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
@@ -266,7 +267,7 @@ class SlidingWindowCache(DenseCache):
   __slots__ = ()
 
 
-@arguments.attention_factory
+@attention_factory
 def sliding_window(
   window: int | Sequence[int] = 256,
   dilation: int | Sequence[int] = 1,

@@ -9,10 +9,11 @@ import numpy as np
 from attention import arguments, plug
 from attention.flash import flash_attention
 from attention.loop import Output
+from attention.signature import attention_factory, attention_function
 from attention.window_2d import check_grid, nearest_square
 
 
-@arguments.attention_function()
+@attention_function()
 def strided_2d_attention(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B T K H"],
@@ -106,7 +107,7 @@ def _chosen(
   return np.concatenate([np.arange(own), places[places < length]])
 
 
-@arguments.attention_factory
+@attention_factory
 def strided_2d(
   grid: tuple[int, int] | None = None, stride: int = 2
 ) -> plug.Attention:

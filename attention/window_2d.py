@@ -8,10 +8,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from attention import arguments, dropout, platform, plug
+from attention.signature import attention_factory, attention_function
 from attention.softmax import block_attention, block_map, padded
 
 
-@arguments.attention_function(
+@attention_function(
   relative="give the table, relative_bias=[(2·window − 1)², N], or make the "
   "mechanism, window_2d(relative=…)",
 )
@@ -259,7 +260,7 @@ def _check(
     )
 
 
-@arguments.attention_factory
+@attention_factory
 def window_2d(
   grid: tuple[int, int] | None = None,
   window: int = 7,

@@ -32,12 +32,13 @@ from attention.features import (
 )
 from attention.linear import hedgehog_features, identity_kernels, through
 from attention.scan import scan
+from attention.signature import attention_factory, attention_function
 
 _FIRST_SHARE = 0.1
 """γ before training, as in the configs of the paper's code."""
 
 
-@arguments.attention_function()
+@attention_function()
 def window_linear_attention(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
@@ -212,7 +213,7 @@ class WindowLinearCache(NamedTuple):
   far: Scaled
 
 
-@arguments.attention_factory
+@attention_factory
 def window_linear(window: int = 64) -> plug.Attention:
   """The plug of `window_linear_attention`.
 

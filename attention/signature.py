@@ -1,0 +1,206 @@
+"""What the signature of a function says of its calls: decorators that check them."""
+
+from collections.abc import Callable, Mapping
+import functools
+import inspect
+import re
+from typing import Any, Literal, ParamSpec, TypeVar, get_args, get_origin
+
+import jax
+from jax.sharding import AxisType, PartitionSpec
+from jaxtyping import AbstractArray
+
+from attention import arguments, plug
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_ARRAY = (AbstractArray, jax.Array)
+
+_FROM_ZERO = ("shift", "shared_dim", "num_random")
+
+TYPES: Mapping[tuple[Any, ...], arguments.Check] = {
+  (bool,): lambda name, flag, *_: arguments.check_flag(name, flag),
+  (int,): lambda name, count, *_: arguments.check_at_least(
+    name, count, name not in _FROM_ZERO
+  ),
+  (int, tuple[int, int]): lambda _, size, *__: arguments.block_sizes(size),
+}
+"""Types of an annotation but None -> what is asked of such an option."""
+
+
+def attention_function(
+  **instead: str,
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+  """Decorates a public attention function, and checks all its calls.
+
+  A call is refused that has an option the function does not take, lacks one that
+  it needs, gives an option by position, or has a value that does not fit: an array
+  by its annotation, an option by its name (`arguments.CHECKS`) or its type (`TYPES`).
+
+  Args:
+    **instead: hyperparameter of the mechanism that the function does not take
+      -> what to give the function in its place.
+
+  Returns:
+    The decorator. Annotations and docstring stay as they are.
+  """
+
+  def decorate(function: Callable[P, R]) -> Callable[P, R]:
+    name = getattr(function, "__name__", "attention")
+    signature = inspect.signature(function)
+    parameters = signature.parameters
+    plug.FUNCTIONS[name] = parameters
+    positional = [
+      n for n, p in parameters.items() if p.kind is not p.KEYWORD_ONLY
+    ]
+    needed = {n for n, p in parameters.items() if p.default is p.empty}
+    arrays, checks = _by_annotation(parameters)
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **options: P.kwargs) -> R:
+      if len(args) > len(positional):
+        raise ValueError(
+          f"{name}: expected {', '.join(positional)} by position and options "
+          f"by name, got {len(args)} values by position"
+        )
+      given = {**dict(zip(positional, args, strict=False)), **options}
+      if not needed <= given.keys() <= parameters.keys():
+        _refuse(given, name, parameters, instead)
+      arguments.check_call(given, arrays, checks, needed)
+      query = given[positional[0]]
+      if jax.typeof(query).sharding.mesh.explicit_axes:
+        return call_with_auto_axes(function, query, args, options)
+      return function(*args, **options)
+
+    # As it is written, where `help` would show jaxtyping's classes.
+    written = signature.replace(
+      parameters=[
+        p.replace(annotation=_written(p.annotation))
+        for p in parameters.values()
+      ],
+      return_annotation=_written(signature.return_annotation),
+    )
+    setattr(checked, "__signature__", written)  # noqa: B010
+    return checked
+
+  return decorate
+
+
+def attention_factory(factory: Callable[P, R]) -> Callable[P, R]:
+  """Decorates a mechanism's factory, and checks its hyperparameters.
+
+  Each is checked by its name (`arguments.CHECKS`) or its type (`TYPES`), and arrays are
+  refused: they are for the attention function.
+  """
+  name = getattr(factory, "__name__", "factory")
+  signature = inspect.signature(factory)
+  _, checks = _by_annotation(signature.parameters)
+  optional = {
+    option
+    for option, p in signature.parameters.items()
+    if type(None) in get_args(p.annotation)
+  }
+
+  @functools.wraps(factory)
+  def checked(*args: P.args, **options: P.kwargs) -> R:
+    given = signature.bind_partial(
+      *args[: len(signature.parameters)], **options
+    )
+    for option, value in given.arguments.items():
+      if hasattr(value, "ndim") and value.ndim:
+        raise ValueError(
+          f"{option}: {name} makes a mechanism from hyperparameters, got an array; "
+          f"{name}_attention takes query, key and value"
+        )
+      if option in checks and not (value is None and option in optional):
+        checks[option](option, value, {}, given.arguments)
+    return factory(*args, **options)
+
+  return checked
+
+
+def _by_annotation(
+  parameters: Mapping[str, inspect.Parameter],
+) -> tuple[dict[str, Any], dict[str, arguments.Check]]:
+  """The annotations of arrays, and the checks of all else, by name or type."""
+  arrays, checks = {}, dict(arguments.CHECKS)
+  for option, parameter in parameters.items():
+    allowed = arguments.union_members(parameter.annotation)
+    if allowed in TYPES:
+      checks[option] = TYPES[allowed]
+    elif get_origin(allowed[0]) is Literal:
+      checks[option] = lambda name, value, *_, choices=parameter.annotation: (
+        arguments.check_choice(name, value, choices)
+      )
+    elif all(isinstance(x, type) and issubclass(x, _ARRAY) for x in allowed):
+      (arrays[option],) = allowed
+  return arrays, checks
+
+
+class _Written(str):
+  """An annotation that shows as its text."""
+
+  __repr__ = str.__str__
+
+
+def _written(annotation: Any) -> _Written:
+  """An annotation without the names of modules: Float[Array, 'B T N H']."""
+  text = inspect.formatannotation(annotation)
+  return _Written(re.sub(r"(?:\w+\.)+(?=\w)", "", text))
+
+
+def _refuse(
+  given: Mapping[str, Any],
+  name: str,
+  parameters: Mapping[str, inspect.Parameter],
+  instead: Mapping[str, str],
+) -> None:
+  """Raises for an option that a function does not take, or needs."""
+  # What only Flax passes tells more than what other mechanisms take.
+  for option in sorted(
+    given, key=lambda option: option not in plug.FLAX_OPTIONS
+  ):
+    if option not in parameters:
+      hint = instead.get(option) or plug.hint(option, name, parameters)
+      raise ValueError(f"{option}: {name} has no such option; {hint}")
+  for option, parameter in parameters.items():
+    if parameter.default is parameter.empty and option not in given:
+      ways = [text for text in instead.values() if f"{option}=" in text]
+      hint = f"; {ways[0]}" if ways else ""
+      raise ValueError(f"{option}: {name} needs it, got nothing{hint}")
+
+
+def call_with_auto_axes(
+  function: Callable[..., Any],
+  query: Any,
+  args: tuple[Any, ...],
+  options: Mapping[str, Any],
+) -> Any:
+  """`function(*args, **options)`, inside of which no axis of the query's is explicit.
+
+  There the compiler chooses shardings, as on other meshes. Results are sharded as the
+  query is: `[B, T, N, …]` along these axes, and all else along B.
+  """
+  mesh = jax.typeof(query).sharding.mesh
+  if not mesh.explicit_axes:
+    return function(*args, **options)
+  auto = dict.fromkeys(mesh.explicit_axes, AxisType.Auto)
+  leaves, structure = jax.tree.flatten((args, dict(options)))
+  with jax.sharding.use_abstract_mesh(mesh.update_axis_types(auto)):
+    leaves = [
+      jax.sharding.reshard(x, PartitionSpec())
+      if isinstance(x, jax.Array)
+      else x
+      for x in leaves
+    ]
+    args, options = structure.unflatten(leaves)
+    results = function(*args, **options)
+  batch, length, heads, _ = jax.typeof(query).sharding.spec
+
+  def placed(x):
+    is_alike = x.shape[:3] == query.shape[:3]
+    spec = (batch, length, heads) if is_alike else (batch,)
+    return jax.sharding.reshard(x, PartitionSpec(*spec))
+
+  return jax.tree.map(placed, results)
