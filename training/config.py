@@ -42,7 +42,9 @@ class OptimizerConfig:
   clip_norm: float | None = None
   accumulate_steps: int = 1
   label_smoothing: float = 0.0
-  options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  options: Mapping[str, Any] = dataclasses.field(
+    default_factory=dict, hash=False
+  )
 
   def __post_init__(self):
     positive = ["learning_rate", "eps", "accumulate_steps"]
