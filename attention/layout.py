@@ -73,6 +73,19 @@ def rows_at(
   return jax.vmap(lambda rows, i: rows[i])(x, index)
 
 
+def head_rows(
+  x: Shaped[Array, "B T K *F"], index: Int[Array, "B N G C"]
+) -> Shaped[Array, "B N G C *F"]:
+  """Rows of head n, read from head n // (N/K) of x; zeros for index T."""
+
+  def read(x, index):
+    return x.at[index].get(mode="fill", fill_value=0)
+
+  by_kv_head = index.reshape(len(x), x.shape[2], -1)
+  rows = jax.vmap(jax.vmap(read, (1, 0)))(x, by_kv_head)
+  return rows.reshape(*index.shape, *x.shape[3:])
+
+
 def heads_first(
   x: Shaped[Array, "B C N *H"], kv_heads: int
 ) -> Shaped[Array, "B K Q *H"]:

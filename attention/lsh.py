@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Array, Bool, Float, Int
 
 from attention import arguments, dropout, layout, loop, platform, plug
 from attention.signature import attention_factory, attention_function
@@ -59,12 +59,10 @@ def lsh_attention(
   Causal: j is in P_i^(r) iff both are in one bucket, j < i, and fewer than
   C - 1 tokens of that bucket lie between them.
 
-  Segments: tokens are sorted by (segment, bucket, position), and i and j must
-  agree in segment as well as in bucket. In the causal form, a packed example
-  therefore gives the same result as alone. In both directions, chunks are cut from
-  the sorted tokens of all examples: the result is the same as alone where the number
-  of (unmasked) tokens of lower segment ids is a multiple of C, and elsewhere a few
-  pairs of the example may be missed or gained.
+  Segments: tokens are sorted by (segment, bucket, position), and i and j agree in
+  both. A causal packed example gives the same result as alone. In both directions
+  it does where the number of unmasked tokens of lower segment ids is a multiple of
+  C; elsewhere a few of its pairs may be missed or gained.
 
   Args:
     query: `[B, T, N, H]`, queries and, normalised, keys.
@@ -97,13 +95,11 @@ def lsh_attention(
   arrays of B·T·N·(H+V) float32, B·T·N·V float32 for each round, and for a step of G
   chunks of every head B·N·G·2C·(C+H+V) float32, which `attention.platform` bounds.
 
-  Departs from its paper in the causal form. In the paper, the chunks are cut
-  from the sorted sequence of all tokens, so the number of future tokens in
-  earlier buckets decides which past tokens share a chunk with i. Here, distance
-  is counted inside the bucket, which costs the same and depends on the past
-  alone (up to the order of float sums, 1e-6), so decoding is exact. The code of
-  the paper lets the first chunk look at the last; its text and this function do
-  not.
+  Departs from its paper in the causal form. There chunks are cut from the sorted
+  sequence of all tokens, so that future tokens in earlier buckets decide which past
+  tokens share a chunk with i. Here distance is counted inside the bucket, which
+  costs the same and depends on the past alone, so decoding is exact. The paper's
+  code, but not its text, lets the first chunk look at the last.
 
   Paper: Reformer, the efficient transformer, section 2, arXiv:2001.04451.
   """
@@ -182,13 +178,13 @@ def _attend_round(
   count = -(-length // chunk_size)
   steps = -(-count // most)
   at_once = -(-count // steps)
-  rows = at_once * chunk_size
-  # B and N stay axes of their own, behind that of steps.
+  rows = at_once * chunk_size  # B and N stay axes of their own, behind steps.
   padding = ((0, 0), (0, 0), (0, steps * rows - length))
   index = jnp.pad(order, padding, constant_values=length)
   index = index.reshape(batch, num_heads, steps, at_once, chunk_size)
   chunks = [
-    jax.vmap(partial(_rows, x))(jnp.moveaxis(index, 2, 0)) for x in tokens
+    jax.vmap(partial(layout.head_rows, x))(jnp.moveaxis(index, 2, 0))
+    for x in tokens
   ]
   numbers = jnp.arange(steps * at_once).reshape(steps, at_once)
   others = ~jnp.eye(chunk_size, 2 * chunk_size, chunk_size, dtype=bool)
@@ -237,19 +233,6 @@ def _attend_round(
     jax.vmap(jax.vmap(unsorted, (1, 0)), (1, 0))(x, place) for x in results
   )
   return out, lse
-
-
-def _rows(
-  x: Shaped[Array, "B T K *F"], index: Int[Array, "B N G C"]
-) -> Shaped[Array, "B N G C *F"]:
-  """Rows of head n, read from head n // (N/K) of x; zeros for index T."""
-
-  def of_head(x, index):
-    return x.at[index].get(mode="fill", fill_value=0)
-
-  by_kv_head = index.reshape(len(x), x.shape[2], -1)
-  rows = jax.vmap(jax.vmap(of_head, (1, 0)))(x, by_kv_head)
-  return rows.reshape(*index.shape, *x.shape[3:])
 
 
 def _sorted(
@@ -340,13 +323,13 @@ def lsh_rotations(
 
   Paper: arXiv:2001.04451, section 2, "Locality sensitive hashing".
   """
-  _check_numbers(num_rounds, num_buckets)
+  arguments.check_at_least("num_rounds", num_rounds, 1)
   arguments.check_at_least("head_dim", head_dim, 1)
+  _check_buckets(num_buckets)
   return jax.random.normal(key, (num_rounds, head_dim, num_buckets // 2))
 
 
-def _check_numbers(num_rounds: int, num_buckets: int) -> None:
-  arguments.check_at_least("num_rounds", num_rounds, 1)
+def _check_buckets(num_buckets: int) -> None:
   arguments.check_at_least("num_buckets", num_buckets, 1)
   if num_buckets > 1 and num_buckets % 2:
     raise ValueError(
@@ -395,7 +378,7 @@ def lsh(
     ValueError: a number is out of range; by `init`, rounds or rotations that
       take more than `arguments.MOST_BYTES`.
   """
-  _check_numbers(num_rounds, 1 if num_buckets is None else num_buckets)
+  _check_buckets(num_buckets or 1)
   function = partial(lsh_attention, chunk_size=chunk_size)
 
   def init(key, dims):
@@ -408,10 +391,7 @@ def lsh(
     numbers = num_rounds * dims.head_dim * buckets // 2
     arguments.check_memory("num_buckets", buckets, numbers)
     rotations = lsh_rotations(
-      key,
-      num_rounds=num_rounds,
-      head_dim=dims.head_dim,
-      num_buckets=buckets,
+      key, num_rounds=num_rounds, head_dim=dims.head_dim, num_buckets=buckets
     )
     return {"constants": {"rotations": rotations}}
 
@@ -423,8 +403,8 @@ def lsh(
   def apply(variables, query, key, value, **call):
     _check_key(key)
     call = arguments.accepted_options("lsh", function, call, own=("rotations",))
-    rotations = rotations_of(variables, query)
-    return function(query, value, rotations=rotations, **call)
+    own = rotations_of(variables, query)
+    return function(query, value, rotations=own, **call)
 
   def init_cache(variables, batch, max_length, dims, dtype):
     del variables
