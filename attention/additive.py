@@ -47,6 +47,8 @@ def additive_attention(
 ) -> Output:
   """Scores from a network of one hidden layer: softmax(v·tanh(W q + U k)) V.
 
+    out = additive_attention(q, k, v, query_kernel=w, key_kernel=u, score_kernel=s)
+
     score[t, s] = scale · Σ_a v[a] tanh((W query[t])[a] + (U key[s])[a]) + bias
     out[t] = softmax over the visible s of score[t], times value
 

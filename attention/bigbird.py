@@ -40,6 +40,8 @@ def bigbird_attention(
 ) -> Float[Array, "B T N V"] | tuple[Array, Array]:
   """Every block of queries attends to near, global and random blocks of keys.
 
+    out = bigbird_attention(q, k, v, block_size=64, random_blocks=blocks)
+
   Positions are in blocks of C = `block_size`, b(t) = t // C. The last block
   L = ceil(T/C) - 1 may be shorter.
 

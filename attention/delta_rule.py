@@ -31,6 +31,8 @@ def delta_rule_attention(
 ):
   """Each position moves what the state has for its key towards its value.
 
+    out = delta_rule_attention(q, k, v, beta=beta, log_decay=log_decay)
+
     S' = diag(e^g_t) S_{t−1}
     S_t = S' + β_t k_t (v_t − S'ᵀ k_t)ᵀ        out_t = scale · S_tᵀ q_t
 

@@ -57,6 +57,8 @@ def dense_attention(
 ) -> Output:
   """Every query attends to every key: softmax(scale · Q Kᵀ + bias) V.
 
+    out = dense_attention(q, k, v, mask=keep[:, None, None, :])
+
   Logits, softmax and normaliser are float32, or float64 like the query. Masked
   logits take no part in the softmax. A query that may attend to no key gets
   zeros and passes no gradient.

@@ -37,6 +37,8 @@ def differential_attention(
 ) -> Output | tuple[Array, tuple[Array, Array]]:
   """What one half of each head attends to, less λ times what the other does.
 
+    out = differential_attention(q, k, v, weight=0.8, is_causal=True)
+
     (softmax(scale · Q₁ K₁ᵀ) − λ softmax(scale · Q₂ K₂ᵀ)) V
 
   where Q₁, K₁ are the first half of the features of a head and Q₂, K₂ the second.

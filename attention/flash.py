@@ -48,6 +48,8 @@ def flash_attention(
 ) -> Output:
   """`dense_attention` without its T×S matrix: softmax(scale · Q Kᵀ + bias) V.
 
+    out = flash_attention(q, k, v, is_causal=True)
+
   Each tile of queries takes the blocks of keys one after another, with an
   online softmax. The backward computes each block again from the log-sum-exp of
   its rows (`attention.loop`). Masks, biases and segments are read block by block

@@ -31,6 +31,8 @@ def gated_linear_attention(
 ):
   """Each query reads a state to which every position adds, and which decays.
 
+    out = gated_linear_attention(q, k, v, log_decay=log_decay)
+
     S_t = diag(e^g_t) S_{t−1} + k_t v_tᵀ        out_t = scale · S_tᵀ q_t
 
   with g = `log_decay`, for each head: a weighted sum of values that nothing divides.

@@ -40,6 +40,8 @@ def latent_attention(
 ) -> Output:
   """Exact attention whose keys and values are made of R numbers a position.
 
+    out = latent_attention(q, c, key_kernel=w, value_kernel=u, is_causal=True)
+
     k[s, n] = [c_s · W_K[n]; r_s]        v[s, n] = c_s · W_V[n]
     out[t, n] = Σ_s softmax_s(scale · q[t, n] · k[s, n]) v[s, n]
 

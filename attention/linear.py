@@ -73,6 +73,8 @@ def linear_attention(
 ) -> Float[Array, "B T N V"]:
   """Attention whose kernel is a product of features, linear in length.
 
+    out = linear_attention(q, k, v, is_causal=True)
+
     out_t = φ(q_t)ᵀ Σ_s φ(k_s) v_sᵀ / φ(q_t)ᵀ Σ_s φ(k_s)
 
   over all keys, or those s ≤ t. The sums are one M×V matrix and one vector at any

@@ -35,6 +35,8 @@ def linformer_attention(
 ) -> Float[Array, "B T N V"] | tuple[Array, Array]:
   """Softmax over R learned mixtures of the keys: softmax(Q (EᵀK)ᵀ) (FᵀV).
 
+    out = linformer_attention(q, k, v, key_projection=e, value_projection=f)
+
   Row s of E (and F) holds the share of position s in each of the R mixtures, so
   a shorter input uses the first S rows. Masked keys and values are set to zero
   before the projection, so they contribute nothing to any mixture.

@@ -47,6 +47,8 @@ def lsh_attention(
 ) -> Float[Array, "B T N V"]:
   r"""Every token attends to near tokens of its own bucket, in several rounds.
 
+    out = lsh_attention(q, v, rotations=rotations, chunk_size=64)
+
     out_i = Σ_{j∈P_i} exp(scale · q_i·k_j) v_j / Σ_{j∈P_i} exp(scale · q_i·k_j)
     k_j = q_j / |q_j|  (0 for q_j = 0),    P_i = ∪_r P_i^(r) \ {i}
 

@@ -45,6 +45,8 @@ def multiplicative_attention(
 ) -> Output:
   """Scores are products with a trained matrix in between: softmax(Q W Kᵀ) V.
 
+    out = multiplicative_attention(q, k, v, kernel=w)
+
     dot      score(t, s) = q_t · k_s                 kernel None
     general  score(t, s) = q_t · W_n k_s             kernel W
 

@@ -33,6 +33,8 @@ def nystrom_attention(
 ) -> Float[Array, "B T N V"]:
   """Queries meet keys through landmarks: F · A⁺ · (B V).
 
+    out = nystrom_attention(q, k, v, num_landmarks=64)
+
     F = softmax(scale · Q K̃ᵀ)     [T, L]
     A = softmax(scale · Q̃ K̃ᵀ)     [L, L]
     B = softmax(scale · Q̃ Kᵀ)     [L, S]

@@ -45,6 +45,8 @@ def performer_attention(
 ) -> Float[Array, "B T N V"]:
   """Softmax attention approximated by M random features, linear in length.
 
+    out = performer_attention(q, k, v, projection=w, is_causal=True)
+
   out_t = Σ_s φ(q_t)·φ(k_s) v_s / Σ_s φ(q_t)·φ(k_s); the sums are one M×V matrix
   and one vector at any length.
 

@@ -72,6 +72,8 @@ def sliding_window_attention(
 ) -> Output:
   """Every query attends to the keys near it and to a few global ones.
 
+    out = sliding_window_attention(q, k, v, window=256, is_causal=True)
+
     out[t] = softmax over s in A(t) of (scale · query[t] · key[s]), times value
     A(t) = {s = t + i·dilation : -left ≤ i ≤ right}  ∪  {s global}
 

@@ -33,6 +33,8 @@ def strided_2d_attention(
 ) -> Output:
   """Every query attends to the keys of every s-th row and column of a grid.
 
+    out = strided_2d_attention(q, k, v, grid=(16, 16), stride=2)
+
   The last rows · columns of the T positions are a grid, row after row; those
   before it, such as [CLS], have no place in it and are seen as well.
 

@@ -38,6 +38,8 @@ def window_2d_attention(
 ) -> Float[Array, "B T N V"] | tuple[Array, Array]:
   """Every query attends to the keys of its own window of a grid.
 
+    out = window_2d_attention(q, k, v, grid=(16, 16), window=4)
+
   The T positions are a grid, row after row. It is padded at the bottom and
   right to whole windows of w × w, rolled by (−s, −s) and cut into windows:
 

@@ -55,6 +55,9 @@ def window_linear_attention(
 ) -> Float[Array, "B T N V"]:
   """Softmax attention to the last W keys and linear attention to all before.
 
+    out = window_linear_attention(q, k, v, query_kernel=w, key_kernel=u, mix=g,
+        window=64, is_causal=True)
+
     out_t = (γ Σ_near e^(x_ts − m_t) v_s + Σ_far φ(q_t)·φ(k_s) v_s)
             / (γ Σ_near e^(x_ts − m_t) + Σ_far φ(q_t)·φ(k_s))
     near: t − W < s ≤ t    far: s ≤ t − W

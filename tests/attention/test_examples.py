@@ -1,0 +1,45 @@
+"""The first lines of every docstring work as they stand."""
+
+import inspect
+import re
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import attention
+
+FUNCTIONS = [name for name in attention.__all__ if name.endswith("_attention")]
+
+T, N, H, R = 256, 2, 16, 8
+X = jnp.asarray(np.random.default_rng(0).normal(size=(1, T, N, H)), "f4")
+SHARED = {"q": X, "k": X, "v": X, "keep": jnp.ones((1, T), bool)}
+KERNEL = jnp.tile(jnp.eye(H), (N, 1, 1))
+
+OWN = {
+  "additive": {"w": KERNEL, "u": KERNEL, "s": jnp.ones((N, H))},
+  "bigbird": {"blocks": jnp.zeros((N, 2, 1), int)},
+  "delta_rule": {"beta": jnp.ones((1, T, N)), "log_decay": -(X[..., 0] ** 2)},
+  "gated_linear": {"log_decay": -(X[..., 0] ** 2)},
+  "latent": {
+    "c": X[:, :, 0, :R],
+    "w": jnp.ones((R, N, H)),
+    "u": jnp.ones((R, N, H)),
+  },
+  "linformer": {"e": jnp.ones((T, R)) / T, "f": jnp.ones((T, R)) / T},
+  "lsh": {"rotations": jnp.ones((2, H, 2))},
+  "multiplicative": {"w": KERNEL},
+  "performer": {"w": jnp.eye(H)},
+  "window_linear": {"w": KERNEL, "u": KERNEL, "g": jnp.zeros(N)},
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_example_runs(name):
+  function = getattr(attention, name)
+  lines = inspect.getdoc(function).split("\n\n")
+  example = re.fullmatch(r"out = (.*)", lines[1].strip(), re.DOTALL)[1]
+  names = SHARED | OWN.get(name.removesuffix("_attention"), {})
+  out = eval(example, {name: function} | names)
+  assert out.shape == X.shape
+  assert np.all(np.isfinite(out))
