@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 import contextlib
 import functools
+import importlib
 import types
 from typing import Any, cast
 
@@ -12,7 +13,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from attention import Attention, Dims
-from models import conformer, perceiver, pyramid
 from models.config import ModelConfig
 from models.conformer_config import ConformerConfig
 from models.mechanism_variables import variable_shapes
@@ -32,24 +32,17 @@ have 'patches' [B, R, C, P, P, D] of images and 'local' [B, T] with 'inputs'.
 What a model reads of it says its `arguments`; all else is unread.
 """
 
-Model = (
-  Transformer
-  | Seq2Seq
-  | pyramid.Pyramid
-  | perceiver.Perceiver
-  | conformer.Conformer
-)
-"""What `create` makes; the functions below take any."""
+Model = Any
+"""What `create` makes: a Linen module whose `arguments` are read from a batch."""
 
-
-_MAKERS: Mapping[type, Callable[[Any, Sizes], Any]] = types.MappingProxyType(
+_MODULES: Mapping[type, str] = types.MappingProxyType(
   {
-    PyramidConfig: pyramid.create,
-    PerceiverConfig: perceiver.create,
-    ConformerConfig: conformer.create,
+    PyramidConfig: "models.pyramid",
+    PerceiverConfig: "models.perceiver",
+    ConformerConfig: "models.conformer",
   }
 )
-"""Config of a kind that is not a Transformer's -> what makes its model."""
+"""Config of a kind that is not a Transformer's -> the module whose `create` makes it."""
 
 
 def create(
@@ -103,7 +96,8 @@ def create(
   )
   if isinstance(config, ModelConfig | Seq2SeqConfig):
     return _transformer_or_seq2seq(config, sizes)
-  return _MAKERS[type(config)](config, sizes)
+  module = importlib.import_module(_MODULES[type(config)])
+  return module.create(config, sizes)
 
 
 def _transformer_or_seq2seq(

@@ -1,30 +1,14 @@
 """Tasks: the data, vocabulary and metrics of each experiment.
 
 `TASKS` names them for configs; a task of another project is found by its import
-path. Importing this package reads no data and loads
-no heavy library; TensorFlow is never imported.
+path. Importing this package reads no data and imports no task: that is done where
+one is asked for. TensorFlow is never imported.
 """
 
-from collections.abc import Mapping
-import types
+from collections.abc import Iterator, Mapping
+import importlib
+from typing import Any
 
-from attention import registry
-from tasks import (
-  classification,
-  copy,
-  image,
-  induction,
-  listops,
-  mixed,
-  needle,
-  pathfinder,
-  recall,
-  selective_copy,
-  speech,
-  state_tracking,
-  text,
-  translation,
-)
 from tasks.base import (
   BOS,
   EOS,
@@ -37,41 +21,42 @@ from tasks.base import (
   TaskEntry,
   input_shapes,
 )
-from tasks.classification import ClassificationConfig, ClassificationTask
-from tasks.copy import CopyConfig, CopyTask
-from tasks.image import ImageConfig, ImageTask
-from tasks.induction import InductionConfig, InductionTask
-from tasks.listops import ListopsConfig, ListopsTask
-from tasks.mixed import MixedConfig, MixedTask
-from tasks.needle import NeedleConfig, NeedleTask
-from tasks.pathfinder import PathfinderConfig, PathfinderTask
-from tasks.recall import RecallConfig, RecallTask
-from tasks.selective_copy import SelectiveCopyConfig, SelectiveCopyTask
-from tasks.speech import SpeechConfig, SpeechTask
-from tasks.state_tracking import StateTrackingConfig, StateTrackingTask
-from tasks.text import TextConfig, TextTask
-from tasks.translation import TranslationTask
-from tasks.translation_config import TranslationConfig
-from tasks.vocabularies import find as find_vocabulary
 
-TASKS: Mapping[str, TaskEntry] = types.MappingProxyType(
-  {
-    "copy": TaskEntry(CopyConfig, copy.make),
-    "translation": TaskEntry(TranslationConfig, translation.make),
-    "text": TaskEntry(TextConfig, text.make),
-    "classification": TaskEntry(ClassificationConfig, classification.make),
-    "image": TaskEntry(ImageConfig, image.make),
-    "speech": TaskEntry(SpeechConfig, speech.make),
-    "mixed": TaskEntry(MixedConfig, mixed.make),
-    "recall": TaskEntry(RecallConfig, recall.make),
-    "induction": TaskEntry(InductionConfig, induction.make),
-    "selective_copy": TaskEntry(SelectiveCopyConfig, selective_copy.make),
-    "listops": TaskEntry(ListopsConfig, listops.make),
-    "pathfinder": TaskEntry(PathfinderConfig, pathfinder.make),
-    "needle": TaskEntry(NeedleConfig, needle.make),
-    "state_tracking": TaskEntry(StateTrackingConfig, state_tracking.make),
-  }
-)
+_CONFIGS = {
+  "copy": "CopyConfig",
+  "translation": "TranslationConfig",
+  "text": "TextConfig",
+  "classification": "ClassificationConfig",
+  "image": "ImageConfig",
+  "speech": "SpeechConfig",
+  "mixed": "MixedConfig",
+  "recall": "RecallConfig",
+  "induction": "InductionConfig",
+  "selective_copy": "SelectiveCopyConfig",
+  "listops": "ListopsConfig",
+  "pathfinder": "PathfinderConfig",
+  "needle": "NeedleConfig",
+  "state_tracking": "StateTrackingConfig",
+}
+"""Name of a task, and of its module -> the config there, beside its `make`."""
+
+
+class _Entries(Mapping[str, TaskEntry]):
+  """The tasks by name, each of which is imported where it is asked for."""
+
+  def __getitem__(self, name: str) -> TaskEntry:
+    config = _CONFIGS[name]
+    module = importlib.import_module(f"tasks.{name}")
+    return TaskEntry(getattr(module, config), module.make)
+
+  def __iter__(self) -> Iterator[str]:
+    return iter(_CONFIGS)
+
+  def __len__(self) -> int:
+    return len(_CONFIGS)
+
+
+TASKS: Mapping[str, TaskEntry] = _Entries()
 
 
 def find(name: str) -> TaskEntry:
@@ -83,12 +68,25 @@ def find(name: str) -> TaskEntry:
   Raises:
     ValueError: there is none.
   """
+  # JAX is imported with it, which a list of names has not to wait for.
+  from attention import registry
+
   entry = registry.named(name, TASKS, "entry")
   if not isinstance(entry, TaskEntry):
     raise ValueError(
       f"expected a tasks.TaskEntry, but {name} is of type {type(entry).__name__}"
     )
   return entry
+
+
+def __getattr__(name: str) -> Any:
+  # `tasks.CopyConfig` and `tasks.CopyTask`.
+  for module, config in _CONFIGS.items():
+    if name in (config, config.removesuffix("Config") + "Task"):
+      return getattr(importlib.import_module(f"tasks.{module}"), name)
+  if name == "find_vocabulary":
+    return importlib.import_module("tasks.vocabularies").find
+  raise AttributeError(f"module 'tasks' has no attribute {name!r}")
 
 
 __all__ = [
@@ -99,36 +97,7 @@ __all__ = [
   "Batch",
   "DecodeBatch",
   "DataError",
-  "ClassificationConfig",
-  "ClassificationTask",
-  "CopyConfig",
-  "CopyTask",
-  "ImageConfig",
-  "ImageTask",
-  "InductionConfig",
-  "InductionTask",
-  "ListopsConfig",
-  "ListopsTask",
-  "MixedConfig",
-  "MixedTask",
-  "NeedleConfig",
-  "NeedleTask",
-  "PathfinderConfig",
-  "PathfinderTask",
-  "RecallConfig",
-  "RecallTask",
-  "SelectiveCopyConfig",
-  "SelectiveCopyTask",
-  "SpeechConfig",
-  "SpeechTask",
-  "StateTrackingConfig",
-  "StateTrackingTask",
-  "TextConfig",
-  "TextTask",
-  "TranslationConfig",
-  "TranslationTask",
   "find",
-  "find_vocabulary",
   "input_shapes",
   "PAD",
   "BOS",

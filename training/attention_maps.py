@@ -1,6 +1,7 @@
 """What a model attends to in one example, as matrices and as a picture."""
 
 from collections.abc import Iterable, Mapping, Sequence
+import importlib
 import math
 import pathlib
 from typing import Any, NamedTuple
@@ -9,13 +10,7 @@ import numpy as np
 
 import models
 import tasks
-from training import (
-  canvas,
-  image_maps,
-  latent_maps,
-  modality_maps,
-  speech_maps,
-)
+from training import canvas
 
 MAX_LABELS = 64
 """Axes longer than this have positions in place of tokens."""
@@ -73,24 +68,29 @@ def draw_attention(
     task: for the labels of tokens.
     batches: held-out rows; the most readable of them is drawn.
   """
-  if isinstance(task, tasks.MixedTask):
-    modality_maps.draw(path, model, variables, task, batches)
+  if hasattr(task, "modalities"):
+    _maps("modality").draw(path, model, variables, task, batches)
     return
   example = readable_example(batches)
   has_latents = _has_latents(model)
   if "image" in example:
-    drawn = latent_maps if has_latents else image_maps
+    drawn = _maps("latent" if has_latents else "image")
     drawn.draw_on_image(path, model, variables, example)
     return
   if "frames" in example:
-    assert isinstance(task, tasks.SpeechTask)  # The one that has frames.
-    speech_maps.draw_below_spectrogram(path, model, variables, task, example)
+    drawn = _maps("speech").draw_below_spectrogram
+    drawn(path, model, variables, task, example)
     return
   maps = named_maps(model, variables, task, example)
   if has_latents:
     draw_maps(path, [_ordered(next(iter(maps.values())))])
     return
   draw_maps(path, [_cut(one) for one in _telling(list(maps.values()))])
+
+
+def _maps(kind: str) -> Any:
+  """The module that draws on what a model reads, where one reads it."""
+  return importlib.import_module(f"training.{kind}_maps")
 
 
 def _telling(maps: Sequence[AttentionMap]) -> list[AttentionMap]:
@@ -137,7 +137,7 @@ def named_maps(
     if _has_latents(model):
       shown = _of_latents(model, name, weights, task, example, mechanism)
     elif "image" in example:
-      patches = image_maps.labels(model, weights.shape[-1])
+      patches = _maps("image").labels(model, weights.shape[-1])
       axes = ("key patch", "query patch")
       shown = AttentionMap(
         weights, patches, patches, axes, _title(name), mechanism
@@ -146,7 +146,9 @@ def named_maps(
       frames = int(example["source_mask"][0].sum())
       ratio = example["frames"].shape[1] // weights.shape[-1]
       length = max(1, -(-frames // ratio))
-      times = speech_maps.labels(weights.shape[-1], example["frames"].shape[1])
+      times = _maps("speech").labels(
+        weights.shape[-1], example["frames"].shape[1]
+      )
       shown = AttentionMap(
         weights[:, :length, :length],
         times[:length],
@@ -329,7 +331,7 @@ def _has_latents(model: Any) -> bool:
 
 def _ordered(shown: AttentionMap) -> AttentionMap:
   """Its latents in the order of where they look."""
-  order = latent_maps.by_place(shown.weights)
+  order = _maps("latent").by_place(shown.weights)
   return shown._replace(
     weights=shown.weights[:, order],
     query_labels=[shown.query_labels[i] for i in order],
@@ -346,11 +348,11 @@ def _of_latents(
 ) -> AttentionMap:
   """Cuts padding off the `[N, T, S]` weights of a Perceiver, and names them."""
   if "image" in example:
-    inputs = "pixel", latent_maps.pixel_labels(example["image"].shape[1:])
+    inputs = "pixel", _maps("latent").pixel_labels(example["image"].shape[1:])
   else:
     ids = example["source"][0]
     inputs = "token", task.labels(ids[: _length(ids != task.pad_id)])
-  rows, columns = latent_maps.axes(model.config, name, inputs)
+  rows, columns = _maps("latent").axes(model.config, name, inputs)
   return AttentionMap(
     weights[:, : len(rows[1]), : len(columns[1])],
     rows[1],

@@ -21,8 +21,8 @@ from process.errors import ConfigError
 from settings.leaves import flatten
 from settings.memory import check_fits
 import tasks
-from training import distillation, parallel
 from training import optimizer as optimizer_lib
+from training import parallel
 from training import workdir as workdir_lib
 from training.experiment_config import ExperimentConfig
 from training.state import TrainState
@@ -109,6 +109,9 @@ def create(
   except ValueError as error:
     raise ConfigError(f"config.{error}") from error
   if config.teacher and not restore:
+    # Published models are imported with it.
+    from training import distillation
+
     task = distillation.with_teacher(task, config.teacher)
   if not restore:  # A run that is restored was checked when it began.
     _check_generates(config, task)
