@@ -22,7 +22,7 @@ _FROM_ZERO = ("shift", "shared_dim", "num_random")
 TYPES: Mapping[tuple[Any, ...], arguments.Check] = {
   (bool,): lambda name, flag, *_: arguments.check_flag(name, flag),
   (int,): lambda name, count, *_: arguments.check_at_least(
-    name, count, name not in _FROM_ZERO
+    name, count, int(name not in _FROM_ZERO)
   ),
   (int, tuple[int, int]): lambda _, size, *__: arguments.block_sizes(size),
 }
