@@ -5,7 +5,6 @@ and results.
 """
 
 import importlib
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +14,7 @@ from attention import ATTENTIONS, Dims, gates_from_keys, plug
 
 pytestmark = pytest.mark.optimised
 
-LENGTHS = (1024, 2048, 4096, 8192)
+LENGTHS = (2048, 8192)
 HEADS, HEAD_DIM = 2, 16
 # Of `window_linear`, no length without a window is a whole number of chunks, so
 # that all programs have a last step that moves back.
@@ -64,14 +63,13 @@ def compiled(name, length, *, backward):
 def test_memory_is_linear_in_length(name, backward):
   programs = [compiled(name, T, backward=backward) for T in LENGTHS]
   temps = [p.memory_analysis().temp_size_in_bytes for p in programs]
-  for shorter, longer in itertools.pairwise(temps):
-    assert longer <= 2.1 * shorter, temps
+  assert temps[1] <= 4.2 * temps[0], temps
   # Of the logits of all pairs; dense attention holds whole rows of a block.
   share = 1 / 4 if name == "dense" else 1 / 8
   assert temps[-1] < share * HEADS * LENGTHS[-1] ** 2 * 4, temps
   # And the program is the same one, whatever the length, once it has a loop.
   instructions = [p.as_text().count(" = ") for p in programs]
-  assert instructions[-1] <= 1.1 * instructions[1], instructions
+  assert instructions[1] <= 1.1 * instructions[0], instructions
 
 
 def test_the_measure_sees_a_whole_matrix_grow(monkeypatch):
@@ -79,6 +77,6 @@ def test_the_measure_sees_a_whole_matrix_grow(monkeypatch):
   monkeypatch.setattr(module, "_WHOLE", LENGTHS[-1])
   temps = [
     compiled("dense", T, backward=True).memory_analysis().temp_size_in_bytes
-    for T in LENGTHS[1:3]
+    for T in LENGTHS
   ]
-  assert temps[1] > 3.9 * temps[0], temps
+  assert temps[1] > 15 * temps[0], temps
