@@ -370,6 +370,7 @@ def test_a_typed_leaf_that_every_row_sets_is_refused(field, place):
   config_lib.parse(mapping)
 
 
+@pytest.mark.thorough
 def test_the_command_runs_as_many_steps_as_were_typed(tmp_path):
   folder = tmp_path / "comparison"
   code, out, error = commands.run(

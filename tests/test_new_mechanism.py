@@ -95,7 +95,11 @@ print(json.dumps(found))
 '''
 
 
-@pytest.fixture(scope="module", params=["dense", None], ids=str)
+@pytest.fixture(
+  scope="module",
+  params=["dense", pytest.param(None, marks=pytest.mark.thorough)],
+  ids=str,
+)
 def found(request):
   """What every part of the project makes of a mechanism it has not seen."""
   result = subprocess.run(

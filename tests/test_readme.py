@@ -50,7 +50,9 @@ def test_python_blocks_run_in_order(readme):
   assert readme["layer"].num_heads == 8
 
 
-@pytest.mark.parametrize("name", ["cosine", "decay"])
+@pytest.mark.parametrize(
+  "name", [pytest.param("cosine", marks=pytest.mark.thorough), "decay"]
+)
 def test_mechanisms_of_the_readme_keep_the_contract(name, readme, monkeypatch):
   """The tests that docs/adding_a_mechanism.md shows for them pass."""
   module = types.ModuleType("my_package.my_module")

@@ -80,7 +80,12 @@ def test_a_finished_run_says_its_metrics_again(finished):
 
 
 @pytest.mark.parametrize(
-  "number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT]
+  "number",
+  [
+    signal.SIGKILL,
+    pytest.param(signal.SIGTERM, marks=pytest.mark.thorough),
+    signal.SIGINT,
+  ],
 )
 def test_a_run_that_was_stopped_ends_as_one_that_was_not(
   finished, tmp_path, number

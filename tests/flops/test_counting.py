@@ -8,6 +8,7 @@ import pytest
 
 from attention import ATTENTIONS, Dims, gates_from_keys, plug
 import flops
+from tests.attention.forms import KINDS
 
 SIDE = 8
 PRODUCT = 2 * SIDE**3
@@ -246,7 +247,11 @@ def test_xla_still_counts_a_loop_once():
 @pytest.mark.parametrize(
   ("name", "is_causal"),
   [
-    (name, is_causal)
+    pytest.param(
+      name,
+      is_causal,
+      marks=() if name in (*KINDS, "delta") else pytest.mark.thorough,
+    )
     for name, make in ATTENTIONS.items()
     for is_causal in plug.directions(make())
   ],

@@ -11,6 +11,7 @@ from attention import Dims, dense, dense_attention
 import models
 from models.multi_head_attention import MultiHeadAttention
 from models.short_convolution import ShortConvolution
+from tests.models import tiny
 
 LENGTH, VOCAB = 20, 11
 RECURRENT = (
@@ -63,20 +64,23 @@ def create(attention, **choices):
     max_target_length=LENGTH,
   )
   ids = np.random.default_rng(0).integers(1, VOCAB, (3, LENGTH))
-  variables = models.initialize(model, jax.random.key(0), {"inputs": ids})
-  return model, variables, ids
+  return model, tiny.variables_of(model, {"inputs": ids}), ids
+
+
+def _thorough(*values):
+  return pytest.param(*values, marks=pytest.mark.thorough)
 
 
 @pytest.mark.parametrize(
   ("attention", "choices"),
   [
     ("retention", {**AROUND, "output_norm": "group"}),
-    ("mamba2", AROUND),
-    ("kimi_delta", {**AROUND, "output_gate": "sigmoid"}),
-    ("dense", {**AROUND, "query_key_norm": "rms"}),
-    ("sliding_window", {"query_key_norm": "l2"}),
-    ("dense", {"query_key_norm": "rms_joint", "norm": "output"}),
-    ("dense", {"query_key_norm": "rms_from_one"}),
+    _thorough("mamba2", AROUND),
+    _thorough("kimi_delta", {**AROUND, "output_gate": "sigmoid"}),
+    _thorough("dense", {**AROUND, "query_key_norm": "rms"}),
+    _thorough("sliding_window", {"query_key_norm": "l2"}),
+    _thorough("dense", {"query_key_norm": "rms_joint", "norm": "output"}),
+    _thorough("dense", {"query_key_norm": "rms_from_one"}),
     ("latent", AROUND),
     (
       "mamba2",
@@ -89,7 +93,7 @@ def create(attention, **choices):
         "mlp_features": 0,
       },
     ),
-    (("gated_delta", "gated_linear", "delta", "flash"), AROUND),
+    _thorough(("gated_delta", "gated_linear", "delta", "flash"), AROUND),
     pytest.param(
       ("gated_delta", "gated_delta", "dense"),
       {
@@ -108,55 +112,67 @@ def create(attention, **choices):
 def test_reading_and_decoding_are_the_whole_call(attention, choices):
   """After prompts of several lengths, position by position."""
   model, variables, ids = create(attention, **choices)
-  expected = models.forward(model, variables, {"inputs": ids})
+  expected = tiny.forward(model, variables, {"inputs": ids})
   lengths = np.array([5, 8, 2])
-  _, state = model.apply(
-    variables, None, 3, LENGTH, method="start", mutable=["cache", "memory"]
-  )
-  logits, state = model.apply(
-    {**variables, **state},
-    ids[:, :8],
-    jnp.asarray(lengths),
-    None,
-    method="prefill",
-    mutable=["cache"],
-  )
+
+  @jax.jit
+  def read(variables, prompts, lengths):
+    _, state = model.apply(
+      variables, None, 3, LENGTH, method="start", mutable=["cache", "memory"]
+    )
+    return model.apply(
+      {**variables, **state},
+      prompts,
+      lengths,
+      None,
+      method="prefill",
+      mutable=["cache"],
+    )
+
+  @jax.jit
+  def decode(variables, state, ids):
+    return model.apply(
+      {**variables, **state}, ids, method="decode", mutable=["cache"]
+    )
+
+  logits, state = read(variables, ids[:, :8], lengths)
   for more in range(5):
     at = lengths + more
     for row in range(3):
       np.testing.assert_allclose(
         logits[row], expected[row, at[row] - 1], atol=2e-6
       )
-    logits, state = model.apply(
-      {**variables, **state},
-      jnp.asarray(ids[np.arange(3), at]),
-      method="decode",
-      mutable=["cache"],
-    )
+    logits, state = decode(variables, state, ids[np.arange(3), at])
 
 
-@pytest.mark.parametrize("attention", RECURRENT)
+@pytest.mark.parametrize(
+  "attention",
+  [name if name == "mamba2" else _thorough(name) for name in RECURRENT],
+)
 def test_everything_is_trained_and_nothing_looks_ahead(attention):
   model, variables, ids = create(attention, **AROUND)
 
-  @jax.jit
   def loss(params):
     out = models.forward(
       model, {**variables, "params": params}, {"inputs": ids}
     )
     return jnp.mean(jnp.square(out[:, 9]))
 
-  gradient = jax.grad(loss)(variables["params"])
+  gradient = jax.jit(jax.grad(loss))(variables["params"])
   for path, leaf in jax.tree_util.tree_flatten_with_path(gradient)[0]:
     assert np.isfinite(leaf).all(), path
     assert leaf.any(), path
   later = np.array(ids)
   later[:, 10:] = 1
-  forward = jax.jit(lambda x: models.forward(model, variables, {"inputs": x}))
-  np.testing.assert_array_equal(forward(ids)[:, :10], forward(later)[:, :10])
+  before, after = (
+    tiny.forward(model, variables, {"inputs": x}) for x in (ids, later)
+  )
+  np.testing.assert_array_equal(before[:, :10], after[:, :10])
 
 
-@pytest.mark.parametrize("attention", ["mamba2", "gated_delta", "dense"])
+@pytest.mark.parametrize(
+  "attention", ["mamba2", _thorough("gated_delta"), _thorough("dense")]
+)
 def test_padding_before_a_sequence_changes_nothing(attention):
   """Not through the short convolutions either, which read positions before."""
   choices = {**AROUND, "short_convolution_bias": True, "attention_bias": True}
@@ -166,10 +182,10 @@ def test_padding_before_a_sequence_changes_nothing(attention):
     lambda x: x + 0.1 * rng.normal(size=x.shape).astype(x.dtype), variables
   )
   mask = np.arange(LENGTH)[None, :] >= np.array([[0], [1], [7]])
-  got = models.forward(model, variables, {"inputs": ids, "inputs_mask": mask})
+  got = tiny.forward(model, variables, {"inputs": ids, "inputs_mask": mask})
   for row, padding in enumerate([0, 1, 7]):
     alone = {"inputs": ids[row : row + 1, padding:]}
-    expected = models.forward(model, variables, alone)[0]
+    expected = tiny.forward(model, variables, alone)[0]
     np.testing.assert_allclose(got[row, padding:], expected, atol=1e-5)
 
 
@@ -238,8 +254,8 @@ def test_what_all_layers_have_around_is_what_the_model_has():
   expected, variables, ids = create("gated_delta", **WIDE.changes)
   model, _, _ = create("gated_delta", decoder_around=(WIDE,))
   np.testing.assert_array_equal(
-    models.forward(model, variables, {"inputs": ids}),
-    models.forward(expected, variables, {"inputs": ids}),
+    tiny.forward(model, variables, {"inputs": ids}),
+    tiny.forward(expected, variables, {"inputs": ids}),
   )
 
 

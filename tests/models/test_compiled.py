@@ -31,7 +31,7 @@ SETTINGS = [
 ]
 # One chunk of a recurrence, whose first state is then a constant of the program.
 ONE_CHUNK = (1, 1, 64, 64)
-QUICK = ["linear", "retention", "gated_linear", "gated_delta"]
+QUICK = ["linear", "gated_delta"]
 
 
 def _case(name, setting):

@@ -1,6 +1,7 @@
 """The Conformer against the formulas of its paper, and against its padding."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,6 @@ import models
 from models import batch_norm, speech_features
 from models.depthwise import depthwise
 from models.multi_head_attention import MultiHeadAttention
-from tests.attention.forms import kinds_first
 from tests.models import tiny
 
 BANDS, FRAMES, VOCAB_SIZE = 5, 48, 6
@@ -46,6 +46,11 @@ def batch(lengths=(41, 17, 1, 0), frames=FRAMES, seed=0):
   heard = rng.standard_normal((len(lengths), frames, BANDS), np.float32)
   mask = np.arange(frames)[None] < np.array(lengths)[:, None]
   return {"frames": np.where(mask[..., None], heard, 0), "source_mask": mask}
+
+
+forward_and_statistics = jax.jit(
+  models.forward_and_statistics, static_argnums=0
+)
 
 
 def drawn(model, seed=0):
@@ -106,18 +111,21 @@ def naive_transformer_xl(params, x, mask, num_heads):
   return dot("out", jnp.stack(rows))
 
 
-@pytest.mark.parametrize("name", ["dense", "flash", "sliding_window"])
-@pytest.mark.parametrize("length", [1, 7])
-def test_positions_of_transformer_xl(name, length):
-  """Values, and gradients of every parameter, of each way to compute them."""
+def slot_of_transformer_xl(name):
   options = {"window": 13} if name == "sliding_window" else {}
-  module = MultiHeadAttention(
+  return MultiHeadAttention(
     attention=ATTENTIONS[name](**options),
     dims=Dims(3, 3, 4, 40),
     features=12,
     use_bias=True,
     transformer_xl=True,
   )
+
+
+@functools.cache
+def case_of_transformer_xl(length):
+  """Parameters, a call, a cotangent, and what the formulas make of them."""
+  module = slot_of_transformer_xl("dense")
   rng = np.random.default_rng(0)
   x = rng.standard_normal((2, length, 12)).astype(np.float32)
   mask = np.ones((2, length), bool)
@@ -128,13 +136,6 @@ def test_positions_of_transformer_xl(name, length):
     shapes,
   )
   cotangent = rng.standard_normal(x.shape).astype(np.float32)
-  call = {"mask": jnp.asarray(mask)[:, None, None]}
-
-  out, pullback = jax.vjp(
-    lambda params, x: module.apply({"params": params}, x, **call),
-    params,
-    jnp.asarray(x),
-  )
   with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
     exact = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), params)
     expected, exact_pullback = jax.vjp(
@@ -144,8 +145,29 @@ def test_positions_of_transformer_xl(name, length):
     )
     gradients = exact_pullback(jnp.asarray(cotangent, jnp.float64))
     expected, gradients = jax.device_get((expected, gradients))
+  return (params, x, mask, cotangent), expected, gradients
+
+
+@pytest.mark.parametrize("name", ["dense", "flash", "sliding_window"])
+@pytest.mark.parametrize("length", [1, 7])
+def test_positions_of_transformer_xl(name, length):
+  """Values, and gradients of every parameter, of each way to compute them."""
+  module = slot_of_transformer_xl(name)
+  arguments, expected, gradients = case_of_transformer_xl(length)
+
+  @jax.jit
+  def both(params, x, mask, cotangent):
+    out, pullback = jax.vjp(
+      lambda params, x: module.apply(
+        {"params": params}, x, mask=mask[:, None, None]
+      ),
+      params,
+      x,
+    )
+    return out, pullback(cotangent)
+
+  out, got = both(*arguments)
   assert_close(out, expected, 1e-5)
-  got = pullback(jnp.asarray(cotangent))
   top = max(np.abs(leaf).max() for leaf in jax.tree.leaves(gradients))
   for leaf, exact in zip(
     jax.tree.leaves(got), jax.tree.leaves(gradients), strict=True
@@ -165,7 +187,7 @@ def test_positions_are_of_distances_alone():
     mask = np.zeros((1, FRAMES), bool)
     mask[:, start : start + 20] = True
     inputs = {"frames": frames, "source_mask": mask}
-    out = models.forward(model, variables, inputs)
+    out = tiny.forward(model, variables, inputs)
     return out[:, start // 4 : (start + 20) // 4]
 
   assert_close(at(16), at(0), 1e-5)
@@ -232,7 +254,18 @@ def test_depthwise_is_a_convolution(length, taps):
     np.testing.assert_allclose(got[b, :, f], whole, atol=1e-5)
 
 
-@pytest.mark.parametrize("frames", [1, 2, 3, 4, 5, 7, 12, 13])
+@pytest.mark.parametrize(
+  "frames",
+  [
+    1,
+    2,
+    7,
+    *(
+      pytest.param(frames, marks=pytest.mark.thorough)
+      for frames in (3, 4, 5, 12, 13)
+    ),
+  ],
+)
 def test_subsampling_is_two_strided_convolutions(frames):
   """As XLA's own convolution with stride 2, and a projection."""
   module = speech_features.Subsampling(config())
@@ -259,7 +292,13 @@ def test_subsampling_is_two_strided_convolutions(frames):
 
 
 @pytest.mark.parametrize(
-  "position", ["transformer_xl", "rotary", "rotary_inputs", "none"]
+  "position",
+  [
+    "transformer_xl",
+    pytest.param("rotary", marks=pytest.mark.thorough),
+    "rotary_inputs",
+    pytest.param("none", marks=pytest.mark.thorough),
+  ],
 )
 def test_what_padding_holds_changes_nothing(position):
   """No logit, no gradient, no running statistic; not even by NaN."""
@@ -296,7 +335,7 @@ def test_how_much_padding_there_is_changes_nothing():
   short, long = batch((41, 17, 1)), batch((41, 17, 1), frames=80)
   long["frames"][:, :FRAMES] = short["frames"]
   (first, first_stats), (second, second_stats) = (
-    models.forward_and_statistics(model, variables, x, dropout_rng=None)
+    forward_and_statistics(model, variables, x, dropout_rng=None)
     for x in (short, long)
   )
   kept = short["source_mask"][:, ::4]
@@ -310,7 +349,7 @@ def test_rows_do_not_see_each_other_once_trained():
   inputs = batch()
   other = {name: array.copy() for name, array in inputs.items()}
   other["frames"][1] = 1e3
-  out, changed = (models.forward(model, variables, x) for x in (inputs, other))
+  out, changed = (tiny.forward(model, variables, x) for x in (inputs, other))
   np.testing.assert_array_equal(out[::2], changed[::2])
   assert not np.array_equal(out[1], changed[1])
 
@@ -329,7 +368,15 @@ def serving(*needs):
   ]
 
 
-@pytest.mark.parametrize("name", kinds_first(serving()))
+@pytest.mark.parametrize(
+  "name",
+  [  # With tables by distance, and without.
+    name
+    if name in ("dense", "performer")
+    else pytest.param(name, marks=pytest.mark.thorough)
+    for name in serving()
+  ],
+)
 def test_every_mechanism_that_can_serve(name):
   """Logits and gradients are finite, and its matrices are those of positions."""
   carries = name in serving("relative")
@@ -339,9 +386,7 @@ def test_every_mechanism_that_can_serve(name):
     encoder_attention=tiny.attention(name),
   )
   inputs = batch((41, 17))
-  variables = jax.jit(models.initialize, static_argnums=0)(
-    model, jax.random.key(0), inputs
-  )
+  variables = tiny.variables_of(model, inputs)
   gradient = jax.jit(
     jax.grad(
       lambda params: jnp.sum(
@@ -352,7 +397,7 @@ def test_every_mechanism_that_can_serve(name):
   for leaf in jax.tree.leaves(gradient):
     assert np.isfinite(leaf).all()
   if name == "dense":
-    maps = models.attention_maps(model, variables, inputs)
+    maps = tiny.attention_maps(model, variables, inputs)
     assert {n: x.shape for n, x in maps.items()} == {
       "encoder_0/self_attention": (2, 2, 12, 12)
     }
@@ -452,8 +497,8 @@ def test_bfloat16_is_close():
   model, half = create(), create(dtype="bfloat16")
   variables = drawn(model)
   inputs = batch((41, 17))
-  out = models.forward(model, variables, inputs)
-  got = models.forward(half, variables, inputs)
+  out = tiny.forward(model, variables, inputs)
+  got = tiny.forward(half, variables, inputs)
   assert got.dtype == jnp.float32
   kept = inputs["source_mask"][:, ::4]
   assert_close(got[kept], out[kept], 0.1)

@@ -9,6 +9,7 @@ import pytest
 
 import models
 from models.patch_embedding import CHANNELS, GROUPS, PLACES, PatchEmbedding
+from tests.models import tiny
 
 SHAPE = (2, 3, 4, 4, 3)
 VOCABULARY, LENGTH = 11, 14
@@ -55,7 +56,7 @@ def batch_of(seed=0):
 def made():
   with jax.enable_x64(True):
     model, batch = make(), batch_of()
-    drawn = models.initialize(model, jax.random.key(0), batch)
+    drawn = tiny.variables_of(model, batch)
     # Norms and biases that are not 1 and 0.
     wide = jax.tree.map(
       lambda x: x + 0.3 * np.random.default_rng(x.size).normal(size=x.shape),
@@ -200,11 +201,11 @@ def test_patches_are_seen_by_what_follows_alone(made):
   """And what is given for a row without an image changes nothing."""
   model, variables, batch = made
   with jax.enable_x64(True):
-    logits = models.forward(model, variables, batch)
+    logits = tiny.forward(model, variables, batch)
     changed = batch["patches"].copy()
     changed[0, 0, 1] += 0.1  # The second patch, at place 3.
     changed[1] += 1
-    other = models.forward(model, variables, batch | {"patches": changed})
+    other = tiny.forward(model, variables, batch | {"patches": changed})
   np.testing.assert_array_equal(logits[1], other[1])
   np.testing.assert_array_equal(logits[0, :3], other[0, :3])
   differs = np.abs(np.asarray(logits - other))[0].max(-1)
@@ -217,15 +218,22 @@ def test_local_positions_are_places_by_default(made):
   places = np.tile(np.arange(1, LENGTH + 1), (2, 1))
   with jax.enable_x64(True):
     np.testing.assert_array_equal(
-      models.forward(model, variables, plain),
-      models.forward(model, variables, plain | {"local": places}),
+      tiny.forward(model, variables, plain),
+      tiny.forward(model, variables, plain | {"local": places}),
     )
-    other = models.forward(model, variables, batch)
+    other = tiny.forward(model, variables, batch)
   assert np.abs(np.asarray(other)).max() > 0
-  assert not np.allclose(other, models.forward(model, variables, plain))
+  assert not np.allclose(other, tiny.forward(model, variables, plain))
 
 
-@pytest.mark.parametrize("attention", ["dense", "performer", "sliding_window"])
+@pytest.mark.parametrize(
+  "attention",
+  [
+    "dense",
+    "performer",
+    pytest.param("sliding_window", marks=pytest.mark.thorough),
+  ],
+)
 def test_generation_reads_images(attention):
   """Token by token after a prompt, as one call on the whole has it."""
   options = {"sliding_window": {"window": 5}}.get(attention, {})
@@ -237,7 +245,7 @@ def test_generation_reads_images(attention):
   batch = {name: x for name, x in batch_of().items() if name != "local"}
   batch["inputs"][0, :6], batch["inputs"][0, 6:8] = models.PATCH_ID, (3, 4)
   batch["inputs"][1, :6] = models.PATCH_ID
-  variables = models.initialize(model, jax.random.key(1), batch)
+  variables = tiny.variables_of(model, batch)
   variables = jax.tree.map(lambda x: 4 * x, variables)
   lengths = np.array([8, 6], np.int32)
   generated = models.generate(
@@ -253,7 +261,7 @@ def test_generation_reads_images(attention):
   rows = batch["inputs"].copy()
   for row, length in enumerate(lengths):
     for step in range(6):
-      logits = models.forward(
+      logits = tiny.forward(
         model,
         variables,
         batch

@@ -13,7 +13,6 @@ import models
 from models.depthwise import depthwise
 from models.grid_convolution import GridConvolution
 from models.pyramid import Merging
-from tests.attention.forms import kinds_first
 from tests.models import tiny
 
 SWIN = models.PyramidConfig(
@@ -129,10 +128,25 @@ def test_grid_convolution_leaves_other_tokens_and_keeps_statistics():
   )
 
 
-@pytest.mark.parametrize("config", [SWIN, CVT], ids=["swin", "cvt"])
+# Each kind of mechanism in one of the two.
+USUAL = {
+  "swin": ("window_2d", "performer"),
+  "cvt": ("strided_2d", "lsh"),
+}
+
+
 @pytest.mark.parametrize(
-  "name",
-  kinds_first(tiny.names("bidirectional"), "window_2d", "strided_2d"),
+  ("config", "name"),
+  [
+    pytest.param(
+      config,
+      name,
+      marks=() if name in USUAL[family] else pytest.mark.thorough,
+      id=f"{family}-{name}",
+    )
+    for family, config in (("swin", SWIN), ("cvt", CVT))
+    for name in tiny.names("bidirectional")
+  ],
 )
 def test_every_mechanism_that_can_serve(config, name):
   chosen = tiny.attention(name)
@@ -142,29 +156,29 @@ def test_every_mechanism_that_can_serve(config, name):
   if name == "window_2d":  # It has no place for [CLS].
     config = dataclasses.replace(config, class_token=False)
   model = make(config)
-  variables = models.initialize(model, jax.random.key(0), images())
-  out = models.forward(model, variables, images())
+  variables = tiny.variables_of(model, images())
+  out = tiny.forward(model, variables, images())
   assert out.shape == (3, 1, 5)
   assert np.isfinite(out).all()
   assert np.std(out, axis=0).min() > 1e-4
-  maps = models.attention_maps(model, variables, images())
+  maps = tiny.attention_maps(model, variables, images())
   shape = next(iter(maps.values())).shape
   assert shape[-2:] == ((12, 12) if config.merges else (48, 48))
 
 
 def test_rows_of_a_batch_do_not_meet_outside_of_training():
   model = make(CVT)
-  variables = models.initialize(model, jax.random.key(0), images())
-  whole = models.forward(model, variables, images())
-  alone = models.forward(model, variables, {"image": images()["image"][1:2]})
+  variables = tiny.variables_of(model, images())
+  whole = tiny.forward(model, variables, images())
+  alone = tiny.forward(model, variables, {"image": images()["image"][1:2]})
   np.testing.assert_allclose(whole[1:2], alone, atol=1e-5)
 
 
 def test_images_of_another_size_are_read():
   for config in (SWIN, CVT):
     model = make(config)
-    variables = models.initialize(model, jax.random.key(0), images())
-    out = models.forward(model, variables, images((2, 11, 9, 1)))
+    variables = tiny.variables_of(model, images())
+    out = tiny.forward(model, variables, images((2, 11, 9, 1)))
     assert out.shape == (2, 1, 5)
 
 

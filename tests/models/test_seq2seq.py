@@ -55,7 +55,7 @@ def test_it_is_the_model_of_the_paper(papers, decoder):
   batch = tiny.batch()
   params = jax.tree.map(lambda leaf: np.asarray(leaf, float), variables)
   logits = tiny.forward(model, variables, batch)
-  maps = models.attention_maps(model, variables, batch)
+  maps = tiny.attention_maps(model, variables, batch)
   assert maps.keys() == {"decoder/cross_attention"}
   matrix = np.asarray(maps["decoder/cross_attention"])
   assert matrix.shape == (3, 1, 8, 6)

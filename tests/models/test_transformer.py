@@ -63,7 +63,7 @@ def test_first_loss_and_first_steps(norm):
   """Loss starts near that of a uniform guess and falls at once."""
   model = tiny.create("decoder", norm=norm, num_layers=3, features=32)
   batch = tiny.batch()
-  variables = models.initialize(model, jax.random.key(0), batch)
+  variables = tiny.initialize(model, jax.random.key(0), batch)
   targets = jax.nn.one_hot(tiny.batch(1)["inputs"], tiny.VOCAB_SIZE)
 
   @jax.jit
@@ -143,7 +143,7 @@ def test_bfloat16_compute_with_float32_parameters(name):
 def test_attention_maps_are_named_and_normalised():
   model = tiny.create(num_layers=2, num_kv_heads=1)
   batch = tiny.batch()
-  maps = models.attention_maps(model, tiny.initialized(model), batch)
+  maps = tiny.attention_maps(model, tiny.initialized(model), batch)
   assert {name: matrix.shape for name, matrix in maps.items()} == {
     f"{block}_{layer}/{slot}": (3, 2, *shape)
     for layer in range(2)

@@ -24,7 +24,10 @@ OPTIONS = {
   "additive": {"width": 6},
 }
 
+# One program each, where operations one by one would be a hundred.
+initialize = jax.jit(models.initialize, static_argnums=0)
 forward = jax.jit(models.forward, static_argnums=0)
+attention_maps = jax.jit(models.attention_maps, static_argnums=0)
 
 
 def attention(name):
@@ -60,18 +63,22 @@ def create(kind="encoder_decoder", *, shared_vocabulary=True, **changes):
 
 @functools.cache
 def initialized(model):
+  """Variables for `batch()`."""
+  return variables_of(model, batch())
+
+
+def variables_of(model, batch):
   """Variables of the right size; mostly without compiling an initialiser."""
-  shapes = jax.eval_shape(
-    lambda key: models.initialize(model, key, batch()), jax.random.key(0)
-  )
+  key = jax.random.key(0)
+  shapes = jax.eval_shape(lambda: models.initialize(model, key, batch))
   if shapes["constants"]:
-    return models.initialize(model, jax.random.key(0), batch())
+    return initialize(model, key, batch)
   rng = np.random.default_rng(0)
 
   def draw(path, leaf):
     name = path[-1].key
-    if name in ("scale", "bias"):
-      return np.full(leaf.shape, name == "scale", leaf.dtype)
+    if name in ("scale", "var", "bias", "mean"):
+      return np.full(leaf.shape, name in ("scale", "var"), leaf.dtype)
     fan_in = leaf.shape[-1 if name == "embedding" else 0]
     return rng.normal(0.0, fan_in**-0.5, leaf.shape).astype(leaf.dtype)
 

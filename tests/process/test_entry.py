@@ -43,10 +43,21 @@ def test_help_is_examples_and_own_flags(program, flag):
 
 
 @pytest.mark.parametrize(
-  ("program", "config"),
-  [("train.py", "configs/copy.py"), ("compare.py", "configs/compare/copy.py")],
+  ("program", "config", "platform"),
+  [
+    ("train.py", "configs/copy.py", "cuda"),
+    ("compare.py", "configs/compare/copy.py", "nosuch"),
+    pytest.param(
+      "train.py", "configs/copy.py", "nosuch", marks=pytest.mark.thorough
+    ),
+    pytest.param(
+      "compare.py",
+      "configs/compare/copy.py",
+      "cuda",
+      marks=pytest.mark.thorough,
+    ),
+  ],
 )
-@pytest.mark.parametrize("platform", ["cuda", "nosuch"])
 def test_a_device_that_is_not_there_is_one_line(
   program, config, platform, tmp_path
 ):

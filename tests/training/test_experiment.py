@@ -61,8 +61,20 @@ def _obstacle(attention, model):
   return None
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize(
+  ("attention", "name"),
+  [
+    pytest.param(
+      attention,
+      name,
+      marks=()
+      if attention in KINDS or name == "copy"
+      else pytest.mark.thorough,
+    )
+    for attention in ATTENTIONS
+    for name in CONFIGS
+  ],
+)
 def test_every_pair_is_valid_and_survives_json(name, attention):
   obstacle = _obstacle(attention, load(name).model)
   if obstacle is not None:

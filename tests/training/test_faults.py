@@ -120,7 +120,21 @@ def refusal(mapping, create=False):
   return line
 
 
-@pytest.mark.parametrize("value", VALUES, ids=lambda value: repr(value)[:20])
+# One of each kind of fault: no number, none at all, too small, a container.
+USUAL = (VALUES[0], None, -1, ["a", None])
+
+
+@pytest.mark.parametrize(
+  "value",
+  [
+    pytest.param(
+      value,
+      marks=() if value in USUAL else pytest.mark.thorough,
+      id=repr(value)[:20],
+    )
+    for value in VALUES
+  ],
+)
 def test_a_leaf_of_a_wrong_type_is_named(value):
   for name, leaf in LEAVES:
     line = refusal(changed(name, leaf, value))
@@ -141,7 +155,14 @@ def test_a_misspelt_leaf_is_named():
     assert last in line
 
 
-@pytest.mark.parametrize("value", HUGE)
+@pytest.mark.parametrize(
+  "value",
+  [
+    pytest.param(HUGE[0], marks=pytest.mark.thorough),
+    HUGE[1],
+    pytest.param(HUGE[2], marks=pytest.mark.thorough),
+  ],
+)
 def test_a_size_that_no_machine_holds_is_refused(value):
   """What a size is of; steps and counts that cost nothing are not here."""
   sizes = {

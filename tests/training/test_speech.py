@@ -65,7 +65,12 @@ def _train(run, kind, count):
 
 
 @pytest.mark.parametrize(
-  ("kind", "count"), [("jit", 8), ("pmap", 1), ("pmap", 8)]
+  ("kind", "count"),
+  [
+    pytest.param("jit", 8, marks=pytest.mark.thorough),
+    pytest.param("pmap", 1, marks=pytest.mark.thorough),
+    ("pmap", 8),
+  ],
 )
 def test_devices_agree(steps, kind, count):
   """Losses, running statistics, parameters and evaluation."""
@@ -128,6 +133,7 @@ def test_a_run_learns_and_draws(trained):
     assert np.asarray(drawn).std() > 20
 
 
+@pytest.mark.thorough
 def test_a_run_goes_on_as_if_it_had_not_stopped(trained, tmp_path):
   """From the checkpoint half-way, the end has the same numbers."""
   folder, _, arguments = trained
@@ -142,6 +148,7 @@ def test_a_run_goes_on_as_if_it_had_not_stopped(trained, tmp_path):
   assert ends[0] == ends[1]
 
 
+@pytest.mark.thorough
 def test_attention_over_a_file(trained, tmp_path):
   folder, _, _ = trained
   seconds = np.arange(3200) / 8000

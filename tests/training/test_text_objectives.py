@@ -1,5 +1,7 @@
 """Each kind of model is trained on a text, restored, and generates."""
 
+import itertools
+
 import jax
 import numpy as np
 import pytest
@@ -55,8 +57,21 @@ def trained(run, steps=20):
   return state.variables, losses, values
 
 
-@pytest.mark.parametrize("vocabulary", ["characters", "subwords"])
-@pytest.mark.parametrize("kind", KINDS)
+# Each kind and each vocabulary.
+USUAL = [
+  ("decoder", "characters"),
+  ("encoder", "subwords"),
+  ("encoder_decoder", "subwords"),
+]
+
+
+@pytest.mark.parametrize(
+  ("kind", "vocabulary"),
+  [
+    pytest.param(*one, marks=() if one in USUAL else pytest.mark.thorough)
+    for one in itertools.product(KINDS, ("characters", "subwords"))
+  ],
+)
 def test_a_text_is_learnt(tmp_path, kind, vocabulary):
   path = tmp_path / "text.txt"
   path.write_text(TEXT, encoding="utf-8")

@@ -246,15 +246,25 @@ def test_another_mechanism_is_saved_with_its_variables(tmp_path):
     ("bert_masked", {"name": "bigbird", "block_size": 2, "num_random": 1}),
     # No keys, in a tensor of queries and keys and in one of their own.
     ("gpt2", {"name": "lsh", "chunk_size": 4}),
-    ("llama", {"name": "lsh", "chunk_size": 4}),
-    ("qwen3_next", {"name": "lsh", "chunk_size": 4}),
+    pytest.param(
+      "llama", {"name": "lsh", "chunk_size": 4}, marks=pytest.mark.thorough
+    ),
+    pytest.param(
+      "qwen3_next",
+      {"name": "lsh", "chunk_size": 4},
+      marks=pytest.mark.thorough,
+    ),
     # Variables of the same names as those of the mechanism that it replaces.
-    ("qwen3_next", {"name": "kimi_delta"}),
-    ("qwen3_next", {"name": "flash"}),
+    pytest.param(
+      "qwen3_next", {"name": "kimi_delta"}, marks=pytest.mark.thorough
+    ),
+    pytest.param("qwen3_next", {"name": "flash"}, marks=pytest.mark.thorough),
     # A tensor of which a part is that mechanism's.
     ("mamba2", {"name": "flash"}),
-    ("mamba2", {"name": "gated_delta"}),
-    ("mamba2", {"name": "lsh", "chunk_size": 4}),
+    pytest.param("mamba2", {"name": "gated_delta"}, marks=pytest.mark.thorough),
+    pytest.param(
+      "mamba2", {"name": "lsh", "chunk_size": 4}, marks=pytest.mark.thorough
+    ),
   ],
 )
 def test_what_a_mechanism_keeps_and_lacks(case, chosen, tmp_path):
@@ -317,11 +327,11 @@ def test_keys_that_heads_share_are_not_made_anew():
   "case",
   [
     "bert_masked",
-    "gpt2",
-    "longformer",
+    pytest.param("gpt2", marks=pytest.mark.thorough),
+    pytest.param("longformer", marks=pytest.mark.thorough),
     "t5",
     "wav2vec2_conformer_relative",
-    "wav2vec2_conformer_rotary",
+    pytest.param("wav2vec2_conformer_rotary", marks=pytest.mark.thorough),
   ],
 )
 def test_flash_in_place_of_dense_is_equal(case):

@@ -49,17 +49,22 @@ def test_a_prompt_at_once_and_then_token_by_token():
   ids, _, _ = tokens()
   wanted = np.asarray(compute(p, {"input_ids": ids}))
   lengths = np.array([5, 11, 1])
-  _, state = p.model.apply(
-    p.variables, None, *ids.shape, method="start", mutable=["cache", "memory"]
-  )
-  logits, state = p.model.apply(
-    {**p.variables, **state},
-    jnp.asarray(ids[:, :11]),
-    jnp.asarray(lengths),
-    None,
-    method="prefill",
-    mutable=["cache"],
-  )
+
+  @jax.jit
+  def read(prompts, lengths):
+    _, state = p.model.apply(
+      p.variables, None, *ids.shape, method="start", mutable=["cache", "memory"]
+    )
+    return p.model.apply(
+      {**p.variables, **state},
+      prompts,
+      lengths,
+      None,
+      method="prefill",
+      mutable=["cache"],
+    )
+
+  logits, state = read(ids[:, :11], lengths)
   decode = jax.jit(
     lambda state, ids: p.model.apply(
       {**p.variables, **state}, ids, method="decode", mutable=["cache"]
