@@ -179,7 +179,7 @@ def test_a_small_swap_from_the_command_to_the_page(place, tmp_path):
   assert float(flash["finetune_loss"]) != float(flash["loss"])
   assert nystrom["status"] == "cannot serve"
   p = models.load_pretrained(out / "models" / flash["folder"])
-  assert models.slots(p.model.config) == "flash"
+  assert models.slots(p.model.config) == "flash + flash + flash"
   page = (out / "report.html").read_text()
   assert all(name in page for name in ("own", "flash", "nystrom"))
   # Another swap does not go into the same folder.
