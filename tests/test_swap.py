@@ -58,6 +58,7 @@ def finished(place):
   return out, printed
 
 
+@pytest.mark.thorough
 def test_a_row_for_each_model(finished):
   out, printed = finished
   found = rows(out)
@@ -93,6 +94,7 @@ def test_a_row_for_each_model(finished):
   assert str(out / "report.html") in printed
 
 
+@pytest.mark.thorough
 def test_the_folders_are_the_models_of_the_rows(finished, place):
   out, _ = finished
   asked = Settings(
@@ -121,6 +123,7 @@ def test_the_folders_are_the_models_of_the_rows(finished, place):
   assert line.startswith("w")
 
 
+@pytest.mark.thorough
 def test_the_page_names_every_mechanism_and_has_its_figures(finished):
   out, _ = finished
   page = (out / "report.html").read_text()
@@ -137,6 +140,7 @@ def test_the_page_names_every_mechanism_and_has_its_figures(finished):
   }
 
 
+@pytest.mark.thorough
 def test_started_again_it_continues(finished, place):
   out, _ = finished
   records = out / "records"
@@ -161,11 +165,27 @@ def test_started_again_it_continues(finished, place):
     assert float(row["loss"]) == pytest.approx(loss, rel=1e-5)
     assert float(row["error"]) < 1e-5
     assert row["transfer_loss"] == ""
+
+
+def test_a_small_swap_from_the_command_to_the_page(place, tmp_path):
+  """Of a mechanism that is exact and one that cannot serve, trained a little."""
+  out = tmp_path / "out"
+  arguments = (f"--workdir={out}", "--attention=flash,nystrom", "--batches=1")
+  code, _, error = swap(place, *arguments, "--finetune_steps=2")
+  assert (code, error) == (0, "")
+  own, flash, nystrom = rows(out)
+  assert float(flash["loss"]) == pytest.approx(float(own["loss"]), rel=1e-5)
+  assert float(flash["error"]) < 1e-5
+  assert float(flash["finetune_loss"]) != float(flash["loss"])
+  assert nystrom["status"] == "cannot serve"
+  p = models.load_pretrained(out / "models" / flash["folder"])
+  assert models.slots(p.model.config) == "flash + flash + flash"
+  page = (out / "report.html").read_text()
+  assert all(name in page for name in ("own", "flash", "nystrom"))
   # Another swap does not go into the same folder.
-  other = [flag for flag in FLAGS if "transfer" not in flag]
-  code, _, error = swap(place, f"--workdir={out}", *other)
+  code, _, error = swap(place, *arguments, "--finetune_steps=3")
   assert code == 2
-  assert "--transfer_steps is 20 there and 0 here" in error
+  assert "--finetune_steps is 2 there and 3 here" in error
   assert error.count("\n") == 1
 
 
@@ -240,6 +260,7 @@ def test_a_model_that_predicts_no_tokens(tmp_path):
     source.read(asked)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", ["bert_masked", "t5"])
 def test_encoders_and_both_stacks(case, tmp_path):
   from swapping import measure
@@ -279,12 +300,10 @@ _FLASH_CACHE = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
   ("case", "other"),
-  [
-    pytest.param("qwen3_next", "kimi_delta", marks=pytest.mark.thorough),
-    ("mamba2", "gated_delta"),
-  ],
+  [("qwen3_next", "kimi_delta"), ("mamba2", "gated_delta")],
 )
 def test_a_recurrence_is_replaced_at_the_sizes_of_its_layers(
   case, other, tmp_path
@@ -352,6 +371,7 @@ def test_what_a_model_without_keys_cannot_be_given_is_told(tmp_path):
   assert record["reason"] == "the model has no keys of its own, only queries"
 
 
+@pytest.mark.thorough
 def test_the_characters_of_a_run_are_its_vocabulary(tmp_path):
   """A run of characters is swapped and decoded, on another text as well."""
   text = tmp_path / "input.txt"

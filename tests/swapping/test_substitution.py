@@ -1,6 +1,7 @@
 """A mechanism in some layers of a model, by one program for all choices."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -9,6 +10,7 @@ import models
 from models.attention_config import AttentionConfig
 from models.pretrained import load
 from swapping import substitution
+from tests.models import tiny
 from tests.models.pretrained.test_equality import HERE
 
 PERFORMER = AttentionConfig("performer", {"num_features": 16})
@@ -41,28 +43,28 @@ def places_of(model):
   ]
 
 
-def run(p, batch, attention, mechanisms, swapped):
-  choice = {place: np.array(place in swapped) for place in mechanisms}
-  return jax.jit(
-    lambda variables, mechanisms, choice: substitution.logits(
-      p.model, variables, batch, attention, mechanisms, choice
-    )
-  )(p.variables, mechanisms, choice)
+def chosen(mechanisms, swapped):
+  return {place: np.array(place in swapped) for place in mechanisms}
+
+
+logits = jax.jit(substitution.logits, static_argnums=(0, 3))
+squares_of = jax.jit(substitution.squares, static_argnums=(0, 4))
 
 
 @pytest.mark.parametrize(
   ("case", "config"),
   [
-    ("gpt2", PERFORMER),
+    pytest.param("gpt2", PERFORMER, marks=pytest.mark.thorough),
     # Grouped heads, rotary positions.
     pytest.param("llama", WINDOW_LINEAR, marks=pytest.mark.thorough),
     # A key mask.
     pytest.param("bert_masked", NYSTROM, marks=pytest.mark.thorough),
     ("t5", FLASH),  # Two stacks, relative positions, unscaled logits.
-    ("gpt2", GATED_DELTA),  # Gates that read what queries are made of.
+    # Gates that read what queries are made of.
+    ("gpt2", GATED_DELTA),
     # Gates of the model's own, heads of each layer, values of another width.
     pytest.param("qwen3_next", FLASH, marks=pytest.mark.thorough),
-    ("qwen3_next", GATED_DELTA),
+    pytest.param("qwen3_next", GATED_DELTA, marks=pytest.mark.thorough),
     pytest.param("mamba2", FLASH, marks=pytest.mark.thorough),
     pytest.param("mamba2", GATED_DELTA, marks=pytest.mark.thorough),
     ("mamba2", FORGETTING),
@@ -74,14 +76,19 @@ def test_any_choice_of_layers_is_the_model_that_has_them(case, config):
   batch, places = batch_of(case), places_of(p.model)
   mechanisms = substitution.drawn(swapped.variables, places)
   record = config.build()
-  none = run(p, batch, record, mechanisms, ())
+
+  def run(swapped):
+    choice = chosen(mechanisms, swapped)
+    return logits(p.model, p.variables, batch, record, mechanisms, choice)
+
+  none = run(())
   np.testing.assert_allclose(
-    none, models.forward(p.model, p.variables, batch), atol=5e-5
+    none, tiny.forward(p.model, p.variables, batch), atol=5e-5
   )
-  everywhere = run(p, batch, record, mechanisms, places)
+  everywhere = run(places)
   np.testing.assert_allclose(
     everywhere,
-    models.forward(swapped.model, swapped.variables, batch),
+    tiny.forward(swapped.model, swapped.variables, batch),
     atol=2e-4,
   )
   if (case, config) != ("t5", FLASH):  # Which is equal to its own.
@@ -96,9 +103,7 @@ def test_any_choice_of_layers_is_the_model_that_has_them(case, config):
     load.read_variables(opened, model), {places[0]: mechanisms[places[0]]}
   )
   np.testing.assert_allclose(
-    run(p, batch, record, mechanisms, places[:1]),
-    models.forward(model, variables, batch),
-    atol=2e-4,
+    run(places[:1]), tiny.forward(model, variables, batch), atol=2e-4
   )
 
 
@@ -110,22 +115,30 @@ def test_one_call_of_a_mechanism_has_its_own_gates_alone(case):
   swapped = models.load_pretrained(HERE / case, attention="kimi_delta")
   mechanisms = substitution.drawn(swapped.variables, places)
   record = AttentionConfig("kimi_delta").build()
-  wanted = {}
 
-  def replacement(place, own, out_of, query, key, value, inputs, gates, **call):
-    # What the model's own has read is what `own` is called with, and no more.
-    assert bool(gates) == (own.gates is not None)
-    out = out_of(query, key, value, gates=gates, **call)
-    made = record.gates(mechanisms[place], inputs)
-    other = record.apply(mechanisms[place], query, key, value, **call, **made)
-    wanted[place] = [np.square(other - out).sum(), np.square(out).sum()]
-    return out
+  @jax.jit
+  def by_hand(variables, mechanisms):
+    sums = {}
 
-  models.replace_attention(p.model, p.variables, batch, replacement)
+    def replacement(
+      place, own, out_of, query, key, value, inputs, gates, **call
+    ):
+      # What the model's own has read is what `own` is called with, and no more.
+      assert bool(gates) == (own.gates is not None)
+      out = out_of(query, key, value, gates=gates, **call)
+      made = record.gates(mechanisms[place], inputs)
+      other = record.apply(mechanisms[place], query, key, value, **call, **made)
+      sums[place] = jnp.stack(
+        [jnp.square(other - out).sum(), jnp.square(out).sum()]
+      )
+      return out
+
+    models.replace_attention(p.model, variables, batch, replacement)
+    return sums
+
+  wanted = by_hand(p.variables, mechanisms)
   valid = {"decoder": np.ones(batch["inputs"].shape, bool)}
-  found = substitution.squares(
-    p.model, p.variables, batch, valid, record, mechanisms
-  )
+  found = squares_of(p.model, p.variables, batch, valid, record, mechanisms)
   assert set(found) == set(wanted) == set(places)
   for place in places:
     np.testing.assert_allclose(found[place], wanted[place], rtol=1e-5)
@@ -134,11 +147,14 @@ def test_one_call_of_a_mechanism_has_its_own_gates_alone(case):
 def test_an_observer_sees_the_gates_of_the_model():
   p = models.load_pretrained(HERE / "mamba2")
   seen = []
-  models.observe_attention(
-    p.model,
+  jax.eval_shape(
+    lambda variables: models.observe_attention(
+      p.model,
+      variables,
+      batch_of("mamba2"),
+      lambda *arrays, **call: seen.append(call),
+    ),
     p.variables,
-    batch_of("mamba2"),
-    lambda *arrays, **call: seen.append(call),
   )
   assert len(seen) == 3
   assert all({"log_decay", "beta"} <= set(call) for call in seen)
@@ -157,13 +173,11 @@ def test_a_model_without_keys_has_none_for_another_mechanism(
 ):
   p = models.load_pretrained(HERE / "gpt2", attention=own)
   other = AttentionConfig(other)
+  nothing = {place: {} for place in places_of(p.model)}
+  choice = chosen(nothing, ())
   with pytest.raises(ValueError, match=message):
-    run(
-      p,
-      batch_of("gpt2"),
-      other.build(),
-      {x: {} for x in places_of(p.model)},
-      (),
+    logits(
+      p.model, p.variables, batch_of("gpt2"), other.build(), nothing, choice
     )
 
 
@@ -179,7 +193,7 @@ def squares(p, batch, config, valid=None):
     for side, name in (("decoder", "inputs"), ("encoder", "source"))
     if name in batch
   }
-  found = substitution.squares(
+  found = squares_of(
     p.model, p.variables, batch, valid, config.build(), mechanisms
   )
   return np.array([found[place] for place in places])
@@ -196,22 +210,23 @@ def test_the_error_is_that_of_the_outputs_on_the_same_inputs():
   assert (wide[:, 0] < 1e-10 * wide[:, 1]).all()
   short = squares(p, batch, AttentionConfig("sliding_window", {"window": 2}))
   assert (short[:, 0] > 1e-3 * short[:, 1]).all()
+
   # By hand, from what the attention of the first layer is called with.
-  found = []
-  models.observe_attention(
-    p.model,
-    p.variables,
-    batch,
-    lambda *seen, **call: found.append((seen, call)),
-  )
-  (_, query, key, value, out), call = found[0]
-  other = ATTENTIONS["linear"]().apply({}, query, key, value, **call)
+  @jax.jit
+  def by_hand(variables):
+    found = []
+    models.observe_attention(
+      p.model,
+      variables,
+      batch,
+      lambda *seen, **call: found.append((seen, call)),
+    )
+    (_, query, key, value, out), call = found[0]
+    other = ATTENTIONS["linear"]().apply({}, query, key, value, **call)
+    return jnp.square(other - out).sum(), jnp.square(out).sum()
+
   linear = squares(p, batch, AttentionConfig("linear"))
-  np.testing.assert_allclose(
-    linear[0],
-    [np.square(other - out).sum(), np.square(out).sum()],
-    rtol=1e-5,
-  )
+  np.testing.assert_allclose(linear[0], by_hand(p.variables), rtol=1e-5)
 
 
 def test_more_features_approximate_better():
@@ -261,5 +276,13 @@ def test_variables_are_taken_out_and_put_back():
 def test_a_mechanism_with_keys_of_its_own_cannot_be_put_there():
   p = models.load_pretrained(HERE / "gpt2")
   latent = AttentionConfig("latent").build()
+  place = places_of(p.model)[0]
   with pytest.raises(ValueError, match="makes keys and values of its own"):
-    run(p, batch_of("gpt2"), latent, {places_of(p.model)[0]: {}}, ())
+    logits(
+      p.model,
+      p.variables,
+      batch_of("gpt2"),
+      latent,
+      {place: {}},
+      {place: np.array(False)},
+    )

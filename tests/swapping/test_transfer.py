@@ -32,8 +32,16 @@ def fitted(model, config, steps, **options):
   ("case", "config"),
   [
     ("gpt2", AttentionConfig("window_linear", {"window": 4})),
-    ("gpt2", AttentionConfig("linear", {"feature_map": "hedgehog"})),
-    ("bert_masked", AttentionConfig("linformer", {"rank": 8})),
+    pytest.param(
+      "gpt2",
+      AttentionConfig("linear", {"feature_map": "hedgehog"}),
+      marks=pytest.mark.thorough,
+    ),
+    pytest.param(
+      "bert_masked",
+      AttentionConfig("linformer", {"rank": 8}),
+      marks=pytest.mark.thorough,
+    ),
   ],
 )
 def test_every_layer_comes_nearer(case, config, tmp_path):

@@ -8,7 +8,7 @@ from tests.tasks.text_cases import TEXT
 
 LEAVES = {
   "copy": {"max_length": 6, "vocab_size": 8},
-  "translation": {},
+  "translation": {"num_train": 200, "num_validation": 20},
   "text": {"context": 16},
   "classification": {"max_length": 16, "vocabulary": "characters"},
   "image": {"shift": 1},

@@ -3,16 +3,17 @@
 import json
 import shutil
 
+import jax
 import numpy as np
 import PIL.Image
 import pytest
 
 from configs import gato
-import models
 from process.errors import ConfigError
 from tasks import draws
 from tasks.mixed import captions
 from tests import commands
+from tests.models import tiny
 from tests.tasks.text_cases import TEXT
 from training import experiment, experiment_config, modality_maps, parallel
 
@@ -89,6 +90,7 @@ def test_a_run_learns_plays_and_writes_captions(run):
     assert np.asarray(drawn).std() > 20
 
 
+@pytest.mark.thorough
 def test_a_run_writes_the_caption_of_a_file(run, tmp_path):
   folder, _ = run
   found = captions.draw(draws.split_key(0, "x"), np.arange(1), 2)
@@ -123,25 +125,26 @@ def test_a_run_goes_on_with_text(run):
   assert "none reads patches among ids" in error
 
 
-def test_pmap_gives_the_same_numbers(text):
+@pytest.mark.parametrize(
+  "kind", [pytest.param("jit", marks=pytest.mark.thorough), "pmap"]
+)
+def test_devices_give_the_same_numbers(kind, text):
   """Eight devices with two rows each, of three kinds, and one with all."""
-  import jax
-
   config = config_of(text)
   losses = []
-  for kind, count in (("jit", 1), ("jit", 8), ("pmap", 8)):
+  for name, count in (("jit", 1), (kind, 8)):
     run = experiment.create(
-      experiment_config.parse(config | {"parallel": kind})
+      experiment_config.parse(config | {"parallel": name})
     )
     devices = jax.devices()[:count]
-    functions = parallel.make(run.functions, kind, devices)
+    functions = parallel.make(run.functions, name, devices)
     state = functions.place_state(run.init())
     variables = state.variables
     batch = functions.place_batch(run.task.train_batch(0))
     sums = jax.device_get(functions.evaluate(variables, batch))
-    losses.append({name: float(np.ravel(x)[0]) for name, x in sums.items()})
-  for other in losses[1:]:
-    assert other == pytest.approx(losses[0], rel=1e-5)
+    losses.append({key: float(np.ravel(x)[0]) for key, x in sums.items()})
+  one, other = losses
+  assert other == pytest.approx(one, rel=1e-5)
 
 
 def test_shares_are_summed_by_modality(text):
@@ -156,7 +159,7 @@ def test_shares_are_summed_by_modality(text):
   example = {name: x[row : row + 1] for name, x in batch.items()}
   found = modality_maps.shares(run.model, variables, run.task, example)
   assert found.modalities == ["image", "text"]
-  maps = models.attention_maps(run.model, variables, example)
+  maps = tiny.attention_maps(run.model, variables, example)
   length = int(np.flatnonzero(example["inputs"][0])[-1]) + 1
   for layer in range(2):
     weights = np.asarray(maps[f"decoder_{layer}/self_attention"])[0].mean(0)
@@ -169,12 +172,19 @@ def test_shares_are_summed_by_modality(text):
   assert found.evenly[1, 0] == pytest.approx(evenly)
 
 
-@pytest.mark.parametrize("attention", ["performer", "linear", "lsh"])
+@pytest.mark.parametrize(
+  "attention",
+  [
+    "performer",
+    pytest.param("linear", marks=pytest.mark.thorough),
+    pytest.param("lsh", marks=pytest.mark.thorough),
+  ],
+)
 def test_mechanisms_serve(text, attention):
   run = experiment.create(experiment_config.parse(config_of(text, attention)))
   variables = run.init().variables
   batch = run.task.train_batch(0)
-  logits = run.functions.forward(variables, batch, None)
+  logits = jax.jit(run.functions.forward)(variables, batch, None)
   assert np.isfinite(np.asarray(logits)).all()
 
 

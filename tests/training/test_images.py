@@ -9,7 +9,7 @@ from configs import vit
 import models
 from process.errors import ConfigError
 from tests import commands
-from tests.models.pretrained.test_equality import HERE
+from tests.models.pretrained.test_equality import HERE, compute
 from training import distillation, experiment, experiment_config, published
 
 TINY = {
@@ -58,6 +58,7 @@ def test_a_run_learns_and_draws(run):
     assert np.asarray(drawn).std() > 20
 
 
+@pytest.mark.thorough
 def test_attention_over_a_file(run, tmp_path):
   folder, _ = run
   pixels = np.random.default_rng(0).integers(0, 256, (12, 9), np.uint8)
@@ -106,8 +107,8 @@ def test_a_run_becomes_published_weights(run, tmp_path):
   same = models.load_pretrained(folder)
   images = np.random.default_rng(0).standard_normal((2, 8, 8, 1), np.float32)
   np.testing.assert_array_equal(
-    p.logits(p.variables, pixel_values=images),
-    same.logits(same.variables, pixel_values=images),
+    compute(p, {"pixel_values": images}),
+    compute(same, {"pixel_values": images}),
   )
   assert p.config["image_size"] == 8
 
@@ -125,7 +126,7 @@ def test_a_run_starts_from_weights_of_another_image_size(run):
     np.testing.assert_array_equal, state.params, p.variables["params"]
   )
   batch = began.task.train_batch(0)
-  logits = began.functions.forward(state.variables, batch, None)
+  logits = jax.jit(began.functions.forward)(state.variables, batch, None)
   assert logits.shape == (8, 1, 10)
   with pytest.raises(ConfigError, match="expected the 1 channels of the task"):
     experiment.create(
@@ -144,7 +145,7 @@ def test_a_student_learns_both_labels(run):
   np.testing.assert_array_equal(batch["image"], own["image"])
   np.testing.assert_array_equal(batch["targets"][:, :1], own["targets"])
   teacher = models.load_pretrained(folder)
-  taken_for = teacher.logits(teacher.variables, pixel_values=own["image"])
+  taken_for = compute(teacher, {"pixel_values": own["image"]})
   np.testing.assert_array_equal(batch["targets"][:, 1], taken_for.argmax(-1))
   assert batch["weights"].shape == (8, 2)
   # Held-out batches have the truth for both, and are judged by the mean.

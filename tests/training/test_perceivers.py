@@ -12,7 +12,7 @@ from configs import perceiver, perceiver_bytes
 import models
 from process.errors import ConfigError
 from tests import commands
-from tests.models.pretrained.test_equality import HERE
+from tests.models.pretrained.test_equality import HERE, compute
 from tests.tasks.text_cases import TEXT
 from training import (
   attention_maps,
@@ -75,6 +75,7 @@ def run(tmp_path_factory):
   return folder, out
 
 
+@pytest.mark.thorough
 def test_a_run_learns_and_draws(run, tmp_path):
   folder, out = run
   accuracy = float(out.split("accuracy")[-1].split()[0])
@@ -243,11 +244,11 @@ def test_a_run_starts_from_published_weights(text):
     np.testing.assert_array_equal, state.params, p.variables["params"]
   )
   batch = began.task.train_batch(0)
-  logits = began.functions.forward(state.variables, batch, None)
+  logits = jax.jit(began.functions.forward)(state.variables, batch, None)
   assert logits.shape == (8, 31, 61)
   np.testing.assert_allclose(
     logits,
-    p.logits(p.variables, input_ids=batch["source"])[:, :31],
+    compute(p, {"input_ids": batch["source"]})[:, :31],
     atol=1e-5,
   )
   config["task"]["vocabulary"] = "bytes"
