@@ -149,7 +149,7 @@ def test_ctrl_c_ends_a_compiling_run_at_once(tmp_path):
   process = commands.start(
     "train.py",
     "--config=configs/translation.py",
-    "--config.model.num_layers=12",
+    "--config.model.num_layers=32",
     f"--workdir={tmp_path / 'run'}",
   )
   assert process.stdout.readline().startswith(str(tmp_path))
