@@ -49,7 +49,7 @@ test: setup
 	COMPILE=quickly $(PYTHON) -m pytest $(PYTEST) \
 	  -m "not optimised and not thorough"
 	$(PYTHON) -m pytest $(PYTEST) -m "optimised and not thorough" \
-	  $$(grep -rl optimised tests --include='test_*.py')
+	  $$(grep -rl optimised tests projects --include='test_*.py')
 
 test-all: setup
 	$(VENV)/bin/ruff check .

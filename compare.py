@@ -15,12 +15,12 @@ ends with it too, and writes them while it runs as often as 2 % of the time allo
 from pathlib import Path
 
 # First, as it says what to do where packages are missing.
-import process  # noqa: F401  # isort: skip
+import training  # noqa: F401  # isort: skip
 
 from absl import flags
 
-from process import claimed, config_flag, entry
-from process.errors import ConfigError
+from settings.errors import ConfigError
+from training import claimed, config_flag, entry
 
 _CONFIG = config_flag.define(
   "FILE.py; --config.attention=dense,lsh and --config.seeds=0,1 "

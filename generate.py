@@ -18,12 +18,12 @@ import sys
 from typing import Any
 
 # First, as it says what to do where packages are missing.
-import process  # noqa: F401  # isort: skip
+import training  # noqa: F401  # isort: skip
 
 from absl import flags
 
-from process import entry
-from process.errors import ConfigError
+from settings.errors import ConfigError
+from training import entry
 
 _WORKDIR = flags.DEFINE_string(
   "workdir",
@@ -71,7 +71,7 @@ def main() -> None:
     )
   # JAX and the libraries on it take a second to import: --help and a faulty flag
   # do not wait for them.
-  from process import cache
+  from tasks import cache
   from training import (
     experiment,
     experiment_config,

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 # First, as it says what to do where packages are missing.
-import process  # noqa: F401  # isort: skip
+import training  # noqa: F401  # isort: skip
 
 from absl import flags
 
-from process import entry
-from process.errors import ConfigError
+from settings.errors import ConfigError
+from training import entry
 
 _WEIGHTS = flags.DEFINE_string(
   "weights", "", "folder of published weights, or workdir of a run"
@@ -71,9 +71,9 @@ def main() -> None:
     raise ConfigError("--workdir: missing; the folder that is written")
   # JAX and the libraries on it take a second to import: --help and a faulty flag
   # do not wait for them.
-  from process import cache, host_memory
-  from reports.swap import files, rows
-  from swapping import finetune, measure, records, source
+  from projects.swap import files, finetune, measure, records, rows, source
+  from tasks import cache
+  from training import host_memory
   from training.workdir import check_writable
 
   settings = _settings()
@@ -111,7 +111,7 @@ def main() -> None:
 
 def _settings() -> Any:
   """What was typed, checked."""
-  from swapping.settings import Settings, numbers
+  from projects.swap.settings import Settings, numbers
 
   try:
     return Settings(

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 # First, as it says what to do where packages are missing.
-import process  # noqa: F401  # isort: skip
+import training  # noqa: F401  # isort: skip
 
 from absl import flags
 
-from process import config_flag, entry
+from training import config_flag, entry
 
 _CONFIG = config_flag.define(
   "FILE.py or FILE.py:MECHANISM; any leaf can be overridden, as "
@@ -50,8 +50,15 @@ def main() -> None:
   # JAX and the libraries on it take a second to import, so this is done once the
   # flags are parsed: --help does not wait for them. (A config has imported JAX.)
   from configs import attentions
-  from process import cache, cluster, host_memory
-  from training import experiment, experiment_config, loop, workdir
+  from tasks import cache
+  from training import (
+    cluster,
+    experiment,
+    experiment_config,
+    host_memory,
+    loop,
+    workdir,
+  )
 
   cluster.join(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
   config = experiment_config.parse(mapping)

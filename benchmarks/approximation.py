@@ -22,8 +22,8 @@ from typing import Any, NamedTuple, cast
 
 from absl import flags
 
-from process import entry
-from process.errors import ConfigError
+from settings.errors import ConfigError
+from training import entry
 
 _WORKDIR = flags.DEFINE_string(
   "workdir", None, "run of train.py: an encoder with dense attention"
@@ -300,10 +300,10 @@ def figure(found: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]]) -> Any:
 
 
 def _panel(kind, sweeps, styles, axes):
-  from label_packing import labels
-  from label_packing.labels import Label
   from reports import axes as axes_lib
+  from reports import labels
   from reports import style as style_lib
+  from reports.labels import Label
 
   last, values, errors = [], [], []
   for of_sweep in sweeps:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from models.depthwise import depthwise
-from process import entry
+from training import entry
 
 _SHAPES = (
   ((64, 8, 8, 32), (3, 3)),

@@ -14,7 +14,7 @@ import time
 
 from absl import flags
 
-from process import compiler, entry
+from training import compiler, entry
 
 _LENGTH = flags.DEFINE_integer("length", 4096, "T = S", lower_bound=2)
 _ATTENTION = flags.DEFINE_list("attention", "all", "mechanisms, or all")

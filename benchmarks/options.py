@@ -17,8 +17,8 @@ import sys
 
 from absl import flags
 
-from process import entry
-from process.errors import ConfigError
+from settings.errors import ConfigError
+from training import entry
 
 _LENGTH = flags.DEFINE_integer("length", 4096, "T = S", lower_bound=64)
 _ATTENTION = flags.DEFINE_list("attention", "all", "mechanisms, or all")

@@ -18,8 +18,8 @@ from typing import Any
 
 from absl import flags
 
-from process import entry, host_memory
-from process.errors import ConfigError
+from settings.errors import ConfigError
+from training import entry, host_memory
 
 _BEFORE = flags.DEFINE_string("before", None, "commit to compare with")
 _LENGTHS = flags.DEFINE_list("lengths", ["1024", "4096", "16384"], "of T = S")

@@ -18,8 +18,8 @@ import numpy as np
 from attention import ATTENTIONS
 from configs import attentions
 import models
-from process import entry
-from process.errors import ConfigError
+from settings.errors import ConfigError
+from training import entry
 
 _LENGTH = flags.DEFINE_integer(
   "length", 512, "ids of the prompt", lower_bound=2

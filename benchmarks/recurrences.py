@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention import delta_rule_attention, gated_linear_attention
-from process import entry, host_memory
+from training import entry, host_memory
 
 _LENGTH = flags.DEFINE_integer("length", 4096, "positions", lower_bound=1)
 _BASELINE = flags.DEFINE_bool("baseline", True, "also jax.nn's attention")

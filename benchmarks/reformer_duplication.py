@@ -18,8 +18,9 @@ import jax
 import ml_collections
 
 from configs import reformer
-from process import cache, entry
+from tasks import cache
 from training import (
+  entry,
   evaluate,
   experiment,
   experiment_config,
@@ -67,7 +68,10 @@ def accuracy(
   results = evaluate.evaluate(
     functions,
     # Only the rotations are new, drawn from the run's seed.
-    {"params": variables["params"], "constants": other.init().constants},
+    {
+      "params": variables["params"],
+      "constants": other.init().collections["constants"],
+    },
     other.task,
     "validation",
   )

@@ -18,11 +18,12 @@ from typing import Any
 
 from absl import flags
 
-from benchmarks import listops_rules, pathfinder_rules
-from process import config_flag, entry
-from process.errors import ConfigError
+from benchmarks import listops_rules
+from projects.pathfinder import rules as pathfinder_rules
 from settings.build import to_mapping
+from settings.errors import ConfigError
 from tasks import TASKS
+from training import config_flag, entry
 
 _CONFIG = config_flag.define(
   "as for train.py; of the task listops or pathfinder"

@@ -18,8 +18,8 @@ from typing import Any
 
 from absl import flags
 
-from process import entry
-from process.errors import ConfigError
+from settings.errors import ConfigError
+from training import entry
 
 _POSITIONS = flags.DEFINE_integer(
   "positions", 1024, "of each device", lower_bound=64

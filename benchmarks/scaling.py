@@ -22,8 +22,8 @@ import time
 
 from absl import flags
 
-from process import entry
-from process.errors import ConfigError
+from settings.errors import ConfigError
+from training import entry
 
 _LENGTHS = flags.DEFINE_list(
   "lengths", "256,512,1024,2048,4096,8192,16384", "T = S"
@@ -58,7 +58,7 @@ def main() -> None:
 
   from attention import ATTENTIONS, registry
   from benchmarks import bounds, programs, scaling_tables, timing
-  from process import host_memory
+  from training import host_memory
 
   if _KEEP_FREED.value:
     host_memory.keep_freed()

@@ -20,8 +20,15 @@ from typing import Any, cast
 import jax
 import numpy as np
 
-from process import config_flag, entry, host_memory
-from training import experiment, experiment_config, loop, parallel
+from training import (
+  config_flag,
+  entry,
+  experiment,
+  experiment_config,
+  host_memory,
+  loop,
+  parallel,
+)
 
 _CONFIG = config_flag.define(
   "as for train.py; num_steps becomes two and a half periods",

@@ -16,8 +16,7 @@ from attention import (
   plug,
 )
 import models
-from models.pyramid import Pyramid
-from models.transformer import Transformer
+from models.kind import Model
 
 OWN_SCORES = tuple(
   name
@@ -28,7 +27,7 @@ OWN_SCORES = tuple(
 
 
 def error(
-  model: Transformer | Pyramid,
+  model: Model,
   variables: Mapping[str, Any],
   batch: Mapping[str, Any],
 ) -> float | None:
@@ -64,7 +63,7 @@ def error(
 
 
 def _squares(
-  model: Transformer | Pyramid,
+  model: Model,
   hidden: Attention | None,
   variables: Mapping[str, Any],
   batch: Mapping[str, Any],

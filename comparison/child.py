@@ -12,12 +12,12 @@ import tempfile
 import time
 from typing import Any
 
-from process import host_load, host_memory
-from process.errors import one_line
+from settings.errors import one_line
+from training import host_load, host_memory
 
 _NOTE = "\n--------------------\nFor simplicity, JAX has removed"
 
-_FAULT = 2  # What `process.entry` ends with for a fault in what was typed.
+_FAULT = 2  # What `training.entry` ends with for a fault in what was typed.
 
 Usage = dict[str, float | None]
 """What a process took, by the names of columns of results.csv."""

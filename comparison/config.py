@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from attention import ATTENTIONS, registry
-from process.errors import ConfigError
 from settings.build import build, check_section, to_mapping
+from settings.errors import ConfigError
 from settings.leaves import Leaves, flatten, put
 from settings.suggest import instead
 from settings.typed import literal, split

@@ -13,9 +13,8 @@ from typing import Any
 from comparison import child, records
 from comparison.config import APART
 from comparison.plan import Run
-from process import claimed
-from process.errors import RunError, one_line
-from training import evaluate, metrics
+from settings.errors import RunError, one_line
+from training import claimed, evaluate, metrics
 
 _ROOT = Path(__file__).parent.parent
 _TRAIN = [str(_ROOT / "train.py")]

@@ -12,8 +12,14 @@ from pathlib import Path
 from absl import flags
 
 from comparison import measurements
-from process import claimed, config_flag, entry, host_memory
-from training import experiment, experiment_config
+from training import (
+  claimed,
+  config_flag,
+  entry,
+  experiment,
+  experiment_config,
+  host_memory,
+)
 
 _CONFIG = config_flag.define("as for train.py")
 _WORKDIR = flags.DEFINE_string("workdir", None, "folder of a trained run")

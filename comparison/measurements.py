@@ -8,12 +8,12 @@ import jax
 
 from comparison import approximation, costs
 import models
-from process import host_load
-from process.errors import ConfigError, one_line
+from settings.errors import ConfigError, one_line
 from training import (
   attention_maps,
   experiment,
   experiment_config,
+  host_load,
   inference,
   metrics,
   workdir,

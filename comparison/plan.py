@@ -12,7 +12,7 @@ import jax
 from comparison import costs
 from comparison.config import LAYERS, Comparison, Leaves
 import models
-from process.errors import ConfigError, one_line
+from settings.errors import ConfigError, one_line
 from settings.leaves import flatten, put
 from settings.typed import split
 from training import experiment, experiment_config

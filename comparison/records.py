@@ -10,8 +10,7 @@ import time
 from typing import Any
 
 from comparison.plan import Run
-from process import claimed
-from training import metrics
+from training import claimed, metrics
 
 COMPARISON = "comparison.json"
 PLAN, REFERENCES = "plan.json", "references.json"

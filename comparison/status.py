@@ -9,8 +9,7 @@ import time
 from typing import Any
 
 from comparison import records
-from process import claimed
-from training import metrics
+from training import claimed, metrics
 
 
 def text(workdir: Path) -> str:

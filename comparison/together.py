@@ -21,9 +21,18 @@ from absl import flags
 import jax
 
 from comparison import measurements, plan
-from process import cache, claimed, entry, host_load, host_memory
-from process.errors import ConfigError, RunError, one_line
-from training import experiment, loop, together, workdir
+from settings.errors import ConfigError, RunError, one_line
+from tasks import cache
+from training import (
+  claimed,
+  entry,
+  experiment,
+  host_load,
+  host_memory,
+  loop,
+  together,
+  workdir,
+)
 from training.together import Member, Outcome
 
 _GROUP = flags.DEFINE_string("group", None, "a .json file", required=True)

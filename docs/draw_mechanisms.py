@@ -34,7 +34,7 @@ from attention import (
   rotary,
   t5_bias,
 )
-import process  # noqa: F401 - switches off a faulty fusion of XLA
+import training  # noqa: F401 - switches off a faulty fusion of XLA
 
 FOLDER = pathlib.Path(__file__).parent / "mechanisms"
 

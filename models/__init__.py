@@ -8,9 +8,9 @@ weights.
 
 from collections.abc import Mapping
 import importlib
-import types
 from typing import TYPE_CHECKING, Any
 
+from attention import registry
 from models.around_config import AroundConfig
 from models.attention_config import (
   GENERATING,
@@ -19,12 +19,9 @@ from models.attention_config import (
   missing,
   slots,
 )
-from models.config import KINDS, PAD_ID, PATCH_ID, ModelConfig
-from models.conformer_config import ConformerConfig, ExtractorConfig
-from models.perceiver_config import PerceiverConfig
-from models.pyramid_config import PyramidConfig
-from models.seq2seq_config import Seq2SeqConfig
-from models.size import Config, least_activations, least_parameters, num_tokens
+from models.config import KINDS, PAD_ID, ModelConfig
+from models.kind import Config, Sizes
+from settings.import_paths import ImportPaths
 
 if TYPE_CHECKING:
   from models.api import (
@@ -32,43 +29,32 @@ if TYPE_CHECKING:
     attention_maps,
     create,
     forward,
-    forward_and_statistics,
+    forward_and_state,
     initialize,
     observe_attention,
     replace_attention,
   )
   from models.decoding import Generated, generate
-  from models.pretrained.load import (
-    Pretrained,
-    load_pretrained,
-    save_pretrained,
-  )
-  from models.pretrained.trained import as_pretrained
+  from models.published.load import Pretrained, load_pretrained, save_pretrained
+  from models.published.trained import as_pretrained
 
 __all__ = [
   "AttentionConfig",
   "AroundConfig",
   "ModelConfig",
-  "Seq2SeqConfig",
-  "PyramidConfig",
-  "PerceiverConfig",
-  "ConformerConfig",
-  "ExtractorConfig",
   "CONFIGS",
+  "find",
   "Config",
+  "Sizes",
   "PAD_ID",
-  "PATCH_ID",
   "GENERATING",
   "check_supports",
   "missing",
   "slots",
-  "least_parameters",
-  "least_activations",
-  "num_tokens",
   "create",
   "initialize",
   "forward",
-  "forward_and_statistics",
+  "forward_and_state",
   "attention_maps",
   "attention_in_parts",
   "observe_attention",
@@ -81,19 +67,40 @@ __all__ = [
   "as_pretrained",
 ]
 
-CONFIGS: Mapping[str, type] = types.MappingProxyType(
-  {
-    **dict.fromkeys(KINDS, ModelConfig),
-    "seq2seq": Seq2SeqConfig,
-    "pyramid": PyramidConfig,
-    "perceiver": PerceiverConfig,
-    "conformer": ConformerConfig,
-  }
-)
+_PATHS = {
+  **dict.fromkeys(KINDS, "models.config:ModelConfig"),
+  "vit": "projects.vision.vit_config:VitConfig",
+  "pyramid": "projects.vision.pyramid_config:PyramidConfig",
+  "perceiver": "projects.perceiver.config:PerceiverConfig",
+  "conformer": "projects.speech.config:ConformerConfig",
+  "gato": "projects.gato.config:GatoConfig",
+  "seq2seq": "projects.seq2seq.config:Seq2SeqConfig",
+}
+"""Kind of a model -> where the config that describes it is."""
+
+
+CONFIGS: Mapping[str, type] = ImportPaths(_PATHS)
 """Kind of a model -> the config that describes it."""
 
 
+def find(kind: str) -> type:
+  """The config of a kind of model: of `CONFIGS`, or of an import path.
+
+  Args:
+    kind: a key of `CONFIGS`, or 'package.module:attribute' of a class that
+      follows `models.kind.Config`.
+
+  Raises:
+    ValueError: there is none.
+  """
+  return registry.named(kind, CONFIGS, "Config")
+
+
 def __getattr__(name: str) -> Any:
+  for path in _PATHS.values():
+    module, _, config = path.partition(":")
+    if name == config:
+      return getattr(importlib.import_module(module), name)
   # Flax is imported with the first function that needs it: config files import
   # `models.config`, hence JAX, and are run and checked without Flax.
   if name not in __all__:

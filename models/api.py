@@ -3,8 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping
 import contextlib
 import functools
-import importlib
-import types
 from typing import Any, cast
 
 from flax import linen as nn
@@ -12,37 +10,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from attention import Attention, Dims
-from models.config import ModelConfig
-from models.conformer_config import ConformerConfig
-from models.mechanism_variables import variable_shapes
-from models.perceiver_config import PerceiverConfig
-from models.pyramid_config import PyramidConfig
+from attention import Attention
+from models.kind import NOTHING, Config, Model, Sizes
 from models.rows import positions_apart
-from models.seq2seq import Seq2Seq
-from models.seq2seq_config import Seq2SeqConfig
-from models.size import Config, Sizes, num_tokens
-from models.transformer import Transformer
 
 Batch = Mapping[str, Any]
-"""'source' [B, S] and 'inputs' [B, T], as the kind needs, or 'image' [B, H, W, C],
-or 'frames' [B, S, M] or 'audio' [B, S] with 'source_mask' [B, S]. A decoder's may
-have 'patches' [B, R, C, P, P, D] of images and 'local' [B, T] with 'inputs'.
+"""Arrays by name, such as 'source' [B, S] and 'inputs' [B, T].
 
 What a model reads of it says its `arguments`; all else is unread.
 """
-
-Model = Any
-"""What `create` makes: a Linen module whose `arguments` are read from a batch."""
-
-_MODULES: Mapping[type, str] = types.MappingProxyType(
-  {
-    PyramidConfig: "models.pyramid",
-    PerceiverConfig: "models.perceiver",
-    ConformerConfig: "models.conformer",
-  }
-)
-"""Config of a kind that is not a Transformer's -> the module whose `create` makes it."""
 
 
 def create(
@@ -53,9 +29,7 @@ def create(
   max_source_length: int | None,
   max_target_length: int | None,
   shared_vocabulary: bool = False,
-  image_shape: tuple[int, int, int] | None = None,
-  frames_shape: tuple[int, int] | None = None,
-  patches_shape: tuple[int, int, int, int, int] | None = None,
+  input_shapes: Mapping[str, Any] = NOTHING,
 ) -> Model:
   """Makes the model of a config for a task's sizes; computes nothing.
 
@@ -71,11 +45,8 @@ def create(
       the same as `max_source_length` or None.
     shared_vocabulary: source and target ids mean the same, so that tied
       embeddings share one table.
-    image_shape: height, width and channels of images, for an encoder with
-      `patch_size`; it has no `source_vocab_size` and no `max_source_length`.
-    frames_shape: frames and bands of the longest recording, for a Conformer.
-    patches_shape: rows, columns, height, width and channels of the patches of an
-      image, which a decoder reads where an id is `PATCH_ID`.
+    input_shapes: what a batch has in place of ids, such as 'image' -> the shape
+      of one row.
 
   Returns:
     A Linen module.
@@ -84,130 +55,16 @@ def create(
     ValueError: a size is missing, or a mechanism cannot work at it (a rank
       above the length, …); the message starts with the argument or field.
   """
-  sizes = Sizes(
-    source_vocab_size,
-    target_vocab_size,
-    max_source_length,
-    max_target_length,
-    shared_vocabulary,
-    image_shape,
-    frames_shape,
-    patches_shape,
+  return config.make(
+    Sizes(
+      source_vocab_size,
+      target_vocab_size,
+      max_source_length,
+      max_target_length,
+      shared_vocabulary,
+      input_shapes,
+    )
   )
-  if isinstance(config, ModelConfig | Seq2SeqConfig):
-    return _transformer_or_seq2seq(config, sizes)
-  module = importlib.import_module(_MODULES[type(config)])
-  return module.create(config, sizes)
-
-
-def _transformer_or_seq2seq(
-  config: ModelConfig | Seq2SeqConfig, sizes: Sizes
-) -> Transformer | Seq2Seq:
-  """Makes a model of ids, or a Transformer of images."""
-  (
-    source_vocab_size,
-    target_vocab_size,
-    max_source_length,
-    max_target_length,
-    shared_vocabulary,
-    image_shape,
-    _,
-    patches_shape,
-  ) = sizes
-  has_encoder = config.kind != "decoder"
-  reads_ids = has_encoder
-  if isinstance(config, ModelConfig) and config.patch_size is not None:
-    max_source_length = _tokens_of_images(config, image_shape)
-    max_target_length, reads_ids = None, False
-  elif image_shape is not None:
-    raise ValueError(
-      "patch_size: expected the side of a patch, for a task of images, got None"
-    )
-  for name, size, needed in (
-    ("source_vocab_size", source_vocab_size, reads_ids),
-    ("max_source_length", max_source_length, has_encoder),
-    ("target_vocab_size", target_vocab_size, True),
-    ("max_target_length", max_target_length, config.kind != "encoder"),
-  ):
-    if needed and (size is None or size < 1):
-      raise ValueError(f"{name}: kind '{config.kind}' needs it, got {size}")
-  if shared_vocabulary and has_encoder:
-    if source_vocab_size != target_vocab_size:
-      raise ValueError(
-        f"shared_vocabulary: source has {source_vocab_size} ids and target "
-        f"{target_vocab_size}"
-      )
-  elif (
-    isinstance(config, ModelConfig)
-    and config.kind == "encoder"
-    and config.head == "tokens"
-    and config.tie_embeddings
-  ):
-    raise ValueError(
-      "tie_embeddings: the softmax of an encoder can share the source's table "
-      "only if source and target have one vocabulary; set it to False"
-    )
-  cycle = config.cycle if isinstance(config, ModelConfig) else (config,)
-  for layer in cycle:
-    _check_mechanisms(layer, max_source_length, max_target_length)
-  of_model = (
-    source_vocab_size or 0,
-    target_vocab_size,
-    max_source_length or 0,
-    max_target_length or 0,
-    shared_vocabulary,
-  )
-  if isinstance(config, Seq2SeqConfig):
-    return Seq2Seq(config, *of_model)
-  return Transformer(
-    config, *of_model, image_shape=image_shape, patches_shape=patches_shape
-  )
-
-
-def _check_mechanisms(
-  config: ModelConfig | Seq2SeqConfig,
-  max_source_length: int | None,
-  max_target_length: int | None,
-) -> None:
-  """Raises ValueError where a mechanism cannot work at the sizes of a layer."""
-  for field, chosen in config.attentions.items():
-    length = (
-      max_target_length if field == "decoder_attention" else max_source_length
-    )
-    dims = Dims(
-      config.num_heads,
-      config.kv_heads,
-      config.query_dim,
-      length or 0,
-      config.features,
-    )
-    for attention in chosen:
-      try:
-        variable_shapes(attention.build(), dims)
-      except ValueError as error:
-        raise ValueError(f"{field}: {error}") from error
-
-
-def _tokens_of_images(
-  config: ModelConfig, shape: tuple[int, int, int] | None
-) -> int:
-  """S of a model that reads images.
-
-  Raises:
-    ValueError: there are none, or a patch is larger than they are.
-  """
-  if shape is None:
-    raise ValueError(
-      f"patch_size: expected None for a task without images, got "
-      f"{config.patch_size}"
-    )
-  size = config.patch_size or 0
-  if size > min(shape[:2]):
-    raise ValueError(
-      f"patch_size: expected at most {min(shape[:2])}, the smaller side of the "
-      f"images, got {size}"
-    )
-  return num_tokens(config, shape)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -257,7 +114,7 @@ def forward(
   return cast(Array, logits)
 
 
-def forward_and_statistics(
+def forward_and_state(
   model: Model,
   variables: Mapping[str, Any],
   batch: Batch,
@@ -265,32 +122,31 @@ def forward_and_statistics(
   dropout_rng: Array | None,
   axis_name: str | None = None,
 ) -> tuple[Float[Array, "B T V"], Mapping[str, Any]]:
-  """As `forward`, of a model with batch norm that is being trained.
+  """As `forward` while a model is trained, with the state that it replaces.
 
-  Features are normed by the mean and variance of the batch, and the running
-  ones, which `forward` norms by, move towards these.
+  With batch norm, features are normed by the mean and variance of the batch, and
+  the running ones, which `forward` norms by, move towards these.
 
   Args:
-    model: from `create`.
-    variables: with 'batch_stats'.
+    model: from `create`, with names of collections in `state`.
+    variables: with these collections.
     batch: as the model reads it.
     dropout_rng: key of the dropout; None where there is none.
     axis_name: of a `pmap` whose devices have the rows of one batch.
 
   Returns:
-    `[B, T, V]` float32, and the new 'batch_stats'.
+    `[B, T, V]` float32, and the new collections.
   """
   ids, options = model.arguments(batch)
-  logits, updated = model.apply(
+  return model.apply(
     variables,
     *ids,
     **options,
     deterministic=False,
     axis_name=axis_name,
     rngs=None if dropout_rng is None else {"dropout": dropout_rng},
-    mutable=["batch_stats"],
+    mutable=list(model.state),
   )
-  return cast(Array, logits), updated["batch_stats"]
 
 
 @functools.partial(jax.jit, static_argnums=0)

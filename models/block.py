@@ -17,6 +17,7 @@ from models.config import ModelConfig
 from models.multi_head_attention import MultiHeadAttention, kernel_init
 from models.norms import make_norm
 from models.rows import by_rows
+from models.slot_variants import GlobalAttention, ShawAttention
 
 ACTIVATIONS = types.MappingProxyType(
   dict(
@@ -27,9 +28,6 @@ ACTIVATIONS = types.MappingProxyType(
   )
 )
 """The functions that `config.ACTIVATIONS` names."""
-
-SHAW_DISTANCE = 16
-"""k: keys farther away share a relative key, as in the paper's base model."""
 
 
 class Mlp(nn.Module):
@@ -85,8 +83,6 @@ class Block(nn.Module):
     max_length: of the sequence.
     cross_mechanism: attends to an encoder's output; None has no such sub-layer.
     max_memory_length: of the encoder's output.
-    convolution: side of convolutions before the projections of self-attention;
-      a call then has `grid`.
     is_decoder: whether it is one of a decoder, whose self-attention is causal.
   """
 
@@ -95,7 +91,6 @@ class Block(nn.Module):
   max_length: int
   cross_mechanism: AttentionConfig | None = None
   max_memory_length: int = 0
-  convolution: int | None = None
   is_decoder: bool = False
 
   def setup(self) -> None:
@@ -105,43 +100,13 @@ class Block(nn.Module):
     sublayers += config.mlp_features > 0
     out_scale = 1.0 / math.sqrt(sublayers * config.num_layers)
 
-    def slot(
-      mechanism,
-      max_length,
-      position,
-      global_projections,
-      convolution=None,
-      **of_self,
-    ):
-      return MultiHeadAttention(
-        attention=mechanism.build(),
-        dims=config.dims(max_length),
-        features=config.features,
-        value_dim=config.value_dim,
-        qk_heads=config.num_qk_heads,
-        use_bias=config.attention_bias,
-        scale=config.attention_scale,
-        query_key_norm=config.query_key_norm,
-        norm_epsilon=config.norm_epsilon,
-        rotary=position == "rotary",
-        rotary_theta=config.rotary_theta,
-        rotary_fraction=config.rotary_fraction,
-        global_projections=global_projections,
-        relative_distance=SHAW_DISTANCE if position == "shaw" else 0,
-        dropout_rate=config.attention_dropout_rate,
-        dtype=config.dtype,
-        param_dtype=config.param_dtype,
-        out_scale=out_scale,
-        convolution=convolution,
-        **of_self,
-      )
-
-    self.self_attention = slot(
+    self.self_attention = self.make_slot(
       self.self_mechanism,
       self.max_length,
-      config.position,
-      config.global_projections,
-      self.convolution,
+      out_scale=out_scale,
+      rotary=config.position == "rotary",
+      rotary_theta=config.rotary_theta,
+      rotary_fraction=config.rotary_fraction,
       short_convolution=self.is_decoder and config.short_convolution,
       short_convolution_bias=config.short_convolution_bias,
       output_norm=config.output_norm,
@@ -149,8 +114,11 @@ class Block(nn.Module):
     )
     self.self_attention_norm = make_norm(config)
     if self.cross_mechanism is not None:
-      self.cross_attention = slot(
-        self.cross_mechanism, self.max_memory_length, "none", False
+      self.cross_attention = self.make_slot(
+        self.cross_mechanism,
+        self.max_memory_length,
+        MultiHeadAttention,
+        out_scale=out_scale,
       )
       self.cross_attention_norm = make_norm(config)
     if config.mlp_features:
@@ -163,6 +131,38 @@ class Block(nn.Module):
       if config.mlp_features:
         self.mlp_out_norm = make_norm(config)
     self.dropout = nn.Dropout(config.dropout_rate)
+
+  @nn.nowrap
+  def make_slot(
+    self,
+    mechanism: AttentionConfig,
+    max_length: int,
+    slot: type[MultiHeadAttention] | None = None,
+    **options: Any,
+  ) -> MultiHeadAttention:
+    """A slot as the config has it; by default one of self-attention."""
+    config = self.config
+    if slot is None:
+      slot = MultiHeadAttention
+      if config.global_projections:
+        slot = GlobalAttention
+      elif config.position == "shaw":
+        slot = ShawAttention
+    return slot(
+      attention=mechanism.build(),
+      dims=config.dims(max_length),
+      features=config.features,
+      value_dim=config.value_dim,
+      qk_heads=config.num_qk_heads,
+      use_bias=config.attention_bias,
+      scale=config.attention_scale,
+      query_key_norm=config.query_key_norm,
+      norm_epsilon=config.norm_epsilon,
+      dropout_rate=config.attention_dropout_rate,
+      dtype=config.dtype,
+      param_dtype=config.param_dtype,
+      **options,
+    )
 
   def __call__(
     self,

@@ -7,6 +7,7 @@ the config is made: before data is read and before anything compiles.
 import dataclasses
 import functools
 import math
+from typing import Any, ClassVar
 
 from attention import Dims
 from attention.positions import t5_buckets
@@ -18,14 +19,12 @@ from models.attention_config import (
   check_supports,
   names,
 )
+from models.kind import Sizes
 from settings.checks import check, check_ranges
 from settings.suggest import check_choices
 
 PAD_ID = 0
 """Id of padding in a source where nothing else says what is padding."""
-
-PATCH_ID = -1
-"""Id of an input of a decoder that is the next patch of an image."""
 
 KINDS = ("encoder_decoder", "decoder", "encoder")
 POSITIONS = (
@@ -114,16 +113,10 @@ class ModelConfig:
     norm_kind: 'layer', 'rms' (Zhang and Sennrich 2019) without a mean or bias, or
       'rms_from_one', whose scales are stored as what they have beyond 1 (Gemma).
     norm_epsilon: what a norm adds to the variance.
-    local_positions: adds a learned position of every token within its time step,
-      which a task says, to a decoder's embeddings (Gato).
     embedding_norm: whether the sum of embeddings is normalised (BERT).
     embedding_scale: factor of embeddings; None is √F (Vaswani).
     token_types: size of a table of token types, such as BERT's two segments; 0
       has none.
-    patch_size: side of the square patches in which an encoder reads images,
-      instead of tokens (ViT); None reads tokens.
-    distillation: a second token of its own before the patches, with a head of
-      its own (DeiT).
     head: 'tokens', logits of every position; 'class', logits of the first
       position alone; or 'hidden', the features of every position.
     pooler: a layer with tanh before the classes (BERT).
@@ -139,8 +132,6 @@ class ModelConfig:
       shared; None is as `tie_embeddings`.
     vocab_size: ids that the model knows, if more than its task has.
     max_length: the longest sequence, if longer than its task's.
-    image_shape: height, width and channels of the images that positions are
-      learned for, if not those of its task.
     remat: 'block' keeps of each layer its input alone and computes the rest again
       for the backward pass; 'none' keeps everything.
     dtype: of activations; logits and softmax are float32, or float64 like it.
@@ -156,6 +147,8 @@ class ModelConfig:
     ValueError: a value or a pair that cannot work; the message starts with the
       field.
   """
+
+  kinds: ClassVar[tuple[str, ...]] = KINDS
 
   kind: str
   num_layers: int
@@ -191,12 +184,9 @@ class ModelConfig:
   norm: str = "pre"
   norm_kind: str = "layer"
   norm_epsilon: float = 1e-6
-  local_positions: bool = False
   embedding_norm: bool = False
   embedding_scale: float | None = None
   token_types: int = 0
-  patch_size: int | None = None
-  distillation: bool = False
   head: str = "tokens"
   pooler: bool = False
   head_transform: bool = False
@@ -207,7 +197,6 @@ class ModelConfig:
   tie_inputs: bool | None = None
   vocab_size: int | None = None
   max_length: int | None = None
-  image_shape: tuple[int, int, int] | None = None
   remat: str = "none"
   dtype: str = "float32"
   param_dtype: str = "float32"
@@ -219,7 +208,7 @@ class ModelConfig:
   def __post_init__(self):
     check_choices(
       self,
-      kind=KINDS,
+      kind=self.kinds,
       activation=ACTIVATIONS,
       position=POSITIONS,
       norm=NORMS,
@@ -244,7 +233,6 @@ class ModelConfig:
         "value_dim",
         "vocab_size",
         "max_length",
-        "patch_size",
       ),
       rates=("dropout_rate", "attention_dropout_rate"),
     )
@@ -252,9 +240,48 @@ class ModelConfig:
     self._check_heads()
     self._check_positions()
     self._check_choices()
-    self._check_images()
     self._check_attentions()
     self._check_around()
+
+  @property
+  def layout(self) -> str:
+    """Whose batches it reads: its kind."""
+    return self.kind
+
+  def make(self, sizes: Sizes) -> Any:
+    """The Transformer for a task's sizes; see `models.create`."""
+    # Flax is imported with it, which a config alone does not need.
+    from models.transformer import create
+
+    return create(self, sizes)
+
+  def least_parameters(self, symbols: int) -> int:
+    """Of the tables that the config sizes, and of each layer the matrices.
+
+    Of queries and of results; a mechanism may have no keys. Layers may differ.
+    """
+    layer = self.features * min(
+      (one.num_qk_heads or one.num_heads) * one.query_dim
+      + one.num_heads * (one.value_dim or one.query_dim)
+      for one in self.cycle
+    )
+    layer += 2 * self.features * self.mlp_features
+    rows = max(symbols, self.vocab_size or 0) + self.token_types
+    rows += self.position_offset
+    if self.position == "learned":
+      rows += self.max_length or 0
+    if self.position == "t5":
+      rows += self.relative_buckets * self.num_heads // self.features
+    return self.num_layers * layer + rows * self.features
+
+  def longest(self, sizes: Sizes) -> int:
+    """The longer of source and target."""
+    return max(sizes.max_source_length or 0, sizes.max_target_length or 0)
+
+  def least_activations(self, sizes: Sizes) -> int:
+    """What feed-forward layers read and compute of one row."""
+    wide = self.features + self.mlp_features
+    return self.num_layers * self.longest(sizes) * wide
 
   @property
   def query_dim(self) -> int:
@@ -291,7 +318,7 @@ class ModelConfig:
     """The mechanisms of each slot of this kind, which layers take in turn."""
     return {
       field: chosen if isinstance(chosen, tuple) else (chosen,)
-      for field in _SLOTS[self.kind]
+      for field in _SLOTS[self.layout]
       for chosen in [getattr(self, field)]
     }
 
@@ -353,7 +380,7 @@ class ModelConfig:
         f"num_qk_heads: expected a divisor of num_heads {self.num_heads}, without "
         f"num_kv_heads, got {self.num_qk_heads}"
       )
-    if self.num_decoder_layers is not None and self.kind != "encoder_decoder":
+    if self.num_decoder_layers is not None and self.layout != "encoder_decoder":
       raise ValueError(
         f"num_decoder_layers: kind '{self.kind}' has one stack, whose layers "
         f"are num_layers; expected None, got {self.num_decoder_layers}"
@@ -419,7 +446,7 @@ class ModelConfig:
     check(self, "logit_soft_cap", cap is None or cap > 0, "above 0, or None")
     check(self, "norm_epsilon", self.norm_epsilon >= 0, "0 or more")
     check(self, "token_types", self.token_types >= 0, "0 or more")
-    if self.kind != "encoder":
+    if self.layout != "encoder":
       for field, without in (
         ("head", "tokens"),
         ("position_offset", 0),
@@ -432,7 +459,7 @@ class ModelConfig:
             f"{field}: only kind 'encoder' has it; expected {without!r}, got "
             f"{getattr(self, field)!r}"
           )
-    if self.short_convolution and self.kind == "encoder":
+    if self.short_convolution and self.layout == "encoder":
       raise ValueError(
         "short_convolution: it is causal, for a decoder's self-attention; "
         "expected False with kind 'encoder', got True"
@@ -440,10 +467,6 @@ class ModelConfig:
     if self.short_convolution_bias and not self.short_convolution:
       raise ValueError(
         "short_convolution_bias: expected short_convolution with it, got False"
-      )
-    if self.local_positions and self.kind != "decoder":
-      raise ValueError(
-        "local_positions: only kind 'decoder' has it; expected False, got True"
       )
     if self.head != "tokens":
       for field, without in (
@@ -461,47 +484,10 @@ class ModelConfig:
         "pooler: expected False with head 'tokens', which reads every position"
       )
 
-  def _check_images(self):
-    if self.patch_size is None:
-      for field in ("distillation", "image_shape"):
-        if getattr(self, field):
-          raise ValueError(
-            f"{field}: belongs to a model that reads images; expected patch_size "
-            "with it, got None"
-          )
-      return
-    for field, known in (
-      ("kind", ("encoder",)),
-      ("head", ("class", "hidden")),
-      # Distances along a row of patches mean nothing.
-      ("position", ("learned", "sinusoidal", "none")),
-    ):
-      if getattr(self, field) not in known:
-        raise ValueError(
-          f"patch_size: a model that reads images has {field} "
-          f"{' or '.join(known)}; expected None with "
-          f"{getattr(self, field)!r}, got {self.patch_size}"
-        )
-    for field, without in (
-      ("embedding_scale", None),
-      ("embedding_norm", False),
-      ("token_types", 0),
-      ("position_offset", 0),
-      ("position_padding", None),
-      ("global_projections", False),
-      ("vocab_size", None),
-      ("max_length", None),
-    ):
-      if getattr(self, field) != without:
-        raise ValueError(
-          f"{field}: belongs to a model that reads tokens; expected {without}, "
-          f"got {getattr(self, field)} with patch_size {self.patch_size}"
-        )
-
   def _check_attentions(self):
     for field in NEEDS:
       chosen = getattr(self, field)
-      if field not in _SLOTS[self.kind]:
+      if field not in _SLOTS[self.layout]:
         if chosen is not None:
           raise ValueError(
             f"{field}: kind '{self.kind}' has no such layer; expected a config "
@@ -537,7 +523,7 @@ class ModelConfig:
     arounds = self.decoder_around
     if arounds is None:
       return
-    if self.kind != "decoder":
+    if self.layout != "decoder":
       raise ValueError(
         "decoder_around: only kind 'decoder' has it; expected None, got "
         f"{len(arounds)} choices"

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
-from models.api import Model
 from models.beam_search import beam_search
+from models.kind import Model
 from models.rows import where_rows
-from models.transformer import Transformer, check_length
+from models.transformer import check_length
 
 METHODS = ("greedy", "sample", "beam")
 
@@ -40,7 +40,6 @@ def generate(
   source_mask: Bool[Array, "B S"] | None = None,
   prompt: Int[Array, "B P"] | None = None,
   prompt_length: Int[Array, "B"] | None = None,
-  patches: Float[Array, "B R C P P D"] | None = None,
   max_length: int,
   bos_id: int,
   eos_id: int,
@@ -51,6 +50,7 @@ def generate(
   beam_size: int = 4,
   length_penalty: float = 0.6,
   rng: Array | None = None,
+  **embedded: Array,
 ) -> Generated:
   """Decodes a batch token by token over the mechanisms' caches.
 
@@ -66,7 +66,6 @@ def generate(
     prompt: ids the decoder reads first, the start symbol included; None is
       `bos_id` alone.
     prompt_length: how much of each row is prompt; None is all of it.
-    patches: of images in the prompt, as `Transformer.__call__` takes them.
     max_length: tokens to generate at most.
     bos_id: starts a sequence without a prompt.
     eos_id: ends one.
@@ -78,6 +77,7 @@ def generate(
     beam_size: of 'beam'; hypotheses per sequence.
     length_penalty: of 'beam'; α in log P / ((5 + length) / 6)^α.
     rng: key of 'sample'.
+    **embedded: what the model reads for a prompt beside its ids.
 
   Returns:
     `Generated(tokens, scores)`.
@@ -90,7 +90,7 @@ def generate(
   share one copy of the encoder's keys and values.
   """
   config = model.config
-  if config.kind == "encoder" or not hasattr(model, "decode"):
+  if config.layout == "encoder" or not hasattr(model, "decode"):
     raise ValueError(
       f"model: kind '{config.kind}' cannot generate; use one with a decoder"
     )
@@ -100,7 +100,7 @@ def generate(
         f"decoder_attention: {decoder.name} cannot decode token by token; "
         "generate with a mechanism whose `supports` has 'decode'"
       )
-  if (source is None) != (config.kind == "decoder"):
+  if (source is None) != (config.layout == "decoder"):
     raise ValueError(
       f"source: kind '{config.kind}' "
       + ("has no encoder to read it" if source is not None else "needs it")
@@ -132,13 +132,11 @@ def generate(
   if max_length < 1:
     raise ValueError(f"max_length: expected at least 1, got {max_length}")
   prompts, lengths = _prompt(source, prompt, prompt_length, bos_id)
-  if patches is not None and (
-    prompt is None or getattr(model, "patches_shape", None) is None
-  ):
-    raise ValueError(
-      "patches: expected a prompt with places for them, and a model with "
-      "`patches_shape`"
-    )
+  for name in embedded:
+    if prompt is None or name not in getattr(model, "optional", ()):
+      raise ValueError(
+        f"{name}: expected a prompt with places for it, and a model that reads it"
+      )
   check_length(
     "max_length", prompts.shape[1] - 1 + max_length, model.max_target_length
   )
@@ -149,7 +147,7 @@ def generate(
     source_mask,
     prompts,
     lengths,
-    patches,
+    embedded,
     rng if method == "sample" else None,
     temperature,
     length_penalty,
@@ -226,7 +224,7 @@ def _run(
   source_mask: Bool[Array, "B S"] | None,
   prompt: Int[Array, "B P"],
   prompt_length: Int[Array, "B"],
-  patches: Float[Array, "B R C P P D"] | None,
+  embedded: Mapping[str, Array],
   rng: Array | None,
   temperature: Float[Array, ""],
   length_penalty: Float[Array, ""],
@@ -251,9 +249,11 @@ def _run(
   )
   memory = state.get("memory", {})
 
-  def call(method, cache, *arguments):
+  def call(method, cache, *arguments, **options):
     now: dict[str, Any] = {**variables, "memory": memory, "cache": cache}
-    logits, new = model.apply(now, *arguments, method=method, mutable=["cache"])
+    logits, new = model.apply(
+      now, *arguments, **options, method=method, mutable=["cache"]
+    )
     return logits, new["cache"]
 
   decode = functools.partial(call, "decode")
@@ -261,7 +261,7 @@ def _run(
     logits, cache = decode(state["cache"], prompt[:, 0])
   else:
     logits, cache = _read_prompt(
-      model, call, state["cache"], prompt, prompt_length, patches
+      model, call, state["cache"], prompt, prompt_length, embedded
     )
   sizes = {"max_length": max_length, "eos_id": eos_id, "pad_id": pad_id}
   if method == "beam":
@@ -287,14 +287,14 @@ def _read_prompt(
   cache: Any,
   prompt: Int[Array, "B P"],
   prompt_length: Int[Array, "B"],
-  patches: Float[Array, "B R C P P D"] | None,
+  embedded: Mapping[str, Array],
 ) -> tuple[Array, Any]:
   """The logits after every prompt, and the cache that remembers it.
 
   A Transformer reads a prompt in one call, a recurrent model one id at a time.
   """
-  if isinstance(model, Transformer):
-    return call("prefill", cache, prompt, prompt_length, patches)
+  if hasattr(model, "prefill"):
+    return call("prefill", cache, prompt, prompt_length, **embedded)
 
   def step(carry, at):
     t, ids = at

@@ -16,8 +16,7 @@ class Head(nn.Module):
   """Logits of tokens, logits of classes, or the features themselves.
 
     'tokens'  c · transform(x) · Eᵀ + b, transform(x) = norm(activation(x·W + b))
-    'class'   pooler(x₀) · C + b, pooler(x) = tanh(x·W + b); with distillation
-              also x₁ · D + d, a position each
+    'class'   pooler(x₀) · C + b, pooler(x) = tanh(x·W + b)
     'hidden'  x
 
   Transform, pooler and biases are there where the config asks for them; c is its
@@ -46,8 +45,6 @@ class Head(nn.Module):
       self.pooler = dense(config.features)
     if config.head == "class":
       self.classes = dense(self.size, use_bias=config.head_bias)
-      if config.distillation:
-        self.distilled = dense(self.size, use_bias=config.head_bias)
     elif config.head_bias:
       self.bias = self.param(
         "bias", nn.initializers.zeros, (self.size,), config.param_dtype
@@ -67,8 +64,6 @@ class Head(nn.Module):
       if config.pooler:
         first = jnp.tanh(self.pooler(first))
       logits = self.classes(first)
-      if config.distillation:
-        logits = jnp.concatenate([logits, self.distilled(x[:, 1:2])], axis=1)
       return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
     assert table is not None  # Head 'tokens' has one.
     if config.head_transform:

@@ -1,6 +1,6 @@
 """A mechanism's own variables inside a Linen module."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 import functools
 from typing import Any
 
@@ -8,6 +8,7 @@ from flax import linen as nn
 import jax
 
 from attention import Attention, Dims
+from models.attention_config import AttentionConfig
 
 
 @functools.cache
@@ -18,6 +19,17 @@ def variable_shapes(attention: Attention, dims: Dims) -> Mapping[str, Any]:
     ValueError: the mechanism cannot work at these sizes.
   """
   return jax.eval_shape(lambda: attention.init(jax.random.key(0), dims))
+
+
+def check_mechanisms(
+  field: str, chosen: Iterable[AttentionConfig], dims: Dims
+) -> None:
+  """Raises ValueError, starting with `field`, for one that cannot work at sizes."""
+  for one in chosen:
+    try:
+      variable_shapes(one.build(), dims)
+    except ValueError as error:
+      raise ValueError(f"{field}: {error}") from error
 
 
 def mechanism_variables(

@@ -1,8 +1,7 @@
 """The slot: projections and heads around any attention mechanism."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import functools
-import math
 import types
 from typing import Any, cast
 
@@ -15,10 +14,8 @@ import numpy as np
 from attention import Attention, Dims, attention_weights
 from attention import rotary as rotate
 from attention.gates import unit_length
-from models.grid_convolution import GridConvolution
 from models.mechanism_variables import mechanism_variables
 from models.norms import RmsNormFromOne
-from models.positions import sinusoidal
 from models.rows import by_rows, where_rows
 from models.short_convolution import WIDTH as SHORT_WIDTH
 from models.short_convolution import ShortConvolution, last
@@ -65,23 +62,12 @@ class MultiHeadAttention(nn.Module):
       them, ahead of norms and rotary positions.
     short_convolution_bias: these have biases.
     rotary: turn queries and keys by their positions.
-    rotary_inputs: turn what they are projected from instead, a head's share of
-      the features at a time; values are projected from what is not turned.
     rotary_theta: θ of these.
     rotary_fraction: share of the head dimension that they turn.
-    global_projections: `global_indices` are tokens with projections of their
-      own, given to the mechanism as `global_qkv`.
-    relative_distance: k of Shaw's relative keys, trained here and shared by the
-      heads; 0 has none.
-    transformer_xl: position by sines of the distance, projected for each head,
-      and two trained biases of the query: see `_by_distance`.
     dropout_rate: of attention weights.
     dtype: of activations.
     param_dtype: of parameters.
     out_scale: factor of the output kernel's initial values.
-    convolution: side of depth-wise convolutions with batch norm of the inputs
-      of query, key and value, one each, over the `grid` of a call; None has
-      none.
 
   Paper: Attention is all you need, section 3.2.2, arXiv:1706.03762.
   """
@@ -100,17 +86,12 @@ class MultiHeadAttention(nn.Module):
   short_convolution: bool = False
   short_convolution_bias: bool = False
   rotary: bool = False
-  rotary_inputs: bool = False
   rotary_theta: float = 10000.0
   rotary_fraction: float = 1.0
-  global_projections: bool = False
-  relative_distance: int = 0
-  transformer_xl: bool = False
   dropout_rate: float = 0.0
   dtype: Any = None
   param_dtype: Any = "float32"
   out_scale: float = 1.0
-  convolution: int | None = None
 
   def setup(self) -> None:
     """Makes the projections and reads the mechanism's variables."""
@@ -120,16 +101,11 @@ class MultiHeadAttention(nn.Module):
       dtype=self.dtype,
       param_dtype=self.param_dtype,
     )
-    if self.rotary_inputs and "own_keys" in self.attention.supports:
-      raise ValueError(
-        "position: rotary_inputs turns what keys are projected from, and this "
-        "mechanism makes its own; expected rotary"
-      )
     head_dim, value_dim = self.dims.head_dim, self._value_dim
     self.query = dense((self.qk_heads or self.dims.num_heads) * head_dim)
-    if "key" in self._projected:
+    if "key" in self.projected:
       self.key = dense((self.qk_heads or self.dims.num_kv_heads) * head_dim)
-    if "value" in self._projected:
+    if "value" in self.projected:
       self.value = dense(self.dims.num_kv_heads * value_dim)
     of_norm = {
       "epsilon": self.norm_epsilon,
@@ -157,36 +133,11 @@ class MultiHeadAttention(nn.Module):
         self.param_dtype,
         self.short_convolution_bias,
       )
-      for name in self._projected:
+      for name in self.projected:
         setattr(self, f"{name}_short_convolution", convolve())
-    if self.global_projections:
-      self.global_query = dense(self.dims.num_heads * self.dims.head_dim)
-      self.global_key = dense(self.dims.num_kv_heads * self.dims.head_dim)
-      self.global_value = dense(self.dims.num_kv_heads * value_dim)
-    if self.convolution is not None:
-      convolve = functools.partial(
-        GridConvolution, self.convolution, self.dtype, self.param_dtype
-      )
-      for name in self._projected:
-        setattr(self, f"{name}_convolution", convolve())
     self.out = dense(self.features, kernel_init=kernel_init(self.out_scale))
     dims = self.dims._replace(value_dim=self._value_dim)
     self.mechanism = mechanism_variables(self, self.attention, dims)
-    if self.relative_distance:
-      self.relative_keys = self.param(
-        "relative_keys",
-        nn.initializers.normal(0.02),
-        (2 * self.relative_distance + 1, self.dims.head_dim),
-        self.param_dtype,
-      )
-    if self.transformer_xl:
-      heads = self.dims.num_heads, self.dims.head_dim
-      self.position = dense(math.prod(heads), use_bias=False)
-      normal = nn.initializers.normal(0.02)
-      self.key_bias, self.position_bias = (
-        self.param(name, normal, heads, self.param_dtype)
-        for name in ("key_bias", "position_bias")
-      )
 
   def __call__(
     self,
@@ -195,8 +146,6 @@ class MultiHeadAttention(nn.Module):
     *,
     positions: Int[Array | np.ndarray, "B T"] | None = None,
     deterministic: bool = True,
-    grid: tuple[int, int] | None = None,
-    axis_name: str | None = None,
     **call: Any,
   ) -> Float[Array, "B T F"]:
     """Attends from `inputs` to `memory`, or to itself where that is None.
@@ -206,8 +155,6 @@ class MultiHeadAttention(nn.Module):
       memory: `[B, S, F]`, of any width.
       positions: `[B, T]` or `[1, T]`, for rotary.
       deterministic: no dropout; otherwise the rng 'dropout' is needed.
-      grid: rows and columns of the last inputs, for `convolution`.
-      axis_name: of a `pmap` whose devices share a batch, for batch norm.
       **call: `mask`, `is_causal`, `query_segment_ids`, …: the mechanism's call.
 
     Returns:
@@ -217,34 +164,47 @@ class MultiHeadAttention(nn.Module):
       ValueError: the mechanism cannot honour an option.
     """
     memory = inputs if memory is None else memory
-    reads = (inputs, memory, memory)
-    if self.convolution is not None:
-      reads = self._convolved(inputs, grid, deterministic, axis_name)
-    ids = call.get("query_segment_ids")
+    reads = {"query": inputs, "key": memory, "value": memory}
+    return self.attend_from(inputs, reads, positions, deterministic, call)
+
+  def attend_from(
+    self,
+    inputs: Float[Array, "B T F"],
+    reads: Mapping[str, Float[Array, "B S F"]],
+    positions: Int[Array | np.ndarray, "B T"] | None,
+    deterministic: bool,
+    call: dict[str, Any],
+  ) -> Float[Array, "B T F"]:
+    """As a call, with what query, key and value are each projected from.
+
+    Gates, of the mechanism and of the output, are projected from `inputs`.
+    """
     convolve = functools.partial(
-      self._convolved_shortly, segment_ids=ids, mask=call.get("mask")
+      self._convolved_shortly,
+      segment_ids=call.get("query_segment_ids"),
+      mask=call.get("mask"),
     )
-    query = self._query(reads[0], positions, convolve)
-    key, value = self._key_value(reads[1], positions, reads[2], convolve)
+    query = self.make_query(reads["query"], positions, convolve)
+    key, value = self._key_value(
+      reads["key"], positions, reads["value"], convolve
+    )
     if self.dropout_rate and not deterministic:
       call["dropout_rate"] = self.dropout_rate
       call["dropout_rng"] = self.make_rng("dropout")
-    if self.transformer_xl:
-      call |= self._by_distance(inputs.shape)
-      query = query + self.key_bias.astype(query.dtype)[None, None]
-    call = self._call(call) | self._gates(inputs, positions)
-    if self.global_projections and (
-      self.is_initializing() or call.get("global_indices") is not None
-    ):
-      of_globals = self._global_qkv(inputs)
-      if call.get("global_indices") is not None:
-        call["global_qkv"] = of_globals
+    call = call | self.options(inputs, call) | self._gates(inputs, positions)
     apply = functools.partial(self.attention.apply, self.mechanism)
     if self.is_mutable_collection("intermediates"):
       weights = attention_weights(apply, query, key, **call)
       self.sow("intermediates", "attention_weights", weights)
     out = self.attend(query, key, value, inputs=inputs, **call)
     return self._merge(out, inputs)
+
+  def options(
+    self, inputs: Float[Array, "B T F"], call: Mapping[str, Any]
+  ) -> dict[str, Any]:
+    """What the slot itself adds to a call of the mechanism."""
+    del inputs, call
+    return {} if self.scale is None else {"scale": self.scale}
 
   def attend(
     self,
@@ -275,7 +235,7 @@ class MultiHeadAttention(nn.Module):
     )
     self.put_variable("cache", "attention", cache)
     if self.short_convolution:
-      sizes = {name: getattr(self, name).features for name in self._projected}
+      sizes = {name: getattr(self, name).features for name in self.projected}
       shape = batch, SHORT_WIDTH - 1
       nothing = {
         name: jnp.zeros((*shape, size), self.dtype)
@@ -300,12 +260,12 @@ class MultiHeadAttention(nn.Module):
       read[name] = last(x, lengths)
       return self._convolved_shortly(name, x)
 
-    query = self._query(inputs, positions, convolve)
+    query = self.make_query(inputs, positions, convolve)
     key, value = self._key_value(inputs, positions, convolve=convolve)
     if self.short_convolution:
       self.put_variable("cache", "short_convolution", read)
     arrays, gates = (query, key, value), self._gates(inputs, positions)
-    call = self._call(tables)
+    call = tables | self.options(inputs, tables)
     out = self.attend(*arrays, inputs=inputs, is_causal=True, **call, **gates)
     cache = self.get_variable("cache", "attention")
     if self.attention.prefill is None:
@@ -348,41 +308,6 @@ class MultiHeadAttention(nn.Module):
       gates["shared_key"] = self._turned(key, positions)[:, :, 0]
     return gates
 
-  def _call(self, tables):
-    """The slot's own options, with tables by distance."""
-    call: dict[str, Any] = dict(tables)
-    if self.relative_distance:
-      call["relative_keys"] = self.relative_keys
-    if self.scale is not None:
-      call["scale"] = self.scale
-    return call
-
-  def _by_distance(self, shape: tuple[int, ...]) -> dict[str, Any]:
-    """Tables and scale of Transformer-XL's logits, for a sequence of T.
-
-      scale · ((q_t + u) · k_s + (q_t + v) · r_{t−s}),   r_i = W_n · sines(i)
-
-    With q_t + u as the query, r are relative keys of each head, and what is
-    left of them, scale · (v − u) · r, is a bias by distance.
-
-    Paper: Transformer-XL, section 3.3, arXiv:1901.02860.
-    """
-    _, length, features = shape
-    # A table begins with the key that is farthest to the left.
-    distances = np.arange(length - 1, -length, -1)[None, :]
-    sines = sinusoidal(distances, features)[0]
-    dtype = self.dtype or sines.dtype
-    keys = self.position(sines.astype(dtype))
-    keys = keys.reshape(len(sines), *self.key_bias.shape)
-    scale = self.scale or self.dims.head_dim**-0.5
-    difference = (self.position_bias - self.key_bias).astype(keys.dtype)
-    bias = scale * jnp.einsum("ENH,NH->NE", keys, difference)
-    return {
-      "relative_keys": jnp.moveaxis(keys, 1, 0),
-      "relative_bias": bias,
-      "scale": scale,
-    }
-
   def decode(
     self,
     inputs: Float[Array, "B 1 F"],
@@ -404,8 +329,9 @@ class MultiHeadAttention(nn.Module):
 
     key, value = self._key_value(inputs, positions, convolve=convolve)
     cache = self.get_variable("cache", "attention")
-    query = self._query(inputs, positions, convolve)
-    call = self._call(tables) | self._gates(inputs, positions)
+    query = self.make_query(inputs, positions, convolve)
+    call = tables | self.options(inputs, tables)
+    call |= self._gates(inputs, positions)
     out, cache = decode(self.mechanism, cache, query, key, value, **call)
     self.put_variable("cache", "attention", cache)
     if self.short_convolution:
@@ -431,7 +357,7 @@ class MultiHeadAttention(nn.Module):
     """
     key = self.get_variable("memory", "key")
     value = self.get_variable("memory", "value")
-    query = self._query(inputs, None)
+    query = self.make_query(inputs, None)
     beams = query.reshape(key.shape[0], -1, *query.shape[2:])
     call = {} if self.scale is None else {"scale": self.scale}
     out = self.attention.apply(
@@ -439,10 +365,15 @@ class MultiHeadAttention(nn.Module):
     )
     return self._merge(out.reshape(query.shape), inputs)
 
-  def _query(self, inputs, positions, convolve=None):
-    inputs = self._turned_inputs(inputs, positions)
+  def make_query(
+    self,
+    inputs: Float[Array, "B T F"],
+    positions: Int[Array | np.ndarray, "B T"] | None,
+    convolve: Callable[..., Array] | None = None,
+  ) -> Float[Array, "B T N H"]:
+    """The queries, normed and turned by their positions."""
     heads = self.qk_heads or self.dims.num_heads
-    query = self._heads("query", inputs, heads, convolve)
+    query = self.heads("query", inputs, heads, convolve)
     query = self._normed("query", query)
     if "own_keys" not in self.attention.supports:
       return self._shared(self._turned(query, positions))
@@ -477,7 +408,7 @@ class MultiHeadAttention(nn.Module):
     return x
 
   @property
-  def _projected(self) -> tuple[str, ...]:
+  def projected(self) -> tuple[str, ...]:
     """What the slot projects for the mechanism."""
     if "own_keys" in self.attention.supports:
       return ("query",)
@@ -491,31 +422,15 @@ class MultiHeadAttention(nn.Module):
       x = jnp.where(mask[:, 0, 0, :, None], x, 0.0)
     return getattr(self, f"{name}_short_convolution")(x, **options)
 
-  def _convolved(self, inputs, grid, deterministic, axis_name):
-    """What query, key and value are projected from."""
-    found = []
-    for name in ("query", "key", "value"):
-      if name not in self._projected:
-        found.append(inputs)
-        continue
-      convolution = getattr(self, f"{name}_convolution")
-      found.append(
-        convolution(
-          inputs, grid, deterministic=deterministic, axis_name=axis_name
-        )
-      )
-    return tuple(found)
-
   def _key_value(self, inputs, positions, of_value=None, convolve=None):
-    if "value" not in self._projected:
+    if "value" not in self.projected:
       return None, None
     of_value = inputs if of_value is None else of_value
-    value = self._heads("value", of_value, self.dims.num_kv_heads, convolve)
-    if "key" not in self._projected:
+    value = self.heads("value", of_value, self.dims.num_kv_heads, convolve)
+    if "key" not in self.projected:
       return None, value
-    inputs = self._turned_inputs(inputs, positions)
     heads = self.qk_heads or self.dims.num_kv_heads
-    key = self._normed("key", self._heads("key", inputs, heads, convolve))
+    key = self._normed("key", self.heads("key", inputs, heads, convolve))
     return self._shared(self._turned(key, positions)), value
 
   def _shared(self, x):
@@ -535,22 +450,13 @@ class MultiHeadAttention(nn.Module):
       x, positions, theta=self.rotary_theta, fraction=self.rotary_fraction
     )
 
-  def _turned_inputs(self, inputs, positions):
-    if not self.rotary_inputs:
-      return inputs
-    heads = inputs.reshape(*inputs.shape[:2], self.dims.num_heads, -1)
-    turned = rotate(heads, positions, theta=self.rotary_theta)
-    return turned.reshape(inputs.shape)
-
-  def _global_qkv(self, inputs):
-    heads, kv_heads = self.dims.num_heads, self.dims.num_kv_heads
-    return (
-      self._heads("global_query", inputs, heads),
-      self._heads("global_key", inputs, kv_heads),
-      self._heads("global_value", inputs, kv_heads),
-    )
-
-  def _heads(self, name, inputs, num_heads, convolve=None):
+  def heads(
+    self,
+    name: str,
+    inputs: Float[Array, "B T F"],
+    num_heads: int,
+    convolve: Callable[..., Array] | None = None,
+  ) -> Float[Array, "B T N H"]:
     """A projection of the inputs, which `convolve` may mix along positions."""
     x = by_rows(getattr(self, name), inputs)
     if self.short_convolution and convolve is not None:

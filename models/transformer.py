@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 import functools
 import math
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from flax import linen as nn
 import jax.numpy as jnp
@@ -14,19 +14,17 @@ from attention import alibi_bias, t5_bias
 from models import positions as position_encodings
 from models import tables
 from models.block import Block
-from models.config import PAD_ID, PATCH_ID, ModelConfig
+from models.config import PAD_ID, ModelConfig
 from models.head import Head
+from models.kind import Sizes
+from models.mechanism_variables import check_mechanisms
 from models.norms import make_norm
-from models.patch_embedding import PatchEmbedding
-from models.patches import Patches
 
 OPTIONAL = (
   "source_mask",
   "source_types",
   "inputs_mask",
   "global_indices",
-  "local",
-  "patches",
 )
 """Names of a batch that are options of `Transformer.__call__`."""
 
@@ -41,10 +39,6 @@ class Transformer(nn.Module):
     max_source_length: the longest source; 0 without an encoder.
     max_target_length: the longest target; 0 without a decoder.
     shared_vocabulary: source and target ids mean the same.
-    image_shape: height, width and channels of the images that an encoder with
-      `patch_size` has positions for; else None.
-    patches_shape: rows, columns, height, width and channels of the patches that
-      a decoder reads where its ids are `PATCH_ID`; else None.
   """
 
   config: ModelConfig
@@ -53,41 +47,34 @@ class Transformer(nn.Module):
   max_source_length: int
   max_target_length: int
   shared_vocabulary: bool = False
-  image_shape: tuple[int, int, int] | None = None
-  patches_shape: tuple[int, int, int, int, int] | None = None
+
+  optional: ClassVar[tuple[str, ...]] = OPTIONAL
 
   @nn.nowrap
   def arguments(
     self, batch: Mapping[str, Any]
   ) -> tuple[tuple[Array | None, ...], dict[str, Any]]:
     """What a call reads of a batch: arguments, and options by name."""
-    if self.image_shape is not None:
-      return (jnp.asarray(batch["image"]), None), {}
-    kind = self.config.kind
+    layout = self.config.layout
     ids = (
-      None if kind == "decoder" else jnp.asarray(batch["source"]),
-      None if kind == "encoder" else jnp.asarray(batch["inputs"]),
+      None if layout == "decoder" else jnp.asarray(batch["source"]),
+      None if layout == "encoder" else jnp.asarray(batch["inputs"]),
     )
     return ids, {
-      name: jnp.asarray(batch[name]) for name in OPTIONAL if name in batch
+      name: jnp.asarray(batch[name]) for name in self.optional if name in batch
     }
 
   @nn.nowrap
   def example(self) -> dict[str, np.ndarray]:
     """A batch of which `initialize` reads the shapes."""
-    if self.image_shape is not None:
-      return {"image": np.zeros((1, *self.image_shape), np.float32)}
     ids = np.ones((1, 1), np.int32)
-    batch: dict[str, np.ndarray] = {"source": ids, "inputs": ids}
-    if self.patches_shape is not None:
-      batch["patches"] = np.zeros((1, *self.patches_shape), np.float32)
-    return batch
+    return {"source": ids, "inputs": ids}
 
   def setup(self) -> None:
     """Makes the tables and the layers that the kind has."""
     config = self.config
-    has_encoder = config.kind != "decoder"
-    has_decoder = config.kind != "encoder"
+    has_encoder = config.layout != "decoder"
+    has_decoder = config.layout != "encoder"
     table = functools.partial(
       tables.token_table,
       features=config.features,
@@ -96,15 +83,13 @@ class Transformer(nn.Module):
     )
     if has_decoder or self._one_table:
       self.target_embedding = table(self.target_vocab_size)
-    if self.image_shape is not None:
-      self.patches = Patches(config, self.image_shape)
-    elif has_encoder and not self._one_table:
+    if has_encoder and not self._one_table:
       self.source_embedding = table(self.source_vocab_size)
     if config.head == "tokens" and not config.tie_embeddings:
       self.output_embedding = table(self.target_vocab_size)
     learned = config.position == "learned"
     if has_encoder:
-      if learned and self.image_shape is None:
+      if learned:
         self.source_positions = table(
           self.max_source_length + config.position_offset
         )
@@ -121,12 +106,6 @@ class Transformer(nn.Module):
     if has_decoder:
       if learned:
         self.target_positions = table(self.max_target_length)
-      if config.local_positions:
-        self.local_positions = table(1 + self.max_target_length)
-      if self.patches_shape is not None:
-        self.patch_embedding = PatchEmbedding(
-          config.features, config.dtype, config.param_dtype
-        )
       if config.embedding_norm:
         self.target_embedding_norm = make_norm(config)
       across = [None] * len(config.layers("decoder_attention"))
@@ -166,22 +145,20 @@ class Transformer(nn.Module):
 
   def __call__(
     self,
-    source: Int[Array, "B S"] | Float[Array, "B H W C"] | None = None,
+    source: Int[Array, "B S"] | None = None,
     inputs: Int[Array, "B T"] | None = None,
     *,
     source_mask: Bool[Array, "B S"] | None = None,
     source_types: Int[Array, "B S"] | None = None,
     inputs_mask: Bool[Array, "B T"] | None = None,
     global_indices: Int[Array, "B G"] | None = None,
-    local: Int[Array, "B T"] | None = None,
-    patches: Float[Array, "B R C P P D"] | None = None,
     deterministic: bool = True,
+    **embedded: Any,
   ) -> Float[Array, "B T V"]:
     """Logits of every position, each from inputs up to its own.
 
     Args:
-      source: ids the encoder reads, for kinds with an encoder; images with
-        `patch_size`.
+      source: ids the encoder reads, for kinds with an encoder.
       inputs: ids the decoder reads; for kinds with a decoder.
       source_mask: which positions of the source hold a token; None is all that
         are not `PAD_ID`.
@@ -189,10 +166,8 @@ class Transformer(nn.Module):
       inputs_mask: which inputs hold a token; None is all.
       global_indices: positions of the source that attend to all and that all
         attend to, -1 for none; for mechanisms that have 'global'.
-      local: the place of every input in its time step, from 1, or 0 of an action;
-        None is its place in the sequence. For `local_positions`.
-      patches: of an image a row, for the inputs that are `PATCH_ID`, in order.
       deterministic: no dropout; otherwise the rng 'dropout' is needed.
+      **embedded: what `embed_inputs` reads beside the inputs.
 
     Returns:
       `[B, T, V]` float32, or float64 like the config; T = S for an encoder, 1
@@ -202,16 +177,16 @@ class Transformer(nn.Module):
       ValueError: a sequence is longer than the model allows.
     """
     memory, mask = None, None
-    if self.config.kind != "decoder":
+    if self.config.layout != "decoder":
       memory, mask = self._encode(
         source, source_mask, source_types, global_indices, deterministic
       )
-    if self.config.kind == "encoder":
+    if self.config.layout == "encoder":
       return self._logits(memory)
     inputs = cast(Array, inputs)
     check_length("inputs", inputs.shape[1], self.max_target_length)
     positions = np.arange(inputs.shape[1])[None, :]
-    x = self._embed_target(inputs, positions, deterministic, local, patches)
+    x = self._read(inputs, positions, deterministic, **embedded)
     for block in self.decoder:
       x = self._through(
         block,
@@ -253,23 +228,21 @@ class Transformer(nn.Module):
     self,
     inputs: Int[Array, "B P"],
     lengths: Int[Array, "B"],
-    patches: Float[Array, "B R C P P D"] | None = None,
+    **embedded: Any,
   ) -> Float[Array, "B V"]:
     """Reads the first `lengths` of P ids at once; writes 'cache'.
 
     Args:
       inputs: the ids.
       lengths: how many of a row are read.
-      patches: as in a call.
+      **embedded: as in a call.
 
     Returns:
       The logits after the last id that is read of each sequence.
     """
     mask = self.get_variable("memory", "mask")
     positions = np.arange(inputs.shape[1])[None, :]
-    x = self._embed_target(
-      inputs, positions, deterministic=True, patches=patches
-    )
+    x = self._read(inputs, positions, **embedded)
     for block in self.decoder:
       tables = self._relative_tables("decoder")
       x = block.prefill(x, positions, lengths, mask, **tables)
@@ -284,7 +257,7 @@ class Transformer(nn.Module):
     index = self.get_variable("cache", "index")
     mask = self.get_variable("memory", "mask")
     positions = index[:, None]
-    x = self._embed_target(inputs[:, None], positions, deterministic=True)
+    x = self._read(inputs[:, None], positions)
     for block in self.decoder:
       x = block.decode(x, positions, mask, **self._relative_tables("decoder"))
     self.put_variable("cache", "index", index + 1)
@@ -322,18 +295,12 @@ class Transformer(nn.Module):
     global_indices=None,
     deterministic=True,
   ):
-    mask = None
-    if self.image_shape is not None:
-      x = self._with_sines(self.patches(source))
-    else:
-      check_length("source", source.shape[1], self.max_source_length)
-      if source_mask is None:
-        source_mask = source != PAD_ID
-      mask = source_mask[:, None, None, :]
-      table = (
-        self.target_embedding if self._one_table else self.source_embedding
-      )
-      x = self._embed(table, "source", source, self._positions(source))
+    check_length("source", source.shape[1], self.max_source_length)
+    if source_mask is None:
+      source_mask = source != PAD_ID
+    mask = source_mask[:, None, None, :]
+    table = self.target_embedding if self._one_table else self.source_embedding
+    x = self._embed(table, "source", source, self._positions(source))
     if self.config.token_types:
       types = jnp.zeros_like(source) if source_types is None else source_types
       x = x + self.source_types(types)
@@ -366,7 +333,7 @@ class Transformer(nn.Module):
   def _one_table(self):
     """Whether the encoder reads the table of the target."""
     config = self.config
-    if config.kind == "encoder":
+    if config.layout == "encoder":
       tied = config.tie_embeddings and config.head == "tokens"
     else:
       tied = config.tie_inputs
@@ -381,19 +348,18 @@ class Transformer(nn.Module):
     is_token = source != padding
     return first - 1 + jnp.cumsum(is_token, axis=1) * is_token
 
-  def _embed_target(
-    self, inputs, positions, deterministic, local=None, patches=None
-  ):
-    is_patch = inputs == PATCH_ID
-    ids = jnp.where(is_patch, 0, inputs)
-    x = self._embed(self.target_embedding, "target", ids, positions)
-    if patches is not None:
-      embedded = self.patch_embedding(patches, deterministic=deterministic)
-      number = jnp.clip(jnp.cumsum(is_patch, axis=1) - 1, 0)
-      embedded = jnp.take_along_axis(embedded, number[..., None], axis=1)
-      x = jnp.where(is_patch[..., None], embedded, x)
-    if self.config.local_positions:
-      x = x + self.local_positions(1 + positions if local is None else local)
+  def embed_inputs(
+    self,
+    inputs: Int[Array, "B T"],
+    positions: Int[Array | np.ndarray, "B T"],
+    deterministic: bool = True,
+  ) -> Float[Array, "B T F"]:
+    """What the decoder reads: the embedding of each id, with its position."""
+    del deterministic  # For what a subclass draws.
+    return self._embed(self.target_embedding, "target", inputs, positions)
+
+  def _read(self, inputs, positions, deterministic=True, **embedded):
+    x = self.embed_inputs(inputs, positions, deterministic, **embedded)
     if self.config.embedding_norm:
       x = self.target_embedding_norm(x)
     return self.dropout(x, deterministic=deterministic)
@@ -404,15 +370,10 @@ class Transformer(nn.Module):
     x = table(ids) * scale
     if self.config.position == "learned":
       x = x + getattr(self, f"{side}_positions")(positions) * scale
-    return self._with_sines(x, positions)
-
-  def _with_sines(self, x, positions=None):
     if self.config.position != "sinusoidal":
       return x
-    if positions is None:
-      positions = np.arange(x.shape[1])[None, :]
-    encoding = position_encodings.sinusoidal(positions, self.config.features)
-    return x + encoding.astype(x.dtype)
+    sines = position_encodings.sinusoidal(positions, self.config.features)
+    return x + sines.astype(x.dtype)
 
   def _logits(self, x):
     if self.config.head != "tokens":
@@ -430,3 +391,67 @@ def check_length(name: str, length: int, limit: int) -> None:
       f"{name}: {length} positions are more than the model's {limit}; shorten "
       "it or make a model with a larger maximum"
     )
+
+
+def create(config: ModelConfig, sizes: Sizes) -> Transformer:
+  """Makes a Transformer for a task's sizes; computes nothing.
+
+  Raises:
+    ValueError: the task does not have ids alone; or as `id_sizes`.
+  """
+  if sizes.input_shapes:
+    raise ValueError(
+      f"kind: '{config.kind}' reads ids; expected a kind of model that reads "
+      f"{' and '.join(sizes.input_shapes)}, which the task has"
+    )
+  return Transformer(config, *id_sizes(config, sizes))
+
+
+def id_sizes(config: Any, sizes: Sizes) -> tuple[int, int, int, int, bool]:
+  """The sizes of a module that reads ids, as `Transformer` takes them.
+
+  Args:
+    config: of a Transformer, or of a recurrent model.
+    sizes: of the task.
+
+  Raises:
+    ValueError: a size is missing, or a mechanism cannot work at it; the message
+      starts with the argument or field.
+  """
+  has_encoder = config.layout != "decoder"
+  for name, needed in (
+    ("source_vocab_size", has_encoder),
+    ("max_source_length", has_encoder),
+    ("target_vocab_size", True),
+    ("max_target_length", config.layout != "encoder"),
+  ):
+    size = getattr(sizes, name)
+    if needed and (size is None or size < 1):
+      raise ValueError(f"{name}: kind '{config.kind}' needs it, got {size}")
+  if sizes.shared_vocabulary and has_encoder:
+    if sizes.source_vocab_size != sizes.target_vocab_size:
+      raise ValueError(
+        f"shared_vocabulary: source has {sizes.source_vocab_size} ids and "
+        f"target {sizes.target_vocab_size}"
+      )
+  elif (
+    config.layout == "encoder"
+    and config.head == "tokens"
+    and config.tie_embeddings
+  ):
+    raise ValueError(
+      "tie_embeddings: the softmax of an encoder can share the source's table "
+      "only if source and target have one vocabulary; set it to False"
+    )
+  for layer in getattr(config, "cycle", (config,)):
+    for field, chosen in layer.attentions.items():
+      side = "target" if field == "decoder_attention" else "source"
+      length = getattr(sizes, f"max_{side}_length") or 0
+      check_mechanisms(field, chosen, layer.dims(length))
+  return (
+    sizes.source_vocab_size or 0,
+    sizes.target_vocab_size,
+    sizes.max_source_length or 0,
+    sizes.max_target_length or 0,
+    sizes.shared_vocabulary,
+  )

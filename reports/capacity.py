@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 import functools
 from typing import Any
 
-from label_packing.labels import Finish, Label
 from reports import axes as axes_lib
 from reports import figures, marks, quality, summary, words
 from reports.figures import Figure, Panel
+from reports.labels import Finish, Label
 from reports.style import Style
 from reports.summary import Summary
 

@@ -6,11 +6,11 @@ import statistics
 from typing import Any
 
 from comparison.records import Record
-from label_packing.labels import Finish, Label
 from reports import axes as axes_lib
 from reports import figures, marks, quality, summary, table, words
 from reports import style as style_lib
 from reports.figures import Figure
+from reports.labels import Finish, Label
 from reports.style import Style
 from reports.summary import Summary
 

@@ -27,8 +27,8 @@ from typing import Any
 
 from absl import flags
 
-from process import entry
-from process.errors import ConfigError
+from settings.errors import ConfigError
+from training import entry
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "folder of a trained run")
 _TEXT = flags.DEFINE_string("text", None, "what the model reads")
@@ -65,8 +65,8 @@ def main() -> None:
     )
   # JAX and the libraries on it take a second to import: --help and a faulty flag
   # do not wait for them.
-  from process import cache
   from reports.example import make_example
+  from tasks import cache
   from training import attention_maps, experiment, experiment_config, inference
   from training import workdir as workdir_lib
 
@@ -77,10 +77,9 @@ def main() -> None:
   cache.keep_programs()
   run = experiment.create(config, workdir, restore=True)
   variables = inference.restore_variables(run, workdir)
-  if _IMAGE.value is not None:
-    return _over_image(run, variables, _IMAGE.value, folder)
-  if _AUDIO.value is not None:
-    return _below_spectrogram(run, variables, _AUDIO.value, folder)
+  for flag in (_IMAGE, _AUDIO):
+    if flag.value is not None:
+      return _of_file(run, variables, flag.name, flag.value, folder)
   assert _TEXT.value is not None  # One of the three is there.
   example = make_example(run, variables, _TEXT.value, _TARGET.value)
   if "targets" in example and _TARGET.value is None:
@@ -101,101 +100,31 @@ def main() -> None:
     )
 
 
-def _below_spectrogram(
-  run: Any, variables: Any, file: str, folder: Path
+def _of_file(
+  run: Any, variables: Any, flag: str, file: str, folder: Path
 ) -> None:
-  """What every symbol looks at that a model hears in a recording."""
-  from tasks import DataError, SpeechTask
-  from training import speech_maps
+  """What a model attends to in the image or recording of a file."""
+  from tasks import DataError
 
-  if not isinstance(run.task, SpeechTask):
-    raise ConfigError("--audio: this run reads no recordings; expected --text")
-  try:
-    example = run.task.read(file)
-  except DataError as error:
-    raise ConfigError(f"--audio: {error}") from error
+  if getattr(run.model, "input_file", None) != flag or not hasattr(
+    run.task, "read"
+  ):
+    read = {"image": "images", "audio": "recordings"}[flag]
+    raise ConfigError(f"--{flag}: this run reads no {read}; expected --text")
   path = folder / "attention.png"
   try:
     folder.mkdir(parents=True, exist_ok=True)
-    heard = speech_maps.draw_below_spectrogram(
-      path, run.model, variables, run.task, example
-    )
-  except OSError as error:
-    raise ConfigError(f"--out: {error}") from error
-  print(f"output: {heard}")
-  print(path)
-
-
-def _over_image(run: Any, variables: Any, file: str, folder: Path) -> None:
-  """What one token of an image looks at, over that image."""
-  from tasks import DataError, ImageTask, MixedTask
-  from training import image_maps, latent_maps
-
-  if isinstance(run.task, MixedTask):
-    return _captioned(run, variables, file, folder)
-  if not isinstance(run.task, ImageTask):
-    raise ConfigError("--image: this run reads no images; expected --text")
-  has_latents = run.config.model.kind == "perceiver"
-  query = None
-  if has_latents and _QUERY.value is not None:
-    raise ConfigError(
-      "--query: belongs to a model of patches; of a Perceiver the latents look"
-    )
-  try:
-    example = {"image": run.task.read(file)[None]}
-    if has_latents:
-      latent_maps.check_size(run.model, example["image"].shape)
-    else:
-      query = image_maps.place(run.model, example["image"].shape, _QUERY.value)
+    written = run.model.draw_input(path, run, variables, file, _QUERY.value)
   except DataError as error:
-    raise ConfigError(f"--image: {error}") from error
+    raise ConfigError(f"--{flag}: {error}") from error
+  except ConfigError:
+    raise
   except ValueError as error:
     raise ConfigError(f"--{error}") from error
-  path = folder / "attention.png"
-  try:
-    folder.mkdir(parents=True, exist_ok=True)
-    if has_latents:
-      latent_maps.draw_on_image(path, run.model, variables, example)
-    else:
-      image_maps.draw_on_image(path, run.model, variables, example, query)
   except OSError as error:
     raise ConfigError(f"--out: {error}") from error
-  print(path)
-
-
-def _captioned(run: Any, variables: Any, file: str, folder: Path) -> None:
-  """The caption of an image, and which modality looked at which for it."""
-  import numpy as np
-
-  from tasks import DataError
-  from training import modality_maps
-
-  if _QUERY.value is not None:
-    raise ConfigError("--query: belongs to a model of images alone")
-  try:
-    prompt = run.task.read(file)
-  except DataError as error:
-    raise ConfigError(f"--image: {error}") from error
-  ids, length = prompt["prompt"], run.task.max_target_length
-  written = run.generate(
-    variables, prompt, max_length=length - ids.shape[1] + 1
-  )
-  words = np.asarray(written.tokens)[0].tolist()
-  if run.task.eos_id in words:
-    words = words[: words.index(run.task.eos_id)]
-  example = {
-    "inputs": np.array([[*ids[0], *words]], np.int32)[:, :length],
-    "patches": prompt["patches"],
-  }
-  shares = modality_maps.shares(run.model, variables, run.task, example)
-  mechanisms = run.config.model.layers("decoder_attention")
-  path = folder / "attention.png"
-  try:
-    folder.mkdir(parents=True, exist_ok=True)
-    modality_maps.draw_shares(path, [shares], [one.name for one in mechanisms])
-  except OSError as error:
-    raise ConfigError(f"--out: {error}") from error
-  print(f"output: {run.task.decode(words)}")
+  if written is not None:
+    print(f"output: {written}")
   print(path)
 
 

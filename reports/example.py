@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from process.errors import ConfigError
+from settings.errors import ConfigError
 import tasks
 from training import inference
 from training.experiment import Experiment
@@ -36,8 +36,7 @@ def make_example(
   Raises:
     ConfigError: a text that the model cannot read or write.
   """
-  task, kind = experiment.task, experiment.config.model.kind
-  kind = tasks.LAYOUTS.get(kind, kind)
+  task, kind = experiment.task, experiment.config.model.layout
   if kind == "encoder" and target is not None:
     raise ConfigError("--target: this model is an encoder and writes nothing")
   ids = _encode("--text", task.encode, text)

@@ -9,8 +9,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 import warnings
 
-from label_packing.labels import Finish
 from reports import marks, style, svg
+from reports.labels import Finish
 
 _DPI = 150
 

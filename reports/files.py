@@ -8,8 +8,6 @@ from typing import Any
 
 from comparison import records
 from comparison.records import Record
-from process import claimed
-from process.errors import one_line
 from reports import (
   comparison_maps,
   figures,
@@ -22,6 +20,8 @@ from reports import (
   table,
 )
 from reports import scaling as scaling_lib
+from settings.errors import one_line
+from training import claimed
 
 PAGE, TEXT, TABLES = "report.html", "report.md", "report.tex"
 PLOTS = "plots"

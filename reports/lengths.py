@@ -10,10 +10,10 @@ import statistics
 from typing import Any
 
 from comparison.records import Record
-from label_packing.labels import Finish, Label
 from reports import axes as axes_lib
 from reports import figures, marks, numbers, quality, style, summary, words
 from reports.figures import Figure
+from reports.labels import Finish, Label
 from reports.rows import Table
 from reports.style import Style
 from reports.summary import Summary

@@ -8,8 +8,8 @@ from collections.abc import Generator, Sequence
 import contextlib
 from typing import Any
 
-from label_packing import labels
-from label_packing.labels import Finish, Label
+from reports import labels
+from reports.labels import Finish, Label
 
 PREFIX = "mechanism:"
 """What a gid begins with; the label of the mechanism follows."""

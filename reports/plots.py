@@ -5,7 +5,6 @@ import functools
 import statistics
 from typing import Any
 
-from label_packing.labels import Finish, Label
 from reports import axes as axes_lib
 from reports import (
   capacity,
@@ -19,6 +18,7 @@ from reports import (
 )
 from reports import columns as columns_lib
 from reports.figures import Figure, Panel
+from reports.labels import Finish, Label
 from reports.style import Style
 from reports.summary import Summary
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 import functools
 from typing import Any
 
-from label_packing.labels import Finish, Label
 from reports import axes as axes_lib
 from reports import marks, quality, words
 from reports.figures import Figure, Panel
+from reports.labels import Finish, Label
 from reports.style import Style
 
 

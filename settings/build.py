@@ -11,7 +11,7 @@ import types
 import typing
 from typing import Any, Literal, TypeVar, cast
 
-from process.errors import ConfigError
+from settings.errors import ConfigError
 from settings.suggest import NOWHERE, instead
 
 T = TypeVar("T")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from process.errors import ConfigError
+from settings.errors import ConfigError
 
 Leaves = dict[str, Any]
 """`'model.num_layers'` -> its value."""

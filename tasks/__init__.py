@@ -5,14 +5,14 @@ path. Importing this package reads no data and imports no task: that is done whe
 one is asked for. TensorFlow is never imported.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 import importlib
 from typing import Any
 
+from settings.import_paths import ImportPaths
 from tasks.base import (
   BOS,
   EOS,
-  LAYOUTS,
   PAD,
   Batch,
   DataError,
@@ -22,41 +22,28 @@ from tasks.base import (
   input_shapes,
 )
 
-_CONFIGS = {
-  "copy": "CopyConfig",
-  "translation": "TranslationConfig",
-  "text": "TextConfig",
-  "classification": "ClassificationConfig",
-  "image": "ImageConfig",
-  "speech": "SpeechConfig",
-  "mixed": "MixedConfig",
-  "recall": "RecallConfig",
-  "induction": "InductionConfig",
-  "selective_copy": "SelectiveCopyConfig",
-  "listops": "ListopsConfig",
-  "pathfinder": "PathfinderConfig",
-  "needle": "NeedleConfig",
-  "state_tracking": "StateTrackingConfig",
+_PATHS = {
+  "copy": "tasks.copy:CopyConfig",
+  "translation": "tasks.translation:TranslationConfig",
+  "text": "tasks.text:TextConfig",
+  "classification": "tasks.classification:ClassificationConfig",
+  "recall": "tasks.recall:RecallConfig",
+  "induction": "tasks.induction:InductionConfig",
+  "selective_copy": "tasks.selective_copy:SelectiveCopyConfig",
+  "listops": "tasks.listops:ListopsConfig",
+  "needle": "tasks.needle:NeedleConfig",
+  "state_tracking": "tasks.state_tracking:StateTrackingConfig",
+  "image": "projects.vision.task:ImageConfig",
+  "pathfinder": "projects.pathfinder.task:PathfinderConfig",
+  "speech": "projects.speech.task:SpeechConfig",
+  "mixed": "projects.gato.task:MixedConfig",
 }
-"""Name of a task, and of its module -> the config there, beside its `make`."""
+"""Name of a task -> where its config is, beside its `make`."""
 
 
-class _Entries(Mapping[str, TaskEntry]):
-  """The tasks by name, each of which is imported where it is asked for."""
-
-  def __getitem__(self, name: str) -> TaskEntry:
-    config = _CONFIGS[name]
-    module = importlib.import_module(f"tasks.{name}")
-    return TaskEntry(getattr(module, config), module.make)
-
-  def __iter__(self) -> Iterator[str]:
-    return iter(_CONFIGS)
-
-  def __len__(self) -> int:
-    return len(_CONFIGS)
-
-
-TASKS: Mapping[str, TaskEntry] = _Entries()
+TASKS: Mapping[str, TaskEntry] = ImportPaths(
+  _PATHS, lambda module, config: TaskEntry(getattr(module, config), module.make)
+)
 
 
 def find(name: str) -> TaskEntry:
@@ -81,9 +68,10 @@ def find(name: str) -> TaskEntry:
 
 def __getattr__(name: str) -> Any:
   # `tasks.CopyConfig` and `tasks.CopyTask`.
-  for module, config in _CONFIGS.items():
+  for path in _PATHS.values():
+    module, _, config = path.partition(":")
     if name in (config, config.removesuffix("Config") + "Task"):
-      return getattr(importlib.import_module(f"tasks.{module}"), name)
+      return getattr(importlib.import_module(module), name)
   if name == "find_vocabulary":
     return importlib.import_module("tasks.vocabularies").find
   raise AttributeError(f"module 'tasks' has no attribute {name!r}")
@@ -91,7 +79,6 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
   "TASKS",
-  "LAYOUTS",
   "Task",
   "TaskEntry",
   "Batch",

@@ -31,17 +31,6 @@ NO_BASELINES: Mapping[str, float] = types.MappingProxyType({})
 """For a task without a simpler model to compare with."""
 
 
-LAYOUTS: Mapping[str, str] = types.MappingProxyType(
-  {
-    "seq2seq": "encoder_decoder",
-    "pyramid": "encoder",
-    "perceiver": "encoder",
-    "conformer": "encoder",
-  }
-)
-"""Kind of a model that is not a Transformer's -> the one whose batches it reads."""
-
-
 class DataError(ValueError):
   """A fault in the data that a user gave, told in one line."""
 
@@ -167,21 +156,20 @@ def layout(task: str, kind: str, served: Sequence[str]) -> str:
 
   Args:
     task: its name, for the message.
-    kind: `model.kind`.
-    served: the layouts that the task has, named after the Transformers.
+    kind: whose batches the model reads, its config's `layout`.
+    served: the layouts that the task has.
 
   Returns:
-    One of `served`. A recurrent model reads what an encoder-decoder reads.
+    `kind`.
 
   Raises:
     ValueError: the task cannot feed this kind of model.
   """
-  found = LAYOUTS.get(kind, kind)
-  if found not in served:
+  if kind not in served:
     raise ValueError(
       f"model.kind: {task} serves {', '.join(served)}, got {kind!r}"
     )
-  return found
+  return kind
 
 
 def token_accuracy(

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow_datasets as tfds
 
-from process import cache
+from tasks import cache
 from tasks.base import DataError
 from tasks.files import Pairs
 

@@ -12,8 +12,7 @@ import urllib.parse
 
 import tensorflow_datasets as tfds
 
-from process import cache
-from tasks import builders
+from tasks import builders, cache
 from tasks.base import DataError
 from tasks.tensorflow_free import without_tensorflow
 

@@ -185,7 +185,7 @@ def make(
 
   Args:
     config: which texts, in which tokens.
-    kind: `model.kind`; 'encoder' only.
+    kind: the `layout` of the model; 'encoder' only.
     batch_size: rows of every batch.
     seed: of the order of training.
     workdir: of a run; its vocabulary and labels must be the same.

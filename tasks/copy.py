@@ -344,7 +344,7 @@ def make(
 
   Args:
     config: which sequences.
-    kind: `model.kind`; 'duplicate' is for decoders only.
+    kind: the `layout` of the model; 'duplicate' is for decoders only.
     batch_size: rows of every batch.
     seed: another seed, other sequences.
     workdir: unused: nothing is stored.

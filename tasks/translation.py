@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from process import cache
-from tasks import base
+from tasks import base, cache
 from tasks.base import BOS, EOS, PAD, Batch, DataError, DecodeBatch
 from tasks.bucketing import BucketedBatches, choose_shapes, fit
 from tasks.pairs import EncodedPairs, pad_with_eos, with_eos
@@ -247,7 +246,7 @@ def make(
 
   Args:
     config: which corpus.
-    kind: `model.kind`; 'encoder_decoder' or 'seq2seq'.
+    kind: the `layout` of the model; 'encoder_decoder' or 'seq2seq'.
     batch_size: rows of every batch.
     seed: of the order of training.
     workdir: of a run; its vocabulary must fit the data.

@@ -30,7 +30,7 @@ os.environ["XLA_FLAGS"] = " ".join(
   ]
 )
 
-import process  # noqa: F401 - adds the flag that every program has
+import training  # noqa: F401 - adds the flag that every program has
 
 import jax  # isort: skip
 import jaxtyping

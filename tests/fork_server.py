@@ -15,7 +15,7 @@ import sys
 import traceback
 import warnings
 
-from process import compiler
+from training import compiler
 
 
 def preload() -> None:

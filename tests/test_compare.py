@@ -7,7 +7,7 @@ import pytest
 from comparison import config as config_lib
 from comparison import plan, records
 from configs.compare import copy, mechanisms, objectives, translation
-from process.errors import ConfigError
+from settings.errors import ConfigError
 from settings.leaves import put
 from tests import commands
 from tests.comparison.plans import budgeted, comparison

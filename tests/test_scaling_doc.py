@@ -9,8 +9,7 @@ import pytest
 import yaml
 
 from attention import ATTENTIONS, plug
-from process import cluster
-from training import mesh
+from training import cluster, mesh
 
 _PAGE = pathlib.Path(__file__).parent.parent / "docs" / "scaling.md"
 _TEXT = _PAGE.read_text("utf-8")

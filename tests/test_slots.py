@@ -11,8 +11,8 @@ import pytest
 from attention import ATTENTIONS
 from comparison import plan, records
 import models
-from process.errors import ConfigError
 from reports import files
+from settings.errors import ConfigError
 from tests.comparison.plans import comparison
 from tests.reports import made_up
 from training import experiment, experiment_config, workdir

@@ -1,4 +1,21 @@
 """Training: config, state, step, devices, checkpoints, metrics and the loop.
 
-Nothing here knows a task or an attention mechanism by name.
+Nothing here knows a task, a model or an attention mechanism by name. Importing it
+switches off a fusion of XLA that returns garbage (`training.compiler`), so that every
+program of the laboratory, a notebook and a test have right numbers. Where the
+environment has no packages, it says in one line how to get them.
 """
+
+import importlib.util
+import sys
+
+from training import compiler
+
+for package in ("absl", "jaxlib"):
+  if importlib.util.find_spec(package) is None:
+    sys.exit(
+      f"{package} is not installed for {sys.executable}; `make setup` makes .venv, "
+      "and .venv/bin/python has everything"
+    )
+
+compiler.avoid_faulty_fusion()

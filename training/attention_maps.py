@@ -1,7 +1,6 @@
 """What a model attends to in one example, as matrices and as a picture."""
 
-from collections.abc import Iterable, Mapping, Sequence
-import importlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import math
 import pathlib
 from typing import Any, NamedTuple
@@ -10,7 +9,6 @@ import numpy as np
 
 import models
 import tasks
-from training import canvas
 
 MAX_LABELS = 64
 """Axes longer than this have positions in place of tokens."""
@@ -20,6 +18,10 @@ _PART_OF_A_LONG_ROW = 12
 _INCHES_PER_LABEL = 0.22
 _INCHES_UNLABELLED = 6.0
 _MAX_PIXELS = 6000
+
+
+NamedMap = tuple[np.ndarray, list[str], list[str], tuple[str, str]]
+"""Weights `[N, T, S]`, names of rows and of columns, and what columns and rows are."""
 
 
 class AttentionMap(NamedTuple):
@@ -53,11 +55,8 @@ def draw_attention(
 
   Encoder-decoders show cross-attention, the word that is being written against
   the words of the source; other models show self-attention, token against token.
-  A model of images shows what [CLS] looks at in every layer, over the image; a
-  Perceiver what its latents look at, over an image, or over a whole text in the
-  order of where that is; one of speech what every symbol looks at that it
-  recognises, below the spectrogram; one of several modalities which looks at
-  which.
+  A model with a `draw_attention` of its own is drawn by that: `(path, variables,
+  task, batches)`.
   Where dense attention fills the cross-attention of a model that has another
   mechanism, the last layer of that one comes first, above it.
 
@@ -68,29 +67,31 @@ def draw_attention(
     task: for the labels of tokens.
     batches: held-out rows; the most readable of them is drawn.
   """
-  if hasattr(task, "modalities"):
-    _maps("modality").draw(path, model, variables, task, batches)
+  own = getattr(model, "draw_attention", None)
+  if own is not None:
+    own(path, variables, task, batches)
     return
-  example = readable_example(batches)
-  has_latents = _has_latents(model)
-  if "image" in example:
-    drawn = _maps("latent" if has_latents else "image")
-    drawn.draw_on_image(path, model, variables, example)
-    return
-  if "frames" in example:
-    drawn = _maps("speech").draw_below_spectrogram
-    drawn(path, model, variables, task, example)
-    return
-  maps = named_maps(model, variables, task, example)
-  if has_latents:
-    draw_maps(path, [_ordered(next(iter(maps.values())))])
-    return
+  draw_tokens(path, model, variables, task, batches)
+
+
+def draw_tokens(
+  path: pathlib.Path,
+  model: Any,
+  variables: Mapping[str, Any],
+  task: tasks.Task,
+  batches: Iterable[Mapping[str, np.ndarray]],
+) -> None:
+  """As `draw_attention`, token against token."""
+  maps = named_maps(model, variables, task, readable_example(batches))
   draw_maps(path, [_cut(one) for one in _telling(list(maps.values()))])
 
 
-def _maps(kind: str) -> Any:
-  """The module that draws on what a model reads, where one reads it."""
-  return importlib.import_module(f"training.{kind}_maps")
+def import_matplotlib() -> tuple[type, type]:
+  """`FigureCanvasAgg` and `Figure`, which need no window; half a second at first."""
+  from matplotlib.backends.backend_agg import FigureCanvasAgg
+  from matplotlib.figure import Figure
+
+  return FigureCanvasAgg, Figure
 
 
 def _telling(maps: Sequence[AttentionMap]) -> list[AttentionMap]:
@@ -120,7 +121,9 @@ def named_maps(
   """The attention of every layer, its rows and columns named, in order.
 
   Args:
-    model: the module.
+    model: the module; one with a `name_map` of its own, `(name, weights, task,
+      example) -> (weights, query_labels, key_labels, axes)`, names its rows and
+      columns by that.
     variables: its variables.
     task: for the labels of tokens.
     example: a batch of one.
@@ -130,36 +133,14 @@ def named_maps(
     encoder's first, and of a layer the cross-attention last.
   """
   maps = models.attention_maps(model, variables, example)
+  name_map: Callable[..., NamedMap] = getattr(model, "name_map", _named)
   found = {}
   for name in sorted(maps, key=_place):
     weights = np.asarray(maps[name])[0]
-    mechanism = _mechanism(model, name)
-    if _has_latents(model):
-      shown = _of_latents(model, name, weights, task, example, mechanism)
-    elif "image" in example:
-      patches = _maps("image").labels(model, weights.shape[-1])
-      axes = ("key patch", "query patch")
-      shown = AttentionMap(
-        weights, patches, patches, axes, _title(name), mechanism
-      )
-    elif "frames" in example:
-      frames = int(example["source_mask"][0].sum())
-      ratio = example["frames"].shape[1] // weights.shape[-1]
-      length = max(1, -(-frames // ratio))
-      times = _maps("speech").labels(
-        weights.shape[-1], example["frames"].shape[1]
-      )
-      shown = AttentionMap(
-        weights[:, :length, :length],
-        times[:length],
-        times[:length],
-        ("key, in seconds", "query, in seconds"),
-        _title(name),
-        mechanism,
-      )
-    else:
-      shown = _named(name, weights, task, example, mechanism)
-    found["_".join(_parts(name))] = shown
+    shown = name_map(name, weights, task, example)
+    found["_".join(_parts(name))] = AttentionMap(
+      *shown, title=_title(name), mechanism=_mechanism(model, name)
+    )
   return found
 
 
@@ -210,7 +191,7 @@ def draw_maps(path: pathlib.Path, maps: Sequence[AttentionMap]) -> None:
     path: a .png file.
     maps: at least one.
   """
-  FigureCanvasAgg, Figure = canvas.import_matplotlib()
+  FigureCanvasAgg, Figure = import_matplotlib()
   sizes = [_size(shown) for shown in maps]
   heights = [height for _, height in sizes]
   figure = Figure(
@@ -302,64 +283,23 @@ def _named(
   weights: np.ndarray,
   task: tasks.Task,
   example: Mapping[str, np.ndarray],
-  mechanism: str,
-) -> AttentionMap:
+) -> NamedMap:
   """Cuts padding off the `[N, T, S]` weights of a layer and names the rest."""
   if "cross" in name:
     queries, keys = example["targets"][0], example["source"][0]
     axes = ("source", "target, the token being written")
-    num_queries = _length(example["weights"][0] > 0)
+    num_queries = length(example["weights"][0] > 0)
   else:
     side = "source" if name.startswith("encoder") else "inputs"
     queries = keys = example[side][0]
     axes = ("key token", "query token")
-    num_queries = _length(keys != task.pad_id)
-  num_keys = _length(keys != task.pad_id)
-  return AttentionMap(
+    num_queries = length(keys != task.pad_id)
+  num_keys = length(keys != task.pad_id)
+  return (
     weights[:, :num_queries, :num_keys],
     task.labels(queries[:num_queries]),
     task.labels(keys[:num_keys]),
     axes,
-    _title(name),
-    mechanism,
-  )
-
-
-def _has_latents(model: Any) -> bool:
-  return isinstance(model.config, models.PerceiverConfig)
-
-
-def _ordered(shown: AttentionMap) -> AttentionMap:
-  """Its latents in the order of where they look."""
-  order = _maps("latent").by_place(shown.weights)
-  return shown._replace(
-    weights=shown.weights[:, order],
-    query_labels=[shown.query_labels[i] for i in order],
-  )
-
-
-def _of_latents(
-  model: Any,
-  name: str,
-  weights: np.ndarray,
-  task: tasks.Task,
-  example: Mapping[str, np.ndarray],
-  mechanism: str,
-) -> AttentionMap:
-  """Cuts padding off the `[N, T, S]` weights of a Perceiver, and names them."""
-  if "image" in example:
-    inputs = "pixel", _maps("latent").pixel_labels(example["image"].shape[1:])
-  else:
-    ids = example["source"][0]
-    inputs = "token", task.labels(ids[: _length(ids != task.pad_id)])
-  rows, columns = _maps("latent").axes(model.config, name, inputs)
-  return AttentionMap(
-    weights[:, : len(rows[1]), : len(columns[1])],
-    rows[1],
-    columns[1],
-    (columns[0], rows[0]),
-    _title(name),
-    mechanism,
   )
 
 
@@ -376,9 +316,8 @@ def _mechanism(model: Any, name: str) -> str:
   side, *number, kind = _parts(name)
   slot = kind if kind == "cross_attention" else f"{side}_attention"
   chosen = model.config.attentions[slot]
-  layer = int("".join(number) or 1) - 1
-  if _has_latents(model) and slot == "cross_attention":
-    layer = int(side == "decoder")
+  # Without a number, a model has one such layer a side.
+  layer = int(number[0]) - 1 if number else int(side == "decoder")
   return chosen[layer % len(chosen)].name
 
 
@@ -394,8 +333,8 @@ def _place(name: str) -> tuple[bool, int, bool]:
   return side == "decoder", int("".join(number) or 0), "cross" in kind
 
 
-def _length(present: np.ndarray) -> int:
-  """One past the last True, at least 1."""
+def length(present: np.ndarray) -> int:
+  """One past the last True, at least 1: what is not padding."""
   found = np.flatnonzero(present)
   return int(found[-1]) + 1 if len(found) else 1
 
@@ -412,8 +351,8 @@ def readable_example(
     for row, weights in enumerate(batch["weights"]):
       if not weights.any():  # It fills up the last batch.
         continue
-      length = _length(weights > 0)
-      readable = length if length <= _READABLE_TOKENS else _PART_OF_A_LONG_ROW
+      count = length(weights > 0)
+      readable = count if count <= _READABLE_TOKENS else _PART_OF_A_LONG_ROW
       if readable > best:
         best = readable
         example = {name: rows[row : row + 1] for name, rows in batch.items()}

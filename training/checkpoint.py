@@ -19,8 +19,8 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from process import cluster
-from process.errors import ConfigError
+from settings.errors import ConfigError
+from training import cluster
 from training.state import TrainState
 
 _KEEP = 3
@@ -42,7 +42,7 @@ def digests(tree: Any) -> dict[str, str]:
   the digests of the whole.
 
   Args:
-    tree: any pytree of arrays.
+    tree: arrays in a dictionary, which may be nested.
 
   Returns:
     path of the leaf → hexadecimal digest.
@@ -55,7 +55,9 @@ def digests(tree: Any) -> dict[str, str]:
   for (path, leaf), total in zip(leaves, sums, strict=True):
     kind = f"{np.dtype(leaf.dtype)}{np.shape(leaf)}{total}"
     digest = hashlib.sha256(kind.encode())
-    found[jax.tree_util.keystr(path)] = digest.hexdigest()
+    # The first is a field of the state.
+    name = f".{path[0].key}{jax.tree_util.keystr(path[1:])}"
+    found[name] = digest.hexdigest()
   return found
 
 
@@ -139,7 +141,7 @@ class Checkpoints:
       args=ocp.args.Composite(
         state=ocp.args.StandardSave(_fields(kept)),
         record=ocp.args.JsonSave(
-          {"digests": digests(kept), "record": dict(record)}
+          {"digests": digests(_fields(kept)), "record": dict(record)}
         ),
       ),
       force=True,
@@ -202,8 +204,10 @@ class Checkpoints:
     if cluster.any_of(error is not None):
       raise error or ValueError("another process could not read it")
     assert restored is not None
-    state = TrainState(**restored["state"])
-    saved, found = restored["record"]["digests"], digests(state)
+    fields = dict(restored["state"])
+    step, params, opt_state = map(fields.pop, ("step", "params", "opt_state"))
+    state = TrainState(step, params, fields, opt_state)
+    saved, found = restored["record"]["digests"], digests(_fields(state))
     for name in sorted(saved.keys() | found.keys()):
       if saved.get(name) != found.get(name):
         raise ValueError(f"digest of {name} is not the one saved")
@@ -238,8 +242,6 @@ def _template(leaf: Any) -> Any:
 
 
 def _fields(state: TrainState) -> dict[str, Any]:
-  """What is on disk; a model without batch norm has no statistics there."""
+  """What is on disk, each collection beside the others."""
   fields = state._asdict()
-  if state.batch_stats is None:
-    fields.pop("batch_stats")
-  return fields
+  return fields | fields.pop("collections")

@@ -15,8 +15,8 @@ from typing import Any
 
 from absl import flags
 
-from process import config_flag, entry
-from process.errors import ConfigError
+from settings.errors import ConfigError
+from training import config_flag, entry
 
 _CONFIG = config_flag.define("FILE.py or FILE.py:MECHANISM, as for train.py")
 _DEVICES = flags.DEFINE_integer(
@@ -92,8 +92,7 @@ def compiled_step(run: Any) -> tuple[dict[str, tuple[int, int]], str]:
   found = {
     "parameters": held(state.params),
     "optimiser's state": held(state.opt_state),
-    "constants": held(state.constants),
-    "running statistics": held(state.batch_stats),
+    **{name: held(tree) for name, tree in state.collections.items()},
     "batch": held(batch),
     "activations, gradients, temporaries": (temporaries, 0),
   }

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import numpy as np
 
-from process.errors import RunError, one_line
+from settings.errors import RunError, one_line
 import tasks
 from training.parallel import Parallel
 

@@ -12,17 +12,15 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from attention import registry
 import models
-from process import cluster
-from process.errors import ConfigError
+from settings.errors import ConfigError
 from settings.leaves import flatten
 from settings.memory import check_fits
 import tasks
+from training import cluster, parallel
 from training import optimizer as optimizer_lib
-from training import parallel
 from training import workdir as workdir_lib
 from training.experiment_config import ExperimentConfig
 from training.state import TrainState
@@ -96,7 +94,7 @@ def create(
   try:
     task = tasks.find(config.task_name).make(
       config.task,
-      kind=config.model.kind,
+      kind=config.model.layout,
       batch_size=train.batch_size,
       seed=train.seed,
       workdir=workdir,
@@ -108,11 +106,8 @@ def create(
     raise ConfigError(f"config.task: {error}") from error
   except ValueError as error:
     raise ConfigError(f"config.{error}") from error
-  if config.teacher and not restore:
-    # Published models are imported with it.
-    from training import distillation
-
-    task = distillation.with_teacher(task, config.teacher)
+  if hasattr(config.model, "adapt_task") and not restore:
+    task = config.model.adapt_task(task)
   if not restore:  # A run that is restored was checked when it began.
     _check_generates(config, task)
   optimizer = optimizer_lib.make_optimizer(train.optimizer, train.num_steps)
@@ -123,9 +118,7 @@ def create(
       raise ConfigError(f"config.{error}") from error
   try:
     model = models.create(config.model, **_sizes(config, task))
-    init = functools.partial(
-      _init_state, model, optimizer, _example(task, config.model.kind)
-    )
+    init = functools.partial(_init_state, model, optimizer)
     shapes = jax.eval_shape(init, train.seed)
     draw = jax.jit(init)
     start = functools.partial(draw, train.seed)
@@ -148,7 +141,8 @@ def create(
       f"config.model: {', '.join(foreign)} raised "
       f"{registry.where_it_failed(error, *foreign)}"
     ) from error
-  if train.redraw_every and not jax.tree.leaves(shapes.constants):
+  constants = shapes.collections["constants"]
+  if train.redraw_every and not jax.tree.leaves(constants):
     raise ConfigError(
       "config.redraw_every: this model draws nothing that it does not train; "
       "expected 0"
@@ -165,9 +159,9 @@ def create(
     accumulate_steps=train.optimizer.accumulate_steps,
     redraw_every=train.redraw_every,
     # Compiled, this draws constants alone: nothing else is asked for.
-    draw_constants=lambda key: models.initialize(
-      model, key, _example(task, config.model.kind)
-    )["constants"],
+    draw_constants=lambda key: models.initialize(model, key, model.example())[
+      "constants"
+    ],
     **_own_functions(config, task, model, shapes),
   )
 
@@ -197,14 +191,17 @@ def create(
 
 
 def _own_functions(config, task, model, shapes) -> dict[str, Any]:
-  """What a model with batch norm, or a task with a loss of its own, changes."""
+  """What a model that replaces state, or a task with its own loss, changes."""
   functions: dict[str, Any] = {}
-  if jax.tree.leaves(shapes.batch_stats):
+  replaced = [
+    shapes.collections.get(name) for name in getattr(model, "state", ())
+  ]
+  if jax.tree.leaves(replaced):
     # One program for all devices sees the whole batch; one for each of them has
     # to ask the others.
     axis = parallel.AXIS if config.train.parallel == "pmap" else None
-    functions["forward_and_statistics"] = lambda variables, batch, rng: (
-      models.forward_and_statistics(
+    functions["forward_and_state"] = lambda variables, batch, rng: (
+      models.forward_and_state(
         model, variables, batch, dropout_rng=rng, axis_name=axis
       )
     )
@@ -235,10 +232,11 @@ def _check_memory(config: ExperimentConfig, task: tasks.Task) -> None:
   mlp_features = getattr(
     model, "mlp_features", 0
   )  # A recurrent model has none.
-  sizes = f"num_layers={model.num_layers}, features={model.features}"
+  features = getattr(model, "features", None)
+  sizes = f"num_layers={model.num_layers}, features={features}"
   sizes += f", mlp_features={mlp_features}" if mlp_features else ""
   symbols = max(task.source_vocab_size or 0, task.target_vocab_size)
-  parameters = models.least_parameters(model, symbols)
+  parameters = model.least_parameters(symbols)
   check_fits(
     "model",
     f"parameters, gradients and moments of {sizes} and {symbols:,} symbols "
@@ -248,20 +246,9 @@ def _check_memory(config: ExperimentConfig, task: tasks.Task) -> None:
   )
   rows = train.batch_size // train.optimizer.accumulate_steps
   targets = task.max_target_length
-  longest = max(task.max_source_length or 0, targets)
-  image_shape = tasks.input_shapes(task).get("image")
-  if (
-    image_shape is not None
-    and isinstance(model, models.ModelConfig)
-    and model.patch_size is not None
-  ):
-    longest = models.num_tokens(model, image_shape)
-  if "frames" in tasks.input_shapes(task):
-    longest = max(longest, tasks.input_shapes(task)["frames"][0] // 4)
-  # Layers of latents, however long the input is.
-  longest = getattr(model, "num_latents", longest)
+  told = models.Sizes(**_sizes(config, task))
   try:
-    activations = models.least_activations(model, longest, image_shape)
+    longest, activations = model.longest(told), model.least_activations(told)
   except ValueError as error:
     raise ValueError(f"model.{error}") from error
   check_fits(
@@ -334,31 +321,19 @@ def _check_generates(config: ExperimentConfig, task: tasks.Task) -> None:
         raise ConfigError(f"config.model.{error}") from error
 
 
-def _init_state(model, optimizer, batch, seed) -> TrainState:
-  variables = models.initialize(model, jax.random.key(seed), batch)
-  return TrainState(
-    step=jnp.zeros((), "int32"),
-    params=variables["params"],
-    constants=variables.get("constants", {}),
-    opt_state=optimizer.init(variables["params"]),
-    batch_stats=variables.get("batch_stats"),
-  )
+def _init_state(model, optimizer, seed) -> TrainState:
+  variables = models.initialize(model, jax.random.key(seed), model.example())
+  return TrainState.first(variables, optimizer)
 
 
 def _published_state(config, model, optimizer) -> TrainState:
   """The state of a run that starts from published weights."""
-  from models.pretrained import load
+  from models.published import load
 
   opened = load.open_folder(Path(config.weights))
   key = jax.random.key(config.train.seed)
   variables = load.read_variables(opened, model, key)
-  return TrainState(
-    step=jnp.zeros((), "int32"),
-    params=variables["params"],
-    constants=variables["constants"],
-    opt_state=optimizer.init(variables["params"]),
-    batch_stats=variables.get("batch_stats"),
-  )
+  return TrainState.first(variables, optimizer)
 
 
 def _sizes(config: ExperimentConfig, task: tasks.Task) -> dict[str, Any]:
@@ -374,28 +349,14 @@ def _sizes(config: ExperimentConfig, task: tasks.Task) -> dict[str, Any]:
     "max_source_length": task.max_source_length,
     "max_target_length": task.max_target_length,
     "shared_vocabulary": task.shared_vocabulary,
+    "input_shapes": tasks.input_shapes(task),
   }
-  model = config.model
-  shapes = tasks.input_shapes(task)
-  if "frames" in shapes:
-    sizes["frames_shape"] = shapes["frames"]
-  if "patches" in shapes:
-    sizes["patches_shape"] = shapes["patches"]
-  image_shape = shapes.get("image")
-  if image_shape is not None:
-    sizes["image_shape"] = getattr(model, "image_shape", None) or image_shape
-    if sizes["image_shape"][2] != image_shape[2]:
-      raise ValueError(
-        f"image_shape: expected the {image_shape[2]} channels of the task, got "
-        f"{sizes['image_shape'][2]}"
-      )
-  if not isinstance(model, models.ModelConfig | models.PerceiverConfig):
-    return sizes
+  model: Any = config.model
   for field, names in (
     ("vocab_size", ("source_vocab_size", "target_vocab_size")),
     ("max_length", ("max_source_length", "max_target_length")),
   ):
-    size = getattr(model, field)
+    size = getattr(model, field, None)
     for name in names:
       # A vocabulary does not contain the classes.
       classes = model.head == "class" and name == "target_vocab_size"
@@ -407,24 +368,3 @@ def _sizes(config: ExperimentConfig, task: tasks.Task) -> dict[str, Any]:
         )
       sizes[name] = size
   return sizes
-
-
-def _example(task: tasks.Task, kind: str) -> dict[str, np.ndarray]:
-  """One row of the right shapes; variables depend on no value in it."""
-  kind = tasks.LAYOUTS.get(kind, kind)
-  shapes = tasks.input_shapes(task)
-  source = np.ones((1, task.max_source_length or 1), np.int32)
-  target = np.ones((1, task.max_target_length), np.int32)
-  if kind == "encoder":
-    source = target
-  batch: dict[str, np.ndarray] = {
-    "targets": target,
-    "weights": np.ones(target.shape, np.float32),
-  }
-  for name, shape in shapes.items():
-    batch[name] = np.ones((1, *shape), np.float32)
-  if kind != "decoder" and not shapes:
-    batch["source"] = source
-  if kind != "encoder":
-    batch["inputs"] = target
-  return batch

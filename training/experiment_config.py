@@ -13,14 +13,11 @@ import jax.numpy as jnp
 
 from attention import ATTENTIONS
 import models
-from process.errors import ConfigError
 from settings.build import build, check_section, leaf_names, to_mapping
+from settings.errors import ConfigError
 from settings.suggest import one_of
 import tasks
 from training.config import TrainConfig
-
-_FOLDERS = ("weights", "teacher")
-"""Leaves of `model` that its config does not choose."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,8 +30,6 @@ class ExperimentConfig:
     task: an instance of that task's `config_type`.
     model: what `models.create` wants to know.
     weights: folder of published weights to start from; '' starts from nothing.
-    teacher: folder of weights, or a run, whose labels a model with
-      `distillation` learns as well; '' where it has none.
   """
 
   train: TrainConfig
@@ -42,7 +37,6 @@ class ExperimentConfig:
   task: Any
   model: models.Config
   weights: str = ""
-  teacher: str = ""
 
   def to_mapping(self) -> dict[str, Any]:
     """JSON-ready, every default filled in; `parse` inverts it."""
@@ -50,7 +44,7 @@ class ExperimentConfig:
       **to_mapping(self.train),
       "task": {"name": self.task_name, **to_mapping(self.task)},
       "model": to_mapping(self.model)
-      | {name: x for name in _FOLDERS if (x := getattr(self, name))},
+      | ({"weights": self.weights} if self.weights else {}),
     }
 
 
@@ -101,19 +95,13 @@ def parse(
   except ValueError as error:
     raise ConfigError(f"config.task.name: {error}") from error
   model_leaves = dict(sections["model"].items())
-  folders = {name: model_leaves.pop(name, "") for name in _FOLDERS}
-  for leaf, folder in folders.items():
-    if not isinstance(folder, str):
-      raise ConfigError(
-        f"config.model.{leaf}: expected a folder, got {folder!r}"
-      )
-  weights = folders["weights"]
-  kind = model_leaves.get("kind")
-  if "kind" in model_leaves and _model_type(kind) is None:
-    raise ConfigError(f"config.model.kind: {one_of(kind, models.CONFIGS)}")
+  weights = model_leaves.pop("weights", "")
+  if not isinstance(weights, str):
+    raise ConfigError(
+      f"config.model.weights: expected a folder, got {weights!r}"
+    )
   model: Any = build(
-    # Without a kind, this one says that it is missing.
-    _model_type(kind) or models.ModelConfig,
+    _model_type(model_leaves),
     model_leaves,
     "config.model",
     elsewhere,
@@ -125,11 +113,11 @@ def parse(
     if reads_one and tasks.find_vocabulary(pathlib.Path(weights)):
       # The ids of the weights are those of their own vocabulary.
       task_leaves["tokenizer"] = task_leaves.get("tokenizer") or weights
-  if bool(folders["teacher"]) != getattr(model, "distillation", False):
-    raise ConfigError(
-      "config.model.teacher: expected a folder of weights, or a run, with "
-      f"config.model.distillation=True and only then, got {folders['teacher']!r}"
-    )
+  if hasattr(model, "check_run"):
+    try:
+      model.check_run()
+    except ValueError as error:
+      raise ConfigError(f"config.model.{error}") from error
   if told not in (None, models.slots(model)):
     raise ConfigError(
       f"config.slots: the model has {models.slots(model)!r}, got {told!r}; "
@@ -140,7 +128,7 @@ def parse(
     task_name=name,
     task=build(task_type, task_leaves, "config.task", elsewhere),
     model=model,
-    **folders,
+    weights=weights,
   )
 
 
@@ -162,7 +150,7 @@ def _published(folder: str, config: Any) -> Any:
     ConfigError: the folder cannot be read, or its model is of another kind.
   """
   # Flax is imported with it, which only such a config has to wait for.
-  from models.pretrained import load
+  from models.published import load
 
   try:
     described = load.open_folder(pathlib.Path(folder)).described
@@ -181,14 +169,17 @@ def _published(folder: str, config: Any) -> Any:
     for field, mechanisms in config.attentions.items()
     if mechanisms != (models.AttentionConfig("dense"),)
   }
-  kept = ("dropout_rate", "attention_dropout_rate", "dtype", "param_dtype")
+  kept = (
+    "dropout_rate",
+    "attention_dropout_rate",
+    "dtype",
+    "param_dtype",
+    "teacher",
+  )
   try:
     sizes: dict[str, Any] = {}
-    # Other kinds have no vocabulary, or none that a config chooses.
-    reads_ids = isinstance(
-      published, models.ModelConfig | models.PerceiverConfig
-    )
-    if reads_ids and getattr(published, "patch_size", None) is None:
+    # Others have no vocabulary, or none that a config chooses.
+    if hasattr(published, "max_length") and not described.input_shapes:
       sizes["vocab_size"] = described.vocab_size
       sizes["max_length"] = described.max_length
     return dataclasses.replace(
@@ -201,9 +192,26 @@ def _published(folder: str, config: Any) -> Any:
     raise ConfigError(f"config.model.{error}") from error
 
 
-def _model_type(kind: Any) -> type | None:
-  """The dataclass of a kind of model; None for an unknown kind."""
-  return models.CONFIGS.get(kind) if isinstance(kind, str) else None
+def _model_type(leaves: dict[str, Any]) -> type:
+  """The dataclass of a kind of model.
+
+  Raises:
+    ConfigError: there is no such kind.
+  """
+  if "kind" not in leaves:
+    return models.ModelConfig  # It says that the kind is missing.
+  # Runs of before December 2026 have these two kinds by a field.
+  if leaves["kind"] == "encoder" and leaves.get("patch_size") is not None:
+    leaves["kind"] = "vit"
+  if leaves["kind"] == "decoder" and leaves.get("local_positions"):
+    leaves["kind"] = "gato"
+  kind = leaves["kind"]
+  if not isinstance(kind, str):
+    raise ConfigError(f"config.model.kind: {one_of(kind, models.CONFIGS)}")
+  try:
+    return models.find(kind)
+  except ValueError as error:
+    raise ConfigError(f"config.model.kind: {error}") from error
 
 
 def _elsewhere(sections: Mapping[str, Any]) -> dict[str, str]:
@@ -217,10 +225,11 @@ def _elsewhere(sections: Mapping[str, Any]) -> dict[str, str]:
   entry = tasks.TASKS.get(str(task.get("name")))
   if entry is not None:
     full += leaf_names(entry.config_type, "task.")
-  config_type = _model_type(model.get("kind"))
+  kind = model.get("kind")
+  config_type = models.CONFIGS.get(kind) if isinstance(kind, str) else None
   if config_type is not None:
     full += [*leaf_names(config_type, "model.")]
-    full += [f"model.{name}" for name in _FOLDERS]
+    full.append("model.weights")
   slots = {
     slot: str(leaves.get("name"))
     for slot, leaves in model.items()

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from process.errors import ConfigError
+from settings.errors import ConfigError
 from settings.memory import check_fits
 import tasks
 from training.checkpoint import Checkpoints
@@ -248,8 +248,7 @@ def pad(
 
 
 def _has_source(experiment: Experiment) -> bool:
-  kind = experiment.config.model.kind
-  kind = tasks.LAYOUTS.get(kind, kind)
+  kind = experiment.config.model.layout
   if kind == "encoder":
     raise ConfigError(
       "config.model.kind: an encoder alone cannot generate; expected "

@@ -11,10 +11,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from process import cluster, heartbeat
-from process.errors import ConfigError, RunError, one_line
-from process.signals import Interrupted, Signals
-from training import attention_maps, canvas, evaluate
+from settings.errors import ConfigError, RunError, one_line
+from training import attention_maps, cluster, evaluate, heartbeat
 from training import parallel as parallel_lib
 from training.checkpoint import Checkpoints
 from training.experiment import Experiment
@@ -22,6 +20,7 @@ from training.loss_meter import LossMeter
 from training.metrics import MetricsWriter, Progress, format_values
 from training.parallel import Parallel
 from training.prefetch import prefetch
+from training.signals import Interrupted, Signals
 from training.state import TrainState
 
 Results = dict[str, dict[str, Any]]
@@ -214,7 +213,7 @@ def _place_state(
       state = experiment.init() if restored is None else restored
       state = parallel.place_state(state)
     # Drawing needs it in the end; XLA may still be compiling now.
-    canvas.import_matplotlib()
+    attention_maps.import_matplotlib()
   return state
 
 

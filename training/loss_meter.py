@@ -7,8 +7,8 @@ import time
 
 import jax
 
-from process import compiler
-from process.errors import RunError
+from settings.errors import RunError
+from training import compiler
 
 _AHEAD = 4
 """Steps that the host may be ahead of the devices."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import tqdm
 
-from process import claimed
+from training import claimed
 
 FILE = "metrics.jsonl"
 

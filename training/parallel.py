@@ -14,8 +14,8 @@ from jax.experimental import multihost_utils
 import numpy as np
 
 import models
-from process import cluster
-from process.errors import ConfigError
+from settings.errors import ConfigError
+from training import cluster
 from training import mesh as mesh_lib
 from training import step as step_lib
 from training.config import TrainConfig
@@ -171,10 +171,10 @@ def _on_mesh(
 
     return call
 
-  statistics = functions.forward_and_statistics
+  with_state = functions.forward_and_state
   functions = functions._replace(
     forward=in_parts(gathered(functions.forward)),
-    forward_and_statistics=statistics and in_parts(gathered(statistics)),
+    forward_and_state=with_state and in_parts(gathered(with_state)),
   )
 
   def train(state, batch, step):

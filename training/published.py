@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import models
-from models.pretrained import load
-from models.pyramid import Pyramid
+from models.published import load
 from models.transformer import Transformer
-from process.errors import ConfigError
+from settings.errors import ConfigError
 import tasks
 from training import experiment, experiment_config, inference, workdir
 from training.experiment import Experiment
@@ -25,11 +24,6 @@ def of_experiment(run: Experiment, folder: Path) -> models.Pretrained:
     ConfigError: there is no checkpoint, or no family is this model.
   """
   variables = inference.restore_variables(run, folder)
-  if not isinstance(run.model, Transformer | Pyramid):
-    raise ConfigError(
-      "config.model.kind: only a Transformer and a model in stages are written as published weights, "
-      f"got {run.config.model.kind!r}"
-    )
   try:
     return models.as_pretrained(run.model, variables)
   except ValueError as error:

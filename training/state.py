@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 from jaxtyping import Array, Int
 import optax
 
@@ -13,21 +14,27 @@ class TrainState(NamedTuple):
   Attributes:
     step: number of updates done.
     params: trained variables.
-    constants: variables of the model that no optimiser touches.
+    collections: what the model has beside 'params', by name, which no optimiser
+      touches: 'constants', and what a step replaces, such as 'batch_stats'.
     opt_state: state of the optimiser.
-    batch_stats: running statistics of a model with batch norm; else None.
   """
 
   step: Int[Array, ""]
   params: Mapping[str, Any]
-  constants: Mapping[str, Any]
+  collections: Mapping[str, Any]
   opt_state: optax.OptState
-  batch_stats: Mapping[str, Any] | None = None
+
+  @classmethod
+  def first(
+    cls, variables: Mapping[str, Any], optimizer: optax.GradientTransformation
+  ) -> "TrainState":
+    """The state before the first step."""
+    collections = {"constants": {}, **variables}
+    params = collections.pop("params")
+    step = jnp.zeros((), "int32")
+    return cls(step, params, collections, optimizer.init(params))
 
   @property
   def variables(self) -> dict[str, Any]:
     """What the model is called with."""
-    variables = {"params": self.params, "constants": self.constants}
-    if self.batch_stats is not None:
-      variables["batch_stats"] = self.batch_stats
-    return variables
+    return {"params": self.params, **self.collections}

@@ -62,9 +62,9 @@ class StepFunctions(NamedTuple):
     accumulate_steps: micro-batches of one step.
     redraw_every: steps between new constants; 0 keeps the first.
     draw_constants: `key -> constants`, needed where `redraw_every` > 0.
-    forward_and_statistics: `(variables, batch, dropout_rng) -> (logits,
-      batch_stats)` of a model with batch norm, which in training norms by the
-      batch itself and keeps running statistics; None for any other model.
+    forward_and_state: `(variables, batch, dropout_rng) -> (logits, collections)`
+      of a model that replaces collections while it is trained, as with batch norm
+      the running statistics; None for any other model.
     loss: `(logits, batch, label_smoothing) -> (objective sum, sum of nats,
       count)`, see `cross_entropy`.
   """
@@ -78,18 +78,17 @@ class StepFunctions(NamedTuple):
   accumulate_steps: int = 1
   redraw_every: int = 0
   draw_constants: Callable[[Array], Any] | None = None
-  forward_and_statistics: Callable[..., tuple[Array, Any]] | None = None
+  forward_and_state: Callable[..., tuple[Array, Any]] | None = None
   loss: Callable[..., tuple[Array, Array, Array]] = cross_entropy
 
 
 def mean_gradient(
   functions: StepFunctions,
   params: Any,
-  constants: Any,
+  collections: Mapping[str, Any],
   batch: Batch,
   key: Array | None = None,
   reduce: Callable[[Any], Any] = lambda tree: tree,
-  batch_stats: Any = None,
 ) -> tuple[Any, Float[Array, "2"], Any]:
   """Gradient of the mean objective over all weighted targets.
 
@@ -100,55 +99,53 @@ def mean_gradient(
   Args:
     functions: see `StepFunctions`.
     params: differentiated.
-    constants: not differentiated.
+    collections: what else the model has, not differentiated; every micro-batch
+      replaces those that the model replaces.
     batch: leaves `[B, …]`, B a multiple of `accumulate_steps`.
     key: for dropout; None means deterministic.
     reduce: sums a tree over devices where each holds only its own rows.
-    batch_stats: running statistics of a model with batch norm; every
-      micro-batch moves them.
 
   Returns:
     gradient (like `params`), the cross-entropy as (sum, count), and the
-    statistics afterwards.
+    collections afterwards.
   """
 
-  def objective(params, rows, key, batch_stats):
-    variables = {"params": params, "constants": constants}
-    if functions.forward_and_statistics is None:
+  def objective(params, rows, key, collections):
+    variables = {"params": params, **collections}
+    if functions.forward_and_state is None:
       logits = functions.forward(variables, rows, key)
     else:
-      logits, batch_stats = functions.forward_and_statistics(
-        {**variables, "batch_stats": batch_stats}, rows, key
-      )
+      logits, new = functions.forward_and_state(variables, rows, key)
+      collections = {**collections, **new}
     value, nats, count = functions.loss(logits, rows, functions.label_smoothing)
-    return value, (jnp.stack([nats, count]), batch_stats)
+    return value, (jnp.stack([nats, count]), collections)
 
   gradient_of = jax.grad(objective, has_aux=True)
   splits = functions.accumulate_steps
   if splits == 1:
-    gradient, (sums, batch_stats) = gradient_of(params, batch, key, batch_stats)
+    gradient, (sums, collections) = gradient_of(params, batch, key, collections)
   else:
 
     def accumulate(carry, index_and_rows):
-      totals, batch_stats = carry
+      totals, collections = carry
       index, rows = index_and_rows
       rng = None if key is None else jax.random.fold_in(key, index)
-      gradient, (sums, batch_stats) = gradient_of(
-        params, rows, rng, batch_stats
+      gradient, (sums, collections) = gradient_of(
+        params, rows, rng, collections
       )
       totals = jax.tree.map(jnp.add, totals, (gradient, sums))
-      return (totals, batch_stats), None
+      return (totals, collections), None
 
     zeros = (jax.tree.map(jnp.zeros_like, params), jnp.zeros(2))
-    ((gradient, sums), batch_stats), _ = jax.lax.scan(
+    ((gradient, sums), collections), _ = jax.lax.scan(
       accumulate,
-      (zeros, batch_stats),
+      (zeros, collections),
       (jnp.arange(splits), _micro_batches(batch, splits)),
     )
   gradient, sums = reduce((gradient, sums))
   # A batch without a single target has gradient 0, not 0/0.
   count = jnp.where(sums[1] > 0, sums[1], 1.0)
-  return jax.tree.map(lambda g: g / count, gradient), sums, batch_stats
+  return jax.tree.map(lambda g: g / count, gradient), sums, collections
 
 
 def train_step(
@@ -179,15 +176,14 @@ def train_step(
     'grad_norm' (before clipping), 'learning_rate', 'updates'.
   """
   key = jax.random.fold_in(jax.random.key(functions.seed), step)
-  constants = _constants(functions, state, step, key)
-  gradient, sums, batch_stats = mean_gradient(
+  collections = _redrawn(functions, state, step, key)
+  gradient, sums, collections = mean_gradient(
     functions,
     state.params,
-    constants,
+    collections,
     batch,
     shard(key),
     reduce,
-    state.batch_stats,
   )
   grad_norm = optax.tree.norm(gradient)
   updates, opt_state = functions.optimizer.update(
@@ -196,9 +192,8 @@ def train_step(
   updated = TrainState(
     step=state.step + 1,
     params=cast(Any, optax.apply_updates(state.params, updates)),
-    constants=constants,
+    collections=collections,
     opt_state=opt_state,
-    batch_stats=batch_stats,
   )
   finite = jnp.isfinite(sums[0]) & jnp.isfinite(grad_norm)
   valid = finite & (state.step == step)
@@ -213,23 +208,24 @@ def train_step(
   }
 
 
-def _constants(
+def _redrawn(
   functions: StepFunctions,
   state: TrainState,
   step: Int[Array, ""],
   key: Array,
-) -> Any:
-  """Those of the state, or new ones: the same on every device."""
+) -> Mapping[str, Any]:
+  """The state's collections, or with new constants: the same on every device."""
   draw = functions.draw_constants
   if not functions.redraw_every or draw is None:
-    return state.constants
+    return state.collections
   # Dropout folds small numbers into the same key.
   key = jax.random.fold_in(key, 2**31 - 1)
-  return jax.lax.cond(
+  constants = jax.lax.cond(
     step % functions.redraw_every == 0,
     lambda: draw(key),
-    lambda: state.constants,
+    lambda: state.collections["constants"],
   )
+  return {**state.collections, "constants": constants}
 
 
 def eval_step(

@@ -19,14 +19,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 import numpy as np
 
-from process.errors import ConfigError, RunError
-from process.signals import Signals
+from settings.errors import ConfigError, RunError
 from training import loop
 from training import optimizer as optimizer_lib
 from training import parallel as parallel_lib
 from training import step as step_lib
 from training.experiment import Experiment
 from training.loop import Results, Updated
+from training.signals import Signals
 
 _TIMED_STEPS = 3
 _LOOKED_AT = 8

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import models
-from process import claimed, compiler
-from process.errors import ConfigError
+from settings.errors import ConfigError
 from settings.leaves import Leaves, flatten
-from training import experiment_config, metrics
+from training import claimed, compiler, experiment_config, metrics
 from training.experiment_config import ExperimentConfig
 from training.mesh import AXES
 

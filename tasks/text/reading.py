@@ -38,7 +38,7 @@ def make(
 
   Args:
     config: which text, in which tokens.
-    kind: `model.kind`; it decides what is predicted.
+    kind: the `layout` of the model; it decides what is predicted.
     batch_size: rows of every batch.
     seed: of the places of training pieces, and of what is drawn in them.
     workdir: of a run; its vocabulary must be the same.

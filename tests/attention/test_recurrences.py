@@ -18,7 +18,7 @@ from attention import (
   gated_linear_attention,
   platform,
 )
-from process import compiler
+from training import compiler
 
 BATCH, HEADS, KV_HEADS, DIM, VALUE = 2, 4, 2, 8, 5
 RULES = [

@@ -9,7 +9,7 @@ import pytest
 
 from attention import flash, sliding_window
 from benchmarks import approximation
-from process.errors import ConfigError
+from settings.errors import ConfigError
 from training import experiment, experiment_config, loop, workdir
 
 SHAPE = (2, 24, 2, 8)

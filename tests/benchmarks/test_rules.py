@@ -6,9 +6,9 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks import pathfinder_rules
 from benchmarks.listops_rules import RULES, Seen, seen
 from benchmarks.rules import accuracies
+from projects.pathfinder import rules as pathfinder_rules
 from tests import commands
 
 PICTURE = """

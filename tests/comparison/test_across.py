@@ -5,7 +5,7 @@ import json
 import pytest
 
 from comparison import config, plan, records
-from process.errors import ConfigError
+from settings.errors import ConfigError
 from tests.comparison.plans import comparison
 
 WIDTHS = {"model": {"features": (16, 32)}}

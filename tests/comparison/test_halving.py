@@ -3,8 +3,8 @@
 import pytest
 
 from comparison import halving, launch, plan, records
-from process.errors import ConfigError
 from reports import summary, words
+from settings.errors import ConfigError
 from tests.comparison.plans import comparison
 
 # The loss falls with the steps, to the distance of its rate from 0.003. At 0.02 it

@@ -3,7 +3,7 @@
 import pytest
 
 from comparison import plan
-from process.errors import ConfigError
+from settings.errors import ConfigError
 from tests.comparison.plans import comparison
 
 HYBRID = {

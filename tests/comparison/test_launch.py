@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from comparison import child, launch, plan, records
-from process.errors import RunError
+from settings.errors import RunError
 from tests.comparison.plans import budgeted, comparison
 
 TRAINING = """

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from comparison import launch, plan, records
-from process.errors import RunError
+from settings.errors import RunError
 from tests.comparison.plans import comparison
 from tests.comparison.test_launch import MEASURING, TRAINING
 

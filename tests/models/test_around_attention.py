@@ -290,7 +290,7 @@ def test_the_least_size_is_that_of_the_smallest_layer():
   model, variables, _ = create(
     "flash", decoder_around=(models.AroundConfig(head_dim=2), WIDE)
   )
-  least = models.least_parameters(model.config, VOCAB)
+  least = model.config.least_parameters(VOCAB)
   assert least <= sum(x.size for x in jax.tree.leaves(variables))
   assert least == 2 * (16 * 8 + 2 * 16 * 24) + VOCAB * 16
 

@@ -11,8 +11,8 @@ import pytest
 from attention import ATTENTIONS
 import models
 from models.attention_config import NEEDS
-from process.errors import ConfigError
 from reports.example import make_example
+from settings.errors import ConfigError
 from tests import commands
 from tests.attention.forms import RECURRENT
 from tests.models import tiny

@@ -5,10 +5,10 @@ from xml.etree import ElementTree
 
 import pytest
 
+from projects.swap import figures as swap_figures
+from projects.swap.records import OWN
 from reports import comparison_maps, figures, plots, style, summary, svg
 from reports import scaling as scaling_lib
-from reports.swap import figures as swap_figures
-from swapping.records import OWN
 from tests.reports import made_up
 
 DECAY = "my_package.my.module:decay"

@@ -6,8 +6,7 @@ import math
 import pytest
 
 from attention import ATTENTIONS
-from label_packing import packing
-from reports import quality, rows, style, summary, table, words
+from reports import packing, quality, rows, style, summary, table, words
 from tests.attention.forms import OWN
 from tests.reports import made_up
 

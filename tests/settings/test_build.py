@@ -8,9 +8,9 @@ from typing import Any
 from ml_collections import ConfigDict
 import pytest
 
-from process.errors import ConfigError
 from settings.build import build as build_config
 from settings.build import to_mapping
+from settings.errors import ConfigError
 from training.config import OptimizerConfig, TrainConfig
 
 

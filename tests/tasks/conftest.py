@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from process import cache
+from tasks import cache
 
 
 @pytest.fixture(scope="session")

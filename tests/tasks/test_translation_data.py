@@ -7,9 +7,8 @@ import threading
 
 import pytest
 
-from process import cache
 import tasks
-from tasks import builders
+from tasks import builders, cache
 from tasks.vocabulary import Subwords, train_subwords
 from tests.tasks.translation_cases import files, make
 

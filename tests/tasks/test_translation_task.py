@@ -10,10 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from process import cache
 from reports import bootstrap
 import tasks
-from tasks import TranslationConfig
+from tasks import TranslationConfig, cache
 from tests.tasks.translation_cases import assert_same, files, make
 
 MULTI30K = pathlib.Path(__file__).parents[2] / "../shared/data/multi30k"

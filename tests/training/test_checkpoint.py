@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from process.errors import ConfigError
+from settings.errors import ConfigError
 from tests.training.tiny import make_functions
 from training import checkpoint
 from training.checkpoint import Checkpoints, digests

@@ -8,7 +8,7 @@ import pytest
 
 from attention import ATTENTIONS, plug, registry
 from configs import attentions
-from process.errors import ConfigError
+from settings.errors import ConfigError
 from settings.leaves import put
 from tests.attention.forms import KINDS, kinds_first
 from training import experiment, experiment_config, parallel, workdir
@@ -264,7 +264,7 @@ def test_redrawing_draws_the_mechanism_anew(tmp_path):
   first, second = (draw(jax.random.key(seed)) for seed in (1, 2))
   assert jax.tree.map(jax.typeof, first) == jax.tree.map(
     lambda leaf: jax.typeof(jax.numpy.zeros(leaf.shape, leaf.dtype)),
-    run.shapes.constants,
+    run.shapes.collections["constants"],
   )
   for x, y in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
     assert (x != y).any()

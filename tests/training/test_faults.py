@@ -8,8 +8,8 @@ import importlib
 
 import pytest
 
-from process.errors import ConfigError
 from settings import memory
+from settings.errors import ConfigError
 from settings.leaves import flatten, put
 from tests.training.test_experiment import PAPER
 from training import experiment, experiment_config

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import models
-from process.errors import ConfigError
+from settings.errors import ConfigError
 from training import experiment, experiment_config, inference
 
 CONTEXT = 8

@@ -8,7 +8,7 @@ import types
 import numpy as np
 import pytest
 
-from process.errors import RunError
+from settings.errors import RunError
 from tests.training.tiny import CLASSES, make_batch, make_functions
 from training import evaluate, loop, metrics
 from training.checkpoint import Checkpoints, digests

@@ -12,7 +12,7 @@ from attention import ATTENTIONS
 from configs import copy, gpt
 from flops import traffic
 import models
-from process.errors import ConfigError
+from settings.errors import ConfigError
 from tests import commands
 from tests.models import tiny
 from tests.tasks.text_cases import TEXT

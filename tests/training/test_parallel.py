@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import models
-from process.errors import ConfigError
+from settings.errors import ConfigError
 from tests.training.tiny import make_batch, make_functions
 from training import parallel
 from training.config import OptimizerConfig, TrainConfig
@@ -27,7 +27,7 @@ def on_one(splits):
   batch = make_batch()
   whole = functions._replace(accumulate_steps=1)
   gradient, sums, _ = jax.jit(mean_gradient, static_argnums=0)(
-    whole, state.params, state.constants, batch
+    whole, state.params, state.collections["constants"], batch
   )
   norm = np.sqrt(sum(np.sum(g**2) for g in jax.tree.leaves(gradient)))
   single = parallel.make(functions, "jit", jax.devices()[:1])

@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from process import heartbeat
 from tests import commands
+from training import heartbeat
 
 _SECONDS = 240
 

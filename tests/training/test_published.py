@@ -8,8 +8,8 @@ import pytest
 
 from configs import text
 import models
-from process.errors import ConfigError
-from tests.models.pretrained.test_equality import HERE
+from settings.errors import ConfigError
+from tests.models.published.test_equality import HERE
 from training import (
   experiment,
   experiment_config,
@@ -66,7 +66,7 @@ def test_the_config_chooses_mechanism_dropout_and_dtype(config):
   assert (model.dropout_rate, model.dtype) == (0.25, "bfloat16")
   assert model.features == 24
   state = experiment.create(experiment_config.parse(config)).init()
-  assert jax.tree.leaves(state.constants)
+  assert jax.tree.leaves(state.collections["constants"])
 
 
 @pytest.mark.parametrize(

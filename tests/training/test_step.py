@@ -40,9 +40,13 @@ gradient_of = jax.jit(mean_gradient, static_argnums=0)
 def test_micro_batches_give_the_gradient_of_the_batch(splits):
   batch = make_batch()
   whole, state = make_functions(label_smoothing=0.1)
-  expected, sums, _ = gradient_of(whole, state.params, state.constants, batch)
+  expected, sums, _ = gradient_of(
+    whole, state.params, state.collections["constants"], batch
+  )
   split = whole._replace(accumulate_steps=splits)
-  got, split_sums, _ = gradient_of(split, state.params, state.constants, batch)
+  got, split_sums, _ = gradient_of(
+    split, state.params, state.collections["constants"], batch
+  )
   np.testing.assert_allclose(split_sums, sums, rtol=1e-6)
   jax.tree.map(
     functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-7),
@@ -119,14 +123,14 @@ def test_constants_are_redrawn_on_time_and_by_the_step_alone():
   states = [state]
   for index in range(4):
     states.append(step(states[-1], batch, jnp.int32(index))[0])
-    seen.append(np.asarray(states[-1].constants["mix"]))
-  assert (seen[0] != state.constants["mix"]).any()
+    seen.append(np.asarray(states[-1].collections["constants"]["mix"]))
+  assert (seen[0] != state.collections["constants"]["mix"]).any()
   np.testing.assert_array_equal(seen[0], seen[1])
   assert (seen[2] != seen[1]).any()
   np.testing.assert_array_equal(seen[2], seen[3])
   # A restart at step 2 draws what the run drew.
   again, _ = step(states[2], batch, jnp.int32(2))
-  np.testing.assert_array_equal(again.constants["mix"], seen[2])
+  np.testing.assert_array_equal(again.collections["constants"]["mix"], seen[2])
 
 
 def test_the_loss_is_that_of_the_new_constants():
@@ -136,6 +140,9 @@ def test_the_loss_is_that_of_the_new_constants():
   redrawn = functions._replace(redraw_every=1, draw_constants=lambda _: new)
   _, got = train_step(redrawn, state, batch, jnp.int32(0))
   _, expected = train_step(
-    functions, state._replace(constants=new), batch, jnp.int32(0)
+    functions,
+    state._replace(collections={"constants": new}),
+    batch,
+    jnp.int32(0),
   )
   np.testing.assert_allclose(got["loss"], expected["loss"], rtol=1e-6)

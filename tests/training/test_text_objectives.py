@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from process.errors import ConfigError
+from settings.errors import ConfigError
 from tests import commands
 from tests.tasks.text_cases import TEXT
 from training import (

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from configs import recall
-from process.errors import RunError
+from settings.errors import RunError
 from training import experiment, experiment_config, loop, together, workdir
 from training.checkpoint import Checkpoints
 from training.together import Member

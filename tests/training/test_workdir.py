@@ -5,7 +5,7 @@ import json
 import pytest
 
 from configs import copy, duplicate
-from process.errors import ConfigError
+from settings.errors import ConfigError
 from settings.leaves import put
 from training import experiment_config, workdir
 

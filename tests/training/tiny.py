@@ -63,7 +63,9 @@ def make_functions(dropout=False, num_steps=10, **options):
   state = TrainState(
     step=jnp.zeros((), jnp.int32),
     params=params,
-    constants={"mix": jax.random.normal(keys[2], (width, width))},
+    collections={
+      "constants": {"mix": jax.random.normal(keys[2], (width, width))}
+    },
     opt_state=optimizer.init(params),
   )
   return functions, state

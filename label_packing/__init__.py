@@ -1,1 +1,0 @@
-"""Names at the ends of curves and at points of a plot, without overlaps."""

@@ -1,0 +1,99 @@
+"""What the core asks of a model: of its config, and of the module made from it."""
+
+from collections.abc import Mapping
+import types
+from typing import Any, NamedTuple, Protocol
+
+from models.attention_config import AttentionConfig
+
+NOTHING: Mapping[str, Any] = types.MappingProxyType({})
+
+
+class Sizes(NamedTuple):
+  """What a model is told of a task; None and 0 where it has no such.
+
+  Attributes:
+    source_vocab_size: of the ids that an encoder reads.
+    target_vocab_size: V, of the logits.
+    max_source_length: the longest source.
+    max_target_length: the longest target.
+    shared_vocabulary: source and target ids mean the same.
+    input_shapes: what a batch has in place of ids, such as 'image' -> the shape
+      of one row.
+  """
+
+  source_vocab_size: int | None
+  target_vocab_size: int
+  max_source_length: int | None
+  max_target_length: int | None
+  shared_vocabulary: bool = False
+  input_shapes: Mapping[str, Any] = NOTHING
+
+
+Model = Any
+"""A Linen module: `init`, `apply`, its `config`, and of its own
+
+  arguments   `(batch) -> (positional, options)` of a call: what it reads
+  example     `() -> batch`, of which `initialize` reads the shapes
+
+A call returns logits `[B, T, V]`. A module may say more of itself: `state`, names of
+collections that a step of training replaces, as batch norm does its running
+statistics; `draw_attention` and `name_map`, how its attention is drawn
+(`training.attention_maps`), `input_file` and `draw_input`, likewise of a file
+(`reports.draw_attention`); `as_published`, what it is as a published model
+(`models.as_pretrained`).
+"""
+
+
+class Config(Protocol):
+  """The config of a kind of model: a frozen dataclass that checks itself."""
+
+  @property
+  def kind(self) -> str:
+    """Its name, `model.kind` of an experiment."""
+    ...
+
+  @property
+  def num_layers(self) -> int:
+    """Of its longest stack."""
+    ...
+
+  @property
+  def dtype(self) -> str:
+    """Of activations."""
+    ...
+
+  @property
+  def param_dtype(self) -> str:
+    """Of parameters."""
+    ...
+
+  @property
+  def layout(self) -> str:
+    """Whose batches it reads: 'encoder', 'decoder' or 'encoder_decoder'."""
+    ...
+
+  @property
+  def attentions(self) -> Mapping[str, tuple[AttentionConfig, ...]]:
+    """Slot -> its mechanisms, which layers take in turn."""
+    ...
+
+  def layers(self, field: str) -> tuple[AttentionConfig, ...]:
+    """The mechanism of every layer that has the slot `field`."""
+    ...
+
+  def make(self, sizes: Sizes) -> Model:
+    """The module for the sizes of a task; see `models.create`."""
+    ...
+
+  def least_parameters(self, symbols: int) -> int:
+    """Parameters that the model has at least, with a vocabulary of `symbols`."""
+    ...
+
+  def longest(self, sizes: Sizes) -> int:
+    """Positions of the longest sequence that layers see."""
+    ...
+
+  def least_activations(self, sizes: Sizes) -> int:
+    """Numbers that layers keep of one row at least, for the backward pass."""
+    ...

@@ -1,0 +1,179 @@
+"""BERT: Devlin et al., arXiv:1810.04805."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from models.config import ModelConfig
+from models.published import family
+from models.published.family import Described, Family, Row
+
+
+def layer_rows(theirs: str, ours: str = "encoder_{i}") -> list[Row]:
+  """The rows of one layer, whose norms follow its sub-layers."""
+  attention, slot = f"{theirs}.attention", f"{ours}/self_attention"
+  return [
+    *family.linear(f"{attention}.self.query", f"{slot}/query"),
+    *family.linear(f"{attention}.self.key", f"{slot}/key"),
+    *family.linear(f"{attention}.self.value", f"{slot}/value"),
+    *family.linear(f"{attention}.output.dense", f"{slot}/out"),
+    *family.norm(f"{attention}.output.LayerNorm", f"{slot}_norm"),
+    *family.linear(f"{theirs}.intermediate.dense", f"{ours}/mlp/hidden"),
+    *family.linear(f"{theirs}.output.dense", f"{ours}/mlp/out"),
+    *family.norm(f"{theirs}.output.LayerNorm", f"{ours}/mlp_norm"),
+  ]
+
+
+def embedding_rows(theirs: str) -> list[Row]:
+  """The rows of the embeddings."""
+  return [
+    # With logits of tokens, the softmax reads the same table.
+    *family.table(f"{theirs}.word_embeddings", "target_embedding"),
+    *family.table(f"{theirs}.word_embeddings", "source_embedding"),
+    *family.table(f"{theirs}.position_embeddings", "source_positions"),
+    *family.table(f"{theirs}.token_type_embeddings", "source_types"),
+    *family.norm(f"{theirs}.LayerNorm", "source_embedding_norm"),
+  ]
+
+
+def head_rows() -> list[Row]:
+  """The rows of the logits of tokens."""
+  return [
+    *family.linear("cls.predictions.transform.dense", "head/transform"),
+    *family.norm("cls.predictions.transform.LayerNorm", "head/norm"),
+    Row("cls.predictions.bias", ("params/head/bias",)),
+  ]
+
+
+def copies(prefix: str) -> tuple[tuple[str, str], ...]:
+  """Tensors of the head that files may repeat."""
+  words = f"{prefix}embeddings.word_embeddings.weight"
+  return (
+    ("cls.predictions.decoder.weight", words),
+    ("cls.predictions.decoder.bias", "cls.predictions.bias"),
+  )
+
+
+def encoder(theirs: Mapping[str, Any], head: str, **others: Any) -> ModelConfig:
+  """The choices of BERT and of those that follow it.
+
+  Args:
+    theirs: `config.json`.
+    head: of the architecture.
+    **others: choices in which a family differs.
+  """
+  family.only(
+    theirs,
+    position_embedding_type="absolute",
+    is_decoder=False,
+    add_cross_attention=False,
+  )
+  if head == "tokens":
+    family.only(theirs, tie_word_embeddings=True)
+  dropout = family.number(theirs, "hidden_dropout_prob", 0.1)
+  return ModelConfig(
+    kind="encoder",
+    num_layers=family.size(theirs, "num_hidden_layers"),
+    num_heads=family.size(theirs, "num_attention_heads"),
+    features=family.size(theirs, "hidden_size"),
+    mlp_features=family.size(theirs, "intermediate_size"),
+    activation=family.activation(theirs, "hidden_act", "gelu"),
+    attention_bias=True,
+    dropout_rate=dropout,
+    position="learned",
+    norm="post",
+    norm_epsilon=family.number(theirs, "layer_norm_eps", 1e-12),
+    embedding_norm=True,
+    embedding_scale=1.0,
+    token_types=family.size(theirs, "type_vocab_size"),
+    head=head,
+    head_transform=head == "tokens",
+    head_bias=head != "hidden",
+    **others,
+  )
+
+
+def describe(
+  theirs: Mapping[str, Any], names: Collection[str], head: str
+) -> Described:
+  """As `Family.describe`."""
+  # A base model may come with or without it; under masked tokens it is unread.
+  pooler = head == "class" or (
+    head == "hidden" and any("pooler." in name for name in names)
+  )
+  vocab_size = family.size(theirs, "vocab_size")
+  return Described(
+    encoder(theirs, head, pooler=pooler),
+    vocab_size,
+    num_labels(theirs) if head == "class" else vocab_size,
+    family.size(theirs, "max_position_embeddings"),
+  )
+
+
+def to_json(described: Described) -> dict[str, Any]:
+  """As `Family.to_json`."""
+  config = described.config
+  labels = range(described.outputs if config.head == "class" else 2)
+  return {
+    "model_type": "bert",
+    "vocab_size": described.vocab_size,
+    "max_position_embeddings": described.max_length,
+    **sizes_json(config),
+    "type_vocab_size": max(config.token_types, 1),
+    "id2label": {str(i): f"LABEL_{i}" for i in labels},
+  }
+
+
+def sizes_json(config: ModelConfig) -> dict[str, Any]:
+  """What BERT's `config.json` and those after it say of every layer."""
+  return {
+    "hidden_size": config.features,
+    "num_hidden_layers": config.num_layers,
+    "num_attention_heads": config.num_heads,
+    "intermediate_size": config.mlp_features,
+    "hidden_act": family.their_activation(config.activation),
+    "hidden_dropout_prob": config.dropout_rate,
+    "attention_probs_dropout_prob": config.attention_dropout_rate,
+    "layer_norm_eps": config.norm_epsilon,
+  }
+
+
+def num_labels(theirs: Mapping[str, Any]) -> int:
+  """Classes of a classifier: as many as it has names for, or 2."""
+  labels = theirs.get("id2label")
+  if isinstance(labels, dict) and labels:
+    return len(labels)
+  return family.size(theirs, "num_labels", 2)
+
+
+BERT = Family(
+  name="bert",
+  architectures={
+    "BertModel": "hidden",
+    "BertForMaskedLM": "tokens",
+    "BertForSequenceClassification": "class",
+  },
+  describe=describe,
+  rows=lambda config: (
+    *embedding_rows("bert.embeddings"),
+    *layer_rows("bert.encoder.layer.{i}"),
+    *family.linear("bert.pooler.dense", "head/pooler"),
+    *head_rows(),
+    *family.linear("classifier", "head/classes"),
+  ),
+  prefix="bert.",
+  parts=("embeddings", "encoder", "pooler"),
+  # Files of 2018.
+  renamed=(
+    ("LayerNorm.gamma", "LayerNorm.weight"),
+    ("LayerNorm.beta", "LayerNorm.bias"),
+  ),
+  copies=copies("bert."),
+  unread=(
+    r"bert\.embeddings\.position_ids",
+    # What BERT was trained with and masked tokens do not need.
+    r"bert\.pooler\.dense\.(weight|bias)",
+    r"cls\.seq_relationship\.(weight|bias)",
+  ),
+  to_json=to_json,
+)
+"""Post-norm encoders with token types; 'gelu' is the exact one."""

@@ -1,0 +1,50 @@
+"""The published families, each imported where it is asked for."""
+
+from collections.abc import Mapping
+import types
+
+from models.published.family import Family
+from settings.import_paths import ImportPaths
+
+FAMILIES: Mapping[str, Family] = ImportPaths(
+  types.MappingProxyType(
+    {
+      "bert": "models.published.bert:BERT",
+      "roberta": "models.published.roberta:ROBERTA",
+      "gpt2": "models.published.gpt2:GPT2",
+      "gpt_neox": "models.published.gpt_neox:GPT_NEOX",
+      "t5": "models.published.t5:T5",
+      "llama": "models.published.llama:LLAMA",
+      "mistral": "models.published.mistral:MISTRAL",
+      "qwen3": "models.published.qwen3:QWEN3",
+      "qwen3_next": "models.published.qwen3_next:QWEN3_NEXT",
+      "gemma2": "models.published.gemma2:GEMMA2",
+      "olmo2": "models.published.olmo:OLMO2",
+      "olmo3": "models.published.olmo:OLMO3",
+      "mamba2": "models.published.mamba2:MAMBA2",
+      "longformer": "models.published.longformer:LONGFORMER",
+      "nystromformer": "models.published.nystromformer:NYSTROMFORMER",
+      "vit": "projects.vision.vit_family:VIT",
+      "deit": "projects.vision.vit_family:DEIT",
+      "swin": "projects.vision.swin_family:SWIN",
+      "cvt": "projects.vision.cvt_family:CVT",
+      "perceiver": "projects.perceiver.family:PERCEIVER",
+      "wav2vec2-conformer": "projects.speech.family:WAV2VEC2_CONFORMER",
+    }
+  )
+)
+"""`model_type` -> its family."""
+
+
+def find(model_type: str | None, architecture: str) -> Family | None:
+  """The family of a class of transformers; None where no family has it.
+
+  Args:
+    model_type: of `config.json`, whose family alone is imported if it has it.
+    architecture: the class.
+  """
+  named = FAMILIES.get(model_type) if isinstance(model_type, str) else None
+  for family in (named, *FAMILIES.values()):
+    if family is not None and architecture in family.architectures:
+      return family
+  return None

@@ -1,0 +1,314 @@
+"""What a published family is made of, and its weights as a table.
+
+A family is one file here: how its `config.json` becomes choices of
+a config, and a table that pairs each of its tensors with variables of the
+Transformer. The table is read in both directions.
+"""
+
+from collections.abc import (
+  Callable,
+  Collection,
+  Iterable,
+  Iterator,
+  Mapping,
+  Sequence,
+)
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from models.config import ModelConfig
+from models.kind import NOTHING
+
+
+class Layout(NamedTuple):
+  """How a tensor of theirs lies as variables of ours.
+
+  Attributes:
+    read: `(theirs, number of ours) -> ours`, arrays in the order of the row.
+    write: `ours -> theirs`.
+  """
+
+  read: Callable[[np.ndarray, int], list[np.ndarray]]
+  write: Callable[[list[np.ndarray]], np.ndarray]
+
+
+SAME = Layout(lambda x, n: [x] * n, lambda xs: xs[0])
+"""As it is."""
+
+TURNED = Layout(lambda x, n: [x.T], lambda xs: xs[0].T)
+"""PyTorch's Linear is `[out, in]`; a kernel of Flax is `[in, out]`."""
+
+BESIDE = Layout(
+  lambda x, n: np.split(x, n, axis=-1), lambda xs: np.concatenate(xs, axis=-1)
+)
+"""Several of ours side by side along the last axis."""
+
+
+class Row(NamedTuple):
+  """A tensor of theirs and what it is here.
+
+  Attributes:
+    theirs: its name; `{i}` is the number of a layer.
+    ours: paths of variables, such as 'params/encoder_{i}/mlp/out/kernel'.
+    layout: how one becomes the other.
+  """
+
+  theirs: str
+  ours: tuple[str, ...]
+  layout: Layout = SAME
+
+
+def linear(theirs: str, ours: str) -> list[Row]:
+  """The rows of PyTorch's Linear and of our Dense, with bias or without."""
+  return [
+    Row(f"{theirs}.weight", (f"params/{ours}/kernel",), TURNED),
+    Row(f"{theirs}.bias", (f"params/{ours}/bias",)),
+  ]
+
+
+def norm(theirs: str, ours: str) -> list[Row]:
+  """The rows of a norm, with bias or without."""
+  return [
+    Row(f"{theirs}.weight", (f"params/{ours}/scale",)),
+    Row(f"{theirs}.bias", (f"params/{ours}/bias",)),
+  ]
+
+
+def batch_norm(theirs: str, ours: str) -> list[Row]:
+  """The rows of a batch norm and of its running statistics."""
+  return [
+    *norm(theirs, ours),
+    Row(f"{theirs}.running_mean", (f"batch_stats/{ours}/mean",)),
+    Row(f"{theirs}.running_var", (f"batch_stats/{ours}/var",)),
+  ]
+
+
+def table(theirs: str, ours: str) -> list[Row]:
+  """The row of a table of embeddings."""
+  return [Row(f"{theirs}.weight", (f"params/{ours}/embedding",))]
+
+
+class Described(NamedTuple):
+  """A model as `config.json` describes it.
+
+  Attributes:
+    config: its choices: a `ModelConfig`, or the config of a kind that is not a
+      Transformer's.
+    vocab_size: ids that it reads.
+    outputs: V of its logits: the vocabulary, or the classes.
+    max_length: the longest sequence.
+    input_shapes: what it reads in place of ids, such as 'image' -> a row's shape.
+  """
+
+  config: Any
+  vocab_size: int
+  outputs: int
+  max_length: int
+  input_shapes: Mapping[str, Any] = NOTHING
+
+
+class Family(NamedTuple):
+  """A published family of models.
+
+  Attributes:
+    name: `model_type` in `config.json`.
+    architectures: class of transformers -> head here.
+    describe: `(theirs, names, head) -> Described`, of `config.json` and the
+      names of the tensors. Raises ValueError for what the model cannot be.
+    rows: `config -> table`; a row counts where the model has its variables.
+    prefix: what a file of the base model leaves out of names.
+    parts: first words of the names that it leaves it out of.
+    renamed: `(old, new)` endings of names in old files.
+    copies: `(name, of)`: a tensor that files may have, equal to another one.
+    unread: expressions for tensors that files may have and the model does not
+      need, such as buffers.
+    buffers: `config -> tensors` that follow from the config: they are written
+      for transformers, and not read.
+    to_json: `Described -> config.json`, as far as the family can say it; None
+      for a family that nothing trained here becomes.
+    inputs: what the models read in place of tokens, by its names in
+      transformers -> names in a batch, the one that is needed first.
+    config_type: of `Described.config`.
+    kept: `config.json -> {name: shape}` of tensors that files have and no
+      output depends on; `save_pretrained` writes them back.
+  """
+
+  name: str
+  architectures: Mapping[str, str]
+  describe: Callable[[Mapping[str, Any], Collection[str], str], Described]
+  rows: Callable[[Any], Iterable[Row]]
+  prefix: str = ""
+  parts: tuple[str, ...] = ()
+  renamed: tuple[tuple[str, str], ...] = ()
+  copies: tuple[tuple[str, str], ...] = ()
+  unread: tuple[str, ...] = ()
+  buffers: Callable[[Any], Mapping[str, np.ndarray]] = lambda config: {}
+  to_json: Callable[[Described], dict[str, Any]] | None = None
+  inputs: Mapping[str, str] | None = None
+  config_type: type = ModelConfig
+  kept: Callable[[Mapping[str, Any]], Mapping[str, tuple[int, ...]]] | None = (
+    None
+  )
+
+
+def active(rows: Iterable[Row], paths: Collection[str]) -> Iterator[Row]:
+  """The rows of the variables that a model has, one for every layer.
+
+  Args:
+    rows: of a family.
+    paths: of all variables of a model.
+
+  Yields:
+    Rows with names and paths filled in.
+  """
+  for row in rows:
+    if "{i}" not in row.theirs:
+      if row.ours[0] in paths:
+        yield row
+      continue
+    i = 0
+    while any(path.startswith(_layer(row.ours[0], i)) for path in paths):
+      ours = tuple(path.format(i=i) for path in row.ours)
+      if ours[0] in paths:
+        yield Row(row.theirs.format(i=i), ours, row.layout)
+      i += 1
+
+
+def _layer(path: str, i: int) -> str:
+  """'params/encoder_{i}/mlp/out/kernel' as 'params/encoder_3/'."""
+  return "/".join(path.split("/")[:2]).format(i=i) + "/"
+
+
+def need(theirs: Mapping[str, Any], name: str) -> Any:
+  """A value of `config.json` that has no default.
+
+  Raises:
+    ValueError: it is missing.
+  """
+  if theirs.get(name) is None:
+    raise ValueError(f"{name}: missing")
+  return theirs[name]
+
+
+def flag(theirs: Mapping[str, Any], name: str, default: bool) -> bool:
+  """A value of `config.json` that is true or false.
+
+  Raises:
+    ValueError: it is something else.
+  """
+  value = theirs.get(name)
+  if value is None:
+    return default
+  if not isinstance(value, bool):
+    raise ValueError(f"{name}: expected true or false, got {value!r}")
+  return value
+
+
+def size(
+  theirs: Mapping[str, Any], name: str, default: int | None = None
+) -> int:
+  """A whole number of `config.json`, at least 1.
+
+  Raises:
+    ValueError: it is something else, or missing without a default.
+  """
+  value = theirs.get(name)
+  if value is None and default is not None:
+    return default
+  value = need(theirs, name)
+  if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    raise ValueError(f"{name}: expected a whole number above 0, got {value!r}")
+  return value
+
+
+def sizes(
+  theirs: Mapping[str, Any], name: str, default: Sequence[int], least: int = 1
+) -> tuple[int, ...]:
+  """Whole numbers of `config.json`, one for each stage.
+
+  Raises:
+    ValueError: they are something else.
+  """
+  values = theirs.get(name)
+  values = default if values is None else values
+  if not isinstance(values, list) or not all(
+    isinstance(one, int) and not isinstance(one, bool) and one >= least
+    for one in values
+  ):
+    raise ValueError(
+      f"{name}: expected a list of whole numbers of at least {least}, got "
+      f"{values!r}"
+    )
+  return tuple(values)
+
+
+def number(theirs: Mapping[str, Any], name: str, default: float) -> float:
+  """A number of `config.json`.
+
+  Raises:
+    ValueError: it is something else.
+  """
+  value = theirs.get(name)
+  if value is None:
+    return default
+  if isinstance(value, bool) or not isinstance(value, int | float):
+    raise ValueError(f"{name}: expected a number, got {value!r}")
+  return float(value)
+
+
+def only(theirs: Mapping[str, Any], **expected: Any) -> None:
+  """Refuses a model that differs from what is implemented.
+
+  Args:
+    theirs: `config.json`.
+    **expected: the values that are, where they are given at all.
+
+  Raises:
+    ValueError: there is another value.
+  """
+  for name, value in expected.items():
+    if theirs.get(name, value) not in (value, None):
+      raise ValueError(f"{name}: expected {value!r}, got {theirs[name]!r}")
+
+
+ACTIVATIONS = {
+  "relu": "relu",
+  "gelu": "gelu",
+  "gelu_new": "gelu_tanh",
+  "gelu_pytorch_tanh": "gelu_tanh",
+  "silu": "silu",
+  "swish": "silu",
+}
+"""Their names of activations -> ours."""
+
+
+def activation(theirs: Mapping[str, Any], name: str, default: str) -> str:
+  """Our name of an activation that `config.json` names.
+
+  Raises:
+    ValueError: it is not among `ACTIVATIONS`.
+  """
+  return ACTIVATIONS[choice(theirs, name, ACTIVATIONS, default)]
+
+
+def choice(
+  theirs: Mapping[str, Any], name: str, known: Collection[str], default: str
+) -> str:
+  """A word of `config.json`.
+
+  Raises:
+    ValueError: it is not one of those that are known.
+  """
+  value = theirs.get(name)
+  value = default if value is None else value
+  if not isinstance(value, str) or value not in known:
+    raise ValueError(
+      f"{name}: expected one of {', '.join(known)}, got {value!r}"
+    )
+  return value
+
+
+def their_activation(name: str) -> str:
+  """Their name of one of our activations, the first that means it."""
+  return next(theirs for theirs, ours in ACTIVATIONS.items() if ours == name)

@@ -1,0 +1,101 @@
+"""GPT-2: Radford et al. 2019, Language models are unsupervised multitask learners."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from models.config import ModelConfig
+from models.published import family
+from models.published.family import BESIDE, Described, Family, Row
+
+
+def describe(
+  theirs: Mapping[str, Any], names: Collection[str], head: str
+) -> Described:
+  """As `Family.describe`."""
+  del names
+  family.only(
+    theirs,
+    scale_attn_weights=True,
+    scale_attn_by_inverse_layer_idx=False,
+    add_cross_attention=False,
+  )
+  features = family.size(theirs, "n_embd")
+  vocab_size = family.size(theirs, "vocab_size")
+  config = ModelConfig(
+    kind="decoder",
+    num_layers=family.size(theirs, "n_layer"),
+    num_heads=family.size(theirs, "n_head"),
+    features=features,
+    mlp_features=family.size(theirs, "n_inner", 4 * features),
+    activation=family.activation(theirs, "activation_function", "gelu_new"),
+    attention_bias=True,
+    dropout_rate=family.number(theirs, "resid_pdrop", 0.1),
+    position="learned",
+    norm="pre",
+    norm_epsilon=family.number(theirs, "layer_norm_epsilon", 1e-5),
+    embedding_scale=1.0,
+    tie_embeddings=family.flag(theirs, "tie_word_embeddings", True),
+    head=head,
+  )
+  length = family.size(theirs, "n_positions")
+  return Described(config, vocab_size, vocab_size, length)
+
+
+def to_json(described: Described) -> dict[str, Any]:
+  """As `Family.to_json`."""
+  config = described.config
+  return {
+    "model_type": "gpt2",
+    "vocab_size": described.vocab_size,
+    "n_positions": described.max_length,
+    "n_embd": config.features,
+    "n_layer": config.num_layers,
+    "n_head": config.num_heads,
+    "n_inner": config.mlp_features,
+    "activation_function": family.their_activation(config.activation),
+    "resid_pdrop": config.dropout_rate,
+    "embd_pdrop": config.dropout_rate,
+    "attn_pdrop": config.attention_dropout_rate,
+    "layer_norm_epsilon": config.norm_epsilon,
+    "tie_word_embeddings": config.tie_embeddings,
+  }
+
+
+_BLOCK = "transformer.h.{i}"
+_SLOT = "params/decoder_{i}/self_attention"
+
+
+def _conv1d(theirs: str, *ours: str) -> list[Row]:
+  """Their Conv1D is `[in, out]`, as a kernel here; ours side by side."""
+  return [
+    Row(f"{theirs}.weight", tuple(f"{one}/kernel" for one in ours), BESIDE),
+    Row(f"{theirs}.bias", tuple(f"{one}/bias" for one in ours), BESIDE),
+  ]
+
+
+GPT2 = Family(
+  name="gpt2",
+  architectures={"GPT2LMHeadModel": "tokens"},
+  describe=describe,
+  rows=lambda config: (
+    *family.table("transformer.wte", "target_embedding"),
+    *family.table("transformer.wpe", "target_positions"),
+    *family.norm(f"{_BLOCK}.ln_1", "decoder_{i}/self_attention_norm"),
+    *_conv1d(
+      f"{_BLOCK}.attn.c_attn",
+      *(f"{_SLOT}/{x}" for x in ("query", "key", "value")),
+    ),
+    *_conv1d(f"{_BLOCK}.attn.c_proj", f"{_SLOT}/out"),
+    *family.norm(f"{_BLOCK}.ln_2", "decoder_{i}/mlp_norm"),
+    *_conv1d(f"{_BLOCK}.mlp.c_fc", "params/decoder_{i}/mlp/hidden"),
+    *_conv1d(f"{_BLOCK}.mlp.c_proj", "params/decoder_{i}/mlp/out"),
+    *family.norm("transformer.ln_f", "decoder_norm"),
+    *family.table("lm_head", "output_embedding"),
+  ),
+  prefix="transformer.",
+  parts=("wte", "wpe", "h", "ln_f"),
+  copies=(("lm_head.weight", "transformer.wte.weight"),),
+  unread=(r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",),
+  to_json=to_json,
+)
+"""Pre-norm decoders with learned positions; 'gelu_new' is that by tanh."""

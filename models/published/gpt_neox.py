@@ -1,0 +1,122 @@
+"""GPT-NeoX: Black et al., arXiv:2204.06745; Pythia has the same layout."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from models.config import ModelConfig
+from models.published import family
+from models.published.family import Described, Family, Layout, Row
+
+
+def describe(
+  theirs: Mapping[str, Any], names: Collection[str], head: str
+) -> Described:
+  """As `Family.describe`."""
+  del names
+  family.only(theirs, rope_scaling=None)
+  vocab_size = family.size(theirs, "vocab_size")
+  config = ModelConfig(
+    kind="decoder",
+    num_layers=family.size(theirs, "num_hidden_layers"),
+    num_heads=family.size(theirs, "num_attention_heads"),
+    features=family.size(theirs, "hidden_size"),
+    mlp_features=family.size(theirs, "intermediate_size"),
+    activation=family.activation(theirs, "hidden_act", "gelu"),
+    attention_bias=family.flag(theirs, "attention_bias", True),
+    parallel=family.flag(theirs, "use_parallel_residual", True),
+    dropout_rate=family.number(theirs, "hidden_dropout", 0.0),
+    position="rotary",
+    rotary_theta=family.number(theirs, "rotary_emb_base", 10000.0),
+    rotary_fraction=family.number(theirs, "rotary_pct", 0.25),
+    norm="pre",
+    norm_epsilon=family.number(theirs, "layer_norm_eps", 1e-5),
+    embedding_scale=1.0,
+    tie_embeddings=family.flag(theirs, "tie_word_embeddings", False),
+    head=head,
+  )
+  length = family.size(theirs, "max_position_embeddings")
+  return Described(config, vocab_size, vocab_size, length)
+
+
+def to_json(described: Described) -> dict[str, Any]:
+  """As `Family.to_json`."""
+  config = described.config
+  return {
+    "model_type": "gpt_neox",
+    "vocab_size": described.vocab_size,
+    "max_position_embeddings": described.max_length,
+    "hidden_size": config.features,
+    "num_hidden_layers": config.num_layers,
+    "num_attention_heads": config.num_heads,
+    "intermediate_size": config.mlp_features,
+    "hidden_act": family.their_activation(config.activation),
+    "attention_bias": config.attention_bias,
+    "use_parallel_residual": config.parallel,
+    "hidden_dropout": config.dropout_rate,
+    "attention_dropout": config.attention_dropout_rate,
+    "rotary_emb_base": config.rotary_theta,
+    "rotary_pct": config.rotary_fraction,
+    "layer_norm_eps": config.norm_epsilon,
+    "tie_word_embeddings": config.tie_embeddings,
+  }
+
+
+def _by_head(heads: int) -> Layout:
+  """Query, key and value of a head next to one another, head after head."""
+
+  def read(x, n):
+    parts = x.reshape(heads, n, -1, *x.shape[1:])
+    return [parts[:, i].reshape(-1, *x.shape[1:]).T for i in range(n)]
+
+  def write(xs):
+    parts = [x.T.reshape(heads, 1, -1, *x.T.shape[1:]) for x in xs]
+    together = np.concatenate(parts, axis=1)
+    return together.reshape(-1, *xs[0].T.shape[1:])
+
+  return Layout(read, write)
+
+
+def _rows(config: ModelConfig) -> list[Row]:
+  theirs, ours = "gpt_neox.layers.{i}", "decoder_{i}"
+  slot = f"{ours}/self_attention"
+  names = ("query", "key", "value")
+  beside = _by_head(config.num_heads)
+  fused = f"{theirs}.attention.query_key_value"
+  return [
+    *family.table("gpt_neox.embed_in", "target_embedding"),
+    *family.norm(f"{theirs}.input_layernorm", f"{slot}_norm"),
+    Row(
+      f"{fused}.weight",
+      tuple(f"params/{slot}/{name}/kernel" for name in names),
+      beside,
+    ),
+    Row(
+      f"{fused}.bias",
+      tuple(f"params/{slot}/{name}/bias" for name in names),
+      beside,
+    ),
+    *family.linear(f"{theirs}.attention.dense", f"{slot}/out"),
+    *family.norm(f"{theirs}.post_attention_layernorm", f"{ours}/mlp_norm"),
+    *family.linear(f"{theirs}.mlp.dense_h_to_4h", f"{ours}/mlp/hidden"),
+    *family.linear(f"{theirs}.mlp.dense_4h_to_h", f"{ours}/mlp/out"),
+    *family.norm("gpt_neox.final_layer_norm", "decoder_norm"),
+    *family.table("embed_out", "output_embedding"),
+  ]
+
+
+GPT_NEOX = Family(
+  name="gpt_neox",
+  architectures={"GPTNeoXForCausalLM": "tokens"},
+  describe=describe,
+  rows=_rows,
+  prefix="gpt_neox.",
+  parts=("embed_in", "layers", "final_layer_norm"),
+  copies=(("embed_out.weight", "gpt_neox.embed_in.weight"),),
+  unread=(
+    r"gpt_neox\.layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",
+  ),
+  to_json=to_json,
+)
+"""Decoders with rotary positions for a part of each head."""

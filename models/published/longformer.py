@@ -1,0 +1,77 @@
+"""Longformer: Beltagy et al., arXiv:2004.05150."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from models.attention_config import AttentionConfig
+from models.published import bert, family, roberta
+from models.published.family import Described, Family, Row
+
+
+def describe(
+  theirs: Mapping[str, Any], names: Collection[str], head: str
+) -> Described:
+  """As `Family.describe`."""
+  del names
+  counted = roberta.positions(theirs)
+  vocab_size = family.size(theirs, "vocab_size")
+  return Described(
+    bert.encoder(
+      theirs,
+      head,
+      global_projections=True,
+      encoder_attention=_windows(theirs),
+      **counted,
+    ),
+    vocab_size,
+    vocab_size,
+    family.size(theirs, "max_position_embeddings") - counted["position_offset"],
+  )
+
+
+def _windows(theirs: Mapping[str, Any]) -> tuple[AttentionConfig, ...]:
+  """The mechanism of every layer: half of its window on each side."""
+  widths = family.need(theirs, "attention_window")
+  layers = family.size(theirs, "num_hidden_layers")
+  widths = [widths] * layers if isinstance(widths, int) else widths
+  if len(widths) != layers or not all(
+    isinstance(width, int) and width >= 2 for width in widths
+  ):
+    raise ValueError(
+      f"attention_window: expected {layers} whole numbers above 1, got {widths}"
+    )
+  return tuple(
+    AttentionConfig("sliding_window", {"window": width // 2})
+    for width in widths
+  )
+
+
+def _global_rows() -> list[Row]:
+  theirs = "longformer.encoder.layer.{i}.attention.self"
+  ours = "encoder_{i}/self_attention"
+  return [
+    row
+    for name in ("query", "key", "value")
+    for row in family.linear(f"{theirs}.{name}_global", f"{ours}/global_{name}")
+  ]
+
+
+LONGFORMER = Family(
+  name="longformer",
+  architectures={"LongformerForMaskedLM": "tokens"},
+  describe=describe,
+  rows=lambda config: (
+    *bert.embedding_rows("longformer.embeddings"),
+    *bert.layer_rows("longformer.encoder.layer.{i}"),
+    *_global_rows(),
+    *roberta.head_rows(),
+  ),
+  prefix="longformer.",
+  parts=("embeddings", "encoder", "pooler"),
+  copies=roberta.copies("longformer."),
+  unread=(
+    r"longformer\.embeddings\.(position_ids|token_type_ids)",
+    r"longformer\.pooler\.dense\.(weight|bias)",
+  ),
+)
+"""RoBERTa with windows, and projections of their own for global tokens."""

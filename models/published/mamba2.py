@@ -1,0 +1,178 @@
+"""Mamba-2: Dao and Gu, arXiv:2405.21060."""
+
+from collections.abc import Collection, Mapping
+import math
+from typing import Any
+
+import numpy as np
+
+from models.attention_config import AttentionConfig
+from models.config import ModelConfig
+from models.published import family
+from models.published.family import Described, Family, Layout, Row
+from models.short_convolution import WIDTH
+
+
+def describe(
+  theirs: Mapping[str, Any], names: Collection[str], head: str
+) -> Described:
+  """As `Family.describe`."""
+  del names
+  family.only(
+    theirs, use_bias=False, conv_kernel=WIDTH, hidden_act="silu", rms_norm=True
+  )
+  # JSON has no infinity, and files write it in several ways.
+  least, most = theirs.get("time_step_limit") or (0.0, math.inf)
+  if float(least) > 0.0 or float(most) < math.inf:
+    raise ValueError(
+      f"time_step_limit: expected steps without limits, got {(least, most)}"
+    )
+  features = family.size(theirs, "hidden_size", 4096)
+  heads = family.size(theirs, "num_heads", 128)
+  value_dim = family.size(theirs, "head_dim", 64)
+  expand = family.number(theirs, "expand", 2.0)
+  if int(expand * features) != heads * value_dim:
+    raise ValueError(
+      f"num_heads: expected expand · hidden_size / head_dim = "
+      f"{expand * features / value_dim:g}, got {heads}"
+    )
+  vocab_size = family.size(theirs, "vocab_size", 32768)
+  config = ModelConfig(
+    kind="decoder",
+    num_layers=family.size(theirs, "num_hidden_layers", 64),
+    num_heads=heads,
+    num_qk_heads=family.size(theirs, "n_groups", 8),
+    head_dim=family.size(theirs, "state_size", 128),
+    value_dim=value_dim,
+    features=features,
+    mlp_features=0,
+    short_convolution=True,
+    short_convolution_bias=family.flag(theirs, "use_conv_bias", True),
+    output_norm="rms_joint",
+    output_gate="silu",
+    position="none",
+    norm="pre",
+    norm_kind="rms",
+    norm_epsilon=family.number(theirs, "layer_norm_epsilon", 1e-5),
+    embedding_scale=1.0,
+    tie_embeddings=family.flag(theirs, "tie_word_embeddings", False),
+    head=head,
+    decoder_attention=_OWN,
+  )
+  # It has no positions, so no length is the longest.
+  return Described(config, vocab_size, vocab_size, _LONGEST)
+
+
+_OWN = AttentionConfig("mamba2")
+_LONGEST = 2**20
+
+
+def rows(config: ModelConfig) -> list[Row]:
+  """As `Family.rows`."""
+  return [
+    *family.table("backbone.embeddings", "target_embedding"),
+    *(
+      row
+      for i, mechanism in enumerate(config.layers("decoder_attention"))
+      for row in _layer_rows(config, i, mechanism.name == _OWN.name)
+    ),
+    *family.norm("backbone.norm_f", "decoder_norm"),
+    *family.table("lm_head", "output_embedding"),
+  ]
+
+
+def _layer_rows(config: ModelConfig, i: int, is_own: bool) -> list[Row]:
+  """The rows of a layer; their names of value, key and query are x, B and C.
+
+  Args:
+    config: of the model.
+    i: the layer.
+    is_own: whether its mechanism is Mamba-2's. Another one has nothing of what
+      `in_proj` has for it, though perhaps variables of the same names.
+  """
+  theirs, ours = f"backbone.layers.{i}", f"decoder_{i}"
+  slot = f"params/{ours}/self_attention"
+  values = config.num_heads * (config.value_dim or config.query_dim)
+  shared = (config.num_qk_heads or config.num_heads) * config.query_dim
+  names = ("value", "key", "query")
+  convolved = tuple(f"{slot}/{name}_short_convolution" for name in names)
+  projected = tuple(f"{slot}/{name}/kernel" for name in ("gate", *names))
+  sizes = (values, shared, shared)
+  of_steps = (f"{slot}/attention/step_kernel",) if is_own else ()
+  found = [
+    *family.norm(f"{theirs}.norm", f"{ours}/self_attention_norm"),
+    Row(
+      f"{theirs}.mixer.in_proj.weight",
+      projected + of_steps,
+      _below((values, *sizes, config.num_heads)),
+    ),
+    Row(
+      f"{theirs}.mixer.conv1d.weight",
+      tuple(f"{one}/kernel" for one in convolved),
+      filters(sizes),
+    ),
+    Row(
+      f"{theirs}.mixer.conv1d.bias",
+      tuple(f"{one}/bias" for one in convolved),
+      _along(sizes),
+    ),
+    Row(f"{theirs}.mixer.norm.weight", (f"{slot}/out_norm/scale",)),
+    *family.linear(f"{theirs}.mixer.out_proj", f"{ours}/self_attention/out"),
+  ]
+  if is_own:
+    found += [
+      Row(f"{theirs}.mixer.dt_bias", (f"{slot}/attention/step_bias",)),
+      Row(f"{theirs}.mixer.A_log", (f"{slot}/attention/log_rate",)),
+      Row(f"{theirs}.mixer.D", (f"{slot}/attention/skip",)),
+    ]
+  return found
+
+
+def _along(sizes: tuple[int, ...]) -> Layout:
+  """Several of ours, of these sizes, one after another along the first axis.
+
+  Where ours are fewer than the sizes, those at the end are read by nothing and
+  written as zeros.
+  """
+  ends = np.cumsum(sizes)[:-1]
+
+  def write(xs):
+    like = xs[0]
+    missing = sum(sizes[len(xs) :])
+    return np.concatenate(
+      [*xs, np.zeros((missing, *like.shape[1:]), like.dtype)]
+    )
+
+  return Layout(lambda x, n: np.split(x, ends)[:n], write)
+
+
+def _below(sizes: tuple[int, ...]) -> Layout:
+  """Likewise, of a PyTorch Linear."""
+  one = _along(sizes)
+  return Layout(
+    lambda x, n: [part.T for part in one.read(x, n)],
+    lambda xs: one.write([x.T for x in xs]),
+  )
+
+
+def filters(sizes: tuple[int, ...]) -> Layout:
+  """Several of ours, of these sizes, from filters `[F, 1, W]` of a convolution.
+
+  Their last tap is the latest.
+  """
+  one = _along(sizes)
+  return Layout(
+    lambda x, n: [part[:, 0, ::-1].T for part in one.read(x, n)],
+    lambda xs: one.write([x.T[:, None, ::-1] for x in xs]),
+  )
+
+
+MAMBA2 = Family(
+  name="mamba2",
+  architectures={"Mamba2ForCausalLM": "tokens"},
+  describe=describe,
+  rows=rows,
+  prefix="backbone.",
+  parts=("embeddings", "layers", "norm_f"),
+)
+"""State space layers alone, whose heads share queries and keys."""

@@ -1,0 +1,77 @@
+"""Nyströmformer: Xiong et al., arXiv:2102.03902."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from models.attention_config import AttentionConfig
+from models.published import bert, family
+from models.published.family import Described, Family, Layout, Row
+
+_OFFSET = 2
+"""Position of the first token; the rows before it are unused."""
+
+_FILTERS = Layout(
+  # A depth-wise convolution over (positions, 1), one filter for each head.
+  lambda x, n: [x[:, 0, :, 0].T],
+  lambda xs: np.transpose(xs[0])[:, None, :, None],
+)
+
+
+def describe(
+  theirs: Mapping[str, Any], names: Collection[str], head: str
+) -> Described:
+  """As `Family.describe`."""
+  del names
+  landmarks = family.size(theirs, "num_landmarks")
+  length = family.size(theirs, "segment_means_seq_len")
+  if landmarks >= length:
+    raise ValueError(
+      f"num_landmarks: expected fewer than segment_means_seq_len {length}, with "
+      f"which the model is dense attention, got {landmarks}"
+    )
+  options = {
+    "num_landmarks": landmarks,
+    "shared_start": not family.flag(theirs, "inv_coeff_init_option", False),
+  }
+  if theirs.get("conv_kernel_size") is not None:
+    options["conv_kernel_size"] = family.size(theirs, "conv_kernel_size")
+  vocab_size = family.size(theirs, "vocab_size")
+  return Described(
+    bert.encoder(
+      theirs,
+      head,
+      position_offset=_OFFSET,
+      encoder_attention=AttentionConfig("nystrom", options),
+    ),
+    vocab_size,
+    vocab_size,
+    family.size(theirs, "max_position_embeddings"),
+  )
+
+
+NYSTROMFORMER = Family(
+  name="nystromformer",
+  architectures={"NystromformerForMaskedLM": "tokens"},
+  describe=describe,
+  rows=lambda config: (
+    *bert.embedding_rows("nystromformer.embeddings"),
+    *bert.layer_rows("nystromformer.encoder.layer.{i}"),
+    Row(
+      "nystromformer.encoder.layer.{i}.attention.self.conv.weight",
+      ("params/encoder_{i}/self_attention/attention/conv_kernel",),
+      _FILTERS,
+    ),
+    *bert.head_rows(),
+  ),
+  prefix="nystromformer.",
+  parts=("embeddings", "encoder"),
+  copies=bert.copies("nystromformer."),
+  unread=(r"nystromformer\.embeddings\.(position_ids|token_type_ids)",),
+)
+"""BERT through landmarks, of sequences without padding.
+
+Theirs takes padding into the means of landmarks, which `nystrom_attention`
+leaves out: logits of padded rows differ.
+"""

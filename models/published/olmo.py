@@ -1,0 +1,63 @@
+"""OLMo 2 and OLMo 3: OLMo Team, arXiv:2501.00656 and arXiv:2512.13961."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from models.config import ModelConfig
+from models.published import family, llama
+from models.published.family import Described, Row
+
+
+def describe(
+  theirs: Mapping[str, Any],
+  names: Collection[str],
+  head: str,
+  **others: Any,
+) -> Described:
+  """As `Family.describe`; `others` are choices in which a family differs."""
+  return llama.describe(
+    theirs,
+    names,
+    head,
+    mlp_bias=False,
+    norm="output",
+    query_key_norm="rms_joint",
+    norm_epsilon=family.number(theirs, "rms_norm_eps", 1e-5),
+    **others,
+  )
+
+
+def describe_with_windows(
+  theirs: Mapping[str, Any], names: Collection[str], head: str
+) -> Described:
+  """As `describe`, for OLMo 3: three of four layers have a window."""
+  layers = llama.windows(theirs, every=4, options={})
+  return describe(theirs, names, head, decoder_attention=layers)
+
+
+def rows(config: ModelConfig) -> list[Row]:
+  """As `Family.rows`: Llama's, with norms behind the sub-layers."""
+  theirs, ours = "model.layers.{i}", "decoder_{i}"
+  return [
+    *(row for row in llama.LLAMA.rows(config) if "layernorm" not in row.theirs),
+    *family.norm(
+      f"{theirs}.post_attention_layernorm", f"{ours}/self_attention_norm"
+    ),
+    *family.norm(f"{theirs}.post_feedforward_layernorm", f"{ours}/mlp_norm"),
+  ]
+
+
+OLMO2 = llama.LLAMA._replace(
+  name="olmo2",
+  architectures={"Olmo2ForCausalLM": "tokens"},
+  describe=describe,
+  rows=rows,
+)
+"""Norms of what layers add, and of the queries and keys of all heads together."""
+
+OLMO3 = OLMO2._replace(
+  name="olmo3",
+  architectures={"Olmo3ForCausalLM": "tokens"},
+  describe=describe_with_windows,
+)
+"""The same with a window in three of four layers."""

@@ -1,0 +1,200 @@
+"""Qwen3-Next without experts: Qwen Team, 2025; Yang et al., arXiv:2412.06464."""
+
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from models.around_config import AroundConfig
+from models.attention_config import AttentionConfig
+from models.config import ModelConfig
+from models.published import family, llama, mamba2
+from models.published.family import Described, Layout, Row
+from models.short_convolution import WIDTH
+
+_RECURRENT, _EXACT = "linear_attention", "full_attention"
+_MECHANISMS = MappingProxyType(
+  {
+    _EXACT: AttentionConfig("dense"),
+    _RECURRENT: AttentionConfig("gated_delta"),
+  }
+)
+
+
+def describe(
+  theirs: Mapping[str, Any], names: Collection[str], head: str
+) -> Described:
+  """As `Family.describe`; its config is that of a layer of exact attention."""
+  # With another activation the two convolutions of transformers, with its fast
+  # kernels and without, are not the same.
+  family.only(theirs, hidden_act="silu", linear_conv_kernel_dim=WIDTH)
+  experts = theirs.get("num_experts", 512)  # Its own default.
+  if experts != 0 or isinstance(experts, bool):
+    raise ValueError(
+      "num_experts: expected 0, as only feed-forward layers without experts "
+      f"are known here, got {experts!r}"
+    )
+  kinds = _kinds(theirs)
+  around = {_EXACT: AroundConfig(), _RECURRENT: _around(theirs)}
+  own_defaults = {"num_key_value_heads": 2, "head_dim": 256}
+  return llama.describe(
+    own_defaults | dict(theirs),
+    names,
+    head,
+    mlp_bias=False,
+    norm_kind="rms_from_one",
+    query_key_norm="rms_from_one",
+    output_gate="sigmoid",
+    rotary_fraction=family.number(theirs, "partial_rotary_factor", 0.25),
+    decoder_attention=tuple(_MECHANISMS[kind] for kind in kinds),
+    decoder_around=tuple(around[kind] for kind in kinds),
+  )
+
+
+def _kinds(theirs: Mapping[str, Any]) -> list[str]:
+  """The kind of every layer.
+
+  Raises:
+    ValueError: `layer_types` has something else, or not one for each layer.
+  """
+  count = family.size(theirs, "num_hidden_layers")
+  kinds = theirs.get("layer_types")
+  if kinds is None:
+    every = family.size(theirs, "full_attention_interval", 4)
+    return [_RECURRENT if (i + 1) % every else _EXACT for i in range(count)]
+  if (
+    not isinstance(kinds, list)
+    or len(kinds) != count
+    or any(kind not in (_RECURRENT, _EXACT) for kind in kinds)
+  ):
+    raise ValueError(
+      f"layer_types: expected {count} of {_RECURRENT} and {_EXACT}, got {kinds}"
+    )
+  return kinds
+
+
+def _around(theirs: Mapping[str, Any]) -> AroundConfig:
+  """What is around a recurrent layer."""
+  heads = family.size(theirs, "linear_num_value_heads", 32)
+  return AroundConfig(
+    num_heads=heads,
+    num_kv_heads=heads,
+    num_qk_heads=family.size(theirs, "linear_num_key_heads", 16),
+    head_dim=family.size(theirs, "linear_key_head_dim", 128),
+    value_dim=family.size(theirs, "linear_value_head_dim", 128),
+    attention_bias=False,
+    query_key_norm="none",
+    short_convolution=True,
+    output_norm="rms",
+    output_gate="silu",
+    position="none",
+  )
+
+
+def rows(config: ModelConfig) -> list[Row]:
+  """As `Family.rows`: Llama's, with other projections in every layer."""
+  shared = [
+    row for row in llama.LLAMA.rows(config) if "self_attn" not in row.theirs
+  ]
+  mechanisms = config.layers("decoder_attention")
+  for i, layer in enumerate(config.decoder_configs):
+    theirs, slot = f"model.layers.{i}", f"decoder_{i}/self_attention"
+    # Only the recurrent layers have convolutions, whichever mechanism is in them.
+    if not layer.short_convolution:
+      shared += _exact_rows(f"{theirs}.self_attn", slot, layer)
+      continue
+    shared += _recurrent_rows(f"{theirs}.linear_attn", slot, layer)
+    # Another mechanism may have variables of the same names.
+    if mechanisms[i].name == _MECHANISMS[_RECURRENT].name:
+      shared += _gate_rows(f"{theirs}.linear_attn", slot, layer)
+  return shared
+
+
+def _exact_rows(theirs: str, slot: str, layer: ModelConfig) -> list[Row]:
+  """The rows of exact attention; each head has its query and then its gate."""
+  by_head = _in_groups(layer.num_heads, (layer.query_dim,) * 2)
+  return [
+    *(
+      Row(
+        f"{theirs}.q_proj.{their_name}",
+        (f"params/{slot}/query/{name}", f"params/{slot}/gate/{name}"),
+        by_head,
+      )
+      for their_name, name in (("weight", "kernel"), ("bias", "bias"))
+    ),
+    *family.linear(f"{theirs}.k_proj", f"{slot}/key"),
+    *family.linear(f"{theirs}.v_proj", f"{slot}/value"),
+    *family.linear(f"{theirs}.o_proj", f"{slot}/out"),
+    *family.norm(f"{theirs}.q_norm", f"{slot}/query_norm"),
+    *family.norm(f"{theirs}.k_norm", f"{slot}/key_norm"),
+  ]
+
+
+def _recurrent_rows(theirs: str, slot: str, layer: ModelConfig) -> list[Row]:
+  """The rows around a Gated DeltaNet, whose projections lie by heads of keys."""
+  slot = f"params/{slot}"
+  groups = layer.num_qk_heads or layer.num_heads
+  key_dim, value_dim = layer.query_dim, layer.value_dim or layer.query_dim
+  keys, values = groups * key_dim, layer.num_heads * value_dim
+  of_group = values // groups
+  names = ("query", "key", "value")
+  return [
+    Row(
+      f"{theirs}.in_proj_qkvz.weight",
+      tuple(f"{slot}/{name}/kernel" for name in (*names, "gate")),
+      _in_groups(groups, (key_dim, key_dim, of_group, of_group)),
+    ),
+    Row(
+      f"{theirs}.conv1d.weight",
+      tuple(f"{slot}/{name}_short_convolution/kernel" for name in names),
+      mamba2.filters((keys, keys, values)),
+    ),
+    Row(f"{theirs}.norm.weight", (f"{slot}/out_norm/scale",)),
+    Row(f"{theirs}.out_proj.weight", (f"{slot}/out/kernel",), family.TURNED),
+  ]
+
+
+def _gate_rows(theirs: str, slot: str, layer: ModelConfig) -> list[Row]:
+  """The rows of what a Gated DeltaNet has of its own."""
+  own = f"params/{slot}/attention"
+  groups = layer.num_qk_heads or layer.num_heads
+  return [
+    Row(
+      f"{theirs}.in_proj_ba.weight",
+      (f"{own}/rate_kernel", f"{own}/step_kernel"),
+      _in_groups(groups, (layer.num_heads // groups,) * 2),
+    ),
+    Row(f"{theirs}.dt_bias", (f"{own}/step_bias",)),
+    Row(f"{theirs}.A_log", (f"{own}/log_rate",)),
+  ]
+
+
+def _in_groups(groups: int, widths: tuple[int, ...]) -> Layout:
+  """Several of ours in a PyTorch Linear, of which each group has these widths.
+
+  It serves weights and biases.
+  """
+  ends = np.cumsum(widths)[:-1]
+
+  def read(x, n):
+    del n
+    parts = np.split(x.reshape(groups, sum(widths), *x.shape[1:]), ends, axis=1)
+    return [part.reshape(-1, *x.shape[1:]).T for part in parts]
+
+  def write(xs):
+    parts = [x.T.reshape(groups, -1, *x.T.shape[1:]) for x in xs]
+    return np.concatenate(parts, axis=1).reshape(-1, *xs[0].T.shape[1:])
+
+  return Layout(read, write)
+
+
+QWEN3_NEXT = llama.LLAMA._replace(
+  name="qwen3_next",
+  architectures={"Qwen3NextForCausalLM": "tokens"},
+  describe=describe,
+  rows=rows,
+  # Layers that predict several tokens at once, which transformers leaves out.
+  unread=(*llama.LLAMA.unread, r"mtp\..*"),
+)
+"""Three layers of Gated DeltaNet to one of exact attention with a gate."""

@@ -1,0 +1,65 @@
+"""RoBERTa: Liu et al., arXiv:1907.11692."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from models.published import bert, family
+from models.published.family import Described, Family, Row
+
+
+def positions(theirs: Mapping[str, Any]) -> dict[str, int]:
+  """The choices of positions that count only what is not padding."""
+  padding = int(family.number(theirs, "pad_token_id", 1))
+  return {"position_offset": padding + 1, "position_padding": padding}
+
+
+def describe(
+  theirs: Mapping[str, Any], names: Collection[str], head: str
+) -> Described:
+  """As `Family.describe`."""
+  del names
+  counted = positions(theirs)
+  vocab_size = family.size(theirs, "vocab_size")
+  return Described(
+    bert.encoder(theirs, head, **counted),
+    vocab_size,
+    vocab_size,
+    family.size(theirs, "max_position_embeddings") - counted["position_offset"],
+  )
+
+
+def head_rows() -> list[Row]:
+  """The rows of the logits of tokens."""
+  return [
+    *family.linear("lm_head.dense", "head/transform"),
+    *family.norm("lm_head.layer_norm", "head/norm"),
+    Row("lm_head.bias", ("params/head/bias",)),
+  ]
+
+
+def copies(prefix: str) -> tuple[tuple[str, str], ...]:
+  """Tensors of the head that files may repeat."""
+  return (
+    ("lm_head.decoder.weight", f"{prefix}embeddings.word_embeddings.weight"),
+    ("lm_head.decoder.bias", "lm_head.bias"),
+  )
+
+
+ROBERTA = Family(
+  name="roberta",
+  architectures={"RobertaForMaskedLM": "tokens"},
+  describe=describe,
+  rows=lambda config: (
+    *bert.embedding_rows("roberta.embeddings"),
+    *bert.layer_rows("roberta.encoder.layer.{i}"),
+    *head_rows(),
+  ),
+  prefix="roberta.",
+  parts=("embeddings", "encoder", "pooler"),
+  copies=copies("roberta."),
+  unread=(
+    r"roberta\.embeddings\.(position_ids|token_type_ids)",
+    r"roberta\.pooler\.dense\.(weight|bias)",
+  ),
+)
+"""BERT whose positions count the tokens that are not padding."""

@@ -1,0 +1,145 @@
+"""A model that was trained here as one of a published family."""
+
+from collections.abc import Mapping
+import dataclasses
+import math
+from typing import Any
+
+from flax import traverse_util
+import jax.numpy as jnp
+import numpy as np
+
+from models import positions
+from models.kind import Model
+from models.published.catalog import FAMILIES
+from models.published.family import Described
+from models.published.load import Pretrained, make_model
+from models.transformer import Transformer
+
+
+def as_pretrained(model: Model, variables: Mapping[str, Any]) -> Pretrained:
+  """The same function of ids, as a model that `save_pretrained` can write.
+
+  Published families do not scale embeddings by √F and have fewer choices than
+  `ModelConfig`. What they lack is folded into weights: the scale into the
+  tables (the softmax then has its own), sines into a table of positions, and a
+  bias that is not there becomes zeros. Logits are equal within rounding.
+
+  Args:
+    model: a Transformer, or one with `as_published`, which says how it is
+      described and its variables then.
+    variables: its variables.
+
+  Returns:
+    The model as the first family that can be it.
+
+  Raises:
+    ValueError: no family can; says which choices stand in the way of each.
+  """
+  if hasattr(model, "as_published"):
+    described, folded = model.as_published(variables)
+  elif type(model) is Transformer:
+    described, folded = _folded(model, variables)
+  else:
+    raise ValueError(
+      f"no published family is this model, of kind '{model.config.kind}'"
+    )
+  config, reasons = described.config, []
+  for family in FAMILIES.values():
+    if family.config_type is not type(config):
+      continue
+    for architecture, head in family.architectures.items():
+      if family.to_json is None or head != config.head:
+        continue
+      tied = getattr(config, "tie_embeddings", True)
+      names = [] if tied else ["lm_head.weight"]
+      try:
+        theirs = family.to_json(described) | {"architectures": [architecture]}
+        published = family.describe(theirs, names, head).config
+      except ValueError as error:
+        reasons.append(f"{family.name} does not fit: {error}")
+        continue
+      if published.kind != config.kind:
+        continue
+      lacking = _differences(config, published)
+      if not lacking:
+        made = make_model(described)
+        return Pretrained(family.name, architecture, made, folded, theirs)
+      reasons.append(f"{family.name} has other {', '.join(lacking)}")
+  raise ValueError(
+    "no published family is this model: "
+    + ("; ".join(reasons) or f"none that is written has kind '{config.kind}'")
+  )
+
+
+def _differences(ours: Any, theirs: Any) -> list[str]:
+  """The choices in which two models differ, mechanisms and dtypes aside."""
+  free = {"dtype", "param_dtype", "attention_dropout_rate"}
+  free |= {*ours.attentions, *theirs.attentions}
+  return [
+    f"{field.name} ({getattr(theirs, field.name)})"
+    for field in dataclasses.fields(ours)
+    if field.name not in free
+    and getattr(ours, field.name) != getattr(theirs, field.name)
+  ]
+
+
+def _folded(
+  model: Transformer, variables: Mapping[str, Any]
+) -> tuple[Described, Mapping[str, Any]]:
+  """An equal model with unscaled embeddings, learned positions and biases."""
+  config = model.config
+  changes: dict[str, Any] = {}
+  arrays: dict[str, Any] = traverse_util.flatten_dict(dict(variables), sep="/")
+  length = max(model.max_source_length, model.max_target_length)
+  side = "source" if config.kind == "encoder" else "target"
+  scale = config.embedding_scale
+  scale = math.sqrt(config.features) if scale is None else scale
+  if scale != 1.0:
+    if config.tie_embeddings and config.head == "tokens":
+      table = arrays.pop("params/target_embedding/embedding")
+      arrays["params/output_embedding/embedding"] = table
+      arrays[f"params/{side}_embedding/embedding"] = table
+    for path in arrays:
+      if path.endswith((f"{side}_embedding/embedding", "_positions/embedding")):
+        arrays[path] = arrays[path] * scale
+    changes |= {"embedding_scale": 1.0, "tie_embeddings": False}
+  if config.position == "sinusoidal":
+    sines = positions.sinusoidal(np.arange(length)[None], config.features)[0]
+    dtype = config.param_dtype
+    arrays[f"params/{side}_positions/embedding"] = sines.astype(dtype)
+    changes["position"] = "learned"
+  # The sizes of the task are those of the model now.
+  changes |= {"vocab_size": None, "max_length": None}
+  changes |= with_biases(config, arrays)
+  described = Described(
+    dataclasses.replace(config, **changes),
+    model.source_vocab_size or model.target_vocab_size,
+    model.target_vocab_size,
+    length,
+  )
+  tree = traverse_util.unflatten_dict(arrays, sep="/")
+  return described, {"params": {}, "constants": {}, **tree}
+
+
+def with_biases(config: Any, arrays: dict[str, Any]) -> dict[str, Any]:
+  """Adds biases of zeros where a Transformer has none.
+
+  Args:
+    config: of the model.
+    arrays: its variables by their paths; biases are put there.
+
+  Returns:
+    What changes in the config, with what follows from other fields left out.
+  """
+  for path, array in list(arrays.items()):
+    module = path.removesuffix("/kernel")
+    if module.endswith(("/query", "/key", "/value", "/out", "/hidden")):
+      bias = jnp.zeros(array.shape[-1:], array.dtype)
+      arrays.setdefault(f"{module}/bias", bias)
+  changes: dict[str, Any] = {"attention_bias": True, "mlp_bias": True}
+  if config.query_dim * config.num_heads == config.features:
+    changes["head_dim"] = None
+  if config.kv_heads == config.num_heads:
+    changes["num_kv_heads"] = None
+  return changes

@@ -1,0 +1,77 @@
+"""Slots that give their mechanism more than queries, keys and values."""
+
+from collections.abc import Mapping
+import functools
+from typing import Any
+
+from flax import linen as nn
+from jaxtyping import Array, Float
+
+from models.multi_head_attention import MultiHeadAttention
+
+SHAW_DISTANCE = 16
+"""k: keys farther away share a relative key, as in the paper's base model."""
+
+
+class ShawAttention(MultiHeadAttention):
+  """Adds to every key a trained one of its distance, which the heads share.
+
+  Paper: Self-attention with relative position representations, arXiv:1803.02155.
+  """
+
+  def setup(self) -> None:
+    """Makes the slot and the table, `[2k + 1, H]`."""
+    super().setup()
+    self.relative_keys = self.param(
+      "relative_keys",
+      nn.initializers.normal(0.02),
+      (2 * SHAW_DISTANCE + 1, self.dims.head_dim),
+      self.param_dtype,
+    )
+
+  def options(
+    self, inputs: Float[Array, "B T F"], call: Mapping[str, Any]
+  ) -> dict[str, Any]:
+    """The slot's own, and the table."""
+    own = super().options(inputs, call)
+    return {**own, "relative_keys": self.relative_keys}
+
+
+class GlobalAttention(MultiHeadAttention):
+  """Tokens that attend to all and that all attend to have their own projections.
+
+  They are the `global_indices` of a call, and their projections the mechanism's
+  `global_qkv`.
+
+  Paper: Longformer, section 3.1, arXiv:2004.05150.
+  """
+
+  def setup(self) -> None:
+    """Makes the slot and the projections of global tokens."""
+    super().setup()
+    dense = functools.partial(
+      nn.Dense,
+      use_bias=self.use_bias,
+      dtype=self.dtype,
+      param_dtype=self.param_dtype,
+    )
+    heads, kv_heads, head_dim = self.dims[:3]
+    self.global_query = dense(heads * head_dim)
+    self.global_key = dense(kv_heads * head_dim)
+    self.global_value = dense(kv_heads * (self.value_dim or head_dim))
+
+  def options(
+    self, inputs: Float[Array, "B T F"], call: Mapping[str, Any]
+  ) -> dict[str, Any]:
+    """The slot's own, and projections of all tokens for those that are global."""
+    own = super().options(inputs, call)
+    is_asked = call.get("global_indices") is not None
+    if not (is_asked or self.is_initializing()):
+      return own
+    heads, kv_heads = self.dims.num_heads, self.dims.num_kv_heads
+    qkv = (
+      self.heads("global_query", inputs, heads),
+      self.heads("global_key", inputs, kv_heads),
+      self.heads("global_value", inputs, kv_heads),
+    )
+    return {**own, "global_qkv": qkv} if is_asked else own

@@ -1,0 +1,1 @@
+"""Gato: one decoder for text, captions of images and control of a pole."""

@@ -1,0 +1,179 @@
+"""Which modality looks at which, in a model that reads several."""
+
+from collections.abc import Iterable, Mapping, Sequence
+import pathlib
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import models
+from projects.gato.task import MixedTask
+from settings.errors import ConfigError
+from training import attention_maps
+
+_INCHES = 2.6
+
+
+class Shares(NamedTuple):
+  """What the queries of each modality spend on the keys of each, in one row.
+
+  Attributes:
+    modalities: M names, in the order in which they come first.
+    weights: [L, M, M], the weight that the keys of a modality have for a query
+      of another, mean over heads and queries; a layer each.
+    evenly: [M, M], the same if a query looked at itself and at all before it
+      alike.
+  """
+
+  modalities: Sequence[str]
+  weights: np.ndarray
+  evenly: np.ndarray
+
+
+def shares(
+  model: Any,
+  variables: Mapping[str, Any],
+  task: MixedTask,
+  example: Mapping[str, np.ndarray],
+) -> Shares:
+  """Sums the attention of every layer by modality.
+
+  Args:
+    model: a decoder.
+    variables: of the model.
+    task: names the modality of every input.
+    example: a batch of one; padding at its end is left out.
+  """
+  ids = example["inputs"][0]
+  length = int(np.flatnonzero(ids != task.pad_id)[-1]) + 1
+  of_input = np.array(task.modalities(ids[:length]))
+  found = list(dict.fromkeys(of_input.tolist()))
+  # [M, T]: which inputs are of a modality.
+  member = np.array([of_input == name for name in found], float)
+  mean = member / member.sum(1, keepdims=True)
+  maps = models.attention_maps(model, variables, example)
+  layers = [
+    np.asarray(maps[f"decoder_{i}/self_attention"])[0].mean(0)
+    for i in range(len(maps))
+  ]
+  causal = np.tril(np.ones((length, length)))
+  evenly = causal / causal.sum(1, keepdims=True)
+  weights = [mean @ layer[:length, :length] @ member.T for layer in layers]
+  return Shares(found, np.array(weights), mean @ evenly @ member.T)
+
+
+def draw_attention(
+  path: pathlib.Path,
+  model: Any,
+  variables: Mapping[str, Any],
+  task: MixedTask,
+  batches: Iterable[Mapping[str, np.ndarray]],
+) -> None:
+  """Draws the shares of one row of each kind, a row below the other.
+
+  A kind is a set of modalities. Those with one alone, such as text, have nothing
+  to tell, unless there is no other. Below each share, in brackets, is what it
+  would be if queries looked at all that they may see alike.
+
+  Args:
+    path: a .png file.
+    model: a decoder.
+    variables: of the model.
+    task: names the modality of every input.
+    batches: held-out rows.
+  """
+  if not hasattr(task, "modalities"):  # A text alone.
+    attention_maps.draw_tokens(path, model, variables, task, batches)
+    return
+  examples: dict[frozenset[str], dict[str, np.ndarray]] = {}
+  for batch in batches:
+    for row, ids in enumerate(batch["inputs"]):
+      if not batch["weights"][row].any():
+        continue
+      kind = frozenset(task.modalities(np.unique(ids[ids != task.pad_id])))
+      if kind not in examples:
+        examples[kind] = {name: x[row : row + 1] for name, x in batch.items()}
+  several = [x for kind, x in examples.items() if len(kind) > 1]
+  rows = [
+    shares(model, variables, task, example)
+    for example in several or examples.values()
+  ]
+  draw_shares(path, rows, [one.name for one in _mechanisms(model)])
+
+
+def draw_shares(
+  path: pathlib.Path, rows: Sequence[Shares], mechanisms: Sequence[str]
+) -> None:
+  """Draws shares as tables of colours, a layer a column.
+
+  Args:
+    path: a .png file.
+    rows: at least one, all of as many layers.
+    mechanisms: of the layers.
+  """
+  FigureCanvasAgg, Figure = attention_maps.import_matplotlib()
+  layers = len(mechanisms)
+  figure = Figure(
+    figsize=(_INCHES * layers + 1.5, _INCHES * len(rows) + 0.6),
+    layout="constrained",
+  )
+  FigureCanvasAgg(figure)
+  panels = figure.subplots(len(rows), layers, squeeze=False)
+  drawn = None
+  for row, one in enumerate(rows):
+    names = range(len(one.modalities))
+    for layer, panel in enumerate(panels[row]):
+      weights = one.weights[layer]
+      drawn = panel.imshow(weights, cmap="viridis", vmin=0, vmax=1)
+      for q in names:
+        for k in names:
+          panel.text(
+            k,
+            q,
+            f"{weights[q, k]:.2f}\n({one.evenly[q, k]:.2f})",
+            ha="center",
+            va="center",
+            fontsize=8,
+            color="black" if weights[q, k] > 0.6 else "white",
+          )
+      panel.set_xticks(names, one.modalities, rotation=30, fontsize=8)
+      labels = one.modalities if layer == 0 else [""] * len(one.modalities)
+      panel.set_yticks(names, labels, fontsize=8)
+      if row == 0:
+        panel.set_title(f"layer {layer + 1}: {mechanisms[layer]}", fontsize=9)
+  figure.supxlabel("is looked at")
+  figure.supylabel("looks")
+  figure.colorbar(
+    drawn,
+    ax=panels,
+    shrink=0.7,
+    label="share of attention (in brackets: spread evenly)",
+  )
+  figure.savefig(path, dpi=120)
+
+
+def _mechanisms(model: Any) -> Sequence[models.AttentionConfig]:
+  return model.config.layers("decoder_attention")
+
+
+def draw_file(
+  path: pathlib.Path, run: Any, variables: Any, file: str, query: Any
+) -> str:
+  """`draw_input` of Gato: the caption of an image, and what it looked at."""
+  if query is not None:
+    raise ConfigError("--query: belongs to a model of images alone")
+  prompt = run.task.read(file)
+  ids, length = prompt["prompt"], run.task.max_target_length
+  written = run.generate(
+    variables, prompt, max_length=length - ids.shape[1] + 1
+  )
+  words = np.asarray(written.tokens)[0].tolist()
+  if run.task.eos_id in words:
+    words = words[: words.index(run.task.eos_id)]
+  example = {
+    "inputs": np.array([[*ids[0], *words]], np.int32)[:, :length],
+    "patches": prompt["patches"],
+  }
+  names = [one.name for one in _mechanisms(run.model)]
+  draw_shares(path, [shares(run.model, variables, run.task, example)], names)
+  return run.task.decode(words)

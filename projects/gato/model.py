@@ -1,0 +1,98 @@
+"""A decoder of several modalities: ids, and patches of images among them."""
+
+from typing import ClassVar, cast
+
+from flax import linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+import numpy as np
+
+from models import tables
+from models.transformer import OPTIONAL, Transformer
+from projects.gato.config import PATCH_ID, GatoConfig
+from projects.gato.patch_embedding import PatchEmbedding
+
+
+class Gato(Transformer):
+  """A decoder that embeds patches where its ids are `PATCH_ID`.
+
+  Attributes:
+    patches_shape: rows, columns, height, width and channels of the patches of an
+      image; None reads ids alone.
+
+  Paper: A generalist agent, sections 2.1 and 2.2, arXiv:2205.06175.
+  """
+
+  optional: ClassVar[tuple[str, ...]] = (*OPTIONAL, "local", "patches")
+
+  patches_shape: tuple[int, int, int, int, int] | None = None
+
+  input_file: ClassVar[str] = "image"
+
+  @nn.nowrap
+  def draw_attention(self, path, variables, task, batches):
+    """Draws which modality looks at which in held-out rows."""
+    from projects.gato import maps
+
+    maps.draw_attention(path, self, variables, task, batches)
+
+  @nn.nowrap
+  def draw_input(self, path, run, variables, file, query):
+    """Draws what the caption of the image in a file looks at; returns the caption."""
+    from projects.gato import maps
+
+    return maps.draw_file(path, run, variables, file, query)
+
+  @nn.nowrap
+  def example(self) -> dict[str, np.ndarray]:
+    """A batch of which `initialize` reads the shapes."""
+    batch = super().example()
+    if self.patches_shape is not None:
+      batch["patches"] = np.zeros((1, *self.patches_shape), np.float32)
+    return batch
+
+  def setup(self) -> None:
+    """Makes the decoder, the table of local positions and the patches' block."""
+    super().setup()
+    config = cast(GatoConfig, self.config)
+    if config.local_positions:
+      self.local_positions = tables.token_table(
+        1 + self.max_target_length,
+        config.features,
+        config.dtype,
+        config.param_dtype,
+      )
+    if self.patches_shape is not None:
+      self.patch_embedding = PatchEmbedding(
+        config.features, config.dtype, config.param_dtype
+      )
+
+  def embed_inputs(
+    self,
+    inputs: Int[Array, "B T"],
+    positions: Int[Array | np.ndarray, "B T"],
+    deterministic: bool = True,
+    local: Int[Array, "B T"] | None = None,
+    patches: Float[Array, "B R C P P D"] | None = None,
+  ) -> Float[Array, "B T F"]:
+    """Embeddings of ids and of patches, with both of their positions.
+
+    Args:
+      inputs: ids; where one is `PATCH_ID`, the next patch is read.
+      positions: of the inputs in the sequence.
+      deterministic: positions of patches in the middle of their intervals.
+      local: the place of every input in its time step, from 1, or 0 of an action;
+        None is its place in the sequence. For `local_positions`.
+      patches: of an image a row.
+    """
+    is_patch = inputs == PATCH_ID
+    ids = jnp.where(is_patch, 0, inputs)
+    x = super().embed_inputs(ids, positions, deterministic)
+    if patches is not None:
+      embedded = self.patch_embedding(patches, deterministic=deterministic)
+      number = jnp.clip(jnp.cumsum(is_patch, axis=1) - 1, 0)
+      embedded = jnp.take_along_axis(embedded, number[..., None], axis=1)
+      x = jnp.where(is_patch[..., None], embedded, x)
+    if cast(GatoConfig, self.config).local_positions:
+      x = x + self.local_positions(1 + positions if local is None else local)
+    return x

@@ -1,0 +1,503 @@
+"""Text, captions and control in one batch, as one sequence of tokens each."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from projects.gato import captions, control
+from projects.gato.control import BINS, NUM_ACTIONS, STEP_TOKENS, Episodes
+from projects.gato.task_config import MixedConfig
+from settings.memory import check_fits
+from tasks import base, draws, pixels
+from tasks.base import Batch, DataError, DecodeBatch
+from tasks.files import read_bytes, typed_path
+from tasks.text import TextConfig
+from tasks.text import make as make_text
+from tasks.text.task import TextTask
+
+PATCH = -1
+"""An input that is the next patch of the row's image."""
+
+MODALITIES = ("text", "image", "value", "separator", "action")
+
+_NUM_PATCHES = captions.GRID**2
+_ACTION_NAMES = ("left", "right")
+# So many captions that every word of them becomes a subword.
+_CAPTIONS_IN_VOCABULARY = 2000
+_HELD_OUT_EPISODES = 50
+
+
+class MixedTask:
+  """Rows of text, of an image with its caption, and of an expert's episodes.
+
+  Ids are those of the text's vocabulary, then 1,024 bins of real numbers, two
+  actions, and a separator between an observation and an action. In the paper
+  actions share the ids of text; here they have their own. A row has T tokens:
+
+      text       t₁ … t_T
+      caption    16 patches, which have no ids but are `PATCH`, its words, EOS
+      control    (o₁ o₂ o₃ o₄ | a) of some time steps that follow one another
+
+  'inputs' and 'targets' [B, T], the targets one token later; 'weights' [B, T] are
+  1 at text and at the expert's own actions, and 0 elsewhere. 'local' [B, T] is
+  the place of an input in its time step, from 1, or 0 of an action; a text or a
+  caption is one time step. 'patches' [B, 4, 4, 8, 8, 3], in [0, 1], are those of
+  the row's image.
+
+  Attributes:
+    input_shapes: {'patches': …}.
+
+  Paper: A generalist agent, section 2, arXiv:2205.06175.
+  """
+
+  source_vocab_size = None
+  shared_vocabulary = False
+  max_source_length = None
+  eval_splits: tuple[str, ...]
+
+  def __init__(
+    self,
+    config: MixedConfig,
+    text: TextTask,
+    episodes: Mapping[str, Episodes],
+    *,
+    batch_size: int,
+    seed: int,
+  ):
+    """Takes what is read; `episodes` has none where no row is control."""
+    self._config = config
+    self._text = text
+    self._episodes = episodes
+    self._batch_size = batch_size
+    self._seed = seed
+    self._first_bin = text.target_vocab_size
+    self._first_action = self._first_bin + BINS
+    self._separator = self._first_action + NUM_ACTIONS
+    self.target_vocab_size = self._separator + 1
+    self.max_target_length = config.context
+    self.pad_id, self.bos_id, self.eos_id = (
+      text.pad_id,
+      text.bos_id,
+      text.eos_id,
+    )
+    self.eval_splits = text.eval_splits
+    self.input_shapes = {"patches": captions.PATCHES_SHAPE}
+
+  @property
+  def baselines(self) -> Mapping[str, float]:
+    """Losses of counted tokens and pairs on the held-out text."""
+    return {f"text_{name}": x for name, x in self._text.baselines.items()}
+
+  def train_batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
+    """Text, captions and control, each a pure function of (seed, step)."""
+    config = self._config
+    text = self._batch_size - config.caption_rows - config.control_rows
+    whole = self._text.train_batch(step)
+    parts = [
+      self._of_text({name: array[:text] for name, array in whole.items()})
+    ]
+    indices = np.arange(config.caption_rows) + step * config.caption_rows
+    if config.caption_rows:
+      parts.append(self._captioned("train", indices)[0])
+    if config.control_rows:
+      rng = np.random.default_rng((self._seed, step, 2))
+      parts.append(self._controlled("train", rng, config.control_rows))
+    return base.only(_joined(parts), rows)
+
+  def eval_batches(self, split: str) -> Iterator[Batch]:
+    """The held-out text, then held-out captions, then stretches of episodes."""
+    for batch in self._text.eval_batches(split):
+      yield self._of_text(batch)
+    config = self._config
+    if config.caption_rows:
+      for indices in self._held_out():
+        batch, _ = self._captioned(split, indices)
+        yield base.pad_rows(batch, self._batch_size)
+    if config.control_rows:
+      rng = np.random.default_rng((self._seed, 3))
+      for indices in self._held_out():
+        batch = self._controlled(split, rng, len(indices))
+        yield base.pad_rows(batch, self._batch_size)
+
+  def metric_sums(
+    self, logits: Any, batch: Mapping[str, Any]
+  ) -> dict[str, Any]:
+    """Loss of text, whole captions and actions that are right."""
+    import jax
+    import jax.numpy as jnp
+
+    inputs, targets = batch["inputs"], batch["targets"]
+    weights = batch["weights"]
+    is_caption = jnp.any(inputs == PATCH, axis=1)[:, None]
+    is_control = jnp.any(inputs == self._separator, axis=1)[:, None]
+    of_text = weights * ~(is_caption | is_control)
+    log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
+    picked = jnp.take_along_axis(log_probs, targets[..., None], axis=-1)[..., 0]
+    return {
+      "text_loss": jnp.stack([-jnp.sum(of_text * picked), jnp.sum(of_text)]),
+      "caption_accuracy": base.sequence_accuracy(
+        logits, targets, weights * is_caption
+      ),
+      "action_accuracy": base.token_accuracy(
+        logits, targets, weights * is_control
+      ),
+    }
+
+  def summarize(
+    self, sums: Mapping[str, tuple[float, float]]
+  ) -> dict[str, float]:
+    """Divides once, and adds what the loss of text has to be compared with."""
+    return {**base.divide(sums), **self.baselines}
+
+  def decode_batches(self, split: str) -> Iterator[DecodeBatch]:
+    """Held-out images, whose captions are to be written."""
+    if split not in self.eval_splits:
+      raise KeyError(split)
+    if not self._config.caption_rows:
+      return
+    for indices in self._held_out():
+      batch, references = self._captioned(split, indices)
+      rows = base.repeat_rows(len(indices), self._batch_size)
+      inputs = {
+        "prompt": np.full((self._batch_size, _NUM_PATCHES), PATCH, np.int32),
+        "prompt_length": np.full(self._batch_size, _NUM_PATCHES, np.int32),
+        "patches": batch["patches"][rows],
+      }
+      # What is generated last is never read.
+      longest = self._config.context - _NUM_PATCHES + 1
+      yield DecodeBatch(inputs, references, longest)
+
+  def score(
+    self, hypotheses: Sequence[str], references: Sequence[str]
+  ) -> dict[str, float | str]:
+    """The share of captions that are right word for word."""
+    right = sum(map(str.__eq__, hypotheses, references))
+    return {"caption_exact": right / max(1, len(references))}
+
+  def play(
+    self, predict: Callable[[Batch], np.ndarray], split: str
+  ) -> dict[str, float]:
+    """Plays episodes: the model takes the likelier action at each step.
+
+    It reads as many of the last time steps as its context has, and writes none
+    but its actions.
+
+    Args:
+      predict: `batch -> logits [B, T, V]`.
+      split: a held-out split.
+
+    Returns:
+      'return', the mean over the episodes, at most 500; nothing where no row is
+      control.
+    """
+    if split not in self.eval_splits:
+      raise KeyError(split)
+    if not self._config.control_rows:
+      return {}
+    count, window = self._config.play_episodes, self._window
+    values = np.zeros((count, control.LONGEST, control.NUM_VALUES), np.float32)
+    actions = np.zeros((count, control.LONGEST), np.int32)
+
+    def act(step, observed):
+      values[:, step] = observed
+      first = max(0, step + 1 - window)
+      # One length for all steps; what comes after this one is not looked at.
+      shown = np.arange(first, first + window)
+      tokens = self._steps(values[:, shown], actions[:, shown])[:, :-1]
+      batch = {
+        "inputs": tokens,
+        "local": np.tile(self._places(window), (count, 1))[:, :-1],
+      }
+      last = STEP_TOKENS * (step - first + 1) - 2
+      chosen = slice(self._first_action, self._first_action + NUM_ACTIONS)
+      scores = predict(batch)[:, last, chosen]
+      actions[:, step] = scores.argmax(-1)
+      return actions[:, step]
+
+    # Other beginnings than those that the expert played from.
+    _, _, lengths = control.play(count, self._seed + 2, act)
+    return {"return": float(lengths.mean())}
+
+  def read(self, path: str) -> Batch:
+    """A prompt of one image, whose caption a model may write.
+
+    Raises:
+      DataError: there is no such file, it is not an image, or is not in colour
+        and of the size of this task's images.
+    """
+    file = typed_path(path)
+    if not file.is_file():
+      raise DataError(f"{file}: no such file")
+    found = pixels.decode(read_bytes(file), str(file))
+    shape = (captions.SIDE, captions.SIDE, 3)
+    if found.shape != shape:
+      raise DataError(
+        f"{file}: expected an image of height, width and channels {shape}, as "
+        f"those of this run have, got {found.shape}"
+      )
+    return {
+      "prompt": np.full((1, _NUM_PATCHES), PATCH, np.int32),
+      "patches": captions.patches(found[None]),
+    }
+
+  def encode(self, line: str) -> list[int]:
+    """Prompt ids of a line of text."""
+    return self._text.encode(line)
+
+  def encode_target(self, line: str) -> list[int]:
+    """Ids of a line of text."""
+    return self._text.encode_target(line)
+
+  def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+    """Text of ids, up to EOS; other values are in brackets."""
+    ids = [int(i) for i in ids]
+    if self.eos_id in ids:
+      ids = ids[: ids.index(self.eos_id)]
+    parts = []
+    for modality, group in itertools.groupby(ids, self._modality):
+      found = list(group)
+      if modality == "text":
+        parts.append(self._text.decode(found))
+      elif modality == "image":
+        parts.append("[image]")
+      else:
+        parts.append(f"[{' '.join(self.labels(found))}]")
+    return "".join(parts)
+
+  def labels(self, ids: Sequence[int] | np.ndarray) -> list[str]:
+    """A subword, a number, an action, '|' or 'patch' for each id."""
+    return [self._label(int(i)) for i in ids]
+
+  def modalities(self, ids: Sequence[int] | np.ndarray) -> list[str]:
+    """Which of `MODALITIES` each id is of."""
+    return [self._modality(int(i)) for i in ids]
+
+  def save(self, directory: pathlib.Path) -> None:
+    """Writes the vocabulary of the text."""
+    self._text.save(directory)
+
+  def _modality(self, token: int) -> str:
+    if token == PATCH:
+      return "image"
+    starts = (self._first_bin, self._first_action, self._separator)
+    names = ("text", "value", "action", "separator")
+    return names[sum(token >= start for start in starts)]
+
+  def _label(self, token: int) -> str:
+    match self._modality(token):
+      case "image":
+        return "patch"
+      case "text":
+        return self._text.labels([token])[0]
+      case "value":
+        return f"{control.of_bin(np.array(token - self._first_bin)):.2g}"
+      case "action":
+        return _ACTION_NAMES[token - self._first_action]
+      case _:
+        return "|"
+
+  @property
+  def _window(self) -> int:
+    """Time steps in a row, of whose tokens the last is only a target."""
+    return (self._config.context + 1) // STEP_TOKENS
+
+  def _held_out(self) -> Iterator[np.ndarray]:
+    """Numbers of held-out examples, a batch at a time."""
+    size = self._config.eval_size
+    for start in range(0, size, self._batch_size):
+      yield np.arange(start, min(start + self._batch_size, size))
+
+  def _of_text(self, rows: Batch) -> Batch:
+    """Rows of text as the others are."""
+    return {**rows, "local": self._in_place(rows["inputs"])}
+
+  def _in_place(self, inputs: np.ndarray) -> np.ndarray:
+    """The places of a row that is one time step."""
+    places = np.arange(1, inputs.shape[1] + 1, dtype=np.int32)
+    return np.tile(places, (len(inputs), 1))
+
+  def _captioned(
+    self, split: str, indices: np.ndarray
+  ) -> tuple[Batch, list[str]]:
+    """Images with captions, and the captions."""
+    config = self._config
+    key = draws.split_key(self._seed, f"{split} captions")
+    drawn = captions.draw(key, indices, config.max_shapes)
+    shape = (len(indices), config.context)
+    inputs = np.zeros(shape, np.int32)
+    targets, weights = np.zeros(shape, np.int32), np.zeros(shape, np.float32)
+    inputs[:, :_NUM_PATCHES] = PATCH
+    first = _NUM_PATCHES - 1
+    for row, caption in enumerate(drawn.captions):
+      ids = [*self._text.encode_target(caption), self.eos_id]
+      stop = first + len(ids)
+      inputs[row, first + 1 : stop] = ids[:-1]
+      targets[row, first:stop] = ids
+      weights[row, first:stop] = 1
+    batch = {
+      "inputs": inputs,
+      "targets": targets,
+      "weights": weights,
+      "local": self._in_place(inputs),
+      "patches": captions.patches(drawn.images),
+    }
+    return batch, drawn.captions
+
+  def _controlled(
+    self, split: str, rng: np.random.Generator, count: int
+  ) -> Batch:
+    """Stretches of episodes from random places."""
+    episodes, window = self._episodes[split], self._window
+    chosen = rng.integers(len(episodes.lengths), size=count)
+    # An episode that is shorter than the window is shown from its beginning.
+    last = np.maximum(0, episodes.lengths[chosen] - window)
+    starts = rng.integers(last + 1)
+    steps = starts[:, None] + np.arange(window)
+    rows = chosen[:, None]
+    played = steps < episodes.lengths[rows]
+    learned = played & episodes.is_expert[rows, steps]
+    tokens = self._steps(
+      episodes.values[rows, steps], episodes.actions[rows, steps]
+    )
+    weights = np.zeros(tokens.shape, np.float32)
+    weights[:, STEP_TOKENS - 1 :: STEP_TOKENS] = learned
+    tokens *= np.repeat(played, STEP_TOKENS, axis=1)
+    length = tokens.shape[1] - 1
+    padding = [(0, 0), (0, self._config.context - length)]
+    return {
+      "inputs": np.pad(tokens[:, :-1], padding),
+      "targets": np.pad(tokens[:, 1:] * (weights[:, 1:] > 0), padding),
+      "weights": np.pad(weights[:, 1:], padding),
+      "local": np.pad(np.tile(self._places(window)[:-1], (count, 1)), padding),
+    }
+
+  def _places(self, steps: int) -> np.ndarray:
+    """The place of each token of time steps in its own, [steps · 6]."""
+    of_step = np.arange(1, STEP_TOKENS + 1, dtype=np.int32)
+    of_step[-1] = 0
+    return np.tile(of_step, steps)
+
+  def _steps(self, values: np.ndarray, actions: np.ndarray) -> np.ndarray:
+    """Observations [B, n, 4] and actions [B, n] as tokens [B, n · 6]."""
+    tokens = np.empty((*actions.shape, STEP_TOKENS), np.int32)
+    tokens[..., : control.NUM_VALUES] = self._first_bin + control.mu_law(values)
+    tokens[..., control.NUM_VALUES] = self._separator
+    tokens[..., control.NUM_VALUES + 1] = self._first_action + actions
+    return tokens.reshape(len(actions), -1)
+
+  def check_captions(self) -> None:
+    """Raises ValueError where a row has no room for the longest caption."""
+    longest = sorted(
+      (
+        max(
+          (
+            f"{c} {s} {place}"
+            for c in captions.COLOURS
+            for s in captions.SHAPES
+          ),
+          key=lambda part: len(self._text.encode_target(part)),
+        )
+        for place in captions.PLACES
+      ),
+      key=lambda part: len(self._text.encode_target(part)),
+    )
+    caption = ", ".join(longest[-self._config.max_shapes :])
+    least = _NUM_PATCHES + len(self._text.encode_target(caption))
+    if self._config.context < least:
+      raise ValueError(
+        f"task.context: expected at least {least}, {_NUM_PATCHES} patches and a "
+        f"caption such as {caption!r}, got {self._config.context}"
+      )
+
+
+def _joined(parts: Sequence[Batch]) -> Batch:
+  """Rows of several kinds below one another; those without an image have none."""
+  names = dict.fromkeys(name for part in parts for name in part)
+  shapes = {name: part[name].shape[1:] for part in parts for name in part}
+  return {
+    name: np.concatenate(
+      [
+        part[name]
+        if name in part
+        else np.zeros((len(part["inputs"]), *shapes[name]), np.float32)
+        for part in parts
+      ]
+    )
+    for name in names
+  }
+
+
+def make(
+  config: MixedConfig,
+  *,
+  kind: str,
+  batch_size: int,
+  seed: int,
+  workdir: pathlib.Path | None = None,
+  restore: bool = False,
+) -> MixedTask:
+  """Makes the task: reads the text and plays the expert's episodes.
+
+  Args:
+    config: which text, and how much of what.
+    kind: the `layout` of the model; 'decoder' only.
+    batch_size: rows of every batch.
+    seed: of all that is drawn.
+    workdir: of a run; its vocabulary must be the same.
+    restore: take the run's vocabulary and read no text.
+
+  Raises:
+    ValueError: a kind of model that this task cannot feed, fewer rows than
+      captions and control take, or a context without room for a caption.
+    DataError: in one line, what is wrong with the text, or that gymnasium is
+      not installed.
+  """
+  base.layout("mixed", kind, ("decoder",))
+  others = config.caption_rows + config.control_rows
+  if batch_size < others:
+    raise ValueError(
+      f"batch_size: expected at least {others} rows, task.caption_rows + "
+      f"task.control_rows, got {batch_size}"
+    )
+  check_fits(
+    "batch_size",
+    f"patches of {batch_size:,} images",
+    batch_size * captions.SIDE**2 * 3 * 4,
+  )
+  check_fits(
+    "task.expert_episodes",
+    f"{config.expert_episodes:,} episodes of {control.LONGEST} steps",
+    config.expert_episodes * control.LONGEST * control.NUM_VALUES * 4,
+  )
+  key = draws.split_key(seed, "vocabulary captions")
+  examples = np.arange(_CAPTIONS_IN_VOCABULARY)
+  sentences = captions.draw(key, examples, len(captions.PLACES)).captions
+  text = make_text(
+    TextConfig(
+      path=config.path,
+      context=config.context,
+      eval_batches=config.eval_batches,
+      vocabulary=config.vocabulary,
+      vocab_size=config.vocab_size,
+      tokenizer=config.tokenizer,
+    ),
+    kind=kind,
+    batch_size=batch_size,
+    seed=seed,
+    workdir=workdir,
+    restore=restore,
+    also="".join(f"\n{sentence}" for sentence in sentences),
+  )
+  episodes: dict[str, Episodes] = {}
+  if config.control_rows and not restore:
+    episodes = {
+      "train": control.record(config.expert_episodes, seed),
+      "validation": control.record(_HELD_OUT_EPISODES, seed + 1),
+    }
+  task = MixedTask(config, text, episodes, batch_size=batch_size, seed=seed)
+  if config.caption_rows and not restore:
+    task.check_captions()
+  return task

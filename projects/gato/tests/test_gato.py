@@ -1,0 +1,219 @@
+"""Gato is trained on text, captions and control, and drawn."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import PIL.Image
+import pytest
+
+from configs import gato
+from projects.gato import captions
+from projects.gato import maps as modality_maps
+from settings.errors import ConfigError
+from tasks import draws
+from tests import commands
+from tests.models import tiny
+from tests.tasks.text_cases import TEXT
+from training import experiment, experiment_config, parallel
+
+TINY = {
+  "num_layers": 2,
+  "num_heads": 2,
+  "features": 16,
+  "mlp_features": 16,
+}
+SMALL = {
+  "context": 40,
+  "vocab_size": 320,
+  "caption_rows": 4,
+  "control_rows": 4,
+  "expert_episodes": 4,
+  "eval_size": 9,
+  "play_episodes": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+  file = tmp_path_factory.mktemp("texts") / "text.txt"
+  file.write_text(TEXT, encoding="utf-8")
+  return file
+
+
+def config_of(text, attention="dense", **changes):
+  config = gato.get_config(attention).to_dict()
+  config["model"] |= TINY
+  config["task"] |= SMALL | {"path": str(text)}
+  return config | {"batch_size": 16} | changes
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, text):
+  """Gato after a few steps."""
+  folder = tmp_path_factory.mktemp("gato") / "run"
+  code, out, error = commands.run(
+    "train.py",
+    "--config=configs/gato.py",
+    *(f"--config.model.{name}={x}" for name, x in TINY.items()),
+    *(f"--config.task.{name}={x}" for name, x in SMALL.items()),
+    f"--config.task.path={text}",
+    "--config.num_steps=30",
+    "--config.batch_size=16",
+    "--config.log_every=10",
+    "--config.optimizer.learning_rate=0.01",
+    "--config.optimizer.warmup_steps=5",
+    f"--workdir={folder}",
+  )
+  assert (code, error) == (0, "")
+  return folder, out
+
+
+def results_of(folder):
+  lines = (folder / "metrics.jsonl").read_text().splitlines()
+  records = [json.loads(line) for line in lines]
+  return next(r for r in reversed(records) if "return" in r)
+
+
+def test_a_run_learns_plays_and_writes_captions(run):
+  folder, out = run
+  results = results_of(folder)
+  assert results["text_loss"] < results["text_unigram_loss"] + 0.5
+  assert 8 <= results["return"] <= 500
+  # Written token by token, or judged from the true words before: the same.
+  assert results["caption_exact"] == pytest.approx(results["caption_accuracy"])
+  assert "return" in out
+  assert out.index("return") < out.index("text_loss")
+  samples = (folder / "samples.txt").read_text()
+  assert samples.startswith("source     [image]\nreference  ")
+  with PIL.Image.open(folder / "attention.png") as drawn:
+    assert np.asarray(drawn).std() > 20
+
+
+@pytest.mark.thorough
+def test_a_run_writes_the_caption_of_a_file(run, tmp_path):
+  folder, _ = run
+  found = captions.draw(draws.split_key(0, "x"), np.arange(1), 2)
+  file = tmp_path / "shapes.png"
+  PIL.Image.fromarray(found.images[0]).save(file)
+  module = "reports.draw_attention"
+  arguments = [f"--workdir={folder}", f"--out={tmp_path}", f"--image={file}"]
+  code, out, error = commands.run_module(module, *arguments)
+  assert (code, error) == (0, "")
+  assert out.startswith("output: ")
+  with PIL.Image.open(out.splitlines()[-1]) as drawn:
+    assert np.asarray(drawn).std() > 20
+  code, _, error = commands.run_module(module, *arguments, "--query=1,1")
+  assert (code, error.split(":")[0]) == (2, "--query")
+  PIL.Image.new("L", (32, 32)).save(file)
+  code, _, error = commands.run_module(module, *arguments)
+  assert code == 2
+  assert error.startswith(f"--image: {file}: expected an image of height")
+
+
+def test_a_run_goes_on_with_text(run):
+  folder, _ = run
+  code, out, error = commands.run(
+    "generate.py", f"--workdir={folder}", "--max_length=5", stdin="all good\n"
+  )
+  assert (code, error) == (0, "")
+  assert out.count("\n") == 1
+  code, _, error = commands.run(
+    "generate.py", f"--workdir={folder}", f"--export={folder / 'out'}"
+  )
+  assert code == 2
+  assert "none reads patches among ids" in error
+
+
+@pytest.mark.parametrize(
+  "kind", [pytest.param("jit", marks=pytest.mark.thorough), "pmap"]
+)
+def test_devices_give_the_same_numbers(kind, text):
+  """Eight devices with two rows each, of three kinds, and one with all."""
+  config = config_of(text)
+  losses = []
+  for name, count in (("jit", 1), (kind, 8)):
+    run = experiment.create(
+      experiment_config.parse(config | {"parallel": name})
+    )
+    devices = jax.devices()[:count]
+    functions = parallel.make(run.functions, name, devices)
+    state = functions.place_state(run.init())
+    variables = state.variables
+    batch = functions.place_batch(run.task.train_batch(0))
+    sums = jax.device_get(functions.evaluate(variables, batch))
+    losses.append({key: float(np.ravel(x)[0]) for key, x in sums.items()})
+  one, other = losses
+  assert other == pytest.approx(one, rel=1e-5)
+
+
+def test_shares_are_summed_by_modality(text):
+  run = experiment.create(experiment_config.parse(config_of(text)))
+  variables = run.init().variables
+  batch = run.task.train_batch(0)
+  rows = {
+    frozenset(run.task.modalities(ids)): row
+    for row, ids in enumerate(batch["inputs"])
+  }
+  row = next(rows[kind] for kind in rows if "image" in kind)
+  example = {name: x[row : row + 1] for name, x in batch.items()}
+  found = modality_maps.shares(run.model, variables, run.task, example)
+  assert found.modalities == ["image", "text"]
+  maps = tiny.attention_maps(run.model, variables, example)
+  length = int(np.flatnonzero(example["inputs"][0])[-1]) + 1
+  for layer in range(2):
+    weights = np.asarray(maps[f"decoder_{layer}/self_attention"])[0].mean(0)
+    expected = weights[16:length, :16].sum(1).mean()
+    assert found.weights[layer, 1, 0] == pytest.approx(expected, rel=1e-5)
+  np.testing.assert_allclose(found.weights.sum(-1), 1, rtol=1e-5)
+  # Images come first and cannot look at words.
+  assert found.weights[:, 0, 1].tolist() == [0, 0]
+  evenly = np.mean([16 / (t + 1) for t in range(16, length)])
+  assert found.evenly[1, 0] == pytest.approx(evenly)
+
+
+@pytest.mark.parametrize(
+  "attention",
+  [
+    "performer",
+    pytest.param("linear", marks=pytest.mark.thorough),
+    pytest.param("lsh", marks=pytest.mark.thorough),
+  ],
+)
+def test_mechanisms_serve(text, attention):
+  run = experiment.create(experiment_config.parse(config_of(text, attention)))
+  variables = run.init().variables
+  batch = run.task.train_batch(0)
+  logits = jax.jit(run.functions.forward)(variables, batch, None)
+  assert np.isfinite(np.asarray(logits)).all()
+
+
+def test_faults_are_one_line(text, tmp_path):
+  config = config_of(text)
+  for changes, message in (
+    ({"batch_size": 6}, "^config.batch_size: expected at least 8 rows"),
+    (
+      {"model": config["model"] | {"kind": "encoder_decoder"}},
+      "^config.model.local_positions: only kind 'decoder'",
+    ),
+    (
+      {"task": config["task"] | {"context": 18}},
+      "^config.task.context: expected at least",
+    ),
+    ({"task": config["task"] | {"path": "none.txt"}}, "^none.txt: no such"),
+  ):
+    with pytest.raises(ConfigError, match=message):
+      experiment.create(experiment_config.parse(config | changes))
+
+
+def test_a_changed_text_is_refused(run, text, tmp_path):
+  """A run continues on ids of the same meaning only."""
+  folder, _ = run
+  copy = tmp_path / "run"
+  shutil.copytree(folder, copy)
+  other = tmp_path / "other.txt"
+  other.write_text(TEXT + 3000 * "plugh xyzzy ", encoding="utf-8")
+  config = experiment_config.parse(config_of(other))
+  with pytest.raises(ConfigError, match="they changed since this run began"):
+    experiment.create(config, copy)

@@ -1,0 +1,443 @@
+"""The mixed task: text, captions of drawn shapes, and control of a pole."""
+
+import itertools
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import PIL.Image
+import pytest
+
+from projects.gato import captions, control
+from projects.gato.config import PATCH_ID
+from projects.gato.task import PATCH
+import tasks
+from tasks import draws
+from tests.tasks.text_cases import TEXT
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+  file = tmp_path_factory.mktemp("texts") / "text.txt"
+  file.write_text(TEXT, encoding="utf-8")
+  return file
+
+
+def make(text, batch_size=12, seed=0, workdir=None, restore=False, **leaves):
+  small = {
+    "context": 40,
+    "vocab_size": 320,
+    "caption_rows": 3,
+    "control_rows": 4,
+    "expert_episodes": 5,
+    "eval_size": 17,
+    "play_episodes": 3,
+  }
+  return tasks.TASKS["mixed"].make(
+    tasks.MixedConfig(path=str(text), **(small | leaves)),
+    kind="decoder",
+    batch_size=batch_size,
+    seed=seed,
+    workdir=workdir,
+    restore=restore,
+  )
+
+
+@pytest.fixture(scope="module")
+def task(text):
+  return make(text)
+
+
+def rows_of(task, batch):
+  """Numbers of the rows of text, of captions and of control."""
+  kinds = [set(task.modalities(row)) for row in batch["inputs"]]
+  return (
+    [i for i, kind in enumerate(kinds) if kind == {"text"}],
+    [i for i, kind in enumerate(kinds) if "image" in kind],
+    [i for i, kind in enumerate(kinds) if "action" in kind],
+  )
+
+
+# Captions.
+
+
+def drawn(indices, max_shapes=3, split="train"):
+  key = draws.split_key(0, split)
+  return captions.draw(key, np.asarray(indices), max_shapes)
+
+
+def test_a_sentence_says_what_is_where():
+  """A shape of the colour fills its quarter as its form does, and no other."""
+  share = {"square": 1.0, "circle": np.pi / 4, "triangle": 0.5}
+  found = drawn(range(60))
+  seen = set()
+  for image, sentence in zip(found.images, found.captions, strict=True):
+    left = image.astype(int)
+    background = np.ones(image.shape[:2], bool)
+    for part in sentence.split(", "):
+      colour, shape, *place = part.split()
+      seen |= {colour, shape, " ".join(place)}
+      rgb = np.array(captions.COLOURS[colour])
+      near = np.abs(left - rgb).max(-1) < 60
+      half = captions.SIDE // 2
+      quarter = np.zeros_like(near)
+      top, side = 0 if "top" in place else half, 0 if "left" in place else half
+      quarter[top : top + half, side : side + half] = True
+      inside = near & quarter
+      y, x = np.nonzero(inside)
+      height, width = np.ptp(y) + 1, np.ptp(x) + 1
+      assert 2 * captions._RADIUS[0] - 1 <= height <= 2 * captions._RADIUS[1]
+      filled = inside.sum() / (height * width)
+      assert abs(filled - share[shape]) < 0.15, (part, filled)
+      background &= ~quarter
+    # Quarters that are not told of are grey.
+    assert np.ptp(left[background].mean(0)) < 5
+    assert left[background].max() < 150
+  everything = {*captions.COLOURS, *captions.SHAPES, *captions.PLACES}
+  assert seen == everything
+
+
+def test_places_are_told_in_order_and_once():
+  for sentence in drawn(range(50), max_shapes=4).captions:
+    places = [" ".join(part.split()[2:]) for part in sentence.split(", ")]
+    order = [captions.PLACES.index(place) for place in places]
+    assert order == sorted(set(order))
+  counts = [s.count(",") + 1 for s in drawn(range(300)).captions]
+  assert {n: counts.count(n) > 60 for n in (1, 2, 3)} == dict.fromkeys(
+    (1, 2, 3), True
+  )
+  assert max(counts) == 3
+
+
+def test_an_image_is_a_function_of_its_number():
+  one = drawn([7])
+  many = drawn([3, 7])
+  np.testing.assert_array_equal(one.images[0], many.images[1])
+  assert one.captions[0] == many.captions[1]
+  assert (drawn([7], split="validation").images != one.images).any()
+
+
+def test_patches_are_in_raster_order():
+  image = np.arange(captions.SIDE**2 * 3).reshape(1, captions.SIDE, -1, 3)
+  image = (image % 251).astype(np.uint8)
+  found = captions.patches(image)
+  assert found.shape == (1, *captions.PATCHES_SHAPE)
+  size = captions.PATCH_SIZE
+  for row, column in itertools.product(range(captions.GRID), repeat=2):
+    np.testing.assert_allclose(
+      found[0, row, column] * 255,
+      image[
+        0,
+        row * size : (row + 1) * size,
+        column * size : (column + 1) * size,
+      ],
+      rtol=1e-6,
+    )
+
+
+# Control.
+
+
+def test_mu_law_is_the_papers():
+  """Against its formula in float64, number by number."""
+  rng = np.random.default_rng(0)
+  numbers = [*(10 ** rng.uniform(-5, 3, 200) * rng.choice([-1, 1], 200)), 0.0]
+  for x in numbers:
+    y = np.sign(x) * np.log(abs(x) * 100 + 1) / np.log(256 * 100 + 1)
+    y = min(max(y, -1), 1)
+    expected = min(int(np.floor((y + 1) / (2 / 1024))), 1023)
+    assert control.mu_law(np.array(x)) == expected
+  assert control.mu_law(np.array([-1e9, 0.0, 1e9])).tolist() == [0, 512, 1023]
+  # The other way it is right within a bin.
+  bins = np.arange(1024)
+  np.testing.assert_array_equal(control.mu_law(control.of_bin(bins)), bins)
+  assert (np.diff(control.of_bin(bins)) > 0).all()
+
+
+def test_the_expert_balances_the_pole():
+  _, _, lengths = control.play(30, 9, lambda _, values: control.expert(values))
+  assert lengths.min() == control.LONGEST
+  _, _, lengths = control.play(30, 9, lambda _, v: 1 - control.expert(v))
+  assert lengths.max() < 30
+
+
+def test_episodes_are_gymnasiums():
+  """Played one at a time, with the actions that were recorded."""
+  import gymnasium
+
+  episodes = control.record(4, 3)
+  pole = gymnasium.make(control.ENVIRONMENT).unwrapped
+  pole.reset(seed=0)
+  for values, actions, length in zip(
+    episodes.values, episodes.actions, episodes.lengths, strict=True
+  ):
+    pole.state = values[0].astype(float)
+    pole.steps_beyond_terminated = None
+    fell = False
+    for step in range(length):
+      assert not fell
+      np.testing.assert_allclose(pole.state, values[step], atol=1e-4)
+      _, _, fell, _, _ = pole.step(int(actions[step]))
+      pole.state = (
+        values[step + 1].astype(float) if step + 1 < length else pole.state
+      )
+    assert fell or length == control.LONGEST
+  right = control.expert(episodes.values) == episodes.actions
+  assert right[episodes.is_expert].all()
+  assert 0.15 < 1 - episodes.is_expert.mean() < 0.25
+  assert abs(right[~episodes.is_expert].mean() - 0.5) < 0.1
+
+
+def test_without_gymnasium(text, monkeypatch):
+  monkeypatch.setitem(sys.modules, "gymnasium", None)
+  with pytest.raises(
+    tasks.DataError, match=r"^task.control_rows: .* pip install gymnasium"
+  ):
+    make(text)
+  assert make(text, control_rows=0).play(None, "validation") == {}
+
+
+# Batches.
+
+
+def test_rows_are_of_three_kinds(task):
+  batch = task.train_batch(3)
+  of_text, of_captions, of_control = rows_of(task, batch)
+  assert (len(of_text), len(of_captions), len(of_control)) == (5, 3, 4)
+  assert batch["patches"].shape == (12, *captions.PATCHES_SHAPE)
+  has_image = batch["patches"].any((1, 2, 3, 4, 5))
+  assert np.flatnonzero(has_image).tolist() == of_captions
+  assert batch["inputs"].max() < task.target_vocab_size
+  # Rows of text are those of the task 'text', with the same seed.
+  alone = make(text_of(task), batch_size=5, caption_rows=0, control_rows=0)
+  for name, array in alone.train_batch(3).items():
+    np.testing.assert_array_equal(array, batch[name][of_text])
+
+
+def text_of(task):
+  return task._config.path
+
+
+def test_captions_are_learned_and_images_are_not(task):
+  batch = task.train_batch(0)
+  _, rows, _ = rows_of(task, batch)
+  key = draws.split_key(0, "train captions")
+  expected = captions.draw(key, np.arange(3), 3)
+  for row, caption in zip(rows, expected.captions, strict=True):
+    inputs, weights = batch["inputs"][row], batch["weights"][row]
+    assert (inputs[:16] == PATCH).all()
+    assert (inputs[16:] != PATCH).all()
+    targets = batch["targets"][row][weights > 0]
+    assert targets[-1] == task.eos_id
+    assert task.decode(targets) == caption
+    assert (
+      np.flatnonzero(weights)[0] == 15
+    )  # The last patch says the first word.
+    assert task.decode(inputs).startswith("[image]" + caption)
+    assert batch["local"][row].tolist() == list(range(1, 41))
+
+
+def test_actions_of_the_expert_are_learned_and_nothing_else(task):
+  batch = task.train_batch(0)
+  _, _, rows = rows_of(task, batch)
+  values = []
+  for row in rows:
+    names = task.modalities(batch["inputs"][row])
+    # 41 tokens are 6 time steps of 6 tokens.
+    step = ["value"] * 4 + ["separator", "action"]
+    assert names[:35] == (step * 6)[:35]
+    assert batch["local"][row][:35].tolist() == ([1, 2, 3, 4, 5, 0] * 6)[:35]
+    weighted = np.flatnonzero(batch["weights"][row])
+    assert (weighted % 6 == 4).all()  # A separator is before every action.
+    assert (batch["inputs"][row][weighted] == task._separator).all()
+    for at in weighted:
+      bins = batch["inputs"][row][at - 4 : at] - task._first_bin
+      action = batch["targets"][row][at] - task._first_action
+      values.append((control.of_bin(bins) @ control._EXPERT, action))
+      # And it is what the model reads next.
+      if at + 1 < 35:
+        assert batch["inputs"][row][at + 1] == batch["targets"][row][at]
+  assert len(values) >= 12
+  # Bins are coarse: near the border the expert may have seen it otherwise.
+  for score, action in values:
+    assert action == (score > 0) or abs(score) < 0.02
+
+
+def test_short_episodes_are_padded(text, monkeypatch):
+  """Of an episode that ended, nothing is shown or learned."""
+  recorded = control.record
+
+  def short(count, seed):
+    episodes = recorded(count, seed)
+    return episodes._replace(lengths=np.full(count, 3))
+
+  monkeypatch.setattr(control, "record", short)
+  task = make(text)
+  batch = task.train_batch(0)
+  _, _, rows = rows_of(task, batch)
+  for row in rows:
+    assert (batch["inputs"][row][:18] != task.pad_id).all()
+    assert (batch["inputs"][row][18:] == task.pad_id).all()
+    assert not batch["weights"][row][17:].any()
+
+
+def test_batches_follow_from_seed_and_step(task, text):
+  again = make(text)
+  for step in (0, 5):
+    for name, array in task.train_batch(step).items():
+      np.testing.assert_array_equal(array, again.train_batch(step)[name])
+  other = make(text, seed=1).train_batch(0)
+  for rows in rows_of(task, other):
+    assert (other["inputs"][rows] != task.train_batch(0)["inputs"][rows]).any()
+
+
+def test_held_out_examples_come_once(task):
+  batches = list(task.eval_batches("validation"))
+  counts = np.zeros(3, int)
+  for batch in batches:
+    assert len(batch["inputs"]) == 12
+    real = batch["weights"].any(1)
+    kinds = rows_of(task, batch)
+    counts += [sum(real[rows]) for rows in kinds]
+  assert counts[1] == 17
+  assert 0 < counts[2] <= 17
+  # All of the text but its first token.
+  held_out = TEXT[int(0.9 * len(TEXT)) :]
+  ids = task._text._vocabulary.encode_text(held_out)
+  assert counts[0] == -(-(len(ids) - 1) // 40)
+  with pytest.raises(KeyError):
+    next(task.eval_batches("test"))
+
+
+def test_metrics_are_of_each_kind(task):
+  """Right logits are right, and one wrong word spoils a caption."""
+  batch = task.train_batch(1)
+  _, of_captions, of_control = rows_of(task, batch)
+  logits = 20.0 * np.eye(task.target_vocab_size)[batch["targets"]]
+  wrong = logits.copy()
+  last = np.flatnonzero(batch["weights"][of_captions[0]])[-2]
+  wrong[of_captions[0], last] = 0
+  sums = task.metric_sums(jnp.asarray(wrong, jnp.float32), batch)
+  values = task.summarize({n: tuple(map(float, x)) for n, x in sums.items()})
+  assert values["caption_accuracy"] == pytest.approx(2 / 3)
+  assert values["action_accuracy"] == 1.0
+  assert values["text_loss"] < 1e-5
+  counts = {name: float(pair[1]) for name, pair in sums.items()}
+  assert counts["text_loss"] == 5 * 40
+  assert counts["action_accuracy"] == batch["weights"][of_control].sum()
+
+
+def test_captions_are_decoded_from_images(task):
+  batches = list(task.decode_batches("validation"))
+  assert sum(len(batch.references) for batch in batches) == 17
+  for batch in batches:
+    assert batch.inputs["patches"].shape == (12, *captions.PATCHES_SHAPE)
+    assert (batch.inputs["prompt"] == PATCH).all()
+    assert task.decode(batch.inputs["prompt"][0]) == "[image]"
+  first = batches[0].references
+  assert task.score(first, first) == {"caption_exact": 1.0}
+  assert task.score([*first[:-3], "", "", ""], first)["caption_exact"] == 0.75
+
+
+def test_play_reads_what_it_did_and_sees_now(task):
+  """A player that computes the expert's action from the tokens balances."""
+  lengths = set()
+
+  def predict(batch):
+    inputs = batch["inputs"]
+    lengths.add(inputs.shape[1])
+    assert inputs.shape == batch["local"].shape
+    logits = np.zeros((*inputs.shape, task.target_vocab_size))
+    for at in range(4, inputs.shape[1], 6):
+      assert (inputs[:, at] == task._separator).all()
+      values = control.of_bin(inputs[:, at - 4 : at] - task._first_bin)
+      chosen = task._first_action + control.expert(values.astype(np.float32))
+      logits[np.arange(len(inputs)), at, chosen] = 1
+      # An action that was taken is there to be read.
+    logits[..., 0] = 2  # The likeliest of all ids is no action.
+    return logits
+
+  assert task.play(predict, "validation") == {"return": 500.0}
+  assert lengths == {35}
+  fell = task.play(lambda batch: -predict(batch), "validation")["return"]
+  assert fell < 30
+
+
+# What a user sees.
+
+
+def test_ids_have_names(task):
+  text = task.encode("the party")
+  first_bin, first_action = task._first_bin, task._first_action
+  ids = [PATCH, PATCH, *text, first_bin + 512, first_action, task._separator]
+  assert task.modalities(ids) == [
+    *["image"] * 2,
+    *["text"] * len(text),
+    "value",
+    "action",
+    "separator",
+  ]
+  # (25601^(1/1024) − 1) / 100, the middle of the first bin above 0.
+  assert task.labels(ids)[-3:] == ["0.0001", "left", "|"]
+  assert task.labels([first_action + 1]) == ["right"]
+  assert task.decode(ids).startswith("[image]the party[")
+  assert PATCH == PATCH_ID
+
+
+def test_a_file_is_read_as_a_prompt(task, tmp_path):
+  file = tmp_path / "shapes.png"
+  image = drawn([0]).images[0]
+  PIL.Image.fromarray(image).save(file)
+  prompt = task.read(str(file))
+  np.testing.assert_array_equal(
+    prompt["patches"], captions.patches(image[None])
+  )
+  PIL.Image.fromarray(image[:20]).save(file)
+  with pytest.raises(
+    tasks.DataError,
+    match=r"expected an image of .*\(32, 32, 3\).*\(20, 32, 3\)",
+  ):
+    task.read(str(file))
+  with pytest.raises(tasks.DataError, match="no such file"):
+    task.read(str(tmp_path / "none.png"))
+
+
+def test_a_restored_task_has_no_data(task, text, tmp_path, monkeypatch):
+  task.save(tmp_path)
+  monkeypatch.setitem(sys.modules, "gymnasium", None)
+  restored = make("gone.txt", workdir=tmp_path, restore=True)
+  assert restored.eval_splits == ()
+  assert restored.target_vocab_size == task.target_vocab_size
+  ids = task.encode("all good men")
+  assert restored.encode("all good men") == ids
+  assert restored.decode(ids) == "all good men"
+
+
+def test_every_vocabulary_spells_captions(text):
+  for leaves in (
+    {"vocabulary": "bytes", "max_shapes": 1, "context": 64},
+    {"vocabulary": "characters", "max_shapes": 1, "context": 64},
+  ):
+    task = make(text, **leaves)
+    batch = task.train_batch(0)
+    row = rows_of(task, batch)[1][0]
+    targets = batch["targets"][row][batch["weights"][row] > 0]
+    key = draws.split_key(0, "train captions")
+    assert task.decode(targets) == captions.draw(key, [0], 1).captions[0]
+
+
+@pytest.mark.parametrize(
+  ("leaves", "message"),
+  [
+    ({"batch_size": 6}, "^batch_size: expected at least 7 rows"),
+    ({"context": 20}, "^task.context: expected at least .* a caption such as"),
+    ({"caption_rows": -1}, "^caption_rows: expected 0 or more, got -1"),
+    ({"max_shapes": 5}, "^max_shapes: expected 1 to 4, got 5"),
+    ({"context": 5}, "^context: expected at least 6 tokens, got 5"),
+    ({"eval_size": 0}, "^eval_size: expected at least 1, got 0"),
+    ({"expert_episodes": 10**12}, "^task.expert_episodes: "),
+  ],
+)
+def test_faults_name_a_leaf(text, leaves, message):
+  with pytest.raises(ValueError, match=message):
+    make(text, **leaves)

@@ -1,0 +1,1 @@
+"""Pathfinder: whether a dashed path joins two dots, read pixel by pixel."""

@@ -1,0 +1,1 @@
+"""Perceiver IO: latents that read images or bytes of any length."""

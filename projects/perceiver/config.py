@@ -1,0 +1,278 @@
+"""What a Perceiver IO is made of; it checks itself."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+from models.attention_config import (
+  NEEDS,
+  AttentionConfig,
+  Layers,
+  check_supports,
+  names,
+)
+from models.config import ACTIVATIONS, DTYPES
+from models.kind import Sizes
+from settings.checks import check, check_ranges
+from settings.suggest import check_choices
+
+HEADS = ("tokens", "class")
+
+
+class Widths(NamedTuple):
+  """What an attention and the feed-forward layer after it are made of.
+
+  Attributes:
+    num_heads: N.
+    query: of queries and keys, over all heads.
+    value: of values, over all heads.
+    mlp: inside the feed-forward layer.
+  """
+
+  num_heads: int
+  query: int
+  value: int
+  mlp: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PerceiverConfig:
+  """Latents that read inputs of any length, and outputs that ask the latents.
+
+  A width that is None follows from another one, which its line names.
+
+  Attributes:
+    kind: 'perceiver'.
+    num_latents: M.
+    num_layers: layers in which latents attend among themselves.
+    num_blocks: how many times all of these are passed, with the same weights.
+    num_heads: of these layers.
+    features: width of a latent.
+    mlp_features: width inside their feed-forward layers.
+    activation: of all feed-forward layers, as in `ModelConfig`.
+    query_features: width of their queries and keys, over all heads; `features`.
+    value_features: width of their values, over all heads; `features`.
+    input_features: width of an input, and of an embedding.
+    input_heads: heads with which latents attend to inputs.
+    input_query_features: as `query_features`, there; `input_features`.
+    input_value_features: as `value_features`, there; `features`.
+    input_mlp_features: as `mlp_features`, of the layer there; `features`.
+    input_residual: whether the latents are added to what they read.
+    output_features: width of an output query; `input_features` with head
+      'tokens', else `features`.
+    output_heads: heads with which outputs attend to latents.
+    output_query_features: as `query_features`, there; `output_features`.
+    output_value_features: as `value_features`, there; `output_features`.
+    output_mlp_features: as `mlp_features`, of the layer there;
+      `output_features`.
+    output_residual: whether the output queries are added to what they read.
+    fourier_bands: K, frequencies of the positions of pixels along each axis;
+      None reads tokens, whose positions are learned.
+    head: 'tokens', an output for each position, its logits products with the
+      table of embeddings; or 'class', one output and its classes.
+    dropout_rate: of what an attention or a feed-forward layer gives.
+    vocab_size: ids that the model knows, if more than its task has.
+    max_length: the longest sequence, if longer than its task's.
+    dtype: of activations; logits and softmax are float32, or float64 like it.
+    param_dtype: of parameters.
+    encoder_attention: mechanism among the latents, or several that layers take
+      in turn; None is dense.
+    cross_attention: from latents to inputs and from outputs to latents; a list
+      has one for each.
+
+  Raises:
+    ValueError: a value or a pair that cannot work; the message starts with the
+      field.
+  """
+
+  kind: str = "perceiver"
+  num_latents: int
+  num_layers: int
+  num_blocks: int = 1
+  num_heads: int
+  features: int
+  mlp_features: int
+  activation: str = "gelu"
+  query_features: int | None = None
+  value_features: int | None = None
+  input_features: int
+  input_heads: int = 1
+  input_query_features: int | None = None
+  input_value_features: int | None = None
+  input_mlp_features: int | None = None
+  input_residual: bool = True
+  output_features: int | None = None
+  output_heads: int = 1
+  output_query_features: int | None = None
+  output_value_features: int | None = None
+  output_mlp_features: int | None = None
+  output_residual: bool = True
+  fourier_bands: int | None = None
+  head: str = "tokens"
+  dropout_rate: float = 0.0
+  vocab_size: int | None = None
+  max_length: int | None = None
+  dtype: str = "float32"
+  param_dtype: str = "float32"
+  encoder_attention: Layers | None = None
+  cross_attention: Layers | None = None
+
+  def __post_init__(self):
+    check_choices(
+      self,
+      kind=("perceiver",),
+      activation=ACTIVATIONS,
+      head=HEADS,
+      dtype=DTYPES,
+      param_dtype=DTYPES,
+    )
+    counts = [
+      field.name
+      for field in dataclasses.fields(self)
+      if field.type in (int, int | None)
+    ]
+    check_ranges(self, counts=counts, rates=("dropout_rate",))
+    self._check_widths()
+    self._check_attentions()
+
+  @property
+  def layout(self) -> str:
+    """Whose batches it reads."""
+    return "encoder"
+
+  def make(self, sizes: Sizes) -> Any:
+    """The module for a task's sizes; see `models.create`."""
+    from projects.perceiver.model import create
+
+    return create(self, sizes)
+
+  def least_parameters(self, symbols: int) -> int:
+    """Of latents, of their layers and of the tables that the config sizes."""
+    inside = self.latents
+    layer = 2 * self.features * (inside.query + inside.value + inside.mlp)
+    rows = max(symbols, self.vocab_size or 0) * (self.head == "tokens")
+    return (
+      self.num_layers * layer
+      + self.num_latents * self.features
+      + (rows + (self.max_length or 0)) * self.input_features
+    )
+
+  def longest(self, sizes: Sizes) -> int:
+    """The latents, however long the input is."""
+    del sizes
+    return self.num_latents
+
+  def least_activations(self, sizes: Sizes) -> int:
+    """What the feed-forward layers of latents read and compute."""
+    del sizes
+    wide = self.features + self.mlp_features
+    return self.num_layers * self.num_latents * wide
+
+  @property
+  def latents(self) -> Widths:
+    """Sizes of the layers among the latents."""
+    return Widths(
+      self.num_heads,
+      self.query_features or self.features,
+      self.value_features or self.features,
+      self.mlp_features,
+    )
+
+  @property
+  def inputs(self) -> Widths:
+    """Sizes of the layer from latents to inputs."""
+    return Widths(
+      self.input_heads,
+      self.input_query_features or self.input_features,
+      self.input_value_features or self.features,
+      self.input_mlp_features or self.features,
+    )
+
+  @property
+  def outputs(self) -> Widths:
+    """Sizes of the layer from outputs to latents."""
+    width = self.output_width
+    return Widths(
+      self.output_heads,
+      self.output_query_features or width,
+      self.output_value_features or width,
+      self.output_mlp_features or width,
+    )
+
+  @property
+  def output_width(self) -> int:
+    """The width of an output query."""
+    of_head = self.input_features if self.head == "tokens" else self.features
+    return self.output_features or of_head
+
+  @property
+  def query_dim(self) -> int:
+    """H, among the latents."""
+    return self.latents.query // self.num_heads
+
+  @property
+  def kv_heads(self) -> int:
+    """K, which is N."""
+    return self.num_heads
+
+  @property
+  def attentions(self) -> dict[str, tuple[AttentionConfig, ...]]:
+    """The mechanisms of each slot, which its layers take in turn."""
+    return {
+      field: chosen if isinstance(chosen, tuple) else (chosen,)
+      for field in ("encoder_attention", "cross_attention")
+      for chosen in [getattr(self, field)]
+    }
+
+  def layers(self, field: str) -> tuple[AttentionConfig, ...]:
+    """The mechanism of every layer that has the slot `field`."""
+    number = 2 if field == "cross_attention" else self.num_layers
+    chosen = self.attentions[field]
+    return tuple(chosen[i % len(chosen)] for i in range(number))
+
+  def _check_widths(self):
+    for prefix, widths in (
+      ("", self.latents),
+      ("input_", self.inputs),
+      ("output_", self.outputs),
+    ):
+      heads = f"{prefix}heads" if prefix else "num_heads"
+      for name in ("query", "value"):
+        width = getattr(widths, name)
+        if width % widths.num_heads:
+          raise ValueError(
+            f"{prefix}{name}_features: {width} is not divisible by {heads} "
+            f"{widths.num_heads}"
+          )
+    if self.head == "tokens":
+      check(
+        self,
+        "output_features",
+        self.output_width == self.input_features,
+        f"input_features {self.input_features}, the width of the table of "
+        "embeddings that head 'tokens' shares",
+      )
+    if self.fourier_bands is not None:
+      check(self, "head", self.head == "class", "'class' with fourier_bands")
+      for field in ("vocab_size", "max_length"):
+        check(
+          self,
+          field,
+          getattr(self, field) is None,
+          "None in a model that reads images (fourier_bands)",
+        )
+
+  def _check_attentions(self):
+    for field in ("encoder_attention", "cross_attention"):
+      chosen = getattr(self, field)
+      if chosen is None:
+        object.__setattr__(self, field, AttentionConfig("dense"))
+      elif isinstance(chosen, tuple) and not chosen:
+        raise ValueError(f"{field}: expected at least one mechanism, got none")
+      for config in self.attentions[field]:
+        check_supports(field, config, NEEDS[field])
+    if len(self.attentions["cross_attention"]) > 2:
+      raise ValueError(
+        "cross_attention: expected at most 2 mechanisms, from latents to inputs "
+        "and from outputs to latents, got "
+        + names(self.attentions["cross_attention"])
+      )

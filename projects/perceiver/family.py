@@ -1,0 +1,108 @@
+"""Perceiver IO: Jaegle et al., arXiv:2107.14795."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from models.published import family
+from models.published.family import Described, Family, Row
+from projects.perceiver.config import PerceiverConfig
+
+_OUTPUT_HEADS, _OUTPUT_QUERIES = 8, 8 * 32
+"""What no `config.json` says of the outputs."""
+
+
+def describe(
+  theirs: Mapping[str, Any], names: Collection[str], head: str
+) -> Described:
+  """As `Family.describe`."""
+  del names
+  features = family.size(theirs, "d_latents", 1280)
+  inputs = family.size(theirs, "d_model", 768)
+  queries = _optional(theirs, "qk_channels")
+  values = _optional(theirs, "v_channels") or queries
+  if (values or features) != features:
+    raise ValueError(
+      f"v_channels: expected d_latents {features}, to which values are added, "
+      f"got {values}"
+    )
+  asked_by = family.choice(
+    theirs, "cross_attention_shape_for_attention", ("kv", "q"), "kv"
+  )
+  across = queries or (inputs if asked_by == "kv" else features)
+  widening = {
+    name: family.size(theirs, f"{name}_attention_widening_factor", 1)
+    for name in ("self", "cross")
+  }
+  config = PerceiverConfig(
+    num_latents=family.size(theirs, "num_latents", 256),
+    num_layers=family.size(theirs, "num_self_attends_per_block", 26),
+    num_blocks=family.size(theirs, "num_blocks", 1),
+    num_heads=family.size(theirs, "num_self_attention_heads", 8),
+    features=features,
+    mlp_features=widening["self"] * features,
+    query_features=queries,
+    activation=family.activation(theirs, "hidden_act", "gelu"),
+    input_features=inputs,
+    input_heads=family.size(theirs, "num_cross_attention_heads", 8),
+    input_query_features=across,
+    input_value_features=values or across,
+    input_mlp_features=widening["cross"] * features,
+    input_residual=family.flag(theirs, "use_query_residual", True),
+    output_heads=_OUTPUT_HEADS,
+    output_query_features=_OUTPUT_QUERIES,
+    output_residual=False,
+    head=head,
+  )
+  vocab_size = family.size(theirs, "vocab_size", 262)
+  length = family.size(theirs, "max_position_embeddings", 2048)
+  return Described(config, vocab_size, vocab_size, length)
+
+
+def _optional(theirs: Mapping[str, Any], name: str) -> int | None:
+  return None if theirs.get(name) is None else family.size(theirs, name)
+
+
+def _layer(theirs: str, ours: str, slot: str) -> list[Row]:
+  """The rows of one layer; one among latents has no norm of keys."""
+  attention = f"{theirs}.attention.self"
+  return [
+    *family.norm(f"{attention}.layernorm1", f"{ours}/{slot}_norm"),
+    *family.norm(f"{attention}.layernorm2", f"{ours}/memory_norm"),
+    *family.linear(f"{attention}.query", f"{ours}/{slot}/query"),
+    *family.linear(f"{attention}.key", f"{ours}/{slot}/key"),
+    *family.linear(f"{attention}.value", f"{ours}/{slot}/value"),
+    *family.linear(f"{theirs}.attention.output.dense", f"{ours}/{slot}/out"),
+    *family.norm(f"{theirs}.layernorm", f"{ours}/mlp_norm"),
+    *family.linear(f"{theirs}.mlp.dense1", f"{ours}/mlp/hidden"),
+    *family.linear(f"{theirs}.mlp.dense2", f"{ours}/mlp/out"),
+  ]
+
+
+def _rows() -> list[Row]:
+  inputs, encoder = "perceiver.input_preprocessor", "perceiver.encoder"
+  decoder = "perceiver.decoder"
+  return [
+    Row("perceiver.embeddings.latents", ("params/latents",)),
+    *family.table(f"{inputs}.embeddings", "embedding"),
+    Row(f"{inputs}.position_embeddings.weight", ("params/positions",)),
+    *_layer(f"{encoder}.cross_attention", "encoder", "cross_attention"),
+    *_layer(f"{encoder}.self_attends.{{i}}", "encoder_{i}", "self_attention"),
+    Row(
+      f"{decoder}.output_position_encodings.position_embeddings",
+      ("params/queries",),
+    ),
+    *_layer(
+      f"{decoder}.decoding_cross_attention", "decoder", "cross_attention"
+    ),
+    Row("embedding_decoder.bias", ("params/head/bias",)),
+  ]
+
+
+PERCEIVER = Family(
+  name="perceiver",
+  architectures={"PerceiverForMaskedLM": "tokens"},
+  describe=describe,
+  rows=lambda config: _rows(),
+  inputs={"input_ids": "source", "attention_mask": "source_mask"},
+)
+"""Bytes through latents; an output for every position that there may be."""

@@ -1,0 +1,165 @@
+"""What the latents of a Perceiver attend to, named and drawn over an image."""
+
+from collections.abc import Iterable, Mapping
+import pathlib
+from typing import Any
+
+import numpy as np
+
+import models
+from projects.perceiver.config import PerceiverConfig
+from settings.errors import ConfigError
+from settings.memory import check_fits
+from training import attention_maps, overlay
+
+NUM_LATENTS = 10
+"""Latents that a picture over an image shows."""
+
+
+def axes(
+  config: PerceiverConfig, name: str, inputs: tuple[str, list[str]]
+) -> tuple[tuple[str, list[str]], tuple[str, list[str]]]:
+  """What the rows and the columns of a map are, each with its labels.
+
+  Args:
+    config: of the model.
+    name: of the map, such as 'encoder/cross_attention'.
+    inputs: what an input is, 'token' or 'pixel', and the label of each.
+  """
+  latents = "latent", [str(i + 1) for i in range(config.num_latents)]
+  if "cross" not in name:
+    return latents, latents
+  if name.startswith("encoder"):
+    return latents, inputs
+  # There is an output for each token, or one for the classes.
+  classes = config.head == "class"
+  return ("output", ["class"] if classes else inputs[1]), latents
+
+
+def pixel_labels(shape: tuple[int, ...]) -> list[str]:
+  """The row and column of every pixel of an image `[H, W, C]`."""
+  return [f"{i},{j}" for i in range(shape[0]) for j in range(shape[1])]
+
+
+def by_place(weights: np.ndarray) -> np.ndarray:
+  """The latents of `[N, M, S]` weights, by the mean position that they look at.
+
+  Weights below 0, which some mechanisms have, count as 0.
+  """
+  looks = np.maximum(weights.mean(0), 0)
+  total = np.maximum(looks.sum(1), 1e-30)
+  return np.argsort(looks @ np.arange(looks.shape[1]) / total, kind="stable")
+
+
+def check_size(model: Any, shape: tuple[int, ...]) -> None:
+  """Raises ValueError for images `[B, H, W, C]` too large to be drawn over."""
+  pixels = shape[1] * shape[2]
+  check_fits(
+    "image",
+    f"where latents look on {pixels:,} pixels",
+    pixels**2 * model.config.input_heads * 4,
+    on_devices=True,
+  )
+
+
+def draw_on_image(
+  path: pathlib.Path,
+  model: Any,
+  variables: Mapping[str, Any],
+  example: Mapping[str, np.ndarray],
+) -> None:
+  """Draws where some latents look, and where the class looks through them all.
+
+  The class is rolled out: what it takes of every latent, times what these have
+  of one another after their layers, times where they look. The latents are
+  those that look at the fewest pixels: whose weights, averaged over heads, have
+  the largest sum of squares.
+
+  Args:
+    path: a .png file.
+    model: a Perceiver that reads images.
+    variables: of the model.
+    example: a batch of one image.
+  """
+  maps = models.attention_maps(model, variables, example)
+  image = example["image"][0]
+
+  def mean(name):
+    return np.maximum(np.asarray(maps[name])[0].mean(0).astype(float), 0)
+
+  looks = mean("encoder/cross_attention")
+  layers = [
+    np.asarray(maps[f"encoder_{i}/self_attention"])[0]
+    for i in range(model.config.num_layers)
+  ] * model.config.num_blocks
+  rolled = mean("decoder/cross_attention") @ overlay.rollout(layers) @ looks
+  sharpest = np.argsort(-np.square(looks).sum(1))[:NUM_LATENTS]
+  rows = {"class, rolled out": rolled[0]}
+  rows |= {f"latent {i + 1}": looks[i] for i in np.sort(sharpest)}
+  mechanism = model.config.layers("cross_attention")[0].name
+  overlay.draw_panels(
+    path,
+    image,
+    [
+      overlay.Panel(title, row.reshape(image.shape[:2]), (1, 1))
+      for title, row in rows.items()
+    ],
+    f"latents attend to, mean over heads: {mechanism}",
+  )
+
+
+def named(
+  model: Any,
+  name: str,
+  weights: np.ndarray,
+  task: Any,
+  example: Mapping[str, np.ndarray],
+) -> attention_maps.NamedMap:
+  """`name_map` of a Perceiver: padding off `[N, T, S]` weights, the rest named."""
+  if "image" in example:
+    inputs = "pixel", pixel_labels(example["image"].shape[1:])
+  else:
+    ids = example["source"][0]
+    count = attention_maps.length(ids != task.pad_id)
+    inputs = "token", task.labels(ids[:count])
+  rows, columns = axes(model.config, name, inputs)
+  weights = weights[:, : len(rows[1]), : len(columns[1])]
+  return weights, rows[1], columns[1], (columns[0], rows[0])
+
+
+def draw_attention(
+  path: pathlib.Path,
+  model: Any,
+  variables: Mapping[str, Any],
+  task: Any,
+  batches: Iterable[Mapping[str, np.ndarray]],
+) -> None:
+  """Draws what latents look at: over an image, or over a whole text.
+
+  Over a text the latents are in the order of where they look.
+  """
+  example = attention_maps.readable_example(batches)
+  if "image" in example:
+    draw_on_image(path, model, variables, example)
+    return
+  maps = attention_maps.named_maps(model, variables, task, example)
+  shown = next(iter(maps.values()))
+  order = by_place(shown.weights)
+  shown = shown._replace(
+    weights=shown.weights[:, order],
+    query_labels=[shown.query_labels[i] for i in order],
+  )
+  attention_maps.draw_maps(path, [shown])
+
+
+def draw_file(
+  path: pathlib.Path, run: Any, variables: Any, file: str, query: Any
+) -> None:
+  """`draw_input` of a Perceiver: over the image in a file."""
+  if query is not None:
+    raise ConfigError(
+      "--query: belongs to a model of patches; of a Perceiver the latents look"
+    )
+  example = {"image": run.task.read(file)[None]}
+  check_size(run.model, example["image"].shape)
+  draw_on_image(path, run.model, variables, example)

@@ -1,0 +1,473 @@
+"""Perceiver IO: equal to its paper, with any mechanism, at any length."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import models
+from projects.perceiver.pixels import fourier_features
+from projects.perceiver.tests import perceiver_paper as paper
+from tests.models import tiny
+
+VOCAB, LENGTH, SHAPE, CLASSES = 11, 13, (3, 5, 2), 4
+WIDTHS = {
+  "num_latents": 5,
+  "num_layers": 2,
+  "num_heads": 2,
+  "features": 8,
+  "mlp_features": 12,
+  "input_features": 6,
+  "input_heads": 3,
+  "input_value_features": 9,
+}
+CONFIG = models.PerceiverConfig(
+  **WIDTHS,
+  num_blocks=2,
+  query_features=10,
+  value_features=4,
+  input_mlp_features=7,
+  output_heads=2,
+  output_query_features=14,
+  output_residual=False,
+)
+OF_IMAGES = models.PerceiverConfig(
+  **WIDTHS, fourier_bands=3, head="class", input_residual=False
+)
+
+
+def create(config=CONFIG, **sizes):
+  if config.fourier_bands is None:
+    of_task = {
+      "source_vocab_size": VOCAB,
+      "target_vocab_size": VOCAB,
+      "max_source_length": LENGTH,
+      "max_target_length": LENGTH,
+      "shared_vocabulary": True,
+    }
+  else:
+    of_task = {
+      "source_vocab_size": None,
+      "target_vocab_size": CLASSES,
+      "max_source_length": None,
+      "max_target_length": 1,
+      "image_shape": SHAPE,
+    }
+  return models.create(config, **(of_task | sizes))
+
+
+def drawn(model, scale=0.3, dtype=np.float32):
+  """Variables with no zero and no one among them."""
+  rng = np.random.default_rng(0)
+  shapes = jax.eval_shape(
+    lambda key: models.initialize(model, key, model.example()),
+    jax.random.key(0),
+  )
+  return jax.tree.map(
+    lambda leaf: jnp.asarray(
+      scale * rng.standard_normal(leaf.shape) + 0.1, dtype
+    ),
+    shapes,
+  )
+
+
+def some_ids(length=LENGTH):
+  """Rows of different lengths, one with nothing at all; and what is there."""
+  ids = np.random.default_rng(1).integers(1, VOCAB, (4, length))
+  lengths = np.array([length, max(length - 4, 1), 1, 0])
+  present = np.arange(length) < lengths[:, None]
+  return {"source": (ids * present).astype(np.int32), "source_mask": present}
+
+
+def expected(config, params, batch):
+  params = jax.tree.map(lambda leaf: np.asarray(leaf, float), params)
+  if "image" in batch:
+    return np.stack(
+      [paper.of_image(config, params, row) for row in batch["image"]]
+    )
+  rows = zip(batch["source"], batch["source_mask"], strict=True)
+  return np.stack(
+    [paper.of_tokens(config, params, ids, there) for ids, there in rows]
+  )
+
+
+@pytest.mark.parametrize(
+  ("length", "residual"),
+  [
+    pytest.param(
+      length,
+      residual,
+      marks=() if residual == (length != 7) else pytest.mark.thorough,
+    )
+    for length in (1, 7, LENGTH)
+    for residual in (False, True)
+  ],
+)
+def test_it_is_the_model_of_the_paper(length, residual):
+  config = dataclasses.replace(CONFIG, output_residual=residual)
+  model = create(config)
+  variables, batch = drawn(model), some_ids(length)
+  logits = tiny.forward(model, variables, batch)
+  wanted = expected(config, variables["params"], batch)
+  assert logits.shape == (4, LENGTH, VOCAB)
+  assert logits.dtype == np.float32
+  np.testing.assert_allclose(logits, wanted, atol=1e-5 * np.abs(wanted).max())
+
+
+def test_images_are_read_pixel_by_pixel():
+  model = create(OF_IMAGES)
+  # Of the size that it was made for, and of another.
+  for shape in (SHAPE, (7, 2, 2)):
+    image = np.random.default_rng(2).standard_normal((2, *shape), np.float32)
+    variables = drawn(model)
+    logits = tiny.forward(model, variables, {"image": image})
+    wanted = expected(OF_IMAGES, variables["params"], {"image": image})
+    assert logits.shape == (2, 1, CLASSES)
+    np.testing.assert_allclose(logits, wanted, atol=1e-5 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("config", [CONFIG, OF_IMAGES])
+def test_values_and_gradients_in_float64(config):
+  """Along a direction, the derivative of the paper's model."""
+  config = dataclasses.replace(config, dtype="float64", param_dtype="float64")
+  rng = np.random.default_rng(3)
+  with jax.enable_x64(True):
+    model = create(config)
+    params = drawn(model, dtype=np.float64)["params"]
+    batch = some_ids(7)
+    if config.fourier_bands:
+      batch = {"image": rng.standard_normal((2, *SHAPE))}
+    wanted = expected(config, params, batch)
+    weights = rng.standard_normal(wanted.shape)
+
+    def loss(params):
+      logits = models.forward(model, {"params": params}, batch)
+      return (logits * weights).sum(), logits
+
+    both = jax.jit(jax.value_and_grad(loss, has_aux=True))
+    (_, logits), slopes = both(params)
+    assert logits.dtype == np.float64
+    np.testing.assert_allclose(logits, wanted, rtol=1e-10, atol=1e-10)
+    way = jax.tree.map(lambda leaf: rng.standard_normal(leaf.shape), params)
+    moved = [
+      jax.tree.map(lambda x, y, by=by: x + by * y, params, way)
+      for by in (1e-5, -1e-5)
+    ]
+    ends = [(expected(config, one, batch) * weights).sum() for one in moved]
+    products = jax.tree.map(lambda x, y: (x * y).sum(), slopes, way)
+    along = sum(jax.tree.leaves(products))
+    np.testing.assert_allclose(along, (ends[0] - ends[1]) / 2e-5, rtol=1e-6)
+
+
+def test_padding_changes_nothing_and_its_place_is_told():
+  model = create()
+  variables, batch = drawn(model), some_ids(9)
+  before = tiny.forward(model, variables, batch)
+  longer = {name: np.pad(x, ((0, 0), (0, 4))) for name, x in batch.items()}
+  np.testing.assert_allclose(
+    before, tiny.forward(model, variables, longer), atol=1e-5
+  )
+  longer["source"][:, -1] = 3
+  np.testing.assert_allclose(
+    before, tiny.forward(model, variables, longer), atol=1e-5
+  )
+  # Without a mask, what is padding has the id of padding.
+  del longer["source_mask"]
+  after = tiny.forward(model, variables, longer)
+  assert np.abs(before - after).min(axis=(1, 2)).max() > 0
+  alone = {"source": batch["source"]}
+  np.testing.assert_allclose(
+    before, tiny.forward(model, variables, alone), atol=1e-5
+  )
+
+
+@pytest.mark.parametrize("scale", [0.3, 100.0])
+def test_gradients_are_finite(scale):
+  """With huge logits, and where a row has nothing to read."""
+  model = create()
+  variables, batch = drawn(model, scale), some_ids()
+
+  def loss(params):
+    logits = models.forward(model, {"params": params}, batch)
+    return jax.nn.log_softmax(logits)[..., 0].sum()
+
+  for leaf in jax.tree.leaves(jax.jit(jax.grad(loss))(variables["params"])):
+    assert np.isfinite(leaf).all()
+
+
+def test_bfloat16():
+  model = create()
+  variables, batch = drawn(model), some_ids()
+  half = create(dataclasses.replace(CONFIG, dtype="bfloat16"))
+  found = tiny.forward(half, variables, batch)
+  wanted = tiny.forward(model, variables, batch)
+  assert found.dtype == np.float32
+  assert np.abs(found - wanted).max() < 0.05 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize(
+  "count", [pytest.param(1, marks=pytest.mark.thorough), 7]
+)
+def test_as_many_outputs_as_a_batch_has_targets(count):
+  model = create()
+  variables, batch = drawn(model), some_ids()
+  every = tiny.forward(model, variables, batch)
+  targets = np.zeros((4, count), np.int32)
+  some = tiny.forward(model, variables, {**batch, "targets": targets})
+  np.testing.assert_allclose(some, every[:, :count], atol=1e-6)
+  targets = np.zeros((4, LENGTH + 1), np.int32)
+  with pytest.raises(ValueError, match=r"^targets: 14 positions are more"):
+    models.forward(model, variables, {**batch, "targets": targets})
+  with pytest.raises(ValueError, match=r"^source: 14 positions are more"):
+    models.forward(model, variables, {"source": np.ones((1, 14), np.int32)})
+
+
+def test_blocks_share_their_weights():
+  """Passed three times, the same layers are other functions."""
+  seen = []
+
+  def replacement(place, attention, own, query, key, value, **call):
+    seen.append((place, query.shape, key.shape, value.shape))
+    return own(query, key, value, **call)
+
+  results = {}
+  for count in (1, 3):
+    model = create(dataclasses.replace(CONFIG, num_blocks=count))
+    seen.clear()
+    results[count] = jax.jit(
+      lambda variables, model=model: models.replace_attention(
+        model, variables, some_ids(), replacement
+      )
+    )(drawn(model))
+    assert [place for place, *_ in seen] == [
+      "encoder/cross_attention",
+      *["encoder_0/self_attention", "encoder_1/self_attention"] * count,
+      "decoder/cross_attention",
+    ]
+  # Heads, and widths of queries and values, are those of each attention.
+  assert seen[0][1:] == ((4, 5, 3, 2), (4, 13, 3, 2), (4, 13, 3, 3))
+  assert seen[1][1:] == ((4, 5, 2, 5), (4, 5, 2, 5), (4, 5, 2, 2))
+  assert seen[-1][1:] == ((4, 13, 2, 7), (4, 5, 2, 7), (4, 5, 2, 3))
+  assert np.abs(results[1] - results[3]).max() > 1e-2
+
+
+def test_maps_of_every_attention():
+  model = create()
+  variables, batch = drawn(model), some_ids()
+  maps = tiny.attention_maps(model, variables, batch)
+  assert {name: x.shape for name, x in maps.items()} == {
+    "encoder/cross_attention": (4, 3, 5, 13),
+    "encoder_0/self_attention": (4, 2, 5, 5),
+    "encoder_1/self_attention": (4, 2, 5, 5),
+    "decoder/cross_attention": (4, 2, 13, 5),
+  }
+  read = np.asarray(maps["encoder/cross_attention"])
+  there = batch["source_mask"]
+  assert not (read * ~there[:, None, None]).any()
+  sums = np.broadcast_to(there.any(1)[:, None, None], read.shape[:3])
+  np.testing.assert_allclose(read.sum(-1), sums, atol=1e-5)
+  once = create(dataclasses.replace(CONFIG, num_blocks=1))
+  first = tiny.attention_maps(once, variables, batch)
+  # Of layers that are passed twice, what they attend to the second time.
+  name = "encoder_0/self_attention"
+  assert np.abs(maps[name] - first[name]).max() > 1e-3
+
+
+def usual(names, *chosen):
+  """All names, those that are not chosen marked `thorough`."""
+  return [
+    pytest.param(name, marks=() if name in chosen else pytest.mark.thorough)
+    for name in names
+  ]
+
+
+@pytest.mark.parametrize(
+  "name", usual(tiny.names("bidirectional", "mask"), "performer")
+)
+def test_any_mechanism_serves_among_latents(name):
+  config = dataclasses.replace(
+    CONFIG,
+    num_latents=8,
+    query_features=None,
+    value_features=None,
+    encoder_attention=tiny.attention(name),
+  )
+  check_learns(create(config))
+
+
+@pytest.mark.parametrize(
+  "name",
+  usual(tiny.names("cross", "rowwise", "mask"), "linformer", "differential"),
+)
+def test_any_mechanism_serves_across(name):
+  config = dataclasses.replace(CONFIG, cross_attention=tiny.attention(name))
+  if name == "differential":
+    with pytest.raises(ValueError, match="head_dim: expected an even one"):
+      create(config)
+    config = dataclasses.replace(
+      config, query_features=12, output_query_features=16
+    )
+  check_learns(create(config))
+
+
+def check_learns(model):
+  """Every parameter has a finite gradient, and some are not zero."""
+  batch = some_ids(12)
+  variables = tiny.variables_of(model, batch)
+
+  def loss(params):
+    logits = models.forward(model, {**variables, "params": params}, batch)
+    return jnp.square(logits).mean()
+
+  slopes = jax.tree.leaves(jax.jit(jax.grad(loss))(variables["params"]))
+  assert all(np.isfinite(leaf).all() for leaf in slopes)
+  assert sum(bool(np.abs(leaf).max() > 0) for leaf in slopes) > 0.9 * len(
+    slopes
+  )
+
+
+def test_the_two_cross_attentions_are_two_choices():
+  seen = {}
+
+  def replacement(place, attention, own, query, key, value, **call):
+    seen[place] = attention
+    return own(query, key, value, **call)
+
+  linear, flash = tiny.attention("linear"), tiny.attention("flash")
+  config = dataclasses.replace(CONFIG, cross_attention=(linear, flash))
+  model = create(config)
+  assert models.slots(config) == "dense · linear + flash"
+  jax.eval_shape(
+    lambda variables: models.replace_attention(
+      model, variables, some_ids(), replacement
+    ),
+    drawn(model),
+  )
+  assert seen["encoder/cross_attention"] == linear.build()
+  assert seen["decoder/cross_attention"] == flash.build()
+
+
+def test_dropout():
+  model = create(dataclasses.replace(CONFIG, dropout_rate=0.5))
+  variables, batch = drawn(model), some_ids()
+  one, same, other = (
+    tiny.forward(model, variables, batch, dropout_rng=jax.random.key(seed))
+    for seed in (0, 0, 1)
+  )
+  np.testing.assert_array_equal(one, same)
+  assert np.abs(one - other).max() > 1e-2
+  assert np.abs(one - tiny.forward(model, variables, batch)).max() > 1e-2
+
+
+def test_fourier_features():
+  found = fourier_features((3, 5), 4)
+  assert found.shape == (15, 18)
+  np.testing.assert_allclose(found, paper.places(3, 5, 4), atol=1e-12)
+  # An axis of one pixel has one place.
+  assert fourier_features((1, 2), 2).shape == (2, 10)
+  assert np.unique(fourier_features((8, 8), 2), axis=0).shape[0] == 64
+
+
+@pytest.mark.parametrize("config", [CONFIG, OF_IMAGES])
+def test_least_parameters(config):
+  shapes = jax.tree.leaves(drawn(create(config)))
+  actual = sum(leaf.size for leaf in shapes)
+  symbols = VOCAB if config is CONFIG else CLASSES
+  assert 0.3 * actual < config.least_parameters(symbols) <= actual
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"kind": "encoder"}, "kind: "),
+    ({"head": "hidden"}, "head: "),
+    ({"num_latents": 0}, "num_latents: expected at least 1, got 0"),
+    ({"output_mlp_features": 0}, "output_mlp_features: expected at least 1"),
+    ({"dropout_rate": 1.0}, "dropout_rate: "),
+    ({"num_heads": 3}, "query_features: 10 is not divisible by num_heads 3"),
+    ({"value_features": 5}, "value_features: 5 is not divisible by num_heads"),
+    (
+      {"input_heads": 4},
+      "input_query_features: 6 is not divisible by input_heads 4",
+    ),
+    (
+      {"output_heads": 4},
+      "output_query_features: 14 is not divisible by output_heads 4",
+    ),
+    (
+      {"output_features": 8},
+      "output_features: expected input_features 6, the width of the table",
+    ),
+    ({"fourier_bands": 3}, "head: expected 'class' with fourier_bands"),
+    ({"activation": "mish"}, "activation: "),
+    ({"cross_attention": ()}, "cross_attention: expected at least one"),
+    (
+      {"cross_attention": (tiny.attention("dense"),) * 3},
+      "cross_attention: expected at most 2 mechanisms",
+    ),
+    (
+      {"cross_attention": tiny.attention("nystrom")},
+      "cross_attention: nystrom cannot attend to another sequence",
+    ),
+    (
+      {"encoder_attention": tiny.attention("window_linear")},
+      "encoder_attention: window_linear cannot attend in both directions",
+    ),
+  ],
+)
+def test_configs_that_cannot_be(changes, message):
+  with pytest.raises(ValueError, match=f"^{message}"):
+    dataclasses.replace(CONFIG, **changes)
+
+
+@pytest.mark.parametrize(
+  ("config", "sizes", "message"),
+  [
+    (CONFIG, {"image_shape": SHAPE}, "fourier_bands: expected how many"),
+    (OF_IMAGES, {"image_shape": None}, "fourier_bands: expected None for"),
+    (CONFIG, {"max_source_length": None}, "max_source_length: kind 'perc"),
+    (CONFIG, {"source_vocab_size": 0}, "source_vocab_size: kind 'perceiver'"),
+    (CONFIG, {"max_target_length": None}, "max_target_length: kind 'perc"),
+    (CONFIG, {"shared_vocabulary": False}, "head: 'tokens' has logits of the"),
+    (CONFIG, {"target_vocab_size": 5}, "head: 'tokens' has logits of the ids"),
+  ],
+)
+def test_sizes_that_do_not_fit(config, sizes, message):
+  with pytest.raises(ValueError, match=f"^{message}"):
+    create(config, **sizes)
+
+
+def test_a_rank_above_the_latents_is_told():
+  attention = models.AttentionConfig("linformer", {"rank": 6})
+  config = dataclasses.replace(CONFIG, cross_attention=(attention,) * 2)
+  with pytest.raises(ValueError, match=r"^cross_attention: rank"):
+    create(config)
+
+
+def test_classes_of_a_text():
+  config = dataclasses.replace(CONFIG, head="class", output_query_features=None)
+  model = create(config, target_vocab_size=CLASSES, shared_vocabulary=False)
+  variables, batch = drawn(model), some_ids()
+  batch["targets"] = np.zeros((4, 1), np.int32)
+  assert tiny.forward(model, variables, batch).shape == (4, 1, CLASSES)
+
+
+def test_it_generates_nothing():
+  model = create()
+  with pytest.raises(ValueError, match="kind 'perceiver' cannot generate"):
+    models.generate(
+      model,
+      drawn(model),
+      source=some_ids()["source"],
+      max_length=2,
+      bos_id=1,
+      eos_id=2,
+    )
+
+
+def test_images_with_other_channels():
+  model = create(OF_IMAGES)
+  with pytest.raises(ValueError, match=r"^image: expected \[B, H, W, 2\]"):
+    models.forward(model, drawn(model), {"image": np.zeros((1, 3, 5, 1))})

@@ -1,0 +1,285 @@
+"""Perceivers are trained on pixels and on bytes, restored, and drawn."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import PIL.Image
+import pytest
+
+from comparison import approximation
+from configs import perceiver, perceiver_bytes
+import models
+from projects.perceiver import maps as latent_maps
+from settings.errors import ConfigError
+from tests import commands
+from tests.models.published.test_equality import HERE, compute
+from tests.tasks.text_cases import TEXT
+from training import (
+  attention_maps,
+  experiment,
+  experiment_config,
+  inference,
+  parallel,
+)
+
+TINY = {
+  "num_latents": 5,
+  "num_layers": 1,
+  "num_heads": 2,
+  "features": 16,
+  "mlp_features": 16,
+  "input_features": 16,
+  "input_heads": 2,
+  "output_heads": 2,
+  "dropout_rate": 0.0,
+}
+
+
+def of_images(**model):
+  config = perceiver.get_config().to_dict()
+  config["model"] |= TINY | model
+  return config | {"batch_size": 8}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+  file = tmp_path_factory.mktemp("texts") / "text.txt"
+  file.write_text(TEXT, encoding="utf-8")
+  return file
+
+
+def of_bytes(text, attention="dense", **model):
+  config = perceiver_bytes.get_config(attention).to_dict()
+  config["model"] |= TINY | model
+  config["task"] |= {"path": str(text), "context": 31}
+  config["optimizer"] |= {"learning_rate": 0.02, "warmup_steps": 1}
+  return config | {"batch_size": 8}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+  """A Perceiver after a few steps on the digits."""
+  folder = tmp_path_factory.mktemp("pixels") / "run"
+  code, out, error = commands.run(
+    "train.py",
+    "--config=configs/perceiver.py",
+    *(f"--config.model.{name}={x}" for name, x in TINY.items()),
+    "--config.num_steps=200",
+    "--config.log_every=50",
+    "--config.optimizer.learning_rate=0.02",
+    "--config.optimizer.warmup_steps=20",
+    f"--workdir={folder}",
+  )
+  assert (code, error) == (0, "")
+  return folder, out
+
+
+@pytest.mark.thorough
+def test_a_run_learns_and_draws(run, tmp_path):
+  folder, out = run
+  accuracy = float(out.split("accuracy")[-1].split()[0])
+  assert accuracy > 0.3  # Guessing is 0.1.
+  with PIL.Image.open(folder / "attention.png") as drawn:
+    assert np.asarray(drawn).std() > 20
+  # A file of another size, pixel by pixel too.
+  pixels = np.random.default_rng(0).integers(0, 256, (12, 9), np.uint8)
+  file = tmp_path / "noise.png"
+  PIL.Image.fromarray(pixels).save(file)
+  arguments = [f"--workdir={folder}", f"--out={tmp_path}", f"--image={file}"]
+  module = "reports.draw_attention"
+  code, out, error = commands.run_module(module, *arguments)
+  assert (code, error) == (0, "")
+  with PIL.Image.open(out.strip()) as drawn:
+    assert np.asarray(drawn).std() > 20
+  code, _, error = commands.run_module(module, *arguments, "--query=1,1")
+  assert code == 2
+  assert error.startswith("--query: belongs to a model of patches")
+  PIL.Image.new("L", (2000, 2000)).save(file)
+  code, _, error = commands.run_module(module, *arguments)
+  assert code == 2
+  assert error.startswith("--image: where latents look on 4,000,000 pixels")
+  code, _, error = commands.run(
+    "generate.py", f"--workdir={folder}", f"--export={tmp_path / 'out'}"
+  )
+  assert code == 2
+  assert "are written as published weights" in error
+
+
+def test_bytes_are_learnt_restored_and_drawn(text, tmp_path, monkeypatch):
+  config = experiment_config.parse(of_bytes(text, "performer"))
+  began = experiment.create(config, tmp_path)
+  functions = parallel.make(began.functions, "jit", jax.devices()[:1])
+  state, losses = functions.place_state(began.init()), []
+  for step in range(20):
+    batch = functions.place_batch(began.task.train_batch(step))
+    state, metrics = functions.train(state, batch, step)
+    losses.append(float(metrics["loss"][0] / metrics["loss"][1]))
+  assert losses[-1] < 0.8 * losses[0], losses
+  drawn = []
+  monkeypatch.setattr(
+    attention_maps, "draw_maps", lambda path, maps: drawn.extend(maps)
+  )
+  attention_maps.draw_attention(
+    tmp_path / "attention.png",
+    began.model,
+    state.variables,
+    began.task,
+    began.task.eval_batches("validation"),
+  )
+  [shown] = drawn
+  # Each latent over every position of the text, however long it is.
+  assert shown.weights.shape == (2, 5, 31)
+  assert sorted(shown.query_labels) == ["1", "2", "3", "4", "5"]
+  # In the order of where they look.
+  centres = shown.weights.mean(0) @ np.arange(31)
+  assert (np.diff(centres) >= 0).all()
+  assert (shown.key_labels[0], shown.key_labels[-1]) == ("<cls>", "<sep>")
+  assert shown.axes == ("token", "latent")
+  assert shown.mechanism == "performer"
+  began.task.save(tmp_path)
+  restored = experiment.create(config, tmp_path, restore=True)
+  assert restored.task.target_vocab_size == 262
+  with pytest.raises(ConfigError, match="cannot generate"):
+    inference.generate_lines(restored, state.variables, ["the time"])
+
+
+def test_every_map_is_named(text):
+  config = of_bytes(text, num_layers=2)
+  config["model"]["cross_attention"] = [{"name": "dense"}, {"name": "flash"}]
+  began = experiment.create(experiment_config.parse(config))
+  variables = began.init().variables
+  [batch] = [next(iter(began.task.eval_batches("validation")))]
+  example = {name: rows[:1] for name, rows in batch.items()}
+  example["source"] = example["source"].copy()
+  example["source"][0, 20:] = 0
+  example["source_mask"] = example["source"] != 0
+  maps = attention_maps.named_maps(began.model, variables, began.task, example)
+  assert {
+    name: (x.weights.shape, x.axes, x.mechanism) for name, x in maps.items()
+  } == {
+    "encoder_cross_attention": ((2, 5, 20), ("token", "latent"), "dense"),
+    "encoder_1_self_attention": ((2, 5, 5), ("latent", "latent"), "dense"),
+    "encoder_2_self_attention": ((2, 5, 5), ("latent", "latent"), "dense"),
+    "decoder_cross_attention": ((2, 20, 5), ("latent", "output"), "flash"),
+  }
+  began = experiment.create(experiment_config.parse(of_images()))
+  example = {
+    "image": next(iter(began.task.eval_batches("validation")))["image"]
+  }
+  maps = attention_maps.named_maps(
+    began.model, began.init().variables, began.task, example
+  )
+  read = maps["encoder_cross_attention"]
+  assert read.key_labels[:9] == [*(f"0,{i}" for i in range(8)), "1,0"]
+  assert maps["decoder_cross_attention"].query_labels == ["class"]
+
+
+def test_panels_over_an_image(tmp_path, monkeypatch):
+  """The sharpest latents, and the class rolled out, product by product."""
+  config = dataclasses.replace(
+    experiment_config.parse(of_images(num_blocks=2)).model, num_latents=14
+  )
+  model = models.create(
+    config,
+    source_vocab_size=None,
+    target_vocab_size=10,
+    max_source_length=None,
+    max_target_length=1,
+    image_shape=(3, 4, 1),
+  )
+  rng = np.random.default_rng(0)
+  read = rng.dirichlet(np.full(12, 0.3), (1, 2, 14))
+  among = rng.dirichlet(np.ones(14), (1, 2, 14))
+  asked = rng.dirichlet(np.ones(14), (1, 2, 1))
+  monkeypatch.setattr(
+    models,
+    "attention_maps",
+    lambda *unused: {
+      "encoder/cross_attention": read,
+      "encoder_0/self_attention": among,
+      "decoder/cross_attention": asked,
+    },
+  )
+  drawn = {}
+  monkeypatch.setattr(
+    latent_maps.image_maps,
+    "draw_panels",
+    lambda path, image, panels, heading: drawn.update(
+      {panel.title: panel.seen for panel in panels}
+    ),
+  )
+  latent_maps.draw_on_image(
+    tmp_path / "a.png", model, {}, {"image": np.zeros((1, 3, 4, 1))}
+  )
+  looks = read[0].mean(0)
+  mixed = (among[0].mean(0) + np.eye(14)) / 2
+  rolled = asked[0].mean(0) @ mixed @ mixed @ looks
+  np.testing.assert_allclose(
+    drawn.pop("class, rolled out"), rolled.reshape(3, 4), atol=1e-12
+  )
+  assert len(drawn) == 10
+  shown = {int(title.removeprefix("latent ")) - 1 for title in drawn}
+  sharpness = np.square(looks).sum(1)
+  left = set(range(14)) - shown
+  assert sharpness[[*shown]].min() > sharpness[[*left]].max()
+  for title, panel in drawn.items():
+    latent = int(title.removeprefix("latent ")) - 1
+    np.testing.assert_allclose(panel, looks[latent].reshape(3, 4))
+
+
+def test_a_run_starts_from_published_weights(text):
+  """A shorter text than that of the weights, whose tables stay whole."""
+  weights = str(HERE / "perceiver")
+  config = of_bytes(text, weights=weights, head="tokens", dropout_rate=0.25)
+  config["task"]["vocabulary"] = "characters"
+  parsed = experiment_config.parse(config)
+  assert parsed.model.num_latents == 6
+  assert (parsed.model.vocab_size, parsed.model.max_length) == (61, 40)
+  assert parsed.model.dropout_rate == 0.25
+  began = experiment.create(parsed)
+  state = began.init()
+  p = models.load_pretrained(weights)
+  jax.tree.map(
+    np.testing.assert_array_equal, state.params, p.variables["params"]
+  )
+  batch = began.task.train_batch(0)
+  logits = jax.jit(began.functions.forward)(state.variables, batch, None)
+  assert logits.shape == (8, 31, 61)
+  np.testing.assert_allclose(
+    logits,
+    compute(p, {"input_ids": batch["source"]})[:, :31],
+    atol=1e-5,
+  )
+  config["task"]["vocabulary"] = "bytes"
+  with pytest.raises(ConfigError, match="vocab_size: expected at least the"):
+    experiment.create(experiment_config.parse(config))
+
+
+def test_the_error_of_an_approximation(text):
+  config = of_bytes(text, "performer")
+  began = experiment.create(experiment_config.parse(config))
+  batch = began.task.train_batch(0)
+  found = approximation.error(began.model, began.init().variables, batch)
+  assert 0 < found < 1
+
+
+@pytest.mark.parametrize(
+  ("model", "message"),
+  [
+    ({"fourier_bands": None}, "config.model.fourier_bands: expected how many"),
+    ({"head": "tokens"}, "config.model.head: expected 'class' with fourier"),
+    ({"num_heads": 3}, "config.model.query_features: 16 is not divisible"),
+    ({"num_latent": 3}, "config.model.num_latent: unknown"),
+    ({"num_latents": None}, "config.model.num_latents: expected int"),
+    (
+      {"cross_attention": {"name": "nystrom", "num_landmarks": 2}},
+      "config.model.cross_attention: nystrom cannot attend to another",
+    ),
+    ({"num_latents": 10**9}, "config.model"),
+  ],
+)
+def test_faults(model, message):
+  with pytest.raises(ConfigError, match=message) as error:
+    experiment.create(experiment_config.parse(of_images(**model)))
+  assert "\n" not in str(error.value)

@@ -1,0 +1,136 @@
+"""What a recurrent encoder-decoder is made of; it checks itself."""
+
+import dataclasses
+from typing import Any
+
+from attention import Dims
+from models.attention_config import NEEDS, AttentionConfig, check_supports
+from models.config import DTYPES
+from models.kind import Sizes
+from settings.checks import check_ranges
+from settings.suggest import check_choices
+
+CELLS = ("gru", "lstm")
+DECODERS = ("bahdanau", "luong")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Seq2SeqConfig:
+  """A recurrent encoder and decoder with attention between them.
+
+  What only a Transformer needs (positions, norms, feed-forward layers,
+  self-attention) has no field here, so it is refused and never ignored.
+
+  Attributes:
+    kind: 'seq2seq'.
+    cell: 'gru' (Cho) or 'lstm' (Hochreiter and Schmidhuber).
+    decoder: 'bahdanau' asks with the state before a step and feeds the answer
+      to the cell; 'luong' asks with the state after it and feeds the result to
+      the next step.
+    num_layers: of the encoder, and of the decoder.
+    num_heads: N; states and annotations are split into as many parts, each
+      with an attention of its own. 1 in the papers.
+    features: width of states and annotations; the head dimension is
+      features / N, and a direction of the encoder has features / 2.
+    dropout_rate: of embeddings, between layers and before the softmax; never
+      from state to state.
+    tie_embeddings: the softmax shares the target's embedding table, and the
+      source's too where the vocabulary is shared.
+    dtype: of activations; states, logits and softmax are always
+      float32.
+    param_dtype: of parameters.
+    cross_attention: from decoder to encoder; None is dense, which is Luong's
+      dot with a scale.
+
+  Raises:
+    ValueError: a value or a pair that cannot work; the message starts with the
+      field.
+  """
+
+  kind: str = "seq2seq"
+  cell: str
+  decoder: str
+  num_layers: int
+  features: int
+  num_heads: int = 1
+  dropout_rate: float = 0.0
+  tie_embeddings: bool = True
+  dtype: str = "float32"
+  param_dtype: str = "float32"
+  cross_attention: AttentionConfig | None = None
+
+  def __post_init__(self):
+    check_choices(
+      self,
+      kind=("seq2seq",),
+      cell=CELLS,
+      decoder=DECODERS,
+      dtype=DTYPES,
+      param_dtype=DTYPES,
+    )
+    check_ranges(
+      self,
+      counts=("num_layers", "num_heads", "features"),
+      rates=("dropout_rate",),
+    )
+    for divisor, what in (
+      (self.num_heads, f"num_heads {self.num_heads}"),
+      (2, "2, the directions of the encoder"),
+    ):
+      if self.features % divisor:
+        raise ValueError(
+          f"features: {self.features} is not divisible by {what}"
+        )
+    if self.cross_attention is None:
+      object.__setattr__(self, "cross_attention", AttentionConfig("dense"))
+    for field, [attention] in self.attentions.items():
+      check_supports(field, attention, NEEDS[field])
+
+  @property
+  def layout(self) -> str:
+    """It reads what an encoder-decoder reads."""
+    return "encoder_decoder"
+
+  def make(self, sizes: Sizes) -> Any:
+    """The module for a task's sizes; see `models.create`."""
+    from models.transformer import id_sizes
+    from projects.seq2seq.model import Seq2Seq
+
+    return Seq2Seq(self, *id_sizes(self, sizes))
+
+  def least_parameters(self, symbols: int) -> int:
+    """Of a table of symbols, and of each layer a part of its cell."""
+    return self.num_layers * 2 * self.features**2 + symbols * self.features
+
+  def longest(self, sizes: Sizes) -> int:
+    """The longer of source and target."""
+    return max(sizes.max_source_length or 0, sizes.max_target_length or 0)
+
+  def least_activations(self, sizes: Sizes) -> int:
+    """The states of one row."""
+    return self.num_layers * self.longest(sizes) * self.features
+
+  def dims(self, max_length: int) -> Dims:
+    """The sizes that a mechanism makes its variables from."""
+    heads = self.num_heads
+    return Dims(heads, heads, self.query_dim, max_length, self.features)
+
+  def layers(self, field: str) -> tuple[AttentionConfig, ...]:
+    """The one mechanism."""
+    return self.attentions[field]
+
+  @property
+  def query_dim(self) -> int:
+    """H."""
+    return self.features // self.num_heads
+
+  @property
+  def kv_heads(self) -> int:
+    """K, which is N."""
+    return self.num_heads
+
+  @property
+  def attentions(self) -> dict[str, tuple[AttentionConfig, ...]]:
+    """The one mechanism, by field."""
+    assert self.cross_attention is not None  # Filled in when made.
+    return {"cross_attention": (self.cross_attention,)}

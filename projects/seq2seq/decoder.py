@@ -1,0 +1,289 @@
+"""The recurrent decoders that attention was invented for.
+
+With annotations h_1 … h_S of the source, embedding e_t of the word before, and
+Attend(s) = Σ_j α_j(s) h_j by any mechanism, one step is
+
+  Bahdanau   c_t = Attend(s_{t−1})         Luong   s_t = cell([e_t; h̃_{t−1}], s_{t−1})
+             s_t = cell([e_t; c_t], s_{t−1})       c_t = Attend(s_t)
+             h̃_t = maxout(W [s_t; c_t; e_t])       h̃_t = tanh(W [c_t; s_t])
+
+and the softmax reads h̃_t. Luong's [e_t; h̃_{t−1}] is called input feeding.
+
+Papers: Neural machine translation by jointly learning to align and translate,
+appendix A, arXiv:1409.0473. Effective approaches to attention-based neural
+machine translation, section 3, arXiv:1508.04025.
+"""
+
+from collections.abc import Sequence
+import functools
+from typing import Any, NamedTuple
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from attention import Attention, Dims, attention_weights
+from models.mechanism_variables import mechanism_variables
+from projects.seq2seq.config import Seq2SeqConfig
+
+Cells = Sequence[Any]
+"""States of the cells, from the lowest layer up; an LSTM's is a pair (c, h)."""
+
+Ends = Sequence[tuple[Any, Any]]
+"""Per layer of the encoder, the last states of its two directions."""
+
+
+class Annotations(NamedTuple):
+  """What an encoder says of a source.
+
+  Attributes:
+    values: `[B, S, F]`.
+    mask: `[B, S]`, where there is a word.
+  """
+
+  values: Float[Array, "B S F"]
+  mask: Bool[Array, "B S"]
+
+
+class DecoderState(NamedTuple):
+  """What one step hands to the next, in float32 for every dtype of the model.
+
+  Attributes:
+    cells: states of the cells.
+    fed: h̃ of the step before, `[B, F]`; None in Bahdanau's decoder.
+  """
+
+  cells: Cells
+  fed: Float[Array, "B F"] | None
+
+
+def make_cell(
+  config: Seq2SeqConfig, features: int, name: str | None = None
+) -> nn.RNNCellBase:
+  """One recurrent cell of the config's kind.
+
+  Flax's GRU resets after the product, r ∘ (U h), where the paper has
+  U (r ∘ h); it is the form of cuDNN and learns as well.
+  """
+  cell = {"gru": nn.GRUCell, "lstm": nn.OptimizedLSTMCell}[config.cell]
+  return cell(
+    features,
+    recurrent_kernel_init=_orthogonal,
+    dtype=config.dtype,
+    param_dtype=config.param_dtype,
+    name=name,
+  )
+
+
+def _orthogonal(key, shape, dtype):
+  # Its factorisation exists in float32 and above only.
+  return nn.initializers.orthogonal()(key, shape, jnp.float32).astype(dtype)
+
+
+def hidden(state: Any) -> Float[Array, "B F"]:
+  """The h of a cell's state: all of a GRU's, the second half of an LSTM's."""
+  return jax.tree.leaves(state)[-1]
+
+
+class CrossAttention(nn.Module):
+  """Attends from states to annotations, with no projection of its own.
+
+  Keys and values are the annotations and queries the states, as in both
+  papers, so every parameter is the mechanism's. It lies under the name
+  'attention', as in `MultiHeadAttention`.
+
+  Attributes:
+    attention: the mechanism.
+    dims: its sizes.
+  """
+
+  attention: Attention
+  dims: Dims
+
+  def setup(self) -> None:
+    """Makes or reads the mechanism's variables."""
+    self.mechanism = mechanism_variables(self, self.attention, self.dims)
+
+  def __call__(
+    self, queries: Float[Array, "BA F"], source: Annotations
+  ) -> Float[Array, "BA F"]:
+    """Contexts of one state each.
+
+    Args:
+      queries: `[B·A, F]`, the A hypotheses (beams) of an example side by side;
+        they are the queries of one call, so they share the annotations.
+      source: of B examples.
+
+    Returns:
+      `[B·A, F]`.
+    """
+    query, keys, mask = self._heads(queries, source)
+    contexts = self.attention.apply(
+      self.mechanism, query, keys, keys, mask=mask
+    )
+    return contexts.reshape(queries.shape)
+
+  def show(self, queries: Float[Array, "B T F"], source: Annotations) -> None:
+    """Sows the matrix `[B, N, T, S]` where 'intermediates' is mutable."""
+    if self.is_mutable_collection("intermediates"):
+      query, keys, mask = self._heads(queries, source)
+      apply = functools.partial(self.attention.apply, self.mechanism)
+      weights = attention_weights(apply, query, keys, mask=mask)
+      self.sow("intermediates", "attention_weights", weights)
+
+  def _heads(self, queries, source):
+    batch, length = source.mask.shape
+    heads = (self.dims.num_heads, self.dims.head_dim)
+    return (
+      queries.reshape(batch, -1, *heads).astype(source.values.dtype),
+      source.values.reshape(batch, length, *heads),
+      source.mask[:, None, None, :],
+    )
+
+
+class Decoder(nn.Module):
+  """Embeddings of the words before, to what the softmax reads.
+
+  Attributes:
+    config: of the model.
+    max_source_length: the longest source.
+  """
+
+  config: Seq2SeqConfig
+  max_source_length: int
+
+  def setup(self) -> None:
+    """Makes the cells, the attention and what leads in and out."""
+    config = self.config
+    self.cells = [
+      make_cell(config, config.features) for _ in range(config.num_layers)
+    ]
+    self.cross_attention = CrossAttention(
+      config.attentions["cross_attention"][0].build(),
+      Dims(
+        config.num_heads,
+        config.kv_heads,
+        config.query_dim,
+        self.max_source_length,
+      ),
+    )
+    dense = functools.partial(
+      nn.Dense, dtype=config.dtype, param_dtype=config.param_dtype
+    )
+    if self._asks_before:
+      leaves = {"gru": 1, "lstm": 2}[config.cell]
+      self.initial = [
+        dense(leaves * config.features) for _ in range(config.num_layers)
+      ]
+      self.maxout = dense(2 * config.features)
+    else:
+      self.attentional = dense(config.features, use_bias=False)
+    self.dropout = nn.Dropout(config.dropout_rate)
+
+  def begin(self, ends: Ends) -> DecoderState:
+    """The state before the first word, from the ends of the encoder's layers.
+
+    Bahdanau: tanh(W ←h_1), from what read the source backwards. Luong: the
+    states themselves, of the two directions side by side.
+    """
+    if self._asks_before:
+      cells = []
+      for dense, (_, backward) in zip(self.initial, ends, strict=True):
+        state = jnp.tanh(dense(hidden(backward))).astype(jnp.float32)
+        if self.config.cell == "lstm":
+          state = tuple(jnp.split(state, 2, axis=-1))
+        cells.append(state)
+      return DecoderState(tuple(cells), None)
+
+    def join(*directions):
+      return jnp.concatenate(directions, axis=-1)
+
+    cells = tuple(jax.tree.map(join, *directions) for directions in ends)
+    return DecoderState(cells, jnp.zeros_like(hidden(cells[-1])))
+
+  def __call__(
+    self,
+    state: DecoderState,
+    embedded: Float[Array, "B T F"],
+    source: Annotations,
+    *,
+    deterministic: bool = True,
+  ) -> Float[Array, "B T F"]:
+    """h̃ of every position, teacher-forced: one scan over time.
+
+    Args:
+      state: from `begin`.
+      embedded: e_1 … e_T.
+      source: what is attended to.
+      deterministic: no dropout; otherwise the rng 'dropout' is needed.
+
+    Returns:
+      `[B, T, F]`.
+
+    Cost: T steps, each one call of the mechanism for one query an example;
+    what it computes from keys alone it computes T times.
+    """
+
+    def step(self, state, embedded, source):
+      return self._step(state, embedded, source, deterministic)
+
+    scan = nn.scan(
+      step,
+      variable_broadcast=("params", "constants"),
+      split_rngs={"params": False, "dropout": True},
+      in_axes=(1, nn.broadcast),
+      out_axes=1,
+    )
+    _, (queries, outputs) = scan(self, state, embedded, source)
+    # From all positions at once; each depends on its own query only.
+    self.cross_attention.show(queries, source)
+    return self._read_out(outputs, embedded)
+
+  def decode(
+    self,
+    state: DecoderState,
+    embedded: Float[Array, "BA F"],
+    source: Annotations,
+  ) -> tuple[DecoderState, Float[Array, "BA F"]]:
+    """One step, for A hypotheses of each example: the new state and h̃."""
+    state, (_, output) = self._step(state, embedded, source, True)
+    return state, self._read_out(output, embedded)
+
+  @property
+  def _asks_before(self):
+    return self.config.decoder == "bahdanau"
+
+  def _step(self, state, embedded, source, deterministic):
+    """The new state, the query and what `_read_out` wants of it."""
+    if self._asks_before:
+      query = hidden(state.cells[-1])
+      context = self.cross_attention(query, source)
+      x = jnp.concatenate([embedded, context], axis=-1)
+      cells, top = self._climb(state.cells, x, deterministic)
+      output = jnp.concatenate([top, context.astype(top.dtype)], axis=-1)
+      return DecoderState(cells, None), (query, output)
+    x = jnp.concatenate([embedded, state.fed.astype(embedded.dtype)], axis=-1)
+    cells, top = self._climb(state.cells, x, deterministic)
+    context = self.cross_attention(top, source)
+    joined = jnp.concatenate([context, top.astype(context.dtype)], axis=-1)
+    output = jnp.tanh(self.attentional(joined))
+    return DecoderState(cells, output.astype(jnp.float32)), (top, output)
+
+  def _climb(self, states, x, deterministic):
+    """One step of every layer, each above the output of the one below."""
+    new = []
+    for layer, (cell, state) in enumerate(zip(self.cells, states, strict=True)):
+      if layer:
+        x = self.dropout(x, deterministic=deterministic)
+      state, x = cell(state, x)
+      new.append(state)
+    return tuple(new), x
+
+  def _read_out(self, outputs, embedded):
+    # Bahdanau's is outside of the scan: one product for all positions.
+    if not self._asks_before:
+      return outputs
+    joined = jnp.concatenate([outputs.astype(embedded.dtype), embedded], -1)
+    pieces = self.maxout(joined).reshape(*embedded.shape, 2)
+    return jnp.max(pieces, axis=-1)

@@ -1,0 +1,230 @@
+"""The recurrent encoder-decoder, behind the same calls as the Transformer."""
+
+from collections.abc import Mapping
+import functools
+import math
+from typing import Any
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+import numpy as np
+
+from models import tables
+from models.transformer import PAD_ID, check_length
+from projects.seq2seq.config import Seq2SeqConfig
+from projects.seq2seq.decoder import Annotations, Decoder, Ends, make_cell
+
+
+class Encoder(nn.Module):
+  """Layers of two cells, one reading forwards and one backwards.
+
+  h_j = [→h_j; ←h_j], each half as wide, so that annotations are as wide as
+  states of the decoder and every layer as wide as the next.
+
+  Attributes:
+    config: of the model.
+
+  Paper: Neural machine translation by jointly learning to align and
+  translate, section 3.2, arXiv:1409.0473.
+  """
+
+  config: Seq2SeqConfig
+
+  @nn.compact
+  def __call__(
+    self,
+    x: Float[Array, "B S F"],
+    mask: jax.Array,
+    *,
+    deterministic: bool = True,
+  ) -> tuple[Float[Array, "B S F"], Ends]:
+    """Annotations, and the last state of each direction of each layer.
+
+    Args:
+      x: embeddings of the source.
+      mask: `[B, S]`, where there is a word; elsewhere states stay what they
+        are, so padding anywhere changes nothing.
+      deterministic: no dropout; otherwise the rng 'dropout' is needed.
+    """
+    config, ends = self.config, []
+    for layer in range(config.num_layers):
+      if layer:
+        x = nn.Dropout(config.dropout_rate)(x, deterministic=deterministic)
+      states, outputs = zip(
+        *(
+          _read(
+            make_cell(config, config.features // 2, f"{direction}_{layer}"),
+            x,
+            mask,
+            reverse=direction == "backward",
+          )
+          for direction in ("forward", "backward")
+        ),
+        strict=True,
+      )
+      ends.append(states)
+      x = jnp.concatenate(outputs, axis=-1).astype(x.dtype)
+    return x, ends
+
+
+def _read(cell, x, mask, *, reverse):
+  """Runs a cell over a sequence: its last state, and h of every position.
+
+  `nn.RNN` wants all padding at the end, keeps the states of all positions to
+  pick the last, and gives an empty row the state after its padding.
+  """
+
+  def step(cell, state, inputs):
+    x, present = inputs
+    new, output = cell(state, x)
+    new = jax.tree.map(
+      lambda new, old: jnp.where(present[:, None], new, old), new, state
+    )
+    return new, output
+
+  scan = nn.scan(
+    step,
+    variable_broadcast="params",
+    split_rngs={"params": False},
+    in_axes=1,
+    out_axes=1,
+    reverse=reverse,
+  )
+  # It starts with zeros, for which the key is not read.
+  zeros = cell.initialize_carry(jax.random.key(0), x[:, 0].shape)
+  zeros = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), zeros)
+  return scan(cell, zeros, (x, mask))
+
+
+class Seq2Seq(nn.Module):
+  """Ids to logits, through recurrent cells and attention.
+
+  Tables and softmax are as in `Transformer`, so that the two differ in what
+  stands between.
+
+  Attributes:
+    config: of the model.
+    source_vocab_size: of the encoder's ids.
+    target_vocab_size: V, of the decoder's ids and of the logits.
+    max_source_length: the longest source.
+    max_target_length: the longest target.
+    shared_vocabulary: source and target ids mean the same.
+  """
+
+  config: Seq2SeqConfig
+  source_vocab_size: int
+  target_vocab_size: int
+  max_source_length: int
+  max_target_length: int
+  shared_vocabulary: bool = False
+
+  @nn.nowrap
+  def arguments(
+    self, batch: Mapping[str, Any]
+  ) -> tuple[tuple[Array, Array], dict[str, Any]]:
+    """What a call reads of a batch: arguments, and options by name."""
+    return (jnp.asarray(batch["source"]), jnp.asarray(batch["inputs"])), {}
+
+  @nn.nowrap
+  def example(self) -> dict[str, np.ndarray]:
+    """A batch of which `initialize` reads the shapes."""
+    ids = np.ones((1, 1), np.int32)
+    return {"source": ids, "inputs": ids}
+
+  def setup(self) -> None:
+    """Makes the tables, the encoder and the decoder."""
+    config = self.config
+    table = functools.partial(
+      tables.token_table,
+      features=config.features,
+      dtype=config.dtype,
+      param_dtype=config.param_dtype,
+    )
+    self.target_embedding = table(self.target_vocab_size)
+    if not (config.tie_embeddings and self.shared_vocabulary):
+      self.source_embedding = table(self.source_vocab_size)
+    if not config.tie_embeddings:
+      self.output_embedding = table(self.target_vocab_size)
+    self.encoder = Encoder(config)
+    self.decoder = Decoder(config, self.max_source_length)
+    self.dropout = nn.Dropout(config.dropout_rate)
+
+  def __call__(
+    self,
+    source: Int[Array, "B S"],
+    inputs: Int[Array, "B T"],
+    *,
+    deterministic: bool = True,
+  ) -> Float[Array, "B T V"]:
+    """Logits of every position, each from inputs up to its own.
+
+    Args:
+      source: ids the encoder reads, `PAD_ID` where there is nothing.
+      inputs: ids the decoder reads.
+      deterministic: no dropout; otherwise the rng 'dropout' is needed.
+
+    Returns:
+      `[B, T, V]` float32.
+
+    Raises:
+      ValueError: a sequence is longer than the model allows.
+    """
+    check_length("inputs", inputs.shape[1], self.max_target_length)
+    annotations, ends = self._encode(source, deterministic)
+    outputs = self.decoder(
+      self.decoder.begin(ends),
+      self._embed(self.target_embedding, inputs, deterministic),
+      annotations,
+      deterministic=deterministic,
+    )
+    return self._logits(self.dropout(outputs, deterministic=deterministic))
+
+  def start(
+    self, source: Int[Array, "B S"], batch: int, max_length: int
+  ) -> None:
+    """Runs the encoder: collections 'memory' and 'cache'.
+
+    Args:
+      source: ids the encoder reads.
+      batch: sequences to decode: a multiple of the sources.
+      max_length: positions to decode; a state is as large for any number.
+    """
+    check_length("max_length", max_length, self.max_target_length)
+    annotations, ends = self._encode(source, deterministic=True)
+    self.put_variable("memory", "annotations", annotations)
+    beams = batch // len(source)
+    state = jax.tree.map(
+      lambda leaf: jnp.repeat(leaf, beams, axis=0), self.decoder.begin(ends)
+    )
+    self.put_variable("cache", "state", state)
+
+  def decode(self, inputs: Int[Array, "B"]) -> Float[Array, "B V"]:
+    """Logits after one more id of each sequence; reads and writes 'cache'."""
+    state, output = self.decoder.decode(
+      self.get_variable("cache", "state"),
+      self._embed(self.target_embedding, inputs, deterministic=True),
+      self.get_variable("memory", "annotations"),
+    )
+    self.put_variable("cache", "state", state)
+    return self._logits(output)
+
+  def _encode(self, source, deterministic):
+    check_length("source", source.shape[1], self.max_source_length)
+    one_table = self.config.tie_embeddings and self.shared_vocabulary
+    table = self.target_embedding if one_table else self.source_embedding
+    mask = source != PAD_ID
+    embedded = self._embed(table, source, deterministic)
+    values, ends = self.encoder(embedded, mask, deterministic=deterministic)
+    return Annotations(values, mask), ends
+
+  def _embed(self, table, ids, deterministic):
+    embedded = table(ids) * math.sqrt(self.config.features)
+    return self.dropout(embedded, deterministic=deterministic)
+
+  def _logits(self, x):
+    tied = self.config.tie_embeddings
+    return tables.logits(
+      x, self.target_embedding if tied else self.output_embedding
+    )

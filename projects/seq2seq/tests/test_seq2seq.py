@@ -1,0 +1,288 @@
+"""The recurrent models: equal to their papers, to their own decoding, trained."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs import translation
+import models
+from projects.seq2seq.tests import seq2seq_papers
+from settings.errors import ConfigError
+from tests.models import tiny
+from training import experiment, experiment_config, inference, loop, metrics
+
+SIZES = {"cell": "gru", "decoder": "luong", "num_layers": 1, "features": 8}
+MECHANISMS = {
+  "bahdanau": models.AttentionConfig("additive", {"width": 6}),
+  "luong": models.AttentionConfig("multiplicative"),
+}
+
+
+def create(decoder, cell, *, shared_vocabulary=True, **changes):
+  config = {
+    "num_layers": 1,
+    "features": 8,
+    "cross_attention": MECHANISMS[decoder],
+    **changes,
+  }
+  return models.create(
+    models.Seq2SeqConfig(decoder=decoder, cell=cell, **config),
+    source_vocab_size=tiny.VOCAB_SIZE,
+    target_vocab_size=tiny.VOCAB_SIZE,
+    max_source_length=tiny.MAX_LENGTH,
+    max_target_length=tiny.MAX_LENGTH,
+    shared_vocabulary=shared_vocabulary,
+  )
+
+
+@pytest.fixture(scope="module")
+def papers():
+  """By decoder: a model of one layer and variables with no zero among them."""
+  made = {}
+  for decoder, cell in (("bahdanau", "gru"), ("luong", "lstm")):
+    model = create(decoder, cell)
+    variables = jax.tree.map(lambda leaf: leaf + 0.1, tiny.initialized(model))
+    made[decoder] = model, variables
+  return made
+
+
+@pytest.mark.parametrize("decoder", MECHANISMS)
+def test_it_is_the_model_of_the_paper(papers, decoder):
+  model, variables = papers[decoder]
+  reference = getattr(seq2seq_papers, decoder)
+  batch = tiny.batch()
+  params = jax.tree.map(lambda leaf: np.asarray(leaf, float), variables)
+  logits = tiny.forward(model, variables, batch)
+  maps = tiny.attention_maps(model, variables, batch)
+  assert maps.keys() == {"decoder/cross_attention"}
+  matrix = np.asarray(maps["decoder/cross_attention"])
+  assert matrix.shape == (3, 1, 8, 6)
+  for row, (source, inputs) in enumerate(
+    zip(batch["source"], batch["inputs"], strict=True)
+  ):
+    source = source[source != 0]
+    expected, alignments = reference(params["params"], source, inputs)
+    np.testing.assert_allclose(logits[row], expected, atol=1e-5)
+    length = len(source)
+    np.testing.assert_allclose(
+      matrix[row, 0, :, :length], alignments, atol=1e-5
+    )
+    assert not matrix[row, 0, :, length:].any()
+
+
+@pytest.mark.parametrize("decoder", MECHANISMS)
+def test_padding_and_the_future_change_nothing(papers, decoder):
+  model, variables = papers[decoder]
+  batch = tiny.batch()
+  batch["source"][1] = 0  # Nothing at all.
+  before = tiny.forward(model, variables, batch)
+  assert np.isfinite(before).all()
+  padding = ((0, 0), (2, 3))
+  inputs = batch["inputs"].copy()
+  inputs[:, 5:] = 2
+  after = tiny.forward(
+    model,
+    variables,
+    {"source": np.pad(batch["source"], padding), "inputs": inputs},
+  )
+  np.testing.assert_allclose(before[:, :5], after[:, :5], atol=1e-6)
+  assert np.abs(before[:, 5:] - after[:, 5:]).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+  ("decoder", "cell", "changes"),
+  [
+    (
+      "bahdanau",
+      "lstm",
+      {"num_heads": 2, "tie_embeddings": False, "dropout_rate": 0.5},
+    ),
+    ("luong", "gru", {"cross_attention": tiny.attention("linformer")}),
+  ],
+)
+def test_decoding_equals_forward(decoder, cell, changes):
+  model = create(
+    decoder, cell, num_layers=2, shared_vocabulary=False, **changes
+  )
+  variables, batch = tiny.initialized(model), tiny.batch()
+  logits = tiny.forward(model, variables, batch)
+  np.testing.assert_allclose(
+    tiny.step_by_step(model, variables, batch), logits, atol=1e-5
+  )
+  if model.config.dropout_rate:
+    key = jax.random.key(0)
+    dropped = tiny.forward(model, variables, batch, dropout_rng=key)
+    assert np.abs(dropped - logits).max() > 1e-2
+
+
+@pytest.mark.parametrize("decoder", MECHANISMS)
+def test_beams_carry_their_own_state(papers, decoder):
+  """The score of what a beam returns is that of a forward pass over it."""
+  model, variables = papers[decoder]
+  source = tiny.batch()["source"]
+  tokens, scores = models.generate(
+    model,
+    variables,
+    source=source,
+    max_length=8,
+    bos_id=1,
+    eos_id=2,
+    method="beam",
+    beam_size=3,
+    length_penalty=0.0,
+  )
+  tokens = np.asarray(tokens)
+  inputs = np.concatenate([np.ones_like(tokens[:, :1]), tokens[:, :-1]], 1)
+  logits = tiny.forward(model, variables, {"source": source, "inputs": inputs})
+  log_probs = np.asarray(jax.nn.log_softmax(logits))
+  for row, ids in enumerate(tokens):
+    length = min([*ids, 2].index(2) + 1, len(ids))
+    total = log_probs[row, np.arange(length), ids[:length]].sum()
+    np.testing.assert_allclose(scores[row], total, atol=1e-4)
+
+
+@pytest.mark.parametrize("decoder", MECHANISMS)
+def test_bfloat16_compute_keeps_float32_states(papers, decoder):
+  model, variables = papers[decoder]
+  config = dataclasses.replace(model.config, dtype="bfloat16")
+  low, batch = model.clone(config=config), tiny.batch()
+  logits = tiny.forward(low, variables, batch)
+  assert logits.dtype == jnp.float32
+  np.testing.assert_allclose(
+    logits, tiny.forward(model, variables, batch), atol=0.1
+  )
+
+
+def test_every_parameter_of_bahdanaus_has_a_gradient(papers):
+  model, variables = papers["bahdanau"]
+  batch = tiny.batch()
+
+  @jax.jit
+  def gradient(params):
+    def loss(params):
+      given = {**variables, "params": params}
+      return jnp.mean(models.forward(model, given, batch)[:, :, 3])
+
+    return jax.grad(loss)(params)
+
+  sizes = jax.tree.map(
+    lambda leaf: float(np.abs(leaf).max()), gradient(variables["params"])
+  )
+  assert min(jax.tree.leaves(sizes)) > 1e-7, sizes
+  assert "score_kernel" in sizes["decoder"]["cross_attention"]["attention"]
+
+
+def test_the_loop_trains_it_on_copy(tmp_path):
+  # As many rows as `generate_lines` decodes at a time: it compiles once.
+  config = experiment_config.parse(
+    {
+      "num_steps": 40,
+      "batch_size": 64,
+      "log_every": 20,
+      "parallel": "pmap",
+      "task": {
+        "name": "copy",
+        "vocab_size": 4,
+        "max_length": 3,
+        "eval_size": 64,
+      },
+      "model": {
+        "kind": "seq2seq",
+        "num_layers": 1,
+        "features": 16,
+        "dropout_rate": 0.1,
+        **translation.RECURRENT["luong"],
+      },
+      "optimizer": {"learning_rate": 0.02},
+    }
+  )
+  run = experiment.create(config)
+  state = run.init()
+  first = jax.device_get(state.params)
+  run = run._replace(init=lambda: state)
+  loop.run(run, tmp_path)
+  losses = [
+    record["loss"]
+    for record in metrics.read(tmp_path)
+    if record["split"] == "train"
+  ]
+  assert losses[-1] < 0.7 * losses[0]
+  assert (tmp_path / "attention.png").exists()
+  variables = inference.restore_variables(run, tmp_path)
+  # Adam without decay moves what has a gradient, and nothing else.
+  moved = jax.tree.map(
+    lambda new, old: float(np.abs(new - old).max()), variables["params"], first
+  )
+  assert min(jax.tree.leaves(moved)) > 0, moved
+  assert "kernel" in moved["decoder"]["cross_attention"]["attention"]
+  lines = inference.generate_lines(run, variables, ["1 2 3", "", "0"])
+  assert lines[0].split()
+  assert lines[1] == ""
+
+
+@pytest.mark.parametrize("name", translation.RECURRENT)
+def test_its_config_survives_json(name):
+  mapping = translation.get_config(name)
+  mapping.model.num_layers = 2
+  config = experiment_config.parse(mapping)
+  assert config.model.num_layers == 2
+  assert config.model.decoder == name
+  assert experiment_config.parse(config.to_mapping()) == config
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"cell": "gur"}, "cell: expected one of gru, lstm, .*did you mean 'gru'"),
+    ({"decoder": "loung"}, "decoder: .*did you mean 'luong'"),
+    ({"kind": "decoder"}, "kind: expected one of seq2seq"),
+    ({"num_layers": 0}, "num_layers: expected at least 1, got 0"),
+    ({"features": 9}, "features: 9 is not divisible by 2, the directions"),
+    ({"num_heads": 3}, "features: 8 is not divisible by num_heads 3"),
+    ({"dropout_rate": 1.0}, "dropout_rate: "),
+    ({"dtype": "float8"}, "dtype: "),
+    (
+      {"cross_attention": tiny.attention("sliding_window")},
+      "cross_attention: sliding_window cannot attend from one position",
+    ),
+  ],
+)
+def test_what_cannot_work_raises(changes, message):
+  with pytest.raises(ValueError, match=f"^{message}"):
+    models.Seq2SeqConfig(**{**SIZES, **changes})
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"norm": "pre"}, "config.model.norm: unknown; known: kind, cell, "),
+    ({"kind": "seq2sec"}, "config.model.kind: .*did you mean 'seq2seq'"),
+    ({"kind": 3}, "config.model.kind: expected one of .*, got 3$"),
+    ({"cell": None}, "config.model.cell: expected str, got None"),
+  ],
+)
+def test_faults_in_a_config_name_the_leaf(changes, message):
+  config = translation.get_config("luong").to_dict()
+  config["model"] |= changes
+  with pytest.raises(ConfigError, match=f"^{message}"):
+    experiment_config.parse(config)
+
+
+def test_a_task_for_decoders_alone_refuses_it():
+  config = translation.get_config("luong").to_dict()
+  config["task"] = {"name": "recall"}
+  with pytest.raises(ConfigError, match=r"kind: recall serves .*'seq2seq'"):
+    experiment.create(experiment_config.parse(config))
+
+
+def test_sizes_are_checked_when_the_model_is_made():
+  rank = models.AttentionConfig("linformer", {"rank": 64})
+  with pytest.raises(ValueError, match=r"^cross_attention: rank"):
+    create("luong", "gru", cross_attention=rank)
+  model = create("luong", "gru")
+  batch = tiny.batch(length=tiny.MAX_LENGTH + 1)
+  with pytest.raises(ValueError, match=r"^inputs: 13 positions"):
+    models.forward(model, {}, batch)

@@ -1,0 +1,1 @@
+"""Speech and dialled digits: the Conformer, trained by CTC."""

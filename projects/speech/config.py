@@ -1,0 +1,224 @@
+"""What a Conformer is made of; it checks itself."""
+
+import dataclasses
+from typing import Any
+
+from models.attention_config import AttentionConfig, Layers, check_supports
+from models.config import ACTIVATIONS, DTYPES, ModelConfig
+from models.kind import Sizes
+from settings.checks import check, check_ranges
+from settings.suggest import check_choices
+
+POSITIONS = ("transformer_xl", "rotary", "rotary_inputs", "none")
+EXTRACTOR_NORMS = ("group", "layer")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExtractorConfig:
+  """Convolutions that make features of the samples of a recording.
+
+  Attributes:
+    features: channels of each convolution.
+    kernel_sizes: samples, or outputs of the convolution before, that each reads.
+    strides: their steps.
+    norm: 'group' normalises every channel of the first convolution over time;
+      'layer' the channels of every convolution at each time.
+    use_bias: whether convolutions have biases.
+    activation: after each.
+
+  Raises:
+    ValueError: a value or a pair that cannot work; the message starts with the
+      field.
+  """
+
+  features: tuple[int, ...]
+  kernel_sizes: tuple[int, ...]
+  strides: tuple[int, ...]
+  norm: str = "group"
+  use_bias: bool = False
+  activation: str = "gelu"
+
+  def __post_init__(self):
+    check_choices(self, norm=EXTRACTOR_NORMS, activation=ACTIVATIONS)
+    check(self, "features", bool(self.features), "at least one convolution")
+    for field in ("features", "kernel_sizes", "strides"):
+      sizes = getattr(self, field)
+      check(self, field, all(size >= 1 for size in sizes), "at least 1 each")
+      check(
+        self,
+        field,
+        len(sizes) == len(self.features),
+        f"a number for each of {len(self.features)} convolutions",
+      )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ConformerConfig:
+  """An encoder of speech: attention and convolution between two feed-forwards.
+
+  Attributes:
+    kind: 'conformer'.
+    num_layers: blocks.
+    num_heads: N.
+    features: F, width of the residual stream.
+    mlp_features: width inside both feed-forward layers.
+    kernel_size: R of the depth-wise convolution along time, odd.
+    activation: of the feed-forward layers and after batch norm; 'silu' in the
+      paper.
+    position: 'transformer_xl', sines of the distance with two trained biases,
+      as in the paper; 'rotary' turns queries and keys; 'rotary_inputs' turns
+      what they are projected from (Wav2Vec2Conformer); or 'none'.
+    rotary_theta: base of the rotary wavelengths.
+    mask_convolution: whether the convolution reads padding as zeros. Published
+      weights were trained without.
+    extractor: convolutions that read samples; None reads log-mel frames, of
+      which two convolutions keep every fourth.
+    dropout_rate: of sub-layer outputs.
+    attention_dropout_rate: of attention weights.
+    norm_epsilon: what layer norms add to the variance.
+    dtype: of activations; logits and softmax are float32, or float64 like it.
+    param_dtype: of parameters.
+    encoder_attention: mechanism, or several that blocks take in turn; None is
+      dense.
+
+  Raises:
+    ValueError: a value or a pair that cannot work; the message starts with the
+      field.
+
+  Paper: Conformer, arXiv:2005.08100.
+  """
+
+  kind: str = "conformer"
+  num_layers: int
+  num_heads: int
+  features: int
+  mlp_features: int
+  kernel_size: int = 31
+  activation: str = "silu"
+  position: str = "transformer_xl"
+  rotary_theta: float = 10000.0
+  mask_convolution: bool = True
+  extractor: ExtractorConfig | None = None
+  dropout_rate: float = 0.0
+  attention_dropout_rate: float = 0.0
+  norm_epsilon: float = 1e-5
+  dtype: str = "float32"
+  param_dtype: str = "float32"
+  encoder_attention: Layers | None = None
+
+  def __post_init__(self):
+    check_choices(
+      self,
+      kind=("conformer",),
+      activation=ACTIVATIONS,
+      position=POSITIONS,
+      dtype=DTYPES,
+      param_dtype=DTYPES,
+    )
+    check_ranges(
+      self,
+      counts=("num_layers", "num_heads", "features", "mlp_features"),
+      rates=("dropout_rate", "attention_dropout_rate"),
+    )
+    check(
+      self,
+      "kernel_size",
+      self.kernel_size >= 1 and self.kernel_size % 2 == 1,
+      "an odd number of at least 1",
+    )
+    if self.position == "transformer_xl" and self.features % 2:
+      raise ValueError(
+        "features: position 'transformer_xl' pairs sines and cosines and needs "
+        f"an even width, got {self.features}"
+      )
+    if self.encoder_attention is None:
+      object.__setattr__(self, "encoder_attention", AttentionConfig("dense"))
+    elif self.encoder_attention == ():
+      raise ValueError(
+        "encoder_attention: expected at least one mechanism, got none"
+      )
+    _ = self.block  # It checks what a Transformer's layer has as well.
+    if self.position == "transformer_xl":
+      needs = {
+        "relative": "carry relative positions (position 'transformer_xl')"
+      }
+      for chosen in self.attentions["encoder_attention"]:
+        check_supports("encoder_attention", chosen, needs)
+
+  @property
+  def block(self) -> ModelConfig:
+    """What a block has in common with a Transformer's layer."""
+    return ModelConfig(
+      kind="encoder",
+      num_layers=self.num_layers,
+      num_heads=self.num_heads,
+      features=self.features,
+      mlp_features=self.mlp_features,
+      activation=self.activation,
+      attention_bias=True,
+      position="rotary" if self.position.startswith("rotary") else "none",
+      rotary_theta=self.rotary_theta,
+      norm="pre",
+      norm_epsilon=self.norm_epsilon,
+      dropout_rate=self.dropout_rate,
+      attention_dropout_rate=self.attention_dropout_rate,
+      dtype=self.dtype,
+      param_dtype=self.param_dtype,
+      encoder_attention=self.encoder_attention,
+    )
+
+  @property
+  def layout(self) -> str:
+    """Whose batches it reads."""
+    return "encoder"
+
+  def make(self, sizes: Sizes) -> Any:
+    """The module for a task's recordings; see `models.create`."""
+    from projects.speech.model import create
+
+    return create(self, sizes)
+
+  def least_parameters(self, symbols: int) -> int:
+    """Of each block two square matrices and two feed-forward layers, and symbols."""
+    layer = 2 * self.features**2 + 4 * self.features * self.mlp_features
+    return self.num_layers * layer + symbols * self.features
+
+  def longest(self, sizes: Sizes) -> int:
+    """A quarter of the frames, or the targets where they are more."""
+    frames = sizes.input_shapes.get("frames", (0,))[0] // 4
+    source = sizes.max_source_length or 0
+    return max(frames, source, sizes.max_target_length or 0)
+
+  def least_activations(self, sizes: Sizes) -> int:
+    """What feed-forward layers read and compute of one recording."""
+    wide = self.features + self.mlp_features
+    return self.num_layers * self.longest(sizes) * wide
+
+  @property
+  def head(self) -> str:
+    """Logits of every position, as of a `ModelConfig` with head 'tokens'."""
+    return "tokens"
+
+  @property
+  def query_dim(self) -> int:
+    """H."""
+    return self.features // self.num_heads
+
+  @property
+  def kv_heads(self) -> int:
+    """K, which is N."""
+    return self.num_heads
+
+  @property
+  def attentions(self) -> dict[str, tuple[AttentionConfig, ...]]:
+    """The mechanisms of the one slot, which blocks take in turn."""
+    chosen = self.encoder_attention
+    assert chosen is not None  # Filled in when made.
+    return {
+      "encoder_attention": chosen if isinstance(chosen, tuple) else (chosen,)
+    }
+
+  def layers(self, field: str) -> tuple[AttentionConfig, ...]:
+    """The mechanism of every block."""
+    chosen = self.attentions[field]
+    return tuple(chosen[i % len(chosen)] for i in range(self.num_layers))

@@ -1,0 +1,208 @@
+"""Wav2Vec2-Conformer: Wang et al., arXiv:2010.05171 (fairseq S2T)."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from models.published import family
+from models.published.family import Described, Family, Layout, Row
+from projects.speech.config import (
+  EXTRACTOR_NORMS,
+  ConformerConfig,
+  ExtractorConfig,
+)
+
+_PREFIX = "wav2vec2_conformer"
+
+_CONVOLUTION = Layout(
+  lambda x, n: [np.transpose(x, (2, 1, 0))],
+  lambda xs: np.transpose(xs[0], (2, 1, 0)),
+)
+"""PyTorch's convolution is `[out, in, size]`."""
+
+_POINTWISE = Layout(lambda x, n: [x[..., 0].T], lambda xs: xs[0].T[..., None])
+"""`[out, in, 1]`."""
+
+_DEPTHWISE = Layout(lambda x, n: [x[:, 0].T], lambda xs: xs[0].T[:, None])
+"""`[features, 1, size]`."""
+
+_POSITIONS = {
+  "relative": "transformer_xl",
+  "rotary": "rotary_inputs",
+  None: "none",
+}
+
+
+def describe(
+  theirs: Mapping[str, Any], names: Collection[str], head: str
+) -> Described:
+  """As `Family.describe`."""
+  del names, head
+  # Norms inside a layer have 1e-5, even if the config gives another value.
+  family.only(theirs, add_adapter=False, layer_norm_eps=1e-5)
+  position = theirs.get("position_embeddings_type", "relative")
+  if not isinstance(position, str | None) or position not in _POSITIONS:
+    raise ValueError(
+      "position_embeddings_type: expected 'relative', 'rotary' or null, got "
+      f"{position!r}"
+    )
+  config = ConformerConfig(
+    num_layers=family.size(theirs, "num_hidden_layers", 12),
+    num_heads=family.size(theirs, "num_attention_heads", 12),
+    features=family.size(theirs, "hidden_size", 768),
+    mlp_features=family.size(theirs, "intermediate_size", 3072),
+    kernel_size=family.size(theirs, "conv_depthwise_kernel_size", 31),
+    activation=family.activation(theirs, "hidden_act", "gelu"),
+    position=_POSITIONS[position],
+    rotary_theta=family.number(theirs, "rotary_embedding_base", 10000.0),
+    mask_convolution=False,
+    extractor=ExtractorConfig(
+      features=_sizes(theirs, "conv_dim", (512,) * 7),
+      kernel_sizes=_sizes(theirs, "conv_kernel", (10, 3, 3, 3, 3, 2, 2)),
+      strides=_sizes(theirs, "conv_stride", (5, 2, 2, 2, 2, 2, 2)),
+      norm=family.choice(theirs, "feat_extract_norm", EXTRACTOR_NORMS, "group"),
+      use_bias=family.flag(theirs, "conv_bias", False),
+      activation=family.activation(theirs, "feat_extract_activation", "gelu"),
+    ),
+    dropout_rate=family.number(theirs, "hidden_dropout", 0.1),
+  )
+  vocab_size = family.size(theirs, "vocab_size")
+  length = family.size(theirs, "max_source_positions", 5000)
+  return Described(config, vocab_size, vocab_size, length)
+
+
+def kept(theirs: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+  """As `Family.kept`: what wav2vec 2.0 is trained with, and counters."""
+  features = family.size(theirs, "hidden_size", 768)
+  taps = family.size(theirs, "num_conv_pos_embeddings", 128)
+  groups = family.size(theirs, "num_conv_pos_embedding_groups", 16)
+  encoder = f"{_PREFIX}.encoder"
+  convolution = f"{encoder}.pos_conv_embed.conv"
+  shapes: dict[str, tuple[int, ...]] = {
+    # transformers makes this convolution, with weight norm, and never calls it.
+    f"{convolution}.bias": (features,),
+    f"{convolution}.parametrizations.weight.original0": (1, 1, taps),
+    f"{convolution}.parametrizations.weight.original1": (
+      features,
+      features // groups,
+      taps,
+    ),
+  }
+  for i in range(family.size(theirs, "num_hidden_layers", 12)):
+    norm = f"{encoder}.layers.{i}.conv_module.batch_norm"
+    shapes[f"{norm}.num_batches_tracked"] = ()
+  masks = ("mask_time_prob", 0.05), ("mask_feature_prob", 0.0)
+  if any(family.number(theirs, *rate) > 0 for rate in masks):
+    shapes[f"{_PREFIX}.masked_spec_embed"] = (features,)
+  if theirs.get("position_embeddings_type", "relative") == "rotary":
+    heads = family.size(theirs, "num_attention_heads", 12)
+    frequencies = -(-(features // heads) // 2)
+    shapes[f"{encoder}.embed_positions.inv_freq"] = (frequencies,)
+  return shapes
+
+
+def _sizes(
+  theirs: Mapping[str, Any], name: str, default: tuple[int, ...]
+) -> tuple[int, ...]:
+  """A list of whole numbers of `config.json`, each at least 1.
+
+  Raises:
+    ValueError: it is something else.
+  """
+  found = theirs.get(name)
+  found = list(default) if found is None else found
+  if not isinstance(found, list):
+    raise ValueError(f"{name}: expected a list of numbers, got {found!r}")
+  return tuple(family.size({name: size}, name) for size in found)
+
+
+def rows(config: ConformerConfig) -> list[Row]:
+  """As `Family.rows`."""
+  front = f"{_PREFIX}.feature_extractor.conv_layers"
+  found = []
+  # A row is repeated for the layers of a Transformer alone.
+  for i in range(len(config.extractor.features) if config.extractor else 0):
+    ours = f"front/convolution_{i}"
+    found += [
+      Row(f"{front}.{i}.conv.weight", (f"params/{ours}/kernel",), _CONVOLUTION),
+      Row(f"{front}.{i}.conv.bias", (f"params/{ours}/bias",)),
+      *family.norm(f"{front}.{i}.layer_norm", f"front/norm_{i}"),
+    ]
+  projection, encoder = f"{_PREFIX}.feature_projection", f"{_PREFIX}.encoder"
+  return [
+    *found,
+    *family.norm(f"{projection}.layer_norm", "front/norm"),
+    *family.linear(f"{projection}.projection", "front/projection"),
+    *_layer_rows(f"{encoder}.layers.{{i}}", "encoder_{i}"),
+    *family.norm(f"{encoder}.layer_norm", "encoder_norm"),
+    *family.linear("lm_head", "symbols"),
+  ]
+
+
+def _layer_rows(theirs: str, ours: str) -> list[Row]:
+  attention, slot = f"{theirs}.self_attn", f"{ours}/self_attention"
+  convolution, norm = f"{theirs}.conv_module", f"{ours}/convolution/batch_norm"
+  return [
+    *(
+      row
+      for theirs_name, name in (("ffn1", "first_mlp"), ("ffn2", "last_mlp"))
+      for row in (
+        *family.norm(
+          f"{theirs}.{theirs_name}_layer_norm", f"{ours}/{name}_norm"
+        ),
+        *family.linear(
+          f"{theirs}.{theirs_name}.intermediate_dense", f"{ours}/{name}/hidden"
+        ),
+        *family.linear(
+          f"{theirs}.{theirs_name}.output_dense", f"{ours}/{name}/out"
+        ),
+      )
+    ),
+    *family.norm(f"{theirs}.self_attn_layer_norm", f"{slot}_norm"),
+    *family.linear(f"{attention}.linear_q", f"{slot}/query"),
+    *family.linear(f"{attention}.linear_k", f"{slot}/key"),
+    *family.linear(f"{attention}.linear_v", f"{slot}/value"),
+    *family.linear(f"{attention}.linear_out", f"{slot}/out"),
+    *family.linear(f"{attention}.linear_pos", f"{slot}/position"),
+    Row(f"{attention}.pos_bias_u", (f"params/{slot}/key_bias",)),
+    Row(f"{attention}.pos_bias_v", (f"params/{slot}/position_bias",)),
+    *family.norm(f"{convolution}.layer_norm", f"{ours}/convolution_norm"),
+    Row(
+      f"{convolution}.pointwise_conv1.weight",
+      (f"params/{ours}/convolution/gated/kernel",),
+      _POINTWISE,
+    ),
+    Row(
+      f"{convolution}.depthwise_conv.weight",
+      (f"params/{ours}/convolution/kernel",),
+      _DEPTHWISE,
+    ),
+    *family.norm(f"{convolution}.batch_norm", norm),
+    Row(
+      f"{convolution}.batch_norm.running_mean", (f"batch_stats/{norm}/mean",)
+    ),
+    Row(f"{convolution}.batch_norm.running_var", (f"batch_stats/{norm}/var",)),
+    Row(
+      f"{convolution}.pointwise_conv2.weight",
+      (f"params/{ours}/convolution/out/kernel",),
+      _POINTWISE,
+    ),
+    *family.norm(f"{theirs}.final_layer_norm", f"{ours}/norm"),
+  ]
+
+
+WAV2VEC2_CONFORMER = Family(
+  name="wav2vec2-conformer",
+  architectures={"Wav2Vec2ConformerForCTC": "tokens"},
+  describe=describe,
+  rows=rows,
+  # Files that PyTorch wrote before 2.1.
+  renamed=tuple(
+    (f"conv.weight_{old}", f"conv.parametrizations.weight.original{new}")
+    for old, new in (("g", 0), ("v", 1))
+  ),
+  inputs={"input_values": "audio", "attention_mask": "source_mask"},
+  kept=kept,
+)
+"""Conformers that read samples and end in CTC."""

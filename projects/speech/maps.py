@@ -1,0 +1,152 @@
+"""What a model of speech attends to, below the spectrogram that it reads."""
+
+from collections.abc import Iterable, Mapping
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import models
+from projects.speech import ctc, mel
+from projects.speech.task import SpeechTask
+from training import attention_maps
+
+_INCHES = 10.0
+_INCHES_PER_ROW = 0.2
+
+
+def labels(num_positions: int, num_frames: int) -> list[str]:
+  """The time of every position, in seconds."""
+  step = num_frames // num_positions * mel.HOP_SECONDS
+  return [f"{i * step:.2f}" for i in range(num_positions)]
+
+
+def draw_below_spectrogram(
+  path: pathlib.Path,
+  model: Any,
+  variables: Mapping[str, Any],
+  task: SpeechTask,
+  example: Mapping[str, np.ndarray],
+) -> str:
+  """Draws where each symbol looks that is recognised, a panel a layer.
+
+  Time goes to the right, in the spectrogram and below it; a row is the position
+  where a symbol is recognised, with its weights, mean over heads. Where nothing
+  is recognised, the rows are all positions.
+
+  Args:
+    path: a .png file.
+    model: a Conformer that reads frames.
+    variables: of the model.
+    task: for the symbols.
+    example: a batch of one recording.
+
+  Returns:
+    What is recognised.
+  """
+  maps = models.attention_maps(model, variables, example)
+  layers = [
+    np.asarray(maps[f"encoder_{i}/self_attention"])[0] for i in range(len(maps))
+  ]
+  frames, mask = example["frames"][0], example["source_mask"]
+  logits = jax.jit(models.forward, static_argnums=0)(model, variables, example)
+  counted = ctc.kept(jnp.asarray(mask), logits.shape[1])
+  found = np.asarray(ctc.greedy(logits, counted))[0]
+  num_frames, num_positions = int(mask.sum()), int(counted.sum())
+  ratio = mask.shape[1] // logits.shape[1]
+  rows = np.flatnonzero(found[:num_positions])
+  names = task.labels(found[rows])
+  if not len(rows):
+    rows, names = np.arange(num_positions), []
+  FigureCanvasAgg, Figure = attention_maps.import_matplotlib()
+  height = 0.6 + _INCHES_PER_ROW * max(4, len(names))
+  figure = Figure(
+    figsize=(_INCHES, 2.5 + (height + 0.3) * len(layers)),
+    layout="constrained",
+  )
+  FigureCanvasAgg(figure)
+  axes = figure.subplots(
+    1 + len(layers),
+    1,
+    sharex=True,
+    squeeze=False,
+    height_ratios=[2.5] + [height] * len(layers),
+  )[:, 0]
+  hop, end = mel.HOP_SECONDS, num_frames * mel.HOP_SECONDS
+  axes[0].imshow(
+    frames[:num_frames].T,
+    cmap="magma",
+    origin="lower",
+    aspect="auto",
+    extent=(0, end, 0, frames.shape[1]),
+  )
+  axes[0].set_ylabel("mel band")
+  said = task.decode(found)
+  titles = [f"recognised: {said or 'nothing'}"]
+  if "targets" in example:
+    titles.append(f"said: {task.decode(example['targets'][0])}")
+  axes[0].set_title(", ".join(titles).replace("$", r"\$"), fontsize=9)
+  mechanisms = model.config.layers("encoder_attention")
+  for i, (place, weights) in enumerate(zip(axes[1:], layers, strict=True)):
+    shown = weights.mean(0)[rows, :num_positions]
+    top = max(float(np.abs(shown).max()), 1e-6)
+    signed = shown.min() < -0.01 * top
+    drawn = place.imshow(
+      shown,
+      cmap="RdBu" if signed else "viridis",
+      vmin=-top if signed else 0,
+      vmax=top,
+      aspect="auto",
+      interpolation="nearest",
+      extent=(0, num_positions * ratio * hop, len(rows), 0),
+    )
+    if names:
+      shown_names = [name.replace("$", r"\$") for name in names]
+      place.set_yticks(np.arange(len(names)) + 0.5, shown_names, fontsize=7)
+    place.set_ylabel("recognised" if names else "query position", fontsize=8)
+    place.set_title(f"layer {i + 1}, {mechanisms[i].name}", fontsize=9)
+    figure.colorbar(drawn, ax=place, shrink=0.9)
+  axes[0].set_xlim(0, end)
+  axes[-1].set_xlabel("seconds")
+  figure.savefig(path, dpi=120)
+  return said
+
+
+def draw_attention(
+  path: pathlib.Path,
+  model: Any,
+  variables: Mapping[str, Any],
+  task: SpeechTask,
+  batches: Iterable[Mapping[str, np.ndarray]],
+) -> None:
+  """Draws the most readable of some held-out recordings."""
+  example = attention_maps.readable_example(batches)
+  draw_below_spectrogram(path, model, variables, task, example)
+
+
+def named(
+  model: Any,
+  name: str,
+  weights: np.ndarray,
+  task: SpeechTask,
+  example: Mapping[str, np.ndarray],
+) -> attention_maps.NamedMap:
+  """`name_map` of a Conformer: without padding, by the time of each position."""
+  del model, name, task
+  frames, length = example["frames"].shape[1], weights.shape[-1]
+  ratio = frames // length
+  count = max(1, -(-int(example["source_mask"][0].sum()) // ratio))
+  times = labels(length, frames)[:count]
+  names = ("key, in seconds", "query, in seconds")
+  return weights[:, :count, :count], times, times, names
+
+
+def draw_file(
+  path: pathlib.Path, run: Any, variables: Any, file: str, query: Any
+) -> str:
+  """`draw_input` of a Conformer: the recording in a file."""
+  del query  # There is none with a recording.
+  example = run.task.read(file)
+  return draw_below_spectrogram(path, run.model, variables, run.task, example)

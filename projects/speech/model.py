@@ -1,0 +1,331 @@
+"""Encoders of speech that end in a logit of every symbol at every position."""
+
+from collections.abc import Mapping
+import functools
+import math
+from typing import Any, ClassVar
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+import numpy as np
+
+from attention import Dims
+from models.attention_config import AttentionConfig
+from models.batch_norm import BatchNorm
+from models.block import ACTIVATIONS, Mlp
+from models.depthwise import depthwise
+from models.kind import Sizes
+from models.mechanism_variables import variable_shapes
+from models.multi_head_attention import kernel_init
+from models.norms import make_norm
+from models.rows import by_rows
+from models.transformer import check_length
+from projects.speech.config import ConformerConfig
+from projects.speech.features import (
+  Extractor,
+  Subsampling,
+  num_positions,
+  without_padding,
+)
+from projects.speech.slots import SLOTS
+
+
+class Convolution(nn.Module):
+  """The convolution module: gated, depth-wise along time, with batch norm.
+
+    a, b = x·W₁        y = a ⊙ σ(b)
+    z_t = Σ_j k_j ⊙ y_{t + j − (R−1)/2}        j = 0 … R−1
+    out = activation(batch norm(z)) · W₂
+
+  Where the config says so, y is 0 at padding and batch norm leaves it out, so
+  that what padding holds changes nothing.
+
+  Attributes:
+    config: of the model.
+    out_scale: factor of the last kernel's initial values.
+
+  Paper: Conformer, section 2.2, arXiv:2005.08100.
+  """
+
+  config: ConformerConfig
+  out_scale: float
+
+  @nn.compact
+  def __call__(
+    self,
+    x: Float[Array, "B T F"],
+    mask: Bool[Array, "B T"] | None,
+    *,
+    deterministic: bool,
+    axis_name: str | None,
+  ) -> Float[Array, "B T F"]:
+    """Applies it to a sequence."""
+    config = self.config
+    dense = functools.partial(
+      nn.Dense,
+      use_bias=False,
+      dtype=config.dtype,
+      param_dtype=config.param_dtype,
+    )
+    first = dense(2 * config.features, name="gated")
+    last = dense(
+      config.features, kernel_init=kernel_init(self.out_scale), name="out"
+    )
+    mask = mask if config.mask_convolution else None
+    value, gate = jnp.split(by_rows(first, x), 2, axis=-1)
+    x = without_padding(value * jax.nn.sigmoid(gate), mask)
+    kernel = self.param(
+      "kernel",
+      nn.initializers.normal(1 / math.sqrt(config.kernel_size)),
+      (config.kernel_size, config.features),
+      config.param_dtype,
+    )
+    x = depthwise(x, kernel.astype(x.dtype))
+    x = BatchNorm(config.dtype, config.param_dtype, name="batch_norm")(
+      x, mask, deterministic=deterministic, axis_name=axis_name
+    )
+    return by_rows(last, ACTIVATIONS[config.activation](x))
+
+
+class ConformerBlock(nn.Module):
+  """x + ½ FFN(x), + attention, + convolution, + ½ FFN, then a norm.
+
+  Each sub-layer reads a norm of its own, and its output is dropped out.
+
+  Attributes:
+    config: of the model.
+    mechanism: attends within the sequence.
+    max_length: of the sequence.
+
+  Paper: Conformer, section 2.4, arXiv:2005.08100.
+  """
+
+  config: ConformerConfig
+  mechanism: AttentionConfig
+  max_length: int
+
+  def setup(self) -> None:
+    """Makes the sub-layers and their norms."""
+    config, block = self.config, self.config.block
+    # As in `Block`: the residual stream has about the same size at any depth.
+    out_scale = 1.0 / math.sqrt(4 * config.num_layers)
+    self.first_mlp_norm, self.first_mlp = (
+      make_norm(block),
+      Mlp(block, out_scale),
+    )
+    self.self_attention_norm = make_norm(block)
+    self.self_attention = SLOTS[config.position](
+      attention=self.mechanism.build(),
+      dims=Dims(
+        config.num_heads,
+        config.kv_heads,
+        config.query_dim,
+        self.max_length,
+        config.features,
+      ),
+      features=config.features,
+      use_bias=True,
+      rotary=config.position == "rotary",
+      rotary_theta=config.rotary_theta,
+      dropout_rate=config.attention_dropout_rate,
+      dtype=config.dtype,
+      param_dtype=config.param_dtype,
+      out_scale=out_scale,
+    )
+    self.convolution_norm = make_norm(block)
+    self.convolution = Convolution(config, out_scale)
+    self.last_mlp_norm, self.last_mlp = make_norm(block), Mlp(block, out_scale)
+    self.norm = make_norm(block)
+    self.dropout = nn.Dropout(config.dropout_rate)
+
+  def __call__(
+    self,
+    x: Float[Array, "B T F"],
+    mask: Bool[Array, "B T"] | None,
+    *,
+    deterministic: bool,
+    axis_name: str | None,
+  ) -> Float[Array, "B T F"]:
+    """The block on whole sequences."""
+
+    def drop(out):
+      return self.dropout(out, deterministic=deterministic)
+
+    x = x + 0.5 * drop(self.first_mlp(self.first_mlp_norm(x)))
+    out = self.self_attention(
+      self.self_attention_norm(x),
+      positions=np.arange(x.shape[1])[None, :],
+      deterministic=deterministic,
+      mask=None if mask is None else mask[:, None, None, :],
+    )
+    x = x + drop(out)
+    out = self.convolution(
+      self.convolution_norm(x),
+      mask,
+      deterministic=deterministic,
+      axis_name=axis_name,
+    )
+    x = x + drop(out)
+    x = x + 0.5 * drop(self.last_mlp(self.last_mlp_norm(x)))
+    return self.norm(x)
+
+
+class Conformer(nn.Module):
+  """Log-mel frames, or samples, to logits of symbols at every position.
+
+  Attributes:
+    config: of the model.
+    vocab_size: V, the blank of CTC included.
+    max_length: positions of the longest input.
+    frames_shape: frames and bands of the longest input; None where samples are
+      read.
+
+  Paper: Conformer, arXiv:2005.08100; `docs/models.md` says what differs.
+  """
+
+  state: ClassVar[tuple[str, ...]] = ("batch_stats",)
+
+  config: ConformerConfig
+  vocab_size: int
+  max_length: int
+  frames_shape: tuple[int, int] | None = None
+
+  input_file: ClassVar[str] = "audio"
+
+  @nn.nowrap
+  def draw_attention(self, path, variables, task, batches):
+    """Draws what each symbol looks at, below a held-out spectrogram."""
+    from projects.speech import maps
+
+    maps.draw_attention(path, self, variables, task, batches)
+
+  @nn.nowrap
+  def name_map(self, name, weights, task, example):
+    """Names the axes of a layer's weights."""
+    from projects.speech import maps
+
+    return maps.named(self, name, weights, task, example)
+
+  @nn.nowrap
+  def draw_input(self, path, run, variables, file, query):
+    """Draws where a recording in a file is looked at; returns what is heard."""
+    from projects.speech import maps
+
+    return maps.draw_file(path, run, variables, file, query)
+
+  @nn.nowrap
+  def arguments(
+    self, batch: Mapping[str, Any]
+  ) -> tuple[tuple[Array], dict[str, Any]]:
+    """What a call reads of a batch: arguments, and options by name."""
+    name = "audio" if self.frames_shape is None else "frames"
+    options = {}
+    if "source_mask" in batch:
+      options["source_mask"] = jnp.asarray(batch["source_mask"]) != 0
+    return (jnp.asarray(batch[name]),), options
+
+  @nn.nowrap
+  def example(self) -> dict[str, np.ndarray]:
+    """A batch of which `initialize` reads the shapes."""
+    if self.frames_shape is not None:
+      bands = self.frames_shape[1]
+      return {"frames": np.zeros((1, 1, bands), np.float32)}
+    extractor = self.config.extractor
+    assert extractor is not None  # What reads samples has one.
+    samples = 1
+    for size, stride in zip(
+      extractor.kernel_sizes[::-1], extractor.strides[::-1], strict=True
+    ):
+      samples = (samples - 1) * stride + size
+    return {"audio": np.zeros((1, samples), np.float32)}
+
+  def setup(self) -> None:
+    """Makes the front end, the blocks and the softmax."""
+    config = self.config
+    front = Extractor if self.frames_shape is None else Subsampling
+    self.front = front(config)
+    self.encoder = [
+      ConformerBlock(config, mechanism, self.max_length)
+      for mechanism in config.layers("encoder_attention")
+    ]
+    self.encoder_norm = make_norm(config.block)
+    self.symbols = nn.Dense(
+      self.vocab_size, dtype=config.dtype, param_dtype=config.param_dtype
+    )
+    self.dropout = nn.Dropout(config.dropout_rate)
+
+  def __call__(
+    self,
+    inputs: Float[Array, "B S M"] | Float[Array, "B S"],
+    *,
+    source_mask: Bool[Array, "B S"] | None = None,
+    deterministic: bool = True,
+    axis_name: str | None = None,
+  ) -> Float[Array, "B T V"]:
+    """Logits of every position.
+
+    Args:
+      inputs: log-mel frames `[B, S, M]`, or samples `[B, S]`.
+      source_mask: which of them are not padding (padding comes last); None is all.
+      deterministic: no dropout, and batch norm with running statistics;
+        otherwise the rng 'dropout' is needed.
+      axis_name: of a `pmap` whose devices have the rows of one batch.
+
+    Returns:
+      `[B, T, V]` float32, or float64 like the config. Position j is of the
+      frames around 4 j.
+
+    Raises:
+      ValueError: an input is longer than the model allows.
+    """
+    if self.frames_shape is not None:
+      check_length("frames", inputs.shape[1], self.frames_shape[0])
+    x, mask = self.front(inputs, source_mask)
+    x = self.dropout(x, deterministic=deterministic)
+    for block in self.encoder:
+      x = block(x, mask, deterministic=deterministic, axis_name=axis_name)
+    logits = by_rows(self.symbols, self.encoder_norm(x))
+    return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+
+
+def create(config: ConformerConfig, sizes: Sizes) -> Conformer:
+  """Makes the model for a task; computes nothing.
+
+  Raises:
+    ValueError: the task has no speech of the kind that the model reads, or a
+      mechanism cannot work at its length; the message starts with the field.
+  """
+  if sizes.target_vocab_size < 2:
+    raise ValueError(
+      "target_vocab_size: expected at least a blank and a symbol, got "
+      f"{sizes.target_vocab_size}"
+    )
+  frames_shape = sizes.input_shapes.get("frames")
+  if config.extractor is None:
+    if frames_shape is None:
+      raise ValueError(
+        "kind: 'conformer' reads log-mel frames, which the task 'speech' has; "
+        "this one has none"
+      )
+    max_length = num_positions(frames_shape[0])
+  elif frames_shape is not None:
+    raise ValueError(
+      "extractor: it reads samples; expected None for a task of log-mel frames"
+    )
+  else:
+    max_length = sizes.max_source_length or 1
+  dims = Dims(
+    config.num_heads,
+    config.kv_heads,
+    config.query_dim,
+    max_length,
+    config.features,
+  )
+  for mechanism in config.attentions["encoder_attention"]:
+    try:
+      variable_shapes(mechanism.build(), dims)
+    except ValueError as error:
+      raise ValueError(f"encoder_attention: {error}") from error
+  return Conformer(config, sizes.target_vocab_size, max_length, frames_shape)

@@ -1,0 +1,119 @@
+"""The slots of a Conformer: how its attention is told of positions."""
+
+from collections.abc import Mapping
+import math
+import types
+from typing import Any
+
+from flax import linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+import numpy as np
+
+from attention import rotary
+from models.multi_head_attention import MultiHeadAttention
+from models.positions import sinusoidal
+
+
+class TransformerXlAttention(MultiHeadAttention):
+  """Positions by sines of the distance, projected for each head, and two biases.
+
+    scale · ((q_t + u) · k_s + (q_t + v) · r_{t−s}),   r_i = W_n · sines(i)
+
+  With q_t + u as the query, r are relative keys of each head, and what is left of
+  them, scale · (v − u) · r, is a bias by distance.
+
+  Paper: Transformer-XL, section 3.3, arXiv:1901.02860.
+  """
+
+  def setup(self) -> None:
+    """Makes the slot, the projection of sines and both biases."""
+    super().setup()
+    heads = self.dims.num_heads, self.dims.head_dim
+    self.position = nn.Dense(
+      math.prod(heads),
+      use_bias=False,
+      dtype=self.dtype,
+      param_dtype=self.param_dtype,
+    )
+    normal = nn.initializers.normal(0.02)
+    self.key_bias, self.position_bias = (
+      self.param(name, normal, heads, self.param_dtype)
+      for name in ("key_bias", "position_bias")
+    )
+
+  def make_query(
+    self,
+    inputs: Float[Array, "B T F"],
+    positions: Any,
+    convolve: Any = None,
+  ) -> Float[Array, "B T N H"]:
+    """q_t + u."""
+    query = super().make_query(inputs, positions, convolve)
+    return query + self.key_bias.astype(query.dtype)[None, None]
+
+  def options(
+    self, inputs: Float[Array, "B T F"], call: Mapping[str, Any]
+  ) -> dict[str, Any]:
+    """Tables by distance for a sequence of T, and the scale."""
+    del call
+    _, length, features = inputs.shape
+    # A table begins with the key that is farthest to the left.
+    distances = np.arange(length - 1, -length, -1)[None, :]
+    sines = sinusoidal(distances, features)[0]
+    dtype = self.dtype or sines.dtype
+    keys = self.position(sines.astype(dtype))
+    keys = keys.reshape(len(sines), *self.key_bias.shape)
+    scale = self.scale or self.dims.head_dim**-0.5
+    difference = (self.position_bias - self.key_bias).astype(keys.dtype)
+    return {
+      "relative_keys": jnp.moveaxis(keys, 1, 0),
+      "relative_bias": scale * jnp.einsum("ENH,NH->NE", keys, difference),
+      "scale": scale,
+    }
+
+
+class RotaryInputsAttention(MultiHeadAttention):
+  """Turns what queries and keys are projected from, by a head's share at a time.
+
+  Values are projected from what is not turned, as in Wav2Vec2Conformer.
+  """
+
+  def setup(self) -> None:
+    """Makes the slot.
+
+    Raises:
+      ValueError: the mechanism makes its own keys.
+    """
+    if "own_keys" in self.attention.supports:
+      raise ValueError(
+        "position: rotary_inputs turns what keys are projected from, and this "
+        "mechanism makes its own; expected rotary"
+      )
+    super().setup()
+
+  def attend_from(
+    self,
+    inputs: Float[Array, "B T F"],
+    reads: Mapping[str, Float[Array, "B T F"]],
+    positions: Any,
+    deterministic: bool,
+    call: dict[str, Any],
+  ) -> Float[Array, "B T F"]:
+    """As the slot's, from turned inputs."""
+    heads = inputs.reshape(*inputs.shape[:2], self.dims.num_heads, -1)
+    turned = rotary(heads, positions, theta=self.rotary_theta)
+    turned = turned.reshape(inputs.shape)
+    reads = {"query": turned, "key": turned, "value": reads["value"]}
+    return super().attend_from(inputs, reads, positions, deterministic, call)
+
+
+SLOTS = types.MappingProxyType(
+  {
+    "transformer_xl": TransformerXlAttention,
+    "rotary": MultiHeadAttention,
+    "rotary_inputs": RotaryInputsAttention,
+    "none": MultiHeadAttention,
+  }
+)
+"""`position` of a Conformer -> the slot of its blocks."""

@@ -1,0 +1,233 @@
+"""Recordings that are stored: a folder, or a set of the TFDS catalogue."""
+
+from collections.abc import Iterator, Sequence
+import itertools
+import pathlib
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from projects.speech import audio, mel
+from projects.speech.task_config import FOLDER, TONES, SpeechConfig
+from settings.memory import check_fits
+from tasks import base
+from tasks.base import DataError
+from tasks.files import read_lines, typed_path
+
+TRANSCRIPTS = "transcripts.tsv"
+
+REDUCTION = 4
+"""Frames that a Conformer makes one logit of."""
+
+
+class Recording(NamedTuple):
+  """One example.
+
+  Attributes:
+    samples: [S] float32.
+    text: what is said.
+    where: names it, for messages.
+  """
+
+  samples: np.ndarray
+  text: str
+  where: str
+
+
+class Stored:
+  """Recordings in memory, of which some are held out.
+
+  Attributes:
+    symbols: of all transcripts, in the order of their code points.
+    max_frames: of the longest recording.
+    max_symbols: of the longest transcript.
+    held_out: how many examples are.
+  """
+
+  def __init__(
+    self,
+    train: Sequence[Recording],
+    validation: Sequence[Recording],
+    config: SpeechConfig,
+    seed: int,
+  ):
+    self._splits = {"train": train, "validation": validation}
+    self._config, self._seed = config, seed
+    recordings = [*train, *validation]
+    self.symbols = "".join(sorted({s for r in recordings for s in r.text}))
+    self.max_symbols = max(len(r.text) for r in recordings)
+    self.max_frames = max(
+      mel.num_frames(len(r.samples), config.sample_rate) for r in recordings
+    )
+    self.held_out = len(validation)
+
+  def read(
+    self, split: str, indices: np.ndarray
+  ) -> list[tuple[np.ndarray, Sequence[int]]]:
+    """Frames [T, M] and symbol ids of examples since the beginning."""
+    recordings, config = self._splits[split], self._config
+    if split == "train":
+      indices = base.epoch_order(indices.copy(), len(recordings), self._seed)
+    chosen = [recordings[int(i)] for i in indices]
+    return [
+      (
+        mel.log_mel(one.samples, config.sample_rate, config.bands),
+        [1 + self.symbols.index(symbol) for symbol in one.text],
+      )
+      for one in chosen
+    ]
+
+
+def read(config: SpeechConfig, seed: int) -> Stored:
+  """Reads what a config names.
+
+  Raises:
+    DataError: in one line, what is wrong with the data.
+  """
+  if config.source == FOLDER:
+    return _folder(typed_path(config.path), config, seed)
+  return _named(config, seed)
+
+
+def _folder(folder: pathlib.Path, config: SpeechConfig, seed: int) -> Stored:
+  """Reads a folder of audio files and a table of transcripts."""
+  if not folder.is_dir():
+    raise DataError(f"{folder}: no such folder (task.path)")
+  table = folder / TRANSCRIPTS
+  if not table.is_file():
+    raise DataError(
+      f"{folder}: no {TRANSCRIPTS}, with a line FILE<tab>TEXT for each recording "
+      "(task.path)"
+    )
+  recordings, seen, total = [], set(), 0
+  for number, line in enumerate(read_lines(table), 1):
+    name, tab, text = line.partition("\t")
+    where = f"{table}, line {number}"
+    if not tab or not name or not text.strip():
+      raise DataError(f"{where}: expected FILE<tab>TEXT")
+    if name in seen:
+      raise DataError(f"{where}: {name} is there twice")
+    seen.add(name)
+    path = folder / name
+    if not path.is_file():
+      raise DataError(f"{where}: no such file: {path}")
+    total += path.stat().st_size
+    check_fits("task.path", "recordings", total)
+    samples = audio.read(path, config.sample_rate, "source")
+    recordings.append(_checked(Recording(samples, text, str(path)), config))
+  return _split(recordings, config, seed, str(table))
+
+
+def _named(config: SpeechConfig, seed: int) -> Stored:
+  """Reads a set of the TFDS catalogue.
+
+  Its validation split is held out, or else its test split, or else a share of
+  its training split.
+  """
+  from tasks import catalog, tensorflow_free
+
+  library = audio.library("source")
+  tensorflow_free.decode_audio_with(
+    lambda file: library.read(file, dtype="int16")[0]
+  )
+  name = config.source
+  features = ("audio_feature", "text_feature")
+  builder = catalog.prepare_named(
+    name,
+    config.path,
+    [(leaf, getattr(config, leaf)) for leaf in features],
+    instead=f"task.source={TONES} or {FOLDER}",
+    leaf="source",
+  )
+  splits, feature = builder.info.splits, builder.info.features
+  rate = getattr(feature[config.audio_feature], "sample_rate", None)
+  if rate != config.sample_rate:
+    raise DataError(
+      f"task.source: {name} has {rate} samples a second, expected "
+      f"{config.sample_rate} (task.sample_rate)"
+    )
+  if "train" not in splits:
+    raise DataError(
+      f"task.source: {name} has no train split, only {', '.join(splits)}"
+    )
+
+  def read_split(split: str) -> list[Recording]:
+    return [_checked(r, config) for r in _examples(builder, split, config)]
+
+  train = read_split("train")
+  for other in ("validation", "test"):
+    if other in splits:
+      validation = read_split(other)
+      if not train or not validation:
+        raise DataError(f"task.source: {name} has an empty split")
+      return Stored(train, validation, config, seed)
+  return _split(train, config, seed, f"task.source: {name}")
+
+
+def _examples(
+  builder: Any, split: str, config: SpeechConfig
+) -> Iterator[Recording]:
+  import grain
+
+  from tasks.corpora import Chunks
+
+  label = builder.info.features[config.text_feature]
+  source = builder.as_data_source(split=split)
+  chunks = grain.MapDataset.source(Chunks(source))
+  for i, example in enumerate(itertools.chain.from_iterable(chunks)):
+    where = f"{builder.info.full_name}, split {split}, recording {i}"
+    samples = np.asarray(example[config.audio_feature])
+    if samples.ndim != 1:
+      raise DataError(
+        f"{where}: expected one channel, got shape {samples.shape}"
+      )
+    if np.issubdtype(samples.dtype, np.integer):
+      samples = samples / np.float32(2**15)  # As WAV files of 16 bits.
+    text = example[config.text_feature]
+    if isinstance(text, bytes):
+      text = text.decode()
+    elif hasattr(label, "int2str"):
+      text = label.int2str(int(text))
+    yield Recording(samples.astype(np.float32), str(text), where)
+
+
+def _checked(recording: Recording, config: SpeechConfig) -> Recording:
+  """Raises DataError where CTC cannot write a transcript in its recording.
+
+  Every symbol takes a logit, and so does a blank between two that are alike.
+  """
+  text, where = recording.text, recording.where
+  if not text.strip():
+    raise DataError(f"{where}: empty transcript")
+  repeats = sum(a == b for a, b in itertools.pairwise(text))
+  needed = len(text) + repeats
+  frames = mel.num_frames(len(recording.samples), config.sample_rate)
+  if -(-frames // REDUCTION) < needed:
+    least = (needed - 1) * REDUCTION * mel.HOP_SECONDS + mel.WINDOW_SECONDS
+    seconds = len(recording.samples) / config.sample_rate
+    raise DataError(
+      f"{where}: expected at least {least:.3f} seconds for the {len(text)} "
+      f"symbols of its transcript, got {seconds:.3f}"
+    )
+  return recording
+
+
+def _split(
+  recordings: list[Recording], config: SpeechConfig, seed: int, where: str
+) -> Stored:
+  """Holds out a share, at least one; which, follows from their number alone."""
+  if len(recordings) < 2:
+    raise DataError(
+      f"{where}: expected at least 2 recordings, one to train and one to hold "
+      f"out, got {len(recordings)}"
+    )
+  order = np.random.default_rng(0).permutation(len(recordings))
+  count = max(1, round(config.held_out * len(recordings)))
+  count = min(count, len(recordings) - 1)
+  validation, train = np.sort(order[:count]), np.sort(order[count:])
+  return Stored(
+    [recordings[i] for i in train],
+    [recordings[i] for i in validation],
+    config,
+    seed,
+  )

@@ -1,0 +1,286 @@
+"""Recordings in batches, and the share of symbols that is misheard."""
+
+from collections.abc import Iterator, Mapping, Sequence
+import json
+import pathlib
+from typing import Any, NoReturn, Protocol
+
+import numpy as np
+
+from projects.speech import audio, ctc, mel, sources, tones
+from projects.speech.sources import REDUCTION
+from projects.speech.task_config import TONES, SpeechConfig
+from settings.memory import check_fits
+from tasks import base, draws
+from tasks.answers import AnswersInPlace
+from tasks.base import Batch, DataError
+from tasks.files import typed_path
+
+_SYMBOLS_FILE = "speech.json"
+
+
+class Recordings(Protocol):
+  """Where examples come from.
+
+  Attributes:
+    symbols: of all transcripts; that of id i is at place i − 1.
+    max_frames: of the longest recording.
+    max_symbols: of the longest transcript.
+    held_out: how many examples are.
+  """
+
+  symbols: str
+  max_frames: int
+  max_symbols: int
+  held_out: int
+
+  def read(
+    self, split: str, indices: np.ndarray
+  ) -> list[tuple[np.ndarray, Sequence[int]]]:
+    """Frames [T, M] and symbol ids of examples since the beginning."""
+    ...
+
+
+class Dialling:
+  """Strings of digits as tones."""
+
+  symbols = tones.DIGITS
+
+  def __init__(self, config: SpeechConfig, seed: int):
+    self._config, self._seed = config, seed
+    samples = tones.longest(config.max_digits, config.sample_rate)
+    self.max_frames = mel.num_frames(samples, config.sample_rate)
+    self.max_symbols = config.max_digits
+    self.held_out = config.eval_size
+
+  def read(
+    self, split: str, indices: np.ndarray
+  ) -> list[tuple[np.ndarray, Sequence[int]]]:
+    """See `Recordings`."""
+    config = self._config
+    dialled = tones.dial(
+      draws.split_key(self._seed, split),
+      indices,
+      min_digits=config.min_digits,
+      max_digits=config.max_digits,
+      sample_rate=config.sample_rate,
+      snr=config.snr,
+    )
+    return [
+      (
+        mel.log_mel(samples[:end], config.sample_rate, config.bands),
+        [int(digit) + 1 for digit in digits if digit >= 0],
+      )
+      for samples, end, digits in zip(*dialled, strict=True)
+    ]
+
+
+class SpeechTask(AnswersInPlace):
+  """Recordings as log-mel frames, and what is said in them, by CTC.
+
+  A batch has 'frames' [B, S, M] float32, 'source_mask' [B, S] bool, 'targets'
+  [B, U] int32, ids from 1, and 'weights' [B, U] float32. Id 0 is the blank.
+
+  Attributes:
+    symbols: that of id i is at place i − 1.
+    input_shapes: {'frames': (S, M)}.
+  """
+
+  source_vocab_size = None
+  shared_vocabulary = False
+  max_source_length = None
+  pad_id, bos_id, eos_id = ctc.BLANK, base.BOS, base.EOS
+  eval_splits: tuple[str, ...]
+
+  def __init__(
+    self,
+    config: SpeechConfig,
+    symbols: str,
+    shape: tuple[int, int],
+    recordings: Recordings | None,
+    *,
+    batch_size: int,
+  ):
+    """`recordings` is None for a restored task; `shape` is (S, U)."""
+    self._config = config
+    self._recordings = recordings
+    self._batch_size = batch_size
+    self.symbols = symbols
+    self.input_shapes = {"frames": (shape[0], config.bands)}
+    self.max_target_length = shape[1]
+    self.target_vocab_size = 1 + len(symbols)
+    self.eval_splits = () if recordings is None else ("validation",)
+
+  def train_batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
+    """Examples step · B … (step + 1) · B − 1."""
+    assert self._recordings is not None, "a restored task has no data"
+    indices = base.indices(step, self._batch_size, rows)
+    return self._batch(self._recordings.read("train", indices))
+
+  def eval_batches(self, split: str) -> Iterator[Batch]:
+    """Every held-out recording once, in order."""
+    if split not in self.eval_splits or self._recordings is None:
+      raise KeyError(split)
+    for start in range(0, self._recordings.held_out, self._batch_size):
+      stop = min(start + self._batch_size, self._recordings.held_out)
+      batch = self._batch(self._recordings.read(split, np.arange(start, stop)))
+      yield base.pad_rows(batch, self._batch_size)
+
+  def loss(
+    self, logits: Any, batch: Mapping[str, Any], label_smoothing: float
+  ) -> tuple[Any, Any, Any]:
+    """CTC: objective, nats, and the symbols that they are of."""
+    del label_smoothing  # A config with it is refused.
+    mask = ctc.kept(batch["source_mask"], logits.shape[1])
+    nats, count = ctc.loss(logits, mask, batch["targets"], batch["weights"])
+    return nats, nats, count
+
+  def metric_sums(
+    self, logits: Any, batch: Mapping[str, Any]
+  ) -> dict[str, Any]:
+    """Edits of what is decoded greedily, over symbols of the transcript."""
+    import jax.numpy as jnp
+
+    mask = ctc.kept(batch["source_mask"], logits.shape[1])
+    targets, weights = batch["targets"], batch["weights"]
+    edits = ctc.edit_distance(ctc.greedy(logits, mask), targets, weights)
+    counted = jnp.any(weights > 0, axis=1)
+    edits = jnp.sum(jnp.where(counted, edits, 0)).astype(jnp.float32)
+    return {"error_rate": jnp.stack([edits, jnp.sum(weights)])}
+
+  def summarize(
+    self, sums: Mapping[str, tuple[float, float]]
+  ) -> dict[str, float]:
+    """Divides once; the share of errors comes first."""
+    values = base.divide(sums)
+    first = {"error_rate": values.pop("error_rate", 0.0)} if values else {}
+    return first | values
+
+  def read(self, path: str) -> Batch:
+    """A batch of one recording, as a model reads it.
+
+    Raises:
+      DataError: there is no such file, it is not a recording of this task's
+        sample rate, or is longer than the recordings of this task.
+    """
+    file, config = typed_path(path), self._config
+    if not file.is_file():
+      raise DataError(f"{file}: no such file")
+    samples = audio.read(file, config.sample_rate, "source")
+    length, bands = self.input_shapes["frames"]
+    found = mel.num_frames(len(samples), config.sample_rate)
+    if not 1 <= found <= length:
+      raise DataError(
+        f"{file}: expected 1 to {length} frames of 10 ms, as the recordings of "
+        f"this run have, got {found}"
+      )
+    frames = np.zeros((1, length, bands), np.float32)
+    frames[0, :found] = mel.log_mel(samples, config.sample_rate, bands)
+    return {"frames": frames, "source_mask": np.arange(length)[None] < found}
+
+  def encode(self, line: str) -> NoReturn:
+    """Raises ValueError: a recording is not typed."""
+    raise ValueError(f"expected a recording, which is not typed, got {line!r}")
+
+  def encode_target(self, line: str) -> list[int]:
+    """Ids of the symbols of a line."""
+    for symbol in line:
+      if symbol not in self.symbols:
+        raise ValueError(
+          f"expected symbols of {self.symbols!r}, got {symbol!r}"
+        )
+    return [1 + self.symbols.index(symbol) for symbol in line]
+
+  def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+    """The symbols of ids, blanks left out."""
+    return ctc.text(np.asarray(ids), self.symbols)
+
+  def labels(self, ids: Sequence[int] | np.ndarray) -> list[str]:
+    """The symbol of each id; '∅' is the blank."""
+    return [self.symbols[int(i) - 1] if i else "∅" for i in ids]
+
+  def save(self, directory: pathlib.Path) -> None:
+    """Writes the symbols, and the sizes of a batch."""
+    base.save_vocabulary(directory, {_SYMBOLS_FILE: self._sizes()})
+
+  def check_run(self, workdir: pathlib.Path | None) -> None:
+    """Raises DataError where a run has other symbols or sizes."""
+    base.check_vocabulary(workdir, _SYMBOLS_FILE, self._sizes())
+
+  def _sizes(self) -> bytes:
+    shape = self.input_shapes["frames"][0], self.max_target_length
+    return json.dumps({"symbols": self.symbols, "shape": shape}).encode()
+
+  def _batch(
+    self, examples: Sequence[tuple[np.ndarray, Sequence[int]]]
+  ) -> Batch:
+    """Examples one below the other, padded at the end."""
+    count, (length, bands) = len(examples), self.input_shapes["frames"]
+    frames = np.zeros((count, length, bands), np.float32)
+    mask = np.zeros((count, length), bool)
+    targets = np.zeros((count, self.max_target_length), np.int32)
+    weights = np.zeros(targets.shape, np.float32)
+    for row, (heard, ids) in enumerate(examples):
+      frames[row, : len(heard)] = heard
+      mask[row, : len(heard)] = True
+      targets[row, : len(ids)] = ids
+      weights[row, : len(ids)] = 1
+    return {
+      "frames": frames,
+      "source_mask": mask,
+      "targets": targets,
+      "weights": weights,
+    }
+
+
+def make(
+  config: SpeechConfig,
+  *,
+  kind: str,
+  batch_size: int,
+  seed: int,
+  workdir: pathlib.Path | None = None,
+  restore: bool = False,
+) -> SpeechTask:
+  """Makes the task.
+
+  Args:
+    config: which recordings.
+    kind: the `layout` of the model; 'encoder' only.
+    batch_size: recordings of every batch.
+    seed: of what is dialled, or of the order of training.
+    workdir: of a run; its symbols and sizes must be the same.
+    restore: take those of the run and read no data.
+
+  Raises:
+    ValueError: a kind of model that this task cannot feed, or batches that no
+      machine can hold.
+    DataError: in one line, what is wrong with the data.
+  """
+  base.layout("speech", kind, ("encoder",))
+  recordings: Recordings | None = None
+  if restore:
+    found = json.loads(base.load_vocabulary(workdir, _SYMBOLS_FILE))
+    symbols, (length, most) = found["symbols"], found["shape"]
+  else:
+    recordings = _recordings(config, seed)
+    symbols, most = recordings.symbols, recordings.max_symbols
+    # So that logits are of every fourth frame, and `ctc.kept` finds which.
+    length = -(-recordings.max_frames // REDUCTION) * REDUCTION
+  check_fits(
+    "batch_size",
+    f"{batch_size:,} recordings of {length:,} frames with {config.bands} bands",
+    batch_size * length * config.bands * 4,
+  )
+  task = SpeechTask(
+    config, symbols, (length, most), recordings, batch_size=batch_size
+  )
+  if not restore:
+    task.check_run(workdir)
+  return task
+
+
+def _recordings(config: SpeechConfig, seed: int) -> Recordings:
+  if config.source == TONES:
+    return Dialling(config, seed)
+  return sources.read(config, seed)

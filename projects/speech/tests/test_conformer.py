@@ -1,0 +1,505 @@
+"""The Conformer against the formulas of its paper, and against its padding."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention import ATTENTIONS, Dims, plug
+from attention.testing import assert_close
+import models
+from models import batch_norm
+from models.depthwise import depthwise
+from models.multi_head_attention import MultiHeadAttention
+from projects.speech import features as speech_features
+from tests.models import tiny
+
+BANDS, FRAMES, VOCAB_SIZE = 5, 48, 6
+
+
+def config(**changes):
+  sizes = {
+    "num_layers": 2,
+    "num_heads": 2,
+    "features": 16,
+    "mlp_features": 24,
+    "kernel_size": 5,
+  }
+  return models.ConformerConfig(**{**sizes, **changes})
+
+
+def create(frames=FRAMES, **changes):
+  return models.create(
+    config(**changes),
+    source_vocab_size=None,
+    target_vocab_size=VOCAB_SIZE,
+    max_source_length=None,
+    max_target_length=8,
+    input_shapes={"frames": (frames, BANDS)},
+  )
+
+
+def batch(lengths=(41, 17, 1, 0), frames=FRAMES, seed=0):
+  rng = np.random.default_rng(seed)
+  heard = rng.standard_normal((len(lengths), frames, BANDS), np.float32)
+  mask = np.arange(frames)[None] < np.array(lengths)[:, None]
+  return {"frames": np.where(mask[..., None], heard, 0), "source_mask": mask}
+
+
+forward_and_state = jax.jit(models.forward_and_state, static_argnums=0)
+
+
+def drawn(model, seed=0):
+  """Wide variables: no bias 0, no statistic 0 or 1."""
+  shapes = jax.eval_shape(
+    lambda: models.initialize(model, jax.random.key(0), batch())
+  )
+  rng = np.random.default_rng(seed)
+
+  def draw(path, leaf):
+    name = jax.tree_util.keystr(path)
+    noise = rng.standard_normal(leaf.shape).astype(leaf.dtype)
+    if name.endswith(("['scale']", "['var']")):
+      return np.exp(0.3 * noise)
+    if leaf.ndim < 2 or "_bias" in name:
+      return 0.5 * noise
+    return 1.5 * noise / leaf.shape[0] ** 0.5
+
+  return jax.tree_util.tree_map_with_path(draw, shapes)
+
+
+# Positions of Transformer-XL.
+
+
+def naive_transformer_xl(params, x, mask, num_heads):
+  """Logit by logit, from the paper's four terms, in float64."""
+
+  def dot(name, y):
+    return y @ params[name]["kernel"] + params[name]["bias"]
+
+  def split(y):
+    return y.reshape(*y.shape[:-1], num_heads, head_dim)
+
+  batch_size, length, features = x.shape
+  head_dim = features // num_heads
+  query, key, value = (split(dot(n, x)) for n in ("query", "key", "value"))
+  u, v = params["key_bias"], params["position_bias"]
+  rows = []
+  for b in range(batch_size):
+    outs = []
+    for t in range(length):
+      heads = []
+      for n in range(num_heads):
+        logits = []
+        for s in range(length):
+          i = np.arange(0, features, 2)
+          angles = (t - s) * 10000.0 ** (-i / features)
+          sines = np.stack([np.sin(angles), np.cos(angles)], -1).reshape(-1)
+          r = (sines @ params["position"]["kernel"]).reshape(num_heads, -1)[n]
+          q, k = query[b, t, n], key[b, s, n]
+          logits.append(
+            q @ k + q @ r + u[n] @ k + v[n] @ r if mask[b, s] else -jnp.inf
+          )
+        weights = jax.nn.softmax(jnp.stack(logits) / head_dim**0.5)
+        heads.append(weights @ value[b, :, n])
+      outs.append(jnp.concatenate(heads))
+    rows.append(jnp.stack(outs))
+  return dot("out", jnp.stack(rows))
+
+
+def slot_of_transformer_xl(name):
+  options = {"window": 13} if name == "sliding_window" else {}
+  return MultiHeadAttention(
+    attention=ATTENTIONS[name](**options),
+    dims=Dims(3, 3, 4, 40),
+    features=12,
+    use_bias=True,
+    transformer_xl=True,
+  )
+
+
+@functools.cache
+def case_of_transformer_xl(length):
+  """Parameters, a call, a cotangent, and what the formulas make of them."""
+  module = slot_of_transformer_xl("dense")
+  rng = np.random.default_rng(0)
+  x = rng.standard_normal((2, length, 12)).astype(np.float32)
+  mask = np.ones((2, length), bool)
+  mask[1, length // 2 + 1 :] = False
+  shapes = jax.eval_shape(lambda: module.init(jax.random.key(0), x))["params"]
+  params = jax.tree.map(
+    lambda leaf: 0.7 * rng.standard_normal(leaf.shape).astype(np.float32),
+    shapes,
+  )
+  cotangent = rng.standard_normal(x.shape).astype(np.float32)
+  with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
+    exact = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), params)
+    expected, exact_pullback = jax.vjp(
+      lambda params, x: naive_transformer_xl(params, x, mask, 3),
+      exact,
+      jnp.asarray(x, jnp.float64),
+    )
+    gradients = exact_pullback(jnp.asarray(cotangent, jnp.float64))
+    expected, gradients = jax.device_get((expected, gradients))
+  return (params, x, mask, cotangent), expected, gradients
+
+
+@pytest.mark.parametrize("name", ["dense", "flash", "sliding_window"])
+@pytest.mark.parametrize("length", [1, 7])
+def test_positions_of_transformer_xl(name, length):
+  """Values, and gradients of every parameter, of each way to compute them."""
+  module = slot_of_transformer_xl(name)
+  arguments, expected, gradients = case_of_transformer_xl(length)
+
+  @jax.jit
+  def both(params, x, mask, cotangent):
+    out, pullback = jax.vjp(
+      lambda params, x: module.apply(
+        {"params": params}, x, mask=mask[:, None, None]
+      ),
+      params,
+      x,
+    )
+    return out, pullback(cotangent)
+
+  out, got = both(*arguments)
+  assert_close(out, expected, 1e-5)
+  top = max(np.abs(leaf).max() for leaf in jax.tree.leaves(gradients))
+  for leaf, exact in zip(
+    jax.tree.leaves(got), jax.tree.leaves(gradients), strict=True
+  ):
+    np.testing.assert_allclose(leaf, exact, atol=2e-5 * top)
+
+
+def test_positions_are_of_distances_alone():
+  """A sequence that is moved attends as before."""
+  model = create(position="transformer_xl", mask_convolution=True)
+  variables = drawn(model)
+  heard = batch((20,))["frames"][:, :20]
+
+  def at(start):
+    frames = np.zeros((1, FRAMES, BANDS), np.float32)
+    frames[:, start : start + 20] = heard
+    mask = np.zeros((1, FRAMES), bool)
+    mask[:, start : start + 20] = True
+    inputs = {"frames": frames, "source_mask": mask}
+    out = tiny.forward(model, variables, inputs)
+    return out[:, start // 4 : (start + 20) // 4]
+
+  assert_close(at(16), at(0), 1e-5)
+
+
+# Batch norm.
+
+
+def norm(x, mask, variables, **call):
+  return batch_norm.BatchNorm().apply(
+    variables, x, mask, mutable=["batch_stats"], **call
+  )
+
+
+def test_batch_norm_by_its_formula():
+  rng = np.random.default_rng(0)
+  x = 5 + rng.standard_normal((3, 7, 4)).astype(np.float32)
+  mask = np.arange(7)[None] < np.array([[7], [3], [0]])
+  x[~mask] = np.nan  # Padding may hold anything.
+  scale, bias, mean, var = rng.uniform(0.5, 2, (4, 4)).astype(np.float32)
+  variables = {
+    "params": {"scale": scale, "bias": bias},
+    "batch_stats": {"mean": mean, "var": var},
+  }
+  out, state = norm(jnp.asarray(x), mask, variables, deterministic=False)
+  heard = x[mask].astype(float)
+  expected = (heard - heard.mean(0)) / np.sqrt(heard.var(0) + 1e-5)
+  np.testing.assert_allclose(out[mask], expected * scale + bias, atol=1e-5)
+  stats = state["batch_stats"]
+  moved = 0.9 * mean + 0.1 * heard.mean(0), 0.9 * var + 0.1 * heard.var(0)
+  np.testing.assert_allclose(stats["mean"], moved[0], rtol=1e-5)
+  np.testing.assert_allclose(stats["var"], moved[1], rtol=1e-5)
+  # Otherwise with the running ones, which stay.
+  out, state = norm(jnp.asarray(x), mask, variables)
+  expected = (heard - mean) / np.sqrt(var + 1e-5) * scale + bias
+  np.testing.assert_allclose(out[mask], expected, atol=1e-5)
+  np.testing.assert_array_equal(state["batch_stats"]["mean"], mean)
+
+
+def test_batch_norm_of_nothing_moves_nothing():
+  x = jnp.ones((2, 3, 4))
+  module = batch_norm.BatchNorm()
+  variables = module.init(jax.random.key(0), x)
+  out, state = norm(x, jnp.zeros((2, 3), bool), variables, deterministic=False)
+  assert np.isfinite(out).all()
+  jax.tree.map(
+    np.testing.assert_array_equal,
+    state["batch_stats"],
+    variables["batch_stats"],
+  )
+
+
+# The other parts.
+
+
+@pytest.mark.parametrize(("length", "taps"), [(1, 1), (7, 3), (13, 5), (3, 7)])
+def test_depthwise_is_a_convolution(length, taps):
+  rng = np.random.default_rng(0)
+  x = rng.standard_normal((2, length, 3)).astype(np.float32)
+  kernel = rng.standard_normal((taps, 3)).astype(np.float32)
+  got = depthwise(jnp.asarray(x), jnp.asarray(kernel))
+  for b, f in np.ndindex(2, 3):
+    whole = np.correlate(np.pad(x[b, :, f], taps // 2), kernel[:, f], "valid")
+    np.testing.assert_allclose(got[b, :, f], whole, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  "frames",
+  [
+    1,
+    2,
+    7,
+    *(
+      pytest.param(frames, marks=pytest.mark.thorough)
+      for frames in (3, 4, 5, 12, 13)
+    ),
+  ],
+)
+def test_subsampling_is_two_strided_convolutions(frames):
+  """As XLA's own convolution with stride 2, and a projection."""
+  module = speech_features.Subsampling(config())
+  rng = np.random.default_rng(0)
+  x = rng.standard_normal((2, frames, BANDS)).astype(np.float32)
+  variables = module.init(jax.random.key(0), x, None)
+  got, mask = module.apply(variables, x, None)
+  assert mask is None
+  assert got.shape[1] == speech_features.num_positions(frames)
+  y = jnp.asarray(x)
+  for i in range(2):
+    params = variables["params"][f"convolution_{i}"]
+    kernel = params["kernel"].reshape(3, y.shape[-1], -1)
+    y = jax.lax.conv_general_dilated(
+      y, kernel, (2,), [(1, 1)], dimension_numbers=("NTC", "TIO", "NTC")
+    )
+    y = jax.nn.relu(y + params["bias"][None, None])
+  last = variables["params"]["projection"]
+  expected = y @ last["kernel"] + last["bias"][None, None]
+  np.testing.assert_allclose(got, expected, atol=1e-5)
+
+
+# Padding.
+
+
+@pytest.mark.parametrize(
+  "position",
+  [
+    "transformer_xl",
+    pytest.param("rotary", marks=pytest.mark.thorough),
+    "rotary_inputs",
+    pytest.param("none", marks=pytest.mark.thorough),
+  ],
+)
+def test_what_padding_holds_changes_nothing(position):
+  """No logit, no gradient, no running statistic; not even by NaN."""
+  model = create(position=position)
+  variables = drawn(model)
+  quiet = batch()
+  loud = dict(
+    quiet,
+    frames=np.where(quiet["source_mask"][..., None], quiet["frames"], np.nan),
+  )
+  kept = quiet["source_mask"][:, ::4]
+
+  @jax.jit
+  def outcome(inputs):
+    def objective(params):
+      logits, stats = models.forward_and_state(
+        model, {**variables, "params": params}, inputs, dropout_rng=None
+      )
+      return jnp.sum(jnp.where(kept[..., None], logits, 0) ** 2), stats
+
+    gradient, stats = jax.grad(objective, has_aux=True)(variables["params"])
+    logits = models.forward(model, variables, inputs)
+    return gradient, stats, jnp.where(kept[..., None], logits, 0)
+
+  first, second = outcome(quiet), outcome(loud)
+  for leaf in jax.tree.leaves(first):
+    assert np.isfinite(leaf).all()
+  jax.tree.map(np.testing.assert_array_equal, first, second)
+
+
+def test_how_much_padding_there_is_changes_nothing():
+  model = create(frames=80)
+  variables = drawn(model)
+  short, long = batch((41, 17, 1)), batch((41, 17, 1), frames=80)
+  long["frames"][:, :FRAMES] = short["frames"]
+  (first, first_stats), (second, second_stats) = (
+    forward_and_state(model, variables, x, dropout_rng=None)
+    for x in (short, long)
+  )
+  kept = short["source_mask"][:, ::4]
+  assert_close(second[:, : FRAMES // 4][kept], first[kept], 1e-5)
+  jax.tree.map(lambda x, y: assert_close(x, y, 1e-5), second_stats, first_stats)
+
+
+def test_rows_do_not_see_each_other_once_trained():
+  model = create()
+  variables = drawn(model)
+  inputs = batch()
+  other = {name: array.copy() for name, array in inputs.items()}
+  other["frames"][1] = 1e3
+  out, changed = (tiny.forward(model, variables, x) for x in (inputs, other))
+  np.testing.assert_array_equal(out[::2], changed[::2])
+  assert not np.array_equal(out[1], changed[1])
+
+
+# Mechanisms and refusals.
+
+
+def serving(*needs):
+  return [
+    name
+    for name in ATTENTIONS
+    if all(
+      plug.can(tiny.attention(name).build(), need)
+      for need in ("bidirectional", "mask", *needs)
+    )
+  ]
+
+
+@pytest.mark.parametrize(
+  "name",
+  [  # With tables by distance, and without.
+    name
+    if name in ("dense", "performer")
+    else pytest.param(name, marks=pytest.mark.thorough)
+    for name in serving()
+  ],
+)
+def test_every_mechanism_that_can_serve(name):
+  """Logits and gradients are finite, and its matrices are those of positions."""
+  carries = name in serving("relative")
+  model = create(
+    num_layers=1,
+    position="transformer_xl" if carries else "rotary",
+    encoder_attention=tiny.attention(name),
+  )
+  inputs = batch((41, 17))
+  variables = tiny.variables_of(model, inputs)
+  gradient = jax.jit(
+    jax.grad(
+      lambda params: jnp.sum(
+        models.forward(model, {**variables, "params": params}, inputs) ** 2
+      )
+    )
+  )(variables["params"])
+  for leaf in jax.tree.leaves(gradient):
+    assert np.isfinite(leaf).all()
+  if name == "dense":
+    maps = tiny.attention_maps(model, variables, inputs)
+    assert {n: x.shape for n, x in maps.items()} == {
+      "encoder_0/self_attention": (2, 2, 12, 12)
+    }
+
+
+def test_mechanisms_without_tables_by_distance_are_refused():
+  others = set(ATTENTIONS) - set(serving("relative"))
+  assert {"performer", "linformer", "lsh"} <= others
+  for name in others:
+    with pytest.raises(ValueError, match=r"^encoder_attention: .* cannot"):
+      config(encoder_attention=tiny.attention(name))
+  with pytest.raises(
+    ValueError,
+    match=r"performer cannot carry relative positions \(position "
+    r"'transformer_xl'\); one of dense, flash, sliding_window, ",
+  ):
+    config(encoder_attention=tiny.attention("performer"))
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"kernel_size": 4}, "^kernel_size: expected an odd number"),
+    ({"position": "shaw"}, "^position: "),
+    ({"features": 15}, "^features: .*even width"),
+    ({"features": 18, "num_heads": 4}, "^features: 18 is not divisible"),
+    ({"features": 6, "position": "rotary"}, "^position: rotary turns pairs"),
+    ({"num_layers": 0}, "^num_layers: expected at least 1"),
+    ({"activation": "mish"}, "^activation: "),
+    ({"encoder_attention": ()}, "^encoder_attention: expected at least one"),
+    (
+      {"encoder_attention": models.AttentionConfig("window_linear")},
+      "^encoder_attention: ",
+    ),
+  ],
+)
+def test_configs_that_cannot_be(changes, message):
+  with pytest.raises(ValueError, match=message):
+    config(**changes)
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"strides": (2,)}, "^strides: expected a number for each of 2"),
+    ({"kernel_sizes": (3, 0)}, "^kernel_sizes: expected at least 1 each"),
+    ({"features": ()}, "^features: expected at least one"),
+    ({"norm": "batch"}, "^norm: "),
+  ],
+)
+def test_extractors_that_cannot_be(changes, message):
+  sizes = {"features": (4, 4), "kernel_sizes": (3, 3), "strides": (2, 2)}
+  with pytest.raises(ValueError, match=message):
+    models.ExtractorConfig(**{**sizes, **changes})
+
+
+def test_tasks_that_do_not_fit():
+  sizes = {
+    "source_vocab_size": 5,
+    "target_vocab_size": 5,
+    "max_source_length": 9,
+    "max_target_length": 9,
+  }
+  with pytest.raises(ValueError, match=r"^kind: 'conformer' reads log-mel"):
+    models.create(config(), **sizes)
+  extractor = models.ExtractorConfig(
+    features=(4,), kernel_sizes=(3,), strides=(2,)
+  )
+  with pytest.raises(ValueError, match=r"^extractor: it reads samples"):
+    models.create(
+      config(extractor=extractor), **sizes, input_shapes={"frames": (8, 5)}
+    )
+  with pytest.raises(ValueError, match=r"^encoder_attention: window: 20"):
+    create(
+      encoder_attention=models.AttentionConfig("sliding_window", {"window": 20})
+    )
+  model = create()
+  inputs = batch((41,))
+  variables = drawn(model)
+  long = {name: np.repeat(x, 2, axis=1) for name, x in inputs.items()}
+  with pytest.raises(ValueError, match=r"^frames: 96 positions are more"):
+    models.forward(model, variables, long)
+
+
+def test_a_config_is_the_same_after_json():
+  from settings.build import build, to_mapping
+
+  extractor = models.ExtractorConfig(
+    features=(4, 8), kernel_sizes=(3, 3), strides=(2, 1), norm="layer"
+  )
+  for one in (config(), config(extractor=extractor, position="rotary")):
+    again = build(models.ConformerConfig, to_mapping(one))
+    assert again == one
+    assert hash(again) == hash(one)
+    assert dataclasses.replace(again, dropout_rate=0.5) != one
+
+
+def test_bfloat16_is_close():
+  model, half = create(), create(dtype="bfloat16")
+  variables = drawn(model)
+  inputs = batch((41, 17))
+  out = tiny.forward(model, variables, inputs)
+  got = tiny.forward(half, variables, inputs)
+  assert got.dtype == jnp.float32
+  kept = inputs["source_mask"][:, ::4]
+  assert_close(got[kept], out[kept], 0.1)

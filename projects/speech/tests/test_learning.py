@@ -1,0 +1,228 @@
+"""Conformers are trained by CTC, on any number of devices, and drawn."""
+
+import re
+import shutil
+
+import jax
+import numpy as np
+import PIL.Image
+import pytest
+import soundfile
+
+from configs import conformer
+import models
+from settings.errors import ConfigError
+from tests import commands
+from tests.models.published.test_equality import HERE
+from training import experiment, experiment_config, metrics, parallel
+from training.checkpoint import Checkpoints
+
+TINY = {
+  "num_layers": 1,
+  "num_heads": 2,
+  "features": 16,
+  "mlp_features": 16,
+  "kernel_size": 5,
+  "dropout_rate": 0.0,
+}
+
+
+def config_of(changes=(), **model):
+  config = conformer.get_config().to_dict()
+  config["model"] |= TINY | model
+  config["task"] |= {"max_digits": 3, "eval_size": 19}
+  return config | {"batch_size": 16} | dict(changes)
+
+
+def create(changes=(), **model):
+  return experiment.create(experiment_config.parse(config_of(changes, **model)))
+
+
+@pytest.fixture(scope="module")
+def steps():
+  """Two steps of training, as one device takes them."""
+  run = create()
+  return run, *_train(run, "jit", 1)
+
+
+def _train(run, kind, count):
+  """The losses of two steps, the state, and the sums of an evaluation."""
+  functions = run.functions
+  if kind == "pmap":
+    functions = create({"parallel": "pmap"}).functions
+  made = parallel.make(functions, kind, jax.devices()[:count])
+  state = made.place_state(run.init())
+  losses = []
+  for step in range(2):
+    batch = run.task.train_batch(step)
+    # Uneven: the rows of the first device are nearly all padding.
+    batch["source_mask"][:2, 9:] = False
+    state, metrics = made.train(state, made.place_batch(batch), np.int32(step))
+    losses.append(np.asarray(metrics["loss"]))
+  held_out = next(run.task.eval_batches("validation"))
+  sums = made.evaluate(state.variables, made.place_batch(held_out))
+  return np.array(losses), jax.device_get(state), jax.device_get(sums)
+
+
+@pytest.mark.parametrize(
+  ("kind", "count"),
+  [
+    pytest.param("jit", 8, marks=pytest.mark.thorough),
+    pytest.param("pmap", 1, marks=pytest.mark.thorough),
+    ("pmap", 8),
+  ],
+)
+def test_devices_agree(steps, kind, count):
+  """Losses, running statistics, parameters and evaluation."""
+  run, losses, state, sums = steps
+  got_losses, got, got_sums = _train(run, kind, count)
+  np.testing.assert_allclose(got_losses, losses, rtol=1e-5)
+  for name, pair in sums.items():
+    np.testing.assert_allclose(got_sums[name], pair, rtol=1e-5)
+  first, second = (
+    jax.tree_util.tree_leaves_with_path(s.collections["batch_stats"])
+    for s in (state, got)
+  )
+  assert len(first) == 2
+  for (_, wanted), (_, leaf) in zip(first, second, strict=True):
+    np.testing.assert_allclose(leaf, wanted, rtol=1e-5, atol=1e-7)
+    assert not np.allclose(wanted, 0)
+    assert not np.allclose(wanted, 1)
+
+
+def test_running_statistics_are_checkpointed(steps, tmp_path):
+  run, _, state, _ = steps
+  checkpoints = Checkpoints(tmp_path)
+  checkpoints.save(state, {})
+  checkpoints.close()
+  restored, _ = Checkpoints(tmp_path, read_only=True).restore(run.shapes)
+  jax.tree.map(
+    np.testing.assert_array_equal,
+    restored.collections["batch_stats"],
+    state.collections["batch_stats"],
+  )
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+  """A small Conformer after a few steps, stopped half-way and taken up."""
+  folder = tmp_path_factory.mktemp("speech") / "run"
+  arguments = [
+    "--config=configs/conformer.py",
+    *(f"--config.model.{name}={x}" for name, x in TINY.items()),
+    "--config.task.max_digits=3",
+    "--config.task.eval_size=40",
+    "--config.num_steps=120",
+    "--config.eval_every=60",
+    "--config.checkpoint_every=60",
+    "--config.model.features=32",
+    "--config.optimizer.learning_rate=0.01",
+    "--config.optimizer.warmup_steps=20",
+  ]
+  code, out, error = commands.run("train.py", *arguments, f"--workdir={folder}")
+  assert (code, error) == (0, "")
+  return folder, out, arguments
+
+
+def test_a_run_learns_and_draws(trained):
+  folder, out, _ = trained
+  lines = metrics.read(folder)
+  rates = [x["error_rate"] for x in lines if x["split"] == "validation"]
+  assert len(rates) == 2
+  assert rates[-1] < 0.5  # Nothing, or the commonest digit, is near 1.
+  # What counts most comes first.
+  assert out.index("error_rate") < out.rindex("loss")
+  with PIL.Image.open(folder / "attention.png") as drawn:
+    assert np.asarray(drawn).std() > 20
+
+
+@pytest.mark.thorough
+def test_a_run_goes_on_as_if_it_had_not_stopped(trained, tmp_path):
+  """From the checkpoint half-way, the end has the same numbers."""
+  folder, _, arguments = trained
+  again = tmp_path / "run"
+  shutil.copytree(folder, again)
+  shutil.rmtree(again / "checkpoints" / "120")
+  code, _, error = commands.run("train.py", *arguments, f"--workdir={again}")
+  assert (code, error) == (0, "")
+  ends = [metrics.read(one)[-1] for one in (folder, again)]
+  for end in ends:
+    end.pop("seconds")
+  assert ends[0] == ends[1]
+
+
+@pytest.mark.thorough
+def test_attention_over_a_file(trained, tmp_path):
+  folder, _, _ = trained
+  seconds = np.arange(3200) / 8000
+  tone = np.sin(2 * np.pi * 770 * seconds) + np.sin(2 * np.pi * 1336 * seconds)
+  tone[:800] = tone[1800:] = 0
+  noise = 0.01 * np.random.default_rng(0).standard_normal(3200)
+  soundfile.write(tmp_path / "5.wav", 0.4 * tone + noise, 8000)
+  soundfile.write(tmp_path / "fast.wav", tone, 16000)
+  soundfile.write(tmp_path / "long.wav", np.tile(tone, 10), 8000)
+
+  def draw(*arguments):
+    return commands.run_module(
+      "reports.draw_attention",
+      f"--workdir={folder}",
+      f"--out={tmp_path / 'maps'}",
+      *arguments,
+    )
+
+  code, out, error = draw(f"--audio={tmp_path / '5.wav'}")
+  assert (code, error) == (0, "")
+  heard, path = out.splitlines()
+  assert heard == "output: 5"
+  with PIL.Image.open(path) as drawn:
+    assert np.asarray(drawn).std() > 20
+  for arguments, message in (
+    ([f"--audio={tmp_path / 'fast.wav'}"], "expected 8000 samples a second"),
+    ([f"--audio={tmp_path / 'long.wav'}"], "expected 1 to "),
+    (["--audio=/nowhere.wav"], "--audio: /nowhere.wav: no such file"),
+    (["--text=5"], "--text: expected a recording, which is not typed"),
+    (["--image=a.png"], "--image: this run reads no images"),
+    ([], "or --audio=FILE for one of speech"),
+  ):
+    code, _, error = draw(*arguments)
+    assert code == 2
+    assert message in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"optimizer.label_smoothing": 0.1}, r"config.optimizer.label_smoothing"),
+    ({"model.kind": "encoder"}, r"config.model"),
+    ({"task.name": "copy"}, r"config\.(task|model)"),
+    (
+      {"model.encoder_attention.name": "performer"},
+      r"config.model.encoder_attention: performer cannot carry relative "
+      r"positions \(position 'transformer_xl'\)",
+    ),
+    (
+      {"task.source": "folder", "task.path": "/nowhere"},
+      r"/nowhere: no such folder \(task.path\)",
+    ),
+  ],
+)
+def test_configs_that_cannot_be(changes, message):
+  code, _, error = commands.run(
+    "train.py",
+    "--config=configs/conformer.py",
+    *(f"--config.{name}={value}" for name, value in changes.items()),
+  )
+  assert code == 2
+  assert error.count("\n") == 1
+  assert re.search(message, error), error
+
+
+def test_weights_of_samples_are_refused_for_frames():
+  weights = str(HERE / "wav2vec2_conformer_rotary")
+  config = config_of(weights=weights)
+  parsed = experiment_config.parse(config)
+  assert parsed.model.extractor is not None
+  with pytest.raises(ConfigError, match=r"^config.model.extractor: it reads"):
+    experiment.create(parsed)
+  assert models.slots(parsed.model) == "dense"

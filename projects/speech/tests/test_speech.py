@@ -1,0 +1,520 @@
+"""Speech: dialled digits, log-mel frames, CTC, folders and TFDS sets."""
+
+import itertools
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import soundfile
+import tensorflow_datasets as tfds
+
+from projects.speech import ctc, mel, tones
+import tasks
+from tasks import draws
+
+RATE = 8000
+
+
+def make(batch_size=8, seed=0, workdir=None, restore=False, **leaves):
+  return tasks.TASKS["speech"].make(
+    tasks.SpeechConfig(**leaves),
+    kind="conformer",
+    batch_size=batch_size,
+    seed=seed,
+    workdir=workdir,
+    restore=restore,
+  )
+
+
+def assert_same(first, second):
+  assert first.keys() == second.keys()
+  for name, array in first.items():
+    np.testing.assert_array_equal(array, second[name])
+
+
+def dial(indices, snr=10.0, max_digits=8, split="train"):
+  return tones.dial(
+    draws.split_key(0, split),
+    np.asarray(indices),
+    min_digits=1,
+    max_digits=max_digits,
+    sample_rate=RATE,
+    snr=snr,
+  )
+
+
+# Dialled digits.
+
+
+def test_digits_are_the_tones_of_the_standard():
+  """Between silences, the two strongest frequencies are those of ITU-T Q.23."""
+  rows = ("123", "456", "789", "*0#")
+  low, high = (697, 770, 852, 941), (1209, 1336, 1477)
+  known = {
+    digit: (low[r], high[c])
+    for r, row in enumerate(rows)
+    for c, digit in enumerate(row)
+  }
+  dialled = dial(range(40), snr=60.0)
+  seen = set()
+  for samples, end, digits in zip(*dialled, strict=True):
+    loud = np.convolve(np.abs(samples[:end]), np.ones(40) / 40, "same")
+    is_tone = loud > 0.1 * loud.max()
+    edges = np.flatnonzero(np.diff(np.pad(is_tone, 1).astype(int)))
+    starts, stops = edges[::2], edges[1::2]
+    digits = [tones.DIGITS[d] for d in digits if d >= 0]
+    assert len(starts) == len(digits)
+    for start, stop, digit in zip(starts, stops, digits, strict=True):
+      tone = samples[start + 30 : stop - 30]
+      spectrum = np.abs(np.fft.rfft(tone * np.hanning(len(tone)), 8000))
+      for known_tone, band in zip(
+        known[digit], ((600, 1000), (1100, 1600)), strict=True
+      ):
+        peak = band[0] + np.argmax(spectrum[slice(*band)])
+        assert abs(peak - known_tone) <= 4
+      seen.add(digit)
+  assert seen == set(tones.DIGITS)
+
+
+@pytest.mark.parametrize("snr", [10.0, 0.0, -5.0])
+def test_noise_has_the_power_that_was_asked_for(snr):
+  """The same string with hardly any noise tells what is the tones' power."""
+  noisy, clean = dial(range(30), snr), dial(range(30), 120.0)
+  np.testing.assert_array_equal(noisy.digits, clean.digits)
+  for n, c, end in zip(
+    noisy.samples, clean.samples, noisy.num_samples, strict=True
+  ):
+    sounding = np.abs(c[:end]) > 0
+    loud = np.convolve(np.abs(c[:end]), np.ones(16), "same") > 1e-2 * c.max()
+    power = np.square(c[:end])[loud & sounding].mean()
+    noise = np.square(n[:end] - c[:end]).mean()
+    assert abs(10 * np.log10(power / noise) - snr) < 0.7
+
+
+def test_noise_is_normal_and_white():
+  raw = draws.words(draws.split_key(0, "noise"), np.arange(40), 20_000)
+  numbers = tones._normal(raw)
+  count = numbers.size
+  assert abs(numbers.mean()) < 4 / count**0.5
+  assert abs(numbers.var() - 1) < 4 * (2 / count) ** 0.5
+  assert abs((numbers**3).mean()) < 4 * (15 / count) ** 0.5
+  assert abs((numbers**4).mean() - 3) < 4 * (96 / count) ** 0.5
+  neighbours = (numbers[:, 1:] * numbers[:, :-1]).mean()
+  halves = (numbers[:, :20_000] * numbers[:, 20_000:]).mean()
+  assert max(abs(neighbours), abs(halves)) < 4 / count**0.5
+
+
+def test_lengths_gaps_and_levels_vary():
+  dialled = dial(range(200), snr=60.0)
+  lengths = (dialled.digits >= 0).sum(1)
+  assert set(lengths) == set(range(1, 9))
+  assert dialled.samples.shape[1] == tones.longest(8, RATE)
+  assert dialled.num_samples.max() <= tones.longest(8, RATE)
+  per_digit = dialled.num_samples / lengths
+  assert per_digit.std() > 100
+  levels = np.log10(np.abs(dialled.samples).max(1))
+  assert 0.8 < np.ptp(levels) < 1.4  # ± 10 dB, and ± 3 of the loudest digit.
+
+
+def test_a_batch_is_a_pure_function_of_seed_and_step():
+  task = make()
+  batches = [task.train_batch(step) for step in range(4)]
+  for step in (3, 0, 2):
+    assert_same(make().train_batch(step), batches[step])
+  # Whatever the size of a batch, an example is the same.
+  halves = [make(batch_size=4).train_batch(step) for step in (2, 3)]
+  for name, array in batches[1].items():
+    both = np.concatenate([half[name] for half in halves])
+    np.testing.assert_array_equal(both, array)
+  other = make(seed=1).train_batch(0)
+  assert not np.array_equal(other["targets"], batches[0]["targets"])
+  held_out = next(make().eval_batches("validation"))
+  assert not np.array_equal(held_out["frames"], batches[0]["frames"])
+
+
+def test_batches_are_padded_at_the_end():
+  task = make(eval_size=11)
+  batches = list(task.eval_batches("validation"))
+  assert [len(batch["frames"]) for batch in batches] == [8, 8]
+  assert [batch["weights"].any(1).sum() for batch in batches] == [8, 3]
+  frames, mask = batches[0]["frames"], batches[0]["source_mask"]
+  assert frames.shape[1:] == task.input_shapes["frames"]
+  assert frames.shape[1] % 4 == 0
+  assert (np.diff(mask.astype(int), axis=1) <= 0).all()
+  assert not frames[~mask].any()
+  targets, weights = batches[0]["targets"], batches[0]["weights"]
+  np.testing.assert_array_equal(targets > 0, weights > 0)
+  assert targets.max() <= 10
+  assert task.decode(targets[0]) == "".join(str(i - 1) for i in targets[0] if i)
+  assert task.encode_target("709") == [8, 1, 10]
+
+
+# Frames.
+
+
+def naive_log_mel(samples, rate, bands):
+  """By the definition of the transform and of the scale, in float64."""
+  window, hop = round(0.025 * rate), round(0.01 * rate)
+  size = 1
+  while size < window:
+    size *= 2
+  edges = [
+    700 * (10 ** (m / 2595) - 1)
+    for m in np.linspace(0, 2595 * np.log10(1 + rate / 2 / 700), bands + 2)
+  ]
+  rows = []
+  for start in range(0, len(samples) - window + 1, hop):
+    windowed = samples[start : start + window] * [
+      0.5 - 0.5 * np.cos(2 * np.pi * n / (window - 1)) for n in range(window)
+    ]
+    row = []
+    for m in range(bands):
+      left = max(edges[m + 1] - edges[m], rate / size)
+      right = max(edges[m + 2] - edges[m + 1], rate / size)
+      total = 0.0
+      for k in range(size // 2 + 1):
+        f = k * rate / size - edges[m + 1]
+        share = max(0.0, 1 - (-f / left if f < 0 else f / right))
+        if share:
+          angles = 2 * np.pi * k * np.arange(window) / size
+          total += share * abs(np.sum(windowed * np.exp(-1j * angles))) ** 2
+      row.append(np.log(total + 1e-10))
+    rows.append(row)
+  rows = np.array(rows)
+  return (rows - rows.mean()) / rows.std()
+
+
+@pytest.mark.parametrize(
+  ("length", "rate", "bands"),
+  [(200, 8000, 7), (701, 8000, 40), (900, 16000, 11)],
+)
+def test_frames_are_by_the_definition(length, rate, bands):
+  samples = np.random.default_rng(0).standard_normal(length, np.float32)
+  got = mel.log_mel(samples, rate, bands)
+  expected = naive_log_mel(samples.astype(float), rate, bands)
+  assert got.dtype == np.float32
+  assert got.shape == expected.shape == (mel.num_frames(length, rate), bands)
+  np.testing.assert_allclose(got, expected, atol=2e-4)
+  np.testing.assert_allclose(
+    mel.log_mel(30 * samples, rate, bands), got, atol=1e-4
+  )
+
+
+def test_every_band_hears_something():
+  for rate, bands in ((8000, 40), (8000, 80), (16000, 80), (44100, 128)):
+    assert (mel.filters(rate, bands).max(0) > 0).all()
+
+
+def test_silence_has_finite_frames():
+  assert np.isfinite(mel.log_mel(np.zeros(400, np.float32), RATE, 40)).all()
+
+
+# CTC.
+
+
+def paths(length, symbols):
+  return itertools.product(range(symbols), repeat=length)
+
+
+def collapse(path):
+  return [s for s, _ in itertools.groupby(path) if s]
+
+
+def test_loss_is_the_sum_over_all_paths():
+  """−log of the probability of all paths that collapse to the target."""
+  rng = np.random.default_rng(0)
+  logits = rng.standard_normal((4, 5, 3))
+  targets = np.array([[1, 1], [2, 1], [2, 0], [0, 0]])
+  weights = (targets > 0).astype(np.float32)
+  lengths = [5, 4, 2, 3]
+  mask = np.arange(5)[None] < np.array(lengths)[:, None]
+  log_probs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+  total = 0.0
+  for row in range(3):  # The last row has no symbols and counts nothing.
+    target = [i for i in targets[row] if i]
+    found = sum(
+      np.exp(sum(log_probs[row, t, s] for t, s in enumerate(path)))
+      for path in paths(lengths[row], 3)
+      if collapse(path) == target
+    )
+    total -= np.log(found)
+  nats, count = ctc.loss(
+    *map(jnp.asarray, (logits.astype(np.float32), mask, targets, weights))
+  )
+  assert count == 5
+  np.testing.assert_allclose(nats, total, rtol=1e-5)
+
+
+def naive_distance(a, b):
+  if not a or not b:
+    return len(a) + len(b)
+  return min(
+    naive_distance(a[1:], b) + 1,
+    naive_distance(a, b[1:]) + 1,
+    naive_distance(a[1:], b[1:]) + (a[0] != b[0]),
+  )
+
+
+def test_greedy_decoding_and_edit_distance():
+  rng = np.random.default_rng(0)
+  logits = rng.standard_normal((60, 7, 4)).astype(np.float32)
+  logits[:, :, 0] += 0.5
+  lengths = rng.integers(0, 8, 60)
+  mask = np.arange(7)[None] < lengths[:, None]
+  targets = rng.integers(1, 4, (60, 5))
+  weights = (np.arange(5)[None] < rng.integers(0, 6, (60, 1))).astype(
+    np.float32
+  )
+  targets = np.where(weights > 0, targets, 0)
+  found = ctc.greedy(jnp.asarray(logits), jnp.asarray(mask))
+  distances = jax.jit(ctc.edit_distance)(found, targets, weights)
+  for row in range(60):
+    path = logits[row, : lengths[row]].argmax(-1)
+    said = [int(i) for i in found[row] if i]
+    assert said == [int(i) for i in collapse(path)]
+    expected = naive_distance(said, [int(i) for i in targets[row] if i])
+    assert distances[row] == expected
+
+
+def test_metric_is_edits_over_symbols():
+  task = make(batch_size=2)
+  batch = {
+    "source_mask": jnp.ones((2, 16), bool),
+    "targets": jnp.array([[3, 3, 4], [5, 0, 0]]),
+    "weights": jnp.array([[1.0, 1, 1], [1, 0, 0]]),
+  }
+  # '3', blank, '3' without the 4, and '5' right.
+  logits = 9.0 * jax.nn.one_hot(jnp.array([[3, 0, 3, 0], [0, 5, 5, 0]]), 11)
+  sums = task.metric_sums(logits, batch)
+  assert task.summarize({"error_rate": tuple(sums["error_rate"])}) == {
+    "error_rate": 0.25
+  }
+  with pytest.raises(ValueError, match="got 5 of 16 frames"):
+    task.metric_sums(jnp.zeros((2, 5, 11)), batch)
+
+
+# Files.
+
+
+def write(path, samples, rate=RATE):
+  soundfile.write(path, samples, rate, subtype="PCM_16")
+
+
+@pytest.fixture
+def folder(tmp_path):
+  """Ten recordings of noise, from 0.3 to 0.75 seconds."""
+  folder = tmp_path / "said"
+  folder.mkdir()
+  rng = np.random.default_rng(0)
+  lines = []
+  for i in range(10):
+    write(folder / f"{i}.wav", 0.1 * rng.standard_normal(2400 + 400 * i))
+    lines.append(f"{i}.wav\t{'ab ba'[: 2 + i % 4]}\n")
+  (folder / "transcripts.tsv").write_text("".join(lines))
+  return folder
+
+
+def test_a_folder_of_recordings(folder, tmp_path):
+  task = make(source="folder", path=str(folder), held_out=0.3, batch_size=7)
+  assert task.symbols == " ab"
+  assert task.target_vocab_size == 4
+  assert task.max_target_length == 5
+  most = mel.num_frames(6000, RATE)
+  assert task.input_shapes == {"frames": (-(-most // 4) * 4, 40)}
+  [held_out] = task.eval_batches("validation")
+  assert held_out["weights"].any(1).sum() == 3
+  epoch = task.train_batch(0)
+  # All ten are there once, as the file has them.
+  heard = {
+    frames[mask].tobytes(): task.decode(ids)
+    for batch in (epoch, held_out)
+    for frames, mask, ids in zip(
+      batch["frames"], batch["source_mask"], batch["targets"], strict=True
+    )
+    if mask.any()
+  }
+  assert len(heard) == 10
+  for i in range(10):
+    samples, _ = soundfile.read(folder / f"{i}.wav", dtype="float32")
+    frames = mel.log_mel(samples, RATE, 40)
+    assert heard[frames.tobytes()] == "ab ba"[: 2 + i % 4]
+  order = task.train_batch(1)["targets"]
+  assert sorted(map(tuple, order)) == sorted(map(tuple, epoch["targets"]))
+  # A run that is restored reads no data.
+  task.save(tmp_path / "run")
+  again = make(
+    source="folder", path="gone", workdir=tmp_path / "run", restore=True
+  )
+  assert again.symbols == task.symbols
+  assert again.input_shapes == task.input_shapes
+  read = again.read(str(folder / "3.wav"))
+  assert read["source_mask"].sum() == mel.num_frames(3600, RATE)
+  (folder / "transcripts.tsv").write_text("0.wav\tx\n1.wav\ty\n")
+  with pytest.raises(tasks.DataError, match="does not fit the data"):
+    make(source="folder", path=str(folder), workdir=tmp_path / "run")
+
+
+def spoil_transcripts(text):
+  return lambda folder: (folder / "transcripts.tsv").write_text(text)
+
+
+@pytest.mark.parametrize(
+  ("spoil", "message"),
+  [
+    (
+      lambda folder: (folder / "transcripts.tsv").unlink(),
+      "said: no transcripts.tsv, with a line FILE<tab>TEXT for each",
+    ),
+    (
+      lambda folder: write(folder / "4.wav", np.zeros(8000), 16000),
+      r"4.wav: expected 8000 samples a second \(task.sample_rate\), got 16000",
+    ),
+    (
+      lambda folder: write(folder / "4.wav", np.zeros((8000, 2))),
+      "4.wav: expected one channel, got 2",
+    ),
+    (
+      lambda folder: (folder / "4.wav").write_bytes(b"RIFF and nothing"),
+      "4.wav: cannot be read as audio",
+    ),
+    (
+      lambda folder: soundfile.write(
+        folder / "4.wav", np.full(8000, np.nan), RATE, subtype="FLOAT"
+      ),
+      "4.wav: expected finite samples",
+    ),
+    (
+      lambda folder: write(folder / "4.wav", np.zeros(400)),
+      "4.wav: expected at least 0.065 seconds for the 2 symbols of its "
+      "transcript, got 0.050",
+    ),
+    (
+      lambda folder: (folder / "4.wav").unlink(),
+      "transcripts.tsv, line 5: no such file: .*4.wav",
+    ),
+    (
+      spoil_transcripts("0.wav\tone\n0.wav\ttwo\n"),
+      "transcripts.tsv, line 2: 0.wav is there twice",
+    ),
+    (
+      spoil_transcripts("0.wav one\n"),
+      "transcripts.tsv, line 1: expected FILE<tab>TEXT",
+    ),
+    (spoil_transcripts("0.wav\tab\n"), "expected at least 2 recordings"),
+    (spoil_transcripts(""), "expected at least 2 recordings"),
+  ],
+)
+def test_folders_that_cannot_be_read(folder, spoil, message):
+  spoil(folder)
+  with pytest.raises(tasks.DataError, match=message) as info:
+    make(source="folder", path=str(folder))
+  assert "\n" not in str(info.value)
+
+
+def test_repeated_symbols_need_a_blank(folder):
+  # 0.3 seconds are 28 frames, hence 7 logits.
+  (folder / "transcripts.tsv").write_text("0.wav\tababab\n1.wav\ta\n")
+  make(source="folder", path=str(folder))
+  (folder / "transcripts.tsv").write_text("0.wav\taabb aa\n1.wav\ta\n")
+  with pytest.raises(tasks.DataError, match="for the 7 symbols"):
+    make(source="folder", path=str(folder))
+
+
+def test_without_soundfile(folder, monkeypatch):
+  monkeypatch.setitem(sys.modules, "soundfile", None)
+  with pytest.raises(
+    tasks.DataError, match=r"^task.source: recordings are read with soundfile"
+  ):
+    make(source="folder", path=str(folder))
+  make()  # Dialled digits need no file.
+
+
+@pytest.mark.parametrize(
+  ("leaves", "message"),
+  [
+    ({"source": ""}, "^source: expected"),
+    ({"source": "folder"}, "^path: expected a folder"),
+    ({"path": "/tmp"}, "^path: expected none"),
+    ({"sample_rate": 2000}, "^sample_rate: expected at least 4000"),
+    ({"min_digits": 5, "max_digits": 4}, "^max_digits: expected at least"),
+    ({"snr": float("nan")}, "^snr: expected a finite"),
+    ({"bands": 1}, "^bands: expected 2 to 256"),
+    ({"held_out": 1.0}, "^held_out: expected above 0"),
+    # What nothing reads is refused.
+    (
+      {"held_out": 0.5},
+      "^held_out: expected the default, 0.1, where source='t",
+    ),
+    (
+      {"text_feature": "label"},
+      "^text_feature: expected the default, 'text', ",
+    ),
+    (
+      {"source": "folder", "path": "x", "snr": 3.0},
+      "^snr: expected the default, 10.0, where source='folder', got 3.0",
+    ),
+    (
+      {"source": "spoken_digit", "max_digits": 3},
+      "^max_digits: expected the default, 8, where source='spoken_digit'",
+    ),
+  ],
+)
+def test_configs_that_cannot_be(leaves, message):
+  with pytest.raises(ValueError, match=message):
+    tasks.SpeechConfig(**leaves)
+
+
+def test_other_kinds_of_model_are_refused():
+  with pytest.raises(ValueError, match=r"^model.kind: speech serves conformer"):
+    tasks.TASKS["speech"].make(
+      tasks.SpeechConfig(), kind="encoder", batch_size=2, seed=0
+    )
+
+
+# TFDS.
+
+
+def test_spoken_digits_are_prepared_without_tensorflow(
+  tmp_path, empty_cache, monkeypatch
+):
+  """The set's own builder, on files as its authors have them."""
+  folder = tmp_path / "free-spoken-digit-dataset-1.0.9" / "recordings"
+  folder.mkdir(parents=True)
+  rng = np.random.default_rng(0)
+  written = {}
+  for digit in range(10):
+    samples = rng.integers(-9000, 9000, 2000 + 80 * digit, np.int16)
+    soundfile.write(folder / f"{digit}_somebody_0.wav", samples, RATE)
+    frames = mel.log_mel(samples.astype(np.float32) / 2**15, RATE, 40)
+    written[frames.tobytes()] = str(digit)
+  monkeypatch.setattr("tasks.catalog._check_network", lambda *_: None)
+  monkeypatch.setattr(
+    tfds.download.DownloadManager,
+    "download_and_extract",
+    lambda self, url: str(tmp_path),
+  )
+  leaves = {
+    "source": "spoken_digit",
+    "audio_feature": "audio",
+    "text_feature": "label",
+  }
+  task = make(**leaves, batch_size=9)
+  assert "tensorflow" not in sys.modules
+  assert task.symbols == "0123456789"
+  heard = {}
+  for batch in (task.train_batch(0), *task.eval_batches("validation")):
+    for frames, mask, ids in zip(
+      batch["frames"], batch["source_mask"], batch["targets"], strict=True
+    ):
+      if mask.any():
+        heard[frames[mask].tobytes()] = task.decode(ids)
+  assert heard == written
+  for changes, message in (
+    ({"sample_rate": 16000}, "has 8000 samples a second, expected 16000"),
+    ({"text_feature": "said"}, "^task.text_feature: spoken_digit has audio, "),
+    ({"source": "no_such_set"}, "^task.source: TFDS has no 'no_such_set'"),
+  ):
+    with pytest.raises(tasks.DataError, match=message):
+      make(**{**leaves, **changes})

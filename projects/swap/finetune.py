@@ -1,0 +1,79 @@
+"""Trains a swapped model as a whole, as a run like any other."""
+
+from pathlib import Path
+
+from models.published import load
+from projects.swap import scores, variant
+from projects.swap.records import MODELS, RUNS
+from projects.swap.settings import Settings
+from projects.swap.source import Source
+from training import (
+  experiment,
+  experiment_config,
+  inference,
+  loop,
+  published,
+  workdir,
+)
+
+
+def finetune(
+  source: Source, settings: Settings, folder: Path, name: str
+) -> dict[str, float] | None:
+  """Trains the model in models/`name` with the usual loss, and writes it back.
+
+  It is a run in finetune/`name`, with checkpoints and metrics: started again it
+  continues. AdamW without weight decay, with a tenth of the steps to warm up.
+
+  Args:
+    source: the model before, and its text.
+    settings: steps and rate.
+    folder: of the swap.
+    name: of the model's folder.
+
+  Returns:
+    'finetune_loss' and 'finetune_accuracy'; None where a signal stopped it.
+  """
+  weights, run_folder = folder / MODELS / name, folder / RUNS / name
+  steps = settings.finetune_steps
+  mapping = published.text_mapping(
+    weights,
+    source.kind,
+    {
+      "path": settings.text,
+      "context": source.context,
+      "eval_batches": settings.batches,
+      "tokenizer": str(source.vocabulary),
+    },
+    num_steps=steps,
+    batch_size=settings.batch_size,
+    seed=settings.seed,
+    eval_every=steps,
+    checkpoint_every=max(1, min(200, steps)),
+    log_every=max(1, min(100, steps)),
+    optimizer={
+      "name": "adamw",
+      "learning_rate": settings.finetune_rate,
+      "schedule": "cosine",
+      "warmup_steps": steps // 10,
+      "final_fraction": 0.1,
+      "b2": 0.99,
+      "clip_norm": 1.0,
+    },
+  )
+  config = experiment_config.parse(mapping)
+  workdir.check(run_folder, config)
+  if workdir.final_metrics(run_folder, config) is None:
+    run = experiment.begin(config, run_folder)
+    if loop.run(run, run_folder) is None:
+      return None
+  else:
+    run = experiment.create(config, run_folder)
+  variables = inference.restore_variables(run, run_folder)
+  opened = load.open_folder(weights)
+  model = load.make_model(
+    load.with_attention(opened.described, None, "float32")
+  )
+  variant.save(source, model, variables, weights)
+  found = scores.scored(source, model, variables)
+  return {f"finetune_{key}": value for key, value in found.items()}

@@ -1,0 +1,262 @@
+"""What becomes of a model when a mechanism is put into its layers."""
+
+from collections.abc import Mapping, Sequence
+import math
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attention import Attention, registry
+from comparison import costs
+import models
+from models.published import load
+from models.published.family import Described
+from models.transformer import Transformer
+from projects.swap import scores as scores_lib
+from projects.swap import substitution, transfer, variant
+from projects.swap.records import CANNOT, DONE, MODELS, OWN, Record, folder_name
+from projects.swap.settings import Choice, Settings
+from projects.swap.source import Source
+from projects.swap.substitution import Mechanisms
+from settings.errors import one_line
+from training import attention_maps
+from training import optimizer as optimizer_lib
+from training.config import OptimizerConfig
+from training.state import TrainState
+from training.step import StepFunctions
+
+
+def own(source: Source, settings: Settings) -> Record:
+  """The model as it is, as a row like those of the mechanisms.
+
+  Args:
+    source: the model and its text.
+    settings: what is measured.
+
+  Returns:
+    A record; see `mechanism`.
+  """
+  scores = scores_lib.make(source, None)
+  return {
+    "attention": OWN,
+    "name": models.slots(source.described.config),
+    "status": DONE,
+    "reason": "",
+    "layers": [],
+    "swaps": [{"keep": 0, "kept": [], "folder": "", **scores.of({}, set())}],
+    "map": attention_maps.sketch(source.model, source.variables, source.task),
+    **_costs(source, settings, source.described),
+  }
+
+
+def mechanism(
+  source: Source, choice: Choice, settings: Settings, workdir: Path
+) -> Record:
+  """Everything that is measured of one mechanism before the whole is trained.
+
+  The models are written into `workdir`, fitted if `transfer_steps` is not 0.
+
+  Args:
+    source: the model and its text.
+    choice: the mechanism.
+    settings: what is measured.
+    workdir: of the swap.
+
+  Returns:
+    'status' and 'reason'; of each layer 'error', 'loss' and their counterparts
+    'transfer_error', 'transfer_loss'; the same 'error' of all layers together;
+    for each number k of `settings.keep` a swap with the layers that are kept,
+    its loss and accuracy before and after the transfer, and the folder it is
+    in; time and memory; and attention maps.
+  """
+  record: Record = {
+    "attention": choice.label,
+    "name": choice.config.name,
+    "options": dict(choice.config.options),
+  }
+  attention = choice.config.build()
+  paths = [place.path for place in source.places]
+  try:
+    described = variant.describe(source, choice.config, source.places)
+    model, variables = variant.make(source, described, settings.seed)
+    mechanisms = substitution.drawn(variables, paths)
+    _check_traces(model, variables, source)
+    _check_substitutes(source, attention, mechanisms)
+  except Exception as error:
+    # What the project raises is a sentence; others raise what they like.
+    foreign = ":" in choice.config.name
+    if not foreign and not isinstance(error, ValueError):
+      raise
+    reason = (
+      registry.where_it_failed(error, choice.config.name)
+      if foreign
+      else one_line(error)
+    )
+    return {**record, "status": CANNOT, "reason": reason}
+  scores = scores_lib.make(source, attention)
+  found, error = _by_layer(scores, paths, mechanisms)
+  kept = _kept(paths, found, settings.keep)
+  layers: list[dict[str, Any]] = [
+    {"side": place.side, "layer": place.layer, **one}
+    for place, one in zip(source.places, found, strict=True)
+  ]
+  swaps: list[dict[str, Any]] = [
+    {
+      "keep": k,
+      "kept": [paths.index(path) for path in paths if path in stay],
+      "folder": folder_name(choice.label, k),
+      **scores.of(mechanisms, {*paths} - stay),
+    }
+    for k, stay in kept.items()
+  ]
+  trained = [own.get("params", {}) for own in mechanisms.values()]
+  record |= {
+    "status": DONE,
+    "reason": "",
+    "error": error,
+    "trained": sum(leaf.size for leaf in jax.tree.leaves(trained)),
+    "layers": layers,
+    "swaps": swaps,
+    "map": attention_maps.sketch(model, variables, source.task),
+  }
+  if settings.transfer_steps and record["trained"]:
+    mechanisms = transfer.fit(
+      source.model,
+      source.variables,
+      attention,
+      mechanisms,
+      source.task.train_batch,
+      steps=settings.transfer_steps,
+      rate=settings.transfer_rate,
+      pad_id=source.task.pad_id,
+    )
+    found, record["transfer_error"] = _by_layer(scores, paths, mechanisms)
+    for layer, one in zip(layers, found, strict=True):
+      layer |= _after_transfer(one)
+    for swap, stay in zip(swaps, kept.values(), strict=True):
+      swap |= _after_transfer(scores.of(mechanisms, {*paths} - stay))
+    variables = substitution.filled(variables, mechanisms)
+    record["transfer_map"] = attention_maps.sketch(
+      model, variables, source.task
+    )
+  for swap, stay in zip(swaps, kept.values(), strict=True):
+    places = [place for place in source.places if place.path not in stay]
+    target = workdir / MODELS / swap["folder"]
+    variant.write(source, choice.config, places, mechanisms, target)
+  return record | _costs(source, settings, described)
+
+
+def _by_layer(
+  scores: scores_lib.Scores, paths: Sequence[str], mechanisms: Mechanisms
+) -> tuple[list[dict[str, float]], float]:
+  """Error, loss and accuracy of each layer swapped alone; the error of all."""
+  errors, whole = scores.errors(mechanisms)
+  return [
+    {"error": error, **scores.of(mechanisms, {path})}
+    for path, error in zip(paths, errors, strict=True)
+  ], whole
+
+
+def _after_transfer(found: Mapping[str, float]) -> dict[str, float]:
+  return {f"transfer_{name}": value for name, value in found.items()}
+
+
+def _check_traces(model: Transformer, variables: Any, source: Source) -> None:
+  """Raises ValueError where a mechanism refuses what it is called with."""
+  batch = source.task.train_batch(0)
+  jax.eval_shape(lambda: models.forward(model, variables, batch))
+
+
+def _check_substitutes(
+  source: Source, attention: Attention, mechanisms: Mechanisms
+) -> None:
+  """Raises ValueError where the model's own mechanism leaves it nothing to read."""
+  batch = source.task.train_batch(0)
+  swapped = {path: jnp.array(True) for path in mechanisms}
+  jax.eval_shape(
+    lambda: substitution.logits(
+      source.model, source.variables, batch, attention, mechanisms, swapped
+    )
+  )
+
+
+def _kept(
+  paths: Sequence[str],
+  layers: Sequence[Mapping[str, float]],
+  keep: Sequence[int],
+) -> dict[int, set[str]]:
+  """For each k the places whose swap alone costs most."""
+  # A loss that is not finite is the worst.
+  cost = [
+    layer["loss"] if math.isfinite(layer["loss"]) else math.inf
+    for layer in layers
+  ]
+  order = sorted(range(len(paths)), key=lambda i: -cost[i])
+  return {k: {paths[i] for i in order[:k]} for k in keep}
+
+
+def _costs(
+  source: Source, settings: Settings, described: Described
+) -> dict[str, Any]:
+  """Time and memory of a training step at one length or two, and the cache."""
+  found: dict[str, Any] = {"notes": {}}
+  batch = source.task.train_batch(0)
+  lengths = {"": (source.context, batch)}
+  if settings.length is not None:
+    row = {
+      name: np.resize(array[:1], (jax.device_count(), settings.length))
+      for name, array in batch.items()
+    }
+    lengths["long_"] = (settings.length, row)
+  for prefix, (length, rows) in lengths.items():
+    names = ("step_seconds", "temp_bytes")
+    try:
+      cost = _step_cost(source, settings, described, length, rows)
+    except ValueError as error:
+      cost = dict.fromkeys(names)
+      found["notes"][f"{prefix}step_seconds"] = one_line(error)
+    found |= {f"{prefix}{name}": cost[name] for name in names}
+  decodes = source.kind == "decoder" and all(
+    one.build().init_cache
+    for one in described.config.layers("decoder_attention")
+  )
+  if decodes:
+    sizes = [
+      costs.cache_bytes(described.config, n * source.context) or 0
+      for n in (1, 2)
+    ]
+    found["cache_bytes"] = sizes[0]
+    found["cache_token_bytes"] = (sizes[1] - sizes[0]) / source.context
+  return found
+
+
+def _step_cost(
+  source: Source,
+  settings: Settings,
+  described: Described,
+  length: int,
+  rows: Mapping[str, np.ndarray],
+) -> dict[str, Any]:
+  """Time and memory of a training step; weights do not matter, so none is read.
+
+  Raises:
+    ValueError: the mechanism cannot work at this length, or memory is short.
+  """
+  longest = max(length, described.max_length)
+  model = load.make_model(described._replace(max_length=longest))
+  optimizer = OptimizerConfig(learning_rate=settings.finetune_rate)
+  update = optimizer_lib.make_optimizer(optimizer, 1)
+  functions = StepFunctions(
+    forward=lambda variables, batch, rng: models.forward(
+      model, variables, batch, dropout_rng=rng
+    ),
+    metric_sums=source.task.metric_sums,
+    optimizer=update,
+    schedule=optimizer_lib.make_schedule(optimizer, 1),
+  )
+  variables = models.initialize(model, jax.random.key(0), rows)
+  state = TrainState.first(variables, update)
+  return costs.step_cost(functions, state, rows)

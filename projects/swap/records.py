@@ -1,0 +1,75 @@
+"""What is known of each mechanism so far: one small file a mechanism."""
+
+from collections.abc import Mapping
+from pathlib import Path
+import re
+from typing import Any
+
+from attention import ATTENTIONS
+from projects.swap.settings import Settings
+from training import claimed
+
+OWN = "own"
+"""Label of the model as it is, in place of a mechanism's."""
+
+SWAP = "swap.json"
+RECORDS, MODELS, RUNS = "records", "models", "finetune"
+DONE, CANNOT = "done", "cannot serve"
+
+Record = dict[str, Any]
+"""What `measure` found out about one mechanism, JSON-ready."""
+
+
+def check(workdir: Path, settings: Settings) -> None:
+  """Checks that `workdir` is free, or that of the same swap.
+
+  Mechanisms may be added later; nothing else may change.
+
+  Raises:
+    ConfigError: it holds something else.
+  """
+  claimed.check(workdir, SWAP, settings.shared(), "swap", "--")
+
+
+def claim(workdir: Path, settings: Settings) -> None:
+  """Makes `workdir` that of this swap."""
+  claimed.claim(workdir, SWAP, settings.shared())
+  for name in (RECORDS, MODELS):
+    (workdir / name).mkdir(exist_ok=True)
+
+
+def read(workdir: Path, label: str) -> Record | None:
+  """The record of a mechanism; None where there is none, or a damaged one."""
+  found = claimed.parsed(_path(workdir, label))
+  return found if found and found.get("attention") == label else None
+
+
+def everything(workdir: Path) -> list[Record]:
+  """All records that are whole: the model as it is, then mechanisms in order."""
+  found = [
+    claimed.parsed(path) for path in sorted((workdir / RECORDS).glob("*.json"))
+  ]
+  whole = [one for one in found if one and "attention" in one]
+  names = list(ATTENTIONS)
+
+  def place(one):
+    name = one["name"]
+    known = names.index(name) if name in names else len(names)
+    return one["attention"] != OWN, known, one["attention"]
+
+  return sorted(whole, key=place)
+
+
+def write(workdir: Path, record: Mapping[str, Any]) -> None:
+  """Writes the record of a mechanism, whole or not at all."""
+  claimed.replace(_path(workdir, record["attention"]), record)
+
+
+def folder_name(label: str, keep: int = 0) -> str:
+  """The folder of a swapped model in models/: `performer`, `lsh-keep-2`."""
+  name = re.sub(r"[^\w.=-]+", "-", label).strip("-")
+  return f"{name}-keep-{keep}" if keep else name
+
+
+def _path(workdir: Path, label: str) -> Path:
+  return workdir / RECORDS / f"{folder_name(label)}.json"

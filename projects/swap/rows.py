@@ -1,0 +1,170 @@
+"""Rows of results.csv and layers.csv, and what their columns mean."""
+
+from collections.abc import Sequence
+import math
+from typing import Any
+
+from projects.swap.records import CANNOT, OWN, Record
+from reports.columns import Column
+
+_STAGES = ("", "transfer_", "finetune_")
+
+QUALITY = (
+  Column("keep", "layers kept", "", 1, "layers with the model's own mechanism"),
+  Column(
+    "error",
+    "error",
+    "",
+    1,
+    "relative Frobenius distance of the attention's outputs, over all layers, "
+    "from those of the model's own mechanism on the same queries, keys and values",
+  ),
+  Column("transfer_error", "error, transferred", "", 1, "after the transfer"),
+  Column("loss", "loss", "nats", 1, "of the held-out text, as it is put in"),
+  Column("transfer_loss", "loss, transferred", "nats", 1, "after the transfer"),
+  Column("finetune_loss", "loss, fine-tuned", "nats", 1, "of the whole model"),
+  Column(
+    "loss_added", "added", "%", 100, "the last of the losses over own − 1"
+  ),
+  Column("perplexity", "perplexity", "", 1, "exp of the last of the losses"),
+  Column(
+    "last_accuracy", "accuracy", "%", 100, "right tokens, with the last weights"
+  ),
+  Column(
+    "trained", "fitted", "", 1, "numbers of the mechanism that are trained"
+  ),
+)
+"""What a swap does to the model."""
+
+COSTS = (
+  Column("step_seconds", "step", "ms", 1e3, "median time of a training step"),
+  Column(
+    "temp_bytes",
+    "temporaries",
+    "MiB",
+    2**-20,
+    "memory that XLA sets aside for the intermediate results of a step",
+  ),
+  Column("long_step_seconds", "long step", "ms", 1e3, "likewise, at --length"),
+  Column("long_temp_bytes", "long temporaries", "MiB", 2**-20, "likewise"),
+  Column(
+    "cache_bytes",
+    "cache",
+    "KiB",
+    2**-10,
+    "what all layers keep of a window of tokens while the model generates",
+  ),
+  Column(
+    "cache_token_bytes",
+    "cache a token",
+    "B",
+    1,
+    "what a token beyond the window adds to that",
+  ),
+)
+"""What a model with the mechanism in every layer takes."""
+
+
+def results(found: Sequence[Record]) -> list[dict[str, Any]]:
+  """A row for each swapped model, and for the model as it is.
+
+  Args:
+    found: records, that of the model as it is among them.
+  """
+  base = own_loss(found)
+  rows = []
+  for record in found:
+    shared = {
+      **{name: record.get(name) for name in ("attention", "name", "status")},
+      **{c.name: record.get(c.name) for c in COSTS},
+      **{n: record.get(n) for n in ("error", "transfer_error", "trained")},
+      "reason": _reason(record),
+    }
+    for swap in record.get("swaps", [{}]):
+      losses = {f"{s}loss": swap.get(f"{s}loss") for s in _STAGES}
+      accuracies = {f"{s}accuracy": swap.get(f"{s}accuracy") for s in _STAGES}
+      loss, accuracy = _last(losses), _last(accuracies)
+      last = {
+        "perplexity": None if loss is None else _exp(loss),
+        "last_accuracy": accuracy,
+        "loss_added": _added(loss, base),
+      }
+      kept = " ".join(map(str, swap.get("kept", ())))
+      own = {"keep": swap.get("keep"), "kept": kept, **losses, **accuracies}
+      folder = swap.get("folder") or None
+      rows.append({**shared, **own, **last, "folder": folder})
+  first = ["attention", "name", "status", "keep", "kept"]
+  shown = dict.fromkeys([*first, *(name for row in rows for name in row)])
+  shown.pop("reason")
+  return [{name: row[name] for name in (*shown, "reason")} for row in rows]
+
+
+def layers(found: Sequence[Record]) -> list[dict[str, Any]]:
+  """A row for each mechanism and layer."""
+  base = own_loss(found)
+  return [
+    {
+      "attention": record["attention"],
+      "side": layer["side"],
+      "layer": layer["layer"],
+      "error": layer["error"],
+      "transfer_error": layer.get("transfer_error"),
+      "loss": layer["loss"],
+      "loss_added": _added(layer["loss"], base),
+      "transfer_loss": layer.get("transfer_loss"),
+      "transfer_loss_added": _added(layer.get("transfer_loss"), base),
+    }
+    for record in found
+    for layer in record.get("layers", ())
+  ]
+
+
+def line(record: Record) -> str:
+  """What a record says, for a terminal."""
+  label = record["attention"]
+  if record["status"] == CANNOT:
+    return f"{label}: {record['reason']}"
+  parts = []
+  for swap in record["swaps"]:
+    losses = [swap.get(f"{stage}loss") for stage in _STAGES]
+    shown = " → ".join(f"{loss:.4f}" for loss in losses if loss is not None)
+    keep = swap["keep"]
+    kept = f" ({keep} layer{'s'[: keep != 1]} kept)" if keep else ""
+    parts.append(f"loss {shown}{kept}")
+  return f"{label}: {', '.join(parts)}"
+
+
+def shown(value: Any, column: Column) -> str:
+  """A value in the unit of its column, for a reader."""
+  if value is None:
+    return "–"
+  scaled = value * column.scale
+  if column.unit == "%":
+    return f"{scaled:.2f}"
+  return f"{scaled:,.0f}" if abs(scaled) >= 1000 else f"{scaled:.4g}"
+
+
+def own_loss(found: Sequence[Record]) -> float | None:
+  """The loss of the model as it is."""
+  for record in found:
+    if record["attention"] == OWN:
+      return record["swaps"][0]["loss"]
+  return None
+
+
+def _added(loss: float | None, base: float | None) -> float | None:
+  return None if loss is None or not base else loss / base - 1
+
+
+def _last(values: dict[str, float | None]) -> float | None:
+  return next((v for v in reversed(values.values()) if v is not None), None)
+
+
+def _exp(loss: float) -> float:
+  return math.exp(loss) if loss < 700 else math.inf
+
+
+def _reason(record: Record) -> str | None:
+  notes = record.get("notes", {}).items()
+  reasons = [record.get("reason") or "", *(f"{k}: {v}" for k, v in notes)]
+  return "; ".join(filter(None, reasons)) or None

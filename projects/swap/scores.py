@@ -1,0 +1,84 @@
+"""Losses and errors of a model with a mechanism in some of its layers."""
+
+from collections.abc import Callable
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+import numpy as np
+
+from attention import Attention
+import models
+from projects.swap import substitution
+from projects.swap.source import Source
+from projects.swap.substitution import Mechanisms
+from training.step import cross_entropy
+
+
+class Scores(NamedTuple):
+  """Loss and accuracy with some of the layers swapped, of one mechanism.
+
+  Attributes:
+    of: `(mechanisms, swapped places) -> {'loss', 'accuracy'}`.
+    errors: `mechanisms -> relative error of each place`, and of all together.
+  """
+
+  of: Callable[[Mechanisms, set[str]], dict[str, float]]
+  errors: Callable[[Mechanisms], tuple[list[float], float]]
+
+
+def make(source: Source, attention: Attention | None) -> Scores:
+  """Compiles what measures a mechanism; None for the model as it is."""
+  paths = [place.path for place in source.places]
+  batches, pad_id = source.batches, source.task.pad_id
+
+  @jax.jit
+  def sums(variables, mechanisms, swapped, batch):
+    if attention is None:
+      logits = models.forward(source.model, variables, batch)
+    else:
+      logits = substitution.logits(
+        source.model, variables, batch, attention, mechanisms, swapped
+      )
+    _, nats, count = cross_entropy(logits, batch)
+    found = source.task.metric_sums(logits, batch)
+    return jnp.stack([jnp.stack([nats, count]), found["token_accuracy"]])
+
+  @jax.jit
+  def squares(variables, mechanisms, batch):
+    assert attention is not None
+    valid = substitution.valid_positions(batch, pad_id)
+    found = substitution.squares(
+      source.model, variables, batch, valid, attention, mechanisms
+    )
+    return jnp.stack([found[path] for path in paths])
+
+  def total(sums_of: Callable[[Any], Array]) -> np.ndarray:
+    """Sums over all batches, in float64."""
+    found = [np.asarray(sums_of(batch), np.float64) for batch in batches]
+    return np.stack(found).sum(0)
+
+  def of(mechanisms, places):
+    swapped = {path: np.array(path in places) for path in paths}
+    (nats, count), (hits, tokens) = total(
+      lambda batch: sums(source.variables, mechanisms, swapped, batch)
+    )
+    return {"loss": float(nats / count), "accuracy": float(hits / tokens)}
+
+  def errors(mechanisms):
+    deviations, sizes = total(
+      lambda batch: squares(source.variables, mechanisms, batch)
+    ).T
+    sizes = np.maximum(sizes, 1e-30)
+    whole = math.sqrt(deviations.sum() / sizes.sum())
+    return np.sqrt(deviations / sizes).tolist(), whole
+
+  return Scores(of, errors)
+
+
+def scored(source: Source, model: Any, variables: Any) -> dict[str, float]:
+  """'loss' and 'accuracy' of another model on the same held-out text."""
+  other = source._replace(model=model, variables=variables)
+  return make(other, None).of({}, set())

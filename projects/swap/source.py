@@ -1,0 +1,199 @@
+"""The model as it is, and the text that it is measured on."""
+
+from collections.abc import Mapping
+from pathlib import Path
+import re
+from typing import Any, NamedTuple
+
+import jax
+
+import models
+from models.published import load
+from models.published.family import Described
+from models.transformer import Transformer
+from projects.swap.settings import Settings
+from settings.errors import ConfigError
+import tasks
+from tasks import text as text_task
+
+_LONGEST = 256
+
+
+class Place(NamedTuple):
+  """One self-attention of a model.
+
+  Attributes:
+    slot: 'encoder_attention' or 'decoder_attention'.
+    layer: from 0.
+  """
+
+  slot: str
+  layer: int
+
+  @property
+  def side(self) -> str:
+    """'encoder' or 'decoder'."""
+    return self.slot.removesuffix("_attention")
+
+  @property
+  def path(self) -> str:
+    """Where its module is in the model."""
+    return f"{self.side}_{self.layer}/self_attention"
+
+
+class Source(NamedTuple):
+  """A model with weights, and a text for it.
+
+  Attributes:
+    opened: its folder.
+    described: the model, in float32.
+    model: the module.
+    variables: its weights.
+    vocabulary: the file that makes ids of a text.
+    task: windows of the text, to train on and held out.
+    batches: the held-out windows that losses are measured on.
+    places: every self-attention, in the order of the model.
+    context: tokens of a window.
+  """
+
+  opened: load.Opened
+  described: Described
+  model: Transformer
+  variables: Mapping[str, Any]
+  vocabulary: Path
+  task: tasks.Task
+  batches: list[tasks.Batch]
+  places: tuple[Place, ...]
+  context: int
+
+  @property
+  def kind(self) -> str:
+    """'encoder', 'decoder' or 'encoder_decoder'."""
+    return self.described.config.kind
+
+
+def read(settings: Settings) -> Source:
+  """Reads the weights and the text.
+
+  Raises:
+    ConfigError: the folder or the text cannot be read, the model predicts no
+      tokens, there is no vocabulary or one of another size, or the text is
+      shorter than a window.
+  """
+  folder = Path(settings.weights)
+  try:
+    opened = load.open_folder(folder)
+  except (OSError, ValueError) as error:
+    raise ConfigError(f"--weights: {error}") from error
+  described = load.with_attention(opened.described, None, "float32")
+  config = described.config
+  if not isinstance(config, models.ModelConfig):
+    raise ConfigError(
+      f"--weights: {opened.architecture} is of kind {config.kind!r}; expected a "
+      "Transformer"
+    )
+  if config.head != "tokens":
+    raise ConfigError(
+      f"--weights: {opened.architecture} predicts no tokens, so it has no loss "
+      "on a text; expected a language model"
+    )
+  if settings.batch_size % jax.device_count():
+    raise ConfigError(
+      f"--batch_size: expected a multiple of the {jax.device_count()} devices, "
+      f"got {settings.batch_size}"
+    )
+  vocabulary = _vocabulary(settings, folder)
+  context = settings.context or min(described.max_length, _LONGEST)
+  if context > described.max_length:
+    raise ConfigError(
+      f"--context: expected at most the {described.max_length} tokens that the "
+      f"model reads, got {context}"
+    )
+  if not Path(settings.text).is_file():
+    raise ConfigError(f"--text: no such file: {settings.text}")
+  try:
+    task = text_task.make(
+      tasks.TextConfig(
+        path=settings.text,
+        context=context,
+        eval_batches=settings.batches,
+        tokenizer=str(vocabulary),
+      ),
+      kind=config.kind,
+      batch_size=settings.batch_size,
+      seed=settings.seed,
+    )
+  except ValueError as error:
+    raise ConfigError(_as_typed(str(error))) from error
+  if task.target_vocab_size > described.vocab_size:
+    raise ConfigError(
+      f"--tokenizer: {vocabulary} has {task.target_vocab_size} ids, more than "
+      f"the {described.vocab_size} of the model"
+    )
+  model = load.make_model(described)
+  try:
+    variables = load.read_variables(opened, model)
+  except ValueError as error:
+    raise ConfigError(f"--weights: {error}") from error
+  places = tuple(
+    Place(slot, layer)
+    for slot in config.attentions
+    if slot != "cross_attention"
+    for layer in range(len(config.layers(slot)))
+  )
+  if max(settings.keep) > len(places):
+    raise ConfigError(
+      f"--keep: expected at most the {len(places)} layers of the model, got "
+      f"{max(settings.keep)}"
+    )
+  return Source(
+    opened=opened,
+    described=described,
+    model=model,
+    variables=variables,
+    vocabulary=vocabulary,
+    task=task,
+    batches=list(task.eval_batches(task.eval_splits[0])),
+    places=places,
+    context=context,
+  )
+
+
+def describe(source: Source) -> str:
+  """The model and the windows of the text, in one line."""
+  parameters = sum(leaf.size for leaf in jax.tree.leaves(source.variables))
+  return (
+    f"{source.opened.architecture} with {models.slots(source.described.config)} "
+    f"attention in {len(source.places)} layers, {parameters:,} parameters, "
+    f"windows of {source.context} tokens"
+  )
+
+
+def _vocabulary(settings: Settings, folder: Path) -> Path:
+  """The file that makes ids of a text.
+
+  Raises:
+    ConfigError: there is none.
+  """
+  typed = Path(settings.tokenizer or folder)
+  if typed.is_file() and settings.tokenizer:
+    return typed
+  found = tasks.find_vocabulary(typed)
+  if found is not None:
+    return found
+  if settings.tokenizer:
+    raise ConfigError(f"--tokenizer: no such file, or no tokenizer in {typed}")
+  raise ConfigError(
+    f"--weights: {folder} has no tokenizer.json, which makes ids of a text; "
+    "name one with --tokenizer=FILE"
+  )
+
+
+_TYPED_AS = {"path": "--text", "context": "--context"}
+
+
+def _as_typed(fault: str) -> str:
+  """A fault of the text task, its leaves named as the flags of `swap.py`."""
+  return re.sub(
+    r"\btask\.(\w+)", lambda m: _TYPED_AS.get(m[1], f"--{m[1]}"), fault
+  )

@@ -1,0 +1,78 @@
+"""Small published models with a text that they can read."""
+
+import json
+import pathlib
+import shutil
+
+import numpy as np
+
+from projects.swap import source
+from projects.swap.settings import Settings
+from tests.models.published.test_equality import HERE
+
+SPECIAL = {
+  "gpt2": ["<|endoftext|>"],
+  "mamba2": ["<|endoftext|>"],
+  "qwen3_next": ["<|endoftext|>"],
+  "bert_masked": ["[PAD]", "[CLS]", "[SEP]", "[MASK]"],
+  "t5": ["<pad>", "</s>", *(f"<extra_id_{i}>" for i in range(20))],
+}
+_WORDS = 30
+
+
+def write_text(path, count=1500):
+  """Words of which the next often follows from the last two."""
+  rng = np.random.default_rng(0)
+  words = [0, 1]
+  for _ in range(count):
+    rule = (words[-1] * 7 + words[-2]) % _WORDS
+    words.append(rule if rng.random() < 0.7 else int(rng.integers(_WORDS)))
+  pathlib.Path(path).write_text(" ".join(f"w{word}" for word in words))
+
+
+def write_tokenizer(path, case, words=_WORDS):
+  """A tokenizer.json of one id a word, special tokens first."""
+  special = SPECIAL[case]
+  names = [*special, "[UNK]", *(f"w{i}" for i in range(words))]
+  ids = {name: i for i, name in enumerate(names)}
+  options = dict.fromkeys(
+    ("single_word", "lstrip", "rstrip", "normalized"), False
+  )
+  content = {
+    "version": "1.0",
+    "truncation": None,
+    "padding": None,
+    "added_tokens": [
+      {"id": ids[name], "content": name, "special": True, **options}
+      for name in special
+    ],
+    "normalizer": None,
+    "pre_tokenizer": {"type": "WhitespaceSplit"},
+    "post_processor": None,
+    "decoder": None,
+    "model": {"type": "WordLevel", "vocab": ids, "unk_token": "[UNK]"},
+  }
+  pathlib.Path(path).write_text(json.dumps(content))
+
+
+def folder_of(case, path):
+  """A copy of a small model, with its tokenizer."""
+  shutil.copytree(HERE / case, path)
+  write_tokenizer(path / "tokenizer.json", case)
+  return path
+
+
+def settings(case, path, **options):
+  """What asks for a swap in a small model; writes its folder and the text."""
+  weights = path / case
+  if not weights.exists():
+    folder_of(case, weights)
+  write_text(path / "input.txt")
+  given = {"context": 20, "batches": 2, **options}
+  return Settings(weights=str(weights), text=str(path / "input.txt"), **given)
+
+
+def read(case, path, **options):
+  """The settings and the model of a case."""
+  asked = settings(case, path, **options)
+  return asked, source.read(asked)

@@ -1,0 +1,90 @@
+"""What is typed becomes mechanisms, or one line that says what is wrong."""
+
+import pytest
+
+from attention import ATTENTIONS
+from projects.swap.settings import Settings, numbers
+
+
+def settings(**options):
+  return Settings(**{"weights": "w", "text": "t", **options})
+
+
+def test_all_is_every_mechanism_with_sizes_for_the_context():
+  short = settings().choices(64)
+  assert [choice.label for choice in short] == list(ATTENTIONS)
+  long = {c.label: c.config.options for c in settings().choices(256)}
+  assert long["sliding_window"]["window"] > 8
+  assert dict(short[0].config.options) == {}
+  assert {c.label: c.config for c in short}["sliding_window"].options == {
+    "window": 8
+  }
+
+
+def test_options_and_several_of_one_name():
+  typed = (
+    "performer:num_features=32,performer:num_features=64:kernel=relu, "
+    "sliding_window:window=(5, 0)"
+  )
+  choices = settings(attention=typed).choices(64)
+  assert [c.label for c in choices] == [
+    "performer:num_features=32",
+    "performer:num_features=64:kernel=relu",
+    "sliding_window:window=(5, 0)",
+  ]
+  assert choices[1].config.options == {"num_features": 64, "kernel": "relu"}
+  assert choices[2].config.options == {"window": (5, 0)}
+
+
+def test_a_mechanism_of_somebody_else():
+  name = "attention.performer:performer"
+  (choice,) = settings(attention=f"{name}:num_features=8").choices(64)
+  assert (choice.config.name, choice.config.options) == (
+    name,
+    {"num_features": 8},
+  )
+
+
+@pytest.mark.parametrize(
+  ("options", "message"),
+  [
+    ({"weights": ""}, "weights: expected a folder of weights, or a run"),
+    ({"text": ""}, "text: expected a text file"),
+    ({"attention": ""}, "attention: expected mechanisms, or 'all'"),
+    ({"attention": "lsh,lsh"}, "attention: lsh is there twice"),
+    ({"attention": "lsh:chunk_size=8:x"}, "expected name:option=value"),
+    ({"context": 1}, "context: expected 2 to"),
+    ({"length": 0}, "length: expected 2 to"),
+    ({"batch_size": 0}, "batch_size: expected 1 to"),
+    ({"batches": -1}, "batches: expected 0 to"),
+    ({"transfer_steps": -1}, "transfer_steps: expected 0 to"),
+    ({"transfer_rate": 0.0}, "transfer_rate: expected above 0"),
+    ({"finetune_rate": float("nan")}, "finetune_rate: expected above 0"),
+    ({"keep": ()}, "keep: expected numbers of layers, each once"),
+    ({"keep": (1, 1)}, "keep: expected numbers of layers, each once"),
+  ],
+)
+def test_faults(options, message):
+  with pytest.raises(ValueError, match=message):
+    settings(**options)
+
+
+@pytest.mark.parametrize(
+  ("typed", "message"),
+  [
+    ("perfomer", "did you mean 'performer'"),
+    ("performer:features=8", "features: performer has no such option"),
+    ("performer:num_features=0", "num_features"),
+    ("nowhere.to:be_found", "no module 'nowhere'"),
+  ],
+)
+def test_faults_of_mechanisms(typed, message):
+  with pytest.raises(ValueError, match=message) as error:
+    settings(attention=typed).choices(64)
+  assert str(error.value).startswith("attention: ")
+
+
+def test_numbers_of_layers():
+  assert numbers(["0", " 2"]) == (0, 2)
+  with pytest.raises(ValueError, match="keep: expected numbers of layers"):
+    numbers(["first"])

@@ -1,0 +1,84 @@
+"""Fits a mechanism to the attention that it replaces, layer by layer."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from attention import Attention
+from models.transformer import Transformer
+from projects.swap import substitution
+from projects.swap.substitution import Batch, Mechanisms
+
+
+def fit(
+  model: Transformer,
+  variables: Mapping[str, Any],
+  attention: Attention,
+  mechanisms: Mechanisms,
+  batch_of: Callable[[int], Batch],
+  *,
+  steps: int,
+  rate: float,
+  pad_id: int,
+) -> dict[str, Any]:
+  """What a mechanism trains, so that each layer's output is the model's own.
+
+      loss = Σ_layers ‖out − own‖² / ‖own‖²
+
+  The mean squared error of every layer on the queries, keys and values of the
+  model as it is, in units of the mean square of the layer's own output. Layers
+  have no variables in common, so that all are fitted at once and none waits for
+  another. Adam with a rate that falls to 0 by a cosine.
+
+  Args:
+    model: with its own mechanisms.
+    variables: of the model; they are not changed.
+    attention: the other mechanism.
+    mechanisms: its variables at every place, to begin with.
+    batch_of: `step -> batch`.
+    steps: updates.
+    rate: the first learning rate.
+    pad_id: of the text.
+
+  Returns:
+    The mechanism's variables at every place.
+
+  Cost: a step is a forward pass of the model, and forward and backward of the
+    mechanism in every layer.
+
+  Paper: LoLCATs, section 3.1, arXiv:2410.10254.
+  """
+  optimizer = optax.adam(optax.cosine_decay_schedule(rate, max(steps, 1)))
+  trained = {place: own.get("params", {}) for place, own in mechanisms.items()}
+  fixed = {
+    place: {name: x for name, x in own.items() if name != "params"}
+    for place, own in mechanisms.items()
+  }
+
+  def merged(trained):
+    return {
+      place: {**fixed[place], **({"params": own} if own else {})}
+      for place, own in trained.items()
+    }
+
+  def loss(trained, variables, batch):
+    valid = substitution.valid_positions(batch, pad_id)
+    found = substitution.squares(
+      model, variables, batch, valid, attention, merged(trained)
+    )
+    pairs = jnp.stack([*found.values()])
+    return jnp.sum(pairs[:, 0] / jnp.maximum(pairs[:, 1], 1e-30))
+
+  @jax.jit
+  def update(trained, state, variables, batch):
+    gradient = jax.grad(loss)(trained, variables, batch)
+    change, state = optimizer.update(gradient, state)
+    return optax.apply_updates(trained, change), state
+
+  state = optimizer.init(trained)
+  for step in range(steps):
+    trained, state = update(trained, state, variables, batch_of(step))
+  return merged(trained)

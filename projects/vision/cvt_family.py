@@ -1,0 +1,211 @@
+"""CvT: Wu et al., arXiv:2103.15808."""
+
+from collections.abc import Collection, Iterator, Mapping
+import itertools
+from typing import Any
+
+import numpy as np
+
+from models.attention_config import AttentionConfig
+from models.published import family
+from models.published.bert import num_labels
+from models.published.family import Described, Family, Layout, Row
+from projects.vision.pyramid_config import PyramidConfig
+from projects.vision.swin_family import block_rows
+from projects.vision.vit_family import KERNEL, PIXELS, TOKEN
+
+DEPTHWISE = Layout(
+  lambda x, n: [np.moveaxis(x[:, 0], 0, -1)],
+  lambda xs: np.moveaxis(xs[0], -1, 0)[:, None],
+)
+"""PyTorch's depth-wise convolution is `[F, 1, …]`, ours `[…, F]`."""
+
+
+def describe(
+  theirs: Mapping[str, Any], names: Collection[str], head: str
+) -> Described:
+  """As `Family.describe`."""
+  del names, head
+  depths = family.sizes(theirs, "depth", [1, 2, 10])
+  stages = len(depths)
+  own = theirs.get("cls_token") or [False] * (stages - 1) + [True]
+  if any(own[:-1]):
+    raise ValueError(
+      f"cls_token: expected true in the last stage alone, got {own}"
+    )
+  for name, expected in (
+    ("qkv_bias", True),
+    ("qkv_projection_method", "dw_bn"),
+    ("stride_q", 1),
+  ):
+    family.only(theirs, **{name: [expected] * stages})
+  [kernel] = _one(theirs, "kernel_qkv", 3, stages)
+  [stride] = _one(theirs, "stride_kv", 2, stages)
+  for name in ("padding_q", "padding_kv"):
+    family.only(theirs, **{name: [kernel // 2] * stages})
+  features = family.sizes(theirs, "embed_dim", [64, 192, 384])
+  ratios = theirs.get("mlp_ratio") or [4.0] * stages
+  [dropout] = _one(theirs, "drop_rate", 0.0, stages)
+  # Theirs fit any size, and do not say for which they were trained.
+  side = family.size(theirs, "image_size", 224)
+  config = PyramidConfig(
+    depths=depths,
+    num_heads=family.sizes(theirs, "num_heads", [1, 3, 6]),
+    features=features,
+    mlp_features=tuple(
+      int(width * ratio) for width, ratio in zip(features, ratios, strict=True)
+    ),
+    patch_size=family.sizes(theirs, "patch_sizes", [7, 3, 3]),
+    patch_stride=family.sizes(theirs, "patch_stride", [4, 2, 2]),
+    patch_padding=family.sizes(theirs, "patch_padding", [2, 1, 1], least=0),
+    scale_by_features=True,
+    convolution=kernel,
+    class_token=bool(own[-1]),
+    dropout_rate=dropout,
+    image_shape=(side, side, family.size(theirs, "num_channels", 3)),
+    encoder_attention=AttentionConfig("strided_2d", {"stride": stride}),
+  )
+  shape = config.image_shape
+  return Described(config, 0, num_labels(theirs), 0, {"image": shape})
+
+
+def _one(
+  theirs: Mapping[str, Any], name: str, default: Any, stages: int
+) -> set[Any]:
+  """The one value that all stages have.
+
+  Raises:
+    ValueError: stages differ.
+  """
+  values = theirs.get(name) or [default] * stages
+  if len(set(values)) != 1:
+    raise ValueError(f"{name}: expected the same in every stage, got {values}")
+  return set(values)
+
+
+def _rows(config: PyramidConfig) -> Iterator[Row]:
+  for stage in range(len(config.depths)):
+    theirs = f"cvt.encoder.stages.{stage}.embedding.convolution_embeddings"
+    ours = f"patches_{stage}"
+    yield Row(
+      f"{theirs}.projection.weight",
+      (f"params/{ours}/projection/kernel",),
+      KERNEL,
+    )
+    yield Row(f"{theirs}.projection.bias", (f"params/{ours}/projection/bias",))
+    yield from family.norm(f"{theirs}.normalization", f"{ours}/norm")
+  last = f"cvt.encoder.stages.{len(config.depths) - 1}"
+  yield Row(f"{last}.cls_token", ("params/class_token",), TOKEN)
+  for theirs, ours in _blocks(config):
+    attention, slot = f"{theirs}.attention.attention", f"{ours}/self_attention"
+    for name in ("query", "key", "value"):
+      convolution = f"{attention}.convolution_projection_{name}"
+      convolution = f"{convolution}.convolution_projection"
+      here = f"{slot}/{name}_convolution"
+      yield Row(
+        f"{convolution}.convolution.weight",
+        (f"params/{here}/convolution/kernel",),
+        DEPTHWISE,
+      )
+      yield from family.batch_norm(
+        f"{convolution}.normalization", f"{here}/norm"
+      )
+      yield from family.linear(
+        f"{attention}.projection_{name}", f"{slot}/{name}"
+      )
+    yield from family.linear(f"{theirs}.attention.output.dense", f"{slot}/out")
+    yield from block_rows(theirs, ours)
+  yield from family.norm("layernorm", "encoder_norm")
+  yield from family.linear("classifier", "classes")
+
+
+def _blocks(config: PyramidConfig) -> Iterator[tuple[str, str]]:
+  """Their name and ours of every layer."""
+  ours = itertools.count()
+  for stage, depth in enumerate(config.depths):
+    for layer in range(depth):
+      name = f"cvt.encoder.stages.{stage}.layers.{layer}"
+      yield name, f"encoder_{next(ours)}"
+
+
+def _buffers(config: PyramidConfig) -> dict[str, np.ndarray]:
+  """PyTorch counts the batches that it normed by."""
+  return {
+    f"{theirs}.attention.attention.convolution_projection_{name}"
+    ".convolution_projection.normalization.num_batches_tracked": np.zeros(
+      (), np.int64
+    )
+    for theirs, _ in _blocks(config)
+    for name in ("query", "key", "value")
+  }
+
+
+def to_json(described: Described) -> dict[str, Any]:
+  """As `Family.to_json`.
+
+  Raises:
+    ValueError: stages that a CvT cannot have.
+  """
+  config = described.config
+  stages = len(config.depths)
+  strides = {
+    one.options.get("stride", 2)
+    for one in config.layers("encoder_attention")
+    if one.name == "strided_2d"
+  }
+  for field, found, expected in (
+    ("image_shape", len({*config.image_shape[:2]}) == 1, "square images"),
+    ("patch_size", not config.merges, "patches in every stage"),
+    ("convolution", config.convolution, "convolutions"),
+    ("encoder_attention", len(strides) < 2, "one stride"),
+    ("activation", config.activation == "gelu", "'gelu'"),
+  ):
+    if not found:
+      raise ValueError(
+        f"{field}: cvt has {expected}, got {getattr(config, field)}"
+      )
+  patches = [config.patches(stage) for stage in range(stages)]
+  size, stride, padding = ([*one] for one in zip(*patches, strict=True))
+  kernel = config.convolution or 0
+  return {
+    "model_type": "cvt",
+    "image_size": config.image_shape[0],
+    "num_channels": config.image_shape[2],
+    "depth": list(config.depths),
+    "num_heads": list(config.num_heads),
+    "embed_dim": list(config.features),
+    "mlp_ratio": [
+      wide / features
+      for wide, features in zip(
+        config.mlp_features, config.features, strict=True
+      )
+    ],
+    "patch_sizes": size,
+    "patch_stride": stride,
+    "patch_padding": padding,
+    "cls_token": [False] * (stages - 1) + [config.class_token],
+    "kernel_qkv": [kernel] * stages,
+    "padding_q": [kernel // 2] * stages,
+    "padding_kv": [kernel // 2] * stages,
+    "stride_q": [1] * stages,
+    "stride_kv": [min(strides, default=1)] * stages,
+    "qkv_bias": [True] * stages,
+    "qkv_projection_method": ["dw_bn"] * stages,
+    "drop_rate": [config.dropout_rate] * stages,
+    "attention_drop_rate": [0.0] * stages,
+    "drop_path_rate": [0.0] * stages,
+    "id2label": {str(i): f"LABEL_{i}" for i in range(described.outputs)},
+  }
+
+
+CVT = Family(
+  name="cvt",
+  architectures={"CvtForImageClassification": "class"},
+  describe=describe,
+  rows=_rows,
+  buffers=_buffers,
+  to_json=to_json,
+  inputs=PIXELS,
+  config_type=PyramidConfig,
+)
+"""Encoders in stages, with convolutions before query, key and value."""

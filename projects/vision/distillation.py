@@ -1,0 +1,105 @@
+"""A teacher's labels as targets of a second head (DeiT)."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import models
+from settings.errors import ConfigError
+import tasks
+from tasks.base import Batch
+
+
+class Distilled:
+  """A task of images whose batches have a teacher's labels as well.
+
+  'targets' and 'weights' are [B, 2]: the true label for the head of [CLS], and
+  for that of the distillation token what the teacher takes the same image for,
+  after augmentation (hard distillation). Held-out batches have the true label
+  twice. Everything else is the task's own.
+
+  Paper: DeiT, section 4, arXiv:2012.12877.
+  """
+
+  max_target_length = 2
+
+  def __init__(self, task: tasks.Task, teacher: models.Pretrained):
+    self._task = task
+
+    @jax.jit
+    def taken_for(variables, images):
+      return teacher.logits(variables, pixel_values=images).argmax(-1)
+
+    self._taken_for = lambda images: np.asarray(
+      taken_for(teacher.variables, images)
+    )
+
+  def __getattr__(self, name: str) -> Any:
+    return getattr(self._task, name)
+
+  def train_batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
+    """The batch of a step, its second target the teacher's."""
+    batch = self._task.train_batch(step, rows)
+    return _twice(batch, self._taken_for(batch["image"])[:, None])
+
+  def eval_batches(self, split: str) -> Iterator[Batch]:
+    """Held-out batches, the true label for both heads."""
+    for batch in self._task.eval_batches(split):
+      yield _twice(batch, batch["targets"])
+
+  def metric_sums(
+    self, logits: Any, batch: Mapping[str, Any]
+  ) -> dict[str, Any]:
+    """The task's own, of the mean of both heads."""
+    first = {name: batch[name][:, :1] for name in ("targets", "weights")}
+    return self._task.metric_sums(
+      logits.mean(axis=1, keepdims=True), {**batch, **first}
+    )
+
+
+def with_teacher(task: tasks.Task, folder: str) -> Any:
+  """The task, with the labels of a model of images.
+
+  Args:
+    task: whose batches have 'image'.
+    folder: of published weights, or a run.
+
+  Raises:
+    ConfigError: the folder cannot be read, or its model is not a classifier of
+      such images with as many classes.
+  """
+  try:
+    teacher = models.load_pretrained(Path(folder))
+  except (OSError, ValueError) as error:
+    raise ConfigError(f"config.model.teacher: {error}") from error
+  shape, config = tasks.input_shapes(task).get("image"), teacher.model.config
+  classes = teacher.model.target_vocab_size
+  if config.patch_size is None or config.head != "class":
+    raise ConfigError(
+      f"config.model.teacher: expected a classifier of images, got "
+      f"{teacher.architecture} in {folder}"
+    )
+  assert teacher.model.image_shape is not None
+  if shape is None or shape[2] != teacher.model.image_shape[2]:
+    raise ConfigError(
+      f"config.model.teacher: {folder} reads images of "
+      f"{teacher.model.image_shape[2]} channels; the task has {shape}"
+    )
+  if classes != task.target_vocab_size:
+    raise ConfigError(
+      f"config.model.teacher: {folder} knows {classes} classes, the task "
+      f"{task.target_vocab_size}"
+    )
+  return Distilled(task, teacher)
+
+
+def _twice(batch: Batch, second: np.ndarray) -> Batch:
+  weights = batch["weights"]
+  return {
+    **batch,
+    "targets": np.hstack([batch["targets"], second.astype(np.int32)]),
+    "weights": np.hstack([weights, weights]),
+  }

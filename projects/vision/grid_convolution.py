@@ -1,0 +1,130 @@
+"""What comes before a projection that reads neighbours on a grid."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from flax import linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from models.attention_config import AttentionConfig
+from models.batch_norm import BatchNorm
+from models.block import Block
+from models.depthwise import Depthwise
+from models.multi_head_attention import MultiHeadAttention
+
+
+class GridConvolution(nn.Module):
+  """BN(x * k): a depth-wise convolution of a grid, and batch norm.
+
+  In training the mean and variance of a channel are those of all tokens of the
+  batch, and the running ones move a tenth of the way towards them; otherwise
+  they are the running ones. Tokens before the grid are left as they are.
+
+  Attributes:
+    size: side of the kernel.
+    dtype: of activations.
+    param_dtype: of parameters.
+
+  Paper: CvT, section 3.2, arXiv:2103.15808.
+  """
+
+  size: int
+  dtype: str
+  param_dtype: str
+
+  @nn.compact
+  def __call__(
+    self,
+    x: Float[Array, "B T F"],
+    grid: tuple[int, int],
+    *,
+    deterministic: bool,
+    axis_name: str | None = None,
+  ) -> Float[Array, "B T F"]:
+    """Tokens of a grid, each with its neighbours in it.
+
+    Args:
+      x: `[B, T, F]`, the last rows · columns of them row after row.
+      grid: rows and columns.
+      deterministic: whether the running statistics are taken.
+      axis_name: of a `pmap` whose devices have the rows of one batch.
+    """
+    (rows, columns), features = grid, x.shape[2]
+    own, x = x[:, : -rows * columns], x[:, -rows * columns :]
+    x = x.reshape(len(x), rows, columns, features)
+    sides = (self.size, self.size)
+    x = Depthwise(sides, self.dtype, self.param_dtype, name="convolution")(x)
+    x = BatchNorm(self.dtype, self.param_dtype, name="norm")(
+      x.reshape(len(x), rows * columns, features),
+      deterministic=deterministic,
+      axis_name=axis_name,
+    )
+    return jnp.concatenate([own, x], axis=1)
+
+
+class ConvolvedAttention(MultiHeadAttention):
+  """Convolves the grid of tokens ahead of each of its projections.
+
+  Attributes:
+    convolution: side of the kernels.
+
+  Paper: CvT, section 3.2, arXiv:2103.15808.
+  """
+
+  convolution: int = 3
+
+  def setup(self) -> None:
+    """Makes the slot, and a convolution for each of its projections."""
+    super().setup()
+    for name in self.projected:
+      convolution = GridConvolution(
+        self.convolution, self.dtype, self.param_dtype
+      )
+      setattr(self, f"{name}_convolution", convolution)
+
+  def attend_from(
+    self,
+    inputs: Float[Array, "B T F"],
+    reads: Mapping[str, Float[Array, "B T F"]],
+    positions: Any,
+    deterministic: bool,
+    call: dict[str, Any],
+  ) -> Float[Array, "B T F"]:
+    """As the slot's; `call` has `grid` and `axis_name` of the convolutions."""
+    grid, axis_name = call.pop("grid"), call.pop("axis_name", None)
+    reads = dict(reads)
+    for name in self.projected:
+      convolution = getattr(self, f"{name}_convolution")
+      reads[name] = convolution(
+        reads[name], grid, deterministic=deterministic, axis_name=axis_name
+      )
+    return super().attend_from(inputs, reads, positions, deterministic, call)
+
+
+class ConvolvedBlock(Block):
+  """A layer whose self-attention convolves what it projects.
+
+  Attributes:
+    convolution: side of the kernels; a call then has `grid` and `axis_name`.
+  """
+
+  convolution: int = 3
+
+  @nn.nowrap
+  def make_slot(
+    self,
+    mechanism: AttentionConfig,
+    max_length: int,
+    slot: type[MultiHeadAttention] | None = None,
+    **options: Any,
+  ) -> MultiHeadAttention:
+    """A slot with convolutions."""
+    del slot
+    return super().make_slot(
+      mechanism,
+      max_length,
+      ConvolvedAttention,
+      convolution=self.convolution,
+      **options,
+    )

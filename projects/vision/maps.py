@@ -1,0 +1,219 @@
+"""What a model of patches attends to, drawn over the image it reads."""
+
+from collections.abc import Iterable, Mapping, Sequence
+import math
+import pathlib
+from typing import Any
+
+import numpy as np
+
+import models
+from projects.vision.pyramid_config import PyramidConfig
+from tasks.pixels import check_images
+from training import attention_maps
+from training.overlay import Panel, draw_panels, rollout
+
+
+def layer_grids(model: Any, shape: Sequence[int]) -> list[tuple[int, int]]:
+  """Rows and columns of the tokens of every layer.
+
+  Args:
+    model: of images.
+    shape: of an image, `[H, W, C]`.
+  """
+  config = model.config
+  if isinstance(config, PyramidConfig):
+    grids = config.grids(shape[0], shape[1])
+    return [
+      grid
+      for grid, depth in zip(grids, config.depths, strict=True)
+      for _ in range(depth)
+    ]
+  return [config.grid(tuple(shape))] * config.num_layers
+
+
+def place(
+  model: Any, shape: Sequence[int], query: Sequence[str] | None
+) -> tuple[int, int] | None:
+  """A patch of the first layer.
+
+  Args:
+    model: of images.
+    shape: of the images, `[B, H, W, C]`.
+    query: its row and column, as typed; None is [CLS].
+
+  Returns:
+    Row and column; None for [CLS].
+
+  Raises:
+    ValueError: there is no such patch, or the image is smaller than one.
+  """
+  if not isinstance(model.config, PyramidConfig):
+    check_images(tuple(shape), model.config.patch_size, model.image_shape[2])
+  rows, columns = layer_grids(model, shape[1:])[0]
+  if query is None:
+    return None
+  if len(query) == 2 and all(part.strip().isdecimal() for part in query):
+    row, column = map(int, query)
+    if row < rows and column < columns:
+      return row, column
+  raise ValueError(
+    f"query: expected a row below {rows} and a column below {columns}, as "
+    f"--query=0,0, got {','.join(query)}"
+  )
+
+
+def labels(
+  model: Any, count: int, shape: Sequence[int] | None = None
+) -> list[str]:
+  """'[CLS]' and the row and column of every patch.
+
+  Args:
+    model: of images.
+    count: of tokens.
+    shape: of the image, `[H, W, C]`, if not the one that the model is for.
+  """
+  shape = tuple(shape or model.image_shape)
+  rows, columns = min(
+    layer_grids(model, shape), key=lambda grid: abs(count - grid[0] * grid[1])
+  )
+  names = ["[CLS]", "[DIST]"][: count - rows * columns]
+  return names + [
+    f"{i // columns},{i % columns}" for i in range(count - len(names))
+  ]
+
+
+def draw_on_image(
+  path: pathlib.Path,
+  model: Any,
+  variables: Mapping[str, Any],
+  example: Mapping[str, np.ndarray],
+  query: tuple[int, int] | None = None,
+) -> None:
+  """Draws where one token looks, a panel a layer, and rolled out over all.
+
+  In a model of stages the token of a layer is the one that covers the patch;
+  what is rolled out would end at another grid than it began, and is left out.
+  Borders of two-dimensional windows are drawn.
+
+  Args:
+    path: a .png file.
+    model: of images.
+    variables: of the model.
+    example: a batch of one image.
+    query: row and column of the patch that looks, in the first layer; None is
+      [CLS], and the patch in the middle for layers that do not have it.
+  """
+  maps = models.attention_maps(model, variables, example)
+  layers = [
+    np.asarray(maps[f"encoder_{i}/self_attention"])[0] for i in range(len(maps))
+  ]
+  image = example["image"][0]
+  grids = layer_grids(model, image.shape)
+  rows, columns = grids[0]
+  mechanisms = model.config.layers("encoder_attention")
+  panels = []
+  for i, (weights, grid) in enumerate(zip(layers, grids, strict=True)):
+    own = weights.shape[-1] - math.prod(grid)
+    token = _token(query, grids[0], grid, own)
+    seen = np.maximum(weights.mean(0)[token], 0)[own:].reshape(grid)
+    side = _side(model, image.shape, grid)
+    borders = _borders(mechanisms[i], grid, side)
+    panels.append(Panel(f"layer {i + 1}", seen, side, borders))
+  if len(set(grids)) == 1:
+    own = layers[0].shape[-1] - rows * columns
+    seen = rollout(layers)[_token(query, grids[0], grids[0], own)]
+    side = _side(model, image.shape, grids[0])
+    panels.append(Panel("rolled out", seen[own:].reshape(grids[0]), side))
+  has_own = layers[-1].shape[-1] > math.prod(grids[-1])
+  name = "[CLS]" if has_own else f"{rows // 2},{columns // 2}"
+  if query is not None:
+    name = f"{query[0]},{query[1]}"
+  heading = f"{name} attends to, mean over heads: {mechanisms[-1].name}"
+  draw_panels(path, image, panels, heading)
+
+
+def _side(
+  model: Any, shape: Sequence[int], grid: tuple[int, int]
+) -> tuple[int, int]:
+  """Pixels that a token of a layer stands for."""
+  size = model.config.patch_size
+  if isinstance(size, int):
+    return size, size
+  return max(shape[0] // grid[0], 1), max(shape[1] // grid[1], 1)
+
+
+def _token(
+  query: tuple[int, int] | None,
+  first: tuple[int, int],
+  grid: tuple[int, int],
+  own: int,
+) -> int:
+  """The token of a layer for a patch of the first one."""
+  if query is None and own:
+    return 0
+  query = query or (first[0] // 2, first[1] // 2)
+  row, column = (
+    at * size // whole
+    for at, size, whole in zip(query, grid, first, strict=True)
+  )
+  return own + row * grid[1] + column
+
+
+def _borders(
+  mechanism: models.AttentionConfig,
+  grid: tuple[int, int],
+  side: tuple[int, int],
+) -> tuple[list[int], list[int]]:
+  """Rows and columns of pixels between the windows of a two-dimensional window."""
+  options = mechanism.options
+  window, shift = options.get("window", 7), options.get("shift", 0)
+  if mechanism.name != "window_2d" or min(grid) <= window:
+    return [], []
+  rows, columns = (
+    [cell * pixels for cell in range(shift or window, cells, window)]
+    for cells, pixels in zip(grid, side, strict=True)
+  )
+  return rows, columns
+
+
+class DrawnOnImage:
+  """How the attention of a model of images is drawn: over the image.
+
+  `training.attention_maps` and `reports.draw_attention` call these.
+  """
+
+  input_file = "image"
+
+  def draw_attention(
+    self,
+    path: pathlib.Path,
+    variables: Mapping[str, Any],
+    task: Any,
+    batches: Iterable[Mapping[str, np.ndarray]],
+  ) -> None:
+    """Draws what [CLS] looks at in one of some held-out images."""
+    del task
+    example = attention_maps.readable_example(batches)
+    draw_on_image(path, self, variables, example)
+
+  def name_map(
+    self, name: str, weights: np.ndarray, task: Any, example: Any
+  ) -> attention_maps.NamedMap:
+    """Names both axes of a layer's weights after patches."""
+    del name, task, example
+    patches = labels(self, weights.shape[-1])
+    return weights, patches, patches, ("key patch", "query patch")
+
+  def draw_input(
+    self,
+    path: pathlib.Path,
+    run: Any,
+    variables: Mapping[str, Any],
+    file: str,
+    query: Sequence[str] | None,
+  ) -> None:
+    """Draws what the patch `query`, or [CLS], looks at in the image in a file."""
+    image = run.task.read(file)[None]
+    chosen = place(self, image.shape, query)
+    draw_on_image(path, self, variables, {"image": image}, chosen)

@@ -1,0 +1,128 @@
+"""Images as sequences: one token a patch, and tokens of their own before them."""
+
+import math
+from typing import Any
+
+from flax import linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+import numpy as np
+
+from models.kind import Sizes
+from projects.vision.vit_config import VitConfig
+from tasks.pixels import check_images
+
+
+class Patches(nn.Module):
+  """x = [cls; (distillation;) patches of the image · W + b] + positions.
+
+  Patches are p × p, in rows from the upper left; positions are learned for the
+  grid of `image_shape`, and interpolated bicubically for any other.
+
+  Attributes:
+    config: of the model.
+    image_shape: (height, width, channels) that positions are learned for.
+
+  Paper: An image is worth 16x16 words, section 3.1, arXiv:2010.11929; DeiT,
+  section 4, arXiv:2012.12877, for the distillation token.
+  """
+
+  config: VitConfig
+  image_shape: tuple[int, int, int]
+
+  @nn.compact
+  def __call__(self, images: Float[Array, "B H W C"]) -> Float[Array, "B T F"]:
+    """Tokens `[B, 1 + patches, F]`, or one more with a distillation token.
+
+    Raises:
+      ValueError: images with another number of channels, or smaller than a
+        patch.
+    """
+    config = self.config
+    size = config.patch_size
+    check_images(images.shape, size, self.image_shape[2])
+    images = images.astype(config.dtype)
+    patches = nn.Conv(
+      config.features,
+      (size, size),
+      strides=(size, size),
+      padding="VALID",
+      dtype=config.dtype,
+      param_dtype=config.param_dtype,
+      name="projection",
+    )(images)
+    grid = (patches.shape[1], patches.shape[2])
+    x = patches.reshape(patches.shape[0], -1, config.features)
+    normal = nn.initializers.normal(0.02)
+    names = ["class_token", "distillation_token"][: 1 + config.distillation]
+    for name in reversed(names):
+      token = self.param(name, normal, (config.features,), config.param_dtype)
+      token = jnp.broadcast_to(token.astype(x.dtype), (len(x), 1, *token.shape))
+      x = jnp.concatenate([token, x], axis=1)
+    own = len(names)
+    if config.position == "learned":
+      learned = config.grid(self.image_shape)
+      shape = (own + math.prod(learned), config.features)
+      table = self.param("positions", normal, shape, config.param_dtype)
+      if grid != learned:
+        of_grid = table[own:].reshape(*learned, -1)
+        of_grid = resize_bicubic(of_grid, grid).reshape(math.prod(grid), -1)
+        table = jnp.concatenate([table[:own], of_grid])
+      x = x + table.astype(x.dtype)[None]
+    return x
+
+
+def image_shape(config: Any, sizes: Sizes) -> tuple[int, int, int]:
+  """Height, width and channels that a model of images is made for.
+
+  Raises:
+    ValueError: the task has no images, or they have other channels.
+  """
+  shape = sizes.input_shapes.get("image")
+  if shape is None:
+    raise ValueError(
+      f"kind: '{config.kind}' reads images; expected a task that has them"
+    )
+  own = config.image_shape or shape
+  if own[2] != shape[2]:
+    raise ValueError(
+      f"image_shape: expected the {shape[2]} channels of the task, got {own[2]}"
+    )
+  return own
+
+
+def resize_bicubic(
+  table: Float[Array, "H W F"], grid: tuple[int, int]
+) -> Float[Array, "R C F"]:
+  """A table on a grid, at the places of another grid, pixels as squares.
+
+  Keys' cubic kernel with a = −0.75, edges repeated, nothing averaged where the
+  grid shrinks: as PyTorch's `interpolate(mode='bicubic')` has it.
+  (`jax.image.resize` has a = −0.5.)
+
+  Args:
+    table: `[H, W, F]`.
+    grid: rows and columns of the result.
+
+  Paper: Keys 1981, Cubic convolution interpolation for digital image processing.
+  """
+  rows, columns = (
+    jnp.asarray(_cubic_weights(*sizes), table.dtype)
+    for sizes in zip(table.shape[:2], grid, strict=True)
+  )
+  return jnp.einsum("RH,CW,HWF->RCF", rows, columns, table)
+
+
+def _cubic_weights(size: int, wanted: int) -> np.ndarray:
+  """`[wanted, size]`: the share of each old place in each new one."""
+  a = -0.75
+  centre = (np.arange(wanted) + 0.5) * size / wanted - 0.5
+  first = np.floor(centre).astype(int)
+  weights = np.zeros((wanted, size))
+  for offset in range(-1, 3):
+    x = np.abs(centre - (first + offset))
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
+    place = np.clip(first + offset, 0, size - 1)
+    np.add.at(weights, (np.arange(wanted), place), np.where(x <= 1, near, far))
+  return weights

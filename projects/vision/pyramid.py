@@ -1,0 +1,262 @@
+"""An encoder of images in stages, each of fewer and wider tokens."""
+
+from collections.abc import Mapping
+import dataclasses
+import itertools
+from typing import Any, ClassVar
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+import numpy as np
+
+from attention import Attention, Dims
+from models.block import Block
+from models.kind import Sizes
+from models.mechanism_variables import variable_shapes
+from models.norms import make_norm
+from projects.vision.grid_convolution import ConvolvedBlock
+from projects.vision.maps import DrawnOnImage
+from projects.vision.patches import image_shape
+from projects.vision.pyramid_config import PyramidConfig
+
+
+class PatchConvolution(nn.Module):
+  """Patches of a grid by one convolution, and a norm.
+
+  Attributes:
+    config: of the model.
+    number: of the stage.
+
+  Papers: Swin transformer, section 3.1, arXiv:2103.14030; CvT, section 3.1,
+  arXiv:2103.15808.
+  """
+
+  config: PyramidConfig
+  number: int
+
+  @nn.compact
+  def __call__(
+    self, grid: Float[Array, "B H W C"], rows: int, columns: int
+  ) -> Float[Array, "B R S F"]:
+    """The coarser grid, of `rows` and `columns`."""
+    stage = self.config.stage(self.number)
+    size, stride, padding = self.config.patches(self.number)
+    # Whole patches: what is missing at the bottom and right is zeros.
+    ends = [
+      max((count - 1) * stride + size - side - padding, 0)
+      for count, side in zip((rows, columns), grid.shape[1:3], strict=True)
+    ]
+    patches = nn.Conv(
+      stage.features,
+      (size, size),
+      strides=(stride, stride),
+      padding=[(padding, end) for end in ends],
+      dtype=stage.dtype,
+      param_dtype=stage.param_dtype,
+      name="projection",
+    )(grid)
+    return make_norm(stage, name="norm")(patches[:, :rows, :columns])
+
+
+class Merging(nn.Module):
+  """norm([x₀₀; x₁₀; x₀₁; x₁₁]) · W: the neighbours of 2 × 2 become one token.
+
+  Neighbours are in the order of their (row, column); a grid with an odd side is
+  completed with zeros. W is `[4F, 2F]`, without a bias.
+
+  Attributes:
+    config: of the model.
+    number: of the stage that it begins.
+
+  Paper: Swin transformer, section 3.1, arXiv:2103.14030.
+  """
+
+  config: PyramidConfig
+  number: int
+
+  @nn.compact
+  def __call__(
+    self, grid: Float[Array, "B H W F"], rows: int, columns: int
+  ) -> Float[Array, "B R S G"]:
+    """The coarser grid, of `rows` and `columns`."""
+    stage = self.config.stage(self.number)
+    height, width = grid.shape[1:3]
+    grid = jnp.pad(
+      grid,
+      [(0, 0), (0, 2 * rows - height), (0, 2 * columns - width), (0, 0)],
+    )
+    order = ((0, 0), (1, 0), (0, 1), (1, 1))
+    parts = [grid[:, row::2, column::2] for row, column in order]
+    x = make_norm(stage, name="norm")(jnp.concatenate(parts, axis=-1))
+    return nn.Dense(
+      stage.features,
+      use_bias=False,
+      dtype=stage.dtype,
+      param_dtype=stage.param_dtype,
+      name="reduction",
+    )(x)
+
+
+class Pyramid(DrawnOnImage, nn.Module):
+  """Images to logits of classes.
+
+  Attributes:
+    config: of the model.
+    target_vocab_size: V, classes.
+    image_shape: height, width and channels of the images.
+  """
+
+  state: ClassVar[tuple[str, ...]] = ("batch_stats",)
+
+  config: PyramidConfig
+  target_vocab_size: int
+  image_shape: tuple[int, int, int]
+
+  @nn.nowrap
+  def as_published(self, variables):
+    """How a published family would describe it, and its variables there."""
+    from models.published.family import Described
+
+    config = dataclasses.replace(self.config, image_shape=self.image_shape)
+    shapes = {"image": self.image_shape}
+    described = Described(config, 0, self.target_vocab_size, 0, shapes)
+    return described, variables
+
+  @nn.nowrap
+  def arguments(
+    self, batch: Mapping[str, Any]
+  ) -> tuple[tuple[Array], dict[str, Any]]:
+    """What a call reads of a batch: arguments, and options by name."""
+    return (jnp.asarray(batch["image"]),), {}
+
+  @nn.nowrap
+  def example(self) -> dict[str, np.ndarray]:
+    """A batch of which `initialize` reads the shapes."""
+    return {"image": np.zeros((1, *self.image_shape), np.float32)}
+
+  @nn.compact
+  def __call__(
+    self,
+    images: Float[Array, "B H W C"],
+    *,
+    deterministic: bool = True,
+    axis_name: str | None = None,
+  ) -> Float[Array, "B 1 V"]:
+    """Logits of the class of every image.
+
+    Args:
+      images: `[B, H, W, C]`; of another size than `image_shape` where no
+        mechanism has variables for each position.
+      deterministic: no dropout, and running statistics in batch norm; otherwise
+        the rng 'dropout' is needed where there is dropout.
+      axis_name: of a `pmap` whose devices have the rows of one batch.
+
+    Returns:
+      `[B, 1, V]` float32, or float64 like the config.
+
+    Raises:
+      ValueError: images with another number of channels, or too small.
+    """
+    config, channels = self.config, self.image_shape[2]
+    if images.ndim != 4 or images.shape[3] != channels:
+      raise ValueError(
+        f"image: expected [B, H, W, {channels}], got {list(images.shape)}"
+      )
+    dropout = nn.Dropout(config.dropout_rate, deterministic=deterministic)
+    grid = images.astype(config.dtype)
+    x, layers = grid, itertools.count()
+    for number, (rows, columns) in enumerate(config.grids(*images.shape[1:3])):
+      stage = config.stage(number)
+      patches = Merging if number and config.merges else PatchConvolution
+      patches = patches(config, number, name=f"patches_{number}")
+      grid = dropout(patches(grid, rows, columns))
+      x = grid.reshape(len(grid), rows * columns, stage.features)
+      tokens = config.tokens(number, (rows, columns))
+      if tokens > rows * columns:
+        x = self._with_class_token(x)
+      call: dict[str, Any] = {}
+      if config.convolution:
+        call = {"grid": (rows, columns), "axis_name": axis_name}
+      for layer in range(config.depths[number]):
+        mechanism = config.mechanism(number, layer, (rows, columns))
+        name = f"encoder_{next(layers)}"
+        if config.convolution is None:
+          block = Block(stage, mechanism, tokens, name=name)
+        else:
+          block = ConvolvedBlock(
+            stage,
+            mechanism,
+            tokens,
+            convolution=config.convolution,
+            name=name,
+          )
+        x = block(
+          x,
+          positions=np.arange(tokens)[None, :],
+          deterministic=deterministic,
+          **call,
+        )
+      grid = x[:, tokens - rows * columns :].reshape(grid.shape)
+    if config.class_token:
+      x = x[:, :1]
+    norm = make_norm(config.stage(len(config.depths) - 1), name="encoder_norm")
+    x = norm(x).mean(axis=1, keepdims=True)
+    logits = nn.Dense(
+      self.target_vocab_size,
+      dtype=config.dtype,
+      param_dtype=config.param_dtype,
+      name="classes",
+    )(x)
+    return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+
+  def _with_class_token(
+    self, x: Float[Array, "B T F"]
+  ) -> Float[Array, "B T+1 F"]:
+    """[CLS] before the tokens of the grid."""
+    normal = nn.initializers.normal(0.02)
+    shape = (x.shape[2],)
+    token = self.param("class_token", normal, shape, self.config.param_dtype)
+    token = jnp.broadcast_to(token.astype(x.dtype), (len(x), 1, *shape))
+    return jnp.concatenate([token, x], axis=1)
+
+
+def create(config: PyramidConfig, sizes: Sizes) -> Pyramid:
+  """Makes the model for a task's sizes; computes nothing.
+
+  Raises:
+    ValueError: a task without images, patches that do not fit into them, or a
+      mechanism that cannot work at a stage's size.
+  """
+  shape = image_shape(config, sizes)
+  for number, grid in enumerate(config.grids(*shape[:2])):
+    stage = config.stage(number)
+    dims = Dims(
+      stage.num_heads,
+      stage.kv_heads,
+      stage.query_dim,
+      config.tokens(number, grid),
+      stage.features,
+    )
+    for layer in range(config.depths[number]):
+      try:
+        _check_length(config.mechanism(number, layer, grid).build(), dims)
+      except ValueError as error:
+        raise ValueError(f"encoder_attention: {error}") from error
+  return Pyramid(config, sizes.target_vocab_size, shape)
+
+
+def _check_length(mechanism: Attention, dims: Dims) -> None:
+  """Raises ValueError where a mechanism cannot attend to so many tokens."""
+  variables = variable_shapes(mechanism, dims)
+  shape = (1, dims.max_length, dims.num_heads, dims.head_dim)
+  x = jax.ShapeDtypeStruct(shape, jnp.float32)
+  inputs = jax.ShapeDtypeStruct((*shape[:2], dims.features), jnp.float32)
+  has_key = not {"shared_qk", "own_keys"} & mechanism.supports
+
+  def attend(own, x, inputs):
+    gates = {} if mechanism.gates is None else mechanism.gates(own, inputs)
+    return mechanism.apply(own, x, x if has_key else None, x, **gates)
+
+  jax.eval_shape(attend, variables, x, inputs)

@@ -1,0 +1,308 @@
+"""What an encoder of images in stages is made of; it checks itself."""
+
+import dataclasses
+import inspect
+import math
+from typing import Any
+
+from attention import registry
+from models.attention_config import (
+  NEEDS,
+  AttentionConfig,
+  Layers,
+  check_supports,
+)
+from models.config import ACTIVATIONS, DTYPES, ModelConfig
+from models.kind import Sizes
+from settings.checks import check, check_ranges
+from settings.suggest import check_choices
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PyramidConfig:
+  """An encoder whose grid of tokens gets coarser and wider, stage by stage.
+
+  Every stage begins with patches. With one `patch_size` only the first does,
+  and each later stage merges the 2 × 2 neighbours of the one before (Swin);
+  with as many as there are stages, each reads patches of the one before by a
+  convolution (CvT). Layers are pre-norm, without positions of their own.
+
+  Attributes:
+    kind: 'pyramid'.
+    depths: layers of every stage.
+    num_heads: N of every stage.
+    features: F of every stage.
+    mlp_features: width inside the feed-forward layers of every stage.
+    patch_size: side of the patches, of the first stage or of every one.
+    patch_stride: how far patches are from each other; None is `patch_size`.
+    patch_padding: zeros around what patches are taken from; None is 0.
+    activation: of the feed-forward layers, as in `ModelConfig`.
+    attention_bias: whether the projections around attention have biases.
+    scale_by_features: attention logits are divided by √F in place of √H (CvT).
+    convolution: side of depth-wise convolutions with batch norm before query,
+      key and value (CvT); None has none.
+    class_token: whether the last stage has a token of its own, [CLS], which
+      names the class (CvT); otherwise the mean of all tokens does (Swin).
+    norm_epsilon: what a norm adds to the variance.
+    dropout_rate: of sub-layer outputs and of patches.
+    attention_dropout_rate: of attention weights.
+    image_shape: height, width and channels of the images, if not those of the
+      task.
+    dtype: of activations; logits and softmax are float32, or float64 like it.
+    param_dtype: of parameters.
+    encoder_attention: the mechanism of every layer, or several that the layers
+      of a stage take in turn; None is dense. One that has an option `grid` gets
+      that of its stage.
+
+  Raises:
+    ValueError: a value or a pair that cannot work; the message starts with the
+      field.
+
+  Papers: Swin transformer, arXiv:2103.14030; CvT, arXiv:2103.15808.
+  """
+
+  kind: str = "pyramid"
+  depths: tuple[int, ...]
+  num_heads: tuple[int, ...]
+  features: tuple[int, ...]
+  mlp_features: tuple[int, ...]
+  patch_size: tuple[int, ...]
+  patch_stride: tuple[int, ...] | None = None
+  patch_padding: tuple[int, ...] | None = None
+  activation: str = "gelu"
+  attention_bias: bool = True
+  scale_by_features: bool = False
+  convolution: int | None = None
+  class_token: bool = False
+  norm_epsilon: float = 1e-5
+  dropout_rate: float = 0.0
+  attention_dropout_rate: float = 0.0
+  image_shape: tuple[int, int, int] | None = None
+  dtype: str = "float32"
+  param_dtype: str = "float32"
+  encoder_attention: Layers | None = None
+
+  def __post_init__(self):
+    check_choices(
+      self,
+      kind=("pyramid",),
+      activation=ACTIVATIONS,
+      dtype=DTYPES,
+      param_dtype=DTYPES,
+    )
+    self._check_lists()
+    check_ranges(
+      self,
+      counts=("convolution",),
+      rates=("dropout_rate", "attention_dropout_rate"),
+    )
+    check(
+      self,
+      "convolution",
+      self.convolution is None or self.convolution % 2 == 1,
+      "an odd side, or None",
+    )
+    check(self, "norm_epsilon", self.norm_epsilon >= 0, "0 or more")
+    for features, heads in zip(self.features, self.num_heads, strict=True):
+      if features % heads:
+        raise ValueError(
+          f"features: {features} is not divisible by the {heads} heads "
+          "(num_heads) of its stage"
+        )
+    self._check_attention()
+
+  @property
+  def layout(self) -> str:
+    """Whose batches it reads."""
+    return "encoder"
+
+  def make(self, sizes: Sizes) -> Any:
+    """The module for a task's images; see `models.create`."""
+    from projects.vision.pyramid import create
+
+    return create(self, sizes)
+
+  def least_parameters(self, symbols: int) -> int:
+    """Of each layer two square matrices and the feed-forward layer, and classes."""
+    return symbols * self.features[-1] + sum(
+      depth * (2 * features**2 + 2 * features * wide)
+      for depth, features, wide in zip(
+        self.depths, self.features, self.mlp_features, strict=True
+      )
+    )
+
+  def longest(self, sizes: Sizes) -> int:
+    """The tokens of the first stage."""
+    shape = self.image_shape or sizes.input_shapes.get("image")
+    # `make` refuses a task without images.
+    return 0 if shape is None else math.prod(self.grids(*shape[:2])[0])
+
+  def least_activations(self, sizes: Sizes) -> int:
+    """What feed-forward layers read and compute of one image."""
+    shape = self.image_shape or sizes.input_shapes.get("image")
+    if shape is None:
+      return 0
+    return sum(
+      depth * math.prod(grid) * (features + wide)
+      for depth, grid, features, wide in zip(
+        self.depths,
+        self.grids(*shape[:2]),
+        self.features,
+        self.mlp_features,
+        strict=True,
+      )
+    )
+
+  @property
+  def head(self) -> str:
+    """'class': logits of classes."""
+    return "class"
+
+  @property
+  def num_layers(self) -> int:
+    """The number of layers of all stages."""
+    return sum(self.depths)
+
+  @property
+  def merges(self) -> bool:
+    """Whether stages merge neighbours, in place of reading patches of them."""
+    return len(self.patch_size) == 1 < len(self.depths)
+
+  @property
+  def attentions(self) -> dict[str, tuple[AttentionConfig, ...]]:
+    """The mechanisms of the one slot, which layers of a stage take in turn."""
+    chosen = self.encoder_attention
+    assert chosen is not None  # Filled in when made.
+    chosen = chosen if isinstance(chosen, tuple) else (chosen,)
+    return {"encoder_attention": chosen}
+
+  def layers(self, field: str) -> tuple[AttentionConfig, ...]:
+    """The mechanism of every layer, of one stage after another."""
+    chosen = self.attentions[field]
+    return tuple(
+      chosen[i % len(chosen)] for depth in self.depths for i in range(depth)
+    )
+
+  def stage(self, number: int) -> ModelConfig:
+    """What the layers of a stage are made of, as of an encoder of that width.
+
+    Its `num_layers` are those of all stages, by which layers start smaller.
+    """
+    features = self.features[number]
+    return ModelConfig(
+      kind="encoder",
+      num_layers=self.num_layers,
+      num_heads=self.num_heads[number],
+      features=features,
+      mlp_features=self.mlp_features[number],
+      activation=self.activation,
+      attention_bias=self.attention_bias,
+      attention_scale=features**-0.5 if self.scale_by_features else None,
+      dropout_rate=self.dropout_rate,
+      attention_dropout_rate=self.attention_dropout_rate,
+      position="none",
+      norm_epsilon=self.norm_epsilon,
+      head="class",
+      dtype=self.dtype,
+      param_dtype=self.param_dtype,
+      encoder_attention=self.attentions["encoder_attention"],
+    )
+
+  def grids(self, height: int, width: int) -> list[tuple[int, int]]:
+    """Rows and columns of tokens in every stage, for images of a size.
+
+    Raises:
+      ValueError: they are too small for the patches.
+    """
+    rows, columns = height, width
+    found = []
+    for number in range(len(self.depths)):
+      if number and self.merges:
+        rows, columns = -(-rows // 2), -(-columns // 2)
+      else:
+        size, stride, padding = self.patches(number)
+        rows, columns = (
+          # Patches that do not overlap are completed with zeros.
+          -(-side // stride)
+          if size == stride and not padding
+          else (side + 2 * padding - size) // stride + 1
+          for side in (rows, columns)
+        )
+      if min(rows, columns) < 1:
+        raise ValueError(
+          f"patch_size: expected patches that fit into the images, but nothing "
+          f"is left of {height} × {width} in stage {number + 1}"
+        )
+      found.append((rows, columns))
+    return found
+
+  def patches(self, number: int) -> tuple[int, int, int]:
+    """Side, stride and padding of the patches of a stage."""
+    size = self.patch_size[number]
+    stride = self.patch_stride[number] if self.patch_stride else size
+    return size, stride, self.patch_padding[number] if self.patch_padding else 0
+
+  def mechanism(self, number: int, layer: int, grid: Any) -> AttentionConfig:
+    """The mechanism of a layer of a stage, told the grid if it has one."""
+    chosen = self.attentions["encoder_attention"]
+    one = chosen[layer % len(chosen)]
+    has_grid = "grid" in inspect.signature(registry.find(one.name)).parameters
+    if not has_grid or one.options.get("grid") is not None:
+      return one
+    return AttentionConfig(one.name, {**one.options, "grid": grid})
+
+  def tokens(self, number: int, grid: tuple[int, int]) -> int:
+    """T of a stage."""
+    return math.prod(grid) + self._own(number)
+
+  def _own(self, number: int) -> int:
+    return int(self.class_token and number == len(self.depths) - 1)
+
+  def _check_lists(self):
+    stages = len(self.depths)
+    check(self, "depths", stages > 0, "at least one stage")
+    for field, lengths in (
+      ("depths", {stages}),
+      ("num_heads", {stages}),
+      ("features", {stages}),
+      ("mlp_features", {stages}),
+      ("patch_size", {1, stages}),
+      ("patch_stride", {len(self.patch_size)}),
+      ("patch_padding", {len(self.patch_size)}),
+    ):
+      values = getattr(self, field)
+      if values is None:
+        continue
+      if len(values) not in lengths:
+        expected = " or ".join(map(str, sorted(lengths)))
+        noun = "number" if expected == "1" else "numbers"
+        raise ValueError(
+          f"{field}: expected {expected} {noun}, as depths has {stages}"
+          f"{' and patch_size ' + str(len(self.patch_size)) if 'patch_' in field else ''}"
+          f", got {list(values)}"
+        )
+      least = 0 if field == "patch_padding" else 1
+      if min(values) < least:
+        raise ValueError(
+          f"{field}: expected numbers of at least {least}, got {list(values)}"
+        )
+    if self.merges:
+      for before, after in zip(self.features, self.features[1:], strict=False):
+        if after != 2 * before:
+          raise ValueError(
+            f"features: merging doubles them from stage to stage; expected "
+            f"{2 * before} after {before}, got {after}"
+          )
+
+  def _check_attention(self):
+    field = "encoder_attention"
+    chosen = getattr(self, field)
+    if chosen is None:
+      object.__setattr__(self, field, AttentionConfig("dense"))
+    elif isinstance(chosen, tuple) and not chosen:
+      raise ValueError(f"{field}: expected at least one mechanism, got none")
+    needs = {"bidirectional": NEEDS[field]["bidirectional"]}
+    if self.attention_dropout_rate:
+      needs["dropout"] = "drop attention weights (attention_dropout_rate)"
+    for one in self.attentions[field]:
+      check_supports(field, one, needs)

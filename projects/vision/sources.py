@@ -1,0 +1,237 @@
+"""The three sources of images behind one interface: `Images`."""
+
+from collections.abc import Iterable, Iterator, Sequence
+import itertools
+import pathlib
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from projects.vision.task_config import DIGITS, FOLDER, ImageConfig
+from settings.memory import check_fits
+from tasks import pixels
+from tasks.base import DataError
+from tasks.corpora import Chunks
+from tasks.files import read_bytes, typed_path
+
+
+class Split(NamedTuple):
+  """Images that are trained, or that are held out.
+
+  Attributes:
+    images: [N, H, W, C] uint8.
+    labels: [N] int32.
+  """
+
+  images: np.ndarray
+  labels: np.ndarray
+
+
+class Images(NamedTuple):
+  """All images of a source.
+
+  Attributes:
+    names: of the classes; a label is a place among them.
+    brightest: the largest value that a pixel may have.
+    train: at least one.
+    validation: at least one.
+  """
+
+  names: Sequence[str]
+  brightest: int
+  train: Split
+  validation: Split
+
+
+def read(config: ImageConfig) -> Images:
+  """Reads what a config names.
+
+  Raises:
+    DataError: in one line, what is wrong with the data.
+  """
+  if config.source == DIGITS:
+    return _digits(config.held_out)
+  if config.source == FOLDER:
+    return _folder(typed_path(config.path), config.held_out)
+  return _named(config)
+
+
+def held_out_places(labels: np.ndarray, share: float) -> np.ndarray:
+  """Chooses a share of every class, at least one and not all of its images.
+
+  Which of its images are chosen follows from their number alone.
+
+  Args:
+    labels: [N]; each that occurs does so twice or more.
+    share: between 0 and 1.
+
+  Returns:
+    [N] bool, True for the images that are held out.
+  """
+  is_held_out = np.zeros(len(labels), bool)
+  for label in np.unique(labels):
+    places = np.flatnonzero(labels == label)
+    count = min(max(1, round(share * len(places))), len(places) - 1)
+    order = np.random.default_rng(0).permutation(len(places))
+    is_held_out[places[order[:count]]] = True
+  return is_held_out
+
+
+def _split(
+  names: Sequence[str], brightest: int, split: Split, share: float, where: str
+) -> Images:
+  """Divides the images of a source that has no splits of its own."""
+  for label, name in enumerate(names):
+    count = int((split.labels == label).sum())
+    if count < 2:
+      raise DataError(
+        f"{where}: expected at least 2 images of class {name!r}, one to train "
+        f"and one to hold out, got {count}"
+      )
+  is_held_out = held_out_places(split.labels, share)
+  train, validation = (
+    Split(split.images[chosen], split.labels[chosen])
+    for chosen in (~is_held_out, is_held_out)
+  )
+  return Images(names, brightest, train, validation)
+
+
+def _digits(share: float) -> Images:
+  try:
+    from sklearn.datasets import load_digits
+  except ImportError as error:
+    raise DataError(
+      f"task.source: {DIGITS} come with scikit-learn, which is not installed: "
+      "pip install scikit-learn"
+    ) from error
+  found: Any = load_digits()  # A tuple, were it asked for `return_X_y`.
+  names = [str(name) for name in found.target_names]
+  images = found.images.astype(np.uint8)[..., None]
+  split = Split(images, found.target.astype(np.int32))
+  return _split(names, 16, split, share, f"task.source={DIGITS}")
+
+
+def _folder(folder: pathlib.Path, share: float) -> Images:
+  """Reads a folder of class folders; names with a leading dot are left out."""
+  if not folder.is_dir():
+    raise DataError(f"{folder}: no such folder (task.path)")
+  classes = [path for path in _listed(folder) if path.is_dir()]
+  if len(classes) < 2:
+    raise DataError(
+      f"{folder}: expected a folder for each of at least 2 classes, got "
+      f"{', '.join(path.name for path in classes) or 'none'} (task.path)"
+    )
+  files = [(i, file) for i, c in enumerate(classes) for file in _listed(c)]
+  images = ((i, read_bytes(file), str(file)) for i, file in files)
+  split = _stacked(images, len(files), "task.path", str(folder))
+  names = [path.name for path in classes]
+  return _split(names, 255, split, share, str(folder))
+
+
+def _listed(folder: pathlib.Path) -> list[pathlib.Path]:
+  try:
+    return sorted(p for p in folder.iterdir() if not p.name.startswith("."))
+  except OSError as error:
+    raise DataError(f"{folder}: {error.strerror}") from error
+
+
+def _named(config: ImageConfig) -> Images:
+  """Reads a set of the TFDS catalogue.
+
+  Its validation split is held out, or else its test split, or else a share of
+  every class of its training split.
+  """
+  from tasks import catalog
+
+  name = config.source
+  builder = catalog.prepare_named(
+    name,
+    config.path,
+    [("source", feature) for feature in ("image", "label")],
+    instead=f"task.source={DIGITS} or {FOLDER}",
+    leaf="source",
+  )
+  splits = builder.info.splits
+  if "train" not in splits:
+    raise DataError(
+      f"task.source: {name} has no train split, only {', '.join(splits)}"
+    )
+  names = getattr(builder.info.features["label"], "names", None)
+  if not names or len(names) < 2:
+    raise DataError(
+      f"task.source: expected {name} to have labels with at least 2 names, got "
+      f"{names}"
+    )
+
+  def read_split(split: str) -> Split:
+    return _stacked(
+      _examples(builder, split),
+      splits[split].num_examples,
+      "task.source",
+      f"{name}, split {split}",
+    )
+
+  train = read_split("train")
+  for other in ("validation", "test"):
+    if other in splits:
+      validation = read_split(other)
+      shapes = validation.images.shape[1:], train.images.shape[1:]
+      _check_shape(*shapes, f"{name} {other}", ", as in train")
+      return Images(names, 255, train, validation)
+  return _split(names, 255, train, config.held_out, f"task.source: {name}")
+
+
+def _examples(builder: Any, split: str) -> Iterator[tuple[int, bytes, str]]:
+  import grain
+  import tensorflow_datasets as tfds
+
+  raw = {"image": tfds.decode.SkipDecoding()}
+  source = builder.as_data_source(split=split, decoders=raw)
+  chunks = grain.MapDataset.source(Chunks(source))
+  for i, example in enumerate(itertools.chain.from_iterable(chunks)):
+    where = f"{builder.info.full_name}, split {split}, image {i}"
+    if example["label"] < 0:
+      raise DataError(f"{where}: has no label")
+    yield int(example["label"]), example["image"], where
+
+
+def _stacked(
+  images: Iterable[tuple[int, bytes, str]], count: int, leaf: str, where: str
+) -> Split:
+  """Decodes images of one shape.
+
+  Args:
+    images: label, file and name of each.
+    count: how many there are.
+    leaf: of the config that names them.
+    where: they all are, for messages.
+  """
+  stacked, labels, first = None, np.zeros(count, np.int32), ""
+  for i, (label, data, name) in enumerate(images):
+    image = pixels.decode(data, name)
+    if stacked is None:
+      first = name
+      check_fits(
+        leaf, f"{count:,} images of {size(image.shape)}", count * image.size
+      )
+      stacked = np.zeros((count, *image.shape), np.uint8)
+    _check_shape(image.shape, stacked.shape[1:], name, f", as {first}")
+    stacked[i], labels[i] = image, label
+  if stacked is None:
+    raise DataError(f"{where}: no images ({leaf})")
+  return Split(stacked, labels)
+
+
+def _check_shape(
+  shape: Sequence[int], expected: Sequence[int], where: str, like: str = ""
+) -> None:
+  if shape != expected:
+    raise DataError(
+      f"{where}: expected {size(expected)} pixels (height × width × channels)"
+      f"{like}, got {size(shape)}"
+    )
+
+
+def size(shape: Sequence[int]) -> str:
+  """A shape, as a person writes it."""
+  return " × ".join(map(str, shape))

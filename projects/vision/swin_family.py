@@ -1,0 +1,181 @@
+"""Swin: Liu et al., arXiv:2103.14030."""
+
+from collections.abc import Collection, Iterator, Mapping
+import itertools
+from typing import Any
+
+import numpy as np
+
+from models.attention_config import AttentionConfig
+from models.published import family
+from models.published.bert import num_labels
+from models.published.family import Described, Family, Row
+from projects.vision.pyramid_config import PyramidConfig
+from projects.vision.vit_family import KERNEL, PIXELS
+
+_HIDDEN = -100.0
+"""What their logits get in place of a mask."""
+
+
+def describe(
+  theirs: Mapping[str, Any], names: Collection[str], head: str
+) -> Described:
+  """As `Family.describe`."""
+  del names, head
+  family.only(
+    theirs, qkv_bias=True, use_absolute_embeddings=False, layer_norm_eps=1e-5
+  )
+  side = family.size(theirs, "image_size", 224)
+  patch = family.size(theirs, "patch_size", 4)
+  window = family.size(theirs, "window_size", 7)
+  depths = family.sizes(theirs, "depths", [2, 2, 6, 2])
+  width = family.size(theirs, "embed_dim", 96)
+  features = tuple(width * 2**i for i in range(len(depths)))
+  ratio = family.number(theirs, "mlp_ratio", 4.0)
+  windows = [
+    AttentionConfig(
+      "window_2d",
+      {"window": window, "shift": shift, "hidden_logit": _HIDDEN},
+    )
+    for shift in (0, window // 2)
+  ]
+  config = PyramidConfig(
+    depths=depths,
+    num_heads=family.sizes(theirs, "num_heads", [3, 6, 12, 24]),
+    features=features,
+    mlp_features=tuple(int(ratio * one) for one in features),
+    patch_size=(patch,),
+    activation=family.activation(theirs, "hidden_act", "gelu"),
+    dropout_rate=family.number(theirs, "hidden_dropout_prob", 0.0),
+    image_shape=(side, side, family.size(theirs, "num_channels", 3)),
+    encoder_attention=tuple(windows),
+  )
+  for rows, columns in config.grids(side, side):
+    if rows % window or columns % window:
+      raise ValueError(
+        f"window_size: expected windows that fill the grid of every stage; one "
+        f"has {rows} × {columns} tokens, got {window}"
+      )
+  shape = config.image_shape
+  return Described(config, 0, num_labels(theirs), 0, {"image": shape})
+
+
+def block_rows(theirs: str, ours: str) -> Iterator[Row]:
+  """The norms and the feed-forward layer of a block."""
+  yield from family.norm(
+    f"{theirs}.layernorm_before", f"{ours}/self_attention_norm"
+  )
+  yield from family.norm(f"{theirs}.layernorm_after", f"{ours}/mlp_norm")
+  yield from family.linear(f"{theirs}.intermediate.dense", f"{ours}/mlp/hidden")
+  yield from family.linear(f"{theirs}.output.dense", f"{ours}/mlp/out")
+
+
+def _blocks(config: PyramidConfig) -> Iterator[tuple[str, str]]:
+  """Their name and ours of every layer."""
+  ours = itertools.count()
+  for stage, depth in enumerate(config.depths):
+    for layer in range(depth):
+      name = f"swin.encoder.layers.{stage}.blocks.{layer}"
+      yield name, f"encoder_{next(ours)}"
+
+
+def _rows(config: PyramidConfig) -> Iterator[Row]:
+  embeddings = "swin.embeddings"
+  projection = f"{embeddings}.patch_embeddings.projection"
+  yield Row(
+    f"{projection}.weight", ("params/patches_0/projection/kernel",), KERNEL
+  )
+  yield Row(f"{projection}.bias", ("params/patches_0/projection/bias",))
+  yield from family.norm(f"{embeddings}.norm", "patches_0/norm")
+  for theirs, ours in _blocks(config):
+    attention, slot = f"{theirs}.attention", f"{ours}/self_attention"
+    for name in ("query", "key", "value"):
+      yield from family.linear(f"{attention}.self.{name}", f"{slot}/{name}")
+    yield Row(
+      f"{attention}.self.relative_position_bias_table",
+      (f"params/{slot}/attention/relative_bias",),
+    )
+    yield from family.linear(f"{attention}.output.dense", f"{slot}/out")
+    yield from block_rows(theirs, ours)
+  for number in range(1, len(config.depths)):
+    merging = f"swin.encoder.layers.{number - 1}.downsample"
+    yield from family.norm(f"{merging}.norm", f"patches_{number}/norm")
+    yield from family.linear(
+      f"{merging}.reduction", f"patches_{number}/reduction"
+    )
+  yield from family.norm("swin.layernorm", "encoder_norm")
+  yield from family.linear("classifier", "classes")
+
+
+def _buffers(config: PyramidConfig) -> dict[str, np.ndarray]:
+  """Where each pair of places of a window is in the table."""
+  return {
+    f"{theirs}.attention.self.relative_position_index": _index(window)
+    for (theirs, _), mechanism in zip(
+      _blocks(config), config.layers("encoder_attention"), strict=True
+    )
+    if (window := mechanism.options.get("window"))
+  }
+
+
+def _index(window: int) -> np.ndarray:
+  y, x = np.divmod(np.arange(window * window), window)
+  dy, dx = (at[:, None] - at + window - 1 for at in (y, x))
+  return dy * (2 * window - 1) + dx
+
+
+def to_json(described: Described) -> dict[str, Any]:
+  """As `Family.to_json`.
+
+  Raises:
+    ValueError: stages, or images, that a Swin cannot have.
+  """
+  config = described.config
+  height, width, channels = config.image_shape
+  ratios = {
+    wide / features
+    for wide, features in zip(config.mlp_features, config.features, strict=True)
+  }
+  windows = {
+    one.options.get("window", 7)
+    for one in config.layers("encoder_attention")
+    if one.name == "window_2d"
+  }
+  for field, found, expected in (
+    ("image_shape", height == width, "square images"),
+    ("mlp_features", len(ratios) == 1, "one multiple of features"),
+    ("patch_size", config.merges, "that of the first stage alone"),
+    ("encoder_attention", len(windows) < 2, "windows of one size"),
+  ):
+    if not found:
+      raise ValueError(
+        f"{field}: swin has {expected}, got {getattr(config, field)}"
+      )
+  return {
+    "model_type": "swin",
+    "image_size": height,
+    "num_channels": channels,
+    "patch_size": config.patch_size[0],
+    "embed_dim": config.features[0],
+    "depths": list(config.depths),
+    "num_heads": list(config.num_heads),
+    "window_size": min(windows, default=1),
+    "mlp_ratio": ratios.pop(),
+    "hidden_act": family.their_activation(config.activation),
+    "hidden_dropout_prob": config.dropout_rate,
+    "layer_norm_eps": config.norm_epsilon,
+    "id2label": {str(i): f"LABEL_{i}" for i in range(described.outputs)},
+  }
+
+
+SWIN = Family(
+  name="swin",
+  architectures={"SwinForImageClassification": "class"},
+  describe=describe,
+  rows=_rows,
+  buffers=_buffers,
+  to_json=to_json,
+  inputs=PIXELS,
+  config_type=PyramidConfig,
+)
+"""Encoders in stages, with shifted windows of a grid and merged neighbours."""

@@ -1,0 +1,663 @@
+"""Classification of images: sources, splits, batches, what is varied."""
+
+import io
+import itertools
+import math
+import shutil
+import struct
+import sys
+from typing import Any
+import zlib
+
+import numpy as np
+import PIL.Image
+import pytest
+import tensorflow_datasets as tfds
+from tensorflow_datasets.image_classification import cifar
+
+from projects.vision import augmentation, sources
+import tasks
+from tasks import ImageConfig
+
+
+def make(batch_size=32, seed=0, workdir=None, restore=False, **leaves):
+  return tasks.TASKS["image"].make(
+    ImageConfig(**leaves),
+    kind="encoder",
+    batch_size=batch_size,
+    seed=seed,
+    workdir=workdir,
+    restore=restore,
+  )
+
+
+def assert_same(first, second):
+  assert first.keys() == second.keys()
+  for name, array in first.items():
+    np.testing.assert_array_equal(array, second[name])
+
+
+def rows(batches):
+  """(image, label) of each row that has a weight, ready to be sorted."""
+  return [
+    (image.tobytes(), int(label[0]))
+    for batch in batches
+    for image, label, weight in zip(
+      batch["image"], batch["targets"], batch["weights"], strict=True
+    )
+    if weight[0]
+  ]
+
+
+def held_out(task):
+  return rows(task.eval_batches("validation"))
+
+
+def test_the_digits_of_scikit_learn():
+  from sklearn.datasets import load_digits
+
+  task = make()
+  assert task.input_shapes == {"image": (8, 8, 1)}
+  assert task.names == list("0123456789")
+  assert task.target_vocab_size == 10
+  assert task.source_vocab_size is task.max_source_length is None
+  assert (task.max_target_length, task.shared_vocabulary) == (1, False)
+  assert (task.pad_id, task.bos_id, task.eos_id) == (0, 1, 2)
+  batch = task.train_batch(0)
+  assert batch["image"].shape == (32, 8, 8, 1)
+  assert batch["targets"].shape == batch["weights"].shape == (32, 1)
+  assert batch["image"].dtype == batch["weights"].dtype == np.float32
+  assert batch["targets"].dtype == np.int32
+  assert (batch["weights"] == 1).all()
+  # An epoch and what is held out are all the digits, from −1 to 1.
+  found = load_digits()
+  images = (found.images[..., None] / 16 - 0.5) / 0.5
+  expected = sorted(
+    (image.tobytes(), label)
+    for image, label in zip(
+      images.astype(np.float32), found.target, strict=True
+    )
+  )
+  task = make(batch_size=1)
+  epoch = rows(task.train_batch(step) for step in range(1438))
+  assert len(expected) == 1797
+  assert sorted(epoch + held_out(task)) == expected
+
+
+def test_every_training_image_once_an_epoch():
+  # 1,438 images are trained: 11 batches of 131 are one too many.
+  task = make(batch_size=719)
+  first, second = (
+    rows(task.train_batch(step) for step in steps) for steps in ((0, 1), (2, 3))
+  )
+  assert sorted(first) == sorted(second)
+  assert first != second
+  odd = rows(make(batch_size=131).train_batch(step) for step in range(11))
+  assert odd == first + second[:3]
+
+
+def test_a_batch_is_pure_and_a_run_restarts_at_any_step():
+  task = make(shift=2)
+  batches = [task.train_batch(step) for step in range(60)]
+  for step in (59, 45, 44, 7, 0):
+    assert_same(make(shift=2).train_batch(step), batches[step])
+  other = make(shift=2, seed=1).train_batch(7)
+  assert not np.array_equal(other["image"], batches[7]["image"])
+  assert not np.array_equal(other["targets"], batches[7]["targets"])
+
+
+def test_held_out_images_are_a_share_of_every_class():
+  task = make(held_out=0.3)
+  chosen = held_out(task)
+  labels = np.array([label for _, label in chosen])
+  # How often each digit was scanned.
+  totals = [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+  for label, total in enumerate(totals):
+    assert (labels == label).sum() == round(0.3 * total)
+  again = make(held_out=0.3, seed=5, shift=3, batch_size=7)
+  assert held_out(again) == chosen
+  with pytest.raises(KeyError):
+    list(task.eval_batches("train"))
+
+
+def test_the_last_batch_is_padded():
+  batches = list(make(batch_size=100).eval_batches("validation"))
+  assert [len(batch["image"]) for batch in batches] == [100] * 4
+  assert [batch["weights"].sum() for batch in batches] == [100, 100, 100, 59]
+  assert not batches[-1]["weights"][59:].any()
+
+
+@pytest.mark.parametrize("share", [0.001, 0.2, 0.5, 0.999])
+def test_of_every_class_an_image_is_trained_and_one_is_held_out(share):
+  labels = np.repeat([4, 0, 7], [2, 3, 97])
+  chosen = sources.held_out_places(labels, share)
+  for label, total in ((4, 2), (0, 3), (7, 97)):
+    count = chosen[labels == label].sum()
+    assert count == np.clip(round(share * total), 1, total - 1)
+
+
+def test_cifar10_is_prepared_without_tensorflow(
+  tmp_path, empty_cache, monkeypatch
+):
+  # The files of its authors: a label, then the red, green and blue pixels.
+  folder = tmp_path / "cifar-10-batches-bin"
+  folder.mkdir()
+  rng = np.random.default_rng(0)
+  names = [f"name{i}" for i in range(10)]
+  (folder / "batches.meta.txt").write_text("\n".join(names) + "\n\n")
+  written = {}
+  for file in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
+    labels = rng.integers(0, 10, (4, 1), np.uint8)
+    pixels = rng.integers(0, 256, (4, 3, 32, 32), np.uint8)
+    records = np.concatenate([labels, pixels.reshape(4, -1)], axis=1)
+    (folder / f"{file}.bin").write_bytes(records.tobytes())
+    images = (pixels.transpose(0, 2, 3, 1) / np.float32(255) - 0.5) / 0.5
+    written[file] = [
+      (image.astype(np.float32).tobytes(), label)
+      for image, label in zip(images, labels[:, 0], strict=True)
+    ]
+  monkeypatch.setattr("tasks.catalog._check_network", lambda *_: None)
+  monkeypatch.setattr(
+    tfds.download.DownloadManager,
+    "download_and_extract",
+    lambda self, url: str(tmp_path),
+  )
+  before = cifar.tf
+  task = make(source="cifar10", batch_size=4)
+  assert "tensorflow" not in sys.modules
+  assert cifar.tf is before
+  assert task.input_shapes == {"image": (32, 32, 3)}
+  assert task.names == names
+  assert sorted(held_out(task)) == sorted(written.pop("test_batch"))
+  epoch = rows(task.train_batch(step) for step in range(5))
+  assert sorted(epoch) == sorted(itertools.chain(*written.values()))
+
+
+def naive_shift(image, down, right):
+  """One image, pixel by pixel."""
+  height, width, _ = image.shape
+  out = np.zeros_like(image)
+  for y in range(height):
+    for x in range(width):
+      if 0 <= y - down < height and 0 <= x - right < width:
+        out[y, x] = image[y - down, x - right]
+  return out
+
+
+@pytest.mark.parametrize("shape", [(5, 7, 3), (3, 3, 1), (1, 7, 1)])
+def test_shift_is_a_loop_over_pixels(shape):
+  rng = np.random.default_rng(0)
+  rows, columns = (range(-n + 1, n) for n in shape[:2])
+  offsets = np.array(list(itertools.product(rows, columns)))
+  images = rng.integers(1, 256, (len(offsets), *shape), np.uint8)
+  moved = augmentation.shifted(images, offsets)
+  for image, offset, got in zip(images, offsets, moved, strict=True):
+    np.testing.assert_array_equal(got, naive_shift(image, *offset))
+
+
+def test_mirrors_are_a_loop_over_columns():
+  rng = np.random.default_rng(0)
+  images = rng.integers(0, 256, (6, 3, 5, 3), np.uint8)
+  chosen = np.array([True, False, False, True, True, False])
+  got = augmentation.mirrored(images, chosen)
+  for b, y, x in np.ndindex(6, 3, 5):
+    source = 4 - x if chosen[b] else x
+    np.testing.assert_array_equal(got[b, y, x], images[b, y, source])
+
+
+def test_every_shift_and_mirror_is_as_likely():
+  count = 20_000
+  images = np.zeros((count, 9, 9, 1), np.uint8)
+  images[:, 4, 3] = 1  # Mirrored, it is in column 5.
+  rng = np.random.default_rng(0)
+  varied = augmentation.vary(images, shift=1, flip=True, rng=rng)
+  _, rows, columns, _ = np.nonzero(varied)
+  assert len(rows) == count
+  frequency = np.zeros((9, 9))
+  np.add.at(frequency, (rows, columns), 1 / count)
+  expected = np.zeros((9, 9))
+  expected[3:6, 2:7] = np.array([1, 1, 2, 1, 1]) / 18
+  np.testing.assert_allclose(frequency, expected, atol=0.01)
+  assert (frequency[expected == 0] == 0).all()
+
+
+def test_training_images_are_shifted_ones_of_the_source_and_others_are_not():
+  plain, varied = make(), make(shift=2)
+  assert held_out(plain) == held_out(varied)
+  seen = set()
+  for step in range(3):
+    first, second = plain.train_batch(step), varied.train_batch(step)
+    np.testing.assert_array_equal(first["targets"], second["targets"])
+    for image, got in zip(first["image"], second["image"], strict=True):
+      # Background is −1 once normalised; the loop fills with 0.
+      matches = {
+        offset
+        for offset in itertools.product(range(-2, 3), repeat=2)
+        if np.array_equal(naive_shift(image + 1, *offset) - 1, got)
+      }
+      assert matches
+      seen |= matches
+  assert len(seen) == 25
+
+
+def png(pixels, **options):
+  file = io.BytesIO()
+  PIL.Image.fromarray(pixels).save(file, "png", **options)
+  return file.getvalue()
+
+
+def picture(i, *channels):
+  return np.full((6, 5, *channels), 10 * i, np.uint8)
+
+
+@pytest.fixture
+def folder(tmp_path):
+  """Six grey images of cats and four of dogs, and files that do not count."""
+  folder = tmp_path / "pictures"
+  for i in range(10):
+    place = folder / ("cat" if i < 6 else "dog")
+    place.mkdir(parents=True, exist_ok=True)
+    (place / f"{i}.png").write_bytes(png(picture(i)))
+  (folder / "cat" / ".DS_Store").write_bytes(b"\0")
+  (folder / ".cache").mkdir()
+  (folder / "README.txt").write_text("of 2026")
+  return folder
+
+
+def of_folder(folder, **leaves):
+  return make(source="folder", path=str(folder), **leaves)
+
+
+def test_a_folder_of_class_folders(folder):
+  task = of_folder(folder, batch_size=4, held_out=0.25)
+  assert task.names == ["cat", "dog"]
+  assert task.input_shapes == {"image": (6, 5, 1)}
+  chosen = held_out(task)
+  assert [label for _, label in chosen] == [0, 0, 1]
+  epoch = rows(task.train_batch(step) for step in range(7))
+  whole = [
+    (
+      ((picture(i, 1) / np.float32(255) - 0.5) / 0.5)
+      .astype(np.float32)
+      .tobytes(),
+      int(i >= 6),
+    )
+    for i in range(10)
+  ]
+  assert sorted(epoch[:7] + chosen) == sorted(whole)
+
+
+def test_kinds_of_files(tmp_path):
+  rng = np.random.default_rng(0)
+  for name in ("a", "b"):
+    (tmp_path / name).mkdir()
+  colour = rng.integers(0, 256, (4, 5, 3), np.uint8)
+  (tmp_path / "a" / "0.png").write_bytes(png(colour))
+  # A palette is read as the colours that it stands for.
+  palette = PIL.Image.fromarray(colour).quantize(4)
+  palette.save(tmp_path / "a" / "1.png")
+  # JPEG loses some of it.
+  smooth = np.zeros((4, 5, 3), np.uint8) + np.array([200, 100, 50], np.uint8)
+  PIL.Image.fromarray(smooth).save(tmp_path / "b" / "0.jpg", quality=95)
+  PIL.Image.fromarray(smooth).save(tmp_path / "b" / "1.JPEG", quality=95)
+  images = sources.read(ImageConfig(source="folder", path=str(tmp_path)))
+  found = np.concatenate([images.train.images, images.validation.images])
+  labels = np.concatenate([images.train.labels, images.validation.labels])
+  of_a, of_b = found[labels == 0], found[labels == 1]
+  assert {image.tobytes() for image in of_a} == {
+    colour.tobytes(),
+    np.asarray(palette.convert("RGB")).tobytes(),
+  }
+  assert np.abs(of_b.astype(int) - smooth).max() <= 3
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4])
+def test_few_bits_are_stretched_to_eight(folder, bits):
+  levels = np.arange(30).reshape(6, 5) % 2**bits
+  # Rows of a PNG: a filter of 0, then pixels, the first in the high bits.
+  lines = [
+    b"\0"
+    + np.packbits(
+      ((line[:, None] >> np.arange(bits)[::-1]) & 1).astype(np.uint8).ravel()
+    ).tobytes()
+    for line in levels
+  ]
+  header = struct.pack(">IIBBBBB", 5, 6, bits, 0, 0, 0, 0)
+  parts = [
+    (b"IHDR", header),
+    (b"IDAT", zlib.compress(b"".join(lines))),
+    (b"IEND", b""),
+  ]
+  chunks = [
+    struct.pack(">I", len(data))
+    + kind
+    + data
+    + struct.pack(">I", zlib.crc32(kind + data))
+    for kind, data in parts
+  ]
+  file = folder / "dog" / "9.png"
+  file.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(chunks))
+  images = sources.read(ImageConfig(source="folder", path=str(folder)))
+  found = np.concatenate([images.train.images, images.validation.images])
+  expected = (levels * 255 // (2**bits - 1)).astype(np.uint8)[..., None]
+  assert (found == expected).all(axis=(1, 2, 3)).sum() == 1
+
+
+def grey16(file):
+  file.write_bytes(png(np.full((6, 5), 40_000, np.uint16)))
+
+
+def saved(mode, kind="png", size=(5, 6)):
+  return lambda file: PIL.Image.new(mode, size).save(file, kind)
+
+
+@pytest.mark.parametrize(
+  ("write", "message"),
+  [
+    (lambda file: file.write_text("hello"), "not a PNG or JPEG image"),
+    (lambda file: file.write_bytes(b""), "not a PNG or JPEG image"),
+    (saved("L", "gif"), "not a PNG or JPEG image"),
+    (
+      lambda file: file.write_bytes(png(picture(1))[:-25]),
+      "damaged image (",
+    ),
+    (grey16, "expected 8 bits per channel, got a 16-bit PNG"),
+    (saved("RGBA"), "expected an image without alpha, got mode RGBA; lay it"),
+    (saved("LA"), "expected an image without alpha, got mode LA; lay it on"),
+    (saved("CMYK", "jpeg"), "expected grey or RGB, got mode CMYK"),
+    (
+      saved("RGB"),
+      "expected 6 × 5 × 1 pixels (height × width × channels), as {cat}, got "
+      "6 × 5 × 3",
+    ),
+    (saved("L", size=(6, 5)), "as {cat}, got 5 × 6 × 1"),
+    (lambda file: file.mkdir(), "Is a directory"),
+  ],
+)
+def test_a_faulty_file_is_named(folder, write, message):
+  file = folder / "dog" / "x.png"
+  write(file)
+  with pytest.raises(tasks.DataError) as error:
+    of_folder(folder)
+  assert str(error.value).startswith(f"{file}: ")
+  assert message.format(cat=folder / "cat" / "0.png") in str(error.value)
+  assert "\n" not in str(error.value)
+
+
+def test_faults_of_a_folder_are_one_line(tmp_path):
+  def fault(folder):
+    with pytest.raises(tasks.DataError) as error:
+      of_folder(folder)
+    assert "\n" not in str(error.value)
+    assert str(error.value).startswith(f"{folder}: ")
+    return str(error.value)
+
+  assert fault(tmp_path / "x").endswith("no such folder (task.path)")
+  assert "at least 2 classes, got none" in fault(tmp_path)
+  (tmp_path / "a").mkdir()
+  assert "at least 2 classes, got a (task.path)" in fault(tmp_path)
+  (tmp_path / "b").mkdir()
+  assert "no images (task.path)" in fault(tmp_path)
+  for name in ("a/0", "a/1", "b/0"):
+    (tmp_path / name).write_bytes(png(picture(1)))
+  assert "at least 2 images of class 'b', one to train" in fault(tmp_path)
+  assert "to hold out, got 1" in fault(tmp_path)
+  (tmp_path / "b" / "0").unlink()
+  assert "to hold out, got 0" in fault(tmp_path)
+
+
+def test_save_and_restore_without_the_folder(folder, tmp_path):
+  run = tmp_path / "run"
+  task = of_folder(folder)
+  task.save(run)
+  of_folder(folder, workdir=run)
+  shutil.rmtree(folder)
+  restored = of_folder(folder, workdir=run, restore=True)
+  assert restored.eval_splits == ()
+  assert restored.input_shapes == task.input_shapes == {"image": (6, 5, 1)}
+  assert restored.names == ["cat", "dog"]
+  assert restored.target_vocab_size == 2
+  with pytest.raises(KeyError):
+    list(restored.eval_batches("validation"))
+  with pytest.raises(tasks.DataError, match="is this a run's workdir"):
+    of_folder(folder, workdir=tmp_path / "other", restore=True)
+
+
+def test_a_run_goes_on_with_the_same_classes_and_shape(folder, tmp_path):
+  run = tmp_path / "run"
+  of_folder(folder).save(run)
+  (folder / "cat").rename(folder / "eel")
+  with pytest.raises(tasks.DataError, match=r"labels\.json does not fit"):
+    of_folder(folder, workdir=run)
+  (folder / "eel").rename(folder / "cat")
+  for i, file in enumerate(sorted(folder.glob("*/*.png"))):
+    file.write_bytes(png(picture(i)[1:]))
+  with pytest.raises(tasks.DataError, match=r"image_shape\.json does not fit"):
+    of_folder(folder, workdir=run)
+
+
+def test_ids_are_names_and_an_image_is_not_typed(folder):
+  task = of_folder(folder)
+  assert task.labels([1, 0, 0]) == ["dog", "cat", "cat"]
+  assert task.decode(np.array([1, 0])) == "dog cat"
+  assert task.encode_target("dog") == [1]
+  with pytest.raises(ValueError, match="expected a label, one of cat, dog, go"):
+    task.encode_target("eel")
+  with pytest.raises(ValueError, match="expected an image, which is not typed"):
+    task.encode("cat")
+  assert list(task.decode_batches("validation")) == []
+  assert task.score([], []) == {}
+
+
+def test_accuracy_counts_labels():
+  task = make(batch_size=100)
+  *_, batch = task.eval_batches("validation")
+  logits = np.eye(10, dtype=np.float32)[batch["targets"]]
+  logits[:6] *= -1
+  sums = task.metric_sums(logits, batch)
+  assert task.summarize(
+    {name: tuple(map(float, pair)) for name, pair in sums.items()}
+  ) == {"accuracy": pytest.approx(53 / 59)}
+
+
+@pytest.mark.parametrize(
+  ("leaves", "message"),
+  [
+    ({"source": ""}, "source: expected digits, folder or a TFDS set, got ''"),
+    ({"source": "folder"}, "path: expected a folder of class folders, got ''"),
+    ({"path": "x"}, "path: expected none where source='digits', got 'x'"),
+    ({"held_out": 0.0}, "held_out: expected above 0 and below 1, got 0.0"),
+    ({"held_out": 1.0}, "held_out: expected above 0 and below 1, got 1.0"),
+    ({"held_out": math.nan}, "held_out: expected above 0 and below 1, got nan"),
+    ({"shift": -1}, "shift: expected at least 0 pixels, got -1"),
+    ({"flip": True}, "flip: expected False where source='digits', as a mirr"),
+    ({"flip": True, "source": "mnist"}, "flip: expected False where source='m"),
+    ({"flip": True, "source": "mnist:3.0.1"}, "flip: expected False where so"),
+  ],
+)
+def test_config_refuses(leaves, message):
+  with pytest.raises(ValueError) as error:
+    ImageConfig(**leaves)
+  assert str(error.value).startswith(message)
+  assert "\n" not in str(error.value)
+
+
+def test_a_shift_stays_in_sight(folder):
+  of_folder(folder, shift=4)
+  with pytest.raises(ValueError) as error:
+    of_folder(folder, shift=5)
+  assert str(error.value) == (
+    "task.shift: expected less than the height and the width of an image "
+    "(6 × 5), got 5"
+  )
+
+
+def test_batches_that_no_machine_holds_are_refused():
+  with pytest.raises(
+    ValueError, match=r"^batch_size: 1,000,000,000,000 images"
+  ):
+    make(batch_size=10**12)
+
+
+def test_scikit_learn_is_advised_where_it_is_missing(monkeypatch):
+  for name in ("sklearn", "sklearn.datasets"):
+    monkeypatch.setitem(sys.modules, name, None)
+  with pytest.raises(tasks.DataError) as error:
+    make()
+  assert str(error.value) == (
+    "task.source: digits come with scikit-learn, which is not installed: "
+    "pip install scikit-learn"
+  )
+
+
+@pytest.mark.parametrize("kind", ["decoder", "encoder_decoder", "seq2seq"])
+def test_it_is_for_encoders(kind):
+  with pytest.raises(
+    ValueError, match=r"^model\.kind: image serves encoder, g"
+  ):
+    tasks.TASKS["image"].make(ImageConfig(), kind=kind, batch_size=1, seed=0)
+
+
+class TinyPictures(tfds.core.GeneratorBasedBuilder):
+  """A real TFDS builder, as small as can be."""
+
+  VERSION = tfds.core.Version("1.0.0")
+  SPLITS: tuple[str, ...] = ("train", "test")
+  LABELS: Any = tfds.features.ClassLabel(names=["cat", "dog"])
+  FEATURE = "image"
+
+  def _info(self):
+    return tfds.core.DatasetInfo(
+      builder=self,
+      features=tfds.features.FeaturesDict(
+        {
+          self.FEATURE: tfds.features.Image(shape=(None, None, 1)),
+          "label": self.LABELS,
+        }
+      ),
+    )
+
+  def _split_generators(self, dl_manager):
+    return {name: self._generate_examples(name) for name in self.SPLITS}
+
+  def _generate_examples(self, split):
+    for i in range(20 if split == "train" else 5):
+      yield i, {self.FEATURE: self.picture(split, i), "label": self.label(i)}
+
+  def picture(self, split, i):
+    return picture(i + 20 * (split != "train"), 1)
+
+  def label(self, i):
+    return i % 2
+
+
+class OneSplitPictures(TinyPictures):
+  """A training split and nothing else."""
+
+  SPLITS = ("train",)
+
+
+class TestOnlyPictures(TinyPictures):
+  """Nothing to train on."""
+
+  __test__ = False
+  SPLITS = ("test",)
+
+
+class UnevenPictures(TinyPictures):
+  """The held-out images are higher."""
+
+  def picture(self, split, i):
+    return np.zeros((6 + (split == "test"), 5, 1), np.uint8)
+
+
+class UnlabelledPictures(TinyPictures):
+  """Made for a contest."""
+
+  def label(self, i):
+    return -1
+
+
+class CountedPictures(TinyPictures):
+  """Labels are numbers."""
+
+  LABELS = tfds.features.Scalar(dtype=np.int64)
+
+
+class NamelessPictures(TinyPictures):
+  """The feature has another name."""
+
+  FEATURE = "photo"
+
+
+def pictures(batches):
+  """(value of the first pixel, label) of each row that has a weight."""
+  return [
+    (round((np.frombuffer(image, np.float32)[0] + 1) / 2 * 255 / 10), label)
+    for image, label in rows(batches)
+  ]
+
+
+def test_a_tfds_set_with_a_split_that_is_held_out(empty_cache):
+  task = make(source="tiny_pictures", batch_size=2, flip=True)
+  assert task.input_shapes == {"image": (6, 5, 1)}
+  assert task.names == ["cat", "dog"]
+  epoch = pictures(task.train_batch(step) for step in range(10))
+  chosen = pictures(task.eval_batches("validation"))
+  assert sorted(epoch) == [(i, i % 2) for i in range(20)]
+  assert sorted(chosen) == [(20 + i, i % 2) for i in range(5)]
+
+
+def test_a_tfds_set_of_one_split_is_divided(empty_cache):
+  task = make(source="one_split_pictures", batch_size=2, held_out=0.3)
+  epoch = pictures(task.train_batch(step) for step in range(7))
+  chosen = pictures(task.eval_batches("validation"))
+  assert sorted(epoch + chosen) == [(i, i % 2) for i in range(20)]
+  assert sorted(label for _, label in chosen) == [0, 0, 0, 1, 1, 1]
+
+
+def test_a_tfds_folder_that_has_it_prepared(tmp_path, empty_cache):
+  make(source="tiny_pictures")
+  (tmp_path / "mine" / "tiny_pictures").mkdir(parents=True)
+  (empty_cache / "tfds-tiny_pictures-1.0.0").rename(
+    tmp_path / "mine" / "tiny_pictures" / "1.0.0"
+  )
+  task = make(source="tiny_pictures", path=str(tmp_path / "mine"))
+  assert len(pictures(task.eval_batches("validation"))) == 5
+  with pytest.raises(tasks.DataError, match="no prepared tiny_pictures/1"):
+    make(source="tiny_pictures", path=str(tmp_path / "other"))
+
+
+@pytest.mark.parametrize(
+  ("source", "message"),
+  [
+    ("no_such_set", "task.source: TFDS has no 'no_such_set'; see"),
+    (
+      "test_only_pictures",
+      "task.source: test_only_pictures has no train split, only test",
+    ),
+    (
+      "nameless_pictures",
+      "task.source: nameless_pictures has label, photo, not 'image'",
+    ),
+    (
+      "counted_pictures",
+      "task.source: expected counted_pictures to have labels with at least 2 "
+      "names, got None",
+    ),
+    (
+      "uneven_pictures",
+      "uneven_pictures test: expected 6 × 5 × 1 pixels (height × width × "
+      "channels), as in train, got 7 × 5 × 1",
+    ),
+    (
+      "unlabelled_pictures",
+      "unlabelled_pictures/1.0.0, split train, image 0: has no label",
+    ),
+  ],
+)
+def test_faults_of_sets_are_one_line(empty_cache, source, message):
+  with pytest.raises(tasks.DataError) as error:
+    make(source=source)
+  assert str(error.value).startswith(message)
+  assert "\n" not in str(error.value)

@@ -1,0 +1,57 @@
+"""Attention drawn over an image, and rolled out through the layers."""
+
+import numpy as np
+
+import models
+from projects.vision import maps as image_maps
+from tests.models.published.test_equality import HERE
+
+
+def test_rollout_by_hand():
+  """Two layers of two heads of three tokens, product by product."""
+  rng = np.random.default_rng(0)
+  layers = [rng.dirichlet(np.ones(3), (2, 3)) for _ in range(2)]
+  first, second = (
+    0.5 * (heads[0] + heads[1]) / 2 + 0.5 * np.eye(3) for heads in layers
+  )
+  found = image_maps.rollout(layers)
+  np.testing.assert_allclose(found, second @ first, atol=1e-12)
+  np.testing.assert_allclose(found.sum(1), 1.0)
+
+
+def test_rollout_of_weights_that_are_no_distribution():
+  """Below 0, or no attention at all: rows still sum to 1."""
+  weights = np.array([[[-0.5, 0.5], [0.0, 0.0]]])
+  found = image_maps.rollout([weights])
+  np.testing.assert_allclose(found, [[0.5, 0.5], [0.0, 1.0]])
+
+
+def test_labels_are_rows_and_columns():
+  p = models.load_pretrained(HERE / "vit")
+  assert image_maps.labels(p.model, 10)[:5] == [
+    "[CLS]",
+    "0,0",
+    "0,1",
+    "0,2",
+    "1,0",
+  ]
+  p = models.load_pretrained(HERE / "deit")
+  assert image_maps.labels(p.model, 11)[:3] == ["[CLS]", "[DIST]", "0,0"]
+
+
+def test_a_picture_of_every_layer(tmp_path):
+  from PIL import Image
+
+  images = np.random.default_rng(0).random((1, 15, 15, 3), np.float32)
+  for case, query in (("vit", None), ("deit", (0, 2))):
+    p = models.load_pretrained(HERE / case)
+    path = tmp_path / f"{case}.png"
+    image_maps.draw_on_image(
+      path, p.model, p.variables, {"image": images}, query
+    )
+    with Image.open(path) as drawn:
+      pixels = np.asarray(drawn.convert("L"), float)
+    # Five panels in two rows of four: the last three places are empty.
+    height, width = pixels.shape
+    assert pixels[: height // 2].std() > 20
+    assert pixels[height // 2 + 40 :, width // 2 :].min() == 255

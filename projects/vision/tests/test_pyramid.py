@@ -1,0 +1,250 @@
+"""Images in stages: grids, merging, batch norm, and what is refused."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention import ATTENTIONS
+import models
+from models.depthwise import depthwise
+from projects.vision.grid_convolution import GridConvolution
+from projects.vision.pyramid import Merging
+from tests.models import tiny
+
+SWIN = models.PyramidConfig(
+  depths=(1, 2),
+  num_heads=(2, 2),
+  features=(8, 16),
+  mlp_features=(12, 12),
+  patch_size=(2,),
+)
+CVT = models.PyramidConfig(
+  depths=(1, 1),
+  num_heads=(2, 2),
+  features=(8, 12),
+  mlp_features=(12, 12),
+  patch_size=(3, 3),
+  patch_stride=(1, 2),
+  patch_padding=(1, 1),
+  convolution=3,
+  class_token=True,
+  scale_by_features=True,
+  encoder_attention=models.AttentionConfig("strided_2d"),
+)
+
+
+def make(config, shape=(8, 6, 1)):
+  return models.create(
+    config,
+    source_vocab_size=None,
+    target_vocab_size=5,
+    max_source_length=None,
+    max_target_length=1,
+    input_shapes={"image": shape},
+  )
+
+
+def images(shape=(3, 8, 6, 1)):
+  return {"image": np.random.default_rng(0).standard_normal(shape, np.float32)}
+
+
+def test_grids_of_both_kinds():
+  """Merging rounds up; patches that overlap follow from stride and padding."""
+  assert SWIN.grids(8, 6) == [(4, 3), (2, 2)]
+  assert SWIN.grids(9, 6) == [(5, 3), (3, 2)]
+  assert CVT.grids(8, 7) == [(8, 7), (4, 4)]
+  # The sizes of the published CvT-13.
+  config = dataclasses.replace(
+    CVT, patch_size=(7, 3), patch_stride=(4, 2), patch_padding=(2, 1)
+  )
+  assert config.grids(224, 224) == [(56, 56), (28, 28)]
+
+
+def test_merging_puts_neighbours_in_the_order_of_the_paper():
+  """Rows of features are (0,0), (1,0), (0,1), (1,1), by a reduction that picks."""
+  config = dataclasses.replace(
+    SWIN, features=(1, 2), num_heads=(1, 1), norm_epsilon=0.0
+  )
+  grid = jnp.arange(12.0).reshape(1, 3, 4, 1) ** 2
+  module = Merging(config, 1)
+  variables = module.init(jax.random.key(0), grid, 2, 2)
+  assert variables["params"]["reduction"]["kernel"].shape == (4, 2)
+  for place, neighbour in enumerate(((0, 0), (1, 0), (0, 1), (1, 1))):
+    picks = jnp.zeros((4, 2)).at[place].set(1.0)
+    params = {**variables["params"], "reduction": {"kernel": picks}}
+    out = np.asarray(module.apply({"params": params}, grid, 2, 2))[0, :, :, 0]
+    padded = np.pad(np.asarray(grid)[0, :, :, 0], ((0, 1), (0, 0)))
+    four = np.stack(
+      [padded[i::2, j::2] for i in range(2) for j in range(2)], axis=-1
+    )
+    normed = (padded[neighbour[0] :: 2, neighbour[1] :: 2] - four.mean(-1)) / (
+      four.std(-1)
+    )
+    np.testing.assert_allclose(out, normed, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(2, 7, 3), (2, 5, 4, 3)])
+def test_depthwise_is_the_sum_that_it_says(shape):
+  rng = np.random.default_rng(1)
+  axes = len(shape) - 2
+  x = rng.standard_normal(shape)
+  kernel = rng.standard_normal((*[3, 5][:axes], shape[-1]))
+  expected = np.zeros(shape)
+  for at in np.ndindex(*shape[1:-1]):
+    for w in np.ndindex(*kernel.shape[:-1]):
+      there = [
+        a + b - side // 2
+        for a, b, side in zip(at, w, kernel.shape, strict=False)
+      ]
+      if all(0 <= i < n for i, n in zip(there, shape[1:-1], strict=True)):
+        expected[(slice(None), *at)] += kernel[w] * x[(slice(None), *there)]
+  np.testing.assert_allclose(
+    depthwise(jnp.asarray(x, jnp.float32), jnp.asarray(kernel, jnp.float32)),
+    expected,
+    atol=1e-5,
+  )
+
+
+def test_grid_convolution_leaves_other_tokens_and_keeps_statistics():
+  x = jnp.asarray(images((2, 7, 1, 3))["image"][:, :, 0])
+  module = GridConvolution(3, "float32", "float32")
+  call = functools.partial(module.apply, mutable=["batch_stats"])
+  variables = module.init(jax.random.key(0), x, (2, 3), deterministic=True)
+  out, updated = call(variables, x, (2, 3), deterministic=False)
+  np.testing.assert_array_equal(out[:, :1], x[:, :1])
+  grid = np.asarray(out[:, 1:])
+  np.testing.assert_allclose(grid.mean((0, 1)), 0.0, atol=1e-5)
+  np.testing.assert_allclose(grid.var((0, 1)), 1.0, atol=1e-3)
+  kernel = variables["params"]["convolution"]["kernel"]
+  raw = depthwise(x[:, 1:].reshape(2, 2, 3, 3), kernel)
+  np.testing.assert_allclose(
+    updated["batch_stats"]["norm"]["mean"],
+    0.1 * np.asarray(raw).mean((0, 1, 2)),
+    atol=1e-6,
+  )
+
+
+# Each kind of mechanism in one of the two.
+USUAL = {
+  "swin": ("window_2d", "performer"),
+  "cvt": ("strided_2d", "lsh"),
+}
+
+
+@pytest.mark.parametrize(
+  ("config", "name"),
+  [
+    pytest.param(
+      config,
+      name,
+      marks=() if name in USUAL[family] else pytest.mark.thorough,
+      id=f"{family}-{name}",
+    )
+    for family, config in (("swin", SWIN), ("cvt", CVT))
+    for name in tiny.names("bidirectional")
+  ],
+)
+def test_every_mechanism_that_can_serve(config, name):
+  chosen = tiny.attention(name)
+  if name == "linformer":  # The second stage of Swin has 4 tokens.
+    chosen = models.AttentionConfig(name, {"rank": 3})
+  config = dataclasses.replace(config, encoder_attention=chosen)
+  if name == "window_2d":  # It has no place for [CLS].
+    config = dataclasses.replace(config, class_token=False)
+  model = make(config)
+  variables = tiny.variables_of(model, images())
+  out = tiny.forward(model, variables, images())
+  assert out.shape == (3, 1, 5)
+  assert np.isfinite(out).all()
+  assert np.std(out, axis=0).min() > 1e-4
+  maps = tiny.attention_maps(model, variables, images())
+  shape = next(iter(maps.values())).shape
+  assert shape[-2:] == ((12, 12) if config.merges else (48, 48))
+
+
+def test_rows_of_a_batch_do_not_meet_outside_of_training():
+  model = make(CVT)
+  variables = tiny.variables_of(model, images())
+  whole = tiny.forward(model, variables, images())
+  alone = tiny.forward(model, variables, {"image": images()["image"][1:2]})
+  np.testing.assert_allclose(whole[1:2], alone, atol=1e-5)
+
+
+def test_images_of_another_size_are_read():
+  for config in (SWIN, CVT):
+    model = make(config)
+    variables = tiny.variables_of(model, images())
+    out = tiny.forward(model, variables, images((2, 11, 9, 1)))
+    assert out.shape == (2, 1, 5)
+
+
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    ({"depths": ()}, "^depths: "),
+    ({"num_heads": (2,)}, r"^num_heads: expected 2 numbers, .* got \[2\]"),
+    ({"num_heads": (3, 2)}, "^features: 8 is not divisible by the 3 heads"),
+    ({"features": (8, 8)}, "^features: merging doubles them"),
+    ({"patch_size": (2, 2, 2)}, "^patch_size: expected 1 or 2 numbers"),
+    ({"patch_stride": (2, 2)}, "^patch_stride: expected 1 number,"),
+    (
+      {"patch_padding": (-1,)},
+      "^patch_padding: expected numbers of at least 0",
+    ),
+    ({"convolution": 2}, "^convolution: "),
+    (
+      {"encoder_attention": (models.AttentionConfig("linformer"),)},
+      None,
+    ),
+    (
+      {
+        "encoder_attention": models.AttentionConfig("performer"),
+        "attention_dropout_rate": 0.1,
+      },
+      "^encoder_attention: performer cannot drop attention weights",
+    ),
+  ],
+)
+def test_what_cannot_be_is_refused(change, message):
+  if message is None:
+    dataclasses.replace(SWIN, **change)
+    return
+  with pytest.raises(ValueError, match=message):
+    dataclasses.replace(SWIN, **change)
+
+
+def test_sizes_that_do_not_fit_are_refused():
+  small = dataclasses.replace(
+    CVT, patch_size=(9, 9), patch_stride=(2, 2), patch_padding=None
+  )
+  with pytest.raises(
+    ValueError, match=r"^patch_size: expected patches that fit"
+  ):
+    make(small, (8, 8, 1))
+  with pytest.raises(ValueError, match=r"^kind: 'pyramid' reads images"):
+    make(SWIN, None)
+  model = make(SWIN)
+  with pytest.raises(ValueError, match=r"^image: expected \[B, H, W, 1\]"):
+    models.initialize(model, jax.random.key(0), images((1, 8, 6, 2)))
+
+
+def test_a_mechanism_that_cannot_attend_to_a_stage_is_refused():
+  windows = models.AttentionConfig("window_2d", {"window": 2})
+  config = dataclasses.replace(CVT, encoder_attention=windows)
+  with pytest.raises(ValueError, match=r"^encoder_attention: grid: expected"):
+    make(config)
+
+
+def test_a_mechanism_is_told_the_grid_of_its_stage():
+  assert "strided_2d" in ATTENTIONS
+  config = dataclasses.replace(
+    CVT, encoder_attention=models.AttentionConfig("window_2d", {"window": 2})
+  )
+  assert config.mechanism(0, 0, (8, 6)).options["grid"] == (8, 6)
+  own = models.AttentionConfig("window_2d", {"window": 2, "grid": (4, 12)})
+  config = dataclasses.replace(CVT, encoder_attention=own)
+  assert config.mechanism(0, 0, (8, 6)) == own

@@ -1,0 +1,160 @@
+"""An encoder of images in patches: ViT, and DeiT with its second token."""
+
+from collections.abc import Mapping
+import dataclasses
+import functools
+from typing import Any
+
+from flax import linen as nn
+from flax import traverse_util
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+import numpy as np
+
+from models import positions
+from models.block import Block
+from models.head import Head
+from models.kind import Sizes
+from models.mechanism_variables import check_mechanisms
+from models.norms import make_norm
+from projects.vision.maps import DrawnOnImage
+from projects.vision.patches import Patches, image_shape
+from projects.vision.vit_config import VitConfig
+
+
+class DistilledHead(Head):
+  """Logits of [CLS], and those of the distillation token beside them (DeiT)."""
+
+  def setup(self) -> None:
+    """Makes both heads."""
+    super().setup()
+    config = self.config
+    self.distilled = nn.Dense(
+      self.size,
+      use_bias=config.head_bias,
+      dtype=config.dtype,
+      param_dtype=config.param_dtype,
+    )
+
+  def __call__(
+    self, x: Float[Array, "B T F"], table: nn.Embed | None
+  ) -> Float[Array, "B 2 V"]:
+    """A position for each head."""
+    first = super().__call__(x, table)
+    second = self.distilled(x[:, 1:2])
+    return jnp.concatenate([first, second.astype(first.dtype)], axis=1)
+
+
+class VisionTransformer(DrawnOnImage, nn.Module):
+  """Images to logits of classes, or to features.
+
+  Attributes:
+    config: of the model.
+    target_vocab_size: V, classes.
+    image_shape: height, width and channels of the images that positions are for.
+  """
+
+  config: VitConfig
+  target_vocab_size: int
+  image_shape: tuple[int, int, int]
+
+  @nn.nowrap
+  def as_published(self, variables):
+    """How a published family would describe it, and its variables there."""
+    from models.published.family import Described
+    from models.published.trained import with_biases
+
+    arrays = traverse_util.flatten_dict(dict(variables), sep="/")
+    changes = with_biases(self.config, arrays)
+    config = dataclasses.replace(
+      self.config, image_shape=self.image_shape, teacher="", **changes
+    )
+    described = Described(
+      config,
+      0,
+      self.target_vocab_size,
+      config.num_tokens(self.image_shape),
+      {"image": self.image_shape},
+    )
+    tree = traverse_util.unflatten_dict(arrays, sep="/")
+    return described, {"params": {}, "constants": {}, **tree}
+
+  @nn.nowrap
+  def arguments(
+    self, batch: Mapping[str, Any]
+  ) -> tuple[tuple[Array], dict[str, Any]]:
+    """What a call reads of a batch: arguments, and options by name."""
+    return (jnp.asarray(batch["image"]),), {}
+
+  @nn.nowrap
+  def example(self) -> dict[str, np.ndarray]:
+    """A batch of which `initialize` reads the shapes."""
+    return {"image": np.zeros((1, *self.image_shape), np.float32)}
+
+  def setup(self) -> None:
+    """Makes patches, layers and head."""
+    config = self.config
+    tokens = config.num_tokens(self.image_shape)
+    self.patches = Patches(config, self.image_shape)
+    self.encoder = [
+      Block(config, mechanism, tokens)
+      for mechanism in config.layers("encoder_attention")
+    ]
+    if config.norm != "post":
+      self.encoder_norm = make_norm(config)
+    head = DistilledHead if config.distillation else Head
+    self.head = head(config, self.target_vocab_size)
+    self.dropout = nn.Dropout(config.dropout_rate)
+
+  def __call__(
+    self, images: Float[Array, "B H W C"], *, deterministic: bool = True
+  ) -> Float[Array, "B T V"]:
+    """Logits of the class of every image.
+
+    Args:
+      images: `[B, H, W, C]`; of another size than `image_shape` where no
+        mechanism has variables for each position.
+      deterministic: no dropout; otherwise the rng 'dropout' is needed.
+
+    Returns:
+      `[B, 1, V]`, with distillation `[B, 2, V]`, or with head 'hidden' features
+      `[B, T, F]`.
+
+    Raises:
+      ValueError: images with another number of channels, or too small.
+    """
+    config = self.config
+    x = self.patches(images)
+    places = np.arange(x.shape[1])[None, :]
+    if config.position == "sinusoidal":
+      sines = positions.sinusoidal(places, config.features)
+      x = x + sines.astype(x.dtype)
+    x = self.dropout(x, deterministic=deterministic)
+    for block in self.encoder:
+      layer = functools.partial(
+        block, positions=places, deterministic=deterministic
+      )
+      if config.remat == "block":
+        x = nn.remat(lambda block, x, layer=layer: layer(x))(block, x)
+      else:
+        x = layer(x)
+    return self.head(x if config.norm == "post" else self.encoder_norm(x), None)
+
+
+def create(config: VitConfig, sizes: Sizes) -> VisionTransformer:
+  """Makes the model for a task's images; computes nothing.
+
+  Raises:
+    ValueError: a task without images, patches larger than they are, or a
+      mechanism that cannot work at their number.
+  """
+  shape = image_shape(config, sizes)
+  if config.patch_size > min(shape[:2]):
+    raise ValueError(
+      f"patch_size: expected at most {min(shape[:2])}, the smaller side of the "
+      f"images, got {config.patch_size}"
+    )
+  dims = config.dims(config.num_tokens(shape))
+  for field, chosen in config.attentions.items():
+    check_mechanisms(field, chosen, dims)
+  return VisionTransformer(config, sizes.target_vocab_size, shape)

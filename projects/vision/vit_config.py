@@ -1,0 +1,106 @@
+"""What a Transformer of images is made of (ViT, DeiT); it checks itself."""
+
+import dataclasses
+import math
+from typing import Any, ClassVar
+
+from models.config import ModelConfig
+from models.kind import Sizes
+from settings.checks import check, check_ranges
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VitConfig(ModelConfig):
+  """An encoder that reads square patches of images in place of tokens.
+
+  Attributes:
+    kind: 'vit'.
+    patch_size: P, side of a patch.
+    distillation: a second token of its own before the patches, with a head of
+      its own (DeiT).
+    image_shape: height, width and channels of the images that positions are
+      learned for, if not those of its task.
+    teacher: folder of weights, or a run, whose labels a run with `distillation`
+      learns as well; '' in a model that is not trained.
+
+  What is left is as in `ModelConfig`.
+
+  Raises:
+    ValueError: a value or a pair that cannot work; the message starts with the
+      field.
+
+  Papers: An image is worth 16x16 words, arXiv:2010.11929; DeiT, arXiv:2012.12877.
+  """
+
+  kinds: ClassVar[tuple[str, ...]] = ("vit",)
+
+  kind: str = "vit"
+  patch_size: int
+  distillation: bool = False
+  image_shape: tuple[int, int, int] | None = None
+  teacher: str = ""
+
+  def __post_init__(self):
+    super().__post_init__()
+    check_ranges(self, counts=("patch_size",), rates=())
+    check(self, "head", self.head in ("class", "hidden"), "class or hidden")
+    # Distances along a row of patches mean nothing.
+    known = ("learned", "sinusoidal", "none")
+    check(self, "position", self.position in known, " or ".join(known))
+    for field, without in (
+      ("embedding_scale", None),
+      ("embedding_norm", False),
+      ("token_types", 0),
+      ("position_offset", 0),
+      ("position_padding", None),
+      ("global_projections", False),
+      ("vocab_size", None),
+      ("max_length", None),
+    ):
+      if getattr(self, field) != without:
+        raise ValueError(
+          f"{field}: belongs to a model that reads tokens; expected {without}, "
+          f"got {getattr(self, field)} in a model of kind 'vit'"
+        )
+
+  def check_run(self) -> None:
+    """Raises ValueError where a run with this model cannot be trained."""
+    if bool(self.teacher) != self.distillation:
+      raise ValueError(
+        "teacher: expected a folder of weights, or a run, with "
+        "config.model.distillation=True and only then, got "
+        f"{self.teacher!r}"
+      )
+
+  def adapt_task(self, task: Any) -> Any:
+    """The task, with the labels of the teacher if there is one."""
+    if not self.teacher:
+      return task
+    from projects.vision.distillation import with_teacher
+
+    return with_teacher(task, self.teacher)
+
+  @property
+  def layout(self) -> str:
+    """Whose batches it reads."""
+    return "encoder"
+
+  def make(self, sizes: Sizes) -> Any:
+    """The module for a task's images; see `models.create`."""
+    from projects.vision.vit import create
+
+    return create(self, sizes)
+
+  def num_tokens(self, shape: tuple[int, ...]) -> int:
+    """T, of an image `(height, width, …)`."""
+    return 1 + self.distillation + math.prod(self.grid(shape))
+
+  def grid(self, shape: tuple[int, ...]) -> tuple[int, int]:
+    """Rows and columns of patches; what is left of an image is not read."""
+    return shape[0] // self.patch_size, shape[1] // self.patch_size
+
+  def longest(self, sizes: Sizes) -> int:
+    """The tokens of an image of the task."""
+    shape = self.image_shape or sizes.input_shapes.get("image")
+    # `make` refuses a task without images.
+    return 0 if shape is None else self.num_tokens(shape)

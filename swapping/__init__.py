@@ -1,7 +1,0 @@
-"""Another mechanism in a model that works: what `swap.py` measures.
-
-`settings` is what a user asked for, `source` the model as it is, `substitution`
-the pure functions that put a mechanism into its layers, `transfer` how the
-mechanism is fitted to what it replaces, `measure` what is found out about one
-mechanism, `records` what is kept of it.
-"""

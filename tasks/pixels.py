@@ -1,0 +1,72 @@
+"""The pixels of one PNG or JPEG file, and arrays of several.
+
+Pillow reads them; it is imported where it is needed.
+"""
+
+import io
+
+import numpy as np
+
+from tasks.base import DataError
+
+_PNG = b"\x89PNG\r\n\x1a\n"
+_PNG_DEPTH = 24  # Where a PNG has its bits per channel.
+
+_GREY, _COLOUR = ("1", "L"), ("P", "RGB")
+"""Pillow's modes that are read as one channel and as three."""
+
+
+def decode(data: bytes, where: str) -> np.ndarray:
+  """Reads an image as it is stored, without turning it as EXIF says.
+
+  Alpha is refused: without it, colours appear that nobody has seen, and images
+  do not share one background to put behind it.
+
+  Args:
+    data: of a PNG or JPEG file.
+    where: names it, for messages.
+
+  Returns:
+    [H, W, C] uint8; C is 1 for grey, 3 for colour and for a palette.
+
+  Raises:
+    DataError: neither PNG nor JPEG, a damaged file, one with alpha, 16 bits
+      per channel, or the colours of print (CMYK).
+  """
+  import PIL.Image
+
+  if data.startswith(_PNG) and data[_PNG_DEPTH : _PNG_DEPTH + 1] == b"\x10":
+    raise DataError(f"{where}: expected 8 bits per channel, got a 16-bit PNG")
+  try:
+    image = PIL.Image.open(io.BytesIO(data), formats=("PNG", "JPEG"))
+  except PIL.UnidentifiedImageError:
+    raise DataError(f"{where}: not a PNG or JPEG image") from None
+  except Exception as error:  # Pillow's readers raise many kinds.
+    raise DataError(f"{where}: cannot be read ({_line(error)})") from error
+  if image.has_transparency_data:
+    raise DataError(
+      f"{where}: expected an image without alpha, got mode {image.mode}; "
+      "lay it on a background"
+    )
+  if image.mode not in _GREY + _COLOUR:
+    raise DataError(f"{where}: expected grey or RGB, got mode {image.mode}")
+  try:
+    image = image.convert("L" if image.mode in _GREY else "RGB")
+  except Exception as error:  # As above.
+    raise DataError(f"{where}: damaged image ({_line(error)})") from error
+  pixels = np.asarray(image)
+  return pixels.reshape(*pixels.shape[:2], -1)
+
+
+def check_images(
+  shape: tuple[int, ...], patch_size: int, channels: int
+) -> None:
+  """Raises ValueError for arrays that are not images which a model can read."""
+  expected = f"[B, H, W, {channels}] with sides of at least {patch_size}"
+  if len(shape) != 4 or shape[3] != channels or min(shape[1:3]) < patch_size:
+    raise ValueError(f"image: expected {expected}, got {list(shape)}")
+
+
+def _line(error: BaseException) -> str:
+  lines = str(error).strip().splitlines()
+  return lines[0] if lines else type(error).__name__

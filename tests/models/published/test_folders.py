@@ -1,0 +1,429 @@
+"""Folders of weights: what is wrong with one is told, and nothing is loaded."""
+
+import json
+import pathlib
+import pickle
+import re
+import shutil
+
+from flax import traverse_util
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import models
+from models.published import load
+from tests.models.published.test_equality import (
+  CASES,
+  HERE,
+  compared,
+  compute,
+  expected,
+)
+
+
+@pytest.fixture
+def folder(tmp_path):
+  """A copy of a small BERT that a test may spoil."""
+  shutil.copytree(HERE / "bert_masked", tmp_path / "bert")
+  return tmp_path / "bert"
+
+
+def change(folder, function):
+  """Changes the tensors of a folder."""
+  path = folder / "model.safetensors"
+  tensors = load_file(path)
+  function(tensors)
+  save_file(tensors, path)
+
+
+def change_config(folder, **values):
+  path = folder / "config.json"
+  path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+QUERY = "bert.encoder.layer.1.attention.self.query.weight"
+
+
+@pytest.mark.parametrize(
+  ("spoil", "message"),
+  [
+    (lambda t: t.pop(QUERY), f"{QUERY}: missing"),
+    (
+      lambda t: t.update({"bert.encoder.layer.3.new": t[QUERY]}),
+      "bert.encoder.layer.3.new: no variable of this model takes it",
+    ),
+    (
+      lambda t: t.update({QUERY: t[QUERY][:, :5].copy()}),
+      f"{QUERY}: expected shape (24, 24), got (24, 5)",
+    ),
+    (
+      lambda t: t.update({QUERY: np.ones((24, 24), np.int32)}),
+      f"{QUERY}: expected floating point numbers, got int32",
+    ),
+    (
+      lambda t: t.update({QUERY.removeprefix("bert."): t[QUERY]}),
+      "is there twice, under two names",
+    ),
+  ],
+)
+def test_tensors_that_do_not_fit(folder, spoil, message):
+  change(folder, spoil)
+  with pytest.raises(ValueError, match=re.escape(message)) as info:
+    models.load_pretrained(folder)
+  assert str(info.value).startswith(str(folder))
+
+
+@pytest.mark.parametrize(
+  ("values", "message"),
+  [
+    ({"architectures": ["NoSuchModel"]}, "expected one of BertModel, "),
+    ({"architectures": None}, "architectures: missing"),
+    ({"hidden_act": "mish"}, "hidden_act: expected one of relu, gelu"),
+    ({"hidden_size": "24"}, "hidden_size: expected a whole number"),
+    ({"hidden_size": None}, "hidden_size: missing"),
+    ({"num_attention_heads": 5}, "features: 24 is not divisible by"),
+    ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
+    ({"layer_norm_eps": "small"}, "layer_norm_eps: expected a number"),
+  ],
+)
+def test_configs_that_cannot_be(folder, values, message):
+  change_config(folder, **values)
+  with pytest.raises(ValueError, match=re.escape(message)) as info:
+    models.load_pretrained(folder)
+  assert str(info.value).startswith(str(folder / "config.json"))
+
+
+def test_files_that_are_broken(folder):
+  tensors, config = folder / "model.safetensors", folder / "config.json"
+  whole = tensors.read_bytes()
+  for content in (whole[:-1], whole[:20], b"{}" + whole, b"\xff" * 100):
+    tensors.write_bytes(content)
+    with pytest.raises(ValueError, match="not a whole file of safetensors"):
+      models.load_pretrained(folder)
+  tensors.write_bytes(b"")
+  with pytest.raises(ValueError, match="the file is empty"):
+    models.load_pretrained(folder)
+  tensors.write_bytes(whole)
+  for content in (b"{", b"[]", b"\xff", b""):
+    config.write_bytes(content)
+    with pytest.raises(
+      ValueError, match=r"config.json: (not JSON|expected an)"
+    ):
+      models.load_pretrained(folder)
+  config.unlink()
+  with pytest.raises(FileNotFoundError, match=r"config.json: no such file"):
+    models.load_pretrained(folder)
+  with pytest.raises(FileNotFoundError, match="no such folder"):
+    models.load_pretrained(folder / "nowhere")
+
+
+class _Trap:
+  """Writes a file when it is unpickled."""
+
+  def __init__(self, path):
+    self._path = path
+
+  def __reduce__(self):
+    return (pathlib.Path.touch, (self._path,))
+
+
+def test_a_pickle_is_refused_and_not_read(folder, tmp_path):
+  (folder / "model.safetensors").unlink()
+  with pytest.raises(FileNotFoundError, match=r"model.safetensors: no such"):
+    models.load_pretrained(folder)
+  trap = tmp_path / "trap"
+  with (folder / "pytorch_model.bin").open("wb") as file:
+    pickle.dump(_Trap(trap), file)
+  with pytest.raises(ValueError, match="is a pickle"):
+    models.load_pretrained(folder)
+  assert not trap.exists()
+
+
+def test_shards(folder):
+  """Several files and their index are one file."""
+  tensors = load_file(folder / "model.safetensors")
+  (folder / "model.safetensors").unlink()
+  names = sorted(tensors)
+  places = {
+    name: f"model-0000{1 + i % 2}-of-00002.safetensors"
+    for i, name in enumerate(names)
+  }
+  for shard in set(places.values()):
+    part = {name: tensors[name] for name in names if places[name] == shard}
+    save_file(part, folder / shard)
+  index = folder / "model.safetensors.index.json"
+  index.write_text(json.dumps({"weight_map": places}))
+  sharded = models.load_pretrained(folder)
+  whole = models.load_pretrained(HERE / "bert_masked")
+  jax.tree.map(
+    np.testing.assert_array_equal, sharded.variables, whole.variables
+  )
+  for weight_map, message in (
+    (places | {"bert.more": places[names[0]]}, "bert.more is missing"),
+    ({names[1]: places[names[1]]}, "is not in model.safetensors.index.json"),
+    ({names[0]: "../secret"}, "expected files of this folder"),
+    ({names[0]: 3}, "expected 'weight_map'"),
+  ):
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(ValueError, match=re.escape(message)):
+      models.load_pretrained(folder)
+  index.write_text(json.dumps({"weight_map": places}))
+  (folder / places[names[0]]).unlink()
+  with pytest.raises(FileNotFoundError, match="model-00001-of-00002"):
+    models.load_pretrained(folder)
+
+
+def test_old_names_prefixes_and_buffers(folder):
+  """What files of other years have differently changes nothing."""
+
+  def age(tensors):
+    for name in list(tensors):
+      old = name.replace("LayerNorm.weight", "LayerNorm.gamma")
+      old = old.replace("LayerNorm.bias", "LayerNorm.beta")
+      tensors[old.removeprefix("bert.")] = tensors.pop(name)
+    tensors["embeddings.position_ids"] = np.arange(40)[None]
+    tensors["pooler.dense.weight"] = np.ones((24, 24), np.float32)
+    tensors["cls.seq_relationship.bias"] = np.ones((2,), np.float32)
+    table = tensors["embeddings.word_embeddings.weight"]
+    tensors["cls.predictions.decoder.weight"] = table
+
+  change(folder, age)
+  old = models.load_pretrained(folder).variables
+  new = models.load_pretrained(HERE / "bert_masked").variables
+  jax.tree.map(np.testing.assert_array_equal, old, new)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision(folder, dtype):
+  """Halves are read, computed with, and written as they were."""
+  before = models.load_pretrained(folder, dtype=dtype)
+  assert {x.dtype.name for x in jax.tree.leaves(before.variables)} == {dtype}
+  models.save_pretrained(folder / "again", before)
+  after = models.load_pretrained(folder / "again", dtype=dtype)
+  jax.tree.map(np.testing.assert_array_equal, before.variables, after.variables)
+  inputs, outputs = expected("bert_masked")
+  out = compute(models.load_pretrained(folder / "again"), inputs)
+  assert compared(inputs, out, outputs["float32"]) < 0.1
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_saved_and_loaded_is_bit_exact(case, tmp_path):
+  """The tensors, their names and the choices of config.json."""
+  p = models.load_pretrained(HERE / case)
+  models.save_pretrained(tmp_path, p)
+  again = models.load_pretrained(tmp_path)
+  assert again.model == p.model
+  jax.tree.map(np.testing.assert_array_equal, again.variables, p.variables)
+  theirs = load_file(HERE / case / "model.safetensors")
+  ours = load_file(tmp_path / "model.safetensors")
+  unread = {name for name in theirs if "pooler" in name}
+  assert set(theirs) - unread <= set(ours) | unread
+  for name in ours:
+    np.testing.assert_array_equal(ours[name], theirs[name])
+
+
+def test_another_mechanism_is_saved_with_its_variables(tmp_path):
+  chosen = ["flash", {"name": "performer", "num_features": 32}]
+  p = models.load_pretrained(HERE / "gpt2", attention=chosen)
+  assert models.slots(p.model.config) == "flash + performer"
+  models.save_pretrained(tmp_path, p)
+  again = models.load_pretrained(tmp_path)
+  assert models.slots(again.model.config) == "flash + performer"
+  jax.tree.map(np.testing.assert_array_equal, again.variables, p.variables)
+  inputs, _ = expected("gpt2")
+  np.testing.assert_array_equal(compute(again, inputs), compute(p, inputs))
+  # With its own attention it is the published model again.
+  own = models.load_pretrained(tmp_path, attention="dense")
+  assert models.slots(own.model.config) == "dense"
+
+
+@pytest.mark.parametrize(
+  ("case", "chosen"),
+  [
+    # Constants that are integers.
+    ("bert_masked", {"name": "bigbird", "block_size": 2, "num_random": 1}),
+    # No keys, in a tensor of queries and keys and in one of their own.
+    ("gpt2", {"name": "lsh", "chunk_size": 4}),
+    pytest.param(
+      "llama", {"name": "lsh", "chunk_size": 4}, marks=pytest.mark.thorough
+    ),
+    pytest.param(
+      "qwen3_next",
+      {"name": "lsh", "chunk_size": 4},
+      marks=pytest.mark.thorough,
+    ),
+    # Variables of the same names as those of the mechanism that it replaces.
+    pytest.param(
+      "qwen3_next", {"name": "kimi_delta"}, marks=pytest.mark.thorough
+    ),
+    pytest.param("qwen3_next", {"name": "flash"}, marks=pytest.mark.thorough),
+    # A tensor of which a part is that mechanism's.
+    ("mamba2", {"name": "flash"}),
+    pytest.param("mamba2", {"name": "gated_delta"}, marks=pytest.mark.thorough),
+    pytest.param(
+      "mamba2", {"name": "lsh", "chunk_size": 4}, marks=pytest.mark.thorough
+    ),
+  ],
+)
+def test_what_a_mechanism_keeps_and_lacks(case, chosen, tmp_path):
+  p = models.load_pretrained(HERE / case, attention=chosen)
+  models.save_pretrained(tmp_path, p)
+  again = models.load_pretrained(tmp_path)
+  assert models.slots(again.model.config).startswith(chosen["name"])
+  jax.tree.map(np.testing.assert_array_equal, again.variables, p.variables)
+  ids = np.arange(5, 17)[None]
+  np.testing.assert_array_equal(
+    compute(again, {"input_ids": ids}), compute(p, {"input_ids": ids})
+  )
+
+
+def test_what_replaces_a_recurrence_takes_nothing_of_its_own():
+  """The projections are the folder's; a variable of the same name is drawn."""
+  own, delta = (
+    traverse_util.flatten_dict(
+      models.load_pretrained(HERE / "mamba2", attention=chosen).variables,
+      sep="/",
+    )
+    for chosen in (None, "gated_delta")
+  )
+  step = "params/decoder_0/self_attention/attention/step_kernel"
+  assert own[step].shape == delta[step].shape
+  assert np.abs(own[step] - delta[step]).max() > 0.01
+  around = [path for path in delta if "/attention/" not in path]
+  assert set(around) == {path for path in own if "/attention/" not in path}
+  for path in around:
+    np.testing.assert_array_equal(delta[path], own[path])
+
+
+def test_layers_of_a_recurrence_and_of_another_mechanism(tmp_path):
+  """A layer that keeps its mechanism keeps its tensors, whole."""
+  chosen = ["mamba2", "flash", "mamba2"]
+  p = models.load_pretrained(HERE / "mamba2", attention=chosen)
+  models.save_pretrained(tmp_path, p)
+  again = models.load_pretrained(tmp_path)
+  assert models.slots(again.model.config) == "mamba2 + flash + mamba2"
+  jax.tree.map(np.testing.assert_array_equal, again.variables, p.variables)
+  theirs = load_file(HERE / "mamba2" / "model.safetensors")
+  ours = load_file(tmp_path / "model.safetensors")
+  name = "backbone.layers.{}.mixer.in_proj.weight"
+  np.testing.assert_array_equal(ours[name.format(0)], theirs[name.format(0)])
+  # Of the second layer the last rows, one for each head, are not there.
+  second = theirs[name.format(1)].copy()
+  second[-6:] = 0.0
+  np.testing.assert_array_equal(ours[name.format(1)], second)
+  assert "backbone.layers.1.mixer.D" not in ours
+
+
+def test_keys_that_heads_share_are_not_made_anew():
+  message = r"^num_qk_heads: latent makes a key and a value for every head"
+  with pytest.raises(ValueError, match=message) as info:
+    models.load_pretrained(HERE / "mamba2", attention="latent")
+  assert "\n" not in str(info.value)
+
+
+@pytest.mark.parametrize(
+  "case",
+  [
+    "bert_masked",
+    pytest.param("gpt2", marks=pytest.mark.thorough),
+    pytest.param("longformer", marks=pytest.mark.thorough),
+    "t5",
+    "wav2vec2_conformer_relative",
+    pytest.param("wav2vec2_conformer_rotary", marks=pytest.mark.thorough),
+  ],
+)
+def test_flash_in_place_of_dense_is_equal(case):
+  inputs, outputs = expected(case)
+  if case == "longformer":
+    inputs.pop("global_attention_mask")
+    before = models.load_pretrained(HERE / case, attention="dense")
+    wanted = np.asarray(compute(before, inputs))
+  else:
+    wanted = outputs["float32"]
+  p = models.load_pretrained(HERE / case, attention="flash")
+  assert compared(inputs, compute(p, inputs), wanted) < 2e-5
+
+
+@pytest.mark.parametrize(
+  ("inputs", "message"),
+  [
+    ({}, "input_ids: missing"),
+    ({"input_ids": [[1]], "labels": [[1]]}, "labels: this model does not read"),
+    (
+      {"input_ids": [[1]], "token_type_ids": [[0]]},
+      "token_type_ids: this model does not read it",
+    ),
+  ],
+)
+def test_inputs_that_are_not_read(inputs, message):
+  p = models.load_pretrained(HERE / "gpt2")
+  with pytest.raises(ValueError, match=re.escape(message)):
+    p.logits(p.variables, **{k: np.array(x) for k, x in inputs.items()})
+
+
+@pytest.mark.parametrize(
+  ("attention", "message"),
+  [
+    ("nosuch", "expected one of dense"),
+    ("linformer", "cannot be causal"),
+    ({"num_features": 3}, "expected a 'name'"),
+    ({"name": "performer", "num_feature": 3}, "no such option"),
+  ],
+)
+def test_mechanisms_that_cannot_serve(attention, message):
+  with pytest.raises(ValueError, match=re.escape(message)):
+    models.load_pretrained(HERE / "gpt2", attention=attention)
+
+
+def test_float64_needs_its_switch():
+  with pytest.raises(ValueError, match="jax_enable_x64"):
+    models.load_pretrained(HERE / "gpt2", dtype="float64")
+
+
+def _refusal(folder):
+  """Why a folder is refused; None where it is not."""
+  try:
+    load.make_model(load.open_folder(folder).described)
+  except ValueError as error:
+    return str(error)
+  return None
+
+
+@pytest.mark.parametrize(
+  "case",
+  [
+    "bert_classes",
+    "gpt2",
+    "t5",
+    "llama",
+    "qwen3_next",
+    "perceiver_widths",
+    "wav2vec2_conformer_relative",
+  ],
+)
+def test_any_value_of_a_wrong_type_is_refused_or_harmless(case, tmp_path):
+  """No other exception than a line that names config.json, or a tensor."""
+  shutil.copytree(HERE / case, tmp_path, dirs_exist_ok=True)
+  whole = json.loads((tmp_path / "config.json").read_text())
+  refused = set()
+  for name in whole:
+    for value in ("x", -1, 2.5, [3], {"a": 1}, True, None):
+      change_config(tmp_path, **{name: value})
+      message = _refusal(tmp_path)
+      if message is not None:
+        assert message.startswith(str(tmp_path)), (name, value, message)
+        refused.add(name)
+    change_config(tmp_path, **whole)
+  assert len(refused) > 6
+
+
+def test_a_mechanism_without_its_variables_is_refused(tmp_path):
+  chosen = {"name": "performer", "num_features": 8}
+  p = models.load_pretrained(HERE / "gpt2", attention=chosen)
+  models.save_pretrained(tmp_path, p)
+  name = "attention_lab/constants/decoder_1/self_attention/attention/projection"
+  change(tmp_path, lambda tensors: tensors.pop(name))
+  with pytest.raises(ValueError, match="no tensor fills constants/decoder_1"):
+    models.load_pretrained(tmp_path)

@@ -1,0 +1,38 @@
+"""What other programs take of the machine is told apart from one's own work."""
+
+import multiprocessing
+import time
+
+import pytest
+
+from training import host_load
+
+pytestmark = pytest.mark.skipif(
+  host_load.Others().cores() is None, reason="no /proc/stat"
+)
+
+
+def work(seconds):
+  end = time.process_time() + seconds
+  while time.process_time() < end:
+    pass
+
+
+def test_others_are_seen_and_own_work_is_not():
+  others = host_load.Others()
+  child = multiprocessing.get_context("spawn").Process(target=work, args=(1.0,))
+  child.start()
+  work(0.3)
+  child.join()
+  elapsed = time.monotonic() - others._start
+  # The machine may be busy with more than the child, never with less.
+  seen = others.cores()
+  assert seen * elapsed > 0.8
+  assert others.cores(children_seconds=1.0) == pytest.approx(
+    seen - 1.0 / elapsed, abs=0.2
+  )
+
+
+def test_where_nothing_is_told_nothing_is_known(monkeypatch, tmp_path):
+  monkeypatch.setattr(host_load, "_STATISTICS", tmp_path / "none")
+  assert host_load.Others().cores() is None

@@ -1,0 +1,76 @@
+"""A folder that belongs to one command, and says what it holds."""
+
+from collections.abc import Mapping
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from settings.errors import ConfigError
+
+
+def check(
+  workdir: Path, file: str, what: Mapping[str, Any], kind: str, leaf: str
+) -> None:
+  """Checks that `workdir` is free, or that it holds just this.
+
+  Args:
+    workdir: a folder.
+    file: name of the JSON in it that says what it holds.
+    what: that this command would write there, JSON-ready.
+    kind: of what it holds, for messages: 'comparison'.
+    leaf: what comes before a name of `what` where it is typed: 'config.'.
+
+  Raises:
+    ConfigError: it holds something else.
+  """
+  path = workdir / file
+  if path.exists():
+    there = parsed(path)
+    if there is None:
+      raise ConfigError(f"workdir: {path} is damaged; choose a new folder")
+    for name in sorted({*there, *what}):
+      if there.get(name) != what.get(name):
+        raise ConfigError(
+          f"workdir: {workdir} holds another {kind}: {leaf}{name} is "
+          f"{there.get(name)!r} there and {what.get(name)!r} here; choose a new "
+          "folder"
+        )
+  elif workdir.exists() and (not workdir.is_dir() or any(workdir.iterdir())):
+    raise ConfigError(
+      f"workdir: {workdir} holds other files and no {kind}; choose a new folder"
+    )
+
+
+def claim(workdir: Path, file: str, what: Mapping[str, Any]) -> None:
+  """Makes the folder and says in it what it holds.
+
+  Raises:
+    ConfigError: it cannot be made.
+  """
+  try:
+    workdir.mkdir(parents=True, exist_ok=True)
+  except OSError as error:
+    raise ConfigError(f"workdir: {error}") from error
+  replace(workdir / file, what)
+
+
+def parsed(path: Path) -> dict[str, Any] | None:
+  """The JSON object in a file; None where there is none, or a damaged one."""
+  try:
+    found = json.loads(path.read_text())
+  except (OSError, ValueError):
+    return None
+  return found if isinstance(found, dict) else None
+
+
+def replace(path: Path, content: Mapping[str, Any]) -> None:
+  """Writes JSON, as `replace_text` does."""
+  replace_text(path, json.dumps(content, indent=2, sort_keys=True) + "\n")
+
+
+def replace_text(path: Path, text: str) -> None:
+  """Writes a file, whole or not at all; several processes may do so at once."""
+  partial = path.with_suffix(f".{os.getpid()}.tmp")
+  partial.write_text(text, "utf-8")
+  os.replace(partial, path)

@@ -1,0 +1,116 @@
+"""The flag --config=FILE.py, of which any leaf can be overridden."""
+
+import re
+import sys
+from typing import Any
+
+from absl import flags
+from ml_collections import ConfigDict, config_flags
+
+from settings.errors import ConfigError, one_line
+from training import entry
+
+_NAME = "config"
+_OVERRIDE = re.compile(rf"--?(?:no)?{_NAME}\.([^=]*)")
+_CHOICE = re.compile(rf"--?{_NAME}\.([^=]*)=(.*)", re.DOTALL)
+
+
+def define(help_string: str, default: str | None = None) -> flags.FlagHolder:
+  """Defines the flag; `entry.load_config` reads it.
+
+  A leaf that the file does not have is accepted, in a new section too: those that
+  have a default may be left out of a file, and one that nobody knows is found
+  where the config is validated, which names it in full.
+  """
+  try:
+    holder = config_flags.DEFINE_config_file(
+      _NAME,
+      help_string=help_string,
+      lock_config=False,
+      accept_new_attributes=True,
+    )
+  except flags.Error as error:  # It looks for overrides in a --flagfile.
+    entry.fail(one_line(error), 2)
+  flag = flags.FLAGS[_NAME]
+  flag.parser = _WithSections(flag.parser)
+  if default is not None:
+    flags.FLAGS.set_default(_NAME, default)
+  return holder
+
+
+def typed(holder: flags.FlagHolder) -> list[str]:
+  """Leaves that the command line sets, by full name: 'model.num_layers'."""
+  return list(config_flags.get_override_values(flags.FLAGS[holder.name]))
+
+
+class _WithSections(flags.ArgumentParser):
+  """Adds to a config the sections of the overrides that were typed.
+
+  `accept_new_attributes` adds leaves alone: in a section that is not there they
+  end in a KeyError, which has the first name of the section and nothing else.
+  """
+
+  def __init__(self, parser: flags.ArgumentParser):
+    self._parser = parser
+
+  def parse(self, argument: str) -> Any:
+    """The config of a file, with sections for the overrides."""
+    file = argument.partition(":")[0]
+    if not file.endswith(".py"):
+      raise ConfigError(
+        f"--{_NAME}: expected a config file, such as configs/copy.py, got "
+        f"{file!r}"
+      )
+    config = self._parser.parse(argument)
+    if not isinstance(config, ConfigDict):  # The file cannot be read.
+      return config
+    for word in sys.argv[1:]:
+      if typed := _OVERRIDE.match(word):
+        _add_sections(config, typed[1])
+      if typed := _CHOICE.match(word):
+        _make_room(config, typed[1])
+    return config
+
+  def flag_type(self) -> str:
+    """As --help names it."""
+    return self._parser.flag_type()
+
+
+def _make_room(config: ConfigDict, leaf: str) -> None:
+  """Lets a word take the place of a section, or of a list of sections.
+
+  `--config.model.decoder_attention=flash` and `=[gated_delta,flash]` choose by name;
+  `config_flags` takes a value for a leaf of its type alone. Where no word belongs is
+  found when the config is validated.
+  """
+  *names, last = leaf.split(".")
+  section = config
+  for name in names:
+    section = section[name]
+  old = section.get(last)
+  if isinstance(old, ConfigDict) or (
+    isinstance(old, list | tuple)
+    and any(isinstance(x, ConfigDict | dict) for x in old)
+  ):
+    with section.unlocked(), section.ignore_type():
+      section[last] = ""
+
+
+def _add_sections(config: ConfigDict, leaf: str) -> None:
+  """Adds what is missing of the sections that a leaf is in."""
+  if not all(name.isidentifier() for name in leaf.split(".")):
+    raise ConfigError(
+      f"--{_NAME}.{leaf}: expected names with dots between them, as "
+      f"--{_NAME}.model.num_layers"
+    )
+  section, path = config, _NAME
+  for name in leaf.split(".")[:-1]:
+    path = f"{path}.{name}"
+    if name not in section:
+      with section.unlocked():
+        section[name] = ConfigDict()
+    section = section[name]
+    if not isinstance(section, ConfigDict):
+      raise ConfigError(
+        f"{_NAME}.{leaf}: unknown; {path} is one value and has no leaves"
+      )
