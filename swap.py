@@ -11,6 +11,7 @@ report.html, report.md, results.csv, layers.csv, plots/, and in models/ every
 swapped model as a folder that `models.load_pretrained` and generate.py read.
 """
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,8 @@ def main() -> None:
     raise ConfigError("--workdir: missing; the folder that is written")
   # JAX and the libraries on it take a second to import: --help and a faulty flag
   # do not wait for them.
+  if importlib.util.find_spec("projects.swap") is None:
+    raise ConfigError("swap.py: projects/swap is not in this checkout")
   from projects.swap import files, finetune, measure, records, rows, source
   from tasks import cache
   from training import host_memory

@@ -7,19 +7,18 @@
 A model that is right no more often than such a rule gives no evidence of having read
 more than the rule does. A rule gives the answer that is most frequent after what it
 sees: frequencies are counted on one half of --examples, and the rules are tried on the
-other. What they see is in `listops_rules.py` and `pathfinder_rules.py`.
+other. What they see is in `listops_rules.py` and `projects/pathfinder/rules.py`.
 """
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import importlib
 import itertools
 from typing import Any
 
 from absl import flags
 
-from benchmarks import listops_rules
-from projects.pathfinder import rules as pathfinder_rules
 from settings.build import to_mapping
 from settings.errors import ConfigError
 from tasks import TASKS
@@ -38,7 +37,10 @@ Rules = Mapping[str, Callable[[Any], object]]
 Example = tuple[Any, object]
 """What all rules may see, and the answer."""
 
-_MODULES = {"listops": listops_rules, "pathfinder": pathfinder_rules}
+_MODULES = {
+  "listops": "benchmarks.listops_rules",
+  "pathfinder": "projects.pathfinder.rules",
+}
 _BATCH = 100
 
 
@@ -75,7 +77,8 @@ def main() -> None:
     raise ConfigError(
       f"--config: {file} has the task {name!r}; expected {' or '.join(_MODULES)}"
     )
-  rules, examples = _MODULES[name].RULES, _MODULES[name].examples
+  module = importlib.import_module(_MODULES[name])
+  rules, examples = module.RULES, module.examples
   # A finite training set would repeat examples.
   endless = dataclasses.replace(config.task, train_size=0)
   task = TASKS[name].make(endless, kind="encoder", batch_size=_BATCH, seed=0)

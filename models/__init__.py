@@ -109,7 +109,7 @@ def __getattr__(name: str) -> Any:
   if name.lower().startswith("generate"):
     home = "decoding"
   elif name == "as_pretrained":
-    home = "pretrained.trained"
+    home = "published.trained"
   elif "pretrained" in name.lower():
-    home = "pretrained.load"
+    home = "published.load"
   return getattr(importlib.import_module(f"models.{home}"), name)

@@ -105,7 +105,10 @@ def create(
   except OSError as error:
     raise ConfigError(f"config.task: {error}") from error
   except ValueError as error:
-    raise ConfigError(f"config.{error}") from error
+    kind, layout = config.model.kind, config.model.layout
+    known = "" if kind == layout else f", as which {kind!r} reads"
+    known = known if str(error).startswith("model.kind") else ""
+    raise ConfigError(f"config.{error}{known}") from error
   if hasattr(config.model, "adapt_task") and not restore:
     task = config.model.adapt_task(task)
   if not restore:  # A run that is restored was checked when it began.
@@ -359,7 +362,9 @@ def _sizes(config: ExperimentConfig, task: tasks.Task) -> dict[str, Any]:
     size = getattr(model, field, None)
     for name in names:
       # A vocabulary does not contain the classes.
-      classes = model.head == "class" and name == "target_vocab_size"
+      classes = (
+        getattr(model, "head", "") == "class" and name == "target_vocab_size"
+      )
       if size is None or sizes[name] is None or classes:
         continue
       if size < sizes[name]:

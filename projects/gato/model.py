@@ -85,6 +85,11 @@ class Gato(Transformer):
         None is its place in the sequence. For `local_positions`.
       patches: of an image a row.
     """
+    if patches is not None and self.patches_shape is None:
+      raise ValueError(
+        "patches: this model was made without; expected `input_shapes` with "
+        "'patches'"
+      )
     is_patch = inputs == PATCH_ID
     ids = jnp.where(is_patch, 0, inputs)
     x = super().embed_inputs(ids, positions, deterministic)

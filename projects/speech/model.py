@@ -182,7 +182,7 @@ class Conformer(nn.Module):
     frames_shape: frames and bands of the longest input; None where samples are
       read.
 
-  Paper: Conformer, arXiv:2005.08100; `docs/models.md` says what differs.
+  Paper: Conformer, arXiv:2005.08100; `docs.md` says what differs.
   """
 
   state: ClassVar[tuple[str, ...]] = ("batch_stats",)

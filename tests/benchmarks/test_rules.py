@@ -1,26 +1,13 @@
-"""Rules that read little of an example of ListOps or Pathfinder."""
+"""Rules that read little of an example of ListOps."""
 
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
 from benchmarks.listops_rules import RULES, Seen, seen
 from benchmarks.rules import accuracies
-from projects.pathfinder import rules as pathfinder_rules
 from tests import commands
-
-PICTURE = """
-. . . . . . . . . . . .
-. # # # . . . . . . . .
-. # # # . . . . . . . .
-. # # # . # . . . . . .
-. . . . . . # . # # # .
-. . . . . . . . # # # .
-. # . . . . . . # # # .
-. . # . . . . . . . . .
-"""
 
 
 @pytest.mark.parametrize(
@@ -49,17 +36,6 @@ def test_rules_give_the_most_frequent_answer_after_what_they_see():
   }
 
 
-def test_the_discs_and_the_directions_in_which_paths_leave_are_seen():
-  ink = np.array([line.split() for line in PICTURE.split("\n")[1:-1]]) == "#"
-  assert pathfinder_rules.discs(ink) == [(2, 2), (5, 9)]
-  assert pathfinder_rules.seen(ink) == pathfinder_rules.Seen(
-    across=(3, 7), turns=(0, 0)
-  )
-  # The path of the second disc leaves upwards; the other disc is to the left.
-  ink[4, 6], ink[2, 10] = False, True
-  assert pathfinder_rules.seen(ink).turns == (0, 2)
-
-
 def run(*arguments):
   return subprocess.run(
     [sys.executable, "-m", "benchmarks.rules", *arguments],
@@ -81,12 +57,6 @@ def test_the_command():
   config, of = shares(run("--config=configs/listops.py", "--examples=400"))
   assert config.startswith("configs/listops.py: max_depth=4, ")
   assert 5 < of[0] < of[1] < of[2] < 90
-  config, of = shares(run("--config=configs/pathfinder.py", "--examples=1200"))
-  assert config.startswith("configs/pathfinder.py: size=32, num_dashes=")
-  # Of two neighbours one is yes, and both have the same discs.
-  assert of[0] == 50.0
-  assert of[1] < 52
-  assert of[2] < 80
   result = run("--config=configs/copy.py")
   assert result.returncode == 2
   assert "has the task 'copy'; expected listops or pathf" in result.stderr

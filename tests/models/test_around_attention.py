@@ -124,7 +124,6 @@ def test_reading_and_decoding_are_the_whole_call(attention, choices):
       {**variables, **state},
       prompts,
       lengths,
-      None,
       method="prefill",
       mutable=["cache"],
     )

@@ -15,6 +15,7 @@ from reports.example import make_example
 from settings.errors import ConfigError
 from tests import commands
 from tests.attention.forms import RECURRENT
+from tests.here import is_here
 from tests.models import tiny
 from training import attention_maps, experiment, experiment_config
 
@@ -190,6 +191,7 @@ def test_any_mechanism_at_any_length(mechanism):
         assert (alone.weights[:, 0, 0] > 0.9).all()
 
 
+@pytest.mark.skipif(not is_here("seq2seq"), reason="no projects/seq2seq")
 def test_a_recurrent_model_has_its_alignment():
   for length in (1, 7):
     maps = drawn("seq2seq", "additive", symbols(length), target="3 4")
@@ -218,7 +220,10 @@ def test_a_decoder_shows_its_prompt_and_what_goes_on_after_it():
 
 
 @pytest.mark.parametrize(
-  ("kind", "mechanism"), [("encoder_decoder", "dense"), ("seq2seq", "additive")]
+  ("kind", "mechanism"),
+  [("encoder_decoder", "dense"), ("seq2seq", "additive")][
+    : 1 + is_here("seq2seq")
+  ],
 )
 def test_the_default_target_is_what_is_generated(kind, mechanism):
   run, variables = untrained(kind, mechanism)

@@ -3,6 +3,7 @@
 import pytest
 
 import tasks
+from tests.here import here
 
 CASES = {
   "recall": ("decoder", {"vocab_size": 40, "length": 30, "num_pairs": 4}),
@@ -19,6 +20,7 @@ CASES = {
   "needle": ("decoder", {"length": 33, "eval_lengths": (14, 64)}),
   "state_tracking": ("decoder", {"length": 12, "eval_lengths": (5, 20)}),
 }
+CASES = {name: CASES[name] for name in here(CASES)}
 EVAL_SIZE = 40
 
 

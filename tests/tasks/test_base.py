@@ -10,25 +10,30 @@ import pytest
 
 import tasks
 from tasks import base
+from tests.here import here
 
 
 def test_names_of_the_tasks():
-  assert set(tasks.TASKS) == {
-    "copy",
-    "translation",
-    "text",
-    "classification",
-    "image",
-    "recall",
-    "induction",
-    "selective_copy",
-    "listops",
-    "pathfinder",
-    "needle",
-    "state_tracking",
-    "speech",
-    "mixed",
-  }
+  assert set(tasks.TASKS) == set(
+    here(
+      (
+        "copy",
+        "translation",
+        "text",
+        "classification",
+        "image",
+        "recall",
+        "induction",
+        "selective_copy",
+        "listops",
+        "pathfinder",
+        "needle",
+        "state_tracking",
+        "speech",
+        "mixed",
+      )
+    )
+  )
 
 
 def test_the_mapping_is_read_only():

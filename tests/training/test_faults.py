@@ -11,10 +11,11 @@ import pytest
 from settings import memory
 from settings.errors import ConfigError
 from settings.leaves import flatten, put
+from tests.here import here, is_here
 from tests.training.test_experiment import PAPER
 from training import experiment, experiment_config
 
-FILES = (
+_FILES = (
   "copy",
   "duplicate",
   "reformer",
@@ -77,9 +78,11 @@ def sixteen_gigabytes(monkeypatch):
   monkeypatch.setattr(memory, "machine_bytes", lambda: 2**34)
 
 
+FILES = here(_FILES)
 CONFIGS = {name: config_of(name) for name in FILES}
 CONFIGS |= {f"paper.{name}": config_of(f"paper.{name}") for name in PAPER}
-CONFIGS["bahdanau"] = config_of("translation", "bahdanau")
+if is_here("bahdanau"):
+  CONFIGS["bahdanau"] = config_of("translation", "bahdanau")
 
 
 def leaves():

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from tests.here import here
 from training import evaluate, experiment, experiment_config, parallel
 
 METRICS = {
@@ -28,7 +29,7 @@ METRICS = {
     name
     if name in ("needle", "listops")
     else pytest.param(name, marks=pytest.mark.thorough)
-    for name in METRICS
+    for name in here(METRICS)
   ],
 )
 def test_the_loss_falls_and_every_split_is_evaluated(name):

@@ -9,7 +9,7 @@ import pytest
 from configs import text
 import models
 from settings.errors import ConfigError
-from tests.models.published.test_equality import HERE
+from tests.models.published.test_equality import FOLDERS
 from training import (
   experiment,
   experiment_config,
@@ -29,14 +29,14 @@ def config(tmp_path):
   path.write_text(TEXT)
   config = text.get_config().to_dict()
   config["task"] |= {"path": str(path), "context": 16}
-  config["model"]["weights"] = str(HERE / "gpt2")
+  config["model"]["weights"] = str(FOLDERS["gpt2"])
   return config
 
 
 def test_a_run_starts_from_weights(config):
   parsed = experiment_config.parse(config)
   run = experiment.create(parsed)
-  p = models.load_pretrained(HERE / "gpt2")
+  p = models.load_pretrained(FOLDERS["gpt2"])
   state = run.init()
   jax.tree.map(
     np.testing.assert_array_equal, state.params, p.variables["params"]
@@ -75,7 +75,7 @@ def test_the_config_chooses_mechanism_dropout_and_dtype(config):
     ({"weights": "/nowhere"}, "config.model.weights: /nowhere: no such folder"),
     ({"weights": 3}, "config.model.weights: expected a folder, got 3"),
     (
-      {"weights": str(HERE / "bert_masked")},
+      {"weights": str(FOLDERS["bert_masked"])},
       "config.model.kind: the weights in",
     ),
     (
@@ -103,7 +103,7 @@ def test_the_vocabulary_of_the_weights_is_the_tasks(config, tmp_path):
   import tokenizers
 
   folder = tmp_path / "gpt2"
-  shutil.copytree(HERE / "gpt2", folder)
+  shutil.copytree(FOLDERS["gpt2"], folder)
   vocabulary = {
     "[UNK]": 0,
     **{w: i + 40 for i, w in enumerate(TEXT.split()[:9])},
@@ -134,7 +134,7 @@ def test_a_run_is_weights_too(config, tmp_path):
   p = published.of_run(folder)
   assert p.architecture == "GPT2LMHeadModel"
   loaded = models.load_pretrained(folder)
-  wanted = models.load_pretrained(HERE / "gpt2")
+  wanted = models.load_pretrained(FOLDERS["gpt2"])
   ids = np.arange(12)[None]
   np.testing.assert_allclose(
     loaded.logits(loaded.variables, input_ids=ids),
@@ -151,7 +151,7 @@ def test_a_published_decoder_goes_on_with_a_text(tmp_path):
   import tokenizers
 
   for name in ("config.json", "model.safetensors"):
-    shutil.copy(HERE / "gpt2" / name, tmp_path)
+    shutil.copy(FOLDERS["gpt2"] / name, tmp_path)
   vocabulary = {f"w{i}": i for i in range(60)} | {"<|endoftext|>": 60}
   tokenizer = tokenizers.Tokenizer(
     tokenizers.models.WordLevel(vocabulary, unk_token="w0")
@@ -175,4 +175,4 @@ def test_a_published_decoder_goes_on_with_a_text(tmp_path):
 
 def test_weights_that_do_not_go_on():
   with pytest.raises(ConfigError, match="of kind 'encoder'; only a decoder"):
-    published.open_weights(HERE / "bert_masked")
+    published.open_weights(FOLDERS["bert_masked"])

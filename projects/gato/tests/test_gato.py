@@ -123,7 +123,7 @@ def test_a_run_goes_on_with_text(run):
     "generate.py", f"--workdir={folder}", f"--export={folder / 'out'}"
   )
   assert code == 2
-  assert "none reads patches among ids" in error
+  assert "no published family is this model, of kind 'gato'" in error
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_faults_are_one_line(text, tmp_path):
     ({"batch_size": 6}, "^config.batch_size: expected at least 8 rows"),
     (
       {"model": config["model"] | {"kind": "encoder_decoder"}},
-      "^config.model.local_positions: only kind 'decoder'",
+      "^config.model.local_positions: unknown",
     ),
     (
       {"task": config["task"] | {"context": 18}},

@@ -284,7 +284,7 @@ def test_generation_reads_images(attention):
 def test_what_does_not_go_together_is_refused(made):
   model, variables, batch = made
   with pytest.raises(
-    ValueError, match=r"^local_positions: only kind 'decoder'"
+    ValueError, match=r"^kind: expected one of gato, got 'encoder'"
   ):
     make(kind="encoder")
   plain = models.create(
@@ -294,7 +294,9 @@ def test_what_does_not_go_together_is_refused(made):
     max_source_length=None,
     max_target_length=LENGTH,
   )
-  with pytest.raises(ValueError, match=r"^patches: expected a prompt"):
+  with pytest.raises(
+    ValueError, match=r"^patches: this model was made without"
+  ):
     models.generate(
       plain,
       variables,
@@ -304,5 +306,5 @@ def test_what_does_not_go_together_is_refused(made):
       bos_id=0,
       eos_id=1,
     )
-  with pytest.raises(ValueError, match="none reads patches among ids"):
+  with pytest.raises(ValueError, match="of kind 'gato'"):
     models.as_pretrained(model, variables)

@@ -53,7 +53,7 @@ def create(config=CONFIG, **sizes):
       "target_vocab_size": CLASSES,
       "max_source_length": None,
       "max_target_length": 1,
-      "image_shape": SHAPE,
+      "input_shapes": {"image": SHAPE},
     }
   return models.create(config, **(of_task | sizes))
 
@@ -425,8 +425,12 @@ def test_configs_that_cannot_be(changes, message):
 @pytest.mark.parametrize(
   ("config", "sizes", "message"),
   [
-    (CONFIG, {"image_shape": SHAPE}, "fourier_bands: expected how many"),
-    (OF_IMAGES, {"image_shape": None}, "fourier_bands: expected None for"),
+    (
+      CONFIG,
+      {"input_shapes": {"image": SHAPE}},
+      "fourier_bands: expected how many",
+    ),
+    (OF_IMAGES, {"input_shapes": {}}, "fourier_bands: expected None for"),
     (CONFIG, {"max_source_length": None}, "max_source_length: kind 'perc"),
     (CONFIG, {"source_vocab_size": 0}, "source_vocab_size: kind 'perceiver'"),
     (CONFIG, {"max_target_length": None}, "max_target_length: kind 'perc"),

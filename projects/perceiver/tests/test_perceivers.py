@@ -13,7 +13,7 @@ import models
 from projects.perceiver import maps as latent_maps
 from settings.errors import ConfigError
 from tests import commands
-from tests.models.published.test_equality import HERE, compute
+from tests.models.published.test_equality import FOLDERS, compute
 from tests.tasks.text_cases import TEXT
 from training import (
   attention_maps,
@@ -186,7 +186,7 @@ def test_panels_over_an_image(tmp_path, monkeypatch):
     target_vocab_size=10,
     max_source_length=None,
     max_target_length=1,
-    image_shape=(3, 4, 1),
+    input_shapes={"image": (3, 4, 1)},
   )
   rng = np.random.default_rng(0)
   read = rng.dirichlet(np.full(12, 0.3), (1, 2, 14))
@@ -203,7 +203,7 @@ def test_panels_over_an_image(tmp_path, monkeypatch):
   )
   drawn = {}
   monkeypatch.setattr(
-    latent_maps.image_maps,
+    latent_maps.overlay,
     "draw_panels",
     lambda path, image, panels, heading: drawn.update(
       {panel.title: panel.seen for panel in panels}
@@ -230,7 +230,7 @@ def test_panels_over_an_image(tmp_path, monkeypatch):
 
 def test_a_run_starts_from_published_weights(text):
   """A shorter text than that of the weights, whose tables stay whole."""
-  weights = str(HERE / "perceiver")
+  weights = str(FOLDERS["perceiver"])
   config = of_bytes(text, weights=weights, head="tokens", dropout_rate=0.25)
   config["task"]["vocabulary"] = "characters"
   parsed = experiment_config.parse(config)

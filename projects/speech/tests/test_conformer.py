@@ -13,8 +13,9 @@ from attention.testing import assert_close
 import models
 from models import batch_norm
 from models.depthwise import depthwise
-from models.multi_head_attention import MultiHeadAttention
 from projects.speech import features as speech_features
+from projects.speech.config import ExtractorConfig
+from projects.speech.slots import TransformerXlAttention
 from tests.models import tiny
 
 BANDS, FRAMES, VOCAB_SIZE = 5, 48, 6
@@ -112,12 +113,11 @@ def naive_transformer_xl(params, x, mask, num_heads):
 
 def slot_of_transformer_xl(name):
   options = {"window": 13} if name == "sliding_window" else {}
-  return MultiHeadAttention(
+  return TransformerXlAttention(
     attention=ATTENTIONS[name](**options),
     dims=Dims(3, 3, 4, 40),
     features=12,
     use_bias=True,
-    transformer_xl=True,
   )
 
 
@@ -450,7 +450,7 @@ def test_configs_that_cannot_be(changes, message):
 def test_extractors_that_cannot_be(changes, message):
   sizes = {"features": (4, 4), "kernel_sizes": (3, 3), "strides": (2, 2)}
   with pytest.raises(ValueError, match=message):
-    models.ExtractorConfig(**{**sizes, **changes})
+    ExtractorConfig(**{**sizes, **changes})
 
 
 def test_tasks_that_do_not_fit():
@@ -462,9 +462,7 @@ def test_tasks_that_do_not_fit():
   }
   with pytest.raises(ValueError, match=r"^kind: 'conformer' reads log-mel"):
     models.create(config(), **sizes)
-  extractor = models.ExtractorConfig(
-    features=(4,), kernel_sizes=(3,), strides=(2,)
-  )
+  extractor = ExtractorConfig(features=(4,), kernel_sizes=(3,), strides=(2,))
   with pytest.raises(ValueError, match=r"^extractor: it reads samples"):
     models.create(
       config(extractor=extractor), **sizes, input_shapes={"frames": (8, 5)}
@@ -484,7 +482,7 @@ def test_tasks_that_do_not_fit():
 def test_a_config_is_the_same_after_json():
   from settings.build import build, to_mapping
 
-  extractor = models.ExtractorConfig(
+  extractor = ExtractorConfig(
     features=(4, 8), kernel_sizes=(3, 3), strides=(2, 1), norm="layer"
   )
   for one in (config(), config(extractor=extractor, position="rotary")):

@@ -13,7 +13,7 @@ from configs import conformer
 import models
 from settings.errors import ConfigError
 from tests import commands
-from tests.models.published.test_equality import HERE
+from tests.models.published.test_equality import FOLDERS
 from training import experiment, experiment_config, metrics, parallel
 from training.checkpoint import Checkpoints
 
@@ -219,7 +219,7 @@ def test_configs_that_cannot_be(changes, message):
 
 
 def test_weights_of_samples_are_refused_for_frames():
-  weights = str(HERE / "wav2vec2_conformer_rotary")
+  weights = str(FOLDERS["wav2vec2_conformer_rotary"])
   config = config_of(weights=weights)
   parsed = experiment_config.parse(config)
   assert parsed.model.extractor is not None

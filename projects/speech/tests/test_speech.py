@@ -20,7 +20,7 @@ RATE = 8000
 def make(batch_size=8, seed=0, workdir=None, restore=False, **leaves):
   return tasks.TASKS["speech"].make(
     tasks.SpeechConfig(**leaves),
-    kind="conformer",
+    kind="encoder",
     batch_size=batch_size,
     seed=seed,
     workdir=workdir,
@@ -467,9 +467,9 @@ def test_configs_that_cannot_be(leaves, message):
 
 
 def test_other_kinds_of_model_are_refused():
-  with pytest.raises(ValueError, match=r"^model.kind: speech serves conformer"):
+  with pytest.raises(ValueError, match=r"^model.kind: speech serves encoder"):
     tasks.TASKS["speech"].make(
-      tasks.SpeechConfig(), kind="encoder", batch_size=2, seed=0
+      tasks.SpeechConfig(), kind="decoder", batch_size=2, seed=0
     )
 
 

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 import models
 from projects.speech import features as speech_features
 from tests.models.published.test_equality import (
-  HERE,
+  FOLDERS,
   compared,
   compute,
   expected,
@@ -47,7 +47,7 @@ def change(folder, function):
 )
 def test_each_choice_can_be_seen_in_the_fixtures(case, changes):
   """Another choice gives other logits: equality tells what is right."""
-  p = models.load_pretrained(HERE / case)
+  p = models.load_pretrained(FOLDERS[case])
   inputs, outputs = expected(case)
   fields = vars(p.model.config) | changes
   other = p.model.clone(config=models.ConformerConfig(**fields))

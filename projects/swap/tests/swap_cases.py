@@ -8,7 +8,7 @@ import numpy as np
 
 from projects.swap import source
 from projects.swap.settings import Settings
-from tests.models.published.test_equality import HERE
+from tests.models.published.test_equality import FOLDERS
 
 SPECIAL = {
   "gpt2": ["<|endoftext|>"],
@@ -57,7 +57,7 @@ def write_tokenizer(path, case, words=_WORDS):
 
 def folder_of(case, path):
   """A copy of a small model, with its tokenizer."""
-  shutil.copytree(HERE / case, path)
+  shutil.copytree(FOLDERS[case], path)
   write_tokenizer(path / "tokenizer.json", case)
   return path
 

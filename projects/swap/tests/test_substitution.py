@@ -11,7 +11,7 @@ from models.attention_config import AttentionConfig
 from models.published import load
 from projects.swap import substitution
 from tests.models import tiny
-from tests.models.published.test_equality import HERE
+from tests.models.published.test_equality import FOLDERS
 
 PERFORMER = AttentionConfig("performer", {"num_features": 16})
 WINDOW_LINEAR = AttentionConfig("window_linear", {"window": 4})
@@ -71,8 +71,8 @@ squares_of = jax.jit(substitution.squares, static_argnums=(0, 4))
   ],
 )
 def test_any_choice_of_layers_is_the_model_that_has_them(case, config):
-  p = models.load_pretrained(HERE / case)
-  swapped = models.load_pretrained(HERE / case, attention=config)
+  p = models.load_pretrained(FOLDERS[case])
+  swapped = models.load_pretrained(FOLDERS[case], attention=config)
   batch, places = batch_of(case), places_of(p.model)
   mechanisms = substitution.drawn(swapped.variables, places)
   record = config.build()
@@ -94,7 +94,7 @@ def test_any_choice_of_layers_is_the_model_that_has_them(case, config):
   if (case, config) != ("t5", FLASH):  # Which is equal to its own.
     assert np.abs(everywhere - none).max() > 0.01
   # The first layer alone.
-  opened = load.open_folder(HERE / case)
+  opened = load.open_folder(FOLDERS[case])
   own = load.with_attention(opened.described, None, "float32")
   slot = next(iter(own.config.attentions))
   layers = (config, *own.config.layers(slot)[1:])
@@ -110,9 +110,9 @@ def test_any_choice_of_layers_is_the_model_that_has_them(case, config):
 @pytest.mark.parametrize("case", ["qwen3_next", "mamba2"])
 def test_one_call_of_a_mechanism_has_its_own_gates_alone(case):
   """The outputs of every layer, next to calls that are written out."""
-  p = models.load_pretrained(HERE / case)
+  p = models.load_pretrained(FOLDERS[case])
   batch, places = batch_of(case), places_of(p.model)
-  swapped = models.load_pretrained(HERE / case, attention="kimi_delta")
+  swapped = models.load_pretrained(FOLDERS[case], attention="kimi_delta")
   mechanisms = substitution.drawn(swapped.variables, places)
   record = AttentionConfig("kimi_delta").build()
 
@@ -145,7 +145,7 @@ def test_one_call_of_a_mechanism_has_its_own_gates_alone(case):
 
 
 def test_an_observer_sees_the_gates_of_the_model():
-  p = models.load_pretrained(HERE / "mamba2")
+  p = models.load_pretrained(FOLDERS["mamba2"])
   seen = []
   jax.eval_shape(
     lambda variables: models.observe_attention(
@@ -171,7 +171,7 @@ def test_an_observer_sees_the_gates_of_the_model():
 def test_a_model_without_keys_has_none_for_another_mechanism(
   own, other, message
 ):
-  p = models.load_pretrained(HERE / "gpt2", attention=own)
+  p = models.load_pretrained(FOLDERS["gpt2"], attention=own)
   other = AttentionConfig(other)
   nothing = {place: {} for place in places_of(p.model)}
   choice = chosen(nothing, ())
@@ -184,7 +184,7 @@ def test_a_model_without_keys_has_none_for_another_mechanism(
 def squares(p, batch, config, valid=None):
   places = places_of(p.model)
   swapped = models.load_pretrained(
-    HERE / p.family if p.family == "gpt2" else HERE / "bert_masked",
+    FOLDERS["gpt2" if p.family == "gpt2" else "bert_masked"],
     attention=config,
   )
   mechanisms = substitution.drawn(swapped.variables, places)
@@ -200,7 +200,7 @@ def squares(p, batch, config, valid=None):
 
 
 def test_the_error_is_that_of_the_outputs_on_the_same_inputs():
-  p = models.load_pretrained(HERE / "gpt2")
+  p = models.load_pretrained(FOLDERS["gpt2"])
   batch = batch_of("gpt2")
   assert squares(p, batch, AttentionConfig("dense"))[:, 0].max() == 0
   exact = squares(p, batch, FLASH)
@@ -230,7 +230,7 @@ def test_the_error_is_that_of_the_outputs_on_the_same_inputs():
 
 
 def test_more_features_approximate_better():
-  p = models.load_pretrained(HERE / "gpt2")
+  p = models.load_pretrained(FOLDERS["gpt2"])
   batch = batch_of("gpt2", rows=4)
   few, many = (
     squares(p, batch, AttentionConfig("performer", {"num_features": m}))
@@ -240,7 +240,7 @@ def test_more_features_approximate_better():
 
 
 def test_padding_is_not_counted():
-  p = models.load_pretrained(HERE / "bert_masked")
+  p = models.load_pretrained(FOLDERS["bert_masked"])
   batch = batch_of("bert_masked")
   valid = substitution.valid_positions(batch, 0)
   np.testing.assert_array_equal(valid["encoder"], batch["source_mask"])
@@ -253,7 +253,7 @@ def test_padding_is_not_counted():
 
 
 def test_variables_are_taken_out_and_put_back():
-  swapped = models.load_pretrained(HERE / "gpt2", attention=WINDOW_LINEAR)
+  swapped = models.load_pretrained(FOLDERS["gpt2"], attention=WINDOW_LINEAR)
   places = places_of(swapped.model)
   mechanisms = substitution.drawn(swapped.variables, places)
   assert set(mechanisms) == set(places)
@@ -268,13 +268,13 @@ def test_variables_are_taken_out_and_put_back():
     np.testing.assert_array_equal, substitution.drawn(filled, places), twice
   )
   # A model that has none of them is left as it is.
-  p = models.load_pretrained(HERE / "gpt2")
+  p = models.load_pretrained(FOLDERS["gpt2"])
   same = substitution.filled(p.variables, twice)
   jax.tree.map(np.testing.assert_array_equal, same, dict(p.variables))
 
 
 def test_a_mechanism_with_keys_of_its_own_cannot_be_put_there():
-  p = models.load_pretrained(HERE / "gpt2")
+  p = models.load_pretrained(FOLDERS["gpt2"])
   latent = AttentionConfig("latent").build()
   place = places_of(p.model)[0]
   with pytest.raises(ValueError, match="makes keys and values of its own"):

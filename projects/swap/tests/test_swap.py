@@ -246,14 +246,16 @@ def test_a_model_that_predicts_no_tokens(tmp_path):
   asked = cases.settings("bert_masked", tmp_path)
   path = tmp_path / "bert_masked"
   (path / "config.json").write_text(
-    (cases.HERE / "bert_classes" / "config.json").read_text()
+    (cases.FOLDERS["bert_classes"] / "config.json").read_text()
   )
   (path / "model.safetensors").write_bytes(
-    (cases.HERE / "bert_classes" / "model.safetensors").read_bytes()
+    (cases.FOLDERS["bert_classes"] / "model.safetensors").read_bytes()
   )
   with pytest.raises(ValueError, match="predicts no tokens"):
     source.read(asked)
-  perceiver = cases.HERE / "perceiver"
+  if "perceiver" not in cases.FOLDERS:
+    pytest.skip("projects/perceiver is not here")
+  perceiver = cases.FOLDERS["perceiver"]
   for file in ("config.json", "model.safetensors"):
     (path / file).write_bytes((perceiver / file).read_bytes())
   with pytest.raises(ValueError, match="kind 'perceiver'; expected a Transf"):

@@ -4,7 +4,7 @@ import numpy as np
 
 import models
 from projects.vision import maps as image_maps
-from tests.models.published.test_equality import HERE
+from tests.models.published.test_equality import FOLDERS
 
 
 def test_rollout_by_hand():
@@ -27,7 +27,7 @@ def test_rollout_of_weights_that_are_no_distribution():
 
 
 def test_labels_are_rows_and_columns():
-  p = models.load_pretrained(HERE / "vit")
+  p = models.load_pretrained(FOLDERS["vit"])
   assert image_maps.labels(p.model, 10)[:5] == [
     "[CLS]",
     "0,0",
@@ -35,7 +35,7 @@ def test_labels_are_rows_and_columns():
     "0,2",
     "1,0",
   ]
-  p = models.load_pretrained(HERE / "deit")
+  p = models.load_pretrained(FOLDERS["deit"])
   assert image_maps.labels(p.model, 11)[:3] == ["[CLS]", "[DIST]", "0,0"]
 
 
@@ -44,7 +44,7 @@ def test_a_picture_of_every_layer(tmp_path):
 
   images = np.random.default_rng(0).random((1, 15, 15, 3), np.float32)
   for case, query in (("vit", None), ("deit", (0, 2))):
-    p = models.load_pretrained(HERE / case)
+    p = models.load_pretrained(FOLDERS[case])
     path = tmp_path / f"{case}.png"
     image_maps.draw_on_image(
       path, p.model, p.variables, {"image": images}, query

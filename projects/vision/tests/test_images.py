@@ -10,7 +10,7 @@ import models
 from projects.vision import distillation
 from settings.errors import ConfigError
 from tests import commands
-from tests.models.published.test_equality import HERE, compute
+from tests.models.published.test_equality import FOLDERS, compute
 from training import experiment, experiment_config, published
 
 TINY = {
@@ -131,7 +131,7 @@ def test_a_run_starts_from_weights_of_another_image_size(run):
   assert logits.shape == (8, 1, 10)
   with pytest.raises(ConfigError, match="expected the 1 channels of the task"):
     experiment.create(
-      experiment_config.parse(config_of(weights=str(HERE / "vit")))
+      experiment_config.parse(config_of(weights=str(FOLDERS["vit"])))
     )
 
 
@@ -175,16 +175,16 @@ def test_a_student_learns_both_labels(run):
       "config.model.teacher: /nowhere: no such folder",
     ),
     (
-      {"distillation": True, "teacher": str(HERE / "gpt2")},
+      {"distillation": True, "teacher": str(FOLDERS["gpt2"])},
       "expected a classifier of images, got GPT2LMHeadModel",
     ),
     (
-      {"distillation": True, "teacher": str(HERE / "vit")},
+      {"distillation": True, "teacher": str(FOLDERS["vit"])},
       "reads images of 3 channels",
     ),
-    ({"patch_size": None}, "config.model.patch_size: expected the side"),
+    ({"patch_size": None}, "config.model.patch_size: expected int"),
     ({"patch_size": 9}, "config.model.patch_size: expected at most 8"),
-    ({"teacher": 3}, "config.model.teacher: expected a folder, got 3"),
+    ({"teacher": 3}, "config.model.teacher: expected str, got 3"),
   ],
 )
 def test_faults(model, message):
@@ -197,7 +197,7 @@ def test_a_task_of_text_reads_no_patches(tmp_path):
 
   config = copy.get_config().to_dict()
   config["model"] |= {
-    "kind": "encoder",
+    "kind": "vit",
     "patch_size": 2,
     "head": "class",
     "position": "learned",

@@ -3,7 +3,6 @@
 import dataclasses
 
 import jax
-from models.size import num_tokens
 import numpy as np
 import pytest
 
@@ -11,10 +10,10 @@ import models
 from models.attention_config import AttentionConfig
 from models.config import ModelConfig
 from projects.vision.patches import resize_bicubic
+from projects.vision.vit_config import VitConfig
 from tests.models import tiny
 
-CONFIG = ModelConfig(
-  kind="encoder",
+CONFIG = VitConfig(
   num_layers=2,
   num_heads=2,
   features=8,
@@ -35,7 +34,7 @@ def make(config=CONFIG, shape=(6, 9, 2), classes=4):
     target_vocab_size=classes,
     max_source_length=None,
     max_target_length=1,
-    input_shapes={"image": shape},
+    input_shapes={} if shape is None else {"image": shape},
   )
   images = np.random.default_rng(0).standard_normal((3, *shape), np.float32)
   return (
@@ -92,7 +91,7 @@ def test_logits_are_read_from_the_first_tokens():
   logits = tiny.forward(model, variables, {"image": images})
   assert logits.shape == (3, 2, 4)
   assert np.abs(logits[:, 0] - logits[:, 1]).min() > 0
-  assert num_tokens(two, (6, 9, 2)) == 8
+  assert two.num_tokens((6, 9, 2)) == 8
   assert len(variables["params"]["patches"]["positions"]) == 8
 
 
@@ -189,21 +188,14 @@ def test_images_of_another_size():
   ("changes", "message"),
   [
     ({"patch_size": 0}, "patch_size: expected at least 1, got 0"),
-    ({"kind": "decoder"}, "head: only kind 'encoder' has it"),
-    (
-      {"head": "tokens"},
-      "patch_size: a model that reads images has head class",
-    ),
-    ({"position": "rotary"}, "reads images has position learned or"),
+    ({"kind": "decoder"}, "kind: expected one of vit, got 'decoder'"),
+    ({"head": "tokens"}, "head: expected class or hidden, got 'tokens'"),
+    ({"position": "rotary"}, "position: expected learned or sinusoidal"),
     (
       {"embedding_scale": 2.0},
       "embedding_scale: belongs to a model that reads",
     ),
     ({"vocab_size": 5}, "vocab_size: belongs to a model that reads tokens"),
-    (
-      {"patch_size": None, "distillation": True},
-      "distillation: belongs to a model that reads images",
-    ),
   ],
 )
 def test_faults_of_the_config(changes, message):
@@ -214,8 +206,10 @@ def test_faults_of_the_config(changes, message):
 def test_faults_of_the_sizes():
   with pytest.raises(ValueError, match="patch_size: expected at most 2"):
     make(shape=(2, 9, 1))
-  with pytest.raises(ValueError, match="patch_size: expected None"):
+  with pytest.raises(ValueError, match="kind: 'vit' reads images"):
     make(shape=None)
-  tokens = dataclasses.replace(CONFIG, patch_size=None)
-  with pytest.raises(ValueError, match="patch_size: expected the side"):
+  tokens = ModelConfig(
+    kind="encoder", num_layers=1, num_heads=1, features=4, mlp_features=4
+  )
+  with pytest.raises(ValueError, match="kind: 'encoder' reads ids"):
     make(tokens)

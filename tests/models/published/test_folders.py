@@ -14,9 +14,10 @@ from safetensors.numpy import load_file, save_file
 
 import models
 from models.published import load
+from tests.here import here
 from tests.models.published.test_equality import (
   CASES,
-  HERE,
+  FOLDERS,
   compared,
   compute,
   expected,
@@ -26,7 +27,7 @@ from tests.models.published.test_equality import (
 @pytest.fixture
 def folder(tmp_path):
   """A copy of a small BERT that a test may spoil."""
-  shutil.copytree(HERE / "bert_masked", tmp_path / "bert")
+  shutil.copytree(FOLDERS["bert_masked"], tmp_path / "bert")
   return tmp_path / "bert"
 
 
@@ -156,7 +157,7 @@ def test_shards(folder):
   index = folder / "model.safetensors.index.json"
   index.write_text(json.dumps({"weight_map": places}))
   sharded = models.load_pretrained(folder)
-  whole = models.load_pretrained(HERE / "bert_masked")
+  whole = models.load_pretrained(FOLDERS["bert_masked"])
   jax.tree.map(
     np.testing.assert_array_equal, sharded.variables, whole.variables
   )
@@ -191,7 +192,7 @@ def test_old_names_prefixes_and_buffers(folder):
 
   change(folder, age)
   old = models.load_pretrained(folder).variables
-  new = models.load_pretrained(HERE / "bert_masked").variables
+  new = models.load_pretrained(FOLDERS["bert_masked"]).variables
   jax.tree.map(np.testing.assert_array_equal, old, new)
 
 
@@ -211,12 +212,12 @@ def test_half_precision(folder, dtype):
 @pytest.mark.parametrize("case", CASES)
 def test_saved_and_loaded_is_bit_exact(case, tmp_path):
   """The tensors, their names and the choices of config.json."""
-  p = models.load_pretrained(HERE / case)
+  p = models.load_pretrained(FOLDERS[case])
   models.save_pretrained(tmp_path, p)
   again = models.load_pretrained(tmp_path)
   assert again.model == p.model
   jax.tree.map(np.testing.assert_array_equal, again.variables, p.variables)
-  theirs = load_file(HERE / case / "model.safetensors")
+  theirs = load_file(FOLDERS[case] / "model.safetensors")
   ours = load_file(tmp_path / "model.safetensors")
   unread = {name for name in theirs if "pooler" in name}
   assert set(theirs) - unread <= set(ours) | unread
@@ -226,7 +227,7 @@ def test_saved_and_loaded_is_bit_exact(case, tmp_path):
 
 def test_another_mechanism_is_saved_with_its_variables(tmp_path):
   chosen = ["flash", {"name": "performer", "num_features": 32}]
-  p = models.load_pretrained(HERE / "gpt2", attention=chosen)
+  p = models.load_pretrained(FOLDERS["gpt2"], attention=chosen)
   assert models.slots(p.model.config) == "flash + performer"
   models.save_pretrained(tmp_path, p)
   again = models.load_pretrained(tmp_path)
@@ -268,7 +269,7 @@ def test_another_mechanism_is_saved_with_its_variables(tmp_path):
   ],
 )
 def test_what_a_mechanism_keeps_and_lacks(case, chosen, tmp_path):
-  p = models.load_pretrained(HERE / case, attention=chosen)
+  p = models.load_pretrained(FOLDERS[case], attention=chosen)
   models.save_pretrained(tmp_path, p)
   again = models.load_pretrained(tmp_path)
   assert models.slots(again.model.config).startswith(chosen["name"])
@@ -283,7 +284,7 @@ def test_what_replaces_a_recurrence_takes_nothing_of_its_own():
   """The projections are the folder's; a variable of the same name is drawn."""
   own, delta = (
     traverse_util.flatten_dict(
-      models.load_pretrained(HERE / "mamba2", attention=chosen).variables,
+      models.load_pretrained(FOLDERS["mamba2"], attention=chosen).variables,
       sep="/",
     )
     for chosen in (None, "gated_delta")
@@ -300,12 +301,12 @@ def test_what_replaces_a_recurrence_takes_nothing_of_its_own():
 def test_layers_of_a_recurrence_and_of_another_mechanism(tmp_path):
   """A layer that keeps its mechanism keeps its tensors, whole."""
   chosen = ["mamba2", "flash", "mamba2"]
-  p = models.load_pretrained(HERE / "mamba2", attention=chosen)
+  p = models.load_pretrained(FOLDERS["mamba2"], attention=chosen)
   models.save_pretrained(tmp_path, p)
   again = models.load_pretrained(tmp_path)
   assert models.slots(again.model.config) == "mamba2 + flash + mamba2"
   jax.tree.map(np.testing.assert_array_equal, again.variables, p.variables)
-  theirs = load_file(HERE / "mamba2" / "model.safetensors")
+  theirs = load_file(FOLDERS["mamba2"] / "model.safetensors")
   ours = load_file(tmp_path / "model.safetensors")
   name = "backbone.layers.{}.mixer.in_proj.weight"
   np.testing.assert_array_equal(ours[name.format(0)], theirs[name.format(0)])
@@ -319,7 +320,7 @@ def test_layers_of_a_recurrence_and_of_another_mechanism(tmp_path):
 def test_keys_that_heads_share_are_not_made_anew():
   message = r"^num_qk_heads: latent makes a key and a value for every head"
   with pytest.raises(ValueError, match=message) as info:
-    models.load_pretrained(HERE / "mamba2", attention="latent")
+    models.load_pretrained(FOLDERS["mamba2"], attention="latent")
   assert "\n" not in str(info.value)
 
 
@@ -330,19 +331,18 @@ def test_keys_that_heads_share_are_not_made_anew():
     pytest.param("gpt2", marks=pytest.mark.thorough),
     pytest.param("longformer", marks=pytest.mark.thorough),
     "t5",
-    "wav2vec2_conformer_relative",
-    pytest.param("wav2vec2_conformer_rotary", marks=pytest.mark.thorough),
+    *here(["wav2vec2_conformer_relative"]),
   ],
 )
 def test_flash_in_place_of_dense_is_equal(case):
   inputs, outputs = expected(case)
   if case == "longformer":
     inputs.pop("global_attention_mask")
-    before = models.load_pretrained(HERE / case, attention="dense")
+    before = models.load_pretrained(FOLDERS[case], attention="dense")
     wanted = np.asarray(compute(before, inputs))
   else:
     wanted = outputs["float32"]
-  p = models.load_pretrained(HERE / case, attention="flash")
+  p = models.load_pretrained(FOLDERS[case], attention="flash")
   assert compared(inputs, compute(p, inputs), wanted) < 2e-5
 
 
@@ -358,7 +358,7 @@ def test_flash_in_place_of_dense_is_equal(case):
   ],
 )
 def test_inputs_that_are_not_read(inputs, message):
-  p = models.load_pretrained(HERE / "gpt2")
+  p = models.load_pretrained(FOLDERS["gpt2"])
   with pytest.raises(ValueError, match=re.escape(message)):
     p.logits(p.variables, **{k: np.array(x) for k, x in inputs.items()})
 
@@ -374,12 +374,12 @@ def test_inputs_that_are_not_read(inputs, message):
 )
 def test_mechanisms_that_cannot_serve(attention, message):
   with pytest.raises(ValueError, match=re.escape(message)):
-    models.load_pretrained(HERE / "gpt2", attention=attention)
+    models.load_pretrained(FOLDERS["gpt2"], attention=attention)
 
 
 def test_float64_needs_its_switch():
   with pytest.raises(ValueError, match="jax_enable_x64"):
-    models.load_pretrained(HERE / "gpt2", dtype="float64")
+    models.load_pretrained(FOLDERS["gpt2"], dtype="float64")
 
 
 def _refusal(folder):
@@ -399,13 +399,12 @@ def _refusal(folder):
     "t5",
     "llama",
     "qwen3_next",
-    "perceiver_widths",
-    "wav2vec2_conformer_relative",
+    *here(["perceiver_widths", "wav2vec2_conformer_relative"]),
   ],
 )
 def test_any_value_of_a_wrong_type_is_refused_or_harmless(case, tmp_path):
   """No other exception than a line that names config.json, or a tensor."""
-  shutil.copytree(HERE / case, tmp_path, dirs_exist_ok=True)
+  shutil.copytree(FOLDERS[case], tmp_path, dirs_exist_ok=True)
   whole = json.loads((tmp_path / "config.json").read_text())
   refused = set()
   for name in whole:
@@ -421,7 +420,7 @@ def test_any_value_of_a_wrong_type_is_refused_or_harmless(case, tmp_path):
 
 def test_a_mechanism_without_its_variables_is_refused(tmp_path):
   chosen = {"name": "performer", "num_features": 8}
-  p = models.load_pretrained(HERE / "gpt2", attention=chosen)
+  p = models.load_pretrained(FOLDERS["gpt2"], attention=chosen)
   models.save_pretrained(tmp_path, p)
   name = "attention_lab/constants/decoder_1/self_attention/attention/projection"
   change(tmp_path, lambda tensors: tensors.pop(name))

@@ -12,9 +12,9 @@ from safetensors.numpy import load_file, save_file
 
 import models
 from tests.models import tiny
-from tests.models.published.test_equality import HERE, compute, expected
+from tests.models.published.test_equality import FOLDERS, compute, expected
 
-FOLDER = HERE / "qwen3_next"
+FOLDER = FOLDERS["qwen3_next"]
 
 
 def tokens():
@@ -59,7 +59,6 @@ def test_a_prompt_at_once_and_then_token_by_token():
       {**p.variables, **state},
       prompts,
       lengths,
-      None,
       method="prefill",
       mutable=["cache"],
     )

@@ -1,0 +1,37 @@
+"""Which projects are in this checkout: tests of the core leave out the others."""
+
+from collections.abc import Iterable
+import pathlib
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+PROJECTS = {
+  "image": "vision",
+  "vit": "vision",
+  "swin": "vision",
+  "cvt": "vision",
+  "perceiver": "perceiver",
+  "perceiver_bytes": "perceiver",
+  "perceiver_widths": "perceiver",
+  "speech": "speech",
+  "conformer": "speech",
+  "wav2vec2_conformer_relative": "speech",
+  "wav2vec2_conformer_rotary": "speech",
+  "mixed": "gato",
+  "gato": "gato",
+  "seq2seq": "seq2seq",
+  "bahdanau": "seq2seq",
+  "pathfinder": "pathfinder",
+}
+"""Config, task, kind of model or small published model -> its project."""
+
+
+def is_here(name: str) -> bool:
+  """Whether what has this name is of the core, or its project is here."""
+  project = PROJECTS.get(name)
+  return project is None or (ROOT / "projects" / project).is_dir()
+
+
+def here(names: Iterable[str]) -> list[str]:
+  """Those that are here."""
+  return [name for name in names if is_here(name)]
