@@ -28,8 +28,10 @@ PROJECTS = {
 
 def is_here(name: str) -> bool:
   """Whether what has this name is of the core, or its project is here."""
-  project = PROJECTS.get(name)
-  return project is None or (ROOT / "projects" / project).is_dir()
+  projects = {PROJECTS[name]} if name in PROJECTS else set()
+  if name == "perceiver":  # The task of its config.
+    projects.add("vision")
+  return all((ROOT / "projects" / one).is_dir() for one in projects)
 
 
 def here(names: Iterable[str]) -> list[str]:

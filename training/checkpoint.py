@@ -12,6 +12,7 @@ adds its share, however the leaf is cut.
 from collections.abc import Mapping
 import hashlib
 import pathlib
+import re
 import sys
 from typing import Any
 
@@ -42,7 +43,7 @@ def digests(tree: Any) -> dict[str, str]:
   the digests of the whole.
 
   Args:
-    tree: arrays in a dictionary, which may be nested.
+    tree: any pytree of arrays.
 
   Returns:
     path of the leaf → hexadecimal digest.
@@ -55,9 +56,7 @@ def digests(tree: Any) -> dict[str, str]:
   for (path, leaf), total in zip(leaves, sums, strict=True):
     kind = f"{np.dtype(leaf.dtype)}{np.shape(leaf)}{total}"
     digest = hashlib.sha256(kind.encode())
-    # The first is a field of the state.
-    name = f".{path[0].key}{jax.tree_util.keystr(path[1:])}"
-    found[name] = digest.hexdigest()
+    found[jax.tree_util.keystr(path)] = digest.hexdigest()
   return found
 
 
@@ -141,7 +140,7 @@ class Checkpoints:
       args=ocp.args.Composite(
         state=ocp.args.StandardSave(_fields(kept)),
         record=ocp.args.JsonSave(
-          {"digests": digests(_fields(kept)), "record": dict(record)}
+          {"digests": _state_digests(kept), "record": dict(record)}
         ),
       ),
       force=True,
@@ -207,7 +206,7 @@ class Checkpoints:
     fields = dict(restored["state"])
     step, params, opt_state = map(fields.pop, ("step", "params", "opt_state"))
     state = TrainState(step, params, fields, opt_state)
-    saved, found = restored["record"]["digests"], digests(_fields(state))
+    saved, found = restored["record"]["digests"], _state_digests(state)
     for name in sorted(saved.keys() | found.keys()):
       if saved.get(name) != found.get(name):
         raise ValueError(f"digest of {name} is not the one saved")
@@ -245,3 +244,11 @@ def _fields(state: TrainState) -> dict[str, Any]:
   """What is on disk, each collection beside the others."""
   fields = state._asdict()
   return fields | fields.pop("collections")
+
+
+def _state_digests(state: TrainState) -> dict[str, str]:
+  """Digests by the names of what is on disk, as `.params['head']['kernel']`."""
+  return {
+    re.sub(r"^\['(\w+)'\]", r".\1", name): digest
+    for name, digest in digests(_fields(state)).items()
+  }

@@ -75,18 +75,18 @@ def with_teacher(task: tasks.Task, folder: str) -> Any:
     teacher = models.load_pretrained(Path(folder))
   except (OSError, ValueError) as error:
     raise ConfigError(f"config.model.teacher: {error}") from error
-  shape, config = tasks.input_shapes(task).get("image"), teacher.model.config
+  shape = tasks.input_shapes(task).get("image")
+  channels = getattr(teacher.model, "image_shape", (0, 0, 0))[2]
   classes = teacher.model.target_vocab_size
-  if config.patch_size is None or config.head != "class":
+  if not channels or teacher.model.config.head != "class":
     raise ConfigError(
       f"config.model.teacher: expected a classifier of images, got "
       f"{teacher.architecture} in {folder}"
     )
-  assert teacher.model.image_shape is not None
-  if shape is None or shape[2] != teacher.model.image_shape[2]:
+  if shape is None or shape[2] != channels:
     raise ConfigError(
-      f"config.model.teacher: {folder} reads images of "
-      f"{teacher.model.image_shape[2]} channels; the task has {shape}"
+      f"config.model.teacher: {folder} reads images of {channels} channels; the "
+      f"task has {shape}"
     )
   if classes != task.target_vocab_size:
     raise ConfigError(

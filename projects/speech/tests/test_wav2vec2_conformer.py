@@ -25,7 +25,7 @@ NORM = "wav2vec2_conformer.encoder.layers.1.conv_module.batch_norm"
 
 @pytest.fixture
 def folder(tmp_path):
-  shutil.copytree(HERE / RELATIVE, tmp_path / "model")
+  shutil.copytree(FOLDERS[RELATIVE], tmp_path / "model")
   return tmp_path / "model"
 
 
@@ -57,7 +57,7 @@ def test_each_choice_can_be_seen_in_the_fixtures(case, changes):
 
 @pytest.mark.parametrize("name", ["batch_stats", "key_bias", "position_bias"])
 def test_each_variable_can_be_seen_in_the_fixtures(name):
-  p = models.load_pretrained(HERE / RELATIVE)
+  p = models.load_pretrained(FOLDERS[RELATIVE])
   inputs, outputs = expected(RELATIVE)
 
   def other(path, leaf):
@@ -71,7 +71,7 @@ def test_each_variable_can_be_seen_in_the_fixtures(name):
 
 def test_padding_does_not_matter():
   """With norms of each frame, what padding holds changes no logit."""
-  p = models.load_pretrained(HERE / RELATIVE)
+  p = models.load_pretrained(FOLDERS[RELATIVE])
   inputs, _ = expected(RELATIVE)
   noise = np.random.default_rng(0).standard_normal(
     inputs["input_values"].shape, np.float32
@@ -137,9 +137,9 @@ def test_tensors_that_do_not_fit(folder, spoil, message):
 def test_mechanisms(tmp_path):
   """One that has no tables by distance is refused; others come and go."""
   with pytest.raises(ValueError, match=r"cannot carry relative positions"):
-    models.load_pretrained(HERE / RELATIVE, attention="performer")
+    models.load_pretrained(FOLDERS[RELATIVE], attention="performer")
   chosen = {"name": "performer", "num_features": 16}
-  p = models.load_pretrained(HERE / ROTARY, attention=chosen)
+  p = models.load_pretrained(FOLDERS[ROTARY], attention=chosen)
   models.save_pretrained(tmp_path, p)
   again = models.load_pretrained(tmp_path)
   assert models.slots(again.model.config) == "performer"
