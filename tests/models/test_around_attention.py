@@ -138,8 +138,9 @@ def test_reading_and_decoding_are_the_whole_call(attention, choices):
   for more in range(5):
     at = lengths + more
     for row in range(3):
+      # Processors sum in other orders.
       np.testing.assert_allclose(
-        logits[row], expected[row, at[row] - 1], atol=2e-6
+        logits[row], expected[row, at[row] - 1], atol=1e-5
       )
     logits, state = decode(variables, state, ids[np.arange(3), at])
 
