@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention import Attention, Dims
-import flops
 import models
 from models import short_convolution
 from settings.memory import check_fits
+from training import flops
 from training import parallel as parallel_lib
 from training import step as step_lib
 from training.experiment import Experiment
