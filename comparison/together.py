@@ -12,22 +12,20 @@ import contextlib
 import json
 import os
 from pathlib import Path
-import resource
 import sys
-import time
 from typing import Any
 
 from absl import flags
 import jax
 
 from comparison import measurements, plan
+from comparison.usage import Meter
 from settings.errors import ConfigError, RunError, one_line
 from tasks import cache
 from training import (
   claimed,
   entry,
   experiment,
-  host_load,
   host_memory,
   loop,
   together,
@@ -37,29 +35,8 @@ from training.together import Member, Outcome
 
 _GROUP = flags.DEFINE_string("group", None, "a .json file", required=True)
 
+_SHARED = ("seconds", "cpu_seconds")
 _WAYS = {"side_by_side": together.side_by_side, "in_turn": together.in_turn}
-
-
-class Usage:
-  """What this process took since it was last restarted."""
-
-  def __init__(self):
-    self.restart()
-
-  def restart(self) -> None:
-    """Counts from now on."""
-    self._start, self._others = time.perf_counter(), host_load.Others()
-    self._cpu_seconds = time.process_time()
-
-  def shared(self, runs: int) -> dict[str, Any]:
-    """A record's columns of usage, for one of some runs that took it together."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return {
-      "seconds": (time.perf_counter() - self._start) / runs,
-      "cpu_seconds": (time.process_time() - self._cpu_seconds) / runs,
-      "peak_bytes": peak * host_memory.RSS_UNIT,
-      "others_cores": self._others.cores(),
-    }
 
 
 def main() -> None:
@@ -88,7 +65,7 @@ def _make(
   stop_at: int | None,
   tell: Any,
 ) -> None:
-  usage, shape = Usage(), None
+  meter, shape = Meter(), None
   members, places, trained = [], [], []
   for index, run in enumerate(runs):
     try:
@@ -105,11 +82,10 @@ def _make(
   way = _way(group, members)
   at_once = len(members) if way == "side_by_side" else 1
   # All of them needed the start, whichever comes first.
-  start = usage.shared(max(len(members), 1))
-  usage.restart()
+  start, meter = _shared(meter.read(), max(len(members), 1)), Meter()
   for outcome in _outcomes(way, members, stop_at):
-    index, took = places[outcome.index], usage.shared(at_once)
-    for name in ("seconds", "cpu_seconds"):
+    index, took = places[outcome.index], _shared(meter.read(), at_once)
+    for name in _SHARED:
       took[name] += start[name]
     if outcome.error is not None:
       reason = one_line(outcome.error)
@@ -121,8 +97,13 @@ def _make(
       trained.append(index)
     if at_once == 1:
       shape = _measure(runs, trained, shape, tell)
-      usage.restart()
+      meter = Meter()
   _measure(runs, trained, shape, tell)
+
+
+def _shared(usage: dict[str, Any], runs: int) -> dict[str, Any]:
+  """What one of some runs took that took it together."""
+  return usage | {name: usage[name] / runs for name in _SHARED}
 
 
 def _member(run: Mapping[str, Any]) -> Member | None:
