@@ -24,7 +24,7 @@ from training import optimizer as optimizer_lib
 from training import workdir as workdir_lib
 from training.experiment_config import ExperimentConfig
 from training.state import TrainState
-from training.step import StepFunctions
+from training.step import Numbers, StepFunctions
 
 # Compiling a step took 20 to 60 MB for each layer.
 _LAYER_PROGRAM_BYTES = 10 * 2**20
@@ -39,8 +39,7 @@ class Experiment(NamedTuple):
     model: the module.
     functions: what a step is made of.
     init: `() -> TrainState`, from the seed alone, or from weights.
-    draw: `(seed) -> TrainState`, compiled, which `init` calls; None where that
-      reads weights.
+    draw: `(seed) -> TrainState`, which `init` calls; None where that reads weights.
     shapes: that state's shapes and dtypes.
     generate: `(variables, inputs, *, max_length, …) -> Generated`.
   """
@@ -77,6 +76,18 @@ def begin(config: ExperimentConfig, workdir: Path) -> Experiment:
   return run
 
 
+def sharing(run: Experiment, first: Experiment) -> Experiment:
+  """The same run with the program of another one, which compiles once for both.
+
+  Args:
+    run: differs from `first` in seed and learning rate alone.
+    first: whose program it takes.
+  """
+  functions = first.functions._replace(numbers=run.functions.numbers)
+  draw = run.draw and first.draw
+  return run._replace(functions=functions, draw=draw)
+
+
 def create(
   config: ExperimentConfig, workdir: Path | None = None, restore: bool = False
 ) -> Experiment:
@@ -110,7 +121,8 @@ def create(
     task = config.model.adapt_task(task)
   if not restore:  # A run that is restored was checked when it began.
     _check_generates(config, task)
-  optimizer = optimizer_lib.make_optimizer(train.optimizer, train.num_steps)
+  schedule = train.optimizer, train.num_steps
+  optimizer = optimizer_lib.make_optimizer(*schedule)
   if not restore:  # What was trained elsewhere may still generate here.
     try:
       _check_memory(config, task)
@@ -152,9 +164,9 @@ def create(
       model, variables, batch, dropout_rng=rng
     ),
     metric_sums=task.metric_sums,
-    optimizer=optimizer,
-    schedule=optimizer_lib.make_schedule(train.optimizer, train.num_steps),
-    seed=train.seed,
+    optimizer=functools.partial(optimizer_lib.make_optimizer, *schedule),
+    schedule=functools.partial(optimizer_lib.make_schedule, *schedule),
+    numbers=Numbers.of(train.seed, train.optimizer),
     label_smoothing=train.optimizer.label_smoothing,
     accumulate_steps=train.optimizer.accumulate_steps,
     redraw_every=train.redraw_every,

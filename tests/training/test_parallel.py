@@ -27,7 +27,7 @@ def on_one(splits):
   batch = make_batch()
   whole = functions._replace(accumulate_steps=1)
   gradient, sums, _ = jax.jit(mean_gradient, static_argnums=0)(
-    whole, state.params, state.collections["constants"], batch
+    whole, state.params, state.collections, batch
   )
   norm = np.sqrt(sum(np.sum(g**2) for g in jax.tree.leaves(gradient)))
   single = parallel.make(functions, "jit", jax.devices()[:1])

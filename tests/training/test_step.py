@@ -40,12 +40,10 @@ gradient_of = jax.jit(mean_gradient, static_argnums=0)
 def test_micro_batches_give_the_gradient_of_the_batch(splits):
   batch = make_batch()
   whole, state = make_functions(label_smoothing=0.1)
-  expected, sums, _ = gradient_of(
-    whole, state.params, state.collections["constants"], batch
-  )
+  expected, sums, _ = gradient_of(whole, state.params, state.collections, batch)
   split = whole._replace(accumulate_steps=splits)
   got, split_sums, _ = gradient_of(
-    split, state.params, state.collections["constants"], batch
+    split, state.params, state.collections, batch
   )
   np.testing.assert_allclose(split_sums, sums, rtol=1e-6)
   jax.tree.map(
