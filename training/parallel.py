@@ -104,8 +104,8 @@ def make(
   the same distribution.
 
   Args:
-    functions: see `StepFunctions`; those of the run before, but for `numbers`,
-      have its program.
+    functions: see `StepFunctions`; those of a run just before, but for
+      `numbers`, have its program.
     kind: 'jit' or 'pmap'.
     devices: default all of them.
     mesh: how they lie, for 'jit'.
@@ -123,7 +123,8 @@ def make(
   )
 
 
-@functools.lru_cache(maxsize=1)
+# Two, as a comparison measures another program between two runs of one.
+@functools.lru_cache(maxsize=2)
 def _make(functions, kind, devices, mesh) -> Parallel:
   """`train` and `lower_train` take a run's `Numbers` first."""
   if kind == "jit":
