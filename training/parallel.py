@@ -117,16 +117,21 @@ def make(
   numbers: Any = functions.numbers
   shared = functions._replace(numbers=cast(Any, None))
   made = _make(shared, kind, tuple(devices), mesh)
-  return made._replace(
-    train=functools.partial(made.train, numbers),
-    lower_train=functools.partial(made.lower_train, numbers),
-  )
+
+  def lower_train(shapes, batch):
+    if any(isinstance(array, np.ndarray) for array in batch.values()):
+      batch = made.place_batch(batch)
+    shapes = made.placed_shapes(shapes)
+    return made.lower_train(numbers, shapes, batch, np.int32(0))
+
+  train = functools.partial(made.train, numbers)
+  return made._replace(train=train, lower_train=lower_train)
 
 
 # Two, as a comparison measures another program between two runs of one.
 @functools.lru_cache(maxsize=2)
 def _make(functions, kind, devices, mesh) -> Parallel:
-  """`train` and `lower_train` take a run's `Numbers` first."""
+  """`train` takes a run's `Numbers` first, and `lower_train` all that it takes."""
   if kind == "jit":
     return _on_mesh(functions, mesh_lib.resolve(mesh, len(devices)), devices)
   return _on_each(functions, devices)
@@ -207,10 +212,6 @@ def _on_mesh(
     sums = step_lib.eval_step(functions, variables, batch)
     return jax.lax.with_sharding_constraint(sums, everywhere)
 
-  @functools.cache
-  def drawing(draw):
-    return jax.jit(draw, out_shardings=lying(jax.eval_shape(draw, 0)))
-
   def place_state(state):
     if cluster.are_several():
       # A restored state lies there already.
@@ -249,21 +250,16 @@ def _on_mesh(
   def placed_shapes(shapes):
     return _placed(shapes, lying(shapes))
 
-  def lower_train(numbers, shapes, batch):
-    if any(isinstance(array, np.ndarray) for array in batch.values()):
-      batch = place_batch(batch)
-    return train.lower(numbers, placed_shapes(shapes), batch, np.int32(0))
-
   return Parallel(
     train=train,
     evaluate=jax.jit(evaluate),
-    draw_state=lambda draw, seed: drawing(draw)(seed),
+    draw_state=_drawing(placed_shapes),
     place_state=place_state,
     own_rows=own_rows,
     place_batch=place_batch,
     to_host=_to_host,
     placed_shapes=placed_shapes,
-    lower_train=lower_train,
+    lower_train=train.lower,
   )
 
 
@@ -304,17 +300,9 @@ def _on_each(
     devices=devices,
     donate_argnums=1,
   )
-  drawing = functools.cache(
-    lambda draw: jax.jit(draw, out_shardings=everywhere)
-  )
 
   def placed_shapes(shapes):
     return _placed(shapes, jax.tree.map(lambda _: everywhere, shapes))
-
-  def lower_train(numbers, shapes, batch):
-    if any(isinstance(array, np.ndarray) for array in batch.values()):
-      batch = place_batch(batch)
-    return train.lower(numbers, placed_shapes(shapes), batch, np.int32(0))
 
   return Parallel(
     train=train,
@@ -325,7 +313,7 @@ def _on_each(
       out_axes=None,
       devices=devices,
     ),
-    draw_state=lambda draw, seed: drawing(draw)(seed),
+    draw_state=_drawing(placed_shapes),
     # Donating what device_put made would delete the array it was made from.
     place_state=jax.jit(
       lambda state: jax.tree.map(jax.numpy.copy, state),
@@ -335,7 +323,7 @@ def _on_each(
     place_batch=place_batch,
     to_host=_to_host,
     placed_shapes=placed_shapes,
-    lower_train=lower_train,
+    lower_train=train.lower,
   )
 
 
@@ -360,6 +348,19 @@ def _to_host(tree: Any) -> Any:
     return multihost_utils.process_allgather(leaf, tiled=True)
 
   return jax.tree.map(fetch, tree)
+
+
+def _drawing(placed_shapes: Callable[[Any], Any]) -> Callable[..., TrainState]:
+  """`Parallel.draw_state`, which keeps what it compiled."""
+
+  @functools.cache
+  def compiled(draw):
+    placed = placed_shapes(jax.eval_shape(draw, 0))
+    return jax.jit(
+      draw, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, placed)
+    )
+
+  return lambda draw, seed: compiled(draw)(seed)
 
 
 def _placed(shapes: Any, shardings: Any) -> Any:
