@@ -6,9 +6,7 @@ several lines. A process that hangs but whose threads run is not noticed.
 
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
-import os
 import pathlib
-import sys
 import threading
 import time
 
@@ -40,19 +38,13 @@ def kept(folder: pathlib.Path) -> Iterator[None]:
   # None reads what a process of an earlier run left.
   cluster.wait("heartbeat")
 
-  def end(number):
-    print(
-      f"process {number} of {count} is lost (silent for {LOST_SECONDS:.0f} s); "
-      "start all of them again with the same command, and they continue from the "
-      "last checkpoint",
-      file=sys.stderr,
-      flush=True,
-    )
-    os._exit(1)
+  def lost(number):
+    silent = f"silent for {LOST_SECONDS:.0f} s"
+    cluster.end(f"process {number} of {count} is lost ({silent})")
 
   stop = threading.Event()
   thread = threading.Thread(
-    target=watch, args=(files, own, stop, end), daemon=True
+    target=watch, args=(files, own, stop, lost), daemon=True
   )
   thread.start()
   try:
