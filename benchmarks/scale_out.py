@@ -120,8 +120,7 @@ def measure(
   import jax.numpy as jnp
 
   from attention import Dims
-  import flops
-  from flops import traffic
+  from training import flops, traffic
 
   mesh = jax.make_mesh(
     (devices,),

@@ -9,18 +9,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from typing import Any
 
+from comparison.usage import Meter, Usage
 from settings.errors import one_line
-from training import host_load, host_memory
 
 _NOTE = "\n--------------------\nFor simplicity, JAX has removed"
 
 _FAULT = 2  # What `training.entry` ends with for a fault in what was typed.
-
-Usage = dict[str, float | None]
-"""What a process took, by the names of columns of results.csv."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,8 +25,7 @@ class Ended:
 
   Attributes:
     error: why it failed, on one line; empty where it did not.
-    usage: 'seconds', 'cpu_seconds', 'peak_bytes', its largest resident size, and
-      'others_cores', what other programs used of the machine meanwhile.
+    usage: what it took.
     is_final: another try would end alike: it was asked for what cannot be.
   """
 
@@ -48,7 +43,7 @@ def run(
     command: script or module, and arguments.
     interrupted: called with the usage so far where this process is stopped.
   """
-  start, others = time.perf_counter(), host_load.Others()
+  meter = Meter()
   process = subprocess.Popen(
     [sys.executable, *command],
     stdout=subprocess.DEVNULL,
@@ -66,12 +61,12 @@ def run(
     _, _, usage = os.wait4(process.pid, 0)
     process.returncode = 0
     if interrupted is not None:
-      interrupted(_usage(start, usage, others))
+      interrupted(meter.read(usage))
     raise
   process.returncode = os.waitstatus_to_exitcode(status)
   return Ended(
     _reason(process.returncode, error),
-    _usage(start, usage, others),
+    meter.read(usage),
     process.returncode == _FAULT,
   )
 
@@ -150,13 +145,3 @@ def _reason(code: int, error: str) -> str:
   lines = error.partition(_NOTE)[0].strip().splitlines()
   last = lines[-1:] or ["no message"]
   return f"exit code {code}: {one_line(RuntimeError(*last))}"
-
-
-def _usage(start: float, usage: Any, others: host_load.Others) -> Usage:
-  cpu_seconds = usage.ru_utime + usage.ru_stime
-  return {
-    "seconds": time.perf_counter() - start,
-    "cpu_seconds": cpu_seconds,
-    "peak_bytes": usage.ru_maxrss * host_memory.RSS_UNIT,
-    "others_cores": others.cores(cpu_seconds),
-  }

@@ -55,10 +55,8 @@ class Comparison:
       seed chooses, and the other seeds run the point that is left; with
       'seeds': 'all' beside it, all seeds begin at every point and their mean
       chooses. Empty runs all points.
-    together: how runs that differ in seed and learning rate alone are trained: in
-      one process with one program, 'in_turn' or 'side_by_side' under `jax.vmap`;
-      'apart' in a process each; 'auto' is the faster of the first two, by the
-      step of each, measured on the device.
+    together: how runs that differ in seed and learning rate alone are trained:
+      'in_turn' in one process with one program, or 'apart' in a process each.
     per_task: task -> leaves that its runs take.
     references: task -> name -> {metric: value}: results from elsewhere, which
       figures show as lines.
@@ -79,7 +77,7 @@ class Comparison:
   grid: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   across: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   halving: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  together: Literal["auto", "side_by_side", "in_turn", "apart"] = "auto"
+  together: Literal["in_turn", "apart"] = "in_turn"
   per_task: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   references: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   overrides: Mapping[str, Any] = dataclasses.field(default_factory=dict)

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention import Attention, Dims
-import flops
 import models
 from models import short_convolution
 from settings.memory import check_fits
+from training import flops
 from training import parallel as parallel_lib
 from training import step as step_lib
 from training.experiment import Experiment
@@ -69,8 +69,7 @@ def step_cost(
   state = parallel.place_state(state)
   rows = parallel.place_batch(dict(batch))
   start = time.perf_counter()
-  step = cast(Any, parallel.train)  # Compiled by jit or pmap: both lower.
-  compiled = step.lower(state, rows, np.int32(0)).compile()
+  compiled = parallel.lower_train(state, rows).compile()
   compile_seconds = time.perf_counter() - start
   temp_bytes = compiled.memory_analysis().temp_size_in_bytes
   check_fits("length", "temporaries of a step", temp_bytes, on_devices=True)
@@ -79,7 +78,8 @@ def step_cost(
     len(seconds) <= _TIMED_STEPS and sum(seconds) < _TIMED_SECONDS
   ):
     start = time.perf_counter()
-    state, metrics = compiled(state, rows, np.int32(len(seconds)))
+    step = np.int32(len(seconds))
+    state, metrics = compiled(functions.numbers, state, rows, step)
     jax.block_until_ready((state, metrics))
     seconds.append(time.perf_counter() - start)
   statistics = jax.local_devices()[0].memory_stats() or {}

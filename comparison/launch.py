@@ -69,7 +69,7 @@ def launch(
         continue
       remaining = _all_tries(left)
       if together != APART:
-        remaining = _made_together(left, workdir, together, map_seed=map_seed)
+        remaining = _made_together(left, workdir, map_seed=map_seed)
       for run, tries in remaining:
         _made_apart(run, workdir, tries, with_map=run.seed == map_seed)
       after()
@@ -114,7 +114,7 @@ def losses_at(
       remaining = _all_tries(left)
       if left and together != APART:
         stop_at = steps[left[0].identity]  # Runs of one shape have equal steps.
-        remaining = _made_together(left, workdir, together, stop_at=stop_at)
+        remaining = _made_together(left, workdir, stop_at=stop_at)
       for run, tries in remaining:
         with records.running(workdir, run):
           stop_at = steps[run.identity]
@@ -152,7 +152,6 @@ def _made_apart(run: Run, workdir: Path, tries: int, *, with_map: bool) -> None:
 def _made_together(
   runs: Sequence[Run],
   workdir: Path,
-  together: str,
   *,
   stop_at: int | None = None,
   map_seed: int | None = None,
@@ -162,7 +161,6 @@ def _made_together(
   Args:
     runs: of one shape.
     workdir: of the comparison.
-    together: as in `launch`, and not apart.
     stop_at: step at which all of them stop; None measures what is trained.
     map_seed: as in `launch`.
 
@@ -189,9 +187,7 @@ def _made_together(
   folder.mkdir(exist_ok=True)
   path = folder / f"{runs[0].shape}.runs.json"
   content = {
-    "way": together,
     "stop_at": stop_at,
-    "measured": str(folder / f"{runs[0].shape}.json"),
     "runs": [
       {
         "index": index,

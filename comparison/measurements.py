@@ -7,13 +7,13 @@ from typing import Any
 import jax
 
 from comparison import approximation, costs
+from comparison.usage import Meter
 import models
 from settings.errors import ConfigError, one_line
 from training import (
   attention_maps,
   experiment,
   experiment_config,
-  host_load,
   inference,
   metrics,
   workdir,
@@ -70,7 +70,7 @@ def of_shape(
   batch = run.task.train_batch(0)
   held_out = next(iter(run.task.eval_batches(run.task.eval_splits[0])))
   notes: dict[str, str] = {}
-  others = host_load.Others()
+  meter = Meter()
   found = step_cost(run, batch)
   for name, account in (
     ("train_flops", costs.step_flops(run, batch)),
@@ -85,7 +85,7 @@ def of_shape(
     lambda: costs.decode_cost(run, variables, held_out),
   )
   found |= decoding or {"decode_tokens_per_second": None, "cache_bytes": None}
-  found["measured_others_cores"] = others.cores()
+  found["measured_others_cores"] = meter.others_cores()
   return {**found, "notes": notes}
 
 

@@ -1,75 +1,40 @@
-"""Trains and measures runs of one shape in one process.
+"""Trains and measures runs of one shape in one process, one after another.
 
     python -m comparison.together --group=FILE.json
 
 `comparison.launch` writes the file and reads what this prints: a line of JSON as soon
-as there is something to know of a run. How the runs share a program is chosen by
-measuring one step of each way (`training.together`).
+as there is something to know of a run. Runs that differ in seed and learning rate
+alone share the compiled step of the first.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import contextlib
 import json
 import os
 from pathlib import Path
-import resource
 import sys
-import time
 from typing import Any
 
 from absl import flags
-import jax
 
 from comparison import measurements, plan
+from comparison.usage import Meter
 from settings.errors import ConfigError, RunError, one_line
 from tasks import cache
-from training import (
-  claimed,
-  entry,
-  experiment,
-  host_load,
-  host_memory,
-  loop,
-  together,
-  workdir,
-)
-from training.together import Member, Outcome
+from training import entry, experiment, host_memory, loop, workdir
+from training.experiment import Experiment
+from training.signals import Signals
 
 _GROUP = flags.DEFINE_string("group", None, "a .json file", required=True)
-
-_WAYS = {"side_by_side": together.side_by_side, "in_turn": together.in_turn}
-
-
-class Usage:
-  """What this process took since it was last restarted."""
-
-  def __init__(self):
-    self.restart()
-
-  def restart(self) -> None:
-    """Counts from now on."""
-    self._start, self._others = time.perf_counter(), host_load.Others()
-    self._cpu_seconds = time.process_time()
-
-  def shared(self, runs: int) -> dict[str, Any]:
-    """A record's columns of usage, for one of some runs that took it together."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return {
-      "seconds": (time.perf_counter() - self._start) / runs,
-      "cpu_seconds": (time.process_time() - self._cpu_seconds) / runs,
-      "peak_bytes": peak * host_memory.RSS_UNIT,
-      "others_cores": self._others.cores(),
-    }
 
 
 def main() -> None:
   """Does what the file says, and prints how it went."""
   group = json.loads(Path(_GROUP.value).read_text())
-  runs, stop_at = group["runs"], group["stop_at"]
   answers = sys.stdout
 
-  def tell(index: int, event: str, **found: Any) -> None:
-    line = {"index": runs[index]["index"], "event": event, **found}
+  def tell(run: Mapping[str, Any], event: str, **found: Any) -> None:
+    line = {"index": run["index"], "event": event, **found}
     print(json.dumps(line), file=answers, flush=True)
 
   host_memory.keep_freed()
@@ -78,55 +43,67 @@ def main() -> None:
   with (
     Path(os.devnull).open("w") as nowhere,
     contextlib.redirect_stdout(nowhere),
+    Signals() as signals,
   ):
-    _make(group, runs, stop_at, tell)
+    train_all(group["runs"], group["stop_at"], signals, tell)
 
 
-def _make(
-  group: Mapping[str, Any],
+def train_all(
   runs: Sequence[Mapping[str, Any]],
   stop_at: int | None,
-  tell: Any,
+  signals: Signals,
+  tell: Callable[..., None],
 ) -> None:
-  usage, shape = Usage(), None
-  members, places, trained = [], [], []
-  for index, run in enumerate(runs):
+  """Trains and measures one run after another, until `signals.stop`.
+
+  Args:
+    runs: as `comparison.launch` writes them.
+    stop_at: as in `loop.run`, for all; then nothing is measured.
+    signals: entered.
+    tell: called with a run, what became of it, and more of that.
+  """
+  first, shape = None, None
+  for run in runs:
+    meter = Meter()
     try:
-      member = _member(run)
+      made = begin(run, first)
+      if made is None:
+        tell(run, "trained", usage={})
+      else:
+        first = first or made
+        results = loop.run(made, Path(run["folder"]), stop_at, signals)
+        event = "stopped" if results is None else "trained"
+        tell(run, event, usage=meter.read())
+        if results is None:
+          if signals.stop:
+            return
+          continue
     except ConfigError as error:
-      tell(index, "failed", reason=one_line(error), is_final=True)
+      tell(run, "failed", reason=one_line(error), is_final=True)
       continue
-    if member is None:
-      tell(index, "trained", usage={})
-      trained.append(index)
-    else:
-      members.append(member)
-      places.append(index)
-  way = _way(group, members)
-  at_once = len(members) if way == "side_by_side" else 1
-  # All of them needed the start, whichever comes first.
-  start = usage.shared(max(len(members), 1))
-  usage.restart()
-  for outcome in _outcomes(way, members, stop_at):
-    index, took = places[outcome.index], usage.shared(at_once)
-    for name in ("seconds", "cpu_seconds"):
-      took[name] += start[name]
-    if outcome.error is not None:
-      reason = one_line(outcome.error)
-      tell(index, "failed", reason=reason, is_final=False, usage=took)
-    elif outcome.results is None:
-      tell(index, "stopped", usage=took)
-    else:
-      tell(index, "trained", usage=took)
-      trained.append(index)
-    if at_once == 1:
-      shape = _measure(runs, trained, shape, tell)
-      usage.restart()
-  _measure(runs, trained, shape, tell)
+    except RunError as error:
+      reason, usage = one_line(error), meter.read()
+      tell(run, "failed", reason=reason, is_final=False, usage=usage)
+      continue
+    try:
+      folder = Path(run["folder"])
+      shape = measurements.trained(
+        folder, with_map=run["with_map"], shape=shape
+      )
+      tell(run, "measured", error="", found=shape)
+    # It stays to be measured, and the others are not stopped.
+    except Exception as error:
+      tell(run, "measured", error=one_line(error))
 
 
-def _member(run: Mapping[str, Any]) -> Member | None:
+def begin(
+  run: Mapping[str, Any], first: Experiment | None
+) -> Experiment | None:
   """Everything of a run, its folder claimed; None where it is trained already.
+
+  Args:
+    run: as `comparison.launch` writes it.
+    first: the run whose program it shares.
 
   Raises:
     ConfigError: it cannot be.
@@ -136,66 +113,8 @@ def _member(run: Mapping[str, Any]) -> Member | None:
   workdir.check(folder, config)
   if workdir.final_metrics(folder, config) is not None:
     return None
-  return Member(experiment.begin(config, folder), folder)
-
-
-def _way(group: Mapping[str, Any], members: Sequence[Member]) -> str:
-  """'side_by_side', 'in_turn', or 'apart' where devices are several."""
-  kinds = {member.experiment.config.train.parallel for member in members}
-  if jax.device_count() > 1 or kinds == {"pmap"}:
-    return "apart"
-  if len(members) < 2:
-    return "in_turn"
-  if group["way"] != "auto":
-    return group["way"]
-  path = Path(group["measured"])
-  seconds = claimed.parsed(path)
-  if seconds is None:
-    # Only where nothing is known: this makes the first batches of every run.
-    if not together.are_alike(members):
-      return "in_turn"
-    seconds = together.step_seconds(members)
-    claimed.replace(path, seconds)
-  return min(seconds, key=seconds.__getitem__)
-
-
-def _outcomes(
-  way: str, members: Sequence[Member], stop_at: int | None
-) -> Iterator[Outcome]:
-  """How each of the runs ended, as soon as it has."""
-  if way in _WAYS:
-    if members:
-      yield from _WAYS[way](members, stop_at)
-    return
-  for index, member in enumerate(members):
-    try:
-      results = loop.run(member.experiment, member.workdir, stop_at)
-      yield Outcome(index, results)
-    except (ConfigError, RunError) as error:
-      yield Outcome(index, None, error)
-
-
-def _measure(
-  runs: Sequence[Mapping[str, Any]],
-  trained: list[int],
-  shape: Mapping[str, Any] | None,
-  tell: Any,
-) -> Mapping[str, Any] | None:
-  """Measures and removes those that are `trained`; what all of them share."""
-  while trained:
-    index = trained.pop(0)
-    run = runs[index]
-    try:
-      found = measurements.trained(
-        Path(run["folder"]), with_map=run["with_map"], shape=shape
-      )
-    # It stays to be measured, and the others are not stopped.
-    except Exception as error:
-      tell(index, "measured", error=one_line(error))
-      continue
-    tell(index, "measured", error="", found=found)
-    shape = found
-  return shape
+  made = experiment.begin(config, folder)
+  return made if first is None else experiment.sharing(made, first)
 
 
 if __name__ == "__main__":

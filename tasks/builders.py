@@ -84,9 +84,9 @@ def prepare_pairs(
 def prepare(key: str, write: Callable[[str], pathlib.Path]) -> pathlib.Path:
   """The folder `key` of the cache, written once and whole.
 
-  A folder appears under its name by one rename of a finished one. So a killed
-  preparation leaves nothing that could be taken for data, and of two processes
-  that prepare at once the later keeps what the earlier made.
+  A folder appears under its name by one rename of a finished one, as with TFDS. So
+  a killed preparation leaves nothing that could be taken for data. Of two processes
+  that prepare at once the later keeps what the earlier made, where TFDS fails.
 
   Args:
     key: name in the cache.

@@ -1,11 +1,15 @@
 """Sets of the TFDS catalogue by name, such as ted_hrlr_translate.
 
-This module imports TFDS (0.7 s), so it is imported where it is needed.
+`tfds.data_source` does the same with tracebacks of its builders, retries for 205 s
+where there is no network, and fails where two processes prepare a set at once. This
+module imports TFDS (0.7 s), so it is imported where it is needed.
 """
 
 from collections.abc import Iterable, Sequence
+import contextlib
 import os
 import pathlib
+import queue
 import socket
 import threading
 import urllib.parse
@@ -69,6 +73,22 @@ def prepare_named(
   return tfds.builder_from_directory(builders.prepare(key, write))
 
 
+def held_out_split(
+  builder: tfds.core.DatasetBuilder, name: str, leaf: str = "dataset"
+) -> str | None:
+  """The split that is held out: validation, else test, else None.
+
+  Raises:
+    DataError: there is no train split.
+  """
+  splits = builder.info.splits
+  if "train" not in splits:
+    raise DataError(
+      f"task.{leaf}: {name} has no train split, only {', '.join(splits)}"
+    )
+  return next((x for x in ("validation", "test") if x in splits), None)
+
+
 def _find(
   name: str, data_dir: str, leaf: str = "dataset"
 ) -> tfds.core.DatasetBuilder:
@@ -116,27 +136,25 @@ def _check_network(
   }
   if not hosts:
     return
-  answered, tried = threading.Event(), threading.Semaphore(0)
+  answers = queue.SimpleQueue()
 
   def attempt(host: tuple[str, int]) -> None:
     try:
       socket.create_connection(host, timeout).close()
-      answered.set()
+      answers.put(True)
     except OSError:
-      pass
-    tried.release()
+      answers.put(False)
 
   for host in hosts:
     threading.Thread(target=attempt, args=(host,), daemon=True).start()
-  for _ in hosts:
-    if answered.is_set() or not tried.acquire(timeout=timeout):
-      break
-  if not answered.is_set():
-    raise DataError(
-      f"{name} is not prepared in {cache.folder('datasets')} and its hosts "
-      f"({', '.join(sorted(h for h, _ in hosts))}) do not answer: this machine "
-      f"seems to be offline; use {instead}"
-    )
+  with contextlib.suppress(queue.Empty):
+    if any(answers.get(timeout=timeout) for _ in hosts):
+      return
+  raise DataError(
+    f"{name} is not prepared in {cache.folder('datasets')} and its hosts "
+    f"({', '.join(sorted(h for h, _ in hosts))}) do not answer: this machine "
+    f"seems to be offline; use {instead}"
+  )
 
 
 def _line(error: BaseException) -> str:

@@ -74,11 +74,7 @@ def read_named(name: str, held_out: float) -> Labelled:
     [("dataset", feature) for feature in FEATURES],
     instead="task.path",
   )
-  splits = builder.info.splits
-  if "train" not in splits:
-    raise DataError(
-      f"task.dataset: {name} has no train split, only {', '.join(splits)}"
-    )
+  held_out_split = catalog.held_out_split(builder, name)
   names = getattr(builder.info.features["label"], "names", None)
 
   def read(split: str) -> Iterator[Row]:
@@ -89,10 +85,10 @@ def read_named(name: str, held_out: float) -> Labelled:
         label = label.decode()
       yield names[int(label)] if names else str(label), text.decode()
 
-  for split in ("validation", "test"):
-    if split in splits:
-      return _checked(Labelled([*read("train")], [*read(split)]), name)
-  return _split([*read("train")], held_out, name)
+  train = [*read("train")]
+  if held_out_split is None:
+    return _split(train, held_out, name)
+  return _checked(Labelled(train, [*read(held_out_split)]), name)
 
 
 def _split(rows: list[Row], held_out: float, where: str) -> Labelled:

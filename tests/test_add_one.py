@@ -124,14 +124,14 @@ def get_config():
 """
 
 
-def test_a_task_and_a_model_of_ones_own_are_trained(tmp_path, monkeypatch):
+def test_a_task_and_a_model_of_ones_own_are_trained(tmp_path):
   (tmp_path / "mine.py").write_text(_MODULE)
   (tmp_path / "config.py").write_text(_CONFIG)
-  monkeypatch.setenv("PYTHONPATH", str(tmp_path))
   code, _, error = commands.run(
     "train.py",
     f"--config={tmp_path / 'config.py'}",
     f"--workdir={tmp_path / 'run'}",
+    path=tmp_path,
   )
   assert (code, error) == (0, ""), error
   lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()

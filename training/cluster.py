@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Any, NoReturn
 
-from settings.errors import ConfigError, RunError, one_line
+from settings.errors import ConfigError, one_line
 
 _HEARTBEAT_SECONDS = 100
 """A process that is silent for so long is lost to JAX, which ends the others."""
@@ -143,12 +143,20 @@ def end_lost(error: BaseException) -> NoReturn:
 
   if jax.process_count() == 1:
     raise error
-  lost = RunError(
+  end(
     f"process {jax.process_index()} of {jax.process_count()}: another process of "
-    f"this run is lost ({one_line(error)}); start all of them again with the "
-    "same command, and they continue from the last checkpoint"
+    f"this run is lost ({one_line(error)})"
   )
-  print(one_line(lost), file=sys.stderr, flush=True)
+
+
+def end(fault: str) -> NoReturn:
+  """Ends this process at once, with one line: the others cannot be waited for."""
+  print(
+    f"{fault}; start all of them again with the same command, and they continue "
+    "from the last checkpoint",
+    file=sys.stderr,
+    flush=True,
+  )
   os._exit(1)
 
 

@@ -73,10 +73,12 @@ def _shown(value: Any) -> str:
 
 
 def attribute_docs(kind: type) -> dict[str, str]:
-  """Field -> what the "Attributes:" of a docstring say of it."""
-  doc = inspect.cleandoc(kind.__doc__ or "")
-  _, _, attributes = doc.partition("Attributes:\n")
+  """Field -> what the "Attributes:" of a docstring, or of one inherited, say."""
   docs: dict[str, str] = {}
+  for base in kind.__bases__:
+    docs |= attribute_docs(base)
+  doc = inspect.cleandoc(vars(kind).get("__doc__") or "")
+  _, _, attributes = doc.partition("Attributes:\n")
   name = ""
   for line in attributes.splitlines():
     if not line.startswith("  "):

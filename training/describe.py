@@ -37,8 +37,7 @@ def main() -> None:
       jax.config.update("jax_num_cpu_devices", _DEVICES.value)
     except RuntimeError as error:
       raise ConfigError(f"--devices: {error}") from error
-  from flops import traffic
-  from training import experiment, experiment_config, parallel
+  from training import experiment, experiment_config, parallel, traffic
 
   config = experiment_config.parse(mapping)
   mesh = parallel.check_mesh(config.train, config.model)

@@ -24,7 +24,7 @@ from training import optimizer as optimizer_lib
 from training import workdir as workdir_lib
 from training.experiment_config import ExperimentConfig
 from training.state import TrainState
-from training.step import StepFunctions
+from training.step import Numbers, StepFunctions
 
 # Compiling a step took 20 to 60 MB for each layer.
 _LAYER_PROGRAM_BYTES = 10 * 2**20
@@ -39,8 +39,7 @@ class Experiment(NamedTuple):
     model: the module.
     functions: what a step is made of.
     init: `() -> TrainState`, from the seed alone, or from weights.
-    draw: `(seed) -> TrainState`, compiled, which `init` calls; None where that
-      reads weights.
+    draw: `(seed) -> TrainState`, which `init` calls; None where that reads weights.
     shapes: that state's shapes and dtypes.
     generate: `(variables, inputs, *, max_length, …) -> Generated`.
   """
@@ -75,6 +74,18 @@ def begin(config: ExperimentConfig, workdir: Path) -> Experiment:
     run.task.save(workdir)
   cluster.wait("the folder is there")
   return run
+
+
+def sharing(run: Experiment, first: Experiment) -> Experiment:
+  """The same run with the program of another one, which compiles once for both.
+
+  Args:
+    run: differs from `first` in seed and learning rate alone.
+    first: whose program it takes.
+  """
+  functions = first.functions._replace(numbers=run.functions.numbers)
+  draw = run.draw and first.draw
+  return run._replace(functions=functions, draw=draw)
 
 
 def create(
@@ -113,7 +124,8 @@ def create(
     task = config.model.adapt_task(task)
   if not restore:  # A run that is restored was checked when it began.
     _check_generates(config, task)
-  optimizer = optimizer_lib.make_optimizer(train.optimizer, train.num_steps)
+  schedule = train.optimizer, train.num_steps
+  optimizer = optimizer_lib.make_optimizer(*schedule)
   if not restore:  # What was trained elsewhere may still generate here.
     try:
       _check_memory(config, task)
@@ -155,9 +167,9 @@ def create(
       model, variables, batch, dropout_rng=rng
     ),
     metric_sums=task.metric_sums,
-    optimizer=optimizer,
-    schedule=optimizer_lib.make_schedule(train.optimizer, train.num_steps),
-    seed=train.seed,
+    optimizer=functools.partial(optimizer_lib.make_optimizer, *schedule),
+    schedule=functools.partial(optimizer_lib.make_schedule, *schedule),
+    numbers=Numbers.of(train.seed, train.optimizer),
     label_smoothing=train.optimizer.label_smoothing,
     accumulate_steps=train.optimizer.accumulate_steps,
     redraw_every=train.redraw_every,
@@ -249,8 +261,8 @@ def _check_memory(config: ExperimentConfig, task: tasks.Task) -> None:
   )
   rows = train.batch_size // train.optimizer.accumulate_steps
   targets = task.max_target_length
-  told = models.Sizes(**_sizes(config, task))
   try:
+    told = models.Sizes(**_sizes(config, task))
     longest, activations = model.longest(told), model.least_activations(told)
   except ValueError as error:
     raise ValueError(f"model.{error}") from error

@@ -1,18 +1,14 @@
 """Which process of several is lost: each counts in a file that the others read.
 
-JAX ends the processes that are left, after some time, with a report of several
-lines. This names the lost one first, in one line that says what to do. A process
-that hangs but whose threads run is not noticed, here or by JAX.
+JAX ends the processes that are left as well, later, by SIGABRT and a report of
+several lines. A process that hangs but whose threads run is not noticed.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
-import os
 import pathlib
-import sys
 import threading
 import time
-from typing import NoReturn
 
 from training import cluster
 
@@ -25,7 +21,7 @@ _DONE = "done"
 
 @contextlib.contextmanager
 def kept(folder: pathlib.Path) -> Iterator[None]:
-  """Within it, this process ends as soon as another one is lost.
+  """Within it, this process ends, with one line, once another one is lost.
 
   Args:
     folder: that all processes see.
@@ -35,15 +31,20 @@ def kept(folder: pathlib.Path) -> Iterator[None]:
     return
   import jax
 
-  own, count = jax.process_index(), jax.process_count()
-  beats = folder / ".processes"
+  beats, count = folder / ".processes", jax.process_count()
   beats.mkdir(exist_ok=True)
-  _write(beats, own, f"{os.getpid()} 0")
+  files, own = [beats / str(i) for i in range(count)], jax.process_index()
+  _write(files[own], "0")
   # None reads what a process of an earlier run left.
   cluster.wait("heartbeat")
+
+  def lost(number):
+    silent = f"silent for {LOST_SECONDS:.0f} s"
+    cluster.end(f"process {number} of {count} is lost ({silent})")
+
   stop = threading.Event()
   thread = threading.Thread(
-    target=watch, args=(beats, own, count, stop, _end), daemon=True
+    target=watch, args=(files, own, stop, lost), daemon=True
   )
   thread.start()
   try:
@@ -51,69 +52,49 @@ def kept(folder: pathlib.Path) -> Iterator[None]:
   finally:
     stop.set()
     thread.join()
-    _write(beats, own, _DONE)
+    _write(files[own], _DONE)
 
 
 def watch(
-  folder: pathlib.Path,
+  files: Sequence[pathlib.Path],
   own: int,
-  count: int,
   stop: threading.Event,
-  lost: Callable[[int, int], None],
+  lost: Callable[[int], None],
   every: float = EVERY_SECONDS,
   limit: float = LOST_SECONDS,
 ) -> None:
-  """Counts for the others, and calls `lost` for the first that is silent.
+  """Counts for the others until `stop`, or calls `lost` for one that is silent.
 
   Args:
-    folder: with a file for each process.
+    files: one for each process.
     own: number of this process.
-    count: of the processes.
     stop: ends it.
-    lost: gets the number of a process and `count`.
+    lost: gets the number of a process.
     every: seconds between two looks.
     limit: seconds without a change after which a process is lost.
   """
   seen: dict[int, tuple[str, float]] = {}
   beat, looked = 0, time.monotonic()
   while not stop.wait(every):
-    beat += 1
-    _write(folder, own, f"{os.getpid()} {beat}")
-    now = time.monotonic()
+    beat, now = beat + 1, time.monotonic()
+    _write(files[own], str(beat))
     if now - looked > 2 * every:
       # This process was halted, and does not know for how long the others were.
       seen.clear()
     looked = now
-    for other in range(count):
-      text = _read(folder, other)
-      if other == own or text == _DONE:
+    for number, file in enumerate(files):
+      text = ""
+      with contextlib.suppress(OSError):
+        text = file.read_text()
+      if number == own or text == _DONE:
         continue
-      last, since = seen.get(other, (None, now))
-      if text != last:
-        seen[other] = text, now
-      elif now - since > limit:
-        return lost(other, count)
+      if text != seen.get(number, (None,))[0]:
+        seen[number] = text, now
+      elif now - seen[number][1] > limit:
+        return lost(number)
 
 
-def _end(number: int, count: int) -> NoReturn:
-  print(
-    f"process {number} of {count} is lost (silent for {LOST_SECONDS:.0f} s); start "
-    "all of them again with the same command, and they continue from the last "
-    "checkpoint",
-    file=sys.stderr,
-    flush=True,
-  )
-  os._exit(1)
-
-
-def _write(folder: pathlib.Path, number: int, text: str) -> None:
+def _write(file: pathlib.Path, text: str) -> None:
   # A disk that is full is told where the run writes what matters.
   with contextlib.suppress(OSError):
-    (folder / str(number)).write_text(text)
-
-
-def _read(folder: pathlib.Path, number: int) -> str:
-  try:
-    return (folder / str(number)).read_text()
-  except OSError:
-    return ""
+    file.write_text(text)

@@ -1,12 +1,11 @@
-"""The story of a run: restore, step, evaluate, checkpoint, report."""
+"""A run: restore, step, evaluate, checkpoint, report."""
 
-from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 import contextlib
 import math
 import pathlib
 import signal
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -27,29 +26,11 @@ Results = dict[str, dict[str, Any]]
 """Split → metric name → value."""
 
 
-class Update(NamedTuple):
-  """What a run waits for: one step of training.
-
-  Attributes:
-    state: to be donated.
-    batch: on the devices.
-    step: its index, from 0.
-  """
-
-  state: TrainState
-  batch: Mapping[str, jax.Array]
-  step: np.int32
-
-
-Updated = tuple[TrainState, dict[str, jax.Array]]
-"""What `training.step.train_step` returns: new state and metrics."""
-
-Story = Generator[Update, Updated, Results | None]
-"""A run that yields every update it wants, and returns its results."""
-
-
 def run(
-  experiment: Experiment, workdir: pathlib.Path, stop_at: int | None = None
+  experiment: Experiment,
+  workdir: pathlib.Path,
+  stop_at: int | None = None,
+  signals: Signals | None = None,
 ) -> Results | None:
   """Trains from the newest checkpoint, or from the start, to the end.
 
@@ -62,83 +43,37 @@ def run(
     workdir: where everything is written; its config is there already.
     stop_at: number of updates after which to evaluate the first held-out split,
       save and return; None goes to the end, whose schedule it is either way.
+    signals: of a caller with several runs, who has entered them and looks at
+      `signals.stop`; default those of this run alone.
 
   Returns:
     Final metrics of every split; None if `stop_at` or SIGTERM asked to stop first,
     with everything saved.
 
   Raises:
-    KeyboardInterrupt: SIGINT asked to stop, with everything saved.
+    KeyboardInterrupt: SIGINT asked to stop this run alone, with everything saved.
     RunError: data cannot be read, a loss or gradient is not finite, or a held-out
       loss is not, or is far beyond that of guessing.
     ConfigError: no checkpoint is intact.
   """
+  if signals is None:
+    with Signals() as signals:
+      # Until a step is done. Of several processes the others would miss this one.
+      signals.abandon = not cluster.are_several()
+      results = run(experiment, workdir, stop_at, signals)
+    if results is None and signals.stop == signal.SIGINT:
+      raise KeyboardInterrupt
+    return results
   config = experiment.config.train
   parallel = parallel_lib.make(
     experiment.functions, config.parallel, mesh=config.mesh
   )
-  with Signals() as signals:
-    # Until a step is done. Of several processes the others would miss this one.
-    signals.abandon = not cluster.are_several()
-    results = told(
-      story(experiment, workdir, parallel, signals, stop_at), parallel.train
-    )
-  if results is None and signals.stop == signal.SIGINT:
-    raise KeyboardInterrupt
-  return results
-
-
-def told(story: Story, train: Callable[..., Updated]) -> Results | None:
-  """Tells a story to its end, each update by `train`."""
-  answer = None
-  while True:
-    try:
-      update = next(story) if answer is None else story.send(answer)
-    except StopIteration as end:
-      return end.value
-    try:
-      answer = train(*update)
-    # The run says what it means, as that another process is lost.
-    except jax.errors.JaxRuntimeError as error:
-      story.throw(error)
-
-
-def story(
-  experiment: Experiment,
-  workdir: pathlib.Path,
-  parallel: Parallel,
-  signals: Signals,
-  stop_at: int | None = None,
-  compiles: bool = True,
-) -> Story:
-  """A run as a generator, so that one program may serve several of them.
-
-  Args:
-    experiment: as in `run`.
-    workdir: as in `run`.
-    parallel: the compiled functions; `train` is left to whoever sends updates.
-    signals: entered by the caller.
-    stop_at: as in `run`.
-    compiles: compile `parallel.train` while the state is made; a run whose program
-      another one has compiled does not.
-
-  Yields:
-    Every update, to be answered by what `train` makes of it.
-
-  Returns:
-    As `run`.
-
-  Raises:
-    RunError: as `run`.
-    ConfigError: as `run`.
-  """
-  config = experiment.config.train
   with contextlib.ExitStack() as stack:
     checkpoints = Checkpoints(workdir)
     stack.callback(checkpoints.close)
     restored = checkpoints.restore(parallel.placed_shapes(experiment.shapes))
     state, record = restored or (None, {})
-    state = _place_state(experiment, parallel, state, compiles)
+    state = _place_state(experiment, parallel, state)
     first = int(state.step)
     writer = MetricsWriter(workdir, first, writes=cluster.is_first())
     stack.callback(writer.close)
@@ -150,7 +85,7 @@ def story(
       record.get("meter", (0.0, 0.0)), record.get("seconds", 0.0), workdir
     )
     try:
-      state = yield from _train(
+      state = _train(
         experiment,
         parallel,
         state,
@@ -180,13 +115,11 @@ def _place_state(
   experiment: Experiment,
   parallel: Parallel,
   restored: TrainState | None,
-  compiles: bool,
 ) -> TrainState:
   """The state to begin with, on the devices.
 
-  Meanwhile, if it `compiles`, the step is compiled on another thread. What fails
-  there, as data that cannot be read, fails again where the step is taken, and is
-  told there.
+  Meanwhile the step is compiled on another thread. What fails there, as data that
+  cannot be read, fails again where the step is taken, and is told there.
   """
   first = 0 if restored is None else int(restored.step)
 
@@ -205,10 +138,11 @@ def _place_state(
     except ValueError as error:
       raise ConfigError(f"config.mesh.sequence: {one_line(error)}") from error
   with ThreadPoolExecutor(max_workers=1) as background:
-    if compiles and first < experiment.config.train.num_steps:
+    if first < experiment.config.train.num_steps:
       background.submit(compile_step)
     if restored is None and experiment.draw is not None:
-      state = parallel.draw_state(experiment.init)
+      seed = experiment.config.train.seed
+      state = parallel.draw_state(experiment.draw, seed)
     else:
       state = experiment.init() if restored is None else restored
       state = parallel.place_state(state)
@@ -237,7 +171,7 @@ def _train(
   writer: MetricsWriter,
   signals: Signals,
   stop_at: int,
-) -> Generator[Update, Updated, TrainState | None]:
+) -> TrainState | None:
   """All steps; returns the last state, or None where it stopped before."""
   config, task = experiment.config.train, experiment.task
   first, last = int(state.step), config.num_steps
@@ -260,7 +194,7 @@ def _train(
     contextlib.closing(prefetch(load, first, last)) as batches,
   ):
     for step, batch in enumerate(batches, first):
-      state, metrics = yield Update(state, batch, np.int32(step))
+      state, metrics = parallel.train(state, batch, np.int32(step))
       signals.abandon = False
       meter.add(step, metrics)
       done = step + 1

@@ -3,10 +3,12 @@
 from collections.abc import Callable
 import dataclasses
 import inspect
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
+import numpy as np
 import optax
 import optax.contrib
 
@@ -17,10 +19,29 @@ from training.config import OptimizerConfig
 _NOT_DECAYED = ("bias", "scale")
 
 
+class LearningRate(NamedTuple):
+  """The numbers of a schedule that follow from the peak: arguments of a program.
+
+  Attributes:
+    peak: the highest rate.
+    start: of the warm-up, less the peak.
+  """
+
+  peak: Float[Array, ""] | np.float32
+  start: Float[Array, ""] | np.float32
+
+  @classmethod
+  def of(cls, config: OptimizerConfig) -> "LearningRate":
+    """Those of a config, rounded once."""
+    peak = config.learning_rate
+    start = peak / (config.warmup_steps + 1) - peak
+    return cls(np.float32(peak), np.float32(start))
+
+
 def make_schedule(
   config: OptimizerConfig,
   num_steps: int,
-  learning_rate: Float[Array, ""] | None = None,
+  learning_rate: LearningRate | None = None,
 ) -> optax.Schedule:
   """Learning rate of each step: linear warm-up, then the named schedule.
 
@@ -28,16 +49,16 @@ def make_schedule(
   rate 0, and reaches the peak at step `warmup_steps`.
 
   Args:
-    config: peak, schedule, warm-up and final fraction.
+    config: schedule, warm-up and final fraction.
     num_steps: length of the run; where 'cosine' ends.
-    learning_rate: the peak, where a program takes it as an argument; default
-      that of the config.
+    learning_rate: its numbers, which a program may take as arguments; default
+      those of the config.
 
   Returns:
     step → learning rate.
   """
   warmup = config.warmup_steps
-  peak = config.learning_rate if learning_rate is None else learning_rate
+  peak, start = learning_rate or LearningRate.of(config)
   match config.schedule:
     case "constant":
       after = optax.constant_schedule(peak)
@@ -47,21 +68,24 @@ def make_schedule(
       )
     case "inverse_sqrt":
       # Vaswani et al. 2017: falls as 1/√step, and is the peak at `warmup`.
-      start = max(warmup, 1)
+      shift = max(warmup, 1)
 
       def after(count):
-        return peak * jnp.sqrt(start / jnp.maximum(start + count, 1))
+        return peak * jnp.sqrt(shift / jnp.maximum(shift + count, 1))
 
   if not warmup:
     return after
-  before = optax.linear_schedule(peak / (warmup + 1), peak, warmup)
+
+  def before(count):
+    return start * (1 - jnp.clip(count, 0, warmup) / warmup) + peak
+
   return optax.join_schedules([before, after], [warmup])
 
 
 def make_optimizer(
   config: OptimizerConfig,
   num_steps: int,
-  learning_rate: Float[Array, ""] | None = None,
+  learning_rate: LearningRate | None = None,
 ) -> optax.GradientTransformation:
   """Clipping, then the named optimiser under the schedule.
 

@@ -5,9 +5,9 @@ numbers. A device sums numerators and counts of its own rows, these are added
 over devices, and the division comes last. What lies where is in `training.mesh`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 import functools
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 from jax.experimental import multihost_utils
@@ -32,8 +32,8 @@ class Parallel(NamedTuple):
   Attributes:
     train: `(state, batch, step) -> (state, metrics)`; `state` is donated.
     evaluate: `(variables, batch) -> sums`.
-    draw_state: makes a state by a function that can be traced, each device its
-      part.
+    draw_state: `(draw, seed) -> draw(seed)`, compiled once, each device its part
+      of the state.
     place_state: puts a state on every device, as a copy of its own.
     own_rows: `(batch_size) -> rows`: numbers of the rows of a batch that this
       process's devices have, in order; None where they have all.
@@ -49,13 +49,13 @@ class Parallel(NamedTuple):
 
   train: Callable[..., tuple[TrainState, dict[str, jax.Array]]]
   evaluate: Callable[..., step_lib.Sums]
-  draw_state: Callable[[Callable[[], TrainState]], TrainState]
+  draw_state: Callable[[Callable[[int], TrainState], int], TrainState]
   place_state: Callable[[TrainState], TrainState]
   own_rows: Callable[[int], np.ndarray | None]
   place_batch: Callable[..., Mapping[str, Any]]
   to_host: Callable[[Any], Any]
   placed_shapes: Callable[[TrainState], TrainState]
-  lower_train: Callable[[TrainState, Mapping[str, Any]], Any]
+  lower_train: Callable[..., Any]
 
 
 def check_mesh(config: TrainConfig, model: models.Config) -> MeshConfig:
@@ -97,14 +97,15 @@ def make(
   devices: list[jax.Device] | None = None,
   mesh: MeshConfig = MeshConfig(),  # noqa: B008
 ) -> Parallel:
-  """Compiles a step for all devices.
+  """Compiles a step for all devices, once for runs that differ in numbers alone.
 
   Numbers are the same on any mesh, within rounding. With dropout this holds for
   'jit', whose masks follow from the place in the batch; 'pmap' draws others, of
   the same distribution.
 
   Args:
-    functions: see `StepFunctions`.
+    functions: see `StepFunctions`; those of a run just before, but for
+      `numbers`, have its program.
     kind: 'jit' or 'pmap'.
     devices: default all of them.
     mesh: how they lie, for 'jit'.
@@ -113,6 +114,24 @@ def make(
     See `Parallel`.
   """
   devices = jax.devices() if devices is None else devices
+  numbers: Any = functions.numbers
+  shared = functions._replace(numbers=cast(Any, None))
+  made = _make(shared, kind, tuple(devices), mesh)
+
+  def lower_train(shapes, batch):
+    if any(isinstance(array, np.ndarray) for array in batch.values()):
+      batch = made.place_batch(batch)
+    shapes = made.placed_shapes(shapes)
+    return made.lower_train(numbers, shapes, batch, np.int32(0))
+
+  train = functools.partial(made.train, numbers)
+  return made._replace(train=train, lower_train=lower_train)
+
+
+# Two, as a comparison measures another program between two runs of one.
+@functools.lru_cache(maxsize=2)
+def _make(functions, kind, devices, mesh) -> Parallel:
+  """`train` takes a run's `Numbers` first, and `lower_train` all that it takes."""
   if kind == "jit":
     return _on_mesh(functions, mesh_lib.resolve(mesh, len(devices)), devices)
   return _on_each(functions, devices)
@@ -121,7 +140,7 @@ def make(
 def _on_mesh(
   functions: step_lib.StepFunctions,
   config: MeshConfig,
-  devices: list[jax.Device],
+  devices: Sequence[jax.Device],
 ) -> Parallel:
   """One program for all devices (GSPMD)."""
   mesh = jax.make_mesh(
@@ -177,23 +196,21 @@ def _on_mesh(
     forward_and_state=with_state and in_parts(gathered(with_state)),
   )
 
-  def train(state, batch, step):
-    state, metrics = step_lib.train_step(functions, state, batch, step)
+  def train(numbers, state, batch, step):
+    whole = functions._replace(numbers=numbers)
+    state, metrics = step_lib.train_step(whole, state, batch, step)
     return (
       jax.lax.with_sharding_constraint(state, lying(state)),
       jax.lax.with_sharding_constraint(metrics, everywhere),
     )
 
-  train = jax.jit(train, donate_argnums=0)
+  train = jax.jit(train, donate_argnums=1)
 
   everywhere = jax.NamedSharding(mesh, jax.P())
 
   def evaluate(variables, batch):
     sums = step_lib.eval_step(functions, variables, batch)
     return jax.lax.with_sharding_constraint(sums, everywhere)
-
-  def draw_state(init):
-    return jax.jit(init, out_shardings=lying(jax.eval_shape(init)))()
 
   def place_state(state):
     if cluster.are_several():
@@ -233,26 +250,21 @@ def _on_mesh(
   def placed_shapes(shapes):
     return _placed(shapes, lying(shapes))
 
-  def lower_train(shapes, batch):
-    if any(isinstance(array, np.ndarray) for array in batch.values()):
-      batch = place_batch(batch)
-    return train.lower(placed_shapes(shapes), batch, np.int32(0))
-
   return Parallel(
     train=train,
     evaluate=jax.jit(evaluate),
-    draw_state=draw_state,
+    draw_state=_drawing(placed_shapes),
     place_state=place_state,
     own_rows=own_rows,
     place_batch=place_batch,
     to_host=_to_host,
     placed_shapes=placed_shapes,
-    lower_train=lower_train,
+    lower_train=train.lower,
   )
 
 
 def _on_each(
-  functions: step_lib.StepFunctions, devices: list[jax.Device]
+  functions: step_lib.StepFunctions, devices: Sequence[jax.Device]
 ) -> Parallel:
   """A program on each device, which has rows of its own and all parameters."""
   mesh = jax.make_mesh(
@@ -272,27 +284,25 @@ def _on_each(
     parts = {name: split(array) for name, array in batch.items()}
     return jax.device_put(parts, rows)
 
-  train = jax.pmap(
-    functools.partial(
-      step_lib.train_step,
-      functions,
+  def train(numbers, *arguments):
+    return step_lib.train_step(
+      functions._replace(numbers=numbers),
+      *arguments,
       reduce=reduce,
       shard=lambda key: jax.random.fold_in(key, jax.lax.axis_index(AXIS)),
-    ),
+    )
+
+  train = jax.pmap(
+    train,
     axis_name=AXIS,
-    in_axes=(None, 0, None),
+    in_axes=(None, None, 0, None),
     out_axes=None,
     devices=devices,
-    donate_argnums=0,
+    donate_argnums=1,
   )
 
   def placed_shapes(shapes):
     return _placed(shapes, jax.tree.map(lambda _: everywhere, shapes))
-
-  def lower_train(shapes, batch):
-    if any(isinstance(array, np.ndarray) for array in batch.values()):
-      batch = place_batch(batch)
-    return train.lower(placed_shapes(shapes), batch, np.int32(0))
 
   return Parallel(
     train=train,
@@ -303,7 +313,7 @@ def _on_each(
       out_axes=None,
       devices=devices,
     ),
-    draw_state=lambda init: jax.jit(init, out_shardings=everywhere)(),
+    draw_state=_drawing(placed_shapes),
     # Donating what device_put made would delete the array it was made from.
     place_state=jax.jit(
       lambda state: jax.tree.map(jax.numpy.copy, state),
@@ -313,7 +323,7 @@ def _on_each(
     place_batch=place_batch,
     to_host=_to_host,
     placed_shapes=placed_shapes,
-    lower_train=lower_train,
+    lower_train=train.lower,
   )
 
 
@@ -338,6 +348,19 @@ def _to_host(tree: Any) -> Any:
     return multihost_utils.process_allgather(leaf, tiled=True)
 
   return jax.tree.map(fetch, tree)
+
+
+def _drawing(placed_shapes: Callable[[Any], Any]) -> Callable[..., TrainState]:
+  """`Parallel.draw_state`, which keeps what it compiled."""
+
+  @functools.cache
+  def compiled(draw):
+    placed = placed_shapes(jax.eval_shape(draw, 0))
+    return jax.jit(
+      draw, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, placed)
+    )
+
+  return lambda draw, seed: compiled(draw)(seed)
 
 
 def _placed(shapes: Any, shardings: Any) -> Any:

@@ -14,7 +14,7 @@ class Interrupted(BaseException):
 class Signals:
   """Notes SIGTERM and SIGINT for the loop, while it is entered.
 
-  The second SIGINT interrupts at once, as usual.
+  The second of one kind does what it usually does.
 
   Attributes:
     stop: which of them came, if one did.
@@ -22,8 +22,6 @@ class Signals:
     abandon: end the process at once, even inside of XLA, which Python's own
       handlers wait for: nothing is lost.
   """
-
-  _NUMBERS = (signal.SIGTERM, signal.SIGINT)
 
   def __init__(self):
     self.stop: signal.Signals | None = None
@@ -33,7 +31,7 @@ class Signals:
   def __enter__(self) -> "Signals":
     # Python lets only the main thread handle signals.
     if threading.current_thread() is threading.main_thread():
-      for number in self._NUMBERS:
+      for number in (signal.SIGTERM, signal.SIGINT):
         self._previous[number] = signal.signal(number, self._handle)
       self._read, write = os.pipe()
       os.set_blocking(write, False)
@@ -56,7 +54,7 @@ class Signals:
 
   def _watch(self) -> None:
     while number := os.read(self._read, 1):
-      if self.abandon and number[0] in self._NUMBERS:
+      if self.abandon and number[0] in self._previous:
         print("stopped before the first step", file=sys.stderr, flush=True)
         os._exit(128 + number[0])
     os.close(self._read)

@@ -11,8 +11,11 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
+import numpy as np
 import optax
 
+from training.config import OptimizerConfig
+from training.optimizer import LearningRate
 from training.state import TrainState
 
 Batch = Mapping[str, Array]
@@ -48,6 +51,23 @@ def cross_entropy(
   return objective, nats, jnp.sum(weights)
 
 
+class Numbers(NamedTuple):
+  """What runs of one program differ in: arguments of their compiled step.
+
+  Attributes:
+    seed: dropout of step i follows from (seed, i) alone.
+    learning_rate: of the optimiser's schedule.
+  """
+
+  seed: Int[Array, ""] | np.int32
+  learning_rate: LearningRate
+
+  @classmethod
+  def of(cls, seed: int, config: OptimizerConfig) -> "Numbers":
+    """Those of a run."""
+    return cls(np.int32(seed), LearningRate.of(config))
+
+
 class StepFunctions(NamedTuple):
   """What a step is made of, and nothing of where it runs.
 
@@ -55,9 +75,9 @@ class StepFunctions(NamedTuple):
     forward: `(variables, batch, dropout_rng) -> logits [B, T, C]`;
       `dropout_rng` None means deterministic.
     metric_sums: `(logits, batch) -> Sums`, in addition to the loss.
-    optimizer: `(init, update)`.
-    schedule: step → learning rate, for the record.
-    seed: dropout of step i follows from (seed, i) alone.
+    optimizer: `LearningRate -> (init, update)`.
+    schedule: `LearningRate -> (step -> learning rate)`, for the record.
+    numbers: see `Numbers`.
     label_smoothing: in what is minimised, never in what is reported.
     accumulate_steps: micro-batches of one step.
     redraw_every: steps between new constants; 0 keeps the first.
@@ -71,9 +91,9 @@ class StepFunctions(NamedTuple):
 
   forward: Callable[..., Float[Array, "B T C"]]
   metric_sums: Callable[..., Sums]
-  optimizer: optax.GradientTransformation
-  schedule: optax.Schedule
-  seed: int | Int[Array, ""] = 0
+  optimizer: Callable[[LearningRate], optax.GradientTransformation]
+  schedule: Callable[[LearningRate], optax.Schedule]
+  numbers: Numbers
   label_smoothing: float = 0.0
   accumulate_steps: int = 1
   redraw_every: int = 0
@@ -175,7 +195,8 @@ def train_step(
     new state and metrics: 'loss' [2] (sum of nats, count), and the scalars
     'grad_norm' (before clipping), 'learning_rate', 'updates'.
   """
-  key = jax.random.fold_in(jax.random.key(functions.seed), step)
+  seed, learning_rate = functions.numbers
+  key = jax.random.fold_in(jax.random.key(seed), step)
   collections = _redrawn(functions, state, step, key)
   gradient, sums, collections = mean_gradient(
     functions,
@@ -186,7 +207,7 @@ def train_step(
     reduce,
   )
   grad_norm = optax.tree.norm(gradient)
-  updates, opt_state = functions.optimizer.update(
+  updates, opt_state = functions.optimizer(learning_rate).update(
     gradient, state.opt_state, state.params
   )
   updated = TrainState(
@@ -203,7 +224,9 @@ def train_step(
   return new_state, {
     "loss": sums,
     "grad_norm": grad_norm,
-    "learning_rate": jnp.asarray(functions.schedule(step), jnp.float32),
+    "learning_rate": jnp.asarray(
+      functions.schedule(learning_rate)(step), jnp.float32
+    ),
     "updates": new_state.step,
   }
 

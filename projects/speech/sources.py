@@ -139,29 +139,25 @@ def _named(config: SpeechConfig, seed: int) -> Stored:
     instead=f"task.source={TONES} or {FOLDER}",
     leaf="source",
   )
-  splits, feature = builder.info.splits, builder.info.features
+  feature = builder.info.features
   rate = getattr(feature[config.audio_feature], "sample_rate", None)
   if rate != config.sample_rate:
     raise DataError(
       f"task.source: {name} has {rate} samples a second, expected "
       f"{config.sample_rate} (task.sample_rate)"
     )
-  if "train" not in splits:
-    raise DataError(
-      f"task.source: {name} has no train split, only {', '.join(splits)}"
-    )
+  other = catalog.held_out_split(builder, name, "source")
 
   def read_split(split: str) -> list[Recording]:
     return [_checked(r, config) for r in _examples(builder, split, config)]
 
   train = read_split("train")
-  for other in ("validation", "test"):
-    if other in splits:
-      validation = read_split(other)
-      if not train or not validation:
-        raise DataError(f"task.source: {name} has an empty split")
-      return Stored(train, validation, config, seed)
-  return _split(train, config, seed, f"task.source: {name}")
+  if other is None:
+    return _split(train, config, seed, f"task.source: {name}")
+  validation = read_split(other)
+  if not train or not validation:
+    raise DataError(f"task.source: {name} has an empty split")
+  return Stored(train, validation, config, seed)
 
 
 def _examples(

@@ -1,6 +1,7 @@
 """What becomes of a model when a mechanism is put into its layers."""
 
 from collections.abc import Mapping, Sequence
+import functools
 import math
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from training import attention_maps
 from training import optimizer as optimizer_lib
 from training.config import OptimizerConfig
 from training.state import TrainState
-from training.step import StepFunctions
+from training.step import Numbers, StepFunctions
 
 
 def own(source: Source, settings: Settings) -> Record:
@@ -254,8 +255,9 @@ def _step_cost(
       model, variables, batch, dropout_rng=rng
     ),
     metric_sums=source.task.metric_sums,
-    optimizer=update,
-    schedule=optimizer_lib.make_schedule(optimizer, 1),
+    optimizer=functools.partial(optimizer_lib.make_optimizer, optimizer, 1),
+    schedule=functools.partial(optimizer_lib.make_schedule, optimizer, 1),
+    numbers=Numbers.of(0, optimizer),
   )
   variables = models.initialize(model, jax.random.key(0), rows)
   state = TrainState.first(variables, update)

@@ -151,11 +151,7 @@ def _named(config: ImageConfig) -> Images:
     instead=f"task.source={DIGITS} or {FOLDER}",
     leaf="source",
   )
-  splits = builder.info.splits
-  if "train" not in splits:
-    raise DataError(
-      f"task.source: {name} has no train split, only {', '.join(splits)}"
-    )
+  other = catalog.held_out_split(builder, name, "source")
   names = getattr(builder.info.features["label"], "names", None)
   if not names or len(names) < 2:
     raise DataError(
@@ -166,19 +162,18 @@ def _named(config: ImageConfig) -> Images:
   def read_split(split: str) -> Split:
     return _stacked(
       _examples(builder, split),
-      splits[split].num_examples,
+      builder.info.splits[split].num_examples,
       "task.source",
       f"{name}, split {split}",
     )
 
   train = read_split("train")
-  for other in ("validation", "test"):
-    if other in splits:
-      validation = read_split(other)
-      shapes = validation.images.shape[1:], train.images.shape[1:]
-      _check_shape(*shapes, f"{name} {other}", ", as in train")
-      return Images(names, 255, train, validation)
-  return _split(names, 255, train, config.held_out, f"task.source: {name}")
+  if other is None:
+    return _split(names, 255, train, config.held_out, f"task.source: {name}")
+  validation = read_split(other)
+  shapes = validation.images.shape[1:], train.images.shape[1:]
+  _check_shape(*shapes, f"{name} {other}", ", as in train")
+  return Images(names, 255, train, validation)
 
 
 def _examples(builder: Any, split: str) -> Iterator[tuple[int, bytes, str]]:

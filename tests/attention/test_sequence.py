@@ -11,8 +11,8 @@ import pytest
 
 from attention import ATTENTIONS, Dims
 from attention.plug import directions
-from flops import traffic
 from tests.attention.mechanisms import MECHANISMS, ONE_EACH
+from training import traffic
 
 AXIS = "sequence"
 BATCH, HEADS, KV_HEADS, DIM = 2, 4, 2, 8

@@ -4,10 +4,12 @@ import json
 
 import pytest
 
-from comparison import launch, plan, records
+from comparison import launch, plan, records, together
 from settings.errors import RunError
 from tests.comparison.plans import comparison
 from tests.comparison.test_launch import MEASURING, TRAINING
+from training import step
+from training.signals import Signals
 
 # Seed 1 fails, 2 is a fault of the config, and at 3 the process ends.
 TOGETHER = """
@@ -80,7 +82,7 @@ def test_seeds_and_rates_share_a_process_and_nothing_else_does(folder):
   rates = {"optimizer": {"learning_rate": "1e-3,3e-3"}}
   runs, _ = planned("0,5", grid=rates)
   wide, _ = planned("0", num_steps=13)
-  launch.launch([*runs, *wide], folder, 0, "auto")
+  launch.launch([*runs, *wide], folder, 0, "in_turn")
   assert groups(folder) == [[0, 0, 5, 5], [0]]
   found = {r["seed"]: r for _, r in records.by_path(folder)}
   assert len(records.by_path(folder)) == 5
@@ -90,7 +92,7 @@ def test_seeds_and_rates_share_a_process_and_nothing_else_does(folder):
     assert record["seconds"] == 2.0
   assert found[5]["together"] == 4
   # Nothing is made again.
-  launch.launch(runs, folder, 0, "auto")
+  launch.launch(runs, folder, 0, "in_turn")
   assert len(groups(folder)) == 2
 
 
@@ -99,7 +101,7 @@ def test_what_sentences_are_scored_by_is_in_the_record(folder):
   home = folder / records.RUNS / by_seed[5].identity
   home.mkdir(parents=True)
   (home / "sentences.json").write_text('{"statistics": [[1, 2], [3, 4]]}')
-  launch.launch(runs, folder, 0, "auto")
+  launch.launch(runs, folder, 0, "in_turn")
   found = {r["seed"]: r for _, r in records.by_path(folder)}
   assert found[5]["status"] == found[0]["status"] == records.DONE
   assert found[5]["sentences"] == [[1, 2], [3, 4]]
@@ -128,7 +130,7 @@ def test_what_failed_is_tried_once_more_apart(folder, capsys):
 
 def test_what_a_process_that_ends_leaves_is_made_apart(folder, capsys):
   runs, _ = planned("0,3,5")
-  launch.launch(runs, folder, 0, "auto")
+  launch.launch(runs, folder, 0, "in_turn")
   found = {r["seed"]: r for _, r in records.by_path(folder)}
   assert all(r["status"] == records.DONE for r in found.values())
   assert found[0]["measured"]["step_seconds"] == 0.5
@@ -140,7 +142,7 @@ def test_what_a_process_that_ends_leaves_is_made_apart(folder, capsys):
 def test_a_stopped_comparison_hears_its_process_out(folder):
   runs, _ = planned("0,4,5")
   with pytest.raises(SystemExit):
-    launch.launch(runs, folder, 0, "auto")
+    launch.launch(runs, folder, 0, "in_turn")
   found = {r["seed"]: r for _, r in records.by_path(folder)}
   assert {seed: r["status"] for seed, r in found.items()} == {
     0: records.DONE,
@@ -160,7 +162,7 @@ def test_what_is_trained_keeps_its_usage_and_is_measured(folder):
     final={"step": 12, "split": "validation", "loss": 3.0},
     seconds=77.0,
   )
-  launch.launch(runs, folder, 0, "auto")
+  launch.launch(runs, folder, 0, "in_turn")
   found = {r["seed"]: r for _, r in records.by_path(folder)}
   assert found[5]["status"] == records.DONE
   assert (found[5]["seconds"], found[5]["final"]["loss"]) == (77.0, 3.0)
@@ -169,7 +171,7 @@ def test_what_is_trained_keeps_its_usage_and_is_measured(folder):
 
 def test_losses_at_a_share_of_the_steps(folder):
   runs, by_seed = planned("0,1,5")
-  losses = launch.losses_at(runs, folder, 0.5, "auto")
+  losses = launch.losses_at(runs, folder, 0.5, "in_turn")
   # The stand-in of train.py is tried with seed 1, and fails.
   assert losses == [1.0, float("inf"), 1.0]
   assert groups(folder) == [[0, 1, 5]]
@@ -178,7 +180,7 @@ def test_losses_at_a_share_of_the_steps(folder):
   assert of_first["status"] == records.STOPPED
   assert of_first["reason"] == "at step 6; it may go on"
   # What is known is not made again.
-  launch.losses_at([by_seed[0], by_seed[5]], folder, 0.5, "auto")
+  launch.losses_at([by_seed[0], by_seed[5]], folder, 0.5, "in_turn")
   assert len(groups(folder)) == 1
 
 
@@ -189,4 +191,79 @@ def test_a_full_disk_is_one_line(folder, monkeypatch):
   monkeypatch.setattr(records, "write", full)
   runs, _ = planned("0")
   with pytest.raises(RunError, match=r"No space left .* continues the compar"):
-    launch.launch(runs, folder, 0, "auto")
+    launch.launch(runs, folder, 0, "in_turn")
+
+
+def test_runs_share_a_program_and_no_fault(tmp_path, monkeypatch):
+  """Real ones: the second diverges, and the third has the first one's program."""
+  leaves = {
+    "num_steps": 4,
+    "batch_size": 8,
+    "log_every": 1,
+    "task.vocab_size": 16,
+    "task.length": 8,
+    "task.num_pairs": 2,
+    "task.eval_size": 8,
+    "model.num_layers": 1,
+    "model.features": 16,
+    "model.mlp_features": 16,
+  }
+  chosen = [
+    {"seed": 0},
+    {"seed": 1, "optimizer.learning_rate": 1e38},
+    {"seed": 2, "optimizer.learning_rate": 3e-3},
+    {"batch_size": 0},
+  ]
+  runs = [
+    {
+      "index": index,
+      "task": "recall",
+      "mechanism": "dense",
+      "leaves": leaves | own,
+      "folder": str(tmp_path / str(index)),
+      "with_map": False,
+    }
+    for index, own in enumerate(chosen)
+  ]
+  traced, train_step = [], step.train_step
+
+  def counted(*arguments, **options):
+    traced.append(arguments)
+    return train_step(*arguments, **options)
+
+  monkeypatch.setattr(step, "train_step", counted)
+  heard = []
+  together.train_all(
+    runs,
+    None,
+    Signals(),
+    lambda run, event, **found: heard.append((run["index"], event, found)),
+  )
+  events = [(index, event) for index, event, _ in heard]
+  assert events == [
+    (0, "trained"),
+    (0, "measured"),
+    (1, "failed"),
+    (2, "trained"),
+    (2, "measured"),
+    (3, "failed"),
+  ]
+  assert "not finite" in heard[2][2]["reason"]
+  assert not heard[2][2]["is_final"]
+  assert heard[5][2]["is_final"]
+  # The first run was measured in between, which traces steps of its own.
+  programs = [functions.forward for functions, *_ in traced]
+  assert programs.count(programs[0]) == 1
+  measured = [heard[i][2] for i in (1, 4)]
+  assert all(not found["error"] for found in measured)
+  first, last = (found["found"]["step_seconds"] for found in measured)
+  assert first == last
+  # What is there already is not trained again.
+  heard.clear()
+  together.train_all(
+    runs[:1],
+    None,
+    Signals(),
+    lambda run, event, **found: heard.append((event, found)),
+  )
+  assert heard[0] == ("trained", {"usage": {}})

@@ -7,7 +7,7 @@ import pytest
 
 _SCRIPT = """
 import resource, sys
-from process import host_memory
+from training import host_memory
 
 if sys.argv[1] == "keep" and not host_memory.keep_freed():
   sys.exit(3)

@@ -117,7 +117,7 @@ def newest(workdir):
   checkpoints = Checkpoints(workdir, read_only=True)
   state, _ = checkpoints.restore(state)
   checkpoints.close()
-  return int(state.step), digests(state)
+  return int(state.step), digests(state._asdict())
 
 
 def records(workdir):
@@ -137,7 +137,7 @@ def saved(workdir):
   checkpoints = Checkpoints(workdir, read_only=True)
   state, _ = checkpoints.restore(make_functions(dropout=True)[1])
   checkpoints.close()
-  return digests(state)
+  return digests(state._asdict())
 
 
 def test_a_run_writes_its_story(run, tmp_path, capsys):

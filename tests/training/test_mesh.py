@@ -10,13 +10,12 @@ import pytest
 
 from attention import ATTENTIONS
 from configs import copy, gpt
-from flops import traffic
 import models
 from settings.errors import ConfigError
 from tests import commands
 from tests.models import tiny
 from tests.tasks.text_cases import TEXT
-from training import experiment, experiment_config, mesh, parallel
+from training import experiment, experiment_config, mesh, parallel, traffic
 from training.checkpoint import Checkpoints
 from training.config import TrainConfig
 from training.mesh import MeshConfig

@@ -1,5 +1,7 @@
 """A tiny model and its batches, which any training code must work with."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ import numpy as np
 from training import optimizer as optimizer_lib
 from training.config import OptimizerConfig
 from training.state import TrainState
-from training.step import StepFunctions
+from training.step import Numbers, StepFunctions
 
 CLASSES, LENGTH, ROWS = 7, 5, 16
 
@@ -54,9 +56,11 @@ def make_functions(dropout=False, num_steps=10, **options):
   functions = StepFunctions(
     forward=forward,
     metric_sums=metric_sums,
-    optimizer=optimizer,
-    schedule=optimizer_lib.make_schedule(config, num_steps),
-    seed=1,
+    optimizer=functools.partial(
+      optimizer_lib.make_optimizer, config, num_steps
+    ),
+    schedule=functools.partial(optimizer_lib.make_schedule, config, num_steps),
+    numbers=Numbers.of(1, config),
     label_smoothing=config.label_smoothing,
     accumulate_steps=config.accumulate_steps,
   )

@@ -5,10 +5,10 @@ import time
 
 import pytest
 
-from training import host_load
+from comparison import usage
 
 pytestmark = pytest.mark.skipif(
-  host_load.Others().cores() is None, reason="no /proc/stat"
+  usage.Meter().others_cores() is None, reason="no /proc/stat"
 )
 
 
@@ -19,20 +19,20 @@ def work(seconds):
 
 
 def test_others_are_seen_and_own_work_is_not():
-  others = host_load.Others()
+  meter = usage.Meter()
   child = multiprocessing.get_context("spawn").Process(target=work, args=(1.0,))
   child.start()
   work(0.3)
   child.join()
-  elapsed = time.monotonic() - others._start
+  elapsed = time.monotonic() - meter._start
   # The machine may be busy with more than the child, never with less.
-  seen = others.cores()
+  seen = meter.others_cores()
   assert seen * elapsed > 0.8
-  assert others.cores(children_seconds=1.0) == pytest.approx(
+  assert meter.others_cores(children_seconds=1.0) == pytest.approx(
     seen - 1.0 / elapsed, abs=0.2
   )
 
 
 def test_where_nothing_is_told_nothing_is_known(monkeypatch, tmp_path):
-  monkeypatch.setattr(host_load, "_STATISTICS", tmp_path / "none")
-  assert host_load.Others().cores() is None
+  monkeypatch.setattr(usage, "_STATISTICS", tmp_path / "none")
+  assert usage.Meter().others_cores() is None

@@ -7,8 +7,8 @@ import optax
 import pytest
 
 from attention import ATTENTIONS, Dims, gates_from_keys, plug
-import flops
 from tests.attention.forms import KINDS
+from training import flops
 
 SIDE = 8
 PRODUCT = 2 * SIDE**3
@@ -202,7 +202,7 @@ def test_a_loop_that_ends_where_the_data_say_is_named():
   found = flops.account(settle, MATRIX)
   assert found.flops == PRODUCT
   (line,) = found.uncounted
-  assert "test_counting.py" in line
+  assert "test_flops.py" in line
   assert "0 rounds" in line
 
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flops import traffic
+from training import traffic
 
 DEVICES = 4
 ROWS, WIDTH = 8, 16

@@ -1,0 +1,118 @@
+"""Runs that differ in seed and learning rate share a program, and nothing else."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from configs import recall
+from settings.errors import RunError
+from training import experiment, experiment_config, loop, parallel, workdir
+from training.checkpoint import Checkpoints
+
+
+def made(folder, seed, rate, first=None):
+  """A small run with warm-up, a schedule and dropout, and its folder."""
+  config = recall.get_config().to_dict()
+  config |= {
+    "seed": seed,
+    "num_steps": 6,
+    "batch_size": 8,
+    "log_every": 2,
+    "eval_every": 3,
+    "checkpoint_every": 2,
+  }
+  config["task"] |= {
+    "vocab_size": 16,
+    "length": 8,
+    "num_pairs": 2,
+    "eval_size": 8,
+  }
+  config["model"] |= {
+    "num_layers": 1,
+    "features": 16,
+    "mlp_features": 16,
+    "dropout_rate": 0.2,
+  }
+  config["optimizer"] |= {"learning_rate": rate, "warmup_steps": 2}
+  parsed = experiment_config.parse(config)
+  run = experiment.create(parsed)
+  folder = folder / f"{seed}-{rate}"
+  workdir.write_config(folder, parsed)
+  return run if first is None else experiment.sharing(run, first), folder
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(monkeypatch):
+  monkeypatch.setattr(
+    loop.attention_maps, "draw_attention", lambda *unused: None
+  )
+
+
+@pytest.fixture
+def traces(monkeypatch):
+  """Steps that were traced: one for each program."""
+  found, train_step = [], parallel.step_lib.train_step
+
+  def traced(functions, *arguments, **options):
+    found.append(functions)
+    return train_step(functions, *arguments, **options)
+
+  monkeypatch.setattr(parallel.step_lib, "train_step", traced)
+  return found
+
+
+def left(run, folder):
+  """The newest checkpoint, and metrics.jsonl without what the clock decides."""
+  checkpoints = Checkpoints(folder, read_only=True)
+  state, _ = checkpoints.restore(run.shapes)
+  checkpoints.close()
+  clock = ("seconds", "tokens_per_second")
+  lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+  return state, [
+    {k: v for k, v in line.items() if k not in clock} for line in lines
+  ]
+
+
+def assert_same(one, other):
+  (state, lines), (expected, others) = one, other
+  jax.tree.map(np.testing.assert_array_equal, state, expected)
+  assert lines == others
+
+
+def test_one_program_and_every_bit_of_runs_of_their_own(tmp_path, traces):
+  expected = []
+  for seed, rate in ((0, 1e-2), (1, 3e-3)):
+    run, folder = made(tmp_path / "alone", seed, rate)
+    assert loop.run(run, folder)
+    expected.append(left(run, folder))
+  assert len(traces) == 2
+  first, folder = made(tmp_path, 0, 1e-2)
+  assert loop.run(first, folder)
+  assert_same(left(first, folder), expected[0])
+  second, folder = made(tmp_path, 1, 3e-3, first)
+  assert loop.run(second, folder)
+  assert_same(left(second, folder), expected[1])
+  assert len(traces) == 3
+  # Another seed or another rate would show.
+  with pytest.raises(AssertionError):
+    assert_same(*expected)
+
+
+def test_one_that_diverges_stops_no_other(tmp_path, traces):
+  run, folder = made(tmp_path / "alone", 1, 3e-3)
+  loop.run(run, folder)
+  expected = left(run, folder)
+  bad, folder = made(tmp_path, 2, 1e38)
+  with pytest.raises(RunError, match="not finite"):
+    loop.run(bad, folder)
+  good, folder = made(tmp_path, 1, 3e-3, bad)
+  assert loop.run(good, folder, stop_at=4) is None
+  # Continued by a program of its own.
+  alone, _ = made(tmp_path / "later", 1, 3e-3)
+  assert loop.run(alone, folder)
+  state, lines = left(good, folder)
+  lines = [line for line in lines if line in expected[1]]
+  assert_same((state, lines), expected)
+  assert len(traces) == 3

@@ -1,0 +1,267 @@
+"""Floating-point operations of a JAX function, its loops counted in full.
+
+XLA's `cost_analysis()` counts the body of a loop once, and most mechanisms are loops
+over blocks. So the jaxpr is walked, for functions without loops too: numbers that are
+compared have to be counted in one way.
+
+  dot_general, convolution     2 for each output and term of its sum
+  elementwise                  1 for each output, exp and its like too
+  x^n                          its multiplications by repeated squaring
+  reduction; scatter-add       1 for each input; for each update
+  sort, top_k                  n log₂ n for each row of n
+  qr                           4·(m·n·min − min³/3)
+  integers, moves, selections  0
+
+A scan counts length × body, a while loop rounds × body, a `shard_map` devices × body,
+a `cond` the branch taken, or the largest where that is unknown. Rounds and branches
+are found by computing with the small integers that follow from constants and the
+counters of loops around. A loop that ends where the data say counts its rounds that
+are sure, mostly none; it is named in `uncounted`, as is an operation without a rule.
+"""
+
+from collections.abc import Callable, Sequence
+import math
+from typing import Any, NamedTuple
+
+import jax
+from jax.extend import source_info_util
+from jax.extend.core import JaxprEqn, Literal
+import jax.numpy as jnp
+import numpy as np
+
+
+def _names(text: str) -> frozenset[str]:
+  return frozenset(text.split())
+
+
+_CALLS = _names("""
+  checkpoint closed_call core_call custom_jvp_call custom_vjp_call
+  custom_vjp_call_jaxpr jit pjit remat remat2 shard_map
+""")
+_MOVES = _names("""
+  all_gather all_to_all bitcast_convert_type broadcast_in_dim complex concatenate
+  conj convert_element_type copy copy_p device_put dynamic_slice
+  dynamic_update_slice empty2 expand_dims gather imag iota name
+  optimization_barrier pad ppermute pvary real reduce_precision reshape rev scatter
+  select_n sharding_constraint slice split squeeze stack stop_gradient tile
+  transpose unstack
+""")
+_ELEMENTWISE = _names("""
+  abs acos acosh add add_any asin asinh atan atan2 atanh cbrt ceil clamp cos cosh
+  cumlogsumexp cummax cummin cumprod cumsum digamma div erf erf_inv erfc exp exp2
+  expm1 floor lgamma log log1p logistic max min mul neg nextafter pmax pmin pow psum
+  psum2 psum_invariant rem round rsqrt sign sin sinh sqrt square sub tan tanh
+""")
+_REDUCTIONS = _names("""
+  argmax argmin reduce_max reduce_min reduce_prod reduce_sum
+""")
+_SCATTERS = _names("scatter-add scatter_max scatter_min scatter_mul")
+
+
+class Account(NamedTuple):
+  """What a function costs.
+
+  Attributes:
+    flops: floating-point operations of one call.
+    uncounted: what is not in them, one line each; empty where all is.
+  """
+
+  flops: float
+  uncounted: tuple[str, ...]
+
+
+def count(function: Callable[..., Any], *args: Any) -> float:
+  """Floating-point operations of one call: `account(…).flops`."""
+  return account(function, *args).flops
+
+
+def account(function: Callable[..., Any], *args: Any) -> Account:
+  """What one call costs.
+
+  Args:
+    function: anything that `jax.jit` takes.
+    args: its arguments; a `jax.ShapeDtypeStruct` will do for an array.
+
+  Returns:
+    See `Account`. Cost: one trace, and a walk that grows with the equations and with
+    the rounds of loops that hold others of unequal length.
+  """
+  closed, walk = jax.make_jaxpr(function)(*args), _Walk()
+  # In 64 bits, so that operations are counted exactly.
+  with jax.enable_x64(True):
+    unknown = [None] * len(closed.jaxpr.invars)
+    flops = jax.jit(lambda: walk.count(closed, unknown)[0])()
+  return Account(float(flops), tuple(walk.uncounted))
+
+
+class _Walk:
+  """Adds up operations, in a program that computes the bounds of loops alone.
+
+  A value is None where it is not known; a cost is a `float` where it is the same for
+  any values, and else an array of the program.
+  """
+
+  def __init__(self):
+    self.uncounted: dict[str, None] = {}
+
+  def count(self, inner: Any, known: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """Operations of a jaxpr, and its results as far as they are known."""
+    jaxpr, consts = getattr(inner, "jaxpr", inner), getattr(inner, "consts", ())
+    values = dict(zip(jaxpr.constvars, map(_constant, consts), strict=True))
+    values |= zip(jaxpr.invars, known, strict=True)
+
+    def read(x):
+      if not isinstance(x, Literal):
+        return values.get(x)
+      aval: Any = x.aval
+      return np.asarray(x.val, aval.dtype) if _is_small(aval) else None
+
+    total = 0.0
+    for eqn in jaxpr.eqns:
+      cost, results = self._equation(eqn, [read(x) for x in eqn.invars])
+      total += cost
+      values |= zip(eqn.outvars, results, strict=False)
+    return total, [read(x) for x in jaxpr.outvars]
+
+  def _equation(self, eqn: JaxprEqn, known: list[Any]) -> tuple[Any, Any]:
+    name, params = eqn.primitive.name, eqn.params
+    if name == "cond":
+      costs = [self.count(x, known[1:])[0] for x in params["branches"]]
+      if known[0] is None:
+        return jnp.array(costs).max(), ()
+      return jnp.array(costs)[jnp.clip(known[0], 0, len(costs) - 1)], ()
+    if name in ("while", "scan"):
+      return self._loop(eqn, known), ()
+    if name in _CALLS:
+      body = params.get("jaxpr") or params["call_jaxpr"]
+      if name != "shard_map":
+        return self.count(body, known)
+      sizes = params["mesh"].shape
+      devices = math.prod(sizes[axis] for axis in params["newly_manual_axes"])
+      # Inside, arrays are parts of what they are here; numbers are the same.
+      known = [x if x is not None and x.ndim == 0 else None for x in known]
+      return devices * self.count(body, known)[0], ()
+    if (cost := _cost(eqn)) is None:
+      self._report(eqn, "no rule for it, counted as 0")
+    is_known = all(x is not None for x in known) and not eqn.effects
+    if cost or not is_known or not all(_is_small(x.aval) for x in eqn.outvars):
+      return cost or 0.0, ()
+    results = eqn.primitive.bind(*known, **params)
+    return 0.0, results if eqn.primitive.multiple_results else [results]
+
+  def _report(self, eqn: JaxprEqn, what: str) -> None:
+    where = source_info_util.summarize(eqn.source_info) or "a place unknown"
+    where = where.rpartition("/")[2]
+    self.uncounted[f"{eqn.primitive.name} at {where}: {what}"] = None
+
+  def _loop(self, eqn: JaxprEqn, known: list[Any]) -> Any:
+    """Operations of all rounds of a `while` or `scan`."""
+    params, is_scan = eqn.params, eqn.primitive.name == "scan"
+    if is_scan:
+      # By shape, which every version of JAX tells: rows and stacked results have
+      # an axis more outside than inside.
+      body = params["jaxpr"].jaxpr
+      carry = len(eqn.outvars) - _longer(eqn.outvars, body.outvars)
+      tests, last = 0, len(known) - _longer(eqn.invars, body.invars)
+    else:
+      body, carry = params["body_jaxpr"], len(eqn.outvars)
+      tests, last = params["cond_nconsts"], len(known)
+    tested, fixed = known[:tests], known[tests : last - carry]
+    state, rows = known[last - carry : last], known[last:]
+
+    def step(total_and_state, row):
+      total, state = total_and_state
+      found[:] = cost, results = self.count(body, [*fixed, *state, *row])
+      kept = zip(state, results, strict=False)
+      state = [None if x is None else y for x, y in kept]
+      return (total + cost, state), None
+
+    # Known in every round is what follows from what is known in every round.
+    found: list[Any] = [0.0, ()]
+    row = jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), rows
+    )
+    before = None
+    while before != (before := [x is None for x in state]):
+      jax.eval_shape(step, (0.0, state), row)
+      kept = zip(state, found[1], strict=False)
+      state = [None if y is None else x for x, y in kept]
+
+    start = jnp.zeros(()), state
+    if is_scan:
+      if isinstance(found[0], float):
+        return params["length"] * found[0]
+      ended, _ = jax.lax.scan(
+        step, start, rows, params["length"], params["reverse"]
+      )
+      return ended[0]
+
+    def test(total_and_state):
+      known = [*tested, *total_and_state[1]]
+      return self.count(params["cond_jaxpr"], known)[1][0]
+
+    if test(start) is None:
+      self._report(eqn, "it ends where the data say, counted as 0 rounds")
+      return 0.0
+    return jax.lax.while_loop(test, lambda now: step(now, ())[0], start)[0]
+
+
+def _longer(outside: Sequence[Any], inside: Sequence[Any]) -> int:
+  pairs = zip(outside, inside, strict=True)
+  return sum(x.aval.ndim > y.aval.ndim for x, y in pairs)
+
+
+def _cost(eqn: JaxprEqn) -> float | None:
+  """Operations of an equation that holds no jaxpr; None where there is no rule."""
+  name, params = eqn.primitive.name, eqn.params
+  operands: list[Any] = [x.aval for x in eqn.invars]
+  results: list[Any] = [x.aval for x in eqn.outvars]
+  if name in ("sort", "top_k"):
+    length = operands[0].shape[params.get("dimension", -1)]
+    return operands[0].size * math.log2(max(length, 1))
+  if name in _MOVES or not any(map(_is_float, operands + results)):
+    return 0.0
+  if name in _ELEMENTWISE:
+    return float(sum(x.size for x in results if _is_float(x)))
+  if name in _REDUCTIONS:
+    return float(operands[0].size)
+  if name in _SCATTERS:
+    return float(operands[2].size)
+  size = float(results[0].size)
+  match name:
+    case "integer_pow":
+      power = abs(params["y"])
+      return size * max(power.bit_length() - 2 + power.bit_count(), 0)
+    case "dot_general":
+      (contracted, _), _ = params["dimension_numbers"]
+      return 2 * size * math.prod(operands[0].shape[i] for i in contracted)
+    case "conv_general_dilated":
+      kernel = operands[1]
+      features = kernel.shape[params["dimension_numbers"].rhs_spec[0]]
+      return 2 * size * kernel.size / features
+    case "reduce_window_sum":
+      return size * math.prod(params["window_dimensions"])
+    case "qr":
+      *batch, rows, columns = operands[0].shape
+      small = min(rows, columns)
+      return 4.0 * math.prod(batch) * (rows * columns * small - small**3 / 3)
+  # Without a floating-point result: comparisons and conversions.
+  return None if any(map(_is_float, results)) else 0.0
+
+
+def _is_float(aval: Any) -> bool:
+  return jnp.issubdtype(getattr(aval, "dtype", np.int32), jnp.inexact)
+
+
+def _is_small(aval: Any) -> bool:
+  """If an array could be a bound: integers or truth values, at most a row."""
+  dtype = getattr(aval, "dtype", None)
+  if dtype is None or aval.ndim > 1 or aval.size > 2**16:
+    return False
+  return dtype == np.bool_ or jnp.issubdtype(dtype, jnp.integer)
+
+
+def _constant(x: Any) -> Any:
+  """An array of the program as a known value, if it is small."""
+  is_known = not isinstance(x, jax.core.Tracer) and _is_small(jax.typeof(x))
+  return x if is_known else None
