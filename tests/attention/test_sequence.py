@@ -191,7 +191,8 @@ def check_parts(mechanism, devices, **call):
   check(mechanism, devices, length, **call)
 
 
-@supporting(kept=("dilation", "conv_kernel_size"))
+# Dense, multiplicative and linear attention cross to another length below.
+@supporting(left=_ALIKE, kept=("dilation", "conv_kernel_size"))
 def test_parts_are_the_whole(mechanism):
   is_causal = directions(mechanism.record)[-1]
   check_parts(mechanism, 8 if is_causal else 4, is_causal=is_causal)
@@ -210,7 +211,11 @@ def test_parts_are_the_whole_in_the_other_direction(mechanism):
   check_parts(mechanism, 4, is_causal=False, gradients=False)
 
 
-@supporting("dropout", where=lambda m: m.record.cost != "linear")
+@supporting(
+  "dropout",
+  left=("dense", "multiplicative", "latent"),
+  where=lambda m: m.record.cost != "linear",
+)
 def test_dropout_drops_what_it_drops_in_the_whole(mechanism):
   call = {
     "mask": padding(24, 24),

@@ -119,11 +119,10 @@ def assert_equal(got, expected, tolerance=1e-5):
 # One position, windows around T, a prime number of tiles, S on both sides of T.
 SHAPES = [
   (7, 7, 8),
-  (97, 97, 1),
   (131, 131, 17),
-  (90, 41, 7),
   (41, 90, 7),
-  *thorough((1, 1, 1), (7, 7, 6), (7, 7, 7), (131, 131, 130)),
+  *thorough((1, 1, 1), (7, 7, 6), (7, 7, 7), (97, 97, 1), (131, 131, 130)),
+  *thorough((90, 41, 7)),
 ]
 
 
