@@ -140,20 +140,6 @@ def check_array(name: str, value: Any) -> None:
   )
 
 
-def check_shape(
-  name: str, letters: str, array: Array | None, shape: tuple[int, ...]
-) -> None:
-  """Checks that an array, if there is one, has the shape that others give it.
-
-  Raises:
-    ValueError: it has another.
-  """
-  if array is not None and array.shape != shape:
-    raise ValueError(
-      f"{name}: expected {letters} = {shape}, got shape {array.shape}"
-    )
-
-
 def check_qkv(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],

@@ -171,7 +171,7 @@ def _attend_to_blocks(
   batch, length, num_heads, head_dim = query.shape
   row_bytes = 4 * batch * num_heads * (block_size + head_dim + keys[1].shape[3])
   count = length // block_size
-  most = platform.tiles_at_once(row_bytes * block_size, count)
+  at_once = platform.tiles_at_once(row_bytes * block_size, count)
 
   def of_head(query, blocks, rng, key, value):
     keys = key, value, mask, key_ids
@@ -188,7 +188,7 @@ def _attend_to_blocks(
       length,
       key.shape[1],
       visited=blocks,
-      at_once=-(-count // -(-count // most)),
+      at_once=at_once,
     )
     visible = Visible(block_mask=table)
     if keep is not None:

@@ -339,14 +339,10 @@ def chunk_size(length: int, block_size: int | None = None) -> int:
 
 
 def chunks_per_step(x: Float[Array, "B T N D"], size: int, numbers: int) -> int:
-  """How many chunks, with so many numbers a row, are one step; 1 on a CPU.
-
-  As many as the budget of the platform allows, in steps that are even.
-  """
+  """How many chunks, with so many numbers a row, are one step; 1 on a CPU."""
   batch, length, num_heads, _ = x.shape
-  count, budget = -(-length // size), platform.profile().tile_bytes or 0
-  most = max(budget // (4 * size * batch * num_heads * numbers), 1)
-  return -(-count // -(-count // most))
+  chunk_bytes = 4 * size * batch * num_heads * numbers
+  return platform.tiles_at_once(chunk_bytes, -(-length // size))
 
 
 def _positions_per_step(phi, x, block_size):

@@ -11,14 +11,13 @@ from jaxtyping import Array, Float, Int
 
 from attention import arguments, plug
 from attention.recurrence import recurrent_attention
-from attention.signature import attention_factory, call_with_auto_axes
+from attention.signature import call_with_auto_axes
 
 Params = Mapping[str, Array]
 Gate = Callable[[Params, Array], Array]
 """`(params, inputs [B, T, F]) -> [B, T, …]`."""
 
 
-@attention_factory
 def gates_from_keys(mechanism: plug.Attention) -> plug.Attention:
   """A mechanism whose gates are read from its keys.
 

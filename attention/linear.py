@@ -167,7 +167,6 @@ def identity_kernels(dims: plug.Dims) -> dict[str, Array]:
   }
 
 
-@attention_factory
 def feature_mechanism(
   name: str,
   function: Callable[..., Array],
@@ -191,6 +190,7 @@ def feature_mechanism(
   """
 
   def apply(variables, query, key, value, axis_name=None, **call):
+    # A wrong option is refused even where variables are missing.
     call = arguments.accepted_options(name, function, call)
     options = own(variables)
     call = arguments.accepted_options(name, function, call, own=options)

@@ -14,7 +14,7 @@ in the sorted order and f that of the first token of its bucket,
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +44,8 @@ def lsh_attention(
   key_segment_ids: Int[Array, "B T"] | None = None,
   dropout_rate: float = 0.0,
   dropout_rng: Array | None = None,
-) -> Float[Array, "B T N V"]:
+  return_lse: bool = False,
+) -> loop.Output:
   r"""Every token attends to near tokens of its own bucket, in several rounds.
 
     out = lsh_attention(q, v, rotations=rotations, chunk_size=64)
@@ -86,8 +87,9 @@ def lsh_attention(
     dropout_rng: as `dense_attention`.
 
   Returns:
-    `[B, T, N, V]` in the dtype of `query`. Buckets have no derivative. The
-    gradient of a query is the sum of that as a query and that as a key.
+    `[B, T, N, V]` in the dtype of `query`, with `return_lse` also the log-sum-exp
+    `[B, T, N]`, as `flash_attention`. Buckets have no derivative. The gradient
+    of a query is the sum of that as a query and that as a key.
 
   Raises:
     ValueError: arguments do not fit together.
@@ -110,13 +112,8 @@ def lsh_attention(
       f"rotations: expected at least one round, got shape {rotations.shape}"
     )
   length, num_heads, head_dim = query.shape[1:]
-  keep = arguments.key_mask(
-    mask,
-    query,
-    query,
-    "buckets are sorted once for all queries; dense attention takes masks that "
-    "vary",
-  )
+  instead = "tokens are sorted once; dense attention takes masks that vary"
+  keep = arguments.key_mask(mask, query, query, instead)
   if keep is not None:
     # So that a NaN in a masked token does not get through.
     query = jnp.where(keep[:, :, None, None], query, 0)
@@ -141,18 +138,25 @@ def lsh_attention(
     jax.checkpoint(attend, prevent_cse=False),
     (jnp.arange(len(order)), order, _by_position(place, order)),
   )
-  out, lse = loop.merge(*zip(*parts, strict=True))
+  parts = loop.merge(*zip(*parts, strict=True))
+  out, lse = (jnp.swapaxes(x, 1, 2) for x in parts)
+  is_alone = lse == -jnp.inf
   # The weight of a token for itself: 1, or NaN where the token is NaN.
   own = jnp.exp(factor - factor)
   if dropout_rate:
     own *= dropout.kept(dropout_rng, dropout_rate, own.shape, len(order), 0)
   value = jnp.repeat(value, num_heads // value.shape[2], axis=2)
-  is_alone = jnp.swapaxes(lse == -jnp.inf, 1, 2)[..., None]
-  out = jnp.where(is_alone, own[..., None] * value, jnp.swapaxes(out, 1, 2))
+  out = jnp.where(is_alone[..., None], own[..., None] * value, out)
+  squares = jnp.sum(jnp.square(query.astype(jnp.float32)), axis=-1)
+  lse = jnp.where(is_alone, factor * squares, lse)
   if query_segment_ids is not None and key_segment_ids is not None:
     is_one = query_segment_ids == key_segment_ids
-    out = jnp.where(is_one[:, :, None, None], out, 0)
-  return out.astype(query.dtype)
+    keep = is_one if keep is None else keep & is_one
+  if keep is not None:
+    out = jnp.where(keep[:, :, None, None], out, 0)
+    lse = jnp.where(keep[:, :, None], lse, -jnp.inf)
+  out = out.astype(query.dtype)
+  return (out, lse) if return_lse else out
 
 
 def _attend_round(
@@ -402,7 +406,7 @@ def lsh(
       return jnp.zeros((num_rounds, query.shape[-1], 0), jnp.float32)
     return variables["constants"]["rotations"]
 
-  def apply(variables, query, key, value, **call):
+  def apply(variables, query, key, value, **call) -> Any:
     _check_key(key)
     call = arguments.accepted_options("lsh", function, call, own=("rotations",))
     own = rotations_of(variables, query)
@@ -444,9 +448,8 @@ def lsh(
     same = (cache.bucket == bucket) & (slots < index)[..., None, None]
     rank = jnp.sum(same, axis=1, keepdims=True, dtype=jnp.int32)
     seen = jnp.any(same & (rank - cache.rank < chunk_size), axis=-1)
-    is_alone = ~jnp.any(seen, axis=1, keepdims=True)
     here = slots == index
-    seen |= here[..., None] & is_alone
+    seen |= here[..., None] & ~jnp.any(seen, axis=1, keepdims=True)
     now = (query, value, bucket, rank)
     cache = LshCache(
       *(

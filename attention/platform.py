@@ -102,8 +102,12 @@ def profile() -> Profile:
 
 
 def tiles_at_once(tile_bytes: int, count: int) -> int:
-  """How many of `count` tiles of so many bytes each are one step."""
-  return min(max(profile().tile_bytes // tile_bytes, 1), count)
+  """How many of `count` tiles of so many bytes each are one step.
+
+  As many as the budget allows, and then as few as the same number of steps needs.
+  """
+  most = max(profile().tile_bytes // tile_bytes, 1)
+  return -(-count // -(-count // most))
 
 
 def rows_at_once(row_bytes: int, length: int, least: int | None = None) -> int:

@@ -144,10 +144,10 @@ def grid_of(
     tile_bytes = 4 * batch * num_heads * width
     tile_bytes *= rows + head_dim + value.shape[3]
     count = -(-length // rows)
-    most = platform.tiles_at_once(tile_bytes, count)
-    # One step for all tiles needs an array of a whole number of tiles.
-    steps = max(-(-count // most), 2 if length % rows else 1)
-    at_once = -(-count // steps)
+    at_once = platform.tiles_at_once(tile_bytes, count)
+    if length % rows:
+      # One step for all tiles needs an array of a whole number of tiles.
+      at_once = min(at_once, -(-count // 2))
   size = rows * at_once
   return Grid(
     rows=rows,

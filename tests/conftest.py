@@ -4,9 +4,10 @@ The environment is set before JAX is imported. Unless COMPILE=quickly, the shape
 in the annotations of `attention` are checked at run time.
 """
 
+import gc
 import importlib.metadata
 import os
-import resource
+import pathlib
 
 # Compiling is most of the suite's time, and these flags take three quarters of
 # it. `make test` asks for them, except for tests marked `optimised`: laws about
@@ -17,7 +18,10 @@ _QUICK = [
 ]
 if importlib.metadata.version("jaxlib").startswith("0.10."):
   # XLA of jax 0.12 has no such flag, and stops at one that it does not know.
-  _QUICK.append("--xla_cpu_use_fusion_emitters=false")
+  _QUICK += [
+    "--xla_cpu_use_fusion_emitters=false",
+    "--xla_cpu_parallel_codegen_split_count=1",
+  ]
 
 _QUICKLY = os.environ.get("COMPILE") == "quickly"
 
@@ -50,16 +54,22 @@ if not _QUICKLY:
   jaxtyping.install_import_hook(["attention"], "beartype.beartype")
 
 
+# Programs are many objects that live long. With Python's own thresholds, looking
+# through them again and again takes a tenth of the suite's time.
+gc.freeze()
+gc.set_threshold(100_000, 50, 100)
+
 # Programs of single operations serve many files. All that are compiled add up to
-# 4 GB, so a worker that has reached half of it forgets them with every file.
-_MOST_KIBIBYTES = 2 * 2**20
+# 4 GB, so a worker that has 2 GB forgets them.
+_MOST_PAGES = 2 * 2**30 // os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _forget_programs():
-  """Frees what has been compiled, once a worker has grown by it."""
+  """Frees what has been compiled, where a worker has grown by it."""
   yield
-  if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > _MOST_KIBIBYTES:
+  resident = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
+  if resident > _MOST_PAGES:
     jax.clear_caches()
 
 

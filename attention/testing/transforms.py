@@ -38,7 +38,6 @@ def no_leaked_tracers(mechanism: Mechanism) -> None:
   """
   apply, qkv, call = _drawn(mechanism)
   # JAX asks the garbage collector for each trace: it shall see these alone.
-  gc.collect()
   gc.freeze()
   try:
     with jax.checking_leaks():

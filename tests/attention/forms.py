@@ -48,6 +48,11 @@ KINDS = ("dense", "sliding_window", "performer", "linformer", "lsh")
 ring as its cache, with constants, with parameters, with query and key in one."""
 
 
+def thorough(*cases):
+  """Tuples of parameters for `make test-all` alone."""
+  return [pytest.param(*case, marks=pytest.mark.thorough) for case in cases]
+
+
 def kinds_first(names, *others):
   """Parameters of a test: all names, most of those beyond `KINDS` `thorough`.
 

@@ -3,6 +3,7 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -35,16 +36,25 @@ STATIC = ("chunk_size", "is_causal", "dropout_rate")
 
 
 @functools.partial(jax.jit, static_argnames=STATIC)
-def attend(query, value, rotations, **call):
-  return lsh_attention(
-    query, value, rotations=rotations, **{"chunk_size": CHUNK, **call}
-  )
+def attend_with_lse(query, value, rotations, **call):
+  call = {"chunk_size": CHUNK, "return_lse": True, **call}
+  return lsh_attention(query, value, rotations=rotations, **call)
+
+
+def attend(*arrays, **call):
+  return attend_with_lse(*arrays, **call)[0]
 
 
 @functools.partial(jax.jit, static_argnames=STATIC)
-def gradients(query, value, rotations, cotangent, **call):
-  pull = jax.vjp(lambda q, v: attend(q, v, rotations, **call), query, value)[1]
-  return pull(cotangent)
+def gradients(query, value, rotations, cotangent, lse_cotangent=None, **call):
+  """Of Σ out · cotangent, and of Σ lse · lse_cotangent if there is one."""
+
+  def run(query, value):
+    return attend_with_lse(query, value, rotations, **call)
+
+  (_, lse), pull = jax.vjp(run, query, value)
+  zeros = jnp.zeros_like(lse)
+  return pull((cotangent, zeros if lse_cotangent is None else lse_cotangent))
 
 
 both_directions = pytest.mark.parametrize("is_causal", [False, True])

@@ -26,6 +26,7 @@ from attention import (
 )
 from attention.modules import LinenAttention, NNXAttention
 from attention.testing import assert_close
+from tests.attention.forms import thorough
 
 FEATURES, HEADS, LENGTH = 16, 2, 6
 INPUTS = jax.random.normal(jax.random.key(0), (3, LENGTH, FEATURES))
@@ -138,7 +139,7 @@ def test_a_mask_along_queries_raises_where_it_cannot_be_honoured(run, name):
     run(fn, mask=mask)
 
 
-@pytest.mark.parametrize("lead", [(), (2, 3)])
+@pytest.mark.parametrize("lead", [*thorough(((),)), (2, 3)])
 @both_modules
 def test_leading_axes(run, lead):
   inputs = jax.random.normal(jax.random.key(3), (*lead, LENGTH, FEATURES))

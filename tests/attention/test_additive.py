@@ -15,6 +15,7 @@ from attention import (
 )
 from attention.softmax import masked_softmax
 from attention.testing import Case, assert_close
+from tests.attention.forms import thorough
 
 WIDTH = 6
 
@@ -58,12 +59,14 @@ def at_once(query, key, value, params, *, bias, allowed, kept=1.0):
       (2, 4, 11, 18),
       (),
     ),
-    (
-      Case(("full_mask",), length=9, source_length=3, num_kv_heads=1),
-      (1, 4, 1, 3),
-      (1, 3),
-    ),
     (Case(("full_mask",), length=2, source_length=11), (2, 1, 2, 1), (0, 2)),
+    *thorough(
+      (
+        Case(("full_mask",), length=9, source_length=3, num_kv_heads=1),
+        (1, 4, 1, 3),
+        (1, 3),
+      )
+    ),
   ],
 )
 @pytest.mark.usefixtures("short_blocks")
@@ -110,7 +113,7 @@ def test_blocks_equal_all_at_once(case, bias_shape, mask_axes):
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=2e-6 * norm)
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("is_causal", [False, *thorough((True,))])
 def test_dropout_drops_weights(is_causal):
   """Each weight is 0 or 1/(1 - rate) of itself, and gradients agree on which."""
   rate, length = 0.25, 150

@@ -16,6 +16,7 @@ from attention import (
 )
 from attention.definitions.bigbird import attended_blocks
 from attention.definitions.shared import visible_pairs
+from tests.attention.forms import thorough
 from tests.attention.window_cases import (
   assert_close,
   attend_densely,
@@ -44,11 +45,9 @@ def forward_and_gradients(qkv, cotangent, block_size, **options):
 @pytest.mark.parametrize(
   ("length", "block_size", "slots", "kv_heads", "names"),
   [
-    (1, 4, 2, 2, ""),
     (7, 4, 2, 4, "mask segments"),
-    (9, 4, 30, 2, ""),
-    (31, 4, 0, 4, "mask"),
     (31, 3, 4, 1, "mask segments"),
+    *thorough((1, 4, 2, 2, ""), (9, 4, 30, 2, ""), (31, 4, 0, 4, "mask")),
   ],
 )
 def test_equals_the_definition(length, block_size, slots, kv_heads, names):
@@ -69,7 +68,7 @@ def test_equals_the_definition(length, block_size, slots, kv_heads, names):
     assert_close(x, y, 1e-5)
 
 
-@pytest.mark.parametrize(("length", "slots"), [(11, 0), (29, 6)])
+@pytest.mark.parametrize(("length", "slots"), [*thorough((11, 0)), (29, 6)])
 def test_all_blocks_are_dense_attention(length, slots):
   *qkv, cotangent = draw_inputs(length)
   blocks = -(-length // 4)
@@ -102,7 +101,9 @@ def test_a_query_reads_its_blocks_and_no_other():
   np.testing.assert_allclose(weights.sum(-1), 1.0, atol=1e-6)
 
 
-@pytest.mark.parametrize(("length", "names"), [(7, "mask segments"), (39, "")])
+@pytest.mark.parametrize(
+  ("length", "names"), [*thorough((7, "mask segments")), (39, "")]
+)
 def test_dropout_drops_weights(length, names):
   *qkv, cotangent = draw_inputs(length)
   attend = functools.partial(
@@ -124,7 +125,7 @@ def test_dropout_drops_weights(length, names):
 
 @pytest.mark.parametrize(
   ("num_blocks", "num_random"),
-  [(1, 2), (2, 3), (3, 1), (5, 2), (6, 3), (9, 3), (9, 8)],
+  [(1, 2), (3, 1), (9, 8), *thorough((2, 3), (5, 2), (6, 3), (9, 3))],
 )
 def test_draws_are_distinct_and_not_attended_anyhow(num_blocks, num_random):
   drawn = np.asarray(

@@ -6,24 +6,19 @@ from attention.testing import CHECKS
 from tests.attention.forms import OWN
 from tests.attention.mechanisms import MECHANISMS, ONE_EACH
 
-_OF_SETTINGS = (
-  "value_and_gradient[options]",
-  "value_and_gradient[causal]",
-  "decoding_equals_the_causal_call",
-  "decoding_from_a_prompt",
-)
-
 
 def test_the_table_covers_every_mechanism():
   assert {mechanism.name for mechanism in MECHANISMS} == set(OWN)
 
 
 def _marks(mechanism, check):
-  """Of a mechanism, one setting meets every law, and others those of values."""
-  if check.bits:
-    return [pytest.mark.optimised]
-  others = mechanism not in ONE_EACH and check.name not in _OF_SETTINGS
-  return [pytest.mark.thorough] if others else []
+  """Of a mechanism, one setting meets every law, and others a law of values."""
+  marks = [pytest.mark.optimised] if check.bits else []
+  case = "causal" if mechanism.directions[-1] else "options"
+  kept = (f"value_and_gradient[{case}]", "decoding_equals_the_causal_call")
+  if mechanism not in ONE_EACH and check.name not in kept:
+    marks.append(pytest.mark.thorough)
+  return marks
 
 
 # Mechanism by mechanism, because the checks of one share what they compile.

@@ -13,7 +13,7 @@ from attention import definitions
 from attention.definitions.performer import log_random_features
 from attention.definitions.shared import visible_pairs
 from attention.testing import Case
-from tests.attention.forms import FUNCTIONS
+from tests.attention.forms import FUNCTIONS, thorough
 from tests.attention.mechanisms import ONE_EACH
 
 # Arguments of the fast functions that do not say what is computed, but how, and
@@ -133,7 +133,7 @@ def test_the_result_is_float64_and_zero_without_keys(mechanism):
 
 
 @masking
-@pytest.mark.parametrize("fill", [1e30, np.inf, np.nan])
+@pytest.mark.parametrize("fill", [*thorough((1e30,), (np.inf,)), np.nan])
 def test_what_a_masked_key_holds_changes_nothing(mechanism, fill):
   define, arrays, call = call_of(mechanism, Case(("mask",)))
   expected = define(*arrays, **call)
@@ -145,7 +145,10 @@ def test_what_a_masked_key_holds_changes_nothing(mechanism, fill):
 
 
 @masking
-@pytest.mark.parametrize("axes", [(0,), (3,), (0, 3), (0, 1, 2), (1, 2, 3)])
+@pytest.mark.parametrize(
+  "axes",
+  [*thorough(((0,),), ((3,),), ((0, 3),)), (0, 1, 2), (1, 2, 3)],
+)
 def test_masks_broadcast(mechanism, axes):
   """Each axis of a mask is whole or 1; whole along T and N where it may."""
   full = "full_mask" in mechanism.supports

@@ -18,6 +18,7 @@ from attention import (
 )
 from attention.flash import flash
 from attention.testing import Case, assert_close
+from tests.attention.forms import thorough
 
 
 def _thorough(*values):
@@ -43,9 +44,8 @@ def with_gradients(qkv, mask, cotangent, *, is_causal, block_size):
   ("length", "is_causal"),
   [
     (1, True),
-    pytest.param(128, True, marks=pytest.mark.thorough),
-    (1000, False),
     (1000, True),
+    *thorough((128, True), (1000, False)),
   ],
 )
 def test_flash_is_dense(length, is_causal):

@@ -19,6 +19,7 @@ import pytest
 from attention import flash_attention, platform, sliding_window_attention
 from attention.sliding_window import sliding_window
 from attention.testing import Case, assert_close
+from tests.attention.forms import thorough
 
 FLASH = flash_attention
 WINDOW = functools.partial(sliding_window_attention, window=(3, 0))
@@ -139,9 +140,9 @@ def one_mask(length):
   ("length", "is_causal", "masked"),
   [
     (13, False, False),
-    (13, True, True),
     (128, True, False),
     (128, False, True),
+    *thorough((13, True, True)),
   ],
 )
 def test_window_on_a_tpu(monkeypatch, masked, is_causal, length):
@@ -162,13 +163,11 @@ def test_window_on_a_tpu(monkeypatch, masked, is_causal, length):
 @pytest.mark.parametrize(
   ("source", "is_causal", "masked"),
   [
-    (13, False, False),
     (13, True, False),
-    (13, True, True),
     (5, True, False),
     (5, False, True),
-    (128, False, False),
     (128, True, True),
+    *thorough((13, False, False), (13, True, True), (128, False, False)),
   ],
 )
 def test_flash_on_a_tpu(monkeypatch, masked, is_causal, source):

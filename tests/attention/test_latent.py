@@ -18,6 +18,7 @@ from attention import (
   latent_attention,
 )
 from models.multi_head_attention import MultiHeadAttention
+from tests.attention.forms import thorough
 
 BATCH, HEADS, OWN, SHARED, RANK, VALUE = 2, 3, 4, 2, 7, 5
 
@@ -104,7 +105,8 @@ def naive(given, mask):
 
 
 @pytest.mark.parametrize(
-  ("length", "absorbed"), [(1, False), (7, True), (65, False), (65, True)]
+  ("length", "absorbed"),
+  [(65, False), (65, True), *thorough((1, False), (7, True))],
 )
 def test_all_gradients(length, absorbed):
   given, more = arrays(length), options(length)
@@ -257,7 +259,7 @@ def test_the_slot_projects_queries_alone():
 
 @pytest.mark.parametrize(
   "choices",
-  [{}, {"query_key_norm": "rms", "short_convolution": True}],
+  [*thorough(({},)), {"query_key_norm": "rms", "short_convolution": True}],
   ids=str,
 )
 def test_the_slot_decodes_what_it_computes(choices):

@@ -15,14 +15,21 @@ from attention import (
   sliding_window_attention,
 )
 from attention.testing import Case, assert_close
+from tests.attention.forms import thorough
 
 LENGTH = 13
 QKV = [jnp.asarray(x) for x in Case(length=LENGTH).draw()[0]]
 MASK = jnp.asarray(Case(("mask",), length=LENGTH).draw()[1]["mask"])
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("window", [LENGTH, LENGTH - 1, (LENGTH, LENGTH + 50)])
+@pytest.mark.parametrize(
+  ("window", "is_causal"),
+  [
+    (LENGTH - 1, True),
+    ((LENGTH, LENGTH + 50), False),
+    *thorough((LENGTH, False), (LENGTH, True)),
+  ],
+)
 def test_a_window_as_long_as_the_input_is_dense(window, is_causal):
   call = {"mask": MASK, "is_causal": is_causal}
   got = sliding_window_attention(*QKV, window=window, **call)
@@ -78,7 +85,7 @@ def draw(seed, num_features, draws=48):
   return jax.vmap(lambda s: orthogonal_features(s, num_features, 8))(seeds)
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("is_causal", [False, *thorough((True,))])
 def test_performers_error_falls_with_the_root_of_its_features(is_causal):
   counts = [16, 64, 256, 1024]
   means = [

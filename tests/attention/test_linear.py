@@ -17,6 +17,7 @@ from attention import (
   performer_attention,
 )
 from attention.testing import assert_close
+from tests.attention.forms import thorough
 
 
 def _inputs(length, source_length=None, seed=0):
@@ -46,9 +47,8 @@ def _quadratic(query, key, value, feature_map, is_causal, scale):
   ("length", "source_length", "is_causal"),
   [
     (300, 257, False),
-    (321, 321, True),
-    (192, 128, True),
     (130, 200, True),
+    *thorough((321, 321, True), (192, 128, True)),
   ],
 )
 def test_gradients_reach_what_the_feature_map_closes_over(
@@ -153,7 +153,7 @@ def test_bad_options_are_refused(unchecked):
     linear_attention(query, key, value, feature_map=jnp.sum)
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("is_causal", [*thorough((False,)), True])
 def test_hedgehog_with_trained_kernels(is_causal):
   """The record, the bare function on projections, and the definition agree."""
   query, key, value = _inputs(70)

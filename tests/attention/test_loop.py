@@ -12,6 +12,7 @@ from attention.logits import Logits
 from attention.loop import attend, merge
 from attention.testing import assert_close
 from attention.visible import Visible
+from tests.attention.forms import thorough
 
 BATCH, HEADS, KV_HEADS, DIM, VALUES = 2, 4, 2, 8, 6
 
@@ -136,7 +137,7 @@ def as_definition(options, logits):
 
 
 @pytest.mark.parametrize(
-  ("length", "block"), [(1, None), (7, (5, 16)), (37, (8, 8))]
+  ("length", "block"), [*thorough((1, None), (7, (5, 16))), (37, (8, 8))]
 )
 @pytest.mark.parametrize("name", CASES)
 def test_values_are_the_definition(name, length, block):
@@ -170,12 +171,12 @@ def plain(query, key, value, pairs, sinks=None):
 @pytest.mark.parametrize(
   ("sides", "block", "where"),
   [
-    (None, None, "cpu"),
     (None, (8, 5), "gpu"),
-    ((None, 0), None, "gpu"),
     ((None, 0), (5, 16), "cpu"),
-    ((6, 2), (8, 5), "cpu"),
     ((6, 2), (5, 16), "gpu"),
+    *thorough(
+      (None, None, "cpu"), ((None, 0), None, "gpu"), ((6, 2), (8, 5), "cpu")
+    ),
   ],
 )
 def test_lse_and_its_gradients(sides, block, where):
@@ -212,8 +213,8 @@ def test_lse_and_its_gradients(sides, block, where):
     assert_close(one, other, 1e-5)
 
 
-# What `window_causal`, `window_tables` and `gates` have as well.
-_PARTS = ("causal", "window", "tables")
+# What `window_causal`, `window_tables`, `gates` and `mods` have as well.
+_PARTS = ("causal", "window", "tables", "window_gates")
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 from attention import Dims, definitions
 from attention.lsh import lsh, lsh_attention, lsh_rotations
 from attention.testing import assert_close
+from tests.attention.forms import thorough
 from tests.attention.lsh_cases import (
   CHUNK,
   B,
@@ -19,6 +20,7 @@ from tests.attention.lsh_cases import (
   T,
   V,
   attend,
+  attend_with_lse,
   both_directions,
   draw,
   gradients,
@@ -27,12 +29,25 @@ from tests.attention.lsh_cases import (
 )
 
 
-@both_directions
-@pytest.mark.parametrize("is_packed", [False, True])
+def define(query, value, **call):
+  """The definition's out, and the log-sum-exp of the logits that it weighs."""
+  out = definitions.lsh_attention(query, value, **call)
+  identity = np.repeat(np.eye(T)[None, :, None], B, 0)
+  weights = definitions.lsh_attention(query, identity, **call)
+  norm = np.linalg.norm(query, axis=-1, keepdims=True)
+  logits = np.einsum("btnh,bsnh->btns", query, query / norm) / np.sqrt(H)
+  lse = np.logaddexp.reduce(np.where(weights > 0, logits, -np.inf), axis=-1)
+  return out, lse
+
+
+@pytest.mark.parametrize(
+  ("is_packed", "is_causal"),
+  [(False, False), (True, True), *thorough((False, True), (True, False))],
+)
 def test_values_and_gradients_are_those_of_the_definition(is_packed, is_causal):
+  """Of out and of lse, which is −∞ where a token is masked."""
   query, value, mask = draw()
   rng = np.random.default_rng(1)
-  cotangent = rng.standard_normal((B, T, N, V), np.float32)
   r, call = rotations(), {"mask": mask, "is_causal": is_causal}
   if is_packed:
     # In any order, and the largest ids there are.
@@ -40,27 +55,58 @@ def test_values_and_gradients_are_those_of_the_definition(is_packed, is_causal):
     call |= packed(ids, mask)
   arrays = [np.asarray(x, np.float64) for x in (query, value)]
   naive = functools.partial(
-    definitions.lsh_attention,
-    rotations=np.asarray(r, np.float64),
-    chunk_size=CHUNK,
-    **call,
+    define, rotations=np.asarray(r, np.float64), chunk_size=CHUNK, **call
   )
-  assert_close(attend(query, value, r, **call), naive(*arrays), 1e-5)
-  got = gradients(query, value, r, cotangent, **call)
-  norm = np.sqrt(sum((np.asarray(g, np.float64) ** 2).sum() for g in got))
-  for i, grad in enumerate(got):
-    direction = rng.standard_normal(grad.shape)
-    ahead, behind = (
-      naive(*arrays[:i], arrays[i] + h * direction, *arrays[i + 1 :])
-      for h in (1e-6, -1e-6)
-    )
-    expected = ((ahead - behind) * cotangent).sum() / 2e-6
-    assert abs((grad * direction).sum() - expected) <= 1e-5 * norm
+  out, lse = attend_with_lse(query, value, r, **call)
+  expected_out, expected_lse = naive(*arrays)
+  assert_close(out, expected_out, 1e-5)
+  assert lse.dtype == np.float32
+  np.testing.assert_allclose(lse, expected_lse, rtol=1e-5, atol=1e-5)
+  is_seen = np.broadcast_to(mask[:, 0, 0, :, None], lse.shape)
+  np.testing.assert_array_equal(lse == -np.inf, ~is_seen)
+  for cotangents in (
+    (rng.standard_normal((B, T, N, V), np.float32), np.zeros_like(lse)),
+    (np.zeros_like(out), rng.standard_normal((B, T, N), np.float32)),
+  ):
+
+    def total(*arrays, cotangents=cotangents):
+      out, lse = naive(*arrays)
+      lse = np.where(is_seen, lse, 0.0)
+      return (out * cotangents[0]).sum() + (lse * cotangents[1]).sum()
+
+    got = gradients(query, value, r, *cotangents, **call)
+    norm = np.sqrt(sum((np.asarray(g, np.float64) ** 2).sum() for g in got))
+    for i, grad in enumerate(got):
+      direction = rng.standard_normal(grad.shape)
+      ahead, behind = (
+        total(*arrays[:i], arrays[i] + h * direction, *arrays[i + 1 :])
+        for h in (1e-6, -1e-6)
+      )
+      expected = (ahead - behind) / 2e-6
+      assert abs((grad * direction).sum() - expected) <= 1e-5 * norm
+
+
+def test_lse_of_tokens_whose_ids_differ_and_without_jit():
+  query, value, _ = draw()
+  r, ids = rotations(), np.zeros((B, T), np.int32)
+  call = packed(ids)
+  call["query_segment_ids"] = np.where(np.arange(T) < 4, 1, ids)
+  out, lse = attend_with_lse(query, value, r, **call)
+  assert not out[:, :4].any()
+  assert (lse[:, :4] == -np.inf).all()
+  assert np.isfinite(lse[:, 4:]).all()
+  call = {**jax.tree.map(jnp.asarray, call), "chunk_size": CHUNK}
+  eager = lsh_attention(query, value, rotations=r, **call, return_lse=True)
+  for got, expected in zip(eager, (out, lse), strict=True):
+    np.testing.assert_allclose(got, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(
   ("chunk_size", "num_buckets", "is_causal"),
-  [(1, 2, False), (1, 2, True), (3, 8, True), (16, 2, False), (100, 1, True)],
+  [
+    *((1, 2, True), (3, 8, True), (16, 2, False)),
+    *thorough((1, 2, False), (100, 1, True)),
+  ],
 )
 def test_any_chunk_size_and_number_of_buckets(
   chunk_size, num_buckets, is_causal

@@ -15,6 +15,7 @@ from tests.attention.lsh_cases import (
   T,
   V,
   attend,
+  attend_with_lse,
   both_directions,
   draw,
   gradients,
@@ -67,8 +68,16 @@ def test_what_other_segments_hold_changes_no_bit(is_causal):
 def test_alone_in_its_segment_a_token_sees_itself(is_causal):
   query, value, _ = draw()
   ids = np.repeat(np.arange(T)[None], B, 0)
-  out = attend(query, value, rotations(), **packed(ids), is_causal=is_causal)
+  query[0, 0] = 0.0
+  call = {**packed(ids), "is_causal": is_causal}
+  out, lse = attend_with_lse(query, value, rotations(), **call)
   np.testing.assert_array_equal(out, np.repeat(value, N // K, 2))
+  norm = np.linalg.norm(query, axis=-1)
+  np.testing.assert_allclose(lse, norm / np.sqrt(H), rtol=1e-5)
+  zeros, ones = np.zeros_like(out), np.ones_like(lse)
+  grad, _ = gradients(query, value, rotations(), zeros, ones, **call)
+  length = np.where(norm, norm, 1.0)[..., None]
+  assert_close(grad, query / length / np.sqrt(H), 1e-6)
 
 
 @pytest.mark.parametrize(
@@ -84,10 +93,12 @@ def test_dropout_drops_weights(is_causal, chunk_size):
   call = {"is_causal": is_causal, "chunk_size": chunk_size}
   dropout = {"dropout_rate": rate, "dropout_rng": jax.random.key(3)}
   r = rotations()
-  exact, weights = (
-    np.moveaxis(attend(query, identity, r, **call, **more), 2, 1)
+  (exact, lse), (weights, lse_of_dropout) = (
+    attend_with_lse(query, identity, r, **call, **more)
     for more in ({}, dropout)
   )
+  np.testing.assert_allclose(lse_of_dropout, lse, rtol=1e-6)
+  exact, weights = (np.moveaxis(x, 2, 1) for x in (exact, weights))
   seen, kept = exact != 0, weights != 0
   assert not (kept & ~seen).any()
   np.testing.assert_allclose(weights[kept], exact[kept] / (1 - rate), rtol=2e-5)

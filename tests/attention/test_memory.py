@@ -4,6 +4,7 @@ Nothing runs: XLA tells what a compiled program reserves beside its arguments
 and results.
 """
 
+import functools
 import importlib
 
 import jax
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 from attention import ATTENTIONS, Dims, gates_from_keys, plug
+from tests.attention.forms import kinds_first
 
 pytestmark = pytest.mark.optimised
 
@@ -58,17 +60,30 @@ def compiled(name, length, *, backward):
   return jax.jit(forward).lower(variables, qkv).compile()
 
 
-@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+@functools.cache
+def measured(name, length, *, backward):
+  """Temporary bytes and instructions of a program, which must be less than T×S."""
+  program = compiled(name, length, backward=backward)
+  temporary = program.memory_analysis().temp_size_in_bytes
+  if length == LENGTHS[-1]:
+    # Of the logits of all pairs; dense attention holds whole rows of a block.
+    share = 1 / 4 if name == "dense" else 1 / 8
+    assert temporary < share * HEADS * length**2 * 4
+  return temporary, program.as_text().count(" = ")
+
+
 @pytest.mark.parametrize("name", ATTENTIONS)
+def test_memory_is_a_share_of_all_pairs(name):
+  measured(name, LENGTHS[-1], backward=True)
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize("name", kinds_first(ATTENTIONS, "kimi_delta"))
 def test_memory_is_linear_in_length(name, backward):
-  programs = [compiled(name, T, backward=backward) for T in LENGTHS]
-  temps = [p.memory_analysis().temp_size_in_bytes for p in programs]
+  found = [measured(name, T, backward=backward) for T in LENGTHS]
+  temps, instructions = zip(*found, strict=True)
   assert temps[1] <= 4.2 * temps[0], temps
-  # Of the logits of all pairs; dense attention holds whole rows of a block.
-  share = 1 / 4 if name == "dense" else 1 / 8
-  assert temps[-1] < share * HEADS * LENGTHS[-1] ** 2 * 4, temps
   # And the program is the same one, whatever the length, once it has a loop.
-  instructions = [p.as_text().count(" = ") for p in programs]
   assert instructions[1] <= 1.1 * instructions[0], instructions
 
 

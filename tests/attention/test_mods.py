@@ -14,6 +14,7 @@ from attention import (
   sliding_window_attention,
 )
 from attention.testing import assert_close
+from tests.attention.forms import thorough
 
 BATCH, HEADS, KV_HEADS, DIM = 2, 4, 2, 8
 
@@ -105,7 +106,8 @@ def test_gradients_reach_what_a_score_mod_closes_over(name):
 
 
 @pytest.mark.parametrize(
-  ("length", "sizes"), [(37, 8), (37, (5, 16)), (40, (8, 5)), (40, 64)]
+  ("length", "sizes"),
+  [(37, (5, 16)), (40, (8, 5)), *thorough((37, 8), (40, 64))],
 )
 def test_a_block_mask_changes_no_number(sizes, length):
   def strips(b, n, t, s):

@@ -17,6 +17,7 @@ from attention import (
 from attention.definitions.nystrom import iterated_inverse
 from attention.nystrom import _pseudo_inverse as pseudo_inverse
 from attention.testing import Case, assert_close
+from tests.attention.forms import thorough
 
 
 def draw(case):
@@ -36,7 +37,7 @@ def attend(qkv, mask=None, scale=None, *, num_landmarks, steps=6):
   )
 
 
-@pytest.mark.parametrize("names", [(), ("mask",)])
+@pytest.mark.parametrize("names", [*thorough(((),)), ("mask",)])
 def test_as_many_landmarks_as_tokens_are_dense(names):
   """Once the iteration has converged, which float32 lets it do for a matrix as
   well conditioned as this one: queries near their own keys.

@@ -20,6 +20,7 @@ from attention import (
   t5_buckets,
 )
 from attention.testing import assert_close
+from tests.attention.forms import thorough
 
 
 def bucket_of(distance, num_buckets, max_distance, is_causal):
@@ -105,10 +106,9 @@ def test_tables_are_biases(is_causal):
 @pytest.mark.parametrize(
   ("length", "source_length", "window", "by_head"),
   [
-    (90, 53, 17, True),
     (53, 120, (3, 9), False),
-    (128, 128, 20, False),
     (128, 128, 20, True),
+    *thorough((90, 53, 17, True), (128, 128, 20, False)),
   ],
 )
 def test_gradients_of_tables_by_blocks(length, source_length, window, by_head):
@@ -149,7 +149,7 @@ def test_gradients_of_tables_by_blocks(length, source_length, window, by_head):
     jax.tree.map(lambda x, y: assert_close(x, y, 1e-5), got, expected)
 
 
-@pytest.mark.parametrize("dilation", [1, (1, 2, 1, 3)])
+@pytest.mark.parametrize("dilation", [*thorough((1,)), (1, 2, 1, 3)])
 def test_a_table_for_each_head_with_dilation(dilation):
   """Heads of another dilation keep their own table, values and gradients."""
   rng = np.random.default_rng(1)

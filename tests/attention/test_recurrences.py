@@ -18,6 +18,7 @@ from attention import (
   gated_linear_attention,
   platform,
 )
+from tests.attention.forms import thorough
 from training import compiler
 
 BATCH, HEADS, KV_HEADS, DIM, VALUE = 2, 4, 2, 8, 5
@@ -28,18 +29,17 @@ RULES = [
   ("delta", "channel"),
   ("delta", "none"),
 ]
-by_rule = pytest.mark.parametrize(("rule", "form"), RULES)
-SHORTER = {1: RULES[3:4], 7: RULES[1:2], 64: RULES[2:4], 65: RULES[::4]}
+SHORTER = {1: RULES[3:4], 7: RULES[1:2], 64: RULES[2:3], 65: RULES[4:]}
 """Forms that the default suite tries at lengths below the longest."""
 
 
-def with_shorter(longest):
+def with_shorter(longest, shorter):
   """All forms at the longest length, and some of them at each shorter one."""
   return pytest.mark.parametrize(
     ("rule", "form", "length"),
     [
       pytest.param(*x, length, marks=[] if x in tried else pytest.mark.thorough)
-      for length, tried in {**SHORTER, longest: RULES}.items()
+      for length, tried in {**shorter, longest: RULES}.items()
       for x in RULES
     ],
   )
@@ -96,7 +96,7 @@ def call(function, given, **more):
   return compiled(*qkv, **given, **more, return_state=True)
 
 
-@with_shorter(200)
+@with_shorter(200, SHORTER)
 def test_values_and_states(rule, form, length):
   function, definition, given = chosen(rule, length, form)
   for more in ({}, options(length)):
@@ -137,7 +137,7 @@ def naive(given, mask, segment_ids):
   return jnp.moveaxis(out, 0, 1), state
 
 
-@with_shorter(150)
+@with_shorter(150, dict.fromkeys(SHORTER, ()))
 def test_all_gradients(rule, form, length):
   """Of query, key, value, decay, β and the first state, from both results."""
   function, _, given = chosen(rule, length, form)
@@ -184,8 +184,14 @@ def test_one_call_goes_on_from_another(rule):
   np.testing.assert_allclose(found, last, atol=3e-6)
 
 
-@pytest.mark.parametrize("rule", ["gated", "delta"])
-@pytest.mark.parametrize("form", ["head", "channel"])
+@pytest.mark.parametrize(
+  ("rule", "form"),
+  [
+    ("gated", "head"),
+    ("delta", "channel"),
+    *thorough(("gated", "channel"), ("delta", "head")),
+  ],
+)
 def test_extreme_decays_stay_finite(rule, form):
   """Everything is forgotten at once, again and again; nothing ever is."""
   function, definition, given = chosen(rule, 130, form)
@@ -276,7 +282,9 @@ def test_it_is_causal_by_definition():
     )
 
 
-@by_rule
+@pytest.mark.parametrize(
+  ("rule", "form"), [RULES[0], *RULES[3:], *thorough(*RULES[1:3])]
+)
 def test_many_parts_at_once_are_the_loop(rule, form):
   """As an accelerator does it: values, states and gradients, 150 in 3 parts."""
   function, _, given = chosen(rule, 150, form)

@@ -11,6 +11,7 @@ import pytest
 
 from attention import ATTENTIONS, Dims
 from attention.plug import directions
+from tests.attention.forms import thorough
 from tests.attention.mechanisms import MECHANISMS, ONE_EACH
 from training import traffic
 
@@ -24,10 +25,19 @@ SEQUENCE = [m for m in MECHANISMS if "sequence" in m.supports]
 _KINDS = ("flash", "performer", "kimi_delta")
 
 
-def supporting(*needs, kept=(), where=lambda mechanism: True):
+_ALIKE = (
+  *("dense", "multiplicative", "linear", "retention", "mamba2"),
+  *("delta", "gated_delta"),
+)
+"""Mechanisms whose parts meet by the code of another: that of flash, of performer,
+of gated_linear, of kimi_delta."""
+
+
+def supporting(*needs, kept=(), left=(), where=lambda mechanism: True):
   """Parameters of a test: one setting of each mechanism, others `thorough`.
 
-  `kept` are hyperparameters whose settings are other programs here.
+  `kept` are hyperparameters whose settings are other programs here, and `left`
+  mechanisms that are `thorough` as well.
   """
   return pytest.mark.parametrize(
     "mechanism",
@@ -35,7 +45,8 @@ def supporting(*needs, kept=(), where=lambda mechanism: True):
       pytest.param(m, marks=[] if is_kept else pytest.mark.thorough)
       for m in SEQUENCE
       if set(needs) <= m.supports and where(m)
-      for is_kept in [m in ONE_EACH or not {*kept}.isdisjoint(m.options)]
+      for is_one in [m in ONE_EACH and m.name not in left]
+      for is_kept in [is_one or not {*kept}.isdisjoint(m.options)]
     ],
     ids=str,
   )
@@ -162,14 +173,13 @@ def segments(length):
   return jnp.asarray(np.stack([np.repeat(row, counts) for row in ids]))
 
 
-@supporting(kept=("dilation", "conv_kernel_size"))
-def test_parts_are_the_whole(mechanism):
-  """Both directions; segments cross the parts, padding fills some.
+def check_parts(mechanism, devices, **call):
+  """Segments cross the parts, padding fills some.
 
   Terms by distance know where a part stands.
   """
   length = 24 * block(mechanism)
-  call = {"mask": padding(length, length)}
+  call["mask"] = padding(length, length)
   if "segments" in mechanism.supports:
     ids = segments(length)
     call |= {"query_segment_ids": ids, "key_segment_ids": ids}
@@ -178,14 +188,34 @@ def test_parts_are_the_whole(mechanism):
     bias, keys = rng.normal(size=(HEADS, 11)), rng.normal(size=(11, DIM))
     call["relative_bias"] = jnp.asarray(bias, jnp.float32)
     call["relative_keys"] = jnp.asarray(keys, jnp.float32)
-  *other, last = directions(mechanism.record)
-  check(mechanism, 8 if last else 4, length, is_causal=last, **call)
-  # Its gradients: with another length of the memory, and with global tokens.
-  for is_causal in other:
-    check(mechanism, 4, length, gradients=False, is_causal=is_causal, **call)
+  check(mechanism, devices, length, **call)
 
 
-@supporting("dropout", where=lambda m: m.record.cost != "linear")
+# Dense, multiplicative and linear attention cross to another length below.
+@supporting(left=_ALIKE, kept=("dilation", "conv_kernel_size"))
+def test_parts_are_the_whole(mechanism):
+  is_causal = directions(mechanism.record)[-1]
+  check_parts(mechanism, 8 if is_causal else 4, is_causal=is_causal)
+
+
+@supporting(
+  # They cross to another length of the memory, with gradients, in a test below.
+  left=[
+    m.name
+    for m in SEQUENCE
+    if "cross" in m.supports and m.name not in ("flash", "sliding_window")
+  ],
+  where=lambda m: len(directions(m.record)) == 2,
+)
+def test_parts_are_the_whole_in_the_other_direction(mechanism):
+  check_parts(mechanism, 4, is_causal=False, gradients=False)
+
+
+@supporting(
+  "dropout",
+  left=("dense", "multiplicative", "latent"),
+  where=lambda m: m.record.cost != "linear",
+)
 def test_dropout_drops_what_it_drops_in_the_whole(mechanism):
   call = {
     "mask": padding(24, 24),
@@ -240,15 +270,17 @@ def flash():
 @pytest.mark.parametrize(
   ("implementation", "devices", "is_causal", "options"),
   [
-    ("balanced", 1, True, "mask"),
     ("balanced", 3, False, "by_head"),
     ("balanced", 3, True, "segments"),
-    ("balanced", 4, False, "mask"),
     ("balanced", 4, True, "tables"),
     ("all_to_all", 2, True, "mask"),
     ("all_to_all", 2, False, "segments"),
-    ("all_to_all", 2, False, "tables"),
     ("all_to_all", 2, True, "by_head"),
+    *thorough(
+      ("balanced", 1, True, "mask"),
+      ("balanced", 4, False, "mask"),
+      ("all_to_all", 2, False, "tables"),
+    ),
   ],
 )
 def test_other_ways_of_exact_attention(
@@ -321,8 +353,9 @@ def test_memory_may_have_another_length(mechanism):
 @pytest.mark.parametrize(
   "mechanism",
   [
-    pytest.param(m, marks=[] if m.name in _KINDS else pytest.mark.thorough)
+    pytest.param(m, marks=[] if is_kept else pytest.mark.thorough)
     for m in SEQUENCE
+    for is_kept in [m in ONE_EACH and m.name in _KINDS]
   ],
   ids=str,
 )
@@ -413,7 +446,7 @@ def carried(devices, factors):
   return BATCH * HEADS * (DIM * DIM * (rounds + 1) + factors * (rounds - 1))
 
 
-@supporting()
+@supporting(left=_ALIKE)
 def test_no_more_crosses_than_promised(mechanism):
   for is_causal in directions(mechanism.record):
     found = crossing(mechanism, 4, 64, is_causal=is_causal)
@@ -422,7 +455,10 @@ def test_no_more_crosses_than_promised(mechanism):
 
 
 # BigBird asks for blocks from everywhere, and all keys pass by.
-@supporting(where=lambda m: m.record.cost == "linear" and m.name != "bigbird")
+@supporting(
+  left=_ALIKE,
+  where=lambda m: m.record.cost == "linear" and m.name != "bigbird",
+)
 def test_what_crosses_does_not_grow_with_the_length(mechanism):
   is_causal = directions(mechanism.record)[-1]
   short, long = (
@@ -431,7 +467,7 @@ def test_what_crosses_does_not_grow_with_the_length(mechanism):
   assert long <= short
 
 
-@supporting()
+@supporting(left=_ALIKE)
 def test_no_device_has_an_array_of_all_positions(mechanism):
   """Forward and backward; no other size here has the factors 7 and 23."""
   length = 7 * 23 * block(mechanism)

@@ -1,5 +1,7 @@
 """Arrays sharded along batch or heads are computed where they are."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
@@ -7,7 +9,7 @@ import numpy as np
 import pytest
 
 from attention import ATTENTIONS, Dims, gates_from_keys
-from tests.attention.forms import FORMS, RECURRENT, SIZES
+from tests.attention.forms import FORMS, RECURRENT, SIZES, thorough
 
 BATCH, LENGTH, HEADS, HEAD_DIM = 4, 64, 8, 8
 SHARDINGS = {
@@ -16,10 +18,13 @@ SHARDINGS = {
   "grouped heads": (4, PartitionSpec(None, None, ("x", "y"))),
   "batch and grouped heads": (4, PartitionSpec("x", None, "y")),
 }
+_ALIKE = {*RECURRENT} - {"gated_linear", "kimi_delta"}
+"""Recurrences whose code one of these two has."""
 
 
+@functools.cache
 def program(name, is_causal, kv_heads):
-  """Output and gradients to query, key and value, and their arguments."""
+  """Output and gradients to query, key and value; arguments; both on one device."""
   mechanism = ATTENTIONS[name](**SIZES.get(name, {}))
   # What all heads share is whole on every device.
   shared = {}
@@ -46,12 +51,17 @@ def program(name, is_causal, kv_heads):
     out, pullback = jax.vjp(attend, query, key, value)
     return out, pullback(cotangent)
 
-  return run, (query, key, value, cotangent)
+  arguments = (query, key, value, cotangent)
+  return run, arguments, jax.jit(run)(*arguments)
 
 
 @pytest.mark.parametrize(
   "name",
-  ["dense", "flash", "sliding_window", "linear", "performer", *RECURRENT],
+  [
+    *("dense", "sliding_window", "performer", "kimi_delta"),
+    *thorough(("flash",), ("linear",), ("gated_linear",)),
+    *thorough(*((name,) for name in RECURRENT if name in _ALIKE)),
+  ],
 )
 def test_meshes_may_have_explicit_axes(name):
   mesh = jax.make_mesh(
@@ -60,8 +70,7 @@ def test_meshes_may_have_explicit_axes(name):
     axis_types=(AxisType.Explicit,) * 2,
     devices=jax.devices()[:4],
   )
-  run, arguments = program(name, True, 4)
-  want = jax.jit(run)(*arguments)
+  run, arguments, want = program(name, True, 4)
   placed = jax.device_put(
     arguments, NamedSharding(mesh, PartitionSpec("x", None, "y"))
   )
@@ -92,7 +101,7 @@ def test_meshes_may_have_explicit_axes(name):
       name,
       is_causal,
       marks=pytest.mark.thorough
-      if not is_causal and (name, True) in FORMS
+      if name in _ALIKE or (not is_causal and (name, True) in FORMS)
       else [],
     )
     for name, is_causal in FORMS
@@ -106,8 +115,7 @@ def test_nothing_is_gathered(name, is_causal, sharding):
     axis_types=(AxisType.Auto,) * 2,
     devices=jax.devices()[:4],
   )
-  run, arguments = program(name, is_causal, kv_heads)
-  want = jax.jit(run)(*arguments)
+  run, arguments, want = program(name, is_causal, kv_heads)
   placed = jax.device_put(arguments, NamedSharding(mesh, spec))
   compiled = jax.jit(run).lower(*placed).compile()
   text = compiled.as_text()

@@ -16,6 +16,7 @@ from attention import (
   sliding_window_attention,
 )
 from attention.definitions.sliding_window import attended_pairs
+from tests.attention.forms import thorough
 from tests.attention.window_cases import (
   ALL,
   check_definition,
@@ -32,19 +33,21 @@ pytestmark = pytest.mark.usefixtures("short_blocks")
 @pytest.mark.parametrize(
   ("length", "source", "window", "dilation", "names"),
   [
-    (1, 1, 0, 2, "causal global"),
-    (7, 7, 0, 1, "mask"),
     (7, 7, 8, 3, "segments global"),
-    (8, 8, 3, 1, "global"),
-    (31, 31, 3, 1, ""),
     (31, 31, (5, 1), 1, "mask segments"),
-    (31, 31, (0, 4), 2, "mask global"),
     (31, 31, 3, 1, "causal " + ALL),
     (31, 31, 2, (5, 1, 1, 5), "causal " + ALL),
-    (16, 16, 9, 40, "global"),
-    (11, 23, (1, 3), 2, "causal mask"),
     (5, 37, 3, 1, ""),
     (37, 5, 2, (2, 2, 1, 3), "mask segments causal"),
+    *thorough(
+      (1, 1, 0, 2, "causal global"),
+      (7, 7, 0, 1, "mask"),
+      (8, 8, 3, 1, "global"),
+      (31, 31, 3, 1, ""),
+      (31, 31, (0, 4), 2, "mask global"),
+      (16, 16, 9, 40, "global"),
+      (11, 23, (1, 3), 2, "causal mask"),
+    ),
   ],
 )
 def test_equals_the_definition(length, source, window, dilation, names):
@@ -55,7 +58,7 @@ def test_equals_the_definition(length, source, window, dilation, names):
 
 @pytest.mark.parametrize(
   ("names", "dilation"),
-  [("global", 1), ("causal " + ALL, 2)],
+  [*thorough(("global", 1)), ("causal " + ALL, 2)],
 )
 def test_separate_global_projections(names, dilation):
   *qkv, cotangent = draw_inputs(19)

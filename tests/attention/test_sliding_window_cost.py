@@ -13,6 +13,7 @@ from attention import (
   sliding_window,
   sliding_window_attention,
 )
+from tests.attention.forms import thorough
 from tests.attention.window_cases import (
   ALL,
   draw_inputs,
@@ -56,8 +57,8 @@ def _compiled(length, with_gradient, names="", kv_heads=2, dilation=1):
 @pytest.mark.parametrize(
   ("with_gradient", "names", "dilation"),
   [
-    (False, "", 1),
-    (True, "", 1),
+    # test_memory.py has these two, at blocks of the real length.
+    *thorough((False, "", 1), (True, "", 1)),
     (True, "causal " + ALL, 3),
   ],
 )
@@ -67,12 +68,11 @@ def test_memory_is_linear_in_length(
   monkeypatch.setattr(platform, "window_rows", lambda width: 64)
   temp = {}
   instructions = {}
-  for length in (2048, 4096, 8192):
+  for length in (2048, 8192):
     compiled = _compiled(length, with_gradient, names, dilation=dilation)
     temp[length] = compiled.memory_analysis().temp_size_in_bytes
     instructions[length] = compiled.as_text().count(" = ")
-  assert temp[4096] <= 2.1 * temp[2048]
-  assert temp[8192] <= 2.1 * temp[4096]
+  assert temp[8192] <= 4.2 * temp[2048]
   # Not even one boolean for every pair of positions.
   assert temp[8192] < 8192 * 8192 / 8
   # And the program is the same one, whatever the length.

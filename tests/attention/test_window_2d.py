@@ -19,6 +19,7 @@ from attention import (
 from attention.testing import assert_close
 from attention.testing.mechanism import in_float64
 from attention.window_2d import windows_of
+from tests.attention.forms import thorough
 
 HERE = pathlib.Path(__file__).parent
 NUM_HEADS, KV_HEADS = 4, 2
@@ -71,15 +72,17 @@ def slope(function, tree, direction, step=1e-5):
 @pytest.mark.parametrize(
   ("grid", "window", "shift", "hidden_logit"),
   [
-    ((1, 1), 7, 0, None),
-    ((1, 7), 7, 3, -3.0),
     ((7, 1), 3, 2, None),
-    ((5, 3), 2, 1, -3.0),
-    ((8, 8), 3, 1, None),
-    ((6, 9), 3, 2, -3.0),
     ((7, 13), 4, 2, None),
     ((7, 13), 4, 2, -3.0),
     ((4, 6), 5, 3, -3.0),
+    *thorough(
+      ((1, 1), 7, 0, None),
+      ((1, 7), 7, 3, -3.0),
+      ((5, 3), 2, 1, -3.0),
+      ((8, 8), 3, 1, None),
+      ((6, 9), 3, 2, -3.0),
+    ),
   ],
 )
 def test_values_and_gradients_are_those_of_the_definition(
@@ -126,7 +129,9 @@ def test_values_and_gradients_are_those_of_the_definition(
     assert abs(found - expected) < 2e-4 * max(1.0, abs(expected)), i
 
 
-@pytest.mark.parametrize("case", ["plain", "shifted", "sharp", "one_window"])
+@pytest.mark.parametrize(
+  "case", ["shifted", "sharp", *thorough(("plain",), ("one_window",))]
+)
 def test_numbers_are_those_of_transformers(case):
   """`window_2d/make_fixtures.py` made them from transformers' SwinLayer."""
   stored = np.load(FOLDERS["window_2d"] / f"{case}.npz")
@@ -269,10 +274,9 @@ def test_what_a_masked_key_holds_is_not_read():
 @pytest.mark.parametrize(
   ("name", "rest"),
   [
-    ("cpu", {"hidden_logit": -2.0}),
     ("cpu", {"dropout_rate": 0.3}),
-    ("gpu", {}),
     ("gpu", {"hidden_logit": -2.0, "dropout_rate": 0.3}),
+    *thorough(("cpu", {"hidden_logit": -2.0}), ("gpu", {})),
   ],
 )
 def test_several_windows_at_once_are_as_one_after_another(name, rest):
@@ -347,6 +351,7 @@ def test_a_traced_scale():
   assert_close(got, expected, 1e-6)
 
 
+@functools.cache
 def temporary(side, **options):
   """Bytes that a call and its gradients hold, arrays in float32."""
   length = side * side
@@ -370,8 +375,11 @@ def temporary(side, **options):
 @pytest.mark.optimised
 @pytest.mark.parametrize(
   "options",
-  [{}, {"shift": 3}, {"shift": 3, "hidden_logit": -100.0}],
-  ids=["plain", "shifted", "with a logit"],
+  [
+    pytest.param({}, id="plain", marks=pytest.mark.thorough),
+    pytest.param({"shift": 3}, id="shifted", marks=pytest.mark.thorough),
+    pytest.param({"shift": 3, "hidden_logit": -100.0}, id="with a logit"),
+  ],
 )
 def test_memory_is_linear(options):
   assert temporary(140, **options) < 4.2 * temporary(70, **options)

@@ -21,6 +21,7 @@ from attention import (
 )
 from attention.testing import assert_close
 import models
+from tests.attention.forms import thorough
 from tests.models import tiny
 
 HEADS, KV_HEADS, HEAD_DIM, VALUE_DIM = 4, 2, 6, 5
@@ -117,15 +118,11 @@ def assert_equal(got, expected, tolerance=1e-5):
 
 # One position, windows around T, a prime number of tiles, S on both sides of T.
 SHAPES = [
-  (1, 1, 1),
-  (7, 7, 6),
-  (7, 7, 7),
   (7, 7, 8),
-  (97, 97, 1),
   (131, 131, 17),
-  (131, 131, 130),
-  (90, 41, 7),
   (41, 90, 7),
+  *thorough((1, 1, 1), (7, 7, 6), (7, 7, 7), (97, 97, 1), (131, 131, 130)),
+  *thorough((90, 41, 7)),
 ]
 
 
