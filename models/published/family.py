@@ -311,4 +311,7 @@ def choice(
 
 def their_activation(name: str) -> str:
   """Their name of one of our activations, the first that means it."""
-  return next(theirs for theirs, ours in ACTIVATIONS.items() if ours == name)
+  for theirs, ours in ACTIVATIONS.items():
+    if ours == name:
+      return theirs
+  raise ValueError(f"activation: no published model has {name!r}")

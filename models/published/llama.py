@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from models import nested
 from models.attention_config import AttentionConfig
 from models.config import ModelConfig
 from models.published import family
@@ -35,7 +36,8 @@ def describe(
     "embedding_scale": 1.0,
     "tie_embeddings": family.flag(theirs, "tie_word_embeddings", False),
   }
-  config = ModelConfig(
+  config = nested.make(
+    ModelConfig,
     kind="decoder",
     num_layers=family.size(theirs, "num_hidden_layers"),
     num_heads=heads,

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 import numpy as np
 
+from models import nested
 from models.api import create, forward, initialize
 from models.attention_config import AttentionConfig, Layers
 from models.published import files
@@ -311,12 +312,12 @@ def with_layers(
   changes: dict[str, Any] = dict(chosen)
   for layers in chosen.values():
     layers = layers if isinstance(layers, tuple) else (layers,)
-    has_global = getattr(described.config, "global_projections", False)
+    has_global = _has_global(described.config)
     if has_global and any(
       "global" not in one.build().supports for one in layers
     ):
       changes["global_projections"] = False
-  config = dataclasses.replace(described.config, **changes)
+  config = nested.replace(described.config, **changes)
   return described._replace(config=config)
 
 
@@ -531,9 +532,10 @@ def _batch(
   needed = list(names or ())[:1]
   names = dict(names or _TEXT_INPUTS[config.layout])
   needed = needed or [name for name in names if name.endswith("input_ids")]
-  if not getattr(config, "token_types", 0):
+  embedding = getattr(config, "embedding", None)
+  if embedding is None or not embedding.token_types:
     names.pop("token_type_ids", None)
-  if not getattr(config, "global_projections", False):
+  if not _has_global(config):
     names.pop("global_attention_mask", None)
   batch = {}
   for name, value in inputs.items():
@@ -555,6 +557,11 @@ def _batch(
   if "inputs_mask" in batch:
     batch["inputs_mask"] = batch["inputs_mask"] != 0
   return batch
+
+
+def _has_global(config: Any) -> bool:
+  """Whether tokens have projections of their own, in a model of any kind."""
+  return hasattr(config, "slot") and config.slot.global_projections
 
 
 def _indices(mask: Any) -> Array:

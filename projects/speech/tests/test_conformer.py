@@ -14,6 +14,7 @@ import models
 from models import batch_norm
 from models.depthwise import depthwise
 from models.multi_head_attention import MultiHeadAttention
+from models.slot_config import SlotConfig
 from projects.speech import features as speech_features
 from tests.models import tiny
 
@@ -116,7 +117,7 @@ def slot_of_transformer_xl(name):
     attention=ATTENTIONS[name](**options),
     dims=Dims(3, 3, 4, 40),
     features=12,
-    use_bias=True,
+    config=SlotConfig(attention_bias=True),
     transformer_xl=True,
   )
 
