@@ -14,10 +14,8 @@ HERE = "tests.models.test_named"
 
 
 def ramp(positions, features):
-  """As a position encoding: every feature grows with the position."""
-  return jnp.broadcast_to(
-    0.1 * positions[..., None], (*positions.shape, features)
-  )
+  """As a position encoding: every feature grows at a rate of its own."""
+  return 0.1 * positions[..., None] * jnp.arange(features)
 
 
 def nothing(positions, features):
