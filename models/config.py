@@ -8,7 +8,6 @@ from collections.abc import Callable
 import dataclasses
 import functools
 import math
-import types
 from typing import Any, ClassVar
 
 import jax
@@ -35,22 +34,18 @@ PAD_ID = 0
 """Id of padding in a source where nothing else says what is padding."""
 
 KINDS = ("encoder_decoder", "decoder", "encoder")
-ACTIVATIONS = types.MappingProxyType(
-  dict(
-    relu=jax.nn.relu,
-    gelu=functools.partial(jax.nn.gelu, approximate=False),
-    gelu_tanh=functools.partial(jax.nn.gelu, approximate=True),
-    silu=jax.nn.silu,
-  )
-)
+ACTIVATIONS = {
+  "relu": jax.nn.relu,
+  "gelu": functools.partial(jax.nn.gelu, approximate=False),
+  "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+  "silu": jax.nn.silu,
+}
 """`activation` -> its function."""
 
-POSITIONS = types.MappingProxyType(
-  {
-    **ADDED,
-    **dict.fromkeys(("learned", "rotary", "t5", "alibi", "shaw", "none")),
-  }
-)
+POSITIONS = {
+  **ADDED,
+  **dict.fromkeys(("learned", "rotary", "t5", "alibi", "shaw", "none")),
+}
 """`position` -> the function that is added to embeddings, if it is one."""
 
 NORMS = ("pre", "post", "sandwich", "output")
@@ -178,17 +173,9 @@ class ModelConfig:
       dtype=DTYPES,
       param_dtype=DTYPES,
     )
-    check_ranges(
-      self,
-      counts=(
-        "num_layers",
-        "num_heads",
-        "features",
-        "num_decoder_layers",
-        "head_dim",
-      ),
-      rates=("dropout_rate", "attention_dropout_rate"),
-    )
+    counts = "num_layers", "num_heads", "features", "num_decoder_layers"
+    rates = "dropout_rate", "attention_dropout_rate"
+    check_ranges(self, counts=(*counts, "head_dim"), rates=rates)
     check(self, "mlp_features", self.mlp_features >= 0, "0 or more")
     check(self, "norm_epsilon", self.norm_epsilon >= 0, "0 or more")
     self._check_named("activation", ACTIVATIONS, "function")

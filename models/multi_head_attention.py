@@ -118,9 +118,6 @@ class MultiHeadAttention(nn.Module):
       deterministic: no dropout; otherwise the rng 'dropout' is needed.
       **call: `mask`, `is_causal`, `query_segment_ids`, …: the mechanism's call.
 
-    Returns:
-      `[B, T, F]`.
-
     Raises:
       ValueError: the mechanism cannot honour an option.
     """
