@@ -232,8 +232,8 @@ class Transformer(nn.Module):
     mask = self.get_variable("memory", "mask")
     positions = np.arange(inputs.shape[1])[None, :]
     x = self._read(inputs, positions, **embedded)
+    tables = self._relative_tables("decoder")
     for block in self.decoder:
-      tables = self._relative_tables("decoder")
       x = block.prefill(x, positions, lengths, mask, **tables)
     self.put_variable("cache", "index", lengths.astype(jnp.int32))
     last = jnp.take_along_axis(x, lengths[:, None, None] - 1, axis=1)
@@ -245,8 +245,9 @@ class Transformer(nn.Module):
     mask = self.get_variable("memory", "mask")
     positions = index[:, None]
     x = self._read(inputs[:, None], positions)
+    tables = self._relative_tables("decoder")
     for block in self.decoder:
-      x = block.decode(x, positions, mask, **self._relative_tables("decoder"))
+      x = block.decode(x, positions, mask, **tables)
     self.put_variable("cache", "index", index + 1)
     return self._logits(self._normed("decoder", x))[:, 0]
 
