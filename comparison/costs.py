@@ -167,7 +167,7 @@ def cache_bytes(config: Any, length: int) -> int | None:
       assert mechanism.init_cache is not None  # It has just decoded.
       variables = mechanism.init(key, dims)
       yield mechanism.init_cache(variables, 1, length, dims, config.dtype)
-      if one.short_convolution:
+      if one.slot.short_convolution:
         size = _convolved(one, dims, mechanism)
         yield jnp.zeros((short_convolution.WIDTH - 1, size), config.dtype)
 
@@ -182,8 +182,8 @@ def _convolved(
 ) -> int:
   """Features of a position that a layer's short convolutions read."""
   width = dims.head_dim
-  query = (config.num_qk_heads or dims.num_heads) * width
+  query = (config.slot.num_qk_heads or dims.num_heads) * width
   if "own_keys" in mechanism.supports:
     return query
-  key = (config.num_qk_heads or dims.num_kv_heads) * width
+  key = (config.slot.num_qk_heads or dims.num_kv_heads) * width
   return query + key + dims.num_kv_heads * dims.values

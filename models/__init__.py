@@ -11,7 +11,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from attention import registry
-from models.around_config import AroundConfig
 from models.attention_config import (
   GENERATING,
   AttentionConfig,
@@ -20,7 +19,10 @@ from models.attention_config import (
   slots,
 )
 from models.config import KINDS, PAD_ID, ModelConfig
+from models.embedding_config import EmbeddingConfig
+from models.head_config import HeadConfig
 from models.kind import Config, Sizes
+from models.slot_config import AroundConfig, SlotConfig
 from settings.import_paths import ImportPaths
 
 if TYPE_CHECKING:
@@ -41,6 +43,9 @@ if TYPE_CHECKING:
 __all__ = [
   "AttentionConfig",
   "AroundConfig",
+  "SlotConfig",
+  "EmbeddingConfig",
+  "HeadConfig",
   "ModelConfig",
   "CONFIGS",
   "find",

@@ -3,12 +3,9 @@
 from collections.abc import Callable
 import functools
 import math
-import types
 from typing import Any
 
 from flax import linen as nn
-import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
@@ -17,17 +14,8 @@ from models.config import ModelConfig
 from models.multi_head_attention import MultiHeadAttention, kernel_init
 from models.norms import make_norm
 from models.rows import by_rows
+from models.slot_config import SlotConfig
 from models.slot_variants import GlobalAttention, ShawAttention
-
-ACTIVATIONS = types.MappingProxyType(
-  dict(
-    relu=jax.nn.relu,
-    gelu=functools.partial(jax.nn.gelu, approximate=False),
-    gelu_tanh=functools.partial(jax.nn.gelu, approximate=True),
-    silu=jax.nn.silu,
-  )
-)
-"""The functions that `config.ACTIVATIONS` names."""
 
 
 class Mlp(nn.Module):
@@ -60,7 +48,7 @@ class Mlp(nn.Module):
     last = dense(
       config.features, kernel_init=kernel_init(self.out_scale), name="out"
     )
-    activation = ACTIVATIONS[config.activation]
+    activation = config.activation_function
     if not config.gated:
       return by_rows(lambda rows: last(activation(first(rows))), inputs)
     gate = dense(config.mlp_features, name="gate")
@@ -96,71 +84,65 @@ class Block(nn.Module):
   def setup(self) -> None:
     """Makes the sub-layers and their norms."""
     config = self.config
-    sublayers = 1 if self.cross_mechanism is None else 2
-    sublayers += config.mlp_features > 0
-    out_scale = 1.0 / math.sqrt(sublayers * config.num_layers)
-
+    out_scale = 1.0 / math.sqrt(len(self.sublayers) * config.num_layers)
+    slot = config.slot
     self.self_attention = self.make_slot(
       self.self_mechanism,
       self.max_length,
-      out_scale=out_scale,
+      slot if self.is_decoder else slot.encoder,
       rotary=config.position == "rotary",
-      rotary_theta=config.rotary_theta,
-      rotary_fraction=config.rotary_fraction,
-      short_convolution=self.is_decoder and config.short_convolution,
-      short_convolution_bias=config.short_convolution_bias,
-      output_norm=config.output_norm,
-      output_gate=config.output_gate,
+      out_scale=out_scale,
     )
-    self.self_attention_norm = make_norm(config)
     if self.cross_mechanism is not None:
       self.cross_attention = self.make_slot(
         self.cross_mechanism,
         self.max_memory_length,
+        slot.cross,
         MultiHeadAttention,
         out_scale=out_scale,
       )
-      self.cross_attention_norm = make_norm(config)
     if config.mlp_features:
       self.mlp = Mlp(config, out_scale)
-      self.mlp_norm = make_norm(config)
-    if config.norm == "sandwich":
-      self.self_attention_out_norm = make_norm(config)
-      if self.cross_mechanism is not None:
-        self.cross_attention_out_norm = make_norm(config)
-      if config.mlp_features:
-        self.mlp_out_norm = make_norm(config)
+    for name in self.sublayers:
+      setattr(self, f"{name}_norm", make_norm(config))
+      if config.norm == "sandwich":
+        setattr(self, f"{name}_out_norm", make_norm(config))
     self.dropout = nn.Dropout(config.dropout_rate)
+
+  @property
+  def sublayers(self) -> tuple[str, ...]:
+    """What the layer has, in order."""
+    has_cross = self.cross_mechanism is not None
+    across = ("cross_attention",) if has_cross else ()
+    mlp = ("mlp",) if self.config.mlp_features else ()
+    return "self_attention", *across, *mlp
 
   @nn.nowrap
   def make_slot(
     self,
     mechanism: AttentionConfig,
     max_length: int,
+    config: SlotConfig,
     slot: type[MultiHeadAttention] | None = None,
     **options: Any,
   ) -> MultiHeadAttention:
     """A slot as the config has it; by default one of self-attention."""
-    config = self.config
+    model = self.config
     if slot is None:
       slot = MultiHeadAttention
       if config.global_projections:
         slot = GlobalAttention
-      elif config.position == "shaw":
+      elif model.position == "shaw":
         slot = ShawAttention
     return slot(
       attention=mechanism.build(),
-      dims=config.dims(max_length),
-      features=config.features,
-      value_dim=config.value_dim,
-      qk_heads=config.num_qk_heads,
-      use_bias=config.attention_bias,
-      scale=config.attention_scale,
-      query_key_norm=config.query_key_norm,
-      norm_epsilon=config.norm_epsilon,
-      dropout_rate=config.attention_dropout_rate,
-      dtype=config.dtype,
-      param_dtype=config.param_dtype,
+      dims=model.dims(max_length),
+      features=model.features,
+      config=config,
+      norm_epsilon=model.norm_epsilon,
+      dropout_rate=model.attention_dropout_rate,
+      dtype=model.dtype,
+      param_dtype=model.param_dtype,
       **options,
     )
 
@@ -240,16 +222,16 @@ class Block(nn.Module):
     deterministic: bool,
   ) -> Array:
     """The residual sub-layers, in order."""
-    sublayers = [("self_attention", attend)]
-    if self.cross_mechanism is not None:
-      sublayers.append(("cross_attention", attend_across))
-    if self.config.mlp_features:
-      sublayers.append(("mlp", self.mlp))
     kind = self.config.norm
+    functions = {
+      "self_attention": attend,
+      "cross_attention": attend_across,
+      "mlp": lambda x: self.mlp(x),
+    }
 
-    def added(name, sublayer, x):
+    def added(name, x):
       norm = getattr(self, f"{name}_norm")
-      out = sublayer(norm(x) if kind in ("pre", "sandwich") else x)
+      out = functions[name](norm(x) if kind in ("pre", "sandwich") else x)
       if kind == "output":
         out = norm(out)
       elif kind == "sandwich":
@@ -257,10 +239,9 @@ class Block(nn.Module):
       return self.dropout(out, deterministic=deterministic)
 
     if self.config.parallel:
-      outs = [added(name, sublayer, x) for name, sublayer in sublayers]
-      return functools.reduce(jnp.add, outs, x)
-    for name, sublayer in sublayers:
-      x = x + added(name, sublayer, x)
+      return sum((added(name, x) for name in self.sublayers), start=x)
+    for name in self.sublayers:
+      x = x + added(name, x)
       if kind == "post":
         x = getattr(self, f"{name}_norm")(x)
     return x

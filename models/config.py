@@ -4,14 +4,16 @@ Every fault is a ValueError that starts with the name of the field, raised when
 the config is made: before data is read and before anything compiles.
 """
 
+from collections.abc import Callable
 import dataclasses
 import functools
 import math
 from typing import Any, ClassVar
 
-from attention import Dims
-from attention.positions import t5_buckets
-from models.around_config import AroundConfig
+import jax
+
+from attention import Dims, registry
+from models import nested
 from models.attention_config import (
   NEEDS,
   AttentionConfig,
@@ -19,35 +21,46 @@ from models.attention_config import (
   check_supports,
   names,
 )
+from models.embedding_config import EmbeddingConfig
+from models.head_config import HeadConfig
 from models.kind import Sizes
-from settings.checks import check, check_ranges
+from models.positions import ADDED
+from models.slot_config import AroundConfig, SlotConfig
+from settings.checks import check, check_ranges, check_unread
+from settings.import_paths import ImportPaths
 from settings.suggest import check_choices
 
 PAD_ID = 0
 """Id of padding in a source where nothing else says what is padding."""
 
 KINDS = ("encoder_decoder", "decoder", "encoder")
-POSITIONS = (
-  "sinusoidal",
-  "learned",
-  "rotary",
-  "t5",
-  "alibi",
-  "shaw",
-  "none",
-)
+ACTIVATIONS = {
+  "relu": jax.nn.relu,
+  "gelu": functools.partial(jax.nn.gelu, approximate=False),
+  "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+  "silu": jax.nn.silu,
+}
+"""`activation` -> its function."""
+
+POSITIONS = {
+  **ADDED,
+  **dict.fromkeys(("learned", "rotary", "t5", "alibi", "shaw", "none")),
+}
+"""`position` -> the function that is added to embeddings, if it is one."""
+
 NORMS = ("pre", "post", "sandwich", "output")
-NORM_KINDS = ("layer", "rms", "rms_from_one")
-ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
-QUERY_KEY_NORMS = ("none", "rms", "rms_from_one", "rms_joint", "l2")
-OUTPUT_NORMS = ("none", "rms", "group", "rms_joint")
-OUTPUT_GATES = ("none", "silu", "sigmoid")
+NORM_KINDS = ImportPaths(
+  {
+    "layer": "flax.linen:LayerNorm",
+    "rms": "flax.linen:RMSNorm",
+    "rms_from_one": "models.norms:RmsNormFromOne",
+  }
+)
+"""`norm_kind` -> its module, made with `epsilon`, `dtype` and `param_dtype`."""
+
 HEADS = ("tokens", "class", "hidden")
 REMAT = ("none", "block")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
-
-_FARTHEST = 2**20
-"""The largest `relative_distance`; a table has an entry for each distance."""
 
 _SLOTS = {
   "encoder_decoder": tuple(NEEDS),
@@ -60,6 +73,9 @@ _SLOTS = {
 class ModelConfig:
   """An encoder-decoder, decoder or encoder Transformer.
 
+  A leaf of `slot`, `embedding` or `output` needs no section before its name in
+  files and commands; `models.nested` takes it so in Python.
+
   Attributes:
     kind: 'encoder_decoder', 'decoder' or 'encoder'.
     num_layers: layers of the encoder, and of the decoder.
@@ -67,71 +83,32 @@ class ModelConfig:
     num_heads: N, query heads.
     num_kv_heads: K, key/value heads that groups of N/K query heads share;
       None is N.
-    num_qk_heads: heads of queries and keys, each shared by neighbouring heads of
-      values ("multi-value attention", Mamba-2); None shares none.
     head_dim: H; None is features / N.
-    value_dim: V, width of the values of each head; None is H.
     features: F, width of the residual stream.
     mlp_features: width inside the feed-forward layers; 0 has none (Mamba-2).
-    activation: of the feed-forward layers: 'relu' (Vaswani), 'gelu' (x·Φ(x)),
-      'gelu_tanh' (its approximation by tanh, GPT-2) or 'silu'.
-    gated: the activation multiplies a second projection (Shazeer 2020).
     mlp_bias: whether the feed-forward layers have biases.
-    attention_bias: whether the projections around attention have biases.
-    attention_scale: factor of the attention logits; None is 1/√H.
-    query_key_norm: of the query and key of each head, before rotary positions:
-      'rms', by their root mean square (Qwen3), 'rms_from_one', likewise with scales
-      that are stored as what they have beyond 1 (Qwen3-Next), 'rms_joint', by that
-      of all heads together (OLMo 2), 'l2', to length 1, or 'none'.
-    short_convolution: queries, keys and values of a decoder's self-attention are
-      convolved with the three positions before, then SiLU (Mamba, DeltaNet). Of a
-      mechanism that makes its own keys ('own_keys') only queries are.
-    short_convolution_bias: these have biases.
-    output_norm: of the result of each head of self-attention: 'rms' (GLA,
-      DeltaNet), 'group' (RetNet) or 'none'; or 'rms_joint', of all heads together
-      and after the gate (Mamba-2).
-    output_gate: 'silu' (RetNet, GLA) or 'sigmoid' (Kimi Linear) of another
-      projection of the inputs, which multiplies that result; or 'none'.
-    global_projections: tokens of `global_tokens` have projections of their own
-      (Longformer).
+    activation: of the feed-forward layers: 'relu' (Vaswani), 'gelu' (x·Φ(x)),
+      'gelu_tanh' (its approximation by tanh, GPT-2), 'silu', or
+      'package.module:function'.
+    gated: the activation multiplies a second projection (Shazeer 2020).
     parallel: attention and feed-forward layer read the same input, and both are
       added to it (GPT-NeoX).
     dropout_rate: of sub-layer outputs and of embedding sums, as in the paper.
     attention_dropout_rate: of attention weights.
     position: 'sinusoidal' (Vaswani) or 'learned', added to the embeddings;
-      'rotary' (Su), 't5', 'alibi' or 'shaw' within self-attention; or 'none'.
-    position_offset: position of the first token, of 'learned'.
-    position_padding: an id that does not count and is at `position_offset` − 1
-      (RoBERTa); None counts every position.
-    rotary_theta: base of the rotary wavelengths.
-    rotary_fraction: share of the head dimension that rotary positions turn.
-    relative_buckets: buckets of distance of 't5'.
-    relative_distance: distance at which its last bucket begins.
+      'rotary' (Su), 't5', 'alibi' or 'shaw' within self-attention; 'none'; or
+      'package.module:function' of `(positions, features)`, which is added.
     norm: 'post' as in the paper, 'pre' with one more norm at the end, 'output',
       which norms what a sub-layer adds (OLMo 2), or 'sandwich', which is both of
       these (Gemma 2).
-    norm_kind: 'layer', 'rms' (Zhang and Sennrich 2019) without a mean or bias, or
-      'rms_from_one', whose scales are stored as what they have beyond 1 (Gemma).
+    norm_kind: 'layer', 'rms' (Zhang and Sennrich 2019) without a mean or bias,
+      'rms_from_one', whose scales are stored as what they have beyond 1 (Gemma),
+      or 'package.module:Norm' of a Linen module.
     norm_epsilon: what a norm adds to the variance.
-    embedding_norm: whether the sum of embeddings is normalised (BERT).
-    embedding_scale: factor of embeddings; None is √F (Vaswani).
-    token_types: size of a table of token types, such as BERT's two segments; 0
-      has none.
     head: 'tokens', logits of every position; 'class', logits of the first
       position alone; or 'hidden', the features of every position.
-    pooler: a layer with tanh before the classes (BERT).
-    head_transform: a layer with activation and norm before the logits of tokens
-      (BERT).
-    head_bias: whether logits have a bias.
-    logit_scale: factor of what the softmax's table is multiplied with.
-    logit_soft_cap: c; logits x of tokens become c · tanh(x / c) (Gemma 2). None
-      caps nothing; attention has `logits_soft_cap` of its own.
     tie_embeddings: the softmax shares the target's embedding table, and the
       source's too where the vocabulary is shared.
-    tie_inputs: encoder and decoder read one table where the vocabulary is
-      shared; None is as `tie_embeddings`.
-    vocab_size: ids that the model knows, if more than its task has.
-    max_length: the longest sequence, if longer than its task's.
     remat: 'block' keeps of each layer its input alone and computes the rest again
       for the backward pass; 'none' keeps everything.
     dtype: of activations; logits and softmax are float32, or float64 like it.
@@ -140,8 +117,11 @@ class ModelConfig:
       turn; None is dense.
     decoder_attention: likewise, of the decoder's self-attention.
     cross_attention: likewise, from decoder to encoder.
+    slot: what is around all of these.
     decoder_around: what the layers of kind 'decoder' have around self-attention
       that differs from this config, in turn (Qwen3-Next); None has them alike.
+    embedding: what turns ids into features.
+    output: what the head has.
 
   Raises:
     ValueError: a value or a pair that cannot work; the message starts with the
@@ -157,89 +137,53 @@ class ModelConfig:
   mlp_features: int
   num_decoder_layers: int | None = None
   num_kv_heads: int | None = None
-  num_qk_heads: int | None = None
   head_dim: int | None = None
-  value_dim: int | None = None
+  mlp_bias: bool = True
   activation: str = "relu"
   gated: bool = False
-  mlp_bias: bool = True
-  attention_bias: bool = False
-  attention_scale: float | None = None
-  query_key_norm: str = "none"
-  short_convolution: bool = False
-  short_convolution_bias: bool = False
-  output_norm: str = "none"
-  output_gate: str = "none"
-  global_projections: bool = False
   parallel: bool = False
   dropout_rate: float = 0.0
   attention_dropout_rate: float = 0.0
   position: str = "sinusoidal"
-  position_offset: int = 0
-  position_padding: int | None = None
-  rotary_theta: float = 10000.0
-  rotary_fraction: float = 1.0
-  relative_buckets: int = 32
-  relative_distance: int = 128
   norm: str = "pre"
   norm_kind: str = "layer"
   norm_epsilon: float = 1e-6
-  embedding_norm: bool = False
-  embedding_scale: float | None = None
-  token_types: int = 0
   head: str = "tokens"
-  pooler: bool = False
-  head_transform: bool = False
-  head_bias: bool = False
-  logit_scale: float = 1.0
-  logit_soft_cap: float | None = None
   tie_embeddings: bool = True
-  tie_inputs: bool | None = None
-  vocab_size: int | None = None
-  max_length: int | None = None
   remat: str = "none"
   dtype: str = "float32"
   param_dtype: str = "float32"
   encoder_attention: Layers | None = None
   decoder_attention: Layers | None = None
   cross_attention: Layers | None = None
+  slot: SlotConfig = dataclasses.field(default_factory=SlotConfig)
   decoder_around: tuple[AroundConfig, ...] | None = None
+  embedding: EmbeddingConfig = dataclasses.field(
+    default_factory=EmbeddingConfig
+  )
+  output: HeadConfig = dataclasses.field(default_factory=HeadConfig)
 
   def __post_init__(self):
     check_choices(
       self,
       kind=self.kinds,
-      activation=ACTIVATIONS,
-      position=POSITIONS,
       norm=NORMS,
-      norm_kind=NORM_KINDS,
-      query_key_norm=QUERY_KEY_NORMS,
-      output_norm=OUTPUT_NORMS,
-      output_gate=OUTPUT_GATES,
       head=HEADS,
       remat=REMAT,
       dtype=DTYPES,
       param_dtype=DTYPES,
     )
-    check_ranges(
-      self,
-      counts=(
-        "num_layers",
-        "num_heads",
-        "features",
-        "num_decoder_layers",
-        "num_qk_heads",
-        "head_dim",
-        "value_dim",
-        "vocab_size",
-        "max_length",
-      ),
-      rates=("dropout_rate", "attention_dropout_rate"),
-    )
+    counts = "num_layers", "num_heads", "features", "num_decoder_layers"
+    rates = "dropout_rate", "attention_dropout_rate"
+    check_ranges(self, counts=(*counts, "head_dim"), rates=rates)
     check(self, "mlp_features", self.mlp_features >= 0, "0 or more")
+    check(self, "norm_epsilon", self.norm_epsilon >= 0, "0 or more")
+    self._check_named("activation", ACTIVATIONS, "function")
+    self._check_named("position", POSITIONS, "function")
+    self._check_named("norm_kind", NORM_KINDS, "Norm")
     self._check_heads()
     self._check_positions()
-    self._check_choices()
+    self._check_kind()
     self._check_attentions()
     self._check_around()
 
@@ -261,17 +205,18 @@ class ModelConfig:
     Of queries and of results; a mechanism may have no keys. Layers may differ.
     """
     layer = self.features * min(
-      (one.num_qk_heads or one.num_heads) * one.query_dim
-      + one.num_heads * (one.value_dim or one.query_dim)
+      (one.slot.num_qk_heads or one.num_heads) * one.query_dim
+      + one.num_heads * (one.slot.value_dim or one.query_dim)
       for one in self.cycle
     )
     layer += 2 * self.features * self.mlp_features
-    rows = max(symbols, self.vocab_size or 0) + self.token_types
-    rows += self.position_offset
+    tables = self.embedding
+    rows = max(symbols, self.vocab_size or 0) + tables.token_types
+    rows += tables.position_offset
     if self.position == "learned":
       rows += self.max_length or 0
     if self.position == "t5":
-      rows += self.relative_buckets * self.num_heads // self.features
+      rows += self.slot.relative_buckets * self.num_heads // self.features
     return self.num_layers * layer + rows * self.features
 
   def longest(self, sizes: Sizes) -> int:
@@ -289,13 +234,24 @@ class ModelConfig:
     return self.head_dim or self.features // self.num_heads
 
   @property
-  def rotary_dim(self) -> int:
-    """Features of a head that rotary positions turn."""
-    # A whole is not multiplied: it may be beyond every float.
-    whole = self.rotary_fraction == 1.0
-    return (
-      self.query_dim if whole else int(self.query_dim * self.rotary_fraction)
-    )
+  def vocab_size(self) -> int | None:
+    """Ids that it knows, if more than its task has."""
+    return self.embedding.vocab_size
+
+  @property
+  def max_length(self) -> int | None:
+    """Its longest sequence, if longer than its task's."""
+    return self.embedding.max_length
+
+  @property
+  def added_position(self) -> Callable[..., Any] | None:
+    """`(positions, features) -> encodings` that are added to embeddings."""
+    return registry.named(self.position, POSITIONS, "function")
+
+  @property
+  def activation_function(self) -> Callable[..., Any]:
+    """What `activation` names."""
+    return registry.named(self.activation, ACTIVATIONS, "function")
 
   @property
   def kv_heads(self) -> int:
@@ -310,7 +266,7 @@ class ModelConfig:
       self.query_dim,
       max_length,
       self.features,
-      self.value_dim,
+      self.slot.value_dim,
     )
 
   @property
@@ -354,50 +310,48 @@ class ModelConfig:
     """This config as one layer has it, in which none differs."""
     arounds = self.decoder_around or ()
     mechanisms = self.attentions["decoder_attention"]
-    return dataclasses.replace(
+    return nested.replace(
       self,
       decoder_around=None,
       decoder_attention=mechanisms[layer % len(mechanisms)],
       **arounds[layer % len(arounds)].changes,
     )
 
+  def _check_named(self, field, known, kind):
+    """A choice by name, which is not imported yet, or by import path."""
+    name = getattr(self, field)
+    if name in known:
+      return
+    try:
+      registry.named(name, known, kind)
+    except ValueError as error:
+      raise ValueError(f"{field}: {error}") from None
+
   def _check_heads(self):
-    if self.head_dim is None and self.features % self.num_heads:
+    heads, shared = self.num_heads, self.slot.num_qk_heads
+    if self.head_dim is None and self.features % heads:
       raise ValueError(
-        f"features: {self.features} is not divisible by num_heads "
-        f"{self.num_heads}"
+        f"features: {self.features} is not divisible by num_heads {heads}"
       )
-    if self.kv_heads < 1 or self.num_heads % self.kv_heads:
+    if self.kv_heads < 1 or heads % self.kv_heads:
       raise ValueError(
-        f"num_kv_heads: expected a divisor of num_heads {self.num_heads}, got "
+        f"num_kv_heads: expected a divisor of num_heads {heads}, got "
         f"{self.num_kv_heads}"
       )
-    shared = self.num_qk_heads or self.num_heads
-    if self.num_heads % shared or (
-      self.num_qk_heads and self.kv_heads != self.num_heads
-    ):
+    if shared and (heads % shared or self.kv_heads != heads):
       raise ValueError(
-        f"num_qk_heads: expected a divisor of num_heads {self.num_heads}, without "
-        f"num_kv_heads, got {self.num_qk_heads}"
-      )
-    if self.num_decoder_layers is not None and self.layout != "encoder_decoder":
-      raise ValueError(
-        f"num_decoder_layers: kind '{self.kind}' has one stack, whose layers "
-        f"are num_layers; expected None, got {self.num_decoder_layers}"
+        f"num_qk_heads: expected a divisor of num_heads {heads}, without "
+        f"num_kv_heads, got {shared}"
       )
 
   def _check_positions(self):
-    check(self, "rotary_theta", self.rotary_theta > 1.0, "more than 1")
-    check(self, "rotary_fraction", 0 < self.rotary_fraction <= 1, "(0, 1]")
-    if self.position == "rotary" and (
-      self.rotary_dim % 2 or not self.rotary_dim
-    ):
-      width = f"head_dim {self.head_dim}"
-      if self.head_dim is None:
-        width = f"features / num_heads = {self.query_dim}"
+    fraction, width = self.slot.rotary_fraction, self.query_dim
+    # A whole is not multiplied: it may be beyond every float.
+    turned = width if fraction == 1.0 else int(width * fraction)
+    if self.position == "rotary" and (turned % 2 or not turned):
       raise ValueError(
         "position: rotary turns pairs and needs an even head dimension, got "
-        f"{width}, of which rotary_fraction {self.rotary_fraction} is turned"
+        f"{width}, of which rotary_fraction {fraction} is turned"
       )
     if self.position == "sinusoidal" and self.features % 2:
       raise ValueError(
@@ -405,99 +359,42 @@ class ModelConfig:
         f"even width, got {self.features}"
       )
     if self.position != "learned":
-      for field, without in (
-        ("position_offset", 0),
-        ("position_padding", None),
-      ):
-        if getattr(self, field) != without:
-          raise ValueError(
-            f"{field}: belongs to position 'learned'; expected {without}, got "
-            f"{getattr(self, field)}"
-          )
-    check(self, "position_offset", self.position_offset >= 0, "0 or more")
-    if self.position_padding is not None and self.position_offset < 1:
-      raise ValueError(
-        "position_padding: expected position_offset of at least 1 with it, got "
-        f"{self.position_offset}"
-      )
-    check(
-      self,
-      "relative_distance",
-      self.relative_distance <= _FARTHEST,
-      f"at most {_FARTHEST:,}",
-    )
-    if self.position == "t5":
-      try:
-        t5_buckets(self.relative_distance, num_buckets=self.relative_buckets)
-        t5_buckets(
-          self.relative_distance,
-          num_buckets=self.relative_buckets,
-          is_causal=True,
-        )
-      except ValueError as error:
-        raise ValueError(f"relative_distance: {error}") from None
+      fields = "position_offset", "position_padding"
+      check_unread(self.embedding, fields, f"position is {self.position!r}")
 
-  def _check_choices(self):
-    scale = self.attention_scale
-    check(
-      self, "attention_scale", scale is None or scale > 0, "above 0, or None"
-    )
-    cap = self.logit_soft_cap
-    check(self, "logit_soft_cap", cap is None or cap > 0, "above 0, or None")
-    check(self, "norm_epsilon", self.norm_epsilon >= 0, "0 or more")
-    check(self, "token_types", self.token_types >= 0, "0 or more")
+  def _check_kind(self):
+    is_kind = f"kind is {self.kind!r}"
+    if self.layout != "encoder_decoder":
+      check_unread(self, ("num_decoder_layers",), is_kind)
     if self.layout != "encoder":
-      for field, without in (
-        ("head", "tokens"),
-        ("position_offset", 0),
-        ("position_padding", None),
-        ("token_types", 0),
-        ("global_projections", False),
-      ):
-        if getattr(self, field) != without:
-          raise ValueError(
-            f"{field}: only kind 'encoder' has it; expected {without!r}, got "
-            f"{getattr(self, field)!r}"
-          )
-    if self.short_convolution and self.layout == "encoder":
-      raise ValueError(
-        "short_convolution: it is causal, for a decoder's self-attention; "
-        "expected False with kind 'encoder', got True"
-      )
-    if self.short_convolution_bias and not self.short_convolution:
-      raise ValueError(
-        "short_convolution_bias: expected short_convolution with it, got False"
-      )
-    if self.head != "tokens":
-      for field, without in (
-        ("head_transform", False),
-        ("logit_scale", 1.0),
-        ("logit_soft_cap", None),
-      ):
-        if getattr(self, field) != without:
-          raise ValueError(
-            f"{field}: belongs to head 'tokens'; expected {without}, got "
-            f"{getattr(self, field)} with head '{self.head}'"
-          )
-    if self.pooler and self.head == "tokens":
-      raise ValueError(
-        "pooler: expected False with head 'tokens', which reads every position"
-      )
+      check_unread(self, ("head",), is_kind)
+      fields = "position_offset", "position_padding", "token_types"
+      check_unread(self.embedding, fields, is_kind)
+      check_unread(self.slot, ("global_projections",), is_kind)
+    else:
+      check_unread(self.slot, ("short_convolution",), is_kind)
+    if self.layout != "decoder":
+      check_unread(self, ("decoder_around",), is_kind)
+    if self.head == "tokens":
+      fields = ("pooler",)
+    else:
+      fields = "head_transform", "logit_scale", "logit_soft_cap"
+    check_unread(self.output, fields, f"head is {self.head!r}")
 
   def _check_attentions(self):
     for field in NEEDS:
       chosen = getattr(self, field)
       if field not in _SLOTS[self.layout]:
         if chosen is not None:
+          got = names(chosen if isinstance(chosen, tuple) else (chosen,))
           raise ValueError(
-            f"{field}: kind '{self.kind}' has no such layer; expected a config "
-            "without this choice, got "
-            + names(chosen if isinstance(chosen, tuple) else (chosen,))
+            f"{field}: kind {self.kind!r} has no such layer; expected a config "
+            f"without this choice, got {got}"
           )
         continue
       if chosen is None:
         object.__setattr__(self, field, AttentionConfig("dense"))
-      elif isinstance(chosen, tuple) and not chosen:
+      elif chosen == ():
         raise ValueError(f"{field}: expected at least one mechanism, got none")
       needs = dict(NEEDS[field])
       if self.position in ("t5", "alibi", "shaw") and "cross" not in needs:
@@ -506,16 +403,20 @@ class ModelConfig:
         )
       if self.attention_dropout_rate:
         needs["dropout"] = "drop attention weights (attention_dropout_rate)"
-      if self.global_projections:
+      if self.slot.global_projections:
         needs["global"] = "have global tokens (global_projections)"
+      shared = {
+        "num_kv_heads": self.num_kv_heads,
+        "num_qk_heads": self.slot.num_qk_heads,
+      }
       for config in self.attentions[field]:
         check_supports(field, config, needs)
-        makes_keys = "own_keys" in config.build().supports
-        for shared in ("num_kv_heads", "num_qk_heads"):
-          number = getattr(self, shared)
-          if makes_keys and number not in (None, self.num_heads):
+        if "own_keys" not in config.build().supports:
+          continue
+        for name, number in shared.items():
+          if number not in (None, self.num_heads):
             raise ValueError(
-              f"{shared}: {config.name} makes a key and a value for every head; "
+              f"{name}: {config.name} makes a key and a value for every head; "
               f"expected None, got {number}"
             )
 
@@ -523,11 +424,6 @@ class ModelConfig:
     arounds = self.decoder_around
     if arounds is None:
       return
-    if self.layout != "decoder":
-      raise ValueError(
-        "decoder_around: only kind 'decoder' has it; expected None, got "
-        f"{len(arounds)} choices"
-      )
     if not arounds:
       raise ValueError("decoder_around: expected at least one choice, got none")
     for i, around in enumerate(arounds):

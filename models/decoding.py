@@ -13,7 +13,7 @@ import numpy as np
 from models.beam_search import beam_search
 from models.kind import Model
 from models.rows import where_rows
-from models.transformer import check_length
+from models.sizes import check_length
 
 METHODS = ("greedy", "sample", "beam")
 

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from models import tables
-from models.block import ACTIVATIONS
 from models.config import ModelConfig
 from models.norms import make_norm
 
@@ -34,18 +33,18 @@ class Head(nn.Module):
 
   def setup(self) -> None:
     """Makes what the config asks for."""
-    config = self.config
+    config, own = self.config, self.config.output
     dense = functools.partial(
       nn.Dense, dtype=config.dtype, param_dtype=config.param_dtype
     )
-    if config.head_transform:
+    if own.head_transform:
       self.transform = dense(config.features)
       self.norm = make_norm(config)
-    if config.pooler:
+    if own.pooler:
       self.pooler = dense(config.features)
     if config.head == "class":
-      self.classes = dense(self.size, use_bias=config.head_bias)
-    elif config.head_bias:
+      self.classes = dense(self.size, use_bias=own.head_bias)
+    elif own.head_bias:
       self.bias = self.param(
         "bias", nn.initializers.zeros, (self.size,), config.param_dtype
       )
@@ -54,24 +53,24 @@ class Head(nn.Module):
     self, x: Float[Array, "B T F"], table: nn.Embed | None
   ) -> Float[Array, "B T V"]:
     """The result for features `x`; `table` is E, for head 'tokens'."""
-    config = self.config
+    config, own = self.config, self.config.output
     if config.head == "hidden":
-      if config.pooler and self.is_initializing():
+      if own.pooler and self.is_initializing():
         self.pooler(x[:, :1])  # It comes with published weights.
       return x
     if config.head == "class":
       first = x[:, :1]
-      if config.pooler:
+      if own.pooler:
         first = jnp.tanh(self.pooler(first))
       logits = self.classes(first)
       return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
     assert table is not None  # Head 'tokens' has one.
-    if config.head_transform:
-      x = self.norm(ACTIVATIONS[config.activation](self.transform(x)))
-    if config.logit_scale != 1.0:
-      x = x * config.logit_scale
+    if own.head_transform:
+      x = self.norm(config.activation_function(self.transform(x)))
+    if own.logit_scale != 1.0:
+      x = x * own.logit_scale
     logits = tables.logits(x, table)
-    if config.head_bias:
+    if own.head_bias:
       logits += self.bias.reshape(*[1] * (logits.ndim - 1), -1)
-    cap = config.logit_soft_cap
+    cap = own.logit_soft_cap
     return logits if cap is None else cap * jnp.tanh(logits / cap)

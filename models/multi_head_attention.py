@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 import functools
+import math
 import types
 from typing import Any, cast
 
@@ -19,51 +20,43 @@ from models.norms import RmsNormFromOne
 from models.rows import by_rows, where_rows
 from models.short_convolution import WIDTH as SHORT_WIDTH
 from models.short_convolution import ShortConvolution, last
+from models.slot_config import OUTPUT_GATES, SlotConfig
 
-GATES = types.MappingProxyType({"silu": jax.nn.silu, "sigmoid": jax.nn.sigmoid})
-"""The functions that `config.OUTPUT_GATES` names."""
+Positions = Int[Array | np.ndarray, "B T"]
+
+_NORMS = types.MappingProxyType(
+  {
+    "rms": nn.RMSNorm,
+    "rms_joint": nn.RMSNorm,
+    "rms_from_one": RmsNormFromOne,
+    "group": functools.partial(
+      nn.LayerNorm, reduction_axes=-1, feature_axes=(-2, -1)
+    ),
+  }
+)
+"""`query_key_norm` or `output_norm` -> the norm, where it has variables."""
 
 
 class MultiHeadAttention(nn.Module):
   """MultiHead(X, Y) = Attention(X·Wq, Y·Wk, Y·Wv) · Wo, for any `Attention`.
 
-  The projections have no bias unless asked, as in the paper's formula. Query,
-  key and value have a kernel each: on a CPU that is as fast as a fused one, and
-  self- and cross-attention then have the same parameters.
+  Query, key and value have a kernel each: on a CPU that is as fast as a fused one,
+  and self- and cross-attention then have the same parameters. A mechanism whose
+  query is its key ('shared_qk') has no key projection, and one that makes its own
+  keys and values ('own_keys') has none of values either.
 
-  A mechanism whose query is its key ('shared_qk') has no key projection, and one
-  that makes its own keys and values ('own_keys') has none of values either.
-
-  A mechanism's own variables live under the name 'attention', in 'params'
-  (trained) or 'constants' (not). Decoding keeps the mechanism's cache in the
-  collection 'cache' and projected keys and values of an encoder in 'memory'.
-  With 'intermediates' mutable, a call sows its matrix `[B, N, T, S]` as
-  'attention_weights'.
+  A mechanism's own variables are 'attention', in 'params' (trained) or 'constants'
+  (not). Decoding keeps its cache in 'cache', and projected keys and values of an
+  encoder in 'memory'. With 'intermediates' mutable, a call sows its matrix
+  `[B, N, T, S]` as 'attention_weights'.
 
   Attributes:
     attention: the mechanism.
     dims: its sizes: heads, key/value heads, head dimension, longest key.
     features: width of the output.
-    value_dim: width of each head's value; None is the head dimension.
-    qk_heads: heads of queries and keys, each for as many neighbouring heads of
-      values; None has one for each.
-    use_bias: whether the projections have biases.
-    scale: factor of the logits; None is the mechanism's own.
-    query_key_norm: of each head's query and key: 'rms', by their root mean square
-      and with a trained scale, 'rms_from_one', with what that has beyond 1,
-      'rms_joint', by that of all heads together, 'l2', to length 1, or 'none'.
-    output_norm: of each head's result: 'rms', 'group', by mean and variance with a
-      scale and a bias for every feature, or 'none'; or 'rms_joint', of all heads
-      together and after the gate.
-    output_gate: what multiplies the normed result: 'silu' or 'sigmoid' of another
-      projection of the inputs, or 'none'.
-    norm_epsilon: ε of these norms.
-    short_convolution: convolve queries, keys and values with the positions before
-      them, ahead of norms and rotary positions.
-    short_convolution_bias: these have biases.
+    config: biases, norms, gates and widths of the slot.
     rotary: turn queries and keys by their positions.
-    rotary_theta: θ of these.
-    rotary_fraction: share of the head dimension that they turn.
+    norm_epsilon: ε of the norms.
     dropout_rate: of attention weights.
     dtype: of activations.
     param_dtype: of parameters.
@@ -75,19 +68,9 @@ class MultiHeadAttention(nn.Module):
   attention: Attention
   dims: Dims
   features: int
-  value_dim: int | None = None
-  qk_heads: int | None = None
-  use_bias: bool = False
-  scale: float | None = None
-  query_key_norm: str = "none"
-  output_norm: str = "none"
-  output_gate: str = "none"
-  norm_epsilon: float = 1e-6
-  short_convolution: bool = False
-  short_convolution_bias: bool = False
+  config: SlotConfig = SlotConfig()
   rotary: bool = False
-  rotary_theta: float = 10000.0
-  rotary_fraction: float = 1.0
+  norm_epsilon: float = 1e-6
   dropout_rate: float = 0.0
   dtype: Any = None
   param_dtype: Any = "float32"
@@ -95,48 +78,26 @@ class MultiHeadAttention(nn.Module):
 
   def setup(self) -> None:
     """Makes the projections and reads the mechanism's variables."""
-    dense = functools.partial(
-      nn.Dense,
-      use_bias=self.use_bias,
-      dtype=self.dtype,
-      param_dtype=self.param_dtype,
-    )
-    head_dim, value_dim = self.dims.head_dim, self._value_dim
-    self.query = dense((self.qk_heads or self.dims.num_heads) * head_dim)
-    if "key" in self.projected:
-      self.key = dense((self.qk_heads or self.dims.num_kv_heads) * head_dim)
-    if "value" in self.projected:
-      self.value = dense(self.dims.num_kv_heads * value_dim)
+    config, dims = self.config, self.sizes
     of_norm = {
       "epsilon": self.norm_epsilon,
       "dtype": self.dtype,
       "param_dtype": self.param_dtype,
     }
-    if self.query_key_norm in ("rms", "rms_joint"):
-      self.query_norm = nn.RMSNorm(**of_norm)
-      self.key_norm = nn.RMSNorm(**of_norm)
-    elif self.query_key_norm == "rms_from_one":
-      self.query_norm = RmsNormFromOne(**of_norm)
-      self.key_norm = RmsNormFromOne(**of_norm)
-    if self.output_norm in ("rms", "rms_joint"):
-      self.out_norm = nn.RMSNorm(**of_norm)
-    elif self.output_norm == "group":
-      self.out_norm = nn.LayerNorm(
-        reduction_axes=-1, feature_axes=(-2, -1), **of_norm
-      )
-    if self.output_gate != "none":
-      self.gate = dense(self.dims.num_heads * value_dim)
-    if self.short_convolution:
-      convolve = functools.partial(
-        ShortConvolution,
-        self.dtype,
-        self.param_dtype,
-        self.short_convolution_bias,
-      )
-      for name in self.projected:
-        setattr(self, f"{name}_short_convolution", convolve())
-    self.out = dense(self.features, kernel_init=kernel_init(self.out_scale))
-    dims = self.dims._replace(value_dim=self._value_dim)
+    for name in self.projected:
+      setattr(self, name, self.dense(math.prod(self._shapes[name])))
+      if config.short_convolution:
+        convolution = ShortConvolution(
+          self.dtype, self.param_dtype, config.short_convolution_bias
+        )
+        setattr(self, f"{name}_short_convolution", convolution)
+    if norm := _NORMS.get(config.query_key_norm):
+      self.query_norm, self.key_norm = norm(**of_norm), norm(**of_norm)
+    if norm := _NORMS.get(config.output_norm):
+      self.out_norm = norm(**of_norm)
+    if config.output_gate != "none":
+      self.gate = self.dense(dims.num_heads * dims.values)
+    self.out = self.dense(self.features, kernel_init(self.out_scale))
     self.mechanism = mechanism_variables(self, self.attention, dims)
 
   def __call__(
@@ -144,7 +105,7 @@ class MultiHeadAttention(nn.Module):
     inputs: Float[Array, "B T F"],
     memory: Float[Array, "B S F"] | None = None,
     *,
-    positions: Int[Array | np.ndarray, "B T"] | None = None,
+    positions: Positions | None = None,
     deterministic: bool = True,
     **call: Any,
   ) -> Float[Array, "B T F"]:
@@ -157,54 +118,47 @@ class MultiHeadAttention(nn.Module):
       deterministic: no dropout; otherwise the rng 'dropout' is needed.
       **call: `mask`, `is_causal`, `query_segment_ids`, …: the mechanism's call.
 
-    Returns:
-      `[B, T, F]`.
-
     Raises:
       ValueError: the mechanism cannot honour an option.
     """
     memory = inputs if memory is None else memory
-    reads = {"query": inputs, "key": memory, "value": memory}
-    return self.attend_from(inputs, reads, positions, deterministic, call)
-
-  def attend_from(
-    self,
-    inputs: Float[Array, "B T F"],
-    reads: Mapping[str, Float[Array, "B S F"]],
-    positions: Int[Array | np.ndarray, "B T"] | None,
-    deterministic: bool,
-    call: dict[str, Any],
-  ) -> Float[Array, "B T F"]:
-    """As a call, with what query, key and value are each projected from.
-
-    Gates, of the mechanism and of the output, are projected from `inputs`.
-    """
+    sources = {"query": inputs, "key": memory, "value": memory}
+    sources = self.sources(sources, positions, deterministic, call)
     convolve = functools.partial(
-      self._convolved_shortly,
+      self._convolved,
       segment_ids=call.get("query_segment_ids"),
       mask=call.get("mask"),
     )
-    query = self.make_query(reads["query"], positions, convolve)
-    key, value = self._key_value(
-      reads["key"], positions, reads["value"], convolve
-    )
+    query = self.make_query(sources["query"], positions, convolve)
+    key, value = self._key_value(sources, positions, convolve)
     if self.dropout_rate and not deterministic:
       call["dropout_rate"] = self.dropout_rate
       call["dropout_rng"] = self.make_rng("dropout")
-    call = call | self.options(inputs, call) | self._gates(inputs, positions)
-    apply = functools.partial(self.attention.apply, self.mechanism)
+    call |= self.options(inputs, call) | self._gates(inputs, positions)
     if self.is_mutable_collection("intermediates"):
+      apply = functools.partial(self.attention.apply, self.mechanism)
       weights = attention_weights(apply, query, key, **call)
       self.sow("intermediates", "attention_weights", weights)
     out = self.attend(query, key, value, inputs=inputs, **call)
     return self._merge(out, inputs)
+
+  def sources(
+    self,
+    sources: dict[str, Float[Array, "B S F"]],
+    positions: Positions | None,
+    deterministic: bool,
+    call: dict[str, Any],
+  ) -> dict[str, Float[Array, "B S F"]]:
+    """What each is projected from; a subclass may change it, and read `call`."""
+    del positions, deterministic, call
+    return sources
 
   def options(
     self, inputs: Float[Array, "B T F"], call: Mapping[str, Any]
   ) -> dict[str, Any]:
     """What the slot itself adds to a call of the mechanism."""
     del inputs, call
-    return {} if self.scale is None else {"scale": self.scale}
+    return self._scale
 
   def attend(
     self,
@@ -215,75 +169,61 @@ class MultiHeadAttention(nn.Module):
     inputs: Float[Array, "B T F"],
     **call: Any,
   ) -> Float[Array, "B T N H"]:
-    """The mechanism itself: a method, so that `replace_attention` finds it.
-
-    `inputs` are what the arrays are projected from, for the gates of another one.
-    """
+    """The mechanism itself: a method, so that `replace_attention` finds it."""
     del inputs
     return self.attention.apply(self.mechanism, query, key, value, **call)
 
   def start(self, batch: int, max_length: int) -> None:
     """Puts an empty cache for `max_length` positions in 'cache'."""
-    if self.attention.init_cache is None:
+    init_cache = self.attention.init_cache
+    if init_cache is None:
       raise ValueError(
         "decoder_attention: this mechanism cannot decode token by token; "
         "generate with one whose `supports` has 'decode'"
       )
-    dims = self.dims._replace(value_dim=self._value_dim)
-    cache = self.attention.init_cache(
-      self.mechanism, batch, max_length, dims, self.dtype
+    cache = init_cache(
+      self.mechanism, batch, max_length, self.sizes, self.dtype
     )
     self.put_variable("cache", "attention", cache)
-    if self.short_convolution:
-      sizes = {name: getattr(self, name).features for name in self.projected}
+    if self.config.short_convolution:
       shape = batch, SHORT_WIDTH - 1
-      nothing = {
-        name: jnp.zeros((*shape, size), self.dtype)
-        for name, size in sizes.items()
+      zeros = {
+        name: jnp.zeros((*shape, math.prod(self._shapes[name])), self.dtype)
+        for name in self.projected
       }
-      self.put_variable("cache", "short_convolution", nothing)
+      self.put_variable("cache", "short_convolution", zeros)
 
   def prefill(
     self,
     inputs: Float[Array, "B P F"],
-    positions: Int[Array | np.ndarray, "1 P"],
+    positions: Positions,
     lengths: Int[Array, "B"],
     **tables: Float[Array, "N D"],
   ) -> Float[Array, "B P F"]:
-    """A causal call on the first P positions, of which `lengths` are in 'cache'.
-
-    `tables` are as in `decode`.
-    """
-    read = {}
+    """A causal call on P positions, of which the first `lengths` are in 'cache'."""
+    recent = {}
 
     def convolve(name, x):
-      read[name] = last(x, lengths)
-      return self._convolved_shortly(name, x)
+      recent[name] = last(x, lengths)
+      return self._convolved(name, x)
 
-    query = self.make_query(inputs, positions, convolve)
-    key, value = self._key_value(inputs, positions, convolve=convolve)
-    if self.short_convolution:
-      self.put_variable("cache", "short_convolution", read)
-    arrays, gates = (query, key, value), self._gates(inputs, positions)
+    arrays = self._projections(inputs, positions, convolve)
+    if recent:
+      self.put_variable("cache", "short_convolution", recent)
+    gates = self._gates(inputs, positions)
     call = tables | self.options(inputs, tables)
     out = self.attend(*arrays, inputs=inputs, is_causal=True, **call, **gates)
     cache = self.get_variable("cache", "attention")
     if self.attention.prefill is None:
-      cache = self._filled(cache, arrays, gates, lengths, call)
+      cache = self._decoded(cache, arrays, gates, lengths, call)
     else:
-      options = {"scale": self.scale} if self.scale is not None else {}
       cache = self.attention.prefill(
-        self.mechanism,
-        cache,
-        *arrays,
-        lengths,
-        **options,
-        **gates,
+        self.mechanism, cache, *arrays, lengths, **self._scale, **gates
       )
     self.put_variable("cache", "attention", cache)
     return self._merge(out, inputs)
 
-  def _filled(self, cache, arrays, gates, lengths, call):
+  def _decoded(self, cache, arrays, gates, lengths, call):
     """The cache after `decode` of one position after another."""
     decode = cast(Callable[..., Any], self.attention.decode)
     in_time = jax.tree.map(
@@ -298,49 +238,34 @@ class MultiHeadAttention(nn.Module):
     steps = jnp.arange(arrays[0].shape[1])
     return jax.lax.scan(step, cache, (steps, in_time))[0]
 
-  def _gates(self, inputs, positions):
-    """What the mechanism reads from the inputs, its own key with its position."""
-    if self.attention.gates is None:
-      return {}
-    gates = dict(self.attention.gates(self.mechanism, inputs))
-    if "shared_key" in gates:
-      key = gates["shared_key"][:, :, None]
-      gates["shared_key"] = self._turned(key, positions)[:, :, 0]
-    return gates
-
   def decode(
     self,
     inputs: Float[Array, "B 1 F"],
     positions: Int[Array, "B 1"],
     **tables: Float[Array, "N D"],
   ) -> Float[Array, "B 1 F"]:
-    """The next position of a causal call; reads and writes 'cache'.
-
-    `tables` are what the call has of 'relative' in addition to the slot's own
-    keys.
-    """
+    """The next position of a causal call, with its tables by distance."""
     decode = cast(Callable[..., Any], self.attention.decode)
     before = self.get_variable("cache", "short_convolution")
     after = {}
 
     def convolve(name, x):
       after[name] = jnp.concatenate([before[name][:, 1:], x], axis=1)
-      return self._convolved_shortly(name, x, before=before[name])
+      return self._convolved(name, x, before=before[name])
 
-    key, value = self._key_value(inputs, positions, convolve=convolve)
-    cache = self.get_variable("cache", "attention")
-    query = self.make_query(inputs, positions, convolve)
+    arrays = self._projections(inputs, positions, convolve)
     call = tables | self.options(inputs, tables)
     call |= self._gates(inputs, positions)
-    out, cache = decode(self.mechanism, cache, query, key, value, **call)
+    cache = self.get_variable("cache", "attention")
+    out, cache = decode(self.mechanism, cache, *arrays, **call)
     self.put_variable("cache", "attention", cache)
-    if self.short_convolution:
+    if after:
       self.put_variable("cache", "short_convolution", after)
     return self._merge(out, inputs)
 
   def remember(self, memory: Float[Array, "B S F"]) -> None:
     """Projects an encoder's output once and keeps it in 'memory'."""
-    key, value = self._key_value(memory, None)
+    key, value = self._key_value({"key": memory, "value": memory}, None)
     self.put_variable("memory", "key", key)
     self.put_variable("memory", "value", value)
 
@@ -351,61 +276,17 @@ class MultiHeadAttention(nn.Module):
   ) -> Float[Array, "BL 1 F"]:
     """Attends to what `remember` kept.
 
-    Each example may have several hypotheses (beams), next to one another along
-    the first axis. They share one copy of keys and values: they are the queries
-    of one call, which any mechanism that is 'rowwise' allows.
+    Beams of an example, next to one another along the first axis, share its keys
+    and values as queries of one call, which 'rowwise' mechanisms allow.
     """
     key = self.get_variable("memory", "key")
     value = self.get_variable("memory", "value")
     query = self.make_query(inputs, None)
     beams = query.reshape(key.shape[0], -1, *query.shape[2:])
-    call = {} if self.scale is None else {"scale": self.scale}
     out = self.attention.apply(
-      self.mechanism, beams, key, value, mask=mask, **call
+      self.mechanism, beams, key, value, mask=mask, **self._scale
     )
     return self._merge(out.reshape(query.shape), inputs)
-
-  def make_query(
-    self,
-    inputs: Float[Array, "B T F"],
-    positions: Int[Array | np.ndarray, "B T"] | None,
-    convolve: Callable[..., Array] | None = None,
-  ) -> Float[Array, "B T N H"]:
-    """The queries, normed and turned by their positions."""
-    heads = self.qk_heads or self.dims.num_heads
-    query = self.heads("query", inputs, heads, convolve)
-    query = self._normed("query", query)
-    if "own_keys" not in self.attention.supports:
-      return self._shared(self._turned(query, positions))
-    # Only what reads the shared key has positions.
-    width = self._shared_width
-    own, shared = jnp.split(query, [query.shape[-1] - width], axis=-1)
-    return jnp.concatenate([own, self._turned(shared, positions)], axis=-1)
-
-  @property
-  def _shared_width(self) -> int:
-    """P of the key that all heads share."""
-    gates = cast(Callable[..., Any], self.attention.gates)
-    inputs = jax.ShapeDtypeStruct((1, 1, self.dims.features), jnp.float32)
-    found = jax.eval_shape(gates, self.mechanism, inputs)
-    width = found["shared_key"].shape[-1] if "shared_key" in found else 0
-    if self.rotary and (width < 2 or width % 2):
-      raise ValueError(
-        "position: rotary turns pairs of the key that all heads share; expected "
-        f"an even width of at least 2, got {width}"
-      )
-    return width
-
-  def _normed(self, name, x):
-    """A query or key of each head, as `query_key_norm` says."""
-    if self.query_key_norm in ("rms", "rms_from_one"):
-      return getattr(self, f"{name}_norm")(x)
-    if self.query_key_norm == "rms_joint":
-      joint = x.reshape(*x.shape[:2], -1)
-      return getattr(self, f"{name}_norm")(joint).reshape(x.shape)
-    if self.query_key_norm == "l2":
-      return unit_length(x).astype(x.dtype)
-    return x
 
   @property
   def projected(self) -> tuple[str, ...]:
@@ -416,62 +297,146 @@ class MultiHeadAttention(nn.Module):
       return "query", "value"
     return "query", "key", "value"
 
-  def _convolved_shortly(self, name, x, mask=None, **options):
-    if mask is not None and mask.shape[1:3] == (1, 1):
-      # A hidden position is hidden from the convolution of later ones as well.
-      x = jnp.where(mask[:, 0, 0, :, None], x, 0.0)
-    return getattr(self, f"{name}_short_convolution")(x, **options)
-
-  def _key_value(self, inputs, positions, of_value=None, convolve=None):
-    if "value" not in self.projected:
-      return None, None
-    of_value = inputs if of_value is None else of_value
-    value = self.heads("value", of_value, self.dims.num_kv_heads, convolve)
-    if "key" not in self.projected:
-      return None, value
-    heads = self.qk_heads or self.dims.num_kv_heads
-    key = self._normed("key", self.heads("key", inputs, heads, convolve))
-    return self._shared(self._turned(key, positions)), value
-
-  def _shared(self, x):
-    """Queries or keys of every head, where several share them."""
-    if self.qk_heads is None:
-      return x
-    return jnp.repeat(x, self.dims.num_heads // self.qk_heads, axis=2)
+  @property
+  def sizes(self) -> Dims:
+    """`dims`, with V of the config."""
+    value_dim = self.config.value_dim or self.dims.value_dim
+    return self.dims._replace(value_dim=value_dim)
 
   @property
-  def _value_dim(self) -> int:
-    return self.value_dim or self.dims.head_dim
+  def _shapes(self) -> dict[str, tuple[int, int]]:
+    """How many heads a projection has, and how wide they are."""
+    shared, dims = self.config.num_qk_heads, self.sizes
+    return {
+      "query": (shared or dims.num_heads, dims.head_dim),
+      "key": (shared or dims.num_kv_heads, dims.head_dim),
+      "value": (dims.num_kv_heads, dims.values),
+    }
 
-  def _turned(self, x, positions):
-    if not self.rotary:
-      return x
-    return rotate(
-      x, positions, theta=self.rotary_theta, fraction=self.rotary_fraction
+  @property
+  def _scale(self) -> dict[str, float]:
+    scale = self.config.attention_scale
+    return {} if scale is None else {"scale": scale}
+
+  @nn.nowrap
+  def dense(self, size: int, init: Any = None) -> nn.Dense:
+    """A projection, with a bias where the config has one."""
+    return nn.Dense(
+      size,
+      use_bias=self.config.attention_bias,
+      dtype=self.dtype,
+      param_dtype=self.param_dtype,
+      kernel_init=init or kernel_init(),
     )
 
   def heads(
     self,
     name: str,
     inputs: Float[Array, "B T F"],
-    num_heads: int,
     convolve: Callable[..., Array] | None = None,
   ) -> Float[Array, "B T N H"]:
     """A projection of the inputs, which `convolve` may mix along positions."""
     x = by_rows(getattr(self, name), inputs)
-    if self.short_convolution and convolve is not None:
+    if self.config.short_convolution and convolve is not None:
       x = convolve(name, x)
-    return x.reshape(*inputs.shape[:2], num_heads, -1)
+    return x.reshape(*inputs.shape[:2], *self._shapes[name])
+
+  def make_query(
+    self,
+    inputs: Float[Array, "B T F"],
+    positions: Positions | None,
+    convolve: Callable[..., Array] | None = None,
+  ) -> Float[Array, "B T N H"]:
+    """The queries, normed and turned by their positions."""
+    query = self.heads("query", inputs, convolve)
+    query = self._normed("query", query)
+    if "own_keys" not in self.attention.supports:
+      return self._shared(self._turned(query, positions))
+    # Only what reads the shared key has positions.
+    width = self._shared_width
+    own, shared = jnp.split(query, [query.shape[-1] - width], axis=-1)
+    return jnp.concatenate([own, self._turned(shared, positions)], axis=-1)
+
+  def _key_value(self, sources, positions, convolve=None):
+    """Keys, likewise, and values; None where the mechanism needs none."""
+    key = value = None
+    if "key" in self.projected:
+      key = self.heads("key", sources["key"], convolve)
+      key = self._shared(self._turned(self._normed("key", key), positions))
+    if "value" in self.projected:
+      value = self.heads("value", sources["value"], convolve)
+    return key, value
+
+  def _projections(self, inputs, positions, convolve):
+    query = self.make_query(inputs, positions, convolve)
+    sources = {"key": inputs, "value": inputs}
+    return query, *self._key_value(sources, positions, convolve)
+
+  def _convolved(self, name, x, mask=None, **options):
+    if mask is not None and mask.shape[1:3] == (1, 1):
+      # A hidden position is hidden from the convolution of later ones as well.
+      x = jnp.where(mask[:, 0, 0, :, None], x, 0.0)
+    return getattr(self, f"{name}_short_convolution")(x, **options)
+
+  def _normed(self, name, x):
+    """A query or key of each head, as `query_key_norm` says."""
+    kind = self.config.query_key_norm
+    if kind == "none":
+      return x
+    if kind == "l2":
+      return unit_length(x).astype(x.dtype)
+    norm = getattr(self, f"{name}_norm")
+    if kind == "rms_joint":
+      return norm(x.reshape(*x.shape[:2], -1)).reshape(x.shape)
+    return norm(x)
+
+  def _turned(self, x, positions):
+    if not self.rotary:
+      return x
+    theta, fraction = self.config.rotary_theta, self.config.rotary_fraction
+    return rotate(x, positions, theta=theta, fraction=fraction)
+
+  def _shared(self, x):
+    """Queries or keys of every head, where several share them."""
+    if self.config.num_qk_heads is None:
+      return x
+    return jnp.repeat(
+      x, self.dims.num_heads // self.config.num_qk_heads, axis=2
+    )
+
+  def _gates(self, inputs, positions):
+    """What the mechanism reads from the inputs, its own key with its position."""
+    if self.attention.gates is None:
+      return {}
+    gates = dict(self.attention.gates(self.mechanism, inputs))
+    if "shared_key" in gates:
+      key = gates["shared_key"][:, :, None]
+      gates["shared_key"] = self._turned(key, positions)[:, :, 0]
+    return gates
+
+  @property
+  def _shared_width(self) -> int:
+    """P of the key that all heads share."""
+    gates = cast(Callable[..., Any], self.attention.gates)
+    inputs = jax.ShapeDtypeStruct((1, 1, self.dims.features), jnp.float32)
+    made = jax.eval_shape(gates, self.mechanism, inputs)
+    width = made["shared_key"].shape[-1] if "shared_key" in made else 0
+    if self.rotary and (width < 2 or width % 2):
+      raise ValueError(
+        "position: rotary turns pairs of the key that all heads share; expected "
+        f"an even width of at least 2, got {width}"
+      )
+    return width
 
   def _merge(self, out, inputs):
     """The output projection of each head's result, normed and gated."""
-    joint = self.output_norm == "rms_joint"
-    if self.output_norm != "none" and not joint:
+    kind, gate = self.config.output_norm, OUTPUT_GATES[self.config.output_gate]
+    if kind not in ("none", "rms_joint"):
       out = self.out_norm(out)
     out = out.reshape(*out.shape[:2], -1)
-    if self.output_gate != "none":
-      out = out * GATES[self.output_gate](by_rows(self.gate, inputs))
-    if joint:
+    if gate is not None:
+      out = out * gate(by_rows(self.gate, inputs))
+    if kind == "rms_joint":
       out = self.out_norm(out)
     return by_rows(self.out, out)
 

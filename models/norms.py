@@ -6,7 +6,8 @@ from flax import linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from models.config import ModelConfig
+from attention import registry
+from models.config import NORM_KINDS, ModelConfig
 
 
 class RmsNormFromOne(nn.Module):
@@ -34,13 +35,6 @@ class RmsNormFromOne(nn.Module):
     return (norm(x) * scale).astype(self.dtype)
 
 
-_NORMS = {
-  "layer": nn.LayerNorm,
-  "rms": nn.RMSNorm,
-  "rms_from_one": RmsNormFromOne,
-}
-
-
 def make_norm(config: ModelConfig, name: str | None = None) -> nn.Module:
   """A norm of the last axis, as `norm_kind` and `norm_epsilon` say.
 
@@ -53,7 +47,8 @@ def make_norm(config: ModelConfig, name: str | None = None) -> nn.Module:
   Papers: Layer normalization, arXiv:1607.06450; Root mean square layer
   normalization, arXiv:1910.07467; Gemma, arXiv:2403.08295.
   """
-  return _NORMS[config.norm_kind](
+  norm = registry.named(config.norm_kind, NORM_KINDS, "Norm")
+  return norm(
     epsilon=config.norm_epsilon,
     dtype=config.dtype,
     param_dtype=config.param_dtype,

@@ -1,5 +1,8 @@
 """Absolute position encodings; relative ones are in `attention.positions`."""
 
+from collections.abc import Callable, Mapping
+import types
+
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 import numpy as np
@@ -27,3 +30,9 @@ def sinusoidal(
   xp = np if isinstance(sin, np.ndarray) else jnp
   pairs = xp.stack([sin, cos], axis=-1)
   return jnp.asarray(pairs.reshape(*positions.shape, features))
+
+
+ADDED: Mapping[str, Callable[..., Array]] = types.MappingProxyType(
+  {"sinusoidal": sinusoidal}
+)
+"""`position` of a config -> `(positions [B, T], F) -> [B, T, F]`, which is added."""

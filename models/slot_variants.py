@@ -1,13 +1,13 @@
 """Slots that give their mechanism more than queries, keys and values."""
 
 from collections.abc import Mapping
-import functools
 from typing import Any
 
 from flax import linen as nn
 from jaxtyping import Array, Float
 
 from models.multi_head_attention import MultiHeadAttention
+from models.rows import by_rows
 
 SHAW_DISTANCE = 16
 """k: keys farther away share a relative key, as in the paper's base model."""
@@ -49,16 +49,10 @@ class GlobalAttention(MultiHeadAttention):
   def setup(self) -> None:
     """Makes the slot and the projections of global tokens."""
     super().setup()
-    dense = functools.partial(
-      nn.Dense,
-      use_bias=self.use_bias,
-      dtype=self.dtype,
-      param_dtype=self.param_dtype,
-    )
     heads, kv_heads, head_dim = self.dims[:3]
-    self.global_query = dense(heads * head_dim)
-    self.global_key = dense(kv_heads * head_dim)
-    self.global_value = dense(kv_heads * (self.value_dim or head_dim))
+    self.global_query = self.dense(heads * head_dim)
+    self.global_key = self.dense(kv_heads * head_dim)
+    self.global_value = self.dense(kv_heads * self.sizes.values)
 
   def options(
     self, inputs: Float[Array, "B T F"], call: Mapping[str, Any]
@@ -68,10 +62,13 @@ class GlobalAttention(MultiHeadAttention):
     is_asked = call.get("global_indices") is not None
     if not (is_asked or self.is_initializing()):
       return own
-    heads, kv_heads = self.dims.num_heads, self.dims.num_kv_heads
-    qkv = (
-      self.heads("global_query", inputs, heads),
-      self.heads("global_key", inputs, kv_heads),
-      self.heads("global_value", inputs, kv_heads),
+    heads, kv_heads = self.dims[:2]
+    qkv = tuple(
+      by_rows(dense, inputs).reshape(*inputs.shape[:2], number, -1)
+      for dense, number in (
+        (self.global_query, heads),
+        (self.global_key, kv_heads),
+        (self.global_value, kv_heads),
+      )
     )
     return {**own, "global_qkv": qkv} if is_asked else own

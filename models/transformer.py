@@ -11,14 +11,13 @@ from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
 from attention import alibi_bias, t5_bias
-from models import positions as position_encodings
 from models import tables
 from models.block import Block
 from models.config import PAD_ID, ModelConfig
 from models.head import Head
 from models.kind import Sizes
-from models.mechanism_variables import check_mechanisms
 from models.norms import make_norm
+from models.sizes import check_length, id_sizes
 
 OPTIONAL = (
   "source_mask",
@@ -73,44 +72,40 @@ class Transformer(nn.Module):
   def setup(self) -> None:
     """Makes the tables and the layers that the kind has."""
     config = self.config
-    has_encoder = config.layout != "decoder"
-    has_decoder = config.layout != "encoder"
     table = functools.partial(
       tables.token_table,
       features=config.features,
       dtype=config.dtype,
       param_dtype=config.param_dtype,
     )
+    has_encoder = config.layout != "decoder"
+    has_decoder = config.layout != "encoder"
     if has_decoder or self._one_table:
       self.target_embedding = table(self.target_vocab_size)
     if has_encoder and not self._one_table:
       self.source_embedding = table(self.source_vocab_size)
     if config.head == "tokens" and not config.tie_embeddings:
       self.output_embedding = table(self.target_vocab_size)
-    learned = config.position == "learned"
+    if config.embedding.token_types:
+      self.source_types = table(config.embedding.token_types)
+    stacks = ["encoder"] * has_encoder + ["decoder"] * has_decoder
+    for stack in stacks:
+      side, length = self._side(stack)
+      if config.position == "learned":
+        rows = length + config.embedding.position_offset
+        setattr(self, f"{side}_positions", table(rows))
+      if config.embedding.embedding_norm:
+        setattr(self, f"{side}_embedding_norm", make_norm(config))
+      if config.norm != "post":
+        setattr(self, f"{stack}_norm", make_norm(config))
     if has_encoder:
-      if learned:
-        self.source_positions = table(
-          self.max_source_length + config.position_offset
-        )
-      if config.token_types:
-        self.source_types = table(config.token_types)
-      if config.embedding_norm:
-        self.source_embedding_norm = make_norm(config)
       self.encoder = [
         Block(config, mechanism, self.max_source_length)
         for mechanism in config.layers("encoder_attention")
       ]
-      if config.norm != "post":
-        self.encoder_norm = make_norm(config)
     if has_decoder:
-      if learned:
-        self.target_positions = table(self.max_target_length)
-      if config.embedding_norm:
-        self.target_embedding_norm = make_norm(config)
-      across = [None] * len(config.layers("decoder_attention"))
-      if has_encoder:
-        across = config.layers("cross_attention")
+      mechanisms = config.layers("decoder_attention")
+      across = [None] * len(mechanisms)
       self.decoder = [
         Block(
           of_layer,
@@ -122,21 +117,17 @@ class Transformer(nn.Module):
         )
         for of_layer, mechanism, to_memory in zip(
           config.decoder_configs,
-          config.layers("decoder_attention"),
-          across,
+          mechanisms,
+          config.layers("cross_attention") if has_encoder else across,
           strict=True,
         )
       ]
-      if config.norm != "post":
-        self.decoder_norm = make_norm(config)
     if config.position == "t5":
-      stacks = ["encoder"] * has_encoder + ["decoder"] * has_decoder
+      shape = config.slot.relative_buckets, config.num_heads
+      normal = nn.initializers.normal(0.02)
       self.relative_bias = {
         stack: self.param(
-          f"{stack}_relative_bias",
-          nn.initializers.normal(0.02),
-          (config.relative_buckets, config.num_heads),
-          config.param_dtype,
+          f"{stack}_relative_bias", normal, shape, config.param_dtype
         )
         for stack in stacks
       }
@@ -187,19 +178,17 @@ class Transformer(nn.Module):
     check_length("inputs", inputs.shape[1], self.max_target_length)
     positions = np.arange(inputs.shape[1])[None, :]
     x = self._read(inputs, positions, deterministic, **embedded)
-    for block in self.decoder:
-      x = self._through(
-        block,
-        x,
-        memory,
-        positions=positions,
-        mask=None if inputs_mask is None else inputs_mask[:, None, None, :],
-        memory_mask=mask,
-        is_causal=True,
-        deterministic=deterministic,
-        **self._relative_tables("decoder"),
-      )
-    return self._logits(self.decoder_norm(x) if self._norms_at_end else x)
+    x = self._through(
+      "decoder",
+      x,
+      memory,
+      positions=positions,
+      mask=None if inputs_mask is None else inputs_mask[:, None, None, :],
+      memory_mask=mask,
+      is_causal=True,
+      deterministic=deterministic,
+    )
+    return self._logits(x)
 
   def start(
     self,
@@ -243,14 +232,12 @@ class Transformer(nn.Module):
     mask = self.get_variable("memory", "mask")
     positions = np.arange(inputs.shape[1])[None, :]
     x = self._read(inputs, positions, **embedded)
+    tables = self._relative_tables("decoder")
     for block in self.decoder:
-      tables = self._relative_tables("decoder")
       x = block.prefill(x, positions, lengths, mask, **tables)
     self.put_variable("cache", "index", lengths.astype(jnp.int32))
     last = jnp.take_along_axis(x, lengths[:, None, None] - 1, axis=1)
-    return self._logits(
-      self.decoder_norm(last) if self._norms_at_end else last
-    )[:, 0]
+    return self._logits(self._normed("decoder", last))[:, 0]
 
   def decode(self, inputs: Int[Array, "B"]) -> Float[Array, "B V"]:
     """Logits after one more id of each sequence; reads and writes 'cache'."""
@@ -258,33 +245,29 @@ class Transformer(nn.Module):
     mask = self.get_variable("memory", "mask")
     positions = index[:, None]
     x = self._read(inputs[:, None], positions)
+    tables = self._relative_tables("decoder")
     for block in self.decoder:
-      x = block.decode(x, positions, mask, **self._relative_tables("decoder"))
+      x = block.decode(x, positions, mask, **tables)
     self.put_variable("cache", "index", index + 1)
-    return self._logits(self.decoder_norm(x) if self._norms_at_end else x)[:, 0]
+    return self._logits(self._normed("decoder", x))[:, 0]
 
-  @property
-  def _norms_at_end(self):
-    return self.config.norm != "post"
+  @nn.nowrap
+  def _side(self, stack: str) -> tuple[str, int]:
+    """The side of a batch that a stack reads, and how long it may be."""
+    if stack == "encoder":
+      return "source", self.max_source_length
+    return "target", self.max_target_length
 
   def _relative_tables(self, stack: str) -> dict[str, Any]:
     """What a stack's self-attentions add by distance: one table for all."""
-    match self.config.position:
-      case "t5":
-        embedding = self.relative_bias[stack]
-        bias = t5_bias(
-          embedding,
-          self.config.relative_distance,
-          is_causal=stack == "decoder",
-        )
-      case "alibi":
-        lengths = {
-          "encoder": self.max_source_length,
-          "decoder": self.max_target_length,
-        }
-        bias = alibi_bias(self.config.num_heads, lengths[stack])
-      case _:
-        return {}
+    config = self.config
+    if config.position == "t5":
+      distance, is_causal = config.slot.relative_distance, stack == "decoder"
+      bias = t5_bias(self.relative_bias[stack], distance, is_causal=is_causal)
+    elif config.position == "alibi":
+      bias = alibi_bias(config.num_heads, self._side(stack)[1])
+    else:
+      return {}
     return {"relative_bias": bias}
 
   def _encode(
@@ -295,38 +278,44 @@ class Transformer(nn.Module):
     global_indices=None,
     deterministic=True,
   ):
+    """Features of the source, and which of its positions may be seen."""
     check_length("source", source.shape[1], self.max_source_length)
     if source_mask is None:
       source_mask = source != PAD_ID
     mask = source_mask[:, None, None, :]
     table = self.target_embedding if self._one_table else self.source_embedding
     x = self._embed(table, "source", source, self._positions(source))
-    if self.config.token_types:
+    if self.config.embedding.token_types:
       types = jnp.zeros_like(source) if source_types is None else source_types
       x = x + self.source_types(types)
-    if self.config.embedding_norm:
-      x = self.source_embedding_norm(x)
-    x = self.dropout(x, deterministic=deterministic)
-    call = self._relative_tables("encoder")
-    if global_indices is not None:
-      call["global_indices"] = global_indices
-    for block in self.encoder:
-      x = self._through(
-        block,
-        x,
-        positions=np.arange(x.shape[1])[None, :],
-        mask=mask,
-        deterministic=deterministic,
-        **call,
-      )
-    return (self.encoder_norm(x) if self._norms_at_end else x), mask
+    call = {} if global_indices is None else {"global_indices": global_indices}
+    x = self._through(
+      "encoder",
+      self._finished("source", x, deterministic),
+      positions=np.arange(x.shape[1])[None, :],
+      mask=mask,
+      deterministic=deterministic,
+      **call,
+    )
+    return x, mask
 
-  def _through(self, block, *arrays, **call):
-    """A layer on whole sequences, which `remat` may not keep."""
-    if self.config.remat == "none":
-      return block(*arrays, **call)
-    return nn.remat(lambda block, *arrays: block(*arrays, **call))(
-      block, *arrays
+  def _through(self, stack, x, *memory, **call):
+    """A stack on whole sequences, whose layers `remat` may not keep."""
+    call |= self._relative_tables(stack)
+    for block in getattr(self, stack):
+
+      def layer(block, *arrays):
+        return block(*arrays, **call)
+
+      if self.config.remat == "block":
+        layer = nn.remat(layer)
+      x = layer(block, x, *memory)
+    return self._normed(stack, x)
+
+  def _normed(self, stack, x):
+    """The norm at the end of a stack, which norm 'post' does not have."""
+    return (
+      x if self.config.norm == "post" else getattr(self, f"{stack}_norm")(x)
     )
 
   @property
@@ -336,13 +325,14 @@ class Transformer(nn.Module):
     if config.layout == "encoder":
       tied = config.tie_embeddings and config.head == "tokens"
     else:
-      tied = config.tie_inputs
+      tied = config.embedding.tie_inputs
       tied = config.tie_embeddings if tied is None else tied
     return self.shared_vocabulary and tied
 
   def _positions(self, source):
     """What the encoder's table of positions is asked for."""
-    first, padding = self.config.position_offset, self.config.position_padding
+    embedding = self.config.embedding
+    first, padding = embedding.position_offset, embedding.position_padding
     if padding is None:
       return first + np.arange(source.shape[1])[None, :]
     is_token = source != padding
@@ -360,37 +350,32 @@ class Transformer(nn.Module):
 
   def _read(self, inputs, positions, deterministic=True, **embedded):
     x = self.embed_inputs(inputs, positions, deterministic, **embedded)
-    if self.config.embedding_norm:
-      x = self.target_embedding_norm(x)
+    return self._finished("target", x, deterministic)
+
+  def _finished(self, side, x, deterministic):
+    """The sum of embeddings, normed where the config says so."""
+    if self.config.embedding.embedding_norm:
+      x = getattr(self, f"{side}_embedding_norm")(x)
     return self.dropout(x, deterministic=deterministic)
 
   def _embed(self, table, side, ids, positions):
-    scale = self.config.embedding_scale
-    scale = math.sqrt(self.config.features) if scale is None else scale
+    """Embeddings of ids and of positions."""
+    config = self.config
+    scale = config.embedding.embedding_scale
+    scale = math.sqrt(config.features) if scale is None else scale
     x = table(ids) * scale
-    if self.config.position == "learned":
+    if config.position == "learned":
       x = x + getattr(self, f"{side}_positions")(positions) * scale
-    if self.config.position != "sinusoidal":
-      return x
-    sines = position_encodings.sinusoidal(positions, self.config.features)
-    return x + sines.astype(x.dtype)
+    if added := config.added_position:
+      x = x + added(positions, config.features).astype(x.dtype)
+    return x
 
   def _logits(self, x):
-    if self.config.head != "tokens":
-      return self.head(x, None)
-    tied = self.config.tie_embeddings
-    return self.head(
-      x, self.target_embedding if tied else self.output_embedding
-    )
-
-
-def check_length(name: str, length: int, limit: int) -> None:
-  """Raises ValueError where a sequence is longer than the model allows."""
-  if length > limit:
-    raise ValueError(
-      f"{name}: {length} positions are more than the model's {limit}; shorten "
-      "it or make a model with a larger maximum"
-    )
+    table = None
+    if self.config.head == "tokens":
+      tied = self.config.tie_embeddings
+      table = self.target_embedding if tied else self.output_embedding
+    return self.head(x, table)
 
 
 def create(config: ModelConfig, sizes: Sizes) -> Transformer:
@@ -405,53 +390,3 @@ def create(config: ModelConfig, sizes: Sizes) -> Transformer:
       f"{' and '.join(sizes.input_shapes)}, which the task has"
     )
   return Transformer(config, *id_sizes(config, sizes))
-
-
-def id_sizes(config: Any, sizes: Sizes) -> tuple[int, int, int, int, bool]:
-  """The sizes of a module that reads ids, as `Transformer` takes them.
-
-  Args:
-    config: of a Transformer, or of a recurrent model.
-    sizes: of the task.
-
-  Raises:
-    ValueError: a size is missing, or a mechanism cannot work at it; the message
-      starts with the argument or field.
-  """
-  has_encoder = config.layout != "decoder"
-  for name, needed in (
-    ("source_vocab_size", has_encoder),
-    ("max_source_length", has_encoder),
-    ("target_vocab_size", True),
-    ("max_target_length", config.layout != "encoder"),
-  ):
-    size = getattr(sizes, name)
-    if needed and (size is None or size < 1):
-      raise ValueError(f"{name}: kind '{config.kind}' needs it, got {size}")
-  if sizes.shared_vocabulary and has_encoder:
-    if sizes.source_vocab_size != sizes.target_vocab_size:
-      raise ValueError(
-        f"shared_vocabulary: source has {sizes.source_vocab_size} ids and "
-        f"target {sizes.target_vocab_size}"
-      )
-  elif (
-    config.layout == "encoder"
-    and config.head == "tokens"
-    and config.tie_embeddings
-  ):
-    raise ValueError(
-      "tie_embeddings: the softmax of an encoder can share the source's table "
-      "only if source and target have one vocabulary; set it to False"
-    )
-  for layer in getattr(config, "cycle", (config,)):
-    for field, chosen in layer.attentions.items():
-      side = "target" if field == "decoder_attention" else "source"
-      length = getattr(sizes, f"max_{side}_length") or 0
-      check_mechanisms(field, chosen, layer.dims(length))
-  return (
-    sizes.source_vocab_size or 0,
-    sizes.target_vocab_size,
-    sizes.max_source_length or 0,
-    sizes.max_target_length or 0,
-    sizes.shared_vocabulary,
-  )

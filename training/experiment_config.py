@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from attention import ATTENTIONS
 import models
+from models import nested
 from settings.build import build, check_section, leaf_names, to_mapping
 from settings.errors import ConfigError
 from settings.suggest import one_of
@@ -100,12 +101,12 @@ def parse(
     raise ConfigError(
       f"config.model.weights: expected a folder, got {weights!r}"
     )
-  model: Any = build(
-    _model_type(model_leaves),
-    model_leaves,
-    "config.model",
-    elsewhere,
-  )
+  model_type = _model_type(model_leaves)
+  try:
+    model_leaves = nested.nest(model_type, model_leaves)
+  except ValueError as error:
+    raise ConfigError(f"config.model.{error}") from error
+  model: Any = build(model_type, model_leaves, "config.model", elsewhere)
   _check_x64(model)
   if weights and not restore:
     model = _published(weights, model)
@@ -182,7 +183,7 @@ def _published(folder: str, config: Any) -> Any:
     if hasattr(published, "max_length") and not described.input_shapes:
       sizes["vocab_size"] = described.vocab_size
       sizes["max_length"] = described.max_length
-    return dataclasses.replace(
+    return nested.replace(
       published,
       **sizes,
       **{x: getattr(config, x) for x in kept if hasattr(published, x)},

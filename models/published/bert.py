@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from models import nested
 from models.config import ModelConfig
 from models.published import family
 from models.published.family import Described, Family, Row
@@ -70,7 +71,8 @@ def encoder(theirs: Mapping[str, Any], head: str, **others: Any) -> ModelConfig:
   if head == "tokens":
     family.only(theirs, tie_word_embeddings=True)
   dropout = family.number(theirs, "hidden_dropout_prob", 0.1)
-  return ModelConfig(
+  return nested.make(
+    ModelConfig,
     kind="encoder",
     num_layers=family.size(theirs, "num_hidden_layers"),
     num_heads=family.size(theirs, "num_attention_heads"),
@@ -118,7 +120,7 @@ def to_json(described: Described) -> dict[str, Any]:
     "vocab_size": described.vocab_size,
     "max_position_embeddings": described.max_length,
     **sizes_json(config),
-    "type_vocab_size": max(config.token_types, 1),
+    "type_vocab_size": max(config.embedding.token_types, 1),
     "id2label": {str(i): f"LABEL_{i}" for i in labels},
   }
 

@@ -184,77 +184,74 @@ def need(theirs: Mapping[str, Any], name: str) -> Any:
   """A value of `config.json` that has no default.
 
   Raises:
-    ValueError: it is missing.
+    ValueError: it is missing. So do the functions below, and where it is not what
+      they say.
   """
   if theirs.get(name) is None:
     raise ValueError(f"{name}: missing")
   return theirs[name]
 
 
-def flag(theirs: Mapping[str, Any], name: str, default: bool) -> bool:
-  """A value of `config.json` that is true or false.
-
-  Raises:
-    ValueError: it is something else.
-  """
+def _value(theirs, name, default, is_valid, expected):
+  """A value, or its default; None as a default is none."""
   value = theirs.get(name)
-  if value is None:
+  if value is None and default is not None:
     return default
-  if not isinstance(value, bool):
-    raise ValueError(f"{name}: expected true or false, got {value!r}")
+  value = need(theirs, name)
+  if not is_valid(value):
+    raise ValueError(f"{name}: expected {expected}, got {value!r}")
   return value
+
+
+def _is_whole(value, least=1):
+  whole = isinstance(value, int) and not isinstance(value, bool)
+  return whole and value >= least
+
+
+def flag(theirs: Mapping[str, Any], name: str, default: bool) -> bool:
+  """True or false."""
+  known = "true or false"
+  return _value(theirs, name, default, lambda x: isinstance(x, bool), known)
 
 
 def size(
   theirs: Mapping[str, Any], name: str, default: int | None = None
 ) -> int:
-  """A whole number of `config.json`, at least 1.
-
-  Raises:
-    ValueError: it is something else, or missing without a default.
-  """
-  value = theirs.get(name)
-  if value is None and default is not None:
-    return default
-  value = need(theirs, name)
-  if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-    raise ValueError(f"{name}: expected a whole number above 0, got {value!r}")
-  return value
+  """A whole number of at least 1."""
+  return _value(theirs, name, default, _is_whole, "a whole number above 0")
 
 
 def sizes(
   theirs: Mapping[str, Any], name: str, default: Sequence[int], least: int = 1
 ) -> tuple[int, ...]:
-  """Whole numbers of `config.json`, one for each stage.
+  """Whole numbers, one for each stage."""
 
-  Raises:
-    ValueError: they are something else.
-  """
-  values = theirs.get(name)
-  values = default if values is None else values
-  if not isinstance(values, list) or not all(
-    isinstance(one, int) and not isinstance(one, bool) and one >= least
-    for one in values
-  ):
-    raise ValueError(
-      f"{name}: expected a list of whole numbers of at least {least}, got "
-      f"{values!r}"
-    )
-  return tuple(values)
+  def are_sizes(values):
+    return isinstance(values, list) and all(_is_whole(x, least) for x in values)
+
+  expected = f"a list of whole numbers of at least {least}"
+  return tuple(_value(theirs, name, default, are_sizes, expected))
 
 
 def number(theirs: Mapping[str, Any], name: str, default: float) -> float:
-  """A number of `config.json`.
+  """A number."""
 
-  Raises:
-    ValueError: it is something else.
-  """
-  value = theirs.get(name)
-  if value is None:
-    return default
-  if isinstance(value, bool) or not isinstance(value, int | float):
-    raise ValueError(f"{name}: expected a number, got {value!r}")
-  return float(value)
+  def is_number(value):
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+  return float(_value(theirs, name, default, is_number, "a number"))
+
+
+def choice(
+  theirs: Mapping[str, Any], name: str, known: Collection[str], default: str
+) -> str:
+  """A word that is known."""
+
+  def is_known(value):
+    return isinstance(value, str) and value in known
+
+  expected = f"one of {', '.join(known)}"
+  return _value(theirs, name, default, is_known, expected)
 
 
 def only(theirs: Mapping[str, Any], **expected: Any) -> None:
@@ -263,9 +260,6 @@ def only(theirs: Mapping[str, Any], **expected: Any) -> None:
   Args:
     theirs: `config.json`.
     **expected: the values that are, where they are given at all.
-
-  Raises:
-    ValueError: there is another value.
   """
   for name, value in expected.items():
     if theirs.get(name, value) not in (value, None):
@@ -284,31 +278,13 @@ ACTIVATIONS = {
 
 
 def activation(theirs: Mapping[str, Any], name: str, default: str) -> str:
-  """Our name of an activation that `config.json` names.
-
-  Raises:
-    ValueError: it is not among `ACTIVATIONS`.
-  """
+  """Our name of an activation that `config.json` names."""
   return ACTIVATIONS[choice(theirs, name, ACTIVATIONS, default)]
-
-
-def choice(
-  theirs: Mapping[str, Any], name: str, known: Collection[str], default: str
-) -> str:
-  """A word of `config.json`.
-
-  Raises:
-    ValueError: it is not one of those that are known.
-  """
-  value = theirs.get(name)
-  value = default if value is None else value
-  if not isinstance(value, str) or value not in known:
-    raise ValueError(
-      f"{name}: expected one of {', '.join(known)}, got {value!r}"
-    )
-  return value
 
 
 def their_activation(name: str) -> str:
   """Their name of one of our activations, the first that means it."""
-  return next(theirs for theirs, ours in ACTIVATIONS.items() if ours == name)
+  for theirs, ours in ACTIVATIONS.items():
+    if ours == name:
+      return theirs
+  raise ValueError(f"activation: no published model has {name!r}")

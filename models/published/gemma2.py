@@ -4,9 +4,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from models.attention_config import AttentionConfig
-from models.config import ModelConfig
 from models.published import family, llama
-from models.published.family import Described, Row
+from models.published.family import Described
 
 
 def describe(
@@ -51,33 +50,17 @@ def _layers(theirs: Mapping[str, Any]) -> tuple[AttentionConfig, ...]:
   return llama.windows(theirs, every=2, options=own)
 
 
-def rows(config: ModelConfig) -> list[Row]:
-  """As `Family.rows`: Llama's, with two norms more."""
-  del config
-  theirs, ours = "model.layers.{i}", "decoder_{i}"
-  norms = {
-    "input_layernorm": "self_attention_norm",
-    "post_attention_layernorm": "self_attention_out_norm",
-    "pre_feedforward_layernorm": "mlp_norm",
-    "post_feedforward_layernorm": "mlp_out_norm",
-  }
-  return [
-    *family.table("model.embed_tokens", "target_embedding"),
-    *(row for row in llama.layer_rows() if "layernorm" not in row.theirs),
-    *(
-      row
-      for name, own in norms.items()
-      for row in family.norm(f"{theirs}.{name}", f"{ours}/{own}")
-    ),
-    *family.norm("model.norm", "decoder_norm"),
-    *family.table("lm_head", "output_embedding"),
-  ]
-
+_NORMS = {
+  "input_layernorm": "self_attention_norm",
+  "post_attention_layernorm": "self_attention_out_norm",
+  "pre_feedforward_layernorm": "mlp_norm",
+  "post_feedforward_layernorm": "mlp_out_norm",
+}
 
 GEMMA2 = llama.LLAMA._replace(
   name="gemma2",
   architectures={"Gemma2ForCausalLM": "tokens"},
   describe=describe,
-  rows=rows,
+  rows=lambda config: llama.rows(_NORMS),
 )
 """Windows in every other layer, soft caps, and norms of what layers add."""

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from models import nested
 from models.config import ModelConfig
 from models.published import family
 from models.published.family import BESIDE, Described, Family, Row
@@ -21,7 +22,8 @@ def describe(
   )
   features = family.size(theirs, "n_embd")
   vocab_size = family.size(theirs, "vocab_size")
-  config = ModelConfig(
+  config = nested.make(
+    ModelConfig,
     kind="decoder",
     num_layers=family.size(theirs, "n_layer"),
     num_heads=family.size(theirs, "n_head"),

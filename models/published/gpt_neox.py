@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from models import nested
 from models.config import ModelConfig
 from models.published import family
 from models.published.family import Described, Family, Layout, Row
@@ -17,7 +18,8 @@ def describe(
   del names
   family.only(theirs, rope_scaling=None)
   vocab_size = family.size(theirs, "vocab_size")
-  config = ModelConfig(
+  config = nested.make(
+    ModelConfig,
     kind="decoder",
     num_layers=family.size(theirs, "num_hidden_layers"),
     num_heads=family.size(theirs, "num_attention_heads"),
@@ -52,12 +54,12 @@ def to_json(described: Described) -> dict[str, Any]:
     "num_attention_heads": config.num_heads,
     "intermediate_size": config.mlp_features,
     "hidden_act": family.their_activation(config.activation),
-    "attention_bias": config.attention_bias,
+    "attention_bias": config.slot.attention_bias,
     "use_parallel_residual": config.parallel,
     "hidden_dropout": config.dropout_rate,
     "attention_dropout": config.attention_dropout_rate,
-    "rotary_emb_base": config.rotary_theta,
-    "rotary_pct": config.rotary_fraction,
+    "rotary_emb_base": config.slot.rotary_theta,
+    "rotary_pct": config.slot.rotary_fraction,
     "layer_norm_eps": config.norm_epsilon,
     "tie_word_embeddings": config.tie_embeddings,
   }

@@ -1,8 +1,10 @@
 """Llama: Touvron et al., arXiv:2302.13971, and what follows its layout."""
 
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Any
 
+from models import nested
 from models.attention_config import AttentionConfig
 from models.config import ModelConfig
 from models.published import family
@@ -35,7 +37,8 @@ def describe(
     "embedding_scale": 1.0,
     "tie_embeddings": family.flag(theirs, "tie_word_embeddings", False),
   }
-  config = ModelConfig(
+  config = nested.make(
+    ModelConfig,
     kind="decoder",
     num_layers=family.size(theirs, "num_hidden_layers"),
     num_heads=heads,
@@ -95,35 +98,44 @@ def _check_rotary(theirs: Mapping[str, Any]) -> None:
     )
 
 
-def layer_rows() -> list[Row]:
-  """The rows of one layer."""
+_NORMS = MappingProxyType(
+  {
+    "input_layernorm": "self_attention_norm",
+    "post_attention_layernorm": "mlp_norm",
+  }
+)
+
+
+def rows(norms: Mapping[str, str] = _NORMS) -> list[Row]:
+  """The table of a family whose layers have these norms: theirs -> ours."""
   theirs, ours = "model.layers.{i}", "decoder_{i}"
-  slot = f"{ours}/self_attention"
-  return [
-    *family.norm(f"{theirs}.input_layernorm", f"{slot}_norm"),
-    *family.linear(f"{theirs}.self_attn.q_proj", f"{slot}/query"),
-    *family.linear(f"{theirs}.self_attn.k_proj", f"{slot}/key"),
-    *family.linear(f"{theirs}.self_attn.v_proj", f"{slot}/value"),
-    *family.linear(f"{theirs}.self_attn.o_proj", f"{slot}/out"),
-    *family.norm(f"{theirs}.self_attn.q_norm", f"{slot}/query_norm"),
-    *family.norm(f"{theirs}.self_attn.k_norm", f"{slot}/key_norm"),
-    *family.norm(f"{theirs}.post_attention_layernorm", f"{ours}/mlp_norm"),
-    *family.linear(f"{theirs}.mlp.gate_proj", f"{ours}/mlp/gate"),
-    *family.linear(f"{theirs}.mlp.up_proj", f"{ours}/mlp/hidden"),
-    *family.linear(f"{theirs}.mlp.down_proj", f"{ours}/mlp/out"),
-  ]
+  projections = {"q_proj": "query", "k_proj": "key", "v_proj": "value"}
+  parts = {
+    **{f"self_attn.{x}": f"self_attention/{y}" for x, y in projections.items()},
+    "self_attn.o_proj": "self_attention/out",
+    "mlp.gate_proj": "mlp/gate",
+    "mlp.up_proj": "mlp/hidden",
+    "mlp.down_proj": "mlp/out",
+  }
+  norms = {
+    "self_attn.q_norm": "self_attention/query_norm",
+    "self_attn.k_norm": "self_attention/key_norm",
+    **norms,
+  }
+  table = family.table("model.embed_tokens", "target_embedding")
+  for old, new in parts.items():
+    table += family.linear(f"{theirs}.{old}", f"{ours}/{new}")
+  for old, new in norms.items():
+    table += family.norm(f"{theirs}.{old}", f"{ours}/{new}")
+  table += family.norm("model.norm", "decoder_norm")
+  return table + family.table("lm_head", "output_embedding")
 
 
 LLAMA = Family(
   name="llama",
   architectures={"LlamaForCausalLM": "tokens"},
   describe=describe,
-  rows=lambda config: (
-    *family.table("model.embed_tokens", "target_embedding"),
-    *layer_rows(),
-    *family.norm("model.norm", "decoder_norm"),
-    *family.table("lm_head", "output_embedding"),
-  ),
+  rows=lambda config: rows(),
   prefix="model.",
   parts=("embed_tokens", "layers", "norm"),
   unread=(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",),

@@ -5,25 +5,21 @@ import dataclasses
 import importlib
 import os
 from pathlib import Path
-import re
 from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
-from flax import traverse_util
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 import numpy as np
 
-from models.api import create, forward, initialize
+from models import nested
+from models.api import create, forward
 from models.attention_config import AttentionConfig, Layers
-from models.published import files
+from models.published import files, weights
 from models.published.catalog import FAMILIES, find
-from models.published.family import SAME, Described, Family, Layout, active
-from models.transformer import Transformer
-
-MECHANISMS = "attention_lab"
-"""Where `config.json` says which mechanisms are not the published ones."""
+from models.published.family import Described, Family
+from models.published.inputs import to_batch
+from models.published.weights import MECHANISMS
 
 Attention = str | Mapping[str, Any] | Layers | Sequence[Any] | None
 """A name, a name with options, or several of these, which layers take in turn."""
@@ -68,7 +64,7 @@ class Pretrained(NamedTuple):
       ValueError: an input that the model does not read, or one that is missing.
     """
     names = FAMILIES[self.family].inputs
-    batch = _batch(self.model.config, names, inputs)
+    batch = to_batch(self.model.config, names, inputs)
     out = forward(self.model, variables, batch)
     # Of DeiT's two heads, the mean.
     return out.mean(1) if self.model.config.head == "class" else out
@@ -156,43 +152,29 @@ def open_folder(folder: Path) -> Opened:
   else:
     theirs, tensors = files.read_config(folder), None
   family, architecture = _architecture(folder, theirs)
-  if tensors is None:
-    tensors = files.read_tensors(folder)
-  tensors = _tidied(family, tensors)
+  tensors = _tidied(family, tensors or files.read_tensors(folder))
+  head = family.architectures[architecture]
   try:
-    described = family.describe(
-      theirs, tensors, family.architectures[architecture]
-    )
+    described = family.describe(theirs, tensors, head)
     described = _with_mechanisms(described, theirs.get(MECHANISMS))
     shapes = {} if family.kept is None else family.kept(theirs)
   except ValueError as error:
     raise ValueError(f"{folder / files.CONFIG}: {error}") from None
-  kept = {name: _kept(tensors, name, shape) for name, shape in shapes.items()}
+  for name, shape in shapes.items():
+    place = f"{tensors.where(name)}: {name}"
+    if name not in tensors:
+      raise ValueError(f"{place}: missing; config.json asks for it")
+    if tensors[name].shape != shape:
+      raise ValueError(
+        f"{place}: expected shape {shape}, got {tensors[name].shape}"
+      )
+  kept = {name: tensors[name] for name in shapes}
   tensors = tensors.without(kept)
   return Opened(family, architecture, theirs, described, tensors, kept)
 
 
-def _kept(
-  tensors: files.Tensors, name: str, shape: tuple[int, ...]
-) -> np.ndarray:
-  """A tensor that no output depends on.
-
-  Raises:
-    ValueError: it is missing or has another shape.
-  """
-  path = tensors.where(name)
-  if name not in tensors:
-    raise ValueError(f"{path}: {name}: missing; config.json asks for it")
-  array = tensors[name]
-  if array.shape != shape:
-    raise ValueError(
-      f"{path}: {name}: expected shape {shape}, got {array.shape}"
-    )
-  return array
-
-
 def read_variables(
-  opened: Opened, model: Transformer, key: Array | None = None
+  opened: Opened, model: Any, key: Array | None = None
 ) -> dict[str, Any]:
   """The variables of a model from a folder that may have other mechanisms.
 
@@ -207,7 +189,7 @@ def read_variables(
   """
   key = jax.random.key(0) if key is None else key
   published = make_model(opened.described)
-  return _filled(opened.family, model, published, opened.tensors, key)
+  return weights.read(opened.family, model, published, opened.tensors, key)
 
 
 def save_pretrained(folder: str | os.PathLike[str], p: Pretrained) -> None:
@@ -224,41 +206,22 @@ def save_pretrained(folder: str | os.PathLike[str], p: Pretrained) -> None:
   files.write(Path(folder), *_written(p))
 
 
-def _written(
-  p: Pretrained,
-) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def _written(p: Pretrained) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
   """`config.json` and the tensors of a model."""
-  family = FAMILIES[p.family]
-  paths = {path: np.asarray(x) for path, x in _flat(p.variables).items()}
-  shapes = _shapes(p.model)
-  whole = _with_keys(p.model)
-  arrays = {}
-  for theirs, ours, layout in active(family.rows(p.model.config), shapes):
-    # A mechanism without keys leaves a part of a tensor of queries and keys.
-    zeros = {
-      path: np.zeros(whole[path].shape, whole[path].dtype)
-      for path in ours
-      if path not in shapes
-    }
-    parts = [zeros[x] if x in zeros else paths.pop(x) for x in ours]
-    arrays[theirs] = layout.write(parts)
+  family, ours = FAMILIES[p.family], p.model.config
+  arrays = weights.write(family, p.model, p.variables)
   head = family.architectures[p.architecture]
   if head == "hidden":  # A base model's names have no prefix.
     arrays = {n.removeprefix(family.prefix): x for n, x in arrays.items()}
-  arrays |= family.buffers(p.model.config)
-  arrays |= {f"{MECHANISMS}/{path}": array for path, array in paths.items()}
-  arrays |= p.kept
+  arrays |= {**family.buffers(ours), **p.kept}
   config = {key: value for key, value in p.config.items() if key != MECHANISMS}
   config["architectures"] = [p.architecture]
-  config["torch_dtype"] = p.model.config.param_dtype
+  config["torch_dtype"] = ours.param_dtype
   published = family.describe(config, arrays, head).config
-  chosen = p.model.config.attentions
-  if any(
-    p.model.config.layers(slot) != published.layers(slot) for slot in chosen
-  ):
+  if any(ours.layers(x) != published.layers(x) for x in ours.attentions):
     config[MECHANISMS] = {
       slot: [{"name": one.name, **one.options} for one in mechanisms]
-      for slot, mechanisms in chosen.items()
+      for slot, mechanisms in ours.attentions.items()
     }
   return config, arrays
 
@@ -266,7 +229,7 @@ def _written(
 def make_model(described: Described) -> Any:
   """The module of a description, of any kind; computes nothing."""
   config, length = described.config, described.max_length
-  shapes, reads_ids = described.input_shapes, not described.input_shapes
+  reads_ids = not described.input_shapes
   has_source = reads_ids and config.layout != "decoder"
   return create(
     config,
@@ -275,7 +238,7 @@ def make_model(described: Described) -> Any:
     max_source_length=length if has_source else None,
     max_target_length=length if reads_ids else None,
     shared_vocabulary=reads_ids and described.outputs == described.vocab_size,
-    input_shapes=shapes,
+    input_shapes=described.input_shapes,
   )
 
 
@@ -308,16 +271,13 @@ def with_layers(
   Raises:
     ValueError: one that cannot serve there.
   """
-  changes: dict[str, Any] = dict(chosen)
+  config, changes = described.config, dict[str, Any](chosen)
   for layers in chosen.values():
     layers = layers if isinstance(layers, tuple) else (layers,)
-    has_global = getattr(described.config, "global_projections", False)
-    if has_global and any(
-      "global" not in one.build().supports for one in layers
-    ):
+    has_global = hasattr(config, "slot") and config.slot.global_projections
+    if has_global and any("global" not in x.build().supports for x in layers):
       changes["global_projections"] = False
-  config = dataclasses.replace(described.config, **changes)
-  return described._replace(config=config)
+  return described._replace(config=nested.replace(config, **changes))
 
 
 def _chosen(attention: Any) -> Layers:
@@ -380,197 +340,4 @@ def _tidied(family: Family, tensors: files.Tensors) -> files.Tensors:
     name
     for name, of in family.copies
     if {name, of} <= set(tensors) and np.array_equal(tensors[name], tensors[of])
-  )
-
-
-def _filled(
-  family: Family,
-  model: Transformer,
-  published: Transformer,
-  tensors: files.Tensors,
-  key: Array,
-) -> dict[str, Any]:
-  """The variables of a model, each from its tensor.
-
-  Raises:
-    ValueError: a tensor is missing, left over, or does not fit.
-  """
-  wanted = _shapes(model)
-  found: dict[str, np.ndarray] = {}
-  whole = _with_keys(model)
-  for theirs, ours, layout in active(family.rows(model.config), wanted):
-    found |= _read(
-      tensors, theirs, {path: whole[path] for path in ours}, layout
-    )
-  for path in wanted:
-    name = f"{MECHANISMS}/{path}"
-    if name in tensors:
-      found |= _read(tensors, name, {path: wanted[path]}, SAME)
-  known = {
-    name
-    # What a mechanism that was replaced had of its own is not wanted.
-    for one, shapes in ((model, wanted), (published, _shapes(published)))
-    for name in (
-      *(row.theirs for row in active(family.rows(one.config), shapes)),
-      *(f"{MECHANISMS}/{path}" for path in shapes),
-    )
-  }
-  known |= {*family.buffers(published.config)}
-  for name in tensors:
-    unread = any(re.fullmatch(unread, name) for unread in family.unread)
-    if name not in known and not unread:
-      raise ValueError(
-        f"{tensors.where(name)}: {name}: no variable of this model takes it"
-      )
-  missing = [path for path in wanted if path not in found]
-  if missing:
-    for path in missing:
-      # What a mechanism has of its own is drawn where it replaces another.
-      if "/attention/" not in path or model == published:
-        raise ValueError(f"{tensors.folder}: no tensor fills {path}")
-    drawn = _flat(initialize(model, key, model.example()))
-    found |= {path: drawn[path] for path in missing}
-  arrays = {
-    path: jnp.asarray(found[path], leaf.dtype) for path, leaf in wanted.items()
-  }
-  tree = traverse_util.unflatten_dict(arrays, sep="/")
-  return {"params": {}, "constants": {}, **tree}
-
-
-def _read(
-  tensors: files.Tensors,
-  theirs: str,
-  ours: Mapping[str, jax.ShapeDtypeStruct],
-  layout: Layout,
-) -> dict[str, np.ndarray]:
-  """Variables by their paths from one tensor.
-
-  Raises:
-    ValueError: it is missing or does not fit.
-  """
-  path = tensors.where(theirs)
-  if theirs not in tensors:
-    raise ValueError(f"{path}: {theirs}: missing; it fills {', '.join(ours)}")
-  array = tensors[theirs]
-  # A mechanism's constants may be integers, such as the key of random blocks.
-  integers = {leaf.dtype for leaf in ours.values()} == {array.dtype}
-  if not jnp.issubdtype(array.dtype, jnp.floating) and not integers:
-    raise ValueError(
-      f"{path}: {theirs}: expected floating point numbers, got {array.dtype}"
-    )
-  zeros = [np.zeros(leaf.shape, np.int8) for leaf in ours.values()]
-  expected = layout.write(zeros).shape
-  if array.shape != expected:
-    raise ValueError(
-      f"{path}: {theirs}: expected shape {expected}, got {array.shape}"
-    )
-  return dict(zip(ours, layout.read(array, len(ours)), strict=True))
-
-
-def _shapes(model: Transformer) -> dict[str, jax.ShapeDtypeStruct]:
-  """Shapes of all variables by their paths; computes nothing."""
-  key, batch = jax.random.key(0), model.example()
-  return _flat(jax.eval_shape(lambda: initialize(model, key, batch)))
-
-
-def _with_keys(model: Transformer) -> dict[str, jax.ShapeDtypeStruct]:
-  """Likewise, and where a mechanism takes no keys or values, those of dense."""
-  shapes, slots = _shapes(model), model.config.attentions
-  keyless = [
-    slot
-    for slot, layers in slots.items()
-    if any({"shared_qk", "own_keys"} & one.build().supports for one in layers)
-  ]
-  if not keyless:
-    return shapes
-  dense: dict[str, Any] = dict.fromkeys(keyless, AttentionConfig("dense"))
-  config = dataclasses.replace(model.config, **dense)
-  return _shapes(model.clone(config=config)) | shapes
-
-
-def _flat(variables: Mapping[str, Any]) -> dict[str, Any]:
-  """'params/encoder_0/mlp/out/kernel' -> the array there."""
-  return traverse_util.flatten_dict(variables, sep="/")
-
-
-_TEXT_INPUTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
-  {
-    "encoder": {
-      "input_ids": "source",
-      "attention_mask": "source_mask",
-      "token_type_ids": "source_types",
-      "global_attention_mask": "global_indices",
-    },
-    "decoder": {"input_ids": "inputs", "attention_mask": "inputs_mask"},
-    "encoder_decoder": {
-      "input_ids": "source",
-      "attention_mask": "source_mask",
-      "decoder_input_ids": "inputs",
-      "decoder_attention_mask": "inputs_mask",
-    },
-  }
-)
-"""Kind of a model -> the inputs of transformers -> their names in a batch."""
-
-
-def _batch(
-  config: Any, names: Mapping[str, str] | None, inputs: Mapping[str, Any]
-) -> dict[str, Any]:
-  """The batch that `models.forward` reads, from names of transformers.
-
-  Args:
-    config: of the model.
-    names: of the inputs, if not those of texts -> names in a batch; the first
-      has to be given.
-    inputs: by the names of transformers.
-
-  Raises:
-    ValueError: an input that this kind of model does not read, or one that is
-      missing.
-  """
-  needed = list(names or ())[:1]
-  names = dict(names or _TEXT_INPUTS[config.layout])
-  needed = needed or [name for name in names if name.endswith("input_ids")]
-  if not getattr(config, "token_types", 0):
-    names.pop("token_type_ids", None)
-  if not getattr(config, "global_projections", False):
-    names.pop("global_attention_mask", None)
-  batch = {}
-  for name, value in inputs.items():
-    if name not in names:
-      raise ValueError(
-        f"{name}: this model does not read it; expected {', '.join(names)}"
-      )
-    if name == "global_attention_mask" and value is not None:
-      batch[names[name]] = _indices(value)
-    elif value is not None:
-      batch[names[name]] = jnp.asarray(value)
-  for name in needed:
-    if names[name] not in batch:
-      raise ValueError(f"{name}: missing")
-  if "source" in batch:
-    # Any id may be a token: only the mask says what is padding.
-    everything = jnp.ones(batch["source"].shape, bool)
-    batch["source_mask"] = batch.get("source_mask", everything) != 0
-  if "inputs_mask" in batch:
-    batch["inputs_mask"] = batch["inputs_mask"] != 0
-  return batch
-
-
-def _indices(mask: Any) -> Array:
-  """The positions where a mask is not 0, -1 after them.
-
-  Raises:
-    ValueError: the mask is traced; how many are global decides shapes.
-  """
-  if isinstance(mask, jax.core.Tracer):
-    raise ValueError(
-      "global_attention_mask: expected an array of numbers, got one that is "
-      "traced: how many tokens are global decides shapes; close over it"
-    )
-  chosen = np.asarray(mask) != 0
-  most = max(int(chosen.sum(1).max()), 1)
-  order = np.argsort(~chosen, axis=1, kind="stable")[:, :most]
-  return jnp.asarray(
-    np.where(np.arange(most) < chosen.sum(1)[:, None], order, -1)
   )

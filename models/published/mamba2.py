@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from models import nested
 from models.attention_config import AttentionConfig
 from models.config import ModelConfig
 from models.published import family
@@ -37,7 +38,8 @@ def describe(
       f"{expand * features / value_dim:g}, got {heads}"
     )
   vocab_size = family.size(theirs, "vocab_size", 32768)
-  config = ModelConfig(
+  config = nested.make(
+    ModelConfig,
     kind="decoder",
     num_layers=family.size(theirs, "num_hidden_layers", 64),
     num_heads=heads,
@@ -92,8 +94,8 @@ def _layer_rows(config: ModelConfig, i: int, is_own: bool) -> list[Row]:
   """
   theirs, ours = f"backbone.layers.{i}", f"decoder_{i}"
   slot = f"params/{ours}/self_attention"
-  values = config.num_heads * (config.value_dim or config.query_dim)
-  shared = (config.num_qk_heads or config.num_heads) * config.query_dim
+  values = config.num_heads * (config.slot.value_dim or config.query_dim)
+  shared = (config.slot.num_qk_heads or config.num_heads) * config.query_dim
   names = ("value", "key", "query")
   convolved = tuple(f"{slot}/{name}_short_convolution" for name in names)
   projected = tuple(f"{slot}/{name}/kernel" for name in ("gate", *names))

@@ -3,9 +3,8 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from models.config import ModelConfig
 from models.published import family, llama
-from models.published.family import Described, Row
+from models.published.family import Described
 
 
 def describe(
@@ -35,23 +34,16 @@ def describe_with_windows(
   return describe(theirs, names, head, decoder_attention=layers)
 
 
-def rows(config: ModelConfig) -> list[Row]:
-  """As `Family.rows`: Llama's, with norms behind the sub-layers."""
-  theirs, ours = "model.layers.{i}", "decoder_{i}"
-  return [
-    *(row for row in llama.LLAMA.rows(config) if "layernorm" not in row.theirs),
-    *family.norm(
-      f"{theirs}.post_attention_layernorm", f"{ours}/self_attention_norm"
-    ),
-    *family.norm(f"{theirs}.post_feedforward_layernorm", f"{ours}/mlp_norm"),
-  ]
-
+_NORMS = {
+  "post_attention_layernorm": "self_attention_norm",
+  "post_feedforward_layernorm": "mlp_norm",
+}
 
 OLMO2 = llama.LLAMA._replace(
   name="olmo2",
   architectures={"Olmo2ForCausalLM": "tokens"},
   describe=describe,
-  rows=rows,
+  rows=lambda config: llama.rows(_NORMS),
 )
 """Norms of what layers add, and of the queries and keys of all heads together."""
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from models.around_config import AroundConfig
 from models.attention_config import AttentionConfig
 from models.config import ModelConfig
 from models.published import family, llama, mamba2
 from models.published.family import Described, Layout, Row
 from models.short_convolution import WIDTH
+from models.slot_config import AroundConfig
 
 _RECURRENT, _EXACT = "linear_attention", "full_attention"
 _MECHANISMS = MappingProxyType(
@@ -101,7 +101,7 @@ def rows(config: ModelConfig) -> list[Row]:
   for i, layer in enumerate(config.decoder_configs):
     theirs, slot = f"model.layers.{i}", f"decoder_{i}/self_attention"
     # Only the recurrent layers have convolutions, whichever mechanism is in them.
-    if not layer.short_convolution:
+    if not layer.slot.short_convolution:
       shared += _exact_rows(f"{theirs}.self_attn", slot, layer)
       continue
     shared += _recurrent_rows(f"{theirs}.linear_attn", slot, layer)
@@ -134,8 +134,8 @@ def _exact_rows(theirs: str, slot: str, layer: ModelConfig) -> list[Row]:
 def _recurrent_rows(theirs: str, slot: str, layer: ModelConfig) -> list[Row]:
   """The rows around a Gated DeltaNet, whose projections lie by heads of keys."""
   slot = f"params/{slot}"
-  groups = layer.num_qk_heads or layer.num_heads
-  key_dim, value_dim = layer.query_dim, layer.value_dim or layer.query_dim
+  groups = layer.slot.num_qk_heads or layer.num_heads
+  key_dim, value_dim = layer.query_dim, layer.slot.value_dim or layer.query_dim
   keys, values = groups * key_dim, layer.num_heads * value_dim
   of_group = values // groups
   names = ("query", "key", "value")
@@ -158,7 +158,7 @@ def _recurrent_rows(theirs: str, slot: str, layer: ModelConfig) -> list[Row]:
 def _gate_rows(theirs: str, slot: str, layer: ModelConfig) -> list[Row]:
   """The rows of what a Gated DeltaNet has of its own."""
   own = f"params/{slot}/attention"
-  groups = layer.num_qk_heads or layer.num_heads
+  groups = layer.slot.num_qk_heads or layer.num_heads
   return [
     Row(
       f"{theirs}.in_proj_ba.weight",

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from models import nested
 from models.config import ModelConfig
 from models.published import family
 from models.published.family import Described, Family, Row
@@ -29,7 +30,8 @@ def describe(
   features = family.size(theirs, "d_model")
   layers = family.size(theirs, "num_layers")
   vocab_size = family.size(theirs, "vocab_size")
-  config = ModelConfig(
+  config = nested.make(
+    ModelConfig,
     kind="encoder_decoder",
     num_layers=layers,
     num_decoder_layers=family.size(theirs, "num_decoder_layers", layers),

@@ -1,7 +1,6 @@
 """A model that was trained here as one of a published family."""
 
 from collections.abc import Mapping
-import dataclasses
 import math
 from typing import Any
 
@@ -9,12 +8,14 @@ from flax import traverse_util
 import jax.numpy as jnp
 import numpy as np
 
-from models import positions
+from models import nested
 from models.kind import Model
 from models.published.catalog import FAMILIES
 from models.published.family import Described
 from models.published.load import Pretrained, make_model
 from models.transformer import Transformer
+from settings.build import to_mapping
+from settings.leaves import flatten
 
 
 def as_pretrained(model: Model, variables: Mapping[str, Any]) -> Pretrained:
@@ -76,11 +77,11 @@ def _differences(ours: Any, theirs: Any) -> list[str]:
   """The choices in which two models differ, mechanisms and dtypes aside."""
   free = {"dtype", "param_dtype", "attention_dropout_rate"}
   free |= {*ours.attentions, *theirs.attentions}
+  here, there = (flatten(to_mapping(config)) for config in (ours, theirs))
   return [
-    f"{field.name} ({getattr(theirs, field.name)})"
-    for field in dataclasses.fields(ours)
-    if field.name not in free
-    and getattr(ours, field.name) != getattr(theirs, field.name)
+    f"{name.rpartition('.')[2]} ({there.get(name)})"
+    for name, value in here.items()
+    if name.partition(".")[0] not in free and value != there.get(name)
   ]
 
 
@@ -93,7 +94,7 @@ def _folded(
   arrays: dict[str, Any] = traverse_util.flatten_dict(dict(variables), sep="/")
   length = max(model.max_source_length, model.max_target_length)
   side = "source" if config.kind == "encoder" else "target"
-  scale = config.embedding_scale
+  scale = config.embedding.embedding_scale
   scale = math.sqrt(config.features) if scale is None else scale
   if scale != 1.0:
     if config.tie_embeddings and config.head == "tokens":
@@ -104,16 +105,16 @@ def _folded(
       if path.endswith((f"{side}_embedding/embedding", "_positions/embedding")):
         arrays[path] = arrays[path] * scale
     changes |= {"embedding_scale": 1.0, "tie_embeddings": False}
-  if config.position == "sinusoidal":
-    sines = positions.sinusoidal(np.arange(length)[None], config.features)[0]
+  if added := config.added_position:
+    encodings = added(np.arange(length)[None], config.features)[0]
     dtype = config.param_dtype
-    arrays[f"params/{side}_positions/embedding"] = sines.astype(dtype)
+    arrays[f"params/{side}_positions/embedding"] = encodings.astype(dtype)
     changes["position"] = "learned"
   # The sizes of the task are those of the model now.
   changes |= {"vocab_size": None, "max_length": None}
   changes |= with_biases(config, arrays)
   described = Described(
-    dataclasses.replace(config, **changes),
+    nested.replace(config, **changes),
     model.source_vocab_size or model.target_vocab_size,
     model.target_vocab_size,
     length,

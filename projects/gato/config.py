@@ -36,7 +36,7 @@ class GatoConfig(ModelConfig):
 
   def make(self, sizes: Sizes) -> Any:
     """The module for a task's sizes; see `models.create`."""
-    from models.transformer import id_sizes
+    from models.sizes import id_sizes
     from projects.gato.model import Gato
 
     shape = sizes.input_shapes.get("patches")

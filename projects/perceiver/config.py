@@ -120,7 +120,7 @@ class PerceiverConfig:
     check_choices(
       self,
       kind=("perceiver",),
-      activation=ACTIVATIONS,
+      activation=tuple(ACTIVATIONS),
       head=HEADS,
       dtype=DTYPES,
       param_dtype=DTYPES,

@@ -16,11 +16,13 @@ from models.attention_config import AttentionConfig
 from models.block import Mlp
 from models.config import PAD_ID, ModelConfig
 from models.head import Head
+from models.head_config import HeadConfig
 from models.kind import Sizes
 from models.mechanism_variables import variable_shapes
 from models.multi_head_attention import MultiHeadAttention
 from models.norms import make_norm
-from models.transformer import check_length
+from models.sizes import check_length
+from models.slot_config import SlotConfig
 from projects.perceiver.config import PerceiverConfig, Widths
 from projects.perceiver.pixels import Pixels
 
@@ -78,8 +80,10 @@ class Layer(nn.Module):
       attention=self.mechanism.build(),
       dims=_dims(self.widths, self.max_length, self.features),
       features=self.features,
-      value_dim=self.widths.value // self.widths.num_heads,
-      use_bias=True,
+      config=SlotConfig(
+        attention_bias=True,
+        value_dim=self.widths.value // self.widths.num_heads,
+      ),
       dtype=config.dtype,
       param_dtype=config.param_dtype,
       out_scale=self.out_scale,
@@ -372,7 +376,7 @@ def _choices(
     norm_epsilon=NORM_EPSILON,
     dropout_rate=config.dropout_rate,
     head=config.head,
-    head_bias=True,
+    output=HeadConfig(head_bias=True),
     dtype=config.dtype,
     param_dtype=config.param_dtype,
   )

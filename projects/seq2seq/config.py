@@ -93,7 +93,7 @@ class Seq2SeqConfig:
 
   def make(self, sizes: Sizes) -> Any:
     """The module for a task's sizes; see `models.create`."""
-    from models.transformer import id_sizes
+    from models.sizes import id_sizes
     from projects.seq2seq.model import Seq2Seq
 
     return Seq2Seq(self, *id_sizes(self, sizes))

@@ -12,7 +12,8 @@ from jaxtyping import Array, Float, Int
 import numpy as np
 
 from models import tables
-from models.transformer import PAD_ID, check_length
+from models.config import PAD_ID
+from models.sizes import check_length
 from projects.seq2seq.config import Seq2SeqConfig
 from projects.seq2seq.decoder import Annotations, Decoder, Ends, make_cell
 

@@ -6,6 +6,7 @@ from typing import Any
 from models.attention_config import AttentionConfig, Layers, check_supports
 from models.config import ACTIVATIONS, DTYPES, ModelConfig
 from models.kind import Sizes
+from models.slot_config import SlotConfig
 from settings.checks import check, check_ranges
 from settings.suggest import check_choices
 
@@ -39,7 +40,7 @@ class ExtractorConfig:
   activation: str = "gelu"
 
   def __post_init__(self):
-    check_choices(self, norm=EXTRACTOR_NORMS, activation=ACTIVATIONS)
+    check_choices(self, norm=EXTRACTOR_NORMS, activation=tuple(ACTIVATIONS))
     check(self, "features", bool(self.features), "at least one convolution")
     for field in ("features", "kernel_sizes", "strides"):
       sizes = getattr(self, field)
@@ -110,7 +111,7 @@ class ConformerConfig:
     check_choices(
       self,
       kind=("conformer",),
-      activation=ACTIVATIONS,
+      activation=tuple(ACTIVATIONS),
       position=POSITIONS,
       dtype=DTYPES,
       param_dtype=DTYPES,
@@ -155,9 +156,8 @@ class ConformerConfig:
       features=self.features,
       mlp_features=self.mlp_features,
       activation=self.activation,
-      attention_bias=True,
       position="rotary" if self.position.startswith("rotary") else "none",
-      rotary_theta=self.rotary_theta,
+      slot=SlotConfig(attention_bias=True, rotary_theta=self.rotary_theta),
       norm="pre",
       norm_epsilon=self.norm_epsilon,
       dropout_rate=self.dropout_rate,

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from models.block import ACTIVATIONS
+from models.config import ACTIVATIONS
 from models.rows import by_rows
 from projects.speech.config import ConformerConfig, ExtractorConfig
 

@@ -14,14 +14,15 @@ import numpy as np
 from attention import Dims
 from models.attention_config import AttentionConfig
 from models.batch_norm import BatchNorm
-from models.block import ACTIVATIONS, Mlp
+from models.block import Mlp
+from models.config import ACTIVATIONS
 from models.depthwise import depthwise
 from models.kind import Sizes
 from models.mechanism_variables import variable_shapes
 from models.multi_head_attention import kernel_init
 from models.norms import make_norm
 from models.rows import by_rows
-from models.transformer import check_length
+from models.sizes import check_length
 from projects.speech.config import ConformerConfig
 from projects.speech.features import (
   Extractor,
@@ -126,9 +127,8 @@ class ConformerBlock(nn.Module):
         config.features,
       ),
       features=config.features,
-      use_bias=True,
+      config=block.slot,
       rotary=config.position == "rotary",
-      rotary_theta=config.rotary_theta,
       dropout_rate=config.attention_dropout_rate,
       dtype=config.dtype,
       param_dtype=config.param_dtype,

@@ -64,7 +64,7 @@ class TransformerXlAttention(MultiHeadAttention):
     dtype = self.dtype or sines.dtype
     keys = self.position(sines.astype(dtype))
     keys = keys.reshape(len(sines), *self.key_bias.shape)
-    scale = self.scale or self.dims.head_dim**-0.5
+    scale = self.config.attention_scale or self.dims.head_dim**-0.5
     difference = (self.position_bias - self.key_bias).astype(keys.dtype)
     return {
       "relative_keys": jnp.moveaxis(keys, 1, 0),
@@ -92,20 +92,20 @@ class RotaryInputsAttention(MultiHeadAttention):
       )
     super().setup()
 
-  def attend_from(
+  def sources(
     self,
-    inputs: Float[Array, "B T F"],
-    reads: Mapping[str, Float[Array, "B T F"]],
+    sources: dict[str, Float[Array, "B T F"]],
     positions: Any,
     deterministic: bool,
     call: dict[str, Any],
-  ) -> Float[Array, "B T F"]:
-    """As the slot's, from turned inputs."""
+  ) -> dict[str, Float[Array, "B T F"]]:
+    """Queries and keys are projected from turned inputs."""
+    del deterministic, call
+    inputs = sources["query"]
     heads = inputs.reshape(*inputs.shape[:2], self.dims.num_heads, -1)
-    turned = rotary(heads, positions, theta=self.rotary_theta)
+    turned = rotary(heads, positions, theta=self.config.rotary_theta)
     turned = turned.reshape(inputs.shape)
-    reads = {"query": turned, "key": turned, "value": reads["value"]}
-    return super().attend_from(inputs, reads, positions, deterministic, call)
+    return {**sources, "query": turned, "key": turned}
 
 
 SLOTS = types.MappingProxyType(

@@ -1,6 +1,5 @@
 """What comes before a projection that reads neighbours on a grid."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from flax import linen as nn
@@ -12,6 +11,7 @@ from models.batch_norm import BatchNorm
 from models.block import Block
 from models.depthwise import Depthwise
 from models.multi_head_attention import MultiHeadAttention
+from models.slot_config import SlotConfig
 
 
 class GridConvolution(nn.Module):
@@ -83,23 +83,23 @@ class ConvolvedAttention(MultiHeadAttention):
       )
       setattr(self, f"{name}_convolution", convolution)
 
-  def attend_from(
+  def sources(
     self,
-    inputs: Float[Array, "B T F"],
-    reads: Mapping[str, Float[Array, "B T F"]],
+    sources: dict[str, Float[Array, "B T F"]],
     positions: Any,
     deterministic: bool,
     call: dict[str, Any],
-  ) -> Float[Array, "B T F"]:
-    """As the slot's; `call` has `grid` and `axis_name` of the convolutions."""
-    grid, axis_name = call.pop("grid"), call.pop("axis_name", None)
-    reads = dict(reads)
-    for name in self.projected:
-      convolution = getattr(self, f"{name}_convolution")
-      reads[name] = convolution(
-        reads[name], grid, deterministic=deterministic, axis_name=axis_name
-      )
-    return super().attend_from(inputs, reads, positions, deterministic, call)
+  ) -> dict[str, Float[Array, "B T F"]]:
+    """Convolved; `call` has `grid` and `axis_name` of the convolutions."""
+    del positions
+    options = {"deterministic": deterministic}
+    options["axis_name"] = call.pop("axis_name", None)
+    grid = call.pop("grid")
+    return {
+      name: getattr(self, f"{name}_convolution")(x, grid, **options)
+      for name, x in sources.items()
+      if name in self.projected
+    }
 
 
 class ConvolvedBlock(Block):
@@ -116,6 +116,7 @@ class ConvolvedBlock(Block):
     self,
     mechanism: AttentionConfig,
     max_length: int,
+    config: SlotConfig,
     slot: type[MultiHeadAttention] | None = None,
     **options: Any,
   ) -> MultiHeadAttention:
@@ -124,6 +125,7 @@ class ConvolvedBlock(Block):
     return super().make_slot(
       mechanism,
       max_length,
+      config,
       ConvolvedAttention,
       convolution=self.convolution,
       **options,

@@ -14,6 +14,7 @@ from models.attention_config import (
 )
 from models.config import ACTIVATIONS, DTYPES, ModelConfig
 from models.kind import Sizes
+from models.slot_config import SlotConfig
 from settings.checks import check, check_ranges
 from settings.suggest import check_choices
 
@@ -86,7 +87,7 @@ class PyramidConfig:
     check_choices(
       self,
       kind=("pyramid",),
-      activation=ACTIVATIONS,
+      activation=tuple(ACTIVATIONS),
       dtype=DTYPES,
       param_dtype=DTYPES,
     )
@@ -196,8 +197,10 @@ class PyramidConfig:
       features=features,
       mlp_features=self.mlp_features[number],
       activation=self.activation,
-      attention_bias=self.attention_bias,
-      attention_scale=features**-0.5 if self.scale_by_features else None,
+      slot=SlotConfig(
+        attention_bias=self.attention_bias,
+        attention_scale=features**-0.5 if self.scale_by_features else None,
+      ),
       dropout_rate=self.dropout_rate,
       attention_dropout_rate=self.attention_dropout_rate,
       position="none",

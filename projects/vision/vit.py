@@ -1,7 +1,6 @@
 """An encoder of images in patches: ViT, and DeiT with its second token."""
 
 from collections.abc import Mapping
-import dataclasses
 import functools
 from typing import Any
 
@@ -11,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 import numpy as np
 
-from models import positions
+from models import nested
 from models.block import Block
 from models.head import Head
 from models.kind import Sizes
@@ -31,7 +30,7 @@ class DistilledHead(Head):
     config = self.config
     self.distilled = nn.Dense(
       self.size,
-      use_bias=config.head_bias,
+      use_bias=config.output.head_bias,
       dtype=config.dtype,
       param_dtype=config.param_dtype,
     )
@@ -66,7 +65,7 @@ class VisionTransformer(DrawnOnImage, nn.Module):
 
     arrays = traverse_util.flatten_dict(dict(variables), sep="/")
     changes = with_biases(self.config, arrays)
-    config = dataclasses.replace(
+    config = nested.replace(
       self.config, image_shape=self.image_shape, teacher="", **changes
     )
     described = Described(
@@ -126,9 +125,8 @@ class VisionTransformer(DrawnOnImage, nn.Module):
     config = self.config
     x = self.patches(images)
     places = np.arange(x.shape[1])[None, :]
-    if config.position == "sinusoidal":
-      sines = positions.sinusoidal(places, config.features)
-      x = x + sines.astype(x.dtype)
+    if added := config.added_position:
+      x = x + added(places, config.features).astype(x.dtype)
     x = self.dropout(x, deterministic=deterministic)
     for block in self.encoder:
       layer = functools.partial(

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from models.config import ModelConfig
 from models.kind import Sizes
-from settings.checks import check, check_ranges
+from settings.checks import check, check_ranges, check_unread
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,21 +47,10 @@ class VitConfig(ModelConfig):
     # Distances along a row of patches mean nothing.
     known = ("learned", "sinusoidal", "none")
     check(self, "position", self.position in known, " or ".join(known))
-    for field, without in (
-      ("embedding_scale", None),
-      ("embedding_norm", False),
-      ("token_types", 0),
-      ("position_offset", 0),
-      ("position_padding", None),
-      ("global_projections", False),
-      ("vocab_size", None),
-      ("max_length", None),
-    ):
-      if getattr(self, field) != without:
-        raise ValueError(
-          f"{field}: belongs to a model that reads tokens; expected {without}, "
-          f"got {getattr(self, field)} in a model of kind 'vit'"
-        )
+    where = "kind is 'vit', which reads no tokens"
+    tables = [field.name for field in dataclasses.fields(self.embedding)]
+    check_unread(self.embedding, tables, where)
+    check_unread(self.slot, ("global_projections",), where)
 
   def check_run(self) -> None:
     """Raises ValueError where a run with this model cannot be trained."""

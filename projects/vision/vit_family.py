@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from models import nested
 from models.published import family
 from models.published.bert import num_labels, sizes_json
 from models.published.family import Described, Family, Layout, Row
@@ -36,7 +37,8 @@ def describe(
   family.only(theirs, qkv_bias=True)
   size = family.size(theirs, "image_size", 224)
   shape = (size, size, family.size(theirs, "num_channels", 3))
-  config = VitConfig(
+  config = nested.make(
+    VitConfig,
     num_layers=family.size(theirs, "num_hidden_layers", 12),
     num_heads=family.size(theirs, "num_attention_heads", 12),
     features=family.size(theirs, "hidden_size", 768),

@@ -18,6 +18,7 @@ from attention import (
   latent_attention,
 )
 from models.multi_head_attention import MultiHeadAttention
+from models.slot_config import SlotConfig
 from tests.attention.forms import thorough
 
 BATCH, HEADS, OWN, SHARED, RANK, VALUE = 2, 3, 4, 2, 7, 5
@@ -243,7 +244,11 @@ def test_the_record_makes_its_keys_and_values_of_the_inputs():
 def slot(**choices):
   dims = Dims(HEADS, HEADS, 12, 16, 24)
   module = MultiHeadAttention(
-    latent(rank=6, shared_dim=4), dims, features=24, rotary=True, **choices
+    latent(rank=6, shared_dim=4),
+    dims,
+    features=24,
+    rotary=True,
+    config=SlotConfig(**choices),
   )
   rng = np.random.default_rng(0)
   x = jnp.asarray(rng.standard_normal((2, 11, 24), np.float32))

@@ -6,6 +6,7 @@ import pytest
 
 from comparison import costs
 import models
+from models import nested
 from models.attention_config import AttentionConfig
 from models.config import ModelConfig
 
@@ -25,7 +26,8 @@ LENGTH = 12
 def test_cache_bytes_are_those_of_the_cache_that_the_model_makes(
   mechanism, fields
 ):
-  config = ModelConfig(
+  config = nested.make(
+    ModelConfig,
     **{
       "kind": "decoder",
       "num_layers": 2,
@@ -35,7 +37,7 @@ def test_cache_bytes_are_those_of_the_cache_that_the_model_makes(
       "position": "rotary",
       "decoder_attention": AttentionConfig(mechanism),
       **fields,
-    }
+    },
   )
   model = models.create(
     config,

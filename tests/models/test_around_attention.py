@@ -9,6 +9,7 @@ import pytest
 
 from attention import Dims, dense, dense_attention
 import models
+from models import nested
 from models.multi_head_attention import MultiHeadAttention
 from models.short_convolution import ShortConvolution
 from tests.models import tiny
@@ -47,7 +48,8 @@ WIDE = models.AroundConfig(
 def create(attention, **choices):
   """A decoder of two layers or more; `attention` is a name, or one a layer."""
   names = (attention,) if isinstance(attention, str) else attention
-  config = models.ModelConfig(
+  config = nested.make(
+    models.ModelConfig,
     kind="decoder",
     num_layers=max(2, len(names)),
     features=16,
@@ -213,8 +215,7 @@ def test_the_norms_and_the_gate_are_what_they_are_called(norm):
     dense(),
     dims,
     features=8,
-    output_norm=norm,
-    output_gate="sigmoid",
+    config=models.SlotConfig(output_norm=norm, output_gate="sigmoid"),
     dtype="float32",
   )
   x = np.random.default_rng(0).normal(size=(1, 6, 8)).astype(np.float32)
@@ -302,8 +303,9 @@ def test_a_mechanism_has_to_work_at_the_sizes_of_its_layer():
 
 
 def test_an_encoder_has_no_short_convolution():
-  with pytest.raises(ValueError, match=r"^short_convolution: it is causal"):
-    models.ModelConfig(
+  with pytest.raises(ValueError, match=r"^short_convolution: .*'encoder'"):
+    nested.make(
+      models.ModelConfig,
       kind="encoder",
       num_layers=1,
       num_heads=2,

@@ -8,6 +8,7 @@ import pytest
 
 from attention import ATTENTIONS
 from models import AroundConfig, AttentionConfig, ModelConfig, create
+from models.nested import make
 from settings.build import build, to_mapping
 
 SIZES = {"num_layers": 1, "num_heads": 4, "features": 16, "mlp_features": 32}
@@ -61,7 +62,7 @@ SAME = AroundConfig()
     ({"decoder_around": ()}, "decoder_around: expected at least one"),
     (
       {"kind": "encoder", "decoder_around": (AroundConfig(),)},
-      "decoder_around: only kind 'decoder' has it",
+      "decoder_around: expected none where kind is",
     ),
     (
       {"num_layers": 2, "decoder_around": (SAME, AroundConfig(num_heads=3))},
@@ -87,7 +88,7 @@ SAME = AroundConfig()
 )
 def test_model_config_refuses(changes, message):
   with pytest.raises(ValueError, match=f"^{message}"):
-    ModelConfig(**{"kind": "decoder", **SIZES, **changes})
+    make(ModelConfig, **{"kind": "decoder", **SIZES, **changes})
 
 
 @pytest.mark.parametrize(

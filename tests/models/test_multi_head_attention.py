@@ -6,6 +6,7 @@ import numpy as np
 
 from attention import Attention, Dims, dense, dense_attention
 from models.multi_head_attention import MultiHeadAttention
+from models.slot_config import SlotConfig
 
 DIMS = Dims(num_heads=4, num_kv_heads=2, head_dim=8, max_length=6)
 
@@ -82,7 +83,9 @@ def test_dropout_reaches_the_mechanism():
 
 
 def test_values_of_their_own_width():
-  slot = MultiHeadAttention(dense(), DIMS, features=10, value_dim=3)
+  slot = MultiHeadAttention(
+    dense(), DIMS, features=10, config=SlotConfig(value_dim=3)
+  )
   x = jax.random.normal(jax.random.key(0), (2, 6, 16))
   y = jax.random.normal(jax.random.key(1), (2, 5, 7))
   variables = slot.init(jax.random.key(2), x, y)
@@ -103,7 +106,9 @@ def test_values_of_their_own_width():
 
 def test_heads_of_values_that_share_queries_and_keys():
   dims = DIMS._replace(num_kv_heads=4)
-  slot = MultiHeadAttention(dense(), dims, features=10, value_dim=3, qk_heads=2)
+  slot = MultiHeadAttention(
+    dense(), dims, features=10, config=SlotConfig(value_dim=3, num_qk_heads=2)
+  )
   x = jax.random.normal(jax.random.key(0), (2, 6, 16))
   variables = slot.init(jax.random.key(2), x)
   kernels = {k: v["kernel"] for k, v in variables["params"].items()}

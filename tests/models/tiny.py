@@ -8,6 +8,7 @@ import numpy as np
 
 from attention import ATTENTIONS, plug
 import models
+from models import nested
 
 VOCAB_SIZE = 7
 MAX_LENGTH = 12
@@ -52,7 +53,7 @@ def create(kind="encoder_decoder", *, shared_vocabulary=True, **changes):
     **changes,
   }
   return models.create(
-    models.ModelConfig(kind=kind, **config),
+    nested.make(models.ModelConfig, kind=kind, **config),
     source_vocab_size=VOCAB_SIZE,
     target_vocab_size=VOCAB_SIZE,
     max_source_length=MAX_LENGTH,

@@ -13,6 +13,7 @@ from attention.testing import assert_close
 import models
 from models import batch_norm
 from models.depthwise import depthwise
+from models.slot_config import SlotConfig
 from projects.speech import features as speech_features
 from projects.speech.config import ExtractorConfig
 from projects.speech.slots import TransformerXlAttention
@@ -117,7 +118,7 @@ def slot_of_transformer_xl(name):
     attention=ATTENTIONS[name](**options),
     dims=Dims(3, 3, 4, 40),
     features=12,
-    use_bias=True,
+    config=SlotConfig(attention_bias=True),
   )
 
 

@@ -27,7 +27,7 @@ def test_layers_differ():
   config = models.load_pretrained(FOLDER).model.config
   assert models.slots(config) == " + ".join(["gated_delta"] * 3 + ["dense"])
   sizes = [
-    (one.num_heads, one.num_qk_heads, one.kv_heads, one.query_dim)
+    (one.num_heads, one.slot.num_qk_heads, one.kv_heads, one.query_dim)
     for one in config.decoder_configs
   ]
   assert sizes == [(6, 2, 6, 10)] * 3 + [(4, None, 2, 16)]

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import models
+from models import nested
 from models.config import ModelConfig
 from tests.models import tiny
 from tests.models.published.test_equality import compute
@@ -15,7 +16,7 @@ TOKENS = np.random.default_rng(0).integers(3, 23, (2, 9))
 
 def trained(**choices):
   """A model and its variables, all of them drawn and none zero."""
-  config = ModelConfig(**SIZES | choices)
+  config = nested.make(ModelConfig, **SIZES | choices)
   model = models.create(
     config,
     source_vocab_size=23,

@@ -1,0 +1,148 @@
+"""Variables of a model from tensors, and back, by the table of its family."""
+
+from collections.abc import Iterator, Mapping
+import dataclasses
+import re
+from typing import Any
+
+from flax import traverse_util
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+import numpy as np
+
+from models.api import initialize
+from models.attention_config import AttentionConfig
+from models.published import files
+from models.published.family import SAME, Family, Layout, Row, active
+
+MECHANISMS = "attention_lab"
+"""Begins the names of tensors that a mechanism has of its own.
+
+In `config.json` it says which mechanisms are not the published ones.
+"""
+
+
+def read(
+  family: Family, model: Any, published: Any, tensors: files.Tensors, key: Array
+) -> dict[str, Any]:
+  """The variables of a model, each from its tensor.
+
+  Args:
+    family: of the model.
+    model: whose variables are read; its mechanisms may be others.
+    published: with the mechanisms that the tensors are for.
+    tensors: by the names in the family's table.
+    key: draws what a mechanism has of its own and the tensors have not.
+
+  Raises:
+    ValueError: a tensor is missing, left over, or does not fit.
+  """
+  wanted, whole = _shapes(model), _with_keys(model)
+  # What a mechanism that was replaced had of its own is known and not wanted.
+  known = {row.theirs for row in _rows(family, published)}
+  known |= {*family.buffers(published.config)}
+  arrays: dict[str, np.ndarray] = {}
+  for theirs, ours, layout in _rows(family, model):
+    known.add(theirs)
+    if theirs.startswith(MECHANISMS) and theirs not in tensors:
+      continue
+    arrays |= _read(tensors, theirs, {x: whole[x] for x in ours}, layout)
+  for name in tensors:
+    unread = any(re.fullmatch(unread, name) for unread in family.unread)
+    if name not in known and not unread:
+      raise ValueError(
+        f"{tensors.where(name)}: {name}: no variable of this model takes it"
+      )
+  missing = [path for path in wanted if path not in arrays]
+  for path in missing:
+    # What a mechanism has of its own is drawn where it replaces another.
+    if "/attention/" not in path or model == published:
+      raise ValueError(f"{tensors.folder}: no tensor fills {path}")
+  if missing:
+    drawn = _flat(initialize(model, key, model.example()))
+    arrays |= {path: drawn[path] for path in missing}
+  typed = {
+    path: jnp.asarray(arrays[path], leaf.dtype) for path, leaf in wanted.items()
+  }
+  tree = traverse_util.unflatten_dict(typed, sep="/")
+  return {"params": {}, "constants": {}, **tree}
+
+
+def write(
+  family: Family, model: Any, variables: Mapping[str, Any]
+) -> dict[str, np.ndarray]:
+  """The tensors of a model, by the names in the family's table."""
+  paths = {path: np.asarray(x) for path, x in _flat(variables).items()}
+  shapes, whole = _shapes(model), _with_keys(model)
+  arrays = {}
+  for theirs, ours, layout in active(family.rows(model.config), shapes):
+    # A mechanism without keys leaves a part of a tensor of queries and keys.
+    arrays[theirs] = layout.write(
+      [
+        paths.pop(x)
+        if x in shapes
+        else np.zeros(whole[x].shape, whole[x].dtype)
+        for x in ours
+      ]
+    )
+  return arrays | {f"{MECHANISMS}/{path}": x for path, x in paths.items()}
+
+
+def _rows(family: Family, model: Any) -> Iterator[Row]:
+  """The family's, and one for every variable by our own name."""
+  shapes = _shapes(model)
+  yield from active(family.rows(model.config), shapes)
+  for path in shapes:
+    yield Row(f"{MECHANISMS}/{path}", (path,), SAME)
+
+
+def _read(
+  tensors: files.Tensors,
+  theirs: str,
+  ours: Mapping[str, jax.ShapeDtypeStruct],
+  layout: Layout,
+) -> dict[str, np.ndarray]:
+  """Variables by their paths from one tensor."""
+  path = tensors.where(theirs)
+  if theirs not in tensors:
+    raise ValueError(f"{path}: {theirs}: missing; it fills {', '.join(ours)}")
+  array = tensors[theirs]
+  # A mechanism's constants may be integers, such as the key of random blocks.
+  integers = {leaf.dtype for leaf in ours.values()} == {array.dtype}
+  if not jnp.issubdtype(array.dtype, jnp.floating) and not integers:
+    raise ValueError(
+      f"{path}: {theirs}: expected floating point numbers, got {array.dtype}"
+    )
+  zeros = [np.zeros(leaf.shape, np.int8) for leaf in ours.values()]
+  expected = layout.write(zeros).shape
+  if array.shape != expected:
+    raise ValueError(
+      f"{path}: {theirs}: expected shape {expected}, got {array.shape}"
+    )
+  return dict(zip(ours, layout.read(array, len(ours)), strict=True))
+
+
+def _shapes(model: Any) -> dict[str, jax.ShapeDtypeStruct]:
+  """Shapes of all variables by their paths; computes nothing."""
+  key, batch = jax.random.key(0), model.example()
+  return _flat(jax.eval_shape(lambda: initialize(model, key, batch)))
+
+
+def _with_keys(model: Any) -> dict[str, jax.ShapeDtypeStruct]:
+  """Likewise, and where a mechanism takes no keys or values, those of dense."""
+  keyless = [
+    slot
+    for slot, layers in model.config.attentions.items()
+    if any({"shared_qk", "own_keys"} & one.build().supports for one in layers)
+  ]
+  if not keyless:
+    return _shapes(model)
+  dense: dict[str, Any] = dict.fromkeys(keyless, AttentionConfig("dense"))
+  config = dataclasses.replace(model.config, **dense)
+  return _shapes(model.clone(config=config)) | _shapes(model)
+
+
+def _flat(variables: Mapping[str, Any]) -> dict[str, Any]:
+  """'params/encoder_0/mlp/out/kernel' -> the array there."""
+  return traverse_util.flatten_dict(variables, sep="/")
