@@ -112,6 +112,7 @@ def main() -> None:
 def _settings() -> Any:
   """What was typed, checked."""
   from projects.swap.settings import Settings, numbers
+  from settings.fields import fault
 
   try:
     return Settings(
@@ -131,7 +132,7 @@ def _settings() -> Any:
       seed=_SEED.value,
     )
   except ValueError as error:
-    raise ConfigError(f"--{error}") from error
+    raise ConfigError(f"--{fault(error)}") from error
 
 
 if __name__ == "__main__":

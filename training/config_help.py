@@ -73,10 +73,10 @@ def _shown(value: Any) -> str:
 
 
 def attribute_docs(kind: type) -> dict[str, str]:
-  """Field -> what the "Attributes:" of a docstring say of it."""
+  """Field -> what the "Attributes:" of a docstring say of it, inherited too."""
+  docs = attribute_docs(kind.__base__) if kind.__base__ else {}
   doc = inspect.cleandoc(kind.__doc__ or "")
   _, _, attributes = doc.partition("Attributes:\n")
-  docs: dict[str, str] = {}
   name = ""
   for line in attributes.splitlines():
     if not line.startswith("  "):

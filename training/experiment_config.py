@@ -4,7 +4,9 @@ Imports JAX, as every config does, but neither Flax nor Optax.
 """
 
 from collections.abc import Mapping
+import contextlib
 import dataclasses
+import difflib
 import inspect
 import pathlib
 from typing import Any
@@ -13,7 +15,13 @@ import jax.numpy as jnp
 
 from attention import ATTENTIONS
 import models
-from settings.build import build, check_section, leaf_names, to_mapping
+from settings.build import (
+  UnknownLeafError,
+  build,
+  check_section,
+  leaf_names,
+  to_mapping,
+)
 from settings.errors import ConfigError
 from settings.suggest import one_of
 import tasks
@@ -68,6 +76,14 @@ def parse(
   Raises:
     ConfigError: the first fault found.
   """
+  try:
+    return _parse(mapping, restore)
+  except UnknownLeafError as fault:
+    hint = _instead(fault, mapping.get("task", {}), mapping.get("model", {}))
+    raise ConfigError(f"{fault.leaf}: unknown; {hint}") from None
+
+
+def _parse(mapping: Mapping[str, Any], restore: bool) -> ExperimentConfig:
   check_section("config", mapping)
   leaves = dict(mapping.items())
   told = leaves.pop("slots", None)
@@ -81,8 +97,7 @@ def parse(
   }
   for name, section in sections.items():
     check_section(f"config.{name}", section)
-  elsewhere = _elsewhere(sections)
-  train = build(TrainConfig, leaves, elsewhere=elsewhere)
+  train = build(TrainConfig, leaves)
   for name in ("task", "model"):
     if name not in sections:
       raise ConfigError(f"config.{name}: missing, and it has no default")
@@ -100,12 +115,7 @@ def parse(
     raise ConfigError(
       f"config.model.weights: expected a folder, got {weights!r}"
     )
-  model: Any = build(
-    _model_type(model_leaves),
-    model_leaves,
-    "config.model",
-    elsewhere,
-  )
+  model: Any = build(_model_type(model_leaves), model_leaves, "config.model")
   _check_x64(model)
   if weights and not restore:
     model = _published(weights, model)
@@ -126,7 +136,7 @@ def parse(
   return ExperimentConfig(
     train=train,
     task_name=name,
-    task=build(task_type, task_leaves, "config.task", elsewhere),
+    task=build(task_type, task_leaves, "config.task"),
     model=model,
     weights=weights,
   )
@@ -214,40 +224,30 @@ def _model_type(leaves: dict[str, Any]) -> type:
     raise ConfigError(f"config.model.kind: {error}") from error
 
 
-def _elsewhere(sections: Mapping[str, Any]) -> dict[str, str]:
-  """Last name of every leaf that this config may have -> its names in full.
-
-  Options of mechanisms are leaves of the slots that hold them; an option of
-  another mechanism is told to be one.
-  """
-  task, model = sections.get("task", {}), sections.get("model", {})
-  full = [*leaf_names(TrainConfig), *sections]
-  entry = tasks.TASKS.get(str(task.get("name")))
-  if entry is not None:
-    full += leaf_names(entry.config_type, "task.")
-  kind = model.get("kind")
-  config_type = models.CONFIGS.get(kind) if isinstance(kind, str) else None
-  if config_type is not None:
-    full += [*leaf_names(config_type, "model.")]
-    full.append("model.weights")
-  slots = {
-    slot: str(leaves.get("name"))
-    for slot, leaves in model.items()
-    if hasattr(leaves, "get")
-  }
-  options: dict[str, list[str]] = {}
-  for mechanism, factory in ATTENTIONS.items():
-    for option in inspect.signature(factory).parameters:
-      options.setdefault(option, []).append(mechanism)
-      full += [
-        f"model.{slot}.{option}" for slot in slots if slots[slot] == mechanism
-      ]
-  places: dict[str, list[str]] = {}
-  for name in full:
-    places.setdefault(name.rpartition(".")[2], []).append(f"config.{name}")
-  slot = next((x for x in slots if "cross" not in x), "decoder_attention")
-  return {
-    option: f"an option of {', '.join(which)}, as "
-    f"config.model.{slot}.{option} where {slot} is one of them"
-    for option, which in options.items()
-  } | {name: " or ".join(where) for name, where in places.items()}
+def _instead(fault: UnknownLeafError, task: Any, model: Any) -> str:
+  """Where this config has an unknown leaf, or which one is like it."""
+  name = fault.leaf.rpartition(".")[2]
+  full = [*leaf_names(TrainConfig), "task", "model", "model.weights"]
+  # A task or kind that there is not has no leaves.
+  with contextlib.suppress(ValueError):
+    full += leaf_names(tasks.find(str(task.get("name"))).config_type, "task.")
+  with contextlib.suppress(ValueError):
+    full += leaf_names(models.find(str(model.get("kind"))), "model.")
+  owners = [
+    mechanism
+    for mechanism, factory in ATTENTIONS.items()
+    if name in inspect.signature(factory).parameters
+  ]
+  for slot, chosen in model.items():
+    if hasattr(chosen, "items") and chosen.get("name") in owners:
+      full.append(f"model.{slot}.{name}")
+  places = [f"config.{x}" for x in full if x.rpartition(".")[2] == name]
+  if places:
+    return f"{name} is {' or '.join(places)}"
+  if owners:
+    return f"{name} is an option of {', '.join(owners)}"
+  known = {x.rpartition(".")[2]: x for x in full}
+  close = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+  if close and not fault.is_near:
+    return f"did you mean config.{known[close[0]]}?"
+  return fault.hint
