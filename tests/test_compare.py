@@ -48,7 +48,7 @@ from tests.tasks.text_cases import TEXT
     ),
     (
       {"modle": {"num_layers": 3}},
-      "config.modle.num_layers: unknown; num_layers is config.model.num_layers",
+      "config.modle.num_layers: unknown; did you mean config.model.num_layers?",
     ),
     ({"batch_size": {"x": 3}}, "config.batch_size.x: unknown; config.batch_s"),
     # Dense attention cannot be trained either: no row of the comparison can.

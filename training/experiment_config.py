@@ -225,7 +225,7 @@ def _model_type(leaves: dict[str, Any]) -> type:
 
 
 def _instead(fault: UnknownLeafError, task: Any, model: Any) -> str:
-  """Where this config has an unknown leaf, or which one is like it."""
+  """Where this config has an unknown leaf, or one that is like it."""
   name = fault.leaf.rpartition(".")[2]
   full = [*leaf_names(TrainConfig), "task", "model", "model.weights"]
   # A task or kind that there is not has no leaves.
@@ -241,13 +241,10 @@ def _instead(fault: UnknownLeafError, task: Any, model: Any) -> str:
   for slot, chosen in model.items():
     if hasattr(chosen, "items") and chosen.get("name") in owners:
       full.append(f"model.{slot}.{name}")
-  places = [f"config.{x}" for x in full if x.rpartition(".")[2] == name]
-  if places:
-    return f"{name} is {' or '.join(places)}"
-  if owners:
-    return f"{name} is an option of {', '.join(owners)}"
-  known = {x.rpartition(".")[2]: x for x in full}
-  close = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
-  if close and not fault.is_near:
-    return f"did you mean config.{known[close[0]]}?"
-  return fault.hint
+  last = {leaf: leaf.rpartition(".")[2] for leaf in full}
+  # Exactly this one elsewhere is meant, rather than one that is like it here.
+  cutoff = 1.0 if owners or fault.is_near else 0.8
+  if close := difflib.get_close_matches(name, last.values(), 1, cutoff):
+    places = [f"config.{leaf}" for leaf in full if last[leaf] == close[0]]
+    return f"did you mean {' or '.join(places)}?"
+  return f"an option of {', '.join(owners)}" if owners else fault.hint

@@ -131,7 +131,7 @@ def test_sizes_of_papers_are_made_with_what_can(name, mechanisms):
     # Where a leaf of that name is.
     (
       {"learning_rate": 0.1},
-      "config.learning_rate: unknown; learning_rate is config.optimizer.lear",
+      "config.learning_rate: unknown; did you mean config.optimizer.learning_r",
     ),
     (
       {"learning_rat": 0.1},
@@ -139,9 +139,9 @@ def test_sizes_of_papers_are_made_with_what_can(name, mechanisms):
     ),
     (
       {"task.batch_size": 3},
-      "config.task.batch_size: unknown; batch_size is c",
+      "config.task.batch_size: unknown; did you mean config.batch_size?",
     ),
-    ({"model.window": 3}, "config.model.window: unknown; window is an option "),
+    ({"model.window": 3}, "config.model.window: unknown; an option of slidi"),
     (
       {"model.encoder_attention": "dense,flash"},
       "config.model.encoder_attention: several names are a list; expected [dense,",
@@ -185,9 +185,9 @@ def test_an_option_is_told_by_the_slots_that_have_it():
   with pytest.raises(ConfigError) as info:
     experiment_config.parse(config)
   assert str(info.value) == (
-    "config.model.attention.window: unknown; window is "
+    "config.model.attention.window: unknown; did you mean "
     "config.model.decoder_attention.window or "
-    "config.model.encoder_attention.window"
+    "config.model.encoder_attention.window?"
   )
 
 
