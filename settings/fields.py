@@ -49,12 +49,14 @@ def fault(error: ValueError, name: str = "") -> str:
     error: of a dataclass, or of one value.
     name: of that dataclass or of that value.
   """
-  first: Any = {"ctx": {"error": error}}
+  first: Any = None
   if isinstance(error, ValidationError):
     first = error.errors(include_url=False)[0]
-  if raised := first.get("ctx", {}).get("error"):  # By `__post_init__`.
-    is_full = isinstance(raised, ConfigError)
-    return str(raised) if is_full else f"{name}.{raised}".lstrip(".")
+    error = first.get("ctx", {}).get("error", error)  # Of `__post_init__`.
+  if isinstance(error, ConfigError):
+    return str(error)
+  if not isinstance(error, ValidationError):
+    return f"{name}.{error}".lstrip(".")
   # Text beyond the field is the member of a union.
   place = name or str(first["loc"][0])
   place += "".join(f"[{x}]" for x in first["loc"] if isinstance(x, int))

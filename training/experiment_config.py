@@ -3,7 +3,7 @@
 Imports JAX, as every config does, but neither Flax nor Optax.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import contextlib
 import dataclasses
 import difflib
@@ -23,7 +23,6 @@ from settings.build import (
   to_mapping,
 )
 from settings.errors import ConfigError
-from settings.suggest import one_of
 import tasks
 from training.config import TrainConfig
 
@@ -102,13 +101,8 @@ def _parse(mapping: Mapping[str, Any], restore: bool) -> ExperimentConfig:
     if name not in sections:
       raise ConfigError(f"config.{name}: missing, and it has no default")
   task_leaves = dict(sections["task"].items())
-  name = task_leaves.pop("name", None)
-  if not isinstance(name, str):
-    raise ConfigError(f"config.task.name: {one_of(name, tasks.TASKS)}")
-  try:
-    task_type = tasks.find(name).config_type
-  except ValueError as error:
-    raise ConfigError(f"config.task.name: {error}") from error
+  name = str(task_leaves.pop("name", None))
+  task_type = _find(tasks.find, "task.name", name).config_type
   model_leaves = dict(sections["model"].items())
   weights = model_leaves.pop("weights", "")
   if not isinstance(weights, str):
@@ -203,11 +197,7 @@ def _published(folder: str, config: Any) -> Any:
 
 
 def _model_type(leaves: dict[str, Any]) -> type:
-  """The dataclass of a kind of model.
-
-  Raises:
-    ConfigError: there is no such kind.
-  """
+  """The dataclass of a kind of model."""
   if "kind" not in leaves:
     return models.ModelConfig  # It says that the kind is missing.
   # Runs of before December 2026 have these two kinds by a field.
@@ -215,13 +205,15 @@ def _model_type(leaves: dict[str, Any]) -> type:
     leaves["kind"] = "vit"
   if leaves["kind"] == "decoder" and leaves.get("local_positions"):
     leaves["kind"] = "gato"
-  kind = leaves["kind"]
-  if not isinstance(kind, str):
-    raise ConfigError(f"config.model.kind: {one_of(kind, models.CONFIGS)}")
+  return _find(models.find, "model.kind", str(leaves["kind"]))
+
+
+def _find(find: Callable[[str], Any], leaf: str, name: str) -> Any:
+  """What a name stands for; a ConfigError where it stands for nothing."""
   try:
-    return models.find(kind)
+    return find(name)
   except ValueError as error:
-    raise ConfigError(f"config.model.kind: {error}") from error
+    raise ConfigError(f"config.{leaf}: {error}") from error
 
 
 def _instead(fault: UnknownLeafError, task: Any, model: Any) -> str:
