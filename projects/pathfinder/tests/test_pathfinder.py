@@ -137,7 +137,7 @@ def test_faults():
   assert fault(PathfinderConfig, size=7).startswith("size: expected at least 8")
   assert fault(PathfinderConfig, num_dashes=2).startswith("num_dashes: ")
   assert fault(PathfinderConfig, num_distractors=-1).startswith(
-    "num_distractors: expected 0 or more"
+    "num_distractors: expected at least 0"
   )
 
 
