@@ -25,7 +25,6 @@ STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 Count = Annotated[int, Ge(1)]
 Whole = Annotated[int, Ge(0)]
 Positive = Annotated[float, Gt(0)]
-Weight = Annotated[float, Ge(0)]
 Rate = Annotated[float, Ge(0), Lt(1)]
 Share = Annotated[float, Gt(0), Lt(1)]
 Whole32 = Annotated[int, Interval(ge=0, lt=2**31)]

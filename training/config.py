@@ -4,18 +4,10 @@ from collections.abc import Mapping
 import dataclasses
 from typing import Annotated, Any, Literal
 
-from annotated_types import Interval
+from annotated_types import Ge, Interval
 from pydantic.dataclasses import dataclass
 
-from settings.fields import (
-  STRICT,
-  Count,
-  Count32,
-  Positive,
-  Rate,
-  Weight,
-  Whole32,
-)
+from settings.fields import STRICT, Count, Count32, Positive, Rate, Whole32
 from training.mesh import DATA, MeshConfig
 
 
@@ -49,7 +41,7 @@ class OptimizerConfig:
   b1: Rate = 0.9
   b2: Rate = 0.999
   eps: Positive = 1e-8
-  weight_decay: Weight = 0.0
+  weight_decay: Annotated[float, Ge(0)] = 0.0
   clip_norm: Positive | None = None
   accumulate_steps: Count = 1
   label_smoothing: Rate = 0.0

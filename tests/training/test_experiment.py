@@ -143,6 +143,10 @@ def test_sizes_of_papers_are_made_with_what_can(name, mechanisms):
     ),
     ({"model.window": 3}, "config.model.window: unknown; an option of slidi"),
     (
+      {"task.name": "tests.training.tiny:RECALL", "power": 1.0},
+      "config.power: unknown; did you mean config.task.power?",
+    ),
+    (
       {"model.encoder_attention": "dense,flash"},
       "config.model.encoder_attention: several names are a list; expected [dense,",
     ),
