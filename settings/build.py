@@ -32,12 +32,10 @@ class UnknownLeafError(ConfigError):
     leaf: its full name; in an unknown section that of the leaf in it, which is
       what the user was looking for.
     hint: "did you mean 'b'?", or all names where none is like it.
-    is_near: whether it is the former.
   """
 
   def __init__(self, leaf: str, value: Any, known: Sequence[str]):
     self.hint = instead(leaf.rpartition(".")[2], known)
-    self.is_near = not self.hint.startswith("known: ")
     while hasattr(value, "items") and len(value) == 1:
       [(name, value)] = value.items()
       leaf += f".{name}"

@@ -223,7 +223,6 @@ def _instead(fault: UnknownLeafError, task: Any, model: Any) -> str:
   # A task or kind that there is not has no leaves.
   with contextlib.suppress(ValueError):
     full += leaf_names(tasks.find(str(task.get("name"))).config_type, "task.")
-  with contextlib.suppress(ValueError):
     full += leaf_names(models.find(str(model.get("kind"))), "model.")
   owners = [
     mechanism
@@ -235,7 +234,7 @@ def _instead(fault: UnknownLeafError, task: Any, model: Any) -> str:
       full.append(f"model.{slot}.{name}")
   last = {leaf: leaf.rpartition(".")[2] for leaf in full}
   # Exactly this one elsewhere is meant, rather than one that is like it here.
-  cutoff = 1.0 if owners or fault.is_near else 0.8
+  cutoff = 1.0 if owners or fault.hint.startswith("did") else 0.8
   if close := difflib.get_close_matches(name, last.values(), 1, cutoff):
     places = [f"config.{leaf}" for leaf in full if last[leaf] == close[0]]
     return f"did you mean {' or '.join(places)}?"

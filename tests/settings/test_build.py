@@ -159,6 +159,13 @@ def test_optimizer_values_are_checked(leaves, message):
   assert message in str(info.value)
 
 
+def test_what_python_makes_is_checked_too():
+  config = OptimizerConfig()
+  assert hash(config) == hash(OptimizerConfig())
+  with pytest.raises(ValueError, match=r"b1\n.* less than 1 "):
+    dataclasses.replace(config, b1=1.5)
+
+
 def test_defaults_are_valid():
   assert TrainConfig(num_steps=1, batch_size=1).optimizer == OptimizerConfig()
 
