@@ -115,6 +115,7 @@ def main() -> None:
 def _settings() -> Any:
   """What was typed, checked."""
   from projects.swap.settings import Settings, numbers
+  from settings.fields import fault
 
   try:
     return Settings(
@@ -134,7 +135,7 @@ def _settings() -> Any:
       seed=_SEED.value,
     )
   except ValueError as error:
-    raise ConfigError(f"--{error}") from error
+    raise ConfigError(f"--{fault(error)}") from error
 
 
 if __name__ == "__main__":

@@ -8,9 +8,12 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic.dataclasses import dataclass
+
 from attention import ATTENTIONS, registry
 from settings.build import build, check_section, to_mapping
 from settings.errors import ConfigError
+from settings.fields import STRICT, Positive
 from settings.leaves import Leaves, flatten, put
 from settings.suggest import instead
 from settings.typed import literal, split
@@ -26,7 +29,7 @@ FIRST, ALL = "first", "all"
 """Which seeds choose among the points of a grid, as `halving.seeds` has it."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class Comparison:
   """A comparison, validated.
 
@@ -71,8 +74,8 @@ class Comparison:
   attention: str = "all"
   seeds: str = "0"
   match_parameters: bool = True
-  budget_seconds: float | None = None
-  budget_flops: float | None = None
+  budget_seconds: Positive | None = None
+  budget_flops: Positive | None = None
   variants: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   grid: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   across: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -236,15 +239,11 @@ class Comparison:
       )
 
   def _check_budget(self):
-    budgets = {
-      name: getattr(self, name) for name in ("budget_seconds", "budget_flops")
-    }
-    given = {
-      name: value for name, value in budgets.items() if value is not None
-    }
-    for name, value in given.items():
-      if not value > 0:
-        raise ValueError(f"{name}: expected a value above 0, got {value}")
+    given = [
+      name
+      for name in ("budget_seconds", "budget_flops")
+      if getattr(self, name) is not None
+    ]
     if len(given) > 1:
       raise ValueError("budget_flops: expected one budget, got seconds as well")
     varied = {*flatten(self.grid), *flatten(self.across)}
@@ -252,7 +251,7 @@ class Comparison:
       "num_steps" in {*self.leaves(task), *varied} for task in self.task_names
     ):
       raise ValueError(
-        f"{next(iter(given))}: it decides the number of steps; expected no "
+        f"{given[0]}: it decides the number of steps; expected no "
         "num_steps beside it"
       )
 

@@ -1,12 +1,15 @@
 """Classification of texts: one label for a whole sequence."""
 
 from collections.abc import Iterator, Sequence
-import dataclasses
 import pathlib
+from typing import Annotated
 
+from annotated_types import Ge
 import numpy as np
+from pydantic.dataclasses import dataclass
 
 from settings.checks import check
+from settings.fields import STRICT, Count, Share
 from tasks import base, label_names, vocabularies
 from tasks.answers import AnswersInPlace
 from tasks.base import Batch
@@ -18,7 +21,7 @@ from tasks.special_tokens import OWN_ENCODER
 from tasks.vocabularies import Vocabulary
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class ClassificationConfig:
   """Where texts and labels come from, and in which tokens they are read.
 
@@ -37,10 +40,10 @@ class ClassificationConfig:
 
   path: str = ""
   dataset: str = ""
-  held_out: float = 0.1
-  max_length: int = 128
+  held_out: Share = 0.1
+  max_length: Annotated[int, Ge(3)] = 128
   vocabulary: vocabularies.Kind = "subwords"
-  vocab_size: int = 1024
+  vocab_size: Count = 1024
   tokenizer: str = ""
 
   def __post_init__(self):
@@ -50,9 +53,6 @@ class ClassificationConfig:
       bool(self.path) != bool(self.dataset),
       f"a file of texts, or none where dataset={self.dataset!r} is given",
     )
-    check(self, "held_out", 0 < self.held_out < 1, "above 0 and below 1")
-    check(self, "max_length", self.max_length >= 3, "at least 3 tokens")
-    vocabularies.check_leaves(self)
 
 
 class ClassificationTask(AnswersInPlace):

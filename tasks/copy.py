@@ -5,14 +5,16 @@ Sequences are computed from (seed, split, index) with a counter-based generator
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-import dataclasses
 import json
 import pathlib
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from annotated_types import Ge
 import numpy as np
+from pydantic.dataclasses import dataclass
 
 from settings.checks import check
+from settings.fields import STRICT, Count
 from tasks import base, draws
 from tasks.base import BOS, EOS, PAD, Batch, DecodeBatch
 from tasks.generated import check_eval_lengths
@@ -23,7 +25,7 @@ FIRST_SYMBOL = 4
 _SPLITS = ("train", "validation")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class CopyConfig:
   """Which sequences, and what is to be done with them.
 
@@ -43,21 +45,13 @@ class CopyConfig:
   """
 
   kind: Literal["copy", "reverse", "duplicate"] = "copy"
-  vocab_size: int = 32
-  min_length: int = 1
-  max_length: int = 16
+  vocab_size: Annotated[int, Ge(2)] = 32
+  min_length: Count = 1
+  max_length: Count = 16
   eval_lengths: tuple[int, ...] = ()
-  eval_size: int = 1000
+  eval_size: Count = 1000
 
   def __post_init__(self):
-    check(
-      self,
-      "kind",
-      self.kind in ("copy", "reverse", "duplicate"),
-      "'copy', 'reverse' or 'duplicate'",
-    )
-    check(self, "vocab_size", self.vocab_size >= 2, "at least 2 symbols")
-    check(self, "max_length", self.max_length >= 1, "at least 1")
     check(
       self,
       "min_length",
@@ -65,7 +59,6 @@ class CopyConfig:
       f"1 to max_length={self.max_length}",
     )
     check_eval_lengths(self, 1, low="min_length", high="max_length")
-    check(self, "eval_size", self.eval_size >= 1, "at least 1")
 
 
 class CopyTask:

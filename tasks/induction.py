@@ -6,11 +6,13 @@ Olsson et al., In-context Learning and Induction Heads, arXiv:2209.11895, as set
 by Fu et al. (H3, arXiv:2212.14052) and Gu and Dao (Mamba, arXiv:2312.00752).
 """
 
-import dataclasses
+from typing import Annotated
 
+from annotated_types import Ge
 import numpy as np
+from pydantic.dataclasses import dataclass
 
-from settings.checks import check
+from settings.fields import STRICT, Count
 from tasks import draws
 from tasks.base import Batch
 from tasks.generated import (
@@ -27,7 +29,7 @@ from tasks.sizes import check_sizes
 _SHORTEST = 4
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class InductionConfig:
   """How long, and at which other lengths it is evaluated.
 
@@ -38,16 +40,13 @@ class InductionConfig:
     eval_size: held-out examples of each length.
   """
 
-  vocab_size: int = 16
-  length: int = 256
+  vocab_size: Annotated[int, Ge(3)] = 16
+  length: Annotated[int, Ge(_SHORTEST)] = 256
   eval_lengths: tuple[int, ...] = ()
-  eval_size: int = 1000
+  eval_size: Count = 1000
 
   def __post_init__(self):
-    check(self, "vocab_size", self.vocab_size >= 3, "at least 3 symbols")
-    check(self, "length", self.length >= _SHORTEST, f"at least {_SHORTEST}")
     check_eval_lengths(self, _SHORTEST)
-    check(self, "eval_size", self.eval_size >= 1, "at least 1")
 
 
 class InductionTask(GeneratedTask):

@@ -7,11 +7,14 @@ lengths of Long Range Arena, Tay et al., arXiv:2011.04006.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-import dataclasses
+from typing import Annotated
 
+from annotated_types import Ge, Interval
 import numpy as np
+from pydantic.dataclasses import dataclass
 
 from settings.checks import check
+from settings.fields import STRICT, Count, Whole
 from tasks import draws
 from tasks.base import Batch
 from tasks.generated import (
@@ -54,7 +57,7 @@ _VALUES = tuple(OPERATORS.values())
 _FIRST_DIGIT = _FIRST_OPERATOR + len(OPERATORS)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class ListopsConfig:
   """How deep, how wide and how long.
 
@@ -68,29 +71,20 @@ class ListopsConfig:
     eval_size: held-out examples.
   """
 
-  max_depth: int = 10
-  max_args: int = 10
-  min_length: int = 500
+  max_depth: Annotated[int, Interval(ge=2, le=_MOST_LEVELS)] = 10
+  max_args: Annotated[int, Ge(2)] = 10
+  min_length: Count = 500
   max_length: int = 2000
-  train_size: int = 0
-  eval_size: int = 2000
+  train_size: Whole = 0
+  eval_size: Count = 2000
 
   def __post_init__(self):
-    check(
-      self,
-      "max_depth",
-      2 <= self.max_depth <= _MOST_LEVELS,
-      f"2 to {_MOST_LEVELS}",
-    )
-    check(self, "max_args", self.max_args >= 2, "at least 2")
     check(
       self,
       "min_length",
       1 <= self.min_length <= self.max_length,
       f"1 to max_length={self.max_length}",
     )
-    check(self, "train_size", self.train_size >= 0, "0 or more")
-    check(self, "eval_size", self.eval_size >= 1, "at least 1")
 
 
 class ListopsTask(GeneratedTask):

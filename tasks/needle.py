@@ -7,12 +7,14 @@ multi-key setting, Hsieh et al., arXiv:2404.06654, and symbols for words.
 """
 
 from collections.abc import Mapping
-import dataclasses
-from typing import Any
+from typing import Annotated, Any
 
+from annotated_types import Ge, Interval
 import numpy as np
+from pydantic.dataclasses import dataclass
 
 from settings.checks import check
+from settings.fields import STRICT, Count, Whole
 from tasks import base, draws
 from tasks.base import Batch
 from tasks.generated import (
@@ -27,7 +29,7 @@ from tasks.generated import (
 from tasks.sizes import check_sizes
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class NeedleConfig:
   """How long, with how many other pairs, and evaluated where.
 
@@ -45,24 +47,20 @@ class NeedleConfig:
 
   length: int = 256
   eval_lengths: tuple[int, ...] = ()
-  num_depths: int = 5
-  num_distractors: int = 3
+  num_depths: Annotated[int, Interval(ge=2, le=101)] = 5
+  num_distractors: Whole = 3
   num_keys: int = 32
-  num_values: int = 32
-  num_fillers: int = 32
+  num_values: Annotated[int, Ge(2)] = 32
+  num_fillers: Count = 32
   eval_size: int = 1000
 
   def __post_init__(self):
-    check(self, "num_depths", 2 <= self.num_depths <= 101, "2 to 101")
-    check(self, "num_distractors", self.num_distractors >= 0, "0 or more")
     check(
       self,
       "num_keys",
       self.num_keys > self.num_distractors,
       f"more than num_distractors={self.num_distractors}",
     )
-    check(self, "num_values", self.num_values >= 2, "at least 2")
-    check(self, "num_fillers", self.num_fillers >= 1, "at least 1")
     shortest = 2 + 2 * max(self.num_depths, self.num_distractors + 1)
     check(
       self,

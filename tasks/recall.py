@@ -7,12 +7,14 @@ Models, section 3 and appendix, arXiv:2312.04927.
 """
 
 from collections.abc import Mapping
-import dataclasses
-from typing import Any
+from typing import Annotated, Any
 
+from annotated_types import Interval
 import numpy as np
+from pydantic.dataclasses import dataclass
 
 from settings.checks import check
+from settings.fields import STRICT, Count, Whole
 from tasks import base, draws
 from tasks.base import Batch
 from tasks.generated import (
@@ -25,7 +27,7 @@ from tasks.generated import (
 from tasks.sizes import check_sizes
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class RecallConfig:
   """How many pairs, in which sequence.
 
@@ -43,14 +45,13 @@ class RecallConfig:
 
   vocab_size: int = 8192
   length: int = 64
-  num_pairs: int = 4
-  power: float = 0.01
+  num_pairs: Count = 4
+  power: Annotated[float, Interval(gt=0, le=1)] = 0.01
   random_filler: bool = False
-  train_size: int = 0
-  eval_size: int = 3000
+  train_size: Whole = 0
+  eval_size: Count = 3000
 
   def __post_init__(self):
-    check(self, "num_pairs", self.num_pairs >= 1, "at least 1")
     check(
       self,
       "vocab_size",
@@ -63,9 +64,6 @@ class RecallConfig:
       self.length >= 4 * self.num_pairs,
       f"at least 4 · num_pairs = {4 * self.num_pairs}",
     )
-    check(self, "power", 0 < self.power <= 1, "above 0, at most 1")
-    check(self, "train_size", self.train_size >= 0, "0 or more")
-    check(self, "eval_size", self.eval_size >= 1, "at least 1")
 
 
 class RecallTask(GeneratedTask):

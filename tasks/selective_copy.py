@@ -8,12 +8,14 @@ Dao, Mamba, section 4.1.1, arXiv:2312.00752).
 """
 
 from collections.abc import Mapping
-import dataclasses
-from typing import Any
+from typing import Annotated, Any
 
+from annotated_types import Ge
 import numpy as np
+from pydantic.dataclasses import dataclass
 
 from settings.checks import check
+from settings.fields import STRICT, Count
 from tasks import base, draws
 from tasks.base import Batch
 from tasks.generated import (
@@ -28,7 +30,7 @@ from tasks.generated import (
 from tasks.sizes import check_sizes
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class SelectiveCopyConfig:
   """How much is to be remembered, among how much noise.
 
@@ -42,15 +44,13 @@ class SelectiveCopyConfig:
     eval_size: held-out examples of each length.
   """
 
-  vocab_size: int = 16
+  vocab_size: Annotated[int, Ge(4)] = 16
   length: int = 4096
-  num_tokens: int = 16
+  num_tokens: Count = 16
   eval_lengths: tuple[int, ...] = ()
-  eval_size: int = 1000
+  eval_size: Count = 1000
 
   def __post_init__(self):
-    check(self, "vocab_size", self.vocab_size >= 4, "at least 4 symbols")
-    check(self, "num_tokens", self.num_tokens >= 1, "at least 1")
     check(
       self,
       "length",
@@ -58,7 +58,6 @@ class SelectiveCopyConfig:
       f"at least num_tokens={self.num_tokens}",
     )
     check_eval_lengths(self, self.num_tokens)
-    check(self, "eval_size", self.eval_size >= 1, "at least 1")
 
 
 class SelectiveCopyTask(GeneratedTask):

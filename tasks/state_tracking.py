@@ -11,14 +11,15 @@ arXiv:2404.08819.
 """
 
 from collections.abc import Mapping
-import dataclasses
 import itertools
 import math
-from typing import Any
+from typing import Annotated, Any
 
+from annotated_types import Interval
 import numpy as np
+from pydantic.dataclasses import dataclass
 
-from settings.checks import check
+from settings.fields import STRICT, Count
 from tasks import base, draws
 from tasks.base import Batch
 from tasks.generated import (
@@ -35,7 +36,7 @@ _MOST = 5
 """The most letters: 6 would need 720 symbols, one for each permutation."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class StateTrackingConfig:
   """Which group, how long, and at which other lengths it is evaluated.
 
@@ -46,16 +47,13 @@ class StateTrackingConfig:
     eval_size: held-out examples of each length.
   """
 
-  letters: int = 3
-  length: int = 32
+  letters: Annotated[int, Interval(ge=2, le=_MOST)] = 3
+  length: Count = 32
   eval_lengths: tuple[int, ...] = ()
-  eval_size: int = 1000
+  eval_size: Count = 1000
 
   def __post_init__(self):
-    check(self, "letters", 2 <= self.letters <= _MOST, f"2 to {_MOST}")
-    check(self, "length", self.length >= 1, "at least 1")
     check_eval_lengths(self, 1)
-    check(self, "eval_size", self.eval_size >= 1, "at least 1")
 
 
 class StateTrackingTask(GeneratedTask):

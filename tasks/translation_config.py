@@ -1,9 +1,12 @@
 """The options of the translation task, checked."""
 
-import dataclasses
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Interval
+from pydantic.dataclasses import dataclass
 
 from settings.checks import check, check_unread
+from settings.fields import STRICT, Count
 
 AUTOMATIC_SIZES = {"numbers": 128, "files": 4000, "tfds": 8000}
 """Subwords of each source where the config leaves the number open."""
@@ -11,7 +14,7 @@ AUTOMATIC_SIZES = {"numbers": 128, "files": 4000, "tfds": 8000}
 _OF_NUMBERS = ("max_number", "num_train", "num_validation")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class TranslationConfig:
   """Where sentence pairs come from, and how they are cut into batches.
 
@@ -38,19 +41,13 @@ class TranslationConfig:
   source_language: str = "en"
   target_language: str = "de"
   vocab_size: int = 0
-  max_length: int = 128
-  num_buckets: int = 6
-  max_number: int = 999_999
-  num_train: int = 20_000
-  num_validation: int = 1_000
+  max_length: Annotated[int, Ge(2)] = 128
+  num_buckets: Count = 6
+  max_number: Annotated[int, Interval(ge=999, le=9_999_999)] = 999_999
+  num_train: Count = 20_000
+  num_validation: Count = 1_000
 
   def __post_init__(self):
-    check(
-      self,
-      "source",
-      self.source in AUTOMATIC_SIZES,
-      "'numbers', 'files' or 'tfds'",
-    )
     unread = {
       "numbers": ("path", "dataset"),
       "files": ("dataset", *_OF_NUMBERS),
@@ -85,13 +82,3 @@ class TranslationConfig:
       self.vocab_size == 0 or 5 <= self.vocab_size < 2**31,
       "5 to 2**31 - 1 subwords, or 0 for a size that suits the source",
     )
-    check(self, "max_length", self.max_length >= 2, "at least 2 tokens")
-    check(self, "num_buckets", self.num_buckets >= 1, "at least 1")
-    check(
-      self,
-      "max_number",
-      999 <= self.max_number <= 9_999_999,
-      "999 to 9999999",
-    )
-    check(self, "num_train", self.num_train >= 1, "at least 1")
-    check(self, "num_validation", self.num_validation >= 1, "at least 1")

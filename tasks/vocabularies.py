@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 import pathlib
-from typing import Literal, Protocol, get_args
+from typing import Literal, Protocol
 
-from settings.checks import check
 from tasks import base
 from tasks.base import DataError
 from tasks.characters import FILE as CHARACTERS_FILE
@@ -36,17 +35,6 @@ class VocabularyLeaves(Protocol):
   def tokenizer(self) -> str:
     """A file as `find` finds, or its folder, in place of the other two; or ''."""
     ...
-
-
-def check_leaves(config: VocabularyLeaves) -> None:
-  """Raises ValueError for a vocabulary that there is not."""
-  check(
-    config,
-    "vocabulary",
-    config.vocabulary in get_args(Kind),
-    "'characters', 'bytes' or 'subwords'",
-  )
-  check(config, "vocab_size", config.vocab_size >= 1, "at least 1 subword")
 
 
 def symbols(config: VocabularyLeaves) -> dict[str, int]:

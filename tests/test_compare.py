@@ -44,11 +44,11 @@ from tests.tasks.text_cases import TEXT
     ),
     (
       {"grid": {"optimizer": {"learning_rate": "a,b"}}},
-      "config.grid.optimizer.learning_rate: expected a number, got 'a'",
+      "config.grid.optimizer.learning_rate: expected a valid number, got 'a'",
     ),
     (
       {"modle": {"num_layers": 3}},
-      "config.modle.num_layers: unknown; num_layers is config.model.num_layers",
+      "config.modle.num_layers: unknown; did you mean config.model.num_layers?",
     ),
     ({"batch_size": {"x": 3}}, "config.batch_size.x: unknown; config.batch_s"),
     # Dense attention cannot be trained either: no row of the comparison can.
@@ -69,7 +69,7 @@ from tests.tasks.text_cases import TEXT
     ({"variants": {"p": {"name": "x"}}}, "config.variants.p.name: no mechani"),
     ({"grid": {"num_steps": ""}}, "config.grid.num_steps: expected at least"),
     ({"grid": 3}, "config.grid: expected named leaves, got 3"),
-    ({"budget_seconds": 0.0}, "config.budget_seconds: expected a value above"),
+    ({"budget_seconds": 0.0}, "config.budget_seconds: expected greater than 0"),
     ({"budget_flops": 1e9}, "config.budget_flops: it decides the number of s"),
     (
       {"budget_flops": 1e9, "budget_seconds": 1.0},

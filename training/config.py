@@ -2,13 +2,16 @@
 
 from collections.abc import Mapping
 import dataclasses
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from settings.checks import check
+from annotated_types import Ge, Interval
+from pydantic.dataclasses import dataclass
+
+from settings.fields import STRICT, Count, Count32, Positive, Rate, Whole32
 from training.mesh import DATA, MeshConfig
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class OptimizerConfig:
   """How parameters are updated.
 
@@ -31,32 +34,22 @@ class OptimizerConfig:
   """
 
   name: str = "adamw"
-  learning_rate: float = 1e-3
+  learning_rate: Positive = 1e-3
   schedule: Literal["constant", "cosine", "inverse_sqrt"] = "constant"
-  warmup_steps: int = 0
-  final_fraction: float = 0.0
-  b1: float = 0.9
-  b2: float = 0.999
-  eps: float = 1e-8
-  weight_decay: float = 0.0
-  clip_norm: float | None = None
-  accumulate_steps: int = 1
-  label_smoothing: float = 0.0
+  warmup_steps: Whole32 = 0
+  final_fraction: Annotated[float, Interval(ge=0, le=1)] = 0.0
+  b1: Rate = 0.9
+  b2: Rate = 0.999
+  eps: Positive = 1e-8
+  weight_decay: Annotated[float, Ge(0)] = 0.0
+  clip_norm: Positive | None = None
+  accumulate_steps: Count = 1
+  label_smoothing: Rate = 0.0
   options: Mapping[str, Any] = dataclasses.field(
     default_factory=dict, hash=False
   )
 
   def __post_init__(self):
-    positive = ["learning_rate", "eps", "accumulate_steps"]
-    if self.clip_norm is not None:
-      positive.append("clip_norm")
-    for name in positive:
-      check(self, name, getattr(self, name) > 0, "a value above 0")
-    check(self, "weight_decay", self.weight_decay >= 0, "0 or more")
-    check_steps(self, "warmup_steps", 0)
-    for name in ("b1", "b2", "label_smoothing"):
-      check(self, name, 0 <= getattr(self, name) < 1, "at least 0, below 1")
-    check(self, "final_fraction", 0 <= self.final_fraction <= 1, "0 to 1")
     if self.name != "adamw" or self.options:
       # Optax is imported for those alone that it has to know.
       from training import optimizer
@@ -64,7 +57,7 @@ class OptimizerConfig:
       optimizer.make_optimizer(self, num_steps=1)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class TrainConfig:
   """What the loop needs to know.
 
@@ -83,13 +76,13 @@ class TrainConfig:
     optimizer: see `OptimizerConfig`.
   """
 
-  num_steps: int
-  batch_size: int
-  seed: int = 0
-  eval_every: int = 1000
-  checkpoint_every: int = 1000
-  log_every: int = 100
-  redraw_every: int = 0
+  num_steps: Count32
+  batch_size: Count
+  seed: Whole32 = 0
+  eval_every: Count32 = 1000
+  checkpoint_every: Count32 = 1000
+  log_every: Count32 = 100
+  redraw_every: Whole32 = 0
   parallel: Literal["jit", "pmap"] = "jit"
   decode_method: Literal["greedy", "beam"] = "greedy"
   mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
@@ -98,11 +91,6 @@ class TrainConfig:
   )
 
   def __post_init__(self):
-    check(self, "batch_size", self.batch_size >= 1, "at least 1")
-    for name in ("num_steps", "eval_every", "checkpoint_every", "log_every"):
-      check_steps(self, name, 1)
-    check_steps(self, "redraw_every", 0)
-    check(self, "seed", 0 <= self.seed < 2**31, "0 to 2**31 - 1")
     if self.batch_size % self.optimizer.accumulate_steps:
       raise ValueError(
         f"batch_size: {self.batch_size} rows do not split into "
@@ -115,13 +103,3 @@ class TrainConfig:
           f"mesh.{axis}: parallel='pmap' splits rows alone, along 'data'; expected "
           f"1, got {size}; or parallel='jit'"
         )
-
-
-def check_steps(config: Any, name: str, least: int) -> None:
-  """Raises ValueError for a number of steps that the state cannot count."""
-  check(
-    config,
-    name,
-    least <= getattr(config, name) < 2**31,
-    f"{least} to 2**31 - 1",
-  )

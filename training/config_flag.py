@@ -11,16 +11,16 @@ from settings.errors import ConfigError, one_line
 from training import entry
 
 _NAME = "config"
-_OVERRIDE = re.compile(rf"--?(?:no)?{_NAME}\.([^=]*)")
-_CHOICE = re.compile(rf"--?{_NAME}\.([^=]*)=(.*)", re.DOTALL)
+_OVERRIDE = re.compile(rf"--?(?:no)?{_NAME}\.([^=]*)(=?)")
 
 
 def define(help_string: str, default: str | None = None) -> flags.FlagHolder:
   """Defines the flag; `entry.load_config` reads it.
 
-  A leaf that the file does not have is accepted, in a new section too: those that
-  have a default may be left out of a file, and one that nobody knows is found
-  where the config is validated, which names it in full.
+  A leaf that the file does not have is accepted, in a new section too. The lock of
+  `config_flags` knows the leaves of the file alone: it would refuse those that have
+  a default and were left out, and options of a mechanism that was typed. One that
+  nobody knows is found where the config is validated, which names it in full.
   """
   try:
     holder = config_flags.DEFINE_config_file(
@@ -66,9 +66,7 @@ class _WithSections(flags.ArgumentParser):
       return config
     for word in sys.argv[1:]:
       if typed := _OVERRIDE.match(word):
-        _add_sections(config, typed[1])
-      if typed := _CHOICE.match(word):
-        _make_room(config, typed[1])
+        _make_room(config, typed[1], has_value=bool(typed[2]))
     return config
 
   def flag_type(self) -> str:
@@ -76,35 +74,22 @@ class _WithSections(flags.ArgumentParser):
     return self._parser.flag_type()
 
 
-def _make_room(config: ConfigDict, leaf: str) -> None:
-  """Lets a word take the place of a section, or of a list of sections.
+def _make_room(config: ConfigDict, leaf: str, has_value: bool) -> None:
+  """Adds what is missing of the sections that a leaf is in.
 
-  `--config.model.decoder_attention=flash` and `=[gated_delta,flash]` choose by name;
-  `config_flags` takes a value for a leaf of its type alone. Where no word belongs is
-  found when the config is validated.
+  A word may take the place of a section, or of a list of them:
+  `--config.model.decoder_attention=flash` and `=[gated_delta,flash]` choose by name,
+  where `config_flags` takes a value for a leaf of its type alone. Where no word
+  belongs is found when the config is validated.
   """
-  *names, last = leaf.split(".")
-  section = config
-  for name in names:
-    section = section[name]
-  old = section.get(last)
-  if isinstance(old, ConfigDict) or (
-    isinstance(old, list | tuple)
-    and any(isinstance(x, ConfigDict | dict) for x in old)
-  ):
-    with section.unlocked(), section.ignore_type():
-      section[last] = ""
-
-
-def _add_sections(config: ConfigDict, leaf: str) -> None:
-  """Adds what is missing of the sections that a leaf is in."""
   if not all(name.isidentifier() for name in leaf.split(".")):
     raise ConfigError(
       f"--{_NAME}.{leaf}: expected names with dots between them, as "
       f"--{_NAME}.model.num_layers"
     )
+  *names, last = leaf.split(".")
   section, path = config, _NAME
-  for name in leaf.split(".")[:-1]:
+  for name in names:
     path = f"{path}.{name}"
     if name not in section:
       with section.unlocked():
@@ -114,3 +99,8 @@ def _add_sections(config: ConfigDict, leaf: str) -> None:
       raise ConfigError(
         f"{_NAME}.{leaf}: unknown; {path} is one value and has no leaves"
       )
+  old = section.get(last)
+  inside = old if isinstance(old, list | tuple) else [old]
+  if has_value and any(isinstance(x, ConfigDict | dict) for x in inside):
+    with section.unlocked(), section.ignore_type():
+      section[last] = ""

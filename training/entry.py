@@ -23,9 +23,9 @@ from tasks import cache
 
 # How Python says that a text is not a value of a type.
 _EXPECTED = {
-  "invalid literal for int()": "int",
-  "could not convert string to float": "a number",
-  "Non-boolean argument": "true or false",
+  "invalid literal for int()": "a valid integer",
+  "could not convert string to float": "a valid number",
+  "Non-boolean argument": "a valid boolean",
   "as a ConfigDict": "leaves of its own, each with its name",
 }
 

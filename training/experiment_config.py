@@ -3,8 +3,10 @@
 Imports JAX, as every config does, but neither Flax nor Optax.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+import contextlib
 import dataclasses
+import difflib
 import inspect
 import pathlib
 from typing import Any
@@ -14,9 +16,14 @@ import jax.numpy as jnp
 from attention import ATTENTIONS
 import models
 from models import nested
-from settings.build import build, check_section, leaf_names, to_mapping
+from settings.build import (
+  UnknownLeafError,
+  build,
+  check_section,
+  leaf_names,
+  to_mapping,
+)
 from settings.errors import ConfigError
-from settings.suggest import one_of
 import tasks
 from training.config import TrainConfig
 
@@ -69,6 +76,14 @@ def parse(
   Raises:
     ConfigError: the first fault found.
   """
+  try:
+    return _parse(mapping, restore)
+  except UnknownLeafError as fault:
+    hint = _instead(fault, mapping.get("task", {}), mapping.get("model", {}))
+    raise ConfigError(f"{fault.leaf}: unknown; {hint}") from None
+
+
+def _parse(mapping: Mapping[str, Any], restore: bool) -> ExperimentConfig:
   check_section("config", mapping)
   leaves = dict(mapping.items())
   told = leaves.pop("slots", None)
@@ -82,19 +97,13 @@ def parse(
   }
   for name, section in sections.items():
     check_section(f"config.{name}", section)
-  elsewhere = _elsewhere(sections)
-  train = build(TrainConfig, leaves, elsewhere=elsewhere)
+  train = build(TrainConfig, leaves)
   for name in ("task", "model"):
     if name not in sections:
       raise ConfigError(f"config.{name}: missing, and it has no default")
   task_leaves = dict(sections["task"].items())
-  name = task_leaves.pop("name", None)
-  if not isinstance(name, str):
-    raise ConfigError(f"config.task.name: {one_of(name, tasks.TASKS)}")
-  try:
-    task_type = tasks.find(name).config_type
-  except ValueError as error:
-    raise ConfigError(f"config.task.name: {error}") from error
+  name = str(task_leaves.pop("name", None))
+  task_type = _find(tasks.find, "task.name", name).config_type
   model_leaves = dict(sections["model"].items())
   weights = model_leaves.pop("weights", "")
   if not isinstance(weights, str):
@@ -106,7 +115,7 @@ def parse(
     model_leaves = nested.nest(model_type, model_leaves)
   except ValueError as error:
     raise ConfigError(f"config.model.{error}") from error
-  model: Any = build(model_type, model_leaves, "config.model", elsewhere)
+  model: Any = build(model_type, model_leaves, "config.model")
   _check_x64(model)
   if weights and not restore:
     model = _published(weights, model)
@@ -127,7 +136,7 @@ def parse(
   return ExperimentConfig(
     train=train,
     task_name=name,
-    task=build(task_type, task_leaves, "config.task", elsewhere),
+    task=build(task_type, task_leaves, "config.task"),
     model=model,
     weights=weights,
   )
@@ -194,11 +203,7 @@ def _published(folder: str, config: Any) -> Any:
 
 
 def _model_type(leaves: dict[str, Any]) -> type:
-  """The dataclass of a kind of model.
-
-  Raises:
-    ConfigError: there is no such kind.
-  """
+  """The dataclass of a kind of model."""
   if "kind" not in leaves:
     return models.ModelConfig  # It says that the kind is missing.
   # Runs of before December 2026 have these two kinds by a field.
@@ -206,49 +211,37 @@ def _model_type(leaves: dict[str, Any]) -> type:
     leaves["kind"] = "vit"
   if leaves["kind"] == "decoder" and leaves.get("local_positions"):
     leaves["kind"] = "gato"
-  kind = leaves["kind"]
-  if not isinstance(kind, str):
-    raise ConfigError(f"config.model.kind: {one_of(kind, models.CONFIGS)}")
+  return _find(models.find, "model.kind", str(leaves["kind"]))
+
+
+def _find(find: Callable[[str], Any], leaf: str, name: str) -> Any:
+  """What a name stands for; a ConfigError where it stands for nothing."""
   try:
-    return models.find(kind)
+    return find(name)
   except ValueError as error:
-    raise ConfigError(f"config.model.kind: {error}") from error
+    raise ConfigError(f"config.{leaf}: {error}") from error
 
 
-def _elsewhere(sections: Mapping[str, Any]) -> dict[str, str]:
-  """Last name of every leaf that this config may have -> its names in full.
-
-  Options of mechanisms are leaves of the slots that hold them; an option of
-  another mechanism is told to be one.
-  """
-  task, model = sections.get("task", {}), sections.get("model", {})
-  full = [*leaf_names(TrainConfig), *sections]
-  entry = tasks.TASKS.get(str(task.get("name")))
-  if entry is not None:
-    full += leaf_names(entry.config_type, "task.")
-  kind = model.get("kind")
-  config_type = models.CONFIGS.get(kind) if isinstance(kind, str) else None
-  if config_type is not None:
-    full += [*leaf_names(config_type, "model.")]
-    full.append("model.weights")
-  slots = {
-    slot: str(leaves.get("name"))
-    for slot, leaves in model.items()
-    if hasattr(leaves, "get")
-  }
-  options: dict[str, list[str]] = {}
-  for mechanism, factory in ATTENTIONS.items():
-    for option in inspect.signature(factory).parameters:
-      options.setdefault(option, []).append(mechanism)
-      full += [
-        f"model.{slot}.{option}" for slot in slots if slots[slot] == mechanism
-      ]
-  places: dict[str, list[str]] = {}
-  for name in full:
-    places.setdefault(name.rpartition(".")[2], []).append(f"config.{name}")
-  slot = next((x for x in slots if "cross" not in x), "decoder_attention")
-  return {
-    option: f"an option of {', '.join(which)}, as "
-    f"config.model.{slot}.{option} where {slot} is one of them"
-    for option, which in options.items()
-  } | {name: " or ".join(where) for name, where in places.items()}
+def _instead(fault: UnknownLeafError, task: Any, model: Any) -> str:
+  """Where this config has an unknown leaf, or one that is like it."""
+  name = fault.leaf.rpartition(".")[2]
+  full = [*leaf_names(TrainConfig), "task", "model", "model.weights"]
+  # A task or kind that there is not has no leaves.
+  with contextlib.suppress(ValueError):
+    full += leaf_names(tasks.find(str(task.get("name"))).config_type, "task.")
+    full += leaf_names(models.find(str(model.get("kind"))), "model.")
+  owners = [
+    mechanism
+    for mechanism, factory in ATTENTIONS.items()
+    if name in inspect.signature(factory).parameters
+  ]
+  for slot, chosen in model.items():
+    if hasattr(chosen, "items") and chosen.get("name") in owners:
+      full.append(f"model.{slot}.{name}")
+  last = {leaf: leaf.rpartition(".")[2] for leaf in full}
+  # Exactly this one elsewhere is meant, rather than one that is like it here.
+  cutoff = 1.0 if owners or fault.hint.startswith("did") else 0.8
+  if close := difflib.get_close_matches(name, last.values(), 1, cutoff):
+    places = [f"config.{leaf}" for leaf in full if last[leaf] == close[0]]
+    return f"did you mean {' or '.join(places)}?"
+  return f"an option of {', '.join(owners)}" if owners else fault.hint

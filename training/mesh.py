@@ -10,9 +10,11 @@ import re
 from typing import Any
 
 import jax
+from pydantic.dataclasses import dataclass
 
 import models
 from settings.checks import check
+from settings.fields import STRICT
 
 DATA, FSDP, TENSOR, SEQUENCE = "data", "fsdp", "tensor", "sequence"
 AXES = (DATA, FSDP, TENSOR, SEQUENCE)
@@ -40,7 +42,7 @@ What no rule names is not split by 'tensor'; 'fsdp' splits every variable.
 """
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class MeshConfig:
   """How many devices lie along each axis; their product is all of them.
 

@@ -1,13 +1,17 @@
 """How much of what, checked."""
 
-import dataclasses
+from typing import Annotated
+
+from annotated_types import Ge, Interval
+from pydantic.dataclasses import dataclass
 
 from projects.gato import captions, control
 from settings.checks import check
+from settings.fields import STRICT, Count, Whole
 from tasks import vocabularies
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class MixedConfig:
   """Which text, and how many rows of a batch are captions and control.
 
@@ -30,26 +34,19 @@ class MixedConfig:
   """
 
   path: str = ""
-  context: int = 64
+  context: Annotated[int, Ge(2)] = 64
   vocabulary: vocabularies.Kind = "subwords"
-  vocab_size: int = 512
+  vocab_size: Count = 512
   tokenizer: str = ""
-  caption_rows: int = 16
-  control_rows: int = 16
-  max_shapes: int = 3
-  expert_episodes: int = 200
-  eval_size: int = 500
-  eval_batches: int = 0
-  play_episodes: int = 100
+  caption_rows: Whole = 16
+  control_rows: Whole = 16
+  max_shapes: Annotated[int, Interval(ge=1, le=len(captions.PLACES))] = 3
+  expert_episodes: Count = 200
+  eval_size: Count = 500
+  eval_batches: Whole = 0
+  play_episodes: Count = 100
 
   def __post_init__(self):
     check(self, "path", bool(self.path), "a text file")
-    vocabularies.check_leaves(self)
-    for field in ("caption_rows", "control_rows", "eval_batches"):
-      check(self, field, getattr(self, field) >= 0, "0 or more")
-    for field in ("expert_episodes", "eval_size", "play_episodes"):
-      check(self, field, getattr(self, field) >= 1, "at least 1")
-    most = len(captions.PLACES)
-    check(self, "max_shapes", 1 <= self.max_shapes <= most, f"1 to {most}")
-    least = max(2, control.STEP_TOKENS if self.control_rows else 2)
+    least = control.STEP_TOKENS if self.control_rows else 2
     check(self, "context", self.context >= least, f"at least {least} tokens")

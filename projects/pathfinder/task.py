@@ -19,15 +19,16 @@ dashes. What rules answer that trace no path is measured by benchmarks/rules.py.
 """
 
 from collections.abc import Iterable, Iterator
-import dataclasses
 import functools
 import itertools
 import operator
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+from annotated_types import Ge, Interval
 import numpy as np
+from pydantic.dataclasses import dataclass
 
-from settings.checks import check
+from settings.fields import STRICT, Count, Whole
 from tasks import draws
 from tasks.base import Batch
 from tasks.generated import (
@@ -61,7 +62,7 @@ _TURNS = (
 _TRIES_A_PATH, _TRIES = 100, 1000
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class PathfinderConfig:
   """How large a picture, with how much on it.
 
@@ -73,18 +74,11 @@ class PathfinderConfig:
     eval_size: held-out pictures.
   """
 
-  size: int = 32
-  num_dashes: int = 6
-  num_distractors: int = 6
-  train_size: int = 0
-  eval_size: int = 2000
-
-  def __post_init__(self):
-    check(self, "size", 8 <= self.size <= 256, "8 to 256")
-    check(self, "num_dashes", self.num_dashes >= 3, "at least 3")
-    check(self, "num_distractors", self.num_distractors >= 0, "0 or more")
-    check(self, "train_size", self.train_size >= 0, "0 or more")
-    check(self, "eval_size", self.eval_size >= 1, "at least 1")
+  size: Annotated[int, Interval(ge=8, le=256)] = 32
+  num_dashes: Annotated[int, Ge(3)] = 6
+  num_distractors: Whole = 6
+  train_size: Whole = 0
+  eval_size: Count = 2000
 
 
 class _Pair(NamedTuple):

@@ -1,9 +1,12 @@
 """Which recordings are read, and how."""
 
-import dataclasses
-import math
+from typing import Annotated
+
+from annotated_types import Ge, Interval
+from pydantic.dataclasses import dataclass
 
 from settings.checks import check, check_unread
+from settings.fields import STRICT, Count, Share
 
 TONES, FOLDER = "tones", "folder"
 
@@ -11,7 +14,7 @@ _OF_TONES = ("min_digits", "max_digits", "snr", "eval_size")
 _OF_CATALOGUE = ("audio_feature", "text_feature")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class SpeechConfig:
   """Where recordings and transcripts come from.
 
@@ -38,13 +41,13 @@ class SpeechConfig:
   path: str = ""
   audio_feature: str = "speech"
   text_feature: str = "text"
-  sample_rate: int = 8000
-  bands: int = 40
-  min_digits: int = 1
+  sample_rate: Annotated[int, Ge(100)] = 8000
+  bands: Annotated[int, Interval(ge=2, le=256)] = 40
+  min_digits: Count = 1
   max_digits: int = 8
   snr: float = 10.0
-  eval_size: int = 500
-  held_out: float = 0.1
+  eval_size: Count = 500
+  held_out: Share = 0.1
 
   def __post_init__(self):
     check(self, "source", bool(self.source), "tones, folder or a TFDS set")
@@ -53,18 +56,12 @@ class SpeechConfig:
     if self.source == TONES:
       # The highest tone is of 1,477 Hz.
       check(self, "sample_rate", self.sample_rate >= 4000, "at least 4000")
-    check(self, "sample_rate", self.sample_rate >= 100, "at least 100")
-    check(self, "bands", 2 <= self.bands <= 256, "2 to 256")
-    check(self, "min_digits", self.min_digits >= 1, "at least 1")
     check(
       self,
       "max_digits",
       self.max_digits >= self.min_digits,
       f"at least min_digits={self.min_digits}",
     )
-    check(self, "snr", math.isfinite(self.snr), "a finite number")
-    check(self, "eval_size", self.eval_size >= 1, "at least 1")
-    check(self, "held_out", 0 < self.held_out < 1, "above 0 and below 1")
     unread = {
       TONES: ("path", "held_out", *_OF_CATALOGUE),
       FOLDER: (*_OF_TONES, *_OF_CATALOGUE),

@@ -2,16 +2,22 @@
 
 from collections.abc import Sequence
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from annotated_types import Ge, Interval
+from pydantic.dataclasses import dataclass
 
 from attention import ATTENTIONS
 from configs import attentions
 from models.attention_config import AttentionConfig
 from settings.checks import check
+from settings.fields import STRICT, Count32, Whole, Whole32
 from settings.typed import literal, split
 
 # A context from which on mechanisms get their sizes for long sequences.
 _LONG = 256
+
+_Rate = Annotated[float, Interval(gt=0, le=1)]
 
 
 class Choice(NamedTuple):
@@ -26,7 +32,7 @@ class Choice(NamedTuple):
   config: AttentionConfig
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class Settings:
   """Everything but the folder that is written.
 
@@ -57,37 +63,24 @@ class Settings:
   text: str
   attention: str = "all"
   tokenizer: str = ""
-  context: int | None = None
-  length: int | None = None
-  batch_size: int = 8
-  batches: int = 20
-  keep: tuple[int, ...] = (0,)
-  transfer_steps: int = 0
-  transfer_rate: float = 1e-2
-  finetune_steps: int = 0
-  finetune_rate: float = 1e-4
-  seed: int = 0
+  context: Annotated[Whole32, Ge(2)] | None = None
+  length: Annotated[Whole32, Ge(2)] | None = None
+  batch_size: Count32 = 8
+  batches: Whole32 = 20
+  keep: tuple[Whole, ...] = (0,)
+  transfer_steps: Whole32 = 0
+  transfer_rate: _Rate = 1e-2
+  finetune_steps: Whole32 = 0
+  finetune_rate: _Rate = 1e-4
+  seed: Whole32 = 0
 
   def __post_init__(self):
     check(self, "weights", bool(self.weights), "a folder of weights, or a run")
     check(self, "text", bool(self.text), "a text file")
-    for name, least in (
-      ("context", 2),
-      ("length", 2),
-      ("batch_size", 1),
-      ("batches", 0),
-      ("transfer_steps", 0),
-      ("finetune_steps", 0),
-      ("seed", 0),
-    ):
-      value = getattr(self, name)
-      fits = value is None or least <= value < 2**31
-      check(self, name, fits, f"{least} to 2**31 - 1")
-    for name in ("transfer_rate", "finetune_rate"):
-      check(self, name, 0 < getattr(self, name) <= 1, "above 0, at most 1")
-    few = self.keep and min(self.keep) >= 0
     once = len(set(self.keep)) == len(self.keep)
-    check(self, "keep", bool(few and once), "numbers of layers, each once")
+    check(
+      self, "keep", bool(self.keep) and once, "numbers of layers, each once"
+    )
     # Labels name files.
     labels = [label for label, _, _ in self._parts()]
     for label in labels:

@@ -1,16 +1,18 @@
 """Which images are read, and how those that are trained are varied."""
 
-import dataclasses
 import re
 
+from pydantic.dataclasses import dataclass
+
 from settings.checks import check, check_unread
+from settings.fields import STRICT, Share, Whole
 
 DIGITS, FOLDER = "digits", "folder"
 
 _ASYMMETRIC = (DIGITS, "mnist")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class ImageConfig:
   """Where images and labels come from, and how they are varied in training.
 
@@ -31,8 +33,8 @@ class ImageConfig:
 
   source: str = DIGITS
   path: str = ""
-  held_out: float = 0.2
-  shift: int = 0
+  held_out: Share = 0.2
+  shift: Whole = 0
   flip: bool = False
 
   def __post_init__(self):
@@ -41,8 +43,6 @@ class ImageConfig:
       check(self, "path", bool(self.path), "a folder of class folders")
     if self.source == DIGITS:
       check_unread(self, ("path",), f"source={DIGITS!r}")
-    check(self, "held_out", 0 < self.held_out < 1, "above 0 and below 1")
-    check(self, "shift", self.shift >= 0, "at least 0 pixels")
     is_asymmetric = re.split("[:/]", self.source)[0] in _ASYMMETRIC
     check(
       self,

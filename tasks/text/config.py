@@ -1,12 +1,16 @@
 """The options of the text task, checked."""
 
-import dataclasses
+from typing import Annotated
+
+from annotated_types import Ge, Interval
+from pydantic.dataclasses import dataclass
 
 from settings.checks import check
+from settings.fields import STRICT, Count, Whole
 from tasks import vocabularies
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class TextConfig:
   """Which text, in which tokens, in pieces of which length.
 
@@ -26,23 +30,14 @@ class TextConfig:
   """
 
   path: str = ""
-  context: int = 256
-  eval_batches: int = 0
+  context: Annotated[int, Ge(2)] = 256
+  eval_batches: Whole = 0
   vocabulary: vocabularies.Kind = "characters"
-  vocab_size: int = 1024
+  vocab_size: Count = 1024
   tokenizer: str = ""
-  mask_rate: float = 0.15
-  mean_span_length: float = 3.0
+  # Beyond it hardly anything is left to predict from.
+  mask_rate: Annotated[float, Interval(gt=0, le=0.9)] = 0.15
+  mean_span_length: Annotated[float, Ge(1)] = 3.0
 
   def __post_init__(self):
     check(self, "path", bool(self.path), "a text file")
-    check(self, "context", self.context >= 2, "at least 2 tokens")
-    check(self, "eval_batches", self.eval_batches >= 0, "0 or more")
-    vocabularies.check_leaves(self)
-    # Beyond it hardly anything is left to predict from.
-    check(
-      self, "mask_rate", 0 < self.mask_rate <= 0.9, "above 0 and at most 0.9"
-    )
-    check(
-      self, "mean_span_length", self.mean_span_length >= 1, "at least 1 token"
-    )

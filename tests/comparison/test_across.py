@@ -61,7 +61,7 @@ def test_values_that_a_mechanism_cannot_have_are_rows_that_say_so():
     ({"across": 3}, "config.across: expected named leaves, got 3"),
     (
       {"across": {"model": {"features": (16, "x")}}},
-      "config.across.model.features: expected int, got 'x'",
+      "config.across.model.features: expected a valid integer",
     ),
     (
       {"across": WIDTHS, "grid": WIDTHS},

@@ -68,10 +68,10 @@ def test_round_trip_through_json():
   [
     ({"count": 1, "rat": 2.0}, "config.rat: unknown; did you mean 'rate'?"),
     ({"rate": 1.0}, "config.count: missing, and it has no default"),
-    ({"count": "1"}, "config.count: expected int, got '1'"),
-    ({"count": True}, "config.count: expected int, got True"),
-    ({"count": 1.0}, "config.count: expected int, got 1.0"),
-    ({"count": 1, "flag": 1}, "config.flag: expected true or false, got 1"),
+    ({"count": "1"}, "config.count: expected a valid integer, got '1'"),
+    ({"count": True}, "config.count: expected a valid integer, got True"),
+    ({"count": 1.0}, "config.count: expected a valid integer, got 1.0"),
+    ({"count": 1, "flag": 1}, "config.flag: expected a valid boolean, got 1"),
     (
       {"count": 1, "rate": float("nan")},
       "config.rate: expected a finite number, got nan",
@@ -82,7 +82,7 @@ def test_round_trip_through_json():
     ),
     (
       {"count": 1, "span": (1, 2, 3)},
-      "config.span: expected int or (int, int), got (1, 2, 3)",
+      "config.span: expected a valid integer, got (1, 2, 3)",
     ),
     ({"count": 10}, "config.count: expected at most 9, got 10"),
     ({"count": 1, "plug": 3}, "config.plug: expected named leaves, got 3"),
@@ -91,13 +91,16 @@ def test_round_trip_through_json():
       {"count": 1, "rate": 1e300},
       "config.rate: expected a number that float32 holds, got 1e+300",
     ),
-    ({"count": 1, "rate": 10**400}, "config.rate: expected a finite number"),
+    ({"count": 1, "rate": 10**400}, "config.rate: expected a valid number"),
     (
       {"count": 1, "names": "a"},
-      "config.names: expected a list of words, got 'a'",
+      "config.names: expected a list, got 'a'",
     ),
-    ({"count": 1, "names": [1]}, "config.names[0]: expected str, got 1"),
-    ({"count": 1, "names": 3}, "config.names: expected a list of words, got 3"),
+    (
+      {"count": 1, "names": [1]},
+      "config.names[0]: expected a valid string, got 1",
+    ),
+    ({"count": 1, "names": 3}, "config.names: expected a list, got 3"),
     (
       {"count": 1, "a\nb": 2},
       "config.a b: unknown; known: count, rate, flag, span, names, plug",
@@ -116,23 +119,12 @@ def test_faults_are_one_line(leaves, message):
   assert "\n" not in str(info.value)
 
 
-def test_an_unknown_leaf_is_told_where_it_is():
-  elsewhere = {"window": "config.model.plug.window"}
-  for leaves, message in (
-    ({"window": 3}, "config.window: unknown; window is config.model.plug.wind"),
-    ({"a": {"window": 3}}, "config.a.window: unknown; window is config.model."),
-    ({"windw": 3}, "config.windw: unknown; did you mean config.model.plug.win"),
-    ({"rat": 3}, "config.rat: unknown; did you mean 'rate'?"),
-  ):
-    with pytest.raises(ConfigError) as info:
-      build_config(Everything, {"count": 1, **leaves}, elsewhere=elsewhere)
-    assert str(info.value).startswith(message)
-
-
 def test_what_fills_a_screen_is_shortened():
   with pytest.raises(ConfigError) as info:
     build(count="x" * 10_000)
-  assert str(info.value).startswith("config.count: expected int, got 'xxx")
+  assert str(info.value).startswith(
+    "config.count: expected a valid integer, got 'xxx"
+  )
   assert len(str(info.value)) < 1100
 
 
@@ -144,12 +136,18 @@ def test_a_name_is_text():
 @pytest.mark.parametrize(
   ("leaves", "message"),
   [
-    ({"learning_rate": 0.0}, "learning_rate: expected a value above 0"),
-    ({"schedule": "linear"}, "schedule: expected one of 'constant', 'cosine'"),
-    ({"b2": 1.0}, "b2: expected at least 0, below 1"),
+    ({"learning_rate": 0.0}, "learning_rate: expected greater than 0, got 0.0"),
+    (
+      {"schedule": "linear"},
+      "schedule: expected 'constant', 'cosine' or 'inverse_sqrt', got 'linear'",
+    ),
+    ({"b2": 1.0}, "b2: expected less than 1, got 1.0"),
     ({"name": "adam", "weight_decay": 0.1}, "weight_decay: adam has none"),
-    ({"clip_norm": -1.0}, "clip_norm: expected a value above 0"),
-    ({"warmup_steps": 2**31}, "warmup_steps: expected 0 to 2**31 - 1, got 214"),
+    ({"clip_norm": -1.0}, "clip_norm: expected greater than 0, got -1.0"),
+    (
+      {"warmup_steps": 2**31},
+      "warmup_steps: expected less than 2147483648, got 214",
+    ),
     ({"accumulate_steps": 3}, "batch_size: 8 rows do not split into 3"),
   ],
 )
@@ -159,6 +157,13 @@ def test_optimizer_values_are_checked(leaves, message):
       TrainConfig, {"num_steps": 1, "batch_size": 8, "optimizer": leaves}
     )
   assert message in str(info.value)
+
+
+def test_what_python_makes_is_checked_too():
+  config = OptimizerConfig()
+  assert hash(config) == hash(OptimizerConfig())
+  with pytest.raises(ValueError, match=r"b1\n.* less than 1 "):
+    dataclasses.replace(config, b1=1.5)
 
 
 def test_defaults_are_valid():

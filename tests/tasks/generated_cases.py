@@ -2,6 +2,8 @@
 
 import pytest
 
+from settings.build import build
+from settings.errors import ConfigError
 import tasks
 from tests.here import here
 
@@ -46,7 +48,7 @@ def rows(task, batch):
 
 def fault(config_type, **fields):
   """The message of a config that is refused."""
-  with pytest.raises(ValueError) as error:
-    config_type(**fields)
+  with pytest.raises(ConfigError) as error:
+    build(config_type, fields, "task")
   assert "\n" not in str(error.value)
-  return str(error.value)
+  return str(error.value).removeprefix("task.")

@@ -8,6 +8,7 @@ import tensorflow_datasets as tfds
 
 import tasks
 from tasks import ClassificationConfig
+from tests.tasks.generated_cases import fault
 from tests.tasks.text_cases import BERT, GPT, words_tokenizer
 
 CLS, SEP = 3, 4
@@ -198,19 +199,20 @@ def test_faults_are_one_line(tmp_path, name, content, message):
       {"path": "a", "dataset": "b"},
       "path: expected a file of texts, or none wh",
     ),
-    ({"path": "a", "held_out": 0.0}, "held_out: expected above 0 and below 1"),
+    (
+      {"path": "a", "held_out": 0.0},
+      "held_out: expected greater than 0, got 0.0",
+    ),
     (
       {"path": "a", "held_out": math.nan},
-      "held_out: expected above 0 and below",
+      "held_out: expected a finite number, got nan",
     ),
-    ({"path": "a", "max_length": 2}, "max_length: expected at least 3 tokens"),
+    ({"path": "a", "max_length": 2}, "max_length: expected at least 3, got 2"),
     ({"path": "a", "vocabulary": "x"}, "vocabulary: expected 'characters', "),
   ],
 )
 def test_config_refuses(leaves, message):
-  with pytest.raises(ValueError) as error:
-    ClassificationConfig(**leaves)
-  assert str(error.value).startswith(message)
+  assert fault(ClassificationConfig, **leaves).startswith(message)
 
 
 def test_it_is_for_encoders(path):

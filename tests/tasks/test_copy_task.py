@@ -8,6 +8,7 @@ import pytest
 
 import tasks
 from tasks.copy import EOS, FIRST_SYMBOL, SEP, CopyConfig
+from tests.tasks.generated_cases import fault
 
 KINDS = [
   ("encoder_decoder", "copy"),
@@ -343,7 +344,7 @@ def test_metrics_of_perfect_logits():
   ("fields", "message"),
   [
     ({"kind": "swap"}, "kind: expected 'copy', 'reverse' or 'duplicate', got"),
-    ({"vocab_size": 1}, "vocab_size: expected at least 2 symbols, got 1"),
+    ({"vocab_size": 1}, "vocab_size: expected at least 2, got 1"),
     ({"max_length": 0}, "max_length: expected at least 1, got 0"),
     ({"min_length": 17}, "min_length: expected 1 to max_length=16, got 17"),
     (
@@ -358,9 +359,7 @@ def test_metrics_of_perfect_logits():
   ],
 )
 def test_config_refuses(fields, message):
-  with pytest.raises(ValueError) as error:
-    CopyConfig(**fields)
-  assert str(error.value).startswith(message)
+  assert fault(CopyConfig, **fields).startswith(message)
 
 
 def test_config_is_frozen():

@@ -40,7 +40,7 @@ def test_splits_name_the_lengths():
 @pytest.mark.parametrize(
   ("fields", "message"),
   [
-    ({"vocab_size": 2}, "vocab_size: expected at least 3 symbols, got 2"),
+    ({"vocab_size": 2}, "vocab_size: expected at least 3, got 2"),
     ({"length": 3}, "length: expected at least 4, got 3"),
     ({"eval_lengths": (3,)}, "eval_lengths: expected different lengths of at"),
     ({"eval_lengths": (256,)}, "eval_lengths: expected different lengths"),

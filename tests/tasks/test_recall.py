@@ -56,8 +56,8 @@ def test_power_one_is_uniform():
     ({"num_pairs": 0}, "num_pairs: expected at least 1, got 0"),
     ({"vocab_size": 9}, "vocab_size: expected at least 10, for num_pairs=4"),
     ({"length": 15}, "length: expected at least 4 · num_pairs = 16, got 15"),
-    ({"power": 0.0}, "power: expected above 0, at most 1, got 0.0"),
-    ({"train_size": -1}, "train_size: expected 0 or more, got -1"),
+    ({"power": 0.0}, "power: expected greater than 0, got 0.0"),
+    ({"train_size": -1}, "train_size: expected at least 0, got -1"),
     ({"eval_size": 0}, "eval_size: expected at least 1, got 0"),
   ],
 )

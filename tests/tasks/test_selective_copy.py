@@ -91,7 +91,7 @@ def test_nothing_but_symbols():
 @pytest.mark.parametrize(
   ("fields", "message"),
   [
-    ({"vocab_size": 3}, "vocab_size: expected at least 4 symbols, got 3"),
+    ({"vocab_size": 3}, "vocab_size: expected at least 4, got 3"),
     ({"num_tokens": 0}, "num_tokens: expected at least 1, got 0"),
     ({"length": 15}, "length: expected at least num_tokens=16, got 15"),
     ({"eval_lengths": (15,)}, "eval_lengths: expected different lengths of at"),

@@ -39,8 +39,8 @@ def test_every_permutation_is_drawn_alike():
 @pytest.mark.parametrize(
   ("fields", "message"),
   [
-    ({"letters": 1}, "letters: expected 2 to 5, got 1"),
-    ({"letters": 6}, "letters: expected 2 to 5, got 6"),
+    ({"letters": 1}, "letters: expected at least 2, got 1"),
+    ({"letters": 6}, "letters: expected at most 5, got 6"),
     ({"length": 0}, "length: expected at least 1, got 0"),
     ({"eval_lengths": (32,)}, "eval_lengths: expected different lengths"),
     ({"eval_size": 0}, "eval_size: expected at least 1, got 0"),

@@ -101,11 +101,3 @@ def test_a_file_of_something_else(path, tmp_path):
     f"task.tokenizer: {file} is not the special tokens <pad> <bos> <eos> <mask> "
     "<cls> <sep>"
   )
-
-
-def test_a_vocabulary_that_there_is_not(path):
-  with pytest.raises(
-    ValueError,
-    match=r"^vocabulary: expected 'characters', 'bytes' or 'subwords'",
-  ):
-    make(path, "encoder", vocabulary="words")

@@ -129,12 +129,12 @@ def test_sizes_of_papers_are_made_with_what_can(name, mechanisms):
     ({"task.max_length": 0}, "config.task.max_length: "),
     ({"model.num_heads": 3}, "config.model.features: "),
     ({"model.encoder_attention.name": "dens"}, "config.model.encoder_attentio"),
-    ({"optimizer.schedule": "x"}, "config.optimizer.schedule: expected one of"),
+    ({"optimizer.schedule": "x"}, "config.optimizer.schedule: expected 'con"),
     ({"num_step": 3}, "config.num_step: unknown; did you mean 'num_steps'?"),
     # Where a leaf of that name is.
     (
       {"learning_rate": 0.1},
-      "config.learning_rate: unknown; learning_rate is config.optimizer.lear",
+      "config.learning_rate: unknown; did you mean config.optimizer.learning_r",
     ),
     (
       {"learning_rat": 0.1},
@@ -142,15 +142,19 @@ def test_sizes_of_papers_are_made_with_what_can(name, mechanisms):
     ),
     (
       {"task.batch_size": 3},
-      "config.task.batch_size: unknown; batch_size is c",
+      "config.task.batch_size: unknown; did you mean config.batch_size?",
     ),
-    ({"model.window": 3}, "config.model.window: unknown; window is an option "),
+    ({"model.window": 3}, "config.model.window: unknown; an option of slidi"),
+    (
+      {"task.name": "tests.training.tiny:RECALL", "power": 1.0},
+      "config.power: unknown; did you mean config.task.power?",
+    ),
     (
       {"model.encoder_attention": "dense,flash"},
       "config.model.encoder_attention: several names are a list; expected [dense,",
     ),
     ({"model.attention": {"rank": 3}}, "config.model.attention.rank: unknown;"),
-    ({"model.features": "1"}, "config.model.features: expected int, got '1'"),
+    ({"model.features": "1"}, "config.model.features: expected a valid inte"),
     ({"task.name": ["copy"]}, "config.task.name: expected one of copy"),
     ({"task": "copy"}, "config.task: expected named leaves, got 'copy'"),
     ({"model": 3}, "config.model: expected named leaves, got 3"),
@@ -188,9 +192,9 @@ def test_an_option_is_told_by_the_slots_that_have_it():
   with pytest.raises(ConfigError) as info:
     experiment_config.parse(config)
   assert str(info.value) == (
-    "config.model.attention.window: unknown; window is "
+    "config.model.attention.window: unknown; did you mean "
     "config.model.decoder_attention.window or "
-    "config.model.encoder_attention.window"
+    "config.model.encoder_attention.window?"
   )
 
 

@@ -11,6 +11,7 @@ import pytest
 from attention import ATTENTIONS
 from configs import copy, gpt
 import models
+from settings.build import build
 from settings.errors import ConfigError
 from tests import commands
 from tests.models import tiny
@@ -365,16 +366,16 @@ def test_meshes_that_do_not_fit(sizes, message):
 
 
 def test_what_cannot_be_said():
-  for sizes, message in (
-    ({"data": 0}, "^data: expected at least 1, or -1, got 0"),
-    ({"fsdp": -1}, "^data: expected -1 of one axis at most"),
+  for leaves, message in (
+    ({"mesh": {"data": 0}}, r"^config.mesh.data: expected at least 1, or -1, "),
+    ({"mesh": {"fsdp": -1}}, r"^config.mesh.data: expected -1 of one axis at "),
+    (
+      {"mesh": {"fsdp": 2}, "parallel": "pmap"},
+      r"^config.mesh.fsdp: parallel='pmap' splits",
+    ),
   ):
-    with pytest.raises(ValueError, match=message):
-      MeshConfig(**sizes)
-  with pytest.raises(ValueError, match=r"^mesh.fsdp: parallel='pmap' splits"):
-    TrainConfig(
-      num_steps=1, batch_size=8, parallel="pmap", mesh=MeshConfig(fsdp=2)
-    )
+    with pytest.raises(ConfigError, match=message):
+      build(TrainConfig, {"num_steps": 1, "batch_size": 8, **leaves})
 
 
 @pytest.mark.thorough

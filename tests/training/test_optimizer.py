@@ -5,6 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from settings.build import build
+from settings.errors import ConfigError
 from training.config import OptimizerConfig
 from training.optimizer import make_optimizer, make_schedule
 
@@ -91,5 +93,6 @@ def test_so_is_one_of_an_import_path():
   ],
 )
 def test_what_is_no_optimiser_is_refused(options, message):
-  with pytest.raises(ValueError, match=f"^{message}"):
-    OptimizerConfig(**options)
+  options = options | options.pop("options", {})
+  with pytest.raises(ConfigError, match=f"^config.{message}"):
+    build(OptimizerConfig, options)

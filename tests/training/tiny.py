@@ -6,12 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import tasks
 from training import optimizer as optimizer_lib
 from training.config import OptimizerConfig
 from training.state import TrainState
 from training.step import Numbers, StepFunctions
 
 CLASSES, LENGTH, ROWS = 7, 5, 16
+RECALL = tasks.TASKS["recall"]
 
 
 def forward(variables, batch, rng):

@@ -11,6 +11,7 @@ import pytest
 from projects.gato import captions, control
 from projects.gato.config import PATCH_ID
 from projects.gato.task import PATCH
+from settings.build import build
 import tasks
 from tasks import draws
 from tests.tasks.text_cases import TEXT
@@ -34,7 +35,7 @@ def make(text, batch_size=12, seed=0, workdir=None, restore=False, **leaves):
     "play_episodes": 3,
   }
   return tasks.TASKS["mixed"].make(
-    tasks.MixedConfig(path=str(text), **(small | leaves)),
+    build(tasks.MixedConfig, {"path": str(text), **small, **leaves}, "task"),
     kind="decoder",
     batch_size=batch_size,
     seed=seed,
@@ -431,10 +432,10 @@ def test_every_vocabulary_spells_captions(text):
   [
     ({"batch_size": 6}, "^batch_size: expected at least 7 rows"),
     ({"context": 20}, "^task.context: expected at least .* a caption such as"),
-    ({"caption_rows": -1}, "^caption_rows: expected 0 or more, got -1"),
-    ({"max_shapes": 5}, "^max_shapes: expected 1 to 4, got 5"),
-    ({"context": 5}, "^context: expected at least 6 tokens, got 5"),
-    ({"eval_size": 0}, "^eval_size: expected at least 1, got 0"),
+    ({"caption_rows": -1}, "^task.caption_rows: expected at least 0"),
+    ({"max_shapes": 5}, "^task.max_shapes: expected at most 4, got 5"),
+    ({"context": 5}, "^task.context: expected at least 6 tokens, got 5"),
+    ({"eval_size": 0}, "^task.eval_size: expected at least 1, got 0"),
     ({"expert_episodes": 10**12}, "^task.expert_episodes: "),
   ],
 )

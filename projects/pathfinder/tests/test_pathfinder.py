@@ -134,10 +134,10 @@ def test_what_has_no_room_is_told_before_anything_begins():
 
 
 def test_faults():
-  assert fault(PathfinderConfig, size=7).startswith("size: expected 8 to 256")
+  assert fault(PathfinderConfig, size=7).startswith("size: expected at least 8")
   assert fault(PathfinderConfig, num_dashes=2).startswith("num_dashes: ")
   assert fault(PathfinderConfig, num_distractors=-1).startswith(
-    "num_distractors: expected 0 or more"
+    "num_distractors: expected at least 0"
   )
 
 

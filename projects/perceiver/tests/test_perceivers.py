@@ -271,7 +271,10 @@ def test_the_error_of_an_approximation(text):
     ({"head": "tokens"}, "config.model.head: expected 'class' with fourier"),
     ({"num_heads": 3}, "config.model.query_features: 16 is not divisible"),
     ({"num_latent": 3}, "config.model.num_latent: unknown"),
-    ({"num_latents": None}, "config.model.num_latents: expected int"),
+    (
+      {"num_latents": None},
+      "config.model.num_latents: expected a valid integer",
+    ),
     (
       {"cross_attention": {"name": "nystrom", "num_landmarks": 2}},
       "config.model.cross_attention: nystrom cannot attend to another",

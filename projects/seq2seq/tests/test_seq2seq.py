@@ -260,8 +260,8 @@ def test_what_cannot_work_raises(changes, message):
   [
     ({"norm": "pre"}, "config.model.norm: unknown; known: kind, cell, "),
     ({"kind": "seq2sec"}, "config.model.kind: .*did you mean 'seq2seq'"),
-    ({"kind": 3}, "config.model.kind: expected one of .*, got 3$"),
-    ({"cell": None}, "config.model.cell: expected str, got None"),
+    ({"kind": 3}, "config.model.kind: expected one of .*, got '3'$"),
+    ({"cell": None}, "config.model.cell: expected a valid string, got None"),
   ],
 )
 def test_faults_in_a_config_name_the_leaf(changes, message):

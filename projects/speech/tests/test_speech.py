@@ -11,6 +11,8 @@ import soundfile
 import tensorflow_datasets as tfds
 
 from projects.speech import ctc, mel, tones
+from settings.build import build
+from settings.errors import ConfigError
 import tasks
 from tasks import draws
 
@@ -434,36 +436,36 @@ def test_without_soundfile(folder, monkeypatch):
 @pytest.mark.parametrize(
   ("leaves", "message"),
   [
-    ({"source": ""}, "^source: expected"),
-    ({"source": "folder"}, "^path: expected a folder"),
-    ({"path": "/tmp"}, "^path: expected none"),
-    ({"sample_rate": 2000}, "^sample_rate: expected at least 4000"),
-    ({"min_digits": 5, "max_digits": 4}, "^max_digits: expected at least"),
-    ({"snr": float("nan")}, "^snr: expected a finite"),
-    ({"bands": 1}, "^bands: expected 2 to 256"),
-    ({"held_out": 1.0}, "^held_out: expected above 0"),
+    ({"source": ""}, "^task.source: expected"),
+    ({"source": "folder"}, "^task.path: expected a folder"),
+    ({"path": "/tmp"}, "^task.path: expected none"),
+    ({"sample_rate": 2000}, "^task.sample_rate: expected at least 4000"),
+    ({"min_digits": 5, "max_digits": 4}, "^task.max_digits: expected at least"),
+    ({"snr": float("nan")}, "^task.snr: expected a finite"),
+    ({"bands": 1}, "^task.bands: expected at least 2"),
+    ({"held_out": 1.0}, "^task.held_out: expected less than 1"),
     # What nothing reads is refused.
     (
       {"held_out": 0.5},
-      "^held_out: expected the default, 0.1, where source='t",
+      "^task.held_out: expected the default, 0.1, where source='t",
     ),
     (
       {"text_feature": "label"},
-      "^text_feature: expected the default, 'text', ",
+      "^task.text_feature: expected the default, 'text', ",
     ),
     (
       {"source": "folder", "path": "x", "snr": 3.0},
-      "^snr: expected the default, 10.0, where source='folder', got 3.0",
+      "^task.snr: expected the default, 10.0, where source='folder', got 3.0",
     ),
     (
       {"source": "spoken_digit", "max_digits": 3},
-      "^max_digits: expected the default, 8, where source='spoken_digit'",
+      "^task.max_digits: expected the default, 8, where source='spoken_digit'",
     ),
   ],
 )
 def test_configs_that_cannot_be(leaves, message):
-  with pytest.raises(ValueError, match=message):
-    tasks.SpeechConfig(**leaves)
+  with pytest.raises(ConfigError, match=message):
+    build(tasks.SpeechConfig, leaves, "task")
 
 
 def test_other_kinds_of_model_are_refused():

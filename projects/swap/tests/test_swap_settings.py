@@ -4,6 +4,7 @@ import pytest
 
 from attention import ATTENTIONS
 from projects.swap.settings import Settings, numbers
+from settings.fields import fault
 
 
 def settings(**options):
@@ -52,21 +53,29 @@ def test_a_mechanism_of_somebody_else():
     ({"text": ""}, "text: expected a text file"),
     ({"attention": ""}, "attention: expected mechanisms, or 'all'"),
     ({"attention": "lsh,lsh"}, "attention: lsh is there twice"),
-    ({"attention": "lsh:chunk_size=8:x"}, "expected name:option=value"),
-    ({"context": 1}, "context: expected 2 to"),
-    ({"length": 0}, "length: expected 2 to"),
-    ({"batch_size": 0}, "batch_size: expected 1 to"),
-    ({"batches": -1}, "batches: expected 0 to"),
-    ({"transfer_steps": -1}, "transfer_steps: expected 0 to"),
-    ({"transfer_rate": 0.0}, "transfer_rate: expected above 0"),
-    ({"finetune_rate": float("nan")}, "finetune_rate: expected above 0"),
+    (
+      {"attention": "lsh:chunk_size=8:x"},
+      "attention: expected name:option=value",
+    ),
+    ({"context": 1}, "context: expected at least 2, got 1"),
+    ({"length": 0}, "length: expected at least 2, got 0"),
+    ({"batch_size": 0}, "batch_size: expected at least 1, got 0"),
+    ({"batches": -1}, "batches: expected at least 0"),
+    ({"transfer_steps": -1}, "transfer_steps: expected at least 0"),
+    ({"transfer_rate": 0.0}, "transfer_rate: expected greater than 0"),
+    (
+      {"finetune_rate": float("nan")},
+      "finetune_rate: expected a finite number",
+    ),
     ({"keep": ()}, "keep: expected numbers of layers, each once"),
     ({"keep": (1, 1)}, "keep: expected numbers of layers, each once"),
   ],
 )
 def test_faults(options, message):
-  with pytest.raises(ValueError, match=message):
+  with pytest.raises(ValueError, match="Settings") as error:
     settings(**options)
+  assert fault(error.value).startswith(message)
+  assert "\n" not in fault(error.value)
 
 
 @pytest.mark.parametrize(

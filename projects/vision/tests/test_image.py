@@ -16,6 +16,8 @@ import tensorflow_datasets as tfds
 from tensorflow_datasets.image_classification import cifar
 
 from projects.vision import augmentation, sources
+from settings.build import build
+from settings.errors import ConfigError
 import tasks
 from tasks import ImageConfig
 
@@ -466,19 +468,19 @@ def test_accuracy_counts_labels():
     ({"source": ""}, "source: expected digits, folder or a TFDS set, got ''"),
     ({"source": "folder"}, "path: expected a folder of class folders, got ''"),
     ({"path": "x"}, "path: expected none where source='digits', got 'x'"),
-    ({"held_out": 0.0}, "held_out: expected above 0 and below 1, got 0.0"),
-    ({"held_out": 1.0}, "held_out: expected above 0 and below 1, got 1.0"),
-    ({"held_out": math.nan}, "held_out: expected above 0 and below 1, got nan"),
-    ({"shift": -1}, "shift: expected at least 0 pixels, got -1"),
+    ({"held_out": 0.0}, "held_out: expected greater than 0, got 0.0"),
+    ({"held_out": 1.0}, "held_out: expected less than 1, got 1.0"),
+    ({"held_out": math.nan}, "held_out: expected a finite number, got nan"),
+    ({"shift": -1}, "shift: expected at least 0, got -1"),
     ({"flip": True}, "flip: expected False where source='digits', as a mirr"),
     ({"flip": True, "source": "mnist"}, "flip: expected False where source='m"),
     ({"flip": True, "source": "mnist:3.0.1"}, "flip: expected False where so"),
   ],
 )
 def test_config_refuses(leaves, message):
-  with pytest.raises(ValueError) as error:
-    ImageConfig(**leaves)
-  assert str(error.value).startswith(message)
+  with pytest.raises(ConfigError) as error:
+    build(ImageConfig, leaves, "task")
+  assert str(error.value).startswith(f"task.{message}")
   assert "\n" not in str(error.value)
 
 
