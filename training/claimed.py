@@ -1,6 +1,8 @@
 """A folder that belongs to one command, and says what it holds."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+import contextlib
+import fcntl
 import json
 import os
 from pathlib import Path
@@ -53,6 +55,29 @@ def claim(workdir: Path, file: str, what: Mapping[str, Any]) -> None:
   except OSError as error:
     raise ConfigError(f"workdir: {error}") from error
   replace(workdir / file, what)
+
+
+@contextlib.contextmanager
+def held(workdir: Path) -> Iterator[None]:
+  """Within it, no other process has the folder; a process that is killed frees it.
+
+  Raises:
+    ConfigError: another one has it.
+  """
+  folder = os.open(workdir, os.O_RDONLY)
+  try:
+    try:
+      fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      raise ConfigError(
+        f"workdir: another process writes in {workdir}; wait for it, or choose a "
+        "new folder"
+      ) from None
+    except OSError:  # Some network's file systems lock nothing.
+      pass
+    yield
+  finally:
+    os.close(folder)
 
 
 def parsed(path: Path) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from settings.errors import ConfigError, RunError, one_line
-from training import attention_maps, cluster, evaluate, heartbeat
+from training import attention_maps, claimed, cluster, evaluate, heartbeat
 from training import parallel as parallel_lib
 from training.checkpoint import Checkpoints
 from training.experiment import Experiment
@@ -69,6 +69,8 @@ def run(
     experiment.functions, config.parallel, mesh=config.mesh
   )
   with contextlib.ExitStack() as stack:
+    if cluster.is_first():
+      stack.enter_context(claimed.held(workdir))
     checkpoints = Checkpoints(workdir)
     stack.callback(checkpoints.close)
     restored = checkpoints.restore(parallel.placed_shapes(experiment.shapes))

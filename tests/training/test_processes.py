@@ -174,7 +174,9 @@ def test_one_is_killed(tmp_path):
     (code, _, error), _ = ended(processes)
     assert time.monotonic() - start < 120
   assert code != 0
-  assert error.startswith("process 1 of 2 is lost (silent for 60 s); start all")
+  # The network may tell before a minute of silence does.
+  silent, told = "process 1 of 2 is lost", "another process of this run is lost"
+  assert silent in error or told in error
   assert error.count("\n") == 1
   with running(2, workdir, *arguments) as processes:
     found = ended(processes)

@@ -1,13 +1,16 @@
 """Which configs continue the run of a folder."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
 from configs import copy, duplicate
 from settings.errors import ConfigError
 from settings.leaves import put
-from training import experiment_config, workdir
+from tests import commands
+from training import claimed, experiment_config, workdir
 
 
 def config(schedule="constant", of=copy, **leaves):
@@ -127,3 +130,27 @@ def test_a_run_of_another_task_is_told_as_one(tmp_path):
   assert fault(tmp_path).startswith(
     f"workdir: {tmp_path} holds a run of the task 'needle', expected one of 'copy'"
   )
+
+
+def test_a_second_process_in_the_same_folder_is_refused(tmp_path):
+  script = (
+    "import pathlib, sys\n"
+    "from training import claimed\n"
+    "with claimed.held(pathlib.Path(sys.argv[1])):\n"
+    "  pass\n"
+  )
+
+  def other():
+    return subprocess.run(
+      [sys.executable, "-c", script, str(tmp_path)],
+      capture_output=True,
+      text=True,
+      cwd=commands.ROOT,
+      check=False,
+    )
+
+  with claimed.held(tmp_path):
+    result = other()
+    assert result.returncode == 1
+    assert "workdir: another process writes in" in result.stderr
+  assert other().returncode == 0

@@ -7,13 +7,15 @@ import numpy as np
 import pytest
 
 import models
+from models import nested
 from models.attention_config import AttentionConfig
 from models.config import ModelConfig
 from projects.vision.patches import resize_bicubic
 from projects.vision.vit_config import VitConfig
 from tests.models import tiny
 
-CONFIG = VitConfig(
+CONFIG = nested.make(
+  VitConfig,
   num_layers=2,
   num_heads=2,
   features=8,
@@ -86,7 +88,7 @@ def test_logits_are_read_from_the_first_tokens():
   model, variables, images = make()
   logits = tiny.forward(model, variables, {"image": images})
   assert logits.shape == (3, 1, 4)
-  two = dataclasses.replace(CONFIG, distillation=True)
+  two = nested.replace(CONFIG, distillation=True)
   model, variables, images = make(two)
   logits = tiny.forward(model, variables, {"image": images})
   assert logits.shape == (3, 2, 4)
@@ -193,14 +195,14 @@ def test_images_of_another_size():
     ({"position": "rotary"}, "position: expected learned or sinusoidal"),
     (
       {"embedding_scale": 2.0},
-      "embedding_scale: belongs to a model that reads",
+      "embedding_scale: expected none where kind is 'vit'",
     ),
-    ({"vocab_size": 5}, "vocab_size: belongs to a model that reads tokens"),
+    ({"vocab_size": 5}, "vocab_size: expected none where kind is 'vit'"),
   ],
 )
 def test_faults_of_the_config(changes, message):
   with pytest.raises(ValueError, match=message):
-    dataclasses.replace(CONFIG, **changes)
+    nested.replace(CONFIG, **changes)
 
 
 def test_faults_of_the_sizes():
