@@ -134,7 +134,7 @@ def test_values_and_gradients_are_those_of_the_definition(
 )
 def test_numbers_are_those_of_transformers(case):
   """`window_2d/make_fixtures.py` made them from transformers' SwinLayer."""
-  stored = np.load(FOLDERS["window_2d"] / f"{case}.npz")
+  stored = np.load(HERE / "window_2d" / f"{case}.npz")
   options = {
     "grid": tuple(map(int, stored["grid"])),
     "window": int(stored["window"]),

@@ -201,7 +201,7 @@ def test_a_small_swap_from_the_command_to_the_page(place, tmp_path):
     (["--keep=4"], "--keep: expected at most the 3 layers"),
     (["--keep=first"], "--keep: expected numbers of layers"),
     (["--tokenizer=/nowhere"], "--tokenizer: no such file"),
-    (["--batches=-1"], "--batches: expected 0 to"),
+    (["--batches=-1"], "--batches: expected at least 0"),
   ],
 )
 def test_a_fault_is_one_line_and_writes_nothing(place, arguments, message):

@@ -182,9 +182,9 @@ def test_a_student_learns_both_labels(run):
       {"distillation": True, "teacher": str(FOLDERS["vit"])},
       "reads images of 3 channels",
     ),
-    ({"patch_size": None}, "config.model.patch_size: expected int"),
+    ({"patch_size": None}, "config.model.patch_size: expected a valid integer"),
     ({"patch_size": 9}, "config.model.patch_size: expected at most 8"),
-    ({"teacher": 3}, "config.model.teacher: expected str, got 3"),
+    ({"teacher": 3}, "config.model.teacher: expected a valid string, got 3"),
   ],
 )
 def test_faults(model, message):
