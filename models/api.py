@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 import contextlib
 import functools
+import importlib
 from typing import Any, cast
 
 from flax import linen as nn
@@ -55,7 +56,10 @@ def create(
     ValueError: a size is missing, or a mechanism cannot work at it (a rank
       above the length, …); the message starts with the argument or field.
   """
-  return config.make(
+  module, _, name = config.module.partition(":")
+  make = getattr(importlib.import_module(module), name)
+  return make(
+    config,
     Sizes(
       source_vocab_size,
       target_vocab_size,
@@ -63,7 +67,7 @@ def create(
       max_target_length,
       shared_vocabulary,
       input_shapes,
-    )
+    ),
   )
 
 

@@ -129,6 +129,7 @@ class ModelConfig:
   """
 
   kinds: ClassVar[tuple[str, ...]] = KINDS
+  module: ClassVar[str] = "models.transformer:create"
 
   kind: str
   num_layers: int
@@ -191,13 +192,6 @@ class ModelConfig:
   def layout(self) -> str:
     """Whose batches it reads: its kind."""
     return self.kind
-
-  def make(self, sizes: Sizes) -> Any:
-    """The Transformer for a task's sizes; see `models.create`."""
-    # Flax is imported with it, which a config alone does not need.
-    from models.transformer import create
-
-    return create(self, sizes)
 
   def least_parameters(self, symbols: int) -> int:
     """Of the tables that the config sizes, and of each layer the matrices.

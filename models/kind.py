@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 import types
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from models.attention_config import AttentionConfig
 
@@ -46,7 +46,14 @@ statistics; `draw_attention` and `name_map`, how its attention is drawn
 
 
 class Config(Protocol):
-  """The config of a kind of model: a frozen dataclass that checks itself."""
+  """The config of a kind of model: a frozen dataclass that checks itself.
+
+  Attributes:
+    module: 'package.module:create', which makes the module, `(config, sizes) ->
+      Model`: a path, as Flax is imported with it, which a config does not need.
+  """
+
+  module: ClassVar[str]
 
   @property
   def kind(self) -> str:
@@ -80,10 +87,6 @@ class Config(Protocol):
 
   def layers(self, field: str) -> tuple[AttentionConfig, ...]:
     """The mechanism of every layer that has the slot `field`."""
-    ...
-
-  def make(self, sizes: Sizes) -> Model:
-    """The module for the sizes of a task; see `models.create`."""
     ...
 
   def least_parameters(self, symbols: int) -> int:

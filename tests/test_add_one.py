@@ -70,13 +70,11 @@ class BagConfig:
   dtype: str = "float32"
   param_dtype: str = "float32"
   layout = "decoder"
+  module = "mine:create"
   attentions = {}
 
   def layers(self, field):
     return ()
-
-  def make(self, sizes):
-    return Bag(self, sizes.target_vocab_size)
 
   def least_parameters(self, symbols):
     return symbols * self.features
@@ -86,6 +84,10 @@ class BagConfig:
 
   def least_activations(self, sizes):
     return sizes.max_target_length * self.features
+
+
+def create(config, sizes):
+  return Bag(config, sizes.target_vocab_size)
 
 
 class Bag(nn.Module):

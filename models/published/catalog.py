@@ -36,6 +36,10 @@ FAMILIES: Mapping[str, Family] = ImportPaths(
 """`model_type` -> its family."""
 
 
+READERS = ImportPaths({"run": "training.published:of_run"})
+"""What else `load_pretrained` opens: `folder -> Pretrained`."""
+
+
 def find(model_type: str | None, architecture: str) -> Family | None:
   """The family of a class of transformers; None where no family has it.
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 import dataclasses
-import importlib
 import os
 from pathlib import Path
 from types import MappingProxyType
@@ -15,7 +14,7 @@ import numpy as np
 from models import nested
 from models.api import create, forward
 from models.attention_config import AttentionConfig, Layers
-from models.published import files, weights
+from models.published import catalog, files, weights
 from models.published.catalog import FAMILIES, find
 from models.published.family import Described, Family
 from models.published.inputs import to_batch
@@ -145,9 +144,7 @@ def open_folder(folder: Path) -> Opened:
     ValueError: as `load_pretrained`.
   """
   if (folder / "checkpoints").is_dir():
-    # A run is read by `training`, which imports this package.
-    published = importlib.import_module("training.published")
-    theirs, arrays = _written(published.of_run(folder))
+    theirs, arrays = _written(catalog.READERS["run"](folder))
     tensors = files.Tensors(folder, arrays, dict.fromkeys(arrays, folder))
   else:
     theirs, tensors = files.read_config(folder), None

@@ -1,10 +1,9 @@
 """What Gato is made of; it checks itself."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from models.config import ModelConfig
-from models.kind import Sizes
 
 PATCH_ID = -1
 """Id of an input that is the next patch of an image."""
@@ -25,6 +24,7 @@ class GatoConfig(ModelConfig):
   """
 
   kinds: ClassVar[tuple[str, ...]] = ("gato",)
+  module: ClassVar[str] = "projects.gato.model:create"
 
   kind: str = "gato"
   local_positions: bool = True
@@ -33,11 +33,3 @@ class GatoConfig(ModelConfig):
   def layout(self) -> str:
     """Whose batches it reads."""
     return "decoder"
-
-  def make(self, sizes: Sizes) -> Any:
-    """The module for a task's sizes; see `models.create`."""
-    from models.sizes import id_sizes
-    from projects.gato.model import Gato
-
-    shape = sizes.input_shapes.get("patches")
-    return Gato(self, *id_sizes(self, sizes), patches_shape=shape)

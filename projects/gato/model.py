@@ -8,6 +8,8 @@ from jaxtyping import Array, Float, Int
 import numpy as np
 
 from models import tables
+from models.kind import Sizes
+from models.sizes import id_sizes
 from models.transformer import OPTIONAL, Transformer
 from projects.gato.config import PATCH_ID, GatoConfig
 from projects.gato.patch_embedding import PatchEmbedding
@@ -101,3 +103,13 @@ class Gato(Transformer):
     if cast(GatoConfig, self.config).local_positions:
       x = x + self.local_positions(1 + positions if local is None else local)
     return x
+
+
+def create(config: GatoConfig, sizes: Sizes) -> Gato:
+  """Makes the model for a task's sizes; computes nothing.
+
+  Raises:
+    ValueError: as `models.sizes.id_sizes`.
+  """
+  shape = sizes.input_shapes.get("patches")
+  return Gato(config, *id_sizes(config, sizes), patches_shape=shape)

@@ -1,7 +1,7 @@
 """What a Perceiver IO is made of; it checks itself."""
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from models.attention_config import (
   NEEDS,
@@ -84,6 +84,8 @@ class PerceiverConfig:
       field.
   """
 
+  module: ClassVar[str] = "projects.perceiver.model:create"
+
   kind: str = "perceiver"
   num_latents: int
   num_layers: int
@@ -138,12 +140,6 @@ class PerceiverConfig:
   def layout(self) -> str:
     """Whose batches it reads."""
     return "encoder"
-
-  def make(self, sizes: Sizes) -> Any:
-    """The module for a task's sizes; see `models.create`."""
-    from projects.perceiver.model import create
-
-    return create(self, sizes)
 
   def least_parameters(self, symbols: int) -> int:
     """Of latents, of their layers and of the tables that the config sizes."""

@@ -1,7 +1,7 @@
 """What a recurrent encoder-decoder is made of; it checks itself."""
 
 import dataclasses
-from typing import Any
+from typing import ClassVar
 
 from attention import Dims
 from models.attention_config import NEEDS, AttentionConfig, check_supports
@@ -47,6 +47,8 @@ class Seq2SeqConfig:
       field.
   """
 
+  module: ClassVar[str] = "projects.seq2seq.model:create"
+
   kind: str = "seq2seq"
   cell: str
   decoder: str
@@ -90,13 +92,6 @@ class Seq2SeqConfig:
   def layout(self) -> str:
     """It reads what an encoder-decoder reads."""
     return "encoder_decoder"
-
-  def make(self, sizes: Sizes) -> Any:
-    """The module for a task's sizes; see `models.create`."""
-    from models.sizes import id_sizes
-    from projects.seq2seq.model import Seq2Seq
-
-    return Seq2Seq(self, *id_sizes(self, sizes))
 
   def least_parameters(self, symbols: int) -> int:
     """Of a table of symbols, and of each layer a part of its cell."""

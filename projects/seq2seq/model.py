@@ -13,7 +13,8 @@ import numpy as np
 
 from models import tables
 from models.config import PAD_ID
-from models.sizes import check_length
+from models.kind import Sizes
+from models.sizes import check_length, id_sizes
 from projects.seq2seq.config import Seq2SeqConfig
 from projects.seq2seq.decoder import Annotations, Decoder, Ends, make_cell
 
@@ -229,3 +230,12 @@ class Seq2Seq(nn.Module):
     return tables.logits(
       x, self.target_embedding if tied else self.output_embedding
     )
+
+
+def create(config: Seq2SeqConfig, sizes: Sizes) -> Seq2Seq:
+  """Makes the model for a task's sizes; computes nothing.
+
+  Raises:
+    ValueError: as `models.sizes.id_sizes`.
+  """
+  return Seq2Seq(config, *id_sizes(config, sizes))

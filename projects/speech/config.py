@@ -1,7 +1,7 @@
 """What a Conformer is made of; it checks itself."""
 
 import dataclasses
-from typing import Any
+from typing import ClassVar
 
 from models.attention_config import AttentionConfig, Layers, check_supports
 from models.config import ACTIVATIONS, DTYPES, ModelConfig
@@ -89,6 +89,8 @@ class ConformerConfig:
   Paper: Conformer, arXiv:2005.08100.
   """
 
+  module: ClassVar[str] = "projects.speech.model:create"
+
   kind: str = "conformer"
   num_layers: int
   num_heads: int
@@ -171,12 +173,6 @@ class ConformerConfig:
   def layout(self) -> str:
     """Whose batches it reads."""
     return "encoder"
-
-  def make(self, sizes: Sizes) -> Any:
-    """The module for a task's recordings; see `models.create`."""
-    from projects.speech.model import create
-
-    return create(self, sizes)
 
   def least_parameters(self, symbols: int) -> int:
     """Of each block two square matrices and two feed-forward layers, and symbols."""

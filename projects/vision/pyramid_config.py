@@ -3,7 +3,7 @@
 import dataclasses
 import inspect
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 from attention import registry
 from models.attention_config import (
@@ -62,6 +62,8 @@ class PyramidConfig:
   Papers: Swin transformer, arXiv:2103.14030; CvT, arXiv:2103.15808.
   """
 
+  module: ClassVar[str] = "projects.vision.pyramid:create"
+
   kind: str = "pyramid"
   depths: tuple[int, ...]
   num_heads: tuple[int, ...]
@@ -117,12 +119,6 @@ class PyramidConfig:
     """Whose batches it reads."""
     return "encoder"
 
-  def make(self, sizes: Sizes) -> Any:
-    """The module for a task's images; see `models.create`."""
-    from projects.vision.pyramid import create
-
-    return create(self, sizes)
-
   def least_parameters(self, symbols: int) -> int:
     """Of each layer two square matrices and the feed-forward layer, and classes."""
     return symbols * self.features[-1] + sum(
@@ -135,7 +131,7 @@ class PyramidConfig:
   def longest(self, sizes: Sizes) -> int:
     """The tokens of the first stage."""
     shape = self.image_shape or sizes.input_shapes.get("image")
-    # `make` refuses a task without images.
+    # `create` refuses a task without images.
     return 0 if shape is None else math.prod(self.grids(*shape[:2])[0])
 
   def least_activations(self, sizes: Sizes) -> int:

@@ -33,6 +33,7 @@ class VitConfig(ModelConfig):
   """
 
   kinds: ClassVar[tuple[str, ...]] = ("vit",)
+  module: ClassVar[str] = "projects.vision.vit:create"
 
   kind: str = "vit"
   patch_size: int
@@ -74,12 +75,6 @@ class VitConfig(ModelConfig):
     """Whose batches it reads."""
     return "encoder"
 
-  def make(self, sizes: Sizes) -> Any:
-    """The module for a task's images; see `models.create`."""
-    from projects.vision.vit import create
-
-    return create(self, sizes)
-
   def num_tokens(self, shape: tuple[int, ...]) -> int:
     """T, of an image `(height, width, …)`."""
     return 1 + self.distillation + math.prod(self.grid(shape))
@@ -91,5 +86,5 @@ class VitConfig(ModelConfig):
   def longest(self, sizes: Sizes) -> int:
     """The tokens of an image of the task."""
     shape = self.image_shape or sizes.input_shapes.get("image")
-    # `make` refuses a task without images.
+    # `create` refuses a task without images.
     return 0 if shape is None else self.num_tokens(shape)
