@@ -49,13 +49,6 @@ class OptimizerConfig:
     default_factory=dict, hash=False
   )
 
-  def __post_init__(self):
-    if self.name != "adamw" or self.options:
-      # Optax is imported for those alone that it has to know.
-      from training import optimizer
-
-      optimizer.make_optimizer(self, num_steps=1)
-
 
 @dataclass(frozen=True, config=STRICT)
 class TrainConfig:

@@ -98,6 +98,14 @@ def _parse(mapping: Mapping[str, Any], restore: bool) -> ExperimentConfig:
   for name, section in sections.items():
     check_section(f"config.{name}", section)
   train = build(TrainConfig, leaves)
+  if train.optimizer.name != "adamw" or train.optimizer.options:
+    # Optax is imported for those alone that it has to know.
+    from training import optimizer
+
+    try:
+      optimizer.make_optimizer(train.optimizer, num_steps=1)
+    except ValueError as error:
+      raise ConfigError(f"config.optimizer.{error}") from error
   for name in ("task", "model"):
     if name not in sections:
       raise ConfigError(f"config.{name}: missing, and it has no default")

@@ -142,7 +142,6 @@ def test_a_name_is_text():
       "schedule: expected 'constant', 'cosine' or 'inverse_sqrt', got 'linear'",
     ),
     ({"b2": 1.0}, "b2: expected less than 1, got 1.0"),
-    ({"name": "adam", "weight_decay": 0.1}, "weight_decay: adam has none"),
     ({"clip_norm": -1.0}, "clip_norm: expected greater than 0, got -1.0"),
     (
       {"warmup_steps": 2**31},

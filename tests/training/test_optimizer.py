@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from settings.build import build
+from configs import copy
 from settings.errors import ConfigError
+from training import experiment_config
 from training.config import OptimizerConfig
 from training.optimizer import make_optimizer, make_schedule
 
@@ -89,10 +90,13 @@ def test_so_is_one_of_an_import_path():
     ({"name": "optax:chain"}, "name: expected a function of a learning_rate"),
     ({"options": {"warmup_step": 1}}, "warmup_step: .*mean 'warmup_steps'"),
     ({"name": "sgd", "weight_decay": 0.1}, "weight_decay: sgd has none"),
+    ({"name": "adam", "weight_decay": 0.1}, "weight_decay: adam has none"),
     ({"name": "dpsgd"}, "name: dpsgd refused its options: .*l2_norm_clip"),
   ],
 )
 def test_what_is_no_optimiser_is_refused(options, message):
-  options = options | options.pop("options", {})
-  with pytest.raises(ConfigError, match=f"^config.{message}"):
-    build(OptimizerConfig, options)
+  """By name of the leaf, while a config is read."""
+  mapping = copy.get_config().to_dict()
+  mapping["optimizer"] |= options | options.pop("options", {})
+  with pytest.raises(ConfigError, match=f"^config.optimizer.{message}"):
+    experiment_config.parse(mapping)
