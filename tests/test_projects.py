@@ -57,16 +57,8 @@ def run(folder, *command):
   )
 
 
-@pytest.mark.parametrize(
-  "project",
-  [
-    # It shares most with the core.
-    project
-    if project == "vision"
-    else pytest.param(project, marks=pytest.mark.thorough)
-    for project in PROJECTS
-  ],
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("project", PROJECTS)
 def test_without_a_project_the_rest_works(checkout, project, tmp_path):
   """All tests are collected, which imports everything; the tasks' names pass."""
   away = shutil.move(checkout / "projects" / project, tmp_path / project)

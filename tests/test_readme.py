@@ -51,7 +51,8 @@ def test_python_blocks_run_in_order(readme):
 
 
 @pytest.mark.parametrize(
-  "name", [pytest.param("cosine", marks=pytest.mark.thorough), "decay"]
+  "name",
+  [pytest.param(x, marks=pytest.mark.thorough) for x in ("cosine", "decay")],
 )
 def test_mechanisms_of_the_readme_keep_the_contract(name, readme, monkeypatch):
   """The tests that docs/adding_a_mechanism.md shows for them pass."""

@@ -113,6 +113,7 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(
   assert records(workdir) == records(finished[0])
 
 
+@pytest.mark.thorough
 def test_a_task_and_an_optimiser_plug_in_by_name(tmp_path):
   """A task is one entry in a module of one's own; Muon is Optax's."""
   (tmp_path / "letters.py").write_text(

@@ -83,6 +83,7 @@ def test_options_beyond_the_length_are_left_out():
   assert [p["value"] for p in approximation.points(sweep, calls)] == [8, 23]
 
 
+@pytest.mark.thorough
 def test_everything_is_written(monkeypatch, tmp_path, capsys):
   monkeypatch.setattr(approximation, "SWEEPS", SMALL)
   folder = tmp_path / "run"

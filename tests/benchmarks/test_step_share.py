@@ -4,9 +4,12 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from tests import commands
 
 
+@pytest.mark.thorough
 def test_a_small_run():
   result = subprocess.run(
     [sys.executable, "-m", "benchmarks.step_share", *commands.TINY],

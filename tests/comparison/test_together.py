@@ -194,6 +194,7 @@ def test_a_full_disk_is_one_line(folder, monkeypatch):
     launch.launch(runs, folder, 0, "in_turn")
 
 
+@pytest.mark.thorough
 def test_runs_share_a_program_and_no_fault(tmp_path, monkeypatch):
   """Real ones: the second diverges, and the third has the first one's program."""
   leaves = {

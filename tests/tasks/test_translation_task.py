@@ -367,6 +367,7 @@ print(json.dumps([m for m in heavy if m in sys.modules]))
   assert result.stdout.count("\n") == 1  # TFDS prints nothing of its own
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not MULTI30K.is_dir(), reason=f"{MULTI30K} is not there")
 def test_multi30k():
   task = make(

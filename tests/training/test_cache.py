@@ -33,6 +33,7 @@ def test_one_variable_names_the_folder(moved, monkeypatch, tmp_path):
   assert cache.folder("xla") == expected / "xla"
 
 
+@pytest.mark.thorough
 def test_a_run_writes_to_its_folder_and_the_cache_alone(tmp_path):
   home, scratch = tmp_path / "home", tmp_path / "scratch"
   home.mkdir()

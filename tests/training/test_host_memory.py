@@ -40,6 +40,7 @@ def _faults(mode: str) -> float:
   return float(done.stdout)
 
 
+@pytest.mark.thorough
 def test_temporaries_are_reused_without_page_faults():
   assert _faults("keep") < 16
   # 16,384 with pages of 4 KiB, 32 with pages of 2 MiB.

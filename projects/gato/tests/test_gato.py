@@ -76,6 +76,7 @@ def results_of(folder):
   return next(r for r in reversed(records) if "return" in r)
 
 
+@pytest.mark.thorough
 def test_a_run_learns_plays_and_writes_captions(run):
   folder, out = run
   results = results_of(folder)
@@ -112,6 +113,7 @@ def test_a_run_writes_the_caption_of_a_file(run, tmp_path):
   assert error.startswith(f"--image: {file}: expected an image of height")
 
 
+@pytest.mark.thorough
 def test_a_run_goes_on_with_text(run):
   folder, _ = run
   code, out, error = commands.run(
@@ -126,6 +128,7 @@ def test_a_run_goes_on_with_text(run):
   assert "no published family is this model, of kind 'gato'" in error
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
   "kind", [pytest.param("jit", marks=pytest.mark.thorough), "pmap"]
 )
@@ -207,6 +210,7 @@ def test_faults_are_one_line(text, tmp_path):
       experiment.create(experiment_config.parse(config | changes))
 
 
+@pytest.mark.thorough
 def test_a_changed_text_is_refused(run, text, tmp_path):
   """A run continues on ids of the same meaning only."""
   folder, _ = run

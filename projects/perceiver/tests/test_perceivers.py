@@ -228,6 +228,7 @@ def test_panels_over_an_image(tmp_path, monkeypatch):
     np.testing.assert_allclose(panel, looks[latent].reshape(3, 4))
 
 
+@pytest.mark.thorough
 def test_a_run_starts_from_published_weights(text):
   """A shorter text than that of the weights, whose tables stay whole."""
   weights = str(FOLDERS["perceiver"])

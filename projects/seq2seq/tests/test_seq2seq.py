@@ -175,6 +175,7 @@ def test_every_parameter_of_bahdanaus_has_a_gradient(papers):
   assert "score_kernel" in sizes["decoder"]["cross_attention"]["attention"]
 
 
+@pytest.mark.thorough
 def test_the_loop_trains_it_on_copy(tmp_path):
   # As many rows as `generate_lines` decodes at a time: it compiles once.
   config = experiment_config.parse(

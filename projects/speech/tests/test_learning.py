@@ -64,6 +64,7 @@ def _train(run, kind, count):
   return np.array(losses), jax.device_get(state), jax.device_get(sums)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
   ("kind", "count"),
   [
@@ -90,6 +91,7 @@ def test_devices_agree(steps, kind, count):
     assert not np.allclose(wanted, 1)
 
 
+@pytest.mark.thorough
 def test_running_statistics_are_checkpointed(steps, tmp_path):
   run, _, state, _ = steps
   checkpoints = Checkpoints(tmp_path)
@@ -124,6 +126,7 @@ def trained(tmp_path_factory):
   return folder, out, arguments
 
 
+@pytest.mark.thorough
 def test_a_run_learns_and_draws(trained):
   folder, out, _ = trained
   lines = metrics.read(folder)
