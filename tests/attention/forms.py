@@ -12,7 +12,7 @@ OWN = {
 }
 """Without mechanisms that a user has added to the registry."""
 
-SIZES = {
+_SMALL = {
   "sliding_window": {"window": 5},
   "window_2d": {"window": 3, "shift": 1},
   "bigbird": {"block_size": 8, "num_random": 1},
@@ -23,6 +23,12 @@ SIZES = {
   "nystrom": {"num_landmarks": 8},
   "additive": {"width": 8},
 }
+SIZES = {
+  name: _SMALL.get(name, dict(plug.example(factory).sizes.short))
+  for name, factory in OWN.items()
+}
+"""Hyperparameters for tens of positions; by default the record's own."""
+
 RECURRENT = [
   name
   for name, factory in OWN.items()

@@ -13,7 +13,7 @@ from models import nested
 VOCAB_SIZE = 7
 MAX_LENGTH = 12
 # Options that suit these sizes; a mechanism without an entry gets its defaults.
-OPTIONS = {
+_OPTIONS = {
   "sliding_window": {"window": 3},
   "window_2d": {"window": 2},
   "bigbird": {"block_size": 2, "num_random": 1},
@@ -24,6 +24,11 @@ OPTIONS = {
   "nystrom": {"num_landmarks": 4},
   "additive": {"width": 6},
 }
+OPTIONS = {
+  name: _OPTIONS.get(name, dict(plug.example(factory).sizes.short))
+  for name, factory in ATTENTIONS.items()
+}
+"""Hyperparameters for a few positions; by default the record's own."""
 
 # One program each, where operations one by one would be a hundred.
 initialize = jax.jit(models.initialize, static_argnums=0)
