@@ -79,7 +79,7 @@ class MultiHeadAttention(nn.Module):
   def setup(self) -> None:
     """Makes the projections and reads the mechanism's variables."""
     config, dims = self.config, self.sizes
-    of_norm = {
+    norm_options = {
       "epsilon": self.norm_epsilon,
       "dtype": self.dtype,
       "param_dtype": self.param_dtype,
@@ -92,9 +92,9 @@ class MultiHeadAttention(nn.Module):
         )
         setattr(self, f"{name}_short_convolution", convolution)
     if norm := _NORMS.get(config.query_key_norm):
-      self.query_norm, self.key_norm = norm(**of_norm), norm(**of_norm)
+      self.query_norm, self.key_norm = norm(**norm_options), norm(**norm_options)
     if norm := _NORMS.get(config.output_norm):
-      self.out_norm = norm(**of_norm)
+      self.out_norm = norm(**norm_options)
     if config.output_gate != "none":
       self.gate = self.dense(dims.num_heads * dims.values)
     self.out = self.dense(self.features, kernel_init(self.out_scale))
