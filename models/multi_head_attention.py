@@ -92,7 +92,10 @@ class MultiHeadAttention(nn.Module):
         )
         setattr(self, f"{name}_short_convolution", convolution)
     if norm := _NORMS.get(config.query_key_norm):
-      self.query_norm, self.key_norm = norm(**norm_options), norm(**norm_options)
+      self.query_norm, self.key_norm = (
+        norm(**norm_options),
+        norm(**norm_options),
+      )
     if norm := _NORMS.get(config.output_norm):
       self.out_norm = norm(**norm_options)
     if config.output_gate != "none":
