@@ -60,3 +60,6 @@ def test_the_page_is_the_code():
   assert [x for x in page.split("## ") if x.strip() not in text] == [], told
   # Sections of a project that is not here stay in the page.
   assert len(page) <= len(text), told
+  rows = [line for line in page.splitlines() if line.startswith("| `")]
+  assert len(rows) > 100
+  assert all(len(row.split(" | ")[2]) > 2 for row in rows)

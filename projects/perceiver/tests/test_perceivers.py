@@ -103,7 +103,7 @@ def test_a_run_learns_and_draws(run, tmp_path):
     "generate.py", f"--workdir={folder}", f"--export={tmp_path / 'out'}"
   )
   assert code == 2
-  assert "are written as published weights" in error
+  assert "no published family is this model" in error
 
 
 def test_bytes_are_learnt_restored_and_drawn(text, tmp_path, monkeypatch):

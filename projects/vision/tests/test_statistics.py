@@ -71,7 +71,7 @@ def test_a_device_alone_would_norm_otherwise(single):
   differences = jax.tree.map(
     lambda a, b: np.abs(a - b).max(),
     state.collections["batch_stats"],
-    single[0].batch_stats,
+    single[0].collections["batch_stats"],
   )
   assert max(jax.tree.leaves(differences)) > 1e-3
 
