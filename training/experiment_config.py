@@ -210,6 +210,15 @@ def _published(folder: str, config: Any) -> Any:
     raise ConfigError(f"config.model.{error}") from error
 
 
+_GONE = {
+  "patch_size": None,
+  "distillation": False,
+  "image_shape": None,
+  "local_positions": False,
+}
+"""Leaves that every Transformer had, and what they were without images."""
+
+
 def _model_type(leaves: dict[str, Any]) -> type:
   """The dataclass of a kind of model."""
   if "kind" not in leaves:
@@ -219,7 +228,13 @@ def _model_type(leaves: dict[str, Any]) -> type:
     leaves["kind"] = "vit"
   if leaves["kind"] == "decoder" and leaves.get("local_positions"):
     leaves["kind"] = "gato"
-  return _find(models.find, "model.kind", str(leaves["kind"]))
+  found = _find(models.find, "model.kind", str(leaves["kind"]))
+  # They also say of every Transformer that it has none of these.
+  known = set(leaf_names(found))
+  for leaf in _GONE.keys() & leaves.keys() - known:
+    if leaves[leaf] == _GONE[leaf]:
+      leaves.pop(leaf)
+  return found
 
 
 def _find(find: Callable[[str], Any], leaf: str, name: str) -> Any:

@@ -132,6 +132,21 @@ def test_a_run_of_another_task_is_told_as_one(tmp_path):
   )
 
 
+def test_a_run_of_before_images_left_the_transformer_is_read():
+  new = config()
+  mapping = new.to_mapping()
+  mapping["model"] |= {
+    "patch_size": None,
+    "distillation": False,
+    "image_shape": None,
+    "local_positions": False,
+  }
+  assert experiment_config.parse(mapping, restore=True) == new
+  mapping["model"]["distillation"] = True
+  with pytest.raises(ConfigError, match=r"model.distillation: unknown"):
+    experiment_config.parse(mapping, restore=True)
+
+
 def test_a_second_process_in_the_same_folder_is_refused(tmp_path):
   script = (
     "import pathlib, sys\n"

@@ -206,3 +206,10 @@ def test_a_task_of_text_reads_no_patches(tmp_path):
     config["model"].pop(slot, None)
   with pytest.raises(ConfigError, match="config"):
     experiment.create(experiment_config.parse(config))
+
+
+def test_a_run_of_before_it_was_a_kind_is_read():
+  new = experiment_config.parse(config_of())
+  mapping = new.to_mapping()
+  mapping["model"] |= {"kind": "encoder", "local_positions": False}
+  assert experiment_config.parse(mapping, restore=True) == new
