@@ -7,7 +7,6 @@ weights.
 """
 
 from collections.abc import Mapping
-import importlib
 from typing import TYPE_CHECKING, Any
 
 from attention import registry
@@ -23,7 +22,7 @@ from models.embedding_config import EmbeddingConfig
 from models.head_config import HeadConfig
 from models.kind import Config, Sizes
 from models.slot_config import AroundConfig, SlotConfig
-from settings.import_paths import ImportPaths
+from settings.import_paths import ImportPaths, load
 
 if TYPE_CHECKING:
   from models.api import (
@@ -103,9 +102,8 @@ def find(kind: str) -> type:
 
 def __getattr__(name: str) -> Any:
   for path in _PATHS.values():
-    module, _, config = path.partition(":")
-    if name == config:
-      return getattr(importlib.import_module(module), name)
+    if name == path.partition(":")[2]:
+      return load(path)
   # Flax is imported with the first function that needs it: config files import
   # `models.config`, hence JAX, and are run and checked without Flax.
   if name not in __all__:
@@ -117,4 +115,4 @@ def __getattr__(name: str) -> Any:
     home = "published.trained"
   elif "pretrained" in name.lower():
     home = "published.load"
-  return getattr(importlib.import_module(f"models.{home}"), name)
+  return load(f"models.{home}:{name}")

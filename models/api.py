@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping
 import contextlib
 import functools
-import importlib
 from typing import Any, cast
 
 from flax import linen as nn
@@ -14,6 +13,7 @@ from jaxtyping import Array, Float
 from attention import Attention
 from models.kind import NOTHING, Config, Model, Sizes
 from models.rows import positions_apart
+from settings.import_paths import load
 
 Batch = Mapping[str, Any]
 """Arrays by name, such as 'source' [B, S] and 'inputs' [B, T].
@@ -56,9 +56,7 @@ def create(
     ValueError: a size is missing, or a mechanism cannot work at it (a rank
       above the length, …); the message starts with the argument or field.
   """
-  module, _, name = config.module.partition(":")
-  make = getattr(importlib.import_module(module), name)
-  return make(
+  return load(config.module)(
     config,
     Sizes(
       source_vocab_size,

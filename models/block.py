@@ -1,6 +1,6 @@
 """One layer of a Transformer, for encoders and decoders alike."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 import functools
 import math
 from typing import Any
@@ -245,3 +245,22 @@ class Block(nn.Module):
       if kind == "post":
         x = getattr(self, f"{name}_norm")(x)
     return x
+
+
+def through(
+  blocks: Iterable[nn.Module],
+  x: Float[Array, "B T F"],
+  *memory: Any,
+  remat: str,
+  **call: Any,
+) -> Float[Array, "B T F"]:
+  """Layers on whole sequences, one after another, which `remat` may not keep."""
+
+  def layer(block, *arrays):
+    return block(*arrays, **call)
+
+  if remat == "block":
+    layer = nn.remat(layer)
+  for block in blocks:
+    x = layer(block, x, *memory)
+  return x

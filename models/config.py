@@ -215,7 +215,7 @@ class ModelConfig:
 
   def longest(self, sizes: Sizes) -> int:
     """The longer of source and target."""
-    return max(sizes.max_source_length or 0, sizes.max_target_length or 0)
+    return sizes.longest
 
   def least_activations(self, sizes: Sizes) -> int:
     """What feed-forward layers read and compute of one row."""

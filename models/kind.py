@@ -29,6 +29,11 @@ class Sizes(NamedTuple):
   shared_vocabulary: bool = False
   input_shapes: Mapping[str, Any] = NOTHING
 
+  @property
+  def longest(self) -> int:
+    """The longer of source and target, in ids."""
+    return max(self.max_source_length or 0, self.max_target_length or 0)
+
 
 Model = Any
 """A Linen module: `init`, `apply`, its `config`, and of its own

@@ -12,7 +12,7 @@ import numpy as np
 
 from attention import alibi_bias, t5_bias
 from models import tables
-from models.block import Block
+from models.block import Block, through
 from models.config import PAD_ID, ModelConfig
 from models.head import Head
 from models.kind import Sizes
@@ -302,14 +302,8 @@ class Transformer(nn.Module):
   def _through(self, stack, x, *memory, **call):
     """A stack on whole sequences, whose layers `remat` may not keep."""
     call |= self._relative_tables(stack)
-    for block in getattr(self, stack):
-
-      def layer(block, *arrays):
-        return block(*arrays, **call)
-
-      if self.config.remat == "block":
-        layer = nn.remat(layer)
-      x = layer(block, x, *memory)
+    blocks, remat = getattr(self, stack), self.config.remat
+    x = through(blocks, x, *memory, remat=remat, **call)
     return self._normed(stack, x)
 
   def _normed(self, stack, x):

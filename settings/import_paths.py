@@ -6,6 +6,12 @@ import importlib.util
 from typing import Any
 
 
+def load(path: str, entry: Callable[[Any, str], Any] = getattr) -> Any:
+  """Imports what 'package.module:attribute' names: `entry(module, attribute)`."""
+  module, _, attribute = path.partition(":")
+  return entry(importlib.import_module(module), attribute)
+
+
 class ImportPaths(Mapping[str, Any]):
   """Names, and what their import paths stand for.
 
@@ -23,15 +29,15 @@ class ImportPaths(Mapping[str, Any]):
 
   def __getitem__(self, name: str) -> Any:
     """Imports it."""
-    module, _, attribute = self.paths[name].partition(":")
-    if not _is_there(module):
+    path = self.paths[name]
+    if not _is_there(path):
       raise KeyError(name)
-    return self._entry(importlib.import_module(module), attribute)
+    return load(path, self._entry)
 
   def __iter__(self) -> Iterator[str]:
     """Names whose modules are there."""
     for name, path in self.paths.items():
-      if _is_there(path.partition(":")[0]):
+      if _is_there(path):
         yield name
 
   def __len__(self) -> int:
@@ -39,8 +45,8 @@ class ImportPaths(Mapping[str, Any]):
     return sum(1 for _ in self)
 
 
-def _is_there(module: str) -> bool:
+def _is_there(path: str) -> bool:
   try:
-    return importlib.util.find_spec(module) is not None
+    return importlib.util.find_spec(path.partition(":")[0]) is not None
   except ModuleNotFoundError:  # Not even its package.
     return False

@@ -6,10 +6,9 @@ one is asked for. TensorFlow is never imported.
 """
 
 from collections.abc import Mapping
-import importlib
 from typing import Any
 
-from settings.import_paths import ImportPaths
+from settings.import_paths import ImportPaths, load
 from tasks.base import (
   BOS,
   EOS,
@@ -71,9 +70,9 @@ def __getattr__(name: str) -> Any:
   for path in _PATHS.values():
     module, _, config = path.partition(":")
     if name in (config, config.removesuffix("Config") + "Task"):
-      return getattr(importlib.import_module(module), name)
+      return load(f"{module}:{name}")
   if name == "find_vocabulary":
-    return importlib.import_module("tasks.vocabularies").find
+    return load("tasks.vocabularies:find")
   raise AttributeError(f"module 'tasks' has no attribute {name!r}")
 
 

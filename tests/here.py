@@ -6,32 +6,30 @@ import pathlib
 ROOT = pathlib.Path(__file__).parents[1]
 
 PROJECTS = {
-  "image": "vision",
-  "vit": "vision",
-  "swin": "vision",
-  "cvt": "vision",
-  "perceiver": "perceiver",
-  "perceiver_bytes": "perceiver",
-  "perceiver_widths": "perceiver",
-  "speech": "speech",
-  "conformer": "speech",
-  "wav2vec2_conformer_relative": "speech",
-  "wav2vec2_conformer_rotary": "speech",
-  "mixed": "gato",
-  "gato": "gato",
-  "seq2seq": "seq2seq",
-  "bahdanau": "seq2seq",
-  "pathfinder": "pathfinder",
+  "image": ("vision",),
+  "vit": ("vision",),
+  "swin": ("vision",),
+  "cvt": ("vision",),
+  # Its images are a task of vision.
+  "perceiver": ("perceiver", "vision"),
+  "perceiver_bytes": ("perceiver",),
+  "perceiver_widths": ("perceiver",),
+  "speech": ("speech",),
+  "conformer": ("speech",),
+  "wav2vec2_conformer_relative": ("speech",),
+  "wav2vec2_conformer_rotary": ("speech",),
+  "mixed": ("gato",),
+  "gato": ("gato",),
+  "seq2seq": ("seq2seq",),
+  "bahdanau": ("seq2seq",),
+  "pathfinder": ("pathfinder",),
 }
-"""Config, task, kind of model or small published model -> its project."""
+"""Config, task, kind of model or small published model -> its projects."""
 
 
 def is_here(name: str) -> bool:
-  """Whether what has this name is of the core, or its project is here."""
-  projects = {PROJECTS[name]} if name in PROJECTS else set()
-  if name == "perceiver":  # The task of its config.
-    projects.add("vision")
-  return all((ROOT / "projects" / one).is_dir() for one in projects)
+  """Whether what has this name is of the core, or its projects are here."""
+  return all((ROOT / "projects" / x).is_dir() for x in PROJECTS.get(name, ()))
 
 
 def here(names: Iterable[str]) -> list[str]:

@@ -48,7 +48,9 @@ def find(model_type: str | None, architecture: str) -> Family | None:
     architecture: the class.
   """
   named = FAMILIES.get(model_type) if isinstance(model_type, str) else None
-  for family in (named, *FAMILIES.values()):
-    if family is not None and architecture in family.architectures:
+  if named is not None and architecture in named.architectures:
+    return named
+  for family in FAMILIES.values():
+    if architecture in family.architectures:
       return family
   return None

@@ -14,8 +14,8 @@ import numpy as np
 from models import nested
 from models.api import create, forward
 from models.attention_config import AttentionConfig, Layers
-from models.published import catalog, files, weights
-from models.published.catalog import FAMILIES, find
+from models.published import files, weights
+from models.published.catalog import FAMILIES, READERS, find
 from models.published.family import Described, Family
 from models.published.inputs import to_batch
 from models.published.weights import MECHANISMS
@@ -144,7 +144,7 @@ def open_folder(folder: Path) -> Opened:
     ValueError: as `load_pretrained`.
   """
   if (folder / "checkpoints").is_dir():
-    theirs, arrays = _written(catalog.READERS["run"](folder))
+    theirs, arrays = _written(READERS["run"](folder))
     tensors = files.Tensors(folder, arrays, dict.fromkeys(arrays, folder))
   else:
     theirs, tensors = files.read_config(folder), None

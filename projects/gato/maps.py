@@ -62,45 +62,6 @@ def shares(
   return Shares(found, np.array(weights), mean @ evenly @ member.T)
 
 
-def draw_attention(
-  path: pathlib.Path,
-  model: Any,
-  variables: Mapping[str, Any],
-  task: MixedTask,
-  batches: Iterable[Mapping[str, np.ndarray]],
-) -> None:
-  """Draws the shares of one row of each kind, a row below the other.
-
-  A kind is a set of modalities. Those with one alone, such as text, have nothing
-  to tell, unless there is no other. Below each share, in brackets, is what it
-  would be if queries looked at all that they may see alike.
-
-  Args:
-    path: a .png file.
-    model: a decoder.
-    variables: of the model.
-    task: names the modality of every input.
-    batches: held-out rows.
-  """
-  if not hasattr(task, "modalities"):  # A text alone.
-    attention_maps.draw_tokens(path, model, variables, task, batches)
-    return
-  examples: dict[frozenset[str], dict[str, np.ndarray]] = {}
-  for batch in batches:
-    for row, ids in enumerate(batch["inputs"]):
-      if not batch["weights"][row].any():
-        continue
-      kind = frozenset(task.modalities(np.unique(ids[ids != task.pad_id])))
-      if kind not in examples:
-        examples[kind] = {name: x[row : row + 1] for name, x in batch.items()}
-  several = [x for kind, x in examples.items() if len(kind) > 1]
-  rows = [
-    shares(model, variables, task, example)
-    for example in several or examples.values()
-  ]
-  draw_shares(path, rows, [one.name for one in _mechanisms(model)])
-
-
 def draw_shares(
   path: pathlib.Path, rows: Sequence[Shares], mechanisms: Sequence[str]
 ) -> None:
@@ -156,24 +117,74 @@ def _mechanisms(model: Any) -> Sequence[models.AttentionConfig]:
   return model.config.layers("decoder_attention")
 
 
-def draw_file(
-  path: pathlib.Path, run: Any, variables: Any, file: str, query: Any
-) -> str:
-  """`draw_input` of Gato: the caption of an image, and what it looked at."""
-  if query is not None:
-    raise ConfigError("--query: belongs to a model of images alone")
-  prompt = run.task.read(file)
-  ids, length = prompt["prompt"], run.task.max_target_length
-  written = run.generate(
-    variables, prompt, max_length=length - ids.shape[1] + 1
-  )
-  words = np.asarray(written.tokens)[0].tolist()
-  if run.task.eos_id in words:
-    words = words[: words.index(run.task.eos_id)]
-  example = {
-    "inputs": np.array([[*ids[0], *words]], np.int32)[:, :length],
-    "patches": prompt["patches"],
-  }
-  names = [one.name for one in _mechanisms(run.model)]
-  draw_shares(path, [shares(run.model, variables, run.task, example)], names)
-  return run.task.decode(words)
+class DrawnShares:
+  """How the attention of Gato is drawn.
+
+  `training.attention_maps` and `reports.draw_attention` call these.
+  """
+
+  input_file = "image"
+
+  def draw_attention(
+    self: Any,
+    path: pathlib.Path,
+    variables: Mapping[str, Any],
+    task: Any,
+    batches: Iterable[Mapping[str, np.ndarray]],
+  ) -> None:
+    """Draws the shares of one row of each kind, a row below the other.
+
+    A kind is a set of modalities. Those with one alone, such as text, have
+    nothing to tell, unless there is no other. Below each share, in brackets, is
+    what it would be if queries looked at all that they may see alike.
+
+    Args:
+      path: a .png file.
+      variables: of the model.
+      task: names the modality of every input.
+      batches: held-out rows.
+    """
+    if not hasattr(task, "modalities"):  # A text alone.
+      attention_maps.draw_tokens(path, self, variables, task, batches)
+      return
+    examples: dict[frozenset[str], dict[str, np.ndarray]] = {}
+    for batch in batches:
+      for row, ids in enumerate(batch["inputs"]):
+        if not batch["weights"][row].any():
+          continue
+        kind = frozenset(task.modalities(np.unique(ids[ids != task.pad_id])))
+        if kind not in examples:
+          examples[kind] = {name: x[row : row + 1] for name, x in batch.items()}
+    several = [x for kind, x in examples.items() if len(kind) > 1]
+    rows = [
+      shares(self, variables, task, example)
+      for example in several or examples.values()
+    ]
+    draw_shares(path, rows, [one.name for one in _mechanisms(self)])
+
+  def draw_input(
+    self: Any,
+    path: pathlib.Path,
+    run: Any,
+    variables: Mapping[str, Any],
+    file: str,
+    query: Any,
+  ) -> str:
+    """Draws what the caption of the image in a file looks at; returns it."""
+    if query is not None:
+      raise ConfigError("--query: belongs to a model of images alone")
+    prompt = run.task.read(file)
+    ids, length = prompt["prompt"], run.task.max_target_length
+    written = run.generate(
+      variables, prompt, max_length=length - ids.shape[1] + 1
+    )
+    words = np.asarray(written.tokens)[0].tolist()
+    if run.task.eos_id in words:
+      words = words[: words.index(run.task.eos_id)]
+    example = {
+      "inputs": np.array([[*ids[0], *words]], np.int32)[:, :length],
+      "patches": prompt["patches"],
+    }
+    names = [one.name for one in _mechanisms(self)]
+    draw_shares(path, [shares(self, variables, run.task, example)], names)
+    return run.task.decode(words)

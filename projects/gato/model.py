@@ -12,10 +12,11 @@ from models.kind import Sizes
 from models.sizes import id_sizes
 from models.transformer import OPTIONAL, Transformer
 from projects.gato.config import PATCH_ID, GatoConfig
+from projects.gato.maps import DrawnShares
 from projects.gato.patch_embedding import PatchEmbedding
 
 
-class Gato(Transformer):
+class Gato(DrawnShares, Transformer):
   """A decoder that embeds patches where its ids are `PATCH_ID`.
 
   Attributes:
@@ -28,22 +29,6 @@ class Gato(Transformer):
   optional: ClassVar[tuple[str, ...]] = (*OPTIONAL, "local", "patches")
 
   patches_shape: tuple[int, int, int, int, int] | None = None
-
-  input_file: ClassVar[str] = "image"
-
-  @nn.nowrap
-  def draw_attention(self, path, variables, task, batches):
-    """Draws which modality looks at which in held-out rows."""
-    from projects.gato import maps
-
-    maps.draw_attention(path, self, variables, task, batches)
-
-  @nn.nowrap
-  def draw_input(self, path, run, variables, file, query):
-    """Draws what the caption of the image in a file looks at; returns the caption."""
-    from projects.gato import maps
-
-    return maps.draw_file(path, run, variables, file, query)
 
   @nn.nowrap
   def example(self) -> dict[str, np.ndarray]:

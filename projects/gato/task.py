@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from projects.gato import captions, control
+from projects.gato.config import PATCH_ID as PATCH
 from projects.gato.control import BINS, NUM_ACTIONS, STEP_TOKENS, Episodes
 from projects.gato.task_config import MixedConfig
 from settings.memory import check_fits
@@ -17,9 +18,6 @@ from tasks.files import read_bytes, typed_path
 from tasks.text import TextConfig
 from tasks.text import make as make_text
 from tasks.text.task import TextTask
-
-PATCH = -1
-"""An input that is the next patch of the row's image."""
 
 MODALITIES = ("text", "image", "value", "separator", "action")
 

@@ -108,58 +108,69 @@ def draw_on_image(
   )
 
 
-def named(
-  model: Any,
-  name: str,
-  weights: np.ndarray,
-  task: Any,
-  example: Mapping[str, np.ndarray],
-) -> attention_maps.NamedMap:
-  """`name_map` of a Perceiver: padding off `[N, T, S]` weights, the rest named."""
-  if "image" in example:
-    inputs = "pixel", pixel_labels(example["image"].shape[1:])
-  else:
-    ids = example["source"][0]
-    count = attention_maps.length(ids != task.pad_id)
-    inputs = "token", task.labels(ids[:count])
-  rows, columns = axes(model.config, name, inputs)
-  weights = weights[:, : len(rows[1]), : len(columns[1])]
-  return weights, rows[1], columns[1], (columns[0], rows[0])
+class DrawnLatents:
+  """How the attention of a Perceiver is drawn.
 
-
-def draw_attention(
-  path: pathlib.Path,
-  model: Any,
-  variables: Mapping[str, Any],
-  task: Any,
-  batches: Iterable[Mapping[str, np.ndarray]],
-) -> None:
-  """Draws what latents look at: over an image, or over a whole text.
-
-  Over a text the latents are in the order of where they look.
+  `training.attention_maps` and `reports.draw_attention` call these.
   """
-  example = attention_maps.readable_example(batches)
-  if "image" in example:
-    draw_on_image(path, model, variables, example)
-    return
-  maps = attention_maps.named_maps(model, variables, task, example)
-  shown = next(iter(maps.values()))
-  order = by_place(shown.weights)
-  shown = shown._replace(
-    weights=shown.weights[:, order],
-    query_labels=[shown.query_labels[i] for i in order],
-  )
-  attention_maps.draw_maps(path, [shown])
 
+  input_file = "image"
 
-def draw_file(
-  path: pathlib.Path, run: Any, variables: Any, file: str, query: Any
-) -> None:
-  """`draw_input` of a Perceiver: over the image in a file."""
-  if query is not None:
-    raise ConfigError(
-      "--query: belongs to a model of patches; of a Perceiver the latents look"
+  def draw_attention(
+    self: Any,
+    path: pathlib.Path,
+    variables: Mapping[str, Any],
+    task: Any,
+    batches: Iterable[Mapping[str, np.ndarray]],
+  ) -> None:
+    """Draws what latents look at: over an image, or over a whole text.
+
+    Over a text the latents are in the order of where they look.
+    """
+    example = attention_maps.readable_example(batches)
+    if "image" in example:
+      draw_on_image(path, self, variables, example)
+      return
+    maps = attention_maps.named_maps(self, variables, task, example)
+    shown = next(iter(maps.values()))
+    order = by_place(shown.weights)
+    shown = shown._replace(
+      weights=shown.weights[:, order],
+      query_labels=[shown.query_labels[i] for i in order],
     )
-  example = {"image": run.task.read(file)[None]}
-  check_size(run.model, example["image"].shape)
-  draw_on_image(path, run.model, variables, example)
+    attention_maps.draw_maps(path, [shown])
+
+  def name_map(
+    self: Any,
+    name: str,
+    weights: np.ndarray,
+    task: Any,
+    example: Mapping[str, np.ndarray],
+  ) -> attention_maps.NamedMap:
+    """Cuts padding off `[N, T, S]` weights, and names the rest."""
+    if "image" in example:
+      inputs = "pixel", pixel_labels(example["image"].shape[1:])
+    else:
+      ids = example["source"][0]
+      count = attention_maps.length(ids != task.pad_id)
+      inputs = "token", task.labels(ids[:count])
+    rows, columns = axes(self.config, name, inputs)
+    weights = weights[:, : len(rows[1]), : len(columns[1])]
+    return weights, rows[1], columns[1], (columns[0], rows[0])
+
+  def draw_input(
+    self: Any,
+    path: pathlib.Path,
+    run: Any,
+    variables: Mapping[str, Any],
+    file: str,
+    query: Any,
+  ) -> None:
+    """Draws what latents look at in the image in a file."""
+    if query is not None:
+      raise ConfigError(
+        "--query: belongs to a model of patches; of a Perceiver the latents look"
+      )
+    example = {"image": run.task.read(file)[None]}
+    check_size(self, example["image"].shape)
+    draw_on_image(path, self, variables, example)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 import math
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 from flax import linen as nn
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ from models.norms import make_norm
 from models.sizes import check_length
 from models.slot_config import SlotConfig
 from projects.perceiver.config import PerceiverConfig, Widths
+from projects.perceiver.maps import DrawnLatents
 from projects.perceiver.pixels import Pixels
 
 NORM_EPSILON = 1e-5
@@ -99,7 +100,7 @@ class Layer(nn.Module):
     return x + dropout(mlp(make_norm(config, name="mlp_norm")(x)))
 
 
-class Perceiver(nn.Module):
+class Perceiver(DrawnLatents, nn.Module):
   """Ids or images to logits, through M latents.
 
       z = encoder(latents, inputs)              M latents read S inputs
@@ -131,29 +132,6 @@ class Perceiver(nn.Module):
   max_source_length: int
   max_target_length: int
   image_shape: tuple[int, int, int] | None = None
-
-  input_file: ClassVar[str] = "image"
-
-  @nn.nowrap
-  def draw_attention(self, path, variables, task, batches):
-    """Draws what latents look at in a held-out example."""
-    from projects.perceiver import maps
-
-    maps.draw_attention(path, self, variables, task, batches)
-
-  @nn.nowrap
-  def name_map(self, name, weights, task, example):
-    """Names the axes of a layer's weights."""
-    from projects.perceiver import maps
-
-    return maps.named(self, name, weights, task, example)
-
-  @nn.nowrap
-  def draw_input(self, path, run, variables, file, query):
-    """Draws what latents look at in the image in a file."""
-    from projects.perceiver import maps
-
-    return maps.draw_file(path, run, variables, file, query)
 
   @nn.nowrap
   def arguments(

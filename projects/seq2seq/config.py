@@ -99,7 +99,7 @@ class Seq2SeqConfig:
 
   def longest(self, sizes: Sizes) -> int:
     """The longer of source and target."""
-    return max(sizes.max_source_length or 0, sizes.max_target_length or 0)
+    return sizes.longest
 
   def least_activations(self, sizes: Sizes) -> int:
     """The states of one row."""

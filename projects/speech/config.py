@@ -181,9 +181,7 @@ class ConformerConfig:
 
   def longest(self, sizes: Sizes) -> int:
     """A quarter of the frames, or the targets where they are more."""
-    frames = sizes.input_shapes.get("frames", (0,))[0] // 4
-    source = sizes.max_source_length or 0
-    return max(frames, source, sizes.max_target_length or 0)
+    return max(sizes.input_shapes.get("frames", (0,))[0] // 4, sizes.longest)
 
   def least_activations(self, sizes: Sizes) -> int:
     """What feed-forward layers read and compute of one recording."""

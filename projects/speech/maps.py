@@ -114,39 +114,50 @@ def draw_below_spectrogram(
   return said
 
 
-def draw_attention(
-  path: pathlib.Path,
-  model: Any,
-  variables: Mapping[str, Any],
-  task: SpeechTask,
-  batches: Iterable[Mapping[str, np.ndarray]],
-) -> None:
-  """Draws the most readable of some held-out recordings."""
-  example = attention_maps.readable_example(batches)
-  draw_below_spectrogram(path, model, variables, task, example)
+class DrawnBelowSpectrogram:
+  """How the attention of a Conformer is drawn.
 
+  `training.attention_maps` and `reports.draw_attention` call these.
+  """
 
-def named(
-  model: Any,
-  name: str,
-  weights: np.ndarray,
-  task: SpeechTask,
-  example: Mapping[str, np.ndarray],
-) -> attention_maps.NamedMap:
-  """`name_map` of a Conformer: without padding, by the time of each position."""
-  del model, name, task
-  frames, length = example["frames"].shape[1], weights.shape[-1]
-  ratio = frames // length
-  count = max(1, -(-int(example["source_mask"][0].sum()) // ratio))
-  times = labels(length, frames)[:count]
-  names = ("key, in seconds", "query, in seconds")
-  return weights[:, :count, :count], times, times, names
+  input_file = "audio"
 
+  def draw_attention(
+    self: Any,
+    path: pathlib.Path,
+    variables: Mapping[str, Any],
+    task: Any,
+    batches: Iterable[Mapping[str, np.ndarray]],
+  ) -> None:
+    """Draws what each symbol looks at in one of some held-out recordings."""
+    example = attention_maps.readable_example(batches)
+    draw_below_spectrogram(path, self, variables, task, example)
 
-def draw_file(
-  path: pathlib.Path, run: Any, variables: Any, file: str, query: Any
-) -> str:
-  """`draw_input` of a Conformer: the recording in a file."""
-  del query  # There is none with a recording.
-  example = run.task.read(file)
-  return draw_below_spectrogram(path, run.model, variables, run.task, example)
+  def name_map(
+    self: Any,
+    name: str,
+    weights: np.ndarray,
+    task: Any,
+    example: Mapping[str, np.ndarray],
+  ) -> attention_maps.NamedMap:
+    """Names both axes after the time of each position, without padding."""
+    del name, task
+    frames, length = example["frames"].shape[1], weights.shape[-1]
+    ratio = frames // length
+    count = max(1, -(-int(example["source_mask"][0].sum()) // ratio))
+    times = labels(length, frames)[:count]
+    names = ("key, in seconds", "query, in seconds")
+    return weights[:, :count, :count], times, times, names
+
+  def draw_input(
+    self: Any,
+    path: pathlib.Path,
+    run: Any,
+    variables: Mapping[str, Any],
+    file: str,
+    query: Any,
+  ) -> str:
+    """Draws where the recording in a file is looked at; returns what is heard."""
+    del query  # There is none with a recording.
+    example = run.task.read(file)
+    return draw_below_spectrogram(path, self, variables, run.task, example)

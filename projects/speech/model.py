@@ -30,6 +30,7 @@ from projects.speech.features import (
   num_positions,
   without_padding,
 )
+from projects.speech.maps import DrawnBelowSpectrogram
 from projects.speech.slots import SLOTS
 
 
@@ -172,7 +173,7 @@ class ConformerBlock(nn.Module):
     return self.norm(x)
 
 
-class Conformer(nn.Module):
+class Conformer(DrawnBelowSpectrogram, nn.Module):
   """Log-mel frames, or samples, to logits of symbols at every position.
 
   Attributes:
@@ -191,29 +192,6 @@ class Conformer(nn.Module):
   vocab_size: int
   max_length: int
   frames_shape: tuple[int, int] | None = None
-
-  input_file: ClassVar[str] = "audio"
-
-  @nn.nowrap
-  def draw_attention(self, path, variables, task, batches):
-    """Draws what each symbol looks at, below a held-out spectrogram."""
-    from projects.speech import maps
-
-    maps.draw_attention(path, self, variables, task, batches)
-
-  @nn.nowrap
-  def name_map(self, name, weights, task, example):
-    """Names the axes of a layer's weights."""
-    from projects.speech import maps
-
-    return maps.named(self, name, weights, task, example)
-
-  @nn.nowrap
-  def draw_input(self, path, run, variables, file, query):
-    """Draws where a recording in a file is looked at; returns what is heard."""
-    from projects.speech import maps
-
-    return maps.draw_file(path, run, variables, file, query)
 
   @nn.nowrap
   def arguments(

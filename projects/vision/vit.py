@@ -1,7 +1,6 @@
 """An encoder of images in patches: ViT, and DeiT with its second token."""
 
 from collections.abc import Mapping
-import functools
 from typing import Any
 
 from flax import linen as nn
@@ -11,7 +10,7 @@ from jaxtyping import Array, Float
 import numpy as np
 
 from models import nested
-from models.block import Block
+from models.block import Block, through
 from models.head import Head
 from models.kind import Sizes
 from models.mechanism_variables import check_mechanisms
@@ -128,14 +127,13 @@ class VisionTransformer(DrawnOnImage, nn.Module):
     if added := config.added_position:
       x = x + added(places, config.features).astype(x.dtype)
     x = self.dropout(x, deterministic=deterministic)
-    for block in self.encoder:
-      layer = functools.partial(
-        block, positions=places, deterministic=deterministic
-      )
-      if config.remat == "block":
-        x = nn.remat(lambda block, x, layer=layer: layer(x))(block, x)
-      else:
-        x = layer(x)
+    x = through(
+      self.encoder,
+      x,
+      remat=config.remat,
+      positions=places,
+      deterministic=deterministic,
+    )
     return self.head(x if config.norm == "post" else self.encoder_norm(x), None)
 
 
