@@ -53,15 +53,15 @@ def main(command: str | None) -> None:
   if command == "status":
     print(status.text(folder))
     return
-  from reports import files
+  from comparison import report
 
   found, damaged = records.read(folder)
   for name in damaged:
     print(
       f"{folder / records.RECORDS / name}: damaged; run again to replace it"
     )
-  print(files.write(folder, found, records.scaling(folder)))
-  print(folder / files.PAGE)
+  print(report.write(folder, found, records.scaling(folder)))
+  print(folder / report.PAGE)
 
 
 def _run() -> Path:
@@ -70,8 +70,7 @@ def _run() -> Path:
   file, mapping = entry.load_config(_CONFIG, "configs/compare/copy.py")
   # JAX and the libraries on it take a second to import: --help and a faulty flag
   # do not wait for them.
-  from comparison import config, halving, launch, plan, records
-  from reports import files
+  from comparison import config, halving, launch, plan, records, report
 
   comparison = config.parse(mapping, config_flag.typed(_CONFIG))
   shared = config.shared(comparison)
@@ -88,13 +87,13 @@ def _run() -> Path:
   print(f"{folder}: {len(runs)} runs", flush=True)
   if comparison.rungs:
     groups = halving.groups(runs)[first - 1 :: step]
-    halving.launch(groups, folder, comparison, files.meanwhile(folder))
+    halving.launch(groups, folder, comparison, report.meanwhile(folder))
   else:
     groups = launch.groups(runs, comparison.together)[first - 1 :: step]
     mine = [run for group in groups for run in group]
     map_seed = comparison.seed_numbers[0]
     launch.launch(
-      mine, folder, map_seed, comparison.together, files.meanwhile(folder)
+      mine, folder, map_seed, comparison.together, report.meanwhile(folder)
     )
   return folder
 

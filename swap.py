@@ -74,7 +74,7 @@ def main() -> None:
   # do not wait for them.
   if importlib.util.find_spec("projects.swap") is None:
     raise ConfigError("swap.py: projects/swap is not in this checkout")
-  from projects.swap import files, finetune, measure, records, rows, source
+  from projects.swap import finetune, measure, records, report, rows, source
   from tasks import cache
   from training import host_memory
   from training.workdir import check_writable
@@ -108,8 +108,8 @@ def main() -> None:
         swap |= trained
         records.write(folder, record)
     print(rows.line(record), flush=True)
-  print(files.write(folder, settings, records.everything(folder)))
-  print(folder / files.PAGE)
+  print(report.write(folder, settings, records.everything(folder)))
+  print(folder / report.PAGE)
 
 
 def _settings() -> Any:

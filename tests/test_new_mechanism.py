@@ -46,11 +46,10 @@ import jax
 from attention import arguments
 from attention.capabilities import capability_table
 from benchmarks import bounds, option_calls, programs
-from comparison import approximation, plan
+from comparison import approximation, frame, plan, style
 from configs import attentions, copy
 from docs import draw_mechanisms
 import models
-from reports import files, style, table
 from tests.comparison.plans import comparison
 from tests.models import tiny
 from training import experiment_config
@@ -84,8 +83,8 @@ found["growth"] = bounds.growth_markdown(rows)
 runs = plan.plan(comparison(attention="all"))
 (run,) = [run for run in runs if run.attention == "banded"]
 found["run"] = [run.obstacle, run.slots, run.arguments[0]]
-found["order"] = [table.ordered(["z", "banded", "dense"]),
-                  style.styles(["banded"])["banded"].slot]
+found["order"] = [sorted(["z", "banded", "dense"], key=frame.rank),
+                  list(style.styles(["banded", "z"])).index("banded")]
 slot = models.AttentionConfig("banded", {"width": 4})
 model = tiny.create("encoder", encoder_attention=slot)
 found["error"] = approximation.error(model, tiny.initialized(model), tiny.batch())

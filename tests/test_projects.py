@@ -13,7 +13,7 @@ from tests import commands
 
 ROOT = commands.ROOT
 PROJECTS = sorted(p.parent.name for p in ROOT.glob("projects/*/__init__.py"))
-CORE = ("attention", "models", "tasks", "training", "comparison", "reports")
+CORE = ("attention", "models", "tasks", "training", "comparison")
 
 
 def test_the_core_imports_no_project():

@@ -247,7 +247,7 @@ def test_another_config_keeps_out_of_a_workdir(finished):
     "generate",
     "benchmarks.options",
     "benchmarks.scaling",
-    "reports.draw_attention",
+    "training.draw_attention",
   ],
 )
 def test_an_entry_point_parses_flags_before_it_imports_jax(module):

@@ -120,7 +120,7 @@ def _mechanisms(model: Any) -> Sequence[models.AttentionConfig]:
 class DrawnShares:
   """How the attention of Gato is drawn.
 
-  `training.attention_maps` and `reports.draw_attention` call these.
+  `training.attention_maps` and `training.draw_attention` call these.
   """
 
   input_file = "image"

@@ -111,7 +111,7 @@ def draw_on_image(
 class DrawnLatents:
   """How the attention of a Perceiver is drawn.
 
-  `training.attention_maps` and `reports.draw_attention` call these.
+  `training.attention_maps` and `training.draw_attention` call these.
   """
 
   input_file = "image"

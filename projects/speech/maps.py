@@ -117,7 +117,7 @@ def draw_below_spectrogram(
 class DrawnBelowSpectrogram:
   """How the attention of a Conformer is drawn.
 
-  `training.attention_maps` and `reports.draw_attention` call these.
+  `training.attention_maps` and `training.draw_attention` call these.
   """
 
   input_file = "audio"

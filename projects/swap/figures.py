@@ -1,28 +1,26 @@
 """Quality against cost, error by layer and mechanism, attention maps."""
 
 from collections.abc import Mapping, Sequence
-import functools
 import math
 from typing import Any, NamedTuple
 
+from matplotlib.figure import Figure
+import numpy as np
+
+from comparison import maps
+from comparison import style as style_lib
+from comparison.figures import legend, shortened
+from comparison.page import Picture
+from comparison.style import MUTED
 from projects.swap import rows
 from projects.swap.records import OWN, Record
-from reports import axes as axes_lib
-from reports import comparison_maps, marks, words
-from reports.figures import Figure
-from reports.labels import Finish, Label
-from reports.style import MUTED, Style
 
 _STAGES = {
   "loss": ("as it is put in", 0.35),
   "transfer_loss": ("after the transfer", 0.7),
   "finetune_loss": ("after fine-tuning", 1.0),
 }
-_COSTS = {
-  "step_seconds": ("training step, the window of the text", "s"),
-  "long_step_seconds": ("training step at --length", "s"),
-  "cache_bytes": ("cache of a window", "B"),
-}
+_COSTS = ("step_seconds", "long_step_seconds", "cache_bytes")
 
 
 class _Scale(NamedTuple):
@@ -31,197 +29,171 @@ class _Scale(NamedTuple):
   Attributes:
     factor: to the unit that is shown.
     range: of the colours, in that unit.
-    shown: format of a number.
+    form: format of a number.
   """
 
   factor: float
   range: tuple[float, float]
-  shown: str
+  form: str
 
 
 _ERROR = _Scale(1.0, (0.01, 1.0), ".2g")
 _ADDED = _Scale(100.0, (0.1, 100.0), "+.1f")
 
 
-def figures(
-  found: Sequence[Record], styles: Mapping[str, Style]
-) -> list[Figure]:
+def pictures(records: Sequence[Record]) -> list[Picture]:
   """All figures; one that nobody has values for is left out.
 
   Args:
-    found: records, that of the model as it is among them.
-    styles: label -> how it is drawn.
+    records: that of the model as it is among them.
   """
-  drawn = [_quality_cost(found, styles), _heat_maps(found)]
-  maps, mechanisms = {}, {}
-  for record in found:
+  kept = {}
+  for record in records:
     for name, suffix in (("map", ""), ("transfer_map", ", transferred")):
       if name in record:
-        label = words.beside(record["attention"]) + suffix
-        maps[label], mechanisms[label] = record[name], record["attention"]
-  if maps:
-    drawn.append(
-      comparison_maps.of_maps("maps", "Before and after", maps, mechanisms)
-    )
-  return [figure for figure in drawn if figure.panels]
+        kept[shortened(record["attention"]) + suffix] = record[name]
+  stages = ", ".join(text for text, _ in _STAGES.values())
+  drawn = (
+    Picture(
+      "quality-cost",
+      _quality_cost(records),
+      "Held-out loss against what the mechanism costs in all layers. A line goes "
+      f"through the losses of a mechanism ({stages}); the last is the strongest "
+      "mark. Dotted: the model as it is.",
+    ),
+    Picture(
+      "layers",
+      _layers(records),
+      "Rows are mechanisms, columns layers from the first to the last. Error: "
+      "distance of a layer's outputs from those of the model's own mechanism on "
+      "the same queries, keys and values, relative to these. Loss: with that "
+      "layer alone swapped, against the model as it is. The colour goes by the "
+      "logarithm.",
+    ),
+    Picture(
+      "maps",
+      maps.draw("Before and after", kept) if kept else None,
+      "What the last layer attends to in the same held-out text.",
+    ),
+  )
+  return [picture for picture in drawn if picture.figure is not None]
 
 
-def _quality_cost(
-  found: Sequence[Record], styles: Mapping[str, Style]
-) -> Figure:
-  content = [row for row in rows.results(found) if row["loss"] is not None]
+def _quality_cost(records: Sequence[Record]) -> Any | None:
+  content = [row for row in rows.results(records) if row["loss"] is not None]
   # Of several numbers of kept layers, the first is drawn.
   first = list({row["attention"]: row for row in reversed(content)}.values())
-  panels = {
-    f"loss against {label}": functools.partial(
-      _scatter, first[::-1], styles, cost, label, unit
-    )
-    for cost, (label, unit) in _COSTS.items()
-    if any(row[cost] is not None for row in first)
-  }
-  stages = [
-    text
-    for name, (text, _) in _STAGES.items()
-    if any(row[name] is not None for row in first)
-  ]
-  return Figure(
-    "quality-cost",
-    "Held-out loss against what the mechanism costs in all layers. A line goes "
-    f"through the losses of a mechanism: {', '.join(stages)}; the last is "
-    "the strongest mark. Dotted: the model as it is.",
-    panels,
-    columns=min(3, max(len(panels), 1)),
-  )
-
-
-def _scatter(
-  content: Sequence[Mapping[str, Any]],
-  styles: Mapping[str, Style],
-  cost: str,
-  label: str,
-  unit: str,
-  axes: Any,
-) -> Finish:
-  ends, values = [], []
-  for row in content:
-    x = row[cost]
-    losses = {
-      name: row[name]
-      for name in _STAGES
-      if row[name] is not None and math.isfinite(row[name])
-    }
-    if x is None or not losses:
-      continue
-    style = styles[row["attention"]]
-    points = list(losses.values())
-    with marks.of(axes, row["attention"]):
+  against = [name for name in _COSTS if any(row[name] for row in first)]
+  if not against:
+    return None
+  names = [row["attention"] for row in reversed(first)]
+  styles = style_lib.styles(names)
+  height = 3.2 + 0.16 * math.ceil(len(names) / 4)
+  figure = Figure((3.6 * len(against), height), layout="constrained")
+  panels = figure.subplots(1, len(against), squeeze=False, sharey=True)[0]
+  for name, axes in zip(against, panels, strict=True):
+    cost = rows.COSTS[name]
+    for row in first:
+      losses = {
+        stage: row[stage]
+        for stage in _STAGES
+        if row[stage] is not None and math.isfinite(row[stage])
+      }
+      if row[name] is None or not losses:
+        continue
+      style, points = styles[row["attention"]], list(losses.values())
+      x = row[name] * cost.scale
       axes.plot([x] * len(points), points, color=style.color, linewidth=0.7)
-      for name, y in losses.items():
-        alpha = 1.0 if y == points[-1] else _STAGES[name][1]
+      for stage, y in losses.items():
+        alpha = 1.0 if y == points[-1] else _STAGES[stage][1]
         axes.plot(x, y, color=style.color, marker=style.marker, alpha=alpha)
       if row["attention"] == OWN:
         axes.axhline(points[-1], color=MUTED, linewidth=0.8, linestyle=":")
-    end = Label(words.beside(row["attention"]), x, points[-1], style.color)
-    ends.append((row["attention"], end))
-    values += points
-  axes_lib.scale(axes, "x", [end.x for _, end in ends], unit)
-  axes_lib.scale(axes, "y", values)
-  axes.margins(0.16, 0.14)
-  axes.set_xlabel(label)
-  axes.set_ylabel("loss, nats")
-  return marks.points(axes, ends, [0.0] * len(ends))
+    axes.set_xlim(left=0)
+    axes.set_xlabel(f"{cost.title}, {cost.unit}")
+  panels[0].set_ylabel("held-out loss, nats")
+  legend(figure, names, styles)
+  return figure
 
 
-def _heat_maps(found: Sequence[Record]) -> Figure:
-  have = [record for record in found if record.get("layers")]
-  content = rows.layers(found)
-  panels = {}
-  for name, title, scale in (
-    ("error", "error of a layer's output", _ERROR),
-    ("transfer_error", "the same after the transfer", _ERROR),
-    ("loss_added", "loss added by one layer alone, %", _ADDED),
-    ("transfer_loss_added", "the same after the transfer, %", _ADDED),
-  ):
-    if any(row[name] is not None for row in content):
-      draw = functools.partial(_heat, have, content, name, title, scale)
-      panels[title] = draw
-  most = max((len(record["layers"]) for record in have), default=1)
+def _layers(records: Sequence[Record]) -> Any | None:
+  have = [record for record in records if record.get("layers")]
+  content = rows.layers(records)
+  panels = {
+    name: (title, scale)
+    for name, title, scale in (
+      ("error", "error of a layer's output", _ERROR),
+      ("transfer_error", "the same after the transfer", _ERROR),
+      ("loss_added", "loss added by one layer alone, %", _ADDED),
+      ("transfer_loss_added", "the same after the transfer, %", _ADDED),
+    )
+    if any(row[name] is not None for row in content)
+  }
+  if not panels:
+    return None
+  most = max(len(record["layers"]) for record in have)
   size = (max(3.9, 1.7 + 0.38 * most), max(2.2, 0.9 + 0.25 * len(have)))
-  return Figure(
-    "layers",
-    "Rows are mechanisms, columns layers from the first to the last. Error: "
-    "distance of a layer's outputs from those of the model's own mechanism on "
-    "the same queries, keys and values, relative to these. Loss: with that "
-    "layer alone swapped, against the model as it is. The colour goes by the "
-    "logarithm, from 0.01 to 1 for an error and from 0.1 to 100 % for a loss.",
-    panels,
-    size=size,
-  )
+  columns = min(2, len(panels))
+  lines = math.ceil(len(panels) / columns)
+  figure = Figure((columns * size[0], lines * size[1]), layout="constrained")
+  places = list(figure.subplots(lines, columns, squeeze=False).flat)
+  for axes in places[len(panels) :]:
+    axes.set_visible(False)
+  for axes, (name, (title, scale)) in zip(places, panels.items(), strict=False):
+    axes.set_title(title)
+    _heat(axes, have, content, name, scale)
+  return figure
 
 
 def _heat(
+  axes: Any,
   have: Sequence[Record],
   content: Sequence[Mapping[str, Any]],
   name: str,
-  title: str,
   scale: _Scale,
-  axes: Any,
 ) -> None:
-  import numpy as np
-
-  values = []
-  for record in have:
-    of_one = [r for r in content if r["attention"] == record["attention"]]
-    values.append([math.nan if r[name] is None else r[name] for r in of_one])
+  """A heat map of mechanisms and layers, with its numbers."""
+  values = [
+    [
+      math.nan if row[name] is None else row[name]
+      for row in content
+      if row["attention"] == record["attention"]
+    ]
+    for record in have
+  ]
   matrix = scale.factor * np.asarray(values, float)
   low, high = map(math.log10, scale.range)
   # Of losses that fall, as rounding lets them, the size does not matter.
   shade = np.log10(np.clip(matrix, *scale.range))
   axes.grid(visible=False)
-  axes.set_title(title)
+  axes.imshow(
+    shade,
+    cmap="Oranges",
+    vmin=low,
+    vmax=high,
+    aspect="auto",
+    interpolation="none",
+  )
   count, most = matrix.shape
-  size = min(7.0, 110 / max(most, 1))
-  for i, record in enumerate(have):
-    # An image a row, which a page can hide.
-    with marks.of(axes, record["attention"]):
-      axes.imshow(
-        shade[i : i + 1],
-        extent=(-0.5, most - 0.5, i + 0.5, i - 0.5),
-        cmap="Oranges",
-        vmin=low,
-        vmax=high,
-        aspect="auto",
-        interpolation="none",
+  for (i, j), value in np.ndenumerate(matrix):
+    if math.isfinite(value):
+      is_dark = shade[i, j] > low + 0.7 * (high - low)
+      axes.text(
+        j,
+        i,
+        format(value, scale.form),
+        ha="center",
+        va="center",
+        fontsize=min(7.0, 110 / most),
+        color="#ffffff" if is_dark else "#1c1b19",
       )
-      for j, value in enumerate(matrix[i]):
-        if math.isfinite(value):
-          is_dark = shade[i, j] > low + 0.7 * (high - low)
-          axes.text(
-            j,
-            i,
-            format(value, scale.shown),
-            ha="center",
-            va="center",
-            fontsize=size,
-            color="#ffffff" if is_dark else "#1c1b19",
-          )
-  axes.set_xlim(-0.5, most - 0.5)
-  axes.set_ylim(count - 0.5, -0.5)
-  sides = [layer["side"] for layer in have[0]["layers"]]
-  several = len(set(sides)) > 1
+  layers = have[0]["layers"]
+  several = len({layer["side"] for layer in layers}) > 1
   ticks = [
-    f"{layer['side'][0] if several else ''}{layer['layer']}"
-    for layer in have[0]["layers"]
+    f"{layer['side'][0] if several else ''}{layer['layer']}" for layer in layers
   ]
-  axes.set_xticks(range(len(ticks)), ticks)
-  names = [_in_lines(record["attention"]) for record in have]
-  axes.set_yticks(range(len(names)), names)
-  marks.ticks(axes.yaxis, [record["attention"] for record in have])
+  axes.set_xticks(range(most), ticks)
+  names = [shortened(r["attention"]).replace(":", "\n", 1) for r in have]
+  axes.set_yticks(range(count), names)
   axes.tick_params(length=0)
   axes.set_xlabel("layer")
-
-
-def _in_lines(label: str) -> str:
-  """A mechanism's label, its options in a line of their own."""
-  name, colon, options = words.beside(label).partition(":")
-  return f"{name}\n{options}" if colon else name

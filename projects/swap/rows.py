@@ -1,67 +1,57 @@
 """Rows of results.csv and layers.csv, and what their columns mean."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import math
 from typing import Any
 
+from comparison.summary import Cost
+from comparison.tables import NOTHING, Cell
 from projects.swap.records import CANNOT, OWN, Record
-from reports.columns import Column
 
 _STAGES = ("", "transfer_", "finetune_")
 
-QUALITY = (
-  Column("keep", "layers kept", "", 1, "layers with the model's own mechanism"),
-  Column(
-    "error",
+QUALITY: Mapping[str, Cost] = {
+  "keep": Cost("layers kept", "", 1, "layers with the model's own mechanism"),
+  "error": Cost(
     "error",
     "",
     1,
     "relative Frobenius distance of the attention's outputs, over all layers, "
     "from those of the model's own mechanism on the same queries, keys and values",
   ),
-  Column("transfer_error", "error, transferred", "", 1, "after the transfer"),
-  Column("loss", "loss", "nats", 1, "of the held-out text, as it is put in"),
-  Column("transfer_loss", "loss, transferred", "nats", 1, "after the transfer"),
-  Column("finetune_loss", "loss, fine-tuned", "nats", 1, "of the whole model"),
-  Column(
-    "loss_added", "added", "%", 100, "the last of the losses over own − 1"
+  "transfer_error": Cost("error, transferred", "", 1, "after the transfer"),
+  "loss": Cost("loss", "nats", 1, "of the held-out text, as it is put in"),
+  "transfer_loss": Cost("loss, transferred", "nats", 1, "after the transfer"),
+  "finetune_loss": Cost("loss, fine-tuned", "nats", 1, "of the whole model"),
+  "loss_added": Cost("added", "%", 100, "the last of the losses over own − 1"),
+  "perplexity": Cost("perplexity", "", 1, "exp of the last of the losses"),
+  "last_accuracy": Cost(
+    "accuracy", "%", 100, "right tokens, with the last weights"
   ),
-  Column("perplexity", "perplexity", "", 1, "exp of the last of the losses"),
-  Column(
-    "last_accuracy", "accuracy", "%", 100, "right tokens, with the last weights"
-  ),
-  Column(
-    "trained", "fitted", "", 1, "numbers of the mechanism that are trained"
-  ),
-)
+  "trained": Cost("fitted", "", 1, "numbers of the mechanism that are trained"),
+}
 """What a swap does to the model."""
 
-COSTS = (
-  Column("step_seconds", "step", "ms", 1e3, "median time of a training step"),
-  Column(
-    "temp_bytes",
+COSTS: Mapping[str, Cost] = {
+  "step_seconds": Cost("step", "ms", 1e3, "median time of a training step"),
+  "temp_bytes": Cost(
     "temporaries",
     "MiB",
     2**-20,
     "memory that XLA sets aside for the intermediate results of a step",
   ),
-  Column("long_step_seconds", "long step", "ms", 1e3, "likewise, at --length"),
-  Column("long_temp_bytes", "long temporaries", "MiB", 2**-20, "likewise"),
-  Column(
-    "cache_bytes",
+  "long_step_seconds": Cost("long step", "ms", 1e3, "likewise, at --length"),
+  "long_temp_bytes": Cost("long temporaries", "MiB", 2**-20, "likewise"),
+  "cache_bytes": Cost(
     "cache",
     "KiB",
     2**-10,
     "what all layers keep of a window of tokens while the model generates",
   ),
-  Column(
-    "cache_token_bytes",
-    "cache a token",
-    "B",
-    1,
-    "what a token beyond the window adds to that",
+  "cache_token_bytes": Cost(
+    "cache a token", "B", 1, "what a token beyond the window adds to that"
   ),
-)
+}
 """What a model with the mechanism in every layer takes."""
 
 
@@ -76,7 +66,7 @@ def results(found: Sequence[Record]) -> list[dict[str, Any]]:
   for record in found:
     shared = {
       **{name: record.get(name) for name in ("attention", "name", "status")},
-      **{c.name: record.get(c.name) for c in COSTS},
+      **{name: record.get(name) for name in COSTS},
       **{n: record.get(n) for n in ("error", "transfer_error", "trained")},
       "reason": _reason(record),
     }
@@ -134,14 +124,15 @@ def line(record: Record) -> str:
   return f"{label}: {', '.join(parts)}"
 
 
-def shown(value: Any, column: Column) -> str:
+def cell(value: Any, column: Cost) -> Cell:
   """A value in the unit of its column, for a reader."""
   if value is None:
-    return "–"
+    return Cell(NOTHING)
   scaled = value * column.scale
   if column.unit == "%":
-    return f"{scaled:.2f}"
-  return f"{scaled:,.0f}" if abs(scaled) >= 1000 else f"{scaled:.4g}"
+    return Cell(f"{scaled:.2f}", scaled)
+  large = abs(scaled) >= 1000
+  return Cell(f"{scaled:,.0f}" if large else f"{scaled:.4g}", scaled)
 
 
 def own_loss(found: Sequence[Record]) -> float | None:

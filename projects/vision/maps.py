@@ -180,7 +180,7 @@ def _borders(
 class DrawnOnImage:
   """How the attention of a model of images is drawn: over the image.
 
-  `training.attention_maps` and `reports.draw_attention` call these.
+  `training.attention_maps` and `training.draw_attention` call these.
   """
 
   input_file = "image"

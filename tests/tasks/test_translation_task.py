@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from reports import bootstrap
+from comparison import statistics
 import tasks
 from tasks import TranslationConfig, cache
 from tests.tasks.generated_cases import fault
@@ -199,7 +199,7 @@ def test_sentence_statistics_add_up_to_bleu(
     effective_order="eff:yes" in score["bleu_signature"],
   )
   assert again.score == score["bleu"]
-  assert bootstrap.bleu(
+  assert statistics.bleu(
     np.array(sums, float), "eff:yes" in score["bleu_signature"]
   ) == pytest.approx(score["bleu"])
 

@@ -16,7 +16,7 @@ from tests import commands
     (("train.py",), "--workdir"),
     (("compare.py",), "--shard"),
     (("generate.py",), "--beam_size"),
-    (("-m", "reports.draw_attention"), "--target"),
+    (("-m", "training.draw_attention"), "--target"),
     (("-m", "benchmarks.scaling"), "--lengths"),
     (("-m", "benchmarks.options"), "--attention"),
   ],

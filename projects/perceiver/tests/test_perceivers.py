@@ -87,7 +87,7 @@ def test_a_run_learns_and_draws(run, tmp_path):
   file = tmp_path / "noise.png"
   PIL.Image.fromarray(pixels).save(file)
   arguments = [f"--workdir={folder}", f"--out={tmp_path}", f"--image={file}"]
-  module = "reports.draw_attention"
+  module = "training.draw_attention"
   code, out, error = commands.run_module(module, *arguments)
   assert (code, error) == (0, "")
   with PIL.Image.open(out.strip()) as drawn:

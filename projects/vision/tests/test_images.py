@@ -68,7 +68,7 @@ def test_attention_over_a_file(run, tmp_path):
 
   def draw(*arguments):
     return commands.run_module(
-      "reports.draw_attention",
+      "training.draw_attention",
       f"--workdir={folder}",
       f"--out={tmp_path / 'maps'}",
       *arguments,

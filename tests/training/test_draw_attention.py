@@ -1,4 +1,4 @@
-"""`python -m reports.draw_attention`: pictures of every layer, for any words."""
+"""`python -m training.draw_attention`: pictures of every layer, for any words."""
 
 import functools
 import subprocess
@@ -11,18 +11,18 @@ import pytest
 from attention import ATTENTIONS
 import models
 from models.attention_config import NEEDS
-from reports.example import make_example
 from settings.errors import ConfigError
 from tests import commands
 from tests.attention.forms import RECURRENT
 from tests.here import is_here
 from tests.models import tiny
 from training import attention_maps, experiment, experiment_config
+from training.example import make_example
 
 
 def draw(*arguments):
   """Runs the command to its end: (exit code, output, error)."""
-  return commands.run_module("reports.draw_attention", *arguments)
+  return commands.run_module("training.draw_attention", *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,7 @@ def test_help_is_quick_and_needs_no_jax():
   assert (code, error) == (0, "")
   assert "--target" in out
   assert time.monotonic() - started < 5  # 0.2 s on a quiet machine.
-  code = "import sys, reports.draw_attention; print('jax' in sys.modules)"
+  code = "import sys, training.draw_attention; print('jax' in sys.modules)"
   out = subprocess.check_output([sys.executable, "-c", code], cwd=commands.ROOT)
   assert out == b"False\n"
 

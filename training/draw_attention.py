@@ -1,8 +1,8 @@
 """Draws what every layer of a trained run attends to in words of your own.
 
-    python -m reports.draw_attention --workdir=/tmp/run --text="3 1" --target="3 1"
-    python -m reports.draw_attention --workdir=/tmp/vit --image=cat.png --query=2,5
-    python -m reports.draw_attention --workdir=/tmp/speech --audio=string.wav
+    python -m training.draw_attention --workdir=/tmp/run --text="3 1" --target="3 1"
+    python -m training.draw_attention --workdir=/tmp/vit --image=cat.png --query=2,5
+    python -m training.draw_attention --workdir=/tmp/speech --audio=string.wav
 
 One picture a layer, a panel a head: encoder_1_self_attention.png and so on, in
 WORKDIR/attention. The text is what the model reads: a source, or the prompt of
@@ -65,10 +65,10 @@ def main() -> None:
     )
   # JAX and the libraries on it take a second to import: --help and a faulty flag
   # do not wait for them.
-  from reports.example import make_example
   from tasks import cache
   from training import attention_maps, experiment, experiment_config, inference
   from training import workdir as workdir_lib
+  from training.example import make_example
 
   config = experiment_config.parse(
     workdir_lib.read_config(workdir), restore=True

@@ -1,0 +1,232 @@
+"""Records of a comparison as pandas tables: a row a run, a row a point of a curve."""
+
+from collections.abc import Iterable, Mapping
+import json
+import math
+from typing import Any
+
+import pandas as pd
+
+from attention import ATTENTIONS
+
+Record = Mapping[str, Any]
+"""What a run has written: see `comparison.records`."""
+
+HEADLINES = (
+  "bleu",
+  "exact_match",
+  "accuracy",
+  "error_rate",
+  "bits_per_character",
+  "token_accuracy",
+  "loss",
+)
+"""Metrics that a task is judged by: the first that its last evaluation has."""
+
+RATE = "optimizer.learning_rate"
+
+_RUN = (
+  *("task", "attention", "width", "seed", "status", "choosing"),
+  *("parameters", "unmatched_parameters", "dense_parameters"),
+  *("feed_forward", "dense_feed_forward", "learning_rate"),
+  *("length", "solved_at", "seconds", "cpu_seconds", "peak_bytes"),
+  *("others_cores", "together"),
+)
+_PLACE = ("step", "seconds", "split")  # Where a line of metrics stands.
+
+
+def runs(records: Iterable[Record]) -> pd.DataFrame:
+  """A row a run: what it is, its final metrics, what it cost.
+
+  Args:
+    records: as `comparison.records.read` gives them.
+
+  Returns:
+    Columns: `row`, which names what runs over seeds have in common; `task`,
+    `attention`, `seed`, `status`, …; `across` and `grid` as text and their leaves;
+    final metrics by their names; `metric`, the one that decides, with its value
+    `quality` on the last held-out split and `choosing_quality` on the first;
+    costs; `reason`; `command`. Sorted by task, mechanism, row, seed. A number that
+    is missing or not finite is NaN.
+  """
+  content = [_run(record) for record in records]
+  columns = dict.fromkeys(name for row in content for name in row)
+  for name in ("reason", "command"):
+    if columns:
+      columns[name] = columns.pop(name)
+  frame = pd.DataFrame(content, columns=list(columns))
+  if frame.empty:
+    return frame
+  ranks = pd.DataFrame(
+    {
+      "task": frame["task"],
+      "rank": frame["attention"].map(rank),
+      "attention": frame["attention"],
+      "across": [
+        str(
+          [_size(value) for _, value in sorted(one.get("across", {}).items())]
+        )
+        for one in records
+      ],
+      "width": frame["width"],
+      "grid": frame["grid"],
+      "seed": frame["seed"],
+    }
+  )
+  order = ranks.sort_values(list(ranks.columns), kind="stable").index
+  return frame.loc[order].reset_index(drop=True)
+
+
+def curves(records: Iterable[Record]) -> pd.DataFrame:
+  """Learning curves in long form: a row for each number of each evaluation.
+
+  Args:
+    records: as `comparison.records.read` gives them.
+
+  Returns:
+    Columns `task`, `row`, `grid`, `seed`, `run`, `split`, `step`, `metric`,
+    `value`.
+  """
+  content = [
+    {
+      "task": record["task"],
+      "row": label(record),
+      "grid": point(record.get("grid", {})),
+      "seed": record["seed"],
+      "run": _name(record),
+      "split": line["split"],
+      "step": line["step"],
+      "metric": metric,
+      "value": value,
+    }
+    for record in records
+    for line in record.get("history", ())
+    for metric, value in line.items()
+    if metric not in _PLACE and is_number(value)
+  ]
+  columns = ["task", "row", "grid", "seed", "run", "split", "step", "metric"]
+  columns.append("value")
+  return pd.DataFrame(content, columns=columns)
+
+
+def label(record: Record) -> str:
+  """The name of a row: 'delta', 'delta, features=16', 'delta, width of dense'."""
+  wide = "width of dense" if record.get("width") == "dense" else ""
+  parts = (record["attention"], point(record.get("across", {})), wide)
+  return ", ".join(filter(None, parts))
+
+
+def point(leaves: Mapping[str, Any]) -> str:
+  """Values by the last part of their leaves: 'features=16, position=rotary'."""
+  return ", ".join(f"{short(leaf)}={leaves[leaf]}" for leaf in sorted(leaves))
+
+
+def short(leaf: str) -> str:
+  """The last part of a leaf's name: 'features' of 'model.features'."""
+  return leaf.rpartition(".")[2]
+
+
+def rank(attention: str) -> int:
+  """The place of a mechanism in tables; variants are behind all mechanisms."""
+  names = list(ATTENTIONS)
+  return names.index(attention) if attention in names else len(names)
+
+
+def is_number(value: Any) -> bool:
+  """Whether it can be averaged: no text, no truth value, not infinite."""
+  is_real = isinstance(value, (int, float)) and not isinstance(value, bool)
+  return is_real and math.isfinite(value)
+
+
+def is_lower_better(metric: str) -> bool:
+  """True of losses, errors and perplexities."""
+  return metric.endswith(("loss", "error_rate", "perplexity", "character"))
+
+
+def upper_bound(metric: str) -> float:
+  """The most that a metric can be; none can be below 0."""
+  if metric == "bleu":
+    return 100.0
+  is_share = "accuracy" in metric or metric == "exact_match"
+  return 1.0 if is_share else math.inf
+
+
+def headline(names: Iterable[str]) -> str | None:
+  """The metric that decides among those of these names; None without any."""
+  known = set(names)
+  return next((name for name in HEADLINES if name in known), None)
+
+
+def splits(record: Record) -> tuple[str, str]:
+  """The held-out split that choices are made by, and the one that is reported.
+
+  The first and the last that a run evaluates; the same where it has one.
+  """
+  reported = record.get("final", {}).get("split", "")
+  held_out = (x["split"] for x in record.get("history", ()) if _held_out(x))
+  return next(held_out, reported), reported
+
+
+def _held_out(line: Mapping[str, Any]) -> bool:
+  return line["split"] != "train"
+
+
+def _numbers(line: Mapping[str, Any]) -> dict[str, float]:
+  return {k: v for k, v in line.items() if k not in _PLACE and is_number(v)}
+
+
+def _run(record: Record) -> dict[str, Any]:
+  measured = record.get("measured", {})
+  final = record.get("final", {})
+  metrics = _numbers(final)
+  metric = headline(metrics)
+  chosen_by, reported = splits(record)
+  choosing = [x for x in record.get("history", ()) if x["split"] == chosen_by]
+  varied = {**record.get("across", {}), **record.get("grid", {})}
+  machine = record.get("machine") or {}
+  return {
+    "row": label(record),
+    "run": _name(record),
+    **{name: _cell(record.get(name)) for name in _RUN},
+    "slots": record.get("slots") or "",
+    "options": record.get("options") or "",
+    "choosing": bool(record.get("choosing")),
+    "at_edge": ", ".join(map(short, record.get("at_edge", ()))),
+    "across": point(record.get("across", {})),
+    "grid": point(record.get("grid", {})),
+    **{leaf: _cell(value) for leaf, value in varied.items()},
+    "split": reported,
+    "metric": metric,
+    "quality": metrics.get(metric) if metric else None,
+    "choosing_split": chosen_by,
+    "choosing_quality": _cell(choosing[-1].get(metric)) if choosing else None,
+    **metrics,
+    **{k: _cell(v) for k, v in measured.items() if _is_scalar(v)},
+    **{k: v for k, v in machine.items() if k not in ("jax", "device")},
+    "notes": "\n".join(
+      f"{k}: {v}" for k, v in measured.get("notes", {}).items()
+    ),
+    "reason": record.get("reason") or None,
+    "command": "python train.py " + " ".join(record["arguments"]),
+  }
+
+
+def _name(record: Record) -> str:
+  grid = point(record.get("grid", {}))
+  parts = (record["task"], label(record), grid, f"seed {record['seed']}")
+  return ", ".join(filter(None, parts))
+
+
+def _is_scalar(value: Any) -> bool:
+  return value is None or isinstance(value, (bool, int, float, str))
+
+
+def _cell(value: Any) -> Any:
+  """As it is; None of what is infinite or NaN, which neither CSV nor JSON has."""
+  is_bad = isinstance(value, float) and not math.isfinite(value)
+  return None if is_bad else value
+
+
+def _size(value: Any) -> str:
+  """Sorts numbers by their size, before texts."""
+  return f"{value:020.6f}" if is_number(value) else f"~{json.dumps(value)}"

@@ -1,0 +1,100 @@
+"""Attention maps of one example, a panel a mechanism, on one scale."""
+
+from collections.abc import Mapping, Sequence
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from comparison.frame import Record, label
+
+_READABLE = 32  # Tokens that a small panel can name.
+_MOST = 30
+
+
+def of_task(
+  summary: pd.DataFrame, records: Sequence[Record]
+) -> tuple[Any | None, str]:
+  """What every row of a task attends to in the same held-out example.
+
+  Args:
+    summary: of the task.
+    records: all of them.
+
+  Returns:
+    The figure, None where no run has a map; and why rows have none, in one line.
+  """
+  kept: dict[str, Mapping[str, Any]] = {}
+  for record in records:
+    drawn = record.get("measured", {}).get("map")
+    if record["task"] == summary.iloc[0]["task"] and drawn:
+      kept.setdefault(label(record), drawn)
+  rows = [row for row in summary["row"] if row in kept]
+  without = [f"`{row}`" for row in summary["row"] if row not in kept]
+  why = ""
+  if rows and without:
+    why = (
+      f"No map of {', '.join(without)}: no weights over tokens could be formed, or "
+      "no run has been measured."
+    )
+  if not 0 < len(rows) <= _MOST:
+    return None, why
+  return draw(summary.iloc[0]["task"], {row: kept[row] for row in rows}), why
+
+
+def draw(subject: str, maps: Mapping[str, Mapping[str, Any]]) -> Any:
+  """One figure of several maps.
+
+  Args:
+    subject: its title begins with it.
+    maps: name -> 'weights' [heads, T, S], 'query_labels', 'key_labels',
+      'query_axis', 'key_axis', 'title', as a record has them.
+  """
+  from matplotlib.colors import PowerNorm
+  from matplotlib.figure import Figure
+
+  means = {k: np.asarray(m["weights"], float).mean(0) for k, m in maps.items()}
+  top = max(float(weights.max()) for weights in means.values())
+  first = next(iter(maps.values()))
+  columns = min(4, len(maps))
+  rows = math.ceil(len(maps) / columns)
+  figure = Figure((2.5 * columns + 0.6, 2.6 * rows + 0.4), layout="constrained")
+  panels = figure.subplots(rows, columns, squeeze=False)
+  norm = PowerNorm(0.5, 0, max(top, 1e-6), clip=True)
+  image: Any = None
+  for axes, (name, one) in zip(panels.flat, maps.items(), strict=False):
+    image = axes.imshow(
+      means[name], cmap="Blues", norm=norm, interpolation="none", aspect="auto"
+    )
+    title = (
+      name if one["title"] == first["title"] else f"{name}\n{one['title']}"
+    )
+    axes.set_title(title, fontsize=8)
+    axes.grid(visible=False)
+    axes.tick_params(length=0, pad=2)
+    _name_ticks(axes.xaxis, one["key_labels"])
+    _name_ticks(axes.yaxis, one["query_labels"])
+    axes.tick_params(axis="x", rotation=90)
+  for axes in list(panels.flat)[len(maps) :]:
+    axes.set_visible(False)
+  bar = figure.colorbar(image, ax=panels, shrink=0.6, aspect=30, pad=0.01)
+  bar.set_label("weight, mean over heads")
+  figure.supxlabel(first["key_axis"], fontsize=8.5)
+  figure.supylabel(first["query_axis"], fontsize=8.5)
+  figure.suptitle(f"{subject}: {first['title']}")
+  return figure
+
+
+def _name_ticks(axis: Any, labels: Sequence[str]) -> None:
+  if len(labels) > _READABLE:
+    return
+  axis.set_ticks(range(len(labels)), [_visible(token) for token in labels])
+  axis.set_tick_params(labelsize=min(7.0, 130 / max(len(labels), 1)))
+
+
+def _visible(token: str) -> str:
+  """A token that can be seen, and that XML can hold."""
+  return "".join(
+    "␣" if c == " " else c if c.isprintable() else "·" for c in token
+  )

@@ -1,0 +1,150 @@
+"""One HTML file that opens offline: text, tables that sort, figures."""
+
+import base64
+from collections.abc import Sequence
+import datetime
+import functools
+import gzip
+import html
+import io
+from pathlib import Path
+import re
+from typing import Any, NamedTuple
+
+import jinja2
+from markupsafe import Markup
+
+from comparison import style
+from comparison.tables import Table
+
+LIMIT = 1_000_000
+"""Bytes of a page, of which the tables' script is a quarter."""
+
+
+class Picture(NamedTuple):
+  """A figure of a page.
+
+  Attributes:
+    stem: name of its files in plots/.
+    figure: of matplotlib.
+    caption: what is to be seen.
+  """
+
+  stem: str
+  figure: Any
+  caption: str
+
+
+class Section(NamedTuple):
+  """A part of a page with a heading: paragraphs, tables and pictures in order.
+
+  Attributes:
+    title: its heading.
+    parts: a text is a paragraph, a list of texts a list of notes; texts may have
+      `code` in backticks. A table has its own title in front of it, as a pair.
+  """
+
+  title: str
+  parts: Sequence[str | list[str] | tuple[str, Table] | Picture]
+
+
+def render(
+  title: str, byline: str, sections: Sequence[Section], limit: int = LIMIT
+) -> str:
+  """The page.
+
+  Tables are sorted, searched and their columns hidden by DataTables, from the
+  bundle that itables brings. The largest pictures are links where the page would
+  be larger than `limit`.
+
+  Args:
+    title: its heading.
+    byline: what it was measured on.
+    sections: from top to bottom.
+    limit: bytes.
+  """
+  images = {
+    part.stem: _webp(part.figure)
+    for section in sections
+    for part in section.parts
+    if isinstance(part, Picture)
+  }
+  environment = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent),
+    autoescape=True,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    undefined=jinja2.StrictUndefined,
+  )
+  environment.filters["prose"] = prose
+  environment.filters["anchor"] = anchor
+  template = environment.get_template("page.html.jinja")
+  while True:
+    page = template.render(
+      title=title,
+      byline=f"{datetime.date.today().isoformat()}; {byline}",
+      sections=[
+        (section.title, [_part(part, images) for part in section.parts])
+        for section in sections
+      ],
+      script=_bundle("dt_bundle.js"),
+      style=_bundle("dt_bundle.css"),
+    )
+    if len(page.encode()) <= limit or not images:
+      return page
+    del images[max(images, key=lambda stem: len(images[stem]))]
+
+
+def save(folder: Path, pictures: Sequence[Picture]) -> None:
+  """Writes every picture as PNG and SVG."""
+  folder.mkdir(exist_ok=True)
+  with style.look():
+    for picture in pictures:
+      path = folder / picture.stem
+      picture.figure.savefig(path.with_name(f"{picture.stem}.png"), dpi=150)
+      # The date would make every file new.
+      picture.figure.savefig(
+        path.with_name(f"{picture.stem}.svg"), metadata={"Date": None}
+      )
+
+
+def prose(text: str) -> Markup:
+  """Escaped, with what is in backticks as code."""
+  escaped = html.escape(text)
+  return Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", escaped))
+
+
+def anchor(text: str) -> str:
+  """A name of a file or an anchor: 'paper/needle' is two words."""
+  return re.sub(r"[^\w.-]+", "-", text)
+
+
+def _part(part: Any, images: dict[str, str]) -> dict[str, Any]:
+  """A part as the template reads it: its kind and what belongs to it."""
+  if isinstance(part, str):
+    return {"kind": "text", "text": part}
+  if isinstance(part, list):
+    return {"kind": "notes", "notes": part}
+  if isinstance(part, Picture):
+    image = images.get(part.stem, "")
+    return {"kind": "picture", "picture": part, "image": image}
+  return {"kind": "table", "title": part[0], "table": part[1]}
+
+
+def _webp(figure: Any) -> str:
+  """A picture in base64: lines in WebP are a third of their PNG or SVG."""
+  target = io.BytesIO()
+  with style.look():
+    options = {"quality": 60, "method": 6}
+    figure.savefig(target, format="webp", dpi=110, pil_kwargs=options)
+  return base64.b64encode(target.getvalue()).decode()
+
+
+@functools.cache
+def _bundle(name: str) -> str:
+  """A file of itables, compressed, in base64: browsers can decompress it."""
+  from itables.utils import read_package_file
+
+  content = read_package_file(f"html/{name}")
+  packed = gzip.compress(str(content).encode(), mtime=0)
+  return base64.b64encode(packed).decode()

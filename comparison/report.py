@@ -1,0 +1,329 @@
+"""Everything that a comparison has found, as files for a reader and for programs."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+import time
+from typing import Any
+
+import pandas as pd
+
+from comparison import figures, frame, maps, page, records, style, tables
+from comparison import summary as summary_lib
+from comparison.frame import Record
+from comparison.page import Picture, Section, anchor
+from comparison.tables import Table
+from settings.errors import one_line
+from training import claimed
+
+PAGE, TEXT, TABLES = "report.html", "report.md", "report.tex"
+PLOTS = "plots"
+TITLE = "Attention mechanisms compared"
+
+_SHARE = 0.02
+"""Of the time of a comparison, for reports while it runs."""
+
+_LATEX_COLUMNS = 6
+
+READING = (
+  "The first column is the metric that decides, on the last held-out split; rows are "
+  "sorted by it. Behind a mean is its 95 % interval over seeds (Student's t; on the "
+  "logit scale for a metric with two bounds). Where a task is all or nothing, rows "
+  "are counted instead: 'solved 5 of 8' seeds, with Wilson's interval of the share; "
+  f"the means are in summary.csv. {tables.TIED} marks the first row and those that "
+  "cannot be told from it at 5 %: Student's t paired by seed, of counts Fisher's "
+  "exact test, in both cases with Holm's correction over the rows of the table. Three "
+  "seeds tell few rows apart, and of counts none: 3 of 3 against 0 of 3 is p = 0.1."
+)
+
+
+def write(
+  workdir: Path,
+  found: Sequence[Record],
+  scaling: Sequence[Mapping[str, Any]] | None,
+) -> str:
+  """Writes the tables, plots/ and the reports.
+
+  results.csv and results.jsonl have a row a run, summary.csv a row a mechanism,
+  curves.csv a row for each number of each evaluation.
+
+  Args:
+    workdir: of the comparison.
+    found: its records, also those that failed or cannot be.
+    scaling: time and memory against length, of `benchmarks.scaling`; None where
+      it was not measured.
+
+  Returns:
+    The text of report.md.
+  """
+  runs, curves = frame.runs(found), frame.curves(found)
+  summary = summary_lib.summarize(runs)
+  runs.to_csv(workdir / "results.csv", index=False)
+  runs.to_json(workdir / "results.jsonl", orient="records", lines=True)
+  summary.to_csv(workdir / "summary.csv", index=False)
+  curves.to_csv(workdir / "curves.csv", index=False)
+  findings = [
+    f"{task}: {summary_lib.finding(of_task)}"
+    for task, of_task in _by_task(summary)
+  ]
+  sections = [
+    Section("What was found", findings),
+    Section("How to read this", [*_setup(workdir, found), READING]),
+  ]
+  references = records.references(workdir)
+  mechanisms = [row["mechanism"] for row in scaling or ()]
+  styles = style.styles(
+    [*(record["attention"] for record in found), *mechanisms]
+  )
+  with style.look():
+    for task, of_task in _by_task(summary):
+      parts = _task(of_task, runs, curves, found, styles)
+      if lines := references.get(task):
+        parts.insert(0, _told(lines))
+      sections.append(Section(task, parts))
+    if scaling:
+      sections.append(Section("Scaling", _scaling(scaling, styles)))
+  pictures = [p for s in sections for p in s.parts if isinstance(p, Picture)]
+  page.save(workdir / PLOTS, pictures)
+  machine = _machine(runs)
+  text = markdown(TITLE, machine, sections)
+  # Whoever has the page open may read it again at any time.
+  claimed.replace_text(workdir / TEXT, text)
+  claimed.replace_text(workdir / TABLES, _latex(summary))
+  claimed.replace_text(workdir / PAGE, page.render(TITLE, machine, sections))
+  return text
+
+
+def meanwhile(workdir: Path) -> Callable[[], None]:
+  """What a comparison calls after each run, to keep its report up to date.
+
+  After a report it writes none until 50 times as long has passed as that one took.
+  A fault is printed, and stops nothing.
+
+  Args:
+    workdir: of the comparison.
+  """
+  due = time.monotonic()
+
+  def after() -> None:
+    nonlocal due
+    start = time.monotonic()
+    if start < due:
+      return
+    try:
+      found, _ = records.read(workdir)
+      write(workdir, found, records.scaling(workdir))
+    except Exception as error:  # No run is lost for a page.
+      print(f"  no report: {one_line(error)}; the runs go on", flush=True)
+    due = start + (time.monotonic() - start) / _SHARE
+
+  return after
+
+
+def markdown(title: str, byline: str, sections: Sequence[Section]) -> str:
+  """The sections of a page as text: tables, and links to plots/."""
+  lines = [f"# {title}", "", f"{byline}.", ""]
+  for section in sections:
+    lines += [f"## {section.title}", ""]
+    for part in section.parts:
+      if isinstance(part, str):
+        lines += [part, ""]
+      elif isinstance(part, Picture):
+        lines += [f"![{part.caption}]({PLOTS}/{part.stem}.png)", ""]
+      elif isinstance(part, list):
+        lines += [*(f"- {note}" for note in part), ""]
+      else:
+        lines += [f"### {part[0]}", "", *_markdown_table(part[1]), ""]
+  return "\n".join(lines).rstrip() + "\n"
+
+
+def _markdown_table(table: Table) -> list[str]:
+  lines = []
+  if table.shared:
+    shared = "; ".join(f"{k} {text}" for k, text in table.shared.items())
+    lines += [f"All rows: {shared}.", ""]
+  texts = table.frame().map(lambda text: text.replace("|", "\\|"))
+  alignment = ["left", *["right"] * (len(table.header) - 1)]
+  lines += [
+    texts.to_markdown(index=False, disable_numparse=True, colalign=alignment)
+  ]
+  return [*lines, "", table.legend] if table.legend else lines
+
+
+def _task(
+  summary: pd.DataFrame,
+  runs: pd.DataFrame,
+  curves: pd.DataFrame,
+  found: Sequence[Record],
+  styles: Mapping[str, style.Style],
+) -> list[Any]:
+  """Parts of a task's section: tables, pictures, notes."""
+  task = anchor(summary.iloc[0]["task"])
+  tested = {
+    "Quality": tables.quality(summary),
+    "Paired over sentences": tables.bleu(summary, runs, found),
+    "Other lengths": tables.lengths(summary, runs, curves),
+    "Cost": tables.cost(summary),
+  }
+  map_figure, no_map = maps.of_task(summary, found)
+  drawn = {
+    "seeds": (figures.seeds(summary, runs, styles), "Every seed is a dot."),
+    "curves": (
+      figures.learning_curves(summary, runs, curves, styles),
+      "Learning curves, a line a seed.",
+    ),
+    "lengths": (
+      figures.lengths(summary, runs, curves, styles),
+      "Quality at other lengths than the trained one, a line a seed.",
+    ),
+    "quality-cost": (
+      figures.quality_cost(summary, runs, styles),
+      "Quality against cost, a dot a seed.",
+    ),
+    "capacity": (
+      figures.capacity(summary, runs, styles),
+      "Quality against what is kept of a sequence while it is generated.",
+    ),
+    "maps": (map_figure, "What every row attends to in one held-out example."),
+  }
+  pictures = {
+    kind: Picture(f"{kind}-{task}", figure, caption)
+    for kind, (figure, caption) in drawn.items()
+    if figure is not None
+  }
+  parts: list[Any] = []
+  for title, table in tested.items():
+    if table is not None:
+      parts.append((title, table))
+    if title == "Quality":
+      parts += [pictures.pop(k) for k in ("seeds", "curves") if k in pictures]
+    if title == "Other lengths" and "lengths" in pictures:
+      parts.append(pictures.pop("lengths"))
+  parts += pictures.values()
+  if notes := _notes(summary) + [no_map] * bool(no_map):
+    parts.append(notes)
+  return parts
+
+
+def _notes(summary: pd.DataFrame) -> list[str]:
+  """What is to be known of single rows, alike ones together."""
+  rows: dict[str, list[str]] = {}
+  for _, row in summary.iterrows():
+    for note in (row["notes"] or "").splitlines():
+      rows.setdefault(note, []).append(row["row"])
+    lines = row["dense_feed_forward"]
+    if row["feed_forward"] < lines / 2 and row["width"] != "dense":
+      note = f"a feed-forward layer of {row['feed_forward']:.0f}, dense has {lines:.0f}"
+      rows.setdefault(note, []).append(row["row"])
+    off = row["parameters"] / row["dense_parameters"] - 1
+    if abs(off) > 0.02 and row["width"] != "dense":
+      rows.setdefault(f"{100 * off:+.0f} % parameters", []).append(row["row"])
+  return [
+    f"{', '.join(f'`{name}`' for name in names)}: {note}"
+    for note, names in rows.items()
+  ]
+
+
+def _setup(workdir: Path, found: Sequence[Record]) -> list[str]:
+  """What all runs share, and how the shown point of a grid was chosen."""
+  shared: Mapping[str, Any] = claimed.parsed(workdir / records.COMPARISON) or {}
+  parts = []
+  if shared.get("match_parameters"):
+    parts.append(
+      "All models of a task have the parameters of the one with dense attention, as "
+      "nearly as the width of their feed-forward layers allows."
+    )
+  elif "match_parameters" in shared:
+    parts.append(
+      "Parameters are not matched: each model is as its config has it."
+    )
+  if seconds := shared.get("budget_seconds"):
+    parts.append(f"Every run trains for {seconds:g} s.")
+  if operations := shared.get("budget_flops"):
+    parts.append(f"Every run trains for {operations:.3g} operations.")
+  grid = {k: v for k, v in shared.items() if k.startswith("grid.")}
+  if grid:
+    points = " × ".join(f"`{k[5:]}` ∈ {v}" for k, v in grid.items())
+    own = any(record.get("choosing") for record in found)
+    who = "seeds of their own" if own else "the seeds that are reported"
+    split = next((s for s in (frame.splits(r)[0] for r in found) if s), "first")
+    parts.append(
+      f"Each row has the point of {points} that {who} prefer on the {split} split."
+    )
+  known = ("tasks", "match_parameters", "budget_seconds", "budget_flops")
+  leaves = [
+    f"`{leaf} = {value}`"
+    for leaf, value in shared.items()
+    if leaf not in known
+    and not leaf.startswith(("grid.", "across.", "halving."))
+  ]
+  if leaves:
+    parts.append(f"Set for all runs: {', '.join(leaves)}.")
+  return [" ".join(parts)] if parts else []
+
+
+def _machine(runs: pd.DataFrame) -> str:
+  """What the runs were made on, as far as they tell."""
+  known = []
+  for name in ("device", "cpu", "cores", "jax", "commit"):
+    values = (
+      sorted({str(x) for x in runs[name].dropna()}) if name in runs else []
+    )
+    if values:
+      text = ", ".join(x[:12] if name == "commit" else x for x in values)
+      known.append(text if name in ("device", "cpu") else f"{name} {text}")
+  return "; ".join(known)
+
+
+def _by_task(summary: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+  if summary.empty:
+    return []
+  return [(str(t), of) for t, of in summary.groupby("task", sort=False)]
+
+
+def _told(references: Mapping[str, Mapping[str, float]]) -> str:
+  """`From elsewhere: nanoGPT loss 1.88.`"""
+  known = ", ".join(
+    f"{source} {metric} {value:g}"
+    for source, values in references.items()
+    for metric, value in values.items()
+  )
+  return f"From elsewhere: {known}."
+
+
+def _scaling(
+  rows: Sequence[Mapping[str, Any]], styles: Mapping[str, style.Style]
+) -> list[Any]:
+  caption = "Attention alone, measured by `python -m benchmarks.scaling`."
+  return [
+    Picture(stem, figure, caption)
+    for causal in (False, True)
+    for stem, figure in figures.scaling(rows, styles, causal).items()
+  ]
+
+
+def _latex(summary: pd.DataFrame) -> str:
+  """A table a task, with booktabs: name, result and what a paper has room for."""
+  texts = []
+  for task, of_task in _by_task(summary):
+    quality, cost = tables.quality(of_task), tables.cost(of_task)
+    texts_of = quality.frame()
+    if cost is not None:
+      more = cost.frame().drop(columns=cost.header[1])
+      texts_of = texts_of.merge(
+        more, "left", quality.header[0], suffixes=("", "_")
+      )
+    kept = ["parameters", "learning rate", "step, ms", "cache and state, KiB"]
+    columns = [*quality.header[:2], *(c for c in kept if c in texts_of)]
+    latex = texts_of[columns[:_LATEX_COLUMNS]].fillna(tables.NOTHING)
+    texts.append(
+      latex.style.hide(axis="index")
+      .format(escape="latex")
+      .format_index(escape="latex", axis=1)
+      .to_latex(
+        column_format="l" + "r" * (len(latex.columns) - 1),
+        hrules=True,
+        caption=f"{task}".replace("_", "\\_"),
+        environment="table",
+      )
+    )
+  return "\n".join(texts).replace(tables.TIED, "$\\approx$")

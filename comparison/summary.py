@@ -1,0 +1,340 @@
+"""A row a mechanism: what its seeds found, and whether that is the best of its task."""
+
+from collections.abc import Mapping
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from comparison import frame, statistics
+
+ALONE = 0.25
+"""Cores that other programs may use while a time is taken that is reported."""
+
+DIFFERENT = 0.05
+"""p below which a row is told from the best one."""
+
+
+class Cost(NamedTuple):
+  """A column of what a run takes.
+
+  Attributes:
+    title: as a reader sees it.
+    unit: of the numbers that are shown; empty for a count.
+    scale: from the record to that unit.
+    meaning: one line.
+    load: of a time, the column with the cores that other programs used.
+  """
+
+  title: str
+  unit: str
+  scale: float
+  meaning: str
+  load: str = ""
+
+
+_TRAINING, _MEASURING = "others_cores", "measured_others_cores"
+
+COSTS: Mapping[str, Cost] = {
+  "parameters": Cost("parameters", "", 1, "of the model, as it ran"),
+  "forward_flops": Cost(
+    "forward", "GFLOP", 1e-9, "operations of the forward pass of one batch"
+  ),
+  "train_flops": Cost("update", "GFLOP", 1e-9, "operations of an update"),
+  "step_seconds": Cost(
+    "step", "ms", 1e3, "median time of an update", _MEASURING
+  ),
+  "tokens_per_second": Cost(
+    "training",
+    "tokens/s",
+    1,
+    "targets that count in the loss, per second of training",
+    _TRAINING,
+  ),
+  "temp_bytes": Cost(
+    "temporaries",
+    "MiB",
+    2**-20,
+    "what XLA sets aside for the intermediate results of an update",
+  ),
+  "device_peak_bytes": Cost(
+    "device peak", "MiB", 2**-20, "most of the device's memory, where it tells"
+  ),
+  "decode_tokens_per_second": Cost(
+    "decoding", "tokens/s", 1, "when it generates, token by token", _MEASURING
+  ),
+  "cache_bytes": Cost(
+    "cache and state",
+    "KiB",
+    2**-10,
+    "what all layers keep of one sequence of the greatest length while it is "
+    "generated",
+  ),
+  "compile_seconds": Cost(
+    "compiling", "s", 1, "time to compile an update", _MEASURING
+  ),
+  "seconds": Cost(
+    "run",
+    "min",
+    1 / 60,
+    "the training from start to exit, compiling and evaluating included",
+    _TRAINING,
+  ),
+  "peak_bytes": Cost(
+    "process peak", "MiB", 2**-20, "largest resident memory of the training"
+  ),
+}
+
+
+def summarize(runs: pd.DataFrame) -> pd.DataFrame:
+  """What every row of a comparison found: one line for all its seeds.
+
+  Of a grid, the point is shown that the choosing runs prefer: their mean of the
+  metric on the first held-out split, points with failed runs last. Records of
+  older versions have no choosing runs; there the reported runs choose.
+
+  Args:
+    runs: of `frame.runs`.
+
+  Returns:
+    Columns `task`, `row`, `attention`, `across`, `width`, `grid` and `at_edge`;
+    `split`, `metric`; `seeds` that ended, of `planned` ones; `solved`, the
+    seeds at `solved_at` or above, where the task is counted; `mean`, `low`,
+    `high`, `worst`, `best` of the metric; `p` against the best row, Holm over
+    the rows of the task; `is_best`, and `is_tied`, which cannot be told from it;
+    means of all metrics and of `COSTS`, a time only of runs that had the machine
+    to themselves; `busy`, whether a time was left out; `notes`, `reason`.
+    Sorted within a task, the best first.
+  """
+  if runs.empty:
+    return pd.DataFrame()
+  tables = [_task(of_task) for _, of_task in runs.groupby("task", sort=False)]
+  return pd.concat(tables, ignore_index=True)
+
+
+def seed_values(runs: pd.DataFrame, row: Any, name: str) -> pd.Series:
+  """Seed -> a column of the runs that a row of a summary shows."""
+  return _numbers(shown_runs(runs, row).set_index("seed")[name])
+
+
+def shown_runs(runs: pd.DataFrame, row: Any) -> pd.DataFrame:
+  """The runs behind a row of a summary: at its point, that have ended."""
+  is_shown = (
+    (runs["task"] == row["task"])
+    & (runs["row"] == row["row"])
+    & (runs["grid"] == row["grid"])
+    & ~runs["choosing"]
+    & (runs["split"] != "")
+  )
+  return runs[is_shown]
+
+
+def is_counted(summary: pd.DataFrame) -> bool:
+  """Whether a task's rows are counted, as 'solved 5 of 8', not averaged."""
+  return bool(summary["solved"].notna().any())
+
+
+def finding(summary: pd.DataFrame) -> str:
+  """What was found on one task, in a sentence made of its numbers."""
+  ended = summary[summary["seeds"] > 0]
+  if ended.empty:
+    return "Nothing has been trained to its end."
+  best, others = ended.iloc[0], len(ended) - 1
+  if is_counted(ended):
+    names = _names(ended[ended["solved"] == best["solved"]])
+    none = int((ended["solved"] == 0).sum())
+    text = (
+      f"{names} solved {best['solved']:.0f} of {best['seeds']:.0f} seeds "
+      f"({best['metric']} of {best['solved_at']:g} or more on the "
+      f"{best['split']} split); {none} of {len(ended)} rows solved none"
+    )
+  else:
+    text = (
+      f"`{best['row']}` has the best {best['metric']} on the {best['split']} "
+      f"split, {number(best['mean'])}"
+    )
+  if not others:
+    return text + "."
+  if best["seeds"] < 2:
+    return text + "; one seed tells no two rows apart."
+  tied = int(ended["is_tied"].sum() - 1)
+  return (
+    f"{text}. {tied} of the {others} other rows cannot be told from "
+    f"{'the first' if is_counted(ended) else 'it'} (5 %, Holm)."
+  )
+
+
+def number(value: float) -> str:
+  """A number for a reader: three digits behind the point, or four in all."""
+  if not math.isfinite(value):
+    return "–"
+  size = abs(value)
+  if size >= 1000:
+    return f"{value:,.0f}"
+  if 0 < size < 0.01 or size >= 10:
+    return f"{value:.4g}" if size < 0.01 else f"{value:.1f}"
+  return f"{value:.3f}"
+
+
+def _names(rows: pd.DataFrame) -> str:
+  names = [f"`{name}`" for name in rows["row"]]
+  if len(names) > 4:
+    return f"{len(names)} rows, {', '.join(names[:3])} among them,"
+  return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+def _task(runs: pd.DataFrame) -> pd.DataFrame:
+  reported = runs[~runs["choosing"]]
+  ended = reported[reported["split"] != ""]
+  columns = [str(c) for c in runs]
+  metrics = [c for c in columns if _is_metric(c) and ended[c].notna().any()]
+  metric = frame.headline(metrics)
+  rows = [
+    _row(of_row, metric, metrics)
+    for _, of_row in runs.groupby("row", sort=False)
+    if not of_row["choosing"].all()
+  ]
+  summary = pd.DataFrame([row for row, _ in rows])
+  values = [values for _, values in rows]
+  threshold = runs["solved_at"].dropna()
+  if metric is None:
+    return summary
+  if len(threshold) and any(
+    value >= threshold.max() for of in values for value in of.values()
+  ):
+    summary["solved_at"] = threshold.max()
+    summary["solved"] = [
+      sum(value >= threshold.max() for value in of.values()) if of else np.nan
+      for of in values
+    ]
+  lower = frame.is_lower_better(metric)
+  mean = summary["mean"] if lower else -summary["mean"]
+  share = -(summary["solved"] / summary["seeds"].clip(lower=1)).astype(float)
+  order = np.lexsort([mean.fillna(np.inf), share.fillna(np.inf)])
+  summary = summary.iloc[order].reset_index(drop=True)
+  return _against_best(summary, [values[i] for i in order])
+
+
+def _row(
+  runs: pd.DataFrame, metric: str | None, metrics: list[str]
+) -> tuple[dict[str, Any], dict[int, float]]:
+  """A line of the summary, and the metric of each seed behind it."""
+  point, points = _chosen(runs, metric)
+  planned = point[~point["choosing"]]
+  ended = planned[planned["split"] != ""]
+  first = planned.iloc[0]
+  values: dict[int, float] = {}
+  if metric is not None:
+    found = _numbers(ended.set_index("seed")[metric])
+    values = dict(zip(map(int, found.index), map(float, found), strict=True))
+  cases = _numbers(ended["test_rows"]) if "test_rows" in ended else ()
+  low, high = (math.nan, math.nan)
+  if values:
+    low, high = statistics.mean_interval(
+      list(values.values()),
+      frame.upper_bound(metric or ""),
+      int(max(cases)) if len(cases) else None,
+    )
+  ordered = sorted(values.values(), reverse=not _lower(metric))
+  names = ("task", "row", "attention", "across", "width", "grid")
+  row = {
+    **{name: first[name] for name in names},
+    "points": points,
+    "at_edge": first["at_edge"],
+    "slots": first["slots"],
+    "options": first["options"],
+    "split": ended["split"].iloc[0] if len(ended) else "",
+    "metric": metric,
+    "seeds": len(values),
+    "planned": len(planned),
+    "solved": math.nan,
+    "solved_at": math.nan,
+    "mean": float(np.mean(ordered)) if ordered else math.nan,
+    "low": low,
+    "high": high,
+    "worst": ordered[-1] if ordered else math.nan,
+    "best": ordered[0] if ordered else math.nan,
+    **{name: _mean(ended, name) for name in metrics},
+    "approximation_error": _mean(ended, "approximation_error"),
+  }
+  busy = False
+  for name, cost in COSTS.items():
+    alone = ended
+    if cost.load and cost.load in ended:
+      is_alone = ~(_numbers(ended[cost.load], drop=False) > ALONE)
+      alone, busy = ended[is_alone], busy or not is_alone.all()
+    row[name] = _mean(alone, name)
+  for name in ("feed_forward", "dense_feed_forward", "dense_parameters"):
+    row[name] = _mean(planned, name)
+  return row | {"busy": busy, **_texts(planned, ended)}, values
+
+
+def _texts(planned: pd.DataFrame, ended: pd.DataFrame) -> dict[str, str]:
+  """Why a row has nothing to show, or what is to be known of its runs."""
+  left = planned[planned["split"] == ""]
+  why = [f"{one.status}: {one.reason or ''}" for one in left.itertuples()]
+  if ended.empty:
+    return {"notes": "", "reason": why[0] if why else ""}
+  notes = [f"{len(left)} of {len(planned)} runs {why[0]}"] if why else []
+  notes += [f"not measured: {x}" for x in ended["reason"].dropna().unique()]
+  told = ended["notes"].fillna("") if "notes" in ended else ()
+  notes += dict.fromkeys(line for one in told for line in one.splitlines())
+  return {"notes": "\n".join(notes), "reason": ""}
+
+
+def _chosen(runs: pd.DataFrame, metric: str | None) -> tuple[pd.DataFrame, int]:
+  """The runs at the point of the grid that is shown, and how many there are."""
+  points = {grid: of for grid, of in runs.groupby("grid", sort=True)}
+  known = {g: of for g, of in points.items() if not of["choosing"].all()}
+
+  def preference(grid: Any) -> tuple[float, float]:
+    of = known[grid]
+    choosing = of[of["choosing"]] if of["choosing"].any() else of
+    ended = (choosing["split"] != "").mean()
+    mean = _mean(choosing, "choosing_quality")
+    sign = -1 if _lower(metric) else 1
+    return float(ended), -math.inf if math.isnan(mean) else sign * mean
+
+  return known[max(known, key=preference)], len(points)
+
+
+def _against_best(
+  summary: pd.DataFrame, values: list[dict[int, float]]
+) -> pd.DataFrame:
+  """Adds the tests of every row against the first."""
+  best, p_values = summary.iloc[0], []
+  for (_, row), seeds in zip(summary.iterrows(), values, strict=True):
+    if row["row"] == best["row"] or not seeds:
+      p_values.append(math.nan)
+    elif is_counted(summary):
+      counts = [(int(r["solved"]), int(r["seeds"])) for r in (row, best)]
+      p_values.append(statistics.p_of_counts(*counts[0], *counts[1]))
+    else:
+      p_values.append(statistics.p_of_means(seeds, values[0]))
+  summary["p"] = statistics.holm(p_values)
+  summary["is_best"] = (summary.index == 0) & (summary["seeds"] > 0)
+  tied = summary["p"] >= DIFFERENT
+  summary["is_tied"] = tied | (summary["is_best"] & (best["seeds"] > 1))
+  return summary
+
+
+def _is_metric(name: str) -> bool:
+  return name in frame.HEADLINES or name.endswith(
+    ("_loss", "_accuracy", "perplexity", "per_character", "return")
+  )
+
+
+def _lower(metric: str | None) -> bool:
+  return metric is not None and frame.is_lower_better(metric)
+
+
+def _mean(runs: pd.DataFrame, name: str) -> float:
+  if name not in runs or runs.empty:
+    return math.nan
+  return float(_numbers(runs[name]).mean())
+
+
+def _numbers(values: pd.Series, drop: bool = True) -> pd.Series:
+  found = pd.to_numeric(values, errors="coerce")
+  return found.dropna() if drop else found

@@ -1,0 +1,122 @@
+"""Everything that a swap has found, as files for a reader and for programs."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import pandas as pd
+
+from comparison import page, report, style
+from comparison.page import Section
+from comparison.summary import Cost
+from comparison.tables import Cell, Table
+from projects.swap import figures, rows
+from projects.swap.records import CANNOT, Record
+from projects.swap.settings import Settings
+
+PAGE = report.PAGE
+_TITLE = "Another attention in a model that works"
+_READING = (
+  "`own` is the model as it is. Every other row is the same model with another "
+  "mechanism in its self-attentions: first with the weights as they are and what "
+  "the mechanism draws of its own, then with the mechanism fitted to the output "
+  "of what it replaces (transferred), then with all weights trained by the usual "
+  "loss (fine-tuned). Losses are of the same held-out windows. Every number is in "
+  "results.csv and layers.csv, every swapped model in models/."
+)
+
+
+def write(workdir: Path, settings: Settings, records: Sequence[Record]) -> str:
+  """Writes results.csv, layers.csv, plots/, report.md and report.html.
+
+  Args:
+    workdir: of the swap.
+    settings: that all records share.
+    records: all of them.
+
+  Returns:
+    The text of report.md.
+  """
+  content = rows.results(records)
+  pd.DataFrame(content).to_csv(workdir / "results.csv", index=False)
+  layers = pd.DataFrame(rows.layers(records))
+  layers.to_csv(workdir / "layers.csv", index=False)
+  with style.look():
+    pictures = figures.pictures(records)
+  page.save(workdir / report.PLOTS, pictures)
+  device = f"{jax.device_count()} × {jax.devices()[0].device_kind}"
+  machine = f"{device}; jax {jax.__version__}"
+  able = [r for r in content if r["status"] != CANNOT and not r["keep"]]
+  sections = [
+    Section("How to read this", [f"{_subject(settings)}.", _READING]),
+    Section(
+      "Tables",
+      [
+        ("Quality", _table(content, rows.QUALITY)),
+        ("Cost", _table(able, rows.COSTS)),
+        _meanings(content),
+      ],
+    ),
+    Section("Plots", pictures),
+  ]
+  text = report.markdown(_TITLE, machine, sections)
+  (workdir / report.TEXT).write_text(text, "utf-8")
+  html = page.render(_TITLE, machine, sections)
+  (workdir / PAGE).write_text(html, "utf-8")
+  return text
+
+
+def _subject(settings: Settings) -> str:
+  """What was done to which model, in one sentence."""
+  parts = [f"`{settings.weights}` on `{settings.text}`"]
+  for steps, what in (
+    (settings.transfer_steps, "steps of transfer"),
+    (settings.finetune_steps, "steps of fine-tuning"),
+  ):
+    if steps:
+      parts.append(f"{steps:,} {what}")
+  parts.append(f"batches of {settings.batch_size} windows")
+  if settings.length is not None:
+    parts.append(f"--length {settings.length:,}")
+  return ", ".join(parts)
+
+
+def _used(
+  content: Sequence[Mapping[str, Any]], columns: Mapping[str, Cost]
+) -> dict[str, Cost]:
+  """The columns that some row has a value in."""
+  return {
+    name: column
+    for name, column in columns.items()
+    if any(row[name] is not None for row in content)
+  }
+
+
+def _table(
+  content: Sequence[Mapping[str, Any]], columns: Mapping[str, Cost]
+) -> Table:
+  used = _used(content, columns)
+  body = []
+  for row in content:
+    cells = [Cell(row["attention"], row["attention"])]
+    if row["status"] == CANNOT:
+      cells += [Cell(row["reason"] or ""), *[Cell("")] * (len(used) - 1)]
+    else:
+      cells += [rows.cell(row[name], column) for name, column in used.items()]
+      if row["kept"] and "keep" in used:
+        keep = cells[1 + list(used).index("keep")]
+        cells[1 + list(used).index("keep")] = Cell(
+          f"{keep.text} ({row['kept']})", keep.order
+        )
+    body.append(cells)
+  return Table(["mechanism", *(_title(c) for c in used.values())], body)
+
+
+def _meanings(content: Sequence[Mapping[str, Any]]) -> list[str]:
+  columns = _used(content, {**rows.QUALITY, **rows.COSTS})
+  return [f"{_title(c)}: {c.meaning}" for c in columns.values()]
+
+
+def _title(column: Cost) -> str:
+  return f"{column.title}, {column.unit}" if column.unit else column.title

@@ -1,1 +1,0 @@
-"""The report of a comparison: tables, plots, and one page that holds both."""

@@ -1,0 +1,178 @@
+"""The files of a report, and its page in a real browser at two widths."""
+
+import csv
+import json
+import re
+import shutil
+import subprocess
+
+import pandas as pd
+import pytest
+
+from comparison import page, records, report, tables
+from comparison.page import Section
+from tests.comparison import made_up
+
+BROWSER = next(
+  filter(
+    None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))
+  ),
+  None,
+)
+needs_browser = pytest.mark.skipif(
+  BROWSER is None, reason="no chromium or google-chrome on PATH"
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+  """What a report has written of the made-up comparison."""
+  folder = tmp_path_factory.mktemp("comparison")
+  shared = {
+    "tasks": "copy,paper/recall",
+    "match_parameters": True,
+    f"grid.{made_up.LEAF}": "0.001,0.003",
+  }
+  (folder / records.COMPARISON).write_text(json.dumps(shared))
+  report.write(folder, made_up.records(), made_up.scaling())
+  return folder
+
+
+def test_files_for_programs(folder):
+  runs = pd.read_csv(folder / "results.csv")
+  assert len(runs) == 10
+  again = pd.read_json(folder / "results.jsonl", lines=True)
+  assert list(again.columns) == list(runs.columns)
+  summary = pd.read_csv(folder / "summary.csv")
+  assert list(summary["row"]) == ["dense", "linear", "performer", "lsh"]
+  curves = pd.read_csv(folder / "curves.csv")
+  assert {"run", "step", "metric", "value"} <= set(curves.columns)
+  with (folder / "results.csv").open() as file:
+    command = next(csv.DictReader(file))["command"]
+  assert command.startswith("python train.py --config=configs/copy.py:dense ")
+
+
+def test_the_text_has_what_was_found_first(folder):
+  text = (folder / "report.md").read_text()
+  assert (
+    "copy: `dense` has the best exact_match on the validation split" in text
+  )
+  assert text.index("## What was found") < text.index("## How to read this")
+  row = re.search(r"\| dense +\| +0\.960 \[\S+, \S+\] ≈ \|", text)
+  assert row
+  assert "failed: exit code 1: loss is <nan> at step 3" in text
+  assert "not supported: lsh: a \\| b" in text
+  assert "`linear`: decode_tokens_per_second: linear & others" in text
+  for link in re.findall(r"\]\((plots/\S+)\)", text):
+    assert (folder / link).is_file()
+
+
+def test_latex_has_six_columns_and_no_bare_specials(folder):
+  text = (folder / "report.tex").read_text()
+  assert text.count("\\begin{table}") == 2
+  assert max(len(spec) for spec in re.findall(r"tabular\}\{(\w+)\}", text)) <= 6
+  assert not re.search(r"(?<!\\)_", text)
+  assert "$\\approx$" in text
+
+
+def test_a_picture_names_its_task(folder):
+  stems = {path.stem for path in (folder / "plots").glob("*.svg")}
+  assert {
+    "seeds-copy",
+    "curves-copy",
+    "quality-cost-copy",
+    "maps-copy",
+  } <= stems
+  assert {path.stem for path in (folder / "plots").glob("*.png")} == stems
+  assert any(stem.startswith("scaling-causal-decode") for stem in stems)
+
+
+def test_one_page_offline_below_a_megabyte(folder):
+  text = (folder / "report.html").read_text()
+  assert len(text.encode()) < page.LIMIT
+  assert not re.findall(r"(?:src|href)=\"https?:", text)
+  assert "&lt;nan&gt;" in text
+  assert "<nan>" not in text
+
+
+def test_the_largest_pictures_give_way():
+  from matplotlib.figure import Figure
+
+  pictures = []
+  for size in (2, 8):
+    figure = Figure((size, size))
+    figure.subplots().plot([1, 2])
+    pictures.append(page.Picture(f"p{size}", figure, "caption"))
+  sections = [Section("A", pictures)]
+  whole = page.render("T", "m", sections)
+  assert whole.count("data:image/webp") == 2
+  smaller = page.render("T", "m", sections, limit=len(whole.encode()) - 1)
+  assert "plots/p8.png" in smaller
+  assert smaller.count("data:image/webp") == 1
+
+
+def test_a_cell_that_has_markup_is_escaped():
+  table = tables.Table(["a"], [[tables.Cell("<b>&", 1.0)]])
+  text = page.render("<T>", "m", [Section("`x` <i>", [("t", table), "`c<`"])])
+  assert "&lt;b&gt;&amp;" in text
+  assert "<code>c&lt;</code>" in text
+  assert "<b>" not in text
+
+
+_PROBE = """<script type="module">
+const wait = () => document.documentElement.dataset.ready !== undefined
+  ? Promise.resolve() : new Promise((ok) => setTimeout(ok, 50)).then(wait);
+await wait();
+const table = document.querySelector("table.data");
+const shown = (row) => [...row.cells].filter((cell) => cell.getClientRects().length);
+const texts = (cells) => cells.map((cell) => cell.textContent.trim());
+const read = () => [...table.tBodies[0].rows].map((row) => texts(shown(row)));
+const report = { before: read(), width: [innerWidth, document.documentElement.scrollWidth] };
+table.tBodies[0].rows[0].cells[0].click();
+report.opened = [...table.querySelectorAll("dl.rest dt")].map((one) => one.textContent);
+table.tHead.rows[0].cells[1].click();
+await new Promise((ok) => setTimeout(ok, 300));  // DataTables sorts a moment later.
+report.sorted = read();
+const told = document.createElement("pre");
+told.id = "result";
+told.textContent = JSON.stringify(report);
+document.body.append(told);
+</script>"""
+
+
+def browsed(folder, tmp_path, width):
+  """What a browser of a width shows of the first table, and after two clicks."""
+  file = tmp_path / "page.html"
+  text = (folder / "report.html").read_text()
+  file.write_text(text.replace("</body>", _PROBE + "</body>"))
+  command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu"]
+  command += ["--no-first-run", "--disable-background-networking"]
+  command += [f"--window-size={width},900", "--virtual-time-budget=20000"]
+  command += [
+    f"--user-data-dir={tmp_path / 'profile'}",
+    "--dump-dom",
+    str(file),
+  ]
+  dom = subprocess.run(command, capture_output=True, text=True, timeout=120)
+  found = re.search(r'<pre id="result">(.*?)</pre>', dom.stdout, re.DOTALL)
+  assert found, dom.stderr[-2000:]
+  return json.loads(found[1].replace("&lt;", "<").replace("&amp;", "&"))
+
+
+@needs_browser
+def test_a_wide_window_shows_all_columns_and_sorts(folder, tmp_path):
+  seen = browsed(folder, tmp_path, 1280)
+  assert [row[0] for row in seen["before"][:2]] == ["dense", "linear"]
+  assert len(seen["before"][0]) > 3
+  assert seen["width"][1] <= seen["width"][0]
+  assert seen["opened"] == []
+  names = [row[0] for row in seen["sorted"]]
+  assert names.index("linear") < names.index("dense")  # The lowest first.
+
+
+@needs_browser
+def test_a_phone_shows_name_and_result_and_the_rest_on_tap(folder, tmp_path):
+  seen = browsed(folder, tmp_path, 500)
+  assert all(len(row) == 2 for row in seen["before"])
+  assert seen["width"][1] <= seen["width"][0]
+  assert "seeds" in seen["opened"]
