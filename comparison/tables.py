@@ -287,12 +287,14 @@ def _table(
   parts = [part.partition("=") for part in _common(summary)]
   shared = {leaf.replace("_", " "): value for leaf, _, value in parts}
   for place, (title, cells) in enumerate(columns.items()):
-    texts = {cell.text for cell in cells if cell.text != NOTHING}
+    texts = {cell.text for cell in cells}
     if place < keep or len(texts) > 1:
       shown[title] = cells
-    elif texts and len(cells) > 1:
+    elif texts == {NOTHING}:
+      continue
+    elif len(cells) > 1:
       shared[title] = texts.pop()
-    elif texts:
+    else:
       shown[title] = cells
   return Table(list(shown), _rows(shown), shared, legend)
 
