@@ -165,22 +165,26 @@ def at_lengths(
     Columns `row`, `attention`, `seed`, `length`, `ratio` to the trained length,
     `value`; empty for a task of one length.
   """
+  first = summary.iloc[0]
+  kept = curves[
+    (curves["task"] == first["task"]) & (curves["metric"] == first["metric"])
+  ]
+  splits = set(_TRAINED) | {s for s in kept["split"] if _LENGTH.fullmatch(s)}
+  kept = kept[kept["split"].isin(splits)]
+  last = kept.groupby(["run", "split"])["value"].last().unstack()
   content = []
   for _, row in summary[summary["seeds"] > 0].iterrows():
     shown: Any = summary_lib.shown_runs(runs, row)
-    for one in shown.itertuples():
-      if one.length is None or math.isnan(one.length):
+    for one in shown[shown["length"].notna()].itertuples():
+      if one.run not in last.index:
         continue
-      of_run = curves[
-        (curves["run"] == one.run) & (curves["metric"] == row["metric"])
-      ]
-      last = of_run.groupby("split")["value"].last()
+      values = last.loc[one.run].dropna()
       here = {
-        int(match[1]): last[split]
-        for split in last.index
-        if (match := _LENGTH.fullmatch(split))
+        int(match[1]): value
+        for split, value in values.items()
+        if (match := _LENGTH.fullmatch(str(split)))
       }
-      trained = next((last[s] for s in _TRAINED if s in last.index), None)
+      trained = next((values[s] for s in _TRAINED if s in values), None)
       if not here or trained is None:
         continue
       here[int(one.length)] = trained

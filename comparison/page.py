@@ -13,12 +13,16 @@ from typing import Any, NamedTuple
 
 import jinja2
 from markupsafe import Markup
+from PIL import Image
 
 from comparison import style
 from comparison.tables import Table
 
 LIMIT = 1_000_000
 """Bytes of a page, of which the tables' script is a quarter."""
+
+
+_DPI = 150
 
 
 class Picture(NamedTuple):
@@ -49,7 +53,11 @@ class Section(NamedTuple):
 
 
 def render(
-  title: str, byline: str, sections: Sequence[Section], limit: int = LIMIT
+  title: str,
+  byline: str,
+  sections: Sequence[Section],
+  plots: Path,
+  limit: int = LIMIT,
 ) -> str:
   """The page.
 
@@ -61,10 +69,11 @@ def render(
     title: its heading.
     byline: what it was measured on.
     sections: from top to bottom.
+    plots: folder that `save` has written the pictures to.
     limit: bytes.
   """
   images = {
-    part.stem: _webp(part.figure)
+    part.stem: _webp(plots / f"{part.stem}.png")
     for section in sections
     for part in section.parts
     if isinstance(part, Picture)
@@ -100,12 +109,15 @@ def save(folder: Path, pictures: Sequence[Picture]) -> None:
   folder.mkdir(exist_ok=True)
   with style.look():
     for picture in pictures:
-      path = folder / picture.stem
-      picture.figure.savefig(path.with_name(f"{picture.stem}.png"), dpi=150)
+      figure, path = picture.figure, folder / picture.stem
+      figure.set_dpi(_DPI)
+      # Laid out once for both files.
+      figure.draw_without_rendering()
+      figure.set_layout_engine("none")
+      figure.savefig(path.with_name(f"{picture.stem}.png"), dpi=_DPI)
       # The date would make every file new.
-      picture.figure.savefig(
-        path.with_name(f"{picture.stem}.svg"), metadata={"Date": None}
-      )
+      svg = path.with_name(f"{picture.stem}.svg")
+      figure.savefig(svg, metadata={"Date": None})
 
 
 def prose(text: str) -> Markup:
@@ -131,12 +143,13 @@ def _part(part: Any, images: dict[str, str]) -> dict[str, Any]:
   return {"kind": "table", "title": part[0], "table": part[1]}
 
 
-def _webp(figure: Any) -> str:
+def _webp(path: Path) -> str:
   """A picture in base64: lines in WebP are a third of their PNG or SVG."""
   target = io.BytesIO()
-  with style.look():
-    options = {"quality": 60, "method": 6}
-    figure.savefig(target, format="webp", dpi=110, pil_kwargs=options)
+  with Image.open(path) as image:
+    size = (image.width * 3 // 4, image.height * 3 // 4)
+    small = image.convert("RGB").resize(size, Image.Resampling.LANCZOS)
+    small.save(target, format="webp", quality=60, method=6)
   return base64.b64encode(target.getvalue()).decode()
 
 

@@ -89,7 +89,9 @@ def write(
   # Whoever has the page open may read it again at any time.
   claimed.replace_text(workdir / TEXT, text)
   claimed.replace_text(workdir / TABLES, _latex(summary))
-  claimed.replace_text(workdir / PAGE, page.render(TITLE, machine, sections))
+  claimed.replace_text(
+    workdir / PAGE, page.render(TITLE, machine, sections, workdir / PLOTS)
+  )
   return text
 
 

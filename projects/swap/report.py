@@ -62,7 +62,7 @@ def write(workdir: Path, settings: Settings, records: Sequence[Record]) -> str:
   ]
   text = report.markdown(_TITLE, machine, sections)
   (workdir / report.TEXT).write_text(text, "utf-8")
-  html = page.render(_TITLE, machine, sections)
+  html = page.render(_TITLE, machine, sections, workdir / report.PLOTS)
   (workdir / PAGE).write_text(html, "utf-8")
   return text
 

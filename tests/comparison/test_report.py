@@ -95,7 +95,7 @@ def test_one_page_offline_below_a_megabyte(folder):
   assert "<nan>" not in text
 
 
-def test_the_largest_pictures_give_way():
+def test_the_largest_pictures_give_way(tmp_path):
   from matplotlib.figure import Figure
 
   pictures = []
@@ -104,16 +104,18 @@ def test_the_largest_pictures_give_way():
     figure.subplots().plot([1, 2])
     pictures.append(page.Picture(f"p{size}", figure, "caption"))
   sections = [Section("A", pictures)]
-  whole = page.render("T", "m", sections)
+  page.save(tmp_path, pictures)
+  whole = page.render("T", "m", sections, tmp_path)
   assert whole.count("data:image/webp") == 2
-  smaller = page.render("T", "m", sections, limit=len(whole.encode()) - 1)
+  smaller = page.render("T", "m", sections, tmp_path, len(whole.encode()) - 1)
   assert "plots/p8.png" in smaller
   assert smaller.count("data:image/webp") == 1
 
 
-def test_a_cell_that_has_markup_is_escaped():
+def test_a_cell_that_has_markup_is_escaped(tmp_path):
   table = tables.Table(["a"], [[tables.Cell("<b>&", 1.0)]])
-  text = page.render("<T>", "m", [Section("`x` <i>", [("t", table), "`c<`"])])
+  sections = [Section("`x` <i>", [("t", table), "`c<`"])]
+  text = page.render("<T>", "m", sections, tmp_path)
   assert "&lt;b&gt;&amp;" in text
   assert "<code>c&lt;</code>" in text
   assert "<b>" not in text
