@@ -1,0 +1,282 @@
+"""The laboratory from Python: what the command lines call, for notebooks.
+
+    import lab
+    run = lab.train("configs/copy.py:performer", **{"num_steps": 200})
+    run.metrics().plot(x="step", y="loss")
+    run.generate(["3 1 4 1 5"])
+
+    results = lab.compare("configs/compare/recall.py", attention=["dense", "delta"])
+    results.summary()[["row", "mean", "low", "high"]]
+    results.curves("recall")
+
+Configs are files with their arguments, as on a command line, or a ConfigDict; leaves
+are keywords with dots, as `**{"model.num_layers": 1}`. Tables are DataFrames of pandas
+and figures those of matplotlib. A fault is a `ConfigError` of one line.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import functools
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot  # noqa: F401  # Jupyter shows figures once it is there.
+import pandas as pd
+
+from comparison import config as comparison_config
+from comparison import figures, frame, records, report, style, summary
+from comparison import run as comparison_run
+from settings.errors import ConfigError
+from settings.leaves import put
+from tasks import cache
+from training import attention_maps, config_flag, experiment, experiment_config
+from training import inference, loop, metrics, workdir
+from training.example import make_example
+from training.experiment_config import ExperimentConfig
+
+Leaf = Any
+"""A value of a config: a number, a text, a truth value, or a list of them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """A run of `train.py` and what it left in its folder.
+
+  Attributes:
+    folder: of the run.
+    experiment: task, model and compiled functions.
+  """
+
+  folder: Path
+  experiment: experiment.Experiment
+
+  @property
+  def config(self) -> ExperimentConfig:
+    """Everything that was chosen."""
+    return self.experiment.config
+
+  @property
+  def task(self) -> Any:
+    """Batches, vocabulary and metrics."""
+    return self.experiment.task
+
+  @property
+  def model(self) -> Any:
+    """A Linen module: `run.model.apply(run.variables(), …)`."""
+    return self.experiment.model
+
+  def metrics(self) -> pd.DataFrame:
+    """A row a line of metrics.jsonl: `step`, `split`, `loss` and all others."""
+    return pd.DataFrame(metrics.read(self.folder))
+
+  def variables(self, step: int | None = None) -> Mapping[str, Any]:
+    """The model's variables at a checkpoint, by default the newest intact one.
+
+    Raises:
+      ConfigError: there is no such checkpoint.
+    """
+    return inference.restore_variables(self.experiment, self.folder, step)
+
+  def attention_maps(self, text: str, target: str | None = None) -> Any:
+    """What every layer and head attends to in a text: a figure.
+
+    Args:
+      text: what the model reads: a source, or the prompt of a decoder alone.
+      target: what it writes; by default what it generates for a source.
+    """
+    variables = self.variables()
+    example = make_example(self.experiment, variables, text, target)
+    maps = attention_maps.named_maps(self.model, variables, self.task, example)
+    return attention_maps.figure(list(maps.values()))
+
+  def generate(self, lines: Sequence[str], **options: Any) -> list[str]:
+    """One output a line.
+
+    Args:
+      lines: sources, or prompts for a decoder alone.
+      **options: of `training.inference.generate_lines`, as `max_length`, `seed`,
+        `method` ('greedy', 'beam', 'sample') and what that method has.
+    """
+    variables = self.variables()
+    return inference.generate_lines(
+      self.experiment, variables, list(lines), **options
+    )
+
+
+def load_run(folder: str | Path) -> Run:
+  """A run that was trained here.
+
+  Raises:
+    ConfigError: the folder holds none.
+  """
+  folder = Path(folder)
+  config = experiment_config.parse(workdir.read_config(folder), restore=True)
+  return Run(folder, experiment.create(config, folder, restore=True))
+
+
+def train(
+  config: Any,
+  folder: str | Path | None = None,
+  *,
+  stop_at: int | None = None,
+  **leaves: Leaf,
+) -> Run:
+  """Trains as `train.py` does, with its progress.
+
+  Stopped by Ctrl-C it saves; the same call goes on. A run that is done is not made
+  again.
+
+  Args:
+    config: `"configs/copy.py:performer"`, or a ConfigDict.
+    folder: of the run; by default the one that `train.py` takes.
+    stop_at: step at which to evaluate, save and end.
+    **leaves: of the config, as `**{"model.num_layers": 1}`.
+
+  Raises:
+    ConfigError: it cannot be.
+    RunError: it failed.
+  """
+  parsed = experiment_config.parse(_mapping(config, leaves))
+  if folder is None:
+    folder = workdir.default(config if isinstance(config, str) else "run", parsed)
+  folder = Path(folder)
+  workdir.check(folder, parsed)
+  if workdir.final_metrics(folder, parsed) is None:
+    cache.keep_programs()
+    begun = experiment.begin(parsed, folder)
+    print(f"{folder}: {experiment.describe(begun)}", flush=True)
+    loop.run(begun, folder, stop_at=stop_at)
+  return load_run(folder)
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+  """What a comparison has found.
+
+  Attributes:
+    folder: of the comparison, with report.html.
+    records: one a run.
+  """
+
+  folder: Path
+  records: Sequence[records.Record]
+
+  def frame(self) -> pd.DataFrame:
+    """A row a run: `comparison.frame.runs`."""
+    return self._runs
+
+  def summary(self) -> pd.DataFrame:
+    """A row a mechanism, the best of each task first: `comparison.summary`."""
+    return self._summary
+
+  def curves(self, task: str, metric: str | None = None) -> Any:
+    """Learning curves of a task, a line a seed: a figure.
+
+    Args:
+      task: as the column `task` has it.
+      metric: by default the one that decides, or the loss on training data.
+
+    Raises:
+      ValueError: there is no such task.
+    """
+    of_task = self._summary[self._summary["task"] == task]
+    if of_task.empty:
+      known = ", ".join(dict.fromkeys(self._summary["task"]))
+      raise ValueError(f"task: expected one of {known}, got {task!r}")
+    styles = style.styles(self._runs["attention"])
+    tidy = frame.curves(self.records)
+    with style.look():
+      return figures.learning_curves(of_task, self._runs, tidy, styles, metric)
+
+  @functools.cached_property
+  def _runs(self) -> pd.DataFrame:
+    return frame.runs(self.records)
+
+  @functools.cached_property
+  def _summary(self) -> pd.DataFrame:
+    return summary.summarize(self._runs)
+
+
+def load_comparison(folder: str | Path) -> Comparison:
+  """A comparison, finished or not.
+
+  Raises:
+    ConfigError: the folder holds none.
+  """
+  folder = Path(folder)
+  if not (folder / records.COMPARISON).is_file():
+    raise ConfigError(f"workdir: no comparison in {folder}")
+  return Comparison(folder, records.read(folder)[0])
+
+
+def compare(
+  config: Any, folder: str | Path | None = None, **leaves: Leaf
+) -> Comparison:
+  """Compares as `compare.py` does; the same call goes on where it was stopped.
+
+  Args:
+    config: `"configs/compare/recall.py"`, or a ConfigDict.
+    folder: of the comparison; by default the one that `compare.py` takes.
+    **leaves: of the config, as `attention=["dense", "delta"]`, `seeds=3` (that many,
+      from 0) or `**{"grid.optimizer.learning_rate": [1e-3, 3e-3]}`.
+
+  Raises:
+    ConfigError: it cannot be.
+  """
+  for name in ("attention", "tasks", "seeds"):
+    if isinstance(leaves.get(name), (list, tuple)):
+      leaves[name] = ",".join(map(str, leaves[name]))
+  if isinstance(leaves.get("seeds"), int):
+    leaves["seeds"] = ",".join(map(str, range(leaves["seeds"])))
+  parsed = comparison_config.parse(_mapping(config, leaves), set(leaves))
+  if folder is None:
+    file = config if isinstance(config, str) else "comparison"
+    folder = comparison_config.default_workdir(
+      file, comparison_config.shared(parsed)
+    )
+  folder = Path(folder)
+  comparison_run.run(parsed, folder, after=report.meanwhile(folder))
+  found = load_comparison(folder)
+  report.write(folder, found.records, records.scaling(folder))
+  return found
+
+
+def sweep(
+  config: str,
+  grid: Mapping[str, Sequence[Leaf]],
+  seeds: int = 1,
+  folder: str | Path | None = None,
+  **leaves: Leaf,
+) -> Comparison:
+  """Every combination of some values: a comparison without a config file.
+
+  Args:
+    config: `"configs/recall.py:delta"`, of one run.
+    grid: leaf -> its values; each combination is a row.
+    seeds: of each row, from 0.
+    folder: of the comparison; by default one of its own.
+    **leaves: that all runs take.
+  """
+  file, _, mechanism = config.partition(":")
+  mapping = {
+    "tasks": str(Path(file).relative_to("configs").with_suffix("")),
+    "attention": mechanism or "dense",
+    "seeds": seeds,
+    "match_parameters": False,
+    "across": dict(grid),
+  }
+  return compare(mapping, folder, seeds=seeds, **leaves)
+
+
+def _mapping(config: Any, leaves: Mapping[str, Leaf]) -> dict[str, Any]:
+  """A config as a mapping, with leaves in the place of its own.
+
+  Raises:
+    ConfigError: there is no such file, or it fails.
+  """
+  if isinstance(config, str):
+    config = config_flag.load(config)
+  mapping = config.to_dict() if hasattr(config, "to_dict") else dict(config)
+  for leaf, value in leaves.items():
+    put(mapping, leaf, value)
+  return mapping
