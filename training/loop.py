@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 import contextlib
+import functools
 import math
 import pathlib
 import signal
@@ -11,7 +12,7 @@ import jax
 import numpy as np
 
 from settings.errors import ConfigError, RunError, one_line
-from training import attention_maps, claimed, cluster, evaluate, heartbeat
+from training import attention_maps, claimed, cluster, evaluate
 from training import parallel as parallel_lib
 from training.checkpoint import Checkpoints
 from training.experiment import Experiment
@@ -79,7 +80,7 @@ def run(
     first = int(state.step)
     writer = MetricsWriter(workdir, first, writes=cluster.is_first())
     stack.callback(writer.close)
-    stack.enter_context(heartbeat.kept(workdir))
+    stack.enter_context(cluster.heartbeat(workdir))
     if first:
       print(f"continues from the checkpoint of step {first}", flush=True)
 
@@ -149,19 +150,14 @@ def _place_state(
       state = experiment.init() if restored is None else restored
       state = parallel.place_state(state)
     # Drawing needs it in the end; XLA may still be compiling now.
-    attention_maps.import_matplotlib()
+    import matplotlib.figure  # noqa: F401
   return state
 
 
 def _read(experiment: Experiment, parallel: Parallel, step: int) -> Any:
   """The batch of a step on the devices; each process makes its rows alone."""
-  count = experiment.config.train.batch_size
-  own = parallel.own_rows(count)
-  if own is None:
-    return parallel.place_batch(experiment.task.train_batch(step))
-  return parallel.place_batch(
-    experiment.task.train_batch(step, own), own, count
-  )
+  make = functools.partial(experiment.task.train_batch, step)
+  return parallel.read_batch(make, experiment.config.train.batch_size)
 
 
 def _train(
@@ -248,7 +244,7 @@ def _finish(
   task, results, samples = experiment.task, {}, []
   variables = state.variables
   if cluster.are_several():  # The first process generates and draws alone.
-    variables = parallel.to_host(variables)
+    variables = parallel_lib.to_host(variables)
   for split in task.eval_splits:
     values = evaluate.evaluate(parallel, state.variables, task, split)
     # Others may be of lengths that the model cannot do.

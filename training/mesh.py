@@ -3,7 +3,7 @@
 Nothing here asks for devices; `training.parallel` does.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import dataclasses
 import math
 import re
@@ -70,24 +70,18 @@ class MeshConfig:
   sequence: int = 1
 
   def __post_init__(self):
-    for name in AXES:
-      size = getattr(self, name)
+    for name, size in self.named.items():
       check(self, name, size == -1 or size >= 1, "at least 1, or -1")
-    if self.sizes.count(-1) > 1:
+    if [*self.named.values()].count(-1) > 1:
       raise ValueError(
         "data: expected -1 of one axis at most, got "
         + ", ".join(f"{name}={size}" for name, size in self.named.items())
       )
 
   @property
-  def sizes(self) -> tuple[int, int, int, int]:
-    """The sizes of the axes, in the order of `AXES`."""
-    return self.data, self.fsdp, self.tensor, self.sequence
-
-  @property
   def named(self) -> dict[str, int]:
-    """Name of each axis -> its size."""
-    return dict(zip(AXES, self.sizes, strict=True))
+    """Name of each axis -> its size, in the order of `AXES`."""
+    return {axis: getattr(self, axis) for axis in AXES}
 
 
 def resolve(config: MeshConfig, count: int) -> MeshConfig:
@@ -181,13 +175,16 @@ def without_fsdp(one: jax.P) -> jax.P:
   return jax.P(*(None if name == FSDP else name for name in one))
 
 
-def specs(tree: Any, sizes: Mapping[str, int]) -> Any:
-  """The spec of every leaf of a tree of arrays or shapes."""
-  return jax.tree_util.tree_map_with_path(
-    lambda path, leaf: spec(
-      jax.tree_util.keystr(path, simple=True, separator="/"),
-      tuple(leaf.shape),
-      sizes,
-    ),
-    tree,
-  )
+def shardings(
+  mesh: jax.sharding.Mesh,
+  tree: Any,
+  change: Callable[[jax.P], jax.P] = lambda one: one,
+) -> Any:
+  """Where every leaf of a tree of arrays or shapes lies, its spec changed."""
+
+  def sharding(path, leaf):
+    name = jax.tree_util.keystr(path, simple=True, separator="/")
+    one = spec(name, tuple(leaf.shape), mesh.shape)
+    return jax.NamedSharding(mesh, change(one))
+
+  return jax.tree_util.tree_map_with_path(sharding, tree)

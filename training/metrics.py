@@ -12,6 +12,8 @@ from training import claimed
 
 FILE = "metrics.jsonl"
 
+_ON_THE_BAR = ("loss", "tokens_per_second")
+
 
 def read(workdir: pathlib.Path) -> list[dict[str, Any]]:
   """All whole lines of a run's metrics.jsonl; none without the file."""
@@ -25,11 +27,6 @@ def read(workdir: pathlib.Path) -> list[dict[str, Any]]:
     except json.JSONDecodeError:  # A kill may cut the last line.
       break
   return records
-
-
-def format_values(values: Mapping[str, Any]) -> str:
-  """Numbers for a reader: `loss 1.2345  exact_match 0.9990`."""
-  return "  ".join(f"{name} {format_number(v)}" for name, v in values.items())
 
 
 class MetricsWriter:
@@ -82,13 +79,9 @@ class MetricsWriter:
 
   def close(self) -> None:
     """Writes out what is buffered."""
-    if not self._writes:
-      return
-    self._file.close()
-    self._board.close()
-
-
-_ON_THE_BAR = ("loss", "tokens_per_second")
+    if self._writes:
+      self._file.close()
+      self._board.close()
 
 
 class Progress:
@@ -101,13 +94,12 @@ class Progress:
   """
 
   def __init__(self, first: int, total: int, shown: bool = True):
-    self._step, self._total = first, total
-    self._bar = None
+    self._total, self._bar = total, None
     if shown and sys.stderr.isatty():
       self._bar = tqdm.tqdm(
         initial=first, total=total, unit="step", dynamic_ncols=True
       )
-    self._started, self._first = 0.0, first
+    self.restart_clock(first, 0.0)
 
   def restart_clock(self, step: int, seconds: float) -> None:
     """Leaves what came before, as compiling, out of the time left.
@@ -116,7 +108,7 @@ class Progress:
       step: the number of updates.
       seconds: of training until then.
     """
-    self._started, self._first = seconds, step
+    self._first, self._started = step, seconds
 
   def update(
     self, step: int, values: Mapping[str, float], seconds: float
@@ -126,17 +118,18 @@ class Progress:
     `seconds` are those of training alone: neither compiling nor evaluating goes on.
     """
     if self._bar is not None:
-      self._bar.update(step - self._step)
+      self._bar.update(step - self._bar.n)
       # A line has room for these; metrics.jsonl has all.
       short = {k: v for k, v in values.items() if k in _ON_THE_BAR}
       self._bar.set_postfix_str(format_values(short))
-    else:
-      text = format_values(values)
-      elapsed = seconds - self._started
-      per_step = elapsed / max(step - self._first, 1)
-      left = _clock(per_step * (self._total - step))
-      print(f"step {step}/{self._total}  {text}  {left} left", flush=True)
-    self._step = step
+      return
+    per_step = (seconds - self._started) / max(step - self._first, 1)
+    minutes, seconds = divmod(round(per_step * (self._total - step)), 60)
+    hours, minutes = divmod(minutes, 60)
+    self.say(
+      f"step {step}/{self._total}  {format_values(values)}  "
+      f"{hours}:{minutes:02}:{seconds:02} left"
+    )
 
   def say(self, text: str) -> None:
     """A line of its own, above the bar."""
@@ -151,6 +144,11 @@ class Progress:
       self._bar.close()
 
 
+def format_values(values: Mapping[str, Any]) -> str:
+  """Numbers for a reader: `loss 1.2345  exact_match 0.9990`."""
+  return "  ".join(f"{name} {format_number(v)}" for name, v in values.items())
+
+
 def format_number(value: float | str) -> str:
   """Four decimals, or fewer digits where these would say nothing."""
   if isinstance(value, str):
@@ -158,9 +156,3 @@ def format_number(value: float | str) -> str:
   if value == 0 or 1e-3 <= abs(value) < 1e4:
     return f"{value:.4f}"
   return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.2e}"
-
-
-def _clock(seconds: float) -> str:
-  minutes, seconds = divmod(round(seconds), 60)
-  hours, minutes = divmod(minutes, 60)
-  return f"{hours}:{minutes:02}:{seconds:02}"

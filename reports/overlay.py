@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from training.attention_maps import import_matplotlib
-
 _INCHES = 2.0
 
 
@@ -68,14 +66,14 @@ def draw_panels(
     panels: from left to right.
     heading: above all.
   """
-  FigureCanvasAgg, Figure = import_matplotlib()
+  from matplotlib.figure import Figure
+
   columns = min(4, len(panels) + 1)
   rows = -(-(len(panels) + 1) // columns)
   figure = Figure(
     figsize=(_INCHES * columns, (_INCHES + 0.25) * rows + 0.4),
     layout="constrained",
   )
-  FigureCanvasAgg(figure)
   axes = [*figure.subplots(rows, columns, squeeze=False).flat]
   shown = _visible(image)
   height, width = image.shape[:2]
