@@ -8,10 +8,9 @@ import numpy as np
 
 import models
 from projects.perceiver.config import PerceiverConfig
-from reports import overlay
 from settings.errors import ConfigError
 from settings.memory import check_fits
-from training import attention_maps
+from training import attention_maps, overlay
 
 NUM_LATENTS = 10
 """Latents that a picture over an image shows."""

@@ -9,9 +9,9 @@ import numpy as np
 
 import models
 from projects.vision.pyramid_config import PyramidConfig
-from reports.overlay import Panel, draw_panels, rollout
 from tasks.pixels import check_images
 from training import attention_maps
+from training.overlay import Panel, draw_panels, rollout
 
 
 def layer_grids(model: Any, shape: Sequence[int]) -> list[tuple[int, int]]:
