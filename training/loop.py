@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from settings.errors import ConfigError, RunError, one_line
+import tasks
 from training import attention_maps, claimed, cluster, evaluate
 from training import parallel as parallel_lib
 from training.checkpoint import Checkpoints
@@ -216,8 +217,7 @@ def _train(
         progress.update(done, values, meter.seconds)
       if evaluation:
         split = task.eval_splits[0]
-        values = evaluate.evaluate(parallel, state.variables, task, split)
-        meter.check_held_out(done, values["loss"], _guess(task))
+        values = _evaluate(task, parallel, state, meter, split)
         writer.write(done, {split: values}, meter.seconds)
         progress.say(f"step {done}  {split}  {format_values(values)}")
       if save or stop:
@@ -228,6 +228,24 @@ def _train(
       if evaluation or save:
         meter.skip_clock()
   return state
+
+
+def _evaluate(
+  task: tasks.Task,
+  parallel: Parallel,
+  state: TrainState,
+  meter: LossMeter,
+  split: str,
+) -> dict[str, Any]:
+  """Metrics of a split; a loss of the first that cannot be stops the run."""
+  values = evaluate.evaluate(parallel, state.variables, task, split)
+  # Others may be of lengths that the model cannot do.
+  if split == task.eval_splits[0]:
+    # A task with a loss of its own has no uniform guess.
+    own = hasattr(task, "loss")
+    guess = math.inf if own else math.log(task.target_vocab_size)
+    meter.check_held_out(int(state.step), values["loss"], guess)
+  return values
 
 
 def _finish(
@@ -246,14 +264,12 @@ def _finish(
   if cluster.are_several():  # The first process generates and draws alone.
     variables = parallel_lib.to_host(variables)
   for split in task.eval_splits:
-    values = evaluate.evaluate(parallel, state.variables, task, split)
-    # Others may be of lengths that the model cannot do.
-    if split == task.eval_splits[0]:
-      meter.check_held_out(int(state.step), values["loss"], _guess(task))
+    values = _evaluate(task, parallel, state, meter, split)
     if cluster.is_first():
-      decoded, generated = _generated(experiment, variables, split)
+      decoded, scores = evaluate.generate(experiment, variables, split)
       samples = decoded or samples
-      values = {**generated, **values}
+      # What a model writes and how it plays counts more than the loss.
+      values = scores | values
     results[split] = values
   if cluster.is_first():
     if samples:
@@ -267,31 +283,6 @@ def _finish(
       task.eval_batches(task.eval_splits[-1]),
     )
   return results
-
-
-def _guess(task: Any) -> float:
-  """Loss of a uniform guess; infinite for a task with a loss of its own."""
-  return math.inf if hasattr(task, "loss") else math.log(task.target_vocab_size)
-
-
-def _generated(
-  experiment: Experiment, variables: Any, split: str
-) -> tuple[list[evaluate.Sample], dict[str, float | str]]:
-  """What the model writes and how it plays, which counts more than the loss."""
-  task, method = experiment.task, experiment.config.train.decode_method
-  samples = evaluate.decode(
-    lambda *a, **k: experiment.generate(*a, method=method, **k),
-    variables,
-    task,
-    split,
-  )
-  score = {}
-  if samples:
-    score = task.score(
-      [s.output for s in samples], [s.reference for s in samples]
-    )
-  forward = experiment.functions.forward
-  return samples, {**evaluate.play(forward, variables, task, split), **score}
 
 
 def _say_stopped(step: int) -> None:
