@@ -116,9 +116,7 @@ def run(
 
 
 def _place_state(
-  experiment: Experiment,
-  parallel: Parallel,
-  restored: TrainState | None,
+  experiment: Experiment, parallel: Parallel, restored: TrainState | None
 ) -> TrainState:
   """The state to begin with, on the devices.
 
