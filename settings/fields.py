@@ -44,9 +44,7 @@ _WORDS = {
 def fault(error: ValueError, name: str = "") -> str:
   """One line for the first fault: 'length: expected at least 1, got 0'.
 
-  Args:
-    error: of a dataclass, or of one value.
-    name: of that dataclass or of that value.
+  `name` is that of the dataclass, or of the value, that the error is of.
   """
   first: Any = None
   if isinstance(error, ValidationError):

@@ -142,16 +142,11 @@ def named_maps(
 def sketch(
   model: Any, variables: Mapping[str, Any], task: tasks.Task
 ) -> dict[str, Any]:
-  """What the last layer of the first stack attends to in one example.
+  """What the last layer of the first stack attends to in a held-out example.
 
   Of an encoder-decoder that is the encoder, where most mechanisms can work, so
   that their maps are of the same thing. Where dense attention fills it in place of
   a mechanism that cannot, it is the last layer that has the mechanism.
-
-  Args:
-    model: the module.
-    variables: its variables.
-    task: its most readable held-out example is taken.
 
   Returns:
     JSON-ready: 'title', 'mechanism', 'query_axis', 'key_axis', 'query_labels',
@@ -177,14 +172,10 @@ def sketch(
 
 
 def draw_maps(path: pathlib.Path, maps: Sequence[AttentionMap]) -> None:
-  """Draws the heads of layers, a layer below the other, every token named.
+  """Draws the heads of layers as a .png, a layer below the other, tokens named.
 
   An axis of more than `MAX_LABELS` tokens has positions instead. Weights below
   0, which some mechanisms have, are red where those above are blue.
-
-  Args:
-    path: a .png file.
-    maps: at least one.
   """
   from matplotlib.figure import Figure
 

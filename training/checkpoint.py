@@ -2,8 +2,10 @@
 
 Orbax restores a flipped byte or another dtype without a word, so `restore` walks
 from the newest step to the first one whose leaves have the digests that were saved.
+
 Of several processes each writes what its devices have, and reads what they will
-have.
+have. The digest of a leaf is made of a sum over its numbers, to which each process
+adds its share, however the leaf is cut.
 """
 
 from collections.abc import Mapping
@@ -19,35 +21,85 @@ import orbax.checkpoint as ocp
 
 from settings.errors import ConfigError
 from training import cluster
-from training.parallel import to_host
 from training.state import TrainState
 
 _KEEP = 3
 
-_ALGORITHM = "sha256:"
-"""Begins a digest. Those of runs of before December 2026 have none, and are not
-compared."""
+_BLOCK = 1 << 16
+"""Numbers that are mixed at once; they stay in a core's cache."""
 
 
 def digests(tree: Any) -> dict[str, str]:
-  """SHA-256 of every leaf, over its dtype, shape and bytes.
+  """A digest of every leaf, over its dtype, shape and numbers.
 
-  Where several processes have parts of the leaves, all have to ask: each leaf is
-  gathered for it, one after another.
+  With x_i the bits of number i in row-major order, and mix the finaliser of
+  SplitMix64, a bijection of 64 bits,
 
-  Args:
-    tree: any pytree of arrays.
+    digest = SHA-256(dtype, shape, Σ_i mix(mix(i + 1) + x_i) mod 2⁶⁴)
+
+  so one number that changes always changes it, and two that change places do.
+  Where several processes have parts of the leaves, all have to ask, and all get
+  the digests of the whole.
 
   Returns:
-    path of the leaf → digest.
+    path of the leaf → hexadecimal digest.
   """
+  leaves = jax.tree.leaves_with_path(tree)
+  totals = np.array([_sum(leaf) for _, leaf in leaves], np.uint64)
+  if not all(_is_here(leaf) for _, leaf in leaves):
+    totals = cluster.total(totals)
   found = {}
-  for path, leaf in jax.tree.leaves_with_path(tree):
-    array = to_host(leaf)
-    digest = hashlib.sha256(f"{array.dtype}{np.shape(leaf)}".encode())
-    digest.update(array.tobytes())
-    found[jax.tree_util.keystr(path)] = _ALGORITHM + digest.hexdigest()
+  for (path, leaf), total in zip(leaves, totals, strict=True):
+    text = f"{np.dtype(leaf.dtype)}{np.shape(leaf)}{total}"
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    found[jax.tree_util.keystr(path)] = digest
   return found
+
+
+def _is_here(leaf: Any) -> bool:
+  """Whether this process has all of it."""
+  return not isinstance(leaf, jax.Array) or leaf.is_fully_addressable
+
+
+def _sum(leaf: Any) -> int:
+  """The sum over the numbers of a leaf, or over those that are this process's."""
+  if _is_here(leaf):
+    return _mixed(np.asarray(leaf), (0,) * np.ndim(leaf), np.shape(leaf))
+  parts = [
+    _mixed(
+      np.asarray(shard.data),
+      tuple(axis.start or 0 for axis in shard.index),
+      leaf.shape,
+    )
+    for shard in leaf.addressable_shards
+    if shard.replica_id == 0  # Each number once.
+  ]
+  return sum(parts) % 2**64
+
+
+def _mixed(
+  part: np.ndarray, corner: tuple[int, ...], shape: tuple[int, ...]
+) -> int:
+  """Σ mix(mix(i + 1) + x_i) over a part of an array, which begins at `corner`."""
+  bits = np.ascontiguousarray(part).view(f"u{part.dtype.itemsize}").reshape(-1)
+  total = 0
+  for start in range(0, bits.size, _BLOCK):
+    values = bits[start : start + _BLOCK].astype(np.uint64)
+    places = np.arange(start, start + len(values))
+    if part.shape != shape:
+      at = np.unravel_index(places, part.shape)
+      whole = tuple(x + first for x, first in zip(at, corner, strict=True))
+      places = np.ravel_multi_index(whole, shape)
+    mixed = _mix(_mix(places.astype(np.uint64) + np.uint64(1)) + values)
+    total += int(mixed.sum(dtype=np.uint64))
+  return total % 2**64
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+  """The finaliser of SplitMix64."""
+  x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+  x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+  return x ^ (x >> np.uint64(31))
 
 
 class Checkpoints:
@@ -151,8 +203,7 @@ class Checkpoints:
     fields, told = dict(restored["state"]), restored["record"]
     saved, found = told["digests"], _named_digests(fields)
     for name in sorted(saved.keys() | found.keys()):
-      known = saved.get(name, _ALGORITHM).startswith(_ALGORITHM)
-      if name not in found or (known and saved.get(name) != found[name]):
+      if saved.get(name) != found.get(name):
         raise ValueError(f"digest of {name} is not the one saved")
     for (path, leaf), other in zip(
       jax.tree.leaves_with_path(fields), jax.tree.leaves(expected), strict=True
@@ -175,9 +226,7 @@ class Checkpoints:
 
 def _copy(leaf: Any) -> Any:
   """A leaf that nothing else changes: in memory, or each part on its device."""
-  if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
-    return jax.numpy.copy(leaf)
-  return np.array(leaf)
+  return np.array(leaf) if _is_here(leaf) else jax.numpy.copy(leaf)
 
 
 def _template(leaf: Any) -> Any:

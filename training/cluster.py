@@ -131,15 +131,19 @@ def any_of(flag: bool) -> bool:
   return bool(multihost_utils.process_allgather(np.array(flag)).any())
 
 
+def total(numbers: np.ndarray) -> np.ndarray:
+  """The sum over processes of an array of uint64, modulo 2⁶⁴; all have to ask."""
+  # JAX has no 64 bits unless it is told to.
+  halves = multihost_utils.process_allgather(numbers.view(np.uint32))
+  return np.asarray(halves).view(np.uint64).sum(axis=0, dtype=np.uint64)
+
+
 @contextlib.contextmanager
 def heartbeat(folder: pathlib.Path) -> Iterator[None]:
   """Within it, this process ends, with one line, once another one is lost.
 
-  Each counts in a file that the others read. A process that hangs but whose
+  Each counts in a file of `folder`, which all see. A process that hangs but whose
   threads run is not noticed.
-
-  Args:
-    folder: that all processes see.
   """
   if not are_several():
     yield

@@ -32,12 +32,6 @@ def evaluate(
 ) -> dict[str, float]:
   """Metrics of one split: sums over all batches, divided once.
 
-  Args:
-    parallel: the compiled functions.
-    variables: of the model, on the devices.
-    task: the data and the names of the metrics.
-    split: one of `task.eval_splits`.
-
   Returns:
     metric name → value; 'loss' is the cross-entropy in nats.
 
@@ -62,11 +56,6 @@ def generate(
   experiment: Experiment, variables: Mapping[str, Any], split: str
 ) -> tuple[list[Sample], dict[str, float | str]]:
   """What a model writes of one split and how it plays, with the scores of both.
-
-  Args:
-    experiment: the task, and how it decodes.
-    variables: of the model.
-    split: one of `task.eval_splits`.
 
   Returns:
     Every example with a reference as text, in order, and metric name → value;
@@ -137,12 +126,9 @@ def write_samples(
 def write_sentences(
   path: pathlib.Path, task: tasks.Task, samples: Sequence[Sample]
 ) -> None:
-  """Writes what a score of the whole split is made of, for each of its samples.
+  """Writes what a score of a split is made of, for each of its samples in order.
 
-  Args:
-    path: `SENTENCES` in a run's folder.
-    task: that has a method `sentence_statistics`; of any other nothing is written.
-    samples: all of a split, in the order that all runs of the task have.
+  Nothing for a task without a method `sentence_statistics`.
   """
   if not hasattr(task, "sentence_statistics"):
     return

@@ -58,11 +58,9 @@ class Experiment(NamedTuple):
 def begin(config: ExperimentConfig, workdir: Path) -> Experiment:
   """Creates a run and writes its config and vocabulary into its folder.
 
-  Every process of the run calls this, and goes on once the first has written.
+  `workdir.check` has found that free, or this run's own.
 
-  Args:
-    config: validated.
-    workdir: which `workdir.check` has found free, or this run's own.
+  Every process of the run calls this, and goes on once the first has written.
 
   Raises:
     ConfigError: as in `create`, or the mesh does not fit the devices.
@@ -78,11 +76,9 @@ def begin(config: ExperimentConfig, workdir: Path) -> Experiment:
 
 
 def sharing(run: Experiment, first: Experiment) -> Experiment:
-  """The same run with the program of another one, which compiles once for both.
+  """The same run with the program of `first`, which compiles once for both.
 
-  Args:
-    run: differs from `first` in seed and learning rate alone.
-    first: whose program it takes.
+  They differ in seed and learning rate alone.
   """
   functions = first.functions._replace(numbers=run.functions.numbers)
   draw = run.draw and first.draw
@@ -169,11 +165,11 @@ def _make_task(
   config: ExperimentConfig, workdir: Path | None, restore: bool
 ) -> tasks.Task:
   """The task, as the model reads it."""
-  kind, layout = config.model.kind, config.model.layout
+  model = config.model
   try:
     task = tasks.find(config.task_name).make(
       config.task,
-      kind=layout,
+      kind=model.layout,
       batch_size=config.train.batch_size,
       seed=config.train.seed,
       workdir=workdir,
@@ -183,12 +179,13 @@ def _make_task(
     raise ConfigError(str(error)) from error
   except OSError as error:
     raise ConfigError(f"config.task: {error}") from error
-  except ValueError as error:
-    is_kind = str(error).startswith("model.kind") and kind != layout
-    known = f", as which {kind!r} reads" if is_kind else ""
+  except tasks.LayoutError as error:
+    known = f", as which {model.kind!r} reads" * (model.kind != model.layout)
     raise ConfigError(f"config.{error}{known}") from error
-  if hasattr(config.model, "adapt_task") and not restore:
-    task = config.model.adapt_task(task)
+  except ValueError as error:
+    raise ConfigError(f"config.{error}") from error
+  if hasattr(model, "adapt_task") and not restore:
+    task = model.adapt_task(task)
   return task
 
 

@@ -213,13 +213,6 @@ def _slide(
   The last token of a stretch is written and not read; the next prompt, which is
   the last half of the context, ends with it.
 
-  Args:
-    generate: `(inputs, length, rng) -> tokens [B, length]`.
-    task: for the length of the context and the end of a sequence.
-    prompts: `[B, P]`, without padding.
-    max_length: tokens to generate.
-    rng: key of sampling; each stretch folds its number in.
-
   Returns:
     `[B, max_length]`, or fewer where every row has ended.
   """

@@ -71,10 +71,7 @@ class LossMeter:
   def check_held_out(self, step: int, loss: float, guess: float) -> None:
     """Refuses a held-out loss that no model of this training loss can have.
 
-    Args:
-      step: updates so far.
-      loss: on the first held-out split.
-      guess: loss of a uniform guess; infinite where there is none.
+    `guess` is the loss of a uniform guess; infinite where there is none.
 
     Raises:
       RunError: the loss is not finite, or ten times that of guessing while the

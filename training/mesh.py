@@ -106,11 +106,7 @@ def resolve(config: MeshConfig, count: int) -> MeshConfig:
 
 
 def check_model(config: MeshConfig, model: Any) -> None:
-  """Checks that a mesh can split a model.
-
-  Args:
-    config: resolved.
-    model: the config of the model.
+  """Checks that a resolved mesh can split the model of a config.
 
   Raises:
     ValueError: 'tensor' does not divide its heads or the features inside its

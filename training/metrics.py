@@ -58,13 +58,7 @@ class MetricsWriter:
     splits: Mapping[str, Mapping[str, float | str]],
     seconds: float,
   ) -> None:
-    """Writes one line for each split, all of them at once.
-
-    Args:
-      step: number of updates done.
-      splits: split → metric name → value.
-      seconds: that training took so far.
-    """
+    """Writes one line for each split → metric → value, all of them at once."""
     if not self._writes:
       return
     lines = ""
@@ -102,12 +96,7 @@ class Progress:
     self.restart_clock(first, 0.0)
 
   def restart_clock(self, step: int, seconds: float) -> None:
-    """Leaves what came before, as compiling, out of the time left.
-
-    Args:
-      step: the number of updates.
-      seconds: of training until then.
-    """
+    """Leaves what came before, as compiling, out of the time left."""
     self._first, self._started = step, seconds
 
   def update(

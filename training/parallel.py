@@ -57,10 +57,6 @@ class Parallel(NamedTuple):
 def check_mesh(config: TrainConfig, model: models.Config) -> MeshConfig:
   """Checks, before anything compiles, that a mesh has these devices and rows.
 
-  Args:
-    config: of the run.
-    model: its model's config.
-
   Returns:
     The mesh, with a number in place of −1.
 
@@ -234,26 +230,18 @@ def _jit(functions, mesh) -> tuple[Any, ...]:
     splits = positions and positions % sizes[mesh_lib.SEQUENCE] == 0
     return stretches if splits else rows
 
-  def place_batch(batch):
-    return {name: _put(x, sharding_of(x)) for name, x in batch.items()}
+  def place_batch(batch, batch_size=None):
+    return {
+      name: _put(array, sharding_of(array), batch_size)
+      for name, array in batch.items()
+    }
 
   def read_batch(make, batch_size):
     if not cluster.are_several():
       return place_batch(make())
     parts = rows.addressable_devices_indices_map((batch_size,)).values()
     numbers = [np.arange(batch_size)[part] for part in parts if part]
-    own = np.unique(np.concatenate(numbers))
-
-    def place(array):
-      return jax.make_array_from_callback(
-        (batch_size, *array.shape[1:]),
-        sharding_of(array),
-        lambda part: array[
-          (np.isin(own, np.arange(batch_size)[part[0]]), *part[1:])
-        ],
-      )
-
-    return {name: place(array) for name, array in make(own).items()}
+    return place_batch(make(np.unique(np.concatenate(numbers))), batch_size)
 
   return train, evaluate, place_batch, read_batch
 
@@ -291,16 +279,20 @@ def _pmap(functions, mesh) -> tuple[Any, ...]:
   )
 
 
-def _put(array: Any, sharding: jax.sharding.Sharding) -> jax.Array:
-  """An array that every process has as a whole, each device with its part."""
+def _put(
+  array: Any, sharding: jax.sharding.Sharding, length: int | None = None
+) -> jax.Array:
+  """An array on the devices, each with its part.
+
+  Every process has it as a whole, or with a `length` its own rows of so many.
+  """
   if isinstance(array, jax.Array) and array.sharding == sharding:
     return array
   if not cluster.are_several():
     return jax.device_put(array, sharding)
-  whole = np.asarray(array)
-  return jax.make_array_from_callback(
-    whole.shape, sharding, lambda part: whole[part]
-  )
+  local = np.asarray(array)
+  shape = local.shape if length is None else (length, *local.shape[1:])
+  return jax.make_array_from_process_local_data(sharding, local, shape)
 
 
 def to_host(tree: Any) -> Any:
