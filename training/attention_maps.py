@@ -119,7 +119,7 @@ def named_maps(
     encoder's first, and of a layer the cross-attention last.
   """
   name_map: Callable[..., NamedMap] = getattr(model, "name_map", _name_tokens)
-  found = {}
+  maps = {}
   for name, weights in models.attention_maps(model, variables, example).items():
     block, kind = name.split("/")
     side, _, index = block.partition("_")
@@ -127,7 +127,7 @@ def named_maps(
     number = int(index) + 1 if index else 0
     place = (side == "decoder", number, "cross" in kind)
     shown = name_map(name, np.asarray(weights)[0], task, example)
-    found[place] = (
+    maps[place] = (
       f"{side}_{number}_{kind}" if index else f"{side}_{kind}",
       AttentionMap(
         *shown,
@@ -136,7 +136,7 @@ def named_maps(
         mechanism=_mechanism(model, side, number, kind),
       ),
     )
-  return dict(found[place] for place in sorted(found))
+  return dict(maps[place] for place in sorted(maps))
 
 
 def sketch(
@@ -285,8 +285,8 @@ def _mechanism(model: Any, side: str, number: int, kind: str) -> str:
 
 def length(present: np.ndarray) -> int:
   """One past the last True, at least 1: what is not padding."""
-  found = np.flatnonzero(present)
-  return int(found[-1]) + 1 if len(found) else 1
+  places = np.flatnonzero(present)
+  return int(places[-1]) + 1 if len(places) else 1
 
 
 def readable_example(

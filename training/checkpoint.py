@@ -48,12 +48,12 @@ def digests(tree: Any) -> dict[str, str]:
   totals = np.array([_sum(leaf) for _, leaf in leaves], np.uint64)
   if not all(_is_here(leaf) for _, leaf in leaves):
     totals = cluster.total(totals)
-  found = {}
+  named = {}
   for (path, leaf), total in zip(leaves, totals, strict=True):
     text = f"{np.dtype(leaf.dtype)}{np.shape(leaf)}{total}"
     digest = hashlib.sha256(text.encode()).hexdigest()
-    found[jax.tree_util.keystr(path)] = digest
-  return found
+    named[jax.tree_util.keystr(path)] = digest
+  return named
 
 
 def _is_here(leaf: Any) -> bool:
@@ -135,11 +135,11 @@ class Checkpoints:
     for later in self._manager.all_steps():
       if later >= step:
         self._manager.delete(later)
-    told = {"digests": _named_digests(fields), "record": dict(record)}
+    entry = {"digests": _named_digests(fields), "record": dict(record)}
     self._manager.save(
       step,
       args=ocp.args.Composite(
-        state=ocp.args.StandardSave(fields), record=ocp.args.JsonSave(told)
+        state=ocp.args.StandardSave(fields), record=ocp.args.JsonSave(entry)
       ),
       force=True,
     )
@@ -200,10 +200,10 @@ class Checkpoints:
     if cluster.any_of(restored is None):
       raise fault or ValueError("another process could not read it")
     assert restored is not None
-    fields, told = dict(restored["state"]), restored["record"]
-    saved, found = told["digests"], _named_digests(fields)
-    for name in sorted(saved.keys() | found.keys()):
-      if saved.get(name) != found.get(name):
+    fields, entry = dict(restored["state"]), restored["record"]
+    saved, restored_digests = entry["digests"], _named_digests(fields)
+    for name in sorted(saved.keys() | restored_digests.keys()):
+      if saved.get(name) != restored_digests.get(name):
         raise ValueError(f"digest of {name} is not the one saved")
     for (path, leaf), other in zip(
       jax.tree.leaves_with_path(fields), jax.tree.leaves(expected), strict=True
@@ -216,7 +216,7 @@ class Checkpoints:
     number, params, opt_state = (
       fields.pop(name) for name in ("step", "params", "opt_state")
     )
-    return TrainState(number, params, fields, opt_state), told["record"]
+    return TrainState(number, params, fields, opt_state), entry["record"]
 
   def close(self) -> None:
     """Waits until everything is written."""

@@ -132,8 +132,8 @@ def write_sentences(
   """
   if not hasattr(task, "sentence_statistics"):
     return
-  found = task.sentence_statistics(
+  statistics = task.sentence_statistics(
     [s.output for s in samples], [s.reference for s in samples]
   )
-  if found:
-    path.write_text(json.dumps({"statistics": found}) + "\n")
+  if statistics:
+    path.write_text(json.dumps({"statistics": statistics}) + "\n")

@@ -161,6 +161,25 @@ def create(
   )
 
 
+def describe(experiment: Experiment) -> str:
+  """What fills each slot, size of the model and of the run, in one line."""
+  train = experiment.config.train
+  model = experiment.config.model
+  places = " · ".join(
+    slot.removesuffix("_attention") for slot in model.attentions
+  )
+  params = sum(leaf.size for leaf in jax.tree.leaves(experiment.shapes.params))
+  warmup = train.optimizer.warmup_steps
+  remark = ""
+  if warmup >= train.num_steps:
+    remark = f"; the warm-up of {warmup} steps (optimizer.warmup_steps) goes on to the end"
+  return (
+    f"slots {models.slots(model)} ({places}); {params:,} parameters, "
+    f"{train.num_steps} steps of {train.batch_size} rows, "
+    f"{jax.device_count()} × {jax.devices()[0].device_kind}{remark}"
+  )
+
+
 def _make_task(
   config: ExperimentConfig, workdir: Path | None, restore: bool
 ) -> tasks.Task:
@@ -342,8 +361,9 @@ def _check_memory(config: ExperimentConfig, task: tasks.Task) -> None:
   rows = train.batch_size // train.optimizer.accumulate_steps
   targets = task.max_target_length
   try:
-    told = models.Sizes(**_sizes(config, task))
-    longest, activations = model.longest(told), model.least_activations(told)
+    task_sizes = models.Sizes(**_sizes(config, task))
+    longest = model.longest(task_sizes)
+    activations = model.least_activations(task_sizes)
   except ValueError as error:
     raise ValueError(f"model.{error}") from error
   check_fits(
@@ -362,30 +382,11 @@ def _check_memory(config: ExperimentConfig, task: tasks.Task) -> None:
 def _deciding(config: ExperimentConfig, length: int) -> str:
   """Leaves of the task that the length of its rows may follow from."""
   leaves = flatten(config.to_mapping()["task"])
-  found = [
+  names = [
     f"task.{leaf}"
     for leaf, value in leaves.items()
     for number in (value if isinstance(value, list) else [value])
     # As 2 · max_length + 2 does.
     if isinstance(number, int) and number <= length <= 4 * number
   ]
-  return f" ({', '.join(found)})" if found else ""
-
-
-def describe(experiment: Experiment) -> str:
-  """What fills each slot, size of the model and of the run, in one line."""
-  train = experiment.config.train
-  model = experiment.config.model
-  places = " · ".join(
-    slot.removesuffix("_attention") for slot in model.attentions
-  )
-  params = sum(leaf.size for leaf in jax.tree.leaves(experiment.shapes.params))
-  warmup = train.optimizer.warmup_steps
-  told = ""
-  if warmup >= train.num_steps:
-    told = f"; the warm-up of {warmup} steps (optimizer.warmup_steps) goes on to the end"
-  return (
-    f"slots {models.slots(model)} ({places}); {params:,} parameters, "
-    f"{train.num_steps} steps of {train.batch_size} rows, "
-    f"{jax.device_count()} × {jax.devices()[0].device_kind}{told}"
-  )
+  return f" ({', '.join(names)})" if names else ""

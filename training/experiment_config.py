@@ -86,7 +86,7 @@ def parse(
 def _parse(mapping: Mapping[str, Any], restore: bool) -> ExperimentConfig:
   check_section("config", mapping)
   leaves = dict(mapping.items())
-  told = leaves.pop("slots", None)
+  recorded = leaves.pop("slots", None)
   if "tasks" in leaves:
     raise ConfigError(
       "config.tasks: this is the config of a comparison, which compare.py runs; "
@@ -131,9 +131,9 @@ def _parse(mapping: Mapping[str, Any], restore: bool) -> ExperimentConfig:
   if hasattr(model, "check_run"):
     with _faults_at("model"):
       model.check_run()
-  if told not in (None, models.slots(model)):
+  if recorded not in (None, models.slots(model)):
     raise ConfigError(
-      f"config.slots: the model has {models.slots(model)!r}, got {told!r}; "
+      f"config.slots: the model has {models.slots(model)!r}, got {recorded!r}; "
       "choose a mechanism by config.model"
     )
   return ExperimentConfig(
@@ -221,13 +221,13 @@ def _model_type(leaves: dict[str, Any]) -> type:
   if leaves["kind"] == "decoder" and leaves.get("local_positions"):
     leaves["kind"] = "gato"
   with _faults_at("model", "kind: "):
-    found = models.find(str(leaves["kind"]))
+    model_type = models.find(str(leaves["kind"]))
   # They also say of every Transformer that it has none of these.
-  known = set(leaf_names(found))
+  known = set(leaf_names(model_type))
   for leaf in _GONE.keys() & leaves.keys() - known:
     if leaves[leaf] == _GONE[leaf]:
       leaves.pop(leaf)
-  return found
+  return model_type
 
 
 @contextlib.contextmanager

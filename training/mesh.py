@@ -93,7 +93,7 @@ def resolve(config: MeshConfig, count: int) -> MeshConfig:
   sizes = config.named
   free = [name for name, size in sizes.items() if size == -1]
   given = math.prod(size for size in sizes.values() if size != -1)
-  told = ", ".join(f"{name}={size}" for name, size in sizes.items())
+  shown = ", ".join(f"{name}={size}" for name, size in sizes.items())
   if free and count % given == 0:
     return dataclasses.replace(config, **{free[0]: count // given})
   if not free and given == count:
@@ -101,7 +101,7 @@ def resolve(config: MeshConfig, count: int) -> MeshConfig:
   hint = f"a divisor of {count}" if free else str(count)
   raise ValueError(
     f"data: expected axes whose product is {hint}, the number of devices, got "
-    f"{told}; -1 takes the devices that the others leave"
+    f"{shown}; -1 takes the devices that the others leave"
   )
 
 
@@ -115,11 +115,11 @@ def check_model(config: MeshConfig, model: Any) -> None:
   # The layers of a decoder may differ in heads.
   for layer in getattr(model, "cycle", (model,)):
     for field in ("num_heads", "kv_heads", "mlp_features"):
-      found = getattr(layer, field, None) or ()
-      numbers = found if isinstance(found, tuple) else (found,)
+      value = getattr(layer, field, None) or ()
+      numbers = value if isinstance(value, tuple) else (value,)
       if any(number % config.tensor for number in numbers):
         raise ValueError(
-          f"tensor: expected a divisor of model.{field} {found}, got "
+          f"tensor: expected a divisor of model.{field} {value}, got "
           f"{config.tensor}"
         )
   if config.sequence > 1:

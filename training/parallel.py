@@ -66,21 +66,21 @@ def check_mesh(config: TrainConfig, model: models.Config) -> MeshConfig:
   """
   devices = jax.device_count()
   try:
-    found = mesh_lib.resolve(config.mesh, devices)
-    mesh_lib.check_model(found, model)
+    mesh = mesh_lib.resolve(config.mesh, devices)
+    mesh_lib.check_model(mesh, model)
   except ValueError as error:
     raise ConfigError(f"config.mesh.{error}") from error
-  parts, splits = found.data * found.fsdp, config.optimizer.accumulate_steps
+  parts, splits = mesh.data * mesh.fsdp, config.optimizer.accumulate_steps
   if config.batch_size % (parts * splits):
     over = f"{parts} devices"
     if parts != devices:
-      over += f" (mesh.data={found.data} × mesh.fsdp={found.fsdp})"
+      over += f" (mesh.data={mesh.data} × mesh.fsdp={mesh.fsdp})"
     raise ConfigError(
       f"config.batch_size: {config.batch_size} rows do not split over "
       f"{over} × {splits} micro-batches; expected a multiple of "
       f"{parts * splits}"
     )
-  return found
+  return mesh
 
 
 def make(
