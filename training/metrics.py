@@ -1,6 +1,7 @@
 """What a run says while it goes: metrics.jsonl, TensorBoard, a progress bar."""
 
 from collections.abc import Mapping
+import datetime
 import json
 import pathlib
 import sys
@@ -113,12 +114,8 @@ class Progress:
       self._bar.set_postfix_str(format_values(short))
       return
     per_step = (seconds - self._started) / max(step - self._first, 1)
-    minutes, seconds = divmod(round(per_step * (self._total - step)), 60)
-    hours, minutes = divmod(minutes, 60)
-    self.say(
-      f"step {step}/{self._total}  {format_values(values)}  "
-      f"{hours}:{minutes:02}:{seconds:02} left"
-    )
+    left = datetime.timedelta(seconds=round(per_step * (self._total - step)))
+    self.say(f"step {step}/{self._total}  {format_values(values)}  {left} left")
 
   def say(self, text: str) -> None:
     """A line of its own, above the bar."""
