@@ -49,12 +49,8 @@ def build(
   """Turns a mapping into a frozen dataclass, checking every leaf.
 
   Nested mappings become nested dataclasses. The last field whose type is a
-  Mapping takes every key that no other field is named after.
-
-  Args:
-    dataclass_type: the dataclass; its type hints say what is allowed.
-    mapping: leaf name → value.
-    path: where the mapping hangs, for messages.
+  Mapping takes every key that no other field is named after. Messages begin with
+  `path`, where the mapping hangs.
 
   Returns:
     An instance of `dataclass_type`.

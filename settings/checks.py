@@ -8,12 +8,6 @@ from typing import Any
 def check(config: Any, name: str, valid: bool, expected: str) -> None:
   """Raises a ValueError that begins with the field's name.
 
-  Args:
-    config: has the field.
-    name: of the field.
-    valid: whether its value is.
-    expected: what would be, for the message.
-
   Raises:
     ValueError: it is not valid.
   """
@@ -24,13 +18,7 @@ def check(config: Any, name: str, valid: bool, expected: str) -> None:
 
 
 def check_unread(config: Any, names: Sequence[str], where: str) -> None:
-  """Raises ValueError for a field that was set although nothing reads it.
-
-  Args:
-    config: has the fields.
-    names: of the fields that nothing reads.
-    where: that this is so, for the message: "source='numbers'".
-  """
+  """Raises ValueError for a field that was set where nothing reads it."""
   defaults = {x.name: x.default for x in dataclasses.fields(config)}
   for name in names:
     unset = defaults[name]

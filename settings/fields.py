@@ -44,9 +44,7 @@ _WORDS = {
 def fault(error: ValueError, name: str = "") -> str:
   """One line for the first fault: 'length: expected at least 1, got 0'.
 
-  Args:
-    error: of a dataclass, or of one value.
-    name: of that dataclass or of that value.
+  `name` is that of the dataclass, or of the value, that the error is of.
   """
   first: Any = None
   if isinstance(error, ValidationError):
@@ -59,10 +57,10 @@ def fault(error: ValueError, name: str = "") -> str:
   # Text beyond the field is the member of a union.
   place = name or str(first["loc"][0])
   place += "".join(f"[{x}]" for x in first["loc"] if isinstance(x, int))
-  told = first["msg"]
+  message = first["msg"]
   for words, ours in _WORDS.items():
-    told = told.replace(words, ours)
-  line = f"{place}: {told}, got {first['input']!r}"
+    message = message.replace(words, ours)
+  line = f"{place}: {message}, got {first['input']!r}"
   if first["type"] == "literal_error":
-    line += near(str(first["input"]), re.findall("'(.*?)'", told))
+    line += near(str(first["input"]), re.findall("'(.*?)'", message))
   return line

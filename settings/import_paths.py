@@ -20,9 +20,7 @@ class ImportPaths(Mapping[str, Any]):
   """
 
   def __init__(
-    self,
-    paths: Mapping[str, str],
-    entry: Callable[[Any, str], Any] = getattr,
+    self, paths: Mapping[str, str], entry: Callable[[Any, str], Any] = getattr
   ):
     """Takes `name -> 'package.module:attribute'`, and `(module, attribute) -> it`."""
     self.paths, self._entry = paths, entry

@@ -32,12 +32,7 @@ def flatten(mapping: Mapping[str, Any], prefix: str = "") -> Leaves:
 
 
 def put(mapping: dict[str, Any], leaf: str, value: Any) -> None:
-  """Sets a leaf by its full name; sections that are not there are made.
-
-  Args:
-    mapping: nested dictionaries; changed.
-    leaf: 'model.num_layers'.
-    value: of the leaf.
+  """Sets a leaf by its full name, as 'model.num_layers', and makes its sections.
 
   Raises:
     ConfigError: a part of the name is a leaf, not a section.

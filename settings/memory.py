@@ -26,7 +26,7 @@ def device_bytes() -> int:
   import jax
 
   stats = (device.memory_stats() or {} for device in jax.local_devices())
-  return sum(found.get("bytes_limit", 0) for found in stats)
+  return sum(one.get("bytes_limit", 0) for one in stats)
 
 
 def check_fits(

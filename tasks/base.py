@@ -35,6 +35,10 @@ class DataError(ValueError):
   """A fault in the data that a user gave, told in one line."""
 
 
+class LayoutError(ValueError):
+  """A task cannot feed the kind of model that a user asked for."""
+
+
 class DecodeBatch(NamedTuple):
   """Sequences to continue or to translate, with the expected answers.
 
@@ -163,10 +167,10 @@ def layout(task: str, kind: str, served: Sequence[str]) -> str:
     `kind`.
 
   Raises:
-    ValueError: the task cannot feed this kind of model.
+    LayoutError: the task cannot feed this kind of model.
   """
   if kind not in served:
-    raise ValueError(
+    raise LayoutError(
       f"model.kind: {task} serves {', '.join(served)}, got {kind!r}"
     )
   return kind

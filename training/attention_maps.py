@@ -19,7 +19,6 @@ _INCHES_PER_LABEL = 0.22
 _INCHES_UNLABELLED = 6.0
 _MAX_PIXELS = 6000
 
-
 NamedMap = tuple[np.ndarray, list[str], list[str], tuple[str, str]]
 """Weights `[N, T, S]`, names of rows and of columns, and what columns and rows are."""
 
@@ -43,6 +42,14 @@ class AttentionMap(NamedTuple):
   title: str
   mechanism: str
 
+  def cut(self) -> "AttentionMap":
+    """A part of it that is small enough for every token to be named."""
+    return self._replace(
+      weights=self.weights[:, :MAX_LABELS, :MAX_LABELS],
+      query_labels=self.query_labels[:MAX_LABELS],
+      key_labels=self.key_labels[:MAX_LABELS],
+    )
+
 
 def draw_attention(
   path: pathlib.Path,
@@ -53,12 +60,8 @@ def draw_attention(
 ) -> None:
   """Draws what the last layer attends to in one example, a panel a head.
 
-  Encoder-decoders show cross-attention, the word that is being written against
-  the words of the source; other models show self-attention, token against token.
-  A model with a `draw_attention` of its own is drawn by that: `(path, variables,
-  task, batches)`.
-  Where dense attention fills the cross-attention of a model that has another
-  mechanism, the last layer of that one comes first, above it.
+  A model with a `draw_attention` of its own, `(path, variables, task, batches)`,
+  is drawn by that, and any other by `draw_tokens`.
 
   Args:
     path: a .png file.
@@ -67,11 +70,10 @@ def draw_attention(
     task: for the labels of tokens.
     batches: held-out rows; the most readable of them is drawn.
   """
-  own = getattr(model, "draw_attention", None)
-  if own is not None:
-    own(path, variables, task, batches)
-    return
-  draw_tokens(path, model, variables, task, batches)
+  if hasattr(model, "draw_attention"):
+    model.draw_attention(path, variables, task, batches)
+  else:
+    draw_tokens(path, model, variables, task, batches)
 
 
 def draw_tokens(
@@ -81,35 +83,20 @@ def draw_tokens(
   task: tasks.Task,
   batches: Iterable[Mapping[str, np.ndarray]],
 ) -> None:
-  """As `draw_attention`, token against token."""
+  """As `draw_attention`, token against token, for a model of any kind.
+
+  Encoder-decoders show cross-attention, the word that is being written against
+  the words of the source; other models show self-attention. Where that layer is
+  dense in a model that has another mechanism, the last layer of the other one
+  comes above it.
+  """
   maps = named_maps(model, variables, task, readable_example(batches))
-  draw_maps(path, [_cut(one) for one in _telling(list(maps.values()))])
-
-
-def import_matplotlib() -> tuple[type, type]:
-  """`FigureCanvasAgg` and `Figure`, which need no window; half a second at first."""
-  from matplotlib.backends.backend_agg import FigureCanvasAgg
-  from matplotlib.figure import Figure
-
-  return FigureCanvasAgg, Figure
-
-
-def _telling(maps: Sequence[AttentionMap]) -> list[AttentionMap]:
-  """The last layer, and before it that of the config's own mechanism."""
-  last = maps[-1]
-  own = [one for one in maps if one.mechanism != "dense"]
-  if not own or last.mechanism != "dense":
-    return [last]
-  return [own[-1], last]
-
-
-def _cut(shown: AttentionMap) -> AttentionMap:
-  """A part of it that is small enough for every token to be named."""
-  return shown._replace(
-    weights=shown.weights[:, :MAX_LABELS, :MAX_LABELS],
-    query_labels=shown.query_labels[:MAX_LABELS],
-    key_labels=shown.key_labels[:MAX_LABELS],
-  )
+  *_, last = maps.values()
+  others = [one for one in maps.values() if one.mechanism != "dense"]
+  shown = [last]
+  if others and last.mechanism == "dense":
+    shown = [others[-1], last]
+  draw_maps(path, [one.cut() for one in shown])
 
 
 def named_maps(
@@ -122,8 +109,7 @@ def named_maps(
 
   Args:
     model: the module; one with a `name_map` of its own, `(name, weights, task,
-      example) -> (weights, query_labels, key_labels, axes)`, names its rows and
-      columns by that.
+      example) -> NamedMap`, names its rows and columns by that.
     variables: its variables.
     task: for the labels of tokens.
     example: a batch of one.
@@ -132,31 +118,35 @@ def named_maps(
     'encoder_1_self_attention', 'decoder_1_cross_attention', … → its map; the
     encoder's first, and of a layer the cross-attention last.
   """
-  maps = models.attention_maps(model, variables, example)
-  name_map: Callable[..., NamedMap] = getattr(model, "name_map", _named)
-  found = {}
-  for name in sorted(maps, key=_place):
-    weights = np.asarray(maps[name])[0]
-    shown = name_map(name, weights, task, example)
-    found["_".join(_parts(name))] = AttentionMap(
-      *shown, title=_title(name), mechanism=_mechanism(model, name)
+  name_map: Callable[..., NamedMap] = getattr(model, "name_map", _name_tokens)
+  maps = {}
+  for name, weights in models.attention_maps(model, variables, example).items():
+    block, kind = name.split("/")
+    side, _, index = block.partition("_")
+    # The recurrent decoder has one attention, for all of its layers.
+    number = int(index) + 1 if index else 0
+    place = (side == "decoder", number, "cross" in kind)
+    shown = name_map(name, np.asarray(weights)[0], task, example)
+    maps[place] = (
+      f"{side}_{number}_{kind}" if index else f"{side}_{kind}",
+      AttentionMap(
+        *shown,
+        title=(f"{side} layer {number}" if index else side)
+        + f", {kind.replace('_', '-')}",
+        mechanism=_mechanism(model, side, number, kind),
+      ),
     )
-  return found
+  return dict(maps[place] for place in sorted(maps))
 
 
 def sketch(
   model: Any, variables: Mapping[str, Any], task: tasks.Task
 ) -> dict[str, Any]:
-  """What the last layer of the first stack attends to in one example.
+  """What the last layer of the first stack attends to in a held-out example.
 
   Of an encoder-decoder that is the encoder, where most mechanisms can work, so
   that their maps are of the same thing. Where dense attention fills it in place of
   a mechanism that cannot, it is the last layer that has the mechanism.
-
-  Args:
-    model: the module.
-    variables: its variables.
-    task: its most readable held-out example is taken.
 
   Returns:
     JSON-ready: 'title', 'mechanism', 'query_axis', 'key_axis', 'query_labels',
@@ -166,10 +156,10 @@ def sketch(
   maps = named_maps(model, variables, task, readable_example(batches))
   side = next(iter(maps)).split("_")[0]
   stack = [one for name, one in maps.items() if name.startswith(side)]
-  own = [one for one in maps.values() if one.mechanism != "dense"]
-  if all(one.mechanism == "dense" for one in stack):
-    stack = own or stack
-  shown = _cut(stack[-1])
+  others = [one for one in maps.values() if one.mechanism != "dense"]
+  if others and all(one.mechanism == "dense" for one in stack):
+    stack = others
+  shown = stack[-1].cut()
   return {
     "title": shown.title,
     "mechanism": shown.mechanism,
@@ -182,23 +172,15 @@ def sketch(
 
 
 def draw_maps(path: pathlib.Path, maps: Sequence[AttentionMap]) -> None:
-  """Draws the heads of layers, a layer below the other, every token named.
+  """Draws the heads of layers as a .png, a layer below the other, tokens named.
 
   An axis of more than `MAX_LABELS` tokens has positions instead. Weights below
   0, which some mechanisms have, are red where those above are blue.
-
-  Args:
-    path: a .png file.
-    maps: at least one.
   """
-  FigureCanvasAgg, Figure = import_matplotlib()
-  sizes = [_size(shown) for shown in maps]
-  heights = [height for _, height in sizes]
-  figure = Figure(
-    figsize=(max(width for width, _ in sizes), sum(heights)),
-    layout="constrained",
-  )
-  FigureCanvasAgg(figure)
+  from matplotlib.figure import Figure
+
+  widths, heights = zip(*map(_size, maps), strict=True)
+  figure = Figure(figsize=(max(widths), sum(heights)), layout="constrained")
   parts = figure.subfigures(
     len(maps), 1, squeeze=False, height_ratios=heights, hspace=0.05
   )
@@ -207,9 +189,8 @@ def draw_maps(path: pathlib.Path, maps: Sequence[AttentionMap]) -> None:
   # So that each weight has a pixel of its own, unless there are too many.
   longest = max(max(shown.weights.shape[1:]) for shown in maps)
   dpi = max(120, 1.25 * longest / _INCHES_UNLABELLED)
-  figure.savefig(
-    path, dpi=min(dpi, _MAX_PIXELS / max(figure.get_size_inches()))
-  )
+  largest = _MAX_PIXELS / max(figure.get_size_inches())
+  figure.savefig(path, dpi=min(dpi, largest))
 
 
 def _grid(num_heads: int) -> tuple[int, int]:
@@ -220,65 +201,56 @@ def _grid(num_heads: int) -> tuple[int, int]:
 
 def _size(shown: AttentionMap) -> tuple[float, float]:
   """Width and height of a layer's panels, in inches."""
-  rows, columns = _grid(len(shown.weights))
-  height, width = map(_inches, (2.0, 2.5), shown.weights.shape[1:])
+
+  def inches(least, num_labels):
+    if num_labels > MAX_LABELS:
+      return _INCHES_UNLABELLED
+    return max(least, _INCHES_PER_LABEL * num_labels) + 1
+
+  heads, num_queries, num_keys = shown.weights.shape
+  rows, columns = _grid(heads)
+  width, height = inches(2.5, num_keys), inches(2.0, num_queries)
   return columns * width, rows * height + 0.5
 
 
 def _draw_heads(figure: Any, shown: AttentionMap) -> None:
   """Draws one layer, heads in a grid."""
-  weights = shown.weights
+  weights, (x_axis, y_axis) = shown.weights, shown.axes
   panels = figure.subplots(
     *_grid(len(weights)), sharex=True, sharey=True, squeeze=False
   )
   top = max(np.abs(weights).max(), 1e-6)  # One scale for all panels.
   signed = weights.min() < -0.01 * top  # Smaller is rounding.
-  drawn_as = {
-    "cmap": "RdBu" if signed else "viridis",
-    "vmin": -top if signed else 0,
-    "vmax": top,
-    "aspect": "auto",
-    "interpolation": "nearest",  # Others blur a row into the next.
-  }
-  x_axis, columns_named = _readable(shown.axes[0], shown.key_labels)
-  y_axis, rows_named = _readable(shown.axes[1], shown.query_labels)
-  images = []
+  image = None
   for head, panel in enumerate(panels.flat):
     if head >= len(weights):
       panel.set_axis_off()
       continue
-    images.append(panel.imshow(weights[head], **drawn_as))
+    image = panel.imshow(
+      weights[head],
+      cmap="RdBu" if signed else "viridis",
+      vmin=-top if signed else 0,
+      vmax=top,
+      aspect="auto",
+      interpolation="nearest",  # Others blur a row into the next.
+    )
     panel.set_title(f"head {head + 1}", fontsize=9)
-    if columns_named is not None:
-      panel.set_xticks(
-        range(len(columns_named)), columns_named, rotation=90, fontsize=7
-      )
-    if rows_named is not None:
-      panel.set_yticks(range(len(rows_named)), rows_named, fontsize=7)
-  figure.supxlabel(x_axis)
-  figure.supylabel(y_axis)
+    for set_ticks, labels, options in (
+      (panel.set_xticks, shown.key_labels, {"rotation": 90}),
+      (panel.set_yticks, shown.query_labels, {}),
+    ):
+      if len(labels) <= MAX_LABELS:
+        # A dollar sign would start a formula.
+        escaped = [label.replace("$", r"\$") for label in labels]
+        set_ticks(range(len(labels)), escaped, fontsize=7, **options)
+  by_position = ", by position"
+  figure.supxlabel(x_axis + by_position * (weights.shape[2] > MAX_LABELS))
+  figure.supylabel(y_axis + by_position * (weights.shape[1] > MAX_LABELS))
   figure.suptitle(f"{shown.title}: {shown.mechanism}")
-  figure.colorbar(images[0], ax=panels, label="attention weight", shrink=0.8)
+  figure.colorbar(image, ax=panels, label="attention weight", shrink=0.8)
 
 
-def _inches(least: float, num_labels: int) -> float:
-  """Height or width of a panel."""
-  if num_labels > MAX_LABELS:
-    return _INCHES_UNLABELLED
-  return max(least, _INCHES_PER_LABEL * num_labels) + 1
-
-
-def _readable(
-  axis: str, labels: Sequence[str]
-) -> tuple[str, Sequence[str] | None]:
-  """The name of an axis, and its labels where there is room for them."""
-  if len(labels) > MAX_LABELS:
-    return f"{axis}, by position", None
-  # A dollar sign would start a formula.
-  return axis, [label.replace("$", r"\$") for label in labels]
-
-
-def _named(
+def _name_tokens(
   name: str,
   weights: np.ndarray,
   task: tasks.Task,
@@ -303,40 +275,18 @@ def _named(
   )
 
 
-def _parts(name: str) -> tuple[str, ...]:
-  """'decoder_1/cross_attention' as 'decoder', '2', 'cross_attention'."""
-  block, kind = name.split("/")
-  side, _, index = block.partition("_")
-  # The recurrent decoder has one attention, for all of its layers.
-  return (side, str(int(index) + 1), kind) if index else (side, kind)
-
-
-def _mechanism(model: Any, name: str) -> str:
-  """The mechanism that 'decoder_1/self_attention' has."""
-  side, *number, kind = _parts(name)
+def _mechanism(model: Any, side: str, number: int, kind: str) -> str:
+  """The mechanism of a layer, counted from 1; of a side's only layer, from 0."""
   slot = kind if kind == "cross_attention" else f"{side}_attention"
   chosen = model.config.attentions[slot]
-  # Without a number, a model has one such layer a side.
-  layer = int(number[0]) - 1 if number else int(side == "decoder")
+  layer = number - 1 if number else int(side == "decoder")
   return chosen[layer % len(chosen)].name
-
-
-def _title(name: str) -> str:
-  """'decoder_1/cross_attention' as 'decoder layer 2, cross-attention'."""
-  *block, kind = _parts(name)
-  return f"{' layer '.join(block)}, {kind.replace('_', '-')}"
-
-
-def _place(name: str) -> tuple[bool, int, bool]:
-  """Orders names by their place in the model."""
-  side, *number, kind = _parts(name)
-  return side == "decoder", int("".join(number) or 0), "cross" in kind
 
 
 def length(present: np.ndarray) -> int:
   """One past the last True, at least 1: what is not padding."""
-  found = np.flatnonzero(present)
-  return int(found[-1]) + 1 if len(found) else 1
+  places = np.flatnonzero(present)
+  return int(places[-1]) + 1 if len(places) else 1
 
 
 def readable_example(

@@ -1,11 +1,10 @@
 """Checkpoints: Orbax, with a digest of every leaf next to the state.
 
-Orbax restores a flipped byte or another dtype without a word. So each step
-also keeps a digest of every leaf, and `restore` walks from the newest step
-to the first one that is what was saved.
+Orbax restores a flipped byte or another dtype without a word, so `restore` walks
+from the newest step to the first one whose leaves have the digests that were saved.
 
 Of several processes each writes what its devices have, and reads what they will
-have. The digest of a leaf is made of a sum over its numbers, so that each process
+have. The digest of a leaf is made of a sum over its numbers, to which each process
 adds its share, however the leaf is cut.
 """
 
@@ -42,22 +41,19 @@ def digests(tree: Any) -> dict[str, str]:
   Where several processes have parts of the leaves, all have to ask, and all get
   the digests of the whole.
 
-  Args:
-    tree: any pytree of arrays.
-
   Returns:
     path of the leaf → hexadecimal digest.
   """
   leaves = jax.tree.leaves_with_path(tree)
-  sums = np.array([_sum(leaf) for _, leaf in leaves], np.uint64)
-  if any(not _is_here(leaf) for _, leaf in leaves):
-    sums = cluster.total(sums)
-  found = {}
-  for (path, leaf), total in zip(leaves, sums, strict=True):
-    kind = f"{np.dtype(leaf.dtype)}{np.shape(leaf)}{total}"
-    digest = hashlib.sha256(kind.encode())
-    found[jax.tree_util.keystr(path)] = digest.hexdigest()
-  return found
+  totals = np.array([_sum(leaf) for _, leaf in leaves], np.uint64)
+  if not all(_is_here(leaf) for _, leaf in leaves):
+    totals = cluster.total(totals)
+  named = {}
+  for (path, leaf), total in zip(leaves, totals, strict=True):
+    text = f"{np.dtype(leaf.dtype)}{np.shape(leaf)}{total}"
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    named[jax.tree_util.keystr(path)] = digest
+  return named
 
 
 def _is_here(leaf: Any) -> bool:
@@ -69,12 +65,16 @@ def _sum(leaf: Any) -> int:
   """The sum over the numbers of a leaf, or over those that are this process's."""
   if _is_here(leaf):
     return _mixed(np.asarray(leaf), (0,) * np.ndim(leaf), np.shape(leaf))
-  total = 0
-  for shard in leaf.addressable_shards:
-    if shard.replica_id == 0:  # Each number once.
-      corner = tuple(part.start or 0 for part in shard.index)
-      total += _mixed(np.asarray(shard.data), corner, leaf.shape)
-  return total % 2**64
+  parts = [
+    _mixed(
+      np.asarray(shard.data),
+      tuple(axis.start or 0 for axis in shard.index),
+      leaf.shape,
+    )
+    for shard in leaf.addressable_shards
+    if shard.replica_id == 0  # Each number once.
+  ]
+  return sum(parts) % 2**64
 
 
 def _mixed(
@@ -85,12 +85,12 @@ def _mixed(
   total = 0
   for start in range(0, bits.size, _BLOCK):
     values = bits[start : start + _BLOCK].astype(np.uint64)
-    places = np.arange(start, start + len(values), dtype=np.uint64)
+    places = np.arange(start, start + len(values))
     if part.shape != shape:
-      at = np.unravel_index(places.astype(np.int64), part.shape)
+      at = np.unravel_index(places, part.shape)
       whole = tuple(x + first for x, first in zip(at, corner, strict=True))
-      places = np.ravel_multi_index(whole, shape).astype(np.uint64)
-    mixed = _mix(_mix(places + np.uint64(1)) + values)
+      places = np.ravel_multi_index(whole, shape)
+    mixed = _mix(_mix(places.astype(np.uint64) + np.uint64(1)) + values)
     total += int(mixed.sum(dtype=np.uint64))
   return total % 2**64
 
@@ -130,18 +130,16 @@ class Checkpoints:
       record: JSON-ready values to have back on restore.
     """
     # On a CPU arrays may share memory that is donated afterwards.
-    kept = jax.tree.map(_copy, state)
-    step = int(kept.step)
+    fields = _fields(jax.tree.map(_copy, state))
+    step = int(fields["step"])
     for later in self._manager.all_steps():
       if later >= step:
         self._manager.delete(later)
+    entry = {"digests": _named_digests(fields), "record": dict(record)}
     self._manager.save(
       step,
       args=ocp.args.Composite(
-        state=ocp.args.StandardSave(_fields(kept)),
-        record=ocp.args.JsonSave(
-          {"digests": _state_digests(kept), "record": dict(record)}
-        ),
+        state=ocp.args.StandardSave(fields), record=ocp.args.JsonSave(entry)
       ),
       force=True,
     )
@@ -186,41 +184,39 @@ class Checkpoints:
   def _restore_step(
     self, step: int, like: TrainState
   ) -> tuple[TrainState, Mapping[str, Any]]:
-    restored, error = None, None
+    expected = _fields(jax.tree.map(_template, like))
+    restored, fault = None, None
     try:
       restored = self._manager.restore(
         step,
         args=ocp.args.Composite(
-          state=ocp.args.StandardRestore(
-            _fields(jax.tree.map(_template, like))
-          ),
+          state=ocp.args.StandardRestore(expected),
           record=ocp.args.JsonRestore(),
         ),
       )
     # Whatever one process cannot read, all go on to the step before.
-    except Exception as found:
-      error = found
-    if cluster.any_of(error is not None):
-      raise error or ValueError("another process could not read it")
+    except Exception as error:
+      fault = error
+    if cluster.any_of(restored is None):
+      raise fault or ValueError("another process could not read it")
     assert restored is not None
-    fields = dict(restored["state"])
-    step, params, opt_state = map(fields.pop, ("step", "params", "opt_state"))
-    state = TrainState(step, params, fields, opt_state)
-    saved, found = restored["record"]["digests"], _state_digests(state)
-    for name in sorted(saved.keys() | found.keys()):
-      if saved.get(name) != found.get(name):
+    fields, entry = dict(restored["state"]), restored["record"]
+    saved, restored_digests = entry["digests"], _named_digests(fields)
+    for name in sorted(saved.keys() | restored_digests.keys()):
+      if saved.get(name) != restored_digests.get(name):
         raise ValueError(f"digest of {name} is not the one saved")
-    for (path, leaf), (_, expected) in zip(
-      jax.tree.leaves_with_path(state),
-      jax.tree.leaves_with_path(like),
-      strict=True,
+    for (path, leaf), other in zip(
+      jax.tree.leaves_with_path(fields), jax.tree.leaves(expected), strict=True
     ):
-      if leaf.shape != expected.shape:
+      if leaf.shape != other.shape:
         raise ValueError(
           f"{jax.tree_util.keystr(path)} has shape {leaf.shape}, expected "
-          f"{expected.shape}"
+          f"{other.shape}"
         )
-    return state, restored["record"]["record"]
+    number, params, opt_state = (
+      fields.pop(name) for name in ("step", "params", "opt_state")
+    )
+    return TrainState(number, params, fields, opt_state), entry["record"]
 
   def close(self) -> None:
     """Waits until everything is written."""
@@ -246,9 +242,9 @@ def _fields(state: TrainState) -> dict[str, Any]:
   return fields | fields.pop("collections")
 
 
-def _state_digests(state: TrainState) -> dict[str, str]:
+def _named_digests(fields: dict[str, Any]) -> dict[str, str]:
   """Digests by the names of what is on disk, as `.params['head']['kernel']`."""
   return {
     re.sub(r"^\['(\w+)'\]", r".\1", name): digest
-    for name, digest in digests(_fields(state)).items()
+    for name, digest in digests(fields).items()
   }

@@ -83,10 +83,10 @@ def held(workdir: Path) -> Iterator[None]:
 def parsed(path: Path) -> dict[str, Any] | None:
   """The JSON object in a file; None where there is none, or a damaged one."""
   try:
-    found = json.loads(path.read_text())
+    content = json.loads(path.read_text())
   except (OSError, ValueError):
     return None
-  return found if isinstance(found, dict) else None
+  return content if isinstance(content, dict) else None
 
 
 def replace(path: Path, content: Mapping[str, Any]) -> None:

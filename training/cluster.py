@@ -1,19 +1,31 @@
 """Several processes that are one run, on JAX's own distributed runtime.
 
-Imports JAX only where it is asked for: `--help` does not wait for it.
+They join, agree on what has to be the same in all of them, and end together.
 """
 
+from collections.abc import Callable, Iterator, Sequence
+import contextlib
 import faulthandler
 import os
+import pathlib
 import sys
-from typing import Any, NoReturn
+import threading
+import time
+from typing import NoReturn
+
+import jax
+from jax.experimental import multihost_utils
+import numpy as np
 
 from settings.errors import ConfigError, one_line
 
-_HEARTBEAT_SECONDS = 100
-"""A process that is silent for so long is lost to JAX, which ends the others."""
-
 _JOIN_SECONDS = 300
+_BEAT_SECONDS = 5.0
+_LOST_SECONDS = 60.0
+"""A process that is silent for so long is lost: twice a pause that a run survives."""
+_JAX_LOST_SECONDS = 100
+"""JAX ends the others as well, later, by SIGABRT and a report of several lines."""
+_DONE = "done"
 
 _RECOGNISED = (
   ("SLURM_STEP_NUM_TASKS", lambda value: int(value) > 1),
@@ -58,55 +70,57 @@ def join(
     )
   if missing and not _is_scheduled():
     return
-  if coordinator is not None and process_id is not None:
+  if coordinator is not None:
     host, _, port = coordinator.rpartition(":")
     if not host or not port.isdigit():
       raise ConfigError(
         f"--coordinator: expected HOST:PORT, got {coordinator!r}"
       )
-    if not 0 <= process_id < (num_processes or 0):
+    if process_id not in range(num_processes or 0):
       raise ConfigError(
         f"--process_id: expected 0 to {(num_processes or 0) - 1}, for "
         f"--num_processes={num_processes}, got {process_id}"
       )
-  import jax
-
   try:
     jax.distributed.initialize(
       coordinator,
       num_processes,
       process_id,
       initialization_timeout=_JOIN_SECONDS,
-      heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
+      heartbeat_timeout_seconds=_JAX_LOST_SECONDS,
     )
   except (RuntimeError, ValueError) as error:
     raise ConfigError(f"--coordinator: {one_line(error)}") from error
-  # JAX ends a process whose peer is lost by SIGABRT, and says which; stacks of all
-  # threads would hide that.
+  # JAX says which process is lost; stacks of all threads would hide that.
   faulthandler.disable()
   if not is_first():
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
 
+def _is_scheduled() -> bool:
+  """Whether a scheduler started several processes in a way that JAX knows."""
+  for name, is_several in _RECOGNISED:
+    value = os.environ.get(name, "")
+    # What is not a number is not what JAX reads.
+    with contextlib.suppress(ValueError):
+      if value and is_several(value):
+        return True
+  return False
+
+
 def is_first() -> bool:
   """Whether this process writes what a run writes once."""
-  import jax
-
   return jax.process_index() == 0
 
 
 def are_several() -> bool:
   """Whether this run has other processes."""
-  import jax
-
   return jax.process_count() > 1
 
 
 def wait(name: str) -> None:
   """Returns when all processes have come here."""
   if are_several():
-    from jax.experimental import multihost_utils
-
     multihost_utils.sync_global_devices(name)
 
 
@@ -114,20 +128,93 @@ def any_of(flag: bool) -> bool:
   """Whether a flag is True in any process; all have to ask."""
   if not are_several():
     return flag
-  from jax.experimental import multihost_utils
-  import numpy as np
-
   return bool(multihost_utils.process_allgather(np.array(flag)).any())
 
 
-def total(numbers: Any) -> Any:
+def total(numbers: np.ndarray) -> np.ndarray:
   """The sum over processes of an array of uint64, modulo 2⁶⁴; all have to ask."""
-  from jax.experimental import multihost_utils
-  import numpy as np
-
   # JAX has no 64 bits unless it is told to.
   halves = multihost_utils.process_allgather(numbers.view(np.uint32))
   return np.asarray(halves).view(np.uint64).sum(axis=0, dtype=np.uint64)
+
+
+@contextlib.contextmanager
+def heartbeat(folder: pathlib.Path) -> Iterator[None]:
+  """Within it, this process ends, with one line, once another one is lost.
+
+  Each counts in a file of `folder`, which all see. A process that hangs but whose
+  threads run is not noticed.
+  """
+  if not are_several():
+    yield
+    return
+  beats, count = folder / ".processes", jax.process_count()
+  beats.mkdir(exist_ok=True)
+  files, own = [beats / str(i) for i in range(count)], jax.process_index()
+  _write(files[own], "0")
+  # None reads what a process of an earlier run left.
+  wait("heartbeat")
+
+  def lost(number):
+    silent = f"silent for {_LOST_SECONDS:.0f} s"
+    _end(f"process {number} of {count} is lost ({silent})")
+
+  stop = threading.Event()
+  thread = threading.Thread(
+    target=watch, args=(files, own, stop, lost), daemon=True
+  )
+  thread.start()
+  try:
+    yield
+  finally:
+    stop.set()
+    thread.join()
+    _write(files[own], _DONE)
+
+
+def watch(
+  files: Sequence[pathlib.Path],
+  own: int,
+  stop: threading.Event,
+  lost: Callable[[int], None],
+  every: float = _BEAT_SECONDS,
+  limit: float = _LOST_SECONDS,
+) -> None:
+  """Counts for the others until `stop`, or calls `lost` for one that is silent.
+
+  Args:
+    files: one for each process.
+    own: number of this process.
+    stop: ends it.
+    lost: gets the number of a process.
+    every: seconds between two looks.
+    limit: seconds without a change after which a process is lost.
+  """
+  seen: dict[int, tuple[str, float]] = {}
+  beat, looked = 0, time.monotonic()
+  while not stop.wait(every):
+    beat, now = beat + 1, time.monotonic()
+    _write(files[own], str(beat))
+    if now - looked > 2 * every:
+      # This process was halted, and does not know for how long the others were.
+      seen.clear()
+    looked = now
+    for number, file in enumerate(files):
+      text = ""
+      with contextlib.suppress(OSError):
+        text = file.read_text()
+      if number == own or text == _DONE:
+        continue
+      if number not in seen or text != seen[number][0]:
+        seen[number] = text, now
+      elif now - seen[number][1] > limit:
+        return lost(number)
+
+
+def _write(file: pathlib.Path, text: str) -> None:
+  # A disk that is full is told where the run writes what matters.
+  with contextlib.suppress(OSError):
+    file.write_text(text)
 
 
 def end_lost(error: BaseException) -> NoReturn:
@@ -139,17 +226,15 @@ def end_lost(error: BaseException) -> NoReturn:
   Raises:
     BaseException: `error`, in a run of one process.
   """
-  import jax
-
-  if jax.process_count() == 1:
+  if not are_several():
     raise error
-  end(
+  _end(
     f"process {jax.process_index()} of {jax.process_count()}: another process of "
     f"this run is lost ({one_line(error)})"
   )
 
 
-def end(fault: str) -> NoReturn:
+def _end(fault: str) -> NoReturn:
   """Ends this process at once, with one line: the others cannot be waited for."""
   print(
     f"{fault}; start all of them again with the same command, and they continue "
@@ -158,15 +243,3 @@ def end(fault: str) -> NoReturn:
     flush=True,
   )
   os._exit(1)
-
-
-def _is_scheduled() -> bool:
-  """Whether a scheduler started several processes in a way that JAX knows."""
-  for name, is_several in _RECOGNISED:
-    value = os.environ.get(name, "")
-    try:
-      if value and is_several(value):
-        return True
-    except ValueError:  # Not a number, so it is not what JAX reads.
-      continue
-  return False

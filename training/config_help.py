@@ -17,6 +17,15 @@ from training.config import TrainConfig
 
 _WIDTH = 78
 
+_PAGE = """\
+# Leaves of a config
+
+Generated from the code: `python -m training.config_help > docs/config.md`. \
+Any leaf is set on the command line, as `--config.model.num_layers=2`. \
+`python train.py --config=configs/copy.py --help` shows those of one config with \
+its values. Options of mechanisms are in [mechanism_options.md](mechanism_options.md).
+"""
+
 
 def text(mapping: Mapping[str, Any]) -> str:
   """The leaves of one config, as `--help` shows them.
@@ -25,84 +34,23 @@ def text(mapping: Mapping[str, Any]) -> str:
     ConfigError: the config is faulty.
   """
   config = experiment_config.parse(mapping)
-  lines = ["Leaves of this config:"]
-  for section, part in _sections(config):
+  lines, indent = ["Leaves of this config:"], " " * 6
+  for section, part in (
+    ("", config.train),
+    ("task.", config.task),
+    ("model.", config.model),
+  ):
     for name, value, meaning in _leaves(part, section):
       lines.append(f"  --config.{name}={value}")
       lines += textwrap.wrap(
-        meaning, _WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6
+        meaning, _WIDTH, initial_indent=indent, subsequent_indent=indent
       )
   return "\n".join(lines)
 
 
-def _sections(
-  config: experiment_config.ExperimentConfig,
-) -> Iterator[tuple[str, Any]]:
-  yield "", config.train
-  yield "task.", config.task
-  yield "model.", config.model
-
-
-def _leaves(config: Any, section: str) -> Iterator[tuple[str, str, str]]:
-  """Name, value and meaning of the leaves of a config or of its type."""
-  kind = config if isinstance(config, type) else type(config)
-  meanings = attribute_docs(kind)
-  for field in dataclasses.fields(kind):
-    value = getattr(config, field.name, field.default)
-    inner = field.default_factory
-    if dataclasses.is_dataclass(inner) and isinstance(config, type):
-      value = inner
-    name, meaning = section + field.name, meanings.get(field.name, "")
-    if isinstance(value, Mapping):
-      continue  # The options of a mechanism, which its factory describes.
-    if dataclasses.is_dataclass(value) and not hasattr(value, "build"):
-      yield from _leaves(value, f"{name}.")
-    else:
-      yield name, _shown(value), meaning
-
-
-def _shown(value: Any) -> str:
-  if hasattr(value, "build"):
-    options = ", ".join(f"{k}={v!r}" for k, v in value.options.items())
-    return value.name + (f" ({options})" if options else "")
-  if isinstance(value, tuple):
-    return "[" + ", ".join(map(_shown, value)) + "]"
-  if value is dataclasses.MISSING:
-    return ""
-  return repr(value) if value == "" else str(value)
-
-
-def attribute_docs(kind: type) -> dict[str, str]:
-  """Field -> what the "Attributes:" of a docstring, or of one inherited, say."""
-  docs: dict[str, str] = {}
-  for base in kind.__bases__:
-    docs |= attribute_docs(base)
-  doc = inspect.cleandoc(vars(kind).get("__doc__") or "")
-  _, _, attributes = doc.partition("Attributes:\n")
-  name = ""
-  for line in attributes.splitlines():
-    if not line.startswith("  "):
-      break
-    if line.startswith("    "):
-      docs[name] += f" {line.strip()}"
-    else:
-      name, _, meaning = line.strip().partition(": ")
-      docs[name] = meaning
-  return docs
-
-
 def page() -> str:
   """docs/config.md: the leaves of the loop, of every task and of every model."""
-  parts = [
-    "# Leaves of a config\n",
-    "Generated from the code: `python -m training.config_help > docs/config.md`. "
-    "Any leaf is set on the command line, as `--config.model.num_layers=2`. "
-    "`python train.py --config=configs/copy.py --help` shows those of one config with "
-    "its values. Options of mechanisms are in "
-    "[mechanism_options.md](mechanism_options.md).\n",
-    "## The run\n",
-    _table(TrainConfig, ""),
-  ]
+  parts = [_PAGE, "## The run\n", _table(TrainConfig, "")]
   for name, entry in tasks.TASKS.items():
     parts += [f"## Task `{name}`\n", _table(entry.config_type, "task.")]
   kinds: dict[type, list[str]] = {}
@@ -119,6 +67,52 @@ def _table(kind: type, section: str) -> str:
     shown = f"`{value}`" if value else "needed"
     rows.append(f"| `{name}` | {shown} | {meaning} |")
   return "\n".join(rows) + "\n"
+
+
+def _leaves(config: Any, section: str) -> Iterator[tuple[str, str, str]]:
+  """Name, value and meaning of the leaves of a config or of its type."""
+  kind = config if isinstance(config, type) else type(config)
+  meanings = _meanings(kind)
+  for field in dataclasses.fields(kind):
+    value = getattr(config, field.name, field.default)
+    if config is kind and dataclasses.is_dataclass(field.default_factory):
+      value = field.default_factory
+    name = section + field.name
+    if isinstance(value, Mapping):
+      continue  # The options of a mechanism, which its factory describes.
+    if dataclasses.is_dataclass(value) and not hasattr(value, "build"):
+      yield from _leaves(value, f"{name}.")
+    else:
+      yield name, _shown(value), meanings.get(field.name, "")
+
+
+def _shown(value: Any) -> str:
+  if hasattr(value, "build"):
+    options = ", ".join(f"{k}={v!r}" for k, v in value.options.items())
+    return value.name + (f" ({options})" if options else "")
+  if isinstance(value, tuple):
+    return "[" + ", ".join(map(_shown, value)) + "]"
+  if value is dataclasses.MISSING:
+    return ""
+  return repr(value) if value == "" else str(value)
+
+
+def _meanings(kind: type) -> dict[str, str]:
+  """Field -> what the "Attributes:" of a docstring, or of one inherited, say."""
+  meanings: dict[str, str] = {}
+  for base in kind.__bases__:
+    meanings |= _meanings(base)
+  doc = inspect.cleandoc(vars(kind).get("__doc__") or "")
+  name = ""
+  for line in doc.partition("Attributes:\n")[2].splitlines():
+    if not line.startswith("  "):
+      break
+    if line.startswith("    "):
+      meanings[name] += f" {line.strip()}"
+    else:
+      name, _, meaning = line.strip().partition(": ")
+      meanings[name] = meaning
+  return meanings
 
 
 if __name__ == "__main__":

@@ -8,9 +8,11 @@ r"""What a device holds of a run, before it is started.
 Compiles a step and prints bytes a device, as a table: the parameters and the
 optimiser's state by what lies where, the batch, and what XLA reserves for
 activations, gradients and temporaries. A second table has the bytes that a device
-sends in a step. Nothing is trained or written. --devices simulates that many devices on a CPU.
+sends in a step. Nothing is trained or written. --devices simulates that many
+devices on a CPU.
 """
 
+import math
 from typing import Any
 
 from absl import flags
@@ -22,8 +24,6 @@ _CONFIG = config_flag.define("FILE.py or FILE.py:MECHANISM, as for train.py")
 _DEVICES = flags.DEFINE_integer(
   "devices", None, "devices to simulate on a CPU", lower_bound=1
 )
-
-_UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
 
 def main() -> None:
@@ -40,78 +40,52 @@ def main() -> None:
   from training import experiment, experiment_config, parallel, traffic
 
   config = experiment_config.parse(mapping)
-  mesh = parallel.check_mesh(config.train, config.model)
+  train = config.train
+  mesh = parallel.check_mesh(train, config.model)
   run = experiment.create(config)
   print(experiment.describe(run))
   sizes = " × ".join(f"{name} {size}" for name, size in mesh.named.items())
   print(f"mesh: {sizes}\n")
-  held, text = compiled_step(run)
-  for line in table(held):
-    print(line)
-  crossing = traffic.sent(text)
-  print("\n| in a step, a device sends by | |\n| --- | --: |")
-  for kind, count in (crossing or {"nothing": 0.0}).items():
-    print(f"| {kind} | {_told(count)} |")
 
-
-def compiled_step(run: Any) -> tuple[dict[str, tuple[int, int]], str]:
-  """What one device holds in a step, and XLA's text of it.
-
-  Args:
-    run: an `Experiment`.
-
-  Returns:
-    name → (bytes on the first device, bytes of the whole array), the whole being
-    0 where there is none, as of temporaries; and the text of the program.
-  """
-  import jax
-  import numpy as np
-
-  from training import parallel
-
-  train = run.config.train
   made = parallel.make(run.functions, train.parallel, mesh=train.mesh)
   batch = made.place_batch(run.task.train_batch(0))
   compiled = made.lower_train(run.shapes, batch).compile()
-
-  def held(tree):
-    leaves = jax.tree.leaves(tree)
-    sizes = [leaf.dtype.itemsize for leaf in leaves]
-    local = [
-      int(np.prod(leaf.sharding.shard_shape(leaf.shape))) for leaf in leaves
-    ]
-    whole = [int(np.prod(leaf.shape)) for leaf in leaves]
-    return (
-      sum(size * count for size, count in zip(sizes, local, strict=True)),
-      sum(size * count for size, count in zip(sizes, whole, strict=True)),
-    )
-
   state = made.placed_shapes(run.shapes)
-  temporaries = compiled.memory_analysis().temp_size_in_bytes
-  found = {
-    "parameters": held(state.params),
-    "optimiser's state": held(state.opt_state),
-    **{name: held(tree) for name, tree in state.collections.items()},
-    "batch": held(batch),
-    "activations, gradients, temporaries": (temporaries, 0),
+  parts = {
+    "parameters": state.params,
+    "optimiser's state": state.opt_state,
+    **state.collections,
+    "batch": batch,
   }
-  return found, compiled.as_text()
+  temporaries = compiled.memory_analysis().temp_size_in_bytes
+  print("| | a device | the whole |\n| --- | --: | --: |")
+  for name, tree in parts.items():
+    if local := _bytes(tree, local=True):
+      print(f"| {name} | {_readable(local)} | {_readable(_bytes(tree))} |")
+  if temporaries:
+    name = "activations, gradients, temporaries"
+    print(f"| {name} | {_readable(temporaries)} | – |")
+  held = sum(_bytes(tree, local=True) for tree in parts.values())
+  print(f"| together | {_readable(held + temporaries)} | |")
+  print("\n| in a step, a device sends by | |\n| --- | --: |")
+  sent = traffic.sent(compiled.as_text()) or {"nothing": 0.0}
+  for kind, count in sent.items():
+    print(f"| {kind} | {_readable(count)} |")
 
 
-def table(found: dict[str, tuple[int, int]]) -> list[str]:
-  """Lines of Markdown; what takes no bytes is left out."""
-  lines = ["| | a device | the whole |", "| --- | --: | --: |"]
-  for name, (local, whole) in found.items():
-    if local:
-      lines.append(
-        f"| {name} | {_told(local)} | {_told(whole) if whole else '–'} |"
-      )
-  total = sum(local for local, _ in found.values())
-  return [*lines, f"| together | {_told(total)} | |"]
+def _bytes(tree: Any, local: bool = False) -> int:
+  """Of the arrays or placed shapes of a tree, or of one device's parts of them."""
+  import jax
+
+  return sum(
+    leaf.dtype.itemsize
+    * math.prod(leaf.sharding.shard_shape(leaf.shape) if local else leaf.shape)
+    for leaf in jax.tree.leaves(tree)
+  )
 
 
-def _told(count: float) -> str:
-  for unit, size in _UNITS:
+def _readable(count: float) -> str:
+  for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
     if count >= size:
       return f"{count / size:.2f} {unit}"
   return f"{count:.0f} B"

@@ -59,7 +59,7 @@ def run(
     # Libraries log a lot that does not concern a user.
     logging.set_verbosity(logging.ERROR)
     try:
-      code = _call(main, arguments[1:], commands)
+      code = main(*_command(arguments[1:], commands))
       sys.stdout.flush()
       return code
     except BrokenPipeError:
@@ -83,14 +83,12 @@ def run(
   raise AssertionError  # app.run exits.
 
 
-def _call(
-  main: Callable[..., int | None], words: Sequence[str], commands: Sequence[str]
-) -> int | None:
-  """Calls `main` with the command among the words that are not flags."""
+def _command(words: Sequence[str], commands: Sequence[str]) -> list[str | None]:
+  """What `main` is called with: the command among words that are not flags."""
   if not words:
-    return main(None) if commands else main()
+    return [None] if commands else []
   if len(words) == 1 and words[0] in commands:
-    return main(words[0])
+    return [words[0]]
   expected = f"{', '.join(commands)} or " if commands else ""
   raise ConfigError(
     f"{words[-1]}: expected {expected}flags only (--name=value)"
@@ -177,9 +175,9 @@ def _parse(
 def _help(program: str) -> str:
   """The program's docstring and its own flags."""
   lines = [(sys.modules["__main__"].__doc__ or "").strip(), "", "Flags:"]
-  # Absl files the flags of the main module under its path.
+  # Absl files the flags of the main module under its path; the library of
+  # configs defines this one.
   own = flags.FLAGS.get_key_flags_for_module(program)
-  # The library of configs defines this one.
   config = [flags.FLAGS["config"]] if "config" in flags.FLAGS else []
   for flag in config + own:
     text = flag.help or ""
@@ -193,7 +191,9 @@ def _help(program: str) -> str:
 def _cause(error: BaseException) -> str:
   """What is behind the wrappings of absl and config_flags."""
   innermost = error
-  while inner := _behind(innermost):
+  while inner := innermost.__cause__ or (
+    None if innermost.__suppress_context__ else innermost.__context__
+  ):
     innermost = inner
   if isinstance(innermost, ConfigError):
     return one_line(innermost)
@@ -210,12 +210,6 @@ def _cause(error: BaseException) -> str:
   if isinstance(error, flags.Error):
     return one_line(error)
   return f"--config: {one_line(error)}"  # The file is run in here.
-
-
-def _behind(error: BaseException) -> BaseException | None:
-  """What an exception was raised from; None where it speaks for itself."""
-  hidden = error.__suppress_context__ and error.__cause__ is None
-  return None if hidden else error.__cause__ or error.__context__
 
 
 def fail(line: str, code: int) -> NoReturn:

@@ -1,6 +1,6 @@
 """Held-out data: metrics under teacher forcing, then decoding and its score."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import json
 import pathlib
 from typing import Any, NamedTuple, TypeVar
@@ -10,6 +10,7 @@ import numpy as np
 
 from settings.errors import RunError, one_line
 import tasks
+from training.experiment import Experiment
 from training.parallel import Parallel
 
 T = TypeVar("T")
@@ -31,12 +32,6 @@ def evaluate(
 ) -> dict[str, float]:
   """Metrics of one split: sums over all batches, divided once.
 
-  Args:
-    parallel: the compiled functions.
-    variables: of the model, on the devices.
-    task: the data and the names of the metrics.
-    split: one of `task.eval_splits`.
-
   Returns:
     metric name → value; 'loss' is the cross-entropy in nats.
 
@@ -57,29 +52,25 @@ def evaluate(
   )
 
 
-def decode(
-  generate: Callable[..., Any],
-  variables: Mapping[str, Any],
-  task: tasks.Task,
-  split: str,
-) -> list[Sample]:
-  """Decodes every example of one split that has a reference.
-
-  Args:
-    generate: `(variables, inputs, *, max_length) -> Generated`.
-    variables: of the model.
-    task: the examples.
-    split: one of `task.eval_splits`.
+def generate(
+  experiment: Experiment, variables: Mapping[str, Any], split: str
+) -> tuple[list[Sample], dict[str, float | str]]:
+  """What a model writes of one split and how it plays, with the scores of both.
 
   Returns:
-    The examples as text, in order; none where the task decodes nothing.
+    Every example with a reference as text, in order, and metric name → value;
+    both empty where the task neither decodes nor has an environment.
 
   Raises:
     RunError: the data cannot be read.
   """
+  task = experiment.task
+  method = experiment.config.train.decode_method
   samples = []
   for batch in _reading(task.decode_batches(split), split):
-    generated = generate(variables, batch.inputs, max_length=batch.max_length)
+    generated = experiment.generate(
+      variables, batch.inputs, max_length=batch.max_length, method=method
+    )
     tokens = np.asarray(generated.tokens)
     for row, reference in enumerate(batch.references):
       if "source" in batch.inputs:
@@ -90,45 +81,33 @@ def decode(
       samples.append(
         Sample(task.decode(source), reference, task.decode(tokens[row]))
       )
-  return samples
-
-
-def play(
-  forward: Callable[..., jax.Array],
-  variables: Mapping[str, Any],
-  task: tasks.Task,
-  split: str,
-) -> dict[str, float]:
-  """Lets a model act in the environment of a task that has one.
-
-  Args:
-    forward: `(variables, batch, dropout_rng) -> logits`.
-    variables: of the model.
-    task: the environment, if it has a method `play`.
-    split: one of `task.eval_splits`.
-
-  Returns:
-    metric name → value; none where the task has no environment.
-  """
-  if not hasattr(task, "play"):
-    return {}
-  predict = jax.jit(lambda variables, batch: forward(variables, batch, None))
-  return task.play(lambda batch: np.asarray(predict(variables, batch)), split)
+  values = {}
+  if hasattr(task, "play"):
+    predict = jax.jit(
+      lambda variables, batch: experiment.functions.forward(
+        variables, batch, None
+      )
+    )
+    values = task.play(
+      lambda batch: np.asarray(predict(variables, batch)), split
+    )
+  if samples:
+    outputs, references = (
+      [s.output for s in samples],
+      [s.reference for s in samples],
+    )
+    values |= task.score(outputs, references)
+  return samples, values
 
 
 def _reading(items: Iterable[T], split: str) -> Iterator[T]:
   """Passes items on; what fails in reading them stops the run."""
-  iterator = iter(items)
-  while True:
-    try:
-      item = next(iterator)
-    except StopIteration:
-      return
-    except Exception as error:
-      raise RunError(
-        f"split {split!r}: data cannot be read: {one_line(error)}"
-      ) from error
-    yield item
+  try:
+    yield from items
+  except Exception as error:
+    raise RunError(
+      f"split {split!r}: data cannot be read: {one_line(error)}"
+    ) from error
 
 
 def write_samples(
@@ -147,17 +126,14 @@ def write_samples(
 def write_sentences(
   path: pathlib.Path, task: tasks.Task, samples: Sequence[Sample]
 ) -> None:
-  """Writes what a score of the whole split is made of, for each of its samples.
+  """Writes what a score of a split is made of, for each of its samples in order.
 
-  Args:
-    path: `SENTENCES` in a run's folder.
-    task: that has a method `sentence_statistics`; of any other nothing is written.
-    samples: all of a split, in the order that all runs of the task have.
+  Nothing for a task without a method `sentence_statistics`.
   """
   if not hasattr(task, "sentence_statistics"):
     return
-  found = task.sentence_statistics(
+  statistics = task.sentence_statistics(
     [s.output for s in samples], [s.reference for s in samples]
   )
-  if found:
-    path.write_text(json.dumps({"statistics": found}) + "\n")
+  if statistics:
+    path.write_text(json.dumps({"statistics": statistics}) + "\n")

@@ -4,7 +4,8 @@ The data is read, the model made and traced, so that what does not fit is found
 before anything is compiled or written.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+import contextlib
 import functools
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,11 +58,9 @@ class Experiment(NamedTuple):
 def begin(config: ExperimentConfig, workdir: Path) -> Experiment:
   """Creates a run and writes its config and vocabulary into its folder.
 
-  Every process of the run calls this, and goes on once the first has written.
+  `workdir.check` has found that free, or this run's own.
 
-  Args:
-    config: validated.
-    workdir: which `workdir.check` has found free, or this run's own.
+  Every process of the run calls this, and goes on once the first has written.
 
   Raises:
     ConfigError: as in `create`, or the mesh does not fit the devices.
@@ -77,11 +76,9 @@ def begin(config: ExperimentConfig, workdir: Path) -> Experiment:
 
 
 def sharing(run: Experiment, first: Experiment) -> Experiment:
-  """The same run with the program of another one, which compiles once for both.
+  """The same run with the program of `first`, which compiles once for both.
 
-  Args:
-    run: differs from `first` in seed and learning rate alone.
-    first: whose program it takes.
+  They differ in seed and learning rate alone.
   """
   functions = first.functions._replace(numbers=run.functions.numbers)
   draw = run.draw and first.draw
@@ -102,60 +99,26 @@ def create(
     ConfigError: data are missing or wrong, or sizes do not go together.
   """
   train = config.train
-  try:
-    task = tasks.find(config.task_name).make(
-      config.task,
-      kind=config.model.layout,
-      batch_size=train.batch_size,
-      seed=train.seed,
-      workdir=workdir,
-      restore=restore,
-    )
-  except tasks.DataError as error:
-    raise ConfigError(str(error)) from error
-  except OSError as error:
-    raise ConfigError(f"config.task: {error}") from error
-  except ValueError as error:
-    kind, layout = config.model.kind, config.model.layout
-    known = "" if kind == layout else f", as which {kind!r} reads"
-    known = known if str(error).startswith("model.kind") else ""
-    raise ConfigError(f"config.{error}{known}") from error
-  if hasattr(config.model, "adapt_task") and not restore:
-    task = config.model.adapt_task(task)
-  if not restore:  # A run that is restored was checked when it began.
+  task = _make_task(config, workdir, restore)
+  if (
+    not restore
+  ):  # What was trained, here or elsewhere, may still generate here.
     _check_generates(config, task)
-  schedule = train.optimizer, train.num_steps
-  optimizer = optimizer_lib.make_optimizer(*schedule)
-  if not restore:  # What was trained elsewhere may still generate here.
     try:
       _check_memory(config, task)
     except ValueError as error:
       raise ConfigError(f"config.{error}") from error
-  try:
+  schedule = train.optimizer, train.num_steps
+  optimizer = optimizer_lib.make_optimizer(*schedule)
+  with _refusals(config):
     model = models.create(config.model, **_sizes(config, task))
     init = functools.partial(_init_state, model, optimizer)
     shapes = jax.eval_shape(init, train.seed)
-    draw = jax.jit(init)
-    start = functools.partial(draw, train.seed)
-    if config.weights and not restore:
-      draw = None
-      start = functools.partial(_published_state, config, model, optimizer)
-  except ValueError as error:
-    raise ConfigError(f"config.model.{error}") from error
-  except Exception as error:
-    # A mechanism of somebody's own may raise what it likes.
-    foreign = [
-      one.name
-      for chosen in config.model.attentions.values()
-      for one in chosen
-      if ":" in one.name
-    ]
-    if not foreign:
-      raise
-    raise ConfigError(
-      f"config.model: {', '.join(foreign)} raised "
-      f"{registry.where_it_failed(error, *foreign)}"
-    ) from error
+  draw = jax.jit(init)
+  start = functools.partial(draw, train.seed)
+  if config.weights and not restore:
+    draw = None
+    start = functools.partial(_published_state, config, model, optimizer)
   constants = shapes.collections["constants"]
   if train.redraw_every and not jax.tree.leaves(constants):
     raise ConfigError(
@@ -194,15 +157,93 @@ def create(
     )
 
   return Experiment(
-    config=config,
-    task=task,
-    model=model,
-    functions=functions,
-    init=start,
-    draw=draw,
-    shapes=shapes,
-    generate=generate,
+    config, task, model, functions, start, draw, shapes, generate
   )
+
+
+def describe(experiment: Experiment) -> str:
+  """What fills each slot, size of the model and of the run, in one line."""
+  train = experiment.config.train
+  model = experiment.config.model
+  places = " · ".join(
+    slot.removesuffix("_attention") for slot in model.attentions
+  )
+  params = sum(leaf.size for leaf in jax.tree.leaves(experiment.shapes.params))
+  warmup = train.optimizer.warmup_steps
+  remark = ""
+  if warmup >= train.num_steps:
+    remark = f"; the warm-up of {warmup} steps (optimizer.warmup_steps) goes on to the end"
+  return (
+    f"slots {models.slots(model)} ({places}); {params:,} parameters, "
+    f"{train.num_steps} steps of {train.batch_size} rows, "
+    f"{jax.device_count()} × {jax.devices()[0].device_kind}{remark}"
+  )
+
+
+def _make_task(
+  config: ExperimentConfig, workdir: Path | None, restore: bool
+) -> tasks.Task:
+  """The task, as the model reads it."""
+  model = config.model
+  try:
+    task = tasks.find(config.task_name).make(
+      config.task,
+      kind=model.layout,
+      batch_size=config.train.batch_size,
+      seed=config.train.seed,
+      workdir=workdir,
+      restore=restore,
+    )
+  except tasks.DataError as error:
+    raise ConfigError(str(error)) from error
+  except OSError as error:
+    raise ConfigError(f"config.task: {error}") from error
+  except tasks.LayoutError as error:
+    known = f", as which {model.kind!r} reads" * (model.kind != model.layout)
+    raise ConfigError(f"config.{error}{known}") from error
+  except ValueError as error:
+    raise ConfigError(f"config.{error}") from error
+  if hasattr(model, "adapt_task") and not restore:
+    task = model.adapt_task(task)
+  return task
+
+
+@contextlib.contextmanager
+def _refusals(config: ExperimentConfig) -> Iterator[None]:
+  """What a model or one of its mechanisms refuses, as a ConfigError."""
+  try:
+    yield
+  except ValueError as error:
+    raise ConfigError(f"config.model.{error}") from error
+  except Exception as error:
+    # A mechanism of somebody's own may raise what it likes.
+    foreign = [
+      one.name
+      for chosen in config.model.attentions.values()
+      for one in chosen
+      if ":" in one.name
+    ]
+    if not foreign:
+      raise
+    raise ConfigError(
+      f"config.model: {', '.join(foreign)} raised "
+      f"{registry.where_it_failed(error, *foreign)}"
+    ) from error
+
+
+def _init_state(model, optimizer, seed) -> TrainState:
+  variables = models.initialize(model, jax.random.key(seed), model.example())
+  return TrainState.first(variables, optimizer)
+
+
+def _published_state(config, model, optimizer) -> TrainState:
+  """The state of a run that starts from published weights."""
+  from models.published import load
+
+  opened = load.open_folder(Path(config.weights))
+  key = jax.random.key(config.train.seed)
+  variables = load.read_variables(opened, model, key)
+  return TrainState.first(variables, optimizer)
 
 
 def _own_functions(config, task, model, shapes) -> dict[str, Any]:
@@ -221,14 +262,73 @@ def _own_functions(config, task, model, shapes) -> dict[str, Any]:
       )
     )
   if hasattr(task, "loss"):
-    if config.train.optimizer.label_smoothing:
+    smoothing = config.train.optimizer.label_smoothing
+    if smoothing:
       raise ConfigError(
         f"config.optimizer.label_smoothing: the task {config.task_name!r} has a "
-        "loss of its own; expected 0, got "
-        f"{config.train.optimizer.label_smoothing}"
+        f"loss of its own; expected 0, got {smoothing}"
       )
     functions["loss"] = task.loss
   return functions
+
+
+def _sizes(config: ExperimentConfig, task: tasks.Task) -> dict[str, Any]:
+  """What `models.create` wants to know, from the task and from the model.
+
+  Raises:
+    ValueError: the model knows fewer ids, or shorter sequences, than the task
+      has.
+  """
+  sizes: dict[str, Any] = {
+    "source_vocab_size": task.source_vocab_size,
+    "target_vocab_size": task.target_vocab_size,
+    "max_source_length": task.max_source_length,
+    "max_target_length": task.max_target_length,
+    "shared_vocabulary": task.shared_vocabulary,
+    "input_shapes": tasks.input_shapes(task),
+  }
+  fields = {
+    "source_vocab_size": "vocab_size",
+    "target_vocab_size": "vocab_size",
+    "max_source_length": "max_length",
+    "max_target_length": "max_length",
+  }
+  if getattr(config.model, "head", "") == "class":
+    del fields[
+      "target_vocab_size"
+    ]  # A vocabulary does not contain the classes.
+  for name, field in fields.items():
+    size = getattr(config.model, field, None)
+    if size is None or sizes[name] is None:
+      continue
+    if size < sizes[name]:
+      raise ValueError(
+        f"{field}: expected at least the task's {sizes[name]}, got {size}"
+      )
+    sizes[name] = size
+  return sizes
+
+
+def _check_generates(config: ExperimentConfig, task: tasks.Task) -> None:
+  """Refuses a decoder that cannot do what the task ends with: generate.
+
+  Raises:
+    ConfigError: the task generates, and a mechanism cannot decode.
+  """
+  why = f", and the task {config.task_name!r} generates"
+  for field, needs in models.GENERATING.items():
+    needs = {need: what + why for need, what in needs.items()}
+    for attention in config.model.attentions.get(field, ()):
+      try:
+        models.check_supports(field, attention, needs)
+      except ValueError as error:
+        if _generates(task):
+          raise ConfigError(f"config.model.{error}") from error
+
+
+def _generates(task: tasks.Task) -> bool:
+  batches = (next(iter(task.decode_batches(x)), None) for x in task.eval_splits)
+  return any(batch is not None for batch in batches)
 
 
 def _check_memory(config: ExperimentConfig, task: tasks.Task) -> None:
@@ -244,9 +344,8 @@ def _check_memory(config: ExperimentConfig, task: tasks.Task) -> None:
     f"programs of {model.num_layers:,} layers",
     model.num_layers * _LAYER_PROGRAM_BYTES,
   )
-  mlp_features = getattr(
-    model, "mlp_features", 0
-  )  # A recurrent model has none.
+  # A recurrent model has none of the first.
+  mlp_features = getattr(model, "mlp_features", 0)
   features = getattr(model, "features", None)
   sizes = f"num_layers={model.num_layers}, features={features}"
   sizes += f", mlp_features={mlp_features}" if mlp_features else ""
@@ -262,8 +361,9 @@ def _check_memory(config: ExperimentConfig, task: tasks.Task) -> None:
   rows = train.batch_size // train.optimizer.accumulate_steps
   targets = task.max_target_length
   try:
-    told = models.Sizes(**_sizes(config, task))
-    longest, activations = model.longest(told), model.least_activations(told)
+    task_sizes = models.Sizes(**_sizes(config, task))
+    longest = model.longest(task_sizes)
+    activations = model.least_activations(task_sizes)
   except ValueError as error:
     raise ValueError(f"model.{error}") from error
   check_fits(
@@ -282,106 +382,11 @@ def _check_memory(config: ExperimentConfig, task: tasks.Task) -> None:
 def _deciding(config: ExperimentConfig, length: int) -> str:
   """Leaves of the task that the length of its rows may follow from."""
   leaves = flatten(config.to_mapping()["task"])
-  found = [
+  names = [
     f"task.{leaf}"
     for leaf, value in leaves.items()
     for number in (value if isinstance(value, list) else [value])
     # As 2 · max_length + 2 does.
     if isinstance(number, int) and number <= length <= 4 * number
   ]
-  return f" ({', '.join(found)})" if found else ""
-
-
-def describe(experiment: Experiment) -> str:
-  """What fills each slot, size of the model and of the run, in one line."""
-  train = experiment.config.train
-  model = experiment.config.model
-  places = " · ".join(
-    slot.removesuffix("_attention") for slot in model.attentions
-  )
-  params = sum(leaf.size for leaf in jax.tree.leaves(experiment.shapes.params))
-  warmup = train.optimizer.warmup_steps
-  told = ""
-  if warmup >= train.num_steps:
-    told = f"; the warm-up of {warmup} steps (optimizer.warmup_steps) goes on to the end"
-  return (
-    f"slots {models.slots(model)} ({places}); {params:,} parameters, "
-    f"{train.num_steps} steps of {train.batch_size} rows, "
-    f"{jax.device_count()} × {jax.devices()[0].device_kind}{told}"
-  )
-
-
-def _check_generates(config: ExperimentConfig, task: tasks.Task) -> None:
-  """Refuses a decoder that cannot do what the task ends with: generate.
-
-  Raises:
-    ConfigError: the task generates, and a mechanism cannot decode.
-  """
-  for field, needs in models.GENERATING.items():
-    lacking = [
-      attention
-      for attention in config.model.attentions.get(field, ())
-      if models.missing(attention.build(), needs)
-    ]
-    if not lacking:
-      continue
-    for split in task.eval_splits:
-      if next(iter(task.decode_batches(split)), None) is None:
-        continue
-      why = f", and the task {config.task_name!r} generates"
-      needs = {need: what + why for need, what in needs.items()}
-      try:
-        models.check_supports(field, lacking[0], needs)
-      except ValueError as error:
-        raise ConfigError(f"config.model.{error}") from error
-
-
-def _init_state(model, optimizer, seed) -> TrainState:
-  variables = models.initialize(model, jax.random.key(seed), model.example())
-  return TrainState.first(variables, optimizer)
-
-
-def _published_state(config, model, optimizer) -> TrainState:
-  """The state of a run that starts from published weights."""
-  from models.published import load
-
-  opened = load.open_folder(Path(config.weights))
-  key = jax.random.key(config.train.seed)
-  variables = load.read_variables(opened, model, key)
-  return TrainState.first(variables, optimizer)
-
-
-def _sizes(config: ExperimentConfig, task: tasks.Task) -> dict[str, Any]:
-  """What `models.create` wants to know, from the task and from the model.
-
-  Raises:
-    ValueError: the model knows fewer ids, or shorter sequences, than the task
-      has.
-  """
-  sizes: dict[str, Any] = {
-    "source_vocab_size": task.source_vocab_size,
-    "target_vocab_size": task.target_vocab_size,
-    "max_source_length": task.max_source_length,
-    "max_target_length": task.max_target_length,
-    "shared_vocabulary": task.shared_vocabulary,
-    "input_shapes": tasks.input_shapes(task),
-  }
-  model: Any = config.model
-  for field, names in (
-    ("vocab_size", ("source_vocab_size", "target_vocab_size")),
-    ("max_length", ("max_source_length", "max_target_length")),
-  ):
-    size = getattr(model, field, None)
-    for name in names:
-      # A vocabulary does not contain the classes.
-      classes = (
-        getattr(model, "head", "") == "class" and name == "target_vocab_size"
-      )
-      if size is None or sizes[name] is None or classes:
-        continue
-      if size < sizes[name]:
-        raise ValueError(
-          f"{field}: expected at least the task's {sizes[name]}, got {size}"
-        )
-      sizes[name] = size
-  return sizes
+  return f" ({', '.join(names)})" if names else ""

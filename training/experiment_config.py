@@ -1,9 +1,9 @@
 """A whole config: the loop, the optimiser, the task and the model.
 
-Imports JAX, as every config does, but neither Flax nor Optax.
+Imports neither Flax nor Optax, which a fault in a config does not wait for.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 import contextlib
 import dataclasses
 import difflib
@@ -86,7 +86,7 @@ def parse(
 def _parse(mapping: Mapping[str, Any], restore: bool) -> ExperimentConfig:
   check_section("config", mapping)
   leaves = dict(mapping.items())
-  told = leaves.pop("slots", None)
+  recorded = leaves.pop("slots", None)
   if "tasks" in leaves:
     raise ConfigError(
       "config.tasks: this is the config of a comparison, which compare.py runs; "
@@ -102,16 +102,15 @@ def _parse(mapping: Mapping[str, Any], restore: bool) -> ExperimentConfig:
     # Optax is imported for those alone that it has to know.
     from training import optimizer
 
-    try:
+    with _faults_at("optimizer"):
       optimizer.make_optimizer(train.optimizer, num_steps=1)
-    except ValueError as error:
-      raise ConfigError(f"config.optimizer.{error}") from error
   for name in ("task", "model"):
     if name not in sections:
       raise ConfigError(f"config.{name}: missing, and it has no default")
   task_leaves = dict(sections["task"].items())
   name = str(task_leaves.pop("name", None))
-  task_type = _find(tasks.find, "task.name", name).config_type
+  with _faults_at("task", "name: "):
+    task_type = tasks.find(name).config_type
   model_leaves = dict(sections["model"].items())
   weights = model_leaves.pop("weights", "")
   if not isinstance(weights, str):
@@ -119,10 +118,8 @@ def _parse(mapping: Mapping[str, Any], restore: bool) -> ExperimentConfig:
       f"config.model.weights: expected a folder, got {weights!r}"
     )
   model_type = _model_type(model_leaves)
-  try:
+  with _faults_at("model"):
     model_leaves = nested.nest(model_type, model_leaves)
-  except ValueError as error:
-    raise ConfigError(f"config.model.{error}") from error
   model: Any = build(model_type, model_leaves, "config.model")
   _check_x64(model)
   if weights and not restore:
@@ -132,13 +129,11 @@ def _parse(mapping: Mapping[str, Any], restore: bool) -> ExperimentConfig:
       # The ids of the weights are those of their own vocabulary.
       task_leaves["tokenizer"] = task_leaves.get("tokenizer") or weights
   if hasattr(model, "check_run"):
-    try:
+    with _faults_at("model"):
       model.check_run()
-    except ValueError as error:
-      raise ConfigError(f"config.model.{error}") from error
-  if told not in (None, models.slots(model)):
+  if recorded not in (None, models.slots(model)):
     raise ConfigError(
-      f"config.slots: the model has {models.slots(model)!r}, got {told!r}; "
+      f"config.slots: the model has {models.slots(model)!r}, got {recorded!r}; "
       "choose a mechanism by config.model"
     )
   return ExperimentConfig(
@@ -167,7 +162,7 @@ def _published(folder: str, config: Any) -> Any:
   Raises:
     ConfigError: the folder cannot be read, or its model is of another kind.
   """
-  # Flax is imported with it, which only such a config has to wait for.
+  # Flax is imported with it.
   from models.published import load
 
   try:
@@ -182,33 +177,30 @@ def _published(folder: str, config: Any) -> Any:
         f"config.model.{field}: the weights in {folder} are a model with "
         f"{field} {there!r}, got {here!r}"
       )
-  chosen = {
+  chosen: dict[str, Any] = {
     field: getattr(config, field)
     for field, mechanisms in config.attentions.items()
     if mechanisms != (models.AttentionConfig("dense"),)
   }
-  kept = (
-    "dropout_rate",
-    "attention_dropout_rate",
-    "dtype",
-    "param_dtype",
-    "teacher",
-  )
-  try:
-    sizes: dict[str, Any] = {}
-    # Others have no vocabulary, or none that a config chooses.
-    if hasattr(published, "max_length") and not described.input_shapes:
-      sizes["vocab_size"] = described.vocab_size
-      sizes["max_length"] = described.max_length
-    return nested.replace(
-      published,
-      **sizes,
-      **{x: getattr(config, x) for x in kept if hasattr(published, x)},
-      **chosen,
-    )
-  except ValueError as error:
-    raise ConfigError(f"config.model.{error}") from error
+  for field in _FREE_OF_WEIGHTS:
+    if hasattr(published, field):
+      chosen[field] = getattr(config, field)
+  # Others have no vocabulary, or none that a config chooses.
+  if hasattr(published, "max_length") and not described.input_shapes:
+    chosen["vocab_size"] = described.vocab_size
+    chosen["max_length"] = described.max_length
+  with _faults_at("model"):
+    return nested.replace(published, **chosen)
 
+
+_FREE_OF_WEIGHTS = (
+  "dropout_rate",
+  "attention_dropout_rate",
+  "dtype",
+  "param_dtype",
+  "teacher",
+)
+"""Leaves that a config chooses for a published model too, beside mechanisms."""
 
 _GONE = {
   "patch_size": None,
@@ -228,21 +220,23 @@ def _model_type(leaves: dict[str, Any]) -> type:
     leaves["kind"] = "vit"
   if leaves["kind"] == "decoder" and leaves.get("local_positions"):
     leaves["kind"] = "gato"
-  found = _find(models.find, "model.kind", str(leaves["kind"]))
+  with _faults_at("model", "kind: "):
+    model_type = models.find(str(leaves["kind"]))
   # They also say of every Transformer that it has none of these.
-  known = set(leaf_names(found))
+  known = set(leaf_names(model_type))
   for leaf in _GONE.keys() & leaves.keys() - known:
     if leaves[leaf] == _GONE[leaf]:
       leaves.pop(leaf)
-  return found
+  return model_type
 
 
-def _find(find: Callable[[str], Any], leaf: str, name: str) -> Any:
-  """What a name stands for; a ConfigError where it stands for nothing."""
+@contextlib.contextmanager
+def _faults_at(section: str, leaf: str = "") -> Iterator[None]:
+  """A ValueError, which begins with its leaf or is of one, as a ConfigError."""
   try:
-    return find(name)
+    yield
   except ValueError as error:
-    raise ConfigError(f"config.{leaf}: {error}") from error
+    raise ConfigError(f"config.{section}.{leaf}{error}") from error
 
 
 def _instead(fault: UnknownLeafError, task: Any, model: Any) -> str:

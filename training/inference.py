@@ -27,13 +27,13 @@ def restore_variables(
   Raises:
     ConfigError: there is none.
   """
-  if not (workdir / "checkpoints").is_dir():
-    raise ConfigError(f"workdir: no checkpoint in {workdir}; train it first")
-  checkpoints = Checkpoints(workdir, read_only=True)
-  try:
-    restored = checkpoints.restore(experiment.shapes)
-  finally:
-    checkpoints.close()
+  restored = None
+  if (workdir / "checkpoints").is_dir():
+    checkpoints = Checkpoints(workdir, read_only=True)
+    try:
+      restored = checkpoints.restore(experiment.shapes)
+    finally:
+      checkpoints.close()
   if restored is None:
     raise ConfigError(f"workdir: no checkpoint in {workdir}; train it first")
   return jax.device_put(restored[0].variables)
@@ -82,21 +82,14 @@ def generate_lines(
   Raises:
     ConfigError: a line that the model cannot read, by its number.
   """
-  task = experiment.task
-  has_source = _has_source(experiment)
-  ids = {}
-  for number, line in enumerate(lines, 1):
-    if not line.strip():
-      continue
-    try:
-      ids[number] = task.encode(line)
-    except ValueError as error:
-      raise ConfigError(f"line {number}: {error}") from error
-    if not has_source and len(ids[number]) > task.max_target_length:
-      raise ConfigError(
-        f"line {number}: {len(ids[number])} tokens are too long; the model "
-        f"reads {task.max_target_length}"
-      )
+  task, layout = experiment.task, experiment.config.model.layout
+  if layout == "encoder":
+    raise ConfigError(
+      "config.model.kind: an encoder alone cannot generate; expected "
+      "'encoder_decoder', 'seq2seq' or 'decoder'"
+    )
+  has_source = layout != "decoder"
+  ids = _encode(task, lines, None if has_source else task.max_target_length)
   if not ids:
     return [""] * len(lines)
   longest = max(map(len, ids.values()))
@@ -107,9 +100,8 @@ def generate_lines(
     raise ConfigError(
       f"--max_length: the model allows {room} tokens here, got {max_length}"
     )
-
   try:
-    _check_memory(task, beyond, options.get("beam_size", 1))
+    _check_memory(task, beyond or 0, options.get("beam_size", 1))
   except ValueError as error:
     raise ConfigError(f"--{error}") from error
 
@@ -127,18 +119,16 @@ def generate_lines(
     filled = numbers + numbers[-1:] * (_BATCH_SIZE - len(numbers))
     rows = [ids[number] for number in filled]
     rng = jax.random.fold_in(key, start)
-    if has_source:
+    if beyond is not None:
+      tokens = _slide(generate, task, np.array(rows, np.int32), beyond, rng)
+    elif has_source:
       limit = task.max_source_length or longest
       inputs = {"source": pad(rows, task.pad_id, limit)}
       tokens = generate(inputs, max_length or room, rng)
-    elif beyond is not None:
-      tokens = _slide(generate, task, np.array(rows, np.int32), beyond, rng)
     else:
       # One length for all, as the room behind a prompt depends on it.
-      inputs = {
-        "prompt": pad(rows, task.pad_id, longest, longest),
-        "prompt_length": np.array([len(row) for row in rows], np.int32),
-      }
+      prompts = pad(rows, task.pad_id, longest, longest)
+      inputs = _prompts(prompts, [len(row) for row in rows])
       tokens = generate(inputs, max_length or room, rng)
     for number, row in zip(numbers, np.asarray(tokens), strict=False):
       outputs[number] = task.decode(row).replace("\n", "\\n")
@@ -152,9 +142,27 @@ def generate_lines(
   return list(outputs.values())
 
 
-def _check_memory(
-  task: tasks.Task, max_length: int | None, beam_size: int
-) -> None:
+def _encode(
+  task: tasks.Task, lines: Sequence[str], limit: int | None
+) -> dict[int, list[int]]:
+  """Number of each line that is not empty -> its ids, at most `limit` of them."""
+  ids = {}
+  for number, line in enumerate(lines, 1):
+    if not line.strip():
+      continue
+    try:
+      ids[number] = task.encode(line)
+    except ValueError as error:
+      raise ConfigError(f"line {number}: {error}") from error
+    if limit is not None and len(ids[number]) > limit:
+      raise ConfigError(
+        f"line {number}: {len(ids[number])} tokens are too long; the model "
+        f"reads {limit}"
+      )
+  return ids
+
+
+def _check_memory(task: tasks.Task, max_length: int, beam_size: int) -> None:
   """Raises ValueError for what no machine holds, before it is made."""
   check_fits(
     "beam_size",
@@ -164,8 +172,8 @@ def _check_memory(
   )
   check_fits(
     "max_length",
-    f"{_BATCH_SIZE} rows of {max_length or 0:,} tokens",
-    _BATCH_SIZE * (max_length or 0) * 4,
+    f"{_BATCH_SIZE} rows of {max_length:,} tokens",
+    _BATCH_SIZE * max_length * 4,
   )
 
 
@@ -178,16 +186,19 @@ def _batches(
   of a batch are at the same place of their context.
   """
   order = sorted(ids, key=lambda number: len(ids[number]))
-  groups = [order]
-  if equal:
-    by_length = itertools.groupby(order, lambda number: len(ids[number]))
-    groups = [list(numbers) for _, numbers in by_length]
-  place = 0
-  for group in groups:
-    for start in range(0, len(group), _BATCH_SIZE):
-      numbers = group[start : start + _BATCH_SIZE]
-      yield place, numbers
-      place += len(numbers)
+  start = 0
+  while start < len(order):
+    numbers = order[start : start + _BATCH_SIZE]
+    if equal:
+      length = len(ids[numbers[0]])
+      numbers = [number for number in numbers if len(ids[number]) == length]
+    yield start, numbers
+    start += len(numbers)
+
+
+def _prompts(prompts: np.ndarray, lengths: Sequence[int]) -> dict[str, Any]:
+  """What a decoder reads: `prompts` [B, P], each of its length."""
+  return {"prompt": prompts, "prompt_length": np.array(lengths, np.int32)}
 
 
 def _slide(
@@ -202,35 +213,26 @@ def _slide(
   The last token of a stretch is written and not read; the next prompt, which is
   the last half of the context, ends with it.
 
-  Args:
-    generate: `(inputs, length, rng) -> tokens [B, length]`.
-    task: for the length of the context and the end of a sequence.
-    prompts: `[B, P]`, without padding.
-    max_length: tokens to generate.
-    rng: key of sampling; each stretch folds its number in.
-
   Returns:
     `[B, max_length]`, or fewer where every row has ended.
   """
   context = task.max_target_length
   texts, start = prompts, prompts.shape[1]
-  stretch = 0
-  while True:
-    # What is generated last is never read, so a full prompt leaves room for one.
-    room = context - prompts.shape[1] + 1
-    inputs = {
-      "prompt": prompts,
-      "prompt_length": np.full(len(prompts), prompts.shape[1], np.int32),
-    }
+  for stretch in itertools.count():
+    rows, length = prompts.shape
     # The whole room each time, so that few shapes are compiled.
-    tokens = generate(inputs, room, jax.random.fold_in(rng, stretch))
+    tokens = generate(
+      _prompts(prompts, [length] * rows),
+      context - length + 1,
+      jax.random.fold_in(rng, stretch),
+    )
     texts = np.concatenate([texts, np.asarray(tokens)], axis=1)
     written = texts[:, start:]
     has_ended = (written == task.eos_id).any(axis=1).all()
     if has_ended or written.shape[1] >= max_length:
-      return written[:, :max_length]
+      break
     prompts = texts[:, -(context // 2) :]
-    stretch += 1
+  return written[:, :max_length]
 
 
 def pad(
@@ -245,13 +247,3 @@ def pad(
   for i, row in enumerate(rows):
     padded[i, : len(row)] = row
   return padded
-
-
-def _has_source(experiment: Experiment) -> bool:
-  kind = experiment.config.model.layout
-  if kind == "encoder":
-    raise ConfigError(
-      "config.model.kind: an encoder alone cannot generate; expected "
-      "'encoder_decoder', 'seq2seq' or 'decoder'"
-    )
-  return kind != "decoder"

@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 import contextlib
+import functools
 import math
 import pathlib
 import signal
@@ -11,7 +12,8 @@ import jax
 import numpy as np
 
 from settings.errors import ConfigError, RunError, one_line
-from training import attention_maps, claimed, cluster, evaluate, heartbeat
+import tasks
+from training import attention_maps, claimed, cluster, evaluate
 from training import parallel as parallel_lib
 from training.checkpoint import Checkpoints
 from training.experiment import Experiment
@@ -79,7 +81,7 @@ def run(
     first = int(state.step)
     writer = MetricsWriter(workdir, first, writes=cluster.is_first())
     stack.callback(writer.close)
-    stack.enter_context(heartbeat.kept(workdir))
+    stack.enter_context(cluster.heartbeat(workdir))
     if first:
       print(f"continues from the checkpoint of step {first}", flush=True)
 
@@ -114,9 +116,7 @@ def run(
 
 
 def _place_state(
-  experiment: Experiment,
-  parallel: Parallel,
-  restored: TrainState | None,
+  experiment: Experiment, parallel: Parallel, restored: TrainState | None
 ) -> TrainState:
   """The state to begin with, on the devices.
 
@@ -149,19 +149,14 @@ def _place_state(
       state = experiment.init() if restored is None else restored
       state = parallel.place_state(state)
     # Drawing needs it in the end; XLA may still be compiling now.
-    attention_maps.import_matplotlib()
+    import matplotlib.figure  # noqa: F401
   return state
 
 
 def _read(experiment: Experiment, parallel: Parallel, step: int) -> Any:
   """The batch of a step on the devices; each process makes its rows alone."""
-  count = experiment.config.train.batch_size
-  own = parallel.own_rows(count)
-  if own is None:
-    return parallel.place_batch(experiment.task.train_batch(step))
-  return parallel.place_batch(
-    experiment.task.train_batch(step, own), own, count
-  )
+  make = functools.partial(experiment.task.train_batch, step)
+  return parallel.read_batch(make, experiment.config.train.batch_size)
 
 
 def _train(
@@ -220,8 +215,7 @@ def _train(
         progress.update(done, values, meter.seconds)
       if evaluation:
         split = task.eval_splits[0]
-        values = evaluate.evaluate(parallel, state.variables, task, split)
-        meter.check_held_out(done, values["loss"], _guess(task))
+        values = _evaluate(task, parallel, state, meter, split)
         writer.write(done, {split: values}, meter.seconds)
         progress.say(f"step {done}  {split}  {format_values(values)}")
       if save or stop:
@@ -232,6 +226,24 @@ def _train(
       if evaluation or save:
         meter.skip_clock()
   return state
+
+
+def _evaluate(
+  task: tasks.Task,
+  parallel: Parallel,
+  state: TrainState,
+  meter: LossMeter,
+  split: str,
+) -> dict[str, Any]:
+  """Metrics of a split; a loss of the first that cannot be stops the run."""
+  values = evaluate.evaluate(parallel, state.variables, task, split)
+  # Others may be of lengths that the model cannot do.
+  if split == task.eval_splits[0]:
+    # A task with a loss of its own has no uniform guess.
+    own = hasattr(task, "loss")
+    guess = math.inf if own else math.log(task.target_vocab_size)
+    meter.check_held_out(int(state.step), values["loss"], guess)
+  return values
 
 
 def _finish(
@@ -248,16 +260,14 @@ def _finish(
   task, results, samples = experiment.task, {}, []
   variables = state.variables
   if cluster.are_several():  # The first process generates and draws alone.
-    variables = parallel.to_host(variables)
+    variables = parallel_lib.to_host(variables)
   for split in task.eval_splits:
-    values = evaluate.evaluate(parallel, state.variables, task, split)
-    # Others may be of lengths that the model cannot do.
-    if split == task.eval_splits[0]:
-      meter.check_held_out(int(state.step), values["loss"], _guess(task))
+    values = _evaluate(task, parallel, state, meter, split)
     if cluster.is_first():
-      decoded, generated = _generated(experiment, variables, split)
+      decoded, scores = evaluate.generate(experiment, variables, split)
       samples = decoded or samples
-      values = {**generated, **values}
+      # What a model writes and how it plays counts more than the loss.
+      values = scores | values
     results[split] = values
   if cluster.is_first():
     if samples:
@@ -271,31 +281,6 @@ def _finish(
       task.eval_batches(task.eval_splits[-1]),
     )
   return results
-
-
-def _guess(task: Any) -> float:
-  """Loss of a uniform guess; infinite for a task with a loss of its own."""
-  return math.inf if hasattr(task, "loss") else math.log(task.target_vocab_size)
-
-
-def _generated(
-  experiment: Experiment, variables: Any, split: str
-) -> tuple[list[evaluate.Sample], dict[str, float | str]]:
-  """What the model writes and how it plays, which counts more than the loss."""
-  task, method = experiment.task, experiment.config.train.decode_method
-  samples = evaluate.decode(
-    lambda *a, **k: experiment.generate(*a, method=method, **k),
-    variables,
-    task,
-    split,
-  )
-  score = {}
-  if samples:
-    score = task.score(
-      [s.output for s in samples], [s.reference for s in samples]
-    )
-  forward = experiment.functions.forward
-  return samples, {**evaluate.play(forward, variables, task, split), **score}
 
 
 def _say_stopped(step: int) -> None:

@@ -31,18 +31,13 @@ class LossMeter:
   """
 
   def __init__(
-    self,
-    sums: tuple[float, float],
-    seconds: float,
-    workdir: pathlib.Path,
+    self, sums: tuple[float, float], seconds: float, workdir: pathlib.Path
   ):
     self.sums, self.seconds = tuple(sums), seconds
     self._workdir = workdir
-    self._pending = []
-    self._last = {}
+    self._pending, self._last = [], {}
     self._last_loss = math.nan
-    self._tokens, self._seconds = 0.0, 0.0
-    self._mark = time.monotonic()
+    self._restart_clock()
 
   def add(self, step: int, metrics: Mapping[str, jax.Array]) -> None:
     """Takes the metrics of one step, without waiting for it."""
@@ -56,9 +51,7 @@ class LossMeter:
     Raises:
       RunError: a loss or gradient was not finite; the state is that before.
     """
-    for (step, _), metrics in zip(
-      self._pending, jax.device_get([m for _, m in self._pending]), strict=True
-    ):
+    for step, metrics in jax.device_get(self._pending):
       total, count = map(float, metrics["loss"])
       if metrics["updates"] != step + 1:
         raise self._fault(
@@ -70,40 +63,32 @@ class LossMeter:
       self._tokens += count
       self._last = metrics
     self._pending = []
-    now = time.monotonic()
-    self._seconds += now - self._mark
-    self.seconds += now - self._mark
-    self._mark = now
+    passed = time.monotonic() - self._mark
+    self._seconds += passed
+    self.seconds += passed
+    self._mark += passed
 
   def check_held_out(self, step: int, loss: float, guess: float) -> None:
     """Refuses a held-out loss that no model of this training loss can have.
 
-    Args:
-      step: updates so far.
-      loss: on the first held-out split.
-      guess: loss of a uniform guess; infinite where there is none.
+    `guess` is the loss of a uniform guess; infinite where there is none.
 
     Raises:
       RunError: the loss is not finite, or ten times that of guessing while the
         training loss is below it.
     """
-    learned = self.loss < guess
+    trained = self.sums[0] / self.sums[1] if self.sums[1] else self._last_loss
+    learned = trained < guess
     if math.isfinite(loss) and not (learned and loss > _BEYOND * guess):
       return
     raise self._fault(
       step,
-      f"held-out loss is {loss:.4g} where that of training is {self.loss:.4g}; "
+      f"held-out loss is {loss:.4g} where that of training is {trained:.4g}; "
       "the compiled evaluation is wrong, or the model diverged; on a CPU set "
       f"XLA_FLAGS={compiler.FLAG}= and run the same command again",
     )
 
-  @property
-  def loss(self) -> float:
-    """Mean since the last line, or that of the last line; NaN before both."""
-    return self.sums[0] / self.sums[1] if self.sums[1] else self._last_loss
-
   def _fault(self, step: int, what: str) -> RunError:
-    """What stops a run whose numbers are wrong."""
     return RunError(
       f"step {step}: {what}; config: {self._workdir / 'config.json'}"
     )

@@ -3,7 +3,7 @@
 Nothing here asks for devices; `training.parallel` does.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import dataclasses
 import math
 import re
@@ -70,24 +70,18 @@ class MeshConfig:
   sequence: int = 1
 
   def __post_init__(self):
-    for name in AXES:
-      size = getattr(self, name)
+    for name, size in self.named.items():
       check(self, name, size == -1 or size >= 1, "at least 1, or -1")
-    if self.sizes.count(-1) > 1:
+    if [*self.named.values()].count(-1) > 1:
       raise ValueError(
         "data: expected -1 of one axis at most, got "
         + ", ".join(f"{name}={size}" for name, size in self.named.items())
       )
 
   @property
-  def sizes(self) -> tuple[int, int, int, int]:
-    """The sizes of the axes, in the order of `AXES`."""
-    return self.data, self.fsdp, self.tensor, self.sequence
-
-  @property
   def named(self) -> dict[str, int]:
-    """Name of each axis -> its size."""
-    return dict(zip(AXES, self.sizes, strict=True))
+    """Name of each axis -> its size, in the order of `AXES`."""
+    return {axis: getattr(self, axis) for axis in AXES}
 
 
 def resolve(config: MeshConfig, count: int) -> MeshConfig:
@@ -99,7 +93,7 @@ def resolve(config: MeshConfig, count: int) -> MeshConfig:
   sizes = config.named
   free = [name for name, size in sizes.items() if size == -1]
   given = math.prod(size for size in sizes.values() if size != -1)
-  told = ", ".join(f"{name}={size}" for name, size in sizes.items())
+  shown = ", ".join(f"{name}={size}" for name, size in sizes.items())
   if free and count % given == 0:
     return dataclasses.replace(config, **{free[0]: count // given})
   if not free and given == count:
@@ -107,16 +101,12 @@ def resolve(config: MeshConfig, count: int) -> MeshConfig:
   hint = f"a divisor of {count}" if free else str(count)
   raise ValueError(
     f"data: expected axes whose product is {hint}, the number of devices, got "
-    f"{told}; -1 takes the devices that the others leave"
+    f"{shown}; -1 takes the devices that the others leave"
   )
 
 
 def check_model(config: MeshConfig, model: Any) -> None:
-  """Checks that a mesh can split a model.
-
-  Args:
-    config: resolved.
-    model: the config of the model.
+  """Checks that a resolved mesh can split the model of a config.
 
   Raises:
     ValueError: 'tensor' does not divide its heads or the features inside its
@@ -125,11 +115,11 @@ def check_model(config: MeshConfig, model: Any) -> None:
   # The layers of a decoder may differ in heads.
   for layer in getattr(model, "cycle", (model,)):
     for field in ("num_heads", "kv_heads", "mlp_features"):
-      found = getattr(layer, field, None) or ()
-      numbers = found if isinstance(found, tuple) else (found,)
+      value = getattr(layer, field, None) or ()
+      numbers = value if isinstance(value, tuple) else (value,)
       if any(number % config.tensor for number in numbers):
         raise ValueError(
-          f"tensor: expected a divisor of model.{field} {found}, got "
+          f"tensor: expected a divisor of model.{field} {value}, got "
           f"{config.tensor}"
         )
   if config.sequence > 1:
@@ -181,13 +171,16 @@ def without_fsdp(one: jax.P) -> jax.P:
   return jax.P(*(None if name == FSDP else name for name in one))
 
 
-def specs(tree: Any, sizes: Mapping[str, int]) -> Any:
-  """The spec of every leaf of a tree of arrays or shapes."""
-  return jax.tree_util.tree_map_with_path(
-    lambda path, leaf: spec(
-      jax.tree_util.keystr(path, simple=True, separator="/"),
-      tuple(leaf.shape),
-      sizes,
-    ),
-    tree,
-  )
+def shardings(
+  mesh: jax.sharding.Mesh,
+  tree: Any,
+  change: Callable[[jax.P], jax.P] = lambda one: one,
+) -> Any:
+  """Where every leaf of a tree of arrays or shapes lies, its spec changed."""
+
+  def sharding(path, leaf):
+    name = jax.tree_util.keystr(path, simple=True, separator="/")
+    one = spec(name, tuple(leaf.shape), mesh.shape)
+    return jax.NamedSharding(mesh, change(one))
+
+  return jax.tree_util.tree_map_with_path(sharding, tree)

@@ -1,6 +1,7 @@
 """What a run says while it goes: metrics.jsonl, TensorBoard, a progress bar."""
 
 from collections.abc import Mapping
+import datetime
 import json
 import pathlib
 import sys
@@ -11,6 +12,8 @@ import tqdm
 from training import claimed
 
 FILE = "metrics.jsonl"
+
+_ON_THE_BAR = ("loss", "tokens_per_second")
 
 
 def read(workdir: pathlib.Path) -> list[dict[str, Any]]:
@@ -25,11 +28,6 @@ def read(workdir: pathlib.Path) -> list[dict[str, Any]]:
     except json.JSONDecodeError:  # A kill may cut the last line.
       break
   return records
-
-
-def format_values(values: Mapping[str, Any]) -> str:
-  """Numbers for a reader: `loss 1.2345  exact_match 0.9990`."""
-  return "  ".join(f"{name} {format_number(v)}" for name, v in values.items())
 
 
 class MetricsWriter:
@@ -61,13 +59,7 @@ class MetricsWriter:
     splits: Mapping[str, Mapping[str, float | str]],
     seconds: float,
   ) -> None:
-    """Writes one line for each split, all of them at once.
-
-    Args:
-      step: number of updates done.
-      splits: split → metric name → value.
-      seconds: that training took so far.
-    """
+    """Writes one line for each split → metric → value, all of them at once."""
     if not self._writes:
       return
     lines = ""
@@ -82,13 +74,9 @@ class MetricsWriter:
 
   def close(self) -> None:
     """Writes out what is buffered."""
-    if not self._writes:
-      return
-    self._file.close()
-    self._board.close()
-
-
-_ON_THE_BAR = ("loss", "tokens_per_second")
+    if self._writes:
+      self._file.close()
+      self._board.close()
 
 
 class Progress:
@@ -101,22 +89,16 @@ class Progress:
   """
 
   def __init__(self, first: int, total: int, shown: bool = True):
-    self._step, self._total = first, total
-    self._bar = None
+    self._total, self._bar = total, None
     if shown and sys.stderr.isatty():
       self._bar = tqdm.tqdm(
         initial=first, total=total, unit="step", dynamic_ncols=True
       )
-    self._started, self._first = 0.0, first
+    self.restart_clock(first, 0.0)
 
   def restart_clock(self, step: int, seconds: float) -> None:
-    """Leaves what came before, as compiling, out of the time left.
-
-    Args:
-      step: the number of updates.
-      seconds: of training until then.
-    """
-    self._started, self._first = seconds, step
+    """Leaves what came before, as compiling, out of the time left."""
+    self._first, self._started = step, seconds
 
   def update(
     self, step: int, values: Mapping[str, float], seconds: float
@@ -126,17 +108,14 @@ class Progress:
     `seconds` are those of training alone: neither compiling nor evaluating goes on.
     """
     if self._bar is not None:
-      self._bar.update(step - self._step)
+      self._bar.update(step - self._bar.n)
       # A line has room for these; metrics.jsonl has all.
       short = {k: v for k, v in values.items() if k in _ON_THE_BAR}
       self._bar.set_postfix_str(format_values(short))
-    else:
-      text = format_values(values)
-      elapsed = seconds - self._started
-      per_step = elapsed / max(step - self._first, 1)
-      left = _clock(per_step * (self._total - step))
-      print(f"step {step}/{self._total}  {text}  {left} left", flush=True)
-    self._step = step
+      return
+    per_step = (seconds - self._started) / max(step - self._first, 1)
+    left = datetime.timedelta(seconds=round(per_step * (self._total - step)))
+    self.say(f"step {step}/{self._total}  {format_values(values)}  {left} left")
 
   def say(self, text: str) -> None:
     """A line of its own, above the bar."""
@@ -151,6 +130,11 @@ class Progress:
       self._bar.close()
 
 
+def format_values(values: Mapping[str, Any]) -> str:
+  """Numbers for a reader: `loss 1.2345  exact_match 0.9990`."""
+  return "  ".join(f"{name} {format_number(v)}" for name, v in values.items())
+
+
 def format_number(value: float | str) -> str:
   """Four decimals, or fewer digits where these would say nothing."""
   if isinstance(value, str):
@@ -158,9 +142,3 @@ def format_number(value: float | str) -> str:
   if value == 0 or 1e-3 <= abs(value) < 1e4:
     return f"{value:.4f}"
   return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.2e}"
-
-
-def _clock(seconds: float) -> str:
-  minutes, seconds = divmod(round(seconds), 60)
-  hours, minutes = divmod(minutes, 60)
-  return f"{hours}:{minutes:02}:{seconds:02}"

@@ -53,9 +53,6 @@ def make_schedule(
     num_steps: length of the run; where 'cosine' ends.
     learning_rate: its numbers, which a program may take as arguments; default
       those of the config.
-
-  Returns:
-    step → learning rate.
   """
   warmup = config.warmup_steps
   peak, start = learning_rate or LearningRate.of(config)
@@ -87,15 +84,7 @@ def make_optimizer(
   num_steps: int,
   learning_rate: LearningRate | None = None,
 ) -> optax.GradientTransformation:
-  """Clipping, then the named optimiser under the schedule.
-
-  Args:
-    config: see `OptimizerConfig`.
-    num_steps: length of the run.
-    learning_rate: as in `make_schedule`.
-
-  Returns:
-    `(init, update)`, as every Optax transformation.
+  """Clipping, then the named optimiser under the schedule of `make_schedule`.
 
   Raises:
     ValueError: there is no such optimiser, or it refuses an option; the message

@@ -1,12 +1,11 @@
 """Where attention looks, drawn over the picture that a model reads."""
 
 from collections.abc import Sequence
+import math
 import pathlib
 from typing import NamedTuple
 
 import numpy as np
-
-from training.attention_maps import import_matplotlib
 
 _INCHES = 2.0
 
@@ -27,13 +26,12 @@ def rollout(layers: Sequence[np.ndarray]) -> np.ndarray:
   Paper: Quantifying attention flow in transformers, section 3, Abnar and
   Zuidema 2020, arXiv:2005.00928.
   """
-  joint = np.eye(layers[0].shape[-1])
+  identity = np.eye(layers[0].shape[-1])
+  joint = identity
   for weights in layers:
     mean = np.maximum(weights.mean(0).astype(float), 0)
     # A row that attends to nothing keeps what it has.
-    mixed = mean / np.maximum(mean.sum(1, keepdims=True), 1e-30) + np.eye(
-      len(mean)
-    )
+    mixed = mean / np.maximum(mean.sum(1, keepdims=True), 1e-30) + identity
     joint = mixed / mixed.sum(1, keepdims=True) @ joint
   return joint
 
@@ -55,62 +53,44 @@ class Panel(NamedTuple):
 
 
 def draw_panels(
-  path: pathlib.Path,
-  image: np.ndarray,
-  panels: Sequence[Panel],
-  heading: str,
+  path: pathlib.Path, image: np.ndarray, panels: Sequence[Panel], heading: str
 ) -> None:
-  """Draws an image, and weights over it.
+  """Draws an image `[H, W, C]` as a .png, and panels of weights over it."""
+  from matplotlib.figure import Figure
 
-  Args:
-    path: a .png file.
-    image: `[H, W, C]`.
-    panels: from left to right.
-    heading: above all.
-  """
-  FigureCanvasAgg, Figure = import_matplotlib()
+  low, high = image.min(), image.max()
+  pixels = (image - low) / max(float(high - low), 1e-6)
+  # Grey where there is one channel.
+  pixels = pixels[:, :, 0] if pixels.shape[2] == 1 else pixels[:, :, :3]
   columns = min(4, len(panels) + 1)
-  rows = -(-(len(panels) + 1) // columns)
+  rows = math.ceil((len(panels) + 1) / columns)
   figure = Figure(
     figsize=(_INCHES * columns, (_INCHES + 0.25) * rows + 0.4),
     layout="constrained",
   )
-  FigureCanvasAgg(figure)
-  axes = [*figure.subplots(rows, columns, squeeze=False).flat]
-  shown = _visible(image)
-  height, width = image.shape[:2]
-  axes[0].imshow(shown, cmap="gray", interpolation="nearest")
-  axes[0].set_title("image", fontsize=9)
-  for axis, panel in zip(axes[1:], panels, strict=False):
-    drawn = np.kron(panel.seen, np.ones(panel.side))[:height, :width]
-    axis.imshow(
-      shown[: len(drawn), : drawn.shape[1]],
-      cmap="gray",
-      interpolation="nearest",
-    )
+  original, *others = figure.subplots(rows, columns, squeeze=False).flat
+  original.imshow(pixels, cmap="gray", interpolation="nearest")
+  original.set_title("image", fontsize=9)
+  for axis, panel in zip(others, panels, strict=False):
+    weights = np.kron(panel.seen, np.ones(panel.side))
+    weights = weights[: len(image), : image.shape[1]]
+    below = pixels[: len(weights), : weights.shape[1]]
+    axis.imshow(below, cmap="gray", interpolation="nearest")
     top = max(float(panel.seen.max()), 1e-6)
     axis.imshow(
-      drawn,
+      weights,
       cmap="inferno",
       alpha=0.7,
       vmin=0,
       vmax=top,
       interpolation="nearest",
     )
-    for line, places in zip(
-      (axis.axhline, axis.axvline), panel.borders, strict=True
-    ):
-      for place in places:
-        line(place - 0.5, color="white", linewidth=1)
+    for row in panel.borders[0]:
+      axis.axhline(row - 0.5, color="white", linewidth=1)
+    for column in panel.borders[1]:
+      axis.axvline(column - 0.5, color="white", linewidth=1)
     axis.set_title(f"{panel.title}, up to {top:.2f}", fontsize=9)
-  for axis in axes:
+  for axis in (original, *others):
     axis.set_axis_off()
   figure.suptitle(heading)
   figure.savefig(path, dpi=120)
-
-
-def _visible(image: np.ndarray) -> np.ndarray:
-  """Pixels from 0 to 1, grey without a channel."""
-  low, high = image.min(), image.max()
-  scaled = (image - low) / max(float(high - low), 1e-6)
-  return scaled[:, :, 0] if scaled.shape[2] == 1 else scaled[:, :, :3]

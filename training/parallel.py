@@ -5,7 +5,7 @@ numbers. A device sums numerators and counts of its own rows, these are added
 over devices, and the division comes last. What lies where is in `training.mesh`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 import functools
 from typing import Any, NamedTuple, cast
 
@@ -35,35 +35,27 @@ class Parallel(NamedTuple):
     draw_state: `(draw, seed) -> draw(seed)`, compiled once, each device its part
       of the state.
     place_state: puts a state on every device, as a copy of its own.
-    own_rows: `(batch_size) -> rows`: numbers of the rows of a batch that this
-      process's devices have, in order; None where they have all.
-    place_batch: puts rows where `train` and `evaluate` want them. All rows, or
-      with `(batch, rows, batch_size)` those of `own_rows`.
-    to_host: a tree of arrays on the devices -> NumPy, whole in every process;
-      all have to ask.
+    place_batch: puts all rows of a batch where `train` and `evaluate` want them.
+    read_batch: `(make, batch_size) -> batch`, placed: `make()` has all rows; of
+      several processes each asks `make(numbers)` for those of its devices.
     placed_shapes: a state's shapes -> the same with where each will lie.
     lower_train: `(shapes, batch) -> jax.stages.Lowered`: `train` for states and
-      batches of these shapes, placed or not. Once that is compiled, from any thread, a first
-      call only runs.
+      batches of these shapes, placed or not. Once that is compiled, from any
+      thread, a first call only runs.
   """
 
   train: Callable[..., tuple[TrainState, dict[str, jax.Array]]]
   evaluate: Callable[..., step_lib.Sums]
   draw_state: Callable[[Callable[[int], TrainState], int], TrainState]
   place_state: Callable[[TrainState], TrainState]
-  own_rows: Callable[[int], np.ndarray | None]
-  place_batch: Callable[..., Mapping[str, Any]]
-  to_host: Callable[[Any], Any]
+  place_batch: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+  read_batch: Callable[..., Mapping[str, Any]]
   placed_shapes: Callable[[TrainState], TrainState]
   lower_train: Callable[..., Any]
 
 
 def check_mesh(config: TrainConfig, model: models.Config) -> MeshConfig:
   """Checks, before anything compiles, that a mesh has these devices and rows.
-
-  Args:
-    config: of the run.
-    model: its model's config.
 
   Returns:
     The mesh, with a number in place of −1.
@@ -74,21 +66,21 @@ def check_mesh(config: TrainConfig, model: models.Config) -> MeshConfig:
   """
   devices = jax.device_count()
   try:
-    found = mesh_lib.resolve(config.mesh, devices)
-    mesh_lib.check_model(found, model)
+    mesh = mesh_lib.resolve(config.mesh, devices)
+    mesh_lib.check_model(mesh, model)
   except ValueError as error:
     raise ConfigError(f"config.mesh.{error}") from error
-  parts, splits = found.data * found.fsdp, config.optimizer.accumulate_steps
+  parts, splits = mesh.data * mesh.fsdp, config.optimizer.accumulate_steps
   if config.batch_size % (parts * splits):
     over = f"{parts} devices"
     if parts != devices:
-      over += f" (mesh.data={found.data} × mesh.fsdp={found.fsdp})"
+      over += f" (mesh.data={mesh.data} × mesh.fsdp={mesh.fsdp})"
     raise ConfigError(
       f"config.batch_size: {config.batch_size} rows do not split over "
       f"{over} × {splits} micro-batches; expected a multiple of "
       f"{parts * splits}"
     )
-  return found
+  return mesh
 
 
 def make(
@@ -108,7 +100,7 @@ def make(
       `numbers`, have its program.
     kind: 'jit' or 'pmap'.
     devices: default all of them.
-    mesh: how they lie, for 'jit'.
+    mesh: how they lie.
 
   Returns:
     See `Parallel`.
@@ -130,159 +122,137 @@ def make(
 
 # Two, as a comparison measures another program between two runs of one.
 @functools.lru_cache(maxsize=2)
-def _make(functions, kind, devices, mesh) -> Parallel:
+def _make(functions, kind, devices, config) -> Parallel:
   """`train` takes a run's `Numbers` first, and `lower_train` all that it takes."""
-  if kind == "jit":
-    return _on_mesh(functions, mesh_lib.resolve(mesh, len(devices)), devices)
-  return _on_each(functions, devices)
-
-
-def _on_mesh(
-  functions: step_lib.StepFunctions,
-  config: MeshConfig,
-  devices: Sequence[jax.Device],
-) -> Parallel:
-  """One program for all devices (GSPMD)."""
+  sizes = mesh_lib.resolve(config, len(devices)).named
+  # 'pmap' returns P() of what lies whole; a call with another spec compiles anew.
+  compiled, axes, change = _jit, mesh_lib.AXES, lambda spec: spec
+  if kind == "pmap":
+    compiled, axes, change = _pmap, (AXIS,), lambda spec: jax.P()
   mesh = jax.make_mesh(
-    config.sizes,
-    mesh_lib.AXES,
+    tuple(sizes[axis] for axis in axes),
+    axes,
     # Explicit axes, the default, do not go with Linen's Embed.
-    axis_types=(jax.sharding.AxisType.Auto,) * len(mesh_lib.AXES),
+    axis_types=(jax.sharding.AxisType.Auto,) * len(axes),
     devices=devices,
   )
-  sizes = dict(mesh.shape)
-  rows = jax.NamedSharding(mesh, jax.P(mesh_lib.ROWS))
-  # Ids, weights and masks [B, T], where 'sequence' divides T.
-  stretches = jax.NamedSharding(mesh, jax.P(mesh_lib.ROWS, mesh_lib.SEQUENCE))
 
-  def lying(tree, change=lambda spec: spec):
-    """The sharding of every leaf, by the rules."""
-    specs = mesh_lib.specs(tree, sizes)
+  def shardings(tree):
+    return mesh_lib.shardings(mesh, tree, change)
+
+  def placed_shapes(shapes):
+    """Shapes that say where they will lie; a call finds only such a program."""
     return jax.tree.map(
-      lambda spec: jax.NamedSharding(mesh, change(spec)), specs
+      lambda leaf, sharding: jax.ShapeDtypeStruct(
+        leaf.shape, leaf.dtype, sharding=sharding
+      ),
+      shapes,
+      shardings(shapes),
     )
 
-  def gathered(forward):
-    """A forward pass on variables that are whole along 'fsdp'.
-
-    Without this, XLA may split what a layer computes along its features instead
-    of gathering the layer's parameters. When each is gathered is left to XLA's
-    scheduler; on a CPU it is at the beginning of a step.
-    """
-    if config.fsdp == 1:
-      return forward
-
-    def call(variables, *arguments):
-      whole = lying(variables, mesh_lib.without_fsdp)
-      variables = jax.lax.with_sharding_constraint(variables, whole)
-      return forward(variables, *arguments)
-
-    return call
-
-  def in_parts(forward):
-    """A forward pass whose attention is computed where its positions are."""
-    if config.sequence == 1:
-      return forward
-
-    def call(*arguments):
-      with models.attention_in_parts(mesh, mesh_lib.SEQUENCE):
-        return forward(*arguments)
-
-    return call
-
-  with_state = functions.forward_and_state
-  functions = functions._replace(
-    forward=in_parts(gathered(functions.forward)),
-    forward_and_state=with_state and in_parts(gathered(with_state)),
-  )
-
-  def train(numbers, state, batch, step):
-    whole = functions._replace(numbers=numbers)
-    state, metrics = step_lib.train_step(whole, state, batch, step)
-    return (
-      jax.lax.with_sharding_constraint(state, lying(state)),
-      jax.lax.with_sharding_constraint(metrics, everywhere),
-    )
-
-  train = jax.jit(train, donate_argnums=1)
-
-  everywhere = jax.NamedSharding(mesh, jax.P())
-
-  def evaluate(variables, batch):
-    sums = step_lib.eval_step(functions, variables, batch)
-    return jax.lax.with_sharding_constraint(sums, everywhere)
+  @functools.cache
+  def drawing(draw):
+    shapes = jax.eval_shape(draw, 0)
+    return jax.jit(draw, out_shardings=shardings(shapes))
 
   def place_state(state):
     if cluster.are_several():
       # A restored state lies there already.
-      return jax.tree.map(_put, state, lying(state))
+      return jax.tree.map(_put, state, shardings(state))
     # Donating what device_put made would delete the array it was made from.
-    copy = jax.jit(
-      lambda state: jax.tree.map(jax.numpy.copy, state),
-      out_shardings=lying(state),
-    )
-    return copy(state)
+    copy = functools.partial(jax.tree.map, jax.numpy.copy)
+    return jax.jit(copy, out_shardings=shardings(state))(state)
 
-  def own_rows(batch_size):
-    if not cluster.are_several():
-      return None
-    parts = rows.addressable_devices_indices_map((batch_size,)).values()
-    numbers = [np.arange(batch_size)[part] for part in parts if part]
-    return np.unique(np.concatenate(numbers))
-
-  def place_batch(batch, own=None, batch_size=0):
-    def place(array):
-      positions = array.shape[1] if array.ndim == 2 else 0
-      splits = positions and positions % config.sequence == 0
-      sharding = stretches if splits else rows
-      if own is None:
-        return _put(array, sharding)
-      return jax.make_array_from_callback(
-        (batch_size, *array.shape[1:]),
-        sharding,
-        lambda part: array[
-          (np.isin(own, np.arange(batch_size)[part[0]]), *part[1:])
-        ],
-      )
-
-    return {name: place(array) for name, array in batch.items()}
-
-  def placed_shapes(shapes):
-    return _placed(shapes, lying(shapes))
-
+  train, evaluate, place_batch, read_batch = compiled(functions, mesh)
   return Parallel(
     train=train,
-    evaluate=jax.jit(evaluate),
-    draw_state=_drawing(placed_shapes),
+    evaluate=evaluate,
+    draw_state=lambda draw, seed: drawing(draw)(seed),
     place_state=place_state,
-    own_rows=own_rows,
     place_batch=place_batch,
-    to_host=_to_host,
+    read_batch=read_batch,
     placed_shapes=placed_shapes,
     lower_train=train.lower,
   )
 
 
-def _on_each(
-  functions: step_lib.StepFunctions, devices: Sequence[jax.Device]
-) -> Parallel:
-  """A program on each device, which has rows of its own and all parameters."""
-  mesh = jax.make_mesh(
-    (len(devices),),
-    (AXIS,),
-    axis_types=(jax.sharding.AxisType.Auto,),
-    devices=devices,
-  )
+def _jit(functions, mesh) -> tuple[Any, ...]:
+  """One program for all devices (GSPMD)."""
+  sizes = mesh.shape
+  shardings = functools.partial(mesh_lib.shardings, mesh)
   everywhere = jax.NamedSharding(mesh, jax.P())
+  rows = jax.NamedSharding(mesh, jax.P(mesh_lib.ROWS))
+  # Ids, weights and masks [B, T], where 'sequence' divides T.
+  stretches = jax.NamedSharding(mesh, jax.P(mesh_lib.ROWS, mesh_lib.SEQUENCE))
+
+  def on_mesh(forward):
+    """A forward pass on parts of sequences, its variables whole along 'fsdp'.
+
+    Without the second, XLA may split what a layer computes along its features
+    instead of gathering the layer's parameters. When each is gathered is left to
+    XLA's scheduler; on a CPU it is at the beginning of a step.
+    """
+
+    def call(variables, *arguments):
+      if sizes[mesh_lib.FSDP] > 1:
+        variables = jax.lax.with_sharding_constraint(
+          variables, shardings(variables, mesh_lib.without_fsdp)
+        )
+      if sizes[mesh_lib.SEQUENCE] == 1:
+        return forward(variables, *arguments)
+      with models.attention_in_parts(mesh, mesh_lib.SEQUENCE):
+        return forward(variables, *arguments)
+
+    return call
+
+  with_state = functions.forward_and_state
+  functions = functions._replace(
+    forward=on_mesh(functions.forward),
+    forward_and_state=with_state and on_mesh(with_state),
+  )
+
+  @functools.partial(jax.jit, donate_argnums=1)
+  def train(numbers, state, batch, step):
+    whole = functions._replace(numbers=numbers)
+    state, metrics = step_lib.train_step(whole, state, batch, step)
+    return (
+      jax.lax.with_sharding_constraint(state, shardings(state)),
+      jax.lax.with_sharding_constraint(metrics, everywhere),
+    )
+
+  @jax.jit
+  def evaluate(variables, batch):
+    sums = step_lib.eval_step(functions, variables, batch)
+    return jax.lax.with_sharding_constraint(sums, everywhere)
+
+  def sharding_of(array):
+    positions = array.shape[1] if array.ndim == 2 else 0
+    splits = positions and positions % sizes[mesh_lib.SEQUENCE] == 0
+    return stretches if splits else rows
+
+  def place_batch(batch, batch_size=None):
+    return {
+      name: _put(array, sharding_of(array), batch_size)
+      for name, array in batch.items()
+    }
+
+  def read_batch(make, batch_size):
+    if not cluster.are_several():
+      return place_batch(make())
+    parts = rows.addressable_devices_indices_map((batch_size,)).values()
+    numbers = [np.arange(batch_size)[part] for part in parts if part]
+    return place_batch(make(np.unique(np.concatenate(numbers))), batch_size)
+
+  return train, evaluate, place_batch, read_batch
+
+
+def _pmap(functions, mesh) -> tuple[Any, ...]:
+  """A program on each device, which has rows of its own and all parameters."""
   rows = jax.NamedSharding(mesh, jax.P(AXIS))
   reduce = functools.partial(jax.lax.psum, axis_name=AXIS)
-
-  def split(array):  # [B, …] to [devices, B/devices, …]
-    return array.reshape(len(devices), -1, *array.shape[1:])
-
-  def place_batch(batch):
-    parts = {name: split(array) for name, array in batch.items()}
-    return jax.device_put(parts, rows)
+  compiled = functools.partial(
+    jax.pmap, axis_name=AXIS, out_axes=None, devices=[*mesh.devices.flat]
+  )
 
   def train(numbers, *arguments):
     return step_lib.train_step(
@@ -292,55 +262,44 @@ def _on_each(
       shard=lambda key: jax.random.fold_in(key, jax.lax.axis_index(AXIS)),
     )
 
-  train = jax.pmap(
-    train,
-    axis_name=AXIS,
-    in_axes=(None, None, 0, None),
-    out_axes=None,
-    devices=devices,
-    donate_argnums=1,
-  )
+  def evaluate(variables, batch):
+    return step_lib.eval_step(functions, variables, batch, reduce=reduce)
 
-  def placed_shapes(shapes):
-    return _placed(shapes, jax.tree.map(lambda _: everywhere, shapes))
+  def split(array):  # [B, …] to [devices, B/devices, …]
+    return array.reshape(mesh.size, -1, *array.shape[1:])
 
-  return Parallel(
-    train=train,
-    evaluate=jax.pmap(
-      functools.partial(step_lib.eval_step, functions, reduce=reduce),
-      axis_name=AXIS,
-      in_axes=(None, 0),
-      out_axes=None,
-      devices=devices,
-    ),
-    draw_state=_drawing(placed_shapes),
-    # Donating what device_put made would delete the array it was made from.
-    place_state=jax.jit(
-      lambda state: jax.tree.map(jax.numpy.copy, state),
-      out_shardings=everywhere,
-    ),
-    own_rows=lambda batch_size: None,
-    place_batch=place_batch,
-    to_host=_to_host,
-    placed_shapes=placed_shapes,
-    lower_train=train.lower,
+  def place_batch(batch):
+    return jax.device_put(jax.tree.map(split, dict(batch)), rows)
+
+  return (
+    compiled(train, in_axes=(None, None, 0, None), donate_argnums=1),
+    compiled(evaluate, in_axes=(None, 0)),
+    place_batch,
+    lambda make, batch_size: place_batch(make()),
   )
 
 
-def _put(array: Any, sharding: jax.sharding.Sharding) -> jax.Array:
-  """An array that every process has as a whole, each device with its part."""
+def _put(
+  array: Any, sharding: jax.sharding.Sharding, length: int | None = None
+) -> jax.Array:
+  """An array on the devices, each with its part.
+
+  Every process has it as a whole, or with a `length` its own rows of so many.
+  """
   if isinstance(array, jax.Array) and array.sharding == sharding:
     return array
   if not cluster.are_several():
     return jax.device_put(array, sharding)
-  whole = np.asarray(array)
-  return jax.make_array_from_callback(
-    whole.shape, sharding, lambda part: whole[part]
-  )
+  local = np.asarray(array)
+  shape = local.shape if length is None else (length, *local.shape[1:])
+  return jax.make_array_from_process_local_data(sharding, local, shape)
 
 
-def _to_host(tree: Any) -> Any:
-  """NumPy arrays, which on a CPU may share the memory of the devices' own."""
+def to_host(tree: Any) -> Any:
+  """NumPy arrays, whole in every process; all have to ask.
+
+  On a CPU they may share the memory of the devices' own.
+  """
 
   def fetch(leaf):
     if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
@@ -348,27 +307,3 @@ def _to_host(tree: Any) -> Any:
     return multihost_utils.process_allgather(leaf, tiled=True)
 
   return jax.tree.map(fetch, tree)
-
-
-def _drawing(placed_shapes: Callable[[Any], Any]) -> Callable[..., TrainState]:
-  """`Parallel.draw_state`, which keeps what it compiled."""
-
-  @functools.cache
-  def compiled(draw):
-    placed = placed_shapes(jax.eval_shape(draw, 0))
-    return jax.jit(
-      draw, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, placed)
-    )
-
-  return lambda draw, seed: compiled(draw)(seed)
-
-
-def _placed(shapes: Any, shardings: Any) -> Any:
-  """Shapes that say where they will lie; a call finds only such a program."""
-  return jax.tree.map(
-    lambda leaf, sharding: jax.ShapeDtypeStruct(
-      leaf.shape, leaf.dtype, sharding=sharding
-    ),
-    shapes,
-    shardings,
-  )

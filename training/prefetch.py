@@ -12,13 +12,9 @@ _DEPTH = 2
 def prefetch(
   make: Callable[[int], T], first: int, last: int, depth: int = _DEPTH
 ) -> Generator[T, None, None]:
-  """Yields `make(first), …, make(last - 1)`, in order, made ahead of time.
+  """Yields `make(first), …, make(last - 1)`, made ahead of time in one thread.
 
-  Args:
-    make: called in one background thread, one index after the other.
-    first: first index.
-    last: index after the last one.
-    depth: how many results may wait.
+  At most `depth` results wait.
 
   Yields:
     The results.

@@ -14,11 +14,7 @@ from training.experiment import Experiment
 
 
 def of_experiment(run: Experiment, folder: Path) -> models.Pretrained:
-  """A run's newest checkpoint as a model of a published family.
-
-  Args:
-    run: restored.
-    folder: its workdir.
+  """The newest checkpoint of a restored run as a model of a published family.
 
   Raises:
     ConfigError: there is no checkpoint, or no family is this model.
@@ -50,10 +46,7 @@ def is_weights(folder: Path) -> bool:
 
 
 def open_weights(folder: Path) -> tuple[Experiment, Mapping[str, Any]]:
-  """Published weights as a run that generates, and its variables.
-
-  Args:
-    folder: of a decoder, with its `tokenizer.json`.
+  """A published decoder, with its `tokenizer.json`, as a run and its variables.
 
   Raises:
     ConfigError: the folder cannot be read, has no tokenizer, or its model is

@@ -30,12 +30,8 @@ def cross_entropy(
 
   With smoothing ε over C classes the objective is
   `−(1 − ε) log p(target) − ε/C Σ_c log p(c)` (Szegedy et al. 2016); the
-  cross-entropy is `−log p(target)` for any ε.
-
-  Args:
-    logits: `[B, T, C]`.
-    batch: its 'targets' [B, T] and 'weights' [B, T] are read.
-    label_smoothing: ε.
+  cross-entropy is `−log p(target)` for any ε. Of the batch 'targets' [B, T] and
+  'weights' [B, T] are read.
 
   Returns:
     objective sum, cross-entropy sum, and the sum of weights.
@@ -119,8 +115,8 @@ def mean_gradient(
   Args:
     functions: see `StepFunctions`.
     params: differentiated.
-    collections: what else the model has, not differentiated; every micro-batch
-      replaces those that the model replaces.
+    collections: what else the model has; every micro-batch replaces those that
+      the model replaces.
     batch: leaves `[B, …]`, B a multiple of `accumulate_steps`.
     key: for dropout; None means deterministic.
     reduce: sums a tree over devices where each holds only its own rows.
@@ -199,12 +195,7 @@ def train_step(
   key = jax.random.fold_in(jax.random.key(seed), step)
   collections = _redrawn(functions, state, step, key)
   gradient, sums, collections = mean_gradient(
-    functions,
-    state.params,
-    collections,
-    batch,
-    shard(key),
-    reduce,
+    functions, state.params, collections, batch, shard(key), reduce
   )
   grad_norm = optax.tree.norm(gradient)
   updates, opt_state = functions.optimizer(learning_rate).update(
@@ -232,23 +223,20 @@ def train_step(
 
 
 def _redrawn(
-  functions: StepFunctions,
-  state: TrainState,
-  step: Int[Array, ""],
-  key: Array,
+  functions: StepFunctions, state: TrainState, step: Int[Array, ""], key: Array
 ) -> Mapping[str, Any]:
   """The state's collections, or with new constants: the same on every device."""
-  draw = functions.draw_constants
+  draw, collections = functions.draw_constants, state.collections
   if not functions.redraw_every or draw is None:
-    return state.collections
+    return collections
   # Dropout folds small numbers into the same key.
   key = jax.random.fold_in(key, 2**31 - 1)
   constants = jax.lax.cond(
     step % functions.redraw_every == 0,
     lambda: draw(key),
-    lambda: state.collections["constants"],
+    lambda: collections["constants"],
   )
-  return {**state.collections, "constants": constants}
+  return {**collections, "constants": constants}
 
 
 def eval_step(
@@ -258,11 +246,7 @@ def eval_step(
   *,
   reduce: Callable[[Any], Any] = lambda tree: tree,
 ) -> Sums:
-  """Sums of the loss (plain cross-entropy in nats) and the task's metrics.
-
-  Returns:
-    metric name → [2]: sum and count.
-  """
+  """Sums of the loss (plain cross-entropy in nats) and the task's metrics."""
   logits = functions.forward(variables, batch, None)
   _, nats, count = functions.loss(logits, batch, 0.0)
   sums = {"loss": jnp.stack([nats, count])}

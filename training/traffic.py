@@ -34,10 +34,7 @@ _BRANCHES = re.compile(
 
 
 def sent(text: str) -> dict[str, float]:
-  """Bytes that each device sends in one call of a program.
-
-  Args:
-    text: of it, `jax.jit(f).lower(…).compile().as_text()`.
+  """Bytes that each device sends in one call of a program, by XLA's text of it.
 
   Returns:
     kind of operation → bytes; those that do not occur are left out.

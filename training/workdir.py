@@ -133,15 +133,15 @@ def read_config(workdir: Path) -> dict[str, Any]:
   """
   path = workdir / CONFIG
   try:
-    found = json.loads(path.read_text("utf-8"))
+    config = json.loads(path.read_text("utf-8"))
   except (FileNotFoundError, NotADirectoryError):
     raise ConfigError(f"workdir: no run in {workdir} ({path})") from None
   except (ValueError, OSError) as error:
     raise ConfigError(f"workdir: cannot read {path}: {error}") from error
-  if not isinstance(found, dict):
+  if not isinstance(config, dict):
     raise ConfigError(f"workdir: {path} holds no config")
-  found.pop(XLA_FLAGS, None)  # Of the process that began the run.
-  return found
+  config.pop(XLA_FLAGS, None)  # Of the process that began the run.
+  return config
 
 
 def write_config(workdir: Path, config: ExperimentConfig) -> None:

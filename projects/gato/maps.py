@@ -72,15 +72,15 @@ def draw_shares(
     rows: at least one, all of as many layers.
     mechanisms: of the layers.
   """
-  FigureCanvasAgg, Figure = attention_maps.import_matplotlib()
+  from matplotlib.figure import Figure
+
   layers = len(mechanisms)
   figure = Figure(
     figsize=(_INCHES * layers + 1.5, _INCHES * len(rows) + 0.6),
     layout="constrained",
   )
-  FigureCanvasAgg(figure)
   panels = figure.subplots(len(rows), layers, squeeze=False)
-  drawn = None
+  drawn: Any = None
   for row, one in enumerate(rows):
     names = range(len(one.modalities))
     for layer, panel in enumerate(panels[row]):

@@ -60,13 +60,13 @@ def draw_below_spectrogram(
   names = task.labels(found[rows])
   if not len(rows):
     rows, names = np.arange(num_positions), []
-  FigureCanvasAgg, Figure = attention_maps.import_matplotlib()
+  from matplotlib.figure import Figure
+
   height = 0.6 + _INCHES_PER_ROW * max(4, len(names))
   figure = Figure(
     figsize=(_INCHES, 2.5 + (height + 0.3) * len(layers)),
     layout="constrained",
   )
-  FigureCanvasAgg(figure)
   axes = figure.subplots(
     1 + len(layers),
     1,

@@ -92,10 +92,7 @@ def test_round_trip_through_json():
       "config.rate: expected a number that float32 holds, got 1e+300",
     ),
     ({"count": 1, "rate": 10**400}, "config.rate: expected a valid number"),
-    (
-      {"count": 1, "names": "a"},
-      "config.names: expected a list, got 'a'",
-    ),
+    ({"count": 1, "names": "a"}, "config.names: expected a list, got 'a'"),
     (
       {"count": 1, "names": [1]},
       "config.names[0]: expected a valid string, got 1",

@@ -11,12 +11,7 @@ from training.evaluate import Sample
 
 def layer(weights, query_labels, key_labels, mechanism="dense"):
   return attention_maps.AttentionMap(
-    weights,
-    query_labels,
-    key_labels,
-    ("source", "target"),
-    "layer",
-    mechanism,
+    weights, query_labels, key_labels, ("source", "target"), "layer", mechanism
   )
 
 

@@ -94,8 +94,7 @@ def test_losses_and_gradients_are_those_of_one_device(name):
 
 
 @pytest.mark.parametrize(
-  "attention",
-  usual((name for name in ATTENTIONS if name != "dense"), "lsh"),
+  "attention", usual((name for name in ATTENTIONS if name != "dense"), "lsh")
 )
 def test_every_mechanism_lies_on_a_mesh(attention):
   chosen = MESHES["data 2, fsdp 2, tensor 2"]
@@ -413,10 +412,7 @@ def test_a_command_tells_faults_of_a_mesh_and_describes_one():
   assert error.startswith("config.mesh.tensor: expected a divisor of")
   assert error.count("\n") == 1
   code, out, error = commands.run_module(
-    "training.describe",
-    *commands.TINY,
-    "--devices=8",
-    "--config.mesh.fsdp=8",
+    "training.describe", *commands.TINY, "--devices=8", "--config.mesh.fsdp=8"
   )
   assert (code, error) == (0, "")
   assert "mesh: data 1 × fsdp 8 × tensor 1 × sequence 1" in out

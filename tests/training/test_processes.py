@@ -11,7 +11,7 @@ import time
 import pytest
 
 from tests import commands
-from training import heartbeat
+from training import cluster
 
 _SECONDS = 240
 
@@ -212,7 +212,7 @@ def test_a_silent_process_is_named(tmp_path):
 
   thread = threading.Thread(target=beat)
   thread.start()
-  heartbeat.watch(
+  cluster.watch(
     [tmp_path / str(number) for number in range(4)],
     own=0,
     stop=stop,

@@ -74,10 +74,7 @@ def test_loops_count_as_often_as_they_run():
 def test_the_branch_that_sends_most():
   def either(x):
     return jax.lax.cond(
-      x.sum() > 0,
-      lambda x: around(around(x, 2)),
-      lambda x: around(x, 3),
-      x,
+      x.sum() > 0, lambda x: around(around(x, 2)), lambda x: around(x, 3), x
     )
 
   assert sent(either) == {"collective-permute": 2 * PART}
