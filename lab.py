@@ -29,8 +29,16 @@ from comparison import run as comparison_run
 from settings.errors import ConfigError
 from settings.leaves import put
 from tasks import cache
-from training import attention_maps, config_flag, experiment, experiment_config
-from training import inference, loop, metrics, workdir
+from training import (
+  attention_maps,
+  config_flag,
+  experiment,
+  experiment_config,
+  inference,
+  loop,
+  metrics,
+  workdir,
+)
 from training.example import make_example
 from training.experiment_config import ExperimentConfig
 
@@ -138,7 +146,9 @@ def train(
   """
   parsed = experiment_config.parse(_mapping(config, leaves))
   if folder is None:
-    folder = workdir.default(config if isinstance(config, str) else "run", parsed)
+    folder = workdir.default(
+      config if isinstance(config, str) else "run", parsed
+    )
   folder = Path(folder)
   workdir.check(folder, parsed)
   if workdir.final_metrics(folder, parsed) is None:

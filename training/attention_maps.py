@@ -171,26 +171,34 @@ def sketch(
   }
 
 
-def draw_maps(path: pathlib.Path, maps: Sequence[AttentionMap]) -> None:
-  """Draws the heads of layers as a .png, a layer below the other, tokens named.
+def figure(maps: Sequence[AttentionMap]) -> Any:
+  """The heads of layers, a layer below the other, tokens named.
 
   An axis of more than `MAX_LABELS` tokens has positions instead. Weights below
   0, which some mechanisms have, are red where those above are blue.
+
+  Returns:
+    A figure of matplotlib, whose dpi gives each weight a pixel of its own.
   """
   from matplotlib.figure import Figure
 
   widths, heights = zip(*map(_size, maps), strict=True)
-  figure = Figure(figsize=(max(widths), sum(heights)), layout="constrained")
-  parts = figure.subfigures(
+  drawn = Figure(figsize=(max(widths), sum(heights)), layout="constrained")
+  parts = drawn.subfigures(
     len(maps), 1, squeeze=False, height_ratios=heights, hspace=0.05
   )
   for part, shown in zip(parts.flat, maps, strict=True):
     _draw_heads(part, shown)
-  # So that each weight has a pixel of its own, unless there are too many.
+  # Unless there are too many.
   longest = max(max(shown.weights.shape[1:]) for shown in maps)
   dpi = max(120, 1.25 * longest / _INCHES_UNLABELLED)
-  largest = _MAX_PIXELS / max(figure.get_size_inches())
-  figure.savefig(path, dpi=min(dpi, largest))
+  drawn.set_dpi(min(dpi, _MAX_PIXELS / max(drawn.get_size_inches())))
+  return drawn
+
+
+def draw_maps(path: pathlib.Path, maps: Sequence[AttentionMap]) -> None:
+  """Writes `figure` as a .png."""
+  figure(maps).savefig(path)
 
 
 def _grid(num_heads: int) -> tuple[int, int]:

@@ -145,33 +145,38 @@ class Checkpoints:
     )
 
   def restore(
-    self, like: TrainState
+    self, like: TrainState, step: int | None = None
   ) -> tuple[TrainState, Mapping[str, Any]] | None:
-    """Restores the newest step that is intact.
+    """Restores a step, by default the newest that is intact.
 
     Each corrupt one on the way is told in one line on standard error.
 
     Args:
       like: structure, shapes and dtypes to expect; its values are not read. Of
         several processes it says where each leaf will lie (its sharding).
+      step: of a checkpoint.
 
     Returns:
       state and its record; None without any checkpoint. Leaves are NumPy, of
       several processes they are arrays on the devices.
 
     Raises:
-      ConfigError: there are checkpoints, and not one of them is intact.
+      ConfigError: there are checkpoints, and not one of them is intact; or none of
+        `step`.
     """
     steps = sorted(self._manager.all_steps(), reverse=True)
-    for step in steps:
+    if step is not None and step not in steps:
+      raise ConfigError(f"step: expected one of {sorted(steps)}, got {step}")
+    steps = steps if step is None else [step]
+    for number in steps:
       try:
-        return self._restore_step(step, like)
+        return self._restore_step(number, like)
       # Orbax and its formats raise exceptions of any type.
       except Exception as error:
         reason = str(error).strip().split("\n")[0][:200]
         if cluster.is_first():
           print(
-            f"checkpoint {step} is corrupt and not used: {reason}",
+            f"checkpoint {number} is corrupt and not used: {reason}",
             file=sys.stderr,
           )
     if steps:

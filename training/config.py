@@ -51,6 +51,22 @@ class OptimizerConfig:
 
 
 @dataclass(frozen=True, config=STRICT)
+class LogConfig:
+  """Where metrics go beside metrics.jsonl.
+
+  Attributes:
+    tensorboard: event files in the folder of the run.
+    wandb: Weights & Biases, a package of its own; WANDB_MODE=offline keeps the
+      run in its folder.
+    project: of Weights & Biases.
+  """
+
+  tensorboard: bool = True
+  wandb: bool = False
+  project: str = "attention"
+
+
+@dataclass(frozen=True, config=STRICT)
 class TrainConfig:
   """What the loop needs to know.
 
@@ -66,6 +82,7 @@ class TrainConfig:
     parallel: how devices are driven; the numbers are the same.
     decode_method: how held-out examples are decoded at the end.
     mesh: how many devices lie along each axis; 'pmap' has 'data' alone.
+    log: see `LogConfig`.
     optimizer: see `OptimizerConfig`.
   """
 
@@ -79,6 +96,7 @@ class TrainConfig:
   parallel: Literal["jit", "pmap"] = "jit"
   decode_method: Literal["greedy", "beam"] = "greedy"
   mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
+  log: LogConfig = dataclasses.field(default_factory=LogConfig)
   optimizer: OptimizerConfig = dataclasses.field(
     default_factory=OptimizerConfig
   )

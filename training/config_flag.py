@@ -1,6 +1,8 @@
 """The flag --config=FILE.py, of which any leaf can be overridden."""
 
+from pathlib import Path
 import re
+import runpy
 import sys
 from typing import Any
 
@@ -41,6 +43,23 @@ def define(help_string: str, default: str | None = None) -> flags.FlagHolder:
 def typed(holder: flags.FlagHolder) -> list[str]:
   """Leaves that the command line sets, by full name: 'model.num_layers'."""
   return list(config_flags.get_override_values(flags.FLAGS[holder.name]))
+
+
+def load(argument: str) -> ConfigDict:
+  """The config of `FILE.py` or `FILE.py:ARGUMENT`, as the flag has it.
+
+  Raises:
+    ConfigError: there is no such file, or it fails.
+  """
+  path, _, parameter = argument.partition(":")
+  if not Path(path).is_file():
+    raise ConfigError(f"config: no such file: {path!r}")
+  module = runpy.run_path(path)
+  try:
+    return module["get_config"](*filter(None, [parameter]))
+  # Whatever a config file raises, and a file that has no such function.
+  except Exception as error:
+    raise ConfigError(f"config: {argument}: {one_line(error)}") from error
 
 
 class _WithSections(flags.ArgumentParser):

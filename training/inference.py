@@ -20,18 +20,18 @@ _ROUND_TO = 16
 
 
 def restore_variables(
-  experiment: Experiment, workdir: pathlib.Path
+  experiment: Experiment, workdir: pathlib.Path, step: int | None = None
 ) -> Mapping[str, Any]:
-  """Variables of the newest intact checkpoint.
+  """Variables of a checkpoint, by default of the newest intact one.
 
   Raises:
-    ConfigError: there is none.
+    ConfigError: there is none, or none of this step.
   """
   restored = None
   if (workdir / "checkpoints").is_dir():
     checkpoints = Checkpoints(workdir, read_only=True)
     try:
-      restored = checkpoints.restore(experiment.shapes)
+      restored = checkpoints.restore(experiment.shapes, step)
     finally:
       checkpoints.close()
   if restored is None:

@@ -79,7 +79,7 @@ def run(
     state, record = restored or (None, {})
     state = _place_state(experiment, parallel, state)
     first = int(state.step)
-    writer = MetricsWriter(workdir, first, writes=cluster.is_first())
+    writer = MetricsWriter(workdir, first, cluster.is_first(), config.log)
     stack.callback(writer.close)
     stack.enter_context(cluster.heartbeat(workdir))
     if first:

@@ -9,7 +9,9 @@ from typing import Any
 
 import tqdm
 
+from settings.errors import ConfigError
 from training import claimed
+from training.config import LogConfig
 
 FILE = "metrics.jsonl"
 
@@ -31,27 +33,40 @@ def read(workdir: pathlib.Path) -> list[dict[str, Any]]:
 
 
 class MetricsWriter:
-  """Writes records to metrics.jsonl and their numbers to TensorBoard.
+  """Writes records to metrics.jsonl and their numbers to what `log` names.
 
   Records beyond `step` are dropped first, so that a run which continues from
   there leaves the file of a run that was never interrupted. Of several processes
   the first writes; the others take records and write nothing.
+
+  Raises:
+    ConfigError: `log.wandb` without the package.
   """
 
-  def __init__(self, workdir: pathlib.Path, step: int, writes: bool = True):
+  def __init__(
+    self,
+    workdir: pathlib.Path,
+    step: int,
+    writes: bool = True,
+    log: LogConfig = LogConfig(),  # noqa: B008  # It is frozen.
+  ):
     self._writes = writes
     if not writes:
       return
     kept = [record for record in read(workdir) if record["step"] <= step]
     text = "".join(json.dumps(record) + "\n" for record in kept)
     claimed.replace_text(workdir / FILE, text)
-    self._file = (workdir / FILE).open("a")
-    # Only a run that writes needs it.
-    import tensorboardX
+    self._board, self._wandb = None, None
+    # Only a run that writes needs them.
+    if log.tensorboard:
+      import tensorboardX
 
-    self._board = tensorboardX.SummaryWriter(
-      str(workdir / "tensorboard"), purge_step=step + 1 if step else None
-    )
+      self._board = tensorboardX.SummaryWriter(
+        str(workdir / "tensorboard"), purge_step=step + 1 if step else None
+      )
+    if log.wandb:
+      self._wandb = _start_wandb(workdir, log.project)
+    self._file = (workdir / FILE).open("a")
 
   def write(
     self,
@@ -66,9 +81,16 @@ class MetricsWriter:
     for split, values in splits.items():
       place = {"step": step, "split": split, "seconds": round(seconds, 3)}
       lines += json.dumps({**place, **values}) + "\n"
-      for name, value in values.items():
-        if not isinstance(value, str):
-          self._board.add_scalar(f"{split}/{name}", value, step)
+      numbers = {
+        f"{split}/{name}": value
+        for name, value in values.items()
+        if not isinstance(value, str)
+      }
+      if self._board is not None:
+        for name, value in numbers.items():
+          self._board.add_scalar(name, value, step)
+      if self._wandb is not None:
+        self._wandb.log(numbers, step=step)
     self._file.write(lines)
     self._file.flush()
 
@@ -76,7 +98,28 @@ class MetricsWriter:
     """Writes out what is buffered."""
     if self._writes:
       self._file.close()
-      self._board.close()
+      if self._board is not None:
+        self._board.close()
+      if self._wandb is not None:
+        self._wandb.finish()
+
+
+def _start_wandb(workdir: pathlib.Path, project: str) -> Any:
+  """A run of Weights & Biases with the name, config and folder of this one."""
+  try:
+    import wandb  # pyrefly: ignore[missing-import]
+  except ModuleNotFoundError as error:
+    raise ConfigError(
+      "config.log.wandb: the package is missing; pip install wandb"
+    ) from error
+  config = workdir / "config.json"
+  return wandb.init(
+    project=project,
+    name=workdir.name,
+    dir=str(workdir),
+    config=json.loads(config.read_text()) if config.exists() else None,
+    settings=wandb.Settings(silent=True),
+  )
 
 
 class Progress:

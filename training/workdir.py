@@ -24,6 +24,9 @@ _MAY_CHANGE = (
   "eval_every",
   "checkpoint_every",
   "model.remat",
+  "log.tensorboard",
+  "log.wandb",
+  "log.project",
   *(f"mesh.{axis}" for axis in AXES),
 )
 
@@ -31,7 +34,9 @@ _MAY_CHANGE = (
 def default(config_file: str, config: ExperimentConfig) -> Path:
   """`runs/<config file>-<mechanism>-<digest of the config>`."""
   attention, *_ = next(iter(config.model.attentions.values()))
-  text = json.dumps(config.to_mapping(), sort_keys=True)
+  mapping = config.to_mapping()
+  mapping.pop("log")  # No number follows from it.
+  text = json.dumps(mapping, sort_keys=True)
   digest = hashlib.sha256(text.encode()).hexdigest()[:8]
   stem = Path(config_file.partition(":")[0]).stem
   # Not all systems allow the colon of an import path in a file name.

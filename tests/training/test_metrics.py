@@ -1,10 +1,14 @@
 """metrics.jsonl, and what a run says while it goes."""
 
 import json
+import sys
+import types
 
 import pytest
 
+from settings.errors import ConfigError
 from training import metrics
+from training.config import LogConfig
 
 
 def write(workdir, first, *steps):
@@ -29,6 +33,49 @@ def test_one_object_a_line(tmp_path):
     {"step": 3, "split": "test", "seconds": 1.235, "loss": 1},
   ]
   assert list((tmp_path / "tensorboard").glob("events*"))
+
+
+def test_weights_and_biases_gets_the_numbers(tmp_path, monkeypatch):
+  """A stand-in for the package, which the project does not need."""
+  calls = []
+
+  class Wandb(types.ModuleType):
+    Settings = dict
+
+    def init(self, **options):
+      calls.append(options)
+      return self
+
+    def log(self, numbers, step):
+      calls.append((step, numbers))
+
+    def finish(self):
+      calls.append("finished")
+
+  monkeypatch.setitem(sys.modules, "wandb", Wandb("wandb"))
+  log = LogConfig(tensorboard=False, wandb=True, project="p")
+  writer = metrics.MetricsWriter(tmp_path, 0, log=log)
+  writer.write(3, {"test": {"loss": 0.5, "bleu_signature": "x"}}, 1.0)
+  writer.close()
+  assert calls[0]["project"] == "p"
+  assert calls[0]["name"] == tmp_path.name
+  assert calls[1:] == [(3, {"test/loss": 0.5}), "finished"]
+  assert not (tmp_path / "tensorboard").exists()
+
+
+def test_weights_and_biases_itself_offline(tmp_path, monkeypatch):
+  pytest.importorskip("wandb", reason="pip install wandb")
+  monkeypatch.setenv("WANDB_MODE", "offline")
+  writer = metrics.MetricsWriter(tmp_path, 0, log=LogConfig(wandb=True))
+  writer.write(3, {"test": {"loss": 0.5}}, 1.0)
+  writer.close()
+  assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+
+
+def test_weights_and_biases_is_not_there(tmp_path, monkeypatch):
+  monkeypatch.setitem(sys.modules, "wandb", None)
+  with pytest.raises(ConfigError, match=r"log\.wandb: .* pip install wandb"):
+    metrics.MetricsWriter(tmp_path, 0, log=LogConfig(wandb=True))
 
 
 def test_continuing_drops_what_came_after_the_checkpoint(tmp_path):
