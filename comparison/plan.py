@@ -1,5 +1,6 @@
 """From a comparison to its runs: which, with what, and what cannot be."""
 
+from collections.abc import Sequence
 import dataclasses
 import functools
 import hashlib
@@ -23,6 +24,13 @@ BASELINE = "dense"
 """The mechanism whose number of parameters the others are given."""
 
 
+MATCHED, DENSE = "matched", "dense"
+"""Feed-forward width of a row: as equal parameters ask, or as dense attention's."""
+
+_NARROW, _OFF = 1 / 2, 0.02
+"""Of dense attention's width and parameters: where a row gets a twin."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Run:
   """One run of a comparison.
@@ -35,9 +43,17 @@ class Run:
     leaves: what differs from the file's config, by leaf.
     grid: those of them that come from the grid.
     across: those of them that make it a row of its own.
+    width: `MATCHED`, or `DENSE` in the twin of a row whose feed-forward layers
+      had to be much narrower, or whose parameters are not equal for all that.
+    choosing: whether it chooses a point of the grid, and is not reported.
+    at_edge: leaves of the grid whose chosen value is the lowest or highest one
+      that was tried.
     budget_seconds: training time that becomes steps where the run is made.
     parameters: of the model, as it runs; 0 where it cannot.
     unmatched_parameters: as its file would have it.
+    feed_forward: width of its feed-forward layers, where parameters are matched.
+    dense_feed_forward: that of the model with dense attention.
+    dense_parameters: those of the model with dense attention.
     obstacle: why it cannot run; empty where it can.
     slots: which mechanism fills which slot of its model; empty where it cannot
       run.
@@ -47,6 +63,8 @@ class Run:
     length: of its examples while it trains, the longest of them, where its task
       is evaluated at other lengths too; None where it is not, or where the run
       cannot be.
+    solved_at: value of the headline metric from which its task is solved; None
+      where it is a matter of degree.
   """
 
   task: str
@@ -56,20 +74,29 @@ class Run:
   leaves: Leaves
   grid: Leaves
   across: Leaves = dataclasses.field(default_factory=dict)
+  width: str = MATCHED
+  choosing: bool = False
+  at_edge: Sequence[str] = ()
   budget_seconds: float | None = None
   parameters: int = 0
   unmatched_parameters: int = 0
+  feed_forward: int | None = None
+  dense_feed_forward: int | None = None
+  dense_parameters: int | None = None
   obstacle: str = ""
   slots: str = ""
   options: str = ""
   learning_rate: float | None = None
   steps: int = 0
   length: int | None = None
+  solved_at: float | None = None
 
   @property
   def identity(self) -> str:
     """Folder of the run: the same for the same config, whoever asks."""
     what = [self.task, self.mechanism, self.leaves, self.budget_seconds]
+    if self.width != MATCHED:
+      what.append(self.width)
     text = json.dumps(what, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     name = f"{self.task}-{self.attention}-{self.seed}-{digest}"
@@ -92,6 +119,13 @@ class Run:
     return dataclasses.replace(self, seed=0, leaves=kept).identity
 
   @property
+  def row(self) -> str:
+    """Its row in a table, for a reader: the same for its seeds and its grid."""
+    values = (f"{k.rpartition('.')[2]}={v}" for k, v in self.across.items())
+    width = "" if self.width == MATCHED else "feed-forward as in dense"
+    return ", ".join(filter(None, (self.task, self.attention, *values, width)))
+
+  @property
   def arguments(self) -> list[str]:
     """The arguments of `train.py`, without the folder."""
     return [
@@ -99,55 +133,127 @@ class Run:
       *(f"--config.{leaf}={value}" for leaf, value in self.leaves.items()),
     ]
 
+  def of_steps(self, steps: int) -> "Run":
+    """The same with a budget of seconds as a number of steps."""
+    if self.budget_seconds is None:
+      return self
+    return dataclasses.replace(self, leaves=self.leaves | {"num_steps": steps})
+
+  def with_seed(self, seed: int, **fields: Any) -> "Run":
+    """The same with a seed, and other fields that change no leaf."""
+    leaves = {"seed": seed} | self.leaves | {"seed": seed}
+    return dataclasses.replace(self, seed=seed, leaves=leaves, **fields)
+
 
 def plan(comparison: Comparison) -> list[Run]:
-  """Every run of a comparison, seeds last, so that all mechanisms come early.
+  """Every run that is known before one is made, seeds last.
 
-  Nothing is trained or compiled: models are traced to count parameters, and
+  These are the runs of the report, or with a grid those that choose a point for
+  it. Nothing is trained or compiled: models are traced to count parameters, and
   their steps to count operations where these are the budget.
 
   Raises:
     ConfigError: an override that no run can take.
   """
-  runs = [
-    _planned(comparison, task, attention, across, point)
-    for task in comparison.task_names
-    for attention in comparison.mechanisms
-    for across in comparison.across_points()
-    for point in comparison.grid_points()
-  ]
+  choosing = comparison.choosing_seeds
+  points: list[Run] = []
+  for task in comparison.task_names:
+    for attention in comparison.mechanisms:
+      for across in comparison.across_points():
+        row = [
+          point(comparison, task, attention, across, grid)
+          for grid in comparison.grid_points()
+        ]
+        points += row
+        if any(map(_needs_twin, row)):
+          points += [
+            point(comparison, task, attention, across, run.grid, DENSE)
+            for run in row
+          ]
   return [
-    dataclasses.replace(run, seed=seed, leaves={"seed": seed, **run.leaves})
-    for seed in comparison.seed_numbers
-    for run in runs
+    run.with_seed(seed, choosing=bool(choosing))
+    for seed in choosing or comparison.seed_numbers
+    for run in points
   ]
 
 
-def _planned(
+def rows(runs: Sequence[Run]) -> list[list[Run]]:
+  """Runs by the row of a table that they are of, in the order of the first."""
+  found: dict[str, list[Run]] = {}
+  for run in runs:
+    found.setdefault(run.row, []).append(run)
+  return list(found.values())
+
+
+def twins(runs: Sequence[Run]) -> list[str]:
+  """A line for each row that has another one with dense attention's width."""
+  narrow: dict[str, Run] = {}
+  for run in runs:
+    if run.width == MATCHED and _needs_twin(run):
+      known = narrow.setdefault(run.row, run)
+      if _share(run) < _share(known):
+        narrow[run.row] = run
+  return [
+    f"{row}: feed-forward {run.feed_forward} of {run.dense_feed_forward} to have "
+    f"{run.parameters:,} parameters; a row with {run.dense_feed_forward} beside it"
+    for row, run in narrow.items()
+  ]
+
+
+def _needs_twin(run: Run) -> bool:
+  """Whether its feed-forward layers have to do with much less than dense's."""
+  if run.feed_forward == run.dense_feed_forward or not run.dense_parameters:
+    return False
+  off = abs(run.parameters - run.dense_parameters) / run.dense_parameters
+  return _share(run) < _NARROW or off > _OFF
+
+
+def _share(run: Run) -> float:
+  """Feed-forward width as a share of dense attention's."""
+  assert run.feed_forward is not None
+  assert run.dense_feed_forward is not None
+  return run.feed_forward / run.dense_feed_forward
+
+
+def point(
   comparison: Comparison,
   task: str,
   attention: str,
   across: Leaves,
-  point: Leaves,
+  grid: Leaves,
+  width: str = MATCHED,
 ) -> Run:
-  """A run without its seed: its parameters matched, its budget in steps."""
+  """A run without its seed: its parameters matched, its budget in steps.
+
+  Args:
+    comparison: that it is of.
+    task: file in configs/.
+    attention: the mechanism, or the variant.
+    across: leaves that make its row.
+    grid: leaves that are chosen.
+    width: `MATCHED` or `DENSE`.
+
+  Raises:
+    ConfigError: dense attention cannot be trained so either.
+  """
   mechanism, options = comparison.variant(attention)
-  leaves = given = comparison.leaves(task) | across | point
+  leaves = given = comparison.leaves(task) | across | grid
   # What cannot be with dense attention either is a fault of the comparison.
   try:
     baseline = config_of(task, BASELINE, leaves)
     parameters = _count(baseline)
   except ConfigError as error:
-    raise _as_typed(error, comparison, task, across, point) from None
+    raise _as_typed(error, comparison, task, across, grid) from None
   run = Run(
     task,
     attention,
     mechanism,
     0,
     leaves,
-    point,
+    grid,
     across,
-    comparison.budget_seconds,
+    width,
+    budget_seconds=comparison.budget_seconds,
   )
   try:
     leaves = leaves | _options(task, mechanism, leaves, options)
@@ -156,7 +262,7 @@ def _planned(
   except (ConfigError, ValueError) as error:
     return dataclasses.replace(run, obstacle=str(error))
   matched = count
-  if comparison.match_parameters and count != parameters:
+  if comparison.match_parameters and width == MATCHED and count != parameters:
     # Every mechanism pays the same for one more unit, so one price serves all.
     wide = _wide(given, _width(baseline) + 1)
     price = _count(config_of(task, BASELINE, wide)) - parameters
@@ -168,6 +274,13 @@ def _planned(
         config_of(task, mechanism, leaves),
         count + units * price,
       )
+  if comparison.match_parameters:
+    run = dataclasses.replace(
+      run,
+      feed_forward=_feed_forward(config),
+      dense_feed_forward=_feed_forward(baseline),
+      dense_parameters=parameters,
+    )
   if comparison.budget_flops is not None:
     steps = comparison.budget_flops / _step_flops(config)
     leaves = leaves | {"num_steps": max(1, int(steps))}
@@ -183,6 +296,7 @@ def _planned(
     if comparison.budget_seconds is not None
     else leaves.get("num_steps", config.train.num_steps),
     length=_trained_length(config),
+    solved_at=getattr(config.task, "solved_at", None),
   )
 
 
@@ -245,9 +359,15 @@ def _trained_length(config: ExperimentConfig) -> int | None:
   return next(filter(None, lengths), None)
 
 
-def _width(config: ExperimentConfig) -> int:
+def _feed_forward(config: ExperimentConfig) -> int | None:
+  """Width of the feed-forward layers; None where a model has not one width."""
   width = getattr(config.model, "mlp_features", None)
-  if not isinstance(width, int):
+  return width if isinstance(width, int) else None
+
+
+def _width(config: ExperimentConfig) -> int:
+  width = _feed_forward(config)
+  if width is None:
     raise ConfigError(
       f"config.match_parameters: a model of kind {config.model.kind!r} has not "
       "one width of feed-forward layers that could be changed; expected False"

@@ -1,12 +1,20 @@
-"""What a run took of the machine: time, memory, and what others used meanwhile."""
+"""What a run took of the machine, what others used meanwhile, and which it was."""
 
+import functools
 import os
 from pathlib import Path
+import platform
 import resource
+import subprocess
 import sys
 import time
 
-_STATISTICS = Path("/proc/stat")
+import jax
+
+BUSY_CORES = 0.25
+"""What other programs may use of a machine that a run has to itself."""
+
+_STATISTICS, _CPU = Path("/proc/stat"), Path("/proc/cpuinfo")
 _PEAK_UNIT = 1 if sys.platform == "darwin" else 1024
 
 Usage = dict[str, float | None]
@@ -15,41 +23,70 @@ the largest resident size, and 'others_cores', which others kept busy."""
 
 
 class Meter:
-  """Counts from when it is made."""
+  """Counts what this process takes from when it is made."""
 
   def __init__(self):
     self._start, self._own = time.monotonic(), time.process_time()
     self._busy = _busy_seconds()
 
-  def others_cores(self, children_seconds: float = 0.0) -> float | None:
+  def others_cores(self) -> float | None:
     """Cores that other programs kept busy on average; None off Linux.
 
     What a hypervisor gave to other machines counts too.
-
-    Args:
-      children_seconds: CPU time of processes of one's own, beside this one.
     """
     busy = _busy_seconds()
     if busy is None or self._busy is None:
       return None
-    own = time.process_time() - self._own + children_seconds
+    own = time.process_time() - self._own
     elapsed = max(time.monotonic() - self._start, 1e-3)
     return max(0.0, (busy - self._busy - own) / elapsed)
 
-  def read(self, child: resource.struct_rusage | None = None) -> Usage:
-    """What a child took, of which the system tells this, or else this process."""
-    if child is None:
-      spent, cpu_seconds = resource.getrusage(resource.RUSAGE_SELF), 0.0
-      own = time.process_time() - self._own
-    else:
-      spent, cpu_seconds = child, child.ru_utime + child.ru_stime
-      own = cpu_seconds
+  def read(self) -> Usage:
+    """What this process took so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {
       "seconds": time.monotonic() - self._start,
-      "cpu_seconds": own,
-      "peak_bytes": spent.ru_maxrss * _PEAK_UNIT,
-      "others_cores": self.others_cores(cpu_seconds),
+      "cpu_seconds": time.process_time() - self._own,
+      "peak_bytes": peak * _PEAK_UNIT,
+      "others_cores": self.others_cores(),
     }
+
+
+@functools.cache
+def machine() -> dict[str, str | int | None]:
+  """What this process computes with: 'commit', 'cpu', 'cores', 'jax', 'device'.
+
+  The commit is that of the checkout that this file is in; None where it is in
+  none.
+  """
+  return {
+    "commit": _commit(),
+    "cpu": _cpu(),
+    "cores": os.cpu_count(),
+    "jax": jax.__version__,
+    "device": f"{jax.device_count()} × {jax.devices()[0].device_kind}",
+  }
+
+
+def _commit() -> str | None:
+  command = ["git", "rev-parse", "HEAD"]
+  folder = Path(__file__).parent
+  try:
+    found = subprocess.run(
+      command, cwd=folder, capture_output=True, text=True, check=False
+    )
+  except OSError:  # No git.
+    return None
+  return found.stdout.strip() or None
+
+
+def _cpu() -> str:
+  try:
+    lines = _CPU.read_text().splitlines()
+  except OSError:
+    lines = []
+  models = (x.partition(":")[2].strip() for x in lines if "model name" in x)
+  return next(models, platform.processor() or platform.machine())
 
 
 def _busy_seconds() -> float | None:

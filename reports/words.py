@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping, Sequence
 import re
 from typing import Any
 
-from comparison.config import ALL
 from comparison.plan import BASELINE
 from comparison.records import Record
 from reports import numbers, quality, table
@@ -224,18 +223,10 @@ def _optimizer(found: Sequence[Record], shared: Mapping[str, Any]) -> str:
   ran = f"Every mechanism ran at every point of the grid {grid}"
   if rungs := shared.get("halving.rungs"):
     shares = " and ".join(f"{100 * share:.3g} %" for share in rungs)
-    whose, loss, then = (
-      ("every seed", "higher mean loss", "")
-      if shared.get("halving.seeds") == ALL
-      else (
-        "the first seed",
-        "higher loss",
-        ", and the other seeds ran the point that was left",
-      )
-    )
     ran = (
-      f"Every mechanism began at every point of the grid {grid} with {whose}; "
-      f"after {shares} of the steps the half with the {loss} was stopped{then}"
+      f"Every mechanism began at every point of the grid {grid} with every "
+      f"seed; after {shares} of the steps the half with the higher mean loss was "
+      "stopped"
     )
   return (
     f"{ran}; tables and plots show the point with the best mean over seeds of "
