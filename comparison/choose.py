@@ -112,11 +112,9 @@ def _beyond(run: Run, comparison: Comparison) -> Iterator[Run]:
     value = beyond(run.grid[leaf], values)
     if value is None:
       continue
-    grid = run.grid | {leaf: value}
+    further = dataclasses.replace(run, grid=run.grid | {leaf: value})
     try:
-      new = plan.point(
-        comparison, run.task, run.attention, run.across, grid, run.width
-      )
+      new = plan.planned(comparison, further)
     except ConfigError:  # As a rate of dropout beyond 1.
       continue
     if not new.obstacle:
@@ -134,25 +132,21 @@ def _better_half(
   order = best_first(means)
   kept = order[: math.ceil(len(order) / 2)]
   for run in runs:
-    # A run that is done already was so before it was stopped here.
-    ended = (records.DONE, records.STOPPED_EARLY)
-    if run.family in kept or records.status(workdir, run) in ended:
+    status = records.status(workdir, run)
+    if run.family in kept or status != records.STOPPED:
       continue
     why = (
       f"loss {means[run.family]:.4g} after {share:.3g} of the steps, where "
       f"{means[kept[-1]]:.4g} went on"
     )
-    spent = records.usage(workdir, run)
-    history = records.history(workdir, run)
-    records.write(
+    records.update(
       workdir,
-      run,
+      run.identity,
       status=records.STOPPED_EARLY,
       reason=why,
-      history=history,
-      **spent,
+      history=records.history(workdir, run),
     )
-    print(f"  stopped early: {run.identity}: {why}", flush=True)
+    print(f"  {run.identity}: stopped early: {why}", flush=True)
   return [run for run in runs if run.family in kept]
 
 

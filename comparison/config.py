@@ -14,6 +14,7 @@ from pydantic.dataclasses import dataclass
 
 from attention import ATTENTIONS, registry
 from settings.build import build, check_section, to_mapping
+from settings.checks import check
 from settings.errors import ConfigError
 from settings.fields import STRICT, Count, Positive, Share
 from settings.leaves import Leaves, flatten, put
@@ -118,11 +119,8 @@ class Comparison:
   def __post_init__(self):
     for field in ("tasks", "attention", "seeds"):
       values = split(getattr(self, field))
-      if not values or len(set(values)) < len(values):
-        raise ValueError(
-          f"{field}: expected at least one, each once, got "
-          f"{getattr(self, field)!r}"
-        )
+      are_unique = 0 < len(values) == len(set(values))
+      check(self, field, are_unique, "at least one, each once")
     for task in self.task_names:
       if not _is_task(task):
         raise ValueError(f"tasks: no file configs/{task}.py for {task!r}")
@@ -137,12 +135,10 @@ class Comparison:
           f"{value!r}"
         )
     self._check_mechanisms()
-    for seed in split(self.seeds):
-      if not seed.isdecimal() or int(seed) >= FIRST_CHOOSING_SEED:
-        raise ValueError(
-          f"seeds: expected whole numbers below {FIRST_CHOOSING_SEED}, got "
-          f"{seed!r}"
-        )
+    are_low = all(
+      x.isdecimal() and int(x) < FIRST_CHOOSING_SEED for x in split(self.seeds)
+    )
+    check(self, "seeds", are_low, f"whole numbers below {FIRST_CHOOSING_SEED}")
     self._check_budget()
     self._check_points()
     if self.halving != Halving() and not self.choosing_seeds:
@@ -247,13 +243,12 @@ class Comparison:
       )
 
   def _check_budget(self):
-    given = [
-      name
-      for name in ("budget_seconds", "budget_flops")
-      if getattr(self, name) is not None
-    ]
-    if len(given) > 1:
-      raise ValueError("budget_flops: expected one budget, got seconds as well")
+    budgets = {
+      "budget_seconds": self.budget_seconds,
+      "budget_flops": self.budget_flops,
+    }
+    given = [name for name, budget in budgets.items() if budget is not None]
+    check(self, "budget_flops", len(given) < 2, "one budget")
     varied = {*flatten(self.grid), *flatten(self.across)}
     if given and any(
       "num_steps" in {*self.leaves(task), *varied} for task in self.task_names

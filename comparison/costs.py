@@ -6,12 +6,9 @@ import time
 from typing import Any, cast
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from attention import Attention, Dims
 import models
-from models import short_convolution
 from settings.memory import check_fits
 from training import flops
 from training import parallel as parallel_lib
@@ -111,33 +108,26 @@ def decode_cost(
   Raises:
     ValueError: the model cannot decode.
   """
-  task, length = run.task, run.task.max_target_length
-  rows = _DECODED_ROWS
-  inputs: dict[str, Any]
+  task, length, rows = run.task, run.task.max_target_length, _DECODED_ROWS
+  inputs = {"prompt": np.full((rows, 1), task.bos_id, np.int32)}
   if "source" in batch:
-    inputs = {
-      "source": np.resize(batch["source"], (rows, batch["source"].shape[1]))
-    }
-  else:
-    inputs = {"prompt": np.full((rows, 1), task.bos_id, np.int32)}
-
-  def decode():
-    generated = models.generate(
-      cast(Any, run.model),
-      variables,
-      **inputs,
-      max_length=length,
-      bos_id=task.bos_id,
-      eos_id=-1,
-      pad_id=task.pad_id,
-    )
-    jax.block_until_ready(generated)
-
-  decode()
+    source = batch["source"]
+    inputs = {"source": np.resize(source, (rows, source.shape[1]))}
+  decode = functools.partial(
+    models.generate,
+    cast(Any, run.model),
+    variables,
+    **cast(Any, inputs),
+    max_length=length,
+    bos_id=task.bos_id,
+    eos_id=-1,
+    pad_id=task.pad_id,
+  )
+  jax.block_until_ready(decode())
   seconds = []
   for _ in range(3):
     start = time.perf_counter()
-    decode()
+    jax.block_until_ready(decode())
     seconds.append(time.perf_counter() - start)
   return {
     "decode_tokens_per_second": rows * length / float(np.median(seconds)),
@@ -159,31 +149,16 @@ def cache_bytes(config: Any, length: int) -> int | None:
   """
   if not isinstance(config, models.ModelConfig):
     return None
-
-  def init_caches(key):
-    layers = config.layers("decoder_attention")
-    for one, layer in zip(config.decoder_configs, layers, strict=True):
-      dims, mechanism = one.dims(length), layer.build()
-      assert mechanism.init_cache is not None  # It has just decoded.
-      variables = mechanism.init(key, dims)
-      yield mechanism.init_cache(variables, 1, length, dims, config.dtype)
-      if one.slot.short_convolution:
-        size = _convolved(one, dims, mechanism)
-        yield jnp.zeros((short_convolution.WIDTH - 1, size), config.dtype)
-
-  caches = jax.eval_shape(lambda key: list(init_caches(key)), jax.random.key(0))
-  return sum(
-    leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(caches)
+  model = models.create(
+    config,
+    source_vocab_size=1,
+    target_vocab_size=1,
+    max_source_length=length,
+    max_target_length=length,
   )
-
-
-def _convolved(
-  config: models.ModelConfig, dims: Dims, mechanism: Attention
-) -> int:
-  """Features of a position that a layer's short convolutions read."""
-  width = dims.head_dim
-  query = (config.slot.num_qk_heads or dims.num_heads) * width
-  if "own_keys" in mechanism.supports:
-    return query
-  key = (config.slot.num_qk_heads or dims.num_kv_heads) * width
-  return query + key + dims.num_kv_heads * dims.values
+  start = functools.partial(
+    model.init, jax.random.key(0), None, 1, length, method="start"
+  )
+  caches = dict(jax.eval_shape(start)["cache"])
+  del caches["index"]
+  return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(caches))

@@ -17,7 +17,7 @@ from typing import Any
 
 from comparison import measurements, plan, records, usage
 from comparison.plan import Run
-from settings.errors import ConfigError, RunError, one_line
+from settings.errors import RunError, one_line
 from tasks import cache
 from training import (
   claimed,
@@ -94,9 +94,9 @@ def train(
       if made and loop.run(made, home, stop_at, signals) is None:
         status = records.STOPPED
         reason = "stopped; the same command continues it"
-    except ConfigError as error:
+    except ValueError as error:  # Another try would end alike.
       status, reason = records.FAILED, one_line(error)
-    except RunError as error:  # Another try may end otherwise.
+    except RunError as error:
       status, reason = records.STOPPED, one_line(error)
     first = first or made
     # A run may have been trained before, and is to be measured.
@@ -171,14 +171,13 @@ def _steps(run: Run, folder: Path) -> int:
   """Steps of a run; a budget of seconds is timed once for all seeds.
 
   Raises:
-    ConfigError: it cannot be, or memory is too small for a step.
+    ValueError: it cannot be, or memory is too small for a step.
   """
   steps = records.steps(folder, run)
   if steps is not None:
     return steps
   made = experiment.create(plan.config_of(run.task, run.mechanism, run.leaves))
-  cost = measurements.step_cost(made, made.task.train_batch(0))
-  records.keep_cost(folder, run, cost)
+  records.keep_cost(folder, run, measurements.step_cost(made))
   return _steps(run, folder)
 
 

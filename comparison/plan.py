@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import hashlib
 import importlib
+import itertools
 import json
 from typing import Any
 
@@ -27,6 +28,7 @@ BASELINE = "dense"
 MATCHED, DENSE = "matched", "dense"
 """Feed-forward width of a row: as equal parameters ask, or as dense attention's."""
 
+_WIDTH = "model.mlp_features"
 _NARROW, _OFF = 1 / 2, 0.02
 """Of dense attention's width and parameters: where a row gets a twin."""
 
@@ -155,21 +157,22 @@ def plan(comparison: Comparison) -> list[Run]:
   Raises:
     ConfigError: an override that no run can take.
   """
-  choosing = comparison.choosing_seeds
   points: list[Run] = []
-  for task in comparison.task_names:
-    for attention in comparison.mechanisms:
-      for across in comparison.across_points():
-        row = [
-          point(comparison, task, attention, across, grid)
-          for grid in comparison.grid_points()
-        ]
-        points += row
-        if any(map(_needs_twin, row)):
-          points += [
-            point(comparison, task, attention, across, run.grid, DENSE)
-            for run in row
-          ]
+  for task, attention, across in itertools.product(
+    comparison.task_names, comparison.mechanisms, comparison.across_points()
+  ):
+    first = Run(task, attention, "", 0, {}, {}, across)
+    row = [
+      planned(comparison, dataclasses.replace(first, grid=grid))
+      for grid in comparison.grid_points()
+    ]
+    points += row
+    if any(map(_needs_twin, row)):
+      points += [
+        planned(comparison, dataclasses.replace(run, width=DENSE))
+        for run in row
+      ]
+  choosing = comparison.choosing_seeds
   return [
     run.with_seed(seed, choosing=bool(choosing))
     for seed in choosing or comparison.seed_numbers
@@ -187,93 +190,59 @@ def rows(runs: Sequence[Run]) -> list[list[Run]]:
 
 def twins(runs: Sequence[Run]) -> list[str]:
   """A line for each row that has another one with dense attention's width."""
-  narrow: dict[str, Run] = {}
-  for run in runs:
-    if run.width == MATCHED and _needs_twin(run):
-      known = narrow.setdefault(run.row, run)
-      if _share(run) < _share(known):
-        narrow[run.row] = run
-  return [
-    f"{row}: feed-forward {run.feed_forward} of {run.dense_feed_forward} to have "
-    f"{run.parameters:,} parameters; a row with {run.dense_feed_forward} beside it"
-    for row, run in narrow.items()
-  ]
+  lines = []
+  for row in rows(runs):
+    run = next(filter(_needs_twin, row), None)
+    if run is not None:
+      dense = run.dense_feed_forward
+      lines.append(
+        f"{run.row}: feed-forward {run.feed_forward} of {dense} to have "
+        f"{run.parameters:,} parameters; a row with {dense} beside it"
+      )
+  return lines
 
 
 def _needs_twin(run: Run) -> bool:
-  """Whether its feed-forward layers have to do with much less than dense's."""
-  if run.feed_forward == run.dense_feed_forward or not run.dense_parameters:
+  """Whether equal parameters leave it little, or could not be had."""
+  width, parameters = run.dense_feed_forward, run.dense_parameters
+  if run.width == DENSE or not width or not parameters:
     return False
-  off = abs(run.parameters - run.dense_parameters) / run.dense_parameters
-  return _share(run) < _NARROW or off > _OFF
+  if run.feed_forward is None or run.feed_forward == width:
+    return False
+  off = abs(run.parameters - parameters) / parameters
+  return run.feed_forward < _NARROW * width or off > _OFF
 
 
-def _share(run: Run) -> float:
-  """Feed-forward width as a share of dense attention's."""
-  assert run.feed_forward is not None
-  assert run.dense_feed_forward is not None
-  return run.feed_forward / run.dense_feed_forward
+def planned(comparison: Comparison, run: Run) -> Run:
+  """A run with all that follows from its row and its point of the grid.
 
-
-def point(
-  comparison: Comparison,
-  task: str,
-  attention: str,
-  across: Leaves,
-  grid: Leaves,
-  width: str = MATCHED,
-) -> Run:
-  """A run without its seed: its parameters matched, its budget in steps.
+  Its parameters are matched, and its budget of operations is one of steps.
 
   Args:
     comparison: that it is of.
-    task: file in configs/.
-    attention: the mechanism, or the variant.
-    across: leaves that make its row.
-    grid: leaves that are chosen.
-    width: `MATCHED` or `DENSE`.
+    run: whose task, attention, across, width and grid are taken, and no seed.
 
   Raises:
     ConfigError: dense attention cannot be trained so either.
   """
-  mechanism, options = comparison.variant(attention)
-  leaves = given = comparison.leaves(task) | across | grid
+  task, budget = run.task, comparison.budget_seconds
+  mechanism, options = comparison.variant(run.attention)
+  leaves = given = comparison.leaves(task) | run.across | run.grid
   # What cannot be with dense attention either is a fault of the comparison.
   try:
     baseline = config_of(task, BASELINE, leaves)
     parameters = _count(baseline)
   except ConfigError as error:
-    raise _as_typed(error, comparison, task, across, grid) from None
-  run = Run(
-    task,
-    attention,
-    mechanism,
-    0,
-    leaves,
-    grid,
-    across,
-    width,
-    budget_seconds=comparison.budget_seconds,
+    raise _as_typed(error, comparison, run) from None
+  run = dataclasses.replace(
+    run, mechanism=mechanism, leaves=leaves, budget_seconds=budget
   )
   try:
     leaves = leaves | _options(task, mechanism, leaves, options)
     config = config_of(task, mechanism, leaves)
-    count = _count(config)
+    count = matched = _count(config)
   except (ConfigError, ValueError) as error:
     return dataclasses.replace(run, obstacle=str(error))
-  matched = count
-  if comparison.match_parameters and width == MATCHED and count != parameters:
-    # Every mechanism pays the same for one more unit, so one price serves all.
-    wide = _wide(given, _width(baseline) + 1)
-    price = _count(config_of(task, BASELINE, wide)) - parameters
-    units = round((parameters - count) / price)
-    units = max(units, 1 - _width(config))
-    if units:
-      leaves = _wide(leaves, _width(config) + units)
-      config, matched = (
-        config_of(task, mechanism, leaves),
-        count + units * price,
-      )
   if comparison.match_parameters:
     run = dataclasses.replace(
       run,
@@ -281,9 +250,27 @@ def point(
       dense_feed_forward=_feed_forward(baseline),
       dense_parameters=parameters,
     )
+    if run.width == MATCHED and count != parameters:
+      width = run.feed_forward
+      if width is None or run.dense_feed_forward is None:
+        raise ConfigError(
+          f"config.match_parameters: a model of kind {config.model.kind!r} has "
+          "not one width of feed-forward layers that could be changed; expected "
+          "False"
+        )
+      # Every mechanism pays the same for one more unit, so one price serves all.
+      wider = given | {_WIDTH: run.dense_feed_forward + 1}
+      price = _count(config_of(task, BASELINE, wider)) - parameters
+      units = max(round((parameters - count) / price), 1 - width)
+      if units:
+        matched += units * price
+        leaves = leaves | {_WIDTH: width + units}
+        config = config_of(task, mechanism, leaves)
+        run = dataclasses.replace(run, feed_forward=width + units)
   if comparison.budget_flops is not None:
     steps = comparison.budget_flops / _step_flops(config)
     leaves = leaves | {"num_steps": max(1, int(steps))}
+  steps = leaves.get("num_steps", config.train.num_steps)
   return dataclasses.replace(
     run,
     leaves=leaves,
@@ -292,30 +279,24 @@ def point(
     slots=models.slots(config.model),
     options=_chosen_options(config.model, mechanism),
     learning_rate=config.train.optimizer.learning_rate,
-    steps=0
-    if comparison.budget_seconds is not None
-    else leaves.get("num_steps", config.train.num_steps),
+    steps=steps if budget is None else 0,
     length=_trained_length(config),
     solved_at=getattr(config.task, "solved_at", None),
   )
 
 
 def _as_typed(
-  error: ConfigError,
-  comparison: Comparison,
-  task: str,
-  across: Leaves,
-  point: Leaves,
+  error: ConfigError, comparison: Comparison, run: Run
 ) -> ConfigError:
   """A fault in the config of a run, its leaf named as the comparison has it."""
   leaf, _, fault = str(error).removeprefix("config.").partition(":")
   where = ""
-  if leaf in point:
+  if leaf in run.grid:
     where = "grid."
-  elif leaf in across:
+  elif leaf in run.across:
     where = "across."
-  elif leaf in flatten(comparison.per_task.get(task, {})):
-    where = f"per_task.{task}."
+  elif leaf in flatten(comparison.per_task.get(run.task, {})):
+    where = f"per_task.{run.task}."
   return ConfigError(f"config.{where}{leaf}:{fault}")
 
 
@@ -365,20 +346,6 @@ def _feed_forward(config: ExperimentConfig) -> int | None:
   return width if isinstance(width, int) else None
 
 
-def _width(config: ExperimentConfig) -> int:
-  width = _feed_forward(config)
-  if width is None:
-    raise ConfigError(
-      f"config.match_parameters: a model of kind {config.model.kind!r} has not "
-      "one width of feed-forward layers that could be changed; expected False"
-    )
-  return width
-
-
-def _wide(leaves: Leaves, width: int) -> Leaves:
-  return {**leaves, "model.mlp_features": width}
-
-
 def config_of(task: str, attention: str, leaves: Leaves) -> ExperimentConfig:
   """The config that `train.py` would make of the same arguments."""
   file = importlib.import_module(f"configs.{task.replace('/', '.')}")
@@ -401,14 +368,9 @@ def _count(config: ExperimentConfig) -> int:
   Raises:
     ConfigError: it cannot be made, or a batch of it does not fit into memory.
   """
-  given = config.train
-  train = TrainConfig(
-    num_steps=1,
-    batch_size=given.batch_size,
-    optimizer=OptimizerConfig(
-      accumulate_steps=given.optimizer.accumulate_steps
-    ),
-  )
+  size, given = config.train.batch_size, config.train.optimizer
+  optimizer = OptimizerConfig(accumulate_steps=given.accumulate_steps)
+  train = TrainConfig(num_steps=1, batch_size=size, optimizer=optimizer)
   return _parameters(dataclasses.replace(config, train=train))
 
 

@@ -2,12 +2,13 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-import os
 from pathlib import Path
 import socket
 import statistics
 import time
 from typing import Any
+
+import psutil
 
 from comparison import records
 from training import claimed, metrics
@@ -106,19 +107,9 @@ def _processes(workdir: Path) -> dict[str, tuple[str, int]]:
   for path in sorted((workdir / records.RUNNING).glob("*.json")):
     who = claimed.parsed(path)
     here = who and who["host"] == socket.gethostname()
-    if who and (not here or _is_alive(who["process"])):
+    if who and (not here or psutil.pid_exists(who["process"])):
       found[path.stem] = (who["host"], who["process"])
   return found
-
-
-def _is_alive(process: int) -> bool:
-  try:
-    os.kill(process, 0)
-  except ProcessLookupError:
-    return False
-  except PermissionError:  # It is somebody else's.
-    return True
-  return True
 
 
 def _trained(workdir: Path, name: str) -> tuple[int, float]:

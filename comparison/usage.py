@@ -10,11 +10,13 @@ import sys
 import time
 
 import jax
+import psutil
 
 BUSY_CORES = 0.25
 """What other programs may use of a machine that a run has to itself."""
 
-_STATISTICS, _CPU = Path("/proc/stat"), Path("/proc/cpuinfo")
+_BUSY = ("user", "nice", "system", "irq", "softirq", "steal")
+_CPU = Path("/proc/cpuinfo")
 _PEAK_UNIT = 1 if sys.platform == "darwin" else 1024
 
 Usage = dict[str, float | None]
@@ -29,17 +31,13 @@ class Meter:
     self._start, self._own = time.monotonic(), time.process_time()
     self._busy = _busy_seconds()
 
-  def others_cores(self) -> float | None:
-    """Cores that other programs kept busy on average; None off Linux.
+  def others_cores(self) -> float:
+    """Cores that other programs kept busy on average.
 
     What a hypervisor gave to other machines counts too.
     """
-    busy = _busy_seconds()
-    if busy is None or self._busy is None:
-      return None
-    own = time.process_time() - self._own
-    elapsed = max(time.monotonic() - self._start, 1e-3)
-    return max(0.0, (busy - self._busy - own) / elapsed)
+    others = _busy_seconds() - self._busy - (time.process_time() - self._own)
+    return max(0.0, others / max(time.monotonic() - self._start, 1e-3))
 
   def read(self) -> Usage:
     """What this process took so far."""
@@ -89,14 +87,7 @@ def _cpu() -> str:
   return next(models, platform.processor() or platform.machine())
 
 
-def _busy_seconds() -> float | None:
+def _busy_seconds() -> float:
   """CPU time of all programs since the machine started, over all cores."""
-  try:
-    first, *_ = _STATISTICS.read_text().splitlines()
-  except OSError:
-    return None
-  user, nice, system, _, _, irq, soft_irq, stolen, *_ = map(
-    int, first.split()[1:]
-  )
-  ticks = user + nice + system + irq + soft_irq + stolen
-  return ticks / os.sysconf("SC_CLK_TCK")
+  times = psutil.cpu_times()._asdict()
+  return sum(times.get(name, 0.0) for name in _BUSY)

@@ -22,7 +22,7 @@ from tests.tasks.text_cases import TEXT
     ({"tasks": "cpoy"}, "config.tasks: no file configs/cpoy.py"),
     (
       {"seeds": "1,x"},
-      "config.seeds: expected whole numbers below 10000, got 'x'",
+      "config.seeds: expected whole numbers below 10000, got '1,x'",
     ),
     ({"seeds": ""}, "config.seeds: expected at least one"),
     ({"num_stps": 3}, "config.num_stps: unknown; did you mean 'num_steps'?"),

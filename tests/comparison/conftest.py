@@ -36,7 +36,7 @@ class Trainer:
     monkeypatch.setattr(loop, "run", self.train)
     monkeypatch.setattr(measurements, "trained", self.measure)
     monkeypatch.setattr(
-      measurements, "step_cost", lambda run, batch: {"step_seconds": 0.25}
+      measurements, "step_cost", lambda run: {"step_seconds": 0.25}
     )
 
   def process(self, request):

@@ -75,7 +75,7 @@ def test_seeds_of_their_own_choose_and_the_others_run_what_is_chosen(
     (0.001, True, records.STOPPED_EARLY),
     (0.003, True, records.DONE),
     (0.01, True, records.STOPPED_EARLY),
-    (0.1, True, records.STOPPED_EARLY),
+    (0.1, True, records.FAILED),
     (0.003, False, records.DONE),
   }
   reasons = {r["reason"] for r in found if r["grid"][RATE] == 0.001}
