@@ -12,7 +12,6 @@ from typing import Any
 from settings.errors import one_line
 
 _COMMAND = ["-m", "comparison.group"]
-_NOTE = "\n--------------------\nFor simplicity, JAX has removed"
 
 
 def run(request: Mapping[str, Any]) -> str:
@@ -51,23 +50,12 @@ def run(request: Mapping[str, Any]) -> str:
       raise
     finally:
       process.wait()
+    if not process.returncode:
+      return ""
     errors.seek(0)
-    return reason(process.returncode, errors.read())
-
-
-def reason(code: int, error: str) -> str:
-  """Why a process failed, on one line; empty where it did not.
-
-  Args:
-    code: that it ended with.
-    error: what it wrote to standard error.
-  """
-  if not code:
-    return ""
-  # Of a traceback the last line says what went wrong; JAX adds a note below it.
-  lines = error.partition(_NOTE)[0].strip().splitlines()
-  last = lines[-1:] or ["no message"]
-  return f"exit code {code}: {one_line(RuntimeError(*last))}"
+    # Of a traceback the last line says what went wrong.
+    *_, last = errors.read().strip().splitlines() or ["no message"]
+    return f"exit code {process.returncode}: {one_line(RuntimeError(last))}"
 
 
 @contextlib.contextmanager

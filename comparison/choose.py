@@ -8,7 +8,7 @@ that has the lowest or highest value of a leaf, one value beyond it competes as 
 Paper: Jamieson and Talwalkar 2016, arXiv:1502.07943.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 import dataclasses
 import math
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 from comparison import plan, records
 from comparison.config import Comparison
 from comparison.launch import launch
-from comparison.plan import Run
+from comparison.plan import Run, grouped
 from settings.errors import ConfigError
 
 
@@ -47,32 +47,21 @@ def choose(runs: Sequence[Run], workdir: Path, comparison: Comparison) -> Run:
   for share in comparison.halving.rungs:
     able = _better_half(able, workdir, comparison, share)
   launch(able, workdir, comparison)
-  means = _means(able, workdir)
-  best = best_first(means)[0]
+  loss, best = _ranked(able, workdir)[0]
   tried = {leaf: set(values) for leaf, values in comparison.grid_values.items()}
-  for run in _beyond(_at(able, best), comparison):
-    if math.isinf(means[best]):
-      break  # No point could be trained.
+  # Where no point could be trained, none beyond can be.
+  for run in _beyond(best[0], comparison) if math.isfinite(loss) else ():
     new = [run.with_seed(x, choosing=True) for x in comparison.choosing_seeds]
     records.plan(workdir, new)
     launch(new, workdir, comparison)
     able += new
     for leaf, value in run.grid.items():
       tried[leaf].add(value)
-  chosen = _at(able, best_first(_means(able, workdir))[0])
+  _, (chosen, *_) = _ranked(able, workdir)[0]
   point = ", ".join(f"{leaf}={value}" for leaf, value in chosen.grid.items())
   print(f"{chosen.row}: chosen {point}", flush=True)
   edge = [x for x in tried if chosen.grid[x] in _ends(tried[x])]
   return dataclasses.replace(chosen, at_edge=edge)
-
-
-def best_first(means: Mapping[str, float]) -> list[str]:
-  """Points of a grid by their loss; one that is not finite is the worst."""
-  finite = {
-    name: loss if math.isfinite(loss) else math.inf
-    for name, loss in means.items()
-  }
-  return sorted(finite, key=finite.__getitem__)
 
 
 def beyond(value: Any, values: Collection[Any]) -> float | None:
@@ -125,46 +114,45 @@ def _better_half(
   runs: Sequence[Run], workdir: Path, comparison: Comparison, share: float
 ) -> list[Run]:
   """Runs of the better half of the points, rounded up; the others are stopped."""
-  if len({run.family for run in runs}) < 2:
+  if len(grouped(runs, "family")) < 2:
     return list(runs)
   launch(runs, workdir, comparison, share)
-  means = _means(runs, workdir, share)
-  order = best_first(means)
-  kept = order[: math.ceil(len(order) / 2)]
-  for run in runs:
-    status = records.status(workdir, run)
-    if run.family in kept or status != records.STOPPED:
-      continue
+  ranked = _ranked(runs, workdir, share)
+  half = math.ceil(len(ranked) / 2)
+  for loss, point in ranked[half:]:
     why = (
-      f"loss {means[run.family]:.4g} after {share:.3g} of the steps, where "
-      f"{means[kept[-1]]:.4g} went on"
+      f"loss {loss:.4g} after {share:.3g} of the steps, where "
+      f"{ranked[half - 1][0]:.4g} went on"
     )
-    records.update(
-      workdir,
-      run.identity,
-      status=records.STOPPED_EARLY,
-      reason=why,
-      history=records.history(workdir, run),
-    )
-    print(f"  {run.identity}: stopped early: {why}", flush=True)
-  return [run for run in runs if run.family in kept]
+    for run in point:
+      if records.status(workdir, run) == records.STOPPED:
+        stopped = {"status": records.STOPPED_EARLY, "reason": why}
+        history = records.history(workdir, run)
+        records.update(workdir, run.identity, **stopped, history=history)
+        print(f"  {run.identity}: stopped early: {why}", flush=True)
+  return [run for _, point in ranked[:half] for run in point]
 
 
-def _means(
+def _ranked(
   runs: Sequence[Run], workdir: Path, share: float | None = None
-) -> dict[str, float]:
-  """Point of the grid -> mean loss over its seeds, at a rung or at the end."""
-  losses: dict[str, list[float]] = {}
-  for run in runs:
+) -> list[tuple[float, list[Run]]]:
+  """Mean loss of each point of the grid and its runs, the best first.
+
+  Args:
+    runs: of one row.
+    workdir: of the comparison.
+    share: of the steps; None is the end. A run that failed has an infinite loss.
+  """
+
+  def loss(run: Run) -> float:
+    found = None
     if share is not None:
-      loss = records.loss_at(workdir, run, share)
+      found = records.loss_at(workdir, run, share)
     elif records.status(workdir, run) == records.DONE:
-      loss = list(records.losses(workdir, run).values())[-1]
-    else:  # It failed.
-      loss = None
-    losses.setdefault(run.family, []).append(math.inf if loss is None else loss)
-  return {family: statistics.fmean(x) for family, x in losses.items()}
+      found = list(records.losses(workdir, run).values())[-1]
+    return found if found is not None and math.isfinite(found) else math.inf
 
-
-def _at(runs: Sequence[Run], family: str) -> Run:
-  return next(run for run in runs if run.family == family)
+  points = grouped(runs, "family")
+  means = [statistics.fmean(map(loss, point)) for point in points]
+  ranked = zip(means, points, strict=True)
+  return sorted(ranked, key=lambda mean_and_point: mean_and_point[0])

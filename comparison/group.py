@@ -17,7 +17,7 @@ from typing import Any
 
 from comparison import measurements, plan, records, usage
 from comparison.plan import Run
-from settings.errors import RunError, one_line
+from settings.errors import one_line
 from tasks import cache
 from training import (
   claimed,
@@ -96,15 +96,14 @@ def train(
         reason = "stopped; the same command continues it"
     except ValueError as error:  # Another try would end alike.
       status, reason = records.FAILED, one_line(error)
-    except RunError as error:
+    except Exception as error:
       status, reason = records.STOPPED, one_line(error)
     first = first or made
     # A run may have been trained before, and is to be measured.
     if records.status(folder, run) != records.TRAINED:
       used = {} if made is None else meter.read()
       known = {"status": status, "reason": reason, "together": len(runs)}
-      if told := _write(run, folder, used, **known):
-        say(run.identity, told)
+      _write(run, folder, used, say, **known)
     if signals.stop and status == records.STOPPED:
       return
     if status == records.TRAINED and not run.choosing:
@@ -146,24 +145,19 @@ def measure(
   Returns:
     What was measured; `shape` where nothing can be.
   """
+  home = folder / records.RUNS / identity
   try:
-    found = measurements.trained(
-      folder / records.RUNS / identity, with_map=with_map, shape=shape
-    )
+    found = measurements.trained(home, with_map=with_map, shape=shape)
   # It stays to be measured, and the others are not stopped.
   except Exception as error:
-    reason = f"measuring: {one_line(error)}"
-    records.update(folder, identity, reason=reason)
-    say(identity, f"not measured: {one_line(error)}")
+    reason = one_line(error)
+    records.update(folder, identity, reason=f"measuring: {reason}")
+    say(identity, f"not measured: {reason}")
     return shape
-  records.update(
-    folder, identity, status=records.DONE, measured=found, reason=""
-  )
-  say(
-    identity,
-    f"step {1e3 * found['step_seconds']:.1f} ms, "
-    f"compiling {found['compile_seconds']:.1f} s",
-  )
+  done = {"status": records.DONE, "reason": "", "measured": found}
+  records.update(folder, identity, **done)
+  step, compiling = 1e3 * found["step_seconds"], found["compile_seconds"]
+  say(identity, f"step {step:.1f} ms, compiling {compiling:.1f} s")
   return found
 
 
@@ -182,24 +176,29 @@ def _steps(run: Run, folder: Path) -> int:
 
 
 def _write(
-  run: Run, folder: Path, used: usage.Usage, *, status: str, **known: Any
-) -> str:
-  """Writes the record of a run that has ended; what to say of it, if it says it."""
+  run: Run,
+  folder: Path,
+  used: usage.Usage,
+  say: Say,
+  *,
+  status: str,
+  **known: Any,
+) -> None:
+  """Writes the record of a run that has ended."""
   steps = records.steps(folder, run)
   arguments = run.of_steps(steps).arguments if steps else run.arguments
   spent = records.usage(folder, run)
   found = {**known, **spent, **_sum(spent, used), "arguments": arguments}
-  told = f"failed: {known['reason']}" if status == records.FAILED else ""
+  if status == records.FAILED:
+    say(run.identity, f"failed: {known['reason']}")
   if status == records.TRAINED:
     outcome = _outcome(records.home(folder, run))
     found |= {**outcome, "machine": usage.machine(), "measured": {}}
     # What chooses is not reported, so its cost is not measured.
     status = records.DONE if run.choosing else records.TRAINED
-    told = metrics.format_values(
-      {k: v for k, v in outcome["final"].items() if k not in _PLACE}
-    )
+    numbers = {k: v for k, v in outcome["final"].items() if k not in _PLACE}
+    say(run.identity, metrics.format_values(numbers))
   records.write(folder, run, status=status, **found)
-  return told
 
 
 def _outcome(home: Path) -> dict[str, Any]:

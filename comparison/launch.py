@@ -7,7 +7,7 @@ from pathlib import Path
 
 from comparison import child, records
 from comparison.config import APART, Comparison
-from comparison.plan import Run
+from comparison.plan import Run, grouped
 from settings.errors import RunError, one_line
 
 _TRIES = 2
@@ -38,7 +38,8 @@ def launch(
     RunError: a record cannot be written.
   """
   try:
-    for shape in _shapes(runs, comparison.together):
+    apart = comparison.together == APART
+    for shape in grouped(runs, "identity" if apart else "shape"):
       left = [run for run in shape if not _is_refused(run, workdir)]
       for run in left:
         records.forget_failure(workdir, run)
@@ -50,16 +51,6 @@ def launch(
     raise RunError(
       f"{one_line(error)}; the same command continues the comparison"
     ) from error
-
-
-def _shapes(runs: Sequence[Run], together: str) -> list[list[Run]]:
-  """Runs of one shape, in the order of the first of each; apart, single runs."""
-  if together == APART:
-    return [[run] for run in runs]
-  found: dict[str, list[Run]] = {}
-  for run in runs:
-    found.setdefault(run.shape, []).append(run)
-  return list(found.values())
 
 
 def _is_refused(run: Run, workdir: Path) -> bool:

@@ -180,18 +180,23 @@ def plan(comparison: Comparison) -> list[Run]:
   ]
 
 
-def rows(runs: Sequence[Run]) -> list[list[Run]]:
-  """Runs by the row of a table that they are of, in the order of the first."""
+def grouped(runs: Sequence[Run], key: str) -> list[list[Run]]:
+  """Runs that are alike, in the order of the first of each group.
+
+  Args:
+    runs: of the plan.
+    key: property that they have in common: 'row', 'family' or 'shape'.
+  """
   found: dict[str, list[Run]] = {}
   for run in runs:
-    found.setdefault(run.row, []).append(run)
+    found.setdefault(getattr(run, key), []).append(run)
   return list(found.values())
 
 
 def twins(runs: Sequence[Run]) -> list[str]:
   """A line for each row that has another one with dense attention's width."""
   lines = []
-  for row in rows(runs):
+  for row in grouped(runs, "row"):
     run = next(filter(_needs_twin, row), None)
     if run is not None:
       dense = run.dense_feed_forward

@@ -6,7 +6,6 @@ import json
 import os
 from pathlib import Path
 import socket
-import time
 from typing import Any
 
 from comparison.plan import Run
@@ -63,8 +62,7 @@ def write(workdir: Path, run: Run, *, status: str, **found: Any) -> None:
     status: 'done', or what became of it.
     **found: what is known beyond the plan; takes its place.
   """
-  folder = workdir / RECORDS
-  folder.mkdir(exist_ok=True)
+  (workdir / RECORDS).mkdir(exist_ok=True)
   record = {
     **{name: getattr(run, name) for name in _OF_THE_PLAN},
     "status": status,
@@ -163,11 +161,10 @@ def references(workdir: Path) -> dict[str, dict[str, dict[str, float]]]:
 @contextlib.contextmanager
 def running(workdir: Path, run: Run) -> Iterator[None]:
   """Says meanwhile that a run is being made, by which process."""
-  folder = workdir / RUNNING
-  folder.mkdir(exist_ok=True)
-  path = folder / f"{run.identity}.json"
+  (workdir / RUNNING).mkdir(exist_ok=True)
+  path = workdir / RUNNING / f"{run.identity}.json"
   who = {"host": socket.gethostname(), "process": os.getpid()}
-  claimed.replace(path, {**who, "since": time.time()})
+  claimed.replace(path, who)
   try:
     yield
   finally:
@@ -234,9 +231,8 @@ def steps(workdir: Path, run: Run) -> int | None:
 
 def keep_cost(workdir: Path, run: Run, cost: Mapping[str, Any]) -> None:
   """Keeps what a step takes, from which `steps` follow."""
-  folder = workdir / BUDGETS
-  folder.mkdir(exist_ok=True)
-  claimed.replace(folder / f"{run.family}.json", cost)
+  (workdir / BUDGETS).mkdir(exist_ok=True)
+  claimed.replace(workdir / BUDGETS / f"{run.family}.json", cost)
 
 
 def status(workdir: Path, run: Run) -> str | None:

@@ -41,7 +41,7 @@ def run(
   for line in plan.twins(runs):
     print(line)
   first, step = shard
-  mine = plan.rows(runs)[first - 1 :: step]
+  mine = plan.grouped(runs, "row")[first - 1 :: step]
   print(f"{folder}: {len(mine)} rows", flush=True)
   if not is_chosen:
     # In the order of the plan, seeds last, so that all rows have a result early.

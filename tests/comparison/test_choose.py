@@ -100,11 +100,6 @@ def test_a_failed_point_is_behind_all_others_at_the_end(folder, trainer):
   assert {rate for rate, _ in reported(folder)} == {0.001}
 
 
-def test_points_by_their_loss():
-  losses = {"a": float("inf"), "b": 2.0, "c": float("nan"), "d": 1.0}
-  assert choose.best_first(losses)[:2] == ["d", "b"]
-
-
 @pytest.mark.parametrize(
   ("value", "values", "expected"),
   [

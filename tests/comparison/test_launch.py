@@ -1,8 +1,6 @@
 """Which processes a comparison starts, and what is kept of them."""
 
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
@@ -226,15 +224,6 @@ def test_a_budget_of_seconds_is_timed_once_for_all_seeds(
     assert record["final"]["step"] == 40
   assert len(timed) == 1
   assert len(list((folder / "budgets").iterdir())) == 1
-
-
-def test_a_reason_is_the_last_line_above_the_note_of_jax():
-  script = "import jax\ndef f(x): raise ValueError('it\\nbroke')\njax.jit(f)(1)"
-  found = subprocess.run(
-    [sys.executable, "-c", script], capture_output=True, text=True, check=False
-  )
-  assert "JAX has removed" in found.stderr
-  assert child.reason(1, found.stderr) == "exit code 1: broke"
 
 
 def test_a_process_is_heard_and_stopped_with_this_one(
