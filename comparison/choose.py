@@ -29,9 +29,9 @@ def choose(runs: Sequence[Run], workdir: Path, comparison: Comparison) -> Run:
   whenever it is asked for.
 
   Args:
-    runs: of one row: every point of the grid with every seed that chooses.
+    runs: every point of the grid of a row, with every seed that chooses.
     workdir: of the comparison.
-    comparison: that they are of.
+    comparison: whose plan they are of.
 
   Returns:
     A run at the chosen point with its `at_edge`, for other seeds; the first run
@@ -66,10 +66,6 @@ def choose(runs: Sequence[Run], workdir: Path, comparison: Comparison) -> Run:
 
 def beyond(value: Any, values: Collection[Any]) -> float | None:
   """One value more in a geometric grid, beyond the end that `value` is.
-
-  Args:
-    value: one of `values`.
-    values: of a leaf.
 
   Returns:
     The next value with the ratio of the two at that end, to three digits, or a
@@ -136,12 +132,9 @@ def _better_half(
 def _ranked(
   runs: Sequence[Run], workdir: Path, share: float | None = None
 ) -> list[tuple[float, list[Run]]]:
-  """Mean loss of each point of the grid and its runs, the best first.
+  """Mean loss of each point and its runs, the best first; failed ones are infinite.
 
-  Args:
-    runs: of one row.
-    workdir: of the comparison.
-    share: of the steps; None is the end. A run that failed has an infinite loss.
+  The loss is that after a share of the steps, or at the end.
   """
 
   def loss(run: Run) -> float:

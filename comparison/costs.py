@@ -48,12 +48,6 @@ def step_cost(
   The median of up to 50 steps or 10 seconds, at least 3, after one to warm up;
   every step is waited for.
 
-  Args:
-    functions: what a step is made of.
-    state: to begin with; it is copied.
-    batch: of the first step.
-    kind: 'jit' or 'pmap'.
-
   Returns:
     'compile_seconds' (tracing included, no cache on disk), 'step_seconds',
     'temp_bytes' that XLA reserves in addition to arguments and results, and
@@ -96,14 +90,9 @@ def decode_cost(
   No sequence ends early, so the model's choices do not matter; the encoder, where
   there is one, runs once and is part of the time.
 
-  Args:
-    run: the experiment.
-    variables: of the model.
-    batch: for its sources; the first 16 rows.
-
   Returns:
-    'decode_tokens_per_second', and 'cache_bytes' of one sequence over all
-    layers: the decoder's own cache, without what is kept of a source.
+    'decode_tokens_per_second' of 16 rows, whose sources are those of `batch`, and
+    `cache_bytes` of one.
 
   Raises:
     ValueError: the model cannot decode.
@@ -138,14 +127,8 @@ def decode_cost(
 def cache_bytes(config: Any, length: int) -> int | None:
   """What a decoder's self-attention keeps of one sequence, over all layers.
 
-  Keys and values or a state, and the inputs of short convolutions.
-
-  Args:
-    config: of a model, of any kind, that decodes.
-    length: of the longest sequence.
-
-  Returns:
-    Bytes; None for a recurrent model, whose state belongs to no mechanism.
+  Keys and values or a state, and the inputs of short convolutions; nothing of a
+  source. None for a recurrent model, whose state belongs to no mechanism.
   """
   if not isinstance(config, models.ModelConfig):
     return None

@@ -112,12 +112,10 @@ def train(
 
 
 def begin(run: Run, home: Path, first: Experiment | None) -> Experiment | None:
-  """Everything of a run, its folder claimed; None where it is trained already.
+  """Makes a run in its folder, with the program of the first of its shape.
 
-  Args:
-    run: to begin.
-    home: its folder.
-    first: the run whose program it shares.
+  Returns:
+    Everything of it; None where it is trained already.
 
   Raises:
     ConfigError: it cannot be.
@@ -135,12 +133,7 @@ def measure(
 ) -> Shape:
   """Measures a trained run, and completes its record.
 
-  Args:
-    identity: of the run.
-    folder: of the comparison.
-    with_map: take the attention map of one held-out example as well.
-    shape: what was measured of another run of its shape, if one was.
-    say: told what a step takes, or why nothing can be measured.
+  What was measured of another run of its `shape` is not measured again.
 
   Returns:
     What was measured; `shape` where nothing can be.

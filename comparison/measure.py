@@ -17,9 +17,6 @@ def measure(workdir: Path) -> None:
   Runs that differ in seed and learning rate alone share what is measured of their
   shape; one shape is measured after another.
 
-  Args:
-    workdir: of the comparison.
-
   Raises:
     RunError: other programs use the machine now, too.
   """

@@ -24,7 +24,6 @@ from training.experiment_config import ExperimentConfig
 BASELINE = "dense"
 """The mechanism whose number of parameters the others are given."""
 
-
 MATCHED, DENSE = "matched", "dense"
 """Feed-forward width of a row: as equal parameters ask, or as dense attention's."""
 
@@ -57,14 +56,12 @@ class Run:
     dense_feed_forward: that of the model with dense attention.
     dense_parameters: those of the model with dense attention.
     obstacle: why it cannot run; empty where it can.
-    slots: which mechanism fills which slot of its model; empty where it cannot
-      run.
+    slots: which mechanism fills which slot of its model; empty where none can.
     options: of the mechanism itself, as its config has them.
     learning_rate: the highest of its schedule; None where it cannot run.
     steps: of its training, where they are known before it is made; else 0.
-    length: of its examples while it trains, the longest of them, where its task
-      is evaluated at other lengths too; None where it is not, or where the run
-      cannot be.
+    length: of its longest examples while it trains, where its task is evaluated
+      at other lengths too; else None.
     solved_at: value of the headline metric from which its task is solved; None
       where it is a matter of degree.
   """

@@ -35,11 +35,8 @@ Record = Mapping[str, Any]
 def check(workdir: Path, what: Mapping[str, Any]) -> None:
   """Checks that `workdir` is free, or that of this very comparison.
 
-  Mechanisms and seeds may be added later; what all runs share may not change.
-
-  Args:
-    workdir: of the comparison.
-    what: what all of its runs share, JSON-ready.
+  Mechanisms and seeds may be added later; what all runs share, `what`, may not
+  change.
 
   Raises:
     ConfigError: it belongs to another comparison, or holds other files.
@@ -48,7 +45,7 @@ def check(workdir: Path, what: Mapping[str, Any]) -> None:
 
 
 def claim(workdir: Path, what: Mapping[str, Any]) -> None:
-  """Makes `workdir` that of this comparison, or checks that it is: `check`."""
+  """Makes `workdir` that of this comparison, after `check`."""
   check(workdir, what)
   claimed.claim(workdir, COMPARISON, what)
 
@@ -56,11 +53,7 @@ def claim(workdir: Path, what: Mapping[str, Any]) -> None:
 def write(workdir: Path, run: Run, *, status: str, **found: Any) -> None:
   """Writes the record of one run, whole or not at all.
 
-  Args:
-    workdir: of the comparison.
-    run: whose record it is.
-    status: 'done', or what became of it.
-    **found: what is known beyond the plan; takes its place.
+  What is `found` takes the place of what is known from the plan.
   """
   (workdir / RECORDS).mkdir(exist_ok=True)
   record = {
@@ -111,10 +104,8 @@ def forget_failure(workdir: Path, run: Run) -> None:
 def plan(workdir: Path, runs: Sequence[Run], seeds: Sequence[int] = ()) -> None:
   """Adds runs to those that the comparison is known to have.
 
-  Args:
-    workdir: of the comparison.
-    runs: of the plan.
-    seeds: of runs of the report at a point of the grid that these runs choose.
+  Where they choose a point of the grid, `seeds` are those of the runs of the
+  report, which will be at that point.
   """
   found = {run.identity: _place(run) for run in runs}
   for run in runs:

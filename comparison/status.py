@@ -28,9 +28,6 @@ def text(workdir: Path) -> str:
   point of `across`, or as those of its task and mechanism, or as those of its task,
   or as all, less what it has been trained so far. Runs of the report whose point of
   the grid is still to be chosen wait.
-
-  Args:
-    workdir: of the comparison.
   """
   found = records.by_identity(workdir)
   plan = _plan(workdir, found)
