@@ -4,12 +4,15 @@
     python compare.py --config=configs/compare/copy.py --config.attention=dense,lsh
     python compare.py status --workdir=/tmp/compare
     python compare.py report --workdir=/tmp/compare
+    python compare.py measure --workdir=/tmp/compare
 
 The same command continues a comparison that was stopped; runs that are done with
 the same config are not run again. `status` says what is done, runs, waits and
 failed, and when it will be done. `report` writes report.html, report.md,
 report.tex, results.csv, results.jsonl and plots/ from what there is; a comparison
 ends with it too, and writes them while it runs as often as 2 % of the time allow.
+`measure` measures again what was measured while other programs used the machine,
+and writes the report.
 """
 
 from pathlib import Path
@@ -46,13 +49,15 @@ def main(command: str | None) -> None:
     raise ConfigError("--workdir: missing; the folder of the comparison")
   else:
     folder = Path(_WORKDIR.value)
-  from comparison import records, status
+  from comparison import measure, records, status
 
   if claimed.parsed(folder / records.COMPARISON) is None:
     raise ConfigError(f"--workdir: no comparison in {folder}, or a damaged one")
   if command == "status":
     print(status.text(folder))
     return
+  if command == "measure":
+    measure.measure(folder)
   from comparison import report
 
   found, damaged = records.read(folder)
@@ -66,35 +71,18 @@ def main(command: str | None) -> None:
 
 def _run() -> Path:
   """Runs what is missing of the comparison that was typed; its folder."""
-  first, step = _shard(_SHARD.value)
+  shard = _shard(_SHARD.value)
   file, mapping = entry.load_config(_CONFIG, "configs/compare/copy.py")
   # JAX and the libraries on it take a second to import: --help and a faulty flag
   # do not wait for them.
-  from comparison import config, halving, launch, plan, records, report
+  from comparison import config, report, run
 
   comparison = config.parse(mapping, config_flag.typed(_CONFIG))
-  shared = config.shared(comparison)
-  typed = _WORKDIR.value
-  folder = (
-    config.default_workdir(file, shared) if typed is None else Path(typed)
-  )
-  records.check(folder, shared)
-  # A fault that only planning finds leaves no folder behind.
-  runs = plan.plan(comparison)
-  records.claim(folder, shared)
-  records.plan(folder, runs)
-  records.refer(folder, comparison.references)
-  print(f"{folder}: {len(runs)} runs", flush=True)
-  if comparison.rungs:
-    groups = halving.groups(runs)[first - 1 :: step]
-    halving.launch(groups, folder, comparison, report.meanwhile(folder))
+  if _WORKDIR.value is None:
+    folder = config.default_workdir(file, config.shared(comparison))
   else:
-    groups = launch.groups(runs, comparison.together)[first - 1 :: step]
-    mine = [run for group in groups for run in group]
-    map_seed = comparison.seed_numbers[0]
-    launch.launch(
-      mine, folder, map_seed, comparison.together, report.meanwhile(folder)
-    )
+    folder = Path(_WORKDIR.value)
+  run.run(comparison, folder, shard, report.meanwhile(folder))
   return folder
 
 
@@ -109,4 +97,4 @@ def _shard(text: str) -> tuple[int, int]:
 
 
 if __name__ == "__main__":
-  entry.run(main, commands=("report", "status"))
+  entry.run(main, commands=("report", "status", "measure"))

@@ -38,11 +38,6 @@ def error(
   token seeing itself (one bucket, one chunk). Norms are Frobenius norms over
   layers, rows, positions (padding included), heads and features.
 
-  Args:
-    model: not a recurrent one.
-    variables: trained.
-    batch: rows to measure on.
-
   Returns:
     The relative error, 0 for dense attention itself; None where the mechanism
     approximates nothing, as its record says.

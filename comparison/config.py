@@ -6,14 +6,17 @@ import hashlib
 import itertools
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from annotated_types import Lt
+from pydantic import BeforeValidator
 from pydantic.dataclasses import dataclass
 
 from attention import ATTENTIONS, registry
 from settings.build import build, check_section, to_mapping
+from settings.checks import check
 from settings.errors import ConfigError
-from settings.fields import STRICT, Positive
+from settings.fields import STRICT, Count, Positive, Share
 from settings.leaves import Leaves, flatten, put
 from settings.suggest import instead
 from settings.typed import literal, split
@@ -23,10 +26,41 @@ LAYERS = "layers"
 
 APART = "apart"
 """The value of `Comparison.together` that gives every run its own process."""
+FIRST_CHOOSING_SEED = 10_000
+"""Seeds below it are those of the report; those from it on choose a point."""
 
 
-FIRST, ALL = "first", "all"
-"""Which seeds choose among the points of a grid, as `halving.seeds` has it."""
+def _values(given: Any) -> list[Any]:
+  """The values of a leaf: a list, one value, or text with commas."""
+  if isinstance(given, (list, tuple)):
+    # On a command line a tuple of words arrives as one word with commas.
+    return [value for part in given for value in _values(part)]
+  if isinstance(given, str):
+    return [literal(part) for part in split(given)]
+  return [given]
+
+
+@dataclass(frozen=True, config=STRICT)
+class Halving:
+  """How the point of a grid is chosen that a row is reported with.
+
+  Attributes:
+    rungs: growing shares of the steps, as 0.25,0.5: at each of them the worse
+      half of the points is stopped. Empty trains all points to the end.
+    seeds: number of seeds that choose. They are 10000, 10001, …, so that no
+      seed of the report has been chosen for.
+  """
+
+  rungs: Annotated[
+    tuple[Share, ...], BeforeValidator(lambda given: tuple(_values(given)))
+  ] = ()
+  seeds: Annotated[Count, Lt(1000)] = 2
+
+  def __post_init__(self):
+    if sorted(set(self.rungs)) != list(self.rungs):
+      raise ValueError(
+        f"rungs: expected growing shares of the steps, got {self.rungs}"
+      )
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -38,7 +72,8 @@ class Comparison:
     attention: mechanisms and variants, separated by commas; 'all' is every
       mechanism there is, and every variant. A mechanism outside the project is
       named by its import path, `package.module:factory`.
-    seeds: whole numbers, separated by commas.
+    seeds: of the runs that are reported: whole numbers below 10000, separated
+      by commas.
     match_parameters: give every model the parameters of the one with dense
       attention, by the width of its feed-forward layers.
     budget_seconds: training time of every run, compiling and evaluating aside;
@@ -48,16 +83,12 @@ class Comparison:
       hyperparameters of its own, in addition to or instead of those in the files;
       or {'name': mechanism, 'layers': 'gated_delta,flash'}: in the slots that the
       mechanism serves, layers take these in turn.
-    grid: leaf -> values that every mechanism is run with, all combinations; the
-      report shows the best of each.
+    grid: leaf -> values that every mechanism is tried with, all combinations;
+      of each row the best is chosen, as `Halving` says.
     across: leaf -> values that every mechanism is run with, all combinations,
       each a row of its own in the report, with its own choice of a point of the
       grid.
-    halving: {'rungs': shares of the steps, as 0.25 and 0.5}: at each of them the
-      worse half of a mechanism's points of the grid is stopped. By default the first
-      seed chooses, and the other seeds run the point that is left; with
-      'seeds': 'all' beside it, all seeds begin at every point and their mean
-      chooses. Empty runs all points.
+    halving: how the point of the grid is chosen.
     together: how runs that differ in seed and learning rate alone are trained:
       'in_turn' in one process with one program, or 'apart' in a process each.
     per_task: task -> leaves that its runs take.
@@ -79,7 +110,7 @@ class Comparison:
   variants: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   grid: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   across: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  halving: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  halving: Halving = Halving()
   together: Literal["in_turn", "apart"] = "in_turn"
   per_task: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   references: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -88,11 +119,8 @@ class Comparison:
   def __post_init__(self):
     for field in ("tasks", "attention", "seeds"):
       values = split(getattr(self, field))
-      if not values or len(set(values)) < len(values):
-        raise ValueError(
-          f"{field}: expected at least one, each once, got "
-          f"{getattr(self, field)!r}"
-        )
+      are_unique = 0 < len(values) == len(set(values))
+      check(self, field, are_unique, "at least one, each once")
     for task in self.task_names:
       if not _is_task(task):
         raise ValueError(f"tasks: no file configs/{task}.py for {task!r}")
@@ -107,14 +135,17 @@ class Comparison:
           f"{value!r}"
         )
     self._check_mechanisms()
-    for seed in split(self.seeds):
-      if not seed.isdecimal() or int(seed) >= 2**31:
-        raise ValueError(
-          f"seeds: expected whole numbers below 2**31, got {seed!r}"
-        )
+    are_low = all(
+      x.isdecimal() and int(x) < FIRST_CHOOSING_SEED for x in split(self.seeds)
+    )
+    check(self, "seeds", are_low, f"whole numbers below {FIRST_CHOOSING_SEED}")
     self._check_budget()
     self._check_points()
-    self._check_halving()
+    if self.halving != Halving() and not self.choosing_seeds:
+      raise ValueError(
+        "halving: it chooses among points of a grid; expected a grid of two "
+        "points at least"
+      )
 
   @property
   def task_names(self) -> list[str]:
@@ -134,14 +165,16 @@ class Comparison:
     return [int(seed) for seed in split(self.seeds)]
 
   @property
-  def rungs(self) -> list[float]:
-    """Shares of the steps at which points of the grid are stopped."""
-    return _values(self.halving.get("rungs", ()))
+  def choosing_seeds(self) -> list[int]:
+    """Seeds that choose among the points of the grid; none choose from one."""
+    if len(list(self.grid_points())) < 2:
+      return []
+    return [FIRST_CHOOSING_SEED + i for i in range(self.halving.seeds)]
 
   @property
-  def choosing_seeds(self) -> str:
-    """`FIRST` or `ALL`: the seeds whose loss decides at a rung."""
-    return self.halving.get("seeds", FIRST)
+  def grid_values(self) -> dict[str, list[Any]]:
+    """Leaf of the grid -> its values."""
+    return {leaf: _values(v) for leaf, v in flatten(self.grid).items()}
 
   def grid_points(self) -> Iterator[Leaves]:
     """Every combination of the grid's values; `{}` alone without a grid."""
@@ -209,43 +242,13 @@ class Comparison:
         f"expected no option beside {LAYERS}"
       )
 
-  def _check_halving(self):
-    for name in self.halving:
-      if name not in ("rungs", "seeds"):
-        raise ValueError(
-          f"halving.{name}: no such leaf; expected rungs or seeds"
-        )
-    if self.choosing_seeds not in (FIRST, ALL):
-      raise ValueError(
-        f"halving.seeds: expected {FIRST!r} or {ALL!r}, got "
-        f"{self.choosing_seeds!r}"
-      )
-    if "seeds" in self.halving and not self.rungs:
-      raise ValueError(
-        "halving.seeds: it says who chooses at a rung; expected halving.rungs as "
-        "well"
-      )
-    rungs = self.rungs
-    shares = all(isinstance(x, (int, float)) and 0 < x < 1 for x in rungs)
-    if not shares or sorted(set(rungs)) != rungs:
-      raise ValueError(
-        "halving.rungs: expected growing shares of the steps between 0 and 1, "
-        f"as 0.25,0.5, got {self.halving['rungs']!r}"
-      )
-    if rungs and len(list(self.grid_points())) < 2:
-      raise ValueError(
-        "halving.rungs: it stops points of a grid; expected a grid of two points "
-        "at least"
-      )
-
   def _check_budget(self):
-    given = [
-      name
-      for name in ("budget_seconds", "budget_flops")
-      if getattr(self, name) is not None
-    ]
-    if len(given) > 1:
-      raise ValueError("budget_flops: expected one budget, got seconds as well")
+    budgets = {
+      "budget_seconds": self.budget_seconds,
+      "budget_flops": self.budget_flops,
+    }
+    given = [name for name, budget in budgets.items() if budget is not None]
+    check(self, "budget_flops", len(given) < 2, "one budget")
     varied = {*flatten(self.grid), *flatten(self.across)}
     if given and any(
       "num_steps" in {*self.leaves(task), *varied} for task in self.task_names
@@ -335,6 +338,8 @@ def shared(comparison: Comparison) -> dict[str, Any]:
     for task, leaves in mapping["per_task"].items()
     if task in comparison.task_names
   }
+  if not comparison.choosing_seeds:  # Nothing is chosen.
+    mapping.pop("halving")
   return {name: v for name, v in flatten(mapping).items() if v is not None}
 
 
@@ -350,14 +355,3 @@ def _combinations(mapping: Mapping[str, Any]) -> Iterator[Leaves]:
   by_leaf = {leaf: _values(v) for leaf, v in flatten(mapping).items()}
   for values in itertools.product(*by_leaf.values()):
     yield dict(zip(by_leaf, values, strict=True))
-
-
-def _values(given: Any) -> list[Any]:
-  """The values of a leaf of `grid` or `across`: a list, or text with commas."""
-  if isinstance(given, (list, tuple)):
-    # On a command line a tuple of words arrives as one word with commas.
-    parts = [_values(one) if isinstance(one, str) else [one] for one in given]
-    return [value for part in parts for value in part]
-  if isinstance(given, str):
-    return [literal(part) for part in split(given)]
-  return [given]

@@ -6,12 +6,9 @@ import time
 from typing import Any, cast
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from attention import Attention, Dims
 import models
-from models import short_convolution
 from settings.memory import check_fits
 from training import flops
 from training import parallel as parallel_lib
@@ -50,12 +47,6 @@ def step_cost(
 
   The median of up to 50 steps or 10 seconds, at least 3, after one to warm up;
   every step is waited for.
-
-  Args:
-    functions: what a step is made of.
-    state: to begin with; it is copied.
-    batch: of the first step.
-    kind: 'jit' or 'pmap'.
 
   Returns:
     'compile_seconds' (tracing included, no cache on disk), 'step_seconds',
@@ -99,45 +90,33 @@ def decode_cost(
   No sequence ends early, so the model's choices do not matter; the encoder, where
   there is one, runs once and is part of the time.
 
-  Args:
-    run: the experiment.
-    variables: of the model.
-    batch: for its sources; the first 16 rows.
-
   Returns:
-    'decode_tokens_per_second', and 'cache_bytes' of one sequence over all
-    layers: the decoder's own cache, without what is kept of a source.
+    'decode_tokens_per_second' of 16 rows, whose sources are those of `batch`, and
+    `cache_bytes` of one.
 
   Raises:
     ValueError: the model cannot decode.
   """
-  task, length = run.task, run.task.max_target_length
-  rows = _DECODED_ROWS
-  inputs: dict[str, Any]
+  task, length, rows = run.task, run.task.max_target_length, _DECODED_ROWS
+  inputs = {"prompt": np.full((rows, 1), task.bos_id, np.int32)}
   if "source" in batch:
-    inputs = {
-      "source": np.resize(batch["source"], (rows, batch["source"].shape[1]))
-    }
-  else:
-    inputs = {"prompt": np.full((rows, 1), task.bos_id, np.int32)}
-
-  def decode():
-    generated = models.generate(
-      cast(Any, run.model),
-      variables,
-      **inputs,
-      max_length=length,
-      bos_id=task.bos_id,
-      eos_id=-1,
-      pad_id=task.pad_id,
-    )
-    jax.block_until_ready(generated)
-
-  decode()
+    source = batch["source"]
+    inputs = {"source": np.resize(source, (rows, source.shape[1]))}
+  decode = functools.partial(
+    models.generate,
+    cast(Any, run.model),
+    variables,
+    **cast(Any, inputs),
+    max_length=length,
+    bos_id=task.bos_id,
+    eos_id=-1,
+    pad_id=task.pad_id,
+  )
+  jax.block_until_ready(decode())
   seconds = []
   for _ in range(3):
     start = time.perf_counter()
-    decode()
+    jax.block_until_ready(decode())
     seconds.append(time.perf_counter() - start)
   return {
     "decode_tokens_per_second": rows * length / float(np.median(seconds)),
@@ -148,42 +127,21 @@ def decode_cost(
 def cache_bytes(config: Any, length: int) -> int | None:
   """What a decoder's self-attention keeps of one sequence, over all layers.
 
-  Keys and values or a state, and the inputs of short convolutions.
-
-  Args:
-    config: of a model, of any kind, that decodes.
-    length: of the longest sequence.
-
-  Returns:
-    Bytes; None for a recurrent model, whose state belongs to no mechanism.
+  Keys and values or a state, and the inputs of short convolutions; nothing of a
+  source. None for a recurrent model, whose state belongs to no mechanism.
   """
   if not isinstance(config, models.ModelConfig):
     return None
-
-  def init_caches(key):
-    layers = config.layers("decoder_attention")
-    for one, layer in zip(config.decoder_configs, layers, strict=True):
-      dims, mechanism = one.dims(length), layer.build()
-      assert mechanism.init_cache is not None  # It has just decoded.
-      variables = mechanism.init(key, dims)
-      yield mechanism.init_cache(variables, 1, length, dims, config.dtype)
-      if one.slot.short_convolution:
-        size = _convolved(one, dims, mechanism)
-        yield jnp.zeros((short_convolution.WIDTH - 1, size), config.dtype)
-
-  caches = jax.eval_shape(lambda key: list(init_caches(key)), jax.random.key(0))
-  return sum(
-    leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(caches)
+  model = models.create(
+    config,
+    source_vocab_size=1,
+    target_vocab_size=1,
+    max_source_length=length,
+    max_target_length=length,
   )
-
-
-def _convolved(
-  config: models.ModelConfig, dims: Dims, mechanism: Attention
-) -> int:
-  """Features of a position that a layer's short convolutions read."""
-  width = dims.head_dim
-  query = (config.slot.num_qk_heads or dims.num_heads) * width
-  if "own_keys" in mechanism.supports:
-    return query
-  key = (config.slot.num_qk_heads or dims.num_kv_heads) * width
-  return query + key + dims.num_kv_heads * dims.values
+  start = functools.partial(
+    model.init, jax.random.key(0), None, 1, length, method="start"
+  )
+  caches = dict(jax.eval_shape(start)["cache"])
+  del caches["index"]
+  return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(caches))

@@ -1,44 +1,43 @@
-"""Measures one run in a process of its own, so that its memory is its own.
-
-    python -m comparison.measure --workdir=RUN --out=FILE
-    python -m comparison.measure --config=configs/copy.py:lsh --out=FILE
-
-The first measures a trained run, the second times the step of one that is still
-to be made: a budget of seconds becomes a number of steps. Both write JSON.
-"""
+"""Measures again what was measured while others used the machine."""
 
 from pathlib import Path
+import time
 
-from absl import flags
+from comparison import child, records
+from comparison.usage import BUSY_CORES, Meter
+from settings.errors import RunError
 
-from comparison import measurements
-from training import (
-  claimed,
-  config_flag,
-  entry,
-  experiment,
-  experiment_config,
-  host_memory,
-)
-
-_CONFIG = config_flag.define("as for train.py")
-_WORKDIR = flags.DEFINE_string("workdir", None, "folder of a trained run")
-_MAP = flags.DEFINE_bool("map", False, "attention map of one example as well")
-_OUT = flags.DEFINE_string("out", None, "a .json file", required=True)
+_WATCHED_SECONDS = 1.0
+_OF_NO_SHAPE = ("--config.seed=", "--config.optimizer.learning_rate=")
 
 
-def main() -> None:
-  """Writes what was measured, whole or not at all."""
-  host_memory.keep_freed()  # As in training.
-  if _WORKDIR.value is None:
-    _, mapping = entry.load_config(_CONFIG)
-    run = experiment.create(experiment_config.parse(mapping))
-    found = measurements.step_cost(run, run.task.train_batch(0))
-  else:
-    folder = Path(_WORKDIR.value)
-    found = measurements.trained(folder, with_map=_MAP.value)
-  claimed.replace(Path(_OUT.value), found)
+def measure(workdir: Path) -> None:
+  """Measures the runs of a comparison again whose times others may have spoilt.
 
+  Runs that differ in seed and learning rate alone share what is measured of their
+  shape; one shape is measured after another.
 
-if __name__ == "__main__":
-  entry.run(main)
+  Raises:
+    RunError: other programs use the machine now, too.
+  """
+  shapes: dict[tuple[str, ...], dict[str, bool]] = {}
+  for identity, record in records.by_identity(workdir).items():
+    measured = record.get("measured", {})
+    if (measured.get("measured_others_cores") or 0.0) > BUSY_CORES:
+      kept = [x for x in record["arguments"] if not x.startswith(_OF_NO_SHAPE)]
+      shape = shapes.setdefault((record["attention"], *kept), {})
+      shape[identity] = bool(measured.get("map"))
+  if not shapes:
+    print("nothing was measured while others used the machine", flush=True)
+    return
+  meter = Meter()
+  time.sleep(_WATCHED_SECONDS)
+  busy = meter.others_cores() or 0.0
+  if busy > BUSY_CORES:
+    raise RunError(
+      f"other programs use {busy:.2f} cores now; measure when the machine is idle"
+    )
+  for shape in shapes.values():
+    died = child.run({"workdir": str(workdir), "trained": shape})
+    if died:
+      print(f"  {', '.join(shape)}: not measured: {died}", flush=True)

@@ -2,14 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+import statistics
 from typing import Any
 
-import jax
-
-from comparison import approximation, costs
-from comparison.usage import Meter
+from comparison import approximation, costs, usage
 import models
-from settings.errors import ConfigError, one_line
+from settings.errors import one_line
 from training import (
   attention_maps,
   experiment,
@@ -28,22 +26,28 @@ def trained(
   Args:
     folder: of the run.
     with_map: take the attention map of one held-out example as well.
-    shape: `of_shape` of a run that differs in seed and learning rate alone;
-      default measures it.
+    shape: this of a run that differs in seed and learning rate alone, whose
+      costs are the same; default measures them.
 
   Returns:
     name -> value; None where there is none, its reason in 'notes'.
 
   Raises:
     ConfigError: there is no such run, or it has no intact checkpoint.
+    ValueError: memory is too small for a step.
   """
   config = experiment_config.parse(workdir.read_config(folder), restore=True)
   run = experiment.create(config, folder)
   variables = inference.restore_variables(run, folder)
   held_out = next(iter(run.task.eval_batches(run.task.eval_splits[0])))
-  found = dict(of_shape(run, variables) if shape is None else shape)
-  notes = dict(found["notes"])
-  found["tokens_per_second"] = _tokens_per_second(folder)
+  found = dict(shape or _costs(run, variables, held_out))
+  notes = found["notes"] = dict(found["notes"])
+  # The pipeline is in it.
+  speeds = [line.get("tokens_per_second") for line in metrics.read(folder)]
+  speeds = [speed for speed in speeds if speed is not None]
+  found["tokens_per_second"] = (
+    statistics.median_high(speeds) if speeds else None
+  )
   found["approximation_error"] = _attempt(
     notes,
     "approximation_error",
@@ -52,26 +56,26 @@ def trained(
   found["map"] = None
   if with_map:
     found["map"] = attention_maps.sketch(run.model, variables, run.task)
-  return {**found, "jax": jax.__version__, "device": _device(), "notes": notes}
+  machine = usage.machine()
+  return found | {"jax": machine["jax"], "device": machine["device"]}
 
 
-def of_shape(
-  run: experiment.Experiment, variables: Mapping[str, Any]
+def step_cost(run: experiment.Experiment) -> dict[str, Any]:
+  """Time and memory of one update of a run, as `costs.step_cost`."""
+  batch, kind = run.task.train_batch(0), run.config.train.parallel
+  return costs.step_cost(run.functions, run.init(), batch, kind)
+
+
+def _costs(
+  run: experiment.Experiment,
+  variables: Mapping[str, Any],
+  held_out: Mapping[str, Any],
 ) -> dict[str, Any]:
-  """What a run costs, which follows from its shape and not from its numbers.
-
-  Args:
-    run: the experiment.
-    variables: of its model.
-
-  Returns:
-    name -> value, with the reasons of what there is not in 'notes'.
-  """
-  batch = run.task.train_batch(0)
-  held_out = next(iter(run.task.eval_batches(run.task.eval_splits[0])))
+  """What follows from the shape of a run and not from its numbers."""
   notes: dict[str, str] = {}
-  meter = Meter()
-  found = step_cost(run, batch)
+  meter = usage.Meter()
+  found = step_cost(run)
+  batch = run.task.train_batch(0)
   for name, account in (
     ("train_flops", costs.step_flops(run, batch)),
     ("forward_flops", costs.forward_flops(run, batch)),
@@ -100,29 +104,6 @@ def _attempt(
     return None
 
 
-def step_cost(run: experiment.Experiment, batch: Any) -> dict[str, Any]:
-  """Time and memory of one update, as `costs.step_cost`.
-
-  Raises:
-    ConfigError: memory is too small for a step.
-  """
-  kind = run.config.train.parallel
-  try:
-    return costs.step_cost(run.functions, run.init(), batch, kind)
-  except ValueError as error:
-    raise ConfigError(one_line(error)) from error
-
-
-def _tokens_per_second(folder: Path) -> float | None:
-  """Median over the lines of training: the pipeline is in it."""
-  speeds = sorted(
-    record["tokens_per_second"]
-    for record in metrics.read(folder)
-    if "tokens_per_second" in record
-  )
-  return speeds[len(speeds) // 2] if speeds else None
-
-
 def _approximation_error(model, variables, batch) -> float:
   if isinstance(model.config, models.Seq2SeqConfig):
     raise ValueError("a recurrent model has no dense counterpart")
@@ -130,7 +111,3 @@ def _approximation_error(model, variables, batch) -> float:
   if error is None:
     raise ValueError("its scores are its own: it approximates nothing")
   return error
-
-
-def _device() -> str:
-  return f"{jax.device_count()} × {jax.devices()[0].device_kind}"

@@ -1,9 +1,11 @@
 """From a comparison to its runs: which, with what, and what cannot be."""
 
+from collections.abc import Sequence
 import dataclasses
 import functools
 import hashlib
 import importlib
+import itertools
 import json
 from typing import Any
 
@@ -22,6 +24,13 @@ from training.experiment_config import ExperimentConfig
 BASELINE = "dense"
 """The mechanism whose number of parameters the others are given."""
 
+MATCHED, DENSE = "matched", "dense"
+"""Feed-forward width of a row: as equal parameters ask, or as dense attention's."""
+
+_WIDTH = "model.mlp_features"
+_NARROW, _OFF = 1 / 2, 0.02
+"""Of dense attention's width and parameters: where a row gets a twin."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Run:
@@ -35,18 +44,26 @@ class Run:
     leaves: what differs from the file's config, by leaf.
     grid: those of them that come from the grid.
     across: those of them that make it a row of its own.
+    width: `MATCHED`, or `DENSE` in the twin of a row whose feed-forward layers
+      had to be much narrower, or whose parameters are not equal for all that.
+    choosing: whether it chooses a point of the grid, and is not reported.
+    at_edge: leaves of the grid whose chosen value is the lowest or highest one
+      that was tried.
     budget_seconds: training time that becomes steps where the run is made.
     parameters: of the model, as it runs; 0 where it cannot.
     unmatched_parameters: as its file would have it.
+    feed_forward: width of its feed-forward layers, where parameters are matched.
+    dense_feed_forward: that of the model with dense attention.
+    dense_parameters: those of the model with dense attention.
     obstacle: why it cannot run; empty where it can.
-    slots: which mechanism fills which slot of its model; empty where it cannot
-      run.
+    slots: which mechanism fills which slot of its model; empty where none can.
     options: of the mechanism itself, as its config has them.
     learning_rate: the highest of its schedule; None where it cannot run.
     steps: of its training, where they are known before it is made; else 0.
-    length: of its examples while it trains, the longest of them, where its task
-      is evaluated at other lengths too; None where it is not, or where the run
-      cannot be.
+    length: of its longest examples while it trains, where its task is evaluated
+      at other lengths too; else None.
+    solved_at: value of the headline metric from which its task is solved; None
+      where it is a matter of degree.
   """
 
   task: str
@@ -56,20 +73,29 @@ class Run:
   leaves: Leaves
   grid: Leaves
   across: Leaves = dataclasses.field(default_factory=dict)
+  width: str = MATCHED
+  choosing: bool = False
+  at_edge: Sequence[str] = ()
   budget_seconds: float | None = None
   parameters: int = 0
   unmatched_parameters: int = 0
+  feed_forward: int | None = None
+  dense_feed_forward: int | None = None
+  dense_parameters: int | None = None
   obstacle: str = ""
   slots: str = ""
   options: str = ""
   learning_rate: float | None = None
   steps: int = 0
   length: int | None = None
+  solved_at: float | None = None
 
   @property
   def identity(self) -> str:
     """Folder of the run: the same for the same config, whoever asks."""
     what = [self.task, self.mechanism, self.leaves, self.budget_seconds]
+    if self.width != MATCHED:
+      what.append(self.width)
     text = json.dumps(what, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     name = f"{self.task}-{self.attention}-{self.seed}-{digest}"
@@ -92,6 +118,13 @@ class Run:
     return dataclasses.replace(self, seed=0, leaves=kept).identity
 
   @property
+  def row(self) -> str:
+    """Its row in a table, for a reader: the same for its seeds and its grid."""
+    values = (f"{k.rpartition('.')[2]}={v}" for k, v in self.across.items())
+    width = "" if self.width == MATCHED else "feed-forward as in dense"
+    return ", ".join(filter(None, (self.task, self.attention, *values, width)))
+
+  @property
   def arguments(self) -> list[str]:
     """The arguments of `train.py`, without the folder."""
     return [
@@ -99,78 +132,147 @@ class Run:
       *(f"--config.{leaf}={value}" for leaf, value in self.leaves.items()),
     ]
 
+  def of_steps(self, steps: int) -> "Run":
+    """The same with a budget of seconds as a number of steps."""
+    if self.budget_seconds is None:
+      return self
+    return dataclasses.replace(self, leaves=self.leaves | {"num_steps": steps})
+
+  def with_seed(self, seed: int, **fields: Any) -> "Run":
+    """The same with a seed, and other fields that change no leaf."""
+    leaves = {"seed": seed} | self.leaves | {"seed": seed}
+    return dataclasses.replace(self, seed=seed, leaves=leaves, **fields)
+
 
 def plan(comparison: Comparison) -> list[Run]:
-  """Every run of a comparison, seeds last, so that all mechanisms come early.
+  """Every run that is known before one is made, seeds last.
 
-  Nothing is trained or compiled: models are traced to count parameters, and
+  These are the runs of the report, or with a grid those that choose a point for
+  it. Nothing is trained or compiled: models are traced to count parameters, and
   their steps to count operations where these are the budget.
 
   Raises:
     ConfigError: an override that no run can take.
   """
-  runs = [
-    _planned(comparison, task, attention, across, point)
-    for task in comparison.task_names
-    for attention in comparison.mechanisms
-    for across in comparison.across_points()
-    for point in comparison.grid_points()
-  ]
+  points: list[Run] = []
+  for task, attention, across in itertools.product(
+    comparison.task_names, comparison.mechanisms, comparison.across_points()
+  ):
+    first = Run(task, attention, "", 0, {}, {}, across)
+    row = [
+      planned(comparison, dataclasses.replace(first, grid=grid))
+      for grid in comparison.grid_points()
+    ]
+    points += row
+    if any(map(_needs_twin, row)):
+      points += [
+        planned(comparison, dataclasses.replace(run, width=DENSE))
+        for run in row
+      ]
+  choosing = comparison.choosing_seeds
   return [
-    dataclasses.replace(run, seed=seed, leaves={"seed": seed, **run.leaves})
-    for seed in comparison.seed_numbers
-    for run in runs
+    run.with_seed(seed, choosing=bool(choosing))
+    for seed in choosing or comparison.seed_numbers
+    for run in points
   ]
 
 
-def _planned(
-  comparison: Comparison,
-  task: str,
-  attention: str,
-  across: Leaves,
-  point: Leaves,
-) -> Run:
-  """A run without its seed: its parameters matched, its budget in steps."""
-  mechanism, options = comparison.variant(attention)
-  leaves = given = comparison.leaves(task) | across | point
+def grouped(runs: Sequence[Run], key: str) -> list[list[Run]]:
+  """Runs that are alike, in the order of the first of each group.
+
+  Args:
+    runs: of the plan.
+    key: property that they have in common: 'row', 'family' or 'shape'.
+  """
+  found: dict[str, list[Run]] = {}
+  for run in runs:
+    found.setdefault(getattr(run, key), []).append(run)
+  return list(found.values())
+
+
+def twins(runs: Sequence[Run]) -> list[str]:
+  """A line for each row that has another one with dense attention's width."""
+  lines = []
+  for row in grouped(runs, "row"):
+    run = next(filter(_needs_twin, row), None)
+    if run is not None:
+      dense = run.dense_feed_forward
+      lines.append(
+        f"{run.row}: feed-forward {run.feed_forward} of {dense} to have "
+        f"{run.parameters:,} parameters; a row with {dense} beside it"
+      )
+  return lines
+
+
+def _needs_twin(run: Run) -> bool:
+  """Whether equal parameters leave it little, or could not be had."""
+  width, parameters = run.dense_feed_forward, run.dense_parameters
+  if run.width == DENSE or not width or not parameters:
+    return False
+  if run.feed_forward is None or run.feed_forward == width:
+    return False
+  off = abs(run.parameters - parameters) / parameters
+  return run.feed_forward < _NARROW * width or off > _OFF
+
+
+def planned(comparison: Comparison, run: Run) -> Run:
+  """A run with all that follows from its row and its point of the grid.
+
+  Its parameters are matched, and its budget of operations is one of steps.
+
+  Args:
+    comparison: that it is of.
+    run: whose task, attention, across, width and grid are taken, and no seed.
+
+  Raises:
+    ConfigError: dense attention cannot be trained so either.
+  """
+  task, budget = run.task, comparison.budget_seconds
+  mechanism, options = comparison.variant(run.attention)
+  leaves = given = comparison.leaves(task) | run.across | run.grid
   # What cannot be with dense attention either is a fault of the comparison.
   try:
     baseline = config_of(task, BASELINE, leaves)
     parameters = _count(baseline)
   except ConfigError as error:
-    raise _as_typed(error, comparison, task, across, point) from None
-  run = Run(
-    task,
-    attention,
-    mechanism,
-    0,
-    leaves,
-    point,
-    across,
-    comparison.budget_seconds,
+    raise _as_typed(error, comparison, run) from None
+  run = dataclasses.replace(
+    run, mechanism=mechanism, leaves=leaves, budget_seconds=budget
   )
   try:
     leaves = leaves | _options(task, mechanism, leaves, options)
     config = config_of(task, mechanism, leaves)
-    count = _count(config)
+    count = matched = _count(config)
   except (ConfigError, ValueError) as error:
     return dataclasses.replace(run, obstacle=str(error))
-  matched = count
-  if comparison.match_parameters and count != parameters:
-    # Every mechanism pays the same for one more unit, so one price serves all.
-    wide = _wide(given, _width(baseline) + 1)
-    price = _count(config_of(task, BASELINE, wide)) - parameters
-    units = round((parameters - count) / price)
-    units = max(units, 1 - _width(config))
-    if units:
-      leaves = _wide(leaves, _width(config) + units)
-      config, matched = (
-        config_of(task, mechanism, leaves),
-        count + units * price,
-      )
+  if comparison.match_parameters:
+    run = dataclasses.replace(
+      run,
+      feed_forward=_feed_forward(config),
+      dense_feed_forward=_feed_forward(baseline),
+      dense_parameters=parameters,
+    )
+    if run.width == MATCHED and count != parameters:
+      width = run.feed_forward
+      if width is None or run.dense_feed_forward is None:
+        raise ConfigError(
+          f"config.match_parameters: a model of kind {config.model.kind!r} has "
+          "not one width of feed-forward layers that could be changed; expected "
+          "False"
+        )
+      # Every mechanism pays the same for one more unit, so one price serves all.
+      wider = given | {_WIDTH: run.dense_feed_forward + 1}
+      price = _count(config_of(task, BASELINE, wider)) - parameters
+      units = max(round((parameters - count) / price), 1 - width)
+      if units:
+        matched += units * price
+        leaves = leaves | {_WIDTH: width + units}
+        config = config_of(task, mechanism, leaves)
+        run = dataclasses.replace(run, feed_forward=width + units)
   if comparison.budget_flops is not None:
     steps = comparison.budget_flops / _step_flops(config)
     leaves = leaves | {"num_steps": max(1, int(steps))}
+  steps = leaves.get("num_steps", config.train.num_steps)
   return dataclasses.replace(
     run,
     leaves=leaves,
@@ -179,29 +281,24 @@ def _planned(
     slots=models.slots(config.model),
     options=_chosen_options(config.model, mechanism),
     learning_rate=config.train.optimizer.learning_rate,
-    steps=0
-    if comparison.budget_seconds is not None
-    else leaves.get("num_steps", config.train.num_steps),
+    steps=steps if budget is None else 0,
     length=_trained_length(config),
+    solved_at=getattr(config.task, "solved_at", None),
   )
 
 
 def _as_typed(
-  error: ConfigError,
-  comparison: Comparison,
-  task: str,
-  across: Leaves,
-  point: Leaves,
+  error: ConfigError, comparison: Comparison, run: Run
 ) -> ConfigError:
   """A fault in the config of a run, its leaf named as the comparison has it."""
   leaf, _, fault = str(error).removeprefix("config.").partition(":")
   where = ""
-  if leaf in point:
+  if leaf in run.grid:
     where = "grid."
-  elif leaf in across:
+  elif leaf in run.across:
     where = "across."
-  elif leaf in flatten(comparison.per_task.get(task, {})):
-    where = f"per_task.{task}."
+  elif leaf in flatten(comparison.per_task.get(run.task, {})):
+    where = f"per_task.{run.task}."
   return ConfigError(f"config.{where}{leaf}:{fault}")
 
 
@@ -245,18 +342,10 @@ def _trained_length(config: ExperimentConfig) -> int | None:
   return next(filter(None, lengths), None)
 
 
-def _width(config: ExperimentConfig) -> int:
+def _feed_forward(config: ExperimentConfig) -> int | None:
+  """Width of the feed-forward layers; None where a model has not one width."""
   width = getattr(config.model, "mlp_features", None)
-  if not isinstance(width, int):
-    raise ConfigError(
-      f"config.match_parameters: a model of kind {config.model.kind!r} has not "
-      "one width of feed-forward layers that could be changed; expected False"
-    )
-  return width
-
-
-def _wide(leaves: Leaves, width: int) -> Leaves:
-  return {**leaves, "model.mlp_features": width}
+  return width if isinstance(width, int) else None
 
 
 def config_of(task: str, attention: str, leaves: Leaves) -> ExperimentConfig:
@@ -281,14 +370,9 @@ def _count(config: ExperimentConfig) -> int:
   Raises:
     ConfigError: it cannot be made, or a batch of it does not fit into memory.
   """
-  given = config.train
-  train = TrainConfig(
-    num_steps=1,
-    batch_size=given.batch_size,
-    optimizer=OptimizerConfig(
-      accumulate_steps=given.optimizer.accumulate_steps
-    ),
-  )
+  size, given = config.train.batch_size, config.train.optimizer
+  optimizer = OptimizerConfig(accumulate_steps=given.accumulate_steps)
+  train = TrainConfig(num_steps=1, batch_size=size, optimizer=optimizer)
   return _parameters(dataclasses.replace(config, train=train))
 
 

@@ -6,7 +6,6 @@ import json
 import os
 from pathlib import Path
 import socket
-import time
 from typing import Any
 
 from comparison.plan import Run
@@ -14,12 +13,20 @@ from training import claimed, metrics
 
 COMPARISON = "comparison.json"
 PLAN, REFERENCES = "plan.json", "references.json"
-RUNS, RECORDS, RUNNING = "runs", "records", "running"
+RUNS, RECORDS, RUNNING, BUDGETS = "runs", "records", "running", "budgets"
 SCALING = "scaling.jsonl"
 DONE, FAILED, UNSUPPORTED = "done", "failed", "not supported"
 TRAINED, STOPPED = "not measured yet", "stopped"
+OPEN = "open"
+"""In the plan: a run whose point of the grid is still to be chosen."""
 STOPPED_EARLY = "stopped early"
 """Successive halving stopped it; it is not continued."""
+
+_ROW = ("task", "attention", "across", "width")
+_OF_THE_PLAN = (*_ROW, "seed", "choosing", "grid", "at_edge", "learning_rate")
+_OF_THE_PLAN += ("slots", "options", "length", "solved_at", "arguments")
+_OF_THE_PLAN += ("parameters", "unmatched_parameters", "dense_parameters")
+_OF_THE_PLAN += ("feed_forward", "dense_feed_forward")
 
 Record = Mapping[str, Any]
 """What `write` wrote: the run, its status, what it measured."""
@@ -28,11 +35,8 @@ Record = Mapping[str, Any]
 def check(workdir: Path, what: Mapping[str, Any]) -> None:
   """Checks that `workdir` is free, or that of this very comparison.
 
-  Mechanisms and seeds may be added later; what all runs share may not change.
-
-  Args:
-    workdir: of the comparison.
-    what: what all of its runs share, JSON-ready.
+  Mechanisms and seeds may be added later; what all runs share, `what`, may not
+  change.
 
   Raises:
     ConfigError: it belongs to another comparison, or holds other files.
@@ -41,7 +45,7 @@ def check(workdir: Path, what: Mapping[str, Any]) -> None:
 
 
 def claim(workdir: Path, what: Mapping[str, Any]) -> None:
-  """Makes `workdir` that of this comparison, or checks that it is: `check`."""
+  """Makes `workdir` that of this comparison, after `check`."""
   check(workdir, what)
   claimed.claim(workdir, COMPARISON, what)
 
@@ -49,37 +53,21 @@ def claim(workdir: Path, what: Mapping[str, Any]) -> None:
 def write(workdir: Path, run: Run, *, status: str, **found: Any) -> None:
   """Writes the record of one run, whole or not at all.
 
-  Args:
-    workdir: of the comparison.
-    run: whose record it is.
-    status: 'done', or what became of it.
-    **found: what is known beyond the plan; takes its place.
+  What is `found` takes the place of what is known from the plan.
   """
-  folder = workdir / RECORDS
-  folder.mkdir(exist_ok=True)
+  (workdir / RECORDS).mkdir(exist_ok=True)
   record = {
-    "task": run.task,
-    "attention": run.attention,
-    "slots": run.slots,
-    "options": run.options,
-    "learning_rate": run.learning_rate,
-    "seed": run.seed,
-    "grid": run.grid,
-    "across": run.across,
-    "length": run.length,
+    **{name: getattr(run, name) for name in _OF_THE_PLAN},
     "status": status,
     "reason": run.obstacle,
-    "parameters": run.parameters,
-    "unmatched_parameters": run.unmatched_parameters,
-    "arguments": run.arguments,
     **found,
   }
-  claimed.replace(_path(workdir, run), record)
+  claimed.replace(_path(workdir, run.identity), record)
 
 
-def update(workdir: Path, run: Run, **found: Any) -> None:
-  """Adds to the record that is there."""
-  claimed.replace(_path(workdir, run), {**_known(workdir, run), **found})
+def update(workdir: Path, identity: str, **found: Any) -> None:
+  """Adds to the record of a run that is there."""
+  claimed.replace(_path(workdir, identity), of(workdir, identity) | found)
 
 
 def read(workdir: Path) -> tuple[list[Record], list[str]]:
@@ -87,40 +75,59 @@ def read(workdir: Path) -> tuple[list[Record], list[str]]:
 
   A damaged file counts as a run that was never made: it is run again.
   """
+  whole = by_identity(workdir)
   paths = sorted((workdir / RECORDS).glob("*.json"))
-  whole = by_path(workdir)
-  damaged = {path.name for path in paths} - {path.name for path, _ in whole}
-  return [record for _, record in whole], sorted(damaged)
+  return list(whole.values()), [x.name for x in paths if x.stem not in whole]
 
 
-def by_path(workdir: Path) -> list[tuple[Path, Record]]:
-  """The records that are whole, and where they lie."""
-  found = []
-  for path in sorted((workdir / RECORDS).glob("*.json")):
-    record = _whole(path)
-    if record is not None:
-      found.append((path, record))
-  return found
+def by_identity(workdir: Path) -> dict[str, dict[str, Any]]:
+  """Identity of a run -> its record, of all that are whole."""
+  names = (path.stem for path in sorted((workdir / RECORDS).glob("*.json")))
+  return {name: record for name in names if (record := of(workdir, name))}
 
 
-def plan(workdir: Path, runs: Sequence[Run]) -> None:
-  """Adds runs to those that the comparison is known to have."""
-  known = claimed.parsed(workdir / PLAN) or {}
-  found = {
-    run.identity: {
-      "task": run.task,
-      "attention": run.attention,
-      "across": run.across,
-      "steps": run.steps,
-    }
-    for run in runs
-  }
-  claimed.replace(workdir / PLAN, {**known, **found})
+def of(workdir: Path, identity: str) -> dict[str, Any]:
+  """The record of a run; empty where there is none, or a damaged one."""
+  record = claimed.parsed(_path(workdir, identity))
+  is_whole = record and {"task", "status"} <= record.keys()
+  return record if record and is_whole else {}
+
+
+def forget_failure(workdir: Path, run: Run) -> None:
+  """Makes a run that failed one that waits, and its measuring as well."""
+  if status(workdir, run) == FAILED:
+    _path(workdir, run.identity).unlink()
+  elif status(workdir, run) == TRAINED:
+    update(workdir, run.identity, reason="")
+
+
+def plan(workdir: Path, runs: Sequence[Run], seeds: Sequence[int] = ()) -> None:
+  """Adds runs to those that the comparison is known to have.
+
+  Where they choose a point of the grid, `seeds` are those of the runs of the
+  report, which will be at that point.
+  """
+  found = {run.identity: _place(run) for run in runs}
+  for run in runs:
+    for seed in seeds:
+      open_place = _place(run) | {"seed": seed, "choosing": False, OPEN: True}
+      found[f"{run.row}, seed {seed}"] = open_place
+  claimed.replace(workdir / PLAN, planned(workdir) | found)
 
 
 def planned(workdir: Path) -> dict[str, dict[str, Any]]:
   """Identity of every run that `plan` was told of -> what it is."""
   return claimed.parsed(workdir / PLAN) or {}
+
+
+def row(place: Mapping[str, Any]) -> str:
+  """The row of a table that a record, or an entry of the plan, belongs to."""
+  return json.dumps([place.get(name) for name in _ROW], sort_keys=True)
+
+
+def _place(run: Run) -> dict[str, Any]:
+  names = (*_ROW, "seed", "choosing", "steps")
+  return {name: getattr(run, name) for name in names}
 
 
 def refer(workdir: Path, references: Mapping[str, Any]) -> None:
@@ -145,11 +152,10 @@ def references(workdir: Path) -> dict[str, dict[str, dict[str, float]]]:
 @contextlib.contextmanager
 def running(workdir: Path, run: Run) -> Iterator[None]:
   """Says meanwhile that a run is being made, by which process."""
-  folder = workdir / RUNNING
-  folder.mkdir(exist_ok=True)
-  path = folder / f"{run.identity}.json"
+  (workdir / RUNNING).mkdir(exist_ok=True)
+  path = workdir / RUNNING / f"{run.identity}.json"
   who = {"host": socket.gethostname(), "process": os.getpid()}
-  claimed.replace(path, {**who, "since": time.time()})
+  claimed.replace(path, who)
   try:
     yield
   finally:
@@ -170,34 +176,69 @@ def scaling(workdir: Path) -> list[dict[str, Any]] | None:
   return rows
 
 
+def home(workdir: Path, run: Run) -> Path:
+  """The folder of a run, as `train.py` has it."""
+  return workdir / RUNS / run.identity
+
+
 def history(workdir: Path, run: Run) -> list[dict[str, Any]]:
   """Lines of a run's metrics.jsonl: of its record, or of its folder."""
-  kept = _known(workdir, run).get("history")
-  return kept or metrics.read(workdir / RUNS / run.identity)
+  kept = of(workdir, run.identity).get("history")
+  return kept or metrics.read(home(workdir, run))
+
+
+def losses(workdir: Path, run: Run) -> dict[int, float]:
+  """Step -> loss on the first held-out split, as far as a run is."""
+  lines = [x for x in history(workdir, run) if x["split"] != "train"]
+  return {
+    line["step"]: line["loss"]
+    for line in lines
+    if line["split"] == lines[0]["split"]
+  }
+
+
+def loss_at(workdir: Path, run: Run, share: float) -> float | None:
+  """`losses` after a share of the steps; None where a run is not there yet."""
+  count = steps(workdir, run)
+  if count is None:
+    return None
+  return losses(workdir, run).get(step_at(count, share))
+
+
+def step_at(count: int, share: float) -> int:
+  """The step that ends a share of all."""
+  return max(1, round(share * count))
+
+
+def steps(workdir: Path, run: Run) -> int | None:
+  """Steps of a run; None where its budget of seconds was not timed yet."""
+  if run.budget_seconds is None:
+    return run.steps
+  cost = claimed.parsed(workdir / BUDGETS / f"{run.family}.json")
+  if cost is None:
+    return None
+  return max(1, round(run.budget_seconds / cost["step_seconds"]))
+
+
+def keep_cost(workdir: Path, run: Run, cost: Mapping[str, Any]) -> None:
+  """Keeps what a step takes, from which `steps` follow."""
+  (workdir / BUDGETS).mkdir(exist_ok=True)
+  claimed.replace(workdir / BUDGETS / f"{run.family}.json", cost)
 
 
 def status(workdir: Path, run: Run) -> str | None:
   """Status of a run's record; None where there is none, or a damaged one."""
-  return _known(workdir, run).get("status")
+  return of(workdir, run.identity).get("status")
 
 
 def usage(workdir: Path, run: Run) -> dict[str, float | None]:
   """What a run that was stopped has taken so far; empty for any other."""
-  record = _known(workdir, run)
+  record = of(workdir, run.identity)
   if record.get("status") != STOPPED:
     return {}
   names = ("seconds", "cpu_seconds", "peak_bytes", "others_cores")
   return {name: record.get(name) for name in names}
 
 
-def _known(workdir: Path, run: Run) -> Record:
-  return _whole(_path(workdir, run)) or {}
-
-
-def _whole(path: Path) -> Record | None:
-  record = claimed.parsed(path)
-  return record if record and {"task", "status"} <= record.keys() else None
-
-
-def _path(workdir: Path, run: Run) -> Path:
-  return workdir / RECORDS / f"{run.identity}.json"
+def _path(workdir: Path, identity: str) -> Path:
+  return workdir / RECORDS / f"{identity}.json"

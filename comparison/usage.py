@@ -1,12 +1,22 @@
-"""What a run took of the machine: time, memory, and what others used meanwhile."""
+"""What a run took of the machine, what others used meanwhile, and which it was."""
 
+import functools
 import os
 from pathlib import Path
+import platform
 import resource
+import subprocess
 import sys
 import time
 
-_STATISTICS = Path("/proc/stat")
+import jax
+import psutil
+
+BUSY_CORES = 0.25
+"""What other programs may use of a machine that a run has to itself."""
+
+_BUSY = ("user", "nice", "system", "irq", "softirq", "steal")
+_CPU = Path("/proc/cpuinfo")
 _PEAK_UNIT = 1 if sys.platform == "darwin" else 1024
 
 Usage = dict[str, float | None]
@@ -15,51 +25,69 @@ the largest resident size, and 'others_cores', which others kept busy."""
 
 
 class Meter:
-  """Counts from when it is made."""
+  """Counts what this process takes from when it is made."""
 
   def __init__(self):
     self._start, self._own = time.monotonic(), time.process_time()
     self._busy = _busy_seconds()
 
-  def others_cores(self, children_seconds: float = 0.0) -> float | None:
-    """Cores that other programs kept busy on average; None off Linux.
+  def others_cores(self) -> float:
+    """Cores that other programs kept busy on average.
 
     What a hypervisor gave to other machines counts too.
-
-    Args:
-      children_seconds: CPU time of processes of one's own, beside this one.
     """
-    busy = _busy_seconds()
-    if busy is None or self._busy is None:
-      return None
-    own = time.process_time() - self._own + children_seconds
-    elapsed = max(time.monotonic() - self._start, 1e-3)
-    return max(0.0, (busy - self._busy - own) / elapsed)
+    others = _busy_seconds() - self._busy - (time.process_time() - self._own)
+    return max(0.0, others / max(time.monotonic() - self._start, 1e-3))
 
-  def read(self, child: resource.struct_rusage | None = None) -> Usage:
-    """What a child took, of which the system tells this, or else this process."""
-    if child is None:
-      spent, cpu_seconds = resource.getrusage(resource.RUSAGE_SELF), 0.0
-      own = time.process_time() - self._own
-    else:
-      spent, cpu_seconds = child, child.ru_utime + child.ru_stime
-      own = cpu_seconds
+  def read(self) -> Usage:
+    """What this process took so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {
       "seconds": time.monotonic() - self._start,
-      "cpu_seconds": own,
-      "peak_bytes": spent.ru_maxrss * _PEAK_UNIT,
-      "others_cores": self.others_cores(cpu_seconds),
+      "cpu_seconds": time.process_time() - self._own,
+      "peak_bytes": peak * _PEAK_UNIT,
+      "others_cores": self.others_cores(),
     }
 
 
-def _busy_seconds() -> float | None:
-  """CPU time of all programs since the machine started, over all cores."""
+@functools.cache
+def machine() -> dict[str, str | int | None]:
+  """What this process computes with: 'commit', 'cpu', 'cores', 'jax', 'device'.
+
+  The commit is that of the checkout that this file is in; None where it is in
+  none.
+  """
+  return {
+    "commit": _commit(),
+    "cpu": _cpu(),
+    "cores": os.cpu_count(),
+    "jax": jax.__version__,
+    "device": f"{jax.device_count()} × {jax.devices()[0].device_kind}",
+  }
+
+
+def _commit() -> str | None:
+  command = ["git", "rev-parse", "HEAD"]
+  folder = Path(__file__).parent
   try:
-    first, *_ = _STATISTICS.read_text().splitlines()
-  except OSError:
+    found = subprocess.run(
+      command, cwd=folder, capture_output=True, text=True, check=False
+    )
+  except OSError:  # No git.
     return None
-  user, nice, system, _, _, irq, soft_irq, stolen, *_ = map(
-    int, first.split()[1:]
-  )
-  ticks = user + nice + system + irq + soft_irq + stolen
-  return ticks / os.sysconf("SC_CLK_TCK")
+  return found.stdout.strip() or None
+
+
+def _cpu() -> str:
+  try:
+    lines = _CPU.read_text().splitlines()
+  except OSError:
+    lines = []
+  models = (x.partition(":")[2].strip() for x in lines if "model name" in x)
+  return next(models, platform.processor() or platform.machine())
+
+
+def _busy_seconds() -> float:
+  """CPU time of all programs since the machine started, over all cores."""
+  times = psutil.cpu_times()._asdict()
+  return sum(times.get(name, 0.0) for name in _BUSY)

@@ -142,7 +142,9 @@ class TaskEntry(NamedTuple):
   """One line of `TASKS`.
 
   Attributes:
-    config_type: frozen dataclass that validates itself.
+    config_type: frozen dataclass that validates itself. Of a task that is all or
+      nothing, its class has `solved_at`: the value of the metric that counts
+      most from which it is solved.
     make: `(config, *, kind, batch_size, seed, workdir, restore=False) -> Task`.
   """
 

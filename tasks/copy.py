@@ -7,7 +7,7 @@ Sequences are computed from (seed, split, index) with a counter-based generator
 from collections.abc import Iterator, Mapping, Sequence
 import json
 import pathlib
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge
 import numpy as np
@@ -43,6 +43,8 @@ class CopyConfig:
       'sequence_accuracy' is the exact match.
     eval_size: held-out sequences of each split.
   """
+
+  solved_at: ClassVar[float] = 0.95
 
   kind: Literal["copy", "reverse", "duplicate"] = "copy"
   vocab_size: Annotated[int, Ge(2)] = 32

@@ -6,7 +6,7 @@ Olsson et al., In-context Learning and Induction Heads, arXiv:2209.11895, as set
 by Fu et al. (H3, arXiv:2212.14052) and Gu and Dao (Mamba, arXiv:2312.00752).
 """
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from annotated_types import Ge
 import numpy as np
@@ -39,6 +39,8 @@ class InductionConfig:
     eval_lengths: other T; each is a split such as 'length_512', after 'test'.
     eval_size: held-out examples of each length.
   """
+
+  solved_at: ClassVar[float] = 0.95
 
   vocab_size: Annotated[int, Ge(3)] = 16
   length: Annotated[int, Ge(_SHORTEST)] = 256

@@ -7,7 +7,7 @@ multi-key setting, Hsieh et al., arXiv:2404.06654, and symbols for words.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from annotated_types import Ge, Interval
 import numpy as np
@@ -44,6 +44,8 @@ class NeedleConfig:
     num_fillers: different symbols of filler.
     eval_size: held-out examples of each length.
   """
+
+  solved_at: ClassVar[float] = 0.95
 
   length: int = 256
   eval_lengths: tuple[int, ...] = ()

@@ -7,7 +7,7 @@ Models, section 3 and appendix, arXiv:2312.04927.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from annotated_types import Interval
 import numpy as np
@@ -42,6 +42,8 @@ class RecallConfig:
     train_size: examples that are trained repeatedly; 0 makes ever new ones.
     eval_size: held-out examples.
   """
+
+  solved_at: ClassVar[float] = 0.95
 
   vocab_size: int = 8192
   length: int = 64

@@ -8,7 +8,7 @@ Dao, Mamba, section 4.1.1, arXiv:2312.00752).
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from annotated_types import Ge
 import numpy as np
@@ -43,6 +43,8 @@ class SelectiveCopyConfig:
       such as 'length_128', after 'test'.
     eval_size: held-out examples of each length.
   """
+
+  solved_at: ClassVar[float] = 0.95
 
   vocab_size: Annotated[int, Ge(4)] = 16
   length: int = 4096

@@ -13,7 +13,7 @@ arXiv:2404.08819.
 from collections.abc import Mapping
 import itertools
 import math
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from annotated_types import Interval
 import numpy as np
@@ -46,6 +46,8 @@ class StateTrackingConfig:
     eval_lengths: other T; each is a split such as 'length_256', after 'test'.
     eval_size: held-out examples of each length.
   """
+
+  solved_at: ClassVar[float] = 0.95
 
   letters: Annotated[int, Interval(ge=2, le=_MOST)] = 3
   length: Count = 32

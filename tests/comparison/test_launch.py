@@ -1,205 +1,310 @@
-"""Which processes a comparison starts, and what it keeps of them."""
+"""Which processes a comparison starts, and what is kept of them."""
 
-import subprocess
-import sys
+import signal
+import time
 
 import pytest
 
-from comparison import child, launch, plan, records
-from settings.errors import RunError
+from comparison import child, group, measurements, plan, records
+from comparison.launch import launch
+from settings.errors import ConfigError, RunError
 from tests.comparison.plans import budgeted, comparison
-
-TRAINING = """
-import json, os, pathlib, signal, sys
-if '--config.seed=1' in sys.argv: sys.exit('it\\nbroke')
-folder = pathlib.Path(sys.argv[-1].partition('=')[2])
-folder.mkdir(parents=True, exist_ok=True)
-if '--config.seed=2' in sys.argv and not (folder / 'second').exists():
-  (folder / 'second').touch()
-  os.kill(os.getppid(), signal.SIGTERM)
-  signal.pause()
-lines = [{'step': 6, 'split': 'train', 'loss': 2.0, 'seconds': 1.0},
-         {'step': 12, 'split': 'validation', 'seconds': 2.0, 'loss': 1.0,
-          'exact_match': 0.5, 'arguments': ' '.join(sys.argv)}]
-(folder / 'metrics.jsonl').write_text(
-  ''.join(json.dumps(line) + '\\n' for line in lines))
-"""
-
-MEASURING = """
-import json, pathlib, sys
-found = {name.lstrip('-'): value for name, _, value in
-         (argument.partition('=') for argument in sys.argv[1:])}
-out = pathlib.Path(found['out'])
-calls = out.parent / 'calls'
-calls.write_text(calls.read_text() + '.' if calls.exists() else '.')
-if (out.parent / 'no').exists(): sys.exit('no measure')
-out.write_text(json.dumps({'step_seconds': 0.25, 'compile_seconds': 1.0,
-                           'map': found.get('map')}))
-"""
+from training import step
+from training.signals import Signals
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-  """A comparison whose processes are stand-ins: no model, the same files.
-
-  Training fails where the seed is 1, and where it is 2 stops everything once.
-  """
-  for name, text in (("_TRAIN", TRAINING), ("_MEASURE", MEASURING)):
-    script = tmp_path / f"{name}.py"
-    script.write_text(text)
-    monkeypatch.setattr(launch, name, [str(script)])
-  records.claim(tmp_path / "comparison", {"tasks": "copy"})
-  return tmp_path / "comparison"
+def small(seeds="0,1", **changes):
+  changes = {"tasks": "duplicate", "attention": "dense", **changes}
+  return comparison(seeds=seeds, **changes)
 
 
-def small_plan(seeds="0,1", **changes):
-  return plan.plan(
-    comparison(
-      tasks="duplicate", attention="dense,linformer", seeds=seeds, **changes
-    )
-  )
+def launched(one, folder, **options):
+  """All runs of a comparison, launched."""
+  runs = plan.plan(one)
+  launch(runs, folder, one, **options)
+  return runs
 
 
-def test_runs_are_kept_and_not_made_again(folder, capsys):
-  runs = small_plan()
-  launch.launch(runs, folder, map_seed=0)
+def by_seed(folder):
+  return {r["seed"]: r for r in records.by_identity(folder).values()}
+
+
+def test_runs_are_kept_and_not_made_again(folder, trainer, capsys):
+  one = small(attention="dense,linformer")
+  runs = launched(one, folder)
   out = capsys.readouterr().out
   assert out.count("not supported: ") == 2
-  assert "exact_match 0.5000" in out
-  assert "step 250.0 ms" in out
-  # The last line of what it wrote to standard error.
-  assert "failed: exit code 1: broke" in out
+  assert "loss 1.0000" in out
+  assert "step 500.0 ms" in out
   found, damaged = records.read(folder)
   assert sorted(record["status"] for record in found) == [
-    records.DONE,
-    records.FAILED,
-    records.UNSUPPORTED,
-    records.UNSUPPORTED,
+    *[records.DONE] * 2,
+    *[records.UNSUPPORTED] * 2,
   ]
   assert not damaged
   done = next(r for r in found if r["status"] == records.DONE)
   assert done["peak_bytes"] > 1e6
-  assert done["measured"]["map"] == ""
+  assert done["measured"]["step_seconds"] == 0.5
   assert len(done["history"]) == 2
   assert "sentences" not in done
-  # Only what failed is tried again, and what was damaged.
-  launch.launch(runs, folder, map_seed=0)
-  assert capsys.readouterr().out.count("parameters") == 1
+  assert {"commit", "cpu", "cores", "jax", "device"} == done["machine"].keys()
+  assert (done["width"], done["choosing"], done["at_edge"]) == (
+    "matched",
+    False,
+    [],
+  )
+  assert done["feed_forward"] == done["dense_feed_forward"] == 512
+  assert done["dense_parameters"] == done["parameters"]
+  assert done["solved_at"] == 0.95
+  # Only what was damaged is made again.
+  launched(one, folder)
+  assert len(trainer.calls) == 2
   path = folder / records.RECORDS / f"{runs[0].identity}.json"
   path.write_text(path.read_text()[:50])
   assert records.read(folder)[1] == [path.name]
   assert records.status(folder, runs[0]) is None
 
 
-def test_whoever_asks_is_told_after_every_run(folder):
-  runs = [run for run in small_plan() if not run.obstacle]
+def test_seeds_and_rates_share_a_process_and_nothing_else_does(folder, trainer):
+  rates = {"optimizer": {"learning_rate": "1e-3,3e-3"}}
   told = []
+  launched(
+    small("0,5", across=rates), folder, after=lambda: told.append(len(told))
+  )
+  launched(small("0", num_steps=13), folder)
+  assert trainer.processes == [[0, 0, 5, 5], [0]]
+  assert told == [0]
+  found = records.read(folder)[0]
+  assert sorted(r["together"] for r in found) == [1, 4, 4, 4, 4]
+  for record in found:
+    has_map = record["measured"]["map"] is not None
+    assert has_map == (record["seed"] == 0)
+  launched(small("0,5", together="apart", num_steps=14), folder)
+  assert trainer.processes[2:] == [[0], [5]]
 
-  def after():
-    told.append([records.status(folder, run) for run in runs])
 
-  launch.launch(runs, folder, map_seed=0, after=after)
-  assert told == [[records.DONE, None], [records.DONE, records.FAILED]]
-
-
-def test_what_sentences_are_scored_by_is_in_the_record(folder):
-  """Of a run by itself; its stand-in writes nothing of the kind."""
-  (run, _) = small_plan(seeds="0")
-  home = folder / records.RUNS / run.identity
+def test_what_sentences_are_scored_by_is_in_the_record(folder, trainer):
+  one = small()
+  home = records.home(folder, plan.plan(one)[1])
   home.mkdir(parents=True)
   (home / "sentences.json").write_text('{"statistics": [[1, 2], [3, 4]]}')
-  launch.launch([run], folder, map_seed=0)
-  (record,), _ = records.read(folder)
-  assert record["status"] == records.DONE
-  assert record["sentences"] == [[1, 2], [3, 4]]
+  launched(one, folder)
+  found = by_seed(folder)
+  assert found[1]["sentences"] == [[1, 2], [3, 4]]
+  assert "sentences" not in found[0]
 
 
 def test_what_could_not_be_measured_is_measured_again_not_trained(
-  folder, capsys
+  folder, trainer, monkeypatch, capsys
 ):
-  (run, _) = small_plan(seeds="0")
-  home = folder / records.RUNS / run.identity
-  home.mkdir(parents=True)
-  (home / "no").touch()
-  launch.launch([run], folder, map_seed=0)
-  assert "not measured: exit code 1: no measure" in capsys.readouterr().out
-  (record,), _ = records.read(folder)
-  assert record["status"] == records.TRAINED
-  assert record["reason"] == "measuring: exit code 1: no measure"
-  (home / "no").unlink()
-  (home / "metrics.jsonl").unlink()
-  launch.launch([run], folder, map_seed=1)
-  (record,), _ = records.read(folder)
-  assert record["status"] == records.DONE
-  assert record["measured"] == {
-    "step_seconds": 0.25,
-    "compile_seconds": 1.0,
-    "map": None,
-  }
-  assert not (home / "metrics.jsonl").exists()
+  def refused(home, **options):
+    raise ValueError("no measure")
+
+  with monkeypatch.context() as patch:
+    patch.setattr(measurements, "trained", refused)
+    launched(small(), folder)
+  assert capsys.readouterr().out.count("not measured: no measure") == 2
+  for record in records.read(folder)[0]:
+    assert record["status"] == records.TRAINED
+    assert record["reason"] == "measuring: no measure"
+  before = by_seed(folder)[1]["seconds"]
+  launched(small(), folder)
+  assert len(trainer.calls) == 2
+  for record in records.read(folder)[0]:
+    assert (record["status"], record["reason"]) == (records.DONE, "")
+  assert by_seed(folder)[1]["seconds"] == before
 
 
-def test_a_stopped_run_is_a_record_and_its_time_counts(folder):
-  (run, _) = small_plan(seeds="2")
-  with pytest.raises(SystemExit):
-    launch.launch([run], folder, map_seed=0)
-  (stopped,), _ = records.read(folder)
-  assert stopped["status"] == records.STOPPED
-  launch.launch([run], folder, map_seed=0)
-  (record,), _ = records.read(folder)
-  assert record["status"] == records.DONE
-  assert record["seconds"] > stopped["seconds"]
+def test_what_fails_is_tried_once_more_apart_and_its_time_counts(
+  folder, trainer, capsys
+):
+  def loss(run, step):
+    if run.seed == 1:
+      time.sleep(0.05)
+      raise RunError("it diverged")
+    if run.seed == 2:
+      raise ConfigError("no such data")
+    return 1.0
 
-
-def test_what_fails_is_tried_twice_and_its_time_counts(folder, capsys):
-  (run, _) = small_plan(seeds="1")
-  launch.launch([run], folder, map_seed=0)
-  out = capsys.readouterr().out
-  assert out.count("failed: exit code 1: broke") == 2
-  assert out.count("tried again") == 1
-  (twice,), _ = records.read(folder)
-  assert (twice["status"], twice["reason"]) == (
+  trainer.loss = loss
+  launched(small("0,1,2,5"), folder)
+  assert trainer.processes == [[0, 1, 2, 5], [1]]
+  found = by_seed(folder)
+  assert found[0]["status"] == found[5]["status"] == records.DONE
+  assert (found[1]["status"], found[1]["reason"]) == (
     records.FAILED,
-    "exit code 1: broke",
+    "it diverged",
   )
-  assert twice["cpu_seconds"] > 0
-  # Of a fault in what was asked for, once is enough.
-  script = folder.parent / "_TRAIN.py"
-  script.write_text(
-    "import sys; print('model.x: no', file=sys.stderr); sys.exit(2)"
+  assert found[1]["seconds"] > 0.1
+  assert (found[2]["status"], found[2]["reason"]) == (
+    records.FAILED,
+    "no such data",
   )
-  launch.launch([run], folder, map_seed=0)
   out = capsys.readouterr().out
-  assert out.count("failed: exit code 2: model.x: no") == 1
-  assert "tried again" not in out
+  assert out.count("failed: it diverged") == 2
+  assert out.count("failed: no such data") == out.count("tried again") == 1
+  # With the next call, again.
+  trainer.loss = lambda run, step: 1.0
+  launched(small("0,1,2,5"), folder)
+  assert {r["status"] for r in records.read(folder)[0]} == {records.DONE}
 
 
-def test_a_full_disk_is_one_line(folder, monkeypatch):
+def test_what_a_process_that_ends_leaves_is_made_apart(
+  folder, trainer, monkeypatch, capsys
+):
+  def process(request):
+    seeds = [run["seed"] for run in request["runs"]]
+    if seeds == [3]:
+      return "exit code -9: no message"
+    if 3 not in seeds:
+      return trainer.process(request)
+    before = seeds.index(3)
+    trainer.process(request | {"runs": request["runs"][:before]})
+    return "exit code -9: no message"
+
+  monkeypatch.setattr(child, "run", process)
+  launched(small("0,3,5"), folder)
+  found = by_seed(folder)
+  assert found[0]["status"] == found[5]["status"] == records.DONE
+  assert (found[3]["status"], found[3]["reason"]) == (
+    records.FAILED,
+    "exit code -9: no message",
+  )
+  out = capsys.readouterr().out
+  # In the group and twice by itself, and the innocent one once in the group.
+  assert out.count("failed: exit code -9") == 4
+
+
+def test_a_stopped_run_is_a_record_and_its_time_counts(
+  folder, trainer, monkeypatch
+):
+  runs = plan.plan(small("0,1"))
+  signals = Signals()
+
+  def stopped(run, home, stop_at, signals):
+    signals.stop = signal.SIGTERM
+    time.sleep(0.05)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(group.loop, "run", stopped)
+    group.train(runs, folder, None, 0, signals, lambda *told: None)
+  (record,) = records.read(folder)[0]
+  assert (record["status"], record["seed"]) == (records.STOPPED, 0)
+  assert "the same command continues it" in record["reason"]
+  launched(small("0,1"), folder)
+  assert {r["status"] for r in records.read(folder)[0]} == {records.DONE}
+  assert by_seed(folder)[0]["seconds"] > 0.05 > by_seed(folder)[1]["seconds"]
+
+
+def test_a_full_disk_is_one_line(folder, trainer, monkeypatch):
   def full(*args, **found):
     raise OSError(28, "No space left on device", "records/x.json.tmp")
 
   monkeypatch.setattr(records, "write", full)
   with pytest.raises(RunError, match=r"No space left .* continues the compar"):
-    launch.launch(small_plan(seeds="0"), folder, map_seed=0)
+    launched(small("0"), folder)
 
 
-def test_a_budget_of_seconds_is_timed_once_for_all_seeds(folder):
-  runs = plan.plan(
-    budgeted(attention="dense", seeds="0,3", budget_seconds=10.0)
+def test_a_budget_of_seconds_is_timed_once_for_all_seeds(
+  folder, trainer, monkeypatch
+):
+  timed = []
+
+  def cost(run):
+    timed.append(run)
+    return {"step_seconds": 0.25}
+
+  monkeypatch.setattr(measurements, "step_cost", cost)
+  launched(
+    budgeted(attention="dense", seeds="0,3", budget_seconds=10.0), folder
   )
-  launch.launch(runs, folder, map_seed=0)
-  found, _ = records.read(folder)
   # 10 seconds of steps that take a quarter of one.
-  for record in found:
+  for record in records.read(folder)[0]:
     assert "--config.num_steps=40" in record["arguments"]
-    assert "--config.num_steps=40" in record["final"]["arguments"]
-  assert (folder / "budgets" / "calls").read_text() == "."
+    assert record["final"]["step"] == 40
+  assert len(timed) == 1
+  assert len(list((folder / "budgets").iterdir())) == 1
 
 
-def test_a_reason_is_the_last_line_above_the_note_of_jax():
-  script = "import jax\ndef f(x): raise ValueError('it\\nbroke')\njax.jit(f)(1)"
-  found = subprocess.run(
-    [sys.executable, "-c", script], capture_output=True, text=True, check=False
-  )
-  assert "JAX has removed" in found.stderr
-  assert child._reason(1, found.stderr) == "exit code 1: broke"
+def test_a_process_is_heard_and_stopped_with_this_one(
+  tmp_path, monkeypatch, capsys
+):
+  """It saves itself before this one ends."""
+  script = tmp_path / "script.py"
+  script.write_text("""
+import json, os, pathlib, signal, sys
+asked = json.load(sys.stdin)
+print(asked['say'], flush=True)
+if asked['say'] == 'broken': sys.exit('it\\nbroke')
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+os.kill(os.getppid(), signal.SIGTERM)
+signal.sigwait({signal.SIGTERM})
+pathlib.Path(asked['path']).touch()
+""")
+  monkeypatch.setattr(child, "_COMMAND", [str(script)])
+  assert child.run({"say": "broken"}) == "exit code 1: broke"
+  handler = signal.getsignal(signal.SIGTERM)
+  saved = tmp_path / "saved"
+  with pytest.raises(SystemExit) as ended:
+    child.run({"say": "hello", "path": str(saved)})
+  assert ended.value.code == 128 + signal.SIGTERM
+  assert saved.exists()
+  assert signal.getsignal(signal.SIGTERM) == handler
+  assert capsys.readouterr().out.startswith("broken\n")
+
+
+@pytest.mark.thorough
+def test_runs_share_a_program_and_no_fault(tmp_path, monkeypatch):
+  """Real ones: the second diverges, and the third has the first one's program."""
+  leaves = {
+    "num_steps": 4,
+    "batch_size": 8,
+    "log_every": 1,
+    "task.vocab_size": 16,
+    "task.length": 8,
+    "task.num_pairs": 2,
+    "task.eval_size": 8,
+    "model.num_layers": 1,
+    "model.features": 16,
+    "model.mlp_features": 16,
+  }
+  chosen = [
+    {"seed": 0},
+    {"seed": 1, "optimizer.learning_rate": 1e38},
+    {"seed": 2, "optimizer.learning_rate": 3e-3},
+    {"seed": 3, "batch_size": 0},
+  ]
+  runs = [
+    plan.Run("recall", "dense", "dense", own["seed"], leaves | own, {}, steps=4)
+    for own in chosen
+  ]
+  traced, train_step = [], step.train_step
+
+  def counted(*arguments, **options):
+    traced.append(arguments)
+    return train_step(*arguments, **options)
+
+  monkeypatch.setattr(step, "train_step", counted)
+  told = []
+
+  def train(runs):
+    group.train(runs, tmp_path, None, 9, Signals(), lambda *x: told.append(x))
+
+  train(runs)
+  found = by_seed(tmp_path)
+  assert [found[seed]["status"] for seed in range(4)] == [
+    records.DONE,
+    records.STOPPED,
+    records.DONE,
+    records.FAILED,
+  ]
+  assert "not finite" in found[1]["reason"]
+  # The first run was measured in between, which traces steps of its own.
+  programs = [functions.forward for functions, *_ in traced]
+  assert programs.count(programs[0]) == 1
+  first, last = (found[seed]["measured"]["step_seconds"] for seed in (0, 2))
+  assert first == last
+  # What is trained already is measured, and keeps its time.
+  records.update(tmp_path, runs[0].identity, status=records.TRAINED)
+  train(runs[:1])
+  assert by_seed(tmp_path)[0]["seconds"] == found[0]["seconds"]

@@ -1,8 +1,8 @@
 """`compare.py status`: what is done, what runs, and for how long."""
 
+import dataclasses
 import json
 import os
-import time
 
 import pytest
 
@@ -52,7 +52,9 @@ def test_what_runs_is_told_with_its_step(workdir):
     assert found[1] == f"running  {runs[2].identity}: begins"
     log = folder / records.RUNS / runs[2].identity
     log.mkdir(parents=True)
-    (log / metrics.FILE).write_text(json.dumps({"step": 300}) + "\n")
+    (log / metrics.FILE).write_text(
+      json.dumps({"step": 300, "seconds": 9}) + "\n"
+    )
     found = status.text(folder).splitlines()
     assert "2 done, 1 running, 1 waiting" in found[0]
     assert found[1].endswith(": step 300 of 1200")
@@ -154,25 +156,35 @@ def announced(tmp_path):
   records.plan(tmp_path, runs)
   done(tmp_path, runs[0], 10)
 
-  def announce(runs, process, *, host="another", minutes=0):
+  def announce(runs, process, host="another"):
     """As `records.running` does; a process of another host counts as alive."""
     folder = tmp_path / records.RUNNING
     folder.mkdir(exist_ok=True)
-    since = time.time() - 60 * minutes
-    who = {"host": host, "process": process, "since": since}
     for run in runs:
+      who = {"host": host, "process": process}
       (folder / f"{run.identity}.json").write_text(json.dumps(who))
 
   return tmp_path, runs[1:], announce
 
 
-def test_runs_of_one_process_share_its_time(announced):
+def trained(folder, run, minutes):
+  home = records.home(folder, run)
+  home.mkdir(parents=True)
+  line = {"step": 300, "split": "train", "seconds": 60.0 * minutes}
+  (home / metrics.FILE).write_text(json.dumps(line) + "\n")
+
+
+def test_runs_have_what_they_were_trained_behind_them(announced):
   folder, runs, announce = announced
-  announce(runs[:4], 7, minutes=4)
-  # Four in the process, of which four minutes are over, and two that wait.
-  assert minutes_left(folder) == 4 * 10 - 4 + 2 * 10
-  assert "with 1 at a time" in status.text(folder)
-  assert "1 done, 4 running, 2 waiting" in status.text(folder)
+  announce(runs[:4], 7)
+  trained(folder, runs[0], 4)  # Runs.
+  trained(folder, runs[4], 5)  # Was stopped.
+  records.write(folder, runs[4], status=records.STOPPED)
+  records.write(folder, runs[5], status=records.TRAINED, seconds=600.0)
+  assert minutes_left(folder) == (10 - 4) + 3 * 10 + (10 - 5)
+  text = status.text(folder)
+  assert "with 1 at a time" in text
+  assert "1 done, 4 running, 2 waiting" in text
 
 
 def test_processes_are_counted_by_machine(announced):
@@ -186,22 +198,34 @@ def test_processes_are_counted_by_machine(announced):
 
 def test_what_a_process_has_done_is_not_ahead(announced):
   folder, runs, announce = announced
-  announce(runs, 7, minutes=24)
+  announce(runs, 7)
   done(folder, runs[0], 10)
-  records.write(folder, runs[1], status=records.TRAINED, seconds=600.0)
-  text = status.text(folder)
-  assert "2 done, 5 running, 0 waiting" in text
-  # The third begins now; the second is still to be measured.
-  assert minutes_left(folder) == 4 * 10
-  for run, ago in ((runs[0], 14), (runs[1], 4)):
-    path = folder / records.RECORDS / f"{run.identity}.json"
-    when = time.time() - 60 * ago
-    os.utime(path, (when, when))
-  assert minutes_left(folder) == 4 * 10 - 4
+  assert "2 done, 5 running, 0 waiting" in status.text(folder)
+  assert minutes_left(folder) == 5 * 10
 
 
-def test_a_stopped_run_has_a_part_behind_it(announced):
-  folder, runs, _ = announced
-  records.write(folder, runs[0], status=records.STOPPED, seconds=240.0)
-  records.write(folder, runs[1], status=records.TRAINED, seconds=600.0)
-  assert minutes_left(folder) == 6 + 4 * 10
+def test_runs_of_the_report_wait_for_their_point(tmp_path):
+  def chosen(attention, seed, rate, choosing):
+    run = run_of(attention, seed)
+    grid = {"optimizer.learning_rate": rate}
+    return dataclasses.replace(
+      run, grid=grid, leaves=run.leaves | grid, choosing=choosing
+    )
+
+  choosing = [
+    chosen(name, 10_000, rate, True)
+    for name in ("dense", "linear")
+    for rate in (1e-3, 3e-3)
+  ]
+  records.plan(tmp_path, choosing, [0, 1])
+  assert "8 runs: 0 done, 0 running, 8 waiting" in status.text(tmp_path)
+  done(tmp_path, choosing[0], 10)
+  records.write(tmp_path, choosing[1], status=records.STOPPED_EARLY)
+  # The point of dense is known.
+  records.plan(tmp_path, [chosen("dense", x, 1e-3, False) for x in (0, 1)])
+  found = status.text(tmp_path)
+  assert "8 runs: 1 done, 0 running, 6 waiting, 0 failed, 1 stopped" in found
+  assert minutes_left(tmp_path) == 60
+  # The same plan again, as by the same command.
+  records.plan(tmp_path, choosing, [0, 1])
+  assert "8 runs: 1 done, 0 running, 6 waiting" in status.text(tmp_path)

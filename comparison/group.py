@@ -1,0 +1,221 @@
+"""Trains and measures runs of one shape in one process, one after another.
+
+    python -m comparison.group < REQUEST.json
+
+`comparison.child` starts it. Runs that differ in seed and learning rate alone share
+the compiled step of the first, and what is measured of their shape. Their records
+are written here; what is printed is for a person.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import json
+import os
+from pathlib import Path
+import sys
+from typing import Any
+
+from comparison import measurements, plan, records, usage
+from comparison.plan import Run
+from settings.errors import one_line
+from tasks import cache
+from training import (
+  claimed,
+  entry,
+  evaluate,
+  experiment,
+  host_memory,
+  loop,
+  metrics,
+  workdir,
+)
+from training.experiment import Experiment
+from training.signals import Signals
+
+Shape = Mapping[str, Any] | None
+Say = Callable[[str, str], None]
+"""Prints the identity of a run and what became of it."""
+
+_PLACE = ("step", "split", "seconds")
+"""Of an evaluation, what tells where it stands."""
+
+
+def main() -> None:
+  """Does what standard input asks for."""
+  asked = json.load(sys.stdin)
+  out, folder = sys.stdout, Path(asked["workdir"])
+
+  def say(identity: str, text: str) -> None:
+    print(f"  {identity}: {text}", file=out, flush=True)
+
+  host_memory.keep_freed()
+  cache.keep_programs()
+  # A run says a lot that nobody reads here.
+  with (
+    Path(os.devnull).open("w") as nowhere,
+    contextlib.redirect_stdout(nowhere),
+    Signals() as signals,
+  ):
+    if runs := asked.get("runs"):
+      runs = [Run(**run) for run in runs]
+      train(runs, folder, asked["share"], asked["map_seed"], signals, say)
+    shape = None
+    for identity, with_map in asked.get("trained", {}).items():
+      shape = measure(identity, folder, with_map, shape, say)
+
+
+def train(
+  runs: Sequence[Run],
+  folder: Path,
+  share: float | None,
+  map_seed: int,
+  signals: Signals,
+  say: Say,
+) -> None:
+  """Trains and measures one run after another, until `signals.stop`.
+
+  Args:
+    runs: of one shape.
+    folder: of the comparison.
+    share: of the steps, where runs are evaluated and stop; None goes to the end.
+    map_seed: of the runs whose attention maps are kept, all of one example.
+    signals: entered.
+    say: told as each ends.
+  """
+  first, shape = None, None
+  for run in runs:
+    home, made, meter = records.home(folder, run), None, usage.Meter()
+    status, reason = records.TRAINED, ""
+    try:
+      steps = _steps(run, folder)
+      stop_at = None if share is None else records.step_at(steps, share)
+      meter = usage.Meter()
+      made = begin(run.of_steps(steps), home, first)
+      if made and loop.run(made, home, stop_at, signals) is None:
+        status = records.STOPPED
+        reason = "stopped; the same command continues it"
+    except ValueError as error:  # Another try would end alike.
+      status, reason = records.FAILED, one_line(error)
+    except Exception as error:
+      status, reason = records.STOPPED, one_line(error)
+    first = first or made
+    # A run may have been trained before, and is to be measured.
+    if records.status(folder, run) != records.TRAINED:
+      used = {} if made is None else meter.read()
+      known = {"status": status, "reason": reason, "together": len(runs)}
+      _write(run, folder, used, say, **known)
+    if signals.stop and status == records.STOPPED:
+      return
+    if status == records.TRAINED and not run.choosing:
+      with_map = run.seed == map_seed
+      shape = measure(run.identity, folder, with_map, shape, say)
+
+
+def begin(run: Run, home: Path, first: Experiment | None) -> Experiment | None:
+  """Makes a run in its folder, with the program of the first of its shape.
+
+  Returns:
+    Everything of it; None where it is trained already.
+
+  Raises:
+    ConfigError: it cannot be.
+  """
+  config = plan.config_of(run.task, run.mechanism, run.leaves)
+  workdir.check(home, config)
+  if workdir.final_metrics(home, config) is not None:
+    return None
+  made = experiment.begin(config, home)
+  return made if first is None else experiment.sharing(made, first)
+
+
+def measure(
+  identity: str, folder: Path, with_map: bool, shape: Shape, say: Say
+) -> Shape:
+  """Measures a trained run, and completes its record.
+
+  What was measured of another run of its `shape` is not measured again.
+
+  Returns:
+    What was measured; `shape` where nothing can be.
+  """
+  home = folder / records.RUNS / identity
+  try:
+    found = measurements.trained(home, with_map=with_map, shape=shape)
+  # It stays to be measured, and the others are not stopped.
+  except Exception as error:
+    reason = one_line(error)
+    records.update(folder, identity, reason=f"measuring: {reason}")
+    say(identity, f"not measured: {reason}")
+    return shape
+  done = {"status": records.DONE, "reason": "", "measured": found}
+  records.update(folder, identity, **done)
+  step, compiling = 1e3 * found["step_seconds"], found["compile_seconds"]
+  say(identity, f"step {step:.1f} ms, compiling {compiling:.1f} s")
+  return found
+
+
+def _steps(run: Run, folder: Path) -> int:
+  """Steps of a run; a budget of seconds is timed once for all seeds.
+
+  Raises:
+    ValueError: it cannot be, or memory is too small for a step.
+  """
+  steps = records.steps(folder, run)
+  if steps is not None:
+    return steps
+  made = experiment.create(plan.config_of(run.task, run.mechanism, run.leaves))
+  records.keep_cost(folder, run, measurements.step_cost(made))
+  return _steps(run, folder)
+
+
+def _write(
+  run: Run,
+  folder: Path,
+  used: usage.Usage,
+  say: Say,
+  *,
+  status: str,
+  **known: Any,
+) -> None:
+  """Writes the record of a run that has ended."""
+  steps = records.steps(folder, run)
+  arguments = run.of_steps(steps).arguments if steps else run.arguments
+  spent = records.usage(folder, run)
+  found = {**known, **spent, **_sum(spent, used), "arguments": arguments}
+  if status == records.FAILED:
+    say(run.identity, f"failed: {known['reason']}")
+  if status == records.TRAINED:
+    outcome = _outcome(records.home(folder, run))
+    found |= {**outcome, "machine": usage.machine(), "measured": {}}
+    # What chooses is not reported, so its cost is not measured.
+    status = records.DONE if run.choosing else records.TRAINED
+    numbers = {k: v for k, v in outcome["final"].items() if k not in _PLACE}
+    say(run.identity, metrics.format_values(numbers))
+  records.write(folder, run, status=status, **found)
+
+
+def _outcome(home: Path) -> dict[str, Any]:
+  """What a run left in its folder for its record.
+
+  'final' is the last evaluation, 'history' all lines. 'sentences' has ten
+  numbers for each sentence of the last split, where the task is judged by BLEU.
+  """
+  history = metrics.read(home)
+  final = [line for line in history if line["split"] != "train"][-1]
+  found = {"final": final, "history": history}
+  sentences = claimed.parsed(home / evaluate.SENTENCES)
+  return found | ({"sentences": sentences["statistics"]} if sentences else {})
+
+
+def _sum(spent: usage.Usage, used: usage.Usage) -> usage.Usage:
+  """What several processes of a run took: seconds add up, all else is the most."""
+  found: usage.Usage = {}
+  for name, value in used.items():
+    values = [x for x in (value, spent.get(name)) if x is not None]
+    together = sum if name.endswith("seconds") else max
+    found[name] = together(values) if values else None
+  return found
+
+
+if __name__ == "__main__":
+  entry.run(main)

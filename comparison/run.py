@@ -1,0 +1,56 @@
+"""Runs a comparison: each row chooses its point of the grid, then it is reported."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from comparison import config, plan, records
+from comparison.choose import choose
+from comparison.config import Comparison
+from comparison.launch import launch
+
+
+def run(
+  comparison: Comparison,
+  folder: Path,
+  shard: tuple[int, int] = (1, 1),
+  after: Callable[[], None] = lambda: None,
+) -> None:
+  """Makes what a comparison lacks; what it has is not made again.
+
+  Killed anywhere and called again, it goes on where it was, to the same numbers.
+
+  Args:
+    comparison: to run.
+    folder: of the comparison; new, or its own.
+    shard: (i, n) makes the i-th of n parts of its rows, counted from 1.
+    after: called whenever runs of one process have ended.
+
+  Raises:
+    ConfigError: the folder holds something else, or a run cannot be at all.
+    RunError: a record cannot be written.
+  """
+  shared = config.shared(comparison)
+  records.check(folder, shared)
+  # A fault that only planning finds leaves no folder behind.
+  runs = plan.plan(comparison)
+  seeds = comparison.seed_numbers
+  is_chosen = bool(comparison.choosing_seeds)
+  records.claim(folder, shared)
+  records.plan(folder, runs, seeds if is_chosen else ())
+  records.refer(folder, comparison.references)
+  for line in plan.twins(runs):
+    print(line)
+  first, step = shard
+  mine = plan.grouped(runs, "row")[first - 1 :: step]
+  print(f"{folder}: {len(mine)} rows", flush=True)
+  if not is_chosen:
+    # In the order of the plan, seeds last, so that all rows have a result early.
+    kept = {row[0].row for row in mine}
+    runs = [run for run in runs if run.row in kept]
+    launch(runs, folder, comparison, after=after)
+    return
+  for row in mine:
+    chosen = choose(row, folder, comparison)
+    reported = [chosen.with_seed(seed, choosing=False) for seed in seeds]
+    records.plan(folder, reported)
+    launch(reported, folder, comparison, after=after)

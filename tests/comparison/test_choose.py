@@ -1,0 +1,242 @@
+"""Which points of a grid are trained, how far, and which one is reported."""
+
+import pytest
+
+from comparison import choose, plan, records
+from comparison import run as run_lib
+from settings.errors import ConfigError, RunError
+from tests.comparison.plans import comparison
+
+RATE = "optimizer.learning_rate"
+# The loss falls with the steps, to the distance of the rate from this one.
+BEST = 0.003
+
+
+def by_rate(run, step):
+  rate = run.leaves[RATE]
+  if rate == 0.1:
+    raise RunError("it diverged")
+  return abs(rate - BEST) * 100 + 1 / step
+
+
+def compared(rates="1e-3,3e-3,1e-2", **changes):
+  return comparison(
+    **{
+      "tasks": "duplicate",
+      "attention": "dense",
+      "seeds": "0,1",
+      "num_steps": 40,
+      "grid": {"optimizer": {"learning_rate": rates}},
+      **changes,
+    }
+  )
+
+
+def calls(trainer):
+  """(rate, seed) -> how far it was trained, call by call."""
+  found = {}
+  for run, stop_at in trainer.calls:
+    found.setdefault((run.grid[RATE], run.seed), []).append(stop_at or "end")
+  return found
+
+
+def reported(folder):
+  """Rates and edges of what is reported."""
+  return {
+    (record["grid"][RATE], tuple(record["at_edge"]))
+    for record in records.read(folder)[0]
+    if not record["choosing"]
+  }
+
+
+def test_seeds_of_their_own_choose_and_the_others_run_what_is_chosen(
+  folder, trainer
+):
+  trainer.loss = by_rate
+  one = compared("1e-3,3e-3,1e-2,0.1", halving={"rungs": (0.25, 0.5)})
+  told = []
+  run_lib.run(one, folder, after=lambda: told.append(len(told)))
+  both = (10_000, 10_001)
+  assert calls(trainer) == {
+    **{(0.001, seed): [10, 20] for seed in both},
+    **{(0.003, seed): [10, 20, "end"] for seed in both},
+    **{(0.01, seed): [10] for seed in both},
+    **{(0.1, seed): [10, 10] for seed in both},  # They failed, and again.
+    (0.003, 0): ["end"],
+    (0.003, 1): ["end"],
+  }
+  assert told  # After what is reported.
+  found, _ = records.read(folder)
+  status = {
+    (record["grid"][RATE], record["choosing"], record["status"])
+    for record in found
+  }
+  assert status == {
+    (0.001, True, records.STOPPED_EARLY),
+    (0.003, True, records.DONE),
+    (0.01, True, records.STOPPED_EARLY),
+    (0.1, True, records.FAILED),
+    (0.003, False, records.DONE),
+  }
+  reasons = {r["reason"] for r in found if r["grid"][RATE] == 0.001}
+  assert reasons == {"loss 0.25 after 0.5 of the steps, where 0.05 went on"}
+  # What chooses is not measured, and what is reported is on the last split.
+  assert {record["seed"] for record in found if record.get("measured")} == {
+    0,
+    1,
+  }
+  assert all(r["final"]["split"] == "test" for r in found if "final" in r)
+  assert reported(folder) == {(0.003, ())}
+
+
+def test_a_failed_point_is_behind_all_others_at_the_end(folder, trainer):
+  trainer.loss = by_rate
+  run_lib.run(compared("0.1,0.05"), folder)
+  # Half of 0.05 is tried as well, and wins.
+  assert reported(folder) == {(0.025, (RATE,))}
+  trainer.loss = lambda run, step: float("nan" if run.seed % 2 else "inf")
+  folder = folder.parent / "another"
+  run_lib.run(compared(), folder)
+  assert {rate for rate, _ in reported(folder)} == {0.001}
+
+
+@pytest.mark.parametrize(
+  ("value", "values", "expected"),
+  [
+    (3e-3, [1e-3, 3e-3], 9e-3),
+    (1e-3, [3e-3, 1e-3], 3.33e-4),
+    (1e-2, [1e-3, 3e-3, 1e-2], 0.0333),
+    (3e-3, [1e-3, 3e-3, 1e-2], None),
+    (64, [16, 32, 64], 128),
+    (1, [1, 2], None),  # No whole number is half of it.
+    (0.1, [0.0, 0.1], None),
+    (True, [False, True], None),
+    ("b", ["a", "b"], None),
+    (3e-3, [3e-3], None),
+  ],
+)
+def test_one_value_beyond_an_end(value, values, expected):
+  assert choose.beyond(value, values) == expected
+
+
+@pytest.mark.parametrize(
+  ("best", "chosen", "edge", "tried"),
+  [
+    (3e-3, 3e-3, (), 3e-3),  # Within the grid.
+    (0.011, 0.01, (), 0.0333),
+    (0.05, 0.0333, (RATE,), 0.0333),
+    (1e-4, 3.33e-4, (RATE,), 3.33e-4),
+  ],
+)
+def test_the_grid_is_extended_once_beyond_the_chosen_end(
+  folder, trainer, best, chosen, edge, tried
+):
+  trainer.loss = lambda run, step: abs(run.leaves[RATE] - best)
+  run_lib.run(compared(), folder)
+  assert reported(folder) == {(chosen, edge)}
+  made = calls(trainer)
+  assert made[tried, 10_000] == made[tried, 10_001] == ["end"]
+  assert len({rate for rate, _ in made}) == 3 + (
+    tried not in (1e-3, 3e-3, 1e-2)
+  )
+
+
+def test_what_cannot_be_beyond_an_end_is_left_out(folder, trainer):
+  grid = {"model": {"dropout_rate": (0.3, 0.9)}}
+  trainer.loss = lambda run, step: -run.leaves["model.dropout_rate"]
+  run_lib.run(compared(grid=grid), folder)
+  found, _ = records.read(folder)
+  [edge] = {tuple(r["at_edge"]) for r in found if not r["choosing"]}
+  assert edge == ("model.dropout_rate",)
+
+
+def test_killed_anywhere_it_goes_on_to_the_same(folder, trainer):
+  class Killed(BaseException):
+    pass
+
+  def killed_at(count):
+    def loss(run, step):
+      if len(trainer.calls) == count:
+        raise Killed
+      return by_rate(run, step)
+
+    return loss
+
+  one = compared("1e-3,3e-3", halving={"rungs": (0.5,), "seeds": 1})
+  trainer.loss = by_rate
+  run_lib.run(one, folder)
+  whole, _ = records.read(folder)
+  made = len(trainer.calls)
+  assert made == 2 + 1 + 1 + 2  # A rung, the end, beyond the end, the report.
+  for count in range(1, made + 1):
+    trainer.calls.clear()
+    trainer.loss = killed_at(count)
+    folder = folder.parent / f"killed at {count}"
+    with pytest.raises(Killed):
+      run_lib.run(one, folder)
+    trainer.loss = by_rate
+    run_lib.run(one, folder)
+    # What was killed is made again, and nothing else.
+    assert len(trainer.calls) == made + 1
+    found, _ = records.read(folder)
+    names = ("grid", "seed", "status", "reason", "at_edge", "choosing", "final")
+    assert [[r.get(x) for x in names] for r in found] == [
+      [r.get(x) for x in names] for r in whole
+    ]
+  trainer.calls.clear()
+  run_lib.run(one, folder)
+  assert not trainer.calls
+  # Seeds that come later run what was chosen.
+  run_lib.run(compared("1e-3,3e-3", seeds="0,1,2", halving=one.halving), folder)
+  assert [(run.seed, run.grid[RATE]) for run, _ in trainer.calls] == [
+    (2, 0.003)
+  ]
+
+
+def test_rows_choose_for_themselves_and_shards_divide_them(folder, trainer):
+  best = {"dense": 1e-3, "linear": 1e-2}
+  trainer.loss = lambda run, step: abs(run.leaves[RATE] - best[run.attention])
+  one = compared(attention="dense,linear,linformer", halving={"seeds": 1})
+  run_lib.run(one, folder, (1, 2))
+  assert {run.attention for run, _ in trainer.calls} == {"dense"}
+  assert {r["attention"] for r in records.read(folder)[0]} == {
+    "dense",
+    "linformer",
+  }
+  run_lib.run(one, folder, (2, 2))
+  found, _ = records.read(folder)
+  rates = {
+    r["attention"]: r["grid"][RATE]
+    for r in found
+    if not r["choosing"] and not r["reason"]
+  }
+  assert rates == {"dense": 1e-3, "linear": 1e-2}
+  refused = [r for r in found if r["attention"] == "linformer"]
+  assert {r["status"] for r in refused} == {records.UNSUPPORTED}
+  assert sorted(r["seed"] for r in refused if not r["choosing"]) == [0, 1]
+
+
+@pytest.mark.parametrize(
+  ("halving", "message"),
+  [
+    ({"rungs": "0.5,0.25"}, r"halving.rungs: expected growing shares .*0.25"),
+    ({"rungs": (0.5, 1.0)}, r"halving.rungs\[1\]: expected less than 1, got 1"),
+    ({"rungs": "a"}, r"halving.rungs\[0\]: expected a valid number, got 'a'"),
+    ({"steps": 3}, "halving.steps: unknown"),
+    ({"seeds": "all"}, "halving.seeds: expected a valid integer, got 'all'"),
+    ({"seeds": 0}, "halving.seeds: expected at least 1, got 0"),
+  ],
+)
+def test_faults_of_halving(halving, message):
+  with pytest.raises(ConfigError, match=message):
+    compared(halving=halving)
+
+
+def test_halving_wants_a_grid_and_is_that_of_its_folder():
+  with pytest.raises(ConfigError, match="expected a grid of two points"):
+    compared("1e-3", halving={"rungs": 0.5})
+  from comparison import config
+
+  assert config.shared(compared())["halving.seeds"] == 2
+  assert "halving.seeds" not in config.shared(compared("1e-3"))
+  assert not any(run.choosing for run in plan.plan(compared("1e-3")))

@@ -1,0 +1,68 @@
+"""What is measured again, and when."""
+
+import pytest
+
+from comparison import measure, plan, records, usage
+from comparison.launch import launch
+from settings.errors import RunError
+from tests.comparison.plans import comparison
+
+
+@pytest.fixture
+def busy(folder, trainer, monkeypatch):
+  """Three runs, of which those with seed 1 and 2 were disturbed; others' cores."""
+  others = {"cores": 0.0}
+  monkeypatch.setattr(
+    usage.Meter, "others_cores", lambda meter: others["cores"]
+  )
+  monkeypatch.setattr(measure, "_WATCHED_SECONDS", 0.0)
+  one = comparison(tasks="duplicate", attention="dense", seeds="0,1,2")
+  runs = plan.plan(one)
+  launch(runs, folder, one)
+  for run, cores in zip(runs, (0.1, 0.3, 0.3), strict=True):
+    measured = records.of(folder, run.identity)["measured"]
+    spoilt = measured | {"measured_others_cores": cores, "step_seconds": 9.0}
+    records.update(folder, run.identity, measured=spoilt)
+  trainer.measured.clear()
+  trainer.processes.clear()
+  return runs, others
+
+
+def seconds(folder, runs):
+  found = (records.of(folder, run.identity)["measured"] for run in runs)
+  return [measured["step_seconds"] for measured in found]
+
+
+def test_what_was_disturbed_is_measured_again_in_one_process(
+  folder, trainer, busy, capsys
+):
+  runs, _ = busy
+  measure.measure(folder)
+  assert trainer.measured == sorted(run.identity for run in runs[1:])
+  assert len(trainer.processes) == 1
+  assert seconds(folder, runs) == [9.0, 0.5, 0.5]
+  assert len(trainer.calls) == 3  # Nothing is trained.
+  capsys.readouterr()
+  measure.measure(folder)
+  assert capsys.readouterr().out.startswith("nothing was measured while others")
+
+
+def test_a_busy_machine_measures_nothing(folder, trainer, busy):
+  runs, others = busy
+  others["cores"] = 1.5
+  with pytest.raises(RunError, match=r"other programs use 1\.50 cores now"):
+    measure.measure(folder)
+  assert seconds(folder, runs) == [9.0, 9.0, 9.0]
+
+
+def test_what_cannot_be_measured_keeps_what_it_has(
+  folder, trainer, busy, monkeypatch
+):
+  def gone(home, **options):
+    raise ValueError("no checkpoint")
+
+  runs, _ = busy
+  monkeypatch.setattr("comparison.measurements.trained", gone)
+  measure.measure(folder)
+  assert seconds(folder, runs) == [9.0, 9.0, 9.0]
+  assert {records.status(folder, run) for run in runs} == {records.DONE}

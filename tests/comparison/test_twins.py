@@ -1,0 +1,61 @@
+"""Rows beside those that equal parameters leave little feed-forward."""
+
+from comparison import plan, records
+from comparison import run as run_lib
+from tests.comparison.plans import comparison
+
+NARROW = {"tasks": "recall", "attention": "dense,additive,linear"}
+
+
+def compared(**changes):
+  sizes = {"model.mlp_features": 32}
+  return comparison(**{**NARROW, **sizes, **changes})
+
+
+def test_a_row_that_has_to_be_narrow_has_a_twin_as_wide_as_dense():
+  runs = plan.plan(compared(seeds="0,1"))
+  assert [(run.attention, run.width) for run in runs[:4]] == [
+    ("dense", plan.MATCHED),
+    ("additive", plan.MATCHED),
+    ("additive", plan.DENSE),
+    ("linear", plan.MATCHED),
+  ]
+  dense, narrow, wide, _ = runs[:4]
+  assert narrow.dense_feed_forward == wide.dense_feed_forward == 32
+  assert wide.feed_forward == 32 > 2 * narrow.feed_forward
+  assert wide.parameters == wide.unmatched_parameters > dense.parameters
+  assert {run.dense_parameters for run in runs} == {dense.parameters}
+  assert len({run.identity for run in runs}) == len(runs) == 8
+  assert plan.twins(runs) == [
+    f"recall, additive: feed-forward {narrow.feed_forward} of 32 to have "
+    f"{narrow.parameters:,} parameters; a row with 32 beside it"
+  ]
+
+
+def test_other_rows_and_unequal_comparisons_have_none():
+  assert not plan.twins(plan.plan(compared(**{"model.mlp_features": 512})))
+  runs = plan.plan(compared(match_parameters=False))
+  assert not plan.twins(runs)
+  assert len(runs) == 3
+  assert {run.feed_forward for run in runs} == {None}
+
+
+def test_a_twin_chooses_for_itself(folder, trainer, capsys):
+  rate = "optimizer.learning_rate"
+  best = {plan.MATCHED: 1e-3, plan.DENSE: 1e-2}
+  trainer.loss = lambda run, step: abs(run.leaves[rate] - best[run.width])
+  one = compared(
+    attention="additive",
+    grid={"optimizer": {"learning_rate": "1e-3,3e-3,1e-2"}},
+    halving={"seeds": 1},
+    seeds="0",
+  )
+  run_lib.run(one, folder)
+  rates = {
+    record["width"]: record["grid"][rate]
+    for record in records.read(folder)[0]
+    if not record["choosing"]
+  }
+  assert rates == best
+  # It is said before anything runs.
+  assert "a row with 32 beside it" in capsys.readouterr().out.splitlines()[0]
