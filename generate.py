@@ -71,30 +71,23 @@ def main() -> None:
     )
   # JAX and the libraries on it take a second to import: --help and a faulty flag
   # do not wait for them.
+  import lab
   from tasks import cache
-  from training import (
-    experiment,
-    experiment_config,
-    inference,
-    published,
-    workdir,
-  )
+  from training import inference, published
 
   folder = Path(_WORKDIR.value)
   cache.keep_programs()
   if published.is_weights(folder) and _EXPORT.value is None:
-    run, variables = published.open_weights(folder)
+    experiment, variables = published.open_weights(folder)
   else:
-    config = experiment_config.parse(workdir.read_config(folder), restore=True)
-    run = experiment.create(config, folder, restore=True)
+    run = lab.load_run(folder)
     if _EXPORT.value is not None:
-      return _export(run, folder, Path(_EXPORT.value))
-    variables = inference.restore_variables(run, folder)
-  lines = inference.read_lines(sys.stdin.buffer)
+      return _export(run.experiment, folder, Path(_EXPORT.value))
+    experiment, variables = run.experiment, run.variables()
   outputs = inference.generate_lines(
-    run,
+    experiment,
     variables,
-    lines,
+    inference.read_lines(sys.stdin.buffer),
     method=_METHOD.value,
     beam_size=_BEAM_SIZE.value,
     length_penalty=_LENGTH_PENALTY.value,

@@ -18,29 +18,32 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib.pyplot  # noqa: F401  # Jupyter shows figures once it is there.
-import pandas as pd
+from absl import logging
 
-from comparison import config as comparison_config
-from comparison import figures, frame, records, report, style, summary
-from comparison import run as comparison_run
-from settings.errors import ConfigError
-from settings.leaves import put
-from tasks import cache
-from training import (
-  attention_maps,
-  config_flag,
-  experiment,
-  experiment_config,
-  inference,
-  loop,
-  metrics,
-  workdir,
-)
-from training.example import make_example
-from training.experiment_config import ExperimentConfig
+from settings.errors import ConfigError, RunError
+
+if TYPE_CHECKING:
+  import pandas as pd
+
+# JAX, pandas and matplotlib take seconds to import, so each function imports what
+# it needs: generate.py, which decodes lines, waits for no figures.
+
+__all__ = [
+  "Comparison",
+  "ConfigError",
+  "Run",
+  "RunError",
+  "compare",
+  "load_comparison",
+  "load_run",
+  "sweep",
+  "train",
+]
+
+# Orbax warns of what is meant.
+logging.set_verbosity(logging.ERROR)
 
 Leaf = Any
 """A value of a config: a number, a text, a truth value, or a list of them."""
@@ -56,10 +59,10 @@ class Run:
   """
 
   folder: Path
-  experiment: experiment.Experiment
+  experiment: Any
 
   @property
-  def config(self) -> ExperimentConfig:
+  def config(self) -> Any:
     """Everything that was chosen."""
     return self.experiment.config
 
@@ -73,8 +76,12 @@ class Run:
     """A Linen module: `run.model.apply(run.variables(), …)`."""
     return self.experiment.model
 
-  def metrics(self) -> pd.DataFrame:
+  def metrics(self) -> "pd.DataFrame":
     """A row a line of metrics.jsonl: `step`, `split`, `loss` and all others."""
+    import pandas as pd
+
+    from training import metrics
+
     return pd.DataFrame(metrics.read(self.folder))
 
   def variables(self, step: int | None = None) -> Mapping[str, Any]:
@@ -83,6 +90,8 @@ class Run:
     Raises:
       ConfigError: there is no such checkpoint.
     """
+    from training import inference
+
     return inference.restore_variables(self.experiment, self.folder, step)
 
   def attention_maps(self, text: str, target: str | None = None) -> Any:
@@ -92,6 +101,10 @@ class Run:
       text: what the model reads: a source, or the prompt of a decoder alone.
       target: what it writes; by default what it generates for a source.
     """
+    from training import attention_maps
+    from training.example import make_example
+
+    _show_figures()
     variables = self.variables()
     example = make_example(self.experiment, variables, text, target)
     maps = attention_maps.named_maps(self.model, variables, self.task, example)
@@ -105,6 +118,8 @@ class Run:
       **options: of `training.inference.generate_lines`, as `max_length`, `seed`,
         `method` ('greedy', 'beam', 'sample') and what that method has.
     """
+    from training import inference
+
     variables = self.variables()
     return inference.generate_lines(
       self.experiment, variables, list(lines), **options
@@ -117,6 +132,8 @@ def load_run(folder: str | Path) -> Run:
   Raises:
     ConfigError: the folder holds none.
   """
+  from training import experiment, experiment_config, workdir
+
   folder = Path(folder)
   config = experiment_config.parse(workdir.read_config(folder), restore=True)
   return Run(folder, experiment.create(config, folder, restore=True))
@@ -124,7 +141,7 @@ def load_run(folder: str | Path) -> Run:
 
 def train(
   config: Any,
-  folder: str | Path | None = None,
+  workdir: str | Path | None = None,
   *,
   stop_at: int | None = None,
   **leaves: Leaf,
@@ -136,7 +153,7 @@ def train(
 
   Args:
     config: `"configs/copy.py:performer"`, or a ConfigDict.
-    folder: of the run; by default the one that `train.py` takes.
+    workdir: folder of the run; by default the one that `train.py` takes.
     stop_at: step at which to evaluate, save and end.
     **leaves: of the config, as `**{"model.num_layers": 1}`.
 
@@ -144,14 +161,18 @@ def train(
     ConfigError: it cannot be.
     RunError: it failed.
   """
+  from tasks import cache
+  from training import experiment, experiment_config, loop
+  from training import workdir as workdir_lib
+
   parsed = experiment_config.parse(_mapping(config, leaves))
-  if folder is None:
-    folder = workdir.default(
+  if workdir is None:
+    workdir = workdir_lib.default(
       config if isinstance(config, str) else "run", parsed
     )
-  folder = Path(folder)
-  workdir.check(folder, parsed)
-  if workdir.final_metrics(folder, parsed) is None:
+  folder = Path(workdir)
+  workdir_lib.check(folder, parsed)
+  if workdir_lib.final_metrics(folder, parsed) is None:
     cache.keep_programs()
     begun = experiment.begin(parsed, folder)
     print(f"{folder}: {experiment.describe(begun)}", flush=True)
@@ -169,13 +190,13 @@ class Comparison:
   """
 
   folder: Path
-  records: Sequence[records.Record]
+  records: Sequence[Mapping[str, Any]]
 
-  def frame(self) -> pd.DataFrame:
+  def frame(self) -> "pd.DataFrame":
     """A row a run: `comparison.frame.runs`."""
     return self._runs
 
-  def summary(self) -> pd.DataFrame:
+  def summary(self) -> "pd.DataFrame":
     """A row a mechanism, the best of each task first: `comparison.summary`."""
     return self._summary
 
@@ -189,6 +210,9 @@ class Comparison:
     Raises:
       ValueError: there is no such task.
     """
+    from comparison import figures, frame, style
+
+    _show_figures()
     of_task = self._summary[self._summary["task"] == task]
     if of_task.empty:
       known = ", ".join(dict.fromkeys(self._summary["task"]))
@@ -199,11 +223,15 @@ class Comparison:
       return figures.learning_curves(of_task, self._runs, tidy, styles, metric)
 
   @functools.cached_property
-  def _runs(self) -> pd.DataFrame:
+  def _runs(self) -> "pd.DataFrame":
+    from comparison import frame
+
     return frame.runs(self.records)
 
   @functools.cached_property
-  def _summary(self) -> pd.DataFrame:
+  def _summary(self) -> "pd.DataFrame":
+    from comparison import summary
+
     return summary.summarize(self._runs)
 
 
@@ -213,6 +241,8 @@ def load_comparison(folder: str | Path) -> Comparison:
   Raises:
     ConfigError: the folder holds none.
   """
+  from comparison import records
+
   folder = Path(folder)
   if not (folder / records.COMPARISON).is_file():
     raise ConfigError(f"workdir: no comparison in {folder}")
@@ -220,32 +250,33 @@ def load_comparison(folder: str | Path) -> Comparison:
 
 
 def compare(
-  config: Any, folder: str | Path | None = None, **leaves: Leaf
+  config: Any, workdir: str | Path | None = None, **leaves: Leaf
 ) -> Comparison:
   """Compares as `compare.py` does; the same call goes on where it was stopped.
 
   Args:
     config: `"configs/compare/recall.py"`, or a ConfigDict.
-    folder: of the comparison; by default the one that `compare.py` takes.
+    workdir: folder of the comparison; by default the one that `compare.py` takes.
     **leaves: of the config, as `attention=["dense", "delta"]`, `seeds=3` (that many,
       from 0) or `**{"grid.optimizer.learning_rate": [1e-3, 3e-3]}`.
 
   Raises:
     ConfigError: it cannot be.
   """
+  from comparison import config as config_lib
+  from comparison import records, report, run
+
   for name in ("attention", "tasks", "seeds"):
     if isinstance(leaves.get(name), (list, tuple)):
       leaves[name] = ",".join(map(str, leaves[name]))
   if isinstance(leaves.get("seeds"), int):
     leaves["seeds"] = ",".join(map(str, range(leaves["seeds"])))
-  parsed = comparison_config.parse(_mapping(config, leaves), set(leaves))
-  if folder is None:
+  parsed = config_lib.parse(_mapping(config, leaves), set(leaves))
+  if workdir is None:
     file = config if isinstance(config, str) else "comparison"
-    folder = comparison_config.default_workdir(
-      file, comparison_config.shared(parsed)
-    )
-  folder = Path(folder)
-  comparison_run.run(parsed, folder, after=report.meanwhile(folder))
+    workdir = config_lib.default_workdir(file, config_lib.shared(parsed))
+  folder = Path(workdir)
+  run.run(parsed, folder, after=report.meanwhile(folder))
   found = load_comparison(folder)
   report.write(folder, found.records, records.scaling(folder))
   return found
@@ -255,7 +286,7 @@ def sweep(
   config: str,
   grid: Mapping[str, Sequence[Leaf]],
   seeds: int = 1,
-  folder: str | Path | None = None,
+  workdir: str | Path | None = None,
   **leaves: Leaf,
 ) -> Comparison:
   """Every combination of some values: a comparison without a config file.
@@ -264,7 +295,7 @@ def sweep(
     config: `"configs/recall.py:delta"`, of one run.
     grid: leaf -> its values; each combination is a row.
     seeds: of each row, from 0.
-    folder: of the comparison; by default one of its own.
+    workdir: folder of the comparison; by default one of its own.
     **leaves: that all runs take.
   """
   file, _, mechanism = config.partition(":")
@@ -275,7 +306,12 @@ def sweep(
     "match_parameters": False,
     "across": dict(grid),
   }
-  return compare(mapping, folder, seeds=seeds, **leaves)
+  return compare(mapping, workdir, seeds=seeds, **leaves)
+
+
+def _show_figures() -> None:
+  """Jupyter shows figures of matplotlib once pyplot is there."""
+  import matplotlib.pyplot  # noqa: F401
 
 
 def _mapping(config: Any, leaves: Mapping[str, Leaf]) -> dict[str, Any]:
@@ -284,6 +320,9 @@ def _mapping(config: Any, leaves: Mapping[str, Leaf]) -> dict[str, Any]:
   Raises:
     ConfigError: there is no such file, or it fails.
   """
+  from settings.leaves import put
+  from training import config_flag
+
   if isinstance(config, str):
     config = config_flag.load(config)
   mapping = config.to_dict() if hasattr(config, "to_dict") else dict(config)

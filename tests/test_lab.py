@@ -1,0 +1,117 @@
+"""The door for notebooks: a run and a comparison, trained, loaded and drawn."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import lab
+from tests.comparison import made_up
+
+TINY = {
+  **{"num_steps": 4, "batch_size": 8, "eval_every": 2, "log_every": 2},
+  **{"checkpoint_every": 2, "model.num_layers": 1, "model.features": 16},
+  **{"model.mlp_features": 16, "task.eval_size": 8, "task.max_length": 6},
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("lab") / "run"
+  return lab.train("configs/copy.py:performer", folder, **TINY)
+
+
+def test_a_run_is_trained_and_looked_at(run):
+  assert run.config.train.num_steps == 4
+  frame = run.metrics()
+  assert list(frame[frame["split"] == "train"]["step"]) == [2, 4]
+  assert run.metrics()["loss"].notna().all()
+  (line,) = run.generate(["3 1 4"], max_length=4)
+  assert isinstance(line, str)
+
+
+def test_variables_are_those_of_a_step(run):
+  newest, same, before = (
+    np.concatenate([np.ravel(x) for x in jax.tree.leaves(found["params"])])
+    for found in (run.variables(), run.variables(4), run.variables(2))
+  )
+  np.testing.assert_array_equal(newest, same)
+  assert (newest != before).any()
+  with pytest.raises(lab.ConfigError, match=r"one of \[2, 4\], got 3"):
+    run.variables(3)
+
+
+def test_attention_is_a_figure_of_matplotlib(run):
+  figure = run.attention_maps("3 1 4 1", "3 1 4 1")
+  assert len(figure.subfigs) == 3  # Encoder, decoder, cross-attention.
+
+
+def test_the_same_call_trains_nothing_again(run, capsys):
+  again = lab.train("configs/copy.py:performer", run.folder, **TINY)
+  assert "step" not in capsys.readouterr().out
+  assert again.metrics().equals(run.metrics())
+  assert lab.load_run(run.folder).config == run.config
+
+
+def test_a_run_that_was_stopped_goes_on(tmp_path, run):
+  stopped = lab.train(
+    "configs/copy.py:performer", tmp_path / "run", stop_at=2, **TINY
+  )
+  assert stopped.metrics()["step"].max() == 2
+  gone_on = lab.train("configs/copy.py:performer", tmp_path / "run", **TINY)
+  columns = ["step", "split", "loss"]
+  assert gone_on.metrics()[columns].equals(run.metrics()[columns])
+
+
+@pytest.mark.parametrize(
+  ("call", "message"),
+  [
+    (lambda: lab.train("configs/none.py"), "no such file: 'configs/none.py'"),
+    (lambda: lab.train("configs/copy.py", num_stepz=3), "did you mean"),
+    (lambda: lab.load_run("none"), "no run in none"),
+    (lambda: lab.load_comparison("none"), "no comparison in none"),
+    (
+      lambda: lab.compare("configs/compare/recall.py", attention=["dens"]),
+      "no mechanism 'dens'",
+    ),
+  ],
+)
+def test_a_fault_is_one_line(call, message):
+  with pytest.raises(lab.ConfigError, match=message) as fault:
+    call()
+  assert "\n" not in str(fault.value)
+
+
+def test_a_comparison_is_loaded(tmp_path):
+  folder = tmp_path / "records"
+  folder.mkdir()
+  (tmp_path / "comparison.json").write_text("{}")
+  for number, record in enumerate(made_up.records()):
+    (folder / f"{number}.json").write_text(json.dumps(record))
+  results = lab.load_comparison(tmp_path)
+  assert len(results.frame()) == 10
+  of_copy = results.summary().query("task == 'copy'")
+  assert list(of_copy["row"]) == ["dense", "linear", "performer"]
+  figure = results.curves("copy", "token_accuracy")
+  (axes,) = figure.axes
+  assert axes.get_ylabel() == "token_accuracy"
+  with pytest.raises(ValueError, match="expected one of copy, paper/recall"):
+    results.curves("copi")
+
+
+@pytest.mark.thorough
+def test_a_sweep_is_a_comparison_without_a_file(tmp_path):
+  leaves = {
+    **{"batch_size": 4, "num_steps": 4, "eval_every": 4, "model.features": 16},
+    **{"task.length": 16, "task.num_pairs": 2, "task.eval_size": 16},
+  }
+  grid = {"optimizer.learning_rate": [1e-3, 3e-3]}
+  results = lab.sweep("configs/recall.py:delta", grid, 2, tmp_path, **leaves)
+  summary = results.summary()
+  assert sorted(summary["across"]) == [
+    "learning_rate=0.001",
+    "learning_rate=0.003",
+  ]
+  assert list(summary["seeds"]) == [2, 2]
+  assert (tmp_path / "report.html").is_file()
