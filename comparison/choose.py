@@ -50,7 +50,7 @@ def choose(runs: Sequence[Run], workdir: Path, comparison: Comparison) -> Run:
   loss, best = _ranked(able, workdir)[0]
   tried = {leaf: set(values) for leaf, values in comparison.grid_values.items()}
   # Where no point could be trained, none beyond can be.
-  for run in _beyond(best[0], comparison) if math.isfinite(loss) else ():
+  for run in _beyond(best[0], comparison) if loss < math.inf else ():
     new = [run.with_seed(x, choosing=True) for x in comparison.choosing_seeds]
     records.plan(workdir, new)
     launch(new, workdir, comparison)

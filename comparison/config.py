@@ -8,7 +8,6 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from annotated_types import Lt
 from pydantic import BeforeValidator
 from pydantic.dataclasses import dataclass
 
@@ -54,7 +53,7 @@ class Halving:
   rungs: Annotated[
     tuple[Share, ...], BeforeValidator(lambda given: tuple(_values(given)))
   ] = ()
-  seeds: Annotated[Count, Lt(1000)] = 2
+  seeds: Count = 2
 
   def __post_init__(self):
     if sorted(set(self.rungs)) != list(self.rungs):
@@ -209,7 +208,8 @@ class Comparison:
         raise ValueError(f"variants.{label}: the name of a mechanism itself")
       name = variant.get("name") if hasattr(variant, "get") else None
       _check_mechanism(f"variants.{label}.name", name, ATTENTIONS)
-      self._check_layers(label, variant)
+      if LAYERS in variant:
+        _check_layers(f"variants.{label}", variant)
     for name in self.mechanisms:
       _check_mechanism("attention", name, [*ATTENTIONS, *self.variants])
 
@@ -224,23 +224,6 @@ class Comparison:
           f"across.{leaf}: it is in the grid as well; expected it in across, "
           "where every value is a row, or in grid, where the best is shown"
         )
-
-  def _check_layers(self, label: str, variant: Mapping[str, Any]) -> None:
-    layers, others = variant.get(LAYERS), set(variant) - {"name", LAYERS}
-    if layers is None:
-      return
-    if not isinstance(layers, str) or not split(layers):
-      raise ValueError(
-        f"variants.{label}.{LAYERS}: expected mechanisms with commas, as "
-        f"'gated_delta,flash', got {layers!r}"
-      )
-    for layer in split(layers):
-      _check_mechanism(f"variants.{label}.{LAYERS}", layer, ATTENTIONS)
-    if others:
-      raise ValueError(
-        f"variants.{label}.{min(others)}: layers take mechanisms as they are; "
-        f"expected no option beside {LAYERS}"
-      )
 
   def _check_budget(self):
     budgets = {
@@ -278,6 +261,23 @@ def _check_mechanism(field: str, name: Any, known: Iterable[str]) -> None:
     registry.find(name)
   except ValueError as error:
     raise ValueError(f"{field}: {error}") from None
+
+
+def _check_layers(field: str, variant: Mapping[str, Any]) -> None:
+  """Raises ValueError where a variant is no list of mechanisms alone."""
+  layers, others = variant[LAYERS], set(variant) - {"name", LAYERS}
+  if not isinstance(layers, str) or not split(layers):
+    raise ValueError(
+      f"{field}.{LAYERS}: expected mechanisms with commas, as "
+      f"'gated_delta,flash', got {layers!r}"
+    )
+  for layer in split(layers):
+    _check_mechanism(f"{field}.{LAYERS}", layer, ATTENTIONS)
+  if others:
+    raise ValueError(
+      f"{field}.{min(others)}: layers take mechanisms as they are; expected no "
+      f"option beside {LAYERS}"
+    )
 
 
 def parse(mapping: Mapping[str, Any], typed: Iterable[str] = ()) -> Comparison:

@@ -84,12 +84,12 @@ def train(
   """
   first, shape = None, None
   for run in runs:
-    home, made, meter = records.home(folder, run), None, usage.Meter()
-    status, reason = records.TRAINED, ""
+    home, meter = records.home(folder, run), usage.Meter()
+    made, status, reason = None, records.TRAINED, ""
     try:
       steps = _steps(run, folder)
       stop_at = None if share is None else records.step_at(steps, share)
-      meter = usage.Meter()
+      meter = usage.Meter()  # To time a step is not to train.
       made = begin(run.of_steps(steps), home, first)
       if made and loop.run(made, home, stop_at, signals) is None:
         status = records.STOPPED

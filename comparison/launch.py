@@ -37,6 +37,8 @@ def launch(
   Raises:
     RunError: a record cannot be written.
   """
+  end = "" if share is None else f"; to {share:.3g} of the steps"
+  numbers = {run.identity: number for number, run in enumerate(runs, 1)}
   try:
     apart = comparison.together == APART
     for shape in grouped(runs, "identity" if apart else "shape"):
@@ -44,6 +46,10 @@ def launch(
       for run in left:
         records.forget_failure(workdir, run)
       left = [run for run in left if not _has_ended(run, workdir, share)]
+      for run in left:
+        name = f"[{numbers[run.identity]}/{len(runs)}] {run.identity}"
+        told = f"{run.slots}; {run.parameters:,} parameters{end}"
+        print(f"{name}: {told}", flush=True)
       if left:
         _make(left, workdir, share, comparison.seed_numbers[0], _TRIES)
         after()
@@ -55,7 +61,8 @@ def launch(
 
 def _is_refused(run: Run, workdir: Path) -> bool:
   """Whether a run cannot be; its record says so."""
-  if run.obstacle and not records.status(workdir, run):
+  ended = (records.DONE, records.UNSUPPORTED)
+  if run.obstacle and records.status(workdir, run) not in ended:
     records.write(workdir, run, status=records.UNSUPPORTED)
     print(f"{run.identity}: not supported: {run.obstacle}", flush=True)
   return bool(run.obstacle)
@@ -80,11 +87,8 @@ def _make(
   tries: int,
 ) -> None:
   """Makes runs of one shape in one process; what fails is tried again, apart."""
-  end = "" if share is None else f"; to {share:.3g} of the steps"
   with contextlib.ExitStack() as stack:
     for run in runs:
-      told = f"{run.slots}; {run.parameters:,} parameters{end}"
-      print(f"{run.identity}: {told}", flush=True)
       stack.enter_context(records.running(workdir, run))
     died = child.run(
       {

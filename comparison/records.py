@@ -22,11 +22,11 @@ OPEN = "open"
 STOPPED_EARLY = "stopped early"
 """Successive halving stopped it; it is not continued."""
 
-_ROW = ("task", "attention", "across", "width")
-_OF_THE_PLAN = (*_ROW, "seed", "choosing", "grid", "at_edge", "learning_rate")
-_OF_THE_PLAN += ("slots", "options", "length", "solved_at", "arguments")
-_OF_THE_PLAN += ("parameters", "unmatched_parameters", "dense_parameters")
-_OF_THE_PLAN += ("feed_forward", "dense_feed_forward")
+_PLACE = ("task", "attention", "across", "row", "seed", "choosing")
+_OF_RUN = (*_PLACE, "width", "grid", "at_edge", "learning_rate", "slots")
+_OF_RUN += ("options", "length", "solved_at", "arguments", "parameters")
+_OF_RUN += ("unmatched_parameters", "dense_parameters", "feed_forward")
+_OF_RUN += ("dense_feed_forward",)
 
 Record = Mapping[str, Any]
 """What `write` wrote: the run, its status, what it measured."""
@@ -57,7 +57,7 @@ def write(workdir: Path, run: Run, *, status: str, **found: Any) -> None:
   """
   (workdir / RECORDS).mkdir(exist_ok=True)
   record = {
-    **{name: getattr(run, name) for name in _OF_THE_PLAN},
+    **{name: getattr(run, name) for name in _OF_RUN},
     "status": status,
     "reason": run.obstacle,
     **found,
@@ -107,27 +107,19 @@ def plan(workdir: Path, runs: Sequence[Run], seeds: Sequence[int] = ()) -> None:
   Where they choose a point of the grid, `seeds` are those of the runs of the
   report, which will be at that point.
   """
-  found = {run.identity: _place(run) for run in runs}
+  found = {}
   for run in runs:
+    place = {name: getattr(run, name) for name in (*_PLACE, "steps")}
+    found[run.identity] = place
     for seed in seeds:
-      open_place = _place(run) | {"seed": seed, "choosing": False, OPEN: True}
-      found[f"{run.row}, seed {seed}"] = open_place
+      later = {"seed": seed, "choosing": False, OPEN: True}
+      found[f"{run.row}, seed {seed}"] = place | later
   claimed.replace(workdir / PLAN, planned(workdir) | found)
 
 
 def planned(workdir: Path) -> dict[str, dict[str, Any]]:
   """Identity of every run that `plan` was told of -> what it is."""
   return claimed.parsed(workdir / PLAN) or {}
-
-
-def row(place: Mapping[str, Any]) -> str:
-  """The row of a table that a record, or an entry of the plan, belongs to."""
-  return json.dumps([place.get(name) for name in _ROW], sort_keys=True)
-
-
-def _place(run: Run) -> dict[str, Any]:
-  names = (*_ROW, "seed", "choosing", "steps")
-  return {name: getattr(run, name) for name in names}
 
 
 def refer(workdir: Path, references: Mapping[str, Any]) -> None:

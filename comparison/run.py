@@ -49,7 +49,8 @@ def run(
     runs = [run for run in runs if run.row in kept]
     launch(runs, folder, comparison, after=after)
     return
-  for row in mine:
+  for number, row in enumerate(mine, 1):
+    print(f"[row {number}/{len(mine)}] {row[0].row}", flush=True)
     chosen = choose(row, folder, comparison)
     reported = [chosen.with_seed(seed, choosing=False) for seed in seeds]
     records.plan(folder, reported)

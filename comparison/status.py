@@ -1,6 +1,5 @@
 """What a comparison has done, what it does, and when it will be done."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 import socket
@@ -17,7 +16,7 @@ _RUNNING, _WAITING = "running", "waiting"
 _SHOWN = (records.DONE, _RUNNING, _WAITING, records.FAILED)
 _SHOWN_IF_ANY = (records.STOPPED_EARLY, records.UNSUPPORTED)
 
-# Runs are expected to take as long as those that have these in common.
+# A run takes as long as those that are done and have most of these in common.
 _ALIKE = (("task", "attention", "across"), ("task", "attention"), ("task",), ())
 
 
@@ -30,31 +29,31 @@ def text(workdir: Path) -> str:
   the grid is still to be chosen wait.
   """
   found = records.by_identity(workdir)
-  plan = _plan(workdir, found)
-  processes = _processes(workdir)
-  states = {
-    name: _state(found.get(name, {}).get("status"), name in processes)
-    for name in plan
-  }
-  count = Counter(states.values())
-  counts = [f"{count[state]} {state}" for state in _SHOWN]
-  counts += [f"{count[x]} {x}" for x in _SHOWN_IF_ANY if count[x]]
-  lines = [f"{workdir}: {len(plan)} runs: {', '.join(counts)}"]
-  named = {_RUNNING: [], records.FAILED: []}
-  for name, state in states.items():
-    named.setdefault(state, []).append(name)
-  for name in named[_RUNNING]:
+  plan, processes = _plan(workdir, found), _processes(workdir)
+  states: dict[str, list[str]] = {}
+  for name in plan:
+    status = found.get(name, {}).get("status", _WAITING)
+    # A process of several runs has all of them until the last has ended.
+    if name in processes and status != records.DONE:
+      status = _RUNNING
+    elif status in (records.STOPPED, records.TRAINED):
+      status = _WAITING
+    states.setdefault(status, []).append(name)
+  shown = [*_SHOWN, *(x for x in _SHOWN_IF_ANY if x in states)]
+  counts = ", ".join(f"{len(states.get(x, ()))} {x}" for x in shown)
+  lines = [f"{workdir}: {len(plan)} runs: {counts}"]
+  for name in states.get(_RUNNING, ()):
     step, _ = _trained(workdir, name)
     of = f" of {plan[name]['steps']}" if plan[name].get("steps") else ""
     lines.append(f"running  {name}: {f'step {step}{of}' if step else 'begins'}")
-  for name in named[records.FAILED]:
+  for name in states.get(records.FAILED, ()):
     lines.append(f"failed   {name}: {found[name]['reason']}")
   done = [
     record
     for record in found.values()
     if record["status"] == records.DONE and "seconds" in record
   ]
-  left = [x for x, state in states.items() if state in (_WAITING, _RUNNING)]
+  left = [*states.get(_WAITING, ()), *states.get(_RUNNING, ())]
   if left and not done:
     lines.append("no run is done yet, so nobody knows how long the others take")
   elif left:
@@ -78,24 +77,15 @@ def _plan(
     for name in {**found, **planned}
   }
   known = {
-    (records.row(run), run.get("seed"))
+    (run.get("row"), run.get("seed"))
     for run in runs.values()
     if not run.get("choosing") and records.OPEN not in run
   }
   return {
     name: run
     for name, run in runs.items()
-    if records.OPEN not in run or (records.row(run), run["seed"]) not in known
+    if records.OPEN not in run or (run["row"], run["seed"]) not in known
   }
-
-
-def _state(status: str | None, is_running: bool) -> str:
-  # A process of several runs runs all of them until the last has ended.
-  if is_running and status != records.DONE:
-    return _RUNNING
-  if status in (None, records.STOPPED, records.TRAINED):
-    return _WAITING
-  return status
 
 
 def _processes(workdir: Path) -> dict[str, tuple[str, int]]:
