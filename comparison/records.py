@@ -124,16 +124,9 @@ def planned(workdir: Path) -> dict[str, dict[str, Any]]:
 
 def refer(workdir: Path, references: Mapping[str, Any]) -> None:
   """Keeps results from elsewhere, task -> name -> metric -> value."""
-  path = workdir / REFERENCES
-  if references:
-    # A config's mappings are read-only ones, which JSON does not know.
-    content = {
-      task: {name: dict(values) for name, values in of_task.items()}
-      for task, of_task in references.items()
-    }
-    claimed.replace(path, content)
-  else:
-    path.unlink(missing_ok=True)
+  # A config's mappings are read-only ones, which JSON does not know.
+  content = json.loads(json.dumps(references, default=dict))
+  claimed.replace(workdir / REFERENCES, content)
 
 
 def references(workdir: Path) -> dict[str, dict[str, dict[str, float]]]:
@@ -154,18 +147,9 @@ def running(workdir: Path, run: Run) -> Iterator[None]:
     path.unlink(missing_ok=True)
 
 
-def scaling(workdir: Path) -> list[dict[str, Any]] | None:
-  """What `benchmarks.scaling` has written so far; None where it has not."""
-  path = workdir / SCALING
-  if not path.exists():
-    return None
-  rows = []
-  for line in path.read_text().splitlines():
-    try:
-      rows.append(json.loads(line))
-    except json.JSONDecodeError:  # It may still be writing.
-      break
-  return rows
+def scaling(workdir: Path) -> list[dict[str, Any]]:
+  """What `benchmarks.scaling` has written so far."""
+  return metrics.read(workdir, SCALING)
 
 
 def home(workdir: Path, run: Run) -> Path:

@@ -18,9 +18,9 @@ FILE = "metrics.jsonl"
 _ON_THE_BAR = ("loss", "tokens_per_second")
 
 
-def read(workdir: pathlib.Path) -> list[dict[str, Any]]:
-  """All whole lines of a run's metrics.jsonl; none without the file."""
-  path = workdir / FILE
+def read(workdir: pathlib.Path, file: str = FILE) -> list[dict[str, Any]]:
+  """All whole lines of a file such as a run's metrics.jsonl; none without it."""
+  path = workdir / file
   if not path.exists():
     return []
   records = []
