@@ -91,8 +91,8 @@ class Comparison:
     together: how runs that differ in seed and learning rate alone are trained:
       'in_turn' in one process with one program, or 'apart' in a process each.
     per_task: task -> leaves that its runs take.
-    references: task -> name -> {metric: value}: results from elsewhere, which
-      figures show as lines.
+    references: task -> name -> {metric: value}: results from elsewhere,
+      which the report names above its tables.
     overrides: leaves that all runs take: every section or leaf that is none of
       the above, as `num_steps` or `model.num_layers`.
 

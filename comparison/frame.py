@@ -110,8 +110,9 @@ def curves(records: Iterable[Record]) -> pd.DataFrame:
 
 
 def label(record: Record) -> str:
-  """The name of a row: 'delta', 'delta, features=16', 'delta, width of dense'."""
-  wide = "width of dense" if record.get("width") == "dense" else ""
+  """The name of a row: 'delta', 'delta, features=16', and what makes it a twin."""
+  is_twin = record.get("width") == "dense"
+  wide = "feed-forward as in dense" if is_twin else ""
   parts = (record["attention"], point(record.get("across", {})), wide)
   return ", ".join(filter(None, parts))
 

@@ -5,6 +5,8 @@ from pathlib import Path
 import statistics
 from typing import Any
 
+import numpy as np
+
 from comparison import approximation, costs, usage
 import models
 from settings.errors import one_line
@@ -90,7 +92,20 @@ def _costs(
   )
   found |= decoding or {"decode_tokens_per_second": None, "cache_bytes": None}
   found["measured_others_cores"] = meter.others_cores()
+  found["test_rows"] = _num_rows(run.task)
   return {**found, "notes": notes}
+
+
+def _num_rows(task: Any) -> int:
+  """Rows of the last held-out split, without those that fill a batch."""
+  rows = 0
+  for batch in task.eval_batches(task.eval_splits[-1]):
+    weights = batch.get("weights")
+    if weights is None:
+      rows += len(next(iter(batch.values())))
+    else:
+      rows += int(np.any(weights > 0, axis=tuple(range(1, weights.ndim))).sum())
+  return rows
 
 
 def _attempt(

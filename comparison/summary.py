@@ -8,9 +8,7 @@ import numpy as np
 import pandas as pd
 
 from comparison import frame, statistics
-
-ALONE = 0.25
-"""Cores that other programs may use while a time is taken that is reported."""
+from comparison.usage import BUSY_CORES
 
 DIFFERENT = 0.05
 """p below which a row is told from the best one."""
@@ -262,7 +260,7 @@ def _row(
   for name, cost in COSTS.items():
     alone = ended
     if cost.load and cost.load in ended:
-      is_alone = ~(_numbers(ended[cost.load], drop=False) > ALONE)
+      is_alone = ~(_numbers(ended[cost.load], drop=False) > BUSY_CORES)
       alone, busy = ended[is_alone], busy or not is_alone.all()
     row[name] = _mean(alone, name)
   for name in ("feed_forward", "dense_feed_forward", "dense_parameters"):

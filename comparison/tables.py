@@ -10,6 +10,7 @@ import pandas as pd
 from comparison import figures, frame, statistics
 from comparison import summary as summary_lib
 from comparison.summary import COSTS, number
+from comparison.usage import BUSY_CORES
 
 TIED = "≈"
 """Stands behind rows that cannot be told from the best one."""
@@ -111,7 +112,7 @@ def cost(summary: pd.DataFrame) -> Table | None:
   if busy := int(ended["busy"].sum()):
     legend = (
       f"Times of {busy} of {len(ended)} rows are left out or are those of some seeds "
-      f"alone: other programs used more than {summary_lib.ALONE} cores while they "
+      f"alone: other programs used more than {BUSY_CORES} cores while they "
       "were taken. `compare.py measure` takes them again."
     )
   return _table(ended, columns, keep=2, legend=legend)
