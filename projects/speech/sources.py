@@ -163,14 +163,10 @@ def _named(config: SpeechConfig, seed: int) -> Stored:
 def _examples(
   builder: Any, split: str, config: SpeechConfig
 ) -> Iterator[Recording]:
-  import grain
-
-  from tasks.corpora import Chunks
+  from tasks import catalog
 
   label = builder.info.features[config.text_feature]
-  source = builder.as_data_source(split=split)
-  chunks = grain.MapDataset.source(Chunks(source))
-  for i, example in enumerate(itertools.chain.from_iterable(chunks)):
+  for i, example in enumerate(catalog.examples(builder, split)):
     where = f"{builder.info.full_name}, split {split}, recording {i}"
     samples = np.asarray(example[config.audio_feature])
     if samples.ndim != 1:

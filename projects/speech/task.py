@@ -12,7 +12,6 @@ from projects.speech.sources import REDUCTION
 from projects.speech.task_config import TONES, SpeechConfig
 from settings.memory import check_fits
 from tasks import base, draws
-from tasks.answers import AnswersInPlace
 from tasks.base import Batch, DataError
 from tasks.files import typed_path
 
@@ -75,7 +74,7 @@ class Dialling:
     ]
 
 
-class SpeechTask(AnswersInPlace):
+class SpeechTask(base.Task):
   """Recordings as log-mel frames, and what is said in them, by CTC.
 
   A batch has 'frames' [B, S, M] float32, 'source_mask' [B, S] bool, 'targets'
@@ -86,11 +85,7 @@ class SpeechTask(AnswersInPlace):
     input_shapes: {'frames': (S, M)}.
   """
 
-  source_vocab_size = None
-  shared_vocabulary = False
-  max_source_length = None
-  pad_id, bos_id, eos_id = ctc.BLANK, base.BOS, base.EOS
-  eval_splits: tuple[str, ...]
+  pad_id = ctc.BLANK
 
   def __init__(
     self,
@@ -121,9 +116,8 @@ class SpeechTask(AnswersInPlace):
     """Every held-out recording once, in order."""
     if split not in self.eval_splits or self._recordings is None:
       raise KeyError(split)
-    for start in range(0, self._recordings.held_out, self._batch_size):
-      stop = min(start + self._batch_size, self._recordings.held_out)
-      batch = self._batch(self._recordings.read(split, np.arange(start, stop)))
+    for indices in base.chunks(self._recordings.held_out, self._batch_size):
+      batch = self._batch(self._recordings.read(split, indices))
       yield base.pad_rows(batch, self._batch_size)
 
   def loss(

@@ -8,9 +8,8 @@ import numpy as np
 
 from tasks import base
 from tasks.base import Batch, DecodeBatch
-from tasks.text.config import TextConfig
 from tasks.text.ngrams import Pairs
-from tasks.text.task import NUM_SAMPLES, TextTask
+from tasks.text.task import NUM_SAMPLES, TextConfig, TextTask
 
 
 class CausalText(TextTask):
@@ -21,9 +20,6 @@ class CausalText(TextTask):
   """
 
   objective = "language modelling"
-  source_vocab_size = None
-  shared_vocabulary = False
-  max_source_length = None
 
   def __init__(self, config: TextConfig, *args, **options):
     super().__init__(config, *args, **options)
@@ -91,7 +87,8 @@ class CausalText(TextTask):
 
   def encode(self, line: str) -> list[int]:
     """Prompt ids; an empty line begins after a line end, as a text does."""
-    return self._fitting(self._vocabulary.encode(line or "\n"))
+    ids = self._vocabulary.encode(line or "\n")
+    return self._fitting(ids, self._config.context)
 
   @functools.cached_property
   def _characters_per_token(self) -> float:

@@ -5,11 +5,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from tasks import base
-from tasks.base import Batch, DecodeBatch
+from tasks.base import Batch
 from tasks.special_tokens import OWN_ENCODER
-from tasks.text.config import TextConfig
 from tasks.text.ngrams import NONE, Pairs
-from tasks.text.task import TextTask
+from tasks.text.task import TextConfig, TextTask
 
 _MASKED, _RANDOM = 0.8, 0.1
 
@@ -114,15 +113,11 @@ class MaskedText(TextTask):
     for starts in self._starts(len(text)):
       yield self._held_out_batch(text, starts, self._held_out_row)
 
-  def decode_batches(self, split: str) -> Iterator[DecodeBatch]:
-    """None: an encoder generates nothing."""
-    del split
-    return iter(())
-
   def encode(self, line: str) -> list[int]:
     """Ids of a line, masks by their name, between what is put around it."""
     ids = self._vocabulary.encode(line)
-    return self._fitting([*self._before, *ids, *self._after])
+    framed = [*self._before, *ids, *self._after]
+    return self._fitting(framed, self._config.context)
 
   def _held_out_row(
     self, tokens: np.ndarray, rng: np.random.Generator
