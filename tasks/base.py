@@ -151,7 +151,12 @@ class TaskEntry(NamedTuple):
 
   Attributes:
     config_type: frozen dataclass that validates itself.
-    make: `(config, *, kind, batch_size, seed, workdir, restore=False) -> Task`.
+    make: `(config, *, kind, batch_size, seed, workdir=None, restore=False) ->
+      Task`. `kind` is the `layout` of the model. All batches have `batch_size`
+      rows, and follow from `seed`. The vocabulary of the run in `workdir`, if it
+      has one, must fit the data; with `restore` it is taken and no data are read.
+      It raises ValueError for a kind of model that the task cannot feed, and
+      DataError for what is wrong with the data.
   """
 
   config_type: type

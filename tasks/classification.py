@@ -167,20 +167,7 @@ def make(
   workdir: pathlib.Path | None = None,
   restore: bool = False,
 ) -> ClassificationTask:
-  """Makes the task: reads texts, makes or opens the vocabulary.
-
-  Args:
-    config: which texts, in which tokens.
-    kind: the `layout` of the model; 'encoder' only.
-    batch_size: rows of every batch.
-    seed: of the order of training.
-    workdir: of a run; its vocabulary and labels must be the same.
-    restore: take those of the run and read no data.
-
-  Raises:
-    ValueError: a kind of model that this task cannot feed.
-    DataError: in one line, what is wrong with the data or the vocabulary.
-  """
+  """Reads texts, and makes or opens the vocabulary; see `TaskEntry`."""
   base.layout("classification", kind, ("encoder",))
   base.check_sizes(
     batch_size,

@@ -278,19 +278,7 @@ def make(
   workdir: pathlib.Path | None = None,
   restore: bool = False,
 ) -> CopyTask:
-  """Makes the task; it needs nothing from disk.
-
-  Args:
-    config: which sequences.
-    kind: the `layout` of the model; 'duplicate' is for decoders only.
-    batch_size: rows of every batch.
-    seed: another seed, other sequences.
-    workdir: unused: nothing is stored.
-    restore: unused, for the same reason.
-
-  Raises:
-    ValueError: a kind of model that this task cannot feed.
-  """
+  """Makes the task; it needs nothing from disk."""
   del workdir, restore
   return CopyTask(config, kind=kind, batch_size=batch_size, seed=seed)
 

@@ -356,22 +356,10 @@ def make(
   workdir: pathlib.Path | None = None,
   restore: bool = False,
 ) -> TranslationTask:
-  """Makes the task: prepares data, trains the vocabulary, encodes everything.
+  """Prepares data, trains the vocabulary, encodes everything; see `TaskEntry`.
 
   Prepared data and vocabularies are kept in the cache (`cache.py`), so the
   second start reads them.
-
-  Args:
-    config: which corpus.
-    kind: the `layout` of the model; 'encoder_decoder' or 'seq2seq'.
-    batch_size: rows of every batch.
-    seed: of the order of training.
-    workdir: of a run; its vocabulary must fit the data.
-    restore: take the run's vocabulary and read no data.
-
-  Raises:
-    ValueError: a kind of model that this task cannot feed.
-    DataError: in one line, what is wrong with the data.
   """
   base.layout("translation", kind, ("encoder_decoder",))
   base.check_sizes(batch_size, lengths={"max_length": config.max_length})

@@ -1,21 +1,22 @@
 """The vocabulary that a config asks for: made, opened or restored."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import pathlib
+import types
 from typing import Literal, Protocol
 
 from tasks import base
 from tasks.base import DataError
-from tasks.characters import FILE as CHARACTERS_FILE
-from tasks.characters import Characters, open_characters
-from tasks.files import typed_path
-from tasks.tokenizer import FILE as TOKENIZER_FILE
-from tasks.tokenizer import Tokenizer, open_tokenizer, train_tokenizer
-from tasks.utf8 import FILE as BYTES_FILE
-from tasks.utf8 import Bytes, open_bytes
+from tasks.characters import Bytes, Characters
+from tasks.files import read_bytes, typed_path
+from tasks.tokenizer import Tokenizer, train_tokenizer
 
 Vocabulary = Characters | Bytes | Tokenizer
 Kind = Literal["characters", "bytes", "subwords"]
+
+_KINDS: Mapping[str, type[Vocabulary]] = types.MappingProxyType(
+  {"subwords": Tokenizer, "characters": Characters, "bytes": Bytes}
+)
 
 
 class VocabularyLeaves(Protocol):
@@ -73,7 +74,7 @@ def open_vocabulary(
     vocabulary = Bytes(extra)
   else:
     vocabulary = Characters(sorted(set(text)), extra)
-  base.check_vocabulary(workdir, _name(vocabulary), vocabulary.content())
+  base.check_vocabulary(workdir, vocabulary.FILE, vocabulary.content())
   return vocabulary
 
 
@@ -83,9 +84,9 @@ def find(folder: pathlib.Path) -> pathlib.Path | None:
   It is a `tokenizer.json`, or the `characters.json` or `bytes.json` of a run.
   """
   for place in (folder, base.vocabulary_path(folder, "")):
-    for name in (TOKENIZER_FILE, CHARACTERS_FILE, BYTES_FILE):
-      if (place / name).is_file():
-        return place / name
+    for kind in _KINDS.values():
+      if (place / kind.FILE).is_file():
+        return place / kind.FILE
   return None
 
 
@@ -97,14 +98,12 @@ def open_file(path: str, extra: Sequence[str]) -> Vocabulary:
   """
   file = typed_path(path)
   if file.is_dir():
-    file = find(file) or file / TOKENIZER_FILE
+    file = find(file) or file / Tokenizer.FILE
   if not file.is_file():
     raise DataError(f"{file}: no such file (task.tokenizer)")
-  if file.name == CHARACTERS_FILE:
-    return open_characters(file, extra)
-  if file.name == BYTES_FILE:
-    return open_bytes(file, extra)
-  return open_tokenizer(file)
+  own = {kind.FILE: kind for kind in _KINDS.values()}
+  kind = own.get(file.name, Tokenizer)
+  return kind.read(read_bytes(file), extra, str(file))
 
 
 def restore_vocabulary(
@@ -117,24 +116,14 @@ def restore_vocabulary(
     return open_file(config.tokenizer, extra)
   # A tokenizer that the config names may have been the characters of a run.
   file = None if workdir is None else find(workdir)
-  if file is not None and file.name in (CHARACTERS_FILE, BYTES_FILE):
+  if file is not None and file.name != Tokenizer.FILE:
     return open_file(str(file), extra)
-  if config.tokenizer or config.vocabulary == "subwords":
-    return Tokenizer.load(workdir)
-  if config.vocabulary == "bytes":
+  kind = Tokenizer if config.tokenizer else _KINDS[config.vocabulary]
+  if kind is Bytes:
     return Bytes(extra)
-  return Characters.load(workdir, extra)
+  return kind.read(base.load_vocabulary(workdir, kind.FILE), extra, kind.FILE)
 
 
 def save_vocabulary(vocabulary: Vocabulary, directory: pathlib.Path) -> None:
   """Writes what `restore_vocabulary` reads."""
-  base.save_vocabulary(directory, {_name(vocabulary): vocabulary.content()})
-
-
-def _name(vocabulary: Vocabulary) -> str:
-  """The name of the file in which a run keeps it."""
-  if isinstance(vocabulary, Characters):
-    return CHARACTERS_FILE
-  if isinstance(vocabulary, Bytes):
-    return BYTES_FILE
-  return TOKENIZER_FILE
+  base.save_vocabulary(directory, {vocabulary.FILE: vocabulary.content()})

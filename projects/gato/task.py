@@ -437,22 +437,7 @@ def make(
   workdir: pathlib.Path | None = None,
   restore: bool = False,
 ) -> MixedTask:
-  """Makes the task: reads the text and plays the expert's episodes.
-
-  Args:
-    config: which text, and how much of what.
-    kind: the `layout` of the model; 'decoder' only.
-    batch_size: rows of every batch.
-    seed: of all that is drawn.
-    workdir: of a run; its vocabulary must be the same.
-    restore: take the run's vocabulary and read no text.
-
-  Raises:
-    ValueError: a kind of model that this task cannot feed, fewer rows than
-      captions and control take, or a context without room for a caption.
-    DataError: in one line, what is wrong with the text, or that gymnasium is
-      not installed.
-  """
+  """Reads the text and plays the expert's episodes; see `TaskEntry`."""
   base.layout("mixed", kind, ("decoder",))
   others = config.caption_rows + config.control_rows
   if batch_size < others:

@@ -236,21 +236,7 @@ def make(
   workdir: pathlib.Path | None = None,
   restore: bool = False,
 ) -> SpeechTask:
-  """Makes the task.
-
-  Args:
-    config: which recordings.
-    kind: the `layout` of the model; 'encoder' only.
-    batch_size: recordings of every batch.
-    seed: of what is dialled, or of the order of training.
-    workdir: of a run; its symbols and sizes must be the same.
-    restore: take those of the run and read no data.
-
-  Raises:
-    ValueError: a kind of model that this task cannot feed, or batches that no
-      machine can hold.
-    DataError: in one line, what is wrong with the data.
-  """
+  """Reads or computes recordings; see `TaskEntry`."""
   base.layout("speech", kind, ("encoder",))
   recordings: Recordings | None = None
   if restore:

@@ -138,21 +138,7 @@ def make(
   workdir: pathlib.Path | None = None,
   restore: bool = False,
 ) -> ImageTask:
-  """Makes the task: reads all images into memory.
-
-  Args:
-    config: which images, and how they are varied.
-    kind: the `layout` of the model; 'encoder' only.
-    batch_size: images of every batch.
-    seed: of the order of training, and of how images are varied.
-    workdir: of a run; its classes and the shape of its images must be the same.
-    restore: take those of the run and read no data.
-
-  Raises:
-    ValueError: a kind of model that this task cannot feed, a shift that moves
-      an image out of sight, or batches that no machine can hold.
-    DataError: in one line, what is wrong with the data.
-  """
+  """Reads all images into memory; see `TaskEntry`."""
   base.layout("image", kind, ("encoder",))
   if restore:
     names = load_names(workdir)

@@ -36,22 +36,10 @@ def make(
   restore: bool = False,
   also: str = "",
 ) -> TextTask:
-  """Makes the task: reads the file, makes or opens its vocabulary.
+  """Reads the file, and makes or opens its vocabulary; see `TaskEntry`.
 
-  Args:
-    config: which text, in which tokens.
-    kind: the `layout` of the model; it decides what is predicted.
-    batch_size: rows of every batch.
-    seed: of the places of training pieces, and of what is drawn in them.
-    workdir: of a run; its vocabulary must be the same.
-    restore: take the run's vocabulary and read no text.
-    also: further text that the vocabulary is made from.
-
-  Raises:
-    ValueError: a kind of model that this task cannot feed, or a context that
-      is too short for it.
-    DataError: a missing, undecodable, empty or too short text, or a vocabulary
-      that cannot be had or lacks a token.
+  The kind of the model decides what is predicted. `also` is further text that the
+  vocabulary is made from.
   """
   objective = OBJECTIVES[base.layout("text", kind, tuple(OBJECTIVES))]
   # What follows from it is as long, but for a few tokens.
