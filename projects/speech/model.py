@@ -18,7 +18,7 @@ from models.block import Mlp
 from models.config import ACTIVATIONS
 from models.depthwise import depthwise
 from models.kind import Sizes
-from models.mechanism_variables import variable_shapes
+from models.mechanism_variables import check_mechanisms
 from models.multi_head_attention import kernel_init
 from models.norms import make_norm
 from models.rows import by_rows
@@ -301,9 +301,6 @@ def create(config: ConformerConfig, sizes: Sizes) -> Conformer:
     max_length,
     config.features,
   )
-  for mechanism in config.attentions["encoder_attention"]:
-    try:
-      variable_shapes(mechanism.build(), dims)
-    except ValueError as error:
-      raise ValueError(f"encoder_attention: {error}") from error
+  for field, chosen in config.attentions.items():
+    check_mechanisms(field, chosen, dims)
   return Conformer(config, sizes.target_vocab_size, max_length, frames_shape)
