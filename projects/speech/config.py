@@ -3,6 +3,7 @@
 import dataclasses
 from typing import ClassVar
 
+from attention import Dims
 from models.attention_config import AttentionSlots, Layers
 from models.config import ACTIVATIONS, DTYPES, ModelConfig
 from models.kind import Sizes
@@ -184,6 +185,11 @@ class ConformerConfig(AttentionSlots):
   def head(self) -> str:
     """Logits of every position, as of a `ModelConfig` with head 'tokens'."""
     return "tokens"
+
+  def dims(self, max_length: int) -> Dims:
+    """The sizes that a mechanism makes its variables from."""
+    heads = self.num_heads
+    return Dims(heads, heads, self.query_dim, max_length, self.features)
 
   @property
   def query_dim(self) -> int:

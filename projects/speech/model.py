@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 import numpy as np
 
-from attention import Dims
 from models.attention_config import AttentionConfig
 from models.batch_norm import BatchNorm
 from models.block import Mlp
@@ -120,13 +119,7 @@ class ConformerBlock(nn.Module):
     self.self_attention_norm = make_norm(block)
     self.self_attention = SLOTS[config.position](
       attention=self.mechanism.build(),
-      dims=Dims(
-        config.num_heads,
-        config.kv_heads,
-        config.query_dim,
-        self.max_length,
-        config.features,
-      ),
+      dims=config.dims(self.max_length),
       features=config.features,
       config=block.slot,
       rotary=config.position == "rotary",
@@ -294,13 +287,6 @@ def create(config: ConformerConfig, sizes: Sizes) -> Conformer:
     )
   else:
     max_length = sizes.max_source_length or 1
-  dims = Dims(
-    config.num_heads,
-    config.kv_heads,
-    config.query_dim,
-    max_length,
-    config.features,
-  )
   for field, chosen in config.attentions.items():
-    check_mechanisms(field, chosen, dims)
+    check_mechanisms(field, chosen, config.dims(max_length))
   return Conformer(config, sizes.target_vocab_size, max_length, frames_shape)
