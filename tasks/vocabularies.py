@@ -1,9 +1,14 @@
-"""The vocabulary that a config asks for: made, opened or restored."""
+"""The vocabulary that a config asks for: made, opened or restored.
+
+Leaves of such a config are `vocabulary`, a `Kind`; `vocab_size`, subwords with the
+special tokens; and `tokenizer`, a file that `find` finds, or its folder, in place of
+the other two, or ''.
+"""
 
 from collections.abc import Mapping, Sequence
 import pathlib
 import types
-from typing import Literal, Protocol
+from typing import Any, Literal
 
 from tasks import base
 from tasks.base import DataError
@@ -19,33 +24,14 @@ _KINDS: Mapping[str, type[Vocabulary]] = types.MappingProxyType(
 )
 
 
-class VocabularyLeaves(Protocol):
-  """The leaves of a task that say which vocabulary it has."""
-
-  @property
-  def vocabulary(self) -> Kind:
-    """'characters', 'bytes', or 'subwords', which are trained on the text."""
-    ...
-
-  @property
-  def vocab_size(self) -> int:
-    """Subwords, special tokens included."""
-    ...
-
-  @property
-  def tokenizer(self) -> str:
-    """A file as `find` finds, or its folder, in place of the other two; or ''."""
-    ...
-
-
-def symbols(config: VocabularyLeaves) -> dict[str, int]:
+def symbols(config: Any) -> dict[str, int]:
   """Leaf -> how many ids it asks for; empty where data decide that."""
   is_trained = config.vocabulary == "subwords" and not config.tokenizer
   return {"vocab_size": config.vocab_size} if is_trained else {}
 
 
 def open_vocabulary(
-  config: VocabularyLeaves,
+  config: Any,
   extra: Sequence[str],
   text: str,
   training_text: str,
@@ -107,7 +93,7 @@ def open_file(path: str, extra: Sequence[str]) -> Vocabulary:
 
 
 def restore_vocabulary(
-  config: VocabularyLeaves,
+  config: Any,
   extra: Sequence[str],
   workdir: pathlib.Path | None,
 ) -> Vocabulary:

@@ -26,17 +26,6 @@ class CausalText(TextTask):
     self.eos_id = self._need("eos")
     self.max_target_length = config.context
 
-  @classmethod
-  def own_tokens(cls, config: TextConfig) -> tuple[str, ...]:
-    """None beyond what every vocabulary has."""
-    del config
-    return ()
-
-  @classmethod
-  def longest(cls, config: TextConfig) -> int:
-    """T."""
-    return config.context
-
   @property
   def piece(self) -> int:
     """T."""
@@ -102,9 +91,6 @@ class CausalText(TextTask):
     most = len(self._validation) - 1
     windows = sum(len(starts) for starts in self._starts(most))
     return min(windows * self.piece, most)
-
-  def _training_pairs(self) -> Pairs:
-    return Pairs.of(self._train)
 
   def _predicted(self, batch: Batch) -> Pairs:
     counted = batch["weights"] > 0

@@ -90,11 +90,6 @@ class MaskedText(TextTask):
     del config
     return OWN_ENCODER
 
-  @classmethod
-  def longest(cls, config: TextConfig) -> int:
-    """S."""
-    return config.context
-
   @property
   def piece(self) -> int:
     """S without what is put around the text."""
@@ -154,9 +149,6 @@ class MaskedText(TextTask):
       "targets": np.hstack([before, tokens, after]),
       "weights": np.pad(chosen.astype(np.float32), outside),
     }
-
-  def _training_pairs(self) -> Pairs:
-    return Pairs.of(self._train)
 
   def _predicted(self, batch: Batch) -> Pairs:
     """Neighbours are those of the text, whether they were hidden or not."""

@@ -102,14 +102,18 @@ class TextTask(base.Task):
       self._train, self._validation = parts
 
   @classmethod
-  @abc.abstractmethod
   def own_tokens(cls, config: TextConfig) -> tuple[str, ...]:
-    """Special tokens of a vocabulary made for this objective, by name."""
+    """Special tokens of a vocabulary made for this objective, by name.
+
+    None beyond what every vocabulary has.
+    """
+    del config
+    return ()
 
   @classmethod
-  @abc.abstractmethod
   def longest(cls, config: TextConfig) -> int:
     """Tokens of the longest row of a batch."""
+    return config.context
 
   @property
   @abc.abstractmethod
@@ -136,9 +140,9 @@ class TextTask(base.Task):
     }
     return base.pad_rows(batch, self._batch_size)
 
-  @abc.abstractmethod
   def _training_pairs(self) -> Pairs:
     """What `baselines` are counted on."""
+    return Pairs.of(self._train)
 
   @abc.abstractmethod
   def _predicted(self, batch: Batch) -> Pairs:
