@@ -47,7 +47,6 @@ def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
       "token_types": 2,
       "head_transform": True,
       "head_bias": True,
-      "dropout_rate": 0.0,
       "encoder_attention": attentions.one(attention),
     },
     optimizer={

@@ -40,7 +40,6 @@ def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
       "num_heads": 4,
       "features": 128,
       "mlp_features": 256,
-      "dropout_rate": 0.0,
       **attentions.choose(attention),
     },
     optimizer={"b2": 0.98},

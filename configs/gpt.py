@@ -42,7 +42,6 @@ def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
       "norm_epsilon": 1e-5,
       "position": "learned",
       "norm": "pre",
-      "dropout_rate": 0.0,
       "decoder_attention": attentions.one(attention),
     },
     optimizer={"final_fraction": 0.1, "b2": 0.99, "weight_decay": 0.1},

@@ -23,7 +23,6 @@ def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
       "max_args": 5,
       "min_length": 8,
       "max_length": 64,
-      "train_size": 0,
       "eval_size": 1000,
     },
     model={
@@ -33,7 +32,6 @@ def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
       "features": 64,
       "mlp_features": 128,
       "position": "sinusoidal",
-      "dropout_rate": 0.0,
       "encoder_attention": attentions.one(attention),
     },
     optimizer={"b2": 0.98},

@@ -38,7 +38,6 @@ def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
       "features": 128,
       "mlp_features": 256,
       "position": "rotary",
-      "dropout_rate": 0.0,
       "decoder_attention": attentions.one(attention),
     },
     optimizer={"b2": 0.98},

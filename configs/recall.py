@@ -24,7 +24,6 @@ def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
       "vocab_size": 64,
       "length": 64,
       "num_pairs": 4,
-      "train_size": 0,
       "eval_size": 1000,
     },
     model={
@@ -34,7 +33,6 @@ def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
       "features": 128,
       "mlp_features": 256,
       "position": "rotary",
-      "dropout_rate": 0.0,
       "decoder_attention": attentions.one(attention),
     },
     optimizer={"b2": 0.98},

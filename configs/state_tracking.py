@@ -34,7 +34,6 @@ def get_config(attention: str = "gated_delta") -> ml_collections.ConfigDict:
       "features": 64,
       "mlp_features": 128,
       "position": "none",
-      "dropout_rate": 0.0,
       "short_convolution": False,
       "decoder_attention": attentions.one(attention),
     },

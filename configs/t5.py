@@ -43,7 +43,6 @@ def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
       "activation": "relu",
       "position": "t5",
       "norm": "pre",
-      "dropout_rate": 0.0,
       **attentions.choose(attention),
     },
     optimizer={"learning_rate": 2e-3, "warmup_steps": 300, "b2": 0.98},

@@ -47,7 +47,6 @@ def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
       "position": "rotary",
       "local_positions": True,
       "norm": "pre",
-      "dropout_rate": 0.0,
       "decoder_attention": attentions.one(attention),
     },
     optimizer={"final_fraction": 0.1, "b2": 0.99, "weight_decay": 0.1},

@@ -26,7 +26,6 @@ def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
       "size": 32,
       "num_dashes": 6,
       "num_distractors": 6,
-      "train_size": 0,
       "eval_size": 2000,
     },
     model={
@@ -36,7 +35,6 @@ def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
       "features": 64,
       "mlp_features": 128,
       "position": "learned",
-      "dropout_rate": 0.0,
       "encoder_attention": attentions.one(attention, long=True),
     },
     optimizer={"warmup_steps": 500, "b2": 0.98},
