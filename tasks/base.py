@@ -111,7 +111,7 @@ class Task(Protocol):
     self, sums: Mapping[str, tuple[float, float]]
   ) -> dict[str, float]:
     """Divides sums by counts, once, and adds what follows from them."""
-    return divide(sums)
+    return {**divide(sums), **self.baselines}
 
   def decode_batches(self, split: str) -> Iterator[DecodeBatch]:
     """The held-out examples as a decoder meets them; may be empty."""

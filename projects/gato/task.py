@@ -28,7 +28,7 @@ _CAPTIONS_IN_VOCABULARY = 2000
 _HELD_OUT_EPISODES = 50
 
 
-class MixedTask:
+class MixedTask(base.Task):
   """Rows of text, of an image with its caption, and of an expert's episodes.
 
   Ids are those of the text's vocabulary, then 1,024 bins of real numbers, two
@@ -50,11 +50,6 @@ class MixedTask:
 
   Paper: A generalist agent, section 2, arXiv:2205.06175.
   """
-
-  source_vocab_size = None
-  shared_vocabulary = False
-  max_source_length = None
-  eval_splits: tuple[str, ...]
 
   def __init__(
     self,
@@ -143,12 +138,6 @@ class MixedTask:
         logits, targets, weights * is_control
       ),
     }
-
-  def summarize(
-    self, sums: Mapping[str, tuple[float, float]]
-  ) -> dict[str, float]:
-    """Divides once, and adds what the loss of text has to be compared with."""
-    return {**base.divide(sums), **self.baselines}
 
   def decode_batches(self, split: str) -> Iterator[DecodeBatch]:
     """Held-out images, whose captions are to be written."""
@@ -304,9 +293,7 @@ class MixedTask:
 
   def _held_out(self) -> Iterator[np.ndarray]:
     """Numbers of held-out examples, a batch at a time."""
-    size = self._config.eval_size
-    for start in range(0, size, self._batch_size):
-      yield np.arange(start, min(start + self._batch_size, size))
+    return base.chunks(self._config.eval_size, self._batch_size)
 
   def _of_text(self, rows: Batch) -> Batch:
     """Rows of text as the others are."""

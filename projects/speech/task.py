@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Mapping, Sequence
 import json
 import pathlib
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import numpy as np
 
 from projects.speech import audio, ctc, mel, sources, tones
-from projects.speech.sources import REDUCTION
+from projects.speech.sources import REDUCTION, Recordings
 from projects.speech.task_config import TONES, SpeechConfig
 from settings.memory import check_fits
 from tasks import base, draws
@@ -18,29 +18,7 @@ from tasks.files import typed_path
 _SYMBOLS_FILE = "speech.json"
 
 
-class Recordings(Protocol):
-  """Where examples come from.
-
-  Attributes:
-    symbols: of all transcripts; that of id i is at place i − 1.
-    max_frames: of the longest recording.
-    max_symbols: of the longest transcript.
-    held_out: how many examples are.
-  """
-
-  symbols: str
-  max_frames: int
-  max_symbols: int
-  held_out: int
-
-  def read(
-    self, split: str, indices: np.ndarray
-  ) -> list[tuple[np.ndarray, Sequence[int]]]:
-    """Frames [T, M] and symbol ids of examples since the beginning."""
-    ...
-
-
-class Dialling:
+class Dialling(Recordings):
   """Strings of digits as tones."""
 
   symbols = tones.DIGITS

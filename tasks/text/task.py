@@ -169,12 +169,6 @@ class TextTask(base.Task):
     accuracy = base.token_accuracy(logits, batch["targets"], batch["weights"])
     return {"token_accuracy": accuracy}
 
-  def summarize(
-    self, sums: Mapping[str, tuple[float, float]]
-  ) -> dict[str, float]:
-    """Divides once, and adds what the loss has to be compared with."""
-    return {**base.divide(sums), **self.baselines}
-
   def encode_target(self, line: str) -> list[int]:
     """Ids of a line; a text goes on, so none marks an end."""
     return self._vocabulary.encode(line)
