@@ -68,7 +68,7 @@ def scan(
   params, state, xs = alike((params, state, jax.tree.map(whole, xs)))
   if count == 1 and platform.profile().needs_barriers:
     # Without a loop, an empty state would be a constant, of whose products XLA:CPU
-    # makes wrong numbers in some versions (benchmarks/xla_cpu_fusion.py).
+    # makes wrong numbers in some versions (benchmarks/README.md).
     if is_empty:
       state = None
     else:

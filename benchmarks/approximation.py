@@ -13,11 +13,11 @@ drawn five times. Prints the tables of approximation.md and writes them, the poi
 """
 
 from collections.abc import Callable, Mapping, Sequence
-import functools
 import json
 import math
 from pathlib import Path
 import statistics
+from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
 from absl import flags
@@ -43,22 +43,22 @@ class Sweep(NamedTuple):
     mechanism: key of `ATTENTIONS`.
     option: of its factory.
     values: of the option.
+    source: what its paper says of the rate, and where.
+    law: slope of log error against log option that its paper has; None where it
+      has none.
     options: others of its factory.
     is_drawn: whether what it draws matters.
     is_below_length: whether the option has to be less than the length.
-    law: slope of log error against log option that its paper has; None where it
-      has none.
-    source: where that is said.
   """
 
   mechanism: str
   option: str
   values: tuple[int, ...]
-  options: Mapping[str, Any]
-  is_drawn: bool
-  is_below_length: bool
-  law: float | None
   source: str
+  law: float | None = None
+  options: Mapping[str, Any] = MappingProxyType({})
+  is_drawn: bool = False
+  is_below_length: bool = False
 
 
 SWEEPS = (
@@ -66,61 +66,56 @@ SWEEPS = (
     "performer",
     "num_features",
     (16, 32, 64, 128, 256, 512, 1024),
-    {},
-    True,
-    False,
-    -0.5,
     "variance ∝ 1/M of a mean of M features (arXiv:2009.14794)",
+    law=-0.5,
+    is_drawn=True,
   ),
   Sweep(
     "linformer",
     "rank",
     (8, 16, 32, 64, 128),
-    {},
-    True,
-    True,
-    -0.5,
     "rank ∝ 1/ε² (arXiv:2006.04768, theorem 2)",
+    law=-0.5,
+    is_drawn=True,
+    is_below_length=True,
   ),
   Sweep(
     "nystrom",
     "num_landmarks",
     (4, 8, 16, 32, 64, 128),
-    {},
-    False,
-    True,
-    None,
     "no rate (arXiv:2102.03902)",
+    is_below_length=True,
   ),
   Sweep(
     "lsh",
     "num_rounds",
     (1, 2, 4, 8, 16),
-    {"chunk_size": 16},
-    True,
-    False,
-    None,
     "no rate (arXiv:2001.04451)",
+    options={"chunk_size": 16},
+    is_drawn=True,
   ),
   Sweep(
     "sliding_window",
     "window",
     (4, 8, 16, 32, 64, 128),
-    {},
-    False,
-    True,
-    None,
     "no rate (arXiv:2004.05150)",
+    is_below_length=True,
   ),
 )
 
 Call = tuple[Any, Any, Any, Mapping[str, Any]]
 """Query, key, value and options of one attention."""
 
+Point = Mapping[str, Any]
+"""'mechanism', 'option', 'value', and 'errors', one for each draw."""
+
+Points = Mapping[str, Sequence[Sequence[Point]]]
+"""Kind of arrays, such as 'random' -> the points of every sweep."""
+
 
 def points(
   sweep: Sweep, calls: Sequence[Call], num_draws: int = _DRAWS
-) -> list[dict[str, Any]]:
+) -> list[Point]:
   """Errors of a mechanism, a value of its option after another.
 
   Args:
@@ -129,7 +124,7 @@ def points(
     num_draws: of what the mechanism draws.
 
   Returns:
-    'mechanism', 'option', 'value', and 'errors', one for each draw.
+    A point for each value.
   """
   import jax
 
@@ -138,7 +133,7 @@ def points(
   query, key = calls[0][:2]
   length = key.shape[1]
   dims = Dims(query.shape[2], key.shape[2], query.shape[3], length)
-  found = []
+  found: list[Point] = []
   for value in sweep.values:
     if sweep.is_below_length and value >= length:
       continue
@@ -188,7 +183,7 @@ def relative_error(
   return error
 
 
-def slope(found: Sequence[Mapping[str, Any]]) -> float | None:
+def slope(found: Sequence[Point]) -> float | None:
   """Of log error against log value, by least squares over means that are not 0."""
   pairs = [
     (math.log(point["value"]), math.log(statistics.fmean(point["errors"])))
@@ -246,103 +241,100 @@ def trained_calls(folder: Path) -> list[Call]:
   return found
 
 
-def markdown(
-  found: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]],
-) -> str:
-  """Errors and slopes as tables.
+def markdown(points_by_kind: Points) -> str:
+  """Errors with their 95 % intervals, and slopes, as two tables."""
+  from benchmarks.scaling_tables import table
 
-  Args:
-    found: 'random' and 'trained' -> `points` of every sweep.
-  """
-  from reports import markdown as tables
-  from reports import numbers
-
-  rows = []
+  kinds = list(points_by_kind)
+  errors = [
+    ["mechanism", "option", *kinds],
+    ["---", "---", *["--:"] * len(kinds)],
+  ]
+  slopes = [
+    ["mechanism", "paper", "against", *kinds, "paper's slope"],
+    ["---", "---", "---", *["--:"] * (len(kinds) + 1)],
+  ]
   for number, sweep in enumerate(SWEEPS):
-    by_value: dict[int, dict[str, str]] = {}
-    for kind, sweeps in found.items():
-      for point in sweeps[number]:
-        shown = numbers.short_interval(point["errors"])
-        by_value.setdefault(point["value"], {})[kind] = shown
-    for value, cells in by_value.items():
-      name = f"`{sweep.mechanism}`"
-      shown = [cells.get(kind, "–") for kind in found]
-      rows.append([name, f"{sweep.option} = {value}", *shown])
-  lines = tables.aligned(["mechanism", "option", *found], rows, 2)
-  slopes = []
-  for number, sweep in enumerate(SWEEPS):
-    fitted = [slope(sweeps[number]) for sweeps in found.values()]
-    shown = ["–" if x is None else f"{x:.2f}" for x in fitted]
-    law = "–" if sweep.law is None else f"{sweep.law:.2f}"
-    slopes.append(
-      [f"`{sweep.mechanism}`", sweep.source, sweep.option, *shown, law]
-    )
-  header = ["mechanism", "paper", "against", *found, "paper's slope"]
-  return "\n".join([*lines, "", *tables.aligned(header, slopes, 3)])
+    sweeps = [points_by_kind[kind][number] for kind in kinds]
+    for same in zip(*sweeps, strict=True):
+      name = f"{sweep.option} = {same[0]['value']}"
+      cells = [_interval(point["errors"]) for point in same]
+      errors.append([f"`{sweep.mechanism}`", name, *cells])
+    fitted = [*map(slope, sweeps), sweep.law]
+    cells = ["–" if x is None else f"{x:.2f}" for x in fitted]
+    slopes.append([f"`{sweep.mechanism}`", sweep.source, sweep.option, *cells])
+  return f"{table(errors)}\n\n{table(slopes)}"
 
 
-def figure(found: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]]) -> Any:
-  """Errors against the options, a panel for each kind of arrays."""
-  from reports import style
-  from reports.figures import Figure
+def _interval(errors: Sequence[float]) -> str:
+  """`mean ± half` of Student's 95 % interval; the mean alone of one error."""
+  from scipy import stats
 
-  styles = style.styles([sweep.mechanism for sweep in SWEEPS])
-  panels: dict[str, Callable[..., Any]] = {
-    kind: functools.partial(_panel, kind, sweeps, styles)
-    for kind, sweeps in found.items()
-  }
-  caption = (
-    "Relative error of the outputs against features, rank, landmarks, rounds and "
-    "width of the window. Bands are five draws; the dotted grey line falls as "
-    "1/√x."
+  mean = f"{statistics.fmean(errors):.3g}"
+  if len(errors) < 2:
+    return mean
+  error = statistics.stdev(errors) / math.sqrt(len(errors))
+  return f"{mean} ± {stats.t.ppf(0.975, len(errors) - 1) * error:.2g}"
+
+
+CAPTION = (
+  "Relative error of the outputs against features, rank, landmarks, rounds and "
+  "width of the window. Bands are five draws; the dotted grey line falls as "
+  "1/√x."
+)
+
+
+def draw(points_by_kind: Points, stem: Path) -> None:
+  """Writes `stem`.png and `stem`.svg, a panel for each kind of arrays."""
+  from matplotlib import pyplot
+
+  count = len(points_by_kind)
+  figure, axes = pyplot.subplots(
+    1, count, figsize=(3.9 * count, 3.4), layout="constrained", squeeze=False
   )
-  return Figure("approximation", caption, panels, len(panels))
+  for panel, (kind, sweeps) in zip(
+    axes[0], points_by_kind.items(), strict=True
+  ):
+    _draw_panel(panel, sweeps)
+    panel.set_title(f"{kind} queries and keys")
+  figure.legend(
+    *axes[0, 0].get_legend_handles_labels(),
+    loc="outside lower center",
+    ncols=len(SWEEPS),
+  )
+  for kind in ("png", "svg"):
+    figure.savefig(stem.with_suffix(f".{kind}"), dpi=150)
+  pyplot.close(figure)
 
 
-def _panel(kind, sweeps, styles, axes):
-  from reports import axes as axes_lib
-  from reports import labels
-  from reports import style as style_lib
-  from reports.labels import Label
-
-  last, values, errors = [], [], []
-  for of_sweep in sweeps:
-    mechanism = of_sweep[0]["mechanism"]
-    style = styles[mechanism]
-    shown = [p for p in of_sweep if min(p["errors"]) > 1e-4]
-    x = [point["value"] for point in shown]
-    y = [statistics.fmean(point["errors"]) for point in shown]
-    axes.plot(
-      x,
-      y,
-      color=style.color,
-      linestyle=style.dash,
-      marker=style.marker,
-      markersize=3.5,
+def _draw_panel(axes: Any, sweeps: Sequence[Sequence[Point]]) -> None:
+  for points in sweeps:
+    # What is exact has no place on a logarithmic axis.
+    shown = [point for point in points if min(point["errors"]) > 1e-4]
+    values = [point["value"] for point in shown]
+    errors = [point["errors"] for point in shown]
+    name = f"{points[0]['mechanism']}, {points[0]['option']}"
+    [line] = axes.plot(
+      values, [*map(statistics.fmean, errors)], marker="o", label=name
     )
-    low = [min(point["errors"]) for point in shown]
-    high = [max(point["errors"]) for point in shown]
-    axes.fill_between(x, low, high, color=style.color, alpha=0.1, linewidth=0)
-    name = f"{mechanism}, {of_sweep[0]['option']}"
-    last.append(Label(name, x[-1], y[-1], style.color))
-    values += x
-    errors += y
-  axes_lib.against_length(axes, values, errors, "")
-  left, right = min(values), max(values)
-  low, high = axes.get_ylim()
+    axes.fill_between(
+      values,
+      [*map(min, errors)],
+      [*map(max, errors)],
+      color=line.get_color(),
+      alpha=0.1,
+    )
+  axes.set(
+    xscale="log",
+    yscale="log",
+    xlabel="features, rank, landmarks, rounds, width",
+    ylabel="relative error",
+  )
+  axes.autoscale(False)
+  (left, right), high = axes.get_xlim(), axes.get_ylim()[1]
   axes.plot(
-    [left, right],
-    [high, high * math.sqrt(left / right)],
-    color=style_lib.MUTED,
-    linewidth=0.8,
-    linestyle=(0, (1, 3)),
-    zorder=0,
+    [left, right], [high, high * math.sqrt(left / right)], ":", color="grey"
   )
-  axes.set_ylim(low, high)
-  axes.set_title(f"{kind} queries and keys")
-  axes.set_xlabel("features, rank, landmarks, rounds, width")
-  axes.set_ylabel("relative error")
-  return labels.ends(axes, last)
 
 
 def main() -> None:
@@ -366,8 +358,6 @@ def main() -> None:
   text = markdown(found)
   print(text)
   if _OUT.value is not None:
-    from reports import figures
-
     folder = Path(_OUT.value)
     folder.mkdir(parents=True, exist_ok=True)
     content = {
@@ -375,10 +365,9 @@ def main() -> None:
       for kind, sweeps in found.items()
     }
     (folder / "approximation.json").write_text(json.dumps(content, indent=1))
-    drawn = figure(found)
-    body = f"{text}\n\n![{drawn.caption}](approximation.svg)\n"
+    body = f"{text}\n\n![{CAPTION}](approximation.svg)\n"
     (folder / "approximation.md").write_text(body, "utf-8")
-    figures.save(folder, [drawn])
+    draw(found, folder / "approximation")
     print(folder)
 
 

@@ -7,21 +7,23 @@
 A model that is right no more often than such a rule gives no evidence of having read
 more than the rule does. A rule gives the answer that is most frequent after what it
 sees: frequencies are counted on one half of --examples, and the rules are tried on the
-other. What they see is in `listops_rules.py` and `projects/pathfinder/rules.py`.
+other. What they see of Pathfinder is in `projects/pathfinder/rules.py`.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import importlib
 import itertools
-from typing import Any
+from typing import Any, NamedTuple
 
 from absl import flags
+import numpy as np
 
 from settings.build import to_mapping
 from settings.errors import ConfigError
-from tasks import TASKS
+from tasks import TASKS, listops
+from tasks.base import Batch, Task
 from training import config_flag, entry
 
 _CONFIG = config_flag.define(
@@ -37,11 +39,51 @@ Rules = Mapping[str, Callable[[Any], object]]
 Example = tuple[Any, object]
 """What all rules may see, and the answer."""
 
-_MODULES = {
-  "listops": "benchmarks.listops_rules",
-  "pathfinder": "projects.pathfinder.rules",
-}
+_TASKS = ("listops", "pathfinder")
 _BATCH = 100
+
+
+class Seen(NamedTuple):
+  """What rules may see of a ListOps expression.
+
+  Attributes:
+    root: the operator at the root; empty where the expression is a digit.
+    shallow: its value on those of its arguments that are digits; None without any.
+  """
+
+  root: str
+  shallow: int | None
+
+
+LISTOPS_RULES: dict[str, Callable[[Seen], object]] = {
+  "nothing": lambda seen: None,
+  "the operator at the root": lambda seen: seen.root,
+  "that operator on its digits": lambda seen: seen,
+}
+"""Name -> what the rule sees."""
+
+
+def listops_seen(symbols: Sequence[str]) -> Seen:
+  """What there is at the root of an expression, as `[MAX 4 [MIN 2 3 ] 1 ]`."""
+  root = symbols[0]
+  if root not in listops.OPERATORS:
+    return Seen("", int(root))
+  depth, digits = 0, []
+  for symbol in symbols:
+    if symbol in listops.OPERATORS:
+      depth += 1
+    elif symbol == "]":
+      depth -= 1
+    elif depth == 1:
+      digits.append(int(symbol))
+  return Seen(root, listops.OPERATORS[root](digits) if digits else None)
+
+
+def listops_examples(task: Task, batch: Batch) -> Iterator[tuple[Seen, int]]:
+  """ListOps expressions and their answers."""
+  for source, targets in zip(batch["source"], batch["targets"], strict=True):
+    symbols = task.labels(source[1 : np.count_nonzero(source)])
+    yield listops_seen(symbols), int(task.labels(targets[:1])[0])
 
 
 def accuracies(
@@ -73,12 +115,14 @@ def main() -> None:
   file, mapping = entry.load_config(_CONFIG, "configs/listops.py")
   config = experiment_config.parse(mapping)
   name, count = config.task_name, _EXAMPLES.value
-  if name not in _MODULES:
+  if name not in _TASKS:
     raise ConfigError(
-      f"--config: {file} has the task {name!r}; expected {' or '.join(_MODULES)}"
+      f"--config: {file} has the task {name!r}; expected {' or '.join(_TASKS)}"
     )
-  module = importlib.import_module(_MODULES[name])
-  rules, examples = module.RULES, module.examples
+  rules, examples = LISTOPS_RULES, listops_examples
+  if name == "pathfinder":
+    module = importlib.import_module("projects.pathfinder.rules")
+    rules, examples = module.RULES, module.examples
   # A finite training set would repeat examples.
   endless = dataclasses.replace(config.task, train_size=0)
   task = TASKS[name].make(endless, kind="encoder", batch_size=_BATCH, seed=0)

@@ -107,21 +107,22 @@ def _part(
       [
         *title,
         *(_time(seconds.get(x), spread.get(x)) for x in lengths),
-        _decimal(exponent(seconds, lengths)),
+        _number(exponent(seconds, lengths), 2),
         "" if name == DENSE else _from(crossover(seconds, dense), seconds),
       ]
     )
     ratios.append(
       title
       + [
-        _ratio(seconds.get(length), baseline.get(length)) for length in lengths
+        _number(seconds.get(length), 3, baseline.get(length))
+        for length in lengths
       ]
     )
     memory.append(
       [
         *title,
-        *(_mebibytes(temp.get(x)) for x in lengths),
-        _decimal(exponent(temp, lengths)),
+        *(_number(temp.get(x), 1, 2**20) for x in lengths),
+        _number(exponent(temp, lengths), 2),
         f"{np.median(list(compiling.values())):.1f}" if compiling else "–",
       ]
     )
@@ -153,16 +154,13 @@ def _milliseconds(seconds: float) -> str:
   return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}"
 
 
-def _mebibytes(value: float | None) -> str:
-  return "–" if value is None else f"{value / 2**20:.1f}"
-
-
-def _decimal(value: float | None) -> str:
-  return "–" if value is None else f"{value:.2f}"
-
-
-def _ratio(value: float | None, base: float | None) -> str:
-  return "–" if value is None or base is None else f"{value / base:.3f}"
+def _number(
+  value: float | None, decimals: int, unit: float | None = 1.0
+) -> str:
+  """A value in units; a dash where one of the two is missing."""
+  if value is None or unit is None:
+    return "–"
+  return f"{value / unit:.{decimals}f}"
 
 
 def _from(value: float | None, seconds: Series) -> str:

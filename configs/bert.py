@@ -12,56 +12,47 @@ learning rate makes that stretch longer.
 
 import ml_collections
 
-from configs import attentions
+from configs import attentions, experiments
 
 
 def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
   """An encoder with post-norm and learned positions, at the size of a CPU."""
-  return ml_collections.ConfigDict(
-    {
-      "seed": 0,
-      "num_steps": 4000,
-      "batch_size": 32,
-      "eval_every": 500,
-      "checkpoint_every": 2000,
-      "log_every": 100,
-      "parallel": "jit",
-      "decode_method": "greedy",
-      "task": {
-        "name": "text",
-        "path": "",
-        "context": 64,
-        "vocabulary": "subwords",
-        "vocab_size": 512,
-        "mask_rate": 0.15,
-      },
-      "model": {
-        "kind": "encoder",
-        "num_layers": 2,
-        "num_heads": 4,
-        "features": 128,
-        "mlp_features": 512,
-        "activation": "gelu",
-        "position": "learned",
-        "norm": "post",
-        "norm_epsilon": 1e-12,
-        "attention_bias": True,
-        "embedding_norm": True,
-        "embedding_scale": 1.0,
-        "token_types": 2,
-        "head_transform": True,
-        "head_bias": True,
-        "dropout_rate": 0.0,
-        "encoder_attention": attentions.one(attention),
-      },
-      "optimizer": {
-        "name": "adamw",
-        "learning_rate": 2e-3,
-        "schedule": "cosine",
-        "warmup_steps": 500,
-        "b2": 0.98,
-        "weight_decay": 0.01,
-        "clip_norm": 1.0,
-      },
-    }
+  return experiments.training(
+    num_steps=4000,
+    batch_size=32,
+    eval_every=500,
+    checkpoint_every=2000,
+    log_every=100,
+    task={
+      "name": "text",
+      "path": "",
+      "context": 64,
+      "vocabulary": "subwords",
+      "vocab_size": 512,
+      "mask_rate": 0.15,
+    },
+    model={
+      "kind": "encoder",
+      "num_layers": 2,
+      "num_heads": 4,
+      "features": 128,
+      "mlp_features": 512,
+      "activation": "gelu",
+      "position": "learned",
+      "norm": "post",
+      "norm_epsilon": 1e-12,
+      "attention_bias": True,
+      "embedding_norm": True,
+      "embedding_scale": 1.0,
+      "token_types": 2,
+      "head_transform": True,
+      "head_bias": True,
+      "encoder_attention": attentions.one(attention),
+    },
+    optimizer={
+      "learning_rate": 2e-3,
+      "warmup_steps": 500,
+      "b2": 0.98,
+      "weight_decay": 0.01,
+    },
   )

@@ -13,52 +13,39 @@ held-out rows are right after one minute on 2 CPU cores that other jobs shared.
 
 import ml_collections
 
-from configs import attentions
+from configs import attentions, experiments
 
 
 def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
   """An encoder of two layers, whose first position gives the label."""
-  return ml_collections.ConfigDict(
-    {
-      "seed": 0,
-      "num_steps": 1000,
-      "batch_size": 32,
-      "eval_every": 250,
-      "checkpoint_every": 500,
-      "log_every": 50,
-      "parallel": "jit",
-      "decode_method": "greedy",
-      "task": {
-        "name": "classification",
-        "path": "",
-        "dataset": "",
-        "held_out": 0.1,
-        "max_length": 64,
-        "vocabulary": "subwords",
-        "vocab_size": 1024,
-        "tokenizer": "",
-      },
-      "model": {
-        "kind": "encoder",
-        "num_layers": 2,
-        "num_heads": 4,
-        "features": 128,
-        "mlp_features": 256,
-        "activation": "gelu",
-        "position": "learned",
-        "norm": "post",
-        "dropout_rate": 0.1,
-        # Labels are not tokens, so there is no table to share.
-        "tie_embeddings": False,
-        "encoder_attention": attentions.one(attention),
-      },
-      "optimizer": {
-        "name": "adamw",
-        "learning_rate": 1e-3,
-        "schedule": "cosine",
-        "warmup_steps": 100,
-        "b2": 0.98,
-        "clip_norm": 1.0,
-      },
-    }
+  return experiments.training(
+    num_steps=1000,
+    batch_size=32,
+    eval_every=250,
+    checkpoint_every=500,
+    task={
+      "name": "classification",
+      "path": "",
+      "dataset": "",
+      "held_out": 0.1,
+      "max_length": 64,
+      "vocabulary": "subwords",
+      "vocab_size": 1024,
+      "tokenizer": "",
+    },
+    model={
+      "kind": "encoder",
+      "num_layers": 2,
+      "num_heads": 4,
+      "features": 128,
+      "mlp_features": 256,
+      "activation": "gelu",
+      "position": "learned",
+      "norm": "post",
+      "dropout_rate": 0.1,
+      # Labels are not tokens, so there is no table to share.
+      "tie_embeddings": False,
+      "encoder_attention": attentions.one(attention),
+    },
+    optimizer={"b2": 0.98},
   )

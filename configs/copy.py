@@ -17,46 +17,30 @@ A decoder alone does the same with
 
 import ml_collections
 
-from configs import attentions
+from configs import attentions, experiments
 
 
 def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
   """An encoder-decoder of two layers, on sequences of up to 16 symbols."""
-  return ml_collections.ConfigDict(
-    {
-      "seed": 0,
-      "num_steps": 1200,
-      "batch_size": 64,
-      "eval_every": 400,
-      "checkpoint_every": 400,
-      "log_every": 50,
-      "parallel": "jit",
-      "decode_method": "greedy",
-      "task": {
-        "name": "copy",
-        "kind": "copy",
-        "vocab_size": 32,
-        "min_length": 1,
-        "max_length": 16,
-        "eval_lengths": (),
-        "eval_size": 1000,
-      },
-      "model": {
-        "kind": "encoder_decoder",
-        "num_layers": 2,
-        "num_heads": 4,
-        "features": 128,
-        "mlp_features": 256,
-        "dropout_rate": 0.0,
-        **attentions.choose(attention),
-      },
-      "optimizer": {
-        "name": "adamw",
-        "learning_rate": 1e-3,
-        "schedule": "cosine",
-        "warmup_steps": 100,
-        "b2": 0.98,
-        "clip_norm": 1.0,
-      },
-    }
+  return experiments.training(
+    num_steps=1200,
+    eval_every=400,
+    task={
+      "name": "copy",
+      "kind": "copy",
+      "vocab_size": 32,
+      "min_length": 1,
+      "max_length": 16,
+      "eval_lengths": (),
+      "eval_size": 1000,
+    },
+    model={
+      "kind": "encoder_decoder",
+      "num_layers": 2,
+      "num_heads": 4,
+      "features": 128,
+      "mlp_features": 256,
+      **attentions.choose(attention),
+    },
+    optimizer={"b2": 0.98},
   )

@@ -11,53 +11,38 @@ other jobs shared; counted subwords reach 5.173, counted pairs 3.615.
 
 import ml_collections
 
-from configs import attentions
+from configs import attentions, experiments
 
 
 def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
   """A decoder with pre-norm and learned positions that reads 64 subwords."""
-  return ml_collections.ConfigDict(
-    {
-      "seed": 0,
-      "num_steps": 3000,
-      "batch_size": 16,
-      "eval_every": 500,
-      "checkpoint_every": 1000,
-      "log_every": 100,
-      "parallel": "jit",
-      "decode_method": "greedy",
-      "task": {
-        "name": "text",
-        "path": "",
-        "context": 64,
-        "vocabulary": "subwords",
-        "vocab_size": 512,
-        "tokenizer": "",
-      },
-      "model": {
-        "kind": "decoder",
-        "num_layers": 4,
-        "num_heads": 4,
-        "features": 128,
-        "mlp_features": 512,
-        "activation": "gelu_tanh",
-        "attention_bias": True,
-        "embedding_scale": 1.0,
-        "norm_epsilon": 1e-5,
-        "position": "learned",
-        "norm": "pre",
-        "dropout_rate": 0.0,
-        "decoder_attention": attentions.one(attention),
-      },
-      "optimizer": {
-        "name": "adamw",
-        "learning_rate": 1e-3,
-        "schedule": "cosine",
-        "warmup_steps": 100,
-        "final_fraction": 0.1,
-        "b2": 0.99,
-        "weight_decay": 0.1,
-        "clip_norm": 1.0,
-      },
-    }
+  return experiments.training(
+    num_steps=3000,
+    batch_size=16,
+    eval_every=500,
+    checkpoint_every=1000,
+    log_every=100,
+    task={
+      "name": "text",
+      "path": "",
+      "context": 64,
+      "vocabulary": "subwords",
+      "vocab_size": 512,
+      "tokenizer": "",
+    },
+    model={
+      "kind": "decoder",
+      "num_layers": 4,
+      "num_heads": 4,
+      "features": 128,
+      "mlp_features": 512,
+      "activation": "gelu_tanh",
+      "attention_bias": True,
+      "embedding_scale": 1.0,
+      "norm_epsilon": 1e-5,
+      "position": "learned",
+      "norm": "pre",
+      "decoder_attention": attentions.one(attention),
+    },
+    optimizer={"final_fraction": 0.1, "b2": 0.99, "weight_decay": 0.1},
   )

@@ -14,45 +14,29 @@ E.1, arXiv:2312.00752.
 
 import ml_collections
 
-from configs import attentions
+from configs import attentions, experiments
 
 
 def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
   """A decoder of two layers, trained at length 64."""
-  return ml_collections.ConfigDict(
-    {
-      "seed": 0,
-      "num_steps": 1000,
-      "batch_size": 64,
-      "eval_every": 250,
-      "checkpoint_every": 250,
-      "log_every": 50,
-      "parallel": "jit",
-      "decode_method": "greedy",
-      "task": {
-        "name": "induction",
-        "vocab_size": 16,
-        "length": 64,
-        "eval_lengths": (32, 128, 256),
-        "eval_size": 1000,
-      },
-      "model": {
-        "kind": "decoder",
-        "num_layers": 2,
-        "num_heads": 4,
-        "features": 128,
-        "mlp_features": 256,
-        "position": "rotary",
-        "dropout_rate": 0.0,
-        "decoder_attention": attentions.one(attention),
-      },
-      "optimizer": {
-        "name": "adamw",
-        "learning_rate": 1e-3,
-        "schedule": "constant",
-        "warmup_steps": 100,
-        "b2": 0.98,
-        "clip_norm": 1.0,
-      },
-    }
+  return experiments.training(
+    num_steps=1000,
+    eval_every=250,
+    task={
+      "name": "induction",
+      "vocab_size": 16,
+      "length": 64,
+      "eval_lengths": (32, 128, 256),
+      "eval_size": 1000,
+    },
+    model={
+      "kind": "decoder",
+      "num_layers": 2,
+      "num_heads": 4,
+      "features": 128,
+      "mlp_features": 256,
+      "position": "rotary",
+      "decoder_attention": attentions.one(attention),
+    },
+    optimizer={"schedule": "constant", "b2": 0.98},
   )

@@ -12,49 +12,33 @@ Kamradt, Needle In A Haystack (2023); Hsieh et al., RULER, arXiv:2404.06654.
 
 import ml_collections
 
-from configs import attentions
+from configs import attentions, experiments
 
 
 def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
   """A decoder of two layers that asks for one of four pairs in 64 places."""
-  return ml_collections.ConfigDict(
-    {
-      "seed": 0,
-      "num_steps": 3000,
-      "batch_size": 64,
-      "eval_every": 750,
-      "checkpoint_every": 750,
-      "log_every": 50,
-      "parallel": "jit",
-      "decode_method": "greedy",
-      "task": {
-        "name": "needle",
-        "length": 64,
-        "eval_lengths": (128, 256),
-        "num_depths": 5,
-        "num_distractors": 3,
-        "num_keys": 32,
-        "num_values": 32,
-        "num_fillers": 32,
-        "eval_size": 1000,
-      },
-      "model": {
-        "kind": "decoder",
-        "num_layers": 2,
-        "num_heads": 4,
-        "features": 128,
-        "mlp_features": 256,
-        "position": "rotary",
-        "dropout_rate": 0.0,
-        "decoder_attention": attentions.one(attention),
-      },
-      "optimizer": {
-        "name": "adamw",
-        "learning_rate": 1e-3,
-        "schedule": "cosine",
-        "warmup_steps": 100,
-        "b2": 0.98,
-        "clip_norm": 1.0,
-      },
-    }
+  return experiments.training(
+    num_steps=3000,
+    eval_every=750,
+    task={
+      "name": "needle",
+      "length": 64,
+      "eval_lengths": (128, 256),
+      "num_depths": 5,
+      "num_distractors": 3,
+      "num_keys": 32,
+      "num_values": 32,
+      "num_fillers": 32,
+      "eval_size": 1000,
+    },
+    model={
+      "kind": "decoder",
+      "num_layers": 2,
+      "num_heads": 4,
+      "features": 128,
+      "mlp_features": 256,
+      "position": "rotary",
+      "decoder_attention": attentions.one(attention),
+    },
+    optimizer={"b2": 0.98},
   )

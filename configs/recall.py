@@ -11,46 +11,29 @@ Arora et al., Zoology, arXiv:2312.04927.
 
 import ml_collections
 
-from configs import attentions
+from configs import attentions, experiments
 
 
 def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
   """A decoder of two layers with one head, on 4 pairs in 64 places."""
-  return ml_collections.ConfigDict(
-    {
-      "seed": 0,
-      "num_steps": 2000,
-      "batch_size": 64,
-      "eval_every": 500,
-      "checkpoint_every": 500,
-      "log_every": 50,
-      "parallel": "jit",
-      "decode_method": "greedy",
-      "task": {
-        "name": "recall",
-        "vocab_size": 64,
-        "length": 64,
-        "num_pairs": 4,
-        "train_size": 0,
-        "eval_size": 1000,
-      },
-      "model": {
-        "kind": "decoder",
-        "num_layers": 2,
-        "num_heads": 1,
-        "features": 128,
-        "mlp_features": 256,
-        "position": "rotary",
-        "dropout_rate": 0.0,
-        "decoder_attention": attentions.one(attention),
-      },
-      "optimizer": {
-        "name": "adamw",
-        "learning_rate": 1e-3,
-        "schedule": "cosine",
-        "warmup_steps": 100,
-        "b2": 0.98,
-        "clip_norm": 1.0,
-      },
-    }
+  return experiments.training(
+    num_steps=2000,
+    eval_every=500,
+    task={
+      "name": "recall",
+      "vocab_size": 64,
+      "length": 64,
+      "num_pairs": 4,
+      "eval_size": 1000,
+    },
+    model={
+      "kind": "decoder",
+      "num_layers": 2,
+      "num_heads": 1,
+      "features": 128,
+      "mlp_features": 256,
+      "position": "rotary",
+      "decoder_attention": attentions.one(attention),
+    },
+    optimizer={"b2": 0.98},
   )

@@ -1,12 +1,10 @@
-"""Reformer's duplication task: train with some hashes, evaluate with others.
+"""Reformer's duplication task, with LSH attention of some hash rounds.
 
     python train.py --config=configs/reformer.py:4
-    python -m benchmarks.reformer_duplication --workdir=FOLDER
 
-The first trains with LSH attention of 4 rounds; `full`, `2` and `1` are the
-paper's others. The second trains all four and evaluates each with full attention
-and with 8, 4, 2 and 1 rounds. benchmarks/reformer_duplication.md holds what came
-out, next to the paper's numbers.
+`full`, `2` and `1` are the paper's other rounds. Each of the four models was
+evaluated with full attention and with 8, 4, 2 and 1 rounds on 2026-11-21;
+benchmarks/reformer_duplication.md has what came out, next to the paper's numbers.
 
 The paper's setting is w of 511 symbols, one layer of width 256 with 4 heads and
 150,000 steps; this one is as deep, for 2 CPU cores:

@@ -12,46 +12,30 @@ Merrill et al., arXiv:2404.08819.
 
 import ml_collections
 
-from configs import attentions
+from configs import attentions, experiments
 
 
 def get_config(attention: str = "gated_delta") -> ml_collections.ConfigDict:
   """A decoder of two layers that reads 32 permutations."""
-  return ml_collections.ConfigDict(
-    {
-      "seed": 0,
-      "num_steps": 2000,
-      "batch_size": 64,
-      "eval_every": 500,
-      "checkpoint_every": 500,
-      "log_every": 50,
-      "parallel": "jit",
-      "decode_method": "greedy",
-      "task": {
-        "name": "state_tracking",
-        "letters": 3,
-        "length": 32,
-        "eval_lengths": (64, 128, 256),
-        "eval_size": 500,
-      },
-      "model": {
-        "kind": "decoder",
-        "num_layers": 2,
-        "num_heads": 4,
-        "features": 64,
-        "mlp_features": 128,
-        "position": "none",
-        "dropout_rate": 0.0,
-        "short_convolution": False,
-        "decoder_attention": attentions.one(attention),
-      },
-      "optimizer": {
-        "name": "adamw",
-        "learning_rate": 4e-3,
-        "schedule": "constant",
-        "warmup_steps": 100,
-        "b2": 0.98,
-        "clip_norm": 1.0,
-      },
-    }
+  return experiments.training(
+    num_steps=2000,
+    eval_every=500,
+    task={
+      "name": "state_tracking",
+      "letters": 3,
+      "length": 32,
+      "eval_lengths": (64, 128, 256),
+      "eval_size": 500,
+    },
+    model={
+      "kind": "decoder",
+      "num_layers": 2,
+      "num_heads": 4,
+      "features": 64,
+      "mlp_features": 128,
+      "position": "none",
+      "short_convolution": False,
+      "decoder_attention": attentions.one(attention),
+    },
+    optimizer={"learning_rate": 4e-3, "schedule": "constant", "b2": 0.98},
   )

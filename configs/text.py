@@ -11,42 +11,25 @@ nanoGPT learns them.
 
 import ml_collections
 
-from configs import attentions
+from configs import attentions, experiments
 
 
 def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
   """A decoder of four layers that reads 64 characters."""
-  return ml_collections.ConfigDict(
-    {
-      "seed": 0,
-      "num_steps": 2000,
-      "batch_size": 12,
-      "eval_every": 500,
-      "checkpoint_every": 500,
-      "log_every": 50,
-      "parallel": "jit",
-      "decode_method": "greedy",
-      "task": {"name": "text", "context": 64},
-      "model": {
-        "kind": "decoder",
-        "num_layers": 4,
-        "num_heads": 4,
-        "features": 128,
-        "mlp_features": 512,
-        "activation": "gelu_tanh",
-        "position": "rotary",
-        "dropout_rate": 0.0,
-        "decoder_attention": attentions.one(attention),
-      },
-      "optimizer": {
-        "name": "adamw",
-        "learning_rate": 1e-3,
-        "schedule": "cosine",
-        "warmup_steps": 100,
-        "final_fraction": 0.1,
-        "b2": 0.99,
-        "weight_decay": 0.1,
-        "clip_norm": 1.0,
-      },
-    }
+  return experiments.training(
+    num_steps=2000,
+    batch_size=12,
+    eval_every=500,
+    task={"name": "text", "context": 64},
+    model={
+      "kind": "decoder",
+      "num_layers": 4,
+      "num_heads": 4,
+      "features": 128,
+      "mlp_features": 512,
+      "activation": "gelu_tanh",
+      "position": "rotary",
+      "decoder_attention": attentions.one(attention),
+    },
+    optimizer={"final_fraction": 0.1, "b2": 0.99, "weight_decay": 0.1},
   )

@@ -22,7 +22,7 @@ from typing import Any
 
 import ml_collections
 
-from configs import attentions
+from configs import attentions, experiments
 
 RECURRENT = {
   "bahdanau": {
@@ -42,34 +42,23 @@ attention: their cells and the attention between them."""
 
 def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
   """A model of one or two layers, trained for a few minutes on a CPU."""
-  return ml_collections.ConfigDict(
-    {
-      "seed": 0,
-      "num_steps": 3000,
-      "batch_size": 64,
-      "eval_every": 1000,
-      "checkpoint_every": 1000,
-      "log_every": 50,
-      "parallel": "jit",
-      "decode_method": "greedy",
-      "task": {
-        "name": "translation",
-        "source": "numbers",
-        "path": "",
-        "source_language": "en",
-        "target_language": "de",
-      },
-      "model": _model(attention),
-      "optimizer": {
-        "name": "adamw",
-        "learning_rate": 2e-3,
-        "schedule": "cosine",
-        "warmup_steps": 500,
-        "b2": 0.98,
-        "clip_norm": 1.0,
-        "label_smoothing": 0.1,
-      },
-    }
+  return experiments.training(
+    num_steps=3000,
+    eval_every=1000,
+    task={
+      "name": "translation",
+      "source": "numbers",
+      "path": "",
+      "source_language": "en",
+      "target_language": "de",
+    },
+    model=_model(attention),
+    optimizer={
+      "learning_rate": 2e-3,
+      "warmup_steps": 500,
+      "b2": 0.98,
+      "label_smoothing": 0.1,
+    },
   )
 
 

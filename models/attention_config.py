@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 import dataclasses
 import functools
 import types
-from typing import Any
+from typing import Any, ClassVar, cast
 
 from attention import ATTENTIONS, Attention, plug, registry
 
@@ -65,6 +65,51 @@ class AttentionConfig:
 
 Layers = AttentionConfig | tuple[AttentionConfig, ...]
 """One mechanism for every layer, or several that the layers take in turn."""
+
+
+class AttentionSlots:
+  """What a config has whose mechanisms are fields named after their slots.
+
+  A field is None, a mechanism, or several that layers take in turn.
+
+  Attributes:
+    slot_fields: names of the fields.
+  """
+
+  slot_fields: ClassVar[tuple[str, ...]] = ("encoder_attention",)
+
+  def fill_slots(self, needs: Mapping[str, Mapping[str, str]] = NEEDS) -> None:
+    """Puts dense where nothing is chosen, and checks what is.
+
+    Args:
+      needs: slot -> what its mechanisms must support, and that in words.
+
+    Raises:
+      ValueError: an empty list, or a mechanism that cannot serve.
+    """
+    for field in self.slot_fields:
+      chosen = getattr(self, field)
+      if chosen is None:
+        object.__setattr__(self, field, AttentionConfig("dense"))
+      elif chosen == ():
+        raise ValueError(f"{field}: expected at least one mechanism, got none")
+      for one in self.attentions[field]:
+        check_supports(field, one, needs[field])
+
+  @property
+  def attentions(self) -> dict[str, tuple[AttentionConfig, ...]]:
+    """The mechanisms of each slot, which layers take in turn."""
+    return {
+      field: chosen if isinstance(chosen, tuple) else (chosen,)
+      for field in self.slot_fields
+      for chosen in [getattr(self, field)]
+    }
+
+  def layers(self, field: str) -> tuple[AttentionConfig, ...]:
+    """The mechanism of every layer that has the slot `field`."""
+    chosen = self.attentions[field]
+    count = cast(Any, self).num_layers
+    return tuple(chosen[i % len(chosen)] for i in range(count))
 
 
 def slots(config: Any) -> str:

@@ -14,7 +14,7 @@ def depthwise(
 
   One axis of the kernel for each axis of positions, of odd sizes. It is computed
   as a sum of shifted copies, which on a CPU is faster than the grouped
-  convolution of XLA (`benchmarks/depthwise.py`).
+  convolution of XLA (`benchmarks/README.md`).
 
   Args:
     x: `[B, …, F]`.

@@ -6,12 +6,14 @@ and knows nothing of the model; the model knows nothing of it.
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import pathlib
-import types
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
+
+from settings.memory import check_fits
 
 if TYPE_CHECKING:
   import jax
@@ -27,8 +29,11 @@ recordings 'frames' [B, S, M] float32 with 'source_mask'.
 PAD, BOS, EOS = 0, 1, 2
 """Every vocabulary made here begins with these."""
 
-NO_BASELINES: Mapping[str, float] = types.MappingProxyType({})
-"""For a task without a simpler model to compare with."""
+# Least of what making a batch took at its peak: 17 (text) to 32 (recall).
+_TOKEN_BYTES = 16
+# Text of a few letters, and its place in a list; 145 with the table of its id.
+_SYMBOL_BYTES = 64
+_LOGIT_BYTES = 4  # A whole batch is evaluated at once.
 
 
 class DataError(ValueError):
@@ -57,6 +62,10 @@ class DecodeBatch(NamedTuple):
 class Task(Protocol):
   """Data, vocabulary and metrics of one experiment.
 
+  A task may inherit from it: the defaults are those of a task whose answers
+  stand at known positions, so that one pass over a batch asks for all of them and
+  nothing is decoded.
+
   Attributes:
     source_vocab_size: size of the source vocabulary; None without an encoder.
     target_vocab_size: size of the target vocabulary.
@@ -69,73 +78,76 @@ class Task(Protocol):
     eval_splits: held-out splits; the first is the one used while training.
   """
 
-  source_vocab_size: int | None
+  source_vocab_size: int | None = None
   target_vocab_size: int
-  shared_vocabulary: bool
-  max_source_length: int | None
+  shared_vocabulary: bool = False
+  max_source_length: int | None = None
   max_target_length: int
-  pad_id: int
-  bos_id: int
-  eos_id: int
+  pad_id: int = PAD
+  bos_id: int = BOS
+  eos_id: int = EOS
   eval_splits: tuple[str, ...]
 
   @property
   def baselines(self) -> Mapping[str, float]:
     """Name -> loss of a simpler model on the first held-out split."""
-    ...
+    return {}
 
+  @abc.abstractmethod
   def train_batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
     """The batch of a step: a pure function of (seed, step).
 
     `rows` are the numbers of those to make, in order; None makes all of them.
     """
-    ...
 
+  @abc.abstractmethod
   def eval_batches(self, split: str) -> Iterator[Batch]:
     """Every held-out example once; the last batch is padded with weight 0."""
-    ...
 
   def metric_sums(
-    self, logits: jax.Array, batch: Mapping[str, Any]
-  ) -> dict[str, jax.Array]:
+    self, logits: Any, batch: Mapping[str, Any]
+  ) -> dict[str, Any]:
     """Metric name → [sum, count], traceable; the loss is added elsewhere."""
-    ...
+    accuracy = token_accuracy(logits, batch["targets"], batch["weights"])
+    return {"accuracy": accuracy}
 
   def summarize(
     self, sums: Mapping[str, tuple[float, float]]
   ) -> dict[str, float]:
     """Divides sums by counts, once, and adds what follows from them."""
-    ...
+    return {**divide(sums), **self.baselines}
 
   def decode_batches(self, split: str) -> Iterator[DecodeBatch]:
     """The held-out examples as a decoder meets them; may be empty."""
-    ...
+    del split
+    return iter(())
 
   def score(
     self, hypotheses: Sequence[str], references: Sequence[str]
   ) -> dict[str, float | str]:
     """Metrics of decoded text against its references, what counts most first."""
-    ...
+    del hypotheses, references
+    return {}
 
+  @abc.abstractmethod
   def encode(self, line: str) -> list[int]:
     """Source or prompt ids of a line that a user typed; or ValueError."""
-    ...
 
+  @abc.abstractmethod
   def encode_target(self, line: str) -> list[int]:
     """Ids that a decoder would have to write for a line; or ValueError."""
-    ...
 
+  @abc.abstractmethod
   def decode(self, ids: Sequence[int] | np.ndarray) -> str:
     """Text of generated ids, up to the first `eos_id`."""
-    ...
 
+  @abc.abstractmethod
   def labels(self, ids: Sequence[int] | np.ndarray) -> list[str]:
     """One printable label per id, for the axes of a picture."""
-    ...
 
+  @abc.abstractmethod
   def save(self, directory: pathlib.Path) -> None:
     """Writes `directory/vocabulary`, which `restore=True` reads."""
-    ...
 
 
 class TaskEntry(NamedTuple):
@@ -145,7 +157,12 @@ class TaskEntry(NamedTuple):
     config_type: frozen dataclass that validates itself. Of a task that is all or
       nothing, its class has `solved_at`: the value of the metric that counts
       most from which it is solved.
-    make: `(config, *, kind, batch_size, seed, workdir, restore=False) -> Task`.
+    make: `(config, *, kind, batch_size, seed, workdir=None, restore=False) ->
+      Task`. `kind` is the `layout` of the model. All batches have `batch_size`
+      rows, and follow from `seed`. The vocabulary of the run in `workdir`, if it
+      has one, must fit the data; with `restore` it is taken and no data are read.
+      It raises ValueError for a kind of model that the task cannot feed, and
+      DataError for what is wrong with the data.
   """
 
   config_type: type
@@ -176,6 +193,51 @@ def layout(task: str, kind: str, served: Sequence[str]) -> str:
       f"model.kind: {task} serves {', '.join(served)}, got {kind!r}"
     )
   return kind
+
+
+def check_sizes(
+  batch_size: int,
+  *,
+  lengths: Mapping[str, int],
+  symbols: Mapping[str, int] | None = None,
+  examples: Mapping[str, int] | None = None,
+) -> None:
+  """Raises ValueError where the data of a task would not fit into memory.
+
+  A set of examples is never held as a whole, but one that does not fit would
+  not be gone through in a lifetime either.
+
+  Args:
+    batch_size: rows of a batch.
+    lengths: leaf of the task -> tokens of a row of which it decides the length.
+    symbols: leaf -> symbols of the vocabulary.
+    examples: leaf -> examples of a set that is gone through as a whole.
+
+  Raises:
+    ValueError: the message starts with the leaf.
+  """
+  for leaf, length in lengths.items():
+    check_fits(
+      f"task.{leaf}",
+      f"batch_size={batch_size} rows of {length:,} tokens",
+      batch_size * length * _TOKEN_BYTES,
+    )
+  decides, longest = max(lengths.items(), key=lambda item: item[1])
+  for leaf, count in (symbols or {}).items():
+    check_fits(f"task.{leaf}", f"{count:,} symbols", count * _SYMBOL_BYTES)
+    check_fits(
+      f"task.{leaf}",
+      f"logits over {count:,} symbols for batch_size={batch_size} rows of "
+      f"{longest:,} tokens (task.{decides})",
+      batch_size * longest * count * _LOGIT_BYTES,
+      on_devices=True,
+    )
+  for leaf, count in (examples or {}).items():
+    check_fits(
+      f"task.{leaf}",
+      f"{count:,} examples of {longest:,} tokens (task.{decides})",
+      count * longest * _TOKEN_BYTES,
+    )
 
 
 def token_accuracy(
@@ -247,6 +309,12 @@ def only(batch: Batch, rows: np.ndarray | None) -> Batch:
   if rows is None:
     return batch
   return {name: array[rows] for name, array in batch.items()}
+
+
+def chunks(count: int, batch_size: int) -> Iterator[np.ndarray]:
+  """Numbers 0 … count − 1, as many as a batch has rows at a time."""
+  for start in range(0, count, batch_size):
+    yield np.arange(start, min(start + batch_size, count))
 
 
 def pad_rows(batch: Batch, batch_size: int) -> Batch:

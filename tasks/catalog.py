@@ -5,20 +5,23 @@ where there is no network, and fails where two processes prepare a set at once. 
 module imports TFDS (0.7 s), so it is imported where it is needed.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 import contextlib
 import os
 import pathlib
 import queue
 import socket
 import threading
+from typing import Any
 import urllib.parse
 
 import tensorflow_datasets as tfds
 
-from tasks import builders, cache
+from tasks import cache
 from tasks.base import DataError
 from tasks.tensorflow_free import without_tensorflow
+
+_CHUNK = 1000
 
 
 def prepare_named(
@@ -51,11 +54,12 @@ def prepare_named(
       )
     return builder
   key = "tfds-" + builder.info.full_name.replace("/", "-")
-  if not (cache.folder("datasets") / key).exists():
+  path = cache.folder("datasets") / key
+  if not path.exists():
     _check_network(name, builder.url_infos or (), instead)
 
-  def write(scratch: str) -> pathlib.Path:
-    fresh = _find(name, scratch, leaf)
+  def write(scratch: pathlib.Path) -> pathlib.Path:
+    fresh = _find(name, str(scratch), leaf)
     downloads = cache.folder("datasets") / "downloads"
     try:
       with without_tensorflow(fresh):
@@ -70,7 +74,25 @@ def prepare_named(
       ) from error
     return pathlib.Path(fresh.data_dir)
 
-  return tfds.builder_from_directory(builders.prepare(key, write))
+  return tfds.builder_from_directory(cache.prepare(path, write))
+
+
+def examples(
+  builder: tfds.core.DatasetBuilder, split: str, **options: Any
+) -> Iterator[dict[str, Any]]:
+  """The examples of a split in their order.
+
+  One by one, array_record takes 0.2 ms an example; a thousand together, 0.03 ms.
+
+  Args:
+    builder: of a set that is prepared.
+    split: as TFDS names it.
+    **options: of `as_data_source`.
+  """
+  source: Any = builder.as_data_source(split=split, **options)
+  for start in range(0, len(source), _CHUNK):
+    stop = min(start + _CHUNK, len(source))
+    yield from source.__getitems__(list(range(start, stop)))
 
 
 def held_out_split(

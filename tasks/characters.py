@@ -1,118 +1,204 @@
-"""A vocabulary of the characters of a text."""
+"""Vocabularies that need no training: characters of a text, bytes of UTF-8."""
 
-from collections.abc import Sequence
+import abc
+from collections.abc import Mapping, Sequence
 import json
-import pathlib
 import re
+from typing import Self
 
 import numpy as np
 
 from tasks import base
 from tasks.base import DataError
-from tasks.files import read_bytes
-from tasks.special_tokens import OWN, SpecialTokens
-
-FILE = "characters.json"
-_PRINTABLE = {"\n": "⏎", " ": "␣", "\t": "⇥"}
+from tasks.special_tokens import OWN, PRINTABLE, SpecialTokens
 
 
-class Characters:
-  """Text to ids and back, a character an id; special tokens come first.
+class Units(abc.ABC):
+  """Text to ids and back, an id for each unit of text.
 
   Attributes:
+    FILE: name of the file in which a run keeps the vocabulary.
     unit: what an id is, in a message.
     size: number of ids.
     special: ids of the special tokens.
-    ordinary: ids of characters, int32.
+    ordinary: ids of units of text, int32.
     file: where the vocabulary is kept, for a message.
   """
 
-  unit = "characters"
-  file = FILE
+  FILE: str
+  unit: str
 
-  def __init__(self, characters: Sequence[str], extra: Sequence[str] = ()):
-    """Takes the characters.
+  def __init__(
+    self, names: Mapping[int, str], count: int, extra: Sequence[str]
+  ):
+    """Takes special tokens and a number of units, which follow the first of them.
 
     Args:
-      characters: sorted by code point.
-      extra: names of special tokens in addition to `<pad>`, `<bos>`, `<eos>`.
+      names: id -> special token.
+      count: units of text.
+      extra: special tokens that a model reads where a user types them.
     """
-    special = [*OWN, *extra]
-    self._first = len(special)
-    self._symbols = [*special, *characters]
-    self._ids = {symbol: i for i, symbol in enumerate(self._symbols)}
-    # As a user types them: those that a model reads.
+    self._names = names
+    self._ids = {name: i for i, name in names.items()}
     self._typed = "|".join(map(re.escape, extra))
-    self.size = len(self._symbols)
-    self.special = SpecialTokens.find({s: i for i, s in enumerate(special)})
-    self.ordinary = np.arange(self._first, self.size, dtype=np.int32)
+    self._first = next(i for i in range(len(names) + 1) if i not in names)
+    self.file = self.FILE
+    self.size = len(names) + count
+    self.special = SpecialTokens.find(self._ids)
+    self.ordinary = np.arange(self._first, self._first + count, dtype=np.int32)
 
-  def check_knows(self, text: str) -> None:
-    """Raises DataError where a text has a character that is not here."""
-    for character in sorted({*text} - self._ids.keys()):
-      raise DataError(
-        f"task.tokenizer: the text has the character {character!r}, which is "
-        f"not among the {self.size - self._first} that the vocabulary knows"
-      )
-
+  @abc.abstractmethod
   def encode_text(self, text: str) -> np.ndarray:
-    """Ids of a text of known characters alone, int32."""
-    # Sorted by code point, so this is `self._ids`, at once.
-    known = [ord(character) for character in self._symbols[self._first :]]
-    codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
-    return (np.searchsorted(known, codes) + self._first).astype(np.int32)
+    """Ids of a text, int32; what reads like a special token is text."""
+
+  @abc.abstractmethod
+  def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+    """Text of ids, up to EOS."""
+
+  @abc.abstractmethod
+  def content(self) -> bytes:
+    """What the file has."""
 
   def encode(self, line: str) -> list[int]:
     """Ids of a line that a user typed; special tokens by their names.
 
     Raises:
-      ValueError: a character that does not occur in the text.
+      ValueError: a character that the vocabulary does not have.
     """
     parts = re.split(f"({self._typed})", line) if self._typed else [line]
-    symbols: list[str] = []
+    ids: list[int] = []
     for number, part in enumerate(parts):
-      symbols += [part] if number % 2 else part
-    for symbol in symbols:
-      if symbol not in self._ids:
-        raise ValueError(f"{symbol!r} does not occur in the training text")
-    return [self._ids[symbol] for symbol in symbols]
+      is_name = number % 2
+      ids += [self._ids[part]] if is_name else self._spell(part)
+    return ids
+
+  def labels(self, ids: Sequence[int] | np.ndarray) -> list[str]:
+    """The text of each id, spaces and line ends made visible."""
+    return [self._names.get(int(i)) or self._label(int(i)) for i in ids]
+
+  @abc.abstractmethod
+  def _spell(self, text: str) -> list[int]:
+    """Ids of text that a user typed."""
+
+  @abc.abstractmethod
+  def _label(self, token_id: int) -> str:
+    """The text of a unit."""
+
+
+class Characters(Units):
+  """A character an id, in the order of code points, behind the special tokens."""
+
+  FILE = "characters.json"
+  unit = "characters"
+
+  def __init__(self, characters: Sequence[str], extra: Sequence[str] = ()):
+    """Takes characters, sorted, and tokens beyond `<pad>`, `<bos>`, `<eos>`."""
+    super().__init__(dict(enumerate([*OWN, *extra])), len(characters), extra)
+    self._characters = list(characters)
+    self._places = {c: self._first + i for i, c in enumerate(characters)}
+
+  def check_knows(self, text: str) -> None:
+    """Raises DataError where a text has a character that is not here."""
+    for character in sorted({*text} - self._places.keys()):
+      raise DataError(
+        f"task.tokenizer: the text has the character {character!r}, which is "
+        f"not among the {len(self._characters)} that the vocabulary knows"
+      )
+
+  def encode_text(self, text: str) -> np.ndarray:
+    """Ids of a text of known characters alone, int32."""
+    # Sorted by code point, so this is `self._places`, at once.
+    known = [ord(character) for character in self._characters]
+    codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    return (np.searchsorted(known, codes) + self._first).astype(np.int32)
 
   def decode(self, ids: Sequence[int] | np.ndarray) -> str:
     """Characters of ids, up to EOS."""
-    return "".join(self._symbols[i] for i in base.until_eos(ids))
-
-  def labels(self, ids: Sequence[int] | np.ndarray) -> list[str]:
-    """The character of each id, spaces and line ends made visible."""
-    symbols = [self._symbols[int(i)] for i in ids]
-    return [_PRINTABLE.get(symbol, symbol) for symbol in symbols]
+    return "".join(
+      self._names.get(i) or self._characters[i - self._first]
+      for i in base.until_eos(ids)
+    )
 
   def content(self) -> bytes:
-    """The characters in the order of their ids, as the file has them."""
-    characters = self._symbols[self._first :]
-    return json.dumps(characters, ensure_ascii=False, indent=0).encode()
+    """The characters in the order of their ids."""
+    return json.dumps(self._characters, ensure_ascii=False, indent=0).encode()
 
   @classmethod
-  def load(
-    cls, workdir: pathlib.Path | None, extra: Sequence[str] = ()
-  ) -> "Characters":
-    """Reads the characters of a run."""
-    return cls(json.loads(base.load_vocabulary(workdir, FILE)), extra)
+  def read(cls, content: bytes, extra: Sequence[str], file: str) -> Self:
+    """Reads the `characters.json` that a run wrote, or raises DataError."""
+    try:
+      characters = json.loads(content)
+    except ValueError as error:
+      raise DataError(f"task.tokenizer: {file} is not JSON: {error}") from error
+    if not isinstance(characters, list) or not all(
+      isinstance(one, str) and len(one) == 1 for one in characters
+    ):
+      raise DataError(f"task.tokenizer: {file} is not a list of characters")
+    return cls(characters, extra)
+
+  def _spell(self, text: str) -> list[int]:
+    for character in text:
+      if character not in self._places:
+        raise ValueError(f"{character!r} does not occur in the training text")
+    return [self._places[character] for character in text]
+
+  def _label(self, token_id: int) -> str:
+    return self._characters[token_id - self._first].translate(PRINTABLE)
 
 
-def open_characters(
-  file: pathlib.Path, extra: Sequence[str] = ()
-) -> Characters:
-  """Reads the `characters.json` that another run wrote.
+class Bytes(Units):
+  """A byte an id, its value + 6; any text, without training.
 
-  Raises:
-    DataError: it cannot be read, or is something else.
+  Special tokens that are not among `SPECIAL` come after the bytes.
   """
-  try:
-    found = json.loads(read_bytes(file))
-  except ValueError as error:
-    raise DataError(f"task.tokenizer: {file} is not JSON: {error}") from error
-  if not isinstance(found, list) or not all(
-    isinstance(one, str) and len(one) == 1 for one in found
-  ):
-    raise DataError(f"task.tokenizer: {file} is not a list of characters")
-  return Characters(found, extra)
+
+  FILE = "bytes.json"
+  unit = "bytes"
+  SPECIAL = (*OWN, "<mask>", "<cls>", "<sep>")
+  """What comes before the bytes, as in the published Perceiver IO."""
+
+  def __init__(self, extra: Sequence[str] = ()):
+    """Takes the names of special tokens that an objective needs."""
+    after = [name for name in extra if name not in self.SPECIAL]
+    names = dict(enumerate(self.SPECIAL))
+    names |= dict(enumerate(after, len(names) + 256))
+    super().__init__(names, 256, extra)
+
+  def encode_text(self, text: str) -> np.ndarray:
+    """Ids of a text, int32; what reads like a special token is text."""
+    values = np.frombuffer(text.encode("utf-8"), np.uint8)
+    return values.astype(np.int32) + self._first
+
+  def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+    """Text of ids, up to EOS; a part of a character becomes '\ufffd'."""
+    values = (
+      self._names[i].encode() if i in self._names else self._byte(i)
+      for i in base.until_eos(ids)
+    )
+    return b"".join(values).decode("utf-8", errors="replace")
+
+  def content(self) -> bytes:
+    """The special tokens before the bytes."""
+    return json.dumps(self.SPECIAL, indent=0).encode()
+
+  @classmethod
+  def read(cls, content: bytes, extra: Sequence[str], file: str) -> Self:
+    """Reads the `bytes.json` that a run wrote, or raises DataError."""
+    vocabulary = cls(extra)
+    if content != vocabulary.content():
+      raise DataError(
+        f"task.tokenizer: {file} is not the special tokens "
+        f"{' '.join(cls.SPECIAL)}"
+      )
+    return vocabulary
+
+  def _spell(self, text: str) -> list[int]:
+    return self.encode_text(text).tolist()
+
+  def _byte(self, token_id: int) -> bytes:
+    return bytes([token_id - self._first])
+
+  def _label(self, token_id: int) -> str:
+    value = self._byte(token_id)
+    text = value.decode("ascii", errors="backslashreplace").translate(PRINTABLE)
+    return text if text.isprintable() else f"\\x{value[0]:02x}"

@@ -1,8 +1,9 @@
 """Classification of texts: one label for a whole sequence."""
 
 from collections.abc import Iterator, Sequence
+import csv
 import pathlib
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from annotated_types import Ge
 import numpy as np
@@ -10,15 +11,33 @@ from pydantic.dataclasses import dataclass
 
 from settings.checks import check
 from settings.fields import STRICT, Count, Share
-from tasks import base, label_names, vocabularies
-from tasks.answers import AnswersInPlace
-from tasks.base import Batch
+from tasks import base, vocabularies
+from tasks.base import Batch, DataError
 from tasks.bucketing import Ragged
+from tasks.files import existing_file, read_lines
 from tasks.generated import answers_at
-from tasks.labelled import Labelled, Row, read_named, read_rows
-from tasks.sizes import check_sizes
+from tasks.labelled import LabelledTask, load_names
 from tasks.special_tokens import OWN_ENCODER
 from tasks.vocabularies import Vocabulary
+
+Row = tuple[str, str]
+"""Label and text."""
+
+
+class LabelledTexts(NamedTuple):
+  """Rows that are trained and rows that are held out.
+
+  Attributes:
+    train: at least one.
+    validation: at least one.
+  """
+
+  train: Sequence[Row]
+  validation: Sequence[Row]
+
+  def names(self) -> list[str]:
+    """The labels, sorted; a label's place is its id."""
+    return sorted({label for rows in self for label, _ in rows})
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -55,36 +74,30 @@ class ClassificationConfig:
     )
 
 
-class ClassificationTask(AnswersInPlace):
+class ClassificationTask(LabelledTask):
   """Texts, and one of a few labels as the answer.
 
   encoder: source = `[CLS] text [SEP]`, padded; the target is the label, at the
   first position, and only there is a weight. Labels have ids of their own, so
   the softmax cannot share the table of the source.
-
-  `labelled` is None for a restored task, which encodes and decodes only.
   """
-
-  shared_vocabulary = False
-  eval_splits: tuple[str, ...]
-  source_vocab_size: int | None
-  max_source_length: int | None
 
   def __init__(
     self,
     config: ClassificationConfig,
     vocabulary: Vocabulary,
     names: Sequence[str],
-    labelled: Labelled | None,
+    texts: LabelledTexts | None,
     *,
     batch_size: int,
     seed: int,
   ):
+    """`texts` is None for a restored task, which encodes and decodes only."""
+    splits = {} if texts is None else texts._asdict()
+    counts = {split: len(rows) for split, rows in splits.items()}
+    super().__init__(names, counts, batch_size=batch_size, seed=seed)
     self._config = config
     self._vocabulary = vocabulary
-    self._names = list(names)
-    self._batch_size = batch_size
-    self._seed = seed
     special, file = vocabulary.special, vocabulary.file
     self.pad_id = special.need("pad", file, "classification")
     self._cls_id = special.need("cls", file, "classification")
@@ -93,29 +106,8 @@ class ClassificationTask(AnswersInPlace):
     self.bos_id = self._cls_id
     self.eos_id = self.pad_id if special.eos is None else special.eos
     self.source_vocab_size = vocabulary.size
-    self.target_vocab_size = len(self._names)
     self.max_source_length = self.max_target_length = config.max_length
-    self.eval_splits = () if labelled is None else ("validation",)
-    if labelled is not None:
-      self._train = self._encoded(labelled.train)
-      self._validation = self._encoded(labelled.validation)
-
-  def train_batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
-    """B rows: all of them once in an order of their own, then again."""
-    ids, labels = self._train
-    indices = base.indices(step, self._batch_size, rows)
-    places = base.epoch_order(indices, len(labels), self._seed)
-    return self._batch(ids, labels, places)
-
-  def eval_batches(self, split: str) -> Iterator[Batch]:
-    """Every held-out row once, in the order of the file."""
-    if split not in self.eval_splits:
-      raise KeyError(split)
-    rows, labels = self._validation
-    for start in range(0, len(labels), self._batch_size):
-      places = np.arange(start, min(start + self._batch_size, len(labels)))
-      batch = self._batch(rows, labels, places)
-      yield base.pad_rows(batch, self._batch_size)
+    self._splits = {s: self._encoded(rows) for s, rows in splits.items()}
 
   def encode(self, line: str) -> list[int]:
     """Ids of a text between its special tokens."""
@@ -126,10 +118,6 @@ class ClassificationTask(AnswersInPlace):
         f"(task.max_length={self._config.max_length})"
       )
     return ids
-
-  def encode_target(self, line: str) -> list[int]:
-    """The id of a label."""
-    return [label_names.find(self._names, line)]
 
   def decode(self, ids: Sequence[int] | np.ndarray) -> str:
     """Text of ids."""
@@ -142,7 +130,7 @@ class ClassificationTask(AnswersInPlace):
   def save(self, directory: pathlib.Path) -> None:
     """Writes the vocabulary, and the labels in the order of their ids."""
     vocabularies.save_vocabulary(self._vocabulary, directory)
-    label_names.save(self._names, directory)
+    super().save(directory)
 
   def _encoded(self, rows: Sequence[Row]) -> tuple[Ragged, np.ndarray]:
     """Texts as ids, cut to the longest that is read, and the ids of labels."""
@@ -151,17 +139,15 @@ class ClassificationTask(AnswersInPlace):
       self._framed(self._vocabulary.encode_text(text)[:room].tolist())
       for _, text in rows
     ]
-    place = {name: i for i, name in enumerate(self._names)}
+    place = {name: i for i, name in enumerate(self.names)}
     labels = np.array([place[label] for label, _ in rows], np.int32)
     return Ragged.stack(texts), labels
 
   def _framed(self, ids: list[int]) -> list[int]:
     return [self._cls_id, *ids, *self._after]
 
-  def _batch(
-    self, rows: Ragged, labels: np.ndarray, places: np.ndarray
-  ) -> Batch:
-    length = self._config.max_length
+  def _batch(self, split: str, places: np.ndarray) -> Batch:
+    (rows, labels), length = self._splits[split], self._config.max_length
     is_token = np.arange(length) < rows.lengths[places, None]
     source = np.where(is_token, rows.pad(places, length), self.pad_id)
     answers = labels[places, None]
@@ -181,22 +167,9 @@ def make(
   workdir: pathlib.Path | None = None,
   restore: bool = False,
 ) -> ClassificationTask:
-  """Makes the task: reads texts, makes or opens the vocabulary.
-
-  Args:
-    config: which texts, in which tokens.
-    kind: the `layout` of the model; 'encoder' only.
-    batch_size: rows of every batch.
-    seed: of the order of training.
-    workdir: of a run; its vocabulary and labels must be the same.
-    restore: take those of the run and read no data.
-
-  Raises:
-    ValueError: a kind of model that this task cannot feed.
-    DataError: in one line, what is wrong with the data or the vocabulary.
-  """
+  """Reads texts, and makes or opens the vocabulary; see `TaskEntry`."""
   base.layout("classification", kind, ("encoder",))
-  check_sizes(
+  base.check_sizes(
     batch_size,
     lengths={"max_length": config.max_length},
     symbols=vocabularies.symbols(config),
@@ -204,18 +177,119 @@ def make(
   sizes = {"batch_size": batch_size, "seed": seed}
   if restore:
     vocabulary = vocabularies.restore_vocabulary(config, OWN_ENCODER, workdir)
-    names = label_names.load(workdir)
+    names = load_names(workdir)
     return ClassificationTask(config, vocabulary, names, None, **sizes)
   if config.path:
-    labelled = read_rows(config.path, config.held_out)
+    texts = read_rows(config.path, config.held_out)
   else:
-    labelled = read_named(config.dataset, config.held_out)
-  training, validation = (
-    "\n".join(text for _, text in rows) for rows in labelled
-  )
+    texts = read_named(config.dataset, config.held_out)
+  training, validation = ("\n".join(text for _, text in rows) for rows in texts)
   vocabulary = vocabularies.open_vocabulary(
     config, OWN_ENCODER, training + "\n" + validation, training, workdir
   )
-  names = labelled.names()
-  label_names.check(names, workdir)
-  return ClassificationTask(config, vocabulary, names, labelled, **sizes)
+  names = texts.names()
+  task = ClassificationTask(config, vocabulary, names, texts, **sizes)
+  task.check_run(workdir)
+  return task
+
+
+def read_rows(path: str, held_out: float) -> LabelledTexts:
+  """Reads a file of a label and a text in each row, without a header.
+
+  A name that ends in `.csv` or `.csv.gz` is read as comma-separated values with
+  quotes; any other file has a tab behind the label.
+
+  Args:
+    path: as it was typed.
+    held_out: share of rows that are held out: which, follows from their number
+      alone.
+
+  Raises:
+    DataError: a missing or undecodable file, a row without a label or text, or
+      too few rows.
+  """
+  file = existing_file(path)
+  is_csv = file.name.removesuffix(".gz").endswith(".csv")
+  rows = list(_csv(file) if is_csv else _tabbed(file))
+  return _split(rows, held_out, str(file))
+
+
+def read_named(name: str, held_out: float) -> LabelledTexts:
+  """Reads a set of the TFDS catalogue that has the features text and label.
+
+  Its validation split is held out, or else its test split, or else a share of
+  its training split.
+
+  Raises:
+    DataError: in one line, what is wrong with the set.
+  """
+  from tasks import catalog
+
+  builder = catalog.prepare_named(
+    name,
+    "",
+    [("dataset", "text"), ("dataset", "label")],
+    instead="task.path",
+  )
+  held_out_split = catalog.held_out_split(builder, name)
+  names = getattr(builder.info.features["label"], "names", None)
+
+  def read(split: str) -> Iterator[Row]:
+    for example in builder.as_data_source(split=split):
+      label, text = example["label"], example["text"]
+      # A test set may be published without its labels.
+      if isinstance(label, bytes):
+        label = label.decode()
+      yield names[int(label)] if names else str(label), text.decode()
+
+  train = [*read("train")]
+  if held_out_split is None:
+    return _split(train, held_out, name)
+  return _checked(LabelledTexts(train, [*read(held_out_split)]), name)
+
+
+def _split(rows: list[Row], held_out: float, where: str) -> LabelledTexts:
+  """Holds out a share of the rows, at least one."""
+  order = np.random.default_rng(0).permutation(len(rows))
+  count = max(1, round(held_out * len(rows)))
+  validation, train = np.sort(order[:count]), np.sort(order[count:])
+  labelled = LabelledTexts(
+    [rows[i] for i in train], [rows[i] for i in validation]
+  )
+  return _checked(labelled, where)
+
+
+def _checked(labelled: LabelledTexts, where: str) -> LabelledTexts:
+  for split, rows in zip(labelled._fields, labelled, strict=True):
+    if not rows:
+      raise DataError(f"{where}: empty {split} split")
+  known = {label for label, _ in labelled.train}
+  if len(known) < 2:
+    raise DataError(
+      f"{where}: expected at least 2 labels among {len(labelled.train)} rows "
+      f"that are trained, got {', '.join(map(repr, known))}"
+    )
+  return labelled
+
+
+def _tabbed(file: pathlib.Path) -> Iterator[Row]:
+  for number, line in enumerate(read_lines(file), 1):
+    label, tab, text = line.partition("\t")
+    if not tab or not label or not text.strip():
+      raise DataError(f"{file}, line {number}: expected LABEL<tab>TEXT")
+    yield label, text
+
+
+def _csv(file: pathlib.Path) -> Iterator[Row]:
+  lines = (line + "\n" for line in read_lines(file))
+  reader = csv.reader(lines, strict=True)
+  try:
+    for row in reader:
+      if len(row) != 2 or not row[0] or not row[1].strip():
+        raise DataError(
+          f"{file}, line {reader.line_num}: expected LABEL,TEXT, got "
+          f"{len(row)} columns"
+        )
+      yield row[0], row[1]
+  except csv.Error as error:
+    raise DataError(f"{file}, line {reader.line_num}: {error}") from error

@@ -5,7 +5,7 @@ Sequences are computed from (seed, split, index) with a counter-based generator
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-import json
+import itertools
 import pathlib
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -17,8 +17,7 @@ from settings.checks import check
 from settings.fields import STRICT, Count
 from tasks import base, draws
 from tasks.base import BOS, EOS, PAD, Batch, DecodeBatch
-from tasks.generated import check_eval_lengths
-from tasks.sizes import check_sizes
+from tasks.generated import GeneratedTask, check_eval_lengths
 
 SEP = 3
 FIRST_SYMBOL = 4
@@ -63,7 +62,7 @@ class CopyConfig:
     check_eval_lengths(self, 1, low="min_length", high="max_length")
 
 
-class CopyTask:
+class CopyTask(GeneratedTask):
   """Sequences to copy, laid out for one kind of model.
 
   encoder_decoder: source = w EOS, targets = w' EOS, inputs = BOS w'.
@@ -72,57 +71,27 @@ class CopyTask:
   encoder: source = w, targets = w', position by position.
   """
 
-  source_vocab_size: int | None
-  max_source_length: int | None
-  pad_id, bos_id, eos_id = PAD, BOS, EOS
-  eval_splits: tuple[str, ...]
-  baselines = base.NO_BASELINES
-
   def __init__(
     self, config: CopyConfig, *, kind: str, batch_size: int, seed: int
   ):
     served = ("encoder_decoder", "decoder", "encoder")
     if config.kind == "duplicate":
       served = ("decoder",)
-    kind = base.layout(f"task.kind={config.kind!r}", kind, served)
-    self._config = config
-    self._kind = kind
-    self._batch_size = batch_size
-    self._seed = seed
-    size = FIRST_SYMBOL + config.vocab_size
-    self.source_vocab_size = None if kind == "decoder" else size
-    self.target_vocab_size = size
-    self.shared_vocabulary = kind != "decoder"
-    # Split -> the shortest and the longest w.
-    trained = config.min_length, config.max_length
-    self._lengths = dict.fromkeys(_SPLITS, trained) | {
-      f"length_{length}": (length, length) for length in config.eval_lengths
-    }
-    self.eval_splits = tuple(s for s in self._lengths if s != "train")
-    lengths = {
-      "max_length": self._target_length(config.max_length),
-      "eval_lengths": self._target_length(max(config.eval_lengths, default=0)),
-    }
-    self.max_target_length = max(lengths.values())
-    self.max_source_length = (
-      None if kind == "decoder" else self.max_target_length
+    self._kind = base.layout(f"task.kind={config.kind!r}", kind, served)
+    super().__init__(
+      config,
+      itertools.chain(["|"], map(str, range(config.vocab_size))),
+      batch_size=batch_size,
+      seed=seed,
+      length=config.max_length,
+      length_leaf="max_length",
+      symbol_counts={"vocab_size": FIRST_SYMBOL + config.vocab_size},
     )
-    check_sizes(
-      batch_size,
-      lengths=lengths,
-      symbols={"vocab_size": size},
-      examples={"eval_size": config.eval_size},
-    )
-
-  def train_batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
-    """The batch of a step: sequences step · B … (step + 1) · B − 1."""
-    batch = self._batch(*self._rows("train", step * self._batch_size))
-    return base.only(batch, rows)
-
-  def eval_batches(self, split: str) -> Iterator[Batch]:
-    """The held-out sequences in their order."""
-    for words, lengths in self._held_out(split):
-      yield base.pad_rows(self._batch(words, lengths), self._batch_size)
+    self.eval_splits = tuple(s for s in self.eval_splits if s != "test")
+    if kind != "decoder":
+      self.source_vocab_size = self.target_vocab_size
+      self.max_source_length = self.max_target_length
+      self.shared_vocabulary = True
 
   def decode_batches(self, split: str) -> Iterator[DecodeBatch]:
     """The held-out sequences to be generated.
@@ -131,7 +100,8 @@ class CopyTask:
     """
     if self._kind == "encoder" or split not in _SPLITS:
       return
-    for words, lengths in self._held_out(split):
+    for indices in base.chunks(self._config.eval_size, self._batch_size):
+      words, lengths = self._sequences(split, indices)
       answers, _ = self._answers(words, lengths)
       rows = base.repeat_rows(len(words), self._batch_size)
       words, lengths = words[rows], lengths[rows]
@@ -157,12 +127,6 @@ class CopyTask:
       "sequence_accuracy": base.sequence_accuracy(*arguments),
     }
 
-  def summarize(
-    self, sums: Mapping[str, tuple[float, float]]
-  ) -> dict[str, float]:
-    """Divides once."""
-    return base.divide(sums)
-
   def score(
     self, hypotheses: Sequence[str], references: Sequence[str]
   ) -> dict[str, float | str]:
@@ -186,24 +150,6 @@ class CopyTask:
     """Ids of an answer, typed like a source, and EOS."""
     return [*self._symbol_ids(line), EOS]
 
-  def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-    """Symbols between spaces, up to EOS."""
-    return " ".join(self.labels(base.until_eos(ids)))
-
-  def labels(self, ids: Sequence[int] | np.ndarray) -> list[str]:
-    """The symbol of each id."""
-    special = ("<pad>", "<bos>", "<eos>", "|")
-    return [
-      special[i] if i < FIRST_SYMBOL else str(i - FIRST_SYMBOL)
-      for i in (int(i) for i in ids)
-    ]
-
-  def save(self, directory: pathlib.Path) -> None:
-    """Writes the list of symbols; it follows from the config."""
-    symbols = self.labels(range(self.target_vocab_size))
-    content = json.dumps(symbols).encode()
-    base.save_vocabulary(directory, {"symbols.json": content})
-
   def _symbol_ids(self, line: str) -> list[int]:
     symbols = line.split()
     config = self._config
@@ -214,22 +160,18 @@ class CopyTask:
       raise ValueError(
         f"expected 1 to {longest} symbols (task.{leaf}), got {len(symbols)}"
       )
-    known = {str(i): FIRST_SYMBOL + i for i in range(config.vocab_size)}
-    for symbol in symbols:
-      if symbol not in known:
+    ids = [self._ids.get(symbol, 0) for symbol in symbols]
+    for symbol, symbol_id in zip(symbols, ids, strict=True):
+      if symbol_id < FIRST_SYMBOL:
         raise ValueError(
           f"expected symbols 0 to {config.vocab_size - 1}, got {symbol!r}"
         )
-    return [known[symbol] for symbol in symbols]
+    return ids
 
-  def _held_out(self, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    for start in range(0, self._config.eval_size, self._batch_size):
-      words, lengths = self._rows(split, start)
-      count = min(self._batch_size, self._config.eval_size - start)
-      yield words[:count], lengths[:count]
-
-  def _rows(self, split: str, start: int) -> tuple[np.ndarray, np.ndarray]:
-    """Sequences start … start + B − 1 of a split: ids [B, L], lengths [B].
+  def _sequences(
+    self, split: str, indices: np.ndarray
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """The sequences of a split with these indices: ids [B, L], lengths [B].
 
     Held out are the sequences whose weighted sum of symbols is 0 modulo the
     number of symbols: one in `vocab_size`, so no sequence is both trained and
@@ -237,21 +179,24 @@ class CopyTask:
     repeat). The first symbol is chosen to make the sum come out; it stays
     uniform.
     """
-    shortest, length = self._lengths[split]
+    shortest, length = self._config.min_length, self._config.max_length
+    if split not in _SPLITS:
+      shortest = length = int(split.removeprefix("length_"))
     size = np.uint64(self._config.vocab_size)
     # Philox gives four words a count, so each row begins at a count of its own:
     # one random jump serves the whole batch, and a row depends on its index
     # alone, not on the batch size.
     counts = -(-(length + 2) // 4)
+    first, stop = int(indices.min()), int(indices.max()) + 1
     philox = np.random.Philox(key=self._key(split))
-    philox.advance(start * counts)
-    raw = philox.random_raw(self._batch_size * counts * 4)
-    raw = raw.reshape(self._batch_size, -1)
+    philox.advance(first * counts)
+    raw = philox.random_raw((stop - first) * counts * 4)
+    raw = raw.reshape(stop - first, -1)[indices - first]
     span = np.uint64(length - shortest + 1)
     lengths = (raw[:, 0] % span).astype(np.int64) + shortest
     symbols = raw[:, 2 : length + 2] % size
     symbols *= np.arange(length) < lengths[:, None]
-    remainder = np.zeros(self._batch_size, np.uint64)
+    remainder = np.zeros(len(indices), np.uint64)
     if split == "train":
       remainder = np.uint64(1) + raw[:, 1] % (size - np.uint64(1))
     others = (symbols[:, 1:] * _sum_weights(length)[1:]).sum(axis=1) % size
@@ -268,7 +213,8 @@ class CopyTask:
     sequence = np.random.SeedSequence((self._seed, _SPLITS.index(split)))
     return sequence.generate_state(2, np.uint64)
 
-  def _batch(self, words: np.ndarray, lengths: np.ndarray) -> Batch:
+  def _examples(self, split: str, indices: np.ndarray) -> Batch:
+    words, lengths = self._sequences(split, indices)
     answers, answer_lengths = self._answers(words, lengths)
     if self._kind == "encoder":
       weights = np.arange(words.shape[1]) < lengths[:, None]
@@ -292,8 +238,7 @@ class CopyTask:
       weights = (positions >= starts[:, None]) & (targets != PAD)
       # What follows the last weighted target is padding, EOS among it.
       batch = {"inputs": stream[:, :-1] * (targets != PAD), "targets": targets}
-    batch = {name: array.astype(np.int32) for name, array in batch.items()}
-    return batch | {"weights": weights.astype(np.float32)}
+    return batch | {"weights": weights}
 
   def _answers(
     self, words: np.ndarray, lengths: np.ndarray
@@ -317,7 +262,7 @@ class CopyTask:
   def _prompt_length(self, length: Any) -> Any:
     return length + (2 if self._config.kind == "duplicate" else 1)
 
-  def _target_length(self, length: int) -> int:
+  def _row_length(self, length: int) -> int:
     """T of a batch whose longest w has `length` symbols."""
     if self._kind == "encoder":
       return length
@@ -335,19 +280,7 @@ def make(
   workdir: pathlib.Path | None = None,
   restore: bool = False,
 ) -> CopyTask:
-  """Makes the task; it needs nothing from disk.
-
-  Args:
-    config: which sequences.
-    kind: the `layout` of the model; 'duplicate' is for decoders only.
-    batch_size: rows of every batch.
-    seed: another seed, other sequences.
-    workdir: unused: nothing is stored.
-    restore: unused, for the same reason.
-
-  Raises:
-    ValueError: a kind of model that this task cannot feed.
-  """
+  """Makes the task; it needs nothing from disk."""
   del workdir, restore
   return CopyTask(config, kind=kind, batch_size=batch_size, seed=seed)
 

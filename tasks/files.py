@@ -22,6 +22,15 @@ def typed_path(text: str) -> pathlib.Path:
     raise DataError(f"{text}: {error} (task.path)") from error
 
 
+def existing_file(text: str) -> pathlib.Path:
+  """The path of `task.path`; DataError where there is no such file."""
+  path = typed_path(text)
+  if not path.is_file():
+    problem = "a folder, expected a file" if path.is_dir() else "no such file"
+    raise DataError(f"{path}: {problem} (task.path)")
+  return path
+
+
 def read_bytes(path: pathlib.Path) -> bytes:
   """Reads a file, unpacking `.gz`; DataError where that cannot be done."""
   try:
@@ -101,29 +110,22 @@ class AlignedFiles:
         digest.update(f"{name} {path.name} {content}\n".encode())
     return digest.hexdigest()
 
-  def read(self) -> dict[str, Pairs]:
-    """Reads every split.
+  def read(self, split: str) -> Pairs:
+    """Reads a split.
 
     Raises:
       DataError: undecodable bytes, different line counts, an empty split.
     """
-    return {
-      name: _read_pairs(name, *paths) for name, paths in self.splits.items()
-    }
-
-
-def _read_pairs(
-  split: str, source: pathlib.Path, target: pathlib.Path
-) -> Pairs:
-  sources, targets = read_lines(source), read_lines(target)
-  if len(sources) != len(targets):
-    raise DataError(
-      f"{source} has {len(sources)} lines and {target.name} has "
-      f"{len(targets)}: line n of one must translate line n of the other"
-    )
-  if not sources:
-    raise DataError(f"{source}: empty {split} split")
-  return list(zip(sources, targets, strict=True))
+    source, target = self.splits[split]
+    sources, targets = read_lines(source), read_lines(target)
+    if len(sources) != len(targets):
+      raise DataError(
+        f"{source} has {len(sources)} lines and {target.name} has "
+        f"{len(targets)}: line n of one must translate line n of the other"
+      )
+    if not sources:
+      raise DataError(f"{source}: empty {split} split")
+    return list(zip(sources, targets, strict=True))
 
 
 def _find(

@@ -6,7 +6,7 @@ what the task asks; nothing is generated to score it.
 """
 
 import abc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import json
 import pathlib
 from typing import Any
@@ -15,61 +15,83 @@ import numpy as np
 
 from settings.checks import check
 from tasks import base, draws
-from tasks.answers import AnswersInPlace
-from tasks.base import BOS, EOS, PAD, Batch
+from tasks.base import Batch
 
 FIRST_SYMBOL = 3
 """Symbols of a task are numbered from here: PAD, BOS and EOS come first."""
 
-_SPECIAL = ("<pad>", "<bos>", "<eos>")
 
-
-class GeneratedTask(AnswersInPlace, abc.ABC):
+class GeneratedTask(base.Task):
   """A task that computes its examples.
 
   A decoder reads 'inputs' and answers at the weighted positions; targets are
   not its inputs shifted by one.
+
+  Attributes:
+    counts_rows: whether 'sequence_accuracy' is measured too, of rows whose
+      answers are all right.
   """
 
-  source_vocab_size: int | None = None
-  target_vocab_size: int
-  shared_vocabulary = False
-  max_source_length: int | None = None
-  max_target_length: int
-  pad_id, bos_id, eos_id = PAD, BOS, EOS
-  eval_splits: tuple[str, ...]
+  counts_rows: bool = False
 
   def __init__(
     self,
-    symbols: Sequence[str],
-    lengths: Mapping[str, int],
+    config: Any,
+    symbols: Iterable[str],
     *,
-    eval_size: int,
     batch_size: int,
     seed: int,
-    train_size: int = 0,
+    length: int,
+    length_leaf: str = "length",
+    symbol_counts: Mapping[str, int] | None = None,
   ):
     """Takes what all of these tasks have.
 
+    Splits are 'train', 'validation', 'test', and 'length_512' for each of
+    `config.eval_lengths`. `config.train_size` examples, if it has any, are
+    trained again and again, in an order of its own each time.
+
     Args:
-      symbols: the label of each id from `FIRST_SYMBOL` on.
-      lengths: 'train' and every held-out split → T.
-      eval_size: examples of every held-out split.
+      config: with `eval_size`, the examples of every held-out split.
+      symbols: the label of each id from `FIRST_SYMBOL` on; read where the
+        sizes fit into memory.
       batch_size: rows of every batch.
       seed: another seed, other examples.
-      train_size: examples that are trained again and again, in an order of its
-        own each time; 0 never trains an example twice.
+      length: of a trained example.
+      length_leaf: the leaf of the config that decides it.
+      symbol_counts: leaf -> symbols that it asks for.
+
+    Raises:
+      ValueError: the data would not fit into memory.
     """
-    self._symbols = [*_SPECIAL, *symbols]
-    self._ids = {s: FIRST_SYMBOL + i for i, s in enumerate(symbols)}
-    self._lengths = dict(lengths)
-    self._eval_size = eval_size
+    others = getattr(config, "eval_lengths", ())
+    train_size = getattr(config, "train_size", 0)
+    self._config = config
+    base.check_sizes(
+      batch_size,
+      lengths={
+        length_leaf: self._row_length(length),
+        "eval_lengths": self._row_length(max(others, default=0)),
+      },
+      symbols=symbol_counts,
+      examples={"train_size": train_size, "eval_size": config.eval_size},
+    )
+    by_split = dict.fromkeys(("train", "validation", "test"), length)
+    by_split |= {f"length_{other}": other for other in others}
+    self._lengths = {s: self._row_length(n) for s, n in by_split.items()}
+    self._symbols = ["<pad>", "<bos>", "<eos>", *symbols]
+    known = self._symbols[FIRST_SYMBOL:]
+    self._ids = {s: FIRST_SYMBOL + i for i, s in enumerate(known)}
     self._batch_size = batch_size
     self._seed = seed
     self._train_size = train_size
     self.target_vocab_size = len(self._symbols)
-    self.max_target_length = max(lengths.values())
-    self.eval_splits = tuple(split for split in lengths if split != "train")
+    self.max_target_length = max(self._lengths.values())
+    self.eval_splits = tuple(s for s in self._lengths if s != "train")
+
+  def _row_length(self, length: int) -> int:
+    """T of an example of some length."""
+    return length
 
   @abc.abstractmethod
   def _examples(self, split: str, indices: np.ndarray) -> Batch:
@@ -78,14 +100,26 @@ class GeneratedTask(AnswersInPlace, abc.ABC):
   def train_batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
     """The batch of a step: examples step · B … (step + 1) · B − 1."""
     indices = base.indices(step, self._batch_size, rows)
-    return _typed(self._examples("train", self._order(indices)))
+    if self._train_size:
+      indices = base.epoch_order(indices, self._train_size, self._seed)
+    return _typed(self._examples("train", indices))
 
   def eval_batches(self, split: str) -> Iterator[Batch]:
     """The held-out examples in their order."""
-    for start in range(0, self._eval_size, self._batch_size):
-      stop = min(start + self._batch_size, self._eval_size)
-      batch = _typed(self._examples(split, np.arange(start, stop)))
+    for indices in base.chunks(self._config.eval_size, self._batch_size):
+      batch = _typed(self._examples(split, indices))
       yield base.pad_rows(batch, self._batch_size)
+
+  def metric_sums(
+    self, logits: Any, batch: Mapping[str, Any]
+  ) -> dict[str, Any]:
+    """Share of right answers, and of rows without a wrong one."""
+    sums = super().metric_sums(logits, batch)
+    if self.counts_rows:
+      sums["sequence_accuracy"] = base.sequence_accuracy(
+        logits, batch["targets"], batch["weights"]
+      )
+    return sums
 
   def encode(self, line: str) -> list[int]:
     """Ids of symbols between spaces."""
@@ -123,11 +157,43 @@ class GeneratedTask(AnswersInPlace, abc.ABC):
     """[B, count] random words of these examples."""
     return draws.words(draws.split_key(self._seed, split), indices, count)
 
-  def _order(self, indices: np.ndarray) -> np.ndarray:
-    """Which examples are trained: all of them once, then all of them again."""
-    if not self._train_size:
-      return indices
-    return base.epoch_order(indices, self._train_size, self._seed)
+
+class Classified(GeneratedTask):
+  """A generated task that an encoder answers with one symbol.
+
+  encoder: source = `<cls>` example, padded; the target is the answer, at the
+  first position, and only there is a weight. The first symbol is `<cls>`.
+  """
+
+  shared_vocabulary = True
+
+  def __init__(self, config: Any, symbols: Iterable[str], **sizes: Any):
+    super().__init__(config, ["<cls>", *symbols], **sizes)
+    self.source_vocab_size = self.target_vocab_size
+    self.max_source_length = self.max_target_length
+
+  def _row_length(self, length: int) -> int:
+    return 1 + length
+
+  @abc.abstractmethod
+  def _read(
+    self, split: str, indices: np.ndarray
+  ) -> Iterator[tuple[Sequence[int] | np.ndarray, int]]:
+    """What is read of each example behind `<cls>`, and its answer, as ids."""
+
+  def encode(self, line: str) -> list[int]:
+    """Ids of symbols, behind `<cls>`."""
+    return [FIRST_SYMBOL, *super().encode(line)]
+
+  def _examples(self, split: str, indices: np.ndarray) -> Batch:
+    source = np.zeros((len(indices), self._lengths[split]), np.int32)
+    source[:, 0] = FIRST_SYMBOL
+    answers = np.empty((len(indices), 1), np.int32)
+    for row, (ids, answer) in enumerate(self._read(split, indices)):
+      source[row, 1 : len(ids) + 1] = ids
+      answers[row] = answer
+    first = np.zeros_like(answers)
+    return {"source": source, **answers_at(source.shape, first, answers)}
 
 
 def maker(
@@ -175,21 +241,14 @@ def answers_at(
   return {"targets": targets, "weights": weights}
 
 
-def split_lengths(length: int, others: Sequence[int] = ()) -> dict[str, int]:
-  """Trained, validated and tested at one length, held out at others too.
-
-  Returns:
-    'train', 'validation', 'test', 'length_512', … → T.
-  """
-  extra = {f"length_{other}": other for other in others}
-  return {"train": length, "validation": length, "test": length, **extra}
-
-
-def config_lengths(config: Any) -> dict[str, int]:
-  """Leaf -> the longest T that it decides, of 'length' and 'eval_lengths'."""
+def answered(
+  symbols: np.ndarray, columns: np.ndarray, answers: np.ndarray
+) -> Batch:
+  """A decoder's batch of symbols [B, T] with answers [B, A] at some columns."""
+  columns = np.broadcast_to(columns, answers.shape)
   return {
-    "length": config.length,
-    "eval_lengths": max(config.eval_lengths, default=0),
+    "inputs": FIRST_SYMBOL + symbols,
+    **answers_at(symbols.shape, columns, FIRST_SYMBOL + answers),
   }
 
 

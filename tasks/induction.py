@@ -6,6 +6,7 @@ Olsson et al., In-context Learning and Induction Heads, arXiv:2209.11895, as set
 by Fu et al. (H3, arXiv:2212.14052) and Gu and Dao (Mamba, arXiv:2312.00752).
 """
 
+import itertools
 from typing import Annotated, ClassVar
 
 from annotated_types import Ge
@@ -15,16 +16,7 @@ from pydantic.dataclasses import dataclass
 from settings.fields import STRICT, Count
 from tasks import draws
 from tasks.base import Batch
-from tasks.generated import (
-  FIRST_SYMBOL,
-  GeneratedTask,
-  answers_at,
-  check_eval_lengths,
-  config_lengths,
-  maker,
-  split_lengths,
-)
-from tasks.sizes import check_sizes
+from tasks.generated import GeneratedTask, answered, check_eval_lengths, maker
 
 _SHORTEST = 4
 
@@ -59,19 +51,13 @@ class InductionTask(GeneratedTask):
   """
 
   def __init__(self, config: InductionConfig, *, batch_size: int, seed: int):
-    self._config = config
-    check_sizes(
-      batch_size,
-      lengths=config_lengths(config),
-      symbols={"vocab_size": config.vocab_size},
-      examples={"eval_size": config.eval_size},
-    )
     super().__init__(
-      [*map(str, range(config.vocab_size - 1)), "=>"],
-      split_lengths(config.length, config.eval_lengths),
-      eval_size=config.eval_size,
+      config,
+      itertools.chain(map(str, range(config.vocab_size - 1)), ["=>"]),
       batch_size=batch_size,
       seed=seed,
+      length=config.length,
+      symbol_counts={"vocab_size": config.vocab_size},
     )
 
   def _examples(self, split: str, indices: np.ndarray) -> Batch:
@@ -82,11 +68,7 @@ class InductionTask(GeneratedTask):
     answers = np.take_along_axis(symbols, places + 1, axis=1)
     np.put_along_axis(symbols, places, special, axis=1)
     symbols[:, -1] = special
-    columns = np.full_like(places, length - 1)
-    return {
-      "inputs": FIRST_SYMBOL + symbols,
-      **answers_at(symbols.shape, columns, FIRST_SYMBOL + answers),
-    }
+    return answered(symbols, np.full_like(places, length - 1), answers)
 
 
 make = maker("induction", InductionTask)

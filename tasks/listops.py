@@ -16,22 +16,13 @@ from pydantic.dataclasses import dataclass
 from settings.checks import check
 from settings.fields import STRICT, Count, Whole
 from tasks import draws
-from tasks.base import Batch
-from tasks.generated import (
-  FIRST_SYMBOL,
-  GeneratedTask,
-  answers_at,
-  maker,
-  split_lengths,
-)
-from tasks.sizes import check_sizes
+from tasks.generated import FIRST_SYMBOL, Classified, maker
 
-CLS, CLOSE = FIRST_SYMBOL, FIRST_SYMBOL + 1
+CLOSE = FIRST_SYMBOL + 1
 _FIRST_OPERATOR = FIRST_SYMBOL + 2
 _TRIES = 20_000
-_MOST_LEVELS = (
-  500  # A level is a call within a call, of which Python has 1,000.
-)
+# A level is a call within a call, of which Python has 1,000.
+_MOST_LEVELS = 500
 
 
 def median(values: Sequence[int]) -> int:
@@ -87,56 +78,30 @@ class ListopsConfig:
     )
 
 
-class ListopsTask(GeneratedTask):
+class ListopsTask(Classified):
   """Expressions, and one of ten digits as the answer.
 
-  encoder: source = `<cls>` expression, padded; the target is the digit, at the
-  first position, and only there is a weight. Digits have the ids that they
-  have in the source.
+  Digits have the ids that they have in the source.
   """
 
-  shared_vocabulary = True
-
   def __init__(self, config: ListopsConfig, *, batch_size: int, seed: int):
-    self._config = config
-    length = config.max_length + 1
-    check_sizes(
-      batch_size,
-      lengths={"max_length": length},
-      examples={
-        "train_size": config.train_size,
-        "eval_size": config.eval_size,
-      },
-    )
     super().__init__(
-      ["<cls>", "]", *OPERATORS, *map(str, range(10))],
-      split_lengths(length),
-      eval_size=config.eval_size,
+      config,
+      ["]", *OPERATORS, *map(str, range(10))],
       batch_size=batch_size,
       seed=seed,
-      train_size=config.train_size,
+      length=config.max_length,
+      length_leaf="max_length",
     )
-    self.source_vocab_size = self.target_vocab_size
-    self.max_source_length = length
     # The first one; lengths that never come would be waited for without end.
     self._expression("train", 0)
 
-  def encode(self, line: str) -> list[int]:
-    """Ids of an expression, behind `<cls>`."""
-    return [CLS, *super().encode(line)]
-
-  def _examples(self, split: str, indices: np.ndarray) -> Batch:
-    source = np.zeros((len(indices), self._lengths[split]), np.int32)
-    source[:, 0] = CLS
-    answers = np.empty((len(indices), 1), np.int32)
-    for row, index in enumerate(indices):
-      tokens, value = self._expression(split, int(index))
-      source[row, 1 : len(tokens) + 1] = tokens
-      answers[row] = _FIRST_DIGIT + value
-    return {
-      "source": source,
-      **answers_at(source.shape, np.zeros_like(answers), answers),
-    }
+  def _read(
+    self, split: str, indices: np.ndarray
+  ) -> Iterator[tuple[list[int], int]]:
+    for index in indices.tolist():
+      tokens, value = self._expression(split, index)
+      yield tokens, _FIRST_DIGIT + value
 
   def _expression(self, split: str, index: int) -> tuple[list[int], int]:
     """Tokens and value of the first expression of a fitting length."""

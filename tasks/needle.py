@@ -7,6 +7,7 @@ multi-key setting, Hsieh et al., arXiv:2404.06654, and symbols for words.
 """
 
 from collections.abc import Mapping
+import itertools
 from typing import Annotated, Any, ClassVar
 
 from annotated_types import Ge, Interval
@@ -17,16 +18,7 @@ from settings.checks import check
 from settings.fields import STRICT, Count, Whole
 from tasks import base, draws
 from tasks.base import Batch
-from tasks.generated import (
-  FIRST_SYMBOL,
-  GeneratedTask,
-  answers_at,
-  check_eval_lengths,
-  config_lengths,
-  maker,
-  split_lengths,
-)
-from tasks.sizes import check_sizes
+from tasks.generated import GeneratedTask, answered, check_eval_lengths, maker
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -90,27 +82,22 @@ class NeedleTask(GeneratedTask):
   """
 
   def __init__(self, config: NeedleConfig, *, batch_size: int, seed: int):
-    self._config = config
-    counts = config.num_keys, config.num_values, config.num_fillers
-    check_sizes(
-      batch_size,
-      lengths=config_lengths(config),
-      symbols=dict(
-        zip(("num_keys", "num_values", "num_fillers"), counts, strict=True)
-      ),
-      examples={"eval_size": config.eval_size},
-    )
-    symbols = [
+    counts = {
+      leaf: getattr(config, leaf)
+      for leaf in ("num_keys", "num_values", "num_fillers")
+    }
+    symbols = (
       f"{kind}{i}"
-      for kind, count in zip("kvf", counts, strict=True)
+      for kind, count in zip("kvf", counts.values(), strict=True)
       for i in range(count)
-    ]
+    )
     super().__init__(
-      [*symbols, "?"],
-      split_lengths(config.length, config.eval_lengths),
-      eval_size=config.eval_size,
+      config,
+      itertools.chain(symbols, "?"),
       batch_size=batch_size,
       seed=seed,
+      length=config.length,
+      symbol_counts=counts,
     )
 
   def metric_sums(
@@ -156,14 +143,7 @@ class NeedleTask(GeneratedTask):
     np.put_along_axis(symbols, columns + 1, values, axis=1)
     symbols[:, -2] = first_filler + config.num_fillers
     symbols[:, -1] = keys[:, 0]
-    return {
-      "inputs": FIRST_SYMBOL + symbols,
-      **answers_at(
-        symbols.shape,
-        np.full_like(needles, length - 1),
-        FIRST_SYMBOL + values[:, :1],
-      ),
-    }
+    return answered(symbols, np.full_like(needles, length - 1), values[:, :1])
 
 
 def _places(length: int) -> int:

@@ -6,8 +6,8 @@ Arora et al., Zoology: Measuring and Improving Recall in Efficient Language
 Models, section 3 and appendix, arXiv:2312.04927.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+import itertools
+from typing import Annotated, ClassVar
 
 from annotated_types import Interval
 import numpy as np
@@ -15,16 +15,9 @@ from pydantic.dataclasses import dataclass
 
 from settings.checks import check
 from settings.fields import STRICT, Count, Whole
-from tasks import base, draws
+from tasks import draws
 from tasks.base import Batch
-from tasks.generated import (
-  FIRST_SYMBOL,
-  GeneratedTask,
-  answers_at,
-  maker,
-  split_lengths,
-)
-from tasks.sizes import check_sizes
+from tasks.generated import GeneratedTask, answered, maker
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -74,37 +67,20 @@ class RecallTask(GeneratedTask):
   decoder: inputs = pairs, then keys among filler; weights on the keys there.
   """
 
+  counts_rows = True
+
   def __init__(self, config: RecallConfig, *, batch_size: int, seed: int):
-    self._config = config
     half = config.vocab_size // 2
-    check_sizes(
-      batch_size,
-      lengths={"length": config.length},
-      symbols={"vocab_size": config.vocab_size},
-      examples={
-        "train_size": config.train_size,
-        "eval_size": config.eval_size,
-      },
-    )
+    keys = (f"k{i}" for i in range(1, half))
+    values = (f"v{i}" for i in range(half, config.vocab_size))
     super().__init__(
-      [
-        ".",
-        *(f"k{i}" for i in range(1, half)),
-        *(f"v{i}" for i in range(half, config.vocab_size)),
-      ],
-      split_lengths(config.length),
-      eval_size=config.eval_size,
+      config,
+      itertools.chain(["."], keys, values),
       batch_size=batch_size,
       seed=seed,
-      train_size=config.train_size,
+      length=config.length,
+      symbol_counts={"vocab_size": config.vocab_size},
     )
-
-  def metric_sums(
-    self, logits: Any, batch: Mapping[str, Any]
-  ) -> dict[str, Any]:
-    """Accuracy over all questions, and of rows where all are right."""
-    rows = base.sequence_accuracy(logits, batch["targets"], batch["weights"])
-    return {**super().metric_sums(logits, batch), "sequence_accuracy": rows}
 
   def _examples(self, split: str, indices: np.ndarray) -> Batch:
     config = self._config
@@ -127,10 +103,7 @@ class RecallTask(GeneratedTask):
       symbols = draws.below(words[:, context + places :], config.vocab_size)
     symbols[:, 0:context:2], symbols[:, 1:context:2] = keys, values
     np.put_along_axis(symbols, columns, keys, axis=1)
-    return {
-      "inputs": FIRST_SYMBOL + symbols,
-      **answers_at(symbols.shape, columns, FIRST_SYMBOL + values),
-    }
+    return answered(symbols, columns, values)
 
 
 make = maker("recall", RecallTask)

@@ -7,8 +7,8 @@ helps (Jing et al., Gated Orthogonal Recurrent Units, arXiv:1706.02761; Gu and
 Dao, Mamba, section 4.1.1, arXiv:2312.00752).
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+import itertools
+from typing import Annotated, ClassVar
 
 from annotated_types import Ge
 import numpy as np
@@ -16,18 +16,9 @@ from pydantic.dataclasses import dataclass
 
 from settings.checks import check
 from settings.fields import STRICT, Count
-from tasks import base, draws
+from tasks import draws
 from tasks.base import Batch
-from tasks.generated import (
-  FIRST_SYMBOL,
-  GeneratedTask,
-  answers_at,
-  check_eval_lengths,
-  config_lengths,
-  maker,
-  split_lengths,
-)
-from tasks.sizes import check_sizes
+from tasks.generated import GeneratedTask, answered, check_eval_lengths, maker
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -69,34 +60,23 @@ class SelectiveCopyTask(GeneratedTask):
   answered before it, as in the data of S4 and Mamba.
   """
 
+  counts_rows = True
+
   def __init__(
     self, config: SelectiveCopyConfig, *, batch_size: int, seed: int
   ):
-    self._config = config
-
-    def with_marks(places: Mapping[str, int]) -> dict[str, int]:
-      return {name: n + config.num_tokens for name, n in places.items()}
-
-    check_sizes(
-      batch_size,
-      lengths=with_marks(config_lengths(config)),
-      symbols={"vocab_size": config.vocab_size},
-      examples={"eval_size": config.eval_size},
-    )
+    noted = map(str, range(1, config.vocab_size - 1))
     super().__init__(
-      [".", *map(str, range(1, config.vocab_size - 1)), "|"],
-      with_marks(split_lengths(config.length, config.eval_lengths)),
-      eval_size=config.eval_size,
+      config,
+      itertools.chain(["."], noted, ["|"]),
       batch_size=batch_size,
       seed=seed,
+      length=config.length,
+      symbol_counts={"vocab_size": config.vocab_size},
     )
 
-  def metric_sums(
-    self, logits: Any, batch: Mapping[str, Any]
-  ) -> dict[str, Any]:
-    """Accuracy over all symbols, and of rows where all are right."""
-    rows = base.sequence_accuracy(logits, batch["targets"], batch["weights"])
-    return {**super().metric_sums(logits, batch), "sequence_accuracy": rows}
+  def _row_length(self, length: int) -> int:
+    return length + self._config.num_tokens
 
   def _examples(self, split: str, indices: np.ndarray) -> Batch:
     config, count = self._config, self._config.num_tokens
@@ -107,11 +87,7 @@ class SelectiveCopyTask(GeneratedTask):
     symbols = np.zeros((len(indices), length + count), np.int64)
     symbols[:, length:] = config.vocab_size - 1
     np.put_along_axis(symbols, places, tokens, axis=1)
-    columns = np.broadcast_to(length + np.arange(count), tokens.shape)
-    return {
-      "inputs": FIRST_SYMBOL + symbols,
-      **answers_at(symbols.shape, columns, FIRST_SYMBOL + tokens),
-    }
+    return answered(symbols, length + np.arange(count), tokens)
 
 
 make = maker("selective_copy", SelectiveCopyTask)

@@ -11,6 +11,9 @@ OWN = ("<pad>", "<bos>", "<eos>")
 OWN_ENCODER = ("<cls>", "<sep>", "<mask>")
 """What follows where an encoder reads the text."""
 
+PRINTABLE = str.maketrans({"\n": "⏎", " ": "␣", "\t": "⇥"})
+"""How the axes of a picture show spaces and line ends."""
+
 NAMES: Mapping[str, tuple[str, ...]] = {
   "pad": ("<pad>", "[PAD]", "<|endoftext|>", "</s>"),
   "bos": ("<bos>", "<s>", "<|begin_of_text|>", "<|endoftext|>", "[CLS]"),

@@ -10,27 +10,17 @@ Merrill, Petty and Sabharwal, The illusion of state in state-space models,
 arXiv:2404.08819.
 """
 
-from collections.abc import Mapping
 import itertools
-import math
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from annotated_types import Interval
 import numpy as np
 from pydantic.dataclasses import dataclass
 
 from settings.fields import STRICT, Count
-from tasks import base, draws
+from tasks import draws
 from tasks.base import Batch
-from tasks.generated import (
-  FIRST_SYMBOL,
-  GeneratedTask,
-  check_eval_lengths,
-  config_lengths,
-  maker,
-  split_lengths,
-)
-from tasks.sizes import check_sizes
+from tasks.generated import GeneratedTask, answered, check_eval_lengths, maker
 
 _MOST = 5
 """The most letters: 6 would need 720 symbols, one for each permutation."""
@@ -64,35 +54,25 @@ class StateTrackingTask(GeneratedTask):
   decoder: inputs = permutations, weights on every position.
   """
 
+  counts_rows = True
+
   def __init__(
     self, config: StateTrackingConfig, *, batch_size: int, seed: int
   ):
     elements = list(itertools.permutations(range(config.letters)))
-    check_sizes(
-      batch_size,
-      lengths=config_lengths(config),
-      symbols={"letters": math.factorial(config.letters)},
-      examples={"eval_size": config.eval_size},
+    super().__init__(
+      config,
+      ("".join(str(1 + i) for i in element) for element in elements),
+      batch_size=batch_size,
+      seed=seed,
+      length=config.length,
+      symbol_counts={"letters": len(elements)},
     )
     number = {element: i for i, element in enumerate(elements)}
     # Entry [p, x] is p, then x: letter i goes where x has the letter p[i].
     self._products = np.array(
       [[number[tuple(x[i] for i in p)] for x in elements] for p in elements]
     )
-    super().__init__(
-      ["".join(str(1 + i) for i in element) for element in elements],
-      split_lengths(config.length, config.eval_lengths),
-      eval_size=config.eval_size,
-      batch_size=batch_size,
-      seed=seed,
-    )
-
-  def metric_sums(
-    self, logits: Any, batch: Mapping[str, Any]
-  ) -> dict[str, Any]:
-    """Accuracy over all positions, and of rows where all are right."""
-    rows = base.sequence_accuracy(logits, batch["targets"], batch["weights"])
-    return {**super().metric_sums(logits, batch), "sequence_accuracy": rows}
 
   def _examples(self, split: str, indices: np.ndarray) -> Batch:
     words = self._words(split, indices, self._lengths[split])
@@ -102,11 +82,7 @@ class StateTrackingTask(GeneratedTask):
     for t in range(drawn.shape[1]):
       now = self._products[now, drawn[:, t]]
       products[:, t] = now
-    return {
-      "inputs": FIRST_SYMBOL + drawn,
-      "targets": FIRST_SYMBOL + products,
-      "weights": np.ones(drawn.shape),
-    }
+    return answered(drawn, np.arange(drawn.shape[1]), products)
 
 
 make = maker("state_tracking", StateTrackingTask)

@@ -5,27 +5,23 @@ trained here; any other `tokenizer.json` is used as it is.
 """
 
 from collections.abc import Iterator, Sequence
-import pathlib
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
-from tasks import base
 from tasks.base import DataError
-from tasks.files import read_bytes
-from tasks.special_tokens import OWN, SpecialTokens
+from tasks.special_tokens import OWN, PRINTABLE, SpecialTokens
 
-FILE = "tokenizer.json"
 _BYTES = 256
 # An encoding has 100 bytes and more for each token, so a text is read in parts.
 _PART = 2**20
-_PRINTABLE = str.maketrans({"\n": "⏎", " ": "␣", "\t": "⇥"})
 
 
 class Tokenizer:
   """Text to ids and back.
 
   Attributes:
+    FILE: name of the file in which a run keeps the vocabulary.
     unit: what an id is, in a message.
     size: number of ids.
     special: ids of the special tokens.
@@ -33,6 +29,7 @@ class Tokenizer:
     file: where the vocabulary was read, for a message.
   """
 
+  FILE = "tokenizer.json"
   unit = "tokens"
 
   def __init__(self, content: bytes, file: str = FILE):
@@ -111,21 +108,13 @@ class Tokenizer:
       return token
     text = self._library.decode([token_id], skip_special_tokens=False)
     # A part of a character has no text of its own.
-    return token if not text or "\ufffd" in text else text.translate(_PRINTABLE)
+    return token if not text or "\ufffd" in text else text.translate(PRINTABLE)
 
   @classmethod
-  def load(cls, workdir: pathlib.Path | None) -> "Tokenizer":
-    """Reads the vocabulary of a run."""
-    return cls(base.load_vocabulary(workdir, FILE))
-
-
-def open_tokenizer(file: pathlib.Path) -> Tokenizer:
-  """Reads a `tokenizer.json`.
-
-  Raises:
-    DataError: it cannot be read.
-  """
-  return Tokenizer(read_bytes(file), str(file))
+  def read(cls, content: bytes, extra: Sequence[str], file: str) -> Self:
+    """As the constructor; a file has all its special tokens."""
+    del extra
+    return cls(content, file)
 
 
 def train_tokenizer(

@@ -1,36 +1,159 @@
 """Translation: number words, aligned text files, or any TFDS set by name."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import logging
 import pathlib
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from annotated_types import Ge, Interval
 import numpy as np
+from pydantic.dataclasses import dataclass
 
-from tasks import base, cache
+from settings.checks import check, check_unread
+from settings.fields import STRICT, Count
+from tasks import base
 from tasks.base import BOS, EOS, PAD, Batch, DataError, DecodeBatch
-from tasks.bucketing import BucketedBatches, choose_shapes, fit
-from tasks.pairs import EncodedPairs, pad_with_eos, with_eos
-from tasks.sizes import check_sizes
-from tasks.translation_config import AUTOMATIC_SIZES, TranslationConfig
+from tasks.bucketing import BucketedBatches, Ragged, choose_shapes, fit
 from tasks.vocabulary import MODEL_FILE, Subwords, cached_subwords
 
 # Vaswani et al. (2017), 6.1: outputs at most 50 tokens longer than the input.
 _EXTRA_LENGTH = 50
 
+AUTOMATIC_SIZES = {"numbers": 128, "files": 4000, "tfds": 8000}
+"""Subwords of each source where the config leaves the number open."""
 
-class TranslationTask:
+_OF_NUMBERS = ("max_number", "num_train", "num_validation")
+
+
+@dataclass(frozen=True, config=STRICT)
+class TranslationConfig:
+  """Where sentence pairs come from, and how they are cut into batches.
+
+  Attributes:
+    source: 'numbers' needs nothing; 'files' reads the folder `path`, with
+      `train.en`, `train.de` and so on, plain or .gz; 'tfds' takes `dataset`.
+    path: folder of 'files'; for 'tfds', a data folder that has it prepared.
+    dataset: name in the TFDS catalogue.
+    source_language: file ending, TFDS feature or num2words language.
+    target_language: likewise.
+    vocab_size: subwords, joint; 0 takes 128 for numbers, 4,000 for files
+      and 8,000 for tfds. A small text may support fewer.
+    max_length: tokens of a sentence with EOS. Longer training pairs are left
+      out, longer held-out sources are cut; both are counted and reported.
+    num_buckets: distinct batch shapes; each costs one compilation.
+    max_number: for 'numbers', the largest, up to 9,999,999.
+    num_train: for 'numbers', how many are trained.
+    num_validation: for 'numbers', how many are held out.
+  """
+
+  source: Literal["numbers", "files", "tfds"] = "numbers"
+  path: str = ""
+  dataset: str = "ted_hrlr_translate/pt_to_en"
+  source_language: str = "en"
+  target_language: str = "de"
+  vocab_size: int = 0
+  max_length: Annotated[int, Ge(2)] = 128
+  num_buckets: Count = 6
+  max_number: Annotated[int, Interval(ge=999, le=9_999_999)] = 999_999
+  num_train: Count = 20_000
+  num_validation: Count = 1_000
+
+  def __post_init__(self):
+    unread = {
+      "numbers": ("path", "dataset"),
+      "files": ("dataset", *_OF_NUMBERS),
+      "tfds": _OF_NUMBERS,
+    }
+    check_unread(self, unread[self.source], f"source={self.source!r}")
+    needs_path = self.source == "files"
+    check(
+      self,
+      "path",
+      bool(self.path) or not needs_path,
+      f"a folder with train.{self.source_language} and "
+      f"train.{self.target_language}",
+    )
+    check(
+      self,
+      "dataset",
+      bool(self.dataset) or self.source != "tfds",
+      "a name of the TFDS catalogue",
+    )
+    check(self, "source_language", bool(self.source_language), "a name")
+    check(
+      self,
+      "target_language",
+      self.target_language not in ("", self.source_language),
+      f"a language other than {self.source_language!r}",
+    )
+    check(
+      self,
+      "vocab_size",
+      # SentencePiece counts in 32 bits.
+      self.vocab_size == 0 or 5 <= self.vocab_size < 2**31,
+      "5 to 2**31 - 1 subwords, or 0 for a size that suits the source",
+    )
+
+
+class EncodedPairs:
+  """One split, encoded once and kept as int32; EOS is in the ids, BOS is not.
+
+  Attributes:
+    source: ids of the sources.
+    target: ids of the targets.
+    lengths: [n, 2] tokens of either side.
+    references: the targets as text; empty unless `keep_text`.
+  """
+
+  def __init__(
+    self,
+    chunks: Iterable[tuple[list[str], list[str]]],
+    vocabulary: Subwords,
+    keep_text: bool,
+  ):
+    sources, targets = [], []
+    self.references: list[str] = []
+    for source_text, target_text in chunks:
+      # A chunk at a time: lists of Python integers are ten times the size.
+      sources.append(Ragged.stack(with_eos(vocabulary.encode(source_text))))
+      targets.append(Ragged.stack(with_eos(vocabulary.encode(target_text))))
+      if keep_text:
+        self.references += target_text
+    self.source = Ragged.join(sources)
+    self.target = Ragged.join(targets)
+    self.lengths = np.stack([self.source.lengths, self.target.lengths], axis=1)
+
+  def batch(self, rows: np.ndarray, shape: tuple[int, int]) -> Batch:
+    """Rows in one shape (S, T); what is longer is cut and still ends in EOS."""
+    targets = pad_with_eos(self.target, rows, shape[1])
+    inputs = np.pad(targets[:, :-1], ((0, 0), (1, 0)), constant_values=BOS)
+    return {
+      "source": pad_with_eos(self.source, rows, shape[0]),
+      "inputs": inputs * (targets != PAD),
+      "targets": targets,
+      "weights": (targets != PAD).astype(np.float32),
+    }
+
+
+def with_eos(rows: list[list[int]]) -> list[list[int]]:
+  """Ends every row with EOS."""
+  return [[*row, EOS] for row in rows]
+
+
+def pad_with_eos(ragged: Ragged, rows: np.ndarray, length: int) -> np.ndarray:
+  """Rows as [len(rows), length]; one that is cut ends with EOS all the same."""
+  padded = ragged.pad(rows, length)
+  padded[ragged.lengths[rows] > length, -1] = EOS
+  return padded
+
+
+class TranslationTask(base.Task):
   """Sentence pairs for an encoder-decoder, with one vocabulary for both sides.
 
   `splits` is None for a restored task, which encodes and decodes only.
   """
 
-  source_vocab_size: int | None
   shared_vocabulary = True
-  max_source_length: int | None
-  pad_id, bos_id, eos_id = PAD, BOS, EOS
-  eval_splits: tuple[str, ...]
-  baselines = base.NO_BASELINES
 
   def __init__(
     self,
@@ -130,12 +253,6 @@ class TranslationTask:
     accuracy = base.token_accuracy(logits, batch["targets"], batch["weights"])
     return {"token_accuracy": accuracy}
 
-  def summarize(
-    self, sums: Mapping[str, tuple[float, float]]
-  ) -> dict[str, float]:
-    """Divides once."""
-    return base.divide(sums)
-
   def score(
     self, hypotheses: Sequence[str], references: Sequence[str]
   ) -> dict[str, float | str]:
@@ -219,8 +336,8 @@ class TranslationTask:
     self._vocabulary.save(directory)
 
   def _chunks(self, order: np.ndarray) -> Iterator[np.ndarray]:
-    for start in range(0, len(order), self._batch_size):
-      yield order[start : start + self._batch_size]
+    for places in base.chunks(len(order), self._batch_size):
+      yield order[places]
 
   def _shape(self, longest: np.ndarray) -> tuple[int, int]:
     [index] = fit(self._shapes, longest[None])
@@ -239,25 +356,13 @@ def make(
   workdir: pathlib.Path | None = None,
   restore: bool = False,
 ) -> TranslationTask:
-  """Makes the task: prepares data, trains the vocabulary, encodes everything.
+  """Prepares data, trains the vocabulary, encodes everything; see `TaskEntry`.
 
-  Prepared data and vocabularies are kept in the cache (`builders.py`), so the
+  Prepared data and vocabularies are kept in the cache (`cache.py`), so the
   second start reads them.
-
-  Args:
-    config: which corpus.
-    kind: the `layout` of the model; 'encoder_decoder' or 'seq2seq'.
-    batch_size: rows of every batch.
-    seed: of the order of training.
-    workdir: of a run; its vocabulary must fit the data.
-    restore: take the run's vocabulary and read no data.
-
-  Raises:
-    ValueError: a kind of model that this task cannot feed.
-    DataError: in one line, what is wrong with the data.
   """
   base.layout("translation", kind, ("encoder_decoder",))
-  check_sizes(batch_size, lengths={"max_length": config.max_length})
+  base.check_sizes(batch_size, lengths={"max_length": config.max_length})
   if restore:
     vocabulary = Subwords.load(workdir)
     return TranslationTask(
@@ -269,7 +374,6 @@ def make(
   vocabulary = cached_subwords(
     corpus.training_text(),
     config.vocab_size or AUTOMATIC_SIZES[config.source],
-    cache.folder("vocabularies"),
     corpus.digest,
   )
   base.check_vocabulary(workdir, MODEL_FILE, vocabulary.model)

@@ -1,50 +1,37 @@
-"""The vocabulary that a config asks for: made, opened or restored."""
+"""The vocabulary that a config asks for: made, opened or restored.
 
-from collections.abc import Sequence
+Leaves of such a config are `vocabulary`, a `Kind`; `vocab_size`, subwords with the
+special tokens; and `tokenizer`, a file that `find` finds, or its folder, in place of
+the other two, or ''.
+"""
+
+from collections.abc import Mapping, Sequence
 import pathlib
-from typing import Literal, Protocol
+import types
+from typing import Any, Literal
 
 from tasks import base
 from tasks.base import DataError
-from tasks.characters import FILE as CHARACTERS_FILE
-from tasks.characters import Characters, open_characters
-from tasks.files import typed_path
-from tasks.tokenizer import FILE as TOKENIZER_FILE
-from tasks.tokenizer import Tokenizer, open_tokenizer, train_tokenizer
-from tasks.utf8 import FILE as BYTES_FILE
-from tasks.utf8 import Bytes, open_bytes
+from tasks.characters import Bytes, Characters
+from tasks.files import read_bytes, typed_path
+from tasks.tokenizer import Tokenizer, train_tokenizer
 
 Vocabulary = Characters | Bytes | Tokenizer
 Kind = Literal["characters", "bytes", "subwords"]
 
-
-class VocabularyLeaves(Protocol):
-  """The leaves of a task that say which vocabulary it has."""
-
-  @property
-  def vocabulary(self) -> Kind:
-    """'characters', 'bytes', or 'subwords', which are trained on the text."""
-    ...
-
-  @property
-  def vocab_size(self) -> int:
-    """Subwords, special tokens included."""
-    ...
-
-  @property
-  def tokenizer(self) -> str:
-    """A file as `find` finds, or its folder, in place of the other two; or ''."""
-    ...
+_KINDS: Mapping[str, type[Vocabulary]] = types.MappingProxyType(
+  {"subwords": Tokenizer, "characters": Characters, "bytes": Bytes}
+)
 
 
-def symbols(config: VocabularyLeaves) -> dict[str, int]:
+def symbols(config: Any) -> dict[str, int]:
   """Leaf -> how many ids it asks for; empty where data decide that."""
   is_trained = config.vocabulary == "subwords" and not config.tokenizer
   return {"vocab_size": config.vocab_size} if is_trained else {}
 
 
 def open_vocabulary(
-  config: VocabularyLeaves,
+  config: Any,
   extra: Sequence[str],
   text: str,
   training_text: str,
@@ -73,7 +60,7 @@ def open_vocabulary(
     vocabulary = Bytes(extra)
   else:
     vocabulary = Characters(sorted(set(text)), extra)
-  base.check_vocabulary(workdir, _name(vocabulary), vocabulary.content())
+  base.check_vocabulary(workdir, vocabulary.FILE, vocabulary.content())
   return vocabulary
 
 
@@ -83,9 +70,9 @@ def find(folder: pathlib.Path) -> pathlib.Path | None:
   It is a `tokenizer.json`, or the `characters.json` or `bytes.json` of a run.
   """
   for place in (folder, base.vocabulary_path(folder, "")):
-    for name in (TOKENIZER_FILE, CHARACTERS_FILE, BYTES_FILE):
-      if (place / name).is_file():
-        return place / name
+    for kind in _KINDS.values():
+      if (place / kind.FILE).is_file():
+        return place / kind.FILE
   return None
 
 
@@ -97,18 +84,16 @@ def open_file(path: str, extra: Sequence[str]) -> Vocabulary:
   """
   file = typed_path(path)
   if file.is_dir():
-    file = find(file) or file / TOKENIZER_FILE
+    file = find(file) or file / Tokenizer.FILE
   if not file.is_file():
     raise DataError(f"{file}: no such file (task.tokenizer)")
-  if file.name == CHARACTERS_FILE:
-    return open_characters(file, extra)
-  if file.name == BYTES_FILE:
-    return open_bytes(file, extra)
-  return open_tokenizer(file)
+  own = {kind.FILE: kind for kind in _KINDS.values()}
+  kind = own.get(file.name, Tokenizer)
+  return kind.read(read_bytes(file), extra, str(file))
 
 
 def restore_vocabulary(
-  config: VocabularyLeaves,
+  config: Any,
   extra: Sequence[str],
   workdir: pathlib.Path | None,
 ) -> Vocabulary:
@@ -117,24 +102,14 @@ def restore_vocabulary(
     return open_file(config.tokenizer, extra)
   # A tokenizer that the config names may have been the characters of a run.
   file = None if workdir is None else find(workdir)
-  if file is not None and file.name in (CHARACTERS_FILE, BYTES_FILE):
+  if file is not None and file.name != Tokenizer.FILE:
     return open_file(str(file), extra)
-  if config.tokenizer or config.vocabulary == "subwords":
-    return Tokenizer.load(workdir)
-  if config.vocabulary == "bytes":
+  kind = Tokenizer if config.tokenizer else _KINDS[config.vocabulary]
+  if kind is Bytes:
     return Bytes(extra)
-  return Characters.load(workdir, extra)
+  return kind.read(base.load_vocabulary(workdir, kind.FILE), extra, kind.FILE)
 
 
 def save_vocabulary(vocabulary: Vocabulary, directory: pathlib.Path) -> None:
   """Writes what `restore_vocabulary` reads."""
-  base.save_vocabulary(directory, {_name(vocabulary): vocabulary.content()})
-
-
-def _name(vocabulary: Vocabulary) -> str:
-  """The name of the file in which a run keeps it."""
-  if isinstance(vocabulary, Characters):
-    return CHARACTERS_FILE
-  if isinstance(vocabulary, Bytes):
-    return BYTES_FILE
-  return TOKENIZER_FILE
+  base.save_vocabulary(directory, {vocabulary.FILE: vocabulary.content()})

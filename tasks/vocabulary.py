@@ -6,14 +6,12 @@ Sennrich et al. 2016, as SentencePiece trains it (Kudo and Richardson 2018).
 from collections.abc import Iterable, Sequence
 import hashlib
 import io
-import os
 import pathlib
 import re
-import tempfile
 
 import numpy as np
 
-from tasks import base
+from tasks import base, cache
 from tasks.base import BOS, EOS, PAD, DataError
 
 MODEL_FILE = "subwords.model"
@@ -102,27 +100,23 @@ def train_subwords(lines: Iterable[str], size: int) -> bytes:
   return model.getvalue()
 
 
-def cached_subwords(
-  lines: Iterable[str], size: int, folder: pathlib.Path, digest: str
-) -> Subwords:
-  """Trains once for each (text, size) and keeps the model in a folder.
+def cached_subwords(lines: Iterable[str], size: int, digest: str) -> Subwords:
+  """Trains once for each (text, size) and keeps the model in the cache.
 
   Args:
     lines: the training text; read only where no model is kept.
     size: pieces wanted.
-    folder: where models are kept.
     digest: names the text.
   """
   import sentencepiece
 
   key = f"{digest} {size} {sentencepiece.__version__}"
   name = hashlib.sha256(key.encode()).hexdigest()[:16] + ".model"
-  path = folder / name
-  if not path.exists():
-    model = train_subwords(lines, size)
-    folder.mkdir(parents=True, exist_ok=True)
-    # Renamed when whole, so that nobody reads half a model.
-    with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
-      file.write(model)
-    os.replace(file.name, path)
+
+  def write(scratch: pathlib.Path) -> pathlib.Path:
+    path = scratch / name
+    path.write_bytes(train_subwords(lines, size))
+    return path
+
+  path = cache.prepare(cache.folder("vocabularies") / name, write)
   return Subwords(path.read_bytes())

@@ -15,7 +15,6 @@ import numpy as np
 
 import tasks
 from tasks import base
-from tasks.answers import AnswersInPlace
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,10 +22,8 @@ class FirstConfig:
   symbols: int = 5
 
 
-class First(AnswersInPlace):
-  source_vocab_size, shared_vocabulary, max_source_length = None, False, None
-  pad_id, bos_id, eos_id = base.PAD, base.BOS, base.EOS
-  eval_splits, baselines, max_target_length = ("held_out",), {}, 4
+class First(tasks.Task):
+  eval_splits, max_target_length = ("held_out",), 4
 
   def __init__(self, config, batch_size, seed):
     self.target_vocab_size = 3 + config.symbols
@@ -49,6 +46,12 @@ class First(AnswersInPlace):
 
   def encode(self, line):
     return [int(x) for x in line.split()]
+
+  def encode_target(self, line):
+    return self.encode(line)
+
+  def decode(self, ids):
+    return " ".join(self.labels(ids))
 
   def save(self, directory):
     base.save_vocabulary(directory, {"symbols": b"5"})

@@ -245,7 +245,6 @@ def test_another_config_keeps_out_of_a_workdir(finished):
     "train",
     "compare",
     "generate",
-    "benchmarks.options",
     "benchmarks.scaling",
     "training.draw_attention",
   ],

@@ -2,8 +2,8 @@
 
 XLA:CPU of jaxlib 0.10.2 to 0.12.0.1 (the newest that was tried) compiles a product
 whose right operand repeats along its columns into one that reads memory that was
-never written, where a reduction follows: `benchmarks/xla_cpu_fusion.py` shows it in
-one line. The fusion that does so can be switched off.
+never written, where a reduction follows: `benchmarks/README.md` has a program
+of one line. The fusion that does so can be switched off.
 """
 
 import importlib.metadata

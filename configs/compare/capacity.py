@@ -12,34 +12,23 @@ cache and state at the end of a sequence. What windows, features and heads do is
 
 import ml_collections
 
+from configs import experiments
+
 
 def get_config() -> ml_collections.ConfigDict:
   """Every mechanism that a decoder can have, at three widths."""
-  return ml_collections.ConfigDict(
-    {
-      "tasks": "recall",
-      "attention": "dense,sliding_window,linear,performer,window_linear,"
-      "retention,gated_linear,mamba2,delta,gated_delta,kimi_delta,"
-      "lsh,additive,multiplicative,differential,latent",
-      "seeds": "0,1,2",
-      "match_parameters": True,
-      "num_steps": 1200,
-      "batch_size": 32,
-      "eval_every": 1200,
-      "checkpoint_every": 600,
-      "across": {
-        "task": {},
-        "model": {"features": (16, 32, 64), "short_convolution": (True,)},
-        "optimizer": {},
-      },
-      "grid": {
-        "task": {},
-        "model": {},
-        "optimizer": {"learning_rate": (3e-3, 1e-2, 3e-2)},
-      },
-      "halving": {"rungs": (0.5,)},
-      "task": {"num_pairs": 16, "length": 64},
-      "model": {"num_heads": 1, "mlp_features": 64},
-      "optimizer": {},
-    }
+  return experiments.comparison(
+    "recall",
+    "dense,sliding_window,linear,performer,window_linear,"
+    "retention,gated_linear,mamba2,delta,gated_delta,kimi_delta,"
+    "lsh,additive,multiplicative,differential,latent",
+    num_steps=1200,
+    batch_size=32,
+    eval_every=1200,
+    checkpoint_every=600,
+    across={"model": {"features": (16, 32, 64), "short_convolution": (True,)}},
+    grid={"optimizer": {"learning_rate": (3e-3, 1e-2, 3e-2)}},
+    halving={"rungs": (0.5,)},
+    task={"num_pairs": 16, "length": 64},
+    model={"num_heads": 1, "mlp_features": 64},
   )

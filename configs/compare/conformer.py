@@ -11,19 +11,15 @@ not run at full length yet.
 
 import ml_collections
 
+from configs import experiments
+
 
 def get_config() -> ml_collections.ConfigDict:
   """All mechanisms, three seeds."""
-  return ml_collections.ConfigDict(
-    {
-      "tasks": "conformer",
-      "attention": "all",
-      "seeds": "0,1,2",
-      "match_parameters": True,
-      "num_steps": 500,
-      "grid": {"task": {}, "model": {}, "optimizer": {}},
-      "task": {"snr": -10.0},
-      "model": {"position": "rotary"},
-      "optimizer": {},
-    }
+  return experiments.comparison(
+    "conformer",
+    "all",
+    num_steps=500,
+    task={"snr": -10.0},
+    model={"position": "rotary"},
   )

@@ -12,20 +12,17 @@ of a run's config can be set for all: `--config.num_steps=50`.
 
 import ml_collections
 
+from configs import experiments
+
 
 def get_config() -> ml_collections.ConfigDict:
   """All mechanisms, one seed."""
-  return ml_collections.ConfigDict(
-    {
-      "tasks": "copy",
-      "attention": "all",
-      "seeds": "0",
-      "match_parameters": True,
-      "num_steps": 400,
-      "eval_every": 50,
-      "grid": {"task": {}, "model": {}, "optimizer": {}},
-      "task": {},
-      "model": {"features": 64, "mlp_features": 128},
-      "optimizer": {"learning_rate": 2e-3},
-    }
+  return experiments.comparison(
+    "copy",
+    "all",
+    seeds="0",
+    num_steps=400,
+    eval_every=50,
+    model={"features": 64, "mlp_features": 128},
+    optimizer={"learning_rate": 2e-3},
   )

@@ -12,30 +12,25 @@ A run took 2 to 5 minutes on one CPU core; what came out is in docs/results.md.
 
 import ml_collections
 
+from configs import experiments
+
 
 def get_config() -> ml_collections.ConfigDict:
   """Every mechanism that a decoder can have, three seeds."""
-  return ml_collections.ConfigDict(
-    {
-      "tasks": "text",
-      "attention": "dense,sliding_window,linear,performer,window_linear,"
-      "retention,gated_linear,mamba2,delta,gated_delta,kimi_delta,"
-      "lsh,additive,multiplicative,differential,latent,"
-      "gated_delta_hybrid,mamba2_hybrid",
-      "seeds": "0,1,2",
-      "match_parameters": True,
-      "variants": {
-        f"{name}_hybrid": {
-          "name": name,
-          "layers": f"{name},{name},{name},dense",
-        }
-        for name in ("gated_delta", "mamba2")
-      },
-      "references": {"text": {"nanoGPT": {"loss": 1.88}}},
-      "across": {"task": {}, "model": {}, "optimizer": {}},
-      "grid": {"task": {}, "model": {}, "optimizer": {}},
-      "task": {"path": ""},
-      "model": {"short_convolution": True},
-      "optimizer": {},
-    }
+  return experiments.comparison(
+    "text",
+    "dense,sliding_window,linear,performer,window_linear,"
+    "retention,gated_linear,mamba2,delta,gated_delta,kimi_delta,"
+    "lsh,additive,multiplicative,differential,latent,"
+    "gated_delta_hybrid,mamba2_hybrid",
+    variants={
+      f"{name}_hybrid": {
+        "name": name,
+        "layers": f"{name},{name},{name},dense",
+      }
+      for name in ("gated_delta", "mamba2")
+    },
+    references={"text": {"nanoGPT": {"loss": 1.88}}},
+    task={"path": ""},
+    model={"short_convolution": True},
   )

@@ -11,55 +11,50 @@ The 252 runs took two hours on one CPU core; what came out is in docs/results.md
 
 import ml_collections
 
+from configs import experiments
+
 
 def get_config() -> ml_collections.ConfigDict:
   """Exact attention, a window, and the recurrences, with six positions."""
-  return ml_collections.ConfigDict(
-    {
-      "tasks": "induction,selective_copy,duplicate",
-      "attention": "dense,sliding_window,linear,mamba2,delta,gated_delta",
-      "seeds": "0,1,2",
-      "match_parameters": True,
-      "num_steps": 1500,
-      "eval_every": 1500,
-      "checkpoint_every": 1500,
-      "across": {
-        "task": {},
-        "model": {
-          "position": (
-            "none",
-            "sinusoidal",
-            "learned",
-            "rotary",
-            "t5",
-            "alibi",
-          )
-        },
-        "optimizer": {},
-      },
-      "grid": {"task": {}, "model": {}, "optimizer": {}},
-      "per_task": {
-        "induction": {"task": {"length": 32, "eval_lengths": (64, 128, 256)}},
-        "selective_copy": {
-          "task": {"length": 32, "eval_lengths": (64, 128, 256)}
-        },
-        "duplicate": {
-          "task": {
-            "kind": "copy",
-            "vocab_size": 16,
-            "min_length": 16,
-            "max_length": 16,
-            "eval_lengths": (32, 64, 128),
-          }
-        },
-      },
-      "task": {"eval_size": 500},
+  return experiments.comparison(
+    "induction,selective_copy,duplicate",
+    "dense,sliding_window,linear,mamba2,delta,gated_delta",
+    num_steps=1500,
+    eval_every=1500,
+    checkpoint_every=1500,
+    across={
       "model": {
-        "num_heads": 2,
-        "features": 32,
-        "mlp_features": 64,
-        "short_convolution": True,
+        "position": (
+          "none",
+          "sinusoidal",
+          "learned",
+          "rotary",
+          "t5",
+          "alibi",
+        )
+      }
+    },
+    per_task={
+      "induction": {"task": {"length": 32, "eval_lengths": (64, 128, 256)}},
+      "selective_copy": {
+        "task": {"length": 32, "eval_lengths": (64, 128, 256)}
       },
-      "optimizer": {"learning_rate": 5e-3, "schedule": "cosine"},
-    }
+      "duplicate": {
+        "task": {
+          "kind": "copy",
+          "vocab_size": 16,
+          "min_length": 16,
+          "max_length": 16,
+          "eval_lengths": (32, 64, 128),
+        }
+      },
+    },
+    task={"eval_size": 500},
+    model={
+      "num_heads": 2,
+      "features": 32,
+      "mlp_features": 64,
+      "short_convolution": True,
+    },
+    optimizer={"learning_rate": 5e-3, "schedule": "cosine"},
   )

@@ -13,30 +13,25 @@ A run took 1.5 to 6 minutes on one CPU core; what came out is in docs/results.md
 
 import ml_collections
 
+from configs import experiments
+
 
 def get_config() -> ml_collections.ConfigDict:
   """Encoders of four layers of width 64, three seeds, one learning rate."""
-  return ml_collections.ConfigDict(
-    {
-      "tasks": "listops",
-      "attention": "dense,sliding_window,bigbird,linear,performer,linformer,lsh,"
-      "nystrom,additive,multiplicative,differential,latent",
-      "seeds": "0,1,2",
-      "match_parameters": True,
-      "num_steps": 2000,
-      "batch_size": 32,
-      "eval_every": 500,
-      "checkpoint_every": 2000,
-      "references": {
-        "listops": {
-          "the operator at the root": {"accuracy": 0.234},
-          "that operator on its digits": {"accuracy": 0.435},
-        }
-      },
-      "across": {"task": {}, "model": {}, "optimizer": {}},
-      "grid": {"task": {}, "model": {}, "optimizer": {}},
-      "task": {"eval_size": 2000},
-      "model": {},
-      "optimizer": {"learning_rate": 2e-3},
-    }
+  return experiments.comparison(
+    "listops",
+    "dense,sliding_window,bigbird,linear,performer,linformer,lsh,"
+    "nystrom,additive,multiplicative,differential,latent",
+    num_steps=2000,
+    batch_size=32,
+    eval_every=500,
+    checkpoint_every=2000,
+    references={
+      "listops": {
+        "the operator at the root": {"accuracy": 0.234},
+        "that operator on its digits": {"accuracy": 0.435},
+      }
+    },
+    task={"eval_size": 2000},
+    optimizer={"learning_rate": 2e-3},
   )

@@ -14,33 +14,25 @@ smaller steps.
 
 import ml_collections
 
+from configs import experiments
 from configs.compare import listops_512
 
 
 def get_config() -> ml_collections.ConfigDict:
   """Encoders of four layers of width 64."""
   listops = listops_512.get_config()
-  return ml_collections.ConfigDict(
-    {
-      "tasks": "paper/listops,pathfinder",
-      "attention": "dense,flash,sliding_window,bigbird,linear,performer,"
-      "linformer,lsh,nystrom,additive,multiplicative,differential,latent",
-      "seeds": "0,1,2",
-      "match_parameters": True,
-      "per_task": {
-        "paper/listops": {
-          "num_steps": 5000,
-          "batch_size": 32,
-          "task": listops.task,
-          "model": listops.model,
-          "optimizer": {"weight_decay": 0.0},
-        },
-        "pathfinder": {"num_steps": 20000},
+  return experiments.comparison(
+    "paper/listops,pathfinder",
+    "dense,flash,sliding_window,bigbird,linear,performer,"
+    "linformer,lsh,nystrom,additive,multiplicative,differential,latent",
+    per_task={
+      "paper/listops": {
+        "num_steps": 5000,
+        "batch_size": 32,
+        "task": listops.task,
+        "model": listops.model,
+        "optimizer": {"weight_decay": 0.0},
       },
-      "across": {"task": {}, "model": {}, "optimizer": {}},
-      "grid": {"task": {}, "model": {}, "optimizer": {}},
-      "task": {},
-      "model": {},
-      "optimizer": {},
-    }
+      "pathfinder": {"num_steps": 20000},
+    },
   )

@@ -9,23 +9,18 @@ same folder).
 
 import ml_collections
 
+from configs import experiments
+
 
 def get_config() -> ml_collections.ConfigDict:
   """Three tasks at sizes that 2 CPU cores train in one to four minutes."""
-  return ml_collections.ConfigDict(
-    {
-      "tasks": "copy,recall,translation",
-      "attention": "all",
-      "seeds": "0",
-      "match_parameters": True,
-      "per_task": {
-        "copy": {"num_steps": 500, "eval_every": 100},
-        "recall": {"num_steps": 1200, "eval_every": 200},
-        "translation": {"num_steps": 1000, "eval_every": 200},
-      },
-      "grid": {"task": {}, "model": {}, "optimizer": {}},
-      "task": {},
-      "model": {},
-      "optimizer": {},
-    }
+  return experiments.comparison(
+    "copy,recall,translation",
+    "all",
+    seeds="0",
+    per_task={
+      "copy": {"num_steps": 500, "eval_every": 100},
+      "recall": {"num_steps": 1200, "eval_every": 200},
+      "translation": {"num_steps": 1000, "eval_every": 200},
+    },
   )

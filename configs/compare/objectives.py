@@ -13,18 +13,14 @@ yet: one run takes the minutes that its config tells.
 
 import ml_collections
 
+from configs import experiments
+
 
 def get_config() -> ml_collections.ConfigDict:
   """Three objectives on one text."""
-  return ml_collections.ConfigDict(
-    {
-      "tasks": "bert,gpt,t5",
-      "attention": "all",
-      "seeds": "0",
-      "match_parameters": True,
-      "grid": {"task": {}, "model": {}, "optimizer": {}},
-      "task": {"path": ""},
-      "model": {},
-      "optimizer": {},
-    }
+  return experiments.comparison(
+    "bert,gpt,t5",
+    "all",
+    seeds="0",
+    task={"path": ""},
   )

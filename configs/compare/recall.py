@@ -10,27 +10,19 @@ configs/compare/capacity.py with more pairs, three widths and tuned rates.
 
 import ml_collections
 
+from configs import experiments
+
 
 def get_config() -> ml_collections.ConfigDict:
   """Every mechanism that a decoder can have."""
-  return ml_collections.ConfigDict(
-    {
-      "tasks": "recall",
-      "attention": "dense,flash,sliding_window,linear,performer,window_linear,"
-      "lsh,additive,multiplicative,retention,gated_linear,mamba2,delta,"
-      "gated_delta,kimi_delta,differential,latent",
-      "seeds": "0,1,2",
-      "match_parameters": True,
-      "num_steps": 800,
-      "eval_every": 800,
-      "across": {
-        "task": {},
-        "model": {"short_convolution": (False, True)},
-        "optimizer": {},
-      },
-      "grid": {"task": {}, "model": {}, "optimizer": {}},
-      "task": {},
-      "model": {"num_heads": 1, "features": 64, "mlp_features": 128},
-      "optimizer": {"learning_rate": 3e-3},
-    }
+  return experiments.comparison(
+    "recall",
+    "dense,flash,sliding_window,linear,performer,window_linear,"
+    "lsh,additive,multiplicative,retention,gated_linear,mamba2,delta,"
+    "gated_delta,kimi_delta,differential,latent",
+    num_steps=800,
+    eval_every=800,
+    across={"model": {"short_convolution": (False, True)}},
+    model={"num_heads": 1, "features": 64, "mlp_features": 128},
+    optimizer={"learning_rate": 3e-3},
   )

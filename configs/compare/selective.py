@@ -9,30 +9,23 @@ seeds. `lengths-TASK` in plots/ has accuracy against length.
 
 import ml_collections
 
+from configs import experiments
+
 _LENGTHS = {"length": 32, "eval_lengths": (64, 128, 256)}
 
 
 def get_config() -> ml_collections.ConfigDict:
   """Every mechanism that a decoder can have."""
-  return ml_collections.ConfigDict(
-    {
-      "tasks": "induction,selective_copy",
-      "attention": "dense,flash,sliding_window,linear,performer,window_linear,"
-      "lsh,additive,multiplicative,retention,gated_linear,mamba2,delta,"
-      "gated_delta,kimi_delta,differential,latent",
-      "seeds": "0,1,2",
-      "match_parameters": True,
-      "num_steps": 1000,
-      "eval_every": 1000,
-      "checkpoint_every": 1000,
-      "across": {
-        "task": {},
-        "model": {"short_convolution": (False, True)},
-        "optimizer": {},
-      },
-      "grid": {"task": {}, "model": {}, "optimizer": {}},
-      "task": {**_LENGTHS, "eval_size": 500},
-      "model": {"num_heads": 2, "features": 32, "mlp_features": 64},
-      "optimizer": {"learning_rate": 5e-3, "schedule": "cosine"},
-    }
+  return experiments.comparison(
+    "induction,selective_copy",
+    "dense,flash,sliding_window,linear,performer,window_linear,"
+    "lsh,additive,multiplicative,retention,gated_linear,mamba2,delta,"
+    "gated_delta,kimi_delta,differential,latent",
+    num_steps=1000,
+    eval_every=1000,
+    checkpoint_every=1000,
+    across={"model": {"short_convolution": (False, True)}},
+    task={**_LENGTHS, "eval_size": 500},
+    model={"num_heads": 2, "features": 32, "mlp_features": 64},
+    optimizer={"learning_rate": 5e-3, "schedule": "cosine"},
   )

@@ -15,25 +15,19 @@ about 75, and the third, five, 42; what came out is in docs/results.md.
 
 import ml_collections
 
+from configs import experiments
+
 
 def get_config() -> ml_collections.ConfigDict:
   """Exact attention, linear attention and the recurrences."""
-  return ml_collections.ConfigDict(
-    {
-      "tasks": "state_tracking",
-      "attention": "dense,linear,retention,gated_linear,mamba2,delta,delta2,"
-      "gated_delta,gated_delta2,kimi_delta",
-      "seeds": "0,1,2",
-      "match_parameters": True,
-      "num_steps": 2000,
-      "eval_every": 2000,
-      "variants": {
-        "delta2": {"name": "delta", "max_rate": 2.0},
-        "gated_delta2": {"name": "gated_delta", "max_rate": 2.0},
-      },
-      "grid": {"task": {}, "model": {}, "optimizer": {}},
-      "task": {},
-      "model": {},
-      "optimizer": {},
-    }
+  return experiments.comparison(
+    "state_tracking",
+    "dense,linear,retention,gated_linear,mamba2,delta,delta2,"
+    "gated_delta,gated_delta2,kimi_delta",
+    num_steps=2000,
+    eval_every=2000,
+    variants={
+      "delta2": {"name": "delta", "max_rate": 2.0},
+      "gated_delta2": {"name": "gated_delta", "max_rate": 2.0},
+    },
   )

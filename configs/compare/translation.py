@@ -13,19 +13,15 @@ core; what came out is in docs/results.md.
 
 import ml_collections
 
+from configs import experiments
+
 
 def get_config() -> ml_collections.ConfigDict:
   """Exact attention by two programs, a window, three approximations; three seeds."""
-  return ml_collections.ConfigDict(
-    {
-      "tasks": "translation",
-      "attention": "dense,flash,sliding_window,performer,linformer,nystrom",
-      "seeds": "0,1,2",
-      "match_parameters": True,
-      "num_steps": 1000,
-      "grid": {"task": {}, "model": {}, "optimizer": {}},
-      "task": {"source": "files", "path": ""},
-      "model": {"decoder_attention": "dense", "cross_attention": "dense"},
-      "optimizer": {},
-    }
+  return experiments.comparison(
+    "translation",
+    "dense,flash,sliding_window,performer,linformer,nystrom",
+    num_steps=1000,
+    task={"source": "files", "path": ""},
+    model={"decoder_attention": "dense", "cross_attention": "dense"},
   )

@@ -11,19 +11,14 @@ table: linformer 95.6 % of the held-out digits, dense 88.0 %, strided_2d 78.4 %.
 
 import ml_collections
 
+from configs import experiments
+
 
 def get_config() -> ml_collections.ConfigDict:
   """All mechanisms, three seeds."""
-  return ml_collections.ConfigDict(
-    {
-      "tasks": "vit",
-      "attention": "all",
-      "seeds": "0,1,2",
-      "match_parameters": True,
-      "num_steps": 1500,
-      "grid": {"task": {}, "model": {}, "optimizer": {}},
-      "task": {},
-      "model": {"num_layers": 2, "features": 32, "mlp_features": 64},
-      "optimizer": {},
-    }
+  return experiments.comparison(
+    "vit",
+    "all",
+    num_steps=1500,
+    model={"num_layers": 2, "features": 32, "mlp_features": 64},
   )

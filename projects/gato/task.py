@@ -28,7 +28,7 @@ _CAPTIONS_IN_VOCABULARY = 2000
 _HELD_OUT_EPISODES = 50
 
 
-class MixedTask:
+class MixedTask(base.Task):
   """Rows of text, of an image with its caption, and of an expert's episodes.
 
   Ids are those of the text's vocabulary, then 1,024 bins of real numbers, two
@@ -50,11 +50,6 @@ class MixedTask:
 
   Paper: A generalist agent, section 2, arXiv:2205.06175.
   """
-
-  source_vocab_size = None
-  shared_vocabulary = False
-  max_source_length = None
-  eval_splits: tuple[str, ...]
 
   def __init__(
     self,
@@ -143,12 +138,6 @@ class MixedTask:
         logits, targets, weights * is_control
       ),
     }
-
-  def summarize(
-    self, sums: Mapping[str, tuple[float, float]]
-  ) -> dict[str, float]:
-    """Divides once, and adds what the loss of text has to be compared with."""
-    return {**base.divide(sums), **self.baselines}
 
   def decode_batches(self, split: str) -> Iterator[DecodeBatch]:
     """Held-out images, whose captions are to be written."""
@@ -304,9 +293,7 @@ class MixedTask:
 
   def _held_out(self) -> Iterator[np.ndarray]:
     """Numbers of held-out examples, a batch at a time."""
-    size = self._config.eval_size
-    for start in range(0, size, self._batch_size):
-      yield np.arange(start, min(start + self._batch_size, size))
+    return base.chunks(self._config.eval_size, self._batch_size)
 
   def _of_text(self, rows: Batch) -> Batch:
     """Rows of text as the others are."""
@@ -437,22 +424,7 @@ def make(
   workdir: pathlib.Path | None = None,
   restore: bool = False,
 ) -> MixedTask:
-  """Makes the task: reads the text and plays the expert's episodes.
-
-  Args:
-    config: which text, and how much of what.
-    kind: the `layout` of the model; 'decoder' only.
-    batch_size: rows of every batch.
-    seed: of all that is drawn.
-    workdir: of a run; its vocabulary must be the same.
-    restore: take the run's vocabulary and read no text.
-
-  Raises:
-    ValueError: a kind of model that this task cannot feed, fewer rows than
-      captions and control take, or a context without room for a caption.
-    DataError: in one line, what is wrong with the text, or that gymnasium is
-      not installed.
-  """
+  """Reads the text and plays the expert's episodes; see `TaskEntry`."""
   base.layout("mixed", kind, ("decoder",))
   others = config.caption_rows + config.control_rows
   if batch_size < others:

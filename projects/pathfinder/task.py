@@ -30,17 +30,9 @@ from pydantic.dataclasses import dataclass
 
 from settings.fields import STRICT, Count, Whole
 from tasks import draws
-from tasks.base import Batch
-from tasks.generated import (
-  FIRST_SYMBOL,
-  GeneratedTask,
-  answers_at,
-  maker,
-  split_lengths,
-)
-from tasks.sizes import check_sizes
+from tasks.generated import FIRST_SYMBOL, Classified, maker
 
-CLS, PAPER, INK, NO, YES = range(FIRST_SYMBOL, FIRST_SYMBOL + 5)
+PAPER, INK, NO, YES = range(FIRST_SYMBOL + 1, FIRST_SYMBOL + 5)
 _DIRECTIONS = (
   (0, 1),
   (1, 1),
@@ -89,37 +81,22 @@ class _Pair(NamedTuple):
   is_first_yes: bool
 
 
-class PathfinderTask(GeneratedTask):
+class PathfinderTask(Classified):
   """Pictures as sequences of pixels, and yes or no.
 
-  encoder: source = `<cls>` and the rows of the picture, one after another; the target
-  is `yes` or `no`, at the first position, and only there is a weight. Of two
-  neighbouring examples one is yes, so every even number of them has as many of both.
+  What is read are the rows of the picture, one after another. Of two neighbouring
+  examples one is yes, so every even number of them has as many of both.
   """
 
-  shared_vocabulary = True
-
   def __init__(self, config: PathfinderConfig, *, batch_size: int, seed: int):
-    self._config = config
-    length = config.size**2 + 1
-    check_sizes(
-      batch_size,
-      lengths={"size": length},
-      examples={
-        "train_size": config.train_size,
-        "eval_size": config.eval_size,
-      },
-    )
     super().__init__(
-      ["<cls>", ".", "#", "no", "yes"],
-      split_lengths(length),
-      eval_size=config.eval_size,
+      config,
+      [".", "#", "no", "yes"],
       batch_size=batch_size,
       seed=seed,
-      train_size=config.train_size,
+      length=config.size**2,
+      length_leaf="size",
     )
-    self.source_vocab_size = self.target_vocab_size
-    self.max_source_length = length
     # What has no room is told before anything begins, and not while it trains.
     if not any(itertools.islice(self._tries("train", 0), _TRIES)):
       raise ValueError(
@@ -128,24 +105,14 @@ class PathfinderTask(GeneratedTask):
         f"num_distractors={config.num_distractors}"
       )
 
-  def encode(self, line: str) -> list[int]:
-    """Ids of pixels, behind `<cls>`."""
-    return [CLS, *super().encode(line)]
-
-  def _examples(self, split: str, indices: np.ndarray) -> Batch:
-    source = np.empty((len(indices), self._lengths[split]), np.int32)
-    source[:, 0] = CLS
-    answers = np.empty((len(indices), 1), np.int32)
+  def _read(
+    self, split: str, indices: np.ndarray
+  ) -> Iterator[tuple[np.ndarray, int]]:
     pairs = {n: self._pair(split, n) for n in np.unique(indices // 2).tolist()}
-    for row, index in enumerate(indices.tolist()):
+    for index in indices.tolist():
       pair = pairs[index // 2]
       is_yes = pair.is_first_yes == (index % 2 == 0)
-      source[row, 1:] = pair.yes if is_yes else pair.no
-      answers[row] = YES if is_yes else NO
-    return {
-      "source": source,
-      **answers_at(source.shape, np.zeros_like(answers), answers),
-    }
+      yield (pair.yes, YES) if is_yes else (pair.no, NO)
 
   def _pair(self, split: str, number: int) -> _Pair:
     """Two neighbouring examples: one of each answer, with the same discs."""

@@ -4,10 +4,9 @@ import dataclasses
 from typing import ClassVar, NamedTuple
 
 from models.attention_config import (
-  NEEDS,
   AttentionConfig,
+  AttentionSlots,
   Layers,
-  check_supports,
   names,
 )
 from models.config import ACTIVATIONS, DTYPES
@@ -35,7 +34,7 @@ class Widths(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PerceiverConfig:
+class PerceiverConfig(AttentionSlots):
   """Latents that read inputs of any length, and outputs that ask the latents.
 
   A width that is None follows from another one, which its line names.
@@ -85,6 +84,10 @@ class PerceiverConfig:
   """
 
   module: ClassVar[str] = "projects.perceiver.model:create"
+  slot_fields: ClassVar[tuple[str, ...]] = (
+    "encoder_attention",
+    "cross_attention",
+  )
 
   kind: str = "perceiver"
   num_latents: int
@@ -134,7 +137,13 @@ class PerceiverConfig:
     ]
     check_ranges(self, counts=counts, rates=("dropout_rate",))
     self._check_widths()
-    self._check_attentions()
+    self.fill_slots()
+    if len(self.attentions["cross_attention"]) > 2:
+      raise ValueError(
+        "cross_attention: expected at most 2 mechanisms, from latents to inputs "
+        "and from outputs to latents, got "
+        + names(self.attentions["cross_attention"])
+      )
 
   @property
   def layout(self) -> str:
@@ -210,15 +219,6 @@ class PerceiverConfig:
     """K, which is N."""
     return self.num_heads
 
-  @property
-  def attentions(self) -> dict[str, tuple[AttentionConfig, ...]]:
-    """The mechanisms of each slot, which its layers take in turn."""
-    return {
-      field: chosen if isinstance(chosen, tuple) else (chosen,)
-      for field in ("encoder_attention", "cross_attention")
-      for chosen in [getattr(self, field)]
-    }
-
   def layers(self, field: str) -> tuple[AttentionConfig, ...]:
     """The mechanism of every layer that has the slot `field`."""
     number = 2 if field == "cross_attention" else self.num_layers
@@ -256,19 +256,3 @@ class PerceiverConfig:
           getattr(self, field) is None,
           "None in a model that reads images (fourier_bands)",
         )
-
-  def _check_attentions(self):
-    for field in ("encoder_attention", "cross_attention"):
-      chosen = getattr(self, field)
-      if chosen is None:
-        object.__setattr__(self, field, AttentionConfig("dense"))
-      elif isinstance(chosen, tuple) and not chosen:
-        raise ValueError(f"{field}: expected at least one mechanism, got none")
-      for config in self.attentions[field]:
-        check_supports(field, config, NEEDS[field])
-    if len(self.attentions["cross_attention"]) > 2:
-      raise ValueError(
-        "cross_attention: expected at most 2 mechanisms, from latents to inputs "
-        "and from outputs to latents, got "
-        + names(self.attentions["cross_attention"])
-      )

@@ -18,7 +18,7 @@ from models.config import PAD_ID, ModelConfig
 from models.head import Head
 from models.head_config import HeadConfig
 from models.kind import Sizes
-from models.mechanism_variables import variable_shapes
+from models.mechanism_variables import check_mechanisms
 from models.multi_head_attention import MultiHeadAttention
 from models.norms import make_norm
 from models.sizes import check_length
@@ -298,19 +298,17 @@ def create(config: PerceiverConfig, sizes: Sizes) -> Perceiver:
     )
   to_inputs, to_latents = config.layers("cross_attention")
   latents = config.num_latents
-  for field, attention, widths, length in (
-    *(
-      ("encoder_attention", attention, config.latents, latents)
-      for attention in config.layers("encoder_attention")
+  for field, chosen, widths, length in (
+    (
+      "encoder_attention",
+      config.layers("encoder_attention"),
+      config.latents,
+      latents,
     ),
-    ("cross_attention", to_inputs, config.inputs, inputs),
-    ("cross_attention", to_latents, config.outputs, latents),
+    ("cross_attention", [to_inputs], config.inputs, inputs),
+    ("cross_attention", [to_latents], config.outputs, latents),
   ):
-    try:
-      dims = _dims(widths, length, config.features)
-      variable_shapes(attention.build(), dims)
-    except ValueError as error:
-      raise ValueError(f"{field}: {error}") from error
+    check_mechanisms(field, chosen, _dims(widths, length, config.features))
   return Perceiver(
     config,
     source_vocab_size=sizes.source_vocab_size or 0,

@@ -4,7 +4,7 @@ import dataclasses
 from typing import ClassVar
 
 from attention import Dims
-from models.attention_config import NEEDS, AttentionConfig, check_supports
+from models.attention_config import AttentionConfig, AttentionSlots
 from models.config import DTYPES
 from models.kind import Sizes
 from settings.checks import check_ranges
@@ -15,7 +15,7 @@ DECODERS = ("bahdanau", "luong")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Seq2SeqConfig:
+class Seq2SeqConfig(AttentionSlots):
   """A recurrent encoder and decoder with attention between them.
 
   What only a Transformer needs (positions, norms, feed-forward layers,
@@ -48,6 +48,7 @@ class Seq2SeqConfig:
   """
 
   module: ClassVar[str] = "projects.seq2seq.model:create"
+  slot_fields: ClassVar[tuple[str, ...]] = ("cross_attention",)
 
   kind: str = "seq2seq"
   cell: str
@@ -83,10 +84,7 @@ class Seq2SeqConfig:
         raise ValueError(
           f"features: {self.features} is not divisible by {what}"
         )
-    if self.cross_attention is None:
-      object.__setattr__(self, "cross_attention", AttentionConfig("dense"))
-    for field, [attention] in self.attentions.items():
-      check_supports(field, attention, NEEDS[field])
+    self.fill_slots()
 
   @property
   def layout(self) -> str:
@@ -123,9 +121,3 @@ class Seq2SeqConfig:
   def kv_heads(self) -> int:
     """K, which is N."""
     return self.num_heads
-
-  @property
-  def attentions(self) -> dict[str, tuple[AttentionConfig, ...]]:
-    """The one mechanism, by field."""
-    assert self.cross_attention is not None  # Filled in when made.
-    return {"cross_attention": (self.cross_attention,)}

@@ -3,7 +3,8 @@
 import dataclasses
 from typing import ClassVar
 
-from models.attention_config import AttentionConfig, Layers, check_supports
+from attention import Dims
+from models.attention_config import AttentionSlots, Layers
 from models.config import ACTIVATIONS, DTYPES, ModelConfig
 from models.kind import Sizes
 from models.slot_config import SlotConfig
@@ -54,7 +55,7 @@ class ExtractorConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ConformerConfig:
+class ConformerConfig(AttentionSlots):
   """An encoder of speech: attention and convolution between two feed-forwards.
 
   Attributes:
@@ -134,19 +135,11 @@ class ConformerConfig:
         "features: position 'transformer_xl' pairs sines and cosines and needs "
         f"an even width, got {self.features}"
       )
-    if self.encoder_attention is None:
-      object.__setattr__(self, "encoder_attention", AttentionConfig("dense"))
-    elif self.encoder_attention == ():
-      raise ValueError(
-        "encoder_attention: expected at least one mechanism, got none"
-      )
+    self.fill_slots()
     _ = self.block  # It checks what a Transformer's layer has as well.
     if self.position == "transformer_xl":
-      needs = {
-        "relative": "carry relative positions (position 'transformer_xl')"
-      }
-      for chosen in self.attentions["encoder_attention"]:
-        check_supports("encoder_attention", chosen, needs)
+      relative = "carry relative positions (position 'transformer_xl')"
+      self.fill_slots({"encoder_attention": {"relative": relative}})
 
   @property
   def block(self) -> ModelConfig:
@@ -193,6 +186,11 @@ class ConformerConfig:
     """Logits of every position, as of a `ModelConfig` with head 'tokens'."""
     return "tokens"
 
+  def dims(self, max_length: int) -> Dims:
+    """The sizes that a mechanism makes its variables from."""
+    heads = self.num_heads
+    return Dims(heads, heads, self.query_dim, max_length, self.features)
+
   @property
   def query_dim(self) -> int:
     """H."""
@@ -202,17 +200,3 @@ class ConformerConfig:
   def kv_heads(self) -> int:
     """K, which is N."""
     return self.num_heads
-
-  @property
-  def attentions(self) -> dict[str, tuple[AttentionConfig, ...]]:
-    """The mechanisms of the one slot, which blocks take in turn."""
-    chosen = self.encoder_attention
-    assert chosen is not None  # Filled in when made.
-    return {
-      "encoder_attention": chosen if isinstance(chosen, tuple) else (chosen,)
-    }
-
-  def layers(self, field: str) -> tuple[AttentionConfig, ...]:
-    """The mechanism of every block."""
-    chosen = self.attentions[field]
-    return tuple(chosen[i % len(chosen)] for i in range(self.num_layers))

@@ -58,9 +58,9 @@ def describe(
     rotary_theta=family.number(theirs, "rotary_embedding_base", 10000.0),
     mask_convolution=False,
     extractor=ExtractorConfig(
-      features=_sizes(theirs, "conv_dim", (512,) * 7),
-      kernel_sizes=_sizes(theirs, "conv_kernel", (10, 3, 3, 3, 3, 2, 2)),
-      strides=_sizes(theirs, "conv_stride", (5, 2, 2, 2, 2, 2, 2)),
+      features=family.sizes(theirs, "conv_dim", [512] * 7),
+      kernel_sizes=family.sizes(theirs, "conv_kernel", [10, 3, 3, 3, 3, 2, 2]),
+      strides=family.sizes(theirs, "conv_stride", [5, 2, 2, 2, 2, 2, 2]),
       norm=family.choice(theirs, "feat_extract_norm", EXTRACTOR_NORMS, "group"),
       use_bias=family.flag(theirs, "conv_bias", False),
       activation=family.activation(theirs, "feat_extract_activation", "gelu"),
@@ -102,21 +102,6 @@ def kept(theirs: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
   return shapes
 
 
-def _sizes(
-  theirs: Mapping[str, Any], name: str, default: tuple[int, ...]
-) -> tuple[int, ...]:
-  """A list of whole numbers of `config.json`, each at least 1.
-
-  Raises:
-    ValueError: it is something else.
-  """
-  found = theirs.get(name)
-  found = list(default) if found is None else found
-  if not isinstance(found, list):
-    raise ValueError(f"{name}: expected a list of numbers, got {found!r}")
-  return tuple(family.size({name: size}, name) for size in found)
-
-
 def rows(config: ConformerConfig) -> list[Row]:
   """As `Family.rows`."""
   front = f"{_PREFIX}.feature_extractor.conv_layers"
@@ -142,23 +127,18 @@ def rows(config: ConformerConfig) -> list[Row]:
 
 def _layer_rows(theirs: str, ours: str) -> list[Row]:
   attention, slot = f"{theirs}.self_attn", f"{ours}/self_attention"
-  convolution, norm = f"{theirs}.conv_module", f"{ours}/convolution/batch_norm"
+  convolution = f"{theirs}.conv_module"
+
+  def mlp(name: str, own: str) -> list[Row]:
+    return [
+      *family.norm(f"{theirs}.{name}_layer_norm", f"{own}_norm"),
+      *family.linear(f"{theirs}.{name}.intermediate_dense", f"{own}/hidden"),
+      *family.linear(f"{theirs}.{name}.output_dense", f"{own}/out"),
+    ]
+
   return [
-    *(
-      row
-      for theirs_name, name in (("ffn1", "first_mlp"), ("ffn2", "last_mlp"))
-      for row in (
-        *family.norm(
-          f"{theirs}.{theirs_name}_layer_norm", f"{ours}/{name}_norm"
-        ),
-        *family.linear(
-          f"{theirs}.{theirs_name}.intermediate_dense", f"{ours}/{name}/hidden"
-        ),
-        *family.linear(
-          f"{theirs}.{theirs_name}.output_dense", f"{ours}/{name}/out"
-        ),
-      )
-    ),
+    *mlp("ffn1", f"{ours}/first_mlp"),
+    *mlp("ffn2", f"{ours}/last_mlp"),
     *family.norm(f"{theirs}.self_attn_layer_norm", f"{slot}_norm"),
     *family.linear(f"{attention}.linear_q", f"{slot}/query"),
     *family.linear(f"{attention}.linear_k", f"{slot}/key"),
@@ -178,11 +158,9 @@ def _layer_rows(theirs: str, ours: str) -> list[Row]:
       (f"params/{ours}/convolution/kernel",),
       _DEPTHWISE,
     ),
-    *family.norm(f"{convolution}.batch_norm", norm),
-    Row(
-      f"{convolution}.batch_norm.running_mean", (f"batch_stats/{norm}/mean",)
+    *family.batch_norm(
+      f"{convolution}.batch_norm", f"{ours}/convolution/batch_norm"
     ),
-    Row(f"{convolution}.batch_norm.running_var", (f"batch_stats/{norm}/var",)),
     Row(
       f"{convolution}.pointwise_conv2.weight",
       (f"params/{ours}/convolution/out/kernel",),

@@ -11,14 +11,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 import numpy as np
 
-from attention import Dims
 from models.attention_config import AttentionConfig
 from models.batch_norm import BatchNorm
 from models.block import Mlp
 from models.config import ACTIVATIONS
 from models.depthwise import depthwise
 from models.kind import Sizes
-from models.mechanism_variables import variable_shapes
+from models.mechanism_variables import check_mechanisms
 from models.multi_head_attention import kernel_init
 from models.norms import make_norm
 from models.rows import by_rows
@@ -120,13 +119,7 @@ class ConformerBlock(nn.Module):
     self.self_attention_norm = make_norm(block)
     self.self_attention = SLOTS[config.position](
       attention=self.mechanism.build(),
-      dims=Dims(
-        config.num_heads,
-        config.kv_heads,
-        config.query_dim,
-        self.max_length,
-        config.features,
-      ),
+      dims=config.dims(self.max_length),
       features=config.features,
       config=block.slot,
       rotary=config.position == "rotary",
@@ -294,16 +287,6 @@ def create(config: ConformerConfig, sizes: Sizes) -> Conformer:
     )
   else:
     max_length = sizes.max_source_length or 1
-  dims = Dims(
-    config.num_heads,
-    config.kv_heads,
-    config.query_dim,
-    max_length,
-    config.features,
-  )
-  for mechanism in config.attentions["encoder_attention"]:
-    try:
-      variable_shapes(mechanism.build(), dims)
-    except ValueError as error:
-      raise ValueError(f"encoder_attention: {error}") from error
+  for field, chosen in config.attentions.items():
+    check_mechanisms(field, chosen, config.dims(max_length))
   return Conformer(config, sizes.target_vocab_size, max_length, frames_shape)

@@ -1,5 +1,6 @@
 """Recordings that are stored: a folder, or a set of the TFDS catalogue."""
 
+import abc
 from collections.abc import Iterator, Sequence
 import itertools
 import pathlib
@@ -34,15 +35,30 @@ class Recording(NamedTuple):
   where: str
 
 
-class Stored:
-  """Recordings in memory, of which some are held out.
+class Recordings(abc.ABC):
+  """Where examples come from.
 
   Attributes:
-    symbols: of all transcripts, in the order of their code points.
+    symbols: of all transcripts; that of id i is at place i − 1.
     max_frames: of the longest recording.
     max_symbols: of the longest transcript.
     held_out: how many examples are.
   """
+
+  symbols: str
+  max_frames: int
+  max_symbols: int
+  held_out: int
+
+  @abc.abstractmethod
+  def read(
+    self, split: str, indices: np.ndarray
+  ) -> list[tuple[np.ndarray, Sequence[int]]]:
+    """Frames [T, M] and symbol ids of examples since the beginning."""
+
+
+class Stored(Recordings):
+  """Recordings in memory; their symbols are in the order of code points."""
 
   def __init__(
     self,
@@ -64,7 +80,7 @@ class Stored:
   def read(
     self, split: str, indices: np.ndarray
   ) -> list[tuple[np.ndarray, Sequence[int]]]:
-    """Frames [T, M] and symbol ids of examples since the beginning."""
+    """See `Recordings`."""
     recordings, config = self._splits[split], self._config
     if split == "train":
       indices = base.epoch_order(indices.copy(), len(recordings), self._seed)
@@ -163,14 +179,10 @@ def _named(config: SpeechConfig, seed: int) -> Stored:
 def _examples(
   builder: Any, split: str, config: SpeechConfig
 ) -> Iterator[Recording]:
-  import grain
-
-  from tasks.corpora import Chunks
+  from tasks import catalog
 
   label = builder.info.features[config.text_feature]
-  source = builder.as_data_source(split=split)
-  chunks = grain.MapDataset.source(Chunks(source))
-  for i, example in enumerate(itertools.chain.from_iterable(chunks)):
+  for i, example in enumerate(catalog.examples(builder, split)):
     where = f"{builder.info.full_name}, split {split}, recording {i}"
     samples = np.asarray(example[config.audio_feature])
     if samples.ndim != 1:

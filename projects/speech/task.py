@@ -3,45 +3,22 @@
 from collections.abc import Iterator, Mapping, Sequence
 import json
 import pathlib
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import numpy as np
 
 from projects.speech import audio, ctc, mel, sources, tones
-from projects.speech.sources import REDUCTION
+from projects.speech.sources import REDUCTION, Recordings
 from projects.speech.task_config import TONES, SpeechConfig
 from settings.memory import check_fits
 from tasks import base, draws
-from tasks.answers import AnswersInPlace
 from tasks.base import Batch, DataError
 from tasks.files import typed_path
 
 _SYMBOLS_FILE = "speech.json"
 
 
-class Recordings(Protocol):
-  """Where examples come from.
-
-  Attributes:
-    symbols: of all transcripts; that of id i is at place i − 1.
-    max_frames: of the longest recording.
-    max_symbols: of the longest transcript.
-    held_out: how many examples are.
-  """
-
-  symbols: str
-  max_frames: int
-  max_symbols: int
-  held_out: int
-
-  def read(
-    self, split: str, indices: np.ndarray
-  ) -> list[tuple[np.ndarray, Sequence[int]]]:
-    """Frames [T, M] and symbol ids of examples since the beginning."""
-    ...
-
-
-class Dialling:
+class Dialling(Recordings):
   """Strings of digits as tones."""
 
   symbols = tones.DIGITS
@@ -75,7 +52,7 @@ class Dialling:
     ]
 
 
-class SpeechTask(AnswersInPlace):
+class SpeechTask(base.Task):
   """Recordings as log-mel frames, and what is said in them, by CTC.
 
   A batch has 'frames' [B, S, M] float32, 'source_mask' [B, S] bool, 'targets'
@@ -86,11 +63,7 @@ class SpeechTask(AnswersInPlace):
     input_shapes: {'frames': (S, M)}.
   """
 
-  source_vocab_size = None
-  shared_vocabulary = False
-  max_source_length = None
-  pad_id, bos_id, eos_id = ctc.BLANK, base.BOS, base.EOS
-  eval_splits: tuple[str, ...]
+  pad_id = ctc.BLANK
 
   def __init__(
     self,
@@ -121,9 +94,8 @@ class SpeechTask(AnswersInPlace):
     """Every held-out recording once, in order."""
     if split not in self.eval_splits or self._recordings is None:
       raise KeyError(split)
-    for start in range(0, self._recordings.held_out, self._batch_size):
-      stop = min(start + self._batch_size, self._recordings.held_out)
-      batch = self._batch(self._recordings.read(split, np.arange(start, stop)))
+    for indices in base.chunks(self._recordings.held_out, self._batch_size):
+      batch = self._batch(self._recordings.read(split, indices))
       yield base.pad_rows(batch, self._batch_size)
 
   def loss(
@@ -242,21 +214,7 @@ def make(
   workdir: pathlib.Path | None = None,
   restore: bool = False,
 ) -> SpeechTask:
-  """Makes the task.
-
-  Args:
-    config: which recordings.
-    kind: the `layout` of the model; 'encoder' only.
-    batch_size: recordings of every batch.
-    seed: of what is dialled, or of the order of training.
-    workdir: of a run; its symbols and sizes must be the same.
-    restore: take those of the run and read no data.
-
-  Raises:
-    ValueError: a kind of model that this task cannot feed, or batches that no
-      machine can hold.
-    DataError: in one line, what is wrong with the data.
-  """
+  """Reads or computes recordings; see `TaskEntry`."""
   base.layout("speech", kind, ("encoder",))
   recordings: Recordings | None = None
   if restore:

@@ -1,7 +1,6 @@
 """CvT: Wu et al., arXiv:2103.15808."""
 
 from collections.abc import Collection, Iterator, Mapping
-import itertools
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,10 @@ from models.published import family
 from models.published.bert import num_labels
 from models.published.family import Described, Family, Layout, Row
 from projects.vision.pyramid_config import PyramidConfig
-from projects.vision.swin_family import block_rows
-from projects.vision.vit_family import KERNEL, PIXELS, TOKEN
+from projects.vision.swin_family import block_rows, blocks
+from projects.vision.vit_family import PIXELS, TOKEN, patch_rows
+
+_BLOCK = "cvt.encoder.stages.{stage}.layers.{layer}"
 
 DEPTHWISE = Layout(
   lambda x, n: [np.moveaxis(x[:, 0], 0, -1)],
@@ -87,16 +88,11 @@ def _rows(config: PyramidConfig) -> Iterator[Row]:
   for stage in range(len(config.depths)):
     theirs = f"cvt.encoder.stages.{stage}.embedding.convolution_embeddings"
     ours = f"patches_{stage}"
-    yield Row(
-      f"{theirs}.projection.weight",
-      (f"params/{ours}/projection/kernel",),
-      KERNEL,
-    )
-    yield Row(f"{theirs}.projection.bias", (f"params/{ours}/projection/bias",))
+    yield from patch_rows(f"{theirs}.projection", ours)
     yield from family.norm(f"{theirs}.normalization", f"{ours}/norm")
   last = f"cvt.encoder.stages.{len(config.depths) - 1}"
   yield Row(f"{last}.cls_token", ("params/class_token",), TOKEN)
-  for theirs, ours in _blocks(config):
+  for theirs, ours in blocks(config, _BLOCK):
     attention, slot = f"{theirs}.attention.attention", f"{ours}/self_attention"
     for name in ("query", "key", "value"):
       convolution = f"{attention}.convolution_projection_{name}"
@@ -119,15 +115,6 @@ def _rows(config: PyramidConfig) -> Iterator[Row]:
   yield from family.linear("classifier", "classes")
 
 
-def _blocks(config: PyramidConfig) -> Iterator[tuple[str, str]]:
-  """Their name and ours of every layer."""
-  ours = itertools.count()
-  for stage, depth in enumerate(config.depths):
-    for layer in range(depth):
-      name = f"cvt.encoder.stages.{stage}.layers.{layer}"
-      yield name, f"encoder_{next(ours)}"
-
-
 def _buffers(config: PyramidConfig) -> dict[str, np.ndarray]:
   """PyTorch counts the batches that it normed by."""
   return {
@@ -135,7 +122,7 @@ def _buffers(config: PyramidConfig) -> dict[str, np.ndarray]:
     ".convolution_projection.normalization.num_batches_tracked": np.zeros(
       (), np.int64
     )
-    for theirs, _ in _blocks(config)
+    for theirs, _ in blocks(config, _BLOCK)
     for name in ("query", "key", "value")
   }
 

@@ -5,6 +5,8 @@ import math
 import pathlib
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 import models
@@ -177,13 +179,25 @@ def _borders(
   return rows, columns
 
 
-class DrawnOnImage:
-  """How the attention of a model of images is drawn: over the image.
+class ReadsImages:
+  """What models of images have in common: their batches, and pictures of maps.
 
-  `training.attention_maps` and `training.draw_attention` call these.
+  A map is drawn over the image, by `training.attention_maps` and
+  `training.draw_attention`.
   """
 
+  image_shape: tuple[int, int, int]
   input_file = "image"
+
+  def arguments(
+    self, batch: Mapping[str, Any]
+  ) -> tuple[tuple[jax.Array], dict[str, Any]]:
+    """What a call reads of a batch: arguments, and options by name."""
+    return (jnp.asarray(batch["image"]),), {}
+
+  def example(self) -> dict[str, np.ndarray]:
+    """A batch of which `initialize` reads the shapes."""
+    return {"image": np.zeros((1, *self.image_shape), np.float32)}
 
   def draw_attention(
     self,

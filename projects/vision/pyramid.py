@@ -1,6 +1,5 @@
 """An encoder of images in stages, each of fewer and wider tokens."""
 
-from collections.abc import Mapping
 import dataclasses
 import itertools
 from typing import Any, ClassVar
@@ -17,7 +16,7 @@ from models.kind import Sizes
 from models.mechanism_variables import variable_shapes
 from models.norms import make_norm
 from projects.vision.grid_convolution import ConvolvedBlock
-from projects.vision.maps import DrawnOnImage
+from projects.vision.maps import ReadsImages
 from projects.vision.patches import image_shape
 from projects.vision.pyramid_config import PyramidConfig
 
@@ -99,7 +98,7 @@ class Merging(nn.Module):
     )(x)
 
 
-class Pyramid(DrawnOnImage, nn.Module):
+class Pyramid(ReadsImages, nn.Module):
   """Images to logits of classes.
 
   Attributes:
@@ -123,18 +122,6 @@ class Pyramid(DrawnOnImage, nn.Module):
     shapes = {"image": self.image_shape}
     described = Described(config, 0, self.target_vocab_size, 0, shapes)
     return described, variables
-
-  @nn.nowrap
-  def arguments(
-    self, batch: Mapping[str, Any]
-  ) -> tuple[tuple[Array], dict[str, Any]]:
-    """What a call reads of a batch: arguments, and options by name."""
-    return (jnp.asarray(batch["image"]),), {}
-
-  @nn.nowrap
-  def example(self) -> dict[str, np.ndarray]:
-    """A batch of which `initialize` reads the shapes."""
-    return {"image": np.zeros((1, *self.image_shape), np.float32)}
 
   @nn.compact
   def __call__(

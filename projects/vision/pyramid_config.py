@@ -9,8 +9,8 @@ from attention import registry
 from models.attention_config import (
   NEEDS,
   AttentionConfig,
+  AttentionSlots,
   Layers,
-  check_supports,
 )
 from models.config import ACTIVATIONS, DTYPES, ModelConfig
 from models.kind import Sizes
@@ -20,7 +20,7 @@ from settings.suggest import check_choices
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PyramidConfig:
+class PyramidConfig(AttentionSlots):
   """An encoder whose grid of tokens gets coarser and wider, stage by stage.
 
   Every stage begins with patches. With one `patch_size` only the first does,
@@ -112,7 +112,10 @@ class PyramidConfig:
           f"features: {features} is not divisible by the {heads} heads "
           "(num_heads) of its stage"
         )
-    self._check_attention()
+    needs = {"bidirectional": NEEDS["encoder_attention"]["bidirectional"]}
+    if self.attention_dropout_rate:
+      needs["dropout"] = "drop attention weights (attention_dropout_rate)"
+    self.fill_slots({"encoder_attention": needs})
 
   @property
   def layout(self) -> str:
@@ -164,14 +167,6 @@ class PyramidConfig:
   def merges(self) -> bool:
     """Whether stages merge neighbours, in place of reading patches of them."""
     return len(self.patch_size) == 1 < len(self.depths)
-
-  @property
-  def attentions(self) -> dict[str, tuple[AttentionConfig, ...]]:
-    """The mechanisms of the one slot, which layers of a stage take in turn."""
-    chosen = self.encoder_attention
-    assert chosen is not None  # Filled in when made.
-    chosen = chosen if isinstance(chosen, tuple) else (chosen,)
-    return {"encoder_attention": chosen}
 
   def layers(self, field: str) -> tuple[AttentionConfig, ...]:
     """The mechanism of every layer, of one stage after another."""
@@ -292,16 +287,3 @@ class PyramidConfig:
             f"features: merging doubles them from stage to stage; expected "
             f"{2 * before} after {before}, got {after}"
           )
-
-  def _check_attention(self):
-    field = "encoder_attention"
-    chosen = getattr(self, field)
-    if chosen is None:
-      object.__setattr__(self, field, AttentionConfig("dense"))
-    elif isinstance(chosen, tuple) and not chosen:
-      raise ValueError(f"{field}: expected at least one mechanism, got none")
-    needs = {"bidirectional": NEEDS[field]["bidirectional"]}
-    if self.attention_dropout_rate:
-      needs["dropout"] = "drop attention weights (attention_dropout_rate)"
-    for one in self.attentions[field]:
-      check_supports(field, one, needs)

@@ -1,7 +1,6 @@
 """The three sources of images behind one interface: `Images`."""
 
 from collections.abc import Iterable, Iterator, Sequence
-import itertools
 import pathlib
 from typing import Any, NamedTuple
 
@@ -11,7 +10,6 @@ from projects.vision.task_config import DIGITS, FOLDER, ImageConfig
 from settings.memory import check_fits
 from tasks import pixels
 from tasks.base import DataError
-from tasks.corpora import Chunks
 from tasks.files import read_bytes, typed_path
 
 
@@ -177,13 +175,13 @@ def _named(config: ImageConfig) -> Images:
 
 
 def _examples(builder: Any, split: str) -> Iterator[tuple[int, bytes, str]]:
-  import grain
   import tensorflow_datasets as tfds
 
+  from tasks import catalog
+
   raw = {"image": tfds.decode.SkipDecoding()}
-  source = builder.as_data_source(split=split, decoders=raw)
-  chunks = grain.MapDataset.source(Chunks(source))
-  for i, example in enumerate(itertools.chain.from_iterable(chunks)):
+  found = catalog.examples(builder, split, decoders=raw)
+  for i, example in enumerate(found):
     where = f"{builder.info.full_name}, split {split}, image {i}"
     if example["label"] < 0:
       raise DataError(f"{where}: has no label")

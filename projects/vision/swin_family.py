@@ -11,7 +11,9 @@ from models.published import family
 from models.published.bert import num_labels
 from models.published.family import Described, Family, Row
 from projects.vision.pyramid_config import PyramidConfig
-from projects.vision.vit_family import KERNEL, PIXELS
+from projects.vision.vit_family import PIXELS, patch_rows
+
+_BLOCK = "swin.encoder.layers.{stage}.blocks.{layer}"
 
 _HIDDEN = -100.0
 """What their logits get in place of a mask."""
@@ -70,24 +72,20 @@ def block_rows(theirs: str, ours: str) -> Iterator[Row]:
   yield from family.linear(f"{theirs}.output.dense", f"{ours}/mlp/out")
 
 
-def _blocks(config: PyramidConfig) -> Iterator[tuple[str, str]]:
-  """Their name and ours of every layer."""
+def blocks(config: PyramidConfig, theirs: str) -> Iterator[tuple[str, str]]:
+  """Their name, a pattern of {stage} and {layer}, and ours of every layer."""
   ours = itertools.count()
   for stage, depth in enumerate(config.depths):
     for layer in range(depth):
-      name = f"swin.encoder.layers.{stage}.blocks.{layer}"
-      yield name, f"encoder_{next(ours)}"
+      yield theirs.format(stage=stage, layer=layer), f"encoder_{next(ours)}"
 
 
 def _rows(config: PyramidConfig) -> Iterator[Row]:
   embeddings = "swin.embeddings"
   projection = f"{embeddings}.patch_embeddings.projection"
-  yield Row(
-    f"{projection}.weight", ("params/patches_0/projection/kernel",), KERNEL
-  )
-  yield Row(f"{projection}.bias", ("params/patches_0/projection/bias",))
+  yield from patch_rows(projection, "patches_0")
   yield from family.norm(f"{embeddings}.norm", "patches_0/norm")
-  for theirs, ours in _blocks(config):
+  for theirs, ours in blocks(config, _BLOCK):
     attention, slot = f"{theirs}.attention", f"{ours}/self_attention"
     for name in ("query", "key", "value"):
       yield from family.linear(f"{attention}.self.{name}", f"{slot}/{name}")
@@ -112,7 +110,7 @@ def _buffers(config: PyramidConfig) -> dict[str, np.ndarray]:
   return {
     f"{theirs}.attention.self.relative_position_index": _index(window)
     for (theirs, _), mechanism in zip(
-      _blocks(config), config.layers("encoder_attention"), strict=True
+      blocks(config, _BLOCK), config.layers("encoder_attention"), strict=True
     )
     if (window := mechanism.options.get("window"))
   }

@@ -1,6 +1,6 @@
 """Images in batches, and the share of them that is named rightly."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 import json
 import pathlib
 from typing import NoReturn
@@ -12,16 +12,16 @@ from projects.vision.augmentation import vary
 from projects.vision.sources import Images
 from projects.vision.task_config import ImageConfig
 from settings.memory import check_fits
-from tasks import base, label_names, pixels
-from tasks.answers import AnswersInPlace
+from tasks import base, pixels
 from tasks.base import Batch, DataError
 from tasks.files import read_bytes, typed_path
+from tasks.labelled import LabelledTask, load_names
 
 _SHAPE_FILE = "image_shape.json"
 _PIXEL_BYTES = 4
 
 
-class ImageTask(AnswersInPlace):
+class ImageTask(LabelledTask):
   """Images, and one of a few labels as the answer.
 
   A batch has 'image' [B, H, W, C] float32, 'targets' [B, 1] int32 and 'weights'
@@ -30,16 +30,10 @@ class ImageTask(AnswersInPlace):
       (x / m − 1/2) / (1/2)   in [−1, 1].
 
   Attributes:
-    names: of the classes; a label is a place among them.
     input_shapes: input name → shape of one example: {'image': (H, W, C)}.
   """
 
-  source_vocab_size = None
-  shared_vocabulary = False
-  max_source_length = None
   max_target_length = 1
-  pad_id, bos_id, eos_id = base.PAD, base.BOS, base.EOS
-  eval_splits: tuple[str, ...]
 
   def __init__(
     self,
@@ -52,40 +46,27 @@ class ImageTask(AnswersInPlace):
     seed: int,
   ):
     """`images` is None for a restored task, which names classes only."""
+    self._splits, self._brightest = {}, 0
+    if images is not None:
+      self._splits = {"train": images.train, "validation": images.validation}
+      self._brightest = images.brightest
+    counts = {split: len(x.labels) for split, x in self._splits.items()}
+    super().__init__(names, counts, batch_size=batch_size, seed=seed)
     self._config = config
-    self._images = images
-    self._batch_size = batch_size
-    self._seed = seed
-    self.names = list(names)
     self.input_shapes = {"image": shape}
-    self.target_vocab_size = len(self.names)
-    self.eval_splits = () if images is None else ("validation",)
-    self._brightest = 0 if images is None else images.brightest
 
   def train_batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
-    """B images: all of them once in an order of their own, then again."""
-    assert self._images is not None, "a restored task has no data"
-    train = self._images.train
+    """B images, varied: all of them once in an order of their own, then again."""
     # What varies them is drawn for all rows.
-    indices = base.indices(step, self._batch_size, None)
-    places = base.epoch_order(indices, len(train.labels), self._seed)
+    places = self._trained(step, None)
+    train = self._splits["train"]
     images = vary(
       train.images[places],
       shift=self._config.shift,
       flip=self._config.flip,
       rng=np.random.default_rng((self._seed, step, 1)),
     )
-    return base.only(self._batch(images, train.labels[places]), rows)
-
-  def eval_batches(self, split: str) -> Iterator[Batch]:
-    """Every held-out image once, in the order of the source, as it is."""
-    if split not in self.eval_splits or self._images is None:
-      raise KeyError(split)
-    images, labels = self._images.validation
-    for start in range(0, len(labels), self._batch_size):
-      rows = slice(start, start + self._batch_size)
-      batch = self._batch(images[rows], labels[rows])
-      yield base.pad_rows(batch, self._batch_size)
+    return base.only(self._scaled(images, train.labels[places]), rows)
 
   def read(self, path: str) -> np.ndarray:
     """The pixels [H, W, C] of a PNG or JPEG file as a model reads them.
@@ -110,10 +91,6 @@ class ImageTask(AnswersInPlace):
     """Raises ValueError: an image is not typed."""
     raise ValueError(f"expected an image, which is not typed, got {line!r}")
 
-  def encode_target(self, line: str) -> list[int]:
-    """The id of a label."""
-    return [label_names.find(self.names, line)]
-
   def decode(self, ids: Sequence[int] | np.ndarray) -> str:
     """Names of classes."""
     return " ".join(self.labels(ids))
@@ -124,18 +101,22 @@ class ImageTask(AnswersInPlace):
 
   def save(self, directory: pathlib.Path) -> None:
     """Writes the names of the classes and the shape of an image."""
-    label_names.save(self.names, directory)
+    super().save(directory)
     base.save_vocabulary(directory, {_SHAPE_FILE: self._shape()})
 
   def check_run(self, workdir: pathlib.Path | None) -> None:
     """Raises DataError where a run has other classes or another shape."""
-    label_names.check(self.names, workdir)
+    super().check_run(workdir)
     base.check_vocabulary(workdir, _SHAPE_FILE, self._shape())
 
   def _shape(self) -> bytes:
     return json.dumps(self.input_shapes["image"]).encode()
 
-  def _batch(self, images: np.ndarray, labels: np.ndarray) -> Batch:
+  def _batch(self, split: str, places: np.ndarray) -> Batch:
+    images, labels = self._splits[split]
+    return self._scaled(images[places], labels[places])
+
+  def _scaled(self, images: np.ndarray, labels: np.ndarray) -> Batch:
     return {
       "image": _scaled(images, self._brightest),
       "targets": labels[:, None],
@@ -157,24 +138,10 @@ def make(
   workdir: pathlib.Path | None = None,
   restore: bool = False,
 ) -> ImageTask:
-  """Makes the task: reads all images into memory.
-
-  Args:
-    config: which images, and how they are varied.
-    kind: the `layout` of the model; 'encoder' only.
-    batch_size: images of every batch.
-    seed: of the order of training, and of how images are varied.
-    workdir: of a run; its classes and the shape of its images must be the same.
-    restore: take those of the run and read no data.
-
-  Raises:
-    ValueError: a kind of model that this task cannot feed, a shift that moves
-      an image out of sight, or batches that no machine can hold.
-    DataError: in one line, what is wrong with the data.
-  """
+  """Reads all images into memory; see `TaskEntry`."""
   base.layout("image", kind, ("encoder",))
   if restore:
-    names = label_names.load(workdir)
+    names = load_names(workdir)
     height, width, channels = json.loads(
       base.load_vocabulary(workdir, _SHAPE_FILE)
     )

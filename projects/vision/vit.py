@@ -1,8 +1,5 @@
 """An encoder of images in patches: ViT, and DeiT with its second token."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from flax import linen as nn
 from flax import traverse_util
 import jax.numpy as jnp
@@ -15,7 +12,7 @@ from models.head import Head
 from models.kind import Sizes
 from models.mechanism_variables import check_mechanisms
 from models.norms import make_norm
-from projects.vision.maps import DrawnOnImage
+from projects.vision.maps import ReadsImages
 from projects.vision.patches import Patches, image_shape
 from projects.vision.vit_config import VitConfig
 
@@ -43,7 +40,7 @@ class DistilledHead(Head):
     return jnp.concatenate([first, second.astype(first.dtype)], axis=1)
 
 
-class VisionTransformer(DrawnOnImage, nn.Module):
+class VisionTransformer(ReadsImages, nn.Module):
   """Images to logits of classes, or to features.
 
   Attributes:
@@ -76,18 +73,6 @@ class VisionTransformer(DrawnOnImage, nn.Module):
     )
     tree = traverse_util.unflatten_dict(arrays, sep="/")
     return described, {"params": {}, "constants": {}, **tree}
-
-  @nn.nowrap
-  def arguments(
-    self, batch: Mapping[str, Any]
-  ) -> tuple[tuple[Array], dict[str, Any]]:
-    """What a call reads of a batch: arguments, and options by name."""
-    return (jnp.asarray(batch["image"]),), {}
-
-  @nn.nowrap
-  def example(self) -> dict[str, np.ndarray]:
-    """A batch of which `initialize` reads the shapes."""
-    return {"image": np.zeros((1, *self.image_shape), np.float32)}
 
   def setup(self) -> None:
     """Makes patches, layers and head."""

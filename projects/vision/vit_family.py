@@ -25,6 +25,14 @@ TOKEN = Layout(lambda x, n: [x[0, 0]], lambda xs: xs[0][None, None])
 """`[1, 1, F]`."""
 
 
+def patch_rows(theirs: str, ours: str) -> list[Row]:
+  """The rows of the convolution that makes patches."""
+  return [
+    Row(f"{theirs}.weight", (f"params/{ours}/projection/kernel",), KERNEL),
+    Row(f"{theirs}.bias", (f"params/{ours}/projection/bias",)),
+  ]
+
+
 PIXELS = {"pixel_values": "image"}
 """What models of images read."""
 
@@ -81,7 +89,6 @@ def to_json(name: str, described: Described) -> dict[str, Any]:
 
 def _rows(prefix: str) -> list[Row]:
   patches, layer = f"{prefix}.embeddings", f"{prefix}.encoder.layer.{{i}}"
-  projection = f"{patches}.patch_embeddings.projection"
   attention, slot = f"{layer}.attention", "encoder_{i}/self_attention"
   ours = "params/patches"
   return [
@@ -90,8 +97,7 @@ def _rows(prefix: str) -> list[Row]:
       f"{patches}.distillation_token", (f"{ours}/distillation_token",), TOKEN
     ),
     Row(f"{patches}.position_embeddings", (f"{ours}/positions",), _TABLE),
-    Row(f"{projection}.weight", (f"{ours}/projection/kernel",), KERNEL),
-    Row(f"{projection}.bias", (f"{ours}/projection/bias",)),
+    *patch_rows(f"{patches}.patch_embeddings.projection", "patches"),
     *family.linear(f"{attention}.attention.query", f"{slot}/query"),
     *family.linear(f"{attention}.attention.key", f"{slot}/key"),
     *family.linear(f"{attention}.attention.value", f"{slot}/value"),

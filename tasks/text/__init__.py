@@ -4,8 +4,80 @@ A decoder predicts every token from those before it, an encoder predicts tokens
 that were masked (BERT), and an encoder-decoder spans that were cut out (T5).
 """
 
-from tasks.text.config import TextConfig
-from tasks.text.reading import make
-from tasks.text.task import TextTask
+from collections.abc import Mapping
+import pathlib
+import types
+
+from tasks import base, vocabularies
+from tasks.base import DataError
+from tasks.files import existing_file, read_text
+from tasks.text.causal import CausalText
+from tasks.text.masking import MaskedText
+from tasks.text.span_corruption import SpanText
+from tasks.text.task import Parts, TextConfig, TextTask
+
+OBJECTIVES: Mapping[str, type[TextTask]] = types.MappingProxyType(
+  {
+    "decoder": CausalText,
+    "encoder": MaskedText,
+    "encoder_decoder": SpanText,
+  }
+)
+"""Layout of a batch -> the task that makes it."""
+
+
+def make(
+  config: TextConfig,
+  *,
+  kind: str,
+  batch_size: int,
+  seed: int,
+  workdir: pathlib.Path | None = None,
+  restore: bool = False,
+  also: str = "",
+) -> TextTask:
+  """Reads the file, and makes or opens its vocabulary; see `TaskEntry`.
+
+  The kind of the model decides what is predicted. `also` is further text that the
+  vocabulary is made from.
+  """
+  objective = OBJECTIVES[base.layout("text", kind, tuple(OBJECTIVES))]
+  # What follows from it is as long, but for a few tokens.
+  for length in (config.context, objective.longest(config)):
+    base.check_sizes(
+      batch_size,
+      lengths={"context": length},
+      symbols=vocabularies.symbols(config),
+    )
+  extra = objective.own_tokens(config)
+  sizes = {"batch_size": batch_size, "seed": seed}
+  if restore:
+    vocabulary = vocabularies.restore_vocabulary(config, extra, workdir)
+    return objective(config, vocabulary, None, **sizes)
+  path = existing_file(config.path)
+  text = read_text(path)
+  if not text:
+    raise DataError(f"{path}: the file is empty")
+  boundary = int(len(text) * 0.9)  # As nanoGPT's `prepare.py` cuts.
+  vocabulary = vocabularies.open_vocabulary(
+    config, extra, text + also, text[:boundary] + also, workdir
+  )
+  parts = Parts(
+    vocabulary.encode_text(text[:boundary]),
+    vocabulary.encode_text(text[boundary:]),
+  )
+  task = objective(config, vocabulary, parts, **sizes)
+  if len(parts.train) <= task.piece:
+    raise DataError(
+      f"{path}: {sum(map(len, parts))} {vocabulary.unit}, of which 90 % are "
+      f"trained, are too few for task.context={config.context}"
+    )
+  if len(parts.validation) < 2:
+    raise DataError(
+      f"{path}: empty validation split: its last 10 % are "
+      f"{len(parts.validation)} {vocabulary.unit}"
+    )
+  return task
+
 
 __all__ = ["TextConfig", "TextTask", "make"]

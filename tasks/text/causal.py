@@ -8,9 +8,8 @@ import numpy as np
 
 from tasks import base
 from tasks.base import Batch, DecodeBatch
-from tasks.text.config import TextConfig
 from tasks.text.ngrams import Pairs
-from tasks.text.task import NUM_SAMPLES, TextTask
+from tasks.text.task import NUM_SAMPLES, TextConfig, TextTask
 
 
 class CausalText(TextTask):
@@ -21,25 +20,11 @@ class CausalText(TextTask):
   """
 
   objective = "language modelling"
-  source_vocab_size = None
-  shared_vocabulary = False
-  max_source_length = None
 
   def __init__(self, config: TextConfig, *args, **options):
     super().__init__(config, *args, **options)
     self.eos_id = self._need("eos")
     self.max_target_length = config.context
-
-  @classmethod
-  def own_tokens(cls, config: TextConfig) -> tuple[str, ...]:
-    """None beyond what every vocabulary has."""
-    del config
-    return ()
-
-  @classmethod
-  def longest(cls, config: TextConfig) -> int:
-    """T."""
-    return config.context
 
   @property
   def piece(self) -> int:
@@ -91,7 +76,8 @@ class CausalText(TextTask):
 
   def encode(self, line: str) -> list[int]:
     """Prompt ids; an empty line begins after a line end, as a text does."""
-    return self._fitting(self._vocabulary.encode(line or "\n"))
+    ids = self._vocabulary.encode(line or "\n")
+    return self._fitting(ids, self._config.context)
 
   @functools.cached_property
   def _characters_per_token(self) -> float:
@@ -105,9 +91,6 @@ class CausalText(TextTask):
     most = len(self._validation) - 1
     windows = sum(len(starts) for starts in self._starts(most))
     return min(windows * self.piece, most)
-
-  def _training_pairs(self) -> Pairs:
-    return Pairs.of(self._train)
 
   def _predicted(self, batch: Batch) -> Pairs:
     counted = batch["weights"] > 0

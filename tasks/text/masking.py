@@ -5,11 +5,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from tasks import base
-from tasks.base import Batch, DecodeBatch
+from tasks.base import Batch
 from tasks.special_tokens import OWN_ENCODER
-from tasks.text.config import TextConfig
 from tasks.text.ngrams import NONE, Pairs
-from tasks.text.task import TextTask
+from tasks.text.task import TextConfig, TextTask
 
 _MASKED, _RANDOM = 0.8, 0.1
 
@@ -91,11 +90,6 @@ class MaskedText(TextTask):
     del config
     return OWN_ENCODER
 
-  @classmethod
-  def longest(cls, config: TextConfig) -> int:
-    """S."""
-    return config.context
-
   @property
   def piece(self) -> int:
     """S without what is put around the text."""
@@ -114,15 +108,11 @@ class MaskedText(TextTask):
     for starts in self._starts(len(text)):
       yield self._held_out_batch(text, starts, self._held_out_row)
 
-  def decode_batches(self, split: str) -> Iterator[DecodeBatch]:
-    """None: an encoder generates nothing."""
-    del split
-    return iter(())
-
   def encode(self, line: str) -> list[int]:
     """Ids of a line, masks by their name, between what is put around it."""
     ids = self._vocabulary.encode(line)
-    return self._fitting([*self._before, *ids, *self._after])
+    framed = [*self._before, *ids, *self._after]
+    return self._fitting(framed, self._config.context)
 
   def _held_out_row(
     self, tokens: np.ndarray, rng: np.random.Generator
@@ -159,9 +149,6 @@ class MaskedText(TextTask):
       "targets": np.hstack([before, tokens, after]),
       "weights": np.pad(chosen.astype(np.float32), outside),
     }
-
-  def _training_pairs(self) -> Pairs:
-    return Pairs.of(self._train)
 
   def _predicted(self, batch: Batch) -> Pairs:
     """Neighbours are those of the text, whether they were hidden or not."""

@@ -9,9 +9,8 @@ import numpy as np
 from tasks import base
 from tasks.base import Batch, DecodeBatch
 from tasks.special_tokens import sentinel
-from tasks.text.config import TextConfig
 from tasks.text.ngrams import Pairs
-from tasks.text.task import NUM_SAMPLES, TextTask
+from tasks.text.task import NUM_SAMPLES, TextConfig, TextTask
 
 _ROWS = 4096  # Pieces that are counted at once.
 
@@ -200,12 +199,7 @@ class SpanText(TextTask):
   def encode(self, line: str) -> list[int]:
     """Ids of a line, sentinels by their names, and EOS."""
     ids = [*self._vocabulary.encode(line), self.eos_id]
-    if len(ids) > self._sizes.source:
-      raise ValueError(
-        f"{len(ids)} {self._vocabulary.unit}, more than the model reads (task."
-        f"context={self._config.context})"
-      )
-    return ids
+    return self._fitting(ids, self._sizes.source)
 
   def encode_target(self, line: str) -> list[int]:
     """Ids of sentinels and spans, and EOS."""

@@ -1,21 +1,57 @@
 """What the objectives on a text share: its tokens, its places, its metrics."""
 
 import abc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import functools
 import pathlib
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+from annotated_types import Ge, Interval
 import numpy as np
+from pydantic.dataclasses import dataclass
 
+from settings.checks import check
+from settings.fields import STRICT, Count, Whole
 from tasks import base, vocabularies
-from tasks.base import Batch, DecodeBatch
-from tasks.text.config import TextConfig
+from tasks.base import Batch
 from tasks.text.ngrams import Pairs, ngram_losses
 from tasks.vocabularies import Vocabulary
 
 NUM_SAMPLES = 4
 """Places of the held-out text that are decoded at the end of a run."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class TextConfig:
+  """Which text, in which tokens, in pieces of which length.
+
+  Attributes:
+    path: a UTF-8 file; its first 90 % are trained, the rest is held out.
+    context: tokens that the model reads: T of a decoder, S of an encoder.
+    eval_batches: batches of one evaluation; 0 takes the whole held-out text.
+    vocabulary: 'characters', 'bytes', or 'subwords', which are trained on the
+      text.
+    vocab_size: subwords, special tokens included.
+    tokenizer: a `tokenizer.json`, the `characters.json` of a run, or a folder
+      that has one of them; used as it is, in place of `vocabulary` and
+      `vocab_size`.
+    mask_rate: share of tokens that an encoder or an encoder-decoder has to
+      predict; a decoder predicts all.
+    mean_span_length: tokens of a span that an encoder-decoder predicts.
+  """
+
+  path: str = ""
+  context: Annotated[int, Ge(2)] = 256
+  eval_batches: Whole = 0
+  vocabulary: vocabularies.Kind = "characters"
+  vocab_size: Count = 1024
+  tokenizer: str = ""
+  # Beyond it hardly anything is left to predict from.
+  mask_rate: Annotated[float, Interval(gt=0, le=0.9)] = 0.15
+  mean_span_length: Annotated[float, Ge(1)] = 3.0
+
+  def __post_init__(self):
+    check(self, "path", bool(self.path), "a text file")
 
 
 class Parts(NamedTuple):
@@ -30,7 +66,7 @@ class Parts(NamedTuple):
   validation: np.ndarray
 
 
-class TextTask(abc.ABC):
+class TextTask(base.Task):
   """A text in pieces, some of whose tokens are predicted.
 
   A subclass is an objective. It says what a batch is, and what special tokens
@@ -44,14 +80,6 @@ class TextTask(abc.ABC):
   """
 
   objective: str
-  source_vocab_size: int | None
-  shared_vocabulary: bool
-  max_source_length: int | None
-  max_target_length: int
-  pad_id: int
-  bos_id: int
-  eos_id: int
-  eval_splits: tuple[str, ...]
 
   def __init__(
     self,
@@ -74,35 +102,23 @@ class TextTask(abc.ABC):
       self._train, self._validation = parts
 
   @classmethod
-  @abc.abstractmethod
   def own_tokens(cls, config: TextConfig) -> tuple[str, ...]:
-    """Special tokens of a vocabulary made for this objective, by name."""
+    """Special tokens of a vocabulary made for this objective, by name.
+
+    None beyond what every vocabulary has.
+    """
+    del config
+    return ()
 
   @classmethod
-  @abc.abstractmethod
   def longest(cls, config: TextConfig) -> int:
     """Tokens of the longest row of a batch."""
+    return config.context
 
   @property
   @abc.abstractmethod
   def piece(self) -> int:
     """Tokens of the text in one example."""
-
-  @abc.abstractmethod
-  def train_batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
-    """B pieces from random places, drawn from (seed, step)."""
-
-  @abc.abstractmethod
-  def eval_batches(self, split: str) -> Iterator[Batch]:
-    """The held-out text in order."""
-
-  @abc.abstractmethod
-  def decode_batches(self, split: str) -> Iterator[DecodeBatch]:
-    """A few places of the held-out text, as a decoder meets them."""
-
-  @abc.abstractmethod
-  def encode(self, line: str) -> list[int]:
-    """Ids of what a model reads of a line that a user typed."""
 
   def _held_out_batch(
     self,
@@ -124,9 +140,9 @@ class TextTask(abc.ABC):
     }
     return base.pad_rows(batch, self._batch_size)
 
-  @abc.abstractmethod
   def _training_pairs(self) -> Pairs:
     """What `baselines` are counted on."""
+    return Pairs.of(self._train)
 
   @abc.abstractmethod
   def _predicted(self, batch: Batch) -> Pairs:
@@ -153,19 +169,6 @@ class TextTask(abc.ABC):
     accuracy = base.token_accuracy(logits, batch["targets"], batch["weights"])
     return {"token_accuracy": accuracy}
 
-  def summarize(
-    self, sums: Mapping[str, tuple[float, float]]
-  ) -> dict[str, float]:
-    """Divides once, and adds what the loss has to be compared with."""
-    return {**base.divide(sums), **self.baselines}
-
-  def score(
-    self, hypotheses: Sequence[str], references: Sequence[str]
-  ) -> dict[str, float | str]:
-    """Nothing: a text can go on in more ways than the one it took."""
-    del hypotheses, references
-    return {}
-
   def encode_target(self, line: str) -> list[int]:
     """Ids of a line; a text goes on, so none marks an end."""
     return self._vocabulary.encode(line)
@@ -188,9 +191,9 @@ class TextTask(abc.ABC):
       role, self._vocabulary.file, self.objective
     )
 
-  def _fitting(self, ids: list[int]) -> list[int]:
+  def _fitting(self, ids: list[int], most: int) -> list[int]:
     """Ids of what a user typed, or ValueError where they are too many."""
-    if len(ids) > self._config.context:
+    if len(ids) > most:
       raise ValueError(
         f"{len(ids)} {self._vocabulary.unit}, more than the model reads "
         f"(task.context={self._config.context})"
@@ -211,12 +214,10 @@ class TextTask(abc.ABC):
 
   def _starts(self, stop: int) -> list[np.ndarray]:
     """Where the pieces before `stop` begin, a batch at a time."""
-    starts = np.arange(0, stop, self.piece)
-    firsts = range(0, len(starts), self._batch_size)
-    return [
-      starts[first : first + self._batch_size]
-      for first in firsts[: self._config.eval_batches or None]
-    ]
+    count = -(-max(stop, 0) // self.piece)
+    batches = [*base.chunks(count, self._batch_size)]
+    kept = batches[: self._config.eval_batches or None]
+    return [pieces * self.piece for pieces in kept]
 
   def _held_out(self, split: str) -> np.ndarray:
     if split not in self.eval_splits:

@@ -5,8 +5,7 @@ import sys
 
 import pytest
 
-from benchmarks.listops_rules import RULES, Seen, seen
-from benchmarks.rules import accuracies
+from benchmarks.rules import LISTOPS_RULES, Seen, accuracies, listops_seen
 from tests import commands
 
 
@@ -20,7 +19,7 @@ from tests import commands
   ],
 )
 def test_only_the_root_and_its_digits_are_seen(expression, expected):
-  assert seen(expression.split()) == expected
+  assert listops_seen(expression.split()) == expected
 
 
 def test_rules_give_the_most_frequent_answer_after_what_they_see():
@@ -29,7 +28,7 @@ def test_rules_give_the_most_frequent_answer_after_what_they_see():
   counted += [(Seen("[MAX", 9), 9)] * 3
   tried = [(low, 1), (high, 8), (Seen("[MAX", 9), 9), (Seen("[SM", 3), 9)]
   # 9 is the most frequent of all and after [MAX; [SM was never counted.
-  assert accuracies(RULES, counted, tried) == {
+  assert accuracies(LISTOPS_RULES, counted, tried) == {
     "nothing": 0.5,
     "the operator at the root": 0.5,
     "that operator on its digits": 0.75,

@@ -124,7 +124,7 @@ def _close(got, expected):
 
 
 def test_no_fusion_of_this_version_returns_garbage():
-  """What benchmarks/xla_cpu_fusion.py shows without the flag."""
+  """What benchmarks/README.md shows without the flag."""
   x = np.random.default_rng(0).normal(size=(512, 32)).astype(np.float32)
 
   def summed(x):

@@ -32,7 +32,8 @@ def folder(tmp_path):
 
 
 def read(folder):
-  return AlignedFiles(folder, "en", "de").read()
+  files = AlignedFiles(folder, "en", "de")
+  return {split: files.read(split) for split in files.splits}
 
 
 def fault(folder):

@@ -1,6 +1,5 @@
 """Preparation of sentence pairs and of their vocabulary."""
 
-import pathlib
 import subprocess
 import sys
 import threading
@@ -8,46 +7,48 @@ import threading
 import pytest
 
 import tasks
-from tasks import builders, cache
+from tasks import cache, numbers
 from tasks.vocabulary import Subwords, train_subwords
-from tests.tasks.translation_cases import files, make
+from tests.tasks.translation_cases import assert_same, files, make
 
 
-def test_changed_files_are_prepared_again(folder, empty_cache):
+def test_changed_files_are_read_again(folder):
   make(**files(folder))
-  prepared = set(empty_cache.iterdir())
-  make(**files(folder))
-  assert set(empty_cache.iterdir()) == prepared
   (folder / "val.de").write_text("neu\n" * 20)
   task = make(**files(folder))
-  assert len(set(empty_cache.iterdir()) - prepared) == 1
   [first, *_] = task.decode_batches("validation")
   assert set(first.references) == {"neu"}
 
 
-def test_a_broken_preparation_leaves_nothing(folder, empty_cache, monkeypatch):
-  def fail(self, pairs):
-    yield 0, {"en": "a", "de": "b"}
+def test_numbers_are_spelled_once(empty_cache, monkeypatch):
+  sizes = {"num_train": 50, "num_validation": 5, "max_number": 999}
+  batch = make(**sizes).train_batch(0)
+  prepared = set(empty_cache.iterdir())
+  monkeypatch.setattr(numbers, "number_pairs", None)
+  assert_same(batch, make(**sizes).train_batch(0))
+  assert set(empty_cache.iterdir()) == prepared
+
+
+def test_a_broken_preparation_leaves_nothing(empty_cache):
+  def fail(scratch):
+    (scratch / "half").mkdir()
     raise KeyboardInterrupt
 
-  with monkeypatch.context() as patch:
-    patch.setattr(builders.AlignedText, "_generate_examples", fail)
-    with pytest.raises(KeyboardInterrupt):
-      make(**files(folder))
+  with pytest.raises(KeyboardInterrupt):
+    cache.prepare(empty_cache / "k", fail)
   assert not list(empty_cache.iterdir())
-  make(**files(folder))
 
 
 def test_a_killed_preparation_is_not_taken_for_a_finished_one(
-  folder, empty_cache
+  empty_cache,
 ):
   code = """
-import os, pathlib
-from tasks import builders
+import os
+from tasks import cache
 def write(scratch):
-  (pathlib.Path(scratch) / "finished").mkdir()
+  (scratch / "finished").mkdir()
   os.kill(os.getpid(), 9)
-builders.prepare("k", write)
+cache.prepare(cache.folder("datasets") / "k", write)
 """
   result = subprocess.run([sys.executable, "-c", code])
   assert result.returncode == -9
@@ -55,18 +56,18 @@ builders.prepare("k", write)
   assert left.name.startswith(".preparing-")
 
   def write(scratch):
-    finished = pathlib.Path(scratch) / "finished"
+    finished = scratch / "finished"
     finished.mkdir()
     return finished
 
-  assert builders.prepare("k", write) == empty_cache / "k"
+  assert cache.prepare(empty_cache / "k", write) == empty_cache / "k"
 
 
-def test_two_preparations_at_once(folder, empty_cache):
+def test_two_preparations_at_once(empty_cache):
   barrier = threading.Barrier(2)
 
   def write(scratch):
-    finished = pathlib.Path(scratch) / "finished"
+    finished = scratch / "finished"
     finished.mkdir()
     (finished / "content").write_text("whole")
     barrier.wait(10)
@@ -74,7 +75,9 @@ def test_two_preparations_at_once(folder, empty_cache):
 
   paths = []
   threads = [
-    threading.Thread(target=lambda: paths.append(builders.prepare("k", write)))
+    threading.Thread(
+      target=lambda: paths.append(cache.prepare(empty_cache / "k", write))
+    )
     for _ in range(2)
   ]
   for thread in threads:
@@ -122,6 +125,3 @@ def test_the_vocabulary_reads_the_training_split_only(folder):
   pieces = task.labels(range(task.target_vocab_size))
   assert not any("Ω" in piece for piece in pieces)
   assert "⁇" in task.decode(task.encode("Ω"))
-
-
-# TFDS

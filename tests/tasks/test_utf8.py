@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tasks import base, vocabularies
+from tasks.characters import Bytes
 from tasks.special_tokens import OWN_ENCODER, sentinel
-from tasks.utf8 import Bytes
 from tests.tasks.text_cases import TEXT, make
 
 

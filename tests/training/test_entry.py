@@ -18,7 +18,6 @@ from tests import commands
     (("generate.py",), "--beam_size"),
     (("-m", "training.draw_attention"), "--target"),
     (("-m", "benchmarks.scaling"), "--lengths"),
-    (("-m", "benchmarks.options"), "--attention"),
   ],
 )
 def test_help_is_examples_and_own_flags(program, flag):

@@ -13,56 +13,41 @@ nats. The second is the same model on the same rows of text alone: 2.776 nats af
 
 import ml_collections
 
-from configs import attentions
+from configs import attentions, experiments
 
 
 def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
   """A decoder that reads text, patches of images, numbers and actions."""
-  return ml_collections.ConfigDict(
-    {
-      "seed": 0,
-      "num_steps": 3000,
-      "batch_size": 48,
-      "eval_every": 500,
-      "checkpoint_every": 1000,
-      "log_every": 100,
-      "parallel": "jit",
-      "decode_method": "greedy",
-      "task": {
-        "name": "mixed",
-        "path": "",
-        "context": 64,
-        "vocabulary": "subwords",
-        "vocab_size": 512,
-        "caption_rows": 16,
-        "control_rows": 16,
-      },
-      "model": {
-        "kind": "gato",
-        "num_layers": 4,
-        "num_heads": 4,
-        "features": 128,
-        "mlp_features": 256,
-        "activation": "gelu",
-        "gated": True,
-        "attention_bias": True,
-        "embedding_scale": 1.0,
-        "norm_epsilon": 1e-5,
-        "position": "rotary",
-        "local_positions": True,
-        "norm": "pre",
-        "dropout_rate": 0.0,
-        "decoder_attention": attentions.one(attention),
-      },
-      "optimizer": {
-        "name": "adamw",
-        "learning_rate": 1e-3,
-        "schedule": "cosine",
-        "warmup_steps": 100,
-        "final_fraction": 0.1,
-        "b2": 0.99,
-        "weight_decay": 0.1,
-        "clip_norm": 1.0,
-      },
-    }
+  return experiments.training(
+    num_steps=3000,
+    batch_size=48,
+    eval_every=500,
+    checkpoint_every=1000,
+    log_every=100,
+    task={
+      "name": "mixed",
+      "path": "",
+      "context": 64,
+      "vocabulary": "subwords",
+      "vocab_size": 512,
+      "caption_rows": 16,
+      "control_rows": 16,
+    },
+    model={
+      "kind": "gato",
+      "num_layers": 4,
+      "num_heads": 4,
+      "features": 128,
+      "mlp_features": 256,
+      "activation": "gelu",
+      "gated": True,
+      "attention_bias": True,
+      "embedding_scale": 1.0,
+      "norm_epsilon": 1e-5,
+      "position": "rotary",
+      "local_positions": True,
+      "norm": "pre",
+      "decoder_attention": attentions.one(attention),
+    },
+    optimizer={"final_fraction": 0.1, "b2": 0.99, "weight_decay": 0.1},
   )

@@ -176,14 +176,8 @@ def test_shares_are_summed_by_modality(text):
   assert found.evenly[1, 0] == pytest.approx(evenly)
 
 
-@pytest.mark.parametrize(
-  "attention",
-  [
-    "performer",
-    pytest.param("linear", marks=pytest.mark.thorough),
-    pytest.param("lsh", marks=pytest.mark.thorough),
-  ],
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("attention", ["performer", "linear", "lsh"])
 def test_mechanisms_serve(text, attention):
   run = experiment.create(experiment_config.parse(config_of(text, attention)))
   variables = run.init().variables

@@ -238,7 +238,7 @@ def test_local_positions_are_places_by_default(made):
   "attention",
   [
     "dense",
-    "performer",
+    pytest.param("performer", marks=pytest.mark.thorough),
     pytest.param("sliding_window", marks=pytest.mark.thorough),
   ],
 )

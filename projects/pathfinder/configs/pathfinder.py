@@ -13,46 +13,29 @@ Linsley et al., arXiv:1805.08315; Tay et al., arXiv:2011.04006.
 
 import ml_collections
 
-from configs import attentions
+from configs import attentions, experiments
 
 
 def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
   """An encoder of four layers with learned positions, on 1,024 pixels."""
-  return ml_collections.ConfigDict(
-    {
-      "seed": 0,
-      "num_steps": 20000,
-      "batch_size": 64,
-      "eval_every": 1000,
-      "checkpoint_every": 1000,
-      "log_every": 50,
-      "parallel": "jit",
-      "decode_method": "greedy",
-      "task": {
-        "name": "pathfinder",
-        "size": 32,
-        "num_dashes": 6,
-        "num_distractors": 6,
-        "train_size": 0,
-        "eval_size": 2000,
-      },
-      "model": {
-        "kind": "encoder",
-        "num_layers": 4,
-        "num_heads": 4,
-        "features": 64,
-        "mlp_features": 128,
-        "position": "learned",
-        "dropout_rate": 0.0,
-        "encoder_attention": attentions.one(attention, long=True),
-      },
-      "optimizer": {
-        "name": "adamw",
-        "learning_rate": 1e-3,
-        "schedule": "cosine",
-        "warmup_steps": 500,
-        "b2": 0.98,
-        "clip_norm": 1.0,
-      },
-    }
+  return experiments.training(
+    num_steps=20000,
+    eval_every=1000,
+    task={
+      "name": "pathfinder",
+      "size": 32,
+      "num_dashes": 6,
+      "num_distractors": 6,
+      "eval_size": 2000,
+    },
+    model={
+      "kind": "encoder",
+      "num_layers": 4,
+      "num_heads": 4,
+      "features": 64,
+      "mlp_features": 128,
+      "position": "learned",
+      "encoder_attention": attentions.one(attention, long=True),
+    },
+    optimizer={"warmup_steps": 500, "b2": 0.98},
   )

@@ -16,52 +16,39 @@ set.
 
 import ml_collections
 
-from configs import attentions
+from configs import attentions, experiments
 
 
 def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
   """Latents that read every pixel, and one output that asks them."""
-  return ml_collections.ConfigDict(
-    {
-      "seed": 0,
-      "num_steps": 5000,
-      "batch_size": 64,
-      "eval_every": 500,
-      "checkpoint_every": 500,
-      "log_every": 100,
-      "parallel": "jit",
-      "task": {
-        "name": "image",
-        "source": "digits",
-        "path": "",
-        "held_out": 0.2,
-        "shift": 1,
-        "flip": False,
-      },
-      "model": {
-        "kind": "perceiver",
-        "num_latents": 16,
-        "num_layers": 4,
-        "num_blocks": 1,
-        "num_heads": 4,
-        "features": 64,
-        "mlp_features": 128,
-        "input_features": 64,
-        "input_heads": 4,
-        "output_heads": 4,
-        "fourier_bands": 4,
-        "head": "class",
-        "dropout_rate": 0.1,
-        "encoder_attention": attentions.one(attention),
-        "cross_attention": attentions.choose(attention)["cross_attention"],
-      },
-      "optimizer": {
-        "name": "adamw",
-        "learning_rate": 2e-3,
-        "schedule": "cosine",
-        "warmup_steps": 100,
-        "weight_decay": 0.05,
-        "clip_norm": 1.0,
-      },
-    }
+  return experiments.training(
+    num_steps=5000,
+    eval_every=500,
+    log_every=100,
+    task={
+      "name": "image",
+      "source": "digits",
+      "path": "",
+      "held_out": 0.2,
+      "shift": 1,
+      "flip": False,
+    },
+    model={
+      "kind": "perceiver",
+      "num_latents": 16,
+      "num_layers": 4,
+      "num_blocks": 1,
+      "num_heads": 4,
+      "features": 64,
+      "mlp_features": 128,
+      "input_features": 64,
+      "input_heads": 4,
+      "output_heads": 4,
+      "fourier_bands": 4,
+      "head": "class",
+      "dropout_rate": 0.1,
+      "encoder_attention": attentions.one(attention),
+      "cross_attention": attentions.choose(attention)["cross_attention"],
+    },
+    optimizer={"learning_rate": 2e-3, "weight_decay": 0.05},
   )

@@ -106,6 +106,7 @@ def test_a_run_learns_and_draws(run, tmp_path):
   assert "no published family is this model" in error
 
 
+@pytest.mark.thorough
 def test_bytes_are_learnt_restored_and_drawn(text, tmp_path, monkeypatch):
   config = experiment_config.parse(of_bytes(text, "performer"))
   began = experiment.create(config, tmp_path)
@@ -144,6 +145,7 @@ def test_bytes_are_learnt_restored_and_drawn(text, tmp_path, monkeypatch):
     inference.generate_lines(restored, state.variables, ["the time"])
 
 
+@pytest.mark.thorough
 def test_every_map_is_named(text):
   config = of_bytes(text, num_layers=2)
   config["model"]["cross_attention"] = [{"name": "dense"}, {"name": "flash"}]
@@ -257,6 +259,7 @@ def test_a_run_starts_from_published_weights(text):
     experiment.create(experiment_config.parse(config))
 
 
+@pytest.mark.thorough
 def test_the_error_of_an_approximation(text):
   config = of_bytes(text, "performer")
   began = experiment.create(experiment_config.parse(config))

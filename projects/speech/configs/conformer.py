@@ -20,47 +20,35 @@ serve, as in `configs/conformer.py:performer`.
 
 import ml_collections
 
-from configs import attentions
+from configs import attentions, experiments
 
 
 def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
   """Log-mel frames of 8 kHz, two blocks, positions of Transformer-XL."""
-  return ml_collections.ConfigDict(
-    {
-      "seed": 0,
-      "num_steps": 500,
-      "batch_size": 32,
-      "eval_every": 100,
-      "checkpoint_every": 250,
-      "log_every": 50,
-      "parallel": "jit",
-      "task": {
-        "name": "speech",
-        "source": "tones",
-        "path": "",
-        "min_digits": 1,
-        "max_digits": 8,
-        "snr": 10.0,
-        "eval_size": 500,
-      },
-      "model": {
-        "kind": "conformer",
-        "num_layers": 2,
-        "num_heads": 4,
-        "features": 64,
-        "mlp_features": 128,
-        "kernel_size": 15,
-        "position": "transformer_xl",
-        "dropout_rate": 0.1,
-        "encoder_attention": attentions.one(attention),
-      },
-      "optimizer": {
-        "name": "adamw",
-        "learning_rate": 2e-3,
-        "schedule": "cosine",
-        "warmup_steps": 100,
-        "weight_decay": 0.01,
-        "clip_norm": 1.0,
-      },
-    }
+  return experiments.training(
+    num_steps=500,
+    batch_size=32,
+    eval_every=100,
+    checkpoint_every=250,
+    task={
+      "name": "speech",
+      "source": "tones",
+      "path": "",
+      "min_digits": 1,
+      "max_digits": 8,
+      "snr": 10.0,
+      "eval_size": 500,
+    },
+    model={
+      "kind": "conformer",
+      "num_layers": 2,
+      "num_heads": 4,
+      "features": 64,
+      "mlp_features": 128,
+      "kernel_size": 15,
+      "position": "transformer_xl",
+      "dropout_rate": 0.1,
+      "encoder_attention": attentions.one(attention),
+    },
+    optimizer={"learning_rate": 2e-3, "weight_decay": 0.01},
   )

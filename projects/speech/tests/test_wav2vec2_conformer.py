@@ -134,6 +134,7 @@ def test_tensors_that_do_not_fit(folder, spoil, message):
   assert str(info.value).startswith(str(folder))
 
 
+@pytest.mark.thorough
 def test_mechanisms(tmp_path):
   """One that has no tables by distance is refused; others come and go."""
   with pytest.raises(ValueError, match=r"cannot carry relative positions"):

@@ -17,50 +17,37 @@ Sources are those of configs/vit.py; larger images want
 
 import ml_collections
 
-from configs import attentions
+from configs import attentions, experiments
 
 
 def get_config(attention: str = "strided_2d") -> ml_collections.ConfigDict:
   """Two stages of two layers, [CLS] in the second."""
-  return ml_collections.ConfigDict(
-    {
-      "seed": 0,
-      "num_steps": 3000,
-      "batch_size": 64,
-      "eval_every": 500,
-      "checkpoint_every": 500,
-      "log_every": 100,
-      "parallel": "jit",
-      "task": {
-        "name": "image",
-        "source": "digits",
-        "path": "",
-        "held_out": 0.2,
-        "shift": 1,
-        "flip": False,
-      },
-      "model": {
-        "kind": "pyramid",
-        "depths": (2, 2),
-        "num_heads": (2, 4),
-        "features": (32, 64),
-        "mlp_features": (64, 128),
-        "patch_size": (3, 3),
-        "patch_stride": (1, 2),
-        "patch_padding": (1, 1),
-        "scale_by_features": True,
-        "convolution": 3,
-        "class_token": True,
-        "dropout_rate": 0.1,
-        "encoder_attention": attentions.one(attention),
-      },
-      "optimizer": {
-        "name": "adamw",
-        "learning_rate": 2e-3,
-        "schedule": "cosine",
-        "warmup_steps": 100,
-        "weight_decay": 0.05,
-        "clip_norm": 1.0,
-      },
-    }
+  return experiments.training(
+    num_steps=3000,
+    eval_every=500,
+    log_every=100,
+    task={
+      "name": "image",
+      "source": "digits",
+      "path": "",
+      "held_out": 0.2,
+      "shift": 1,
+      "flip": False,
+    },
+    model={
+      "kind": "pyramid",
+      "depths": (2, 2),
+      "num_heads": (2, 4),
+      "features": (32, 64),
+      "mlp_features": (64, 128),
+      "patch_size": (3, 3),
+      "patch_stride": (1, 2),
+      "patch_padding": (1, 1),
+      "scale_by_features": True,
+      "convolution": 3,
+      "class_token": True,
+      "dropout_rate": 0.1,
+      "encoder_attention": attentions.one(attention),
+    },
+    optimizer={"learning_rate": 2e-3, "weight_decay": 0.05},
   )

@@ -14,7 +14,7 @@ Sources are those of configs/vit.py; larger images want
 
 import ml_collections
 
-from configs import attentions
+from configs import attentions, experiments
 
 
 def get_config(attention: str = "window_2d") -> ml_collections.ConfigDict:
@@ -23,40 +23,27 @@ def get_config(attention: str = "window_2d") -> ml_collections.ConfigDict:
   if attention == "window_2d":
     windows = {"name": "window_2d", "window": 4, "relative": True}
     mechanism = [windows | {"shift": 0}, windows | {"shift": 2}]
-  return ml_collections.ConfigDict(
-    {
-      "seed": 0,
-      "num_steps": 6000,
-      "batch_size": 64,
-      "eval_every": 500,
-      "checkpoint_every": 500,
-      "log_every": 100,
-      "parallel": "jit",
-      "task": {
-        "name": "image",
-        "source": "digits",
-        "path": "",
-        "held_out": 0.2,
-        "shift": 1,
-        "flip": False,
-      },
-      "model": {
-        "kind": "pyramid",
-        "depths": (2, 2),
-        "num_heads": (2, 4),
-        "features": (32, 64),
-        "mlp_features": (64, 128),
-        "patch_size": (1,),
-        "dropout_rate": 0.1,
-        "encoder_attention": mechanism,
-      },
-      "optimizer": {
-        "name": "adamw",
-        "learning_rate": 2e-3,
-        "schedule": "cosine",
-        "warmup_steps": 100,
-        "weight_decay": 0.05,
-        "clip_norm": 1.0,
-      },
-    }
+  return experiments.training(
+    num_steps=6000,
+    eval_every=500,
+    log_every=100,
+    task={
+      "name": "image",
+      "source": "digits",
+      "path": "",
+      "held_out": 0.2,
+      "shift": 1,
+      "flip": False,
+    },
+    model={
+      "kind": "pyramid",
+      "depths": (2, 2),
+      "num_heads": (2, 4),
+      "features": (32, 64),
+      "mlp_features": (64, 128),
+      "patch_size": (1,),
+      "dropout_rate": 0.1,
+      "encoder_attention": mechanism,
+    },
+    optimizer={"learning_rate": 2e-3, "weight_decay": 0.05},
   )

@@ -15,52 +15,39 @@ set; both want `--config.model.patch_size=4` or larger.
 
 import ml_collections
 
-from configs import attentions
+from configs import attentions, experiments
 
 
 def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
   """A pre-norm encoder of patches with [CLS] and learned positions."""
-  return ml_collections.ConfigDict(
-    {
-      "seed": 0,
-      "num_steps": 5000,
-      "batch_size": 64,
-      "eval_every": 500,
-      "checkpoint_every": 500,
-      "log_every": 100,
-      "parallel": "jit",
-      "task": {
-        "name": "image",
-        "source": "digits",
-        "path": "",
-        "held_out": 0.2,
-        "shift": 1,
-        "flip": False,
-      },
-      "model": {
-        "kind": "vit",
-        "num_layers": 4,
-        "num_heads": 4,
-        "features": 64,
-        "mlp_features": 128,
-        "activation": "gelu",
-        "attention_bias": True,
-        "position": "learned",
-        "norm": "pre",
-        "norm_epsilon": 1e-12,
-        "dropout_rate": 0.1,
-        "patch_size": 2,
-        "head": "class",
-        "head_bias": True,
-        "encoder_attention": attentions.one(attention),
-      },
-      "optimizer": {
-        "name": "adamw",
-        "learning_rate": 2e-3,
-        "schedule": "cosine",
-        "warmup_steps": 100,
-        "weight_decay": 0.05,
-        "clip_norm": 1.0,
-      },
-    }
+  return experiments.training(
+    num_steps=5000,
+    eval_every=500,
+    log_every=100,
+    task={
+      "name": "image",
+      "source": "digits",
+      "path": "",
+      "held_out": 0.2,
+      "shift": 1,
+      "flip": False,
+    },
+    model={
+      "kind": "vit",
+      "num_layers": 4,
+      "num_heads": 4,
+      "features": 64,
+      "mlp_features": 128,
+      "activation": "gelu",
+      "attention_bias": True,
+      "position": "learned",
+      "norm": "pre",
+      "norm_epsilon": 1e-12,
+      "dropout_rate": 0.1,
+      "patch_size": 2,
+      "head": "class",
+      "head_bias": True,
+      "encoder_attention": attentions.one(attention),
+    },
+    optimizer={"learning_rate": 2e-3, "weight_decay": 0.05},
   )

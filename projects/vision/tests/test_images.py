@@ -114,6 +114,7 @@ def test_a_run_becomes_published_weights(run, tmp_path):
   assert p.config["image_size"] == 8
 
 
+@pytest.mark.thorough
 def test_a_run_starts_from_weights_of_another_image_size(run):
   """Positions are those of the weights, and interpolated for the task."""
   folder, _ = run
@@ -135,6 +136,7 @@ def test_a_run_starts_from_weights_of_another_image_size(run):
     )
 
 
+@pytest.mark.thorough
 def test_a_student_learns_both_labels(run):
   folder, _ = run
   config = config_of(distillation=True, teacher=str(folder))

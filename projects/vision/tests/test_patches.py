@@ -115,7 +115,7 @@ def test_attention_sees_every_patch_and_no_mask():
     ("performer", {"num_features": 8}),
     pytest.param("linformer", {"rank": 3}, marks=pytest.mark.thorough),
     pytest.param("nystrom", {"num_landmarks": 3}, marks=pytest.mark.thorough),
-    ("lsh", {"chunk_size": 4}),
+    pytest.param("lsh", {"chunk_size": 4}, marks=pytest.mark.thorough),
     pytest.param("sliding_window", {"window": 3}, marks=pytest.mark.thorough),
   ],
 )

@@ -100,6 +100,7 @@ def test_micro_batches_move_them_in_turn():
     assert np.isfinite(leaf).all()
 
 
+@pytest.mark.thorough
 def test_a_checkpoint_has_them(single, tmp_path):
   state, _ = single
   written = checkpoint.Checkpoints(tmp_path)
