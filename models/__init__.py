@@ -17,9 +17,13 @@ from models.attention_config import (
   missing,
   slots,
 )
-from models.config import KINDS, PAD_ID, ModelConfig
-from models.embedding_config import EmbeddingConfig
-from models.head_config import HeadConfig
+from models.config import (
+  KINDS,
+  PAD_ID,
+  EmbeddingConfig,
+  HeadConfig,
+  ModelConfig,
+)
 from models.kind import Config, Sizes
 from models.slot_config import AroundConfig, SlotConfig
 from settings.import_paths import ImportPaths, load

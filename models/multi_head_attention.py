@@ -20,7 +20,7 @@ from models.norms import RmsNormFromOne
 from models.rows import by_rows, where_rows
 from models.short_convolution import WIDTH as SHORT_WIDTH
 from models.short_convolution import ShortConvolution, last
-from models.slot_config import OUTPUT_GATES, SlotConfig
+from models.slot_config import SlotConfig
 
 Positions = Int[Array | np.ndarray, "B T"]
 
@@ -433,12 +433,12 @@ class MultiHeadAttention(nn.Module):
 
   def _merge(self, out, inputs):
     """The output projection of each head's result, normed and gated."""
-    kind, gate = self.config.output_norm, OUTPUT_GATES[self.config.output_gate]
+    kind, gate = self.config.output_norm, self.config.output_gate
     if kind not in ("none", "rms_joint"):
       out = self.out_norm(out)
     out = out.reshape(*out.shape[:2], -1)
-    if gate is not None:
-      out = out * gate(by_rows(self.gate, inputs))
+    if gate != "none":
+      out = out * getattr(jax.nn, gate)(by_rows(self.gate, inputs))
     if kind == "rms_joint":
       out = self.out_norm(out)
     return by_rows(self.out, out)

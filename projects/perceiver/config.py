@@ -10,7 +10,7 @@ from models.attention_config import (
   check_supports,
   names,
 )
-from models.config import ACTIVATIONS, DTYPES
+from models.config import ACTIVATIONS, DTYPES, Dtype
 from models.kind import Sizes
 from settings.checks import check, check_ranges
 from settings.suggest import check_choices
@@ -113,8 +113,8 @@ class PerceiverConfig:
   dropout_rate: float = 0.0
   vocab_size: int | None = None
   max_length: int | None = None
-  dtype: str = "float32"
-  param_dtype: str = "float32"
+  dtype: Dtype = "float32"
+  param_dtype: Dtype = "float32"
   encoder_attention: Layers | None = None
   cross_attention: Layers | None = None
 

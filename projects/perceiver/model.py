@@ -14,9 +14,8 @@ from models import positions as position_encodings
 from models import tables
 from models.attention_config import AttentionConfig
 from models.block import Mlp
-from models.config import PAD_ID, ModelConfig
+from models.config import PAD_ID, HeadConfig, ModelConfig
 from models.head import Head
-from models.head_config import HeadConfig
 from models.kind import Sizes
 from models.mechanism_variables import variable_shapes
 from models.multi_head_attention import MultiHeadAttention
@@ -353,7 +352,7 @@ def _choices(
     position="none",
     norm_epsilon=NORM_EPSILON,
     dropout_rate=config.dropout_rate,
-    head=config.head,
+    head=cast(Any, config.head),
     output=HeadConfig(head_bias=True),
     dtype=config.dtype,
     param_dtype=config.param_dtype,
