@@ -238,7 +238,7 @@ class MultiHeadAttention(nn.Module):
   def decode(
     self,
     inputs: Float[Array, "B 1 F"],
-    positions: Int[Array, "B 1"],
+    positions: Positions,
     **tables: Float[Array, "N D"],
   ) -> Float[Array, "B 1 F"]:
     """The next position of a causal call, with its tables by distance."""
