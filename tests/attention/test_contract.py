@@ -3,7 +3,7 @@
 import pytest
 
 from attention.testing import CHECKS
-from tests.attention.forms import OWN, RECURRENT
+from tests.attention.forms import KINDS, OWN, RECURRENT
 from tests.attention.mechanisms import MECHANISMS, ONE_EACH
 
 
@@ -15,6 +15,15 @@ _DERIVED = {*RECURRENT, "differential"} - {"mamba2", "kimi_delta"}
 """Whose code is another's: one of these two, or dense attention twice."""
 
 
+_ONE_OF_A_KIND = {*KINDS, "kimi_delta", "latent"}
+_OF_KINDS = (
+  "eager_equals_jit",
+  "sharded_batch",
+  "vmap_of_scanned_checkpoints",
+)
+"""Laws of JAX's transformations that compile much."""
+
+
 def _marks(mechanism, check):
   """Of each code, one setting meets every law, and others a law of values."""
   marks = [pytest.mark.optimised] if check.bits else []
@@ -24,6 +33,8 @@ def _marks(mechanism, check):
   is_first = mechanism in ONE_EACH and mechanism.name not in _DERIVED
   # A long causal call has what another long one has, and what crosses its blocks.
   is_covered = is_causal and check.name == "value_and_gradient[long]"
+  if check.name in _OF_KINDS:
+    is_covered = mechanism.name not in _ONE_OF_A_KIND
   if (not is_first and check.name not in kept) or is_covered:
     marks.append(pytest.mark.thorough)
   return marks
