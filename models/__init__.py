@@ -17,13 +17,8 @@ from models.attention_config import (
   missing,
   slots,
 )
-from models.config import (
-  KINDS,
-  PAD_ID,
-  EmbeddingConfig,
-  HeadConfig,
-  ModelConfig,
-)
+from models.config import KINDS, PAD_ID, ModelConfig
+from models.io_config import EmbeddingConfig, HeadConfig
 from models.kind import Config, Sizes
 from models.slot_config import AroundConfig, SlotConfig
 from settings.import_paths import ImportPaths, load

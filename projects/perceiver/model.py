@@ -14,8 +14,9 @@ from models import positions as position_encodings
 from models import tables
 from models.attention_config import AttentionConfig
 from models.block import Mlp
-from models.config import PAD_ID, HeadConfig, ModelConfig
+from models.config import PAD_ID, ModelConfig
 from models.head import Head
+from models.io_config import HeadConfig
 from models.kind import Sizes
 from models.mechanism_variables import variable_shapes
 from models.multi_head_attention import MultiHeadAttention
