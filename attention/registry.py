@@ -203,7 +203,13 @@ def where_it_failed(error: Exception, *names: str) -> str:
   files = [getattr(module, "__file__", None) for module in modules]
   own = [line for line in lines if line.filename in files]
   line = (own or lines)[-1]
+  if own and any(words in text for words in _UNCHECKED):
+    text += "; checks of attention.arguments, called first, name the argument"
   return f"{text} ({line.filename}:{line.lineno})"
+
+
+_UNCHECKED = ("'NoneType'", "incompatible shapes")
+"""What Python and JAX say of an argument that was computed with and not checked."""
 
 
 def _factory(name: str) -> Callable[..., Attention]:

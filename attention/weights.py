@@ -25,7 +25,8 @@ def attention_weights(
     query: `[B, T, N, H]`.
     key: `[B, S, K, H]`; None for an `Attention.apply` whose query is its key
       ('shared_qk') or that makes its own ('own_keys').
-    **options: passed to `fn`.
+    **options: passed to `fn`; the values of `global_qkv` are the identity as well,
+      so the matrix is that of one value for both.
 
   Returns:
     `[B, N, T, S]` in the dtype of `query`.
@@ -38,4 +39,6 @@ def attention_weights(
     jnp.eye(source_length, dtype=query.dtype)[None, :, None, :],
     (batch, source_length, num_kv_heads, source_length),
   )
+  if options.get("global_qkv") is not None:
+    options["global_qkv"] = (*options["global_qkv"][:2], identity)
   return jnp.moveaxis(fn(query, key, identity, **options), 2, 1)

@@ -18,15 +18,13 @@ from models.attention_config import (
   slots,
 )
 from models.config import KINDS, PAD_ID, ModelConfig
-from models.embedding_config import EmbeddingConfig
-from models.head_config import HeadConfig
+from models.io_config import EmbeddingConfig, HeadConfig
 from models.kind import Config, Sizes
 from models.slot_config import AroundConfig, SlotConfig
 from settings.import_paths import ImportPaths, load
 
 if TYPE_CHECKING:
   from models.api import (
-    attention_in_parts,
     attention_maps,
     create,
     forward,
@@ -36,6 +34,7 @@ if TYPE_CHECKING:
     replace_attention,
   )
   from models.decoding import Generated, generate
+  from models.in_parts import attention_in_parts
   from models.published.load import Pretrained, load_pretrained, save_pretrained
   from models.published.trained import as_pretrained
 
@@ -82,6 +81,17 @@ _PATHS = {
 }
 """Kind of a model -> where the config that describes it is."""
 
+_HOMES = {
+  "attention_in_parts": "in_parts",
+  "generate": "decoding",
+  "Generated": "decoding",
+  "load_pretrained": "published.load",
+  "save_pretrained": "published.load",
+  "Pretrained": "published.load",
+  "as_pretrained": "published.trained",
+}
+"""Function -> its module, where that is not `models.api`."""
+
 
 CONFIGS: Mapping[str, type] = ImportPaths(_PATHS)
 """Kind of a model -> the config that describes it."""
@@ -108,11 +118,4 @@ def __getattr__(name: str) -> Any:
   # `models.config`, hence JAX, and are run and checked without Flax.
   if name not in __all__:
     raise AttributeError(f"module 'models' has no attribute '{name}'")
-  home = "api"
-  if name.lower().startswith("generate"):
-    home = "decoding"
-  elif name == "as_pretrained":
-    home = "published.trained"
-  elif "pretrained" in name.lower():
-    home = "published.load"
-  return load(f"models.{home}:{name}")
+  return load(f"models.{_HOMES.get(name, 'api')}:{name}")

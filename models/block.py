@@ -159,21 +159,17 @@ class Block(nn.Module):
     **call: Any,
   ) -> Float[Array, "B T F"]:
     """The layer on whole sequences; `call` is for its self-attention."""
-    return self._layer(
-      x,
-      lambda x: self.self_attention(
-        x,
-        positions=positions,
-        deterministic=deterministic,
-        mask=mask,
-        is_causal=is_causal,
-        **call,
-      ),
-      lambda x: self.cross_attention(
+    call |= {"positions": positions, "mask": mask, "is_causal": is_causal}
+
+    def attend(x):
+      return self.self_attention(x, deterministic=deterministic, **call)
+
+    def attend_across(x):
+      return self.cross_attention(
         x, memory, deterministic=deterministic, mask=memory_mask
-      ),
-      deterministic,
-    )
+      )
+
+    return self._layer(x, attend, attend_across, deterministic)
 
   def start(
     self, batch: int, max_length: int, memory: Float[Array, "B S F"] | None
@@ -183,36 +179,34 @@ class Block(nn.Module):
     if memory is not None:
       self.cross_attention.remember(memory)
 
-  def prefill(
-    self,
-    x: Float[Array, "B P F"],
-    positions: Int[Array | np.ndarray, "1 P"],
-    lengths: Int[Array, "B"],
-    memory_mask: Bool[Array, "B 1 1 S"] | None,
-    **tables: Float[Array, "N D"],
-  ) -> Float[Array, "B P F"]:
-    """The layer on the first P positions, of which `lengths` are remembered."""
-    return self._layer(
-      x,
-      lambda x: self.self_attention.prefill(x, positions, lengths, **tables),
-      lambda x: self.cross_attention.recall(x, memory_mask),
-      deterministic=True,
-    )
-
   def decode(
     self,
-    x: Float[Array, "B 1 F"],
-    positions: Int[Array, "B 1"],
+    x: Float[Array, "B P F"],
+    positions: Int[Array | np.ndarray, "*B P"],
     memory_mask: Bool[Array, "B 1 1 S"] | None,
+    lengths: Int[Array, "B"] | None = None,
     **tables: Float[Array, "N D"],
-  ) -> Float[Array, "B 1 F"]:
-    """The layer on the next position."""
-    return self._layer(
-      x,
-      lambda x: self.self_attention.decode(x, positions, **tables),
-      lambda x: self.cross_attention.recall(x, memory_mask),
-      deterministic=True,
-    )
+  ) -> Float[Array, "B P F"]:
+    """The layer on the next position, or on the first ones of a sequence.
+
+    Args:
+      x: `[B, P, F]`, P = 1 of the next position.
+      positions: `[B, 1]`, or `[1, P]` of the first ones.
+      memory_mask: which positions of the memory may be seen.
+      lengths: how many of the first positions are remembered; None is of the
+        next one.
+      **tables: what self-attention adds by distance.
+    """
+
+    def attend(x):
+      if lengths is None:
+        return self.self_attention.decode(x, positions, **tables)
+      return self.self_attention.prefill(x, positions, lengths, **tables)
+
+    def attend_across(x):
+      return self.cross_attention.recall(x, memory_mask)
+
+    return self._layer(x, attend, attend_across, deterministic=True)
 
   def _layer(
     self,
@@ -232,10 +226,10 @@ class Block(nn.Module):
     def added(name, x):
       norm = getattr(self, f"{name}_norm")
       out = functions[name](norm(x) if kind in ("pre", "sandwich") else x)
-      if kind == "output":
+      if kind == "sandwich":
+        norm = getattr(self, f"{name}_out_norm")
+      if kind in ("output", "sandwich"):
         out = norm(out)
-      elif kind == "sandwich":
-        out = getattr(self, f"{name}_out_norm")(out)
       return self.dropout(out, deterministic=deterministic)
 
     if self.config.parallel:

@@ -1,15 +1,16 @@
-"""What a model is made of, as frozen dataclasses that check themselves.
+"""What a Transformer is made of, as frozen dataclasses that check themselves.
 
-Every fault is a ValueError that starts with the name of the field, raised when
-the config is made: before data is read and before anything compiles.
+Every fault is a ValueError of one line that starts with the name of the field,
+raised when the config is made: before data is read and before anything compiles.
 """
 
 from collections.abc import Callable
 import dataclasses
 import functools
 import math
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
+from annotated_types import Ge
 import jax
 
 from attention import Dims, registry
@@ -21,12 +22,12 @@ from models.attention_config import (
   check_supports,
   names,
 )
-from models.embedding_config import EmbeddingConfig
-from models.head_config import HeadConfig
+from models.io_config import EmbeddingConfig, HeadConfig
 from models.kind import Sizes
 from models.positions import ADDED
 from models.slot_config import AroundConfig, SlotConfig
-from settings.checks import check, check_ranges, check_unread
+from settings.checks import check_unread
+from settings.fields import Count, Rate, Whole, checked
 from settings.import_paths import ImportPaths
 from settings.suggest import check_choices
 
@@ -48,7 +49,6 @@ POSITIONS = {
 }
 """`position` -> the function that is added to embeddings, if it is one."""
 
-NORMS = ("pre", "post", "sandwich", "output")
 NORM_KINDS = ImportPaths(
   {
     "layer": "flax.linen:LayerNorm",
@@ -58,9 +58,8 @@ NORM_KINDS = ImportPaths(
 )
 """`norm_kind` -> its module, made with `epsilon`, `dtype` and `param_dtype`."""
 
-HEADS = ("tokens", "class", "hidden")
-REMAT = ("none", "block")
-DTYPES = ("float32", "bfloat16", "float16", "float64")
+Dtype = Literal["float32", "bfloat16", "float16", "float64"]
+DTYPES = get_args(Dtype)
 
 _SLOTS = {
   "encoder_decoder": tuple(NEEDS),
@@ -69,7 +68,7 @@ _SLOTS = {
 }
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class ModelConfig:
   """An encoder-decoder, decoder or encoder Transformer.
 
@@ -124,36 +123,35 @@ class ModelConfig:
     output: what the head has.
 
   Raises:
-    ValueError: a value or a pair that cannot work; the message starts with the
-      field.
+    ValueError: values that cannot work together.
   """
 
   kinds: ClassVar[tuple[str, ...]] = KINDS
   module: ClassVar[str] = "models.transformer:create"
 
   kind: str
-  num_layers: int
-  num_heads: int
-  features: int
-  mlp_features: int
-  num_decoder_layers: int | None = None
+  num_layers: Count
+  num_heads: Count
+  features: Count
+  mlp_features: Whole
+  num_decoder_layers: Count | None = None
   num_kv_heads: int | None = None
-  head_dim: int | None = None
+  head_dim: Count | None = None
   mlp_bias: bool = True
   activation: str = "relu"
   gated: bool = False
   parallel: bool = False
-  dropout_rate: float = 0.0
-  attention_dropout_rate: float = 0.0
+  dropout_rate: Rate = 0.0
+  attention_dropout_rate: Rate = 0.0
   position: str = "sinusoidal"
-  norm: str = "pre"
+  norm: Literal["pre", "post", "sandwich", "output"] = "pre"
   norm_kind: str = "layer"
-  norm_epsilon: float = 1e-6
-  head: str = "tokens"
+  norm_epsilon: Annotated[float, Ge(0)] = 1e-6
+  head: Literal["tokens", "class", "hidden"] = "tokens"
   tie_embeddings: bool = True
-  remat: str = "none"
-  dtype: str = "float32"
-  param_dtype: str = "float32"
+  remat: Literal["none", "block"] = "none"
+  dtype: Dtype = "float32"
+  param_dtype: Dtype = "float32"
   encoder_attention: Layers | None = None
   decoder_attention: Layers | None = None
   cross_attention: Layers | None = None
@@ -165,20 +163,7 @@ class ModelConfig:
   output: HeadConfig = dataclasses.field(default_factory=HeadConfig)
 
   def __post_init__(self):
-    check_choices(
-      self,
-      kind=self.kinds,
-      norm=NORMS,
-      head=HEADS,
-      remat=REMAT,
-      dtype=DTYPES,
-      param_dtype=DTYPES,
-    )
-    counts = "num_layers", "num_heads", "features", "num_decoder_layers"
-    rates = "dropout_rate", "attention_dropout_rate"
-    check_ranges(self, counts=(*counts, "head_dim"), rates=rates)
-    check(self, "mlp_features", self.mlp_features >= 0, "0 or more")
-    check(self, "norm_epsilon", self.norm_epsilon >= 0, "0 or more")
+    check_choices(self, kind=self.kinds)
     self._check_named("activation", ACTIVATIONS, "function")
     self._check_named("position", POSITIONS, "function")
     self._check_named("norm_kind", NORM_KINDS, "Norm")
@@ -283,33 +268,31 @@ class ModelConfig:
   @functools.cached_property
   def cycle(self) -> tuple["ModelConfig", ...]:
     """This config as the layers of a decoder have it, until they repeat."""
-    if self.decoder_around is None:
+    arounds = self.decoder_around
+    if arounds is None:
       return (self,)
-    return tuple(self._with_around(i) for i in range(self._period))
+    mechanisms = self.attentions["decoder_attention"]
+    period = math.lcm(len(arounds), len(mechanisms))
+    configs = []
+    for layer in range(min(period, self.num_layers)):
+      place = layer % len(arounds)
+      try:
+        one = nested.replace(
+          self,
+          decoder_around=None,
+          decoder_attention=mechanisms[layer % len(mechanisms)],
+          **arounds[place].changes,
+        )
+      except ValueError as error:
+        raise ValueError(f"decoder_around[{place}].{error}") from None
+      configs.append(one)
+    return tuple(configs)
 
   @property
   def decoder_configs(self) -> tuple["ModelConfig", ...]:
     """This config as every layer of the decoder has it."""
     number = self.num_decoder_layers or self.num_layers
     return tuple(self.cycle[i % len(self.cycle)] for i in range(number))
-
-  @property
-  def _period(self) -> int:
-    """After how many layers mechanisms and what is around them repeat."""
-    mechanisms = self.attentions["decoder_attention"]
-    period = math.lcm(len(self.decoder_around or ()), len(mechanisms))
-    return min(period, self.num_layers)
-
-  def _with_around(self, layer: int) -> "ModelConfig":
-    """This config as one layer has it, in which none differs."""
-    arounds = self.decoder_around or ()
-    mechanisms = self.attentions["decoder_attention"]
-    return nested.replace(
-      self,
-      decoder_around=None,
-      decoder_attention=mechanisms[layer % len(mechanisms)],
-      **arounds[layer % len(arounds)].changes,
-    )
 
   def _check_named(self, field, known, kind):
     """A choice by name, which is not imported yet, or by import path."""
@@ -433,9 +416,4 @@ class ModelConfig:
           f"{self.position!r}, whose table all layers share, got "
           f"{around.num_heads}"
         )
-    for layer in range(self._period):
-      try:
-        self._with_around(layer)
-      except ValueError as error:
-        place = layer % len(arounds)
-        raise ValueError(f"decoder_around[{place}].{error}") from None
+    _ = self.cycle  # It checks every layer.

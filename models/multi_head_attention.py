@@ -18,11 +18,13 @@ from attention.gates import unit_length
 from models.mechanism_variables import mechanism_variables
 from models.norms import RmsNormFromOne
 from models.rows import by_rows, where_rows
-from models.short_convolution import WIDTH as SHORT_WIDTH
-from models.short_convolution import ShortConvolution, last
-from models.slot_config import OUTPUT_GATES, SlotConfig
+from models.short_convolution import ShortConvolution
+from models.slot_config import SlotConfig
 
 Positions = Int[Array | np.ndarray, "B T"]
+
+Convolve = Callable[[ShortConvolution, Array], Array]
+"""The method of a short convolution that a call of the slot needs."""
 
 _NORMS = types.MappingProxyType(
   {
@@ -85,17 +87,19 @@ class MultiHeadAttention(nn.Module):
       "param_dtype": self.param_dtype,
     }
     for name in self.projected:
-      setattr(self, name, self.dense(math.prod(self._shapes[name])))
+      features = math.prod(self._shapes[name])
+      setattr(self, name, self.dense(features))
       if config.short_convolution:
         convolution = ShortConvolution(
-          self.dtype, self.param_dtype, config.short_convolution_bias
+          features,
+          self.dtype,
+          self.param_dtype,
+          config.short_convolution_bias,
         )
         setattr(self, f"{name}_short_convolution", convolution)
     if norm := _NORMS.get(config.query_key_norm):
-      self.query_norm, self.key_norm = (
-        norm(**norm_options),
-        norm(**norm_options),
-      )
+      self.query_norm = norm(**norm_options)
+      self.key_norm = norm(**norm_options)
     if norm := _NORMS.get(config.output_norm):
       self.out_norm = norm(**norm_options)
     if config.output_gate != "none":
@@ -127,11 +131,10 @@ class MultiHeadAttention(nn.Module):
     memory = inputs if memory is None else memory
     sources = {"query": inputs, "key": memory, "value": memory}
     sources = self.sources(sources, positions, deterministic, call)
-    convolve = functools.partial(
-      self._convolved,
-      segment_ids=call.get("query_segment_ids"),
-      mask=call.get("mask"),
-    )
+
+    def convolve(convolution, x):
+      return convolution(x, call.get("mask"), call.get("query_segment_ids"))
+
     query = self.make_query(sources["query"], positions, convolve)
     key, value = self._key_value(sources, positions, convolve)
     if self.dropout_rate and not deterministic:
@@ -188,13 +191,8 @@ class MultiHeadAttention(nn.Module):
       self.mechanism, batch, max_length, self.sizes, self.dtype
     )
     self.put_variable("cache", "attention", cache)
-    if self.config.short_convolution:
-      shape = batch, SHORT_WIDTH - 1
-      zeros = {
-        name: jnp.zeros((*shape, math.prod(self._shapes[name])), self.dtype)
-        for name in self.projected
-      }
-      self.put_variable("cache", "short_convolution", zeros)
+    for name in self.projected if self.config.short_convolution else ():
+      getattr(self, f"{name}_short_convolution").start(batch)
 
   def prefill(
     self,
@@ -204,15 +202,11 @@ class MultiHeadAttention(nn.Module):
     **tables: Float[Array, "N D"],
   ) -> Float[Array, "B P F"]:
     """A causal call on P positions, of which the first `lengths` are in 'cache'."""
-    recent = {}
-
-    def convolve(name, x):
-      recent[name] = last(x, lengths)
-      return self._convolved(name, x)
-
-    arrays = self._projections(inputs, positions, convolve)
-    if recent:
-      self.put_variable("cache", "short_convolution", recent)
+    arrays = self._projections(
+      inputs,
+      positions,
+      lambda convolution, x: convolution.prefill(x, lengths),
+    )
     gates = self._gates(inputs, positions)
     call = tables | self.options(inputs, tables)
     out = self.attend(*arrays, inputs=inputs, is_causal=True, **call, **gates)
@@ -244,26 +238,17 @@ class MultiHeadAttention(nn.Module):
   def decode(
     self,
     inputs: Float[Array, "B 1 F"],
-    positions: Int[Array, "B 1"],
+    positions: Positions,
     **tables: Float[Array, "N D"],
   ) -> Float[Array, "B 1 F"]:
     """The next position of a causal call, with its tables by distance."""
     decode = cast(Callable[..., Any], self.attention.decode)
-    before = self.get_variable("cache", "short_convolution")
-    after = {}
-
-    def convolve(name, x):
-      after[name] = jnp.concatenate([before[name][:, 1:], x], axis=1)
-      return self._convolved(name, x, before=before[name])
-
-    arrays = self._projections(inputs, positions, convolve)
+    arrays = self._projections(inputs, positions, ShortConvolution.decode)
     call = tables | self.options(inputs, tables)
     call |= self._gates(inputs, positions)
     cache = self.get_variable("cache", "attention")
     out, cache = decode(self.mechanism, cache, *arrays, **call)
     self.put_variable("cache", "attention", cache)
-    if after:
-      self.put_variable("cache", "short_convolution", after)
     return self._merge(out, inputs)
 
   def remember(self, memory: Float[Array, "B S F"]) -> None:
@@ -336,19 +321,19 @@ class MultiHeadAttention(nn.Module):
     self,
     name: str,
     inputs: Float[Array, "B T F"],
-    convolve: Callable[..., Array] | None = None,
+    convolve: Convolve | None = None,
   ) -> Float[Array, "B T N H"]:
     """A projection of the inputs, which `convolve` may mix along positions."""
     x = by_rows(getattr(self, name), inputs)
     if self.config.short_convolution and convolve is not None:
-      x = convolve(name, x)
+      x = convolve(getattr(self, f"{name}_short_convolution"), x)
     return x.reshape(*inputs.shape[:2], *self._shapes[name])
 
   def make_query(
     self,
     inputs: Float[Array, "B T F"],
     positions: Positions | None,
-    convolve: Callable[..., Array] | None = None,
+    convolve: Convolve | None = None,
   ) -> Float[Array, "B T N H"]:
     """The queries, normed and turned by their positions."""
     query = self.heads("query", inputs, convolve)
@@ -375,12 +360,6 @@ class MultiHeadAttention(nn.Module):
     sources = {"key": inputs, "value": inputs}
     return query, *self._key_value(sources, positions, convolve)
 
-  def _convolved(self, name, x, mask=None, **options):
-    if mask is not None and mask.shape[1:3] == (1, 1):
-      # A hidden position is hidden from the convolution of later ones as well.
-      x = jnp.where(mask[:, 0, 0, :, None], x, 0.0)
-    return getattr(self, f"{name}_short_convolution")(x, **options)
-
   def _normed(self, name, x):
     """A query or key of each head, as `query_key_norm` says."""
     kind = self.config.query_key_norm
@@ -388,10 +367,8 @@ class MultiHeadAttention(nn.Module):
       return x
     if kind == "l2":
       return unit_length(x).astype(x.dtype)
-    norm = getattr(self, f"{name}_norm")
-    if kind == "rms_joint":
-      return norm(x.reshape(*x.shape[:2], -1)).reshape(x.shape)
-    return norm(x)
+    joint = x.reshape(*x.shape[:2], -1) if kind == "rms_joint" else x
+    return getattr(self, f"{name}_norm")(joint).reshape(x.shape)
 
   def _turned(self, x, positions):
     if not self.rotary:
@@ -433,12 +410,12 @@ class MultiHeadAttention(nn.Module):
 
   def _merge(self, out, inputs):
     """The output projection of each head's result, normed and gated."""
-    kind, gate = self.config.output_norm, OUTPUT_GATES[self.config.output_gate]
+    kind, gate = self.config.output_norm, self.config.output_gate
     if kind not in ("none", "rms_joint"):
       out = self.out_norm(out)
     out = out.reshape(*out.shape[:2], -1)
-    if gate is not None:
-      out = out * gate(by_rows(self.gate, inputs))
+    if gate != "none":
+      out = out * getattr(jax.nn, gate)(by_rows(self.gate, inputs))
     if kind == "rms_joint":
       out = self.out_norm(out)
     return by_rows(self.out, out)

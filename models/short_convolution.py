@@ -3,7 +3,7 @@
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 WIDTH = 4
 """W."""
@@ -12,7 +12,10 @@ WIDTH = 4
 class ShortConvolution(nn.Module):
   """y_t = SiLU(Σ_w k_w ⊙ x_{t−w} + b), each feature with W numbers of its own.
 
+  Decoding keeps the last W − 1 positions in 'cache'.
+
   Attributes:
+    features: F.
     dtype: of activations.
     param_dtype: of the kernel, drawn from N(0, 1/W).
     use_bias: whether there is b, which starts at 0.
@@ -22,33 +25,64 @@ class ShortConvolution(nn.Module):
   Papers: Mamba, arXiv:2312.00752; H3, arXiv:2212.14052, whose shift it is.
   """
 
+  features: int
   dtype: str
   param_dtype: str
   use_bias: bool = False
 
-  @nn.compact
+  def setup(self) -> None:
+    """Makes the kernel `[W, F]` and the bias."""
+    normal, zeros = nn.initializers.normal(WIDTH**-0.5), nn.initializers.zeros
+    shape, dtype = (self.features,), self.param_dtype
+    self.kernel = self.param("kernel", normal, (WIDTH, *shape), dtype)
+    if self.use_bias:
+      self.bias = self.param("bias", zeros, shape, dtype)
+
   def __call__(
     self,
     x: Float[Array, "B T F"],
-    before: Float[Array, "B P F"] | None = None,
+    mask: Bool[Array, "B 1 1 T"] | None = None,
     segment_ids: Int[Array, "B T"] | None = None,
   ) -> Float[Array, "B T F"]:
     """Convolves positions with those before them.
 
     Args:
       x: `[B, T, F]`.
-      before: the P = W − 1 positions before `x`; None is zeros.
+      mask: `[B, 1, 1, T]`; a hidden position is hidden from later ones as well.
+        Masks of other shapes are of the attention alone.
       segment_ids: `[B, T]`; nothing crosses from one segment to the next.
     """
-    kernel = self.param(
-      "kernel",
-      nn.initializers.normal(WIDTH**-0.5),
-      (WIDTH, x.shape[-1]),
-      self.param_dtype,
-    ).astype(x.dtype)
-    if before is None:
-      before = jnp.zeros((len(x), WIDTH - 1, x.shape[2]), x.dtype)
-    length = x.shape[1]
+    if mask is not None and mask.shape[1:3] == (1, 1):
+      x = jnp.where(mask[:, 0, 0, :, None], x, 0.0)
+    return self._sum(x, self._nothing(len(x), x.dtype), segment_ids)
+
+  def start(self, batch: int) -> None:
+    """Puts positions of zeros in 'cache'."""
+    self.put_variable("cache", "last", self._nothing(batch, self.dtype))
+
+  def prefill(
+    self, x: Float[Array, "B P F"], lengths: Int[Array, "B"]
+  ) -> Float[Array, "B P F"]:
+    """A call on P positions, of which `lengths` are followed by `decode`."""
+    padded = jnp.pad(x, ((0, 0), (WIDTH - 1, 0), (0, 0)))
+    places = lengths[:, None] + jnp.arange(WIDTH - 1)[None, :]
+    last = jnp.take_along_axis(padded, places[..., None], axis=1)
+    self.put_variable("cache", "last", last)
+    return self(x)
+
+  def decode(self, x: Float[Array, "B 1 F"]) -> Float[Array, "B 1 F"]:
+    """The next position."""
+    before = self.get_variable("cache", "last")
+    last = jnp.concatenate([before[:, 1:], x], axis=1)
+    self.put_variable("cache", "last", last)
+    return self._sum(x, before)
+
+  def _nothing(self, batch, dtype):
+    return jnp.zeros((batch, WIDTH - 1, self.features), dtype)
+
+  def _sum(self, x, before, segment_ids=None):
+    """The sum and SiLU of positions that follow W − 1 others."""
+    kernel, length = self.kernel.astype(x.dtype), x.shape[1]
     padded = jnp.concatenate([before.astype(x.dtype), x], axis=1)
     out = x * kernel[0][None, None]
     for back in range(1, WIDTH):
@@ -60,16 +94,5 @@ class ShortConvolution(nn.Module):
         shifted = jnp.where(same[..., None], shifted, 0.0)
       out += shifted * kernel[back][None, None]
     if self.use_bias:
-      zeros = nn.initializers.zeros
-      bias = self.param("bias", zeros, x.shape[-1:], self.param_dtype)
-      out += bias.astype(x.dtype)[None, None]
+      out += self.bias.astype(x.dtype)[None, None]
     return jax.nn.silu(out)
-
-
-def last(
-  x: Float[Array, "B P F"], lengths: Int[Array, "B"]
-) -> Float[Array, "B W F"]:
-  """The W − 1 positions before each of `lengths`, zeros before the first."""
-  padded = jnp.pad(x, ((0, 0), (WIDTH - 1, 0), (0, 0)))
-  places = lengths[:, None] + jnp.arange(WIDTH - 1)[None, :]
-  return jnp.take_along_axis(padded, places[..., None], axis=1)

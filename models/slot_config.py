@@ -1,26 +1,21 @@
 """What is around the attention of a layer."""
 
 import dataclasses
-import types
-from typing import Any
+from typing import Annotated, Any, Literal
 
-import jax
+from annotated_types import Gt, Interval, Le
 
 from attention.positions import t5_buckets
-from settings.checks import check, check_ranges
-from settings.suggest import check_choices
+from settings.fields import Count, Positive, checked
 
-QUERY_KEY_NORMS = ("none", "rms", "rms_from_one", "rms_joint", "l2")
-OUTPUT_NORMS = ("none", "rms", "group", "rms_joint")
-OUTPUT_GATES = types.MappingProxyType(
-  {"none": None, "silu": jax.nn.silu, "sigmoid": jax.nn.sigmoid}
-)
-
-_FARTHEST = 2**20
-"""The largest `relative_distance`; a table has an entry for each distance."""
+QueryKeyNorm = Literal["none", "rms", "rms_from_one", "rms_joint", "l2"]
+OutputNorm = Literal["none", "rms", "group", "rms_joint"]
+OutputGate = Literal["none", "silu", "sigmoid"]
+Theta = Annotated[float, Gt(1)]
+Fraction = Annotated[float, Interval(gt=0, le=1)]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class SlotConfig:
   """Projections, norms, gates and positions of a slot; by default Vaswani's.
 
@@ -51,45 +46,31 @@ class SlotConfig:
     relative_distance: distance at which its last bucket begins.
 
   Raises:
-    ValueError: a value that cannot work; the message starts with the field.
+    ValueError: values that cannot work together.
   """
 
-  num_qk_heads: int | None = None
-  value_dim: int | None = None
+  num_qk_heads: Count | None = None
+  value_dim: Count | None = None
   attention_bias: bool = False
-  attention_scale: float | None = None
-  query_key_norm: str = "none"
+  attention_scale: Positive | None = None
+  query_key_norm: QueryKeyNorm = "none"
   short_convolution: bool = False
   short_convolution_bias: bool = False
-  output_norm: str = "none"
-  output_gate: str = "none"
+  output_norm: OutputNorm = "none"
+  output_gate: OutputGate = "none"
   global_projections: bool = False
-  rotary_theta: float = 10000.0
-  rotary_fraction: float = 1.0
+  rotary_theta: Theta = 10000.0
+  rotary_fraction: Fraction = 1.0
   relative_buckets: int = 32
-  relative_distance: int = 128
+  # A table has an entry for each distance.
+  relative_distance: Annotated[int, Le(2**20)] = 128
 
   def __post_init__(self):
-    check_choices(
-      self,
-      query_key_norm=QUERY_KEY_NORMS,
-      output_norm=OUTPUT_NORMS,
-      output_gate=tuple(OUTPUT_GATES),
-    )
-    check_ranges(self, counts=("num_qk_heads", "value_dim"), rates=())
-    scale = self.attention_scale
-    check(
-      self, "attention_scale", scale is None or scale > 0, "above 0, or None"
-    )
     if self.short_convolution_bias and not self.short_convolution:
       raise ValueError(
         "short_convolution_bias: expected short_convolution with it, got False"
       )
-    check(self, "rotary_theta", self.rotary_theta > 1.0, "more than 1")
-    check(self, "rotary_fraction", 0 < self.rotary_fraction <= 1, "(0, 1]")
     distance, buckets = self.relative_distance, self.relative_buckets
-    farthest = f"at most {_FARTHEST:,}"
-    check(self, "relative_distance", distance <= _FARTHEST, farthest)
     try:
       for is_causal in (False, True):
         t5_buckets(distance, num_buckets=buckets, is_causal=is_causal)
@@ -111,7 +92,7 @@ class SlotConfig:
     )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class AroundConfig:
   """What one layer has around its self-attention that its model has not.
 
@@ -123,29 +104,22 @@ class AroundConfig:
 
   These are as in `ModelConfig`, the others as in `SlotConfig`; None is as in the
   model.
-
-  Raises:
-    ValueError: a position that the layers of a model cannot choose one by one.
   """
 
-  num_heads: int | None = None
-  num_kv_heads: int | None = None
-  num_qk_heads: int | None = None
-  head_dim: int | None = None
-  value_dim: int | None = None
+  num_heads: Count | None = None
+  num_kv_heads: Count | None = None
+  num_qk_heads: Count | None = None
+  head_dim: Count | None = None
+  value_dim: Count | None = None
   attention_bias: bool | None = None
-  query_key_norm: str | None = None
+  query_key_norm: QueryKeyNorm | None = None
   short_convolution: bool | None = None
   short_convolution_bias: bool | None = None
-  output_norm: str | None = None
-  output_gate: str | None = None
-  position: str | None = None
-  rotary_theta: float | None = None
-  rotary_fraction: float | None = None
-
-  def __post_init__(self):
-    alone = self.position in (None, "rotary", "none")
-    check(self, "position", alone, "'rotary', 'none' or None")
+  output_norm: OutputNorm | None = None
+  output_gate: OutputGate | None = None
+  position: Literal["rotary", "none"] | None = None
+  rotary_theta: Theta | None = None
+  rotary_fraction: Fraction | None = None
 
   @property
   def changes(self) -> dict[str, Any]:

@@ -105,7 +105,9 @@ class Transformer(nn.Module):
       ]
     if has_decoder:
       mechanisms = config.layers("decoder_attention")
-      across = [None] * len(mechanisms)
+      across: Any = [None] * len(mechanisms)
+      if has_encoder:
+        across = config.layers("cross_attention")
       self.decoder = [
         Block(
           of_layer,
@@ -116,10 +118,7 @@ class Transformer(nn.Module):
           is_decoder=True,
         )
         for of_layer, mechanism, to_memory in zip(
-          config.decoder_configs,
-          mechanisms,
-          config.layers("cross_attention") if has_encoder else across,
-          strict=True,
+          config.decoder_configs, mechanisms, across, strict=True
         )
       ]
     if config.position == "t5":
@@ -229,12 +228,8 @@ class Transformer(nn.Module):
     Returns:
       The logits after the last id that is read of each sequence.
     """
-    mask = self.get_variable("memory", "mask")
     positions = np.arange(inputs.shape[1])[None, :]
-    x = self._read(inputs, positions, **embedded)
-    tables = self._relative_tables("decoder")
-    for block in self.decoder:
-      x = block.prefill(x, positions, lengths, mask, **tables)
+    x = self._cached(inputs, positions, lengths, **embedded)
     self.put_variable("cache", "index", lengths.astype(jnp.int32))
     last = jnp.take_along_axis(x, lengths[:, None, None] - 1, axis=1)
     return self._logits(self._normed("decoder", last))[:, 0]
@@ -242,14 +237,18 @@ class Transformer(nn.Module):
   def decode(self, inputs: Int[Array, "B"]) -> Float[Array, "B V"]:
     """Logits after one more id of each sequence; reads and writes 'cache'."""
     index = self.get_variable("cache", "index")
-    mask = self.get_variable("memory", "mask")
-    positions = index[:, None]
-    x = self._read(inputs[:, None], positions)
-    tables = self._relative_tables("decoder")
-    for block in self.decoder:
-      x = block.decode(x, positions, mask, **tables)
+    x = self._cached(inputs[:, None], index[:, None])
     self.put_variable("cache", "index", index + 1)
     return self._logits(self._normed("decoder", x))[:, 0]
+
+  def _cached(self, inputs, positions, lengths=None, **embedded):
+    """Features of the inputs; every layer reads and writes 'cache'."""
+    mask = self.get_variable("memory", "mask")
+    x = self._read(inputs, positions, **embedded)
+    tables = self._relative_tables("decoder")
+    for block in self.decoder:
+      x = block.decode(x, positions, mask, lengths, **tables)
+    return x
 
   @nn.nowrap
   def _side(self, stack: str) -> tuple[str, int]:

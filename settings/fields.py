@@ -10,11 +10,14 @@ A type says what a field may be; `__post_init__` checks what fields must be
 together.
 """
 
+import functools
+import inspect
 import re
-from typing import Annotated, Any
+import typing
+from typing import Annotated, Any, TypeVar
 
 from annotated_types import Ge, Gt, Interval, Lt
-from pydantic import ConfigDict, ValidationError
+from pydantic import ConfigDict, ValidationError, dataclasses
 
 from attention.arguments import near
 from settings.errors import ConfigError
@@ -30,6 +33,8 @@ Share = Annotated[float, Gt(0), Lt(1)]
 Whole32 = Annotated[int, Interval(ge=0, lt=2**31)]
 """What the state of a run counts, and what a seed is."""
 Count32 = Annotated[Whole32, Ge(1)]
+
+T = TypeVar("T")
 
 _WORDS = {
   "Input should be": "expected",
@@ -64,3 +69,27 @@ def fault(error: ValueError, name: str = "") -> str:
   if first["type"] == "literal_error":
     line += near(str(first["input"]), re.findall("'(.*?)'", message))
   return line
+
+
+@typing.dataclass_transform(frozen_default=True, kw_only_default=True)
+def checked(config_type: type[T]) -> type[T]:
+  """Makes a frozen dataclass by keywords that tells a fault in one line.
+
+  An object with a wrong value is a ValueError that starts with the field's name,
+  and one with a missing or an unknown name a TypeError, as of any function.
+  """
+  made: Any = dataclasses.dataclass(frozen=True, kw_only=True, config=STRICT)(
+    config_type
+  )
+  init, signature = made.__init__, inspect.signature(made)
+
+  @functools.wraps(init)
+  def one_line(self, *args, **kwargs):
+    signature.bind(*args, **kwargs)
+    try:
+      init(self, *args, **kwargs)
+    except ValidationError as error:
+      raise ValueError(fault(error)) from None
+
+  made.__init__ = one_line
+  return made

@@ -13,12 +13,17 @@ from collections.abc import (
   Mapping,
   Sequence,
 )
-from typing import Any, NamedTuple
+import functools
+from typing import Annotated, Any, NamedTuple
 
+from annotated_types import Ge
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
 from models.config import ModelConfig
 from models.kind import NOTHING
+from settings.fields import STRICT, Count, fault
+from settings.suggest import one_of
 
 
 class Layout(NamedTuple):
@@ -180,78 +185,68 @@ def _layer(path: str, i: int) -> str:
   return "/".join(path.split("/")[:2]).format(i=i) + "/"
 
 
-def need(theirs: Mapping[str, Any], name: str) -> Any:
-  """A value of `config.json` that has no default.
+def value(
+  theirs: Mapping[str, Any], name: str, kind: Any, default: Any = None
+) -> Any:
+  """A value of `config.json`, or its default; None as a default is none.
+
+  Args:
+    theirs: `config.json`.
+    name: of the value.
+    kind: its type, as pydantic checks it.
+    default: where there is none, or null.
 
   Raises:
-    ValueError: it is missing. So do the functions below, and where it is not what
-      they say.
+    ValueError: it is missing, or not of its type. So do the functions below.
   """
-  if theirs.get(name) is None:
-    raise ValueError(f"{name}: missing")
-  return theirs[name]
-
-
-def _value(theirs, name, default, is_valid, expected):
-  """A value, or its default; None as a default is none."""
-  value = theirs.get(name)
-  if value is None and default is not None:
+  given = theirs.get(name)
+  if given is None:
+    if default is None:
+      raise ValueError(f"{name}: missing")
     return default
-  value = need(theirs, name)
-  if not is_valid(value):
-    raise ValueError(f"{name}: expected {expected}, got {value!r}")
-  return value
+  try:
+    return _adapter(kind).validate_python(given)
+  except ValidationError as error:
+    raise ValueError(fault(error, name)) from None
 
 
-def _is_whole(value, least=1):
-  whole = isinstance(value, int) and not isinstance(value, bool)
-  return whole and value >= least
+@functools.cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+  return TypeAdapter(kind, config=STRICT)
 
 
 def flag(theirs: Mapping[str, Any], name: str, default: bool) -> bool:
   """True or false."""
-  known = "true or false"
-  return _value(theirs, name, default, lambda x: isinstance(x, bool), known)
+  return value(theirs, name, bool, default)
 
 
 def size(
   theirs: Mapping[str, Any], name: str, default: int | None = None
 ) -> int:
   """A whole number of at least 1."""
-  return _value(theirs, name, default, _is_whole, "a whole number above 0")
+  return value(theirs, name, Count, default)
 
 
 def sizes(
   theirs: Mapping[str, Any], name: str, default: Sequence[int], least: int = 1
 ) -> tuple[int, ...]:
   """Whole numbers, one for each stage."""
-
-  def are_sizes(values):
-    return isinstance(values, list) and all(_is_whole(x, least) for x in values)
-
-  expected = f"a list of whole numbers of at least {least}"
-  return tuple(_value(theirs, name, default, are_sizes, expected))
+  return tuple(value(theirs, name, list[Annotated[int, Ge(least)]], default))
 
 
 def number(theirs: Mapping[str, Any], name: str, default: float) -> float:
   """A number."""
-
-  def is_number(value):
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-  return float(_value(theirs, name, default, is_number, "a number"))
+  return value(theirs, name, float, default)
 
 
 def choice(
   theirs: Mapping[str, Any], name: str, known: Collection[str], default: str
 ) -> str:
   """A word that is known."""
-
-  def is_known(value):
-    return isinstance(value, str) and value in known
-
-  expected = f"one of {', '.join(known)}"
-  return _value(theirs, name, default, is_known, expected)
+  word = value(theirs, name, str, default)
+  if word not in known:
+    raise ValueError(f"{name}: {one_of(word, known)}")
+  return word
 
 
 def only(theirs: Mapping[str, Any], **expected: Any) -> None:

@@ -4,10 +4,10 @@ A folder has `config.json` and its tensors in `model.safetensors`, or in several
 files that `model.safetensors.index.json` names.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -34,60 +34,15 @@ _DTYPES = {
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
-class Tensors(Mapping[str, np.ndarray]):
-  """Tensors by their names, and the file that each of them is in.
+class Tensor(NamedTuple):
+  """Numbers, and the file that they are in."""
 
-  Attributes:
-    folder: where they are.
-  """
+  array: np.ndarray
+  file: Path
 
-  def __init__(
-    self,
-    folder: Path,
-    arrays: Mapping[str, np.ndarray],
-    files: Mapping[str, Path],
-  ):
-    self.folder = folder
-    self._arrays = dict(arrays)
-    self._files = dict(files)
 
-  def __getitem__(self, name: str) -> np.ndarray:
-    return self._arrays[name]
-
-  def __iter__(self):
-    return iter(self._arrays)
-
-  def __len__(self) -> int:
-    return len(self._arrays)
-
-  def where(self, name: str) -> Path:
-    """The file that has a tensor; the folder for one that is missing."""
-    return self._files.get(name, self.folder)
-
-  def renamed(self, names: Mapping[str, str]) -> "Tensors":
-    """The same tensors by other names.
-
-    Args:
-      names: the name of every tensor -> its other name.
-
-    Raises:
-      ValueError: two tensors would have one name.
-    """
-    arrays, files = {}, {}
-    for name, array in self._arrays.items():
-      other = names[name]
-      if other in arrays:
-        raise ValueError(
-          f"{self._files[name]}: {name} is there twice, under two names"
-        )
-      arrays[other], files[other] = array, self._files[name]
-    return Tensors(self.folder, arrays, files)
-
-  def without(self, names: Iterable[str]) -> "Tensors":
-    """All other tensors."""
-    left_out = set(names)
-    kept = {n: x for n, x in self._arrays.items() if n not in left_out}
-    return Tensors(self.folder, kept, self._files)
+Tensors = Mapping[str, Tensor]
+"""Tensors by their names."""
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -121,8 +76,7 @@ def read_tensors(folder: Path) -> Tensors:
         f"read; convert it to {TENSORS} where you trust it"
       )
     raise FileNotFoundError(f"{path}: no such file, and no {INDEX} either")
-  arrays = _read_file(path)
-  return Tensors(folder, arrays, dict.fromkeys(arrays, path))
+  return _read_file(path)
 
 
 def write(
@@ -149,7 +103,7 @@ def _read_shards(folder: Path) -> Tensors:
     isinstance(shard, str) for shard in places.values()
   ):
     raise ValueError(f"{path}: expected 'weight_map', tensor -> file")
-  arrays, files = {}, {}
+  tensors: dict[str, Tensor] = {}
   for shard in sorted(set(places.values())):
     if Path(shard).name != shard:
       raise ValueError(f"{path}: expected files of this folder, got {shard!r}")
@@ -157,15 +111,14 @@ def _read_shards(folder: Path) -> Tensors:
     for name in found:
       if places.get(name) != shard:
         raise ValueError(f"{folder / shard}: {name} is not in {INDEX}")
-    arrays |= found
-    files |= dict.fromkeys(found, folder / shard)
+    tensors |= found
   for name, shard in places.items():
-    if name not in arrays:
+    if name not in tensors:
       raise ValueError(f"{folder / shard}: {name} is missing; {INDEX} names it")
-  return Tensors(folder, arrays, files)
+  return tensors
 
 
-def _read_file(path: Path) -> dict[str, np.ndarray]:
+def _read_file(path: Path) -> dict[str, Tensor]:
   import safetensors
 
   if not path.exists():
@@ -179,7 +132,7 @@ def _read_file(path: Path) -> dict[str, np.ndarray]:
     raise ValueError(
       f"{path}: not a whole file of safetensors ({error})"
     ) from None
-  arrays = {}
+  tensors = {}
   for name, tensor in found:
     dtype = _DTYPES.get(tensor["dtype"])
     if dtype is None:
@@ -188,8 +141,8 @@ def _read_file(path: Path) -> dict[str, np.ndarray]:
         f"{tensor['dtype']}"
       )
     array = np.frombuffer(tensor["data"], dtype)
-    arrays[name] = array.reshape(tensor["shape"])
-  return arrays
+    tensors[name] = Tensor(array.reshape(tensor["shape"]), path)
+  return tensors
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Llama: Touvron et al., arXiv:2302.13971, and what follows its layout."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -64,25 +64,38 @@ def windows(
     theirs: `config.json`.
     every: where it does not say which, every so-many-th layer sees everything.
     options: of all mechanisms.
-
-  Raises:
-    ValueError: `layer_types` has something else, or not one for each layer.
   """
-  near, all_keys = "sliding_attention", "full_attention"
-  count = family.size(theirs, "num_hidden_layers")
-  kinds = theirs.get("layer_types")
-  if kinds is None:
-    kinds = [near if (i + 1) % every else all_keys for i in range(count)]
-  if len(kinds) != count or not set(kinds) <= {near, all_keys}:
-    raise ValueError(
-      f"layer_types: expected {count} of {near} and {all_keys}, got {kinds}"
-    )
+  near = "sliding_attention"
+  kinds = layer_types(theirs, near, every)
   exact = AttentionConfig("dense", options)
   local, window = exact, family.size(theirs, "sliding_window", 4096)
   if window <= family.size(theirs, "max_position_embeddings"):
     sides = {"window": (window - 1, 0)}
     local = AttentionConfig("sliding_window", {**options, **sides})
   return tuple(local if kind == near else exact for kind in kinds)
+
+
+EXACT = "full_attention"
+"""Type of a layer whose queries see every key."""
+
+
+def layer_types(
+  theirs: Mapping[str, Any], other: str, every: int
+) -> Sequence[str]:
+  """Type of every layer: `EXACT` of every so-many-th one, or as the file says.
+
+  Raises:
+    ValueError: `layer_types` has something else, or not one for each layer.
+  """
+  count = family.size(theirs, "num_hidden_layers")
+  if theirs.get("layer_types") is None:
+    return [EXACT if (i + 1) % every == 0 else other for i in range(count)]
+  kinds = family.value(theirs, "layer_types", list[str])
+  if len(kinds) != count or not set(kinds) <= {other, EXACT}:
+    raise ValueError(
+      f"layer_types: expected {count} of {other} and {EXACT}, got {kinds}"
+    )
+  return kinds
 
 
 def _check_rotary(theirs: Mapping[str, Any]) -> None:

@@ -120,6 +120,7 @@ class Opened(NamedTuple):
   """A folder that was read and whose variables are not made yet.
 
   Attributes:
+    folder: where it is.
     family: of the model.
     architecture: its class in transformers.
     theirs: `config.json`.
@@ -128,6 +129,7 @@ class Opened(NamedTuple):
     kept: those that no output depends on.
   """
 
+  folder: Path
   family: Family
   architecture: str
   theirs: Mapping[str, Any]
@@ -145,11 +147,13 @@ def open_folder(folder: Path) -> Opened:
   """
   if (folder / "checkpoints").is_dir():
     theirs, arrays = _written(READERS["run"](folder))
-    tensors = files.Tensors(folder, arrays, dict.fromkeys(arrays, folder))
+    raw = {name: files.Tensor(x, folder) for name, x in arrays.items()}
+    family, architecture = _architecture(folder, theirs)
   else:
-    theirs, tensors = files.read_config(folder), None
-  family, architecture = _architecture(folder, theirs)
-  tensors = _tidied(family, tensors or files.read_tensors(folder))
+    theirs = files.read_config(folder)
+    family, architecture = _architecture(folder, theirs)
+    raw = files.read_tensors(folder)
+  tensors = _tidied(family, raw)
   head = family.architectures[architecture]
   try:
     described = family.describe(theirs, tensors, head)
@@ -157,17 +161,16 @@ def open_folder(folder: Path) -> Opened:
     shapes = {} if family.kept is None else family.kept(theirs)
   except ValueError as error:
     raise ValueError(f"{folder / files.CONFIG}: {error}") from None
+  kept = {}
   for name, shape in shapes.items():
-    place = f"{tensors.where(name)}: {name}"
     if name not in tensors:
-      raise ValueError(f"{place}: missing; config.json asks for it")
-    if tensors[name].shape != shape:
+      raise ValueError(f"{folder}: {name}: missing; config.json asks for it")
+    kept[name], file = tensors.pop(name)
+    if kept[name].shape != shape:
       raise ValueError(
-        f"{place}: expected shape {shape}, got {tensors[name].shape}"
+        f"{file}: {name}: expected shape {shape}, got {kept[name].shape}"
       )
-  kept = {name: tensors[name] for name in shapes}
-  tensors = tensors.without(kept)
-  return Opened(family, architecture, theirs, described, tensors, kept)
+  return Opened(folder, family, architecture, theirs, described, tensors, kept)
 
 
 def read_variables(
@@ -186,7 +189,9 @@ def read_variables(
   """
   key = jax.random.key(0) if key is None else key
   published = make_model(opened.described)
-  return weights.read(opened.family, model, published, opened.tensors, key)
+  return weights.read(
+    opened.folder, opened.family, model, published, opened.tensors, key
+  )
 
 
 def save_pretrained(folder: str | os.PathLike[str], p: Pretrained) -> None:
@@ -320,10 +325,10 @@ def _architecture(
   raise ValueError(f"{folder / files.CONFIG}: architectures: {got}")
 
 
-def _tidied(family: Family, tensors: files.Tensors) -> files.Tensors:
+def _tidied(family: Family, tensors: files.Tensors) -> dict[str, files.Tensor]:
   """The tensors by the names in the family's table, without copies."""
-  names = {}
-  for name in tensors:
+  tidied = {}
+  for name, tensor in tensors.items():
     new = name
     if not name.startswith(f"{MECHANISMS}/"):
       for old_ending, ending in family.renamed:
@@ -331,10 +336,12 @@ def _tidied(family: Family, tensors: files.Tensors) -> files.Tensors:
           new = new.removesuffix(old_ending) + ending
       if new.partition(".")[0] in family.parts:
         new = family.prefix + new
-    names[name] = new
-  tensors = tensors.renamed(names)
-  return tensors.without(
-    name
-    for name, of in family.copies
-    if {name, of} <= set(tensors) and np.array_equal(tensors[name], tensors[of])
-  )
+    if new in tidied:
+      raise ValueError(f"{tensor.file}: {name} is there twice, under two names")
+    tidied[new] = tensor
+  for name, of in family.copies:
+    if {name, of} <= set(tidied) and np.array_equal(
+      tidied[name].array, tidied[of].array
+    ):
+      tidied.pop(name)
+  return tidied

@@ -1,7 +1,9 @@
 """Longformer: Beltagy et al., arXiv:2004.05150."""
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Ge
 
 from models.attention_config import AttentionConfig
 from models.published import bert, family, roberta
@@ -29,16 +31,19 @@ def describe(
   )
 
 
+_Width = Annotated[int, Ge(2)]
+
+
 def _windows(theirs: Mapping[str, Any]) -> tuple[AttentionConfig, ...]:
   """The mechanism of every layer: half of its window on each side."""
-  widths = family.need(theirs, "attention_window")
+  kind = _Width | list[_Width]
+  widths = family.value(theirs, "attention_window", kind)
   layers = family.size(theirs, "num_hidden_layers")
-  widths = [widths] * layers if isinstance(widths, int) else widths
-  if len(widths) != layers or not all(
-    isinstance(width, int) and width >= 2 for width in widths
-  ):
+  if isinstance(widths, int):
+    widths = [widths] * layers
+  if len(widths) != layers:
     raise ValueError(
-      f"attention_window: expected {layers} whole numbers above 1, got {widths}"
+      f"attention_window: expected {layers} numbers, got {widths}"
     )
   return tuple(
     AttentionConfig("sliding_window", {"window": width // 2})

@@ -13,10 +13,10 @@ from models.published.family import Described, Layout, Row
 from models.short_convolution import WIDTH
 from models.slot_config import AroundConfig
 
-_RECURRENT, _EXACT = "linear_attention", "full_attention"
+_RECURRENT = "linear_attention"
 _MECHANISMS = MappingProxyType(
   {
-    _EXACT: AttentionConfig("dense"),
+    llama.EXACT: AttentionConfig("dense"),
     _RECURRENT: AttentionConfig("gated_delta"),
   }
 )
@@ -35,8 +35,9 @@ def describe(
       "num_experts: expected 0, as only feed-forward layers without experts "
       f"are known here, got {experts!r}"
     )
-  kinds = _kinds(theirs)
-  around = {_EXACT: AroundConfig(), _RECURRENT: _around(theirs)}
+  every = family.size(theirs, "full_attention_interval", 4)
+  kinds = llama.layer_types(theirs, _RECURRENT, every)
+  around = {llama.EXACT: AroundConfig(), _RECURRENT: _around(theirs)}
   own_defaults = {"num_key_value_heads": 2, "head_dim": 256}
   return llama.describe(
     own_defaults | dict(theirs),
@@ -50,28 +51,6 @@ def describe(
     decoder_attention=tuple(_MECHANISMS[kind] for kind in kinds),
     decoder_around=tuple(around[kind] for kind in kinds),
   )
-
-
-def _kinds(theirs: Mapping[str, Any]) -> list[str]:
-  """The kind of every layer.
-
-  Raises:
-    ValueError: `layer_types` has something else, or not one for each layer.
-  """
-  count = family.size(theirs, "num_hidden_layers")
-  kinds = theirs.get("layer_types")
-  if kinds is None:
-    every = family.size(theirs, "full_attention_interval", 4)
-    return [_RECURRENT if (i + 1) % every else _EXACT for i in range(count)]
-  if (
-    not isinstance(kinds, list)
-    or len(kinds) != count
-    or any(kind not in (_RECURRENT, _EXACT) for kind in kinds)
-  ):
-    raise ValueError(
-      f"layer_types: expected {count} of {_RECURRENT} and {_EXACT}, got {kinds}"
-    )
-  return kinds
 
 
 def _around(theirs: Mapping[str, Any]) -> AroundConfig:

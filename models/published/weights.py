@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 import dataclasses
+from pathlib import Path
 import re
 from typing import Any
 
@@ -24,11 +25,17 @@ In `config.json` it says which mechanisms are not the published ones.
 
 
 def read(
-  family: Family, model: Any, published: Any, tensors: files.Tensors, key: Array
+  folder: Path,
+  family: Family,
+  model: Any,
+  published: Any,
+  tensors: files.Tensors,
+  key: Array,
 ) -> dict[str, Any]:
   """The variables of a model, each from its tensor.
 
   Args:
+    folder: where the tensors are, for messages.
     family: of the model.
     model: whose variables are read; its mechanisms may be others.
     published: with the mechanisms that the tensors are for.
@@ -47,18 +54,24 @@ def read(
     known.add(theirs)
     if theirs.startswith(MECHANISMS) and theirs not in tensors:
       continue
-    arrays |= _read(tensors, theirs, {x: whole[x] for x in ours}, layout)
-  for name in tensors:
+    if theirs not in tensors:
+      raise ValueError(
+        f"{folder}: {theirs}: missing; it fills {', '.join(ours)}"
+      )
+    arrays |= _read(
+      tensors[theirs], theirs, {x: whole[x] for x in ours}, layout
+    )
+  for name, tensor in tensors.items():
     unread = any(re.fullmatch(unread, name) for unread in family.unread)
     if name not in known and not unread:
       raise ValueError(
-        f"{tensors.where(name)}: {name}: no variable of this model takes it"
+        f"{tensor.file}: {name}: no variable of this model takes it"
       )
   missing = [path for path in wanted if path not in arrays]
   for path in missing:
     # What a mechanism has of its own is drawn where it replaces another.
     if "/attention/" not in path or model == published:
-      raise ValueError(f"{tensors.folder}: no tensor fills {path}")
+      raise ValueError(f"{folder}: no tensor fills {path}")
   if missing:
     drawn = _flat(initialize(model, key, model.example()))
     arrays |= {path: drawn[path] for path in missing}
@@ -98,27 +111,24 @@ def _rows(family: Family, model: Any) -> Iterator[Row]:
 
 
 def _read(
-  tensors: files.Tensors,
+  tensor: files.Tensor,
   theirs: str,
   ours: Mapping[str, jax.ShapeDtypeStruct],
   layout: Layout,
 ) -> dict[str, np.ndarray]:
   """Variables by their paths from one tensor."""
-  path = tensors.where(theirs)
-  if theirs not in tensors:
-    raise ValueError(f"{path}: {theirs}: missing; it fills {', '.join(ours)}")
-  array = tensors[theirs]
+  array, file = tensor
   # A mechanism's constants may be integers, such as the key of random blocks.
   integers = {leaf.dtype for leaf in ours.values()} == {array.dtype}
   if not jnp.issubdtype(array.dtype, jnp.floating) and not integers:
     raise ValueError(
-      f"{path}: {theirs}: expected floating point numbers, got {array.dtype}"
+      f"{file}: {theirs}: expected floating point numbers, got {array.dtype}"
     )
   zeros = [np.zeros(leaf.shape, np.int8) for leaf in ours.values()]
   expected = layout.write(zeros).shape
   if array.shape != expected:
     raise ValueError(
-      f"{path}: {theirs}: expected shape {expected}, got {array.shape}"
+      f"{file}: {theirs}: expected shape {expected}, got {array.shape}"
     )
   return dict(zip(ours, layout.read(array, len(ours)), strict=True))
 

@@ -1,15 +1,15 @@
 """What Gato is made of; it checks itself."""
 
-import dataclasses
 from typing import ClassVar
 
 from models.config import ModelConfig
+from settings.fields import checked
 
 PATCH_ID = -1
 """Id of an input that is the next patch of an image."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class GatoConfig(ModelConfig):
   """A decoder that reads patches of images among its ids.
 

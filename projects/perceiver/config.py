@@ -9,7 +9,7 @@ from models.attention_config import (
   Layers,
   names,
 )
-from models.config import ACTIVATIONS, DTYPES
+from models.config import ACTIVATIONS, DTYPES, Dtype
 from models.kind import Sizes
 from settings.checks import check, check_ranges
 from settings.suggest import check_choices
@@ -116,8 +116,8 @@ class PerceiverConfig(AttentionSlots):
   dropout_rate: float = 0.0
   vocab_size: int | None = None
   max_length: int | None = None
-  dtype: str = "float32"
-  param_dtype: str = "float32"
+  dtype: Dtype = "float32"
+  param_dtype: Dtype = "float32"
   encoder_attention: Layers | None = None
   cross_attention: Layers | None = None
 

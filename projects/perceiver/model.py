@@ -16,7 +16,7 @@ from models.attention_config import AttentionConfig
 from models.block import Mlp
 from models.config import PAD_ID, ModelConfig
 from models.head import Head
-from models.head_config import HeadConfig
+from models.io_config import HeadConfig
 from models.kind import Sizes
 from models.mechanism_variables import check_mechanisms
 from models.multi_head_attention import MultiHeadAttention
@@ -351,7 +351,7 @@ def _choices(
     position="none",
     norm_epsilon=NORM_EPSILON,
     dropout_rate=config.dropout_rate,
-    head=config.head,
+    head=cast(Any, config.head),
     output=HeadConfig(head_bias=True),
     dtype=config.dtype,
     param_dtype=config.param_dtype,

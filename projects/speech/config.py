@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from attention import Dims
 from models.attention_config import AttentionSlots, Layers
-from models.config import ACTIVATIONS, DTYPES, ModelConfig
+from models.config import ACTIVATIONS, DTYPES, Dtype, ModelConfig
 from models.kind import Sizes
 from models.slot_config import SlotConfig
 from settings.checks import check, check_ranges
@@ -106,8 +106,8 @@ class ConformerConfig(AttentionSlots):
   dropout_rate: float = 0.0
   attention_dropout_rate: float = 0.0
   norm_epsilon: float = 1e-5
-  dtype: str = "float32"
-  param_dtype: str = "float32"
+  dtype: Dtype = "float32"
+  param_dtype: Dtype = "float32"
   encoder_attention: Layers | None = None
 
   def __post_init__(self):

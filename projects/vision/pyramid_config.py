@@ -12,7 +12,7 @@ from models.attention_config import (
   AttentionSlots,
   Layers,
 )
-from models.config import ACTIVATIONS, DTYPES, ModelConfig
+from models.config import ACTIVATIONS, DTYPES, Dtype, ModelConfig
 from models.kind import Sizes
 from models.slot_config import SlotConfig
 from settings.checks import check, check_ranges
@@ -81,8 +81,8 @@ class PyramidConfig(AttentionSlots):
   dropout_rate: float = 0.0
   attention_dropout_rate: float = 0.0
   image_shape: tuple[int, int, int] | None = None
-  dtype: str = "float32"
-  param_dtype: str = "float32"
+  dtype: Dtype = "float32"
+  param_dtype: Dtype = "float32"
   encoder_attention: Layers | None = None
 
   def __post_init__(self):

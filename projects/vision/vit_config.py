@@ -6,10 +6,11 @@ from typing import Any, ClassVar
 
 from models.config import ModelConfig
 from models.kind import Sizes
-from settings.checks import check, check_ranges, check_unread
+from settings.checks import check, check_unread
+from settings.fields import Count, checked
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class VitConfig(ModelConfig):
   """An encoder that reads square patches of images in place of tokens.
 
@@ -36,14 +37,13 @@ class VitConfig(ModelConfig):
   module: ClassVar[str] = "projects.vision.vit:create"
 
   kind: str = "vit"
-  patch_size: int
+  patch_size: Count
   distillation: bool = False
   image_shape: tuple[int, int, int] | None = None
   teacher: str = ""
 
   def __post_init__(self):
     super().__post_init__()
-    check_ranges(self, counts=("patch_size",), rates=())
     check(self, "head", self.head in ("class", "hidden"), "class or hidden")
     # Distances along a row of patches mean nothing.
     known = ("learned", "sinusoidal", "none")

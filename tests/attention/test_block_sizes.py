@@ -9,17 +9,8 @@ import pytest
 
 from attention import ATTENTIONS, Dims, gates_from_keys, plug
 from attention.testing import assert_close
-from tests.attention.forms import RECURRENT, kinds_first
+from tests.attention.forms import RECURRENT, SIZES, kinds_first
 
-SIZES = {
-  "sliding_window": {"window": 3},
-  "window_2d": {"window": 3, "shift": 1},
-  "linformer": {"rank": 5},
-  "nystrom": {"num_landmarks": 4},
-  "performer": {"num_features": 16},
-  "window_linear": {"window": 5},
-  "additive": {"width": 6},
-}
 # A block or chunk of these two is part of what they compute.
 OWN = ("bigbird", "lsh")
 NAMES = [name for name in ATTENTIONS if name not in (*OWN, *RECURRENT)]
@@ -27,7 +18,7 @@ NAMES = [name for name in ATTENTIONS if name not in (*OWN, *RECURRENT)]
 
 def attend(name, **call):
   dims = Dims(4, 2, 8, 23, 16)
-  mechanism = gates_from_keys(ATTENTIONS[name](**SIZES.get(name, {})))
+  mechanism = gates_from_keys(ATTENTIONS[name](**SIZES[name]))
   variables = mechanism.init(jax.random.key(0), dims)
   rng = np.random.default_rng(0)
   query, key, value = (

@@ -3,7 +3,7 @@
 import pytest
 
 from attention.testing import CHECKS
-from tests.attention.forms import OWN
+from tests.attention.forms import KINDS, OWN, RECURRENT
 from tests.attention.mechanisms import MECHANISMS, ONE_EACH
 
 
@@ -11,12 +11,31 @@ def test_the_table_covers_every_mechanism():
   assert {mechanism.name for mechanism in MECHANISMS} == set(OWN)
 
 
+_DERIVED = {*RECURRENT, "differential"} - {"mamba2", "kimi_delta"}
+"""Whose code is another's: one of these two, or dense attention twice."""
+
+
+_ONE_OF_A_KIND = {*KINDS, "kimi_delta", "latent"}
+_OF_KINDS = (
+  "eager_equals_jit",
+  "sharded_batch",
+  "vmap_of_scanned_checkpoints",
+)
+"""Laws of JAX's transformations that compile much."""
+
+
 def _marks(mechanism, check):
-  """Of a mechanism, one setting meets every law, and others a law of values."""
+  """Of each code, one setting meets every law, and others a law of values."""
   marks = [pytest.mark.optimised] if check.bits else []
-  case = "causal" if mechanism.directions[-1] else "options"
+  is_causal = mechanism.directions[-1]
+  case = "causal" if is_causal else "options"
   kept = (f"value_and_gradient[{case}]", "decoding_equals_the_causal_call")
-  if mechanism not in ONE_EACH and check.name not in kept:
+  is_first = mechanism in ONE_EACH and mechanism.name not in _DERIVED
+  # A long causal call has what another long one has, and what crosses its blocks.
+  is_covered = is_causal and check.name == "value_and_gradient[long]"
+  if check.name in _OF_KINDS:
+    is_covered = mechanism.name not in _ONE_OF_A_KIND
+  if (not is_first and check.name not in kept) or is_covered:
     marks.append(pytest.mark.thorough)
   return marks
 

@@ -38,6 +38,11 @@ def deep():
   return jnp.ones(2) + jnp.ones(3)
 
 
+def unscaled(scale=None):
+  import jax.numpy as jnp
+  return jnp.ones(2) * scale
+
+
 def pair():
   return 1, 2
 
@@ -116,11 +121,15 @@ def test_a_factory_is_found_by_name_and_by_path():
       {},
       r"name: .*:failing raised RuntimeError: out of luck .*mine.py:\d+\)",
     ),
-    # The line of theirs, not of JAX.
-    (
-      "their_package.mine:deep",
-      {},
-      r"name: .*:deep raised TypeError: .*mine.py:\d+\)",
+    # The line of theirs, not of JAX, and how to say which argument it is.
+    *(
+      (
+        f"their_package.mine:{name}",
+        {},
+        rf"name: .*:{name} raised TypeError: .*; checks of "
+        r"attention.arguments, called first, .*mine.py:\d+\)",
+      )
+      for name in ("deep", "unscaled")
     ),
     ("their_package.mine:pair", {}, "name: .*:pair returned a tuple; expected"),
     ("their_package.mine:listed", {}, "name: the `supports` of .* is a list"),

@@ -213,7 +213,7 @@ def test_parts_are_the_whole_in_the_other_direction(mechanism):
 
 @supporting(
   "dropout",
-  left=("dense", "multiplicative", "latent"),
+  left=("dense", "multiplicative", "latent", "additive"),
   where=lambda m: m.record.cost != "linear",
 )
 def test_dropout_drops_what_it_drops_in_the_whole(mechanism):

@@ -56,6 +56,18 @@ def test_equals_the_definition(length, source, window, dilation, names):
   check_definition(qkv, cotangent, window=window, dilation=dilation, **options)
 
 
+def test_the_matrix_of_separate_global_projections_has_rows_of_weights():
+  query, key, *_ = (jnp.asarray(x) for x in draw_inputs(7))
+  own = tuple(jnp.asarray(x) for x in draw_inputs(7, seed=5)[:3])
+  attend = functools.partial(sliding_window_attention, window=1)
+  weights = attention_weights(
+    attend, query, key, global_indices=jnp.array([[2], [-1]]), global_qkv=own
+  )
+  np.testing.assert_allclose(weights.sum(-1), 1.0, rtol=1e-5)
+  assert (weights[0, :, :, 2] > 0).all()
+  assert (weights[0, :, 2] > 0).all()
+
+
 @pytest.mark.parametrize(
   ("names", "dilation"),
   [*thorough(("global", 1)), ("causal " + ALL, 2)],

@@ -192,7 +192,7 @@ def test_padding_before_a_sequence_changes_nothing(attention):
 
 
 def test_a_short_convolution_is_its_sum():
-  module = ShortConvolution("float32", "float32")
+  module = ShortConvolution(5, "float32", "float32")
   rng = np.random.default_rng(0)
   x = rng.normal(size=(2, 9, 5)).astype(np.float32)
   ids = np.array([[0] * 4 + [1] * 5, [0] * 9])

@@ -82,11 +82,14 @@ def test_tensors_that_do_not_fit(folder, spoil, message):
     ({"architectures": ["NoSuchModel"]}, "expected one of BertModel, "),
     ({"architectures": None}, "architectures: missing"),
     ({"hidden_act": "mish"}, "hidden_act: expected one of relu, gelu"),
-    ({"hidden_size": "24"}, "hidden_size: expected a whole number"),
+    ({"hidden_size": "24"}, "hidden_size: expected a valid integer, got"),
     ({"hidden_size": None}, "hidden_size: missing"),
     ({"num_attention_heads": 5}, "features: 24 is not divisible by"),
     ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
-    ({"layer_norm_eps": "small"}, "layer_norm_eps: expected a number"),
+    (
+      {"layer_norm_eps": "small"},
+      "layer_norm_eps: expected a valid number, got",
+    ),
   ],
 )
 def test_configs_that_cannot_be(folder, values, message):

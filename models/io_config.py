@@ -1,13 +1,11 @@
-"""What turns ids into the features that the first layer reads."""
+"""What is before the first layer of a Transformer, and after the last."""
 
-import dataclasses
-
-from settings.checks import check, check_ranges
+from settings.fields import Count, Positive, Whole, checked
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class EmbeddingConfig:
-  """Tables of tokens, types and learned positions; by default Vaswani's.
+  """What turns ids into features; by default the tables of Vaswani.
 
   Attributes:
     embedding_scale: factor of embeddings; None is √F (Vaswani).
@@ -21,26 +19,41 @@ class EmbeddingConfig:
       (RoBERTa); None counts every position.
     vocab_size: ids that the model knows, if more than its task has.
     max_length: the longest sequence, if longer than its task's.
-
-  Raises:
-    ValueError: a value that cannot work; the message starts with the field.
   """
 
   embedding_scale: float | None = None
   embedding_norm: bool = False
-  token_types: int = 0
+  token_types: Whole = 0
   tie_inputs: bool | None = None
-  position_offset: int = 0
+  position_offset: Whole = 0
   position_padding: int | None = None
-  vocab_size: int | None = None
-  max_length: int | None = None
+  vocab_size: Count | None = None
+  max_length: Count | None = None
 
   def __post_init__(self):
-    check_ranges(self, counts=("vocab_size", "max_length"), rates=())
-    for field in ("token_types", "position_offset"):
-      check(self, field, getattr(self, field) >= 0, "0 or more")
     if self.position_padding is not None and self.position_offset < 1:
       raise ValueError(
         "position_padding: expected position_offset of at least 1 with it, got "
         f"{self.position_offset}"
       )
+
+
+@checked
+class HeadConfig:
+  """What a head has beside its table or matrix; by default nothing.
+
+  Attributes:
+    pooler: a layer with tanh before the classes (BERT).
+    head_transform: a layer with activation and norm before the logits of tokens
+      (BERT).
+    head_bias: whether logits have a bias.
+    logit_scale: factor of what the softmax's table is multiplied with.
+    logit_soft_cap: c; logits x of tokens become c · tanh(x / c) (Gemma 2). None
+      caps nothing; attention has `logits_soft_cap` of its own.
+  """
+
+  pooler: bool = False
+  head_transform: bool = False
+  head_bias: bool = False
+  logit_scale: float = 1.0
+  logit_soft_cap: Positive | None = None
