@@ -29,7 +29,7 @@ from models.slot_config import AroundConfig, SlotConfig
 from settings.checks import check_unread
 from settings.fields import Count, Rate, Whole, checked
 from settings.import_paths import ImportPaths
-from settings.suggest import check_choices
+from settings.suggest import one_of
 
 PAD_ID = 0
 """Id of padding in a source where nothing else says what is padding."""
@@ -42,6 +42,7 @@ ACTIVATIONS = {
   "silu": jax.nn.silu,
 }
 """`activation` -> its function."""
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 
 POSITIONS = {
   **ADDED,
@@ -163,7 +164,8 @@ class ModelConfig:
   output: HeadConfig = dataclasses.field(default_factory=HeadConfig)
 
   def __post_init__(self):
-    check_choices(self, kind=self.kinds)
+    if self.kind not in self.kinds:
+      raise ValueError(f"kind: {one_of(self.kind, self.kinds)}")
     self._check_named("activation", ACTIVATIONS, "function")
     self._check_named("position", POSITIONS, "function")
     self._check_named("norm_kind", NORM_KINDS, "Norm")

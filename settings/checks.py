@@ -25,14 +25,3 @@ def check_unread(config: Any, names: Sequence[str], where: str) -> None:
     expected = f"the default, {unset!r}," if unset else "none"
     is_unset = getattr(config, name) == unset
     check(config, name, is_unset, f"{expected} where {where}")
-
-
-def check_ranges(
-  config: Any, *, counts: Sequence[str], rates: Sequence[str]
-) -> None:
-  """Raises ValueError for a count below 1 or a rate outside [0, 1)."""
-  for field in counts:
-    count = getattr(config, field)
-    check(config, field, count is None or count >= 1, "at least 1")
-  for field in rates:
-    check(config, field, 0.0 <= getattr(config, field) < 1.0, "[0, 1)")

@@ -41,6 +41,8 @@ _WORDS = {
   "greater than or equal to": "at least",
   "less than or equal to": "at most",
   "a valid tuple": "a list",
+  "Tuple should have": "expected",
+  " after validation, not 0": "",
   "a valid dictionary": "named leaves",
 }
 """What pydantic says -> what a user of a config reads."""

@@ -1,7 +1,6 @@
 """What a message says about a name that is not known."""
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable
 
 from attention.arguments import near
 
@@ -12,13 +11,6 @@ def one_of(got: object, known: Iterable[str]) -> str:
   return (
     f"expected one of {', '.join(known)}, got {got!r}{near(str(got), known)}"
   )
-
-
-def check_choices(config: Any, **choices: Sequence[str]) -> None:
-  """Raises ValueError where a field is none of its choices."""
-  for field, known in choices.items():
-    if getattr(config, field) not in known:
-      raise ValueError(f"{field}: {one_of(getattr(config, field), known)}")
 
 
 def instead(got: object, known: Iterable[str]) -> str:

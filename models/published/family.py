@@ -20,7 +20,7 @@ from annotated_types import Ge
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from models.config import ModelConfig
+from models.config import Activation, ModelConfig
 from models.kind import NOTHING
 from settings.fields import STRICT, Count, fault
 from settings.suggest import one_of
@@ -241,7 +241,7 @@ def number(theirs: Mapping[str, Any], name: str, default: float) -> float:
 
 def choice(
   theirs: Mapping[str, Any], name: str, known: Collection[str], default: str
-) -> str:
+) -> Any:
   """A word that is known."""
   word = value(theirs, name, str, default)
   if word not in known:
@@ -261,7 +261,7 @@ def only(theirs: Mapping[str, Any], **expected: Any) -> None:
       raise ValueError(f"{name}: expected {value!r}, got {theirs[name]!r}")
 
 
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, Activation] = {
   "relu": "relu",
   "gelu": "gelu",
   "gelu_new": "gelu_tanh",
@@ -272,7 +272,9 @@ ACTIVATIONS = {
 """Their names of activations -> ours."""
 
 
-def activation(theirs: Mapping[str, Any], name: str, default: str) -> str:
+def activation(
+  theirs: Mapping[str, Any], name: str, default: str
+) -> Activation:
   """Our name of an activation that `config.json` names."""
   return ACTIVATIONS[choice(theirs, name, ACTIVATIONS, default)]
 

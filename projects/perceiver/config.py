@@ -1,7 +1,6 @@
 """What a Perceiver IO is made of; it checks itself."""
 
-import dataclasses
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from models.attention_config import (
   AttentionConfig,
@@ -9,12 +8,10 @@ from models.attention_config import (
   Layers,
   names,
 )
-from models.config import ACTIVATIONS, DTYPES, Dtype
+from models.config import Activation, Dtype
 from models.kind import Sizes
-from settings.checks import check, check_ranges
-from settings.suggest import check_choices
-
-HEADS = ("tokens", "class")
+from settings.checks import check
+from settings.fields import Count, Rate, checked
 
 
 class Widths(NamedTuple):
@@ -33,7 +30,7 @@ class Widths(NamedTuple):
   mlp: int
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class PerceiverConfig(AttentionSlots):
   """Latents that read inputs of any length, and outputs that ask the latents.
 
@@ -89,53 +86,39 @@ class PerceiverConfig(AttentionSlots):
     "cross_attention",
   )
 
-  kind: str = "perceiver"
-  num_latents: int
-  num_layers: int
-  num_blocks: int = 1
-  num_heads: int
-  features: int
-  mlp_features: int
-  activation: str = "gelu"
-  query_features: int | None = None
-  value_features: int | None = None
-  input_features: int
-  input_heads: int = 1
-  input_query_features: int | None = None
-  input_value_features: int | None = None
-  input_mlp_features: int | None = None
+  kind: Literal["perceiver"] = "perceiver"
+  num_latents: Count
+  num_layers: Count
+  num_blocks: Count = 1
+  num_heads: Count
+  features: Count
+  mlp_features: Count
+  activation: Activation = "gelu"
+  query_features: Count | None = None
+  value_features: Count | None = None
+  input_features: Count
+  input_heads: Count = 1
+  input_query_features: Count | None = None
+  input_value_features: Count | None = None
+  input_mlp_features: Count | None = None
   input_residual: bool = True
-  output_features: int | None = None
-  output_heads: int = 1
-  output_query_features: int | None = None
-  output_value_features: int | None = None
-  output_mlp_features: int | None = None
+  output_features: Count | None = None
+  output_heads: Count = 1
+  output_query_features: Count | None = None
+  output_value_features: Count | None = None
+  output_mlp_features: Count | None = None
   output_residual: bool = True
-  fourier_bands: int | None = None
-  head: str = "tokens"
-  dropout_rate: float = 0.0
-  vocab_size: int | None = None
-  max_length: int | None = None
+  fourier_bands: Count | None = None
+  head: Literal["tokens", "class"] = "tokens"
+  dropout_rate: Rate = 0.0
+  vocab_size: Count | None = None
+  max_length: Count | None = None
   dtype: Dtype = "float32"
   param_dtype: Dtype = "float32"
   encoder_attention: Layers | None = None
   cross_attention: Layers | None = None
 
   def __post_init__(self):
-    check_choices(
-      self,
-      kind=("perceiver",),
-      activation=tuple(ACTIVATIONS),
-      head=HEADS,
-      dtype=DTYPES,
-      param_dtype=DTYPES,
-    )
-    counts = [
-      field.name
-      for field in dataclasses.fields(self)
-      if field.type in (int, int | None)
-    ]
-    check_ranges(self, counts=counts, rates=("dropout_rate",))
     self._check_widths()
     self.fill_slots()
     if len(self.attentions["cross_attention"]) > 2:

@@ -12,7 +12,7 @@ _OUTPUT_HEADS, _OUTPUT_QUERIES = 8, 8 * 32
 
 
 def describe(
-  theirs: Mapping[str, Any], names: Collection[str], head: str
+  theirs: Mapping[str, Any], names: Collection[str], head: Any
 ) -> Described:
   """As `Family.describe`."""
   del names

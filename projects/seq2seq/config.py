@@ -1,20 +1,15 @@
 """What a recurrent encoder-decoder is made of; it checks itself."""
 
-import dataclasses
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from attention import Dims
 from models.attention_config import AttentionConfig, AttentionSlots
-from models.config import DTYPES
+from models.config import Dtype
 from models.kind import Sizes
-from settings.checks import check_ranges
-from settings.suggest import check_choices
-
-CELLS = ("gru", "lstm")
-DECODERS = ("bahdanau", "luong")
+from settings.fields import Count, Rate, checked
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class Seq2SeqConfig(AttentionSlots):
   """A recurrent encoder and decoder with attention between them.
 
@@ -50,32 +45,19 @@ class Seq2SeqConfig(AttentionSlots):
   module: ClassVar[str] = "projects.seq2seq.model:create"
   slot_fields: ClassVar[tuple[str, ...]] = ("cross_attention",)
 
-  kind: str = "seq2seq"
-  cell: str
-  decoder: str
-  num_layers: int
-  features: int
-  num_heads: int = 1
-  dropout_rate: float = 0.0
+  kind: Literal["seq2seq"] = "seq2seq"
+  cell: Literal["gru", "lstm"]
+  decoder: Literal["bahdanau", "luong"]
+  num_layers: Count
+  features: Count
+  num_heads: Count = 1
+  dropout_rate: Rate = 0.0
   tie_embeddings: bool = True
-  dtype: str = "float32"
-  param_dtype: str = "float32"
+  dtype: Dtype = "float32"
+  param_dtype: Dtype = "float32"
   cross_attention: AttentionConfig | None = None
 
   def __post_init__(self):
-    check_choices(
-      self,
-      kind=("seq2seq",),
-      cell=CELLS,
-      decoder=DECODERS,
-      dtype=DTYPES,
-      param_dtype=DTYPES,
-    )
-    check_ranges(
-      self,
-      counts=("num_layers", "num_heads", "features"),
-      rates=("dropout_rate",),
-    )
     for divisor, what in (
       (self.num_heads, f"num_heads {self.num_heads}"),
       (2, "2, the directions of the encoder"),

@@ -1,21 +1,19 @@
 """What a Conformer is made of; it checks itself."""
 
-import dataclasses
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
 
 from attention import Dims
 from models.attention_config import AttentionSlots, Layers
-from models.config import ACTIVATIONS, DTYPES, Dtype, ModelConfig
+from models.config import Activation, Dtype, ModelConfig
 from models.kind import Sizes
 from models.slot_config import SlotConfig
-from settings.checks import check, check_ranges
-from settings.suggest import check_choices
-
-POSITIONS = ("transformer_xl", "rotary", "rotary_inputs", "none")
-EXTRACTOR_NORMS = ("group", "layer")
+from settings.checks import check
+from settings.fields import Count, Rate, checked
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class ExtractorConfig:
   """Convolutions that make features of the samples of a recording.
 
@@ -33,28 +31,24 @@ class ExtractorConfig:
       field.
   """
 
-  features: tuple[int, ...]
-  kernel_sizes: tuple[int, ...]
-  strides: tuple[int, ...]
-  norm: str = "group"
+  features: Annotated[tuple[Count, ...], Field(min_length=1)]
+  kernel_sizes: tuple[Count, ...]
+  strides: tuple[Count, ...]
+  norm: Literal["group", "layer"] = "group"
   use_bias: bool = False
-  activation: str = "gelu"
+  activation: Activation = "gelu"
 
   def __post_init__(self):
-    check_choices(self, norm=EXTRACTOR_NORMS, activation=tuple(ACTIVATIONS))
-    check(self, "features", bool(self.features), "at least one convolution")
-    for field in ("features", "kernel_sizes", "strides"):
-      sizes = getattr(self, field)
-      check(self, field, all(size >= 1 for size in sizes), "at least 1 each")
+    for field in ("kernel_sizes", "strides"):
       check(
         self,
         field,
-        len(sizes) == len(self.features),
+        len(getattr(self, field)) == len(self.features),
         f"a number for each of {len(self.features)} convolutions",
       )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class ConformerConfig(AttentionSlots):
   """An encoder of speech: attention and convolution between two feed-forwards.
 
@@ -92,44 +86,29 @@ class ConformerConfig(AttentionSlots):
 
   module: ClassVar[str] = "projects.speech.model:create"
 
-  kind: str = "conformer"
-  num_layers: int
-  num_heads: int
-  features: int
-  mlp_features: int
-  kernel_size: int = 31
-  activation: str = "silu"
-  position: str = "transformer_xl"
+  kind: Literal["conformer"] = "conformer"
+  num_layers: Count
+  num_heads: Count
+  features: Count
+  mlp_features: Count
+  kernel_size: Count = 31
+  activation: Activation = "silu"
+  position: Literal["transformer_xl", "rotary", "rotary_inputs", "none"] = (
+    "transformer_xl"
+  )
   rotary_theta: float = 10000.0
   mask_convolution: bool = True
   extractor: ExtractorConfig | None = None
-  dropout_rate: float = 0.0
-  attention_dropout_rate: float = 0.0
+  dropout_rate: Rate = 0.0
+  attention_dropout_rate: Rate = 0.0
   norm_epsilon: float = 1e-5
   dtype: Dtype = "float32"
   param_dtype: Dtype = "float32"
   encoder_attention: Layers | None = None
 
   def __post_init__(self):
-    check_choices(
-      self,
-      kind=("conformer",),
-      activation=tuple(ACTIVATIONS),
-      position=POSITIONS,
-      dtype=DTYPES,
-      param_dtype=DTYPES,
-    )
-    check_ranges(
-      self,
-      counts=("num_layers", "num_heads", "features", "mlp_features"),
-      rates=("dropout_rate", "attention_dropout_rate"),
-    )
-    check(
-      self,
-      "kernel_size",
-      self.kernel_size >= 1 and self.kernel_size % 2 == 1,
-      "an odd number of at least 1",
-    )
+    odd = self.kernel_size % 2 == 1
+    check(self, "kernel_size", odd, "an odd number of at least 1")
     if self.position == "transformer_xl" and self.features % 2:
       raise ValueError(
         "features: position 'transformer_xl' pairs sines and cosines and needs "

@@ -8,7 +8,6 @@ import numpy as np
 from models.published import family
 from models.published.family import Described, Family, Layout, Row
 from projects.speech.config import (
-  EXTRACTOR_NORMS,
   ConformerConfig,
   ExtractorConfig,
 )
@@ -27,7 +26,7 @@ _POINTWISE = Layout(lambda x, n: [x[..., 0].T], lambda xs: xs[0].T[..., None])
 _DEPTHWISE = Layout(lambda x, n: [x[:, 0].T], lambda xs: xs[0].T[:, None])
 """`[features, 1, size]`."""
 
-_POSITIONS = {
+_POSITIONS: dict[str | None, Any] = {
   "relative": "transformer_xl",
   "rotary": "rotary_inputs",
   None: "none",
@@ -61,7 +60,9 @@ def describe(
       features=family.sizes(theirs, "conv_dim", [512] * 7),
       kernel_sizes=family.sizes(theirs, "conv_kernel", [10, 3, 3, 3, 3, 2, 2]),
       strides=family.sizes(theirs, "conv_stride", [5, 2, 2, 2, 2, 2, 2]),
-      norm=family.choice(theirs, "feat_extract_norm", EXTRACTOR_NORMS, "group"),
+      norm=family.choice(
+        theirs, "feat_extract_norm", ("group", "layer"), "group"
+      ),
       use_bias=family.flag(theirs, "conv_bias", False),
       activation=family.activation(theirs, "feat_extract_activation", "gelu"),
     ),

@@ -1,9 +1,11 @@
 """What an encoder of images in stages is made of; it checks itself."""
 
-import dataclasses
 import inspect
 import math
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
+
+from annotated_types import Ge
+from pydantic import Field
 
 from attention import registry
 from models.attention_config import (
@@ -12,14 +14,14 @@ from models.attention_config import (
   AttentionSlots,
   Layers,
 )
-from models.config import ACTIVATIONS, DTYPES, Dtype, ModelConfig
+from models.config import Activation, Dtype, ModelConfig
 from models.kind import Sizes
 from models.slot_config import SlotConfig
-from settings.checks import check, check_ranges
-from settings.suggest import check_choices
+from settings.checks import check
+from settings.fields import Count, Rate, Whole, checked
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class PyramidConfig(AttentionSlots):
   """An encoder whose grid of tokens gets coarser and wider, stage by stage.
 
@@ -64,48 +66,35 @@ class PyramidConfig(AttentionSlots):
 
   module: ClassVar[str] = "projects.vision.pyramid:create"
 
-  kind: str = "pyramid"
-  depths: tuple[int, ...]
-  num_heads: tuple[int, ...]
-  features: tuple[int, ...]
-  mlp_features: tuple[int, ...]
-  patch_size: tuple[int, ...]
-  patch_stride: tuple[int, ...] | None = None
-  patch_padding: tuple[int, ...] | None = None
-  activation: str = "gelu"
+  kind: Literal["pyramid"] = "pyramid"
+  depths: Annotated[tuple[Count, ...], Field(min_length=1)]
+  num_heads: tuple[Count, ...]
+  features: tuple[Count, ...]
+  mlp_features: tuple[Count, ...]
+  patch_size: tuple[Count, ...]
+  patch_stride: tuple[Count, ...] | None = None
+  patch_padding: tuple[Whole, ...] | None = None
+  activation: Activation = "gelu"
   attention_bias: bool = True
   scale_by_features: bool = False
-  convolution: int | None = None
+  convolution: Count | None = None
   class_token: bool = False
-  norm_epsilon: float = 1e-5
-  dropout_rate: float = 0.0
-  attention_dropout_rate: float = 0.0
+  norm_epsilon: Annotated[float, Ge(0)] = 1e-5
+  dropout_rate: Rate = 0.0
+  attention_dropout_rate: Rate = 0.0
   image_shape: tuple[int, int, int] | None = None
   dtype: Dtype = "float32"
   param_dtype: Dtype = "float32"
   encoder_attention: Layers | None = None
 
   def __post_init__(self):
-    check_choices(
-      self,
-      kind=("pyramid",),
-      activation=tuple(ACTIVATIONS),
-      dtype=DTYPES,
-      param_dtype=DTYPES,
-    )
     self._check_lists()
-    check_ranges(
-      self,
-      counts=("convolution",),
-      rates=("dropout_rate", "attention_dropout_rate"),
-    )
     check(
       self,
       "convolution",
       self.convolution is None or self.convolution % 2 == 1,
       "an odd side, or None",
     )
-    check(self, "norm_epsilon", self.norm_epsilon >= 0, "0 or more")
     for features, heads in zip(self.features, self.num_heads, strict=True):
       if features % heads:
         raise ValueError(
@@ -254,7 +243,6 @@ class PyramidConfig(AttentionSlots):
 
   def _check_lists(self):
     stages = len(self.depths)
-    check(self, "depths", stages > 0, "at least one stage")
     for field, lengths in (
       ("depths", {stages}),
       ("num_heads", {stages}),
@@ -274,11 +262,6 @@ class PyramidConfig(AttentionSlots):
           f"{field}: expected {expected} {noun}, as depths has {stages}"
           f"{' and patch_size ' + str(len(self.patch_size)) if 'patch_' in field else ''}"
           f", got {list(values)}"
-        )
-      least = 0 if field == "patch_padding" else 1
-      if min(values) < least:
-        raise ValueError(
-          f"{field}: expected numbers of at least {least}, got {list(values)}"
         )
     if self.merges:
       for before, after in zip(self.features, self.features[1:], strict=False):

@@ -453,8 +453,8 @@ def test_configs_that_cannot_be(changes, message):
   ("changes", "message"),
   [
     ({"strides": (2,)}, "^strides: expected a number for each of 2"),
-    ({"kernel_sizes": (3, 0)}, "^kernel_sizes: expected at least 1 each"),
-    ({"features": ()}, "^features: expected at least one"),
+    ({"kernel_sizes": (3, 0)}, r"^kernel_sizes\[1\]: expected at least 1"),
+    ({"features": ()}, "^features: expected at least 1 item"),
     ({"norm": "batch"}, "^norm: "),
   ],
 )

@@ -190,7 +190,7 @@ def test_images_of_another_size_are_read():
     ({"patch_stride": (2, 2)}, "^patch_stride: expected 1 number,"),
     (
       {"patch_padding": (-1,)},
-      "^patch_padding: expected numbers of at least 0",
+      r"^patch_padding\[0\]: expected at least 0",
     ),
     ({"convolution": 2}, "^convolution: "),
     (
