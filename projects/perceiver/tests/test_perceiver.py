@@ -128,7 +128,9 @@ def test_images_are_read_pixel_by_pixel():
     np.testing.assert_allclose(logits, wanted, atol=1e-5 * np.abs(wanted).max())
 
 
-@pytest.mark.parametrize("config", [CONFIG, OF_IMAGES])
+@pytest.mark.parametrize(
+  "config", [pytest.param(CONFIG, marks=pytest.mark.thorough), OF_IMAGES]
+)
 def test_values_and_gradients_in_float64(config):
   """Along a direction, the derivative of the paper's model."""
   config = dataclasses.replace(config, dtype="float64", param_dtype="float64")
@@ -285,9 +287,7 @@ def usual(names, *chosen):
   ]
 
 
-@pytest.mark.parametrize(
-  "name", usual(tiny.names("bidirectional", "mask"), "performer")
-)
+@pytest.mark.parametrize("name", usual(tiny.names("bidirectional", "mask")))
 def test_any_mechanism_serves_among_latents(name):
   config = dataclasses.replace(
     CONFIG,

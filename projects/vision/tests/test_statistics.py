@@ -76,6 +76,7 @@ def test_a_device_alone_would_norm_otherwise(single):
   assert max(jax.tree.leaves(differences)) > 1e-3
 
 
+@pytest.mark.thorough
 def test_statistics_move_a_tenth_of_the_way_and_evaluation_reads_them(single):
   run, (state, _) = make(), single
   first = run.init()
