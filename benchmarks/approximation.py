@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, cast
 
 from absl import flags
 
+from comparison import style as style_lib
 from settings.errors import ConfigError
 from training import entry
 
@@ -308,20 +309,27 @@ def draw(points_by_kind: Points, stem: Path) -> None:
 
 
 def _draw_panel(axes: Any, sweeps: Sequence[Sequence[Point]]) -> None:
+  styles = style_lib.styles([])
   for points in sweeps:
     # What is exact has no place on a logarithmic axis.
     shown = [point for point in points if min(point["errors"]) > 1e-4]
     values = [point["value"] for point in shown]
     errors = [point["errors"] for point in shown]
     name = f"{points[0]['mechanism']}, {points[0]['option']}"
-    [line] = axes.plot(
-      values, [*map(statistics.fmean, errors)], marker="o", label=name
+    style = styles[points[0]["mechanism"]]
+    axes.plot(
+      values,
+      [*map(statistics.fmean, errors)],
+      color=style.color,
+      linestyle=style.linestyle,
+      marker=style.marker,
+      label=name,
     )
     axes.fill_between(
       values,
       [*map(min, errors)],
       [*map(max, errors)],
-      color=line.get_color(),
+      color=style.color,
       alpha=0.1,
     )
   axes.set(

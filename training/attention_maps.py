@@ -183,16 +183,18 @@ def figure(maps: Sequence[AttentionMap]) -> Any:
   from matplotlib.figure import Figure
 
   widths, heights = zip(*map(_size, maps), strict=True)
-  drawn = Figure(figsize=(max(widths), sum(heights)), layout="constrained")
+  size = (max(widths), sum(heights))
+  longest = max(max(shown.weights.shape[1:]) for shown in maps)
+  # Unless there are too many weights for pixels of their own.
+  dpi = min(
+    max(120, 1.25 * longest / _INCHES_UNLABELLED), _MAX_PIXELS / max(size)
+  )
+  drawn = Figure(size, dpi, layout="constrained")
   parts = drawn.subfigures(
     len(maps), 1, squeeze=False, height_ratios=heights, hspace=0.05
   )
   for part, shown in zip(parts.flat, maps, strict=True):
     _draw_heads(part, shown)
-  # Unless there are too many.
-  longest = max(max(shown.weights.shape[1:]) for shown in maps)
-  dpi = max(120, 1.25 * longest / _INCHES_UNLABELLED)
-  drawn.set_dpi(min(dpi, _MAX_PIXELS / max(drawn.get_size_inches())))
   return drawn
 
 
