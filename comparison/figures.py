@@ -230,7 +230,7 @@ def quality_cost(
         marker=style.marker, linestyle="", alpha=0.75,
       )  # fmt: skip
     places = shown[name].dropna() * cost.scale
-    _scale(axes, "x", places, from_zero=True)
+    _cost_axis(axes, places)
     axes.set_xlabel(f"{cost.title}, {cost.unit}")
   panels[0].set_ylabel(shown.iloc[0]["metric"])
   legend(figure, mechanisms, styles)
@@ -255,12 +255,13 @@ def capacity(
   if shown.empty:
     return None
   drawn = []
-  keys = [shown["attention"], shown["across"].map(_without_numbers)]
-  for (attention, kind), of in shown.groupby(keys, sort=False):
+  twins = shown["width"].eq("dense").map({True: frame.TWIN, False: ""})
+  keys = [shown["attention"], shown["across"].map(_without_numbers), twins]
+  for (attention, kind, twin), of in shown.groupby(keys, sort=False):
     of = of.sort_values("cache_bytes")
     if of["cache_bytes"].nunique() < 2:
       continue
-    name = ", ".join(filter(None, (str(attention), str(kind))))
+    name = ", ".join(filter(None, map(str, (attention, kind, twin))))
     kib = [size / 2**10 for size in of["cache_bytes"]]
     drawn.append(Line(name, str(attention), kib, list(of["mean"])))
   first = shown.iloc[0]
@@ -380,6 +381,8 @@ def lines(
       _at_places(axes, [x for line in drawn for x in line.x])
     if y_log:
       axes.set_yscale("log")
+      # The default labels are formulas, which `style.look` does not typeset.
+      axes.yaxis.set_major_formatter("{x:g}")
   if len(names) <= _FEW:
     _name_ends(panels[0], drawn, styles)
     panels[0].set(xlabel=x_label, ylabel=y_label)
@@ -454,14 +457,12 @@ def legend(
   )  # fmt: skip
 
 
-def _scale(
-  axes: Any, which: str, values: pd.Series, *, from_zero: bool
-) -> None:
-  """Logarithmic where values differ much, else linear."""
+def _cost_axis(axes: Any, values: pd.Series) -> None:
+  """A logarithmic x where values differ much, else a linear one from 0."""
   if values.min() > 0 and values.max() > _WIDE * values.min():
-    axes.set(**{f"{which}scale": "log"})
-  elif from_zero:
-    axes.set(**{f"{which}lim": (0, 1.08 * values.max())})
+    _at_places(axes, list(values))
+  else:
+    axes.set_xlim(0, 1.08 * values.max())
 
 
 def _at_places(axes: Any, places: Sequence[float]) -> None:

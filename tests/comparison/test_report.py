@@ -9,7 +9,16 @@ import subprocess
 import pandas as pd
 import pytest
 
-from comparison import page, records, report, tables
+from comparison import (
+  figures,
+  frame,
+  page,
+  records,
+  report,
+  style,
+  summary,
+  tables,
+)
 from comparison.page import Section
 from tests.comparison import made_up
 
@@ -93,6 +102,50 @@ def test_one_page_offline_below_a_megabyte(folder):
   assert not re.findall(r"(?:src|href)=\"https?:", text)
   assert "&lt;nan&gt;" in text
   assert "<nan>" not in text
+
+
+def test_labels_of_wide_axes_are_numbers():
+  """Formulas are not typeset, and would be shown as '$10^{1}$'."""
+  found = [
+    record | {"measured": record["measured"] | {"cache_bytes": 4096 * 30**n}}
+    for n, record in enumerate(made_up.records()[0:5:4])
+  ]
+  runs = frame.runs(found)
+  styles = style.styles(())
+  costs = figures.quality_cost(summary.summarize(runs), runs, styles)
+  scaling = figures.scaling(made_up.scaling(), styles, causal=True)
+  with style.look():
+    for figure in (costs, *scaling.values()):
+      figure.draw_without_rendering()
+      labels = [
+        label.get_text()
+        for axes in figure.axes
+        for label in (*axes.get_xticklabels(), *axes.get_yticklabels())
+      ]
+      assert labels
+      assert not any("$" in label for label in labels)
+
+
+def test_a_twin_has_a_line_of_its_own():
+  found = [
+    record | {"width": width}
+    for record in made_up.across()
+    for width in (None, "dense")
+  ]
+  runs = frame.runs(found)
+  figure = figures.capacity(summary.summarize(runs), runs, style.styles(()))
+  lines = [
+    line
+    for axes in figure.axes
+    for line in axes.get_lines()
+    if line.get_zorder() > 1 and len(line.get_xdata()) > 1
+  ]
+  assert len(lines) == 8  # Two mechanisms, with and without convolutions.
+
+
+def test_a_comparison_without_results_says_so(tmp_path):
+  text = report.write(tmp_path, [], None)
+  assert "Nothing has been trained to its end." in text
 
 
 def test_the_largest_pictures_give_way(tmp_path):
