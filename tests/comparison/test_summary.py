@@ -151,6 +151,13 @@ def test_older_records_are_held_to_what_dense_has():
   assert math.isnan(summarize(new).loc["latent", "dense_parameters"])
 
 
+def test_an_interval_has_the_digits_of_its_mean():
+  records = [run("dense", n, value) for n, value in enumerate([0.02, 0.1])]
+  row = summarize(records).reset_index().iloc[0]
+  assert row["low"] < 0.001
+  assert tables.result(row).text.startswith("0.060 [0.000, 0.9")
+
+
 def test_leaves_that_end_alike_are_named_whole():
   across = {"encoder.features": 8, "decoder.features": 16, "model.heads": 1}
   assert frame.point(across) == (
