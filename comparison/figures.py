@@ -5,6 +5,7 @@ figure of matplotlib, or None where there is nothing to draw.
 """
 
 from collections.abc import Mapping, Sequence
+import itertools
 import math
 import re
 from typing import Any, NamedTuple
@@ -230,7 +231,7 @@ def quality_cost(
         marker=style.marker, linestyle="", alpha=0.75,
       )  # fmt: skip
     places = shown[name].dropna() * cost.scale
-    _scale(axes, "x", places, from_zero=True)
+    _cost_axis(axes, places)
     axes.set_xlabel(f"{cost.title}, {cost.unit}")
   panels[0].set_ylabel(shown.iloc[0]["metric"])
   legend(figure, mechanisms, styles)
@@ -255,12 +256,13 @@ def capacity(
   if shown.empty:
     return None
   drawn = []
-  keys = [shown["attention"], shown["across"].map(_without_numbers)]
-  for (attention, kind), of in shown.groupby(keys, sort=False):
+  twins = shown["width"].eq("dense").map({True: frame.TWIN, False: ""})
+  keys = [shown["attention"], shown["across"].map(_without_numbers), twins]
+  for (attention, kind, twin), of in shown.groupby(keys, sort=False):
     of = of.sort_values("cache_bytes")
     if of["cache_bytes"].nunique() < 2:
       continue
-    name = ", ".join(filter(None, (str(attention), str(kind))))
+    name = ", ".join(filter(None, map(str, (attention, kind, twin))))
     kib = [size / 2**10 for size in of["cache_bytes"]]
     drawn.append(Line(name, str(attention), kib, list(of["mean"])))
   first = shown.iloc[0]
@@ -329,7 +331,7 @@ def lines(
   """Lines with their names at their ends, or a panel each where they are many.
 
   More than eight names are small multiples, a panel a mechanism, with the mean of
-  every name in grey behind it.
+  every name in grey behind it; rows of one mechanism are fainter one by one.
 
   Args:
     drawn: the lines; those of one name belong together, as seeds do.
@@ -369,17 +371,27 @@ def lines(
       axes.set_title(shortened(key))
       for line in means:
         axes.plot(line.x, line.y, color="#dcdcdc", linewidth=0.6, zorder=1)
-    for line in of_panel:
-      style = styles[line.attention]
-      axes.plot(
-        line.x, line.y, color=style.color, linestyle=style.linestyle,
-        marker=style.marker, markevery=[len(line.x) - 1],
-        linewidth=1.0 if key else 1.2,
-      )  # fmt: skip
+    # Rows of one mechanism have its colour, and are told apart by its strength.
+    of_names = sorted({line.name for line in of_panel}) if key else names
+    for place, name in enumerate(of_names):
+      for line in (line for line in of_panel if line.name == name):
+        style = styles[line.attention]
+        axes.plot(
+          line.x, line.y, color=style.color, linestyle=style.linestyle,
+          marker=style.marker, markevery=[len(line.x) - 1],
+          linewidth=1.0 if key else 1.2, label=name.removeprefix(f"{key}, "),
+          alpha=1 - 0.7 * place / len(of_names) if key else 1.0,
+        )  # fmt: skip
+    if key and len(of_names) > 1:
+      handles, labels = axes.get_legend_handles_labels()
+      one_a_row = dict(zip(labels, handles, strict=True))
+      axes.legend(one_a_row.values(), one_a_row, fontsize=5)
     if x_log:
       _at_places(axes, [x for line in drawn for x in line.x])
     if y_log:
       axes.set_yscale("log")
+      # The default labels are formulas, which `style.look` does not typeset.
+      axes.yaxis.set_major_formatter("{x:g}")
   if len(names) <= _FEW:
     _name_ends(panels[0], drawn, styles)
     panels[0].set(xlabel=x_label, ylabel=y_label)
@@ -454,14 +466,12 @@ def legend(
   )  # fmt: skip
 
 
-def _scale(
-  axes: Any, which: str, values: pd.Series, *, from_zero: bool
-) -> None:
-  """Logarithmic where values differ much, else linear."""
+def _cost_axis(axes: Any, values: pd.Series) -> None:
+  """A logarithmic x where values differ much, else a linear one from 0."""
   if values.min() > 0 and values.max() > _WIDE * values.min():
-    axes.set(**{f"{which}scale": "log"})
-  elif from_zero:
-    axes.set(**{f"{which}lim": (0, 1.08 * values.max())})
+    _at_places(axes, list(values))
+  else:
+    axes.set_xlim(0, 1.08 * values.max())
 
 
 def _at_places(axes: Any, places: Sequence[float]) -> None:
@@ -470,10 +480,13 @@ def _at_places(axes: Any, places: Sequence[float]) -> None:
 
   axes.set_xscale("log", base=2)
   ticks = sorted(set(places))
-  if len(ticks) > 6:
-    low, high = math.ceil(math.log2(ticks[0])), math.floor(math.log2(ticks[-1]))
-    stride = math.ceil((high - low + 1) / 6)
-    ticks = [2.0**power for power in range(low, high + 1, stride)]
+  logs = [math.log2(tick) for tick in ticks]
+  apart = (logs[-1] - logs[0]) / 6  # At least, or labels would overlap.
+  if any(after - before < apart for before, after in itertools.pairwise(logs)):
+    low, high = math.ceil(logs[0]), math.floor(logs[-1])
+    stride = math.ceil((high - low + 1) / 6) or 1
+    powers = [2.0**power for power in range(low, high + 1, stride)]
+    ticks = powers or [ticks[0], ticks[-1]]
   axes.set_xticks(ticks, [f"{tick:,.4g}" for tick in ticks])
   axes.xaxis.set_minor_locator(ticker.NullLocator())
 

@@ -1,6 +1,7 @@
 """Records of a comparison as pandas tables: a row a run, a row a point of a curve."""
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 import json
 import math
 from typing import Any
@@ -25,6 +26,9 @@ HEADLINES = (
 
 RATE = "optimizer.learning_rate"
 
+TWIN = "feed-forward as in dense"
+"""Names a row whose feed-forward layers were not narrowed, beside its match."""
+
 _RUN = (
   *("task", "attention", "width", "seed", "status", "choosing"),
   *("parameters", "unmatched_parameters", "dense_parameters"),
@@ -35,7 +39,7 @@ _RUN = (
 _PLACE = ("step", "seconds", "split")  # Where a line of metrics stands.
 
 
-def runs(records: Iterable[Record]) -> pd.DataFrame:
+def runs(records: Sequence[Record]) -> pd.DataFrame:
   """A row a run: what it is, its final metrics, what it cost.
 
   Args:
@@ -49,7 +53,8 @@ def runs(records: Iterable[Record]) -> pd.DataFrame:
     costs; `reason`; `command`. Sorted by task, mechanism, row, seed. A number that
     is missing or not finite is NaN.
   """
-  content = [_run(record) for record in records]
+  dense = {_place(r): r for r in records if r["attention"] == "dense"}
+  content = [_run(r) | _match(r, dense.get(_place(r))) for r in records]
   columns = dict.fromkeys(name for row in content for name in row)
   for name in ("reason", "command"):
     if columns:
@@ -112,14 +117,21 @@ def curves(records: Iterable[Record]) -> pd.DataFrame:
 def label(record: Record) -> str:
   """The name of a row: 'delta', 'delta, features=16', and what makes it a twin."""
   is_twin = record.get("width") == "dense"
-  wide = "feed-forward as in dense" if is_twin else ""
+  wide = TWIN if is_twin else ""
   parts = (record["attention"], point(record.get("across", {})), wide)
   return ", ".join(filter(None, parts))
 
 
 def point(leaves: Mapping[str, Any]) -> str:
-  """Values by the last part of their leaves: 'features=16, position=rotary'."""
-  return ", ".join(f"{short(leaf)}={leaves[leaf]}" for leaf in sorted(leaves))
+  """Values by the last part of their leaves: 'features=16, position=rotary'.
+
+  Leaves that end alike are whole: 'encoder.features=8, decoder.features=16'.
+  """
+  ends = Counter(map(short, leaves))
+  names = {
+    leaf: leaf if ends[short(leaf)] > 1 else short(leaf) for leaf in leaves
+  }
+  return ", ".join(f"{names[leaf]}={leaves[leaf]}" for leaf in sorted(leaves))
 
 
 def short(leaf: str) -> str:
@@ -210,6 +222,29 @@ def _run(record: Record) -> dict[str, Any]:
     "reason": record.get("reason") or None,
     "command": "python train.py " + " ".join(record["arguments"]),
   }
+
+
+def _place(record: Record) -> tuple[str, str]:
+  """What mechanisms have in common that are compared at equal parameters."""
+  return record["task"], point(record.get("across", {}))
+
+
+def _match(record: Record, dense: Record | None) -> dict[str, Any]:
+  """What dense attention has, for records of older versions, which do not say."""
+  if dense is None or "dense_parameters" in record:
+    return {}
+  return {
+    "dense_parameters": dense.get("parameters") or None,
+    "feed_forward": _feed_forward(record),
+    "dense_feed_forward": _feed_forward(dense),
+  }
+
+
+def _feed_forward(record: Record) -> int | None:
+  """The width that the command of a run asks for; None where it asks for none."""
+  option = "--config.model.mlp_features="
+  asked = [x for x in record["arguments"] if x.startswith(option)]
+  return int(asked[-1].removeprefix(option)) if asked else None
 
 
 def _name(record: Record) -> str:

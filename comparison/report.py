@@ -66,7 +66,7 @@ def write(
     for task, of_task in _by_task(summary)
   ]
   sections = [
-    Section("What was found", findings),
+    Section("What was found", findings or [summary_lib.NOTHING_FOUND]),
     Section("How to read this", [*_setup(workdir, found), READING]),
   ]
   references = records.references(workdir)

@@ -13,6 +13,8 @@ from comparison.usage import BUSY_CORES
 DIFFERENT = 0.05
 """p below which a row is told from the best one."""
 
+NOTHING_FOUND = "Nothing has been trained to its end."
+
 
 class Cost(NamedTuple):
   """A column of what a run takes.
@@ -137,10 +139,11 @@ def finding(summary: pd.DataFrame) -> str:
   """What was found on one task, in a sentence made of its numbers."""
   ended = summary[summary["seeds"] > 0]
   if ended.empty:
-    return "Nothing has been trained to its end."
+    return NOTHING_FOUND
   best, others = ended.iloc[0], len(ended) - 1
   if is_counted(ended):
-    names = _names(ended[ended["solved"] == best["solved"]])
+    alike = ended[["solved", "seeds"]].eq(best[["solved", "seeds"]]).all(axis=1)
+    names = _names(ended[alike])
     none = int((ended["solved"] == 0).sum())
     text = (
       f"{names} solved {best['solved']:.0f} of {best['seeds']:.0f} seeds "
@@ -157,8 +160,11 @@ def finding(summary: pd.DataFrame) -> str:
   if best["seeds"] < 2:
     return text + "; one seed tells no two rows apart."
   tied = int(ended["is_tied"].sum() - 1)
+  rows = "The other row" if others == 1 else f"All {others} other rows"
+  if 0 < tied < others:
+    rows = f"{tied} of the {others} other rows"
   return (
-    f"{text}. {tied} of the {others} other rows cannot be told from "
+    f"{text}. {rows} {'cannot' if tied else 'can'} be told from "
     f"{'the first' if is_counted(ended) else 'it'} (5 %, Holm)."
   )
 
@@ -198,15 +204,17 @@ def _task(runs: pd.DataFrame) -> pd.DataFrame:
   threshold = runs["solved_at"].dropna()
   if metric is None:
     return summary
-  if len(threshold) and any(
+  lower = frame.is_lower_better(metric)
+  # A threshold is of the metric that the task is meant to be judged by, a share.
+  is_solved = not lower and any(
     value >= threshold.max() for of in values for value in of.values()
-  ):
+  )
+  if is_solved:
     summary["solved_at"] = threshold.max()
     summary["solved"] = [
       sum(value >= threshold.max() for value in of.values()) if of else np.nan
       for of in values
     ]
-  lower = frame.is_lower_better(metric)
   mean = summary["mean"] if lower else -summary["mean"]
   share = -(summary["solved"] / summary["seeds"].clip(lower=1)).astype(float)
   order = np.lexsort([mean.fillna(np.inf), share.fillna(np.inf)])
@@ -265,16 +273,23 @@ def _row(
     row[name] = _mean(alone, name)
   for name in ("feed_forward", "dense_feed_forward", "dense_parameters"):
     row[name] = _mean(planned, name)
-  return row | {"busy": busy, **_texts(planned, ended)}, values
+  texts = _texts(planned, ended, metric, len(values))
+  return row | {"busy": busy, **texts}, values
 
 
-def _texts(planned: pd.DataFrame, ended: pd.DataFrame) -> dict[str, str]:
+def _texts(
+  planned: pd.DataFrame, ended: pd.DataFrame, metric: str | None, known: int
+) -> dict[str, str]:
   """Why a row has nothing to show, or what is to be known of its runs."""
   left = planned[planned["split"] == ""]
   why = [f"{one.status}: {one.reason or ''}" for one in left.itertuples()]
   if ended.empty:
     return {"notes": "", "reason": why[0] if why else ""}
   notes = [f"{len(left)} of {len(planned)} runs {why[0]}"] if why else []
+  if unknown := len(ended) - known:
+    notes.append(
+      f"{unknown} of {len(planned)} runs have no finite {metric or 'metric'}"
+    )
   notes += [f"not measured: {x}" for x in ended["reason"].dropna().unique()]
   told = ended["notes"].fillna("") if "notes" in ended else ()
   notes += dict.fromkeys(line for one in told for line in one.splitlines())
@@ -312,8 +327,8 @@ def _against_best(
       p_values.append(statistics.p_of_means(seeds, values[0]))
   summary["p"] = statistics.holm(p_values)
   summary["is_best"] = (summary.index == 0) & (summary["seeds"] > 0)
-  tied = summary["p"] >= DIFFERENT
-  summary["is_tied"] = tied | (summary["is_best"] & (best["seeds"] > 1))
+  # Not tested, as where a row has one seed, is not told apart either.
+  summary["is_tied"] = (summary["seeds"] > 0) & ~(summary["p"] < DIFFERENT)
   return summary
 
 

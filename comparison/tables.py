@@ -132,9 +132,9 @@ def lengths(
     cells = []
     for name in rows["row"]:
       here = found[(found["row"] == name) & (found["length"] == size)]["value"]
-      ends = f" ({number(here.min())}–{number(here.max())})"
-      several = here.nunique() > 1
-      text = number(here.mean()) + (ends if several else "")
+      worst, best = number(here.min()), number(here.max())
+      ends = f" ({worst}–{best})" if worst != best else ""
+      text = number(here.mean()) + ends
       cells.append(Cell(text, here.mean()) if len(here) else Cell(NOTHING))
     columns[f"at {size}"] = cells
   legend = f"{summary.iloc[0]['metric']}: mean over seeds (worst to best seed)."
@@ -185,7 +185,8 @@ def bleu(
   legend = (
     f"Against `{best}`. The paired bootstrap over sentences (Koehn 2004), the same "
     "draw for both rows and all seeds: what other sentences would change for these "
-    "models. The table of quality says what other seeds would change."
+    "models. The table of quality says what other seeds would change. The interval "
+    "is two-sided; SacreBLEU's p is nearly one-sided, about half of a two-sided one."
   )
   return Table(list(columns), _rows(columns), {}, legend)
 
@@ -207,7 +208,9 @@ def result(row: Any, brief: bool = False) -> Cell:
     )
   text = number(row["mean"])
   if not brief and not math.isnan(row["low"]):
-    text += f" [{number(row['low'])}, {number(row['high'])}]"
+    # With the digits of the mean, however near an end is to 0.
+    form = "{:.3f}".format if 0.01 <= abs(row["mean"]) < 10 else number
+    text += f" [{form(row['low'])}, {form(row['high'])}]"
   return Cell(text + mark, row["mean"])
 
 
@@ -252,7 +255,8 @@ def _cost(row: Any, name: str) -> Cell:
 def _grid_cell(leaf: str, point: Sequence[str], at_edge: str) -> Cell:
   values = dict(part.split("=", 1) for part in point)
   text = values.get(leaf, NOTHING)
-  shown = f"{text} (edge)" if leaf in at_edge.split(", ") else text
+  is_edge = frame.short(leaf) in at_edge.split(", ")
+  shown = f"{text} (edge)" if is_edge else text
   try:
     return Cell(shown, float(text))
   except ValueError:

@@ -9,7 +9,16 @@ import subprocess
 import pandas as pd
 import pytest
 
-from comparison import page, records, report, tables
+from comparison import (
+  figures,
+  frame,
+  page,
+  records,
+  report,
+  style,
+  summary,
+  tables,
+)
 from comparison.page import Section
 from tests.comparison import made_up
 
@@ -95,6 +104,82 @@ def test_one_page_offline_below_a_megabyte(folder):
   assert "<nan>" not in text
 
 
+def test_labels_of_wide_axes_are_numbers():
+  """Formulas are not typeset, and would be shown as '$10^{1}$'."""
+  found = [
+    record | {"measured": record["measured"] | {"cache_bytes": 4096 * 30**n}}
+    for n, record in enumerate(made_up.records()[0:5:4])
+  ]
+  runs = frame.runs(found)
+  styles = style.styles(())
+  costs = figures.quality_cost(summary.summarize(runs), runs, styles)
+  scaling = figures.scaling(made_up.scaling(), styles, causal=True)
+  with style.look():
+    for figure in (costs, *scaling.values()):
+      figure.draw_without_rendering()
+      labels = [
+        label.get_text()
+        for axes in figure.axes
+        for label in (*axes.get_xticklabels(), *axes.get_yticklabels())
+      ]
+      assert labels
+      assert not any("$" in label for label in labels)
+
+
+@pytest.mark.parametrize(
+  ("places", "labels"),
+  [
+    ([1, 2, 4, 8], ["1", "2", "4", "8"]),
+    ([6.25, 6.5, 6.76, 130.0], ["8", "16", "32", "64", "128"]),
+    ([6.25, 6.5, 6.76], ["6.25", "6.5", "6.76"]),
+    ([6.25, 6.26, 6.76], ["6.25", "6.76"]),
+    ([5.0], ["5"]),
+  ],
+)
+def test_ticks_are_at_places_that_are_apart(places, labels):
+  lines = [figures.Line("dense", "dense", [x], [1.0]) for x in places]
+  figure = figures.lines(lines, style.styles(()), "title", "x", "y", x_log=True)
+  ticks = figure.axes[0].get_xticklabels()
+  assert [tick.get_text() for tick in ticks] == labels
+
+
+def test_a_twin_has_a_line_of_its_own():
+  found = [
+    record | {"width": width}
+    for record in made_up.across()
+    for width in (None, "dense")
+  ]
+  runs = frame.runs(found)
+  figure = figures.capacity(summary.summarize(runs), runs, style.styles(()))
+  lines = [
+    line
+    for axes in figure.axes
+    for line in axes.get_lines()
+    if line.get_zorder() > 1 and len(line.get_xdata()) > 1
+  ]
+  assert len(lines) == 8  # Two mechanisms, with and without convolutions.
+
+
+def test_rows_of_one_mechanism_are_told_apart_within_its_panel():
+  found = made_up.across()
+  runs, curves = frame.runs(found), frame.curves(found)
+  shown = summary.summarize(runs)
+  figure = figures.lengths(shown, runs, curves, style.styles(()))
+  panel = figure.axes[0]
+  rows = [text.get_text() for text in panel.get_legend().get_texts()]
+  assert len(rows) == 6
+  assert rows[0] == "features=16, short_convolution=False"
+  lines = [line for line in panel.get_lines() if line.get_label() in rows]
+  strengths = {line.get_label(): line.get_alpha() for line in lines}
+  assert len(set(strengths.values())) == 6
+  assert len(lines) == 2 * 6  # Both seeds of a row look alike.
+
+
+def test_a_comparison_without_results_says_so(tmp_path):
+  text = report.write(tmp_path, [], None)
+  assert "Nothing has been trained to its end." in text
+
+
 def test_the_largest_pictures_give_way(tmp_path):
   from matplotlib.figure import Figure
 
@@ -110,6 +195,12 @@ def test_the_largest_pictures_give_way(tmp_path):
   smaller = page.render("T", "m", sections, tmp_path, len(whole.encode()) - 1)
   assert "plots/p8.png" in smaller
   assert smaller.count("data:image/webp") == 1
+
+
+def test_a_long_reason_does_not_push_columns_off_the_page(folder):
+  text = (folder / "report.html").read_text()
+  assert re.search(r'<td class="long" data-order="">failed: exit code 1', text)
+  assert len(re.findall('<td class="long"', text)) == 1
 
 
 def test_a_cell_that_has_markup_is_escaped(tmp_path):

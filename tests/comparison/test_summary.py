@@ -95,6 +95,89 @@ def test_all_or_nothing_is_counted():
   )
 
 
+def test_what_was_not_tested_is_not_told_apart():
+  """A row of one seed has no p, and one row of several is told in other words."""
+  records = [
+    *(run("dense", n, 0.9 + 0.01 * n) for n in range(3)),
+    *(run("delta", n, 0.3 + 0.01 * n * n) for n in range(3)),
+  ]
+  summary = summary_lib.summarize(frame.runs(records))
+  assert summary_lib.finding(summary).endswith(
+    "0.910. The other row can be told from it (5 %, Holm)."
+  )
+  found = summarize([*records, run("linear", 0, 0.1)])
+  assert list(found["is_tied"]) == [True, False, True]
+
+
+def test_rows_that_solved_as_many_of_more_seeds_are_not_named_beside_the_best():
+  records = [
+    run(name, n, accuracy, solved_at=0.95)
+    for name, of in {"dense": [1] * 3, "delta": [1] * 3 + [0.1] * 5}.items()
+    for n, accuracy in enumerate(of)
+  ]
+  summary = summary_lib.summarize(frame.runs(records))
+  assert summary_lib.finding(summary).startswith("`dense` solved 3 of 3 seeds")
+
+
+def test_a_threshold_is_not_one_of_a_loss():
+  """Where no accuracy was finite, the loss decides, and none has solved it."""
+  records = [run("dense", n, math.nan, solved_at=0.95) for n in range(3)]
+  for n, record in enumerate(records):
+    record["final"] |= {"loss": 1.0 + n}
+  row = summarize(records).loc["dense"]
+  assert (row["metric"], row["mean"]) == ("loss", 2.0)
+  assert math.isnan(row["solved"])
+
+
+def test_a_run_without_a_finite_metric_is_named():
+  values = [math.nan, 0.5, 0.6]
+  records = [run("dense", n, value) for n, value in enumerate(values)]
+  row = summarize(records).loc["dense"]
+  assert (row["seeds"], row["planned"]) == (2, 3)
+  assert row["notes"] == "1 of 3 runs have no finite accuracy"
+
+
+def test_older_records_are_held_to_what_dense_has():
+  """They do not say it; the command of a run has its width."""
+  records = [
+    run(name, 0, 0.5, parameters=parameters)
+    | {"arguments": [f"--config.model.mlp_features={width}"]}
+    for name, parameters, width in (("dense", 100, 64), ("latent", 120, 1))
+  ]
+  row = summarize(records).loc["latent"]
+  assert row["dense_parameters"] == 100
+  assert (row["feed_forward"], row["dense_feed_forward"]) == (1, 64)
+  new = [record | {"dense_parameters": None} for record in records]
+  assert math.isnan(summarize(new).loc["latent", "dense_parameters"])
+
+
+def test_an_interval_has_the_digits_of_its_mean():
+  records = [run("dense", n, value) for n, value in enumerate([0.02, 0.1])]
+  row = summarize(records).reset_index().iloc[0]
+  assert row["low"] < 0.001
+  assert tables.result(row).text.startswith("0.060 [0.000, 0.9")
+
+
+def test_leaves_that_end_alike_are_named_whole():
+  across = {"encoder.features": 8, "decoder.features": 16, "model.heads": 1}
+  assert frame.point(across) == (
+    "decoder.features=16, encoder.features=8, heads=1"
+  )
+
+
+def test_the_best_of_many_equal_rows_keeps_its_mark():
+  """The first is the luckiest; a row is told from it in less than 5 % for all that."""
+  generator, told = np.random.default_rng(0), []
+  for _ in range(20):
+    records = [
+      run(name, seed, float(generator.normal(0.5, 0.05)))
+      for name in "abcdefghij"
+      for seed in range(5)
+    ]
+    told += list(~summarize(records)["is_tied"])
+  assert np.mean(told) < 0.05
+
+
 def test_nobody_solved_it_so_it_is_averaged():
   records = [run("dense", n, 0.3, solved_at=0.95) for n in range(3)]
   assert math.isnan(summarize(records).loc["dense", "solved"])
