@@ -1,6 +1,6 @@
 """Records of a comparison as pandas tables: a row a run, a row a point of a curve."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 import json
 import math
 from typing import Any
@@ -8,9 +8,8 @@ from typing import Any
 import pandas as pd
 
 from attention import ATTENTIONS
-
-Record = Mapping[str, Any]
-"""What a run has written: see `comparison.records`."""
+from comparison.plan import label, point, short
+from comparison.records import Record
 
 HEADLINES = (
   "bleu",
@@ -35,7 +34,7 @@ _RUN = (
 _PLACE = ("step", "seconds", "split")  # Where a line of metrics stands.
 
 
-def runs(records: Iterable[Record]) -> pd.DataFrame:
+def runs(records: Sequence[Record]) -> pd.DataFrame:
   """A row a run: what it is, its final metrics, what it cost.
 
   Args:
@@ -57,24 +56,8 @@ def runs(records: Iterable[Record]) -> pd.DataFrame:
   frame = pd.DataFrame(content, columns=list(columns))
   if frame.empty:
     return frame
-  ranks = pd.DataFrame(
-    {
-      "task": frame["task"],
-      "rank": frame["attention"].map(rank),
-      "attention": frame["attention"],
-      "across": [
-        str(
-          [_size(value) for _, value in sorted(one.get("across", {}).items())]
-        )
-        for one in records
-      ],
-      "width": frame["width"],
-      "grid": frame["grid"],
-      "seed": frame["seed"],
-    }
-  )
-  order = ranks.sort_values(list(ranks.columns), kind="stable").index
-  return frame.loc[order].reset_index(drop=True)
+  order = sorted(range(len(frame)), key=lambda n: _order(records[n]))
+  return frame.iloc[order].reset_index(drop=True)
 
 
 def curves(records: Iterable[Record]) -> pd.DataFrame:
@@ -93,7 +76,7 @@ def curves(records: Iterable[Record]) -> pd.DataFrame:
       "row": label(record),
       "grid": point(record.get("grid", {})),
       "seed": record["seed"],
-      "run": _name(record),
+      "run": name(record),
       "split": line["split"],
       "step": line["step"],
       "metric": metric,
@@ -109,22 +92,11 @@ def curves(records: Iterable[Record]) -> pd.DataFrame:
   return pd.DataFrame(content, columns=columns)
 
 
-def label(record: Record) -> str:
-  """The name of a row: 'delta', 'delta, features=16', and what makes it a twin."""
-  is_twin = record.get("width") == "dense"
-  wide = "feed-forward as in dense" if is_twin else ""
-  parts = (record["attention"], point(record.get("across", {})), wide)
+def name(record: Record) -> str:
+  """The name of a run: 'recall, delta, learning_rate=0.001, seed 0'."""
+  grid = point(record.get("grid", {}))
+  parts = (record["task"], label(record), grid, f"seed {record['seed']}")
   return ", ".join(filter(None, parts))
-
-
-def point(leaves: Mapping[str, Any]) -> str:
-  """Values by the last part of their leaves: 'features=16, position=rotary'."""
-  return ", ".join(f"{short(leaf)}={leaves[leaf]}" for leaf in sorted(leaves))
-
-
-def short(leaf: str) -> str:
-  """The last part of a leaf's name: 'features' of 'model.features'."""
-  return leaf.rpartition(".")[2]
 
 
 def rank(attention: str) -> int:
@@ -164,12 +136,8 @@ def splits(record: Record) -> tuple[str, str]:
   The first and the last that a run evaluates; the same where it has one.
   """
   reported = record.get("final", {}).get("split", "")
-  held_out = (x["split"] for x in record.get("history", ()) if _held_out(x))
-  return next(held_out, reported), reported
-
-
-def _held_out(line: Mapping[str, Any]) -> bool:
-  return line["split"] != "train"
+  known = (line["split"] for line in record.get("history", ()))
+  return next((x for x in known if x != "train"), reported), reported
 
 
 def _numbers(line: Mapping[str, Any]) -> dict[str, float]:
@@ -187,7 +155,7 @@ def _run(record: Record) -> dict[str, Any]:
   machine = record.get("machine") or {}
   return {
     "row": label(record),
-    "run": _name(record),
+    "run": name(record),
     **{name: _cell(record.get(name)) for name in _RUN},
     "slots": record.get("slots") or "",
     "options": record.get("options") or "",
@@ -212,12 +180,6 @@ def _run(record: Record) -> dict[str, Any]:
   }
 
 
-def _name(record: Record) -> str:
-  grid = point(record.get("grid", {}))
-  parts = (record["task"], label(record), grid, f"seed {record['seed']}")
-  return ", ".join(filter(None, parts))
-
-
 def _is_scalar(value: Any) -> bool:
   return value is None or isinstance(value, (bool, int, float, str))
 
@@ -226,6 +188,20 @@ def _cell(value: Any) -> Any:
   """As it is; None of what is infinite or NaN, which neither CSV nor JSON has."""
   is_bad = isinstance(value, float) and not math.isfinite(value)
   return None if is_bad else value
+
+
+def _order(record: Record) -> tuple[Any, ...]:
+  """By task, mechanism, `across`, width, grid and seed; without a width last."""
+  across, width = record.get("across", {}), record.get("width")
+  return (
+    record["task"],
+    rank(record["attention"]),
+    record["attention"],
+    str([_size(value) for _, value in sorted(across.items())]),
+    (width is None, width or ""),
+    point(record.get("grid", {})),
+    record["seed"],
+  )
 
 
 def _size(value: Any) -> str:

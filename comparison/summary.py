@@ -15,73 +15,38 @@ DIFFERENT = 0.05
 
 
 class Cost(NamedTuple):
-  """A column of what a run takes.
+  """A column of what a run takes; docs/comparing.md says how it is measured.
 
   Attributes:
     title: as a reader sees it.
     unit: of the numbers that are shown; empty for a count.
     scale: from the record to that unit.
-    meaning: one line.
+    meaning: one line, for a table that explains its columns.
     load: of a time, the column with the cores that other programs used.
   """
 
   title: str
   unit: str
   scale: float
-  meaning: str
+  meaning: str = ""
   load: str = ""
 
 
 _TRAINING, _MEASURING = "others_cores", "measured_others_cores"
 
 COSTS: Mapping[str, Cost] = {
-  "parameters": Cost("parameters", "", 1, "of the model, as it ran"),
-  "forward_flops": Cost(
-    "forward", "GFLOP", 1e-9, "operations of the forward pass of one batch"
-  ),
-  "train_flops": Cost("update", "GFLOP", 1e-9, "operations of an update"),
-  "step_seconds": Cost(
-    "step", "ms", 1e3, "median time of an update", _MEASURING
-  ),
-  "tokens_per_second": Cost(
-    "training",
-    "tokens/s",
-    1,
-    "targets that count in the loss, per second of training",
-    _TRAINING,
-  ),
-  "temp_bytes": Cost(
-    "temporaries",
-    "MiB",
-    2**-20,
-    "what XLA sets aside for the intermediate results of an update",
-  ),
-  "device_peak_bytes": Cost(
-    "device peak", "MiB", 2**-20, "most of the device's memory, where it tells"
-  ),
-  "decode_tokens_per_second": Cost(
-    "decoding", "tokens/s", 1, "when it generates, token by token", _MEASURING
-  ),
-  "cache_bytes": Cost(
-    "cache and state",
-    "KiB",
-    2**-10,
-    "what all layers keep of one sequence of the greatest length while it is "
-    "generated",
-  ),
-  "compile_seconds": Cost(
-    "compiling", "s", 1, "time to compile an update", _MEASURING
-  ),
-  "seconds": Cost(
-    "run",
-    "min",
-    1 / 60,
-    "the training from start to exit, compiling and evaluating included",
-    _TRAINING,
-  ),
-  "peak_bytes": Cost(
-    "process peak", "MiB", 2**-20, "largest resident memory of the training"
-  ),
+  "parameters": Cost("parameters", "", 1),
+  "forward_flops": Cost("forward", "GFLOP", 1e-9),
+  "train_flops": Cost("update", "GFLOP", 1e-9),
+  "step_seconds": Cost("step", "ms", 1e3, load=_MEASURING),
+  "tokens_per_second": Cost("training", "tokens/s", 1, load=_TRAINING),
+  "temp_bytes": Cost("temporaries", "MiB", 2**-20),
+  "device_peak_bytes": Cost("device peak", "MiB", 2**-20),
+  "decode_tokens_per_second": Cost("decoding", "tokens/s", 1, load=_MEASURING),
+  "cache_bytes": Cost("cache and state", "KiB", 2**-10),
+  "compile_seconds": Cost("compiling", "s", 1, load=_MEASURING),
+  "seconds": Cost("run", "min", 1 / 60, load=_TRAINING),
+  "peak_bytes": Cost("process peak", "MiB", 2**-20),
 }
 
 
@@ -109,23 +74,6 @@ def summarize(runs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame()
   tables = [_task(of_task) for _, of_task in runs.groupby("task", sort=False)]
   return pd.concat(tables, ignore_index=True)
-
-
-def seed_values(runs: pd.DataFrame, row: Any, name: str) -> pd.Series:
-  """Seed -> a column of the runs that a row of a summary shows."""
-  return _numbers(shown_runs(runs, row).set_index("seed")[name])
-
-
-def shown_runs(runs: pd.DataFrame, row: Any) -> pd.DataFrame:
-  """The runs behind a row of a summary: at its point, that have ended."""
-  is_shown = (
-    (runs["task"] == row["task"])
-    & (runs["row"] == row["row"])
-    & (runs["grid"] == row["grid"])
-    & ~runs["choosing"]
-    & (runs["split"] != "")
-  )
-  return runs[is_shown]
 
 
 def is_counted(summary: pd.DataFrame) -> bool:
