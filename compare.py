@@ -60,12 +60,11 @@ def main(command: str | None) -> None:
     measure.measure(folder)
   from comparison import report
 
-  found, damaged = records.read(folder)
-  for name in damaged:
+  for name in records.read(folder)[1]:
     print(
       f"{folder / records.RECORDS / name}: damaged; run again to replace it"
     )
-  print(report.write(folder, found, records.scaling(folder)))
+  print(report.write(folder))
   print(folder / report.PAGE)
 
 

@@ -245,7 +245,7 @@ def compare(
       from 0) or `**{"grid.optimizer.learning_rate": [1e-3, 3e-3]}`.
   """
   from comparison import config as config_lib
-  from comparison import records, report, run
+  from comparison import report, run
 
   if isinstance(leaves.get("seeds"), int):
     leaves["seeds"] = list(range(leaves["seeds"]))
@@ -257,9 +257,8 @@ def compare(
   shared = config_lib.shared(parsed)
   folder = Path(workdir or config_lib.default_workdir(name, shared))
   run.run(parsed, folder, after=report.meanwhile(folder))
-  found = load_comparison(folder)
-  report.write(folder, found.records, records.scaling(folder))
-  return found
+  report.write(folder)
+  return load_comparison(folder)
 
 
 def sweep(

@@ -207,13 +207,13 @@ def _outcome(home: Path) -> dict[str, Any]:
   return found | ({"sentences": sentences["statistics"]} if sentences else {})
 
 
-def _sum(spent: usage.Usage, used: usage.Usage) -> usage.Usage:
+def _sum(spent: Mapping[str, float | None], used: usage.Usage) -> usage.Usage:
   """What several processes of a run took: seconds add up, all else is the most."""
-  found: usage.Usage = {}
-  for name, value in used.items():
-    values = [x for x in (value, spent.get(name)) if x is not None]
-    together = sum if name.endswith("seconds") else max
-    found[name] = together(values) if values else None
+  found = dict(used)
+  for name, value in spent.items():
+    if value is not None and name in used:
+      together = sum if name.endswith("seconds") else max
+      found[name] = together((value, used[name]))
   return found
 
 

@@ -37,25 +37,19 @@ READING = (
 )
 
 
-def write(
-  workdir: Path,
-  found: Sequence[Record],
-  scaling: Sequence[Mapping[str, Any]] | None,
-) -> str:
-  """Writes the tables, plots/ and the reports.
+def write(workdir: Path) -> str:
+  """Writes the tables, plots/ and the reports of what there is so far.
 
   results.csv and results.jsonl have a row a run, summary.csv a row a mechanism,
   curves.csv a row for each number of each evaluation.
 
   Args:
     workdir: of the comparison.
-    found: its records, also those that failed or cannot be.
-    scaling: time and memory against length, of `benchmarks.scaling`; None where
-      it was not measured.
 
   Returns:
     The text of report.md.
   """
+  (found, _), scaling = records.read(workdir), records.scaling(workdir)
   runs, curves = frame.runs(found), frame.curves(found)
   summary = summary_lib.summarize(runs)
   runs.to_csv(workdir / "results.csv", index=False)
@@ -72,7 +66,7 @@ def write(
     Section("How to read this", [*_setup(workdir, found), READING]),
   ]
   references = records.references(workdir)
-  mechanisms = [row["mechanism"] for row in scaling or ()]
+  mechanisms = [row["mechanism"] for row in scaling]
   styles = style.styles(
     [*(record["attention"] for record in found), *mechanisms]
   )
@@ -117,8 +111,7 @@ def meanwhile(workdir: Path) -> Callable[[], None]:
     if start < due:
       return
     try:
-      found, _ = records.read(workdir)
-      write(workdir, found, records.scaling(workdir))
+      write(workdir)
     except Exception as error:  # No run is lost for a page.
       print(f"  no report: {one_line(error)}; the runs go on", flush=True)
     due = start + (time.monotonic() - start) / _SHARE

@@ -120,14 +120,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 class Difference(NamedTuple):
-  """How much better one system translates than another.
-
-  Attributes:
-    mean: difference of BLEU of all sentences.
-    low: lower end of its 95 % interval.
-    high: upper end.
-    p_value: of no difference.
-  """
+  """BLEU of one system less that of another: its 95 % interval, p of none."""
 
   mean: float
   low: float

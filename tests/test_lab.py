@@ -1,7 +1,5 @@
 """The door for notebooks: a run and a comparison, trained, loaded and drawn."""
 
-import json
-
 import jax
 import numpy as np
 import pytest
@@ -84,11 +82,8 @@ def test_a_fault_is_one_line(call, message):
 
 
 def test_a_comparison_is_loaded(tmp_path):
-  folder = tmp_path / "records"
-  folder.mkdir()
   (tmp_path / "comparison.json").write_text("{}")
-  for number, record in enumerate(made_up.records()):
-    (folder / f"{number}.json").write_text(json.dumps(record))
+  made_up.write(tmp_path, made_up.records())
   results = lab.load_comparison(tmp_path)
   assert len(results.frame()) == 10
   of_copy = results.summary().query("task == 'copy'")

@@ -34,7 +34,8 @@ def folder(tmp_path_factory):
     f"grid.{made_up.LEAF}": "0.001,0.003",
   }
   (folder / records.COMPARISON).write_text(json.dumps(shared))
-  report.write(folder, made_up.records(), made_up.scaling())
+  made_up.write(folder, made_up.records(), made_up.scaling())
+  report.write(folder)
   return folder
 
 
