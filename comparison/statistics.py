@@ -33,11 +33,11 @@ def mean_interval(
       is then no narrower than Wilson's for a share of so many rows.
 
   Returns:
-    Its ends; NaN for one value.
+    Its ends; NaN for less than two values.
   """
-  mean, count = float(np.mean(values)), len(values)
-  if count < 2:
+  if (count := len(values)) < 2:
     return math.nan, math.nan
+  mean = float(np.mean(values))
   half = float(stats.t.ppf((1 + LEVEL) / 2, count - 1) * stats.sem(values))
   if math.isinf(upper):
     return max(mean - half, 0.0), mean + half

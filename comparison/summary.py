@@ -131,41 +131,44 @@ def _names(rows: pd.DataFrame) -> str:
 
 
 def _task(runs: pd.DataFrame) -> pd.DataFrame:
-  reported = runs[~runs["choosing"]]
-  ended = reported[reported["split"] != ""]
+  ended = runs[~runs["choosing"] & (runs["split"] != "")]
   columns = [str(c) for c in runs]
   metrics = [c for c in columns if _is_metric(c) and ended[c].notna().any()]
   metric = frame.headline(metrics)
-  rows = [
-    _row(of_row, metric, metrics)
-    for _, of_row in runs.groupby("row", sort=False)
-    if not of_row["choosing"].all()
-  ]
-  summary = pd.DataFrame([row for row, _ in rows])
-  values = [values for _, values in rows]
-  threshold = runs["solved_at"].dropna()
-  if metric is None:
-    return summary
-  if len(threshold) and any(
-    value >= threshold.max() for of in values for value in of.values()
-  ):
-    summary["solved_at"] = threshold.max()
-    summary["solved"] = [
-      sum(value >= threshold.max() for value in of.values()) if of else np.nan
-      for of in values
+  summary = pd.DataFrame(
+    [
+      _row(of_row, metric, metrics)
+      for _, of_row in runs.groupby("row", sort=False)
+      if not of_row["choosing"].all()
     ]
-  lower = frame.is_lower_better(metric)
-  mean = summary["mean"] if lower else -summary["mean"]
+  )
+  if metric is not None:
+    summary = _against_best(
+      _ranked(summary, metric, runs["solved_at"].astype(float).max())
+    )
+  return summary.drop(columns="values", errors="ignore")
+
+
+def _ranked(
+  summary: pd.DataFrame, metric: str, threshold: float | None
+) -> pd.DataFrame:
+  """Rows by the share of solved seeds, where some are, and by their mean."""
+  solved = [
+    sum(value >= threshold for value in of.values()) if of else np.nan
+    for of in summary["values"]
+  ]
+  if np.nansum(solved) > 0:
+    summary["solved_at"], summary["solved"] = threshold, solved
+  mean = summary["mean"] * (1 if frame.is_lower_better(metric) else -1)
   share = -(summary["solved"] / summary["seeds"].clip(lower=1)).astype(float)
   order = np.lexsort([mean.fillna(np.inf), share.fillna(np.inf)])
-  summary = summary.iloc[order].reset_index(drop=True)
-  return _against_best(summary, [values[i] for i in order])
+  return summary.iloc[order].reset_index(drop=True)
 
 
 def _row(
   runs: pd.DataFrame, metric: str | None, metrics: list[str]
-) -> tuple[dict[str, Any], dict[int, float]]:
-  """A line of the summary, and the metric of each seed behind it."""
+) -> dict[str, Any]:
+  """A line of the summary, with 'values', the metric of each seed behind it."""
   point, points = _chosen(runs, metric)
   planned = point[~point["choosing"]]
   ended = planned[planned["split"] != ""]
@@ -175,32 +178,30 @@ def _row(
     found = _numbers(ended.set_index("seed")[metric])
     values = dict(zip(map(int, found.index), map(float, found), strict=True))
   cases = _numbers(ended["test_rows"]) if "test_rows" in ended else ()
-  low, high = (math.nan, math.nan)
-  if values:
-    low, high = statistics.mean_interval(
-      list(values.values()),
-      frame.upper_bound(metric or ""),
-      int(max(cases)) if len(cases) else None,
-    )
-  ordered = sorted(values.values(), reverse=not _lower(metric))
+  low, high = statistics.mean_interval(
+    list(values.values()),
+    frame.upper_bound(metric or ""),
+    int(max(cases)) if len(cases) else None,
+  )
+  lower = frame.is_lower_better(metric or "")
+  ordered = sorted(values.values(), reverse=not lower) or [math.nan]
   names = ("task", "row", "attention", "across", "width", "grid")
   row = {
     **{name: first[name] for name in names},
     "points": points,
-    "at_edge": first["at_edge"],
-    "slots": first["slots"],
-    "options": first["options"],
+    **{name: first[name] for name in ("at_edge", "slots", "options")},
     "split": ended["split"].iloc[0] if len(ended) else "",
     "metric": metric,
+    "values": values,
     "seeds": len(values),
     "planned": len(planned),
     "solved": math.nan,
     "solved_at": math.nan,
-    "mean": float(np.mean(ordered)) if ordered else math.nan,
+    "mean": float(np.mean(ordered)),
     "low": low,
     "high": high,
-    "worst": ordered[-1] if ordered else math.nan,
-    "best": ordered[0] if ordered else math.nan,
+    "worst": ordered[-1],
+    "best": ordered[0],
     **{name: _mean(ended, name) for name in metrics},
     "approximation_error": _mean(ended, "approximation_error"),
   }
@@ -213,7 +214,7 @@ def _row(
     row[name] = _mean(alone, name)
   for name in ("feed_forward", "dense_feed_forward", "dense_parameters"):
     row[name] = _mean(planned, name)
-  return row | {"busy": busy, **_texts(planned, ended)}, values
+  return row | {"busy": busy, **_texts(planned, ended)}
 
 
 def _texts(planned: pd.DataFrame, ended: pd.DataFrame) -> dict[str, str]:
@@ -239,25 +240,25 @@ def _chosen(runs: pd.DataFrame, metric: str | None) -> tuple[pd.DataFrame, int]:
     choosing = of[of["choosing"]] if of["choosing"].any() else of
     ended = (choosing["split"] != "").mean()
     mean = _mean(choosing, "choosing_quality")
-    sign = -1 if _lower(metric) else 1
+    sign = -1 if frame.is_lower_better(metric or "") else 1
     return float(ended), -math.inf if math.isnan(mean) else sign * mean
 
   return known[max(known, key=preference)], len(points)
 
 
-def _against_best(
-  summary: pd.DataFrame, values: list[dict[int, float]]
-) -> pd.DataFrame:
+def _against_best(summary: pd.DataFrame) -> pd.DataFrame:
   """Adds the tests of every row against the first."""
   best, p_values = summary.iloc[0], []
-  for (_, row), seeds in zip(summary.iterrows(), values, strict=True):
-    if row["row"] == best["row"] or not seeds:
+  for _, row in summary.iterrows():
+    if row["row"] == best["row"] or not row["values"]:
       p_values.append(math.nan)
     elif is_counted(summary):
-      counts = [(int(r["solved"]), int(r["seeds"])) for r in (row, best)]
-      p_values.append(statistics.p_of_counts(*counts[0], *counts[1]))
+      counts = [
+        int(r[name]) for r in (row, best) for name in ("solved", "seeds")
+      ]
+      p_values.append(statistics.p_of_counts(*counts))
     else:
-      p_values.append(statistics.p_of_means(seeds, values[0]))
+      p_values.append(statistics.p_of_means(row["values"], best["values"]))
   summary["p"] = statistics.holm(p_values)
   summary["is_best"] = (summary.index == 0) & (summary["seeds"] > 0)
   tied = summary["p"] >= DIFFERENT
@@ -269,10 +270,6 @@ def _is_metric(name: str) -> bool:
   return name in frame.HEADLINES or name.endswith(
     ("_loss", "_accuracy", "perplexity", "per_character", "return")
   )
-
-
-def _lower(metric: str | None) -> bool:
-  return metric is not None and frame.is_lower_better(metric)
 
 
 def _mean(runs: pd.DataFrame, name: str) -> float:
