@@ -77,9 +77,8 @@ def _run() -> Path:
   from comparison import config, report, run
 
   comparison = config.parse(mapping, config_flag.typed(_CONFIG))
-  if _WORKDIR.value is None:
-    folder = config.default_workdir(file, config.shared(comparison))
-  else:
+  folder = config.default_workdir(file, comparison)
+  if _WORKDIR.value is not None:
     folder = Path(_WORKDIR.value)
   run.run(comparison, folder, shard, report.meanwhile(folder))
   return folder

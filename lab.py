@@ -18,6 +18,7 @@ matplotlib. A fault is a `ConfigError` of one line; a run that fails is a `RunEr
 
 from collections.abc import Mapping, Sequence
 import dataclasses
+import operator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,26 +57,17 @@ class Run:
 
   Attributes:
     folder: of the run.
-    experiment: its config, task, model and compiled functions.
+    experiment: all that follows from its config, with compiled functions.
+    config: everything that was chosen.
+    task: batches, vocabulary and metrics.
+    model: a Linen module: `run.model.apply(run.variables(), …)`.
   """
 
   folder: Path
   experiment: Any
-
-  @property
-  def config(self) -> Any:
-    """Everything that was chosen."""
-    return self.experiment.config
-
-  @property
-  def task(self) -> Any:
-    """Batches, vocabulary and metrics."""
-    return self.experiment.task
-
-  @property
-  def model(self) -> Any:
-    """A Linen module: `run.model.apply(run.variables(), …)`."""
-    return self.experiment.model
+  config = property(operator.attrgetter("experiment.config"))
+  task = property(operator.attrgetter("experiment.task"))
+  model = property(operator.attrgetter("experiment.model"))
 
   def metrics(self) -> "pd.DataFrame":
     """A row a line of metrics.jsonl: `step`, `split`, `loss` and all others."""
@@ -161,7 +153,8 @@ def train(
 
   parsed = experiment_config.parse(_mapping(config, leaves))
   name = config if isinstance(config, str) else "run"
-  folder = Path(workdir or workdir_lib.default(name, parsed))
+  default = workdir_lib.default(name, parsed)
+  folder = default if workdir is None else Path(workdir)
   workdir_lib.check(folder, parsed)
   if workdir_lib.final_metrics(folder, parsed) is None:
     cache.keep_programs()
@@ -254,8 +247,8 @@ def compare(
       leaves[name] = ",".join(map(str, leaves[name]))
   parsed = config_lib.parse(_mapping(config, leaves), set(leaves))
   name = config if isinstance(config, str) else "comparison"
-  shared = config_lib.shared(parsed)
-  folder = Path(workdir or config_lib.default_workdir(name, shared))
+  default = config_lib.default_workdir(name, parsed)
+  folder = default if workdir is None else Path(workdir)
   run.run(parsed, folder, after=report.meanwhile(folder))
   report.write(folder)
   return load_comparison(folder)

@@ -331,9 +331,9 @@ def shared(comparison: Comparison) -> dict[str, Any]:
   return {name: v for name, v in flatten(mapping).items() if v is not None}
 
 
-def default_workdir(config_file: str, shared: Mapping[str, Any]) -> Path:
+def default_workdir(config_file: str, comparison: Comparison) -> Path:
   """`runs/compare/<config file>-<digest of what all runs share>`."""
-  text = json.dumps(shared, sort_keys=True)
+  text = json.dumps(shared(comparison), sort_keys=True)
   digest = hashlib.sha256(text.encode()).hexdigest()[:8]
   return Path("runs/compare") / f"{Path(config_file).stem}-{digest}"
 

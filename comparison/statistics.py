@@ -80,18 +80,15 @@ def p_of_means(
     p; NaN where there are no two values of each.
   """
   seeds = sorted(values.keys() & others.keys())
-  if len(seeds) > 1:
-    pair = [[of[seed] for seed in seeds] for of in (values, others)]
-    if pair[0] == pair[1]:
-      return 1.0
-    with warnings.catch_warnings():  # Differences that are all alike.
-      warnings.simplefilter("ignore", RuntimeWarning)
-      return float(stats.ttest_rel(*pair).pvalue)
-  if min(len(values), len(others)) < 2:
-    return math.nan
-  pair = [list(values.values()), list(others.values())]
-  with warnings.catch_warnings():
+  with warnings.catch_warnings():  # Of values that are all alike.
     warnings.simplefilter("ignore", RuntimeWarning)
+    if len(seeds) > 1:
+      pair = [[of[seed] for seed in seeds] for of in (values, others)]
+      p = 1.0 if pair[0] == pair[1] else stats.ttest_rel(*pair).pvalue
+      return float(p)
+    if min(len(values), len(others)) < 2:
+      return math.nan
+    pair = [list(values.values()), list(others.values())]
     p = float(stats.ttest_ind(*pair, equal_var=False).pvalue)
   return 1.0 if math.isnan(p) else p
 

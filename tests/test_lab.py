@@ -98,7 +98,7 @@ def test_a_comparison_is_loaded(tmp_path):
 @pytest.mark.thorough
 def test_a_sweep_is_a_comparison_without_a_file(tmp_path):
   leaves = {
-    **{"batch_size": 4, "num_steps": 4, "eval_every": 4, "model.features": 16},
+    **{"batch_size": 8, "num_steps": 4, "eval_every": 4, "model.features": 16},
     **{"task.length": 16, "task.num_pairs": 2, "task.eval_size": 16},
   }
   grid = {"optimizer.learning_rate": [1e-3, 3e-3]}
