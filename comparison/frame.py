@@ -50,12 +50,9 @@ def runs(records: Sequence[Record]) -> pd.DataFrame:
   """
   content = [_run(record) for record in records]
   columns = dict.fromkeys(name for row in content for name in row)
-  for name in ("reason", "command"):
-    if columns:
-      columns[name] = columns.pop(name)
-  frame = pd.DataFrame(content, columns=list(columns))
-  if frame.empty:
-    return frame
+  last = [name for name in columns if name in ("reason", "command")]
+  others = [name for name in columns if name not in last]
+  frame = pd.DataFrame(content, columns=[*others, *last])
   order = sorted(range(len(frame)), key=lambda n: _order(records[n]))
   return frame.iloc[order].reset_index(drop=True)
 

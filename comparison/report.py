@@ -14,7 +14,7 @@ from comparison.records import Record
 from comparison.tables import Table
 from comparison.task import Task, by_task
 from settings.errors import one_line
-from training import claimed
+from training import claimed, metrics
 
 PAGE, TEXT, TABLES = "report.html", "report.md", "report.tex"
 PLOTS = "plots"
@@ -49,7 +49,8 @@ def write(workdir: Path) -> str:
   Returns:
     The text of report.md.
   """
-  (found, _), scaling = records.read(workdir), records.scaling(workdir)
+  found, _ = records.read(workdir)
+  scaling = metrics.read(workdir, records.SCALING)  # Of `benchmarks.scaling`.
   runs, curves = frame.runs(found), frame.curves(found)
   summary = summary_lib.summarize(runs)
   runs.to_csv(workdir / "results.csv", index=False)

@@ -34,7 +34,7 @@ class Task:
   records: Sequence[Record]
 
   @property
-  def metric(self) -> str:
+  def metric(self) -> Any:
     """The one that decides; None where no run has ended."""
     return self.summary.iloc[0]["metric"]
 
