@@ -47,9 +47,6 @@ __all__ = [
 # Orbax warns of what is meant.
 logging.set_verbosity(logging.ERROR)
 
-Leaf = Any
-"""A value of a config: a number, a text, a truth value, or a list of them."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Run:
@@ -137,7 +134,7 @@ def train(
   workdir: str | Path | None = None,
   *,
   stop_at: int | None = None,
-  **leaves: Leaf,
+  **leaves: Any,
 ) -> Run:
   """Trains as `train.py` does, with its progress; Ctrl-C saves.
 
@@ -227,7 +224,7 @@ def load_comparison(folder: str | Path) -> Comparison:
 
 
 def compare(
-  config: Any, workdir: str | Path | None = None, **leaves: Leaf
+  config: Any, workdir: str | Path | None = None, **leaves: Any
 ) -> Comparison:
   """Compares as `compare.py` does.
 
@@ -256,10 +253,10 @@ def compare(
 
 def sweep(
   config: str,
-  grid: Mapping[str, Sequence[Leaf]],
+  grid: Mapping[str, Sequence[Any]],
   seeds: int = 1,
   workdir: str | Path | None = None,
-  **leaves: Leaf,
+  **leaves: Any,
 ) -> Comparison:
   """Every combination of some values: a comparison without a config file.
 
@@ -286,7 +283,7 @@ def _show_figures() -> None:
   import matplotlib.pyplot  # noqa: F401
 
 
-def _mapping(config: Any, leaves: Mapping[str, Leaf]) -> dict[str, Any]:
+def _mapping(config: Any, leaves: Mapping[str, Any]) -> dict[str, Any]:
   """A config as a mapping, with leaves in the place of its own."""
   from settings.leaves import put
   from training import config_flag

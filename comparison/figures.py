@@ -14,6 +14,7 @@ from comparison import frame
 from comparison.style import MUTED, Style
 from comparison.summary import COSTS, is_counted
 from comparison.task import Task
+from settings.typed import literal
 
 Styles = Mapping[str, Style]
 
@@ -92,10 +93,10 @@ def learning_curves(
   drawn = []
   for _, row in shown.iterrows():
     runs = task.runs_of(row).dropna(subset=[task.metric])["run"]
-    of_row = kept[kept["run"].isin(runs)]
+    points = kept[kept["run"].isin(runs)]
     drawn += [
-      Line(row["row"], row["attention"], list(of["step"]), list(of["value"]))
-      for _, of in of_row.groupby("run", sort=False)
+      Line(row["row"], row["attention"], list(run["step"]), list(run["value"]))
+      for _, run in points.groupby("run", sort=False)
     ]
   title = f"{task.name}: {wanted}, {split} split"
   return lines(drawn, styles, title, "step", wanted)
@@ -372,16 +373,8 @@ def _mean(drawn: Sequence[Line], name: str) -> Line:
 
 def _without_numbers(across: str) -> str:
   """The parts of a point of `across` whose values are no numbers."""
-  parts = [part for part in across.split(", ") if part]
-  return ", ".join(p for p in parts if not _is_number(p.partition("=")[2]))
-
-
-def _is_number(text: str) -> bool:
-  try:
-    float(text)
-  except ValueError:
-    return False
-  return True
+  values = {x: literal(x.partition("=")[2]) for x in across.split(", ")}
+  return ", ".join(x for x in values if not frame.is_number(values[x]))
 
 
 def shortened(name: str) -> str:

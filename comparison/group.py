@@ -42,8 +42,7 @@ _PLACE = ("step", "split", "seconds")
 
 def main() -> None:
   """Does what standard input asks for."""
-  asked = json.load(sys.stdin)
-  out, folder = sys.stdout, Path(asked["workdir"])
+  request, out = json.load(sys.stdin), sys.stdout
 
   def say(identity: str, text: str) -> None:
     print(f"  {identity}: {text}", file=out, flush=True)
@@ -56,12 +55,18 @@ def main() -> None:
     contextlib.redirect_stdout(nowhere),
     Signals() as signals,
   ):
-    if runs := asked.get("runs"):
-      runs = [Run(**run) for run in runs]
-      train(runs, folder, asked["share"], asked["map_seed"], signals, say)
-    shape = None
-    for identity, with_map in asked.get("trained", {}).items():
-      shape = measure(identity, folder, with_map, shape, say)
+    work(request, signals, say)
+
+
+def work(request: Mapping[str, Any], signals: Signals, say: Say) -> None:
+  """Trains the 'runs' of a request, and measures those that are 'trained'."""
+  folder = Path(request["workdir"])
+  if runs := request.get("runs"):
+    runs = [Run(**run) for run in runs]
+    train(runs, folder, request["share"], request["map_seed"], signals, say)
+  shape = None
+  for identity, with_map in request.get("trained", {}).items():
+    shape = measure(identity, folder, with_map, shape, say)
 
 
 def train(

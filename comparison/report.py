@@ -75,7 +75,7 @@ def write(workdir: Path) -> str:
     for name, task in tasks.items():
       parts = _parts(task, styles)
       if lines := references.get(name):
-        parts.insert(0, _told(lines))
+        parts.insert(0, _references(lines))
       sections.append(Section(name, parts))
     if scaling:
       caption = "Attention alone, measured by `python -m benchmarks.scaling`."
@@ -263,7 +263,7 @@ def _machine(runs: pd.DataFrame) -> str:
   return "; ".join(known)
 
 
-def _told(references: Mapping[str, Mapping[str, float]]) -> str:
+def _references(references: Mapping[str, Mapping[str, float]]) -> str:
   """`From elsewhere: nanoGPT loss 1.88.`"""
   known = ", ".join(
     f"{source} {metric} {value:g}"

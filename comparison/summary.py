@@ -154,8 +154,8 @@ def _ranked(
 ) -> pd.DataFrame:
   """Rows by the share of solved seeds, where some are, and by their mean."""
   solved = [
-    sum(value >= threshold for value in of.values()) if of else np.nan
-    for of in summary["values"]
+    sum(x >= threshold for x in values.values()) if values else np.nan
+    for values in summary["values"]
   ]
   if np.nansum(solved) > 0:
     summary["solved_at"], summary["solved"] = threshold, solved

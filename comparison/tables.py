@@ -12,6 +12,7 @@ from comparison import summary as summary_lib
 from comparison.summary import COSTS, number
 from comparison.task import Task
 from comparison.usage import BUSY_CORES
+from settings.typed import literal
 
 TIED = "≈"
 """Stands behind rows that cannot be told from the best one."""
@@ -123,9 +124,9 @@ def lengths(task: Task) -> Table | None:
     return None
   rows = task.summary[task.summary["row"].isin(found["row"])]
   columns = {"mechanism": _names(rows)}
-  for size, of_size in found.groupby("length"):
-    columns[f"at {size}"] = [
-      _spread(of_size[of_size["row"] == name]["value"]) for name in rows["row"]
+  for length, points in found.groupby("length"):
+    columns[f"at {length}"] = [
+      _spread(points[points["row"] == name]["value"]) for name in rows["row"]
     ]
   legend = f"{task.metric}: mean over seeds (worst to best seed)."
   return _table(rows, columns, keep=len(columns), legend=legend)
@@ -226,10 +227,8 @@ def _cost(row: Any, name: str) -> Cell:
 
 def _grid_cell(value: str, at_edge: bool) -> Cell:
   shown = f"{value} (edge)" if at_edge else value
-  try:
-    return Cell(shown, float(value))
-  except ValueError:
-    return Cell(shown, value)
+  is_number = frame.is_number(literal(value))
+  return Cell(shown, float(value) if is_number else value)
 
 
 def _spread(values: pd.Series) -> Cell:

@@ -68,12 +68,14 @@ class Task:
     """
     kept = self.curves[self.curves["metric"] == self.metric]
     last = kept.groupby(["run", "split"])["value"].last()
-    values = {run: of.droplevel("run") for run, of in last.groupby("run")}
+    by_run = {
+      run: dict(values.droplevel("run")) for run, values in last.groupby("run")
+    }
     content = []
     for _, row in self.ended.iterrows():
       runs: Any = self.runs_of(row)
       for run in runs[runs["length"].notna()].itertuples():
-        by_split = dict(values.get(run.run, {}))
+        by_split = by_run.get(run.run, {})
         trained = [by_split[s] for s in _TRAINED if s in by_split]
         by_length = {
           int(split.removeprefix(_LENGTH)): value
@@ -99,10 +101,10 @@ def by_task(records: Sequence[Record]) -> dict[str, Task]:
   return {
     str(name): Task(
       str(name),
-      of_task,
+      rows,
       runs[runs["task"] == name],
       curves[curves["task"] == name],
       [record for record in records if record["task"] == name],
     )
-    for name, of_task in summary.groupby("task", sort=False)
+    for name, rows in summary.groupby("task", sort=False)
   }
