@@ -60,12 +60,11 @@ def main(command: str | None) -> None:
     measure.measure(folder)
   from comparison import report
 
-  found, damaged = records.read(folder)
-  for name in damaged:
+  for name in records.read(folder)[1]:
     print(
       f"{folder / records.RECORDS / name}: damaged; run again to replace it"
     )
-  print(report.write(folder, found, records.scaling(folder)))
+  print(report.write(folder))
   print(folder / report.PAGE)
 
 
@@ -78,9 +77,8 @@ def _run() -> Path:
   from comparison import config, report, run
 
   comparison = config.parse(mapping, config_flag.typed(_CONFIG))
-  if _WORKDIR.value is None:
-    folder = config.default_workdir(file, config.shared(comparison))
-  else:
+  folder = config.default_workdir(file, comparison)
+  if _WORKDIR.value is not None:
     folder = Path(_WORKDIR.value)
   run.run(comparison, folder, shard, report.meanwhile(folder))
   return folder

@@ -9,14 +9,16 @@
     results.summary()[["row", "mean", "low", "high"]]
     results.curves("recall")
 
-Configs are files with their arguments, as on a command line, or a ConfigDict; leaves
-are keywords with dots, as `**{"model.num_layers": 1}`. Tables are DataFrames of pandas
-and figures those of matplotlib. A fault is a `ConfigError` of one line.
+A `config` is a file with its arguments, as on a command line, or a ConfigDict.
+`workdir` is the folder of what is made, by default the one that the command takes;
+the same call goes on where it was stopped. `**leaves` are leaves of the config, as
+`**{"model.num_layers": 1}`. Tables are DataFrames of pandas, figures those of
+matplotlib. A fault is a `ConfigError` of one line; a run that fails is a `RunError`.
 """
 
 from collections.abc import Mapping, Sequence
 import dataclasses
-import functools
+import operator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,9 +47,6 @@ __all__ = [
 # Orbax warns of what is meant.
 logging.set_verbosity(logging.ERROR)
 
-Leaf = Any
-"""A value of a config: a number, a text, a truth value, or a list of them."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Run:
@@ -55,26 +54,17 @@ class Run:
 
   Attributes:
     folder: of the run.
-    experiment: task, model and compiled functions.
+    experiment: all that follows from its config, with compiled functions.
+    config: everything that was chosen.
+    task: batches, vocabulary and metrics.
+    model: a Linen module: `run.model.apply(run.variables(), …)`.
   """
 
   folder: Path
   experiment: Any
-
-  @property
-  def config(self) -> Any:
-    """Everything that was chosen."""
-    return self.experiment.config
-
-  @property
-  def task(self) -> Any:
-    """Batches, vocabulary and metrics."""
-    return self.experiment.task
-
-  @property
-  def model(self) -> Any:
-    """A Linen module: `run.model.apply(run.variables(), …)`."""
-    return self.experiment.model
+  config = property(operator.attrgetter("experiment.config"))
+  task = property(operator.attrgetter("experiment.task"))
+  model = property(operator.attrgetter("experiment.model"))
 
   def metrics(self) -> "pd.DataFrame":
     """A row a line of metrics.jsonl: `step`, `split`, `loss` and all others."""
@@ -144,33 +134,24 @@ def train(
   workdir: str | Path | None = None,
   *,
   stop_at: int | None = None,
-  **leaves: Leaf,
+  **leaves: Any,
 ) -> Run:
-  """Trains as `train.py` does, with its progress.
-
-  Stopped by Ctrl-C it saves; the same call goes on. A run that is done is not made
-  again.
+  """Trains as `train.py` does, with its progress; Ctrl-C saves.
 
   Args:
     config: `"configs/copy.py:performer"`, or a ConfigDict.
-    workdir: folder of the run; by default the one that `train.py` takes.
+    workdir: of the run.
     stop_at: step at which to evaluate, save and end.
-    **leaves: of the config, as `**{"model.num_layers": 1}`.
-
-  Raises:
-    ConfigError: it cannot be.
-    RunError: it failed.
+    **leaves: of the config.
   """
   from tasks import cache
   from training import experiment, experiment_config, loop
   from training import workdir as workdir_lib
 
   parsed = experiment_config.parse(_mapping(config, leaves))
-  if workdir is None:
-    workdir = workdir_lib.default(
-      config if isinstance(config, str) else "run", parsed
-    )
-  folder = Path(workdir)
+  name = config if isinstance(config, str) else "run"
+  default = workdir_lib.default(name, parsed)
+  folder = default if workdir is None else Path(workdir)
   workdir_lib.check(folder, parsed)
   if workdir_lib.final_metrics(folder, parsed) is None:
     cache.keep_programs()
@@ -185,8 +166,8 @@ class Comparison:
   """What a comparison has found.
 
   Attributes:
-    folder: of the comparison, with report.html.
-    records: one a run.
+    folder: with report.html.
+    records: one a run, as `comparison.records` has them.
   """
 
   folder: Path
@@ -194,11 +175,15 @@ class Comparison:
 
   def frame(self) -> "pd.DataFrame":
     """A row a run: `comparison.frame.runs`."""
-    return self._runs
+    from comparison import frame
+
+    return frame.runs(self.records)
 
   def summary(self) -> "pd.DataFrame":
     """A row a mechanism, the best of each task first: `comparison.summary`."""
-    return self._summary
+    from comparison import summary
+
+    return summary.summarize(self.frame())
 
   def curves(self, task: str, metric: str | None = None) -> Any:
     """Learning curves of a task, a line a seed: a figure.
@@ -210,29 +195,18 @@ class Comparison:
     Raises:
       ValueError: there is no such task.
     """
-    from comparison import figures, frame, style
+    from comparison import figures, style
+    from comparison.task import by_task
 
     _show_figures()
-    of_task = self._summary[self._summary["task"] == task]
-    if of_task.empty:
-      known = ", ".join(dict.fromkeys(self._summary["task"]))
-      raise ValueError(f"task: expected one of {known}, got {task!r}")
-    styles = style.styles(self._runs["attention"])
-    tidy = frame.curves(self.records)
+    tasks = by_task(self.records)
+    if task not in tasks:
+      raise ValueError(
+        f"task: expected one of {', '.join(tasks)}, got {task!r}"
+      )
+    styles = style.styles(record["attention"] for record in self.records)
     with style.look():
-      return figures.learning_curves(of_task, self._runs, tidy, styles, metric)
-
-  @functools.cached_property
-  def _runs(self) -> "pd.DataFrame":
-    from comparison import frame
-
-    return frame.runs(self.records)
-
-  @functools.cached_property
-  def _summary(self) -> "pd.DataFrame":
-    from comparison import summary
-
-    return summary.summarize(self._runs)
+      return figures.learning_curves(tasks[task], styles, metric)
 
 
 def load_comparison(folder: str | Path) -> Comparison:
@@ -250,44 +224,39 @@ def load_comparison(folder: str | Path) -> Comparison:
 
 
 def compare(
-  config: Any, workdir: str | Path | None = None, **leaves: Leaf
+  config: Any, workdir: str | Path | None = None, **leaves: Any
 ) -> Comparison:
-  """Compares as `compare.py` does; the same call goes on where it was stopped.
+  """Compares as `compare.py` does.
 
   Args:
     config: `"configs/compare/recall.py"`, or a ConfigDict.
-    workdir: folder of the comparison; by default the one that `compare.py` takes.
+    workdir: of the comparison.
     **leaves: of the config, as `attention=["dense", "delta"]`, `seeds=3` (that many,
       from 0) or `**{"grid.optimizer.learning_rate": [1e-3, 3e-3]}`.
-
-  Raises:
-    ConfigError: it cannot be.
   """
   from comparison import config as config_lib
-  from comparison import records, report, run
+  from comparison import report, run
 
+  if isinstance(leaves.get("seeds"), int):
+    leaves["seeds"] = list(range(leaves["seeds"]))
   for name in ("attention", "tasks", "seeds"):
     if isinstance(leaves.get(name), (list, tuple)):
       leaves[name] = ",".join(map(str, leaves[name]))
-  if isinstance(leaves.get("seeds"), int):
-    leaves["seeds"] = ",".join(map(str, range(leaves["seeds"])))
   parsed = config_lib.parse(_mapping(config, leaves), set(leaves))
-  if workdir is None:
-    file = config if isinstance(config, str) else "comparison"
-    workdir = config_lib.default_workdir(file, config_lib.shared(parsed))
-  folder = Path(workdir)
+  name = config if isinstance(config, str) else "comparison"
+  default = config_lib.default_workdir(name, parsed)
+  folder = default if workdir is None else Path(workdir)
   run.run(parsed, folder, after=report.meanwhile(folder))
-  found = load_comparison(folder)
-  report.write(folder, found.records, records.scaling(folder))
-  return found
+  report.write(folder)
+  return load_comparison(folder)
 
 
 def sweep(
   config: str,
-  grid: Mapping[str, Sequence[Leaf]],
+  grid: Mapping[str, Sequence[Any]],
   seeds: int = 1,
   workdir: str | Path | None = None,
-  **leaves: Leaf,
+  **leaves: Any,
 ) -> Comparison:
   """Every combination of some values: a comparison without a config file.
 
@@ -295,7 +264,7 @@ def sweep(
     config: `"configs/recall.py:delta"`, of one run.
     grid: leaf -> its values; each combination is a row.
     seeds: of each row, from 0.
-    workdir: folder of the comparison; by default one of its own.
+    workdir: of the comparison; by default one of its own.
     **leaves: that all runs take.
   """
   file, _, mechanism = config.partition(":")
@@ -314,12 +283,8 @@ def _show_figures() -> None:
   import matplotlib.pyplot  # noqa: F401
 
 
-def _mapping(config: Any, leaves: Mapping[str, Leaf]) -> dict[str, Any]:
-  """A config as a mapping, with leaves in the place of its own.
-
-  Raises:
-    ConfigError: there is no such file, or it fails.
-  """
+def _mapping(config: Any, leaves: Mapping[str, Any]) -> dict[str, Any]:
+  """A config as a mapping, with leaves in the place of its own."""
   from settings.leaves import put
   from training import config_flag
 

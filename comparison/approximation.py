@@ -8,22 +8,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from attention import (
-  ATTENTIONS,
-  Attention,
-  dense_attention,
-  lsh_attention,
-  plug,
-)
+from attention import Attention, dense_attention, lsh_attention
 import models
 from models.kind import Model
-
-OWN_SCORES = tuple(
-  name
-  for name, factory in ATTENTIONS.items()
-  if plug.example(factory).approximates is None
-)
-"""Mechanisms whose record says that they approximate nothing."""
 
 
 def error(

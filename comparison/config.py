@@ -16,7 +16,7 @@ from settings.build import build, check_section, to_mapping
 from settings.checks import check
 from settings.errors import ConfigError
 from settings.fields import STRICT, Count, Positive, Share
-from settings.leaves import Leaves, flatten, put
+from settings.leaves import Leaves, flatten
 from settings.suggest import instead
 from settings.typed import literal, split
 
@@ -64,37 +64,27 @@ class Halving:
 
 @dataclass(frozen=True, config=STRICT)
 class Comparison:
-  """A comparison, validated.
+  """A comparison, validated; docs/comparing.md explains every field.
 
   Attributes:
-    tasks: names of files in configs/, without '.py', separated by commas.
-    attention: mechanisms and variants, separated by commas; 'all' is every
-      mechanism there is, and every variant. A mechanism outside the project is
-      named by its import path, `package.module:factory`.
-    seeds: of the runs that are reported: whole numbers below 10000, separated
-      by commas.
+    tasks: files of configs/, without '.py', with commas.
+    attention: mechanisms, variants and import paths, with commas; 'all' is every
+      mechanism and variant.
+    seeds: of the runs that are reported, with commas.
     match_parameters: give every model the parameters of the one with dense
       attention, by the width of its feed-forward layers.
-    budget_seconds: training time of every run, compiling and evaluating aside;
-      None leaves it to `num_steps`. The step of each mechanism is timed first.
-    budget_flops: floating-point operations of every run; None likewise.
-    variants: name -> {'name': mechanism, option: value, …}: a mechanism with
-      hyperparameters of its own, in addition to or instead of those in the files;
-      or {'name': mechanism, 'layers': 'gated_delta,flash'}: in the slots that the
-      mechanism serves, layers take these in turn.
-    grid: leaf -> values that every mechanism is tried with, all combinations;
-      of each row the best is chosen, as `Halving` says.
-    across: leaf -> values that every mechanism is run with, all combinations,
-      each a row of its own in the report, with its own choice of a point of the
-      grid.
+    budget_seconds: training time of every run, in place of `num_steps`.
+    budget_flops: floating-point operations of every run, likewise.
+    variants: name -> {'name': mechanism, option: value, …}, or {'name': mechanism,
+      'layers': 'gated_delta,flash'}, which layers take in turn.
+    grid: leaf -> values; of each row the best combination is reported.
+    across: leaf -> values; every combination is a row of its own.
     halving: how the point of the grid is chosen.
-    together: how runs that differ in seed and learning rate alone are trained:
-      'in_turn' in one process with one program, or 'apart' in a process each.
+    together: whether runs that differ in seed and learning rate alone share a
+      process.
     per_task: task -> leaves that its runs take.
-    references: task -> name -> {metric: value}: results from elsewhere,
-      which the report names above its tables.
-    overrides: leaves that all runs take: every section or leaf that is none of
-      the above, as `num_steps` or `model.num_layers`.
+    references: task -> name -> {metric: value} from elsewhere, for the report.
+    overrides: every other section or leaf, which all runs take.
 
   Raises:
     ValueError: a value is wrong; the message starts with the field.
@@ -173,7 +163,7 @@ class Comparison:
   @property
   def grid_values(self) -> dict[str, list[Any]]:
     """Leaf of the grid -> its values."""
-    return {leaf: _values(v) for leaf, v in flatten(self.grid).items()}
+    return _by_leaf(self.grid)
 
   def grid_points(self) -> Iterator[Leaves]:
     """Every combination of the grid's values; `{}` alone without a grid."""
@@ -215,8 +205,8 @@ class Comparison:
 
   def _check_points(self):
     for field in ("grid", "across"):
-      for leaf, values in flatten(getattr(self, field)).items():
-        if not _values(values):
+      for leaf, values in _by_leaf(getattr(self, field)).items():
+        if not values:
           raise ValueError(f"{field}.{leaf}: expected at least one value")
     for leaf in flatten(self.across):
       if leaf in flatten(self.grid):
@@ -226,16 +216,12 @@ class Comparison:
         )
 
   def _check_budget(self):
-    budgets = {
-      "budget_seconds": self.budget_seconds,
-      "budget_flops": self.budget_flops,
-    }
-    given = [name for name, budget in budgets.items() if budget is not None]
+    budgets = ("budget_seconds", "budget_flops")
+    given = [name for name in budgets if getattr(self, name) is not None]
     check(self, "budget_flops", len(given) < 2, "one budget")
-    varied = {*flatten(self.grid), *flatten(self.across)}
-    if given and any(
-      "num_steps" in {*self.leaves(task), *varied} for task in self.task_names
-    ):
+    leaves = {*flatten(self.grid), *flatten(self.across)}
+    leaves.update(*map(self.leaves, self.task_names))
+    if given and "num_steps" in leaves:
       raise ValueError(
         f"{given[0]}: it decides the number of steps; expected no "
         "num_steps beside it"
@@ -316,12 +302,14 @@ def _typed_first(comparison: Comparison, typed: set[str]) -> Comparison:
           f"config.{name}: config.{field}.{leaf} sets it in every run; expected "
           f"--config.{field}.{leaf} alone"
         )
-  per_task: dict[str, Any] = {}
-  for task, leaves in comparison.per_task.items():
-    per_task[task] = {}
-    for leaf, value in flatten(leaves).items():
-      if leaf not in typed or f"per_task.{task}.{leaf}" in typed:
-        put(per_task[task], leaf, value)
+  per_task = {
+    task: {
+      leaf: value
+      for leaf, value in flatten(leaves).items()
+      if leaf not in typed or f"per_task.{task}.{leaf}" in typed
+    }
+    for task, leaves in comparison.per_task.items()
+  }
   return dataclasses.replace(comparison, per_task=per_task)
 
 
@@ -343,15 +331,20 @@ def shared(comparison: Comparison) -> dict[str, Any]:
   return {name: v for name, v in flatten(mapping).items() if v is not None}
 
 
-def default_workdir(config_file: str, shared: Mapping[str, Any]) -> Path:
+def default_workdir(config_file: str, comparison: Comparison) -> Path:
   """`runs/compare/<config file>-<digest of what all runs share>`."""
-  text = json.dumps(shared, sort_keys=True)
+  text = json.dumps(shared(comparison), sort_keys=True)
   digest = hashlib.sha256(text.encode()).hexdigest()[:8]
   return Path("runs/compare") / f"{Path(config_file).stem}-{digest}"
 
 
+def _by_leaf(mapping: Mapping[str, Any]) -> dict[str, list[Any]]:
+  """Leaf -> its values."""
+  return {leaf: _values(given) for leaf, given in flatten(mapping).items()}
+
+
 def _combinations(mapping: Mapping[str, Any]) -> Iterator[Leaves]:
   """Every combination of the values of some leaves."""
-  by_leaf = {leaf: _values(v) for leaf, v in flatten(mapping).items()}
+  by_leaf = _by_leaf(mapping)
   for values in itertools.product(*by_leaf.values()):
     yield dict(zip(by_leaf, values, strict=True))

@@ -1,27 +1,26 @@
 """Figures of what a comparison found: seeds, curves, lengths, costs, capacity, scaling.
 
-Each function takes the tables of `frame` and `summary` for one task and returns a
-figure of matplotlib, or None where there is nothing to draw.
+Each function of a `Task` returns a figure of matplotlib, or None where there is
+nothing to draw. `styles` says how a mechanism is drawn.
 """
 
 from collections.abc import Mapping, Sequence
 import itertools
 import math
-import re
 from typing import Any, NamedTuple
 
 import pandas as pd
 
 from comparison import frame
-from comparison import summary as summary_lib
+from comparison.plan import TWIN
 from comparison.style import MUTED, Style
+from comparison.summary import COSTS, is_counted
+from comparison.task import Task
+from settings.typed import literal
+
+Styles = Mapping[str, Style]
 
 _FEW = 8  # Lines that one panel can hold.
-_LENGTH = re.compile(r"length_(\d+)")
-_TRAINED = (
-  "test",
-  "validation",
-)  # Splits of the trained length, in this order.
 _AGAINST = ("forward_flops", "step_seconds", "cache_bytes")
 _WIDE = 20.0  # Times the smallest value, from which an axis is logarithmic.
 
@@ -42,32 +41,24 @@ class Line(NamedTuple):
   y: Sequence[float]
 
 
-def seeds(
-  summary: pd.DataFrame, runs: pd.DataFrame, styles: Mapping[str, Style]
-) -> Any | None:
-  """Every seed as a dot, a row a mechanism, the best on top.
-
-  Args:
-    summary: of a task, as `summary.summarize` has it.
-    runs: of `frame.runs`.
-    styles: mechanism -> how it is drawn.
-  """
-  shown = summary[summary["seeds"] > 0]
+def seeds(task: Task, styles: Styles) -> Any | None:
+  """Every seed as a dot, a row a mechanism, the best on top."""
+  shown = task.ended
   if shown.empty:
     return None
-  first = shown.iloc[0]
+  first, counted = shown.iloc[0], is_counted(shown)
   figure = _figure((6.8, 1.1 + 0.21 * len(shown)))
   axes = figure.subplots()
   for place, (_, row) in enumerate(shown.iterrows()):
     style = styles[row["attention"]]
-    values = summary_lib.seed_values(runs, row, row["metric"])
-    if not summary_lib.is_counted(summary) and not math.isnan(row["low"]):
+    values = task.seed_values(row)
+    if not counted and not math.isnan(row["low"]):
       axes.hlines(place, row["low"], row["high"], color=MUTED, linewidth=0.8)
     axes.plot(
       values, [place] * len(values), color=style.color, marker=style.marker,
       linestyle="", alpha=0.75, clip_on=False,
     )  # fmt: skip
-  if summary_lib.is_counted(summary):
+  if counted:
     axes.axvline(first["solved_at"], color=MUTED, linestyle=":")
   axes.set_yticks(range(len(shown)), list(shown["row"]))
   axes.set_ylim(len(shown) - 0.5, -0.5)
@@ -82,138 +73,59 @@ def seeds(
 
 
 def learning_curves(
-  summary: pd.DataFrame,
-  runs: pd.DataFrame,
-  curves: pd.DataFrame,
-  styles: Mapping[str, Style],
-  metric: str | None = None,
+  task: Task, styles: Styles, metric: str | None = None
 ) -> Any | None:
   """The metric of a task by step, a line a seed.
 
   Args:
-    summary: of a task.
-    runs: of `frame.runs`.
-    curves: of `frame.curves`.
-    styles: mechanism -> how it is drawn.
+    task: with curves.
+    styles: of its mechanisms.
     metric: of the first held-out split; by default the one that decides where it
       was evaluated four times or more, else the loss on training data.
   """
-  shown = summary[summary["seeds"] > 0]
+  shown = task.ended
   if shown.empty:
     return None
-  task, split = shown.iloc[0]["task"], _choosing_split(runs, shown.iloc[0])
-  of_task = curves[curves["task"] == task]
-  if metric is None:
-    metric = shown.iloc[0]["metric"]
-    known = of_task[(of_task["split"] == split) & (of_task["metric"] == metric)]
-    if known["step"].nunique() < 4:
-      metric, split = "loss", "train"
-  kept = of_task[(of_task["split"] == split) & (of_task["metric"] == metric)]
-  names = {
-    (row["row"], seed, row["grid"]): row["attention"]
-    for _, row in shown.iterrows()
-    for seed in summary_lib.seed_values(runs, row, row["metric"]).index
-  }
+  split = str(task.runs_of(shown.iloc[0])["choosing_split"].iloc[0])
+  wanted = metric or task.metric
+  kept = task.points(split, wanted)
+  if metric is None and kept["step"].nunique() < 4:
+    wanted, split = "loss", "train"
+    kept = task.points(split, wanted)
   drawn = []
-  for (name, seed, grid), one in kept.groupby(
-    ["row", "seed", "grid"], sort=False
-  ):
-    if attention := names.get((name, seed, grid)):
-      drawn.append(Line(name, attention, list(one["step"]), list(one["value"])))
-  order = {name: place for place, name in enumerate(shown["row"])}
-  drawn.sort(key=lambda line: order[line.name])
-  return lines(
-    drawn, styles, f"{task}: {metric}, {split} split", "step", metric or ""
-  )
+  for _, row in shown.iterrows():
+    runs = task.runs_of(row).dropna(subset=[task.metric])["run"]
+    points = kept[kept["run"].isin(runs)]
+    drawn += [
+      Line(row["row"], row["attention"], list(run["step"]), list(run["value"]))
+      for _, run in points.groupby("run", sort=False)
+    ]
+  title = f"{task.name}: {wanted}, {split} split"
+  return lines(drawn, styles, title, "step", wanted)
 
 
-def lengths(
-  summary: pd.DataFrame,
-  runs: pd.DataFrame,
-  curves: pd.DataFrame,
-  styles: Mapping[str, Style],
-) -> Any | None:
-  """Quality at other lengths than the trained one, a line a seed.
-
-  Args:
-    summary: of a task.
-    runs: of `frame.runs`.
-    curves: of `frame.curves`.
-    styles: mechanism -> how it is drawn.
-  """
-  table = at_lengths(summary, runs, curves)
-  if table.empty:
-    return None
+def lengths(task: Task, styles: Styles) -> Any | None:
+  """Quality at other lengths than the trained one, a line a seed."""
+  table = task.at_lengths()
   drawn = [
     Line(
       str(name), of["attention"].iloc[0], list(of["ratio"]), list(of["value"])
     )
     for (name, _), of in table.groupby(["row", "seed"], sort=False)
   ]
-  first = summary.iloc[0]
-  title = f"{first['task']}: other lengths than the trained one (×1)"
+  title = f"{task.name}: other lengths than the trained one (×1)"
   return lines(
-    drawn, styles, title, "length / trained length", first["metric"], x_log=True
+    drawn, styles, title, "length / trained length", task.metric, x_log=True
   )
 
 
-def at_lengths(
-  summary: pd.DataFrame, runs: pd.DataFrame, curves: pd.DataFrame
-) -> pd.DataFrame:
-  """The deciding metric of each seed at each length, at the end of training.
-
-  Returns:
-    Columns `row`, `attention`, `seed`, `length`, `ratio` to the trained length,
-    `value`; empty for a task of one length.
-  """
-  first = summary.iloc[0]
-  kept = curves[
-    (curves["task"] == first["task"]) & (curves["metric"] == first["metric"])
-  ]
-  splits = set(_TRAINED) | {s for s in kept["split"] if _LENGTH.fullmatch(s)}
-  kept = kept[kept["split"].isin(splits)]
-  last = kept.groupby(["run", "split"])["value"].last().unstack()
-  content = []
-  for _, row in summary[summary["seeds"] > 0].iterrows():
-    shown: Any = summary_lib.shown_runs(runs, row)
-    for one in shown[shown["length"].notna()].itertuples():
-      if one.run not in last.index:
-        continue
-      values = last.loc[one.run].dropna()
-      here = {
-        int(match[1]): value
-        for split, value in values.items()
-        if (match := _LENGTH.fullmatch(str(split)))
-      }
-      trained = next((values[s] for s in _TRAINED if s in values), None)
-      if not here or trained is None:
-        continue
-      here[int(one.length)] = trained
-      content += [
-        {
-          **{"row": row["row"], "attention": row["attention"]},
-          **{"seed": one.seed, "length": n, "ratio": n / one.length},
-          "value": here[n],
-        }
-        for n in sorted(here)
-      ]
-  columns = ["row", "attention", "seed", "length", "ratio", "value"]
-  return pd.DataFrame(content, columns=columns)
-
-
-def quality_cost(
-  summary: pd.DataFrame, runs: pd.DataFrame, styles: Mapping[str, Style]
-) -> Any | None:
+def quality_cost(task: Task, styles: Styles) -> Any | None:
   """The metric of every seed against what an update and a sequence cost.
 
-  Costs begin at 0, so that a few per cent look like a few per cent.
-
-  Args:
-    summary: of a task.
-    runs: of `frame.runs`.
-    styles: mechanism -> how it is drawn.
+  Costs begin at 0, so that a few per cent look like a few per cent, or are on a
+  logarithmic axis where they differ much.
   """
-  shown = summary[summary["seeds"] > 0]
+  shown = task.ended
   against = [name for name in _AGAINST if shown[name].nunique() > 1]
   if shown.empty or not against:
     return None
@@ -222,9 +134,9 @@ def quality_cost(
   figure = _figure((3.4 * len(against), height))
   panels = figure.subplots(1, len(against), squeeze=False, sharey=True)[0]
   for name, axes in zip(against, panels, strict=True):
-    cost = summary_lib.COSTS[name]
+    cost = COSTS[name]
     for _, row in shown[shown[name].notna()].iterrows():
-      values = summary_lib.seed_values(runs, row, row["metric"])
+      values = task.seed_values(row)
       style = styles[row["attention"]]
       axes.plot(
         [row[name] * cost.scale] * len(values), values, color=style.color,
@@ -233,30 +145,21 @@ def quality_cost(
     places = shown[name].dropna() * cost.scale
     _cost_axis(axes, places)
     axes.set_xlabel(f"{cost.title}, {cost.unit}")
-  panels[0].set_ylabel(shown.iloc[0]["metric"])
+  panels[0].set_ylabel(task.metric)
   legend(figure, mechanisms, styles)
-  figure.suptitle(shown.iloc[0]["task"])
+  figure.suptitle(task.name)
   return figure
 
 
-def capacity(
-  summary: pd.DataFrame, runs: pd.DataFrame, styles: Mapping[str, Style]
-) -> Any | None:
+def capacity(task: Task, styles: Styles) -> Any | None:
   """Quality against the memory of a sequence: Figure 2 of Zoology.
 
   A line joins the rows of one mechanism that differ in numbers, such as the width
   of the model; rows that differ in anything else have lines of their own.
-
-  Args:
-    summary: of a task.
-    runs: of `frame.runs`.
-    styles: mechanism -> how it is drawn.
   """
-  shown = summary[(summary["seeds"] > 0) & summary["cache_bytes"].notna()]
-  if shown.empty:
-    return None
+  shown = task.ended[task.ended["cache_bytes"].notna()]
   drawn = []
-  twins = shown["width"].eq("dense").map({True: frame.TWIN, False: ""})
+  twins = shown["width"].eq("dense").map({True: TWIN, False: ""})
   keys = [shown["attention"], shown["across"].map(_without_numbers), twins]
   for (attention, kind, twin), of in shown.groupby(keys, sort=False):
     of = of.sort_values("cache_bytes")
@@ -265,40 +168,29 @@ def capacity(
     name = ", ".join(filter(None, map(str, (attention, kind, twin))))
     kib = [size / 2**10 for size in of["cache_bytes"]]
     drawn.append(Line(name, str(attention), kib, list(of["mean"])))
-  first = shown.iloc[0]
-  return lines(
-    drawn,
-    styles,
-    f"{first['task']}: quality against memory, means over seeds",
-    "cache and state of a sequence, KiB",
-    first["metric"],
-    x_log=True,
-  )
+  title = f"{task.name}: quality against memory, means over seeds"
+  label = "cache and state of a sequence, KiB"
+  return lines(drawn, styles, title, label, task.metric, x_log=True)
 
 
 def scaling(
-  rows: Sequence[Mapping[str, Any]], styles: Mapping[str, Style], causal: bool
+  rows: Sequence[Mapping[str, Any]], styles: Styles
 ) -> dict[str, Any]:
   """Time and memory of the attention alone against length.
 
   Args:
     rows: of `benchmarks.scaling`.
-    styles: mechanism -> how it is drawn.
-    causal: which rows.
+    styles: of their mechanisms.
 
   Returns:
     Name of a file -> figure.
   """
-  kind = "causal" if causal else "full"
-  table = pd.DataFrame([row for row in rows if row["causal"] == causal])
+  labels = {"seconds": "time, s", "temp_bytes": "temporary memory, B"}
   found: dict[str, Any] = {}
-  if table.empty:
-    return found
-  for part, of_part in table.groupby("part", sort=False):
-    for column, label in (
-      ("seconds", "time, s"),
-      ("temp_bytes", "temporary memory, B"),
-    ):
+  table = pd.DataFrame(list(rows)).sort_values("causal", kind="stable")
+  for (causal, part), of_part in table.groupby(["causal", "part"], sort=False):
+    kind = "causal" if causal else "full"
+    for column, label in labels.items():
       kept = of_part[of_part[column].fillna(0) > 0].sort_values("length")
       drawn = [
         Line(
@@ -320,7 +212,7 @@ def scaling(
 
 def lines(
   drawn: Sequence[Line],
-  styles: Mapping[str, Style],
+  styles: Styles,
   title: str,
   x_label: str,
   y_label: str,
@@ -335,7 +227,7 @@ def lines(
 
   Args:
     drawn: the lines; those of one name belong together, as seeds do.
-    styles: mechanism -> how it is drawn.
+    styles: of their mechanisms.
     title: of the figure.
     x_label: of the axis, with its unit.
     y_label: likewise.
@@ -409,9 +301,7 @@ def _figure(size: tuple[float, float]) -> Any:
   return Figure(figsize=size, layout="constrained")
 
 
-def _name_ends(
-  axes: Any, drawn: Sequence[Line], styles: Mapping[str, Style]
-) -> None:
+def _name_ends(axes: Any, drawn: Sequence[Line], styles: Styles) -> None:
   """Writes each name, with its marker, to the right of where its lines end."""
   ends: dict[str, list[Line]] = {}
   for line in drawn:
@@ -450,9 +340,7 @@ def _name_ends(
     )  # fmt: skip
 
 
-def legend(
-  figure: Any, mechanisms: Sequence[str], styles: Mapping[str, Style]
-) -> None:
+def legend(figure: Any, mechanisms: Sequence[str], styles: Styles) -> None:
   """Adds colours, markers and names of mechanisms below all panels."""
   from matplotlib.lines import Line2D
 
@@ -504,22 +392,10 @@ def _mean(drawn: Sequence[Line], name: str) -> Line:
   return Line(name, attention, places, values)
 
 
-def _choosing_split(runs: pd.DataFrame, row: Any) -> str:
-  return str(summary_lib.shown_runs(runs, row)["choosing_split"].iloc[0])
-
-
 def _without_numbers(across: str) -> str:
   """The parts of a point of `across` whose values are no numbers."""
-  parts = [part for part in across.split(", ") if part]
-  return ", ".join(p for p in parts if not _is_number(p.partition("=")[2]))
-
-
-def _is_number(text: str) -> bool:
-  try:
-    float(text)
-  except ValueError:
-    return False
-  return True
+  values = {x: literal(x.partition("=")[2]) for x in across.split(", ")}
+  return ", ".join(x for x in values if not frame.is_number(values[x]))
 
 
 def shortened(name: str) -> str:

@@ -1,6 +1,5 @@
 """Records of a comparison as pandas tables: a row a run, a row a point of a curve."""
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 import json
 import math
@@ -9,9 +8,8 @@ from typing import Any
 import pandas as pd
 
 from attention import ATTENTIONS
-
-Record = Mapping[str, Any]
-"""What a run has written: see `comparison.records`."""
+from comparison.plan import label, point, short
+from comparison.records import Record
 
 HEADLINES = (
   "bleu",
@@ -25,9 +23,6 @@ HEADLINES = (
 """Metrics that a task is judged by: the first that its last evaluation has."""
 
 RATE = "optimizer.learning_rate"
-
-TWIN = "feed-forward as in dense"
-"""Names a row whose feed-forward layers were not narrowed, beside its match."""
 
 _RUN = (
   *("task", "attention", "width", "seed", "status", "choosing"),
@@ -56,30 +51,11 @@ def runs(records: Sequence[Record]) -> pd.DataFrame:
   dense = {_place(r): r for r in records if r["attention"] == "dense"}
   content = [_run(r) | _match(r, dense.get(_place(r))) for r in records]
   columns = dict.fromkeys(name for row in content for name in row)
-  for name in ("reason", "command"):
-    if columns:
-      columns[name] = columns.pop(name)
-  frame = pd.DataFrame(content, columns=list(columns))
-  if frame.empty:
-    return frame
-  ranks = pd.DataFrame(
-    {
-      "task": frame["task"],
-      "rank": frame["attention"].map(rank),
-      "attention": frame["attention"],
-      "across": [
-        str(
-          [_size(value) for _, value in sorted(one.get("across", {}).items())]
-        )
-        for one in records
-      ],
-      "width": frame["width"],
-      "grid": frame["grid"],
-      "seed": frame["seed"],
-    }
-  )
-  order = ranks.sort_values(list(ranks.columns), kind="stable").index
-  return frame.loc[order].reset_index(drop=True)
+  last = [name for name in columns if name in ("reason", "command")]
+  others = [name for name in columns if name not in last]
+  frame = pd.DataFrame(content, columns=[*others, *last])
+  order = sorted(range(len(frame)), key=lambda n: _order(records[n]))
+  return frame.iloc[order].reset_index(drop=True)
 
 
 def curves(records: Iterable[Record]) -> pd.DataFrame:
@@ -98,7 +74,7 @@ def curves(records: Iterable[Record]) -> pd.DataFrame:
       "row": label(record),
       "grid": point(record.get("grid", {})),
       "seed": record["seed"],
-      "run": _name(record),
+      "run": name(record),
       "split": line["split"],
       "step": line["step"],
       "metric": metric,
@@ -114,29 +90,11 @@ def curves(records: Iterable[Record]) -> pd.DataFrame:
   return pd.DataFrame(content, columns=columns)
 
 
-def label(record: Record) -> str:
-  """The name of a row: 'delta', 'delta, features=16', and what makes it a twin."""
-  is_twin = record.get("width") == "dense"
-  wide = TWIN if is_twin else ""
-  parts = (record["attention"], point(record.get("across", {})), wide)
+def name(record: Record) -> str:
+  """The name of a run: 'recall, delta, learning_rate=0.001, seed 0'."""
+  grid = point(record.get("grid", {}))
+  parts = (record["task"], label(record), grid, f"seed {record['seed']}")
   return ", ".join(filter(None, parts))
-
-
-def point(leaves: Mapping[str, Any]) -> str:
-  """Values by the last part of their leaves: 'features=16, position=rotary'.
-
-  Leaves that end alike are whole: 'encoder.features=8, decoder.features=16'.
-  """
-  ends = Counter(map(short, leaves))
-  names = {
-    leaf: leaf if ends[short(leaf)] > 1 else short(leaf) for leaf in leaves
-  }
-  return ", ".join(f"{names[leaf]}={leaves[leaf]}" for leaf in sorted(leaves))
-
-
-def short(leaf: str) -> str:
-  """The last part of a leaf's name: 'features' of 'model.features'."""
-  return leaf.rpartition(".")[2]
 
 
 def rank(attention: str) -> int:
@@ -176,12 +134,8 @@ def splits(record: Record) -> tuple[str, str]:
   The first and the last that a run evaluates; the same where it has one.
   """
   reported = record.get("final", {}).get("split", "")
-  held_out = (x["split"] for x in record.get("history", ()) if _held_out(x))
-  return next(held_out, reported), reported
-
-
-def _held_out(line: Mapping[str, Any]) -> bool:
-  return line["split"] != "train"
+  known = (line["split"] for line in record.get("history", ()))
+  return next((x for x in known if x != "train"), reported), reported
 
 
 def _numbers(line: Mapping[str, Any]) -> dict[str, float]:
@@ -199,7 +153,7 @@ def _run(record: Record) -> dict[str, Any]:
   machine = record.get("machine") or {}
   return {
     "row": label(record),
-    "run": _name(record),
+    "run": name(record),
     **{name: _cell(record.get(name)) for name in _RUN},
     "slots": record.get("slots") or "",
     "options": record.get("options") or "",
@@ -247,12 +201,6 @@ def _feed_forward(record: Record) -> int | None:
   return int(asked[-1].removeprefix(option)) if asked else None
 
 
-def _name(record: Record) -> str:
-  grid = point(record.get("grid", {}))
-  parts = (record["task"], label(record), grid, f"seed {record['seed']}")
-  return ", ".join(filter(None, parts))
-
-
 def _is_scalar(value: Any) -> bool:
   return value is None or isinstance(value, (bool, int, float, str))
 
@@ -261,6 +209,20 @@ def _cell(value: Any) -> Any:
   """As it is; None of what is infinite or NaN, which neither CSV nor JSON has."""
   is_bad = isinstance(value, float) and not math.isfinite(value)
   return None if is_bad else value
+
+
+def _order(record: Record) -> tuple[Any, ...]:
+  """By task, mechanism, `across`, width, grid and seed; without a width last."""
+  across, width = record.get("across", {}), record.get("width")
+  return (
+    record["task"],
+    rank(record["attention"]),
+    record["attention"],
+    str([_size(value) for _, value in sorted(across.items())]),
+    (width is None, width or ""),
+    point(record.get("grid", {})),
+    record["seed"],
+  )
 
 
 def _size(value: Any) -> str:

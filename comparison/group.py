@@ -42,8 +42,7 @@ _PLACE = ("step", "split", "seconds")
 
 def main() -> None:
   """Does what standard input asks for."""
-  asked = json.load(sys.stdin)
-  out, folder = sys.stdout, Path(asked["workdir"])
+  request, out = json.load(sys.stdin), sys.stdout
 
   def say(identity: str, text: str) -> None:
     print(f"  {identity}: {text}", file=out, flush=True)
@@ -56,12 +55,18 @@ def main() -> None:
     contextlib.redirect_stdout(nowhere),
     Signals() as signals,
   ):
-    if runs := asked.get("runs"):
-      runs = [Run(**run) for run in runs]
-      train(runs, folder, asked["share"], asked["map_seed"], signals, say)
-    shape = None
-    for identity, with_map in asked.get("trained", {}).items():
-      shape = measure(identity, folder, with_map, shape, say)
+    work(request, signals, say)
+
+
+def work(request: Mapping[str, Any], signals: Signals, say: Say) -> None:
+  """Trains the 'runs' of a request, and measures those that are 'trained'."""
+  folder = Path(request["workdir"])
+  if runs := request.get("runs"):
+    runs = [Run(**run) for run in runs]
+    train(runs, folder, request["share"], request["map_seed"], signals, say)
+  shape = None
+  for identity, with_map in request.get("trained", {}).items():
+    shape = measure(identity, folder, with_map, shape, say)
 
 
 def train(
@@ -207,13 +212,13 @@ def _outcome(home: Path) -> dict[str, Any]:
   return found | ({"sentences": sentences["statistics"]} if sentences else {})
 
 
-def _sum(spent: usage.Usage, used: usage.Usage) -> usage.Usage:
+def _sum(spent: Mapping[str, float | None], used: usage.Usage) -> usage.Usage:
   """What several processes of a run took: seconds add up, all else is the most."""
-  found: usage.Usage = {}
-  for name, value in used.items():
-    values = [x for x in (value, spent.get(name)) if x is not None]
-    together = sum if name.endswith("seconds") else max
-    found[name] = together(values) if values else None
+  found = dict(used)
+  for name, value in spent.items():
+    if value is not None and name in used:
+      together = sum if name.endswith("seconds") else max
+      found[name] = together((value, used[name]))
   return found
 
 

@@ -5,42 +5,34 @@ import math
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
-from comparison.frame import Record, label
+from comparison.plan import label
+from comparison.task import Task
 
 _READABLE = 32  # Tokens that a small panel can name.
 _MOST = 30
 
 
-def of_task(
-  summary: pd.DataFrame, records: Sequence[Record]
-) -> tuple[Any | None, str]:
+def of_task(task: Task) -> tuple[Any | None, str]:
   """What every row of a task attends to in the same held-out example.
-
-  Args:
-    summary: of the task.
-    records: all of them.
 
   Returns:
     The figure, None where no run has a map; and why rows have none, in one line.
   """
   kept: dict[str, Mapping[str, Any]] = {}
-  for record in records:
-    drawn = record.get("measured", {}).get("map")
-    if record["task"] == summary.iloc[0]["task"] and drawn:
+  for record in task.records:
+    if drawn := record.get("measured", {}).get("map"):
       kept.setdefault(label(record), drawn)
-  rows = [row for row in summary["row"] if row in kept]
-  without = [f"`{row}`" for row in summary["row"] if row not in kept]
+  names = list(task.summary["row"])
+  maps = {name: kept[name] for name in names if name in kept}
+  without = ", ".join(f"`{name}`" for name in names if name not in kept)
   why = ""
-  if rows and without:
+  if maps and without:
     why = (
-      f"No map of {', '.join(without)}: no weights over tokens could be formed, or "
-      "no run has been measured."
+      f"No map of {without}: no weights over tokens could be formed, or no run has "
+      "been measured."
     )
-  if not 0 < len(rows) <= _MOST:
-    return None, why
-  return draw(summary.iloc[0]["task"], {row: kept[row] for row in rows}), why
+  return draw(task.name, maps) if 0 < len(maps) <= _MOST else None, why
 
 
 def draw(subject: str, maps: Mapping[str, Mapping[str, Any]]) -> Any:

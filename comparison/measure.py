@@ -32,7 +32,7 @@ def measure(workdir: Path) -> None:
     return
   meter = Meter()
   time.sleep(_WATCHED_SECONDS)
-  busy = meter.others_cores() or 0.0
+  busy = meter.others_cores()
   if busy > BUSY_CORES:
     raise RunError(
       f"other programs use {busy:.2f} cores now; measure when the machine is idle"

@@ -85,17 +85,17 @@ def render(
     lstrip_blocks=True,
     undefined=jinja2.StrictUndefined,
   )
-  environment.filters["prose"] = prose
-  environment.filters["anchor"] = anchor
+  environment.filters.update(prose=prose, anchor=anchor)
   template = environment.get_template("page.html.jinja")
   while True:
     page = template.render(
       title=title,
       byline=f"{datetime.date.today().isoformat()}; {byline}",
-      sections=[
-        (section.title, [_part(part, images) for part in section.parts])
-        for section in sections
-      ],
+      sections=sections,
+      images=images,
+      isinstance=isinstance,
+      list=list,
+      Picture=Picture,
       script=_bundle("dt_bundle.js"),
       style=_bundle("dt_bundle.css"),
     )
@@ -129,18 +129,6 @@ def prose(text: str) -> Markup:
 def anchor(text: str) -> str:
   """A name of a file or an anchor: 'paper/needle' is two words."""
   return re.sub(r"[^\w.-]+", "-", text)
-
-
-def _part(part: Any, images: dict[str, str]) -> dict[str, Any]:
-  """A part as the template reads it: its kind and what belongs to it."""
-  if isinstance(part, str):
-    return {"kind": "text", "text": part}
-  if isinstance(part, list):
-    return {"kind": "notes", "notes": part}
-  if isinstance(part, Picture):
-    image = images.get(part.stem, "")
-    return {"kind": "picture", "picture": part, "image": image}
-  return {"kind": "table", "title": part[0], "table": part[1]}
 
 
 def _webp(path: Path) -> str:

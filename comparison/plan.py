@@ -1,6 +1,7 @@
 """From a comparison to its runs: which, with what, and what cannot be."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
 import hashlib
@@ -26,6 +27,9 @@ BASELINE = "dense"
 
 MATCHED, DENSE = "matched", "dense"
 """Feed-forward width of a row: as equal parameters ask, or as dense attention's."""
+
+TWIN = "feed-forward as in dense"
+"""Names a row whose feed-forward layers were not narrowed, beside its match."""
 
 _WIDTH = "model.mlp_features"
 _NARROW, _OFF = 1 / 2, 0.02
@@ -120,9 +124,7 @@ class Run:
   @property
   def row(self) -> str:
     """Its row in a table, for a reader: the same for its seeds and its grid."""
-    values = (f"{k.rpartition('.')[2]}={v}" for k, v in self.across.items())
-    width = "" if self.width == MATCHED else "feed-forward as in dense"
-    return ", ".join(filter(None, (self.task, self.attention, *values, width)))
+    return f"{self.task}, {label(vars(self))}"
 
   @property
   def arguments(self) -> list[str]:
@@ -175,6 +177,34 @@ def plan(comparison: Comparison) -> list[Run]:
     for seed in choosing or comparison.seed_numbers
     for run in points
   ]
+
+
+def label(run: Mapping[str, Any]) -> str:
+  """The name of a row: 'delta', 'delta, features=16', and what makes it a twin.
+
+  Args:
+    run: fields of a `Run`, or its record.
+  """
+  wide = TWIN if run.get("width") == DENSE else ""
+  parts = (run["attention"], point(run.get("across", {})), wide)
+  return ", ".join(filter(None, parts))
+
+
+def point(leaves: Mapping[str, Any]) -> str:
+  """Values by the last part of their leaves: 'features=16, position=rotary'.
+
+  Leaves that end alike are whole: 'encoder.features=8, decoder.features=16'.
+  """
+  ends = Counter(map(short, leaves))
+  names = {
+    leaf: leaf if ends[short(leaf)] > 1 else short(leaf) for leaf in leaves
+  }
+  return ", ".join(f"{names[leaf]}={leaves[leaf]}" for leaf in sorted(leaves))
+
+
+def short(leaf: str) -> str:
+  """The last part of a leaf's name: 'features' of 'model.features'."""
+  return leaf.rpartition(".")[2]
 
 
 def grouped(runs: Sequence[Run], key: str) -> list[list[Run]]:

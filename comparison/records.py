@@ -147,11 +147,6 @@ def running(workdir: Path, run: Run) -> Iterator[None]:
     path.unlink(missing_ok=True)
 
 
-def scaling(workdir: Path) -> list[dict[str, Any]]:
-  """What `benchmarks.scaling` has written so far."""
-  return metrics.read(workdir, SCALING)
-
-
 def home(workdir: Path, run: Run) -> Path:
   """The folder of a run, as `train.py` has it."""
   return workdir / RUNS / run.identity

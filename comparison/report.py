@@ -9,11 +9,12 @@ import pandas as pd
 
 from comparison import figures, frame, maps, page, records, style, tables
 from comparison import summary as summary_lib
-from comparison.frame import Record
 from comparison.page import Picture, Section, anchor
+from comparison.records import Record
 from comparison.tables import Table
+from comparison.task import Task, by_task
 from settings.errors import one_line
-from training import claimed
+from training import claimed, metrics
 
 PAGE, TEXT, TABLES = "report.html", "report.md", "report.tex"
 PLOTS = "plots"
@@ -36,59 +37,58 @@ READING = (
 )
 
 
-def write(
-  workdir: Path,
-  found: Sequence[Record],
-  scaling: Sequence[Mapping[str, Any]] | None,
-) -> str:
-  """Writes the tables, plots/ and the reports.
+def write(workdir: Path) -> str:
+  """Writes the tables, plots/ and the reports of what there is so far.
 
   results.csv and results.jsonl have a row a run, summary.csv a row a mechanism,
   curves.csv a row for each number of each evaluation.
 
   Args:
     workdir: of the comparison.
-    found: its records, also those that failed or cannot be.
-    scaling: time and memory against length, of `benchmarks.scaling`; None where
-      it was not measured.
 
   Returns:
     The text of report.md.
   """
+  found, _ = records.read(workdir)
+  scaling = metrics.read(workdir, records.SCALING)  # Of `benchmarks.scaling`.
   runs, curves = frame.runs(found), frame.curves(found)
   summary = summary_lib.summarize(runs)
   runs.to_csv(workdir / "results.csv", index=False)
   runs.to_json(workdir / "results.jsonl", orient="records", lines=True)
   summary.to_csv(workdir / "summary.csv", index=False)
   curves.to_csv(workdir / "curves.csv", index=False)
+  tasks = by_task(found)
   findings = [
-    f"{task}: {summary_lib.finding(of_task)}"
-    for task, of_task in _by_task(summary)
+    f"{name}: {summary_lib.finding(task.summary)}"
+    for name, task in tasks.items()
   ]
   sections = [
     Section("What was found", findings or [summary_lib.NOTHING_FOUND]),
     Section("How to read this", [*_setup(workdir, found), READING]),
   ]
   references = records.references(workdir)
-  mechanisms = [row["mechanism"] for row in scaling or ()]
+  mechanisms = [row["mechanism"] for row in scaling]
   styles = style.styles(
     [*(record["attention"] for record in found), *mechanisms]
   )
   with style.look():
-    for task, of_task in _by_task(summary):
-      parts = _task(of_task, runs, curves, found, styles)
-      if lines := references.get(task):
-        parts.insert(0, _told(lines))
-      sections.append(Section(task, parts))
+    for name, task in tasks.items():
+      parts = _parts(task, styles)
+      if lines := references.get(name):
+        parts.insert(0, _references(lines))
+      sections.append(Section(name, parts))
     if scaling:
-      sections.append(Section("Scaling", _scaling(scaling, styles)))
+      caption = "Attention alone, measured by `python -m benchmarks.scaling`."
+      drawn = figures.scaling(scaling, styles)
+      parts = [Picture(stem, one, caption) for stem, one in drawn.items()]
+      sections.append(Section("Scaling", parts))
   pictures = [p for s in sections for p in s.parts if isinstance(p, Picture)]
   page.save(workdir / PLOTS, pictures)
   machine = _machine(runs)
   text = markdown(TITLE, machine, sections)
   # Whoever has the page open may read it again at any time.
   claimed.replace_text(workdir / TEXT, text)
-  claimed.replace_text(workdir / TABLES, _latex(summary))
+  claimed.replace_text(workdir / TABLES, _latex(tasks))
   claimed.replace_text(
     workdir / PAGE, page.render(TITLE, machine, sections, workdir / PLOTS)
   )
@@ -112,8 +112,7 @@ def meanwhile(workdir: Path) -> Callable[[], None]:
     if start < due:
       return
     try:
-      found, _ = records.read(workdir)
-      write(workdir, found, records.scaling(workdir))
+      write(workdir)
     except Exception as error:  # No run is lost for a page.
       print(f"  no report: {one_line(error)}; the runs go on", flush=True)
     due = start + (time.monotonic() - start) / _SHARE
@@ -151,59 +150,47 @@ def _markdown_table(table: Table) -> list[str]:
   return [*lines, "", table.legend] if table.legend else lines
 
 
-def _task(
-  summary: pd.DataFrame,
-  runs: pd.DataFrame,
-  curves: pd.DataFrame,
-  found: Sequence[Record],
-  styles: Mapping[str, style.Style],
-) -> list[Any]:
+def _parts(task: Task, styles: figures.Styles) -> list[Any]:
   """Parts of a task's section: tables, pictures, notes."""
-  task = anchor(summary.iloc[0]["task"])
-  tested = {
-    "Quality": tables.quality(summary),
-    "Paired over sentences": tables.bleu(summary, runs, found),
-    "Other lengths": tables.lengths(summary, runs, curves),
-    "Cost": tables.cost(summary),
-  }
-  map_figure, no_map = maps.of_task(summary, found)
-  drawn = {
-    "seeds": (figures.seeds(summary, runs, styles), "Every seed is a dot."),
-    "curves": (
-      figures.learning_curves(summary, runs, curves, styles),
+
+  def picture(kind: str, figure: Any, caption: str) -> Picture:
+    return Picture(f"{kind}-{anchor(task.name)}", figure, caption)
+
+  map_figure, no_map = maps.of_task(task)
+  parts = [
+    ("Quality", tables.quality(task.summary)),
+    picture("seeds", figures.seeds(task, styles), "Every seed is a dot."),
+    picture(
+      "curves",
+      figures.learning_curves(task, styles),
       "Learning curves, a line a seed.",
     ),
-    "lengths": (
-      figures.lengths(summary, runs, curves, styles),
+    ("Paired over sentences", tables.bleu(task)),
+    ("Other lengths", tables.lengths(task)),
+    picture(
+      "lengths",
+      figures.lengths(task, styles),
       "Quality at other lengths than the trained one, a line a seed.",
     ),
-    "quality-cost": (
-      figures.quality_cost(summary, runs, styles),
+    ("Cost", tables.cost(task.summary)),
+    picture(
+      "quality-cost",
+      figures.quality_cost(task, styles),
       "Quality against cost, a dot a seed.",
     ),
-    "capacity": (
-      figures.capacity(summary, runs, styles),
+    picture(
+      "capacity",
+      figures.capacity(task, styles),
       "Quality against what is kept of a sequence while it is generated.",
     ),
-    "maps": (map_figure, "What every row attends to in one held-out example."),
-  }
-  pictures = {
-    kind: Picture(f"{kind}-{task}", figure, caption)
-    for kind, (figure, caption) in drawn.items()
-    if figure is not None
-  }
-  parts: list[Any] = []
-  for title, table in tested.items():
-    if table is not None:
-      parts.append((title, table))
-    if title == "Quality":
-      parts += [pictures.pop(k) for k in ("seeds", "curves") if k in pictures]
-    if title == "Other lengths" and "lengths" in pictures:
-      parts.append(pictures.pop("lengths"))
-  parts += pictures.values()
-  if notes := _notes(summary) + [no_map] * bool(no_map):
-    parts.append(notes)
-  return parts
+    picture(
+      "maps", map_figure, "What every row attends to in one held-out example."
+    ),
+  ]
+  # What a part shows is its second field; some tasks have nothing to show there.
+  parts = [part for part in parts if part[1] is not None]
+  notes = _notes(task.summary) + [no_map] * bool(no_map)
+  return [*parts, notes] if notes else parts
 
 
 def _notes(summary: pd.DataFrame) -> list[str]:
@@ -276,13 +263,7 @@ def _machine(runs: pd.DataFrame) -> str:
   return "; ".join(known)
 
 
-def _by_task(summary: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-  if summary.empty:
-    return []
-  return [(str(t), of) for t, of in summary.groupby("task", sort=False)]
-
-
-def _told(references: Mapping[str, Mapping[str, float]]) -> str:
+def _references(references: Mapping[str, Mapping[str, float]]) -> str:
   """`From elsewhere: nanoGPT loss 1.88.`"""
   known = ", ".join(
     f"{source} {metric} {value:g}"
@@ -292,22 +273,11 @@ def _told(references: Mapping[str, Mapping[str, float]]) -> str:
   return f"From elsewhere: {known}."
 
 
-def _scaling(
-  rows: Sequence[Mapping[str, Any]], styles: Mapping[str, style.Style]
-) -> list[Any]:
-  caption = "Attention alone, measured by `python -m benchmarks.scaling`."
-  return [
-    Picture(stem, figure, caption)
-    for causal in (False, True)
-    for stem, figure in figures.scaling(rows, styles, causal).items()
-  ]
-
-
-def _latex(summary: pd.DataFrame) -> str:
+def _latex(tasks: Mapping[str, Task]) -> str:
   """A table a task, with booktabs: name, result and what a paper has room for."""
   texts = []
-  for task, of_task in _by_task(summary):
-    quality, cost = tables.quality(of_task), tables.cost(of_task)
+  for name, task in tasks.items():
+    quality, cost = tables.quality(task.summary), tables.cost(task.summary)
     texts_of = quality.frame()
     if cost is not None:
       more = cost.frame().drop(columns=cost.header[1])
@@ -324,7 +294,7 @@ def _latex(summary: pd.DataFrame) -> str:
       .to_latex(
         column_format="l" + "r" * (len(latex.columns) - 1),
         hrules=True,
-        caption=f"{task}".replace("_", "\\_"),
+        caption=name.replace("_", "\\_"),
         environment="table",
       )
     )

@@ -33,11 +33,11 @@ def mean_interval(
       is then no narrower than Wilson's for a share of so many rows.
 
   Returns:
-    Its ends; NaN for one value.
+    Its ends; NaN for less than two values.
   """
-  mean, count = float(np.mean(values)), len(values)
-  if count < 2:
+  if (count := len(values)) < 2:
     return math.nan, math.nan
+  mean = float(np.mean(values))
   half = float(stats.t.ppf((1 + LEVEL) / 2, count - 1) * stats.sem(values))
   if math.isinf(upper):
     return max(mean - half, 0.0), mean + half
@@ -80,18 +80,15 @@ def p_of_means(
     p; NaN where there are no two values of each.
   """
   seeds = sorted(values.keys() & others.keys())
-  if len(seeds) > 1:
-    pair = [[of[seed] for seed in seeds] for of in (values, others)]
-    if pair[0] == pair[1]:
-      return 1.0
-    with warnings.catch_warnings():  # Differences that are all alike.
-      warnings.simplefilter("ignore", RuntimeWarning)
-      return float(stats.ttest_rel(*pair).pvalue)
-  if min(len(values), len(others)) < 2:
-    return math.nan
-  pair = [list(values.values()), list(others.values())]
-  with warnings.catch_warnings():
+  with warnings.catch_warnings():  # Of values that are all alike.
     warnings.simplefilter("ignore", RuntimeWarning)
+    if len(seeds) > 1:
+      pair = [[of[seed] for seed in seeds] for of in (values, others)]
+      p = 1.0 if pair[0] == pair[1] else stats.ttest_rel(*pair).pvalue
+      return float(p)
+    if min(len(values), len(others)) < 2:
+      return math.nan
+    pair = [list(values.values()), list(others.values())]
     p = float(stats.ttest_ind(*pair, equal_var=False).pvalue)
   return 1.0 if math.isnan(p) else p
 
@@ -120,14 +117,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 class Difference(NamedTuple):
-  """How much better one system translates than another.
-
-  Attributes:
-    mean: difference of BLEU of all sentences.
-    low: lower end of its 95 % interval.
-    high: upper end.
-    p_value: of no difference.
-  """
+  """BLEU of one system less that of another: its 95 % interval, p of none."""
 
   mean: float
   low: float

@@ -17,73 +17,38 @@ NOTHING_FOUND = "Nothing has been trained to its end."
 
 
 class Cost(NamedTuple):
-  """A column of what a run takes.
+  """A column of what a run takes; docs/comparing.md says how it is measured.
 
   Attributes:
     title: as a reader sees it.
     unit: of the numbers that are shown; empty for a count.
     scale: from the record to that unit.
-    meaning: one line.
+    meaning: one line, for a table that explains its columns.
     load: of a time, the column with the cores that other programs used.
   """
 
   title: str
   unit: str
   scale: float
-  meaning: str
+  meaning: str = ""
   load: str = ""
 
 
 _TRAINING, _MEASURING = "others_cores", "measured_others_cores"
 
 COSTS: Mapping[str, Cost] = {
-  "parameters": Cost("parameters", "", 1, "of the model, as it ran"),
-  "forward_flops": Cost(
-    "forward", "GFLOP", 1e-9, "operations of the forward pass of one batch"
-  ),
-  "train_flops": Cost("update", "GFLOP", 1e-9, "operations of an update"),
-  "step_seconds": Cost(
-    "step", "ms", 1e3, "median time of an update", _MEASURING
-  ),
-  "tokens_per_second": Cost(
-    "training",
-    "tokens/s",
-    1,
-    "targets that count in the loss, per second of training",
-    _TRAINING,
-  ),
-  "temp_bytes": Cost(
-    "temporaries",
-    "MiB",
-    2**-20,
-    "what XLA sets aside for the intermediate results of an update",
-  ),
-  "device_peak_bytes": Cost(
-    "device peak", "MiB", 2**-20, "most of the device's memory, where it tells"
-  ),
-  "decode_tokens_per_second": Cost(
-    "decoding", "tokens/s", 1, "when it generates, token by token", _MEASURING
-  ),
-  "cache_bytes": Cost(
-    "cache and state",
-    "KiB",
-    2**-10,
-    "what all layers keep of one sequence of the greatest length while it is "
-    "generated",
-  ),
-  "compile_seconds": Cost(
-    "compiling", "s", 1, "time to compile an update", _MEASURING
-  ),
-  "seconds": Cost(
-    "run",
-    "min",
-    1 / 60,
-    "the training from start to exit, compiling and evaluating included",
-    _TRAINING,
-  ),
-  "peak_bytes": Cost(
-    "process peak", "MiB", 2**-20, "largest resident memory of the training"
-  ),
+  "parameters": Cost("parameters", "", 1),
+  "forward_flops": Cost("forward", "GFLOP", 1e-9),
+  "train_flops": Cost("update", "GFLOP", 1e-9),
+  "step_seconds": Cost("step", "ms", 1e3, load=_MEASURING),
+  "tokens_per_second": Cost("training", "tokens/s", 1, load=_TRAINING),
+  "temp_bytes": Cost("temporaries", "MiB", 2**-20),
+  "device_peak_bytes": Cost("device peak", "MiB", 2**-20),
+  "decode_tokens_per_second": Cost("decoding", "tokens/s", 1, load=_MEASURING),
+  "cache_bytes": Cost("cache and state", "KiB", 2**-10),
+  "compile_seconds": Cost("compiling", "s", 1, load=_MEASURING),
+  "seconds": Cost("run", "min", 1 / 60, load=_TRAINING),
+  "peak_bytes": Cost("process peak", "MiB", 2**-20),
 }
 
 
@@ -111,23 +76,6 @@ def summarize(runs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame()
   tables = [_task(of_task) for _, of_task in runs.groupby("task", sort=False)]
   return pd.concat(tables, ignore_index=True)
-
-
-def seed_values(runs: pd.DataFrame, row: Any, name: str) -> pd.Series:
-  """Seed -> a column of the runs that a row of a summary shows."""
-  return _numbers(shown_runs(runs, row).set_index("seed")[name])
-
-
-def shown_runs(runs: pd.DataFrame, row: Any) -> pd.DataFrame:
-  """The runs behind a row of a summary: at its point, that have ended."""
-  is_shown = (
-    (runs["task"] == row["task"])
-    & (runs["row"] == row["row"])
-    & (runs["grid"] == row["grid"])
-    & ~runs["choosing"]
-    & (runs["split"] != "")
-  )
-  return runs[is_shown]
 
 
 def is_counted(summary: pd.DataFrame) -> bool:
@@ -189,43 +137,46 @@ def _names(rows: pd.DataFrame) -> str:
 
 
 def _task(runs: pd.DataFrame) -> pd.DataFrame:
-  reported = runs[~runs["choosing"]]
-  ended = reported[reported["split"] != ""]
+  ended = runs[~runs["choosing"] & (runs["split"] != "")]
   columns = [str(c) for c in runs]
   metrics = [c for c in columns if _is_metric(c) and ended[c].notna().any()]
   metric = frame.headline(metrics)
-  rows = [
-    _row(of_row, metric, metrics)
-    for _, of_row in runs.groupby("row", sort=False)
-    if not of_row["choosing"].all()
-  ]
-  summary = pd.DataFrame([row for row, _ in rows])
-  values = [values for _, values in rows]
-  threshold = runs["solved_at"].dropna()
-  if metric is None:
-    return summary
-  lower = frame.is_lower_better(metric)
-  # A threshold is of the metric that the task is meant to be judged by, a share.
-  is_solved = not lower and any(
-    value >= threshold.max() for of in values for value in of.values()
-  )
-  if is_solved:
-    summary["solved_at"] = threshold.max()
-    summary["solved"] = [
-      sum(value >= threshold.max() for value in of.values()) if of else np.nan
-      for of in values
+  summary = pd.DataFrame(
+    [
+      _row(of_row, metric, metrics)
+      for _, of_row in runs.groupby("row", sort=False)
+      if not of_row["choosing"].all()
     ]
-  mean = summary["mean"] if lower else -summary["mean"]
+  )
+  if metric is not None:
+    summary = _against_best(
+      _ranked(summary, metric, runs["solved_at"].astype(float).max())
+    )
+  return summary.drop(columns="values", errors="ignore")
+
+
+def _ranked(
+  summary: pd.DataFrame, metric: str, threshold: float | None
+) -> pd.DataFrame:
+  """Rows by the share of solved seeds, where some are, and by their mean."""
+  # A threshold is of the metric that the task is meant to be judged by, a share.
+  lower = frame.is_lower_better(metric)
+  solved = [
+    sum(x >= threshold for x in values.values()) if values else np.nan
+    for values in summary["values"]
+  ]
+  if not lower and np.nansum(solved) > 0:
+    summary["solved_at"], summary["solved"] = threshold, solved
+  mean = summary["mean"] * (1 if lower else -1)
   share = -(summary["solved"] / summary["seeds"].clip(lower=1)).astype(float)
   order = np.lexsort([mean.fillna(np.inf), share.fillna(np.inf)])
-  summary = summary.iloc[order].reset_index(drop=True)
-  return _against_best(summary, [values[i] for i in order])
+  return summary.iloc[order].reset_index(drop=True)
 
 
 def _row(
   runs: pd.DataFrame, metric: str | None, metrics: list[str]
-) -> tuple[dict[str, Any], dict[int, float]]:
-  """A line of the summary, and the metric of each seed behind it."""
+) -> dict[str, Any]:
+  """A line of the summary, with 'values', the metric of each seed behind it."""
   point, points = _chosen(runs, metric)
   planned = point[~point["choosing"]]
   ended = planned[planned["split"] != ""]
@@ -235,32 +186,30 @@ def _row(
     found = _numbers(ended.set_index("seed")[metric])
     values = dict(zip(map(int, found.index), map(float, found), strict=True))
   cases = _numbers(ended["test_rows"]) if "test_rows" in ended else ()
-  low, high = (math.nan, math.nan)
-  if values:
-    low, high = statistics.mean_interval(
-      list(values.values()),
-      frame.upper_bound(metric or ""),
-      int(max(cases)) if len(cases) else None,
-    )
-  ordered = sorted(values.values(), reverse=not _lower(metric))
+  low, high = statistics.mean_interval(
+    list(values.values()),
+    frame.upper_bound(metric or ""),
+    int(max(cases)) if len(cases) else None,
+  )
+  lower = frame.is_lower_better(metric or "")
+  ordered = sorted(values.values(), reverse=not lower) or [math.nan]
   names = ("task", "row", "attention", "across", "width", "grid")
   row = {
     **{name: first[name] for name in names},
     "points": points,
-    "at_edge": first["at_edge"],
-    "slots": first["slots"],
-    "options": first["options"],
+    **{name: first[name] for name in ("at_edge", "slots", "options")},
     "split": ended["split"].iloc[0] if len(ended) else "",
     "metric": metric,
+    "values": values,
     "seeds": len(values),
     "planned": len(planned),
     "solved": math.nan,
     "solved_at": math.nan,
-    "mean": float(np.mean(ordered)) if ordered else math.nan,
+    "mean": float(np.mean(ordered)),
     "low": low,
     "high": high,
-    "worst": ordered[-1] if ordered else math.nan,
-    "best": ordered[0] if ordered else math.nan,
+    "worst": ordered[-1],
+    "best": ordered[0],
     **{name: _mean(ended, name) for name in metrics},
     "approximation_error": _mean(ended, "approximation_error"),
   }
@@ -274,7 +223,7 @@ def _row(
   for name in ("feed_forward", "dense_feed_forward", "dense_parameters"):
     row[name] = _mean(planned, name)
   texts = _texts(planned, ended, metric, len(values))
-  return row | {"busy": busy, **texts}, values
+  return row | {"busy": busy, **texts}
 
 
 def _texts(
@@ -306,25 +255,25 @@ def _chosen(runs: pd.DataFrame, metric: str | None) -> tuple[pd.DataFrame, int]:
     choosing = of[of["choosing"]] if of["choosing"].any() else of
     ended = (choosing["split"] != "").mean()
     mean = _mean(choosing, "choosing_quality")
-    sign = -1 if _lower(metric) else 1
+    sign = -1 if frame.is_lower_better(metric or "") else 1
     return float(ended), -math.inf if math.isnan(mean) else sign * mean
 
   return known[max(known, key=preference)], len(points)
 
 
-def _against_best(
-  summary: pd.DataFrame, values: list[dict[int, float]]
-) -> pd.DataFrame:
+def _against_best(summary: pd.DataFrame) -> pd.DataFrame:
   """Adds the tests of every row against the first."""
   best, p_values = summary.iloc[0], []
-  for (_, row), seeds in zip(summary.iterrows(), values, strict=True):
-    if row["row"] == best["row"] or not seeds:
+  for _, row in summary.iterrows():
+    if row["row"] == best["row"] or not row["values"]:
       p_values.append(math.nan)
     elif is_counted(summary):
-      counts = [(int(r["solved"]), int(r["seeds"])) for r in (row, best)]
-      p_values.append(statistics.p_of_counts(*counts[0], *counts[1]))
+      counts = [
+        int(r[name]) for r in (row, best) for name in ("solved", "seeds")
+      ]
+      p_values.append(statistics.p_of_counts(*counts))
     else:
-      p_values.append(statistics.p_of_means(seeds, values[0]))
+      p_values.append(statistics.p_of_means(row["values"], best["values"]))
   summary["p"] = statistics.holm(p_values)
   summary["is_best"] = (summary.index == 0) & (summary["seeds"] > 0)
   # Not tested, as where a row has one seed, is not told apart either.
@@ -336,10 +285,6 @@ def _is_metric(name: str) -> bool:
   return name in frame.HEADLINES or name.endswith(
     ("_loss", "_accuracy", "perplexity", "per_character", "return")
   )
-
-
-def _lower(metric: str | None) -> bool:
-  return metric is not None and frame.is_lower_better(metric)
 
 
 def _mean(runs: pd.DataFrame, name: str) -> float:

@@ -1,16 +1,18 @@
 """Tables for readers, of the tables for programs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 import math
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from comparison import figures, frame, statistics
+from comparison import frame, statistics
 from comparison import summary as summary_lib
 from comparison.summary import COSTS, number
+from comparison.task import Task
 from comparison.usage import BUSY_CORES
+from settings.typed import literal
 
 TIED = "≈"
 """Stands behind rows that cannot be told from the best one."""
@@ -52,42 +54,41 @@ def quality(summary: pd.DataFrame) -> Table:
   Args:
     summary: of a task.
   """
-  columns: dict[str, list[Cell]] = {"mechanism": _names(summary)}
-  metric = summary.iloc[0]["metric"]
-  columns[_deciding(summary)] = [result(row) for _, row in summary.iterrows()]
-  columns["seeds"] = [
-    Cell(f"{row['seeds']}/{row['planned']}", row["seeds"])
-    for _, row in summary.iterrows()
-  ]
-  is_counted = summary_lib.is_counted(summary)
-  others = [
-    name
-    for name in frame.HEADLINES
-    if name in summary and name != metric and not is_counted
-  ]
-  for name in (*others, "approximation_error"):
+  rows = [row for _, row in summary.iterrows()]
+  columns: dict[str, list[Cell]] = {
+    "mechanism": _names(summary),
+    _deciding(summary): [result(row) for row in rows],
+    "seeds": [Cell(f"{r['seeds']}/{r['planned']}", r["seeds"]) for r in rows],
+  }
+  others = ["approximation_error"]
+  if not summary_lib.is_counted(summary):
+    decides = summary.iloc[0]["metric"]
+    known = [name for name in frame.HEADLINES if name in summary]
+    others = [*(name for name in known if name != decides), *others]
+  for name in others:
     if summary[name].notna().any():
       title = name.replace("_", " ")
       columns[title] = [Cell(number(x), x) for x in summary[name]]
-  grids = [point.split(", ") if point else [] for point in summary["grid"]]
-  for leaf in sorted({part.partition("=")[0] for of in grids for part in of}):
+  points = [
+    dict(part.split("=", 1) for part in point.split(", ") if part)
+    for point in summary["grid"]
+  ]
+  for leaf in sorted({leaf for point in points for leaf in point}):
     columns[leaf.replace("_", " ")] = [
-      _grid_cell(leaf, of, edge)
-      for of, edge in zip(grids, summary["at_edge"], strict=True)
+      _grid_cell(
+        point.get(leaf, NOTHING), frame.short(leaf) in edge.split(", ")
+      )
+      for point, edge in zip(points, summary["at_edge"], strict=True)
     ]
   for name in ("slots", "options"):
-    columns[name] = [
-      Cell(text or NOTHING, text or "") for text in summary[name]
-    ]
-  columns["parameters"] = [
-    _cost(row, "parameters") for _, row in summary.iterrows()
+    columns[name] = [Cell(x or NOTHING, x or "") for x in summary[name]]
+  columns["parameters"] = [_cost(row, "parameters") for row in rows]
+  columns["feed-forward"] = [
+    Cell(NOTHING if math.isnan(x) else f"{x:,.0f}", x)
+    for x in summary["feed_forward"]
   ]
-  if summary["feed_forward"].notna().any():
-    columns["feed-forward"] = [
-      Cell(number_of(x, ",.0f"), x) for x in summary["feed_forward"]
-    ]
   legend = ""
-  if any("(edge)" in cell.text for of in columns.values() for cell in of):
+  if any(summary["at_edge"]):
     legend = (
       "(edge): a value at the end of its grid, where a wider one may do better."
     )
@@ -118,63 +119,45 @@ def cost(summary: pd.DataFrame) -> Table | None:
   return _table(ended, columns, keep=2, legend=legend)
 
 
-def lengths(
-  summary: pd.DataFrame, runs: pd.DataFrame, curves: pd.DataFrame
-) -> Table | None:
+def lengths(task: Task) -> Table | None:
   """Quality at each length, the mean of the seeds and the worst to the best."""
-  found = figures.at_lengths(summary, runs, curves)
+  found = task.at_lengths()
   if found.empty:
     return None
-  sizes = sorted(found["length"].unique())
-  rows = summary[summary["row"].isin(found["row"])]
+  rows = task.summary[task.summary["row"].isin(found["row"])]
   columns = {"mechanism": _names(rows)}
-  for size in sizes:
-    cells = []
-    for name in rows["row"]:
-      here = found[(found["row"] == name) & (found["length"] == size)]["value"]
-      worst, best = number(here.min()), number(here.max())
-      ends = f" ({worst}–{best})" if worst != best else ""
-      text = number(here.mean()) + ends
-      cells.append(Cell(text, here.mean()) if len(here) else Cell(NOTHING))
-    columns[f"at {size}"] = cells
-  legend = f"{summary.iloc[0]['metric']}: mean over seeds (worst to best seed)."
+  for length, points in found.groupby("length"):
+    columns[f"at {length}"] = [
+      _spread(points[points["row"] == name]["value"]) for name in rows["row"]
+    ]
+  legend = f"{task.metric}: mean over seeds (worst to best seed)."
   return _table(rows, columns, keep=len(columns), legend=legend)
 
 
-def bleu(
-  summary: pd.DataFrame, runs: pd.DataFrame, records: Sequence[frame.Record]
-) -> Table | None:
+def bleu(task: Task) -> Table | None:
   """Each row against the best, paired over sentences; None without sentences."""
-  if summary.iloc[0]["metric"] != "bleu":
+  if task.metric != "bleu":
     return None
   of_row = {
-    row["row"]: _sentences(row, runs, records)
-    for _, row in summary[summary["seeds"] > 0].iterrows()
+    row["row"]: _sentences(task, row) for _, row in task.ended.iterrows()
   }
-  best = summary.iloc[0]["row"]
+  best = task.summary.iloc[0]["row"]
   others = [row for row in of_row if row != best and of_row[row]]
   if not of_row.get(best) or not others:
     return None
   effective = any(
     "eff:yes" in (record.get("final", {}).get("bleu_signature") or "")
-    for record in records
+    for record in task.records
   )
-  differences = []
-  for row in others:
-    seeds = sorted(of_row[row].keys() & of_row[best].keys())
-    ours, theirs = (
-      [of_row[name][seed] for seed in seeds] for name in (row, best)
-    )
-    differences.append(
-      statistics.bleu_difference(np.stack(ours), np.stack(theirs), effective)
-      if seeds and statistics.are_paired([*ours, *theirs])
-      else None
-    )
+  differences = [
+    _difference(of_row[row], of_row[best], effective) for row in others
+  ]
   known = [d.p_value if d else math.nan for d in differences]
   columns: dict[str, list[Cell]] = {
     "mechanism": [Cell(row, row) for row in others],
     "BLEU − best": [
-      _signed(d.mean) if d else Cell(NOTHING) for d in differences
+      Cell(f"{d.mean:+.2f}", d.mean) if d else Cell(NOTHING)
+      for d in differences
     ],
     "95 % interval": [
       Cell(f"{d.low:+.2f} to {d.high:+.2f}", d.low) if d else Cell(NOTHING)
@@ -214,11 +197,6 @@ def result(row: Any, brief: bool = False) -> Cell:
   return Cell(text + mark, row["mean"])
 
 
-def number_of(value: float, form: str) -> str:
-  """A number in a format; a dash for NaN."""
-  return NOTHING if value is None or math.isnan(value) else format(value, form)
-
-
 def _names(summary: pd.DataFrame) -> list[Cell]:
   """Names of rows, without what all of them have in common."""
   common = _common(summary)
@@ -252,33 +230,44 @@ def _cost(row: Any, name: str) -> Cell:
   return Cell(f"{value:,.0f}" if whole else f"{value:.3g}", value)
 
 
-def _grid_cell(leaf: str, point: Sequence[str], at_edge: str) -> Cell:
-  values = dict(part.split("=", 1) for part in point)
-  text = values.get(leaf, NOTHING)
-  is_edge = frame.short(leaf) in at_edge.split(", ")
-  shown = f"{text} (edge)" if is_edge else text
-  try:
-    return Cell(shown, float(text))
-  except ValueError:
-    return Cell(shown, text)
+def _grid_cell(value: str, at_edge: bool) -> Cell:
+  shown = f"{value} (edge)" if at_edge else value
+  is_number = frame.is_number(literal(value))
+  return Cell(shown, float(value) if is_number else value)
 
 
-def _signed(value: float) -> Cell:
-  return Cell(f"{value:+.2f}", value)
+def _spread(values: pd.Series) -> Cell:
+  """'0.8 (0.7–0.9)': the mean, and the ends where they differ."""
+  if values.empty:
+    return Cell(NOTHING)
+  worst, best = number(values.min()), number(values.max())
+  ends = f" ({worst}–{best})" if worst != best else ""
+  return Cell(number(values.mean()) + ends, values.mean())
 
 
-def _sentences(
-  row: Any, runs: pd.DataFrame, records: Sequence[frame.Record]
-) -> dict[int, np.ndarray]:
+def _sentences(task: Task, row: Any) -> dict[int, np.ndarray]:
   """Seed -> statistics of its sentences [N, 10]."""
-  shown = summary_lib.shown_runs(runs, row)
-  commands = dict(zip(shown["command"], shown["seed"], strict=True))
-  found = {}
-  for record in records:
-    command = "python train.py " + " ".join(record["arguments"])
-    if command in commands and record.get("sentences"):
-      found[commands[command]] = np.asarray(record["sentences"], float)
-  return found
+  names = set(task.runs_of(row)["run"])
+  return {
+    record["seed"]: np.asarray(record["sentences"], float)
+    for record in task.records
+    if record.get("sentences") and frame.name(record) in names
+  }
+
+
+def _difference(
+  sentences: Mapping[int, np.ndarray],
+  others: Mapping[int, np.ndarray],
+  effective_order: bool,
+) -> statistics.Difference | None:
+  """Over the seeds that both have; None where sentences are not the same."""
+  seeds = sorted(sentences.keys() & others.keys())
+  ours, theirs = ([of[seed] for seed in seeds] for of in (sentences, others))
+  if not seeds or not statistics.are_paired([*ours, *theirs]):
+    return None
+  return statistics.bleu_difference(
+    np.stack(ours), np.stack(theirs), effective_order
+  )
 
 
 def _table(
@@ -295,12 +284,11 @@ def _table(
     texts = {cell.text for cell in cells}
     if place < keep or len(texts) > 1:
       shown[title] = cells
-    elif texts == {NOTHING}:
-      continue
-    elif len(cells) > 1:
-      shared[title] = texts.pop()
-    else:
-      shown[title] = cells
+    elif texts != {NOTHING}:
+      if len(cells) > 1:
+        shared[title] = texts.pop()
+      else:
+        shown[title] = cells
   return Table(list(shown), _rows(shown), shared, legend)
 
 

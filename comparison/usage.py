@@ -19,7 +19,7 @@ _BUSY = ("user", "nice", "system", "irq", "softirq", "steal")
 _CPU = Path("/proc/cpuinfo")
 _PEAK_UNIT = 1 if sys.platform == "darwin" else 1024
 
-Usage = dict[str, float | None]
+Usage = dict[str, float]
 """By the names of columns of results.csv: 'seconds', 'cpu_seconds', 'peak_bytes',
 the largest resident size, and 'others_cores', which others kept busy."""
 

@@ -1,7 +1,5 @@
 """The door for notebooks: a run and a comparison, trained, loaded and drawn."""
 
-import json
-
 import jax
 import numpy as np
 import pytest
@@ -84,11 +82,8 @@ def test_a_fault_is_one_line(call, message):
 
 
 def test_a_comparison_is_loaded(tmp_path):
-  folder = tmp_path / "records"
-  folder.mkdir()
   (tmp_path / "comparison.json").write_text("{}")
-  for number, record in enumerate(made_up.records()):
-    (folder / f"{number}.json").write_text(json.dumps(record))
+  made_up.write(tmp_path, made_up.records())
   results = lab.load_comparison(tmp_path)
   assert len(results.frame()) == 10
   of_copy = results.summary().query("task == 'copy'")
@@ -103,7 +98,7 @@ def test_a_comparison_is_loaded(tmp_path):
 @pytest.mark.thorough
 def test_a_sweep_is_a_comparison_without_a_file(tmp_path):
   leaves = {
-    **{"batch_size": 4, "num_steps": 4, "eval_every": 4, "model.features": 16},
+    **{"batch_size": 8, "num_steps": 4, "eval_every": 4, "model.features": 16},
     **{"task.length": 16, "task.num_pairs": 2, "task.eval_size": 16},
   }
   grid = {"optimizer.learning_rate": [1e-3, 3e-3]}

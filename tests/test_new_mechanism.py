@@ -87,7 +87,6 @@ found["order"] = [sorted(["z", "banded", "dense"], key=frame.rank),
 slot = models.AttentionConfig("banded", {"width": 4})
 model = tiny.create("encoder", encoder_attention=slot)
 found["error"] = approximation.error(model, tiny.initialized(model), tiny.batch())
-found["own"] = "banded" in approximation.OWN_SCORES
 found["picture"] = "banded" in draw_mechanisms.PICTURES
 print(json.dumps(found))
 '''
@@ -152,5 +151,4 @@ def test_a_comparison_plans_it_and_measures_its_error(found):
   assert slots == "banded · dense · dense"
   assert argument == "--config=configs/copy.py:banded"
   assert told["error"] == (0.0 if approximates else None)
-  assert told["own"] == (approximates is None)
   assert told["picture"]

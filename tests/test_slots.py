@@ -99,7 +99,8 @@ def test_a_report_has_a_column(tmp_path):
   for record in records:
     if record["attention"] == "linear":
       record["slots"] = MIXED
-  text = report.write(tmp_path, records, None)
+  made_up.write(tmp_path, records)
+  text = report.write(tmp_path)
   (table,) = re.findall(r"^\| mechanism .*slots.*\n(?:\|.*\n)+", text, re.M)
   head, _, *rows = [re.split(r" *\| *", x) for x in table.splitlines()]
   slots = {row[1]: row[head.index("slots")] for row in rows}

@@ -1,7 +1,6 @@
 """Stand-ins for what trains and measures: no process, no model, the same files."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -41,19 +40,13 @@ class Trainer:
 
   def process(self, request):
     """`child.run`, what goes through a pipe included."""
-    asked = json.loads(json.dumps(request))
-    folder, signals = Path(asked["workdir"]), Signals()
-    runs = [group.Run(**run) for run in asked.get("runs", ())]
-    self.processes.append([run.seed for run in runs])
+    request = json.loads(json.dumps(request))
+    self.processes.append([run["seed"] for run in request.get("runs", ())])
 
     def say(identity, text):
       print(f"  {identity}: {text}")
 
-    if runs:
-      group.train(runs, folder, asked["share"], asked["map_seed"], signals, say)
-    shape = None
-    for identity, with_map in asked.get("trained", {}).items():
-      shape = group.measure(identity, folder, with_map, shape, say)
+    group.work(request, Signals(), say)
     return self.died
 
   def begin(self, run, home, first):

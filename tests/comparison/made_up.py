@@ -1,6 +1,7 @@
 """A comparison that nobody ran: three mechanisms, two seeds, a grid."""
 
 import itertools
+import json
 import math
 
 LEAF = "optimizer.learning_rate"
@@ -52,6 +53,16 @@ def scaling():
   ]
   rows[-1] |= {"seconds": None, "spread": None}
   return rows
+
+
+def write(folder, found, rows=()):
+  """Leaves records and scaling where a comparison does."""
+  (folder / "records").mkdir()
+  for number, record in enumerate(found):
+    path = folder / "records" / f"{number:02d}.json"
+    path.write_text(json.dumps(record))
+  lines = "".join(json.dumps(row) + "\n" for row in rows)
+  (folder / "scaling.jsonl").write_text(lines)
 
 
 def _record(attention, seed, point, task="copy", across=None):

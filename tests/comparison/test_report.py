@@ -9,17 +9,9 @@ import subprocess
 import pandas as pd
 import pytest
 
-from comparison import (
-  figures,
-  frame,
-  page,
-  records,
-  report,
-  style,
-  summary,
-  tables,
-)
+from comparison import figures, page, records, report, style, tables
 from comparison.page import Section
+from comparison.task import by_task
 from tests.comparison import made_up
 
 BROWSER = next(
@@ -43,7 +35,8 @@ def folder(tmp_path_factory):
     f"grid.{made_up.LEAF}": "0.001,0.003",
   }
   (folder / records.COMPARISON).write_text(json.dumps(shared))
-  report.write(folder, made_up.records(), made_up.scaling())
+  made_up.write(folder, made_up.records(), made_up.scaling())
+  report.write(folder)
   return folder
 
 
@@ -110,10 +103,9 @@ def test_labels_of_wide_axes_are_numbers():
     record | {"measured": record["measured"] | {"cache_bytes": 4096 * 30**n}}
     for n, record in enumerate(made_up.records()[0:5:4])
   ]
-  runs = frame.runs(found)
   styles = style.styles(())
-  costs = figures.quality_cost(summary.summarize(runs), runs, styles)
-  scaling = figures.scaling(made_up.scaling(), styles, causal=True)
+  costs = figures.quality_cost(by_task(found)["copy"], styles)
+  scaling = figures.scaling(made_up.scaling(), styles)
   with style.look():
     for figure in (costs, *scaling.values()):
       figure.draw_without_rendering()
@@ -149,8 +141,7 @@ def test_a_twin_has_a_line_of_its_own():
     for record in made_up.across()
     for width in (None, "dense")
   ]
-  runs = frame.runs(found)
-  figure = figures.capacity(summary.summarize(runs), runs, style.styles(()))
+  figure = figures.capacity(by_task(found)["recall"], style.styles(()))
   lines = [
     line
     for axes in figure.axes
@@ -161,10 +152,8 @@ def test_a_twin_has_a_line_of_its_own():
 
 
 def test_rows_of_one_mechanism_are_told_apart_within_its_panel():
-  found = made_up.across()
-  runs, curves = frame.runs(found), frame.curves(found)
-  shown = summary.summarize(runs)
-  figure = figures.lengths(shown, runs, curves, style.styles(()))
+  task = by_task(made_up.across())["recall"]
+  figure = figures.lengths(task, style.styles(()))
   panel = figure.axes[0]
   rows = [text.get_text() for text in panel.get_legend().get_texts()]
   assert len(rows) == 6
@@ -176,7 +165,7 @@ def test_rows_of_one_mechanism_are_told_apart_within_its_panel():
 
 
 def test_a_comparison_without_results_says_so(tmp_path):
-  text = report.write(tmp_path, [], None)
+  text = report.write(tmp_path)
   assert "Nothing has been trained to its end." in text
 
 

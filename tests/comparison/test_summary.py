@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from comparison import frame, style, tables
+from comparison import frame, style, tables, task
 from comparison import summary as summary_lib
 from tests.comparison import made_up
 
@@ -274,15 +274,14 @@ def test_bleu_is_compared_over_sentences_and_common_seeds():
         run(attention, seed, 0.0, rate=0.001)
         | {"final": final, "history": [final], "sentences": statistics.tolist()}
       )
-  runs = frame.runs(records)
-  summary = summary_lib.summarize(runs)
-  shown = tables.bleu(summary, runs, records).frame().set_index("mechanism")
+  found = task.by_task(records)["recall"]
+  shown = tables.bleu(found).frame().set_index("mechanism")
   assert float(shown.loc["linear", "BLEU − best"]) < 0
   # No seed of its own is one of the best row's.
   assert (shown.loc["lsh"] == tables.NOTHING).all()
   for record in records:
     del record["sentences"]
-  assert tables.bleu(summary, runs, records) is None
+  assert tables.bleu(found) is None
 
 
 def test_no_two_mechanisms_look_alike():

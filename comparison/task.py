@@ -1,0 +1,110 @@
+"""What a comparison found on one task, as tables and figures take it."""
+
+from collections.abc import Sequence
+import dataclasses
+from typing import Any
+
+import pandas as pd
+
+from comparison import frame
+from comparison.records import Record
+from comparison.summary import summarize
+
+_LENGTH = "length_"
+_TRAINED = ("test", "validation")
+"""Splits of the trained length; the first that there is counts."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+  """Everything of one task.
+
+  Attributes:
+    name: file in configs/.
+    summary: a row a mechanism, the best first, of `summary.summarize`.
+    runs: of `frame.runs`.
+    curves: of `frame.curves`.
+    records: of the runs.
+  """
+
+  name: str
+  summary: pd.DataFrame
+  runs: pd.DataFrame
+  curves: pd.DataFrame
+  records: Sequence[Record]
+
+  @property
+  def metric(self) -> Any:
+    """The one that decides; None where no run has ended."""
+    return self.summary.iloc[0]["metric"]
+
+  @property
+  def ended(self) -> pd.DataFrame:
+    """Rows of the summary that have a result."""
+    return self.summary[self.summary["seeds"] > 0]
+
+  def runs_of(self, row: Any) -> pd.DataFrame:
+    """The runs behind a row of the summary: at its point, that have ended."""
+    runs = self.runs
+    is_shown = (runs["row"] == row["row"]) & (runs["grid"] == row["grid"])
+    return runs[is_shown & ~runs["choosing"] & (runs["split"] != "")]
+
+  def seed_values(self, row: Any) -> pd.Series:
+    """Seed -> the metric that decides, of the runs behind a row."""
+    values = self.runs_of(row).set_index("seed")[self.metric]
+    return pd.to_numeric(values, errors="coerce").dropna()
+
+  def points(self, split: str, metric: str) -> pd.DataFrame:
+    """Rows of `curves` with a metric on a split."""
+    curves = self.curves
+    return curves[(curves["split"] == split) & (curves["metric"] == metric)]
+
+  def at_lengths(self) -> pd.DataFrame:
+    """The deciding metric of each seed at each length, at the end of training.
+
+    Returns:
+      Columns `row`, `attention`, `seed`, `length`, `ratio` to the trained length,
+      `value`; empty for a task of one length.
+    """
+    kept = self.curves[self.curves["metric"] == self.metric]
+    last = kept.groupby(["run", "split"])["value"].last()
+    by_run = {
+      run: dict(values.droplevel("run")) for run, values in last.groupby("run")
+    }
+    content = []
+    for _, row in self.ended.iterrows():
+      runs: Any = self.runs_of(row)
+      for run in runs[runs["length"].notna()].itertuples():
+        by_split = by_run.get(run.run, {})
+        trained = [by_split[s] for s in _TRAINED if s in by_split]
+        by_length = {
+          int(split.removeprefix(_LENGTH)): value
+          for split, value in by_split.items()
+          if split.startswith(_LENGTH)
+        }
+        if by_length and trained:
+          by_length[int(run.length)] = trained[0]
+          content += [
+            (row["row"], row["attention"], run.seed, n, n / run.length, value)
+            for n, value in sorted(by_length.items())
+          ]
+    columns = ["row", "attention", "seed", "length", "ratio", "value"]
+    return pd.DataFrame(content, columns=columns)
+
+
+def by_task(records: Sequence[Record]) -> dict[str, Task]:
+  """What a comparison found, by task, in the order of the summary."""
+  runs, curves = frame.runs(records), frame.curves(records)
+  summary = summarize(runs)
+  if summary.empty:
+    return {}
+  return {
+    str(name): Task(
+      str(name),
+      rows,
+      runs[runs["task"] == name],
+      curves[curves["task"] == name],
+      [record for record in records if record["task"] == name],
+    )
+    for name, rows in summary.groupby("task", sort=False)
+  }
