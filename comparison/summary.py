@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from comparison import frame, statistics
+from comparison import frame, records, statistics
 from comparison.usage import BUSY_CORES
 
 DIFFERENT = 0.05
@@ -65,7 +65,8 @@ def summarize(runs: pd.DataFrame) -> pd.DataFrame:
   Returns:
     Columns `task`, `row`, `attention`, `across`, `width`, `grid` and `at_edge`;
     `split`, `metric`; `seeds` that ended, of `planned` ones; `solved`, the
-    seeds at `solved_at` or above, where the task is counted; `mean`, `low`,
+    seeds at `solved_at` or above, of `trials`, which are those that ended or
+    failed, where the task is counted; `mean`, `low`,
     `high`, `worst`, `best` of the metric; `p` against the best row, Holm over
     the rows of the task; `is_best`, and `is_tied`, which cannot be told from it;
     means of all metrics and of `COSTS`, a time only of runs that had the machine
@@ -90,11 +91,13 @@ def finding(summary: pd.DataFrame) -> str:
     return NOTHING_FOUND
   best, others = ended.iloc[0], len(ended) - 1
   if is_counted(ended):
-    alike = ended[["solved", "seeds"]].eq(best[["solved", "seeds"]]).all(axis=1)
+    alike = (
+      ended[["solved", "trials"]].eq(best[["solved", "trials"]]).all(axis=1)
+    )
     names = _names(ended[alike])
     none = int((ended["solved"] == 0).sum())
     text = (
-      f"{names} solved {best['solved']:.0f} of {best['seeds']:.0f} seeds "
+      f"{names} solved {best['solved']:.0f} of {best['trials']:.0f} seeds "
       f"({best['metric']} of {best['solved_at']:g} or more on the "
       f"{best['split']} split); {none} of {len(ended)} rows solved none"
     )
@@ -168,7 +171,7 @@ def _ranked(
   if not lower and np.nansum(solved) > 0:
     summary["solved_at"], summary["solved"] = threshold, solved
   mean = summary["mean"] * (1 if lower else -1)
-  share = -(summary["solved"] / summary["seeds"].clip(lower=1)).astype(float)
+  share = -(summary["solved"] / summary["trials"].clip(lower=1)).astype(float)
   order = np.lexsort([mean.fillna(np.inf), share.fillna(np.inf)])
   return summary.iloc[order].reset_index(drop=True)
 
@@ -202,6 +205,8 @@ def _row(
     "metric": metric,
     "values": values,
     "seeds": len(values),
+    # A seed that diverged has not solved its task.
+    "trials": len(ended) + int((planned["status"] == records.FAILED).sum()),
     "planned": len(planned),
     "solved": math.nan,
     "solved_at": math.nan,
@@ -269,7 +274,7 @@ def _against_best(summary: pd.DataFrame) -> pd.DataFrame:
       p_values.append(math.nan)
     elif is_counted(summary):
       counts = [
-        int(r[name]) for r in (row, best) for name in ("solved", "seeds")
+        int(r[name]) for r in (row, best) for name in ("solved", "trials")
       ]
       p_values.append(statistics.p_of_counts(*counts))
     else:

@@ -180,7 +180,7 @@ def result(row: Any, brief: bool = False) -> Cell:
     return Cell(row["reason"] or NOTHING)
   mark = f" {TIED}" if row["is_tied"] else ""
   if not math.isnan(row["solved"]):
-    solved, seeds = int(row["solved"]), int(row["seeds"])
+    solved, seeds = int(row["solved"]), int(row["trials"])
     low, high = statistics.wilson(solved, seeds)
     ends = "" if brief else f" [{low:.2f}, {high:.2f}]"
     worse = (

@@ -178,6 +178,16 @@ def test_the_best_of_many_equal_rows_keeps_its_mark():
   assert np.mean(told) < 0.05
 
 
+def test_a_seed_that_diverged_has_not_solved_it():
+  records = [run("dense", n, 1.0, solved_at=0.95) for n in range(3)]
+  failed = run("dense", 3, 0.0, solved_at=0.95, status="failed")
+  del failed["final"], failed["history"]
+  found = summarize([*records, failed])
+  shown = tables.quality(found.reset_index()).frame()
+  assert shown.iloc[0, 1].startswith("3 of 4 ")
+  assert "3 of 4 seeds" in summary_lib.finding(found.reset_index())
+
+
 def test_nobody_solved_it_so_it_is_averaged():
   records = [run("dense", n, 0.3, solved_at=0.95) for n in range(3)]
   assert math.isnan(summarize(records).loc["dense", "solved"])
