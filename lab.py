@@ -59,7 +59,7 @@ class Run:
   """
 
   folder: Path
-  experiment: Any
+  experiment: Any = dataclasses.field(repr=False)
 
   @property
   def config(self) -> Any:
@@ -117,9 +117,14 @@ class Run:
       lines: sources, or prompts for a decoder alone.
       **options: of `training.inference.generate_lines`, as `max_length`, `seed`,
         `method` ('greedy', 'beam', 'sample') and what that method has.
+
+    Raises:
+      ConfigError: a line or an option that the model cannot take.
     """
     from training import inference
 
+    if isinstance(lines, str):
+      raise ConfigError(f"lines: expected a list of texts, got {lines!r}")
     variables = self.variables()
     return inference.generate_lines(
       self.experiment, variables, list(lines), **options
@@ -165,6 +170,8 @@ def train(
   from training import experiment, experiment_config, loop
   from training import workdir as workdir_lib
 
+  if stop_at is not None and stop_at < 1:
+    raise ConfigError(f"stop_at: expected at least 1, got {stop_at}")
   parsed = experiment_config.parse(_mapping(config, leaves))
   if workdir is None:
     workdir = workdir_lib.default(
@@ -190,7 +197,7 @@ class Comparison:
   """
 
   folder: Path
-  records: Sequence[Mapping[str, Any]]
+  records: Sequence[Mapping[str, Any]] = dataclasses.field(repr=False)
 
   def frame(self) -> "pd.DataFrame":
     """A row a run: `comparison.frame.runs`."""
@@ -208,7 +215,7 @@ class Comparison:
       metric: by default the one that decides, or the loss on training data.
 
     Raises:
-      ValueError: there is no such task.
+      ValueError: there is no such task or metric.
     """
     from comparison import figures, frame, style
 
@@ -219,6 +226,11 @@ class Comparison:
       raise ValueError(f"task: expected one of {known}, got {task!r}")
     styles = style.styles(self._runs["attention"])
     tidy = frame.curves(self.records)
+    metrics = sorted(set(tidy[tidy["task"] == task]["metric"]))
+    if metric is not None and metric not in metrics:
+      raise ValueError(
+        f"metric: expected one of {', '.join(metrics)}, got {metric!r}"
+      )
     with style.look():
       return figures.learning_curves(of_task, self._runs, tidy, styles, metric)
 
@@ -297,10 +309,16 @@ def sweep(
     seeds: of each row, from 0.
     workdir: folder of the comparison; by default one of its own.
     **leaves: that all runs take.
+
+  Raises:
+    ConfigError: it cannot be.
   """
   file, _, mechanism = config.partition(":")
+  path, configs = Path(file).resolve(), Path("configs").resolve()
+  if not path.is_relative_to(configs):
+    raise ConfigError(f"config: expected a file in configs/, got {file!r}")
   mapping = {
-    "tasks": str(Path(file).relative_to("configs").with_suffix("")),
+    "tasks": str(path.relative_to(configs).with_suffix("")),
     "attention": mechanism or "dense",
     "seeds": seeds,
     "match_parameters": False,
@@ -318,13 +336,18 @@ def _mapping(config: Any, leaves: Mapping[str, Leaf]) -> dict[str, Any]:
   """A config as a mapping, with leaves in the place of its own.
 
   Raises:
-    ConfigError: there is no such file, or it fails.
+    ConfigError: there is no such file, or it fails; or it is no config.
   """
   from settings.leaves import put
   from training import config_flag
 
   if isinstance(config, str):
     config = config_flag.load(config)
+  if not hasattr(config, "items"):
+    raise ConfigError(
+      f"config: expected FILE.py, FILE.py:MECHANISM or a ConfigDict, got "
+      f"{config!r}"
+    )
   mapping = config.to_dict() if hasattr(config, "to_dict") else dict(config)
   for leaf, value in leaves.items():
     put(mapping, leaf, value)
