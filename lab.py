@@ -18,7 +18,6 @@ matplotlib. A fault is a `ConfigError` of one line; a run that fails is a `RunEr
 
 from collections.abc import Mapping, Sequence
 import dataclasses
-import operator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,10 +60,22 @@ class Run:
   """
 
   folder: Path
-  experiment: Any
-  config = property(operator.attrgetter("experiment.config"))
-  task = property(operator.attrgetter("experiment.task"))
-  model = property(operator.attrgetter("experiment.model"))
+  experiment: Any = dataclasses.field(repr=False)
+
+  @property
+  def config(self) -> Any:
+    """Everything that was chosen."""
+    return self.experiment.config
+
+  @property
+  def task(self) -> Any:
+    """Batches, vocabulary and metrics."""
+    return self.experiment.task
+
+  @property
+  def model(self) -> Any:
+    """A Linen module: `run.model.apply(run.variables(), …)`."""
+    return self.experiment.model
 
   def metrics(self) -> "pd.DataFrame":
     """A row a line of metrics.jsonl: `step`, `split`, `loss` and all others."""
@@ -107,9 +118,14 @@ class Run:
       lines: sources, or prompts for a decoder alone.
       **options: of `training.inference.generate_lines`, as `max_length`, `seed`,
         `method` ('greedy', 'beam', 'sample') and what that method has.
+
+    Raises:
+      ConfigError: a line or an option that the model cannot take.
     """
     from training import inference
 
+    if isinstance(lines, str):
+      raise ConfigError(f"lines: expected a list of texts, got {lines!r}")
     variables = self.variables()
     return inference.generate_lines(
       self.experiment, variables, list(lines), **options
@@ -148,6 +164,8 @@ def train(
   from training import experiment, experiment_config, loop
   from training import workdir as workdir_lib
 
+  if stop_at is not None and stop_at < 1:
+    raise ConfigError(f"stop_at: expected at least 1, got {stop_at}")
   parsed = experiment_config.parse(_mapping(config, leaves))
   name = config if isinstance(config, str) else "run"
   default = workdir_lib.default(name, parsed)
@@ -171,7 +189,7 @@ class Comparison:
   """
 
   folder: Path
-  records: Sequence[Mapping[str, Any]]
+  records: Sequence[Mapping[str, Any]] = dataclasses.field(repr=False)
 
   def frame(self) -> "pd.DataFrame":
     """A row a run: `comparison.frame.runs`."""
@@ -193,7 +211,7 @@ class Comparison:
       metric: by default the one that decides, or the loss on training data.
 
     Raises:
-      ValueError: there is no such task.
+      ValueError: there is no such task or metric.
     """
     from comparison import figures, style
     from comparison.task import by_task
@@ -205,6 +223,11 @@ class Comparison:
         f"task: expected one of {', '.join(tasks)}, got {task!r}"
       )
     styles = style.styles(record["attention"] for record in self.records)
+    metrics = sorted(set(tasks[task].curves["metric"]))
+    if metric is not None and metric not in metrics:
+      raise ValueError(
+        f"metric: expected one of {', '.join(metrics)}, got {metric!r}"
+      )
     with style.look():
       return figures.learning_curves(tasks[task], styles, metric)
 
@@ -266,10 +289,16 @@ def sweep(
     seeds: of each row, from 0.
     workdir: of the comparison; by default one of its own.
     **leaves: that all runs take.
+
+  Raises:
+    ConfigError: it cannot be.
   """
   file, _, mechanism = config.partition(":")
+  path, configs = Path(file).resolve(), Path("configs").resolve()
+  if not path.is_relative_to(configs):
+    raise ConfigError(f"config: expected a file in configs/, got {file!r}")
   mapping = {
-    "tasks": str(Path(file).relative_to("configs").with_suffix("")),
+    "tasks": str(path.relative_to(configs).with_suffix("")),
     "attention": mechanism or "dense",
     "seeds": seeds,
     "match_parameters": False,
@@ -290,6 +319,11 @@ def _mapping(config: Any, leaves: Mapping[str, Any]) -> dict[str, Any]:
 
   if isinstance(config, str):
     config = config_flag.load(config)
+  if not hasattr(config, "items"):
+    raise ConfigError(
+      f"config: expected FILE.py, FILE.py:MECHANISM or a ConfigDict, got "
+      f"{config!r}"
+    )
   mapping = config.to_dict() if hasattr(config, "to_dict") else dict(config)
   for leaf, value in leaves.items():
     put(mapping, leaf, value)

@@ -124,6 +124,7 @@ class Comparison:
           f"{value!r}"
         )
     self._check_mechanisms()
+    self._check_seed()
     are_low = all(
       x.isdecimal() and int(x) < FIRST_CHOOSING_SEED for x in split(self.seeds)
     )
@@ -203,11 +204,30 @@ class Comparison:
     for name in self.mechanisms:
       _check_mechanism("attention", name, [*ATTENTIONS, *self.variants])
 
+  def _check_seed(self):
+    """Raises ValueError where a section sets the seed, which `seeds` decides."""
+    sections = {
+      "": self.overrides,
+      "grid.": self.grid,
+      "across.": self.across,
+      **{f"per_task.{task}.": x for task, x in self.per_task.items()},
+    }
+    for prefix, section in sections.items():
+      if "seed" in section:
+        raise ValueError(
+          f"{prefix}seed: every run takes one of config.seeds; expected "
+          "config.seeds alone"
+        )
+
   def _check_points(self):
     for field in ("grid", "across"):
       for leaf, values in _by_leaf(getattr(self, field)).items():
         if not values:
           raise ValueError(f"{field}.{leaf}: expected at least one value")
+        if any(value in values[:place] for place, value in enumerate(values)):
+          raise ValueError(
+            f"{field}.{leaf}: expected each value once, got {values}"
+          )
     for leaf in flatten(self.across):
       if leaf in flatten(self.grid):
         raise ValueError(
@@ -240,8 +260,8 @@ def _check_mechanism(field: str, name: Any, known: Iterable[str]) -> None:
     return
   if not isinstance(name, str) or ":" not in name:
     raise ValueError(
-      f"{field}: no mechanism {name!r}; {instead(name, known)}, or an import "
-      "path, package.module:factory"
+      f"{field}: no mechanism {name!r}; {instead(name, known)}; one of your own "
+      "is named package.module:factory"
     )
   try:
     registry.find(name)

@@ -55,7 +55,10 @@ def text(workdir: Path) -> str:
   ]
   left = [*states.get(_WAITING, ()), *states.get(_RUNNING, ())]
   if left and not done:
-    lines.append("no run is done yet, so nobody knows how long the others take")
+    lines.append(
+      "no run is done yet that was never stopped, so nobody knows how long the "
+      "others take"
+    )
   elif left:
     seconds = 0.0
     for name in left:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 import functools
+import inspect
 import math
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from models.beam_search import beam_search
 from models.kind import Model
 from models.rows import where_rows
 from models.sizes import check_length
+from settings.suggest import instead
 
 METHODS = ("greedy", "sample", "beam")
 
@@ -132,11 +134,13 @@ def generate(
   if max_length < 1:
     raise ValueError(f"max_length: expected at least 1, got {max_length}")
   prompts, lengths = _prompt(source, prompt, prompt_length, bos_id)
+  readable = getattr(model, "optional", ())
   for name in embedded:
-    if prompt is None or name not in getattr(model, "optional", ()):
-      raise ValueError(
-        f"{name}: expected a prompt with places for it, and a model that reads it"
-      )
+    if name not in readable:
+      known = [*inspect.signature(generate).parameters, *readable]
+      raise ValueError(f"{name}: unknown; {instead(name, known)}")
+    if prompt is None:
+      raise ValueError(f"{name}: expected a prompt with places for it")
   check_length(
     "max_length", prompts.shape[1] - 1 + max_length, model.max_target_length
   )

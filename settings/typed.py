@@ -17,7 +17,12 @@ def split(text: str) -> list[str]:
 
 
 def literal(text: str) -> Any:
-  """A number, truth value or tuple as Python writes it; else the text itself."""
+  """A number, truth value or tuple as Python writes it; else the text itself.
+
+  Truth values are 'true' and 'false' too, as for any flag.
+  """
+  if text in ("true", "false"):
+    return text == "true"
   try:
     return ast.literal_eval(text)
   except (ValueError, SyntaxError):

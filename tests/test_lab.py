@@ -27,6 +27,11 @@ def test_a_run_is_trained_and_looked_at(run):
   assert run.metrics()["loss"].notna().all()
   (line,) = run.generate(["3 1 4"], max_length=4)
   assert isinstance(line, str)
+  with pytest.raises(lab.ConfigError, match="expected a list of texts"):
+    run.generate("3 1 4")
+  with pytest.raises(lab.ConfigError, match="temperatur: unknown; did you"):
+    run.generate(["3 1 4"], temperatur=0.5)
+  assert repr(run) == f"Run(folder={run.folder!r})"
 
 
 def test_variables_are_those_of_a_step(run):
@@ -73,6 +78,28 @@ def test_a_run_that_was_stopped_goes_on(tmp_path, run):
       lambda: lab.compare("configs/compare/recall.py", attention=["dens"]),
       "no mechanism 'dens'",
     ),
+    (
+      lambda: lab.compare("configs/compare/recall.py:dense"),
+      "recall.py takes nothing after a colon, got 'dense'",
+    ),
+    (lambda: lab.train(None), "expected FILE.py, .* got None"),
+    (lambda: lab.train("configs/copy.py", stop_at=0), "at least 1, got 0"),
+    (
+      lambda: lab.compare("configs/compare/recall.py", seed=3),
+      "config.seed: every run takes one of config.seeds",
+    ),
+    (
+      lambda: lab.sweep("recall.py:delta", {"batch_size": [1, 2]}),
+      "expected a file in configs/, got 'recall.py'",
+    ),
+    (
+      lambda: lab.sweep("configs/recall.py", {"seed": [1, 2]}),
+      "config.across.seed: every run takes one of config.seeds",
+    ),
+    (
+      lambda: lab.sweep("configs/recall.py", {"batch_size": [8, 8]}),
+      "config.across.batch_size: expected each value once",
+    ),
   ],
 )
 def test_a_fault_is_one_line(call, message):
@@ -93,6 +120,8 @@ def test_a_comparison_is_loaded(tmp_path):
   assert axes.get_ylabel() == "token_accuracy"
   with pytest.raises(ValueError, match="expected one of copy, paper/recall"):
     results.curves("copi")
+  with pytest.raises(ValueError, match="token_accuracy, got 'accurac'"):
+    results.curves("copy", "accurac")
 
 
 @pytest.mark.thorough

@@ -166,7 +166,7 @@ class Checkpoints:
     """
     steps = sorted(self._manager.all_steps(), reverse=True)
     if step is not None and step not in steps:
-      raise ConfigError(f"step: expected one of {sorted(steps)}, got {step}")
+      raise ConfigError(f"step: expected one of {sorted(steps)}, got {step!r}")
     steps = steps if step is None else [step]
     for number in steps:
       try:

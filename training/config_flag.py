@@ -59,7 +59,17 @@ def load(argument: str) -> ConfigDict:
     return module["get_config"](*filter(None, [parameter]))
   # Whatever a config file raises, and a file that has no such function.
   except Exception as error:
+    _check_argument(error, argument)
     raise ConfigError(f"config: {argument}: {one_line(error)}") from error
+
+
+def _check_argument(error: Exception, argument: str) -> None:
+  """Raises ConfigError where a file was given an argument that it has no use for."""
+  if "get_config() takes 0 positional arguments" in str(error):
+    path, _, parameter = argument.partition(":")
+    raise ConfigError(
+      f"config: {path} takes nothing after a colon, got {parameter!r}"
+    ) from error
 
 
 class _WithSections(flags.ArgumentParser):
@@ -80,7 +90,11 @@ class _WithSections(flags.ArgumentParser):
         f"--{_NAME}: expected a config file, such as configs/copy.py, got "
         f"{file!r}"
       )
-    config = self._parser.parse(argument)
+    try:
+      config = self._parser.parse(argument)
+    except TypeError as error:
+      _check_argument(error, argument)
+      raise
     if not isinstance(config, ConfigDict):  # The file cannot be read.
       return config
     for word in sys.argv[1:]:

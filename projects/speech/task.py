@@ -152,7 +152,10 @@ class SpeechTask(base.Task):
 
   def encode(self, line: str) -> NoReturn:
     """Raises ValueError: a recording is not typed."""
-    raise ValueError(f"expected a recording, which is not typed, got {line!r}")
+    raise ValueError(
+      f"expected a recording, which is not typed, got {line!r}; "
+      "training.draw_attention reads one with --audio=FILE"
+    )
 
   def encode_target(self, line: str) -> list[int]:
     """Ids of the symbols of a line."""

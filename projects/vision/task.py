@@ -89,7 +89,10 @@ class ImageTask(LabelledTask):
 
   def encode(self, line: str) -> NoReturn:
     """Raises ValueError: an image is not typed."""
-    raise ValueError(f"expected an image, which is not typed, got {line!r}")
+    raise ValueError(
+      f"expected an image, which is not typed, got {line!r}; "
+      "training.draw_attention reads one with --image=FILE"
+    )
 
   def decode(self, ids: Sequence[int] | np.ndarray) -> str:
     """Names of classes."""

@@ -32,6 +32,29 @@ def test_every_combination_is_a_run_with_a_grid_inside():
     assert f"--config.model.features={width}" in run.arguments
 
 
+def test_truth_values_are_those_of_any_flag():
+  across = {"model": {"short_convolution": "true,false"}}
+  runs = plan.plan(comparison(tasks="recall", across=across))
+  values = [run.across["model.short_convolution"] for run in runs]
+  assert sorted(set(values)) == [False, True]
+  across = {"model": {"short_convolution": "yes"}}
+  fault = r"^config.across.model.short_convolution: expected a valid boolean"
+  with pytest.raises(ConfigError, match=fault):
+    plan.plan(comparison(tasks="recall", across=across))
+
+
+@pytest.mark.parametrize(
+  ("across", "fault"),
+  [
+    ({"seed": (1, 2)}, "across.seed: every run takes one of config.seeds"),
+    ({"model": {"features": (16, 16)}}, "features: expected each value once"),
+  ],
+)
+def test_seeds_and_repeated_values_are_refused(across, fault):
+  with pytest.raises(ConfigError, match=fault):
+    comparison(across=across)
+
+
 def test_parameters_are_those_of_dense_at_the_same_values():
   runs = plan.plan(comparison(attention="dense,additive", across=WIDTHS))
   dense = {
