@@ -54,9 +54,6 @@ class Run:
   Attributes:
     folder: of the run.
     experiment: all that follows from its config, with compiled functions.
-    config: everything that was chosen.
-    task: batches, vocabulary and metrics.
-    model: a Linen module: `run.model.apply(run.variables(), …)`.
   """
 
   folder: Path

@@ -199,9 +199,9 @@ def _notes(summary: pd.DataFrame) -> list[str]:
   for _, row in summary.iterrows():
     for note in (row["notes"] or "").splitlines():
       rows.setdefault(note, []).append(row["row"])
-    lines = row["dense_feed_forward"]
-    if row["feed_forward"] < lines / 2 and row["width"] != "dense":
-      note = f"a feed-forward layer of {row['feed_forward']:.0f}, dense has {lines:.0f}"
+    width, dense = row["feed_forward"], row["dense_feed_forward"]
+    if width < dense / 2 and row["width"] != "dense":
+      note = f"a feed-forward layer of {width:.0f}, dense has {dense:.0f}"
       rows.setdefault(note, []).append(row["row"])
     off = row["parameters"] / row["dense_parameters"] - 1
     if abs(off) > 0.02 and row["width"] != "dense":
@@ -232,11 +232,15 @@ def _setup(workdir: Path, found: Sequence[Record]) -> list[str]:
   grid = {k: v for k, v in shared.items() if k.startswith("grid.")}
   if grid:
     points = " × ".join(f"`{k[5:]}` ∈ {v}" for k, v in grid.items())
-    own = any(record.get("choosing") for record in found)
-    who = "seeds of their own" if own else "the seeds that are reported"
+    who = "the seeds that are reported"
+    if any(record.get("choosing") for record in found):
+      who = "seeds of their own"
+    # Of an older version, where the first seed chose at the rungs.
+    elif "halving.rungs" in shared and shared.get("halving.seeds") != "all":
+      who = "the first seed, which is reported as well,"
     split = next((s for s in (frame.splits(r)[0] for r in found) if s), "first")
     parts.append(
-      f"Each row has the point of {points} that {who} prefer on the {split} split."
+      f"Each row has the point of {points} that {who} preferred on the {split} split."
     )
   known = ("tasks", "match_parameters", "budget_seconds", "budget_flops")
   leaves = [
