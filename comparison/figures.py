@@ -106,7 +106,7 @@ def learning_curves(
 
 def lengths(task: Task, styles: Styles) -> Any | None:
   """Quality at other lengths than the trained one, a line a seed."""
-  table = task.at_lengths()
+  table = task.at_lengths
   drawn = [
     Line(
       str(name), of["attention"].iloc[0], list(of["ratio"]), list(of["value"])

@@ -22,8 +22,6 @@ HEADLINES = (
 )
 """Metrics that a task is judged by: the first that its last evaluation has."""
 
-RATE = "optimizer.learning_rate"
-
 _RUN = (
   *("task", "attention", "width", "seed", "status", "choosing"),
   *("parameters", "unmatched_parameters", "dense_parameters"),

@@ -12,7 +12,7 @@ from comparison import summary as summary_lib
 from comparison.page import Picture, Section, anchor
 from comparison.records import Record
 from comparison.tables import Table
-from comparison.task import Task, by_task
+from comparison.task import Task, divided
 from settings.errors import one_line
 from training import claimed, metrics
 
@@ -57,7 +57,7 @@ def write(workdir: Path) -> str:
   runs.to_json(workdir / "results.jsonl", orient="records", lines=True)
   summary.to_csv(workdir / "summary.csv", index=False)
   curves.to_csv(workdir / "curves.csv", index=False)
-  tasks = by_task(found)
+  tasks = divided(found, runs, curves, summary)
   findings = [
     f"{name}: {summary_lib.finding(task.summary)}"
     for name, task in tasks.items()

@@ -121,7 +121,7 @@ def cost(summary: pd.DataFrame) -> Table | None:
 
 def lengths(task: Task) -> Table | None:
   """Quality at each length, the mean of the seeds and the worst to the best."""
-  found = task.at_lengths()
+  found = task.at_lengths
   if found.empty:
     return None
   rows = task.summary[task.summary["row"].isin(found["row"])]

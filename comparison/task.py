@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 import dataclasses
+import functools
 from typing import Any
 
 import pandas as pd
@@ -59,12 +60,12 @@ class Task:
     curves = self.curves
     return curves[(curves["split"] == split) & (curves["metric"] == metric)]
 
+  @functools.cached_property
   def at_lengths(self) -> pd.DataFrame:
     """The deciding metric of each seed at each length, at the end of training.
 
-    Returns:
-      Columns `row`, `attention`, `seed`, `length`, `ratio` to the trained length,
-      `value`; empty for a task of one length.
+    Columns `row`, `attention`, `seed`, `length`, `ratio` to the trained length,
+    `value`; empty for a task of one length.
     """
     kept = self.curves[self.curves["metric"] == self.metric]
     last = kept.groupby(["run", "split"])["value"].last()
@@ -94,8 +95,17 @@ class Task:
 
 def by_task(records: Sequence[Record]) -> dict[str, Task]:
   """What a comparison found, by task, in the order of the summary."""
-  runs, curves = frame.runs(records), frame.curves(records)
-  summary = summarize(runs)
+  runs = frame.runs(records)
+  return divided(records, runs, frame.curves(records), summarize(runs))
+
+
+def divided(
+  records: Sequence[Record],
+  runs: pd.DataFrame,
+  curves: pd.DataFrame,
+  summary: pd.DataFrame,
+) -> dict[str, Task]:
+  """The tables of a comparison, by task, in the order of the summary."""
   if summary.empty:
     return {}
   return {
