@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 import functools
 import math
 import types
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -138,6 +139,8 @@ def recurrent_mechanism(
   *,
   init: Callable[[Array, plug.Dims], Params] | None = None,
   gates: Mapping[str, Gate] = types.MappingProxyType({}),
+  arrays: Mapping[str, Any] = types.MappingProxyType({}),
+  init_state: Callable[[int, plug.Dims], plug.Cache] | None = None,
 ) -> plug.Attention:
   """The record of a recurrence with its own decays and rates.
 
@@ -147,9 +150,11 @@ def recurrent_mechanism(
       hidden values; gates are among the options.
     init: `(key, dims) -> params`, of a mechanism with gates.
     gates: option -> what it is read with.
+    arrays: annotations of the gates beside `log_decay` and `beta`.
+    init_state: `(batch, dims) -> state`; None is zeros `[B, N, H, V]`.
 
   Returns:
-    An `Attention` whose cache is the state `[B, N, H, V]` of each example.
+    An `Attention` whose cache is the state of each example.
   """
 
   def make(key, dims):
@@ -163,11 +168,14 @@ def recurrent_mechanism(
     return {"params": init(key, dims)}
 
   def run(variables, query, key, value, state=None, axis_name=None, **call):
-    arrays = {"query": query, "key": key, "value": value}
+    checked = {"query": query, "key": key, "value": value}
     given = {gate: call.pop(gate, None) for gate in gates}
     call = arguments.accepted_options(name, _attend, call)
-    arrays |= {**given, **call, "initial_state": state}
-    arguments.check_call(arrays, _ARRAYS, needed=("query", "key", "value"))
+    checked |= {**given, **call}
+    if init_state is None:
+      checked["initial_state"] = state
+    needed = ("query", "key", "value")
+    arguments.check_call(checked, {**_ARRAYS, **arrays}, needed=needed)
     for gate, array in given.items():
       if array is None:
         raise ValueError(
@@ -188,6 +196,8 @@ def recurrent_mechanism(
 
   def init_cache(variables, batch, max_length, dims, dtype):
     del variables, max_length, dtype
+    if init_state is not None:
+      return init_state(batch, dims)
     shape = (batch, dims.num_heads, dims.head_dim, dims.values)
     return jnp.zeros(shape, jnp.float32)
 

@@ -1,10 +1,13 @@
 """A state that decays and learns from keys and values, chunk by chunk.
 
-For each head, with g the logarithm of a decay and β a rate,
+For each head, with g the logarithm of a decay and p the key that is erased,
 
-    gated   S_t = diag(e^g_t) S_{t−1} + k_t v_tᵀ
-    delta   S_t = S' + β_t k_t (v_t − S'ᵀ k_t)ᵀ        S' = diag(e^g_t) S_{t−1}
+    gated   S_t = S' + k_t v_tᵀ                  S' = diag(e^g_t) S_{t−1}
+    delta   S_t = S' + k_t (v_t − S'ᵀ p_t)ᵀ
     out_t = scale · S_tᵀ q_t
+
+A rate β multiplies k. The keys p are k itself for the delta rule, and others for what
+was made of it.
 
 A chunk of C positions that begins with the state S is a sum over pairs. With G_ij =
 Σ g_u over j < u ≤ i, G_i that from the beginning on, and A^x_ij = Σ_h x_ih k_jh e^G_ijh,
@@ -13,11 +16,11 @@ A chunk of C positions that begins with the state S is a sum over pairs. With G_
 
 where u = v for the gated form, and for the delta rule (WY form)
 
-    u = U − W S        (I + diag(β) stril(A^k)) [U, W] = diag(β) [v, k ⊙ e^G_i]
+    u = U − W S        (I + stril(A^p)) [U, W] = [v, p ⊙ e^G_i]
 
 Every exponent is a sum of decays, hence never positive: nothing overflows, and what
 underflows is nothing. Where a segment begins, g is −10³⁰, and nothing of what was
-before is left. A position that is hidden or appended has g = β = 0 and k = v = 0.
+before is left. A position that is hidden or appended has g = 0 and k = p = v = 0.
 
 What a stretch of positions does to a state is linear, S → M S + S', and two stretches
 are one: (M₂, S₂) after (M₁, S₁) is (M₂ M₁, M₂ S₁ + S₂). So an associative scan gives
@@ -52,6 +55,9 @@ def recurrent_attention(
   *,
   log_decay: Float[Array, "..."] | None = None,
   beta: Float[Array, "B T N"] | None = None,
+  erase_key: Float[Array, "B T K H"] | None = None,
+  erase_gate: Float[Array, "B T N H"] | None = None,
+  write_gate: Float[Array, "B T N V"] | None = None,
   mask: Bool[Array, "..."] | None = None,
   is_causal: bool = True,
   scale: float | Float[Array, ""] | None = None,
@@ -59,11 +65,16 @@ def recurrent_attention(
   segment_ids: Int[Array, "B T"] | None = None,
   return_state: bool = True,
   axis_name: str | None = None,
+  erases_before_decay: bool = False,
 ) -> Any:
-  """The recurrence of `gated_linear_attention`, and with `beta` of the delta rule.
+  """The recurrence of `gated_linear_attention`, or of `delta_rule_attention`.
+
+  It is the second where there is a rate, or a key or gate of what is erased. Then p =
+  b ∘ `erase_key`, which is `key` if None, and what is written is (w ∘ v) βk, with b, w
+  and β of 1 if None.
 
   With `axis_name`, each device has a part of the sequence, inside `jax.shard_map`; the
-  first begins with no state.
+  first begins with no state. With `erases_before_decay` p reads S_{t−1}, not S'.
 
   Raises:
     ValueError: `log_decay` or the mask does not fit, or the call is not causal.
@@ -96,6 +107,15 @@ def recurrent_attention(
   def by_head(x):
     return jnp.repeat(seen(x), heads[2] // x.shape[2], axis=2)
 
+  key, value, erase = by_head(key), by_head(value), None
+  if not (beta is None and erase_key is None and erase_gate is None):
+    erase = key if erase_key is None else by_head(erase_key)
+  if erase_gate is not None:
+    erase = erase * seen(erase_gate)
+  if write_gate is not None:
+    value *= seen(write_gate)
+  if beta is not None:
+    key *= seen(beta[..., None])
   log_decay = seen(log_decay.reshape(*heads, -1))
   is_part = axis_name is not None and jax.lax.axis_size(axis_name) > 1
   if segment_ids is not None:
@@ -106,32 +126,80 @@ def recurrent_attention(
       before = jnp.concatenate([segment_ids[:, :1], segment_ids[:, :-1]], 1)
     begins = (segment_ids != before)[..., None, None]
     log_decay = jnp.where(begins, FORGOTTEN, log_decay)
-  inputs = (
-    query.astype(jnp.float32) * arguments.softmax_scale(scale, head_dim),
-    by_head(key),
-    by_head(value),
-    log_decay,
-    None if beta is None else seen(beta[..., None]),
-  )
+    if erases_before_decay:
+      erase = jnp.where(begins, 0.0, erase)
+  scale = arguments.softmax_scale(scale, head_dim)
+  inputs = query.astype(jnp.float32) * scale, key, value, log_decay, erase
   state = initial_state
   if state is not None:
     state = state.astype(jnp.float32)
   if is_part:
-    own = _stretch(*inputs)
+    own = _stretch(erases_before_decay, *inputs)
     first = jax.tree.map(jnp.zeros_like, own)
     _, state = device_prefix(_joined, first, own, axis_name)
-  out, state = _attend(inputs, state)
+  out, state = _attend(erases_before_decay, inputs, state)
   out = out.astype(query.dtype)
   return (out, state) if return_state else out
 
 
-def _attend(inputs, state):
+def several_writes(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B T R K H"],
+  value: Float[Array, "B T R K V"],
+  *,
+  log_decay: Float[Array, "..."] | None = None,
+  beta: Float[Array, "B T R N"] | None = None,
+  erase_key: Float[Array, "B T R K H"] | None = None,
+  mask: Bool[Array, "..."] | None = None,
+  segment_ids: Int[Array, "B T"] | None = None,
+  **options: Any,
+) -> Any:
+  """`recurrent_attention` that decays once and then writes R times at a position.
+
+  It is that of T·R positions: a decay at the first of each R, a query at the last.
+  """
+  writes = key.shape[2]
+
+  def flat(x):
+    return None if x is None else x.reshape(len(x), -1, *x.shape[3:])
+
+  def repeated(x):
+    return None if x is None else jnp.repeat(x, writes, axis=1)
+
+  def placed(x, index):
+    """`x` at one of R positions, and 0 at the others."""
+    if x is None:
+      return None
+    others = [(0, 0)] * (x.ndim - 2)
+    place = (index, writes - 1 - index)
+    return flat(jnp.pad(x[:, :, None], [(0, 0), (0, 0), place, *others]))
+
+  instead = "dense attention takes masks that vary"
+  keep = arguments.key_mask(mask, query, key[:, :, 0], instead)
+  if keep is not None:
+    keep = repeated(keep)[:, None, None, :]
+  out, state = recurrent_attention(
+    placed(query, writes - 1),
+    flat(key),
+    flat(value),
+    log_decay=placed(log_decay, 0),
+    beta=flat(beta),
+    erase_key=flat(erase_key),
+    mask=keep,
+    segment_ids=repeated(segment_ids),
+    **options,
+  )
+  return out[:, writes - 1 :: writes], state
+
+
+def _attend(erases_before_decay, inputs, state):
   """The scan.
 
   Args:
+    erases_before_decay: as in `recurrent_attention`.
     inputs: queries `[B, T, N, H]`, keys, values `[B, T, N, V]`, log-decays
-      `[B, T, N, 1 or H]` and β `[B, T, N, 1]` or None, float32. Those of hidden
-      positions are 0.
+      `[B, T, N, 1 or H]` and erased keys `[B, T, N, H]` or None, float32. Those of
+      hidden positions are 0.
     state: `[B, N, H, V]`, or None for 0.
   """
   query, _, value, *_ = inputs
@@ -142,12 +210,13 @@ def _attend(inputs, state):
   if state is None:
     shape = batch, num_heads, head_dim, value_dim
     state = jnp.zeros_like(value, shape=shape)
-  step, size = functools.partial(_step, count), count * size
+  step = functools.partial(_step, count, erases_before_decay)
+  size *= count
   state, out = scan(step, (), state, inputs, size=size, is_empty=is_empty)
   return out, state
 
 
-def _step(count, params, state, inputs):
+def _step(count, erases_before_decay, params, state, inputs):
   """`count` chunks, `[B, N, count, C, ·]`, of which each begins as the last ends."""
   del params
 
@@ -155,28 +224,36 @@ def _step(count, params, state, inputs):
     x = x.reshape(len(x), count, -1, *x.shape[2:])
     return x.transpose(0, 3, 1, 2, 4)
 
-  query, key, value, log_decay, beta = jax.tree.map(rows, inputs)
-  from_start = jnp.exp(jnp.cumsum(log_decay, axis=3))
+  query, key, value, log_decay, erase = jax.tree.map(rows, inputs)
+  decays = jnp.cumsum(log_decay, axis=3)
+  from_start = jnp.exp(decays)
   written = jnp.swapaxes(key * jnp.exp(rest(log_decay)), -2, -1)
   factor = jnp.swapaxes(from_start[..., -1:, :], -2, -1)
-  known, solution = key * from_start, None
-  if beta is None:
+  known = solution = None
+  if erase is None:
     (scores,) = _scores([query], key, log_decay)
+  elif erases_before_decay:
+    # A reader at i − 1 sees what is there before the decay of i.
+    known = erase * jnp.exp(_shifted(decays, 1))
+    readers = [query, _shifted(erase, -1)]
+    scores, overlaps = _scores(readers, key, log_decay)
+    solution = inverse(jnp.tril(_shifted(overlaps, 1), -1))
   else:
-    scores, overlaps = _scores([query, key], key, log_decay)
-    solution = _inverse(jnp.tril(beta * overlaps, -1))
+    known = erase * from_start
+    scores, overlaps = _scores([query, erase], key, log_decay)
+    solution = inverse(jnp.tril(overlaps, -1))
   before = None if state is None else state[:, :, None]
   if count > 1:
     through, made = factor, value
     if solution is not None:
-      made = solution @ (beta * value)
+      made = solution @ value
       unit = jnp.eye(key.shape[-1])[None, None, None]
-      through = factor * unit - written @ (solution @ (beta * known))
+      through = factor * unit - written @ (solution @ known)
     first = jnp.zeros_like(through[:, :, :1]), before
     _, before = chunk_prefixes(_joined, first, (through, written @ made))
   if solution is not None:
     error = value if before is None else value - known @ before
-    value = solution @ (beta * error)
+    value = solution @ error
   out = jnp.tril(scores) @ value
   after = written @ value
   if before is not None:
@@ -186,17 +263,26 @@ def _step(count, params, state, inputs):
   return after[:, :, -1], out.reshape(len(out), -1, *out.shape[3:])
 
 
-def _stretch(query, key, value, log_decay, beta):
+def _shifted(x, distance):
+  """Rows moved on by one position, or back; zeros come in."""
+  pads = [(0, 0)] * (x.ndim - 2)
+  if distance > 0:
+    return jnp.pad(x[..., :-1, :], [*pads, (1, 0), (0, 0)])
+  return jnp.pad(x[..., 1:, :], [*pads, (0, 1), (0, 0)])
+
+
+def _stretch(erases_before_decay, query, key, value, log_decay, erase):
   """(M, S') of these positions; M is H×H, or D×1 for the diagonal of one."""
-  if beta is None:
+  if erase is None:
     factor = jnp.exp(jnp.sum(log_decay, axis=1))[..., None]
-    return factor, _attend((query, key, value, log_decay, None), None)[1]
+    return factor, _attend(False, (query, key, value, log_decay, None), None)[1]
   # Together the state that they make of I with values of 0, and of 0 with theirs.
   batch, _, num_heads, size = key.shape
   state = jnp.eye(size, size + value.shape[3])[None, None]
   state = jnp.broadcast_to(state, (batch, num_heads, *state.shape[2:]))
   value = jnp.concatenate([jnp.zeros_like(key), value], axis=3)
-  state = _attend((query, key, value, log_decay, beta), state)[1]
+  inputs = query, key, value, log_decay, erase
+  state = _attend(erases_before_decay, inputs, state)[1]
   return state[..., :size], state[..., size:]
 
 
@@ -221,7 +307,7 @@ def _scores(readers, key, log_decay):
 
 
 @jax.custom_jvp
-def _inverse(lower: Float[Array, "B N G C C"]) -> Float[Array, "B N G C C"]:
+def inverse(lower: Float[Array, "B N G C C"]) -> Float[Array, "B N G C C"]:
   """(I + L)⁻¹ of L that is 0 on and above its diagonal, by halves.
 
     [[A, 0], [X, D]]⁻¹ = [[A⁻¹, 0], [−D⁻¹ X A⁻¹, D⁻¹]]
@@ -234,12 +320,12 @@ def _inverse(lower: Float[Array, "B N G C C"]) -> Float[Array, "B N G C C"]:
   half = size // 2
   own = [lower[..., :half, :half], lower[..., half:, half:]]
   own = jnp.stack(own, axis=3).reshape(*lower.shape[:2], -1, half, half)
-  own = _inverse(own)
+  own = inverse(own)
   across = own[:, :, 1::2] @ lower[..., half:, :half] @ own[:, :, ::2]
   return triangle(own, -across)
 
 
-@_inverse.defjvp
+@inverse.defjvp
 def _inverse_jvp(primals, tangents):
-  inverse = _inverse(*primals)
-  return inverse, -(inverse @ tangents[0] @ inverse)
+  inverted = inverse(*primals)
+  return inverted, -(inverted @ tangents[0] @ inverted)
