@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Any
 from attention.adapters import as_attention_fn
 from attention.additive import additive, additive_attention
 from attention.bigbird import bigbird, bigbird_attention, bigbird_random_blocks
+from attention.delta_product import delta_product, delta_product_attention
 from attention.delta_rule import (
+  comba,
   delta,
   delta_rule_attention,
   gated_delta,
+  gated_delta_2,
   kimi_delta,
 )
 from attention.dense import dense, dense_attention
@@ -25,6 +28,7 @@ from attention.flash import flash, flash_attention
 from attention.gated_linear import (
   gated_linear,
   gated_linear_attention,
+  lightning,
   mamba2,
   retention,
 )
@@ -56,6 +60,7 @@ from attention.positions import (
   t5_buckets,
 )
 from attention.registry import ATTENTIONS
+from attention.rwkv7 import rwkv7, rwkv7_attention
 from attention.sliding_window import sliding_window, sliding_window_attention
 from attention.strided_2d import strided_2d, strided_2d_attention
 from attention.visible import (
@@ -91,8 +96,11 @@ __all__ = [
   "bigbird_attention",
   "bigbird_random_blocks",
   "causal",
+  "comba",
   "definitions",
   "delta",
+  "delta_product",
+  "delta_product_attention",
   "delta_rule_attention",
   "dense",
   "dense_attention",
@@ -102,6 +110,7 @@ __all__ = [
   "flash_attention",
   "elu_plus_one",
   "gated_delta",
+  "gated_delta_2",
   "gated_linear",
   "gated_linear_attention",
   "gates_from_keys",
@@ -110,6 +119,7 @@ __all__ = [
   "kimi_delta",
   "latent",
   "latent_attention",
+  "lightning",
   "linear",
   "linear_attention",
   "linformer",
@@ -129,6 +139,8 @@ __all__ = [
   "performer_attention",
   "retention",
   "rotary",
+  "rwkv7",
+  "rwkv7_attention",
   "segments",
   "sliding_window",
   "sliding_window_attention",

@@ -16,11 +16,18 @@ from typing import Any
 from attention import plug
 from attention.additive import additive
 from attention.bigbird import bigbird
-from attention.delta_rule import delta, gated_delta, kimi_delta
+from attention.delta_product import delta_product
+from attention.delta_rule import (
+  comba,
+  delta,
+  gated_delta,
+  gated_delta_2,
+  kimi_delta,
+)
 from attention.dense import dense
 from attention.differential import differential
 from attention.flash import flash
-from attention.gated_linear import gated_linear, mamba2, retention
+from attention.gated_linear import gated_linear, lightning, mamba2, retention
 from attention.latent import latent
 from attention.linear import linear
 from attention.linformer import linformer
@@ -29,6 +36,7 @@ from attention.multiplicative import multiplicative
 from attention.nystrom import nystrom
 from attention.performer import performer
 from attention.plug import Attention
+from attention.rwkv7 import rwkv7
 from attention.sliding_window import sliding_window
 from attention.strided_2d import strided_2d
 from attention.window_2d import window_2d
@@ -50,11 +58,16 @@ _FACTORIES = (
   window_2d,
   strided_2d,
   retention,
+  lightning,
   gated_linear,
   mamba2,
   delta,
   gated_delta,
   kimi_delta,
+  comba,
+  gated_delta_2,
+  delta_product,
+  rwkv7,
   differential,
   latent,
 )

@@ -9,6 +9,7 @@ share nothing with them. `recurrent` has the recurrences.
 
 from attention.definitions.additive import additive_attention
 from attention.definitions.bigbird import bigbird_attention
+from attention.definitions.delta_product import delta_product_attention
 from attention.definitions.dense import dense_attention
 from attention.definitions.differential import differential_attention
 from attention.definitions.flash import flash_attention
@@ -23,6 +24,7 @@ from attention.definitions.recurrent import (
   delta_rule_attention,
   gated_linear_attention,
 )
+from attention.definitions.rwkv7 import rwkv7_attention
 from attention.definitions.sliding_window import sliding_window_attention
 from attention.definitions.strided_2d import strided_2d_attention
 from attention.definitions.window_2d import window_2d_attention
@@ -31,6 +33,7 @@ from attention.definitions.window_linear import window_linear_attention
 __all__ = [
   "additive_attention",
   "bigbird_attention",
+  "delta_product_attention",
   "delta_rule_attention",
   "dense_attention",
   "differential_attention",
@@ -43,6 +46,7 @@ __all__ = [
   "multiplicative_attention",
   "nystrom_attention",
   "performer_attention",
+  "rwkv7_attention",
   "sliding_window_attention",
   "strided_2d_attention",
   "window_2d_attention",

@@ -7,15 +7,19 @@ from attention import (
   additive,
   bigbird,
   bigbird_random_blocks,
+  comba,
   definitions,
   delta,
+  delta_product,
   dense,
   differential,
   flash,
   gated_delta,
+  gated_delta_2,
   gated_linear,
   kimi_delta,
   latent,
+  lightning,
   linear,
   linformer,
   lsh,
@@ -24,12 +28,15 @@ from attention import (
   nystrom,
   performer,
   retention,
+  rwkv7,
   sliding_window,
   strided_2d,
   window_2d,
   window_linear,
 )
+from attention.definitions import delta_product as delta_product_definition
 from attention.definitions import recurrent
+from attention.definitions import rwkv7 as rwkv7_definition
 from attention.definitions.linear import hedgehog_features
 from attention.definitions.nystrom import depthwise_convolution
 from attention.testing import Mechanism
@@ -218,8 +225,8 @@ def _strided_2d(**options):
   return Mechanism(strided_2d, attend, options, sparse=True, pads=False)
 
 
-def _recurrent(factory, **options):
-  definition = getattr(recurrent, factory.__name__)
+def _recurrent(factory, module=recurrent, **options):
+  definition = getattr(module, factory.__name__)
   rest = {k: v for k, v in options.items() if k != "rank"}
 
   def attend(variables, query, key, value, **call):
@@ -234,6 +241,7 @@ def _recurrent(factory, **options):
     options,
     normalised=False,
     bounded=False,
+    one_matrix=factory not in (gated_delta_2, delta_product),
     cache="nothing",
   )
 
@@ -300,11 +308,16 @@ MECHANISMS = (
   _window_2d(window=2, shift=1, hidden_logit=-3.0),
   _strided_2d(stride=2),
   _recurrent(retention),
+  _recurrent(lightning, depth=0.5),
   _recurrent(gated_linear, rank=3, temperature=4.0),
   _recurrent(mamba2),
   _recurrent(delta),
   _recurrent(gated_delta, max_rate=2.0),
   _recurrent(kimi_delta, rank=3),
+  _recurrent(comba, max_rate=2.0),
+  _recurrent(gated_delta_2, rank=3),
+  _recurrent(delta_product, delta_product_definition),
+  _recurrent(rwkv7, rwkv7_definition, rank=3),
   _differential(start=0.6),
   _latent(),
   _latent(rank=5, shared_dim=3),
