@@ -43,6 +43,7 @@ from attention.linear import (
 from attention.linformer import linformer, linformer_attention
 from attention.logits import Logits
 from attention.lsh import lsh, lsh_attention, lsh_rotations
+from attention.mamba3 import mamba3
 from attention.mods import make_block_mask
 from attention.multiplicative import multiplicative, multiplicative_attention
 from attention.nystrom import nystrom, nystrom_attention
@@ -130,6 +131,7 @@ __all__ = [
   "make_block_mask",
   "mask_mod",
   "mamba2",
+  "mamba3",
   "multiplicative",
   "multiplicative_attention",
   "nystrom",

@@ -117,14 +117,9 @@ def recurrent_attention(
   if beta is not None:
     key *= seen(beta[..., None])
   log_decay = seen(log_decay.reshape(*heads, -1))
-  is_part = axis_name is not None and jax.lax.axis_size(axis_name) > 1
+  is_part = sharded.is_part(axis_name)
   if segment_ids is not None:
-    if is_part:
-      before = sharded.reached(segment_ids, 1, 0, axis_name)[:, :-1]
-    else:
-      # The first of all goes on from the initial state.
-      before = jnp.concatenate([segment_ids[:, :1], segment_ids[:, :-1]], 1)
-    begins = (segment_ids != before)[..., None, None]
+    begins = segment_begins(segment_ids, axis_name)[..., None, None]
     log_decay = jnp.where(begins, FORGOTTEN, log_decay)
     if erases_before_decay:
       erase = jnp.where(begins, 0.0, erase)
@@ -140,6 +135,17 @@ def recurrent_attention(
   out, state = _attend(erases_before_decay, inputs, state)
   out = out.astype(query.dtype)
   return (out, state) if return_state else out
+
+
+def segment_begins(
+  segment_ids: Int[Array, "B T"], axis_name: str | None
+) -> Bool[Array, "B T"]:
+  """Where another segment begins; the first of all goes on from the initial state."""
+  if sharded.is_part(axis_name):
+    before = sharded.reached(segment_ids, 1, 0, axis_name)[:, :-1]
+  else:
+    before = jnp.concatenate([segment_ids[:, :1], segment_ids[:, :-1]], 1)
+  return segment_ids != before
 
 
 def several_writes(

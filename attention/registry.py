@@ -32,6 +32,7 @@ from attention.latent import latent
 from attention.linear import linear
 from attention.linformer import linformer
 from attention.lsh import lsh
+from attention.mamba3 import mamba3
 from attention.multiplicative import multiplicative
 from attention.nystrom import nystrom
 from attention.performer import performer
@@ -61,6 +62,7 @@ _FACTORIES = (
   lightning,
   gated_linear,
   mamba2,
+  mamba3,
   delta,
   gated_delta,
   kimi_delta,

@@ -328,6 +328,11 @@ def _ring_backward(ring, inputs, results, cotangents):
   )
 
 
+def is_part(axis_name: str | None) -> bool:
+  """Whether a call has a part of a sequence, of which other devices have others."""
+  return axis_name is not None and jax.lax.axis_size(axis_name) > 1
+
+
 def passed_on(tree: Any, axis_name: str) -> Any:
   """What the device before this one has, the last before the first."""
   size = jax.lax.axis_size(axis_name)

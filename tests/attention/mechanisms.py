@@ -24,6 +24,7 @@ from attention import (
   linformer,
   lsh,
   mamba2,
+  mamba3,
   multiplicative,
   nystrom,
   performer,
@@ -35,6 +36,7 @@ from attention import (
   window_linear,
 )
 from attention.definitions import delta_product as delta_product_definition
+from attention.definitions import mamba3 as mamba3_definition
 from attention.definitions import recurrent
 from attention.definitions import rwkv7 as rwkv7_definition
 from attention.definitions.linear import hedgehog_features
@@ -311,6 +313,7 @@ MECHANISMS = (
   _recurrent(lightning, depth=0.5),
   _recurrent(gated_linear, rank=3, temperature=4.0),
   _recurrent(mamba2),
+  _recurrent(mamba3, mamba3_definition),
   _recurrent(delta),
   _recurrent(gated_delta, max_rate=2.0),
   _recurrent(kimi_delta, rank=3),
