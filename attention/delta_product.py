@@ -1,5 +1,7 @@
 """DeltaProduct: several corrections of a state at each position."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
@@ -136,7 +138,7 @@ def delta_product(
     )
 
   read = {"beta": gates.rate(max_rate), "log_decay": gates.step_decay}
-  arrays = {"beta": Float[Array, "B T R N"]}
+  arrays: dict[str, Any] = {"beta": Float[Array, "B T R N"]}
   if others:
     read["other_keys"] = projected("other_key_kernel")
     read["other_values"] = projected("other_value_kernel")

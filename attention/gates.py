@@ -157,7 +157,7 @@ _ARRAYS = {
 
 def recurrent_mechanism(
   name: str,
-  recurrence: Callable[..., tuple[Array, Array]] = (
+  recurrence: Callable[..., tuple[Array, plug.Cache]] = (
     lambda params, *qkv, **options: recurrent_attention(*qkv, **options)
   ),
   *,

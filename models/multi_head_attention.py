@@ -416,7 +416,7 @@ class MultiHeadAttention(nn.Module):
       )
     return width
 
-  def _merge(self, out, inputs, value=None):
+  def _merge(self, out, inputs, value: Any = None):
     """The output projection of each head's result, normed and gated."""
     kind, gate = self.config.output_norm, self.config.output_gate
     if self.config.exclusive:

@@ -90,11 +90,10 @@ def delta_rule_attention(
     for x in (key, value, key if erase_key is None else erase_key)
   )
   b, w, rate = (
-    1.0 if x is None else np.asarray(x, np.float64)
+    np.ones(1) if x is None else np.asarray(x, np.float64)
     for x in (erase_gate, write_gate, beta)
   )
-  p, value = p * b, value * w
-  written = key * (rate if beta is None else rate[..., None])
+  p, value, written = p * b, value * w, key * rate[..., None]
   g = decays(log_decay, query)
 
   def update(state, at):

@@ -96,5 +96,6 @@ def rwkv7(
     replacement=rate * removed,
   )
   _, same = recurrent.seen_positions(call, *np.shape(query)[:2])
-  bonus = np.sum(query * p["bonus"] * key, axis=-1, keepdims=True) * value
+  read = np.asarray(query, np.float64) * p["bonus"]
+  bonus = np.sum(read * key, axis=-1, keepdims=True) * value
   return out + bonus * same[:, :, None, None]
