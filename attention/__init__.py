@@ -62,6 +62,7 @@ from attention.positions import (
 )
 from attention.registry import ATTENTIONS
 from attention.rwkv7 import rwkv7, rwkv7_attention
+from attention.selected import selected_attention
 from attention.sliding_window import sliding_window, sliding_window_attention
 from attention.strided_2d import strided_2d, strided_2d_attention
 from attention.visible import (
@@ -144,6 +145,7 @@ __all__ = [
   "rwkv7",
   "rwkv7_attention",
   "segments",
+  "selected_attention",
   "sliding_window",
   "sliding_window_attention",
   "strided_2d",

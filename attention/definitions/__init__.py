@@ -25,6 +25,7 @@ from attention.definitions.recurrent import (
   gated_linear_attention,
 )
 from attention.definitions.rwkv7 import rwkv7_attention
+from attention.definitions.selected import selected_attention
 from attention.definitions.sliding_window import sliding_window_attention
 from attention.definitions.strided_2d import strided_2d_attention
 from attention.definitions.window_2d import window_2d_attention
@@ -47,6 +48,7 @@ __all__ = [
   "nystrom_attention",
   "performer_attention",
   "rwkv7_attention",
+  "selected_attention",
   "sliding_window_attention",
   "strided_2d_attention",
   "window_2d_attention",
