@@ -44,6 +44,7 @@ from attention.linformer import linformer, linformer_attention
 from attention.logits import Logits
 from attention.lsh import lsh, lsh_attention, lsh_rotations
 from attention.mamba3 import mamba3
+from attention.moba import moba, moba_attention
 from attention.mods import make_block_mask
 from attention.multiplicative import multiplicative, multiplicative_attention
 from attention.nystrom import nystrom, nystrom_attention
@@ -133,6 +134,8 @@ __all__ = [
   "mask_mod",
   "mamba2",
   "mamba3",
+  "moba",
+  "moba_attention",
   "multiplicative",
   "multiplicative_attention",
   "nystrom",

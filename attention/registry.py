@@ -33,6 +33,7 @@ from attention.linear import linear
 from attention.linformer import linformer
 from attention.lsh import lsh
 from attention.mamba3 import mamba3
+from attention.moba import moba
 from attention.multiplicative import multiplicative
 from attention.nystrom import nystrom
 from attention.performer import performer
@@ -72,6 +73,7 @@ _FACTORIES = (
   rwkv7,
   differential,
   latent,
+  moba,
 )
 
 ATTENTIONS: Mapping[str, Callable[..., Attention]] = MappingProxyType(

@@ -17,6 +17,7 @@ from attention.definitions.latent import latent_attention
 from attention.definitions.linear import linear_attention
 from attention.definitions.linformer import linformer_attention
 from attention.definitions.lsh import lsh_attention
+from attention.definitions.moba import moba_attention
 from attention.definitions.multiplicative import multiplicative_attention
 from attention.definitions.nystrom import nystrom_attention
 from attention.definitions.performer import performer_attention
@@ -44,6 +45,7 @@ __all__ = [
   "linear_attention",
   "linformer_attention",
   "lsh_attention",
+  "moba_attention",
   "multiplicative_attention",
   "nystrom_attention",
   "performer_attention",

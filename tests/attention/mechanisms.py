@@ -25,6 +25,7 @@ from attention import (
   lsh,
   mamba2,
   mamba3,
+  moba,
   multiplicative,
   nystrom,
   performer,
@@ -283,6 +284,14 @@ def _latent(**options):
   return Mechanism(latent, attend, options, cache="length")
 
 
+def _moba(**options):
+  def attend(variables, *qkv, **call):
+    assert not variables
+    return definitions.moba_attention(*qkv, **options, **call)
+
+  return Mechanism(moba, attend, options, cache="length")
+
+
 MECHANISMS = (
   _dense(),
   _dense(sinks=True, logits_soft_cap=2.0, forget=True),
@@ -324,6 +333,7 @@ MECHANISMS = (
   _differential(start=0.6),
   _latent(),
   _latent(rank=5, shared_dim=3),
+  _moba(block_size=3, top_k=2),
 )
 """A line for each mechanism and setting."""
 
