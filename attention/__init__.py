@@ -47,6 +47,7 @@ from attention.mamba3 import mamba3
 from attention.moba import moba, moba_attention
 from attention.mods import make_block_mask
 from attention.multiplicative import multiplicative, multiplicative_attention
+from attention.nsa import nsa, nsa_attention
 from attention.nystrom import nystrom, nystrom_attention
 from attention.performer import (
   orthogonal_features,
@@ -138,6 +139,8 @@ __all__ = [
   "moba_attention",
   "multiplicative",
   "multiplicative_attention",
+  "nsa",
+  "nsa_attention",
   "nystrom",
   "nystrom_attention",
   "orthogonal_features",

@@ -145,10 +145,9 @@ def moba(block_size: int = 64, top_k: int = 4) -> plug.Attention:
 
   def apply(variables, query, key, value, **call) -> Any:
     del variables
-    own = ("block_size", "top_k", "return_lse")
+    own: dict[str, Any] = {"block_size": block_size, "top_k": top_k}
     call = arguments.accepted_options("moba", moba_attention, call, own=own)
-    options = {"block_size": block_size, "top_k": top_k, **call}
-    return moba_attention(query, key, value, **options)
+    return moba_attention(query, key, value, **own, **call)
 
   def init_own_cache(variables, batch, max_length, dims, dtype):
     del variables

@@ -35,6 +35,7 @@ from attention.lsh import lsh
 from attention.mamba3 import mamba3
 from attention.moba import moba
 from attention.multiplicative import multiplicative
+from attention.nsa import nsa
 from attention.nystrom import nystrom
 from attention.performer import performer
 from attention.plug import Attention
@@ -74,6 +75,7 @@ _FACTORIES = (
   differential,
   latent,
   moba,
+  nsa,
 )
 
 ATTENTIONS: Mapping[str, Callable[..., Attention]] = MappingProxyType(

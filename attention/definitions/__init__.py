@@ -19,6 +19,7 @@ from attention.definitions.linformer import linformer_attention
 from attention.definitions.lsh import lsh_attention
 from attention.definitions.moba import moba_attention
 from attention.definitions.multiplicative import multiplicative_attention
+from attention.definitions.nsa import nsa_attention
 from attention.definitions.nystrom import nystrom_attention
 from attention.definitions.performer import performer_attention
 from attention.definitions.recurrent import (
@@ -47,6 +48,7 @@ __all__ = [
   "lsh_attention",
   "moba_attention",
   "multiplicative_attention",
+  "nsa_attention",
   "nystrom_attention",
   "performer_attention",
   "rwkv7_attention",

@@ -27,6 +27,7 @@ from attention import (
   mamba3,
   moba,
   multiplicative,
+  nsa,
   nystrom,
   performer,
   retention,
@@ -292,6 +293,22 @@ def _moba(**options):
   return Mechanism(moba, attend, options, cache="length")
 
 
+def _nsa(**options):
+  rest = {k: v for k, v in options.items() if k != "compress_size"}
+
+  def attend(variables, query, key, value, **call):
+    p = dict(variables["params"])
+    inputs = np.asarray(key).reshape(*np.shape(key)[:2], -1)
+    with np.errstate(all="ignore"):  # A hidden position may hold anything.
+      x = np.tensordot(inputs, p.pop("gate_kernel"), 1)
+      gates = recurrent.sigmoid(x)
+    return definitions.nsa_attention(
+      query, key, value, branch_gates=gates, **p, **rest, **call
+    )
+
+  return Mechanism(nsa, attend, options, normalised=False, cache="length")
+
+
 MECHANISMS = (
   _dense(),
   _dense(sinks=True, logits_soft_cap=2.0, forget=True),
@@ -334,6 +351,7 @@ MECHANISMS = (
   _latent(),
   _latent(rank=5, shared_dim=3),
   _moba(block_size=3, top_k=2),
+  _nsa(compress_size=4, stride=2, block_size=2, num_blocks=4, window=3),
 )
 """A line for each mechanism and setting."""
 
