@@ -132,7 +132,7 @@ def moba(block_size: int = 64, top_k: int = 4) -> plug.Attention:
   """The plug of `moba_attention`.
 
   Args:
-    block_size: D. The paper's models have 512 to 4,096.
+    block_size: D.
     top_k: blocks of a query, its own among them.
 
   Returns:

@@ -40,7 +40,9 @@ def nsa_attention(
 ) -> Float[Array, "B T N V"]:
   """Three attentions, of which the first says what the second reads.
 
-    out = nsa_attention(q, k, v, branch_gates=g, key_weights=w, …)
+    out = nsa_attention(
+      q, k, v, branch_gates=g, key_weights=w, value_weights=w, key_positions=e
+    )
 
     k'_i = Σ_j w_j (k_{i·d+j} + e_j)        v'_i = Σ_j u_j v_{i·d+j}        j < C
     p_t = softmax over i with i·d + C ≤ t + 1 of (scale · q_t · k'_i)

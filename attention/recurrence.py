@@ -122,20 +122,20 @@ def recurrent_attention(
 
 def by_head(
   query: Float[Array, "B T N H"],
-  arrays: tuple[Float[Array, "B T K D"] | None, ...],
+  arrays: tuple[Any, ...],
   *,
   log_decay: Float[Array, "..."] | None,
   mask: Bool[Array, "..."] | None,
   is_causal: bool,
   segment_ids: Int[Array, "B T"] | None = None,
   axis_name: str | None = None,
-) -> tuple[tuple[Any, ...], Float[Array, "B T N D"], Array | None]:
+) -> tuple[tuple[Any, ...], Array, Array | None]:
   """Arrays for each query head in float32, which are 0 at hidden positions.
 
   Returns:
-    `arrays`, of which None stays None, as `[B, T, N, D]`; log-decays, which are
-    `FORGOTTEN` where a segment begins, with D of 1 or H; and where one begins
-    `[B, T, 1, 1]`, None without segments.
+    `arrays` `[B, T, K or N, D]`, of which None stays None, as `[B, T, N, D]`;
+    log-decays, which are `FORGOTTEN` where a segment begins, with D of 1 or H; and
+    where one begins `[B, T, 1, 1]`, None without segments.
 
   Raises:
     ValueError: as `recurrent_attention`.

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from attention import ATTENTIONS, plug
 from tests import commands
 
 
@@ -223,9 +224,7 @@ def test_a_mechanism_of_the_current_folder_is_found(tmp_path):
   assert code == 2
   assert error == (
     "config.model.decoder_attention: their_module:mine cannot be causal; one of "
-    "dense, flash, sliding_window, linear, performer, window_linear, lsh, "
-    "additive, multiplicative, retention, gated_linear, mamba2, delta, "
-    "gated_delta, kimi_delta, differential, latent can\n"
+    f"{', '.join(plug.supporting(ATTENTIONS, 'causal'))} can\n"
   )
 
 

@@ -15,6 +15,7 @@ def mamba3(
   value: ArrayLike,
   *,
   inputs: ArrayLike,
+  is_causal: bool = True,
   scale: float | None = None,
   rotary_fraction: float = 0.5,
   **call: Any,
@@ -23,6 +24,8 @@ def mamba3(
 
   Paper: arXiv:2603.15569, sections 3.1 and 3.2.
   """
+  if not is_causal:
+    raise ValueError("is_causal: expected True, got False")
   names = "step_kernel", "step_bias", "decay_kernel", "trapezoid_kernel"
   others = "angle_kernel", "query_bias", "key_bias", "skip"
   w, b, a, m, phi, query_bias, key_bias, skip = shared.as_float64(

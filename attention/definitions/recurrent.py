@@ -416,7 +416,7 @@ def seen(x: ArrayLike, call: dict[str, Any]) -> np.ndarray:
 
 
 def linear(
-  inputs: ArrayLike, *weights: ArrayLike, call: dict[str, Any]
+  inputs: ArrayLike, *weights: Any, call: dict[str, Any]
 ) -> np.ndarray:
   """X W₁ … + b, for the weights W₁, …, b."""
   *kernels, bias = shared.as_float64(*weights)

@@ -298,7 +298,7 @@ def _nsa(**options):
 
   def attend(variables, query, key, value, **call):
     p = dict(variables["params"])
-    inputs = np.asarray(key).reshape(*np.shape(key)[:2], -1)
+    inputs = np.asarray(key, np.float64).reshape(*np.shape(key)[:2], -1)
     with np.errstate(all="ignore"):  # A hidden position may hold anything.
       x = np.tensordot(inputs, p.pop("gate_kernel"), 1)
       gates = recurrent.sigmoid(x)

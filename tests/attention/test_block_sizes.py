@@ -11,8 +11,8 @@ from attention import ATTENTIONS, Dims, gates_from_keys, plug
 from attention.testing import assert_close
 from tests.attention.forms import RECURRENT, SIZES, kinds_first
 
-# A block or chunk of these two is part of what they compute.
-OWN = ("bigbird", "lsh")
+# A block or chunk of these is part of what they compute.
+OWN = ("bigbird", "lsh", "moba", "nsa")
 NAMES = [name for name in ATTENTIONS if name not in (*OWN, *RECURRENT)]
 
 

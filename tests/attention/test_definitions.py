@@ -30,8 +30,8 @@ _HOW = {
   "logits",
   "return_lse",
 }
-# BigBird's blocks are what it attends to.
-_HOW_OF = {"bigbird": _HOW - {"block_size"}}
+# Their blocks are what they attend to.
+_HOW_OF = dict.fromkeys(("bigbird", "moba", "nsa"), _HOW - {"block_size"})
 # NumPy's own, where the fast function has one of JAX.
 _OTHER_DEFAULT = {"feature_map"}
 

@@ -19,6 +19,11 @@ KERNEL = jnp.tile(jnp.eye(H), (N, 1, 1))
 OWN = {
   "additive": {"w": KERNEL, "u": KERNEL, "s": jnp.ones((N, H))},
   "bigbird": {"blocks": jnp.zeros((N, 2, 1), int)},
+  "delta_product": {
+    **{name: X[:, :, None] for name in "kv"},
+    "beta": jnp.ones((1, T, 1, N)),
+    "log_decay": -(X[..., 0] ** 2),
+  },
   "delta_rule": {"beta": jnp.ones((1, T, N)), "log_decay": -(X[..., 0] ** 2)},
   "gated_linear": {"log_decay": -(X[..., 0] ** 2)},
   "latent": {
@@ -29,7 +34,14 @@ OWN = {
   "linformer": {"e": jnp.ones((T, R)) / T, "f": jnp.ones((T, R)) / T},
   "lsh": {"rotations": jnp.ones((2, H, 2))},
   "multiplicative": {"w": KERNEL},
+  "nsa": {
+    "g": jnp.ones((1, T, N, 3)),
+    "w": jnp.ones((N, 32)),
+    "e": jnp.ones((N, 32, H)),
+  },
   "performer": {"w": jnp.eye(H)},
+  "selected": {"indices": jnp.arange(T).reshape(1, T, 1, 1) // 64},
+  "rwkv7": {"g": -(X**2), "a": -X / 4, "b": X / 4},
   "window_linear": {"w": KERNEL, "u": KERNEL, "g": jnp.zeros(N)},
 }
 
