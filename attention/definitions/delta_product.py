@@ -84,7 +84,7 @@ def delta_product(
   """
 
   def read(kernel):
-    x = recurrent.linear(inputs, kernel, 0.0, call=call)
+    x = recurrent.linear(inputs, kernel, np.zeros(()), call=call)
     return x * recurrent.sigmoid(x)
 
   def with_last(others, x):
@@ -94,7 +94,7 @@ def delta_product(
     return np.concatenate([others, x[:, :, None]], axis=2)
 
   steps = recurrent.linear(inputs, step_kernel, step_bias, call=call)
-  rates = recurrent.linear(inputs, rate_kernel, 0.0, call=call)
+  rates = recurrent.linear(inputs, rate_kernel, np.zeros(()), call=call)
   assert rates.shape[2] == num_householder
   rate = np.exp(np.asarray(log_rate, np.float64))
   return recurrent.packed(

@@ -34,10 +34,10 @@ def mamba3(
   batch, length, num_heads, head_dim = np.shape(query)
   assert phi.shape[1] == int(head_dim * rotary_fraction) // 2
 
-  def read(kernel, bias=0.0):
-    return recurrent.linear(inputs, kernel, bias, call=call)
+  def read(kernel):
+    return recurrent.linear(inputs, kernel, np.zeros(()), call=call)
 
-  step = np.logaddexp(0.0, read(w, b))
+  step = np.logaddexp(0.0, read(w) + b)
   decay = np.exp(-step * np.maximum(np.logaddexp(0.0, read(a)), 1e-4))
   mix = recurrent.sigmoid(read(m))
   turn = np.pi * np.tanh(read(phi))[:, :, None] * step[..., None]

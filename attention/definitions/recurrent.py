@@ -256,7 +256,7 @@ def delta(
   W_β is `rate_kernel` `[F, N]`; `log_decay` is for the mechanisms that build on it.
   Paper: arXiv:2406.06484, section 3.3.
   """
-  rates = linear(inputs, rate_kernel, 0.0, call=call)
+  rates = linear(inputs, rate_kernel, np.zeros(()), call=call)
   beta = max_rate * sigmoid(rates)
   gates = {"beta": beta, "log_decay": log_decay}
   query, key = unit(query), unit(seen(key, call))
@@ -323,7 +323,7 @@ def comba(
   a is `feedback` `[N]`, d is `correction` `[N]`. Paper: arXiv:2506.02475, section 3.
   """
   step = np.logaddexp(0.0, linear(inputs, step_kernel, step_bias, call=call))
-  rates = linear(inputs, rate_kernel, 0.0, call=call)
+  rates = linear(inputs, rate_kernel, np.zeros(()), call=call)
   a, d, log_rate = shared.as_float64(feedback, correction, log_rate)
   key = shared.repeat_heads(unit(seen(key, call)), len(a))
   value = shared.repeat_heads(seen(value, call), len(a))
@@ -361,7 +361,7 @@ def gated_delta_2(
   """
   step = linear(inputs, step_down, step_up, step_bias, call=call)
   rate = np.exp(np.asarray(log_rate, np.float64))[:, None]
-  write = sigmoid(linear(inputs, write_kernel, 0.0, call=call))
+  write = sigmoid(linear(inputs, write_kernel, np.zeros(()), call=call))
   if write.shape[3] != np.shape(value)[3]:
     write = write.mean(axis=3, keepdims=True)
   return packed(
@@ -371,7 +371,8 @@ def gated_delta_2(
     value,
     call,
     log_decay=-rate * np.logaddexp(0.0, step),
-    erase_gate=max_rate * sigmoid(linear(inputs, erase_kernel, 0.0, call=call)),
+    erase_gate=max_rate
+    * sigmoid(linear(inputs, erase_kernel, np.zeros(()), call=call)),
     write_gate=write,
   )
 

@@ -75,7 +75,9 @@ def rwkv7(
     ]
   }
   heads = len(p["bonus"])
-  x = np.tanh(recurrent.linear(inputs, p["decay_down"], 0.0, call=call))
+  x = np.tanh(
+    recurrent.linear(inputs, p["decay_down"], np.zeros(()), call=call)
+  )
   decay = np.tensordot(x, p["decay_up"], 1) + p["decay_bias"]
   rates = p["rate_down"], p["rate_up"], p["rate_bias"]
   rate = recurrent.sigmoid(recurrent.linear(inputs, *rates, call=call))
