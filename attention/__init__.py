@@ -42,6 +42,7 @@ from attention.lsh import lsh, lsh_attention, lsh_rotations
 from attention.mods import make_block_mask
 from attention.multiplicative import multiplicative, multiplicative_attention
 from attention.nystrom import nystrom, nystrom_attention
+from attention.path import path, path_attention
 from attention.performer import (
   orthogonal_features,
   performer,
@@ -57,6 +58,7 @@ from attention.positions import (
 )
 from attention.registry import ATTENTIONS
 from attention.sliding_window import sliding_window, sliding_window_attention
+from attention.stick_breaking import stick_breaking, stick_breaking_attention
 from attention.strided_2d import strided_2d, strided_2d_attention
 from attention.visible import (
   Visible,
@@ -125,6 +127,8 @@ __all__ = [
   "nystrom",
   "nystrom_attention",
   "orthogonal_features",
+  "path",
+  "path_attention",
   "performer",
   "performer_attention",
   "retention",
@@ -132,6 +136,8 @@ __all__ = [
   "segments",
   "sliding_window",
   "sliding_window_attention",
+  "stick_breaking",
+  "stick_breaking_attention",
   "strided_2d",
   "strided_2d_attention",
   "window",

@@ -27,9 +27,11 @@ from attention.linformer import linformer
 from attention.lsh import lsh
 from attention.multiplicative import multiplicative
 from attention.nystrom import nystrom
+from attention.path import path
 from attention.performer import performer
 from attention.plug import Attention
 from attention.sliding_window import sliding_window
+from attention.stick_breaking import stick_breaking
 from attention.strided_2d import strided_2d
 from attention.window_2d import window_2d
 from attention.window_linear import window_linear
@@ -57,6 +59,8 @@ _FACTORIES = (
   kimi_delta,
   differential,
   latent,
+  stick_breaking,
+  path,
 )
 
 ATTENTIONS: Mapping[str, Callable[..., Attention]] = MappingProxyType(

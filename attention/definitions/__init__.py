@@ -18,12 +18,14 @@ from attention.definitions.linformer import linformer_attention
 from attention.definitions.lsh import lsh_attention
 from attention.definitions.multiplicative import multiplicative_attention
 from attention.definitions.nystrom import nystrom_attention
+from attention.definitions.path import path_attention
 from attention.definitions.performer import performer_attention
 from attention.definitions.recurrent import (
   delta_rule_attention,
   gated_linear_attention,
 )
 from attention.definitions.sliding_window import sliding_window_attention
+from attention.definitions.stick_breaking import stick_breaking_attention
 from attention.definitions.strided_2d import strided_2d_attention
 from attention.definitions.window_2d import window_2d_attention
 from attention.definitions.window_linear import window_linear_attention
@@ -42,8 +44,10 @@ __all__ = [
   "lsh_attention",
   "multiplicative_attention",
   "nystrom_attention",
+  "path_attention",
   "performer_attention",
   "sliding_window_attention",
+  "stick_breaking_attention",
   "strided_2d_attention",
   "window_2d_attention",
   "window_linear_attention",

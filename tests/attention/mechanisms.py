@@ -22,9 +22,11 @@ from attention import (
   mamba2,
   multiplicative,
   nystrom,
+  path,
   performer,
   retention,
   sliding_window,
+  stick_breaking,
   strided_2d,
   window_2d,
   window_linear,
@@ -273,6 +275,40 @@ def _latent(**options):
   return Mechanism(latent, attend, options, cache="length")
 
 
+def _stick_breaking(**options):
+  def attend(variables, *qkv, **call):
+    assert not variables
+    return definitions.stick_breaking_attention(*qkv, **options, **call)
+
+  is_strict = not options["attend_current"]
+  return Mechanism(
+    stick_breaking,
+    attend,
+    options,
+    normalised=False,
+    sparse=is_strict,
+    cache="length",
+  )
+
+
+def _path(**options):
+  def attend(variables, query, key, value, **call):
+    p = {name: np.asarray(x) for name, x in variables["params"].items()}
+    inputs = np.asarray(key, np.float64).reshape(*np.shape(key)[:2], -1)
+    # A position that a mask hides may hold anything.
+    with np.errstate(all="ignore"):
+      w = np.tensordot(inputs @ p["householder_down"], p["householder_up"], 1)
+      w /= np.sqrt(np.sum(w**2, axis=-1, keepdims=True) + 1e-6)
+      rate = inputs @ p["rate_kernel"] + p["rate_bias"]
+      beta = 2 * np.exp(-np.logaddexp(0.0, -rate))
+    call = {**_own_logits(variables, key, options), **call}
+    return definitions.path_attention(
+      query, key, value, householder=w, beta=beta, **call
+    )
+
+  return Mechanism(path, attend, options, cache="length")
+
+
 MECHANISMS = (
   _dense(),
   _dense(sinks=True, logits_soft_cap=2.0, forget=True),
@@ -308,6 +344,10 @@ MECHANISMS = (
   _differential(start=0.6),
   _latent(),
   _latent(rank=5, shared_dim=3),
+  _stick_breaking(attend_current=True),
+  _stick_breaking(attend_current=False),
+  _path(rank=3),
+  _path(rank=3, forget=True),
 )
 """A line for each mechanism and setting."""
 
