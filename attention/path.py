@@ -55,8 +55,6 @@ def path_attention(
     score_ts = scale · q_tᵀ H_t H_{t−1} ⋯ H_{s+1} k_s + Σ_{s<u≤t} log f_u
     out_t = Σ_{s≤t} softmax_s(score_ts) v_s              H_j = I − β_j w_j w_jᵀ
 
-  All is float32 for inputs of any dtype.
-
   Args:
     householder: w of each key head. For length 1 and β up to 2 no product grows; longer
       ones need β|w|² ≤ 2. β = 0 turns nothing.
@@ -68,7 +66,8 @@ def path_attention(
       `BLOCK`.
 
   Other options, results and errors: as `flash_attention`, and ValueError where
-  `is_causal` is False. All positions between two of a segment turn their score.
+  `is_causal` is False. All positions between two of a segment turn their score. All is
+  float32 for inputs of any dtype.
 
   Cost: time ½·T²·N·(2·H+V) and T·N·C·(C+3·H); memory T·N·(H+V) and T·K·H²/C, with
   gradients also T·N·(H+V) for one block of queries at a time.
@@ -196,7 +195,7 @@ def path(rank: int = 32, forget: bool = False) -> plug.Attention:
 
   Departs from its paper in that nothing is convolved between W₂ and the norm.
   """
-  exact = dense(forget=forget)
+  exact: Any = dense(forget=forget)
 
   def init(key, dims):
     gates.check_features("path", dims)
