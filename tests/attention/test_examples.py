@@ -29,6 +29,10 @@ OWN = {
   "linformer": {"e": jnp.ones((T, R)) / T, "f": jnp.ones((T, R)) / T},
   "lsh": {"rotations": jnp.ones((2, H, 2))},
   "multiplicative": {"w": KERNEL},
+  "path": {
+    "w": X / jnp.linalg.norm(X, axis=-1, keepdims=True),
+    "beta": jnp.ones((1, T, N)),
+  },
   "performer": {"w": jnp.eye(H)},
   "window_linear": {"w": KERNEL, "u": KERNEL, "g": jnp.zeros(N)},
 }
