@@ -41,6 +41,7 @@ def options(length):
   mask = rng.random((2, 1, 1, length)) < 0.8
   mask[:, :, :, :3] = False
   ids = np.sort(rng.integers(0, 3, (2, length)))
+  mask, ids = jnp.asarray(mask), jnp.asarray(ids)
   return {"mask": mask, "query_segment_ids": ids, "key_segment_ids": ids}
 
 
@@ -70,7 +71,7 @@ def naive(given, mask, query_segment_ids, key_segment_ids):
   _, scores = jax.lax.scan(step, carry, (jnp.arange(length), *along))
   scores = jnp.moveaxis(scores, 0, 2)
   same = query_segment_ids[:, :, None] == key_segment_ids[:, None]
-  shown = mask & np.tri(length, dtype=bool) & same[:, None]
+  shown = mask & np.tri(length, dtype=bool)[None, None] & same[:, None]
   weights = jnp.where(shown, jax.nn.softmax(scores, where=shown), 0.0)
   lse = jax.nn.logsumexp(scores, axis=-1, where=shown)
   out = jnp.einsum("bnts,bsnv->btnv", weights, value)
@@ -109,7 +110,7 @@ def test_without_turns_it_is_dense_attention():
   found = jax.jit(lambda given: path_attention(**given))(given)
   for name in ("householder", "beta"):
     del given[name]
-  expected = dense_attention(**given, is_causal=True)
+  expected = jax.jit(partial(dense_attention, is_causal=True))(**given)
   np.testing.assert_allclose(found, expected, atol=2e-6)
 
 
@@ -137,7 +138,8 @@ def test_extremes():
 def test_hidden_positions_may_hold_anything():
   given = draw(150)
   mask = np.arange(150) % 3 != 1
-  run = jax.jit(partial(path_attention, mask=mask[None, None, None]))
+  mask_array = jnp.asarray(mask)[None, None, None]
+  run = jax.jit(partial(path_attention, mask=mask_array))
   expected = run(**given)
   for name in NAMES[1:]:
     given[name][:, ~mask] = np.nan

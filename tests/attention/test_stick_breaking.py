@@ -25,6 +25,7 @@ def options(length=LENGTH):
   mask = rng.random((2, 1, 1, length)) < 0.8
   mask[:, :, :, :3] = False
   ids = np.sort(rng.integers(0, 3, (2, length)))
+  mask, ids = jnp.asarray(mask), jnp.asarray(ids)
   return {"mask": mask, "query_segment_ids": ids, "key_segment_ids": ids}
 
 
@@ -43,8 +44,8 @@ def naive(query, key, value, shown):
 )
 def test_values_and_gradients(size, attend_current):
   qkv, call = draw(size=size), options()
-  ids = call["query_segment_ids"]
-  shown = call["mask"] & np.tri(LENGTH, k=attend_current - 1, dtype=bool)
+  mask, ids = (np.asarray(call[x]) for x in ("mask", "query_segment_ids"))
+  shown = mask & np.tri(LENGTH, k=attend_current - 1, dtype=bool)
   shown = shown & (ids[:, None, :, None] == ids[:, None, None])
   cotangent = np.random.default_rng(2).normal(size=(2, LENGTH, 4, 5))
 
@@ -83,9 +84,10 @@ def test_keys_are_taken_from_the_nearest_on(attend_current):
   query, _, value = draw(20)
   query = np.abs(query)
   key = np.full((2, 20, 2, 8), 1e4, np.float32)
-  found = stick_breaking_attention(
-    query, key, value, attend_current=attend_current, block_size=8
+  run = partial(
+    stick_breaking_attention, attend_current=attend_current, block_size=8
   )
+  found = jax.jit(run)(query, key, value)
   value = np.repeat(value, 2, axis=2)
   if not attend_current:
     value = np.concatenate([0.0 * value[:, :1], value[:, :-1]], axis=1)
@@ -94,10 +96,13 @@ def test_keys_are_taken_from_the_nearest_on(attend_current):
 
 def test_hidden_keys_may_hold_anything():
   query, key, value = draw(150)
-  mask = (np.arange(150) % 3 != 1)[None, None, None]
-  run = jax.jit(partial(stick_breaking_attention, mask=mask))
+  mask = np.arange(150) % 3 != 1
+  run = partial(
+    stick_breaking_attention, mask=jnp.asarray(mask)[None, None, None]
+  )
+  run = jax.jit(run)
   expected = run(query, key, value)
-  key[:, ~mask[0, 0, 0]] = value[:, ~mask[0, 0, 0]] = np.nan
+  key[:, ~mask] = value[:, ~mask] = np.nan
   np.testing.assert_array_equal(run(query, key, value), expected)
 
 
