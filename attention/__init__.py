@@ -49,6 +49,7 @@ from attention.mods import make_block_mask
 from attention.multiplicative import multiplicative, multiplicative_attention
 from attention.nsa import nsa, nsa_attention
 from attention.nystrom import nystrom, nystrom_attention
+from attention.path import path, path_attention
 from attention.performer import (
   orthogonal_features,
   performer,
@@ -66,6 +67,7 @@ from attention.registry import ATTENTIONS
 from attention.rwkv7 import rwkv7, rwkv7_attention
 from attention.selected import selected_attention
 from attention.sliding_window import sliding_window, sliding_window_attention
+from attention.stick_breaking import stick_breaking, stick_breaking_attention
 from attention.strided_2d import strided_2d, strided_2d_attention
 from attention.visible import (
   Visible,
@@ -144,6 +146,8 @@ __all__ = [
   "nystrom",
   "nystrom_attention",
   "orthogonal_features",
+  "path",
+  "path_attention",
   "performer",
   "performer_attention",
   "retention",
@@ -154,6 +158,8 @@ __all__ = [
   "selected_attention",
   "sliding_window",
   "sliding_window_attention",
+  "stick_breaking",
+  "stick_breaking_attention",
   "strided_2d",
   "strided_2d_attention",
   "window",

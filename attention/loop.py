@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from attention import dropout, layout, platform
 from attention.derivative import with_backward
@@ -132,7 +132,7 @@ def _pairs(grid, others, start, visit, shape):
   first, fresh = grid.first(visible, start, visit)
   shown = visible.block(start, rows, first, width, fresh)
   if shown is not None:
-    shown = _by_score(shown, shape, rows)
+    shown = by_score(shown, shape, rows)
   positions = visible.query_start + start, visible.key_start + first
   kept = None
   if grid.dropout_rate:
@@ -147,13 +147,38 @@ def _pairs(grid, others, start, visit, shape):
   return positions, shown, kept
 
 
-def _by_score(
+def by_score(
   x: Bool[Array, "#B #N #C #D"], shape: tuple[int, ...], rows: int
 ) -> Bool[Array, "B K Q D"]:
   """What is known by pair, for every score of a tile."""
   batch, kv_heads, queries, width = shape
   by_head = (batch, kv_heads * queries // rows, rows, width)
   return jnp.broadcast_to(x, by_head).reshape(shape)
+
+
+def shown_pairs(
+  shape: tuple[int, int, int, int],
+  keep: Bool[Array, "B D"] | None,
+  query_ids: Int[Array, "B C"] | None,
+  key_ids: Int[Array, "B D"] | None,
+  right: int | None = None,
+) -> Bool[Array, "B K Q D"] | None:
+  """Which scores of one block of C queries and as many keys count; None is all.
+
+  Args:
+    shape: that of the scores.
+    keep: keys that a mask leaves.
+    query_ids: segments of the queries.
+    key_ids: segments of the keys.
+    right: the key lies at most so far behind the query, as in `Visible`.
+  """
+  rows = shape[3]
+  shown = Visible(
+    masks=() if keep is None else (keep[:, None, None],),
+    segments=() if key_ids is None else ((query_ids, key_ids),),
+    right=right,
+  ).block(0, rows, 0, rows)
+  return None if shown is None else by_score(shown, shape, rows)
 
 
 def forward(

@@ -37,10 +37,12 @@ from attention.moba import moba
 from attention.multiplicative import multiplicative
 from attention.nsa import nsa
 from attention.nystrom import nystrom
+from attention.path import path
 from attention.performer import performer
 from attention.plug import Attention
 from attention.rwkv7 import rwkv7
 from attention.sliding_window import sliding_window
+from attention.stick_breaking import stick_breaking
 from attention.strided_2d import strided_2d
 from attention.window_2d import window_2d
 from attention.window_linear import window_linear
@@ -76,6 +78,8 @@ _FACTORIES = (
   latent,
   moba,
   nsa,
+  stick_breaking,
+  path,
 )
 
 ATTENTIONS: Mapping[str, Callable[..., Attention]] = MappingProxyType(

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from attention import platform
 from attention.derivative import with_backward
 from attention.layout import alike
+from attention.softmax import block_map
 
 T = TypeVar("T")
 
@@ -136,6 +137,51 @@ def _written(xs: Tree, chunks: Tree, i: jax.Array) -> Tree:
     xs,
     chunks,
   )
+
+
+def scan_leftward(
+  start: Callable[[Tree], T],
+  step: Callable[[Tree, T, Tree], T],
+  rows: Tree,
+  keys: Tree,
+) -> T:
+  """What each of G blocks of queries makes of the blocks of keys before it.
+
+    state_i = start(rows_i)
+    state_i ← step(rows_i, state_i, keys_j)        j = i − 1, …, 1, 0
+
+  for causal mechanisms whose score of a pair depends on all keys between the two.
+
+  Args:
+    start: reads the block of keys at the same positions, which `rows` then has.
+    step: of one block of queries and one of keys.
+    rows: a pytree of blocks `[X, G, …]`.
+    keys: likewise.
+
+  Returns:
+    The last states, with G as their second axis.
+
+  Cost: time of G starts and of G·(G−1)/2 steps, with gradients five times that;
+  memory of the results, and for gradients the G states of one block of queries. What
+  a state only adds up is not kept.
+  """
+  count = jax.tree.leaves(keys)[0].shape[1]
+  # In the order of the loop, so that the gradient of a block is written once.
+  before = jax.tree.map(lambda x: jnp.moveaxis(x[:, :-1], 1, 0), keys)
+
+  def states(i, own):
+    def visit(state, x):
+      j, block = x
+      state = jax.lax.cond(
+        j < i[0], lambda: step(own, state, block), lambda: state
+      )
+      return state, None
+
+    visit = jax.checkpoint(visit, prevent_cse=False)
+    xs = jnp.arange(count - 1), before
+    return jax.lax.scan(visit, start(own), xs, reverse=True)[0]
+
+  return block_map(states, 1, jnp.arange(count)[None], rows)
 
 
 def chunk_prefixes(join: Callable[[T, T], T], first: T, own: T) -> T:

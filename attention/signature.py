@@ -55,6 +55,7 @@ def attention_function(
       n for n, p in parameters.items() if p.kind is not p.KEYWORD_ONLY
     ]
     needed = {n for n, p in parameters.items() if p.default is p.empty}
+    defaults = {n: p.default for n, p in parameters.items() if n not in needed}
     arrays, checks = _by_annotation(parameters)
 
     @functools.wraps(function)
@@ -67,7 +68,7 @@ def attention_function(
       given = {**dict(zip(positional, args, strict=False)), **options}
       if not needed <= given.keys() <= parameters.keys():
         _refuse(given, name, parameters, instead)
-      arguments.check_call(given, arrays, checks, needed)
+      arguments.check_call({**defaults, **given}, arrays, checks, needed)
       query = given[positional[0]]
       if jax.typeof(query).sharding.mesh.explicit_axes:
         return call_with_auto_axes(function, query, args, options)

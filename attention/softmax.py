@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Shaped
 
+from attention.layout import heads_last
+
 _LOWEST = float(jnp.finfo(jnp.float32).min)
 """Stands for −∞, so that differences are numbers in an empty row as well."""
 
@@ -112,12 +114,25 @@ def block_map(function: Callable[..., Any], at_once: int, *arrays: Any) -> Any:
   return jax.tree.map(whole, jax.lax.map(step, jax.tree.map(by_step, arrays)))
 
 
-def split_blocks(
-  x: Shaped[Array, "B T *F"], size: int
-) -> Shaped[Array, "B G C *F"]:
-  """Blocks of C = `size` positions; the last is filled up with zeros."""
-  x = padded(x, -x.shape[1] % size)
-  return x.reshape(len(x), -1, size, *x.shape[2:])
+def split_blocks(arrays: Any, size: int) -> Any:
+  """Arrays `[B, T, …]` as blocks `[B, G, C, …]` of C = `size` positions.
+
+  The last is filled up with zeros. A pytree of them keeps its structure.
+  """
+
+  def split(x):
+    x = padded(x, -x.shape[1] % size)
+    return x.reshape(len(x), -1, size, *x.shape[2:])
+
+  return jax.tree.map(split, arrays)
+
+
+def join_blocks(
+  x: Shaped[Array, "B G K Q *H"], rows: int, length: int
+) -> Shaped[Array, "B T N *H"]:
+  """Undoes `split_blocks`, and `heads_first` on each block of C = `rows`."""
+  x = jax.vmap(heads_last, (1, None), 1)(x, rows)
+  return x.reshape(len(x), -1, *x.shape[3:])[:, :length]
 
 
 def padded(x: Array, *more: int) -> Array:

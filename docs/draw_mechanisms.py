@@ -193,6 +193,21 @@ def _short(name: str) -> Panels:
   return {"causal": _drawn(_plugged(name, **sizes), is_causal=True)}
 
 
+def _stick_breaking() -> Panels:
+  fn = _plugged("stick_breaking")
+  return {
+    f"causal, scale 1/{n}": _drawn(fn, scale=1 / n, is_causal=True)
+    for n in (4, 64)
+  }
+
+
+def _path() -> Panels:
+  return {
+    title: _drawn(_plugged("path", forget=forget), is_causal=True)
+    for title, forget in (("causal", False), ("causal, forget gates", True))
+  }
+
+
 def _positions() -> Panels:
   """Dense attention among 64 times the same token: only places differ."""
   same = jnp.broadcast_to(tokens()[:, :1], tokens().shape)
@@ -243,6 +258,8 @@ _OWN: Mapping[str, Callable[[], Panels]] = {
   "latent": _latent,
   "moba": partial(_short, "moba"),
   "nsa": partial(_short, "nsa"),
+  "stick_breaking": _stick_breaking,
+  "path": _path,
 }
 """Mechanisms whose picture shows the effect of a hyperparameter."""
 
@@ -276,7 +293,8 @@ def draw(path: pathlib.Path, panels: Panels) -> None:
     corner = (left + i * (side + gap)) / width, bottom / height
     axes = figure.add_axes((*corner, side / width, side / height))
     weights = np.asarray(weights)
-    relative = weights / np.abs(weights).max(axis=1, keepdims=True)
+    largest = np.abs(weights).max(axis=1, keepdims=True)
+    relative = weights / np.where(largest == 0, 1, largest)
     axes.imshow(
       np.ma.masked_equal(relative, 0),
       cmap=colours,

@@ -21,6 +21,7 @@ from attention.definitions.moba import moba_attention
 from attention.definitions.multiplicative import multiplicative_attention
 from attention.definitions.nsa import nsa_attention
 from attention.definitions.nystrom import nystrom_attention
+from attention.definitions.path import path_attention
 from attention.definitions.performer import performer_attention
 from attention.definitions.recurrent import (
   delta_rule_attention,
@@ -29,6 +30,7 @@ from attention.definitions.recurrent import (
 from attention.definitions.rwkv7 import rwkv7_attention
 from attention.definitions.selected import selected_attention
 from attention.definitions.sliding_window import sliding_window_attention
+from attention.definitions.stick_breaking import stick_breaking_attention
 from attention.definitions.strided_2d import strided_2d_attention
 from attention.definitions.window_2d import window_2d_attention
 from attention.definitions.window_linear import window_linear_attention
@@ -50,10 +52,12 @@ __all__ = [
   "multiplicative_attention",
   "nsa_attention",
   "nystrom_attention",
+  "path_attention",
   "performer_attention",
   "rwkv7_attention",
   "selected_attention",
   "sliding_window_attention",
+  "stick_breaking_attention",
   "strided_2d_attention",
   "window_2d_attention",
   "window_linear_attention",

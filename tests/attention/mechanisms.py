@@ -29,10 +29,12 @@ from attention import (
   multiplicative,
   nsa,
   nystrom,
+  path,
   performer,
   retention,
   rwkv7,
   sliding_window,
+  stick_breaking,
   strided_2d,
   window_2d,
   window_linear,
@@ -309,6 +311,40 @@ def _nsa(**options):
   return Mechanism(nsa, attend, options, normalised=False, cache="length")
 
 
+def _stick_breaking(**options):
+  def attend(variables, *qkv, **call):
+    assert not variables
+    return definitions.stick_breaking_attention(*qkv, **options, **call)
+
+  is_strict = not options["attend_current"]
+  return Mechanism(
+    stick_breaking,
+    attend,
+    options,
+    normalised=False,
+    sparse=is_strict,
+    cache="length",
+  )
+
+
+def _path(**options):
+  def attend(variables, query, key, value, **call):
+    p = {name: np.asarray(x) for name, x in variables["params"].items()}
+    inputs = np.asarray(key, np.float64).reshape(*np.shape(key)[:2], -1)
+    # A position that a mask hides may hold anything.
+    with np.errstate(all="ignore"):
+      w = np.tensordot(inputs @ p["householder_down"], p["householder_up"], 1)
+      w /= np.sqrt(np.sum(w**2, axis=-1, keepdims=True) + 1e-6)
+      rate = inputs @ p["rate_kernel"] + p["rate_bias"]
+      beta = 2 * np.exp(-np.logaddexp(0.0, -rate))
+    call = {**_own_logits(variables, key, options), **call}
+    return definitions.path_attention(
+      query, key, value, householder=w, beta=beta, **call
+    )
+
+  return Mechanism(path, attend, options, cache="length")
+
+
 MECHANISMS = (
   _dense(),
   _dense(sinks=True, logits_soft_cap=2.0, forget=True),
@@ -352,6 +388,10 @@ MECHANISMS = (
   _latent(rank=5, shared_dim=3),
   _moba(block_size=3, top_k=2),
   _nsa(compress_size=4, stride=2, block_size=2, num_blocks=4, window=3),
+  _stick_breaking(attend_current=True),
+  _stick_breaking(attend_current=False),
+  _path(rank=3),
+  _path(rank=3, forget=True),
 )
 """A line for each mechanism and setting."""
 

@@ -38,6 +38,9 @@ OWN = {
     "g": jnp.ones((1, T, N, 3)),
     "w": jnp.ones((N, 32)),
     "e": jnp.ones((N, 32, H)),
+  "path": {
+    "w": X / jnp.linalg.norm(X, axis=-1, keepdims=True),
+    "beta": jnp.ones((1, T, N)),
   },
   "performer": {"w": jnp.eye(H)},
   "selected": {"indices": jnp.arange(T).reshape(1, T, 1, 1) // 64},

@@ -1,0 +1,250 @@
+"""PaTH attention (Yang et al., 2025): Householder products between key and query.
+
+H_j = I − β_j w_j w_jᵀ. Inside of a block of C positions, with A = (I + stril(diag(β) W
+Wᵀ))⁻¹ diag(β) and U = A W (the UT transform of `recurrence`),
+
+    q_tᵀ H_t ⋯ H_1 = q_tᵀ − tril(Q Wᵀ)_t U
+    H_C ⋯ H_{s+1} k_s = k_s − Wᵀ (A stril(W Kᵀ))_{·s}        H_C ⋯ H_1 = I − Wᵀ U
+
+so its scores are tril(Q Kᵀ) − tril(Q Wᵀ) A stril(W Kᵀ). Queries then visit the blocks to
+their left (`scan.scan_leftward`): they score the keys as these are at the end of their
+block, and are multiplied by the block's product.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from attention import arguments, gates, plug, softmax
+from attention.dense import dense
+from attention.features import chunk_size
+from attention.layout import dot, heads_first
+from attention.logits import forget_sums
+from attention.loop import Output, by_score, merge, shown_pairs
+from attention.recurrence import inverse
+from attention.scan import scan_leftward
+from attention.signature import attention_factory, attention_function
+
+BLOCK = 128
+"""C, unless a call says so."""
+
+
+@attention_function()
+def path_attention(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B T K H"],
+  value: Float[Array, "B T K V"],
+  *,
+  householder: Float[Array, "B T K H"],
+  beta: Float[Array, "B T K"],
+  log_forget: Float[Array, "B T N"] | None = None,
+  mask: Bool[Array, "..."] | None = None,
+  is_causal: bool = True,
+  scale: float | Float[Array, ""] | None = None,
+  query_segment_ids: Int[Array, "B T"] | None = None,
+  key_segment_ids: Int[Array, "B T"] | None = None,
+  block_size: int | None = None,
+  return_lse: bool = False,
+) -> Output:
+  """Softmax attention whose positions are products of Householder matrices.
+
+    out = path_attention(q, k, v, householder=w, beta=beta)
+
+    score_ts = scale · q_tᵀ H_t H_{t−1} ⋯ H_{s+1} k_s + Σ_{s<u≤t} log f_u
+    out_t = Σ_{s≤t} softmax_s(score_ts) v_s              H_j = I − β_j w_j w_jᵀ
+
+  Args:
+    householder: w of each key head. For length 1 and β up to 2 no product grows; longer
+      ones need β|w|² ≤ 2. β = 0 turns nothing.
+    beta: β.
+    log_forget: log f ≤ 0 of forget gates, as in `dense_attention` (PaTH-FoX).
+    mask: key mask `[B, 1, 1, T]`. A hidden position turns and forgets nothing.
+    is_causal: must be True, because products go from a query to the left.
+    block_size: C, raised to a power of two; it changes rounding alone. None is at most
+      `BLOCK`.
+
+  Other options, results and errors: as `flash_attention`, and ValueError where
+  `is_causal` is False. All positions between two of a segment turn their score. All is
+  float32 for inputs of any dtype.
+
+  Cost: time ½·T²·N·(2·H+V) and T·N·C·(C+3·H); memory T·N·(H+V) and T·K·H²/C, with
+  gradients also T·N·(H+V) for one block of queries at a time.
+
+  Departs from its paper in masks. Papers: PaTH attention, arXiv:2505.16381; forget
+  gates: Forgetting transformer, arXiv:2503.02130.
+  """
+  if not is_causal:
+    raise ValueError(
+      "is_causal: expected True, got False; products go from a query to the left; "
+      "use dense attention in both directions"
+    )
+  instead = "dense attention takes masks that vary"
+  keep = arguments.key_mask(mask, query, key, instead)
+  length = query.shape[1]
+  size = chunk_size(length, block_size or BLOCK)
+  scale = arguments.softmax_scale(scale, query.shape[3])
+  arrays = _seen((key, value, householder, beta[..., None], log_forget), keep)
+  sums = None if log_forget is None else forget_sums(arrays[-1])
+  ids = keep, query_segment_ids, key_segment_ids
+  arrays = query.astype(jnp.float32) * scale, *arrays[:-1], sums, ids
+  arrays = softmax.split_blocks(arrays, size)
+  states, keys = softmax.block_map(_own_block, 1, *arrays)
+  rows = states, *arrays[-2:]
+  states = scan_leftward(lambda rows: rows[0], _visit, rows, keys)
+  _, out, lse = (softmax.join_blocks(x, size, length) for x in states)
+  out = out.astype(query.dtype)
+  return (out, lse) if return_lse else out
+
+
+def _seen(arrays: Any, keep: Bool[Array, "B T"] | None) -> Any:
+  """All arrays in float32, 0 at hidden positions."""
+
+  def seen(x):
+    x = x.astype(jnp.float32)
+    shape = *x.shape[:2], *[1] * (x.ndim - 2)
+    return x if keep is None else jnp.where(keep.reshape(shape), x, 0.0)
+
+  return jax.tree.map(seen, arrays)
+
+
+def _turned(key, householder, beta):
+  """Keys at the end of a block, its product, A stril(W Kᵀ) and U; all heads first."""
+  overlaps = dot("bkch,bkdh->bkcd", householder, householder)
+  solution = inverse(jnp.tril(beta * overlaps, -1)[:, :, None])[:, :, 0]
+  solution *= jnp.swapaxes(beta, 2, 3)
+  reads = jnp.tril(dot("bkch,bkdh->bkcd", householder, key), -1)
+  changes, kernel = solution @ reads, solution @ householder
+  key = key - jnp.swapaxes(changes, 2, 3) @ householder
+  product = jnp.swapaxes(householder, 2, 3) @ kernel
+  return key, jnp.eye(key.shape[3])[None, None] - product, changes, kernel
+
+
+def _after_all(key, householder, beta):
+  """Every key turned by all positions behind it, `[B, T, K, H]`."""
+  length, kv_heads = key.shape[1:3]
+  size = chunk_size(length, BLOCK)
+
+  def turn(later, block):
+    end, product, *_ = _turned(*(heads_first(x, kv_heads) for x in block))
+    return later @ product, end @ jnp.swapaxes(later, 2, 3)
+
+  blocks = softmax.split_blocks((key, householder, beta), size)
+  blocks = [jnp.moveaxis(x, 1, 0) for x in blocks]
+  unit = (
+    jnp.zeros_like(key[:, 0, :, :, None]) + jnp.eye(key.shape[3])[None, None]
+  )
+  _, keys = jax.lax.scan(turn, unit, blocks, reverse=True)
+  return softmax.join_blocks(jnp.moveaxis(keys, 0, 1), size, length)
+
+
+def _own_block(query, key, value, householder, beta, sums, ids):
+  """The state of queries after their own block, and what others need of it."""
+  rows, kv_heads = key.shape[1:3]
+  query, key, value, householder, beta = (
+    heads_first(x, kv_heads) for x in (query, key, value, householder, beta)
+  )
+  end, product, changes, kernel = _turned(key, householder, beta)
+  reads = dot("bkqh,bkdh->bkqd", query, householder)
+  reads *= by_score(jnp.tri(rows, dtype=bool)[None, None], reads.shape, rows)
+  scores = dot("bkqh,bkdh->bkqd", query, key) - reads @ changes
+  out, lse = _part(scores, value, sums, sums, ids, ids, right=0)
+  return (query - reads @ kernel, out, lse), (end, value, product, sums, ids)
+
+
+def _visit(rows, state, keys):
+  """The state of queries after the block of keys to their left."""
+  _, sums, ids = rows
+  key, value, product, key_sums, key_ids = keys
+  query, *seen = state
+  scores = dot("bkqh,bkdh->bkqd", query, key)
+  part = _part(scores, value, sums, key_sums, ids, key_ids)
+  return query @ product, *merge(tuple(seen), part)
+
+
+def _part(scores, value, sums, key_sums, ids, key_ids, right=None):
+  """(out, lse) of queries over a block of keys."""
+  if sums is not None:
+    # Two numbers each, whose differences keep their digits.
+    between = jnp.sum(sums[:, :, None] - key_sums[:, None], axis=4)
+    scores += between.transpose(0, 3, 1, 2).reshape(scores.shape)
+  shown = shown_pairs(scores.shape, key_ids[0], ids[1], key_ids[2], right)
+  weights, lse = softmax.softmax_and_lse(scores, shown)
+  return dot("bkqd,bkdv->bkqv", weights, value), lse
+
+
+@attention_factory
+def path(rank: int = 32, forget: bool = False) -> plug.Attention:
+  """The plug of `path_attention`, with directions and rates read from the inputs.
+
+    w_t = x_t W₁ W₂ / |x_t W₁ W₂|        β_t = 2 σ(x_t · W_β + b)
+
+  Args:
+    rank: R, of W₁ `[F, R]` and W₂ `[R, K, H]`.
+    forget: a forget gate for each head, as `dense` takes it (PaTH-FoX).
+
+  Returns:
+    An `Attention` with `gates`, causal only, whose cache is values, and keys in float32
+    that every position turns. Its parameters are `householder_down [F, R]`,
+    `householder_up [R, K, H]`, `rate_kernel [F, K]` and `rate_bias [K]`, with `forget`
+    also those of `dense`.
+
+  Raises:
+    ValueError: `rank` is not a positive int; by `init`, there are no features.
+
+  Departs from its paper in that nothing is convolved between W₂ and the norm.
+  """
+  exact: Any = dense(forget=forget)
+
+  def init(key, dims):
+    gates.check_features("path", dims)
+    keys = jax.random.split(key, 4)
+    features, heads = dims.features, dims.num_kv_heads
+    params = {
+      "householder_down": gates.kernel(keys[0], features, rank),
+      "householder_up": gates.kernel(keys[1], rank, heads, dims.head_dim),
+      "rate_kernel": gates.kernel(keys[2], features, heads),
+      "rate_bias": jnp.zeros(heads),
+    }
+    return {"params": {**params, **exact.init(keys[3], dims).get("params", {})}}
+
+  def read(variables, inputs):
+    p = variables["params"]
+    kernels = p["householder_down"], p["householder_up"]
+    rate = gates.project(inputs, p["rate_kernel"]) + p["rate_bias"][None, None]
+    found = exact.gates(variables, inputs) if exact.gates else {}
+    found["householder"] = gates.unit_length(gates.project(inputs, *kernels))
+    return {**found, "beta": 2.0 * jax.nn.sigmoid(rate)}
+
+  def init_cache(*args):
+    cache = exact.init_cache(*args)
+    return cache._replace(key=cache.key.astype(jnp.float32))
+
+  def decode(
+    variables, cache, *qkv, householder, beta, scale=None, log_forget=None
+  ):
+    options = {"scale": scale, "log_forget": log_forget}
+    along = jnp.sum(cache.key * householder, axis=-1, keepdims=True)
+    turned = cache.key - beta[..., None] * along * householder
+    cache = cache._replace(key=turned)
+    return exact.decode(variables, cache, *qkv, **options)
+
+  def prefill(variables, cache, *arrays, householder, beta, **options):
+    query, key, value, lengths = arrays
+    is_read = jnp.arange(key.shape[1])[None, :] < lengths[:, None]
+    keys = _after_all(*_seen((key, householder, beta[..., None]), is_read))
+    arrays = query, keys, value, lengths
+    return exact.prefill(variables, cache, *arrays, **options)
+
+  supports = {"causal", "mask", "segments", "log_forget", "decode"}
+  return plug.Attention(
+    init=init,
+    apply=arguments.applied("path", path_attention),
+    init_cache=init_cache,
+    decode=decode,
+    prefill=prefill,
+    supports=frozenset(supports),
+    causal_only=True,
+    gates=read,
+  )

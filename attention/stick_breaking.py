@@ -1,0 +1,201 @@
+"""Stick-breaking attention (Tan et al., 2024): no softmax and no positions.
+
+A tile is C queries and C keys, and tiles are taken from the query to the left
+(`scan.scan_leftward`), with what each query has left of its stick.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from attention import arguments, layout, plug
+from attention.dense import DenseCache, dense
+from attention.loop import shown_pairs
+from attention.scan import scan_leftward
+from attention.signature import attention_factory, attention_function
+from attention.softmax import join_blocks, split_blocks
+
+_HIDDEN = -1e30
+"""The logit of a key that is not seen, of which nothing breaks off."""
+
+BLOCK = 128
+"""C, unless a call says so."""
+
+
+@attention_function(
+  attend_current="make the mechanism, stick_breaking(attend_current=…)"
+)
+def stick_breaking_attention(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B T K H"],
+  value: Float[Array, "B T K V"],
+  *,
+  attend_current: bool = False,
+  mask: Bool[Array, "..."] | None = None,
+  is_causal: bool = True,
+  scale: float | Float[Array, ""] | None = None,
+  query_segment_ids: Int[Array, "B T"] | None = None,
+  key_segment_ids: Int[Array, "B T"] | None = None,
+  block_size: int | None = None,
+) -> Float[Array, "B T N V"]:
+  """Each key, from the nearest to the farthest, breaks off a share of what is left.
+
+    out = stick_breaking_attention(q, k, v)
+
+    β_ts = σ(scale · q_t · k_s)
+    A_ts = β_ts · Π_{s<j<t} (1 − β_tj)        out_t = Σ_{s<t} A_ts v_s
+
+  A row of A sums to at most 1: what is left of the stick after the first key has no
+  value. Recent keys come first, so positions are not needed. With softplus(x) =
+  log(1 + e^x),
+
+    log A_ts = −softplus(−x_ts) − Σ_{s<j<t} softplus(x_tj)        x = scale · q · k
+
+  in float32 for inputs of any dtype; no term of this has a difference of sums.
+
+  Args:
+    attend_current: whether the key of the query's own position comes first, s ≤ t.
+    mask: key mask `[B, 1, 1, T]`. A hidden key breaks nothing off.
+    is_causal: must be True, because the order of keys is that to the left of a query.
+    query_segment_ids: `[B, T]`; keys of another segment break nothing off.
+    block_size: C, queries and keys of a tile; None is at most `BLOCK`. It changes
+      rounding alone.
+
+  Other options: as `dense_attention`.
+
+  Returns:
+    `[B, T, N, V]` in the dtype of `query`; zeros for a query that sees no key, such as
+    the first of all without `attend_current`.
+
+  Raises:
+    ValueError: arguments do not fit, the mask varies along queries, or `is_causal` is
+      False.
+
+  Cost: time ½·T²·N·(H+V+C); memory B·N·C² and T·N·V, with gradients also T·N for one
+  block of queries at a time.
+
+  Departs from its paper in masks, segments and `attend_current`, which its code has.
+  What is left of a stick can be had as 1 − the result for values of 1.
+
+  Paper: Scaling stick-breaking attention, arXiv:2410.17980, equations 1 and 2.
+  """
+  if not is_causal:
+    raise ValueError(
+      "is_causal: expected True, got False; sticks are broken from a query to the "
+      "left; use dense attention in both directions"
+    )
+  instead = "dense attention takes masks that vary"
+  keep = arguments.key_mask(mask, query, key, instead)
+  length, kv_heads = query.shape[1], key.shape[2]
+  size = min(block_size or BLOCK, length)
+  if block_size is None:
+    size = -(-length // -(-length // size))
+  scale = arguments.softmax_scale(scale, query.shape[3])
+
+  def seen(x):
+    return x if keep is None else jnp.where(keep[..., None, None], x, 0)
+
+  def heads(x):
+    return jnp.moveaxis(split_blocks(seen(x), size), 3, 2)
+
+  by_key = keep, key_segment_ids
+  keys = heads(key), heads(value), *split_blocks(by_key, size)
+  rows = *split_blocks((query, query_segment_ids), size), keys
+
+  def visit(rows, state, keys, right=None):
+    query, query_ids, _ = rows
+    key, value, keep, key_ids = keys
+    shape = len(query), kv_heads, size * query.shape[2] // kv_heads, size
+    shown = shown_pairs(shape, keep, query_ids, key_ids, right)
+    query = layout.heads_first(query, kv_heads)
+    return _broken(query, state, key, value, shown, scale)
+
+  def start(rows):
+    query, _, keys = rows
+    query = layout.heads_first(query, kv_heads)
+    return visit(rows, _whole(query, value), keys, 0 if attend_current else -1)
+
+  _, out = scan_leftward(start, visit, rows, keys)
+  return join_blocks(out, size, length).astype(query.dtype)
+
+
+def _whole(query: Float[Array, "B K Q H"], value: Array) -> Any:
+  """The state of queries whose stick is whole."""
+  # Not constants, so that they are sharded as the queries are.
+  spent = jnp.zeros_like(query[..., :1], jnp.float32)
+  shape = *spent.shape[:3], value.shape[-1]
+  return spent, jnp.zeros_like(spent, shape=shape)
+
+
+def _broken(
+  query: Float[Array, "B K Q H"],
+  state: tuple[Float[Array, "B K Q 1"], Float[Array, "B K Q V"]],
+  key: Float[Array, "B K D H"],
+  value: Float[Array, "B K D V"],
+  shown: Bool[Array, "#B #K #Q D"] | None,
+  scale: Any,
+) -> tuple[Float[Array, "B K Q 1"], Float[Array, "B K Q V"]]:
+  """(−log of what is left, out) of queries after D more keys to their left."""
+  spent, out = state
+  x = scale * layout.dot("bkqh,bkdh->bkqd", query, key)
+  if shown is not None:
+    x = jnp.where(shown, x, _HIDDEN)
+  near = jnp.log1p(jnp.exp(-jnp.abs(x)))
+  breaks = jnp.maximum(x, 0.0) + near  # softplus(x) = −log(1 − β)
+  # Of the keys to the right of each: a difference of sums would lose its digits.
+  later = jnp.concatenate(
+    [breaks[..., 1:], jnp.zeros_like(breaks[..., :1])], axis=-1
+  )
+  later = jax.lax.cumsum(later, axis=3, reverse=True)
+  weights = jnp.exp(jnp.minimum(x, 0.0) - near - later - spent)
+  more = layout.dot("bkqd,bkdv->bkqv", weights.astype(value.dtype), value)
+  return spent + jnp.sum(breaks, -1, keepdims=True), out + more
+
+
+@attention_factory
+def stick_breaking(attend_current: bool = False) -> plug.Attention:
+  """The plug of `stick_breaking_attention`.
+
+  Args:
+    attend_current: as the function takes it.
+
+  Returns:
+    An `Attention` without variables, causal only, that decodes with the cache of
+    dense attention.
+  """
+  exact = dense()
+
+  def decode(variables, cache, query, key, value, *, scale=None):
+    del variables
+    index = cache.index[:, None]
+    slots = jnp.arange(cache.key.shape[1])[None]
+    keys = layout.written(cache.key, key, slots == index)
+    values = layout.written(cache.value, value, slots == index)
+    seen = slots <= index if attend_current else slots < index
+    rows = layout.heads_first(query, key.shape[2])
+    _, out = _broken(
+      rows,
+      _whole(rows, value),
+      jnp.moveaxis(keys, 2, 1),
+      jnp.moveaxis(values, 2, 1),
+      seen[:, None, None],
+      arguments.softmax_scale(scale, query.shape[3]),
+    )
+    out = layout.heads_last(out, 1).astype(query.dtype)
+    return out, DenseCache(keys, values, cache.index + 1)
+
+  return plug.Attention(
+    init=plug.no_variables,
+    apply=arguments.applied(
+      "stick_breaking",
+      stick_breaking_attention,
+      lambda variables: {"attend_current": attend_current},
+    ),
+    init_cache=exact.init_cache,
+    decode=decode,
+    prefill=exact.prefill,
+    supports=frozenset({"causal", "mask", "segments", "decode"}),
+    causal_only=True,
+  )

@@ -1,0 +1,182 @@
+"""PaTH attention: all gradients, extremes, long prompts, errors."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention import (
+  Dims,
+  definitions,
+  dense_attention,
+  gates_from_keys,
+  path,
+  path_attention,
+)
+
+NAMES = ("query", "key", "value", "householder", "beta", "log_forget")
+
+
+def draw(length, seed=0):
+  """All arrays of a call by name."""
+  rng = np.random.default_rng(seed)
+  shape = 2, length, 2
+  w = rng.normal(size=(*shape, 8))
+  found = {
+    "query": rng.normal(size=(2, length, 4, 8)),
+    "key": rng.normal(size=(*shape, 8)),
+    "value": rng.normal(size=(*shape, 5)),
+    "householder": w / np.linalg.norm(w, axis=-1, keepdims=True),
+    "beta": 2.0 * rng.uniform(size=shape),
+    "log_forget": -rng.exponential(0.1, size=(2, length, 4)),
+  }
+  return {name: np.asarray(x, np.float32) for name, x in found.items()}
+
+
+def options(length):
+  """A key mask that hides the first keys, and three segments."""
+  rng = np.random.default_rng(1)
+  mask = rng.random((2, 1, 1, length)) < 0.8
+  mask[:, :, :, :3] = False
+  ids = np.sort(rng.integers(0, 3, (2, length)))
+  mask, ids = jnp.asarray(mask), jnp.asarray(ids)
+  return {"mask": mask, "query_segment_ids": ids, "key_segment_ids": ids}
+
+
+def naive(given, mask, query_segment_ids, key_segment_ids):
+  """(out, lse) by turned keys, to be differentiated in float64."""
+  keep = mask[:, 0, 0, :, None]
+  key, value, w = (
+    jnp.repeat(given[name], 2, axis=2)
+    for name in ("key", "value", "householder")
+  )
+  beta = jnp.where(keep, jnp.repeat(given["beta"], 2, axis=2), 0.0)
+  forget = jnp.where(keep, given["log_forget"], 0.0)
+  length = key.shape[1]
+
+  def step(carry, now):
+    keys, sums = carry
+    t, q, k, w, beta, forget = now
+    along = jnp.einsum("bsnh,bnh->bsn", keys, w) * beta[:, None]
+    keys = (keys - along[..., None] * w[:, None]).at[:, t].set(k)
+    sums = (sums + forget[:, None]).at[:, t].set(0.0)
+    scores = jnp.einsum("bsnh,bnh->bns", keys, q) * 8**-0.5
+    return (keys, sums), scores + jnp.swapaxes(sums, 1, 2)
+
+  along = (given["query"], key, w, beta, forget)
+  along = [jnp.moveaxis(x, 1, 0) for x in along]
+  carry = jnp.zeros_like(key), jnp.zeros_like(forget)
+  _, scores = jax.lax.scan(step, carry, (jnp.arange(length), *along))
+  scores = jnp.moveaxis(scores, 0, 2)
+  same = query_segment_ids[:, :, None] == key_segment_ids[:, None]
+  shown = mask & np.tri(length, dtype=bool)[None, None] & same[:, None]
+  weights = jnp.where(shown, jax.nn.softmax(scores, where=shown), 0.0)
+  lse = jax.nn.logsumexp(scores, axis=-1, where=shown)
+  out = jnp.einsum("bnts,bsnv->btnv", weights, value)
+  return out, jnp.swapaxes(lse, 1, 2)
+
+
+def test_values_and_all_gradients():
+  """Of out and lse, for every array, across blocks."""
+  given, call = draw(300), options(300)
+  weights = np.random.default_rng(2).normal(size=(2, 300, 4, 5))
+
+  def both(function, given):
+    def loss(given):
+      out, lse = function(given)
+      lse = jnp.where(jnp.isfinite(lse), lse, 0.0)
+      total = jnp.sum(out * weights) + jnp.sum(lse * weights[..., 0])
+      return total, (out, lse)
+
+    return jax.jit(jax.grad(loss, has_aux=True))(given)
+
+  found = both(
+    lambda given: path_attention(**given, **call, return_lse=True), given
+  )
+  with jax.enable_x64(True):
+    wide = {name: jnp.asarray(x, jnp.float64) for name, x in given.items()}
+    expected = jax.device_get(both(partial(naive, **call), wide))
+  paths = jax.tree_util.tree_leaves_with_path(expected)
+  for one, (where, other) in zip(jax.tree.leaves(found), paths, strict=True):
+    bound = 3e-6 * max(1.0, np.abs(other).max())
+    np.testing.assert_allclose(one, other, atol=bound, err_msg=str(where))
+
+
+def test_without_turns_it_is_dense_attention():
+  given = draw(150)
+  given["beta"][:] = 0.0
+  found = jax.jit(lambda given: path_attention(**given))(given)
+  for name in ("householder", "beta"):
+    del given[name]
+  expected = jax.jit(partial(dense_attention, is_causal=True))(**given)
+  np.testing.assert_allclose(found, expected, atol=2e-6)
+
+
+def test_extremes():
+  """Reflections all along, everything forgotten at once, and large scores."""
+  given = draw(150)
+  given["beta"][:] = 2.0
+  given["householder"][:, 20:40] = given["householder"][:, 20:21]
+  given["log_forget"][:, ::7], given["log_forget"][:, 3::7] = -1e4, -90.0
+  given["query"] *= 30.0
+
+  @jax.jit
+  @partial(jax.grad, has_aux=True)
+  def gradients(given):
+    out = path_attention(**given)
+    return jnp.sum(out**2), out
+
+  by_name, found = gradients(given)
+  expected = definitions.path_attention(**given)
+  np.testing.assert_allclose(found, expected, atol=1e-4)
+  for name, gradient in by_name.items():
+    assert np.isfinite(gradient).all(), name
+
+
+def test_hidden_positions_may_hold_anything():
+  given = draw(150)
+  mask = np.arange(150) % 3 != 1
+  mask_array = jnp.asarray(mask)[None, None, None]
+  run = jax.jit(partial(path_attention, mask=mask_array))
+  expected = run(**given)
+  for name in NAMES[1:]:
+    given[name][:, ~mask] = np.nan
+  np.testing.assert_array_equal(run(**given), expected)
+
+
+@pytest.mark.parametrize("forget", [False, True])
+def test_prompts_longer_than_a_block(forget):
+  length, dims = 160, Dims(4, 2, 8, 160, 16)
+  mechanism = gates_from_keys(path(rank=3, forget=forget))
+  variables = mechanism.init(jax.random.key(0), dims)
+  query, key, value = (
+    jnp.asarray(np.random.default_rng(3).normal(size=(2, length, n, 8)), "f")
+    for n in (4, 2, 2)
+  )
+  expected = mechanism.apply(variables, query, key, value, is_causal=True)
+  cache = mechanism.init_cache(variables, 2, length, dims, jnp.float32)
+  lengths = np.array([150, 7])
+  cache = jax.jit(mechanism.prefill)(
+    variables, cache, query, key, value, lengths
+  )
+  examples = np.arange(2)[:, None]
+  at = lengths[:, None]
+  qkv = (x[examples, at] for x in (query, key, value))
+  out, _ = jax.jit(mechanism.decode)(variables, cache, *qkv)
+  np.testing.assert_allclose(out, expected[examples, at], atol=3e-6)
+
+
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    ({"is_causal": False, "log_forget": None}, r"^is_causal: expected True, "),
+    ({"mask": np.ones((2, 1, 9, 9), bool)}, r"^mask: expected a key mask"),
+    ({"beta": np.ones((2, 9, 4), "f")}, r"^beta: expected \[2, 9, 2\] for"),
+    ({"householder": np.ones((2, 9, 2, 4), "f")}, r"^householder: expected \["),
+  ],
+)
+def test_what_does_not_fit_is_told(change, message, unchecked):
+  with pytest.raises(ValueError, match=message):
+    path_attention(**{**draw(9), **change})
