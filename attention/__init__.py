@@ -56,6 +56,7 @@ from attention.positions import (
   t5_buckets,
 )
 from attention.registry import ATTENTIONS
+from attention.selected import selected_attention
 from attention.sliding_window import sliding_window, sliding_window_attention
 from attention.strided_2d import strided_2d, strided_2d_attention
 from attention.visible import (
@@ -130,6 +131,7 @@ __all__ = [
   "retention",
   "rotary",
   "segments",
+  "selected_attention",
   "sliding_window",
   "sliding_window_attention",
   "strided_2d",

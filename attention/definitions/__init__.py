@@ -23,6 +23,7 @@ from attention.definitions.recurrent import (
   delta_rule_attention,
   gated_linear_attention,
 )
+from attention.definitions.selected import selected_attention
 from attention.definitions.sliding_window import sliding_window_attention
 from attention.definitions.strided_2d import strided_2d_attention
 from attention.definitions.window_2d import window_2d_attention
@@ -43,6 +44,7 @@ __all__ = [
   "multiplicative_attention",
   "nystrom_attention",
   "performer_attention",
+  "selected_attention",
   "sliding_window_attention",
   "strided_2d_attention",
   "window_2d_attention",
