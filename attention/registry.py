@@ -19,6 +19,7 @@ from attention.bigbird import bigbird
 from attention.delta_rule import delta, gated_delta, kimi_delta
 from attention.dense import dense
 from attention.differential import differential
+from attention.dsa import dsa
 from attention.flash import flash
 from attention.gated_linear import gated_linear, mamba2, retention
 from attention.latent import latent
@@ -57,6 +58,7 @@ _FACTORIES = (
   kimi_delta,
   differential,
   latent,
+  dsa,
 )
 
 ATTENTIONS: Mapping[str, Callable[..., Attention]] = MappingProxyType(

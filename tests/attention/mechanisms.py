@@ -11,6 +11,7 @@ from attention import (
   delta,
   dense,
   differential,
+  dsa,
   flash,
   gated_delta,
   gated_linear,
@@ -273,6 +274,24 @@ def _latent(**options):
   return Mechanism(latent, attend, options, cache="length")
 
 
+def _dsa(**options):
+  heads, size = options["num_index_heads"], options["index_dim"]
+
+  def attend(variables, query, key, value, **call):
+    inputs = np.asarray(key, np.float64).reshape(*np.shape(key)[:2], -1)
+    if "mask" in call:
+      inputs = np.where(call["mask"][:, 0, 0, :, None], inputs, 0.0)
+    arrays = {
+      name.removesuffix("_kernel"): np.tensordot(inputs, kernel, 1)
+      for name, kernel in variables["params"].items()
+    }
+    arrays["index_weight"] /= np.sqrt(heads * size)
+    call = {"is_causal": False, "top_k": options["top_k"], **arrays, **call}
+    return definitions.dsa_attention(query, key, value, **call)
+
+  return Mechanism(dsa, attend, options, cache="length")
+
+
 MECHANISMS = (
   _dense(),
   _dense(sinks=True, logits_soft_cap=2.0, forget=True),
@@ -308,6 +327,7 @@ MECHANISMS = (
   _differential(start=0.6),
   _latent(),
   _latent(rank=5, shared_dim=3),
+  _dsa(top_k=4, num_index_heads=2, index_dim=5),
 )
 """A line for each mechanism and setting."""
 
