@@ -15,8 +15,6 @@ from attention.loop import Output
 from attention.selected import selected_attention
 from attention.signature import attention_factory, attention_function
 
-_INSTEAD = "the indexer says which keys a query sees"
-
 _ONE_SEQUENCE = {
   **arguments.ARRAYS,
   "key": Float[Array, "B T K H"],
@@ -42,6 +40,7 @@ def dsa_attention(
   scale: float | Float[Array, ""] | None = None,
   query_segment_ids: Int[Array, "B T"] | None = None,
   key_segment_ids: Int[Array, "B S"] | None = None,
+  block_size: int | None = None,
   return_lse: bool = False,
 ) -> Output:
   """Each query attends to the keys that an indexer scores highest for it.
@@ -59,6 +58,7 @@ def dsa_attention(
     index_weight: of each head, for each query.
     top_k: how many keys a query attends to at most.
     mask: key mask, `[B, 1, 1, S]`.
+    block_size: C, queries that are scored at once; None is the platform's choice.
 
   Other options: as `selected_attention`.
 
@@ -75,7 +75,7 @@ def dsa_attention(
 
   Paper: DeepSeek-V3.2, arXiv:2512.02556, section 2.1.
   """
-  keep = arguments.key_mask(mask, query, key, _INSTEAD)
+  keep = arguments.key_mask(mask, query, key, indexer.INSTEAD)
   options = {
     "mask": mask,
     "is_causal": is_causal,
@@ -85,11 +85,11 @@ def dsa_attention(
     "return_lse": return_lse,
   }
   if top_k >= key.shape[1]:
-    return flash_attention(query, key, value, **options)
+    return flash_attention(query, key, value, block_size=block_size, **options)
 
   rows = indexer.Rows(index_query, index_weight, query_segment_ids)
   keys = indexer.Keys(index_key, keep, key_segment_ids)
-  indices = indexer.selected_keys(rows, keys, top_k, is_causal)
+  indices = indexer.selected_keys(rows, keys, top_k, is_causal, block_size)
   return selected_attention(
     query,
     key,
@@ -169,7 +169,7 @@ def dsa(
   def apply(variables, query, key, value, *, mask=None, **call):
     qkv = {"query": query, "key": key, "value": value}
     arguments.check_call(qkv, _ONE_SEQUENCE, needed=qkv)
-    keep = arguments.key_mask(mask, query, key, _INSTEAD)
+    keep = arguments.key_mask(mask, query, key, indexer.INSTEAD)
     if keep is not None:
       # A hidden position may hold anything, and so may what is read there.
       call |= {
@@ -182,11 +182,11 @@ def dsa(
     call = {"is_causal": False, "mask": mask, **call}
     return attend(variables, query, key, value, **call)
 
-  def loss(variables, query, key, *, mask=None, is_causal=False, **call):
+  def loss(variables, query, key, **call):
     del variables
-    losses = dsa_indexer_loss(
-      query, key, top_k=top_k, mask=mask, is_causal=is_causal, **call
-    )
+    call = {"is_causal": False, "top_k": top_k, **call}
+    call = arguments.accepted_options("dsa", dsa_indexer_loss, call)
+    losses, mask = dsa_indexer_loss(query, key, **call), call.get("mask")
     if mask is None:
       return jnp.mean(losses)
     shown = jnp.broadcast_to(mask[:, 0, 0], losses.shape)
@@ -215,9 +215,19 @@ def dsa(
     return out, DsaCache(keys, values, index_keys, cache.index + 1)
 
   def prefill(
-    variables, cache, query, key, value, lengths, *, index_key, **call
+    variables,
+    cache,
+    query,
+    key,
+    value,
+    lengths,
+    *,
+    index_query,
+    index_key,
+    index_weight,
+    scale=None,
   ):
-    del variables, query, call  # Keys are kept as they are.
+    del variables, query, index_query, index_weight, scale  # Keys are kept.
     keys = layout.put(cache.key, key, 0)
     values = layout.put(cache.value, value, 0)
     index_keys = layout.put(cache.index_key, index_key, 0)

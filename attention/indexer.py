@@ -15,7 +15,7 @@ from attention import arguments, layout, platform
 from attention.signature import attention_function
 from attention.softmax import block_map, softmax_and_lse, split_blocks
 
-_INSTEAD = "the indexer says which keys a query sees"
+INSTEAD = "the indexer says which keys a query sees"
 
 
 class Rows(NamedTuple):
@@ -37,11 +37,12 @@ class Keys(NamedTuple):
 
 
 def selected_keys(
-  rows: Rows, keys: Keys, top_k: int, is_causal: bool
+  rows: Rows, keys: Keys, top_k: int, is_causal: bool, size: int | None = None
 ) -> Int[Array, "B T M"]:
   """The M = `top_k` visible keys of largest I, earlier ones first where they are equal.
 
-  -1 stands for what a query does not see. They have no gradient.
+  -1 stands for what a query does not see. They have no gradient. `size` queries are
+  scored at once.
   """
   rows, keys = jax.lax.stop_gradient((rows, keys))
 
@@ -49,7 +50,8 @@ def selected_keys(
     scores, indices = jax.lax.top_k(_scores(rows, keys, is_causal), top_k)
     return jnp.where(scores > -jnp.inf, indices, -1)
 
-  return _by_chunk(select, rows, keys.index.shape[1] * rows.index.shape[2])
+  numbers = keys.index.shape[1] * rows.index.shape[2]
+  return _by_chunk(select, rows, numbers, size)
 
 
 @attention_function()
@@ -91,7 +93,7 @@ def dsa_indexer_loss(
 
   Paper: DeepSeek-V3.2, arXiv:2512.02556, equations 3 and 4.
   """
-  keep = arguments.key_mask(mask, query, key, _INSTEAD)
+  keep = arguments.key_mask(mask, query, key, INSTEAD)
   scale = arguments.softmax_scale(scale, query.shape[-1])
   query, key, scale = jax.lax.stop_gradient((query, key, scale))
   if keep is not None:
@@ -136,12 +138,15 @@ def _scores(rows: Rows, keys: Keys, is_causal: bool) -> Float[Array, "B C S"]:
   return jnp.where(seen, scores, -jnp.inf)
 
 
-def _by_chunk(function: Any, rows: Rows, numbers: int) -> Array:
-  """`function` of C queries at a time, of which each has so many `numbers`."""
+def _by_chunk(
+  function: Any, rows: Rows, numbers: int, size: int | None = None
+) -> Array:
+  """`function` of C = `size` queries at a time, with so many `numbers` for each."""
   batch, length = rows.index.shape[:2]
-  size = platform.rows_at_once(4 * batch * numbers, length, least=64)
+  if size is None:
+    size = platform.rows_at_once(4 * batch * numbers, length, least=64)
   places = jnp.broadcast_to(jnp.arange(length)[None], (batch, length))
   rows = rows._replace(place=places)
-  chunks = jax.tree.map(lambda x: split_blocks(x, size), rows)
+  chunks = jax.tree.map(lambda x: split_blocks(x, min(size, length)), rows)
   results = block_map(function, 1, chunks)
   return results.reshape(batch, -1, *results.shape[3:])[:, :length]

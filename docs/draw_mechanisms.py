@@ -178,6 +178,15 @@ def _latent() -> Panels:
   }
 
 
+def _dsa() -> Panels:
+  return {
+    f"causal, {n} keys a query": _drawn(
+      _plugged("dsa", top_k=n), is_causal=True
+    )
+    for n in (8, 24)
+  }
+
+
 def _positions() -> Panels:
   """Dense attention among 64 times the same token: only places differ."""
   same = jnp.broadcast_to(tokens()[:, :1], tokens().shape)
@@ -225,6 +234,7 @@ _OWN: Mapping[str, Callable[[], Panels]] = {
   "strided_2d": _strided_2d,
   "retention": _retention,
   "latent": _latent,
+  "dsa": _dsa,
 }
 """Mechanisms whose picture shows the effect of a hyperparameter."""
 
