@@ -45,12 +45,13 @@ def dsa_attention(
 ) -> Output:
   """Each query attends to the keys that an indexer scores highest for it.
 
+    out = dsa_attention(q, k, v, index_query=a, index_key=b, index_weight=w, top_k=64)
+
     out[t] = softmax over s in A(t) of (scale · query[t] · key[s]), times value
     A(t) = the `top_k` visible keys s of largest I[t, s], the same for all heads
     I[t, s] = Σ_i index_weight[t, i] · relu(index_query[t, i] · index_key[s])
 
-  Of equal scores, the earlier key is taken. A query that sees no more than `top_k`
-  keys attends to all of them.
+  Of equal scores, the earlier key is taken.
 
   Args:
     index_query: queries of I index heads.
@@ -69,9 +70,8 @@ def dsa_attention(
   Raises:
     ValueError: arguments do not fit together, or the mask varies along queries.
 
-  Cost: time T·S·I·D + T·S·log(top_k) for the selection and T·top_k·N·(H+V); memory,
-  in addition to that of `selected_attention`, B·T·top_k indices and B·C·S·(I+1) scores
-  of C queries. With `top_k` ≥ S it is flash attention.
+  Cost: time T·S·I·D + T·S·log(top_k) for the selection and T·top_k·N·(H+V); memory of
+  `selected_attention`, and B·C·S·(I+1) scores. With `top_k` ≥ S it is flash attention.
 
   Paper: DeepSeek-V3.2, arXiv:2512.02556, section 2.1.
   """

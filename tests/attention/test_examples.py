@@ -20,6 +20,7 @@ OWN = {
   "additive": {"w": KERNEL, "u": KERNEL, "s": jnp.ones((N, H))},
   "bigbird": {"blocks": jnp.zeros((N, 2, 1), int)},
   "delta_rule": {"beta": jnp.ones((1, T, N)), "log_decay": -(X[..., 0] ** 2)},
+  "dsa": {"a": X, "b": X[:, :, 0], "w": X[..., 0]},
   "gated_linear": {"log_decay": -(X[..., 0] ** 2)},
   "latent": {
     "c": X[:, :, 0, :R],
@@ -30,6 +31,7 @@ OWN = {
   "lsh": {"rotations": jnp.ones((2, H, 2))},
   "multiplicative": {"w": KERNEL},
   "performer": {"w": jnp.eye(H)},
+  "selected": {"indices": jnp.arange(T).reshape(1, T, 1, 1) // 64},
   "window_linear": {"w": KERNEL, "u": KERNEL, "g": jnp.zeros(N)},
 }
 
