@@ -24,6 +24,7 @@ from attention.delta_rule import (
 )
 from attention.dense import dense, dense_attention
 from attention.differential import differential, differential_attention
+from attention.dsa import dsa, dsa_attention
 from attention.flash import flash, flash_attention
 from attention.gated_linear import (
   gated_linear,
@@ -33,6 +34,7 @@ from attention.gated_linear import (
   retention,
 )
 from attention.gates import gates_from_keys
+from attention.indexer import dsa_indexer_loss
 from attention.latent import latent, latent_attention
 from attention.linear import (
   elu_plus_one,
@@ -112,6 +114,9 @@ __all__ = [
   "dense_attention",
   "differential",
   "differential_attention",
+  "dsa",
+  "dsa_attention",
+  "dsa_indexer_loss",
   "flash",
   "flash_attention",
   "elu_plus_one",

@@ -133,6 +133,9 @@ class Attention(NamedTuple):
       `prefill` and `apply_sharded` take by position besides query, key and value,
       such as `log_decay [B, T, N]`, read from what these are projected from,
       `inputs [B, T, F]`. None where there is nothing of the kind.
+    loss: `(variables, query, key, **call) -> scalar`, with the gates and options of
+      a call of `apply`: what the mechanism adds to the mean loss of a model that is
+      trained, such as that of an indexer. None adds nothing.
   """
 
   init: Callable[[Array, Dims], Variables]
@@ -148,6 +151,7 @@ class Attention(NamedTuple):
   apply_sharded: Callable[..., Array] | None = None
   ignores_padding: bool = True
   gates: Callable[[Variables, Array], dict[str, Array]] | None = None
+  loss: Callable[..., Array] | None = None
 
 
 CALL_OPTIONS: Mapping[str, str] = types.MappingProxyType(

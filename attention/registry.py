@@ -26,6 +26,7 @@ from attention.delta_rule import (
 )
 from attention.dense import dense
 from attention.differential import differential
+from attention.dsa import dsa
 from attention.flash import flash
 from attention.gated_linear import gated_linear, lightning, mamba2, retention
 from attention.latent import latent
@@ -80,6 +81,7 @@ _FACTORIES = (
   nsa,
   stick_breaking,
   path,
+  dsa,
 )
 
 ATTENTIONS: Mapping[str, Callable[..., Attention]] = MappingProxyType(

@@ -95,8 +95,9 @@ def selected_attention(
   Raises:
     ValueError: arguments do not fit together, or the mask varies along queries.
 
-  Cost: time T·M·D·N·(H+V), and T·M·log(T·M) to sort; memory in addition to copies of
-  the arrays 3·S·N·(H+V), or S·K·(H+V) where keys are gathered, linear in S.
+  Cost: time T·M·D·N·(H+V), and T·M·log(T·M) to sort; memory, in addition to copies of
+  the arrays, about 6·S·N·(H+V) for blocks of 64 keys, twice that with gradients, or
+  S·K·(H+V) where keys are gathered.
 
   Keys are gathered for each query where D ≤ 8·N/K, or 8 if G = N. Larger blocks make
   tiles: pairs of query and block are sorted by block, up to 64 queries read it in one

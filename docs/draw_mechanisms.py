@@ -208,6 +208,15 @@ def _path() -> Panels:
   }
 
 
+def _dsa() -> Panels:
+  return {
+    f"causal, {n} keys a query": _drawn(
+      _plugged("dsa", top_k=n), is_causal=True
+    )
+    for n in (8, 24)
+  }
+
+
 def _positions() -> Panels:
   """Dense attention among 64 times the same token: only places differ."""
   same = jnp.broadcast_to(tokens()[:, :1], tokens().shape)
@@ -260,6 +269,7 @@ _OWN: Mapping[str, Callable[[], Panels]] = {
   "nsa": partial(_short, "nsa"),
   "stick_breaking": _stick_breaking,
   "path": _path,
+  "dsa": _dsa,
 }
 """Mechanisms whose picture shows the effect of a hyperparameter."""
 

@@ -122,13 +122,14 @@ def forward_and_state(
   dropout_rng: Array | None,
   axis_name: str | None = None,
 ) -> tuple[Float[Array, "B T V"], Mapping[str, Any]]:
-  """As `forward` while a model is trained, with the state that it replaces.
+  """As `forward` while a model is trained, with state and losses of its own.
 
   With batch norm, features are normed by the mean and variance of the batch, and
-  the running ones, which `forward` norms by, move towards these.
+  the running ones, which `forward` norms by, move towards these. A mechanism with a
+  `loss`, as an indexer has one, adds it to the collection 'losses'.
 
   Args:
-    model: from `create`, with names of collections in `state`.
+    model: from `create`; names of collections that it replaces are its `state`.
     variables: with these collections.
     batch: as the model reads it.
     dropout_rng: key of the dropout; None where there is none.
@@ -138,14 +139,16 @@ def forward_and_state(
     `[B, T, V]` float32, and the new collections.
   """
   ids, options = model.arguments(batch)
+  state = list(getattr(model, "state", ()))
+  if state:
+    options = {**options, "axis_name": axis_name}
   return model.apply(
     variables,
     *ids,
     **options,
     deterministic=False,
-    axis_name=axis_name,
     rngs=None if dropout_rng is None else {"dropout": dropout_rng},
-    mutable=list(model.state),
+    mutable=[*state, "losses"],
   )
 
 

@@ -50,7 +50,8 @@ class MultiHeadAttention(nn.Module):
   A mechanism's own variables are 'attention', in 'params' (trained) or 'constants'
   (not). Decoding keeps its cache in 'cache', and projected keys and values of an
   encoder in 'memory'. With 'intermediates' mutable, a call sows its matrix
-  `[B, N, T, S]` as 'attention_weights'.
+  `[B, N, T, S]` as 'attention_weights', and with 'losses' mutable what its mechanism
+  adds to the loss.
 
   Attributes:
     attention: the mechanism.
@@ -153,8 +154,16 @@ class MultiHeadAttention(nn.Module):
       apply = functools.partial(self.attention.apply, self.mechanism)
       weights = attention_weights(apply, query, key, **call)
       self.sow("intermediates", "attention_weights", weights)
+    self._sow_loss(query, key, call)
     out = self.attend(query, key, value, inputs=inputs, **call)
     return self._merge(out, inputs, value)
+
+  def _sow_loss(self, query, key, call):
+    """What the mechanism adds to the loss of a step of training."""
+    loss = self.attention.loss
+    is_asked = self.is_mutable_collection("losses")
+    if loss is not None and is_asked and not self.is_initializing():
+      self.sow("losses", "attention", loss(self.mechanism, query, key, **call))
 
   def sources(
     self,

@@ -247,12 +247,17 @@ def _published_state(config, model, optimizer) -> TrainState:
 
 
 def _own_functions(config, task, model, shapes) -> dict[str, Any]:
-  """What a model that replaces state, or a task with its own loss, changes."""
+  """What a model with state or losses, or a task with its own loss, changes."""
   functions: dict[str, Any] = {}
   replaced = [
     shapes.collections.get(name) for name in getattr(model, "state", ())
   ]
-  if jax.tree.leaves(replaced):
+  has_losses = any(
+    chosen.build().loss is not None
+    for slot in config.model.attentions.values()
+    for chosen in slot
+  )
+  if jax.tree.leaves(replaced) or has_losses:
     # One program for all devices sees the whole batch; one for each of them has
     # to ask the others.
     axis = parallel.AXIS if config.train.parallel == "pmap" else None

@@ -80,7 +80,8 @@ class StepFunctions(NamedTuple):
     draw_constants: `key -> constants`, needed where `redraw_every` > 0.
     forward_and_state: `(variables, batch, dropout_rng) -> (logits, collections)`
       of a model that replaces collections while it is trained, as with batch norm
-      the running statistics; None for any other model.
+      the running statistics, or that has 'losses' of its own, which are added to
+      the mean objective; None for any other model.
     loss: `(logits, batch, label_smoothing) -> (objective sum, sum of nats,
       count)`, see `cross_entropy`.
   """
@@ -127,13 +128,17 @@ def mean_gradient(
   """
 
   def objective(params, rows, key, collections):
-    variables = {"params": params, **collections}
+    variables, losses = {"params": params, **collections}, {}
     if functions.forward_and_state is None:
       logits = functions.forward(variables, rows, key)
     else:
       logits, new = functions.forward_and_state(variables, rows, key)
+      losses = new.get("losses", {})
+      new = {name: x for name, x in new.items() if name != "losses"}
       collections = {**collections, **new}
     value, nats, count = functions.loss(logits, rows, functions.label_smoothing)
+    for mean in jax.tree.leaves(losses):
+      value += count * mean  # The sum is divided by the count later.
     return value, (jnp.stack([nats, count]), collections)
 
   gradient_of = jax.grad(objective, has_aux=True)

@@ -12,6 +12,7 @@ from attention.definitions.bigbird import bigbird_attention
 from attention.definitions.delta_product import delta_product_attention
 from attention.definitions.dense import dense_attention
 from attention.definitions.differential import differential_attention
+from attention.definitions.dsa import dsa_attention, dsa_indexer_loss
 from attention.definitions.flash import flash_attention
 from attention.definitions.latent import latent_attention
 from attention.definitions.linear import linear_attention
@@ -42,6 +43,8 @@ __all__ = [
   "delta_rule_attention",
   "dense_attention",
   "differential_attention",
+  "dsa_attention",
+  "dsa_indexer_loss",
   "flash_attention",
   "gated_linear_attention",
   "latent_attention",

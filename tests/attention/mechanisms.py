@@ -13,6 +13,7 @@ from attention import (
   delta_product,
   dense,
   differential,
+  dsa,
   flash,
   gated_delta,
   gated_delta_2,
@@ -345,6 +346,24 @@ def _path(**options):
   return Mechanism(path, attend, options, cache="length")
 
 
+def _dsa(**options):
+  heads, size = options["num_index_heads"], options["index_dim"]
+
+  def attend(variables, query, key, value, **call):
+    inputs = np.asarray(key, np.float64).reshape(*np.shape(key)[:2], -1)
+    if "mask" in call:
+      inputs = np.where(call["mask"][:, 0, 0, :, None], inputs, 0.0)
+    arrays = {
+      name.removesuffix("_kernel"): np.tensordot(inputs, kernel, 1)
+      for name, kernel in variables["params"].items()
+    }
+    arrays["index_weight"] /= np.sqrt(heads * size)
+    call = {"is_causal": False, "top_k": options["top_k"], **arrays, **call}
+    return definitions.dsa_attention(query, key, value, **call)
+
+  return Mechanism(dsa, attend, options, cache="length")
+
+
 MECHANISMS = (
   _dense(),
   _dense(sinks=True, logits_soft_cap=2.0, forget=True),
@@ -392,6 +411,7 @@ MECHANISMS = (
   _stick_breaking(attend_current=False),
   _path(rank=3),
   _path(rank=3, forget=True),
+  _dsa(top_k=4, num_index_heads=2, index_dim=5),
 )
 """A line for each mechanism and setting."""
 

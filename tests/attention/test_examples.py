@@ -25,6 +25,7 @@ OWN = {
     "log_decay": -(X[..., 0] ** 2),
   },
   "delta_rule": {"beta": jnp.ones((1, T, N)), "log_decay": -(X[..., 0] ** 2)},
+  "dsa": {"a": X, "b": X[:, :, 0], "w": X[..., 0]},
   "gated_linear": {"log_decay": -(X[..., 0] ** 2)},
   "latent": {
     "c": X[:, :, 0, :R],
@@ -38,6 +39,7 @@ OWN = {
     "g": jnp.ones((1, T, N, 3)),
     "w": jnp.ones((N, 32)),
     "e": jnp.ones((N, 32, H)),
+  },
   "path": {
     "w": X / jnp.linalg.norm(X, axis=-1, keepdims=True),
     "beta": jnp.ones((1, T, N)),

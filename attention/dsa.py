@@ -1,0 +1,250 @@
+"""DeepSeek's sparse attention: an indexer selects keys (DeepSeek-V3.2, 2025)."""
+
+from functools import partial
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from attention import arguments, gates, indexer, layout, plug
+from attention.flash import flash_attention
+from attention.indexer import dsa_indexer_loss
+from attention.loop import Output
+from attention.selected import selected_attention
+from attention.signature import attention_factory, attention_function
+
+_ONE_SEQUENCE = {
+  **arguments.ARRAYS,
+  "key": Float[Array, "B T K H"],
+  "value": Float[Array, "B T K V"],
+}
+
+
+@attention_function(
+  num_index_heads="index_query has them, [B, T, I, D]",
+  index_dim="index_query and index_key have it, [B, S, D]",
+)
+def dsa_attention(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"],
+  value: Float[Array, "B S K V"],
+  *,
+  index_query: Float[Array, "B T I D"],
+  index_key: Float[Array, "B S D"],
+  index_weight: Float[Array, "B T I"],
+  top_k: int,
+  mask: Bool[Array, "..."] | None = None,
+  is_causal: bool = True,
+  scale: float | Float[Array, ""] | None = None,
+  query_segment_ids: Int[Array, "B T"] | None = None,
+  key_segment_ids: Int[Array, "B S"] | None = None,
+  block_size: int | None = None,
+  return_lse: bool = False,
+) -> Output:
+  """Each query attends to the keys that an indexer scores highest for it.
+
+    out = dsa_attention(q, k, v, index_query=a, index_key=b, index_weight=w, top_k=64)
+
+    out[t] = softmax over s in A(t) of (scale · query[t] · key[s]), times value
+    A(t) = the `top_k` visible keys s of largest I[t, s], the same for all heads
+    I[t, s] = Σ_i index_weight[t, i] · relu(index_query[t, i] · index_key[s])
+
+  Of equal scores, the earlier key is taken.
+
+  Args:
+    index_query: queries of I index heads.
+    index_key: of all index heads.
+    index_weight: of each head, for each query.
+    top_k: how many keys a query attends to at most.
+    mask: key mask, `[B, 1, 1, S]`.
+    block_size: C, queries that are scored at once; None is the platform's choice.
+
+  Other options: as `selected_attention`.
+
+  Returns:
+    as `flash_attention`. The index arrays have no gradient: they learn from
+    `dsa_indexer_loss`.
+
+  Raises:
+    ValueError: arguments do not fit together, or the mask varies along queries.
+
+  Cost: time T·S·I·D + T·S·log(top_k) for the selection and T·top_k·N·(H+V); memory of
+  `selected_attention`, and B·C·S·(I+1) scores. With `top_k` ≥ S it is flash attention.
+
+  Paper: DeepSeek-V3.2, arXiv:2512.02556, section 2.1.
+  """
+  keep = arguments.key_mask(mask, query, key, indexer.INSTEAD)
+  options = {
+    "mask": mask,
+    "is_causal": is_causal,
+    "scale": scale,
+    "query_segment_ids": query_segment_ids,
+    "key_segment_ids": key_segment_ids,
+    "return_lse": return_lse,
+  }
+  if top_k >= key.shape[1]:
+    return flash_attention(query, key, value, block_size=block_size, **options)
+
+  rows = indexer.Rows(index_query, index_weight, query_segment_ids)
+  keys = indexer.Keys(index_key, keep, key_segment_ids)
+  indices = indexer.selected_keys(rows, keys, top_k, is_causal, block_size)
+  return selected_attention(
+    query,
+    key,
+    value,
+    block_indices=indices[:, :, None],
+    block_size=1,
+    **options,
+  )
+
+
+class DsaCache(NamedTuple):
+  """Keys, values and index keys of the positions seen so far, `index [B]` of them."""
+
+  key: Float[Array, "B S K H"]
+  value: Float[Array, "B S K V"]
+  index_key: Float[Array, "B S D"]
+  index: Int[Array, "B"]
+
+
+@attention_factory
+def dsa(
+  top_k: int = 256, num_index_heads: int = 4, index_dim: int = 32
+) -> plug.Attention:
+  """The plug of `dsa_attention`, whose indexer reads what queries are projected from.
+
+    index_query = x · W_q    index_key = x · W_k    index_weight = x · W_w / √(I·D)
+
+  Nothing but `loss`, the mean of `dsa_indexer_loss` over the visible positions, trains
+  the indexer, and it trains nothing else: x has no gradient there.
+
+  Args:
+    top_k: keys that a query attends to. With at least as many as there are, attention
+      is dense and the indexer learns from all keys: the paper's warm-up.
+    num_index_heads: I.
+    index_dim: D.
+
+  Returns:
+    An `Attention` with `index_query_kernel [F, I, D]`, `index_key_kernel [F, D]` and
+    `index_weight_kernel [F, I]` in `params`, which decodes with a `DsaCache`.
+
+  Raises:
+    ValueError: an argument is not a positive int.
+
+  Departs from its paper in that the indexer has no positions, no norm of its keys and
+  no 8-bit numbers, and reads queries from x, not from a latent vector.
+  """
+  attend = arguments.applied("dsa", partial(dsa_attention, top_k=top_k))
+  arrays = {
+    "index_query": (num_index_heads, index_dim),
+    "index_key": (index_dim,),
+    "index_weight": (num_index_heads,),
+  }
+
+  def init(key, dims):
+    if dims.features < 1:
+      raise ValueError(
+        "features: dsa reads its indexer from inputs of Dims.features numbers; "
+        f"expected at least 1, got {dims.features}"
+      )
+    params = {
+      f"{name}_kernel": gates.kernel(key, dims.features, *shape)
+      for key, (name, shape) in zip(
+        jax.random.split(key, 3), arrays.items(), strict=True
+      )
+    }
+    return {"params": params}
+
+  def read(variables, inputs):
+    inputs = jax.lax.stop_gradient(inputs)
+    found = {
+      name: gates.project(inputs, variables["params"][f"{name}_kernel"])
+      for name in arrays
+    }
+    found["index_weight"] /= math.sqrt(num_index_heads * index_dim)
+    return found
+
+  def apply(variables, query, key, value, *, mask=None, **call):
+    qkv = {"query": query, "key": key, "value": value}
+    arguments.check_call(qkv, _ONE_SEQUENCE, needed=qkv)
+    keep = arguments.key_mask(mask, query, key, indexer.INSTEAD)
+    if keep is not None:
+      # A hidden position may hold anything, and so may what is read there.
+      call |= {
+        name: jnp.where(
+          keep.reshape(*keep.shape, *[1] * len(shape)), call[name], 0
+        )
+        for name, shape in arrays.items()
+        if name in call
+      }
+    call = {"is_causal": False, "mask": mask, **call}
+    return attend(variables, query, key, value, **call)
+
+  def loss(variables, query, key, **call):
+    del variables
+    call = {"is_causal": False, "top_k": top_k, **call}
+    call = arguments.accepted_options("dsa", dsa_indexer_loss, call)
+    losses, mask = dsa_indexer_loss(query, key, **call), call.get("mask")
+    if mask is None:
+      return jnp.mean(losses)
+    shown = jnp.broadcast_to(mask[:, 0, 0], losses.shape)
+    return jnp.sum(losses * shown) / jnp.maximum(jnp.sum(shown), 1)
+
+  def init_cache(variables, batch, max_length, dims, dtype):
+    del variables
+    shape = batch, max_length, dims.num_kv_heads
+    return DsaCache(
+      jnp.zeros((*shape, dims.head_dim), dtype),
+      jnp.zeros((*shape, dims.values), dtype),
+      jnp.zeros((batch, max_length, index_dim), jnp.float32),
+      jnp.zeros((batch,), jnp.int32),
+    )
+
+  def decode(variables, cache, query, key, value, *, index_key, **call):
+    slots = jnp.arange(cache.key.shape[1])[None]
+    seen = slots <= cache.index[:, None]
+    here = slots == cache.index[:, None]
+    keys = layout.written(cache.key, key, here)
+    values = layout.written(cache.value, value, here)
+    index_keys = layout.written(cache.index_key, index_key, here)
+    call |= {"mask": seen[:, None, None], "is_causal": False}
+    call["index_key"] = index_keys
+    out = attend(variables, query, keys, values, **call)
+    return out, DsaCache(keys, values, index_keys, cache.index + 1)
+
+  def prefill(
+    variables,
+    cache,
+    query,
+    key,
+    value,
+    lengths,
+    *,
+    index_query,
+    index_key,
+    index_weight,
+    scale=None,
+  ):
+    del variables, query, index_query, index_weight, scale  # Keys are kept.
+    keys = layout.put(cache.key, key, 0)
+    values = layout.put(cache.value, value, 0)
+    index_keys = layout.put(cache.index_key, index_key, 0)
+    return DsaCache(keys, values, index_keys, lengths)
+
+  return plug.Attention(
+    init=init,
+    apply=apply,
+    init_cache=init_cache,
+    decode=decode,
+    prefill=prefill,
+    supports=frozenset({"causal", "mask", "segments", "decode"}),
+    approximates="dense",
+    gates=read,
+    loss=loss,
+    sizes=plug.Sizes(
+      short={"top_k": 4, "num_index_heads": 2, "index_dim": 8},
+      timed=lambda length: {"top_k": min(256, length)},
+    ),
+  )
