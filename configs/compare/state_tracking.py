@@ -8,7 +8,8 @@
       --config.task.letters=5 --workdir=/tmp/s5
 
 Every run is configs/state_tracking.py: two layers, trained at length 32 and
-evaluated to 256, three seeds. `delta2` and `gated_delta2` have rates up to 2. The
+evaluated to 256, three seeds. `delta2`, `gated_delta2`, `comba2` and
+`gated_delta_2_rate2` have rates up to 2, as `delta_product` has by itself. The
 first command, two letters, took 36 minutes on one busy CPU core, the second, three,
 about 75, and the third, five, 42; what came out is in docs/results.md.
 """
@@ -22,12 +23,17 @@ def get_config() -> ml_collections.ConfigDict:
   """Exact attention, linear attention and the recurrences."""
   return experiments.comparison(
     "state_tracking",
-    "dense,linear,retention,gated_linear,mamba2,delta,delta2,"
-    "gated_delta,gated_delta2,kimi_delta",
+    "dense,linear,retention,lightning,gated_linear,mamba2,mamba3,"
+    "delta,delta2,gated_delta,gated_delta2,kimi_delta,comba,comba2,"
+    "gated_delta_2,gated_delta_2_rate2,delta_product,rwkv7,mesa,log_linear,"
+    "stick_breaking,path",
     num_steps=2000,
     eval_every=2000,
     variants={
       "delta2": {"name": "delta", "max_rate": 2.0},
       "gated_delta2": {"name": "gated_delta", "max_rate": 2.0},
+      "comba2": {"name": "comba", "max_rate": 2.0},
+      "gated_delta_2_rate2": {"name": "gated_delta_2", "max_rate": 2.0},
+      "delta_product4": {"name": "delta_product", "num_householder": 4},
     },
   )
