@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Any
 from attention.adapters import as_attention_fn
 from attention.additive import additive, additive_attention
 from attention.bigbird import bigbird, bigbird_attention, bigbird_random_blocks
+from attention.delta_product import delta_product, delta_product_attention
 from attention.delta_rule import (
+  comba,
   delta,
   delta_rule_attention,
   gated_delta,
+  gated_delta_2,
   kimi_delta,
 )
 from attention.dense import dense, dense_attention
@@ -25,6 +28,7 @@ from attention.flash import flash, flash_attention
 from attention.gated_linear import (
   gated_linear,
   gated_linear_attention,
+  lightning,
   mamba2,
   retention,
 )
@@ -39,8 +43,11 @@ from attention.linear import (
 from attention.linformer import linformer, linformer_attention
 from attention.logits import Logits
 from attention.lsh import lsh, lsh_attention, lsh_rotations
+from attention.mamba3 import mamba3
+from attention.moba import moba, moba_attention
 from attention.mods import make_block_mask
 from attention.multiplicative import multiplicative, multiplicative_attention
+from attention.nsa import nsa, nsa_attention
 from attention.nystrom import nystrom, nystrom_attention
 from attention.path import path, path_attention
 from attention.performer import (
@@ -57,6 +64,8 @@ from attention.positions import (
   t5_buckets,
 )
 from attention.registry import ATTENTIONS
+from attention.rwkv7 import rwkv7, rwkv7_attention
+from attention.selected import selected_attention
 from attention.sliding_window import sliding_window, sliding_window_attention
 from attention.stick_breaking import stick_breaking, stick_breaking_attention
 from attention.strided_2d import strided_2d, strided_2d_attention
@@ -93,8 +102,11 @@ __all__ = [
   "bigbird_attention",
   "bigbird_random_blocks",
   "causal",
+  "comba",
   "definitions",
   "delta",
+  "delta_product",
+  "delta_product_attention",
   "delta_rule_attention",
   "dense",
   "dense_attention",
@@ -104,6 +116,7 @@ __all__ = [
   "flash_attention",
   "elu_plus_one",
   "gated_delta",
+  "gated_delta_2",
   "gated_linear",
   "gated_linear_attention",
   "gates_from_keys",
@@ -112,6 +125,7 @@ __all__ = [
   "kimi_delta",
   "latent",
   "latent_attention",
+  "lightning",
   "linear",
   "linear_attention",
   "linformer",
@@ -122,8 +136,13 @@ __all__ = [
   "make_block_mask",
   "mask_mod",
   "mamba2",
+  "mamba3",
+  "moba",
+  "moba_attention",
   "multiplicative",
   "multiplicative_attention",
+  "nsa",
+  "nsa_attention",
   "nystrom",
   "nystrom_attention",
   "orthogonal_features",
@@ -133,7 +152,10 @@ __all__ = [
   "performer_attention",
   "retention",
   "rotary",
+  "rwkv7",
+  "rwkv7_attention",
   "segments",
+  "selected_attention",
   "sliding_window",
   "sliding_window_attention",
   "stick_breaking",

@@ -4,6 +4,7 @@ Its arithmetic is in `recurrence`; gates and the record are in `gates`.
 """
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import gates, plug
@@ -17,8 +18,11 @@ def delta_rule_attention(
   key: Float[Array, "B T K H"],
   value: Float[Array, "B T K V"],
   *,
-  beta: Float[Array, "B T N"],
+  beta: Float[Array, "B T N"] | None = None,
   log_decay: Float[Array, "..."] | None = None,
+  erase_key: Float[Array, "B T K H"] | None = None,
+  erase_gate: Float[Array, "B T N H"] | None = None,
+  write_gate: Float[Array, "B T N V"] | None = None,
   mask: Bool[Array, "..."] | None = None,
   is_causal: bool = True,
   scale: float | Float[Array, ""] | None = None,
@@ -34,28 +38,38 @@ def delta_rule_attention(
     out = delta_rule_attention(q, k, v, beta=beta, log_decay=log_decay)
 
     S' = diag(e^g_t) S_{t−1}
-    S_t = S' + β_t k_t (v_t − S'ᵀ k_t)ᵀ        out_t = scale · S_tᵀ q_t
+    S_t = S' + β_t k_t (w_t ∘ v_t − S'ᵀ (b_t ∘ p_t))ᵀ        out_t = scale · S_tᵀ q_t
 
-  with g = `log_decay`, for each head. It is one step of gradient descent on
-  ½|Sᵀk − v|². With keys of length 1 and β = 1, S_tᵀ k_t = v_t; longer keys need
-  β|k|² ≤ 2, or the state grows: normalise them ahead of the call. Everything is float32
-  for inputs of any dtype.
+  with g = `log_decay`, for each head, where p is k and b and w are 1 unless a call has
+  them. It is then one step of gradient descent on ½|Sᵀk − v|². With keys of length 1
+  and β = 1, S_tᵀ k_t = v_t; longer keys need β|k|² ≤ 2, or the state grows: normalise
+  them ahead of the call. Everything is float32 for inputs of any dtype.
 
   Args:
-    beta: β.
+    beta: β; None is 1, in calls with an erase gate.
     log_decay: natural logarithms of the decays, at most 0: None for none
       (DeltaNet), `[B, T, N]`, one for a head (Gated DeltaNet), or `[B, T, N, H]`,
       one for each channel (Kimi Delta Attention).
+    erase_key: p, of what is erased (Comba); None is `key`.
+    erase_gate: b, which share of p is erased, for each channel (Gated DeltaNet-2).
+    write_gate: w, which share of the value is written.
 
   Other options, results and errors: as `gated_linear_attention`.
+
+  Raises:
+    ValueError: there is neither a `beta` nor an `erase_gate`.
 
   Cost, with C = `features.CHUNK`: that of `gated_linear_attention`, and
   T·N·C·(C+2H+V) for the products of keys and the triangle.
 
   Paper: Parallelizing linear transformers with the delta rule over sequence length,
   arXiv:2406.06484; Gated delta networks, arXiv:2412.06464; Kimi Linear,
-  arXiv:2510.26692.
+  arXiv:2510.26692; Comba, arXiv:2506.02475; Gated DeltaNet-2, arXiv:2605.22791.
   """
+  if beta is None and erase_gate is None:
+    raise ValueError(
+      "beta: expected rates [B, T, N] or an erase_gate [B, T, N, H], got neither"
+    )
   return recurrent_attention(**locals())
 
 
@@ -148,24 +162,130 @@ def kimi_delta(
   return _delta_rule("kimi_delta", max_rate, init, gates.step_decay)
 
 
-def _delta_rule(name, max_rate, init, log_decay=None):
-  """The record of a delta rule with queries and keys of length 1."""
-  if not 0.0 < max_rate <= 2.0:
-    # With a larger β, states of keys of length 1 grow.
-    raise ValueError(
-      f"max_rate: expected above 0 and at most 2, got {max_rate!r}"
+@attention_factory
+def comba(max_rate: float = 1.0, correction: float = 0.02) -> plug.Attention:
+  """Comba: `gated_delta` with a weaker key of what is erased, and read.
+
+    p_t = sigmoid(a) k_t        out_t = scale · S_tᵀ (q_t − d k_t)
+
+  with a and d for each head.
+
+  Args:
+    max_rate: as `delta`.
+    correction: the initial d of the output feedback. The paper's is 0.02 for small
+      models and 1 for large ones.
+
+  Returns:
+    As `gated_delta`; its parameters have `feedback [N]` (a) and `correction [N]`
+    (d) as well.
+
+  Raises:
+    ValueError: as `delta`.
+
+  Its model also has `short_convolution`, `output_norm='rms'` and
+  `output_gate='sigmoid'`. Paper: Improving bilinear RNNs with closed-loop control,
+  arXiv:2506.02475, section 3.
+  """
+
+  def init(key, dims):
+    rate, *steps = jax.random.split(key, 4)
+    kernel = gates.kernel(rate, dims.features, dims.num_heads)
+    return {
+      "rate_kernel": kernel,
+      "feedback": jnp.ones(dims.num_heads),
+      "correction": jnp.full(dims.num_heads, correction),
+      **gates.step_params(steps, dims),
+    }
+
+  def recurrence(params, query, key, value, **options):
+    query, key = gates.unit_length(query), gates.unit_length(key)
+    key = jnp.repeat(key, query.shape[2] // key.shape[2], axis=2)
+    of_heads = (None, None, slice(None), None)
+    query -= params["correction"][of_heads] * key
+    erase_key = jax.nn.sigmoid(params["feedback"])[of_heads] * key
+    return recurrent_attention(
+      query, key, value, erase_key=erase_key, **options
     )
 
-  def beta(params, inputs):
-    rate = gates.project(inputs, params["rate_kernel"])
-    return max_rate * jax.nn.sigmoid(rate)
+  read = {"beta": gates.rate(max_rate), "log_decay": gates.step_decay}
+  return gates.recurrent_mechanism("comba", recurrence, init=init, gates=read)
+
+
+@attention_factory
+def gated_delta_2(
+  rank: int | None = None, max_rate: float = 1.0
+) -> plug.Attention:
+  """Gated DeltaNet-2: `kimi_delta` with one gate that erases and one that writes.
+
+    S_t = S' + k_t (w_t ∘ v_t − S'ᵀ (b_t ∘ k_t))ᵀ
+    b_t = max_rate · sigmoid(x_t · W_b)        w_t = sigmoid(x_t · W_w)
+
+  with b for each channel of the key and w for each of the value.
+
+  Args:
+    rank: as `kimi_delta`.
+    max_rate: the largest b (arXiv:2411.12537).
+
+  Returns:
+    As `kimi_delta`; in place of `rate_kernel` its parameters have `erase_kernel [F,
+    N, H]` and `write_kernel [F, N, V]`.
+
+  Raises:
+    ValueError: as `kimi_delta`.
+
+  Its model also has `short_convolution`, `output_norm='rms'` and
+  `output_gate='sigmoid'`. Paper: Gated DeltaNet-2: decoupling erase and write in
+  linear attention, arXiv:2605.22791.
+  """
+  gates.check_rate(max_rate)
+
+  def init(key, dims):
+    erase, write, *steps = jax.random.split(key, 6)
+    heads, features = dims.num_heads, dims.features
+    return {
+      "erase_kernel": gates.kernel(erase, features, heads, dims.head_dim),
+      "write_kernel": gates.kernel(write, features, heads, dims.values),
+      **gates.step_params(steps, dims, rank or dims.head_dim),
+    }
+
+  def gate(name, largest):
+    return lambda params, inputs: (
+      largest * jax.nn.sigmoid(gates.project(inputs, params[name]))
+    )
+
+  def recurrence(params, query, key, value, *, write_gate, **options):
+    del params
+    if write_gate.shape[-1] != value.shape[-1]:
+      # Values of another width, such as the identity, which shows the matrix.
+      write_gate = jnp.mean(write_gate, axis=-1, keepdims=True)
+    qk = gates.unit_length(query), gates.unit_length(key)
+    return recurrent_attention(*qk, value, write_gate=write_gate, **options)
+
+  return gates.recurrent_mechanism(
+    "gated_delta_2",
+    recurrence,
+    init=init,
+    gates={
+      "log_decay": gates.step_decay,
+      "erase_gate": gate("erase_kernel", max_rate),
+      "write_gate": gate("write_kernel", 1.0),
+    },
+    arrays={
+      "erase_gate": Float[Array, "B T N H"],
+      "write_gate": Float[Array, "B T N W"],
+    },
+  )
+
+
+def _delta_rule(name, max_rate, init, log_decay=None):
+  """The record of a delta rule with queries and keys of length 1."""
 
   def recurrence(params, query, key, value, **options):
     del params
     qk = gates.unit_length(query), gates.unit_length(key)
     return recurrent_attention(*qk, value, **options)
 
-  read = {"beta": beta}
+  read = {"beta": gates.rate(max_rate)}
   if log_decay is not None:
     read["log_decay"] = log_decay
   return gates.recurrent_mechanism(name, recurrence, init=init, gates=read)

@@ -36,7 +36,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from attention import arguments, platform
+from attention import arguments, platform, sharded
 from attention.scan import chunk_prefixes, device_prefix, scan
 
 CHUNK = 64
@@ -294,7 +294,7 @@ def attend(
   if block_size is not None:
     arguments.check_at_least("block_size", block_size, 1)
   keys = key, value, kept(mask, query, key)
-  is_part = axis_name is not None and jax.lax.axis_size(axis_name) > 1
+  is_part = sharded.is_part(axis_name)
   if not is_causal:
     state = state_after(phi, None, keys, block_size)
     if is_part:

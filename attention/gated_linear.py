@@ -1,4 +1,4 @@
-"""Gated linear attention, and three mechanisms that differ in their decays.
+"""Gated linear attention, and four mechanisms that differ in their decays.
 
 Their arithmetic is in `recurrence`; gates and the record are in `gates`.
 """
@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import gates, plug
+from attention.positions import alibi_slopes
 from attention.recurrence import recurrent_attention
 from attention.signature import attention_factory, attention_function
 
@@ -128,14 +129,58 @@ def retention() -> plug.Attention:
   `output_gate='silu'`. Paper: Retentive network, arXiv:2307.08621, equations 5 to 8.
   """
 
+  def log_decay(num_heads):
+    heads = jnp.minimum(jnp.arange(num_heads), 19)
+    return jnp.log1p(-(2.0 ** (-5.0 - heads)))
+
+  return _fixed_decay("retention", log_decay)
+
+
+@attention_factory
+def lightning(depth: float = 0.0) -> plug.Attention:
+  """Lightning attention (MiniMax-01): decays by head, and slower in later layers.
+
+    S_t = e^(−r_n) S_{t−1} + k_t v_tᵀ        out_t = S_tᵀ q_t / √H
+    r_n = 2^(−8(n+1)/N) · (1 − depth + 10⁻⁵)
+
+  It is `gated_linear_attention` with decays that nothing is read for; the rates are
+  ALiBi's slopes.
+
+  Args:
+    depth: of the layer, from 0, the first, to 1, the last. A list of mechanisms gives
+      each layer its own.
+
+  Returns:
+    As `retention`.
+
+  Raises:
+    ValueError: `depth` is below 0 or above 1.
+
+  The paper's model also has `output_norm='rms_joint'` and `output_gate='sigmoid'`, and
+  seven such layers to one of exact attention. Departs from it in N that is no power of
+  two, whose slopes are ALiBi's, and in the SiLU of queries, keys and values, which only
+  `short_convolution` has. Paper: MiniMax-01, arXiv:2501.08313, section 2.2.
+  """
+  if not 0.0 <= depth <= 1.0:
+    raise ValueError(f"depth: expected 0 to 1, got {depth!r}")
+
+  def log_decay(num_heads):
+    slopes = jnp.asarray(alibi_slopes(num_heads), jnp.float32)
+    return -slopes * (1.0 - depth + 1e-5)
+
+  return _fixed_decay("lightning", log_decay)
+
+
+def _fixed_decay(name, log_decay):
+  """The record of a recurrence whose decays are `log_decay(N)` `[N]`."""
+
   def recurrence(params, query, *kv, **options):
     del params
-    heads = jnp.minimum(jnp.arange(query.shape[2]), 19)
-    decay = jnp.log1p(-(2.0 ** (-5.0 - heads)))
-    decay = jnp.broadcast_to(decay[None, None], query.shape[:3])
+    decay = log_decay(query.shape[2])[None, None]
+    decay = jnp.broadcast_to(decay, query.shape[:3])
     return recurrent_attention(query, *kv, log_decay=decay, **options)
 
-  return gates.recurrent_mechanism("retention", recurrence)
+  return gates.recurrent_mechanism(name, recurrence)
 
 
 @attention_factory

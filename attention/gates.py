@@ -128,6 +128,30 @@ def step_decay(params: Params, inputs: Float[Array, "B T F"]) -> Array:
   return -steps * rate.reshape(1, 1, -1, *[1] * (steps.ndim - 3))
 
 
+def check_rate(max_rate: float) -> None:
+  """Raises ValueError unless it is above 0 and at most 2."""
+  if not 0.0 < max_rate <= 2.0:
+    # With a larger β, states of keys of length 1 grow.
+    raise ValueError(
+      f"max_rate: expected above 0 and at most 2, got {max_rate!r}"
+    )
+
+
+def rate(max_rate: float) -> Gate:
+  """The gate β = max_rate · sigmoid(x · W) of a `rate_kernel`.
+
+  Raises:
+    ValueError: as `check_rate`.
+  """
+  check_rate(max_rate)
+
+  def beta(params, inputs):
+    rates = project(inputs, params["rate_kernel"])
+    return max_rate * jax.nn.sigmoid(rates)
+
+  return beta
+
+
 _ARRAYS = {
   **arguments.ARRAYS,
   "key": Float[Array, "B T K H"],
@@ -142,7 +166,7 @@ _ARRAYS = {
 
 def recurrent_mechanism(
   name: str,
-  recurrence: Callable[..., tuple[Array, Array]] = (
+  recurrence: Callable[..., tuple[Array, plug.Cache]] = (
     lambda params, *qkv, **options: recurrent_attention(*qkv, **options)
   ),
   *,
@@ -156,7 +180,7 @@ def recurrent_mechanism(
   Args:
     name: of the mechanism, for messages.
     recurrence: `(params, query, key, value, **options) -> (out, state)`, with 0 for
-      hidden values; gates are among the options.
+      hidden keys, values and gates; these are among the options.
     init: `(key, dims) -> params`, of a mechanism with gates.
     gates: option -> what it is read with.
     arrays: annotations of the gates beside `log_decay` and `beta`.
@@ -187,13 +211,12 @@ def recurrent_mechanism(
           f"{gate}: {name} attention reads it from what queries are projected "
           "from, got none; give the call **attention.gates(variables, inputs)"
         )
-    given |= {"initial_state": state, "axis_name": axis_name}
     params = variables.get("params", {})
     return call_with_auto_axes(
       functools.partial(_attend, recurrence),
       query,
-      (params, query, key, value, given),
-      call,
+      (params, query, key, value, given, state),
+      {**call, "axis_name": axis_name},
     )
 
   def apply(variables, query, key, value, **call):
@@ -240,7 +263,9 @@ def _attend(
   key,
   value,
   given,
+  state,
   *,
+  axis_name=None,
   mask=None,
   is_causal=False,
   scale=None,
@@ -260,10 +285,23 @@ def _attend(
     keep = same if keep is None else keep & same
   if keep is not None:
     mask = keep[:, None, None, :]
-    value = jnp.where(keep[..., None, None], value, 0)
-  options = {"mask": mask, "is_causal": is_causal, "scale": scale, **given}
+
+    def seen(x):
+      return jnp.where(keep.reshape(*keep.shape, *[1] * (x.ndim - 2)), x, 0)
+
+    key, value, given = jax.tree.map(seen, (key, value, given))
   out, state = recurrence(
-    params, query, key, value, segment_ids=key_segment_ids, **options
+    params,
+    query,
+    key,
+    value,
+    mask=mask,
+    is_causal=is_causal,
+    scale=scale,
+    segment_ids=key_segment_ids,
+    initial_state=state,
+    axis_name=axis_name,
+    **given,
   )
   if same is not None:
     out = jnp.where(same[..., None, None], out, 0.0)

@@ -84,7 +84,63 @@ def recurrent_attention(
   of ⌈log₂ D⌉ + 1 messages, and as many numbers of M: B·N or B·N·H, with the delta
   rule B·N·H².
   """
-  heads, head_dim = query.shape[:3], query.shape[3]
+  arrays = key, value, erase_key, erase_gate, write_gate
+  beta = None if beta is None else beta[..., None]
+  arrays, log_decay, begins = by_head(
+    query,
+    (*arrays, beta),
+    log_decay=log_decay,
+    mask=mask,
+    is_causal=is_causal,
+    segment_ids=segment_ids,
+    axis_name=axis_name,
+  )
+  key, value, erase, erase_gate, write_gate, beta = arrays
+  if erase is None and not (beta is None and erase_gate is None):
+    erase = key
+  if erase_gate is not None:
+    erase = erase * erase_gate
+  if write_gate is not None:
+    value *= write_gate
+  if beta is not None:
+    key *= beta
+  if begins is not None and erases_before_decay:
+    erase = jnp.where(begins, 0.0, erase)
+  scale = arguments.softmax_scale(scale, query.shape[3])
+  inputs = query.astype(jnp.float32) * scale, key, value, log_decay, erase
+  state = initial_state
+  if state is not None:
+    state = state.astype(jnp.float32)
+  if sharded.is_part(axis_name):
+    own = _stretch(erases_before_decay, *inputs)
+    first = jax.tree.map(jnp.zeros_like, own)
+    _, state = device_prefix(joined, first, own, axis_name)
+  out, state = _attend(erases_before_decay, inputs, state)
+  out = out.astype(query.dtype)
+  return (out, state) if return_state else out
+
+
+def by_head(
+  query: Float[Array, "B T N H"],
+  arrays: tuple[Float[Array, "B T K D"] | None, ...],
+  *,
+  log_decay: Float[Array, "..."] | None,
+  mask: Bool[Array, "..."] | None,
+  is_causal: bool,
+  segment_ids: Int[Array, "B T"] | None = None,
+  axis_name: str | None = None,
+) -> tuple[tuple[Any, ...], Float[Array, "B T N D"], Array | None]:
+  """Arrays for each query head in float32, which are 0 at hidden positions.
+
+  Returns:
+    `arrays`, of which None stays None, as `[B, T, N, D]`; log-decays, which are
+    `FORGOTTEN` where a segment begins, with D of 1 or H; and where one begins
+    `[B, T, 1, 1]`, None without segments.
+
+  Raises:
+    ValueError: as `recurrent_attention`.
+  """
+  heads = query.shape[:3]
   if not is_causal:
     raise ValueError(
       "is_causal: expected True, got False; a recurrence is causal by definition; "
@@ -98,48 +154,30 @@ def recurrent_attention(
       f"{query.shape}, got {log_decay.shape}"
     )
   instead = "dense attention takes masks that vary"
-  keep = arguments.key_mask(mask, query, key, instead)
+  keep = arguments.key_mask(mask, query, query, instead)
 
   def seen(x):
     x = x.astype(jnp.float32)
-    return x if keep is None else jnp.where(keep[:, :, None, None], x, 0.0)
+    if keep is not None:
+      x = jnp.where(keep[:, :, None, None], x, 0.0)
+    return jnp.repeat(x, heads[2] // x.shape[2], axis=2)
 
-  def by_head(x):
-    return jnp.repeat(seen(x), heads[2] // x.shape[2], axis=2)
-
-  key, value, erase = by_head(key), by_head(value), None
-  if not (beta is None and erase_key is None and erase_gate is None):
-    erase = key if erase_key is None else by_head(erase_key)
-  if erase_gate is not None:
-    erase = erase * seen(erase_gate)
-  if write_gate is not None:
-    value *= seen(write_gate)
-  if beta is not None:
-    key *= seen(beta[..., None])
-  log_decay = seen(log_decay.reshape(*heads, -1))
-  is_part = axis_name is not None and jax.lax.axis_size(axis_name) > 1
+  log_decay, begins = seen(log_decay.reshape(*heads, -1)), None
   if segment_ids is not None:
-    if is_part:
-      before = sharded.reached(segment_ids, 1, 0, axis_name)[:, :-1]
-    else:
-      # The first of all goes on from the initial state.
-      before = jnp.concatenate([segment_ids[:, :1], segment_ids[:, :-1]], 1)
-    begins = (segment_ids != before)[..., None, None]
+    begins = segment_begins(segment_ids, axis_name)[..., None, None]
     log_decay = jnp.where(begins, FORGOTTEN, log_decay)
-    if erases_before_decay:
-      erase = jnp.where(begins, 0.0, erase)
-  scale = arguments.softmax_scale(scale, head_dim)
-  inputs = query.astype(jnp.float32) * scale, key, value, log_decay, erase
-  state = initial_state
-  if state is not None:
-    state = state.astype(jnp.float32)
-  if is_part:
-    own = _stretch(erases_before_decay, *inputs)
-    first = jax.tree.map(jnp.zeros_like, own)
-    _, state = device_prefix(_joined, first, own, axis_name)
-  out, state = _attend(erases_before_decay, inputs, state)
-  out = out.astype(query.dtype)
-  return (out, state) if return_state else out
+  return jax.tree.map(seen, arrays), log_decay, begins
+
+
+def segment_begins(
+  segment_ids: Int[Array, "B T"], axis_name: str | None
+) -> Bool[Array, "B T"]:
+  """Where another segment begins; the first of all goes on from the initial state."""
+  if sharded.is_part(axis_name):
+    before = sharded.reached(segment_ids, 1, 0, axis_name)[:, :-1]
+  else:
+    before = jnp.concatenate([segment_ids[:, :1], segment_ids[:, :-1]], 1)
+  return segment_ids != before
 
 
 def several_writes(
@@ -161,32 +199,29 @@ def several_writes(
   writes = key.shape[2]
 
   def flat(x):
-    return None if x is None else x.reshape(len(x), -1, *x.shape[3:])
-
-  def repeated(x):
-    return None if x is None else jnp.repeat(x, writes, axis=1)
+    return x.reshape(len(x), -1, *x.shape[3:])
 
   def placed(x, index):
     """`x` at one of R positions, and 0 at the others."""
-    if x is None:
-      return None
     others = [(0, 0)] * (x.ndim - 2)
     place = (index, writes - 1 - index)
     return flat(jnp.pad(x[:, :, None], [(0, 0), (0, 0), place, *others]))
 
-  instead = "dense attention takes masks that vary"
-  keep = arguments.key_mask(mask, query, key[:, :, 0], instead)
-  if keep is not None:
-    keep = repeated(keep)[:, None, None, :]
+  if mask is not None:
+    instead = "dense attention takes masks that vary"
+    keep: Any = arguments.key_mask(mask, query, query, instead)
+    mask = jnp.repeat(keep, writes, axis=1)[:, None, None, :]
+  if segment_ids is not None:
+    segment_ids = jnp.repeat(segment_ids, writes, axis=1)
   out, state = recurrent_attention(
     placed(query, writes - 1),
     flat(key),
     flat(value),
-    log_decay=placed(log_decay, 0),
-    beta=flat(beta),
-    erase_key=flat(erase_key),
-    mask=keep,
-    segment_ids=repeated(segment_ids),
+    log_decay=None if log_decay is None else placed(log_decay, 0),
+    beta=None if beta is None else flat(beta),
+    erase_key=None if erase_key is None else flat(erase_key),
+    mask=mask,
+    segment_ids=segment_ids,
     **options,
   )
   return out[:, writes - 1 :: writes], state
@@ -219,17 +254,13 @@ def _attend(erases_before_decay, inputs, state):
 def _step(count, erases_before_decay, params, state, inputs):
   """`count` chunks, `[B, N, count, C, ·]`, of which each begins as the last ends."""
   del params
-
-  def rows(x):
-    x = x.reshape(len(x), count, -1, *x.shape[2:])
-    return x.transpose(0, 3, 1, 2, 4)
-
-  query, key, value, log_decay, erase = jax.tree.map(rows, inputs)
+  query, key, value, log_decay, erase = chunks(inputs, count)
   decays = jnp.cumsum(log_decay, axis=3)
   from_start = jnp.exp(decays)
   written = jnp.swapaxes(key * jnp.exp(rest(log_decay)), -2, -1)
   factor = jnp.swapaxes(from_start[..., -1:, :], -2, -1)
-  known = solution = None
+  known: Any = None
+  solution = None
   if erase is None:
     (scores,) = _scores([query], key, log_decay)
   elif erases_before_decay:
@@ -249,8 +280,8 @@ def _step(count, erases_before_decay, params, state, inputs):
       made = solution @ value
       unit = jnp.eye(key.shape[-1])[None, None, None]
       through = factor * unit - written @ (solution @ known)
-    first = jnp.zeros_like(through[:, :, :1]), before
-    _, before = chunk_prefixes(_joined, first, (through, written @ made))
+    first: Any = jnp.zeros_like(through[:, :, :1]), before
+    _, before = chunk_prefixes(joined, first, (through, written @ made))
   if solution is not None:
     error = value if before is None else value - known @ before
     value = solution @ error
@@ -259,8 +290,23 @@ def _step(count, erases_before_decay, params, state, inputs):
   if before is not None:
     out += (query * from_start) @ before
     after += factor * before
-  out = out.transpose(0, 2, 3, 1, 4)
-  return after[:, :, -1], out.reshape(len(out), -1, *out.shape[3:])
+  return after[:, :, -1], unchunked(out)
+
+
+def chunks(arrays: Any, count: int) -> Any:
+  """Arrays `[B, G·C, N, D]` as `[B, N, G, C, D]` with G = `count`."""
+
+  def rows(x):
+    x = x.reshape(len(x), count, -1, *x.shape[2:])
+    return x.transpose(0, 3, 1, 2, 4)
+
+  return jax.tree.map(rows, arrays)
+
+
+def unchunked(x: Float[Array, "B N G C D"]) -> Float[Array, "B T N D"]:
+  """Undoes `chunks` on one array."""
+  x = x.transpose(0, 2, 3, 1, 4)
+  return x.reshape(len(x), -1, *x.shape[3:])
 
 
 def _shifted(x, distance):
@@ -286,7 +332,9 @@ def _stretch(erases_before_decay, query, key, value, log_decay, erase):
   return state[..., :size], state[..., size:]
 
 
-def _joined(earlier, later):
+def joined(
+  earlier: tuple[Array, Array], later: tuple[Array, Array]
+) -> tuple[Array, Array]:
   """(M, S') of two stretches."""
 
   def through(x):
@@ -300,10 +348,15 @@ def _scores(readers, key, log_decay):
   """A^x_ij `[B, N, G, C, C]` of each reader x; any finite number where i < j."""
   if log_decay.shape[-1] > 1:
     return pairs(readers, key, log_decay)
-  # A difference of two long sums would lose its digits.
-  is_later = jnp.tri(key.shape[-2], k=-1, dtype=bool)
-  decay = jnp.exp(jnp.cumsum(jnp.where(is_later, log_decay, 0.0), axis=-2))
+  decay = pair_decays(log_decay)
   return [jnp.einsum("...ch,...sh->...cs", x, key) * decay for x in readers]
+
+
+def pair_decays(log_decay: Float[Array, "*A C 1"]) -> Float[Array, "*A C C"]:
+  """e^(Σ g_u over j < u ≤ i) where j ≤ i, 1 elsewhere."""
+  # A difference of two long sums would lose its digits.
+  is_later = jnp.tri(log_decay.shape[-2], k=-1, dtype=bool)
+  return jnp.exp(jnp.cumsum(jnp.where(is_later, log_decay, 0.0), axis=-2))
 
 
 @jax.custom_jvp

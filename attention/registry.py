@@ -16,20 +16,31 @@ from typing import Any
 from attention import plug
 from attention.additive import additive
 from attention.bigbird import bigbird
-from attention.delta_rule import delta, gated_delta, kimi_delta
+from attention.delta_product import delta_product
+from attention.delta_rule import (
+  comba,
+  delta,
+  gated_delta,
+  gated_delta_2,
+  kimi_delta,
+)
 from attention.dense import dense
 from attention.differential import differential
 from attention.flash import flash
-from attention.gated_linear import gated_linear, mamba2, retention
+from attention.gated_linear import gated_linear, lightning, mamba2, retention
 from attention.latent import latent
 from attention.linear import linear
 from attention.linformer import linformer
 from attention.lsh import lsh
+from attention.mamba3 import mamba3
+from attention.moba import moba
 from attention.multiplicative import multiplicative
+from attention.nsa import nsa
 from attention.nystrom import nystrom
 from attention.path import path
 from attention.performer import performer
 from attention.plug import Attention
+from attention.rwkv7 import rwkv7
 from attention.sliding_window import sliding_window
 from attention.stick_breaking import stick_breaking
 from attention.strided_2d import strided_2d
@@ -52,13 +63,21 @@ _FACTORIES = (
   window_2d,
   strided_2d,
   retention,
+  lightning,
   gated_linear,
   mamba2,
+  mamba3,
   delta,
   gated_delta,
   kimi_delta,
+  comba,
+  gated_delta_2,
+  delta_product,
+  rwkv7,
   differential,
   latent,
+  moba,
+  nsa,
   stick_breaking,
   path,
 )

@@ -12,7 +12,7 @@ arXiv:2309.14509.
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -326,6 +326,11 @@ def _ring_backward(ring, inputs, results, cotangents):
     score_grads,
     rng,
   )
+
+
+def is_part(axis_name: str | None) -> TypeGuard[str]:
+  """Whether a call has a part of a sequence, of which other devices have others."""
+  return axis_name is not None and jax.lax.axis_size(axis_name) > 1
 
 
 def passed_on(tree: Any, axis_name: str) -> Any:

@@ -192,9 +192,22 @@ def sent_on_paper(
       numbers = heads * 2 * DIM * (reach + rounds * (DIM + 1))
     case "differential":
       numbers = 2 * length * heads * (DIM // 2 + DIM) * others
-    case "retention" | "gated_linear" | "mamba2":
+    case "retention" | "lightning" | "gated_linear" | "mamba2":
       numbers = _carried(devices, DIM if name == "gated_linear" else 1)
-    case "delta" | "gated_delta" | "kimi_delta":
+    case "mamba3":
+      # The last key and value and the sum of angles, beside the state.
+      rounds = math.ceil(math.log2(devices)) + (devices > 1)
+      rows = heads * (2 * DIM + DIM // 4) * rounds
+      numbers = _carried(devices, 1) + rows
+    case (
+      "delta"
+      | "gated_delta"
+      | "kimi_delta"
+      | "comba"
+      | "gated_delta_2"
+      | "delta_product"
+      | "rwkv7"
+    ):
       numbers = _carried(devices, DIM * DIM)
     case "nystrom":
       # Means of queries and keys; results, their sums and the largest logits.

@@ -171,11 +171,26 @@ def _retention() -> Panels:
   return {"head 1": heads[0], "head 4": heads[3]}
 
 
+def _lightning() -> Panels:
+  drawn = {}
+  for title, depth in {"first layer": 0.0, "in the middle": 0.5}.items():
+    fn = _plugged("lightning", num_heads=4, depth=depth)
+    heads = attention_weights(fn, tokens(4), tokens(4), is_causal=True)[0]
+    drawn[f"head 2, {title}"] = heads[1]
+  return drawn
+
+
 def _latent() -> Panels:
   return {
     f"causal, R = {n}": _drawn(_plugged("latent", rank=n), is_causal=True)
     for n in (2, 40)
   }
+
+
+def _short(name: str) -> Panels:
+  """A mechanism with the hyperparameters of short sequences."""
+  sizes = plug.example(ATTENTIONS[name]).sizes.short
+  return {"causal": _drawn(_plugged(name, **sizes), is_causal=True)}
 
 
 def _stick_breaking() -> Panels:
@@ -239,7 +254,10 @@ _OWN: Mapping[str, Callable[[], Panels]] = {
   "window_2d": _window_2d,
   "strided_2d": _strided_2d,
   "retention": _retention,
+  "lightning": _lightning,
   "latent": _latent,
+  "moba": partial(_short, "moba"),
+  "nsa": partial(_short, "nsa"),
   "stick_breaking": _stick_breaking,
   "path": _path,
 }

@@ -103,7 +103,15 @@ class MultiHeadAttention(nn.Module):
     if norm := _NORMS.get(config.output_norm):
       self.out_norm = norm(**norm_options)
     if config.output_gate != "none":
-      self.gate = self.dense(dims.num_heads * dims.values)
+      is_by_head = config.output_gate == "sigmoid_head"
+      self.gate = self.dense(
+        dims.num_heads * (1 if is_by_head else dims.values)
+      )
+    if config.exclusive and "value" not in self.projected:
+      raise ValueError(
+        "exclusive: expected a mechanism with values of the model, not one that "
+        "makes its own"
+      )
     self.out = self.dense(self.features, kernel_init(self.out_scale))
     self.mechanism = mechanism_variables(self, self.attention, dims)
 
@@ -146,7 +154,7 @@ class MultiHeadAttention(nn.Module):
       weights = attention_weights(apply, query, key, **call)
       self.sow("intermediates", "attention_weights", weights)
     out = self.attend(query, key, value, inputs=inputs, **call)
-    return self._merge(out, inputs)
+    return self._merge(out, inputs, value)
 
   def sources(
     self,
@@ -218,7 +226,7 @@ class MultiHeadAttention(nn.Module):
         self.mechanism, cache, *arrays, lengths, **self._scale, **gates
       )
     self.put_variable("cache", "attention", cache)
-    return self._merge(out, inputs)
+    return self._merge(out, inputs, arrays[2])
 
   def _decoded(self, cache, arrays, gates, lengths, call):
     """The cache after `decode` of one position after another."""
@@ -249,7 +257,7 @@ class MultiHeadAttention(nn.Module):
     cache = self.get_variable("cache", "attention")
     out, cache = decode(self.mechanism, cache, *arrays, **call)
     self.put_variable("cache", "attention", cache)
-    return self._merge(out, inputs)
+    return self._merge(out, inputs, arrays[2])
 
   def remember(self, memory: Float[Array, "B S F"]) -> None:
     """Projects an encoder's output once and keeps it in 'memory'."""
@@ -408,17 +416,31 @@ class MultiHeadAttention(nn.Module):
       )
     return width
 
-  def _merge(self, out, inputs):
+  def _merge(self, out, inputs, value: Any = None):
     """The output projection of each head's result, normed and gated."""
     kind, gate = self.config.output_norm, self.config.output_gate
+    if self.config.exclusive:
+      out = without_own(out, value)
     if kind not in ("none", "rms_joint"):
       out = self.out_norm(out)
-    out = out.reshape(*out.shape[:2], -1)
     if gate != "none":
-      out = out * getattr(jax.nn, gate)(by_rows(self.gate, inputs))
+      function = getattr(jax.nn, gate.removesuffix("_head"))
+      gates = function(by_rows(self.gate, inputs))
+      out = out * gates.reshape(*out.shape[:3], -1)
+    out = out.reshape(*out.shape[:2], -1)
     if kind == "rms_joint":
       out = self.out_norm(out)
     return by_rows(self.out, out)
+
+
+def without_own(
+  out: Float[Array, "B T N V"], value: Float[Array, "B T K V"]
+) -> Float[Array, "B T N V"]:
+  """What of each result is orthogonal to the value at its position."""
+  value = jnp.repeat(value, out.shape[2] // value.shape[2], axis=2)
+  wide, own = out.astype(jnp.float32), unit_length(value)
+  along = jnp.sum(wide * own, axis=-1, keepdims=True)
+  return (wide - along * own).astype(out.dtype)
 
 
 def kernel_init(scale: float = 1.0):

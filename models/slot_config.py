@@ -10,7 +10,7 @@ from settings.fields import Count, Positive, checked
 
 QueryKeyNorm = Literal["none", "rms", "rms_from_one", "rms_joint", "l2"]
 OutputNorm = Literal["none", "rms", "group", "rms_joint"]
-OutputGate = Literal["none", "silu", "sigmoid"]
+OutputGate = Literal["none", "silu", "sigmoid", "sigmoid_head"]
 Theta = Annotated[float, Gt(1)]
 Fraction = Annotated[float, Interval(gt=0, le=1)]
 
@@ -37,7 +37,11 @@ class SlotConfig:
       DeltaNet), 'group', by mean and variance (RetNet), or 'none'; or 'rms_joint',
       of all heads together and after the gate (Mamba-2).
     output_gate: 'silu' (RetNet, GLA) or 'sigmoid' (Kimi Linear) of another
-      projection of the inputs, which multiplies that result; or 'none'.
+      projection of the inputs, which multiplies that result; 'sigmoid_head', of one
+      number for each head (gated attention, arXiv:2505.06708); or 'none'.
+    exclusive: of the result of each head of self-attention, what lies along the
+      position's own value is taken away (exclusive self-attention,
+      arXiv:2603.09078): y − (y·v)v / |v|².
     global_projections: tokens of `global_indices` have projections of their own
       (Longformer).
     rotary_theta: base of the rotary wavelengths.
@@ -58,6 +62,7 @@ class SlotConfig:
   short_convolution_bias: bool = False
   output_norm: OutputNorm = "none"
   output_gate: OutputGate = "none"
+  exclusive: bool = False
   global_projections: bool = False
   rotary_theta: Theta = 10000.0
   rotary_fraction: Fraction = 1.0
@@ -88,7 +93,7 @@ class SlotConfig:
   def cross(self) -> "SlotConfig":
     """As attention across has it: nothing of the results either."""
     return dataclasses.replace(
-      self.encoder, output_norm="none", output_gate="none"
+      self.encoder, output_norm="none", output_gate="none", exclusive=False
     )
 
 
@@ -117,6 +122,7 @@ class AroundConfig:
   short_convolution_bias: bool | None = None
   output_norm: OutputNorm | None = None
   output_gate: OutputGate | None = None
+  exclusive: bool | None = None
   position: Literal["rotary", "none"] | None = None
   rotary_theta: Theta | None = None
   rotary_fraction: Fraction | None = None

@@ -9,6 +9,7 @@ share nothing with them. `recurrent` has the recurrences.
 
 from attention.definitions.additive import additive_attention
 from attention.definitions.bigbird import bigbird_attention
+from attention.definitions.delta_product import delta_product_attention
 from attention.definitions.dense import dense_attention
 from attention.definitions.differential import differential_attention
 from attention.definitions.flash import flash_attention
@@ -16,7 +17,9 @@ from attention.definitions.latent import latent_attention
 from attention.definitions.linear import linear_attention
 from attention.definitions.linformer import linformer_attention
 from attention.definitions.lsh import lsh_attention
+from attention.definitions.moba import moba_attention
 from attention.definitions.multiplicative import multiplicative_attention
+from attention.definitions.nsa import nsa_attention
 from attention.definitions.nystrom import nystrom_attention
 from attention.definitions.path import path_attention
 from attention.definitions.performer import performer_attention
@@ -24,6 +27,8 @@ from attention.definitions.recurrent import (
   delta_rule_attention,
   gated_linear_attention,
 )
+from attention.definitions.rwkv7 import rwkv7_attention
+from attention.definitions.selected import selected_attention
 from attention.definitions.sliding_window import sliding_window_attention
 from attention.definitions.stick_breaking import stick_breaking_attention
 from attention.definitions.strided_2d import strided_2d_attention
@@ -33,6 +38,7 @@ from attention.definitions.window_linear import window_linear_attention
 __all__ = [
   "additive_attention",
   "bigbird_attention",
+  "delta_product_attention",
   "delta_rule_attention",
   "dense_attention",
   "differential_attention",
@@ -42,10 +48,14 @@ __all__ = [
   "linear_attention",
   "linformer_attention",
   "lsh_attention",
+  "moba_attention",
   "multiplicative_attention",
+  "nsa_attention",
   "nystrom_attention",
   "path_attention",
   "performer_attention",
+  "rwkv7_attention",
+  "selected_attention",
   "sliding_window_attention",
   "stick_breaking_attention",
   "strided_2d_attention",

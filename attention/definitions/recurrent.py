@@ -1,10 +1,11 @@
-"""Recurrences, position by position: the two rules, and six mechanisms of them.
+"""Recurrences, position by position: the two rules, and mechanisms of them.
 
 `gated_linear_attention` and `delta_rule_attention` are given decays and rates.
 The other functions have those of their papers, read from `inputs` `[B, T, F]`,
 and take as `**call` mask, is_causal, scale and both segment ids.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from jaxtyping import Float64
@@ -42,8 +43,11 @@ def delta_rule_attention(
   key: ArrayLike,
   value: ArrayLike,
   *,
-  beta: ArrayLike | None,
+  beta: ArrayLike | None = None,
   log_decay: ArrayLike | None = None,
+  erase_key: ArrayLike | None = None,
+  erase_gate: ArrayLike | None = None,
+  write_gate: ArrayLike | None = None,
   mask: ArrayLike | None = None,
   is_causal: bool = True,
   scale: float | ArrayLike | None = None,
@@ -54,14 +58,18 @@ def delta_rule_attention(
   """A state that replaces what it has for a key.
 
     S' = diag(e^g_t) S_{t−1}
-    S_t = S' + β_t k_t (v_t − S'ᵀ k_t)ᵀ        out_t = scale · S_tᵀ q_t
+    S_t = S' + β_t k_t (w_t ∘ v_t − S'ᵀ (b_t ∘ p_t))ᵀ
+    out_t = scale · S_tᵀ q_t
 
   Args:
     query: as in `dense_attention`.
     key: `[B, T, K, H]`.
     value: `[B, T, K, V]`.
-    beta: β, `[B, T, N]`; None replaces nothing.
+    beta: β, `[B, T, N]`; None is 1, and without an erase gate it replaces nothing.
     log_decay: g, `[B, T, N]` or `[B, T, N, H]`; None is 0.
+    erase_key: p, `[B, T, K, H]`; None is `key`.
+    erase_gate: b, `[B, T, N, H]`; None is 1.
+    write_gate: w, `[B, T, N, V]`; None is 1.
     mask: broadcastable to `[B, 1, 1, T]`: a hidden position is skipped.
     is_causal: must be True.
     scale: None is 1/√H.
@@ -75,35 +83,77 @@ def delta_rule_attention(
   Paper: arXiv:2406.06484, equation 2; arXiv:2412.06464, equation 10;
   arXiv:2510.26692, equation 1.
   """
+  num_heads = np.shape(query)[2]
+  erases = beta is not None or erase_gate is not None
+  key, value, p = (
+    shared.repeat_heads(np.asarray(x, np.float64), num_heads)
+    for x in (key, value, key if erase_key is None else erase_key)
+  )
+  b, w, rate = (
+    np.ones(1) if x is None else np.asarray(x, np.float64)
+    for x in (erase_gate, write_gate, beta)
+  )
+  p, value, written = p * b, value * w, key * rate[..., None]
+  g = decays(log_decay, query)
+
+  def update(state, at):
+    state = np.exp(g[at])[:, None] * state
+    error = value[at] - state.T @ p[at] if erases else value[at]
+    return state + np.outer(written[at], error)
+
+  out, state = recurrence(
+    update,
+    query,
+    value.shape[3],
+    mask=mask,
+    is_causal=is_causal,
+    scale=scale,
+    initial_state=initial_state,
+    segment_ids=segment_ids,
+  )
+  return (out, state) if return_state else out
+
+
+def decays(
+  log_decay: ArrayLike | None, query: ArrayLike
+) -> Float64[np.ndarray, "B T N H"]:
+  """The logarithm of the decay of each channel; None is 0."""
+  g = np.zeros(1) if log_decay is None else np.asarray(log_decay, np.float64)
+  return np.broadcast_to(g[..., None] if g.ndim == 3 else g, np.shape(query))
+
+
+def recurrence(
+  update: Callable[[np.ndarray, tuple[int, int, int]], np.ndarray],
+  query: ArrayLike,
+  value_dim: int,
+  *,
+  mask: ArrayLike | None = None,
+  is_causal: bool = True,
+  scale: float | ArrayLike | None = None,
+  initial_state: ArrayLike | None = None,
+  segment_ids: ArrayLike | None = None,
+) -> tuple[Result, Float64[np.ndarray, "B N H V"]]:
+  """Results and last states of S ← `update(S, (b, t, n))`, read by the query."""
   if not is_causal:
     raise ValueError("is_causal: expected True, got False")
-  if log_decay is None:
-    log_decay = np.zeros(np.shape(query)[:3])
-  query, key, value, g = shared.as_float64(query, key, value, log_decay)
+  query = np.asarray(query, np.float64)
   batch, length, num_heads, head_dim = query.shape
-  key = shared.repeat_heads(key, num_heads)
-  value = shared.repeat_heads(value, num_heads)
-  g = np.broadcast_to(g if g.ndim == 4 else g[..., None], query.shape)
-  seen = shared.visible_tokens(mask, batch, length)
+  visible = shared.visible_tokens(mask, batch, length)
   scale = shared.logit_scale(scale, head_dim)
-  state = np.zeros((batch, num_heads, head_dim, value.shape[3]))
+  state = np.zeros((batch, num_heads, head_dim, value_dim))
   if initial_state is not None:
     state = state + np.asarray(initial_state, np.float64)
   begins = np.zeros((batch, length), bool)
   if segment_ids is not None:
     begins[:, 1:] = np.diff(segment_ids, axis=1) != 0
-  out = np.zeros((batch, length, num_heads, value.shape[3]))
+  out = np.zeros((batch, length, num_heads, value_dim))
   for b, n, t in np.ndindex(batch, num_heads, length):
     if begins[b, t]:
       state[b, n] = 0.0
-    if seen[b, t]:
-      k, v = key[b, t, n], value[b, t, n]
-      state[b, n] *= np.exp(g[b, t, n])[:, None]
-      if beta is not None:
-        v = np.asarray(beta)[b, t, n] * (v - state[b, n].T @ k)
-      state[b, n] += np.outer(k, v)
+    if visible[b, t]:
+      state[b, n] = update(state[b, n], (b, t, n))
     out[b, t, n] = scale * (state[b, n].T @ query[b, t, n])
-  return (out, state) if return_state else out
+  return out, state
 
 
 def retention(
@@ -115,7 +165,26 @@ def retention(
   """
   decay = np.log(1.0 - 2.0 ** (-5.0 - np.arange(np.shape(query)[2])))
   decay = np.broadcast_to(decay, np.shape(query)[:3])
-  return _packed(query, key, value, decay, None, call)
+  return packed(delta_rule_attention, query, key, value, call, log_decay=decay)
+
+
+def lightning(
+  query: ArrayLike,
+  key: ArrayLike,
+  value: ArrayLike,
+  *,
+  depth: float = 0.0,
+  **call: Any,
+) -> Result:
+  """MiniMax-01: head n of N, a power of two, decays by exp(−2^(−8(n+1)/N) · f).
+
+  f = 1 − depth + 10⁻⁵. Paper: arXiv:2501.08313, section 2.2.
+  """
+  num_heads = np.shape(query)[2]
+  slopes = 2.0 ** (-8.0 * np.arange(1, num_heads + 1) / num_heads)
+  decay = -slopes * (1.0 - depth + 1e-5)
+  decay = np.broadcast_to(decay, np.shape(query)[:3])
+  return packed(delta_rule_attention, query, key, value, call, log_decay=decay)
 
 
 def gated_linear(
@@ -135,9 +204,9 @@ def gated_linear(
   W₁ is `gate_down` `[F, R]`, W₂ `gate_up` `[R, N, H]`, b `gate_bias` `[N, H]`.
   Paper: arXiv:2312.06635, section 4.4.
   """
-  gates = _linear(inputs, gate_down, gate_up, gate_bias, call=call)
+  gates = linear(inputs, gate_down, gate_up, gate_bias, call=call)
   decay = -np.logaddexp(0.0, -gates) / temperature
-  return _packed(query, key, value, decay, None, call)
+  return packed(delta_rule_attention, query, key, value, call, log_decay=decay)
 
 
 def mamba2(
@@ -159,14 +228,15 @@ def mamba2(
   e^(−Δ e^log_rate) with `log_rate` `[N]`, D is `skip` `[N]`. `scale` None is 1.
   Paper: arXiv:2405.21060, section 7; its C, B and x are query, key and value.
   """
-  step = np.logaddexp(0.0, _linear(inputs, step_kernel, step_bias, call=call))
+  step = np.logaddexp(0.0, linear(inputs, step_kernel, step_bias, call=call))
   rate, skip = shared.as_float64(log_rate, skip)
   key, value = (
-    shared.repeat_heads(_seen(x, call), len(rate)) for x in (key, value)
+    shared.repeat_heads(seen(x, call), len(rate)) for x in (key, value)
   )
   call["scale"] = 1.0 if scale is None else scale
   written = value * step[..., None]
-  out = _packed(query, key, written, -np.exp(rate) * step, None, call)
+  decay = -np.exp(rate) * step
+  out = packed(delta_rule_attention, query, key, written, call, log_decay=decay)
   return out + skip[:, None] * value
 
 
@@ -186,12 +256,11 @@ def delta(
   W_β is `rate_kernel` `[F, N]`; `log_decay` is for the mechanisms that build on it.
   Paper: arXiv:2406.06484, section 3.3.
   """
-  rates = _linear(inputs, rate_kernel, 0.0, call=call)
-  beta = max_rate * np.exp(-np.logaddexp(0.0, -rates))
-  if log_decay is None:
-    log_decay = np.zeros(beta.shape)
-  query, key = _unit(np.asarray(query, np.float64)), _unit(_seen(key, call))
-  return _packed(query, key, value, log_decay, beta, call)
+  rates = linear(inputs, rate_kernel, 0.0, call=call)
+  beta = max_rate * sigmoid(rates)
+  gates = {"beta": beta, "log_decay": log_decay}
+  query, key = unit(query), unit(seen(key, call))
+  return packed(delta_rule_attention, query, key, value, call, **gates)
 
 
 def gated_delta(
@@ -209,7 +278,7 @@ def gated_delta(
 
   Paper: arXiv:2412.06464, equation 10.
   """
-  step = np.logaddexp(0.0, _linear(inputs, step_kernel, step_bias, call=rest))
+  step = np.logaddexp(0.0, linear(inputs, step_kernel, step_bias, call=rest))
   rate = np.exp(np.asarray(log_rate, np.float64))
   decay = -rate.reshape(-1, *[1] * (step.ndim - 3)) * step
   return delta(query, key, value, inputs=inputs, log_decay=decay, **rest)
@@ -234,7 +303,82 @@ def kimi_delta(
   return gated_delta(query, key, value, **rest)
 
 
-def _seen_positions(call, batch, length):
+def comba(
+  query: ArrayLike,
+  key: ArrayLike,
+  value: ArrayLike,
+  *,
+  inputs: ArrayLike,
+  rate_kernel: ArrayLike,
+  step_kernel: ArrayLike,
+  step_bias: ArrayLike,
+  log_rate: ArrayLike,
+  feedback: ArrayLike,
+  correction: ArrayLike,
+  max_rate: float = 1.0,
+  **call: Any,
+) -> Result:
+  """Comba: `gated_delta` that erases σ(a) k and reads with q − d k.
+
+  a is `feedback` `[N]`, d is `correction` `[N]`. Paper: arXiv:2506.02475, section 3.
+  """
+  step = np.logaddexp(0.0, linear(inputs, step_kernel, step_bias, call=call))
+  rates = linear(inputs, rate_kernel, 0.0, call=call)
+  a, d, log_rate = shared.as_float64(feedback, correction, log_rate)
+  key = shared.repeat_heads(unit(seen(key, call)), len(a))
+  value = shared.repeat_heads(seen(value, call), len(a))
+  return packed(
+    delta_rule_attention,
+    unit(query) - d[:, None] * key,
+    key,
+    value,
+    call,
+    beta=max_rate * sigmoid(rates),
+    log_decay=-np.exp(log_rate) * step,
+    erase_key=sigmoid(a)[:, None] * key,
+  )
+
+
+def gated_delta_2(
+  query: ArrayLike,
+  key: ArrayLike,
+  value: ArrayLike,
+  *,
+  inputs: ArrayLike,
+  erase_kernel: ArrayLike,
+  write_kernel: ArrayLike,
+  step_down: ArrayLike,
+  step_up: ArrayLike,
+  step_bias: ArrayLike,
+  log_rate: ArrayLike,
+  max_rate: float = 1.0,
+  **call: Any,
+) -> Result:
+  """Gated DeltaNet-2: b = max_rate · σ(inputs · W_b) and w = σ(inputs · W_w).
+
+  W_b is `erase_kernel` `[F, N, H]`, W_w `write_kernel` `[F, N, V]`; values of another
+  width have the mean of w. Decays are those of `kimi_delta`. Paper: arXiv:2605.22791.
+  """
+  step = linear(inputs, step_down, step_up, step_bias, call=call)
+  rate = np.exp(np.asarray(log_rate, np.float64))[:, None]
+  write = sigmoid(linear(inputs, write_kernel, 0.0, call=call))
+  if write.shape[3] != np.shape(value)[3]:
+    write = write.mean(axis=3, keepdims=True)
+  return packed(
+    delta_rule_attention,
+    unit(query),
+    unit(seen(key, call)),
+    value,
+    call,
+    log_decay=-rate * np.logaddexp(0.0, step),
+    erase_gate=max_rate * sigmoid(linear(inputs, erase_kernel, 0.0, call=call)),
+    write_gate=write,
+  )
+
+
+def seen_positions(
+  call: dict[str, Any], batch: int, length: int
+) -> tuple[np.ndarray, np.ndarray]:
   """`[B, T]`: what mask and segment ids leave, and where the two ids agree."""
   same = np.ones((batch, length), bool)
   if call.get("query_segment_ids") is not None:
@@ -242,31 +386,47 @@ def _seen_positions(call, batch, length):
   return same & shared.visible_tokens(call.get("mask"), batch, length), same
 
 
-def _packed(query, key, value, log_decay, beta, call) -> Any:
+def packed(
+  function: Callable[..., Any],
+  query: ArrayLike,
+  key: ArrayLike,
+  value: ArrayLike,
+  call: dict[str, Any],
+  **gates: ArrayLike | None,
+) -> Result:
   """The recurrence; a position with two different segment ids is in neither."""
-  seen, same = _seen_positions(call, *np.shape(query)[:2])
-  call = {**call, "beta": beta, "log_decay": log_decay}
+  kept, same = seen_positions(call, *np.shape(query)[:2])
+  call = {**call, **gates}
   call.pop("query_segment_ids", None)
   call["segment_ids"] = call.pop("key_segment_ids", None)
-  call["mask"] = seen[:, None, None, :]
-  out = delta_rule_attention(query, key, value, **call)
+  call["mask"] = kept[:, None, None, :]
+  out = function(query, key, value, **call)
   return out * same[:, :, None, None]
 
 
-def _seen(x, call):
+def sigmoid(x: ArrayLike) -> np.ndarray:
+  """1 / (1 + e^−x)."""
+  return np.exp(-np.logaddexp(0.0, -np.asarray(x, np.float64)))
+
+
+def seen(x: ArrayLike, call: dict[str, Any]) -> np.ndarray:
   """`x` in float64, 0 at positions that are hidden, even if it is NaN there."""
   x = np.asarray(x, np.float64)
-  return shared.zero_hidden(x, _seen_positions(call, *x.shape[:2])[0])
+  return shared.zero_hidden(x, seen_positions(call, *x.shape[:2])[0])
 
 
-def _linear(inputs, *weights, call):
+def linear(
+  inputs: ArrayLike, *weights: ArrayLike, call: dict[str, Any]
+) -> np.ndarray:
   """X W₁ … + b, for the weights W₁, …, b."""
   *kernels, bias = shared.as_float64(*weights)
-  x = _seen(inputs, call)
+  x = seen(inputs, call)
   for kernel in kernels:
     x = np.tensordot(x, kernel, 1)
   return x + bias
 
 
-def _unit(x):
+def unit(x: ArrayLike) -> np.ndarray:
+  """Vectors of length 1, up to the 10⁻⁶ that keeps zeros."""
+  x = np.asarray(x, np.float64)
   return x / np.sqrt(np.sum(x**2, axis=-1, keepdims=True) + 1e-6)

@@ -31,6 +31,7 @@ def check_mechanism(
   pads: bool = True,
   past_error: float = 0.0,
   bounded: bool = True,
+  one_matrix: bool = True,
   cache: Literal["length", "nothing"] | None = None,
 ) -> None:
   """Holds a mechanism to the contract that all mechanisms here keep.
@@ -62,6 +63,8 @@ def check_mechanism(
       mechanism that adds the same terms in another order.
     bounded: whether queries and keys of any length give results near the values;
       False for a sum of values that nothing divides, such as a recurrence's.
+    one_matrix: whether the result is one matrix times the values; False where each
+      channel of a value has weights of its own, or other values are read as well.
     cache: 'length' if the decode cache must grow with max_length, 'nothing' if
       it must not; None allows both.
 
@@ -79,7 +82,7 @@ def check_mechanism(
       f"options: expected values for {', '.join(missing)}, which have no "
       f"default, got {options}"
     )
-  facts = normalised, sparse, pads, past_error, bounded, cache
+  facts = normalised, sparse, pads, past_error, bounded, one_matrix, cache
   mechanism = Mechanism(factory, definition, options, *facts)
   checks = [check for check in CHECKS if check.applies(mechanism)]
   failed = []

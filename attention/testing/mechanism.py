@@ -29,6 +29,7 @@ class Mechanism:
   pads: bool = True
   past_error: float = 0.0
   bounded: bool = True
+  one_matrix: bool = True
   cache: Literal["length", "nothing"] | None = None
 
   def __str__(self) -> str:

@@ -148,6 +148,7 @@ def sharded_batch(mechanism: Mechanism) -> None:
 def attention_matrix(mechanism: Mechanism) -> None:
   """The result must be linear in `value`, with weights only where a query sees a key.
 
+  It need not be one matrix times the values where one_matrix=False is said.
   Rows must sum to 1 unless normalised=False is said, and be zero only where nothing
   may be seen unless sparse=True is.
   """
@@ -166,9 +167,10 @@ def attention_matrix(mechanism: Mechanism) -> None:
   B, T, N = query.shape[:3]
   told = f"attention_weights has shape {weights.shape}, expected {(B, N, T, T)}"
   require(weights.shape == (B, N, T, T), told)
-  values = np.repeat(value, N // value.shape[2], axis=2)
-  product = np.einsum("BNTS,BSNV->BTNV", weights, values)
-  assert_close(product, out, 1e-5, "the product of weights and values")
+  if mechanism.one_matrix:
+    values = np.repeat(value, N // value.shape[2], axis=2)
+    product = np.einsum("BNTS,BSNV->BTNV", weights, values)
+    assert_close(product, out, 1e-5, "the product of weights and values")
   visible = np.broadcast_to(call.get("mask", True), weights.shape)
   if is_causal:
     visible = visible & np.tri(T, dtype=bool)

@@ -32,9 +32,9 @@ SIZES = {
 RECURRENT = [
   name
   for name, factory in OWN.items()
-  if factory.__module__ in ("attention.gated_linear", "attention.delta_rule")
+  if plug.example(factory).apply.__module__ == "attention.gates"
 ]
-"""Those that read gates for one of two functions, and have no block size."""
+"""Those with a state: they read gates, and have no block size."""
 
 FUNCTIONS = {
   name: getattr(attention, f"{name}_attention")

@@ -7,31 +7,42 @@ from attention import (
   additive,
   bigbird,
   bigbird_random_blocks,
+  comba,
   definitions,
   delta,
+  delta_product,
   dense,
   differential,
   flash,
   gated_delta,
+  gated_delta_2,
   gated_linear,
   kimi_delta,
   latent,
+  lightning,
   linear,
   linformer,
   lsh,
   mamba2,
+  mamba3,
+  moba,
   multiplicative,
+  nsa,
   nystrom,
   path,
   performer,
   retention,
+  rwkv7,
   sliding_window,
   stick_breaking,
   strided_2d,
   window_2d,
   window_linear,
 )
+from attention.definitions import delta_product as delta_product_definition
+from attention.definitions import mamba3 as mamba3_definition
 from attention.definitions import recurrent
+from attention.definitions import rwkv7 as rwkv7_definition
 from attention.definitions.linear import hedgehog_features
 from attention.definitions.nystrom import depthwise_convolution
 from attention.testing import Mechanism
@@ -220,8 +231,8 @@ def _strided_2d(**options):
   return Mechanism(strided_2d, attend, options, sparse=True, pads=False)
 
 
-def _recurrent(factory, **options):
-  definition = getattr(recurrent, factory.__name__)
+def _recurrent(factory, module=recurrent, **options):
+  definition = getattr(module, factory.__name__)
   rest = {k: v for k, v in options.items() if k != "rank"}
 
   def attend(variables, query, key, value, **call):
@@ -236,6 +247,7 @@ def _recurrent(factory, **options):
     options,
     normalised=False,
     bounded=False,
+    one_matrix=factory not in (gated_delta_2, delta_product),
     cache="nothing",
   )
 
@@ -273,6 +285,30 @@ def _latent(**options):
     )
 
   return Mechanism(latent, attend, options, cache="length")
+
+
+def _moba(**options):
+  def attend(variables, *qkv, **call):
+    assert not variables
+    return definitions.moba_attention(*qkv, **options, **call)
+
+  return Mechanism(moba, attend, options, cache="length")
+
+
+def _nsa(**options):
+  rest = {k: v for k, v in options.items() if k != "compress_size"}
+
+  def attend(variables, query, key, value, **call):
+    p = dict(variables["params"])
+    inputs = np.asarray(key).reshape(*np.shape(key)[:2], -1)
+    with np.errstate(all="ignore"):  # A hidden position may hold anything.
+      x = np.tensordot(inputs, p.pop("gate_kernel"), 1)
+      gates = recurrent.sigmoid(x)
+    return definitions.nsa_attention(
+      query, key, value, branch_gates=gates, **p, **rest, **call
+    )
+
+  return Mechanism(nsa, attend, options, normalised=False, cache="length")
 
 
 def _stick_breaking(**options):
@@ -336,14 +372,22 @@ MECHANISMS = (
   _window_2d(window=2, shift=1, hidden_logit=-3.0),
   _strided_2d(stride=2),
   _recurrent(retention),
+  _recurrent(lightning, depth=0.5),
   _recurrent(gated_linear, rank=3, temperature=4.0),
   _recurrent(mamba2),
+  _recurrent(mamba3, mamba3_definition),
   _recurrent(delta),
   _recurrent(gated_delta, max_rate=2.0),
   _recurrent(kimi_delta, rank=3),
+  _recurrent(comba, max_rate=2.0),
+  _recurrent(gated_delta_2, rank=3),
+  _recurrent(delta_product, delta_product_definition),
+  _recurrent(rwkv7, rwkv7_definition, rank=3),
   _differential(start=0.6),
   _latent(),
   _latent(rank=5, shared_dim=3),
+  _moba(block_size=3, top_k=2),
+  _nsa(compress_size=4, stride=2, block_size=2, num_blocks=4, window=3),
   _stick_breaking(attend_current=True),
   _stick_breaking(attend_current=False),
   _path(rank=3),

@@ -11,7 +11,7 @@ def test_the_table_covers_every_mechanism():
   assert {mechanism.name for mechanism in MECHANISMS} == set(OWN)
 
 
-_DERIVED = {*RECURRENT, "differential"} - {"mamba2", "kimi_delta"}
+_DERIVED = {*RECURRENT, "differential"} - {"mamba2", "mamba3", "kimi_delta"}
 """Whose code is another's: one of these two, or dense attention twice."""
 
 

@@ -36,7 +36,8 @@ _HOW_OF = {"bigbird": _HOW - {"block_size"}}
 _OTHER_DEFAULT = {"feature_map"}
 
 by_name = pytest.mark.parametrize(
-  "name", [*FUNCTIONS, "gated_linear", "delta_rule"]
+  "name",
+  [*FUNCTIONS, "gated_linear", "delta_rule", "delta_product", "rwkv7"],
 )
 
 

@@ -1,4 +1,4 @@
-"""Gated linear attention and the delta rule are their recurrences."""
+"""The functions of the recurrence are their definitions."""
 
 from functools import partial
 import importlib.metadata
@@ -14,9 +14,11 @@ import pytest
 
 from attention import (
   definitions,
+  delta_product_attention,
   delta_rule_attention,
   gated_linear_attention,
   platform,
+  rwkv7_attention,
 )
 from tests.attention.forms import thorough
 from training import compiler
@@ -28,8 +30,26 @@ RULES = [
   ("delta", "head"),
   ("delta", "channel"),
   ("delta", "none"),
+  ("gates", "channel"),
+  ("product", "head"),
+  ("rwkv7", "channel"),
 ]
-SHORTER = {1: RULES[3:4], 7: RULES[1:2], 64: RULES[2:3], 65: RULES[4:]}
+FUNCTIONS = {
+  "gated": gated_linear_attention,
+  "delta": delta_rule_attention,
+  "gates": delta_rule_attention,
+  "product": delta_product_attention,
+  "rwkv7": rwkv7_attention,
+}
+"""With `gates`, the delta rule has keys and gates of what is erased and written."""
+
+WRITES = 3
+SHORTER = {
+  1: [*RULES[3:4], *RULES[6:]],
+  7: [*RULES[1:2], *RULES[5:7]],
+  64: [*RULES[2:3], *RULES[7:]],
+  65: [*RULES[4:6]],
+}
 """Forms that the default suite tries at lengths below the longest."""
 
 
@@ -70,13 +90,25 @@ def arrays(length, form, seed=0):
 
 def chosen(rule, length, form):
   """The function, its definition, and the arrays that both take."""
-  given = arrays(length, form)
-  if rule == "gated":
-    given.pop("beta")
-    functions = gated_linear_attention, definitions.gated_linear_attention
-  else:
-    functions = delta_rule_attention, definitions.delta_rule_attention
-  return *functions, given
+  given, rng = arrays(length, form), np.random.default_rng(7)
+  function = FUNCTIONS[rule]
+  if rule in ("gated", "rwkv7"):
+    rate = given.pop("beta")[..., None]
+  if rule == "gates":
+    erased = given["key"] + 0.3 * rng.normal(size=given["key"].shape)
+    given["erase_key"] = erased / np.linalg.norm(erased, axis=-1, keepdims=True)
+    given["erase_gate"] = rng.uniform(size=(BATCH, length, HEADS, DIM))
+    given["write_gate"] = rng.uniform(size=(BATCH, length, HEADS, VALUE))
+  if rule == "product":
+    for name in ("key", "value", "beta"):
+      parts = [np.roll(given[name], r, axis=-1) for r in range(WRITES)]
+      given[name] = np.stack(parts, axis=2)
+  if rule == "rwkv7":
+    moved = rng.normal(size=(BATCH, length, HEADS, DIM))
+    moved /= np.linalg.norm(moved, axis=-1, keepdims=True)
+    given |= {"removal": -moved, "replacement": rate * moved}
+  given = {name: np.asarray(x, np.float32) for name, x in given.items()}
+  return function, getattr(definitions, function.__name__), given
 
 
 def options(length):
@@ -111,27 +143,41 @@ def naive(given, mask, segment_ids):
   """The recurrence by `jax.lax.scan`, to be differentiated in float64."""
   query = given["query"]
   length = query.shape[1]
-  key, value = (
-    jnp.repeat(given[name], HEADS // KV_HEADS, axis=2)
-    for name in ("key", "value")
-  )
-  decay = given.get("log_decay", jnp.zeros((BATCH, length, HEADS, 1)))
-  decay = decay[..., None] if decay.ndim == 3 else decay
+  along = {
+    name: jnp.repeat(x, HEADS // KV_HEADS, axis=x.ndim - 2)
+    if name in ("key", "value", "erase_key")
+    else x
+    for name, x in given.items()
+    if name != "initial_state"
+  }
+  decay = along.get("log_decay", jnp.zeros((BATCH, length, HEADS, 1)))
+  along["log_decay"] = decay[..., None] if decay.ndim == 3 else decay
   begins = np.zeros((BATCH, length), bool)
   begins[:, 1:] = segment_ids[:, 1:] != segment_ids[:, :-1]
 
-  def step(state, now):
-    q, k, v, g, beta, seen, is_first = now
-    state = jnp.where(is_first[:, None, None, None], 0.0, state)
-    after = jnp.exp(g)[..., None] * state
-    if beta is not None:
-      v = beta[..., None] * (v - jnp.einsum("bnh,bnhv->bnv", k, after))
-    after += k[..., None] * v[:, :, None]
-    state = jnp.where(seen[:, None, None, None], after, state)
-    return state, DIM**-0.5 * jnp.einsum("bnh,bnhv->bnv", q, state)
+  def read(state, x):
+    return jnp.einsum("bnh,bnhv->bnv", x, state)
 
-  along = (query, key, value, decay, given.get("beta"))
-  along = (*along, jnp.asarray(mask[:, 0, 0]), jnp.asarray(begins))
+  def step(state, now):
+    k, v, beta = now["key"], now["value"], now.get("beta")
+    first = now["first"][:, None, None, None]
+    state = jnp.where(first, 0.0, state)
+    after = jnp.exp(now["log_decay"])[..., None] * state
+    if "removal" in now:
+      moved = read(state, now["removal"])
+      after += now["replacement"][..., None] * moved[:, :, None]
+    for r in range(k.shape[1]) if k.ndim == 4 else [...]:
+      key, error = (k[:, r], v[:, r]) if k.ndim == 4 else (k, v)
+      if beta is not None:
+        erased = now.get("erase_key", key) * now.get("erase_gate", 1.0)
+        error = error * now.get("write_gate", 1.0) - read(after, erased)
+        rate = beta[:, r] if k.ndim == 4 else beta
+        error *= rate[..., None]
+      after += key[..., None] * error[:, :, None]
+    state = jnp.where(now["seen"][:, None, None, None], after, state)
+    return state, DIM**-0.5 * read(state, now["query"])
+
+  along |= {"seen": jnp.asarray(mask[:, 0, 0]), "first": jnp.asarray(begins)}
   along = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), along)
   state, out = jax.lax.scan(step, given["initial_state"], along)
   return jnp.moveaxis(out, 0, 1), state
@@ -166,7 +212,7 @@ def test_all_gradients(rule, form, length):
     )
 
 
-@pytest.mark.parametrize("rule", ["gated", "delta"])
+@pytest.mark.parametrize("rule", FUNCTIONS)
 def test_one_call_goes_on_from_another(rule):
   function, _, given = chosen(rule, 100, "channel")
   whole, last = call(function, given)
@@ -189,6 +235,7 @@ def test_one_call_goes_on_from_another(rule):
   [
     ("gated", "head"),
     ("delta", "channel"),
+    ("rwkv7", "channel"),
     *thorough(("gated", "channel"), ("delta", "head")),
   ],
 )
@@ -212,12 +259,12 @@ def test_extreme_decays_stay_finite(rule, form):
       assert np.isfinite(gradient).all(), name
 
 
-@pytest.mark.parametrize("rule", ["gated", "delta"])
+@pytest.mark.parametrize("rule", FUNCTIONS)
 def test_hidden_positions_may_hold_anything(rule):
-  function, _, given = chosen(rule, 70, "head")
+  function, _, given = chosen(rule, 70, "channel")
   mask = np.arange(70) % 3 != 1
   expected = call(function, given, mask=mask[None, None, None])
-  for name in ("key", "value"):
+  for name in given.keys() - {"query", "initial_state"}:
     given[name][:, ~mask] = np.nan
   found = call(function, given, mask=mask[None, None, None])
   np.testing.assert_array_equal(found[0], expected[0])
@@ -283,7 +330,8 @@ def test_it_is_causal_by_definition():
 
 
 @pytest.mark.parametrize(
-  ("rule", "form"), [RULES[0], *RULES[3:], *thorough(*RULES[1:3])]
+  ("rule", "form"),
+  [RULES[0], *RULES[3:5], RULES[7], *thorough(*RULES[1:3], *RULES[5:7])],
 )
 def test_many_parts_at_once_are_the_loop(rule, form):
   """As an accelerator does it: values, states and gradients, 150 in 3 parts."""

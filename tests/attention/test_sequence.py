@@ -11,7 +11,7 @@ import pytest
 
 from attention import ATTENTIONS, Dims
 from attention.plug import directions
-from tests.attention.forms import thorough
+from tests.attention.forms import RECURRENT, thorough
 from tests.attention.mechanisms import MECHANISMS, ONE_EACH
 from training import traffic
 
@@ -25,10 +25,9 @@ SEQUENCE = [m for m in MECHANISMS if "sequence" in m.supports]
 _KINDS = ("flash", "performer", "kimi_delta")
 
 
-_ALIKE = (
-  *("dense", "multiplicative", "linear", "retention", "mamba2"),
-  *("delta", "gated_delta"),
-)
+_ALIKE = {"dense", "multiplicative", "linear", *RECURRENT} - {
+  *("gated_linear", "kimi_delta", "mamba3"),
+}
 """Mechanisms whose parts meet by the code of another: that of flash, of performer,
 of gated_linear, of kimi_delta."""
 
@@ -432,10 +431,14 @@ def promised(mechanism, devices, length, is_causal):
     case "latent":
       of_position = 2 * BATCH * HEADS * DIM
       numbers = length * of_position * (devices - 1) / devices
-    case "retention" | "gated_linear" | "mamba2":
+    case "retention" | "lightning" | "gated_linear" | "mamba2" | "mamba3":
       channels = DIM if mechanism.name == "gated_linear" else 1
       numbers = carried(devices, channels)
-    case "delta" | "gated_delta" | "kimi_delta":
+      if mechanism.name == "mamba3":
+        # The last key and value, whether there are any, and the sum of angles.
+        rows = BATCH * HEADS * (2 * DIM + DIM // 4) + BATCH / 4
+        numbers += rows * (math.log2(devices) + 1)
+    case name if name in RECURRENT:
       numbers = carried(devices, DIM * DIM)
   return 4 * numbers
 

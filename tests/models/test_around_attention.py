@@ -85,6 +85,16 @@ def _thorough(*values):
     _thorough("dense", {"query_key_norm": "rms_from_one"}),
     ("latent", AROUND),
     (
+      "mamba3",
+      {
+        "query_key_norm": "rms",
+        "num_qk_heads": 1,
+        "output_gate": "sigmoid_head",
+        "exclusive": True,
+      },
+    ),
+    _thorough(("delta_product", "rwkv7", "comba", "gated_delta_2"), AROUND),
+    (
       "mamba2",
       {
         **AROUND,
@@ -207,15 +217,20 @@ def test_a_short_convolution_is_its_sum():
   np.testing.assert_allclose(out, expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("norm", ["rms", "group"])
-def test_the_norms_and_the_gate_are_what_they_are_called(norm):
+@pytest.mark.parametrize(
+  ("norm", "gate", "exclusive"),
+  [("rms", "sigmoid", False), ("group", "sigmoid_head", True)],
+)
+def test_what_is_around_is_what_it_is_called(norm, gate, exclusive):
   """The slot by hand, from what its mechanism returns."""
   dims = Dims(num_heads=2, num_kv_heads=2, head_dim=4, max_length=6)
   slot = MultiHeadAttention(
     dense(),
     dims,
     features=8,
-    config=models.SlotConfig(output_norm=norm, output_gate="sigmoid"),
+    config=models.SlotConfig(
+      output_norm=norm, output_gate=gate, exclusive=exclusive
+    ),
     dtype="float32",
   )
   x = np.random.default_rng(0).normal(size=(1, 6, 8)).astype(np.float32)
@@ -230,15 +245,26 @@ def test_the_norms_and_the_gate_are_what_they_are_called(norm):
     for name in ("query", "key", "value")
   )
   out = np.asarray(dense_attention(query, key, value))
+  if exclusive:
+    own = np.asarray(value)
+    own = own / np.linalg.norm(own, axis=-1, keepdims=True)
+    out = out - np.sum(out * own, axis=-1, keepdims=True) * own
+    assert np.abs(np.sum(out * value, axis=-1)).max() < 1e-5
   if norm == "group":
     out = out - out.mean(-1, keepdims=True)
   out = out / np.sqrt((out**2).mean(-1, keepdims=True) + 1e-6)
   out = out * names["out_norm"]["scale"]
   if norm == "group":
     out = out + names["out_norm"]["bias"]
-  gate = 1 / (1 + np.exp(-x @ names["gate"]["kernel"]))
-  expected = (out.reshape(1, 6, 8) * gate) @ names["out"]["kernel"]
+  gates = 1 / (1 + np.exp(-x @ names["gate"]["kernel"]))
+  out = out * gates.reshape(1, 6, 2, -1)
+  expected = out.reshape(1, 6, 8) @ names["out"]["kernel"]
   np.testing.assert_allclose(got, expected, atol=2e-5)
+
+
+def test_a_mechanism_with_its_own_values_cannot_be_exclusive():
+  with pytest.raises(ValueError, match=r"^exclusive: expected a mechanism"):
+    create("latent", exclusive=True)
 
 
 def test_layers_take_mechanisms_in_turn():

@@ -1,0 +1,108 @@
+"""DeltaProduct by definition: R corrections of a state at each position."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from attention.definitions import recurrent, shared
+from attention.definitions.recurrent import WithState
+from attention.definitions.shared import Result
+
+
+def delta_product_attention(
+  query: ArrayLike,
+  key: ArrayLike,
+  value: ArrayLike,
+  *,
+  beta: ArrayLike,
+  log_decay: ArrayLike | None = None,
+  mask: ArrayLike | None = None,
+  is_causal: bool = True,
+  scale: float | ArrayLike | None = None,
+  initial_state: ArrayLike | None = None,
+  segment_ids: ArrayLike | None = None,
+  return_state: bool = False,
+) -> Result | WithState:
+  """S ← S + β_r k_r (v_r − Sᵀ k_r)ᵀ for r = 1 … R, after one decay.
+
+  Args:
+    query: `[B, T, N, H]`.
+    key: `[B, T, R, K, H]`.
+    value: `[B, T, R, K, V]`.
+    beta: `[B, T, R, N]`.
+
+  Others as in `delta_rule_attention`. Paper: arXiv:2502.10297, equation 3.
+  """
+  repeats = np.shape(query)[2] // np.shape(key)[3]
+  beta, key, value = shared.as_float64(beta, key, value)
+  key, value = (np.repeat(x, repeats, axis=3) for x in (key, value))
+  g = recurrent.decays(log_decay, query)
+
+  def update(state, at):
+    b, t, n = at
+    state = np.exp(g[at])[:, None] * state
+    for r in range(key.shape[2]):
+      k = key[b, t, r, n]
+      error = value[b, t, r, n] - state.T @ k
+      state = state + beta[b, t, r, n] * np.outer(k, error)
+    return state
+
+  out, state = recurrent.recurrence(
+    update,
+    query,
+    value.shape[4],
+    mask=mask,
+    is_causal=is_causal,
+    scale=scale,
+    initial_state=initial_state,
+    segment_ids=segment_ids,
+  )
+  return (out, state) if return_state else out
+
+
+def delta_product(
+  query: ArrayLike,
+  key: ArrayLike,
+  value: ArrayLike,
+  *,
+  inputs: ArrayLike,
+  rate_kernel: ArrayLike,
+  step_kernel: ArrayLike,
+  step_bias: ArrayLike,
+  log_rate: ArrayLike,
+  other_key_kernel: ArrayLike,
+  other_value_kernel: ArrayLike,
+  max_rate: float = 2.0,
+  num_householder: int = 2,
+  **call: Any,
+) -> Result:
+  """Gated DeltaProduct: the last of R keys is the caller's, the others are read.
+
+  Values of another width than V are those of the last correction alone. Paper:
+  arXiv:2502.10297, section 3.
+  """
+
+  def read(kernel):
+    x = recurrent.linear(inputs, kernel, 0.0, call=call)
+    return x * recurrent.sigmoid(x)
+
+  def with_last(others, x):
+    x = shared.repeat_heads(recurrent.seen(x, call), others.shape[3])
+    if others.shape[-1] != x.shape[-1]:
+      others = np.zeros((*others.shape[:-1], x.shape[-1]))
+    return np.concatenate([others, x[:, :, None]], axis=2)
+
+  steps = recurrent.linear(inputs, step_kernel, step_bias, call=call)
+  rates = recurrent.linear(inputs, rate_kernel, 0.0, call=call)
+  assert rates.shape[2] == num_householder
+  rate = np.exp(np.asarray(log_rate, np.float64))
+  return recurrent.packed(
+    delta_product_attention,
+    recurrent.unit(query),
+    recurrent.unit(with_last(read(other_key_kernel), key)),
+    with_last(read(other_value_kernel), value),
+    call,
+    beta=max_rate * recurrent.sigmoid(rates),
+    log_decay=-rate * np.logaddexp(0.0, steps),
+  )

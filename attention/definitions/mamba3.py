@@ -1,0 +1,75 @@
+"""Mamba-3 by definition: position by position, with what was before it."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from attention.definitions import recurrent, shared
+from attention.definitions.shared import Result
+
+
+def mamba3(
+  query: ArrayLike,
+  key: ArrayLike,
+  value: ArrayLike,
+  *,
+  inputs: ArrayLike,
+  scale: float | None = None,
+  rotary_fraction: float = 0.5,
+  **call: Any,
+) -> Result:
+  """Mamba-3 (SISO), with the parameters of `attention.mamba3` among `call`.
+
+  Paper: arXiv:2603.15569, sections 3.1 and 3.2.
+  """
+  names = "step_kernel", "step_bias", "decay_kernel", "trapezoid_kernel"
+  others = "angle_kernel", "query_bias", "key_bias", "skip"
+  w, b, a, m, phi, query_bias, key_bias, skip = shared.as_float64(
+    *(call.pop(name) for name in (*names, *others))
+  )
+  batch, length, num_heads, head_dim = np.shape(query)
+  assert phi.shape[1] == int(head_dim * rotary_fraction) // 2
+
+  def read(kernel, bias=0.0):
+    return recurrent.linear(inputs, kernel, bias, call=call)
+
+  step = np.logaddexp(0.0, read(w, b))
+  decay = np.exp(-step * np.maximum(np.logaddexp(0.0, read(a)), 1e-4))
+  mix = recurrent.sigmoid(read(m))
+  turn = np.pi * np.tanh(read(phi))[:, :, None] * step[..., None]
+  query = np.asarray(query, np.float64) + query_bias
+  key, value = (
+    shared.repeat_heads(recurrent.seen(x, call), num_heads)
+    for x in (key, value)
+  )
+  key = key + key_bias
+  scale = 1.0 if scale is None else scale
+  kept, same = recurrent.seen_positions(call, batch, length)
+  ids = call.get("key_segment_ids")
+  out = np.zeros((batch, length, num_heads, value.shape[3]))
+  for i, n in np.ndindex(batch, num_heads):
+    state = np.zeros((head_dim, value.shape[3]))
+    written, angle = np.zeros_like(state), np.zeros(phi.shape[1])
+    for t in range(length):
+      if t and ids is not None and ids[i, t] != ids[i, t - 1]:
+        state, written = 0.0 * state, 0.0 * state
+      if kept[i, t]:
+        angle = angle + turn[i, t, n]
+        before, written = (
+          written,
+          np.outer(_turned(key[i, t, n], angle), value[i, t, n]),
+        )
+        d = step[i, t, n]
+        state = decay[i, t, n] * (state + (1 - mix[i, t, n]) * d * before)
+        state = state + mix[i, t, n] * d * written
+      read_out = state.T @ _turned(query[i, t, n], angle)
+      out[i, t, n] = scale * read_out + skip[n] * value[i, t, n]
+  return out * same[:, :, None, None]
+
+
+def _turned(x, angle):
+  """`x` as complex numbers of neighbouring pairs, the first times e^(i·angle)."""
+  size = 2 * len(angle)
+  z = (x[:size:2] + 1j * x[1:size:2]) * np.exp(1j * angle)
+  return np.concatenate([np.stack([z.real, z.imag], -1).ravel(), x[size:]])

@@ -1,0 +1,101 @@
+"""RWKV-7 by definition."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from attention.definitions import recurrent, shared
+from attention.definitions.recurrent import WithState
+from attention.definitions.shared import Result
+
+
+def rwkv7_attention(
+  query: ArrayLike,
+  key: ArrayLike,
+  value: ArrayLike,
+  *,
+  log_decay: ArrayLike,
+  removal: ArrayLike,
+  replacement: ArrayLike,
+  mask: ArrayLike | None = None,
+  is_causal: bool = True,
+  scale: float | ArrayLike | None = None,
+  initial_state: ArrayLike | None = None,
+  segment_ids: ArrayLike | None = None,
+  return_state: bool = False,
+) -> Result | WithState:
+  """S_t = diag(e^g_t) S_{t−1} + b_t (S_{t−1}ᵀ a_t)ᵀ + k_t v_tᵀ, out = scale · Sᵀ q.
+
+  g is `log_decay`, a `removal` and b `replacement`, each `[B, T, N, H]`; others as in
+  `delta_rule_attention`. Paper: arXiv:2503.14456, equation 17.
+  """
+  num_heads = np.shape(query)[2]
+  g, a, b = shared.as_float64(log_decay, removal, replacement)
+  key, value = (
+    shared.repeat_heads(np.asarray(x, np.float64), num_heads)
+    for x in (key, value)
+  )
+
+  def update(state, at):
+    moved = np.outer(b[at], state.T @ a[at]) + np.outer(key[at], value[at])
+    return np.exp(g[at])[:, None] * state + moved
+
+  out, state = recurrent.recurrence(
+    update,
+    query,
+    value.shape[3],
+    mask=mask,
+    is_causal=is_causal,
+    scale=scale,
+    initial_state=initial_state,
+    segment_ids=segment_ids,
+  )
+  return (out, state) if return_state else out
+
+
+def rwkv7(
+  query: ArrayLike,
+  key: ArrayLike,
+  value: ArrayLike,
+  *,
+  inputs: ArrayLike,
+  scale: float | None = None,
+  **call: Any,
+) -> Result:
+  """RWKV-7's parameters, as `attention.rwkv7` names them, and its bonus.
+
+  Paper: arXiv:2503.14456, section 4.
+  """
+  p = {
+    name: np.asarray(call.pop(name), np.float64)
+    for name in [
+      *("decay_down", "decay_up", "decay_bias", "rate_down", "rate_up"),
+      *("rate_bias", "removal_scale", "rate_share", "bonus"),
+    ]
+  }
+  heads = len(p["bonus"])
+  x = np.tanh(recurrent.linear(inputs, p["decay_down"], 0.0, call=call))
+  decay = np.tensordot(x, p["decay_up"], 1) + p["decay_bias"]
+  rates = p["rate_down"], p["rate_up"], p["rate_bias"]
+  rate = recurrent.sigmoid(recurrent.linear(inputs, *rates, call=call))
+  key, value = (
+    shared.repeat_heads(recurrent.seen(x, call), heads) for x in (key, value)
+  )
+  removed = recurrent.unit(p["removal_scale"] * key)
+  key = key * (1.0 + (rate - 1.0) * p["rate_share"])
+  call["scale"] = 1.0 if scale is None else scale
+  out = recurrent.packed(
+    rwkv7_attention,
+    query,
+    key,
+    value,
+    call,
+    log_decay=-np.exp(-0.5) * recurrent.sigmoid(decay),
+    removal=-removed,
+    replacement=rate * removed,
+  )
+  _, same = recurrent.seen_positions(call, *np.shape(query)[:2])
+  read = np.asarray(query, np.float64) * p["bonus"]
+  bonus = np.sum(read * key, axis=-1, keepdims=True) * value
+  return out + bonus * same[:, :, None, None]

@@ -1,0 +1,149 @@
+"""DeltaProduct: several corrections of a state at each position."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from attention import gates, plug
+from attention.recurrence import several_writes
+from attention.signature import attention_factory, attention_function
+
+
+@attention_function()
+def delta_product_attention(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B T R K H"],
+  value: Float[Array, "B T R K V"],
+  *,
+  beta: Float[Array, "B T R N"],
+  log_decay: Float[Array, "..."] | None = None,
+  mask: Bool[Array, "..."] | None = None,
+  is_causal: bool = True,
+  scale: float | Float[Array, ""] | None = None,
+  initial_state: Float[Array, "B N H V"] | None = None,
+  segment_ids: Int[Array, "B T"] | None = None,
+  return_state: bool = False,
+) -> (
+  Float[Array, "B T N V"]
+  | tuple[Float[Array, "B T N V"], Float[Array, "B N H V"]]
+):
+  """Each position decays the state once and corrects it for R keys in turn.
+
+    out = delta_product_attention(q, k, v, beta=beta, log_decay=log_decay)
+
+    S_t,0 = diag(e^g_t) S_{t−1}
+    S_t,r = S_t,r−1 + β_t,r k_t,r (v_t,r − S_t,r−1ᵀ k_t,r)ᵀ        r = 1 … R
+    out_t = scale · S_t,Rᵀ q_t
+
+  with g = `log_decay`, for each head. The R factors I − β k kᵀ of a position are a
+  product of generalised Householder reflections; with R of them and β up to 2 a state
+  can follow permutations of R + 1 things. R = 1 is `delta_rule_attention`.
+
+  Args:
+    key: R keys a position, of length 1 for a state that does not grow.
+    value: their values.
+    beta: their rates.
+    log_decay: `[B, T, N]`, `[B, T, N, H]` or None, as in `delta_rule_attention`.
+
+  Other options, results and errors: as `gated_linear_attention`.
+
+  Cost: that of `delta_rule_attention` of T·R positions.
+
+  Paper: DeltaProduct: improving state-tracking in linear RNNs via Householder products,
+  arXiv:2502.10297.
+  """
+  out, state = several_writes(
+    query,
+    key,
+    value,
+    log_decay=log_decay,
+    beta=beta,
+    mask=mask,
+    is_causal=is_causal,
+    scale=scale,
+    initial_state=initial_state,
+    segment_ids=segment_ids,
+  )
+  return (out, state) if return_state else out
+
+
+@attention_factory
+def delta_product(
+  num_householder: int = 2, max_rate: float = 2.0
+) -> plug.Attention:
+  """Gated DeltaProduct: `gated_delta` with R corrections a position.
+
+    k_t,r = SiLU(x_t · W_r)        v_t,r = SiLU(x_t · U_r)        r < R
+    β_t,r = max_rate · sigmoid(x_t · W_β,r)
+
+  with keys and queries of length 1. The last of the R keys and values are those of
+  the caller.
+
+  Args:
+    num_householder: R.
+    max_rate: as `delta`. The paper's models track states with 2.
+
+  Returns:
+    An `Attention` as `gated_delta`; its parameters are `rate_kernel [F, R, N]`,
+    `step_kernel [F, N]`, `step_bias [N]`, `log_rate [N]`, and with R > 1
+    `other_key_kernel [F, R−1, N, H]` and `other_value_kernel [F, R−1, N, V]`.
+
+  Raises:
+    ValueError: `num_householder` is no positive int, or as `delta`.
+
+  Its model also has `short_convolution`, `output_norm='rms'` and `output_gate='silu'`.
+  Departs from the paper in that the keys and values of all corrections but the last
+  are not convolved, which a record has no state for. Values of another width than V,
+  such as the identity that shows the matrix, are those of the last correction alone.
+  Paper: arXiv:2502.10297, section 3.
+  """
+  others = num_householder - 1
+
+  def init(key, dims):
+    rate, keys, values, *steps = jax.random.split(key, 6)
+    features, heads = dims.features, dims.num_heads
+    made = {
+      "rate_kernel": gates.kernel(rate, features, num_householder, heads),
+      **gates.step_params(steps, dims),
+    }
+    if others:
+      shape = features, others, heads
+      made["other_key_kernel"] = gates.kernel(keys, *shape, dims.head_dim)
+      made["other_value_kernel"] = gates.kernel(values, *shape, dims.values)
+    return made
+
+  def projected(name):
+    return lambda params, inputs: jax.nn.silu(
+      gates.project(inputs, params[name])
+    )
+
+  def recurrence(params, query, key, value, **options):
+    del params
+    keys = options.pop("other_keys", None)
+    values = options.pop("other_values", None)
+    repeats = query.shape[2] // key.shape[2]
+    key, value = (
+      jnp.repeat(x.astype(jnp.float32), repeats, axis=2)[:, :, None]
+      for x in (key, value)
+    )
+    if others:
+      if values.shape[-1] != value.shape[-1]:
+        values = jnp.zeros((*keys.shape[:-1], value.shape[-1]), jnp.float32)
+      key = jnp.concatenate([keys, key], axis=2)
+      value = jnp.concatenate([values, value], axis=2)
+    return several_writes(
+      gates.unit_length(query), gates.unit_length(key), value, **options
+    )
+
+  read = {"beta": gates.rate(max_rate), "log_decay": gates.step_decay}
+  arrays: dict[str, Any] = {"beta": Float[Array, "B T R N"]}
+  if others:
+    read["other_keys"] = projected("other_key_kernel")
+    read["other_values"] = projected("other_value_kernel")
+    arrays["other_keys"] = Float[Array, "B T Q N H"]
+    arrays["other_values"] = Float[Array, "B T Q N W"]
+  return gates.recurrent_mechanism(
+    "delta_product", recurrence, init=init, gates=read, arrays=arrays
+  )

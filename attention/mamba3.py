@@ -1,0 +1,258 @@
+"""Mamba-3: a state that is written by the trapezoidal rule and turned by angles."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from attention import gates, plug, sharded
+from attention.recurrence import segment_begins, several_writes
+from attention.scan import device_prefix
+from attention.signature import attention_factory
+
+
+class Mamba3State(NamedTuple):
+  """What a call goes on from; also the decode cache.
+
+  Attributes:
+    state: S.
+    angle: the sum of all turns, modulo 2π.
+    key: of the last position, turned.
+    value: of the last position.
+  """
+
+  state: Float[Array, "B N H V"]
+  angle: Float[Array, "B N P"]
+  key: Float[Array, "B N H"]
+  value: Float[Array, "B N V"]
+
+
+@attention_factory
+def mamba3(rotary_fraction: float = 0.5) -> plug.Attention:
+  """Mamba-3's mixer with one input and one output (SISO).
+
+    Δ_t = softplus(x_t · W_Δ + b_Δ)        α_t = exp(−Δ_t max(softplus(x_t · W_A), 10⁻⁴))
+    λ_t = sigmoid(x_t · W_λ)               φ_t = φ_{t−1} + π Δ_t tanh(x_t · W_φ)
+    k'_t = R(φ_t) (k_t + b_k)              q'_t = R(φ_t) (q_t + b_q)
+    S_t = α_t S_{t−1} + (1 − λ_t) Δ_t α_t k'_{t−1} v_{t−1}ᵀ + λ_t Δ_t k'_t v_tᵀ
+    out_t = S_tᵀ q'_t + D v_t
+
+  where R turns neighbouring pairs of the first 2P channels. The two writes are the
+  trapezoidal rule of an integral whose end, λ = 1, is Mamba-2; the turns are the
+  imaginary part of a complex decay. In the paper's letters, k is B, q is C and v is x.
+  The scale is 1 unless a call has one.
+
+  Args:
+    rotary_fraction: 2P / H, above 0 and at most 1.
+
+  Returns:
+    An `Attention` with `gates`, causal only, whose cache is a `Mamba3State`. Its
+    parameters are `step_kernel`, `decay_kernel`, `trapezoid_kernel`, each `[F, N]`,
+    `angle_kernel [F, P]`, `step_bias`, `skip` (D), each `[N]`, `query_bias` and
+    `key_bias`, each `[N, H]`.
+
+  Raises:
+    ValueError: `rotary_fraction` is out of range; by `init`, it turns no pair.
+
+  Cost: that of `gated_linear_attention` of 2·T positions with decays for each head.
+
+  Its model also has `query_key_norm='rms'`, `num_qk_heads=1`, `output_gate='silu'` and
+  no `short_convolution`. The position before one is the last that no mask hides; none
+  is before the first of a segment. Departs from the paper in that it has no form with
+  several inputs and outputs (MIMO). Paper: Mamba-3: improved sequence modeling using
+  state space principles, arXiv:2603.15569.
+  """
+  if not 0.0 < rotary_fraction <= 1.0:
+    raise ValueError(
+      f"rotary_fraction: expected above 0 and at most 1, got {rotary_fraction!r}"
+    )
+
+  def num_angles(dims):
+    return int(dims.head_dim * rotary_fraction) // 2
+
+  def init(key, dims):
+    if num_angles(dims) < 1:
+      raise ValueError(
+        f"rotary_fraction: expected a pair of the head dimension {dims.head_dim}, "
+        f"got {rotary_fraction!r}"
+      )
+    decay, trapezoid, angle, *steps = jax.random.split(key, 6)
+    features, heads = dims.features, dims.num_heads
+    made = gates.step_params(steps, dims)
+    made.pop("log_rate")
+    return {
+      **made,
+      "decay_kernel": gates.kernel(decay, features, heads),
+      "trapezoid_kernel": gates.kernel(trapezoid, features, heads),
+      "angle_kernel": gates.kernel(angle, features, num_angles(dims)),
+      "query_bias": jnp.ones((heads, dims.head_dim)),
+      "key_bias": jnp.ones((heads, dims.head_dim)),
+      "skip": jnp.ones(heads),
+    }
+
+  def init_state(batch, dims):
+    heads, size = (batch, dims.num_heads), dims.head_dim
+    return Mamba3State(
+      jnp.zeros((*heads, size, dims.values)),
+      jnp.zeros((*heads, num_angles(dims))),
+      jnp.zeros((*heads, size)),
+      jnp.zeros((*heads, dims.values)),
+    )
+
+  def log_decay(params, inputs):
+    rate = jax.nn.softplus(gates.project(inputs, params["decay_kernel"]))
+    return -jnp.maximum(rate, 1e-4) * gates.step(params, inputs)
+
+  def trapezoid(params, inputs):
+    return jax.nn.sigmoid(gates.project(inputs, params["trapezoid_kernel"]))
+
+  def turn(params, inputs):
+    angles = jnp.tanh(gates.project(inputs, params["angle_kernel"]))
+    return jnp.pi * angles[:, :, None] * gates.step(params, inputs)[..., None]
+
+  return gates.recurrent_mechanism(
+    "mamba3",
+    _recurrence,
+    init=init,
+    init_state=init_state,
+    gates={
+      "log_decay": log_decay,
+      "step": gates.step,
+      "trapezoid": trapezoid,
+      "turn": turn,
+    },
+    arrays={
+      "log_decay": Float[Array, "B T N"],
+      "step": Float[Array, "B T N"],
+      "trapezoid": Float[Array, "B T N"],
+      "turn": Float[Array, "B T N P"],
+    },
+  )
+
+
+def _recurrence(
+  params,
+  query,
+  key,
+  value,
+  *,
+  log_decay,
+  step,
+  trapezoid,
+  turn,
+  mask,
+  scale,
+  segment_ids,
+  initial_state,
+  axis_name,
+  **options,
+):
+  repeats = query.shape[2] // key.shape[2]
+  key, value = (
+    jnp.repeat(x.astype(jnp.float32), repeats, axis=2) for x in (key, value)
+  )
+  keep = jnp.ones(query.shape[:2], bool) if mask is None else mask[:, 0, 0]
+  begins = jnp.zeros_like(keep)
+  if segment_ids is not None:
+    begins = segment_begins(segment_ids, axis_name)
+  before = initial_state
+  angle = jax.lax.associative_scan(_turned_on, turn, axis=1)
+  if before is not None:
+    angle = _turned_on(before.angle[:, None], angle)
+  elif sharded.is_part(axis_name):
+    total = angle[:, -1:]
+    first = jnp.zeros_like(total)
+    angle = _turned_on(
+      device_prefix(_turned_on, first, total, axis_name), angle
+    )
+  query = _turn(query + params["query_bias"][None, None], angle)
+  key = _turn(key + params["key_bias"][None, None], angle)
+  last = None if before is None else (before.key, before.value)
+  previous, last = _previous((key, value), last, keep, begins, axis_name)
+  weight = (1.0 - trapezoid) * step * jnp.exp(log_decay)
+  values = (
+    weight[..., None] * previous[1],
+    (trapezoid * step)[..., None] * value,
+  )
+  out, state = several_writes(
+    query,
+    jnp.stack([previous[0], key], axis=2),
+    jnp.stack(values, axis=2),
+    log_decay=log_decay,
+    mask=mask,
+    scale=1.0 if scale is None else scale,
+    segment_ids=segment_ids,
+    initial_state=None if before is None else before.state,
+    axis_name=axis_name,
+    **options,
+  )
+  out += params["skip"][None, None, :, None] * value
+  return out, Mamba3State(state, angle[:, -1], *last)
+
+
+def _turned_on(one, other):
+  """The sum of two angles modulo 2π, which keeps its digits at any length."""
+  return jnp.remainder(one + other, 2.0 * jnp.pi)
+
+
+def _turn(
+  x: Float[Array, "B T N H"], angle: Float[Array, "B T N P"]
+) -> Float[Array, "B T N H"]:
+  """`x` with its first P pairs of neighbours turned."""
+  size = 2 * angle.shape[-1]
+  pairs = x[..., :size].reshape(*angle.shape, 2)
+  cos, sin = jnp.cos(angle), jnp.sin(angle)
+  first = pairs[..., 0] * cos - pairs[..., 1] * sin
+  second = pairs[..., 0] * sin + pairs[..., 1] * cos
+  turned = jnp.stack([first, second], axis=-1).reshape(*x.shape[:-1], size)
+  return jnp.concatenate([turned, x[..., size:]], axis=-1)
+
+
+def _previous(
+  rows,
+  last,
+  keep: Bool[Array, "B T"],
+  begins: Bool[Array, "B T"],
+  axis_name,
+):
+  """The rows at the last position before each that is kept, and the last of all.
+
+  Args:
+    rows: arrays `[B, T, N, D]`.
+    last: of the position before the first, `[B, N, D]`; None is 0.
+    keep: which positions are read.
+    begins: where a segment begins, before which there is nothing.
+    axis_name: of the devices of a sequence in parts, or None.
+  """
+  if last is None:
+    last = jax.tree.map(lambda x: jnp.zeros_like(x[:, 0]), rows)
+  numbers = jnp.arange(1, keep.shape[1] + 1)[None]
+  places, starts = (
+    jax.lax.cummax(jnp.where(x, numbers, 0), axis=1) for x in (keep, begins)
+  )
+  places = jnp.pad(places, ((0, 0), (1, 0)))[:, :, None, None]
+  starts = jnp.pad(starts, ((0, 0), (0, 1)), "edge")[:, :, None, None]
+
+  def read(last, x):
+    x = jnp.concatenate([last[:, None], x], axis=1)
+    x = jnp.take_along_axis(x, places, axis=1)
+    return jnp.where(places >= starts, x, 0.0)
+
+  if sharded.is_part(axis_name):
+    own = jax.tree.map(lambda *x: read(*x)[:, -1], last, rows)
+    is_known = jnp.maximum(places, starts)[:, -1, 0, 0] > 0
+    own = is_known, own
+    first = jax.tree.map(jnp.zeros_like, own)
+    last = device_prefix(_later, first, own, axis_name)[1]
+  found = jax.tree.map(read, last, rows)
+  return tuple(x[:, :-1] for x in found), tuple(x[:, -1] for x in found)
+
+
+def _later(earlier, later):
+  """What was last of two stretches; first whether the stretch itself says it."""
+  has = later[0]
+  one = jax.tree.map(
+    lambda x, y: jnp.where(has[:, None, None], y, x), earlier[1], later[1]
+  )
+  return earlier[0] | has, one

@@ -1,0 +1,193 @@
+"""Mixture of block attention: the blocks of keys whose mean a query likes best."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from attention import arguments, layout, platform, plug
+from attention.dense import DenseCache, init_cache, prefill
+from attention.loop import Output
+from attention.selected import selected_attention
+from attention.signature import attention_factory, attention_function
+from attention.softmax import block_map, split_blocks
+
+
+@attention_function()
+def moba_attention(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B T K H"],
+  value: Float[Array, "B T K V"],
+  *,
+  block_size: int,
+  top_k: int,
+  mask: Bool[Array, "..."] | None = None,
+  is_causal: bool = True,
+  scale: float | Float[Array, ""] | None = None,
+  return_lse: bool = False,
+) -> Output:
+  """Each query attends to its own block and to the past ones with the best means.
+
+    out = moba_attention(q, k, v, block_size=64, top_k=4)
+
+    out[t] = softmax over s in A(t) of (scale · q_t · k_s), times value
+    A(t) = {s ≤ t : s // D ∈ {t // D} ∪ best(t)}
+    best(t) = the top_k − 1 blocks m < t // D of largest q_t · mean(k_s : s // D = m)
+
+  for each query head, with D = `block_size`. Of equal blocks the earlier is taken. A
+  hidden key has no part in the mean, and a block of hidden keys is not a choice.
+
+  Args:
+    block_size: D.
+    top_k: blocks of a query, its own among them.
+    mask: key mask, `[B, 1, 1, T]`.
+    is_causal: must be True, because a mean knows all keys of its block.
+
+  Other options: as `flash_attention`.
+
+  Returns:
+    As `flash_attention`. Gradients are those of the softmax over the chosen keys;
+    which blocks are chosen has none.
+
+  Raises:
+    ValueError: arguments do not fit, the mask varies along queries, or `is_causal`
+      is False.
+
+  Cost: that of `selected_attention` with top_k blocks, and T·(T/D)·N·H for the
+  choice; memory linear in T.
+
+  Paper: MoBA: mixture of block attention for long-context LLMs, arXiv:2502.13189.
+  """
+  if not is_causal:
+    raise ValueError(
+      "is_causal: expected True, got False; moba chooses among past blocks; use "
+      "selected_attention with blocks of your own"
+    )
+  instead = "moba attention chooses blocks for each query; give a key mask"
+  keep = arguments.key_mask(mask, query, key, instead)
+  if keep is None:
+    keep = jnp.ones(key.shape[:2], bool)
+  places = jnp.broadcast_to(jnp.arange(query.shape[1])[None], keep.shape)
+  blocks = best_blocks(query, key, keep, places, block_size, top_k)
+  return selected_attention(
+    query,
+    key,
+    value,
+    block_indices=blocks,
+    block_size=block_size,
+    mask=keep[:, None, None],
+    scale=scale,
+    return_lse=return_lse,
+  )
+
+
+def best_blocks(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"],
+  keep: Bool[Array, "B S"],
+  places: Int[Array, "B T"],
+  block_size: int,
+  top_k: int,
+) -> Int[Array, "B T N M"]:
+  """The blocks of each query and head, −1 for none.
+
+  Args:
+    query: `[B, T, N, H]`.
+    key: `[B, S, K, H]`.
+    keep: which keys count.
+    places: of the queries among the keys.
+    block_size: D.
+    top_k: M, at most; there are no more than ⌈S/D⌉.
+  """
+  query, key = jax.lax.stop_gradient((query, key))
+  key = jnp.where(keep[..., None, None], key, 0).astype(jnp.float32)
+  sums = jnp.sum(split_blocks(key, block_size), axis=2)
+  counts = jnp.sum(split_blocks(keep, block_size), axis=2)
+  means = sums / jnp.maximum(counts, 1)[..., None, None]
+  num_blocks = means.shape[1]
+  numbers = jnp.arange(num_blocks)[None, None, None]
+
+  def choose(query, places):
+    heads = layout.heads_first(query, means.shape[2])
+    scores = layout.dot("bkqh,bmkh->bkqm", heads, means)
+    scores = layout.heads_last(scores, query.shape[1])
+    own = (places // block_size)[:, :, None, None]
+    is_choice = (numbers < own) & (counts > 0)[:, None, None]
+    scores = jnp.where(is_choice, scores, -jnp.inf)
+    scores = jnp.where(numbers == own, jnp.inf, scores)
+    best, blocks = jax.lax.top_k(scores, min(top_k, num_blocks))
+    return jnp.where(best > -jnp.inf, blocks, -1)
+
+  batch, length, num_heads, _ = query.shape
+  row_bytes = 4 * batch * num_heads * num_blocks
+  rows = platform.rows_at_once(row_bytes, length)
+  parts = jax.tree.map(lambda x: split_blocks(x, rows), (query, places))
+  chosen = block_map(choose, 1, *parts)
+  return chosen.reshape(batch, -1, *chosen.shape[3:])[:, :length]
+
+
+@attention_factory
+def moba(block_size: int = 64, top_k: int = 4) -> plug.Attention:
+  """The plug of `moba_attention`.
+
+  Args:
+    block_size: D. The paper's models have 512 to 4,096.
+    top_k: blocks of a query, its own among them.
+
+  Returns:
+    An `Attention` without variables, causal only, that decodes with a `DenseCache`;
+    a position averages all S keys and attends to top_k · D of them.
+
+  Raises:
+    ValueError: an argument is no positive int.
+  """
+
+  def apply(variables, query, key, value, **call) -> Any:
+    del variables
+    own: dict[str, Any] = {"block_size": block_size, "top_k": top_k}
+    call = arguments.accepted_options("moba", moba_attention, call, own=own)
+    return moba_attention(query, key, value, **own, **call)
+
+  def init_own_cache(variables, batch, max_length, dims, dtype):
+    del variables
+    return init_cache(batch, max_length, dims, dtype)
+
+  def decode(variables, cache, query, key, value, *, scale=None):
+    del variables
+    index = cache.index[:, None]
+    slots = jnp.arange(cache.key.shape[1])[None]
+    keys = layout.written(cache.key, key, slots == index)
+    values = layout.written(cache.value, value, slots == index)
+    seen = slots <= index
+    blocks = best_blocks(query, keys, seen, index, block_size, top_k)
+    out: Any = selected_attention(
+      query,
+      keys,
+      values,
+      block_indices=blocks,
+      block_size=block_size,
+      mask=seen[:, None, None],
+      is_causal=False,
+      scale=scale,
+    )
+    return out, DenseCache(keys, values, cache.index + 1)
+
+  def prefill_own(variables, cache, query, key, value, lengths, *, scale=None):
+    del variables, query, scale  # Keys are kept as they are.
+    return prefill(cache, key, value, lengths)
+
+  return plug.Attention(
+    init=plug.no_variables,
+    apply=apply,
+    init_cache=init_own_cache,
+    decode=decode,
+    prefill=prefill_own,
+    supports=frozenset({"causal", "mask", "decode"}),
+    approximates="dense",
+    causal_only=True,
+    sizes=plug.Sizes(
+      short={"block_size": 8, "top_k": 3},
+      timed=lambda length: {"block_size": 64, "top_k": 4},
+    ),
+  )

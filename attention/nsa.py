@@ -1,0 +1,368 @@
+"""Native sparse attention: compressed keys, selected blocks and a window."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+import numpy as np
+
+from attention import arguments, gates, layout, platform, plug
+from attention.dense import DenseCache, init_cache, prefill
+from attention.flash import flash_attention
+from attention.selected import selected_attention
+from attention.signature import attention_factory, attention_function
+from attention.softmax import block_map, masked_softmax, padded, split_blocks
+from attention.visible import causal, key_mask, mask_mod
+from attention.visible import window as window_of
+
+_INSTEAD = "nsa attention chooses blocks for each query; give a key mask"
+
+
+@attention_function()
+def nsa_attention(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B T K H"],
+  value: Float[Array, "B T K V"],
+  *,
+  branch_gates: Float[Array, "B T N 3"],
+  key_weights: Float[Array, "K C"],
+  value_weights: Float[Array, "K C"],
+  key_positions: Float[Array, "K C H"],
+  stride: int = 16,
+  block_size: int = 64,
+  num_blocks: int = 16,
+  window: int = 512,
+  mask: Bool[Array, "..."] | None = None,
+  is_causal: bool = True,
+  scale: float | Float[Array, ""] | None = None,
+) -> Float[Array, "B T N V"]:
+  """Three attentions, of which the first says what the second reads.
+
+    out = nsa_attention(q, k, v, branch_gates=g, key_weights=w, …)
+
+    k'_i = Σ_j w_j (k_{i·d+j} + e_j)        v'_i = Σ_j u_j v_{i·d+j}        j < C
+    p_t = softmax over i with i·d + C ≤ t + 1 of (scale · q_t · k'_i)
+    out_t = g_1 Σ_i p_ti v'_i + g_2 selected(q_t) + g_3 windowed(q_t)
+
+  with d = `stride`. The second attends to `num_blocks` blocks of `block_size` keys,
+  the same for all query heads of a key head: the first of the sequence, the query's own
+  and the one before it, and those of largest Σ_i p_ti o_im over these heads, where o
+  counts the strides that compressed block i and block m share. Of equal blocks the
+  earlier is taken. The third attends to the last `window` keys.
+
+  Args:
+    branch_gates: g, of the three.
+    key_weights: w, of the C positions of a compressed block.
+    value_weights: u.
+    key_positions: e.
+    stride: d, a divisor of C and of `block_size`.
+    block_size: keys of a selected block.
+    num_blocks: blocks of a query.
+    window: keys of the window, the query's own among them.
+    mask: key mask, `[B, 1, 1, T]`; hidden keys count as zeros in a compressed one.
+    is_causal: must be True.
+
+  Returns:
+    `[B, T, N, V]` in the dtype of `query`, 0 at a position that is hidden. Gradients reach everything but the choice
+    of blocks, which has none.
+
+  Raises:
+    ValueError: arguments do not fit, the mask varies along queries, or `is_causal`
+      is False.
+
+  Cost: time T·N·(H+V)·(T/d + num_blocks·block_size + window); memory linear in T.
+
+  Departs from its paper in that the three read the same keys and values, and in that
+  compression is a learnt weighted sum with positions in place of an MLP, which keeps
+  the result linear in the values. Paper: Native sparse attention, arXiv:2502.11089.
+  """
+  if not is_causal:
+    raise ValueError(
+      "is_causal: expected True, got False; nsa compresses past keys; use "
+      "selected_attention with blocks of your own"
+    )
+  size = key_weights.shape[1]
+  for name, multiple in ("key_weights", size), ("block_size", block_size):
+    if multiple % stride:
+      raise ValueError(
+        f"stride: expected a divisor of the {multiple} positions of {name}, got "
+        f"{stride}"
+      )
+  keep = arguments.key_mask(mask, query, key, _INSTEAD)
+  if keep is None:
+    keep = jnp.ones(key.shape[:2], bool)
+  places = jnp.broadcast_to(jnp.arange(query.shape[1])[None], keep.shape)
+  return _attend(
+    (query, key, value),
+    keep,
+    places,
+    jnp.where(keep[..., None, None], branch_gates, 0.0),
+    (key_weights, value_weights, key_positions),
+    (size, stride, block_size, num_blocks),
+    past=mask_mod(lambda b, n, t, s: s * stride + size - 1 <= t),
+    near=causal() & window_of(window - 1, 0),
+    is_causal=True,
+    scale=scale,
+  )
+
+
+def _attend(
+  qkv, keep, places, branch_gates, weights, sizes, *, past, near, **options
+):
+  """The three attentions of queries at `places`, and their sum.
+
+  Args:
+    qkv: query, key and value.
+    keep: which keys count, `[B, S]`.
+    places: `[B, T]`.
+    branch_gates: `[B, T, N, 3]`.
+    weights: of the compression.
+    sizes: C, d, `block_size`, `num_blocks`.
+    past: which compressed keys are seen.
+    near: which keys of the window are.
+    **options: `is_causal`, of the selected keys, and `scale`.
+  """
+  query, key, value = qkv
+  scale, block_size = options["scale"], sizes[2]
+  small, read, shown = _compressed(key, value, keep, weights, sizes[1])
+  total = -(-key.shape[1] // block_size)
+  blocks = selected_blocks(query, small, shown, places, sizes, total, scale)
+  parts: list[Any] = [
+    flash_attention(
+      query, small, read, visible=past & key_mask(shown), scale=scale
+    ),
+    selected_attention(
+      *qkv,
+      block_indices=blocks,
+      block_size=block_size,
+      mask=keep[:, None, None],
+      **options,
+    ),
+    flash_attention(*qkv, visible=near & key_mask(keep), scale=scale),
+  ]
+  branch_gates = branch_gates.astype(jnp.float32)
+  out = sum(branch_gates[..., i, None] * x for i, x in enumerate(parts))
+  return jnp.asarray(out).astype(query.dtype)
+
+
+def _compressed(key, value, keep, weights, stride):
+  """Compressed keys `[B, M, K, H]`, values, and whether each has a key `[B, M]`.
+
+  M ≥ 1: of fewer than C positions there is one that is filled up with zeros, and
+  which no query sees.
+  """
+  key_weights, value_weights, positions = weights
+  size = key_weights.shape[1]
+  count = max((key.shape[1] - size) // stride + 1, 1)
+  length = (count - 1) * stride + size
+
+  def mixed(x, weights):
+    """Σ_j w_j x_{i·d+j}, some strides of a block after the others."""
+    x = padded(x[:, :length], max(length - x.shape[1], 0)).astype(jnp.float32)
+    units = x.reshape(len(x), -1, stride, *x.shape[2:])
+    parts = weights.reshape(len(weights), -1, stride)
+    mixed = [
+      layout.dot("kd,bmdkh->bmkh", parts[:, r], units[:, r : r + count])
+      for r in range(parts.shape[1])
+    ]
+    return functools.reduce(jnp.add, mixed)
+
+  key, value = (jnp.where(keep[..., None, None], x, 0) for x in (key, value))
+  offset = jnp.einsum("kc,kch->kh", key_weights, positions)[None, None]
+  ones = jnp.ones_like(key_weights[:1])
+  shown = mixed(keep[..., None, None], ones)[..., 0, 0] > 0
+  made = (mixed(key, key_weights) + offset).astype(key.dtype)
+  return made, mixed(value, value_weights).astype(value.dtype), shown
+
+
+def selected_blocks(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B M K H"],
+  shown: Bool[Array, "B M"],
+  places: Int[Array, "B T"],
+  sizes: tuple[int, int, int, int],
+  total: int,
+  scale: float | Float[Array, ""] | None,
+) -> Int[Array, "B T K n"]:
+  """The blocks of each query, by what the compressed keys say; −1 for none.
+
+  Args:
+    query: `[B, T, N, H]`.
+    key: compressed.
+    shown: which of them have a key that is not hidden.
+    places: of the queries.
+    sizes: C, d, `block_size`, `num_blocks`.
+    total: blocks of the sequence.
+    scale: as in `nsa_attention`.
+  """
+  size, stride, block_size, num_blocks = sizes
+  query, key = jax.lax.stop_gradient((query, key))
+  count, kv_heads = key.shape[1:3]
+  shared = jnp.asarray(_shared_strides(count, total, sizes), jnp.float32)
+  ends = jnp.arange(count) * stride + size - 1
+  numbers = jnp.arange(total)[None, None, None]
+  scale = arguments.softmax_scale(scale, query.shape[3])
+
+  def choose(query, places):
+    rows = query.shape[1]
+    heads = layout.heads_first(query, kv_heads)
+    logits = scale * layout.dot("bkqh,bmkh->bkqm", heads, key)
+    logits = layout.heads_last(logits, rows)
+    seen = shown[:, None] & (ends[None, None] <= places[..., None])
+    weights = masked_softmax(logits, seen[:, :, None])
+    shape = kv_heads, query.shape[2] // kv_heads, count
+    weights = weights.reshape(len(query), rows, *shape)
+    scores = jnp.einsum("btkjm,ms->btks", weights, shared)
+    own = (places // block_size)[:, :, None, None]
+    is_fixed = (numbers == 0) | (numbers == own) | (numbers == own - 1)
+    scores = jnp.where(is_fixed, jnp.inf, scores)
+    scores = jnp.where(numbers <= own, scores, -jnp.inf)
+    best, blocks = jax.lax.top_k(scores, min(num_blocks, total))
+    return jnp.where(best > -jnp.inf, blocks, -1)
+
+  batch, length, num_heads, _ = query.shape
+  rows = platform.rows_at_once(4 * batch * num_heads * (count + total), length)
+  parts = jax.tree.map(lambda x: split_blocks(x, rows), (query, places))
+  chosen = block_map(choose, 1, *parts)
+  return chosen.reshape(batch, -1, *chosen.shape[3:])[:, :length]
+
+
+def _shared_strides(count, total, sizes):
+  """How many strides compressed block i and block m share, `[count, total]`."""
+  size, stride, block_size, _ = sizes
+  first, start = np.arange(count)[:, None], np.arange(total)[None]
+  start = start * (block_size // stride)
+  ends = np.minimum(first + size // stride, start + block_size // stride)
+  return np.maximum(ends - np.maximum(first, start), 0)
+
+
+@attention_factory
+def nsa(
+  compress_size: int = 32,
+  stride: int = 16,
+  block_size: int = 64,
+  num_blocks: int = 16,
+  window: int = 512,
+) -> plug.Attention:
+  """The plug of `nsa_attention`, with g = sigmoid(x_t · W) for each head.
+
+  Args:
+    compress_size: C.
+    stride: d.
+    block_size: keys of a selected block.
+    num_blocks: blocks of a query; three of them are fixed.
+    window: keys of the window.
+
+  Returns:
+    An `Attention` with `gates`, causal only, that decodes with a `DenseCache`; a
+    position compresses all S keys. Its parameters are `gate_kernel [F, N, 3]`,
+    `key_weights` and `value_weights [K, C]`, which begin as means, and
+    `key_positions [K, C, H]`.
+
+  Raises:
+    ValueError: an argument is no positive int, or `stride` is not a divisor of both sizes.
+  """
+  sizes = compress_size, stride, block_size, num_blocks
+  for name, multiple in {
+    "compress_size": compress_size,
+    "block_size": block_size,
+  }.items():
+    if multiple % stride:
+      raise ValueError(
+        f"stride: expected a divisor of {name} {multiple}, got {stride}"
+      )
+
+  def init(key, dims):
+    if dims.features < 1:
+      raise ValueError(
+        "features: nsa reads gates from inputs of Dims.features numbers; expected "
+        f"at least 1, got {dims.features}"
+      )
+    shape = dims.num_kv_heads, compress_size
+    mean = jnp.full(shape, 1.0 / compress_size)
+    return {
+      "params": {
+        "gate_kernel": gates.kernel(key, dims.features, dims.num_heads, 3),
+        "key_weights": mean,
+        "value_weights": mean,
+        "key_positions": jnp.zeros((*shape, dims.head_dim)),
+      }
+    }
+
+  def read(variables, inputs):
+    x = gates.project(inputs, variables["params"]["gate_kernel"])
+    return {"branch_gates": jax.nn.sigmoid(x)}
+
+  def weights(variables):
+    names = "key_weights", "value_weights", "key_positions"
+    return {name: variables["params"][name] for name in names}
+
+  def apply(variables, query, key, value, **call) -> Any:
+    own: dict[str, Any] = {
+      **weights(variables),
+      "stride": stride,
+      "block_size": block_size,
+      "num_blocks": num_blocks,
+      "window": window,
+    }
+    call = arguments.accepted_options("nsa", nsa_attention, call, own=own)
+    if call.get("branch_gates") is None:
+      raise ValueError(
+        "branch_gates: nsa attention reads them from what queries are projected "
+        "from, got none; give the call **attention.gates(variables, inputs)"
+      )
+    return nsa_attention(query, key, value, **own, **call)
+
+  def init_own_cache(variables, batch, max_length, dims, dtype):
+    del variables
+    return init_cache(batch, max_length, dims, dtype)
+
+  def decode(variables, cache, query, key, value, *, branch_gates, scale=None):
+    index = cache.index[:, None]
+    slots = jnp.arange(cache.key.shape[1])[None]
+    keys = layout.written(cache.key, key, slots == index)
+    values = layout.written(cache.value, value, slots == index)
+    count = max((keys.shape[1] - compress_size) // stride + 1, 1)
+    ends = jnp.arange(count)[None] * stride + compress_size - 1
+    out = _attend(
+      (query, keys, values),
+      slots <= index,
+      index,
+      branch_gates,
+      weights(variables).values(),
+      sizes,
+      past=key_mask(ends <= index),
+      near=key_mask(slots > index - window),
+      is_causal=False,
+      scale=scale,
+    )
+    return out, DenseCache(keys, values, cache.index + 1)
+
+  def prefill_own(
+    variables, cache, query, key, value, lengths, *, branch_gates, scale=None
+  ):
+    del variables, query, branch_gates, scale  # Keys are kept as they are.
+    return prefill(cache, key, value, lengths)
+
+  return plug.Attention(
+    init=init,
+    apply=apply,
+    init_cache=init_own_cache,
+    decode=decode,
+    prefill=prefill_own,
+    supports=frozenset({"causal", "mask", "decode"}),
+    approximates="dense",
+    causal_only=True,
+    gates=read,
+    sizes=plug.Sizes(
+      short={
+        "compress_size": 8,
+        "stride": 4,
+        "block_size": 8,
+        "num_blocks": 4,
+        "window": 8,
+      },
+    ),
+  )

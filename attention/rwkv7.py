@@ -1,0 +1,180 @@
+"""RWKV-7: a state from which one key is removed and to which two are added."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from attention import gates, plug
+from attention.recurrence import several_writes
+from attention.signature import attention_factory, attention_function
+
+_LOWEST_DECAY = -(2.718281828459045**-0.5)
+"""The logarithm of the strongest decay, −e^(−½)."""
+
+
+@attention_function()
+def rwkv7_attention(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B T K H"],
+  value: Float[Array, "B T K V"],
+  *,
+  log_decay: Float[Array, "B T N H"],
+  removal: Float[Array, "B T N H"],
+  replacement: Float[Array, "B T N H"],
+  mask: Bool[Array, "..."] | None = None,
+  is_causal: bool = True,
+  scale: float | Float[Array, ""] | None = None,
+  initial_state: Float[Array, "B N H V"] | None = None,
+  segment_ids: Int[Array, "B T"] | None = None,
+  return_state: bool = False,
+) -> (
+  Float[Array, "B T N V"]
+  | tuple[Float[Array, "B T N V"], Float[Array, "B N H V"]]
+):
+  """Each position moves what the state has for one key to another key.
+
+    out = rwkv7_attention(q, k, v, log_decay=g, removal=a, replacement=b)
+
+    S_t = diag(e^g_t) S_{t−1} + b_t (S_{t−1}ᵀ a_t)ᵀ + k_t v_tᵀ
+    out_t = scale · S_tᵀ q_t
+
+  for each head. What is moved is read before the decay. With a = −κ and b = α ∘ κ of
+  κ of length 1, as in the paper, the state does not grow. Everything is float32 for
+  inputs of any dtype.
+
+  Args:
+    log_decay: g, at most 0.
+    removal: a.
+    replacement: b.
+
+  Other options, results and errors: as `gated_linear_attention`.
+
+  Cost: that of `delta_rule_attention` of 2·T positions with decays for each channel:
+  one writes b and the other k.
+
+  Paper: RWKV-7 "Goose" with expressive dynamic state evolution, arXiv:2503.14456,
+  equations 17 and 18.
+  """
+  out, state = _recurrence(
+    query,
+    key,
+    value,
+    log_decay=log_decay,
+    removal=removal,
+    replacement=replacement,
+    mask=mask,
+    is_causal=is_causal,
+    scale=scale,
+    initial_state=initial_state,
+    segment_ids=segment_ids,
+  )
+  return (out, state) if return_state else out
+
+
+def _recurrence(query, key, value, *, removal, replacement, **options):
+  """The delta rule with two writes: b, which erases −a, then k and v."""
+  repeats = query.shape[2] // key.shape[2]
+  key, value, removal, replacement = (
+    x.astype(jnp.float32) for x in (key, value, removal, replacement)
+  )
+  key, value = (jnp.repeat(x, repeats, axis=2) for x in (key, value))
+  return several_writes(
+    query,
+    jnp.stack([replacement, key], axis=2),
+    jnp.stack([jnp.zeros_like(value), value], axis=2),
+    erase_key=jnp.stack([-removal, jnp.zeros_like(removal)], axis=2),
+    erases_before_decay=True,
+    **options,
+  )
+
+
+@attention_factory
+def rwkv7(rank: int = 32) -> plug.Attention:
+  """RWKV-7's time mixing, without its token shift.
+
+    g_t = −e^(−½) sigmoid(tanh(x_t · W₁) · W₂ + w₀)
+    α_t = sigmoid(x_t · A₁ · A₂ + a₀)        κ_t = ξ ∘ k_t, of length 1
+    k'_t = k_t ∘ (1 + (α_t − 1) ∘ ζ)
+    S_t = diag(e^g_t) S_{t−1} − (α_t ∘ κ_t)(S_{t−1}ᵀ κ_t)ᵀ + k'_t v_tᵀ
+    out_t = S_tᵀ q_t + (q_t · (ρ ∘ k'_t)) v_t
+
+  with w₀, a₀, ξ, ζ and ρ for each channel of each head. The scale is 1 unless a call
+  has one.
+
+  Args:
+    rank: R of W₁, A₁ `[F, R]` and W₂, A₂ `[R, N, H]`.
+
+  Returns:
+    An `Attention` with `gates`, causal only, with the cache of `gated_linear`. Its
+    parameters are `decay_down`, `decay_up`, `decay_bias` (w₀), `rate_down`, `rate_up`,
+    `rate_bias` (a₀), `removal_scale` (ξ), `rate_share` (ζ) and `bonus` (ρ).
+
+  Raises:
+    ValueError: `rank` is no positive int.
+
+  Its model also has `output_norm='group'` and `output_gate='sigmoid'`. Departs from
+  its paper where a layer needs more than its own inputs: `short_convolution` stands for
+  the token shift, and values are not mixed with those of the first layer. The bonus
+  of ρ is inside the group norm. Paper: arXiv:2503.14456, section 4.
+  """
+
+  def init(key, dims):
+    keys = jax.random.split(key, 4)
+    heads = dims.num_heads, dims.head_dim
+    # From fast to slow over the channels of a head, as in the paper's code.
+    steps = jnp.linspace(0.0, 1.0, dims.head_dim)
+    bias = jnp.broadcast_to((6.0 * steps - 5.5)[None], heads)
+    return {
+      "decay_down": gates.kernel(keys[0], dims.features, rank),
+      "decay_up": 0.1 * gates.kernel(keys[1], rank, *heads),
+      "decay_bias": bias,
+      "rate_down": gates.kernel(keys[2], dims.features, rank),
+      "rate_up": 0.1 * gates.kernel(keys[3], rank, *heads),
+      "rate_bias": jnp.full(heads, -0.19),
+      "removal_scale": jnp.full(heads, 0.71),
+      "rate_share": jnp.ones(heads),
+      "bonus": jnp.full(heads, -0.04),
+    }
+
+  def log_decay(params, inputs):
+    x = jnp.tanh(gates.project(inputs, params["decay_down"]))
+    x = gates.project(x, params["decay_up"]) + params["decay_bias"][None, None]
+    return _LOWEST_DECAY * jax.nn.sigmoid(x)
+
+  def rate(params, inputs):
+    x = gates.project(inputs, params["rate_down"], params["rate_up"])
+    return jax.nn.sigmoid(x + params["rate_bias"][None, None])
+
+  def recurrence(params, query, key, value, *, rate, scale, **options):
+    def channels(name):
+      return params[name][None, None]
+
+    repeats = query.shape[2] // key.shape[2]
+    key, value = (
+      jnp.repeat(x.astype(jnp.float32), repeats, axis=2) for x in (key, value)
+    )
+    query = query.astype(jnp.float32)
+    removed = gates.unit_length(channels("removal_scale") * key)
+    key *= 1.0 + (rate - 1.0) * channels("rate_share")
+    out, state = _recurrence(
+      query,
+      key,
+      value,
+      removal=-removed,
+      replacement=rate * removed,
+      scale=1.0 if scale is None else scale,
+      **options,
+    )
+    read = query * channels("bonus") * key
+    return out + jnp.sum(read, axis=-1, keepdims=True) * value, state
+
+  return gates.recurrent_mechanism(
+    "rwkv7",
+    recurrence,
+    init=init,
+    gates={"log_decay": log_decay, "rate": rate},
+    arrays={
+      "log_decay": Float[Array, "B T N H"],
+      "rate": Float[Array, "B T N H"],
+    },
+  )

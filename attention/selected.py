@@ -1,0 +1,247 @@
+"""Attention of each query to blocks of keys that were selected for it.
+
+How blocks are selected is the caller's: native sparse attention, mixtures of block
+attention and DeepSeek's sparse attention differ in that alone.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from attention import arguments, layout, platform
+from attention.loop import Output
+from attention.signature import attention_function
+from attention.softmax import (
+  block_attention,
+  block_map,
+  softmax_and_lse,
+  split_blocks,
+)
+
+_TILE_ROWS = 64
+"""C, queries of a tile."""
+
+_KEYS_PER_HEAD = 8
+"""Blocks of more keys than this for each query head of a key head make tiles."""
+
+
+class _Rows(NamedTuple):
+  """R queries `[R, J, H]` of one key head, and their blocks, places and segments."""
+
+  query: Any
+  blocks: Any
+  place: Any
+  ids: Any
+
+
+class _Keys(NamedTuple):
+  """Blocks `[G, D]` of the keys of a key head, who may be seen, and segments."""
+
+  key: Any
+  value: Any
+  shown: Any
+  ids: Any
+
+  def seen(self, block, place, ids, is_causal):
+    """`[*A, D]`: who is seen in blocks `[*A]` from places and ids `[*A, 1]`."""
+    seen, places = self.shown[block], jnp.arange(self.shown.size)
+    if is_causal:
+      seen &= places.reshape(self.shown.shape)[block] <= place
+    return seen if self.ids is None else seen & (self.ids[block] == ids)
+
+
+@attention_function()
+def selected_attention(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"],
+  value: Float[Array, "B S K V"],
+  *,
+  block_indices: Int[Array, "B T G M"],
+  block_size: int,
+  mask: Bool[Array, "..."] | None = None,
+  is_causal: bool = True,
+  scale: float | Float[Array, ""] | None = None,
+  query_segment_ids: Int[Array, "B T"] | None = None,
+  key_segment_ids: Int[Array, "B S"] | None = None,
+  return_lse: bool = False,
+) -> Output:
+  """Each query attends to the M blocks of keys that are named for it.
+
+    out = selected_attention(q, k, v, block_indices=indices, block_size=64)
+
+    out[t] = softmax over s in A(t) of (scale · query[t] · key[s]), times value
+    A(t) = {s : s // D ∈ block_indices[t], s ≤ t}
+
+  for each head, with D = `block_size`. A block that is named twice counts once.
+  With D = 1, single keys are selected.
+
+  Args:
+    block_indices: numbers of blocks, in any order, with a selection for each key
+      head (G = K), for all heads (G = 1), or for each query head (G = N). A number
+      that no block has, such as -1, names none.
+    block_size: D. The last block may be shorter.
+    mask: key mask, `[B, 1, 1, S]`.
+    is_causal: whether a query sees no later key, in its own block as well.
+
+  Other options: as `flash_attention`.
+
+  Returns:
+    as `flash_attention`. Gradients reach queries, keys, values and the scale; the
+    selection has none.
+
+  Raises:
+    ValueError: arguments do not fit together, or the mask varies along queries.
+
+  Cost: time T·M·D·N·(H+V), and T·M·log(T·M) to sort; memory in addition to copies of
+  the arrays 3·S·N·(H+V), or S·K·(H+V) where keys are gathered, linear in S.
+
+  Keys are gathered for each query where D ≤ 8·N/K, or 8 if G = N. Larger blocks make
+  tiles: pairs of query and block are sorted by block, up to 64 queries read it in one
+  product, and the results of a query are joined by their log-sum-exp.
+
+  Papers: NSA, arXiv:2502.11089, section 3.3; MoBA, arXiv:2502.13189.
+  """
+  batch, length, num_heads, head_dim = query.shape
+  kv_heads, groups = key.shape[2], block_indices.shape[2]
+  if groups not in (1, kv_heads, num_heads):
+    raise ValueError(
+      f"block_indices: expected [B, T, G, M] with G = 1 for all heads, {kv_heads} for "
+      f"key heads or {num_heads} for query heads, got shape {block_indices.shape}"
+    )
+  keep = arguments.key_mask(mask, query, key, "name keys in block_indices")
+  if keep is None:
+    keep = jnp.ones(key.shape[:2], jnp.bool_)
+  else:
+    key, value = (jnp.where(keep[..., None, None], x, 0) for x in (key, value))
+  source = key, value, keep, key_segment_ids
+  keys = _Keys(*jax.tree.map(lambda x: split_blocks(x, block_size), source))
+  count, num_blocks = keys.shown.shape[1], block_indices.shape[3]
+
+  # Query heads with selections of their own are rows of their own.
+  repeats = num_heads // kv_heads if groups > kv_heads else 1
+  heads = kv_heads, repeats, num_heads // kv_heads // repeats
+  num_rows = length * repeats
+  blocks = _ascending(block_indices, count)
+  blocks = blocks.reshape(batch, length, -1, repeats, num_blocks)
+  blocks = jnp.broadcast_to(blocks, (batch, length, *heads[:2], num_blocks))
+
+  def by_row(x):
+    x = jnp.swapaxes(x, 2, 3)
+    return x.reshape(batch, num_rows, kv_heads, *x.shape[4:])
+
+  places = jnp.broadcast_to(jnp.arange(length)[None], (batch, length))
+  facts = jax.tree.map(
+    lambda x: jnp.repeat(x, repeats, axis=1), (places, query_segment_ids)
+  )
+  by_head = query.reshape(batch, length, *heads, head_dim)
+  rows = _Rows(by_row(by_head), by_row(blocks), *facts)
+  scale = arguments.softmax_scale(scale, head_dim)
+  options = {"is_causal": is_causal, "scale": scale}
+  if block_size > _KEYS_PER_HEAD * heads[2]:
+    tile_bytes = 4 * batch * _TILE_ROWS * block_size * num_heads // repeats
+    at_once = platform.tiles_at_once(tile_bytes, count)
+    attend = functools.partial(_attend_in_tiles, at_once=at_once, **options)
+    # Twice as many pairs as fill a tile of each block.
+    most = 2 * count * _TILE_ROWS // num_blocks
+  else:
+    attend = functools.partial(_attend_by_row, **options)
+    row_keys = num_blocks * block_size
+    row_bytes = 4 * batch * kv_heads * row_keys * (head_dim + value.shape[3])
+    # At least as many as read all keys, to all of which a chunk adds a gradient.
+    most = platform.tiles_at_once(row_bytes, num_rows)
+    most = max(most, key.shape[1] // row_keys)
+  chunk = -(-num_rows // -(-num_rows // max(most, 1)))
+  axes = _Rows(1, 1, None, None), _Keys(2, 2, None, None)
+  attend = jax.vmap(jax.vmap(attend, axes, 1))
+  rows = jax.tree.map(lambda x: split_blocks(x, chunk), rows)
+  results = block_map(lambda rows: attend(rows, keys), 1, rows)
+
+  def by_query(x):
+    x = x.reshape(batch, -1, *x.shape[3:])[:, :num_rows]
+    x = x.reshape(batch, length, repeats, kv_heads, *x.shape[3:])
+    return jnp.swapaxes(x, 2, 3).reshape(*query.shape[:3], *x.shape[5:])
+
+  out, lse = jax.tree.map(by_query, results)
+  return (out, lse) if return_lse else out
+
+
+def _ascending(
+  blocks: Int[Array, "B T G M"], count: int
+) -> Int[Array, "B T G M"]:
+  """The numbers in order, with `count` for what is no number or was there before."""
+  is_block = (blocks >= 0) & (blocks < count)
+  blocks = jnp.sort(jnp.where(is_block, blocks, count).astype(jnp.int32))
+  is_new = jnp.diff(blocks, axis=-1, prepend=-1) > 0
+  return jnp.where(is_new, blocks, count)
+
+
+def _attend_by_row(rows, keys, *, is_causal, scale):
+  """Each row reads keys that are gathered for it alone."""
+
+  def attend(row):
+    block = jnp.minimum(row.blocks, len(keys.key) - 1)
+    seen = keys.seen(block, row.place, row.ids, is_causal)
+    seen &= (row.blocks < len(keys.key))[:, None]
+    out, lse = block_attention(
+      row.query[None],
+      keys.key[block].reshape(1, seen.size, -1),
+      keys.value[block].reshape(1, seen.size, -1),
+      scale=scale,
+      visible=seen.reshape(1, 1, 1, -1),
+    )
+    return out[0], lse[0]
+
+  return jax.vmap(attend)(rows)
+
+
+def _attend_in_tiles(rows, keys, *, at_once, is_causal, scale):
+  """Rows that selected the same block read it together."""
+  block, row, is_pair, slot = _tiles(rows.blocks, len(keys.key))
+
+  def attend(query, key, value, block, place, ids, is_pair):
+    block, place = block[:, None], place[..., None]
+    ids = ids if ids is None else ids[..., None]
+    seen = keys.seen(block, place, ids, is_causal) & is_pair[..., None]
+    key, value, seen = key[:, None], value[:, None], seen[:, None, None]
+    return block_attention(query, key, value, scale=scale, visible=seen)
+
+  query, place, ids = jax.tree.map(
+    lambda x: x[row], (rows.query, rows.place, rows.ids)
+  )
+  tiles = query, keys.key[block], keys.value[block], block, place, ids, is_pair
+  parts = block_map(attend, at_once, *jax.tree.map(lambda x: x[None], tiles))
+  out, lse = (x.reshape(-1, *x.shape[3:])[slot] for x in parts)
+  lse = jnp.swapaxes(lse, 1, 2)
+  is_part = (rows.blocks < len(keys.key))[:, None] & (lse > -jnp.inf)
+  shares, lse = softmax_and_lse(lse, is_part)
+  out = layout.dot("rjm,rmjv->rjv", shares.astype(out.dtype), out)
+  return out.astype(rows.query.dtype), lse
+
+
+def _tiles(blocks: Int[Array, "R M"], count: int) -> tuple[Array, ...]:
+  """Tiles of C pairs (row, block), each of one block, in the order of blocks.
+
+  Only the last tile of a block has fewer, so R·M/C and one a block are enough.
+
+  Returns:
+    block `[G]` and rows `[G, C]` of the tiles, whether there is such a pair, and the
+    place of each pair `[R, M]` among the G·C.
+  """
+  size, pairs = _TILE_ROWS, blocks.reshape(-1)
+  order = jnp.argsort(pairs)
+  start = jnp.searchsorted(pairs[order], jnp.arange(count + 1))
+  tiles = -(-jnp.diff(start) // size)
+  end = jnp.cumsum(tiles)
+  number = jnp.arange(pairs.size // size + min(count, pairs.size))
+  block = jnp.searchsorted(end, number, side="right")
+  is_tile, block = block < count, jnp.minimum(block, count - 1)
+  first = start - size * jnp.pad(end, (1, 0))
+  rank = (first[block] + size * number)[:, None] + jnp.arange(size)[None]
+  is_pair = is_tile[:, None] & (rank < start[block + 1][:, None])
+  row = order[jnp.clip(rank, 0, pairs.size - 1)] // blocks.shape[1]
+  slot = jnp.argsort(order) - first[pairs]
+  slot = jnp.where(pairs < count, slot, 0)
+  return block, row, is_pair, slot.reshape(blocks.shape)

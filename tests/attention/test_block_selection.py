@@ -1,0 +1,141 @@
+"""Which blocks MoBA and native sparse attention select, and what is left of them."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention import dense_attention, moba_attention, nsa_attention
+from attention.moba import best_blocks
+from attention.nsa import selected_blocks
+
+B, T, N, K, H, SIZE = 2, 45, 4, 2, 8, 4
+
+
+def draw(length=T):
+  rng = np.random.default_rng(0)
+  shapes = (B, length, N, H), (B, length, K, H), (B, length, K, H)
+  return [jnp.asarray(rng.normal(size=s), jnp.float32) for s in shapes]
+
+
+PLACES = jnp.broadcast_to(jnp.arange(T)[None], (B, T))
+
+
+@jax.jit
+def moba_blocks(query, key):
+  return best_blocks(query, key, jnp.ones((B, T), bool), PLACES, SIZE, 4)
+
+
+@jax.jit
+def nsa_blocks(query, key):
+  # Compressed keys are every second key, of blocks of two.
+  key = key[:, 1::2]
+  shown = jnp.ones(key.shape[:2], bool)
+  sizes, total = (2, 2, SIZE, 5), -(-T // SIZE)
+  return selected_blocks(query, key, shown, PLACES, sizes, total, None)
+
+
+SELECTIONS = pytest.mark.parametrize(
+  "blocks", [moba_blocks, nsa_blocks], ids=["moba", "nsa"]
+)
+
+
+@SELECTIONS
+def test_the_future_never_changes_a_selection(blocks):
+  query, key, _ = draw()
+  expected = np.asarray(blocks(query, key))
+  for t in (3, 17, 31):
+    changed = key.at[:, t + 1 :].set(100.0 * key[:, t + 1 :] + 7.0)
+    got = np.asarray(blocks(query, changed))
+    np.testing.assert_array_equal(got[:, : t + 1], expected[:, : t + 1])
+    assert (got[:, t + 1 :] != expected[:, t + 1 :]).any()
+
+
+@SELECTIONS
+def test_of_equal_blocks_the_earlier_is_taken(blocks):
+  query, key, _ = draw()
+  key = jnp.broadcast_to(key[:, :1], key.shape)
+  last = np.sort(np.asarray(blocks(query, key))[:, -1])
+  expected = [0, 1, 2, 11] if blocks is moba_blocks else [0, 1, 2, 10, 11]
+  np.testing.assert_array_equal(
+    last, np.broadcast_to(expected, (*last.shape[:-1], len(expected)))
+  )
+
+
+@SELECTIONS
+def test_a_query_never_lacks_its_own_block(blocks):
+  query, key, _ = draw()
+  chosen = np.asarray(blocks(query, key))
+  own = (np.arange(T) // SIZE)[None, :, None, None]
+  assert (chosen == own).any(axis=-1).all()
+  assert (chosen <= own).all()
+  count = (chosen >= 0).sum(axis=-1)
+  most = chosen.shape[-1]
+  np.testing.assert_array_equal(
+    count, np.broadcast_to(np.minimum(own[..., 0] + 1, most), count.shape)
+  )
+
+
+def nsa(branch, **sizes):
+  """One of the three branches alone."""
+  weights = jnp.full((K, 4), 0.25)
+  gates = jnp.zeros((B, T, N, 3)).at[..., branch].set(1.0)
+  return partial(
+    nsa_attention,
+    branch_gates=gates,
+    key_weights=weights,
+    value_weights=weights,
+    key_positions=jnp.zeros((K, 4, H)),
+    stride=2,
+    **{"block_size": 4, "num_blocks": 3, "window": 5, **sizes},
+  )
+
+
+@pytest.mark.parametrize(
+  "call",
+  [
+    partial(moba_attention, block_size=SIZE, top_k=99),
+    nsa(1, num_blocks=99),
+    nsa(2, window=T),
+  ],
+  ids=["moba", "nsa selects", "nsa window"],
+)
+def test_with_room_for_all_keys_it_is_dense(call):
+  qkv = draw()
+
+  def loss(attend, *qkv):
+    return jnp.sum(jnp.sin(attend(*qkv, is_causal=True)))
+
+  got, want = (
+    jax.jit(jax.value_and_grad(partial(loss, f), (0, 1, 2)))(*qkv)
+    for f in (call, dense_attention)
+  )
+  jax.tree.map(partial(np.testing.assert_allclose, atol=2e-5), got, want)
+
+
+def test_compressed_keys_are_means_of_the_past():
+  query, key, value = draw()
+  got = jax.jit(nsa(0))(query, key, value)
+  starts = range(0, T - 3, 2)
+  small, read = (
+    jnp.stack([x[:, s : s + 4].mean(axis=1) for s in starts], axis=1)
+    for x in (key, value)
+  )
+  seen = np.array(starts)[None] + 3 <= np.arange(T)[:, None]
+  want = dense_attention(query, small, read, mask=jnp.asarray(seen)[None, None])
+  np.testing.assert_allclose(got, want, atol=1e-5)
+  assert not np.any(got[:, :3])
+
+
+def test_what_cannot_be_is_told():
+  query, key, value = draw()
+  with pytest.raises(
+    ValueError, match=r"^is_causal: expected True, got False;"
+  ):
+    moba_attention(query, key, value, block_size=4, top_k=2, is_causal=False)
+  with pytest.raises(ValueError, match=r"^stride: expected a divisor of the 5"):
+    nsa(0, block_size=5)(query, key, value)
+  with pytest.raises(ValueError, match=r"^top_k: expected "):
+    moba_attention(query, key, value, block_size=4, top_k=0)
