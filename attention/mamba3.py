@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from attention import gates, plug, sharded
 from attention.recurrence import segment_begins, several_writes
@@ -152,10 +152,6 @@ def _recurrence(
   key, value = (
     jnp.repeat(x.astype(jnp.float32), repeats, axis=2) for x in (key, value)
   )
-  keep = jnp.ones(query.shape[:2], bool) if mask is None else mask[:, 0, 0]
-  begins = jnp.zeros_like(keep)
-  if segment_ids is not None:
-    begins = segment_begins(segment_ids, axis_name)
   before = initial_state
   angle = jax.lax.associative_scan(_turned_on, turn, axis=1)
   if before is not None:
@@ -169,7 +165,7 @@ def _recurrence(
   query = _turn(query + params["query_bias"][None, None], angle)
   key = _turn(key + params["key_bias"][None, None], angle)
   last = None if before is None else (before.key, before.value)
-  previous, last = _previous((key, value), last, keep, begins, axis_name)
+  previous, last = _previous((key, value), last, mask, segment_ids, axis_name)
   weight = (1.0 - trapezoid) * step * jnp.exp(log_decay)
   values = (
     weight[..., None] * previous[1],
@@ -209,25 +205,30 @@ def _turn(
   return jnp.concatenate([turned, x[..., size:]], axis=-1)
 
 
-def _previous(
-  rows,
-  last,
-  keep: Bool[Array, "B T"],
-  begins: Bool[Array, "B T"],
-  axis_name,
-):
+def _previous(rows, last, mask, segment_ids, axis_name):
   """The rows at the last position before each that is kept, and the last of all.
 
   Args:
     rows: arrays `[B, T, N, D]`.
     last: of the position before the first, `[B, N, D]`; None is 0.
-    keep: which positions are read.
-    begins: where a segment begins, before which there is nothing.
+    mask: `[B, 1, 1, T]`, which positions are read, or None.
+    segment_ids: `[B, T]` or None; there is nothing before the first of a segment.
     axis_name: of the devices of a sequence in parts, or None.
   """
   if last is None:
     last = jax.tree.map(lambda x: jnp.zeros_like(x[:, 0]), rows)
-  numbers = jnp.arange(1, keep.shape[1] + 1)[None]
+  if mask is None and segment_ids is None and not sharded.is_part(axis_name):
+    pairs = zip(last, rows, strict=True)
+    before = [
+      jnp.concatenate([y[:, None], x[:, :-1]], axis=1) for y, x in pairs
+    ]
+    return before, [x[:, -1] for x in rows]
+  shape = rows[0].shape[:2]
+  keep = jnp.ones(shape, bool) if mask is None else mask[:, 0, 0]
+  begins = jnp.zeros(shape, bool)
+  if segment_ids is not None:
+    begins = segment_begins(segment_ids, axis_name)
+  numbers = jnp.arange(1, shape[1] + 1)[None]
   places, starts = (
     jax.lax.cummax(jnp.where(x, numbers, 0), axis=1) for x in (keep, begins)
   )
