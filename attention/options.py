@@ -23,8 +23,8 @@ A factory, such as `performer(num_features=256)`, makes the mechanism's record f
 the same hyperparameters by the same names, for instance `--config.model.encoder_attention.num_features=64`. The files in
 `configs/` and `configs/paper/` set what the last two columns show, and leave the rest at the factory's defaults.
 An option without a default has to be given. What an option means is in the docstring of its function or factory.
-`retention`, `mamba2`, `delta`, `gated_delta` and `kimi_delta` have no function of their own: they are `gated_linear_attention`
-or `delta_rule_attention` with other gates.
+`retention`, `lightning`, `mamba2`, `delta`, `gated_delta`, `kimi_delta`, `comba` and `gated_delta_2` have no function of
+their own: they are `gated_linear_attention` or `delta_rule_attention` with other gates. Nor has `mamba3`.
 
 """
 
