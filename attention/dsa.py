@@ -1,14 +1,12 @@
 """DeepSeek's sparse attention: an indexer selects keys (DeepSeek-V3.2, 2025)."""
 
 from functools import partial
-import math
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, gates, indexer, layout, plug
+from attention import arguments, indexer, layout, plug
 from attention.flash import flash_attention
 from attention.indexer import dsa_indexer_loss
 from attention.loop import Output
@@ -115,70 +113,49 @@ def dsa(
 ) -> plug.Attention:
   """The plug of `dsa_attention`, whose indexer reads what queries are projected from.
 
-    index_query = x · W_q    index_key = x · W_k    index_weight = x · W_w / √(I·D)
+    index_query = R_t (x_t · W_q)    index_key = R_t (x_t · W_k)
+    index_weight = x_t · W_w / √(I·D)
 
-  Nothing but `loss`, the mean of `dsa_indexer_loss` over the visible positions, trains
-  the indexer, and it trains nothing else: x has no gradient there.
+  R_t is the rotary turn of position t, of half of the features. Nothing but `loss`, the
+  mean of `dsa_indexer_loss` over the visible positions, trains the indexer, and it
+  trains nothing else: x has no gradient there.
 
   Args:
     top_k: keys that a query attends to. With at least as many as there are, attention
       is dense and the indexer learns from all keys: the paper's warm-up.
     num_index_heads: I.
-    index_dim: D.
+    index_dim: D, a multiple of 4.
 
   Returns:
     An `Attention` with `index_query_kernel [F, I, D]`, `index_key_kernel [F, D]` and
     `index_weight_kernel [F, I]` in `params`, which decodes with a `DsaCache`.
 
   Raises:
-    ValueError: an argument is not a positive int.
+    ValueError: an argument is not a positive int, or D is no multiple of 4.
 
-  Departs from its paper in that the indexer has no positions, no norm of its keys and
-  no 8-bit numbers, and reads queries from x, not from a latent vector.
+  Departs from its paper in that the indexer does not norm its keys, has no 8-bit
+  numbers, and reads queries from x, not from a latent vector.
   """
   attend = arguments.applied("dsa", partial(dsa_attention, top_k=top_k))
-  arrays = {
-    "index_query": (num_index_heads, index_dim),
-    "index_key": (index_dim,),
-    "index_weight": (num_index_heads,),
-  }
+  if index_dim % 4:
+    raise ValueError(
+      "index_dim: expected a multiple of 4, as half of the features turn in pairs, "
+      f"got {index_dim}"
+    )
 
   def init(key, dims):
-    if dims.features < 1:
-      raise ValueError(
-        "features: dsa reads its indexer from inputs of Dims.features numbers; "
-        f"expected at least 1, got {dims.features}"
-      )
-    params = {
-      f"{name}_kernel": gates.kernel(key, dims.features, *shape)
-      for key, (name, shape) in zip(
-        jax.random.split(key, 3), arrays.items(), strict=True
-      )
-    }
-    return {"params": params}
-
-  def read(variables, inputs):
-    inputs = jax.lax.stop_gradient(inputs)
-    found = {
-      name: gates.project(inputs, variables["params"][f"{name}_kernel"])
-      for name in arrays
-    }
-    found["index_weight"] /= math.sqrt(num_index_heads * index_dim)
-    return found
+    return {"params": indexer.init(key, dims, num_index_heads, index_dim)}
 
   def apply(variables, query, key, value, *, mask=None, **call):
     qkv = {"query": query, "key": key, "value": value}
     arguments.check_call(qkv, _ONE_SEQUENCE, needed=qkv)
     keep = arguments.key_mask(mask, query, key, indexer.INSTEAD)
-    if keep is not None:
-      # A hidden position may hold anything, and so may what is read there.
-      call |= {
-        name: jnp.where(
-          keep.reshape(*keep.shape, *[1] * len(shape)), call[name], 0
-        )
-        for name, shape in arrays.items()
-        if name in call
-      }
+    call = indexer.turned(call, jnp.arange(query.shape[1])[None])
+    for name in ("index_query", "index_key", "index_weight"):
+      if keep is not None and name in call:
+        # A hidden position may hold anything, and so may what is read there.
+        shown = keep.reshape(*keep.shape, *[1] * (call[name].ndim - 2))
+        call[name] = jnp.where(shown, call[name], 0)
     call = {"is_causal": False, "mask": mask, **call}
     return attend(variables, query, key, value, **call)
 
@@ -186,6 +163,7 @@ def dsa(
     del variables
     call = {"is_causal": False, "top_k": top_k, **call}
     call = arguments.accepted_options("dsa", dsa_indexer_loss, call)
+    call = indexer.turned(call, jnp.arange(query.shape[1])[None])
     losses, mask = dsa_indexer_loss(query, key, **call), call.get("mask")
     if mask is None:
       return jnp.mean(losses)
@@ -202,15 +180,15 @@ def dsa(
       jnp.zeros((batch,), jnp.int32),
     )
 
-  def decode(variables, cache, query, key, value, *, index_key, **call):
+  def decode(variables, cache, query, key, value, **call):
+    call = indexer.turned(call, cache.index[:, None])
     slots = jnp.arange(cache.key.shape[1])[None]
-    seen = slots <= cache.index[:, None]
     here = slots == cache.index[:, None]
     keys = layout.written(cache.key, key, here)
     values = layout.written(cache.value, value, here)
-    index_keys = layout.written(cache.index_key, index_key, here)
-    call |= {"mask": seen[:, None, None], "is_causal": False}
-    call["index_key"] = index_keys
+    index_keys = layout.written(cache.index_key, call["index_key"], here)
+    seen = (slots <= cache.index[:, None])[:, None, None]
+    call |= {"index_key": index_keys, "mask": seen, "is_causal": False}
     out = attend(variables, query, keys, values, **call)
     return out, DsaCache(keys, values, index_keys, cache.index + 1)
 
@@ -230,7 +208,9 @@ def dsa(
     del variables, query, index_query, index_weight, scale  # Keys are kept.
     keys = layout.put(cache.key, key, 0)
     values = layout.put(cache.value, value, 0)
-    index_keys = layout.put(cache.index_key, index_key, 0)
+    places = jnp.arange(key.shape[1])[None]
+    now = indexer.turned({"index_key": index_key}, places)["index_key"]
+    index_keys = layout.put(cache.index_key, now, 0)
     return DsaCache(keys, values, index_keys, lengths)
 
   return plug.Attention(
@@ -241,7 +221,7 @@ def dsa(
     prefill=prefill,
     supports=frozenset({"causal", "mask", "segments", "decode"}),
     approximates="dense",
-    gates=read,
+    gates=lambda variables, inputs: indexer.read(variables["params"], inputs),
     loss=loss,
     sizes=plug.Sizes(
       short={"top_k": 4, "num_index_heads": 2, "index_dim": 8},

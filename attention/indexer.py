@@ -5,13 +5,15 @@
 It selects for `dsa_attention` (DeepSeek-V3.2, arXiv:2512.02556).
 """
 
+import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, layout, platform
+from attention import arguments, gates, layout, platform, plug
+from attention.positions import rotary
 from attention.signature import attention_function
 from attention.softmax import block_map, softmax_and_lse, split_blocks
 
@@ -34,6 +36,50 @@ class Keys(NamedTuple):
   index: Any
   shown: Any
   ids: Any
+
+
+def init(
+  key: Array, dims: plug.Dims, num_heads: int, dim: int
+) -> dict[str, Array]:
+  """What the indexer reads its arrays with, of I = `num_heads` heads of width D."""
+  if dims.features < 1:
+    raise ValueError(
+      "features: an indexer reads inputs of Dims.features numbers; expected at "
+      f"least 1, got {dims.features}"
+    )
+  shapes = {"query": (num_heads, dim), "key": (dim,), "weight": (num_heads,)}
+  keys = jax.random.split(key, len(shapes))
+  return {
+    f"index_{name}_kernel": gates.kernel(key, dims.features, *shape)
+    for key, (name, shape) in zip(keys, shapes.items(), strict=True)
+  }
+
+
+def read(
+  params: gates.Params, inputs: Float[Array, "B T F"]
+) -> dict[str, Array]:
+  """`index_query`, `index_key` and `index_weight`; inputs have no gradient."""
+  inputs = jax.lax.stop_gradient(inputs)
+  arrays = {
+    name.removesuffix("_kernel"): gates.project(inputs, kernel)
+    for name, kernel in params.items()
+  }
+  numbers = arrays["index_query"].shape[2:]
+  arrays["index_weight"] /= math.sqrt(math.prod(numbers))
+  return arrays
+
+
+def turned(
+  arrays: dict[str, Any], positions: Int[Array, "#B T"]
+) -> dict[str, Any]:
+  """The same with half of each index query and key turned by its position."""
+  turns = {}
+  for name in arrays.keys() & {"index_query", "index_key"}:
+    x = arrays[name]
+    heads = x if x.ndim == 4 else x[:, :, None]
+    heads = rotary(heads, positions, fraction=0.5)
+    turns[name] = heads if x.ndim == 4 else heads[:, :, 0]
+  return {**arrays, **turns}
 
 
 def selected_keys(

@@ -346,6 +346,18 @@ def _path(**options):
   return Mechanism(path, attend, options, cache="length")
 
 
+def _half_turned(x):
+  """Rotary positions of the first half of features `[B, T, …, D]`."""
+  pairs = x.shape[-1] // 4
+  frequency = 1e4 ** (-np.arange(pairs) / pairs)
+  shape = (1, x.shape[1], *[1] * (x.ndim - 3), pairs)
+  angle = (np.arange(x.shape[1])[:, None] * frequency).reshape(shape)
+  sin, cos = np.sin(angle), np.cos(angle)
+  left, right, rest = np.split(x, [pairs, 2 * pairs], axis=-1)
+  turned = left * cos - right * sin, right * cos + left * sin
+  return np.concatenate([*turned, rest], axis=-1)
+
+
 def _dsa(**options):
   heads, size = options["num_index_heads"], options["index_dim"]
 
@@ -357,6 +369,8 @@ def _dsa(**options):
       name.removesuffix("_kernel"): np.tensordot(inputs, kernel, 1)
       for name, kernel in variables["params"].items()
     }
+    for name in ("index_query", "index_key"):
+      arrays[name] = _half_turned(arrays[name])
     arrays["index_weight"] /= np.sqrt(heads * size)
     call = {"is_causal": False, "top_k": options["top_k"], **arrays, **call}
     return definitions.dsa_attention(query, key, value, **call)
@@ -411,7 +425,7 @@ MECHANISMS = (
   _stick_breaking(attend_current=False),
   _path(rank=3),
   _path(rank=3, forget=True),
-  _dsa(top_k=4, num_index_heads=2, index_dim=5),
+  _dsa(top_k=4, num_index_heads=2, index_dim=8),
 )
 """A line for each mechanism and setting."""
 

@@ -163,7 +163,7 @@ def test_padding_may_hold_anything():
 
 
 def test_the_record_trains_its_indexer_by_its_loss_alone():
-  mechanism = dsa(top_k=TOP_K, num_index_heads=3, index_dim=5)
+  mechanism = dsa(top_k=TOP_K, num_index_heads=3, index_dim=8)
   qkv, _ = draw()
   inputs = qkv[0].reshape(2, LENGTH, -1)
   variables = mechanism.init(jax.random.key(0), Dims(4, 2, 8, LENGTH, 32))
