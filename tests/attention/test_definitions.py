@@ -37,7 +37,15 @@ _OTHER_DEFAULT = {"feature_map"}
 
 by_name = pytest.mark.parametrize(
   "name",
-  [*FUNCTIONS, "gated_linear", "delta_rule", "delta_product", "rwkv7"],
+  [
+    *FUNCTIONS,
+    "gated_linear",
+    "delta_rule",
+    "delta_product",
+    "rwkv7",
+    "mesa",
+    "log_linear",
+  ],
 )
 
 
