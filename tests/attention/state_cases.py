@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attention import platform
+
 BATCH, HEADS, KV_HEADS, DIM, VALUE = 2, 4, 2, 8, 5
 
 
@@ -109,3 +111,39 @@ def assert_gradients(function, naive, given, **more):
     np.testing.assert_allclose(
       found[name], other, atol=2e-5 * scale, err_msg=name
     )
+
+
+def assert_bfloat16(function, definition, given):
+  """A call in bfloat16 is computed in float32, and rounded."""
+  half = {
+    name: x if name == "initial_state" else jnp.asarray(x, jnp.bfloat16)
+    for name, x in given.items()
+  }
+  found, state = call(function, half)
+  assert found.dtype == jnp.bfloat16
+  assert jax.tree.leaves(state)[0].dtype == jnp.float32
+  exact = {
+    name: x if name == "initial_state" else np.asarray(x, np.float32)
+    for name, x in half.items()
+  }
+  expected = definition(**exact)
+  found, scale = found.astype(jnp.float32), np.abs(expected).max()
+  np.testing.assert_allclose(found, expected, atol=5e-3 * scale)
+
+
+def assert_many_chunks_are_the_loop(function, given, **options):
+  """Values, states and gradients as an accelerator computes them."""
+
+  def found(where):
+    def run(given):
+      out, state = call(function, given, **options)
+      floats = [x for x in jax.tree.leaves(state) if x.dtype == jnp.float32]
+      total = sum(jnp.sum(jnp.sin(x)) for x in (out, *floats))
+      return total, (out, state)
+
+    with platform.tracing_for(where):
+      return jax.jit(jax.value_and_grad(run, has_aux=True))(given)
+
+  many, loop = jax.tree.leaves(found("gpu")), jax.tree.leaves(found("cpu"))
+  for one, other in zip(many, loop, strict=True):
+    np.testing.assert_allclose(one, other, atol=2e-5, rtol=2e-5)

@@ -11,7 +11,6 @@ from attention import (
   definitions,
   gated_linear_attention,
   log_linear_attention,
-  platform,
 )
 from tests.attention import state_cases as cases
 from tests.attention.state_cases import BATCH, DIM, HEADS, KV_HEADS, VALUE
@@ -169,22 +168,14 @@ def test_extreme_values_stay_finite():
 
 
 def test_many_chunks_at_once_are_the_loop():
-  """As an accelerator does it: 150 positions in 3 chunks."""
   arrays, options = given(150), cases.options(150)
-  state = arrays.pop("initial_state")
+  options["initial_state"] = arrays.pop("initial_state")
+  cases.assert_many_chunks_are_the_loop(log_linear_attention, arrays, **options)
 
-  def found(where):
-    def run(arrays):
-      options["initial_state"] = state
-      out, last = cases.call(log_linear_attention, arrays, **options)
-      return jnp.sum(jnp.sin(out)) + jnp.sum(jnp.sin(last.sums)), (out, last)
 
-    with platform.tracing_for(where):
-      return jax.jit(jax.value_and_grad(run, has_aux=True))(arrays)
-
-  many, loop = jax.tree.leaves(found("gpu")), jax.tree.leaves(found("cpu"))
-  for one, other in zip(many, loop, strict=True):
-    np.testing.assert_allclose(one, other, atol=2e-5, rtol=2e-5)
+def test_bfloat16():
+  both = log_linear_attention, definitions.log_linear_attention
+  cases.assert_bfloat16(*both, given(70))
 
 
 @pytest.mark.parametrize(

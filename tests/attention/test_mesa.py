@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import ATTENTIONS, definitions, mesa_attention, platform
+from attention import ATTENTIONS, definitions, mesa_attention
 from tests.attention import state_cases as cases
 from tests.attention.state_cases import BATCH, DIM, HEADS, KV_HEADS, VALUE
 
@@ -123,20 +123,13 @@ def test_hidden_positions_may_hold_anything():
 
 
 def test_many_chunks_at_once_are_the_loop():
-  """As an accelerator does it: 150 positions in 3 chunks."""
   arrays, options = given(150), cases.options(150)
+  cases.assert_many_chunks_are_the_loop(mesa_attention, arrays, **options)
 
-  def found(where):
-    def run(arrays):
-      out, state = cases.call(mesa_attention, arrays, **options)
-      return jnp.sum(jnp.sin(out)) + jnp.sum(jnp.sin(state)), (out, state)
 
-    with platform.tracing_for(where):
-      return jax.jit(jax.value_and_grad(run, has_aux=True))(arrays)
-
-  many, loop = jax.tree.leaves(found("gpu")), jax.tree.leaves(found("cpu"))
-  for one, other in zip(many, loop, strict=True):
-    np.testing.assert_allclose(one, other, atol=2e-5, rtol=2e-5)
+def test_bfloat16():
+  both = mesa_attention, definitions.mesa_attention
+  cases.assert_bfloat16(*both, given(70))
 
 
 @pytest.mark.parametrize(
