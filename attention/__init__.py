@@ -43,9 +43,11 @@ from attention.linear import (
   linear_attention,
 )
 from attention.linformer import linformer, linformer_attention
+from attention.log_linear import log_linear, log_linear_attention
 from attention.logits import Logits
 from attention.lsh import lsh, lsh_attention, lsh_rotations
 from attention.mamba3 import mamba3
+from attention.mesa import mesa, mesa_attention
 from attention.moba import moba, moba_attention
 from attention.mods import make_block_mask
 from attention.multiplicative import multiplicative, multiplicative_attention
@@ -135,6 +137,8 @@ __all__ = [
   "linear_attention",
   "linformer",
   "linformer_attention",
+  "log_linear",
+  "log_linear_attention",
   "lsh",
   "lsh_attention",
   "lsh_rotations",
@@ -142,6 +146,8 @@ __all__ = [
   "mask_mod",
   "mamba2",
   "mamba3",
+  "mesa",
+  "mesa_attention",
   "moba",
   "moba_attention",
   "multiplicative",

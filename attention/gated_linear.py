@@ -3,6 +3,9 @@
 Their arithmetic is in `recurrence`; gates and the record are in `gates`.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
@@ -207,18 +210,24 @@ def mamba2() -> plug.Attention:
     steps = gates.step_params(jax.random.split(key, 3), dims)
     return {**steps, "skip": jnp.ones(dims.num_heads)}
 
-  def recurrence(params, query, key, value, *, beta, scale, **options):
+  return gates.recurrent_mechanism(
+    "mamba2",
+    with_steps(recurrent_attention),
+    init=init,
+    gates={"log_decay": gates.step_decay, "beta": gates.step},
+  )
+
+
+def with_steps(recurrence: Callable[..., Any]) -> Callable[..., Any]:
+  """A recurrence of Mamba-2: values times Δ, which is `beta`, and D v_t beside it."""
+
+  def run(params, query, key, value, *, beta, scale, **options):
     repeats = query.shape[2] // key.shape[2]
     key, value = (jnp.repeat(x, repeats, axis=2) for x in (key, value))
     query, steps = query.astype(jnp.float32), value * beta[..., None]
     scale = 1.0 if scale is None else scale
-    out, state = recurrent_attention(query, key, steps, scale=scale, **options)
+    out, state = recurrence(query, key, steps, scale=scale, **options)
     skip = params["skip"][None, None, :, None]
     return out + skip * value.astype(jnp.float32), state
 
-  return gates.recurrent_mechanism(
-    "mamba2",
-    recurrence,
-    init=init,
-    gates={"log_decay": gates.step_decay, "beta": gates.step},
-  )
+  return run

@@ -122,14 +122,14 @@ def recurrent_attention(
 
 def by_head(
   query: Float[Array, "B T N H"],
-  arrays: tuple[Any, ...],
+  arrays: tuple[Float[Array, "B T _ _"] | None, ...],
   *,
   log_decay: Float[Array, "..."] | None,
   mask: Bool[Array, "..."] | None,
   is_causal: bool,
   segment_ids: Int[Array, "B T"] | None = None,
   axis_name: str | None = None,
-) -> tuple[tuple[Any, ...], Array, Array | None]:
+) -> tuple[tuple[Any, ...], Float[Array, "B T N _"], Array | None]:
   """Arrays for each query head in float32, which are 0 at hidden positions.
 
   Returns:
@@ -178,6 +178,36 @@ def segment_begins(
   else:
     before = jnp.concatenate([segment_ids[:, :1], segment_ids[:, :-1]], 1)
   return segment_ids != before
+
+
+def visible_positions(
+  keep: Bool[Array, "B T"],
+  begins: Bool[Array, "B T 1 1"] | None,
+  count: Int[Array, "B"],
+  axis_name: str | None = None,
+) -> tuple[Int[Array, "B T"], Int[Array, "B T"]]:
+  """How many positions of its segment are kept before each, and up to it.
+
+  The first segment goes on from `count` positions; `begins` is that of `by_head`.
+  """
+  began = jnp.zeros_like(keep) if begins is None else begins[:, :, 0, 0]
+
+  def counted(count):
+    ends = jnp.cumsum(keep, axis=1, dtype=jnp.int32)
+    before = ends - keep
+    start = jnp.where(began, before, -count.astype(jnp.int32)[:, None])
+    start = jax.lax.cummax(start, axis=1)
+    return before - start, ends - start
+
+  def both(earlier, later):
+    count = later[0] + jnp.where(later[1], 0, earlier[0])
+    return count, earlier[1] | later[1]
+
+  if sharded.is_part(axis_name):
+    own = counted(count)[1][:, -1], jnp.any(began, axis=1)
+    first = jax.tree.map(jnp.zeros_like, own)
+    count, _ = device_prefix(both, first, own, axis_name)
+  return counted(count)
 
 
 def several_writes(

@@ -32,8 +32,10 @@ from attention.gated_linear import gated_linear, lightning, mamba2, retention
 from attention.latent import latent
 from attention.linear import linear
 from attention.linformer import linformer
+from attention.log_linear import log_linear
 from attention.lsh import lsh
 from attention.mamba3 import mamba3
+from attention.mesa import mesa
 from attention.moba import moba
 from attention.multiplicative import multiplicative
 from attention.nsa import nsa
@@ -75,6 +77,8 @@ _FACTORIES = (
   gated_delta_2,
   delta_product,
   rwkv7,
+  mesa,
+  log_linear,
   differential,
   latent,
   moba,

@@ -199,6 +199,11 @@ def sent_on_paper(
       rounds = math.ceil(math.log2(devices)) + (devices > 1)
       rows = heads * (2 * DIM + DIM // 4) * rounds
       numbers = _carried(devices, 1) + rows
+    case "mesa":
+      numbers = _carried(devices, 1, 2 * DIM * DIM)
+    case "log_linear":
+      levels = options.get("num_levels", 16) - 1
+      numbers = _carried(devices, 1, levels * DIM * DIM)
     case (
       "delta"
       | "gated_delta"
@@ -232,12 +237,12 @@ def sent_on_paper(
   return 4.0 * numbers
 
 
-def _carried(devices: int, factors: int) -> float:
+def _carried(devices: int, factors: int, state: int = DIM * DIM) -> float:
   """Numbers of states, and of their factors, in a scan over devices."""
   rounds = math.ceil(math.log2(devices))
   if not rounds:
     return 0.0
-  return BATCH * HEADS * (DIM * DIM * (rounds + 1) + factors * (rounds - 1))
+  return BATCH * HEADS * (state * (rounds + 1) + factors * (rounds - 1))
 
 
 def _longest(name: str, positions: int) -> list[float]:

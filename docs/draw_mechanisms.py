@@ -30,10 +30,13 @@ from attention import (
   dense_attention,
   gates_from_keys,
   linformer_attention,
+  log_linear_attention,
+  mesa_attention,
   plug,
   rotary,
   t5_bias,
 )
+from attention.gates import unit_length
 import training  # noqa: F401 - switches off a faulty fusion of XLA
 
 FOLDER = pathlib.Path(__file__).parent / "mechanisms"
@@ -217,6 +220,33 @@ def _dsa() -> Panels:
   }
 
 
+def _mesa() -> Panels:
+  """Nothing decays, so that old keys show as well."""
+  x = unit_length(tokens())
+  heads = jnp.zeros(x.shape[:3])
+  given = {"log_decay": heads, "beta": heads + 1.0}
+
+  def drawn(ridge):
+    ridge = jnp.full((1, _HEAD_DIM), ridge)
+    fn = partial(mesa_attention, regularizer=ridge, **given)
+    return attention_weights(fn, x, x)[0, 0]
+
+  return {f"no decay, λ = {ridge:g}": drawn(ridge) for ridge in (1.0, 8.0)}
+
+
+def _log_linear() -> Panels:
+  """64 times the same token: only levels differ."""
+  same = jnp.broadcast_to(unit_length(tokens()[:, :1]), tokens().shape)
+  scales = 0.6 ** jnp.arange(7)
+  fn = partial(
+    log_linear_attention,
+    log_decay=jnp.zeros(same.shape[:3]),
+    level_scales=jnp.broadcast_to(scales, (*same.shape[:3], 7)),
+  )
+  drawn = attention_weights(fn, same, same)[0, 0]
+  return {"same token, λ = 0.6^level": drawn}
+
+
 def _positions() -> Panels:
   """Dense attention among 64 times the same token: only places differ."""
   same = jnp.broadcast_to(tokens()[:, :1], tokens().shape)
@@ -264,6 +294,8 @@ _OWN: Mapping[str, Callable[[], Panels]] = {
   "strided_2d": _strided_2d,
   "retention": _retention,
   "lightning": _lightning,
+  "mesa": _mesa,
+  "log_linear": _log_linear,
   "latent": _latent,
   "moba": partial(_short, "moba"),
   "nsa": partial(_short, "nsa"),

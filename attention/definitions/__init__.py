@@ -17,7 +17,9 @@ from attention.definitions.flash import flash_attention
 from attention.definitions.latent import latent_attention
 from attention.definitions.linear import linear_attention
 from attention.definitions.linformer import linformer_attention
+from attention.definitions.log_linear import log_linear_attention
 from attention.definitions.lsh import lsh_attention
+from attention.definitions.mesa import mesa_attention
 from attention.definitions.moba import moba_attention
 from attention.definitions.multiplicative import multiplicative_attention
 from attention.definitions.nsa import nsa_attention
@@ -50,7 +52,9 @@ __all__ = [
   "latent_attention",
   "linear_attention",
   "linformer_attention",
+  "log_linear_attention",
   "lsh_attention",
+  "mesa_attention",
   "moba_attention",
   "multiplicative_attention",
   "nsa_attention",

@@ -8,7 +8,7 @@ and take as `**call` mask, is_causal, scale and both segment ids.
 from collections.abc import Callable
 from typing import Any
 
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -134,18 +134,13 @@ def recurrence(
   segment_ids: ArrayLike | None = None,
 ) -> tuple[Result, Float64[np.ndarray, "B N H V"]]:
   """Results and last states of S ← `update(S, (b, t, n))`, read by the query."""
-  if not is_causal:
-    raise ValueError("is_causal: expected True, got False")
   query = np.asarray(query, np.float64)
   batch, length, num_heads, head_dim = query.shape
-  visible = shared.visible_tokens(mask, batch, length)
+  begins, visible = starts(batch, length, mask, is_causal, segment_ids)
   scale = shared.logit_scale(scale, head_dim)
   state = np.zeros((batch, num_heads, head_dim, value_dim))
   if initial_state is not None:
     state = state + np.asarray(initial_state, np.float64)
-  begins = np.zeros((batch, length), bool)
-  if segment_ids is not None:
-    begins[:, 1:] = np.diff(segment_ids, axis=1) != 0
   out = np.zeros((batch, length, num_heads, value_dim))
   for b, n, t in np.ndindex(batch, num_heads, length):
     if begins[b, t]:
@@ -154,6 +149,22 @@ def recurrence(
       state[b, n] = update(state[b, n], (b, t, n))
     out[b, t, n] = scale * (state[b, n].T @ query[b, t, n])
   return out, state
+
+
+def starts(
+  batch: int,
+  length: int,
+  mask: ArrayLike | None = None,
+  is_causal: bool = True,
+  segment_ids: ArrayLike | None = None,
+) -> tuple[Bool[np.ndarray, "B T"], Bool[np.ndarray, "B T"]]:
+  """Where segments but the first begin, and which positions a mask leaves."""
+  if not is_causal:
+    raise ValueError("is_causal: expected True, got False")
+  begins = np.zeros((batch, length), bool)
+  if segment_ids is not None:
+    begins[:, 1:] = np.diff(segment_ids, axis=1) != 0
+  return begins, shared.visible_tokens(mask, batch, length)
 
 
 def retention(
@@ -220,12 +231,14 @@ def mamba2(
   log_rate: ArrayLike,
   skip: ArrayLike,
   scale: float | None = None,
+  rule: Callable[..., Any] = delta_rule_attention,
   **call: Any,
 ) -> Result:
   """SSD: what is written is Δ_t k_t v_tᵀ, and D v_t is added to the result.
 
   Δ = softplus(inputs · `step_kernel` `[F, N]` + `step_bias` `[N]`), the decay is
   e^(−Δ e^log_rate) with `log_rate` `[N]`, D is `skip` `[N]`. `scale` None is 1.
+  `rule` is for the mechanism that builds on it.
   Paper: arXiv:2405.21060, section 7; its C, B and x are query, key and value.
   """
   step = np.logaddexp(0.0, linear(inputs, step_kernel, step_bias, call=call))
@@ -236,7 +249,7 @@ def mamba2(
   call["scale"] = 1.0 if scale is None else scale
   written = value * step[..., None]
   decay = -np.exp(rate) * step
-  out = packed(delta_rule_attention, query, key, written, call, log_decay=decay)
+  out = packed(rule, query, key, written, call, log_decay=decay)
   return out + skip[:, None] * value
 
 

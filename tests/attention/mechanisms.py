@@ -23,9 +23,11 @@ from attention import (
   lightning,
   linear,
   linformer,
+  log_linear,
   lsh,
   mamba2,
   mamba3,
+  mesa,
   moba,
   multiplicative,
   nsa,
@@ -41,7 +43,9 @@ from attention import (
   window_linear,
 )
 from attention.definitions import delta_product as delta_product_definition
+from attention.definitions import log_linear as log_linear_definition
 from attention.definitions import mamba3 as mamba3_definition
+from attention.definitions import mesa as mesa_definition
 from attention.definitions import recurrent
 from attention.definitions import rwkv7 as rwkv7_definition
 from attention.definitions.linear import hedgehog_features
@@ -234,7 +238,8 @@ def _strided_2d(**options):
 
 def _recurrent(factory, module=recurrent, **options):
   definition = getattr(module, factory.__name__)
-  rest = {k: v for k, v in options.items() if k != "rank"}
+  unread = ("rank", "num_levels")  # The variables have them.
+  rest = {k: v for k, v in options.items() if k not in unread}
 
   def attend(variables, query, key, value, **call):
     params = variables.get("params", {})
@@ -416,6 +421,8 @@ MECHANISMS = (
   _recurrent(gated_delta_2, rank=3),
   _recurrent(delta_product, delta_product_definition),
   _recurrent(rwkv7, rwkv7_definition, rank=3),
+  _recurrent(mesa, mesa_definition),
+  _recurrent(log_linear, log_linear_definition, num_levels=10),
   _differential(start=0.6),
   _latent(),
   _latent(rank=5, shared_dim=3),

@@ -11,8 +11,9 @@ def test_the_table_covers_every_mechanism():
   assert {mechanism.name for mechanism in MECHANISMS} == set(OWN)
 
 
-_DERIVED = {*RECURRENT, "differential"} - {"mamba2", "mamba3", "kimi_delta"}
-"""Whose code is another's: one of these two, or dense attention twice."""
+_DERIVED = {*RECURRENT, "differential"}
+_DERIVED -= {"mamba2", "mamba3", "kimi_delta", "mesa", "log_linear"}
+"""Whose code is another's: one of these, or dense attention twice."""
 
 
 _ONE_OF_A_KIND = {*KINDS, "kimi_delta", "latent"}

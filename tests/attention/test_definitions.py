@@ -10,6 +10,7 @@ import pytest
 
 import attention
 from attention import definitions
+from attention.definitions import recurrent
 from attention.definitions.performer import log_random_features
 from attention.definitions.shared import visible_pairs
 from attention.testing import Case
@@ -25,6 +26,7 @@ _HOW = {
   "absorbed",
   "block_mask",
   "implementation",
+  "num_iterations",
   # Other ways to say the same, and the log-sum-exp beside the result.
   "visible",
   "logits",
@@ -37,7 +39,15 @@ _OTHER_DEFAULT = {"feature_map"}
 
 by_name = pytest.mark.parametrize(
   "name",
-  [*FUNCTIONS, "gated_linear", "delta_rule", "delta_product", "rwkv7"],
+  [
+    *FUNCTIONS,
+    "gated_linear",
+    "delta_rule",
+    "delta_product",
+    "rwkv7",
+    "mesa",
+    "log_linear",
+  ],
 )
 
 
@@ -69,6 +79,8 @@ def _hands_on_to(name):
     return visible_pairs
   if name == "gated_linear":
     return definitions.delta_rule_attention
+  if name in ("mesa", "log_linear"):
+    return recurrent.starts
   return definitions.dense_attention
 
 

@@ -32,8 +32,14 @@ OWN = {
     "w": jnp.ones((R, N, H)),
     "u": jnp.ones((R, N, H)),
   },
+  "log_linear": {"g": -(X[..., 0] ** 2), "scales": jnp.ones((1, T, N, 9))},
   "linformer": {"e": jnp.ones((T, R)) / T, "f": jnp.ones((T, R)) / T},
   "lsh": {"rotations": jnp.ones((2, H, 2))},
+  "mesa": {
+    "g": -(X[..., 0] ** 2),
+    "b": jnp.ones((1, T, N)),
+    "r": jnp.ones((N, H)),
+  },
   "multiplicative": {"w": KERNEL},
   "nsa": {
     "g": jnp.ones((1, T, N, 3)),

@@ -110,6 +110,7 @@ def traced(name, is_causal, where, length):
     "sliding_window": {"window": 256},
     "linformer": {"rank": 256},
     "additive": {"width": 16},
+    "mesa": {"num_iterations": 10},  # Of a solver: the steps are fewer.
   }.get(name, {})
   dims = Dims(8, 8, 64, length, 512)
   with platform.tracing_for(where):

@@ -26,7 +26,7 @@ _KINDS = ("flash", "performer", "kimi_delta")
 
 
 _ALIKE = {"dense", "multiplicative", "linear", *RECURRENT} - {
-  *("gated_linear", "kimi_delta", "mamba3"),
+  *("gated_linear", "kimi_delta", "mamba3", "mesa", "log_linear"),
 }
 """Mechanisms whose parts meet by the code of another: that of flash, of performer,
 of gated_linear, of kimi_delta."""
@@ -438,15 +438,20 @@ def promised(mechanism, devices, length, is_causal):
         # The last key and value, whether there are any, and the sum of angles.
         rows = BATCH * HEADS * (2 * DIM + DIM // 4) + BATCH / 4
         numbers += rows * (math.log2(devices) + 1)
+    case "mesa":
+      numbers = carried(devices, 1, 2 * DIM * DIM)
+    case "log_linear":
+      levels = options["num_levels"] - 1
+      numbers = carried(devices, 1, levels * DIM * DIM)
     case name if name in RECURRENT:
       numbers = carried(devices, DIM * DIM)
   return 4 * numbers
 
 
-def carried(devices, factors):
+def carried(devices, factors, state=DIM * DIM):
   """Numbers of the states, and of their factors in all rounds but the last."""
   rounds = math.log2(devices)
-  return BATCH * HEADS * (DIM * DIM * (rounds + 1) + factors * (rounds - 1))
+  return BATCH * HEADS * (state * (rounds + 1) + factors * (rounds - 1))
 
 
 @supporting(left=_ALIKE)

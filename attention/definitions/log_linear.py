@@ -1,0 +1,78 @@
+"""Log-linear attention, pair by pair: a scale for the level of each pair."""
+
+import functools
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from attention.definitions import recurrent, shared
+from attention.definitions.shared import Result
+
+
+def log_linear_attention(
+  query: ArrayLike,
+  key: ArrayLike,
+  value: ArrayLike,
+  *,
+  log_decay: ArrayLike,
+  level_scales: ArrayLike,
+  scale: float | ArrayLike | None = None,
+  initial_state: tuple[ArrayLike, ArrayLike] | None = None,
+  return_state: bool = False,
+  **options: Any,
+) -> Any:
+  """Gated linear attention in which each level of a tree has a state.
+
+    out_t = scale · Σ_l scales_tl (S_t^l)ᵀ q_t
+
+  S^0 is of t alone. After it, the states of the levels 0, 1, … that are not empty,
+  up to the first that is, become that one: a binary counter. Hidden positions are
+  skipped and give zeros. A state is the S of levels 1, 2, … `[B, N, L-1, H, V]` and
+  how many positions they are of, `[B]`. Other arguments: as `delta_rule_attention`.
+
+  Paper: arXiv:2506.04761, section 3.
+  """
+  arrays = query, key, value, log_decay, level_scales
+  query, key, value, g, scales = shared.as_float64(*arrays)
+  begins, seen = recurrent.starts(*query.shape[:2], **options)
+  batch, length, num_heads, head_dim = query.shape
+  key = shared.repeat_heads(key, num_heads)
+  value = shared.repeat_heads(value, num_heads)
+  scale = shared.logit_scale(scale, head_dim)
+  shape = batch, num_heads, scales.shape[3], head_dim, value.shape[3]
+  sums, counts = np.zeros(shape), np.zeros((batch, num_heads), int)
+  if initial_state is not None:
+    sums[:, :, 1:] = initial_state[0]
+    counts += np.asarray(initial_state[1])[:, None]
+  out = np.zeros((batch, length, num_heads, value.shape[3]))
+  for b, n, t in np.ndindex(batch, num_heads, length):
+    if begins[b, t]:
+      sums[b, n], counts[b, n] = 0.0, 0
+    if seen[b, t]:
+      sums[b, n] *= np.exp(g[b, t, n])
+      sums[b, n, 0] = np.outer(key[b, t, n], value[b, t, n])
+      read = np.einsum("lhv,h->lv", sums[b, n], query[b, t, n])
+      out[b, t, n] = scale * scales[b, t, n] @ read
+      counts[b, n] += 1
+      # The lowest digit of the count; older ones than all levels are at the last.
+      level = int(counts[b, n] & -counts[b, n]).bit_length()
+      level = min(level, scales.shape[3] - 1)
+      sums[b, n, level] += sums[b, n, :level].sum(axis=0)
+      sums[b, n, :level] = 0.0
+  return (out, (sums[:, :, 1:], counts[:, 0])) if return_state else out
+
+
+def log_linear(
+  query: ArrayLike, key: ArrayLike, value: ArrayLike, **rest: Any
+) -> Result:
+  """Log-linear Mamba-2: scales are softplus(a ∘ (inputs · W)).
+
+  W is `level_kernel` `[F, N, L]`, a `level_gain` `[N, L]`. The rest is `mamba2`.
+  """
+  weights = rest.pop("level_kernel"), np.zeros(1)
+  raw = recurrent.linear(rest["inputs"], *weights, call=rest)
+  scales = np.logaddexp(0.0, np.asarray(rest.pop("level_gain")) * raw)
+
+  rule = functools.partial(log_linear_attention, level_scales=scales)
+  return recurrent.mamba2(query, key, value, rule=rule, **rest)

@@ -1,0 +1,77 @@
+"""MesaNet, position by position: a linear system is solved exactly for each query."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from attention.definitions import recurrent, shared
+from attention.definitions.recurrent import WithState
+from attention.definitions.shared import Result
+
+
+def mesa_attention(
+  query: ArrayLike,
+  key: ArrayLike,
+  value: ArrayLike,
+  *,
+  log_decay: ArrayLike,
+  beta: ArrayLike,
+  regularizer: ArrayLike,
+  scale: float | ArrayLike | None = None,
+  initial_state: ArrayLike | None = None,
+  return_state: bool = False,
+  **options: Any,
+) -> Result | WithState:
+  """The ridge regression from keys to values, of weights that decay.
+
+    S_kk ← e^g_t S_kk + β_t k_t k_tᵀ        S_kv ← e^g_t S_kv + β_t k_t v_tᵀ
+    out_t = scale · S_kvᵀ (S_kk + diag(λ))⁻¹ q_t
+
+  with λ = `regularizer` `[N, H]`. `scale` None is 1; states are [S_kk, S_kv]
+  `[B, N, H, H+V]`. Other arguments: as `delta_rule_attention`.
+
+  Paper: arXiv:2506.05233.
+  """
+  arrays = query, key, value, log_decay, beta, regularizer
+  query, key, value, g, beta, ridge = shared.as_float64(*arrays)
+  begins, seen = recurrent.starts(*query.shape[:2], **options)
+  batch, length, num_heads, head_dim = query.shape
+  key = shared.repeat_heads(key, num_heads)
+  value = shared.repeat_heads(value, num_heads)
+  width = head_dim + value.shape[3]
+  state = np.zeros((batch, num_heads, head_dim, width))
+  if initial_state is not None:
+    state = state + np.asarray(initial_state, np.float64)
+  query = query * (1.0 if scale is None else scale)
+  out = np.zeros((batch, length, num_heads, value.shape[3]))
+  for b, n, t in np.ndindex(batch, num_heads, length):
+    if begins[b, t]:
+      state[b, n] = 0.0
+    if seen[b, t]:
+      k, v = key[b, t, n], value[b, t, n]
+      written = beta[b, t, n] * np.outer(k, np.concatenate([k, v]))
+      state[b, n] = np.exp(g[b, t, n]) * state[b, n] + written
+    s_kk, s_kv = state[b, n, :, :head_dim], state[b, n, :, head_dim:]
+    x = np.linalg.solve(s_kk + np.diag(ridge[n]), query[b, t, n])
+    out[b, t, n] = s_kv.T @ x
+  return (out, state) if return_state else out
+
+
+def mesa(query: ArrayLike, key: ArrayLike, value: Any, **rest: Any) -> Result:
+  """MesaNet: β = σ(inputs · W_β + b_β) and e^g = σ(inputs · W_g + b_g).
+
+  `inputs` `[B, T, F]`, W_β is `rate_kernel` `[F, N]`, W_g `decay_kernel`, biases are
+  `[N]`, and λ = `min_regularizer` + softplus(`regularizer`). Queries and keys have
+  length 1. Paper: arXiv:2506.05233, section 4; the other arguments are its call.
+  """
+  names = ("inputs", "decay_kernel", "decay_bias", "rate_kernel", "rate_bias")
+  inputs, *weights = (rest.pop(name) for name in names)
+  ridge, least = rest.pop("regularizer"), rest.pop("min_regularizer", 0.25)
+  decays = recurrent.linear(inputs, *weights[:2], call=rest)
+  rates = recurrent.linear(inputs, *weights[2:], call=rest)
+  query, key = recurrent.unit(query), recurrent.unit(recurrent.seen(key, rest))
+  gates = {"log_decay": -np.logaddexp(0.0, -decays)}
+  gates["beta"] = recurrent.sigmoid(rates)
+  gates["regularizer"] = least + np.logaddexp(0.0, ridge)
+  return recurrent.packed(mesa_attention, query, key, value, rest, **gates)

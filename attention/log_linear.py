@@ -1,0 +1,249 @@
+"""Log-linear attention: gated linear attention with a state for each level of a tree.
+
+With positions counted from 0, the level of a pair (t, s), s ≤ t, is the number of
+binary digits of t xor s: 1 + b where b is the highest digit in which they differ.
+
+In the state after n positions, s is at the level of (n, s). As n grows to m, a level l
+becomes max(l, level of (m, n)), and a query t reads it as max(l, level of (t, n)). So a
+chunk may begin at any position, and at another one in each example.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from attention import arguments, gates, plug, recurrence, sharded
+from attention.features import chunk_size, chunks_per_step, rest
+from attention.gated_linear import mamba2, with_steps
+from attention.scan import chunk_prefixes, device_prefix, scan
+from attention.signature import attention_factory, attention_function
+
+
+class LevelState(NamedTuple):
+  """S of the levels 1, 2, … in float32, and how many positions they are of."""
+
+  sums: Float[Array, "B N L-1 H V"]
+  count: Int[Array, "B"]
+
+
+@attention_function()
+def log_linear_attention(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B T K H"],
+  value: Float[Array, "B T K V"],
+  *,
+  log_decay: Float[Array, "B T N"],
+  level_scales: Float[Array, "B T N L"],
+  mask: Bool[Array, "..."] | None = None,
+  is_causal: bool = True,
+  scale: float | Float[Array, ""] | None = None,
+  initial_state: LevelState | None = None,
+  segment_ids: Int[Array, "B T"] | None = None,
+  return_state: bool = False,
+) -> Float[Array, "B T N V"] | tuple[Float[Array, "B T N V"], LevelState]:
+  """Each query weighs the past by levels, of which each reaches twice as far back.
+
+    out = log_linear_attention(q, k, v, log_decay=g, level_scales=scales)
+
+    out_t = scale · Σ_l scales_tl (S_t^l)ᵀ q_t
+    S_t^l = Σ e^(Σ g_u over s < u ≤ t) k_s v_sᵀ over the s at level l of t
+
+  for each head. Level 0 is t itself. Back from it, with t counted from 0, there is a
+  bucket of 2^b positions at level 1 + b for each binary digit b of t, lowest first.
+  With scales of 1 it is `gated_linear_attention`. Everything is float32 for inputs of
+  any dtype.
+
+  Args:
+    log_decay: g, at most 0.
+    level_scales: of each level; T positions have ⌈log₂ T⌉ + 1 levels.
+    mask: key mask `[B, 1, 1, T]`. A hidden position is skipped: it adds nothing, is
+      not counted, and gives zeros, so that padding changes nothing wherever it is.
+    initial_state: from which the first segment goes on; None is that of no positions.
+      Beyond 2^(L−1) positions in all, the last level has what is older.
+    segment_ids: `[B, T]`; where they change, the state and the count begin anew.
+
+  Other options and results: as `gated_linear_attention`; the state is a `LevelState`.
+
+  Raises:
+    ValueError: as `gated_linear_attention`, or L is 1 or too small for T.
+
+  Cost, with C = `features.CHUNK`, and L of at most ⌈log₂ T⌉ + 1 where a call begins
+  with no state: time T·N·(C·(H+V+L) + L·H·V), memory B·T·N·(H+V+L), with gradients
+  also L states for each chunk.
+
+  Paper: Log-linear attention, arXiv:2506.04761.
+  """
+  return _recurrence(**locals())
+
+
+def _recurrence(query, key, value, *, level_scales, initial_state, **options):
+  """`log_linear_attention`, also of a part of the sequence on each device."""
+  scale, axis_name = options.pop("scale"), options.get("axis_name")
+  return_state = options.pop("return_state", True)
+  batch, length, num_heads, head_dim = query.shape
+  is_part, levels = sharded.is_part(axis_name), level_scales.shape[3]
+  total = length * (jax.lax.axis_size(axis_name) if is_part else 1)
+  least = max(2, (total - 1).bit_length() + 1)
+  if levels < least:
+    raise ValueError(
+      f"level_scales: expected [B, T, N, L] with L of at least {least} for "
+      f"{total} positions, got L = {levels}"
+    )
+  keep = arguments.key_mask(options["mask"], query, query, "")
+  keep = jnp.ones((batch, length), bool) if keep is None else keep
+  (key, value, scales), log_decay, begins = recurrence.by_head(
+    query, (key, value, level_scales), **options
+  )
+  shape = batch, num_heads, levels - 1, head_dim, value.shape[3]
+  is_empty = initial_state is None and not is_part
+  # Without a state, levels that these positions do not reach stay empty.
+  used = min(levels - 1, length.bit_length()) if is_empty else levels - 1
+  if initial_state is None:
+    sums = jnp.zeros_like(value, shape=(*shape[:2], used, *shape[3:]))
+    count = jnp.zeros_like(keep, jnp.int32, shape=(batch,))
+  else:
+    sums, count = initial_state
+    expected, got = (shape, (batch,)), (sums.shape, count.shape)
+    if got != expected:
+      raise ValueError(
+        "initial_state: expected shapes [B, N, L-1, H, V] and [B] = "
+        f"{expected}, got {got}"
+      )
+  dtype = query.dtype
+  query = query.astype(jnp.float32) * arguments.softmax_scale(scale, head_dim)
+  inputs = query, key, value, log_decay, scales[..., : used + 1]
+  placed = recurrence.visible_positions(keep, begins, count, axis_name)
+  attend = functools.partial(_attend, *placed, inputs)
+  sums, last = sums.astype(jnp.float32), placed[1][:, -1]
+  if sharded.is_part(axis_name):
+    factor = jnp.exp(jnp.sum(log_decay, axis=1))[..., None, None, None]
+    after, _ = attend(sums)
+    own = factor, after[:, :, :, None], last.reshape(-1, *[1] * 5)
+    first = jax.tree.map(jnp.zeros_like, own)
+    sums = device_prefix(_joined, first, own, axis_name)[1][:, :, :, 0]
+  sums, out = attend(sums, is_empty=is_empty)
+  out, missing = out.astype(dtype), levels - 1 - used
+  sums = jnp.pad(sums, [(0, missing if i == 2 else 0) for i in range(5)])
+  return (out, LevelState(sums, last)) if return_state else out
+
+
+def _attend(positions, ends, inputs, sums, *, is_empty=False):
+  """The scan over chunks; `inputs` are float32, 0 where hidden."""
+  query, _, value, _, scales = inputs
+  length, width = query.shape[1], scales.shape[3] * query.shape[3]
+  size = chunk_size(length)
+  count = chunks_per_step(query, size, 2 * (size + width) + value.shape[3])
+  size *= count
+  # The end of a chunk is that of its last position, also where zeros follow.
+  ends = jnp.pad(ends, [(0, 0), (0, -length % size)], mode="edge")
+  step = functools.partial(_step, count)
+  inputs = ends, positions, *inputs
+  sums, out = scan(step, (), sums, inputs, size=size, is_empty=is_empty)
+  return sums, out[:, :length]
+
+
+def _step(count, params, sums, inputs):
+  """`count` chunks `[B, N, G, C, ·]`, of which each begins as the last ends."""
+  del params
+  ends, positions, *arrays = inputs
+  ends, positions = (x.reshape(len(x), 1, count, -1) for x in (ends, positions))
+  query, key, value, log_decay, scales = recurrence.chunks(arrays, count)
+  most = scales.shape[-1] - 1
+  level = functools.partial(_level, most)
+
+  def weights(spec, level):
+    """The scale of each row at one level for each row or pair."""
+    return jnp.einsum(spec, scales, jax.nn.one_hot(level[:, 0], most + 1))
+
+  pairs = level(positions[..., :, None], positions[..., None, :])
+  scores = jnp.einsum("...ch,...sh->...cs", query, key)
+  scores *= jnp.tril(recurrence.pair_decays(log_decay))
+  scores *= weights("bngcl,bgcsl->bngcs", pairs)
+  out = scores @ value
+  from_start = jnp.exp(jnp.cumsum(log_decay, axis=3))
+  is_level = jax.nn.one_hot(level(ends[..., -1:], positions), most + 1)
+  written = key * jnp.exp(rest(log_decay))
+  written = written[..., None, :] * is_level[..., 1:, None]
+  own = (
+    from_start[:, :, None, :, -1:],
+    jnp.einsum("bngclh,bngcv->bnlghv", written, value),
+    ends[:, :, None, :, -1:, None],
+  )
+  last = jax.tree.map(lambda x: x[:, :, :, -1:], own)
+  if sums is not None:
+    first = jnp.zeros_like(own[0][:, :, :, :1]), sums[:, :, :, None]
+    first = *first, positions[:, :, None, :1, :1, None]
+    before = chunk_prefixes(_joined, first, own)
+    last = _joined(jax.tree.map(lambda x: x[:, :, :, -1:], before), last)
+    since = level(positions, positions[..., :1])
+    levels = jnp.arange(1, most + 1).reshape(1, 1, 1, 1, -1)
+    merged = weights("bngcl,bgcl->bngc", since)[..., None]
+    read = jnp.where(levels > since[..., None], scales[..., 1:], merged)
+    readers = (query * from_start)[..., None, :] * read[..., None]
+    out += jnp.einsum("bngclh,bnlghv->bngcv", readers, before[1])
+  return last[1][:, :, :, 0], recurrence.unchunked(out)
+
+
+def _level(most, one, other):
+  """Of pairs of positions; what is older than all levels is at the last."""
+  return jnp.minimum(32 - jax.lax.clz(one ^ other), most)
+
+
+def _joined(earlier, later):
+  """(decay, sums `[B, N, L-1, G, H, V]`, count after) of two stretches."""
+  most = later[1].shape[2]
+  levels = jnp.arange(1, most + 1).reshape(1, 1, -1, 1, 1, 1)
+  merged = _level(most, later[2], earlier[2])
+  total = jnp.sum(earlier[1], 2, keepdims=True, where=levels <= merged)
+  moved = jnp.where(levels == merged, total, 0.0)
+  moved = jnp.where(levels > merged, earlier[1], moved)
+  return later[0] * earlier[0], later[0] * moved + later[1], later[2]
+
+
+@attention_factory
+def log_linear(num_levels: int = 16) -> plug.Attention:
+  """Log-linear Mamba-2: `mamba2`, and scales of levels from the inputs.
+
+    scales_t = softplus(a ∘ (x_t · W))
+
+  Args:
+    num_levels: L, an int of at least 2, for up to 2^(L−1) positions.
+
+  Returns:
+    An `Attention` like that of `mamba2`, whose cache is N·(L−1)·H² numbers and a count
+    for each example. It also has the parameters `level_kernel [F, N, L]` (W) and
+    `level_gain [N, L]` (a, 1 at first).
+
+  Paper: arXiv:2506.04761, section 3.
+  """
+  arguments.check_at_least("num_levels", num_levels, 2)
+
+  def init(key, dims):
+    base, levels = jax.random.split(key)
+    shape = dims.num_heads, num_levels
+    return {
+      **mamba2().init(base, dims)["params"],
+      "level_kernel": gates.kernel(levels, dims.features, *shape),
+      "level_gain": jnp.ones(shape),
+    }
+
+  def level_scales(params, inputs):
+    x = gates.project(inputs, params["level_kernel"])
+    return jax.nn.softplus(params["level_gain"][None, None] * x)
+
+  def init_state(batch, dims):
+    shape = batch, dims.num_heads, num_levels - 1, dims.head_dim, dims.values
+    return LevelState(jnp.zeros(shape), jnp.zeros(batch, jnp.int32))
+
+  read = {"log_decay": gates.step_decay, "beta": gates.step}
+  return gates.recurrent_mechanism(
+    "log_linear",
+    with_steps(_recurrence),
+    init=init,
+    gates={**read, "level_scales": level_scales},
+    arrays={"level_scales": Float[Array, "B T N L"]},
+    init_state=init_state,
+  )

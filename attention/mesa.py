@@ -1,0 +1,248 @@
+"""MesaNet: each query solves a least-squares problem over the past.
+
+A state has two parts, S_kk and S_kv, and is one array: gated linear attention whose
+values are [k, v]. Gates and the record are in `gates`.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from attention import arguments, gates, plug, recurrence, sharded
+from attention.features import chunk_size, chunks_per_step, rest
+from attention.scan import chunk_prefixes, device_prefix, scan
+from attention.signature import attention_factory, attention_function
+
+
+@attention_function()
+def mesa_attention(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B T K H"],
+  value: Float[Array, "B T K V"],
+  *,
+  log_decay: Float[Array, "B T N"],
+  beta: Float[Array, "B T N"],
+  regularizer: Float[Array, "N H"],
+  num_iterations: int = 30,
+  mask: Bool[Array, "..."] | None = None,
+  is_causal: bool = True,
+  scale: float | Float[Array, ""] | None = None,
+  initial_state: Float[Array, "B N H X"] | None = None,
+  segment_ids: Int[Array, "B T"] | None = None,
+  return_state: bool = False,
+) -> (
+  Float[Array, "B T N V"]
+  | tuple[Float[Array, "B T N V"], Float[Array, "B N H X"]]
+):
+  """Each query reads the linear map that fits all values to their keys best.
+
+    out = mesa_attention(q, k, v, log_decay=g, beta=b, regularizer=r)
+
+    S_kk ← e^g_t S_kk + β_t k_t k_tᵀ        S_kv ← e^g_t S_kv + β_t k_t v_tᵀ
+    out_t = scale · S_kvᵀ (S_kk + diag(λ))⁻¹ q_t
+
+  for each head: what the ridge regression from k_s to v_s, s ≤ t, of weights
+  β_s e^(Σ g), gives for q_t. Conjugate gradients solve the system. Queries and keys
+  should be of length 1, as in the paper: normalise them ahead of the call. Everything
+  is float32 for inputs of any dtype.
+
+  Args:
+    log_decay: g, at most 0.
+    beta: β, at least 0.
+    regularizer: λ, above 0.
+    num_iterations: of conjugate gradients. H of them suffice but for rounding, and
+      each lowers the error by (√c − 1)/(√c + 1) or more, with c the condition of the
+      system: where keys are alike and nothing decays, 30 may be too few.
+    scale: factor of the queries; None is 1.
+    initial_state: [S_kk, S_kv] before the first position, X = H+V, with a symmetric
+      S_kk; None is 0.
+
+  Other options, results and errors: as `gated_linear_attention`; the state is
+  `[B, N, H, H+V]`.
+
+  Gradients are those of the exact solution: the iterations are not differentiated,
+  and conjugate gradients solve the system again with another right side.
+
+  Cost, with I iterations and C = `features.CHUNK`: time T·N·(H+C)·(I·H + V), with
+  gradients about four times that; memory B·T·N·(H+V), with gradients also one state
+  for each chunk.
+
+  Paper: MesaNet: sequence modeling by locally optimal test-time training,
+  arXiv:2506.05233.
+  """
+  return _recurrence(**locals())
+
+
+def _recurrence(query, key, value, *, beta, initial_state, **options):
+  """`mesa_attention`, also of a part of the sequence on each device."""
+  batch, length, num_heads, head_dim = query.shape
+  names = "num_iterations", "regularizer", "scale"
+  num_iterations, regularizer, scale = (options.pop(name) for name in names)
+  return_state = options.pop("return_state", True)
+  arrays, log_decay, _ = recurrence.by_head(
+    query, (key, value, beta[..., None]), **options
+  )
+  key, value, beta = arrays
+  value, written = jnp.concatenate([key, value], axis=3), beta * key
+  shape = batch, num_heads, head_dim, value.shape[3]
+  if initial_state is None:
+    state = jnp.zeros_like(value, shape=shape)
+  elif initial_state.shape != shape:
+    raise ValueError(
+      f"initial_state: expected [B, N, H, H+V] = {shape}, got "
+      f"{initial_state.shape}"
+    )
+  else:
+    state = initial_state.astype(jnp.float32)
+  axis_name = options.get("axis_name")
+  is_part = sharded.is_part(axis_name)
+  if sharded.is_part(axis_name):
+    _, own = recurrence.recurrent_attention(
+      query, written, value, log_decay=log_decay[..., 0]
+    )
+    own = jnp.exp(jnp.sum(log_decay, axis=1))[..., None], own
+    first = jax.tree.map(jnp.zeros_like, own)
+    _, state = device_prefix(recurrence.joined, first, own, axis_name)
+  dtype, query = query.dtype, query.astype(jnp.float32)
+  query *= arguments.softmax_scale(1.0 if scale is None else scale, head_dim)
+  size = chunk_size(length)
+  count = chunks_per_step(query, size, 2 * size + 6 * head_dim + value.shape[3])
+  state, out = scan(
+    functools.partial(_step, count, num_iterations),
+    regularizer.astype(jnp.float32),
+    state,
+    (query, written, value, log_decay),
+    size=size * count,
+    is_empty=initial_state is None and not is_part,
+  )
+  out = out.astype(dtype)
+  return (out, state) if return_state else out
+
+
+def _step(count, num_iterations, regularizer, state, inputs):
+  """`count` chunks `[B, N, count, C, ·]`, of which each begins as the last ends."""
+  query, key, value, log_decay = recurrence.chunks(inputs, count)
+  from_start = jnp.exp(jnp.cumsum(log_decay, axis=3))
+  made = jnp.swapaxes(key * jnp.exp(rest(log_decay)), -2, -1) @ value
+  after, before = made[:, :, -1], None
+  if state is not None:
+    own = from_start[..., -1:, :], made
+    first = jnp.zeros_like(own[0][:, :, :1]), state[:, :, None]
+    _, before = chunk_prefixes(recurrence.joined, first, own)
+    after += own[0][:, :, -1] * before[:, :, -1]
+  decays = jnp.tril(recurrence.pair_decays(log_decay))
+  head_dim = query.shape[-1]
+
+  def times(x):
+    """(S_kk + diag(λ)) x, of each row of x."""
+    scores = decays * _product("...cj,...sj->...cs", x, value[..., :head_dim])
+    out = _product("...cs,...si->...ci", scores, key)
+    if before is not None:
+      old = before[..., :head_dim]
+      out += from_start * _product("...ij,...cj->...ci", old, x)
+    return out + regularizer[None, :, None, None, :] * x
+
+  solve = functools.partial(_conjugate_gradients, num_iterations)
+  x = jax.lax.custom_linear_solve(times, query, solve, symmetric=True)
+  scores = decays * (x @ jnp.swapaxes(key, -2, -1))
+  out = scores @ value[..., head_dim:]
+  if before is not None:
+    out += (from_start * x) @ before[..., head_dim:]
+  return after, recurrence.unchunked(out)
+
+
+# A residual is as exact as its products, which a GPU does not make in float32.
+_product = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
+
+
+def _conjugate_gradients(num_iterations, times, target):
+  """The x with times(x) = target. A row that is solved stays as it is."""
+
+  def square(x):
+    return jnp.sum(x * x, axis=-1, keepdims=True)
+
+  least = 1e-15 * square(target)
+
+  def iteration(_, now):
+    x, residual, direction, error = now
+    ahead = times(direction)
+    curvature = jnp.sum(direction * ahead, axis=-1, keepdims=True)
+    goes_on = error > least
+    step = jnp.where(goes_on, error / jnp.where(goes_on, curvature, 1.0), 0.0)
+    x, residual = x + step * direction, residual - step * ahead
+    before, error = jnp.where(goes_on, error, 1.0), square(residual)
+    direction = residual + error / before * direction
+    return x, residual, direction, error
+
+  now = jnp.zeros_like(target), target, target, square(target)
+  return jax.lax.fori_loop(0, num_iterations, iteration, now)[0]
+
+
+@attention_factory
+def mesa(
+  num_iterations: int = 30, min_regularizer: float = 0.25
+) -> plug.Attention:
+  """MesaNet's mixer: `mesa_attention` with decays and rates from the inputs.
+
+    k_t, q_t ← k_t / |k_t|, q_t / |q_t|        λ = λ₀ + softplus(w)
+    g_t = log sigmoid(x_t · W_g + b_g)         β_t = sigmoid(x_t · W_β + b_β)
+
+  Args:
+    num_iterations: of conjugate gradients.
+    min_regularizer: λ₀.
+
+  Returns:
+    An `Attention` with `gates`, causal only, whose cache is N·H·2H numbers for each
+    example. Its parameters are `decay_kernel [F, N]`, `decay_bias [N]`, `rate_kernel
+    [F, N]`, `rate_bias [N]` and `regularizer [N, H]` (w, with λ = 1 at first).
+
+  Raises:
+    ValueError: `num_iterations` is below 1, or `min_regularizer` not in [0, 1).
+
+  Its model also has `short_convolution`, whose SiLU is the paper's, and
+  `output_norm='rms'`. Paper: arXiv:2506.05233.
+  """
+  if not 0.0 <= min_regularizer < 1.0:
+    raise ValueError(
+      f"min_regularizer: expected 0 or more, below 1, got {min_regularizer!r}"
+    )
+
+  def init(key, dims):
+    decay, rate = jax.random.split(key)
+    heads = dims.num_heads
+    start = jnp.log(jnp.expm1(1.0 - min_regularizer))
+    return {
+      "decay_kernel": gates.kernel(decay, dims.features, heads),
+      "decay_bias": jnp.zeros(heads),
+      "rate_kernel": gates.kernel(rate, dims.features, heads),
+      "rate_bias": jnp.zeros(heads),
+      "regularizer": jnp.full((heads, dims.head_dim), start),
+    }
+
+  def gate(name, activation):
+    def read(params, inputs):
+      x = gates.project(inputs, params[f"{name}_kernel"])
+      return activation(x + params[f"{name}_bias"][None, None])
+
+    return read
+
+  def mixed(params, query, key, value, **options):
+    qk = gates.unit_length(query), gates.unit_length(key)
+    ridge = min_regularizer + jax.nn.softplus(params["regularizer"])
+    options |= {"num_iterations": num_iterations, "regularizer": ridge}
+    return _recurrence(*qk, value, **options)
+
+  def init_state(batch, dims):
+    width = dims.head_dim + dims.values
+    shape = batch, dims.num_heads, dims.head_dim, width
+    return jnp.zeros(shape, jnp.float32)
+
+  read = {
+    "log_decay": gate("decay", jax.nn.log_sigmoid),
+    "beta": gate("rate", jax.nn.sigmoid),
+  }
+  return gates.recurrent_mechanism(
+    "mesa", mixed, init=init, gates=read, init_state=init_state
+  )
