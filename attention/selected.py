@@ -96,12 +96,12 @@ def selected_attention(
     ValueError: arguments do not fit together, or the mask varies along queries.
 
   Cost: time T·M·D·N·(H+V), and T·M·log(T·M) to sort; memory, in addition to copies of
-  the arrays, about 6·S·N·(H+V) for blocks of 64 keys, twice that with gradients, or
+  the arrays, about 6·S·N·(H+V) with `block_size=64`, twice that with gradients, or
   S·K·(H+V) where keys are gathered.
 
   Keys are gathered for each query where D ≤ 8·N/K, or 8 if G = N. Larger blocks make
-  tiles: pairs of query and block are sorted by block, up to 64 queries read it in one
-  product, and the results of a query are joined by their log-sum-exp.
+  tiles: pairs of query and block are sorted by block, up to `_TILE_ROWS` queries read
+  it in one product, and the results of a query are joined by their log-sum-exp.
 
   Papers: NSA, arXiv:2502.11089, section 3.3; MoBA, arXiv:2502.13189.
   """
