@@ -123,9 +123,7 @@ def mamba3(rotary_fraction: float = 0.5) -> plug.Attention:
       "turn": turn,
     },
     arrays={
-      "log_decay": Float[Array, "B T N"],
-      "step": Float[Array, "B T N"],
-      "trapezoid": Float[Array, "B T N"],
+      **dict.fromkeys(("step", "trapezoid"), Float[Array, "B T N"]),
       "turn": Float[Array, "B T N P"],
     },
   )
@@ -157,24 +155,19 @@ def _recurrence(
   if before is not None:
     angle = _turned_on(before.angle[:, None], angle)
   elif sharded.is_part(axis_name):
-    total = angle[:, -1:]
-    first = jnp.zeros_like(total)
-    angle = _turned_on(
-      device_prefix(_turned_on, first, total, axis_name), angle
-    )
+    own = angle[:, -1:]
+    first = device_prefix(_turned_on, jnp.zeros_like(own), own, axis_name)
+    angle = _turned_on(first, angle)
   query = _turn(query + params["query_bias"][None, None], angle)
   key = _turn(key + params["key_bias"][None, None], angle)
   last = None if before is None else (before.key, before.value)
   previous, last = _previous((key, value), last, mask, segment_ids, axis_name)
   weight = (1.0 - trapezoid) * step * jnp.exp(log_decay)
-  values = (
-    weight[..., None] * previous[1],
-    (trapezoid * step)[..., None] * value,
-  )
+  end = (trapezoid * step)[..., None] * value
   out, state = several_writes(
     query,
     jnp.stack([previous[0], key], axis=2),
-    jnp.stack(values, axis=2),
+    jnp.stack([weight[..., None] * previous[1], end], axis=2),
     log_decay=log_decay,
     mask=mask,
     scale=1.0 if scale is None else scale,
