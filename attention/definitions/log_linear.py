@@ -1,6 +1,5 @@
 """Log-linear attention, pair by pair: a scale for the level of each pair."""
 
-import functools
 from typing import Any
 
 import numpy as np
@@ -74,5 +73,7 @@ def log_linear(
   raw = recurrent.linear(rest["inputs"], *weights, call=rest)
   scales = np.logaddexp(0.0, np.asarray(rest.pop("level_gain")) * raw)
 
-  rule = functools.partial(log_linear_attention, level_scales=scales)
+  def rule(*qkv, **call):
+    return log_linear_attention(*qkv, level_scales=scales, **call)
+
   return recurrent.mamba2(query, key, value, rule=rule, **rest)

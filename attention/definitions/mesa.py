@@ -2,11 +2,11 @@
 
 from typing import Any
 
+from jaxtyping import Float64
 import numpy as np
 from numpy.typing import ArrayLike
 
 from attention.definitions import recurrent, shared
-from attention.definitions.recurrent import WithState
 from attention.definitions.shared import Result
 
 
@@ -22,7 +22,7 @@ def mesa_attention(
   initial_state: ArrayLike | None = None,
   return_state: bool = False,
   **options: Any,
-) -> Result | WithState:
+) -> Result | tuple[Result, Float64[np.ndarray, "B N H X"]]:
   """The ridge regression from keys to values, of weights that decay.
 
     S_kk ← e^g_t S_kk + β_t k_t k_tᵀ        S_kv ← e^g_t S_kv + β_t k_t v_tᵀ

@@ -33,6 +33,13 @@ def arrays(length, **more):
   return jax.tree.map(as_float32, found)
 
 
+def as_jax(tree):
+  """NumPy's arrays as JAX's, all else as it is."""
+  return jax.tree.map(
+    lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, tree
+  )
+
+
 def as_float32(x):
   is_float = np.issubdtype(np.asarray(x).dtype, np.floating)
   return np.asarray(x, np.float32 if is_float else None)

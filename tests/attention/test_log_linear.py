@@ -12,6 +12,7 @@ from attention import (
   gated_linear_attention,
   log_linear_attention,
 )
+from attention.log_linear import LevelState
 from tests.attention import state_cases as cases
 from tests.attention.state_cases import BATCH, DIM, HEADS, KV_HEADS, VALUE
 
@@ -32,7 +33,7 @@ def given(length, *, has_state=True):
     count = np.array([5, 70], np.int32)
     is_there = (count[:, None] >> np.arange(LEVELS - 1)) % 2 == 1
     sums = np.where(is_there[:, None, :, None, None], sums, np.float32(0.0))
-    arrays["initial_state"] = sums, count
+    arrays["initial_state"] = LevelState(sums, count)
   return arrays
 
 
@@ -88,7 +89,7 @@ def test_all_gradients():
   arrays["sums"], count = arrays.pop("initial_state")
 
   def run(*qkv, sums, **options):
-    options["initial_state"] = sums, count
+    options["initial_state"] = LevelState(sums, jnp.asarray(count))
     return log_linear_attention(*qkv, **options)
 
   options = {**cases.options(150), "scale": 0.7}
@@ -143,7 +144,7 @@ def test_known_special_cases():
   arrays = given(16)
   sums, count = arrays["initial_state"]
   arrays["level_scales"] = arrays["level_scales"][..., :5]
-  arrays["initial_state"] = sums[:, :, :4], count + 40
+  arrays["initial_state"] = LevelState(sums[:, :, :4], count + 40)
   assert_defined(arrays)
 
 
@@ -183,13 +184,13 @@ def test_bfloat16():
   [
     ({"level_scales": np.ones((2, 9, 4, 4), "f")},
      r"^level_scales: expected \[B, T, N, L\] with L of at least 5 for 9 pos"),
-    ({"initial_state": (np.zeros((2, 4, 8, 8, 5), "f"), np.zeros(2, int))},
+    ({"initial_state": LevelState(np.zeros((2, 4, 8, 8, 5)), np.zeros(2))},
      r"^initial_state: expected shapes \[B, N, L-1, H, V\] and \[B\] = "),
     ({"is_causal": False}, r"^is_causal: expected True, got False;"),
   ],
 )  # fmt: skip
 def test_what_does_not_fit_is_told(change, message):
-  arrays = {**given(9), **change}
+  arrays = cases.as_jax({**given(9), **change})
   qkv = [arrays.pop(name) for name in ("query", "key", "value")]
   with pytest.raises(ValueError, match=message):
     log_linear_attention(*qkv, **arrays)

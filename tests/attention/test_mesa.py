@@ -143,7 +143,7 @@ def test_bfloat16():
   ],
 )  # fmt: skip
 def test_what_does_not_fit_is_told(change, message):
-  arrays = {**given(9), **change}
+  arrays = cases.as_jax({**given(9), **change})
   qkv = [arrays.pop(name) for name in ("query", "key", "value")]
   with pytest.raises(ValueError, match=message):
     mesa_attention(*qkv, **arrays)
