@@ -17,16 +17,16 @@ def get_config() -> ml_collections.ConfigDict:
   """Three selections, a window and exact attention, three seeds."""
   return experiments.comparison(
     "recall,needle",
-    "flash,sliding_window,moba,nsa,dsa",
+    "flash,window256,moba4,nsa4,dsa256",
     num_steps=600,
     eval_every=600,
     checkpoint_every=100,
     batch_size=4,
     variants={
-      "sliding_window": {"name": "sliding_window", "window": 255},
-      "moba": {"name": "moba", "block_size": 64, "top_k": 4},
-      "nsa": {"name": "nsa", "num_blocks": 4, "window": 128},
-      "dsa": {"name": "dsa", "top_k": 256},
+      "window256": {"name": "sliding_window", "window": 255},
+      "moba4": {"name": "moba", "block_size": 64, "top_k": 4},
+      "nsa4": {"name": "nsa", "num_blocks": 4, "window": 128},
+      "dsa256": {"name": "dsa", "top_k": 256},
     },
     per_task={
       "recall": {"task": {"vocab_size": 256, "length": 2048, "num_pairs": 64}},

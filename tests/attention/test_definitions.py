@@ -90,6 +90,7 @@ def test_they_are_of_numpy_alone():
     "collections.abc",
     "jaxtyping",
     "numpy",
+    "functools",
     "numpy.typing",
     "typing",
   }
