@@ -166,8 +166,7 @@ def check_pairs(
 
 
 def check_mask(
-  mask: Bool[Array, "..."] | np.ndarray | None,
-  shape: tuple[int, int, int, int],
+  mask: Bool[Array, "..."] | None, shape: tuple[int, int, int, int]
 ) -> None:
   """Raises ValueError for a mask that is not bool of `shape` `[B, N, T, S]` or 1."""
   if mask is None:
@@ -178,7 +177,7 @@ def check_mask(
 
 
 def check_broadcast(
-  name: str, array: Array | np.ndarray, shape: tuple[int, int, int, int]
+  name: str, array: Array, shape: tuple[int, int, int, int]
 ) -> None:
   """Raises ValueError for an array of other axes than those of `shape` or 1."""
   if array.ndim != 4 or any(

@@ -5,6 +5,7 @@ import re
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import jaxtyping
 import numpy as np
 
@@ -88,6 +89,8 @@ def _refused(mechanism: Mechanism, feature: str) -> None:
   if feature == "dropout":
     more = {**more, "dropout_rng": jax.random.key(0)}
   qkv, call = mechanism.draw(case)
+  if "mask" in call:
+    call["mask"] = jnp.asarray(call["mask"])
   name = f"a call with {arguments}"
   _raises(mechanism, name, f"({arguments}): .+; .+", qkv, call | more)
 

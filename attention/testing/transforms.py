@@ -5,6 +5,7 @@ import gc
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from attention.testing.calls import Case, assert_close, require
@@ -37,6 +38,7 @@ def no_leaked_tracers(mechanism: Mechanism) -> None:
   Keep none in a global or in a cache.
   """
   apply, qkv, call = _drawn(mechanism)
+  call = jax.tree.map(jnp.asarray, call)
   # JAX asks the garbage collector for each trace: it shall see these alone.
   gc.freeze()
   try:
