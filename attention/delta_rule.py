@@ -199,7 +199,8 @@ def comba(max_rate: float = 1.0, correction: float = 0.02) -> plug.Attention:
 
   def recurrence(params, query, key, value, **options):
     query, key = gates.unit_length(query), gates.unit_length(key)
-    key = jnp.repeat(key, query.shape[2] // key.shape[2], axis=2)
+    repeats = query.shape[2] // key.shape[2]
+    key, value = (jnp.repeat(x, repeats, axis=2) for x in (key, value))
     of_heads = (None, None, slice(None), None)
     query -= params["correction"][of_heads] * key
     erase_key = jax.nn.sigmoid(params["feedback"])[of_heads] * key
@@ -258,6 +259,8 @@ def gated_delta_2(
     if write_gate.shape[-1] != value.shape[-1]:
       # Values of another width, such as the identity, which shows the matrix.
       write_gate = jnp.mean(write_gate, axis=-1, keepdims=True)
+      shape = (*write_gate.shape[:3], value.shape[-1])
+      write_gate = jnp.broadcast_to(write_gate, shape)
     qk = gates.unit_length(query), gates.unit_length(key)
     return recurrent_attention(*qk, value, write_gate=write_gate, **options)
 
