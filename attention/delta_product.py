@@ -54,19 +54,7 @@ def delta_product_attention(
   Paper: DeltaProduct: improving state-tracking in linear RNNs via Householder products,
   arXiv:2502.10297.
   """
-  out, state = several_writes(
-    query,
-    key,
-    value,
-    log_decay=log_decay,
-    beta=beta,
-    mask=mask,
-    is_causal=is_causal,
-    scale=scale,
-    initial_state=initial_state,
-    segment_ids=segment_ids,
-  )
-  return (out, state) if return_state else out
+  return several_writes(**locals())
 
 
 @attention_factory

@@ -307,6 +307,20 @@ def prefill(
   )
 
 
+def appended(
+  cache: DenseCache,
+  key: Float[Array, "B 1 K H"],
+  value: Float[Array, "B 1 K V"],
+) -> DenseCache:
+  """The cache with one more position, but for what it forgets."""
+  here = jnp.arange(cache.key.shape[1])[None] == cache.index[:, None]
+  return cache._replace(
+    key=layout.written(cache.key, key, here),
+    value=layout.written(cache.value, value, here),
+    index=cache.index + 1,
+  )
+
+
 def decode(
   cache: DenseCache,
   query: Float[Array, "B 1 N H"],
@@ -324,20 +338,19 @@ def decode(
   index = cache.index[:, None]
   slots = jnp.arange(cache.key.shape[1])[None]
   here = slots == index
-  keys = layout.written(cache.key, key, here)
-  values = layout.written(cache.value, value, here)
+  after = appended(cache, key, value)
   forgotten = forgotten_after(cache.forgotten, log_forget, here)
   out = attend_to_slots(
     query,
-    keys,
-    values,
+    after.key,
+    after.value,
     seen=(slots <= index)[:, None],
     distance=(slots - index)[:, None],
     positions=(cache.index, jnp.broadcast_to(slots, here.shape)),
     forgotten=forgotten,
     **options,
   )
-  return out, DenseCache(keys, values, cache.index + 1, forgotten)
+  return out, after._replace(forgotten=forgotten)
 
 
 def attend_to_slots(

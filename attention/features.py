@@ -326,9 +326,10 @@ def _causal_step(count, phi, state, xs):
   return state, unrows(divided(sums.sums)).astype(query.dtype)
 
 
-def kept(mask, query, key) -> Bool[Array, "B S"]:
-  """Which keys a key mask leaves."""
-  instead = "dense attention takes masks that vary"
+def kept(
+  mask, query, key, instead="dense attention takes masks that vary"
+) -> Bool[Array, "B S"]:
+  """Which keys a key mask leaves; `instead` is what takes masks of pairs."""
   keep = arguments.key_mask(mask, query, key, instead)
   return jnp.ones(key.shape[:2], bool) if keep is None else keep
 

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from attention import arguments, gates, layout, platform, plug
 from attention.positions import rotary
 from attention.signature import attention_function
-from attention.softmax import block_map, softmax_and_lse, split_blocks
+from attention.softmax import chunk_map, softmax_and_lse
 
 INSTEAD = "the indexer says which keys a query sees"
 
@@ -151,7 +151,9 @@ def dsa_indexer_loss(
     near, spec = key, "bckjh,bskh->bckjs"
     if top_k is not None and top_k < key.shape[1]:
       scores, indices = jax.lax.top_k(scores, top_k)
-      near, spec = layout.rows_at(key, indices), "bckjh,bcskh->bckjs"
+      near = layout.rows_at(key, indices.reshape(len(indices), -1))
+      near = near.reshape(*indices.shape, *key.shape[2:])
+      spec = "bckjh,bcskh->bckjs"
     seen = scores > -jnp.inf
     queries = rows.query.reshape(*seen.shape[:2], kv_heads, -1, query.shape[-1])
     logits = scale * layout.dot(spec, queries, near)
@@ -193,6 +195,4 @@ def _by_chunk(
     size = platform.rows_at_once(4 * batch * numbers, length, least=64)
   places = jnp.broadcast_to(jnp.arange(length)[None], (batch, length))
   rows = rows._replace(place=places)
-  chunks = jax.tree.map(lambda x: split_blocks(x, min(size, length)), rows)
-  results = block_map(function, 1, chunks)
-  return results.reshape(batch, -1, *results.shape[3:])[:, :length]
+  return chunk_map(function, size, rows)

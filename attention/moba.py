@@ -7,11 +7,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import arguments, layout, platform, plug
-from attention.dense import DenseCache, init_cache, prefill
+from attention.dense import appended, dense
+from attention.features import kept
 from attention.loop import Output
 from attention.selected import selected_attention
 from attention.signature import attention_factory, attention_function
-from attention.softmax import block_map, split_blocks
+from attention.softmax import chunk_map, split_blocks
 
 
 @attention_function()
@@ -65,9 +66,7 @@ def moba_attention(
       "selected_attention with blocks of your own"
     )
   instead = "moba attention chooses blocks for each query; give a key mask"
-  keep = arguments.key_mask(mask, query, key, instead)
-  if keep is None:
-    keep = jnp.ones(key.shape[:2], bool)
+  keep = kept(mask, query, key, instead)
   places = jnp.broadcast_to(jnp.arange(query.shape[1])[None], keep.shape)
   blocks = best_blocks(query, key, keep, places, block_size, top_k)
   return selected_attention(
@@ -108,7 +107,8 @@ def best_blocks(
   num_blocks = means.shape[1]
   numbers = jnp.arange(num_blocks)[None, None, None]
 
-  def choose(query, places):
+  def choose(rows):
+    query, places = rows
     heads = layout.heads_first(query, means.shape[2])
     scores = layout.dot("bkqh,bmkh->bkqm", heads, means)
     scores = layout.heads_last(scores, query.shape[1])
@@ -121,10 +121,8 @@ def best_blocks(
 
   batch, length, num_heads, _ = query.shape
   row_bytes = 4 * batch * num_heads * num_blocks
-  rows = platform.rows_at_once(row_bytes, length)
-  parts = jax.tree.map(lambda x: split_blocks(x, rows), (query, places))
-  chosen = block_map(choose, 1, *parts)
-  return chosen.reshape(batch, -1, *chosen.shape[3:])[:, :length]
+  size = platform.rows_at_once(row_bytes, length)
+  return chunk_map(choose, size, (query, places))
 
 
 @attention_factory
@@ -142,6 +140,7 @@ def moba(block_size: int = 64, top_k: int = 4) -> plug.Attention:
   Raises:
     ValueError: an argument is no positive int.
   """
+  exact = dense()
 
   def apply(variables, query, key, value, **call) -> Any:
     del variables
@@ -149,40 +148,29 @@ def moba(block_size: int = 64, top_k: int = 4) -> plug.Attention:
     call = arguments.accepted_options("moba", moba_attention, call, own=own)
     return moba_attention(query, key, value, **own, **call)
 
-  def init_own_cache(variables, batch, max_length, dims, dtype):
-    del variables
-    return init_cache(batch, max_length, dims, dtype)
-
   def decode(variables, cache, query, key, value, *, scale=None):
     del variables
-    index = cache.index[:, None]
-    slots = jnp.arange(cache.key.shape[1])[None]
-    keys = layout.written(cache.key, key, slots == index)
-    values = layout.written(cache.value, value, slots == index)
-    seen = slots <= index
-    blocks = best_blocks(query, keys, seen, index, block_size, top_k)
+    index, cache = cache.index[:, None], appended(cache, key, value)
+    seen = jnp.arange(cache.key.shape[1])[None] <= index
+    blocks = best_blocks(query, cache.key, seen, index, block_size, top_k)
     out: Any = selected_attention(
       query,
-      keys,
-      values,
+      cache.key,
+      cache.value,
       block_indices=blocks,
       block_size=block_size,
       mask=seen[:, None, None],
       is_causal=False,
       scale=scale,
     )
-    return out, DenseCache(keys, values, cache.index + 1)
-
-  def prefill_own(variables, cache, query, key, value, lengths, *, scale=None):
-    del variables, query, scale  # Keys are kept as they are.
-    return prefill(cache, key, value, lengths)
+    return out, cache
 
   return plug.Attention(
     init=plug.no_variables,
     apply=apply,
-    init_cache=init_own_cache,
+    init_cache=exact.init_cache,
     decode=decode,
-    prefill=prefill_own,
+    prefill=exact.prefill,
     supports=frozenset({"causal", "mask", "decode"}),
     approximates="dense",
     causal_only=True,

@@ -9,11 +9,13 @@ from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
 from attention import arguments, gates, layout, platform, plug
-from attention.dense import DenseCache, init_cache, prefill
+from attention.dense import appended, dense
+from attention.dense import prefill as kept_prompt
+from attention.features import kept
 from attention.flash import flash_attention
 from attention.selected import selected_attention
 from attention.signature import attention_factory, attention_function
-from attention.softmax import block_map, masked_softmax, padded, split_blocks
+from attention.softmax import chunk_map, masked_softmax, padded
 from attention.visible import causal, key_mask, mask_mod
 from attention.visible import window as window_of
 
@@ -92,9 +94,7 @@ def nsa_attention(
         f"stride: expected a divisor of the {multiple} positions of {name}, got "
         f"{stride}"
       )
-  keep = arguments.key_mask(mask, query, key, _INSTEAD)
-  if keep is None:
-    keep = jnp.ones(key.shape[:2], bool)
+  keep = kept(mask, query, key, _INSTEAD)
   places = jnp.broadcast_to(jnp.arange(query.shape[1])[None], keep.shape)
   return _attend(
     (query, key, value),
@@ -149,6 +149,11 @@ def _attend(
   return jnp.asarray(out).astype(query.dtype)
 
 
+def _num_compressed(length, size, stride):
+  """M, at least 1."""
+  return max((length - size) // stride + 1, 1)
+
+
 def _compressed(key, value, keep, weights, stride):
   """Compressed keys `[B, M, K, H]`, values, and whether each has a key `[B, M]`.
 
@@ -157,7 +162,7 @@ def _compressed(key, value, keep, weights, stride):
   """
   key_weights, value_weights, positions = weights
   size = key_weights.shape[1]
-  count = max((key.shape[1] - size) // stride + 1, 1)
+  count = _num_compressed(key.shape[1], size, stride)
   length = (count - 1) * stride + size
 
   def mixed(x, weights):
@@ -207,7 +212,8 @@ def selected_blocks(
   numbers = jnp.arange(total)[None, None, None]
   scale = arguments.softmax_scale(scale, query.shape[3])
 
-  def choose(query, places):
+  def choose(chunk):
+    query, places = chunk
     rows = query.shape[1]
     heads = layout.heads_first(query, kv_heads)
     logits = scale * layout.dot("bkqh,bmkh->bkqm", heads, key)
@@ -226,9 +232,7 @@ def selected_blocks(
 
   batch, length, num_heads, _ = query.shape
   rows = platform.rows_at_once(4 * batch * num_heads * (count + total), length)
-  parts = jax.tree.map(lambda x: split_blocks(x, rows), (query, places))
-  chosen = block_map(choose, 1, *parts)
-  return chosen.reshape(batch, -1, *chosen.shape[3:])[:, :length]
+  return chunk_map(choose, rows, (query, places))
 
 
 def _shared_strides(count, total, sizes):
@@ -277,11 +281,7 @@ def nsa(
       )
 
   def init(key, dims):
-    if dims.features < 1:
-      raise ValueError(
-        "features: nsa reads gates from inputs of Dims.features numbers; expected "
-        f"at least 1, got {dims.features}"
-      )
+    gates.check_features("nsa", dims)
     shape = dims.num_kv_heads, compress_size
     mean = jnp.full(shape, 1.0 / compress_size)
     return {
@@ -317,19 +317,13 @@ def nsa(
       )
     return nsa_attention(query, key, value, **own, **call)
 
-  def init_own_cache(variables, batch, max_length, dims, dtype):
-    del variables
-    return init_cache(batch, max_length, dims, dtype)
-
   def decode(variables, cache, query, key, value, *, branch_gates, scale=None):
-    index = cache.index[:, None]
+    index, cache = cache.index[:, None], appended(cache, key, value)
     slots = jnp.arange(cache.key.shape[1])[None]
-    keys = layout.written(cache.key, key, slots == index)
-    values = layout.written(cache.value, value, slots == index)
-    count = max((keys.shape[1] - compress_size) // stride + 1, 1)
+    count = _num_compressed(slots.size, compress_size, stride)
     ends = jnp.arange(count)[None] * stride + compress_size - 1
     out = _attend(
-      (query, keys, values),
+      (query, cache.key, cache.value),
       slots <= index,
       index,
       branch_gates,
@@ -340,20 +334,20 @@ def nsa(
       is_causal=False,
       scale=scale,
     )
-    return out, DenseCache(keys, values, cache.index + 1)
+    return out, cache
 
-  def prefill_own(
+  def prefill(
     variables, cache, query, key, value, lengths, *, branch_gates, scale=None
   ):
     del variables, query, branch_gates, scale  # Keys are kept as they are.
-    return prefill(cache, key, value, lengths)
+    return kept_prompt(cache, key, value, lengths)
 
   return plug.Attention(
     init=init,
     apply=apply,
-    init_cache=init_own_cache,
+    init_cache=dense().init_cache,
     decode=decode,
-    prefill=prefill_own,
+    prefill=prefill,
     supports=frozenset({"causal", "mask", "decode"}),
     approximates="dense",
     causal_only=True,

@@ -220,6 +220,7 @@ def several_writes(
   erase_key: Float[Array, "B T R K H"] | None = None,
   mask: Bool[Array, "..."] | None = None,
   segment_ids: Int[Array, "B T"] | None = None,
+  return_state: bool = True,
   **options: Any,
 ) -> Any:
   """`recurrent_attention` that decays once and then writes R times at a position.
@@ -254,7 +255,8 @@ def several_writes(
     segment_ids=segment_ids,
     **options,
   )
-  return out[:, writes - 1 :: writes], state
+  out = out[:, writes - 1 :: writes]
+  return (out, state) if return_state else out
 
 
 def _attend(erases_before_decay, inputs, state):

@@ -55,20 +55,7 @@ def rwkv7_attention(
   Paper: RWKV-7 "Goose" with expressive dynamic state evolution, arXiv:2503.14456,
   equations 17 and 18.
   """
-  out, state = _recurrence(
-    query,
-    key,
-    value,
-    log_decay=log_decay,
-    removal=removal,
-    replacement=replacement,
-    mask=mask,
-    is_causal=is_causal,
-    scale=scale,
-    initial_state=initial_state,
-    segment_ids=segment_ids,
-  )
-  return (out, state) if return_state else out
+  return _recurrence(**locals())
 
 
 def _recurrence(query, key, value, *, removal, replacement, **options):

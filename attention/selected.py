@@ -17,6 +17,7 @@ from attention.signature import attention_function
 from attention.softmax import (
   block_attention,
   block_map,
+  chunk_map,
   softmax_and_lse,
   split_blocks,
 )
@@ -118,7 +119,7 @@ def selected_attention(
   else:
     key, value = (jnp.where(keep[..., None, None], x, 0) for x in (key, value))
   source = key, value, keep, key_segment_ids
-  keys = _Keys(*jax.tree.map(lambda x: split_blocks(x, block_size), source))
+  keys = _Keys(*split_blocks(source, block_size))
   count, num_blocks = keys.shown.shape[1], block_indices.shape[3]
 
   # Query heads with selections of their own are rows of their own.
@@ -157,11 +158,9 @@ def selected_attention(
   chunk = -(-num_rows // -(-num_rows // max(most, 1)))
   axes = _Rows(1, 1, None, None), _Keys(2, 2, None, None)
   attend = jax.vmap(jax.vmap(attend, axes, 1))
-  rows = jax.tree.map(lambda x: split_blocks(x, chunk), rows)
-  results = block_map(lambda rows: attend(rows, keys), 1, rows)
+  results = chunk_map(lambda rows: attend(rows, keys), chunk, rows)
 
   def by_query(x):
-    x = x.reshape(batch, -1, *x.shape[3:])[:, :num_rows]
     x = x.reshape(batch, length, repeats, kv_heads, *x.shape[3:])
     return jnp.swapaxes(x, 2, 3).reshape(*query.shape[:3], *x.shape[5:])
 

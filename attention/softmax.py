@@ -127,6 +127,20 @@ def split_blocks(arrays: Any, size: int) -> Any:
   return jax.tree.map(split, arrays)
 
 
+def chunk_map(function: Callable[..., Any], size: int, rows: Any) -> Any:
+  """`function` of C = `size` positions at a time of a pytree of `[B, T, …]`.
+
+  Memory is that of one step, as in `block_map`. What it returns of each C positions
+  is returned of all T.
+  """
+  length = jax.tree.leaves(rows)[0].shape[1]
+  chunks = split_blocks(rows, min(size, length))
+  return jax.tree.map(
+    lambda x: x.reshape(len(x), -1, *x.shape[3:])[:, :length],
+    block_map(function, 1, chunks),
+  )
+
+
 def join_blocks(
   x: Shaped[Array, "B G K Q *H"], rows: int, length: int
 ) -> Shaped[Array, "B T N *H"]:

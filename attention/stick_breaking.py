@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import arguments, layout, plug
-from attention.dense import DenseCache, dense
+from attention.dense import appended, dense
 from attention.loop import shown_pairs
 from attention.scan import scan_leftward
 from attention.signature import attention_factory, attention_function
@@ -169,22 +169,20 @@ def stick_breaking(attend_current: bool = False) -> plug.Attention:
 
   def decode(variables, cache, query, key, value, *, scale=None):
     del variables
-    index = cache.index[:, None]
+    index, cache = cache.index[:, None], appended(cache, key, value)
     slots = jnp.arange(cache.key.shape[1])[None]
-    keys = layout.written(cache.key, key, slots == index)
-    values = layout.written(cache.value, value, slots == index)
     seen = slots <= index if attend_current else slots < index
     rows = layout.heads_first(query, key.shape[2])
     _, out = _broken(
       rows,
       _whole(rows, value),
-      jnp.moveaxis(keys, 2, 1),
-      jnp.moveaxis(values, 2, 1),
+      jnp.moveaxis(cache.key, 2, 1),
+      jnp.moveaxis(cache.value, 2, 1),
       seen[:, None, None],
       arguments.softmax_scale(scale, query.shape[3]),
     )
     out = layout.heads_last(out, 1).astype(query.dtype)
-    return out, DenseCache(keys, values, cache.index + 1)
+    return out, cache
 
   return plug.Attention(
     init=plug.no_variables,

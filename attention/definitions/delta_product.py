@@ -17,12 +17,7 @@ def delta_product_attention(
   *,
   beta: ArrayLike,
   log_decay: ArrayLike | None = None,
-  mask: ArrayLike | None = None,
-  is_causal: bool = True,
-  scale: float | ArrayLike | None = None,
-  initial_state: ArrayLike | None = None,
-  segment_ids: ArrayLike | None = None,
-  return_state: bool = False,
+  **options: Any,
 ) -> Result | WithState:
   """S ← S + β_r k_r (v_r − Sᵀ k_r)ᵀ for r = 1 … R, after one decay.
 
@@ -48,17 +43,7 @@ def delta_product_attention(
       state = state + beta[b, t, r, n] * np.outer(k, error)
     return state
 
-  out, state = recurrent.recurrence(
-    update,
-    query,
-    value.shape[4],
-    mask=mask,
-    is_causal=is_causal,
-    scale=scale,
-    initial_state=initial_state,
-    segment_ids=segment_ids,
-  )
-  return (out, state) if return_state else out
+  return recurrent.recurrence(update, query, value.shape[4], **options)
 
 
 def delta_product(

@@ -101,7 +101,7 @@ def delta_rule_attention(
     error = value[at] - state.T @ p[at] if erases else value[at]
     return state + np.outer(written[at], error)
 
-  out, state = recurrence(
+  return recurrence(
     update,
     query,
     value.shape[3],
@@ -110,8 +110,8 @@ def delta_rule_attention(
     scale=scale,
     initial_state=initial_state,
     segment_ids=segment_ids,
+    return_state=return_state,
   )
-  return (out, state) if return_state else out
 
 
 def decays(
@@ -132,8 +132,9 @@ def recurrence(
   scale: float | ArrayLike | None = None,
   initial_state: ArrayLike | None = None,
   segment_ids: ArrayLike | None = None,
-) -> tuple[Result, Float64[np.ndarray, "B N H V"]]:
-  """Results and last states of S ← `update(S, (b, t, n))`, read by the query."""
+  return_state: bool = False,
+) -> Result | WithState:
+  """Results of S ← `update(S, (b, t, n))`, read by the query, and the last S."""
   query = np.asarray(query, np.float64)
   batch, length, num_heads, head_dim = query.shape
   begins, visible = starts(batch, length, mask, is_causal, segment_ids)
@@ -148,7 +149,7 @@ def recurrence(
     if visible[b, t]:
       state[b, n] = update(state[b, n], (b, t, n))
     out[b, t, n] = scale * (state[b, n].T @ query[b, t, n])
-  return out, state
+  return (out, state) if return_state else out
 
 
 def starts(

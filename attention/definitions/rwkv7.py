@@ -18,12 +18,7 @@ def rwkv7_attention(
   log_decay: ArrayLike,
   removal: ArrayLike,
   replacement: ArrayLike,
-  mask: ArrayLike | None = None,
-  is_causal: bool = True,
-  scale: float | ArrayLike | None = None,
-  initial_state: ArrayLike | None = None,
-  segment_ids: ArrayLike | None = None,
-  return_state: bool = False,
+  **options: Any,
 ) -> Result | WithState:
   """S_t = diag(e^g_t) S_{t−1} + b_t (S_{t−1}ᵀ a_t)ᵀ + k_t v_tᵀ, out = scale · Sᵀ q.
 
@@ -41,17 +36,7 @@ def rwkv7_attention(
     moved = np.outer(b[at], state.T @ a[at]) + np.outer(key[at], value[at])
     return np.exp(g[at])[:, None] * state + moved
 
-  out, state = recurrent.recurrence(
-    update,
-    query,
-    value.shape[3],
-    mask=mask,
-    is_causal=is_causal,
-    scale=scale,
-    initial_state=initial_state,
-    segment_ids=segment_ids,
-  )
-  return (out, state) if return_state else out
+  return recurrent.recurrence(update, query, value.shape[3], **options)
 
 
 def rwkv7(

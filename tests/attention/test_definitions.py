@@ -81,6 +81,8 @@ def _hands_on_to(name):
     return definitions.delta_rule_attention
   if name in ("mesa", "log_linear"):
     return recurrent.starts
+  if name in ("delta_product", "rwkv7"):
+    return recurrent.recurrence
   return definitions.dense_attention
 
 
