@@ -5,12 +5,16 @@
     python compare.py status --workdir=/tmp/compare
     python compare.py report --workdir=/tmp/compare
     python compare.py measure --workdir=/tmp/compare
+    python compare.py pack --workdir=/tmp/compare --records=copy.jsonl.xz
+    python compare.py report --workdir=/tmp/new --records=copy.jsonl.xz
 
 The same command continues a comparison that was stopped; runs that are done with
 the same config are not run again. `status` says what is done, runs, waits and
 failed, and when it will be done. `report` writes report.html, report.md,
 report.tex, results.csv, results.jsonl and plots/ from what there is; a comparison
 ends with it too, and writes them while it runs as often as 2 % of the time allow.
+`pack` puts all records into one small file, and `report` with such a file makes the
+folder from it.
 `measure` measures again what was measured while other programs used the machine,
 and writes the report.
 """
@@ -34,6 +38,11 @@ _WORKDIR = flags.DEFINE_string(
   None,
   "folder of the comparison; by default one under runs/compare/",
 )
+_RECORDS = flags.DEFINE_string(
+  "records",
+  None,
+  "file.jsonl.xz of a comparison: `pack` writes it, `report` makes the folder from it",
+)
 _SHARD = flags.DEFINE_string(
   "shard",
   "1/1",
@@ -49,12 +58,20 @@ def main(command: str | None) -> None:
     raise ConfigError("--workdir: missing; the folder of the comparison")
   else:
     folder = Path(_WORKDIR.value)
-  from comparison import measure, records, status
+  from comparison import archive, measure, records, status
 
+  if command == "report" and _RECORDS.value is not None:
+    archive.unpack(Path(_RECORDS.value), folder)
   if claimed.parsed(folder / records.COMPARISON) is None:
     raise ConfigError(f"--workdir: no comparison in {folder}, or a damaged one")
   if command == "status":
     print(status.text(folder))
+    return
+  if command == "pack":
+    if _RECORDS.value is None:
+      raise ConfigError("--records: missing; the file.jsonl.xz to write")
+    count = archive.pack(folder, Path(_RECORDS.value))
+    print(f"{_RECORDS.value}: {count} records")
     return
   if command == "measure":
     measure.measure(folder)
@@ -95,4 +112,4 @@ def _shard(text: str) -> tuple[int, int]:
 
 
 if __name__ == "__main__":
-  entry.run(main, commands=("report", "status", "measure"))
+  entry.run(main, commands=("report", "status", "measure", "pack"))

@@ -5,6 +5,9 @@ from typing import Any
 
 import ml_collections
 
+EIGHT = "0,1,2,3,4,5,6,7"
+"""Seeds of a comparison that counts who solved a task."""
+
 
 def training(
   *,

@@ -17,7 +17,7 @@ from settings.checks import check
 from settings.fields import STRICT, Count, Whole
 from tasks import draws
 from tasks.base import Batch
-from tasks.generated import GeneratedTask, answered, maker
+from tasks.generated import GeneratedTask, answered, check_eval_lengths, maker
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -27,6 +27,8 @@ class RecallConfig:
   Attributes:
     vocab_size: V symbols: one filler, V/2 − 1 keys, and values.
     length: T, of which the first 2 · `num_pairs` are keys and their values.
+    eval_lengths: other T with as many pairs; each is a split such as 'length_512',
+      after 'test'.
     num_pairs: keys, each asked for once. At most T/4, as each needs two places
       for itself and two for its question.
     power: a in the law of gaps: a question stands g places of two after the
@@ -40,6 +42,7 @@ class RecallConfig:
 
   vocab_size: int = 8192
   length: int = 64
+  eval_lengths: tuple[int, ...] = ()
   num_pairs: Count = 4
   power: Annotated[float, Interval(gt=0, le=1)] = 0.01
   random_filler: bool = False
@@ -59,6 +62,7 @@ class RecallConfig:
       self.length >= 4 * self.num_pairs,
       f"at least 4 · num_pairs = {4 * self.num_pairs}",
     )
+    check_eval_lengths(self, 4 * self.num_pairs)
 
 
 class RecallTask(GeneratedTask):
@@ -83,10 +87,10 @@ class RecallTask(GeneratedTask):
     )
 
   def _examples(self, split: str, indices: np.ndarray) -> Batch:
-    config = self._config
+    config, length = self._config, self._lengths[split]
     pairs, context = config.num_pairs, 2 * config.num_pairs
-    places = (config.length - context) // 2
-    fill = config.length if config.random_filler else 0
+    places = (length - context) // 2
+    fill = length if config.random_filler else 0
     words = self._words(split, indices, context + places + fill)
     half = config.vocab_size // 2
     keys = 1 + draws.distinct(words[:, :pairs], half - 1)
@@ -98,7 +102,7 @@ class RecallTask(GeneratedTask):
       words[:, context : context + places], law, pairs
     )
     columns = context + 2 * gaps
-    symbols = np.zeros((len(indices), config.length), np.int64)
+    symbols = np.zeros((len(indices), length), np.int64)
     if fill:
       symbols = draws.below(words[:, context + places :], config.vocab_size)
     symbols[:, 0:context:2], symbols[:, 1:context:2] = keys, values

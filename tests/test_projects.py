@@ -40,7 +40,7 @@ def checkout(tmp_path_factory):
     ROOT,
     copy,
     ignore=shutil.ignore_patterns(
-      ".git", ".venv", ".cache", "__pycache__", "runs", "comparing"
+      ".git", ".venv", ".cache", "__pycache__", "runs"
     ),
   )
   return copy

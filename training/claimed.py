@@ -95,7 +95,12 @@ def replace(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
+  """Writes a text in UTF-8, as `replace_bytes` does."""
+  replace_bytes(path, text.encode())
+
+
+def replace_bytes(path: Path, content: bytes) -> None:
   """Writes a file, whole or not at all; several processes may do so at once."""
   partial = path.with_suffix(f".{os.getpid()}.tmp")
-  partial.write_text(text, "utf-8")
+  partial.write_bytes(content)
   os.replace(partial, path)

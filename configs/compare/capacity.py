@@ -21,14 +21,17 @@ def get_config() -> ml_collections.ConfigDict:
     "recall",
     "dense,sliding_window,linear,performer,window_linear,"
     "retention,gated_linear,mamba2,delta,gated_delta,kimi_delta,"
-    "lsh,additive,multiplicative,differential,latent",
+    "lsh,additive,multiplicative,differential,latent,"
+    "lightning,mamba3,comba,gated_delta_2,delta_product,rwkv7,mesa,log_linear,"
+    "stick_breaking,path",
+    seeds=experiments.EIGHT,
     num_steps=1200,
     batch_size=32,
     eval_every=1200,
     checkpoint_every=600,
     across={"model": {"features": (16, 32, 64), "short_convolution": (True,)}},
-    grid={"optimizer": {"learning_rate": (3e-3, 1e-2, 3e-2)}},
-    halving={"rungs": (0.5,)},
+    grid={"optimizer": {"learning_rate": (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)}},
+    halving={"rungs": (0.25, 0.5)},
     task={"num_pairs": 16, "length": 64},
     model={"num_heads": 1, "mlp_features": 64},
   )

@@ -1,11 +1,12 @@
-"""Compares selected keys with all keys at 2,048 positions, where most are skipped.
+"""Compares selected keys with all keys at lengths where most keys are skipped.
 
     python compare.py --config=configs/compare/sparse.py --workdir=/tmp/sparse
 
-Recall of 64 pairs that stand at the beginning, and one needle among three others, by
-two layers of width 64 with `model.short_convolution`. MoBA reads 4 blocks of 64 keys,
-native sparse attention as many and a window of 128 keys, DeepSeek's sparse attention
-256 keys, and a sliding window the last 256. What came out is in docs/results.md.
+Recall of 16 pairs that stand at the beginning and one needle among three others, by two
+layers of width 64 with `model.short_convolution` and no positions, trained at length
+128 and evaluated at 512 and 2,048. Of those keys MoBA reads 2 blocks of 16, native
+sparse attention as many, the means of all blocks and a window of 32, DeepSeek's sparse
+attention 32 keys, and a sliding window the last 32. What came out is in docs/results.md.
 """
 
 import ml_collections
@@ -14,30 +15,39 @@ from configs import experiments
 
 
 def get_config() -> ml_collections.ConfigDict:
-  """Three selections, a window and exact attention, three seeds."""
+  """Three selections, a window and exact attention, eight seeds."""
   return experiments.comparison(
     "recall,needle",
-    "flash,window256,moba4,nsa4,dsa256",
-    num_steps=600,
-    eval_every=600,
-    checkpoint_every=100,
-    batch_size=4,
+    "flash,window32,moba2,nsa2,dsa32",
+    seeds=experiments.EIGHT,
+    num_steps=1200,
+    eval_every=1200,
+    checkpoint_every=600,
+    batch_size=32,
     variants={
-      "window256": {"name": "sliding_window", "window": 255},
-      "moba4": {"name": "moba", "block_size": 64, "top_k": 4},
-      "nsa4": {"name": "nsa", "num_blocks": 4, "window": 128},
-      "dsa256": {"name": "dsa", "top_k": 256},
+      "window32": {"name": "sliding_window", "window": 31},
+      "moba2": {"name": "moba", "block_size": 16, "top_k": 2},
+      "nsa2": {
+        "name": "nsa",
+        "block_size": 16,
+        "compress_size": 16,
+        "stride": 8,
+        "num_blocks": 2,
+        "window": 32,
+      },
+      "dsa32": {"name": "dsa", "top_k": 32},
     },
+    grid={"optimizer": {"learning_rate": (3e-3, 1e-2)}},
+    halving={"rungs": (0.5,)},
     per_task={
-      "recall": {"task": {"vocab_size": 256, "length": 2048, "num_pairs": 64}},
-      "needle": {"task": {"length": 2048, "eval_lengths": (1024,)}},
+      "recall": {"task": {"vocab_size": 64, "num_pairs": 16, "power": 1.0}}
     },
-    task={"eval_size": 100},
+    task={"length": 128, "eval_lengths": (512, 2048), "eval_size": 200},
     model={
       "num_heads": 2,
       "features": 64,
       "mlp_features": 128,
+      "position": "none",
       "short_convolution": True,
     },
-    optimizer={"learning_rate": 3e-3},
   )

@@ -27,6 +27,7 @@ def get_config() -> ml_collections.ConfigDict:
     "delta,delta2,gated_delta,gated_delta2,kimi_delta,comba,comba2,"
     "gated_delta_2,gated_delta_2_rate2,delta_product,rwkv7,mesa,log_linear,"
     "stick_breaking,path",
+    seeds=experiments.EIGHT,
     num_steps=2000,
     eval_every=2000,
     variants={

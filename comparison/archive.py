@@ -1,0 +1,84 @@
+"""A comparison in one small file: all its records, from which its report is made."""
+
+import json
+import lzma
+from pathlib import Path
+from typing import Any
+
+from comparison import records
+from settings.errors import ConfigError
+from training import claimed, metrics
+
+
+def pack(workdir: Path, path: Path) -> int:
+  """Writes what a comparison has found as `.jsonl.xz`, a line a record.
+
+  The first line is what all runs share, with references and scaling where there are
+  any. The same records give the same bytes.
+
+  Args:
+    workdir: of the comparison.
+    path: of the file, which is replaced.
+
+  Returns:
+    How many records there are.
+
+  Raises:
+    ConfigError: the file cannot be written.
+  """
+  head = {
+    "comparison": claimed.parsed(workdir / records.COMPARISON),
+    "references": records.references(workdir),
+    "scaling": metrics.read(workdir, records.SCALING),
+  }
+  found = records.by_identity(workdir)
+  lines = [head, *({"run": name, **one} for name, one in found.items())]
+  text = "".join(json.dumps(line, sort_keys=True) + "\n" for line in lines)
+  try:
+    claimed.replace_bytes(path, lzma.compress(text.encode()))
+  except OSError as error:
+    raise ConfigError(f"--records: {error}") from error
+  return len(found)
+
+
+def read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+  """What all runs share, and identity of a run -> its record.
+
+  Raises:
+    ConfigError: the file is missing or damaged.
+  """
+  try:
+    with lzma.open(path, "rt", encoding="utf-8") as file:
+      head, *found = (json.loads(line) for line in file)
+    dict(head["comparison"])
+    return head, {Path(one.pop("run")).name: one for one in found}
+  except (OSError, EOFError, lzma.LZMAError, ValueError) as error:
+    raise ConfigError(f"--records: {path}: {error}") from error
+  except (KeyError, TypeError, AttributeError):
+    raise ConfigError(
+      f"--records: {path}: no records that `compare.py pack` wrote"
+    ) from None
+
+
+def unpack(path: Path, workdir: Path) -> None:
+  """Makes the folder of a comparison from what `pack` wrote.
+
+  The same command as before continues it: runs that are done are not run again.
+
+  Args:
+    path: of the file.
+    workdir: a new folder, or one of this very comparison, whose own records stay.
+
+  Raises:
+    ConfigError: the file is missing or damaged; or the folder holds other files.
+  """
+  head, found = read(path)
+  records.claim(workdir, head["comparison"])
+  records.refer(workdir, head.get("references") or {})
+  if scaling := head.get("scaling"):
+    lines = "".join(json.dumps(row) + "\n" for row in scaling)
+    claimed.replace_text(workdir / records.SCALING, lines)
+  folder, there = workdir / records.RECORDS, records.by_identity(workdir)
+  folder.mkdir(exist_ok=True)
+  for name in found.keys() - there.keys():
+    claimed.replace(folder / f"{name}.json", found[name])

@@ -1,0 +1,178 @@
+"""The tables and pictures of a page of results, made again from its records.
+
+    python -m comparison.results docs/results.md
+
+A page has comments around each table, and this command writes what is between them:
+
+    <!-- solved: results/capacity.jsonl.xz -->
+    <!-- end -->
+
+is the table `solved` of the records in that file. A picture of the page named
+`results/capacity.curves-recall.png` is drawn as `plots/curves-recall.png` of their
+report.
+"""
+
+from collections.abc import Callable, Mapping
+import math
+from pathlib import Path
+import re
+import sys
+import tempfile
+from typing import Any
+
+import pandas as pd
+from PIL import Image
+
+from comparison import archive, report
+from comparison.plan import DENSE, TWIN
+from comparison.summary import number
+from comparison.tables import NOTHING, TIED
+from comparison.task import Task, by_task
+
+_MARKED = re.compile(r"(<!-- (\w+): (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_PICTURE = re.compile(r"\]\(([^()\s]+?)\.([^()\s]+?)\.png\)")
+
+_COLORS = 64
+"""Of a picture, which has a third of its bytes then."""
+
+
+def solved(task: Task) -> pd.DataFrame:
+  """Seeds that solved a task, with columns for each point of `across`.
+
+  KiB is the cache and state of a sequence at its end.
+  """
+  rows = task.ended
+  varied = _varied(rows)
+  content: dict[str, dict[str, str]] = {
+    _name(row): {} for _, row in rows.iterrows()
+  }
+  columns: dict[str, None] = {}
+  for place, row in rows.sort_values("across", kind="stable").iterrows():
+    behind = f", {varied[place]}" if varied[place] else ""
+    cells = {
+      f"KiB{behind}": number(row["cache_bytes"] / 1024),
+      **{f"{k}{behind}": text for k, text in _seeds(task, row).items()},
+    }
+    content[_name(row)] |= cells
+    columns |= dict.fromkeys(cells)
+  table = pd.DataFrame.from_dict(content, orient="index")
+  return table[list(columns)].fillna(NOTHING)
+
+
+def lengths(task: Task) -> pd.DataFrame:
+  """The mean over seeds at each length, and what single seeds reach at the last."""
+  at = task.at_lengths.groupby(["row", "length"])["value"].mean().unstack()
+  last, varied = at.columns[-1], _varied(task.ended)
+  content = {}
+  for place, row in task.ended.iterrows():
+    values = at.loc[row["row"]]
+    content[_name(row, varied[place])] = {
+      **{f"at {length}": f"{100 * x:.1f} %" for length, x in values.items()},
+      **{f"{k} at {last}": text for k, text in _seeds(task, row).items()},
+    }
+  return pd.DataFrame.from_dict(content, orient="index")
+
+
+def means(task: Task) -> pd.DataFrame:
+  """The mean over seeds of the metric that decides."""
+  content, varied = {}, _varied(task.ended)
+  for place, row in task.ended.iterrows():
+    tied = f" {TIED}" if row["is_tied"] else ""
+    content[_name(row, varied[place])] = {
+      task.metric.replace("_", " "): f"{number(row['mean'])}{tied}",
+      "worst to best": f"{number(row['worst'])} to {number(row['best'])}",
+      "seeds": f"{row['seeds']}",
+      "parameters": number(row["parameters"]),
+      "update, GFLOP": number(row["train_flops"] / 1e9),
+    }
+  return pd.DataFrame.from_dict(content, orient="index")
+
+
+KINDS: Mapping[str, Callable[[Task], pd.DataFrame]] = {
+  "solved": solved,
+  "lengths": lengths,
+  "means": means,
+}
+
+
+def remade(path: Path) -> str:
+  """The text of a page with all its tables made again.
+
+  Raises:
+    KeyError: a comment names a table that is none of `KINDS`.
+    ConfigError: a file of records is missing or damaged.
+  """
+
+  def table(match: re.Match[str]) -> str:
+    begin, kind, file, end = match.groups()
+    _, found = archive.read(path.parent / file)
+    texts = []
+    for name, task in by_task(list(found.values())).items():
+      content = KINDS[kind](task).rename_axis(name).reset_index()
+      texts += _markdown(content), ""
+    return begin + "\n".join(texts) + end
+
+  return _MARKED.sub(table, path.read_text("utf-8"))
+
+
+def draw(path: Path) -> None:
+  """Draws every picture of a page whose records are there."""
+  pictures: dict[str, list[str]] = {}
+  for name, stem in _PICTURE.findall(path.read_text("utf-8")):
+    pictures.setdefault(name, []).append(stem)
+  for name, stems in pictures.items():
+    with tempfile.TemporaryDirectory() as folder:
+      workdir = Path(folder) / "comparison"
+      archive.unpack(path.parent / f"{name}.jsonl.xz", workdir)
+      report.write(workdir)
+      for stem in stems:
+        with Image.open(workdir / report.PLOTS / f"{stem}.png") as image:
+          small = image.convert("RGB").quantize(_COLORS)
+          small.save(path.parent / f"{name}.{stem}.png", optimize=True)
+
+
+def _name(row: Any, across: str = "") -> str:
+  twin = TWIN if row["width"] == DENSE else ""
+  return ", ".join(filter(None, (f"`{row['attention']}`", across, twin)))
+
+
+def _varied(rows: pd.DataFrame) -> dict[Any, str]:
+  """Index of a row -> of its `across`, what not all rows have: 'features 16'."""
+  points = [set(filter(None, text.split(", "))) for text in rows["across"]]
+  shared = set.intersection(*points)
+  texts = [
+    ", ".join(part for part in text.split(", ") if part not in shared)
+    for text in rows["across"]
+  ]
+  return {
+    place: re.sub("[=_]", " ", text)
+    for place, text in zip(rows.index, texts, strict=True)
+  }
+
+
+def _seeds(task: Task, row: Any) -> dict[str, str]:
+  """How many seeds solved the task, where it is all or nothing, and their range."""
+  worst, best = (f"{100 * row[name]:.0f}" for name in ("worst", "best"))
+  spread = f"{worst} %" if worst == best else f"{worst} to {best} %"
+  if task.runs["solved_at"].isna().all():
+    return {"worst to best": spread}
+  # Nobody is counted where no row has a seed that solved the task.
+  solved = 0 if math.isnan(row["solved"]) else row["solved"]
+  return {
+    "solved": f"{solved:.0f} of {row['trials']:.0f}",
+    "worst to best": spread,
+  }
+
+
+def _markdown(table: pd.DataFrame) -> str:
+  """As text, without the spaces that align columns."""
+  rows = [table.columns, ["---", *["--:"] * (len(table.columns) - 1)]]
+  rows += table.values.tolist()
+  return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+if __name__ == "__main__":
+  for _name_of_page in sys.argv[1:]:
+    _page = Path(_name_of_page)
+    _page.write_text(remade(_page), "utf-8")
+    draw(_page)
