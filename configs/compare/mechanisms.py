@@ -2,8 +2,7 @@
 
     python compare.py --config=configs/compare/mechanisms.py --workdir=/tmp/all
 
-The comparison of the README: every mechanism at the parameters of the dense
-model, equal optimiser settings, one seed (`--config.seeds=0,1,2` adds more to the
+Every mechanism has the parameters of the dense model, with equal optimiser settings, one seed (`--config.seeds=0,1,2` adds more to the
 same folder).
 """
 
