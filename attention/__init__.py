@@ -86,7 +86,7 @@ from attention.window_2d import window_2d, window_2d_attention
 from attention.window_linear import window_linear, window_linear_attention
 
 if TYPE_CHECKING:
-  from attention import definitions
+  from attention import definitions as definitions
 
 __version__ = "0.1.0"
 
@@ -107,7 +107,6 @@ __all__ = [
   "bigbird_random_blocks",
   "causal",
   "comba",
-  "definitions",
   "delta",
   "delta_product",
   "delta_product_attention",
