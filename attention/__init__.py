@@ -59,7 +59,7 @@ from attention.performer import (
   performer,
   performer_attention,
 )
-from attention.plug import Attention, Dims
+from attention.plug import Attention, Dims, near
 from attention.positions import (
   alibi_bias,
   alibi_slopes,
@@ -186,4 +186,5 @@ def __getattr__(name: str) -> Any:
   """Imports the definitions, which no function here needs, where they are read."""
   if name == "definitions":
     return importlib.import_module("attention.definitions")
-  raise AttributeError(f"module 'attention' has no attribute {name!r}")
+  hint = near(name, __all__)
+  raise AttributeError(f"module 'attention' has no attribute {name!r}{hint}")
