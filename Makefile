@@ -1,7 +1,8 @@
 # make train   sets up .venv, trains the copy task, shows the result
 # make compare trains every mechanism on the copy task, at equal parameters
 # make bench   measures time and memory of every mechanism against length
-# make test    sets up .venv, runs lint, type checker, layers and the suite
+# make lint    sets up .venv, runs lint, type checker and the check of layers
+# make test    the same, and the suite
 # make test-all  the same with the slowest combinations, all of it as users compile
 # make format  formats and sorts imports
 
@@ -12,7 +13,7 @@ WORKDIR ?= runs/copy
 # Tests of a file share what they compile, so a file stays on one worker.
 PYTEST := -n auto --dist loadfile
 
-.PHONY: train compare bench test test-all format setup
+.PHONY: train compare bench lint test test-all format setup
 
 setup: $(VENV)/.installed
 
@@ -41,21 +42,19 @@ compare: setup
 bench: setup
 	$(PYTHON) -m benchmarks.scaling
 
-test: setup
+lint: setup
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/pyrefly check
 	$(VENV)/bin/lint-imports --no-cache --no-logo
+
+test: lint
 	COMPILE=quickly $(PYTHON) -m pytest $(PYTEST) \
 	  -m "not optimised and not thorough"
 	$(PYTHON) -m pytest $(PYTEST) -m "optimised and not thorough" \
 	  $$(grep -rl optimised tests projects --include='test_*.py')
 
-test-all: setup
-	$(VENV)/bin/ruff check .
-	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/pyrefly check
-	$(VENV)/bin/lint-imports --no-cache --no-logo
+test-all: lint
 	$(PYTHON) -m pytest $(PYTEST)
 
 format: setup

@@ -59,7 +59,7 @@ from attention.performer import (
   performer,
   performer_attention,
 )
-from attention.plug import Attention, Dims
+from attention.plug import Attention, Dims, near
 from attention.positions import (
   alibi_bias,
   alibi_slopes,
@@ -86,7 +86,7 @@ from attention.window_2d import window_2d, window_2d_attention
 from attention.window_linear import window_linear, window_linear_attention
 
 if TYPE_CHECKING:
-  from attention import definitions
+  from attention import definitions as definitions
 
 __version__ = "0.1.0"
 
@@ -107,7 +107,6 @@ __all__ = [
   "bigbird_random_blocks",
   "causal",
   "comba",
-  "definitions",
   "delta",
   "delta_product",
   "delta_product_attention",
@@ -187,4 +186,5 @@ def __getattr__(name: str) -> Any:
   """Imports the definitions, which no function here needs, where they are read."""
   if name == "definitions":
     return importlib.import_module("attention.definitions")
-  raise AttributeError(f"module 'attention' has no attribute {name!r}")
+  hint = near(name, __all__)
+  raise AttributeError(f"module 'attention' has no attribute {name!r}{hint}")

@@ -291,7 +291,12 @@ def applied(
 
   def apply(variables, query, key, value, **call):
     call = accepted_options(name, function, call)
-    given = own(variables)
+    try:
+      given = own(variables)
+    except KeyError as error:
+      raise ValueError(
+        f"variables: {name} needs what its init makes; {error} is missing"
+      ) from error
     taken = given.keys() & call.keys()
     if taken:
       raise ValueError(_has_its_own(min(taken), name))

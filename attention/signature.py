@@ -92,7 +92,7 @@ def attention_factory(factory: Callable[P, R]) -> Callable[P, R]:
   """Decorates a mechanism's factory, and checks its hyperparameters.
 
   Each is checked by its name (`arguments.CHECKS`) or its type (`TYPES`), and arrays are
-  refused: they are for the attention function.
+  refused: they are for the attention function. So is an option that it has not.
   """
   name = getattr(factory, "__name__", "factory")
   signature = inspect.signature(factory)
@@ -105,6 +105,13 @@ def attention_factory(factory: Callable[P, R]) -> Callable[P, R]:
 
   @functools.wraps(factory)
   def checked(*args: P.args, **options: P.kwargs) -> R:
+    for option in options:
+      if option not in signature.parameters:
+        known = ", ".join(signature.parameters)
+        raise ValueError(
+          f"{option}: {name} has no such option (it has: {known})"
+          f"{plug.near(option, signature.parameters)}"
+        )
     given = signature.bind_partial(
       *args[: len(signature.parameters)], **options
     )

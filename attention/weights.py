@@ -31,9 +31,17 @@ def attention_weights(
   Returns:
     `[B, N, T, S]` in the dtype of `query`.
 
+  Raises:
+    ValueError: `fn` is no function.
+
   Cost: one call of `fn` with values of width S, so memory of at least B·N·T·S
   for every `fn`. It is meant for pictures and tests.
   """
+  if not callable(fn):
+    raise ValueError(
+      f"fn: expected an attention function, got {type(fn).__name__}; of a record "
+      "give functools.partial(record.apply, variables)"
+    )
   batch, source_length, num_kv_heads, _ = (query if key is None else key).shape
   identity = jnp.broadcast_to(
     jnp.eye(source_length, dtype=query.dtype)[None, :, None, :],

@@ -3,6 +3,7 @@
 import ast
 import pathlib
 import re
+import subprocess
 import sys
 import tomllib
 
@@ -32,10 +33,10 @@ def test_the_library_needs_what_it_imports():
     for name in imported(path)
   }
   others = found - set(sys.stdlib_module_names) - {"attention"}
-  # Kernels that `implementation='tokamax'` asks for are an extra, and so is Flax,
-  # of which `attention.modules` has modules.
+  # Extras: kernels of `implementation='tokamax'`, modules of `attention.modules`
+  # and tests of `attention.testing`.
   optional = _PROJECT["project"]["optional-dependencies"]
-  extras = names(optional["tokamax"]) | names(optional["flax"])
+  extras = {*names(optional["tokamax"] + optional["flax"] + optional["test"])}
   assert others - extras == names(_PROJECT["project"]["dependencies"])
 
 
@@ -51,6 +52,31 @@ def test_one_package_is_installed():
   assert attention.__version__.count(".") == 2
   for path in (_ROOT / "attention").rglob("*.py"):
     assert (path.parent / "__init__.py").exists(), path
+  assert (_ROOT / "attention" / "py.typed").exists()
+
+
+def test_the_citation_names_this_version():
+  citation = (_ROOT / "CITATION.cff").read_text()
+  assert f"\nversion: {attention.__version__}\n" in citation
+
+
+def test_few_modules_are_imported():
+  """`from attention import *` leaves what no function needs to be asked for."""
+  script = (
+    "from attention import *; import sys; "
+    "print(*(x for x in sys.modules if x.split('.')[0] == 'attention'))"
+  )
+  result = subprocess.run(
+    [sys.executable, "-c", script],
+    cwd=_ROOT,
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+  modules = result.stdout.split()
+  assert len(modules) <= 60
+  assert "attention.definitions" not in modules
+  assert "attention.testing" not in modules
 
 
 def test_the_laboratory_names_what_it_imports():
@@ -67,7 +93,7 @@ def test_the_laboratory_names_what_it_imports():
   others = found - set(sys.stdlib_module_names) - here
   project = _PROJECT["project"]
   known = names(project["dependencies"])
-  for extra in ("lab", "tokamax", "wandb"):
+  for extra in ("lab", "test", "tokamax", "wandb"):
     known |= names(project["optional-dependencies"][extra])
   spelt = {
     "absl": "absl_py",

@@ -71,10 +71,17 @@ def check_mechanism(
   Raises:
     AssertionError: lists every check that failed, with what was found and what
       to do.
-    ValueError: a hyperparameter without a default is not in `options`.
+    ValueError: `factory` makes no mechanism, or a hyperparameter without a default
+      is not in `options`.
 
   Cost: it compiles about twenty-five small programs, half a minute on one core.
   """
+  takes = [*inspect.signature(factory).parameters] if callable(factory) else []
+  if not callable(factory) or takes[:1] in (["query"], ["q"]):
+    got = getattr(factory, "__name__", type(factory).__name__)
+    raise ValueError(
+      f"factory: expected a function that returns an attention.Attention, got {got}"
+    )
   options = {} if options is None else dict(options)
   missing = sorted(set(plug.required(factory)) - options.keys())
   if missing:

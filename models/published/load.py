@@ -11,6 +11,7 @@ import jax
 from jaxtyping import Array, Float
 import numpy as np
 
+from attention import plug, registry
 from models import nested
 from models.api import create, forward
 from models.attention_config import AttentionConfig, Layers
@@ -300,6 +301,8 @@ def _with_mechanisms(described: Described, own: Any) -> Described:
   if own is None:
     return described
   try:
+    for layers in own.values():
+      _check_names(layers)
     chosen: dict[str, Any] = {f: _chosen(layers) for f, layers in own.items()}
     config = dataclasses.replace(described.config, **chosen)
   except (AttributeError, TypeError) as error:
@@ -307,6 +310,24 @@ def _with_mechanisms(described: Described, own: Any) -> Described:
       f"{MECHANISMS}: expected mechanisms by slot, got {own!r}"
     ) from error
   return described._replace(config=config)
+
+
+def _check_names(layers: Any) -> None:
+  """Raises ValueError for a name by which a folder could have any code called."""
+  for one in layers if isinstance(layers, list) else [layers]:
+    name = one.get("name") if isinstance(one, dict) else one
+    # Other faults are told where the mechanism is made.
+    if not isinstance(name, str) or ":" not in name:
+      continue
+    factory = registry.find(name)
+    if getattr(factory, "__annotations__", {}).get("return") not in _RETURNED:
+      raise ValueError(
+        f"{MECHANISMS}: {name} is not annotated `-> Attention`, and a folder can "
+        "name nothing else; annotate the factory"
+      )
+
+
+_RETURNED = (plug.Attention, "Attention", "attention.Attention")
 
 
 def _architecture(

@@ -7,7 +7,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+import attention
 from attention import ATTENTIONS, Dims, gates_from_keys, options
+from attention.testing import check_mechanism
 from tests import commands
 
 DIMS = Dims(
@@ -122,3 +124,21 @@ def test_the_page_of_options_is_generated():
     "replace docs/mechanism_options.md by the output of "
     "`python -m attention.options`"
   )
+
+
+def test_what_is_typed_wrongly_is_named():
+  with pytest.raises(AttributeError, match="did you mean 'flash_attention'"):
+    attention.flash_atention  # noqa: B018
+  with pytest.raises(ValueError, match=r"num_feature: performer has no .*mean"):
+    attention.performer(num_feature=8)
+  record = attention.linformer(rank=4)
+  arrays = [jnp.ones((1, 8, 1, 4))] * 3
+  with pytest.raises(
+    ValueError, match=r"variables: linformer needs .*'params'"
+  ):
+    record.apply({}, *arrays)
+  with pytest.raises(ValueError, match="fn: expected an attention function"):
+    attention.attention_weights("dense", *arrays[:2])
+  for wrong in (attention.dense_attention, attention.dense()):
+    with pytest.raises(ValueError, match="factory: expected a function that"):
+      check_mechanism(wrong, None)

@@ -145,6 +145,20 @@ def test_a_pickle_is_refused_and_not_read(folder, tmp_path):
   assert not trap.exists()
 
 
+def test_a_folder_calls_nothing_but_factories(folder, tmp_path):
+  touched = tmp_path / "touched"
+  own = {"name": "subprocess:Popen", "args": ["touch", str(touched)]}
+  for layers in (own, [own], "os:getcwd"):
+    change_config(folder, attention_lab={"encoder_attention": layers})
+    with pytest.raises(ValueError, match="is not annotated `-> Attention`"):
+      models.load_pretrained(folder)
+  assert not touched.exists()
+  own = "attention.performer:performer"
+  change_config(folder, attention_lab={"encoder_attention": own})
+  with pytest.raises(ValueError, match="no tensor fills"):
+    models.load_pretrained(folder)
+
+
 def test_shards(folder):
   """Several files and their index are one file."""
   tensors = load_file(folder / "model.safetensors")
