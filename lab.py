@@ -305,8 +305,11 @@ def sweep(
 
 
 def _show_figures() -> None:
-  """Jupyter shows figures of matplotlib once pyplot is there."""
-  import matplotlib.pyplot  # noqa: F401
+  """Loads Jupyter's backend of matplotlib, without which a figure is its name."""
+  import matplotlib.pyplot as plt
+
+  if "inline" in plt.get_backend():
+    plt.switch_backend(plt.get_backend())
 
 
 def _mapping(config: Any, leaves: Mapping[str, Any]) -> dict[str, Any]:
