@@ -82,9 +82,9 @@ def delta_product(
     ValueError: `num_householder` is no positive int, or as `delta`.
 
   Its model also has `short_convolution`, `output_norm='rms'` and `output_gate='silu'`.
-  Departs from the paper in that the keys and values of all corrections but the last
-  are not convolved, which a record has no state for. Values of another width than V,
-  such as the identity that shows the matrix, are those of the last correction alone.
+  Departs from the paper in that only the keys and values of the last correction are
+  convolved, because a record has no state for other convolutions. If values have
+  another width than V, the earlier corrections write zeros as values.
   Paper: arXiv:2502.10297, section 3.
   """
   others = num_householder - 1

@@ -111,18 +111,18 @@ class DsaCache(NamedTuple):
 def dsa(
   top_k: int = 256, num_index_heads: int = 4, index_dim: int = 32
 ) -> plug.Attention:
-  """The plug of `dsa_attention`, whose indexer reads what queries are projected from.
+  """The plug of `dsa_attention`, with an indexer that reads the inputs x.
 
     index_query = R_t (x_t · W_q)    index_key = R_t (x_t · W_k)
     index_weight = x_t · W_w / √(I·D)
 
-  R_t is the rotary turn of position t, of half of the features. Nothing but `loss`, the
-  mean of `dsa_indexer_loss` over the visible positions, trains the indexer, and it
-  trains nothing else: x has no gradient there.
+  R_t rotates half of the features by position t. The indexer is trained by `loss`
+  alone, the mean of `dsa_indexer_loss` over the visible positions. No gradient of it
+  reaches x.
 
   Args:
-    top_k: keys that a query attends to. With at least as many as there are, attention
-      is dense and the indexer learns from all keys: the paper's warm-up.
+    top_k: keys that a query attends to. From T on, attention is dense and the indexer
+      learns from all keys, as in the paper's warm-up.
     num_index_heads: I.
     index_dim: D, a multiple of 4.
 
@@ -153,7 +153,7 @@ def dsa(
     call = indexer.turned(call, jnp.arange(query.shape[1])[None])
     for name in ("index_query", "index_key", "index_weight"):
       if keep is not None and name in call:
-        # A hidden position may hold anything, and so may what is read there.
+        # A hidden position may hold anything, and so may its projections.
         shown = keep.reshape(*keep.shape, *[1] * (call[name].ndim - 2))
         call[name] = jnp.where(shown, call[name], 0)
     call = {"is_causal": False, "mask": mask, **call}

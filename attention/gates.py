@@ -175,14 +175,14 @@ def recurrent_mechanism(
   arrays: Mapping[str, Any] = types.MappingProxyType({}),
   init_state: Callable[[int, plug.Dims], plug.Cache] | None = None,
 ) -> plug.Attention:
-  """The record of a recurrence with its own decays and rates.
+  """The record of a recurrence, given its decays and rates.
 
   Args:
     name: of the mechanism, for messages.
-    recurrence: `(params, query, key, value, **options) -> (out, state)`, with 0 for
-      hidden keys, values and gates; these are among the options.
-    init: `(key, dims) -> params`, of a mechanism with gates.
-    gates: option -> what it is read with.
+    recurrence: `(params, query, key, value, **options) -> (out, state)`. Gates are
+      options; keys, values and gates of hidden positions are 0.
+    init: `(key, dims) -> params`, needed if there are gates.
+    gates: option -> the function of params and inputs that computes it.
     arrays: annotations of the gates beside `log_decay` and `beta`.
     init_state: `(batch, dims) -> state`; None is zeros `[B, N, H, V]`.
 

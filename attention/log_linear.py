@@ -44,25 +44,25 @@ def log_linear_attention(
   segment_ids: Int[Array, "B T"] | None = None,
   return_state: bool = False,
 ) -> Float[Array, "B T N V"] | tuple[Float[Array, "B T N V"], LevelState]:
-  """Each query weighs the past by levels, of which each reaches twice as far back.
+  """Linear attention whose past is split into levels with weights of their own.
 
     out = log_linear_attention(q, k, v, log_decay=g, level_scales=scales)
 
     out_t = scale · Σ_l scales_tl (S_t^l)ᵀ q_t
     S_t^l = Σ e^(Σ g_u over s < u ≤ t) k_s v_sᵀ over the s at level l of t
 
-  for each head. Level 0 is t itself. Back from it, with t counted from 0, there is a
-  bucket of 2^b positions at level 1 + b for each binary digit b of t, lowest first.
-  With scales of 1 it is `gated_linear_attention`. Everything is float32 for inputs of
-  any dtype.
+  for each head. Level 0 is t itself. With t counted from 0, each binary digit b of t
+  that is 1 gives a bucket of 2^b positions at level 1 + b; going back from t, the
+  lowest digit comes first. With scales of 1 it is `gated_linear_attention`. Everything
+  is float32 for inputs of any dtype.
 
   Args:
     log_decay: g, at most 0.
     level_scales: of each level; T positions have ⌈log₂ T⌉ + 1 levels.
     mask: key mask `[B, 1, 1, T]`. A hidden position is skipped: it adds nothing, is
       not counted, and gives zeros, so that padding changes nothing wherever it is.
-    initial_state: from which the first segment goes on; None is that of no positions.
-      Beyond 2^(L−1) positions in all, the last level has what is older.
+    initial_state: the state before the first segment; None is that of no positions.
+      Beyond 2^(L−1) positions in all, the last level has all older ones.
     segment_ids: `[B, T]`; where they change, the state and the count begin anew.
 
   Other options and results: as `gated_linear_attention`; the state is a `LevelState`.
@@ -70,8 +70,8 @@ def log_linear_attention(
   Raises:
     ValueError: as `gated_linear_attention`, or L is 1 or too small for T.
 
-  Cost, with C = `features.CHUNK`, and L of at most ⌈log₂ T⌉ + 1 where a call begins
-  with no state: time T·N·(C·(H+V+L) + L·H·V), memory B·T·N·(H+V+L), with gradients
+  Cost, with C = `features.CHUNK`, and L at most ⌈log₂ T⌉ + 1 if there is no initial
+  state: time T·N·(C·(H+V+L) + L·H·V), memory B·T·N·(H+V+L), with gradients
   also L states for each chunk.
 
   Paper: Log-linear attention, arXiv:2506.04761.
@@ -146,7 +146,7 @@ def _attend(positions, ends, inputs, sums, *, is_empty=False):
 
 
 def _step(count, params, sums, inputs):
-  """`count` chunks `[B, N, G, C, ·]`, of which each begins as the last ends."""
+  """`count` chunks `[B, N, G, C, ·]`; each begins with the state after the last."""
   del params
   ends, positions, *arrays = inputs
   ends, positions = (x.reshape(len(x), 1, count, -1) for x in (ends, positions))
@@ -188,7 +188,7 @@ def _step(count, params, sums, inputs):
 
 
 def _level(most, one, other):
-  """Of pairs of positions; what is older than all levels is at the last."""
+  """The level of pairs of positions; beyond all levels, it is the last one."""
   return jnp.minimum(32 - jax.lax.clz(one ^ other), most)
 
 

@@ -95,9 +95,9 @@ def best_blocks(
     query: `[B, T, N, H]`.
     key: `[B, S, K, H]`.
     keep: which keys count.
-    places: of the queries among the keys.
+    places: positions of the queries in the sequence of keys.
     block_size: D.
-    top_k: M, at most; there are no more than ⌈S/D⌉.
+    top_k: how many blocks; M is the smaller of this and ⌈S/D⌉.
   """
   query, key = jax.lax.stop_gradient((query, key))
   key = jnp.where(keep[..., None, None], key, 0).astype(jnp.float32)

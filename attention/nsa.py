@@ -262,8 +262,8 @@ def nsa(
     window: keys of the window.
 
   Returns:
-    An `Attention` with `gates`, causal only, that decodes with a `DenseCache`; a
-    position compresses all S keys. Its parameters are `gate_kernel [F, N, 3]`,
+    An `Attention` with `gates`, causal only, that decodes with a `DenseCache`; each
+    decoded position compresses all S keys anew. Its parameters are `gate_kernel [F, N, 3]`,
     `key_weights` and `value_weights [K, C]`, which begin as means, and
     `key_positions [K, C, H]`.
 

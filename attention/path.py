@@ -185,8 +185,8 @@ def path(rank: int = 32, forget: bool = False) -> plug.Attention:
     forget: a forget gate for each head, as `dense` takes it (PaTH-FoX).
 
   Returns:
-    An `Attention` with `gates`, causal only, whose cache is values, and keys in float32
-    that every position turns. Its parameters are `householder_down [F, R]`,
+    An `Attention` with `gates`, causal only. Its cache has the values, and the keys in
+    float32, which each new position multiplies by its matrix. Its parameters are `householder_down [F, R]`,
     `householder_up [R, K, H]`, `rate_kernel [F, K]` and `rate_bias [K]`, with `forget`
     also those of `dense`.
 

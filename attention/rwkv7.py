@@ -100,9 +100,9 @@ def rwkv7(rank: int = 32) -> plug.Attention:
     ValueError: `rank` is no positive int.
 
   Its model also has `output_norm='group'` and `output_gate='sigmoid'`. Departs from
-  its paper where a layer needs more than its own inputs: `short_convolution` stands for
-  the token shift, and values are not mixed with those of the first layer. The bonus
-  of ρ is inside the group norm. Paper: arXiv:2503.14456, section 4.
+  its paper in three points: `short_convolution` stands for the token shift, values are
+  not mixed with those of the first layer, and the bonus of ρ is inside the group norm.
+  Paper: arXiv:2503.14456, section 4.
   """
 
   def init(key, dims):

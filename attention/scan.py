@@ -45,18 +45,17 @@ def scan(
     step: of one chunk; must not close over traced arrays.
     params: a pytree that every step reads.
     state: a pytree, before the first chunk.
-    xs: a pytree of `[B, T, …]`, with the T of its first leaf: others are cut there.
-      Zeros are appended up to whole chunks: a step must leave the state as it is for
-      them.
+    xs: a pytree of `[B, T, …]`. T is that of the first leaf; longer leaves are cut.
+      Zeros fill the last chunk, and a step must not change the state for them.
     size: C, positions of a chunk.
-    is_empty: whether `state` is that of no positions. A step that is the only one
-      may then be given None in its place.
+    is_empty: whether `state` is that of no positions. If there is one step only, it
+      may then get None as the state.
 
   Returns:
     The last state, and the y together, a pytree of `[B, T, …]`.
 
-  Cost: time of the steps, with gradients four times that; memory of the results, and
-  for gradients one state for each chunk and gradients like `params` and `xs`.
+  Cost: the time of the steps, with gradients four times as long; memory of the results,
+  with gradients also one state for each chunk and the gradients of `params` and `xs`.
   """
   length = jax.tree.leaves(xs)[0].shape[1]
   count = -(-length // size)
@@ -68,8 +67,8 @@ def scan(
 
   params, state, xs = alike((params, state, jax.tree.map(whole, xs)))
   if count == 1 and platform.profile().needs_barriers:
-    # Without a loop, an empty state would be a constant, of whose products XLA:CPU
-    # makes wrong numbers in some versions (benchmarks/README.md).
+    # Without a loop, an empty state would be a constant, and some versions of
+    # XLA:CPU compute products of constants wrongly (benchmarks/README.md).
     if is_empty:
       state = None
     else:

@@ -101,8 +101,8 @@ def selected_attention(
   S·K·(H+V) where keys are gathered.
 
   Keys are gathered for each query where D ≤ 8·N/K, or 8 if G = N. Larger blocks make
-  tiles: pairs of query and block are sorted by block, up to `_TILE_ROWS` queries read
-  it in one product, and the results of a query are joined by their log-sum-exp.
+  tiles: pairs of query and block are sorted by block, up to `_TILE_ROWS` queries read a
+  block in one product, and the results of a query are joined by their log-sum-exps.
 
   Papers: NSA, arXiv:2502.11089, section 3.3; MoBA, arXiv:2502.13189.
   """
@@ -146,13 +146,14 @@ def selected_attention(
     tile_bytes = 4 * batch * _TILE_ROWS * block_size * num_heads // repeats
     at_once = platform.tiles_at_once(tile_bytes, count)
     attend = functools.partial(_attend_in_tiles, at_once=at_once, **options)
-    # Twice as many pairs as fill a tile of each block.
+    # Enough rows for two full tiles of each block.
     most = 2 * count * _TILE_ROWS // num_blocks
   else:
     attend = functools.partial(_attend_by_row, **options)
     row_keys = num_blocks * block_size
     row_bytes = 4 * batch * kv_heads * row_keys * (head_dim + value.shape[3])
-    # At least as many as read all keys, to all of which a chunk adds a gradient.
+    # The backward of a chunk adds to the gradient of all keys, so a chunk gathers at
+    # least as many keys as there are.
     most = platform.tiles_at_once(row_bytes, num_rows)
     most = max(most, key.shape[1] // row_keys)
   chunk = -(-num_rows // -(-num_rows // max(most, 1)))
@@ -171,7 +172,7 @@ def selected_attention(
 def _ascending(
   blocks: Int[Array, "B T G M"], count: int
 ) -> Int[Array, "B T G M"]:
-  """The numbers in order, with `count` for what is no number or was there before."""
+  """Numbers of blocks in order; `count` stands for no block and for repetitions."""
   is_block = (blocks >= 0) & (blocks < count)
   blocks = jnp.sort(jnp.where(is_block, blocks, count).astype(jnp.int32))
   is_new = jnp.diff(blocks, axis=-1, prepend=-1) > 0
@@ -179,7 +180,7 @@ def _ascending(
 
 
 def _attend_by_row(rows, keys, *, is_causal, scale):
-  """Each row reads keys that are gathered for it alone."""
+  """Gathers the keys of each row."""
 
   def attend(row):
     block = jnp.minimum(row.blocks, len(keys.key) - 1)

@@ -200,10 +200,7 @@ def _softmax(logits):
 
 @_softmax.defjvp
 def _softmax_jvp(primals, tangents):
-  """From the weights alone: autodiff would keep the exponentials as well.
-
-  What this saves is in benchmarks/README.md.
-  """
+  """From the weights alone: autodiff would keep the exponentials as well."""
   weights, lse = _softmax(*primals)
   (tangent,) = tangents
   mean = jnp.sum(weights * tangent, axis=-1, keepdims=True)

@@ -122,7 +122,7 @@ def stick_breaking_attention(
 
 
 def _whole(query: Float[Array, "B K Q H"], value: Array) -> Any:
-  """The state of queries whose stick is whole."""
+  """The state of queries before their first key."""
   # Not constants, so that they are sharded as the queries are.
   spent = jnp.zeros_like(query[..., :1], jnp.float32)
   shape = *spent.shape[:3], value.shape[-1]
@@ -137,14 +137,14 @@ def _broken(
   shown: Bool[Array, "#B #K #Q D"] | None,
   scale: Any,
 ) -> tuple[Float[Array, "B K Q 1"], Float[Array, "B K Q V"]]:
-  """(−log of what is left, out) of queries after D more keys to their left."""
+  """Adds D more keys on the left to the state: (−log of what is left, out)."""
   spent, out = state
   x = scale * layout.dot("bkqh,bkdh->bkqd", query, key)
   if shown is not None:
     x = jnp.where(shown, x, _HIDDEN)
   near = jnp.log1p(jnp.exp(-jnp.abs(x)))
   breaks = jnp.maximum(x, 0.0) + near  # softplus(x) = −log(1 − β)
-  # Of the keys to the right of each: a difference of sums would lose its digits.
+  # Sums over the keys to the right of each. A difference of sums would lose digits.
   later = jnp.concatenate(
     [breaks[..., 1:], jnp.zeros_like(breaks[..., :1])], axis=-1
   )

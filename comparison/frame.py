@@ -66,23 +66,27 @@ def curves(records: Iterable[Record]) -> pd.DataFrame:
     Columns `task`, `row`, `grid`, `seed`, `run`, `split`, `step`, `metric`,
     `value`.
   """
-  content = [
-    {
+  content = []
+  for record in records:
+    run = {
       "task": record["task"],
       "row": label(record),
       "grid": point(record.get("grid", {})),
       "seed": record["seed"],
       "run": name(record),
-      "split": line["split"],
-      "step": line["step"],
-      "metric": metric,
-      "value": value,
     }
-    for record in records
-    for line in record.get("history", ())
-    for metric, value in line.items()
-    if metric not in _PLACE and is_number(value)
-  ]
+    content += [
+      {
+        **run,
+        "split": line["split"],
+        "step": line["step"],
+        "metric": metric,
+        "value": value,
+      }
+      for line in record.get("history", ())
+      for metric, value in line.items()
+      if metric not in _PLACE and is_number(value)
+    ]
   columns = ["task", "row", "grid", "seed", "run", "split", "step", "metric"]
   columns.append("value")
   return pd.DataFrame(content, columns=columns)

@@ -7,12 +7,17 @@ A page has comments around each table, and this command writes what is between t
     <!-- solved: results/capacity.jsonl.xz -->
     <!-- end -->
 
-is the table `solved` of the records in that file. A picture of the page named
+is the table `solved` of the records in that file. A table whose first column names
+mechanisms keeps its own columns, and gets counts of solved seeds in those that are named:
+
+    <!-- overview: recall=results/capacity.jsonl.xz@features=64 -->
+
+A picture of the page named
 `results/capacity.curves-recall.png` is drawn as `plots/curves-recall.png` of their
 report.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 import math
 from pathlib import Path
 import re
@@ -29,7 +34,9 @@ from comparison.summary import number
 from comparison.tables import NOTHING, TIED
 from comparison.task import Task, by_task
 
-_MARKED = re.compile(r"(<!-- (\w+): (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_MARKED = re.compile(
+  r"(<!-- (\w+): ([^>]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL
+)
 _PICTURE = re.compile(r"\]\(([^()\s]+?)\.([^()\s]+?)\.png\)")
 
 _COLORS = 64
@@ -73,6 +80,25 @@ def lengths(task: Task) -> pd.DataFrame:
   return pd.DataFrame.from_dict(content, orient="index")
 
 
+def carried(task: Task) -> pd.DataFrame:
+  """Mean at the trained length → at the longest, with single seeds there.
+
+  A column for each point of `across`.
+  """
+  rows, at = task.ended, task.at_lengths
+  varied, last = _varied(rows), at["length"].max()
+  trained = at[at["ratio"] == 1].groupby("row")["value"].mean()
+  content: dict[str, dict[str, str]] = {}
+  for place, row in rows.iterrows():
+    spread = _seeds(task, row)["worst to best"]
+    column = f"{varied[place]}, {at['length'].min()} → {last}"
+    content.setdefault(_name(row), {})[column] = (
+      f"{100 * trained[row['row']]:.0f} → {100 * row['mean']:.0f} ({spread})"
+    )
+  table = pd.DataFrame.from_dict(content, orient="index").fillna(NOTHING)
+  return table[sorted(table.columns)]
+
+
 def means(task: Task) -> pd.DataFrame:
   """The mean over seeds of the metric that decides."""
   content, varied = {}, _varied(task.ended)
@@ -91,12 +117,17 @@ def means(task: Task) -> pd.DataFrame:
 KINDS: Mapping[str, Callable[[Task], pd.DataFrame]] = {
   "solved": solved,
   "lengths": lengths,
+  "carried": carried,
   "means": means,
 }
 
 
-def remade(path: Path) -> str:
+def remade(text: str, folder: Path) -> str:
   """The text of a page with all its tables made again.
+
+  Args:
+    text: of the page.
+    folder: of the page, where the paths of its records begin.
 
   Raises:
     KeyError: a comment names a table that is none of `KINDS`.
@@ -104,15 +135,16 @@ def remade(path: Path) -> str:
   """
 
   def table(match: re.Match[str]) -> str:
-    begin, kind, file, end = match.groups()
-    _, found = archive.read(path.parent / file)
+    begin, kind, source, old, end = match.groups()
+    if kind == "overview":
+      return f"{begin}{_overview(old, source.split(), folder)}\n{end}"
     texts = []
-    for name, task in by_task(list(found.values())).items():
+    for name, task in _tasks(folder / source).items():
       content = KINDS[kind](task).rename_axis(name).reset_index()
       texts += _markdown(content), ""
     return begin + "\n".join(texts) + end
 
-  return _MARKED.sub(table, path.read_text("utf-8"))
+  return _MARKED.sub(table, text)
 
 
 def draw(path: Path) -> None:
@@ -129,6 +161,36 @@ def draw(path: Path) -> None:
         with Image.open(workdir / report.PLOTS / f"{stem}.png") as image:
           small = image.convert("RGB").quantize(_COLORS)
           small.save(path.parent / f"{name}.{stem}.png", optimize=True)
+
+
+def _tasks(path: Path) -> dict[str, Task]:
+  _, found = archive.read(path)
+  return by_task(list(found.values()))
+
+
+def _overview(old: str, sources: Sequence[str], folder: Path) -> str:
+  """A table with its columns of counts made again."""
+  header, align, *rows = (
+    [cell.strip() for cell in line.strip("| ").split("|")]
+    for line in old.splitlines()
+  )
+  cells = [[*row, *header][: len(header)] for row in rows]
+  table = pd.DataFrame(cells, columns=header)
+  for source in sources:
+    column, _, rest = source.partition("=")
+    file, _, across = rest.partition("@")
+    (task,) = _tasks(folder / file).values()
+    counts: dict[str, list[str]] = {}
+    for _, row in task.ended.sort_values("attention", kind="stable").iterrows():
+      if across in row["across"] and row["width"] != DENSE:
+        # A variant of the same mechanism stands behind it.
+        mark = "" if row["attention"] == row["slots"] else "*"
+        cell = _seeds(task, row)["solved"] + mark
+        counts.setdefault(f"`{row['slots']}`", []).append(cell)
+    table[column] = [
+      ", ".join(counts.get(name, [NOTHING])) for name in table.iloc[:, 0]
+    ]
+  return _markdown(table, align)
 
 
 def _name(row: Any, across: str = "") -> str:
@@ -164,15 +226,16 @@ def _seeds(task: Task, row: Any) -> dict[str, str]:
   }
 
 
-def _markdown(table: pd.DataFrame) -> str:
+def _markdown(table: pd.DataFrame, align: Sequence[str] = ()) -> str:
   """As text, without the spaces that align columns."""
-  rows = [table.columns, ["---", *["--:"] * (len(table.columns) - 1)]]
-  rows += table.values.tolist()
+  align = align or ["---", *["--:"] * (len(table.columns) - 1)]
+  rows = [list(table.columns), align, *table.values.tolist()]
   return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 if __name__ == "__main__":
   for _name_of_page in sys.argv[1:]:
     _page = Path(_name_of_page)
-    _page.write_text(remade(_page), "utf-8")
+    _remade = remade(_page.read_text("utf-8"), _page.parent)
+    _page.write_text(_remade, "utf-8")
     draw(_page)

@@ -55,12 +55,13 @@ def machine() -> dict[str, str | int | None]:
   """What this process computes with: 'commit', 'cpu', 'cores', 'jax', 'device'.
 
   The commit is that of the checkout that this file is in; None where it is in
-  none.
+  none. Cores are those that this process may use: with another number of them, some
+  sums have another order, and a training other bits.
   """
   return {
     "commit": _commit(),
     "cpu": _cpu(),
-    "cores": os.cpu_count(),
+    "cores": _cores(),
     "jax": jax.__version__,
     "device": f"{jax.device_count()} × {jax.devices()[0].device_kind}",
   }
@@ -76,6 +77,12 @@ def _commit() -> str | None:
   except OSError:  # No git.
     return None
   return found.stdout.strip() or None
+
+
+def _cores() -> int | None:
+  if hasattr(os, "sched_getaffinity"):  # Not on macOS.
+    return len(os.sched_getaffinity(0))
+  return os.cpu_count()
 
 
 def _cpu() -> str:

@@ -9,6 +9,7 @@ import pytest
 
 from attention.capabilities import CAPABILITIES, capability_table
 from attention.plug import example
+from comparison import results
 from tests.attention.forms import OWN
 
 _ROOT = pathlib.Path(__file__).parent.parent
@@ -17,8 +18,8 @@ _README = (_ROOT / "README.md").read_text()
 
 def test_capability_table_is_generated():
   own = {name: example(make) for name, make in OWN.items()}
-  assert capability_table(own) in _README, (
-    "README.md: replace the table by the output of "
+  assert capability_table(own) in (_ROOT / "docs" / "library.md").read_text(), (
+    "docs/library.md: replace the table by the output of "
     "`python -m attention.capabilities`"
   )
 
@@ -36,8 +37,16 @@ def _run(page, namespace):
   return namespace
 
 
-def test_lines_fit_a_page():
-  assert not [line for line in _README.splitlines() if len(line) > 120]
+def test_it_is_read_in_a_minute():
+  lines = _README.splitlines()
+  assert len(lines) <= 150
+  assert not [line for line in lines if len(line) > 120]
+
+
+def test_its_counts_are_those_of_the_records():
+  assert results.remade(_README, _ROOT) == _README, (
+    "README.md: run `python -m comparison.results README.md`"
+  )
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +56,12 @@ def readme():
 
 def test_python_blocks_run_in_order(readme):
   assert readme["out"].shape == (2, 1000, 8, 64)
-  assert readme["layer"].num_heads == 8
+
+
+def test_python_blocks_of_the_library_page():
+  page = _run(_ROOT / "docs" / "library.md", {})
+  assert page["out"].shape == (2, 1000, 8, 64)
+  assert page["layer"].num_heads == 8
 
 
 @pytest.mark.parametrize(
@@ -57,11 +71,12 @@ def test_python_blocks_run_in_order(readme):
 def test_mechanisms_of_the_readme_keep_the_contract(name, readme, monkeypatch):
   """The tests that docs/adding_a_mechanism.md shows for them pass."""
   module = types.ModuleType("my_package.my_module")
-  vars(module).update(readme)
   monkeypatch.setitem(sys.modules, "my_package", types.ModuleType("my_package"))
   monkeypatch.setitem(sys.modules, module.__name__, module)
-  tests = _run(_ROOT / "docs" / "adding_a_mechanism.md", {})
-  tests[f"test_{name}"]()
+  # The page goes on with the module of the README, and imports from it.
+  vars(module).update(readme)
+  _run(_ROOT / "docs" / "adding_a_mechanism.md", vars(module))
+  module.__dict__[f"test_{name}"]()
 
 
 def test_published_weights(monkeypatch):
@@ -79,6 +94,8 @@ def test_published_weights(monkeypatch):
     "CONTRIBUTING.md",
     "docs/adding_a_mechanism.md",
     "docs/comparing.md",
+    "docs/library.md",
+    "docs/training.md",
     "docs/results.md",
     "docs/weights.md",
   ],

@@ -20,9 +20,9 @@ def get_config() -> ml_collections.ConfigDict:
     "recall,needle",
     "flash,window32,moba2,nsa2,dsa32",
     seeds=experiments.EIGHT,
-    num_steps=1200,
-    eval_every=1200,
-    checkpoint_every=600,
+    num_steps=1000,
+    eval_every=1000,
+    checkpoint_every=500,
     batch_size=32,
     variants={
       "window32": {"name": "sliding_window", "window": 31},
@@ -40,7 +40,13 @@ def get_config() -> ml_collections.ConfigDict:
     grid={"optimizer": {"learning_rate": (3e-3, 1e-2)}},
     halving={"rungs": (0.5,)},
     per_task={
-      "recall": {"task": {"vocab_size": 64, "num_pairs": 16, "power": 1.0}}
+      "recall": {"task": {"vocab_size": 64, "num_pairs": 16, "power": 1.0}},
+      "needle": {
+        "num_steps": 600,
+        "eval_every": 600,
+        "checkpoint_every": 300,
+        "task": {"num_keys": 8, "num_values": 8, "num_fillers": 8},
+      },
     },
     task={"length": 128, "eval_lengths": (512, 2048), "eval_size": 200},
     model={

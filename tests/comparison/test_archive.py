@@ -1,7 +1,9 @@
 """A comparison in one file: the same records, the same report, the same page."""
 
+import collections
 import pathlib
 
+import numpy as np
 import pytest
 
 from comparison import archive, records, results
@@ -9,7 +11,7 @@ from settings.errors import ConfigError
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _PAGE = _ROOT / "docs" / "results.md"
-_SMALL = _ROOT / "docs" / "results" / "recall.jsonl.xz"
+_SMALL = _ROOT / "docs" / "results" / "language_no_positions.jsonl.xz"
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +22,7 @@ def workdir(tmp_path_factory):
 
 
 def test_the_same_bytes_again(workdir, tmp_path):
-  assert archive.pack(workdir, tmp_path / "again.jsonl.xz") == 48
+  assert archive.pack(workdir, tmp_path / "again.jsonl.xz") == 3
   assert (tmp_path / "again.jsonl.xz").read_bytes() == _SMALL.read_bytes()
 
 
@@ -42,38 +44,45 @@ def test_a_damaged_file_is_named(content, tmp_path):
   assert not (tmp_path / "new").exists()
 
 
-def test_tables_of_the_page_are_those_of_the_records():
-  assert results.remade(_PAGE) == _PAGE.read_text("utf-8"), (
+def test_a_table_of_the_page_is_that_of_the_records():
+  text = _PAGE.read_text("utf-8")
+  begin, end = text.index("<!-- lengths:"), text.index("<!-- end -->")
+  table = text[begin : end + len("<!-- end -->")]
+  assert results.remade(table, _PAGE.parent) == table, (
     "docs/results.md: run `python -m comparison.results docs/results.md`"
   )
 
 
-def test_cells_by_other_code(tmp_path):
-  """Counts and ranges of one table, straight from the lines of the file."""
-  page = tmp_path / "page.md"
-  page.write_text(f"<!-- solved: {_SMALL} -->\n<!-- end -->\n")
-  _, found = archive.read(_SMALL)
-  by_row = {}
+@pytest.mark.thorough
+def test_all_tables_of_the_page_are_those_of_the_records():
+  text = _PAGE.read_text("utf-8")
+  assert results.remade(text, _PAGE.parent) == text
+
+
+def test_cells_by_other_code():
+  """Counts, means and ranges of one table, straight from the lines of its file."""
+  _, found = archive.read(_PAGE.parent / "results" / "parity.jsonl.xz")
+  seeds = collections.defaultdict(list)
   for record in found.values():
-    convolved = record["across"]["model.short_convolution"]
-    by_row.setdefault((record["attention"], convolved), []).append(
-      record["final"]["accuracy"]
-    )
-  rows = {}
-  for line in results.remade(page).splitlines()[3:-1]:
-    name, *cells = (cell.strip() for cell in line.strip("|").split("|"))
-    rows[name.strip("`")] = cells
-  for (name, convolved), accuracies in by_row.items():
-    _, solved, spread = rows[name][3 * convolved : 3 * convolved + 3]
-    assert solved == f"{sum(x >= 0.95 for x in accuracies)} of 3"
-    ends = [f"{100 * f(accuracies):.0f}" for f in (min, max)]
+    twin = ", feed-forward as in dense" * (record["width"] == "dense")
+    name = f"`{record['attention']}`{twin}"
+    seeds[name].append(record["final"]["accuracy"])
+  begin = "<!-- lengths: results/parity.jsonl.xz -->\n"
+  table = _PAGE.read_text("utf-8").split(begin)[1].split("\n\n")[0]
+  _, _, *rows = (line.strip("| ").split(" | ") for line in table.splitlines())
+  assert {name for name, *_ in rows} - {"<!-- end -->"} == seeds.keys()
+  for name, *_, mean, solved, spread in rows[: len(seeds)]:
+    accuracies = [100 * x for x in seeds[name]]
+    assert mean == f"{np.mean(accuracies):.1f} %", name
+    assert solved == f"{sum(x >= 95 for x in accuracies)} of {len(accuracies)}"
+    ends = [f"{f(accuracies):.0f}" for f in (min, max)]
     assert spread == f"{' to '.join(dict.fromkeys(ends))} %"
 
 
 def test_a_picture_of_the_page(tmp_path):
   (tmp_path / "results").mkdir()
-  (tmp_path / "results" / "recall.jsonl.xz").write_bytes(_SMALL.read_bytes())
-  (tmp_path / "page.md").write_text("![x](results/recall.seeds-recall.png)")
+  (tmp_path / "results" / _SMALL.name).write_bytes(_SMALL.read_bytes())
+  picture = f"results/{_SMALL.name.removesuffix('.jsonl.xz')}.seeds-text.png"
+  (tmp_path / "page.md").write_text(f"![x]({picture})")
   results.draw(tmp_path / "page.md")
-  size = (tmp_path / "results" / "recall.seeds-recall.png").stat().st_size
-  assert 5_000 < size < 200_000
+  assert 1_000 < (tmp_path / picture).stat().st_size < 200_000
