@@ -3,6 +3,8 @@
 # make bench   measures time and memory of every mechanism against length
 # make test    sets up .venv, runs lint, type checker, layers and the suite
 # make test-all  the same with the slowest combinations, all of it as users compile
+# make docs    builds the site into docs/_build/html, all notebooks executed
+# make docs-check  the same without notebooks but the first: names and links
 # make format  formats and sorts imports
 
 VENV := .venv
@@ -12,7 +14,7 @@ WORKDIR ?= runs/copy
 # Tests of a file share what they compile, so a file stays on one worker.
 PYTEST := -n auto --dist loadfile
 
-.PHONY: train compare bench test test-all format setup
+.PHONY: train compare bench test test-all docs docs-check format setup
 
 setup: $(VENV)/.installed
 
@@ -57,6 +59,25 @@ test-all: setup
 	$(VENV)/bin/pyrefly check
 	$(VENV)/bin/lint-imports --no-cache --no-logo
 	$(PYTHON) -m pytest $(PYTEST)
+
+$(VENV)/.docs-installed: docs/requirements.txt $(VENV)/.installed
+	@if command -v uv >/dev/null 2>&1; then \
+	  uv pip install --quiet --python $(PYTHON) -r $<; \
+	else \
+	  $(PYTHON) -m pip install --quiet --disable-pip-version-check -r $<; \
+	fi
+	@touch $@
+
+# Warnings are errors. `docs.check_site` follows every link between pages.
+SITE := docs/_build/html
+
+docs: $(VENV)/.docs-installed
+	$(PYTHON) -m sphinx -E -q -W --keep-going -b html docs $(SITE)
+	$(PYTHON) -m docs.check_site $(SITE)
+
+docs-check: $(VENV)/.docs-installed
+	NOTEBOOKS=first $(PYTHON) -m sphinx -E -q -W --keep-going -b html docs $(SITE)
+	$(PYTHON) -m docs.check_site $(SITE)
 
 format: setup
 	$(VENV)/bin/ruff check --fix .

@@ -31,7 +31,7 @@ extensions = [
   "docs.pages",
 ]
 source_suffix = {".md": "myst-nb"}
-exclude_patterns = ["_build", "requirements.txt", "**/.ipynb_checkpoints"]
+exclude_patterns = ["_build", "results", "requirements.txt"]
 
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 4
@@ -39,7 +39,9 @@ myst_url_schemes = {"http": None, "https": None, "mailto": None, "source": None}
 # A page may begin with what README.md begins with, or leave out a level.
 suppress_warnings = ["myst.header", "toc.empty_glob"]
 
-nb_execution_mode = os.environ.get("NOTEBOOKS", "force")
+nb_execution_mode = "force"
+if os.environ.get("NOTEBOOKS") == "first":
+  nb_execution_excludepatterns = ["tutorials/*"]
 nb_execution_raise_on_error = True
 nb_execution_timeout = 300
 nb_execution_show_tb = True

@@ -30,13 +30,20 @@ def page() -> str:
   rows = re.findall(r"^\| \[`(\w+)`\](?:\(\S+\)) \| (.*) \|$", opening, re.M)
   costs = {name: cells.split(" | ") for name, cells in rows}
   cards = (_card(name, section[name], *costs[name]) for name in ATTENTIONS)
-  grid = "\n".join(["::::::{grid} 1 1 2 2", ":gutter: 3", "", *cards, "::::::"])
+  grid = "\n".join(
+    [
+      "::::::{grid} 1 1 1 2",
+      ":gutter: 2",
+      ":class-container: gallery",
+      "",
+      *cards,
+      "::::::",
+    ]
+  )
   return f"```python\n{ARRAYS}```\n\n{grid}\n"
 
 
-def _card(
-  name: str, section: str, idea: str, time: str, memory: str, exact: str
-) -> str:
+def _card(name: str, section: str, idea: str, time: str, beside: str) -> str:
   """The card of a mechanism: its row of the opening table, and its section."""
   picture = re.search(r"^!\[.*", section, re.M)
   formula = re.search(r"(?:^    .*\n)+", section, re.M)
@@ -47,7 +54,7 @@ def _card(
     raise ValueError(
       f"docs/mechanisms.md, {name}: no picture, formula or links"
     )
-  papers = dict.fromkeys(re.findall(r"arXiv:(\d{4}\.\d{4,5})", section))
+  papers = re.findall(r"arXiv:(\d{4}\.\d{4,5})", section)
   return f"""\
 :::::{{grid-item-card}}
 **[`{name}`](mechanisms.md#{name})**: {idea}
@@ -58,14 +65,16 @@ def _card(
 {inspect.cleandoc(formula[0])}
 ```
 
-Time {time}, memory {memory}. The result is {re.sub("^yes", "exact", exact)}.
+| time | beside `dense` |
+| --- | --- |
+| {time} | {beside} |
 
 ```python
 {example(name)}
 ```
 
-[Definition]({links["Definition"]}) · [Fast form]({links["Fast form"]}) ·
-{" · ".join(f"[arXiv:{x}](https://arxiv.org/abs/{x})" for x in papers)}
+[Definition]({links["Definition"]}) · [fast form]({links["Fast form"]}) ·
+[paper](https://arxiv.org/abs/{papers[0]})
 :::::
 """
 

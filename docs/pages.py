@@ -50,6 +50,8 @@ def file_pages() -> Mapping[str, str]:
   """File of this repository -> the page of the site that it is."""
   pages = {}
   for page in DOCS.rglob("*.md"):
+    if page.parent.name == "results":
+      continue  # Tables that results.md has parts of.
     docname = page.relative_to(DOCS).with_suffix("").as_posix()
     pages[page.relative_to(ROOT).as_posix()] = docname
     for name in _GENERATED.findall(page.read_text("utf-8")):
@@ -103,7 +105,9 @@ def _linked(text: str, file: Path, docname: str) -> str:
       return match[0]
     if page := file_pages().get(target.as_posix()):
       return f"](/{page}.md{anchor})"
-    if target.parts[0] == "docs" or target.suffix == ".png":
+    if (
+      target.suffix != ".md" and "docs" in target.parts
+    ) or target.suffix == ".png":
       return f"](/{os.path.relpath(target, 'docs')})"
     _linked_files.add(target.as_posix())
     return f"]({_SOURCE}:{target.as_posix()})"
@@ -148,6 +152,7 @@ def write_sources(app: Any, exception: Exception | None) -> None:
   if exception or app.builder.format != "html":
     return
   from pygments import formatters, highlight, lexers
+  from pygments.util import ClassNotFound
 
   folders = [name for name in _linked_files if (ROOT / name).is_dir()]
   files = _linked_files - {*folders}
@@ -166,7 +171,10 @@ def write_sources(app: Any, exception: Exception | None) -> None:
   lines = formatters.HtmlFormatter(linenos="inline", lineanchors="L")
   for name in files:
     code = (ROOT / name).read_text("utf-8")
-    lexer = lexers.get_lexer_for_filename(name, stripnl=False)
+    try:
+      lexer = lexers.get_lexer_for_filename(name, stripnl=False)
+    except ClassNotFound:
+      lexer = lexers.TextLexer(stripnl=False)
     _write_page(app, name, highlight(code, lexer, lines))
 
 
