@@ -54,6 +54,7 @@ def _card(name: str, section: str, idea: str, time: str, beside: str) -> str:
     raise ValueError(
       f"docs/mechanisms.md, {name}: no picture, formula or links"
     )
+  equations = re.sub(r" {4,}", "\n", inspect.cleandoc(formula[0]))
   papers = re.findall(r"arXiv:(\d{4}\.\d{4,5})", section)
   return f"""\
 :::::{{grid-item-card}}
@@ -62,12 +63,10 @@ def _card(name: str, section: str, idea: str, time: str, beside: str) -> str:
 {picture[0]}
 
 ```text
-{inspect.cleandoc(formula[0])}
+{equations}
 ```
 
-| time | beside `dense` |
-| --- | --- |
-| {time} | {beside} |
+Time {time}{"" if beside == "–" else f"; beside `dense`: {beside}"}
 
 ```python
 {example(name)}

@@ -86,7 +86,7 @@ def _typed(kind: Any) -> str:
   parts = typing.get_args(kind)
   if typing.get_origin(kind) is typing.Annotated:
     limits = (
-      f" {sign} {limit}"
+      f" {sign} {'2³¹' if limit == 2**31 else limit}"
       for bound in parts[1:]
       for sign, name in (("≥", "ge"), (">", "gt"), ("≤", "le"), ("<", "lt"))
       if (limit := getattr(bound, name, None)) is not None

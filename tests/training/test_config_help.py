@@ -56,4 +56,4 @@ def test_the_page_has_type_default_and_meaning():
   rows = [line.split(" | ") for line in page.splitlines() if "| `" in line]
   assert len(rows) > 100
   assert all(len(row) == 4 and min(map(len, row)) > 2 for row in rows)
-  assert ["| `num_steps`", "int ≥ 1, < 2147483648"] in [x[:2] for x in rows]
+  assert ["| `num_steps`", "int ≥ 1, < 2³¹"] in [x[:2] for x in rows]
