@@ -28,7 +28,13 @@ _LOG = logging.getLogger("sphinx.docs")
 
 _GENERATED = re.compile(r"^```\{generated\} (\S+)\n```$", re.MULTILINE)
 _REFERENCE = re.compile(r"^```\{reference\} (\S+)\n(.*?)^```$", re.M | re.S)
-_LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
+_LINK = re.compile(
+  r"^(?P<fence>```+)(?P<info>.*?)\n(?P<body>.*?)^(?P=fence)$|`[^`\n]+`"
+  r"|\]\((?P<path>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)",
+  re.MULTILINE | re.DOTALL,
+)
+"""A block between fences, code in a line, or a link with its path and anchor."""
+
 _SOURCE = "source"
 """Folder of the pages with the source of files, and scheme of links to them."""
 
@@ -96,8 +102,13 @@ def _linked(text: str, file: Path, docname: str) -> str:
   """Text of a file with its links as the site has them."""
 
   def turned(match: re.Match[str]) -> str:
-    path, anchor = match[1], match[2] or ""
-    if ":" in path or path.startswith("/"):
+    path, anchor = match["path"], match["anchor"] or ""
+    if (match["info"] or "").startswith("{") and "code-cell" not in match[
+      "info"
+    ]:
+      body = _linked(match["body"], file, docname)
+      return f"{match['fence']}{match['info']}\n{body}{match['fence']}"
+    if not path or ":" in path or path.startswith("/"):
       return match[0]
     target = Path(os.path.normpath(file.parent / path))
     if not (ROOT / target).exists():
