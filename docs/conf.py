@@ -36,9 +36,6 @@ exclude_patterns = ["_build", "results", "requirements.txt"]
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 4
 myst_url_schemes = {"http": None, "https": None, "mailto": None, "source": None}
-# A page may begin with what README.md begins with, or leave out a level.
-suppress_warnings = ["myst.header", "toc.empty_glob"]
-
 nb_execution_mode = "force"
 if os.environ.get("NOTEBOOKS") == "first":
   nb_execution_excludepatterns = ["tutorials/*"]
