@@ -39,6 +39,8 @@ myst_url_schemes = {"http": None, "https": None, "mailto": None, "source": None}
 nb_execution_mode = "force"
 if os.environ.get("NOTEBOOKS") == "first":
   nb_execution_excludepatterns = ["tutorials/*"]
+  # Which a notebook names where it is executed.
+  suppress_warnings = ["myst-nb.lexer"]
 nb_execution_raise_on_error = True
 nb_execution_timeout = 300
 nb_execution_show_tb = True
