@@ -4,6 +4,8 @@
 # make lint    sets up .venv, runs lint, type checker and the check of layers
 # make test    the same, and the suite
 # make test-all  the same with the slowest combinations, all of it as users compile
+# make docs    builds the site into docs/_build/html, all notebooks executed
+# make docs-check  the same without notebooks but the first: names and links
 # make format  formats and sorts imports
 
 VENV := .venv
@@ -13,7 +15,7 @@ WORKDIR ?= runs/copy
 # Tests of a file share what they compile, so a file stays on one worker.
 PYTEST := -n auto --dist loadfile
 
-.PHONY: train compare bench lint test test-all format setup
+.PHONY: train compare bench lint test test-all docs docs-check format setup
 
 setup: $(VENV)/.installed
 
@@ -56,6 +58,25 @@ test: lint
 
 test-all: lint
 	$(PYTHON) -m pytest $(PYTEST)
+
+$(VENV)/.docs-installed: docs/requirements.txt $(VENV)/.installed
+	@if command -v uv >/dev/null 2>&1; then \
+	  uv pip install --quiet --python $(PYTHON) -r $<; \
+	else \
+	  $(PYTHON) -m pip install --quiet --disable-pip-version-check -r $<; \
+	fi
+	@touch $@
+
+# Warnings are errors. `docs.check_site` follows every link between pages.
+SITE := docs/_build/html
+
+docs: $(VENV)/.docs-installed
+	$(PYTHON) -m sphinx -E -q -W --keep-going -b html docs $(SITE)
+	$(PYTHON) -m docs.check_site $(SITE)
+
+docs-check: $(VENV)/.docs-installed
+	NOTEBOOKS=first $(PYTHON) -m sphinx -E -q -W --keep-going -b html docs $(SITE)
+	$(PYTHON) -m docs.check_site $(SITE)
 
 format: setup
 	$(VENV)/bin/ruff check --fix .

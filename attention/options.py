@@ -1,7 +1,6 @@
-"""Options and defaults of every mechanism, as a page read from the code.
+"""Options and defaults of every mechanism, read from the code.
 
-`python -m attention.options` prints docs/mechanism_options.md, and a test keeps
-the two equal.
+`python -m attention.options` prints the table of docs/mechanism_options.md.
 """
 
 from collections.abc import Iterable
@@ -14,22 +13,8 @@ from attention.registry import ATTENTIONS
 
 _COMMON = ("mask", "is_causal", "scale")
 
-_HEADER = """# Options of every mechanism
 
-Generated from the code: `python -m attention.options > docs/mechanism_options.md`.
-
-A public function takes its options by name; `mask=None`, `is_causal=False` and `scale=None`, which all of them take, are left out here.
-A factory, such as `performer(num_features=256)`, makes the mechanism's record from its hyperparameters. A config gives it
-the same hyperparameters by the same names, for instance `--config.model.encoder_attention.num_features=64`. The files in
-`configs/` and `configs/paper/` set what the last two columns show, and leave the rest at the factory's defaults.
-An option without a default has to be given. What an option means is in the docstring of its function or factory.
-`retention`, `lightning`, `mamba2`, `delta`, `gated_delta`, `kimi_delta`, `comba` and `gated_delta_2` have no function of
-their own: they are `gated_linear_attention` or `delta_rule_attention` with other gates. Nor has `mamba3`.
-
-"""
-
-
-def option_table() -> str:
+def page() -> str:
   """A Markdown table of mechanisms (rows) and their options with defaults."""
   rows = [
     [
@@ -63,11 +48,6 @@ def option_table() -> str:
       ]
     )
   return "".join(f"| {' | '.join(row)} |\n" for row in rows)
-
-
-def page() -> str:
-  """The whole of docs/mechanism_options.md."""
-  return _HEADER + option_table()
 
 
 def _cell(options: Iterable[tuple[str, Any]]) -> str:

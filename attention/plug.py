@@ -82,29 +82,31 @@ class Attention(NamedTuple):
       sequence. `call` may hold `scale` and what 'relative' and 'mods' name. None
       where `init_cache` is None.
     supports: the names of what works; what is not named raises ValueError.
-      'causal'    is_causal=True
-      'cross'     query and key of different lengths
-      'rowwise'   a query's output depends neither on other queries nor on its
-                  own position, so a decoder may cross-attend token by token
-      'mask'      a key mask [B, 1, 1, S]
-      'full_mask' a mask that varies along T and N
-      'segments'  query_segment_ids and key_segment_ids
-      'bias'      an additive bias [B, N, T, S]
-      'relative'  relative_bias [N, 2L+1] and relative_keys [2L+1, H] or
-                  [N, 2L+1, H], in `apply` and in `decode`
-      'sinks'     sinks [N]
-      'logits_soft_cap' a number
-      'log_forget' log_forget [B, T, N], in causal calls
-      'mods'      score_mod and mask_mod, functions of indices
-      'dropout'   dropout_rate with dropout_rng
-      'decode'    init_cache and decode
-      'global'    global_indices
-      'shared_qk' query and key are one array: `apply` and `decode` expect
-                  None as the key
-      'own_keys'  keys and values are made of what `gates` give: all functions
-                  expect None as the key, and None as the value, or in `apply`
-                  values to take instead
-      'sequence'  apply_sharded
+
+      - 'causal': is_causal=True
+      - 'cross': query and key of different lengths
+      - 'rowwise': a query's output depends neither on other queries nor on its
+        own position, so a decoder may cross-attend token by token
+      - 'mask': a key mask [B, 1, 1, S]
+      - 'full_mask': a mask that varies along T and N
+      - 'segments': query_segment_ids and key_segment_ids
+      - 'bias': an additive bias [B, N, T, S]
+      - 'relative': relative_bias [N, 2L+1] and relative_keys [2L+1, H] or
+        [N, 2L+1, H], in `apply` and in `decode`
+      - 'sinks': sinks [N]
+      - 'logits_soft_cap': a number
+      - 'log_forget': log_forget [B, T, N], in causal calls
+      - 'mods': score_mod and mask_mod, functions of indices
+      - 'dropout': dropout_rate with dropout_rng
+      - 'decode': init_cache and decode
+      - 'global': global_indices
+      - 'shared_qk': query and key are one array: `apply` and `decode` expect
+        None as the key
+      - 'own_keys': keys and values are made of what `gates` give: all functions
+        expect None as the key, and None as the value, or in `apply` values to
+        take instead
+      - 'sequence': apply_sharded
+
     approximates: what the error of its outputs is measured against, on the same
       query, key and value: 'dense' attention, to which an exact mechanism is equal
       and which linear attention replaces, or 'shared_qk', dense attention in which

@@ -32,7 +32,7 @@ Rate = Annotated[float, Ge(0), Lt(1)]
 Share = Annotated[float, Gt(0), Lt(1)]
 Whole32 = Annotated[int, Interval(ge=0, lt=2**31)]
 """What the state of a run counts, and what a seed is."""
-Count32 = Annotated[Whole32, Ge(1)]
+Count32 = Annotated[int, Interval(ge=1, lt=2**31)]
 
 T = TypeVar("T")
 

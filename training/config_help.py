@@ -1,13 +1,15 @@
 """Every leaf of a config with its value and meaning, from the dataclasses.
 
 `python train.py --config=configs/copy.py --help` prints those of one config, and
-`python -m training.config_help > docs/config.md` those of all tasks and models.
+`python -m training.config_help` those of all tasks and models, as docs/config.md
+has them.
 """
 
 from collections.abc import Iterator, Mapping
 import dataclasses
 import inspect
 import textwrap
+import typing
 from typing import Any
 
 import models
@@ -16,15 +18,6 @@ from training import experiment_config
 from training.config import TrainConfig
 
 _WIDTH = 78
-
-_PAGE = """\
-# Leaves of a config
-
-Generated from the code: `python -m training.config_help > docs/config.md`. \
-Any leaf is set on the command line, as `--config.model.num_layers=2`. \
-`python train.py --config=configs/copy.py --help` shows those of one config with \
-its values. Options of mechanisms are in [mechanism_options.md](mechanism_options.md).
-"""
 
 
 def text(mapping: Mapping[str, Any]) -> str:
@@ -40,7 +33,7 @@ def text(mapping: Mapping[str, Any]) -> str:
     ("task.", config.task),
     ("model.", config.model),
   ):
-    for name, value, meaning in _leaves(part, section):
+    for name, _, value, meaning in _leaves(part, section):
       lines.append(f"  --config.{name}={value}")
       lines += textwrap.wrap(
         meaning, _WIDTH, initial_indent=indent, subsequent_indent=indent
@@ -49,8 +42,8 @@ def text(mapping: Mapping[str, Any]) -> str:
 
 
 def page() -> str:
-  """docs/config.md: the leaves of the loop, of every task and of every model."""
-  parts = [_PAGE, "## The run\n", _table(TrainConfig, "")]
+  """The leaves of the loop, of every task and of every model, in Markdown."""
+  parts = ["## The run\n", _table(TrainConfig, "")]
   for name, entry in tasks.TASKS.items():
     parts += [f"## Task `{name}`\n", _table(entry.config_type, "task.")]
   kinds: dict[type, list[str]] = {}
@@ -62,17 +55,18 @@ def page() -> str:
 
 
 def _table(kind: type, section: str) -> str:
-  rows = ["| leaf | default | meaning |", "| --- | --- | --- |"]
-  for name, value, meaning in _leaves(kind, section):
+  rows = ["| leaf | type | default | meaning |", "| --- | --- | --- | --- |"]
+  for name, type_, value, meaning in _leaves(kind, section):
     shown = f"`{value}`" if value else "needed"
-    rows.append(f"| `{name}` | {shown} | {meaning} |")
+    rows.append(f"| `{name}` | {_typed(type_)} | {shown} | {meaning} |")
   return "\n".join(rows) + "\n"
 
 
-def _leaves(config: Any, section: str) -> Iterator[tuple[str, str, str]]:
-  """Name, value and meaning of the leaves of a config or of its type."""
+def _leaves(config: Any, section: str) -> Iterator[tuple[str, Any, str, str]]:
+  """Name, type, value and meaning of the leaves of a config or of its type."""
   kind = config if isinstance(config, type) else type(config)
   meanings = _meanings(kind)
+  types = typing.get_type_hints(kind, include_extras=True)
   for field in dataclasses.fields(kind):
     value = getattr(config, field.name, field.default)
     if config is kind and dataclasses.is_dataclass(field.default_factory):
@@ -83,7 +77,29 @@ def _leaves(config: Any, section: str) -> Iterator[tuple[str, str, str]]:
     if dataclasses.is_dataclass(value) and not hasattr(value, "build"):
       yield from _leaves(value, f"{name}.")
     else:
-      yield name, _shown(value), meanings.get(field.name, "")
+      meaning = meanings.get(field.name, "")
+      yield name, types[field.name], _shown(value), meaning
+
+
+def _typed(kind: Any) -> str:
+  """A type in words: "int ≥ 1", "'jit' or 'pmap'", "list of int"."""
+  parts = typing.get_args(kind)
+  if typing.get_origin(kind) is typing.Annotated:
+    limits = (
+      f" {sign} {'2³¹' if limit == 2**31 else limit}"
+      for bound in parts[1:]
+      for sign, name in (("≥", "ge"), (">", "gt"), ("≤", "le"), ("<", "lt"))
+      if (limit := getattr(bound, name, None)) is not None
+    )
+    return _typed(parts[0]) + ",".join(limits)
+  if typing.get_origin(kind) is typing.Literal:
+    return " or ".join(map(repr, parts))
+  if typing.get_origin(kind) is tuple:
+    size = "" if parts[-1] is ... else f"{len(parts)} "
+    return f"list of {size}{_typed(parts[0])}"
+  if parts:
+    return " or ".join(map(_typed, parts))
+  return "None" if kind is type(None) else kind.__name__
 
 
 def _shown(value: Any) -> str:

@@ -10,7 +10,6 @@ import pytest
 import attention
 from attention import ATTENTIONS, Dims, gates_from_keys, options
 from attention.testing import check_mechanism
-from tests import commands
 
 DIMS = Dims(
   num_heads=8, num_kv_heads=8, head_dim=64, max_length=2**20, features=512
@@ -118,11 +117,11 @@ def test_a_size_beyond_the_length_costs_what_the_length_does(name, given):
     assert jnp.isfinite(out).all()
 
 
-def test_the_page_of_options_is_generated():
-  path = commands.ROOT / "docs" / "mechanism_options.md"
-  assert path.read_text("utf-8") == options.page(), (
-    "replace docs/mechanism_options.md by the output of "
-    "`python -m attention.options`"
+def test_options_of_a_call_and_of_a_config():
+  (row,) = [x for x in options.page().splitlines() if "`performer`" in x]
+  assert "`projection`, `kernel='softmax'`" in row
+  assert (
+    "| `num_features=256`, `kernel='softmax'` | `num_features=128` |" in row
   )
 
 

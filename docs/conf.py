@@ -1,0 +1,75 @@
+"""The site: `make docs` builds it into docs/_build/html."""
+
+import os
+from pathlib import Path
+import sys
+
+ROOT = Path(__file__).parent.parent
+# For what is imported here, and for the kernels of notebooks.
+sys.path.insert(0, str(ROOT))
+os.environ["PYTHONPATH"] = str(ROOT)
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+from attention import __version__  # noqa: E402
+from docs.pages import source_link  # noqa: E402
+
+project = "Attention laboratory"
+author = "the authors of the Attention laboratory"
+version = release = __version__
+html_title = project
+
+extensions = [
+  "myst_nb",
+  "notfound.extension",
+  "sphinx.ext.autodoc",
+  "sphinx.ext.autosummary",
+  "sphinx.ext.linkcode",
+  "sphinx.ext.mathjax",
+  "sphinx.ext.napoleon",
+  "sphinx_copybutton",
+  "sphinx_design",
+  "docs.pages",
+]
+source_suffix = {".md": "myst-nb"}
+exclude_patterns = ["_build", "results", "requirements.txt"]
+
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
+myst_heading_anchors = 4
+myst_url_schemes = {"http": None, "https": None, "mailto": None, "source": None}
+nb_execution_mode = "force"
+if os.environ.get("NOTEBOOKS") == "first":
+  nb_execution_excludepatterns = ["tutorials/*"]
+  # Which a notebook names where it is executed.
+  suppress_warnings = ["myst-nb.lexer"]
+nb_execution_raise_on_error = True
+nb_execution_timeout = 300
+nb_execution_show_tb = True
+nb_merge_streams = True
+
+autosummary_generate = False
+linkcode_resolve = source_link
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+maximum_signature_line_length = 78
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+napoleon_attr_annotations = False
+default_role = "code"
+
+html_theme = "sphinx_book_theme"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_theme_options = {
+  "show_toc_level": 2,
+  "show_navbar_depth": 1,
+  "navbar_persistent": [],
+  "use_download_button": False,
+  "use_fullscreen_button": False,
+  "pygments_light_style": "a11y-high-contrast-light",
+  "pygments_dark_style": "a11y-high-contrast-dark",
+}
+html_copy_source = False
+html_show_sphinx = False
+html_show_copyright = False
+# The page for what is not there links from whatever folder it is shown in.
+notfound_urls_prefix = os.environ.get("SITE_PREFIX", "/")

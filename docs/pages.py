@@ -1,0 +1,295 @@
+"""What the site adds to Sphinx.
+
+- A block ```` ```{generated} NAME ```` ```` of a page is replaced when the site is
+  built: by `page()` of the module NAME, or by the Markdown file NAME of this
+  repository.
+- A block ```` ```{reference} MODULE ```` ```` with a name a line is replaced by a
+  table of these names and their docstrings.
+- A relative link to a file outside docs/ leads to the page that such a file is, or
+  to a page with its source. A link to a file that is not there is a warning.
+- Docstrings, which are plain text with `code`, become reStructuredText.
+"""
+
+from collections.abc import Mapping, Sequence
+import functools
+import html
+import importlib
+import inspect
+import logging
+import os
+from pathlib import Path
+import re
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+
+_LOG = logging.getLogger("sphinx.docs")
+
+_GENERATED = re.compile(r"^```\{generated\} (\S+)\n```$", re.MULTILINE)
+_REFERENCE = re.compile(r"^```\{reference\} (\S+)\n(.*?)^```$", re.M | re.S)
+_LINK = re.compile(
+  r"^(?P<fence>```+)(?P<info>.*?)\n(?P<body>.*?)^(?P=fence)$|`[^`\n]+`"
+  r"|\]\((?P<path>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)",
+  re.MULTILINE | re.DOTALL,
+)
+"""A block between fences, code in a line, or a link with its path and anchor."""
+
+_SOURCE = "source"
+"""Folder of the pages with the source of files, and scheme of links to them."""
+
+
+def setup(app: Any) -> Mapping[str, Any]:
+  """Connects the hooks."""
+  app.connect("source-read", expand)
+  app.connect("doctree-resolved", resolve_sources)
+  app.connect("build-finished", write_sources)
+  # Ahead of napoleon, which reads what this writes.
+  app.connect("autodoc-process-docstring", markup, priority=100)
+  app.connect("autodoc-process-signature", short_types)
+  app.connect("autodoc-skip-member", is_field)
+  return {"parallel_read_safe": False}
+
+
+@functools.cache
+def file_pages() -> Mapping[str, str]:
+  """File of this repository -> the page of the site that it is."""
+  pages = {}
+  for page in DOCS.rglob("*.md"):
+    if page.parent.name == "results":
+      continue  # Tables that results.md has parts of.
+    docname = page.relative_to(DOCS).with_suffix("").as_posix()
+    pages[page.relative_to(ROOT).as_posix()] = docname
+    for name in _GENERATED.findall(page.read_text("utf-8")):
+      if name.endswith(".md"):
+        pages[name] = docname
+  return pages
+
+
+def expand(app: Any, docname: str, content: list[str]) -> None:
+  """Puts generated text into a page, and turns its links to files."""
+  page = Path(app.env.doc2path(docname)).relative_to(ROOT)
+  if page.suffix != ".md":
+    return
+
+  def generated(match: re.Match[str]) -> str:
+    name = match[1]
+    if name.endswith(".md"):
+      return _linked((ROOT / name).read_text("utf-8"), Path(name), docname)
+    return _linked(importlib.import_module(name).page(), page, docname)
+
+  text = _GENERATED.sub(generated, _linked(content[0], page, docname))
+  content[0] = _REFERENCE.sub(_reference, text)
+
+
+def _reference(match: re.Match[str]) -> str:
+  """Directives for the docstrings of some names of a module."""
+  module, names = match[1], match[2].split()
+  lines = ["```{eval-rst}", f".. currentmodule:: {module}", ""]
+  lines += [".. autosummary::", "   :nosignatures:", ""]
+  lines += [*(f"   {name}" for name in names), ""]
+  for name in names:
+    item: Any = importlib.import_module(module)
+    for part in name.split("."):
+      item = getattr(item, part)
+    kind = "class" if isinstance(item, type) else "function"
+    members = ["   :members:"] if kind == "class" else []
+    lines += [f".. auto{kind}:: {name}", *members, ""]
+  return "\n".join([*lines, "```"])
+
+
+def _linked(text: str, file: Path, docname: str) -> str:
+  """Text of a file with its links as the site has them."""
+
+  def turned(match: re.Match[str]) -> str:
+    path, anchor = match["path"], match["anchor"] or ""
+    if (match["info"] or "").startswith("{") and "code-cell" not in match[
+      "info"
+    ]:
+      body = _linked(match["body"], file, docname)
+      return f"{match['fence']}{match['info']}\n{body}{match['fence']}"
+    if not path or ":" in path or path.startswith("/"):
+      return match[0]
+    target = Path(os.path.normpath(file.parent / path))
+    if not (ROOT / target).exists():
+      _LOG.warning(f"no file {target}", extra={"location": docname})
+      return match[0]
+    if page := file_pages().get(target.as_posix()):
+      return f"](/{page}.md{anchor})"
+    if (
+      target.suffix != ".md" and "docs" in target.parts
+    ) or target.suffix == ".png":
+      return f"](/{os.path.relpath(target, 'docs')})"
+    _linked_files.add(target.as_posix())
+    return f"]({_SOURCE}:{target.as_posix()})"
+
+  return _LINK.sub(turned, text)
+
+
+_linked_files: set[str] = set()
+"""Files and folders that some page links to, and that are no page."""
+
+
+def resolve_sources(app: Any, doctree: Any, docname: str) -> None:
+  """Links of the scheme `source` lead to the pages of `write_sources`."""
+  for node in doctree.findall():
+    uri = node.get("refuri", "") if node.tagname == "reference" else ""
+    if uri.startswith(f"{_SOURCE}:"):
+      path = f"{_SOURCE}/{uri.partition(':')[2]}.html"
+      node["refuri"] = os.path.relpath(path, os.path.dirname(docname))
+      node["internal"] = True
+
+
+def source_link(domain: str, info: Mapping[str, str]) -> str | None:
+  """Where the source of a documented name is, from a page of reference/."""
+  if domain != "py":
+    return None
+  item: Any = importlib.import_module(info["module"])
+  for part in info["fullname"].split("."):
+    item = getattr(item, part, None)
+  function: Any = getattr(item, "fget", item)
+  item = inspect.unwrap(function)
+  try:
+    path = Path(inspect.getsourcefile(item) or "").relative_to(ROOT)
+    line = inspect.getsourcelines(item)[1]
+  except (TypeError, ValueError, OSError):
+    return None
+  _linked_files.add(path.as_posix())
+  return f"../{_SOURCE}/{path.as_posix()}.html#L-{line}"
+
+
+def write_sources(app: Any, exception: Exception | None) -> None:
+  """A page for each file that is linked, and for the files of each folder."""
+  if exception or app.builder.format != "html":
+    return
+  from pygments import formatters, highlight, lexers
+  from pygments.util import ClassNotFound
+
+  folders = [name for name in _linked_files if (ROOT / name).is_dir()]
+  files = _linked_files - {*folders}
+  for folder in folders:
+    inside = [
+      path.name
+      for path in sorted((ROOT / folder).iterdir())
+      if path.suffix in (".py", ".md")
+    ]
+    files |= {f"{folder}/{name}" for name in inside}
+    items = (
+      f'<li><a href="{Path(folder).name}/{name}.html">{name}</a></li>'
+      for name in inside
+    )
+    _write_page(app, folder, f"<ul>{''.join(items)}</ul>")
+  lines = formatters.HtmlFormatter(linenos="inline", lineanchors="L")
+  for name in files:
+    code = (ROOT / name).read_text("utf-8")
+    try:
+      lexer = lexers.get_lexer_for_filename(name, stripnl=False)
+    except ClassNotFound:
+      lexer = lexers.TextLexer(stripnl=False)
+    _write_page(app, name, highlight(code, lexer, lines))
+
+
+_PAGE = """\
+<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{name}</title>
+<link rel="stylesheet" href="{root}_static/pygments.css">
+<link rel="stylesheet" href="{root}_static/source.css">
+<script>
+document.documentElement.dataset.theme = localStorage.getItem("theme") ||
+  (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+</script>
+</head>
+<body>
+<p><a href="{root}index.html">{project}</a></p>
+<h1>{name}</h1>
+{body}
+</body>
+</html>
+"""
+
+
+def _write_page(app: Any, name: str, body: str) -> None:
+  path = Path(app.outdir, _SOURCE, f"{name}.html")
+  path.parent.mkdir(parents=True, exist_ok=True)
+  root = "../" * (name.count("/") + 1)
+  text = _PAGE.format(
+    name=html.escape(name), root=root, body=body, project=app.config.project
+  )
+  path.write_text(text, "utf-8")
+
+
+_SECTIONS = ("Args:", "Attributes:", "Raises:")
+
+
+def markup(
+  app: Any, what: str, name: str, item: Any, options: Any, lines: list[str]
+) -> None:
+  """Turns a docstring into reStructuredText: code spans, formulas, the rest."""
+  del app, what, name, item, options
+  lines[:] = docstring(lines)
+
+
+def docstring(lines: Sequence[str]) -> list[str]:
+  """A docstring in reStructuredText, with its sections as napoleon reads them.
+
+  Blocks that are indented outside of a section are code. Single backticks become
+  double ones, and what is no code means nothing to reStructuredText. What is
+  returned is text, not a type before a colon.
+  """
+  marked: list[str] = []
+  in_section = in_code = in_span = False
+  for before, line in zip(["", *lines], lines, strict=False):
+    indent = len(line) - len(line.lstrip())
+    if line and not indent:
+      in_section, in_code = line in (*_SECTIONS, "Returns:"), False
+    elif indent and not in_section and not before and not in_code:
+      marked += ["::", ""]
+      in_code = True
+    if line == "Returns:":
+      marked.append(":returns:")
+    elif in_code or not line or line in _SECTIONS:
+      marked.append(line)
+    else:
+      # A code span may go over the end of a line.
+      texts = []
+      for k, text in enumerate(line.split("`")):
+        in_span ^= k > 0
+        texts.append(text if in_span else _MARKUP.sub(r"\\\g<0>", text))
+      marked.append("``".join(texts))
+  return marked
+
+
+_MARKUP = re.compile(r"[*\\|]|_(?!\w)")
+
+_MODULES = re.compile(r"~?\b(?:[A-Za-z_]\w*\.)+(?=[A-Za-z_])")
+
+
+def short_types(
+  app: Any,
+  what: str,
+  name: str,
+  item: Any,
+  options: Any,
+  signature: str | None,
+  returned: str | None,
+) -> tuple[str | None, str | None]:
+  """Types by their own names, `Array` for `jaxlib._jax.Array`."""
+  del app, what, name, item, options
+
+  def short(text: str | None) -> str | None:
+    text = text and re.sub(r"<function [^>]*<?lambda>?>", "...", text)
+    return text and _MODULES.sub("", text)
+
+  return short(signature), short(returned)
+
+
+def is_field(
+  app: Any, what: str, name: str, item: Any, skip: bool, options: Any
+) -> bool | None:
+  """Fields of a record are in its docstring, so they are no members."""
+  del app, what, name, skip, options
+  return type(item).__name__ == "_tuplegetter" or None
