@@ -248,7 +248,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
     (("report",), "--workdir: missing; the folder of the comparison"),
     (
       ("reprt",),
-      "reprt: expected report, status, measure or flags only (--name=value)",
+      "reprt: expected report, status, measure, pack or flags only (--name=value)",
     ),
     (("--shard=3/2",), "--shard: expected i/n with 1 ≤ i ≤ n"),
     (

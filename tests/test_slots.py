@@ -8,7 +8,6 @@ import re
 
 import pytest
 
-from attention import ATTENTIONS
 from comparison import plan, records, report
 import models
 from settings.errors import ConfigError
@@ -127,8 +126,3 @@ def test_the_tables_of_the_results_are_true():
     config.task.update(leaves)
     model = experiment_config.parse(config).model
     assert slots == models.slots(model), (task, attention)
-  tables = re.findall(r"^\| `(\w+)` \| (\w+ · \w+ · \w+) \|", _RESULTS, re.M)
-  assert len(tables) > len(ATTENTIONS)
-  for attention, slots in tables:
-    assert slots == models.slots(load("copy", attention).model)
-    assert slots == models.slots(load("translation", attention).model)

@@ -93,7 +93,7 @@ def test_the_laboratory_names_what_it_imports():
   others = found - set(sys.stdlib_module_names) - here
   project = _PROJECT["project"]
   known = names(project["dependencies"])
-  for extra in ("lab", "test", "tokamax", "wandb"):
+  for extra in ("docs", "lab", "test", "tokamax", "wandb"):
     known |= names(project["optional-dependencies"][extra])
   spelt = {
     "absl": "absl_py",

@@ -6,8 +6,6 @@ import math
 import pathlib
 import re
 
-import pytest
-
 import attention
 from attention import ATTENTIONS, features, plug
 from attention.performer import _RELU_EPSILON
@@ -15,7 +13,6 @@ from docs import draw_mechanisms
 
 _ROOT = pathlib.Path(__file__).parent.parent.parent
 _PAGE = (_ROOT / "docs" / "mechanisms.md").read_text()
-_RESULTS = (_ROOT / "docs" / "results.md").read_text()
 _DEFAULTS = {
   name: plug.example(make).sizes for name, make in ATTENTIONS.items()
 }
@@ -66,18 +63,6 @@ def test_common_size_in_benchmarks():
   assert timed.pop("window_2d")["window"] ** 2 == size
   for option in ("window", "num_features", "rank"):
     assert {x[option] for x in timed.values() if option in x} == {size}
-
-
-@pytest.mark.parametrize(
-  ("name", "option", "pattern"),
-  [
-    ("sliding_window", "window", r"a window of (\d+) cannot cross-attend"),
-    ("performer", "num_features", r"(\d+) random features are enough"),
-    ("linformer", "rank", r"Linformer's rank of (\d+) nearly"),
-  ],
-)
-def test_sizes_of_the_copy_task(name, option, pattern):
-  assert _only(pattern, _RESULTS) == _DEFAULTS[name].short[option]
 
 
 def test_tokens_of_the_pictures():

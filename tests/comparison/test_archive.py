@@ -64,6 +64,8 @@ def test_cells_by_other_code():
   _, found = archive.read(_PAGE.parent / "results" / "parity.jsonl.xz")
   seeds = collections.defaultdict(list)
   for record in found.values():
+    if record["status"] != records.DONE:
+      continue
     twin = ", feed-forward as in dense" * (record["width"] == "dense")
     name = f"`{record['attention']}`{twin}"
     seeds[name].append(record["final"]["accuracy"])
