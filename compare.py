@@ -13,10 +13,9 @@ the same config are not run again. `status` says what is done, runs, waits and
 failed, and when it will be done. `report` writes report.html, report.md,
 report.tex, results.csv, results.jsonl and plots/ from what there is; a comparison
 ends with it too, and writes them while it runs as often as 2 % of the time allow.
-`pack` puts all records into one small file, and `report` with such a file makes the
-folder from it.
 `measure` measures again what was measured while other programs used the machine,
-and writes the report.
+and writes the report. `pack` puts all records into one small file, and `report`
+with such a file makes the folder from it.
 """
 
 from pathlib import Path

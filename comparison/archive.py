@@ -78,7 +78,6 @@ def unpack(path: Path, workdir: Path) -> None:
   if scaling := head.get("scaling"):
     lines = "".join(json.dumps(row) + "\n" for row in scaling)
     claimed.replace_text(workdir / records.SCALING, lines)
-  folder, there = workdir / records.RECORDS, records.by_identity(workdir)
-  folder.mkdir(exist_ok=True)
-  for name in found.keys() - there.keys():
-    claimed.replace(folder / f"{name}.json", found[name])
+  (workdir / records.RECORDS).mkdir(exist_ok=True)
+  for name in found.keys() - records.by_identity(workdir).keys():
+    records.update(workdir, name, **found[name])

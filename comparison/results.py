@@ -7,17 +7,17 @@ A page has comments around each table, and this command writes what is between t
     <!-- solved: results/capacity.jsonl.xz -->
     <!-- end -->
 
-is the table `solved` of the records in that file. A table whose first column names
-mechanisms keeps its own columns, and gets counts of solved seeds in those that are named:
+is the table `solved` of the records in that file. In a table of mechanisms, the columns
+that a comment names get counts of solved seeds, and the others stay:
 
     <!-- overview: recall=results/capacity.jsonl.xz@features=64 -->
 
-A picture of the page named
-`results/capacity.curves-recall.png` is drawn as `plots/curves-recall.png` of their
-report.
+A picture `results/capacity.curves-recall.png` of the page is `plots/curves-recall.png`
+of the report of these records.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+import functools
 import math
 from pathlib import Path
 import re
@@ -40,7 +40,7 @@ _MARKED = re.compile(
 _PICTURE = re.compile(r"\]\(([^()\s]+?)\.([^()\s]+?)\.png\)")
 
 _COLORS = 64
-"""Of a picture, which has a third of its bytes then."""
+"""Colours of a picture: its file is a third of one with all colours."""
 
 
 def solved(task: Task) -> pd.DataFrame:
@@ -163,7 +163,9 @@ def draw(path: Path) -> None:
           small.save(path.parent / f"{name}.{stem}.png", optimize=True)
 
 
+@functools.cache
 def _tasks(path: Path) -> dict[str, Task]:
+  """What the records of a file found; several tables may be made of it."""
   _, found = archive.read(path)
   return by_task(list(found.values()))
 
@@ -174,8 +176,7 @@ def _overview(old: str, sources: Sequence[str], folder: Path) -> str:
     [cell.strip() for cell in line.strip("| ").split("|")]
     for line in old.splitlines()
   )
-  cells = [[*row, *header][: len(header)] for row in rows]
-  table = pd.DataFrame(cells, columns=header)
+  table = pd.DataFrame(rows, columns=header)
   for source in sources:
     column, _, rest = source.partition("=")
     file, _, across = rest.partition("@")

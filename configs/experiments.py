@@ -8,6 +8,15 @@ import ml_collections
 EIGHT = "0,1,2,3,4,5,6,7"
 """Seeds of a comparison that counts who solved a task."""
 
+CAUSAL = (
+  "dense,sliding_window,linear,performer,window_linear,"
+  "retention,gated_linear,mamba2,delta,gated_delta,kimi_delta,"
+  "lsh,additive,multiplicative,differential,latent,"
+  "lightning,mamba3,comba,gated_delta_2,delta_product,rwkv7,mesa,log_linear,"
+  "stick_breaking,path"
+)
+"""Mechanisms that a decoder can have, but for those that need long sequences."""
+
 
 def training(
   *,

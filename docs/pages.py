@@ -103,11 +103,10 @@ def _linked(text: str, file: Path, docname: str) -> str:
 
   def turned(match: re.Match[str]) -> str:
     path, anchor = match["path"], match["anchor"] or ""
-    if (match["info"] or "").startswith("{") and "code-cell" not in match[
-      "info"
-    ]:
+    info = match["info"] or ""
+    if info.startswith("{") and "code-cell" not in info:
       body = _linked(match["body"], file, docname)
-      return f"{match['fence']}{match['info']}\n{body}{match['fence']}"
+      return f"{match['fence']}{info}\n{body}{match['fence']}"
     if not path or ":" in path or path.startswith("/"):
       return match[0]
     target = Path(os.path.normpath(file.parent / path))
@@ -116,9 +115,8 @@ def _linked(text: str, file: Path, docname: str) -> str:
       return match[0]
     if page := file_pages().get(target.as_posix()):
       return f"](/{page}.md{anchor})"
-    if (
-      target.suffix != ".md" and "docs" in target.parts
-    ) or target.suffix == ".png":
+    is_asset = target.suffix != ".md" and "docs" in target.parts
+    if is_asset or target.suffix == ".png":
       return f"](/{os.path.relpath(target, 'docs')})"
     _linked_files.add(target.as_posix())
     return f"]({_SOURCE}:{target.as_posix()})"

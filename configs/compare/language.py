@@ -19,11 +19,7 @@ def get_config() -> ml_collections.ConfigDict:
   """Every mechanism that a decoder can have, three seeds."""
   return experiments.comparison(
     "text",
-    "dense,sliding_window,linear,performer,window_linear,"
-    "retention,gated_linear,mamba2,delta,gated_delta,kimi_delta,"
-    "lsh,additive,multiplicative,differential,latent,"
-    "lightning,mamba3,comba,gated_delta_2,delta_product,rwkv7,mesa,log_linear,"
-    "stick_breaking,path,gated_delta_hybrid,mamba2_hybrid",
+    f"{experiments.CAUSAL},gated_delta_hybrid,mamba2_hybrid",
     variants={
       f"{name}_hybrid": {
         "name": name,
