@@ -73,7 +73,8 @@ def check_call(
 
   Raises:
     ValueError: a value is no array, has another dtype, rank or size than its
-      annotation, is empty, or is refused by its check; N is no multiple of K.
+      annotation, is a float of 8 bits or fewer, is empty, or is refused by its check;
+      N is no multiple of K.
   """
   arrays = ARRAYS if arrays is None else arrays
   checks = CHECKS if checks is None else checks
@@ -88,6 +89,12 @@ def check_call(
     kind, words = _KINDS[annotation.dtype]
     if not jnp.issubdtype(given[name].dtype, kind):
       raise ValueError(f"{name}: expected {words}, got {given[name].dtype}")
+    if kind is jnp.floating and jnp.finfo(given[name].dtype).bits < 16:
+      raise ValueError(
+        f"{name}: expected a float dtype of at least 16 bits, got "
+        f"{given[name].dtype}, which needs a scale of its own; give "
+        f"{name}.astype(jnp.bfloat16) times that scale"
+      )
     letters = annotation.dim_str.split()
     if letters[:1] != ["..."]:
       _check_sizes(name, given[name].shape, letters, sizes)

@@ -14,9 +14,12 @@ import dataclasses
 from typing import Any
 
 import jax
+from jax.extend.core import Literal
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 import numpy as np
+
+from attention import layout
 
 ScoreMod = Callable[..., Any]
 MaskMod = Callable[..., Any]
@@ -98,9 +101,39 @@ def _traced(function, shape, *score):
 
   def call(arrays, *arguments):
     consts = [arrays[i] for i in places]
-    return jax.core.eval_jaxpr(closed.jaxpr, consts, *arguments)[0]
+    return _evaluated(closed.jaxpr, consts, *arguments)[0]
 
   return Mod(call, shape, tuple(consts[i] for i in order))
+
+
+def _evaluated(jaxpr, consts, *arguments):
+  """`jax.core.eval_jaxpr`, with operands that vary alike over a mesh's axes.
+
+  Inside of `jax.shard_map` the arguments vary and the literals of a jaxpr do not,
+  which primitives refuse.
+  """
+  arguments, consts = layout.alike((arguments, consts))
+  if not any(jax.typeof(x).manual_axis_type.varying for x in arguments):
+    return jax.core.eval_jaxpr(jaxpr, consts, *arguments)
+  names = [*jaxpr.constvars, *jaxpr.invars]
+  values = dict(zip(names, [*consts, *arguments], strict=True))
+
+  def read(x):
+    return x.val if isinstance(x, Literal) else values[x]
+
+  for equation in jaxpr.eqns:
+    operands = layout.alike([jnp.asarray(read(x)) for x in equation.invars])
+    kind, params = equation.primitive.name, equation.params
+    if kind in ("jit", "custom_jvp_call"):
+      inner = params["jaxpr" if kind == "jit" else "call_jaxpr"]
+      results = _evaluated(inner.jaxpr, inner.consts, *operands)
+    elif kind in ("pvary", "pcast"):
+      results = operands
+    else:
+      results = equation.primitive.bind(*operands, **params)
+      results = results if equation.primitive.multiple_results else [results]
+    values |= zip(equation.outvars, results, strict=True)
+  return [read(x) for x in jaxpr.outvars]
 
 
 def indices(

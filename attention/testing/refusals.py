@@ -143,6 +143,9 @@ def refuses_wrong_arguments(mechanism: Mechanism) -> None:
     (r"(query|key|value): expected .* one", [x[:, :0] for x in qkv], {}),
     (r"scale: expected", qkv, {"scale": float("nan")}),
   ]
+  for i, array in enumerate(qkv):
+    float8 = [*qkv[:i], array.astype(jnp.float8_e4m3fn), *qkv[i + 1 :]]
+    wrong.append((r"(query|key|value): .* at least 16 bits", float8, {}))
   if key:
     less = [query, key[0][..., :4], value]
     wrong.append((r"key: expected .+ got", less, {}))

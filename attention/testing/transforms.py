@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attention.layout import alike
 from attention.testing.calls import Case, assert_close, require
 from attention.testing.mechanism import Mechanism, backward, law
 from attention.weights import attention_weights
@@ -31,6 +32,15 @@ def _same_gradients(got, expected):
     assert_close(x, y, 1e-5, f"the gradient of array {i}")
 
 
+def _mesh() -> jax.sharding.Mesh:
+  """As many devices as divide a batch of 8."""
+  count = max(n for n in (1, 2, 4, 8) if n <= jax.device_count())
+  auto = (jax.sharding.AxisType.Auto,)
+  return jax.make_mesh(
+    (count,), ("batch",), auto, devices=jax.devices()[:count]
+  )
+
+
 @law(every_setting=False)
 def no_leaked_tracers(mechanism: Mechanism) -> None:
   """No tracer may outlive the trace that made it.
@@ -52,16 +62,25 @@ def no_leaked_tracers(mechanism: Mechanism) -> None:
 def vmap_of_scanned_checkpoints(mechanism: Mechanism) -> None:
   """`jax.vmap` of `jax.lax.scan` over `jax.checkpoint` must give the same.
 
-  In values and gradients. Frequent causes: NumPy on arrays that are traced, Python
-  `if` on their values.
+  In values and gradients, inside of `jax.shard_map`. Frequent causes: NumPy on arrays
+  that are traced, Python `if` on their values, and zeros that start a loop and do not
+  vary over the devices as its results do (`attention.layout.alike` makes them).
   """
   apply, qkv, call = _drawn(mechanism)
   factors = np.array([0.5, 1.5], np.float32)
+  rows = jax.P("batch")
 
   @jax.jit
+  @partial(
+    jax.shard_map,
+    mesh=_mesh(),
+    in_specs=(rows, rows, jax.P()),
+    out_specs=(rows, rows),
+  )
   @partial(jax.vmap, in_axes=(0, 0, None))
   def one_by_one(qkv, call, factors):
     qkv, call = jax.tree.map(lambda x: x[None], (qkv, call))
+    start = alike(jnp.float32(0), qkv)
 
     def total(qkv):
       @jax.checkpoint
@@ -69,7 +88,7 @@ def vmap_of_scanned_checkpoints(mechanism: Mechanism) -> None:
         out = apply([factor * x for x in qkv], **call)
         return total + out.sum(), out[0]
 
-      return jax.lax.scan(layer, 0.0, factors)
+      return jax.lax.scan(layer, start, factors)
 
     gradient, outs = jax.grad(total, has_aux=True)(qkv)
     return outs, [x[0] for x in gradient]
@@ -130,12 +149,7 @@ def eager_equals_jit(mechanism: Mechanism) -> None:
 def sharded_batch(mechanism: Mechanism) -> None:
   """Arrays that are sharded along B must give the same, sharded likewise."""
   _, qkv, call = _drawn(mechanism)
-  count = max(n for n in (1, 2, 4, 8) if n <= jax.device_count())
-  auto = (jax.sharding.AxisType.Auto,)
-  mesh = jax.make_mesh(
-    (count,), ("batch",), auto, devices=jax.devices()[:count]
-  )
-  sharding = jax.sharding.NamedSharding(mesh, jax.P("batch"))
+  sharding = jax.sharding.NamedSharding(_mesh(), jax.P("batch"))
   expected, expected_gradient = _expected(mechanism, qkv, call)
   out, gradient = _expected(mechanism, *jax.device_put((qkv, call), sharding))
   require(

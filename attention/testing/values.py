@@ -167,7 +167,8 @@ def bfloat16(mechanism: Mechanism) -> None:
   """Inputs in bfloat16 must give bfloat16 within 2e-2 of the definition.
 
   Compute logits, softmax and normalisers in float32
-  (`preferred_element_type=jnp.float32`) and convert the result at the end.
+  (`preferred_element_type=jnp.float32`) and convert the result at the end to the dtype
+  of the query, whatever dtypes key and value have.
   """
   is_causal = mechanism.directions[-1]
   options = (
@@ -186,3 +187,10 @@ def bfloat16(mechanism: Mechanism) -> None:
     f"the result is {out.dtype}, expected the dtype of query, bfloat16",
   )
   assert_close(out, expected, 2e-2)
+  for arrays in ([qkv[0], *rounded[1:]], [rounded[0], *qkv[1:]]):
+    out = jax.eval_shape(forward(mechanism, is_causal), arrays, **call)
+    told = [str(x.dtype) for x in arrays]
+    require(
+      out.dtype == arrays[0].dtype,
+      f"the result of arrays in {told} is {out.dtype}, expected the query's dtype",
+    )

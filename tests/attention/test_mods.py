@@ -189,3 +189,30 @@ def test_a_dilated_window_has_none():
   qkv = list(map(jnp.asarray, drawn(12)))
   with pytest.raises(ValueError, match=r"^mask_mod: expected None with .*dila"):
     sliding_window_attention(*qkv, window=2, dilation=2, mask_mod=prefix)
+
+
+def test_a_mod_inside_of_shard_map():
+  """There its literals and arrays do not vary over devices, and the scores do."""
+  auto = (jax.sharding.AxisType.Auto,)
+  mesh = jax.make_mesh((BATCH,), ("x",), auto, devices=jax.devices()[:BATCH])
+  slopes = jnp.linspace(0.1, 0.4, HEADS)
+
+  def score_mod(score, b, n, t, s):
+    del b
+    falls = slopes[n] * jax.nn.relu(t - s - 2.0)
+    return jnp.where(t < 2 * s, score - falls, jnp.clip(score, -2, 2))
+
+  def run(*qkv):
+    def total(*qkv):
+      see = {"score_mod": score_mod, "mask_mod": lambda b, n, t, s: s <= t + 2}
+      return (flash_attention(*qkv, **see) ** 2).sum(axis=(1, 2, 3))
+
+    out, pullback = jax.vjp(total, *qkv)
+    return out, pullback(jnp.ones_like(out))
+
+  rows = jax.P("x")
+  parts = jax.shard_map(run, mesh=mesh, in_specs=(rows,) * 3, out_specs=rows)
+  qkv = drawn(16)
+  found, expected = jax.jit(parts)(*qkv), jax.jit(run)(*qkv)
+  for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+    assert_close(one, other, 1e-6)
