@@ -73,15 +73,13 @@ def to_batch(
 
 
 def _indices(mask: Any) -> Array:
-  """The positions where a mask is not 0, -1 after them."""
-  if isinstance(mask, jax.core.Tracer):
-    raise ValueError(
-      "global_attention_mask: expected an array of numbers, got one that is "
-      "traced: how many tokens are global decides shapes; close over it"
-    )
-  chosen = np.asarray(mask) != 0
-  most = max(int(chosen.sum(1).max()), 1)
-  order = np.argsort(~chosen, axis=1, kind="stable")[:, :most]
-  return jnp.asarray(
-    np.where(np.arange(most) < chosen.sum(1)[:, None], order, -1)
-  )
+  """The positions where a mask is not 0, -1 after them.
+
+  As many as its row with the most; where it is traced, as many as positions.
+  """
+  numpy = jnp if isinstance(mask, jax.core.Tracer) else np
+  chosen = numpy.asarray(mask) != 0
+  counts = chosen.sum(1)[:, None]
+  most = chosen.shape[1] if numpy is jnp else max(int(counts.max()), 1)
+  order = numpy.argsort(~chosen, axis=1, stable=True)[:, :most]
+  return jnp.where(jnp.arange(most)[None] < counts, order, -1)

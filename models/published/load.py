@@ -54,7 +54,9 @@ class Pretrained(NamedTuple):
       **inputs: named as in transformers: `input_ids [B, T]`, `attention_mask
         [B, T]` of 0 and 1, `token_type_ids [B, T]`, `global_attention_mask
         [B, T]`, `decoder_input_ids [B, T]`, `decoder_attention_mask [B, T]`,
-        `pixel_values [B, H, W, C]`, `input_values [B, samples]`.
+        `pixel_values [B, H, W, C]`, `input_values [B, samples]`. A traced
+        `global_attention_mask` costs as if all tokens were global; close over an
+        array of numbers where few are.
 
     Returns:
       Logits of tokens `[B, T, V]` or of classes `[B, V]`, or the last hidden
