@@ -22,14 +22,18 @@ that is traced on one kind of machine for another names the other one:
     with platform.tracing_for("gpu"):
       jax.jit(f).trace(...).lower(lowering_platforms=("cuda",))
 
+and one for several has a plan for each:
+
+    jax.export.export(jax.jit(platform.portable(f)), platforms=("cpu", "cuda", "tpu"))
+
 How the numbers were found is in benchmarks/README.md, "What made it fast".
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import contextlib
 import contextvars
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 import warnings
 
 import jax
@@ -89,6 +93,35 @@ def tracing_for(name: str) -> Iterator[None]:
     yield
   finally:
     _CHOSEN.reset(token)
+
+
+def portable(function: Callable[..., Any]) -> Callable[..., Any]:
+  """`function` of arrays, traced for 'cpu', 'gpu' and 'tpu' into one program.
+
+  `jax.lax.platform_dependent` takes the one of the platform that it is lowered for,
+  and so does a program of `jax.export` where it is called.
+
+  Args:
+    function: `(*arrays) -> arrays`; pytrees of them as well.
+
+  Returns:
+    The same function. It is traced three times as long, and compiled as before.
+  """
+
+  def planned(name):
+    def run(*arrays):
+      with tracing_for(name):
+        return function(*arrays)
+
+    return run
+
+  @functools.wraps(function)
+  def run(*arrays):
+    return jax.lax.platform_dependent(
+      *arrays, cpu=planned("cpu"), tpu=planned("tpu"), default=planned("gpu")
+    )
+
+  return run
 
 
 def name() -> str:

@@ -5,6 +5,7 @@ without being compiled, and run on the CPU with the accelerator's budget.
 """
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -164,6 +165,32 @@ def test_an_accelerator_gets_few_large_steps(name, is_causal):
   )
   assert max(on_gpu, default=1) <= MOST_TRIPS, on_gpu
   assert max(on_cpu, default=1) >= max(on_gpu, default=1), on_cpu
+
+
+def test_one_export_has_a_plan_for_each():
+  """The products of every platform in its program, and the result here."""
+  rng = np.random.default_rng(0)
+  arrays = [jnp.asarray(rng.normal(size=(1, 2048, 2, 8)), jnp.float32)] * 4
+  run, _ = program(
+    "sliding_window", True, {"window": 99}, Dims(2, 2, 8, 2048, 16)
+  )
+  portable = jax.jit(platform.portable(run))
+
+  def products(function, target):
+    traced = function.trace(*arrays).lower(lowering_platforms=(target,))
+    return sorted(re.findall(r"dot_general.* : (.*)", traced.as_text()))
+
+  found = {x: products(portable, x) for x in ("cpu", "cuda", "tpu")}
+  for target, where in ("cpu", "cpu"), ("cuda", "gpu"), ("tpu", "tpu"):
+    with platform.tracing_for(where):
+      alone = products(jax.jit(lambda *arrays: run(*arrays)), target)
+    assert found[target] == alone
+  assert found["cpu"] != found["cuda"]
+  exported = jax.export.export(portable, platforms=tuple(found))(*arrays)
+  called = exported.call(*arrays)
+  expected = jax.jit(run)(*arrays)
+  for one, other in zip(*map(jax.tree.leaves, (called, expected)), strict=True):
+    assert_close(one, other, 1e-6)
 
 
 def test_the_trips_are_what_the_budget_says():
