@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -80,18 +81,34 @@ def held(workdir: Path) -> Iterator[None]:
     os.close(folder)
 
 
+_DIGEST = "sha256"
+
+
 def parsed(path: Path) -> dict[str, Any] | None:
-  """The JSON object in a file; None where there is none, or a damaged one."""
+  """The JSON object in a file; None where there is none, or a damaged one.
+
+  The digest that `replace` writes is compared and left out.
+  """
   try:
     content = json.loads(path.read_text())
   except (OSError, ValueError):
     return None
-  return content if isinstance(content, dict) else None
+  if not isinstance(content, dict):
+    return None
+  digest = content.pop(_DIGEST, None)
+  return content if digest in (None, _digest(content)) else None
 
 
 def replace(path: Path, content: Mapping[str, Any]) -> None:
-  """Writes JSON, as `replace_text` does."""
+  """Writes JSON with its digest, as `replace_text` does."""
+  content = json.loads(json.dumps(content))  # With the keys that are read again.
+  content[_DIGEST] = _digest(content)
   replace_text(path, json.dumps(content, indent=2, sort_keys=True) + "\n")
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+  text = json.dumps(content, sort_keys=True)
+  return hashlib.sha256(text.encode()).hexdigest()
 
 
 def replace_text(path: Path, text: str) -> None:

@@ -188,13 +188,21 @@ def lightning(
   depth: float = 0.0,
   **call: Any,
 ) -> Result:
-  """MiniMax-01: head n of N, a power of two, decays by exp(−2^(−8(n+1)/N) · f).
+  """MiniMax-01: head n of N decays by exp(−2^(−8(n+1)/N) · (1 − depth + 10⁻⁵)).
 
-  f = 1 − depth + 10⁻⁵. Paper: arXiv:2501.08313, section 2.2.
+  Paper: arXiv:2501.08313, section 2.2, for N a power of two. Of other N, heads beyond
+  the last power P have the slopes of 2P heads, every other one, as ALiBi's have.
   """
   num_heads = np.shape(query)[2]
-  slopes = 2.0 ** (-8.0 * np.arange(1, num_heads + 1) / num_heads)
-  decay = -slopes * (1.0 - depth + 1e-5)
+  power = 1 << (num_heads.bit_length() - 1)
+  slopes = [
+    2.0
+    ** (
+      -8 * (n + 1) / power if n < power else -4 * (2 * (n - power) + 1) / power
+    )
+    for n in range(num_heads)
+  ]
+  decay = -np.array(slopes) * (1.0 - depth + 1e-5)
   decay = np.broadcast_to(decay, np.shape(query)[:3])
   return packed(delta_rule_attention, query, key, value, call, log_decay=decay)
 

@@ -67,7 +67,7 @@ _CASES = {
 _ONCE = ("plain", "one_position", "cross", "causal_cross", "fewer_keys", "long")
 
 
-def _value_and_gradient(mechanism: Mechanism, case: Case) -> None:
+def value_and_gradient(mechanism: Mechanism, case: Case) -> None:
   """The call must equal the definition within 1e-5, and so must its gradients.
 
   With respect to query, key, value, params and tables. The message begins with
@@ -154,7 +154,7 @@ def _is_taken(mechanism: Mechanism, case: Case) -> bool:
 LAWS += [
   Check(
     f"value_and_gradient[{name}]",
-    partial(_value_and_gradient, case=case),
+    partial(value_and_gradient, case=case),
     where=partial(_is_taken, case=case),
     every_setting=name not in _ONCE,
   )

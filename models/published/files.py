@@ -121,8 +121,7 @@ def _read_shards(folder: Path) -> Tensors:
 def _read_file(path: Path) -> dict[str, Tensor]:
   import safetensors
 
-  if not path.exists():
-    raise FileNotFoundError(f"{path}: no such file")
+  _check_place(path)
   content = path.read_bytes()
   if not content:
     raise ValueError(f"{path}: the file is empty")
@@ -145,9 +144,22 @@ def _read_file(path: Path) -> dict[str, Tensor]:
   return tensors
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _check_place(path: Path) -> None:
+  """Raises where there is no file, or a link that leads out of its folder.
+
+  The hub's cache has its files in `blobs` beside its folder of folders.
+  """
   if not path.exists():
     raise FileNotFoundError(f"{path}: no such file")
+  folder, real = path.parent.resolve(), path.resolve()
+  if not {folder, folder.parent.parent / "blobs"} & {*real.parents}:
+    raise ValueError(
+      f"{path}: is a link to {real}, outside of the folder; copy the file there"
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+  _check_place(path)
   try:
     content = json.loads(path.read_text(encoding="utf-8"))
   except (UnicodeDecodeError, json.JSONDecodeError) as error:

@@ -124,6 +124,13 @@ def _read(
     raise ValueError(
       f"{file}: {theirs}: expected floating point numbers, got {array.dtype}"
     )
+  if not (integers or np.isfinite(array).all()):
+    raise ValueError(f"{file}: {theirs}: a number in it is not finite")
+  count = sum(leaf.size for leaf in ours.values())
+  if count > 8 * max(array.size, 1):  # A config of another size.
+    raise ValueError(
+      f"{file}: {theirs}: expected {count:,} numbers, got shape {array.shape}"
+    )
   zeros = [np.zeros(leaf.shape, np.int8) for leaf in ours.values()]
   expected = layout.write(zeros).shape
   if array.shape != expected:
