@@ -75,7 +75,7 @@ class Run:
     return self.experiment.model
 
   def metrics(self) -> "pd.DataFrame":
-    """A row a line of metrics.jsonl: `step`, `split`, `loss` and all others."""
+    """metrics.jsonl, a row for each line: `step`, `split`, `loss` and the others."""
     import pandas as pd
 
     from training import metrics

@@ -66,8 +66,7 @@ def delta_product(
     k_t,r = SiLU(x_t · W_r)        v_t,r = SiLU(x_t · U_r)        r < R
     β_t,r = max_rate · sigmoid(x_t · W_β,r)
 
-  with keys and queries of length 1. The last of the R keys and values are those of
-  the caller.
+  Keys and queries get length 1. The caller gives the last of the R keys and values.
 
   Args:
     num_householder: R.
@@ -82,9 +81,9 @@ def delta_product(
     ValueError: `num_householder` is no positive int, or as `delta`.
 
   Its model also has `short_convolution`, `output_norm='rms'` and `output_gate='silu'`.
-  Departs from the paper in that only the keys and values of the last correction are
-  convolved, because a record has no state for other convolutions. If values have
-  another width than V, the earlier corrections write zeros as values.
+  Unlike in the paper, only the keys and values of the last correction are convolved:
+  a record has no state for the other convolutions. A call whose values are not V wide
+  makes the earlier corrections write zeros.
   Paper: arXiv:2502.10297, section 3.
   """
   others = num_householder - 1

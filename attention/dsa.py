@@ -116,13 +116,12 @@ def dsa(
     index_query = R_t (x_t · W_q)    index_key = R_t (x_t · W_k)
     index_weight = x_t · W_w / √(I·D)
 
-  R_t rotates half of the features by position t. The indexer is trained by `loss`
-  alone, the mean of `dsa_indexer_loss` over the visible positions. No gradient of it
-  reaches x.
+  R_t rotates half of the features by position t. Only `loss` trains the indexer: the
+  mean of `dsa_indexer_loss` over the visible positions, which has no gradient in x.
 
   Args:
-    top_k: keys that a query attends to. From T on, attention is dense and the indexer
-      learns from all keys, as in the paper's warm-up.
+    top_k: keys that a query attends to. With T or more, attention is dense and the
+      indexer learns from all keys, as in the paper's warm-up.
     num_index_heads: I.
     index_dim: D, a multiple of 4.
 
@@ -133,8 +132,8 @@ def dsa(
   Raises:
     ValueError: an argument is not a positive int, or D is no multiple of 4.
 
-  Departs from its paper in that the indexer does not norm its keys, has no 8-bit
-  numbers, and reads queries from x, not from a latent vector.
+  Unlike in the paper, the indexer does not norm its keys, has no 8-bit numbers, and
+  reads its queries from x, not from a latent vector.
   """
   attend = arguments.applied("dsa", partial(dsa_attention, top_k=top_k))
   if index_dim % 4:

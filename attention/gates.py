@@ -115,7 +115,7 @@ def step_params(
 
 
 def step(params: Params, inputs: Float[Array, "B T F"]) -> Array:
-  """Δ = softplus(x · W + b) of each head, or with W₁ · W₂ of each channel."""
+  """Δ = softplus(x · W + b) for each head, or with W₁ · W₂ for each channel."""
   kernels = "step_kernel", "step_down", "step_up"
   kernels = [params[name] for name in kernels if name in params]
   steps = project(inputs, *kernels)
@@ -123,7 +123,7 @@ def step(params: Params, inputs: Float[Array, "B T F"]) -> Array:
 
 
 def step_decay(params: Params, inputs: Float[Array, "B T F"]) -> Array:
-  """The logarithm −Δ e^A of each decay, with A of its head."""
+  """The log-decays −Δ e^A of each head or channel; each head has one A."""
   steps, rate = step(params, inputs), jnp.exp(params["log_rate"])
   return -steps * rate.reshape(1, 1, -1, *[1] * (steps.ndim - 3))
 

@@ -51,18 +51,18 @@ def log_linear_attention(
     out_t = scale · Σ_l scales_tl (S_t^l)ᵀ q_t
     S_t^l = Σ e^(Σ g_u over s < u ≤ t) k_s v_sᵀ over the s at level l of t
 
-  for each head. Level 0 is t itself. With t counted from 0, each binary digit b of t
-  that is 1 gives a bucket of 2^b positions at level 1 + b; going back from t, the
-  lowest digit comes first. With scales of 1 it is `gated_linear_attention`. Everything
-  is float32 for inputs of any dtype.
+  for each head. Level 0 is t itself, with t counted from 0. The positions before t are
+  split into buckets, one for each binary digit of t that is 1: digit b has 2^b
+  positions, at level 1 + b, and the lowest digit is the nearest to t. With scales of 1
+  the result is that of `gated_linear_attention`. All computation is in float32.
 
   Args:
     log_decay: g, at most 0.
     level_scales: of each level; T positions have ⌈log₂ T⌉ + 1 levels.
-    mask: key mask `[B, 1, 1, T]`. A hidden position is skipped: it adds nothing, is
-      not counted, and gives zeros, so that padding changes nothing wherever it is.
-    initial_state: the state before the first segment; None is that of no positions.
-      Beyond 2^(L−1) positions in all, the last level has all older ones.
+    mask: key mask `[B, 1, 1, T]`. A hidden position adds nothing, is not counted, and
+      gets zeros. So padding changes nothing, wherever it is.
+    initial_state: the state before the first segment; None is the empty state. If it
+      and the call have more than 2^(L−1) positions, the last level has all older ones.
     segment_ids: `[B, T]`; where they change, the state and the count begin anew.
 
   Other options and results: as `gated_linear_attention`; the state is a `LevelState`.
@@ -70,9 +70,9 @@ def log_linear_attention(
   Raises:
     ValueError: as `gated_linear_attention`, or L is 1 or too small for T.
 
-  Cost, with C = `features.CHUNK`, and L at most ⌈log₂ T⌉ + 1 if there is no initial
-  state: time T·N·(C·(H+V+L) + L·H·V), memory B·T·N·(H+V+L), with gradients
-  also L states for each chunk.
+  Cost, with C = `features.CHUNK`: time T·N·(C·(H+V+L) + L·H·V), memory
+  B·T·N·(H+V+L), with gradients also L states for each chunk. Without an initial state,
+  L counts at most ⌈log₂ T⌉ + 1 levels.
 
   Paper: Log-linear attention, arXiv:2506.04761.
   """

@@ -134,8 +134,8 @@ def moba(block_size: int = 64, top_k: int = 4) -> plug.Attention:
     top_k: blocks of a query, its own among them.
 
   Returns:
-    An `Attention` without variables, causal only, that decodes with a `DenseCache`;
-    a position averages all S keys and attends to top_k · D of them.
+    An `Attention` without variables, causal only, that decodes with a `DenseCache`.
+    Each decoded position averages the keys of all blocks and attends to top_k · D keys.
 
   Raises:
     ValueError: an argument is no positive int.

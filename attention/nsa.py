@@ -262,13 +262,14 @@ def nsa(
     window: keys of the window.
 
   Returns:
-    An `Attention` with `gates`, causal only, that decodes with a `DenseCache`; each
-    decoded position compresses all S keys anew. Its parameters are `gate_kernel [F, N, 3]`,
-    `key_weights` and `value_weights [K, C]`, which begin as means, and
-    `key_positions [K, C, H]`.
+    An `Attention` with `gates`, causal only, that decodes with a `DenseCache`. Each
+    decoded position compresses all S keys again. Its parameters are
+    `gate_kernel [F, N, 3]`, `key_positions [K, C, H]`, and `key_weights` and
+    `value_weights [K, C]`, which start at 1/C.
 
   Raises:
-    ValueError: an argument is no positive int, or `stride` is not a divisor of both sizes.
+    ValueError: an argument is not a positive int, or `stride` does not divide
+      `compress_size` and `block_size`.
   """
   sizes = compress_size, stride, block_size, num_blocks
   for name, multiple in {

@@ -186,14 +186,14 @@ def path(rank: int = 32, forget: bool = False) -> plug.Attention:
 
   Returns:
     An `Attention` with `gates`, causal only. Its cache has the values, and the keys in
-    float32, which each new position multiplies by its matrix. Its parameters are `householder_down [F, R]`,
-    `householder_up [R, K, H]`, `rate_kernel [F, K]` and `rate_bias [K]`, with `forget`
-    also those of `dense`.
+    float32; each decoded position multiplies all keys by its matrix. Its parameters are
+    `householder_down [F, R]`, `householder_up [R, K, H]`, `rate_kernel [F, K]` and
+    `rate_bias [K]`, with `forget` also those of `dense`.
 
   Raises:
     ValueError: `rank` is not a positive int; by `init`, there are no features.
 
-  Departs from its paper in that nothing is convolved between W₂ and the norm.
+  Unlike in the paper, no convolution stands between W₂ and the norm.
   """
   exact: Any = dense(forget=forget)
 

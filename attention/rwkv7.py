@@ -85,8 +85,8 @@ def rwkv7(rank: int = 32) -> plug.Attention:
     S_t = diag(e^g_t) S_{t−1} − (α_t ∘ κ_t)(S_{t−1}ᵀ κ_t)ᵀ + k'_t v_tᵀ
     out_t = S_tᵀ q_t + (q_t · (ρ ∘ k'_t)) v_t
 
-  with w₀, a₀, ξ, ζ and ρ for each channel of each head. The scale is 1 unless a call
-  has one.
+  w₀, a₀, ξ, ζ and ρ have one number for each channel of each head. A call may set the
+  scale, which is 1.
 
   Args:
     rank: R of W₁, A₁ `[F, R]` and W₂, A₂ `[R, N, H]`.
@@ -99,9 +99,10 @@ def rwkv7(rank: int = 32) -> plug.Attention:
   Raises:
     ValueError: `rank` is no positive int.
 
-  Its model also has `output_norm='group'` and `output_gate='sigmoid'`. Departs from
-  its paper in three points: `short_convolution` stands for the token shift, values are
-  not mixed with those of the first layer, and the bonus of ρ is inside the group norm.
+  The paper's model also has `output_norm='group'` and `output_gate='sigmoid'`. Three
+  things differ from the paper: `short_convolution` takes the place of the token shift,
+  values are not mixed with those of the first layer, and the bonus ρ is added before
+  the group norm.
   Paper: arXiv:2503.14456, section 4.
   """
 

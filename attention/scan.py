@@ -44,18 +44,18 @@ def scan(
   Args:
     step: of one chunk; must not close over traced arrays.
     params: a pytree that every step reads.
-    state: a pytree, before the first chunk.
+    state: a pytree, the state before the first chunk.
     xs: a pytree of `[B, T, …]`. T is that of the first leaf; longer leaves are cut.
       Zeros fill the last chunk, and a step must not change the state for them.
     size: C, positions of a chunk.
-    is_empty: whether `state` is that of no positions. If there is one step only, it
-      may then get None as the state.
+    is_empty: whether `state` is the empty state. If so, and if there is one chunk
+      only, `step` may get None in its place.
 
   Returns:
     The last state, and the y together, a pytree of `[B, T, …]`.
 
-  Cost: the time of the steps, with gradients four times as long; memory of the results,
-  with gradients also one state for each chunk and the gradients of `params` and `xs`.
+  Cost: time of the steps, four times that with gradients. Memory of the results; with
+  gradients also one state for each chunk, and the gradients of `params` and `xs`.
   """
   length = jax.tree.leaves(xs)[0].shape[1]
   count = -(-length // size)

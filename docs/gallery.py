@@ -47,15 +47,13 @@ def _card(name: str, section: str, idea: str, time: str, beside: str) -> str:
   """The card of a mechanism: its row of the opening table, and its section."""
   picture = re.search(r"^!\[.*", section, re.M)
   formula = re.search(r"(?:^    .*\n)+", section, re.M)
-  links = dict(
-    re.findall(r"\*\*(Definition|Fast form)\*\* \[.*?\]\((.*?)\)", section)
-  )
+  links = dict(re.findall(r"\[(definition|code)\]\((.*?)\)", section))
   if not picture or not formula or len(links) < 2:
     raise ValueError(
       f"docs/mechanisms.md, {name}: no picture, formula or links"
     )
   equations = re.sub(r" {4,}", "\n", inspect.cleandoc(formula[0]))
-  papers = re.findall(r"arXiv:(\d{4}\.\d{4,5})", section)
+  papers = re.findall(r"arxiv\.org/abs/(\d{4}\.\d{4,5})", section)
   return f"""\
 :::::{{grid-item-card}}
 **[`{name}`](mechanisms.md#{name})**: {idea}
@@ -72,7 +70,7 @@ Time {time}{"" if beside == "–" else f"; beside `dense`: {beside}"}
 {example(name)}
 ```
 
-[Definition]({links["Definition"]}) · [fast form]({links["Fast form"]}) ·
+[Definition]({links["definition"]}) · [code]({links["code"]}) ·
 [paper](https://arxiv.org/abs/{papers[0]})
 :::::
 """

@@ -125,7 +125,7 @@ def _linked(text: str, file: Path, docname: str) -> str:
 
 
 _linked_files: set[str] = set()
-"""Files and folders that some page links to, and that are no page."""
+"""Files and folders outside the site's pages that a page links to."""
 
 
 def resolve_sources(app: Any, doctree: Any, docname: str) -> None:

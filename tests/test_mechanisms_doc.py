@@ -10,8 +10,7 @@ import re
 import pytest
 
 from attention import logits, positions
-from attention.capabilities import CAPABILITIES
-from tests.attention.forms import FUNCTIONS, OWN, RECURRENT
+from tests.attention.forms import FUNCTIONS, OWN
 
 _ROOT = pathlib.Path(__file__).parent.parent
 _PAGE = _ROOT / "docs" / "mechanisms.md"
@@ -21,7 +20,7 @@ _HOW = "How the fast forms work"
 
 
 def _papers(text):
-  return set(re.findall(r"arXiv:(\d{4}\.\d{4,5})", text))
+  return set(re.findall(r"(?:arXiv:|arxiv\.org/abs/)(\d{4}\.\d{4,5})", text))
 
 
 @functools.cache
@@ -54,26 +53,21 @@ def test_picture_stands_in_its_section_and_is_small(name):
   assert 1_000 < picture.stat().st_size < 25_000
 
 
-@pytest.mark.parametrize("name", OWN)
-def test_capabilities_are_those_of_the_code(name):
-  (line,) = re.findall(r"\*\*Supports\*\*((?: `\w+`)+)", _SECTION[name])
-  supports = OWN[name]().supports
-  expected = " ".join(f"`{c}`" for c in CAPABILITIES if c in supports)
-  assert line.strip() == expected, f"docs/mechanisms.md, {name}: {expected}"
-
-
 def _fast(name):
   """The function of a mechanism; a recurrence is its factory."""
-  function = FUNCTIONS.get(name, OWN[name])
-  return function.__name__, function
+  return FUNCTIONS.get(name, OWN[name])
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_papers_are_those_of_the_docstring(name):
-  _, function = _fast(name)
+def test_papers_are_among_those_of_the_docstring(name):
   cited = _papers(_SECTION[name])
   assert cited
-  assert cited == _papers(function.__doc__)
+  assert cited <= _papers(_fast(name).__doc__)
+
+
+def test_papers_of_all_docstrings_are_cited():
+  documented = set().union(*(_papers(_fast(name).__doc__) for name in OWN))
+  assert documented <= _papers(_PAGE.read_text())
 
 
 def test_papers_of_positions_are_those_of_the_docstrings():
@@ -87,34 +81,12 @@ def test_papers_of_positions_are_those_of_the_docstrings():
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_every_section_links_its_definition_and_its_fast_form(name):
-  function, fast = _fast(name)
+def test_every_section_links_its_definition_and_its_code(name):
   folder = _ROOT / "attention" / "definitions"
   own = name if (folder / f"{name}.py").exists() else "recurrent"
-  fast = fast.__module__.replace(".", "/")
-  for path in (f"attention/definitions/{own}.py", f"{fast}.py"):
-    assert f"[`{function}`](../{path})" in _SECTION[name]
-
-
-def _linked(section):
-  return set(re.findall(r"\]\(\.\./(attention/[^)]+\.py)\)", section))
-
-
-def test_every_section_links_all_files_of_the_recurrences():
-  files = ("recurrence", "gates", "gated_linear", "delta_rule")
-  linked = set().union(*(_linked(_SECTION[name]) for name in RECURRENT))
-  assert {f"attention/{x}.py" for x in files} <= linked
-
-
-@pytest.mark.parametrize("name", OWN)
-def test_every_section_links_all_files_of_its_mechanism(name):
-  assert "\n**In the fast form**, " in _SECTION[name]
-  if name in RECURRENT:
-    return
-  folder = _ROOT / "attention" / name
-  files = folder.glob("[!_]*.py") if folder.is_dir() else [f"{folder}.py"]
-  own = {str(pathlib.Path(x).relative_to(_ROOT)) for x in files}
-  assert own <= _linked(_SECTION[name])
+  code = _fast(name).__module__.replace(".", "/")
+  assert f"[definition](../attention/definitions/{own}.py)" in _SECTION[name]
+  assert f"[code](../{code}.py)" in _SECTION[name]
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -126,7 +98,7 @@ def test_calls_may_give_the_size_of_blocks(name):
 
 def test_names_with_a_link_are_defined_in_the_linked_file():
   links = re.findall(r"\[`([^`]+)`\]\(\.\./([^)]+\.py)\)", _PAGE.read_text())
-  assert len(links) > 50
+  assert len(links) > 10
   missing = [
     f"{name} in {path}"
     for name, path in links

@@ -1,4 +1,4 @@
-"""The commands, the scripts and the tables of docs/scaling.md."""
+"""The commands, the scripts and the tables of docs/scaling.md and of SLURM."""
 
 import pathlib
 import re
@@ -11,8 +11,8 @@ import yaml
 from attention import ATTENTIONS, plug
 from training import cluster, mesh
 
-_PAGE = pathlib.Path(__file__).parent.parent / "docs" / "scaling.md"
-_TEXT = _PAGE.read_text("utf-8")
+_DOCS = pathlib.Path(__file__).parent.parent / "docs"
+_TEXT = (_DOCS / "scaling.md").read_text("utf-8")
 
 
 def _block(first):
@@ -29,7 +29,8 @@ def _block(first):
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 def test_the_slurm_script_is_one():
-  script = _block("#!/bin/bash")
+  page = (_DOCS / "howto" / "slurm.md").read_text("utf-8")
+  script = re.findall(r"```bash\n(.*?)```", page, flags=re.DOTALL)[0]
   subprocess.run(["bash", "-n"], input=script, text=True, check=True)
   options = re.findall(r"^#SBATCH --([\w-]+)", script, re.M)
   assert {"nodes", "ntasks-per-node", "requeue", "signal"} <= set(options)
