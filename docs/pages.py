@@ -8,6 +8,7 @@
 - A relative link to a file outside docs/ leads to the page that such a file is, or
   to a page with its source. A link to a file that is not there is a warning.
 - Docstrings, which are plain text with `code`, become reStructuredText.
+- Formulas are MathML, which browsers show without a script.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,12 @@ import os
 from pathlib import Path
 import re
 from typing import Any
+
+from docutils import nodes
+from docutils.utils.math import MathError
+from docutils.utils.math.latex2mathml import tex2mathml
+from numpy.typing import ArrayLike
+from sphinx.util.typing import stringify_annotation
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -48,6 +55,7 @@ def setup(app: Any) -> Mapping[str, Any]:
   app.connect("autodoc-process-docstring", markup, priority=100)
   app.connect("autodoc-process-signature", short_types)
   app.connect("autodoc-skip-member", is_field)
+  app.add_html_math_renderer("mathml", (math, None), (math, None))
   return {"parallel_read_safe": False}
 
 
@@ -220,6 +228,16 @@ def _write_page(app: Any, name: str, body: str) -> None:
   path.write_text(text, "utf-8")
 
 
+def math(translator: Any, node: nodes.math | nodes.math_block) -> None:
+  """Writes a formula as MathML."""
+  is_block = isinstance(node, nodes.math_block)
+  try:
+    translator.body.append(tex2mathml(node.astext(), as_block=is_block))
+  except MathError as error:
+    _LOG.warning(f"formula: {error}", extra={"location": node})
+  raise nodes.SkipNode
+
+
 _SECTIONS = ("Args:", "Attributes:", "Raises:")
 
 
@@ -265,6 +283,9 @@ _MARKUP = re.compile(r"[*\\|]|_(?!\w)")
 
 _MODULES = re.compile(r"~?\b(?:[A-Za-z_]\w*\.)+(?=[A-Za-z_])")
 
+_ARRAY_LIKE = _MODULES.sub("", stringify_annotation(ArrayLike))
+"""The union that NumPy's `ArrayLike` is."""
+
 
 def short_types(
   app: Any,
@@ -275,12 +296,12 @@ def short_types(
   signature: str | None,
   returned: str | None,
 ) -> tuple[str | None, str | None]:
-  """Types by their own names, `Array` for `jaxlib._jax.Array`."""
+  """Types by their own names, such as `Array` for `jaxlib._jax.Array`."""
   del app, what, name, item, options
 
   def short(text: str | None) -> str | None:
     text = text and re.sub(r"<function [^>]*<?lambda>?>", "...", text)
-    return text and _MODULES.sub("", text)
+    return text and _MODULES.sub("", text).replace(_ARRAY_LIKE, "ArrayLike")
 
   return short(signature), short(returned)
 
