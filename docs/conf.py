@@ -45,6 +45,8 @@ nb_execution_timeout = 300
 nb_execution_show_tb = True
 nb_merge_streams = True
 
+# Quotes and ellipses; two hyphens begin a flag.
+smartquotes_action = "qe"
 autosummary_generate = False
 linkcode_resolve = source_link
 autodoc_member_order = "bysource"

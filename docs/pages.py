@@ -137,7 +137,13 @@ _linked_files: set[str] = set()
 
 
 def resolve_sources(app: Any, doctree: Any, docname: str) -> None:
-  """Links of the scheme `source` lead to the pages of `write_sources`."""
+  """Links of the scheme `source` lead to the pages of `write_sources`.
+
+  Code that is longer than a line of a phone gets the class `long`.
+  """
+  for node in doctree.findall(nodes.literal):
+    if max(map(len, node.astext().split()), default=0) > 40:
+      node["classes"].append("long")
   for node in doctree.findall():
     uri = node.get("refuri", "") if node.tagname == "reference" else ""
     if uri.startswith(f"{_SOURCE}:"):
