@@ -238,7 +238,10 @@ def math(translator: Any, node: nodes.math | nodes.math_block) -> None:
   """Writes a formula as MathML."""
   is_block = isinstance(node, nodes.math_block)
   try:
-    translator.body.append(tex2mathml(node.astext(), as_block=is_block))
+    formula = tex2mathml(node.astext(), as_block=is_block)
+    if is_block:
+      formula = f'<div class="math">{formula}</div>\n'
+    translator.body.append(formula)
   except MathError as error:
     _LOG.warning(f"formula: {error}", extra={"location": node})
   raise nodes.SkipNode
