@@ -211,14 +211,18 @@ _PAGE = """\
 <link rel="stylesheet" href="{root}_static/pygments.css">
 <link rel="stylesheet" href="{root}_static/source.css">
 <script>
-document.documentElement.dataset.theme = localStorage.getItem("theme") ||
-  (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+const mode = localStorage.getItem("mode");
+const isDark = matchMedia("(prefers-color-scheme: dark)").matches;
+document.documentElement.dataset.theme =
+  ["light", "dark"].includes(mode) ? mode : isDark ? "dark" : "light";
 </script>
 </head>
 <body>
-<p><a href="{root}index.html">{project}</a></p>
+<nav><a href="{root}index.html">{project}</a></nav>
+<main tabindex="0">
 <h1>{name}</h1>
 {body}
+</main>
 </body>
 </html>
 """
