@@ -244,7 +244,7 @@ def math(translator: Any, node: nodes.math | nodes.math_block) -> None:
   try:
     formula = tex2mathml(node.astext(), as_block=is_block)
     if is_block:
-      formula = f'<div class="math">{formula}</div>\n'
+      formula = f'<div class="formula">{formula}</div>\n'
     translator.body.append(formula)
   except MathError as error:
     _LOG.warning(f"formula: {error}", extra={"location": node})
