@@ -24,7 +24,6 @@ extensions = [
   "sphinx.ext.autodoc",
   "sphinx.ext.autosummary",
   "sphinx.ext.linkcode",
-  "sphinx.ext.mathjax",
   "sphinx.ext.napoleon",
   "sphinx_copybutton",
   "sphinx_design",
@@ -46,6 +45,8 @@ nb_execution_timeout = 300
 nb_execution_show_tb = True
 nb_merge_streams = True
 
+# Quotes and ellipses; two hyphens begin a flag.
+smartquotes_action = "qe"
 autosummary_generate = False
 linkcode_resolve = source_link
 autodoc_member_order = "bysource"
@@ -68,6 +69,7 @@ html_theme_options = {
   "pygments_light_style": "a11y-high-contrast-light",
   "pygments_dark_style": "a11y-high-contrast-dark",
 }
+html_context = {"default_mode": "auto"}
 html_copy_source = False
 html_show_sphinx = False
 html_show_copyright = False

@@ -8,6 +8,7 @@
 - A relative link to a file outside docs/ leads to the page that such a file is, or
   to a page with its source. A link to a file that is not there is a warning.
 - Docstrings, which are plain text with `code`, become reStructuredText.
+- Formulas are MathML, which browsers show without a script.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,12 @@ import os
 from pathlib import Path
 import re
 from typing import Any
+
+from docutils import nodes
+from docutils.utils.math import MathError
+from docutils.utils.math.latex2mathml import tex2mathml
+from numpy.typing import ArrayLike
+from sphinx.util.typing import stringify_annotation
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -48,6 +55,7 @@ def setup(app: Any) -> Mapping[str, Any]:
   app.connect("autodoc-process-docstring", markup, priority=100)
   app.connect("autodoc-process-signature", short_types)
   app.connect("autodoc-skip-member", is_field)
+  app.add_html_math_renderer("mathml", (math, None), (math, None))
   return {"parallel_read_safe": False}
 
 
@@ -129,7 +137,13 @@ _linked_files: set[str] = set()
 
 
 def resolve_sources(app: Any, doctree: Any, docname: str) -> None:
-  """Links of the scheme `source` lead to the pages of `write_sources`."""
+  """Links of the scheme `source` lead to the pages of `write_sources`.
+
+  Code that is longer than a line of a phone gets the class `long`.
+  """
+  for node in doctree.findall(nodes.literal):
+    if max(map(len, node.astext().split()), default=0) > 40:
+      node["classes"].append("long")
   for node in doctree.findall():
     uri = node.get("refuri", "") if node.tagname == "reference" else ""
     if uri.startswith(f"{_SOURCE}:"):
@@ -197,14 +211,18 @@ _PAGE = """\
 <link rel="stylesheet" href="{root}_static/pygments.css">
 <link rel="stylesheet" href="{root}_static/source.css">
 <script>
-document.documentElement.dataset.theme = localStorage.getItem("theme") ||
-  (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+const mode = localStorage.getItem("mode");
+const isDark = matchMedia("(prefers-color-scheme: dark)").matches;
+document.documentElement.dataset.theme =
+  ["light", "dark"].includes(mode) ? mode : isDark ? "dark" : "light";
 </script>
 </head>
 <body>
-<p><a href="{root}index.html">{project}</a></p>
+<nav><a href="{root}index.html">{project}</a></nav>
+<main tabindex="0">
 <h1>{name}</h1>
 {body}
+</main>
 </body>
 </html>
 """
@@ -218,6 +236,19 @@ def _write_page(app: Any, name: str, body: str) -> None:
     name=html.escape(name), root=root, body=body, project=app.config.project
   )
   path.write_text(text, "utf-8")
+
+
+def math(translator: Any, node: nodes.math | nodes.math_block) -> None:
+  """Writes a formula as MathML."""
+  is_block = isinstance(node, nodes.math_block)
+  try:
+    formula = tex2mathml(node.astext(), as_block=is_block)
+    if is_block:
+      formula = f'<div class="formula">{formula}</div>\n'
+    translator.body.append(formula)
+  except MathError as error:
+    _LOG.warning(f"formula: {error}", extra={"location": node})
+  raise nodes.SkipNode
 
 
 _SECTIONS = ("Args:", "Attributes:", "Raises:")
@@ -265,6 +296,9 @@ _MARKUP = re.compile(r"[*\\|]|_(?!\w)")
 
 _MODULES = re.compile(r"~?\b(?:[A-Za-z_]\w*\.)+(?=[A-Za-z_])")
 
+_ARRAY_LIKE = _MODULES.sub("", stringify_annotation(ArrayLike))
+"""The union that NumPy's `ArrayLike` is."""
+
 
 def short_types(
   app: Any,
@@ -275,12 +309,12 @@ def short_types(
   signature: str | None,
   returned: str | None,
 ) -> tuple[str | None, str | None]:
-  """Types by their own names, `Array` for `jaxlib._jax.Array`."""
+  """Types by their own names, such as `Array` for `jaxlib._jax.Array`."""
   del app, what, name, item, options
 
   def short(text: str | None) -> str | None:
     text = text and re.sub(r"<function [^>]*<?lambda>?>", "...", text)
-    return text and _MODULES.sub("", text)
+    return text and _MODULES.sub("", text).replace(_ARRAY_LIKE, "ArrayLike")
 
   return short(signature), short(returned)
 
