@@ -101,9 +101,10 @@ def parsed(path: Path) -> dict[str, Any] | None:
 
 def replace(path: Path, content: Mapping[str, Any]) -> None:
   """Writes JSON with its digest, as `replace_text` does."""
-  content = json.loads(json.dumps(content))  # With the keys that are read again.
-  content[_DIGEST] = _digest(content)
-  replace_text(path, json.dumps(content, indent=2, sort_keys=True) + "\n")
+  # The digest is of what is read again, where all keys are text.
+  written = json.loads(json.dumps(content))
+  written[_DIGEST] = _digest(written)
+  replace_text(path, json.dumps(written, indent=2, sort_keys=True) + "\n")
 
 
 def _digest(content: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ flags are parsed, and every config imports JAX.
 """
 
 from collections.abc import Callable, Sequence
+import errno
 from functools import partial
 import gc
 import os
@@ -14,6 +15,7 @@ import re
 import signal
 import sys
 import textwrap
+import threading
 from typing import Any, NoReturn
 
 from absl import app, flags, logging
@@ -57,7 +59,9 @@ def run(
 
   def guarded(arguments):
     # Libraries log a lot that does not concern a user.
-    logging.set_verbosity(logging.ERROR)
+    logging.set_verbosity(logging.FATAL)
+    threading.excepthook = lambda told: _aside(*told[:3])
+    sys.excepthook = _aside
     try:
       code = main(*_command(arguments[1:], commands))
       sys.stdout.flush()
@@ -72,7 +76,11 @@ def run(
       fail(one_line(error), 1)
     except KeyboardInterrupt:
       sys.exit(128 + signal.SIGINT)
-    except Exception:
+    except Exception as error:
+      if line := _exhausted(error):
+        print(line, file=sys.stderr, flush=True)
+        # Threads of libraries would each tell what they cannot write.
+        os._exit(1)
       if line := _missing_device():
         fail(line, 2)
       raise
@@ -93,6 +101,41 @@ def _command(words: Sequence[str], commands: Sequence[str]) -> list[str | None]:
   raise ConfigError(
     f"{words[-1]}: expected {expected}flags only (--name=value)"
   )
+
+
+def _aside(kind: Any, error: Any, trace: Any) -> None:
+  """Tells what ended a thread, but for want of room, which the run itself meets.
+
+  After that, Orbax's library finds its own loop of events closed.
+  """
+  if not _exhausted(error) and "Event loop is closed" not in str(error):
+    sys.__excepthook__(kind, error, trace)
+
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_NOT_ALLOWED = (errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+def _exhausted(error: BaseException | None) -> str:
+  """What there is no room for, on disk or in memory; empty for other errors."""
+  again = "then the same command goes on from the last checkpoint"
+  while error is not None:
+    text = one_line(error)
+    # Orbax's library has the number of an error of the system in its message.
+    number = re.search(r"os_error_code='(\d+)'", text)
+    code = int(number[1]) if number else getattr(error, "errno", 0) or 0
+    if code in (*_NO_ROOM, *_NOT_ALLOWED):
+      remedy = "make room" if code in _NO_ROOM else "allow this user to use it"
+      where = getattr(error, "filename", None)
+      place = f" ({where})" if where else ""
+      return f"{os.strerror(code)}{place}; {remedy}, {again}"
+    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in text:
+      return (
+        f"out of memory ({text[:200]}); lower config.batch_size, or double "
+        f"config.optimizer.accumulate_steps, {again}"
+      )
+    error = error.__cause__ or error.__context__
+  return ""
 
 
 def _missing_device() -> str:

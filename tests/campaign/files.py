@@ -17,7 +17,7 @@ import models
 from settings.errors import ConfigError
 from tests import commands
 from tests.campaign.faults import fault, one_line, require
-from tests.campaign.runs import compare, quietly, whole
+from tests.campaign.runs import compare, quietly, stopped
 from tests.comparison import made_up
 from tests.models.published.test_equality import FOLDERS
 from tests.models.published.test_folders import _Trap, change, change_config
@@ -44,13 +44,12 @@ def damage(rng, path):
 def run_damaged(rng, folder):
   """Of its checkpoints, or its vocabulary; it had come to step 8 of 12."""
   run = folder / "run"
-  shutil.copytree(whole()[0], run)
-  shutil.rmtree(run / "checkpoints" / "12")
+  shutil.copytree(stopped(), run)
   parts = [run / "checkpoints", run / "vocabulary"]
   found = [x for part in parts for x in [part, *sorted(part.rglob("*"))]]
   path = rng.choice([x for x in found if x.is_file()])
   kind = damage(rng, path)
-  code, out, error = quietly(run)
+  code, _, error = quietly(run)
   where = f"{path.relative_to(run)} {kind}"
   if code:
     line = one_line(code, error)
@@ -59,7 +58,7 @@ def run_damaged(rng, folder):
   try:
     compare(run)
   except AssertionError as lost:
-    raise AssertionError(f"{where}: {lost}; {out}; {error}") from lost
+    raise AssertionError(f"{where}: {lost}; {error}") from lost
   return "the step before" if "corrupt" in error else "nothing"
 
 

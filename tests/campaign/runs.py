@@ -14,6 +14,7 @@ import time
 from tests import commands
 from tests.campaign.faults import fault, one_line, require, shell
 from tests.test_train import digests, records
+from tests.training.test_processes import digests as digests_of_leaves
 from tests.training.test_processes import ended, running
 
 _SECONDS = 300
@@ -35,9 +36,17 @@ def whole():
   return workdir, time.monotonic() - start
 
 
-def finish(workdir, **options):
+@functools.cache
+def stopped():
+  """The same run, ended after step 8 of 12."""
+  workdir = pathlib.Path(tempfile.mkdtemp(prefix="campaign-")) / "stopped"
+  finish(workdir, "--stop_at=8")
+  return workdir
+
+
+def finish(workdir, *more, **options):
   """Runs or continues it; (output, what it told on standard error)."""
-  with started(workdir, **options) as process:
+  with started(workdir, *more, **options) as process:
     out, error = process.communicate(timeout=_SECONDS)
   require(process.returncode == 0, f"exit code {process.returncode}", error)
   return out, error
@@ -104,14 +113,9 @@ def one_of_two_killed(rng, folder):
   with running(2, folder / "run") as processes:
     found = ended(processes)
   require([code for code, _, _ in found] == [0, 0], found)
-  steps = [digests_of_two(x) for x in (folder / "run", expected)]
+  steps = [digests_of_leaves(x, 12) for x in (folder / "run", expected)]
   require(steps[0] == steps[1], "another checkpoint")
   return ""
-
-
-def digests_of_two(workdir):
-  path = max((workdir / "checkpoints").rglob("record/metadata"))
-  return path.read_text().partition("digests")[2]
 
 
 @fault("SIGTERM, Ctrl-C, SIGSTOP", 20, "saved and ended, or gone on")
@@ -197,14 +201,14 @@ def no_memory(rng, folder):
   path = os.pathsep.join([str(folder / "plug"), str(commands.ROOT)])
   code, _, error = quietly(
     folder / "run",
-    "--config.task.name=greedy:Greedy",
+    "--config.task.name=greedy:ENTRY",
     environment={"PYTHONPATH": path, "GREEDY_STEP": str(step)},
   )
   line = one_line(code, error)
   require("memory" in line.lower(), line)
   code, out, error = quietly(
     folder / "run",
-    "--config.task.name=greedy:Greedy",
+    "--config.task.name=greedy:ENTRY",
     environment={"PYTHONPATH": path, "GREEDY_STEP": "-1"},
   )
   require(code == 0, error)
@@ -215,13 +219,18 @@ def no_memory(rng, folder):
 _GREEDY = """
 import os
 import jax.numpy as jnp
-from tasks.copy_task import CopyTask
+import tasks
+from tasks.copy import CopyTask
 
-class Greedy(CopyTask):
-  def train_batch(self, step):
-    if step == int(os.environ["GREEDY_STEP"]):
-      jnp.zeros((2**44,), jnp.float32).block_until_ready()
-    return super().train_batch(step)
+ENTRY = tasks.TaskEntry(tasks.CopyConfig, tasks.TASKS["copy"].make)
+_train_batch = CopyTask.train_batch
+
+def train_batch(self, step):
+  if step == int(os.environ["GREEDY_STEP"]):
+    jnp.zeros((2**44,), jnp.float32).block_until_ready()
+  return _train_batch(self, step)
+
+CopyTask.train_batch = train_batch
 """
 
 

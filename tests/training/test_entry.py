@@ -1,5 +1,6 @@
 """What `--help` shows, and how soon."""
 
+import errno
 import pathlib
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import time
 import pytest
 
 from tests import commands
+from training import entry
 
 
 @pytest.mark.parametrize(
@@ -80,3 +82,66 @@ def test_a_device_that_is_not_there_is_one_line(
   )
   assert result.stderr.count("\n") == 1
   assert not (tmp_path / "run").exists()
+
+
+def _raised(error, cause=None):
+  """An error as it is caught, with its cause."""
+  try:
+    raise error from cause
+  except Exception as caught:
+    return caught
+
+
+@pytest.mark.parametrize(
+  ("error", "words"),
+  [
+    (OSError(errno.ENOSPC, "none", "run/x"), "No space left on device (run/x)"),
+    (
+      ValueError("UNKNOWN; os_error_code='28'"),
+      "No space left on device; make",
+    ),
+    (
+      _raised(RuntimeError("save"), OSError(errno.EROFS, "no", "run/x")),
+      "Read-only file system (run/x); allow",
+    ),
+    (MemoryError("9 GiB"), "lower config.batch_size"),
+    (RuntimeError("RESOURCE_EXHAUSTED: 64 TiB"), "accumulate_steps"),
+  ],
+)
+def test_no_room_is_one_line_with_a_remedy(error, words):
+  line = entry._exhausted(_raised(ValueError("outer"), error))
+  assert words in line
+  assert "goes on from the last checkpoint" in line
+  assert "\n" not in line
+
+
+def test_other_errors_keep_their_traceback():
+  for error in (ValueError("shape"), FileNotFoundError(2, "no file", "x")):
+    assert not entry._exhausted(_raised(KeyError("a"), error))
+
+
+def test_threads_tell_all_but_want_of_room():
+  program = """
+import threading
+from training import entry
+def main():
+  def end(error):
+    def body():
+      raise error
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+  end(OSError(28, "full"))
+  end(ValueError("a fault of the thread"))
+entry.run(main)
+"""
+  result = subprocess.run(
+    [sys.executable, "-c", program],
+    capture_output=True,
+    text=True,
+    check=False,
+    cwd=commands.ROOT,
+  )
+  assert result.returncode == 0, result.stderr
+  assert "full" not in result.stderr
+  assert "ValueError: a fault of the thread" in result.stderr
