@@ -183,6 +183,15 @@ def check_mask(
   check_broadcast("mask", mask, shape)
 
 
+_INDICES = {
+  "TS": "None, None",
+  "BS": ":, None, None, :",
+  "BTS": ":, None",
+  "NTS": "None",
+}
+"""Axes that an array has -> how it gets four of them."""
+
+
 def check_broadcast(
   name: str, array: Array, shape: tuple[int, int, int, int]
 ) -> None:
@@ -190,11 +199,15 @@ def check_broadcast(
   if array.ndim != 4 or any(
     got not in (1, full) for got, full in zip(array.shape, shape, strict=True)
   ):
-    axes = {2: ":, None, None, :", 3: ":, None"}.get(array.ndim)
+    fitting = [
+      f"{name}[{index}] for [{', '.join(axes)}]"
+      for axes, index in _INDICES.items()
+      if array.shape == tuple(shape["BNTS".index(x)] for x in axes)
+    ]
     raise ValueError(
       f"{name}: expected rank 4, broadcastable to [B, N, T, S] = "
       f"{list(shape)}, got shape {array.shape}"
-      + (f"; {name}[{axes}] has four axes" if axes else "")
+      + (f"; give {' or '.join(fitting)}" if fitting else "")
     )
 
 
@@ -275,10 +288,15 @@ def softmax_scale(
   """Returns `scale`, or 1/√H where it is None.
 
   Raises:
-    ValueError: `scale` is neither an array nor a finite number.
+    ValueError: `scale` is neither a scalar array nor a finite number.
   """
   if scale is None:
     return 1.0 / math.sqrt(head_dim)
+  if np.ndim(scale):
+    raise ValueError(
+      f"scale: expected one number, got shape {np.shape(scale)}; multiply query "
+      "by factors that differ, and give scale=1.0"
+    )
   if isinstance(scale, jax.Array):
     return scale
   if not isinstance(scale, int | float | np.number | np.ndarray):

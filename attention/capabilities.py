@@ -6,33 +6,8 @@ and a test keeps the two equal.
 
 from collections.abc import Mapping
 
-from attention.plug import Attention, example
+from attention.plug import CAPABILITIES, Attention, example
 from attention.registry import ATTENTIONS
-
-CAPABILITIES: Mapping[str, str] = {
-  "causal": "causal",
-  "cross": "T≠S",
-  "rowwise": "row",
-  "mask": "mask",
-  "full_mask": "any",
-  "segments": "packed",
-  "bias": "bias",
-  "relative": "rel.",
-  "sinks": "logits",
-  "logits_soft_cap": "logits",
-  "log_forget": "logits",
-  "mods": "logits",
-  "dropout": "drop",
-  "decode": "decode",
-  "global": "global",
-  "shared_qk": "q=k",
-  "own_keys": "kv",
-  "sequence": "parts",
-}
-"""Name in `supports` -> heading of its column, in the table's order.
-
-A column of several names has ✓ where all of them are supported.
-"""
 
 
 def capability_table(

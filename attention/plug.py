@@ -177,6 +177,32 @@ CALL_OPTIONS: Mapping[str, str] = types.MappingProxyType(
 """Option that not every mechanism takes -> capability in `supports`."""
 
 
+CAPABILITIES: Mapping[str, str] = {
+  "causal": "causal",
+  "cross": "T≠S",
+  "rowwise": "row",
+  "mask": "mask",
+  "full_mask": "any",
+  "segments": "packed",
+  "bias": "bias",
+  "relative": "rel.",
+  "sinks": "logits",
+  "logits_soft_cap": "logits",
+  "log_forget": "logits",
+  "mods": "logits",
+  "dropout": "drop",
+  "decode": "decode",
+  "global": "global",
+  "shared_qk": "q=k",
+  "own_keys": "kv",
+  "sequence": "parts",
+}
+"""Name in `supports` -> heading of its column in docs/library.md, in that order.
+
+A column of several names has ✓ where all of them are supported.
+"""
+
+
 def required(factory: Callable[..., Attention]) -> list[str]:
   """Names of the hyperparameters that have no default."""
   return [

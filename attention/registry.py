@@ -199,6 +199,13 @@ def build(name: str, options: Mapping[str, Any]) -> Attention:
       f"name: the `supports` of {name} is a {type(record.supports).__name__}; "
       "expected a frozenset of names"
     )
+  for capability in record.supports:
+    if capability not in plug.CAPABILITIES:
+      known = ", ".join(plug.CAPABILITIES)
+      raise ValueError(
+        f"name: the `supports` of {name} has {capability!r}; expected names of "
+        f"{known}{plug.near(capability, plug.CAPABILITIES)}"
+      )
   if "decode" in record.supports and None in (record.init_cache, record.decode):
     raise ValueError(
       f"name: {name} supports 'decode', but its init_cache or decode is None"

@@ -17,7 +17,7 @@ from settings.checks import check
 from settings.errors import ConfigError
 from settings.fields import STRICT, Count, Positive, Share
 from settings.leaves import Leaves, flatten
-from settings.suggest import instead
+from settings.suggest import instead, near
 from settings.typed import literal, split
 
 LAYERS = "layers"
@@ -112,7 +112,10 @@ class Comparison:
       check(self, field, are_unique, "at least one, each once")
     for task in self.task_names:
       if not _is_task(task):
-        raise ValueError(f"tasks: no file configs/{task}.py for {task!r}")
+        known = [x.stem for x in Path("configs").glob("[a-z]*.py")]
+        raise ValueError(
+          f"tasks: no file configs/{task}.py for {task!r}{near(task, known)}"
+        )
     self._check_tasks("per_task", "LEAF", "num_steps")
     for task, leaves in self.per_task.items():
       check_section(f"config.per_task.{task}", leaves)

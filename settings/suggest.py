@@ -1,6 +1,7 @@
 """What a message says about a name that is not known."""
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from attention.arguments import near
 
@@ -18,3 +19,9 @@ def instead(got: object, known: Iterable[str]) -> str:
   known = list(known)
   hint = near(str(got), known).removeprefix("; ")
   return hint or f"known: {', '.join(known)}"
+
+
+def no_file(path: str) -> str:
+  """The text "no such file: 'cpy.py'; did you mean 'copy.py'?"."""
+  beside = [str(x) for x in Path(path).parent.glob("*" + Path(path).suffix)]
+  return f"no such file: {path!r}{near(str(Path(path)), beside)}"

@@ -19,7 +19,10 @@ from tests.tasks.text_cases import TEXT
   [
     ({"attention": "dnse"}, "config.attention: no mechanism 'dnse'; did you"),
     ({"attention": "lsh,lsh"}, "config.attention: expected at least one, each"),
-    ({"tasks": "cpoy"}, "config.tasks: no file configs/cpoy.py"),
+    (
+      {"tasks": "cpoy"},
+      "config.tasks: no file configs/cpoy.py for 'cpoy'; did you",
+    ),
     (
       {"seeds": "1,x"},
       "config.seeds: expected whole numbers below 10000, got '1,x'",

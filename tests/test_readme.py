@@ -7,8 +7,8 @@ import types
 
 import pytest
 
-from attention.capabilities import CAPABILITIES, capability_table
-from attention.plug import example
+from attention.capabilities import capability_table
+from attention.plug import CAPABILITIES, example
 from comparison import results
 from tests.attention.forms import OWN
 

@@ -191,6 +191,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run(tmp_path):
     (["--config.optimizer.learning_rate=nan"], "expected a finite number"),
     (["--config=configs/copy.py:performr"], "did you mean 'performer'?"),
     (["--config=configs/nosuch.py"], "no such file: 'configs/nosuch.py'"),
+    (["--config=configs/cpy.py"], "did you mean 'configs/copy.py'?"),
     (["--nosuch=1"], "Unknown command line flag 'nosuch'"),
     (["--config.batch_size=9"], "9 rows do not split over 2 devices"),
     (

@@ -53,7 +53,10 @@ def load(argument: str) -> ConfigDict:
   """
   path, _, parameter = argument.partition(":")
   if not Path(path).is_file():
-    raise ConfigError(f"config: no such file: {path!r}")
+    # Imports JAX, which --help does without.
+    from settings.suggest import no_file
+
+    raise ConfigError(f"config: {no_file(path)}")
   module = runpy.run_path(path)
   try:
     return module["get_config"](*filter(None, [parameter]))

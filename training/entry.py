@@ -179,7 +179,9 @@ def load_config(
   # config_flags leaves a missing file to be found when the value is used.
   path = file.partition(":")[0]
   if not Path(path).is_file():
-    raise ConfigError(f"--config: no such file: {path!r}")
+    from settings.suggest import no_file
+
+    raise ConfigError(f"--config: {no_file(path)}")
   return file, flag.value
 
 

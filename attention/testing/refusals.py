@@ -10,7 +10,7 @@ import jaxtyping
 import numpy as np
 
 from attention import plug
-from attention.capabilities import CAPABILITIES
+from attention.plug import CAPABILITIES
 from attention.testing.calls import Case, require
 from attention.testing.mechanism import LAWS, Check, Mechanism, law
 

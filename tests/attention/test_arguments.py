@@ -59,7 +59,11 @@ def test_what_does_not_fit_raises(unchecked, message, qkv):
   ("mask", "message"),
   [
     (jnp.ones((2, 4, 5, 3)), "expected bool .* got float32"),
-    (jnp.ones((5, 3), bool), "expected rank 4"),
+    (jnp.ones((5, 3), bool), r"rank 4.*; give mask\[None, None\] for \[T, S\]"),
+    (jnp.ones((2, 3), bool), r"give mask\[:, None, None, :\] for \[B, S\]"),
+    (jnp.ones((2, 5, 3), bool), r"give mask\[:, None\] for \[B, T, S\]"),
+    (jnp.ones((4, 5, 3), bool), r"give mask\[None\] for \[N, T, S\]"),
+    (jnp.ones((7, 3), bool), r"got shape \(7, 3\)$"),
     (jnp.ones((2, 2, 5, 3), bool), r"broadcastable to .* \[2, 4, 5, 3\]"),
   ],
 )
@@ -99,6 +103,11 @@ def test_the_scale():
   assert arguments.softmax_scale(0.5, 16) == 0.5
   for scale in (float("nan"), float("inf")):
     with pytest.raises(ValueError, match=r"^scale: expected a finite number"):
+      arguments.softmax_scale(scale, 16)
+  for scale in (jnp.ones(4), np.ones(1), [1.0]):
+    with pytest.raises(
+      ValueError, match=r"^scale: expected one number, got sh"
+    ):
       arguments.softmax_scale(scale, 16)
 
 

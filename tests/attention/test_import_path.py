@@ -51,6 +51,10 @@ def listed():
   return dense()._replace(supports=["mask"])
 
 
+def misspelt():
+  return dense()._replace(supports=frozenset({"casual"}))
+
+
 def claiming():
   return dense()._replace(decode=None)
 """
@@ -133,6 +137,7 @@ def test_a_factory_is_found_by_name_and_by_path():
     ),
     ("their_package.mine:pair", {}, "name: .*:pair returned a tuple; expected"),
     ("their_package.mine:listed", {}, "name: the `supports` of .* is a list"),
+    ("their_package.mine:misspelt", {}, "name: .* did you mean 'causal'"),
     ("their_package.mine:claiming", {}, "name: .* its init_cache or decode is"),
     ("their_package.mine:plain", {}, "steps: .*:plain needs it, got nothing"),
     (
