@@ -43,9 +43,15 @@ def read(
     key: draws what a mechanism has of its own and the tensors have not.
 
   Raises:
-    ValueError: a tensor is missing, left over, or does not fit.
+    ValueError: a tensor is missing, left over, or does not fit; a size of the model
+      is beyond 32 bits.
   """
-  wanted, whole = _shapes(model), _with_keys(model)
+  try:
+    wanted, whole = _shapes(model), _with_keys(model)
+  except OverflowError:
+    raise ValueError(
+      f"{folder / files.CONFIG}: expected sizes below 2³¹, got a larger one"
+    ) from None
   # What a mechanism that was replaced had of its own is known and not wanted.
   known = {row.theirs for row in _rows(family, published)}
   known |= {*family.buffers(published.config)}

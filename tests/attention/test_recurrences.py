@@ -17,9 +17,11 @@ from attention import (
   delta_product_attention,
   delta_rule_attention,
   gated_linear_attention,
+  lightning,
   platform,
   rwkv7_attention,
 )
+from attention.definitions import recurrent
 from tests.attention.forms import thorough
 from training import compiler
 
@@ -385,3 +387,11 @@ for state in (None, jnp.zeros((2, 1, 8, 8))):
   assert out[0] == "[]"
   is_faulty = compiler.is_faulty(importlib.metadata.version("jaxlib"))
   assert (f"XLA_FLAGS={compiler.FLAG}=" in out[1]) == (is_faulty and not flag)
+
+
+def test_lightning_has_slopes_for_any_number_of_heads():
+  rng = np.random.default_rng(0)
+  qkv = rng.standard_normal((3, 1, 9, 3, 4), np.float32)
+  out = lightning(depth=0.5).apply({}, *qkv, is_causal=True)
+  expected = recurrent.lightning(*qkv.astype(float), depth=0.5)
+  np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-6)

@@ -64,6 +64,10 @@ QUERY = "bert.encoder.layer.1.attention.self.query.weight"
       f"{QUERY}: expected floating point numbers, got int32",
     ),
     (
+      lambda t: t.update({QUERY: np.where(t[QUERY] > 0, np.nan, t[QUERY])}),
+      f"{QUERY}: a number in it is not finite",
+    ),
+    (
       lambda t: t.update({QUERY.removeprefix("bert."): t[QUERY]}),
       "is there twice, under two names",
     ),
@@ -121,6 +125,35 @@ def test_files_that_are_broken(folder):
     models.load_pretrained(folder)
   with pytest.raises(FileNotFoundError, match="no such folder"):
     models.load_pretrained(folder / "nowhere")
+
+
+@pytest.mark.parametrize(
+  ("size", "message"),
+  [
+    (2**28, r"expected .* numbers, got shape"),
+    (2**40, r"config\.json: expected sizes below 2³¹"),
+  ],
+)
+def test_a_model_of_another_size_is_refused_at_once(folder, size, message):
+  change_config(folder, vocab_size=size)
+  with pytest.raises(ValueError, match=message):
+    models.load_pretrained(folder)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_links_lead_to_files_of_the_folder(folder, tmp_path, name):
+  outside = tmp_path / "outside"
+  (folder / name).rename(outside)
+  (folder / name).symlink_to(outside)
+  with pytest.raises(
+    ValueError, match=f"{name}: is a link to .*outside of the"
+  ):
+    models.load_pretrained(folder)
+  inside = folder / "inside"
+  outside.rename(inside)
+  (folder / name).unlink()
+  (folder / name).symlink_to(inside)
+  models.load_pretrained(folder)
 
 
 class _Trap:
