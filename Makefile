@@ -3,7 +3,8 @@
 # make bench   measures time and memory of every mechanism against length
 # make lint    sets up .venv, runs lint, type checker and the check of layers
 # make test    the same, and the suite
-# make test-all  the same with the slowest combinations, all of it as users compile
+# make test-all  the same with the slowest combinations, all of it as users compile,
+#              and five minutes of random faults
 # make docs    builds the site into docs/_build/html, all notebooks executed
 # make docs-check  the same without notebooks but the first: names and links
 # make format  formats and sorts imports
@@ -58,6 +59,7 @@ test: lint
 
 test-all: lint
 	$(PYTHON) -m pytest $(PYTEST)
+	$(PYTHON) -m tests.campaign --minutes=5
 
 $(VENV)/.docs-installed: docs/requirements.txt $(VENV)/.installed
 	@if command -v uv >/dev/null 2>&1; then \

@@ -49,8 +49,14 @@ def serve() -> None:
     print(os.waitstatus_to_exitcode(status), flush=True)
 
 
+def _refuse_network(event: str, arguments: tuple) -> None:
+  """An audit hook: no command of the suite may reach another machine."""
+  if event in ("socket.connect", "socket.getaddrinfo", "socket.sendto"):
+    raise PermissionError(f"a network is used: {event} {arguments[-2:]}")
+
+
 def _become(request: dict) -> None:
-  """Runs an entry point in this process and ends it."""
+  """Runs an entry point in this process, without a network, and ends it."""
   for number, name in enumerate(("stdin", "stdout", "stderr")):
     flags = os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT
     os.dup2(os.open(request[name], flags), number)
@@ -61,6 +67,7 @@ def _become(request: dict) -> None:
     compiler.avoid_faulty_fusion()  # As a process of its own does.
     os.chdir(request["folder"])
     sys.argv = request["arguments"]
+    sys.addaudithook(_refuse_network)
     if request["is_module"]:
       runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     else:

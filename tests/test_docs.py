@@ -82,3 +82,14 @@ def test_every_page_is_in_a_table_of_contents():
     if path.parent == _DOCS and path.stem in ("index", "start", "404"):
       continue
     assert re.search(rf"\b{re.escape(name)}\b", text), path
+
+
+def test_promises_name_tests_that_are_there():
+  text = _PAGES[_DOCS / "promises.md"]
+  rows = re.findall(r"^\| [A-Z].* \| (.*) \|$", text, re.M)
+  assert len(rows) > 20
+  for row in rows:
+    files = re.findall(r"\]\((\.\./[^)]+\.py)\)", row)
+    code = "".join((_DOCS / file).read_text("utf-8") for file in files)
+    for name in re.findall(r"`(\w+)`", row):
+      assert f"def {name}(" in code, row

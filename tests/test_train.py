@@ -255,3 +255,14 @@ def test_an_entry_point_parses_flags_before_it_imports_jax(module):
     [sys.executable, "-c", script], check=False, cwd=commands.ROOT
   )
   assert result.returncode == 0
+
+
+def test_the_commands_of_this_file_have_no_network(tmp_path):
+  """What a run opens is refused by an audit hook, so no run here opens one."""
+  script = tmp_path / "call.py"
+  script.write_text(
+    "import socket\nsocket.create_connection(('127.0.0.1', 9), timeout=1)\n"
+  )
+  code, _, error = commands.run(script)
+  assert code
+  assert "a network is used" in error

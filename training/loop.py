@@ -23,6 +23,7 @@ from training.parallel import Parallel
 from training.prefetch import prefetch
 from training.signals import Interrupted, Signals
 from training.state import TrainState
+from training.workdir import final_metrics
 
 Results = dict[str, dict[str, Any]]
 """Split → metric name → value."""
@@ -73,6 +74,10 @@ def run(
   with contextlib.ExitStack() as stack:
     if cluster.is_first():
       stack.enter_context(claimed.held(workdir))
+    # Another process may have ended it between this one's first look and now.
+    finished = final_metrics(workdir, experiment.config)
+    if cluster.any_of(finished is not None):
+      return finished
     checkpoints = Checkpoints(workdir)
     stack.callback(checkpoints.close)
     restored = checkpoints.restore(parallel.placed_shapes(experiment.shapes))

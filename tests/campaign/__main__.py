@@ -9,6 +9,7 @@ number. At the end stands a table; the exit code is 1 where a promise was broken
 
 import argparse
 import collections
+import os
 import pathlib
 import sys
 import tempfile
@@ -18,13 +19,22 @@ import zlib
 
 import numpy as np
 
-from tests.campaign import calls, configs, files, runs  # noqa: F401 - add faults
+from tests.campaign import (  # noqa: F401 - each adds its faults
+  calls,
+  configs,
+  files,
+  runs,
+  transformations,
+)
 from tests.campaign.faults import FAULTS, Fault, NotHere
 import training  # noqa: F401 - adds the flag that every program has
 
 
 def main() -> None:
   """Parses the command line and runs the campaign."""
+  # JAX reads it where its first array is made.
+  xla = os.environ.get("XLA_FLAGS", "")
+  os.environ["XLA_FLAGS"] = f"{xla} --xla_force_host_platform_device_count=8"
   parser = argparse.ArgumentParser(prog="python -m tests.campaign")
   parser.add_argument("--minutes", type=float, default=5.0)
   parser.add_argument("--seed", type=int, default=0)

@@ -140,6 +140,14 @@ def saved(workdir):
   return digests(state._asdict())
 
 
+def test_a_run_that_another_process_has_ended_is_left_alone(run, tmp_path):
+  results, lines = run(FakeTask()), records(tmp_path)
+  task = FakeTask()
+  again = run(task)
+  assert again.keys() == results.keys()
+  assert (task.asked, records(tmp_path)) == ([], lines)
+
+
 def test_a_run_writes_its_story(run, tmp_path, capsys):
   results = run(FakeTask())
   assert list(results) == ["validation", "test"]
