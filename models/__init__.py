@@ -7,6 +7,7 @@ weights.
 """
 
 from collections.abc import Mapping
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from attention import registry
@@ -105,9 +106,15 @@ def find(kind: str) -> type:
       follows `models.kind.Config`.
 
   Raises:
-    ValueError: there is none.
+    ValueError: there is none, or it is no dataclass.
   """
-  return registry.named(kind, CONFIGS, "Config")
+  config = registry.named(kind, CONFIGS, "Config")
+  if not (isinstance(config, type) and dataclasses.is_dataclass(config)):
+    raise ValueError(
+      f"expected a dataclass that follows models.kind.Config, but {kind} is of "
+      f"type {type(config).__name__}"
+    )
+  return config
 
 
 def __getattr__(name: str) -> Any:

@@ -166,9 +166,27 @@ class ModelConfig:
   def __post_init__(self):
     if self.kind not in self.kinds:
       raise ValueError(f"kind: {one_of(self.kind, self.kinds)}")
-    self._check_named("activation", ACTIVATIONS, "function")
-    self._check_named("position", POSITIONS, "function")
-    self._check_named("norm_kind", NORM_KINDS, "Norm")
+    self._check_named(
+      "activation",
+      ACTIVATIONS,
+      "function",
+      lambda f: jax.eval_shape(f, jax.ShapeDtypeStruct((2, 2), "float32")),
+    )
+    self._check_named(
+      "position",
+      POSITIONS,
+      "function",
+      lambda f: jax.eval_shape(
+        lambda positions: f(positions, 2),
+        jax.ShapeDtypeStruct((2, 2), "int32"),
+      ),
+    )
+    self._check_named(
+      "norm_kind",
+      NORM_KINDS,
+      "Norm",
+      lambda f: f(epsilon=1e-6, dtype="float32", param_dtype="float32"),
+    )
     self._check_heads()
     self._check_positions()
     self._check_kind()
@@ -296,15 +314,21 @@ class ModelConfig:
     number = self.num_decoder_layers or self.num_layers
     return tuple(self.cycle[i % len(self.cycle)] for i in range(number))
 
-  def _check_named(self, field, known, kind):
-    """A choice by name, which is not imported yet, or by import path."""
+  def _check_named(self, field, known, kind, call):
+    """A choice by name, which is not imported yet, or by import path and called."""
     name = getattr(self, field)
     if name in known:
       return
     try:
-      registry.named(name, known, kind)
+      named = registry.named(name, known, kind)
     except ValueError as error:
       raise ValueError(f"{field}: {error}") from None
+    try:
+      call(named)
+    # Someone else's code may raise any exception.
+    except Exception as error:
+      told = registry.where_it_failed(error, name)
+      raise ValueError(f"{field}: {name} raised {told}") from None
 
   def _check_heads(self):
     heads, shared = self.num_heads, self.slot.num_qk_heads

@@ -137,7 +137,12 @@ def _factory(name: str) -> Callable[..., optax.GradientTransformation]:
     factory = registry.named(name, known, "factory")
   except ValueError as error:
     raise ValueError(f"name: {error}") from error
-  if "learning_rate" not in inspect.signature(factory).parameters:
+  # Not every function of C has a signature, and what is no function has none.
+  try:
+    parameters = inspect.signature(factory).parameters
+  except (TypeError, ValueError):
+    parameters = {}
+  if "learning_rate" not in parameters:
     raise ValueError(
       f"name: expected a function of a learning_rate, got {name!r}"
     )

@@ -17,6 +17,7 @@ _DRAWN = (
 )
 """Configs whose task reads no file, so that it can be made."""
 
+_PATHS = ["os:getcwd", "os:name", "builtins:max", "nowhere:name"]
 _LETTERS = [*string.printable, "ü", "𝔸", "\0", "\u202e", "{}", "%s", "$(id)"]
 
 
@@ -32,9 +33,7 @@ def anything(rng, depth=0):
   if kind in (3, 4):
     return "".join(rng.choice(_LETTERS, rng.integers(0, 30)))
   if kind == 5:
-    return str(
-      rng.choice(["dense", "adam", "rotary", "none", "1", "os:getcwd"])
-    )
+    return str(rng.choice(["dense", "adam", "rotary", "none", "1", *_PATHS]))
   if kind == 6:
     return {anything(rng, 2): anything(rng, depth + 1) for _ in range(2)}
   return [anything(rng, depth + 1) for _ in range(rng.integers(0, 4))]

@@ -74,6 +74,9 @@ def test_a_run_keeps_the_path():
     ({"norm_kind": f"{HERE}:Norm"}, "norm_kind: module .* has no 'Norm'"),
     ({"position": "nowhere:ramp"}, "position: no module 'nowhere'"),
     ({"activation": "sillu"}, "activation: .*did you mean 'silu'"),
+    ({"activation": "os:getcwd"}, "activation: os:getcwd raised TypeError"),
+    ({"position": "os:getcwd"}, "position: os:getcwd raised TypeError"),
+    ({"norm_kind": "os:getcwd"}, "norm_kind: os:getcwd raised TypeError"),
   ],
 )
 def test_what_is_not_there_is_told(choice, message):

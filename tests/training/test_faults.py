@@ -232,3 +232,16 @@ def test_memory_of_a_batch_and_of_a_deep_model_is_named():
     line = refusal(changed("copy", leaf, value), create=True)
     assert line.startswith(message)
     assert line.endswith("more than the 18 GB of memory here")
+
+
+@pytest.mark.parametrize("path", ["os:getcwd", "os:name", "builtins:max"])
+@pytest.mark.parametrize(
+  "leaf",
+  [
+    *("model.kind", "model.activation", "model.position", "model.norm_kind"),
+    *("model.decoder_attention", "optimizer.name", "task.name"),
+  ],
+)
+def test_an_import_path_of_something_else_is_named(leaf, path):
+  line = refusal(changed("copy", leaf, path), create=True)
+  assert line.startswith(f"config.{leaf}"), line
