@@ -277,6 +277,14 @@ def _references(references: Mapping[str, Mapping[str, float]]) -> str:
   return f"From elsewhere: {known}."
 
 
+_ESCAPED = {ord(x): f"\\{x}" for x in "&%$#_{}"} | {
+  ord("\\"): r"\textbackslash{}",
+  ord("~"): r"\textasciitilde{}",
+  ord("^"): r"\textasciicircum{}",
+}
+"""How LaTeX writes what it reads otherwise; pandas escapes cells and no caption."""
+
+
 def _latex(tasks: Mapping[str, Task]) -> str:
   """A table a task, with booktabs: name, result and what a paper has room for."""
   texts = []
@@ -298,7 +306,7 @@ def _latex(tasks: Mapping[str, Task]) -> str:
       .to_latex(
         column_format="l" + "r" * (len(latex.columns) - 1),
         hrules=True,
-        caption=name.replace("_", "\\_"),
+        caption=name.translate(_ESCAPED),
         environment="table",
       )
     )

@@ -60,7 +60,9 @@ def run(
   def guarded(arguments):
     # Libraries log a lot that does not concern a user.
     logging.set_verbosity(logging.FATAL)
-    threading.excepthook = lambda told: _aside(*told[:3])
+    threading.excepthook = sys.unraisablehook = lambda told: _aside(
+      told.exc_type, told.exc_value, told.exc_traceback
+    )
     sys.excepthook = _aside
     try:
       code = main(*_command(arguments[1:], commands))
@@ -104,7 +106,7 @@ def _command(words: Sequence[str], commands: Sequence[str]) -> list[str | None]:
 
 
 def _aside(kind: Any, error: Any, trace: Any) -> None:
-  """Tells what ended a thread, but for want of room, which the run itself meets.
+  """Tells what a thread or callback raised, but want of room, which ends the run.
 
   After that, Orbax's library finds its own loop of events closed.
   """

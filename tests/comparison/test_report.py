@@ -201,6 +201,14 @@ def test_a_cell_that_has_markup_is_escaped(tmp_path):
   assert "<b>" not in text
 
 
+def test_a_task_that_has_markup_is_escaped_in_latex(folder):
+  tasks = by_task(records.read(folder)[0])
+  name = r"a_b \input{/etc/passwd} 5 %"
+  text = report._latex({name: next(iter(tasks.values()))})
+  told = r"\caption{a\_b \textbackslash{}input\{/etc/passwd\} 5 \%}"
+  assert told in text
+
+
 _PROBE = """<script type="module">
 const wait = () => document.documentElement.dataset.ready !== undefined
   ? Promise.resolve() : new Promise((ok) => setTimeout(ok, 50)).then(wait);

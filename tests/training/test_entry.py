@@ -131,6 +131,10 @@ def main():
     thread = threading.Thread(target=body)
     thread.start()
     thread.join()
+  class Callback:
+    def __del__(self):
+      raise RuntimeError("Event loop is closed")
+  Callback()
   end(OSError(28, "full"))
   end(ValueError("a fault of the thread"))
 entry.run(main)
@@ -144,4 +148,5 @@ entry.run(main)
   )
   assert result.returncode == 0, result.stderr
   assert "full" not in result.stderr
+  assert "closed" not in result.stderr
   assert "ValueError: a fault of the thread" in result.stderr
