@@ -269,6 +269,8 @@ def _convolved(
     mode="fill", fill_value=0, wrap_negative_indices=False
   )
   out = jnp.einsum("CDKJ,BMDKV->BMCKJV", band, around, precision=_EXACT)
+  # On a mesh with explicit axis types, a reshape merges one pair of axes.
+  out = out.reshape(batch, count, size, -1, features)
   return out.reshape(batch, count * size, -1, features)[:, :length]
 
 

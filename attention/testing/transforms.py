@@ -32,12 +32,13 @@ def _same_gradients(got, expected):
     assert_close(x, y, 1e-5, f"the gradient of array {i}")
 
 
-def _mesh() -> jax.sharding.Mesh:
+def mesh_of_rows(
+  kind: jax.sharding.AxisType = jax.sharding.AxisType.Auto,
+) -> jax.sharding.Mesh:
   """As many devices as divide a batch of 8."""
   count = max(n for n in (1, 2, 4, 8) if n <= jax.device_count())
-  auto = (jax.sharding.AxisType.Auto,)
   return jax.make_mesh(
-    (count,), ("batch",), auto, devices=jax.devices()[:count]
+    (count,), ("batch",), (kind,), devices=jax.devices()[:count]
   )
 
 
@@ -73,7 +74,7 @@ def vmap_of_scanned_checkpoints(mechanism: Mechanism) -> None:
   @jax.jit
   @partial(
     jax.shard_map,
-    mesh=_mesh(),
+    mesh=mesh_of_rows(),
     in_specs=(rows, rows, jax.P()),
     out_specs=(rows, rows),
   )
@@ -149,7 +150,7 @@ def eager_equals_jit(mechanism: Mechanism) -> None:
 def sharded_batch(mechanism: Mechanism) -> None:
   """Arrays that are sharded along B must give the same, sharded likewise."""
   _, qkv, call = _drawn(mechanism)
-  sharding = jax.sharding.NamedSharding(_mesh(), jax.P("batch"))
+  sharding = jax.sharding.NamedSharding(mesh_of_rows(), jax.P("batch"))
   expected, expected_gradient = _expected(mechanism, qkv, call)
   out, gradient = _expected(mechanism, *jax.device_put((qkv, call), sharding))
   require(

@@ -17,6 +17,7 @@ from attention import (
 from attention.definitions.nystrom import iterated_inverse
 from attention.nystrom import _pseudo_inverse as pseudo_inverse
 from attention.testing import Case, assert_close
+from attention.testing.transforms import mesh_of_rows
 from tests.attention.forms import thorough
 
 
@@ -225,3 +226,17 @@ def test_a_shared_start_is_that_of_the_definition():
   )
   np.testing.assert_allclose(shared, expected, rtol=1e-4, atol=1e-5)
   assert np.abs(np.asarray(own - shared)).max() > 1e-2
+
+
+def test_a_convolution_on_a_mesh_with_explicit_axes():
+  rng = np.random.default_rng(0)
+  qkv = rng.standard_normal((3, 8, 13, 2, 4), np.float32)
+  mechanism = nystrom(num_landmarks=5, conv_kernel_size=3)
+  variables = mechanism.init(jax.random.key(0), Dims(2, 2, 4, 13))
+  apply = jax.jit(lambda qkv: mechanism.apply(variables, *qkv))
+  expected = apply(list(qkv))
+  mesh = mesh_of_rows(jax.sharding.AxisType.Explicit)
+  rows = jax.sharding.NamedSharding(mesh, jax.P("batch"))
+  with jax.set_mesh(mesh):
+    out = apply(jax.device_put(list(qkv), rows))
+  assert_close(out, expected, 1e-5)
