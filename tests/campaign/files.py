@@ -96,6 +96,13 @@ def record_damaged(rng, folder):
   return "one record" if path.stem not in after else "nothing"
 
 
+def refusal(folder, *flags):
+  """The line by which training refuses its data; empty where it reads them."""
+  workdir = f"--workdir={folder / 'run'}"
+  code, _, error = commands.run("train.py", *flags, workdir)
+  return one_line(code, error, [2]) if code else ""
+
+
 @fault("a text that is none", 40, "one line, or read as documented")
 def text(rng, folder):
   size = 10 ** int(rng.integers(1, 6)) if rng.random() < 0.95 else 10**8
@@ -112,8 +119,8 @@ def text(rng, folder):
   }
   kind = rng.choice([*content])
   (folder / "text").write_bytes(content[kind])
-  code, _, error = commands.run(
-    "train.py",
+  line = refusal(
+    folder,
     "--config=configs/text.py",
     f"--config.task.path={folder / 'text'}",
     *commands.TINY[3:6],
@@ -122,13 +129,9 @@ def text(rng, folder):
     "--config.checkpoint_every=2",
     "--config.batch_size=8",
     *commands.TINY[-5:-1],
-    f"--workdir={folder / 'run'}",
   )
-  if code:
-    line = one_line(code, error, [2])
-    require("config.task" in line or str(folder) in line, kind, line)
-    return f"{kind}: refused"
-  return f"{kind}: read"
+  require(not line or "config.task" in line or str(folder) in line, kind, line)
+  return f"{kind}: {'refused' if line else 'read'}"
 
 
 @fault("an image that is none", 30, "one line that names the file, or read")
@@ -147,8 +150,8 @@ def image(rng, folder):
     drawn.convert(kind).save(path, "TIFF" if kind == "F" else "JPEG")
   else:
     drawn.convert("L" if kind == "I;16" else "RGB").convert(kind).save(path)
-  code, _, error = commands.run(
-    "train.py",
+  line = refusal(
+    folder,
     "--config=configs/vit.py",
     "--config.task.source=folder",
     f"--config.task.path={folder / 'images'}",
@@ -157,13 +160,9 @@ def image(rng, folder):
     "--config.batch_size=2",
     "--config.model.num_layers=1",
     "--config.model.patch_size=4",
-    f"--workdir={folder / 'run'}",
   )
-  if code:
-    line = one_line(code, error, [2])
-    require(str(folder / "images") in line, kind, line)
-    return f"{kind}: refused"
-  return f"{kind}: read"
+  require(not line or str(folder / "images") in line, kind, line)
+  return f"{kind}: {'refused' if line else 'read'}"
 
 
 @fault(

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention.testing.calls import Case, assert_close
+from attention.testing.transforms import mesh_of_rows
 from tests.attention.mechanisms import MECHANISMS
 from tests.campaign.faults import fault
 
@@ -16,13 +17,7 @@ _LENGTH = 13
 
 def explicit_axes(apply, qkv, call):
   """Arrays that are sharded along B in their types."""
-  count = max(n for n in (1, 2, 4, 8) if n <= jax.device_count())
-  mesh = jax.make_mesh(
-    (count,),
-    ("batch",),
-    (jax.sharding.AxisType.Explicit,),
-    devices=jax.devices()[:count],
-  )
+  mesh = mesh_of_rows(jax.sharding.AxisType.Explicit)
   arrays = jax.device_put(
     (qkv, call), jax.sharding.NamedSharding(mesh, jax.P("batch"))
   )
@@ -37,11 +32,10 @@ def checkpoint(apply, qkv, call):
 
 def shard_map(apply, qkv, call):
   """Each device has its rows, and JAX checks what varies."""
-  mesh = jax.make_mesh((1,), ("batch",), (jax.sharding.AxisType.Auto,))
   rows = jax.P("batch")
   mapped = jax.shard_map(
     _value_and_gradient(apply),
-    mesh=mesh,
+    mesh=mesh_of_rows(),
     in_specs=(rows, rows),
     out_specs=(rows, rows),
   )
@@ -51,7 +45,7 @@ def shard_map(apply, qkv, call):
 def vmap(apply, qkv, call):
   """Over every array alone, each of two rows that are equal."""
   arrays, tree = jax.tree.flatten((qkv, call))
-  results = _value_and_gradient(apply)(qkv, call)
+  expected = jax.jit(apply)(qkv, call)
   for i, array in enumerate(arrays):
 
     def one(x, i=i):
@@ -60,8 +54,7 @@ def vmap(apply, qkv, call):
       )
 
     out = jax.jit(jax.vmap(one))(jnp.stack([array, array]))
-    assert_close(out[1], results[0], 1e-5, f"vmap over array {i}")
-  return results
+    assert_close(out[1], expected, 1e-5, f"vmap over array {i}")
 
 
 def hessian(apply, qkv, call):
