@@ -13,7 +13,7 @@ from attention.registry import ATTENTIONS
 def capability_table(
   mechanisms: Mapping[str, Attention] | None = None,
 ) -> str:
-  """A Markdown table of mechanisms (rows) and capabilities (columns).
+  """A Markdown table of capabilities (columns), a row for mechanisms with equal ones.
 
   Args:
     mechanisms: name -> record; None is every entry of `ATTENTIONS` with its
@@ -28,15 +28,16 @@ def capability_table(
   columns: dict[str, set[str]] = {}
   for capability, heading in CAPABILITIES.items():
     columns.setdefault(heading, set()).add(capability)
-  rows = [["name", *columns]]
-  rows.append(["---", *[":-:"] * len(columns)])
+  alike: dict[tuple[str, ...], list[str]] = {}
   for name, record in mechanisms.items():
     marks = [
       "✓" if names <= record.supports else "–" for names in columns.values()
     ]
     if record.causal_only:
       marks[0] = "only"
-    rows.append([f"`{name}`", *marks])
+    alike.setdefault(tuple(marks), []).append(f"`{name}`")
+  rows = [["name", *columns], ["---", *[":-:"] * len(columns)]]
+  rows += [[", ".join(names), *marks] for marks, names in alike.items()]
   return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 

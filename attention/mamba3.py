@@ -211,10 +211,9 @@ def _previous(rows, last, mask, segment_ids, axis_name):
   if last is None:
     last = jax.tree.map(lambda x: jnp.zeros_like(x[:, 0]), rows)
   if mask is None and segment_ids is None and not sharded.is_part(axis_name):
-    pairs = zip(last, rows, strict=True)
-    before = [
-      jnp.concatenate([y[:, None], x[:, :-1]], axis=1) for y, x in pairs
-    ]
+    before = jax.tree.map(
+      lambda y, x: jnp.concatenate([y[:, None], x[:, :-1]], axis=1), last, rows
+    )
     return before, [x[:, -1] for x in rows]
   shape = rows[0].shape[:2]
   keep = jnp.ones(shape, bool) if mask is None else mask[:, 0, 0]
@@ -234,13 +233,12 @@ def _previous(rows, last, mask, segment_ids, axis_name):
     return jnp.where(places >= starts, x, 0.0)
 
   if sharded.is_part(axis_name):
-    own = jax.tree.map(lambda *x: read(*x)[:, -1], last, rows)
     is_known = jnp.maximum(places, starts)[:, -1, 0, 0] > 0
-    own = is_known, own
+    own = is_known, jax.tree.map(lambda *x: read(*x)[:, -1], last, rows)
     first = jax.tree.map(jnp.zeros_like, own)
     last = device_prefix(_later, first, own, axis_name)[1]
-  found = jax.tree.map(read, last, rows)
-  return tuple(x[:, :-1] for x in found), tuple(x[:, -1] for x in found)
+  before = jax.tree.map(read, last, rows)
+  return [x[:, :-1] for x in before], [x[:, -1] for x in before]
 
 
 def _later(earlier, later):

@@ -180,7 +180,7 @@ CALL_OPTIONS: Mapping[str, str] = types.MappingProxyType(
 CAPABILITIES: Mapping[str, str] = {
   "causal": "causal",
   "cross": "T≠S",
-  "rowwise": "row",
+  "rowwise": "stepwise",
   "mask": "mask",
   "full_mask": "any",
   "segments": "packed",

@@ -44,10 +44,7 @@ _COLORS = 64
 
 
 def solved(task: Task) -> pd.DataFrame:
-  """Seeds that solved a task, with columns for each point of `across`.
-
-  KiB is the cache and state of a sequence at its end.
-  """
+  """Seeds that solved a task, with columns for each point of `across`."""
   rows = task.ended
   varied = _varied(rows)
   content: dict[str, dict[str, str]] = {
@@ -56,26 +53,32 @@ def solved(task: Task) -> pd.DataFrame:
   columns: dict[str, None] = {}
   for place, row in rows.sort_values("across", kind="stable").iterrows():
     behind = f", {varied[place]}" if varied[place] else ""
-    cells = {
-      f"KiB{behind}": number(row["cache_bytes"] / 1024),
-      **{f"{k}{behind}": text for k, text in _seeds(task, row).items()},
-    }
+    cells = {f"{k}{behind}": text for k, text in _seeds(task, row).items()}
     content[_name(row)] |= cells
     columns |= dict.fromkeys(cells)
   table = pd.DataFrame.from_dict(content, orient="index")
   return table[list(columns)].fillna(NOTHING)
 
 
+def memory(task: Task) -> pd.DataFrame:
+  """Seeds that solved a task, and KiB of cache and state of a sequence at its end."""
+  content, varied = {}, _varied(task.ended)
+  for place, row in task.ended.iterrows():
+    kib = {"KiB": number(row["cache_bytes"] / 1024)}
+    content[_name(row, varied[place])] = kib | _seeds(task, row)
+  return pd.DataFrame.from_dict(content, orient="index")
+
+
 def lengths(task: Task) -> pd.DataFrame:
-  """The mean over seeds at each length, and what single seeds reach at the last."""
+  """The mean over seeds at the first and last length, and single seeds at the last."""
   at = task.at_lengths.groupby(["row", "length"])["value"].mean().unstack()
-  last, varied = at.columns[-1], _varied(task.ended)
+  varied = _varied(task.ended)
   content = {}
   for place, row in task.ended.iterrows():
-    values = at.loc[row["row"]]
+    values = at.loc[row["row"]].iloc[[0, -1]]
     content[_name(row, varied[place])] = {
       **{f"at {length}": f"{100 * x:.1f} %" for length, x in values.items()},
-      **{f"{k} at {last}": text for k, text in _seeds(task, row).items()},
+      **_seeds(task, row),
     }
   return pd.DataFrame.from_dict(content, orient="index")
 
@@ -86,13 +89,12 @@ def carried(task: Task) -> pd.DataFrame:
   A column for each point of `across`.
   """
   rows, at = task.ended, task.at_lengths
-  varied, last = _varied(rows), at["length"].max()
+  varied = _varied(rows)
   trained = at[at["ratio"] == 1].groupby("row")["value"].mean()
   content: dict[str, dict[str, str]] = {}
   for place, row in rows.iterrows():
     spread = _seeds(task, row)["worst to best"]
-    column = f"{varied[place]}, {at['length'].min()} → {last}"
-    content.setdefault(_name(row), {})[column] = (
+    content.setdefault(_name(row), {})[varied[place]] = (
       f"{100 * trained[row['row']]:.0f} → {100 * row['mean']:.0f} ({spread})"
     )
   table = pd.DataFrame.from_dict(content, orient="index").fillna(NOTHING)
@@ -107,15 +109,13 @@ def means(task: Task) -> pd.DataFrame:
     content[_name(row, varied[place])] = {
       task.metric.replace("_", " "): f"{number(row['mean'])}{tied}",
       "worst to best": f"{number(row['worst'])} to {number(row['best'])}",
-      "seeds": f"{row['seeds']}",
-      "parameters": number(row["parameters"]),
-      "update, GFLOP": number(row["train_flops"] / 1e9),
     }
   return pd.DataFrame.from_dict(content, orient="index")
 
 
 KINDS: Mapping[str, Callable[[Task], pd.DataFrame]] = {
   "solved": solved,
+  "memory": memory,
   "lengths": lengths,
   "carried": carried,
   "means": means,
@@ -215,9 +215,10 @@ def _varied(rows: pd.DataFrame) -> dict[Any, str]:
 
 def _seeds(task: Task, row: Any) -> dict[str, str]:
   """How many seeds solved the task, where it is all or nothing, and their range."""
-  worst, best = (f"{100 * row[name]:.0f}" for name in ("worst", "best"))
+  limit = task.runs["solved_at"].astype(float).max()
+  worst, best = (_percent(row[name], limit) for name in ("worst", "best"))
   spread = f"{worst} %" if worst == best else f"{worst} to {best} %"
-  if task.runs["solved_at"].isna().all():
+  if math.isnan(limit):
     return {"worst to best": spread}
   # Nobody is counted where no row has a seed that solved the task.
   solved = 0 if math.isnan(row["solved"]) else row["solved"]
@@ -225,6 +226,13 @@ def _seeds(task: Task, row: Any) -> dict[str, str]:
     "solved": f"{solved:.0f} of {row['trials']:.0f}",
     "worst to best": spread,
   }
+
+
+def _percent(share: float, limit: float) -> str:
+  """Whole, but for what would be rounded to the other side of `limit`."""
+  text = f"{100 * share:.0f}"
+  is_kept = (float(text) >= 100 * limit) == (share >= limit)
+  return text if is_kept else f"{100 * share:.1f}"
 
 
 def _markdown(table: pd.DataFrame, align: Sequence[str] = ()) -> str:
