@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator
 from pydantic.dataclasses import dataclass
 
-from attention import ATTENTIONS, registry
+from attention import ATTENTIONS, plug, registry
+import models
 from settings.build import build, check_section, to_mapping
 from settings.checks import check
 from settings.errors import ConfigError
@@ -204,6 +205,8 @@ class Comparison:
       _check_mechanism(f"variants.{label}.name", name, ATTENTIONS)
       if LAYERS in variant:
         _check_layers(f"variants.{label}", variant)
+      else:
+        _check_options(f"variants.{label}", *self.variant(label))
     for name in self.mechanisms:
       _check_mechanism("attention", name, [*ATTENTIONS, *self.variants])
 
@@ -287,6 +290,15 @@ def _check_layers(field: str, variant: Mapping[str, Any]) -> None:
       f"{field}.{min(others)}: layers take mechanisms as they are; expected no "
       f"option beside {LAYERS}"
     )
+
+
+def _check_options(field: str, name: str, options: dict[str, Any]) -> None:
+  """Raises ValueError where a mechanism refuses options; a config may add others."""
+  needed = dict.fromkeys(plug.required(registry.find(name)), 1)
+  try:
+    models.AttentionConfig(name, needed | options)
+  except ValueError as error:
+    raise ValueError(f"{field}.{error}") from None
 
 
 def parse(mapping: Mapping[str, Any], typed: Iterable[str] = ()) -> Comparison:

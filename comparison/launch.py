@@ -61,8 +61,11 @@ def launch(
 
 def _is_refused(run: Run, workdir: Path) -> bool:
   """Whether a run cannot be; its record says so."""
-  ended = (records.DONE, records.UNSUPPORTED)
-  if run.obstacle and records.status(workdir, run) not in ended:
+  record = records.of(workdir, run.identity)
+  is_told = record.get("status") == records.DONE or (
+    record.get("reason") == run.obstacle
+  )
+  if run.obstacle and not is_told:
     records.write(workdir, run, status=records.UNSUPPORTED)
     print(f"{run.identity}: not supported: {run.obstacle}", flush=True)
   return bool(run.obstacle)

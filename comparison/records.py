@@ -9,6 +9,7 @@ import socket
 from typing import Any
 
 from comparison.plan import Run
+from settings.errors import ConfigError
 from training import claimed, metrics
 
 COMPARISON = "comparison.json"
@@ -115,6 +116,34 @@ def plan(workdir: Path, runs: Sequence[Run], seeds: Sequence[int] = ()) -> None:
       later = {"seed": seed, "choosing": False, OPEN: True}
       found[f"{run.row}, seed {seed}"] = place | later
   claimed.replace(workdir / PLAN, planned(workdir) | found)
+
+
+def make_way(workdir: Path, runs: Sequence[Run]) -> None:
+  """Forgets why runs could not be that can be now.
+
+  Raises:
+    ConfigError: runs of one of their rows were made with other options.
+  """
+  able = {(run.row, _point(run.grid)): run for run in runs if not run.obstacle}
+  planned_before = planned(workdir)
+  for identity, record in by_identity(workdir).items():
+    run = able.get((str(record.get("row")), _point(record.get("grid"))))
+    if run is None:
+      continue
+    if record["status"] == UNSUPPORTED:
+      _path(workdir, identity).unlink()
+      planned_before.pop(identity, None)
+    elif record.get("options", run.options) != run.options:
+      raise ConfigError(
+        f"config.variants.{run.attention}: {workdir} has runs of it with "
+        f"{record['options'] or 'no options'}, got {run.options or 'none'}; choose "
+        "another name, or a new folder"
+      )
+  claimed.replace(workdir / PLAN, planned_before)
+
+
+def _point(grid: Any) -> str:
+  return json.dumps(grid, sort_keys=True)
 
 
 def planned(workdir: Path) -> dict[str, dict[str, Any]]:

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from comparison import child, group, measurements, plan, records
+from comparison import child, group, measurements, plan, records, run
 from comparison.launch import launch
 from settings.errors import ConfigError, RunError
 from tests.comparison.plans import budgeted, comparison
@@ -63,6 +63,30 @@ def test_runs_are_kept_and_not_made_again(folder, trainer, capsys):
   path.write_text(path.read_text()[:50])
   assert records.read(folder)[1] == [path.name]
   assert records.status(folder, runs[0]) is None
+
+
+def test_a_row_has_one_mechanism(folder, trainer):
+  def made(**options):
+    wide = {"wide": {"name": "performer", **options}}
+    one = small(seeds="0", attention="wide", variants=wide)
+    run.run(one, folder)
+    return [r["status"] for r in records.by_identity(folder).values()]
+
+  def refuse(config):
+    if "performer" in str(config):
+      raise ConfigError("config.model: not yet")
+    return 1
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(plan, "_count", refuse)
+    assert made(num_features=4) == [records.UNSUPPORTED]
+  # What could not be is forgotten where it can be.
+  assert made(num_features=4) == [records.DONE]
+  assert len(records.planned(folder)) == 1
+  with pytest.raises(
+    ConfigError, match=r"config.variants.wide: .*num_features=4"
+  ):
+    made(num_features=8)
 
 
 def test_seeds_and_rates_share_a_process_and_nothing_else_does(folder, trainer):
