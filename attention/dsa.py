@@ -8,6 +8,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from attention import arguments, indexer, layout, plug
 from attention.flash import flash_attention
+from attention.gates import check_given
 from attention.indexer import dsa_indexer_loss
 from attention.loop import Output
 from attention.selected import selected_attention
@@ -148,6 +149,7 @@ def dsa(
   def apply(variables, query, key, value, *, mask=None, **call):
     qkv = {"query": query, "key": key, "value": value}
     arguments.check_call(qkv, _ONE_SEQUENCE, needed=qkv)
+    check_given("dsa", call, "index_query", "index_key", "index_weight")
     keep = arguments.key_mask(mask, query, key, indexer.INSTEAD)
     call = indexer.turned(call, jnp.arange(query.shape[1])[None])
     for name in ("index_query", "index_key", "index_weight"):

@@ -128,6 +128,16 @@ def step_decay(params: Params, inputs: Float[Array, "B T F"]) -> Array:
   return -steps * rate.reshape(1, 1, -1, *[1] * (steps.ndim - 3))
 
 
+def check_given(name: str, call: Mapping[str, Any], *options: str) -> None:
+  """Raises ValueError where a call lacks what `gates` of a record makes for it."""
+  for option in options:
+    if call.get(option) is None:
+      raise ValueError(
+        f"{option}: {name} attention reads it from what queries are projected "
+        "from, got none; give the call **attention.gates(variables, inputs)"
+      )
+
+
 def check_rate(max_rate: float) -> None:
   """Raises ValueError unless it is above 0 and at most 2."""
   if not 0.0 < max_rate <= 2.0:
@@ -205,12 +215,7 @@ def recurrent_mechanism(
       checked["initial_state"] = state
     needed = ("query", "key", "value")
     arguments.check_call(checked, {**_ARRAYS, **arrays}, needed=needed)
-    for gate, array in given.items():
-      if array is None:
-        raise ValueError(
-          f"{gate}: {name} attention reads it from what queries are projected "
-          "from, got none; give the call **attention.gates(variables, inputs)"
-        )
+    check_given(name, given, *gates)
     params = variables.get("params", {})
     return call_with_auto_axes(
       functools.partial(_attend, recurrence),

@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 from attention import arguments, layout, own_logits, plug
 from attention.dense import dense
 from attention.flash import flash_attention
+from attention.gates import check_given
 from attention.loop import Output
 from attention.sharded import attention_in_parts
 from attention.signature import attention_factory, attention_function
@@ -313,9 +314,5 @@ def _given(call: dict[str, Any], key: Array | None) -> Array:
     raise ValueError(
       "key: latent attention makes its keys from `latent`; expected None"
     )
-  if "latent" not in call:
-    raise ValueError(
-      "latent: latent attention reads it from what queries are projected from, "
-      "got none; give the call **attention.gates(variables, inputs)"
-    )
+  check_given("latent", call, "latent")
   return call.pop("latent")

@@ -2,17 +2,16 @@
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
-from attention import arguments, layout, platform, plug
+from attention import arguments, plug
+from attention.block_selection import best_blocks
 from attention.dense import appended, dense
 from attention.features import kept
 from attention.loop import Output
 from attention.selected import selected_attention
 from attention.signature import attention_factory, attention_function
-from attention.softmax import chunk_map, split_blocks
 
 
 @attention_function()
@@ -81,50 +80,6 @@ def moba_attention(
   )
 
 
-def best_blocks(
-  query: Float[Array, "B T N H"],
-  key: Float[Array, "B S K H"],
-  keep: Bool[Array, "B S"],
-  places: Int[Array, "B T"],
-  block_size: int,
-  top_k: int,
-) -> Int[Array, "B T N M"]:
-  """The blocks of each query and head, −1 for none.
-
-  Args:
-    query: `[B, T, N, H]`.
-    key: `[B, S, K, H]`.
-    keep: which keys count.
-    places: positions of the queries in the sequence of keys.
-    block_size: D.
-    top_k: how many blocks; M is the smaller of this and ⌈S/D⌉.
-  """
-  query, key = jax.lax.stop_gradient((query, key))
-  key = jnp.where(keep[..., None, None], key, 0).astype(jnp.float32)
-  sums = jnp.sum(split_blocks(key, block_size), axis=2)
-  counts = jnp.sum(split_blocks(keep, block_size), axis=2)
-  means = sums / jnp.maximum(counts, 1)[..., None, None]
-  num_blocks = means.shape[1]
-  numbers = jnp.arange(num_blocks)[None, None, None]
-
-  def choose(rows):
-    query, places = rows
-    heads = layout.heads_first(query, means.shape[2])
-    scores = layout.dot("bkqh,bmkh->bkqm", heads, means)
-    scores = layout.heads_last(scores, query.shape[1])
-    own = (places // block_size)[:, :, None, None]
-    is_choice = (numbers < own) & (counts > 0)[:, None, None]
-    scores = jnp.where(is_choice, scores, -jnp.inf)
-    scores = jnp.where(numbers == own, jnp.inf, scores)
-    best, blocks = jax.lax.top_k(scores, min(top_k, num_blocks))
-    return jnp.where(best > -jnp.inf, blocks, -1)
-
-  batch, length, num_heads, _ = query.shape
-  row_bytes = 4 * batch * num_heads * num_blocks
-  size = platform.rows_at_once(row_bytes, length)
-  return chunk_map(choose, size, (query, places))
-
-
 @attention_factory
 def moba(block_size: int = 64, top_k: int = 4) -> plug.Attention:
   """The plug of `moba_attention`.
@@ -140,13 +95,8 @@ def moba(block_size: int = 64, top_k: int = 4) -> plug.Attention:
   Raises:
     ValueError: an argument is no positive int.
   """
+  sizes = {"block_size": block_size, "top_k": top_k}
   exact = dense()
-
-  def apply(variables, query, key, value, **call) -> Any:
-    del variables
-    own: dict[str, Any] = {"block_size": block_size, "top_k": top_k}
-    call = arguments.accepted_options("moba", moba_attention, call, own=own)
-    return moba_attention(query, key, value, **own, **call)
 
   def decode(variables, cache, query, key, value, *, scale=None):
     del variables
@@ -167,7 +117,7 @@ def moba(block_size: int = 64, top_k: int = 4) -> plug.Attention:
 
   return plug.Attention(
     init=plug.no_variables,
-    apply=apply,
+    apply=arguments.applied("moba", moba_attention, lambda variables: sizes),
     init_cache=exact.init_cache,
     decode=decode,
     prefill=exact.prefill,

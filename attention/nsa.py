@@ -5,17 +5,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
-import numpy as np
+from jaxtyping import Array, Bool, Float
 
-from attention import arguments, gates, layout, platform, plug
+from attention import arguments, gates, layout, plug
+from attention.block_selection import selected_blocks
 from attention.dense import appended, dense
 from attention.dense import prefill as kept_prompt
 from attention.features import kept
 from attention.flash import flash_attention
 from attention.selected import selected_attention
 from attention.signature import attention_factory, attention_function
-from attention.softmax import chunk_map, masked_softmax, padded
+from attention.softmax import padded
 from attention.visible import causal, key_mask, mask_mod
 from attention.visible import window as window_of
 
@@ -69,8 +69,8 @@ def nsa_attention(
     is_causal: must be True.
 
   Returns:
-    `[B, T, N, V]` in the dtype of `query`, 0 at a position that is hidden. Gradients reach everything but the choice
-    of blocks, which has none.
+    `[B, T, N, V]` in the dtype of `query`, 0 at a position that is hidden. Gradients
+    reach everything but the choice of blocks, which has none.
 
   Raises:
     ValueError: arguments do not fit, the mask varies along queries, or `is_causal`
@@ -88,12 +88,7 @@ def nsa_attention(
       "selected_attention with blocks of your own"
     )
   size = key_weights.shape[1]
-  for name, multiple in ("key_weights", size), ("block_size", block_size):
-    if multiple % stride:
-      raise ValueError(
-        f"stride: expected a divisor of the {multiple} positions of {name}, got "
-        f"{stride}"
-      )
+  _check_stride(stride, key_weights=size, block_size=block_size)
   keep = kept(mask, query, key, _INSTEAD)
   places = jnp.broadcast_to(jnp.arange(query.shape[1])[None], keep.shape)
   return _attend(
@@ -108,6 +103,15 @@ def nsa_attention(
     is_causal=True,
     scale=scale,
   )
+
+
+def _check_stride(stride, **multiples):
+  for name, multiple in multiples.items():
+    if multiple % stride:
+      raise ValueError(
+        f"stride: expected a divisor of the {multiple} positions of {name}, got "
+        f"{stride}"
+      )
 
 
 def _attend(
@@ -184,66 +188,6 @@ def _compressed(key, value, keep, weights, stride):
   return made, mixed(value, value_weights).astype(value.dtype), shown
 
 
-def selected_blocks(
-  query: Float[Array, "B T N H"],
-  key: Float[Array, "B M K H"],
-  shown: Bool[Array, "B M"],
-  places: Int[Array, "B T"],
-  sizes: tuple[int, int, int, int],
-  total: int,
-  scale: float | Float[Array, ""] | None,
-) -> Int[Array, "B T K n"]:
-  """The blocks of each query, by what the compressed keys say; −1 for none.
-
-  Args:
-    query: `[B, T, N, H]`.
-    key: compressed.
-    shown: which of them have a key that is not hidden.
-    places: of the queries.
-    sizes: C, d, `block_size`, `num_blocks`.
-    total: blocks of the sequence.
-    scale: as in `nsa_attention`.
-  """
-  size, stride, block_size, num_blocks = sizes
-  query, key = jax.lax.stop_gradient((query, key))
-  count, kv_heads = key.shape[1:3]
-  shared = jnp.asarray(_shared_strides(count, total, sizes), jnp.float32)
-  ends = jnp.arange(count) * stride + size - 1
-  numbers = jnp.arange(total)[None, None, None]
-  scale = arguments.softmax_scale(scale, query.shape[3])
-
-  def choose(chunk):
-    query, places = chunk
-    rows = query.shape[1]
-    heads = layout.heads_first(query, kv_heads)
-    logits = scale * layout.dot("bkqh,bmkh->bkqm", heads, key)
-    logits = layout.heads_last(logits, rows)
-    seen = shown[:, None] & (ends[None, None] <= places[..., None])
-    weights = masked_softmax(logits, seen[:, :, None])
-    shape = kv_heads, query.shape[2] // kv_heads, count
-    weights = weights.reshape(len(query), rows, *shape)
-    scores = jnp.einsum("btkjm,ms->btks", weights, shared)
-    own = (places // block_size)[:, :, None, None]
-    is_fixed = (numbers == 0) | (numbers == own) | (numbers == own - 1)
-    scores = jnp.where(is_fixed, jnp.inf, scores)
-    scores = jnp.where(numbers <= own, scores, -jnp.inf)
-    best, blocks = jax.lax.top_k(scores, min(num_blocks, total))
-    return jnp.where(best > -jnp.inf, blocks, -1)
-
-  batch, length, num_heads, _ = query.shape
-  rows = platform.rows_at_once(4 * batch * num_heads * (count + total), length)
-  return chunk_map(choose, rows, (query, places))
-
-
-def _shared_strides(count, total, sizes):
-  """How many strides compressed block i and block m share, `[count, total]`."""
-  size, stride, block_size, _ = sizes
-  first, start = np.arange(count)[:, None], np.arange(total)[None]
-  start = start * (block_size // stride)
-  ends = np.minimum(first + size // stride, start + block_size // stride)
-  return np.maximum(ends - np.maximum(first, start), 0)
-
-
 @attention_factory
 def nsa(
   compress_size: int = 32,
@@ -272,14 +216,14 @@ def nsa(
       `compress_size` and `block_size`.
   """
   sizes = compress_size, stride, block_size, num_blocks
-  for name, multiple in {
-    "compress_size": compress_size,
+  _check_stride(stride, compress_size=compress_size, block_size=block_size)
+  own = {
+    "stride": stride,
     "block_size": block_size,
-  }.items():
-    if multiple % stride:
-      raise ValueError(
-        f"stride: expected a divisor of {name} {multiple}, got {stride}"
-      )
+    "num_blocks": num_blocks,
+    "window": window,
+  }
+  attend = arguments.applied("nsa", nsa_attention, lambda x: weights(x) | own)
 
   def init(key, dims):
     gates.check_features("nsa", dims)
@@ -302,21 +246,9 @@ def nsa(
     names = "key_weights", "value_weights", "key_positions"
     return {name: variables["params"][name] for name in names}
 
-  def apply(variables, query, key, value, **call) -> Any:
-    own: dict[str, Any] = {
-      **weights(variables),
-      "stride": stride,
-      "block_size": block_size,
-      "num_blocks": num_blocks,
-      "window": window,
-    }
-    call = arguments.accepted_options("nsa", nsa_attention, call, own=own)
-    if call.get("branch_gates") is None:
-      raise ValueError(
-        "branch_gates: nsa attention reads them from what queries are projected "
-        "from, got none; give the call **attention.gates(variables, inputs)"
-      )
-    return nsa_attention(query, key, value, **own, **call)
+  def apply(variables, query, key, value, **call):
+    gates.check_given("nsa", call, "branch_gates")
+    return attend(variables, query, key, value, **call)
 
   def decode(variables, cache, query, key, value, *, branch_gates, scale=None):
     index, cache = cache.index[:, None], appended(cache, key, value)

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from attention import dense_attention, moba_attention, nsa_attention
-from attention.moba import best_blocks
-from attention.nsa import selected_blocks
+from attention.block_selection import best_blocks, selected_blocks
 
 B, T, N, K, H, SIZE = 2, 45, 4, 2, 8, 4
 

@@ -1,0 +1,119 @@
+"""Which blocks of keys a query reads: MoBA's choice, and native sparse attention's.
+
+A choice has no gradient. Of blocks with equal scores the earlier is taken.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+import numpy as np
+
+from attention import arguments, layout, platform
+from attention.softmax import chunk_map, masked_softmax, split_blocks
+
+
+def best_blocks(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B S K H"],
+  keep: Bool[Array, "B S"],
+  places: Int[Array, "B T"],
+  block_size: int,
+  top_k: int,
+) -> Int[Array, "B T N M"]:
+  """MoBA's blocks of each query and head: the own, and those of best mean; −1 for none.
+
+  Args:
+    query: `[B, T, N, H]`.
+    key: `[B, S, K, H]`.
+    keep: which keys count.
+    places: positions of the queries in the sequence of keys.
+    block_size: D.
+    top_k: how many blocks; M is the smaller of this and ⌈S/D⌉.
+  """
+  query, key = jax.lax.stop_gradient((query, key))
+  key = jnp.where(keep[..., None, None], key, 0).astype(jnp.float32)
+  sums = jnp.sum(split_blocks(key, block_size), axis=2)
+  counts = jnp.sum(split_blocks(keep, block_size), axis=2)
+  means = sums / jnp.maximum(counts, 1)[..., None, None]
+  num_blocks = means.shape[1]
+  numbers = jnp.arange(num_blocks)[None, None, None]
+
+  def choose(rows):
+    query, places = rows
+    heads = layout.heads_first(query, means.shape[2])
+    scores = layout.dot("bkqh,bmkh->bkqm", heads, means)
+    scores = layout.heads_last(scores, query.shape[1])
+    own = (places // block_size)[:, :, None, None]
+    is_choice = (numbers < own) & (counts > 0)[:, None, None]
+    return _largest(scores, is_choice, numbers == own, top_k)
+
+  batch, length, num_heads, _ = query.shape
+  row_bytes = 4 * batch * num_heads * num_blocks
+  size = platform.rows_at_once(row_bytes, length)
+  return chunk_map(choose, size, (query, places))
+
+
+def selected_blocks(
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B M K H"],
+  shown: Bool[Array, "B M"],
+  places: Int[Array, "B T"],
+  sizes: tuple[int, int, int, int],
+  total: int,
+  scale: float | Float[Array, ""] | None,
+) -> Int[Array, "B T K n"]:
+  """The blocks that native sparse attention reads with a key head, −1 for none.
+
+  Args:
+    query: `[B, T, N, H]`.
+    key: compressed.
+    shown: which of them have a key that is not hidden.
+    places: of the queries.
+    sizes: C, d, `block_size`, `num_blocks`.
+    total: blocks of the sequence.
+    scale: as in `nsa_attention`.
+  """
+  size, stride, block_size, num_blocks = sizes
+  query, key = jax.lax.stop_gradient((query, key))
+  count, kv_heads = key.shape[1:3]
+  shared = jnp.asarray(_shared_strides(count, total, sizes), jnp.float32)
+  ends = jnp.arange(count) * stride + size - 1
+  numbers = jnp.arange(total)[None, None, None]
+  scale = arguments.softmax_scale(scale, query.shape[3])
+
+  def choose(chunk):
+    query, places = chunk
+    rows = query.shape[1]
+    heads = layout.heads_first(query, kv_heads)
+    logits = scale * layout.dot("bkqh,bmkh->bkqm", heads, key)
+    logits = layout.heads_last(logits, rows)
+    seen = shown[:, None] & (ends[None, None] <= places[..., None])
+    weights = masked_softmax(logits, seen[:, :, None])
+    shape = kv_heads, query.shape[2] // kv_heads, count
+    weights = weights.reshape(len(query), rows, *shape)
+    scores = jnp.einsum("btkjm,ms->btks", weights, shared)
+    own = (places // block_size)[:, :, None, None]
+    is_fixed = (numbers == 0) | (numbers == own) | (numbers == own - 1)
+    is_choice = numbers <= own
+    return _largest(scores, is_choice, is_fixed & is_choice, num_blocks)
+
+  batch, length, num_heads, _ = query.shape
+  rows = platform.rows_at_once(4 * batch * num_heads * (count + total), length)
+  return chunk_map(choose, rows, (query, places))
+
+
+def _shared_strides(count, total, sizes):
+  """How many strides compressed block i and block m share, `[count, total]`."""
+  size, stride, block_size, _ = sizes
+  first, start = np.arange(count)[:, None], np.arange(total)[None]
+  start = start * (block_size // stride)
+  ends = np.minimum(first + size // stride, start + block_size // stride)
+  return np.maximum(ends - np.maximum(first, start), 0)
+
+
+def _largest(scores, is_choice, is_fixed, count):
+  """The numbers of `count` blocks: what is fixed, then the choices of largest score."""
+  scores = jnp.where(is_choice, scores, -jnp.inf)
+  scores = jnp.where(is_fixed, jnp.inf, scores)
+  best, blocks = jax.lax.top_k(scores, min(count, scores.shape[-1]))
+  return jnp.where(best > -jnp.inf, blocks, -1)
