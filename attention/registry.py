@@ -10,8 +10,8 @@ import importlib
 import inspect
 import sys
 import traceback
-from types import MappingProxyType
-from typing import Any
+from types import MappingProxyType, UnionType
+from typing import Any, Union, get_args, get_origin
 
 from attention import plug
 from attention.additive import additive
@@ -176,6 +176,11 @@ def build(name: str, options: Mapping[str, Any]) -> Attention:
         f"{option}: {name} has no such option (it has: {known})"
         f"{plug.near(option, parameters)}"
       )
+    # Our own factories say more of a value.
+    allowed = name not in ATTENTIONS and _plain_types(parameters.get(option))
+    if allowed and not isinstance(options[option], allowed):
+      names = " or ".join(kind.__name__ for kind in allowed)
+      raise ValueError(f"{option}: expected {names}, got {options[option]!r}")
   for option in plug.required(factory):
     if option not in options:
       raise ValueError(f"{option}: {name} needs it, got nothing")
@@ -211,6 +216,27 @@ def build(name: str, options: Mapping[str, Any]) -> Attention:
       f"name: {name} supports 'decode', but its init_cache or decode is None"
     )
   return record
+
+
+_PLAIN = {
+  bool: (bool,),
+  int: (int,),
+  float: (float, int),
+  str: (str,),
+  type(None): (type(None),),
+}
+
+
+def _plain_types(parameter: inspect.Parameter | None) -> tuple[type, ...]:
+  """What an option may be by its annotation; empty where that is not plain."""
+  if parameter is None:
+    return ()
+  members = [parameter.annotation]
+  if get_origin(parameter.annotation) in (UnionType, Union):
+    members = get_args(parameter.annotation)
+  if not all(x in _PLAIN for x in members):
+    return ()
+  return tuple(dict.fromkeys(kind for x in members for kind in _PLAIN[x]))
 
 
 def example(name: str) -> Attention:

@@ -13,7 +13,7 @@ CONSTANT = 3
 RECORD = dense()
 
 
-def plain(width=2, *, steps: int) -> Attention:
+def plain(width=2, *, steps: int, rate: float | None = None) -> Attention:
   if width < 1:
     raise ValueError(f"width: expected at least 1, got {width}")
   if width > 99:
@@ -159,6 +159,11 @@ def test_a_factory_is_found_by_name_and_by_path():
       "their_package.mine:plain",
       {"steps": 1, "width": "x"},
       "name: .*:plain raised TypeError",
+    ),
+    (
+      "their_package.mine:plain",
+      {"steps": 1, "rate": "abc"},
+      "rate: expected float or int or NoneType, got 'abc'",
     ),
   ],
 )
