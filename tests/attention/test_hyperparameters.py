@@ -140,11 +140,11 @@ def test_what_is_typed_wrongly_is_named():
   # Where annotations are checked at run time, they say it first.
   either = ValueError, jaxtyping.TypeCheckError
   with pytest.raises(
-    either, match="fn: expected an attention function|parameter 'fn'"
+    either, match=r"fn: expected an attention function|parameter 'fn'"
   ):
     attention.attention_weights("dense", *arrays[:2])
   for wrong in (attention.dense_attention, attention.dense()):
     with pytest.raises(
-      either, match="factory: expected a function that|parameter 'factory'"
+      either, match=r"factory: expected a function that|parameter 'factory'"
     ):
       check_mechanism(wrong, abs)
