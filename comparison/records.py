@@ -125,21 +125,21 @@ def make_way(workdir: Path, runs: Sequence[Run]) -> None:
     ConfigError: runs of one of their rows were made with other options.
   """
   able = {(run.row, _point(run.grid)): run for run in runs if not run.obstacle}
-  planned_before = planned(workdir)
+  plan_here = planned(workdir)
   for identity, record in by_identity(workdir).items():
     run = able.get((str(record.get("row")), _point(record.get("grid"))))
     if run is None:
       continue
     if record["status"] == UNSUPPORTED:
       _path(workdir, identity).unlink()
-      planned_before.pop(identity, None)
+      plan_here.pop(identity, None)
+      claimed.replace(workdir / PLAN, plan_here)
     elif record.get("options", run.options) != run.options:
       raise ConfigError(
-        f"config.variants.{run.attention}: {workdir} has runs of it with "
+        f"workdir: {workdir} has runs of {run.attention} with "
         f"{record['options'] or 'no options'}, got {run.options or 'none'}; choose "
-        "another name, or a new folder"
+        "another name for the variant, or a new folder"
       )
-  claimed.replace(workdir / PLAN, planned_before)
 
 
 def _point(grid: Any) -> str:
