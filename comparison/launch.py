@@ -61,14 +61,14 @@ def launch(
 
 def _is_refused(run: Run, workdir: Path) -> bool:
   """Whether a run cannot be; its record says so."""
+  if not run.obstacle:
+    return False
   record = records.of(workdir, run.identity)
-  is_told = record.get("status") == records.DONE or (
-    record.get("reason") == run.obstacle
-  )
-  if run.obstacle and not is_told:
+  is_done = record.get("status") == records.DONE
+  if not is_done and record.get("reason") != run.obstacle:
     records.write(workdir, run, status=records.UNSUPPORTED)
     print(f"{run.identity}: not supported: {run.obstacle}", flush=True)
-  return bool(run.obstacle)
+  return True
 
 
 def _has_ended(run: Run, workdir: Path, share: float | None) -> bool:
