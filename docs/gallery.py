@@ -43,7 +43,7 @@ def page() -> str:
   return f"```python\n{ARRAYS}```\n\n{grid}\n"
 
 
-def _card(name: str, section: str, idea: str, time: str, beside: str) -> str:
+def _card(name: str, section: str, idea: str, time: str) -> str:
   """The card of a mechanism: its row of the opening table, and its section."""
   picture = re.search(r"^!\[.*", section, re.M)
   formula = re.search(r"(?:^    .*\n)+", section, re.M)
@@ -64,7 +64,7 @@ def _card(name: str, section: str, idea: str, time: str, beside: str) -> str:
 {equations}
 ```
 
-Time {time}{"" if beside == "–" else f"; beside `dense`: {beside}"}
+Time {time}
 
 ```python
 {example(name)}
