@@ -12,6 +12,7 @@ import textwrap
 import typing
 from typing import Any
 
+from attention import registry
 import models
 import tasks
 from training import experiment_config
@@ -104,7 +105,14 @@ def _typed(kind: Any) -> str:
 
 def _shown(value: Any) -> str:
   if hasattr(value, "build"):
-    options = ", ".join(f"{k}={v!r}" for k, v in value.options.items())
+    # What can be typed behind its leaf, also where the config leaves the default.
+    parameters = inspect.signature(registry.find(value.name)).parameters
+    options = {
+      name: parameter.default
+      for name, parameter in parameters.items()
+      if parameter.default is not parameter.empty
+    } | value.options
+    options = ", ".join(f"{name}={x!r}" for name, x in options.items())
     return value.name + (f" ({options})" if options else "")
   if isinstance(value, tuple):
     return "[" + ", ".join(map(_shown, value)) + "]"

@@ -24,6 +24,9 @@ def test_help_behind_a_config_has_its_leaves():
   )
   shown = result.stdout.splitlines()
   assert "  --config.num_steps=7" in shown
+  # With the options that the config leaves at their defaults.
+  performer = "performer (num_features=128, kernel='softmax')"
+  assert f"  --config.model.encoder_attention={performer}" in shown
   place = shown.index("  --config.optimizer.schedule=cosine")
   assert shown[place + 1].strip().startswith("after the warm-up: 'constant'")
   # The first flag of all.
