@@ -78,7 +78,7 @@ def test_the_error_falls_with_landmarks():
     np.apply_along_axis(np.convolve, 1, x, smooth, "same").astype(np.float32)
     for x in qkv[:2]
   )
-  qkv = [query / 2, key / 2, qkv[2]]
+  qkv = [jnp.asarray(x) for x in (query / 2, key / 2, qkv[2])]
   expected = dense_attention(*qkv)
   errors = [
     float(jnp.linalg.norm(attend(qkv, num_landmarks=m) - expected))
