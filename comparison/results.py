@@ -12,6 +12,8 @@ that a comment names get counts of solved seeds, and the others stay:
 
     <!-- overview: recall=results/capacity.jsonl.xz@features=64 -->
 
+A second file of a column has the rows that the first has not.
+
 A picture `results/capacity.curves-recall.png` of the page is `plots/curves-recall.png`
 of the report of these records.
 """
@@ -177,6 +179,7 @@ def _overview(old: str, sources: Sequence[str], folder: Path) -> str:
     for line in old.splitlines()
   )
   table = pd.DataFrame(rows, columns=header)
+  columns: dict[str, dict[str, list[str]]] = {}
   for source in sources:
     column, _, rest = source.partition("=")
     file, _, across = rest.partition("@")
@@ -188,6 +191,8 @@ def _overview(old: str, sources: Sequence[str], folder: Path) -> str:
         mark = "" if row["attention"] == row["slots"] else "*"
         cell = _seeds(task, row)["solved"] + mark
         counts.setdefault(f"`{row['slots']}`", []).append(cell)
+    columns[column] = counts | columns.get(column, {})
+  for column, counts in columns.items():
     table[column] = [
       ", ".join(counts.get(name, [NOTHING])) for name in table.iloc[:, 0]
     ]
