@@ -10,7 +10,6 @@ from attention import arguments, layout, own_logits, plug
 from attention.dense import dense
 from attention.flash import flash_attention
 from attention.gates import check_given
-from attention.loop import Output
 from attention.sharded import attention_in_parts
 from attention.signature import attention_factory, attention_function
 from attention.visible import Visible
@@ -38,7 +37,10 @@ def latent_attention(
   absorbed: bool = False,
   visible: Visible | None = None,
   return_lse: bool = False,
-) -> Output:
+) -> (
+  Float[Array, "B T N U"]
+  | tuple[Float[Array, "B T N U"], Float[Array, "B T N"]]
+):
   """Exact attention whose keys and values are made of R numbers a position.
 
     out = latent_attention(q, c, key_kernel=w, value_kernel=u, is_causal=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from jaxtyping import Bool, Float64
+from jaxtyping import Bool, Float, Float64
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -78,7 +78,9 @@ def logit_scale(scale: float | ArrayLike | None, head_dim: int) -> np.ndarray:
   return np.asarray(head_dim**-0.5 if scale is None else scale)
 
 
-def softmax(logits: np.ndarray, sink: float = -np.inf) -> np.ndarray:
+def softmax(
+  logits: np.ndarray, sink: float | np.floating = -np.inf
+) -> np.ndarray:
   """exp(x_s) / (exp(sink) + Σ_r exp(x_r)) along the last axis.
 
   Zeros where all x are −∞, and nothing where there are none.
@@ -111,7 +113,7 @@ def weighted_values(
 
 
 def at_distance(
-  table: Float64[np.ndarray, "D *A"], distance: np.ndarray
+  table: Float[np.ndarray, "D *A"], distance: np.ndarray
 ) -> np.ndarray:
   """The entries for distances clipped to −L … L of a table of D = 2L+1."""
   longest = len(table) // 2

@@ -67,13 +67,13 @@ def decoding_equals_the_causal_call(mechanism: Mechanism) -> None:
 
   With relative_bias and relative_keys, and with score_mod and mask_mod, where
   `supports` has them; in these functions t is the position, and s that of the
-  key in each slot of the cache. Values are as wide as `Dims.value_dim` says. Every leaf of the cache has a leading axis B, and
-  a shape and dtype that stay. Frequent causes: the new key is written one place
+  key in each slot of the cache. Values are as wide as `Dims.value_dim` says. Every
+  leaf of the cache has a leading axis B, and a shape and dtype that stay. Frequent causes: the new key is written one place
   off, places that are not filled yet are not masked, query head n does not read
   key head n // (N/K), an example depends on others of its batch.
   """
-  tables = ("relative_bias", "relative_keys_by_head")
-  case = _CASE._replace(options=tables, num_kv_heads=1)
+  names = ("relative_bias", "relative_keys_by_head")
+  case = _CASE._replace(options=names, num_kv_heads=1)
   variables, cache, qkv, tables = _start(mechanism, case)
   rng = np.random.default_rng(4)
   table = rng.standard_normal((case.num_heads, 2 * _LENGTH), np.float32)
@@ -90,6 +90,7 @@ def decoding_equals_the_causal_call(mechanism: Mechanism) -> None:
   @jax.jit
   def decode(variables, cache, qkv):
     call = options(jnp.asarray(table))
+    call |= {name: jnp.asarray(x) for name, x in tables.items()}
 
     def step(cache, at):
       at = mechanism.three([x[:, None] for x in at])

@@ -89,8 +89,10 @@ def _refused(mechanism: Mechanism, feature: str) -> None:
   if feature == "dropout":
     more = {**more, "dropout_rng": jax.random.key(0)}
   qkv, call = mechanism.draw(case)
-  if "mask" in call:
-    call["mask"] = jnp.asarray(call["mask"])
+  call = {
+    k: jnp.asarray(x) if isinstance(x, np.ndarray) else x
+    for k, x in call.items()
+  }
   name = f"a call with {arguments}"
   _raises(mechanism, name, f"({arguments}): .+; .+", qkv, call | more)
 

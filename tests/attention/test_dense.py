@@ -315,7 +315,7 @@ def test_mechanisms_made_of_it_return_their_log_sum_exp(name):
   whole = mask & (s <= t + n)[None]
   if name == "differential":
     call = functools.partial(
-      differential_attention, query, key, value, weight=1
+      differential_attention, query, key, value, weight=1.0
     )
     halves = [
       (q, k, value)

@@ -87,8 +87,8 @@ def test_values_and_gradients_are_those_of_the_definition(is_packed, is_causal):
 
 
 def test_lse_of_tokens_whose_ids_differ_and_without_jit():
-  query, value, _ = draw()
-  r, ids = rotations(), np.zeros((B, T), np.int32)
+  query, value, _ = map(jnp.asarray, draw())
+  r, ids = jnp.asarray(rotations()), np.zeros((B, T), np.int32)
   call = packed(ids)
   call["query_segment_ids"] = np.where(np.arange(T) < 4, 1, ids)
   out, lse = attend_with_lse(query, value, r, **call)

@@ -392,6 +392,6 @@ for state in (None, jnp.zeros((2, 1, 8, 8))):
 def test_lightning_has_slopes_for_any_number_of_heads():
   rng = np.random.default_rng(0)
   qkv = rng.standard_normal((3, 1, 9, 3, 4), np.float32)
-  out = lightning(depth=0.5).apply({}, *qkv, is_causal=True)
+  out = lightning(depth=0.5).apply({}, *jnp.asarray(qkv), is_causal=True)
   expected = recurrent.lightning(*qkv.astype(float), depth=0.5)
   np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-6)
