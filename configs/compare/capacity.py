@@ -4,10 +4,14 @@
 
 Figure 2 of Zoology (Arora et al., arXiv:2312.04927) at the size of 2 CPU cores:
 associative recall of 16 pairs in 64 places by two layers of width 16, 32 and 64 with
-one head and `model.short_convolution`; for every row three learning rates, halved
-once by two seeds, and three seeds of the report. `capacity-recall` in plots/ has accuracy against the bytes of
-cache and state at the end of a sequence. What windows, features and heads do is in
-`capacity_sizes.py`, and what is left without the convolution in `short_convolution.py`.
+one head and `model.short_convolution`; for every row five learning rates, halved
+twice by two seeds, and eight seeds of the report. A row of width 64 took 6 to 18
+minutes on one busy core (`--config.across.model.features="(64,)"`); what came out is
+in docs/results.md.
+
+`capacity-recall` in plots/ has accuracy against the bytes of cache and state at the
+end of a sequence. What windows, features and heads do is in `capacity_sizes.py`, and
+what is left without the convolution in `short_convolution.py`.
 """
 
 import ml_collections
