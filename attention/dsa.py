@@ -131,7 +131,7 @@ def dsa(
     `index_weight_kernel [F, I]` in `params`, which decodes with a `DsaCache`.
 
   Raises:
-    ValueError: an argument is not a positive int, or D is no multiple of 4.
+    ValueError: an argument is not a positive int, or D is not a multiple of 4.
 
   Unlike in the paper, the indexer does not norm its keys, has no 8-bit numbers, and
   reads its queries from x, not from a latent vector.

@@ -93,7 +93,7 @@ def moba(block_size: int = 64, top_k: int = 4) -> plug.Attention:
     Each decoded position averages the keys of all blocks and attends to top_k · D keys.
 
   Raises:
-    ValueError: an argument is no positive int.
+    ValueError: an argument is not a positive int.
   """
   sizes = {"block_size": block_size, "top_k": top_k}
   exact = dense()

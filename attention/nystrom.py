@@ -146,7 +146,7 @@ def _attend(
     total = jnp.sum(totals, axis=0)
   count = min(num_landmarks, length * devices)
   runs = rank * count // jnp.maximum(total, 1)
-  # `one_hot` gives zeros for a number that is no run.
+  # `one_hot` gives zeros for a number that is not that of a run.
   members = jax.nn.one_hot(jnp.where(tokens, runs, -1), count)
   sizes = _summed(jnp.sum(members, axis=1), axis_name)
   exists = both = None

@@ -276,7 +276,7 @@ def _check_mechanism(field: str, name: Any, known: Iterable[str]) -> None:
 
 
 def _check_layers(field: str, variant: Mapping[str, Any]) -> None:
-  """Raises ValueError where a variant is no list of mechanisms alone."""
+  """Raises ValueError where a variant has layers that are not mechanisms, or more."""
   layers, others = variant[LAYERS], set(variant) - {"name", LAYERS}
   if not isinstance(layers, str) or not split(layers):
     raise ValueError(
