@@ -1,7 +1,8 @@
 """Which kernel computes exact attention: the blocks here (XLA), cuDNN, tokamax.
 
 The limits were read in jax 0.10 (`jax/_src/cudnn`), cudnn-frontend 1.9 to 1.14
-and tokamax 0.0.12.
+and tokamax 0.0.12, and tried on an H100 with jax 0.11.2 and tokamax 0.0.17
+(benchmarks/h100.md).
 """
 
 from collections.abc import Mapping
@@ -175,18 +176,25 @@ def _call(kernel, query, key, value, mask, bias, sides, is_causal, scale):
   # A kernel hides a key by its logit, which NaN would survive.
   arrays = (query, visible.readable(key), visible.readable(value), mask, bias)
 
+  hidden = is_causal and length <= source
+
   if kernel == "cudnn":
-    if mask is not None or bias is not None:
-      # Its backward takes a bias of even lengths only.
-      arrays = _padded(*arrays, is_causal, multiple=2)
+    if source % 2 and not hidden and mask is None and bias is None:
+      # Cheaper than a mask, which would become a bias.
+      options["key_value_seq_lengths"] = jnp.full(len(key), source, jnp.int32)
+      hidden = True
+    # Its backward takes even lengths only.
+    arrays = _padded(*arrays, hidden, multiple=2)
     options["implementation"] = "cudnn"
     attend = jax.nn.dot_product_attention
   else:
-    if platform.name() == "tpu":
-      if options.pop("local_window_size", None):
-        whole = visible.block(0, length, 0, source)
-        arrays = (*arrays[:3], whole, bias)
-      arrays = _padded(*arrays, is_causal, multiple=128)
+    on_tpu = platform.name() == "tpu"
+    if on_tpu and options.pop("local_window_size", None):
+      whole = visible.block(0, length, 0, source)
+      arrays = (*arrays[:3], whole, bias)
+    # On a GPU, its tiles of pairs must be whole.
+    if on_tpu or bias is not None or (mask is not None and mask.shape[2] > 1):
+      arrays = _padded(*arrays, hidden, multiple=128)
     tokamax = importlib.import_module("tokamax")  # An extra of 250 MB.
     attend = tokamax.dot_product_attention
   *qkv, padded_mask, padded_bias = arrays
@@ -196,14 +204,15 @@ def _call(kernel, query, key, value, mask, bias, sides, is_causal, scale):
   return jnp.where(_rows_that_see(mask, visible, length, source), out, 0)
 
 
-def _padded(query, key, value, mask, bias, is_causal, multiple):
-  """All of them with lengths that are multiples; keys that it adds are hidden.
+def _padded(query, key, value, mask, bias, hidden, multiple):
+  """All of them with lengths that are multiples.
 
-  Mask and bias come back with all of T×S.
+  A mask hides the keys that it adds, unless they are `hidden` without one. Mask and
+  bias come back with all of T×S.
   """
   length, source = query.shape[1], key.shape[1]
   rows, columns = -length % multiple, -source % multiple
-  if mask is None and columns and not (is_causal and length <= source):
+  if mask is None and columns and not hidden:
     mask = jnp.ones((1, 1, 1, source), bool)
 
   def sequence(x, more):

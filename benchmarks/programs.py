@@ -16,6 +16,7 @@ from attention import (
   plug,
   registry,
 )
+from settings.errors import ConfigError
 
 BASELINE = "jax.nn.dot_product_attention"
 DENSE = "dense"
@@ -36,7 +37,7 @@ class Program:
   """One program and the arrays that it is called with.
 
   Attributes:
-    mechanism: key of `ATTENTIONS`, import path, or `BASELINE`.
+    mechanism: as `make` takes it.
     causal: which form.
     part: one of `PARTS`.
     length: T = S; of decoding, the positions that the cache has room for.
@@ -45,6 +46,7 @@ class Program:
       and comes back as the second result.
     compiled: set by `compile`.
     compile_seconds: likewise, tracing included.
+    repeats: how many calls `seconds` times together.
   """
 
   mechanism: str
@@ -55,6 +57,7 @@ class Program:
   arguments: Sequence[Any]
   compiled: Any = None
   compile_seconds: float = 0.0
+  repeats: int = 1
 
   def compile(self) -> None:
     """Compiles, once."""
@@ -81,13 +84,32 @@ class Program:
     )
 
   def seconds(self) -> float:
-    """Calls it once and waits."""
+    """Seconds of one of `repeats` calls; waits for the last."""
+    result = None
     start = time.perf_counter()
-    result = jax.block_until_ready(self.compiled(*self.arguments))
-    seconds = time.perf_counter() - start
-    if self.part == DECODE:
-      self.arguments = [result[1], *self.arguments[1:]]
-    return seconds
+    for _ in range(self.repeats):
+      result = self.compiled(*self.arguments)
+      if self.part == DECODE:
+        self.arguments = [result[1], *self.arguments[1:]]
+    jax.block_until_ready(result)
+    return (time.perf_counter() - start) / self.repeats
+
+
+def chosen(names: Sequence[str]) -> Sequence[str]:
+  """What --attention names: mechanisms as `make` takes them; 'all' is each of ours.
+
+  Raises:
+    ConfigError: there is none of such a name.
+  """
+  names = [
+    x for name in names for x in (ATTENTIONS if name == "all" else [name])
+  ]
+  for name in names:
+    try:
+      registry.find(name.partition("/")[0])
+    except ValueError as error:
+      raise ConfigError(f"--attention: {error}") from error
+  return names
 
 
 def programs(
@@ -101,7 +123,7 @@ def programs(
   for what the numbers are.
 
   Args:
-    names: keys of `ATTENTIONS`, import paths, or `BASELINE`.
+    names: as `make` takes them.
     size: of the arrays.
     length: T = S.
   """
@@ -148,7 +170,8 @@ def make(name: str, length: int, **own: Any) -> Attention:
   Its gates, if it has any, read its keys.
 
   Args:
-    name: key of `ATTENTIONS`, import path, or `BASELINE`.
+    name: key of `ATTENTIONS`, import path, or `BASELINE`; 'flash/cudnn' is 'flash'
+      with that implementation.
     length: T = S.
     **own: hyperparameters in addition to those that the record has for benchmarks.
   """
@@ -160,6 +183,9 @@ def make(name: str, length: int, **own: Any) -> Attention:
       init_cache=None,
       decode=None,
     )
+  name, _, implementation = name.partition("/")
+  if implementation:
+    own["implementation"] = implementation
   timed = registry.example(name).sizes.timed(length)
   return gates_from_keys(registry.build(name, {**timed, **own}))
 

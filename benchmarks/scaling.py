@@ -14,7 +14,7 @@ than `dense`. A program that needs more memory or time than allowed is not run,
 and its row says so.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 import json
 from pathlib import Path
 import sys
@@ -28,7 +28,11 @@ from training import entry
 _LENGTHS = flags.DEFINE_list(
   "lengths", "256,512,1024,2048,4096,8192,16384", "T = S"
 )
-_ATTENTION = flags.DEFINE_list("attention", "all", "mechanisms, or all")
+_ATTENTION = flags.DEFINE_list(
+  "attention",
+  "all",
+  "mechanisms, or all; flash/cudnn is flash with that implementation",
+)
 _BATCH = flags.DEFINE_integer("batch", 1, "B", lower_bound=1)
 _HEADS = flags.DEFINE_integer("heads", 8, "N = K", lower_bound=1)
 _HEAD_DIM = flags.DEFINE_integer("head_dim", 64, "H", lower_bound=1)
@@ -56,13 +60,13 @@ def main() -> None:
   # JAX takes a second to import: --help and a faulty flag do not wait for it.
   import jax
 
-  from attention import ATTENTIONS, registry
   from benchmarks import bounds, programs, scaling_tables, timing
   from training import host_memory
 
   if _KEEP_FREED.value:
     host_memory.keep_freed()
-  names = _names(_ATTENTION.value, list(ATTENTIONS), registry.find)
+  # Dense among them, for others are compared to it.
+  names = dict.fromkeys([programs.DENSE, *programs.chosen(_ATTENTION.value)])
   size = programs.Size(
     _BATCH.value, _HEADS.value, _HEAD_DIM.value, _DTYPE.value
   )
@@ -103,20 +107,6 @@ def _numbers(texts: Sequence[str]) -> list[int]:
       f"--lengths: expected at least one, each once, got {','.join(texts)!r}"
     )
   return sorted(map(int, texts))
-
-
-def _names(
-  names: Sequence[str], known: Sequence[str], find: Callable[[str], object]
-) -> Sequence[str]:
-  """Mechanisms; dense always among them, for others are compared to it."""
-  if list(names) == ["all"]:
-    return known
-  for name in names:
-    try:
-      find(name)
-    except ValueError as error:
-      raise ConfigError(f"--attention: {error}") from error
-  return list(dict.fromkeys(["dense", *names]))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,13 @@
 """Times programs in turn, within a budget, and says what it leaves out."""
 
 from collections.abc import Callable, Iterable, Sequence
+import concurrent.futures
+import math
+import os
 import time
 from typing import Any
 
+import jax
 import numpy as np
 
 from benchmarks.programs import Program
@@ -11,7 +15,8 @@ from benchmarks.programs import Program
 Row = dict[str, Any]
 """One program: 'mechanism', 'causal', 'part', 'length', and 'seconds' (median,
 None if not run), 'spread' (half the interquartile range, None of less than two
-calls), 'temp_bytes', 'compile_seconds'; 'reason' only if not run.
+calls), 'temp_bytes' (None if not compiled), 'compile_seconds'; 'reason' only if not
+run.
 """
 
 _ROUNDS = 10
@@ -20,6 +25,9 @@ _SHORT = 1.0
 """Seconds of a call: shorter ones are made once, with any budget."""
 _VERY_SHORT = 0.1
 """Likewise, three times."""
+_QUEUED = 0.02
+"""Seconds of calls that an accelerator makes between two readings of the clock: one
+call may take less than Python needs to ask for it."""
 
 
 class Budget:
@@ -85,10 +93,13 @@ def time_length(
   """
   start = time.perf_counter()
   rows, ready = [], []
-  for program in programs:
-    program.compile()
+  for program, fault in _compiled(programs):
     row = _row(program)
     rows.append(row)
+    if fault is not None:
+      row["reason"] = f"not run: {_line(fault)}"
+      continue
+    row["temp_bytes"] = program.temp_bytes
     if program.needed_bytes > max_bytes:
       row["reason"] = (
         f"not run: needs {program.needed_bytes / 2**30:.3g} GiB; --max_gib "
@@ -99,8 +110,11 @@ def time_length(
   budget.compiled(time.perf_counter() - start)
   share = budget.share()
   _leave_out([row for _, row in ready], share, before)
-  ready = [(program, row) for program, row in ready if "reason" not in row]
-  for (_, row), times in zip(ready, _in_turn(ready, share), strict=True):
+  deadline = time.perf_counter() + share
+  warm = _warmed(x for x in ready if "reason" not in x[1])
+  certain = max(share / max(len(warm), 1) / _FEWEST, _VERY_SHORT)
+  in_turn = _in_turn(warm, deadline, certain)
+  for (_, row, _), times in zip(warm, in_turn, strict=True):
     low, median, high = np.percentile(times, [25, 50, 75])
     row["seconds"] = float(median)
     row["spread"] = float(high - low) / 2 if len(times) > 1 else None
@@ -108,20 +122,66 @@ def time_length(
   return rows
 
 
+def _compiled(
+  programs: Iterable[Program],
+) -> list[tuple[Program, Exception | None]]:
+  """Each program, compiled, and the error of one that a device refuses.
+
+  An accelerator's are compiled side by side, for its compiler takes longer; a CPU's
+  one by one, and their seconds are those of compiling alone.
+  """
+
+  def compiled(program):
+    try:
+      program.compile()
+    except Exception as error:  # A row of the table, not its end.
+      return program, error
+    return program, None
+
+  on_cpu = jax.default_backend() == "cpu"
+  workers = 1 if on_cpu else os.cpu_count()
+  with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+    return list(pool.map(compiled, programs))
+
+
+def _line(error: Exception) -> str:
+  return str(error).strip().partition("\n")[0]
+
+
+def _warmed(
+  ready: Iterable[tuple[Program, Row]],
+) -> list[tuple[Program, Row, float]]:
+  """Each program after a call, with its seconds; not one that fails."""
+  warm = []
+  for program, row in ready:
+    try:
+      seconds = program.seconds()
+      if jax.default_backend() != "cpu":
+        # The first call of a program loads it.
+        seconds = program.seconds()
+        program.repeats = math.ceil(_QUEUED / seconds)
+    except jax.errors.JaxRuntimeError as error:
+      row["reason"] = f"not run: {_line(error)}"
+    else:
+      warm.append((program, row, seconds))
+  return warm
+
+
 def _in_turn(
-  ready: Sequence[tuple[Program, Row]], share: float
+  warm: Sequence[tuple[Program, Row, float]], deadline: float, certain: float
 ) -> list[list[float]]:
-  """Seconds of the calls of each program."""
-  deadline = time.perf_counter() + share
-  certain = max(share / max(len(ready), 1) / _FEWEST, _VERY_SHORT)
-  first = [program.seconds() for program, _ in ready]
-  found: list[list[float]] = [[] for _ in ready]
+  """Seconds of the calls of each program, the fewest of them if `certain` is enough."""
+  found: list[list[float]] = [[] for _ in warm]
   for calls in range(_ROUNDS):
-    for i in np.argsort(first):
-      fits = time.perf_counter() + first[i] <= deadline
-      if fits or (calls < _FEWEST and first[i] <= certain):
-        found[i].append(ready[i][0].seconds())
-  return [times or [warm] for times, warm in zip(found, first, strict=True)]
+    for i in np.argsort([first for *_, first in warm]):
+      program, _, first = warm[i]
+      needed = first * program.repeats
+      fits = time.perf_counter() + needed <= deadline
+      if fits or (calls < _FEWEST and needed <= certain):
+        found[i].append(program.seconds())
+  return [
+    times or [first] for times, (*_, first) in zip(found, warm, strict=True)
+  ]
 
 
 def _row(program: Program) -> Row:
@@ -132,7 +192,7 @@ def _row(program: Program) -> Row:
     "length": program.length,
     "seconds": None,
     "spread": None,
-    "temp_bytes": program.temp_bytes,
+    "temp_bytes": None,
     "compile_seconds": program.compile_seconds,
   }
 

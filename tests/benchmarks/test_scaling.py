@@ -29,6 +29,7 @@ class Fake:
   mechanism, causal, part = "dense", False, programs.FORWARD
   temp_bytes = needed_bytes = 2**30
   compile_seconds = 0.0
+  repeats = 1
 
   def __init__(self, length, seconds, clock):
     self.length, self.calls = length, 0
@@ -127,6 +128,47 @@ def test_decoding_stays_at_the_last_position():
     assert cache.index.tolist() == [15]
     written = np.any(np.asarray(cache.key) != 0.0, axis=(0, 2, 3))
     assert written.tolist() == [False] * 15 + [True]
+
+
+class Failing(Fake):
+  """One that a device refuses, when it is compiled or when it is called."""
+
+  def __init__(self, when, clock):
+    super().__init__(16, 1.0, clock)
+    self._when = when
+
+  def compile(self):
+    if self._when == "compile":
+      raise NotImplementedError("Unsupported length 17.\nmore")
+
+  def seconds(self):
+    raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+
+@pytest.mark.parametrize(
+  ("when", "reason"),
+  [
+    ("compile", "not run: Unsupported length 17."),
+    ("call", "not run: RESOURCE_EXHAUSTED: Out of memory"),
+  ],
+)
+def test_what_fails_is_a_row(clock, when, reason):
+  sound = Fake(16, 1.0, clock)
+  budget = timing.Budget(1000.0, [16], clock.perf_counter)
+  made = [Failing(when, clock), sound]
+  failed, row_of_sound = timing.time_length(made, budget, 2**31)
+  assert (failed["seconds"], failed["reason"]) == (None, reason)
+  assert (failed["temp_bytes"] is None) == (when == "compile")
+  assert row_of_sound["seconds"] == 1.0
+  assert reason in scaling_tables.markdown([failed, row_of_sound])
+
+
+def test_an_accelerator_makes_short_calls_in_a_row(monkeypatch, clock):
+  program = Fake(16, 0.003, clock)
+  monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+  budget = timing.Budget(1000.0, [16], clock.perf_counter)
+  timing.time_length([program], budget, 2**31)
+  assert program.repeats == 7
 
 
 def test_what_needs_too_much_memory_is_not_run(clock):

@@ -1,0 +1,190 @@
+"""How far the results of this GPU or TPU are from those of its CPU.
+
+    python -m benchmarks.agreement
+    python -m benchmarks.agreement --attention=flash/xla,linear
+
+Every mechanism at the sizes of `benchmarks.scaling`, full and causal: its output, and
+the gradients of query, key, value and what it trains, from the same arrays, which
+bfloat16 holds. The CPU computes in float32; the device in float32 with products of
+full precision, in float32 as it comes, and in bfloat16. A number is the largest
+difference, divided by the largest number of the CPU's, both of all gradients
+together. Mechanisms that choose keys may choose others where scores are rounded.
+
+A second table has the kernels of `implementation`, in bfloat16, a row for each kind
+of call that they take; `--attention=` prints it alone.
+"""
+
+from collections.abc import Callable
+import functools
+from typing import Any
+
+from absl import flags
+
+from settings.errors import ConfigError
+from training import entry
+
+_ATTENTION = flags.DEFINE_list("attention", "all", "as of benchmarks.scaling")
+_LENGTH = 257
+"""T = S, odd: kernels have other rules for such lengths."""
+
+_PRECISIONS = (
+  ("float32", "highest"),
+  ("float32", None),
+  ("bfloat16", None),
+)
+
+
+def main() -> None:
+  """Prints a row for each mechanism and form, and one for each call of a kernel."""
+  import jax
+
+  from benchmarks import programs
+
+  if jax.default_backend() == "cpu":
+    raise ConfigError("JAX found no GPU or TPU to compare with the CPU")
+  size = programs.Size(batch=2, heads=4, head_dim=64, dtype="bfloat16")
+  print(
+    f"{jax.devices()[0].device_kind}, jax {jax.__version__}, T = {_LENGTH}\n"
+  )
+  print("| mechanism | causal | of | float32, exact | float32 | bfloat16 |")
+  print("| --- | :-: | --- | --: | --: | --: |")
+  for name in programs.chosen(_ATTENTION.value):
+    made, without_kernel = (
+      programs.programs([x], size, _LENGTH) for x in (name, name.split("/")[0])
+    )
+    for program, reference in zip(made, without_kernel, strict=True):
+      if program.part != programs.DECODE:
+        of = "output" if program.part == programs.FORWARD else "gradients"
+        functions = program.function, reference.function
+        cells = _cells(*functions, program.arguments, _PRECISIONS)
+        print(
+          f"| `{name}` | {'✓' * program.causal} | {of} | {cells} |", flush=True
+        )
+  if set(_ATTENTION.value) <= {"all"}:
+    _print_calls(size)
+
+
+def _print_calls(size: Any) -> None:
+  """Prints the table of the kernels."""
+  print(
+    "\n| call | implementation | output | gradients |\n| --- | --- | --: | --: |"
+  )
+  for name, (attend, arrays) in _calls(size, _LENGTH).items():
+    references = _parts(functools.partial(attend, implementation="xla"))
+    for kernel in ("xla", "cudnn", "tokamax"):
+      parts = _parts(functools.partial(attend, implementation=kernel))
+      cells = " | ".join(
+        _cells(*functions, arrays, _PRECISIONS[-1:])
+        for functions in zip(parts, references, strict=True)
+      )
+      print(f"| {name} | {kernel} | {cells} |", flush=True)
+
+
+def _calls(
+  size, length: int
+) -> dict[str, tuple[Callable[..., Any], list[Any]]]:
+  """What the kernels take: a function of arrays, and the arrays."""
+  import jax
+  import jax.numpy as jnp
+
+  from attention import flash_attention, sliding_window_attention
+
+  shape = (size.batch, length, size.heads, size.head_dim)
+  keys = jax.random.split(jax.random.key(0), 5)
+  qkv = [jax.random.normal(key, shape, jnp.bfloat16) for key in keys[:3]]
+  few = [qkv[0], *(x[:, :, : size.heads // 2] for x in qkv[1:])]
+  # The first example sees a part of its keys, the second none.
+  padding = jnp.arange(length)[None] < jnp.array([[length // 3], [0]])
+  pairs = jax.random.bernoulli(keys[3], 0.5, (1, 1, length, length))
+  bias = jax.random.normal(
+    keys[4], (1, size.heads, length, length), jnp.bfloat16
+  )
+  flash, window = flash_attention, sliding_window_attention
+
+  def biased(query, key, value, bias, **options):
+    return flash(query, key, value, bias=bias, **options)
+
+  def fixed(attend, **options):
+    return functools.partial(attend, **options)
+
+  return {
+    "full": (flash, qkv),
+    "causal": (fixed(flash, is_causal=True), qkv),
+    "causal, grouped heads": (fixed(flash, is_causal=True), few),
+    "masked keys": (fixed(flash, mask=padding[:, None, None]), qkv),
+    "masked keys, causal": (
+      fixed(flash, mask=padding[:, None, None], is_causal=True),
+      qkv,
+    ),
+    "masked pairs": (fixed(flash, mask=pairs), qkv),
+    "bias": (biased, [*qkv, bias]),
+    "window to the left": (fixed(window, window=(63, 0)), qkv),
+    "window to both sides": (fixed(window, window=31), qkv),
+  }
+
+
+def _parts(attend: Callable[..., Any]) -> tuple[Callable[..., Any], ...]:
+  """Output, and the gradients of all arrays with the output as cotangent."""
+  import jax
+
+  def gradients(*arrays):
+    out, pullback = jax.vjp(attend, *arrays)
+    return pullback(out)
+
+  return attend, gradients
+
+
+def _cells(
+  function: Callable[..., Any],
+  reference: Callable[..., Any],
+  arguments: Any,
+  precisions: Any,
+) -> str:
+  """A difference for each precision, or why the device refuses the call."""
+  import jax
+  import jax.numpy as jnp
+
+  from attention import platform
+
+  def cast(dtype):
+    def one(x):
+      return x.astype(dtype) if x.dtype == jnp.bfloat16 else x
+
+    return jax.tree.map(one, arguments)
+
+  cpu = jax.devices("cpu")[0]
+  cells = []
+  try:
+    with platform.tracing_for("cpu"), jax.default_device(cpu):
+      there = jax.device_put(cast(jnp.float32), cpu)
+      expected = jax.jit(_anew(reference))(*there)
+    for dtype, precision in precisions:
+      with jax.default_matmul_precision(precision):
+        given = jax.jit(_anew(function))(*cast(dtype))
+      cells.append(f"{_difference(given, expected):.1e}")
+  except Exception as error:  # A row of the table, not its end.
+    cells.append(str(error).strip().partition("\n")[0])
+  return " | ".join(cells)
+
+
+def _anew(function):
+  """Traced again: `jax.jit` keeps what it traced for another device."""
+  return lambda *arguments: function(*arguments)
+
+
+def _difference(given: Any, expected: Any) -> float:
+  import jax
+  import numpy as np
+
+  given, expected = (
+    [np.asarray(x, np.float64) for x in jax.tree.leaves(arrays)]
+    for arrays in (given, expected)
+  )
+  largest = max(np.abs(x).max() for x in expected)
+  return max(
+    np.abs(x - y).max() / largest for x, y in zip(given, expected, strict=True)
+  )
+
+
+if __name__ == "__main__":
+  entry.run(main)
