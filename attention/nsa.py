@@ -31,7 +31,6 @@ def nsa_attention(
   branch_gates: Float[Array, "B T N 3"],
   key_weights: Float[Array, "K C"],
   value_weights: Float[Array, "K C"],
-  key_positions: Float[Array, "K C H"],
   stride: int = 16,
   block_size: int = 64,
   num_blocks: int = 16,
@@ -42,11 +41,9 @@ def nsa_attention(
 ) -> Float[Array, "B T N V"]:
   """Three attentions, of which the first says what the second reads.
 
-    out = nsa_attention(
-      q, k, v, branch_gates=g, key_weights=w, value_weights=w, key_positions=e
-    )
+    out = nsa_attention(q, k, v, branch_gates=g, key_weights=w, value_weights=u)
 
-    k'_i = Σ_j w_j (k_{i·d+j} + e_j)        v'_i = Σ_j u_j v_{i·d+j}        j < C
+    k'_i = Σ_j w_j k_{i·d+j}        v'_i = Σ_j u_j v_{i·d+j}        j < C
     p_t = softmax over i with i·d + C ≤ t + 1 of (scale · q_t · k'_i)
     out_t = g_1 Σ_i p_ti v'_i + g_2 selected(q_t) + g_3 windowed(q_t)
 
@@ -60,7 +57,6 @@ def nsa_attention(
     branch_gates: g, of the three.
     key_weights: w, of the C positions of a compressed block.
     value_weights: u.
-    key_positions: e.
     stride: d, a divisor of C and of `block_size`.
     block_size: keys of a selected block.
     num_blocks: blocks of a query.
@@ -79,8 +75,8 @@ def nsa_attention(
   Cost: time T·N·(H+V)·(T/d + num_blocks·block_size + window); memory linear in T.
 
   Departs from its paper in that the three read the same keys and values, and in that
-  compression is a learnt weighted sum with positions in place of an MLP, which keeps
-  the result linear in the values. Paper: Native sparse attention, arXiv:2502.11089.
+  compression is a learnt weighted sum in place of an MLP, which keeps the result linear
+  in the values; positions within a block would add the same to every key. Paper: Native sparse attention, arXiv:2502.11089.
   """
   if not is_causal:
     raise ValueError(
@@ -96,7 +92,7 @@ def nsa_attention(
     keep,
     places,
     jnp.where(keep[..., None, None], branch_gates, 0.0),
-    (key_weights, value_weights, key_positions),
+    (key_weights, value_weights),
     (size, stride, block_size, num_blocks),
     past=mask_mod(lambda b, n, t, s: s * stride + size - 1 <= t),
     near=causal() & window_of(window - 1, 0),
@@ -164,7 +160,7 @@ def _compressed(key, value, keep, weights, stride):
   M ≥ 1: of fewer than C positions there is one that is filled up with zeros, and
   which no query sees.
   """
-  key_weights, value_weights, positions = weights
+  key_weights, value_weights = weights
   size = key_weights.shape[1]
   count = _num_compressed(key.shape[1], size, stride)
   length = (count - 1) * stride + size
@@ -181,11 +177,10 @@ def _compressed(key, value, keep, weights, stride):
     return functools.reduce(jnp.add, mixed)
 
   key, value = (jnp.where(keep[..., None, None], x, 0) for x in (key, value))
-  offset = jnp.einsum("kc,kch->kh", key_weights, positions)[None, None]
   ones = jnp.ones_like(key_weights[:1])
   shown = mixed(keep[..., None, None], ones)[..., 0, 0] > 0
-  made = (mixed(key, key_weights) + offset).astype(key.dtype)
-  return made, mixed(value, value_weights).astype(value.dtype), shown
+  small = mixed(key, key_weights).astype(key.dtype)
+  return small, mixed(value, value_weights).astype(value.dtype), shown
 
 
 @attention_factory
@@ -208,8 +203,8 @@ def nsa(
   Returns:
     An `Attention` with `gates`, causal only, that decodes with a `DenseCache`. Each
     decoded position compresses all S keys again. Its parameters are
-    `gate_kernel [F, N, 3]`, `key_positions [K, C, H]`, and `key_weights` and
-    `value_weights [K, C]`, which start at 1/C.
+    `gate_kernel [F, N, 3]`, and `key_weights` and `value_weights [K, C]`, which
+    start at 1/C.
 
   Raises:
     ValueError: an argument is not a positive int, or `stride` does not divide
@@ -227,14 +222,12 @@ def nsa(
 
   def init(key, dims):
     gates.check_features("nsa", dims)
-    shape = dims.num_kv_heads, compress_size
-    mean = jnp.full(shape, 1.0 / compress_size)
+    mean = jnp.full((dims.num_kv_heads, compress_size), 1.0 / compress_size)
     return {
       "params": {
         "gate_kernel": gates.kernel(key, dims.features, dims.num_heads, 3),
         "key_weights": mean,
         "value_weights": mean,
-        "key_positions": jnp.zeros((*shape, dims.head_dim)),
       }
     }
 
@@ -243,7 +236,7 @@ def nsa(
     return {"branch_gates": jax.nn.sigmoid(x)}
 
   def weights(variables):
-    names = "key_weights", "value_weights", "key_positions"
+    names = "key_weights", "value_weights"
     return {name: variables["params"][name] for name in names}
 
   def apply(variables, query, key, value, **call):

@@ -15,7 +15,6 @@ def nsa_attention(
   branch_gates: ArrayLike,
   key_weights: ArrayLike,
   value_weights: ArrayLike,
-  key_positions: ArrayLike,
   stride: int = 16,
   block_size: int = 64,
   num_blocks: int = 16,
@@ -31,7 +30,7 @@ def nsa_attention(
   if not is_causal:
     raise ValueError("is_causal: expected True, got False")
   query, key, value, g = shared.as_float64(query, key, value, branch_gates)
-  w, u, e = shared.as_float64(key_weights, value_weights, key_positions)
+  w, u = shared.as_float64(key_weights, value_weights)
   batch, length, num_heads, head_dim = query.shape
   kv_heads, size = w.shape
   per_key_head = num_heads // kv_heads
@@ -47,7 +46,7 @@ def nsa_attention(
     ]
     importance = np.zeros(t // block_size + 1)
     if starts:
-      small = [w[k] @ (keys[s : s + size] + e[k]) for s in starts]
+      small = [w[k] @ keys[s : s + size] for s in starts]
       read = np.array([u[k] @ values[s : s + size] for s in starts])
       p = shared.softmax(scale * q @ np.array(small).T)
       out[b, t, heads] += g[b, t, heads, :1] * (p @ read)

@@ -86,7 +86,6 @@ def nsa(branch, **sizes):
     branch_gates=gates,
     key_weights=weights,
     value_weights=weights,
-    key_positions=jnp.zeros((K, 4, H)),
     stride=2,
     **{"block_size": 4, "num_blocks": 3, "window": 5, **sizes},
   )

@@ -44,7 +44,7 @@ OWN = {
   "nsa": {
     "g": jnp.ones((1, T, N, 3)),
     "w": jnp.ones((N, 32)),
-    "e": jnp.ones((N, 32, H)),
+    "u": jnp.ones((N, 32)),
   },
   "path": {
     "w": X / jnp.linalg.norm(X, axis=-1, keepdims=True),
