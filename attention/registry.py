@@ -180,6 +180,7 @@ def build(name: str, options: Mapping[str, Any]) -> Attention:
     allowed = name not in ATTENTIONS and _plain_types(parameters.get(option))
     if allowed and not isinstance(options[option], allowed):
       names = " or ".join(kind.__name__ for kind in allowed)
+      names = names.replace("NoneType", "None")
       raise ValueError(f"{option}: expected {names}, got {options[option]!r}")
   for option in plug.required(factory):
     if option not in options:

@@ -163,7 +163,7 @@ def test_a_factory_is_found_by_name_and_by_path():
     (
       "their_package.mine:plain",
       {"steps": 1, "rate": "abc"},
-      "rate: expected float or int or NoneType, got 'abc'",
+      "rate: expected float or int or None, got 'abc'",
     ),
   ],
 )
