@@ -36,6 +36,15 @@ RECURRENT = [
 ]
 """Those with a state: they read gates, and have no block size."""
 
+DERIVED = {*RECURRENT, "differential"} - {
+  "mamba2",
+  "mamba3",
+  "kimi_delta",
+  "mesa",
+  "log_linear",
+}
+"""Whose code is another's: one of these, or dense attention twice."""
+
 FUNCTIONS = {
   name: getattr(attention, f"{name}_attention")
   for name in OWN

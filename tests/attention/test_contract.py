@@ -3,17 +3,12 @@
 import pytest
 
 from attention.testing import CHECKS
-from tests.attention.forms import KINDS, OWN, RECURRENT
+from tests.attention.forms import DERIVED, KINDS, OWN
 from tests.attention.mechanisms import MECHANISMS, ONE_EACH
 
 
 def test_the_table_covers_every_mechanism():
   assert {mechanism.name for mechanism in MECHANISMS} == set(OWN)
-
-
-_DERIVED = {*RECURRENT, "differential"}
-_DERIVED -= {"mamba2", "mamba3", "kimi_delta", "mesa", "log_linear"}
-"""Whose code is another's: one of these, or dense attention twice."""
 
 
 _ONE_OF_A_KIND = {*KINDS, "kimi_delta", "latent"}
@@ -31,7 +26,7 @@ def _marks(mechanism, check):
   is_causal = mechanism.directions[-1]
   case = "causal" if is_causal else "options"
   kept = (f"value_and_gradient[{case}]", "decoding_equals_the_causal_call")
-  is_first = mechanism in ONE_EACH and mechanism.name not in _DERIVED
+  is_first = mechanism in ONE_EACH and mechanism.name not in DERIVED
   # A long causal call has what another long one has, and what crosses its blocks.
   is_covered = is_causal and check.name == "value_and_gradient[long]"
   if check.name in _OF_KINDS:

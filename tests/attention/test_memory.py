@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 from attention import ATTENTIONS, Dims, gates_from_keys, plug
-from tests.attention.forms import kinds_first
+from tests.attention.forms import DERIVED, kinds_first
 
 pytestmark = pytest.mark.optimised
 
@@ -72,7 +72,13 @@ def measured(name, length, *, backward):
   return temporary, program.as_text().count(" = ")
 
 
-@pytest.mark.parametrize("name", ATTENTIONS)
+@pytest.mark.parametrize(
+  "name",
+  [
+    pytest.param(name, marks=[pytest.mark.thorough] * (name in DERIVED))
+    for name in ATTENTIONS
+  ],
+)
 def test_memory_is_a_share_of_all_pairs(name):
   measured(name, LENGTHS[-1], backward=True)
 
