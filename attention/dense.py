@@ -8,7 +8,7 @@ from collections.abc import Callable
 import dataclasses
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,13 @@ from jaxtyping import Array, Bool, Float, Int
 
 from attention import arguments, dropout, layout, own_logits, platform, plug
 from attention import mods as mods_lib
+from attention.cache import (
+  DenseCache,
+  appended,
+  forgotten_after,
+  init_cache,
+  prefill,
+)
 from attention.implementations import InParts
 from attention.logits import Logits, logits_from_options, tables_at
 from attention.loop import Output, with_sinks
@@ -250,77 +257,6 @@ def _by_rows(
   return jax.tree.map(joined, *(part(*ends) for ends in pairwise(edges)))
 
 
-class DenseCache(NamedTuple):
-  """The keys and values of the positions seen so far.
-
-  Attributes:
-    key: `[B, S, K, H]`, S = max_length; rows from `index` on are unset.
-    value: `[B, S, K, H]`.
-    index: `[B]`, the number of positions seen.
-    forgotten: Σ log f after each position, where a mechanism forgets.
-  """
-
-  key: Float[Array, "B S K H"]
-  value: Float[Array, "B S K V"]
-  index: Int[Array, "B"]
-  forgotten: Float[Array, "B S N"] | None = None
-
-
-def init_cache(
-  batch: int,
-  max_length: int,
-  dims: plug.Dims,
-  dtype: Any,
-  *,
-  forgets: bool = False,
-) -> DenseCache:
-  """An empty cache for `max_length` positions: B·S·K·(H+V) numbers."""
-  shape = (batch, max_length, dims.num_kv_heads)
-  forgotten = None
-  if forgets:
-    forgotten = jnp.zeros((*shape[:2], dims.num_heads), jnp.float32)
-  return DenseCache(
-    key=jnp.zeros((*shape, dims.head_dim), dtype),
-    value=jnp.zeros((*shape, dims.values), dtype),
-    index=jnp.zeros((batch,), jnp.int32),
-    forgotten=forgotten,
-  )
-
-
-def prefill(
-  cache: DenseCache,
-  key: Float[Array, "B P K H"],
-  value: Float[Array, "B P K V"],
-  lengths: Int[Array, "B"],
-  log_forget: Float[Array, "B P N"] | None = None,
-) -> DenseCache:
-  """The cache after the first `lengths` of P positions; a copy of these."""
-  # What lies beyond an example's length is written over before it is seen.
-  forgotten = cache.forgotten
-  if forgotten is not None and log_forget is not None:
-    forgotten = layout.put(forgotten, forgotten_since(log_forget, lengths), 0)
-  return DenseCache(
-    layout.put(cache.key, key, 0),
-    layout.put(cache.value, value, 0),
-    lengths,
-    forgotten,
-  )
-
-
-def appended(
-  cache: DenseCache,
-  key: Float[Array, "B 1 K H"],
-  value: Float[Array, "B 1 K V"],
-) -> DenseCache:
-  """The cache with one more position, but for what it forgets."""
-  here = jnp.arange(cache.key.shape[1])[None] == cache.index[:, None]
-  return cache._replace(
-    key=layout.written(cache.key, key, here),
-    value=layout.written(cache.value, value, here),
-    index=cache.index + 1,
-  )
-
-
 def decode(
   cache: DenseCache,
   query: Float[Array, "B 1 N H"],
@@ -393,36 +329,6 @@ def attend_to_slots(
     mask_mod=mask_mod,
     **options,
   )
-
-
-def forgotten_after(
-  forgotten: Float[Array, "B S N"] | None,
-  log_forget: Float[Array, "B 1 N"] | None,
-  is_new: Bool[Array, "B S"],
-) -> Float[Array, "B S N"] | None:
-  """Σ log f since each slot of a cache, with that of the position in slot `is_new`.
-
-  Raises:
-    ValueError: only one of the first two is given.
-  """
-  if (forgotten is None) != (log_forget is None):
-    raise ValueError(
-      "log_forget: expected one in every call of a mechanism made with "
-      "forget=True, and in no other"
-    )
-  if forgotten is None or log_forget is None:
-    return None
-  return jnp.where(is_new[..., None], 0.0, forgotten + log_forget)
-
-
-def forgotten_since(
-  log_forget: Float[Array, "B P N"], lengths: Int[Array, "B"]
-) -> Float[Array, "B P N"]:
-  """Σ log f between each position and the last of `lengths` positions."""
-  is_read = jnp.arange(log_forget.shape[1])[None, :] < lengths[:, None]
-  steps = jnp.where(is_read[..., None], log_forget.astype(jnp.float32), 0.0)
-  later = jnp.cumsum(steps[:, ::-1], axis=1)[:, ::-1]
-  return later - steps
 
 
 @attention_factory

@@ -8,10 +8,10 @@ from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
 from attention import arguments, own_logits, plug
+from attention.cache import init_cache as init_dense
+from attention.cache import prefill as prefill_dense
 from attention.dense import decode as decode_dense
 from attention.dense import dense
-from attention.dense import init_cache as init_dense
-from attention.dense import prefill as prefill_dense
 from attention.logits import Logits
 from attention.loop import Output, attend
 from attention.sharded import attention_in_parts

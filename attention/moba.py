@@ -7,7 +7,8 @@ from jaxtyping import Array, Bool, Float
 
 from attention import arguments, plug
 from attention.block_selection import best_blocks
-from attention.dense import appended, dense
+from attention.cache import appended
+from attention.dense import dense
 from attention.features import kept
 from attention.loop import Output
 from attention.selected import selected_attention

@@ -9,8 +9,9 @@ from jaxtyping import Array, Bool, Float
 
 from attention import arguments, gates, layout, plug
 from attention.block_selection import selected_blocks
-from attention.dense import appended, dense
-from attention.dense import prefill as kept_prompt
+from attention.cache import appended
+from attention.cache import prefill as kept_prompt
+from attention.dense import dense
 from attention.features import kept
 from attention.flash import flash_attention
 from attention.selected import selected_attention

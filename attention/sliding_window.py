@@ -22,13 +22,9 @@ from attention import (
   plug,
   windows,
 )
-from attention.dense import (
-  DenseCache,
-  attend_to_slots,
-  forgotten_after,
-  forgotten_since,
-)
-from attention.dense import init_cache as init_dense
+from attention.cache import DenseCache, forgotten_after, forgotten_since
+from attention.cache import init_cache as init_dense
+from attention.dense import attend_to_slots
 from attention.implementations import Implementation
 from attention.logits import Logits, logits_from_options
 from attention.loop import Output, attend, with_sinks

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import arguments, layout, plug
-from attention.dense import appended, dense
+from attention.cache import appended
+from attention.dense import dense
 from attention.loop import shown_pairs
 from attention.scan import scan_leftward
 from attention.signature import attention_factory, attention_function
