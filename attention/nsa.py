@@ -77,7 +77,9 @@ def nsa_attention(
 
   Departs from its paper in that the three read the same keys and values, and in that
   compression is a learnt weighted sum in place of an MLP, which keeps the result linear
-  in the values; positions within a block would add the same to every key. Paper: Native sparse attention, arXiv:2502.11089.
+  in the values; positions within a block would add the same to every key.
+
+  Paper: Native sparse attention, arXiv:2502.11089.
   """
   if not is_causal:
     raise ValueError(
