@@ -14,7 +14,8 @@ def pack(workdir: Path, path: Path) -> int:
   """Writes what a comparison has found as `.jsonl.xz`, a line a record.
 
   The first line is what all runs share, with references and scaling where there are
-  any. The same records give the same bytes.
+  any. Attention maps, most of a folder's bytes, stay in it. The same records give the
+  same bytes.
 
   Args:
     workdir: of the comparison.
@@ -32,6 +33,8 @@ def pack(workdir: Path, path: Path) -> int:
     "scaling": metrics.read(workdir, records.SCALING),
   }
   found = records.by_identity(workdir)
+  for one in found.values():
+    one.get("measured", {}).pop("map", None)
   lines = [head, *({"run": name, **one} for name, one in found.items())]
   text = "".join(json.dumps(line, sort_keys=True) + "\n" for line in lines)
   try:

@@ -26,6 +26,17 @@ def test_the_same_bytes_again(workdir, tmp_path):
   assert (tmp_path / "again.jsonl.xz").read_bytes() == _SMALL.read_bytes()
 
 
+def test_maps_stay_in_the_folder(workdir, tmp_path):
+  identity = next(iter(records.by_identity(workdir)))
+  measured = records.of(workdir, identity)["measured"] | {
+    "map": {"weights": []}
+  }
+  records.update(workdir, identity, measured=measured)
+  archive.pack(workdir, tmp_path / "again.jsonl.xz")
+  assert (tmp_path / "again.jsonl.xz").read_bytes() == _SMALL.read_bytes()
+  assert "map" in records.of(workdir, identity)["measured"]
+
+
 def test_own_records_stay(workdir):
   identity = next(iter(records.by_identity(workdir)))
   records.update(workdir, identity, reason="of this folder")
