@@ -35,6 +35,8 @@ def test_a_difference_is_relative_to_all_arrays():
   expected = [jnp.array([4.0, 1.0]), jnp.array(1e-9)]
   given = [jnp.array([4.0, 3.0]), jnp.array(1.0)]
   assert agreement._difference(given, expected) == 0.5
+  given[1] = jnp.array(jnp.nan)
+  assert jnp.isnan(agreement._difference(given, expected))
 
 
 def test_what_a_device_refuses_is_a_cell():
