@@ -99,7 +99,7 @@ def chosen(names: Sequence[str]) -> Sequence[str]:
   """What --attention names: mechanisms as `make` takes them; 'all' is each of ours.
 
   Raises:
-    ConfigError: there is none of such a name.
+    ConfigError: there is none of such a name, or with such an implementation.
   """
   names = [
     x for name in names for x in (ATTENTIONS if name == "all" else [name])
@@ -107,6 +107,7 @@ def chosen(names: Sequence[str]) -> Sequence[str]:
   for name in names:
     try:
       registry.find(name.partition("/")[0])
+      make(name, 256)
     except ValueError as error:
       raise ConfigError(f"--attention: {error}") from error
   return names
