@@ -66,17 +66,18 @@ def main() -> None:
 
 def _print_calls(size: Any) -> None:
   """Prints the table of the kernels."""
+  from benchmarks import programs
+
   print(
     "\n| call | implementation | output | gradients |\n| --- | --- | --: | --: |"
   )
   for name, (attend, arrays) in _calls(size, _LENGTH).items():
-    references = _parts(partial(attend, implementation="xla"))
+    reference = partial(attend, implementation="xla")
     for kernel in ("xla", "cudnn", "tokamax"):
-      parts = _parts(partial(attend, implementation=kernel))
-      cells = " | ".join(
-        _cells(*functions, arrays, _PRECISIONS[-1:])
-        for functions in zip(parts, references, strict=True)
-      )
+      call = partial(attend, implementation=kernel)
+      output = _cells(call, reference, arrays, _PRECISIONS[-1:])
+      both = programs.gradients(call), programs.gradients(reference)
+      cells = f"{output} | {_cells(*both, arrays, _PRECISIONS[-1:])}"
       print(f"| {name} | {kernel} | {cells} |", flush=True)
 
 
@@ -118,17 +119,6 @@ def _calls(
   }
 
 
-def _parts(attend: Callable[..., Any]) -> tuple[Callable[..., Any], ...]:
-  """Output, and the gradients of all arrays with the output as cotangent."""
-  import jax
-
-  def gradients(*arrays):
-    out, pullback = jax.vjp(attend, *arrays)
-    return pullback(out)
-
-  return attend, gradients
-
-
 def _cells(
   function: Callable[..., Any],
   reference: Callable[..., Any],
@@ -140,6 +130,7 @@ def _cells(
   import jax.numpy as jnp
 
   from attention import platform
+  from benchmarks.programs import first_line
 
   def cast(dtype):
     def one(x):
@@ -158,7 +149,7 @@ def _cells(
         given = jax.jit(_anew(function))(*cast(dtype))
       cells.append(f"{_difference(given, expected):.1e}")
   except Exception as error:  # A row of the table, not its end.
-    cells.append(str(error).strip().partition("\n")[0])
+    cells.append(first_line(error))
   return " | ".join(cells)
 
 

@@ -199,11 +199,25 @@ def _forward(mechanism: Attention, causal: bool) -> Callable[..., Any]:
   return forward
 
 
+def gradients(function: Callable[..., Any]) -> Callable[..., Any]:
+  """Of a function of arrays: its gradients to each, with its output as cotangent."""
+
+  def forward_backward(*arrays):
+    out, pullback = jax.vjp(function, *arrays)
+    return pullback(out)
+
+  return forward_backward
+
+
+def first_line(error: Exception) -> str:
+  """Why a device refuses a program; compilers go on for pages."""
+  return str(error).strip().partition("\n")[0]
+
+
 def _with_gradient(forward: Callable[..., Any]) -> Callable[..., Any]:
   def forward_backward(*arguments):
     *arrays, constants = arguments
-    out, pullback = jax.vjp(lambda *x: forward(*x, constants), *arrays)
-    return pullback(out)
+    return gradients(lambda *x: forward(*x, constants))(*arrays)
 
   return forward_backward
 

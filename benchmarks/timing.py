@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks.programs import Program
+from benchmarks.programs import Program, first_line
 
 Row = dict[str, Any]
 """One program: 'mechanism', 'causal', 'part', 'length', and 'seconds' (median,
@@ -97,7 +97,7 @@ def time_length(
     row = _row(program)
     rows.append(row)
     if fault is not None:
-      row["reason"] = f"not run: {_line(fault)}"
+      row["reason"] = f"not run: {first_line(fault)}"
       continue
     row["temp_bytes"] = program.temp_bytes
     if program.needed_bytes > max_bytes:
@@ -144,10 +144,6 @@ def _compiled(
     return list(pool.map(compiled, programs))
 
 
-def _line(error: Exception) -> str:
-  return str(error).strip().partition("\n")[0]
-
-
 def _warmed(
   ready: Iterable[tuple[Program, Row]],
 ) -> list[tuple[Program, Row, float]]:
@@ -161,7 +157,7 @@ def _warmed(
         seconds = program.seconds()
         program.repeats = math.ceil(_QUEUED / seconds)
     except jax.errors.JaxRuntimeError as error:
-      row["reason"] = f"not run: {_line(error)}"
+      row["reason"] = f"not run: {first_line(error)}"
     else:
       warm.append((program, row, seconds))
   return warm

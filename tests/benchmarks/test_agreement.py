@@ -26,7 +26,7 @@ def test_a_cpu_agrees_with_itself(of):
 @pytest.mark.parametrize("name", agreement._calls(SIZE, 16))
 def test_calls_and_their_gradients(name):
   attend, arrays = agreement._calls(SIZE, 16)[name]
-  for part in agreement._parts(attend):
+  for part in (attend, programs.gradients(attend)):
     cell = agreement._cells(part, part, arrays, ROUNDED[1:])
     assert 0.0 < float(cell) < 2e-2
 
