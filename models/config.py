@@ -8,7 +8,7 @@ from collections.abc import Callable
 import dataclasses
 import functools
 import math
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge
 import jax
@@ -60,7 +60,6 @@ NORM_KINDS = ImportPaths(
 """`norm_kind` -> its module, made with `epsilon`, `dtype` and `param_dtype`."""
 
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
-DTYPES = get_args(Dtype)
 
 _SLOTS = {
   "encoder_decoder": tuple(NEEDS),
