@@ -125,7 +125,7 @@ def _cells(
   arguments: Any,
   precisions: Any,
 ) -> str:
-  """A difference for each precision, or why the device refuses the call."""
+  """For each precision, the difference or why the device refuses the call."""
   import jax
   import jax.numpy as jnp
 
@@ -139,17 +139,17 @@ def _cells(
     return jax.tree.map(one, arguments)
 
   cpu = jax.devices("cpu")[0]
+  with platform.tracing_for("cpu"), jax.default_device(cpu):
+    there = jax.device_put(cast(jnp.float32), cpu)
+    expected = jax.jit(_anew(reference))(*there)
   cells = []
-  try:
-    with platform.tracing_for("cpu"), jax.default_device(cpu):
-      there = jax.device_put(cast(jnp.float32), cpu)
-      expected = jax.jit(_anew(reference))(*there)
-    for dtype, precision in precisions:
+  for dtype, precision in precisions:
+    try:
       with jax.default_matmul_precision(precision):
         given = jax.jit(_anew(function))(*cast(dtype))
       cells.append(f"{_difference(given, expected):.1e}")
-  except Exception as error:  # A row of the table, not its end.
-    cells.append(first_line(error))
+    except Exception as error:  # A cell of the table, not its end.
+      cells.append(first_line(error))
   return " | ".join(cells)
 
 

@@ -41,11 +41,13 @@ def test_a_difference_is_relative_to_all_arrays():
 
 def test_what_a_device_refuses_is_a_cell():
   def refuses(x):
-    raise NotImplementedError("Unsupported length.\nmore")
+    if x.dtype == jnp.float32:
+      raise NotImplementedError("Unsupported dtype.\nmore")
+    return x
 
-  arrays = [jnp.ones(2)]
-  cell = agreement._cells(refuses, lambda x: x, arrays, ROUNDED)
-  assert cell == "Unsupported length."
+  arrays = [jnp.ones(2, jnp.bfloat16)]
+  cells = agreement._cells(refuses, lambda x: x, arrays, ROUNDED)
+  assert cells == "Unsupported dtype. | 0.0e+00"
 
 
 def test_it_needs_another_device():
