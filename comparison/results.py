@@ -39,7 +39,7 @@ from comparison.task import Task, by_task
 _MARKED = re.compile(
   r"(<!-- (\w+): ([^>]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL
 )
-_PICTURE = re.compile(r"\]\(([^()\s]+?)\.([^()\s]+?)\.png\)")
+_PICTURE = re.compile(r"\]\(([^()\s:]+?)\.([^()\s:]+?)\.png\)")
 
 _COLORS = 64
 """Colours of a picture: its file is a third of one with all colours."""
@@ -161,7 +161,10 @@ def draw(path: Path) -> None:
       report.write(workdir)
       for stem in stems:
         with Image.open(workdir / report.PLOTS / f"{stem}.png") as image:
-          small = image.convert("RGB").quantize(_COLORS)
+          # The median cut would make thin lines of few hues alike.
+          small = image.convert("RGB").quantize(
+            _COLORS, Image.Quantize.MAXCOVERAGE
+          )
           small.save(path.parent / f"{name}.{stem}.png", optimize=True)
 
 

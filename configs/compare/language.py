@@ -7,7 +7,7 @@ Every run is `configs/text.py`, which is nanoGPT's CPU size, with
 `model.short_convolution`; the hybrids have three recurrent layers to one of exact
 attention. nanoGPT's README reports a validation loss of 1.88 on tiny Shakespeare at
 this size, which figures have as a line.
-A run took 2 to 5 minutes on one CPU core; what came out is in docs/results.md.
+A run took 2 to 12 minutes on one CPU core; what came out is in docs/results.md.
 """
 
 import ml_collections
