@@ -4,8 +4,8 @@
 
 Every mechanism is a row with and one without `model.short_convolution`, of three
 seeds. The models are half as wide as those of configs/recall.py and have one head.
-configs/compare/selective.py does the same with induction heads and selective copying,
-configs/compare/capacity.py with more pairs, three widths and tuned rates.
+configs/compare/short_convolution.py does it with tuned rates, configs/compare/capacity.py
+with more pairs and three widths.
 """
 
 import ml_collections
