@@ -163,6 +163,10 @@ def _conjugate_gradients(num_iterations, times, target):
   def square(x):
     return jnp.sum(x * x, axis=-1, keepdims=True)
 
+  # Squares of a row as it comes, such as a small gradient, may leave float32.
+  largest = jnp.max(jnp.abs(target), axis=-1, keepdims=True)
+  largest = jnp.where(largest > 0.0, largest, 1.0)
+  target = target / largest
   least = 1e-15 * square(target)
 
   def iteration(_, now):
@@ -177,7 +181,7 @@ def _conjugate_gradients(num_iterations, times, target):
     return x, residual, direction, error
 
   now = jnp.zeros_like(target), target, target, square(target)
-  return jax.lax.fori_loop(0, num_iterations, iteration, now)[0]
+  return largest * jax.lax.fori_loop(0, num_iterations, iteration, now)[0]
 
 
 @attention_factory

@@ -61,6 +61,21 @@ def test_all_gradients():
   cases.assert_gradients(mesa_attention, naive, given(150), **options)
 
 
+@pytest.mark.parametrize("scale", [1e-30, 1e-18, 1e-10, 1e10, 1e25])
+def test_gradients_grow_with_the_cotangent(scale):
+  arrays = given(65)
+  out, pullback = jax.vjp(
+    lambda options: cases.call(mesa_attention, options)[0], arrays
+  )
+  cotangent = jax.random.normal(jax.random.key(0), out.shape)
+  (expected,) = pullback(cotangent)
+  (scaled,) = pullback(scale * cotangent)
+  for name, x in expected.items():
+    np.testing.assert_allclose(
+      scaled[name] / scale, x, atol=1e-5 * jnp.abs(x).max(), err_msg=name
+    )
+
+
 def test_one_call_goes_on_from_another():
   arrays = given(100)
   first, second = (
