@@ -176,6 +176,23 @@ def huge_logits_stay_finite(mechanism: Mechanism, is_causal: bool) -> None:
     require(near, f"the result is {largest:.1e} times the values")
 
 
+@law(each_direction=True)
+def gradients_of_any_size(mechanism: Mechanism, is_causal: bool) -> None:
+  """Gradients must be 1e18 times larger or smaller where the cotangent is.
+
+  Squares of small and large numbers leave float32: an iteration in the backward
+  pass should divide by the largest number first.
+  """
+  qkv, call = mechanism.draw_masked()
+  _, expected = backward(mechanism, is_causal, qkv, call)
+  for size in (1e-18, 1e18):
+    cotangent = np.full(qkv[0].shape, size, np.float32)
+    _, gradient = backward(mechanism, is_causal, qkv, call, cotangent)
+    for i, (x, y) in enumerate(zip(gradient, expected, strict=True)):
+      name = f"the gradient of array {i} for a cotangent of {size}"
+      assert_close(x / size, y, 1e-5, name)
+
+
 @law(bits=True, each_direction=True)
 def examples_are_apart(mechanism: Mechanism, is_causal: bool) -> None:
   """An example must not change by a bit with others of its batch.
