@@ -200,7 +200,7 @@ def _forward(mechanism: Attention, causal: bool) -> Callable[..., Any]:
 
 
 def gradients(function: Callable[..., Any]) -> Callable[..., Any]:
-  """Of a function of arrays: its gradients to each, with its output as cotangent."""
+  """Gradients of a function for each of its arrays, with its output as cotangent."""
 
   def forward_backward(*arrays):
     out, pullback = jax.vjp(function, *arrays)

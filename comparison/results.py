@@ -42,7 +42,7 @@ _MARKED = re.compile(
 _PICTURE = re.compile(r"\]\(([^()\s:]+?)\.([^()\s:]+?)\.png\)")
 
 _COLORS = 64
-"""Colours of a picture: its file is a third of one with all colours."""
+"""Colours of a picture: its file is a fifth of one with all colours."""
 
 
 def solved(task: Task) -> pd.DataFrame:

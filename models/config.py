@@ -198,9 +198,10 @@ class ModelConfig:
     return self.kind
 
   def least_parameters(self, symbols: int) -> int:
-    """Of the tables that the config sizes, and of each layer the matrices.
+    """A lower bound: tables, feed-forward layers, and matrices of queries and results.
 
-    Of queries and of results; a mechanism may have no keys. Layers may differ.
+    Matrices of keys are left out, because a mechanism may have none. All layers
+    count as the smallest of them.
     """
     layer = self.features * min(
       (one.slot.num_qk_heads or one.num_heads) * one.query_dim
