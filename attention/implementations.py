@@ -2,7 +2,7 @@
 
 The limits were read in jax 0.10 (`jax/_src/cudnn`), cudnn-frontend 1.9 to 1.14
 and tokamax 0.0.12, and tried on an H100 with jax 0.11.2 and tokamax 0.0.17
-(benchmarks/h100.md).
+(benchmarks/gpu.md).
 """
 
 from collections.abc import Mapping
