@@ -162,6 +162,9 @@ def by_head(
       x = jnp.where(keep[:, :, None, None], x, 0.0)
     return jnp.repeat(x, heads[2] // x.shape[2], axis=2)
 
+  # Constant decays would be folded: XLA for GPUs then computes the decays of all pairs
+  # while it compiles, for minutes.
+  log_decay = jax.lax.optimization_barrier(log_decay)
   log_decay, begins = seen(log_decay.reshape(*heads, -1)), None
   if segment_ids is not None:
     begins = segment_begins(segment_ids, axis_name)[..., None, None]

@@ -140,6 +140,13 @@ def test_every_mechanism_lowers_for_an_accelerator(name, is_causal, where):
   lowers(name, is_causal, where)
 
 
+@pytest.mark.parametrize("name", ["delta", "retention"])
+def test_decays_are_never_constants(name):
+  """A compiler for GPUs would compute those of all pairs itself, for minutes."""
+  program = traced(name, True, "gpu", 16_384)
+  assert "optimization_barrier" in str(program.jaxpr)
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_each_kind_lowers_for_a_tpu(name):
   lowers(name, False, "tpu")
