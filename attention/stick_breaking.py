@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, layout, plug
+from attention import arguments, layout, platform, plug
 from attention.cache import appended
 from attention.dense import dense
 from attention.loop import shown_pairs
@@ -22,7 +22,7 @@ _HIDDEN = -1e30
 """The logit of a key that is not seen, of which nothing breaks off."""
 
 BLOCK = 128
-"""C, unless a call says so."""
+"""C on a CPU, unless a call says so."""
 
 
 @attention_function(
@@ -61,8 +61,8 @@ def stick_breaking_attention(
     mask: key mask `[B, 1, 1, T]`. A hidden key breaks nothing off.
     is_causal: must be True, because the order of keys is that to the left of a query.
     query_segment_ids: `[B, T]`; keys of another segment break nothing off.
-    block_size: C, queries and keys of a tile; None is at most `BLOCK`. It changes
-      rounding alone.
+    block_size: C, queries and keys of a tile; None is at most `BLOCK` on a CPU, and
+      what `platform` allows elsewhere. It changes rounding alone.
 
   Other options: as `dense_attention`.
 
@@ -90,9 +90,7 @@ def stick_breaking_attention(
   instead = "dense attention takes masks that vary"
   keep = arguments.key_mask(mask, query, key, instead)
   length, kv_heads = query.shape[1], key.shape[2]
-  size = min(block_size or BLOCK, length)
-  if block_size is None:
-    size = -(-length // -(-length // size))
+  size = min(block_size or _block(query), length)
   scale = arguments.softmax_scale(scale, query.shape[3])
 
   def seen(x):
@@ -120,6 +118,14 @@ def stick_breaking_attention(
 
   _, out = scan_leftward(start, visit, rows, keys)
   return join_blocks(out, size, length).astype(query.dtype)
+
+
+def _block(query: Array) -> int:
+  """C, where nothing else is asked for."""
+  batch, length, num_heads, _ = query.shape
+  # For each pair: a score, what breaks off, the sum of it to the right, and a weight.
+  pair_bytes = 4 * 4 * batch * num_heads
+  return platform.block(pair_bytes, BLOCK, BLOCK, length, length)[0]
 
 
 def _whole(query: Float[Array, "B K Q H"], value: Array) -> Any:
