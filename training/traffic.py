@@ -24,7 +24,9 @@ _OPERATION = re.compile(
   r"(?:-start)?\((.*)$"
 )
 _ARRAY = re.compile(r"\b(?:pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")
-_GROUPS = re.compile(r"replica_groups=(?:\{\{([\d,]*)\}|\[(\d+),(\d+)\])")
+_GROUPS = re.compile(
+  r"replica_groups=(?:\{\{([\d,]*)\}|\[\d+,(\d+)\]|mesh\[(.*?)\].*?\{(.*?)\})"
+)
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _CALLED = re.compile(r"(?:body|to_apply|calls)=%?([\w.\-]+)")
 _BRANCHES = re.compile(
@@ -75,8 +77,20 @@ def _bytes(result: str, kind: str, options: str) -> float:
   groups = _GROUPS.search(options)
   if kind == "collective-permute" or groups is None:
     return size
-  devices = len(groups[1].split(",")) if groups[1] else int(groups[3])
+  devices = _devices(*groups.groups())
   if kind == "reduce-scatter":
     return size * (devices - 1)
   factor = 2 if kind == "all-reduce" else 1
   return factor * size * (devices - 1) / devices
+
+
+def _devices(
+  members: str | None, count: str | None, mesh: str | None, axes: str | None
+) -> int:
+  """How many devices a group has: those listed, counted, or along axes of a mesh."""
+  if mesh is None or axes is None:
+    return int(count) if count else len((members or "").split(","))
+  sizes = dict(axis.split("=") for axis in mesh.split(","))
+  # An axis is whole, as 'x', or a part of it, as 'x':(2)4, which has 4.
+  parts = (sizes.get(x) or x.rpartition(")")[2] for x in axes.split(","))
+  return math.prod(map(int, parts))

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from training import traffic
 
@@ -78,3 +79,21 @@ def test_the_branch_that_sends_most():
     )
 
   assert sent(either) == {"collective-permute": 2 * PART}
+
+
+@pytest.mark.parametrize(
+  "groups",
+  [
+    "{{0,1,2,3},{4,5,6,7}}",
+    "[2,4]<=[8]",
+    "mesh['x'=2,'y'=4] {'y'}",
+    "mesh['x'=2,'y'=4], device_ids=(7,6,5,4,3,2,1,0) {'y'}",
+    "mesh['x'=8,'y'=2,'z'=2] {'x':(2)2,'z'}",
+  ],
+)
+def test_groups_of_four_in_each_way_that_xla_writes_them(groups):
+  text = f"""ENTRY %main (x: f32[6]) -> f32[24] {{
+  ROOT %y = f32[24]{{0}} all-gather(%x), replica_groups={groups}, dimensions={{0}}
+}}
+"""
+  assert traffic.sent(text) == {"all-gather": 24 * 4 * 3 / 4}
