@@ -36,7 +36,7 @@ def _names(text: str) -> frozenset[str]:
 
 _CALLS = _names("""
   checkpoint closed_call core_call custom_jvp_call custom_vjp_call
-  custom_vjp_call_jaxpr jit pjit remat remat2 shard_map
+  custom_vjp_call_jaxpr eval_jaxpr jit pjit remat remat2 shard_map
 """)
 _MOVES = _names("""
   all_gather all_to_all bitcast_convert_type broadcast_in_dim complex concatenate
