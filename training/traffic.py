@@ -77,19 +77,20 @@ def _bytes(result: str, kind: str, options: str) -> float:
   groups = _GROUPS.search(options)
   if kind == "collective-permute" or groups is None:
     return size
-  devices = _devices(*groups.groups())
+  devices = _devices(groups)
   if kind == "reduce-scatter":
     return size * (devices - 1)
   factor = 2 if kind == "all-reduce" else 1
   return factor * size * (devices - 1) / devices
 
 
-def _devices(
-  members: str | None, count: str | None, mesh: str | None, axes: str | None
-) -> int:
+def _devices(groups: re.Match[str]) -> int:
   """How many devices a group has: those listed, counted, or along axes of a mesh."""
-  if mesh is None or axes is None:
-    return int(count) if count else len((members or "").split(","))
+  members, count, mesh, axes = groups.groups()
+  if members is not None:
+    return len(members.split(","))
+  if count is not None:
+    return int(count)
   sizes = dict(axis.split("=") for axis in mesh.split(","))
   # An axis is whole, as 'x', or a part of it, as 'x':(2)4, which has 4.
   parts = (sizes.get(x) or x.rpartition(")")[2] for x in axes.split(","))
