@@ -60,7 +60,7 @@ def nsa_attention(
     value_weights: u.
     stride: d, a divisor of C and of `block_size`.
     block_size: keys of a selected block.
-    num_blocks: blocks of a query.
+    num_blocks: blocks of a query, at least the three that are fixed.
     window: keys of the window, the query's own among them.
     mask: key mask, `[B, 1, 1, T]`; hidden keys count as zeros in a compressed one.
     is_causal: must be True.
@@ -70,8 +70,8 @@ def nsa_attention(
     reach everything but the choice of blocks, which has none.
 
   Raises:
-    ValueError: arguments do not fit, the mask varies along queries, or `is_causal`
-      is False.
+    ValueError: arguments do not fit, `num_blocks` is below 3, the mask varies along
+      queries, or `is_causal` is False.
 
   Cost: time T·N·(H+V)·(T/d + num_blocks·block_size + window); memory linear in T.
 
@@ -87,7 +87,7 @@ def nsa_attention(
       "selected_attention with blocks of your own"
     )
   size = key_weights.shape[1]
-  _check_stride(stride, key_weights=size, block_size=block_size)
+  _check_sizes(num_blocks, stride, key_weights=size, block_size=block_size)
   keep = kept(mask, query, key, _INSTEAD)
   places = jnp.broadcast_to(jnp.arange(query.shape[1])[None], keep.shape)
   return _attend(
@@ -104,7 +104,12 @@ def nsa_attention(
   )
 
 
-def _check_stride(stride, **multiples):
+def _check_sizes(num_blocks, stride, **multiples):
+  if num_blocks < 3:
+    raise ValueError(
+      "num_blocks: expected 3 at least, the blocks that each query reads whatever "
+      f"their scores, and one for each that it chooses, got {num_blocks}"
+    )
   for name, multiple in multiples.items():
     if multiple % stride:
       raise ValueError(
@@ -200,7 +205,7 @@ def nsa(
     compress_size: C.
     stride: d.
     block_size: keys of a selected block.
-    num_blocks: blocks of a query; three of them are fixed.
+    num_blocks: blocks of a query; three of them are fixed, the others chosen.
     window: keys of the window.
 
   Returns:
@@ -210,11 +215,13 @@ def nsa(
     start at 1/C.
 
   Raises:
-    ValueError: an argument is not a positive int, or `stride` does not divide
-      `compress_size` and `block_size`.
+    ValueError: an argument is not a positive int, `num_blocks` is below 3, or
+      `stride` does not divide `compress_size` and `block_size`.
   """
   sizes = compress_size, stride, block_size, num_blocks
-  _check_stride(stride, compress_size=compress_size, block_size=block_size)
+  _check_sizes(
+    num_blocks, stride, compress_size=compress_size, block_size=block_size
+  )
   own = {
     "stride": stride,
     "block_size": block_size,

@@ -14,7 +14,7 @@ digits.
 
 A run took 1 to 8 minutes on one CPU core, and 12 to 23 for `latent`, `multiplicative`
 and `differential`, whose steps have become three times as fast since. Nine encoders of
-eleven read the operator at the root (30 to 34 %), `linear` and `multiplicative` nothing
+eleven read the operator at the root (28 to 34 %), `linear` and `multiplicative` nothing
 (13 to 16 %); what came out is in docs/results.md. `additive` was not run.
 """
 

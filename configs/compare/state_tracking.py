@@ -8,7 +8,7 @@
       --config.task.letters=5 --workdir=/tmp/s5
 
 Every run is configs/state_tracking.py: two layers, trained at length 32 and
-evaluated to 256, three seeds. `delta2`, `gated_delta2`, `comba2` and
+evaluated to 256, eight seeds. `delta2`, `gated_delta2`, `comba2` and
 `gated_delta_2_rate2` have rates up to 2, as `delta_product` has by itself. The
 first command, two letters, took 36 minutes on one busy CPU core, the second, three,
 about 75, and the third, five, 42; what came out is in docs/results.md.
