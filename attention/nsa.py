@@ -105,11 +105,7 @@ def nsa_attention(
 
 
 def _check_sizes(num_blocks, stride, **multiples):
-  if num_blocks < 3:
-    raise ValueError(
-      "num_blocks: expected 3 at least, the blocks that each query reads whatever "
-      f"their scores, and one for each that it chooses, got {num_blocks}"
-    )
+  arguments.check_at_least("num_blocks", num_blocks, 3)
   for name, multiple in multiples.items():
     if multiple % stride:
       raise ValueError(

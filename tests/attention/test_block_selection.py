@@ -135,7 +135,9 @@ def test_what_cannot_be_is_told():
     moba_attention(query, key, value, block_size=4, top_k=2, is_causal=False)
   with pytest.raises(ValueError, match=r"^stride: expected a divisor of the 5"):
     nsa(0, block_size=5)(query, key, value)
-  with pytest.raises(ValueError, match=r"^num_blocks: expected 3 at least"):
+  with pytest.raises(
+    ValueError, match=r"^num_blocks: expected an int of at least 3, got 2$"
+  ):
     nsa(1, num_blocks=2)(query, key, value)
   with pytest.raises(ValueError, match=r"^top_k: expected "):
     moba_attention(query, key, value, block_size=4, top_k=0)
