@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 import functools
+import inspect
 from typing import Any
 
 import jax
@@ -11,6 +12,9 @@ from jaxtyping import Array
 from attention import Attention, dense_attention, lsh_attention
 import models
 from models.kind import Model
+
+
+_DENSE_OPTIONS = frozenset(inspect.signature(dense_attention).parameters)
 
 
 def error(
@@ -66,7 +70,13 @@ def _squares(
 def exact(attention: Attention) -> Callable[..., Any]:
   """What a mechanism approximates by its record: `(query, key, value, **call)`."""
   if attention.approximates == "dense":
-    return dense_attention
+
+    def dense(query, key, value, **call):
+      # Gates, such as an indexer's, choose and weigh what dense attention sees whole.
+      taken = {name: x for name, x in call.items() if name in _DENSE_OPTIONS}
+      return dense_attention(query, key, value, **taken)
+
+    return dense
 
   def one_bucket(query, key, value, **call):
     del key

@@ -37,6 +37,12 @@ def test_what_leaves_out_or_estimates_has_one():
   assert error("lsh", num_rounds=1, chunk_size=2) > 0.01
 
 
+def test_gates_are_no_part_of_what_is_approximated():
+  few, all_keys = (error("dsa", "decoder", top_k=k) for k in (1, 64))
+  assert few > 0.01 > 1e-5 > all_keys
+  assert 0.01 < error("nsa", "decoder", window=1) < 10.0
+
+
 @pytest.mark.parametrize(
   "name",
   [
