@@ -20,20 +20,16 @@ PYTEST := -n auto --dist loadfile
 
 setup: $(VENV)/.installed
 
-# uv where there is one (seconds instead of a minute), else plain venv and pip.
+# uv takes seconds; pip is for where uv is not to be had or knows no index.
+install = $(PYTHON) -m uv pip install --quiet --python $(PYTHON) $(1) || \
+  $(PYTHON) -m pip install --quiet --disable-pip-version-check $(1)
+
 $(VENV)/.installed: requirements.txt
-	@echo "setting up $(VENV) (about a minute, once)"
-	@if command -v uv >/dev/null 2>&1; then \
-	  uv venv --quiet --allow-existing $(VENV) && \
-	  uv pip install --quiet --python $(PYTHON) -r requirements.txt && \
-	  uv pip install --quiet --python $(PYTHON) --no-deps -e .; \
-	else \
-	  python3 -m venv $(VENV) && \
-	  $(PYTHON) -m pip install --quiet --disable-pip-version-check \
-	    -r requirements.txt && \
-	  $(PYTHON) -m pip install --quiet --disable-pip-version-check \
-	    --no-deps -e .; \
-	fi
+	@echo "setting up $(VENV) (half a minute, once)"
+	@python3 -m venv $(VENV)
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check uv || true
+	@$(call install,-r requirements.txt)
+	@$(call install,--no-deps -e .)
 	@touch $@
 
 train: setup
@@ -62,11 +58,7 @@ test-all: lint
 	$(PYTHON) -m tests.campaign --minutes=5
 
 $(VENV)/.docs-installed: docs/requirements.txt $(VENV)/.installed
-	@if command -v uv >/dev/null 2>&1; then \
-	  uv pip install --quiet --python $(PYTHON) -r $<; \
-	else \
-	  $(PYTHON) -m pip install --quiet --disable-pip-version-check -r $<; \
-	fi
+	@$(call install,-r $<)
 	@touch $@
 
 # Warnings are errors. `docs.check_site` follows every link between pages.
