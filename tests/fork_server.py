@@ -19,10 +19,13 @@ from training import compiler
 
 
 def preload() -> None:
-  """Imports what entry points import, and starts no backend or thread."""
+  """Imports what entry points import, and starts no backend."""
   import flax.linen
   import jax
+  import matplotlib.figure
   import optax
+  import pandas
+  import scipy.stats
 
   import models.api
   import models.decoding
@@ -32,13 +35,14 @@ def preload() -> None:
   import training.loop
 
   # The suite's other modules stay unimported: their tests are about that.
-  del flax, jax, optax, models, training
+  del flax, jax, matplotlib, optax, pandas, scipy, models, training
 
 
 def serve() -> None:
   """Forks for every request until standard input ends."""
   preload()
-  # A fork of several threads may stop where one held a lock; here is one thread.
+  # A fork of several threads may stop where one held a lock. Those here are idle
+  # pools of OpenBLAS and jemalloc's own, which both expect forks.
   warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
   for line in sys.stdin:
     request = json.loads(line)
