@@ -13,7 +13,6 @@ from attention import Attention, dense_attention, lsh_attention
 import models
 from models.kind import Model
 
-
 _DENSE_OPTIONS = frozenset(inspect.signature(dense_attention).parameters)
 
 
