@@ -85,7 +85,7 @@ def path_attention(
   length = query.shape[1]
   size = chunk_size(length, block_size or BLOCK)
   scale = arguments.softmax_scale(scale, query.shape[3])
-  arrays = _seen((key, value, householder, beta[..., None], log_forget), keep)
+  arrays = _masked((key, value, householder, beta[..., None], log_forget), keep)
   sums = None if log_forget is None else forget_sums(arrays[-1])
   ids = keep, query_segment_ids, key_segment_ids
   arrays = query.astype(jnp.float32) * scale, *arrays[:-1], sums, ids
@@ -98,15 +98,15 @@ def path_attention(
   return (out, lse) if return_lse else out
 
 
-def _seen(arrays: Any, keep: Bool[Array, "B T"] | None) -> Any:
+def _masked(arrays: Any, keep: Bool[Array, "B T"] | None) -> Any:
   """All arrays in float32, 0 at hidden positions."""
 
-  def seen(x):
+  def masked(x):
     x = x.astype(jnp.float32)
     shape = *x.shape[:2], *[1] * (x.ndim - 2)
     return x if keep is None else jnp.where(keep.reshape(shape), x, 0.0)
 
-  return jax.tree.map(seen, arrays)
+  return jax.tree.map(masked, arrays)
 
 
 def _turned(key, householder, beta):
@@ -114,14 +114,14 @@ def _turned(key, householder, beta):
   overlaps = dot("bkch,bkdh->bkcd", householder, householder)
   solution = inverse(jnp.tril(beta * overlaps, -1)[:, :, None])[:, :, 0]
   solution *= jnp.swapaxes(beta, 2, 3)
-  reads = jnp.tril(dot("bkch,bkdh->bkcd", householder, key), -1)
-  changes, kernel = solution @ reads, solution @ householder
+  dots = jnp.tril(dot("bkch,bkdh->bkcd", householder, key), -1)
+  changes, kernel = solution @ dots, solution @ householder
   key = key - jnp.swapaxes(changes, 2, 3) @ householder
   product = jnp.swapaxes(householder, 2, 3) @ kernel
   return key, jnp.eye(key.shape[3])[None, None] - product, changes, kernel
 
 
-def _after_all(key, householder, beta):
+def _final_keys(key, householder, beta):
   """Every key turned by all positions behind it, `[B, T, K, H]`."""
   length, kv_heads = key.shape[1:3]
   size = chunk_size(length, BLOCK)
@@ -146,21 +146,21 @@ def _own_block(query, key, value, householder, beta, sums, ids):
     heads_first(x, kv_heads) for x in (query, key, value, householder, beta)
   )
   end, product, changes, kernel = _turned(key, householder, beta)
-  reads = dot("bkqh,bkdh->bkqd", query, householder)
-  reads *= by_score(jnp.tri(rows, dtype=bool)[None, None], reads.shape, rows)
-  scores = dot("bkqh,bkdh->bkqd", query, key) - reads @ changes
+  dots = dot("bkqh,bkdh->bkqd", query, householder)
+  dots *= by_score(jnp.tri(rows, dtype=bool)[None, None], dots.shape, rows)
+  scores = dot("bkqh,bkdh->bkqd", query, key) - dots @ changes
   out, lse = _part(scores, value, sums, sums, ids, ids, right=0)
-  return (query - reads @ kernel, out, lse), (end, value, product, sums, ids)
+  return (query - dots @ kernel, out, lse), (end, value, product, sums, ids)
 
 
 def _visit(rows, state, keys):
   """The state of queries after the block of keys to their left."""
   _, sums, ids = rows
   key, value, product, key_sums, key_ids = keys
-  query, *seen = state
+  query, *output = state
   scores = dot("bkqh,bkdh->bkqd", query, key)
   part = _part(scores, value, sums, key_sums, ids, key_ids)
-  return query @ product, *merge(tuple(seen), part)
+  return query @ product, *merge(tuple(output), part)
 
 
 def _part(scores, value, sums, key_sums, ids, key_ids, right=None):
@@ -213,9 +213,9 @@ def path(rank: int = 32, forget: bool = False) -> plug.Attention:
     p = variables["params"]
     kernels = p["householder_down"], p["householder_up"]
     rate = gates.project(inputs, p["rate_kernel"]) + p["rate_bias"][None, None]
-    found = exact.gates(variables, inputs) if exact.gates else {}
-    found["householder"] = gates.unit_length(gates.project(inputs, *kernels))
-    return {**found, "beta": 2.0 * jax.nn.sigmoid(rate)}
+    arrays = exact.gates(variables, inputs) if exact.gates else {}
+    arrays["householder"] = gates.unit_length(gates.project(inputs, *kernels))
+    return {**arrays, "beta": 2.0 * jax.nn.sigmoid(rate)}
 
   def init_cache(*args):
     cache = exact.init_cache(*args)
@@ -233,7 +233,7 @@ def path(rank: int = 32, forget: bool = False) -> plug.Attention:
   def prefill(variables, cache, *arrays, householder, beta, **options):
     query, key, value, lengths = arrays
     is_read = jnp.arange(key.shape[1])[None, :] < lengths[:, None]
-    keys = _after_all(*_seen((key, householder, beta[..., None]), is_read))
+    keys = _final_keys(*_masked((key, householder, beta[..., None]), is_read))
     arrays = query, keys, value, lengths
     return exact.prefill(variables, cache, *arrays, **options)
 

@@ -222,13 +222,13 @@ def is_factory(function: Callable[..., Any]) -> bool:
   returned = signature.return_annotation
   if returned is Attention or str(returned).rpartition(".")[2] == "Attention":
     return True
-  by_position = 0
+  num_positional = 0
   for p in signature.parameters.values():
     if p.kind is p.VAR_POSITIONAL:
       return False
     is_named = p.kind in (p.KEYWORD_ONLY, p.VAR_KEYWORD)
-    by_position += p.default is p.empty and not is_named
-  return by_position < 2
+    num_positional += p.default is p.empty and not is_named
+  return num_positional < 2
 
 
 def example(factory: Callable[..., Attention]) -> Attention:
@@ -385,8 +385,8 @@ def _has_its_own(option: str, name: str) -> str:
 
 def near(got: str, known: Iterable[str]) -> str:
   """The text "; did you mean 'b'?", or nothing where no name is like it."""
-  found = difflib.get_close_matches(got, list(known), n=1)
-  return f"; did you mean {found[0]!r}?" if found else ""
+  matches = difflib.get_close_matches(got, list(known), n=1)
+  return f"; did you mean {matches[0]!r}?" if matches else ""
 
 
 def _hyperparameters(name: str) -> Collection[str]:

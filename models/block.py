@@ -113,9 +113,9 @@ class Block(nn.Module):
   def sublayers(self) -> tuple[str, ...]:
     """What the layer has, in order."""
     has_cross = self.cross_mechanism is not None
-    across = ("cross_attention",) if has_cross else ()
+    cross = ("cross_attention",) if has_cross else ()
     mlp = ("mlp",) if self.config.mlp_features else ()
-    return "self_attention", *across, *mlp
+    return "self_attention", *cross, *mlp
 
   @nn.nowrap
   def make_slot(

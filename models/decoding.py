@@ -300,10 +300,10 @@ def _read_prompt(
   if hasattr(model, "prefill"):
     return call("prefill", cache, prompt, prompt_length, **embedded)
 
-  def step(carry, at):
-    t, ids = at
-    logits, after = call("decode", carry[1], ids)
-    new = (logits, after)
+  def step(carry, position):
+    t, ids = position
+    logits, new_cache = call("decode", carry[1], ids)
+    new = (logits, new_cache)
     if carry[0] is None:
       return new, None
     return where_rows(t < prompt_length, new, carry), None
@@ -343,13 +343,13 @@ def _extend(
     chosen = choose(state.logits, state.step).astype(jnp.int32)
     log_probs = jax.nn.log_softmax(state.logits.astype(state.scores.dtype))
     score = jnp.take_along_axis(log_probs, chosen[:, None], axis=1)[:, 0]
-    here = (slots == state.step) & ~state.ended[:, None]
+    mask = (slots == state.step) & ~state.ended[:, None]
     last = (chosen == eos_id) | (state.step == max_length - 1)
     logits, cache = decode(state.cache, chosen)
     return _State(
       step=state.step + 1,
       logits=logits,
-      tokens=jnp.where(here, chosen[:, None], state.tokens),
+      tokens=jnp.where(mask, chosen[:, None], state.tokens),
       scores=state.scores + jnp.where(state.ended, 0.0, score),
       ended=state.ended | last,
       cache=cache,

@@ -70,11 +70,11 @@ def _in_parts(
       f"{length}; positions that are added would change what it does"
     )
 
-  def padded(array, which, axis):
+  def padded(array, side, axis):
     if array is None:
       return None
     widths = [(0, 0)] * array.ndim
-    widths[axis] = (0, missing[which])
+    widths[axis] = (0, missing[side])
     return jnp.pad(array, widths)
 
   if missing["key"] and call.get("mask") is None:
@@ -85,12 +85,12 @@ def _in_parts(
   for name, option in call.items():
     if name in axes and option is not None:
       axis = axes[name]
-      which = "query" if name.startswith("query") else "key"
-      parts[name] = padded(option, which, axis)
+      side = "query" if name.startswith("query") else "key"
+      parts[name] = padded(option, side, axis)
       specs[name] = jax.P(*[None] * axis, axis_name)
     elif name == "global_qkv" and option is not None:
       sides = zip(option, ("query", "key", "key"), strict=True)
-      parts[name] = tuple(padded(x, which, 1) for x, which in sides)
+      parts[name] = tuple(padded(x, side, 1) for x, side in sides)
       specs[name] = (jax.P(None, axis_name),) * 3
     elif isinstance(option, Array):
       parts[name], specs[name] = option, jax.P()

@@ -240,17 +240,17 @@ class MultiHeadAttention(nn.Module):
   def _decoded(self, cache, arrays, gates, lengths, call):
     """The cache after `decode` of one position after another."""
     decode = cast(Callable[..., Any], self.attention.decode)
-    in_time = jax.tree.map(
+    sequence = jax.tree.map(
       lambda x: jnp.moveaxis(x, 1, 0)[:, :, None], (arrays, gates)
     )
 
-    def step(cache, at):
-      t, (now, gates) = at
-      _, after = decode(self.mechanism, cache, *now, **call, **gates)
-      return where_rows(t < lengths, after, cache), None
+    def step(cache, position):
+      t, (now, gates) = position
+      _, new = decode(self.mechanism, cache, *now, **call, **gates)
+      return where_rows(t < lengths, new, cache), None
 
     steps = jnp.arange(arrays[0].shape[1])
-    return jax.lax.scan(step, cache, (steps, in_time))[0]
+    return jax.lax.scan(step, cache, (steps, sequence))[0]
 
   def decode(
     self,

@@ -63,10 +63,10 @@ def _split(
 ) -> dict[str, dict[str, Any]]:
   """Takes the leaves of nested configs out of `leaves`: section -> its own."""
   own = {field.name for field in dataclasses.fields(config_type)}
-  found = {}
+  sections = {}
   for section, kind in _sections(config_type).items():
     names = {field.name for field in dataclasses.fields(kind)} - own
     inner = {name: leaves.pop(name) for name in names & set(leaves)}
     if inner:
-      found[section] = inner
-  return found
+      sections[section] = inner
+  return sections

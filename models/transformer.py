@@ -105,20 +105,20 @@ class Transformer(nn.Module):
       ]
     if has_decoder:
       mechanisms = config.layers("decoder_attention")
-      across: Any = [None] * len(mechanisms)
+      cross_mechanisms: Any = [None] * len(mechanisms)
       if has_encoder:
-        across = config.layers("cross_attention")
+        cross_mechanisms = config.layers("cross_attention")
       self.decoder = [
         Block(
-          of_layer,
+          layer_config,
           mechanism,
           self.max_target_length,
-          to_memory,
+          cross_mechanism,
           self.max_source_length,
           is_decoder=True,
         )
-        for of_layer, mechanism, to_memory in zip(
-          config.decoder_configs, mechanisms, across, strict=True
+        for layer_config, mechanism, cross_mechanism in zip(
+          config.decoder_configs, mechanisms, cross_mechanisms, strict=True
         )
       ]
     if config.position == "t5":

@@ -293,8 +293,8 @@ def epoch_order(
   epochs, places = np.divmod(indices, num_examples)
   for epoch in np.unique(epochs):
     order = np.random.default_rng((seed, int(epoch)))
-    of_epoch = epochs == epoch
-    places[of_epoch] = order.permutation(num_examples)[places[of_epoch]]
+    mask = epochs == epoch
+    places[mask] = order.permutation(num_examples)[places[mask]]
   return places
 
 

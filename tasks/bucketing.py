@@ -64,9 +64,9 @@ def choose_shapes(lengths: np.ndarray, max_shapes: int) -> np.ndarray:
   shapes = _quantiles(lengths, np.arange(1, max_shapes + 1) / max_shapes)
   moves = _quantiles(lengths, np.linspace(0, 1, _MOVES))
   areas = np.stack([_areas(pairs, shape) for shape in shapes])
-  best, before = areas.min(axis=0) @ counts, np.inf
-  while best < before:
-    before = best
+  best, previous = areas.min(axis=0) @ counts, np.inf
+  while best < previous:
+    previous = best
     for i in range(len(shapes) - 1):  # the last has to hold everything
       others = np.delete(areas, i, axis=0).min(axis=0)
       for axis in (0, 1):

@@ -159,9 +159,9 @@ class Bytes(Units):
 
   def __init__(self, extra: Sequence[str] = ()):
     """Takes the names of special tokens that an objective needs."""
-    after = [name for name in extra if name not in self.SPECIAL]
+    others = [name for name in extra if name not in self.SPECIAL]
     names = dict(enumerate(self.SPECIAL))
-    names |= dict(enumerate(after, len(names) + 256))
+    names |= dict(enumerate(others, len(names) + 256))
     super().__init__(names, 256, extra)
 
   def encode_text(self, text: str) -> np.ndarray:

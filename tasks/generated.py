@@ -76,9 +76,9 @@ class GeneratedTask(base.Task):
       symbols=symbol_counts,
       examples={"train_size": train_size, "eval_size": config.eval_size},
     )
-    by_split = dict.fromkeys(("train", "validation", "test"), length)
-    by_split |= {f"length_{other}": other for other in others}
-    self._lengths = {s: self._row_length(n) for s, n in by_split.items()}
+    lengths = dict.fromkeys(("train", "validation", "test"), length)
+    lengths |= {f"length_{other}": other for other in others}
+    self._lengths = {s: self._row_length(n) for s, n in lengths.items()}
     self._symbols = ["<pad>", "<bos>", "<eos>", *symbols]
     known = self._symbols[FIRST_SYMBOL:]
     self._ids = {s: FIRST_SYMBOL + i for i, s in enumerate(known)}

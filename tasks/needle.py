@@ -115,28 +115,28 @@ class NeedleTask(GeneratedTask):
     depths = jnp.round(needles * last / (_places(inputs.shape[1]) - 1))
     sums = super().metric_sums(logits, batch)
     for depth in range(last + 1):
-      there = weights * (depths == depth)[:, None]
+      depth_weights = weights * (depths == depth)[:, None]
       name = f"accuracy_depth_{round(100 * depth / last)}"
-      sums[name] = base.token_accuracy(logits, targets, there)
+      sums[name] = base.token_accuracy(logits, targets, depth_weights)
     return sums
 
   def _examples(self, split: str, indices: np.ndarray) -> Batch:
     config, length = self._config, self._lengths[split]
     places, pairs = _places(length), config.num_distractors + 1
     words = self._words(split, indices, length + 3 * pairs)
-    where, which, what, filler = np.split(
+    place_words, key_words, value_words, filler = np.split(
       words, np.arange(1, 4) * pairs, axis=1
     )
-    needles = draws.below(where[:, :1], places)
+    needles = draws.below(place_words[:, :1], places)
     if split != "train":
       last = config.num_depths - 1
       depths = indices[:, None] % config.num_depths / last
       needles = np.rint(depths * (places - 1)).astype(np.int64)
-    others = draws.distinct(where[:, 1:], places - 1)
+    others = draws.distinct(place_words[:, 1:], places - 1)
     others += others >= needles
     columns = 2 * np.concatenate([needles, others], axis=1)
-    keys = draws.distinct(which, config.num_keys)
-    values = config.num_keys + draws.below(what, config.num_values)
+    keys = draws.distinct(key_words, config.num_keys)
+    values = config.num_keys + draws.below(value_words, config.num_values)
     first_filler = config.num_keys + config.num_values
     symbols = first_filler + draws.below(filler, config.num_fillers)
     np.put_along_axis(symbols, columns, keys, axis=1)

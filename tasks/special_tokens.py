@@ -56,18 +56,18 @@ class SpecialTokens(NamedTuple):
     Args:
       ids: token -> id.
     """
-    found: dict[str, int | None] = {
+    tokens: dict[str, int | None] = {
       role: next((ids[name] for name in names if name in ids), None)
       for role, names in NAMES.items()
     }
-    if found["pad"] is None:
-      found["pad"] = found["eos"]
-    if found["bos"] is None:
-      found["bos"] = found["pad"]
+    if tokens["pad"] is None:
+      tokens["pad"] = tokens["eos"]
+    if tokens["bos"] is None:
+      tokens["bos"] = tokens["pad"]
     sentinels = []
     while (name := sentinel(len(sentinels))) in ids:
       sentinels.append(ids[name])
-    return cls(**found, sentinels=tuple(sentinels))
+    return cls(**tokens, sentinels=tuple(sentinels))
 
   def need(self, role: str, file: str, objective: str) -> int:
     """The id of a token, or DataError where the vocabulary has none.
@@ -77,13 +77,13 @@ class SpecialTokens(NamedTuple):
       file: which has the vocabulary, for the message.
       objective: what needs the token, for the message.
     """
-    found = getattr(self, role)
-    if found is None:
+    token_id = getattr(self, role)
+    if token_id is None:
       raise DataError(
         f"task.tokenizer: {file} has no token {' or '.join(NAMES[role])}, which "
         f"{objective} needs"
       )
-    return found
+    return token_id
 
   def need_sentinels(
     self, count: int, file: str, objective: str

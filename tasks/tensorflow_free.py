@@ -72,9 +72,9 @@ def decode_audio_with(read: Callable[[Any], np.ndarray]) -> None:
   def load(file: Any, file_format: str | None, channels: int) -> np.ndarray:
     del file_format
     samples = read(file)
-    found = 1 if samples.ndim == 1 else samples.shape[1]
-    if found != channels:
-      raise ValueError(f"expected {channels} channels, got {found}")
+    count = 1 if samples.ndim == 1 else samples.shape[1]
+    if count != channels:
+      raise ValueError(f"expected {channels} channels, got {count}")
     return samples
 
   names = vars(audio_feature)
@@ -83,8 +83,8 @@ def decode_audio_with(read: Callable[[Any], np.ndarray]) -> None:
   )
   names["_pydub_load_audio"] = load
   # As of images; that of audio is still TensorFlow's.
-  of_audio: Any = audio_feature.Audio
-  of_audio.dtype = property(lambda self: self.np_dtype)
+  feature: Any = audio_feature.Audio
+  feature.dtype = property(lambda self: self.np_dtype)
 
 
 def _encode(

@@ -88,11 +88,11 @@ class Tokenizer:
 
   def decode(self, ids: Sequence[int] | np.ndarray) -> str:
     """Text of ids, up to the end, without padding."""
-    special, found = self.special, [int(i) for i in ids]
-    if special.eos in found:
-      found = found[: found.index(special.eos)]
-    found = [i for i in found if i not in (special.pad, special.bos)]
-    return self._library.decode(found, skip_special_tokens=False)
+    special, ids = self.special, [int(i) for i in ids]
+    if special.eos in ids:
+      ids = ids[: ids.index(special.eos)]
+    ids = [i for i in ids if i not in (special.pad, special.bos)]
+    return self._library.decode(ids, skip_special_tokens=False)
 
   def labels(self, ids: Sequence[int] | np.ndarray) -> list[str]:
     """The text of each id, spaces and line ends made visible."""

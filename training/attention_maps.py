@@ -253,9 +253,9 @@ def _draw_heads(figure: Any, shown: AttentionMap) -> None:
         # A dollar sign would start a formula.
         escaped = [label.replace("$", r"\$") for label in labels]
         set_ticks(range(len(labels)), escaped, fontsize=7, **options)
-  by_position = ", by position"
-  figure.supxlabel(x_axis + by_position * (weights.shape[2] > MAX_LABELS))
-  figure.supylabel(y_axis + by_position * (weights.shape[1] > MAX_LABELS))
+  suffix = ", by position"
+  figure.supxlabel(x_axis + suffix * (weights.shape[2] > MAX_LABELS))
+  figure.supylabel(y_axis + suffix * (weights.shape[1] > MAX_LABELS))
   figure.suptitle(f"{shown.title}: {shown.mechanism}")
   figure.colorbar(image, ax=panels, label="attention weight", shrink=0.8)
 

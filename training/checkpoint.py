@@ -87,8 +87,8 @@ def _mixed(
     values = bits[start : start + _BLOCK].astype(np.uint64)
     places = np.arange(start, start + len(values))
     if part.shape != shape:
-      at = np.unravel_index(places, part.shape)
-      whole = tuple(x + first for x, first in zip(at, corner, strict=True))
+      local = np.unravel_index(places, part.shape)
+      whole = tuple(x + first for x, first in zip(local, corner, strict=True))
       places = np.ravel_multi_index(whole, shape)
     mixed = _mix(_mix(places.astype(np.uint64) + np.uint64(1)) + values)
     total += int(mixed.sum(dtype=np.uint64))

@@ -29,15 +29,15 @@ def check(
   """
   path = workdir / file
   if path.exists():
-    there = parsed(path)
-    if there is None:
+    recorded = parsed(path)
+    if recorded is None:
       raise ConfigError(f"workdir: {path} is damaged; choose a new folder")
-    for name in sorted({*there, *what}):
-      if there.get(name) != what.get(name):
+    for name in sorted({*recorded, *what}):
+      if recorded.get(name) != what.get(name):
         raise ConfigError(
           f"workdir: {workdir} holds another {kind}: {leaf}{name} is "
-          f"{there.get(name)!r} there and {what.get(name)!r} here; choose a new "
-          "folder"
+          f"{recorded.get(name)!r} there and {what.get(name)!r} here; choose a "
+          "new folder"
         )
   elif workdir.exists() and (not workdir.is_dir() or any(workdir.iterdir())):
     raise ConfigError(

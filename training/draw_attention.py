@@ -79,7 +79,7 @@ def main() -> None:
   variables = inference.restore_variables(run, workdir)
   for flag in (_IMAGE, _AUDIO):
     if flag.value is not None:
-      return _of_file(run, variables, flag.name, flag.value, folder)
+      return _draw_file(run, variables, flag.name, flag.value, folder)
   assert _TEXT.value is not None  # One of the three is there.
   example = make_example(run, variables, _TEXT.value, _TARGET.value)
   if "targets" in example and _TARGET.value is None:
@@ -100,7 +100,7 @@ def main() -> None:
     )
 
 
-def _of_file(
+def _draw_file(
   run: Any, variables: Any, flag: str, file: str, folder: Path
 ) -> None:
   """What a model attends to in the image or recording of a file."""

@@ -138,8 +138,8 @@ def _parse(mapping: Mapping[str, Any], restore: bool) -> ExperimentConfig:
   _check_x64(model)
   if weights and not restore:
     model = _published(weights, model)
-    reads_one = "tokenizer" in leaf_names(task_type)
-    if reads_one and tasks.find_vocabulary(pathlib.Path(weights)):
+    has_tokenizer = "tokenizer" in leaf_names(task_type)
+    if has_tokenizer and tasks.find_vocabulary(pathlib.Path(weights)):
       # The ids of the weights are those of their own vocabulary.
       task_leaves["tokenizer"] = task_leaves.get("tokenizer") or weights
   if hasattr(model, "check_run"):
@@ -184,12 +184,12 @@ def _published(folder: str, config: Any) -> Any:
   except (OSError, ValueError) as error:
     raise ConfigError(f"config.model.weights: {error}") from error
   published = described.config
-  for field, there in (("kind", published.kind), ("head", published.head)):
-    here = getattr(config, field, None)
-    if here != there:
+  for field, expected in (("kind", published.kind), ("head", published.head)):
+    value = getattr(config, field, None)
+    if value != expected:
       raise ConfigError(
         f"config.model.{field}: the weights in {folder} are a model with "
-        f"{field} {there!r}, got {here!r}"
+        f"{field} {expected!r}, got {value!r}"
       )
   chosen: dict[str, Any] = {
     field: getattr(config, field)

@@ -177,26 +177,26 @@ class _Walk:
 
     def step(total_and_state, row):
       total, state = total_and_state
-      found[:] = cost, results = self.count(body, [*fixed, *state, *row])
+      outcome[:] = cost, results = self.count(body, [*fixed, *state, *row])
       kept = zip(state, results, strict=False)
       state = [None if x is None else y for x, y in kept]
       return (total + cost, state), None
 
     # Known in every round is what follows from what is known in every round.
-    found: list[Any] = [0.0, ()]
+    outcome: list[Any] = [0.0, ()]
     row = jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), rows
     )
-    before = None
-    while before != (before := [x is None for x in state]):
+    previous = None
+    while previous != (previous := [x is None for x in state]):
       jax.eval_shape(step, (0.0, state), row)
-      kept = zip(state, found[1], strict=False)
+      kept = zip(state, outcome[1], strict=False)
       state = [None if y is None else x for x, y in kept]
 
     start = jnp.zeros(()), state
     if is_scan:
-      if isinstance(found[0], float):
-        return params["length"] * found[0]
+      if isinstance(outcome[0], float):
+        return params["length"] * outcome[0]
       ended, _ = jax.lax.scan(
         step, start, rows, params["length"], params["reverse"]
       )

@@ -58,25 +58,25 @@ def make_schedule(
   peak, start = learning_rate or LearningRate.of(config)
   match config.schedule:
     case "constant":
-      after = optax.constant_schedule(peak)
+      schedule = optax.constant_schedule(peak)
     case "cosine":
-      after = optax.cosine_decay_schedule(
+      schedule = optax.cosine_decay_schedule(
         peak, max(num_steps - warmup, 1), alpha=config.final_fraction
       )
     case "inverse_sqrt":
       # Vaswani et al. 2017: falls as 1/√step, and is the peak at `warmup`.
       shift = max(warmup, 1)
 
-      def after(count):
+      def schedule(count):
         return peak * jnp.sqrt(shift / jnp.maximum(shift + count, 1))
 
   if not warmup:
-    return after
+    return schedule
 
-  def before(count):
+  def ramp(count):
     return start * (1 - jnp.clip(count, 0, warmup) / warmup) + peak
 
-  return optax.join_schedules([before, after], [warmup])
+  return optax.join_schedules([ramp, schedule], [warmup])
 
 
 def make_optimizer(

@@ -74,8 +74,8 @@ def draw_panels(
   for axis, panel in zip(others, panels, strict=False):
     weights = np.kron(panel.seen, np.ones(panel.side))
     weights = weights[: len(image), : image.shape[1]]
-    below = pixels[: len(weights), : weights.shape[1]]
-    axis.imshow(below, cmap="gray", interpolation="nearest")
+    background = pixels[: len(weights), : weights.shape[1]]
+    axis.imshow(background, cmap="gray", interpolation="nearest")
     top = max(float(panel.seen.max()), 1e-6)
     axis.imshow(
       weights,

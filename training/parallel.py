@@ -185,7 +185,7 @@ def _jit(functions, mesh) -> tuple[Any, ...]:
   # Ids, weights and masks [B, T], where 'sequence' divides T.
   stretches = jax.NamedSharding(mesh, jax.P(mesh_lib.ROWS, mesh_lib.SEQUENCE))
 
-  def on_mesh(forward):
+  def sharded(forward):
     """A forward pass on parts of sequences, its variables whole along 'fsdp'.
 
     Without the second, XLA may split what a layer computes along its features
@@ -205,10 +205,10 @@ def _jit(functions, mesh) -> tuple[Any, ...]:
 
     return call
 
-  with_state = functions.forward_and_state
+  stateful = functions.forward_and_state
   functions = functions._replace(
-    forward=on_mesh(functions.forward),
-    forward_and_state=with_state and on_mesh(with_state),
+    forward=sharded(functions.forward),
+    forward_and_state=stateful and sharded(stateful),
   )
 
   @functools.partial(jax.jit, donate_argnums=1)

@@ -62,15 +62,16 @@ def check(workdir: Path, config: ExperimentConfig) -> None:
       f"workdir: {workdir} holds other files and no run ({CONFIG}); choose a "
       "new folder"
     )
-  there, here = _there(read_config(workdir)), _leaves(config)
-  if there.get("task.name") != here["task.name"]:
+  recorded, leaves = _recorded_leaves(read_config(workdir)), _leaves(config)
+  if recorded.get("task.name") != leaves["task.name"]:
     raise ConfigError(
-      f"workdir: {workdir} holds a run of the task {there.get('task.name')!r}, "
-      f"expected one of {here['task.name']!r}; choose a new folder"
+      f"workdir: {workdir} holds a run of the task "
+      f"{recorded.get('task.name')!r}, expected one of "
+      f"{leaves['task.name']!r}; choose a new folder"
     )
   # A leaf that only the run has is told before those that only this config has.
-  for leaf in [*there, *here]:
-    old, new = there.get(leaf, "not set"), here.get(leaf, "not set")
+  for leaf in [*recorded, *leaves]:
+    old, new = recorded.get(leaf, "not set"), leaves.get(leaf, "not set")
     if leaf == "num_steps" and isinstance(old, int):
       _check_num_steps(workdir, old, config)
     elif old != new and leaf not in _MAY_CHANGE:
@@ -80,7 +81,7 @@ def check(workdir: Path, config: ExperimentConfig) -> None:
       )
 
 
-def _there(written: Mapping[str, Any]) -> Leaves:
+def _recorded_leaves(written: Mapping[str, Any]) -> Leaves:
   """The leaves that a run wrote, with defaults for those that were made after it.
 
   As they were written where they cannot be read today, as with one that is gone.

@@ -107,11 +107,11 @@ def _read_shards(folder: Path) -> Tensors:
   for shard in sorted(set(places.values())):
     if Path(shard).name != shard:
       raise ValueError(f"{path}: expected files of this folder, got {shard!r}")
-    found = _read_file(folder / shard)
-    for name in found:
+    part = _read_file(folder / shard)
+    for name in part:
       if places.get(name) != shard:
         raise ValueError(f"{folder / shard}: {name} is not in {INDEX}")
-    tensors |= found
+    tensors |= part
   for name, shard in places.items():
     if name not in tensors:
       raise ValueError(f"{folder / shard}: {name} is missing; {INDEX} names it")
@@ -126,13 +126,13 @@ def _read_file(path: Path) -> dict[str, Tensor]:
   if not content:
     raise ValueError(f"{path}: the file is empty")
   try:
-    found = safetensors.deserialize(content)
+    entries = safetensors.deserialize(content)
   except safetensors.SafetensorError as error:
     raise ValueError(
       f"{path}: not a whole file of safetensors ({error})"
     ) from None
   tensors = {}
-  for name, tensor in found:
+  for name, tensor in entries:
     dtype = _DTYPES.get(tensor["dtype"])
     if dtype is None:
       raise ValueError(

@@ -65,7 +65,7 @@ def to_json(described: Described) -> dict[str, Any]:
   }
 
 
-def _by_head(heads: int) -> Layout:
+def _interleaved(heads: int) -> Layout:
   """Query, key and value of a head next to one another, head after head."""
 
   def read(x, n):
@@ -84,7 +84,7 @@ def _rows(config: ModelConfig) -> list[Row]:
   theirs, ours = "gpt_neox.layers.{i}", "decoder_{i}"
   slot = f"{ours}/self_attention"
   names = ("query", "key", "value")
-  beside = _by_head(config.num_heads)
+  layout = _interleaved(config.num_heads)
   fused = f"{theirs}.attention.query_key_value"
   return [
     *family.table("gpt_neox.embed_in", "target_embedding"),
@@ -92,12 +92,12 @@ def _rows(config: ModelConfig) -> list[Row]:
     Row(
       f"{fused}.weight",
       tuple(f"params/{slot}/{name}/kernel" for name in names),
-      beside,
+      layout,
     ),
     Row(
       f"{fused}.bias",
       tuple(f"params/{slot}/{name}/bias" for name in names),
-      beside,
+      layout,
     ),
     *family.linear(f"{theirs}.attention.dense", f"{slot}/out"),
     *family.norm(f"{theirs}.post_attention_layernorm", f"{ours}/mlp_norm"),

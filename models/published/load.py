@@ -234,15 +234,15 @@ def _written(p: Pretrained) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 def make_model(described: Described) -> Any:
   """The module of a description, of any kind; computes nothing."""
   config, length = described.config, described.max_length
-  reads_ids = not described.input_shapes
-  has_source = reads_ids and config.layout != "decoder"
+  has_ids = not described.input_shapes
+  has_source = has_ids and config.layout != "decoder"
   return create(
     config,
     source_vocab_size=described.vocab_size if has_source else None,
     target_vocab_size=described.outputs,
     max_source_length=length if has_source else None,
-    max_target_length=length if reads_ids else None,
-    shared_vocabulary=reads_ids and described.outputs == described.vocab_size,
+    max_target_length=length if has_ids else None,
+    shared_vocabulary=has_ids and described.outputs == described.vocab_size,
     input_shapes=described.input_shapes,
   )
 
@@ -362,9 +362,9 @@ def _tidied(family: Family, tensors: files.Tensors) -> dict[str, files.Tensor]:
     if new in tidied:
       raise ValueError(f"{tensor.file}: {name} is there twice, under two names")
     tidied[new] = tensor
-  for name, of in family.copies:
-    if {name, of} <= set(tidied) and np.array_equal(
-      tidied[name].array, tidied[of].array
+  for name, original in family.copies:
+    if {name, original} <= set(tidied) and np.array_equal(
+      tidied[name].array, tidied[original].array
     ):
       tidied.pop(name)
   return tidied

@@ -100,13 +100,13 @@ def _layer_rows(config: ModelConfig, i: int, is_own: bool) -> list[Row]:
   convolved = tuple(f"{slot}/{name}_short_convolution" for name in names)
   projected = tuple(f"{slot}/{name}/kernel" for name in ("gate", *names))
   sizes = (values, shared, shared)
-  of_steps = (f"{slot}/attention/step_kernel",) if is_own else ()
-  found = [
+  steps = (f"{slot}/attention/step_kernel",) if is_own else ()
+  table = [
     *family.norm(f"{theirs}.norm", f"{ours}/self_attention_norm"),
     Row(
       f"{theirs}.mixer.in_proj.weight",
-      projected + of_steps,
-      _below((values, *sizes, config.num_heads)),
+      projected + steps,
+      _linear_segments((values, *sizes, config.num_heads)),
     ),
     Row(
       f"{theirs}.mixer.conv1d.weight",
@@ -116,21 +116,21 @@ def _layer_rows(config: ModelConfig, i: int, is_own: bool) -> list[Row]:
     Row(
       f"{theirs}.mixer.conv1d.bias",
       tuple(f"{one}/bias" for one in convolved),
-      _along(sizes),
+      _segments(sizes),
     ),
     Row(f"{theirs}.mixer.norm.weight", (f"{slot}/out_norm/scale",)),
     *family.linear(f"{theirs}.mixer.out_proj", f"{ours}/self_attention/out"),
   ]
   if is_own:
-    found += [
+    table += [
       Row(f"{theirs}.mixer.dt_bias", (f"{slot}/attention/step_bias",)),
       Row(f"{theirs}.mixer.A_log", (f"{slot}/attention/log_rate",)),
       Row(f"{theirs}.mixer.D", (f"{slot}/attention/skip",)),
     ]
-  return found
+  return table
 
 
-def _along(sizes: tuple[int, ...]) -> Layout:
+def _segments(sizes: tuple[int, ...]) -> Layout:
   """Several of ours, of these sizes, one after another along the first axis.
 
   Where ours are fewer than the sizes, those at the end are read by nothing and
@@ -148,9 +148,9 @@ def _along(sizes: tuple[int, ...]) -> Layout:
   return Layout(lambda x, n: np.split(x, ends)[:n], write)
 
 
-def _below(sizes: tuple[int, ...]) -> Layout:
+def _linear_segments(sizes: tuple[int, ...]) -> Layout:
   """Likewise, of a PyTorch Linear."""
-  one = _along(sizes)
+  one = _segments(sizes)
   return Layout(
     lambda x, n: [part.T for part in one.read(x, n)],
     lambda xs: one.write([x.T for x in xs]),
@@ -162,7 +162,7 @@ def filters(sizes: tuple[int, ...]) -> Layout:
 
   Their last tap is the latest.
   """
-  one = _along(sizes)
+  one = _segments(sizes)
   return Layout(
     lambda x, n: [part[:, 0, ::-1].T for part in one.read(x, n)],
     lambda xs: one.write([x.T[:, None, ::-1] for x in xs]),

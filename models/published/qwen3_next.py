@@ -92,13 +92,13 @@ def rows(config: ModelConfig) -> list[Row]:
 
 def _exact_rows(theirs: str, slot: str, layer: ModelConfig) -> list[Row]:
   """The rows of exact attention; each head has its query and then its gate."""
-  by_head = _in_groups(layer.num_heads, (layer.query_dim,) * 2)
+  layout = _grouped(layer.num_heads, (layer.query_dim,) * 2)
   return [
     *(
       Row(
         f"{theirs}.q_proj.{their_name}",
         (f"params/{slot}/query/{name}", f"params/{slot}/gate/{name}"),
-        by_head,
+        layout,
       )
       for their_name, name in (("weight", "kernel"), ("bias", "bias"))
     ),
@@ -116,13 +116,13 @@ def _recurrent_rows(theirs: str, slot: str, layer: ModelConfig) -> list[Row]:
   groups = layer.slot.num_qk_heads or layer.num_heads
   key_dim, value_dim = layer.query_dim, layer.slot.value_dim or layer.query_dim
   keys, values = groups * key_dim, layer.num_heads * value_dim
-  of_group = values // groups
+  group_width = values // groups
   names = ("query", "key", "value")
   return [
     Row(
       f"{theirs}.in_proj_qkvz.weight",
       tuple(f"{slot}/{name}/kernel" for name in (*names, "gate")),
-      _in_groups(groups, (key_dim, key_dim, of_group, of_group)),
+      _grouped(groups, (key_dim, key_dim, group_width, group_width)),
     ),
     Row(
       f"{theirs}.conv1d.weight",
@@ -142,14 +142,14 @@ def _gate_rows(theirs: str, slot: str, layer: ModelConfig) -> list[Row]:
     Row(
       f"{theirs}.in_proj_ba.weight",
       (f"{own}/rate_kernel", f"{own}/step_kernel"),
-      _in_groups(groups, (layer.num_heads // groups,) * 2),
+      _grouped(groups, (layer.num_heads // groups,) * 2),
     ),
     Row(f"{theirs}.dt_bias", (f"{own}/step_bias",)),
     Row(f"{theirs}.A_log", (f"{own}/log_rate",)),
   ]
 
 
-def _in_groups(groups: int, widths: tuple[int, ...]) -> Layout:
+def _grouped(groups: int, widths: tuple[int, ...]) -> Layout:
   """Several of ours in a PyTorch Linear, of which each group has these widths.
 
   It serves weights and biases.

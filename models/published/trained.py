@@ -77,11 +77,11 @@ def _differences(ours: Any, theirs: Any) -> list[str]:
   """The choices in which two models differ, mechanisms and dtypes aside."""
   free = {"dtype", "param_dtype", "attention_dropout_rate"}
   free |= {*ours.attentions, *theirs.attentions}
-  here, there = (flatten(to_mapping(config)) for config in (ours, theirs))
+  own, published = (flatten(to_mapping(config)) for config in (ours, theirs))
   return [
-    f"{name.rpartition('.')[2]} ({there.get(name)})"
-    for name, value in here.items()
-    if name.partition(".")[0] not in free and value != there.get(name)
+    f"{name.rpartition('.')[2]} ({published.get(name)})"
+    for name, value in own.items()
+    if name.partition(".")[0] not in free and value != published.get(name)
   ]
 
 

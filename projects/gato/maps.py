@@ -46,10 +46,10 @@ def shares(
   """
   ids = example["inputs"][0]
   length = int(np.flatnonzero(ids != task.pad_id)[-1]) + 1
-  of_input = np.array(task.modalities(ids[:length]))
-  found = list(dict.fromkeys(of_input.tolist()))
+  modalities = np.array(task.modalities(ids[:length]))
+  names = list(dict.fromkeys(modalities.tolist()))
   # [M, T]: which inputs are of a modality.
-  member = np.array([of_input == name for name in found], float)
+  member = np.array([modalities == name for name in names], float)
   mean = member / member.sum(1, keepdims=True)
   maps = models.attention_maps(model, variables, example)
   layers = [
@@ -59,7 +59,7 @@ def shares(
   causal = np.tril(np.ones((length, length)))
   evenly = causal / causal.sum(1, keepdims=True)
   weights = [mean @ layer[:length, :length] @ member.T for layer in layers]
-  return Shares(found, np.array(weights), mean @ evenly @ member.T)
+  return Shares(names, np.array(weights), mean @ evenly @ member.T)
 
 
 def draw_shares(

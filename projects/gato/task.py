@@ -90,7 +90,7 @@ class MixedTask(base.Task):
     text = self._batch_size - config.caption_rows - config.control_rows
     whole = self._text.train_batch(step)
     parts = [
-      self._of_text({name: array[:text] for name, array in whole.items()})
+      self._text_rows({name: array[:text] for name, array in whole.items()})
     ]
     indices = np.arange(config.caption_rows) + step * config.caption_rows
     if config.caption_rows:
@@ -103,7 +103,7 @@ class MixedTask(base.Task):
   def eval_batches(self, split: str) -> Iterator[Batch]:
     """The held-out text, then held-out captions, then stretches of episodes."""
     for batch in self._text.eval_batches(split):
-      yield self._of_text(batch)
+      yield self._text_rows(batch)
     config = self._config
     if config.caption_rows:
       for indices in self._held_out():
@@ -126,11 +126,13 @@ class MixedTask(base.Task):
     weights = batch["weights"]
     is_caption = jnp.any(inputs == PATCH, axis=1)[:, None]
     is_control = jnp.any(inputs == self._separator, axis=1)[:, None]
-    of_text = weights * ~(is_caption | is_control)
+    text_weights = weights * ~(is_caption | is_control)
     log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
     picked = jnp.take_along_axis(log_probs, targets[..., None], axis=-1)[..., 0]
     return {
-      "text_loss": jnp.stack([-jnp.sum(of_text * picked), jnp.sum(of_text)]),
+      "text_loss": jnp.stack(
+        [-jnp.sum(text_weights * picked), jnp.sum(text_weights)]
+      ),
       "caption_accuracy": base.sequence_accuracy(
         logits, targets, weights * is_caption
       ),
@@ -218,16 +220,16 @@ class MixedTask(base.Task):
     file = typed_path(path)
     if not file.is_file():
       raise DataError(f"{file}: no such file")
-    found = pixels.decode(read_bytes(file), str(file))
+    image = pixels.decode(read_bytes(file), str(file))
     shape = (captions.SIDE, captions.SIDE, 3)
-    if found.shape != shape:
+    if image.shape != shape:
       raise DataError(
         f"{file}: expected an image of height, width and channels {shape}, as "
-        f"those of this run have, got {found.shape}"
+        f"those of this run have, got {image.shape}"
       )
     return {
       "prompt": np.full((1, _NUM_PATCHES), PATCH, np.int32),
-      "patches": captions.patches(found[None]),
+      "patches": captions.patches(image[None]),
     }
 
   def encode(self, line: str) -> list[int]:
@@ -245,13 +247,13 @@ class MixedTask(base.Task):
       ids = ids[: ids.index(self.eos_id)]
     parts = []
     for modality, group in itertools.groupby(ids, self._modality):
-      found = list(group)
+      tokens = list(group)
       if modality == "text":
-        parts.append(self._text.decode(found))
+        parts.append(self._text.decode(tokens))
       elif modality == "image":
         parts.append("[image]")
       else:
-        parts.append(f"[{' '.join(self.labels(found))}]")
+        parts.append(f"[{' '.join(self.labels(tokens))}]")
     return "".join(parts)
 
   def labels(self, ids: Sequence[int] | np.ndarray) -> list[str]:
@@ -295,11 +297,11 @@ class MixedTask(base.Task):
     """Numbers of held-out examples, a batch at a time."""
     return base.chunks(self._config.eval_size, self._batch_size)
 
-  def _of_text(self, rows: Batch) -> Batch:
+  def _text_rows(self, rows: Batch) -> Batch:
     """Rows of text as the others are."""
-    return {**rows, "local": self._in_place(rows["inputs"])}
+    return {**rows, "local": self._row_places(rows["inputs"])}
 
-  def _in_place(self, inputs: np.ndarray) -> np.ndarray:
+  def _row_places(self, inputs: np.ndarray) -> np.ndarray:
     """The places of a row that is one time step."""
     places = np.arange(1, inputs.shape[1] + 1, dtype=np.int32)
     return np.tile(places, (len(inputs), 1))
@@ -326,7 +328,7 @@ class MixedTask(base.Task):
       "inputs": inputs,
       "targets": targets,
       "weights": weights,
-      "local": self._in_place(inputs),
+      "local": self._row_places(inputs),
       "patches": captions.patches(drawn.images),
     }
     return batch, drawn.captions
@@ -361,9 +363,9 @@ class MixedTask(base.Task):
 
   def _places(self, steps: int) -> np.ndarray:
     """The place of each token of time steps in its own, [steps · 6]."""
-    of_step = np.arange(1, STEP_TOKENS + 1, dtype=np.int32)
-    of_step[-1] = 0
-    return np.tile(of_step, steps)
+    places = np.arange(1, STEP_TOKENS + 1, dtype=np.int32)
+    places[-1] = 0
+    return np.tile(places, steps)
 
   def _steps(self, values: np.ndarray, actions: np.ndarray) -> np.ndarray:
     """Observations [B, n, 4] and actions [B, n] as tokens [B, n · 6]."""

@@ -44,10 +44,10 @@ def seen(ink: np.ndarray) -> Seen:
   Args:
     ink: [size, size], boolean.
   """
-  (r, c), (to_r, to_c) = discs(ink)
-  across = to_r - r, to_c - c
+  (r, c), (other_r, other_c) = discs(ink)
+  across = other_r - r, other_c - c
   back = -across[0], -across[1]
-  turns = _turn(ink, (r, c), across), _turn(ink, (to_r, to_c), back)
+  turns = _turn(ink, (r, c), across), _turn(ink, (other_r, other_c), back)
   return Seen(across, turns)
 
 

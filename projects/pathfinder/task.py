@@ -156,16 +156,16 @@ class _Board(NamedTuple):
 
 @functools.cache
 def _board(size: int) -> _Board:
-  def around(pixel: int, reach: int) -> list[int]:
+  def square(pixel: int, reach: int) -> list[int]:
     row, column = divmod(pixel, size)
     rows = range(max(0, row - reach), min(size, row + reach + 1))
     columns = range(max(0, column - reach), min(size, column + reach + 1))
     return [r * size + c for r in rows for c in columns]
 
-  discs = [around(pixel, 1) for pixel in range(size**2)]
+  discs = [square(pixel, 1) for pixel in range(size**2)]
   return _Board(
     [disc if len(disc) == 9 else [] for disc in discs],
-    [_bits(around(pixel, 2)) for pixel in range(size**2)],
+    [_bits(square(pixel, 2)) for pixel in range(size**2)],
   )
 
 
@@ -210,12 +210,12 @@ def _paths(
     is_long = number < 2
     start = starts[number] if number < len(starts) else None
     for _ in range(_TRIES_A_PATH):
-      found = _path(draw, config.size, size, taken, is_long, start)
-      if found is not None:
+      candidate = _path(draw, config.size, size, taken, is_long, start)
+      if candidate is not None:
         break
     else:
       return None
-    path, near = found
+    path, near = candidate
     taken |= near
     first = first or path
     ink += path

@@ -189,8 +189,8 @@ class PerceiverConfig(AttentionSlots):
   @property
   def output_width(self) -> int:
     """The width of an output query."""
-    of_head = self.input_features if self.head == "tokens" else self.features
-    return self.output_features or of_head
+    width = self.input_features if self.head == "tokens" else self.features
+    return self.output_features or width
 
   @property
   def query_dim(self) -> int:

@@ -184,7 +184,7 @@ class Perceiver(DrawnLatents, nn.Module):
     """
     config = self.config
     depth = config.num_layers * config.num_blocks
-    to_inputs, to_latents = config.layers("cross_attention")
+    encoder, decoder = config.layers("cross_attention")
     call = {"deterministic": deterministic}
     table = mask = None
     if self.image_shape is not None:
@@ -209,7 +209,7 @@ class Perceiver(DrawnLatents, nn.Module):
     z = self._learned("latents", normal, config.num_latents, config.features)
     z = Layer(
       config,
-      to_inputs,
+      encoder,
       config.features,
       config.inputs,
       self.max_source_length,
@@ -241,15 +241,15 @@ class Perceiver(DrawnLatents, nn.Module):
       queries = queries[:num_outputs]
     out = Layer(
       config,
-      to_latents,
+      decoder,
       config.output_width,
       config.outputs,
       config.num_latents,
       residual=config.output_residual,
       name="decoder",
     )(jnp.broadcast_to(queries[None], (len(z), *queries.shape)), z, **call)
-    of_head = _choices(config, config.output_width, config.outputs)
-    return Head(of_head, self.target_vocab_size, name="head")(out, table)
+    choices = _choices(config, config.output_width, config.outputs)
+    return Head(choices, self.target_vocab_size, name="head")(out, table)
 
   def _learned(self, name, init, size, width):
     """Vectors that are parameters."""
@@ -296,7 +296,7 @@ def create(config: PerceiverConfig, sizes: Sizes) -> Perceiver:
       "head: 'tokens' has logits of the ids that it reads; expected 'class' for "
       "a task of another vocabulary"
     )
-  to_inputs, to_latents = config.layers("cross_attention")
+  encoder, decoder = config.layers("cross_attention")
   latents = config.num_latents
   for field, chosen, widths, length in (
     (
@@ -305,8 +305,8 @@ def create(config: PerceiverConfig, sizes: Sizes) -> Perceiver:
       config.latents,
       latents,
     ),
-    ("cross_attention", [to_inputs], config.inputs, inputs),
-    ("cross_attention", [to_latents], config.outputs, latents),
+    ("cross_attention", [encoder], config.inputs, inputs),
+    ("cross_attention", [decoder], config.outputs, latents),
   ):
     check_mechanisms(field, chosen, _dims(widths, length, config.features))
   return Perceiver(

@@ -50,7 +50,7 @@ def loss(
   import jax.numpy as jnp
   import optax
 
-  of_rows = optax.ctc_loss(
+  losses = optax.ctc_loss(
     logits.astype(jnp.float32),
     1.0 - mask.astype(jnp.float32),
     targets,
@@ -58,7 +58,7 @@ def loss(
     blank_id=BLANK,
   )
   has_any = jnp.any(weights > 0, axis=1)
-  return jnp.sum(jnp.where(has_any, of_rows, 0.0)), jnp.sum(weights)
+  return jnp.sum(jnp.where(has_any, losses, 0.0)), jnp.sum(weights)
 
 
 def greedy(logits: jax.Array, mask: jax.Array) -> jax.Array:
@@ -74,17 +74,17 @@ def greedy(logits: jax.Array, mask: jax.Array) -> jax.Array:
   import jax.numpy as jnp
 
   best = jnp.where(mask, jnp.argmax(logits, axis=-1), BLANK)
-  before = jnp.pad(best, ((0, 0), (1, 0)))[:, :-1]
-  return jnp.where(best == before, BLANK, best)
+  previous = jnp.pad(best, ((0, 0), (1, 0)))[:, :-1]
+  return jnp.where(best == previous, BLANK, best)
 
 
 def edit_distance(
-  found: jax.Array, targets: jax.Array, weights: jax.Array
+  hypotheses: jax.Array, targets: jax.Array, weights: jax.Array
 ) -> jax.Array:
   """Insertions, deletions and replacements from targets to what was found.
 
   Args:
-    found: [B, T] ids, blanks among them left out.
+    hypotheses: [B, T] ids, blanks among them left out.
     targets: [B, U] ids.
     weights: [B, U], 1 for ids and 0 after the last.
 
@@ -106,7 +106,7 @@ def edit_distance(
     return jnp.where(ids[:, None] == BLANK, row, best), None
 
   first = jnp.broadcast_to(places, (len(targets), places.shape[1]))
-  last, _ = jax.lax.scan(step, first, jnp.moveaxis(found, 1, 0))
+  last, _ = jax.lax.scan(step, first, jnp.moveaxis(hypotheses, 1, 0))
   lengths = jnp.sum(weights > 0, axis=1)
   return jnp.take_along_axis(last, lengths[:, None], axis=1)[:, 0]
 

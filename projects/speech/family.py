@@ -106,18 +106,18 @@ def kept(theirs: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 def rows(config: ConformerConfig) -> list[Row]:
   """As `Family.rows`."""
   front = f"{_PREFIX}.feature_extractor.conv_layers"
-  found = []
+  convolutions = []
   # A row is repeated for the layers of a Transformer alone.
   for i in range(len(config.extractor.features) if config.extractor else 0):
     ours = f"front/convolution_{i}"
-    found += [
+    convolutions += [
       Row(f"{front}.{i}.conv.weight", (f"params/{ours}/kernel",), _CONVOLUTION),
       Row(f"{front}.{i}.conv.bias", (f"params/{ours}/bias",)),
       *family.norm(f"{front}.{i}.layer_norm", f"front/norm_{i}"),
     ]
   projection, encoder = f"{_PREFIX}.feature_projection", f"{_PREFIX}.encoder"
   return [
-    *found,
+    *convolutions,
     *family.norm(f"{projection}.layer_norm", "front/norm"),
     *family.linear(f"{projection}.projection", "front/projection"),
     *_layer_rows(f"{encoder}.layers.{{i}}", "encoder_{i}"),

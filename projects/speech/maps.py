@@ -53,11 +53,11 @@ def draw_below_spectrogram(
   frames, mask = example["frames"][0], example["source_mask"]
   logits = jax.jit(models.forward, static_argnums=0)(model, variables, example)
   counted = ctc.kept(jnp.asarray(mask), logits.shape[1])
-  found = np.asarray(ctc.greedy(logits, counted))[0]
+  ids = np.asarray(ctc.greedy(logits, counted))[0]
   num_frames, num_positions = int(mask.sum()), int(counted.sum())
   ratio = mask.shape[1] // logits.shape[1]
-  rows = np.flatnonzero(found[:num_positions])
-  names = task.labels(found[rows])
+  rows = np.flatnonzero(ids[:num_positions])
+  names = task.labels(ids[rows])
   if not len(rows):
     rows, names = np.arange(num_positions), []
   from matplotlib.figure import Figure
@@ -83,8 +83,8 @@ def draw_below_spectrogram(
     extent=(0, end, 0, frames.shape[1]),
   )
   axes[0].set_ylabel("mel band")
-  said = task.decode(found)
-  titles = [f"recognised: {said or 'nothing'}"]
+  hypothesis = task.decode(ids)
+  titles = [f"recognised: {hypothesis or 'nothing'}"]
   if "targets" in example:
     titles.append(f"said: {task.decode(example['targets'][0])}")
   axes[0].set_title(", ".join(titles).replace("$", r"\$"), fontsize=9)
@@ -111,7 +111,7 @@ def draw_below_spectrogram(
   axes[0].set_xlim(0, end)
   axes[-1].set_xlabel("seconds")
   figure.savefig(path, dpi=120)
-  return said
+  return hypothesis
 
 
 class DrawnBelowSpectrogram:

@@ -140,15 +140,18 @@ class SpeechTask(base.Task):
       raise DataError(f"{file}: no such file")
     samples = audio.read(file, config.sample_rate, "source")
     length, bands = self.input_shapes["frames"]
-    found = mel.num_frames(len(samples), config.sample_rate)
-    if not 1 <= found <= length:
+    num_frames = mel.num_frames(len(samples), config.sample_rate)
+    if not 1 <= num_frames <= length:
       raise DataError(
         f"{file}: expected 1 to {length} frames of 10 ms, as the recordings of "
-        f"this run have, got {found}"
+        f"this run have, got {num_frames}"
       )
     frames = np.zeros((1, length, bands), np.float32)
-    frames[0, :found] = mel.log_mel(samples, config.sample_rate, bands)
-    return {"frames": frames, "source_mask": np.arange(length)[None] < found}
+    frames[0, :num_frames] = mel.log_mel(samples, config.sample_rate, bands)
+    return {
+      "frames": frames,
+      "source_mask": np.arange(length)[None] < num_frames,
+    }
 
   def encode(self, line: str) -> NoReturn:
     """Raises ValueError: a recording is not typed."""
@@ -221,8 +224,8 @@ def make(
   base.layout("speech", kind, ("encoder",))
   recordings: Recordings | None = None
   if restore:
-    found = json.loads(base.load_vocabulary(workdir, _SYMBOLS_FILE))
-    symbols, (length, most) = found["symbols"], found["shape"]
+    vocabulary = json.loads(base.load_vocabulary(workdir, _SYMBOLS_FILE))
+    symbols, (length, most) = vocabulary["symbols"], vocabulary["shape"]
   else:
     recordings = _recordings(config, seed)
     symbols, most = recordings.symbols, recordings.max_symbols

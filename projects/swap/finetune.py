@@ -75,5 +75,5 @@ def finetune(
     load.with_attention(opened.described, None, "float32")
   )
   variant.save(source, model, variables, weights)
-  found = scores.scored(source, model, variables)
-  return {f"finetune_{key}": value for key, value in found.items()}
+  metrics = scores.scored(source, model, variables)
+  return {f"finetune_{key}": value for key, value in metrics.items()}

@@ -98,11 +98,11 @@ def mechanism(
     )
     return {**record, "status": CANNOT, "reason": reason}
   scores = scores_lib.make(source, attention)
-  found, error = _by_layer(scores, paths, mechanisms)
-  kept = _kept(paths, found, settings.keep)
+  results, error = _layer_results(scores, paths, mechanisms)
+  kept = _kept(paths, results, settings.keep)
   layers: list[dict[str, Any]] = [
     {"side": place.side, "layer": place.layer, **one}
-    for place, one in zip(source.places, found, strict=True)
+    for place, one in zip(source.places, results, strict=True)
   ]
   swaps: list[dict[str, Any]] = [
     {
@@ -134,11 +134,13 @@ def mechanism(
       rate=settings.transfer_rate,
       pad_id=source.task.pad_id,
     )
-    found, record["transfer_error"] = _by_layer(scores, paths, mechanisms)
-    for layer, one in zip(layers, found, strict=True):
-      layer |= _after_transfer(one)
+    results, record["transfer_error"] = _layer_results(
+      scores, paths, mechanisms
+    )
+    for layer, one in zip(layers, results, strict=True):
+      layer |= _transferred(one)
     for swap, stay in zip(swaps, kept.values(), strict=True):
-      swap |= _after_transfer(scores.of(mechanisms, {*paths} - stay))
+      swap |= _transferred(scores.of(mechanisms, {*paths} - stay))
     variables = substitution.filled(variables, mechanisms)
     record["transfer_map"] = attention_maps.sketch(
       model, variables, source.task
@@ -150,7 +152,7 @@ def mechanism(
   return record | _costs(source, settings, described)
 
 
-def _by_layer(
+def _layer_results(
   scores: scores_lib.Scores, paths: Sequence[str], mechanisms: Mechanisms
 ) -> tuple[list[dict[str, float]], float]:
   """Error, loss and accuracy of each layer swapped alone; the error of all."""
@@ -161,8 +163,8 @@ def _by_layer(
   ], whole
 
 
-def _after_transfer(found: Mapping[str, float]) -> dict[str, float]:
-  return {f"transfer_{name}": value for name, value in found.items()}
+def _transferred(results: Mapping[str, float]) -> dict[str, float]:
+  return {f"transfer_{name}": value for name, value in results.items()}
 
 
 def _check_traces(model: Transformer, variables: Any, source: Source) -> None:
@@ -203,7 +205,7 @@ def _costs(
   source: Source, settings: Settings, described: Described
 ) -> dict[str, Any]:
   """Time and memory of a training step at one length or two, and the cache."""
-  found: dict[str, Any] = {"notes": {}}
+  record: dict[str, Any] = {"notes": {}}
   batch = source.task.train_batch(0)
   lengths = {"": (source.context, batch)}
   if settings.length is not None:
@@ -218,8 +220,8 @@ def _costs(
       cost = _step_cost(source, settings, described, length, rows)
     except ValueError as error:
       cost = dict.fromkeys(names)
-      found["notes"][f"{prefix}step_seconds"] = one_line(error)
-    found |= {f"{prefix}{name}": cost[name] for name in names}
+      record["notes"][f"{prefix}step_seconds"] = one_line(error)
+    record |= {f"{prefix}{name}": cost[name] for name in names}
   decodes = source.kind == "decoder" and all(
     one.build().init_cache
     for one in described.config.layers("decoder_attention")
@@ -229,9 +231,9 @@ def _costs(
       costs.cache_bytes(described.config, n * source.context) or 0
       for n in (1, 2)
     ]
-    found["cache_bytes"] = sizes[0]
-    found["cache_token_bytes"] = (sizes[1] - sizes[0]) / source.context
-  return found
+    record["cache_bytes"] = sizes[0]
+    record["cache_token_bytes"] = (sizes[1] - sizes[0]) / source.context
+  return record
 
 
 def _step_cost(

@@ -40,16 +40,16 @@ def claim(workdir: Path, settings: Settings) -> None:
 
 def read(workdir: Path, label: str) -> Record | None:
   """The record of a mechanism; None where there is none, or a damaged one."""
-  found = claimed.parsed(_path(workdir, label))
-  return found if found and found.get("attention") == label else None
+  record = claimed.parsed(_path(workdir, label))
+  return record if record and record.get("attention") == label else None
 
 
 def everything(workdir: Path) -> list[Record]:
   """All records that are whole: the model as it is, then mechanisms in order."""
-  found = [
+  records = [
     claimed.parsed(path) for path in sorted((workdir / RECORDS).glob("*.json"))
   ]
-  whole = [one for one in found if one and "attention" in one]
+  whole = [one for one in records if one and "attention" in one]
   names = list(ATTENTIONS)
 
   def place(one):

@@ -55,15 +55,15 @@ COSTS: Mapping[str, Cost] = {
 """What a model with the mechanism in every layer takes."""
 
 
-def results(found: Sequence[Record]) -> list[dict[str, Any]]:
+def results(records: Sequence[Record]) -> list[dict[str, Any]]:
   """A row for each swapped model, and for the model as it is.
 
   Args:
-    found: records, that of the model as it is among them.
+    records: that of the model as it is among them.
   """
-  base = own_loss(found)
+  base = own_loss(records)
   rows = []
-  for record in found:
+  for record in records:
     shared = {
       **{name: record.get(name) for name in ("attention", "name", "status")},
       **{name: record.get(name) for name in COSTS},
@@ -89,9 +89,9 @@ def results(found: Sequence[Record]) -> list[dict[str, Any]]:
   return [{name: row[name] for name in (*shown, "reason")} for row in rows]
 
 
-def layers(found: Sequence[Record]) -> list[dict[str, Any]]:
+def layers(records: Sequence[Record]) -> list[dict[str, Any]]:
   """A row for each mechanism and layer."""
-  base = own_loss(found)
+  base = own_loss(records)
   return [
     {
       "attention": record["attention"],
@@ -104,7 +104,7 @@ def layers(found: Sequence[Record]) -> list[dict[str, Any]]:
       "transfer_loss": layer.get("transfer_loss"),
       "transfer_loss_added": _added(layer.get("transfer_loss"), base),
     }
-    for record in found
+    for record in records
     for layer in record.get("layers", ())
   ]
 
@@ -135,9 +135,9 @@ def cell(value: Any, column: Cost) -> Cell:
   return Cell(f"{scaled:,.0f}" if large else f"{scaled:.4g}", scaled)
 
 
-def own_loss(found: Sequence[Record]) -> float | None:
+def own_loss(records: Sequence[Record]) -> float | None:
   """The loss of the model as it is."""
-  for record in found:
+  for record in records:
     if record["attention"] == OWN:
       return record["swaps"][0]["loss"]
   return None

@@ -43,22 +43,22 @@ def make(source: Source, attention: Attention | None) -> Scores:
         source.model, variables, batch, attention, mechanisms, swapped
       )
     _, nats, count = cross_entropy(logits, batch)
-    found = source.task.metric_sums(logits, batch)
-    return jnp.stack([jnp.stack([nats, count]), found["token_accuracy"]])
+    metrics = source.task.metric_sums(logits, batch)
+    return jnp.stack([jnp.stack([nats, count]), metrics["token_accuracy"]])
 
   @jax.jit
   def squares(variables, mechanisms, batch):
     assert attention is not None
     valid = substitution.valid_positions(batch, pad_id)
-    found = substitution.squares(
+    norms = substitution.squares(
       source.model, variables, batch, valid, attention, mechanisms
     )
-    return jnp.stack([found[path] for path in paths])
+    return jnp.stack([norms[path] for path in paths])
 
   def total(sums_of: Callable[[Any], Array]) -> np.ndarray:
     """Sums over all batches, in float64."""
-    found = [np.asarray(sums_of(batch), np.float64) for batch in batches]
-    return np.stack(found).sum(0)
+    parts = [np.asarray(sums_of(batch), np.float64) for batch in batches]
+    return np.stack(parts).sum(0)
 
   def of(mechanisms, places):
     swapped = {path: np.array(path in places) for path in paths}

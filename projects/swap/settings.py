@@ -94,7 +94,7 @@ class Settings:
       ValueError: an unknown mechanism or option, or a value that it refuses.
     """
     long = context >= _LONG
-    found = []
+    choices = []
     for label, name, options in self._parts():
       defaults = attentions.one(name, long=long)
       del defaults["name"]
@@ -102,8 +102,8 @@ class Settings:
         config = AttentionConfig(name, defaults | options)
       except ValueError as error:
         raise ValueError(f"attention: {label}: {error}") from None
-      found.append(Choice(label, config))
-    return found
+      choices.append(Choice(label, config))
+    return choices
 
   def shared(self) -> dict[str, Any]:
     """What all rows of one folder share; mechanisms may come later."""

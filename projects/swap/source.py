@@ -178,9 +178,9 @@ def _vocabulary(settings: Settings, folder: Path) -> Path:
   typed = Path(settings.tokenizer or folder)
   if typed.is_file() and settings.tokenizer:
     return typed
-  found = tasks.find_vocabulary(typed)
-  if found is not None:
-    return found
+  vocabulary = tasks.find_vocabulary(typed)
+  if vocabulary is not None:
+    return vocabulary
   if settings.tokenizer:
     raise ConfigError(f"--tokenizer: no such file, or no tokenizer in {typed}")
   raise ConfigError(

@@ -96,7 +96,7 @@ def squares(
   Returns:
     Place -> squared Frobenius norms over rows, positions, heads and features.
   """
-  found = {}
+  norms = {}
 
   def replacement(place, record, own, query, key, value, **call):
     del record
@@ -104,13 +104,13 @@ def squares(
     if place in mechanisms:
       other = _called(attention, mechanisms[place], query, key, value, **call)
       counts = valid[place.partition("_")[0]][:, :, None, None]
-      found[place] = jnp.stack(
+      norms[place] = jnp.stack(
         [_square(other - out, counts), _square(out, counts)]
       )
     return out
 
   models.replace_attention(model, variables, batch, replacement)
-  return found
+  return norms
 
 
 def drawn(
@@ -118,15 +118,15 @@ def drawn(
 ) -> dict[str, dict[str, Any]]:
   """What a model that has the mechanism keeps for it: place -> variables."""
   flat = traverse_util.flatten_dict(dict(variables), sep="/")
-  found: dict[str, dict[str, Any]] = {place: {} for place in places}
+  arrays: dict[str, dict[str, Any]] = {place: {} for place in places}
   for path, array in flat.items():
     collection, _, rest = path.partition("/")
     place, inside, name = rest.partition("/attention/")
-    if inside and place in found:
-      found[place][f"{collection}/{name}"] = array
+    if inside and place in arrays:
+      arrays[place][f"{collection}/{name}"] = array
   return {
     place: traverse_util.unflatten_dict(own, sep="/")
-    for place, own in found.items()
+    for place, own in arrays.items()
   }
 
 
@@ -154,12 +154,12 @@ def filled(
 
 def valid_positions(batch: Batch, pad_id: int) -> dict[str, Any]:
   """'encoder' and 'decoder' -> positions of a text batch that are tokens."""
-  found = {}
+  masks = {}
   if "source" in batch:
-    found["encoder"] = batch.get("source_mask", batch["source"] != pad_id)
+    masks["encoder"] = batch.get("source_mask", batch["source"] != pad_id)
   if "inputs" in batch:
-    found["decoder"] = batch["weights"] > 0
-  return found
+    masks["decoder"] = batch["weights"] > 0
+  return masks
 
 
 def _called(

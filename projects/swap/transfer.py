@@ -66,10 +66,10 @@ def fit(
 
   def loss(trained, variables, batch):
     valid = substitution.valid_positions(batch, pad_id)
-    found = substitution.squares(
+    norms = substitution.squares(
       model, variables, batch, valid, attention, merged(trained)
     )
-    pairs = jnp.stack([*found.values()])
+    pairs = jnp.stack([*norms.values()])
     return jnp.sum(pairs[:, 0] / jnp.maximum(pairs[:, 1], 1e-30))
 
   @jax.jit

@@ -26,12 +26,12 @@ def describe(
     ValueError: it cannot serve there.
   """
   substitution.check(config.build())
-  here = {(place.slot, place.layer) for place in places}
+  swapped = {(place.slot, place.layer) for place in places}
   chosen = {}
   for slot in {place.slot: None for place in source.places}:
     layers = source.described.config.layers(slot)
     chosen[slot] = tuple(
-      config if (slot, layer) in here else one
+      config if (slot, layer) in swapped else one
       for layer, one in enumerate(layers)
     )
   return load.with_layers(source.described, chosen)
@@ -85,5 +85,5 @@ def write(
   # Everything that is drawn is replaced, so the seed does not matter.
   model, variables = make(source, describe(source, config, places), 0)
   # What stays elsewhere may have variables of the same names.
-  here = {place.path: mechanisms[place.path] for place in places}
-  save(source, model, substitution.filled(variables, here), folder)
+  swapped = {place.path: mechanisms[place.path] for place in places}
+  save(source, model, substitution.filled(variables, swapped), folder)

@@ -97,14 +97,14 @@ def _rows(config: PyramidConfig) -> Iterator[Row]:
     for name in ("query", "key", "value"):
       convolution = f"{attention}.convolution_projection_{name}"
       convolution = f"{convolution}.convolution_projection"
-      here = f"{slot}/{name}_convolution"
+      path = f"{slot}/{name}_convolution"
       yield Row(
         f"{convolution}.convolution.weight",
-        (f"params/{here}/convolution/kernel",),
+        (f"params/{path}/convolution/kernel",),
         DEPTHWISE,
       )
       yield from family.batch_norm(
-        f"{convolution}.normalization", f"{here}/norm"
+        f"{convolution}.normalization", f"{path}/norm"
       )
       yield from family.linear(
         f"{attention}.projection_{name}", f"{slot}/{name}"
@@ -140,14 +140,14 @@ def to_json(described: Described) -> dict[str, Any]:
     for one in config.layers("encoder_attention")
     if one.name == "strided_2d"
   }
-  for field, found, expected in (
+  for field, condition, expected in (
     ("image_shape", len({*config.image_shape[:2]}) == 1, "square images"),
     ("patch_size", not config.merges, "patches in every stage"),
     ("convolution", config.convolution, "convolutions"),
     ("encoder_attention", len(strides) < 2, "one stride"),
     ("activation", config.activation == "gelu", "'gelu'"),
   ):
-    if not found:
+    if not condition:
       raise ValueError(
         f"{field}: cvt has {expected}, got {getattr(config, field)}"
       )

@@ -156,8 +156,8 @@ def _token(
     return 0
   query = query or (first[0] // 2, first[1] // 2)
   row, column = (
-    at * size // whole
-    for at, size, whole in zip(query, grid, first, strict=True)
+    place * size // whole
+    for place, size, whole in zip(query, grid, first, strict=True)
   )
   return own + row * grid[1] + column
 

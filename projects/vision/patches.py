@@ -65,9 +65,9 @@ class Patches(nn.Module):
       shape = (own + math.prod(learned), config.features)
       table = self.param("positions", normal, shape, config.param_dtype)
       if grid != learned:
-        of_grid = table[own:].reshape(*learned, -1)
-        of_grid = resize_bicubic(of_grid, grid).reshape(math.prod(grid), -1)
-        table = jnp.concatenate([table[:own], of_grid])
+        positions = table[own:].reshape(*learned, -1)
+        positions = resize_bicubic(positions, grid).reshape(math.prod(grid), -1)
+        table = jnp.concatenate([table[:own], positions])
       x = x + table.astype(x.dtype)[None]
     return x
 

@@ -198,7 +198,7 @@ class PyramidConfig(AttentionSlots):
       ValueError: they are too small for the patches.
     """
     rows, columns = height, width
-    found = []
+    grids = []
     for number in range(len(self.depths)):
       if number and self.merges:
         rows, columns = -(-rows // 2), -(-columns // 2)
@@ -216,8 +216,8 @@ class PyramidConfig(AttentionSlots):
           f"patch_size: expected patches that fit into the images, but nothing "
           f"is left of {height} × {width} in stage {number + 1}"
         )
-      found.append((rows, columns))
-    return found
+      grids.append((rows, columns))
+    return grids
 
   def patches(self, number: int) -> tuple[int, int, int]:
     """Side, stride and padding of the patches of a stage."""
@@ -264,9 +264,9 @@ class PyramidConfig(AttentionSlots):
           f", got {list(values)}"
         )
     if self.merges:
-      for before, after in zip(self.features, self.features[1:], strict=False):
-        if after != 2 * before:
+      for narrow, wide in zip(self.features, self.features[1:], strict=False):
+        if wide != 2 * narrow:
           raise ValueError(
             f"features: merging doubles them from stage to stage; expected "
-            f"{2 * before} after {before}, got {after}"
+            f"{2 * narrow} after {narrow}, got {wide}"
           )

@@ -102,10 +102,10 @@ def _digits(share: float) -> Images:
       f"task.source: {DIGITS} come with scikit-learn, which is not installed: "
       "pip install scikit-learn"
     ) from error
-  found: Any = load_digits()  # A tuple, were it asked for `return_X_y`.
-  names = [str(name) for name in found.target_names]
-  images = found.images.astype(np.uint8)[..., None]
-  split = Split(images, found.target.astype(np.int32))
+  digits: Any = load_digits()  # A tuple, were it asked for `return_X_y`.
+  names = [str(name) for name in digits.target_names]
+  images = digits.images.astype(np.uint8)[..., None]
+  split = Split(images, digits.target.astype(np.int32))
   return _split(names, 16, split, share, f"task.source={DIGITS}")
 
 
@@ -180,8 +180,8 @@ def _examples(builder: Any, split: str) -> Iterator[tuple[int, bytes, str]]:
   from tasks import catalog
 
   raw = {"image": tfds.decode.SkipDecoding()}
-  found = catalog.examples(builder, split, decoders=raw)
-  for i, example in enumerate(found):
+  examples = catalog.examples(builder, split, decoders=raw)
+  for i, example in enumerate(examples):
     where = f"{builder.info.full_name}, split {split}, image {i}"
     if example["label"] < 0:
       raise DataError(f"{where}: has no label")

@@ -118,7 +118,7 @@ def _buffers(config: PyramidConfig) -> dict[str, np.ndarray]:
 
 def _index(window: int) -> np.ndarray:
   y, x = np.divmod(np.arange(window * window), window)
-  dy, dx = (at[:, None] - at + window - 1 for at in (y, x))
+  dy, dx = (place[:, None] - place + window - 1 for place in (y, x))
   return dy * (2 * window - 1) + dx
 
 
@@ -139,13 +139,13 @@ def to_json(described: Described) -> dict[str, Any]:
     for one in config.layers("encoder_attention")
     if one.name == "window_2d"
   }
-  for field, found, expected in (
+  for field, condition, expected in (
     ("image_shape", height == width, "square images"),
     ("mlp_features", len(ratios) == 1, "one multiple of features"),
     ("patch_size", config.merges, "that of the first stage alone"),
     ("encoder_attention", len(windows) < 2, "windows of one size"),
   ):
-    if not found:
+    if not condition:
       raise ValueError(
         f"{field}: swin has {expected}, got {getattr(config, field)}"
       )

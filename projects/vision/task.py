@@ -78,14 +78,14 @@ class ImageTask(LabelledTask):
     file = typed_path(path)
     if not file.is_file():
       raise DataError(f"{file}: no such file")
-    found = pixels.decode(read_bytes(file), str(file))
+    image = pixels.decode(read_bytes(file), str(file))
     channels = self.input_shapes["image"][2]
-    if found.shape[2] != channels:
+    if image.shape[2] != channels:
       raise DataError(
         f"{file}: expected {channels} channels, as the images of this run have, "
-        f"got {found.shape[2]}"
+        f"got {image.shape[2]}"
       )
-    return _scaled(found, 255)
+    return _scaled(image, 255)
 
   def encode(self, line: str) -> NoReturn:
     """Raises ValueError: an image is not typed."""

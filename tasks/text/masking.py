@@ -136,7 +136,7 @@ class MaskedText(TextTask):
     """Rows of one length, framed and padded to S."""
     count, length = tokens.shape
     padding = [self.pad_id] * (self.piece - length)
-    before, after = (
+    prefix, suffix = (
       np.tile(np.array(ids, np.int32), (count, 1))
       for ids in (self._before, self._after + padding)
     )
@@ -144,9 +144,9 @@ class MaskedText(TextTask):
     is_token = np.arange(self._config.context)
     is_token = is_token < self._config.context - len(padding)
     return {
-      "source": np.hstack([before, hidden, after]),
+      "source": np.hstack([prefix, hidden, suffix]),
       "source_mask": np.tile(is_token, (count, 1)),
-      "targets": np.hstack([before, tokens, after]),
+      "targets": np.hstack([prefix, tokens, suffix]),
       "weights": np.pad(chosen.astype(np.float32), outside),
     }
 

@@ -54,13 +54,13 @@ def ngram_losses(
   total = len(training.token)
   counts = np.bincount(training.token, minlength=size)
   unigram = ((counts + 1) / (total + size))[held_out.token]
-  pairs, found = np.unique(_codes(training, size), return_counts=True)
+  pairs, occurrences = np.unique(_codes(training, size), return_counts=True)
   # `NONE` counts as a neighbour too, hence one more.
   followers = np.bincount(pairs // size, minlength=size + 1)
   totals = np.bincount(training.left + 1, minlength=size + 1)
   codes = _codes(held_out, size)
   place = np.minimum(np.searchsorted(pairs, codes), len(pairs) - 1)
-  hits = np.where(pairs[place] == codes, found[place], 0)
+  hits = np.where(pairs[place] == codes, occurrences[place], 0)
   kinds, seen = followers[held_out.left + 1], totals[held_out.left + 1]
   bigram = np.where(
     seen > 0,

@@ -225,14 +225,14 @@ class SpanText(TextTask):
       free = (0, 0), (0, length - rows.shape[1])
       return np.pad(rows, free, constant_values=self.pad_id)
 
-    in_source = np.arange(sizes.source) < source.shape[1]
-    in_target = np.arange(sizes.target) < target.shape[1]
+    source_mask = np.arange(sizes.source) < source.shape[1]
+    target_mask = np.arange(sizes.target) < target.shape[1]
     return {
       "source": padded(source, sizes.source),
-      "source_mask": np.tile(in_source, (len(tokens), 1)),
+      "source_mask": np.tile(source_mask, (len(tokens), 1)),
       "inputs": padded(inputs, sizes.target),
       "targets": padded(target, sizes.target),
-      "weights": np.tile(in_target.astype(np.float32), (len(tokens), 1)),
+      "weights": np.tile(target_mask.astype(np.float32), (len(tokens), 1)),
     }
 
   def _training_pairs(self) -> Pairs:
@@ -267,8 +267,8 @@ def _segments(
 
 def _firsts(mask: np.ndarray) -> np.ndarray:
   """Where a stretch of True begins, [B, L]."""
-  before = np.pad(mask[:, :-1], ((0, 0), (1, 0)))
-  return mask & ~before
+  left = np.pad(mask[:, :-1], ((0, 0), (1, 0)))
+  return mask & ~left
 
 
 def _replaced(
