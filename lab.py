@@ -170,9 +170,9 @@ def train(
   workdir_lib.check(folder, parsed)
   if workdir_lib.final_metrics(folder, parsed) is None:
     cache.keep_programs()
-    begun = experiment.begin(parsed, folder)
-    print(f"{folder}: {experiment.describe(begun)}", flush=True)
-    loop.run(begun, folder, stop_at=stop_at)
+    trial = experiment.begin(parsed, folder)
+    print(f"{folder}: {experiment.describe(trial)}", flush=True)
+    loop.run(trial, folder, stop_at=stop_at)
   return load_run(folder)
 
 

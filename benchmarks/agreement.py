@@ -49,16 +49,17 @@ def main() -> None:
   print("| mechanism | causal | of | float32, exact | float32 | bfloat16 |")
   print("| --- | :-: | --- | --: | --: | --: |")
   for name in programs.chosen(_ATTENTION.value):
-    made, without_kernel = (
+    candidates, references = (
       programs.programs([x], size, _LENGTH) for x in (name, name.split("/")[0])
     )
-    for program, reference in zip(made, without_kernel, strict=True):
+    for program, reference in zip(candidates, references, strict=True):
       if program.part != programs.DECODE:
-        of = "output" if program.part == programs.FORWARD else "gradients"
+        quantity = "output" if program.part == programs.FORWARD else "gradients"
         functions = program.function, reference.function
         cells = _cells(*functions, program.arguments, _PRECISIONS)
         print(
-          f"| `{name}` | {'✓' * program.causal} | {of} | {cells} |", flush=True
+          f"| `{name}` | {'✓' * program.causal} | {quantity} | {cells} |",
+          flush=True,
         )
   if set(_ATTENTION.value) <= {"all"}:
     _print_calls(size)
@@ -76,8 +77,8 @@ def _print_calls(size: Any) -> None:
     for kernel in ("xla", "cudnn", "tokamax"):
       call = partial(attend, implementation=kernel)
       output = _cells(call, reference, arrays, _PRECISIONS[-1:])
-      both = programs.gradients(call), programs.gradients(reference)
-      cells = f"{output} | {_cells(*both, arrays, _PRECISIONS[-1:])}"
+      functions = programs.gradients(call), programs.gradients(reference)
+      cells = f"{output} | {_cells(*functions, arrays, _PRECISIONS[-1:])}"
       print(f"| {name} | {kernel} | {cells} |", flush=True)
 
 
@@ -140,33 +141,33 @@ def _cells(
 
   cpu = jax.devices("cpu")[0]
   with platform.tracing_for("cpu"), jax.default_device(cpu):
-    there = jax.device_put(cast(jnp.float32), cpu)
-    expected = jax.jit(_anew(reference))(*there)
+    arrays = jax.device_put(cast(jnp.float32), cpu)
+    expected = jax.jit(_wrapper(reference))(*arrays)
   cells = []
   for dtype, precision in precisions:
     try:
       with jax.default_matmul_precision(precision):
-        given = jax.jit(_anew(function))(*cast(dtype))
-      cells.append(f"{_difference(given, expected):.1e}")
+        outputs = jax.jit(_wrapper(function))(*cast(dtype))
+      cells.append(f"{_difference(outputs, expected):.1e}")
     except Exception as error:  # A cell of the table, not its end.
       cells.append(first_line(error))
   return " | ".join(cells)
 
 
-def _anew(function):
+def _wrapper(function):
   """Traced again: `jax.jit` keeps what it traced for another device."""
   return lambda *arguments: function(*arguments)
 
 
-def _difference(given: Any, expected: Any) -> float:
+def _difference(outputs: Any, expected: Any) -> float:
   import jax
   import numpy as np
 
-  given, expected = (
+  outputs, expected = (
     [np.asarray(x, np.float64) for x in jax.tree.leaves(arrays)]
-    for arrays in (given, expected)
+    for arrays in (outputs, expected)
   )
-  pairs = zip(given, expected, strict=True)
+  pairs = zip(outputs, expected, strict=True)
   # Python's `max` would pass over a NaN.
   furthest = np.max([np.abs(x - y).max() for x, y in pairs])
   return float(furthest / np.max([np.abs(x).max() for x in expected]))

@@ -134,7 +134,7 @@ def points(
   query, key = calls[0][:2]
   length = key.shape[1]
   dims = Dims(query.shape[2], key.shape[2], query.shape[3], length)
-  found: list[Point] = []
+  measurements: list[Point] = []
   for value in sweep.values:
     if sweep.is_below_length and value >= length:
       continue
@@ -146,7 +146,7 @@ def points(
       error(record.init(jax.random.key(draw), dims))
       for draw in range(num_draws if sweep.is_drawn else 1)
     ]
-    found.append(
+    measurements.append(
       {
         "mechanism": sweep.mechanism,
         "option": sweep.option,
@@ -154,7 +154,7 @@ def points(
         "errors": errors,
       }
     )
-  return found
+  return measurements
 
 
 def relative_error(
@@ -173,22 +173,22 @@ def relative_error(
   def squares(variables, query, key, value, call):
     key = None if is_shared else key
     out = record.apply(variables, query, key, value, **call)
-    there = exact(query, key, value, **call)
-    return jnp.stack([jnp.sum((out - there) ** 2), jnp.sum(there**2)])
+    reference = exact(query, key, value, **call)
+    return jnp.stack([jnp.sum((out - reference) ** 2), jnp.sum(reference**2)])
 
   def error(variables):
-    of_calls = [squares(variables, *arrays, call) for *arrays, call in calls]
-    deviation, size = jnp.stack(of_calls).sum(axis=0)
+    sums = [squares(variables, *arrays, call) for *arrays, call in calls]
+    deviation, size = jnp.stack(sums).sum(axis=0)
     return math.sqrt(deviation / size)
 
   return error
 
 
-def slope(found: Sequence[Point]) -> float | None:
+def slope(measurements: Sequence[Point]) -> float | None:
   """Of log error against log value, by least squares over means that are not 0."""
   pairs = [
     (math.log(point["value"]), math.log(statistics.fmean(point["errors"])))
-    for point in found
+    for point in measurements
     if statistics.fmean(point["errors"]) > 1e-6
   ]
   if len(pairs) < 2:
@@ -203,11 +203,11 @@ def random_calls(
   import jax
 
   keys = jax.random.split(jax.random.key(0), (len(shapes), 3))
-  found: list[Call] = []
-  for shape, of_three in zip(shapes, keys, strict=True):
-    query, key, value = (jax.random.normal(k, shape) for k in of_three)
-    found.append((size * query, size * key, value, {}))
-  return found
+  calls: list[Call] = []
+  for shape, subkeys in zip(shapes, keys, strict=True):
+    query, key, value = (jax.random.normal(k, shape) for k in subkeys)
+    calls.append((size * query, size * key, value, {}))
+  return calls
 
 
 def trained_calls(folder: Path) -> list[Call]:
@@ -231,15 +231,15 @@ def trained_calls(folder: Path) -> list[Call]:
   variables = inference.restore_variables(run, folder)
   batch = next(iter(run.task.eval_batches(run.task.eval_splits[0])))
   rows = {name: array[:_ROWS] for name, array in batch.items()}
-  found: list[Call] = []
+  calls: list[Call] = []
 
   def observer(attention, query, key, value, out, **call):
     del attention, out
-    kept = {k: v for k, v in call.items() if k == "mask" and v is not None}
-    found.append((query, key, value, kept))
+    options = {k: v for k, v in call.items() if k == "mask" and v is not None}
+    calls.append((query, key, value, options))
 
   models.observe_attention(cast(Any, run.model), variables, rows, observer)
-  return found
+  return calls
 
 
 def markdown(points_by_kind: Points) -> str:
@@ -257,9 +257,9 @@ def markdown(points_by_kind: Points) -> str:
   ]
   for number, sweep in enumerate(SWEEPS):
     sweeps = [points_by_kind[kind][number] for kind in kinds]
-    for same in zip(*sweeps, strict=True):
-      name = f"{sweep.option} = {same[0]['value']}"
-      cells = [_interval(point["errors"]) for point in same]
+    for row in zip(*sweeps, strict=True):
+      name = f"{sweep.option} = {row[0]['value']}"
+      cells = [_interval(point["errors"]) for point in row]
       errors.append([f"`{sweep.mechanism}`", name, *cells])
     fitted = [*map(slope, sweeps), sweep.law]
     cells = ["–" if x is None else f"{x:.2f}" for x in fitted]
@@ -312,9 +312,9 @@ def _draw_panel(axes: Any, sweeps: Sequence[Sequence[Point]]) -> None:
   styles = style_lib.styles([])
   for points in sweeps:
     # What is exact has no place on a logarithmic axis.
-    shown = [point for point in points if min(point["errors"]) > 1e-4]
-    values = [point["value"] for point in shown]
-    errors = [point["errors"] for point in shown]
+    curve = [point for point in points if min(point["errors"]) > 1e-4]
+    values = [point["value"] for point in curve]
+    errors = [point["errors"] for point in curve]
     name = f"{points[0]['mechanism']}, {points[0]['option']}"
     style = styles[points[0]["mechanism"]]
     axes.plot(
@@ -347,7 +347,7 @@ def _draw_panel(axes: Any, sweeps: Sequence[Sequence[Point]]) -> None:
 
 def main() -> None:
   """Measures, prints and writes."""
-  found = {}
+  points_by_kind = {}
   trained = {}
   shapes = [(_ROWS, _LENGTH.value, 4, 32)] * 2
   if _WORKDIR.value is not None:
@@ -358,24 +358,24 @@ def main() -> None:
     "random, halved": random_calls(shapes, 0.5),
     **trained,
   }
-  for kind, of_kind in calls.items():
-    found[kind] = []
+  for kind, kind_calls in calls.items():
+    points_by_kind[kind] = []
     for sweep in SWEEPS:
-      found[kind].append(points(sweep, of_kind))
+      points_by_kind[kind].append(points(sweep, kind_calls))
       print(f"{kind}: {sweep.mechanism}", flush=True)
-  text = markdown(found)
+  text = markdown(points_by_kind)
   print(text)
   if _OUT.value is not None:
     folder = Path(_OUT.value)
     folder.mkdir(parents=True, exist_ok=True)
     content = {
       kind: [point for sweep in sweeps for point in sweep]
-      for kind, sweeps in found.items()
+      for kind, sweeps in points_by_kind.items()
     }
     (folder / "approximation.json").write_text(json.dumps(content, indent=1))
     body = f"{text}\n\n![{CAPTION}](approximation.svg)\n"
     (folder / "approximation.md").write_text(body, "utf-8")
-    draw(found, folder / "approximation")
+    draw(points_by_kind, folder / "approximation")
     print(folder)
 
 

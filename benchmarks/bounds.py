@@ -64,7 +64,7 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
   Args:
     rows: of `benchmarks.timing`, `LENGTH` among their lengths.
   """
-  found = {
+  row_by_part = {
     (row["mechanism"], row["causal"], row["part"]): row
     for row in rows
     if row["length"] == LENGTH
@@ -74,8 +74,8 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
   lines = [head, ["---", ":-:", "---", *["--:", "--:", "---"] * 2, "---"]]
   for (name, causal), bound in BOUNDS.items():
     for i, part in enumerate((FORWARD, TRAINING)):
-      row = found.get((name, causal, part), {})
-      base = found.get((BASELINE, causal, part), {})
+      row = row_by_part.get((name, causal, part), {})
+      base = row_by_part.get((BASELINE, causal, part), {})
       cells = [f"`{name}`", "✓" if causal else "", part]
       ours, theirs = row.get("seconds"), base.get("seconds")
       ratio = ours / theirs if ours and theirs else None
@@ -96,7 +96,7 @@ def growth_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
   Args:
     rows: of `benchmarks.timing`, both lengths among them.
   """
-  found = {
+  row_by_length = {
     (row["mechanism"], row["causal"], row["part"], row["length"]): row
     for row in rows
   }
@@ -104,8 +104,8 @@ def growth_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     ["mechanism", "causal", "part", "time", "bound", "", "MiB", "bound", ""],
     ["---", ":-:", "---", *["--:", "--:", "---"] * 2],
   ]
-  for (name, causal, part, length), row in found.items():
-    longer = found.get((name, causal, part, LONGER), {})
+  for (name, causal, part, length), row in row_by_length.items():
+    longer = row_by_length.get((name, causal, part, LONGER), {})
     if length != LENGTH or name == BASELINE or part == DECODE or not longer:
       continue
     cells = [f"`{name}`", "✓" if causal else "", part]

@@ -107,10 +107,10 @@ def _compare() -> None:
           f"{seconds[0] / seconds[1]:.2f} ({1e3 * seconds[0]:.0f} ms)"
         )
       for programs in zip(*calls, strict=True):
-        now, before = (
+        mebibytes = [
           p.memory_analysis().temp_size_in_bytes / 2**20 for p in programs
-        )
-        cells.append(f"{now:.1f} / {before:.1f}")
+        ]
+        cells.append(f"{mebibytes[0]:.1f} / {mebibytes[1]:.1f}")
       causal = ", causal" * plug.directions(registry.example(name))[-1]
       print(
         f"| {name}{causal} | {length:,} | {' | '.join(cells)} |", flush=True

@@ -147,7 +147,7 @@ def programs(
       arguments = [params, *arrays, variables]
       for part, function in (
         (FORWARD, forward),
-        (TRAINING, _with_gradient(forward)),
+        (TRAINING, _forward_backward(forward)),
       ):
         yield Program(name, causal, part, length, function, arguments)
     if mechanism.init_cache is not None:
@@ -159,7 +159,7 @@ def programs(
       if "own_keys" in mechanism.supports:
         rows[2] = None
       # Leaves may be one buffer, which cannot be donated twice.
-      cache = jax.tree.map(jnp.copy, _at_the_end(cache, length))
+      cache = jax.tree.map(jnp.copy, _cache_at_end(cache, length))
       arguments = [cache, *rows, everything]
       function = _decode(mechanism, length)
       yield Program(name, True, DECODE, length, function, arguments)
@@ -214,7 +214,7 @@ def first_line(error: Exception) -> str:
   return str(error).strip().partition("\n")[0]
 
 
-def _with_gradient(forward: Callable[..., Any]) -> Callable[..., Any]:
+def _forward_backward(forward: Callable[..., Any]) -> Callable[..., Any]:
   def forward_backward(*arguments):
     *arrays, constants = arguments
     return gradients(lambda *x: forward(*x, constants))(*arrays)
@@ -229,12 +229,12 @@ def _decode(mechanism: Attention, length: int) -> Callable[..., Any]:
   def step(cache, query, key, value, variables):
     out, cache = decode(variables, cache, query, key, value)
     # Back to where it was, for the next call.
-    return out, _at_the_end(cache, length)
+    return out, _cache_at_end(cache, length)
 
   return step
 
 
-def _at_the_end(cache: Any, length: int) -> Any:
+def _cache_at_end(cache: Any, length: int) -> Any:
   """The cache before its last position; one that keeps no position, as it is."""
   if "index" not in getattr(cache, "_fields", ()):
     return cache

@@ -56,9 +56,9 @@ class Seen(NamedTuple):
 
 
 LISTOPS_RULES: dict[str, Callable[[Seen], object]] = {
-  "nothing": lambda seen: None,
-  "the operator at the root": lambda seen: seen.root,
-  "that operator on its digits": lambda seen: seen,
+  "nothing": lambda view: None,
+  "the operator at the root": lambda view: view.root,
+  "that operator on its digits": lambda view: view,
 }
 """Name -> what the rule sees."""
 
@@ -96,15 +96,17 @@ def accuracies(
     counted: examples that the rules are made of.
     tried: those that they answer; what was never counted is answered wrongly.
   """
-  found = {}
-  for name, sees in rules.items():
+  shares = {}
+  for name, rule in rules.items():
     counts: dict[object, Counter[object]] = {}
-    for what, answer in counted:
-      counts.setdefault(sees(what), Counter())[answer] += 1
-    best = {key: of.most_common(1)[0][0] for key, of in counts.items()}
-    right = [best.get(sees(what)) == answer for what, answer in tried]
-    found[name] = sum(right) / len(right)
-  return found
+    for view, answer in counted:
+      counts.setdefault(rule(view), Counter())[answer] += 1
+    best = {
+      key: counter.most_common(1)[0][0] for key, counter in counts.items()
+    }
+    right = [best.get(rule(view)) == answer for view, answer in tried]
+    shares[name] = sum(right) / len(right)
+  return shares
 
 
 def main() -> None:
@@ -127,14 +129,14 @@ def main() -> None:
   endless = dataclasses.replace(config.task, train_size=0)
   task = TASKS[name].make(endless, kind="encoder", batch_size=_BATCH, seed=0)
   batches = (task.train_batch(step) for step in itertools.count())
-  found = list(
+  sample = list(
     itertools.islice((e for b in batches for e in examples(task, b)), count)
   )
-  told = ", ".join(f"{k}={v}" for k, v in to_mapping(config.task).items())
-  print(f"{file}: {told}")
+  fields = ", ".join(f"{k}={v}" for k, v in to_mapping(config.task).items())
+  print(f"{file}: {fields}")
   half = count // 2
   width = max(map(len, rules)) + 1
-  for rule, share in accuracies(rules, found[:half], found[half:]).items():
+  for rule, share in accuracies(rules, sample[:half], sample[half:]).items():
     print(f"{rule:<{width}} {share:6.1%}")
 
 

@@ -47,15 +47,17 @@ def main() -> None:
   jax.config.update("jax_num_cpu_devices", max(DEVICES))
   from attention import ATTENTIONS, plug
 
-  able = plug.supporting(ATTENTIONS, _AXIS)
+  mechanisms = plug.supporting(ATTENTIONS, _AXIS)
   names = _ATTENTION.value or [
-    *able,
+    *mechanisms,
     *(f"flash:{way}" for way in ("balanced", "all_to_all")),
   ]
-  if unknown := [name for name in names if name.split(":")[0] not in able]:
+  if unknown := [
+    name for name in names if name.split(":")[0] not in mechanisms
+  ]:
     raise ConfigError(
-      f"--attention: expected mechanisms with a form in parts, {', '.join(able)}"
-      f", got {', '.join(unknown)}"
+      "--attention: expected mechanisms with a form in parts, "
+      f"{', '.join(mechanisms)}, got {', '.join(unknown)}"
     )
   positions = _POSITIONS.value
   print(
@@ -79,11 +81,11 @@ def main() -> None:
             name, mechanism, devices, positions, is_causal
           )
           part = "with gradients" if with_gradients else "forward"
-          told = "" if with_gradients else f"{promised / 1e6:.3f}"
+          promise = "" if with_gradients else f"{promised / 1e6:.3f}"
           print(
             f"| `{name}` | {'✓' if is_causal else ''} | {part} | {devices} | "
             f"{row['flops'] / 1e9:.2f} | {row['temporaries'] / 2**20:.1f} | "
-            f"{row['sent'] / 1e6:.3f} | {told} |",
+            f"{row['sent'] / 1e6:.3f} | {promise} |",
             flush=True,
           )
     longest.append((name, *_longest(name, positions)))
@@ -92,8 +94,8 @@ def main() -> None:
   )
   print("| --- | --: | --: | --: | --: |")
   for name, *lengths in longest:
-    told = " | ".join(f"{length:,.0f}" for length in lengths)
-    print(f"| `{name}` | {told} |")
+    cells = " | ".join(f"{length:,.0f}" for length in lengths)
+    print(f"| `{name}` | {cells} |")
 
 
 def _mechanism(name: str, positions: int) -> Any:
@@ -226,8 +228,8 @@ def sent_on_paper(
       numbers = 2 * heads * options["rank"] * DIM * 2 * others
     case "flash:balanced" if is_causal:
       # Halves of queries, keys, values and results go there and back.
-      there_and_back = positions * heads * 4 * DIM * (devices > 1)
-      numbers = length * heads * 2 * DIM * others + there_and_back
+      exchanges = positions * heads * 4 * DIM * (devices > 1)
+      numbers = length * heads * 2 * DIM * others + exchanges
     case "flash:all_to_all":
       numbers = positions * heads * 4 * DIM * others
     case "additive":
@@ -253,15 +255,15 @@ def _longest(name: str, positions: int) -> list[float]:
   is_causal = plug.directions(mechanism)[-1]
   # Two devices, so that what a ring holds is among the temporaries.
   lengths = (positions, 2 * positions)
-  found = [
+  temporaries = [
     measure(mechanism, 2, length, is_causal, True)["temporaries"]
     for length in lengths
   ]
-  slope = (found[1] - found[0]) / positions
-  base = found[0] - slope * positions
+  slope = (temporaries[1] - temporaries[0]) / positions
+  base = temporaries[0] - slope * positions
   # Query, key, value and result, and the gradient of each.
-  of_position = max(slope, 0.0) + 8 * BATCH * HEADS * DIM * 4
-  fitting = [(memory - max(base, 0.0)) / of_position for memory in MEMORY]
+  position_bytes = max(slope, 0.0) + 8 * BATCH * HEADS * DIM * 4
+  fitting = [(memory - max(base, 0.0)) / position_bytes for memory in MEMORY]
   return [*fitting, *(MANY * count for count in fitting)]
 
 

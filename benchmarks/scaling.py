@@ -76,12 +76,14 @@ def main() -> None:
   rows: list[timing.Row] = []
   for length in lengths:
     start = time.perf_counter()
-    made = programs.programs([programs.BASELINE, *names], size, length)
-    more = timing.time_length(made, budget, _MAX_GIB.value * 2**30, rows)
-    rows += more
+    candidates = programs.programs([programs.BASELINE, *names], size, length)
+    new_rows = timing.time_length(
+      candidates, budget, _MAX_GIB.value * 2**30, rows
+    )
+    rows += new_rows
     if out is not None:
       with out.open("a") as file:
-        file.writelines(json.dumps(row) + "\n" for row in more)
+        file.writelines(json.dumps(row) + "\n" for row in new_rows)
     seconds = time.perf_counter() - start
     print(f"length {length:,}: {seconds:.0f} s", file=sys.stderr, flush=True)
   device = jax.devices()[0]

@@ -108,7 +108,9 @@ def _part(
         *title,
         *(_time(seconds.get(x), spread.get(x)) for x in lengths),
         _number(exponent(seconds, lengths), 2),
-        "" if name == DENSE else _from(crossover(seconds, dense), seconds),
+        ""
+        if name == DENSE
+        else _crossover_cell(crossover(seconds, dense), seconds),
       ]
     )
     ratios.append(
@@ -163,7 +165,7 @@ def _number(
   return f"{value / unit:.{decimals}f}"
 
 
-def _from(value: float | None, seconds: Series) -> str:
+def _crossover_cell(value: float | None, seconds: Series) -> str:
   if value is None:
     return "–"
   return f"{'≤ ' * (value <= min(seconds))}{value:,.0f}"

@@ -113,8 +113,8 @@ def time_length(
   deadline = time.perf_counter() + share
   warm = _warmed(x for x in ready if "reason" not in x[1])
   certain = max(share / max(len(warm), 1) / _FEWEST, _VERY_SHORT)
-  in_turn = _in_turn(warm, deadline, certain)
-  for (_, row, _), times in zip(warm, in_turn, strict=True):
+  timings = _in_turn(warm, deadline, certain)
+  for (_, row, _), times in zip(warm, timings, strict=True):
     low, median, high = np.percentile(times, [25, 50, 75])
     row["seconds"] = float(median)
     row["spread"] = float(high - low) / 2 if len(times) > 1 else None
@@ -138,8 +138,7 @@ def _compiled(
       return program, error
     return program, None
 
-  on_cpu = jax.default_backend() == "cpu"
-  workers = 1 if on_cpu else os.cpu_count()
+  workers = 1 if jax.default_backend() == "cpu" else os.cpu_count()
   with concurrent.futures.ThreadPoolExecutor(workers) as pool:
     return list(pool.map(compiled, programs))
 
@@ -167,16 +166,16 @@ def _in_turn(
   warm: Sequence[tuple[Program, Row, float]], deadline: float, certain: float
 ) -> list[list[float]]:
   """Seconds of the calls of each program, the fewest of them if `certain` is enough."""
-  found: list[list[float]] = [[] for _ in warm]
+  timings: list[list[float]] = [[] for _ in warm]
   for calls in range(_ROUNDS):
     for i in np.argsort([first for *_, first in warm]):
       program, _, first = warm[i]
       needed = first * program.repeats
       fits = time.perf_counter() + needed <= deadline
       if fits or (calls < _FEWEST and needed <= certain):
-        found[i].append(program.seconds())
+        timings[i].append(program.seconds())
   return [
-    times or [first] for times, (*_, first) in zip(found, warm, strict=True)
+    times or [first] for times, (*_, first) in zip(timings, warm, strict=True)
   ]
 
 
@@ -211,11 +210,11 @@ def _leave_out(
 
 def _expected(row: Row, before: Sequence[Row]) -> float:
   """Seconds of a call if quadratic from the longest length that was run."""
-  same = [
+  measurements = [
     (other["length"], other["seconds"])
     for other in before
     if other["seconds"] is not None
     and all(other[key] == row[key] for key in ("mechanism", "causal", "part"))
   ]
-  length, seconds = max(same, default=(1, 0.0))
+  length, seconds = max(measurements, default=(1, 0.0))
   return seconds * (row["length"] / length) ** 2

@@ -54,15 +54,15 @@ def _squares(
   batch: Mapping[str, Any],
 ) -> tuple[Array, Array]:
   """Squared norms of out − exact and of exact, summed; not of `hidden`."""
-  found = []
+  squares = []
 
   def observer(attention, query, key, value, out, **call):
     if attention != hidden:
-      there = exact(attention)(query, key, value, **call)
-      found.append((_square(out - there), _square(there)))
+      reference = exact(attention)(query, key, value, **call)
+      squares.append((_square(out - reference), _square(reference)))
 
   models.observe_attention(model, variables, batch, observer)
-  deviations, sizes = zip(*found, strict=True)
+  deviations, sizes = zip(*squares, strict=True)
   return jnp.stack(deviations).sum(), jnp.stack(sizes).sum()
 
 
@@ -72,8 +72,8 @@ def exact(attention: Attention) -> Callable[..., Any]:
 
     def dense(query, key, value, **call):
       # Gates, such as an indexer's, choose and weigh what dense attention sees whole.
-      taken = {name: x for name, x in call.items() if name in _DENSE_OPTIONS}
-      return dense_attention(query, key, value, **taken)
+      options = {name: x for name, x in call.items() if name in _DENSE_OPTIONS}
+      return dense_attention(query, key, value, **options)
 
     return dense
 

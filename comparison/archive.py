@@ -32,16 +32,19 @@ def pack(workdir: Path, path: Path) -> int:
     "references": records.references(workdir),
     "scaling": metrics.read(workdir, records.SCALING),
   }
-  found = records.by_identity(workdir)
-  for one in found.values():
-    one.get("measured", {}).pop("map", None)
-  lines = [head, *({"run": name, **one} for name, one in found.items())]
+  run_records = records.by_identity(workdir)
+  for record in run_records.values():
+    record.get("measured", {}).pop("map", None)
+  lines = [
+    head,
+    *({"run": name, **record} for name, record in run_records.items()),
+  ]
   text = "".join(json.dumps(line, sort_keys=True) + "\n" for line in lines)
   try:
     claimed.replace_bytes(path, lzma.compress(text.encode()))
   except OSError as error:
     raise ConfigError(f"--records: {error}") from error
-  return len(found)
+  return len(run_records)
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
@@ -52,9 +55,11 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
   """
   try:
     with lzma.open(path, "rt", encoding="utf-8") as file:
-      head, *found = (json.loads(line) for line in file)
+      head, *run_records = (json.loads(line) for line in file)
     dict(head["comparison"])
-    return head, {Path(one.pop("run")).name: one for one in found}
+    return head, {
+      Path(record.pop("run")).name: record for record in run_records
+    }
   except (OSError, EOFError, lzma.LZMAError, ValueError) as error:
     raise ConfigError(f"--records: {path}: {error}") from error
   except (KeyError, TypeError, AttributeError):
@@ -75,12 +80,12 @@ def unpack(path: Path, workdir: Path) -> None:
   Raises:
     ConfigError: the file is missing or damaged; or the folder holds other files.
   """
-  head, found = read(path)
+  head, run_records = read(path)
   records.claim(workdir, head["comparison"])
   records.refer(workdir, head.get("references") or {})
   if scaling := head.get("scaling"):
     lines = "".join(json.dumps(row) + "\n" for row in scaling)
     claimed.replace_text(workdir / records.SCALING, lines)
   (workdir / records.RECORDS).mkdir(exist_ok=True)
-  for name in found.keys() - records.by_identity(workdir).keys():
-    records.update(workdir, name, **found[name])
+  for name in run_records.keys() - records.by_identity(workdir).keys():
+    records.update(workdir, name, **run_records[name])

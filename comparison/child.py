@@ -26,15 +26,15 @@ def run(request: Mapping[str, Any]) -> str:
     Why it failed, on one line; empty where it did not.
   """
   with (
-    tempfile.TemporaryFile("w+") as asked,
+    tempfile.TemporaryFile("w+") as inputs,
     tempfile.TemporaryFile("w+") as errors,
     _exit_at_sigterm(),
   ):
-    json.dump(request, asked)
-    asked.seek(0)
+    json.dump(request, inputs)
+    inputs.seek(0)
     process = subprocess.Popen(
       [sys.executable, *_COMMAND],
-      stdin=asked,
+      stdin=inputs,
       stdout=subprocess.PIPE,
       stderr=errors,
       text=True,
@@ -64,8 +64,8 @@ def _exit_at_sigterm() -> Iterator[None]:
     del frame
     sys.exit(128 + signum)
 
-  before = signal.signal(signal.SIGTERM, stop)
+  handler = signal.signal(signal.SIGTERM, stop)
   try:
     yield
   finally:
-    signal.signal(signal.SIGTERM, before)
+    signal.signal(signal.SIGTERM, handler)

@@ -41,26 +41,30 @@ def choose(runs: Sequence[Run], workdir: Path, comparison: Comparison) -> Run:
     RunError: a record cannot be written.
   """
   launch([run for run in runs if run.obstacle], workdir, comparison)
-  able = [run for run in runs if not run.obstacle]
-  if not able:
+  candidates = [run for run in runs if not run.obstacle]
+  if not candidates:
     return runs[0]
   for share in comparison.halving.rungs:
-    able = _better_half(able, workdir, comparison, share)
-  launch(able, workdir, comparison)
-  loss, best = _ranked(able, workdir)[0]
-  tried = {leaf: set(values) for leaf, values in comparison.grid_values.items()}
+    candidates = _better_half(candidates, workdir, comparison, share)
+  launch(candidates, workdir, comparison)
+  loss, best = _ranked(candidates, workdir)[0]
+  values_by_leaf = {
+    leaf: set(values) for leaf, values in comparison.grid_values.items()
+  }
   # Where no point could be trained, none beyond can be.
-  for run in _beyond(best[0], comparison) if loss < math.inf else ():
+  for run in _outer_points(best[0], comparison) if loss < math.inf else ():
     new = [run.with_seed(x, choosing=True) for x in comparison.choosing_seeds]
     records.plan(workdir, new)
     launch(new, workdir, comparison)
-    able += new
+    candidates += new
     for leaf, value in run.grid.items():
-      tried[leaf].add(value)
-  _, (chosen, *_) = _ranked(able, workdir)[0]
+      values_by_leaf[leaf].add(value)
+  _, (chosen, *_) = _ranked(candidates, workdir)[0]
   point = ", ".join(f"{leaf}={value}" for leaf, value in chosen.grid.items())
   print(f"{chosen.row}: chosen {point}", flush=True)
-  edge = [x for x in tried if chosen.grid[x] in _ends(tried[x])]
+  edge = [
+    x for x in values_by_leaf if chosen.grid[x] in _ends(values_by_leaf[x])
+  ]
   return dataclasses.replace(chosen, at_edge=edge)
 
 
@@ -91,7 +95,7 @@ def _ends(values: Collection[Any]) -> tuple[Any, ...]:
   return (min(values), max(values)) if several else ()
 
 
-def _beyond(run: Run, comparison: Comparison) -> Iterator[Run]:
+def _outer_points(run: Run, comparison: Comparison) -> Iterator[Run]:
   """Points beyond the ends of the grid that a run is at, where they can be."""
   for leaf, values in comparison.grid_values.items():
     value = beyond(run.grid[leaf], values)
@@ -116,16 +120,16 @@ def _better_half(
   ranked = _ranked(runs, workdir, share)
   half = math.ceil(len(ranked) / 2)
   for loss, point in ranked[half:]:
-    why = (
+    reason = (
       f"loss {loss:.4g} after {share:.3g} of the steps, where "
       f"{ranked[half - 1][0]:.4g} went on"
     )
     for run in point:
       if records.status(workdir, run) == records.STOPPED:
-        stopped = {"status": records.STOPPED_EARLY, "reason": why}
+        stopped = {"status": records.STOPPED_EARLY, "reason": reason}
         history = records.history(workdir, run)
         records.update(workdir, run.identity, **stopped, history=history)
-        print(f"  {run.identity}: stopped early: {why}", flush=True)
+        print(f"  {run.identity}: stopped early: {reason}", flush=True)
   return [run for _, point in ranked[:half] for run in point]
 
 
@@ -138,12 +142,12 @@ def _ranked(
   """
 
   def loss(run: Run) -> float:
-    found = None
+    value = None
     if share is not None:
-      found = records.loss_at(workdir, run, share)
+      value = records.loss_at(workdir, run, share)
     elif records.status(workdir, run) == records.DONE:
-      found = list(records.losses(workdir, run).values())[-1]
-    return found if found is not None and math.isfinite(found) else math.inf
+      value = list(records.losses(workdir, run).values())[-1]
+    return value if value is not None and math.isfinite(value) else math.inf
 
   points = grouped(runs, "family")
   means = [statistics.fmean(map(loss, point)) for point in points]

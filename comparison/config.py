@@ -30,14 +30,14 @@ FIRST_CHOOSING_SEED = 10_000
 """Seeds below it are those of the report; those from it on choose a point."""
 
 
-def _values(given: Any) -> list[Any]:
+def _values(entry: Any) -> list[Any]:
   """The values of a leaf: a list, one value, or text with commas."""
-  if isinstance(given, (list, tuple)):
+  if isinstance(entry, (list, tuple)):
     # On a command line a tuple of words arrives as one word with commas.
-    return [value for part in given for value in _values(part)]
-  if isinstance(given, str):
-    return [literal(part) for part in split(given)]
-  return [given]
+    return [value for part in entry for value in _values(part)]
+  if isinstance(entry, str):
+    return [literal(part) for part in split(entry)]
+  return [entry]
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -52,7 +52,7 @@ class Halving:
   """
 
   rungs: Annotated[
-    tuple[Share, ...], BeforeValidator(lambda given: tuple(_values(given)))
+    tuple[Share, ...], BeforeValidator(lambda entry: tuple(_values(entry)))
   ] = ()
   seeds: Count = 2
 
@@ -113,9 +113,9 @@ class Comparison:
       check(self, field, are_unique, "at least one, each once")
     for task in self.task_names:
       if not _is_task(task):
-        known = [x.stem for x in Path("configs").glob("[a-z]*.py")]
+        names = [x.stem for x in Path("configs").glob("[a-z]*.py")]
         raise ValueError(
-          f"tasks: no file configs/{task}.py for {task!r}{near(task, known)}"
+          f"tasks: no file configs/{task}.py for {task!r}{near(task, names)}"
         )
     self._check_tasks("per_task", "LEAF", "num_steps")
     for task, leaves in self.per_task.items():
@@ -150,8 +150,8 @@ class Comparison:
   def mechanisms(self) -> list[str]:
     """Keys of `ATTENTIONS` and of `variants`, and import paths."""
     everything = self.attention == "all"
-    known = [*ATTENTIONS, *self.variants]
-    return known if everything else split(self.attention)
+    names = [*ATTENTIONS, *self.variants]
+    return names if everything else split(self.attention)
 
   @property
   def seed_numbers(self) -> list[int]:
@@ -168,7 +168,7 @@ class Comparison:
   @property
   def grid_values(self) -> dict[str, list[Any]]:
     """Leaf of the grid -> its values."""
-    return _by_leaf(self.grid)
+    return _values_by_leaf(self.grid)
 
   def grid_points(self) -> Iterator[Leaves]:
     """Every combination of the grid's values; `{}` alone without a grid."""
@@ -227,7 +227,7 @@ class Comparison:
 
   def _check_points(self):
     for field in ("grid", "across"):
-      for leaf, values in _by_leaf(getattr(self, field)).items():
+      for leaf, values in _values_by_leaf(getattr(self, field)).items():
         if not values:
           raise ValueError(f"{field}.{leaf}: expected at least one value")
         if any(value in values[:place] for place, value in enumerate(values)):
@@ -242,14 +242,17 @@ class Comparison:
         )
 
   def _check_budget(self):
-    budgets = ("budget_seconds", "budget_flops")
-    given = [name for name in budgets if getattr(self, name) is not None]
-    check(self, "budget_flops", len(given) < 2, "one budget")
+    budgets = [
+      name
+      for name in ("budget_seconds", "budget_flops")
+      if getattr(self, name) is not None
+    ]
+    check(self, "budget_flops", len(budgets) < 2, "one budget")
     leaves = {*flatten(self.grid), *flatten(self.across)}
     leaves.update(*map(self.leaves, self.task_names))
-    if given and "num_steps" in leaves:
+    if budgets and "num_steps" in leaves:
       raise ValueError(
-        f"{given[0]}: it decides the number of steps; expected no "
+        f"{budgets[0]}: it decides the number of steps; expected no "
         "num_steps beside it"
       )
 
@@ -259,14 +262,14 @@ def _is_task(name: str) -> bool:
   return Path(f"configs/{name}.py").is_file()
 
 
-def _check_mechanism(field: str, name: Any, known: Iterable[str]) -> None:
+def _check_mechanism(field: str, name: Any, names: Iterable[str]) -> None:
   """Raises ValueError where a name is not known, and no import path."""
-  known = list(known)
-  if name in known:
+  names = list(names)
+  if name in names:
     return
   if not isinstance(name, str) or ":" not in name:
     raise ValueError(
-      f"{field}: no mechanism {name!r}; {instead(name, known)}; one of your own "
+      f"{field}: no mechanism {name!r}; {instead(name, names)}; one of your own "
       "is named package.module:factory"
     )
   try:
@@ -373,13 +376,13 @@ def default_workdir(config_file: str, comparison: Comparison) -> Path:
   return Path("runs/compare") / f"{Path(config_file).stem}-{digest}"
 
 
-def _by_leaf(mapping: Mapping[str, Any]) -> dict[str, list[Any]]:
+def _values_by_leaf(mapping: Mapping[str, Any]) -> dict[str, list[Any]]:
   """Leaf -> its values."""
-  return {leaf: _values(given) for leaf, given in flatten(mapping).items()}
+  return {leaf: _values(entry) for leaf, entry in flatten(mapping).items()}
 
 
 def _combinations(mapping: Mapping[str, Any]) -> Iterator[Leaves]:
   """Every combination of the values of some leaves."""
-  by_leaf = _by_leaf(mapping)
-  for values in itertools.product(*by_leaf.values()):
-    yield dict(zip(by_leaf, values, strict=True))
+  values_by_leaf = _values_by_leaf(mapping)
+  for values in itertools.product(*values_by_leaf.values()):
+    yield dict(zip(values_by_leaf, values, strict=True))

@@ -21,7 +21,7 @@ from settings.typed import literal
 Styles = Mapping[str, Style]
 
 _FEW = 8  # Lines that one panel can hold.
-_AGAINST = ("forward_flops", "step_seconds", "cache_bytes")
+_COST_NAMES = ("forward_flops", "step_seconds", "cache_bytes")
 _WIDE = 20.0  # Times the smallest value, from which an axis is logarithmic.
 
 
@@ -43,13 +43,13 @@ class Line(NamedTuple):
 
 def seeds(task: Task, styles: Styles) -> Any | None:
   """Every seed as a dot, a row a mechanism, the best on top."""
-  shown = task.ended
-  if shown.empty:
+  rows = task.ended
+  if rows.empty:
     return None
-  first, counted = shown.iloc[0], is_counted(shown)
-  figure = _figure((6.8, 1.1 + 0.21 * len(shown)))
+  first, counted = rows.iloc[0], is_counted(rows)
+  figure = _figure((6.8, 1.1 + 0.21 * len(rows)))
   axes = figure.subplots()
-  for place, (_, row) in enumerate(shown.iterrows()):
+  for place, (_, row) in enumerate(rows.iterrows()):
     style = styles[row["attention"]]
     values = task.seed_values(row)
     if not counted and not math.isnan(row["low"]):
@@ -60,8 +60,8 @@ def seeds(task: Task, styles: Styles) -> Any | None:
     )  # fmt: skip
   if counted:
     axes.axvline(first["solved_at"], color=MUTED, linestyle=":")
-  axes.set_yticks(range(len(shown)), list(shown["row"]))
-  axes.set_ylim(len(shown) - 0.5, -0.5)
+  axes.set_yticks(range(len(rows)), list(rows["row"]))
+  axes.set_ylim(len(rows) - 0.5, -0.5)
   upper = frame.upper_bound(first["metric"])
   if math.isfinite(upper) and first["best"] > upper / 2:
     axes.set_xlim(0, upper)
@@ -83,39 +83,42 @@ def learning_curves(
     metric: of the first held-out split; by default the one that decides where it
       was evaluated four times or more, else the loss on training data.
   """
-  shown = task.ended
-  if shown.empty:
+  rows = task.ended
+  if rows.empty:
     return None
-  split = str(task.runs_of(shown.iloc[0])["choosing_split"].iloc[0])
-  wanted = metric or task.metric
-  kept = task.points(split, wanted)
-  if metric is None and kept["step"].nunique() < 4:
-    wanted, split = "loss", "train"
-    kept = task.points(split, wanted)
-  drawn = []
-  for _, row in shown.iterrows():
+  split = str(task.runs_of(rows.iloc[0])["choosing_split"].iloc[0])
+  quantity = metric or task.metric
+  curves = task.points(split, quantity)
+  if metric is None and curves["step"].nunique() < 4:
+    quantity, split = "loss", "train"
+    curves = task.points(split, quantity)
+  series = []
+  for _, row in rows.iterrows():
     runs = task.runs_of(row).dropna(subset=[task.metric])["run"]
-    points = kept[kept["run"].isin(runs)]
-    drawn += [
+    points = curves[curves["run"].isin(runs)]
+    series += [
       Line(row["row"], row["attention"], list(run["step"]), list(run["value"]))
       for _, run in points.groupby("run", sort=False)
     ]
-  title = f"{task.name}: {wanted}, {split} split"
-  return lines(drawn, styles, title, "step", wanted)
+  title = f"{task.name}: {quantity}, {split} split"
+  return lines(series, styles, title, "step", quantity)
 
 
 def lengths(task: Task, styles: Styles) -> Any | None:
   """Quality at other lengths than the trained one, a line a seed."""
   table = task.at_lengths
-  drawn = [
+  series = [
     Line(
-      str(name), of["attention"].iloc[0], list(of["ratio"]), list(of["value"])
+      str(name),
+      points["attention"].iloc[0],
+      list(points["ratio"]),
+      list(points["value"]),
     )
-    for (name, _), of in table.groupby(["row", "seed"], sort=False)
+    for (name, _), points in table.groupby(["row", "seed"], sort=False)
   ]
   title = f"{task.name}: other lengths than the trained one (×1)"
   return lines(
-    drawn, styles, title, "length / trained length", task.metric, x_log=True
+    series, styles, title, "length / trained length", task.metric, x_log=True
   )
 
 
@@ -125,25 +128,24 @@ def quality_cost(task: Task, styles: Styles) -> Any | None:
   Costs begin at 0, so that a few per cent look like a few per cent, or are on a
   logarithmic axis where they differ much.
   """
-  shown = task.ended
-  against = [name for name in _AGAINST if shown[name].nunique() > 1]
-  if shown.empty or not against:
+  rows = task.ended
+  names = [name for name in _COST_NAMES if rows[name].nunique() > 1]
+  if rows.empty or not names:
     return None
-  mechanisms = list(dict.fromkeys(shown["attention"]))
+  mechanisms = list(dict.fromkeys(rows["attention"]))
   height = 3.2 + 0.16 * math.ceil(len(mechanisms) / 4)
-  figure = _figure((3.4 * len(against), height))
-  panels = figure.subplots(1, len(against), squeeze=False, sharey=True)[0]
-  for name, axes in zip(against, panels, strict=True):
+  figure = _figure((3.4 * len(names), height))
+  panels = figure.subplots(1, len(names), squeeze=False, sharey=True)[0]
+  for name, axes in zip(names, panels, strict=True):
     cost = COSTS[name]
-    for _, row in shown[shown[name].notna()].iterrows():
+    for _, row in rows[rows[name].notna()].iterrows():
       values = task.seed_values(row)
       style = styles[row["attention"]]
       axes.plot(
         [row[name] * cost.scale] * len(values), values, color=style.color,
         marker=style.marker, linestyle="", alpha=0.75,
       )  # fmt: skip
-    places = shown[name].dropna() * cost.scale
-    _cost_axis(axes, places)
+    _cost_axis(axes, rows[name].dropna() * cost.scale)
     axes.set_xlabel(f"{cost.title}, {cost.unit}")
   panels[0].set_ylabel(task.metric)
   legend(figure, mechanisms, styles)
@@ -157,20 +159,20 @@ def capacity(task: Task, styles: Styles) -> Any | None:
   A line joins the rows of one mechanism that differ in numbers, such as the width
   of the model; rows that differ in anything else have lines of their own.
   """
-  shown = task.ended[task.ended["cache_bytes"].notna()]
-  drawn = []
-  twins = shown["width"].eq("dense").map({True: TWIN, False: ""})
-  keys = [shown["attention"], shown["across"].map(_without_numbers), twins]
-  for (attention, kind, twin), of in shown.groupby(keys, sort=False):
-    of = of.sort_values("cache_bytes")
-    if of["cache_bytes"].nunique() < 2:
+  rows = task.ended[task.ended["cache_bytes"].notna()]
+  series = []
+  twins = rows["width"].eq("dense").map({True: TWIN, False: ""})
+  keys = [rows["attention"], rows["across"].map(_words), twins]
+  for (attention, kind, twin), group in rows.groupby(keys, sort=False):
+    group = group.sort_values("cache_bytes")
+    if group["cache_bytes"].nunique() < 2:
       continue
     name = ", ".join(filter(None, map(str, (attention, kind, twin))))
-    kib = [size / 2**10 for size in of["cache_bytes"]]
-    drawn.append(Line(name, str(attention), kib, list(of["mean"])))
+    kib = [size / 2**10 for size in group["cache_bytes"]]
+    series.append(Line(name, str(attention), kib, list(group["mean"])))
   title = f"{task.name}: quality against memory, means over seeds"
   label = "cache and state of a sequence, KiB"
-  return lines(drawn, styles, title, label, task.metric, x_log=True)
+  return lines(series, styles, title, label, task.metric, x_log=True)
 
 
 def scaling(
@@ -186,32 +188,32 @@ def scaling(
     Name of a file -> figure.
   """
   labels = {"seconds": "time, s", "temp_bytes": "temporary memory, B"}
-  found: dict[str, Any] = {}
+  figures: dict[str, Any] = {}
   table = pd.DataFrame(list(rows)).sort_values("causal", kind="stable")
-  for (causal, part), of_part in table.groupby(["causal", "part"], sort=False):
+  for (causal, part), group in table.groupby(["causal", "part"], sort=False):
     kind = "causal" if causal else "full"
     for column, label in labels.items():
-      kept = of_part[of_part[column].fillna(0) > 0].sort_values("length")
-      drawn = [
+      points = group[group[column].fillna(0) > 0].sort_values("length")
+      series = [
         Line(
           str(name).removesuffix(".dot_product_attention"),
           str(name),
-          list(of["length"]),
-          list(of[column]),
+          list(curve["length"]),
+          list(curve[column]),
         )
-        for name, of in kept.groupby("mechanism", sort=False)
+        for name, curve in points.groupby("mechanism", sort=False)
       ]
       title = f"{part}, {kind} attention"
       figure = lines(
-        drawn, styles, title, "length, tokens", label, x_log=True, y_log=True
+        series, styles, title, "length, tokens", label, x_log=True, y_log=True
       )
       if figure is not None:
-        found[f"scaling-{kind}-{part}-{column}"] = figure
-  return found
+        figures[f"scaling-{kind}-{part}-{column}"] = figure
+  return figures
 
 
 def lines(
-  drawn: Sequence[Line],
+  series: Sequence[Line],
   styles: Styles,
   title: str,
   x_label: str,
@@ -226,7 +228,7 @@ def lines(
   every name in grey behind it; rows of one mechanism are fainter one by one.
 
   Args:
-    drawn: the lines; those of one name belong together, as seeds do.
+    series: the lines; those of one name belong together, as seeds do.
     styles: of their mechanisms.
     title: of the figure.
     x_label: of the axis, with its unit.
@@ -237,16 +239,16 @@ def lines(
   Returns:
     The figure; None without lines.
   """
-  if not drawn:
+  if not series:
     return None
-  names = list(dict.fromkeys(line.name for line in drawn))
+  names = list(dict.fromkeys(line.name for line in series))
   if len(names) <= _FEW:
     figure = _figure((6.8, 3.6))
-    panels, groups = [figure.subplots()], {"": list(drawn)}
+    panels, groups = [figure.subplots()], {"": list(series)}
   else:
     groups = {}
-    several = len({line.attention for line in drawn}) > 1
-    for line in drawn:
+    several = len({line.attention for line in series}) > 1
+    for line in series:
       key = line.attention if several else line.name
       groups.setdefault(key, []).append(line)
     rows = math.ceil(len(groups) / 4)
@@ -257,35 +259,35 @@ def lines(
       axes.set_visible(False)
     for axes in panels[max(len(groups) - 4, 0) : len(groups)]:
       axes.tick_params(labelbottom=True)
-  means = [_mean(drawn, name) for name in names]
-  for axes, (key, of_panel) in zip(panels, groups.items(), strict=False):
+  means = [_mean(series, name) for name in names]
+  for axes, (key, group) in zip(panels, groups.items(), strict=False):
     if key:
       axes.set_title(shortened(key))
       for line in means:
         axes.plot(line.x, line.y, color="#dcdcdc", linewidth=0.6, zorder=1)
     # Rows of one mechanism have its colour, and are told apart by its strength.
-    of_names = sorted({line.name for line in of_panel}) if key else names
-    for place, name in enumerate(of_names):
-      for line in (line for line in of_panel if line.name == name):
+    panel_names = sorted({line.name for line in group}) if key else names
+    for place, name in enumerate(panel_names):
+      for line in (line for line in group if line.name == name):
         style = styles[line.attention]
         axes.plot(
           line.x, line.y, color=style.color, linestyle=style.linestyle,
           marker=style.marker, markevery=[len(line.x) - 1],
           linewidth=1.0 if key else 1.2, label=name.removeprefix(f"{key}, "),
-          alpha=1 - 0.7 * place / len(of_names) if key else 1.0,
+          alpha=1 - 0.7 * place / len(panel_names) if key else 1.0,
         )  # fmt: skip
-    if key and len(of_names) > 1:
+    if key and len(panel_names) > 1:
       handles, labels = axes.get_legend_handles_labels()
-      one_a_row = dict(zip(labels, handles, strict=True))
-      axes.legend(one_a_row.values(), one_a_row, fontsize=5)
+      entries = dict(zip(labels, handles, strict=True))
+      axes.legend(entries.values(), entries, fontsize=5)
     if x_log:
-      _at_places(axes, [x for line in drawn for x in line.x])
+      _logarithmic_ticks(axes, [x for line in series for x in line.x])
     if y_log:
       axes.set_yscale("log")
       # The default labels are formulas, which `style.look` does not typeset.
       axes.yaxis.set_major_formatter("{x:g}")
   if len(names) <= _FEW:
-    _name_ends(panels[0], drawn, styles)
+    _name_ends(panels[0], series, styles)
     panels[0].set(xlabel=x_label, ylabel=y_label)
   else:
     figure.supxlabel(x_label, fontsize=8.5)
@@ -301,10 +303,10 @@ def _figure(size: tuple[float, float]) -> Any:
   return Figure(figsize=size, layout="constrained")
 
 
-def _name_ends(axes: Any, drawn: Sequence[Line], styles: Styles) -> None:
+def _name_ends(axes: Any, series: Sequence[Line], styles: Styles) -> None:
   """Writes each name, with its marker, to the right of where its lines end."""
   ends: dict[str, list[Line]] = {}
-  for line in drawn:
+  for line in series:
     ends.setdefault(line.name, []).append(line)
   low, high = axes.get_ylim()
   is_log = axes.get_yscale() == "log"
@@ -315,8 +317,8 @@ def _name_ends(axes: Any, drawn: Sequence[Line], styles: Styles) -> None:
     return (value - low) / (high - low)
 
   heights = {
-    name: sum(place(line.y[-1]) for line in of) / len(of)
-    for name, of in ends.items()
+    name: sum(place(line.y[-1]) for line in group) / len(group)
+    for name, group in ends.items()
   }
   # From the bottom up, each at least a line of text above the one before.
   gap, height = 0.075, -math.inf
@@ -328,8 +330,8 @@ def _name_ends(axes: Any, drawn: Sequence[Line], styles: Styles) -> None:
   for name in reversed(order):
     heights[name] = min(heights[name], limit)
     limit = heights[name] - gap
-  for name, of in ends.items():
-    style = styles[of[0].attention]
+  for name, group in ends.items():
+    style = styles[group[0].attention]
     axes.plot(
       1.03, heights[name], color=style.color, marker=style.marker,
       transform=axes.transAxes, clip_on=False,
@@ -357,20 +359,20 @@ def legend(figure: Any, mechanisms: Sequence[str], styles: Styles) -> None:
 def _cost_axis(axes: Any, values: pd.Series) -> None:
   """A logarithmic x where values differ much, else a linear one from 0."""
   if values.min() > 0 and values.max() > _WIDE * values.min():
-    _at_places(axes, list(values))
+    _logarithmic_ticks(axes, list(values))
   else:
     axes.set_xlim(0, 1.08 * values.max())
 
 
-def _at_places(axes: Any, places: Sequence[float]) -> None:
+def _logarithmic_ticks(axes: Any, places: Sequence[float]) -> None:
   """A logarithmic x with ticks at the places, or at powers of two near them."""
   from matplotlib import ticker
 
   axes.set_xscale("log", base=2)
   ticks = sorted(set(places))
   logs = [math.log2(tick) for tick in ticks]
-  apart = (logs[-1] - logs[0]) / 6  # At least, or labels would overlap.
-  if any(after - before < apart for before, after in itertools.pairwise(logs)):
+  spacing = (logs[-1] - logs[0]) / 6  # At least, or labels would overlap.
+  if any(right - left < spacing for left, right in itertools.pairwise(logs)):
     low, high = math.ceil(logs[0]), math.floor(logs[-1])
     stride = math.ceil((high - low + 1) / 6) or 1
     powers = [2.0**power for power in range(low, high + 1, stride)]
@@ -379,20 +381,20 @@ def _at_places(axes: Any, places: Sequence[float]) -> None:
   axes.xaxis.set_minor_locator(ticker.NullLocator())
 
 
-def _mean(drawn: Sequence[Line], name: str) -> Line:
+def _mean(series: Sequence[Line], name: str) -> Line:
   """The mean of the lines of a name, at the places that all of them have."""
-  of = [
+  curves = [
     dict(zip(line.x, line.y, strict=True))
-    for line in drawn
+    for line in series
     if line.name == name
   ]
-  places = [x for x in of[0] if all(x in one for one in of)]
-  values = [sum(one[x] for one in of) / len(of) for x in places]
-  attention = next(line.attention for line in drawn if line.name == name)
+  places = [x for x in curves[0] if all(x in curve for curve in curves)]
+  values = [sum(curve[x] for curve in curves) / len(curves) for x in places]
+  attention = next(line.attention for line in series if line.name == name)
   return Line(name, attention, places, values)
 
 
-def _without_numbers(across: str) -> str:
+def _words(across: str) -> str:
   """The parts of a point of `across` whose values are no numbers."""
   values = {x: literal(x.partition("=")[2]) for x in across.split(", ")}
   return ", ".join(x for x in values if not frame.is_number(values[x]))

@@ -126,8 +126,8 @@ def upper_bound(metric: str) -> float:
 
 def headline(names: Iterable[str]) -> str | None:
   """The metric that decides among those of these names; None without any."""
-  known = set(names)
-  return next((name for name in HEADLINES if name in known), None)
+  metrics = set(names)
+  return next((name for name in HEADLINES if name in metrics), None)
 
 
 def splits(record: Record) -> tuple[str, str]:
@@ -136,8 +136,8 @@ def splits(record: Record) -> tuple[str, str]:
   The first and the last that a run evaluates; the same where it has one.
   """
   reported = record.get("final", {}).get("split", "")
-  known = (line["split"] for line in record.get("history", ()))
-  return next((x for x in known if x != "train"), reported), reported
+  names = (line["split"] for line in record.get("history", ()))
+  return next((x for x in names if x != "train"), reported), reported
 
 
 def _numbers(line: Mapping[str, Any]) -> dict[str, float]:
@@ -149,8 +149,10 @@ def _run(record: Record) -> dict[str, Any]:
   final = record.get("final", {})
   metrics = _numbers(final)
   metric = headline(metrics)
-  chosen_by, reported = splits(record)
-  choosing = [x for x in record.get("history", ()) if x["split"] == chosen_by]
+  choosing_split, reported = splits(record)
+  choosing = [
+    x for x in record.get("history", ()) if x["split"] == choosing_split
+  ]
   varied = {**record.get("across", {}), **record.get("grid", {})}
   machine = record.get("machine") or {}
   return {
@@ -167,7 +169,7 @@ def _run(record: Record) -> dict[str, Any]:
     "split": reported,
     "metric": metric,
     "quality": metrics.get(metric) if metric else None,
-    "choosing_split": chosen_by,
+    "choosing_split": choosing_split,
     "choosing_quality": _cell(choosing[-1].get(metric)) if choosing else None,
     **metrics,
     **{k: _cell(v) for k, v in measured.items() if _is_scalar(v)},
@@ -199,8 +201,8 @@ def _match(record: Record, dense: Record | None) -> dict[str, Any]:
 def _feed_forward(record: Record) -> int | None:
   """The width that the command of a run asks for; None where it asks for none."""
   option = "--config.model.mlp_features="
-  asked = [x for x in record["arguments"] if x.startswith(option)]
-  return int(asked[-1].removeprefix(option)) if asked else None
+  arguments = [x for x in record["arguments"] if x.startswith(option)]
+  return int(arguments[-1].removeprefix(option)) if arguments else None
 
 
 def _is_scalar(value: Any) -> bool:

@@ -51,8 +51,8 @@ def main() -> None:
   cache.keep_programs()
   # A run says a lot that nobody reads here.
   with (
-    Path(os.devnull).open("w") as nowhere,
-    contextlib.redirect_stdout(nowhere),
+    Path(os.devnull).open("w") as sink,
+    contextlib.redirect_stdout(sink),
     Signals() as signals,
   ):
     work(request, signals, say)
@@ -90,25 +90,26 @@ def train(
   first, shape = None, None
   for run in runs:
     home, meter = records.home(folder, run), usage.Meter()
-    made, status, reason = None, records.TRAINED, ""
+    trial, status, reason = None, records.TRAINED, ""
     try:
       steps = _steps(run, folder)
       stop_at = None if share is None else records.step_at(steps, share)
       meter = usage.Meter()  # To time a step is not to train.
-      made = begin(run.of_steps(steps), home, first)
-      if made and loop.run(made, home, stop_at, signals) is None:
+      trial = begin(run.of_steps(steps), home, first)
+      if trial and loop.run(trial, home, stop_at, signals) is None:
         status = records.STOPPED
         reason = "stopped; the same command continues it"
     except ValueError as error:  # Another try would end alike.
       status, reason = records.FAILED, one_line(error)
     except Exception as error:
       status, reason = records.STOPPED, one_line(error)
-    first = first or made
+    first = first or trial
     # A run may have been trained before, and is to be measured.
     if records.status(folder, run) != records.TRAINED:
-      used = {} if made is None else meter.read()
-      known = {"status": status, "reason": reason, "together": len(runs)}
-      _write(run, folder, used, say, **known)
+      used = {} if trial is None else meter.read()
+      _write(
+        run, folder, used, say, status=status, reason=reason, together=len(runs)
+      )
     if signals.stop and status == records.STOPPED:
       return
     if status == records.TRAINED and not run.choosing:
@@ -129,8 +130,8 @@ def begin(run: Run, home: Path, first: Experiment | None) -> Experiment | None:
   workdir.check(home, config)
   if workdir.final_metrics(home, config) is not None:
     return None
-  made = experiment.begin(config, home)
-  return made if first is None else experiment.sharing(made, first)
+  trial = experiment.begin(config, home)
+  return trial if first is None else experiment.sharing(trial, first)
 
 
 def measure(
@@ -145,18 +146,19 @@ def measure(
   """
   home = folder / records.RUNS / identity
   try:
-    found = measurements.trained(home, with_map=with_map, shape=shape)
+    results = measurements.trained(home, with_map=with_map, shape=shape)
   # It stays to be measured, and the others are not stopped.
   except Exception as error:
     reason = one_line(error)
     records.update(folder, identity, reason=f"measuring: {reason}")
     say(identity, f"not measured: {reason}")
     return shape
-  done = {"status": records.DONE, "reason": "", "measured": found}
-  records.update(folder, identity, **done)
-  step, compiling = 1e3 * found["step_seconds"], found["compile_seconds"]
+  records.update(
+    folder, identity, status=records.DONE, reason="", measured=results
+  )
+  step, compiling = 1e3 * results["step_seconds"], results["compile_seconds"]
   say(identity, f"step {step:.1f} ms, compiling {compiling:.1f} s")
-  return found
+  return results
 
 
 def _steps(run: Run, folder: Path) -> int:
@@ -168,8 +170,8 @@ def _steps(run: Run, folder: Path) -> int:
   steps = records.steps(folder, run)
   if steps is not None:
     return steps
-  made = experiment.create(plan.config_of(run.task, run.mechanism, run.leaves))
-  records.keep_cost(folder, run, measurements.step_cost(made))
+  trial = experiment.create(plan.config_of(run.task, run.mechanism, run.leaves))
+  records.keep_cost(folder, run, measurements.step_cost(trial))
   return _steps(run, folder)
 
 
@@ -180,23 +182,23 @@ def _write(
   say: Say,
   *,
   status: str,
-  **known: Any,
+  **ending: Any,
 ) -> None:
   """Writes the record of a run that has ended."""
   steps = records.steps(folder, run)
   arguments = run.of_steps(steps).arguments if steps else run.arguments
   spent = records.usage(folder, run)
-  found = {**known, **spent, **_sum(spent, used), "arguments": arguments}
+  fields = {**ending, **spent, **_sum(spent, used), "arguments": arguments}
   if status == records.FAILED:
-    say(run.identity, f"failed: {known['reason']}")
+    say(run.identity, f"failed: {ending['reason']}")
   if status == records.TRAINED:
     outcome = _outcome(records.home(folder, run))
-    found |= {**outcome, "machine": usage.machine(), "measured": {}}
+    fields |= {**outcome, "machine": usage.machine(), "measured": {}}
     # What chooses is not reported, so its cost is not measured.
     status = records.DONE if run.choosing else records.TRAINED
     numbers = {k: v for k, v in outcome["final"].items() if k not in _PLACE}
     say(run.identity, metrics.format_values(numbers))
-  records.write(folder, run, status=status, **found)
+  records.write(folder, run, status=status, **fields)
 
 
 def _outcome(home: Path) -> dict[str, Any]:
@@ -207,19 +209,19 @@ def _outcome(home: Path) -> dict[str, Any]:
   """
   history = metrics.read(home)
   final = [line for line in history if line["split"] != "train"][-1]
-  found = {"final": final, "history": history}
+  outcome = {"final": final, "history": history}
   sentences = claimed.parsed(home / evaluate.SENTENCES)
-  return found | ({"sentences": sentences["statistics"]} if sentences else {})
+  return outcome | ({"sentences": sentences["statistics"]} if sentences else {})
 
 
 def _sum(spent: Mapping[str, float | None], used: usage.Usage) -> usage.Usage:
   """What several processes of a run took: seconds add up, all else is the most."""
-  found = dict(used)
+  total = dict(used)
   for name, value in spent.items():
     if value is not None and name in used:
-      together = sum if name.endswith("seconds") else max
-      found[name] = together((value, used[name]))
-  return found
+      reduction = sum if name.endswith("seconds") else max
+      total[name] = reduction((value, used[name]))
+  return total
 
 
 if __name__ == "__main__":

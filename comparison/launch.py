@@ -40,18 +40,19 @@ def launch(
   end = "" if share is None else f"; to {share:.3g} of the steps"
   numbers = {run.identity: number for number, run in enumerate(runs, 1)}
   try:
-    apart = comparison.together == APART
-    for shape in grouped(runs, "identity" if apart else "shape"):
-      left = [run for run in shape if not _is_refused(run, workdir)]
-      for run in left:
+    key = "identity" if comparison.together == APART else "shape"
+    for shape in grouped(runs, key):
+      queue = [run for run in shape if not _is_refused(run, workdir)]
+      for run in queue:
         records.forget_failure(workdir, run)
-      left = [run for run in left if not _has_ended(run, workdir, share)]
-      for run in left:
+      queue = [run for run in queue if not _has_ended(run, workdir, share)]
+      for run in queue:
         name = f"[{numbers[run.identity]}/{len(runs)}] {run.identity}"
-        told = f"{run.slots}; {run.parameters:,} parameters{end}"
-        print(f"{name}: {told}", flush=True)
-      if left:
-        _make(left, workdir, share, comparison.seed_numbers[0], _TRIES)
+        print(
+          f"{name}: {run.slots}; {run.parameters:,} parameters{end}", flush=True
+        )
+      if queue:
+        _make(queue, workdir, share, comparison.seed_numbers[0], _TRIES)
         after()
   except OSError as error:
     raise RunError(
@@ -93,7 +94,7 @@ def _make(
   with contextlib.ExitStack() as stack:
     for run in runs:
       stack.enter_context(records.running(workdir, run))
-    died = child.run(
+    fault = child.run(
       {
         "workdir": str(workdir),
         "runs": [dataclasses.asdict(run) for run in runs],
@@ -102,19 +103,19 @@ def _make(
       }
     )
   # Where a process of several ends, nobody knows by whose fault.
-  left = tries if died and len(runs) > 1 else tries - 1
+  remaining_tries = tries if fault and len(runs) > 1 else tries - 1
   for run in runs:
     if _has_ended(run, workdir, share):
       continue
     record = records.of(workdir, run.identity)
-    reason = died or record.get("reason", "it was stopped")
-    if left:
+    reason = fault or record.get("reason", "it was stopped")
+    if remaining_tries:
       print(f"  {run.identity}: failed: {reason}; tried again", flush=True)
-      _make([run], workdir, share, map_seed, left)
+      _make([run], workdir, share, map_seed, remaining_tries)
     elif record.get("status") == records.TRAINED:
-      told = f"measuring: {reason}"
-      records.update(workdir, run.identity, reason=told)
-      print(f"  {run.identity}: {told}", flush=True)
+      reason = f"measuring: {reason}"
+      records.update(workdir, run.identity, reason=reason)
+      print(f"  {run.identity}: {reason}", flush=True)
     else:
       spent = records.usage(workdir, run)
       records.write(workdir, run, status=records.FAILED, reason=reason, **spent)

@@ -19,20 +19,22 @@ def of_task(task: Task) -> tuple[Any | None, str]:
   Returns:
     The figure, None where no run has a map; and why rows have none, in one line.
   """
-  kept: dict[str, Mapping[str, Any]] = {}
+  sketches: dict[str, Mapping[str, Any]] = {}
   for record in task.records:
-    if drawn := record.get("measured", {}).get("map"):
-      kept.setdefault(label(record), drawn)
+    if sketch := record.get("measured", {}).get("map"):
+      sketches.setdefault(label(record), sketch)
   names = list(task.summary["row"])
-  maps = {name: kept[name] for name in names if name in kept}
-  without = ", ".join(f"`{name}`" for name in names if name not in kept)
-  why = ""
-  if maps and without:
-    why = (
-      f"No map of {without}: no weights over tokens could be formed, or no run has "
-      "been measured."
+  maps = {name: sketches[name] for name in names if name in sketches}
+  missing_names = ", ".join(
+    f"`{name}`" for name in names if name not in sketches
+  )
+  note = ""
+  if maps and missing_names:
+    note = (
+      f"No map of {missing_names}: no weights over tokens could be formed, or no run "
+      "has been measured."
     )
-  return draw(task.name, maps) if 0 < len(maps) <= _MOST else None, why
+  return draw(task.name, maps) if 0 < len(maps) <= _MOST else None, note
 
 
 def draw(subject: str, maps: Mapping[str, Mapping[str, Any]]) -> Any:
@@ -55,18 +57,20 @@ def draw(subject: str, maps: Mapping[str, Mapping[str, Any]]) -> Any:
   panels = figure.subplots(rows, columns, squeeze=False)
   norm = PowerNorm(0.5, 0, max(top, 1e-6), clip=True)
   image: Any = None
-  for axes, (name, one) in zip(panels.flat, maps.items(), strict=False):
+  for axes, (name, sketch) in zip(panels.flat, maps.items(), strict=False):
     image = axes.imshow(
       means[name], cmap="Blues", norm=norm, interpolation="none", aspect="auto"
     )
     title = (
-      name if one["title"] == first["title"] else f"{name}\n{one['title']}"
+      name
+      if sketch["title"] == first["title"]
+      else f"{name}\n{sketch['title']}"
     )
     axes.set_title(title, fontsize=8)
     axes.grid(visible=False)
     axes.tick_params(length=0, pad=2)
-    _name_ticks(axes.xaxis, one["key_labels"])
-    _name_ticks(axes.yaxis, one["query_labels"])
+    _name_ticks(axes.xaxis, sketch["key_labels"])
+    _name_ticks(axes.yaxis, sketch["query_labels"])
     axes.tick_params(axis="x", rotation=90)
   for axes in list(panels.flat)[len(maps) :]:
     axes.set_visible(False)

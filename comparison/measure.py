@@ -8,7 +8,7 @@ from comparison.usage import BUSY_CORES, Meter
 from settings.errors import RunError
 
 _WATCHED_SECONDS = 1.0
-_OF_NO_SHAPE = ("--config.seed=", "--config.optimizer.learning_rate=")
+_VARYING_ARGUMENTS = ("--config.seed=", "--config.optimizer.learning_rate=")
 
 
 def measure(workdir: Path) -> None:
@@ -24,8 +24,10 @@ def measure(workdir: Path) -> None:
   for identity, record in records.by_identity(workdir).items():
     measured = record.get("measured", {})
     if (measured.get("measured_others_cores") or 0.0) > BUSY_CORES:
-      kept = [x for x in record["arguments"] if not x.startswith(_OF_NO_SHAPE)]
-      shape = shapes.setdefault((record["attention"], *kept), {})
+      arguments = [
+        x for x in record["arguments"] if not x.startswith(_VARYING_ARGUMENTS)
+      ]
+      shape = shapes.setdefault((record["attention"], *arguments), {})
       shape[identity] = bool(measured.get("map"))
   if not shapes:
     print("nothing was measured while others used the machine", flush=True)
@@ -38,6 +40,6 @@ def measure(workdir: Path) -> None:
       f"other programs use {busy:.2f} cores now; measure when the machine is idle"
     )
   for shape in shapes.values():
-    died = child.run({"workdir": str(workdir), "trained": shape})
-    if died:
-      print(f"  {', '.join(shape)}: not measured: {died}", flush=True)
+    fault = child.run({"workdir": str(workdir), "trained": shape})
+    if fault:
+      print(f"  {', '.join(shape)}: not measured: {fault}", flush=True)

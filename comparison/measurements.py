@@ -42,24 +42,24 @@ def trained(
   run = experiment.create(config, folder)
   variables = inference.restore_variables(run, folder)
   held_out = next(iter(run.task.eval_batches(run.task.eval_splits[0])))
-  found = dict(shape or _costs(run, variables, held_out))
-  notes = found["notes"] = dict(found["notes"])
+  results = dict(shape or _costs(run, variables, held_out))
+  notes = results["notes"] = dict(results["notes"])
   # The pipeline is in it.
   speeds = [line.get("tokens_per_second") for line in metrics.read(folder)]
   speeds = [speed for speed in speeds if speed is not None]
-  found["tokens_per_second"] = (
+  results["tokens_per_second"] = (
     statistics.median_high(speeds) if speeds else None
   )
-  found["approximation_error"] = _attempt(
+  results["approximation_error"] = _attempt(
     notes,
     "approximation_error",
     lambda: _approximation_error(run.model, variables, held_out),
   )
-  found["map"] = None
+  results["map"] = None
   if with_map:
-    found["map"] = attention_maps.sketch(run.model, variables, run.task)
+    results["map"] = attention_maps.sketch(run.model, variables, run.task)
   machine = usage.machine()
-  return found | {"jax": machine["jax"], "device": machine["device"]}
+  return results | {"jax": machine["jax"], "device": machine["device"]}
 
 
 def step_cost(run: experiment.Experiment) -> dict[str, Any]:
@@ -76,13 +76,13 @@ def _costs(
   """What follows from the shape of a run and not from its numbers."""
   notes: dict[str, str] = {}
   meter = usage.Meter()
-  found = step_cost(run)
+  results = step_cost(run)
   batch = run.task.train_batch(0)
   for name, account in (
     ("train_flops", costs.step_flops(run, batch)),
     ("forward_flops", costs.forward_flops(run, batch)),
   ):
-    found[name] = account.flops
+    results[name] = account.flops
     if account.uncounted:
       notes[name] = "at least; not counted: " + "; ".join(account.uncounted)
   decoding = _attempt(
@@ -90,10 +90,10 @@ def _costs(
     "decode_tokens_per_second",
     lambda: costs.decode_cost(run, variables, held_out),
   )
-  found |= decoding or {"decode_tokens_per_second": None, "cache_bytes": None}
-  found["measured_others_cores"] = meter.others_cores()
-  found["test_rows"] = _num_rows(run.task)
-  return {**found, "notes": notes}
+  results |= decoding or {"decode_tokens_per_second": None, "cache_bytes": None}
+  results["measured_others_cores"] = meter.others_cores()
+  results["test_rows"] = _num_rows(run.task)
+  return {**results, "notes": notes}
 
 
 def _num_rows(task: Any) -> int:

@@ -32,7 +32,7 @@ TWIN = "feed-forward as in dense"
 """Names a row whose feed-forward layers were not narrowed, beside its match."""
 
 _WIDTH = "model.mlp_features"
-_NARROW, _OFF = 1 / 2, 0.02
+_NARROW, _DEVIATION = 1 / 2, 0.02
 """Of dense attention's width and parameters: where a row gets a twin."""
 
 
@@ -97,10 +97,10 @@ class Run:
   @property
   def identity(self) -> str:
     """Folder of the run: the same for the same config, whoever asks."""
-    what = [self.task, self.mechanism, self.leaves, self.budget_seconds]
+    content = [self.task, self.mechanism, self.leaves, self.budget_seconds]
     if self.width != MATCHED:
-      what.append(self.width)
-    text = json.dumps(what, sort_keys=True)
+      content.append(self.width)
+    text = json.dumps(content, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     name = f"{self.task}-{self.attention}-{self.seed}-{digest}"
     # A task may lie in a folder of configs/, a mechanism in a module.
@@ -109,17 +109,17 @@ class Run:
   @property
   def family(self) -> str:
     """The same for all seeds, and for nothing else."""
-    return self._without("seed")
+    return self._identity_without("seed")
 
   @property
   def shape(self) -> str:
     """The same for runs that differ in seed and learning rate alone."""
-    return self._without("seed", "optimizer.learning_rate")
+    return self._identity_without("seed", "optimizer.learning_rate")
 
-  def _without(self, *leaves: str) -> str:
+  def _identity_without(self, *leaves: str) -> str:
     """An identity that does not depend on some leaves."""
-    kept = {k: v for k, v in self.leaves.items() if k not in leaves}
-    return dataclasses.replace(self, seed=0, leaves=kept).identity
+    other_leaves = {k: v for k, v in self.leaves.items() if k not in leaves}
+    return dataclasses.replace(self, seed=0, leaves=other_leaves).identity
 
   @property
   def row(self) -> str:
@@ -214,10 +214,10 @@ def grouped(runs: Sequence[Run], key: str) -> list[list[Run]]:
     runs: of the plan.
     key: property that they have in common: 'row', 'family' or 'shape'.
   """
-  found: dict[str, list[Run]] = {}
+  groups: dict[str, list[Run]] = {}
   for run in runs:
-    found.setdefault(getattr(run, key), []).append(run)
-  return list(found.values())
+    groups.setdefault(getattr(run, key), []).append(run)
+  return list(groups.values())
 
 
 def twins(runs: Sequence[Run]) -> list[str]:
@@ -241,8 +241,8 @@ def _needs_twin(run: Run) -> bool:
     return False
   if run.feed_forward is None or run.feed_forward == width:
     return False
-  off = abs(run.parameters - parameters) / parameters
-  return run.feed_forward < _NARROW * width or off > _OFF
+  deviation = abs(run.parameters - parameters) / parameters
+  return run.feed_forward < _NARROW * width or deviation > _DEVIATION
 
 
 def planned(comparison: Comparison, run: Run) -> Run:
@@ -259,13 +259,13 @@ def planned(comparison: Comparison, run: Run) -> Run:
   """
   task, budget = run.task, comparison.budget_seconds
   mechanism, options = comparison.variant(run.attention)
-  leaves = given = comparison.leaves(task) | run.across | run.grid
+  leaves = baseline_leaves = comparison.leaves(task) | run.across | run.grid
   # What cannot be with dense attention either is a fault of the comparison.
   try:
     baseline = config_of(task, BASELINE, leaves)
     parameters = _count(baseline)
   except ConfigError as error:
-    raise _as_typed(error, comparison, run) from None
+    raise _comparison_error(error, comparison, run) from None
   run = dataclasses.replace(
     run, mechanism=mechanism, leaves=leaves, budget_seconds=budget
   )
@@ -291,7 +291,7 @@ def planned(comparison: Comparison, run: Run) -> Run:
           "False"
         )
       # Every mechanism pays the same for one more unit, so one price serves all.
-      wider = given | {_WIDTH: run.dense_feed_forward + 1}
+      wider = baseline_leaves | {_WIDTH: run.dense_feed_forward + 1}
       price = _count(config_of(task, BASELINE, wider)) - parameters
       units = max(round((parameters - count) / price), 1 - width)
       if units:
@@ -317,19 +317,19 @@ def planned(comparison: Comparison, run: Run) -> Run:
   )
 
 
-def _as_typed(
+def _comparison_error(
   error: ConfigError, comparison: Comparison, run: Run
 ) -> ConfigError:
   """A fault in the config of a run, its leaf named as the comparison has it."""
   leaf, _, fault = str(error).removeprefix("config.").partition(":")
-  where = ""
+  prefix = ""
   if leaf in run.grid:
-    where = "grid."
+    prefix = "grid."
   elif leaf in run.across:
-    where = "across."
+    prefix = "across."
   elif leaf in flatten(comparison.per_task.get(run.task, {})):
-    where = f"per_task.{run.task}."
-  return ConfigError(f"config.{where}{leaf}:{fault}")
+    prefix = f"per_task.{run.task}."
+  return ConfigError(f"config.{prefix}{leaf}:{fault}")
 
 
 def _options(
@@ -400,8 +400,8 @@ def _count(config: ExperimentConfig) -> int:
   Raises:
     ConfigError: it cannot be made, or a batch of it does not fit into memory.
   """
-  size, given = config.train.batch_size, config.train.optimizer
-  optimizer = OptimizerConfig(accumulate_steps=given.accumulate_steps)
+  size, steps = config.train.batch_size, config.train.optimizer.accumulate_steps
+  optimizer = OptimizerConfig(accumulate_steps=steps)
   train = TrainConfig(num_steps=1, batch_size=size, optimizer=optimizer)
   return _parameters(dataclasses.replace(config, train=train))
 

@@ -24,51 +24,51 @@ STOPPED_EARLY = "stopped early"
 """Successive halving stopped it; it is not continued."""
 
 _PLACE = ("task", "attention", "across", "row", "seed", "choosing")
-_OF_RUN = (*_PLACE, "width", "grid", "at_edge", "learning_rate", "slots")
-_OF_RUN += ("options", "length", "solved_at", "arguments", "parameters")
-_OF_RUN += ("unmatched_parameters", "dense_parameters", "feed_forward")
-_OF_RUN += ("dense_feed_forward",)
+_RUN_FIELDS = (*_PLACE, "width", "grid", "at_edge", "learning_rate", "slots")
+_RUN_FIELDS += ("options", "length", "solved_at", "arguments", "parameters")
+_RUN_FIELDS += ("unmatched_parameters", "dense_parameters", "feed_forward")
+_RUN_FIELDS += ("dense_feed_forward",)
 
 Record = Mapping[str, Any]
 """What `write` wrote: the run, its status, what it measured."""
 
 
-def check(workdir: Path, what: Mapping[str, Any]) -> None:
+def check(workdir: Path, shared: Mapping[str, Any]) -> None:
   """Checks that `workdir` is free, or that of this very comparison.
 
-  Mechanisms and seeds may be added later; what all runs share, `what`, may not
-  change.
+  Mechanisms and seeds may be added later; what all runs share, `shared`, may
+  not change.
 
   Raises:
     ConfigError: it belongs to another comparison, or holds other files.
   """
-  claimed.check(workdir, COMPARISON, what, "comparison", "config.")
+  claimed.check(workdir, COMPARISON, shared, "comparison", "config.")
 
 
-def claim(workdir: Path, what: Mapping[str, Any]) -> None:
+def claim(workdir: Path, shared: Mapping[str, Any]) -> None:
   """Makes `workdir` that of this comparison, after `check`."""
-  check(workdir, what)
-  claimed.claim(workdir, COMPARISON, what)
+  check(workdir, shared)
+  claimed.claim(workdir, COMPARISON, shared)
 
 
-def write(workdir: Path, run: Run, *, status: str, **found: Any) -> None:
+def write(workdir: Path, run: Run, *, status: str, **fields: Any) -> None:
   """Writes the record of one run, whole or not at all.
 
-  What is `found` takes the place of what is known from the plan.
+  What is in `fields` takes the place of what is known from the plan.
   """
   (workdir / RECORDS).mkdir(exist_ok=True)
   record = {
-    **{name: getattr(run, name) for name in _OF_RUN},
+    **{name: getattr(run, name) for name in _RUN_FIELDS},
     "status": status,
     "reason": run.obstacle,
-    **found,
+    **fields,
   }
   claimed.replace(_path(workdir, run.identity), record)
 
 
-def update(workdir: Path, identity: str, **found: Any) -> None:
+def update(workdir: Path, identity: str, **fields: Any) -> None:
   """Adds to the record of a run that is there."""
-  claimed.replace(_path(workdir, identity), of(workdir, identity) | found)
+  claimed.replace(_path(workdir, identity), of(workdir, identity) | fields)
 
 
 def read(workdir: Path) -> tuple[list[Record], list[str]]:
@@ -76,9 +76,11 @@ def read(workdir: Path) -> tuple[list[Record], list[str]]:
 
   A damaged file counts as a run that was never made: it is run again.
   """
-  whole = by_identity(workdir)
+  records = by_identity(workdir)
   paths = sorted((workdir / RECORDS).glob("*.json"))
-  return list(whole.values()), [x.name for x in paths if x.stem not in whole]
+  return list(records.values()), [
+    x.name for x in paths if x.stem not in records
+  ]
 
 
 def by_identity(workdir: Path) -> dict[str, dict[str, Any]]:
@@ -89,9 +91,8 @@ def by_identity(workdir: Path) -> dict[str, dict[str, Any]]:
 
 def of(workdir: Path, identity: str) -> dict[str, Any]:
   """The record of a run; empty where there is none, or a damaged one."""
-  record = claimed.parsed(_path(workdir, identity))
-  is_whole = record and {"task", "status"} <= record.keys()
-  return record if record and is_whole else {}
+  record = claimed.parsed(_path(workdir, identity)) or {}
+  return record if {"task", "status"} <= record.keys() else {}
 
 
 def forget_failure(workdir: Path, run: Run) -> None:
@@ -108,14 +109,14 @@ def plan(workdir: Path, runs: Sequence[Run], seeds: Sequence[int] = ()) -> None:
   Where they choose a point of the grid, `seeds` are those of the runs of the
   report, which will be at that point.
   """
-  found = {}
+  entries = {}
   for run in runs:
-    place = {name: getattr(run, name) for name in (*_PLACE, "steps")}
-    found[run.identity] = place
+    fields = {name: getattr(run, name) for name in (*_PLACE, "steps")}
+    entries[run.identity] = fields
     for seed in seeds:
-      later = {"seed": seed, "choosing": False, OPEN: True}
-      found[f"{run.row}, seed {seed}"] = place | later
-  claimed.replace(workdir / PLAN, planned(workdir) | found)
+      open_fields = {"seed": seed, "choosing": False, OPEN: True}
+      entries[f"{run.row}, seed {seed}"] = fields | open_fields
+  claimed.replace(workdir / PLAN, planned(workdir) | entries)
 
 
 def make_way(workdir: Path, runs: Sequence[Run]) -> None:
@@ -124,16 +125,18 @@ def make_way(workdir: Path, runs: Sequence[Run]) -> None:
   Raises:
     ConfigError: runs of one of their rows were made with other options.
   """
-  able = {(run.row, _point(run.grid)): run for run in runs if not run.obstacle}
-  plan_here = planned(workdir)
+  candidates = {
+    (run.row, _point(run.grid)): run for run in runs if not run.obstacle
+  }
+  entries = planned(workdir)
   for identity, record in by_identity(workdir).items():
-    run = able.get((str(record.get("row")), _point(record.get("grid"))))
+    run = candidates.get((str(record.get("row")), _point(record.get("grid"))))
     if run is None:
       continue
     if record["status"] == UNSUPPORTED:
       _path(workdir, identity).unlink()
-      plan_here.pop(identity, None)
-      claimed.replace(workdir / PLAN, plan_here)
+      entries.pop(identity, None)
+      claimed.replace(workdir / PLAN, entries)
     elif record.get("options", run.options) != run.options:
       raise ConfigError(
         f"workdir: {workdir} has runs of {run.attention} with "
@@ -168,8 +171,7 @@ def running(workdir: Path, run: Run) -> Iterator[None]:
   """Says meanwhile that a run is being made, by which process."""
   (workdir / RUNNING).mkdir(exist_ok=True)
   path = workdir / RUNNING / f"{run.identity}.json"
-  who = {"host": socket.gethostname(), "process": os.getpid()}
-  claimed.replace(path, who)
+  claimed.replace(path, {"host": socket.gethostname(), "process": os.getpid()})
   try:
     yield
   finally:
@@ -183,8 +185,8 @@ def home(workdir: Path, run: Run) -> Path:
 
 def history(workdir: Path, run: Run) -> list[dict[str, Any]]:
   """Lines of a run's metrics.jsonl: of its record, or of its folder."""
-  kept = of(workdir, run.identity).get("history")
-  return kept or metrics.read(home(workdir, run))
+  lines = of(workdir, run.identity).get("history")
+  return lines or metrics.read(home(workdir, run))
 
 
 def losses(workdir: Path, run: Run) -> dict[int, float]:

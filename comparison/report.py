@@ -49,27 +49,27 @@ def write(workdir: Path) -> str:
   Returns:
     The text of report.md.
   """
-  found, _ = records.read(workdir)
+  run_records, _ = records.read(workdir)
   scaling = metrics.read(workdir, records.SCALING)  # Of `benchmarks.scaling`.
-  runs, curves = frame.runs(found), frame.curves(found)
+  runs, curves = frame.runs(run_records), frame.curves(run_records)
   summary = summary_lib.summarize(runs)
   runs.to_csv(workdir / "results.csv", index=False)
   runs.to_json(workdir / "results.jsonl", orient="records", lines=True)
   summary.to_csv(workdir / "summary.csv", index=False)
   curves.to_csv(workdir / "curves.csv", index=False)
-  tasks = divided(found, runs, curves, summary)
+  tasks = divided(run_records, runs, curves, summary)
   findings = [
     f"{name}: {summary_lib.finding(task.summary)}"
     for name, task in tasks.items()
   ]
   sections = [
     Section("What was found", findings or [summary_lib.NOTHING_FOUND]),
-    Section("How to read this", [*_setup(workdir, found), READING]),
+    Section("How to read this", [*_setup(workdir, run_records), READING]),
   ]
   references = records.references(workdir)
   mechanisms = [row["mechanism"] for row in scaling]
   styles = style.styles(
-    [*(record["attention"] for record in found), *mechanisms]
+    [*(record["attention"] for record in run_records), *mechanisms]
   )
   with style.look():
     for name, task in tasks.items():
@@ -79,8 +79,10 @@ def write(workdir: Path) -> str:
       sections.append(Section(name, parts))
     if scaling:
       caption = "Attention alone, measured by `python -m benchmarks.scaling`."
-      drawn = figures.scaling(scaling, styles)
-      parts = [Picture(stem, one, caption) for stem, one in drawn.items()]
+      parts = [
+        Picture(stem, figure, caption)
+        for stem, figure in figures.scaling(scaling, styles).items()
+      ]
       sections.append(Section("Scaling", parts))
   pictures = [p for s in sections for p in s.parts if isinstance(p, Picture)]
   page.save(workdir / PLOTS, pictures)
@@ -106,7 +108,7 @@ def meanwhile(workdir: Path) -> Callable[[], None]:
   """
   due = time.monotonic()
 
-  def after() -> None:
+  def refresh() -> None:
     nonlocal due
     start = time.monotonic()
     if start < due:
@@ -117,7 +119,7 @@ def meanwhile(workdir: Path) -> Callable[[], None]:
       print(f"  no report: {one_line(error)}; the runs go on", flush=True)
     due = start + (time.monotonic() - start) / _SHARE
 
-  return after
+  return refresh
 
 
 def markdown(title: str, byline: str, sections: Sequence[Section]) -> str:
@@ -156,7 +158,7 @@ def _parts(task: Task, styles: figures.Styles) -> list[Any]:
   def picture(kind: str, figure: Any, caption: str) -> Picture:
     return Picture(f"{kind}-{anchor(task.name)}", figure, caption)
 
-  map_figure, no_map = maps.of_task(task)
+  map_figure, map_note = maps.of_task(task)
   parts = [
     ("Quality", tables.quality(task.summary)),
     picture("seeds", figures.seeds(task, styles), "Every seed is a dot."),
@@ -189,7 +191,7 @@ def _parts(task: Task, styles: figures.Styles) -> list[Any]:
   ]
   # What a part shows is its second field; some tasks have nothing to show there.
   parts = [part for part in parts if part[1] is not None]
-  notes = _notes(task.summary) + [no_map] * bool(no_map)
+  notes = _notes(task.summary) + [map_note] * bool(map_note)
   return [*parts, notes] if notes else parts
 
 
@@ -203,16 +205,18 @@ def _notes(summary: pd.DataFrame) -> list[str]:
     if width < dense / 2 and row["width"] != "dense":
       note = f"a feed-forward layer of {width:.0f}, dense has {dense:.0f}"
       rows.setdefault(note, []).append(row["row"])
-    off = row["parameters"] / row["dense_parameters"] - 1
-    if abs(off) > 0.02 and row["width"] != "dense":
-      rows.setdefault(f"{100 * off:+.0f} % parameters", []).append(row["row"])
+    deviation = row["parameters"] / row["dense_parameters"] - 1
+    if abs(deviation) > 0.02 and row["width"] != "dense":
+      rows.setdefault(f"{100 * deviation:+.0f} % parameters", []).append(
+        row["row"]
+      )
   return [
     f"{', '.join(f'`{name}`' for name in names)}: {note}"
     for note, names in rows.items()
   ]
 
 
-def _setup(workdir: Path, found: Sequence[Record]) -> list[str]:
+def _setup(workdir: Path, run_records: Sequence[Record]) -> list[str]:
   """What all runs share, and how the shown point of a grid was chosen."""
   shared: Mapping[str, Any] = claimed.parsed(workdir / records.COMPARISON) or {}
   parts = []
@@ -232,21 +236,24 @@ def _setup(workdir: Path, found: Sequence[Record]) -> list[str]:
   grid = {k: v for k, v in shared.items() if k.startswith("grid.")}
   if grid:
     points = " × ".join(f"`{k[5:]}` ∈ {v}" for k, v in grid.items())
-    who = "the seeds that are reported"
-    if any(record.get("choosing") for record in found):
-      who = "seeds of their own"
+    choosers = "the seeds that are reported"
+    if any(record.get("choosing") for record in run_records):
+      choosers = "seeds of their own"
     # Of an older version, where the first seed chose at the rungs.
     elif "halving.rungs" in shared and shared.get("halving.seeds") != "all":
-      who = "the first seed, which is reported as well,"
-    split = next((s for s in (frame.splits(r)[0] for r in found) if s), "first")
-    parts.append(
-      f"Each row has the point of {points} that {who} preferred on the {split} split."
+      choosers = "the first seed, which is reported as well,"
+    split = next(
+      (s for s in (frame.splits(r)[0] for r in run_records) if s), "first"
     )
-  known = ("tasks", "match_parameters", "budget_seconds", "budget_flops")
+    parts.append(
+      f"Each row has the point of {points} that {choosers} preferred on the {split} "
+      "split."
+    )
+  exclusions = ("tasks", "match_parameters", "budget_seconds", "budget_flops")
   leaves = [
     f"`{leaf} = {value}`"
     for leaf, value in shared.items()
-    if leaf not in known
+    if leaf not in exclusions
     and not leaf.startswith(("grid.", "across.", "halving."))
   ]
   if leaves:
@@ -256,25 +263,25 @@ def _setup(workdir: Path, found: Sequence[Record]) -> list[str]:
 
 def _machine(runs: pd.DataFrame) -> str:
   """What the runs were made on, as far as they tell."""
-  known = []
+  parts = []
   for name in ("device", "cpu", "cores", "jax", "commit"):
     values = (
       sorted({str(x) for x in runs[name].dropna()}) if name in runs else []
     )
     if values:
       text = ", ".join(x[:12] if name == "commit" else x for x in values)
-      known.append(text if name in ("device", "cpu") else f"{name} {text}")
-  return "; ".join(known)
+      parts.append(text if name in ("device", "cpu") else f"{name} {text}")
+  return "; ".join(parts)
 
 
 def _references(references: Mapping[str, Mapping[str, float]]) -> str:
   """`From elsewhere: nanoGPT loss 1.88.`"""
-  known = ", ".join(
+  results = ", ".join(
     f"{source} {metric} {value:g}"
     for source, values in references.items()
     for metric, value in values.items()
   )
-  return f"From elsewhere: {known}."
+  return f"From elsewhere: {results}."
 
 
 _ESCAPED = {ord(x): f"\\{x}" for x in "&%$#_{}"} | {
@@ -290,15 +297,15 @@ def _latex(tasks: Mapping[str, Task]) -> str:
   texts = []
   for name, task in tasks.items():
     quality, cost = tables.quality(task.summary), tables.cost(task.summary)
-    texts_of = quality.frame()
+    cells = quality.frame()
     if cost is not None:
-      more = cost.frame().drop(columns=cost.header[1])
-      texts_of = texts_of.merge(
-        more, "left", quality.header[0], suffixes=("", "_")
+      cost_cells = cost.frame().drop(columns=cost.header[1])
+      cells = cells.merge(
+        cost_cells, "left", quality.header[0], suffixes=("", "_")
       )
-    kept = ["parameters", "learning rate", "step, ms", "cache and state, KiB"]
-    columns = [*quality.header[:2], *(c for c in kept if c in texts_of)]
-    latex = texts_of[columns[:_LATEX_COLUMNS]].fillna(tables.NOTHING)
+    titles = ["parameters", "learning rate", "step, ms", "cache and state, KiB"]
+    columns = [*quality.header[:2], *(c for c in titles if c in cells)]
+    latex = cells[columns[:_LATEX_COLUMNS]].fillna(tables.NOTHING)
     texts.append(
       latex.style.hide(axis="index")
       .format(escape="latex")

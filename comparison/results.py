@@ -54,8 +54,8 @@ def solved(task: Task) -> pd.DataFrame:
   }
   columns: dict[str, None] = {}
   for place, row in rows.sort_values("across", kind="stable").iterrows():
-    behind = f", {varied[place]}" if varied[place] else ""
-    cells = {f"{k}{behind}": text for k, text in _seeds(task, row).items()}
+    suffix = f", {varied[place]}" if varied[place] else ""
+    cells = {f"{k}{suffix}": text for k, text in _seeds(task, row).items()}
     content[_name(row)] |= cells
     columns |= dict.fromkeys(cells)
   table = pd.DataFrame.from_dict(content, orient="index")
@@ -73,11 +73,13 @@ def memory(task: Task) -> pd.DataFrame:
 
 def lengths(task: Task) -> pd.DataFrame:
   """The mean over seeds at the first and last length, and single seeds at the last."""
-  at = task.at_lengths.groupby(["row", "length"])["value"].mean().unstack()
+  means_by_length = (
+    task.at_lengths.groupby(["row", "length"])["value"].mean().unstack()
+  )
   varied = _varied(task.ended)
   content = {}
   for place, row in task.ended.iterrows():
-    values = at.loc[row["row"]].iloc[[0, -1]]
+    values = means_by_length.loc[row["row"]].iloc[[0, -1]]
     content[_name(row, varied[place])] = {
       **{f"at {length}": f"{100 * x:.1f} %" for length, x in values.items()},
       **_seeds(task, row),
@@ -90,9 +92,9 @@ def carried(task: Task) -> pd.DataFrame:
 
   A column for each point of `across`.
   """
-  rows, at = task.ended, task.at_lengths
+  rows, points = task.ended, task.at_lengths
   varied = _varied(rows)
-  trained = at[at["ratio"] == 1].groupby("row")["value"].mean()
+  trained = points[points["ratio"] == 1].groupby("row")["value"].mean()
   content: dict[str, dict[str, str]] = {}
   for place, row in rows.iterrows():
     spread = _seeds(task, row)["worst to best"]
@@ -171,8 +173,8 @@ def draw(path: Path) -> None:
 @functools.cache
 def _tasks(path: Path) -> dict[str, Task]:
   """What the records of a file found; several tables may be made of it."""
-  _, found = archive.read(path)
-  return by_task(list(found.values()))
+  _, run_records = archive.read(path)
+  return by_task(list(run_records.values()))
 
 
 def _overview(old: str, sources: Sequence[str], folder: Path) -> str:

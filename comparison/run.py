@@ -42,16 +42,16 @@ def run(
   for line in plan.twins(runs):
     print(line)
   first, step = shard
-  mine = plan.grouped(runs, "row")[first - 1 :: step]
-  print(f"{folder}: {len(mine)} rows", flush=True)
+  rows = plan.grouped(runs, "row")[first - 1 :: step]
+  print(f"{folder}: {len(rows)} rows", flush=True)
   if not is_chosen:
     # In the order of the plan, seeds last, so that all rows have a result early.
-    kept = {row[0].row for row in mine}
-    runs = [run for run in runs if run.row in kept]
+    names = {row[0].row for row in rows}
+    runs = [run for run in runs if run.row in names]
     launch(runs, folder, comparison, after=after)
     return
-  for number, row in enumerate(mine, 1):
-    print(f"[row {number}/{len(mine)}] {row[0].row}", flush=True)
+  for number, row in enumerate(rows, 1):
+    print(f"[row {number}/{len(rows)}] {row[0].row}", flush=True)
     chosen = choose(row, folder, comparison)
     reported = [chosen.with_seed(seed, choosing=False) for seed in seeds]
     records.plan(folder, reported)

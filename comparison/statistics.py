@@ -83,7 +83,7 @@ def p_of_means(
   with warnings.catch_warnings():  # Of values that are all alike.
     warnings.simplefilter("ignore", RuntimeWarning)
     if len(seeds) > 1:
-      pair = [[of[seed] for seed in seeds] for of in (values, others)]
+      pair = [[sample[seed] for seed in seeds] for sample in (values, others)]
       p = 1.0 if pair[0] == pair[1] else stats.ttest_rel(*pair).pvalue
       return float(p)
     if min(len(values), len(others)) < 2:
@@ -143,12 +143,12 @@ def bleu(counts: np.ndarray, effective_order: bool = False) -> np.ndarray:
   length, reference = counts[..., 8], counts[..., 9]
   halved = 0.5 ** np.cumsum(right == 0, axis=-1, dtype=float)
   precision = np.where(right > 0, right, halved) / np.maximum(total, 1)
-  there = total > 0
-  logs = np.where(there, np.log(precision), 0.0).sum(axis=-1)
-  orders = np.maximum(there.sum(axis=-1), 1) if effective_order else 4
+  mask = total > 0
+  logs = np.where(mask, np.log(precision), 0.0).sum(axis=-1)
+  orders = np.maximum(mask.sum(axis=-1), 1) if effective_order else 4
   brevity = np.minimum(1 - reference / np.maximum(length, 1), 0)
-  counts_at_all = right.any(axis=-1) & (effective_order | there.all(axis=-1))
-  return np.where(counts_at_all, 100 * np.exp(logs / orders + brevity), 0.0)
+  nonzero = right.any(axis=-1) & (effective_order | mask.all(axis=-1))
+  return np.where(nonzero, 100 * np.exp(logs / orders + brevity), 0.0)
 
 
 def bleu_difference(
@@ -174,13 +174,13 @@ def bleu_difference(
   def difference(sentences, axis=-1):
     del axis  # Of `sentences`, the last.
     ours, theirs = (
-      bleu(of[:, sentences].sum(axis=-2), effective_order).mean(axis=0)
-      for of in (statistics, others)
+      bleu(counts[:, sentences].sum(axis=-2), effective_order).mean(axis=0)
+      for counts in (statistics, others)
     )
     return ours - theirs
 
   sentences = np.arange(statistics.shape[1])
-  drawn = stats.bootstrap(
+  bootstrap = stats.bootstrap(
     (sentences,),
     difference,
     n_resamples=RESAMPLES,
@@ -190,10 +190,10 @@ def bleu_difference(
     rng=np.random.default_rng(12345),
   )
   mean = float(difference(sentences))
-  spread = np.abs(drawn.bootstrap_distribution)
-  beyond = int(np.sum(spread - spread.mean() > abs(mean)))
-  p_value = (1 + beyond) / (1 + RESAMPLES) if spread.any() else 1.0
-  interval = drawn.confidence_interval
+  spread = np.abs(bootstrap.bootstrap_distribution)
+  exceedances = int(np.sum(spread - spread.mean() > abs(mean)))
+  p_value = (1 + exceedances) / (1 + RESAMPLES) if spread.any() else 1.0
+  interval = bootstrap.confidence_interval
   return Difference(mean, float(interval.low), float(interval.high), p_value)
 
 
@@ -203,4 +203,4 @@ def are_paired(systems: Sequence[np.ndarray]) -> bool:
   They are taken to be where the references have the same lengths in order.
   """
   first = systems[0][:, -1]
-  return all(np.array_equal(first, one[:, -1]) for one in systems[1:])
+  return all(np.array_equal(first, system[:, -1]) for system in systems[1:])

@@ -13,8 +13,8 @@ from comparison import records
 from training import claimed, metrics
 
 _RUNNING, _WAITING = "running", "waiting"
-_SHOWN = (records.DONE, _RUNNING, _WAITING, records.FAILED)
-_SHOWN_IF_ANY = (records.STOPPED_EARLY, records.UNSUPPORTED)
+_STATES = (records.DONE, _RUNNING, _WAITING, records.FAILED)
+_RARE_STATES = (records.STOPPED_EARLY, records.UNSUPPORTED)
 
 # A run takes as long as those that are done and have most of these in common.
 _ALIKE = (("task", "attention", "across"), ("task", "attention"), ("task",), ())
@@ -28,41 +28,43 @@ def text(workdir: Path) -> str:
   or as all, less what it has been trained so far. Runs of the report whose point of
   the grid is still to be chosen wait.
   """
-  found = records.by_identity(workdir)
-  plan, processes = _plan(workdir, found), _processes(workdir)
+  run_records = records.by_identity(workdir)
+  plan, processes = _plan(workdir, run_records), _processes(workdir)
   states: dict[str, list[str]] = {}
   for name in plan:
-    status = found.get(name, {}).get("status", _WAITING)
+    status = run_records.get(name, {}).get("status", _WAITING)
     # A process of several runs has all of them until the last has ended.
     if name in processes and status != records.DONE:
       status = _RUNNING
     elif status in (records.STOPPED, records.TRAINED):
       status = _WAITING
     states.setdefault(status, []).append(name)
-  shown = [*_SHOWN, *(x for x in _SHOWN_IF_ANY if x in states)]
-  counts = ", ".join(f"{len(states.get(x, ()))} {x}" for x in shown)
+  names = [*_STATES, *(x for x in _RARE_STATES if x in states)]
+  counts = ", ".join(f"{len(states.get(x, ()))} {x}" for x in names)
   lines = [f"{workdir}: {len(plan)} runs: {counts}"]
   for name in states.get(_RUNNING, ()):
     step, _ = _trained(workdir, name)
-    of = f" of {plan[name]['steps']}" if plan[name].get("steps") else ""
-    lines.append(f"running  {name}: {f'step {step}{of}' if step else 'begins'}")
+    total = f" of {plan[name]['steps']}" if plan[name].get("steps") else ""
+    lines.append(
+      f"running  {name}: {f'step {step}{total}' if step else 'begins'}"
+    )
   for name in states.get(records.FAILED, ()):
-    lines.append(f"failed   {name}: {found[name]['reason']}")
+    lines.append(f"failed   {name}: {run_records[name]['reason']}")
   done = [
     record
-    for record in found.values()
+    for record in run_records.values()
     if record["status"] == records.DONE and "seconds" in record
   ]
-  left = [*states.get(_WAITING, ()), *states.get(_RUNNING, ())]
-  if left and not done:
+  queue = [*states.get(_WAITING, ()), *states.get(_RUNNING, ())]
+  if queue and not done:
     lines.append(
       "no run is done yet that was never stopped, so nobody knows how long the "
       "others take"
     )
-  elif left:
+  elif queue:
     seconds = 0.0
-    for name in left:
-      if found.get(name, {}).get("status") != records.TRAINED:
+    for name in queue:
+      if run_records.get(name, {}).get("status") != records.TRAINED:
         _, spent = _trained(workdir, name)
         seconds += max(0.0, _expected(plan[name], done) - spent)
     lines.append(_clock(seconds, max(1, len(set(processes.values())))))
@@ -70,16 +72,16 @@ def text(workdir: Path) -> str:
 
 
 def _plan(
-  workdir: Path, found: Mapping[str, records.Record]
+  workdir: Path, run_records: Mapping[str, records.Record]
 ) -> dict[str, dict[str, Any]]:
   """Every run that is known: of the plan, and of records beside it."""
   planned = records.planned(workdir)
   # A plan of an older version says less than its records.
   runs = {
-    name: {**found.get(name, {}), **planned.get(name, {})}
-    for name in {**found, **planned}
+    name: {**run_records.get(name, {}), **planned.get(name, {})}
+    for name in {**run_records, **planned}
   }
-  known = {
+  row_seeds = {
     (run.get("row"), run.get("seed"))
     for run in runs.values()
     if not run.get("choosing") and records.OPEN not in run
@@ -87,19 +89,19 @@ def _plan(
   return {
     name: run
     for name, run in runs.items()
-    if records.OPEN not in run or (run["row"], run["seed"]) not in known
+    if records.OPEN not in run or (run["row"], run["seed"]) not in row_seeds
   }
 
 
 def _processes(workdir: Path) -> dict[str, tuple[str, int]]:
   """Run -> its machine and process, which is alive, or on another machine."""
-  found = {}
+  processes = {}
   for path in sorted((workdir / records.RUNNING).glob("*.json")):
-    who = claimed.parsed(path)
-    here = who and who["host"] == socket.gethostname()
-    if who and (not here or psutil.pid_exists(who["process"])):
-      found[path.stem] = (who["host"], who["process"])
-  return found
+    owner = claimed.parsed(path)
+    is_local = owner and owner["host"] == socket.gethostname()
+    if owner and (not is_local or psutil.pid_exists(owner["process"])):
+      processes[path.stem] = (owner["host"], owner["process"])
+  return processes
 
 
 def _trained(workdir: Path, name: str) -> tuple[int, float]:
@@ -121,12 +123,12 @@ def _expected(run: Mapping[str, Any], done: Sequence[records.Record]) -> float:
   raise AssertionError  # All runs have nothing in common, at least.
 
 
-def _clock(seconds: float, at_once: int) -> str:
-  minutes = round(seconds / at_once / 60)
+def _clock(seconds: float, processes: int) -> str:
+  minutes = round(seconds / processes / 60)
   end = time.strftime(
     "%d %B, %H:%M", time.localtime(time.time() + 60 * minutes)
   )
   return (
-    f"about {minutes // 60}:{minutes % 60:02d} hours left with {at_once} at a "
+    f"about {minutes // 60}:{minutes % 60:02d} hours left with {processes} at a "
     f"time, until {end}; measuring not counted"
   )

@@ -34,8 +34,8 @@ def styles(attentions: Iterable[str]) -> dict[str, Style]:
   for every round of them and 13 markers, no two of the first 44 share colour and
   dash, and none of the first 143 colour and marker. Variants follow by name.
   """
-  known = list(ATTENTIONS)
-  names = [*known, *sorted({*attentions} - {*known})]
+  mechanisms = list(ATTENTIONS)
+  names = [*mechanisms, *sorted({*attentions} - {*mechanisms})]
   return {
     name: Style(
       _COLORS[n % len(_COLORS)],

@@ -75,7 +75,7 @@ def summarize(runs: pd.DataFrame) -> pd.DataFrame:
   """
   if runs.empty:
     return pd.DataFrame()
-  tables = [_task(of_task) for _, of_task in runs.groupby("task", sort=False)]
+  tables = [_task(group) for _, group in runs.groupby("task", sort=False)]
   return pd.concat(tables, ignore_index=True)
 
 
@@ -95,11 +95,11 @@ def finding(summary: pd.DataFrame) -> str:
       ended[["solved", "trials"]].eq(best[["solved", "trials"]]).all(axis=1)
     )
     names = _names(ended[alike])
-    none = int((ended["solved"] == 0).sum())
+    unsolved = int((ended["solved"] == 0).sum())
     text = (
       f"{names} solved {best['solved']:.0f} of {best['trials']:.0f} seeds "
       f"({best['metric']} of {best['solved_at']:g} or more on the "
-      f"{best['split']} split); {none} of {len(ended)} rows solved none"
+      f"{best['split']} split); {unsolved} of {len(ended)} rows solved none"
     )
   else:
     text = (
@@ -146,13 +146,13 @@ def _task(runs: pd.DataFrame) -> pd.DataFrame:
   metric = frame.headline(metrics)
   summary = pd.DataFrame(
     [
-      _row(of_row, metric, metrics)
-      for _, of_row in runs.groupby("row", sort=False)
-      if not of_row["choosing"].all()
+      _row(group, metric, metrics)
+      for _, group in runs.groupby("row", sort=False)
+      if not group["choosing"].all()
     ]
   )
   if metric is not None:
-    summary = _against_best(
+    summary = _significance(
       _ranked(summary, metric, runs["solved_at"].astype(float).max())
     )
   return summary.drop(columns="values", errors="ignore")
@@ -186,8 +186,10 @@ def _row(
   first = planned.iloc[0]
   values: dict[int, float] = {}
   if metric is not None:
-    found = _numbers(ended.set_index("seed")[metric])
-    values = dict(zip(map(int, found.index), map(float, found), strict=True))
+    numbers = _numbers(ended.set_index("seed")[metric])
+    values = dict(
+      zip(map(int, numbers.index), map(float, numbers), strict=True)
+    )
   cases = _numbers(ended["test_rows"]) if "test_rows" in ended else ()
   low, high = statistics.mean_interval(
     list(values.values()),
@@ -220,11 +222,11 @@ def _row(
   }
   busy = False
   for name, cost in COSTS.items():
-    alone = ended
+    rows = ended
     if cost.load and cost.load in ended:
-      is_alone = ~(_numbers(ended[cost.load], drop=False) > BUSY_CORES)
-      alone, busy = ended[is_alone], busy or not is_alone.all()
-    row[name] = _mean(alone, name)
+      mask = ~(_numbers(ended[cost.load], drop=False) > BUSY_CORES)
+      rows, busy = ended[mask], busy or not mask.all()
+    row[name] = _mean(rows, name)
   for name in ("feed_forward", "dense_feed_forward", "dense_parameters"):
     row[name] = _mean(planned, name)
   texts = _texts(planned, ended, metric, len(values))
@@ -232,41 +234,52 @@ def _row(
 
 
 def _texts(
-  planned: pd.DataFrame, ended: pd.DataFrame, metric: str | None, known: int
+  planned: pd.DataFrame,
+  ended: pd.DataFrame,
+  metric: str | None,
+  num_values: int,
 ) -> dict[str, str]:
   """Why a row has nothing to show, or what is to be known of its runs."""
-  left = planned[planned["split"] == ""]
-  why = [f"{one.status}: {one.reason or ''}" for one in left.itertuples()]
+  unfinished = planned[planned["split"] == ""]
+  reasons = [
+    f"{run.status}: {run.reason or ''}" for run in unfinished.itertuples()
+  ]
   if ended.empty:
-    return {"notes": "", "reason": why[0] if why else ""}
-  notes = [f"{len(left)} of {len(planned)} runs {why[0]}"] if why else []
-  if unknown := len(ended) - known:
+    return {"notes": "", "reason": reasons[0] if reasons else ""}
+  notes = (
+    [f"{len(unfinished)} of {len(planned)} runs {reasons[0]}"]
+    if reasons
+    else []
+  )
+  if num_missing := len(ended) - num_values:
     notes.append(
-      f"{unknown} of {len(planned)} runs have no finite {metric or 'metric'}"
+      f"{num_missing} of {len(planned)} runs have no finite {metric or 'metric'}"
     )
   notes += [f"not measured: {x}" for x in ended["reason"].dropna().unique()]
-  told = ended["notes"].fillna("") if "notes" in ended else ()
-  notes += dict.fromkeys(line for one in told for line in one.splitlines())
+  texts = ended["notes"].fillna("") if "notes" in ended else ()
+  notes += dict.fromkeys(line for text in texts for line in text.splitlines())
   return {"notes": "\n".join(notes), "reason": ""}
 
 
 def _chosen(runs: pd.DataFrame, metric: str | None) -> tuple[pd.DataFrame, int]:
   """The runs at the point of the grid that is shown, and how many there are."""
-  points = {grid: of for grid, of in runs.groupby("grid", sort=True)}
-  known = {g: of for g, of in points.items() if not of["choosing"].all()}
+  points = {grid: group for grid, group in runs.groupby("grid", sort=True)}
+  candidates = {
+    grid: group for grid, group in points.items() if not group["choosing"].all()
+  }
 
   def preference(grid: Any) -> tuple[float, float]:
-    of = known[grid]
-    choosing = of[of["choosing"]] if of["choosing"].any() else of
+    group = candidates[grid]
+    choosing = group[group["choosing"]] if group["choosing"].any() else group
     ended = (choosing["split"] != "").mean()
     mean = _mean(choosing, "choosing_quality")
     sign = -1 if frame.is_lower_better(metric or "") else 1
     return float(ended), -math.inf if math.isnan(mean) else sign * mean
 
-  return known[max(known, key=preference)], len(points)
+  return candidates[max(candidates, key=preference)], len(points)
 
 
-def _against_best(summary: pd.DataFrame) -> pd.DataFrame:
+def _significance(summary: pd.DataFrame) -> pd.DataFrame:
   """Adds the tests of every row against the first."""
   best, p_values = summary.iloc[0], []
   for _, row in summary.iterrows():
@@ -299,5 +312,5 @@ def _mean(runs: pd.DataFrame, name: str) -> float:
 
 
 def _numbers(values: pd.Series, drop: bool = True) -> pd.Series:
-  found = pd.to_numeric(values, errors="coerce")
-  return found.dropna() if drop else found
+  numbers = pd.to_numeric(values, errors="coerce")
+  return numbers.dropna() if drop else numbers

@@ -63,8 +63,8 @@ def quality(summary: pd.DataFrame) -> Table:
   others = ["approximation_error"]
   if not summary_lib.is_counted(summary):
     decides = summary.iloc[0]["metric"]
-    known = [name for name in frame.HEADLINES if name in summary]
-    others = [*(name for name in known if name != decides), *others]
+    headlines = [name for name in frame.HEADLINES if name in summary]
+    others = [*(name for name in headlines if name != decides), *others]
   for name in others:
     if summary[name].notna().any():
       title = name.replace("_", " ")
@@ -98,14 +98,14 @@ def quality(summary: pd.DataFrame) -> Table:
 def cost(summary: pd.DataFrame) -> Table | None:
   """What a task's rows take; None where nothing was measured."""
   ended = summary[summary["seeds"] > 0]
-  shown = [name for name in COSTS if ended[name].notna().any()]
-  if len(shown) < 2:
+  names = [name for name in COSTS if ended[name].notna().any()]
+  if len(names) < 2:
     return None
   columns = {"mechanism": _names(ended)}
   columns[_deciding(ended)] = [
     result(row, brief=True) for _, row in ended.iterrows()
   ]
-  for name in shown:
+  for name in names:
     unit = COSTS[name].unit
     title = f"{COSTS[name].title}, {unit}" if unit else COSTS[name].title
     columns[title] = [_cost(row, name) for _, row in ended.iterrows()]
@@ -121,12 +121,12 @@ def cost(summary: pd.DataFrame) -> Table | None:
 
 def lengths(task: Task) -> Table | None:
   """Quality at each length, the mean of the seeds and the worst to the best."""
-  found = task.at_lengths
-  if found.empty:
+  table = task.at_lengths
+  if table.empty:
     return None
-  rows = task.summary[task.summary["row"].isin(found["row"])]
+  rows = task.summary[task.summary["row"].isin(table["row"])]
   columns = {"mechanism": _names(rows)}
-  for length, points in found.groupby("length"):
+  for length, points in table.groupby("length"):
     columns[f"at {length}"] = [
       _spread(points[points["row"] == name]["value"]) for name in rows["row"]
     ]
@@ -138,21 +138,21 @@ def bleu(task: Task) -> Table | None:
   """Each row against the best, paired over sentences; None without sentences."""
   if task.metric != "bleu":
     return None
-  of_row = {
+  sentences = {
     row["row"]: _sentences(task, row) for _, row in task.ended.iterrows()
   }
   best = task.summary.iloc[0]["row"]
-  others = [row for row in of_row if row != best and of_row[row]]
-  if not of_row.get(best) or not others:
+  others = [row for row in sentences if row != best and sentences[row]]
+  if not sentences.get(best) or not others:
     return None
   effective = any(
     "eff:yes" in (record.get("final", {}).get("bleu_signature") or "")
     for record in task.records
   )
   differences = [
-    _difference(of_row[row], of_row[best], effective) for row in others
+    _difference(sentences[row], sentences[best], effective) for row in others
   ]
-  known = [d.p_value if d else math.nan for d in differences]
+  p_values = [d.p_value if d else math.nan for d in differences]
   columns: dict[str, list[Cell]] = {
     "mechanism": [Cell(row, row) for row in others],
     "BLEU − best": [
@@ -163,7 +163,7 @@ def bleu(task: Task) -> Table | None:
       Cell(f"{d.low:+.2f} to {d.high:+.2f}", d.low) if d else Cell(NOTHING)
       for d in differences
     ],
-    "p, Holm": [Cell(number(p), p) for p in statistics.holm(known)],
+    "p, Holm": [Cell(number(p), p) for p in statistics.holm(p_values)],
   }
   legend = (
     f"Against `{best}`. The paired bootstrap over sentences (Koehn 2004), the same "
@@ -226,14 +226,14 @@ def _cost(row: Any, name: str) -> Cell:
   value = row[name] * COSTS[name].scale
   if math.isnan(value):
     return Cell(NOTHING)
-  whole = not COSTS[name].unit or abs(value) >= 100
-  return Cell(f"{value:,.0f}" if whole else f"{value:.3g}", value)
+  form = ",.0f" if not COSTS[name].unit or abs(value) >= 100 else ".3g"
+  return Cell(f"{value:{form}}", value)
 
 
 def _grid_cell(value: str, at_edge: bool) -> Cell:
-  shown = f"{value} (edge)" if at_edge else value
+  text = f"{value} (edge)" if at_edge else value
   is_number = frame.is_number(literal(value))
-  return Cell(shown, float(value) if is_number else value)
+  return Cell(text, float(value) if is_number else value)
 
 
 def _spread(values: pd.Series) -> Cell:
@@ -262,7 +262,9 @@ def _difference(
 ) -> statistics.Difference | None:
   """Over the seeds that both have; None where sentences are not the same."""
   seeds = sorted(sentences.keys() & others.keys())
-  ours, theirs = ([of[seed] for seed in seeds] for of in (sentences, others))
+  ours, theirs = (
+    [sample[seed] for seed in seeds] for sample in (sentences, others)
+  )
   if not seeds or not statistics.are_paired([*ours, *theirs]):
     return None
   return statistics.bleu_difference(
@@ -277,19 +279,19 @@ def _table(
   legend: str = "",
 ) -> Table:
   """Leaves out columns behind the first that say nothing or the same of all rows."""
-  shown: dict[str, list[Cell]] = {}
+  selection: dict[str, list[Cell]] = {}
   parts = [part.partition("=") for part in _common(summary)]
   shared = {leaf.replace("_", " "): value for leaf, _, value in parts}
   for place, (title, cells) in enumerate(columns.items()):
     texts = {cell.text for cell in cells}
     if place < keep or len(texts) > 1:
-      shown[title] = cells
+      selection[title] = cells
     elif texts != {NOTHING}:
       if len(cells) > 1:
         shared[title] = texts.pop()
       else:
-        shown[title] = cells
-  return Table(list(shown), _rows(shown), shared, legend)
+        selection[title] = cells
+  return Table(list(selection), _rows(selection), shared, legend)
 
 
 def _rows(columns: Mapping[str, list[Cell]]) -> list[list[Any]]:

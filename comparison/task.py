@@ -47,8 +47,8 @@ class Task:
   def runs_of(self, row: Any) -> pd.DataFrame:
     """The runs behind a row of the summary: at its point, that have ended."""
     runs = self.runs
-    is_shown = (runs["row"] == row["row"]) & (runs["grid"] == row["grid"])
-    return runs[is_shown & ~runs["choosing"] & (runs["split"] != "")]
+    selection = (runs["row"] == row["row"]) & (runs["grid"] == row["grid"])
+    return runs[selection & ~runs["choosing"] & (runs["split"] != "")]
 
   def seed_values(self, row: Any) -> pd.Series:
     """Seed -> the metric that decides, of the runs behind a row."""
@@ -67,27 +67,27 @@ class Task:
     Columns `row`, `attention`, `seed`, `length`, `ratio` to the trained length,
     `value`; empty for a task of one length.
     """
-    kept = self.curves[self.curves["metric"] == self.metric]
-    last = kept.groupby(["run", "split"])["value"].last()
-    by_run = {
+    curves = self.curves[self.curves["metric"] == self.metric]
+    last = curves.groupby(["run", "split"])["value"].last()
+    values_by_run = {
       run: dict(values.droplevel("run")) for run, values in last.groupby("run")
     }
     content = []
     for _, row in self.ended.iterrows():
       runs: Any = self.runs_of(row)
       for run in runs[runs["length"].notna()].itertuples():
-        by_split = by_run.get(run.run, {})
-        trained = [by_split[s] for s in _TRAINED if s in by_split]
-        by_length = {
+        split_values = values_by_run.get(run.run, {})
+        trained = [split_values[s] for s in _TRAINED if s in split_values]
+        length_values = {
           int(split.removeprefix(_LENGTH)): value
-          for split, value in by_split.items()
+          for split, value in split_values.items()
           if split.startswith(_LENGTH)
         }
-        if by_length and trained:
-          by_length[int(run.length)] = trained[0]
+        if length_values and trained:
+          length_values[int(run.length)] = trained[0]
           content += [
             (row["row"], row["attention"], run.seed, n, n / run.length, value)
-            for n, value in sorted(by_length.items())
+            for n, value in sorted(length_values.items())
           ]
     columns = ["row", "attention", "seed", "length", "ratio", "value"]
     return pd.DataFrame(content, columns=columns)

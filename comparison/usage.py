@@ -71,12 +71,12 @@ def _commit() -> str | None:
   command = ["git", "rev-parse", "HEAD"]
   folder = Path(__file__).parent
   try:
-    found = subprocess.run(
+    process = subprocess.run(
       command, cwd=folder, capture_output=True, text=True, check=False
     )
   except OSError:  # No git.
     return None
-  return found.stdout.strip() or None
+  return process.stdout.strip() or None
 
 
 def _cores() -> int | None:
