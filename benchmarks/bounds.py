@@ -109,11 +109,13 @@ def growth_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     if length != LENGTH or name == BASELINE or part == DECODE or not longer:
       continue
     cells = [f"`{name}`", "✓" if causal else "", part]
-    short, long = row["seconds"], longer["seconds"]
-    ratio = long / short if short and long else None
     promised = registry.example(name).cost == "linear"
-    cells += _judged(ratio, GROWTH if promised else None, 1)
-    cells += _judged(longer["temp_bytes"] / row["temp_bytes"], GROWTH, 1)
+    for quantity, bound in (
+      ("seconds", GROWTH if promised else None),
+      ("temp_bytes", GROWTH),
+    ):
+      short, long = row[quantity], longer[quantity]
+      cells += _judged(long / short if short and long else None, bound, 1)
     lines.append(cells)
   return scaling_tables.table(lines)
 

@@ -108,7 +108,7 @@ def _make(
     if _has_ended(run, workdir, share):
       continue
     record = records.of(workdir, run.identity)
-    reason = fault or record.get("reason", "it was stopped")
+    reason = fault or record.get("reason") or "it was stopped"
     if remaining_tries:
       print(f"  {run.identity}: failed: {reason}; tried again", flush=True)
       _make([run], workdir, share, map_seed, remaining_tries)

@@ -1,5 +1,6 @@
 """A row a mechanism: what its seeds found, and whether that is the best of its task."""
 
+import collections
 from collections.abc import Mapping
 import math
 from typing import Any, NamedTuple
@@ -241,16 +242,15 @@ def _texts(
 ) -> dict[str, str]:
   """Why a row has nothing to show, or what is to be known of its runs."""
   unfinished = planned[planned["split"] == ""]
-  reasons = [
+  counts = collections.Counter(
     f"{run.status}: {run.reason or ''}" for run in unfinished.itertuples()
-  ]
-  if ended.empty:
-    return {"notes": "", "reason": reasons[0] if reasons else ""}
-  notes = (
-    [f"{len(unfinished)} of {len(planned)} runs {reasons[0]}"]
-    if reasons
-    else []
   )
+  if ended.empty:
+    return {"notes": "", "reason": next(iter(counts), "")}
+  notes = [
+    f"{count} of {len(planned)} runs {reason}"
+    for reason, count in counts.items()
+  ]
   if num_missing := len(ended) - num_values:
     notes.append(
       f"{num_missing} of {len(planned)} runs have no finite {metric or 'metric'}"
