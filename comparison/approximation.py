@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from attention import Attention, dense_attention, lsh_attention
+from attention import Attention, dense_attention, lsh_attention, plug
 import models
 from models.kind import Model
 
-_DENSE_OPTIONS = frozenset(inspect.signature(dense_attention).parameters)
+_OPTIONS = {*inspect.signature(dense_attention).parameters, *plug.CALL_OPTIONS}
 
 
 def error(
@@ -71,8 +71,8 @@ def exact(attention: Attention) -> Callable[..., Any]:
   if attention.approximates == "dense":
 
     def dense(query, key, value, **call):
-      # Gates, such as an indexer's, choose and weigh what dense attention sees whole.
-      options = {name: x for name, x in call.items() if name in _DENSE_OPTIONS}
+      # All others are gates, which choose and weigh what dense attention sees whole.
+      options = {name: x for name, x in call.items() if name in _OPTIONS}
       return dense_attention(query, key, value, **options)
 
     return dense

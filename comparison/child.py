@@ -53,7 +53,7 @@ def run(request: Mapping[str, Any]) -> str:
     if not process.returncode:
       return ""
     errors.seek(0)
-    # Of a traceback the last line says what went wrong.
+    # The last line of a traceback says what went wrong.
     *_, last = errors.read().strip().splitlines() or ["no message"]
     return f"exit code {process.returncode}: {one_line(RuntimeError(last))}"
 

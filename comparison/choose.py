@@ -73,8 +73,8 @@ def beyond(value: Any, values: Collection[Any]) -> float | None:
 
   Returns:
     The next value with the ratio of the two at that end, to three digits, or a
-    whole number among these; None where `value` is no end, or the values are
-    not two positive numbers at least.
+    whole number among these; None where `value` is no end, or there are not
+    at least two values, all positive numbers.
   """
   if value not in _ends(values):
     return None

@@ -395,7 +395,7 @@ def _mean(series: Sequence[Line], name: str) -> Line:
 
 
 def _words(across: str) -> str:
-  """The parts of a point of `across` whose values are no numbers."""
+  """The parts of a point of `across` that have other values than numbers."""
   values = {x: literal(x.partition("=")[2]) for x in across.split(", ")}
   return ", ".join(x for x in values if not frame.is_number(values[x]))
 

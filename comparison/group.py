@@ -37,7 +37,7 @@ Say = Callable[[str, str], None]
 """Prints the identity of a run and what became of it."""
 
 _PLACE = ("step", "split", "seconds")
-"""Of an evaluation, what tells where it stands."""
+"""Names in the final evaluation that say when it was made; the others are metrics."""
 
 
 def main() -> None:

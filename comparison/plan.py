@@ -367,7 +367,7 @@ def _trained_length(config: ExperimentConfig) -> int | None:
   """T while it trains, of a task that is evaluated at other lengths too."""
   if not getattr(config.task, "eval_lengths", ()):
     return None
-  # Of a task of mixed lengths, the longest.
+  # A task of mixed lengths has the longest.
   lengths = (getattr(config.task, x, None) for x in ("length", "max_length"))
   return next(filter(None, lengths), None)
 

@@ -21,7 +21,7 @@ PLOTS = "plots"
 TITLE = "Attention mechanisms compared"
 
 _SHARE = 0.02
-"""Of the time of a comparison, for reports while it runs."""
+"""Share of the time of a comparison that reports may take while it runs."""
 
 _LATEX_COLUMNS = 6
 

@@ -77,7 +77,7 @@ def p_of_means(
     others: of another mechanism.
 
   Returns:
-    p; NaN where there are no two values of each.
+    p; NaN where either has fewer than two values.
   """
   seeds = sorted(values.keys() & others.keys())
   with warnings.catch_warnings():  # Of values that are all alike.

@@ -56,9 +56,9 @@ COSTS: Mapping[str, Cost] = {
 def summarize(runs: pd.DataFrame) -> pd.DataFrame:
   """What every row of a comparison found: one line for all its seeds.
 
-  Of a grid, the point is shown that the choosing runs prefer: their mean of the
-  metric on the first held-out split, points with failed runs last. Records of
-  older versions have no choosing runs; there the reported runs choose.
+  A row with a grid has the point that the choosing runs prefer by their mean of
+  the metric on the first held-out split, points with failed runs last. Records
+  of older versions have no choosing runs; there the reported runs choose.
 
   Args:
     runs: of `frame.runs`.

@@ -191,7 +191,7 @@ def result(row: Any, brief: bool = False) -> Cell:
     )
   text = number(row["mean"])
   if not brief and not math.isnan(row["low"]):
-    # With the digits of the mean, however near an end is to 0.
+    # Both ends have as many digits as the mean, even where they are near 0.
     form = "{:.3f}".format if 0.01 <= abs(row["mean"]) < 10 else number
     text += f" [{form(row['low'])}, {form(row['high'])}]"
   return Cell(text + mark, row["mean"])

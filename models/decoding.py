@@ -300,8 +300,8 @@ def _read_prompt(
   if hasattr(model, "prefill"):
     return call("prefill", cache, prompt, prompt_length, **embedded)
 
-  def step(carry, position):
-    t, ids = position
+  def step(carry, inputs):
+    t, ids = inputs
     logits, new_cache = call("decode", carry[1], ids)
     new = (logits, new_cache)
     if carry[0] is None:

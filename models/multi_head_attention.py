@@ -244,8 +244,8 @@ class MultiHeadAttention(nn.Module):
       lambda x: jnp.moveaxis(x, 1, 0)[:, :, None], (arrays, gates)
     )
 
-    def step(cache, position):
-      t, (now, gates) = position
+    def step(cache, inputs):
+      t, (now, gates) = inputs
       _, new = decode(self.mechanism, cache, *now, **call, **gates)
       return where_rows(t < lengths, new, cache), None
 

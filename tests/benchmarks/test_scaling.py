@@ -362,6 +362,7 @@ def test_growth_is_judged_where_it_is_promised():
       ("lsh", (1.0, 5.3), (10, 40)),
       ("linear", (1.0, None), (10, 50)),
       ("nystrom", (1.0, 4.6), (3, 3)),
+      ("mesa", (None, None), (None, None)),  # As where it is not compiled.
     )
     for length, seconds, temp in zip(
       (bounds.LENGTH, bounds.LONGER), times, temps, strict=True
@@ -374,4 +375,5 @@ def test_growth_is_judged_where_it_is_promised():
     "| `lsh` |  | forward | 5.3 | 4.6 | **short** | 4.0 | 4.6 | pass |",
     "| `linear` |  | forward | not run | 4.6 |  | 5.0 | 4.6 | **short** |",
     "| `nystrom` |  | forward | 4.6 | 4.6 | pass | 1.0 | 4.6 | pass |",
+    "| `mesa` |  | forward | not run | 4.6 |  | not run | 4.6 |  |",
   ]

@@ -1,5 +1,6 @@
 """The error against dense attention, on a model's own queries and keys."""
 
+import jax.numpy as jnp
 import pytest
 
 from attention import ATTENTIONS, plug
@@ -41,6 +42,15 @@ def test_gates_are_no_part_of_what_is_approximated():
   few, all_keys = (error("dsa", "decoder", top_k=k) for k in (1, 64))
   assert few > 0.01 > 1e-5 > all_keys
   assert 0.01 < error("nsa", "decoder", window=1) < 10.0
+
+
+def test_what_dense_attention_cannot_be_given_is_refused():
+  exact = approximation.exact(ATTENTIONS["sliding_window"]())
+  x = jnp.ones((1, 4, 1, 2))
+  with pytest.raises(
+    ValueError, match=r"^global_indices: dense_attention"
+  ):
+    exact(x, x, x, global_indices=jnp.zeros((1, 1), int))
 
 
 @pytest.mark.parametrize(

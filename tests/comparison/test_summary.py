@@ -137,6 +137,16 @@ def test_a_run_without_a_finite_metric_is_named():
   assert row["notes"] == "1 of 3 runs have no finite accuracy"
 
 
+def test_every_reason_of_unfinished_runs_is_named():
+  endings = [("failed", "NaN"), ("stopped", "told to"), ("failed", "NaN")]
+  records = [run("dense", 0, 0.5)] + [
+    run("dense", n, 0.5, status=status, reason=reason, final={}, history=[])
+    for n, (status, reason) in enumerate(endings, 1)
+  ]
+  notes = summarize(records).loc["dense", "notes"].splitlines()
+  assert notes == ["2 of 4 runs failed: NaN", "1 of 4 runs stopped: told to"]
+
+
 def test_older_records_are_held_to_what_dense_has():
   """They do not say it; the command of a run has its width."""
   records = [
