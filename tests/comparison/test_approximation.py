@@ -47,9 +47,7 @@ def test_gates_are_no_part_of_what_is_approximated():
 def test_what_dense_attention_cannot_be_given_is_refused():
   exact = approximation.exact(ATTENTIONS["sliding_window"]())
   x = jnp.ones((1, 4, 1, 2))
-  with pytest.raises(
-    ValueError, match=r"^global_indices: dense_attention"
-  ):
+  with pytest.raises(ValueError, match=r"^global_indices: dense_attention"):
     exact(x, x, x, global_indices=jnp.zeros((1, 1), int))
 
 
