@@ -14,8 +14,8 @@ def pack(workdir: Path, path: Path) -> int:
   """Writes what a comparison has found as `.jsonl.xz`, a line a record.
 
   The first line is what all runs share, with references and scaling where there are
-  any. Attention maps, most of a folder's bytes, stay in it. The same records give the
-  same bytes.
+  any. Attention maps, most of a folder's bytes, stay in it, and of numbers about
+  training data five digits are kept. The same records give the same bytes.
 
   Args:
     workdir: of the comparison.
@@ -35,6 +35,11 @@ def pack(workdir: Path, path: Path) -> int:
   run_records = records.by_identity(workdir)
   for record in run_records.values():
     record.get("measured", {}).pop("map", None)
+    for line in record.get("history", ()):
+      if line["split"] == "train":  # Digits that no table or curve shows.
+        line |= {
+          k: float(f"{x:.5g}") for k, x in line.items() if type(x) is float
+        }
   lines = [
     head,
     *({"run": name, **record} for name, record in run_records.items()),
