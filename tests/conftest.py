@@ -4,6 +4,7 @@ The environment is set before JAX is imported. Unless COMPILE=quickly, the shape
 in the annotations of `attention` are checked at run time.
 """
 
+import ctypes
 import gc
 import importlib.metadata
 import os
@@ -59,8 +60,10 @@ if not _QUICKLY:
 gc.freeze()
 gc.set_threshold(100_000, 50, 100)
 
-# Programs of single operations serve many files. All that are compiled add up to
-# 4 GB, so a worker that has 2 GB forgets them.
+# Programs of single operations serve many files: a worker that forgets them after
+# each file takes half as long again. All that are compiled add up to many GB, so one
+# that has 2 GB forgets them, and gives their memory back, or it would have 2 GB ever
+# after.
 _MOST_PAGES = 2 * 2**30 // os.sysconf("SC_PAGE_SIZE")
 
 
@@ -71,6 +74,8 @@ def _forget_programs():
   resident = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
   if resident > _MOST_PAGES:
     jax.clear_caches()
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 @pytest.fixture
