@@ -10,9 +10,7 @@ A page has comments around each table, and this command writes what is between t
 is the table `solved` of the records in that file. In a table of mechanisms, the columns
 that a comment names get counts of solved seeds, and the others stay:
 
-    <!-- overview: recall=results/capacity.jsonl.xz@features=64 -->
-
-A second file of a column has the rows that the first has not.
+    <!-- overview: recall=results/capacity.jsonl.xz -->
 
 A picture `results/capacity.curves-recall.png` of the page is `plots/curves-recall.png`
 of the report of these records.
@@ -184,20 +182,16 @@ def _overview(old: str, sources: Sequence[str], folder: Path) -> str:
     for line in old.splitlines()
   )
   table = pd.DataFrame(rows, columns=header)
-  columns: dict[str, dict[str, list[str]]] = {}
   for source in sources:
-    column, _, rest = source.partition("=")
-    file, _, across = rest.partition("@")
+    column, _, file = source.partition("=")
     (task,) = _tasks(folder / file).values()
     counts: dict[str, list[str]] = {}
     for _, row in task.ended.sort_values("attention", kind="stable").iterrows():
-      if across in row["across"] and row["width"] != DENSE:
+      if row["width"] != DENSE:
         # A variant of the same mechanism stands behind it.
         mark = "" if row["attention"] == row["slots"] else "*"
         cell = _seeds(task, row)["solved"] + mark
         counts.setdefault(f"`{row['slots']}`", []).append(cell)
-    columns[column] = counts | columns.get(column, {})
-  for column, counts in columns.items():
     table[column] = [
       ", ".join(counts.get(name, [NOTHING])) for name in table.iloc[:, 0]
     ]
