@@ -61,7 +61,7 @@ gc.freeze()
 gc.set_threshold(100_000, 50, 100)
 
 # Programs of single operations serve many files: a worker that forgets them after
-# each file takes half as long again. All that are compiled add up to many GB, so one
+# each file takes an eighth longer. All that are compiled add up to many GB, so one
 # that has 2 GB forgets them, and gives their memory back, or it would have 2 GB ever
 # after.
 _MOST_PAGES = 2 * 2**30 // os.sysconf("SC_PAGE_SIZE")
