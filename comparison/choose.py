@@ -69,12 +69,12 @@ def choose(runs: Sequence[Run], workdir: Path, comparison: Comparison) -> Run:
 
 
 def beyond(value: Any, values: Collection[Any]) -> float | None:
-  """One value more in a geometric grid, beyond the end that `value` is.
+  """The value that continues a geometric grid beyond its end.
 
   Returns:
-    The next value with the ratio of the two at that end, to three digits, or a
-    whole number among these; None where `value` is no end, or there are not
-    at least two values, all positive numbers.
+    end² / neighbour: whole in a grid of whole numbers, else to three digits.
+    None where `value` is not an end of the grid, where that has fewer than two
+    values or one that is not positive, or where rounding leads nowhere new.
   """
   if value not in _ends(values):
     return None

@@ -401,6 +401,6 @@ def _words(across: str) -> str:
 
 
 def shortened(name: str) -> str:
-  """Of an import path, the module and the name."""
+  """'mine:plain' of the import path 'package.mine:plain'; other names as they are."""
   path, colon, attribute = name.partition(":")
   return path.rpartition(".")[2] + colon + attribute if colon else name

@@ -21,7 +21,7 @@ PLOTS = "plots"
 TITLE = "Attention mechanisms compared"
 
 _SHARE = 0.02
-"""Share of the time of a comparison that reports may take while it runs."""
+"""Reports on a running comparison take at most this share of its time."""
 
 _LATEX_COLUMNS = 6
 

@@ -61,9 +61,8 @@ gc.freeze()
 gc.set_threshold(100_000, 50, 100)
 
 # Programs of single operations serve many files: a worker that forgets them after
-# each file takes an eighth longer. All that are compiled add up to many GB, so one
-# that has 2 GB forgets them, and gives their memory back, or it would have 2 GB ever
-# after.
+# each file takes an eighth longer. Those of 25 files take 4.5 GB, so it forgets all
+# at 2 GB. If it kept the memory, it would forget them after each later file.
 _MOST_PAGES = 2 * 2**30 // os.sysconf("SC_PAGE_SIZE")
 
 
