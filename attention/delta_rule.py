@@ -38,20 +38,29 @@ def delta_rule_attention(
     out = delta_rule_attention(q, k, v, beta=beta, log_decay=log_decay)
 
     S' = diag(e^g_t) S_{t−1}
-    S_t = S' + β_t k_t (w_t ∘ v_t − S'ᵀ (b_t ∘ p_t))ᵀ        out_t = scale · S_tᵀ q_t
+    S_t = S' + β_t k_t (w_t ∘ v_t − S'ᵀ (b_t ∘ k_t))ᵀ        out_t = scale · S_tᵀ q_t
 
-  with g = `log_decay`, for each head, where p is k and b and w are 1 unless a call has
-  them. It is then one step of gradient descent on ½|Sᵀk − v|². With keys of length 1
-  and β = 1, S_tᵀ k_t = v_t; longer keys need β|k|² ≤ 2, or the state grows: normalise
-  them ahead of the call. Everything is float32 for inputs of any dtype.
+  with g = `log_decay`, for each head, where b and w are 1 unless a call has them. It is
+  then one step of gradient descent on ½|Sᵀk − v|². With keys of length 1 and β = 1,
+  S_tᵀ k_t = v_t; longer keys need β|k|² ≤ 2, or the state grows: normalise them ahead of
+  the call. Everything is float32 for inputs of any dtype.
+
+  With keys p of what is erased, that is read before the decay:
+
+    S_t = S' + β_t k_t (w_t ∘ v_t − S_{t−1}ᵀ (b_t ∘ p_t))ᵀ
+
+  so p = e^g ∘ k is the rule above. With keys of length 1 and p = ck the state may grow
+  where βc > 1 + e^g.
 
   Args:
     beta: β; None is 1, in calls with an erase gate.
     log_decay: natural logarithms of the decays, at most 0: None for none
       (DeltaNet), `[B, T, N]`, one for a head (Gated DeltaNet), or `[B, T, N, H]`,
       one for each channel (Kimi Delta Attention).
-    erase_key: p, of what is erased (Comba); None is `key`.
-    erase_gate: b, which share of p is erased, for each channel (Gated DeltaNet-2).
+    erase_key: p, which reads what is erased from S_{t−1} (Comba); None is `key`, which
+      reads it from S'.
+    erase_gate: b, which share of k or p is erased, for each channel (Gated
+      DeltaNet-2).
     write_gate: w, which share of the value is written.
 
   Other options, results and errors: as `gated_linear_attention`.
@@ -164,14 +173,16 @@ def kimi_delta(
 
 @attention_factory
 def comba(max_rate: float = 1.0, correction: float = 0.02) -> plug.Attention:
-  """Comba: `gated_delta` with a weaker key of what is erased, and read.
+  """Comba: `gated_delta` with a weaker erasure, which reads the state before its decay.
 
-    p_t = sigmoid(a) k_t        out_t = scale · S_tᵀ (q_t − d k_t)
+    S_t = e^g_t S_{t−1} + β_t k_t (v_t − S_{t−1}ᵀ p_t)ᵀ        p_t = sigmoid(a) k_t
+    out_t = scale · S_tᵀ (q_t − d k_t)
 
-  with a and d for each head.
+  with a and d for each head. The paper's α is e^g, and its β̃ sigmoid(a) β.
 
   Args:
-    max_rate: as `delta`.
+    max_rate: the largest β, which is 1 in the paper; above 1, up to 2, the state may
+      grow where sigmoid(a) β > 1 + e^g.
     correction: the initial d of the output feedback. The paper's is 0.02 for small
       models and 1 for large ones.
 
@@ -183,8 +194,9 @@ def comba(max_rate: float = 1.0, correction: float = 0.02) -> plug.Attention:
     ValueError: as `delta`.
 
   Its model also has `short_convolution`, `output_norm='rms'` and
-  `output_gate='sigmoid'`. Paper: Improving bilinear RNNs with closed-loop control,
-  arXiv:2506.02475, section 3.
+  `output_gate='sigmoid'`. Queries and keys have length 1 before the correction. Paper:
+  Improving bilinear RNNs with closed-loop control, arXiv:2506.02475, table 1, equations
+  9 and 10.
   """
 
   def init(key, dims):

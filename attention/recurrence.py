@@ -3,11 +3,11 @@
 For each head, with g the logarithm of a decay and p the key that is erased,
 
     gated   S_t = S' + k_t v_tᵀ                  S' = diag(e^g_t) S_{t−1}
-    delta   S_t = S' + k_t (v_t − S'ᵀ p_t)ᵀ
+    delta   S_t = S' + k_t (v_t − S'ᵀ p_t)ᵀ        or S_{t−1}ᵀ p_t
     out_t = scale · S_tᵀ q_t
 
-A rate β multiplies k. The keys p are k itself for the delta rule, and others for what
-was made of it.
+A rate β multiplies k. The keys p are k itself for the delta rule. What was made of it
+has other keys, which read S_{t−1}: the state before the decay.
 
 A chunk of C positions that begins with the state S is a sum over pairs. With G_ij =
 Σ g_u over j < u ≤ i, G_i that from the beginning on, and A^x_ij = Σ_h x_ih k_jh e^G_ijh,
@@ -17,6 +17,8 @@ A chunk of C positions that begins with the state S is a sum over pairs. With G_
 where u = v for the gated form, and for the delta rule (WY form)
 
     u = U − W S        (I + stril(A^p)) [U, W] = [v, p ⊙ e^G_i]
+
+with G up to i − 1 in A^p and beside p where p reads S_{t−1}.
 
 Every exponent is a sum of decays, hence never positive: nothing overflows, and what
 underflows is nothing. Where a segment begins, g is −10³⁰, and nothing of what was
@@ -65,16 +67,15 @@ def recurrent_attention(
   segment_ids: Int[Array, "B T"] | None = None,
   return_state: bool = True,
   axis_name: str | None = None,
-  erases_before_decay: bool = False,
 ) -> Any:
   """The recurrence of `gated_linear_attention`, or of `delta_rule_attention`.
 
-  It is the second where there is a rate, or a key or gate of what is erased. Then p =
-  b ∘ `erase_key`, which is `key` if None, and what is written is (w ∘ v) βk, with b, w
-  and β of 1 if None.
+  It is the second where there is a rate, or a key or gate of what is erased. Then p is
+  b ∘ `erase_key` and reads S_{t−1}, or is b ∘ `key` and reads S'. What is written is
+  (w ∘ v) βk, with b, w and β of 1 if None.
 
   With `axis_name`, each device has a part of the sequence, inside `jax.shard_map`; the
-  first begins with no state. With `erases_before_decay` p reads S_{t−1}, not S'.
+  first begins with no state.
 
   Raises:
     ValueError: `log_decay` or the mask does not fit, or the call is not causal.
@@ -96,6 +97,7 @@ def recurrent_attention(
     axis_name=axis_name,
   )
   key, value, erase, erase_gate, write_gate, beta = arrays
+  erases_before_decay = erase is not None
   if erase is None and not (beta is None and erase_gate is None):
     erase = key
   if erase_gate is not None:
@@ -266,7 +268,7 @@ def _attend(erases_before_decay, inputs, state):
   """The scan.
 
   Args:
-    erases_before_decay: as in `recurrent_attention`.
+    erases_before_decay: whether erased keys read S_{t−1}, not S'.
     inputs: queries `[B, T, N, H]`, keys, values `[B, T, N, V]`, log-decays
       `[B, T, N, 1 or H]` and erased keys `[B, T, N, H]` or None, float32. Those of
       hidden positions are 0.

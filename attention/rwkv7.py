@@ -70,7 +70,6 @@ def _recurrence(query, key, value, *, removal, replacement, **options):
     jnp.stack([replacement, key], axis=2),
     jnp.stack([jnp.zeros_like(value), value], axis=2),
     erase_key=jnp.stack([-removal, jnp.zeros_like(removal)], axis=2),
-    erases_before_decay=True,
     **options,
   )
 

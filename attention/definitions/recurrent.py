@@ -58,8 +58,10 @@ def delta_rule_attention(
   """A state that replaces what it has for a key.
 
     S' = diag(e^g_t) S_{t−1}
-    S_t = S' + β_t k_t (w_t ∘ v_t − S'ᵀ (b_t ∘ p_t))ᵀ
+    S_t = S' + β_t k_t (w_t ∘ v_t − S'ᵀ (b_t ∘ k_t))ᵀ
     out_t = scale · S_tᵀ q_t
+
+  With an `erase_key` p, S_{t−1}ᵀ (b_t ∘ p_t) is in the place of S'ᵀ (b_t ∘ k_t).
 
   Args:
     query: as in `dense_attention`.
@@ -67,7 +69,7 @@ def delta_rule_attention(
     value: `[B, T, K, V]`.
     beta: β, `[B, T, N]`; None is 1, and without an erase gate it replaces nothing.
     log_decay: g, `[B, T, N]` or `[B, T, N, H]`; None is 0.
-    erase_key: p, `[B, T, K, H]`; None is `key`.
+    erase_key: p, `[B, T, K, H]`, or None.
     erase_gate: b, `[B, T, N, H]`; None is 1.
     write_gate: w, `[B, T, N, V]`; None is 1.
     mask: broadcastable to `[B, 1, 1, T]`: a hidden position is skipped.
@@ -81,7 +83,7 @@ def delta_rule_attention(
     `[B, T, N, V]`; with `return_state` S_T as well.
 
   Paper: arXiv:2406.06484, equation 2; arXiv:2412.06464, equation 10;
-  arXiv:2510.26692, equation 1.
+  arXiv:2510.26692, equation 1; with `erase_key` arXiv:2506.02475, equation 9.
   """
   num_heads = np.shape(query)[2]
   erases = beta is not None or erase_gate is not None
@@ -97,9 +99,10 @@ def delta_rule_attention(
   g = decays(log_decay, query)
 
   def update(state, at):
-    state = np.exp(g[at])[:, None] * state
-    error = value[at] - state.T @ p[at] if erases else value[at]
-    return state + np.outer(written[at], error)
+    decayed = np.exp(g[at])[:, None] * state
+    read = decayed if erase_key is None else state
+    error = value[at] - read.T @ p[at] if erases else value[at]
+    return decayed + np.outer(written[at], error)
 
   return recurrence(
     update,
@@ -340,9 +343,12 @@ def comba(
   max_rate: float = 1.0,
   **call: Any,
 ) -> Result:
-  """Comba: `gated_delta` that erases σ(a) k and reads with q − d k.
+  """Comba: `gated_delta` that erases σ(a) k before the decay and reads with q − d k.
 
-  a is `feedback` `[N]`, d is `correction` `[N]`. Paper: arXiv:2506.02475, section 3.
+    S_t = S_{t−1}(α_t − σ(a) β_t k_t k_tᵀ) + β_t v_t k_tᵀ        out = S_t (q_t − d k_t)
+
+  in the paper's letters, whose S is ours transposed. a is `feedback` `[N]`, d is
+  `correction` `[N]`. Paper: arXiv:2506.02475, table 1, equations 9 and 10.
   """
   step = np.logaddexp(0.0, linear(inputs, step_kernel, step_bias, call=call))
   rates = linear(inputs, rate_kernel, np.zeros(()), call=call)

@@ -35,6 +35,7 @@ RULES = [
   ("gates", "channel"),
   ("product", "head"),
   ("rwkv7", "channel"),
+  ("comba", "head"),
 ]
 FUNCTIONS = {
   "gated": gated_linear_attention,
@@ -42,15 +43,16 @@ FUNCTIONS = {
   "gates": delta_rule_attention,
   "product": delta_product_attention,
   "rwkv7": rwkv7_attention,
+  "comba": delta_rule_attention,
 }
-"""With `gates`, the delta rule has keys and gates of what is erased and written."""
+"""With `comba`, the delta rule has keys of what is erased; with `gates`, gates too."""
 
 WRITES = 3
 SHORTER = {
-  1: [*RULES[3:4], *RULES[6:]],
+  1: [*RULES[3:4], *RULES[6:8]],
   7: [*RULES[1:2], *RULES[5:7]],
-  64: [*RULES[2:3], *RULES[7:]],
-  65: [*RULES[4:6]],
+  64: [*RULES[2:3], *RULES[7:8]],
+  65: [*RULES[4:6], *RULES[8:]],
 }
 """Forms that the default suite tries at lengths below the longest."""
 
@@ -96,9 +98,10 @@ def chosen(rule, length, form):
   function = FUNCTIONS[rule]
   if rule in ("gated", "rwkv7"):
     rate = given.pop("beta")[..., None]
-  if rule == "gates":
+  if rule in ("gates", "comba"):
     erased = given["key"] + 0.3 * rng.normal(size=given["key"].shape)
     given["erase_key"] = erased / np.linalg.norm(erased, axis=-1, keepdims=True)
+  if rule == "gates":
     given["erase_gate"] = rng.uniform(size=(BATCH, length, HEADS, DIM))
     given["write_gate"] = rng.uniform(size=(BATCH, length, HEADS, VALUE))
   if rule == "product":
@@ -172,7 +175,8 @@ def naive(given, mask, segment_ids):
       key, error = (k[:, r], v[:, r]) if k.ndim == 4 else (k, v)
       if beta is not None:
         erased = now.get("erase_key", key) * now.get("erase_gate", 1.0)
-        error = error * now.get("write_gate", 1.0) - read(after, erased)
+        seen = state if "erase_key" in now else after
+        error = error * now.get("write_gate", 1.0) - read(seen, erased)
         rate = beta[:, r] if k.ndim == 4 else beta
         error *= rate[..., None]
       after += key[..., None] * error[:, :, None]
@@ -238,6 +242,7 @@ def test_one_call_goes_on_from_another(rule):
     ("gated", "head"),
     ("delta", "channel"),
     ("rwkv7", "channel"),
+    ("comba", "head"),
     *thorough(("gated", "channel"), ("delta", "head")),
   ],
 )
@@ -333,7 +338,12 @@ def test_it_is_causal_by_definition():
 
 @pytest.mark.parametrize(
   ("rule", "form"),
-  [RULES[0], *RULES[3:5], RULES[7], *thorough(*RULES[1:3], *RULES[5:7])],
+  [
+    RULES[0],
+    *RULES[3:5],
+    RULES[7],
+    *thorough(*RULES[1:3], *RULES[5:7], RULES[8]),
+  ],
 )
 def test_many_parts_at_once_are_the_loop(rule, form):
   """As an accelerator does it: values, states and gradients, 150 in 3 parts."""
