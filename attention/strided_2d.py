@@ -59,8 +59,8 @@ def strided_2d_attention(
   T×S.
 
   The paper's strided convolution before the projections of key and value is a
-  convolution of every position, of which this takes every s-th: the model has
-  the convolution (`models.grid_convolution`), and this the stride.
+  convolution of every position, of which this takes every s-th: the convolution
+  is the model's, and the stride this function's.
 
   Paper: CvT: introducing convolutions to vision transformers, section 3.2,
   arXiv:2103.15808.

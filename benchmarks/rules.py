@@ -2,18 +2,16 @@
 
     python -m benchmarks.rules --config=configs/listops.py          # 10 seconds
     python -m benchmarks.rules --config=configs/paper/listops.py    # 20 seconds
-    python -m benchmarks.rules --config=configs/pathfinder.py       # 20 seconds
 
 A model that is right no more often than such a rule gives no evidence of having read
 more than the rule does. A rule gives the answer that is most frequent after what it
 sees: frequencies are counted on one half of --examples, and the rules are tried on the
-other. What they see of Pathfinder is in `projects/pathfinder/rules.py`.
+other. A project registers the rules of its tasks in `RULES` of its `__init__`.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
-import importlib
 import itertools
 from typing import Any, NamedTuple
 
@@ -22,12 +20,13 @@ import numpy as np
 
 from settings.build import to_mapping
 from settings.errors import ConfigError
+from settings.import_paths import load, registered
 from tasks import TASKS, listops
 from tasks.base import Batch, Task
 from training import config_flag, entry
 
 _CONFIG = config_flag.define(
-  "as for train.py; of the task listops or pathfinder"
+  "as for train.py; of a task that has rules, as listops"
 )
 _EXAMPLES = flags.DEFINE_integer(
   "examples", 20_000, "half of them to count, half to try", lower_bound=2
@@ -39,7 +38,6 @@ Rules = Mapping[str, Callable[[Any], object]]
 Example = tuple[Any, object]
 """What all rules may see, and the answer."""
 
-_TASKS = ("listops", "pathfinder")
 _BATCH = 100
 
 
@@ -117,14 +115,16 @@ def main() -> None:
   file, mapping = entry.load_config(_CONFIG, "configs/listops.py")
   config = experiment_config.parse(mapping)
   name, count = config.task_name, _EXAMPLES.value
-  if name not in _TASKS:
+  paths = registered("RULES")
+  if name != "listops" and name not in paths:
+    known = " or ".join(["listops", *paths])
     raise ConfigError(
-      f"--config: {file} has the task {name!r}; expected {' or '.join(_TASKS)}"
+      f"--config: {file} has the task {name!r}; expected {known}"
     )
   rules, examples = LISTOPS_RULES, listops_examples
-  if name == "pathfinder":
-    module = importlib.import_module("projects.pathfinder.rules")
-    rules, examples = module.RULES, module.examples
+  if name in paths:
+    rules = load(paths[name])
+    examples = load(paths[name].partition(":")[0] + ":examples")
   # A finite training set would repeat examples.
   endless = dataclasses.replace(config.task, train_size=0)
   task = TASKS[name].make(endless, kind="encoder", batch_size=_BATCH, seed=0)

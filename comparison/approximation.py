@@ -32,6 +32,10 @@ def error(
     The relative error, 0 for dense attention itself; None where the mechanism
     approximates nothing, as its record says.
 
+  Raises:
+    ValueError: attention in the model is no module of its own, as in a recurrent
+      model, so it cannot be observed.
+
   Cost: that of dense attention.
   """
   config = model.config
@@ -62,6 +66,8 @@ def _squares(
       squares.append((_square(out - reference), _square(reference)))
 
   models.observe_attention(model, variables, batch, observer)
+  if not squares:
+    raise ValueError("a recurrent model has no dense counterpart")
   deviations, sizes = zip(*squares, strict=True)
   return jnp.stack(deviations).sum(), jnp.stack(sizes).sum()
 

@@ -22,7 +22,7 @@ from models.config import KINDS, PAD_ID, ModelConfig
 from models.io_config import EmbeddingConfig, HeadConfig
 from models.kind import Config, Sizes
 from models.slot_config import AroundConfig, SlotConfig
-from settings.import_paths import ImportPaths, load
+from settings.import_paths import ImportPaths, load, registered
 
 if TYPE_CHECKING:
   from models.api import (
@@ -73,12 +73,7 @@ __all__ = [
 
 _PATHS = {
   **dict.fromkeys(KINDS, "models.config:ModelConfig"),
-  "vit": "projects.vision.vit_config:VitConfig",
-  "pyramid": "projects.vision.pyramid_config:PyramidConfig",
-  "perceiver": "projects.perceiver.config:PerceiverConfig",
-  "conformer": "projects.speech.config:ConformerConfig",
-  "gato": "projects.gato.config:GatoConfig",
-  "seq2seq": "projects.seq2seq.config:Seq2SeqConfig",
+  **registered("MODELS"),
 }
 """Kind of a model -> where the config that describes it is."""
 

@@ -119,7 +119,7 @@ def slots(config: Any) -> str:
   order is encoder, decoder, cross-attention; a model with one has one name.
 
   Args:
-    config: a `ModelConfig` or `Seq2SeqConfig`.
+    config: of a model.
   """
   return " · ".join(names(chosen) for chosen in config.attentions.values())
 

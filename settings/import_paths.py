@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Iterator, Mapping
 import importlib
-import importlib.util
+from pathlib import Path
 from typing import Any
+
+_PROJECTS = Path(__file__).parents[1] / "projects"
 
 
 def load(path: str, entry: Callable[[Any, str], Any] = getattr) -> Any:
@@ -12,12 +14,24 @@ def load(path: str, entry: Callable[[Any, str], Any] = getattr) -> Any:
   return entry(importlib.import_module(module), attribute)
 
 
-class ImportPaths(Mapping[str, Any]):
-  """Names, and what their import paths stand for.
+def registered(table: str) -> dict[str, Any]:
+  """What the projects in this checkout add to a table of the core.
 
-  A name whose module is not in this checkout, as that of a project that was
-  deleted, is not there.
+  Args:
+    table: a mapping in the `__init__` of projects, such as 'TASKS'.
+
+  Returns:
+    The entries of all projects that have the table.
   """
+  entries: dict[str, Any] = {}
+  for file in sorted(_PROJECTS.glob("*/__init__.py")):
+    project = importlib.import_module(f"projects.{file.parent.name}")
+    entries |= getattr(project, table, {})
+  return entries
+
+
+class ImportPaths(Mapping[str, Any]):
+  """Names, and what their import paths stand for."""
 
   def __init__(
     self, paths: Mapping[str, str], entry: Callable[[Any, str], Any] = getattr
@@ -27,24 +41,12 @@ class ImportPaths(Mapping[str, Any]):
 
   def __getitem__(self, name: str) -> Any:
     """Imports it."""
-    path = self.paths[name]
-    if not _is_there(path):
-      raise KeyError(name)
-    return load(path, self._entry)
+    return load(self.paths[name], self._entry)
 
   def __iter__(self) -> Iterator[str]:
-    """Names whose modules are there."""
-    for name, path in self.paths.items():
-      if _is_there(path):
-        yield name
+    """The names; imports nothing."""
+    return iter(self.paths)
 
   def __len__(self) -> int:
-    """How many are there."""
-    return sum(1 for _ in self)
-
-
-def _is_there(path: str) -> bool:
-  try:
-    return importlib.util.find_spec(path.partition(":")[0]) is not None
-  except ModuleNotFoundError:  # Not even its package.
-    return False
+    """How many there are."""
+    return len(self.paths)

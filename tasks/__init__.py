@@ -8,7 +8,7 @@ one is asked for. TensorFlow is never imported.
 from collections.abc import Mapping
 from typing import Any
 
-from settings.import_paths import ImportPaths, load
+from settings.import_paths import ImportPaths, load, registered
 from tasks.base import (
   BOS,
   EOS,
@@ -33,10 +33,7 @@ _PATHS = {
   "listops": "tasks.listops:ListopsConfig",
   "needle": "tasks.needle:NeedleConfig",
   "state_tracking": "tasks.state_tracking:StateTrackingConfig",
-  "image": "projects.vision.task:ImageConfig",
-  "pathfinder": "projects.pathfinder.task:PathfinderConfig",
-  "speech": "projects.speech.task:SpeechConfig",
-  "mixed": "projects.gato.task:MixedConfig",
+  **registered("TASKS"),
 }
 """Name of a task -> where its config is, beside its `make`."""
 

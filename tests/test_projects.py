@@ -1,5 +1,7 @@
 """Projects stand beside the core: without any of them the rest works."""
 
+import importlib
+import json
 import os
 import pathlib
 import re
@@ -9,21 +11,60 @@ import sys
 
 import pytest
 
+import models
+from models.published import catalog
+from settings.import_paths import load
+import tasks
 from tests import commands
 
 ROOT = commands.ROOT
 PROJECTS = sorted(p.parent.name for p in ROOT.glob("projects/*/__init__.py"))
-CORE = ("attention", "models", "tasks", "training", "comparison")
+CORE = (
+  *("attention", "models", "tasks", "training", "comparison", "settings"),
+  *("benchmarks", "compare.py", "train.py", "generate.py", "lab.py"),
+)
+TABLES = {
+  "MODELS": models.CONFIGS,
+  "TASKS": tasks.TASKS,
+  "FAMILIES": catalog.FAMILIES,
+  "RULES": {},
+  "FORMER_KINDS": {},
+}
 
 
-def test_the_core_imports_no_project():
-  """Layers that import-linter holds; here also what is imported lazily."""
+@pytest.mark.parametrize("project", PROJECTS)
+def test_the_core_names_no_project(project):
+  """Neither its path, nor its name or that of one of its models as a string."""
+  module = importlib.import_module(f"projects.{project}")
+  names = {project, *getattr(module, "MODELS", ())}
+  named = re.compile(
+    rf"projects[./]{project}|[\"'](?:{'|'.join(sorted(names))})[\"']"
+  )
   for folder in CORE:
-    for path in ROOT.glob(f"{folder}/**/*.py"):
-      found = re.findall(
-        r"^\s*(?:from|import) (projects\S*)", path.read_text("utf-8"), re.M
-      )
-      assert not found, path
+    for path in [ROOT / folder, *ROOT.glob(f"{folder}/**/*.py")]:
+      if path.is_file():
+        assert not named.search(path.read_text("utf-8")), path
+
+
+def test_projects_register_what_is_there():
+  """Tables that the core reads, no name twice, each an import path that works."""
+  for project in PROJECTS:
+    module = importlib.import_module(f"projects.{project}")
+    tables = {name for name in vars(module) if name.isupper()}
+    assert tables <= TABLES.keys(), f"projects/{project}/__init__.py"
+  for table, known in TABLES.items():
+    parts = [
+      getattr(importlib.import_module(f"projects.{project}"), table, {})
+      for project in PROJECTS
+    ]
+    names = [name for part in parts for name in part]
+    assert len(names) == len(set(names)), table
+    for part in parts:
+      for name, path in part.items():
+        if table != "FORMER_KINDS":
+          load(path)
+        if known:
+          assert known.paths[name] == path, "the core has this name too"
 
 
 @pytest.mark.parametrize("project", PROJECTS)
@@ -57,6 +98,39 @@ def run(folder, *command):
   )
 
 
+def compare(folder, workdir):
+  """Compares one mechanism in the smallest model, and checks the report."""
+  tiny = [x for x in commands.TINY if "num_steps" not in x][1:]
+  result = run(
+    folder,
+    "compare.py",
+    "--config=configs/compare/copy.py",
+    "--config.attention=linear",
+    "--config.num_steps=2",
+    "--config.match_parameters=False",
+    *tiny,
+    f"--workdir={workdir}",
+  )
+  assert result.returncode == 0, result.stderr
+  (record,) = workdir.glob("records/*.json")
+  measured = json.loads(record.read_text())["measured"]
+  assert measured["approximation_error"] > 0, measured["notes"]
+  assert not measured["notes"]
+  assert "linear" in (workdir / "report.html").read_text()
+
+
+def test_without_any_project_a_comparison_ends_with_its_report(tmp_path):
+  copy = tmp_path / "core"
+  for name in (*CORE, "configs"):
+    take = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+    copy.mkdir(exist_ok=True)
+    take(ROOT / name, copy / name)
+  # Its own package, or Python would find that of this checkout.
+  (copy / "projects").mkdir()
+  (copy / "projects/__init__.py").touch()
+  compare(copy, tmp_path / "comparison")
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("project", PROJECTS)
 def test_without_a_project_the_rest_works(checkout, project, tmp_path):
@@ -75,6 +149,7 @@ def test_without_a_project_the_rest_works(checkout, project, tmp_path):
       f"--workdir={tmp_path / 'run'}",
     )
     assert result.returncode == 0, result.stderr
+    compare(checkout, tmp_path / "comparison")
     for config in pathlib.Path(tmp_path / project / "configs").glob(
       "[a-z]*.py"
     ):

@@ -24,6 +24,7 @@ from settings.build import (
   to_mapping,
 )
 from settings.errors import ConfigError
+from settings.import_paths import registered
 import tasks
 from training.config import TrainConfig
 
@@ -229,11 +230,10 @@ def _model_type(leaves: dict[str, Any]) -> type:
   """The dataclass of a kind of model."""
   if "kind" not in leaves:
     return models.ModelConfig  # It says that the kind is missing.
-  # Runs of before December 2026 have these two kinds by a field.
-  if leaves["kind"] == "encoder" and leaves.get("patch_size") is not None:
-    leaves["kind"] = "vit"
-  if leaves["kind"] == "decoder" and leaves.get("local_positions"):
-    leaves["kind"] = "gato"
+  # Runs of before December 2026 have some kinds by a field.
+  for kind, (former, leaf) in registered("FORMER_KINDS").items():
+    if leaves["kind"] == former and leaves.get(leaf):
+      leaves["kind"] = kind
   with _faults_at("model", "kind: "):
     model_type = models.find(str(leaves["kind"]))
   # They also say of every Transformer that it has none of these.

@@ -85,8 +85,8 @@ def generate_lines(
   task, layout = experiment.task, experiment.config.model.layout
   if layout == "encoder":
     raise ConfigError(
-      "config.model.kind: an encoder alone cannot generate; expected "
-      "'encoder_decoder', 'seq2seq' or 'decoder'"
+      "config.model.kind: an encoder alone cannot generate; expected a "
+      "kind with a decoder, as 'encoder_decoder' or 'decoder'"
     )
   has_source = layout != "decoder"
   ids = _encode(task, lines, None if has_source else task.max_target_length)

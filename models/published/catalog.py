@@ -4,7 +4,7 @@ from collections.abc import Mapping
 import types
 
 from models.published.family import Family
-from settings.import_paths import ImportPaths
+from settings.import_paths import ImportPaths, registered
 
 FAMILIES: Mapping[str, Family] = ImportPaths(
   types.MappingProxyType(
@@ -24,12 +24,7 @@ FAMILIES: Mapping[str, Family] = ImportPaths(
       "mamba2": "models.published.mamba2:MAMBA2",
       "longformer": "models.published.longformer:LONGFORMER",
       "nystromformer": "models.published.nystromformer:NYSTROMFORMER",
-      "vit": "projects.vision.vit_family:VIT",
-      "deit": "projects.vision.vit_family:DEIT",
-      "swin": "projects.vision.swin_family:SWIN",
-      "cvt": "projects.vision.cvt_family:CVT",
-      "perceiver": "projects.perceiver.family:PERCEIVER",
-      "wav2vec2-conformer": "projects.speech.family:WAV2VEC2_CONFORMER",
+      **registered("FAMILIES"),
     }
   )
 )

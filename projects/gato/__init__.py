@@ -1,1 +1,5 @@
 """Gato: one decoder for text, captions of images and control of a pole."""
+
+MODELS = {"gato": "projects.gato.config:GatoConfig"}
+TASKS = {"mixed": "projects.gato.task:MixedConfig"}
+FORMER_KINDS = {"gato": ("decoder", "local_positions")}

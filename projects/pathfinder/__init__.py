@@ -1,1 +1,4 @@
 """Pathfinder: whether a dashed path joins two dots, read pixel by pixel."""
+
+TASKS = {"pathfinder": "projects.pathfinder.task:PathfinderConfig"}
+RULES = {"pathfinder": "projects.pathfinder.rules:RULES"}

@@ -2,6 +2,8 @@
 
 Nothing; where one disc is from the other; how far from the direction to the other disc
 the path leaves each, in eighths of a turn, and how far the discs are apart.
+
+    python -m benchmarks.rules --config=configs/pathfinder.py       # 20 seconds
 """
 
 from collections.abc import Callable, Iterator

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from comparison import approximation
 from configs import translation
 import models
 from projects.seq2seq.tests import seq2seq_papers
@@ -47,6 +48,23 @@ def papers():
     variables = jax.tree.map(lambda leaf: leaf + 0.1, tiny.initialized(model))
     made[decoder] = model, variables
   return made
+
+
+@pytest.mark.parametrize(
+  ("attention", "fault"), [("additive", None), ("linear", "a recurrent model")]
+)
+def test_its_approximation_is_not_measured(attention, fault):
+  """Nor is it a fault where the mechanism approximates nothing."""
+  options = {"width": 6} if attention == "additive" else {}
+  model = create(
+    "luong", "gru", cross_attention=models.AttentionConfig(attention, options)
+  )
+  variables, batch = tiny.initialized(model), tiny.batch()
+  if fault is None:
+    assert approximation.error(model, variables, batch) is None
+  else:
+    with pytest.raises(ValueError, match=fault):
+      approximation.error(model, variables, batch)
 
 
 @pytest.mark.parametrize("decoder", MECHANISMS)

@@ -1,1 +1,0 @@
-"""Keeps the documented import path of `attention.platform`."""
