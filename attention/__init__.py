@@ -64,6 +64,7 @@ from attention.positions import (
   alibi_bias,
   alibi_slopes,
   rotary,
+  rotary_frequencies,
   t5_bias,
   t5_buckets,
 )
@@ -162,6 +163,7 @@ __all__ = [
   "performer_attention",
   "retention",
   "rotary",
+  "rotary_frequencies",
   "rwkv7",
   "rwkv7_attention",
   "segments",

@@ -12,8 +12,13 @@ scale · (v − u) · r. Rotary positions turn queries and keys before a mechani
 them.
 """
 
+from collections.abc import Callable, Mapping
+import inspect
 import math
+import types
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 import numpy as np
@@ -128,21 +133,182 @@ def alibi_bias(num_heads: int, max_length: int) -> Float[Array, "N D"]:
   return jnp.asarray(table, jnp.float32)
 
 
-def sines(
-  positions: Int[Array | np.ndarray, "B T"],
+def rotary_frequencies(
   features: int,
   theta: float = 10000.0,
+  scaling: Mapping[str, Any] | None = None,
+  *,
+  length: int | Int[Array, ""] = 1,
+) -> tuple[Float[Array | np.ndarray, "half"], float]:
+  """Angles a position by which rotary positions turn the pairs of F features.
+
+  Without scaling they are ω_i = θ^(-2i/F). A model that was trained up to a length
+  L reads longer texts with others; `scaling` says which, in the words of
+  `config.json`, 'rope_type' and what is its own:
+
+      linear   ω_i / factor                                           (Chen et al.)
+      dynamic  ω_i of θ·(factor·n/L − factor + 1)^(F/(F−2)), where n is the longer
+               of `length` and L = `max_position_embeddings`      (NTK, bloc97)
+      llama3   (1 − s)·ω_i/factor + s·ω_i, where s grows from 0 to 1 between
+               `low_freq_factor` and `high_freq_factor` turns of pair i within
+               L = `original_max_position_embeddings`                 (Llama 3.1)
+      yarn     likewise, where s falls from 1 to 0 linearly in i between the pairs
+               that turn `beta_fast` (32) and `beta_slow` (1) times within L, whole
+               numbers unless `truncate` is False                    (Peng et al.)
+
+  YaRN also multiplies queries and keys by 1 + 0.1·ln(factor), or by
+  `attention_factor`, or, with m(a) = 1 + 0.1·a·ln(factor), by
+  m(`mscale`) / m(`mscale_all_dim`). Its ramp is that of its authors' code; the
+  paper's equation 13 has one that is linear in the number of turns.
+
+  Args:
+    features: F, even.
+    theta: θ.
+    scaling: 'rope_type' and its options; None is {'rope_type': 'default'}.
+    length: of the sequence, which 'dynamic' alone reads; it may be traced.
+
+  Returns:
+    `[F/2]` float32, of NumPy unless `length` is traced, and the factor of the
+    turned features.
+
+  Raises:
+    ValueError: an unknown type or option, one that is missing, or a value that is
+      no number above 0; LongRoPE, which has a number for every pair.
+
+  Papers: RoFormer, arXiv:2104.09864; position interpolation, arXiv:2306.15595;
+  Llama 3, section 3.4.3, arXiv:2407.21783, and its code; YaRN, section 3,
+  arXiv:2309.00071.
+  """
+  options = {"rope_type": "default", **(scaling or {})}
+  rope_type = options.pop("rope_type")
+  if not isinstance(rope_type, str) or rope_type not in _SCALINGS:
+    raise ValueError(
+      f"rope_type: expected one of {', '.join(_SCALINGS)}, got {rope_type!r}"
+    )
+  scaled = _SCALINGS[rope_type]
+  own = inspect.signature(scaled).parameters.values()
+  own = {x.name: x.default for x in own if x.kind is x.KEYWORD_ONLY}
+  for name, value in options.items():
+    if name not in own:
+      known = ", ".join(own) or "no option"
+      raise ValueError(f"{name}: {rope_type!r} has {known}, got {value!r}")
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if name == "truncate":
+      if not isinstance(value, bool):
+        raise ValueError(f"truncate: expected true or false, got {value!r}")
+    elif not (is_number and 0.0 < value < math.inf):
+      raise ValueError(f"{name}: expected a number above 0, got {value!r}")
+  for name, default in own.items():
+    if default is inspect.Parameter.empty and name not in options:
+      raise ValueError(f"{name}: missing; {rope_type!r} needs it")
+  frequencies, factor = scaled(theta, features, length, **options)
+  # They are rounded from float64 once.
+  return frequencies.astype(np.float32), factor
+
+
+def _plain(theta, features, length=1):
+  del length
+  return theta ** (-np.arange(0, features, 2) / features), 1.0
+
+
+def _linear(theta, features, length, *, factor):
+  return _plain(theta, features)[0] / factor, 1.0
+
+
+def _dynamic(theta, features, length, *, factor, max_position_embeddings):
+  if features < 4:
+    raise ValueError(f"features: 'dynamic' needs at least 4, got {features}")
+  xp = jnp if isinstance(length, jax.core.Tracer) else np
+  times = xp.maximum(length, max_position_embeddings) / max_position_embeddings
+  stretched = (factor * times - factor + 1.0) ** (features / (features - 2))
+  return _plain(theta * stretched, features)
+
+
+def _llama3(
+  theta,
+  features,
+  length,
+  *,
+  factor,
+  low_freq_factor,
+  high_freq_factor,
+  original_max_position_embeddings,
+):
+  low, high = low_freq_factor, high_freq_factor
+  if low >= high:
+    raise ValueError(f"high_freq_factor: expected above {low}, got {high}")
+  plain, _ = _plain(theta, features)
+  turns = original_max_position_embeddings * plain / (2.0 * math.pi)
+  share = np.clip((turns - low) / (high - low), 0.0, 1.0)
+  return share * plain + (1.0 - share) * plain / factor, 1.0
+
+
+def _yarn(
+  theta,
+  features,
+  length,
+  *,
+  factor,
+  original_max_position_embeddings,
+  attention_factor=None,
+  beta_fast=32.0,
+  beta_slow=1.0,
+  mscale=None,
+  mscale_all_dim=None,
+  truncate=True,
+):
+  if (mscale is None) != (mscale_all_dim is None):
+    raise ValueError("mscale: expected it and mscale_all_dim, or neither")
+  if attention_factor is not None and mscale is not None:
+    raise ValueError("attention_factor: expected it or mscale, got both")
+
+  def pair(turns):
+    wavelength = original_max_position_embeddings / turns
+    return (
+      features * math.log(wavelength / (2 * math.pi)) / (2 * math.log(theta))
+    )
+
+  def temperature(weight):
+    return 1.0 + 0.1 * weight * math.log(max(factor, 1.0))
+
+  first, last = pair(beta_fast), pair(beta_slow)
+  if truncate:
+    first, last = math.floor(first), math.ceil(last)
+  first, last = max(first, 0), min(last, features - 1)
+  width = last - first or 0.001
+  stretched = np.clip((np.arange(features // 2) - first) / width, 0.0, 1.0)
+  plain, _ = _plain(theta, features)
+  if attention_factor is None:
+    attention_factor = temperature(mscale or 1.0)
+    attention_factor /= temperature(mscale_all_dim or 0.0)
+  frequencies = (1.0 - stretched) * plain + stretched * plain / factor
+  return frequencies, attention_factor
+
+
+_SCALINGS: Mapping[str, Callable[..., Any]] = types.MappingProxyType(
+  {
+    "default": _plain,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "llama3": _llama3,
+    "yarn": _yarn,
+  }
+)
+"""`rope_type` -> `(theta, features, length, options) -> frequencies, factor`."""
+
+
+def sines(
+  positions: Int[Array | np.ndarray, "B T"],
+  frequencies: Float[Array | np.ndarray, "half"],
 ) -> tuple[
   Float[Array | np.ndarray, "B T half"], Float[Array | np.ndarray, "B T half"]
 ]:
-  """sin(p·ω_i) and cos(p·ω_i), ω_i = θ^(-2i/F), in float32.
+  """sin(p·ω_i) and cos(p·ω_i) of `rotary_frequencies`, in float32.
 
-  They are `[B, T, F/2]`, in NumPy, and so constants of a program, where positions
-  are. XLA:CPU computes others again for every head and example.
+  They are in NumPy, and so constants of a program, where positions are. XLA:CPU
+  computes others again for every head and example.
   """
-  # Frequencies are rounded from float64 once.
-  frequencies = theta ** (-np.arange(0, features, 2) / features)
-  frequencies = frequencies.astype(np.float32).reshape(1, 1, -1)
+  frequencies = frequencies.reshape(1, 1, -1)
   angles = positions[:, :, None].astype(np.float32) * frequencies
   if isinstance(angles, np.ndarray):
     return np.sin(angles), np.cos(angles)
@@ -155,6 +321,7 @@ def rotary(
   *,
   theta: float = 10000.0,
   fraction: float = 1.0,
+  scaling: Mapping[str, Any] | None = None,
 ) -> Float[Array, "B T N H"]:
   """Rotary positions: turns pair i of position p by the angle p·ω_i.
 
@@ -169,12 +336,14 @@ def rotary(
     theta: θ; the longest wavelength is nearly 2πθ positions.
     fraction: share of the features, the first ones, that are turned; the others
       stay, and H in the formulas is the number of those that turn (GPT-NeoX).
+    scaling: other ω_i for longer sequences, see `rotary_frequencies`; the length
+      that 'dynamic' reads is the largest position and one.
 
   Returns:
     `[B, T, N, H]` in the dtype of `inputs`; the angles are float32.
 
   Raises:
-    ValueError: the number of features to turn is odd.
+    ValueError: the number of features to turn is odd, or `scaling` is refused.
 
   Paper: RoFormer, section 3.4.2, arXiv:2104.09864.
   """
@@ -184,7 +353,11 @@ def rotary(
       f"inputs: expected an even number of features to turn in pairs, got "
       f"{turns} of shape {inputs.shape}"
     )
-  sin, cos = (x[:, :, None] for x in sines(positions, turns, theta))
+  frequencies, factor = rotary_frequencies(
+    turns, theta, scaling, length=positions.max(initial=0) + 1
+  )
+  sines_and_cosines = sines(positions, frequencies)
+  sin, cos = (factor * x[:, :, None] for x in sines_and_cosines)
   exact = jnp.promote_types(inputs.dtype, jnp.float32)
   left, right = jnp.split(inputs[..., :turns].astype(exact), 2, axis=-1)
   turned = [left * cos - right * sin, right * cos + left * sin]

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 import numpy as np
 
-from attention.positions import sines
+from attention.positions import rotary_frequencies, sines
 
 
 def sinusoidal(
@@ -26,7 +26,8 @@ def sinusoidal(
 
   Paper: Attention is all you need, section 3.5, arXiv:1706.03762.
   """
-  sin, cos = sines(positions, features)
+  frequencies, _ = rotary_frequencies(features)
+  sin, cos = sines(positions, frequencies)
   xp = np if isinstance(sin, np.ndarray) else jnp
   pairs = xp.stack([sin, cos], axis=-1)
   return jnp.asarray(pairs.reshape(*positions.shape, features))

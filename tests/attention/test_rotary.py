@@ -1,0 +1,103 @@
+"""Rotary frequencies for longer sequences are those of transformers."""
+
+import json
+import math
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention import rotary, rotary_frequencies
+
+_VALUES = sorted((pathlib.Path(__file__).parent / "rotary").glob("*.json"))
+LLAMA3 = {
+  "rope_type": "llama3",
+  "factor": 8.0,
+  "low_freq_factor": 1.0,
+  "high_freq_factor": 4.0,
+  "original_max_position_embeddings": 8192,
+}
+YARN = {
+  "rope_type": "yarn",
+  "factor": 4.0,
+  "original_max_position_embeddings": 64,
+}
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "max_position_embeddings": 8}
+
+
+@pytest.mark.parametrize("path", _VALUES, ids=lambda path: path.stem)
+def test_frequencies_are_those_of_transformers(path):
+  cases = json.loads(path.read_text())
+  assert len(cases) == 11
+  for case in cases:
+    frequencies, factor = rotary_frequencies(
+      *case["arguments"], length=case["length"]
+    )
+    assert frequencies.dtype == np.float32
+    # Theirs are computed in float32.
+    np.testing.assert_allclose(frequencies, case["frequencies"], rtol=1e-6)
+    np.testing.assert_allclose(factor, case["factor"], rtol=1e-12)
+
+
+def test_llama3_by_hand():
+  """Pairs that turn more than 4 times in 8,192 positions stay, others slow down."""
+  frequencies, factor = rotary_frequencies(4, 1e6, LLAMA3)
+  turns = 8192 * 1e-3 / (2 * math.pi)
+  share = (turns - 1.0) / 3.0
+  expected = (1.0 - share) * 1e-3 / 8.0 + share * 1e-3
+  np.testing.assert_allclose(frequencies, [1.0, expected], rtol=1e-6)
+  assert factor == 1.0
+
+
+def test_rotary_turns_by_them():
+  """The angle of pair i at p is p · ω_i, and YaRN's factor multiplies."""
+  x = np.random.default_rng(0).standard_normal((1, 3, 2, 8), np.float32)
+  positions = np.array([[0, 5, 90]])
+  frequencies, factor = rotary_frequencies(8, 50.0, YARN)
+  assert factor == pytest.approx(1.0 + 0.1 * math.log(4.0))
+  turned = (x[..., :4] + 1j * x[..., 4:]) * np.exp(
+    1j * positions[0][:, None, None] * frequencies.astype(float)
+  )
+  got = rotary(jnp.asarray(x), positions, theta=50.0, scaling=YARN)
+  expected = factor * np.concatenate([turned.real, turned.imag], -1)
+  np.testing.assert_allclose(got, expected, atol=2e-5)
+
+
+def test_dynamic_depends_on_the_longest_position():
+  """Within the trained length it is the default; traced or not, it is the same."""
+  x = jnp.ones((1, 20, 1, 8))
+
+  def turn(n, scaling):
+    return rotary(x[:, :n], np.arange(n)[None], theta=90.0, scaling=scaling)
+
+  np.testing.assert_array_equal(turn(8, DYNAMIC), turn(8, None))
+  longer = turn(20, DYNAMIC)
+  assert np.abs(longer - turn(20, None)).max() > 0.1
+  traced = jax.jit(lambda p: rotary(x, p, theta=90.0, scaling=DYNAMIC))
+  np.testing.assert_allclose(traced(jnp.arange(20)[None]), longer, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  ("scaling", "message"),
+  [
+    ({"rope_type": "longrope"}, "rope_type: expected one of default, linear"),
+    ({"factor": 2.0}, "factor: 'default' has no option, got 2.0"),
+    ({"rope_type": "linear"}, "factor: missing; 'linear' needs it"),
+    ({"rope_type": "linear", "factor": 0}, "factor: expected a number above 0"),
+    ({"rope_type": "linear", "factor": True}, "factor: expected a number abov"),
+    (LLAMA3 | {"beta_fast": 1.0}, "beta_fast: 'llama3' has factor, low_freq"),
+    (LLAMA3 | {"high_freq_factor": 1.0}, "high_freq_factor: expected above"),
+    (YARN | {"mscale": 1.0}, "mscale: expected it and mscale_all_dim"),
+    (YARN | {"truncate": 0}, "truncate: expected true or false"),
+    (
+      YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "attention_factor": 1.0},
+      "attention_factor: expected it or mscale, got both",
+    ),
+  ],
+)
+def test_what_is_refused(scaling, message):
+  with pytest.raises(ValueError, match=f"^{message}") as info:
+    rotary_frequencies(8, 10000.0, scaling)
+  assert "\n" not in str(info.value)
