@@ -21,7 +21,7 @@ from models.attention_config import (
 from models.config import KINDS, PAD_ID, ModelConfig
 from models.io_config import EmbeddingConfig, HeadConfig
 from models.kind import Config, Sizes
-from models.slot_config import AroundConfig, SlotConfig
+from models.slot_config import AroundConfig, RotaryScaling, SlotConfig
 from settings.import_paths import ImportPaths, load, registered
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 __all__ = [
   "AttentionConfig",
   "AroundConfig",
+  "RotaryScaling",
   "SlotConfig",
   "EmbeddingConfig",
   "HeadConfig",

@@ -356,6 +356,12 @@ class ModelConfig:
         "position: rotary turns pairs and needs an even head dimension, got "
         f"{width}, of which rotary_fraction {fraction} is turned"
       )
+    scaling = self.slot.rotary_scaling
+    if self.position != "rotary" and scaling and scaling.rope_type != "default":
+      raise ValueError(
+        "rotary_scaling: expected None without position 'rotary', got "
+        f"{scaling.scaling}"
+      )
     if self.position == "sinusoidal" and self.features % 2:
       raise ValueError(
         "features: sinusoidal positions pair sines and cosines and need an "

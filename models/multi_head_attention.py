@@ -390,8 +390,14 @@ class MultiHeadAttention(nn.Module):
   def _turned(self, x, positions):
     if not self.rotary:
       return x
-    theta, fraction = self.config.rotary_theta, self.config.rotary_fraction
-    return rotate(x, positions, theta=theta, fraction=fraction)
+    config = self.config
+    return rotate(
+      x,
+      positions,
+      theta=config.rotary_theta,
+      fraction=config.rotary_fraction,
+      scaling=config.rotary_scaling and config.rotary_scaling.scaling,
+    )
 
   def _shared(self, x):
     """Queries or keys of every head, where several share them."""

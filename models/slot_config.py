@@ -1,10 +1,13 @@
 """What is around the attention of a layer."""
 
+from collections.abc import Mapping
 import dataclasses
+import types
 from typing import Annotated, Any, Literal
 
 from annotated_types import Gt, Interval, Le
 
+from attention import rotary_frequencies
 from attention.positions import t5_buckets
 from settings.fields import Count, Positive, checked
 
@@ -13,6 +16,36 @@ OutputNorm = Literal["none", "rms", "group", "rms_joint"]
 OutputGate = Literal["none", "silu", "sigmoid", "sigmoid_head"]
 Theta = Annotated[float, Gt(1)]
 Fraction = Annotated[float, Interval(gt=0, le=1)]
+
+
+@dataclasses.dataclass(frozen=True)
+class RotaryScaling:
+  """Rotary wavelengths for longer sequences, as `config.json` has them.
+
+  Attributes:
+    rope_type: 'default', 'linear', 'dynamic', 'llama3' or 'yarn'.
+    options: its own, such as `factor`; see `attention.rotary_frequencies`.
+
+  Raises:
+    ValueError: an unknown type or option, a missing one, or a value that is
+      refused.
+  """
+
+  rope_type: str
+  options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+  def __post_init__(self):
+    options = types.MappingProxyType(dict(self.options))
+    object.__setattr__(self, "options", options)
+    rotary_frequencies(4, 10000.0, self.scaling)
+
+  def __hash__(self):
+    return hash((self.rope_type, tuple(sorted(self.options.items()))))
+
+  @property
+  def scaling(self) -> dict[str, Any]:
+    """As `attention.rotary` takes it."""
+    return {"rope_type": self.rope_type, **self.options}
 
 
 @checked
@@ -46,6 +79,8 @@ class SlotConfig:
       (Longformer).
     rotary_theta: base of the rotary wavelengths.
     rotary_fraction: share of the head dimension that rotary positions turn.
+    rotary_scaling: of the rotary wavelengths, for sequences longer than trained
+      on: {'rope_type': 'yarn', 'factor': 4.0, …}; None has none.
     relative_buckets: buckets of distance of position 't5'.
     relative_distance: distance at which its last bucket begins.
 
@@ -66,6 +101,7 @@ class SlotConfig:
   global_projections: bool = False
   rotary_theta: Theta = 10000.0
   rotary_fraction: Fraction = 1.0
+  rotary_scaling: RotaryScaling | None = None
   relative_buckets: int = 32
   # A table has an entry for each distance.
   relative_distance: Annotated[int, Le(2**20)] = 128
@@ -126,6 +162,7 @@ class AroundConfig:
   position: Literal["rotary", "none"] | None = None
   rotary_theta: Theta | None = None
   rotary_fraction: Fraction | None = None
+  rotary_scaling: RotaryScaling | None = None
 
   @property
   def changes(self) -> dict[str, Any]:

@@ -112,6 +112,7 @@ def _thorough(*values):
         "decoder_around": (WIDE, WIDE, models.AroundConfig()),
         "position": "rotary",
         "rotary_fraction": 0.5,
+        "rotary_scaling": models.RotaryScaling("linear", {"factor": 0.5}),
         "num_kv_heads": 1,
         "query_key_norm": "rms_from_one",
         "output_gate": "sigmoid",

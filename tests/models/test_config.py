@@ -7,7 +7,13 @@ import sys
 import pytest
 
 from attention import ATTENTIONS
-from models import AroundConfig, AttentionConfig, ModelConfig, create
+from models import (
+  AroundConfig,
+  AttentionConfig,
+  ModelConfig,
+  RotaryScaling,
+  create,
+)
 from models.nested import make
 from settings.build import build, to_mapping
 
@@ -34,6 +40,10 @@ SAME = AroundConfig()
       "short_convolution_bias: expected short",
     ),
     ({"features": 12, "position": "rotary"}, "position: rotary .* even head"),
+    (
+      {"rotary_scaling": RotaryScaling("linear", {"factor": 2.0})},
+      "rotary_scaling: expected None without position 'rotary'",
+    ),
     ({"features": 9, "num_heads": 3}, "features: sinusoidal .* even width"),
     ({"dropout_rate": 1.0}, "dropout_rate: expected .*got 1.0"),
     ({"dropout_rate": float("nan")}, "dropout_rate: expected .*got nan"),
