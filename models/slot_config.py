@@ -167,6 +167,9 @@ class AroundConfig:
   @property
   def changes(self) -> dict[str, Any]:
     """The fields that differ, and their values."""
-    return {
+    changes = {
       name: value for name, value in vars(self).items() if value is not None
     }
+    # Nothing is left of the model's where nothing is turned.
+    none = {"rotary_scaling": None} if self.position == "none" else {}
+    return changes | none
