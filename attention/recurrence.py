@@ -36,7 +36,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, sharded
+from attention import arguments, linear_kernels, sharded
 from attention.features import (
   chunk_size,
   chunks_per_step,
@@ -67,6 +67,7 @@ def recurrent_attention(
   segment_ids: Int[Array, "B T"] | None = None,
   return_state: bool = True,
   axis_name: str | None = None,
+  implementation: linear_kernels.Implementation | None = None,
 ) -> Any:
   """The recurrence of `gated_linear_attention`, or of `delta_rule_attention`.
 
@@ -85,6 +86,7 @@ def recurrent_attention(
   of ⌈log₂ D⌉ + 1 messages, and as many numbers of M: B·N or B·N·H, with the delta
   rule B·N·H².
   """
+  decays, dtype = log_decay is not None, jnp.result_type(query, key, value)
   arrays = key, value, erase_key, erase_gate, write_gate
   beta = None if beta is None else beta[..., None]
   arrays, log_decay, begins = by_head(
@@ -93,10 +95,28 @@ def recurrent_attention(
     log_decay=log_decay,
     mask=mask,
     is_causal=is_causal,
-    segment_ids=segment_ids,
+    segment_ids=None if implementation == "jla" else segment_ids,
     axis_name=axis_name,
   )
   key, value, erase, erase_gate, write_gate, beta = arrays
+  if implementation == "jla":
+    out, state = linear_kernels.recurrence(
+      query,
+      key,
+      value,
+      log_decay=log_decay,
+      decays=decays,
+      beta=beta,
+      erase_key=erase,
+      erase_gate=erase_gate,
+      write_gate=write_gate,
+      dtype=dtype,
+      scale=scale,
+      initial_state=initial_state,
+      segment_ids=segment_ids,
+      axis_name=axis_name,
+    )
+    return (out, state) if return_state else out
   erases_before_decay = erase is not None
   if erase is None and not (beta is None and erase_gate is None):
     erase = key

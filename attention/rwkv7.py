@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import gates, plug
-from attention.recurrence import several_writes
+from attention import gates, linear_kernels, plug
+from attention.recurrence import by_head, several_writes
 from attention.signature import attention_factory, attention_function
 
 _LOWEST_DECAY = -(2.718281828459045**-0.5)
@@ -27,6 +27,7 @@ def rwkv7_attention(
   initial_state: Float[Array, "B N H V"] | None = None,
   segment_ids: Int[Array, "B T"] | None = None,
   return_state: bool = False,
+  implementation: linear_kernels.Implementation | None = None,
 ) -> (
   Float[Array, "B T N V"]
   | tuple[Float[Array, "B T N V"], Float[Array, "B N H V"]]
@@ -58,8 +59,22 @@ def rwkv7_attention(
   return _recurrence(**locals())
 
 
-def _recurrence(query, key, value, *, removal, replacement, **options):
+def _recurrence(
+  query,
+  key,
+  value,
+  *,
+  removal,
+  replacement,
+  implementation=None,
+  lower_bound=None,
+  **options,
+):
   """The delta rule with two writes: b, which erases −a, then k and v."""
+  if implementation == "jla":
+    return _kernel_output(
+      query, key, value, removal, replacement, lower_bound, **options
+    )
   repeats = query.shape[2] // key.shape[2]
   key, value, removal, replacement = (
     x.astype(jnp.float32) for x in (key, value, removal, replacement)
@@ -72,6 +87,44 @@ def _recurrence(query, key, value, *, removal, replacement, **options):
     erase_key=jnp.stack([-removal, jnp.zeros_like(removal)], axis=2),
     **options,
   )
+
+
+def _kernel_output(
+  query,
+  key,
+  value,
+  removal,
+  replacement,
+  lower_bound,
+  *,
+  log_decay,
+  mask,
+  is_causal,
+  return_state=True,
+  **options,
+):
+  """The same by a kernel; with a `lower_bound` of the decays by a faster one."""
+  dtype = jnp.result_type(query, key, value)
+  (key, value, removal, replacement), log_decay, _ = by_head(
+    query,
+    (key, value, removal, replacement),
+    log_decay=log_decay,
+    mask=mask,
+    is_causal=is_causal,
+  )
+  options |= {} if lower_bound is None else {"lower_bound": lower_bound}
+  options.setdefault("axis_name", None)
+  out, state = linear_kernels.moves(
+    query,
+    key,
+    value,
+    log_decay=log_decay,
+    removal=removal,
+    replacement=replacement,
+    dtype=dtype,
+    **options,
+  )
+  return (out, state) if return_state else out
 
 
 @attention_factory
