@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from attention import layout, plug
 
@@ -53,7 +53,9 @@ def prefill(
   log_forget: Float[Array, "B P N"] | None = None,
 ) -> DenseCache:
   """The cache after the first `lengths` of P positions; a copy of these."""
-  # What lies beyond an example's length is written over before it is seen.
+  # What lies beyond an example's length is written over before it is seen, but until
+  # then it takes part in products, so it may not be NaN.
+  key, value = (of_prompt(x, lengths) for x in (key, value))
   forgotten = cache.forgotten
   if forgotten is not None and log_forget is not None:
     forgotten = layout.put(forgotten, forgotten_since(log_forget, lengths), 0)
@@ -63,6 +65,14 @@ def prefill(
     lengths,
     forgotten,
   )
+
+
+def of_prompt(
+  x: Shaped[Array, "B P *F"], lengths: Int[Array, "B"]
+) -> Shaped[Array, "B P *F"]:
+  """`x` with zeros beyond the length of each example."""
+  is_read = jnp.arange(x.shape[1])[None, :] < lengths[:, None]
+  return jnp.where(is_read.reshape(*is_read.shape, *[1] * (x.ndim - 2)), x, 0)
 
 
 def appended(
@@ -103,7 +113,6 @@ def forgotten_since(
   log_forget: Float[Array, "B P N"], lengths: Int[Array, "B"]
 ) -> Float[Array, "B P N"]:
   """Σ log f between each position and the last of `lengths` positions."""
-  is_read = jnp.arange(log_forget.shape[1])[None, :] < lengths[:, None]
-  steps = jnp.where(is_read[..., None], log_forget.astype(jnp.float32), 0.0)
+  steps = of_prompt(log_forget.astype(jnp.float32), lengths)
   later = jnp.cumsum(steps[:, ::-1], axis=1)[:, ::-1]
   return later - steps

@@ -75,7 +75,8 @@ def dense_attention(
     key: `[B, S, K, H]`; N is a multiple of K, query head n reads key head
       n // (N/K).
     value: `[B, S, K, V]`.
-    mask: boolean, True = attend, broadcastable to `[B, N, T, S]`.
+    mask: boolean, True = attend, broadcastable to `[B, N, T, S]`. What a key and
+      value hold that it hides from every query changes nothing, NaN included.
     is_causal: query t sees keys s ≤ t.
     scale: factor of the logits; None is 1/√H.
     query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
@@ -159,7 +160,9 @@ def dense_attention(
     scale = arguments.softmax_scale(logits.scale, query.shape[3])
     logits = dataclasses.replace(logits, scale=jnp.asarray(scale, dtype))
   query, scores, _ = logits.scores(query, visible)
-  keys, values = (layout.heads_first(x, kv_heads) for x in (key, value))
+  keys, values = (
+    layout.heads_first(visible.readable(x), kv_heads) for x in (key, value)
+  )
 
   def attend(query, bias, start, seen):
     """(out, lse) of C rows, the first of which is at `start`, over `seen` keys."""

@@ -88,6 +88,8 @@ def latent_attention(
   """
   head_dim, dtype = query.shape[3], query.dtype
   shared = latent[:, :, :0] if shared_key is None else shared_key
+  masks = mask, *getattr(visible, "masks", ())
+  latent, shared = _readable(latent, shared, *masks)
   own = head_dim - shared.shape[2]
   if key_kernel.shape[2] != own:
     raise ValueError(
@@ -123,6 +125,15 @@ def latent_attention(
   if absorbed and value is None:
     out = layout.dot("btnr,rnv->btnv", out, value_kernel, dtype)
   return (out, result[1]) if return_lse else out
+
+
+def _readable(
+  latent: Array, shared_key: Array, *masks: Array | None
+) -> tuple[Array, ...]:
+  """Both, zero where masks hide them: kernels' gradients are products with them."""
+  visible = Visible(masks=tuple(x for x in masks if x is not None))
+  arrays = (x[:, :, None] for x in (latent, shared_key))
+  return tuple(visible.readable(x)[:, :, 0] for x in arrays)
 
 
 def _expanded(
@@ -242,6 +253,7 @@ def latent(
 
   def apply_sharded(variables, query, key, value, *, axis_name, **call):
     read, shared = _given(call, key), call.pop("shared_key")
+    read, shared = _readable(read, shared, call.get("mask"))
     keys, values = _expanded(
       read, shared, **kernels(variables), value=value, dtype=query.dtype
     )

@@ -16,6 +16,7 @@ from attention.features import (
   FeatureMap,
   attend,
   empty,
+  kept,
   read_all,
   root_scale,
   state_after,
@@ -151,9 +152,16 @@ def _check_feature_map(feature_map: Any) -> None:
 
 
 def through(
-  kernel: Float[Array, "N H H"], x: Float[Array, "B T N H"]
+  kernel: Float[Array, "N H H"],
+  x: Float[Array, "B T N H"],
+  keep: Bool[Array, "B T"] | None = None,
 ) -> Float[Array, "B T N H"]:
-  """Every head of `x` times its matrix W, features of `x` first, in float32."""
+  """Every head of `x` times its matrix W, features of `x` first, in float32.
+
+  Rows that are not kept count as zero, also for the gradient of W.
+  """
+  if keep is not None:
+    x = jnp.where(keep[..., None, None], x, 0)
   x, kernel = x.astype(jnp.float32), kernel.astype(jnp.float32)
   return jnp.einsum("BTNH,NHI->BTNI", x, kernel)
 
@@ -174,7 +182,7 @@ def feature_mechanism(
   own: Callable[[plug.Variables], dict[str, Any]],
   *,
   init: Callable[[Array, plug.Dims], plug.Variables],
-  projected: Callable[..., tuple[Array, Array]] = lambda _, *qk: qk,
+  projected: Callable[..., tuple[Array, Array]] = lambda _, *qk, keep: qk,
   sizes: plug.Sizes | None = None,
 ) -> plug.Attention:
   """The record of a mechanism whose cache is a state.
@@ -185,7 +193,8 @@ def feature_mechanism(
     feature_map: `(scale, head_dim, **own(variables)) -> FeatureMap`.
     own: `variables -> options` of `function` that the record has.
     init: of the record.
-    projected: `(variables, query, key) -> (query, key)`, before features.
+    projected: `(variables, query, key, *, keep) -> (query, key)`, before features;
+      `keep [B, S]` says which keys a mask leaves, None all.
     sizes: of the record.
   """
 
@@ -195,7 +204,8 @@ def feature_mechanism(
     options = own(variables)
     call = arguments.accepted_options(name, function, call, own=options)
     arguments.check_qkv(query, key, value)
-    qk = projected(variables, query, key)
+    keep = kept(call.get("mask"), query, key)
+    qk = projected(variables, query, key, keep=keep)
     if axis_name is None:
       out = function(*qk, value, **options, **call)
     else:
@@ -212,15 +222,15 @@ def feature_mechanism(
     return empty(batch, dims.num_kv_heads, phi, dims.values)
 
   def prefill(variables, state, query, key, value, lengths, *, scale=None):
-    _, key = projected(variables, query, key)
     keep = jnp.arange(key.shape[1])[None, :] < lengths[:, None]
+    _, key = projected(variables, query, key, keep=keep)
     phi = mapped(variables, key, scale)
     return state_after(phi, state, (key, value, keep))
 
   def decode(variables, state, query, key, value, *, scale=None):
     lengths = jnp.ones(len(key), jnp.int32)
     state = prefill(variables, state, query, key, value, lengths, scale=scale)
-    queries, _ = projected(variables, query, key)
+    queries, _ = projected(variables, query, key, keep=None)
     out = read_all(mapped(variables, query, scale), state, queries)
     return out.astype(query.dtype), state
 
@@ -267,11 +277,11 @@ def linear(feature_map: str | Function = "elu") -> plug.Attention:
     del key
     return {"params": identity_kernels(dims)} if is_trained else {}
 
-  def projected(variables, query, key):
+  def projected(variables, query, key, *, keep):
     if is_trained:
       params = variables["params"]
       query = through(params["query_kernel"], query)
-      key = through(params["key_kernel"], key)
+      key = through(params["key_kernel"], key, keep)
     return query, key
 
   return feature_mechanism(

@@ -142,7 +142,7 @@ def _attend(params, query, keys, window, block_size=None, axis_name=None):
   if is_part:
     reached = [sharded.reached(x, window, 0, axis_name) for x in keys]
     left = [x[:, :length] for x in reached]
-    left[0] = through(params[1], left[0])
+    left[0] = through(params[1], left[0], left[2])
     far = state_before(phi, left, length, axis_name)
     near = tuple(x[:, :window] for x in reached)
   else:
@@ -175,7 +175,7 @@ def _step(count, window, params, state, xs):
   ]
   # Keys that leave the window.
   phi, left = _features(head_dim), [x[:, :length] for x in keys]
-  left[0] = through(key_kernel, left[0])
+  left[0] = through(key_kernel, left[0], left[2])
   queries = rows(through(query_kernel, query), kv_heads, count)
   far, sums = chunk_sums(False, far, phi(queries), key_rows(phi, left, count))
   # The window of each chunk, `[B, K, 1, G, W+C, ·]`.

@@ -168,13 +168,15 @@ def decoding_from_gathered_caches(mechanism: Mechanism) -> None:
 def decoding_from_a_prompt(mechanism: Mechanism) -> None:
   """`prefill` must make the cache that decoding position after position makes.
 
-  An example has its own length, and what lies beyond it is not a token.
+  An example has its own length. What lies beyond it is not a token and may be NaN.
   """
   variables, empty, qkv, _ = _start(mechanism)
   expected = _causal(mechanism, variables, qkv)
   prefill = jax.jit(mechanism.decoder("prefill"))
   for lengths in (np.array([1, 8]), np.array([7, 3])):
-    prompt = mechanism.three([x[:, :8] for x in qkv])
+    beyond = np.arange(8) >= lengths[:, None]
+    prompt = [np.where(beyond[..., None, None], np.nan, x[:, :8]) for x in qkv]
+    prompt = mechanism.three([x.astype(np.float32) for x in prompt])
     cache = prefill(variables, empty, *prompt, lengths)
     require(
       jax.tree.map(jnp.shape, cache) == jax.tree.map(jnp.shape, empty),

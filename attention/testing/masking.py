@@ -1,5 +1,8 @@
 """Nothing leaks: the future, padding, the batch, empty rows, huge logits."""
 
+from typing import Any
+
+import jax
 import numpy as np
 
 from attention.testing.calls import (
@@ -13,6 +16,8 @@ from attention.testing.mechanism import (
   backward,
   forward,
   law,
+  pulled_back,
+  separate,
 )
 
 # All laws are about the arrays of `Mechanism.draw_masked`, so that the two
@@ -80,7 +85,7 @@ def padding_changes_nothing(mechanism: Mechanism, is_causal: bool) -> None:
   padded, call = mechanism.draw_masked()
   short = [x[:, :7].copy() for x in padded]
   for x in padded:
-    x[:, 7:] = 1e4
+    x[:, 7:] = np.nan
   call["mask"] = np.broadcast_to(np.arange(13) < 7, call["mask"].shape)
   out, _ = backward(mechanism, is_causal, padded, call)
   causal = {"is_causal": True} if is_causal else {}
@@ -89,23 +94,84 @@ def padding_changes_nothing(mechanism: Mechanism, is_causal: bool) -> None:
 
 
 @law("mask", bits=True, each_direction=True)
-def masked_keys_are_not_read(mechanism: Mechanism, is_causal: bool) -> None:
-  """What a masked key and its value hold must not change the result by a bit.
+def hidden_positions_may_hold_anything(
+  mechanism: Mechanism, is_causal: bool
+) -> None:
+  """Keys, values and gates that a key mask hides must not change a bit.
 
-  Mask logits before the softmax, or set masked keys and values to zero.
+  Of results and gradients, whatever they hold: NaN, infinity, large numbers. NaN gets
+  through a product even with a weight of zero, so set them to zero first
+  (`Visible.readable`). A query that is NaN must change its own result alone.
   """
-  run = forward(mechanism, is_causal)
   qkv, call = mechanism.draw_masked()
-  # The result is awaited: a call that still runs may read the same memory.
-  before = np.asarray(run(qkv, **call))
-  masked = ~call["mask"][:, 0, 0, :]
-  for x in qkv[1:]:
-    x[masked] = 1e4
-  assert_same_bits(
-    run(qkv, **call),
-    before,
-    "the result changes with keys and values that the mask hides",
-  )
+  hidden = ~call["mask"][:, 0, 0, :]
+  gates = mechanism.gates(qkv)
+  expected = _all_results(mechanism, is_causal, qkv, call | gates)
+  for content in (np.nan, np.inf, 1e4):
+    padded = [qkv[0], *(_filled(x, hidden, content) for x in qkv[1:])]
+    call |= {name: _filled(x, hidden, content) for name, x in gates.items()}
+    _same(_all_results(mechanism, is_causal, padded, call), expected, content)
+    padded[0] = _filled(qkv[0], hidden, content)
+    out = _all_results(mechanism, is_causal, padded, call)["the result"]
+    assert_same_bits(
+      out[~hidden],
+      expected["the result"][~hidden],
+      f"a query of {content} changes the results of other queries",
+    )
+
+
+@law("full_mask", bits=True, each_direction=True)
+def hidden_from_every_query(mechanism: Mechanism, is_causal: bool) -> None:
+  """A mask of pairs may hide a key from every query, or have one row for all.
+
+  What the key and its value hold must change nothing then, as with a key mask.
+  """
+  qkv, call = mechanism.draw_masked()
+  hidden, gates = np.arange(13) % 4 == 1, mechanism.gates(qkv)
+  # Gates of decay count between keys, unless a key mask hides their position.
+  keys = gates if "own_keys" in mechanism.supports else {}
+  pairs = np.random.default_rng(1).random((8, 4, 13, 13)) < 0.7
+  for mask in (
+    ~hidden[None, None, None],
+    pairs & ~hidden,
+    pairs[:, :1] & ~hidden,
+  ):
+    call |= {"mask": mask, **gates}
+    expected = _all_results(mechanism, is_causal, qkv, call)
+    padded = [qkv[0], *(_filled(x, np.s_[:, hidden], np.nan) for x in qkv[1:])]
+    call |= {k: _filled(x, np.s_[:, hidden], np.nan) for k, x in keys.items()}
+    _same(_all_results(mechanism, is_causal, padded, call), expected, np.nan)
+
+
+def _filled(x: Any, where: Any, content: float) -> np.ndarray:
+  x = np.array(x)
+  x[where] = content
+  return x
+
+
+def _all_results(
+  mechanism: Mechanism, is_causal: bool, qkv: Any, call: dict[str, Any]
+) -> dict[str, np.ndarray]:
+  """The result, and gradients of all that has any, by their names."""
+  call = {**call, **({"is_causal": True} if is_causal else {})}
+  parts = separate(mechanism, mechanism.variables(Case().dims), qkv, call)
+  cotangent = np.random.default_rng(2).standard_normal(qkv[0].shape, np.float32)
+  out, gradient = pulled_back(mechanism)(*parts, cotangent)
+  leaves, _ = jax.tree_util.tree_flatten_with_path(gradient)
+  results = {"the result": np.asarray(out)}
+  for path, x in leaves:
+    name = f"the gradient of {jax.tree_util.keystr(path)}"
+    results[name] = np.asarray(x)
+  return results
+
+
+def _same(
+  got: dict[str, Any], expected: dict[str, Any], content: float
+) -> None:
+  for name, x in got.items():
+    assert_same_bits(
+      x, expected[name], f"{content} where the mask hides changes {name}"
+    )
 
 
 @law("mask", each_direction=True)

@@ -89,6 +89,15 @@ class Mechanism:
     arrays, call = case.draw(seed)
     return arrays[:: 2 if self.shares_query_and_key else 1], call
 
+  def gates(self, qkv: Any) -> dict[str, Any]:
+    """What the record's gates read of the keys, as options of a call."""
+    read = self.factory(**self.options).gates
+    if read is None:
+      return {}
+    key = np.reshape(self.three(qkv)[1], (*qkv[0].shape[:2], -1))
+    variables = self.variables(Case().dims)
+    return jax.tree.map(np.asarray, jax.jit(read)(variables, key))
+
   def draw_masked(
     self, length: int = 13, seed: int = 0, *, hides: bool = True
   ) -> tuple[list, dict[str, Any]]:

@@ -5,7 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import Attention, definitions, dense, dense_attention
+from attention import (
+  Attention,
+  attention_weights,
+  definitions,
+  dense,
+  dense_attention,
+)
 from attention.plug import no_variables
 from attention.testing import CHECKS, Mechanism, check_mechanism
 
@@ -44,6 +50,13 @@ def without_empty_rows(variables, query, key, value, **call):
   return jnp.where(seen, out, jnp.nan)
 
 
+def by_weights(variables, query, key, value, **call):
+  """A weight of zero times a value that is NaN."""
+  weights = attention_weights(dense_attention, query, key, **call)
+  value = jnp.repeat(value, query.shape[2] // value.shape[2], axis=2)
+  return jnp.einsum("bnts,bsnv->btnv", weights, value)
+
+
 def over_the_batch(variables, query, key, value, **call):
   out = dense_attention(query, key, value, **call)
   return out + 1e-6 * jnp.max(jnp.abs(query))
@@ -67,8 +80,18 @@ def stopped(variables, query, key, value, **call):
 MISTAKES = {
   "mask": (
     applying(lambda call: call | {"mask": None}),
-    "masked_keys_are_not_read",
-    "keys and values that the mask hides",
+    "hidden_positions_may_hold_anything",
+    "nan where the mask hides changes the result",
+  ),
+  "hidden values": (
+    changed(apply=by_weights),
+    "hidden_positions_may_hold_anything",
+    "nan where the mask hides changes the result",
+  ),
+  "hidden keys": (
+    changed(apply=by_weights),
+    "hidden_from_every_query",
+    "nan where the mask hides changes the result",
   ),
   "causal": (
     changed(apply=leaks),
