@@ -59,7 +59,7 @@ from attention.performer import (
   performer,
   performer_attention,
 )
-from attention.plug import Attention, Dims, near
+from attention.plug import Attention, Dims
 from attention.positions import (
   alibi_bias,
   alibi_slopes,
@@ -74,6 +74,7 @@ from attention.selected import selected_attention
 from attention.sliding_window import sliding_window, sliding_window_attention
 from attention.stick_breaking import stick_breaking, stick_breaking_attention
 from attention.strided_2d import strided_2d, strided_2d_attention
+from attention.suggest import near
 from attention.visible import (
   Visible,
   causal,

@@ -18,7 +18,6 @@ import numpy as np
 from attention import plug
 
 accepted_options, applied = plug.accepted_options, plug.applied
-near = plug.near
 
 MOST_BYTES = 2**32
 """Arrays of one mechanism beyond this size are taken for a typing error."""

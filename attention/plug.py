@@ -3,14 +3,15 @@
 `Attention` is to attention what the pair `(init, update)` is to Optax.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 import dataclasses
-import difflib
 import inspect
 import types
 from typing import Any, Literal, NamedTuple
 
 from jaxtyping import Array
+
+from attention.suggest import near, nearest
 
 Variables = Mapping[str, Any]
 """`{}`, `{'params': …}`, which are trained, or `{'constants': …}`."""
@@ -75,12 +76,12 @@ class Attention(NamedTuple):
     apply: `(variables, query, key, value, **call) -> out`; `call` holds
       `mask`, `is_causal`, `scale`, …; an option that the mechanism cannot
       honour raises ValueError.
-    init_cache: `(variables, batch, max_length, dims, dtype) -> cache`; None where
-      the mechanism cannot decode token by token.
+    init_cache: `(variables, batch, max_length, dims, dtype) -> cache`; None, or a
+      ValueError, where the mechanism cannot decode token by token.
     decode: `(variables, cache, query, key, value, **call) -> (out, cache)` for
       one position, `query [B, 1, N, H]`; equals the causal call on the whole
-      sequence. `call` may hold `scale` and what 'relative' and 'mods' name. None
-      where `init_cache` is None.
+      sequence. `call` may hold `scale` and what 'relative' and 'mods' name. As
+      `init_cache` where it cannot.
     supports: the names of what works; what is not named raises ValueError.
 
       - 'causal': is_causal=True
@@ -126,8 +127,8 @@ class Attention(NamedTuple):
       neighbouring positions of the query, S/D of key and value, in order, and
       of what `call` holds by position: a key mask [B, 1, 1, S/D], segment ids.
       Variables and tables by distance are whole on every device. Results and
-      gradients are those of `apply` on the whole. None where there is no form
-      for a sequence in parts.
+      gradients are those of `apply` on the whole. None, or a ValueError, where
+      there is no form for a sequence in parts.
     ignores_padding: whether positions at the end that a key mask hides change
       nothing for the others. False where it matters how long a sequence is, as
       in BigBird, whose last block is global.
@@ -383,12 +384,6 @@ def _has_its_own(option: str, name: str) -> str:
   )
 
 
-def near(got: str, known: Iterable[str]) -> str:
-  """The text "; did you mean 'b'?", or nothing where no name is like it."""
-  matches = difflib.get_close_matches(got, list(known), n=1)
-  return f"; did you mean {matches[0]!r}?" if matches else ""
-
-
 def _hyperparameters(name: str) -> Collection[str]:
   """Names of what the factory of a registered mechanism takes."""
   factory = _mechanisms.get(name)
@@ -398,6 +393,11 @@ def _hyperparameters(name: str) -> Collection[str]:
 def hint(option: str, name: str, known: Mapping[str, inspect.Parameter]) -> str:
   """What to do about an option that `name` does not take."""
   mechanism = name.removesuffix("_attention")
+  names = [
+    n
+    for n, p in known.items()
+    if p.kind is p.KEYWORD_ONLY or p.default is not p.empty
+  ]
   if option in FLAX_OPTIONS:
     return (
       "Flax's modules pass it: give them "
@@ -405,9 +405,34 @@ def hint(option: str, name: str, known: Mapping[str, inspect.Parameter]) -> str:
     )
   if option in _hyperparameters(mechanism):
     return f"give it when the mechanism is made: {mechanism}({option}=…)"
-  for own in known:
-    if option.endswith(f"_{own}"):
-      return f"did you mean {own!r}?"
+  alike = [
+    own
+    for own in names
+    if f"_{own}_" in f"_{option}_" or own.endswith(f"_{option}")
+  ]
+  having = _having(option)
+  if option in CALL_OPTIONS or (having and not alike):
+    return f"{having} it"
+  if alike := alike or nearest(option, names):
+    return f"did you mean {' and '.join(map(repr, alike))}?"
+  # What others have under a name that is like it.
+  others = {n: None for parameters in FUNCTIONS.values() for n in parameters}
+  for meant in nearest(option, others):
+    return f"{_having(meant)} {meant!r}"
+  return f"it takes {', '.join(names)}"
+
+
+def no_hyperparameter(option: str, name: str, known: Collection[str]) -> str:
+  """Why a factory cannot be called with an option, and what to do."""
+  hint = near(option, known)
+  if not hint and option in FUNCTIONS.get(f"{name}_attention", ()):
+    hint = f"; a call takes it: {name}_attention(…, {option}=…)"
+  names = ", ".join(known) or "none"
+  return f"{option}: {name} has no such option (it has: {names}){hint}"
+
+
+def _having(option: str) -> str:
+  """The text "dense and flash have": mechanisms or functions with an option."""
   if option in CALL_OPTIONS:
     having = supporting(_mechanisms, CALL_OPTIONS[option])
   else:
@@ -415,13 +440,6 @@ def hint(option: str, name: str, known: Mapping[str, inspect.Parameter]) -> str:
   having = having or [
     f"{n}({option}=…)" for n in _mechanisms if option in _hyperparameters(n)
   ]
-  if having:
-    *others, last = having
-    others = ", ".join(others)
-    return f"{others} and {last} have it" if others else f"{last} has it"
-  names = [
-    n
-    for n, p in known.items()
-    if p.kind is p.KEYWORD_ONLY or p.default is not p.empty
-  ]
-  return f"it takes {', '.join(names)}{near(option, names)}"
+  if len(having) < 2:
+    return "".join(f"{name} has" for name in having)
+  return f"{', '.join(having[:-1])} and {having[-1]} have"

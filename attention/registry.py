@@ -47,6 +47,7 @@ from attention.rwkv7 import rwkv7
 from attention.sliding_window import sliding_window
 from attention.stick_breaking import stick_breaking
 from attention.strided_2d import strided_2d
+from attention.suggest import near, one_of
 from attention.window_2d import window_2d
 from attention.window_linear import window_linear
 
@@ -88,8 +89,14 @@ _FACTORIES = (
   dsa,
 )
 
+
+class _Named(dict[str, Callable[..., Attention]]):
+  def __missing__(self, name: object) -> Any:
+    raise KeyError(one_of(name, self))
+
+
 ATTENTIONS: Mapping[str, Callable[..., Attention]] = MappingProxyType(
-  {factory.__name__: factory for factory in _FACTORIES}
+  _Named({factory.__name__: factory for factory in _FACTORIES})
 )
 """name -> typed factory; `ATTENTIONS['performer'](num_features=64)`."""
 
@@ -111,10 +118,7 @@ def named(name: str, known: Mapping[str, Any], kind: str) -> Any:
     return known[name]
   path, colon, attribute = name.partition(":")
   if not colon:
-    raise ValueError(
-      f"expected one of {', '.join(known)}, or package.module:{kind}, got "
-      f"{name!r}{plug.near(name, known)}"
-    )
+    raise ValueError(one_of(name, [*known, f"package.module:{kind}"]))
   if not all(part.isidentifier() for part in [*path.split("."), attribute]):
     raise ValueError(
       f"expected package.module:{kind}, with dots between folders and without "
@@ -123,7 +127,7 @@ def named(name: str, known: Mapping[str, Any], kind: str) -> Any:
   module = _module(path)
   if not hasattr(module, attribute):
     raise ValueError(
-      f"module {path!r} has no {attribute!r}{plug.near(attribute, vars(module))}"
+      f"module {path!r} has no {attribute!r}{near(attribute, vars(module))}"
     )
   return getattr(module, attribute)
 
@@ -171,11 +175,7 @@ def build(name: str, options: Mapping[str, Any]) -> Attention:
   takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
   for option in options:
     if option not in parameters and not takes_any:
-      known = ", ".join(parameters) or "none"
-      raise ValueError(
-        f"{option}: {name} has no such option (it has: {known})"
-        f"{plug.near(option, parameters)}"
-      )
+      raise ValueError(plug.no_hyperparameter(option, name, parameters))
     # Our own factories say more of a value.
     allowed = name not in ATTENTIONS and _plain_types(parameters.get(option))
     if allowed and not isinstance(options[option], allowed):
@@ -207,10 +207,8 @@ def build(name: str, options: Mapping[str, Any]) -> Attention:
     )
   for capability in record.supports:
     if capability not in plug.CAPABILITIES:
-      known = ", ".join(plug.CAPABILITIES)
       raise ValueError(
-        f"name: the `supports` of {name} has {capability!r}; expected names of "
-        f"{known}{plug.near(capability, plug.CAPABILITIES)}"
+        f"name: the `supports` of {name}: {one_of(capability, plug.CAPABILITIES)}"
       )
   if "decode" in record.supports and None in (record.init_cache, record.decode):
     raise ValueError(

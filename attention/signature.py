@@ -88,11 +88,14 @@ def attention_function(
   return decorate
 
 
-def attention_factory(factory: Callable[P, R]) -> Callable[P, R]:
+def attention_factory(
+  factory: Callable[P, plug.Attention],
+) -> Callable[P, plug.Attention]:
   """Decorates a mechanism's factory, and checks its hyperparameters.
 
   Each is checked by its name (`arguments.CHECKS`) or its type (`TYPES`), and arrays are
-  refused: they are for the attention function. So is an option that it has not.
+  refused: they are for the attention function. So is an option that it has not. In
+  its record, what it cannot do is a function that says so.
   """
   name = getattr(factory, "__name__", "factory")
   signature = inspect.signature(factory)
@@ -104,13 +107,11 @@ def attention_factory(factory: Callable[P, R]) -> Callable[P, R]:
   }
 
   @functools.wraps(factory)
-  def checked(*args: P.args, **options: P.kwargs) -> R:
+  def checked(*args: P.args, **options: P.kwargs) -> plug.Attention:
     for option in options:
       if option not in signature.parameters:
-        known = ", ".join(signature.parameters)
         raise ValueError(
-          f"{option}: {name} has no such option (it has: {known})"
-          f"{plug.near(option, signature.parameters)}"
+          plug.no_hyperparameter(option, name, signature.parameters)
         )
     given = signature.bind_partial(
       *args[: len(signature.parameters)], **options
@@ -123,9 +124,34 @@ def attention_factory(factory: Callable[P, R]) -> Callable[P, R]:
         )
       if option in checks and not (value is None and option in optional):
         checks[option](option, value, {}, given.arguments)
-    return factory(*args, **options)
+    return _with_refusals(name, factory(*args, **options))
 
   return checked
+
+
+_CLAIMS = {
+  "init_cache": "decode",
+  "decode": "decode",
+  "apply_sharded": "sequence",
+}
+"""Function of a record -> what its `supports` says of it."""
+
+
+def _with_refusals(name: str, record: plug.Attention) -> plug.Attention:
+  """The record, with functions that say so in the place of those that it lacks."""
+
+  def refusal(field):
+    def refuse(*args, **options):
+      del args, options
+      raise ValueError(
+        f"{field}: {name} has no {_CLAIMS[field]!r} in its `supports`; take a "
+        "mechanism that has it"
+      )
+
+    return refuse
+
+  lacking = [field for field in _CLAIMS if getattr(record, field) is None]
+  return record._replace(**{field: refusal(field) for field in lacking})
 
 
 def _by_annotation(

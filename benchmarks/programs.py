@@ -150,7 +150,7 @@ def programs(
         (TRAINING, _forward_backward(forward)),
       ):
         yield Program(name, causal, part, length, function, arguments)
-    if mechanism.init_cache is not None:
+    if mechanism.init_cache and "decode" in mechanism.supports:
       everything = {"params": params, **variables}
       cache = mechanism.init_cache(
         everything, size.batch, length, dims, jnp.dtype(size.dtype)

@@ -12,13 +12,14 @@ from pydantic import BeforeValidator
 from pydantic.dataclasses import dataclass
 
 from attention import ATTENTIONS, plug, registry
+from attention.suggest import near, one_of
 import models
 from settings.build import build, check_section, to_mapping
 from settings.checks import check
 from settings.errors import ConfigError
 from settings.fields import STRICT, Count, Positive, Share
 from settings.leaves import Leaves, flatten
-from settings.suggest import instead, near
+from settings.suggest import instead
 from settings.typed import literal, split
 
 LAYERS = "layers"
@@ -268,10 +269,8 @@ def _check_mechanism(field: str, name: Any, names: Iterable[str]) -> None:
   if name in names:
     return
   if not isinstance(name, str) or ":" not in name:
-    raise ValueError(
-      f"{field}: no mechanism {name!r}; {instead(name, names)}; one of your own "
-      "is named package.module:factory"
-    )
+    known = [*names, "package.module:factory"]
+    raise ValueError(f"{field}: {one_of(name, known)}")
   try:
     registry.find(name)
   except ValueError as error:

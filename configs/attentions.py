@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from attention import ATTENTIONS, registry
+from attention.suggest import one_of
 from models.attention_config import GENERATING, NEEDS, missing
-from settings.suggest import one_of
 
 
 def options(name: str, *, long: bool = False) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from attention import registry
+from attention.suggest import near
 from models.attention_config import (
   GENERATING,
   AttentionConfig,
@@ -120,5 +121,6 @@ def __getattr__(name: str) -> Any:
   # Flax is imported with the first function that needs it: config files import
   # `models.config`, hence JAX, and are run and checked without Flax.
   if name not in __all__:
-    raise AttributeError(f"module 'models' has no attribute '{name}'")
+    hint = near(name, __all__)
+    raise AttributeError(f"module 'models' has no attribute {name!r}{hint}")
   return load(f"models.{_HOMES.get(name, 'api')}:{name}")

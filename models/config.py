@@ -14,6 +14,7 @@ from annotated_types import Ge
 import jax
 
 from attention import Dims, registry
+from attention.suggest import one_of
 from models import nested
 from models.attention_config import (
   NEEDS,
@@ -29,7 +30,6 @@ from models.slot_config import AroundConfig, SlotConfig
 from settings.checks import check_unread
 from settings.fields import Count, Rate, Whole, checked
 from settings.import_paths import ImportPaths
-from settings.suggest import one_of
 
 PAD_ID = 0
 """Id of padding in a source where nothing else says what is padding."""

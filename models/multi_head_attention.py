@@ -199,7 +199,7 @@ class MultiHeadAttention(nn.Module):
   def start(self, batch: int, max_length: int) -> None:
     """Puts an empty cache for `max_length` positions in 'cache'."""
     init_cache = self.attention.init_cache
-    if init_cache is None:
+    if init_cache is None or "decode" not in self.attention.supports:
       raise ValueError(
         "decoder_attention: this mechanism cannot decode token by token; "
         "generate with one whose `supports` has 'decode'"

@@ -19,7 +19,7 @@ from typing import Annotated, Any, TypeVar
 from annotated_types import Ge, Gt, Interval, Lt
 from pydantic import ConfigDict, ValidationError, dataclasses
 
-from attention.arguments import near
+from attention.suggest import near
 from settings.errors import ConfigError
 
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
@@ -87,6 +87,11 @@ def checked(config_type: type[T]) -> type[T]:
 
   @functools.wraps(init)
   def one_line(self, *args, **kwargs):
+    for field in kwargs.keys() - signature.parameters.keys():
+      raise TypeError(
+        f"{field}: {made.__name__} has no such field"
+        f"{near(field, signature.parameters)}"
+      )
     signature.bind(*args, **kwargs)
     try:
       init(self, *args, **kwargs)

@@ -3,15 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from attention.arguments import near
-
-
-def one_of(got: object, known: Iterable[str]) -> str:
-  """The text "expected one of a, b, got 'c'; did you mean 'b'?"."""
-  known = list(known)
-  return (
-    f"expected one of {', '.join(known)}, got {got!r}{near(str(got), known)}"
-  )
+from attention.suggest import near
 
 
 def instead(got: object, known: Iterable[str]) -> str:

@@ -17,7 +17,7 @@ from tests.tasks.text_cases import TEXT
 @pytest.mark.parametrize(
   ("changes", "message"),
   [
-    ({"attention": "dnse"}, "config.attention: no mechanism 'dnse'; did you"),
+    ({"attention": "dnse"}, "config.attention: unknown 'dnse'; did you mean"),
     ({"attention": "lsh,lsh"}, "config.attention: expected at least one, each"),
     (
       {"tasks": "cpoy"},
@@ -69,7 +69,7 @@ from tests.tasks.text_cases import TEXT
       {"variants": {"p": {"name": "nosuch:x"}}},
       "config.variants.p.name: no module 'nosuch' is found",
     ),
-    ({"variants": {"p": {"name": "x"}}}, "config.variants.p.name: no mechani"),
+    ({"variants": {"p": {"name": "x"}}}, "config.variants.p.name: expected"),
     (
       {"variants": {"p": {"name": "dense", "rank": 2}}},
       "config.variants.p.rank: dense has no such option",

@@ -76,7 +76,7 @@ def test_a_run_that_was_stopped_goes_on(tmp_path, run):
     (lambda: lab.load_comparison("none"), "no comparison in none"),
     (
       lambda: lab.compare("configs/compare/recall.py", attention=["dens"]),
-      "no mechanism 'dens'",
+      "unknown 'dens'; did you mean 'dense'",
     ),
     (
       lambda: lab.compare("configs/compare/recall.py:dense"),

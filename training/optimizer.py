@@ -13,7 +13,7 @@ import optax
 import optax.contrib
 
 from attention import registry
-from attention.arguments import near
+from attention.suggest import near
 from training.config import OptimizerConfig
 
 _NOT_DECAYED = ("bias", "scale")

@@ -23,7 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 from models.config import Activation, ModelConfig
 from models.kind import NOTHING
 from settings.fields import STRICT, Count, fault
-from settings.suggest import one_of
+from attention.suggest import one_of
 
 
 class Layout(NamedTuple):

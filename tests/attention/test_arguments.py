@@ -131,10 +131,8 @@ def test_options_are_taken_dropped_or_refused():
     with pytest.raises(ValueError, match=rf"^{option}: toy attention .*dense"):
       accepted(**{option: asked})
   for asked in (None, False, 0, 3):
-    with pytest.raises(
-      ValueError, match=r"^widnow: .*it takes mask, is_causal"
-    ):
-      accepted(widnow=asked)
+    with pytest.raises(ValueError, match=r"^nosuch: .*it takes mask, is_caus"):
+      accepted(nosuch=asked)
   with pytest.raises(ValueError, match=r"^mask: the record of toy .* its own"):
     arguments.accepted_options("toy", function, {"mask": None}, own=["mask"])
   assert arguments.accepted_options("toy", lambda **any: None, {"x": 3})
@@ -146,8 +144,12 @@ X = jnp.ones((1, 4, 2, 8))
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_bare_function_refuses_what_it_does_not_take(name):
   function = FUNCTIONS[name]
-  for option in ("widnow", "nosuch"):
-    with pytest.raises(ValueError, match=f"^{option}: .* it takes .*mask"):
+  for option, hint in (
+    ("widnow", "(did you mean|have) 'window'"),
+    ("nosuch", "it takes .*mask"),
+    ("causal", "did you mean 'is_causal'"),
+  ):
+    with pytest.raises(ValueError, match=f"^{option}: .* {hint}"):
       function(X, X, **{option: 3})
   parameters = inspect.signature(function).parameters
   assert function.__doc__
@@ -181,6 +183,27 @@ def test_a_bare_function_refuses_what_it_does_not_take(name):
     ("dense", {"window": 3}, "window: .*; .*sliding_window_attention, .* and"),
     ("dense", {"num_features": 3}, r".*; performer\(num_features=…\) has it"),
     ("linear", {"bias": None}, "bias: .*; dense, flash, .* have it"),
+    # As other libraries have them, or by a word of their name.
+    ("dense", {"dropout": 0.1}, "dropout: .* did you mean 'dropout_rate'\\?$"),
+    ("dense", {"dropout_p": 0.1}, ".* option; did you mean 'dropout_rate'\\?$"),
+    ("linear", {"dropout": 0.1}, ".* option; dense, .* have 'dropout_rate'$"),
+    ("dense", {"attn_mask": None}, ".* option; did you mean 'mask'\\?$"),
+    ("dense", {"soft_cap": 3.0}, ".* did you mean 'logits_soft_cap'\\?$"),
+    (
+      "dense",
+      {"segment_ids": 1},
+      ".*'query_segment_ids' and 'key_segment_ids'",
+    ),
+    (
+      "dense",
+      {"window_size": 3},
+      ".* option; .*sliding_window.* have 'window'$",
+    ),
+    (
+      "sliding_window",
+      {"local_window_size": 3},
+      ".* did you mean 'window'\\?$",
+    ),
     ("performer", {"num_features": 3}, ".*projection=orthogonal_features"),
     ("performer", {}, "projection: .* needs it, got nothing; .*orthogonal_f"),
     ("linformer", {"rank": 3}, "rank: .* key_projection="),

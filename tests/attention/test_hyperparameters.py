@@ -109,7 +109,7 @@ def test_a_size_beyond_the_length_costs_what_the_length_does(name, given):
   variables = record.init(jax.random.key(1), dims)
   out = jax.jit(record.apply)(variables, x, key, x)
   assert jnp.isfinite(out).all()
-  if record.decode is not None:
+  if "decode" in record.supports:
     cache = record.init_cache(variables, 1, 12, dims, jnp.float32)
     row = x[:, :1]
     out, _ = jax.jit(record.decode)(
@@ -131,7 +131,18 @@ def test_what_is_typed_wrongly_is_named():
     attention.flash_atention  # noqa: B018
   with pytest.raises(ValueError, match=r"num_feature: performer has no .*mean"):
     attention.performer(num_feature=8)
+  with pytest.raises(
+    ValueError, match=r"rate: dense .*a call takes it: dense_"
+  ):
+    attention.dense(dropout_rate=0.1)
+  with pytest.raises(KeyError, match=r"unknown 'linfomer'; .* 'linformer'"):
+    ATTENTIONS["linfomer"]
+  assert "linfomer" not in ATTENTIONS
+  assert ATTENTIONS.get("linfomer") is None
   record = attention.linformer(rank=4)
+  for field in ("init_cache", "decode"):
+    with pytest.raises(ValueError, match=f"{field}: linformer has no 'decode'"):
+      getattr(record, field)({}, 1, 4)
   arrays = [jnp.ones((1, 8, 1, 4))] * 3
   with pytest.raises(
     ValueError, match=r"variables: linformer needs .*'params'"

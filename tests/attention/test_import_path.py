@@ -85,8 +85,8 @@ def test_a_factory_is_found_by_name_and_by_path():
 @pytest.mark.parametrize(
   ("name", "options", "message"),
   [
-    ("performr", {}, "name: expected one of dense, .*did you mean 'performer'"),
-    ("plain", {}, "name: expected one of .* or package.module:factory, got"),
+    ("performr", {}, "name: unknown 'performr'; did you mean 'performer'\\?$"),
+    ("plain", {}, "name: expected one of .*, package.module:factory, got"),
     ("nosuch:plain", {}, "name: no module 'nosuch' is found; .* PYTHONPATH"),
     (
       "their_package.mien:plain",

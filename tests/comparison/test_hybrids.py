@@ -35,7 +35,7 @@ def test_layers_take_mechanisms_in_turn_at_equal_parameters():
   [
     (
       {"layers": "gated_delta,flsh"},
-      "config.variants.x.layers: no mechanism 'flsh'; did you mean 'flash'?",
+      "config.variants.x.layers: unknown 'flsh'; did you mean 'flash'?",
     ),
     ({"layers": ""}, "config.variants.x.layers: expected mechanisms with com"),
     ({"layers": 3}, "config.variants.x.layers: expected mechanisms with comma"),

@@ -100,7 +100,7 @@ def test_model_config_refuses(changes, message):
 @pytest.mark.parametrize(
   ("name", "options", "message"),
   [
-    ("performr", {}, "name: .*dense.*did you mean 'performer'"),
+    ("performr", {}, "name: unknown 'performr'; did you mean 'performer'"),
     ("sliding_window", {"windw": 3}, "windw: .*did you mean 'window'"),
     ("sliding_window", {"window": -1}, "window: "),
     ("linformer", {"rank": 0}, "rank: "),
