@@ -12,9 +12,10 @@ from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
 from models.beam_search import beam_search
+from models.config import PAD_ID
 from models.kind import Model
 from models.rows import where_rows
-from models.sizes import check_length
+from models.sizes import check_ids, check_length, known_ids
 from settings.suggest import instead
 
 METHODS = ("greedy", "sample", "beam")
@@ -85,8 +86,8 @@ def generate(
     `Generated(tokens, scores)`.
 
   Raises:
-    ValueError: the model or a mechanism cannot generate, or an argument does
-      not fit the others.
+    ValueError: the model or a mechanism cannot generate, an id is outside of
+      its vocabulary, or an argument does not fit the others.
 
   Cost: one call on the prompts and max_length steps of the decoder; beams
   share one copy of the encoder's keys and values.
@@ -133,7 +134,15 @@ def generate(
     raise ValueError("rng: method 'sample' needs a key, got None")
   if max_length < 1:
     raise ValueError(f"max_length: expected at least 1, got {max_length}")
-  prompts, lengths = _prompt(source, prompt, prompt_length, bos_id)
+  source = _source(model, source, source_mask)
+  prompts, lengths = _prompt(
+    source,
+    prompt,
+    prompt_length,
+    bos_id,
+    # With more than ids, some may stand for what is no token.
+    None if embedded else vocab_size,
+  )
   readable = getattr(model, "optional", ())
   for name in embedded:
     if name not in readable:
@@ -180,19 +189,36 @@ def _check_method(
       )
 
 
+def _source(model: Model, source: Any, source_mask: Array | None) -> Any:
+  """The source, of ids that the model has where they are seen."""
+  size = getattr(model, "source_vocab_size", None)
+  if source is None or not size:
+    return source
+  check_ids("source", source)
+  shown = source != PAD_ID if source_mask is None else source_mask
+  return known_ids("source", source, size, shown)
+
+
 def _prompt(
   source: Array | None,
   prompt: Array | None,
   prompt_length: Array | None,
   bos_id: int,
+  vocab_size: int | None,
 ) -> tuple[np.ndarray, np.ndarray]:
-  """The prompt [B, P] and its lengths [B], filled in and checked."""
+  """The prompt [B, P] and its lengths [B], filled in and checked.
+
+  No `vocab_size` leaves to the model what it makes of an id.
+  """
   if prompt is None:
     if prompt_length is not None:
       raise ValueError("prompt_length: expected a prompt with it, got None")
+    if vocab_size is not None and not 0 <= bos_id < vocab_size:
+      raise ValueError(f"bos_id: expected 0 to {vocab_size - 1}, got {bos_id}")
     ids = np.full((1 if source is None else len(source), 1), bos_id, np.int32)
   else:
-    ids = np.asarray(prompt, np.int32)
+    ids = np.asarray(prompt)
+    check_ids("prompt", ids)
   batch, longest = ids.shape
   if source is not None and len(source) != batch:
     raise ValueError(
@@ -206,7 +232,10 @@ def _prompt(
       f"prompt_length: expected {batch} lengths of 1 to {longest}, got "
       f"{lengths.tolist()}"
     )
-  return ids, lengths
+  if vocab_size is not None:
+    shown = np.arange(longest)[None] < lengths[:, None]
+    ids = known_ids("prompt", ids, vocab_size, shown)
+  return ids.astype(np.int32), lengths
 
 
 @functools.partial(

@@ -2,6 +2,11 @@
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+import numpy as np
+
 from models.kind import Sizes
 from models.mechanism_variables import check_mechanisms
 
@@ -13,6 +18,67 @@ def check_length(name: str, length: int, limit: int) -> None:
       f"{name}: {length} positions are more than the model's {limit}; shorten "
       "it or make a model with a larger maximum"
     )
+
+
+def is_traced(*arrays: Any) -> bool:
+  """Whether the numbers of an array cannot be read here."""
+  return any(
+    isinstance(x, jax.core.Tracer)
+    or not getattr(x, "is_fully_addressable", True)
+    for x in arrays
+  )
+
+
+def check_ids(name: str, ids: Any) -> None:
+  """Raises ValueError for what is not integers [B, T], at least one of them."""
+  if not jnp.issubdtype(ids.dtype, jnp.integer):
+    raise ValueError(f"{name}: expected integers, got {ids.dtype}")
+  if len(ids.shape) != 2 or 0 in ids.shape:
+    raise ValueError(
+      f"{name}: expected shape [B, T] of at least one id, got {ids.shape}"
+    )
+
+
+def known_ids(
+  name: str,
+  ids: Int[Any, "B T"],
+  size: int,
+  shown: Bool[Any, "#B T"],
+  *,
+  hidden_id: int = 0,
+  table: str = "vocabulary",
+) -> Int[Array | np.ndarray, "B T"]:
+  """Ids that a table has at every position that is shown.
+
+  Where ids or `shown` are traced, one that the table has not becomes `size`,
+  whose embedding is NaN (a negative one would be counted from the end).
+
+  Args:
+    name: of the argument.
+    ids: of integers.
+    size: of the table.
+    shown: where an id matters; elsewhere any number may be.
+    hidden_id: what such a number becomes.
+    table: what the message calls it.
+
+  Raises:
+    ValueError: the first id that the table has not.
+  """
+  traced = is_traced(ids, shown)
+  ids, shown = (x if traced else np.asarray(x) for x in (ids, shown))
+  if ids.dtype.itemsize < 4:  # `size` may be too large for it.
+    ids = ids.astype(np.int32)
+  outside = (ids < 0) | (ids >= size)
+  if traced:
+    return jnp.where(outside, jnp.where(shown, size, hidden_id), ids)
+  faults = np.argwhere(outside & shown)
+  if len(faults):
+    place = faults[0].tolist()
+    raise ValueError(
+      f"{name}: id {ids[tuple(place)]} at {place} is not of the {table}; "
+      f"expected 0 to {size - 1}, or a position that the mask hides"
+    )
+  return np.where(outside, hidden_id, ids)
 
 
 def id_sizes(config: Any, sizes: Sizes) -> tuple[int, int, int, int, bool]:

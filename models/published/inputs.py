@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 import numpy as np
+
+from models.sizes import check_ids, is_traced, known_ids
 
 _SOURCE = {"input_ids": "source", "attention_mask": "source_mask"}
 TEXTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
@@ -28,20 +29,30 @@ TEXTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
 """Layout of a model -> the inputs of transformers -> their names in a batch."""
 
 
+_MASKS = {
+  "input_ids": "attention_mask",
+  "token_type_ids": "attention_mask",
+  "decoder_input_ids": "decoder_attention_mask",
+}
+"""Inputs that are ids -> the mask that says which of them are shown."""
+
+
 def to_batch(
-  config: Any, names: Mapping[str, str] | None, inputs: Mapping[str, Any]
+  model: Any, names: Mapping[str, str] | None, inputs: Mapping[str, Any]
 ) -> dict[str, Any]:
   """The batch that `models.forward` reads.
 
   Args:
-    config: of the model.
+    model: from `models.create`.
     names: of the inputs, if not those of texts -> names in a batch; the first
       has to be given.
     inputs: by the names of transformers.
 
   Raises:
-    ValueError: an input that this model does not read, or one that is missing.
+    ValueError: an input that this model does not read, one that is missing, of
+      another shape than the ids, or ids that are none of the model.
   """
+  config = model.config
   if names is None:
     names = dict(TEXTS[config.layout])
     needed = [name for name in names if name.endswith("input_ids")]
@@ -51,18 +62,26 @@ def to_batch(
       names.pop("global_attention_mask", None)
   else:
     needed = list(names)[:1]
-  batch = {}
-  for name, value in inputs.items():
+  given = {
+    name: _array(name, value)
+    for name, value in inputs.items()
+    if value is not None
+  }
+  for name in inputs:
     if name not in names:
       raise ValueError(
         f"{name}: this model does not read it; expected {', '.join(names)}"
       )
-    if value is not None:
-      is_global = name == "global_attention_mask"
-      batch[names[name]] = _indices(value) if is_global else jnp.asarray(value)
   for name in needed:
-    if names[name] not in batch:
+    if name not in given:
       raise ValueError(f"{name}: missing")
+  _check_ids(given)
+  batch = {
+    names[name]: _indices(value)
+    if name == "global_attention_mask"
+    else jnp.asarray(_known(model, name, given) if name in _MASKS else value)
+    for name, value in given.items()
+  }
   if "source" in batch:
     # Any id may be a token: only the mask says what is padding.
     everything = jnp.ones(batch["source"].shape, bool)
@@ -72,12 +91,53 @@ def to_batch(
   return batch
 
 
+def _array(name: str, value: Any) -> Any:
+  """The numbers of an input, where they can be read."""
+  try:
+    return value if is_traced(value) else np.asarray(value)
+  except ValueError:
+    raise ValueError(f"{name}: expected rows of one length") from None
+
+
+def _check_ids(given: Mapping[str, Any]) -> None:
+  """Raises ValueError for no ids, and for what has another shape beside them."""
+  for name in given:
+    if name in _MASKS:
+      check_ids(name, given[name])
+  for name, value in given.items():
+    ids = "decoder_input_ids" if name.startswith("decoder_") else "input_ids"
+    if ids not in given:
+      continue
+    rows, length = given["input_ids"].shape[0], given[ids].shape[1]
+    # What is alike for all rows may be one row.
+    shapes = {(rows, length), (1, length)} if name != ids else {(rows, length)}
+    if value.shape not in shapes:
+      raise ValueError(
+        f"{name}: expected shape {(rows, length)}, as the input has it, got "
+        f"{value.shape}"
+      )
+
+
+def _known(model: Any, name: str, given: Mapping[str, Any]) -> Any:
+  """Ids of the model, whatever they were where their mask hides them."""
+  ids = given[name]
+  shown = given.get(_MASKS[name], np.ones((1, 1))) != 0
+  if name == "token_type_ids":
+    types = model.config.embedding.token_types
+    return known_ids(name, ids, types, shown, table="token types")
+  of_source = model.config.layout != "decoder" and name == "input_ids"
+  size = model.source_vocab_size if of_source else model.target_vocab_size
+  embedding = getattr(model.config, "embedding", None)
+  padding = getattr(embedding, "position_padding", None) or 0
+  return known_ids(name, ids, size, shown, hidden_id=padding)
+
+
 def _indices(mask: Any) -> Array:
   """The positions where a mask is not 0, -1 after them.
 
   As many as its row with the most; where it is traced, as many as positions.
   """
-  numpy = jnp if isinstance(mask, jax.core.Tracer) else np
+  numpy = jnp if is_traced(mask) else np
   chosen = numpy.asarray(mask) != 0
   counts = chosen.sum(1)[:, None]
   most = chosen.shape[1] if numpy is jnp else max(int(counts.max()), 1)

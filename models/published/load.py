@@ -56,17 +56,20 @@ class Pretrained(NamedTuple):
         [B, T]`, `decoder_input_ids [B, T]`, `decoder_attention_mask [B, T]`,
         `pixel_values [B, H, W, C]`, `input_values [B, samples]`. A traced
         `global_attention_mask` costs as if all tokens were global; close over an
-        array of numbers where few are.
+        array of numbers where few are. An id may be any number where its mask
+        is 0. Elsewhere a traced one cannot be compared with the vocabulary: out
+        of it, it makes NaN of what sees it.
 
     Returns:
       Logits of tokens `[B, T, V]` or of classes `[B, V]`, or the last hidden
       state `[B, T, F]`.
 
     Raises:
-      ValueError: an input that the model does not read, or one that is missing.
+      ValueError: an input that the model does not read, one that is missing, of
+        another shape than the ids, or an id outside of the vocabulary.
     """
     names = FAMILIES[self.family].inputs
-    batch = to_batch(self.model.config, names, inputs)
+    batch = to_batch(self.model, names, inputs)
     out = forward(self.model, variables, batch)
     # Of DeiT's two heads, the mean.
     return out.mean(1) if self.model.config.head == "class" else out

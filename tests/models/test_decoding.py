@@ -323,9 +323,9 @@ def test_second_call_compiles_nothing(translator, monkeypatch):
     ({"max_length": 0}, "max_length: "),
     ({"max_length": 13}, "max_length: 13 positions .* model's 12"),
     ({"source": None}, "source: kind 'encoder_decoder' needs it"),
-    ({"prompt": np.ones((2, 3))}, "prompt: expected 3 rows"),
+    ({"prompt": np.ones((2, 3), int)}, "prompt: expected 3 rows"),
     (
-      {"prompt": np.ones((3, 2)), "prompt_length": [0, 1, 2]},
+      {"prompt": np.ones((3, 2), int), "prompt_length": [0, 1, 2]},
       "prompt_length: expected 3 lengths of 1 to 2",
     ),
     ({"prompt_length": [1, 1, 1]}, "prompt_length: expected a prompt"),
