@@ -60,7 +60,9 @@ def delta_product_attention(
 
 @attention_factory
 def delta_product(
-  num_householder: int = 2, max_rate: float = 2.0
+  num_householder: int = 2,
+  max_rate: float = 2.0,
+  implementation: linear_kernels.Implementation | None = None,
 ) -> plug.Attention:
   """Gated DeltaProduct: `gated_delta` with R corrections a position.
 
@@ -72,6 +74,7 @@ def delta_product(
   Args:
     num_householder: R.
     max_rate: as `delta`. The paper's models track states with 2.
+    implementation: as `gated_linear`.
 
   Returns:
     An `Attention` as `gated_delta`; its parameters are `rate_kernel [F, R, N]`,
@@ -111,6 +114,7 @@ def delta_product(
     del params
     keys = options.pop("other_keys", None)
     values = options.pop("other_values", None)
+    dtypes = key.dtype, value.dtype
     repeats = query.shape[2] // key.shape[2]
     key, value = (
       jnp.repeat(x.astype(jnp.float32), repeats, axis=2)[:, :, None]
@@ -121,9 +125,9 @@ def delta_product(
         values = jnp.zeros((*keys.shape[:-1], value.shape[-1]), jnp.float32)
       key = jnp.concatenate([keys, key], axis=2)
       value = jnp.concatenate([values, value], axis=2)
-    return several_writes(
-      gates.unit_length(query), gates.unit_length(key), value, **options
-    )
+    query = gates.unit_length(query).astype(query.dtype)
+    key = gates.unit_length(key).astype(dtypes[0])
+    return several_writes(query, key, value.astype(dtypes[1]), **options)
 
   read = {"beta": gates.rate(max_rate), "log_decay": gates.step_decay}
   arrays: dict[str, Any] = {"beta": Float[Array, "B T R N"]}
@@ -133,5 +137,10 @@ def delta_product(
     arrays["other_keys"] = Float[Array, "B T Q N H"]
     arrays["other_values"] = Float[Array, "B T Q N W"]
   return gates.recurrent_mechanism(
-    "delta_product", recurrence, init=init, gates=read, arrays=arrays
+    "delta_product",
+    recurrence,
+    implementation=implementation,
+    init=init,
+    gates=read,
+    arrays=arrays,
   )

@@ -84,7 +84,10 @@ def delta_rule_attention(
 
 
 @attention_factory
-def delta(max_rate: float = 1.0) -> plug.Attention:
+def delta(
+  max_rate: float = 1.0,
+  implementation: linear_kernels.Implementation | None = None,
+) -> plug.Attention:
   """DeltaNet: the delta rule with keys of length 1 and a rate from the inputs.
 
     k_t, q_t ← k_t / |k_t|, q_t / |q_t|        β_t = max_rate · sigmoid(x_t · W_β)
@@ -94,6 +97,7 @@ def delta(max_rate: float = 1.0) -> plug.Attention:
   Args:
     max_rate: the largest β. Beyond 1, up to 2, a key may change the sign of what is
       there for it, with which a state can follow permutations (arXiv:2411.12537).
+    implementation: as `gated_linear`.
 
   Returns:
     An `Attention` with `gates`, causal only, whose cache is one state of N·H² numbers
@@ -109,16 +113,19 @@ def delta(max_rate: float = 1.0) -> plug.Attention:
   def init(key, dims):
     return {"rate_kernel": gates.kernel(key, dims.features, dims.num_heads)}
 
-  return _delta_rule("delta", max_rate, init)
+  return _delta_rule("delta", max_rate, init, implementation)
 
 
 @attention_factory
-def gated_delta(max_rate: float = 1.0) -> plug.Attention:
+def gated_delta(
+  max_rate: float = 1.0,
+  implementation: linear_kernels.Implementation | None = None,
+) -> plug.Attention:
   """Gated DeltaNet: `delta`, and a decay of each head as in Mamba-2.
 
     g_t = −e^A softplus(x_t · W_a + b)
 
-  `max_rate` and errors: as `delta` (arXiv:2411.12537).
+  Arguments and errors: as `delta` (arXiv:2411.12537).
 
   Returns:
     As `delta`; its parameters are `rate_kernel [F, N]`, `step_kernel [F, N]`,
@@ -134,12 +141,16 @@ def gated_delta(max_rate: float = 1.0) -> plug.Attention:
     kernel = gates.kernel(rate, dims.features, dims.num_heads)
     return {"rate_kernel": kernel, **gates.step_params(steps, dims)}
 
-  return _delta_rule("gated_delta", max_rate, init, gates.step_decay)
+  return _delta_rule(
+    "gated_delta", max_rate, init, implementation, gates.step_decay
+  )
 
 
 @attention_factory
 def kimi_delta(
-  rank: int | None = None, max_rate: float = 1.0
+  rank: int | None = None,
+  max_rate: float = 1.0,
+  implementation: linear_kernels.Implementation | None = None,
 ) -> plug.Attention:
   """Kimi Delta Attention (KDA): `delta`, and a decay of each channel.
 
@@ -150,6 +161,7 @@ def kimi_delta(
   Args:
     rank: R, of W₁ `[F, R]` and W₂ `[R, N, H]`; None is H, as in the paper.
     max_rate: as `delta`.
+    implementation: likewise.
 
   Returns:
     As `delta`; its parameters are `rate_kernel [F, N]`, `step_down [F, R]`,
@@ -169,11 +181,17 @@ def kimi_delta(
     steps = gates.step_params(steps, dims, rank or dims.head_dim)
     return {"rate_kernel": kernel, **steps}
 
-  return _delta_rule("kimi_delta", max_rate, init, gates.step_decay)
+  return _delta_rule(
+    "kimi_delta", max_rate, init, implementation, gates.step_decay
+  )
 
 
 @attention_factory
-def comba(max_rate: float = 1.0, correction: float = 0.02) -> plug.Attention:
+def comba(
+  max_rate: float = 1.0,
+  correction: float = 0.02,
+  implementation: linear_kernels.Implementation | None = None,
+) -> plug.Attention:
   """Comba: `gated_delta` with a weaker erasure, which reads the state before its decay.
 
     S_t = e^g_t S_{t−1} + β_t k_t (v_t − S_{t−1}ᵀ p_t)ᵀ        p_t = sigmoid(a) k_t
@@ -186,6 +204,7 @@ def comba(max_rate: float = 1.0, correction: float = 0.02) -> plug.Attention:
       grow where sigmoid(a) β > 1 + e^g.
     correction: the initial d of the output feedback. The paper's is 0.02 for small
       models and 1 for large ones.
+    implementation: as `gated_linear`.
 
   Returns:
     As `gated_delta`; its parameters have `feedback [N]` (a) and `correction [N]`
@@ -211,23 +230,29 @@ def comba(max_rate: float = 1.0, correction: float = 0.02) -> plug.Attention:
     }
 
   def recurrence(params, query, key, value, **options):
+    dtypes = query.dtype, key.dtype
     query, key = gates.unit_length(query), gates.unit_length(key)
     repeats = query.shape[2] // key.shape[2]
     key, value = (jnp.repeat(x, repeats, axis=2) for x in (key, value))
     of_heads = (None, None, slice(None), None)
     query -= params["correction"][of_heads] * key
     erase_key = jax.nn.sigmoid(params["feedback"])[of_heads] * key
-    return recurrent_attention(
-      query, key, value, erase_key=erase_key, **options
+    qk = (
+      x.astype(dtype) for x, dtype in zip((query, key), dtypes, strict=True)
     )
+    return recurrent_attention(*qk, value, erase_key=erase_key, **options)
 
   read = {"beta": gates.rate(max_rate), "log_decay": gates.step_decay}
-  return gates.recurrent_mechanism("comba", recurrence, init=init, gates=read)
+  return gates.recurrent_mechanism(
+    "comba", recurrence, implementation=implementation, init=init, gates=read
+  )
 
 
 @attention_factory
 def gated_delta_2(
-  rank: int | None = None, max_rate: float = 1.0
+  rank: int | None = None,
+  max_rate: float = 1.0,
+  implementation: linear_kernels.Implementation | None = None,
 ) -> plug.Attention:
   """Gated DeltaNet-2: `kimi_delta` with one gate that erases and one that writes.
 
@@ -239,6 +264,7 @@ def gated_delta_2(
   Args:
     rank: as `kimi_delta`.
     max_rate: the largest b (arXiv:2411.12537).
+    implementation: as `gated_linear`.
 
   Returns:
     As `kimi_delta`; in place of `rate_kernel` its parameters have `erase_kernel [F,
@@ -274,12 +300,13 @@ def gated_delta_2(
       write_gate = jnp.mean(write_gate, axis=-1, keepdims=True)
       shape = (*write_gate.shape[:3], value.shape[-1])
       write_gate = jnp.broadcast_to(write_gate, shape)
-    qk = gates.unit_length(query), gates.unit_length(key)
+    qk = (gates.unit_length(x).astype(x.dtype) for x in (query, key))
     return recurrent_attention(*qk, value, write_gate=write_gate, **options)
 
   return gates.recurrent_mechanism(
     "gated_delta_2",
     recurrence,
+    implementation=implementation,
     init=init,
     gates={
       "log_decay": gates.step_decay,
@@ -293,15 +320,17 @@ def gated_delta_2(
   )
 
 
-def _delta_rule(name, max_rate, init, log_decay=None):
+def _delta_rule(name, max_rate, init, implementation, log_decay=None):
   """The record of a delta rule with queries and keys of length 1."""
 
   def recurrence(params, query, key, value, **options):
     del params
-    qk = gates.unit_length(query), gates.unit_length(key)
+    qk = (gates.unit_length(x).astype(x.dtype) for x in (query, key))
     return recurrent_attention(*qk, value, **options)
 
   read = {"beta": gates.rate(max_rate)}
   if log_decay is not None:
     read["log_decay"] = log_decay
-  return gates.recurrent_mechanism(name, recurrence, init=init, gates=read)
+  return gates.recurrent_mechanism(
+    name, recurrence, implementation=implementation, init=init, gates=read
+  )

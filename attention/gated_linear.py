@@ -53,6 +53,10 @@ def gated_linear_attention(
       None is 0.
     segment_ids: `[B, T]`; where they change, the state begins anew, at 0.
     return_state: whether to return S_T as well.
+    implementation: 'xla' and None are the chunks here. 'jla' is a kernel of the package
+      jax-linear-attention for an H100 or H200, bfloat16, and heads of 64 or 128. It has
+      first derivatives in reverse mode, inside `jax.shard_map` with `check_vma=False`
+      only, multiplies in bfloat16, and takes decays below −30 for −30.
 
   Other options: as `dense_attention`.
 
@@ -61,8 +65,8 @@ def gated_linear_attention(
     `[B, N, H, V]` in float32.
 
   Raises:
-    ValueError: arguments do not fit, the mask varies along queries, or `is_causal` is
-      False.
+    ValueError: arguments do not fit, the mask varies along queries, `is_causal` is
+      False, or `implementation` cannot serve the call.
 
   Cost, with C = `features.CHUNK`: time T·N·(C·(H+V) + H·V), with decays for each
   channel also 2·T·N·H·log₂ C exponentials; memory B·T·N·(H+V), with gradients also
@@ -75,7 +79,11 @@ def gated_linear_attention(
 
 
 @attention_factory
-def gated_linear(rank: int = 16, temperature: float = 16.0) -> plug.Attention:
+def gated_linear(
+  rank: int = 16,
+  temperature: float = 16.0,
+  implementation: linear_kernels.Implementation | None = None,
+) -> plug.Attention:
   """Gated linear attention (GLA): a decay for each channel, read from the inputs.
 
     g_t = log sigmoid(x_t · W₁ · W₂ + b) / τ
@@ -83,6 +91,7 @@ def gated_linear(rank: int = 16, temperature: float = 16.0) -> plug.Attention:
   Args:
     rank: R, of the product of W₁ `[F, R]` and W₂ `[R, N, H]`.
     temperature: τ; the larger it is, the nearer are the decays to 1.
+    implementation: as `gated_linear_attention`; decoding is 'xla'.
 
   Returns:
     An `Attention` with `gates`, causal only, whose cache is one state of N·H² numbers
@@ -113,18 +122,26 @@ def gated_linear(rank: int = 16, temperature: float = 16.0) -> plug.Attention:
     return jax.nn.log_sigmoid(x) / temperature
 
   return gates.recurrent_mechanism(
-    "gated_linear", init=init, gates={"log_decay": log_decay}
+    "gated_linear",
+    implementation=implementation,
+    init=init,
+    gates={"log_decay": log_decay},
   )
 
 
 @attention_factory
-def retention() -> plug.Attention:
+def retention(
+  implementation: linear_kernels.Implementation | None = None,
+) -> plug.Attention:
   """Retention (RetNet): head n forgets the share 2^(−5−n) of its state a position.
 
     S_t = γ_n S_{t−1} + k_t v_tᵀ        out_t = S_tᵀ q_t / √H        γ_n = 1 − 2^(−5−n)
 
   It is `gated_linear_attention` with decays that nothing is read for. Heads beyond
   the twentieth have the decay of the twentieth, which float32 can tell from 1.
+
+  Args:
+    implementation: as `gated_linear`.
 
   Returns:
     An `Attention` without variables, causal only, with the cache of `gated_linear`.
@@ -137,11 +154,14 @@ def retention() -> plug.Attention:
     heads = jnp.minimum(jnp.arange(num_heads), 19)
     return jnp.log1p(-(2.0 ** (-5.0 - heads)))
 
-  return _fixed_decay("retention", log_decay)
+  return _fixed_decay("retention", log_decay, implementation)
 
 
 @attention_factory
-def lightning(depth: float = 0.0) -> plug.Attention:
+def lightning(
+  depth: float = 0.0,
+  implementation: linear_kernels.Implementation | None = None,
+) -> plug.Attention:
   """Lightning attention (MiniMax-01): decays by head, and slower in later layers.
 
     S_t = e^(−r_n) S_{t−1} + k_t v_tᵀ        out_t = S_tᵀ q_t / √H
@@ -153,6 +173,7 @@ def lightning(depth: float = 0.0) -> plug.Attention:
   Args:
     depth: of the layer, from 0, the first, to 1, the last. A list of mechanisms gives
       each layer its own.
+    implementation: as `gated_linear`.
 
   Returns:
     As `retention`.
@@ -172,10 +193,10 @@ def lightning(depth: float = 0.0) -> plug.Attention:
     slopes = jnp.asarray(alibi_slopes(num_heads), jnp.float32)
     return -slopes * (1.0 - depth + 1e-5)
 
-  return _fixed_decay("lightning", log_decay)
+  return _fixed_decay("lightning", log_decay, implementation)
 
 
-def _fixed_decay(name, log_decay):
+def _fixed_decay(name, log_decay, implementation):
   """The record of a recurrence whose decays are `log_decay(N)` `[N]`."""
 
   def recurrence(params, query, *kv, **options):
@@ -184,11 +205,15 @@ def _fixed_decay(name, log_decay):
     decay = jnp.broadcast_to(decay, query.shape[:3])
     return recurrent_attention(query, *kv, log_decay=decay, **options)
 
-  return gates.recurrent_mechanism(name, recurrence)
+  return gates.recurrent_mechanism(
+    name, recurrence, implementation=implementation
+  )
 
 
 @attention_factory
-def mamba2() -> plug.Attention:
+def mamba2(
+  implementation: linear_kernels.Implementation | None = None,
+) -> plug.Attention:
   """Mamba-2's mixer: steps Δ from the inputs say how much is kept and written.
 
     Δ_t = softplus(x_t · W_Δ + b_Δ)
@@ -196,6 +221,9 @@ def mamba2() -> plug.Attention:
 
   with A, b_Δ and D for each head. In the paper's letters, k is B, q is C and v is
   x; e^A is written A there. The scale is 1 unless a call has one.
+
+  Args:
+    implementation: as `gated_linear`.
 
   Returns:
     An `Attention` with `gates`, causal only, with the cache of `gated_linear`. Its
@@ -214,6 +242,7 @@ def mamba2() -> plug.Attention:
   return gates.recurrent_mechanism(
     "mamba2",
     with_steps(recurrent_attention),
+    implementation=implementation,
     init=init,
     gates={"log_decay": gates.step_decay, "beta": gates.step},
   )
@@ -225,7 +254,7 @@ def with_steps(recurrence: Callable[..., Any]) -> Callable[..., Any]:
   def run(params, query, key, value, *, beta, scale, **options):
     repeats = query.shape[2] // key.shape[2]
     key, value = (jnp.repeat(x, repeats, axis=2) for x in (key, value))
-    query, steps = query.astype(jnp.float32), value * beta[..., None]
+    steps = (value * beta[..., None]).astype(value.dtype)
     scale = 1.0 if scale is None else scale
     out, state = recurrence(query, key, steps, scale=scale, **options)
     skip = params["skip"][None, None, :, None]

@@ -180,6 +180,7 @@ def recurrent_mechanism(
     lambda params, *qkv, **options: recurrent_attention(*qkv, **options)
   ),
   *,
+  implementation: str | None = None,
   init: Callable[[Array, plug.Dims], Params] | None = None,
   gates: Mapping[str, Gate] = types.MappingProxyType({}),
   arrays: Mapping[str, Any] = types.MappingProxyType({}),
@@ -191,6 +192,8 @@ def recurrent_mechanism(
     name: of the mechanism, for messages.
     recurrence: `(params, query, key, value, **options) -> (out, state)`. Gates are
       options; keys, values and gates of hidden positions are 0.
+    implementation: an option of the recurrence, where it computes whole sequences;
+      None where it has no such option.
     init: `(key, dims) -> params`, needed if there are gates.
     gates: option -> the function of params and inputs that computes it.
     arrays: annotations of the gates beside `log_decay` and `beta`.
@@ -199,6 +202,9 @@ def recurrent_mechanism(
   Returns:
     An `Attention` whose cache is the state of each example.
   """
+  by_kernel = recurrence
+  if implementation is not None:
+    by_kernel = functools.partial(recurrence, implementation=implementation)
 
   def make(key, dims):
     if init is None:
@@ -206,7 +212,9 @@ def recurrent_mechanism(
     check_features(name, dims)
     return {"params": init(key, dims)}
 
-  def run(variables, query, key, value, state=None, axis_name=None, **call):
+  def run(
+    recurrence, variables, query, key, value, state=None, axis_name=None, **call
+  ):
     checked = {"query": query, "key": key, "value": value}
     given = {gate: call.pop(gate, None) for gate in gates}
     call = arguments.accepted_options(name, _attend, call)
@@ -225,7 +233,7 @@ def recurrent_mechanism(
     )
 
   def apply(variables, query, key, value, **call):
-    return run(variables, query, key, value, **call)[0]
+    return run(by_kernel, variables, query, key, value, **call)[0]
 
   def init_cache(variables, batch, max_length, dims, dtype):
     del variables, max_length, dtype
@@ -236,12 +244,12 @@ def recurrent_mechanism(
 
   def decode(variables, state, query, key, value, **call):
     call["is_causal"] = True
-    return run(variables, query, key, value, state, **call)
+    return run(recurrence, variables, query, key, value, state, **call)
 
   def prefill(variables, state, query, key, value, lengths, **call):
     is_read = jnp.arange(query.shape[1])[None, :] < lengths[:, None]
-    call["mask"] = is_read[:, None, None, :]
-    return decode(variables, state, query, key, value, **call)[1]
+    call |= {"mask": is_read[:, None, None, :], "is_causal": True}
+    return run(by_kernel, variables, query, key, value, state, **call)[1]
 
   def read(variables, inputs):
     params = variables["params"]

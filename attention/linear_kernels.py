@@ -9,14 +9,14 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from attention import arguments, platform, sharded
 
 Implementation = Literal["xla", "jla"]
 
 _VERSIONS = {"jax-linear-attention": "0.1.0", "jax": "0.11.2"}
-"""Mosaic's form for GPUs changes with every release of JAX."""
+"""The form of such kernels changes with every release of JAX."""
 
 _SUPPORTS = {
   "simple_gla": "scalar_gate.supports_simple_gla",
@@ -27,154 +27,119 @@ _SUPPORTS = {
   "gdn2": "gdn2.supports_gdn2",
   "rwkv7": "rwkv7.supports_rwkv7",
 }
-"""Kind of recurrence -> who says whether a kernel takes a call of it."""
+"""Kind of recurrence -> what says whether a kernel takes a call of it."""
 
 _LEAST_DECAY = -30.0
-"""The kernels subtract sums of 64 decays, which large ones would leave inexact; what
-e^−30 leaves is less than float32 can add to what comes after."""
+"""Kernels subtract sums of 64 logarithms, which strong decays would leave inexact; what
+e^−30 leaves is nothing in float32."""
 
 
 def recurrence(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B T N H"],
   value: Float[Array, "B T N V"],
-  *,
   log_decay: Float[Array, "B T N _"],
+  *,
   decays: bool,
   beta: Float[Array, "B T N 1"] | None,
   erase_key: Float[Array, "B T N H"] | None,
   erase_gate: Float[Array, "B T N H"] | None,
   write_gate: Float[Array, "B T N V"] | None,
-  **options: Any,
+  **call: Any,
 ) -> tuple[Float[Array, "B T N V"], Float[Array, "B N H V"]]:
-  """What a kernel gives for a call of `recurrent_attention`.
+  """The output and state of `recurrent_attention`, of arrays from `by_head`.
 
   Args:
-    query: `[B, T, N, H]`.
-    key: 0 at hidden positions, as all that follow.
-    value: `[B, T, N, V]`.
-    log_decay: with a last axis of 1 or H.
+    query: as all arrays, of N heads, and 0 at hidden positions.
+    key: likewise.
+    value: likewise.
+    log_decay: has a last axis of 1 or H.
     decays: whether anything does.
-    beta: as in `recurrent_attention`, as are the three that follow.
+    beta: as in `recurrent_attention`, as are the gates.
     erase_key: read before the decay.
-    erase_gate: of channels of the key.
-    write_gate: of channels of the value.
-    **options: `dtype`, `scale`, `initial_state`, `segment_ids`, `axis_name`; see
-      `_call`.
+    erase_gate: b.
+    write_gate: w.
+    **call: `scale`, `initial_state`, `segment_ids` and `axis_name`, and `dtype`, which
+      queries, keys and values had.
 
   Raises:
     ValueError: no kernel serves the call.
   """
-  rate = jnp.ones((), jnp.float32) if beta is None else beta
-  log_decay = jnp.maximum(log_decay, _LEAST_DECAY)
+  rate = jnp.ones_like(log_decay[..., :1]) if beta is None else beta
   if erase_key is not None:
     key = key * rate
-    return moves(
-      query,
-      key,
-      value if write_gate is None else value * write_gate,
-      log_decay=log_decay,
-      removal=-(erase_key if erase_gate is None else erase_key * erase_gate),
-      replacement=key,
-      **options,
-    )
-  gates = {"g": log_decay} if decays else {}
-  of_channels = log_decay.shape[-1] > 1
+    value = value if write_gate is None else value * write_gate
+    removal = erase_key if erase_gate is None else erase_key * erase_gate
+    return move(query, key, value, log_decay, -removal, key, **call)
+  log_decay = jnp.maximum(log_decay, _LEAST_DECAY)
+  is_channels = log_decay.shape[-1] > 1
   if erase_gate is not None or write_gate is not None:
-    kind = "gdn2"
-    gates["g"] = _channels(log_decay, key)
-    gates["b"] = _channels(
-      rate if erase_gate is None else rate * erase_gate, key
+    erase, write = (
+      rate if gate is None else rate * gate for gate in (erase_gate, write_gate)
     )
-    gates["w"] = _channels(
-      rate if write_gate is None else rate * write_gate, value
-    )
+    kind, gates = "gdn2", {"g": log_decay, "b": erase, "w": write}
+    for name, like in (("g", key), ("b", key), ("w", value)):
+      gates[name] = jnp.broadcast_to(gates[name], like.shape)
   elif beta is None:
-    kind = "gla" if of_channels else "simple_gla"
+    kind, gates = "gla" if is_channels else "simple_gla", {"g": log_decay}
+  elif decays:
+    kind = "kda" if is_channels else "gated_deltanet"
+    gates = {"g": log_decay, "beta": beta}
   else:
-    kind = "gated_deltanet" if gates else "deltanet"
-    kind = "kda" if of_channels else kind
-    gates["beta"] = beta
-  return _call(kind, query, key, value, gates, **options)
+    kind, gates = "deltanet", {"beta": beta}
+  return _output(kind, query, key, value, gates, **call)
 
 
-def moves(
+def move(
   query: Float[Array, "B T N H"],
   key: Float[Array, "B T N H"],
   value: Float[Array, "B T N V"],
-  *,
   log_decay: Float[Array, "B T N _"],
   removal: Float[Array, "B T N H"],
   replacement: Float[Array, "B T N H"],
-  **options: Any,
-) -> tuple[Float[Array, "B T N V"], Float[Array, "B N H V"]]:
-  """What a kernel gives for a call of `rwkv7_attention`; see `recurrence`.
-
-  With `lower_bound`, at least −2.5, nothing in `log_decay` is below it, and a faster
-  kernel takes the call.
-  """
-  log_decay = _channels(jnp.maximum(log_decay, _LEAST_DECAY), key)
-  gates = {"w": log_decay, "a": removal, "b": replacement}
-  return _call("rwkv7", query, key, value, gates, **options)
-
-
-def _channels(gate: Array, like: Array) -> Array:
-  """A gate with one number for each channel."""
-  return jnp.broadcast_to(gate, like.shape)
-
-
-def _call(
-  kind: str,
-  query: Float[Array, "B T N H"],
-  key: Float[Array, "B T N H"],
-  value: Float[Array, "B T N V"],
-  gates: dict[str, Array],
   *,
-  dtype: Any,
-  scale: float | Float[Array, ""] | None,
-  initial_state: Float[Array, "B N H V"] | None,
-  segment_ids: Int[Array, "B T"] | None,
-  axis_name: str | None,
-  **more: Any,
+  lower_bound: float | None = None,
+  **call: Any,
 ) -> tuple[Float[Array, "B T N V"], Float[Array, "B N H V"]]:
-  """Calls the kernel of a kind.
+  """The output and state of `rwkv7_attention`; the rest is as in `recurrence`.
 
-  Args:
-    kind: of recurrence, as jla has it.
-    query: `[B, T, N, H]`.
-    key: `[B, T, N, H]`.
-    value: `[B, T, N, V]`.
-    gates: by jla's names; a last axis of 1 is of heads.
-    dtype: that queries, keys and values came in, and which products have.
-    scale: factor of the queries; None is 1/√H.
-    initial_state: before the first position.
-    segment_ids: where they change, the state begins anew.
-    axis_name: of devices that have parts of the sequence.
-    **more: options of the kernel.
+  Decays count as `lower_bound` below it. A bound of at least −2.5 gets a faster kernel.
   """
+  least = _LEAST_DECAY if lower_bound is None else lower_bound
+  decay = jnp.broadcast_to(jnp.maximum(log_decay, least), key.shape)
+  gates = {"w": decay, "a": removal, "b": replacement}
+  if lower_bound is not None:
+    call["lower_bound"] = lower_bound
+  return _output("rwkv7", query, key, value, gates, **call)
+
+
+def _output(
+  kind,
+  *qkv,
+  dtype,
+  scale,
+  initial_state=None,
+  segment_ids=None,
+  axis_name=None,
+  **options,
+):
+  """What the kernel of a kind gives; `qkv` and `gates` are its arrays."""
+  *qkv, gates = qkv
+  query = qkv[0]
+  qkv = [x.astype(dtype) for x in qkv]
   scale = arguments.softmax_scale(scale, query.shape[-1])
-  qkv = [x.astype(dtype) for x in (query, key, value)]
-  gates = {
-    name: gate[..., 0] if gate.shape[-1] == 1 else gate
-    for name, gate in gates.items()
-  }
-  more |= {"initial_state": initial_state, "segment_ids": segment_ids}
-  obstacle = _obstacle(kind, qkv, gates, more, scale, axis_name)
+  gates = {n: x[..., 0] if x.shape[-1] == 1 else x for n, x in gates.items()}
+  options |= {"initial_state": initial_state, "segment_ids": segment_ids}
+  obstacle = _obstacle(kind, qkv, gates, options, scale, axis_name)
   if obstacle:
     raise ValueError(f"implementation: 'jla' {obstacle}; use 'xla' or None")
-  out, state = importlib.import_module("jla.ops").linear_attention(
-    kind,
-    *qkv,
-    **gates,
-    **more,
-    impl="mosaic_gpu",
-    scale=float(scale),
-    output_final_state=True,
-  )
+  options |= {"scale": float(scale), "output_final_state": True}
+  attend = importlib.import_module("jla.ops").linear_attention
+  out, state = attend(kind, *qkv, **gates, **options, impl="mosaic_gpu")
   return out.astype(query.dtype), state
 
 
-def _obstacle(kind, qkv, gates, more, scale, axis_name) -> str:
+def _obstacle(kind, qkv, gates, options, scale, axis_name) -> str:
   """Why no kernel serves a call; empty where one does."""
   if platform.name() != "gpu":
     return f"needs an H100 or H200, got {platform.name()}"
@@ -188,32 +153,27 @@ def _obstacle(kind, qkv, gates, more, scale, axis_name) -> str:
   if sharded.is_part(axis_name):
     return "cannot take a sequence in parts"
   if isinstance(scale, jax.core.Tracer):
-    return "takes a scale that is a number, got a traced array"
+    return "takes a number for scale, got an array that is traced"
   module, name = _SUPPORTS[kind].split(".")
   module = importlib.import_module(f"jla.ops.mosaic_gpu.{module}")
-  if getattr(module, name)(*qkv, *gates.values(), **more):
+  if getattr(module, name)(*qkv, *gates.values(), **options):
     return ""
-  return _refusal(kind, *qkv)
-
-
-def _refusal(kind, query, key, value) -> str:
-  """What of a call jla refuses."""
-  del key
+  # It says no more than that.
+  query, _, value = qkv
   device = jax.devices()[0]
   generation = getattr(device, "compute_capability", "none")
   if generation != "9.0":
     return (
-      "needs an H100 or H200, of compute capability 9.0, where the program is "
-      f"traced, got {device.platform} and {generation}"
+      "needs a device of compute capability 9.0 (H100, H200), got "
+      f"{device.platform} of {generation}"
     )
   if query.dtype != jnp.bfloat16:
     return f"takes bfloat16, got {query.dtype}"
-  widths = query.shape[-1], value.shape[-1]
-  if not {*widths} <= {64, 128}:
-    return f"takes heads of 64 or 128 features, got {widths[0]} and {widths[1]}"
-  features = query.shape[2] * widths[0]
-  if features % 128 and kind in ("gla", "kda", "gdn2"):
+  heads, width = query.shape[2:]
+  if not {width, value.shape[-1]} <= {64, 128}:
+    return f"takes heads of 64 or 128, got {width} and {value.shape[-1]}"
+  if kind in ("gla", "kda", "gdn2") and heads * width % 128:
     return (
-      f"takes decays of channels where N·H is a multiple of 128, got {features}"
+      f"takes decays of channels for N·H a multiple of 128, got {heads * width}"
     )
-  return f"has no {kind} for queries of shape {query.shape}"
+  return f"has no kernel of {kind} for queries of shape {query.shape}"

@@ -95,6 +95,7 @@ def recurrent_attention(
     log_decay=log_decay,
     mask=mask,
     is_causal=is_causal,
+    # The kernels find out where segments begin.
     segment_ids=None if implementation == "jla" else segment_ids,
     axis_name=axis_name,
   )
@@ -104,7 +105,7 @@ def recurrent_attention(
       query,
       key,
       value,
-      log_decay=log_decay,
+      log_decay,
       decays=decays,
       beta=beta,
       erase_key=erase,

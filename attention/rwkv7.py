@@ -70,11 +70,13 @@ def _recurrence(
   lower_bound=None,
   **options,
 ):
-  """The delta rule with two writes: b, which erases −a, then k and v."""
+  """The delta rule with two writes: b, which erases −a, then k and v.
+
+  `lower_bound` of the decays is for kernels.
+  """
   if implementation == "jla":
-    return _kernel_output(
-      query, key, value, removal, replacement, lower_bound, **options
-    )
+    arrays = key, value, removal, replacement
+    return _kernel_output(query, *arrays, lower_bound=lower_bound, **options)
   repeats = query.shape[2] // key.shape[2]
   key, value, removal, replacement = (
     x.astype(jnp.float32) for x in (key, value, removal, replacement)
@@ -93,42 +95,33 @@ def _kernel_output(
   query,
   key,
   value,
-  removal,
-  replacement,
-  lower_bound,
-  *,
+  *gates,
   log_decay,
   mask,
   is_causal,
   return_state=True,
   **options,
 ):
-  """The same by a kernel; with a `lower_bound` of the decays by a faster one."""
+  """The same by a kernel."""
   dtype = jnp.result_type(query, key, value)
-  (key, value, removal, replacement), log_decay, _ = by_head(
+  arrays, log_decay, _ = by_head(
     query,
-    (key, value, removal, replacement),
+    (key, value, *gates),
     log_decay=log_decay,
     mask=mask,
     is_causal=is_causal,
   )
-  options |= {} if lower_bound is None else {"lower_bound": lower_bound}
-  options.setdefault("axis_name", None)
-  out, state = linear_kernels.moves(
-    query,
-    key,
-    value,
-    log_decay=log_decay,
-    removal=removal,
-    replacement=replacement,
-    dtype=dtype,
-    **options,
+  key, value, *gates = arrays
+  out, state = linear_kernels.move(
+    query, key, value, log_decay, *gates, dtype=dtype, **options
   )
   return (out, state) if return_state else out
 
 
 @attention_factory
-def rwkv7(rank: int = 32) -> plug.Attention:
+def rwkv7(
+  rank: int = 32, implementation: linear_kernels.Implementation | None = None
+) -> plug.Attention:
   """RWKV-7's time mixing, without its token shift.
 
     g_t = −e^(−½) sigmoid(tanh(x_t · W₁) · W₂ + w₀)
@@ -142,6 +135,7 @@ def rwkv7(rank: int = 32) -> plug.Attention:
 
   Args:
     rank: R of W₁, A₁ `[F, R]` and W₂, A₂ `[R, N, H]`.
+    implementation: as `gated_linear`.
 
   Returns:
     An `Attention` with `gates`, causal only, with the cache of `gated_linear`. Its
@@ -190,27 +184,27 @@ def rwkv7(rank: int = 32) -> plug.Attention:
       return params[name][None, None]
 
     repeats = query.shape[2] // key.shape[2]
-    key, value = (
-      jnp.repeat(x.astype(jnp.float32), repeats, axis=2) for x in (key, value)
-    )
-    query = query.astype(jnp.float32)
-    removed = gates.unit_length(channels("removal_scale") * key)
-    key *= 1.0 + (rate - 1.0) * channels("rate_share")
+    key, value = (jnp.repeat(x, repeats, axis=2) for x in (key, value))
+    wide = key.astype(jnp.float32)
+    removed = gates.unit_length(channels("removal_scale") * wide)
+    wide *= 1.0 + (rate - 1.0) * channels("rate_share")
     out, state = _recurrence(
       query,
-      key,
+      wide.astype(key.dtype),
       value,
       removal=-removed,
       replacement=rate * removed,
       scale=1.0 if scale is None else scale,
+      lower_bound=1.005 * _LOWEST_DECAY,  # By rounding of a device's own.
       **options,
     )
-    read = query * channels("bonus") * key
+    read = query.astype(jnp.float32) * channels("bonus") * wide
     return out + jnp.sum(read, axis=-1, keepdims=True) * value, state
 
   return gates.recurrent_mechanism(
     "rwkv7",
     recurrence,
+    implementation=implementation,
     init=init,
     gates={"log_decay": log_decay, "rate": rate},
     arrays={
