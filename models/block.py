@@ -104,7 +104,8 @@ class Block(nn.Module):
     if config.mlp_features:
       self.mlp = Mlp(config, out_scale)
     for name in self.sublayers:
-      setattr(self, f"{name}_norm", make_norm(config))
+      if name != "self_attention" or slot.input_norm:
+        setattr(self, f"{name}_norm", make_norm(config))
       if config.norm == "sandwich":
         setattr(self, f"{name}_out_norm", make_norm(config))
     self.dropout = nn.Dropout(config.dropout_rate)
@@ -224,7 +225,8 @@ class Block(nn.Module):
     }
 
     def added(name, x):
-      norm = getattr(self, f"{name}_norm")
+      # Of what is not normed it is the identity.
+      norm = getattr(self, f"{name}_norm", lambda x: x)
       out = functions[name](norm(x) if kind in ("pre", "sandwich") else x)
       if kind == "sandwich":
         norm = getattr(self, f"{name}_out_norm")

@@ -42,6 +42,7 @@ ACTIVATIONS = {
   "silu": jax.nn.silu,
 }
 """`activation` -> its function."""
+
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 
 POSITIONS = {
@@ -55,6 +56,7 @@ NORM_KINDS = ImportPaths(
     "layer": "flax.linen:LayerNorm",
     "rms": "flax.linen:RMSNorm",
     "rms_from_one": "models.norms:RmsNormFromOne",
+    "layer_without_bias": "models.norms:layer_without_bias",
   }
 )
 """`norm_kind` -> its module, made with `epsilon`, `dtype` and `param_dtype`."""
@@ -100,8 +102,9 @@ class ModelConfig:
     norm: 'post' as in the paper, 'pre' with one more norm at the end, 'output',
       which norms what a sub-layer adds (OLMo 2), or 'sandwich', which is both of
       these (Gemma 2).
-    norm_kind: 'layer', 'rms' (Zhang and Sennrich 2019) without a mean or bias,
-      'rms_from_one', whose scales are stored as what they have beyond 1 (Gemma),
+    norm_kind: 'layer', 'layer_without_bias', 'rms' (Zhang and Sennrich 2019)
+      without a mean or bias, 'rms_from_one', whose scales are stored as what they
+      have beyond 1 (Gemma),
       or 'package.module:Norm' of a Linen module.
     norm_epsilon: what a norm adds to the variance.
     head: 'tokens', logits of every position; 'class', logits of the first
@@ -165,12 +168,17 @@ class ModelConfig:
   def __post_init__(self):
     if self.kind not in self.kinds:
       raise ValueError(f"kind: {one_of(self.kind, self.kinds)}")
-    self._check_named(
-      "activation",
-      ACTIVATIONS,
-      "function",
-      lambda f: jax.eval_shape(f, jax.ShapeDtypeStruct((2, 2), "float32")),
-    )
+    for config, field in (
+      (self, "activation"),
+      (self.output, "transform_activation"),
+    ):
+      self._check_named(
+        field,
+        ACTIVATIONS,
+        "function",
+        lambda f: jax.eval_shape(f, jax.ShapeDtypeStruct((2, 2), "float32")),
+        config,
+      )
     self._check_named(
       "position",
       POSITIONS,
@@ -287,11 +295,11 @@ class ModelConfig:
 
   @functools.cached_property
   def cycle(self) -> tuple["ModelConfig", ...]:
-    """This config as the layers of a decoder have it, until they repeat."""
-    arounds = self.decoder_around
+    """This config as the layers of a stack alone have it, until they repeat."""
+    stack, arounds = self._around
     if arounds is None:
       return (self,)
-    mechanisms = self.attentions["decoder_attention"]
+    mechanisms = self.attentions[f"{stack}_attention"]
     period = math.lcm(len(arounds), len(mechanisms))
     configs = []
     for layer in range(min(period, self.num_layers)):
@@ -300,13 +308,20 @@ class ModelConfig:
         one = nested.replace(
           self,
           decoder_around=None,
-          decoder_attention=mechanisms[layer % len(mechanisms)],
+          encoder_around=None,
+          **{f"{stack}_attention": mechanisms[layer % len(mechanisms)]},
           **arounds[place].changes,
         )
       except ValueError as error:
-        raise ValueError(f"decoder_around[{place}].{error}") from None
+        raise ValueError(f"{stack}_around[{place}].{error}") from None
       configs.append(one)
     return tuple(configs)
+
+  @property
+  def encoder_configs(self) -> tuple["ModelConfig", ...]:
+    """This config as every layer of the encoder has it."""
+    cycle = self.cycle
+    return tuple(cycle[i % len(cycle)] for i in range(self.num_layers))
 
   @property
   def decoder_configs(self) -> tuple["ModelConfig", ...]:
@@ -314,10 +329,17 @@ class ModelConfig:
     number = self.num_decoder_layers or self.num_layers
     return tuple(self.cycle[i % len(self.cycle)] for i in range(number))
 
-  def _check_named(self, field, known, kind, call):
+  @property
+  def _around(self):
+    """The stack whose layers may differ, and how they do."""
+    if self.layout == "encoder":
+      return "encoder", self.slot.encoder_around
+    return "decoder", self.decoder_around
+
+  def _check_named(self, field, known, kind, call, config=None):
     """A choice by name, which is not imported yet, or by import path and called."""
-    name = getattr(self, field)
-    if name in known:
+    name = getattr(config or self, field)
+    if name is None or name in known:
       return
     try:
       named = registry.named(name, known, kind)
@@ -384,11 +406,21 @@ class ModelConfig:
       check_unread(self.slot, ("short_convolution",), is_kind)
     if self.layout != "decoder":
       check_unread(self, ("decoder_around",), is_kind)
+    if self.kind != "encoder":
+      check_unread(self.slot, ("encoder_around",), is_kind)
+    if self.norm != "pre":
+      is_norm = f"norm is {self.norm!r}"
+      check_unread(self.slot, ("input_norm",), is_norm)
     if self.head == "tokens":
-      fields = ("pooler",)
+      fields = ("mean_pooling", "pooler")
     else:
-      fields = "head_transform", "logit_scale", "logit_soft_cap"
+      fields = "logit_scale", "logit_soft_cap"
+    if self.head == "hidden":
+      fields += ("mean_pooling", "head_transform")
     check_unread(self.output, fields, f"head is {self.head!r}")
+    if not self.output.head_transform:
+      fields = "transform_bias", "transform_activation"
+      check_unread(self.output, fields, "there is no head_transform")
 
   def _check_attentions(self):
     for field in NEEDS:
@@ -430,21 +462,23 @@ class ModelConfig:
             )
 
   def _check_around(self):
-    arounds = self.decoder_around
+    stack, arounds = self._around
     if arounds is None:
       return
     if not arounds:
-      raise ValueError("decoder_around: expected at least one choice, got none")
+      raise ValueError(
+        f"{stack}_around: expected at least one choice, got none"
+      )
     for i, around in enumerate(arounds):
       if around.position and self.position not in ("rotary", "none"):
         raise ValueError(
-          f"decoder_around[{i}].position: expected None with position "
+          f"{stack}_around[{i}].position: expected None with position "
           f"{self.position!r} of the model, got {around.position!r}"
         )
       # One table is for the heads of all layers.
       if around.num_heads and self.position in ("t5", "alibi"):
         raise ValueError(
-          f"decoder_around[{i}].num_heads: expected None with position "
+          f"{stack}_around[{i}].num_heads: expected None with position "
           f"{self.position!r}, whose table all layers share, got "
           f"{around.num_heads}"
         )

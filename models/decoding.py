@@ -235,7 +235,7 @@ def _prompt(
   if vocab_size is not None:
     shown = np.arange(longest)[None] < lengths[:, None]
     ids = known_ids("prompt", ids, vocab_size, shown)
-  return ids.astype(np.int32), lengths
+  return np.asarray(ids, np.int32), lengths
 
 
 @functools.partial(

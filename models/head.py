@@ -4,10 +4,11 @@ import functools
 
 from flax import linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
+from attention import registry
 from models import tables
-from models.config import ModelConfig
+from models.config import ACTIVATIONS, ModelConfig
 from models.norms import make_norm
 
 
@@ -15,11 +16,12 @@ class Head(nn.Module):
   """Logits of tokens, logits of classes, or the features themselves.
 
     'tokens'  c · transform(x) · Eᵀ + b, transform(x) = norm(activation(x·W + b))
-    'class'   pooler(x₀) · C + b, pooler(x) = tanh(x·W + b)
+    'class'   transform(pooler(x₀)) · C + b, pooler(x) = tanh(x·W + b)
     'hidden'  x
 
   Transform, pooler and biases are there where the config asks for them; c is its
-  `logit_scale`. Logits of tokens may be capped, `logit_soft_cap`.
+  `logit_scale`. Logits of tokens may be capped, `logit_soft_cap`, and x₀ may be the
+  mean of all tokens, `mean_pooling`.
 
   Attributes:
     config: of the model.
@@ -38,7 +40,7 @@ class Head(nn.Module):
       nn.Dense, dtype=config.dtype, param_dtype=config.param_dtype
     )
     if own.head_transform:
-      self.transform = dense(config.features)
+      self.transform = dense(config.features, use_bias=own.transform_bias)
       self.norm = make_norm(config)
     if own.pooler:
       self.pooler = dense(config.features)
@@ -50,9 +52,18 @@ class Head(nn.Module):
       )
 
   def __call__(
-    self, x: Float[Array, "B T F"], table: nn.Embed | None
+    self,
+    x: Float[Array, "B T F"],
+    table: nn.Embed | None,
+    mask: Bool[Array, "B T"] | None = None,
   ) -> Float[Array, "B T V"]:
-    """The result for features `x`; `table` is E, for head 'tokens'."""
+    """The result for features `x`.
+
+    Args:
+      x: of the last layer.
+      table: E, for head 'tokens'.
+      mask: which positions are tokens, for their mean; None is all.
+    """
     config, own = self.config, self.config.output
     if config.head == "hidden":
       if own.pooler and self.is_initializing():
@@ -60,13 +71,18 @@ class Head(nn.Module):
       return x
     if config.head == "class":
       first = x[:, :1]
+      if own.mean_pooling:
+        shown = None if mask is None else mask[:, :, None]
+        first = jnp.mean(x, axis=1, keepdims=True, where=shown)
       if own.pooler:
         first = jnp.tanh(self.pooler(first))
+      if own.head_transform:
+        first = self._transformed(first)
       logits = self.classes(first)
       return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
     assert table is not None  # Head 'tokens' has one.
     if own.head_transform:
-      x = self.norm(config.activation_function(self.transform(x)))
+      x = self._transformed(x)
     if own.logit_scale != 1.0:
       x = x * own.logit_scale
     logits = tables.logits(x, table)
@@ -74,3 +90,9 @@ class Head(nn.Module):
       logits += self.bias.reshape(*[1] * (logits.ndim - 1), -1)
     cap = own.logit_soft_cap
     return logits if cap is None else cap * jnp.tanh(logits / cap)
+
+  def _transformed(self, x):
+    config = self.config
+    name = config.output.transform_activation or config.activation
+    activation = registry.named(name, ACTIVATIONS, "function")
+    return self.norm(activation(self.transform(x)))

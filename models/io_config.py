@@ -43,17 +43,23 @@ class HeadConfig:
   """What a head has beside its table or matrix; by default nothing.
 
   Attributes:
+    mean_pooling: classes are those of the mean of all tokens, not of the first.
     pooler: a layer with tanh before the classes (BERT).
     head_transform: a layer with activation and norm before the logits of tokens
-      (BERT).
+      (BERT) or of classes (ModernBERT).
+    transform_bias: whether that layer has a bias.
+    transform_activation: of that layer; None is that of the feed-forward layers.
     head_bias: whether logits have a bias.
     logit_scale: factor of what the softmax's table is multiplied with.
     logit_soft_cap: c; logits x of tokens become c · tanh(x / c) (Gemma 2). None
       caps nothing; attention has `logits_soft_cap` of its own.
   """
 
+  mean_pooling: bool = False
   pooler: bool = False
   head_transform: bool = False
+  transform_bias: bool = True
+  transform_activation: str | None = None
   head_bias: bool = False
   logit_scale: float = 1.0
   logit_soft_cap: Positive | None = None

@@ -1,5 +1,6 @@
 """The norms that a config chooses between."""
 
+import functools
 from typing import Any
 
 from flax import linen as nn
@@ -8,6 +9,8 @@ from jaxtyping import Array, Float
 
 from attention import registry
 from models.config import NORM_KINDS, ModelConfig
+
+layer_without_bias = functools.partial(nn.LayerNorm, use_bias=False)
 
 
 class RmsNormFromOne(nn.Module):
@@ -41,6 +44,8 @@ def make_norm(config: ModelConfig, name: str | None = None) -> nn.Module:
     'layer'         (x − mean) / √(variance + ε) · γ + β
     'rms'           x / √(mean of x² + ε) · γ
     'rms_from_one'  x / √(mean of x² + ε) · (1 + γ)
+
+  and 'layer_without_bias', which lacks β.
 
   Mean and variance are float32, or float64 like the input.
 

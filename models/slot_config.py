@@ -49,6 +49,49 @@ class RotaryScaling:
 
 
 @checked
+class AroundConfig:
+  """What one layer has around its self-attention that its model has not.
+
+  Attributes:
+    num_heads: N.
+    num_kv_heads: K; as many as `num_heads` shares none.
+    head_dim: H.
+    position: 'rotary' or 'none', in a model that has either.
+
+  These are as in `ModelConfig`, the others as in `SlotConfig`; None is as in the
+  model.
+  """
+
+  num_heads: Count | None = None
+  num_kv_heads: Count | None = None
+  num_qk_heads: Count | None = None
+  head_dim: Count | None = None
+  value_dim: Count | None = None
+  attention_bias: bool | None = None
+  query_key_norm: QueryKeyNorm | None = None
+  short_convolution: bool | None = None
+  short_convolution_bias: bool | None = None
+  output_norm: OutputNorm | None = None
+  output_gate: OutputGate | None = None
+  exclusive: bool | None = None
+  position: Literal["rotary", "none"] | None = None
+  input_norm: bool | None = None
+  rotary_theta: Theta | None = None
+  rotary_fraction: Fraction | None = None
+  rotary_scaling: RotaryScaling | None = None
+
+  @property
+  def changes(self) -> dict[str, Any]:
+    """The fields that differ, and their values."""
+    changes = {
+      name: value for name, value in vars(self).items() if value is not None
+    }
+    # Nothing is left of the model's where nothing is turned.
+    none = {"rotary_scaling": None} if self.position == "none" else {}
+    return changes | none
+
+
+@checked
 class SlotConfig:
   """Projections, norms, gates and positions of a slot; by default Vaswani's.
 
@@ -77,6 +120,9 @@ class SlotConfig:
       arXiv:2603.09078): y − (y·v)v / |v|².
     global_projections: tokens of `global_indices` have projections of their own
       (Longformer).
+    input_norm: whether what self-attention reads is normed, of norm 'pre'.
+    encoder_around: what the layers of kind 'encoder' have that differs from this,
+      in turn (ModernBERT); None has them alike.
     rotary_theta: base of the rotary wavelengths.
     rotary_fraction: share of the head dimension that rotary positions turn.
     rotary_scaling: of the rotary wavelengths, for sequences longer than trained
@@ -99,6 +145,8 @@ class SlotConfig:
   output_gate: OutputGate = "none"
   exclusive: bool = False
   global_projections: bool = False
+  input_norm: bool = True
+  encoder_around: tuple[AroundConfig, ...] | None = None
   rotary_theta: Theta = 10000.0
   rotary_fraction: Fraction = 1.0
   rotary_scaling: RotaryScaling | None = None
@@ -131,45 +179,3 @@ class SlotConfig:
     return dataclasses.replace(
       self.encoder, output_norm="none", output_gate="none", exclusive=False
     )
-
-
-@checked
-class AroundConfig:
-  """What one layer has around its self-attention that its model has not.
-
-  Attributes:
-    num_heads: N.
-    num_kv_heads: K; as many as `num_heads` shares none.
-    head_dim: H.
-    position: 'rotary' or 'none', in a model that has either.
-
-  These are as in `ModelConfig`, the others as in `SlotConfig`; None is as in the
-  model.
-  """
-
-  num_heads: Count | None = None
-  num_kv_heads: Count | None = None
-  num_qk_heads: Count | None = None
-  head_dim: Count | None = None
-  value_dim: Count | None = None
-  attention_bias: bool | None = None
-  query_key_norm: QueryKeyNorm | None = None
-  short_convolution: bool | None = None
-  short_convolution_bias: bool | None = None
-  output_norm: OutputNorm | None = None
-  output_gate: OutputGate | None = None
-  exclusive: bool | None = None
-  position: Literal["rotary", "none"] | None = None
-  rotary_theta: Theta | None = None
-  rotary_fraction: Fraction | None = None
-  rotary_scaling: RotaryScaling | None = None
-
-  @property
-  def changes(self) -> dict[str, Any]:
-    """The fields that differ, and their values."""
-    changes = {
-      name: value for name, value in vars(self).items() if value is not None
-    }
-    # Nothing is left of the model's where nothing is turned.
-    none = {"rotary_scaling": None} if self.position == "none" else {}
-    return changes | none

@@ -100,8 +100,12 @@ class Transformer(nn.Module):
         setattr(self, f"{stack}_norm", make_norm(config))
     if has_encoder:
       self.encoder = [
-        Block(config, mechanism, self.max_source_length)
-        for mechanism in config.layers("encoder_attention")
+        Block(layer_config, mechanism, self.max_source_length)
+        for layer_config, mechanism in zip(
+          config.encoder_configs,
+          config.layers("encoder_attention"),
+          strict=True,
+        )
       ]
     if has_decoder:
       mechanisms = config.layers("decoder_attention")
@@ -172,7 +176,7 @@ class Transformer(nn.Module):
         source, source_mask, source_types, global_indices, deterministic
       )
     if self.config.layout == "encoder":
-      return self._logits(memory)
+      return self._logits(memory, cast(Array, mask)[:, 0, 0])
     inputs = cast(Array, inputs)
     check_length("inputs", inputs.shape[1], self.max_target_length)
     positions = np.arange(inputs.shape[1])[None, :]
@@ -363,12 +367,12 @@ class Transformer(nn.Module):
       x = x + added(positions, config.features).astype(x.dtype)
     return x
 
-  def _logits(self, x):
+  def _logits(self, x, mask=None):
     table = None
     if self.config.head == "tokens":
       tied = self.config.tie_embeddings
       table = self.target_embedding if tied else self.output_embedding
-    return self.head(x, table)
+    return self.head(x, table, mask)
 
 
 def create(config: ModelConfig, sizes: Sizes) -> Transformer:

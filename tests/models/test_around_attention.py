@@ -340,3 +340,58 @@ def test_an_encoder_has_no_short_convolution():
       mlp_features=8,
       short_convolution=True,
     )
+
+
+def encoder(**choices):
+  config = {"features": 8, "num_heads": 2, "mlp_features": 8, "head": "hidden"}
+  return nested.make(
+    models.ModelConfig, kind="encoder", num_layers=3, **config | choices
+  )
+
+
+def test_layers_of_an_encoder_may_differ():
+  """Two sets of wavelengths and a first layer without a norm (ModernBERT)."""
+  first = models.AroundConfig(input_norm=False, rotary_theta=30.0)
+  config = encoder(
+    position="rotary",
+    encoder_around=(first, models.AroundConfig()),
+    rotary_theta=700.0,
+  )
+  layers = config.encoder_configs
+  assert [x.slot.rotary_theta for x in layers] == [30.0, 700.0, 30.0]
+  sizes = {"source_vocab_size": 5, "target_vocab_size": 5}
+  model = models.create(
+    config, max_source_length=6, max_target_length=None, **sizes
+  )
+  ids = np.arange(6)[None] % 5
+  params = tiny.variables_of(model, {"source": ids})["params"]
+  normed = ["self_attention_norm" in params[f"encoder_{i}"] for i in range(3)]
+  assert normed == [False, True, False]
+
+
+@pytest.mark.parametrize(
+  ("choices", "message"),
+  [
+    ({"encoder_around": ()}, "encoder_around: expected at least one"),
+    (
+      {"encoder_around": (models.AroundConfig(short_convolution=True),)},
+      r"encoder_around\[0\].short_convolution: .*'encoder'",
+    ),
+    ({"input_norm": False, "norm": "post"}, "input_norm: .* norm is 'post'"),
+    ({"mean_pooling": True}, "mean_pooling: .* head is 'hidden'"),
+    ({"head_transform": True}, "head_transform: .* head is 'hidden'"),
+    ({"transform_bias": False}, "transform_bias: .* no head_transform"),
+    (
+      {"head": "class", "head_transform": True, "transform_activation": "rlu"},
+      "transform_activation: .*relu",
+    ),
+  ],
+)
+def test_choices_of_an_encoder_that_nothing_reads(choices, message):
+  with pytest.raises(ValueError, match=f"^{message}"):
+    encoder(**choices)
+
+
+def test_only_an_encoder_has_encoder_around():
+  with pytest.raises(ValueError, match=r"^encoder_around: .*'decoder'"):
+    create("flash", encoder_around=(models.AroundConfig(),))
