@@ -221,6 +221,7 @@ class AdditiveCache(NamedTuple):
   key: Float[Array, "B S N A"]
   value: Float[Array, "B S K V"]
   index: Int[Array, "B"]
+  grows = True
 
 
 @attention_factory

@@ -1,7 +1,9 @@
-"""A cache of keys and values for decoding, and what forget gates add to it."""
+"""A cache of keys and values for decoding, and the end of all caches that grow."""
 
+import functools
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
@@ -16,12 +18,57 @@ class DenseCache(NamedTuple):
     value: `[B, S, K, H]`.
     index: `[B]`, the number of positions seen.
     forgotten: Σ log f after each position, where a mechanism forgets.
+    grows: not a field: a cache with grows = True has max_length slots on axis 1 of its
+      first array, and is full when `index` is as large (`bounded`).
   """
 
   key: Float[Array, "B S K H"]
   value: Float[Array, "B S K V"]
   index: Int[Array, "B"]
   forgotten: Float[Array, "B S N"] | None = None
+  grows = True
+
+
+def bounded(record: plug.Attention) -> plug.Attention:
+  """The record, of which `decode` and `prefill` end where a cache that grows is full.
+
+  They raise ValueError. Where the index is traced, `decode` gives NaN instead.
+  """
+  decode, prefill = record.decode, record.prefill
+
+  def size(cache):
+    return cache[0].shape[1] if getattr(cache, "grows", False) else None
+
+  def refuse(room, position):
+    raise ValueError(
+      f"cache: expected a position below its max_length {room}, got {position}; "
+      "make it with room for more: init_cache(variables, batch, max_length, …)"
+    )
+
+  @functools.wraps(decode)
+  def decode_within(variables, cache, *arrays, **call):
+    room = size(cache)
+    if room is None:
+      return decode(variables, cache, *arrays, **call)
+    is_traced = isinstance(cache.index, jax.core.Tracer)
+    if not is_traced and (position := int(jnp.max(cache.index))) >= room:
+      refuse(room, position)
+    out, after = decode(variables, cache, *arrays, **call)
+    if is_traced:
+      is_full = (cache.index >= room)[:, None, None, None]
+      out = jnp.where(is_full, jnp.nan, out)
+    return out, after
+
+  @functools.wraps(prefill)
+  def prefill_within(variables, cache, query, *arrays, **call):
+    room, length = size(cache), query.shape[1]
+    if room is not None and length > room:
+      refuse(room, length - 1)
+    return prefill(variables, cache, query, *arrays, **call)
+
+  return record._replace(
+    decode=decode and decode_within, prefill=prefill and prefill_within
+  )
 
 
 def init_cache(

@@ -167,6 +167,7 @@ class LatentCache(NamedTuple):
   latent: Float[Array, "B S R"]
   shared_key: Float[Array, "B S P"]
   index: Int[Array, "B"]
+  grows = True
 
 
 @attention_factory

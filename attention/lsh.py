@@ -361,6 +361,7 @@ class LshCache(NamedTuple):
   bucket: Int[Array, "B S N rounds"]
   rank: Int[Array, "B S N rounds"]
   index: Int[Array, "B"]
+  grows = True
 
 
 @attention_factory

@@ -80,8 +80,9 @@ class Attention(NamedTuple):
       ValueError, where the mechanism cannot decode token by token.
     decode: `(variables, cache, query, key, value, **call) -> (out, cache)` for
       one position, `query [B, 1, N, H]`; equals the causal call on the whole
-      sequence. `call` may hold `scale` and what 'relative' and 'mods' name. As
-      `init_cache` where it cannot.
+      sequence. `call` may hold `scale` and what 'relative' and 'mods' name. Where a
+      cache that grows is full, it raises ValueError; with a traced index, as under
+      `jax.jit`, the result is NaN. As `init_cache` where it cannot.
     supports: the names of what works; what is not named raises ValueError.
 
       - 'causal': is_causal=True

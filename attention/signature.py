@@ -11,6 +11,7 @@ from jax.sharding import AxisType, PartitionSpec
 from jaxtyping import AbstractArray
 
 from attention import arguments, plug
+from attention.cache import bounded
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -124,7 +125,7 @@ def attention_factory(
         )
       if option in checks and not (value is None and option in optional):
         checks[option](option, value, {}, given.arguments)
-    return _with_refusals(name, factory(*args, **options))
+    return _with_refusals(name, bounded(factory(*args, **options)))
 
   return checked
 

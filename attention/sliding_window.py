@@ -263,6 +263,7 @@ class SlidingWindowCache(DenseCache):
   """
 
   __slots__ = ()
+  grows = False
 
 
 @attention_factory

@@ -65,8 +65,8 @@ def check_mechanism(
       False for a sum of values that nothing divides, such as a recurrence's.
     one_matrix: whether the result is one matrix times the values; False where each
       channel of a value has weights of its own, or other values are read as well.
-    cache: 'length' if the decode cache must grow with max_length, 'nothing' if
-      it must not; None allows both.
+    cache: 'length' if the decode cache must grow with max_length, and be refused when
+      it is full, 'nothing' if it must not grow; None allows both.
 
   Raises:
     AssertionError: lists every check that failed, with what was found and what

@@ -189,6 +189,31 @@ def decoding_from_a_prompt(mechanism: Mechanism) -> None:
     assert_close(out, wanted, 1e-5, f"after prompts of {lengths}")
 
 
+@law("decode", where=lambda mechanism: mechanism.cache == "length")
+def decoding_past_the_end(mechanism: Mechanism) -> None:
+  """Decoding with a full cache must raise ValueError that names the cache.
+
+  Where the index is traced, the result must be NaN for the example whose cache is
+  full, and for no other. A factory decorated with `attention_factory` does both for a
+  cache with `grows = True`.
+  """
+  variables, empty, qkv, _ = _start(mechanism)
+  expected = _causal(mechanism, variables, qkv)
+  _, full = _steps(mechanism, variables, empty, qkv)
+  _, early = _steps(mechanism, variables, empty, [x[:, :4] for x in qkv])
+  mixed = jax.tree.map(lambda x, y: np.stack([x[0], y[1]]), full, early)
+  now = [x[:, 4:5] for x in qkv]
+  out, _ = _steps(mechanism, variables, mixed, now)
+  require(np.isnan(out[0]).all(), "a full cache gives numbers, expected NaN")
+  assert_close(out[1], expected[1, 4:5], 1e-5, "an example beside a full cache")
+  try:
+    mechanism.decoder("decode")(variables, full, *mechanism.three(now))
+  except ValueError as error:
+    require(str(error).startswith("cache: "), f"a full cache raises {error!r}")
+  else:
+    require(False, "a full cache is accepted, expected ValueError")
+
+
 @law("decode")
 def decoding_cache_size(mechanism: Mechanism) -> None:
   """A cache must grow in proportion to max_length or not at all.
