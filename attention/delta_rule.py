@@ -237,10 +237,10 @@ def comba(
     of_heads = (None, None, slice(None), None)
     query -= params["correction"][of_heads] * key
     erase_key = jax.nn.sigmoid(params["feedback"])[of_heads] * key
-    qk = (
-      x.astype(dtype) for x, dtype in zip((query, key), dtypes, strict=True)
+    query, key = query.astype(dtypes[0]), key.astype(dtypes[1])
+    return recurrent_attention(
+      query, key, value, erase_key=erase_key, **options
     )
-    return recurrent_attention(*qk, value, erase_key=erase_key, **options)
 
   read = {"beta": gates.rate(max_rate), "log_decay": gates.step_decay}
   return gates.recurrent_mechanism(
@@ -300,8 +300,10 @@ def gated_delta_2(
       write_gate = jnp.mean(write_gate, axis=-1, keepdims=True)
       shape = (*write_gate.shape[:3], value.shape[-1])
       write_gate = jnp.broadcast_to(write_gate, shape)
-    qk = (gates.unit_length(x).astype(x.dtype) for x in (query, key))
-    return recurrent_attention(*qk, value, write_gate=write_gate, **options)
+    query, key = (gates.unit_length(x).astype(x.dtype) for x in (query, key))
+    return recurrent_attention(
+      query, key, value, write_gate=write_gate, **options
+    )
 
   return gates.recurrent_mechanism(
     "gated_delta_2",
@@ -325,8 +327,8 @@ def _delta_rule(name, max_rate, init, implementation, log_decay=None):
 
   def recurrence(params, query, key, value, **options):
     del params
-    qk = (gates.unit_length(x).astype(x.dtype) for x in (query, key))
-    return recurrent_attention(*qk, value, **options)
+    query, key = (gates.unit_length(x).astype(x.dtype) for x in (query, key))
+    return recurrent_attention(query, key, value, **options)
 
   read = {"beta": gates.rate(max_rate)}
   if log_decay is not None:
