@@ -30,6 +30,9 @@ _NORMS = types.MappingProxyType(
   {
     "rms": nn.RMSNorm,
     "rms_joint": nn.RMSNorm,
+    "rms_grouped": functools.partial(
+      nn.RMSNorm, reduction_axes=-1, feature_axes=(-2, -1)
+    ),
     "rms_from_one": RmsNormFromOne,
     "group": functools.partial(
       nn.LayerNorm, reduction_axes=-1, feature_axes=(-2, -1)
@@ -113,7 +116,8 @@ class MultiHeadAttention(nn.Module):
         "exclusive: expected a mechanism with values of the model, not one that "
         "makes its own"
       )
-    self.out = self.dense(self.features, kernel_init(self.out_scale))
+    scale, out_bias = self.out_scale, self.config.out_bias
+    self.out = self.dense(self.features, kernel_init(scale), out_bias)
     self.mechanism = mechanism_variables(self, self.attention, dims)
 
   def __call__(
@@ -324,11 +328,13 @@ class MultiHeadAttention(nn.Module):
     return {} if scale is None else {"scale": scale}
 
   @nn.nowrap
-  def dense(self, size: int, init: Any = None) -> nn.Dense:
+  def dense(
+    self, size: int, init: Any = None, use_bias: bool | None = None
+  ) -> nn.Dense:
     """A projection, with a bias where the config has one."""
     return nn.Dense(
       size,
-      use_bias=self.config.attention_bias,
+      use_bias=self.config.attention_bias if use_bias is None else use_bias,
       dtype=self.dtype,
       param_dtype=self.param_dtype,
       kernel_init=init or kernel_init(),
@@ -390,13 +396,13 @@ class MultiHeadAttention(nn.Module):
   def _turned(self, x, positions):
     if not self.rotary:
       return x
-    config = self.config
+    config, scaling = self.config, self.config.rotary_scaling
     return rotate(
       x,
       positions,
       theta=config.rotary_theta,
       fraction=config.rotary_fraction,
-      scaling=config.rotary_scaling and config.rotary_scaling.scaling,
+      scaling=None if scaling is None else scaling.scaling,
     )
 
   def _shared(self, x):
@@ -436,7 +442,7 @@ class MultiHeadAttention(nn.Module):
     kind, gate = self.config.output_norm, self.config.output_gate
     if self.config.exclusive:
       out = without_own(out, value)
-    if kind not in ("none", "rms_joint"):
+    if kind in ("rms", "group"):
       out = self.out_norm(out)
     if gate != "none":
       function = getattr(jax.nn, gate.removesuffix("_head"))
@@ -445,6 +451,10 @@ class MultiHeadAttention(nn.Module):
     out = out.reshape(*out.shape[:2], -1)
     if kind == "rms_joint":
       out = self.out_norm(out)
+    if kind == "rms_grouped":
+      groups = self.config.num_qk_heads or self.dims.num_heads
+      grouped = out.reshape(*out.shape[:2], groups, -1)
+      out = self.out_norm(grouped).reshape(out.shape)
     return by_rows(self.out, out)
 
 

@@ -12,7 +12,7 @@ from attention.positions import t5_buckets
 from settings.fields import Count, Positive, checked
 
 QueryKeyNorm = Literal["none", "rms", "rms_from_one", "rms_joint", "l2"]
-OutputNorm = Literal["none", "rms", "group", "rms_joint"]
+OutputNorm = Literal["none", "rms", "group", "rms_joint", "rms_grouped"]
 OutputGate = Literal["none", "silu", "sigmoid", "sigmoid_head"]
 Theta = Annotated[float, Gt(1)]
 Fraction = Annotated[float, Interval(gt=0, le=1)]
@@ -100,6 +100,7 @@ class SlotConfig:
       values ("multi-value attention", Mamba-2); None shares none.
     value_dim: V, width of the values of each head; None is H.
     attention_bias: whether the projections have biases.
+    out_bias: whether the last of them has one, if not as the others (Qwen2).
     attention_scale: factor of the logits; None is the mechanism's own, 1/√H.
     query_key_norm: of the query and key of each head, before rotary positions:
       'rms', by their root mean square (Qwen3), 'rms_from_one', likewise with scales
@@ -110,8 +111,9 @@ class SlotConfig:
       mechanism that makes its own keys ('own_keys') only queries are.
     short_convolution_bias: these have biases.
     output_norm: of the result of each head of self-attention: 'rms' (GLA,
-      DeltaNet), 'group', by mean and variance (RetNet), or 'none'; or 'rms_joint',
-      of all heads together and after the gate (Mamba-2).
+      DeltaNet), 'group', by mean and variance (RetNet), or 'none'; or, after the
+      gate, 'rms_joint', of all heads together, or 'rms_grouped', of those that
+      share a query and key (Mamba-2).
     output_gate: 'silu' (RetNet, GLA) or 'sigmoid' (Kimi Linear) of another
       projection of the inputs, which multiplies that result; 'sigmoid_head', of one
       number for each head (gated attention, arXiv:2505.06708); or 'none'.
@@ -137,6 +139,7 @@ class SlotConfig:
   num_qk_heads: Count | None = None
   value_dim: Count | None = None
   attention_bias: bool = False
+  out_bias: bool | None = None
   attention_scale: Positive | None = None
   query_key_norm: QueryKeyNorm = "none"
   short_convolution: bool = False

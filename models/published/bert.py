@@ -7,6 +7,7 @@ from models import nested
 from models.config import ModelConfig
 from models.published import family
 from models.published.family import Described, Family, Row
+from models.published.keys import because
 
 
 def layer_rows(theirs: str, ours: str = "encoder_{i}") -> list[Row]:
@@ -67,9 +68,8 @@ def encoder(theirs: Mapping[str, Any], head: str, **others: Any) -> ModelConfig:
     position_embedding_type="absolute",
     is_decoder=False,
     add_cross_attention=False,
+    tie_word_embeddings=True,
   )
-  if head == "tokens":
-    family.only(theirs, tie_word_embeddings=True)
   dropout = family.number(theirs, "hidden_dropout_prob", 0.1)
   return nested.make(
     ModelConfig,
@@ -143,6 +143,7 @@ def num_labels(theirs: Mapping[str, Any]) -> int:
   """Classes of a classifier: as many as it has names for, or 2."""
   labels = theirs.get("id2label")
   if isinstance(labels, dict) and labels:
+    family.only(theirs, num_labels=len(labels))
     return len(labels)
   return family.size(theirs, "num_labels", 2)
 
@@ -177,5 +178,10 @@ BERT = Family(
     r"cls\.seq_relationship\.(weight|bias)",
   ),
   to_json=to_json,
+  without_effect=because(
+    "was of the code of 2018",
+    "directionality pooler_fc_size pooler_num_attention_heads "
+    "pooler_num_fc_layers pooler_size_per_head pooler_type",
+  ),
 )
 """Post-norm encoders with token types; 'gelu' is the exact one."""

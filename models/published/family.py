@@ -14,16 +14,18 @@ from collections.abc import (
   Sequence,
 )
 import functools
+import reprlib
+from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple
 
 from annotated_types import Ge
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
+from attention.suggest import one_of
 from models.config import Activation, ModelConfig
 from models.kind import NOTHING
 from settings.fields import STRICT, Count, fault
-from attention.suggest import one_of
 
 
 class Layout(NamedTuple):
@@ -135,6 +137,9 @@ class Family(NamedTuple):
     inputs: what the models read in place of tokens, by its names in
       transformers -> names in a batch, the one that is needed first.
     config_type: of `Described.config`.
+    rotary: type of layer -> how files name its rotary positions; None has none.
+    without_effect: keys of `config.json` that change no logits -> why, beside
+      those of `keys.WITHOUT_EFFECT`. Any other key has to be read.
     kept: `config.json -> {name: shape}` of tensors that files have and no
       output depends on; `save_pretrained` writes them back.
   """
@@ -152,6 +157,8 @@ class Family(NamedTuple):
   to_json: Callable[[Described], dict[str, Any]] | None = None
   inputs: Mapping[str, str] | None = None
   config_type: type = ModelConfig
+  rotary: Mapping[str | None, Any] | None = None
+  without_effect: Mapping[str, str] = MappingProxyType({})
   kept: Callable[[Mapping[str, Any]], Mapping[str, tuple[int, ...]]] | None = (
     None
   )
@@ -190,11 +197,13 @@ def value(
 ) -> Any:
   """A value of `config.json`, or its default; None as a default is none.
 
+  A null is no value: it is refused unless the family says what it means.
+
   Args:
     theirs: `config.json`.
     name: of the value.
     kind: its type, as pydantic checks it.
-    default: where there is none, or null.
+    default: where there is none.
 
   Raises:
     ValueError: it is missing, or not of its type. So do the functions below.
@@ -203,6 +212,8 @@ def value(
   if given is None:
     if default is None:
       raise ValueError(f"{name}: missing")
+    if name in theirs:
+      raise ValueError(f"{name}: expected a value like {default!r}, got null")
     return default
   try:
     return _adapter(kind).validate_python(given)
@@ -227,6 +238,15 @@ def size(
   return value(theirs, name, Count, default)
 
 
+def optional_size(
+  theirs: Mapping[str, Any], name: str, default: int | None = None
+) -> int | None:
+  """Likewise, or null."""
+  if name in theirs and theirs[name] is None:
+    return None
+  return size(theirs, name, default) if name in theirs else default
+
+
 def sizes(
   theirs: Mapping[str, Any], name: str, default: Sequence[int], least: int = 1
 ) -> tuple[int, ...]:
@@ -234,7 +254,9 @@ def sizes(
   return tuple(value(theirs, name, list[Annotated[int, Ge(least)]], default))
 
 
-def number(theirs: Mapping[str, Any], name: str, default: float) -> float:
+def number(
+  theirs: Mapping[str, Any], name: str, default: float | None
+) -> float:
   """A number."""
   return value(theirs, name, float, default)
 
@@ -257,8 +279,10 @@ def only(theirs: Mapping[str, Any], **expected: Any) -> None:
     **expected: the values that are, where they are given at all.
   """
   for name, value in expected.items():
-    if theirs.get(name, value) not in (value, None):
-      raise ValueError(f"{name}: expected {value!r}, got {theirs[name]!r}")
+    given = theirs.get(name, value)
+    if given is not None and (given != value or type(given) is not type(value)):
+      got = reprlib.repr(given)
+      raise ValueError(f"{name}: expected {value!r}, got {got}")
 
 
 ACTIVATIONS: dict[str, Activation] = {

@@ -6,6 +6,7 @@ files that `model.safetensors.index.json` names.
 
 from collections.abc import Mapping
 import json
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +32,7 @@ _DTYPES = {
   "BOOL": np.dtype(np.bool_),
 }
 
+_POINTER = b"version https://git-lfs"
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
@@ -156,12 +158,22 @@ def _check_place(path: Path) -> None:
     raise ValueError(
       f"{path}: is a link to {real}, outside of the folder; copy the file there"
     )
+  with path.open("rb") as file:
+    if file.read(len(_POINTER)) == _POINTER:
+      raise ValueError(
+        f"{path}: is a pointer of Git LFS, not the file; run `git lfs pull` there"
+      )
+
+
+def _number(content: dict[str, Any]) -> Any:
+  """The infinity that transformers 5 writes as `{"__float__": "Infinity"}`."""
+  return math.inf if content == {"__float__": "Infinity"} else content
 
 
 def _read_json(path: Path) -> dict[str, Any]:
   _check_place(path)
   try:
-    content = json.loads(path.read_text(encoding="utf-8"))
+    content = json.loads(path.read_text(encoding="utf-8"), object_hook=_number)
   except (UnicodeDecodeError, json.JSONDecodeError) as error:
     raise ValueError(f"{path}: not JSON ({error})") from None
   if not isinstance(content, dict):

@@ -7,6 +7,7 @@ from models import nested
 from models.config import ModelConfig
 from models.published import family
 from models.published.family import BESIDE, Described, Family, Row
+from models.published.keys import because
 
 
 def describe(
@@ -28,7 +29,7 @@ def describe(
     num_layers=family.size(theirs, "n_layer"),
     num_heads=family.size(theirs, "n_head"),
     features=features,
-    mlp_features=family.size(theirs, "n_inner", 4 * features),
+    mlp_features=family.optional_size(theirs, "n_inner") or 4 * features,
     activation=family.activation(theirs, "activation_function", "gelu_new"),
     attention_bias=True,
     dropout_rate=family.number(theirs, "resid_pdrop", 0.1),
@@ -97,7 +98,16 @@ GPT2 = Family(
   prefix="transformer.",
   parts=("wte", "wpe", "h", "ln_f"),
   copies=(("lm_head.weight", "transformer.wte.weight"),),
-  unread=(r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",),
+  unread=(r"transformer\.h\.\d+\.attn\.bias",),
   to_json=to_json,
+  without_effect={
+    **because(
+      "is of another head",
+      "summary_type summary_use_proj summary_activation summary_proj_to_labels "
+      "summary_first_dropout",
+    ),
+    **because("is said by n_positions", "n_ctx"),
+    **because("is of half precision", "reorder_and_upcast_attn"),
+  },
 )
 """Pre-norm decoders with learned positions; 'gelu_new' is that by tanh."""

@@ -7,7 +7,7 @@ import numpy as np
 
 from models import nested
 from models.config import ModelConfig
-from models.published import family
+from models.published import family, rotary
 from models.published.family import Described, Family, Layout, Row
 
 
@@ -16,7 +16,6 @@ def describe(
 ) -> Described:
   """As `Family.describe`."""
   del names
-  family.only(theirs, rope_scaling=None)
   vocab_size = family.size(theirs, "vocab_size")
   config = nested.make(
     ModelConfig,
@@ -30,8 +29,7 @@ def describe(
     parallel=family.flag(theirs, "use_parallel_residual", True),
     dropout_rate=family.number(theirs, "hidden_dropout", 0.0),
     position="rotary",
-    rotary_theta=family.number(theirs, "rotary_emb_base", 10000.0),
-    rotary_fraction=family.number(theirs, "rotary_pct", 0.25),
+    **rotary.choices(theirs, _ROTARY),
     norm="pre",
     norm_epsilon=family.number(theirs, "layer_norm_eps", 1e-5),
     embedding_scale=1.0,
@@ -42,9 +40,19 @@ def describe(
   return Described(config, vocab_size, vocab_size, length)
 
 
+_ROTARY: rotary.LayerTypes = {
+  None: rotary.Rotary(
+    theta=("rotary_emb_base", "rope_theta"),
+    share=("rotary_pct", "partial_rotary_factor"),
+    whole=0.25,
+  )
+}
+
+
 def to_json(described: Described) -> dict[str, Any]:
   """As `Family.to_json`."""
   config = described.config
+  scaling = config.slot.rotary_scaling
   return {
     "model_type": "gpt_neox",
     "vocab_size": described.vocab_size,
@@ -60,6 +68,7 @@ def to_json(described: Described) -> dict[str, Any]:
     "attention_dropout": config.attention_dropout_rate,
     "rotary_emb_base": config.slot.rotary_theta,
     "rotary_pct": config.slot.rotary_fraction,
+    "rope_scaling": scaling and scaling.scaling,
     "layer_norm_eps": config.norm_epsilon,
     "tie_word_embeddings": config.tie_embeddings,
   }
@@ -116,9 +125,8 @@ GPT_NEOX = Family(
   prefix="gpt_neox.",
   parts=("embed_in", "layers", "final_layer_norm"),
   copies=(("embed_out.weight", "gpt_neox.embed_in.weight"),),
-  unread=(
-    r"gpt_neox\.layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",
-  ),
+  unread=(r"gpt_neox\.layers\.\d+\.attention\.bias",),
+  rotary=_ROTARY,
   to_json=to_json,
 )
 """Decoders with rotary positions for a part of each head."""

@@ -1,14 +1,16 @@
 """Llama: Touvron et al., arXiv:2302.13971, and what follows its layout."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+import reprlib
 from types import MappingProxyType
 from typing import Any
 
 from models import nested
 from models.attention_config import AttentionConfig
 from models.config import ModelConfig
-from models.published import family
+from models.published import family, rotary
 from models.published.family import Described, Family, Row
+from models.published.keys import because
 
 
 def describe(
@@ -19,35 +21,38 @@ def describe(
 ) -> Described:
   """As `Family.describe`; `others` are choices in which a family differs."""
   del names
-  _check_rotary(theirs)
+  family.only(theirs, rope_interleaved=False)
   vocab_size = family.size(theirs, "vocab_size")
   heads = family.size(theirs, "num_attention_heads")
+  # What a family has of its own is not read: the key has no effect there.
+  read: dict[str, Callable[[], Any]] = {
+    "head_dim": lambda: family.optional_size(theirs, "head_dim"),
+    "num_kv_heads": lambda: (
+      family.optional_size(theirs, "num_key_value_heads") or heads
+    ),
+    "attention_bias": lambda: family.flag(theirs, "attention_bias", False),
+    "mlp_bias": lambda: family.flag(theirs, "mlp_bias", False),
+    "activation": lambda: family.activation(theirs, "hidden_act", "silu"),
+    "norm_epsilon": lambda: family.number(theirs, "rms_norm_eps", 1e-6),
+    "tie_embeddings": lambda: family.flag(theirs, "tie_word_embeddings", False),
+  }
   choices: dict[str, Any] = {
-    "head_dim": None
-    if theirs.get("head_dim") is None
-    else family.size(theirs, "head_dim"),
-    "attention_bias": family.flag(theirs, "attention_bias", False),
-    "mlp_bias": family.flag(theirs, "mlp_bias", False),
-    "activation": family.activation(theirs, "hidden_act", "silu")
-    if "activation" not in others
-    else None,
     "norm": "pre",
     "norm_kind": "rms",
-    "norm_epsilon": family.number(theirs, "rms_norm_eps", 1e-6),
     "embedding_scale": 1.0,
-    "tie_embeddings": family.flag(theirs, "tie_word_embeddings", False),
+    **{name: value() for name, value in read.items() if name not in others},
   }
+  if not {"rotary_theta", "decoder_around"} & {*others}:
+    choices |= rotary.choices(theirs)
   config = nested.make(
     ModelConfig,
     kind="decoder",
     num_layers=family.size(theirs, "num_hidden_layers"),
     num_heads=heads,
-    num_kv_heads=family.size(theirs, "num_key_value_heads", heads),
     features=family.size(theirs, "hidden_size"),
     mlp_features=family.size(theirs, "intermediate_size"),
     gated=True,
     position="rotary",
-    rotary_theta=family.number(theirs, "rope_theta", 10000.0),
     head=head,
     **choices | others,
   )
@@ -55,60 +60,63 @@ def describe(
   return Described(config, vocab_size, vocab_size, length)
 
 
-def windows(
-  theirs: Mapping[str, Any], every: int, options: Mapping[str, Any]
-) -> tuple[AttentionConfig, ...]:
-  """Mechanisms of layers of which some see a window, which counts the query itself.
-
-  Args:
-    theirs: `config.json`.
-    every: where it does not say which, every so-many-th layer sees everything.
-    options: of all mechanisms.
-  """
-  near = "sliding_attention"
-  kinds = layer_types(theirs, near, every)
-  exact = AttentionConfig("dense", options)
-  local, window = exact, family.size(theirs, "sliding_window", 4096)
-  if window <= family.size(theirs, "max_position_embeddings"):
-    sides = {"window": (window - 1, 0)}
-    local = AttentionConfig("sliding_window", {**options, **sides})
-  return tuple(local if kind == near else exact for kind in kinds)
-
+NEAR = "sliding_attention"
+"""Type of a layer whose queries see a window, which counts the query itself."""
 
 EXACT = "full_attention"
 """Type of a layer whose queries see every key."""
 
 
+def windows(
+  theirs: Mapping[str, Any],
+  kinds: Sequence[str],
+  options: Mapping[str, Any] = MappingProxyType({}),
+) -> tuple[AttentionConfig, ...]:
+  """Mechanisms of layers of types `NEAR` and `EXACT`.
+
+  Args:
+    theirs: `config.json`.
+    kinds: of the layers.
+    options: of all mechanisms.
+  """
+  exact = AttentionConfig("dense", options)
+  if NEAR not in kinds:
+    return (exact,)
+  local, window = exact, family.size(theirs, "sliding_window", 4096)
+  if window <= family.size(theirs, "max_position_embeddings"):
+    sides = {"window": (window - 1, 0)}
+    local = AttentionConfig("sliding_window", {**options, **sides})
+  return tuple(local if kind == NEAR else exact for kind in kinds)
+
+
 def layer_types(
-  theirs: Mapping[str, Any], other: str, every: int
+  theirs: Mapping[str, Any], other: str, default: Callable[[int], bool]
 ) -> Sequence[str]:
-  """Type of every layer: `EXACT` of every so-many-th one, or as the file says.
+  """Type of every layer, as the file says or where it does not, the family.
+
+  Args:
+    theirs: `config.json`.
+    other: the type beside `EXACT`.
+    default: whether layer i is `EXACT`.
 
   Raises:
     ValueError: `layer_types` has something else, or not one for each layer.
   """
   count = family.size(theirs, "num_hidden_layers")
   if theirs.get("layer_types") is None:
-    return [EXACT if (i + 1) % every == 0 else other for i in range(count)]
+    return [EXACT if default(i) else other for i in range(count)]
   kinds = family.value(theirs, "layer_types", list[str])
   if len(kinds) != count or not set(kinds) <= {other, EXACT}:
     raise ValueError(
-      f"layer_types: expected {count} of {other} and {EXACT}, got {kinds}"
+      f"layer_types: expected {count} of {other} and {EXACT}, got "
+      f"{reprlib.repr(kinds)}"
     )
   return kinds
 
 
-def _check_rotary(theirs: Mapping[str, Any]) -> None:
-  """Refuses wavelengths that are stretched for longer contexts."""
-  scaling = theirs.get("rope_scaling") or {"rope_type": "default"}
-  if not isinstance(scaling, dict) or "default" not in (
-    scaling.get("rope_type"),
-    scaling.get("type"),
-  ):
-    raise ValueError(
-      f"rope_scaling: expected none, as only the wavelengths of rope_theta are "
-      f"known here, got {scaling}"
-    )
+def last_of(every: int) -> Callable[[int], bool]:
+  """Whether a layer is the last of so many."""
+  return lambda i: (i + 1) % every == 0
 
 
 _NORMS = MappingProxyType(
@@ -151,6 +159,10 @@ LLAMA = Family(
   rows=lambda config: rows(),
   prefix="model.",
   parts=("embed_tokens", "layers", "norm"),
-  unread=(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",),
+  without_effect=because(
+    "is said by other keys", "max_sequence_length is_llama_config"
+  ),
+  copies=(("lm_head.weight", "model.embed_tokens.weight"),),
+  rotary=rotary.ALL,
 )
 """Decoders with rotary positions, grouped heads and gated layers."""

@@ -19,6 +19,8 @@ from models.published import files, weights
 from models.published.catalog import FAMILIES, READERS, find
 from models.published.family import Described, Family
 from models.published.inputs import to_batch
+from models.published.keys import Keys
+from models.published.rotary import both_versions
 from models.published.weights import MECHANISMS
 
 Attention = str | Mapping[str, Any] | Layers | Sequence[Any] | None
@@ -151,20 +153,24 @@ def open_folder(folder: Path) -> Opened:
     FileNotFoundError: a file is missing.
     ValueError: as `load_pretrained`.
   """
+  arrays = None
   if (folder / "checkpoints").is_dir():
     theirs, arrays = _written(READERS["run"](folder))
-    raw = {name: files.Tensor(x, folder) for name, x in arrays.items()}
-    family, architecture = _architecture(folder, theirs)
   else:
     theirs = files.read_config(folder)
-    family, architecture = _architecture(folder, theirs)
-    raw = files.read_tensors(folder)
-  tensors = _tidied(family, raw)
-  head = family.architectures[architecture]
+  keys = Keys(theirs)
+  family, architecture = _architecture(folder, keys)
+  raw = (
+    files.read_tensors(folder)
+    if arrays is None
+    else {name: files.Tensor(x, folder) for name, x in arrays.items()}
+  )
+  tensors, head = _tidied(family, raw), family.architectures[architecture]
   try:
-    described = family.describe(theirs, tensors, head)
-    described = _with_mechanisms(described, theirs.get(MECHANISMS))
-    shapes = {} if family.kept is None else family.kept(theirs)
+    described = family.describe(keys, weights.own(family, tensors), head)
+    described = _with_mechanisms(described, keys.get(MECHANISMS))
+    shapes = {} if family.kept is None else family.kept(keys)
+    keys.check(family.name, family.without_effect)
   except ValueError as error:
     raise ValueError(f"{folder / files.CONFIG}: {error}") from None
   kept = {}
@@ -224,7 +230,9 @@ def _written(p: Pretrained) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
   arrays |= {**family.buffers(ours), **p.kept}
   config = {key: value for key, value in p.config.items() if key != MECHANISMS}
   config["architectures"] = [p.architecture]
-  config["torch_dtype"] = ours.param_dtype
+  config |= dict.fromkeys(("dtype", "torch_dtype"), ours.param_dtype)
+  if family.rotary is not None:
+    config |= both_versions(config, family.rotary)
   published = family.describe(config, arrays, head).config
   if any(ours.layers(x) != published.layers(x) for x in ours.attentions):
     config[MECHANISMS] = {
@@ -335,24 +343,41 @@ def _check_names(layers: Any) -> None:
 _RETURNED = (plug.Attention, "Attention", "attention.Attention")
 
 
+_EXPERTS = (
+  "num_local_experts",
+  "num_experts",
+  "n_routed_experts",
+  "moe_num_experts",
+  "num_experts_per_tok",
+)
+"""Keys of which every mixture of experts has one."""
+
+
 def _architecture(
   folder: Path, theirs: Mapping[str, Any]
 ) -> tuple[Family, str]:
-  names = theirs.get("architectures")
+  names, kind = theirs.get("architectures"), theirs.get("model_type")
   one = names[0] if isinstance(names, list) and names else None
-  if isinstance(one, str):
-    family = find(theirs.get("model_type"), one)
-    if family is not None:
-      return family, one
-  known = ", ".join(x for f in FAMILIES.values() for x in f.architectures)
-  got = f"missing; expected one of {known}"
-  if one is not None:
-    got = f"expected one of {known}, got {one!r}"
-  raise ValueError(f"{folder / files.CONFIG}: architectures: {got}")
+  family = find(kind, one) if isinstance(one, str) else None
+  if family is not None and kind in (None, family.name):
+    return family, cast(str, one)
+  if family is not None:
+    fault = f"model_type: expected {family.name!r}, that of {one}, got {kind!r}"
+  elif one is None:
+    fault = "architectures: missing; expected a list with the name of a class"
+  elif any(theirs.get(key) for key in _EXPERTS):
+    fault = f"architectures: {one} has experts; expected a model without them"
+  else:
+    known = [x for f in FAMILIES.values() for x in f.architectures]
+    fault = (
+      f"architectures: no family is {one!r}; docs/weights.md lists those that "
+      f"are{plug.near(str(one), known)}"
+    )
+  raise ValueError(f"{folder / files.CONFIG}: {fault}")
 
 
 def _tidied(family: Family, tensors: files.Tensors) -> dict[str, files.Tensor]:
-  """The tensors by the names in the family's table, without copies."""
+  """The tensors by the names in the family's table."""
   tidied = {}
   for name, tensor in tensors.items():
     new = name
@@ -365,9 +390,4 @@ def _tidied(family: Family, tensors: files.Tensors) -> dict[str, files.Tensor]:
     if new in tidied:
       raise ValueError(f"{tensor.file}: {name} is there twice, under two names")
     tidied[new] = tensor
-  for name, original in family.copies:
-    if {name, original} <= set(tidied) and np.array_equal(
-      tidied[name].array, tidied[original].array
-    ):
-      tidied.pop(name)
   return tidied

@@ -8,6 +8,7 @@ from annotated_types import Ge
 from models.attention_config import AttentionConfig
 from models.published import bert, family, roberta
 from models.published.family import Described, Family, Row
+from models.published.keys import because
 
 
 def describe(
@@ -15,6 +16,12 @@ def describe(
 ) -> Described:
   """As `Family.describe`."""
   del names
+  family.only(
+    theirs,
+    hidden_act="gelu",  # Its head has no other.
+    attention_mode="longformer",
+    ignore_attention_mask=False,
+  )
   counted = roberta.positions(theirs)
   vocab_size = family.size(theirs, "vocab_size")
   return Described(
@@ -74,6 +81,7 @@ LONGFORMER = Family(
   prefix="longformer.",
   parts=("embeddings", "encoder", "pooler"),
   copies=roberta.copies("longformer."),
+  without_effect=because("is of another format", "onnx_export"),
   unread=(
     r"longformer\.embeddings\.(position_ids|token_type_ids)",
     r"longformer\.pooler\.dense\.(weight|bias)",

@@ -11,6 +11,7 @@ from models.attention_config import AttentionConfig
 from models.config import ModelConfig
 from models.published import family
 from models.published.family import Described, Family, Layout, Row
+from models.published.keys import because
 from models.short_convolution import WIDTH
 
 
@@ -22,14 +23,16 @@ def describe(
   family.only(
     theirs, use_bias=False, conv_kernel=WIDTH, hidden_act="silu", rms_norm=True
   )
-  # JSON has no infinity, and files write it in several ways.
-  least, most = theirs.get("time_step_limit") or (0.0, math.inf)
-  if float(least) > 0.0 or float(most) < math.inf:
-    raise ValueError(
-      f"time_step_limit: expected steps without limits, got {(least, most)}"
-    )
+  limits = theirs.get("time_step_limit", [0.0, math.inf])
+  # Files have infinity as text, too.
+  if str(limits).lower().replace("'", "") not in (
+    "[0.0, inf]",
+    "[0.0, infinity]",
+  ):
+    raise ValueError(f"time_step_limit: expected [0.0, Infinity], got {limits}")
   features = family.size(theirs, "hidden_size", 4096)
   heads = family.size(theirs, "num_heads", 128)
+  groups = family.size(theirs, "n_groups", 8)
   value_dim = family.size(theirs, "head_dim", 64)
   expand = family.number(theirs, "expand", 2.0)
   if int(expand * features) != heads * value_dim:
@@ -43,14 +46,14 @@ def describe(
     kind="decoder",
     num_layers=family.size(theirs, "num_hidden_layers", 64),
     num_heads=heads,
-    num_qk_heads=family.size(theirs, "n_groups", 8),
+    num_qk_heads=groups,
     head_dim=family.size(theirs, "state_size", 128),
     value_dim=value_dim,
     features=features,
     mlp_features=0,
     short_convolution=True,
     short_convolution_bias=family.flag(theirs, "use_conv_bias", True),
-    output_norm="rms_joint",
+    output_norm="rms_joint" if groups == 1 else "rms_grouped",
     output_gate="silu",
     position="none",
     norm="pre",
@@ -118,7 +121,9 @@ def _layer_rows(config: ModelConfig, i: int, is_own: bool) -> list[Row]:
       tuple(f"{one}/bias" for one in convolved),
       _segments(sizes),
     ),
-    Row(f"{theirs}.mixer.norm.weight", (f"{slot}/out_norm/scale",)),
+    Row(
+      f"{theirs}.mixer.norm.weight", (f"{slot}/out_norm/scale",), _norm(config)
+    ),
     *family.linear(f"{theirs}.mixer.out_proj", f"{ours}/self_attention/out"),
   ]
   if is_own:
@@ -157,6 +162,16 @@ def _linear_segments(sizes: tuple[int, ...]) -> Layout:
   )
 
 
+def _norm(config: ModelConfig) -> Layout:
+  """The scales of a norm of each group of heads."""
+  if config.slot.output_norm == "rms_joint":
+    return family.SAME
+  groups = config.slot.num_qk_heads or config.num_heads
+  return Layout(
+    lambda x, n: [x.reshape(groups, -1)], lambda xs: xs[0].reshape(-1)
+  )
+
+
 def filters(sizes: tuple[int, ...]) -> Layout:
   """Several of ours, of these sizes, from filters `[F, 1, W]` of a convolution.
 
@@ -176,5 +191,16 @@ MAMBA2 = Family(
   rows=rows,
   prefix="backbone.",
   parts=("embeddings", "layers", "norm_f"),
+  copies=(("lm_head.weight", "backbone.embeddings.weight"),),
+  without_effect={
+    **because(
+      "is of what weights begin with",
+      "rescale_prenorm_residual time_step_floor time_step_max time_step_min "
+      "time_step_rank",
+    ),
+    **because("is of how the same numbers are computed", "chunk_size"),
+    **because("is of half precision", "residual_in_fp32"),
+    **because("no transformers reads it", "norm_before_gate"),
+  },
 )
 """State space layers alone, whose heads share queries and keys."""

@@ -13,12 +13,11 @@ def describe(
 ) -> Described:
   """As `Family.describe`; its window counts the query itself."""
   others: dict[str, Any] = {"attention_bias": False, "mlp_bias": False}
-  if theirs.get("sliding_window") is not None:
-    window = family.size(theirs, "sliding_window")
-    if window <= family.size(theirs, "max_position_embeddings"):
-      others["decoder_attention"] = AttentionConfig(
-        "sliding_window", {"window": (window - 1, 0)}
-      )
+  window = family.optional_size(theirs, "sliding_window", 4096)
+  if window and window <= family.size(theirs, "max_position_embeddings"):
+    others["decoder_attention"] = AttentionConfig(
+      "sliding_window", {"window": (window - 1, 0)}
+    )
   return llama.describe(theirs, names, head, **others)
 
 

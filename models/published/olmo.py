@@ -3,8 +3,9 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from models.published import family, llama
+from models.published import family, llama, rotary
 from models.published.family import Described
+from models.slot_config import AroundConfig
 
 
 def describe(
@@ -30,8 +31,23 @@ def describe_with_windows(
   theirs: Mapping[str, Any], names: Collection[str], head: str
 ) -> Described:
   """As `describe`, for OLMo 3: three of four layers have a window."""
-  layers = llama.windows(theirs, every=4, options={})
-  return describe(theirs, names, head, decoder_attention=layers)
+  kinds = llama.layer_types(theirs, llama.NEAR, llama.last_of(4))
+  return describe(
+    theirs,
+    names,
+    head,
+    decoder_attention=llama.windows(theirs, kinds),
+    decoder_around=tuple(
+      AroundConfig(**rotary.choices(theirs, _TYPES, kind)) for kind in kinds
+    ),
+  )
+
+
+# Versions 4 and 5 have different defaults, so θ has to be in the file.
+_TYPES: rotary.LayerTypes = {
+  llama.EXACT: rotary.Rotary(default=None),
+  llama.NEAR: rotary.Rotary(default=None, scaled=False),
+}
 
 
 _NORMS = {
@@ -51,5 +67,6 @@ OLMO3 = OLMO2._replace(
   name="olmo3",
   architectures={"Olmo3ForCausalLM": "tokens"},
   describe=describe_with_windows,
+  rotary=_TYPES,
 )
 """The same with a window in three of four layers."""

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from models.published import family, llama
+from models.published import family, llama, qwen2
 from models.published.family import Described
 
 
@@ -11,16 +11,20 @@ def describe(
   theirs: Mapping[str, Any], names: Collection[str], head: str
 ) -> Described:
   """As `Family.describe`."""
-  family.only(theirs, use_sliding_window=False)
-  others: dict[str, Any] = {"mlp_bias": False, "query_key_norm": "rms"}
-  if theirs.get("head_dim") is None:
-    others["head_dim"] = 128  # Its own default.
-  return llama.describe(theirs, names, head, **others)
+  return llama.describe(
+    theirs,
+    names,
+    head,
+    head_dim=family.size(theirs, "head_dim", 128),
+    mlp_bias=False,
+    query_key_norm="rms",
+    decoder_attention=qwen2.last_windows(theirs),
+  )
 
 
-QWEN3 = llama.LLAMA._replace(
+QWEN3 = qwen2.QWEN2._replace(
   name="qwen3",
   architectures={"Qwen3ForCausalLM": "tokens"},
   describe=describe,
 )
-"""Llama whose heads normalise their queries and keys."""
+"""Llama whose heads normalise their queries and keys, with windows like Qwen2."""

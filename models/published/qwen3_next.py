@@ -8,11 +8,13 @@ import numpy as np
 
 from models.attention_config import AttentionConfig
 from models.config import ModelConfig
-from models.published import family, llama, mamba2
+from models.published import family, llama, mamba2, rotary
 from models.published.family import Described, Layout, Row
+from models.published.keys import because
 from models.short_convolution import WIDTH
 from models.slot_config import AroundConfig
 
+_ROTARY: rotary.LayerTypes = {None: rotary.Rotary(whole=0.25)}
 _RECURRENT = "linear_attention"
 _MECHANISMS = MappingProxyType(
   {
@@ -36,18 +38,19 @@ def describe(
       f"are known here, got {experts!r}"
     )
   every = family.size(theirs, "full_attention_interval", 4)
-  kinds = llama.layer_types(theirs, _RECURRENT, every)
+  kinds = llama.layer_types(theirs, _RECURRENT, llama.last_of(every))
   around = {llama.EXACT: AroundConfig(), _RECURRENT: _around(theirs)}
-  own_defaults = {"num_key_value_heads": 2, "head_dim": 256}
   return llama.describe(
-    own_defaults | dict(theirs),
+    theirs,
     names,
     head,
+    num_kv_heads=family.size(theirs, "num_key_value_heads", 2),
+    head_dim=family.size(theirs, "head_dim", 256),
     mlp_bias=False,
     norm_kind="rms_from_one",
     query_key_norm="rms_from_one",
     output_gate="sigmoid",
-    rotary_fraction=family.number(theirs, "partial_rotary_factor", 0.25),
+    **rotary.choices(theirs, _ROTARY),
     decoder_attention=tuple(_MECHANISMS[kind] for kind in kinds),
     decoder_around=tuple(around[kind] for kind in kinds),
   )
@@ -173,6 +176,12 @@ QWEN3_NEXT = llama.LLAMA._replace(
   architectures={"Qwen3NextForCausalLM": "tokens"},
   describe=describe,
   rows=rows,
+  rotary=_ROTARY,
+  without_effect=because(
+    "is of experts",
+    "decoder_sparse_step moe_intermediate_size norm_topk_prob mlp_only_layers "
+    "num_experts_per_tok output_router_logits shared_expert_intermediate_size",
+  ),
   # Layers that predict several tokens at once, which transformers leaves out.
   unread=(*llama.LLAMA.unread, r"mtp\..*"),
 )

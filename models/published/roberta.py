@@ -18,6 +18,7 @@ def describe(
 ) -> Described:
   """As `Family.describe`."""
   del names
+  family.only(theirs, hidden_act="gelu")  # Its head has no other.
   counted = positions(theirs)
   vocab_size = family.size(theirs, "vocab_size")
   return Described(

@@ -26,7 +26,21 @@ def describe(
     theirs, "feed_forward_proj", _ACTIVATIONS, "relu"
   )
   activation, gated = _ACTIVATIONS[feed_forward]
+  family.only(
+    theirs,
+    dense_act_fn=family.their_activation(activation),
+    is_gated_act=gated,
+    is_encoder_decoder=True,
+  )
+  # Version 5 always says that it ties, and whether it scales.
+  ties = family.flag(theirs, "tie_word_embeddings", True)
+  scales = family.flag(theirs, "scale_decoder_outputs", ties)
   tied = "lm_head.weight" not in names
+  if not tied and ties and "scale_decoder_outputs" not in theirs:
+    raise ValueError(
+      "tie_word_embeddings: expected false with an lm_head.weight that differs "
+      "from shared.weight, got true"
+    )
   features = family.size(theirs, "d_model")
   layers = family.size(theirs, "num_layers")
   vocab_size = family.size(theirs, "vocab_size")
@@ -57,11 +71,7 @@ def describe(
     embedding_scale=1.0,
     head=head,
     # The first version scales what its tied head reads.
-    logit_scale=(
-      features**-0.5
-      if family.flag(theirs, "scale_decoder_outputs", tied)
-      else 1.0
-    ),
+    logit_scale=features**-0.5 if scales else 1.0,
     tie_embeddings=tied,
     tie_inputs=True,
   )

@@ -43,7 +43,7 @@ def as_pretrained(model: Model, variables: Mapping[str, Any]) -> Pretrained:
     described, folded = _folded(model, variables)
   else:
     raise ValueError(
-      f"no published family is this model, of kind '{model.config.kind}'"
+      f"no published family is this model: none is of kind '{model.config.kind}'"
     )
   config, reasons = described.config, []
   for family in FAMILIES.values():
@@ -66,11 +66,15 @@ def as_pretrained(model: Model, variables: Mapping[str, Any]) -> Pretrained:
       if not lacking:
         made = make_model(described)
         return Pretrained(family.name, architecture, made, folded, theirs)
-      reasons.append(f"{family.name} has other {', '.join(lacking)}")
-  raise ValueError(
-    "no published family is this model: "
-    + ("; ".join(reasons) or f"none that is written has kind '{config.kind}'")
-  )
+      more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
+      others = ", ".join(lacking[:3]) + more
+      reasons.append(f"{family.name} has other {others}")
+  if not reasons:
+    raise ValueError(
+      "no published family is this model: none that a run can become has kind "
+      f"'{config.kind}' with head '{config.head}'"
+    )
+  raise ValueError(f"no published family is this model: {'; '.join(reasons)}")
 
 
 def _differences(ours: Any, theirs: Any) -> list[str]:
@@ -138,7 +142,8 @@ def with_biases(config: Any, arrays: dict[str, Any]) -> dict[str, Any]:
     if module.endswith(("/query", "/key", "/value", "/out", "/hidden")):
       bias = jnp.zeros(array.shape[-1:], array.dtype)
       arrays.setdefault(f"{module}/bias", bias)
-  changes: dict[str, Any] = {"attention_bias": True, "mlp_bias": True}
+  biases = {"attention_bias": True, "out_bias": None, "mlp_bias": True}
+  changes: dict[str, Any] = biases
   if config.query_dim * config.num_heads == config.features:
     changes["head_dim"] = None
   if config.kv_heads == config.num_heads:

@@ -23,6 +23,12 @@ MECHANISMS = "attention_lab"
 In `config.json` it says which mechanisms are not the published ones.
 """
 
+_UNREAD = (
+  r"(.*\.)?rotary_emb(_local)?\.\w*(inv_freq|cos_cached|sin_cached)",
+  r".*\.(position_ids|masked_bias)",
+)
+"""Expressions for buffers that follow from any config, and no model reads."""
+
 
 def read(
   folder: Path,
@@ -67,12 +73,19 @@ def read(
     arrays |= _read(
       tensors[theirs], theirs, {x: whole[x] for x in ours}, layout
     )
+  copies, kept = dict(family.copies), own(family, tensors)
   for name, tensor in tensors.items():
-    unread = any(re.fullmatch(unread, name) for unread in family.unread)
-    if name not in known and not unread:
+    unread = any(re.fullmatch(x, name) for x in (*_UNREAD, *family.unread))
+    if name in known or unread or name not in kept:
+      continue
+    if copies.get(name) in tensors:
       raise ValueError(
-        f"{tensor.file}: {name}: no variable of this model takes it"
+        f"{tensor.file}: {name}: differs from {copies[name]}, and config.json "
+        "ties them; expected equal tensors, or tie_word_embeddings false"
       )
+    raise ValueError(
+      f"{tensor.file}: {name}: no variable of this model takes it"
+    )
   missing = [path for path in wanted if path not in arrays]
   for path in missing:
     # What a mechanism has of its own is drawn where it replaces another.
@@ -86,6 +99,16 @@ def read(
   }
   tree = traverse_util.unflatten_dict(typed, sep="/")
   return {"params": {}, "constants": {}, **tree}
+
+
+def own(family: Family, tensors: files.Tensors) -> set[str]:
+  """The names of the tensors that are not copies of others."""
+  return {*tensors} - {
+    name
+    for name, original in family.copies
+    if {name, original} <= {*tensors}
+    and np.array_equal(tensors[name].array, tensors[original].array)
+  }
 
 
 def write(

@@ -5,6 +5,7 @@ from typing import Any
 
 from models.published import family
 from models.published.family import Described, Family, Row
+from models.published.keys import because
 from projects.perceiver.config import PerceiverConfig
 
 _OUTPUT_HEADS, _OUTPUT_QUERIES = 8, 8 * 32
@@ -103,6 +104,14 @@ PERCEIVER = Family(
   architectures={"PerceiverForMaskedLM": "tokens"},
   describe=describe,
   rows=lambda config: _rows(),
+  without_effect={
+    **because(
+      "is of other modalities",
+      "_label_trainable_num_channels audio_samples_per_frame image_size num_frames "
+      "output_num_channels output_shape samples_per_patch train_size",
+    ),
+    **because("every norm has 1e-5", "layer_norm_eps"),
+  },
   inputs={"input_ids": "source", "attention_mask": "source_mask"},
 )
 """Bytes through latents; an output for every position that there may be."""

@@ -7,6 +7,7 @@ import numpy as np
 
 from models.published import family
 from models.published.family import Described, Family, Layout, Row
+from models.published.keys import because
 from projects.speech.config import (
   ConformerConfig,
   ExtractorConfig,
@@ -46,6 +47,8 @@ def describe(
       "position_embeddings_type: expected 'relative', 'rotary' or null, got "
       f"{position!r}"
     )
+  widths = family.sizes(theirs, "conv_dim", [512] * 7)
+  family.only(theirs, num_feat_extract_layers=len(widths))
   config = ConformerConfig(
     num_layers=family.size(theirs, "num_hidden_layers", 12),
     num_heads=family.size(theirs, "num_attention_heads", 12),
@@ -57,7 +60,7 @@ def describe(
     rotary_theta=family.number(theirs, "rotary_embedding_base", 10000.0),
     mask_convolution=False,
     extractor=ExtractorConfig(
-      features=family.sizes(theirs, "conv_dim", [512] * 7),
+      features=widths,
       kernel_sizes=family.sizes(theirs, "conv_kernel", [10, 3, 3, 3, 3, 2, 2]),
       strides=family.sizes(theirs, "conv_stride", [5, 2, 2, 2, 2, 2, 2]),
       norm=family.choice(
@@ -182,6 +185,27 @@ WAV2VEC2_CONFORMER = Family(
     for old, new in (("g", 0), ("v", 1))
   ),
   inputs={"input_values": "audio", "attention_mask": "source_mask"},
+  without_effect={
+    **because(
+      "is of training",
+      "activation_dropout apply_spec_augment conformer_conv_dropout "
+      "contrastive_logits_temperature ctc_loss_reduction ctc_zero_infinity "
+      "diversity_loss_weight feat_proj_dropout feat_quantizer_dropout "
+      "final_dropout layerdrop mask_feature_length mask_feature_min_masks "
+      "mask_feature_prob mask_time_length mask_time_min_masks mask_time_prob "
+      "num_negatives",
+    ),
+    **because(
+      "is of another head",
+      "classifier_proj_size codevector_dim num_codevector_groups "
+      "num_codevectors_per_group proj_codevector_dim tdnn_dilation tdnn_dim "
+      "tdnn_kernel use_weighted_layer_sum xvector_output_dim",
+    ),
+    **because(
+      "is of an adapter, which none has",
+      "adapter_kernel_size adapter_stride num_adapter_layers output_hidden_size",
+    ),
+  },
   kept=kept,
 )
 """Conformers that read samples and end in CTC."""

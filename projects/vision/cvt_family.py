@@ -9,6 +9,7 @@ from models.attention_config import AttentionConfig
 from models.published import family
 from models.published.bert import num_labels
 from models.published.family import Described, Family, Layout, Row
+from models.published.keys import because
 from projects.vision.pyramid_config import PyramidConfig
 from projects.vision.swin_family import block_rows, blocks
 from projects.vision.vit_family import PIXELS, TOKEN, patch_rows
@@ -192,6 +193,10 @@ CVT = Family(
   rows=_rows,
   buffers=_buffers,
   to_json=to_json,
+  without_effect={
+    **because("is of training", "attention_drop_rate drop_path_rate drop_rate"),
+    **because("every norm has 1e-5", "layer_norm_eps"),
+  },
   inputs=PIXELS,
   config_type=PyramidConfig,
 )

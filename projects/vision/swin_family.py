@@ -10,6 +10,7 @@ from models.attention_config import AttentionConfig
 from models.published import family
 from models.published.bert import num_labels
 from models.published.family import Described, Family, Row
+from models.published.keys import because
 from projects.vision.pyramid_config import PyramidConfig
 from projects.vision.vit_family import PIXELS, patch_rows
 
@@ -31,6 +32,7 @@ def describe(
   patch = family.size(theirs, "patch_size", 4)
   window = family.size(theirs, "window_size", 7)
   depths = family.sizes(theirs, "depths", [2, 2, 6, 2])
+  family.only(theirs, num_layers=len(depths))
   width = family.size(theirs, "embed_dim", 96)
   features = tuple(width * 2**i for i in range(len(depths)))
   ratio = family.number(theirs, "mlp_ratio", 4.0)
@@ -173,6 +175,14 @@ SWIN = Family(
   rows=_rows,
   buffers=_buffers,
   to_json=to_json,
+  without_effect={
+    **because("is of training", "drop_path_rate"),
+    **because(
+      "is of another head",
+      "encoder_stride hidden_size out_features out_indices stage_names",
+    ),
+    **because("no transformers reads it", "path_norm"),
+  },
   inputs=PIXELS,
   config_type=PyramidConfig,
 )

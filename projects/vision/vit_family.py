@@ -10,6 +10,7 @@ from models import nested
 from models.published import family
 from models.published.bert import num_labels, sizes_json
 from models.published.family import Described, Family, Layout, Row
+from models.published.keys import because
 from projects.vision.vit_config import VitConfig
 
 KERNEL = Layout(
@@ -110,6 +111,10 @@ def _rows(prefix: str) -> list[Row]:
   ]
 
 
+_WITHOUT_EFFECT = because(
+  "is of another head", "encoder_stride pooler_act pooler_output_size"
+)
+
 VIT = Family(
   name="vit",
   architectures={"ViTForImageClassification": "class"},
@@ -119,6 +124,7 @@ VIT = Family(
     *family.linear("classifier", "head/classes"),
   ),
   to_json=functools.partial(to_json, "vit"),
+  without_effect=_WITHOUT_EFFECT,
   inputs=PIXELS,
   config_type=VitConfig,
 )
@@ -134,6 +140,7 @@ DEIT = Family(
     *family.linear("distillation_classifier", "head/distilled"),
   ),
   to_json=functools.partial(to_json, "deit"),
+  without_effect=_WITHOUT_EFFECT,
   inputs=PIXELS,
   config_type=VitConfig,
 )

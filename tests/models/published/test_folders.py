@@ -83,7 +83,10 @@ def test_tensors_that_do_not_fit(folder, spoil, message):
 @pytest.mark.parametrize(
   ("values", "message"),
   [
-    ({"architectures": ["NoSuchModel"]}, "expected one of BertModel, "),
+    (
+      {"architectures": ["NoSuchModel"]},
+      "architectures: no family is 'NoSuchModel'; docs",
+    ),
     ({"architectures": None}, "architectures: missing"),
     ({"hidden_act": "mish"}, "hidden_act: expected one of relu, gelu"),
     ({"hidden_size": "24"}, "hidden_size: expected a valid integer, got"),

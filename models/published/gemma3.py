@@ -1,0 +1,56 @@
+"""Gemma 3, its model of text: Gemma Team, arXiv:2503.19786."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from models.published import family, gemma2, llama, rotary
+from models.published.family import Described
+from models.published.keys import because
+from models.slot_config import AroundConfig
+
+_TYPES: rotary.LayerTypes = {
+  llama.EXACT: rotary.Rotary(default=1e6),
+  llama.NEAR: rotary.Rotary(theta=("rope_local_base_freq",), scaled=False),
+}
+
+
+def describe(
+  theirs: Mapping[str, Any], names: Collection[str], head: str
+) -> Described:
+  """As `Family.describe`; layers with a window have wavelengths of their own."""
+  # No layer reads the cap of attention, though Gemma 2's do.
+  family.only(theirs, attn_logit_softcapping=None)
+  every = {
+    family.size(theirs, key, 6)
+    for key in ("sliding_window_pattern", "_sliding_window_pattern")
+    if key in theirs
+  } or {6}
+  if len(every) > 1:
+    raise ValueError(f"sliding_window_pattern: expected one, got {every}")
+  kinds = llama.layer_types(theirs, llama.NEAR, llama.last_of(every.pop()))
+  return gemma2.describe(
+    theirs,
+    names,
+    head,
+    query_key_norm="rms_from_one",
+    logit_soft_cap=gemma2.cap(theirs, "final_logit_softcapping", None),
+    decoder_attention=llama.windows(theirs, kinds),
+    decoder_around=tuple(
+      AroundConfig(**rotary.choices(theirs, _TYPES, kind)) for kind in kinds
+    ),
+  )
+
+
+GEMMA3 = gemma2.GEMMA2._replace(
+  name="gemma3_text",
+  architectures={"Gemma3ForCausalLM": "tokens"},
+  describe=describe,
+  rotary=_TYPES,
+  without_effect={
+    **gemma2.GEMMA2.without_effect,
+    **because(
+      "is said by layer_types", "sliding_window_pattern _sliding_window_pattern"
+    ),
+  },
+)
+"""Gemma 2 with norms of queries and keys, no caps, and five windows to one."""

@@ -1,0 +1,113 @@
+"""Keys of `config.json`: one that nobody has read is a fault.
+
+A family reads its `config.json` through `Keys`, which records what was asked for.
+What is left then is without effect here, and listed with the reason, or has no
+value; any other key is refused, as the model that it describes is not this one.
+"""
+
+from collections.abc import Iterator, Mapping
+import reprlib
+from types import MappingProxyType
+from typing import Any
+
+_GENERATION = """
+  bos_token_id eos_token_id pad_token_id sep_token_id cls_token_id mask_token_id
+  decoder_start_token_id use_cache cache_implementation max_length max_new_tokens
+  min_length min_new_tokens do_sample early_stopping num_beams num_beam_groups
+  diversity_penalty temperature top_k top_p min_p typical_p repetition_penalty
+  length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids
+  num_return_sequences forced_bos_token_id forced_eos_token_id
+  remove_invalid_values exponential_decay_length_penalty suppress_tokens
+  begin_suppress_tokens prefix task_specific_params tokenizer_class
+"""
+_TRAINING = """
+  attention_dropout attention_probs_dropout_prob attn_pdrop embd_pdrop resid_pdrop
+  hidden_dropout hidden_dropout_prob dropout_rate classifier_dropout
+  initializer_range initializer_factor gradient_checkpointing problem_type
+  finetuning_task router_aux_loss_coef tf_legacy_loss
+"""
+_RETURNED = """
+  _num_labels output_attentions output_hidden_states output_scores output_past return_dict
+  return_dict_in_generate tie_last_hidden_states id2label label2id
+"""
+_COMPUTING = """
+  dtype torch_dtype torchscript use_bfloat16 chunk_size_feed_forward pretraining_tp
+  _attn_implementation attn_implementation _attn_implementation_autoset
+"""
+_FILES = """
+  _name_or_path name_or_path _commit_hash transformers_version auto_map
+  transformers.js_config unsloth_fixed unsloth_version
+"""
+
+
+def because(why: str, keys: str) -> dict[str, str]:
+  """Keys, one after another, and the reason why they are without effect."""
+  return dict.fromkeys(keys.split(), why)
+
+
+WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
+  {
+    **because("chooses the tokens of a generated text", _GENERATION),
+    **because("is of training", _TRAINING),
+    **because("is of what is returned beside logits", _RETURNED),
+    **because("is of how the same numbers are computed", _COMPUTING),
+    **because("is of where the files came from", _FILES),
+  }
+)
+"""Keys of any family that change no logits -> why. A family may read them."""
+
+
+_DEFAULTS: Mapping[str, Any] = MappingProxyType(
+  dict.fromkeys(
+    (
+      "is_decoder",
+      "is_encoder_decoder",
+      "add_cross_attention",
+      "tie_encoder_decoder",
+    ),
+    False,
+  )
+)
+"""What any file may say that no family reads."""
+
+
+class Keys(Mapping[str, Any]):
+  """The content of `config.json`, and which of its keys were read.
+
+  Attributes:
+    read: the keys that were asked for.
+  """
+
+  def __init__(self, content: Mapping[str, Any]):
+    self._content = content
+    self.read: set[str] = set()
+
+  def __getitem__(self, key: str) -> Any:
+    self.read.add(key)
+    return self._content[key]
+
+  def __contains__(self, key: object) -> bool:
+    return key in self._content
+
+  def __iter__(self) -> Iterator[str]:
+    return iter(self._content)
+
+  def __len__(self) -> int:
+    return len(self._content)
+
+  def check(self, family: str, without_effect: Mapping[str, str]) -> None:
+    """Raises ValueError for the first key that was not read and is not listed.
+
+    Args:
+      family: its name, for the message.
+      without_effect: keys that are of no effect in it -> why.
+    """
+    known = self.read | {*without_effect, *WITHOUT_EFFECT}
+    for key, value in self._content.items():
+      if key in known or value in (None, {}, []):
+        continue
+      if key not in _DEFAULTS or value is not _DEFAULTS[key]:
+        raise ValueError(
+          f"{key}: no {family} that is read here depends on it; expected a config "
+          f"without it, got {reprlib.repr(value)}"
+        )

@@ -1,0 +1,58 @@
+"""Qwen2 and Qwen2.5: Yang et al., arXiv:2407.10671 and arXiv:2412.15115."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from models.attention_config import AttentionConfig
+from models.published import family, llama
+from models.published.family import Described
+from models.published.keys import because
+from settings.fields import Whole
+
+
+def describe(
+  theirs: Mapping[str, Any], names: Collection[str], head: str
+) -> Described:
+  """As `Family.describe`."""
+  family.only(theirs, use_mrope=False)
+  return llama.describe(
+    theirs,
+    names,
+    head,
+    head_dim=None,
+    attention_bias=True,
+    out_bias=False,
+    mlp_bias=False,
+    decoder_attention=last_windows(theirs),
+  )
+
+
+def last_windows(theirs: Mapping[str, Any]) -> tuple[AttentionConfig, ...]:
+  """Mechanisms of layers of which the last may see a window."""
+  has_windows = family.flag(theirs, "use_sliding_window", False)
+  first = family.value(theirs, "max_window_layers", Whole, 28)
+  if has_windows:
+    family.size(theirs, "sliding_window", 4096)
+  kinds = llama.layer_types(
+    theirs, llama.NEAR, lambda i: i < first or not has_windows
+  )
+  if llama.NEAR in kinds and not has_windows:
+    raise ValueError(
+      f"use_sliding_window: expected true with {llama.NEAR} in layer_types, got "
+      "false"
+    )
+  return llama.windows(theirs, kinds)
+
+
+WITHOUT_EFFECT = {
+  **because("is said by layer_types", "max_window_layers"),
+  **llama.LLAMA.without_effect,
+}
+
+QWEN2 = llama.LLAMA._replace(
+  name="qwen2",
+  architectures={"Qwen2ForCausalLM": "tokens"},
+  describe=describe,
+  without_effect=WITHOUT_EFFECT,
+)
+"""Llama with biases of queries, keys and values, and windows in the last layers."""

@@ -1,0 +1,172 @@
+"""Rotary positions as `config.json` has them, of transformers 4 and 5.
+
+Version 5 writes `rope_parameters`, one set for all layers or one for each type of
+layer; version 4 wrote `rope_theta` and `rope_scaling`. A file may have both where
+they agree, as what `save_pretrained` writes, which either version reads.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from models.published import family
+from models.slot_config import RotaryScaling
+
+
+class Rotary(NamedTuple):
+  """How the files of a family say what its rotary positions are.
+
+  Attributes:
+    theta: names of θ in files of version 4, which all say the same.
+    default: θ of files without one; None where they have to say it.
+    share: likewise, names of the share of each head that is turned.
+    whole: that share in files without one; None where it is always 1.
+    scaled: whether version 4's `rope_scaling` is of these layers.
+  """
+
+  theta: tuple[str, ...] = ("rope_theta",)
+  default: float | None = 10000.0
+  share: tuple[str, ...] = ("partial_rotary_factor",)
+  whole: float | None = None
+  scaled: bool = True
+
+
+LayerTypes = Mapping[str | None, Rotary]
+"""Type of a layer -> its positions; the type None is of all layers."""
+
+ALL: LayerTypes = {None: Rotary()}
+
+
+def choices(
+  theirs: Mapping[str, Any], types: LayerTypes = ALL, kind: str | None = None
+) -> dict[str, Any]:
+  """What a file chooses for the layers of a type, as leaves of a config.
+
+  Args:
+    theirs: `config.json`.
+    types: of the family.
+    kind: the type of layer.
+
+  Raises:
+    ValueError: values that contradict each other, or that are not known.
+  """
+  options = _parameters(theirs, types, kind)
+  rope_type, theta = options.pop("rope_type"), options.pop("rope_theta")
+  share = options.pop("partial_rotary_factor", 1.0)
+  if types[kind].whole is None and share != 1.0:
+    raise ValueError(
+      f"partial_rotary_factor: expected 1.0 in this family, got {share!r}"
+    )
+  if rope_type == "dynamic":
+    length = family.size(theirs, "max_position_embeddings")
+    options["max_position_embeddings"] = length
+  try:
+    scaling = RotaryScaling(rope_type, options)
+  except ValueError as error:
+    raise ValueError(f"rope_parameters: {error}") from None
+  return {
+    "rotary_theta": family.number({"rope_theta": theta}, "rope_theta", 0.0),
+    "rotary_fraction": share,
+    # A type of layers may lack what the model has.
+    "rotary_scaling": scaling if kind or rope_type != "default" else None,
+  }
+
+
+def both_versions(
+  theirs: Mapping[str, Any], types: LayerTypes
+) -> dict[str, Any]:
+  """The keys of both versions of transformers that say what `theirs` says."""
+  sets: dict[Any, Any] = {}
+  written: dict[str, Any] = {}
+  for kind, rotary in types.items():
+    sets[kind] = _parameters(theirs, types, kind)
+    old = dict(sets[kind])
+    written |= dict.fromkeys(rotary.theta, old.pop("rope_theta"))
+    share = old.pop("partial_rotary_factor", None)
+    if share is not None:
+      written |= dict.fromkeys(rotary.share, share)
+    if rotary.scaled:
+      is_plain = old["rope_type"] == "default"
+      written["rope_scaling"] = None if is_plain else old
+  return {**written, "rope_parameters": sets.get(None, sets)}
+
+
+def _parameters(
+  theirs: Mapping[str, Any], types: LayerTypes, kind: str | None
+) -> dict[str, Any]:
+  """A set as version 5 writes it, from the keys of either version."""
+  rotary, new = types[kind], theirs.get("rope_parameters") or {}
+  if kind:
+    if not isinstance(new, dict) or not set(new) <= set(types):
+      raise ValueError(
+        f"rope_parameters: expected a set for each of {', '.join(map(str, types))}"
+        f", got {new}"
+      )
+    new = new.get(kind)
+  new = _named("rope_parameters", new)
+  if kind and "truncate" in new:
+    raise ValueError(
+      "rope_parameters: transformers does not read the truncate of one type of "
+      f"layers; expected none, got {new}"
+    )
+  old = _named("rope_scaling", theirs.get("rope_scaling"))
+  old = old if rotary.scaled else {}
+  if new and old and not {*old} <= {*new}:
+    raise ValueError(
+      f"rope_scaling: expected {new}, of rope_parameters, got {old}"
+    )
+  names = {*old, *new, "rope_theta"}
+  if rotary.whole is not None or any(theirs.get(x) for x in rotary.share):
+    names.add("partial_rotary_factor")
+  outer = {"rope_theta": rotary.theta, "partial_rotary_factor": rotary.share}
+  both = {
+    name: _agreed(name, [new, old], theirs, outer.get(name, ()))
+    for name in names
+  }
+  defaults = {
+    "rope_type": "default",
+    "rope_theta": rotary.default,
+    "partial_rotary_factor": rotary.whole,
+  }
+  both = {**defaults, **{k: x for k, x in both.items() if x is not None}}
+  if both["rope_theta"] is None:
+    raise ValueError("rope_theta: missing")
+  return _completed(theirs, {k: x for k, x in both.items() if x is not None})
+
+
+def _named(name: str, given: Any) -> dict[str, Any]:
+  """A set, without what is null, and with `rope_type` for the older `type`."""
+  if not isinstance(given, dict | None):
+    raise ValueError(f"{name}: expected named values or null, got {given!r}")
+  named = {k: x for k, x in (given or {}).items() if x is not None}
+  kinds = {str(named.pop(x)) for x in ("rope_type", "type") if x in named}
+  if len(kinds) > 1:
+    raise ValueError(f"{name}: expected one type, got {given}")
+  return {"rope_type": [*kinds, "default"][0], **named} if given else {}
+
+
+def _agreed(name, sets, theirs, keys):
+  """The value that is inside of sets and beside them; None where it is nowhere."""
+  values = [one[name] for one in sets if name in one]
+  beside = {key: theirs[key] for key in keys if key in theirs}
+  values += [value for value in beside.values() if value is not None]
+  if any(value != values[0] for value in values):
+    raise ValueError(
+      f"{name}: the file has it twice, {' and '.join(map(repr, values))}"
+    )
+  if beside and not values:
+    raise ValueError(f"{next(iter(beside))}: expected a number, got null")
+  return values[0] if values else None
+
+
+def _completed(theirs, parameters):
+  """With the length that transformers fills in."""
+  rope_type, trained = (
+    parameters["rope_type"],
+    "original_max_position_embeddings",
+  )
+  if rope_type in ("llama3", "yarn"):
+    longest = family.size(theirs, "max_position_embeddings")
+    parameters.setdefault(trained, longest)
+  else:
+    parameters.pop(trained, None)  # Nothing reads it.
+  return parameters
