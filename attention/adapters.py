@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from attention import arguments, plug
+from attention import arguments, dropout, plug
 from attention.weights import attention_weights
 
 
@@ -34,8 +34,8 @@ def as_attention_fn(
     varies along T: give the module `mask=key_mask[:, None, None, :]`.
   - Several leading axes are folded into one batch axis, and unfolded again.
   - `sow_weights=True` sows `attention_weights` without dropout, as Flax does.
-  - Dropout is passed to a mechanism that has it. Each weight is dropped
-    independently, so the module needs `broadcast_dropout=False`.
+  - Dropout is passed to a mechanism that has it. With Flax's default
+    `broadcast_dropout=True` all examples and heads drop the same pairs.
   - `precision` and Flax's einsum hooks raise.
   - One query over a longer input, as in the modules' cached decoding, raises
     where the query's position matters: with `is_causal=True`, for an
@@ -114,7 +114,6 @@ def as_attention_fn(
     qk_attn_weights_einsum: Callable[..., Array] | None = None,
     attn_weights_value_einsum: Callable[..., Array] | None = None,
   ) -> Array:
-    del force_fp32_for_softmax  # The softmax is always float32.
     for name, asked in (
       ("precision", precision),
       ("qk_attn_weights_einsum", qk_attn_weights_einsum),
@@ -127,21 +126,27 @@ def as_attention_fn(
         )
     dtype = jnp.result_type(query, key, value) if dtype is None else dtype
     lead = query.shape[:-3]
+    for name, x in (("key", key), ("value", value)):
+      if x.shape[:-3] != lead:
+        raise ValueError(
+          f"{name}: expected leading axes {lead}, as the query has, got shape "
+          f"{x.shape}"
+        )
     query, key, value = (
-      _fold(x.astype(dtype), lead, 3) for x in (query, key, value)
+      x.astype(dtype).reshape(-1, *x.shape[-3:]) for x in (query, key, value)
     )
     call = dict(options)
     if is_causal:
       call["is_causal"] = True
     if mask is not None:
-      call["mask"] = _fold(mask != 0, lead, 3)
+      call["mask"] = _fold("mask", mask != 0, lead)
     if bias is not None:
       if "bias" in options:
         raise ValueError(
           "bias: expected one, got one from as_attention_fn and one in the "
           "call; give their sum to as_attention_fn"
         )
-      call["bias"] = _fold(bias, lead, 3)
+      call["bias"] = _fold("bias", bias, lead)
     causal = bool(call.get("is_causal"))
     if query.shape[1] == 1 < key.shape[1] and (causal or positions_matter):
       raise ValueError(
@@ -151,15 +156,15 @@ def as_attention_fn(
         "attention.dense(), without is_causal (the cache comes with a mask)"
       )
     if module is not None:
-      weights = attention_weights(apply, query, key, **call)
+      qk = query, key
+      if force_fp32_for_softmax:  # It always is; Flax's weights stay in it.
+        qk = (x.astype(jnp.float32) for x in qk)
+      weights = attention_weights(apply, *qk, **call)
       weights = weights.reshape(*lead, *weights.shape[1:])
       module.sow("intermediates", "attention_weights", weights)
     if dropout_rate > 0.0 and not deterministic:
       if broadcast_dropout:
-        raise ValueError(
-          "broadcast_dropout: expected False, got True; every weight is "
-          "dropped on its own here"
-        )
+        dropout_rng = dropout.shared(dropout_rng)
       call.update(dropout_rate=dropout_rate, dropout_rng=dropout_rng)
     out = apply(query, key, value, **call)
     return out.reshape(*lead, *out.shape[1:])
@@ -211,16 +216,19 @@ def _check_has_none(attention: plug.Attention) -> None:
     )
 
 
-def _fold(array: Array, lead: tuple[int, ...], trailing: int) -> Array:
+def _fold(name: str, array: Array, lead: tuple[int, ...]) -> Array:
   """Folds the leading axes into one, of size 1 if all of them have size 1."""
-  missing = len(lead) + trailing - array.ndim
-  if missing < 0:
+  missing = len(lead) + 3 - array.ndim
+  shape = (1,) * missing + array.shape
+  batch, rest = shape[: len(lead)], shape[len(lead) :]
+  if missing < 0 or any(
+    got not in (1, full) for got, full in zip(batch, lead, strict=True)
+  ):
     raise ValueError(
-      f"mask: expected at most {len(lead) + trailing} axes to go with leading "
-      f"axes {lead} of the query, got shape {array.shape}; drop the others"
+      f"{name}: expected leading axes {lead} like the query's, or 1 or none of "
+      f"them, before [N, T, S], got shape {array.shape}"
     )
-  array = array.reshape((1,) * missing + array.shape)
-  batch, rest = array.shape[: len(lead)], array.shape[len(lead) :]
+  array = array.reshape(shape)
   if math.prod(batch) == 1:
     return array.reshape(1, *rest)
   return jnp.broadcast_to(array, (*lead, *rest)).reshape(-1, *rest)

@@ -266,9 +266,16 @@ def check_dropout(rate: float, rng: Array | None) -> None:
   """Raises ValueError for a rate outside [0, 1), or a positive one without rng."""
   if not 0.0 <= rate < 1.0:
     raise ValueError(f"dropout_rate: expected [0, 1), got {rate}")
-  if rate > 0.0 and rng is None:
+  if rate == 0.0:
+    return
+  if rng is None:
     raise ValueError(
       f"dropout_rng: expected a key for dropout_rate {rate}, got None"
+    )
+  if np.ndim(rng) > 1 and rng.shape != (1, 1):
+    raise ValueError(
+      "dropout_rng: expected one key, or keys [1, 1] that all examples and heads "
+      f"share, got shape {rng.shape}"
     )
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from attention import arguments, layout, platform, plug, sharded
+from attention import arguments, dropout, layout, platform, plug, sharded
 from attention.logits import Logits
 from attention.loop import attend
 from attention.mods import BlockMask
@@ -94,7 +94,7 @@ def bigbird_attention(
     )
   block_rng = global_rng = None
   if dropout_rng is not None and dropout_rate > 0.0:
-    block_rng, global_rng = jax.random.split(dropout_rng)
+    block_rng, global_rng = dropout.split(dropout_rng, 2)
 
   def attend_to_all(query, ids):
     visible = Visible() if keep is None else key_mask(keep)
@@ -209,7 +209,9 @@ def _attend_to_blocks(
   # Heads are a batch axis, so arrays that are sharded by head stay where they are.
   key, value, mask, key_ids = keys
   heads = key.shape[2], num_heads // key.shape[2]
-  rngs = None if dropout_rng is None else jax.random.split(dropout_rng, heads)
+  rngs = None
+  if dropout_rng is not None:
+    rngs = dropout.split(dropout_rng, heads, by_head=True)
   of_group = jax.vmap(of_head, (2, 0, 0, None, None), 2)
   results = jax.vmap(of_group, (2, 0, 0, 2, 2), 2)(
     query.reshape(batch, length, *heads, head_dim),

@@ -34,7 +34,8 @@ def bounded(record: plug.Attention) -> plug.Attention:
 
   They raise ValueError. Where the index is traced, `decode` gives NaN instead.
   """
-  decode, prefill = record.decode, record.prefill
+  decode: Any = record.decode
+  prefill: Any = record.prefill
 
   def size(cache):
     return cache[0].shape[1] if getattr(cache, "grows", False) else None

@@ -98,7 +98,8 @@ def dense_attention(
     mask_mod: `(b, n, t, s) -> bool`, True = attend, in addition to `mask`.
     dropout_rate: share of attention weights set to zero; the others are
       divided by 1 - rate.
-    dropout_rng: key of the dropout, needed where `dropout_rate` > 0.
+    dropout_rng: key of the dropout, needed where `dropout_rate` > 0. Keys `[1, 1]`
+      drop the same pairs in all examples and heads.
     block_size: C, rows that are computed at the same time; None is all of a short
       sequence, and what `attention.platform` allows of a long one.
     visible: which pairs count, in addition to the options that say so.

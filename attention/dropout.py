@@ -1,13 +1,47 @@
 """Dropout on attention weights, drawn tile by tile."""
 
+from typing import TypeGuard
+
 import jax
 from jax.extend.random import threefry2x32_p
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 import numpy as np
 
+SHARED = (1, 1)
+"""Shape of keys that drop the same pairs in all B examples and N heads."""
+
 _GOLDEN = np.uint32(0x9E3779B9)
 """φ·2³², whose multiples are as far from one another as can be."""
+
+
+def shared(key: Array | None) -> Array:
+  """Keys [1, 1], from one of either kind that JAX has."""
+  key = _given(key)
+  if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+    key = jax.random.wrap_key_data(key)
+  return key.reshape(SHARED)
+
+
+def is_shared(key: Array | None) -> TypeGuard[Array]:
+  """Whether examples and heads drop alike."""
+  return key is not None and key.shape == SHARED
+
+
+def split(
+  key: Array | None, shape: int | tuple[int, ...], *, by_head: bool = False
+) -> Array:
+  """`jax.random.split`, of which each is shared if `key` is.
+
+  Those of heads are then the same.
+  """
+  key = _given(key)
+  if not is_shared(key):
+    return jax.random.split(key, shape)
+  shape = (shape,) if isinstance(shape, int) else shape
+  if by_head:
+    return jnp.broadcast_to(key, (*shape, *SHARED))
+  return jax.random.split(key[0, 0], shape).reshape(*shape, *SHARED)
 
 
 def kept(
@@ -16,8 +50,19 @@ def kept(
   """Keep / (1 − rate) for the tile that `numbers` name.
 
   It follows from the key and the numbers alone, so the backward draws again
-  what the forward drew, however many tiles are one step.
+  what the forward drew, however many tiles are one step. With shared keys there
+  is one example and head in `shape`.
+
+  Raises:
+    ValueError: keys are shared, and `shape` has several.
   """
+  if is_shared(key):
+    if shape[:2] != SHARED:
+      raise ValueError(
+        "dropout_rng: expected one key, as each head has pairs of its own, got "
+        "keys [1, 1]; give Flax's module broadcast_dropout=False"
+      )
+    key = key[0, 0]
   for number in numbers:
     key = jax.random.fold_in(_given(key), number)
   keep = 1.0 - rate
@@ -41,6 +86,9 @@ def of_pairs(
   keeps their ranges apart (for 4,096 of them up to 744,000 positions; beyond,
   two heads would drop alike somewhere).
   """
+  if is_shared(key):
+    alike = of_pairs(key[0, 0], rate, 1, 1, queries, keys)
+    return jnp.broadcast_to(alike, (batch, num_heads, *alike.shape[2:]))
   first_key, second_key = jax.random.bits(_given(key), (2,), "uint32")
   head_starts = jnp.arange(batch * num_heads, dtype=jnp.uint32) * _GOLDEN
   head_starts = head_starts.reshape(batch, num_heads, 1, 1)

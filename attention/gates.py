@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from attention import arguments, plug
 from attention.recurrence import recurrent_attention
-from attention.signature import call_with_auto_axes
+from attention.signature import call_with_auto_axes, promoted
 
 Params = Mapping[str, Array]
 Gate = Callable[[Params, Array], Array]
@@ -224,13 +224,14 @@ def recurrent_mechanism(
     needed = ("query", "key", "value")
     arguments.check_call(checked, {**_ARRAYS, **arrays}, needed=needed)
     check_given(name, given, *gates)
-    params = variables.get("params", {})
-    return call_with_auto_axes(
+    params, qkv = variables.get("params", {}), promoted(query, key, value)
+    out, state = call_with_auto_axes(
       functools.partial(_attend, recurrence),
       query,
-      (params, query, key, value, given, state),
+      (params, *qkv, given, state),
       {**call, "axis_name": axis_name},
     )
+    return out.astype(query.dtype), state
 
   def apply(variables, query, key, value, **call):
     return run(by_kernel, variables, query, key, value, **call)[0]

@@ -7,8 +7,9 @@ import re
 from typing import Any, Literal, ParamSpec, TypeVar, get_args, get_origin
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec
-from jaxtyping import AbstractArray
+from jaxtyping import AbstractArray, Array
 
 from attention import arguments, plug
 from attention.cache import bounded
@@ -66,14 +67,18 @@ def attention_function(
           f"{name}: expected {', '.join(positional)} by position and options "
           f"by name, got {len(args)} values by position"
         )
-      given = {**dict(zip(positional, args, strict=False)), **options}
+      given: dict[str, Any] = dict(zip(positional, args, strict=False))
+      given |= options
       if not needed <= given.keys() <= parameters.keys():
         _refuse(given, name, parameters, instead)
       arguments.check_call({**defaults, **given}, arrays, checks, needed)
       query = given[positional[0]]
+      run: Any = function
+      if len({given[n].dtype for n in positional}) > 1:
+        run = functools.partial(_call_promoted, function, positional)
       if jax.typeof(query).sharding.mesh.explicit_axes:
-        return call_with_auto_axes(function, query, args, options)
-      return function(*args, **options)
+        return call_with_auto_axes(run, query, args, options)
+      return run(*args, **options)
 
     # As it is written, where `help` would show jaxtyping's classes.
     written = signature.replace(
@@ -152,7 +157,8 @@ def _with_refusals(name: str, record: plug.Attention) -> plug.Attention:
     return refuse
 
   lacking = [field for field in _CLAIMS if getattr(record, field) is None]
-  return record._replace(**{field: refusal(field) for field in lacking})
+  refused: dict[str, Any] = {field: refusal(field) for field in lacking}
+  return record._replace(**refused)
 
 
 def _by_annotation(
@@ -171,6 +177,21 @@ def _by_annotation(
     elif all(isinstance(x, type) and issubclass(x, _ARRAY) for x in allowed):
       (arrays[option],) = allowed
   return arrays, checks
+
+
+def promoted(*arrays: Array) -> list[Array]:
+  """The arrays in one dtype, the one in which jnp computes with all of them."""
+  return [x.astype(jnp.result_type(*arrays)) for x in arrays]
+
+
+def _call_promoted(function, positional, *args, **options):
+  """A call on `promoted` arrays; the result has the dtype of the query."""
+  given = {**dict(zip(positional, args, strict=False)), **options}
+  arrays = [given.pop(name) for name in positional]
+  results = function(*promoted(*arrays), **given)
+  if not isinstance(results, tuple):
+    return results.astype(arrays[0].dtype)
+  return results[0].astype(arrays[0].dtype), *results[1:]
 
 
 class _Written(str):

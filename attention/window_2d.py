@@ -135,7 +135,9 @@ def window_2d_attention(
         more = jnp.where(same, 0.0, hidden_logit)[:, None, None]
         more += 0.0 if bias is None else bias
     if dropout_rate:
-      shape = (batch, *by_head, area, area)
+      is_shared = dropout.is_shared(dropout_rng)
+      heads = (1, 1, 1) if is_shared else (batch, *by_head)
+      shape = (*heads, area, area)
       kept = dropout.kept(dropout_rng, dropout_rate, shape, number[0])
     return block_attention(
       query,

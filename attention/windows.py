@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 import numpy as np
 
-from attention import layout, sharded
+from attention import dropout, layout, sharded
 from attention.logits import Logits, check_tables
 from attention.loop import attend, merge
 from attention.softmax import split_blocks
@@ -72,7 +72,7 @@ def attend_to_window(
   if source_length % dilation:
     masks.append(jnp.ones((1, source_length), bool))
   masks = [jnp.broadcast_to(x, (len(x), source_length)) for x in masks]
-  rngs = None if rng is None else jax.random.split(rng, dilation)
+  rngs = None if rng is None else dropout.split(rng, dilation)
   classes = jax.tree.map(
     partial(split_blocks, size=dilation),
     (query, key, value, masks, visible.segments),
@@ -96,7 +96,9 @@ def _by_head(
       heads = kv_head * len(own) + np.flatnonzero(own == dilation)
       call = calls.setdefault((int(dilation), len(heads)), [])
       call.append((kv_head, heads))
-  results, order = [], []
+  results, order, rngs = [], [], None
+  if rng is not None:
+    rngs = dropout.split(rng, len(calls), by_head=True)
   for i, ((dilation, _), pairs) in enumerate(calls.items()):
     kv_heads, heads = (np.hstack(x) for x in zip(*pairs, strict=True))
     results.append(
@@ -106,7 +108,7 @@ def _by_head(
         value[:, :, kv_heads],
         visible,
         logits.of_heads(heads),
-        None if rng is None else jax.random.fold_in(rng, i),
+        rngs if rngs is None else rngs[i],
         dilations=(dilation,),
         **options,
       )
@@ -174,7 +176,7 @@ def attend_to_union(
     return near(query, key, value, visible, rng=dropout_rng)
   rngs: Any = (None,) * 3
   if dropout_rng is not None:
-    rngs = jax.random.split(dropout_rng, 3)
+    rngs = dropout.split(dropout_rng, 3)
 
   length = query.shape[1]
   start, whole = 0, length

@@ -154,10 +154,23 @@ def test_leading_axes(run, lead):
     assert_close(run(DENSE, inputs, mask=mask), expected, 1e-6)
 
 
-def test_a_mask_with_too_many_axes_raises():
+@pytest.mark.parametrize(
+  ("name", "shape"),
+  [
+    ("mask", (1, 2, 1, 3, 3)),
+    ("mask", (3, 1, 3, 3)),
+    ("bias", (3, 1, 3, 3)),
+    ("key", (3, 3, 2, 4)),
+    ("value", (1, 3, 2, 4)),
+  ],
+)
+def test_leading_axes_that_differ_are_named(name, shape):
   query = jnp.ones((2, 3, 2, 4))
-  with pytest.raises(ValueError, match=r"^mask: expected at most 4 axes"):
-    DENSE(query, query, query, mask=jnp.ones((1, 2, 1, 3, 3)))
+  call = {"key": query, "value": query, name: jnp.ones(shape)}
+  with pytest.raises(
+    ValueError, match=rf"^{name}: expected leading axes \(2,\)"
+  ):
+    DENSE(query, **call)
 
 
 def test_bias():
@@ -189,8 +202,9 @@ def test_dropout(run):
   assert (noisy == call(DENSE, deterministic=False)).all()
   for other in (quiet, call(DENSE, deterministic=False, seed=1)):
     assert np.abs(noisy - other).max() > 1e-3
-  with pytest.raises(ValueError, match=r"^broadcast_dropout: expected False"):
-    call(DENSE, deterministic=False, settings={"dropout_rate": 0.5})
+  alike = call(DENSE, deterministic=False, settings={"dropout_rate": 0.5})
+  for other in (quiet, noisy):
+    assert np.abs(alike - other).max() > 1e-3
   sums = as_attention_fn(linear())
   call(sums, deterministic=True)
   with pytest.raises(ValueError, match=r"^dropout_r.*dense"):
@@ -239,6 +253,21 @@ def test_sowing_the_weights_in_linen(lead):
     )
     (sown[name],) = state["intermediates"]["attention_weights"]
   assert_close(sown["ours"], sown["own"], 1e-6)
+
+
+@pytest.mark.parametrize("is_forced", [False, True])
+def test_sown_weights_have_the_dtype_of_flax(is_forced):
+  settings = {"dtype": jnp.bfloat16, "force_fp32_for_softmax": is_forced}
+  sown = []
+  for fn in (None, DENSE):
+    _, state = run_linen(
+      fn, settings=settings, sow_weights=True, mutable=["intermediates"]
+    )
+    sown += state["intermediates"]["attention_weights"]
+  assert sown[0].dtype == sown[1].dtype
+  assert_close(sown[1], sown[0], 1e-2)
+  sums = np.asarray(sown[1], np.float64).sum(axis=-1)
+  assert_close(sums, np.ones_like(sums), 1e-6 if is_forced else 1e-2)
 
 
 def test_sowing_the_weights_in_nnx():

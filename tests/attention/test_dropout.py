@@ -1,11 +1,23 @@
 """Which weights are dropped follows from positions, and nothing else."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import dense_attention, dropout, flash_attention
+from attention import (
+  ATTENTIONS,
+  Dims,
+  as_attention_fn,
+  dense_attention,
+  dropout,
+  flash_attention,
+  gates_from_keys,
+  lsh_attention,
+)
+from attention.plug import supporting
 
 KEY = jax.random.key(3)
 
@@ -52,3 +64,57 @@ def test_dense_and_flash_drop_alike(is_causal):
 def test_without_a_key():
   with pytest.raises(ValueError, match=r"^key: expected one to draw"):
     kept(jnp.arange(2), jnp.arange(2), key=None)
+
+
+def test_keys_of_several_examples_are_refused():
+  x = jnp.ones((2, 8, 4, 8))
+  call = {"dropout_rate": 0.5, "dropout_rng": jax.random.split(KEY, (2, 4))}
+  with pytest.raises(ValueError, match=r"^dropout_rng: .* got shape \(2, 4\)"):
+    dense_attention(x, x, x, **call)
+  # Each head has an order of its own.
+  with pytest.raises(ValueError, match=r"^dropout_rng: .*broadcast_dropout"):
+    lsh_attention(
+      x,
+      x,
+      rotations=jnp.ones((1, 8, 2)),
+      chunk_size=4,
+      dropout_rate=0.5,
+      dropout_rng=dropout.shared(KEY),
+    )
+
+
+SETTINGS = {
+  "sliding_window": {"window": 2, "dilation": 2},
+  "bigbird": {"block_size": 2, "num_random": 1},
+  "window_2d": {"window": 3},
+  "strided_2d": {"stride": 2},
+  "additive": {"width": 4},
+}
+
+
+@pytest.mark.parametrize(
+  "name", [n for n in supporting(ATTENTIONS, "dropout") if n != "lsh"]
+)
+def test_broadcast_dropout_drops_the_same_pairs_everywhere(name):
+  """As Flax's default does, in all examples and heads."""
+  record = gates_from_keys(ATTENTIONS[name](**SETTINGS.get(name, {})))
+  variables = record.init(KEY, Dims(4, 2, 8, 16, 16))
+  fn = as_attention_fn(record, variables)
+  rng = np.random.default_rng(0)
+  query, key = (
+    rng.standard_normal((3, 16, heads, 8), np.float32) for heads in (4, 2)
+  )
+  value = np.broadcast_to(np.eye(16, dtype=np.float32)[:, None], (3, 16, 2, 16))
+
+  @functools.partial(jax.jit, static_argnames="rate")
+  def weights(seed, rate):
+    draw = jax.random.PRNGKey(seed)
+    return fn(query, key, value, dropout_rate=rate, dropout_rng=draw)
+
+  whole, dropped = np.asarray(weights(0, 0.0)), np.asarray(weights(0, 0.4))
+  is_kept, is_seen = dropped > 0, whole > 1e-6
+  np.testing.assert_allclose(dropped[is_kept], whole[is_kept] / 0.6, rtol=1e-4)
+  kept, seen = (x.sum((0, 2)) for x in (is_kept, is_seen))
+  np.testing.assert_array_equal(kept[kept > 0], seen[kept > 0])
+  assert 0.4 < np.mean(kept[seen > 0] > 0) < 0.8
+  assert (np.asarray(weights(1, 0.4)) != dropped).any()
