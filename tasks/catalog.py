@@ -17,7 +17,7 @@ import urllib.parse
 
 import tensorflow_datasets as tfds
 
-from tasks import cache
+from tasks import cache, files
 from tasks.base import DataError
 from tasks.tensorflow_free import without_tensorflow
 
@@ -108,6 +108,8 @@ def held_out_split(
     raise DataError(
       f"task.{leaf}: {name} has no train split, only {', '.join(splits)}"
     )
+  sizes = [(name, splits[name].num_bytes) for name in splits]
+  files.note(builder.info.full_name, repr(sizes).encode())
   return next((x for x in ("validation", "test") if x in splits), None)
 
 

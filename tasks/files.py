@@ -1,5 +1,7 @@
 """Text files as people have them: UTF-8, plain or gzipped, a line a sentence."""
 
+from collections.abc import Iterator
+import contextlib
 import gzip
 import hashlib
 import logging
@@ -7,9 +9,12 @@ import pathlib
 import re
 import zlib
 
-from tasks.base import DataError
+from tasks.base import DataError, vocabulary_path
 
 Pairs = list[tuple[str, str]]
+
+DATA = "data.sha256"
+"""What a run keeps of its data, beside its vocabulary."""
 
 _VALIDATION = ("val", "valid", "validation")
 
@@ -31,12 +36,64 @@ def existing_file(text: str) -> pathlib.Path:
   return path
 
 
+_notes: list[dict[str, str]] = []
+
+_MOST_NAMES = 1000
+"""Of more files one digest is kept, of all of theirs."""
+
+
+@contextlib.contextmanager
+def noted() -> Iterator[dict[str, str]]:
+  """Notes 'folder/name' -> SHA-256 of the content of all that is read meanwhile."""
+  notes = {}
+  _notes.append(notes)
+  try:
+    yield notes
+  finally:
+    _notes.pop()
+
+
+def note(name: str, content: bytes) -> None:
+  """What a run read, for `noted`."""
+  if _notes:
+    digest = hashlib.sha256(content).hexdigest()
+    for notes in _notes:
+      notes[name] = digest
+
+
+def check_data(workdir: pathlib.Path, notes: dict[str, str]) -> bytes:
+  """What is kept of the data of a run, as `sha256sum` has it.
+
+  Raises:
+    DataError: the run in `workdir` began with other data.
+  """
+  if len(notes) > _MOST_NAMES:
+    text = repr(sorted(notes.items())).encode()
+    notes = {f"{len(notes)} files": hashlib.sha256(text).hexdigest()}
+  path = vocabulary_path(workdir, DATA)
+  if path.exists():
+    lines = path.read_text("utf-8").split("\n")[:-1]
+    began = {
+      name: digest for digest, _, name in (x.partition("  ") for x in lines)
+    }
+    for name in sorted(notes.keys() | began.keys()):
+      if notes.get(name) != began.get(name):
+        raise DataError(
+          f"config.task: {name} is not what the run in {workdir} began with "
+          f"({path}); restore it or choose a new folder"
+        )
+  lines = (f"{digest}  {name}\n" for name, digest in sorted(notes.items()))
+  return "".join(lines).encode()
+
+
 def read_bytes(path: pathlib.Path) -> bytes:
   """Reads a file, unpacking `.gz`; DataError where that cannot be done."""
   try:
+    content = path.read_bytes()
     if path.suffix == ".gz":
-      return gzip.decompress(path.read_bytes())
-    return path.read_bytes()
+      content = gzip.decompress(content)
+    note("/".join(path.parts[-2:]), content)
+    return content
   except (gzip.BadGzipFile, EOFError, zlib.error) as error:
     raise DataError(f"{path}: damaged gzip file ({error})") from error
   except OSError as error:

@@ -20,6 +20,8 @@ from settings.errors import ConfigError
 from settings.leaves import flatten
 from settings.memory import check_fits
 import tasks
+from tasks import files
+from tasks.base import save_vocabulary
 from training import cluster, parallel
 from training import optimizer as optimizer_lib
 from training import workdir as workdir_lib
@@ -63,14 +65,21 @@ def begin(config: ExperimentConfig, workdir: Path) -> Experiment:
   Every process of the run calls this, and goes on once the first has written.
 
   Raises:
-    ConfigError: as in `create`, or the mesh does not fit the devices.
+    ConfigError: as in `create`, the mesh does not fit the devices, or the run began
+      with other data.
   """
   parallel.check_mesh(config.train, config.model)
-  run = create(config, workdir)
+  with files.noted() as notes:
+    run = create(config, workdir)
+  try:
+    data = files.check_data(workdir, notes)
+  except tasks.DataError as error:
+    raise ConfigError(str(error)) from error
   cluster.wait("all have looked at the folder")
   if cluster.is_first():
     workdir_lib.write_config(workdir, config)
     run.task.save(workdir)
+    save_vocabulary(workdir, {files.DATA: data} if notes else {})
   cluster.wait("the folder is there")
   return run
 

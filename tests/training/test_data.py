@@ -1,0 +1,85 @@
+"""A run goes on with the data that it began with."""
+
+import gzip
+
+import pytest
+
+from settings.errors import ConfigError
+from tasks import files
+from training import experiment, experiment_config
+
+TEXT = "abcd efgh\n" * 40
+
+
+def config_of(path, **leaves):
+  return experiment_config.parse(
+    {
+      "task": {
+        "name": "text",
+        "path": str(path),
+        "context": 8,
+        "vocabulary": "bytes",
+        **leaves,
+      },
+      "model": {
+        "kind": "decoder",
+        "features": 8,
+        "num_heads": 2,
+        "num_layers": 1,
+        "mlp_features": 8,
+      },
+      "num_steps": 1,
+      "batch_size": 8,
+    }
+  )
+
+
+def test_other_data_are_refused(tmp_path):
+  path, run = tmp_path / "text.txt", tmp_path / "run"
+  path.write_text(TEXT)
+  config = config_of(path)
+  experiment.begin(config, run)
+  experiment.begin(config, run)
+  kept = (run / "vocabulary" / files.DATA).read_text()
+  path.write_text(TEXT.replace("d", "e"))  # Of the same vocabulary and size.
+  with pytest.raises(ConfigError, match=r"^config.task: .*text.txt is not wh"):
+    experiment.begin(config, run)
+  assert (run / "vocabulary" / files.DATA).read_text() == kept
+  path.write_text(TEXT)
+  experiment.begin(config, run)
+
+
+def test_a_run_of_an_earlier_version_goes_on(tmp_path):
+  path, run = tmp_path / "text.txt", tmp_path / "run"
+  path.write_text(TEXT)
+  experiment.begin(config_of(path), run)
+  (run / "vocabulary" / files.DATA).unlink()
+  experiment.begin(config_of(path), run)
+  assert (run / "vocabulary" / files.DATA).exists()
+
+
+def test_what_is_noted_is_the_content(tmp_path):
+  plain, packed = tmp_path / "a.txt", tmp_path / "b.txt.gz"
+  plain.write_text(TEXT)
+  packed.write_bytes(gzip.compress(TEXT.encode()))
+  with files.noted() as notes:
+    for path in (plain, packed, plain):
+      files.read_bytes(path)
+  files.read_bytes(tmp_path / "a.txt")
+  folder = tmp_path.name
+  assert [*notes] == [f"{folder}/a.txt", f"{folder}/b.txt.gz"]
+  assert len(set(notes.values())) == 1
+
+
+@pytest.mark.parametrize("count", [3, 2000])
+@pytest.mark.parametrize("change", [{"f1": "x"}, {"more": "y"}, {"f2": None}])
+def test_files_that_come_go_or_change(tmp_path, count, change):
+  notes = {f"f{i}": f"{i}" for i in range(count)}
+  path = tmp_path / "vocabulary" / files.DATA
+  path.parent.mkdir()
+  path.write_bytes(files.check_data(tmp_path, notes))
+  assert len(path.read_text().splitlines()) == (count if count < 1000 else 1)
+  assert files.check_data(tmp_path, notes) == path.read_bytes()
+  notes = {k: x for k, x in (notes | change).items() if x is not None}
+  with pytest.raises(files.DataError, match=r"is not what the run in"):
+    files.check_data(tmp_path, notes)
