@@ -72,7 +72,7 @@ def check_data(workdir: pathlib.Path, notes: dict[str, str]) -> bytes:
     notes = {f"{len(notes)} files": hashlib.sha256(text).hexdigest()}
   path = vocabulary_path(workdir, DATA)
   if path.exists():
-    lines = path.read_text("utf-8").split("\n")[:-1]
+    lines = path.read_text("utf-8", "replace").split("\n")[:-1]
     began = {
       name: digest for digest, _, name in (x.partition("  ") for x in lines)
     }
