@@ -6,7 +6,6 @@ from flax import linen, nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from attention import (
@@ -24,7 +23,6 @@ from attention import (
   sliding_window,
   sliding_window_attention,
 )
-from attention.modules import LinenAttention, NNXAttention
 from attention.testing import assert_close
 from tests.attention.forms import thorough
 
@@ -436,115 +434,3 @@ def test_sown_weights_leave_dropout_out():
   )
   (weights,) = state["intermediates"]["attention_weights"]
   assert_close(weights.sum(axis=-1), jnp.ones(weights.shape[:-1]), 1e-5)
-
-
-MECHANISMS = {
-  "linformer": linformer(rank=3),  # Has params.
-  "performer": performer(num_features=8),  # Has constants.
-  "dense": dense(),  # Has neither.
-}
-BOTH = linen.make_attention_mask(jnp.ones_like(KEY_MASK), KEY_MASK)
-
-
-def linen_module(attention_fn):
-  return linen.MultiHeadDotProductAttention(HEADS, attention_fn=attention_fn)
-
-
-def nnx_module(attention_fn):
-  return nnx.MultiHeadAttention(
-    HEADS,
-    FEATURES,
-    attention_fn=attention_fn,
-    decode=False,
-    rngs=nnx.Rngs(0),
-  )
-
-
-@pytest.mark.parametrize("name", MECHANISMS)
-def test_a_linen_module_computes_what_the_function_does(name):
-  """Mask included: Linen passes only what a signature names."""
-  record = MECHANISMS[name]
-  mask = BOTH if name == "dense" else KEY_MASK[:, None, None]
-  module = linen_module(LinenAttention(record, DIMS))
-  variables = module.init(jax.random.key(3), INPUTS)
-  made = jax.eval_shape(lambda key: record.init(key, DIMS), jax.random.key(0))
-  own = {kind: variables[kind]["attention_fn"] for kind in made}
-  assert jax.tree.map(jnp.shape, own) == jax.tree.map(jnp.shape, made)
-  got = module.apply(variables, INPUTS, mask=mask)
-  params = {k: v for k, v in variables["params"].items() if k != "attention_fn"}
-  plain = linen_module(as_attention_fn(record, own))
-  expected = plain.apply({"params": params}, INPUTS, mask=mask)
-  np.testing.assert_array_equal(got, expected)
-  assert np.abs(got - module.apply(variables, INPUTS)).max() > 1e-3
-
-
-@pytest.mark.parametrize("name", MECHANISMS)
-def test_an_nnx_module_computes_what_the_function_does(name):
-  record = MECHANISMS[name]
-  mask = BOTH if name == "dense" else KEY_MASK[:, None, None]
-  module = nnx_module(NNXAttention(record, DIMS, rngs=nnx.Rngs(3)))
-  made = record.init(nnx.Rngs(3).params(), DIMS)
-  expected = nnx_module(as_attention_fn(record, made))(INPUTS, mask=mask)
-  np.testing.assert_array_equal(module(INPUTS, mask=mask), expected)
-  assert np.abs(expected - module(INPUTS)).max() > 1e-3
-
-
-def test_options_hold_in_every_call_of_the_modules():
-  options = {"is_causal": True}
-  module = linen_module(LinenAttention(linear(), DIMS, options))
-  got, _ = module.init_with_output(jax.random.key(2), INPUTS)
-  fn = as_attention_fn(linear(), is_causal=True)
-  assert_close(got, run_linen(fn), 1e-6)
-  own = NNXAttention(linear(), DIMS, rngs=nnx.Rngs(3), **options)
-  assert_close(nnx_module(own)(INPUTS), run_nnx(fn), 1e-6)
-
-
-def test_a_step_of_linen_trains_the_projections_of_a_mechanism():
-  module = linen_module(LinenAttention(MECHANISMS["linformer"], DIMS))
-  params = module.init(jax.random.key(3), INPUTS)["params"]
-
-  @jax.jit
-  def loss(params):
-    return jnp.mean(jnp.square(module.apply({"params": params}, INPUTS) - 1.0))
-
-  gradient = jax.grad(loss)(params)
-  step = jax.tree.map(lambda p, g: p - 0.01 * g, params, gradient)
-  projections = gradient["attention_fn"]
-  assert set(projections) == {"key_projection", "value_projection"}
-  for name, grad in projections.items():
-    assert np.abs(grad).max() > 1e-4
-    moved = step["attention_fn"][name] - params["attention_fn"][name]
-    assert np.abs(moved).max() > 0.0
-  assert loss(step) < loss(params)
-
-
-def test_a_step_of_nnx_trains_the_projections_of_a_mechanism():
-  own = NNXAttention(MECHANISMS["linformer"], DIMS, rngs=nnx.Rngs(3))
-  module = nnx_module(own)
-  optimizer = nnx.Optimizer(module, optax.sgd(0.01), wrt=nnx.Param)
-
-  @nnx.jit
-  def step(module, optimizer):
-    def loss(module):
-      return jnp.mean(jnp.square(module(INPUTS) - 1.0))
-
-    value, gradient = nnx.value_and_grad(loss)(module)
-    optimizer.update(module, gradient)
-    return value
-
-  before = jax.tree.map(jnp.copy, nnx.to_pure_dict(nnx.state(own, nnx.Param)))
-  first, second = step(module, optimizer), step(module, optimizer)
-  assert second < first
-  after = nnx.to_pure_dict(nnx.state(own, nnx.Param))
-  moved = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), before, after)
-  assert set(moved["params"]) == {"key_projection", "value_projection"}
-  assert min(moved["params"].values()) > 1e-6
-
-
-@pytest.mark.parametrize("name", ["performer", "dense"])
-def test_what_a_mechanism_draws_is_not_trained(name):
-  module = linen_module(LinenAttention(MECHANISMS[name], DIMS))
-  params = module.init(jax.random.key(3), INPUTS)["params"]
-  assert "attention_fn" not in params
-  own = NNXAttention(MECHANISMS[name], DIMS, rngs=nnx.Rngs(3))
-  assert not jax.tree.leaves(nnx.state(own, nnx.Param))
