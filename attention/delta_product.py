@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import gates, linear_kernels, plug
+from attention import gates, plug
+from attention.linear_kernels import Implementation
 from attention.recurrence import several_writes
 from attention.signature import attention_factory, attention_function
 
@@ -25,7 +26,7 @@ def delta_product_attention(
   initial_state: Float[Array, "B N H V"] | None = None,
   segment_ids: Int[Array, "B T"] | None = None,
   return_state: bool = False,
-  implementation: linear_kernels.Implementation | None = None,
+  implementation: Implementation | None = None,
 ) -> (
   Float[Array, "B T N V"]
   | tuple[Float[Array, "B T N V"], Float[Array, "B N H V"]]
@@ -62,7 +63,7 @@ def delta_product_attention(
 def delta_product(
   num_householder: int = 2,
   max_rate: float = 2.0,
-  implementation: linear_kernels.Implementation | None = None,
+  implementation: Implementation | None = None,
 ) -> plug.Attention:
   """Gated DeltaProduct: `gated_delta` with R corrections a position.
 

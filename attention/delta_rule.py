@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import gates, linear_kernels, plug
+from attention import gates, plug
+from attention.linear_kernels import Implementation
 from attention.recurrence import recurrent_attention
 from attention.signature import attention_factory, attention_function
 
@@ -29,7 +30,7 @@ def delta_rule_attention(
   initial_state: Float[Array, "B N H V"] | None = None,
   segment_ids: Int[Array, "B T"] | None = None,
   return_state: bool = False,
-  implementation: linear_kernels.Implementation | None = None,
+  implementation: Implementation | None = None,
 ) -> (
   Float[Array, "B T N V"]
   | tuple[Float[Array, "B T N V"], Float[Array, "B N H V"]]
@@ -85,8 +86,7 @@ def delta_rule_attention(
 
 @attention_factory
 def delta(
-  max_rate: float = 1.0,
-  implementation: linear_kernels.Implementation | None = None,
+  max_rate: float = 1.0, implementation: Implementation | None = None
 ) -> plug.Attention:
   """DeltaNet: the delta rule with keys of length 1 and a rate from the inputs.
 
@@ -118,8 +118,7 @@ def delta(
 
 @attention_factory
 def gated_delta(
-  max_rate: float = 1.0,
-  implementation: linear_kernels.Implementation | None = None,
+  max_rate: float = 1.0, implementation: Implementation | None = None
 ) -> plug.Attention:
   """Gated DeltaNet: `delta`, and a decay of each head as in Mamba-2.
 
@@ -150,7 +149,7 @@ def gated_delta(
 def kimi_delta(
   rank: int | None = None,
   max_rate: float = 1.0,
-  implementation: linear_kernels.Implementation | None = None,
+  implementation: Implementation | None = None,
 ) -> plug.Attention:
   """Kimi Delta Attention (KDA): `delta`, and a decay of each channel.
 
@@ -190,7 +189,7 @@ def kimi_delta(
 def comba(
   max_rate: float = 1.0,
   correction: float = 0.02,
-  implementation: linear_kernels.Implementation | None = None,
+  implementation: Implementation | None = None,
 ) -> plug.Attention:
   """Comba: `gated_delta` with a weaker erasure, which reads the state before its decay.
 
@@ -252,7 +251,7 @@ def comba(
 def gated_delta_2(
   rank: int | None = None,
   max_rate: float = 1.0,
-  implementation: linear_kernels.Implementation | None = None,
+  implementation: Implementation | None = None,
 ) -> plug.Attention:
   """Gated DeltaNet-2: `kimi_delta` with one gate that erases and one that writes.
 

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import gates, linear_kernels, plug
+from attention import gates, plug
+from attention.linear_kernels import Implementation
 from attention.positions import alibi_slopes
 from attention.recurrence import recurrent_attention
 from attention.signature import attention_factory, attention_function
@@ -29,7 +30,7 @@ def gated_linear_attention(
   initial_state: Float[Array, "B N H V"] | None = None,
   segment_ids: Int[Array, "B T"] | None = None,
   return_state: bool = False,
-  implementation: linear_kernels.Implementation | None = None,
+  implementation: Implementation | None = None,
 ) -> (
   Float[Array, "B T N V"]
   | tuple[Float[Array, "B T N V"], Float[Array, "B N H V"]]
@@ -56,7 +57,8 @@ def gated_linear_attention(
     implementation: 'xla' and None are the chunks here. 'jla' is a kernel of the package
       jax-linear-attention for an H100 or H200, bfloat16, and heads of 64 or 128. It has
       first derivatives in reverse mode, inside `jax.shard_map` with `check_vma=False`
-      only, multiplies in bfloat16, and takes decays below −30 for −30.
+      only, and takes decays below −30 for −30. Of several devices each computes its
+      share under `jax.set_mesh`, and all of it elsewhere.
 
   Other options: as `dense_attention`.
 
@@ -82,7 +84,7 @@ def gated_linear_attention(
 def gated_linear(
   rank: int = 16,
   temperature: float = 16.0,
-  implementation: linear_kernels.Implementation | None = None,
+  implementation: Implementation | None = None,
 ) -> plug.Attention:
   """Gated linear attention (GLA): a decay for each channel, read from the inputs.
 
@@ -130,9 +132,7 @@ def gated_linear(
 
 
 @attention_factory
-def retention(
-  implementation: linear_kernels.Implementation | None = None,
-) -> plug.Attention:
+def retention(implementation: Implementation | None = None) -> plug.Attention:
   """Retention (RetNet): head n forgets the share 2^(−5−n) of its state a position.
 
     S_t = γ_n S_{t−1} + k_t v_tᵀ        out_t = S_tᵀ q_t / √H        γ_n = 1 − 2^(−5−n)
@@ -159,8 +159,7 @@ def retention(
 
 @attention_factory
 def lightning(
-  depth: float = 0.0,
-  implementation: linear_kernels.Implementation | None = None,
+  depth: float = 0.0, implementation: Implementation | None = None
 ) -> plug.Attention:
   """Lightning attention (MiniMax-01): decays by head, and slower in later layers.
 
@@ -211,9 +210,7 @@ def _fixed_decay(name, log_decay, implementation):
 
 
 @attention_factory
-def mamba2(
-  implementation: linear_kernels.Implementation | None = None,
-) -> plug.Attention:
+def mamba2(implementation: Implementation | None = None) -> plug.Attention:
   """Mamba-2's mixer: steps Δ from the inputs say how much is kept and written.
 
     Δ_t = softplus(x_t · W_Δ + b_Δ)

@@ -47,20 +47,11 @@ def recurrence(
   write_gate: Float[Array, "B T N V"] | None,
   **call: Any,
 ) -> tuple[Float[Array, "B T N V"], Float[Array, "B N H V"]]:
-  """The output and state of `recurrent_attention`, of arrays from `by_head`.
+  """The output and state of `recurrent_attention`, of arrays from its `by_head`.
 
-  Args:
-    query: as all arrays, of N heads, and 0 at hidden positions.
-    key: likewise.
-    value: likewise.
-    log_decay: has a last axis of 1 or H.
-    decays: whether anything does.
-    beta: as in `recurrent_attention`, as are the gates.
-    erase_key: read before the decay.
-    erase_gate: b.
-    write_gate: w.
-    **call: `scale`, `initial_state`, `segment_ids` and `axis_name`, and `dtype`, which
-      queries, keys and values had.
+  `decays` says whether anything does, and `dtype` in `call` what queries, keys and
+  values were. The rest of `call` is `scale`, `initial_state`, `segment_ids` and
+  `axis_name`.
 
   Raises:
     ValueError: no kernel serves the call.
@@ -114,19 +105,11 @@ def move(
 
 
 def _output(
-  kind,
-  *qkv,
-  dtype,
-  scale,
-  initial_state=None,
-  segment_ids=None,
-  axis_name=None,
-  **options,
+  kind, *arrays, dtype, scale, initial_state, segment_ids, axis_name, **options
 ):
-  """What the kernel of a kind gives; `qkv` and `gates` are its arrays."""
-  *qkv, gates = qkv
-  query = qkv[0]
-  qkv = [x.astype(dtype) for x in qkv]
+  """What the kernel of a kind gives for queries, keys, values, and its gates."""
+  query, gates = arrays[0], arrays[3]
+  qkv = [x.astype(dtype) for x in arrays[:3]]
   scale = arguments.softmax_scale(scale, query.shape[-1])
   gates = {n: x[..., 0] if x.shape[-1] == 1 else x for n, x in gates.items()}
   options |= {"initial_state": initial_state, "segment_ids": segment_ids}
@@ -158,7 +141,7 @@ def _obstacle(kind, qkv, gates, options, scale, axis_name) -> str:
   module = importlib.import_module(f"jla.ops.mosaic_gpu.{module}")
   if getattr(module, name)(*qkv, *gates.values(), **options):
     return ""
-  # It says no more than that.
+  # It does not say why.
   query, _, value = qkv
   device = jax.devices()[0]
   generation = getattr(device, "compute_capability", "none")

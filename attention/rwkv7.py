@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import gates, linear_kernels, plug
+from attention.linear_kernels import Implementation
 from attention.recurrence import by_head, several_writes
 from attention.signature import attention_factory, attention_function
 
@@ -27,7 +28,7 @@ def rwkv7_attention(
   initial_state: Float[Array, "B N H V"] | None = None,
   segment_ids: Int[Array, "B T"] | None = None,
   return_state: bool = False,
-  implementation: linear_kernels.Implementation | None = None,
+  implementation: Implementation | None = None,
 ) -> (
   Float[Array, "B T N V"]
   | tuple[Float[Array, "B T N V"], Float[Array, "B N H V"]]
@@ -100,6 +101,7 @@ def _kernel_output(
   mask,
   is_causal,
   return_state=True,
+  axis_name=None,
   **options,
 ):
   """The same by a kernel."""
@@ -112,15 +114,16 @@ def _kernel_output(
     is_causal=is_causal,
   )
   key, value, *gates = arrays
+  options |= {"dtype": dtype, "axis_name": axis_name}
   out, state = linear_kernels.move(
-    query, key, value, log_decay, *gates, dtype=dtype, **options
+    query, key, value, log_decay, *gates, **options
   )
   return (out, state) if return_state else out
 
 
 @attention_factory
 def rwkv7(
-  rank: int = 32, implementation: linear_kernels.Implementation | None = None
+  rank: int = 32, implementation: Implementation | None = None
 ) -> plug.Attention:
   """RWKV-7's time mixing, without its token shift.
 

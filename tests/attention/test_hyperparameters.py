@@ -56,6 +56,7 @@ def test_other_hyperparameters_of_the_wrong_kind(unchecked):
     ("linear", "feature_map"),
     ("flash", "implementation"),
     ("sliding_window", "implementation"),
+    ("mamba2", "implementation"),
   ):
     for value in (3, math.nan, ["relu"], "nosuch"):
       with pytest.raises(ValueError, match=f"^{option}: expected"):
