@@ -10,6 +10,7 @@ FAMILIES: Mapping[str, Family] = ImportPaths(
   types.MappingProxyType(
     {
       "bert": "models.published.bert:BERT",
+      "modernbert": "models.published.modernbert:MODERNBERT",
       "roberta": "models.published.roberta:ROBERTA",
       "gpt2": "models.published.gpt2:GPT2",
       "gpt_neox": "models.published.gpt_neox:GPT_NEOX",

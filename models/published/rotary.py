@@ -85,8 +85,10 @@ def both_versions(
     if share is not None:
       written |= dict.fromkeys(rotary.share, share)
     if rotary.scaled:
-      is_plain = old["rope_type"] == "default"
-      written["rope_scaling"] = None if is_plain else old
+      scaling = None if old["rope_type"] == "default" else old
+      # Version 4 has one for all such types, and none where they differ.
+      is_one = written.get("rope_scaling", scaling) == scaling
+      written["rope_scaling"] = scaling if is_one else None
   return {**written, "rope_parameters": sets.get(None, sets)}
 
 

@@ -386,12 +386,63 @@ def of_qwen3_next():
   )
 
 
+def of_modernbert():
+  """Makes ModernBERT: logits of tokens by version 4, of classes by version 5."""
+  rng = np.random.default_rng(43)
+  tokens, mask = ids(rng, 3, 33, 0, (33, 20, 2))
+  shape = {
+    "vocab_size": VOCAB,
+    "hidden_size": 24,
+    "intermediate_size": 37,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 3,
+    "max_position_embeddings": 64,
+    "norm_eps": 1e-3,
+    "local_attention": 8,
+    **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0),
+    **dict.fromkeys(("cls_token_id", "sep_token_id"), 0),
+  }
+  inputs = {"input_ids": tokens, "attention_mask": mask}
+  if transformers.__version__.startswith("4."):
+    modernbert = transformers.ModernBertConfig(
+      **shape,
+      hidden_activation="gelu_pytorch_tanh",
+      global_attn_every_n_layers=2,
+      global_rope_theta=700.0,
+      local_rope_theta=30.0,
+      attention_bias=True,
+      norm_bias=True,
+      classifier_bias=True,
+      classifier_activation="silu",
+      tie_word_embeddings=False,
+      reference_compile=False,
+    )
+    model = transformers.ModernBertForMaskedLM(modernbert)
+    return case("modernbert", model, inputs)
+  near, exact = "sliding_attention", "full_attention"
+  modernbert = transformers.ModernBertConfig(
+    **shape,
+    layer_types=[near, near, exact, near],
+    rope_parameters={
+      near: {"rope_type": "default", "rope_theta": 30.0},
+      exact: {"rope_type": "linear", "rope_theta": 700.0, "factor": 2.5},
+    },
+    mlp_bias=True,
+    classifier_pooling="mean",
+    classifier_activation="relu",
+    num_labels=5,
+  )
+  model = transformers.ModernBertForSequenceClassification(modernbert)
+  return case("modernbert_classes", model, inputs)
+
+
 def main():
   """Makes all of them."""
   of_gemma()
   of_olmo()
   of_mamba2()
   of_qwen3_next()
+  of_modernbert()
   rng = np.random.default_rng(0)
   shape = {
     "vocab_size": VOCAB,

@@ -1,0 +1,178 @@
+"""ModernBERT: Warner et al., arXiv:2412.13663."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from models import nested
+from models.attention_config import AttentionConfig
+from models.config import ModelConfig
+from models.published import bert, family, llama, rotary
+from models.published.family import Described, Family, Layout, Row
+from models.published.keys import because
+from models.slot_config import AroundConfig
+
+_TYPES: rotary.LayerTypes = {
+  llama.EXACT: rotary.Rotary(theta=("global_rope_theta",), default=160000.0),
+  llama.NEAR: rotary.Rotary(theta=("local_rope_theta",)),
+}
+
+
+def describe(
+  theirs: Mapping[str, Any], names: Collection[str], head: str
+) -> Described:
+  """As `Family.describe`."""
+  del names
+  kinds = _kinds(theirs)
+  has_bias = family.flag(theirs, "norm_bias", False)
+  mechanisms = {
+    llama.EXACT: AttentionConfig("dense"),
+    llama.NEAR: AttentionConfig(
+      "sliding_window",
+      {"window": family.size(theirs, "local_attention", 128) // 2},
+    ),
+  }
+  turned = {kind: rotary.choices(theirs, _TYPES, kind) for kind in _TYPES}
+  config = nested.make(
+    ModelConfig,
+    kind="encoder",
+    num_layers=len(kinds),
+    num_heads=family.size(theirs, "num_attention_heads", 12),
+    features=family.size(theirs, "hidden_size", 768),
+    mlp_features=family.size(theirs, "intermediate_size", 1152),
+    mlp_bias=family.flag(theirs, "mlp_bias", False),
+    activation=family.activation(theirs, "hidden_activation", "gelu"),
+    gated=True,
+    attention_bias=family.flag(theirs, "attention_bias", False),
+    position="rotary",
+    norm="pre",
+    norm_kind="layer" if has_bias else "layer_without_bias",
+    norm_epsilon=family.number(theirs, "norm_eps", 1e-5),
+    embedding_norm=True,
+    embedding_scale=1.0,
+    encoder_attention=tuple(mechanisms[kind] for kind in kinds),
+    encoder_around=tuple(
+      # The norm of embeddings is that of the first layer's attention.
+      AroundConfig(input_norm=None if i else False, **turned[kind])
+      for i, kind in enumerate(kinds)
+    ),
+    head=head,
+    **_head(theirs, head),
+  )
+  vocab_size = family.size(theirs, "vocab_size", 50368)
+  return Described(
+    config,
+    vocab_size,
+    bert.num_labels(theirs) if head == "class" else vocab_size,
+    family.size(theirs, "max_position_embeddings", 8192),
+  )
+
+
+def _kinds(theirs: Mapping[str, Any]) -> Sequence[str]:
+  """The type of every layer, which files of transformers 4 count."""
+  counted = "global_attn_every_n_layers"
+  every = family.size(theirs, counted, 3)
+  kinds = llama.layer_types(theirs, llama.NEAR, lambda i: i % every == 0)
+  exact = [i for i, kind in enumerate(kinds) if kind == llama.EXACT]
+  if counted in theirs and exact != [*range(0, len(kinds), every)]:
+    raise ValueError(f"{counted}: {every} contradicts the layer_types")
+  return kinds
+
+
+def _head(theirs: Mapping[str, Any], head: str) -> dict[str, Any]:
+  """The layer that all heads but 'hidden' have, and what follows it."""
+  tied = family.flag(theirs, "tie_word_embeddings", True)
+  if head == "hidden":
+    return {}
+  choices = {
+    "head_transform": True,
+    "transform_bias": family.flag(theirs, "classifier_bias", False),
+    "transform_activation": family.activation(
+      theirs, "classifier_activation", "gelu"
+    ),
+  }
+  if head == "tokens":
+    has_bias = family.flag(theirs, "decoder_bias", True)
+    return {**choices, "head_bias": has_bias, "tie_embeddings": tied}
+  pooled = family.choice(theirs, "classifier_pooling", ("cls", "mean"), "cls")
+  return {**choices, "head_bias": True, "mean_pooling": pooled == "mean"}
+
+
+_FUSED = Layout(
+  lambda x, n: [part.T for part in np.split(x, n)],
+  lambda xs: np.concatenate([x.T for x in xs]),
+)
+"""Several Dense in one of PyTorch's Linear, its weight or its bias."""
+
+
+def _fused(theirs: str, *ours: str) -> list[Row]:
+  return [
+    Row(
+      f"{theirs}.{name}", tuple(f"params/{one}/{own}" for one in ours), _FUSED
+    )
+    for name, own in (("weight", "kernel"), ("bias", "bias"))
+  ]
+
+
+def _rows() -> list[Row]:
+  theirs, ours = "model.layers.{i}", "encoder_{i}"
+  slot = f"{ours}/self_attention"
+  words = "model.embeddings.tok_embeddings"
+  return [
+    # With logits of tokens, the softmax reads the same table where it is tied.
+    *family.table(words, "target_embedding"),
+    *family.table(words, "source_embedding"),
+    *family.norm("model.embeddings.norm", "source_embedding_norm"),
+    *family.norm(f"{theirs}.attn_norm", f"{slot}_norm"),
+    *_fused(
+      f"{theirs}.attn.Wqkv", f"{slot}/query", f"{slot}/key", f"{slot}/value"
+    ),
+    *family.linear(f"{theirs}.attn.Wo", f"{slot}/out"),
+    *family.norm(f"{theirs}.mlp_norm", f"{ours}/mlp_norm"),
+    *_fused(f"{theirs}.mlp.Wi", f"{ours}/mlp/gate", f"{ours}/mlp/hidden"),
+    *family.linear(f"{theirs}.mlp.Wo", f"{ours}/mlp/out"),
+    *family.norm("model.final_norm", "encoder_norm"),
+    *family.linear("head.dense", "head/transform"),
+    *family.norm("head.norm", "head/norm"),
+    *family.table("decoder", "output_embedding"),
+    Row("decoder.bias", ("params/head/bias",)),
+    *family.linear("classifier", "head/classes"),
+  ]
+
+
+MODERNBERT = Family(
+  name="modernbert",
+  architectures={
+    "ModernBertModel": "hidden",
+    "ModernBertForMaskedLM": "tokens",
+    "ModernBertForSequenceClassification": "class",
+  },
+  describe=describe,
+  rows=lambda config: _rows(),
+  prefix="model.",
+  parts=("embeddings", "layers", "final_norm"),
+  copies=(("decoder.weight", "model.embeddings.tok_embeddings.weight"),),
+  rotary=_TYPES,
+  without_effect={
+    **because(
+      "is of training",
+      "embedding_dropout mlp_dropout sparse_prediction sparse_pred_ignore_index "
+      "initializer_cutoff_factor",
+    ),
+    **because(
+      "is of how the same numbers are computed",
+      "deterministic_flash_attn reference_compile repad_logits_with_grad",
+    ),
+    **because(
+      "is of BERT, and in the first files of ModernBERT",
+      "layer_norm_eps position_embedding_type",
+    ),
+    **because(
+      "is of another head",
+      "classifier_activation classifier_bias classifier_pooling decoder_bias "
+      "tie_word_embeddings",
+    ),
+  },
+)
+"""Pre-norm encoders with rotary positions, windows in most layers and GeGLU."""

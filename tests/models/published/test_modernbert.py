@@ -1,0 +1,141 @@
+"""ModernBERT: layers that differ, other mechanisms, and what it refuses."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import models
+from tests.models.published.test_equality import (
+  FOLDERS,
+  compared,
+  compute,
+  expected,
+)
+
+
+def changed(tmp_path, case, **values):
+  """A copy of a folder whose config.json has other values."""
+  folder = shutil.copytree(FOLDERS[case], tmp_path / case)
+  path = folder / "config.json"
+  path.write_text(json.dumps(json.loads(path.read_text()) | values))
+  return folder
+
+
+@pytest.mark.parametrize(
+  ("case", "thetas", "windows"),
+  [
+    ("modernbert", [700.0, 30.0, 700.0, 30.0], [None, 4, None, 4]),
+    ("modernbert_classes", [30.0, 30.0, 700.0, 30.0], [4, 4, None, 4]),
+  ],
+)
+def test_layers_differ(case, thetas, windows):
+  config = models.load_pretrained(FOLDERS[case]).model.config
+  layers = config.encoder_configs
+  assert [layer.slot.rotary_theta for layer in layers] == thetas
+  assert [layer.slot.input_norm for layer in layers] == [False, *[True] * 3]
+  mechanisms = config.layers("encoder_attention")
+  assert [x.options.get("window") for x in mechanisms] == windows
+
+
+def test_another_mechanism_is_saved_with_its_variables(tmp_path):
+  chosen = ["flash", {"name": "performer", "num_features": 32}]
+  p = models.load_pretrained(FOLDERS["modernbert"], attention=chosen)
+  models.save_pretrained(tmp_path, p)
+  again = models.load_pretrained(tmp_path)
+  assert models.slots(again.model.config) == "flash + performer"
+  jax.tree.map(np.testing.assert_array_equal, again.variables, p.variables)
+  # With its own mechanisms it is the published model again.
+  chosen = ["dense", {"name": "sliding_window", "window": 4}]
+  own = models.load_pretrained(tmp_path, attention=chosen)
+  inputs, outputs = expected("modernbert")
+  assert compared(inputs, compute(own, inputs), outputs["float32"]) < 2e-5
+
+
+def test_the_head_follows_the_base_model(tmp_path):
+  """E · norm(silu(W · h + b)) + c of the features of `ModernBertModel`."""
+  folder = changed(tmp_path, "modernbert", architectures=["ModernBertModel"])
+  tensors = load_file(FOLDERS["modernbert"] / "model.safetensors")
+  base = {
+    name.removeprefix("model."): x
+    for name, x in tensors.items()
+    if name.startswith("model.")
+  }
+  save_file(base, folder / "model.safetensors")
+  p = models.load_pretrained(folder)
+  inputs, outputs = expected("modernbert")
+  x = np.asarray(compute(p, inputs), np.float64)
+  head = {name: np.asarray(x, np.float64) for name, x in tensors.items()}
+  x = x @ head["head.dense.weight"].T + head["head.dense.bias"]
+  x /= 1.0 + np.exp(-x)
+  x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1) + 1e-3)[..., None]
+  x = x * head["head.norm.weight"] + head["head.norm.bias"]
+  out = x @ head["decoder.weight"].T + head["decoder.bias"]
+  assert compared(inputs, out, outputs["float32"]) < 2e-5
+  models.save_pretrained(tmp_path / "again", p)
+  assert set(load_file(tmp_path / "again/model.safetensors")) == set(base)
+
+
+@pytest.mark.parametrize(
+  ("case", "values", "message"),
+  [
+    (
+      "modernbert",
+      {"layer_types": ["full_attention"] * 4},
+      "global_attn_every_n_layers: 2 contradicts the layer_types",
+    ),
+    (
+      "modernbert_classes",
+      {"layer_types": ["full_attention"]},
+      "layer_types: expected 4 of",
+    ),
+    (
+      "modernbert_classes",
+      {"classifier_pooling": "max"},
+      "classifier_pooling: expected one of cls, mean, got 'max'",
+    ),
+    ("modernbert", {"rope_theta": 5.0}, "rope_theta: no modernbert"),
+    ("modernbert", {"global_rope_theta": None}, "global_rope_theta: "),
+    (
+      "modernbert",
+      {"rope_parameters": {"full_attention": {"rope_theta": 5.0}}},
+      "rope_theta: the file has it twice, 5.0 and 700.0",
+    ),
+    ("modernbert", {"norm_bias": False}, "norm.bias: no variable of this"),
+    ("modernbert", {"decoder_bias": False}, "decoder.bias: no variable of"),
+    ("modernbert", {"tie_word_embeddings": True}, "decoder.weight: differs"),
+    ("modernbert_classes", {"norm_bias": True}, "norm.bias: missing"),
+    (
+      "modernbert_classes",
+      {"mlp_bias": False},
+      r"mlp.W[io].bias: no variable of",
+    ),
+  ],
+)
+def test_what_the_files_do_not_hold_is_refused(tmp_path, case, values, message):
+  with pytest.raises(ValueError, match=message):
+    models.load_pretrained(changed(tmp_path, case, **values))
+
+
+@pytest.mark.parametrize(
+  ("case", "values"),
+  [
+    ("modernbert", {"global_attn_every_n_layers": 3}),
+    ("modernbert", {"global_rope_theta": 80.0}),
+    ("modernbert", {"local_rope_theta": 3.0}),
+    ("modernbert", {"local_attention": 4}),
+    ("modernbert", {"hidden_activation": "gelu"}),
+    ("modernbert", {"classifier_activation": "relu"}),
+    ("modernbert", {"norm_eps": 1e-5}),
+    ("modernbert_classes", {"classifier_pooling": "cls"}),
+    ("modernbert_classes", {"layer_types": ["sliding_attention"] * 4}),
+  ],
+  ids=str,
+)
+def test_every_choice_changes_the_logits(tmp_path, case, values):
+  inputs, outputs = expected(case)
+  p = models.load_pretrained(changed(tmp_path, case, **values))
+  assert compared(inputs, compute(p, inputs), outputs["float32"]) > 1e-4
