@@ -168,7 +168,9 @@ def train(
   default = workdir_lib.default(name, parsed)
   folder = default if workdir is None else Path(workdir)
   workdir_lib.check(folder, parsed)
-  if workdir_lib.final_metrics(folder, parsed) is None:
+  if workdir_lib.final_metrics(folder, parsed) is not None:
+    print(workdir_lib.had_finished(folder, parsed), flush=True)
+  else:
     cache.keep_programs()
     trial = experiment.begin(parsed, folder)
     print(f"{folder}: {experiment.describe(trial)}", flush=True)

@@ -66,7 +66,9 @@ def main() -> None:
   folder = workdir.default(file, config) if typed is None else Path(typed)
   workdir.check(folder, config)
   results = workdir.final_metrics(folder, config)
-  if results is None:
+  if results is not None:
+    print(workdir.had_finished(folder, config), flush=True)
+  else:
     host_memory.keep_freed()
     cache.keep_programs()
     run = experiment.begin(config, folder)

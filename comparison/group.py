@@ -36,6 +36,8 @@ Shape = Mapping[str, Any] | None
 Say = Callable[[str, str], None]
 """Prints the identity of a run and what became of it."""
 
+_MEASURING = "stopped while it was measured; run it again to continue"
+
 _PLACE = ("step", "split", "seconds")
 """Names in the final evaluation that say when it was made; the others are metrics."""
 
@@ -65,6 +67,7 @@ def work(request: Mapping[str, Any], signals: Signals, say: Say) -> None:
     runs = [Run(**run) for run in runs]
     train(runs, folder, request["share"], request["map_seed"], signals, say)
   shape = None
+  signals.abandon = _MEASURING
   for identity, with_map in request.get("trained", {}).items():
     shape = measure(identity, folder, with_map, shape, say)
 
@@ -90,6 +93,7 @@ def train(
   first, shape = None, None
   for run in runs:
     home, meter = records.home(folder, run), usage.Meter()
+    signals.abandon = loop.before_a_step(home)
     trial, status, reason = None, records.TRAINED, ""
     try:
       steps = _steps(run, folder)
@@ -111,8 +115,10 @@ def train(
         run, folder, used, say, status=status, reason=reason, together=len(runs)
       )
     if signals.stop and status == records.STOPPED:
+      say(run.identity, loop.before_a_step(home))
       return
     if status == records.TRAINED and not run.choosing:
+      signals.abandon = _MEASURING
       with_map = run.seed == map_seed
       shape = measure(run.identity, folder, with_map, shape, say)
 

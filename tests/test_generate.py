@@ -52,7 +52,7 @@ def test_order_is_kept_whatever_the_batch(workdir):
   [
     ([], "1\n\n1 2 3 0\n", "line 3: expected 1 to 3 symbols"),
     ([], "1\n9\n", "line 2: expected symbols 0 to 3"),
-    (["--max_length=99"], "1\n", "--max_length: the model allows 4 tokens"),
+    (["--max_length=99"], "1\n", "max_length: the model allows 4 tokens"),
     (["--top_k=2"], "1\n", "top_k"),
     (["--method=nosuch"], "1\n", "method"),
     (["--temperature=nan", "--method=sample"], "1\n", "temperature"),

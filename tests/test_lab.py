@@ -50,9 +50,31 @@ def test_attention_is_a_figure_of_matplotlib(run):
   assert len(figure.subfigs) == 3  # Encoder, decoder, cross-attention.
 
 
+@pytest.mark.parametrize(
+  ("call", "message"),
+  [
+    (lambda run: run.attention_maps(""), "text: expected a text, got ''"),
+    (lambda run: run.attention_maps("3", "x"), "target: expected symbols 0 to"),
+    (
+      lambda run: run.generate(["3"], max_length=99),
+      "max_length: the model all",
+    ),
+    (
+      lambda run: run.generate(["3"], temp=0.5),
+      "temp: unknown; did you mean 't",
+    ),
+  ],
+)
+def test_a_fault_of_a_call_names_its_argument(run, call, message):
+  with pytest.raises(lab.ConfigError, match=f"^{message}"):
+    call(run)
+
+
 def test_the_same_call_trains_nothing_again(run, capsys):
   again = lab.train("configs/copy.py:performer", run.folder, **TINY)
-  assert "step" not in capsys.readouterr().out
+  assert capsys.readouterr().out == (
+    f"{run.folder}: had finished at step 4 before; nothing is left to train\n"
+  )
   assert again.metrics().equals(run.metrics())
   assert lab.load_run(run.folder).config == run.config
 

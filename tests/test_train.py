@@ -76,7 +76,9 @@ def test_a_finished_run_says_its_metrics_again(finished):
   before = {p: p.stat().st_mtime_ns for p in workdir.rglob("*")}
   code, again, error = train(workdir)
   assert (code, error) == (0, "")
-  assert again.strip() in out
+  first, _, rest = again.partition("\n")
+  assert first.startswith(f"{workdir}: had finished at step 12 before; nothing")
+  assert rest.strip() in out
   assert {p: p.stat().st_mtime_ns for p in workdir.rglob("*")} == before
 
 

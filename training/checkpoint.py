@@ -102,6 +102,12 @@ def _mix(x: np.ndarray) -> np.ndarray:
   return x ^ (x >> np.uint64(31))
 
 
+def newest_step(workdir: pathlib.Path) -> int:
+  """The step of a run's last checkpoint, intact or not; 0 where there is none."""
+  names = (path.name for path in workdir.glob("checkpoints/*"))
+  return max((int(name) for name in names if name.isdigit()), default=0)
+
+
 class Checkpoints:
   """The checkpoints of one run; the newest three are kept.
 

@@ -38,11 +38,11 @@ def make_example(
   """
   task, kind = experiment.task, experiment.config.model.layout
   if kind == "encoder" and target is not None:
-    raise ConfigError("--target: this model is an encoder and writes nothing")
-  ids = _encode("--text", task.encode, text)
+    raise ConfigError("target: this model is an encoder and writes nothing")
+  ids = _encode("text", task.encode, text)
   answer = None
   if target is not None:
-    answer = _encode("--target", task.encode_target, target)
+    answer = _encode("target", task.encode_target, target)
   if kind == "decoder":
     inputs = [*ids, *(answer or [])]
     if inputs[-1] == task.eos_id:  # It is written, and never read.
@@ -51,7 +51,7 @@ def make_example(
   limit = task.max_source_length or len(ids)
   if len(ids) > limit:
     raise ConfigError(
-      f"--text: {len(ids)} tokens are too long; the model reads {limit}"
+      f"text: {len(ids)} tokens are too long; the model reads {limit}"
     )
   source = inference.pad([ids], task.pad_id, limit)
   if kind == "encoder":
@@ -67,20 +67,20 @@ def make_example(
 
 
 def _encode(
-  flag: str, encode: Callable[[str], list[int]], line: str
+  name: str, encode: Callable[[str], list[int]], line: str
 ) -> list[int]:
   if not line.strip():
-    raise ConfigError(f"{flag}: empty")
+    raise ConfigError(f"{name}: expected a text, got {line!r}")
   try:
     return encode(line)
   except ValueError as error:
-    raise ConfigError(f"{flag}: {error}") from error
+    raise ConfigError(f"{name}: {error}") from error
 
 
 def _decoder_row(ids: list[int], task: tasks.Task) -> np.ndarray:
   if len(ids) > task.max_target_length:
     raise ConfigError(
-      f"--target: {len(ids)} tokens are too long for a decoder that reads "
+      f"target: {len(ids)} tokens are too long for a decoder that reads "
       f"{task.max_target_length}"
     )
   return np.array([ids], np.int32)
@@ -96,6 +96,6 @@ def _generate(
       variables, {"source": source}, max_length=task.max_target_length
     )
   except ValueError as error:  # A mechanism that cannot decode.
-    raise ConfigError(f"--target: missing, and {error}") from error
+    raise ConfigError(f"target: missing, and {error}") from error
   ids = np.asarray(generated.tokens)[0].tolist()
   return ids[: ids.index(task.eos_id) + 1] if task.eos_id in ids else ids

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 import contextlib
 import dataclasses
 import difflib
+from importlib.util import find_spec
 import inspect
 import pathlib
 from typing import Any
@@ -108,6 +109,11 @@ def _parse(mapping: Mapping[str, Any], restore: bool) -> ExperimentConfig:
   for name, section in sections.items():
     check_section(f"config.{name}", section)
   train = build(TrainConfig, leaves)
+  # What was trained elsewhere may be read without it.
+  if train.log.wandb and not restore and find_spec("wandb") is None:
+    raise ConfigError(
+      "config.log.wandb: the package is missing; pip install wandb"
+    )
   if train.optimizer.name != "adamw" or train.optimizer.options:
     # Optax is imported for those alone that it has to know.
     from training import optimizer

@@ -98,12 +98,12 @@ def generate_lines(
   beyond = max_length if max_length is not None and max_length > room else None
   if has_source and beyond is not None:
     raise ConfigError(
-      f"--max_length: the model allows {room} tokens here, got {max_length}"
+      f"max_length: the model allows {room} tokens here, got {max_length}"
     )
   try:
     _check_memory(task, beyond or 0, options.get("beam_size", 1))
   except ValueError as error:
-    raise ConfigError(f"--{error}") from error
+    raise ConfigError(str(error)) from error
 
   def generate(inputs, length, rng):
     try:
@@ -135,7 +135,7 @@ def generate_lines(
   if beyond is not None:
     context = task.max_target_length
     print(
-      f"--max_length={beyond}: the model reads {context} tokens at a time; "
+      f"max_length={beyond}: the model reads {context} tokens at a time; "
       f"where they were full it read the last {context // 2} again and went on",
       file=sys.stderr,
     )

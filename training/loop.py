@@ -15,7 +15,7 @@ from settings.errors import ConfigError, RunError, one_line
 import tasks
 from training import attention_maps, claimed, cluster, evaluate
 from training import parallel as parallel_lib
-from training.checkpoint import Checkpoints
+from training.checkpoint import Checkpoints, newest_step
 from training.experiment import Experiment
 from training.loss_meter import LossMeter
 from training.metrics import MetricsWriter, Progress, format_values
@@ -61,8 +61,9 @@ def run(
   """
   if signals is None:
     with Signals() as signals:
-      # Until a step is done. Of several processes the others would miss this one.
-      signals.abandon = not cluster.are_several()
+      # Of several processes the others would miss this one.
+      if not cluster.are_several():
+        signals.abandon = before_a_step(workdir)
       results = run(experiment, workdir, stop_at, signals)
     if results is None and signals.stop == signal.SIGINT:
       raise KeyboardInterrupt
@@ -109,7 +110,7 @@ def run(
       signals.interrupt = True
       results = _finish(experiment, parallel, state, meter, workdir)
     except Interrupted:
-      _say_stopped(config.num_steps)
+      print(stopped_at(config.num_steps))
       return None
     except jax.errors.JaxRuntimeError as error:
       # Here, as closing what is open would wait for the lost one.
@@ -178,7 +179,7 @@ def _train(
   config, task = experiment.config.train, experiment.task
   first, last = int(state.step), config.num_steps
   if stop_at <= first < last:
-    _say_stopped(first)
+    print(stopped_at(first))
     return None
   progress = Progress(first, last, shown=cluster.is_first())
 
@@ -197,7 +198,7 @@ def _train(
   ):
     for step, batch in enumerate(batches, first):
       state, metrics = parallel.train(state, batch, np.int32(step))
-      signals.abandon = False
+      signals.abandon = ""
       meter.add(step, metrics)
       done = step + 1
 
@@ -226,7 +227,7 @@ def _train(
       if save or stop:
         checkpoints.save(state, {"meter": meter.sums, "seconds": meter.seconds})
       if stop and done < last:
-        _say_stopped(done)
+        print(stopped_at(done))
         return None
       if evaluation or save:
         meter.skip_clock()
@@ -288,5 +289,12 @@ def _finish(
   return results
 
 
-def _say_stopped(step: int) -> None:
-  print(f"stopped and saved at step {step}; run it again to continue")
+def before_a_step(workdir: pathlib.Path) -> str:
+  """What is said of a run that is stopped before it has made a step."""
+  step = newest_step(workdir)
+  return stopped_at(step) if step else "stopped before the first step"
+
+
+def stopped_at(step: int) -> str:
+  """What is said of a run that is stopped and goes on from a checkpoint."""
+  return f"stopped and saved at step {step}; run it again to continue"

@@ -9,7 +9,6 @@ from typing import Any
 
 import tqdm
 
-from settings.errors import ConfigError
 from training import claimed
 from training.config import LogConfig
 
@@ -38,9 +37,6 @@ class MetricsWriter:
   Records beyond `step` are dropped first, so that a run which continues from
   there leaves the file of a run that was never interrupted. Of several processes
   the first writes; the others take records and write nothing.
-
-  Raises:
-    ConfigError: `log.wandb` without the package.
   """
 
   def __init__(
@@ -106,12 +102,8 @@ class MetricsWriter:
 
 def _start_wandb(workdir: pathlib.Path, project: str) -> Any:
   """A run of Weights & Biases with the name, config and folder of this one."""
-  try:
-    import wandb  # pyrefly: ignore[missing-import]
-  except ModuleNotFoundError as error:
-    raise ConfigError(
-      "config.log.wandb: the package is missing; pip install wandb"
-    ) from error
+  import wandb  # pyrefly: ignore[missing-import]
+
   config = workdir / "config.json"
   return wandb.init(
     project=project,

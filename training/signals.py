@@ -1,5 +1,6 @@
 """SIGTERM and SIGINT: a run is asked to stop, and saves before it does."""
 
+from collections.abc import Callable
 import os
 import signal
 import sys
@@ -16,16 +17,21 @@ class Signals:
 
   The second of one kind does what it usually does.
 
+  Args:
+    heard: called at once, in another thread, when one comes.
+
   Attributes:
     stop: which of them came, if one did.
     interrupt: raise `Interrupted` at once.
-    abandon: end the process at once, even inside of XLA, which Python's own
-      handlers wait for: nothing is lost.
+    abandon: what to say on standard error before the process ends at once, even
+      inside of XLA, which Python's own handlers wait for. Empty where something
+      would be lost.
   """
 
-  def __init__(self):
+  def __init__(self, heard: Callable[[], None] = lambda: None):
+    self._heard = heard
     self.stop: signal.Signals | None = None
-    self.interrupt = self.abandon = False
+    self.interrupt, self.abandon = False, ""
     self._previous = {}
 
   def __enter__(self) -> "Signals":
@@ -54,7 +60,10 @@ class Signals:
 
   def _watch(self) -> None:
     while number := os.read(self._read, 1):
-      if self.abandon and number[0] in self._previous:
-        print("stopped before the first step", file=sys.stderr, flush=True)
+      if number[0] not in self._previous:
+        continue
+      if self.abandon:
+        print(self.abandon, file=sys.stderr, flush=True)
         os._exit(128 + number[0])
+      self._heard()
     os.close(self._read)

@@ -30,6 +30,10 @@ _MAY_CHANGE = (
   *(f"mesh.{axis}" for axis in AXES),
 )
 
+_CHOICES = ("_attention", "_attention.name")
+_TOLD = 3
+"""Leaves of another config that a message names."""
+
 
 def default(config_file: str, config: ExperimentConfig) -> Path:
   """`runs/<config file>-<mechanism>-<digest of the config>`."""
@@ -70,15 +74,29 @@ def check(workdir: Path, config: ExperimentConfig) -> None:
       f"{leaves['task.name']!r}; choose a new folder"
     )
   # A leaf that only the run has is told before those that only this config has.
-  for leaf in [*recorded, *leaves]:
-    old, new = recorded.get(leaf, "not set"), leaves.get(leaf, "not set")
-    if leaf == "num_steps" and isinstance(old, int):
-      _check_num_steps(workdir, old, config)
-    elif old != new and leaf not in _MAY_CHANGE:
-      raise ConfigError(
-        f"workdir: {workdir} holds a run with another config: config.{leaf} is "
-        f"{old!r} there and {new!r} here; choose a new folder"
-      )
+  differences = {
+    leaf: f"config.{leaf} is {old!r} there and {new!r} here"
+    for leaf in [*recorded, *leaves]
+    for old in [recorded.get(leaf, "not set")]
+    for new in [leaves.get(leaf, "not set")]
+    if old != new and leaf not in _MAY_CHANGE
+  }
+  steps = recorded.get("num_steps")
+  if isinstance(steps, int) and differences.keys() <= {"num_steps"}:
+    _check_num_steps(workdir, steps, config)
+  elif differences:
+    # What says most of a run comes first, and its length last.
+    order = sorted(
+      differences,
+      key=lambda leaf: (leaf == "num_steps") - leaf.endswith(_CHOICES),
+    )
+    told = [differences[leaf] for leaf in order[:_TOLD]]
+    if more := len(order) - len(told):
+      told.append(f"and {more} more differ")
+    raise ConfigError(
+      f"workdir: {workdir} holds a run with another config: {', '.join(told)}; "
+      "choose a new folder"
+    )
 
 
 def _recorded_leaves(written: Mapping[str, Any]) -> Leaves:
@@ -112,7 +130,7 @@ def _check_num_steps(workdir: Path, old: int, config: ExperimentConfig) -> None:
       f"config.num_steps: {workdir} holds a run whose learning rate ends at step "
       f"{old} (optimizer.schedule='cosine'), so one of {new} steps differs from "
       "the first step on; choose a new folder. A run that begins with "
-      "--config.optimizer.schedule=constant can be continued"
+      "config.optimizer.schedule='constant' can be continued"
     )
 
 
@@ -182,6 +200,19 @@ def final_metrics(
     if record["step"] == config.train.num_steps and record["split"] != "train"
   ]
   return {record.pop("split"): record for record in records} or None
+
+
+def had_finished(workdir: Path, config: ExperimentConfig) -> str:
+  """What is said of a run that is asked for again."""
+  # Orbax takes a second to import.
+  from training.checkpoint import newest_step
+
+  last, newest = config.train.num_steps, newest_step(workdir)
+  lost = ""
+  if newest < last:
+    there = f"the newest is of step {newest}" if newest else "there is none"
+    lost = f", but its last checkpoint is gone: {there}"
+  return f"{workdir}: had finished at step {last} before{lost}; nothing is left to train"
 
 
 def summary(workdir: Path, results: Mapping[str, Mapping[str, Any]]) -> str:

@@ -262,17 +262,26 @@ signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 os.kill(os.getppid(), signal.SIGTERM)
 signal.sigwait({signal.SIGTERM})
 pathlib.Path(asked['path']).touch()
+print('saved', flush=True)
+if asked['say'] == 'abandoned':
+  print('stopped before a step', file=sys.stderr, flush=True)
+  os._exit(143)
 """)
   monkeypatch.setattr(child, "_COMMAND", [str(script)])
   assert child.run({"say": "broken"}) == "exit code 1: broke"
   handler = signal.getsignal(signal.SIGTERM)
   saved = tmp_path / "saved"
-  with pytest.raises(SystemExit) as ended:
-    child.run({"say": "hello", "path": str(saved)})
-  assert ended.value.code == 128 + signal.SIGTERM
-  assert saved.exists()
-  assert signal.getsignal(signal.SIGTERM) == handler
-  assert capsys.readouterr().out.startswith("broken\n")
+  for word in ("hello", "abandoned"):
+    with pytest.raises(SystemExit) as ended:
+      child.run({"say": word, "path": str(saved)})
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert saved.exists()
+    assert signal.getsignal(signal.SIGTERM) == handler
+  # That it was heard is said before the process is asked to stop.
+  assert capsys.readouterr().out == (
+    f"broken\nhello\n{child._STOPPING}\nsaved\n"
+    f"abandoned\n{child._STOPPING}\nsaved\n  stopped before a step\n"
+  )
 
 
 @pytest.mark.thorough

@@ -75,7 +75,7 @@ def test_faults_are_one_line(workdir, tmp_path):
     ([run, "--text=1", "--target=1", f"--out={taken}"], "--out: [Errno"),
     ([f"--workdir={tmp_path}", "--text=1"], "workdir: no run in"),
     ([f"--workdir={bare}", "--text=1"], "workdir: no checkpoint in"),
-    ([run, "--text=1 2 3 0", f"--out={tmp_path}/new"], "--text: expected 1 to"),
+    ([run, "--text=1 2 3 0", f"--out={tmp_path}/new"], "text: expected 1 to"),
   ):
     code, out, error = draw(*arguments)
     assert (code, out) == (2, ""), arguments
@@ -206,7 +206,7 @@ def test_an_encoder_has_its_source():
   [shown] = drawn("encoder", "dense", "5 6").values()
   assert shown.query_labels == shown.key_labels == ["5", "6"]
   run, variables = untrained("encoder")
-  with pytest.raises(ConfigError, match=r"^--target: this model is an encoder"):
+  with pytest.raises(ConfigError, match=r"^target: this model is an encoder"):
     make_example(run, variables, "5 6", "5")
 
 
@@ -256,7 +256,7 @@ def test_a_mechanism_that_cannot_decode_needs_a_target():
     raise ValueError("decoder_attention: cannot decode")
 
   run = run._replace(generate=generate)
-  with pytest.raises(ConfigError, match=r"^--target: missing, and decoder_att"):
+  with pytest.raises(ConfigError, match=r"^target: missing, and decoder_att"):
     make_example(run, variables, "1")
   assert make_example(run, variables, "1", "2")["targets"].shape == (1, 2)
 
@@ -264,13 +264,13 @@ def test_a_mechanism_that_cannot_decode_needs_a_target():
 @pytest.mark.parametrize(
   ("kind", "text", "target", "message"),
   [
-    ("encoder_decoder", " ", None, "--text: empty"),
-    ("encoder_decoder", "1", "", "--target: empty"),
-    ("encoder_decoder", symbols(8), None, "--text: expected 1 to 7 symbols"),
-    ("encoder_decoder", "9", None, "--text: expected symbols 0 to 7"),
-    ("encoder_decoder", "1", "x", "--target: expected symbols 0 to 7"),
-    ("decoder", symbols(9), None, "--text: expected 1 to 8 symbols"),
-    ("decoder", symbols(5), symbols(4), "--target: 9 tokens are too long"),
+    ("encoder_decoder", " ", None, "text: expected a text, got ' '"),
+    ("encoder_decoder", "1", "", "target: expected a text, got ''"),
+    ("encoder_decoder", symbols(8), None, "text: expected 1 to 7 symbols"),
+    ("encoder_decoder", "9", None, "text: expected symbols 0 to 7"),
+    ("encoder_decoder", "1", "x", "target: expected symbols 0 to 7"),
+    ("decoder", symbols(9), None, "text: expected 1 to 8 symbols"),
+    ("decoder", symbols(5), symbols(4), "target: 9 tokens are too long"),
   ],
 )
 def test_what_cannot_be_shown(kind, text, target, message):
@@ -283,7 +283,7 @@ def test_a_source_longer_than_the_model():
   run, variables = untrained("encoder")
   run.task.max_source_length = 2
   try:
-    with pytest.raises(ConfigError, match=r"^--text: 3 tokens are too long"):
+    with pytest.raises(ConfigError, match=r"^text: 3 tokens are too long"):
       make_example(run, variables, "1 2 3")
   finally:
     run.task.max_source_length = 8

@@ -1,6 +1,7 @@
 """Every config of every mechanism is valid, and faults are found early."""
 
 import importlib
+import sys
 
 import jax
 import numpy as np
@@ -119,6 +120,17 @@ def test_sizes_of_papers_are_made_with_what_can(name, mechanisms):
     assert batch["targets"].shape[0] == config.batch_size
     made += 1
   assert made >= (8 if len(mechanisms) > 8 else 4)
+
+
+def test_weights_and_biases_is_missed_before_anything_else(monkeypatch):
+  monkeypatch.setitem(sys.modules, "wandb", None)
+  mapping = load("copy").to_dict() | {"log": {"wandb": True}}
+  with pytest.raises(
+    ConfigError, match=r"^config\.log\.wandb: .* pip install w"
+  ):
+    experiment_config.parse(mapping)
+  # A run that was trained elsewhere is read without it.
+  assert experiment_config.parse(mapping, restore=True).train.log.wandb
 
 
 @pytest.mark.parametrize(

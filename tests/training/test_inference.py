@@ -67,7 +67,7 @@ def test_text_goes_on_beyond_the_context(run, variables, capsys):
   out, error = capsys.readouterr()
   assert not out
   assert error == (
-    "--max_length=31: the model reads 8 tokens at a time; where they were full "
+    "max_length=31: the model reads 8 tokens at a time; where they were full "
     "it read the last 4 again and went on\n"
   )
 
@@ -121,8 +121,8 @@ def test_a_row_ends_where_it_ends(run, variables):
 @pytest.mark.parametrize(
   ("options", "message"),
   [
-    ({"max_length": 10**12}, "--max_length: 64 rows of 1,000,000,000,000 toke"),
-    ({"beam_size": 10**12}, "--beam_size: logits of 64 × 1,000,000,000,000 hy"),
+    ({"max_length": 10**12}, "max_length: 64 rows of 1,000,000,000,000 toke"),
+    ({"beam_size": 10**12}, "beam_size: logits of 64 × 1,000,000,000,000 hy"),
   ],
 )
 def test_what_memory_cannot_hold_is_refused(run, variables, options, message):

@@ -222,6 +222,15 @@ def test_stopped_and_continued_equals_uninterrupted(
   assert metrics.read(tmp_path)[-1]["seconds"] > stopped["seconds"]
 
 
+def test_what_is_said_of_a_run_that_is_stopped_before_a_step(run, tmp_path):
+  """Of one that goes on, where it does."""
+  assert loop.before_a_step(tmp_path) == "stopped before the first step"
+  assert run(FakeTask(), stop_at=3) is None
+  assert loop.before_a_step(tmp_path) == (
+    "stopped and saved at step 3; run it again to continue"
+  )
+
+
 def test_stopped_at_a_step_and_continued_equals_uninterrupted(run, tmp_path):
   run(FakeTask())
   expected, lines = saved(tmp_path), records(tmp_path)

@@ -45,7 +45,7 @@ def test_a_cosine_ends_where_it_was_said_to(tmp_path):
   line = fault(tmp_path, schedule="cosine", num_steps=4)
   assert line.startswith("config.num_steps: ")
   assert "ends at step 2 (optimizer.schedule='cosine')" in line
-  assert "--config.optimizer.schedule=constant" in line
+  assert "with config.optimizer.schedule='constant' can be" in line
   # The schedule is part of what was trained already.
   line = fault(tmp_path, schedule="constant", num_steps=4)
   assert "config.optimizer.schedule is 'cosine' there" in line
@@ -116,6 +116,21 @@ def test_an_option_that_only_a_run_has_is_told(tmp_path):
   )
   line = fault(tmp_path, **{"model.decoder_attention.name": "flash"})
   assert "decoder_attention.block_size is 8 there and 'not set' here" in line
+
+
+def test_another_mechanism_is_told_before_all_else(tmp_path):
+  """The number of steps, which differs too, is not what is wrong."""
+  workdir.write_config(tmp_path, config("cosine", num_steps=2))
+  other = {"model.decoder_attention": {"name": "flash"}, "batch_size": 3}
+  line = fault(
+    tmp_path, schedule="cosine", num_steps=4, seed=5, log_every=1, **other
+  )
+  assert line == (
+    f"workdir: {tmp_path} holds a run with another config: "
+    "config.model.decoder_attention.name is 'dense' there and 'flash' here, "
+    "config.batch_size is 64 there and 3 here, config.seed is 0 there and 5 here, "
+    "and 1 more differ; choose a new folder"
+  )
 
 
 @pytest.mark.parametrize("text", ["[]", "3", "{", '{"num_steps": "x"}', "{}"])

@@ -183,7 +183,7 @@ def test_attention_over_a_file(trained, tmp_path):
     ([f"--audio={tmp_path / 'fast.wav'}"], "expected 8000 samples a second"),
     ([f"--audio={tmp_path / 'long.wav'}"], "expected 1 to "),
     (["--audio=/nowhere.wav"], "--audio: /nowhere.wav: no such file"),
-    (["--text=5"], "--text: expected a recording, which is not typed"),
+    (["--text=5"], "text: expected a recording, which is not typed"),
     (["--image=a.png"], "--image: this run reads no images"),
     ([], "or --audio=FILE for one of speech"),
   ):
