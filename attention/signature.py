@@ -135,12 +135,13 @@ def attention_factory(
   return checked
 
 
-_CLAIMS = {
-  "init_cache": "decode",
-  "decode": "decode",
-  "apply_sharded": "sequence",
+_DECODING = "decode", "cannot decode token by token"
+_LACKING = {
+  "init_cache": _DECODING,
+  "decode": _DECODING,
+  "apply_sharded": ("sequence", "has no form for a sequence in parts"),
 }
-"""Function of a record -> what its `supports` says of it."""
+"""Function of a record -> what its `supports` says of it, and what lacks without it."""
 
 
 def _with_refusals(name: str, record: plug.Attention) -> plug.Attention:
@@ -149,14 +150,15 @@ def _with_refusals(name: str, record: plug.Attention) -> plug.Attention:
   def refusal(field):
     def refuse(*args, **options):
       del args, options
+      capability, fault = _LACKING[field]
       raise ValueError(
-        f"{field}: {name} has no {_CLAIMS[field]!r} in its `supports`; take a "
-        "mechanism that has it"
+        f"{field}: {name} {fault}; take a mechanism whose `supports` has "
+        f"{capability!r}"
       )
 
     return refuse
 
-  lacking = [field for field in _CLAIMS if getattr(record, field) is None]
+  lacking = [field for field in _LACKING if getattr(record, field) is None]
   refused: dict[str, Any] = {field: refusal(field) for field in lacking}
   return record._replace(**refused)
 

@@ -372,8 +372,8 @@ def test_what_is_claimed_is_there():
   for mechanism in MECHANISMS:
     # With nothing to compute, one that works fails otherwise.
     with pytest.raises((ValueError, TypeError)) as error:
-      mechanism.record.apply_sharded()
-    refuses = "has no 'sequence'" in str(error.value)
+      mechanism.factory(**mechanism.options).apply_sharded()
+    refuses = "`supports` has 'sequence'" in str(error.value)
     assert refuses == ("sequence" not in mechanism.supports)
 
 
