@@ -14,6 +14,7 @@ from settings.memory import check_fits
 import tasks
 from training.checkpoint import Checkpoints
 from training.experiment import Experiment
+from training.workdir import final_metrics
 
 _BATCH_SIZE = 64
 _ROUND_TO = 16
@@ -23,6 +24,8 @@ def restore_variables(
   experiment: Experiment, workdir: pathlib.Path, step: int | None = None
 ) -> Mapping[str, Any]:
   """Variables of a checkpoint, by default of the newest intact one.
+
+  If a run has finished and that is not its last, one line on standard error says so.
 
   Raises:
     ConfigError: there is none, or none of this step.
@@ -36,7 +39,15 @@ def restore_variables(
       checkpoints.close()
   if restored is None:
     raise ConfigError(f"workdir: no checkpoint in {workdir}; train it first")
-  return jax.device_put(restored[0].variables)
+  state, last = restored[0], experiment.config.train.num_steps
+  has_finished = final_metrics(workdir, experiment.config) is not None
+  if step is None and has_finished and int(state.step) < last:
+    print(
+      f"{workdir}: the checkpoint of step {last}, with which this run finished, is "
+      f"gone; the variables are those of step {int(state.step)}",
+      file=sys.stderr,
+    )
+  return jax.device_put(state.variables)
 
 
 def read_lines(stream: Iterable[bytes]) -> list[str]:

@@ -1,5 +1,11 @@
 """A checkpoint comes back as it was saved, or is not used at all."""
 
+import json
+import re
+import shutil
+import types
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +13,7 @@ import pytest
 
 from settings.errors import ConfigError
 from tests.training.tiny import make_functions
-from training import checkpoint
+from training import checkpoint, inference, metrics, workdir
 from training.checkpoint import Checkpoints, digests
 
 
@@ -51,6 +57,28 @@ def test_round_trip(tmp_path):
   )
   assert digests(state) == digests(expected)
   assert jax.tree.structure(state) == jax.tree.structure(like)
+
+
+@pytest.mark.parametrize("has_finished", [False, True])
+def test_a_last_checkpoint_that_is_gone_is_told(tmp_path, capsys, has_finished):
+  like = save(tmp_path, 1, 2, 3)
+  split = "validation" if has_finished else "train"
+  record = {"step": 3, "split": split, "seconds": 1.0, "loss": 1.0}
+  (tmp_path / metrics.FILE).write_text(json.dumps(record) + "\n")
+  train = types.SimpleNamespace(num_steps=3)
+  config: Any = types.SimpleNamespace(train=train)
+  run: Any = types.SimpleNamespace(shapes=like, config=config)
+  inference.restore_variables(run, tmp_path)
+  assert "gone" not in workdir.had_finished(tmp_path, config)
+  assert not capsys.readouterr().err
+  shutil.rmtree(tmp_path / "checkpoints" / "3")
+  inference.restore_variables(run, tmp_path, step=1)
+  assert not capsys.readouterr().err
+  inference.restore_variables(run, tmp_path)
+  told = "step 3, with which this run finished, is gone; .* of step 2"
+  assert bool(re.search(told, capsys.readouterr().err)) == has_finished
+  told = workdir.had_finished(tmp_path, config)
+  assert "its last checkpoint is gone: the newest is of step 2" in told
 
 
 def test_the_newest_three_are_kept(tmp_path):
