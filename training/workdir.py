@@ -31,8 +31,7 @@ _MAY_CHANGE = (
 )
 
 _CHOICES = ("_attention", "_attention.name")
-_TOLD = 3
-"""Leaves of another config that a message names."""
+_UNSET = "not set"
 
 
 def default(config_file: str, config: ExperimentConfig) -> Path:
@@ -73,29 +72,25 @@ def check(workdir: Path, config: ExperimentConfig) -> None:
       f"{recorded.get('task.name')!r}, expected one of "
       f"{leaves['task.name']!r}; choose a new folder"
     )
-  # A leaf that only the run has is told before those that only this config has.
-  differences = {
-    leaf: f"config.{leaf} is {old!r} there and {new!r} here"
-    for leaf in [*recorded, *leaves]
-    for old in [recorded.get(leaf, "not set")]
-    for new in [leaves.get(leaf, "not set")]
-    if old != new and leaf not in _MAY_CHANGE
-  }
+  differing = [
+    leaf
+    for leaf in {**recorded, **leaves}
+    if recorded.get(leaf, _UNSET) != leaves.get(leaf, _UNSET)
+    and leaf not in _MAY_CHANGE
+  ]
   steps = recorded.get("num_steps")
-  if isinstance(steps, int) and differences.keys() <= {"num_steps"}:
+  if differing == ["num_steps"] and isinstance(steps, int):
     _check_num_steps(workdir, steps, config)
-  elif differences:
-    # What says most of a run comes first, and its length last.
-    order = sorted(
-      differences,
-      key=lambda leaf: (leaf == "num_steps") - leaf.endswith(_CHOICES),
+  elif differing:
+    # What fills a slot says most of a run, and how many steps it has the least.
+    leaf = min(
+      differing, key=lambda x: (x == "num_steps") - x.endswith(_CHOICES)
     )
-    told = [differences[leaf] for leaf in order[:_TOLD]]
-    if more := len(order) - len(told):
-      told.append(f"and {more} more differ")
+    old, new = recorded.get(leaf, _UNSET), leaves.get(leaf, _UNSET)
+    more = f" ({len(differing)} leaves differ)" if differing[1:] else ""
     raise ConfigError(
-      f"workdir: {workdir} holds a run with another config: {', '.join(told)}; "
-      "choose a new folder"
+      f"workdir: {workdir} holds a run with another config: config.{leaf} is "
+      f"{old!r} there and {new!r} here{more}; choose a new folder"
     )
 
 
