@@ -52,6 +52,8 @@ def with_backward(
     x_tree = jax.tree.structure(x)
     vectors = x_tree.flatten_up_to(tangents[0])
     floats = _floats(jax.tree.leaves(x))
+    # Not the vectors themselves: what the operation keeps must not be traced.
+    dtypes = [vectors[i].dtype for i in floats]
     y_floats = _floats(y_leaves)
     still = [np.zeros(leaf.shape, jax.dtypes.float0) for leaf in y_leaves]
     kept, kept_tree = jax.tree.flatten((x, saved))
@@ -71,7 +73,9 @@ def with_backward(
       y_grad = y_tree.unflatten(_replaced(still, y_floats, y_grad))
       x_grad = backward(x, saved, y_grad)
       x_grad = x_tree.flatten_up_to(x_grad)
-      return [x_grad[i].astype(vectors[i].dtype) for i in floats]
+      return [
+        x_grad[i].astype(dtype) for i, dtype in zip(floats, dtypes, strict=True)
+      ]
 
     y_tangent = _linear_p.bind(
       *kept,

@@ -3,6 +3,7 @@
 from functools import partial
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
@@ -11,8 +12,13 @@ from attention.flash import flash_attention
 from attention.gates import check_given
 from attention.indexer import dsa_indexer_loss
 from attention.loop import Output
-from attention.selected import selected_attention
 from attention.signature import attention_factory, attention_function
+
+_PARTS = 4
+"""Parts of a causal sequence, each of which reads no keys behind it."""
+
+_LEAST_PART = 1024
+"""Queries of a part."""
 
 _ONE_SEQUENCE = {
   **arguments.ARRAYS,
@@ -69,34 +75,59 @@ def dsa_attention(
   Raises:
     ValueError: arguments do not fit together, or the mask varies along queries.
 
-  Cost: time T·S·I·D + T·S·log(top_k) for the selection and T·top_k·N·(H+V); memory of
-  `selected_attention`, and B·C·S·(I+1) scores. With `top_k` ≥ S it is flash attention.
+  Cost: time T·S·I·D for the scores, about 70·T·S for the selection and T·S·N·(H+V):
+  a kernel over all keys is faster than gathering a few for each query. Memory as
+  `flash_attention`, and B·C·S·(I+1) scores. With `top_k` ≥ S it is flash attention.
 
   Paper: DeepSeek-V3.2, arXiv:2512.02556, section 2.1.
   """
   keep = arguments.key_mask(mask, query, key, indexer.INSTEAD)
-  options = {
-    "mask": mask,
-    "is_causal": is_causal,
-    "scale": scale,
-    "query_segment_ids": query_segment_ids,
-    "key_segment_ids": key_segment_ids,
-    "return_lse": return_lse,
-  }
   if top_k >= key.shape[1]:
-    return flash_attention(query, key, value, block_size=block_size, **options)
+    return flash_attention(
+      query,
+      key,
+      value,
+      mask=mask,
+      is_causal=is_causal,
+      scale=scale,
+      query_segment_ids=query_segment_ids,
+      key_segment_ids=key_segment_ids,
+      block_size=block_size,
+      return_lse=return_lse,
+    )
+  if keep is not None:
+    key, value = (jnp.where(keep[..., None, None], x, 0) for x in (key, value))
+  # Gradients of a key come from all chunks, and are summed in float32.
+  sums = key.astype(jnp.float32), value.astype(jnp.float32)
+  index = jax.lax.stop_gradient((index_query, index_weight, index_key))
+  rows = indexer.Rows(index[0], index[1], query_segment_ids, query)
+  keys = indexer.Keys(index[2], keep, key_segment_ids)
 
-  rows = indexer.Rows(index_query, index_weight, query_segment_ids)
-  keys = indexer.Keys(index_key, keep, key_segment_ids)
-  indices = indexer.selected_keys(rows, keys, top_k, is_causal, block_size)
-  return selected_attention(
-    query,
-    key,
-    value,
-    block_indices=indices[:, :, None],
-    block_size=1,
-    **options,
-  )
+  def part(start, end):
+    """The results of queries from `start` to `end`."""
+    seen = end if is_causal else key.shape[1]
+    mine = jax.tree.map(lambda x: x[:, start:end], rows)
+    near, *own = jax.tree.map(lambda x: x[:, :seen], (keys, *sums))
+
+    def attend(rows):
+      scores = indexer.index_scores(rows, near, is_causal)
+      return flash_attention(
+        rows.query,
+        own[0].astype(key.dtype),
+        own[1].astype(value.dtype),
+        mask=indexer.chosen(scores, top_k)[:, None],
+        scale=scale,
+        return_lse=return_lse,
+      )
+
+    numbers = seen * index_query.shape[2]
+    return indexer.by_chunk(attend, mine, numbers, block_size, start)
+
+  length = query.shape[1]
+  parts = min(length // _LEAST_PART, _PARTS) if is_causal else 1
+  ends = [length * (i + 1) // max(parts, 1) for i in range(max(parts, 1))]
+  results = list(map(part, [0, *ends[:-1]], ends))
+  return jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *results)
 
 
 class DsaCache(NamedTuple):
@@ -106,6 +137,7 @@ class DsaCache(NamedTuple):
   value: Float[Array, "B S K V"]
   index_key: Float[Array, "B S D"]
   index: Int[Array, "B"]
+  grows = True
 
 
 @attention_factory

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, UInt
 
 from attention import arguments, gates, layout, platform, plug
 from attention.positions import rotary
@@ -82,22 +82,51 @@ def turned(
   return {**arrays, **turns}
 
 
-def selected_keys(
-  rows: Rows, keys: Keys, top_k: int, is_causal: bool, size: int | None = None
-) -> Int[Array, "B T M"]:
-  """The M = `top_k` visible keys of largest I, earlier ones first where they are equal.
+def chosen(
+  scores: Float[Array, "B C S"], top_k: int | None
+) -> Bool[Array, "B C S"]:
+  """The `top_k` keys of largest score, earlier ones first where they are equal.
 
-  -1 stands for what a query does not see. They have no gradient. `size` queries are
-  scored at once.
+  None is all. A score of −∞ is not chosen.
+
+  No sort: the k-th largest score is found digit by digit, by counting. So is the
+  last place among scores that are equal to it.
   """
-  rows, keys = jax.lax.stop_gradient((rows, keys))
+  seen = scores > -jnp.inf
+  source_length = scores.shape[2]
+  if top_k is None or top_k >= source_length:
+    return seen
+  scores = jnp.where(scores == 0.0, 0.0, scores)  # -0.0 has other bits.
+  bits = jax.lax.bitcast_convert_type(scores, jnp.uint32)
+  # As unsigned numbers in the order of the floats.
+  sign = jnp.uint32(1 << 31)
+  ranks = jnp.where(bits >= sign, ~bits, bits | sign)
+  least = _nth_largest(ranks, jnp.full((*scores.shape[:2], 1), top_k), 32)
+  is_more = ranks > least
+  left = top_k - jnp.sum(is_more, axis=2, keepdims=True, dtype=jnp.int32)
+  places = source_length - jnp.arange(source_length, dtype=jnp.uint32)
+  places = jnp.where(ranks == least, places[None, None], 0)
+  last = _nth_largest(places, left, source_length.bit_length())
+  return seen & (is_more | (places >= last))
 
-  def select(rows):
-    scores, indices = jax.lax.top_k(_scores(rows, keys, is_causal), top_k)
-    return jnp.where(scores > -jnp.inf, indices, -1)
 
-  numbers = keys.index.shape[1] * rows.index.shape[2]
-  return _by_chunk(select, rows, numbers, size)
+def _nth_largest(
+  x: UInt[Array, "B C S"], n: Int[Array, "B C 1"], bits: int
+) -> UInt[Array, "B C 1"]:
+  """The largest number of so many bits that at least n of x reach; 0 for n = 0."""
+  digits = -(-bits // 2)  # Two bits are found by one reading of x.
+
+  def reached(i, low):
+    shift = (2 * (digits - 1 - i)).astype(jnp.uint32)
+    digit = jnp.zeros_like(low)
+    for more in (1, 2, 3):
+      is_reached = x >= low + (jnp.uint32(more) << shift)
+      count = jnp.sum(is_reached, axis=2, keepdims=True, dtype=jnp.int32)
+      digit += (count >= n).astype(jnp.uint32)
+    return low + (digit << shift)
+
+  low = jnp.zeros_like(x, shape=n.shape)
+  return jax.lax.fori_loop(0, digits, reached, low)
 
 
 @attention_function()
@@ -134,8 +163,7 @@ def dsa_indexer_loss(
   Raises:
     ValueError: as `dsa_attention`.
 
-  Cost: time T·S·I·D, and T·S·N·H or with `top_k` T·top_k·N·H; memory, for C queries at
-  once, B·C·S·(I+N), or B·C·(S·I + top_k·K·H). Nothing is T×S.
+  Cost: time T·S·(I·D + N·H); memory, for C queries at once, B·C·S·(I+N). Nothing is T×S.
 
   Paper: DeepSeek-V3.2, arXiv:2512.02556, equations 3 and 4.
   """
@@ -147,16 +175,10 @@ def dsa_indexer_loss(
   kv_heads, keys = key.shape[2], Keys(index_key, keep, key_segment_ids)
 
   def loss(rows):
-    scores = _scores(rows, keys, is_causal)
-    near, spec = key, "bckjh,bskh->bckjs"
-    if top_k is not None and top_k < key.shape[1]:
-      scores, indices = jax.lax.top_k(scores, top_k)
-      near = layout.rows_at(key, indices.reshape(len(indices), -1))
-      near = near.reshape(*indices.shape, *key.shape[2:])
-      spec = "bckjh,bcskh->bckjs"
-    seen = scores > -jnp.inf
+    scores = index_scores(rows, keys, is_causal)
+    seen = chosen(jax.lax.stop_gradient(scores), top_k)
     queries = rows.query.reshape(*seen.shape[:2], kv_heads, -1, query.shape[-1])
-    logits = scale * layout.dot(spec, queries, near)
+    logits = scale * layout.dot("bckjh,bskh->bckjs", queries, key)
     weights, _ = softmax_and_lse(logits, seen[:, :, None, None])
     p = jnp.mean(weights, axis=(2, 3))
     log_q = scores - softmax_and_lse(scores, seen)[1][..., None]
@@ -165,10 +187,12 @@ def dsa_indexer_loss(
 
   rows = Rows(index_query, index_weight, query_segment_ids, query)
   heads = index_query.shape[2] + query.shape[2]
-  return _by_chunk(loss, rows, key.shape[1] * heads)
+  return by_chunk(loss, rows, key.shape[1] * heads)
 
 
-def _scores(rows: Rows, keys: Keys, is_causal: bool) -> Float[Array, "B C S"]:
+def index_scores(
+  rows: Rows, keys: Keys, is_causal: bool
+) -> Float[Array, "B C S"]:
   """I of C queries, −∞ where a key is not visible."""
   index, seen = keys.index, jnp.bool_(True).reshape(1, 1, 1)
   if keys.shown is not None:
@@ -181,18 +205,23 @@ def _scores(rows: Rows, keys: Keys, is_causal: bool) -> Float[Array, "B C S"]:
     seen &= rows.ids[..., None] == keys.ids[:, None]
   products = jax.nn.relu(layout.dot("bcid,bsd->bcis", rows.index, index))
   scores = layout.dot("bci,bcis->bcs", rows.weight, products)
-  # -0.0 is equal to 0.0, but comes after it in a sort.
-  scores = jnp.where(scores == 0.0, 0.0, scores)
   return jnp.where(seen, scores, -jnp.inf)
 
 
-def _by_chunk(
-  function: Any, rows: Rows, numbers: int, size: int | None = None
-) -> Array:
-  """`function` of C = `size` queries at a time, with so many `numbers` for each."""
+def by_chunk(
+  function: Any,
+  rows: Rows,
+  numbers: int,
+  size: int | None = None,
+  start: int = 0,
+) -> Any:
+  """`function` of C = `size` queries at a time, with so many `numbers` for each.
+
+  `start` is the position of the first.
+  """
   batch, length = rows.index.shape[:2]
   if size is None:
     size = platform.rows_at_once(4 * batch * numbers, length, least=64)
-  places = jnp.broadcast_to(jnp.arange(length)[None], (batch, length))
-  rows = rows._replace(place=places)
+  places = jnp.arange(start, start + length)[None]
+  rows = rows._replace(place=jnp.broadcast_to(places, (batch, length)))
   return chunk_map(function, size, rows)

@@ -16,9 +16,9 @@ from attention.features import kept
 from attention.flash import flash_attention
 from attention.selected import selected_attention
 from attention.signature import attention_factory, attention_function
+from attention.sliding_window import sliding_window_attention
 from attention.softmax import padded
-from attention.visible import causal, key_mask, mask_mod
-from attention.visible import window as window_of
+from attention.visible import key_mask, mask_mod
 
 _INSTEAD = "nsa attention chooses blocks for each query; give a key mask"
 
@@ -98,7 +98,9 @@ def nsa_attention(
     (key_weights, value_weights),
     (size, stride, block_size, num_blocks),
     past=mask_mod(lambda b, n, t, s: s * stride + size - 1 <= t),
-    near=causal() & window_of(window - 1, 0),
+    windowed=sliding_window_attention(
+      query, key, value, window=(window - 1, 0), mask=mask, scale=scale
+    ),
     is_causal=True,
     scale=scale,
   )
@@ -115,7 +117,7 @@ def _check_sizes(num_blocks, stride, **multiples):
 
 
 def _attend(
-  qkv, keep, places, branch_gates, weights, sizes, *, past, near, **options
+  qkv, keep, places, branch_gates, weights, sizes, *, past, windowed, **options
 ):
   """The three attentions of queries at `places`, and their sum.
 
@@ -127,7 +129,7 @@ def _attend(
     weights: of the compression.
     sizes: C, d, `block_size`, `num_blocks`.
     past: which compressed keys are seen.
-    near: which keys of the window are.
+    windowed: what the third gives.
     **options: `is_causal`, of the selected keys, and `scale`.
   """
   query, key, value = qkv
@@ -146,7 +148,7 @@ def _attend(
       mask=keep[:, None, None],
       **options,
     ),
-    flash_attention(*qkv, visible=near & key_mask(keep), scale=scale),
+    windowed,
   ]
   branch_gates = branch_gates.astype(jnp.float32)
   out = sum(branch_gates[..., i, None] * x for i, x in enumerate(parts))
@@ -262,7 +264,13 @@ def nsa(
       weights(variables).values(),
       sizes,
       past=key_mask(ends <= index),
-      near=key_mask(slots > index - window),
+      windowed=flash_attention(
+        query,
+        cache.key,
+        cache.value,
+        visible=key_mask((slots <= index) & (slots > index - window)),
+        scale=scale,
+      ),
       is_causal=False,
       scale=scale,
     )

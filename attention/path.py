@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention import arguments, gates, plug, softmax
+from attention import arguments, gates, platform, plug, softmax
 from attention.dense import dense
 from attention.features import chunk_size
 from attention.layout import dot, heads_first
@@ -28,7 +28,7 @@ from attention.scan import scan_leftward
 from attention.signature import attention_factory, attention_function
 
 BLOCK = 128
-"""C, unless a call says so."""
+"""C on a CPU, unless a call says so."""
 
 
 @attention_function()
@@ -63,7 +63,7 @@ def path_attention(
     mask: key mask `[B, 1, 1, T]`. A hidden position turns and forgets nothing.
     is_causal: must be True, because products go from a query to the left.
     block_size: C, raised to a power of two; it changes rounding alone. None is at most
-      `BLOCK`.
+      `BLOCK` on a CPU, and what `platform` allows elsewhere.
 
   Other options, results and errors: as `flash_attention`, and ValueError where
   `is_causal` is False. All positions between two of a segment turn their score. All is
@@ -83,7 +83,7 @@ def path_attention(
   instead = "dense attention takes masks that vary"
   keep = arguments.key_mask(mask, query, key, instead)
   length = query.shape[1]
-  size = chunk_size(length, block_size or BLOCK)
+  size = chunk_size(length, block_size or _block(query))
   scale = arguments.softmax_scale(scale, query.shape[3])
   arrays = _masked((key, value, householder, beta[..., None], log_forget), keep)
   sums = None if log_forget is None else forget_sums(arrays[-1])
@@ -96,6 +96,14 @@ def path_attention(
   _, out, lse = (softmax.join_blocks(x, size, length) for x in states)
   out = out.astype(query.dtype)
   return (out, lse) if return_lse else out
+
+
+def _block(query: Array) -> int:
+  """C, where nothing else is asked for."""
+  batch, length, num_heads, _ = query.shape
+  # For each pair: two scores, a weight and what a block's own keys need.
+  pair_bytes = 4 * 16 * batch * num_heads
+  return platform.block(pair_bytes, BLOCK, BLOCK, length, length)[0]
 
 
 def _masked(arrays: Any, keep: Bool[Array, "B T"] | None) -> Any:

@@ -150,6 +150,10 @@ def scan_leftward(
     state_i ← step(rows_i, state_i, keys_j)        j = i − 1, …, 1, 0
 
   for causal mechanisms whose score of a pair depends on all keys between the two.
+  Blocks i and G − 1 − i take G − 1 steps together, so a loop of that many serves a
+  pair of them: no step is spent on a block of keys that a query does not see, and
+  none waits for a condition. Where G is odd, block 0 is left out, and i goes with
+  G − i.
 
   Args:
     start: reads the block of keys at the same positions, which `rows` then has.
@@ -161,26 +165,70 @@ def scan_leftward(
     The last states, with G as their second axis.
 
   Cost: time of G starts and of G·(G−1)/2 steps, with gradients five times that;
-  memory of the results, and for gradients the G states of one block of queries. What
+  memory of the results, and for gradients the G states of one pair of blocks. What
   a state only adds up is not kept.
   """
   count = jax.tree.leaves(keys)[0].shape[1]
-  # In the order of the loop, so that the gradient of a block is written once.
-  before = jax.tree.map(lambda x: jnp.moveaxis(x[:, :-1], 1, 0), keys)
+  odd = count % 2
+  visits, pairs = count - 1 + odd, count // 2
+  firsts = jax.vmap(start, 1, 1)(jax.tree.map(lambda x: x[:, :odd], rows))
+  if not pairs:
+    return firsts
 
-  def states(i, own):
-    def visit(state, x):
-      j, block = x
-      state = jax.lax.cond(
-        j < i[0], lambda: step(own, state, block), lambda: state
-      )
-      return state, None
+  def far_and_near(x):
+    """Blocks G − 1 − p, which see more, and blocks p, `[X, P, 2, …]`."""
+    x = x[:, odd:]
+    return jnp.stack([x[:, : pairs - 1 : -1], x[:, :pairs]], axis=2)
 
-    visit = jax.checkpoint(visit, prevent_cse=False)
-    xs = jnp.arange(count - 1), before
-    return jax.lax.scan(visit, start(own), xs, reverse=True)[0]
+  # A far block takes `far` keys to its left, and then the near one takes the others.
+  leftward = jax.tree.map(
+    lambda x: jnp.moveaxis(x[:, :visits][:, ::-1], 1, 0), keys
+  )
 
-  return block_map(states, 1, jnp.arange(count)[None], rows)
+  def of_far(x, near):
+    x = jnp.pad(x, [(0, visits - pairs)] + [(0, 0)] * (x.ndim - 1))
+    return jax.lax.dynamic_slice_in_dim(x, near, visits, 0)
+
+  def states(near, own):
+    near = near[0]
+    far = visits - near
+
+    def visit(states, x):
+      i, far_keys, near_keys = x
+      is_near = i >= far
+      turn = is_near.astype(jnp.int32)
+
+      def at_turn(x):
+        return jax.lax.dynamic_index_in_dim(x, turn, 1, keepdims=False)
+
+      def one(state, own, far_keys, near_keys):
+        block = jax.tree.map(
+          lambda x, y: jnp.where(is_near, y, x), far_keys, near_keys
+        )
+        return step(own, state, block)
+
+      one = jax.checkpoint(one, prevent_cse=False)
+      both = jax.tree.map(at_turn, (states, own))
+      state = one(*both, far_keys, near_keys)
+      return jax.tree.map(
+        lambda x, y: jax.lax.dynamic_update_index_in_dim(x, y, turn, 1),
+        states,
+        state,
+      ), None
+
+    far_keys = jax.tree.map(lambda x: of_far(x, near), leftward)
+    xs = jnp.arange(visits), far_keys, leftward
+    return jax.lax.scan(visit, jax.vmap(start, 1, 1)(own), xs)[0]
+
+  nears = odd + jnp.arange(pairs)[None]
+  both = block_map(states, 1, nears, jax.tree.map(far_and_near, rows))
+  return jax.tree.map(
+    lambda first, x: jnp.concatenate(
+      [first, x[:, :, 1], x[:, ::-1, 0]], axis=1
+    ),
+    firsts,
+    both,
+  )
 
 
 def chunk_prefixes(join: Callable[[T, T], T], first: T, own: T) -> T:

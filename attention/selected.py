@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import arguments, layout, platform
+from attention.derivative import with_backward
 from attention.loop import Output
 from attention.signature import attention_function
 from attention.softmax import (
@@ -146,8 +147,10 @@ def selected_attention(
     tile_bytes = 4 * batch * _TILE_ROWS * block_size * num_heads // repeats
     at_once = platform.tiles_at_once(tile_bytes, count)
     attend = functools.partial(_attend_in_tiles, at_once=at_once, **options)
-    # Enough rows for two full tiles of each block.
-    most = 2 * count * _TILE_ROWS // num_blocks
+    # Enough pairs for two full tiles of each block, and all that the budget allows.
+    row_bytes = query.nbytes // num_rows * 2 * num_blocks
+    most = platform.tiles_at_once(row_bytes, num_rows)
+    most = max(most, 2 * count * _TILE_ROWS // num_blocks)
   else:
     attend = functools.partial(_attend_by_row, **options)
     row_keys = num_blocks * block_size
@@ -200,7 +203,7 @@ def _attend_by_row(rows, keys, *, is_causal, scale):
 
 def _attend_in_tiles(rows, keys, *, at_once, is_causal, scale):
   """Rows that selected the same block read it together."""
-  block, row, is_pair, slot = _tiles(rows.blocks, len(keys.key))
+  tiles = _tiles(rows.blocks, len(keys.key))
 
   def attend(query, key, value, block, place, ids, is_pair):
     block, place = block[:, None], place[..., None]
@@ -209,27 +212,113 @@ def _attend_in_tiles(rows, keys, *, at_once, is_causal, scale):
     key, value, seen = key[:, None], value[:, None], seen[:, None, None]
     return block_attention(query, key, value, scale=scale, visible=seen)
 
-  query, place, ids = jax.tree.map(
-    lambda x: x[row], (rows.query, rows.place, rows.ids)
-  )
-  tiles = query, keys.key[block], keys.value[block], block, place, ids, is_pair
-  parts = block_map(attend, at_once, *jax.tree.map(lambda x: x[None], tiles))
-  out, lse = (x.reshape(-1, *x.shape[3:])[slot] for x in parts)
+  query = _tile_rows((rows.query, tiles))
+  place, ids = jax.tree.map(lambda x: x[tiles.row], (rows.place, rows.ids))
+  key, value = _tile_keys((keys.key, keys.value, tiles))
+  arrays = query, key, value, tiles.block, place, ids, tiles.is_pair
+  parts = block_map(attend, at_once, *jax.tree.map(lambda x: x[None], arrays))
+  out, lse = _row_parts((*(x[0] for x in parts), tiles))
   lse = jnp.swapaxes(lse, 1, 2)
-  is_part = (rows.blocks < len(keys.key))[:, None] & (lse > -jnp.inf)
+  is_part = tiles.is_part[:, None] & (lse > -jnp.inf)
   shares, lse = softmax_and_lse(lse, is_part)
   out = layout.dot("rjm,rmjv->rjv", shares.astype(out.dtype), out)
   return out.astype(rows.query.dtype), lse
 
 
-def _tiles(blocks: Int[Array, "R M"], count: int) -> tuple[Array, ...]:
+class _Tiles(NamedTuple):
   """Tiles of C pairs (row, block), each of one block, in the order of blocks.
 
-  Only the last tile of a block has fewer, so R·M/C and one a block are enough.
+  Attributes:
+    block: `[G]` of each tile.
+    pair: `[G, C]` numbers of pairs, row after row.
+    is_pair: whether there is such a pair.
+    slot: `[R, M]`, the place of each pair among the G·C.
+    is_part: whether the pair names a block.
+  """
 
-  Returns:
-    block `[G]` and rows `[G, C]` of the tiles, whether there is such a pair, and the
-    place of each pair `[R, M]` among the G·C.
+  block: Any
+  pair: Any
+  is_pair: Any
+  slot: Any
+  is_part: Any
+
+  @property
+  def row(self):
+    """`[G, C]` rows of the pairs."""
+    return self.pair // self.slot.shape[1]
+
+  def of_pairs(self, x):
+    """`[R, M, …]` of `[G, C, …]`: what each pair has in its tile."""
+    x = x.reshape(-1, *x.shape[2:])[self.slot]
+    return jnp.where(_as_wide(self.is_part, x), x, 0)
+
+  def of_tiles(self, x):
+    """`[G, C, …]` of `[R, M, …]`, which `of_pairs` undoes."""
+    x = x.reshape(-1, *x.shape[2:])[self.pair]
+    return jnp.where(_as_wide(self.is_pair, x), x, 0)
+
+
+def _as_wide(keep, x):
+  return keep.reshape(*keep.shape, *[1] * (x.ndim - keep.ndim))
+
+
+# Which row went to which place is known both ways, so the gradient of a gather is a
+# gather; JAX's would be a sum over places that may be the same, one after another.
+
+
+def _rows_backward(inputs, saved, grad):
+  del saved
+  _, tiles = inputs
+  return jnp.sum(tiles.of_pairs(grad), axis=1, dtype=jnp.float32), tiles
+
+
+_tile_rows = with_backward(
+  lambda inputs: (inputs[0][inputs[1].row], None), _rows_backward
+)
+"""(x `[R, …]`, tiles) -> `[G, C, …]`, the rows of each tile."""
+
+
+def _parts_backward(inputs, saved, grads):
+  del saved
+  *_, tiles = inputs
+  return *map(tiles.of_tiles, grads), tiles
+
+
+_row_parts = with_backward(
+  lambda inputs: (tuple(map(inputs[-1].of_pairs, inputs[:-1])), None),
+  _parts_backward,
+)
+"""(out `[G, C, …]`, lse, tiles) -> `[R, M, …]` of each."""
+
+
+def _keys_backward(inputs, saved, grads):
+  del saved
+  key, _, tiles = inputs
+  # A product with ones: a GPU adds to places that repeat one by one.
+  ones = jax.nn.one_hot(tiles.block, len(key), dtype=grads[0].dtype)
+  return *(
+    jnp.einsum(
+      "gb,g...->b...",
+      ones,
+      x,
+      precision="highest",
+      preferred_element_type=jnp.float32,
+    )
+    for x in grads
+  ), tiles
+
+
+_tile_keys = with_backward(
+  lambda inputs: (tuple(x[inputs[-1].block] for x in inputs[:-1]), None),
+  _keys_backward,
+)
+"""(key `[G', D, H]`, value, tiles) -> `[G, D, …]` of each, of the tiles' blocks."""
+
+
+def _tiles(blocks: Int[Array, "R M"], count: int) -> _Tiles:
+  """Pairs in tiles; only the last tile of a block has fewer than C.
+
+  So R·M/C tiles and one a block are enough.
   """
   size, pairs = _TILE_ROWS, blocks.reshape(-1)
   order = jnp.argsort(pairs)
@@ -241,8 +330,12 @@ def _tiles(blocks: Int[Array, "R M"], count: int) -> tuple[Array, ...]:
   is_tile, block = block < count, jnp.minimum(block, count - 1)
   first = start - size * jnp.pad(end, (1, 0))
   rank = (first[block] + size * number)[:, None] + jnp.arange(size)[None]
-  is_pair = is_tile[:, None] & (rank < start[block + 1][:, None])
-  row = order[jnp.clip(rank, 0, pairs.size - 1)] // blocks.shape[1]
   slot = jnp.argsort(order) - first[pairs]
-  slot = jnp.where(pairs < count, slot, 0)
-  return block, row, is_pair, slot.reshape(blocks.shape)
+  is_part = pairs < count
+  return _Tiles(
+    block=block,
+    pair=order[jnp.clip(rank, 0, pairs.size - 1)],
+    is_pair=is_tile[:, None] & (rank < start[block + 1][:, None]),
+    slot=jnp.where(is_part, slot, 0).reshape(blocks.shape),
+    is_part=is_part.reshape(blocks.shape),
+  )

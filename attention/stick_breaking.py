@@ -151,14 +151,18 @@ def _broken(
     x = jnp.where(shown, x, _HIDDEN)
   near = jnp.log1p(jnp.exp(-jnp.abs(x)))
   breaks = jnp.maximum(x, 0.0) + near  # softplus(x) = −log(1 − β)
-  # Sums over the keys to the right of each. A difference of sums would lose digits.
-  later = jnp.concatenate(
-    [breaks[..., 1:], jnp.zeros_like(breaks[..., :1])], axis=-1
-  )
-  later = jax.lax.cumsum(later, axis=3, reverse=True)
+  later = _later_sums(breaks)
   weights = jnp.exp(jnp.minimum(x, 0.0) - near - later - spent)
   more = layout.dot("bkqd,bkdv->bkqv", weights.astype(value.dtype), value)
   return spent + jnp.sum(breaks, -1, keepdims=True), out + more
+
+
+def _later_sums(x: Float[Array, "B K Q D"]) -> Float[Array, "B K Q D"]:
+  """Sums over the keys to the right of each; a difference of sums loses digits."""
+  later = jnp.concatenate([x[..., 1:], jnp.zeros_like(x[..., :1])], axis=-1)
+  # XLA:GPU would fold the shift into one window of D positions, which is quadratic.
+  later = jax.lax.optimization_barrier(later)
+  return jax.lax.cumsum(later, axis=3, reverse=True)
 
 
 @attention_factory

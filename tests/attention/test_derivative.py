@@ -67,6 +67,13 @@ def test_mapped_derivatives():
   np.testing.assert_allclose(by_x, 3 * xs**2 * DOT[None], rtol=1e-6)
 
 
+def test_a_loop_keeps_no_tracer_of_it():
+  f = _cube()
+  xs = jnp.stack([X, 2 * X])
+  with jax.checking_leaks():
+    jax.eval_shape(jax.grad(lambda xs: jax.lax.map(f, xs).sum()), xs)
+
+
 def test_integers_have_no_derivative():
   f = with_backward(
     lambda x: (x[0] * x[1], None), lambda x, _, g: (g * x[1], g)

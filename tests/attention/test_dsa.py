@@ -49,9 +49,28 @@ def options():
 
 
 def selected(index, top_k=TOP_K):
-  rows = indexer.Rows(index["index_query"], index["index_weight"], None)
+  places = jnp.arange(LENGTH)[None]
+  rows = indexer.Rows(
+    index["index_query"], index["index_weight"], None, place=places
+  )
   keys = indexer.Keys(index["index_key"], None, None)
-  return indexer.selected_keys(rows, keys, top_k, True)
+  return indexer.chosen(indexer.index_scores(rows, keys, True), top_k)
+
+
+def test_the_largest_are_those_of_a_sort():
+  rng = np.random.default_rng(0)
+  scores = rng.standard_normal((2, 7, 45)).astype(np.float32)
+  scores[0] = np.round(scores[0])  # Many are equal.
+  scores[1, :, ::3] = -np.inf
+  scores[1, 0] = -np.inf
+  scores[1, 1, 1:3] = 3e38, -3e38
+  for top_k in (1, 2, 16, 44, 45):
+    order = np.argsort(-scores, axis=-1, kind="stable")[..., :top_k]
+    expected = np.zeros(scores.shape, bool)
+    np.put_along_axis(expected, order, True, axis=-1)
+    expected &= scores > -np.inf
+    got = indexer.chosen(jnp.asarray(scores), top_k)
+    np.testing.assert_array_equal(got, expected, str(top_k))
 
 
 def test_of_equal_scores_the_earlier_key_is_taken():
@@ -60,8 +79,8 @@ def test_of_equal_scores_the_earlier_key_is_taken():
     # Relu gives zeros of both signs.
     index["index_weight"] = weight * index["index_weight"]
     got = np.asarray(selected(index))
-    positions = np.arange(LENGTH)[:, None]
-    expected = np.where(np.arange(TOP_K) <= positions, np.arange(TOP_K), -1)
+    positions = np.arange(LENGTH)
+    expected = (positions < TOP_K) & (positions <= positions[:, None])
     np.testing.assert_array_equal(got, np.broadcast_to(expected, got.shape))
 
 
