@@ -22,7 +22,6 @@ from annotated_types import Ge
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from attention.suggest import one_of
 from models.config import Activation, ModelConfig
 from models.kind import NOTHING
 from settings.fields import STRICT, Count, fault
@@ -267,7 +266,9 @@ def choice(
   """A word that is known."""
   word = value(theirs, name, str, default)
   if word not in known:
-    raise ValueError(f"{name}: {one_of(word, known)}")
+    # A file is no typing error: it has another function, and not one like it.
+    known = ", ".join(known)
+    raise ValueError(f"{name}: expected one of {known}, got {word!r}")
   return word
 
 

@@ -304,7 +304,8 @@ def test_the_command_writes_rows_and_prints_tables(tmp_path):
   [
     ("--lengths=16,x", "--lengths: expected whole numbers > 1, got 'x'"),
     ("--lengths=16,16", "--lengths: expected at least one, each once"),
-    ("--attention=dens", "--attention: expected one of dense, flash, "),
+    ("--attention=dens", "--attention: unknown 'dens'; did you mean 'dense'"),
+    ("--attention=x", "--attention: expected one of dense, flash, "),
     (
       "--attention=linear/xla",
       "--attention: implementation: linear has no such option",
