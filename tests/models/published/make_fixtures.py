@@ -406,7 +406,7 @@ def of_modernbert():
   if transformers.__version__.startswith("4."):
     modernbert = transformers.ModernBertConfig(
       **shape,
-      hidden_activation="gelu_pytorch_tanh",
+      hidden_activation="gelu_new",
       global_attn_every_n_layers=2,
       global_rope_theta=700.0,
       local_rope_theta=30.0,
