@@ -6,7 +6,6 @@ from typing import Any
 from models.published import family, gemma2, llama, rotary
 from models.published.family import Described
 from models.published.keys import because
-from models.slot_config import AroundConfig
 
 _TYPES: rotary.LayerTypes = {
   llama.EXACT: rotary.Rotary(default=1e6),
@@ -35,9 +34,7 @@ def describe(
     query_key_norm="rms_from_one",
     logit_soft_cap=gemma2.cap(theirs, "final_logit_softcapping", None),
     decoder_attention=llama.windows(theirs, kinds),
-    decoder_around=tuple(
-      AroundConfig(**rotary.choices(theirs, _TYPES, kind)) for kind in kinds
-    ),
+    decoder_around=rotary.arounds(theirs, _TYPES, kinds),
   )
 
 

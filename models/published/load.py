@@ -357,14 +357,14 @@ def _architecture(
   folder: Path, theirs: Mapping[str, Any]
 ) -> tuple[Family, str]:
   names, kind = theirs.get("architectures"), theirs.get("model_type")
-  one = names[0] if isinstance(names, list) and names else None
+  one = names[0] if isinstance(names, list) and len(names) == 1 else None
   family = find(kind, one) if isinstance(one, str) else None
   if family is not None and kind in (None, family.name):
     return family, cast(str, one)
   if family is not None:
     fault = f"model_type: expected {family.name!r}, that of {one}, got {kind!r}"
   elif one is None:
-    fault = "architectures: missing; expected a list with the name of a class"
+    fault = "architectures: missing; expected a list of one class"
   elif any(theirs.get(key) for key in _EXPERTS):
     fault = f"architectures: {one} has experts; expected a model without them"
   else:

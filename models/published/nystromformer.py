@@ -8,6 +8,7 @@ import numpy as np
 from models.attention_config import AttentionConfig
 from models.published import bert, family
 from models.published.family import Described, Family, Layout, Row
+from models.published.keys import because
 
 _OFFSET = 2
 """Position of the first token; the rows before it are unused."""
@@ -68,6 +69,9 @@ NYSTROMFORMER = Family(
   prefix="nystromformer.",
   parts=("embeddings", "encoder"),
   copies=bert.copies("nystromformer."),
+  without_effect=because(
+    "is the length that its code reads alone", "segment_means_seq_len"
+  ),
   unread=(r"nystromformer\.embeddings\.(position_ids|token_type_ids)",),
 )
 """BERT through landmarks, of sequences without padding.

@@ -5,7 +5,6 @@ from typing import Any
 
 from models.published import family, llama, rotary
 from models.published.family import Described
-from models.slot_config import AroundConfig
 
 
 def describe(
@@ -37,9 +36,7 @@ def describe_with_windows(
     names,
     head,
     decoder_attention=llama.windows(theirs, kinds),
-    decoder_around=tuple(
-      AroundConfig(**rotary.choices(theirs, _TYPES, kind)) for kind in kinds
-    ),
+    decoder_around=rotary.arounds(theirs, _TYPES, kinds),
   )
 
 

@@ -5,11 +5,12 @@ layer; version 4 wrote `rope_theta` and `rope_scaling`. A file may have both whe
 they agree, as what `save_pretrained` writes, which either version reads.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+import reprlib
 from typing import Any, NamedTuple
 
 from models.published import family
-from models.slot_config import RotaryScaling
+from models.slot_config import AroundConfig, RotaryScaling
 
 
 class Rotary(NamedTuple):
@@ -71,6 +72,16 @@ def choices(
   }
 
 
+def arounds(
+  theirs: Mapping[str, Any], types: LayerTypes, kinds: Sequence[str]
+) -> tuple[AroundConfig, ...]:
+  """What layers of these types have, where each type has a set of its own."""
+  turned = {
+    kind: AroundConfig(**choices(theirs, types, kind)) for kind in types
+  }
+  return tuple(turned[kind] for kind in kinds)
+
+
 def both_versions(
   theirs: Mapping[str, Any], types: LayerTypes
 ) -> dict[str, Any]:
@@ -86,6 +97,8 @@ def both_versions(
       written |= dict.fromkeys(rotary.share, share)
     if rotary.scaled:
       scaling = None if old["rope_type"] == "default" else old
+      if old["rope_type"] in ("linear", "dynamic"):
+        old["type"] = old.pop("rope_type")  # OLMo 2 takes no other name.
       # Version 4 has one for all such types, and none where they differ.
       is_one = written.get("rope_scaling", scaling) == scaling
       written["rope_scaling"] = scaling if is_one else None
@@ -101,20 +114,21 @@ def _parameters(
     if not isinstance(new, dict) or not set(new) <= set(types):
       raise ValueError(
         f"rope_parameters: expected a set for each of {', '.join(map(str, types))}"
-        f", got {new}"
+        f", got {reprlib.repr([*new])}"
       )
     new = new.get(kind)
   new = _named("rope_parameters", new)
   if kind and "truncate" in new:
     raise ValueError(
       "rope_parameters: transformers does not read the truncate of one type of "
-      f"layers; expected none, got {new}"
+      f"layers; expected none, got {new['truncate']}"
     )
   old = _named("rope_scaling", theirs.get("rope_scaling"))
   old = old if rotary.scaled else {}
   if new and old and not {*old} <= {*new}:
     raise ValueError(
-      f"rope_scaling: expected {new}, of rope_parameters, got {old}"
+      f"rope_scaling: expected that of rope_parameters, {reprlib.repr(new)}, got "
+      f"{reprlib.repr(old)}"
     )
   names = {*old, *new, "rope_theta"}
   if rotary.whole is not None or any(theirs.get(x) for x in rotary.share):
@@ -138,11 +152,13 @@ def _parameters(
 def _named(name: str, given: Any) -> dict[str, Any]:
   """A set, without what is null, and with `rope_type` for the older `type`."""
   if not isinstance(given, dict | None):
-    raise ValueError(f"{name}: expected named values or null, got {given!r}")
+    raise ValueError(
+      f"{name}: expected named values or null, got {reprlib.repr(given)}"
+    )
   named = {k: x for k, x in (given or {}).items() if x is not None}
   kinds = {str(named.pop(x)) for x in ("rope_type", "type") if x in named}
   if len(kinds) > 1:
-    raise ValueError(f"{name}: expected one type, got {given}")
+    raise ValueError(f"{name}: expected one type, got {kinds}")
   return {"rope_type": [*kinds, "default"][0], **named} if given else {}
 
 

@@ -80,7 +80,7 @@ def _one(
     ValueError: stages differ.
   """
   values = theirs.get(name) or [default] * stages
-  if len(set(values)) != 1:
+  if len(values) != stages or len(set(values)) != 1:
     raise ValueError(f"{name}: expected the same in every stage, got {values}")
   return set(values)
 

@@ -1,0 +1,154 @@
+"""Files of transformers 4 and 5 are the same models; no key is lost in silence."""
+
+import json
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import models
+from models.published import files, load, weights
+from models.published.catalog import FAMILIES
+from models.published.keys import WITHOUT_EFFECT, Keys
+from tests.models.published.test_equality import FOLDERS, compared, compute
+
+_HERE = pathlib.Path(__file__).parent / "versions"
+CONFIGS = {
+  f"{path.parent.name} {case}": config
+  for path in sorted(_HERE.glob("*/configs.json"))
+  for case, config in json.loads(path.read_text()).items()
+}
+"""'llama 5.23.0 yarn' -> its config.json."""
+CASES = sorted(
+  {case.replace(" 4.57.6", "") for case in CONFIGS if " 4." in case}
+)
+USUAL = {"llama scaled_yarn", "qwen2 last", "gemma3 linear", "gpt_neox plain"}
+OLD, NEW = "4.57.6", "5.23.0"
+
+
+def folder_of(case, config, path):
+  """A folder as transformers wrote it."""
+  path.mkdir(exist_ok=True)
+  shutil.copy(_HERE / case.split()[0] / "model.safetensors", path)
+  (path / "config.json").write_text(json.dumps(config))
+  return path
+
+
+def named(case, version):
+  """'llama yarn' -> 'llama 5.23.0 yarn'."""
+  return case.replace(" ", f" {version} ")
+
+
+def described(config, names):
+  """What a config.json describes; ValueError where it is refused."""
+  keys = Keys(config)
+  family, architecture = load._architecture(pathlib.Path(), keys)
+  head = family.architectures[architecture]
+  made = family.describe(keys, names, head)
+  kept = {} if family.kept is None else family.kept(keys)
+  keys.check(family.name, family.without_effect)
+  load.make_model(made)
+  return made, kept
+
+
+@pytest.mark.parametrize(
+  "case",
+  [
+    pytest.param(case, marks=() if case in USUAL else pytest.mark.thorough)
+    for case in CASES
+  ],
+)
+def test_logits_are_those_of_every_version(case, tmp_path):
+  p = models.load_pretrained(
+    folder_of(case, CONFIGS[named(case, NEW)], tmp_path / "new")
+  )
+  with np.load(_HERE / case.split()[0] / "expected.npz") as arrays:
+    inputs = {x: arrays[x] for x in ("input_ids", "attention_mask")}
+    wanted = arrays[case.split()[1]]
+  assert compared(inputs, compute(p, inputs), wanted) < 2e-5
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_versions_describe_one_model(case, tmp_path):
+  """So does what is saved here, which says it in the words of both."""
+  names = set(load_file(_HERE / case.split()[0] / "model.safetensors"))
+  old, new = (CONFIGS[named(case, version)] for version in (OLD, NEW))
+  assert described(old, names) == described(new, names)
+  p = models.load_pretrained(folder_of(case, new, tmp_path / "new"))
+  models.save_pretrained(tmp_path / "again", p)
+  saved = files.read_config(tmp_path / "again")
+  assert described(saved, names) == described(new, names)
+  for version, keys in ((OLD, old), (NEW, new)):
+    rope = {
+      key for key in saved if key.startswith(("rope", "rotary", "partial"))
+    }
+    alone = {
+      key: x for key, x in saved.items() if key in keys or key not in rope
+    }
+    assert described(alone, names) == described(new, names), version
+
+
+def others(key, value):
+  """Values that mean something else."""
+  if isinstance(value, bool):
+    return [not value]
+  if isinstance(value, int):
+    return [value + 2, 2 * value] if value else [1, 2]
+  if isinstance(value, float):
+    return [1.5 * value + 0.125]
+  if isinstance(value, str):
+    return ["relu", "gelu"] if "act" in key else [f"{value}2", "linear"]
+  if isinstance(value, list):
+    kinds = ("full_attention", "sliding_attention", "linear_attention")
+    words = [[kind] * len(value) for kind in kinds if value and kind in value]
+    return [*words, [*value, *value], value[::-1]]
+  if isinstance(value, dict):
+    inner = [{**value, k: o} for k, x in value.items() for o in others(k, x)]
+    return [*inner, {**value, "unheard_of": 1}]
+  return [3, True, "x", {"rope_type": "linear", "factor": 2.0}]
+
+
+_ALL = {
+  **{
+    case: (config, _HERE / case.split()[0]) for case, config in CONFIGS.items()
+  },
+  **{
+    name: (files.read_config(folder), folder)
+    for name, folder in FOLDERS.items()
+  },
+}
+
+
+@pytest.mark.parametrize("case", _ALL)
+def test_no_key_is_lost(case):
+  """A value that means something else changes the model, or is refused, or the key
+  is on the list of those without effect, with the reason."""
+  config, folder = _ALL[case]
+  tensors = files.read_tensors(folder)
+  family = FAMILIES[config["model_type"]]
+  names = weights.own(family, load._tidied(family, tensors))
+  before = described(config, names)
+  listed = {*WITHOUT_EFFECT, *family.without_effect, "max_position_embeddings"}
+  for key, value in config.items():
+    for other in others(key, value):
+      if key in listed or repr(other) == repr(value):
+        continue
+      try:
+        after = described(config | {key: other}, names)
+      except ValueError as error:
+        after = str(error)
+      assert after != before, f"{key}: {value} -> {other} changes nothing"
+      # No message is longer than three lines.
+      assert len(after) < 240, after
+
+
+@pytest.mark.parametrize("case", ["llama 5.23.0 yarn", "bert_masked"])
+def test_a_key_that_nobody_knows_is_refused(case):
+  config, folder = _ALL[case]
+  names = set(files.read_tensors(folder))
+  for value in (1, False, "x", [1], {"a": 1}):
+    with pytest.raises(ValueError, match=r"^unheard_of: no \w+ that is read"):
+      described(config | {"unheard_of": value}, names)
+  assert described(config | {"unheard_of": None}, names)
