@@ -168,7 +168,7 @@ def bfloat16(mechanism: Mechanism) -> None:
 
   Compute logits, softmax and normalisers in float32
   (`preferred_element_type=jnp.float32`) and convert the result at the end to the dtype
-  of the query. Where query, key and value differ, compute as for the wider dtype.
+  of the query, whatever dtypes key and value have.
   """
   is_causal = mechanism.directions[-1]
   options = (
@@ -187,12 +187,7 @@ def bfloat16(mechanism: Mechanism) -> None:
     f"the result is {out.dtype}, expected the dtype of query, bfloat16",
   )
   assert_close(out, expected, 2e-2)
-  if "own_keys" in mechanism.supports:
-    return  # What it makes keys of is rounded like what that is read from.
-  for arrays, tolerance in (
-    ([qkv[0], *rounded[1:]], 1e-5),
-    ([rounded[0], *qkv[1:]], 1e-2),  # The result is rounded.
-  ):
+  for arrays in ([qkv[0], *rounded[1:]], [rounded[0], *qkv[1:]]):
     out = forward(mechanism, is_causal)(arrays, **call)
     name = f"the result of arrays in {[str(x.dtype) for x in arrays]}"
     require(
@@ -201,4 +196,4 @@ def bfloat16(mechanism: Mechanism) -> None:
     )
     flags = {"is_causal": True} if is_causal else {}
     wanted = mechanism.define(variables, arrays, **call, **flags)
-    assert_close(out, wanted, tolerance, name)
+    assert_close(out, wanted, 2e-2, name)
