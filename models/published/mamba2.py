@@ -21,7 +21,13 @@ def describe(
   """As `Family.describe`."""
   del names
   family.only(
-    theirs, use_bias=False, conv_kernel=WIDTH, hidden_act="silu", rms_norm=True
+    theirs,
+    use_bias=False,
+    conv_kernel=WIDTH,
+    hidden_act="silu",
+    rms_norm=True,
+    # transformers 5 scales weights by it that it has read.
+    rescale_prenorm_residual=False,
   )
   limits = theirs.get("time_step_limit", [0.0, math.inf])
   # Files have infinity as text, too.
@@ -195,8 +201,7 @@ MAMBA2 = Family(
   without_effect={
     **because(
       "is of what weights begin with",
-      "rescale_prenorm_residual time_step_floor time_step_max time_step_min "
-      "time_step_rank",
+      "time_step_floor time_step_max time_step_min time_step_rank",
     ),
     **because("is of how the same numbers are computed", "chunk_size"),
     **because("is of half precision", "residual_in_fp32"),

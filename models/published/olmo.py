@@ -57,6 +57,7 @@ OLMO2 = llama.LLAMA._replace(
   architectures={"Olmo2ForCausalLM": "tokens"},
   describe=describe,
   rows=lambda config: llama.rows(_NORMS),
+  rotary={None: rotary.Rotary(type_key="type")},
 )
 """Norms of what layers add, and of the queries and keys of all heads together."""
 

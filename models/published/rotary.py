@@ -22,6 +22,7 @@ class Rotary(NamedTuple):
     share: likewise, names of the share of each head that is turned.
     whole: that share in files without one; None where it is always 1.
     scaled: whether version 4's `rope_scaling` is of these layers.
+    type_key: what version 4 calls the type in it.
   """
 
   theta: tuple[str, ...] = ("rope_theta",)
@@ -29,6 +30,7 @@ class Rotary(NamedTuple):
   share: tuple[str, ...] = ("partial_rotary_factor",)
   whole: float | None = None
   scaled: bool = True
+  type_key: str = "rope_type"
 
 
 LayerTypes = Mapping[str | None, Rotary]
@@ -97,8 +99,7 @@ def both_versions(
       written |= dict.fromkeys(rotary.share, share)
     if rotary.scaled:
       scaling = None if old["rope_type"] == "default" else old
-      if old["rope_type"] in ("linear", "dynamic"):
-        old["type"] = old.pop("rope_type")  # OLMo 2 takes no other name.
+      old[rotary.type_key] = old.pop("rope_type")
       # Version 4 has one for all such types, and none where they differ.
       is_one = written.get("rope_scaling", scaling) == scaling
       written["rope_scaling"] = scaling if is_one else None

@@ -3,6 +3,9 @@
     pip install torch==2.13.0 transformers==4.57.6
     python tests/models/published/make_fixtures.py
 
+Mamba-2 is of 5.23.0, as 4.57.6 norms all groups of heads together, which its authors'
+code does not. Most decoders are in `make_versions.py`.
+
 Writes a folder for each case: what `save_pretrained` of transformers writes, and
 `expected.npz` with inputs and outputs in float32 and, where transformers stays
 in it, float64. Weights are drawn wide, since with transformers' own 0.02 the
@@ -285,54 +288,6 @@ def of_speech():
     case(name, transformers.Wav2Vec2ConformerForCTC(config), inputs)
 
 
-def of_gemma():
-  """Makes Gemma 2: caps that bend the logits, a window in every other layer."""
-  rng = np.random.default_rng(29)
-  tokens, mask = ids(rng, 3, 19, None, (19, 12, 1))
-  gemma = transformers.Gemma2Config(
-    vocab_size=VOCAB,
-    hidden_size=24,
-    num_hidden_layers=3,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=10,
-    intermediate_size=37,
-    max_position_embeddings=40,
-    sliding_window=6,
-    query_pre_attn_scalar=7,
-    attn_logit_softcapping=2.0,
-    final_logit_softcapping=3.0,
-  )
-  case(
-    "gemma2",
-    transformers.Gemma2ForCausalLM(gemma),
-    {"input_ids": tokens, "attention_mask": mask},
-  )
-
-
-def of_olmo():
-  """Makes OLMo 2 and 3: norms of outputs, windows in three layers of four."""
-  rng = np.random.default_rng(31)
-  tokens, mask = ids(rng, 3, 19, None, (19, 12, 1))
-  sizes = {
-    "vocab_size": VOCAB,
-    "hidden_size": 24,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 37,
-    "max_position_embeddings": 40,
-    "pad_token_id": None,
-    "eos_token_id": 1,
-  }
-  olmo2 = transformers.Olmo2Config(**sizes, num_hidden_layers=3)
-  olmo3 = transformers.Olmo3Config(
-    **sizes, num_hidden_layers=4, sliding_window=6
-  )
-  inputs = {"input_ids": tokens, "attention_mask": mask}
-  case("olmo2", transformers.Olmo2ForCausalLM(olmo2), inputs)
-  case("olmo3", transformers.Olmo3ForCausalLM(olmo3), inputs)
-
-
 def of_mamba2():
   """Makes Mamba-2: three heads of values for each head of queries and keys."""
   rng = np.random.default_rng(37)
@@ -438,8 +393,6 @@ def of_modernbert():
 
 def main():
   """Makes all of them."""
-  of_gemma()
-  of_olmo()
   of_mamba2()
   of_qwen3_next()
   of_modernbert()
@@ -486,17 +439,6 @@ def main():
   of_gpt2 = {"input_ids": tokens, "attention_mask": mask}
   case("gpt2", transformers.GPT2LMHeadModel(gpt2), of_gpt2, float64=True)
 
-  neox = transformers.GPTNeoXConfig(
-    vocab_size=VOCAB,
-    hidden_size=24,
-    num_hidden_layers=3,
-    num_attention_heads=3,
-    intermediate_size=37,
-    max_position_embeddings=40,
-    rotary_pct=0.5,
-  )
-  case("gpt_neox", transformers.GPTNeoXForCausalLM(neox), of_gpt2)
-
   tokens, mask = ids(rng, 2, 150, 0, (150, 97))
   targets, _ = ids(rng, 2, 143)
   of_t5 = {
@@ -540,21 +482,6 @@ def main():
     ),
     of_llama,
   )
-  case(
-    "mistral",
-    transformers.MistralForCausalLM(
-      transformers.MistralConfig(**sizes, sliding_window=7, head_dim=10)
-    ),
-    of_llama,
-  )
-  case(
-    "qwen3",
-    transformers.Qwen3ForCausalLM(
-      transformers.Qwen3Config(**sizes, head_dim=8, tie_word_embeddings=True)
-    ),
-    of_llama,
-  )
-
   of_longformer = of_roberta | {
     "max_position_embeddings": 80,
     "attention_window": [4, 8, 4],

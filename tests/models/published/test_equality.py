@@ -54,7 +54,6 @@ def compared(inputs, out, wanted):
 # test_folders.py.
 USUAL = (
   "bert_masked",
-  "gemma2",
   "gpt2",
   "llama",
   "mamba2",

@@ -79,6 +79,9 @@ def test_versions_describe_one_model(case, tmp_path):
   p = models.load_pretrained(folder_of(case, new, tmp_path / "new"))
   models.save_pretrained(tmp_path / "again", p)
   saved = files.read_config(tmp_path / "again")
+  ours = load_file(tmp_path / "again" / "model.safetensors")
+  theirs = load_file(tmp_path / "new" / "model.safetensors")
+  assert all(np.array_equal(theirs[name], ours[name]) for name in theirs | ours)
   assert described(saved, names) == described(new, names)
   for version, keys in ((OLD, old), (NEW, new)):
     rope = {
