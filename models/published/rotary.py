@@ -65,7 +65,9 @@ def choices(
   try:
     scaling = RotaryScaling(rope_type, options)
   except ValueError as error:
-    raise ValueError(f"rope_parameters: {error}") from None
+    old = not theirs.get("rope_parameters")
+    place = "rope_scaling" if old else "rope_parameters"
+    raise ValueError(f"{place}: {error}") from None
   return {
     "rotary_theta": family.number({"rope_theta": theta}, "rope_theta", 0.0),
     "rotary_fraction": share,

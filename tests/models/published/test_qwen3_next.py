@@ -98,7 +98,7 @@ def test_greedy_generation_takes_the_largest_logits():
     ({"num_experts": None}, "num_experts: expected 0"),
     (
       {"rope_scaling": {"rope_type": "yarn"}},
-      "rope_parameters: factor: missing",
+      "rope_scaling: factor: missing",
     ),
     ({"linear_conv_kernel_dim": 3}, "linear_conv_kernel_dim: expected 4"),
     ({"hidden_act": "gelu"}, "hidden_act: expected 'silu'"),

@@ -4,9 +4,10 @@ import json
 import pathlib
 import shutil
 
+import jax
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 import models
 from models.published import files, load, weights
@@ -155,3 +156,83 @@ def test_a_key_that_nobody_knows_is_refused(case):
     with pytest.raises(ValueError, match=r"^unheard_of: no \w+ that is read"):
       described(config | {"unheard_of": value}, names)
   assert described(config | {"unheard_of": None}, names)
+
+
+def test_files_as_they_are(tmp_path):
+  """A tied table that is there twice, buffers, and a pointer of Git LFS."""
+  case = f"gpt2 {NEW} plain"
+  folder = folder_of(case, CONFIGS[case], tmp_path / "gpt2")
+  path = folder / "model.safetensors"
+  tensors = load_file(path)
+  plain = models.load_pretrained(folder).variables
+  buffers = {
+    "rotary_emb.inv_freq": np.ones(2, np.float32),
+    "transformer.h.0.attn.rotary_emb.cos_cached": np.ones(3, np.float32),
+  }
+  table = tensors["transformer.wte.weight"]
+  save_file({**tensors, **buffers, "lm_head.weight": table}, path)
+  again = models.load_pretrained(folder).variables
+  jax.tree.map(np.testing.assert_array_equal, again, plain)
+  # An untied head that is equal is read.
+  folder_of(case, CONFIGS[case] | {"tie_word_embeddings": False}, folder)
+  assert "output_embedding" not in plain["params"]
+  save_file({**tensors, "lm_head.weight": table}, path)
+  head = models.load_pretrained(folder).variables["params"]["output_embedding"]
+  np.testing.assert_array_equal(head["embedding"], table.astype(np.float32))
+  folder_of(case, CONFIGS[case], folder)
+  save_file({**tensors, "lm_head.weight": table + 1}, path)
+  with pytest.raises(ValueError, match=r"lm_head.weight: differs .* ties them"):
+    models.load_pretrained(folder)
+  path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+  with pytest.raises(ValueError, match="run `git lfs pull` there"):
+    models.load_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+  ("config", "message"),
+  [
+    (
+      {"architectures": ["GptOssForCausalLM"], "num_local_experts": 32},
+      "architectures: GptOssForCausalLM has experts; expected a model without",
+    ),
+    (
+      {"architectures": ["DeepseekV3ForCausalLM"], "n_routed_experts": 256},
+      "architectures: DeepseekV3ForCausalLM has experts",
+    ),
+    (
+      {"architectures": ["Qwen4ForCausalLM"]},
+      "architectures: no family is 'Qwen4ForCausalLM'; .* did you mean 'Qwen",
+    ),
+    (
+      {"architectures": ["LlamaForCausalLM"], "model_type": "mistral"},
+      "model_type: expected 'llama', that of LlamaForCausalLM, got 'mistral'",
+    ),
+    ({"rope_theta": None}, "rope_theta: expected a number, got null"),
+    ({"rope_scaling": {"type": "su"}}, "rope_scaling: rope_type: expected one of"),
+    (
+      {"rope_parameters": {"rope_theta": 7.0}, "rope_theta": 8.0},
+      r"rope_theta: the file has it twice, 7\.0 and 8\.0",
+    ),
+    (
+      {"rope_scaling": {"type": "linear", "rope_type": "yarn", "factor": 2.0}},
+      "rope_scaling: expected one type",
+    ),
+    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: expected 1.0"),
+  ],
+)
+def test_what_is_refused(config, message):
+  plain = {k: x for k, x in CONFIGS[f"llama {OLD} plain"].items() if x}
+  names = set(load_file(_HERE / "llama" / "model.safetensors"))
+  with pytest.raises(ValueError, match=message) as info:
+    described(plain | config, names)
+  assert len(str(info.value)) < 240
+
+
+def test_rotary_positions_inside_of_a_default_scaling():
+  """θ that `rope_scaling` alone has, as some files of version 4 do."""
+  plain = CONFIGS[f"llama {OLD} plain"]
+  names = set(load_file(_HERE / "llama" / "model.safetensors"))
+  scaling = {"rope_type": "default", "rope_theta": plain["rope_theta"]}
+  moved = {k: x for k, x in plain.items() if k != "rope_theta"}
+  moved["rope_scaling"] = scaling
+  assert described(moved, names) == described(plain, names)
