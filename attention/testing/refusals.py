@@ -19,14 +19,15 @@ from attention.testing.mechanism import LAWS, Check, Mechanism, law
 def record(mechanism: Mechanism) -> None:
   """`supports` must hold names that attention.plug.Attention lists.
 
-  And 'decode' exactly where init_cache and decode are given.
+  And 'decode' exactly where init_cache and decode are given; where it is not named they
+  are None, or raise ValueError.
   """
   supports = mechanism.supports
   unknown = ", ".join(sorted(supports - CAPABILITIES.keys()))
   require(not unknown, f"`supports` has unknown names: {unknown}")
   decodes = "decode" in supports
   for name in ("init_cache", "decode"):
-    given = getattr(mechanism.record, name) is not None
+    given = _is_given(getattr(mechanism.record, name))
     require(
       given == decodes,
       f"`supports` has {'' if decodes else 'no '}'decode', and {name} is "
@@ -36,6 +37,17 @@ def record(mechanism: Mechanism) -> None:
     "causal" in supports or not decodes,
     "`supports` has 'decode' without 'causal'",
   )
+
+
+def _is_given(function: Any) -> bool:
+  """Whether a function of a record is more than a refusal."""
+  try:
+    function()
+  except ValueError:
+    return False
+  except TypeError:  # None, or a function that has arguments.
+    return function is not None
+  return True
 
 
 def _error(mechanism: Mechanism, qkv: Any, call: Any) -> Exception | None:
