@@ -186,11 +186,7 @@ def kimi_delta(
 
 
 @attention_factory
-def comba(
-  max_rate: float = 1.0,
-  correction: float = 0.02,
-  implementation: Implementation | None = None,
-) -> plug.Attention:
+def comba(max_rate: float = 1.0, correction: float = 0.02) -> plug.Attention:
   """Comba: `gated_delta` with a weaker erasure, which reads the state before its decay.
 
     S_t = e^g_t S_{t−1} + β_t k_t (v_t − S_{t−1}ᵀ p_t)ᵀ        p_t = sigmoid(a) k_t
@@ -203,7 +199,6 @@ def comba(
       grow where sigmoid(a) β > 1 + e^g.
     correction: the initial d of the output feedback. The paper's is 0.02 for small
       models and 1 for large ones.
-    implementation: as `gated_linear`.
 
   Returns:
     As `gated_delta`; its parameters have `feedback [N]` (a) and `correction [N]`
@@ -242,9 +237,7 @@ def comba(
     )
 
   read = {"beta": gates.rate(max_rate), "log_decay": gates.step_decay}
-  return gates.recurrent_mechanism(
-    "comba", recurrence, implementation=implementation, init=init, gates=read
-  )
+  return gates.recurrent_mechanism("comba", recurrence, init=init, gates=read)
 
 
 @attention_factory

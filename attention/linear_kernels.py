@@ -58,10 +58,10 @@ def recurrence(
   """
   rate = jnp.ones_like(log_decay[..., :1]) if beta is None else beta
   if erase_key is not None:
-    key = key * rate
-    value = value if write_gate is None else value * write_gate
-    removal = erase_key if erase_gate is None else erase_key * erase_gate
-    return move(query, key, value, log_decay, -removal, key, **call)
+    # RWKV-7's kernel has it, and takes as long as the chunks here (gpu.md).
+    raise ValueError(
+      "implementation: 'jla' cannot take erase_key; use 'xla' or None"
+    )
   log_decay = jnp.maximum(log_decay, _LEAST_DECAY)
   is_channels = log_decay.shape[-1] > 1
   if erase_gate is not None or write_gate is not None:

@@ -32,7 +32,6 @@ CASES = {
   "kimi delta": ("kda", DELTA, "channel beta"),
   "two gates": ("gdn2", DELTA, "channel beta erase_gate write_gate"),
   "one gate": ("gdn2", DELTA, "head erase_gate"),
-  "erased keys": ("rwkv7", DELTA, "head beta erase_key write_gate"),
   "rwkv7": ("rwkv7", rwkv7_attention, "channel removal replacement"),
   "product": ("gated_deltanet", delta_product_attention, "head beta"),
   "product, no decay": ("deltanet", delta_product_attention, "beta"),
@@ -73,7 +72,6 @@ def call(name, length, seed=0):
     "beta": ("beta", lambda: uniform(*writes, HEADS)),
     "erase_gate": ("erase_gate", lambda: uniform(HEADS, DIM)),
     "write_gate": ("write_gate", lambda: uniform(HEADS, VALUE)),
-    "erase_key": ("erase_key", lambda: 0.7 * key),
     "removal": ("removal", lambda: removal),
     "replacement": ("replacement", lambda: -removal * uniform(HEADS, DIM)),
   }

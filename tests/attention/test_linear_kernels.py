@@ -19,6 +19,7 @@ import pytest
 
 from attention import (
   ATTENTIONS,
+  delta_rule_attention,
   gated_linear_attention,
   linear_kernels,
   platform,
@@ -220,6 +221,15 @@ def test_a_traced_scale_and_a_sequence_in_parts_are_refused(monkeypatch):
     ValueError, match=r"'jla' cannot take a sequence in parts"
   ):
     jax.eval_shape(attend, jnp.ones((1, 4, 2, 64), jnp.bfloat16))
+
+
+def test_erased_keys_are_refused(monkeypatch):
+  emulate(monkeypatch)
+  x = jnp.ones((1, 3, 2, 64), jnp.bfloat16)
+  beta = jnp.ones((1, 3, 2))
+  options = {"beta": beta, "erase_key": x, "implementation": "jla"}
+  with pytest.raises(ValueError, match=r"'jla' cannot take erase_key"):
+    delta_rule_attention(x, x, x, **options)
 
 
 @pytest.mark.thorough
