@@ -295,17 +295,15 @@ def _keys_backward(inputs, saved, grads):
   del saved
   key, _, tiles = inputs
   # A product with ones: a GPU adds to places that repeat one by one.
-  ones = jax.nn.one_hot(tiles.block, len(key), dtype=grads[0].dtype)
-  return *(
-    jnp.einsum(
-      "gb,g...->b...",
-      ones,
-      x,
-      precision="highest",
-      preferred_element_type=jnp.float32,
-    )
-    for x in grads
-  ), tiles
+  ones = jax.nn.one_hot(tiles.block, len(key))
+
+  def total(x):
+    # Factors of 16 bits are exact at any precision.
+    precision = "default" if x.dtype.itemsize < 4 else "highest"
+    x = x.astype(jnp.float32)
+    return jnp.einsum("gb,g...->b...", ones, x, precision=precision)
+
+  return *map(total, grads), tiles
 
 
 _tile_keys = with_backward(

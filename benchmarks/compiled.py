@@ -126,11 +126,14 @@ def report(
     traced = jax.jit(lambda *arrays: function(*arrays)).trace(*shapes)
   program = traced.lower(lowering_platforms=(where.platform,)).compile()
   seconds = time.perf_counter() - start
-  costs = program.cost_analysis() or {}
+  costs: Any = program.cost_analysis() or {}
+  memory, text = program.memory_analysis(), program.as_text()
+  assert memory is not None  # Every compiler that is a target tells both.
+  assert text is not None
   return Report(
     seconds=seconds,
-    temporaries=program.memory_analysis().temp_size_in_bytes,
-    **text_counts(program.as_text()),
+    temporaries=memory.temp_size_in_bytes,
+    **text_counts(text),
     gigabytes=costs.get("bytes accessed", 0.0) / 1e9,
     giga_operations=costs.get("flops", 0.0) / 1e9,
   )
