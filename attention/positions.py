@@ -12,8 +12,7 @@ scale · (v − u) · r. Rotary positions turn queries and keys before a mechani
 them.
 """
 
-from collections.abc import Callable, Mapping
-import inspect
+from collections.abc import Mapping
 import math
 import types
 from typing import Any
@@ -156,10 +155,9 @@ def rotary_frequencies(
                that turn `beta_fast` (32) and `beta_slow` (1) times within L, whole
                numbers unless `truncate` is False                    (Peng et al.)
 
-  YaRN also multiplies queries and keys by 1 + 0.1·ln(factor), or by
-  `attention_factor`, or, with m(a) = 1 + 0.1·a·ln(factor), by
-  m(`mscale`) / m(`mscale_all_dim`). Its ramp is that of its authors' code; the
-  paper's equation 13 has one that is linear in the number of turns.
+  YaRN also multiplies queries and keys by m(1), or by m(`mscale`) /
+  m(`mscale_all_dim`), where m(a) = 1 + 0.1·a·ln(factor), or by `attention_factor`.
+  Its ramp is that of its authors' code; the paper's is linear in the turns.
 
   Args:
     features: F, even.
@@ -185,12 +183,10 @@ def rotary_frequencies(
     raise ValueError(
       f"rope_type: expected one of {', '.join(_SCALINGS)}, got {rope_type!r}"
     )
-  scaled = _SCALINGS[rope_type]
-  own = inspect.signature(scaled).parameters.values()
-  own = {x.name: x.default for x in own if x.kind is x.KEYWORD_ONLY}
+  scaled, needed, more = _SCALINGS[rope_type]
   for name, value in options.items():
-    if name not in own:
-      known = ", ".join(own) or "no option"
+    if name not in needed + more:
+      known = ", ".join(needed + more) or "no option"
       raise ValueError(f"{name}: {rope_type!r} has {known}, got {value!r}")
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if name == "truncate":
@@ -198,103 +194,84 @@ def rotary_frequencies(
         raise ValueError(f"truncate: expected true or false, got {value!r}")
     elif not (is_number and 0.0 < value < math.inf):
       raise ValueError(f"{name}: expected a number above 0, got {value!r}")
-  for name, default in own.items():
-    if default is inspect.Parameter.empty and name not in options:
+  for name in needed:
+    if name not in options:
       raise ValueError(f"{name}: missing; {rope_type!r} needs it")
-  frequencies, factor = scaled(theta, features, length, **options)
+  frequencies, factor = scaled(theta, features, length, options)
   # They are rounded from float64 once.
   return frequencies.astype(np.float32), factor
 
 
-def _plain(theta, features, length=1):
-  del length
+def _plain(theta, features, length=1, options=None):
+  del length, options
   return theta ** (-np.arange(0, features, 2) / features), 1.0
 
 
-def _linear(theta, features, length, *, factor):
-  return _plain(theta, features)[0] / factor, 1.0
+def _linear(theta, features, length, options):
+  return _plain(theta, features)[0] / options["factor"], 1.0
 
 
-def _dynamic(theta, features, length, *, factor, max_position_embeddings):
+def _dynamic(theta, features, length, options):
+  factor, trained = options["factor"], options["max_position_embeddings"]
   if features < 4:
     raise ValueError(f"features: 'dynamic' needs at least 4, got {features}")
   xp = jnp if isinstance(length, jax.core.Tracer) else np
-  times = xp.maximum(length, max_position_embeddings) / max_position_embeddings
+  times = xp.maximum(length, trained) / trained
   stretched = (factor * times - factor + 1.0) ** (features / (features - 2))
   return _plain(theta * stretched, features)
 
 
-def _llama3(
-  theta,
-  features,
-  length,
-  *,
-  factor,
-  low_freq_factor,
-  high_freq_factor,
-  original_max_position_embeddings,
-):
-  low, high = low_freq_factor, high_freq_factor
+def _llama3(theta, features, length, options):
+  low, high = options["low_freq_factor"], options["high_freq_factor"]
   if low >= high:
     raise ValueError(f"high_freq_factor: expected above {low}, got {high}")
   plain, _ = _plain(theta, features)
-  turns = original_max_position_embeddings * plain / (2.0 * math.pi)
+  turns = options[_TRAINED] * plain / (2.0 * math.pi)
   share = np.clip((turns - low) / (high - low), 0.0, 1.0)
-  return share * plain + (1.0 - share) * plain / factor, 1.0
+  return share * plain + (1.0 - share) * plain / options["factor"], 1.0
 
 
-def _yarn(
-  theta,
-  features,
-  length,
-  *,
-  factor,
-  original_max_position_embeddings,
-  attention_factor=None,
-  beta_fast=32.0,
-  beta_slow=1.0,
-  mscale=None,
-  mscale_all_dim=None,
-  truncate=True,
-):
-  if (mscale is None) != (mscale_all_dim is None):
+def _yarn(theta, features, length, options):
+  factor, given = options["factor"], options.get("attention_factor")
+  mscale, mscale_all = (options.get(f"mscale{x}") for x in ("", "_all_dim"))
+  if (mscale is None) != (mscale_all is None):
     raise ValueError("mscale: expected it and mscale_all_dim, or neither")
-  if attention_factor is not None and mscale is not None:
+  if given is not None and mscale is not None:
     raise ValueError("attention_factor: expected it or mscale, got both")
 
   def pair(turns):
-    wavelength = original_max_position_embeddings / turns
-    return (
-      features * math.log(wavelength / (2 * math.pi)) / (2 * math.log(theta))
-    )
+    wavelengths = math.log(options[_TRAINED] / (turns * 2 * math.pi))
+    return features * wavelengths / (2 * math.log(theta))
 
   def temperature(weight):
     return 1.0 + 0.1 * weight * math.log(max(factor, 1.0))
 
-  first, last = pair(beta_fast), pair(beta_slow)
-  if truncate:
+  first = pair(options.get("beta_fast", 32.0))
+  last = pair(options.get("beta_slow", 1.0))
+  if options.get("truncate", True):
     first, last = math.floor(first), math.ceil(last)
   first, last = max(first, 0), min(last, features - 1)
   width = last - first or 0.001
   stretched = np.clip((np.arange(features // 2) - first) / width, 0.0, 1.0)
   plain, _ = _plain(theta, features)
-  if attention_factor is None:
-    attention_factor = temperature(mscale or 1.0)
-    attention_factor /= temperature(mscale_all_dim or 0.0)
-  frequencies = (1.0 - stretched) * plain + stretched * plain / factor
-  return frequencies, attention_factor
+  if given is None:
+    given = temperature(mscale or 1.0) / temperature(mscale_all or 0.0)
+  return (1.0 - stretched) * plain + stretched * plain / factor, given
 
 
-_SCALINGS: Mapping[str, Callable[..., Any]] = types.MappingProxyType(
+_TRAINED = "original_max_position_embeddings"
+_LLAMA3 = "factor", "low_freq_factor", "high_freq_factor", _TRAINED
+_YARN = "attention_factor beta_fast beta_slow mscale mscale_all_dim truncate"
+_SCALINGS: Mapping[str, Any] = types.MappingProxyType(
   {
-    "default": _plain,
-    "linear": _linear,
-    "dynamic": _dynamic,
-    "llama3": _llama3,
-    "yarn": _yarn,
+    "default": (_plain, (), ()),
+    "linear": (_linear, ("factor",), ()),
+    "dynamic": (_dynamic, ("factor", "max_position_embeddings"), ()),
+    "llama3": (_llama3, _LLAMA3, ()),
+    "yarn": (_yarn, ("factor", _TRAINED), tuple(_YARN.split())),
   }
 )
-"""`rope_type` -> `(theta, features, length, options) -> frequencies, factor`."""
+"""`rope_type` -> its function, and the options that it needs and takes."""
 
 
 def sines(

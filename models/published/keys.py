@@ -57,18 +57,9 @@ WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
 """Keys of any family that change no logits -> why. A family may read them."""
 
 
-_DEFAULTS: Mapping[str, Any] = MappingProxyType(
-  dict.fromkeys(
-    (
-      "is_decoder",
-      "is_encoder_decoder",
-      "add_cross_attention",
-      "tie_encoder_decoder",
-    ),
-    False,
-  )
-)
-"""What any file may say that no family reads."""
+_FALSE = {"is_decoder", "is_encoder_decoder", "add_cross_attention"}
+_FALSE |= {"tie_encoder_decoder"}
+"""Keys that no family reads, and any file may say to be false."""
 
 
 class Keys(Mapping[str, Any]):
@@ -106,7 +97,7 @@ class Keys(Mapping[str, Any]):
     for key, value in self._content.items():
       if key in known or value in (None, {}, []):
         continue
-      if key not in _DEFAULTS or value is not _DEFAULTS[key]:
+      if key not in _FALSE or value is not False:
         raise ValueError(
           f"{key}: no {family} that is read here depends on it; expected a config "
           f"without it, got {reprlib.repr(value)}"

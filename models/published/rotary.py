@@ -128,28 +128,33 @@ def _parameters(
     )
   old = _named("rope_scaling", theirs.get("rope_scaling"))
   old = old if rotary.scaled else {}
-  if new and old and not {*old} <= {*new}:
+  if new and any(new.get(name) != value for name, value in old.items()):
     raise ValueError(
       f"rope_scaling: expected that of rope_parameters, {reprlib.repr(new)}, got "
       f"{reprlib.repr(old)}"
     )
-  names = {*old, *new, "rope_theta"}
-  if rotary.whole is not None or any(theirs.get(x) for x in rotary.share):
-    names.add("partial_rotary_factor")
-  outer = {"rope_theta": rotary.theta, "partial_rotary_factor": rotary.share}
-  both = {
-    name: _agreed(name, [new, old], theirs, outer.get(name, ()))
-    for name in names
-  }
-  defaults = {
-    "rope_type": "default",
-    "rope_theta": rotary.default,
-    "partial_rotary_factor": rotary.whole,
-  }
-  both = {**defaults, **{k: x for k, x in both.items() if x is not None}}
-  if both["rope_theta"] is None:
+  both = {"rope_type": "default", **old, **new}
+  for name, keys, default in (
+    ("rope_theta", rotary.theta, rotary.default),
+    ("partial_rotary_factor", rotary.share, rotary.whole),
+  ):
+    beside = [theirs[key] for key in keys if key in theirs]
+    given = [x for x in (both.get(name), *beside) if x is not None]
+    if any(value != given[0] for value in given):
+      twice = " and ".join(map(repr, given))
+      raise ValueError(f"{name}: the file has it twice, {twice}")
+    if beside and not given and default is not None:
+      raise ValueError(f"{keys[0]}: expected a number, got null")
+    if given or default is not None:
+      both[name] = [*given, default][0]
+  if "rope_theta" not in both:
     raise ValueError("rope_theta: missing")
-  return _completed(theirs, {k: x for k, x in both.items() if x is not None})
+  if both["rope_type"] in ("llama3", "yarn"):
+    longest = family.size(theirs, "max_position_embeddings")
+    both.setdefault("original_max_position_embeddings", longest)
+  else:
+    both.pop("original_max_position_embeddings", None)  # Nothing reads it.
+  return both
 
 
 def _named(name: str, given: Any) -> dict[str, Any]:
@@ -163,31 +168,3 @@ def _named(name: str, given: Any) -> dict[str, Any]:
   if len(kinds) > 1:
     raise ValueError(f"{name}: expected one type, got {kinds}")
   return {"rope_type": [*kinds, "default"][0], **named} if given else {}
-
-
-def _agreed(name, sets, theirs, keys):
-  """The value that is inside of sets and beside them; None where it is nowhere."""
-  values = [one[name] for one in sets if name in one]
-  beside = {key: theirs[key] for key in keys if key in theirs}
-  values += [value for value in beside.values() if value is not None]
-  if any(value != values[0] for value in values):
-    raise ValueError(
-      f"{name}: the file has it twice, {' and '.join(map(repr, values))}"
-    )
-  if beside and not values:
-    raise ValueError(f"{next(iter(beside))}: expected a number, got null")
-  return values[0] if values else None
-
-
-def _completed(theirs, parameters):
-  """With the length that transformers fills in."""
-  rope_type, trained = (
-    parameters["rope_type"],
-    "original_max_position_embeddings",
-  )
-  if rope_type in ("llama3", "yarn"):
-    longest = family.size(theirs, "max_position_embeddings")
-    parameters.setdefault(trained, longest)
-  else:
-    parameters.pop(trained, None)  # Nothing reads it.
-  return parameters

@@ -187,17 +187,13 @@ WAV2VEC2_CONFORMER = Family(
   inputs={"input_values": "audio", "attention_mask": "source_mask"},
   without_effect={
     **because(
-      "is of training",
+      "is of training or of another head",
       "activation_dropout apply_spec_augment conformer_conv_dropout "
       "contrastive_logits_temperature ctc_loss_reduction ctc_zero_infinity "
       "diversity_loss_weight feat_proj_dropout feat_quantizer_dropout "
       "final_dropout layerdrop mask_feature_length mask_feature_min_masks "
       "mask_feature_prob mask_time_length mask_time_min_masks mask_time_prob "
-      "num_negatives",
-    ),
-    **because(
-      "is of another head",
-      "classifier_proj_size codevector_dim num_codevector_groups "
+      "num_negatives classifier_proj_size codevector_dim num_codevector_groups "
       "num_codevectors_per_group proj_codevector_dim tdnn_dilation tdnn_dim "
       "tdnn_kernel use_weighted_layer_sum xvector_output_dim",
     ),
