@@ -368,10 +368,8 @@ def _architecture(
   elif any(theirs.get(key) for key in _EXPERTS):
     fault = f"architectures: {one} has experts; expected a model without them"
   else:
-    known = [x for f in FAMILIES.values() for x in f.architectures]
     fault = (
-      f"architectures: no family is {one!r}; docs/weights.md lists those that "
-      f"are{plug.near(str(one), known)}"
+      f"architectures: no family is {one!r}; docs/weights.md lists those known"
     )
   raise ValueError(f"{folder / files.CONFIG}: {fault}")
 
