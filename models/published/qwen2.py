@@ -46,6 +46,7 @@ def last_windows(theirs: Mapping[str, Any]) -> tuple[AttentionConfig, ...]:
 
 WITHOUT_EFFECT = {
   **because("is said by layer_types", "max_window_layers"),
+  **because("is of windows, which use_sliding_window has", "sliding_window"),
   **llama.LLAMA.without_effect,
 }
 

@@ -231,6 +231,15 @@ def test_what_is_refused(config, message):
   assert len(str(info.value)) < 240
 
 
+def test_windows_that_are_not_used():
+  """As in the files of Qwen2.5; with windows, their width is read."""
+  plain, last = (CONFIGS[f"qwen2 {OLD} {case}"] for case in ("plain", "last"))
+  names = set(load_file(_HERE / "qwen2" / "model.safetensors"))
+  for config, is_same in ((plain, True), (last, False)):
+    wider = described(config | {"sliding_window": 7}, names)
+    assert (wider == described(config, names)) == is_same
+
+
 def test_rotary_positions_inside_of_a_default_scaling():
   """θ that `rope_scaling` alone has, as some files of version 4 do."""
   plain = CONFIGS[f"llama {OLD} plain"]
