@@ -1,6 +1,7 @@
 # make train   sets up .venv, trains the copy task, shows the result
 # make compare trains every mechanism on the copy task, at equal parameters
 # make bench   measures time and memory of every mechanism against length
+# make compiled  compiles every mechanism for an H100, without one
 # make lint    sets up .venv, runs lint, type checker and the check of layers
 # make test    the same, and the suite
 # make test-all  the same with the slowest combinations, all of it as users compile,
@@ -16,7 +17,7 @@ WORKDIR ?= runs/copy
 # Tests of a file share what they compile, so a file stays on one worker.
 PYTEST := -n auto --dist loadfile
 
-.PHONY: train compare bench lint test test-all docs docs-check format setup
+.PHONY: train compare bench compiled lint test test-all docs docs-check format setup
 
 setup: $(VENV)/.installed
 
@@ -40,6 +41,21 @@ compare: setup
 
 bench: setup
 	$(PYTHON) -m benchmarks.scaling
+
+# Compilers of devices that are not here; they want a newer Python and JAX.
+DEVICES := .venv-devices
+$(DEVICES)/.installed:
+	python3.12 -m venv $(DEVICES)
+	$(DEVICES)/bin/python -m pip install --quiet jax==0.11.2 libtpu \
+	  jax-cuda12-plugin==0.11.2 jax-cuda12-pjrt==0.11.2 nvidia-cuda-nvcc-cu12 \
+	  jaxtyping numpy absl-py
+	@touch $@
+
+compiled: $(DEVICES)/.installed
+	PATH=$$(echo $(CURDIR)/$(DEVICES)/lib/python*/site-packages/nvidia/cuda_nvcc/bin):$$PATH \
+	  JAX_PLATFORMS=cpu TPU_SKIP_MDS_QUERY=1 TPU_ACCELERATOR_TYPE=v5litepod-4 \
+	  TPU_WORKER_HOSTNAMES=localhost TPU_WORKER_ID=0 \
+	  $(DEVICES)/bin/python -m benchmarks.compiled $(COMPILED)
 
 lint: setup
 	$(VENV)/bin/ruff check .

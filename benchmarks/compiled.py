@@ -1,7 +1,7 @@
 """What compiled programs hold, for an H100 or a TPU, on a machine that has neither.
 
-    make compiled                                                 # its own environment, and the table of an H100
-    python -m benchmarks.compiled --target=v5e --attention=dsa    # in that environment
+    make compiled                                         # sets up .venv-devices; an H100
+    make compiled COMPILED="--target=v5e --attention=dsa"
 
 Every mechanism at the sizes of `benchmarks.scaling`, forward and with gradients, its
 causal form where it has one. XLA compiles for a description of the device (an H100's
@@ -12,10 +12,11 @@ is h100.pbtxt), so nothing is timed; what makes a program slow is visible all th
   scatters      how many, and of them additions in bfloat16 to indices that may repeat
   sorts         how many
   window        positions of the widest windowed sum, which is quadratic
-  GB, Gop       bytes and operations by XLA's cost analysis, a loop's body counted once
+  GB, Gop       bytes and operations by XLA's cost analysis, a loop's body counted once;
+                it has none for an H100
 
-Compiling wants jax ≥ 0.11 and the plugins of the devices, which the project does not
-need otherwise.
+Compiling wants Python ≥ 3.12, jax ≥ 0.11 and the plugins of the devices, which the
+project does not need otherwise.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,8 +49,8 @@ class Report(NamedTuple):
   repeated: int
   sorts: int
   window: int
-  gigabytes: float
-  giga_operations: float
+  gigabytes: float | None
+  giga_operations: float | None
 
 
 class Target(NamedTuple):
@@ -126,7 +127,7 @@ def report(
     traced = jax.jit(lambda *arrays: function(*arrays)).trace(*shapes)
   program = traced.lower(lowering_platforms=(where.platform,)).compile()
   seconds = time.perf_counter() - start
-  costs: Any = program.cost_analysis() or {}
+  costs: Any = program.cost_analysis()
   memory, text = program.memory_analysis(), program.as_text()
   assert memory is not None  # Every compiler that is a target tells both.
   assert text is not None
@@ -134,8 +135,8 @@ def report(
     seconds=seconds,
     temporaries=memory.temp_size_in_bytes,
     **text_counts(text),
-    gigabytes=costs.get("bytes accessed", 0.0) / 1e9,
-    giga_operations=costs.get("flops", 0.0) / 1e9,
+    gigabytes=costs and costs["bytes accessed"] / 1e9,
+    giga_operations=costs and costs["flops"] / 1e9,
   )
 
 
@@ -207,8 +208,8 @@ def _cells(program: Any, where: Target) -> Sequence[str]:
     f"{x.scatters} ({x.repeated})",
     str(x.sorts),
     str(x.window),
-    f"{x.gigabytes:.1f}",
-    f"{x.giga_operations:,.0f}",
+    "–" if x.gigabytes is None else f"{x.gigabytes:.1f}",
+    "–" if x.giga_operations is None else f"{x.giga_operations:,.0f}",
   ]
 
 

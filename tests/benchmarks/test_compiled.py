@@ -1,0 +1,57 @@
+"""What is read of a compiled program, and laws of the programs for an H100."""
+
+import pathlib
+import subprocess
+
+import pytest
+
+from benchmarks import compiled
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+PROGRAM = """
+  %while.3 = (s32[], f32[8]) while(%t), condition=%c, body=%b, backend_config={"known_trip_count":{"n":"16"}}
+  %while.4 = (s32[], f32[8]) while(%t), condition=%c, body=%b, backend_config={"known_trip_count":{"n":"120"}}
+  %reduce-window.1 = f32[4,64]{1,0} reduce-window(%x, %zero), window={size=1x32 pad=0_0x31_0}, to_apply=%add
+  %conditional.1 = f32[8]{0} conditional(%p, %a, %b), branch_computations={%x, %y}
+  %scatter.1 = bf16[8,4]{1,0} scatter(%o, %i, %u), update_window_dims={1}, to_apply=%add
+  %scatter.2 = bf16[8,4]{1,0} scatter(%o, %i, %u), update_window_dims={1}, unique_indices=true, to_apply=%add
+  %scatter.3 = f32[8,4]{1,0} scatter(%o, %i, %u), update_window_dims={1}, to_apply=%add
+  ROOT %sort.1 = (f32[8]{0}, s32[8]{0}) sort(%x, %y), dimensions={0}
+"""
+
+
+def test_counts_of_a_program():
+  assert compiled.text_counts(PROGRAM) == {
+    "trips": 120,
+    "conditionals": 1,
+    "scatters": 3,
+    "repeated": 1,
+    "sorts": 1,
+    "window": 32,
+  }
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+  "name", ["stick_breaking", "path", "moba", "nsa", "dsa", "gated_delta"]
+)
+def test_programs_for_an_h100(name):
+  if not (ROOT / ".venv-devices" / ".installed").exists():
+    pytest.skip("needs `make compiled`, which sets up .venv-devices")
+  table = subprocess.run(
+    ["make", "-s", "compiled", f"COMPILED=--length=4096 --attention={name}"],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    check=True,
+  ).stdout
+  rows = [x.strip("| ").split(" | ") for x in table.splitlines()[4:]]
+  assert len(rows) == 2, table
+  for _, program, _, _, trips, conditionals, scatters, _, window, *_ in rows:
+    scatters, repeated = scatters.strip(")").split(" (")
+    assert int(trips.replace(",", "")) <= 64, program
+    assert conditionals == repeated == "0", program
+    # Of `nsa`, two are its window's: without a GPU it does not go to cuDNN.
+    assert int(scatters) <= 3, program
+    assert int(window) <= 64, program
