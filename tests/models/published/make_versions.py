@@ -42,8 +42,13 @@ YARN = {
   "beta_fast": 4.0,
   "original_max_position_embeddings": 10,
 }
-# As DeepSeek has it.
-SCALED_YARN = YARN | {"mscale": 0.8, "mscale_all_dim": 0.3, "truncate": False}
+# With the temperature of DeepSeek, and a ramp that begins within the pairs.
+SCALED_YARN = YARN | {
+  "original_max_position_embeddings": 64,
+  "mscale": 0.8,
+  "mscale_all_dim": 0.3,
+  "truncate": False,
+}
 NEAR, EXACT = "sliding_attention", "full_attention"
 
 

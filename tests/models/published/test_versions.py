@@ -148,6 +148,31 @@ def test_no_key_is_lost(case):
       assert len(after) < 240, after
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+  "case", [f"llama {NEW} scaled_yarn", f"gemma3 {NEW} linear"]
+)
+def test_what_a_key_changes_is_logits(case, tmp_path):
+  config, _ = _ALL[case]
+  folder = folder_of(case, config, tmp_path / "changed")
+  inputs = {"input_ids": np.arange(5, 27)[None]}
+  before = compute(models.load_pretrained(folder), inputs)
+  family, moved = FAMILIES[config["model_type"]], set()
+  listed = {*WITHOUT_EFFECT, *family.without_effect, "max_position_embeddings"}
+  for key, value in config.items():
+    for other in others(key, value):
+      folder_of(case, config | {key: other}, folder)
+      try:
+        p = models.load_pretrained(folder)
+      except ValueError:
+        continue
+      if key not in listed and repr(other) != repr(value):
+        after = compute(p, inputs)
+        assert np.abs(after - before).max() > 1e-4, (key, other)
+        moved.add(key)
+  assert {"rope_parameters", "rms_norm_eps"} < moved
+
+
 @pytest.mark.parametrize("case", ["llama 5.23.0 yarn", "bert_masked"])
 def test_a_key_that_nobody_knows_is_refused(case):
   config, folder = _ALL[case]
