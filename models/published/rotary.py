@@ -17,7 +17,8 @@ class Rotary(NamedTuple):
   """How the files of a family say what its rotary positions are.
 
   Attributes:
-    theta: names of θ in files of version 4, which all say the same.
+    theta: names of θ in files of version 4, which all say the same. The others
+      are copies of the first.
     default: θ of files without one; None where they have to say it.
     share: likewise, names of the share of each head that is turned.
     whole: that share in files without one; None where it is always 1.
@@ -139,6 +140,8 @@ def _parameters(
     ("partial_rotary_factor", rotary.share, rotary.whole),
   ):
     beside = [theirs[key] for key in keys if key in theirs]
+    if beside and keys[0] not in theirs:
+      raise ValueError(f"{keys[0]}: missing; nothing reads {name} without it")
     given = [x for x in (both.get(name), *beside) if x is not None]
     if any(value != given[0] for value in given):
       twice = " and ".join(map(repr, given))

@@ -256,6 +256,15 @@ def test_what_is_refused(config, message):
   assert len(str(info.value)) < 240
 
 
+@pytest.mark.parametrize("key", ["rotary_emb_base", "rotary_pct"])
+def test_copies_alone_are_refused(key):
+  """GPT-NeoX's classes write `rope_theta`, too, and do not read it."""
+  config = dict(CONFIGS[f"gpt_neox {OLD} plain"])
+  del config[key]
+  with pytest.raises(ValueError, match=f"^{key}: missing; nothing reads"):
+    described(config, {"embed_out.weight"})
+
+
 def test_windows_that_are_not_used():
   """As in the files of Qwen2.5; with windows, their width is read."""
   plain, last = (CONFIGS[f"qwen2 {OLD} {case}"] for case in ("plain", "last"))
