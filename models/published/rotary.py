@@ -166,6 +166,8 @@ def _named(name: str, given: Any) -> dict[str, Any]:
     raise ValueError(
       f"{name}: expected named values or null, got {reprlib.repr(given)}"
     )
+  if given and given.get("rope_theta", 1.0) is None:
+    raise ValueError(f"{name}: rope_theta: expected a number, got null")
   named = {k: x for k, x in (given or {}).items() if x is not None}
   kinds = {str(named.pop(x)) for x in ("rope_type", "type") if x in named}
   if len(kinds) > 1:

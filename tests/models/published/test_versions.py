@@ -234,6 +234,10 @@ def test_files_as_they_are(tmp_path):
     ),
     ({"rope_theta": None}, "rope_theta: expected a number, got null"),
     (
+      {"rope_parameters": {"rope_theta": None}},
+      "rope_parameters: rope_theta: expected a number, got null",
+    ),
+    (
       {"rope_scaling": {"type": "su"}},
       "rope_scaling: rope_type: expected one of",
     ),
