@@ -140,7 +140,7 @@ def _parameters(
     ("partial_rotary_factor", rotary.share, rotary.whole),
   ):
     beside = [theirs[key] for key in keys if key in theirs]
-    if beside and keys[0] not in theirs:
+    if beside and keys[0] not in theirs and name not in new:
       raise ValueError(f"{keys[0]}: missing; nothing reads {name} without it")
     given = [x for x in (both.get(name), *beside) if x is not None]
     if any(value != given[0] for value in given):

@@ -269,6 +269,19 @@ def test_copies_alone_are_refused(key):
     described(config, {"embed_out.weight"})
 
 
+def test_copies_beside_a_set():
+  """What version 5 writes of a GPT-NeoX that it read from a file of version 4."""
+  config = dict(CONFIGS[f"gpt_neox {OLD} plain"])
+  names = {"embed_out.weight"}
+  expected = described(config, names)
+  theta, share = config.pop("rotary_emb_base"), config.pop("rotary_pct")
+  both = {"rope_theta": theta, "partial_rotary_factor": share}
+  config |= {**both, "rope_parameters": {"rope_type": "default", **both}}
+  assert described(config, names) == expected
+  with pytest.raises(ValueError, match="rope_theta: the file has it twice"):
+    described(config | {"rope_theta": 7.0}, names)
+
+
 def test_windows_that_are_not_used():
   """As in the files of Qwen2.5; with windows, their width is read."""
   plain, last = (CONFIGS[f"qwen2 {OLD} {case}"] for case in ("plain", "last"))
