@@ -55,7 +55,7 @@ def gated_linear_attention(
     segment_ids: `[B, T]`; where they change, the state begins anew, at 0.
     return_state: whether to return S_T as well.
     implementation: 'xla' and None are the chunks here. 'jla' is a kernel of the package
-      jax-linear-attention for an H100 or H200, bfloat16, and heads of 64 or 128. It has
+      jax-linear-attention for an H100 or H200, bfloat16, and heads of `64` or `128`. It has
       first derivatives in reverse mode, inside `jax.shard_map` with `check_vma=False`
       only, and takes decays below −30 for −30. Of several devices each computes its
       share under `jax.set_mesh`, and all of it elsewhere.

@@ -30,7 +30,7 @@ _SUPPORTS = {
 """Kind of recurrence -> what says whether a kernel takes a call of it."""
 
 _LEAST_DECAY = -30.0
-"""Kernels subtract sums of 64 logarithms, which strong decays would leave inexact; what
+"""Kernels subtract sums of logarithms, which strong decays would leave inexact; what
 e^−30 leaves is nothing in float32."""
 
 

@@ -152,7 +152,7 @@ def rotary_frequencies(
                `low_freq_factor` and `high_freq_factor` turns of pair i within
                L = `original_max_position_embeddings`                 (Llama 3.1)
       yarn     likewise, where s falls from 1 to 0 linearly in i between the pairs
-               that turn `beta_fast` (32) and `beta_slow` (1) times within L, whole
+               that turn `beta_fast=32` and `beta_slow=1` times within L, whole
                numbers unless `truncate` is False                    (Peng et al.)
 
   YaRN also multiplies queries and keys by m(1), or by m(`mscale`) /

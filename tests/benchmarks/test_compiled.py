@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from benchmarks import compiled
+from benchmarks import hlo
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -22,7 +22,7 @@ PROGRAM = """
 
 
 def test_counts_of_a_program():
-  assert compiled.text_counts(PROGRAM) == {
+  assert hlo.text_counts(PROGRAM) == {
     "trips": 120,
     "conditionals": 1,
     "scatters": 3,
