@@ -237,13 +237,10 @@ def additive(width: int = 64) -> plug.Attention:
     and v from N(0, 1/A), so that scores start near 1.
 
   Raises:
-    ValueError: `width` < 1; by `init`, kernels that take more than
-      `arguments.MOST_BYTES`.
+    ValueError: `width` < 1.
   """
 
   def init(key, dims):
-    numbers = dims.num_heads * (2 * dims.head_dim + 1) * width
-    arguments.check_memory("width", width, numbers)
     keys = jax.random.split(key, 3)
     inner = (dims.num_heads, dims.head_dim, width)
 

@@ -19,9 +19,6 @@ from attention import plug
 
 accepted_options, applied = plug.accepted_options, plug.applied
 
-MOST_BYTES = 2**32
-"""Arrays of one mechanism beyond this size are taken for a typing error."""
-
 ARRAYS: Mapping[str, Any] = {
   "query": Float[Array, "B T N H"],
   "key": Float[Array, "B S K H"],
@@ -348,19 +345,6 @@ def check_choice(name: str, value: Any, choices: Any) -> None:
     known = ", ".join(get_args(literal))
     raise ValueError(
       f"{name}: expected {'None or ' * may_be_none}one of {known}, got {value!r}"
-    )
-
-
-def check_memory(name: str, value: int, numbers: int) -> None:
-  """Raises ValueError for a size whose arrays, of float32, cannot be meant.
-
-  What is too large depends on the other sizes, so the bound is on bytes.
-  """
-  if 4 * numbers > MOST_BYTES:
-    raise ValueError(
-      f"{name}: expected a size whose arrays take at most "
-      f"{MOST_BYTES / 2**30:g} GiB, got {value}, whose arrays take "
-      f"{numbers / 2**28:,.0f} GiB"
     )
 
 

@@ -1,6 +1,5 @@
 """Linformer: keys and values projected to R rows (Wang et al., 2020)."""
 
-import math
 from typing import Any
 
 import jax
@@ -171,8 +170,7 @@ def linformer(
 
   Raises:
     ValueError: `rank` < 1, or a flag that is neither True nor False; by `init`,
-      a rank larger than the sequence, or projections that take more than
-      `arguments.MOST_BYTES`.
+      a rank larger than the sequence.
   """
   names = (
     ["key_projection"] if shared else ["key_projection", "value_projection"]
@@ -187,7 +185,6 @@ def linformer(
     shape = (dims.max_length, rank)
     if per_head:
       shape = (dims.num_kv_heads, *shape)
-    arguments.check_memory("rank", rank, len(names) * math.prod(shape))
     keys = jax.random.split(key, len(names))
     return {
       "params": {

@@ -383,21 +383,15 @@ def lsh(
     S·N·(H+V+rounds) at any position.
 
   Raises:
-    ValueError: a number is out of range; by `init`, rounds or rotations that
-      take more than `arguments.MOST_BYTES`.
+    ValueError: a number is out of range.
   """
   _check_buckets(num_buckets or 1)
   function = partial(lsh_attention, chunk_size=chunk_size)
 
   def init(key, dims):
-    # Each round sorts the tokens of every head.
-    numbers = num_rounds * dims.num_heads * dims.max_length
-    arguments.check_memory("num_rounds", num_rounds, numbers)
     if num_buckets == 1:  # One bucket needs no rotations.
       return {}
     buckets = num_buckets or 2 * -(-dims.max_length // chunk_size)
-    numbers = num_rounds * dims.head_dim * buckets // 2
-    arguments.check_memory("num_buckets", buckets, numbers)
     rotations = lsh_rotations(
       key, num_rounds=num_rounds, head_dim=dims.head_dim, num_buckets=buckets
     )

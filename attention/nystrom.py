@@ -298,8 +298,7 @@ def nystrom(
     N(0, 1/conv_kernel_size).
 
   Raises:
-    ValueError: a number is out of range; by `init`, matrices or a filter that
-      take more than `arguments.MOST_BYTES`.
+    ValueError: a number is out of range.
   """
   if conv_kernel_size is not None and conv_kernel_size % 2 == 0:
     raise ValueError(
@@ -308,14 +307,8 @@ def nystrom(
     )
 
   def init(key, dims):
-    landmarks = min(num_landmarks, dims.max_length)
-    # The backward keeps five matrices for each step of the iteration.
-    numbers = 5 * pinv_iterations * dims.num_heads * landmarks**2
-    arguments.check_memory("pinv_iterations", pinv_iterations, numbers)
     if conv_kernel_size is None:
       return {}
-    numbers = conv_kernel_size * dims.num_heads
-    arguments.check_memory("conv_kernel_size", conv_kernel_size, numbers)
     shape = (conv_kernel_size, dims.num_heads)
     kernel = jax.random.normal(key, shape) / conv_kernel_size**0.5
     return {"params": {"conv_kernel": kernel}}

@@ -142,13 +142,10 @@ def performer(
     for 'relu'.
 
   Raises:
-    ValueError: `num_features` < 1 or an unknown kernel; by `init`, features
-      that take more than `arguments.MOST_BYTES`.
+    ValueError: `num_features` < 1 or an unknown kernel.
   """
 
   def init(key, dims):
-    numbers = num_features * dims.head_dim
-    arguments.check_memory("num_features", num_features, numbers)
     projection = orthogonal_features(key, num_features, dims.head_dim)
     return {"constants": {"projection": projection}}
 

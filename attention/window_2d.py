@@ -289,8 +289,7 @@ def window_2d(
     and without variables otherwise.
 
   Raises:
-    ValueError: an argument is out of range; by `init`, a table that takes more
-      than `arguments.MOST_BYTES`.
+    ValueError: an argument is out of range.
   """
   _check(grid, window, shift, hidden_logit)
   own = {
@@ -304,7 +303,6 @@ def window_2d(
     if not relative:
       return {}
     shape = ((2 * window - 1) ** 2, dims.num_heads)
-    arguments.check_memory("window", window, math.prod(shape))
     table = jax.random.truncated_normal(key, -2.0, 2.0, shape)
     return {"params": {"relative_bias": 0.02 * table}}
 

@@ -9,7 +9,6 @@ import jax
 import numpy as np
 
 import models
-from settings.memory import check_fits
 from training import flops
 from training import parallel as parallel_lib
 from training import step as step_lib
@@ -52,9 +51,6 @@ def step_cost(
     'compile_seconds' (tracing included, no cache on disk), 'step_seconds',
     'temp_bytes' that XLA reserves in addition to arguments and results, and
     'device_peak_bytes' where the device tells, else None.
-
-  Raises:
-    ValueError: memory is too small for a step.
   """
   parallel = parallel_lib.make(functions, kind)
   state = parallel.place_state(state)
@@ -63,7 +59,6 @@ def step_cost(
   compiled = parallel.lower_train(state, rows).compile()
   compile_seconds = time.perf_counter() - start
   temp_bytes = compiled.memory_analysis().temp_size_in_bytes
-  check_fits("length", "temporaries of a step", temp_bytes, on_devices=True)
   seconds = []
   while len(seconds) < 4 or (
     len(seconds) <= _TIMED_STEPS and sum(seconds) < _TIMED_SECONDS

@@ -171,7 +171,7 @@ def _steps(run: Run, folder: Path) -> int:
   """Steps of a run; a budget of seconds is timed once for all seeds.
 
   Raises:
-    ValueError: it cannot be, or memory is too small for a step.
+    ConfigError: it cannot be.
   """
   steps = records.steps(folder, run)
   if steps is not None:

@@ -35,7 +35,6 @@ def trained(
 
   Raises:
     ConfigError: there is no such run, or it has no intact checkpoint.
-    ValueError: memory is too small for a step.
   """
   config = experiment_config.parse(workdir.read_config(folder), restore=True)
   run = experiment.create(config, folder)

@@ -24,7 +24,6 @@ from models.attention_config import (
   names,
 )
 from models.io_config import EmbeddingConfig, HeadConfig
-from models.kind import Sizes
 from models.positions import ADDED
 from models.slot_config import AroundConfig, SlotConfig
 from settings.checks import check_unread
@@ -204,36 +203,6 @@ class ModelConfig:
   def layout(self) -> str:
     """Whose batches it reads: its kind."""
     return self.kind
-
-  def least_parameters(self, symbols: int) -> int:
-    """A lower bound: tables, feed-forward layers, and matrices of queries and results.
-
-    Matrices of keys are left out, because a mechanism may have none. All layers
-    count as the smallest of them.
-    """
-    layer = self.features * min(
-      (one.slot.num_qk_heads or one.num_heads) * one.query_dim
-      + one.num_heads * (one.slot.value_dim or one.query_dim)
-      for one in self.cycle
-    )
-    layer += 2 * self.features * self.mlp_features
-    tables = self.embedding
-    rows = max(symbols, self.vocab_size or 0) + tables.token_types
-    rows += tables.position_offset
-    if self.position == "learned":
-      rows += self.max_length or 0
-    if self.position == "t5":
-      rows += self.slot.relative_buckets * self.num_heads // self.features
-    return self.num_layers * layer + rows * self.features
-
-  def longest(self, sizes: Sizes) -> int:
-    """The longer of source and target."""
-    return sizes.longest
-
-  def least_activations(self, sizes: Sizes) -> int:
-    """What feed-forward layers read and compute of one row."""
-    wide = self.features + self.mlp_features
-    return self.num_layers * self.longest(sizes) * wide
 
   @property
   def query_dim(self) -> int:

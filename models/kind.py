@@ -29,11 +29,6 @@ class Sizes(NamedTuple):
   shared_vocabulary: bool = False
   input_shapes: Mapping[str, Any] = NOTHING
 
-  @property
-  def longest(self) -> int:
-    """The longer of source and target, in ids."""
-    return max(self.max_source_length or 0, self.max_target_length or 0)
-
 
 Model = Any
 """A Linen module: `init`, `apply`, its `config`, and of its own
@@ -92,16 +87,4 @@ class Config(Protocol):
 
   def layers(self, field: str) -> tuple[AttentionConfig, ...]:
     """The mechanism of every layer that has the slot `field`."""
-    ...
-
-  def least_parameters(self, symbols: int) -> int:
-    """Parameters that the model has at least, with a vocabulary of `symbols`."""
-    ...
-
-  def longest(self, sizes: Sizes) -> int:
-    """Positions of the longest sequence that layers see."""
-    ...
-
-  def least_activations(self, sizes: Sizes) -> int:
-    """Numbers that layers keep of one row at least, for the backward pass."""
     ...

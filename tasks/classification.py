@@ -169,11 +169,6 @@ def make(
 ) -> ClassificationTask:
   """Reads texts, and makes or opens the vocabulary; see `TaskEntry`."""
   base.layout("classification", kind, ("encoder",))
-  base.check_sizes(
-    batch_size,
-    lengths={"max_length": config.max_length},
-    symbols=vocabularies.symbols(config),
-  )
   sizes = {"batch_size": batch_size, "seed": seed}
   if restore:
     vocabulary = vocabularies.restore_vocabulary(config, OWN_ENCODER, workdir)

@@ -84,8 +84,6 @@ class CopyTask(GeneratedTask):
       batch_size=batch_size,
       seed=seed,
       length=config.max_length,
-      length_leaf="max_length",
-      symbol_counts={"vocab_size": FIRST_SYMBOL + config.vocab_size},
     )
     self.eval_splits = tuple(s for s in self.eval_splits if s != "test")
     if kind != "decoder":

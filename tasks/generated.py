@@ -42,8 +42,6 @@ class GeneratedTask(base.Task):
     batch_size: int,
     seed: int,
     length: int,
-    length_leaf: str = "length",
-    symbol_counts: Mapping[str, int] | None = None,
   ):
     """Takes what all of these tasks have.
 
@@ -53,29 +51,13 @@ class GeneratedTask(base.Task):
 
     Args:
       config: with `eval_size`, the examples of every held-out split.
-      symbols: the label of each id from `FIRST_SYMBOL` on; read where the
-        sizes fit into memory.
+      symbols: the label of each id from `FIRST_SYMBOL` on.
       batch_size: rows of every batch.
       seed: another seed, other examples.
       length: of a trained example.
-      length_leaf: the leaf of the config that decides it.
-      symbol_counts: leaf -> symbols that it asks for.
-
-    Raises:
-      ValueError: the data would not fit into memory.
     """
     others = getattr(config, "eval_lengths", ())
-    train_size = getattr(config, "train_size", 0)
     self._config = config
-    base.check_sizes(
-      batch_size,
-      lengths={
-        length_leaf: self._row_length(length),
-        "eval_lengths": self._row_length(max(others, default=0)),
-      },
-      symbols=symbol_counts,
-      examples={"train_size": train_size, "eval_size": config.eval_size},
-    )
     lengths = dict.fromkeys(("train", "validation", "test"), length)
     lengths |= {f"length_{other}": other for other in others}
     self._lengths = {s: self._row_length(n) for s, n in lengths.items()}
@@ -84,7 +66,7 @@ class GeneratedTask(base.Task):
     self._ids = {s: FIRST_SYMBOL + i for i, s in enumerate(known)}
     self._batch_size = batch_size
     self._seed = seed
-    self._train_size = train_size
+    self._train_size = getattr(config, "train_size", 0)
     self.target_vocab_size = len(self._symbols)
     self.max_target_length = max(self._lengths.values())
     self.eval_splits = tuple(s for s in self._lengths if s != "train")

@@ -57,7 +57,6 @@ class InductionTask(GeneratedTask):
       batch_size=batch_size,
       seed=seed,
       length=config.length,
-      symbol_counts={"vocab_size": config.vocab_size},
     )
 
   def _examples(self, split: str, indices: np.ndarray) -> Batch:

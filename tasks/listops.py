@@ -91,7 +91,6 @@ class ListopsTask(Classified):
       batch_size=batch_size,
       seed=seed,
       length=config.max_length,
-      length_leaf="max_length",
     )
     # The first one; lengths that never come would be waited for without end.
     self._expression("train", 0)

@@ -83,13 +83,12 @@ class NeedleTask(GeneratedTask):
 
   def __init__(self, config: NeedleConfig, *, batch_size: int, seed: int):
     counts = {
-      leaf: getattr(config, leaf)
-      for leaf in ("num_keys", "num_values", "num_fillers")
+      "k": config.num_keys,
+      "v": config.num_values,
+      "f": config.num_fillers,
     }
     symbols = (
-      f"{kind}{i}"
-      for kind, count in zip("kvf", counts.values(), strict=True)
-      for i in range(count)
+      f"{kind}{i}" for kind, count in counts.items() for i in range(count)
     )
     super().__init__(
       config,
@@ -97,7 +96,6 @@ class NeedleTask(GeneratedTask):
       batch_size=batch_size,
       seed=seed,
       length=config.length,
-      symbol_counts=counts,
     )
 
   def metric_sums(

@@ -83,7 +83,6 @@ class RecallTask(GeneratedTask):
       batch_size=batch_size,
       seed=seed,
       length=config.length,
-      symbol_counts={"vocab_size": config.vocab_size},
     )
 
   def _examples(self, split: str, indices: np.ndarray) -> Batch:

@@ -72,7 +72,6 @@ class SelectiveCopyTask(GeneratedTask):
       batch_size=batch_size,
       seed=seed,
       length=config.length,
-      symbol_counts={"vocab_size": config.vocab_size},
     )
 
   def _row_length(self, length: int) -> int:

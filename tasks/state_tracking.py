@@ -66,7 +66,6 @@ class StateTrackingTask(GeneratedTask):
       batch_size=batch_size,
       seed=seed,
       length=config.length,
-      symbol_counts={"letters": len(elements)},
     )
     number = {element: i for i, element in enumerate(elements)}
     # Entry [p, x] is p, then x: letter i goes where x has the letter p[i].

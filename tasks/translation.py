@@ -284,7 +284,6 @@ def make(
   second start reads them.
   """
   base.layout("translation", kind, ("encoder_decoder",))
-  base.check_sizes(batch_size, lengths={"max_length": config.max_length})
   if restore:
     vocabulary = Subwords.load(workdir)
     return TranslationTask(

@@ -24,12 +24,6 @@ _KINDS: Mapping[str, type[Vocabulary]] = types.MappingProxyType(
 )
 
 
-def symbols(config: Any) -> dict[str, int]:
-  """Leaf -> how many ids it asks for; empty where data decide that."""
-  is_trained = config.vocabulary == "subwords" and not config.tokenizer
-  return {"vocab_size": config.vocab_size} if is_trained else {}
-
-
 def open_vocabulary(
   config: Any,
   extra: Sequence[str],

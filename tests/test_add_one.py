@@ -79,15 +79,6 @@ class BagConfig:
   def layers(self, field):
     return ()
 
-  def least_parameters(self, symbols):
-    return symbols * self.features
-
-  def longest(self, sizes):
-    return sizes.max_target_length
-
-  def least_activations(self, sizes):
-    return sizes.max_target_length * self.features
-
 
 def create(config, sizes):
   return Bag(config, sizes.target_vocab_size)

@@ -57,7 +57,7 @@ from tests.tasks.text_cases import TEXT
     # Dense attention cannot be trained either: no row of the comparison can.
     (
       {"grid": {"model": {"num_layers": 10**9}}},
-      "config.grid.model.num_layers: programs of 1,000,000,000 layers",
+      "config.model: parameters, moments and 64 × 1 tokens of ",
     ),
     ({"tasks": "attentions"}, "config.tasks: configs/attentions.py has no con"),
     ({"tasks": "compare/copy"}, "config.tasks: configs/compare/copy.py has no"),

@@ -133,8 +133,8 @@ def _exhausted(error: BaseException | None) -> str:
       return f"{os.strerror(code)}{place}; {remedy}, {again}"
     if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in text:
       return (
-        f"out of memory ({text[:200]}); lower config.batch_size, or double "
-        f"config.optimizer.accumulate_steps, {again}"
+        f"out of memory ({text[:200]}); lower config.batch_size or what else is "
+        f"large, or double config.optimizer.accumulate_steps, {again}"
       )
     error = error.__cause__ or error.__context__
   return ""

@@ -12,25 +12,22 @@ from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 
 from attention import registry
 import models
 from settings.errors import ConfigError
-from settings.leaves import flatten
-from settings.memory import check_fits
 import tasks
 from tasks import files
 from tasks.base import save_vocabulary
-from training import cluster, parallel
+from training import cluster, memory, parallel
 from training import optimizer as optimizer_lib
 from training import workdir as workdir_lib
 from training.experiment_config import ExperimentConfig
 from training.state import TrainState
 from training.step import Numbers, StepFunctions
 
-# Compiling a step took 20 to 60 MB for each layer.
-_LAYER_PROGRAM_BYTES = 10 * 2**20
+_SYMBOLS = ("vocab_size", "num_keys", "num_values", "num_fillers")
+"""Leaves of tasks that hold so many symbols."""
 
 
 class Experiment(NamedTuple):
@@ -108,21 +105,23 @@ def create(
     ConfigError: data are missing or wrong, or sizes do not go together.
   """
   train = config.train
+  if not restore:  # What was trained elsewhere may still generate here.
+    symbols = (getattr(config.task, leaf, None) or 0 for leaf in _SYMBOLS)
+    memory.check(config, max(symbols))
   task = _make_task(config, workdir, restore)
-  if (
-    not restore
-  ):  # What was trained, here or elsewhere, may still generate here.
+  lengths = task.max_source_length or 0, task.max_target_length or 0
+  if not restore:
+    memory.check(config, task.target_vocab_size, *lengths)
     _check_generates(config, task)
-    try:
-      _check_memory(config, task)
-    except ValueError as error:
-      raise ConfigError(f"config.{error}") from error
   schedule = train.optimizer, train.num_steps
   optimizer = optimizer_lib.make_optimizer(*schedule)
   with _refusals(config):
     model = models.create(config.model, **_sizes(config, task))
     init = functools.partial(_init_state, model, optimizer)
     shapes = jax.eval_shape(init, train.seed)
+  if not restore:
+    held = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
+    memory.check(config, task.target_vocab_size, *lengths, held=held)
   draw = jax.jit(init)
   start = functools.partial(draw, train.seed)
   if config.weights and not restore:
@@ -343,64 +342,3 @@ def _check_generates(config: ExperimentConfig, task: tasks.Task) -> None:
 def _generates(task: tasks.Task) -> bool:
   batches = (next(iter(task.decode_batches(x)), None) for x in task.eval_splits)
   return any(batch is not None for batch in batches)
-
-
-def _check_memory(config: ExperimentConfig, task: tasks.Task) -> None:
-  """Raises ValueError where a model is too large to be trained here.
-
-  What is held at least: its program while that is compiled; parameters,
-  gradients and the two moments of Adam; and of a batch the logits and what the
-  feed-forward layers read and compute.
-  """
-  model, train = config.model, config.train
-  check_fits(
-    "model.num_layers",
-    f"programs of {model.num_layers:,} layers",
-    model.num_layers * _LAYER_PROGRAM_BYTES,
-  )
-  # A recurrent model has none of the first.
-  mlp_features = getattr(model, "mlp_features", 0)
-  features = getattr(model, "features", None)
-  sizes = f"num_layers={model.num_layers}, features={features}"
-  sizes += f", mlp_features={mlp_features}" if mlp_features else ""
-  symbols = max(task.source_vocab_size or 0, task.target_vocab_size)
-  parameters = model.least_parameters(symbols)
-  check_fits(
-    "model",
-    f"parameters, gradients and moments of {sizes} and {symbols:,} symbols "
-    "(of the task)",
-    4 * parameters * jnp.dtype(model.param_dtype).itemsize,
-    on_devices=True,
-  )
-  rows = train.batch_size // train.optimizer.accumulate_steps
-  targets = task.max_target_length
-  try:
-    task_sizes = models.Sizes(**_sizes(config, task))
-    longest = model.longest(task_sizes)
-    activations = model.least_activations(task_sizes)
-  except ValueError as error:
-    raise ValueError(f"model.{error}") from error
-  check_fits(
-    "batch_size",
-    f"activations and logits of {rows:,} rows of {longest:,} tokens"
-    f"{_deciding(config, longest)} with {sizes} and {symbols:,} symbols",
-    rows
-    * (
-      activations * jnp.dtype(model.dtype).itemsize
-      + targets * task.target_vocab_size * 4
-    ),
-    on_devices=True,
-  )
-
-
-def _deciding(config: ExperimentConfig, length: int) -> str:
-  """Leaves of the task that the length of its rows may follow from."""
-  leaves = flatten(config.to_mapping()["task"])
-  names = [
-    f"task.{leaf}"
-    for leaf, value in leaves.items()
-    for number in (value if isinstance(value, list) else [value])
-    # As 2 · max_length + 2 does.
-    if isinstance(number, int) and number <= length <= 4 * number
-  ]
-  return f" ({', '.join(names)})" if names else ""

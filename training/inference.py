@@ -10,7 +10,6 @@ import jax
 import numpy as np
 
 from settings.errors import ConfigError
-from settings.memory import check_fits
 import tasks
 from training.checkpoint import Checkpoints
 from training.experiment import Experiment
@@ -111,10 +110,6 @@ def generate_lines(
     raise ConfigError(
       f"max_length: the model allows {room} tokens here, got {max_length}"
     )
-  try:
-    _check_memory(task, beyond or 0, options.get("beam_size", 1))
-  except ValueError as error:
-    raise ConfigError(str(error)) from error
 
   def generate(inputs, length, rng):
     try:
@@ -171,21 +166,6 @@ def _encode(
         f"reads {limit}"
       )
   return ids
-
-
-def _check_memory(task: tasks.Task, max_length: int, beam_size: int) -> None:
-  """Raises ValueError for what no machine holds, before it is made."""
-  check_fits(
-    "beam_size",
-    f"logits of {_BATCH_SIZE} × {beam_size:,} hypotheses",
-    _BATCH_SIZE * beam_size * task.target_vocab_size * 4,
-    on_devices=True,
-  )
-  check_fits(
-    "max_length",
-    f"{_BATCH_SIZE} rows of {max_length:,} tokens",
-    _BATCH_SIZE * max_length * 4,
-  )
 
 
 def _batches(

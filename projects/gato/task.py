@@ -11,7 +11,6 @@ from projects.gato import captions, control
 from projects.gato.config import PATCH_ID as PATCH
 from projects.gato.control import BINS, NUM_ACTIONS, STEP_TOKENS, Episodes
 from projects.gato.task_config import MixedConfig
-from settings.memory import check_fits
 from tasks import base, draws, pixels
 from tasks.base import Batch, DataError, DecodeBatch
 from tasks.files import read_bytes, typed_path
@@ -434,16 +433,6 @@ def make(
       f"batch_size: expected at least {others} rows, task.caption_rows + "
       f"task.control_rows, got {batch_size}"
     )
-  check_fits(
-    "batch_size",
-    f"patches of {batch_size:,} images",
-    batch_size * captions.SIDE**2 * 3 * 4,
-  )
-  check_fits(
-    "task.expert_episodes",
-    f"{config.expert_episodes:,} episodes of {control.LONGEST} steps",
-    config.expert_episodes * control.LONGEST * control.NUM_VALUES * 4,
-  )
   key = draws.split_key(seed, "vocabulary captions")
   examples = np.arange(_CAPTIONS_IN_VOCABULARY)
   sentences = captions.draw(key, examples, len(captions.PLACES)).captions

@@ -95,7 +95,6 @@ class PathfinderTask(Classified):
       batch_size=batch_size,
       seed=seed,
       length=config.size**2,
-      length_leaf="size",
     )
     # What has no room is told before anything begins, and not while it trains.
     if not any(itertools.islice(self._tries("train", 0), _TRIES)):

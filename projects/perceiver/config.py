@@ -9,7 +9,6 @@ from models.attention_config import (
   names,
 )
 from models.config import Activation, Dtype
-from models.kind import Sizes
 from settings.checks import check
 from settings.fields import Count, Rate, checked
 
@@ -132,28 +131,6 @@ class PerceiverConfig(AttentionSlots):
   def layout(self) -> str:
     """Whose batches it reads."""
     return "encoder"
-
-  def least_parameters(self, symbols: int) -> int:
-    """Of latents, of their layers and of the tables that the config sizes."""
-    inside = self.latents
-    layer = 2 * self.features * (inside.query + inside.value + inside.mlp)
-    rows = max(symbols, self.vocab_size or 0) * (self.head == "tokens")
-    return (
-      self.num_layers * layer
-      + self.num_latents * self.features
-      + (rows + (self.max_length or 0)) * self.input_features
-    )
-
-  def longest(self, sizes: Sizes) -> int:
-    """The latents, however long the input is."""
-    del sizes
-    return self.num_latents
-
-  def least_activations(self, sizes: Sizes) -> int:
-    """What the feed-forward layers of latents read and compute."""
-    del sizes
-    wide = self.features + self.mlp_features
-    return self.num_layers * self.num_latents * wide
 
   @property
   def latents(self) -> Widths:

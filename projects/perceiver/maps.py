@@ -9,7 +9,6 @@ import numpy as np
 import models
 from projects.perceiver.config import PerceiverConfig
 from settings.errors import ConfigError
-from settings.memory import check_fits
 from training import attention_maps, overlay
 
 NUM_LATENTS = 10
@@ -49,17 +48,6 @@ def by_place(weights: np.ndarray) -> np.ndarray:
   looks = np.maximum(weights.mean(0), 0)
   total = np.maximum(looks.sum(1), 1e-30)
   return np.argsort(looks @ np.arange(looks.shape[1]) / total, kind="stable")
-
-
-def check_size(model: Any, shape: tuple[int, ...]) -> None:
-  """Raises ValueError for images `[B, H, W, C]` too large to be drawn over."""
-  pixels = shape[1] * shape[2]
-  check_fits(
-    "image",
-    f"where latents look on {pixels:,} pixels",
-    pixels**2 * model.config.input_heads * 4,
-    on_devices=True,
-  )
 
 
 def draw_on_image(
@@ -172,5 +160,4 @@ class DrawnLatents:
         "--query: belongs to a model of patches; of a Perceiver the latents look"
       )
     example = {"image": run.task.read(file)[None]}
-    check_size(self, example["image"].shape)
     draw_on_image(path, self, variables, example)

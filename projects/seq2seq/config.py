@@ -5,7 +5,6 @@ from typing import ClassVar, Literal
 from attention import Dims
 from models.attention_config import AttentionConfig, AttentionSlots
 from models.config import Dtype
-from models.kind import Sizes
 from settings.fields import Count, Rate, checked
 
 
@@ -72,18 +71,6 @@ class Seq2SeqConfig(AttentionSlots):
   def layout(self) -> str:
     """It reads what an encoder-decoder reads."""
     return "encoder_decoder"
-
-  def least_parameters(self, symbols: int) -> int:
-    """Of a table of symbols, and of each layer a part of its cell."""
-    return self.num_layers * 2 * self.features**2 + symbols * self.features
-
-  def longest(self, sizes: Sizes) -> int:
-    """The longer of source and target."""
-    return sizes.longest
-
-  def least_activations(self, sizes: Sizes) -> int:
-    """The states of one row."""
-    return self.num_layers * self.longest(sizes) * self.features
 
   def dims(self, max_length: int) -> Dims:
     """The sizes that a mechanism makes its variables from."""

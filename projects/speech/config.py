@@ -7,7 +7,6 @@ from pydantic import Field
 from attention import Dims
 from models.attention_config import AttentionSlots, Layers
 from models.config import Activation, Dtype, ModelConfig
-from models.kind import Sizes
 from models.slot_config import SlotConfig
 from settings.checks import check
 from settings.fields import Count, Rate, checked
@@ -145,20 +144,6 @@ class ConformerConfig(AttentionSlots):
   def layout(self) -> str:
     """Whose batches it reads."""
     return "encoder"
-
-  def least_parameters(self, symbols: int) -> int:
-    """Of each block two square matrices and two feed-forward layers, and symbols."""
-    layer = 2 * self.features**2 + 4 * self.features * self.mlp_features
-    return self.num_layers * layer + symbols * self.features
-
-  def longest(self, sizes: Sizes) -> int:
-    """A quarter of the frames, or the targets where they are more."""
-    return max(sizes.input_shapes.get("frames", (0,))[0] // 4, sizes.longest)
-
-  def least_activations(self, sizes: Sizes) -> int:
-    """What feed-forward layers read and compute of one recording."""
-    wide = self.features + self.mlp_features
-    return self.num_layers * self.longest(sizes) * wide
 
   @property
   def head(self) -> str:

@@ -10,7 +10,6 @@ import numpy as np
 
 from projects.speech import audio, mel
 from projects.speech.task_config import FOLDER, TONES, SpeechConfig
-from settings.memory import check_fits
 from tasks import base
 from tasks.base import DataError
 from tasks.files import read_lines, typed_path
@@ -115,7 +114,7 @@ def _folder(folder: pathlib.Path, config: SpeechConfig, seed: int) -> Stored:
       f"{folder}: no {TRANSCRIPTS}, with a line FILE<tab>TEXT for each recording "
       "(task.path)"
     )
-  recordings, seen, total = [], set(), 0
+  recordings, seen = [], set()
   for number, line in enumerate(read_lines(table), 1):
     name, tab, text = line.partition("\t")
     where = f"{table}, line {number}"
@@ -127,8 +126,6 @@ def _folder(folder: pathlib.Path, config: SpeechConfig, seed: int) -> Stored:
     path = folder / name
     if not path.is_file():
       raise DataError(f"{where}: no such file: {path}")
-    total += path.stat().st_size
-    check_fits("task.path", "recordings", total)
     samples = audio.read(path, config.sample_rate, "source")
     recordings.append(_checked(Recording(samples, text, str(path)), config))
   return _split(recordings, config, seed, str(table))

@@ -10,7 +10,6 @@ import numpy as np
 from projects.speech import audio, ctc, mel, sources, tones
 from projects.speech.sources import REDUCTION, Recordings
 from projects.speech.task_config import TONES, SpeechConfig
-from settings.memory import check_fits
 from tasks import base, draws
 from tasks.base import Batch, DataError
 from tasks.files import typed_path
@@ -231,11 +230,6 @@ def make(
     symbols, most = recordings.symbols, recordings.max_symbols
     # So that logits are of every fourth frame, and `ctc.kept` finds which.
     length = -(-recordings.max_frames // REDUCTION) * REDUCTION
-  check_fits(
-    "batch_size",
-    f"{batch_size:,} recordings of {length:,} frames with {config.bands} bands",
-    batch_size * length * config.bands * 4,
-  )
   task = SpeechTask(
     config, symbols, (length, most), recordings, batch_size=batch_size
   )

@@ -218,7 +218,8 @@ def _costs(
     names = ("step_seconds", "temp_bytes")
     try:
       cost = _step_cost(source, settings, described, length, rows)
-    except ValueError as error:
+    # The mechanism cannot work at this length, or memory is short.
+    except (ValueError, jax.errors.JaxRuntimeError) as error:
       cost = dict.fromkeys(names)
       record["notes"][f"{prefix}step_seconds"] = one_line(error)
     record |= {f"{prefix}{name}": cost[name] for name in names}
@@ -243,11 +244,7 @@ def _step_cost(
   length: int,
   rows: Mapping[str, np.ndarray],
 ) -> dict[str, Any]:
-  """Time and memory of a training step; weights do not matter, so none is read.
-
-  Raises:
-    ValueError: the mechanism cannot work at this length, or memory is short.
-  """
+  """Time and memory of a training step; weights do not matter, so none is read."""
   longest = max(length, described.max_length)
   model = load.make_model(described._replace(max_length=longest))
   optimizer = OptimizerConfig(learning_rate=settings.finetune_rate)

@@ -15,7 +15,6 @@ from models.attention_config import (
   Layers,
 )
 from models.config import Activation, Dtype, ModelConfig
-from models.kind import Sizes
 from models.slot_config import SlotConfig
 from settings.checks import check
 from settings.fields import Count, Rate, Whole, checked
@@ -110,37 +109,6 @@ class PyramidConfig(AttentionSlots):
   def layout(self) -> str:
     """Whose batches it reads."""
     return "encoder"
-
-  def least_parameters(self, symbols: int) -> int:
-    """Of each layer two square matrices and the feed-forward layer, and classes."""
-    return symbols * self.features[-1] + sum(
-      depth * (2 * features**2 + 2 * features * wide)
-      for depth, features, wide in zip(
-        self.depths, self.features, self.mlp_features, strict=True
-      )
-    )
-
-  def longest(self, sizes: Sizes) -> int:
-    """The tokens of the first stage."""
-    shape = self.image_shape or sizes.input_shapes.get("image")
-    # `create` refuses a task without images.
-    return 0 if shape is None else math.prod(self.grids(*shape[:2])[0])
-
-  def least_activations(self, sizes: Sizes) -> int:
-    """What feed-forward layers read and compute of one image."""
-    shape = self.image_shape or sizes.input_shapes.get("image")
-    if shape is None:
-      return 0
-    return sum(
-      depth * math.prod(grid) * (features + wide)
-      for depth, grid, features, wide in zip(
-        self.depths,
-        self.grids(*shape[:2]),
-        self.features,
-        self.mlp_features,
-        strict=True,
-      )
-    )
 
   @property
   def head(self) -> str:

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from projects.vision.task_config import DIGITS, FOLDER, ImageConfig
-from settings.memory import check_fits
 from tasks import pixels
 from tasks.base import DataError
 from tasks.files import read_bytes, typed_path
@@ -204,9 +203,6 @@ def _stacked(
     image = pixels.decode(data, name)
     if stacked is None:
       first = name
-      check_fits(
-        leaf, f"{count:,} images of {size(image.shape)}", count * image.size
-      )
       stacked = np.zeros((count, *image.shape), np.uint8)
     _check_shape(image.shape, stacked.shape[1:], name, f", as {first}")
     stacked[i], labels[i] = image, label

@@ -11,14 +11,12 @@ from projects.vision import sources
 from projects.vision.augmentation import vary
 from projects.vision.sources import Images
 from projects.vision.task_config import ImageConfig
-from settings.memory import check_fits
 from tasks import base, pixels
 from tasks.base import Batch, DataError
 from tasks.files import read_bytes, typed_path
 from tasks.labelled import LabelledTask, load_names
 
 _SHAPE_FILE = "image_shape.json"
-_PIXEL_BYTES = 4
 
 
 class ImageTask(LabelledTask):
@@ -157,11 +155,6 @@ def make(
       f"task.shift: expected less than the height and the width of an image "
       f"({shape[0]} × {shape[1]}), got {config.shift}"
     )
-  check_fits(
-    "batch_size",
-    f"{batch_size:,} images of {sources.size(shape)}",
-    batch_size * int(np.prod(shape)) * _PIXEL_BYTES,
-  )
   task = ImageTask(
     config, names, shape, images, batch_size=batch_size, seed=seed
   )

@@ -5,7 +5,6 @@ import math
 from typing import Any, ClassVar
 
 from models.config import ModelConfig
-from models.kind import Sizes
 from settings.checks import check, check_unread
 from settings.fields import Count, checked
 
@@ -82,9 +81,3 @@ class VitConfig(ModelConfig):
   def grid(self, shape: tuple[int, ...]) -> tuple[int, int]:
     """Rows and columns of patches; what is left of an image is not read."""
     return shape[0] // self.patch_size, shape[1] // self.patch_size
-
-  def longest(self, sizes: Sizes) -> int:
-    """The tokens of an image of the task."""
-    shape = self.image_shape or sizes.input_shapes.get("image")
-    # `create` refuses a task without images.
-    return 0 if shape is None else self.num_tokens(shape)

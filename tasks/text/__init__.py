@@ -42,13 +42,6 @@ def make(
   vocabulary is made from.
   """
   objective = OBJECTIVES[base.layout("text", kind, tuple(OBJECTIVES))]
-  # What follows from it is as long, but for a few tokens.
-  for length in (config.context, objective.longest(config)):
-    base.check_sizes(
-      batch_size,
-      lengths={"context": length},
-      symbols=vocabularies.symbols(config),
-    )
   extra = objective.own_tokens(config)
   sizes = {"batch_size": batch_size, "seed": seed}
   if restore:

@@ -160,12 +160,6 @@ class SpanText(TextTask):
     count = fitting_sizes(config).spans + 1
     return tuple(sentinel(number) for number in range(count))
 
-  @classmethod
-  def longest(cls, config: TextConfig) -> int:
-    """S or T."""
-    sizes = fitting_sizes(config)
-    return max(sizes.source, sizes.target)
-
   @property
   def piece(self) -> int:
     """L."""

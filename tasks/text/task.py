@@ -110,11 +110,6 @@ class TextTask(base.Task):
     del config
     return ()
 
-  @classmethod
-  def longest(cls, config: TextConfig) -> int:
-    """Tokens of the longest row of a batch."""
-    return config.context
-
   @property
   @abc.abstractmethod
   def piece(self) -> int:

@@ -314,15 +314,6 @@ def test_what_is_around_is_taken_in_turn():
   assert models.slots(config) == "flash"
 
 
-def test_the_least_size_is_that_of_the_smallest_layer():
-  model, variables, _ = create(
-    "flash", decoder_around=(models.AroundConfig(head_dim=2), WIDE)
-  )
-  least = model.config.least_parameters(VOCAB)
-  assert least <= sum(x.size for x in jax.tree.leaves(variables))
-  assert least == 2 * (16 * 8 + 2 * 16 * 24) + VOCAB * 16
-
-
 def test_a_mechanism_has_to_work_at_the_sizes_of_its_layer():
   """Not at those of another layer, which has a head dimension of 8."""
   with pytest.raises(ValueError, match=r"^decoder_attention: head_dim"):

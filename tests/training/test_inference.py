@@ -116,16 +116,3 @@ def test_a_row_ends_where_it_ends(run, variables):
   ending = run._replace(generate=generate)
   found = inference.generate_lines(ending, variables, ["the"], max_length=99)
   assert (found, asked) == ([""], [CONTEXT - 2])
-
-
-@pytest.mark.parametrize(
-  ("options", "message"),
-  [
-    ({"max_length": 10**12}, "max_length: 64 rows of 1,000,000,000,000 toke"),
-    ({"beam_size": 10**12}, "beam_size: logits of 64 × 1,000,000,000,000 hy"),
-  ],
-)
-def test_what_memory_cannot_hold_is_refused(run, variables, options, message):
-  with pytest.raises(ConfigError) as info:
-    inference.generate_lines(run, variables, ["the"], **options)
-  assert str(info.value).startswith(message)

@@ -373,14 +373,6 @@ def test_fourier_features():
   assert np.unique(fourier_features((8, 8), 2), axis=0).shape[0] == 64
 
 
-@pytest.mark.parametrize("config", [CONFIG, OF_IMAGES])
-def test_least_parameters(config):
-  shapes = jax.tree.leaves(drawn(create(config)))
-  actual = sum(leaf.size for leaf in shapes)
-  symbols = VOCAB if config is CONFIG else CLASSES
-  assert 0.3 * actual < config.least_parameters(symbols) <= actual
-
-
 @pytest.mark.parametrize(
   ("changes", "message"),
   [

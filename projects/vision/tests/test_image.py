@@ -494,13 +494,6 @@ def test_a_shift_stays_in_sight(folder):
   )
 
 
-def test_batches_that_no_machine_holds_are_refused():
-  with pytest.raises(
-    ValueError, match=r"^batch_size: 1,000,000,000,000 images"
-  ):
-    make(batch_size=10**12)
-
-
 def test_scikit_learn_is_advised_where_it_is_missing(monkeypatch):
   for name in ("sklearn", "sklearn.datasets"):
     monkeypatch.setitem(sys.modules, name, None)

@@ -1,0 +1,80 @@
+"""What surely does not fit is told in one line before a run; nothing else is.
+
+Bytes of the cases are computed by hand, of 2 layers of width 8 with 16 hidden.
+"""
+
+import types
+
+import pytest
+
+from configs import copy
+from settings.errors import ConfigError
+from training import experiment, experiment_config, memory
+
+GB = 10**9
+
+
+def config(**leaves):
+  made = copy.get_config("performer")
+  model = {"num_layers": 2, "num_heads": 2, "features": 8, "mlp_features": 16}
+  made.update({"batch_size": 12, "model": model})
+  made.update_from_flattened_dict(leaves)
+  return experiment_config.parse(made)
+
+
+@pytest.fixture(autouse=True)
+def one_gigabyte(monkeypatch):
+  """The same machine everywhere."""
+  told = types.SimpleNamespace(total=GB)
+  monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: told)
+
+
+@pytest.mark.parametrize(
+  ("leaves", "sizes", "leaf", "gigabytes"),
+  [
+    # 12 rows of tokens: 2 · 8 · 2 bytes of inputs, and of targets 3 · 4 of logits.
+    ({}, (3, 10, 2 * 10**6), "batch_size", 2),
+    ({}, (3, 10**7, 10), "batch_size", 4),
+    ({"optimizer.accumulate_steps": 2}, (3, 10**7, 10), "batch_size", 2),
+    # A table with two moments: 3 · 8 · 2 bytes a symbol.
+    ({}, (10**8, 0, 0), "model", 5),
+    # 2 layers with two matrices of 8 · 10⁸ each.
+    ({"model.mlp_features": 10**8}, (3,), "model", 20),
+    ({}, (3, 10, 10, 5 * GB), "model", 6),
+    ({}, (3, 10, 10, GB - 10**5), "", 0),
+    ({}, (3, 10**6, 10), "", 0),
+  ],
+)
+def test_what_does_not_fit_is_told(leaves, sizes, leaf, gigabytes):
+  made = config(**leaves)
+  if not leaf:
+    memory.check(made, *sizes)
+    return
+  with pytest.raises(ConfigError, match=rf"^config\.{leaf}: ") as told:
+    memory.check(made, *sizes)
+  expected = f" at least {gigabytes} GB, more than the 1 GB of memory here"
+  assert str(told.value).endswith(expected)
+  assert "\n" not in str(told.value)
+
+
+def test_arrays_may_lie_on_devices(monkeypatch):
+  device = types.SimpleNamespace(memory_stats=lambda: {"bytes_limit": 4 * GB})
+  monkeypatch.setattr(memory.jax, "local_devices", lambda: [device] * 2)
+  memory.check(config(), 3, held=8 * GB)
+  with pytest.raises(ConfigError, match="more than the 9 GB of memory here"):
+    memory.check(config(), 3, held=10 * GB)
+
+
+@pytest.mark.parametrize(
+  "attention",
+  [
+    {"name": "performer", "num_features": 10**9},
+    {"name": "additive", "width": 10**9},
+    {"name": "lsh", "num_buckets": 10**9},
+    {"name": "nystrom", "conv_kernel_size": 10**9 + 1},
+  ],
+)
+def test_variables_of_a_mechanism_are_counted(attention):
+  made = config(**{"model.encoder_attention": attention})
+  with pytest.raises(ConfigError, match=r"^config\.model: parameters"):
+    experiment.create(made)
