@@ -8,7 +8,6 @@ import time
 import jax
 
 from settings.errors import RunError
-from training import compiler
 
 _AHEAD = 4
 """Steps that the host may be ahead of the devices."""
@@ -84,8 +83,7 @@ class LossMeter:
     raise self._fault(
       step,
       f"held-out loss is {loss:.4g} where that of training is {trained:.4g}; "
-      "the compiled evaluation is wrong, or the model diverged; on a CPU set "
-      f"XLA_FLAGS={compiler.FLAG}= and run the same command again",
+      "the model diverged, or the compiled evaluation is wrong",
     )
 
   def _fault(self, step: int, what: str) -> RunError:
