@@ -96,7 +96,10 @@ def both_versions(
   for kind, rotary in types.items():
     sets[kind] = _parameters(theirs, types, kind)
     old = dict(sets[kind])
-    written |= dict.fromkeys(rotary.theta, old.pop("rope_theta"))
+    theta = old.pop("rope_theta")
+    for name in rotary.theta:
+      if written.setdefault(name, theta) != theta:
+        del written[name]  # Version 4 has one θ for both.
     share = old.pop("partial_rotary_factor", None)
     if share is not None:
       written |= dict.fromkeys(rotary.share, share)

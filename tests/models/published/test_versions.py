@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import models
-from models.published import files, load, weights
+from models.published import files, load, rotary, weights
 from models.published.catalog import FAMILIES
 from models.published.keys import WITHOUT_EFFECT, Keys
 from tests.models.published.test_equality import FOLDERS, compared, compute
@@ -280,6 +280,18 @@ def test_copies_beside_a_set():
   assert described(config, names) == expected
   with pytest.raises(ValueError, match="rope_theta: the file has it twice"):
     described(config | {"rope_theta": 7.0}, names)
+
+
+def test_two_thetas_are_written_for_version_5_alone():
+  """OLMo 3 has one `rope_theta` in version 4, which cannot say both."""
+  plain = CONFIGS[f"olmo3 {NEW} yarn"]
+  sets = plain["rope_parameters"]
+  for theta, old in ((70.0, 70.0), (7.0, None)):
+    exact = sets["full_attention"] | {"rope_theta": theta}
+    config = plain | {"rope_parameters": sets | {"full_attention": exact}}
+    written = rotary.both_versions(config, FAMILIES["olmo3"].rotary)
+    assert written.get("rope_theta") == old
+    assert described(config | written, ()) == described(config, ())
 
 
 def test_windows_that_are_not_used():
