@@ -67,7 +67,11 @@ def drawn(name, parameters):
       x = 0.3 * rng.standard_normal(shape, np.float32)
       is_decay = option in ("log_decay", "removal")
       arrays[option] = -np.abs(x) if is_decay else x
-  others = {k: x for k, x in given.items() if k not in arrays}
+  others = {
+    k: jnp.asarray(x) if isinstance(x, np.ndarray) else x
+    for k, x in given.items()
+    if k not in arrays
+  }
   return arrays, others
 
 
@@ -84,7 +88,7 @@ def test_what_is_hidden_changes_nothing(name):
   parameters, function = plug.FUNCTIONS[name], getattr(attention, name)
   arrays, others = drawn(name, parameters)
   keep = np.random.default_rng(0).random((2, 1, 1, 13)) < 0.6
-  others["mask"] = keep
+  others["mask"] = jnp.asarray(keep)
   if getattr(parameters.get("is_causal"), "default", True) is not False:
     others["is_causal"] = True
 
