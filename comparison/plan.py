@@ -380,11 +380,12 @@ def _feed_forward(config: ExperimentConfig) -> int | None:
 
 def config_of(task: str, attention: str, leaves: Leaves) -> ExperimentConfig:
   """The config that `train.py` would make of the same arguments."""
-  file = importlib.import_module(f"configs.{task.replace('/', '.')}")
   try:
+    file = importlib.import_module(f"configs.{task.replace('/', '.')}")
     config = file.get_config(attention).to_dict()
-  # A file of something else than one task, or of other names than mechanisms.
-  except (AttributeError, TypeError, ValueError) as error:
+  # A file of something else than one task, of other names than mechanisms, or of a
+  # project that is not here.
+  except (AttributeError, ImportError, TypeError, ValueError) as error:
     raise ConfigError(
       f"config.tasks: configs/{task}.py has no config for {attention!r}: "
       f"{one_line(error)}"

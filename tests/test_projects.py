@@ -11,8 +11,10 @@ import sys
 
 import pytest
 
+from comparison import plan
 import models
 from models.published import catalog
+from settings.errors import ConfigError
 from settings.import_paths import load
 import tasks
 from tests import commands
@@ -117,6 +119,13 @@ def compare(folder, workdir):
   assert measured["approximation_error"] > 0, measured["notes"]
   assert not measured["notes"]
   assert "linear" in (workdir / "report.html").read_text()
+
+
+def test_a_comparison_of_a_project_that_is_not_here_is_told(monkeypatch):
+  monkeypatch.delitem(sys.modules, "configs.vit", raising=False)
+  monkeypatch.setitem(sys.modules, "projects.vision.configs.vit", None)
+  with pytest.raises(ConfigError, match=r"configs/vit\.py .*projects\.vision"):
+    plan.config_of("vit", "dense", {})
 
 
 def test_without_any_project_a_comparison_ends_with_its_report(tmp_path):

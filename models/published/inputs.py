@@ -50,7 +50,8 @@ def to_batch(
 
   Raises:
     ValueError: an input that this model does not read, one that is missing, of
-      another shape than the ids, or ids that are none of the model.
+      another shape than the ids, ids that are none of the model, or a mask of other
+      numbers than 0 and 1.
   """
   config = model.config
   if names is None:
@@ -116,6 +117,10 @@ def _check_ids(given: Mapping[str, Any]) -> None:
         f"{name}: expected shape {(rows, length)}, as the input has it, got "
         f"{value.shape}"
       )
+    if name.endswith("_mask") and not is_traced(value):
+      others = value[(value != 0) & (value != 1)]
+      if others.size:  # A mask that is added to logits would be read inverted.
+        raise ValueError(f"{name}: expected 0 and 1, got {others.flat[0]}")
 
 
 def _known(model: Any, name: str, given: Mapping[str, Any]) -> Any:

@@ -123,6 +123,11 @@ STRANGE = np.where(np.arange(10).reshape(2, 5) == 8, -100, IDS)
       "attention_mask: expected shape (2, 5), as the input has it, got (2, 4)",
     ),
     (
+      "gpt2",
+      {"input_ids": IDS, "attention_mask": np.where(IDS > 2, 0.0, -1e9)},
+      "attention_mask: expected 0 and 1, got -1000000000.0",
+    ),
+    (
       "bert_masked",
       {"input_ids": IDS, "token_type_ids": IDS[0]},
       "token_type_ids: expected shape [B, T]",
