@@ -98,7 +98,7 @@ def dsa_attention(
   if keep is not None:
     key, value = (jnp.where(keep[..., None, None], x, 0) for x in (key, value))
   # Gradients of a key come from all chunks, and are summed in float32.
-  sums = key.astype(jnp.float32), value.astype(jnp.float32)
+  wide = key.astype(jnp.float32), value.astype(jnp.float32)
   index = jax.lax.stop_gradient((index_query, index_weight, index_key))
   rows = indexer.Rows(index[0], index[1], query_segment_ids, query)
   keys = indexer.Keys(index[2], keep, key_segment_ids)
@@ -107,14 +107,14 @@ def dsa_attention(
     """The results of queries from `start` to `end`."""
     seen = end if is_causal else key.shape[1]
     mine = jax.tree.map(lambda x: x[:, start:end], rows)
-    near, *own = jax.tree.map(lambda x: x[:, :seen], (keys, *sums))
+    near, *kv = jax.tree.map(lambda x: x[:, :seen], (keys, *wide))
 
     def attend(rows):
       scores = indexer.index_scores(rows, near, is_causal)
       return flash_attention(
         rows.query,
-        own[0].astype(key.dtype),
-        own[1].astype(value.dtype),
+        kv[0].astype(key.dtype),
+        kv[1].astype(value.dtype),
         mask=indexer.chosen(scores, top_k)[:, None],
         scale=scale,
         return_lse=return_lse,
@@ -124,8 +124,8 @@ def dsa_attention(
     return indexer.by_chunk(attend, mine, numbers, block_size, start)
 
   length = query.shape[1]
-  parts = min(length // _LEAST_PART, _PARTS) if is_causal else 1
-  ends = [length * (i + 1) // max(parts, 1) for i in range(max(parts, 1))]
+  parts = max(min(length // _LEAST_PART, _PARTS), 1) if is_causal else 1
+  ends = [length * (i + 1) // parts for i in range(parts)]
   results = list(map(part, [0, *ends[:-1]], ends))
   return jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *results)
 

@@ -43,7 +43,7 @@ class Target(NamedTuple):
   kind: str
 
 
-def target(name: str, count: str = "1x1x1") -> Target:
+def target(name: str) -> Target:
   """The device `name`, described to XLA's compiler.
 
   Raises:
@@ -52,7 +52,7 @@ def target(name: str, count: str = "1x1x1") -> Target:
   if name == "h100":
     description = Path(__file__).with_name("h100.pbtxt").read_text()
     backend, kind = "cuda", "gpu"
-    options = {"topology": count, "target_config": description}
+    options = {"topology": "1x1x1", "target_config": description}
     topology_name = ""
   else:
     backend = kind = "tpu"
