@@ -1,0 +1,195 @@
+"""Plants faults, one at a time, and runs the tests of that part: each must fail.
+
+    python -m tests.mutants                  # all of them
+    python -m tests.mutants --only=delta     # whose file or name has this text
+    python -m tests.mutants --workers=2
+
+So a suite that has become shorter is known to say the same. Each worker has a copy
+of the working tree. At the end, the tests that have found a fault run without one,
+where they must pass. The exit code is 1 where a fault survives.
+"""
+
+import argparse
+from collections.abc import Sequence
+import concurrent.futures
+import contextlib
+import os
+import pathlib
+import queue
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from typing import NamedTuple
+
+from tests.mutants import attention, mechanisms, models, training
+from tests.mutants.mutant import ROOT, Mutant
+
+MUTANTS = (
+  *attention.MUTANTS,
+  *mechanisms.MUTANTS,
+  *models.MUTANTS,
+  *training.MUTANTS,
+)
+
+_LIMIT = 300.0
+"""Seconds for the tests of a fault."""
+
+_CONTRACT = "tests/attention/test_contract.py"
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?::.*?)(?: - .*)?$", re.MULTILINE)
+
+
+class Verdict(NamedTuple):
+  """What the tests found.
+
+  Attributes:
+    is_caught: whether a test failed or never came back.
+    seconds: how long they took.
+    told: the test, or why there is none.
+    test: the one that failed.
+  """
+
+  is_caught: bool
+  seconds: float
+  told: str
+  test: str = ""
+
+
+def main() -> None:
+  """Parses the command line and tries the faults."""
+  parser = argparse.ArgumentParser(prog="python -m tests.mutants")
+  parser.add_argument("--only", default="", help="a part of a file or name")
+  parser.add_argument("--workers", type=int, default=1)
+  flags = parser.parse_args()
+  moved = [x for x in MUTANTS if (ROOT / x.file).read_text().count(x.old) != 1]
+  if moved:
+    places = "; ".join(f"{x.file}: {x.name}" for x in moved)
+    sys.exit(
+      f"expected each text once where its fault is planted, not: {places}"
+    )
+  chosen = [x for x in MUTANTS if flags.only in x.file or flags.only in x.name]
+  if not chosen:
+    parser.error(f"--only: expected a part of a file or name, got {flags.only}")
+  sys.exit(not are_caught(chosen, flags.workers))
+
+
+def are_caught(mutants: Sequence[Mutant], workers: int) -> bool:
+  """Whether the tests find all of them; one line is printed for each."""
+  trees: queue.SimpleQueue[pathlib.Path] = queue.SimpleQueue()
+
+  def one(mutant: Mutant) -> Verdict:
+    tree = trees.get()
+    try:
+      verdict = tried(tree, mutant)
+    finally:
+      trees.put(tree)
+    word = "caught  " if verdict.is_caught else "SURVIVED"
+    place = f"{mutant.file}: {mutant.name} · {verdict.told}"
+    print(f"{word} {verdict.seconds:6.1f} s  {place}", flush=True)
+    return verdict
+
+  with contextlib.ExitStack() as stack:
+    for _ in range(workers):
+      folder = stack.enter_context(tempfile.TemporaryDirectory())
+      trees.put(copy(pathlib.Path(folder)))
+    pool = concurrent.futures.ThreadPoolExecutor(workers)
+    with pool:
+      verdicts = list(pool.map(one, mutants))
+    tests = sorted({x.test for x in verdicts if x.test})
+    _, output = run(trees.get(), tests, 60.0 * len(tests)) if tests else (0, "")
+  false = _FAILED.findall(output)
+  for test in false:
+    print(f"fails without a fault: {test}")
+  caught = sum(x.is_caught and x.test not in false for x in verdicts)
+  print(f"{caught} of {len(mutants)} faults are caught")
+  return caught == len(mutants)
+
+
+def copy(folder: pathlib.Path) -> pathlib.Path:
+  """A copy of the working tree, tracked files and others that are not ignored."""
+  command = ["git", "ls-files", "-coz", "--exclude-standard"]
+  listed = subprocess.check_output(command, cwd=ROOT, text=True)
+  tree = folder / "tree"
+  for name in listed.split("\0"):
+    if (ROOT / name).is_file():
+      (tree / name).parent.mkdir(parents=True, exist_ok=True)
+      shutil.copy2(ROOT / name, tree / name)
+  data = ROOT.parent / "shared"  # Some tests read what is there.
+  if data.exists():
+    (folder / "shared").symlink_to(data.resolve())
+  return tree
+
+
+def selection(tests: str | Sequence[str]) -> list[str]:
+  """What pytest is given: of a mechanism, its file and its part of the contract."""
+  tests = [tests] if isinstance(tests, str) else [*tests]
+  names = [x for x in tests if "/" not in x]
+  paths = [f"tests/attention/test_{name}.py" for name in names]
+  paths = [x for x in paths if (ROOT / x).exists()]
+  paths += [x for x in tests if "/" in x]
+  if not names:
+    return paths
+  words = [*names, *(pathlib.Path(x).stem for x in paths)]
+  return [*paths, _CONTRACT, "-k", " or ".join(words)]
+
+
+def tried(tree: pathlib.Path, mutant: Mutant) -> Verdict:
+  """What the tests say of a fault that is planted in a tree, and taken out again."""
+  path = tree / mutant.file
+  text = path.read_text()
+  path.write_text(text.replace(mutant.old, mutant.new))
+  start = time.monotonic()
+  try:
+    code, output = run(tree, ["-x", *selection(mutant.tests)], _LIMIT)
+  finally:
+    path.write_text(text)
+  seconds = time.monotonic() - start
+  if code is None:
+    return Verdict(output == "hung", seconds, f"{output} after {_LIMIT:.0f} s")
+  if failed := _FAILED.search(output):
+    return Verdict(True, seconds, failed[1], failed[1])
+  last = output.strip().splitlines()[-1:] or ["nothing was said"]
+  return Verdict(False, seconds, f"exit code {code}: {last[0]}")
+
+
+def run(
+  tree: pathlib.Path, arguments: Sequence[str], limit: float
+) -> tuple[int | None, str]:
+  """Exit code and output of pytest.
+
+  Beyond the limit the code is None, and the output says whether one test took more
+  than half of it ('hung') or all of them together ('unfinished').
+  """
+  command = [sys.executable, "-m", "pytest", "-q", "-m", "not thorough"]
+  environment = os.environ | {
+    "COMPILE": "quickly",
+    "PYTHONDONTWRITEBYTECODE": "1",  # Nor is a stale file read.
+    "PYTHONPATH": str(tree),
+  }
+  with tempfile.TemporaryFile("w+") as output:
+    process = subprocess.Popen(
+      [*command, *arguments],
+      cwd=tree,
+      env=environment,
+      stdout=output,
+      stderr=subprocess.STDOUT,
+      start_new_session=True,
+    )
+    try:
+      code = process.wait(limit)
+    except subprocess.TimeoutExpired:
+      silent = time.time() - os.fstat(output.fileno()).st_mtime
+      return None, "hung" if silent > limit / 2 else "unfinished"
+    finally:
+      with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+      process.wait()
+    output.seek(0)
+    return code, output.read()
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,211 @@
+"""Faults of what mechanisms with a softmax share, positions and adapters."""
+
+from tests.mutants.mutant import Mutant, files
+
+_RINGS = ("flash", *files("tests/attention", "sharded", "sequence"))
+_POSITIONS = files("tests/attention", "positions", "rotary")
+
+MUTANTS = (
+  # Who sees whom.
+  Mutant(
+    "attention/visible.py",
+    "conditions.append((distance >= -self.left)[None, None])",
+    "conditions.append((distance > -self.left)[None, None])",
+    "sliding_window",
+    "a window one narrower on the left",
+  ),
+  Mutant(
+    "attention/visible.py",
+    "conditions.append((distance <= self.right)[None, None])",
+    "conditions.append((distance <= self.right + 1)[None, None])",
+    "flash",
+    "a query sees the next key",
+  ),
+  Mutant(
+    "attention/visible.py",
+    "conditions.append(query_ids == key_ids)",
+    "conditions.append(query_ids >= key_ids)",
+    "flash",
+    "a segment sees those before it",
+  ),
+  Mutant(
+    "attention/visible.py",
+    "x = jnp.where(jnp.any(of_any_head, 1)[..., None, None], x, 0)",
+    "x = jnp.where(jnp.any(of_any_head, 1)[..., None, None], x, x)",
+    "flash",
+    "NaN in hidden keys gets through",
+  ),
+  Mutant(
+    "attention/tiles.py",
+    "is_even = from_zero and self.source_length % self.width == 0",
+    "is_even = from_zero",
+    "flash",
+    "the last block, which moves back, counts keys twice",
+  ),
+  # The softmax in tiles.
+  Mutant(
+    "attention/loop.py",
+    "m = jnp.maximum(jnp.max(x, -1, keepdims=True), _LOWEST / 2)",
+    "m = jnp.max(x, -1, keepdims=True)",
+    "flash",
+    "a query that sees nothing gets the mean of all values",
+  ),
+  Mutant(
+    "attention/loop.py",
+    "m = jnp.maximum(m, sums[0])",
+    "m = jnp.maximum(m, m)",
+    "flash",
+    "the maximum is that of the last block",
+  ),
+  Mutant(
+    "attention/loop.py",
+    "delta = layout.inner(g, o) - h",
+    "delta = layout.inner(g, o)",
+    "flash",
+    "the gradient of the log-sum-exp is left out",
+  ),
+  Mutant(
+    "attention/loop.py",
+    "dp, dropped = dp * kept, p * kept",
+    "dp, dropped = dp * kept, p",
+    "flash",
+    "gradients of values are without dropout",
+  ),
+  Mutant(
+    "attention/loop.py",
+    "zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), arrays)",
+    "zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), arrays)",
+    "flash",
+    "gradients of keys are summed in half precision",
+  ),
+  Mutant(
+    "attention/loop.py",
+    "share = jax.nn.sigmoid(lse - sinks)[..., None]",
+    "share = jax.nn.sigmoid(lse - jax.lax.stop_gradient(sinks))[..., None]",
+    "dense",
+    "sinks get no gradient from the result",
+  ),
+  Mutant(
+    "attention/softmax.py",
+    "largest = jnp.maximum(maximum, lowest)",
+    "largest = jnp.maximum(0.0 * maximum, lowest)",
+    "dense",
+    "the maximum is not subtracted",
+  ),
+  # Scores.
+  Mutant(
+    "attention/logits.py",
+    "dx = (dx * self.scale).astype(query.dtype)",
+    "dx = dx.astype(query.dtype)",
+    "flash",
+    "gradients without the scale",
+  ),
+  Mutant(
+    "attention/logits.py",
+    "part += jax.lax.dynamic_slice(total, at, part.shape)",
+    "part += jnp.zeros_like(part)",
+    "flash",
+    "the gradient of a bias or table is that of the last tile",
+  ),
+  Mutant(
+    "attention/logits.py",
+    "return table[..., jnp.clip(distance, -longest, longest) + longest]",
+    "return table[..., jnp.clip(distance, 1 - longest, longest) + longest]",
+    "flash",
+    "the farthest entry of a table is never read",
+  ),
+  Mutant(
+    "attention/logits.py",
+    "total = jnp.cumsum(tangents[0].astype(sums.dtype), axis=1)",
+    "total = tangents[0].astype(sums.dtype)",
+    "dense",
+    "a forget gate has the gradient of its own position",
+  ),
+  Mutant(
+    "attention/logits.py",
+    "gates = jnp.where(jnp.swapaxes(mask[:, :, 0], 1, 2), gates, 0.0)",
+    "gates = jnp.where(jnp.swapaxes(mask[:, :, 0], 1, 2), gates, gates)",
+    "dense",
+    "hidden positions forget",
+  ),
+  Mutant(
+    "attention/dropout.py",
+    "return jnp.where(is_kept, jnp.float32(1.0 / keep), 0.0)",
+    "return jnp.where(is_kept, jnp.float32(1.0), 0.0)",
+    "dense",
+    "weights that dropout keeps are not divided by 1 − rate",
+  ),
+  # Caches.
+  Mutant(
+    "attention/dense.py",
+    "seen=(slots <= index)[:, None],",
+    "seen=(slots < index)[:, None],",
+    "dense",
+    "a decoded position does not see itself",
+  ),
+  Mutant(
+    "attention/cache.py",
+    "layout.put(cache.value, value, 0),\n    lengths,",
+    "layout.put(cache.value, value, 0),\n    0 * lengths + key.shape[1],",
+    "dense",
+    "a prompt is as long as the longest",
+  ),
+  Mutant(
+    "attention/sliding_window.py",
+    "size = min(left * max(spacings) + 1, max_length)",
+    "size = min(max(left * max(spacings), 1), max_length)",
+    "sliding_window",
+    "the ring of a window is one too short",
+  ),
+  # Windows, and sequences in parts.
+  Mutant(
+    "attention/windows.py",
+    "near(query, key, value, visible & key_mask(is_other), rng=rngs[0]),",
+    "near(query, key, value, visible, rng=rngs[0]),",
+    "sliding_window",
+    "global keys in the window count twice",
+  ),
+  Mutant(
+    "attention/sharded.py",
+    "pairs = [(i, i - hop) for i in range(size) if 0 <= i - hop < size]",
+    "pairs = [(i, (i - hop) % size) for i in range(size)]",
+    ("sliding_window", *_RINGS[1:]),
+    "the window of the first device reaches the last one",
+  ),
+  Mutant(
+    "attention/sharded.py",
+    "carry, _ = jax.lax.scan(step, carry, jnp.arange(1, size))",
+    "carry, _ = jax.lax.scan(step, carry, jnp.arange(1, size - 1))",
+    _RINGS,
+    "the ring makes one step too few",
+  ),
+  # Positions and adapters.
+  Mutant(
+    "attention/positions.py",
+    "return (1.0 - stretched) * plain + stretched * plain / factor, given",
+    "return (1.0 - stretched) * plain + stretched * plain / factor, 1.0",
+    _POSITIONS,
+    "YaRN without its factor",
+  ),
+  Mutant(
+    "attention/positions.py",
+    "more = 2.0 ** (-4.0 * np.arange(1, 2 * power + 1, 2) / power)",
+    "more = 2.0 ** (-4.0 * np.arange(2, 2 * power + 2, 2) / power)",
+    _POSITIONS,
+    "ALiBi's slopes of heads beyond a power of two",
+  ),
+  Mutant(
+    "attention/adapters.py",
+    'call["mask"] = _fold("mask", mask != 0, lead)',
+    'call["mask"] = _fold("mask", mask == mask, lead)',
+    files("tests/attention", "adapters"),
+    "the mask of a Flax module is ignored",
+  ),
+  Mutant(
+    "attention/adapters.py",
+    "if broadcast_dropout:",
+    "if broadcast_dropout is None:",
+    files("tests/attention", "adapters"),
+    "broadcast_dropout is accepted and ignored",
+  ),
+)

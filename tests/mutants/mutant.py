@@ -1,0 +1,32 @@
+"""What a fault is."""
+
+import pathlib
+from typing import NamedTuple
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+class Mutant(NamedTuple):
+  """A fault that changes what a user sees.
+
+  Attributes:
+    file: where it is planted.
+    old: a text that the file has once.
+    new: what takes its place.
+    tests: what must fail: a mechanism, a file, or several of either.
+    name: what is wrong then.
+  """
+
+  file: str
+  old: str
+  new: str
+  tests: str | tuple[str, ...]
+  name: str
+
+
+def files(folder: str, *names: str) -> tuple[str, ...]:
+  """The files of tests of these names in a folder, or all of them."""
+  if names:
+    return tuple(f"{folder}/test_{name}.py" for name in names)
+  paths = (ROOT / folder).glob("test_*.py")
+  return tuple(sorted(str(path.relative_to(ROOT)) for path in paths))

@@ -1,0 +1,204 @@
+"""Faults of training, tasks and comparisons."""
+
+from tests.mutants.mutant import Mutant, files
+
+_STEPS = files(
+  "tests/training", "losses", "step", "optimizer", "metrics", "parallel", "mesh"
+)
+_RUNS = files(
+  *("tests/training", "checkpoint", "workdir", "claimed", "metrics", "data"),
+  *("prefetch", "loop", "experiment"),
+)
+_STATISTICS = files("tests/comparison", "statistics", "summary", "choose")
+_TASKS = files("tests/tasks")
+
+MUTANTS = (
+  # A step.
+  Mutant(
+    "training/step.py",
+    "return objective, nats, jnp.sum(weights)",
+    "return objective, nats, jnp.float32(weights.size)",
+    _STEPS,
+    "the loss is divided by padding, too",
+  ),
+  Mutant(
+    "training/step.py",
+    "uniform = -jnp.sum(weights * jnp.mean(log_probs, axis=-1))",
+    "uniform = -jnp.sum(jnp.mean(log_probs, axis=-1))",
+    _STEPS,
+    "label smoothing reads padding",
+  ),
+  Mutant(
+    "training/step.py",
+    "totals = jax.tree.map(jnp.add, totals, (gradient, sums))",
+    "totals = (jax.tree.map(jnp.add, totals[0], gradient), sums)",
+    _STEPS,
+    "accumulated gradients are divided by the last count",
+  ),
+  Mutant(
+    "training/step.py",
+    "gradient, sums = reduce((gradient, sums))",
+    "sums = reduce(sums)",
+    _STEPS,
+    "pmap does not add the gradients of devices",
+  ),
+  Mutant(
+    "training/step.py",
+    "key = jax.random.fold_in(jax.random.key(seed), step)",
+    "key = jax.random.fold_in(jax.random.key(seed), 0)",
+    _STEPS,
+    "every step draws the same dropout",
+  ),
+  Mutant(
+    "training/step.py",
+    "finite = jnp.isfinite(sums[0]) & jnp.isfinite(grad_norm)",
+    "finite = jnp.isfinite(sums[0])",
+    _STEPS,
+    "a gradient that is not finite is applied",
+  ),
+  Mutant(
+    "training/optimizer.py",
+    "optax.chain(optax.clip_by_global_norm(config.clip_norm), update)",
+    "optax.chain(update, optax.clip_by_global_norm(config.clip_norm))",
+    _STEPS,
+    "updates are clipped in place of gradients",
+  ),
+  Mutant(
+    "training/optimizer.py",
+    "return optax.join_schedules([ramp, schedule], [warmup])",
+    "return optax.join_schedules([ramp, schedule], [warmup + 1])",
+    _STEPS,
+    "the schedule begins one step late",
+  ),
+  Mutant(
+    "training/optimizer.py",
+    "lambda path, _: path[-1].key not in _NOT_DECAYED, params",
+    'lambda path, _: path[-1].key != "scale", params',
+    _STEPS,
+    "biases decay",
+  ),
+  Mutant(
+    "training/mesh.py",
+    "if name is not None and shape[axis] % sizes[name] == 0:",
+    "if name is not None and shape[axis] < sizes[name]:",
+    _STEPS,
+    "mesh.tensor splits nothing",
+  ),
+  # A run.
+  Mutant(
+    "training/evaluate.py",
+    "totals[name] = totals.get(name, np.zeros(2)) + np.asarray(pair)",
+    "totals[name] = np.asarray(pair)",
+    _RUNS,
+    "a held-out metric is that of the last batch",
+  ),
+  Mutant(
+    "training/checkpoint.py",
+    "if saved.get(name) != restored_digests.get(name):",
+    "if saved.keys() != restored_digests.keys():",
+    _RUNS,
+    "digests of a checkpoint are not compared",
+  ),
+  Mutant(
+    "training/checkpoint.py",
+    "mixed = _mix(_mix(places.astype(np.uint64) + np.uint64(1)) + values)",
+    "mixed = _mix(_mix(places.astype(np.uint64) * np.uint64(0)) + values)",
+    _RUNS,
+    "a digest is that of numbers in any order",
+  ),
+  Mutant(
+    "training/loop.py",
+    "contextlib.closing(prefetch(load, first, last)) as batches,",
+    "contextlib.closing(\n"
+    "      prefetch(lambda i: load(i - (i == first > 0)), first, last)\n"
+    "    ) as batches,",
+    _RUNS,
+    "a run that goes on trains a batch again",
+  ),
+  Mutant(
+    "training/metrics.py",
+    'if record["step"] <= step]',
+    'if record["step"] < step]',
+    _RUNS,
+    "a run that goes on loses the line of its checkpoint",
+  ),
+  Mutant(
+    "training/claimed.py",
+    "fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)",
+    "fcntl.flock(folder, fcntl.LOCK_SH | fcntl.LOCK_NB)",
+    _RUNS,
+    "two processes write in one folder",
+  ),
+  Mutant(
+    "tasks/files.py",
+    "if notes.get(name) != began.get(name):",
+    "if name not in notes:",
+    (*_RUNS, *_TASKS),
+    "a run goes on with other data",
+  ),
+  # Tasks.
+  Mutant(
+    "tasks/copy.py",
+    "weights = (positions >= starts[:, None]) & (targets != PAD)",
+    "weights = positions >= starts[:, None]",
+    _TASKS,
+    "padding counts in the metric",
+  ),
+  Mutant(
+    "tasks/copy.py",
+    "ids = symbols.astype(np.int32) + FIRST_SYMBOL",
+    "ids = symbols.astype(np.int32) + SEP",
+    _TASKS,
+    "the first symbol is the separator",
+  ),
+  Mutant(
+    "tasks/copy.py",
+    "remainder = np.uint64(1) + raw[:, 1] % (size - np.uint64(1))",
+    "remainder = raw[:, 1] % size",
+    _TASKS,
+    "held-out sequences are trained",
+  ),
+  Mutant(
+    "tasks/base.py",
+    "for start in range(0, count, batch_size):",
+    "for start in range(0, count - batch_size + 1, batch_size):",
+    _TASKS,
+    "the last held-out examples are left out",
+  ),
+  Mutant(
+    "tasks/base.py",
+    "order = np.random.default_rng((seed, int(epoch)))",
+    "order = np.random.default_rng((seed, 0))",
+    _TASKS,
+    "every epoch has the same order",
+  ),
+  # Comparisons.
+  Mutant(
+    "comparison/statistics.py",
+    "half = float(stats.t.ppf((1 + LEVEL) / 2, count - 1) * stats.sem(values))",
+    "half = float(stats.t.ppf((1 + LEVEL) / 2, count) * stats.sem(values))",
+    _STATISTICS,
+    "an interval has one degree of freedom too many",
+  ),
+  Mutant(
+    "comparison/statistics.py",
+    "pair = [[sample[seed] for seed in seeds] for sample in (values, others)]",
+    "pair = [sorted(sample[x] for x in seeds) for sample in (values, others)]",
+    _STATISTICS,
+    "values are paired by their size",
+  ),
+  Mutant(
+    "comparison/statistics.py",
+    "return ours - theirs",
+    "return theirs - ours",
+    _STATISTICS,
+    "a difference has the other sign",
+  ),
+  Mutant(
+    "comparison/summary.py",
+    'choosing = group[group["choosing"]] if group["choosing"].any() else group',
+    'choosing = group[~group["choosing"]]',
+    _STATISTICS,
+    "the seeds that are reported choose",
+  ),
+)
