@@ -64,16 +64,20 @@ def main() -> None:
   parser.add_argument("--only", default="", help="a part of a file or name")
   parser.add_argument("--workers", type=int, default=1)
   flags = parser.parse_args()
-  moved = [x for x in MUTANTS if (ROOT / x.file).read_text().count(x.old) != 1]
-  if moved:
-    places = "; ".join(f"{x.file}: {x.name}" for x in moved)
-    sys.exit(
-      f"expected each text once where its fault is planted, not: {places}"
-    )
+  if flags.workers < 1:
+    parser.error(f"--workers: expected at least 1, got {flags.workers}")
+  if moved := [f"{x.file}: {x.name}" for x in MUTANTS if not fits(x)]:
+    sys.exit(f"expected each fault's old text once, but: {'; '.join(moved)}")
   chosen = [x for x in MUTANTS if flags.only in x.file or flags.only in x.name]
   if not chosen:
     parser.error(f"--only: expected a part of a file or name, got {flags.only}")
   sys.exit(not are_caught(chosen, flags.workers))
+
+
+def fits(mutant: Mutant) -> bool:
+  """Whether the text that a fault replaces is there, once."""
+  path = ROOT / mutant.file
+  return path.is_file() and path.read_text().count(mutant.old) == 1
 
 
 def are_caught(mutants: Sequence[Mutant], workers: int) -> bool:
@@ -95,12 +99,15 @@ def are_caught(mutants: Sequence[Mutant], workers: int) -> bool:
     for _ in range(workers):
       folder = stack.enter_context(tempfile.TemporaryDirectory())
       trees.put(copy(pathlib.Path(folder)))
-    pool = concurrent.futures.ThreadPoolExecutor(workers)
-    with pool:
+    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
       verdicts = list(pool.map(one, mutants))
     tests = sorted({x.test for x in verdicts if x.test})
-    _, output = run(trees.get(), tests, 60.0 * len(tests)) if tests else (0, "")
+    code, output = 0, ""
+    if tests:  # Of none, pytest would run all.
+      code, output = run(trees.get(), tests, _LIMIT + 30.0 * len(tests))
   false = _FAILED.findall(output)
+  if code != 0 and not false:  # They did not run.
+    false = tests
   for test in false:
     print(f"fails without a fault: {test}")
   caught = sum(x.is_caught and x.test not in false for x in verdicts)
