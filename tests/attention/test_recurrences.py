@@ -1,11 +1,12 @@
 """The functions of the recurrence are their definitions."""
 
-from functools import partial
+import functools
 import importlib.metadata
 import os
 import pathlib
 import subprocess
 import sys
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -22,10 +23,19 @@ from attention import (
   rwkv7_attention,
 )
 from attention.definitions import recurrent
-from tests.attention.forms import thorough
+from tests.attention.calls import in_float64
+from tests.attention.state_cases import (
+  BATCH,
+  DIM,
+  HEADS,
+  KV_HEADS,
+  VALUE,
+  assert_bfloat16,
+  call,
+  options,
+)
 from training import compiler
 
-BATCH, HEADS, KV_HEADS, DIM, VALUE = 2, 4, 2, 8, 5
 RULES = [
   ("gated", "head"),
   ("gated", "channel"),
@@ -48,25 +58,13 @@ FUNCTIONS = {
 """With `comba`, the delta rule has keys of what is erased; with `gates`, gates too."""
 
 WRITES = 3
-SHORTER = {
-  1: [*RULES[3:4], *RULES[6:8]],
-  7: [*RULES[1:2], *RULES[5:7]],
-  64: [*RULES[2:3], *RULES[7:8]],
-  65: [*RULES[4:6], *RULES[8:]],
-}
-"""Forms that the default suite tries at lengths below the longest."""
-
-
-def with_shorter(longest, shorter):
-  """All forms at the longest length, and some of them at each shorter one."""
-  return pytest.mark.parametrize(
-    ("rule", "form", "length"),
-    [
-      pytest.param(*x, length, marks=[] if x in tried else pytest.mark.thorough)
-      for length, tried in {**shorter, longest: RULES}.items()
-      for x in RULES
-    ],
-  )
+SHORTER = [
+  *((*rule, 1) for rule in (RULES[3], *RULES[6:8])),
+  *((*rule, 7) for rule in (RULES[1], RULES[5])),
+  *((*rule, 64) for rule in (RULES[2], RULES[7])),
+  *((*rule, 65) for rule in (RULES[0], RULES[4], RULES[8])),
+]
+"""Of each length some rules, and of each rule a length below that of gradients."""
 
 
 def arrays(length, form, seed=0):
@@ -116,32 +114,29 @@ def chosen(rule, length, form):
   return function, getattr(definitions, function.__name__), given
 
 
-def options(length):
-  """A key mask, and segments of random lengths."""
-  rng = np.random.default_rng(1)
-  return {
-    "mask": rng.random((BATCH, 1, 1, length)) < 0.8,
-    "segment_ids": np.cumsum(rng.random((BATCH, length)) < 0.05, axis=1) % 3,
-  }
+def parts(given, length):
+  """The arrays of the first positions, and those of the others."""
+  first, second = {}, {}
+  for name, x in given.items():
+    is_whole = name == "initial_state"
+    first[name] = x if is_whole else x[:, :length]
+    second[name] = x if is_whole else x[:, length:]
+  return first, second
 
 
-def call(function, given, **more):
-  given = {name: jnp.asarray(x) for name, x in given.items()}
-  more = {name: jnp.asarray(x) for name, x in more.items()}
-  qkv = [given.pop(name) for name in ("query", "key", "value")]
-  compiled = jax.jit(function, static_argnames="return_state")
-  return compiled(*qkv, **given, **more, return_state=True)
-
-
-@with_shorter(200, SHORTER)
+@pytest.mark.parametrize(("rule", "form", "length"), SHORTER)
 def test_values_and_states(rule, form, length):
-  function, definition, given = chosen(rule, length, form)
-  for more in ({}, options(length)):
-    found = call(function, given, **more)
-    expected = definition(**given, **more, return_state=True)
-    for one, other in zip(found, expected, strict=True):
-      np.testing.assert_allclose(one, other, atol=5e-6, rtol=5e-6)
-    assert found[0].dtype == found[1].dtype == jnp.float32
+  """Of a call, and of one that goes on from it."""
+  function, definition, given = chosen(rule, 2 * length, form)
+  run = jax.jit(functools.partial(call, function))
+  before, after = parts(given, length)
+  first, state = run(before)
+  second, last = run(after | {"initial_state": state})
+  expected = definition(**given, return_state=True)
+  found = np.concatenate([first, second], axis=1), last
+  for one, other in zip(found, expected, strict=True):
+    np.testing.assert_allclose(one, other, atol=5e-6, rtol=5e-6)
+  assert first.dtype == state.dtype == jnp.float32
 
 
 def naive(given, mask, segment_ids):
@@ -189,76 +184,67 @@ def naive(given, mask, segment_ids):
   return jnp.moveaxis(out, 0, 1), state
 
 
-@with_shorter(150, dict.fromkeys(SHORTER, ()))
-def test_all_gradients(rule, form, length):
-  """Of query, key, value, decay, β and the first state, from both results."""
-  function, _, given = chosen(rule, length, form)
-  more = options(length)
-  rng = np.random.default_rng(2)
-  of_out = rng.normal(size=(BATCH, length, HEADS, VALUE))
-  of_state = rng.normal(size=(BATCH, HEADS, DIM, VALUE))
+@functools.cache
+def pulled(rule, form, where):
+  """`(given, options) -> gradients, (result, state)` as a platform computes it."""
+  function = FUNCTIONS[rule]
 
-  def loss(run, given):
-    out, state = run(given)
+  def loss(given, options, of_out, of_state):
+    out, state = call(function, given, **options)
+    return jnp.sum(out * of_out) + jnp.sum(state * of_state), (out, state)
+
+  # A function of its own, because JAX keeps traces by function.
+  run = jax.jit(jax.grad(lambda *x: loss(*x), has_aux=True))
+
+  def traced(given, options):
+    with platform.tracing_for(where):
+      return jax.device_get(run(given, options, *cotangents()))
+
+  return traced
+
+
+def cotangents():
+  rng = np.random.default_rng(2)
+  shapes = (BATCH, 150, HEADS, VALUE), (BATCH, HEADS, DIM, VALUE)
+  return [rng.normal(size=shape) for shape in shapes]
+
+
+@pytest.mark.parametrize(("rule", "form"), RULES)
+def test_all_gradients(rule, form):
+  """Of all arrays from both results, as a CPU and as an accelerator does it.
+
+  What hidden positions hold is read by neither.
+  """
+  _, definition, given = chosen(rule, 150, form)
+  more = options(150)
+
+  def loss(given):
+    out, state = naive(given, **more)
+    of_out, of_state = cotangents()
     return jnp.sum(out * of_out) + jnp.sum(state * of_state)
 
-  found = jax.jit(
-    jax.grad(partial(loss, lambda given: call(function, given, **more)))
-  )(given)
-  with jax.enable_x64(True):
-    wide = {name: jnp.asarray(x, jnp.float64) for name, x in given.items()}
-    expected = jax.jit(
-      jax.grad(partial(loss, lambda given: naive(given, **more)))
-    )(wide)
-    expected = jax.device_get(expected)
-  for name, other in expected.items():
-    scale = max(1.0, np.abs(other).max())
-    np.testing.assert_allclose(
-      found[name], other, atol=1e-5 * scale, err_msg=name
-    )
+  gradients = in_float64(jax.jit(jax.grad(loss)), given)
+  expected = definition(**given, **more, return_state=True)
+  for name in given.keys() - {"query", "initial_state"}:
+    given[name][~more["mask"][:, 0, 0]] = np.nan
+  for where in ("cpu", "gpu"):
+    by_name, found = pulled(rule, form, where)(given, more)
+    for one, other in zip(found, expected, strict=True):
+      np.testing.assert_allclose(one, other, atol=5e-6, rtol=5e-6)
+    for name, other in gradients.items():
+      bound = 1e-5 * max(1.0, np.abs(other).max())
+      np.testing.assert_allclose(by_name[name], other, atol=bound, err_msg=name)
 
 
-@pytest.mark.parametrize("rule", FUNCTIONS)
-def test_one_call_goes_on_from_another(rule):
-  function, _, given = chosen(rule, 100, "channel")
-  whole, last = call(function, given)
-  first, second = (
-    {
-      name: x if name == "initial_state" else x[:, part]
-      for name, x in given.items()
-    }
-    for part in (slice(0, 37), slice(37, None))
-  )
-  before, state = call(function, first)
-  after, found = call(function, second | {"initial_state": state})
-  joined = jnp.concatenate([before, after], axis=1)
-  np.testing.assert_allclose(joined, whole, atol=3e-6)
-  np.testing.assert_allclose(found, last, atol=3e-6)
-
-
-@pytest.mark.parametrize(
-  ("rule", "form"),
-  [
-    ("gated", "head"),
-    ("delta", "channel"),
-    ("rwkv7", "channel"),
-    ("comba", "head"),
-    *thorough(("gated", "channel"), ("delta", "head")),
-  ],
-)
+@pytest.mark.parametrize(("rule", "form"), [x for x in RULES if x[1] != "none"])
 def test_extreme_decays_stay_finite(rule, form):
   """Everything is forgotten at once, again and again; nothing ever is."""
-  function, definition, given = chosen(rule, 130, form)
-
-  @jax.jit
-  @partial(jax.grad, has_aux=True)
-  def gradients(given):
-    out, state = call(function, given)
-    return jnp.sum(out**2) + jnp.sum(state**2), (out, state)
-
+  _, definition, given = chosen(rule, 150, form)
+  more = {name: 0 * x + (name == "mask") for name, x in options(150).items()}
+  more["mask"] = more["mask"].astype(bool)
   for low in (-1e4, -90.0, 0.0):
-    given["log_decay"] = np.full_like(given["log_decay"], low)
-    by_name, found = gradients(given)
+    given["log_decay"][:] = low
+    by_name, found = pulled(rule, form, "cpu")(given, more)
     expected = definition(**given, return_state=True)
     for one, other in zip(found, expected, strict=True):
       np.testing.assert_allclose(one, other, atol=2e-5, rtol=2e-5)
@@ -266,29 +252,8 @@ def test_extreme_decays_stay_finite(rule, form):
       assert np.isfinite(gradient).all(), name
 
 
-@pytest.mark.parametrize("rule", FUNCTIONS)
-def test_hidden_positions_may_hold_anything(rule):
-  function, _, given = chosen(rule, 70, "channel")
-  mask = np.arange(70) % 3 != 1
-  expected = call(function, given, mask=mask[None, None, None])
-  for name in given.keys() - {"query", "initial_state"}:
-    given[name][:, ~mask] = np.nan
-  found = call(function, given, mask=mask[None, None, None])
-  np.testing.assert_array_equal(found[0], expected[0])
-  np.testing.assert_array_equal(found[1], expected[1])
-
-
 def test_bfloat16_is_computed_in_float32():
-  function, definition, given = chosen("delta", 70, "head")
-  half = {name: jnp.asarray(x, jnp.bfloat16) for name, x in given.items()}
-  found, state = call(function, half)
-  assert (found.dtype, state.dtype) == (jnp.bfloat16, jnp.float32)
-  exact = {name: np.asarray(x, np.float32) for name, x in half.items()}
-  expected, last = definition(**exact, return_state=True)
-  np.testing.assert_allclose(state, last, atol=1e-5)
-  np.testing.assert_allclose(
-    found.astype(jnp.float32), expected, atol=4e-3, rtol=8e-3
-  )
+  assert_bfloat16(*chosen("delta", 70, "head"))
 
 
 def test_known_special_cases():
@@ -317,59 +282,17 @@ def test_known_special_cases():
     ({"key": np.zeros((2, 8, 2, 8), "f"), "value": np.zeros((2, 8, 2, 5), "f")},
      r"^key: expected \[2, 9, K, 8\] for"),
     ({"mask": np.ones((2, 1, 9, 9), bool)}, r"^mask: expected a key mask"),
+    ({"is_causal": False}, r"^is_causal: expected True, got False;"),
   ],
 )  # fmt: skip
 def test_what_does_not_fit_is_told(change, message):
-  given = arrays(9, "head") | change
+  flags = change if "is_causal" in change else {}
+  given = arrays(9, "head") | ({} if flags else change)
   with pytest.raises(ValueError, match=message):
-    call(delta_rule_attention, given)
+    call(functools.partial(delta_rule_attention, **flags), given)
 
 
-def test_it_is_causal_by_definition():
-  given = arrays(9, "head")
-  qkv = [jnp.asarray(given[n]) for n in ("query", "key", "value")]
-  with pytest.raises(
-    ValueError, match=r"^is_causal: expected True, got False;"
-  ):
-    gated_linear_attention(
-      *qkv, log_decay=jnp.asarray(given["log_decay"]), is_causal=False
-    )
-
-
-@pytest.mark.parametrize(
-  ("rule", "form"),
-  [
-    RULES[0],
-    *RULES[3:5],
-    RULES[7],
-    *thorough(*RULES[1:3], *RULES[5:7], RULES[8]),
-  ],
-)
-def test_many_parts_at_once_are_the_loop(rule, form):
-  """As an accelerator does it: values, states and gradients, 150 in 3 parts."""
-  function, _, given = chosen(rule, 150, form)
-  given = {name: jnp.asarray(x) for name, x in given.items()}
-
-  def found(where, more):
-    def run(given):
-      out, state = call(function, given, **more)
-      return jnp.sum(jnp.sin(out)) + jnp.sum(jnp.sin(state)), (out, state)
-
-    with platform.tracing_for(where):
-      return jax.jit(jax.value_and_grad(run, has_aux=True))(given)
-
-  # Without a mask and segments for one rule.
-  for more in (options(150), *([{}] if form == "none" else [])):
-    (_, values), gradients = found("gpu", more)
-    (_, expected), expected_gradients = found("cpu", more)
-    got = jax.tree.leaves((values, gradients))
-    want = jax.tree.leaves((expected, expected_gradients))
-    for one, other in zip(got, want, strict=True):
-      np.testing.assert_allclose(one, other, atol=2e-5, rtol=2e-5)
-
-
-@pytest.mark.parametrize("flag", ["", f"{compiler.FLAG}="])
-def test_a_program_with_the_faulty_fusion_is_warned(flag):
+def test_a_program_with_the_faulty_fusion_is_warned():
   """Only where it gives a state, which may be a constant of its program."""
   code = """
 import warnings
@@ -383,25 +306,31 @@ def call(state):
 for state in (None, jnp.zeros((2, 1, 8, 8))):
   with warnings.catch_warnings(record=True) as found:
     warnings.simplefilter("always")
-    jax.jit(lambda: call(state))()
+    jax.eval_shape(lambda: call(state))
   print([str(x.message) for x in found])
 """
   out = subprocess.run(
     [sys.executable, "-c", code],
-    env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flag},
-    cwd=pathlib.Path(__file__).parent.parent.parent,
+    env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
+    cwd=pathlib.Path(__file__).parents[2],
     capture_output=True,
     text=True,
     check=True,
   ).stdout.splitlines()
   assert out[0] == "[]"
   is_faulty = compiler.is_faulty(importlib.metadata.version("jaxlib"))
-  assert (f"XLA_FLAGS={compiler.FLAG}=" in out[1]) == (is_faulty and not flag)
+  assert (f"XLA_FLAGS={compiler.FLAG}=" in out[1]) == is_faulty
+  # The suite has the flag.
+  with warnings.catch_warnings():
+    warnings.simplefilter("error")
+    platform.warn_of_faulty_fusion.__wrapped__()
 
 
 def test_lightning_has_slopes_for_any_number_of_heads():
   rng = np.random.default_rng(0)
   qkv = rng.standard_normal((3, 1, 9, 3, 4), np.float32)
-  out = lightning(depth=0.5).apply({}, *jnp.asarray(qkv), is_causal=True)
+  apply = functools.partial(lightning(depth=0.5).apply, {}, is_causal=True)
   expected = recurrent.lightning(*qkv.astype(float), depth=0.5)
-  np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-6)
+  np.testing.assert_allclose(
+    jax.jit(apply)(*qkv), expected, rtol=1e-5, atol=1e-6
+  )
