@@ -5,9 +5,12 @@ import functools
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
+import weakref
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -49,13 +52,22 @@ def environment(devices=1):
   }
 
 
+def run(script, *arguments, **options):
+  """Runs a script to its end: (exit code, output, error)."""
+  process = Fork([str(ROOT / script), *arguments], **options)
+  out, error = process.communicate()
+  return process.returncode, out, error
+
+
 def run_module(name, *arguments):
   """Runs `python -m name` to its end: (exit code, output, error)."""
-  return _fork([name, *arguments], is_module=True)
+  process = Fork([name, *arguments], is_module=True)
+  out, error = process.communicate()
+  return process.returncode, out, error
 
 
-def start(script, *arguments, devices=1, path="", cwd=ROOT, **options):
-  """Starts a script with its output captured as text; `path` for PYTHONPATH."""
+def start(script, *arguments, devices=1, path="", cwd=ROOT):
+  """Starts a process of its own that imports all it needs; `path` for PYTHONPATH."""
   return subprocess.Popen(
     [sys.executable, str(ROOT / script), *arguments],
     cwd=cwd,
@@ -64,17 +76,85 @@ def start(script, *arguments, devices=1, path="", cwd=ROOT, **options):
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,
     text=True,
-    **options,
   )
 
 
-def run(script, *arguments, stdin="", devices=1, **options):
-  """Runs a script to its end: (exit code, standard output, standard error)."""
-  if options:  # Such as a folder that Python searches from its start.
-    process = start(script, *arguments, devices=devices, **options)
-    out, error = process.communicate(stdin, timeout=300)
-    return process.returncode, out, error
-  return _fork([str(ROOT / script), *arguments], stdin=stdin, devices=devices)
+@functools.cache
+def finished():
+  """The folder of a run of `TINY`, not to be written to, and what it printed."""
+  folder = pathlib.Path(tempfile.mkdtemp(prefix="attention-lab-finished-"))
+  atexit.register(shutil.rmtree, folder)
+  code, out, error = run("train.py", *TINY, f"--workdir={folder / 'run'}")
+  assert (code, error) == (0, ""), error
+  return folder / "run", out
+
+
+class Fork:
+  """An entry point in a fork of `fork_server`, as a `subprocess.Popen`.
+
+  Args:
+    arguments: script or module, and what was typed behind it.
+    stdin: text of the standard input.
+    devices: that JAX sees.
+    variables: of its environment, as PYTHONPATH.
+    cwd: folder that it starts in.
+    is_module: as `python -m`.
+  """
+
+  def __init__(
+    self,
+    arguments,
+    *,
+    stdin="",
+    devices=1,
+    variables=None,
+    cwd=ROOT,
+    is_module=False,
+  ):
+    folder = tempfile.mkdtemp(prefix="attention-lab-fork-")
+    weakref.finalize(self, shutil.rmtree, folder)
+    files = {
+      name: pathlib.Path(folder, name) for name in ("stdin", "stdout", "stderr")
+    }
+    files["stdin"].write_text(stdin)
+    self.stdout, self.stderr = files["stdout"], files["stderr"]
+    self.returncode = None
+    self.pid = _ask(
+      arguments=arguments,
+      is_module=is_module,
+      folder=str(cwd),
+      environment=environment(devices) | (variables or {}),
+      **{name: str(path) for name, path in files.items()},
+    )
+
+  def poll(self):
+    """The exit code, or None while it runs."""
+    if self.returncode is None:
+      self.returncode = _ask(ended=self.pid)
+    return self.returncode
+
+  def wait(self, timeout=300):
+    """The exit code at its end."""
+    end = time.monotonic() + timeout
+    while self.poll() is None:
+      if time.monotonic() > end:
+        raise subprocess.TimeoutExpired(str(self.pid), timeout)
+      time.sleep(0.005)
+    return self.returncode
+
+  def communicate(self, timeout=300):
+    """Output and error, at its end."""
+    self.wait(timeout)
+    return self.stdout.read_text(), self.stderr.read_text()
+
+  def send_signal(self, number):
+    """Of a process that may have ended."""
+    if self.poll() is None:
+      os.kill(self.pid, number)
+
+  def kill(self):
+    """At once."""
+    self.send_signal(9)
 
 
 @functools.cache
@@ -92,23 +172,9 @@ def _server():
   return server
 
 
-def _fork(arguments, stdin="", devices=1, is_module=False):
-  """Runs an entry point in a fork: (exit code, output, error)."""
-  with tempfile.TemporaryDirectory() as folder:
-    files = {
-      name: pathlib.Path(folder, name) for name in ("stdin", "stdout", "stderr")
-    }
-    files["stdin"].write_text(stdin)
-    request = {
-      "arguments": arguments,
-      "is_module": is_module,
-      "folder": str(ROOT),
-      "environment": environment(devices),
-      **{name: str(path) for name, path in files.items()},
-    }
-    server = _server()
-    server.stdin.write(json.dumps(request) + "\n")
-    server.stdin.flush()
-    code = int(server.stdout.readline())
-    out, error = (files[n].read_text() for n in ("stdout", "stderr"))
-  return code, out, error
+def _ask(**request):
+  """What `fork_server` answers."""
+  server = _server()
+  server.stdin.write(json.dumps(request) + "\n")
+  server.stdin.flush()
+  return json.loads(server.stdout.readline())

@@ -4,8 +4,9 @@ An entry point spends 2 to 3 s of processor time on imports, of which the suite
 would pay a hundred. This process imports once and then forks for every command:
 JAX's backend starts in the child, as in a process of its own.
 
-A request is one line of JSON on standard input, an exit code one line on
-standard output.
+A request is one line of JSON on standard input, its answer one on standard output:
+the process id of a fork, or the exit code of one that is asked for, null while it
+runs.
 """
 
 import json
@@ -15,13 +16,14 @@ import sys
 import traceback
 import warnings
 
+import jax
+
 from training import compiler
 
 
 def preload() -> None:
   """Imports what entry points import, and starts no backend."""
   import flax.linen
-  import jax
   import matplotlib.figure
   import optax
   import pandas
@@ -35,22 +37,25 @@ def preload() -> None:
   import training.loop
 
   # The suite's other modules stay unimported: their tests are about that.
-  del flax, jax, matplotlib, optax, pandas, scipy, models, training
+  del flax, matplotlib, optax, pandas, scipy, models, training
 
 
 def serve() -> None:
-  """Forks for every request until standard input ends."""
+  """Forks, and tells of forks, until standard input ends."""
   preload()
   # A fork of several threads may stop where one held a lock. Those here are idle
   # pools of OpenBLAS and jemalloc's own, which both expect forks.
   warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
   for line in sys.stdin:
     request = json.loads(line)
-    child = os.fork()
-    if child == 0:
-      _become(request)
-    _, status = os.waitpid(child, 0)
-    print(os.waitstatus_to_exitcode(status), flush=True)
+    if "ended" in request:
+      pid, status = os.waitpid(request["ended"], os.WNOHANG)
+      answer = os.waitstatus_to_exitcode(status) if pid else None
+    else:
+      answer = os.fork()
+      if answer == 0:
+        _become(request)
+    print(json.dumps(answer), flush=True)
 
 
 def _refuse_network(event: str, arguments: tuple) -> None:
@@ -68,10 +73,13 @@ def _become(request: dict) -> None:
   try:
     os.environ.clear()
     os.environ.update(request["environment"])
-    compiler.avoid_faulty_fusion()  # As a process of its own does.
+    # As a process of its own does, which imports all that later.
+    compiler.avoid_faulty_fusion()
+    jax.config.update("jax_platforms", os.environ["JAX_PLATFORMS"])
     os.chdir(request["folder"])
     sys.argv = request["arguments"]
     sys.addaudithook(_refuse_network)
+    sys.path[1:1] = filter(None, [os.environ.get("PYTHONPATH")])
     if request["is_module"]:
       runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     else:

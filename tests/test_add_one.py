@@ -127,7 +127,7 @@ def test_a_task_and_a_model_of_ones_own_are_trained(tmp_path):
     "train.py",
     f"--config={tmp_path / 'config.py'}",
     f"--workdir={tmp_path / 'run'}",
-    path=tmp_path,
+    variables={"PYTHONPATH": str(tmp_path)},
   )
   assert (code, error) == (0, ""), error
   lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()

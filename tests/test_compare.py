@@ -1,6 +1,8 @@
 """`compare.py`: what is planned, what is kept, what is told."""
 
 import importlib
+import subprocess
+import sys
 
 import pytest
 
@@ -10,7 +12,9 @@ from configs.compare import copy, mechanisms, objectives, translation
 from settings.errors import ConfigError
 from settings.leaves import put
 from tests import commands
+from tests.attention.forms import KINDS
 from tests.comparison.plans import budgeted, comparison
+from tests.here import copy_core
 from tests.tasks.text_cases import TEXT
 
 
@@ -140,7 +144,8 @@ def test_rows_of_the_translation_comparison_differ_in_the_encoder_alone():
 
 
 def test_every_mechanism_gets_the_parameters_of_dense():
-  runs = plan.plan(comparison(attention="all", seeds="0,1"))
+  names = ",".join((*KINDS, "additive"))
+  runs = plan.plan(comparison(attention=names, seeds="0,1"))
   dense = next(run for run in runs if run.attention == "dense")
   for run in runs:
     assert not run.obstacle
@@ -152,8 +157,8 @@ def test_every_mechanism_gets_the_parameters_of_dense():
   # Seeds come last, so that every mechanism has a result early.
   assert [run.seed for run in runs] == sorted(run.seed for run in runs)
   assert len({run.identity for run in runs}) == len(runs)
-  again = plan.plan(comparison(attention="all", seeds="0,1"))
-  assert [run.identity for run in again] == [run.identity for run in runs]
+  [again, _] = plan.plan(comparison(attention="dense", seeds="0,1"))
+  assert again.identity == dense.identity
 
 
 def test_what_a_mechanism_cannot_do_is_a_run_that_says_so():
@@ -274,9 +279,14 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
       ),
       "config.modl: unknown",
     ),
+    # What was typed is told from what the file has.
     (
-      ("--config=configs/compare/copy.py", "--config.per_task.copy.num_stps=3"),
-      "config.per_task.copy.num_stps: unknown; did you mean 'num_steps'?",
+      (
+        "--config=configs/compare/copy.py",
+        "--config.grid.model.features=16,32",
+        "--config.model.features=64",
+      ),
+      "config.model.features: config.grid.model.features sets it in every run",
     ),
   ],
 )
@@ -289,17 +299,20 @@ def test_wrong_arguments_are_one_line(arguments, message):
 
 
 def test_the_whole_command_from_training_to_the_page(tmp_path):
+  """In a checkout without any project."""
   # Linear attention by another name, so that a name with a colon is taken
   # through every file of a comparison.
   (tmp_path / "their_module.py").write_text(
     "from attention import linear\n\n\ndef state():\n  return linear()\n"
   )
+  copy_core(tmp_path / "core")
   folder = tmp_path / "comparison"
   arguments = (
     "--config=configs/compare/copy.py",
     f"--workdir={folder}",
     "--config.tasks=duplicate",
     "--config.attention=their_module:state,nystrom",
+    "--config.seeds=0",
     "--config.num_steps=4",
     "--config.eval_every=2",
     "--config.batch_size=8",
@@ -309,9 +322,16 @@ def test_the_whole_command_from_training_to_the_page(tmp_path):
     "--config.model.features=16",
     "--config.model.mlp_features=32",
   )
-  code, out, error = commands.run("compare.py", *arguments, path=tmp_path)
-  assert code == 0, error
-  assert "not supported: " in out
+  result = subprocess.run(
+    [sys.executable, "compare.py", *arguments],
+    cwd=tmp_path / "core",
+    env=commands.environment() | {"PYTHONPATH": str(tmp_path)},
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
+  assert result.returncode == 0, result.stderr
+  assert "not supported: " in result.stdout
   found, _ = records.read(folder)
   done = next(r for r in found if r["status"] == records.DONE)
   measured = done["measured"]
@@ -327,20 +347,16 @@ def test_the_whole_command_from_training_to_the_page(tmp_path):
   shown = measured["map"]
   assert len(shown["weights"]) == heads
   assert len(shown["weights"][0]) == len(shown["query_labels"])
-  for name in (
-    "report.html",
-    "report.md",
-    "results.csv",
-    "results.jsonl",
-  ):
+  for name in ("report.html", "report.md", "results.csv", "results.jsonl"):
     assert "their_module:state" in (folder / name).read_text()
   assert r"their\_module:state" in (folder / "report.tex").read_text()
   assert not list(folder.rglob("*:*"))
-  code, again, _ = commands.run("compare.py", *arguments, path=tmp_path)
-  assert code == 0
-  assert "parameters\n" not in again
+  assert "--config.num_steps=4" in done["arguments"]
   code, _, error = commands.run(
-    "compare.py", *arguments, "--config.tasks=copy", path=tmp_path
+    "compare.py",
+    *arguments,
+    "--config.tasks=copy",
+    variables={"PYTHONPATH": str(tmp_path)},
   )
   assert code == 2
   assert "holds another comparison: config.tasks is" in error
@@ -378,27 +394,6 @@ def test_a_typed_leaf_that_every_row_sets_is_refused(field, place):
   )
   # A file may have a leaf for a reader who leaves the grid empty.
   config_lib.parse(mapping)
-
-
-@pytest.mark.thorough
-def test_the_command_runs_as_many_steps_as_were_typed(tmp_path):
-  folder = tmp_path / "comparison"
-  code, out, error = commands.run(
-    "compare.py",
-    "--config=configs/compare/mechanisms.py",
-    "--config.tasks=copy",
-    "--config.attention=linear",
-    "--config.num_steps=2",
-    "--config.batch_size=4",
-    "--config.model.num_layers=1",
-    "--config.model.features=8",
-    "--config.model.num_heads=2",
-    "--config.model.mlp_features=8",
-    f"--workdir={folder}",
-  )
-  assert code == 0, out + error
-  (record,), _ = records.read(folder)
-  assert "--config.num_steps=2" in record["arguments"]
 
 
 def test_a_section_of_a_task_that_is_left_out_may_stay():

@@ -7,12 +7,9 @@ from tests import commands
 LINES = "1 2\n\n3\n0 0 0\n"
 
 
-@pytest.fixture(scope="module")
-def workdir(tmp_path_factory):
-  path = tmp_path_factory.mktemp("runs") / "run"
-  code, _, error = commands.run("train.py", *commands.TINY, f"--workdir={path}")
-  assert code == 0, error
-  return path
+@pytest.fixture
+def workdir():
+  return commands.finished()[0]
 
 
 def generate(*arguments, stdin=LINES):
@@ -22,7 +19,6 @@ def generate(*arguments, stdin=LINES):
 @pytest.mark.parametrize(
   "options",
   [
-    [],
     ["--method=beam", "--beam_size=2", "--length_penalty=0"],
     ["--method=sample", "--temperature=0.5", "--top_k=2", "--seed=3"],
   ],
@@ -39,10 +35,14 @@ def test_one_line_out_for_each_line_in(workdir, options):
 
 def test_order_is_kept_whatever_the_batch(workdir):
   lines = ["0 1 2", "3", "2 2", "1", ""] * 30
-  _, out, _ = generate(f"--workdir={workdir}", stdin="\n".join([*lines, ""]))
+  code, out, error = generate(
+    f"--workdir={workdir}", stdin="\n".join([*lines, ""])
+  )
+  assert (code, error) == (0, "")
   outputs = out.splitlines()
   assert len(outputs) == len(lines)
   assert outputs[:5] * 30 == outputs
+  assert all(set(line.split()) <= set("0123") for line in outputs)
   _, alone, _ = generate(f"--workdir={workdir}", stdin=lines[0])
   assert alone.splitlines() == outputs[:1]
 

@@ -1,7 +1,6 @@
 """Projects stand beside the core: without any of them the rest works."""
 
 import importlib
-import json
 import os
 import pathlib
 import re
@@ -18,13 +17,10 @@ from settings.errors import ConfigError
 from settings.import_paths import load
 import tasks
 from tests import commands
+from tests.here import CORE
 
 ROOT = commands.ROOT
 PROJECTS = sorted(p.parent.name for p in ROOT.glob("projects/*/__init__.py"))
-CORE = (
-  *("attention", "models", "tasks", "training", "comparison", "settings"),
-  *("benchmarks", "compare.py", "train.py", "generate.py", "lab.py"),
-)
 TABLES = {
   "MODELS": models.CONFIGS,
   "TASKS": tasks.TASKS,
@@ -100,27 +96,6 @@ def run(folder, *command):
   )
 
 
-def compare(folder, workdir):
-  """Compares one mechanism in the smallest model, and checks the report."""
-  tiny = [x for x in commands.TINY if "num_steps" not in x][1:]
-  result = run(
-    folder,
-    "compare.py",
-    "--config=configs/compare/copy.py",
-    "--config.attention=linear",
-    "--config.num_steps=2",
-    "--config.match_parameters=False",
-    *tiny,
-    f"--workdir={workdir}",
-  )
-  assert result.returncode == 0, result.stderr
-  (record,) = workdir.glob("records/*.json")
-  measured = json.loads(record.read_text())["measured"]
-  assert measured["approximation_error"] > 0, measured["notes"]
-  assert not measured["notes"]
-  assert "linear" in (workdir / "report.html").read_text()
-
-
 def test_a_comparison_of_a_project_that_is_not_here_is_told(monkeypatch):
   monkeypatch.delitem(sys.modules, "configs.vit", raising=False)
   monkeypatch.setitem(sys.modules, "projects.vision.configs.vit", None)
@@ -128,22 +103,10 @@ def test_a_comparison_of_a_project_that_is_not_here_is_told(monkeypatch):
     plan.config_of("vit", "dense", {})
 
 
-def test_without_any_project_a_comparison_ends_with_its_report(tmp_path):
-  copy = tmp_path / "core"
-  for name in (*CORE, "configs"):
-    take = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-    copy.mkdir(exist_ok=True)
-    take(ROOT / name, copy / name)
-  # Its own package, or Python would find that of this checkout.
-  (copy / "projects").mkdir()
-  (copy / "projects/__init__.py").touch()
-  compare(copy, tmp_path / "comparison")
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("project", PROJECTS)
 def test_without_a_project_the_rest_works(checkout, project, tmp_path):
-  """All tests are collected, which imports everything; the tasks' names pass."""
+  """All tests are collected, which imports everything; those of the core pass."""
   away = shutil.move(checkout / "projects" / project, tmp_path / project)
   try:
     result = run(
@@ -158,7 +121,6 @@ def test_without_a_project_the_rest_works(checkout, project, tmp_path):
       f"--workdir={tmp_path / 'run'}",
     )
     assert result.returncode == 0, result.stderr
-    compare(checkout, tmp_path / "comparison")
     for config in pathlib.Path(tmp_path / project / "configs").glob(
       "[a-z]*.py"
     ):
@@ -166,17 +128,6 @@ def test_without_a_project_the_rest_works(checkout, project, tmp_path):
       assert result.returncode == 2
       assert result.stderr.count("\n") == 1
       assert f"projects.{project}" in result.stderr
-  finally:
-    shutil.move(away, checkout / "projects" / project)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("project", PROJECTS)
-def test_without_a_project_the_tests_of_the_core_pass(
-  checkout, project, tmp_path
-):
-  away = shutil.move(checkout / "projects" / project, tmp_path / project)
-  try:
     chosen = ("tests/tasks", "tests/models", "tests/training")
     marks = "not optimised and not thorough"
     result = run(checkout, "-m", "pytest", "-q", "-x", "-m", marks, *chosen)

@@ -3,8 +3,6 @@
 import json
 import re
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
@@ -35,14 +33,10 @@ def records(workdir):
   return parsed
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+@pytest.fixture
+def finished():
   """A run that nothing interrupted."""
-  workdir = tmp_path_factory.mktemp("runs") / "finished"
-  code, out, error = train(workdir)
-  assert code == 0, error
-  assert not error
-  return workdir, out
+  return commands.finished()
 
 
 def test_a_run_leaves_everything_behind(finished):
@@ -82,19 +76,13 @@ def test_a_finished_run_says_its_metrics_again(finished):
   assert {p: p.stat().st_mtime_ns for p in workdir.rglob("*")} == before
 
 
-@pytest.mark.parametrize(
-  "number",
-  [
-    signal.SIGKILL,
-    pytest.param(signal.SIGTERM, marks=pytest.mark.thorough),
-    signal.SIGINT,
-  ],
-)
+# SIGTERM: see tests/training/test_loop.py and test_processes.py.
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_run_that_was_stopped_ends_as_one_that_was_not(
   finished, tmp_path, number
 ):
   workdir = tmp_path / "run"
-  process = commands.start("train.py", *commands.TINY, f"--workdir={workdir}")
+  process = commands.Fork(["train.py", *commands.TINY, f"--workdir={workdir}"])
   deadline = time.monotonic() + 200
   while not any(p.name.isdigit() for p in workdir.glob("checkpoints/*")):
     assert process.poll() is None, process.communicate()[1]
@@ -116,47 +104,18 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(
   assert records(workdir) == records(finished[0])
 
 
-@pytest.mark.thorough
-def test_a_task_and_an_optimiser_plug_in_by_name(tmp_path):
-  """A task is one entry in a module of one's own; Muon is Optax's."""
-  (tmp_path / "letters.py").write_text(
-    "import tasks\n"
-    "ENTRY = tasks.TaskEntry(tasks.CopyConfig, tasks.TASKS['copy'].make)\n"
-    "OTHER = 3\n"
-  )
-  plain = train(tmp_path / "plain", "--config.optimizer.name=muon")
-  process = commands.start(
-    "train.py",
-    *commands.TINY,
-    f"--workdir={tmp_path / 'run'}",
-    "--config.task.name=letters:ENTRY",
-    "--config.optimizer.name=muon",
-    path=tmp_path,
-  )
-  _, error = process.communicate(timeout=200)
-  assert (plain[0], process.returncode, error) == (0, 0, "")
-  assert digests(tmp_path / "run") == digests(tmp_path / "plain")
-  process = commands.start(
-    "train.py",
-    *commands.TINY,
-    "--config.task.name=letters:OTHER",
-    path=tmp_path,
-  )
-  _, error = process.communicate(timeout=200)
-  assert error == (
-    "config.task.name: expected a tasks.TaskEntry, but letters:OTHER is of type "
-    "int\n"
-  )
-
-
 def test_ctrl_c_ends_a_compiling_run_at_once(tmp_path):
-  process = commands.start(
-    "train.py",
-    "--config=configs/translation.py",
-    "--config.model.num_layers=32",
-    f"--workdir={tmp_path / 'run'}",
+  process = commands.Fork(
+    [
+      "train.py",
+      "--config=configs/translation.py",
+      "--config.model.num_layers=16",
+      f"--workdir={tmp_path / 'run'}",
+    ]
   )
-  assert process.stdout.readline().startswith(str(tmp_path))
+  while not process.stdout.read_text().startswith(str(tmp_path)):
+    assert process.poll() is None, process.communicate()
+    time.sleep(0.01)
   time.sleep(1)  # It compiles now, for much longer.
   process.send_signal(signal.SIGINT)
   _, error = process.communicate(timeout=5)
@@ -239,24 +198,6 @@ def test_another_config_keeps_out_of_a_workdir(finished):
   assert error.count("\n") == 1
   assert "config.seed is 0 there and 5 here" in error
   assert {p: p.stat().st_mtime_ns for p in workdir.rglob("*")} == before
-
-
-@pytest.mark.parametrize(
-  "module",
-  [
-    "train",
-    "compare",
-    "generate",
-    "benchmarks.scaling",
-    "training.draw_attention",
-  ],
-)
-def test_an_entry_point_parses_flags_before_it_imports_jax(module):
-  script = f"import sys, {module}; sys.exit('jax' in sys.modules)"
-  result = subprocess.run(
-    [sys.executable, "-c", script], check=False, cwd=commands.ROOT
-  )
-  assert result.returncode == 0
 
 
 def test_the_commands_of_this_file_have_no_network(tmp_path):

@@ -1,13 +1,15 @@
 """The flag without which XLA:CPU returns garbage: where it is set, and where not."""
 
 import json
+import os
 import subprocess
 import sys
 
 import pytest
 
+from configs import copy
 from tests import commands
-from training import compiler
+from training import compiler, experiment_config, workdir
 
 
 @pytest.mark.parametrize(
@@ -47,16 +49,27 @@ def test_the_flag_is_added_unless_it_is_set(
   assert compiler.os.environ.get("XLA_FLAGS") == expected
 
 
-def test_a_run_has_the_flag_and_records_it(tmp_path):
+@pytest.mark.parametrize("module", ["train", "compare", "generate"])
+def test_every_program_has_the_flag(module):
   """Also where it was started without any."""
-  environment = commands.environment()
-  environment.pop("XLA_FLAGS", None)
-  command = [sys.executable, "train.py", *commands.TINY]
-  command += ["--config.num_steps=1", f"--workdir={tmp_path}"]
-  for _ in range(2):  # The second continues the first.
-    subprocess.run(
-      command, cwd=commands.ROOT, env=environment, check=True, timeout=300
-    )
-  written = json.loads((tmp_path / "config.json").read_text())
+  environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+  script = f"import os, {module}; print(os.environ.get('XLA_FLAGS', ''))"
+  out = subprocess.check_output(
+    [sys.executable, "-c", script],
+    cwd=commands.ROOT,
+    env=environment,
+    text=True,
+  )
   needed = compiler.is_faulty(compiler.importlib.metadata.version("jaxlib"))
-  assert written["xla_flags"] == (f"{compiler.FLAG}=" if needed else "")
+  assert out.strip() == (f"{compiler.FLAG}=" if needed else "")
+
+
+def test_a_run_records_the_flags(tmp_path, monkeypatch):
+  """Those that it began with, and it goes on with others."""
+  config = experiment_config.parse(copy.get_config())
+  monkeypatch.setenv("XLA_FLAGS", "--xla_a=1")
+  workdir.write_config(tmp_path, config)
+  written = json.loads((tmp_path / workdir.CONFIG).read_text())
+  assert written["xla_flags"] == "--xla_a=1"
+  monkeypatch.setenv("XLA_FLAGS", "--xla_a=2")
+  workdir.check(tmp_path, config)

@@ -4,7 +4,6 @@ import errno
 import pathlib
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -12,32 +11,44 @@ from tests import commands
 from training import entry
 
 
+# Runs `--help`, and says whether that has imported JAX.
+_HELP = """
+import atexit, runpy, sys
+atexit.register(lambda: print("jax" in sys.modules, file=sys.stderr))
+sys.argv = [sys.argv[1], "--help"]
+if sys.argv[0].endswith(".py"):
+  runpy.run_path(sys.argv[0], run_name="__main__")
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+
+
 @pytest.mark.parametrize(
   ("program", "flag"),
   [
-    (("train.py",), "--workdir"),
-    (("compare.py",), "--shard"),
-    (("generate.py",), "--beam_size"),
-    (("-m", "training.draw_attention"), "--target"),
-    (("-m", "benchmarks.scaling"), "--lengths"),
+    ("train.py", "--workdir"),
+    ("compare.py", "--shard"),
+    ("generate.py", "--beam_size"),
+    ("training.draw_attention", "--target"),
+    ("benchmarks.scaling", "--lengths"),
   ],
 )
 def test_help_is_examples_and_own_flags(program, flag):
-  started = time.monotonic()
+  """And needs no JAX, which takes a second to import."""
   result = subprocess.run(
-    [sys.executable, *program, "--help"],
+    [sys.executable, "-c", _HELP, program],
     capture_output=True,
     text=True,
     check=True,
     cwd=commands.ROOT,
   )
-  assert time.monotonic() - started < 5  # 0.2 s on a quiet machine.
-  assert not result.stderr
+  assert result.stderr == "False\n"
   described, shown = result.stdout.split("\nFlags:\n")
-  name = program[0] if program[0] != "-m" else program[1]
-  assert sum(name in line for line in described.splitlines()) >= 3
+  assert sum(program in line for line in described.splitlines()) >= 3
   assert f"  {flag}\n" in shown
-  assert "(default" in shown or name == "train.py" or "draw" in name
+  assert "(default" in shown or program in (
+    "train.py",
+    "training.draw_attention",
+  )
   assert "--helpfull" in shown.splitlines()[-1]
   # None of absl's own.
   assert "verbosity" not in result.stdout
@@ -48,15 +59,6 @@ def test_help_is_examples_and_own_flags(program, flag):
   [
     ("train.py", "configs/copy.py", "cuda"),
     ("compare.py", "configs/compare/copy.py", "nosuch"),
-    pytest.param(
-      "train.py", "configs/copy.py", "nosuch", marks=pytest.mark.thorough
-    ),
-    pytest.param(
-      "compare.py",
-      "configs/compare/copy.py",
-      "cuda",
-      marks=pytest.mark.thorough,
-    ),
   ],
 )
 def test_a_device_that_is_not_there_is_one_line(
@@ -64,23 +66,17 @@ def test_a_device_that_is_not_there_is_one_line(
 ):
   if platform == "cuda" and pathlib.Path("/dev/nvidia0").exists():
     pytest.skip("this machine has one")
-  result = subprocess.run(
-    [
-      sys.executable,
-      program,
-      f"--config={config}",
-      f"--workdir={tmp_path / 'run'}",
-    ],
-    capture_output=True,
-    text=True,
-    cwd=commands.ROOT,
-    env=commands.environment() | {"JAX_PLATFORMS": platform},
+  code, _, error = commands.run(
+    program,
+    f"--config={config}",
+    f"--workdir={tmp_path / 'run'}",
+    variables={"JAX_PLATFORMS": platform},
   )
-  assert result.returncode == 2
-  assert result.stderr.startswith(
+  assert code == 2
+  assert error.startswith(
     f"JAX_PLATFORMS: expected a device that this machine has, got '{platform}'"
   )
-  assert result.stderr.count("\n") == 1
+  assert error.count("\n") == 1
   assert not (tmp_path / "run").exists()
 
 

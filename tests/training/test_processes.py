@@ -28,14 +28,15 @@ def running(count, workdir, *arguments, devices=2):
   port = free_port()
   several = (f"--coordinator=localhost:{port}", f"--num_processes={count}")
   processes = [
-    commands.start(
-      "train.py",
-      *commands.TINY,
-      "--config.batch_size=8",
-      f"--workdir={workdir}",
-      *several,
-      f"--process_id={i}",
-      *arguments,
+    commands.Fork(
+      [
+        "train.py",
+        *commands.TINY,
+        f"--workdir={workdir}",
+        *several,
+        f"--process_id={i}",
+        *arguments,
+      ],
       devices=devices,
     )
     for i in range(count)
@@ -75,19 +76,10 @@ def assert_same(found, expected):
         assert value == pytest.approx(other[name], rel=2e-4, abs=2e-4), name
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-  """The same run in one process with four devices."""
-  folder = tmp_path_factory.mktemp("processes") / "alone"
-  code, _, error = commands.run(
-    "train.py",
-    *commands.TINY,
-    "--config.batch_size=8",
-    f"--workdir={folder}",
-    devices=4,
-  )
-  assert (code, error) == (0, "")
-  return records(folder)
+@pytest.fixture
+def alone():
+  """The same run in one process, with one device."""
+  return records(commands.finished()[0])
 
 
 def test_two_processes_are_one_run(alone, tmp_path):
@@ -120,8 +112,8 @@ def test_four_processes_are_one_run(alone, tmp_path):
 def test_one_is_told_to_stop_and_all_save(alone, tmp_path):
   """And the run goes on in one process, on another mesh."""
   workdir = tmp_path / "run"
-  steps = "--config.num_steps=12"
-  with running(2, workdir, steps, "--config.log_every=1") as processes:
+  arguments = ("--config.mesh.fsdp=4", "--config.log_every=1")
+  with running(2, workdir, *arguments) as processes:
     _wait_for(workdir, 2)
     processes[1].send_signal(signal.SIGTERM)
     found = ended(processes)
@@ -132,11 +124,10 @@ def test_one_is_told_to_stop_and_all_save(alone, tmp_path):
   code, out, error = commands.run(
     "train.py",
     *commands.TINY,
-    "--config.batch_size=8",
     "--config.log_every=1",
     "--config.mesh.fsdp=2",
     f"--workdir={workdir}",
-    devices=4,
+    devices=2,
   )
   assert (code, error) == (0, "")
   assert not stopped or "continues from the checkpoint of step" in out
