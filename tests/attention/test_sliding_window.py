@@ -12,11 +12,15 @@ import numpy as np
 import pytest
 
 from attention import (
+  Dims,
   attention_weights,
+  definitions,
+  platform,
+  sliding_window,
   sliding_window_attention,
 )
 from attention.definitions.sliding_window import attended_pairs
-from tests.attention.forms import thorough
+from tests.attention.calls import assert_refused
 from tests.attention.window_cases import (
   ALL,
   check_definition,
@@ -29,77 +33,45 @@ from tests.attention.window_cases import (
 
 pytestmark = pytest.mark.usefixtures("short_blocks")
 
+# Of what the laws below ask, one program: all options at once, over four blocks.
+LENGTH = 31
+EVERY = {
+  "window": 3,
+  "dilation": 1,
+  **draw_options("causal " + ALL, LENGTH, LENGTH),
+}
+
 
 @pytest.mark.parametrize(
-  ("length", "source", "window", "dilation", "names"),
+  ("length", "source", "window", "dilation", "names", "kv_heads"),
   [
-    (7, 7, 8, 3, "segments global"),
-    (31, 31, (5, 1), 1, "mask segments"),
-    (31, 31, 3, 1, "causal " + ALL),
-    (31, 31, 2, (5, 1, 1, 5), "causal " + ALL),
-    (5, 37, 3, 1, ""),
-    (37, 5, 2, (2, 2, 1, 3), "mask segments causal"),
-    *thorough(
-      (1, 1, 0, 2, "causal global"),
-      (7, 7, 0, 1, "mask"),
-      (8, 8, 3, 1, "global"),
-      (31, 31, 3, 1, ""),
-      (31, 31, (0, 4), 2, "mask global"),
-      (16, 16, 9, 40, "global"),
-      (11, 23, (1, 3), 2, "causal mask"),
-    ),
+    (7, 7, 8, 3, "segments global", 2),
+    (31, 31, (5, 1), 1, "mask segments", 2),
+    (31, 31, 3, 1, "causal " + ALL, 2),
+    (31, 31, 2, (5, 1, 1, 5), "mask global", 1),
+    (5, 37, 3, 1, "", 2),
+    (37, 5, 2, (2, 2, 1, 3), "mask segments causal", 2),
   ],
 )
-def test_equals_the_definition(length, source, window, dilation, names):
-  *qkv, cotangent = draw_inputs(length, source)
+def test_equals_the_definition(
+  length, source, window, dilation, names, kv_heads
+):
+  *qkv, cotangent = draw_inputs(length, source, kv_heads=kv_heads)
   options = draw_options(names, length, source)
   check_definition(qkv, cotangent, window=window, dilation=dilation, **options)
 
 
-def test_the_matrix_of_separate_global_projections_has_rows_of_weights():
-  query, key, *_ = (jnp.asarray(x) for x in draw_inputs(7))
-  own = tuple(jnp.asarray(x) for x in draw_inputs(7, seed=5)[:3])
-  attend = functools.partial(sliding_window_attention, window=1)
-  weights = attention_weights(
-    attend, query, key, global_indices=jnp.array([[2], [-1]]), global_qkv=own
-  )
-  np.testing.assert_allclose(weights.sum(-1), 1.0, rtol=1e-5)
-  assert (weights[0, :, :, 2] > 0).all()
-  assert (weights[0, :, 2] > 0).all()
-
-
-@pytest.mark.parametrize(
-  ("names", "dilation"),
-  [*thorough(("global", 1)), ("causal " + ALL, 2)],
-)
-def test_separate_global_projections(names, dilation):
+def test_separate_global_projections():
   *qkv, cotangent = draw_inputs(19)
-  global_qkv = tuple(draw_inputs(19, seed=5)[:3])
-  options = draw_options(names, 19, 19)
-  check_definition(
-    qkv,
-    cotangent,
-    window=2,
-    dilation=dilation,
-    global_qkv=global_qkv,
-    **options,
-  )
+  own = tuple(draw_inputs(19, seed=5)[:3])
+  options = draw_options("causal " + ALL, 19, 19)
+  options |= {"window": 2, "dilation": 2, "global_qkv": own}
+  check_definition(qkv, cotangent, **options)
 
 
-@pytest.mark.parametrize(("kv_heads", "dilation"), [(1, (1, 2, 2, 2))])
-def test_grouped_heads(kv_heads, dilation):
-  *qkv, cotangent = draw_inputs(21, kv_heads=kv_heads)
-  options = draw_options("mask global", 21, 21)
-  check_definition(qkv, cotangent, window=3, dilation=dilation, **options)
-
-
-@pytest.mark.parametrize("names", ["causal " + ALL])
-def test_bfloat16(names):
-  *qkv, cotangent = draw_inputs(31, dtype=jnp.bfloat16)
-  options = draw_options(names, 31, 31)
-  check_definition(
-    qkv, cotangent, tolerance=2e-2, window=4, dilation=2, **options
-  )
+def test_bfloat16():
+  *qkv, cotangent = draw_inputs(LENGTH, dtype=jnp.bfloat16)
+  check_definition(qkv, cotangent, tolerance=2e-2, **EVERY | {"dilation": 2})
   attend = functools.partial(sliding_window_attention, window=4)
   assert jax.eval_shape(attend, *qkv).dtype == jnp.bfloat16
 
@@ -112,31 +84,26 @@ def test_blocks_of_the_real_length(monkeypatch, window):
   check_definition(qkv, cotangent, window=window)
 
 
-@pytest.mark.parametrize("names", ["mask global causal"])
-def test_large_logits(names):
-  *qkv, cotangent = draw_inputs(31)
-  query, key, value = qkv
-  options = draw_options(names, 31, 31)
-  out, grads = forward_and_gradients(
-    (query * 1e2, key * 1e2, value), cotangent, window=3, **options
+def test_large_logits_and_empty_rows():
+  (query, key, *rest), cotangent = (
+    draw_inputs(LENGTH)[:3],
+    draw_inputs(LENGTH)[3],
   )
+  qkv = 1e2 * query, 1e2 * key, *rest
+  out, grads = forward_and_gradients(qkv, cotangent, **EVERY)
   for array in (out, *grads):
     assert np.all(np.isfinite(array))
-
-
-def test_a_query_that_sees_nothing_gets_zeros():
-  *qkv, cotangent = draw_inputs(19)
-  options = draw_options("global", 19, 19)
-  mask = np.ones((2, 1, 1, 19), bool)
+  mask = np.ones((2, 1, 1, LENGTH), bool)
   mask[0] = False
-  out, grads = forward_and_gradients(
-    qkv, cotangent, window=2, mask=mask, **options
-  )
+  qkv = query, key, *rest
+  out, grads = forward_and_gradients(qkv, cotangent, **EVERY | {"mask": mask})
   for array in (out, *grads):
     assert np.all(np.isfinite(array))
     assert not np.any(array[0])
     assert np.any(array[1])
-  # Queries beyond the keys' last window, without any mask.
+
+
+def test_queries_beyond_the_last_window_get_zeros():
   query, key, value, _ = draw_inputs(30, 4)
   attend = jax.jit(functools.partial(sliding_window_attention, window=3))
   out = attend(query, key, value)
@@ -146,52 +113,48 @@ def test_a_query_that_sees_nothing_gets_zeros():
 
 @pytest.mark.parametrize("dilation", [1, (1, 2, 3, 3)])
 def test_the_future_changes_nothing_at_all(dilation):
-  options = draw_options("causal mask segments global", 29, 29)
-  options["global_indices"][:, 3] = 28
-  attend = jax.jit(
-    functools.partial(
-      sliding_window_attention, window=4, dilation=dilation, **to_jax(options)
-    )
-  )
-  qkv = draw_inputs(29)[:3]
-  changed = [x.at[:, -1].add(30.0) for x in qkv]
-  np.testing.assert_array_equal(attend(*qkv)[:, :-1], attend(*changed)[:, :-1])
+  options = EVERY | {"dilation": dilation}
+  options["global_indices"] = options["global_indices"].copy()
+  options["global_indices"][:, 3] = LENGTH - 1
+  *qkv, cotangent = draw_inputs(LENGTH)
+  out, _ = forward_and_gradients(qkv, cotangent, **options)
+  changed = [np.array(x) for x in qkv]
+  for x in changed:
+    x[:, -1] += 30.0
+  other, _ = forward_and_gradients(changed, cotangent, **options)
+  np.testing.assert_array_equal(out[:, :-1], other[:, :-1])
 
 
-@pytest.mark.parametrize(
-  ("names", "fill"), [("mask", np.nan), ("mask segments causal", 1e30)]
-)
-def test_masked_keys_are_not_read(names, fill):
-  *qkv, cotangent = draw_inputs(29)
-  options = draw_options(names, 29, 29)
-  hidden = ~options["mask"][:, 0, 0, :, None, None]
-  filled = [qkv[0], *(jnp.where(hidden, fill, x) for x in qkv[1:])]
-  plain = forward_and_gradients(qkv, cotangent, window=4, **options)
-  other = forward_and_gradients(filled, cotangent, window=4, **options)
+@pytest.mark.parametrize("fill", [np.nan, 1e30])
+def test_masked_keys_are_not_read(fill):
+  """Not a global one either."""
+  *qkv, cotangent = draw_inputs(LENGTH)
+  mask = EVERY["mask"].copy()
+  mask[:, :, :, EVERY["global_indices"][0, 0]] = False
+  hidden = ~mask[:, 0, 0, :, None, None]
+  filled = [qkv[0], *(np.where(hidden, fill, x) for x in qkv[1:])]
+  options = EVERY | {"mask": mask}
+  plain = forward_and_gradients(qkv, cotangent, **options)
+  other = forward_and_gradients(filled, cotangent, **options)
   jax.tree.map(np.testing.assert_array_equal, plain, other)
 
 
-def test_masked_global_keys_change_nothing():
-  *qkv, cotangent = draw_inputs(29)
-  options = draw_options("mask global", 29, 29)
-  options["mask"][:, :, :, options["global_indices"][0, 0]] = False
-  hidden = ~options["mask"][:, 0, 0, :, None, None]
-  filled = [qkv[0], *(jnp.where(hidden, 1e30, x) for x in qkv[1:])]
-  plain = forward_and_gradients(qkv, cotangent, window=4, **options)
-  other = forward_and_gradients(filled, cotangent, window=4, **options)
-  jax.tree.map(np.testing.assert_array_equal, plain, other)
-
-
-def test_weights_are_the_union():
-  query, key, _, _ = draw_inputs(17, heads=2, kv_heads=1)
+@pytest.mark.parametrize("has_own", [False, True])
+def test_weights_are_the_union(has_own):
+  """Of a window and of global tokens, with projections of their own or without."""
+  query, key, *_ = draw_inputs(17, heads=2, kv_heads=1)
   indices = np.array([[3, 3, -1], [0, 16, 9]])
-  attend = functools.partial(
-    sliding_window_attention, window=1, global_indices=jnp.asarray(indices)
+  options = {"global_indices": jnp.asarray(indices)}
+  if has_own:
+    own = draw_inputs(17, heads=2, kv_heads=1, seed=5)
+    options["global_qkv"] = tuple(own[:3])
+  attend = functools.partial(sliding_window_attention, window=1)
+  weights = jax.jit(functools.partial(attention_weights, attend, **options))(
+    query, key
   )
-  weights = jax.jit(functools.partial(attention_weights, attend))(query, key)
   visible = attended_pairs(query, key, window=1, global_indices=indices)
   np.testing.assert_array_equal(np.asarray(weights) > 0, visible)
-  np.testing.assert_allclose(weights.sum(-1), 1.0, atol=1e-6)
+  np.testing.assert_allclose(weights.sum(-1), 1.0, atol=1e-5)
 
 
 def test_dropout_drops_weights():
@@ -205,12 +168,16 @@ def test_dropout_drops_weights():
 
 def test_no_two_blocks_share_their_dropout():
   dilations = (1, 2, 1, 2)
-  *qkv, cotangent = draw_inputs(61)
+  query, key, *_ = draw_inputs(61)
   attend = functools.partial(
-    sliding_window_attention, window=5, dilation=dilations
+    sliding_window_attention,
+    window=5,
+    dilation=dilations,
+    dropout_rate=0.25,
+    dropout_rng=jax.random.key(3),
   )
-  kept = check_dropout(attend, qkv, cotangent)
-  seen = []
+  weights = jax.jit(functools.partial(attention_weights, attend))(query, key)
+  kept, seen = np.asarray(weights) != 0, []
   offsets = np.arange(-5, 6)[None]
   for b, n in np.ndindex(2, 4):
     d = dilations[n]
@@ -220,3 +187,138 @@ def test_no_two_blocks_share_their_dropout():
         rows = (t + r + d * np.arange(8))[:, None]
         seen.append(kept[b, n][rows, rows + d * offsets].tobytes())
   assert len(set(seen)) == len(seen) > 30
+
+
+def _compiled(length, names="", kv_heads=2, dilation=1):
+  """The compiled program of a call and its gradients; nothing is run."""
+  shapes = [
+    jax.ShapeDtypeStruct(x.shape, x.dtype)
+    for x in draw_inputs(length, batch=1, kv_heads=kv_heads)
+  ]
+  options = draw_options(names, length, length)
+  arrays = {n: x[:1] for n, x in options.items() if isinstance(x, np.ndarray)}
+  rest = {n: x for n, x in options.items() if n not in arrays}
+
+  def backward(query, key, value, cotangent, arrays):
+    def attend(*qkv):
+      return sliding_window_attention(
+        *qkv, window=16, dilation=dilation, **arrays, **rest
+      )
+
+    return jax.vjp(attend, query, key, value)[1](cotangent)
+
+  return jax.jit(backward).lower(*shapes, arrays).compile()
+
+
+# test_memory.py has it without options, at blocks of the real length.
+def test_memory_is_linear_in_length(monkeypatch):
+  monkeypatch.setattr(platform, "window_rows", lambda width: 64)
+  temp, instructions = {}, {}
+  for length in (2048, 8192):
+    compiled = _compiled(length, "causal " + ALL, dilation=3)
+    temp[length] = compiled.memory_analysis().temp_size_in_bytes
+    instructions[length] = compiled.as_text().count(" = ")
+  assert temp[8192] <= 4.2 * temp[2048]
+  # Not even one boolean for every pair of positions.
+  assert temp[8192] < 8192 * 8192 / 8
+  # And the program is the same one, whatever the length.
+  assert instructions[8192] <= instructions[2048] * 1.05
+
+
+def test_grouped_heads_need_no_repeated_keys(monkeypatch):
+  monkeypatch.setattr(platform, "window_rows", lambda width: 64)
+  few, many = (
+    _compiled(2048, kv_heads=n).memory_analysis().temp_size_in_bytes
+    for n in (1, 4)
+  )
+  assert few <= many
+
+
+@pytest.mark.parametrize(
+  ("window", "dilation", "ring"),
+  [((2, 5), 3, 7), (2, (1, 1, 2, 4), 9), (0, 1, 1), (100, 1, 40)],
+)
+def test_decode_is_the_causal_call(window, dilation, ring):
+  """The contract has it where examples are at different positions."""
+  attention = sliding_window(window=window, dilation=dilation)
+  query, key, value, _ = draw_inputs(40)
+  cache = attention.init_cache({}, 2, 40, Dims(4, 2, 4, 40), jnp.float32)
+  assert cache.key.shape == (2, ring, 2, 4)
+
+  def step(cache, qkv):
+    out, cache = attention.decode({}, cache, *(x[:, None] for x in qkv))
+    return cache, out[:, 0]
+
+  rows = [np.moveaxis(x, 1, 0) for x in (query, key, value[..., :4])]
+  _, out = jax.jit(lambda *args: jax.lax.scan(step, *args))(cache, rows)
+  expected = definitions.sliding_window_attention(
+    query,
+    key,
+    value[..., :4],
+    window=window,
+    dilation=dilation,
+    is_causal=True,
+  )
+  np.testing.assert_allclose(np.moveaxis(out, 0, 1), expected, atol=1e-5)
+
+
+def test_a_traced_scale_has_a_gradient(unchecked):
+  query, key, value, cotangent = draw_inputs(9)
+  options = {"window": 2, "global_indices": jnp.array([[2], [-1]])}
+
+  def loss(scale, query):
+    out = sliding_window_attention(query, key, value, scale=scale, **options)
+    return jnp.sum(out * cotangent)
+
+  run = jax.jit(jax.value_and_grad(loss, (0, 1)))
+  found, (by_scale, by_query) = run(jnp.float32(0.3), query)
+  expected = definitions.sliding_window_attention(
+    query, key, value, scale=0.3, **options
+  )
+  np.testing.assert_allclose(found, np.sum(expected * cotangent), rtol=1e-5)
+  # Only the product of scale and query matters.
+  np.testing.assert_allclose(
+    by_scale * 0.3, np.sum(by_query * query), rtol=1e-4
+  )
+
+
+def test_what_does_not_fit_is_refused(unchecked):
+  query, key, value, _ = draw_inputs(9)
+  ids, indices = np.zeros((2, 9), int), jnp.zeros((2, 1), jnp.int32)
+  assert_refused(
+    functools.partial(sliding_window_attention, query, key, value),
+    [
+      (f"{message}: expected", {"window": 2, **options})
+      for message, options in (
+        ("window", {"window": -1}),
+        ("window", {"window": (1, 2, 3)}),
+        ("window", {"window": (1, -2)}),
+        ("window", {"window": 1.5}),
+        ("window", {"window": True}),
+        ("dilation", {"dilation": 0}),
+        ("dilation", {"dilation": (1, 2)}),
+        ("dilation", {"dilation": (1, 2, 3, 0)}),
+        ("mask", {"mask": np.ones((2, 1, 9, 9), bool)}),
+        ("mask", {"mask": np.ones((2, 1, 1, 8), bool)}),
+        ("key_segment_ids", {"query_segment_ids": ids}),
+        ("global_indices", {"global_indices": ids[0]}),
+        ("global_indices", {"global_indices": ids[:1]}),
+        ("global_indices", {"global_indices": ids.astype(np.float32)}),
+        ("global_qkv", {"global_qkv": (0, 0, 0)}),
+        ("dropout_rate", {"dropout_rate": 1.0}),
+        ("dropout_rng", {"dropout_rate": 0.1}),
+      )
+    ],
+  )
+  shorter = key[:, :8], value[:, :8]
+  options = {"window": 2, "global_indices": indices}
+  with pytest.raises(ValueError, match=r"global_indices: expected .* 9 and 8"):
+    sliding_window_attention(query, *shorter, **options)
+  with pytest.raises(ValueError, match=r"global_qkv: expected the shapes"):
+    sliding_window_attention(
+      query, key, value, **options, global_qkv=(query, *shorter)
+    )
+  with pytest.raises(ValueError, match=r"^window: expected"):
+    sliding_window(window=-2)
+  with pytest.raises(ValueError, match=r"^dilation: expected"):
+    sliding_window(window=2, dilation=(1, 0))

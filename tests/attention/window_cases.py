@@ -106,19 +106,24 @@ def to_jax(options):
   }
 
 
+@functools.partial(jax.jit, static_argnames="static")
+def _pulled(qkv, global_qkv, cotangent, arrays, static):
+  def attend(qkv, global_qkv):
+    options = {**arrays, **dict(static), "global_qkv": global_qkv}
+    return sliding_window_attention(*qkv, **options)
+
+  out, pull = jax.vjp(attend, qkv, global_qkv)
+  return out, pull(cotangent)
+
+
 def forward_and_gradients(qkv, cotangent, global_qkv=None, **options):
-  """Output and gradients, as `reference`, compiled once."""
-  options = to_jax(options)
-
-  def function(qkv, global_qkv):
-    return sliding_window_attention(*qkv, global_qkv=global_qkv, **options)
-
-  @jax.jit
-  def both(qkv, global_qkv, cotangent):
-    out, pull = jax.vjp(function, qkv, global_qkv)
-    return out, pull(cotangent)
-
-  out, (grads, grads_g) = both(tuple(qkv), global_qkv, cotangent)
+  """Output and gradients, as `reference`; compiled once for shapes and sizes."""
+  is_array = {n: isinstance(x, np.ndarray) for n, x in options.items()}
+  arrays = {n: x for n, x in options.items() if is_array[n]}
+  static = tuple((n, x) for n, x in options.items() if not is_array[n])
+  out, (grads, grads_g) = _pulled(
+    tuple(qkv), global_qkv, cotangent, arrays, static
+  )
   return out, tuple(grads) + tuple(grads_g or ())
 
 
