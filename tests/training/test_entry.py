@@ -10,7 +10,6 @@ import pytest
 from tests import commands
 from training import entry
 
-
 # Runs `--help`, and says whether that has imported JAX.
 _HELP = """
 import atexit, runpy, sys

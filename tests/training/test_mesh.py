@@ -1,6 +1,7 @@
 """Meshes of every shape give the numbers of one device, and hold their parts."""
 
 import functools
+import math
 import re
 
 import jax
@@ -9,56 +10,77 @@ import numpy as np
 import pytest
 
 from attention import ATTENTIONS
-from configs import copy, gpt
+from configs import copy
 import models
 from settings.build import build
 from settings.errors import ConfigError
 from tests import commands
+from tests.attention.forms import thorough
 from tests.models import tiny
-from tests.tasks.text_cases import TEXT
-from training import experiment, experiment_config, mesh, parallel, traffic
+from training import (
+  experiment,
+  experiment_config,
+  loop,
+  mesh,
+  parallel,
+  traffic,
+)
 from training.checkpoint import Checkpoints
 from training.config import TrainConfig
 from training.mesh import MeshConfig
 
 MESHES = {
+  "one": MeshConfig(),
   "data 8": MeshConfig(data=8),
+  "data 4, tensor 2": MeshConfig(data=4, tensor=2),
   "data 2, fsdp 4": MeshConfig(data=2, fsdp=4),
   "data 2, fsdp 2, tensor 2": MeshConfig(data=2, fsdp=2, tensor=2),
   "data 2, sequence 4": MeshConfig(data=2, sequence=4),
   "fsdp 2, tensor 2, sequence 2": MeshConfig(fsdp=2, tensor=2, sequence=2),
 }
-SMALL = {
-  "num_layers": 1,
-  "num_heads": 4,
-  "features": 16,
-  "mlp_features": 32,
-  "dropout_rate": 0.1,
+ALL = list(MESHES)[-1]
+TASKS = {
+  # Lengths that do not split; 'recall' has one that does.
+  "encoder_decoder": {"name": "copy", "max_length": 10, "vocab_size": 13},
+  "decoder": {"name": "copy", "max_length": 10, "vocab_size": 13},
+  # BigBird's blocks lie on one device each: 12 positions, blocks of 2.
+  "encoder": {"name": "copy", "max_length": 12, "vocab_size": 13},
+  "recall": {"name": "recall", "length": 16, "num_pairs": 2, "vocab_size": 16},
 }
 
 
-def config_of(attention="dense", **model):
-  config = copy.get_config(attention).to_dict()
-  for slot in ("encoder_attention", "decoder_attention", "cross_attention"):
-    name = config["model"][slot]["name"]
-    config["model"][slot] |= tiny.OPTIONS.get(name, {})
-  config["model"] |= SMALL | model
-  config["task"] |= {"max_length": 10, "vocab_size": 13, "eval_size": 16}
-  config["optimizer"] |= {"warmup_steps": 1, "clip_norm": 1.0}
-  return config | {"batch_size": 16}
-
-
 @functools.cache
-def made(attention="dense", longest=10):
-  config = config_of(attention)
-  config["task"]["max_length"] = longest
+def made(attention="dense", kind="encoder_decoder", around=()):
+  """A small run; `around` has (field of the model, value)."""
+  slots = ["encoder_attention", "decoder_attention", "cross_attention"]
+  model_kind = "decoder" if kind == "recall" else kind
+  if model_kind != "encoder_decoder":
+    slots = [f"{model_kind}_attention"]
+  option = {"name": attention, **tiny.OPTIONS.get(attention, {})}
+  model = {
+    **{"kind": model_kind, "num_layers": 1, "num_heads": 4, "features": 16},
+    **{"mlp_features": 32, "dropout_rate": 0.1, **dict.fromkeys(slots, option)},
+  }
+  config = {
+    **{"num_steps": 3, "batch_size": 16, "model": model | dict(around)},
+    "task": TASKS[kind] | {"eval_size": 16},
+    "optimizer": {"warmup_steps": 1, "clip_norm": 1.0},
+  }
   return experiment.create(experiment_config.parse(config))
 
 
-def steps(run, kind, count, chosen, first=None, numbers=range(3)):
+@functools.cache
+def compiled(mesh_name, *run):
+  """The functions of a run on a mesh; each is compiled once for all tests."""
+  count = 1 if mesh_name == "one" else 8
+  functions = made(*run).functions
+  return parallel.make(
+    functions, "jit", jax.devices()[:count], MESHES[mesh_name]
+  )
+
+
+def take(functions, run, state, numbers):
   """Losses and gradient norms of some steps, and the state after them."""
-  functions = parallel.make(run.functions, kind, jax.devices()[:count], chosen)
-  state = functions.place_state(run.init() if first is None else first)
   found = []
   for step in numbers:
     batch = functions.place_batch(run.task.train_batch(step))
@@ -69,216 +91,172 @@ def steps(run, kind, count, chosen, first=None, numbers=range(3)):
 
 
 @functools.cache
-def on_one(attention="dense"):
-  return steps(made(attention), "jit", 1, MeshConfig())
+def steps(mesh_name, *run, count=2):
+  """The same of the first steps of a run."""
+  functions, run = compiled(mesh_name, *run), made(*run)
+  return take(functions, run, functions.place_state(run.init()), range(count))
 
 
-def usual(names, *chosen):
-  """All names, those that are not chosen marked `thorough`."""
-  return [
-    pytest.param(name, marks=() if name in chosen else pytest.mark.thorough)
-    for name in names
-  ]
+def assert_as_on_one(mesh_name, *run, rtol):
+  found, expected = steps(mesh_name, *run)[0], steps("one", *run)[0]
+  np.testing.assert_allclose(found, expected, rtol=rtol)
 
 
-@pytest.mark.parametrize("name", usual(MESHES, *list(MESHES)[-1:]))
+@pytest.mark.parametrize(
+  "name",
+  [*thorough(*((name,) for name in list(MESHES)[1:-1])), ALL],
+)
 def test_losses_and_gradients_are_those_of_one_device(name):
   """With dropout, whose masks are the same; norms are those before clipping."""
-  found, state = steps(made(), "jit", 8, MESHES[name])
-  expected, one = on_one()
-  np.testing.assert_allclose(found, expected, rtol=2e-5)
+  assert_as_on_one(name, rtol=2e-5)
   for leaf, other in zip(
-    jax.tree.leaves(state.params), jax.tree.leaves(one.params), strict=True
+    jax.tree.leaves(steps(name)[1].params),
+    jax.tree.leaves(steps("one")[1].params),
+    strict=True,
   ):
     np.testing.assert_allclose(leaf, other, atol=2e-4)
 
 
-@pytest.mark.parametrize(
-  "attention", usual((name for name in ATTENTIONS if name != "dense"), "lsh")
-)
-def test_every_mechanism_lies_on_a_mesh(attention):
-  chosen = MESHES["data 2, fsdp 2, tensor 2"]
-  found, _ = steps(made(attention), "jit", 8, chosen, numbers=range(2))
-  expected, _ = steps(made(attention), "jit", 1, MeshConfig(), numbers=range(2))
-  np.testing.assert_allclose(found, expected, rtol=2e-4)
+AROUND = {"short_convolution": True, "output_gate": "silu"}
+CASES = {
+  "gated_delta": {"output_norm": "rms"},
+  "mamba2": {
+    **{"output_norm": "rms_joint", "short_convolution_bias": True},
+    **{"num_qk_heads": 1, "value_dim": 6, "mlp_features": 0},
+  },
+  "latent": {"output_norm": "rms", "position": "rotary"},
+}
+"""What a model may have around a mechanism."""
 
 
 @pytest.mark.parametrize(
-  "attention",
-  usual(
-    (name for name in tiny.names("sequence") if name != "dense"), "performer"
-  ),
-)
-def test_every_mechanism_with_a_form_in_parts(attention):
-  """Encoder, decoder and across, of lengths that do not split."""
-  chosen = MESHES["fsdp 2, tensor 2, sequence 2"]
-  # BigBird's blocks lie on one device each: 12 positions, blocks of 2.
-  longest = 11 if attention == "bigbird" else 10
-  run = made(attention, longest)
-  found, _ = steps(run, "jit", 8, chosen, numbers=range(2))
-  expected, _ = steps(run, "jit", 1, MeshConfig(), numbers=range(2))
-  np.testing.assert_allclose(found, expected, rtol=2e-4)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", list(MESHES)[2:])
-@pytest.mark.parametrize(
-  ("attention", "others"),
+  ("attention", "around"),
   [
-    ("gated_delta", {"output_norm": "rms"}),
-    (
-      "mamba2",
-      {
-        "output_norm": "rms_joint",
-        "short_convolution_bias": True,
-        "num_qk_heads": 1,
-        "value_dim": 6,
-        "mlp_features": 0,
-      },
-    ),
-    ("latent", {"output_norm": "rms", "position": "rotary"}),
+    pytest.param(
+      name,
+      around,
+      marks=() if name == "performer" else pytest.mark.thorough,
+    )
+    for name, around in (
+      *((name, {}) for name in ATTENTIONS if name != "dense"),
+      *((name, AROUND | own) for name, own in CASES.items()),
+    )
   ],
 )
-def test_what_is_around_recurrences_lies_on_a_mesh(attention, others, name):
-  around = {"short_convolution": True, "output_gate": "silu", **others}
-  config = experiment_config.parse(config_of(attention, **around))
-  run = experiment.create(config)
-  found, _ = steps(run, "jit", 8, MESHES[name], numbers=range(2))
-  expected, _ = steps(run, "jit", 1, MeshConfig(), numbers=range(2))
-  np.testing.assert_allclose(found, expected, rtol=2e-5)
+def test_every_mechanism_lies_on_a_mesh(attention, around):
+  """In parts of a length that does not split, where it has such a form."""
+  supports = tiny.attention(attention).build().supports
+  kind = "decoder" if "causal" in supports else "encoder"
+  mesh_name = ALL if "sequence" in supports else "data 2, fsdp 2, tensor 2"
+  assert_as_on_one(mesh_name, attention, kind, tuple(around.items()), rtol=2e-4)
 
 
 def test_a_length_that_a_mechanism_cannot_split_is_told_first(tmp_path):
-  code, out, error = commands.run(
-    "train.py",
-    "--config=configs/copy.py:bigbird",
-    "--config.task.max_length=8",
-    "--config.mesh.sequence=2",
-    f"--workdir={tmp_path / 'run'}",
-    devices=2,
-  )
-  assert code == 2
-  assert "step" not in out.splitlines()[-1]
-  assert error.startswith(
-    "config.mesh.sequence: attention: the mechanism needs a"
-  )
-  assert error.count("\n") == 1
-
-
-def test_attention_is_computed_in_parts(tmp_path):
-  """Of a length that splits: keys go round the ring, and nothing is gathered."""
-  file = tmp_path / "text.txt"
-  file.write_text(TEXT, encoding="utf-8")
-  config = gpt.get_config().to_dict()
-  config["task"] |= {"path": str(file), "context": 16, "vocab_size": 300}
-  config["model"] |= SMALL
+  config = copy.get_config("bigbird").to_dict()
+  config["task"]["max_length"] = 8
+  config["mesh"] = {"sequence": 2}
+  config["model"] |= {"num_layers": 1, "features": 16, "mlp_features": 32}
   run = experiment.create(experiment_config.parse(config))
-  chosen = MeshConfig(data=2, sequence=4)
-  made_on = parallel.make(run.functions, "jit", None, chosen)
-  lowered = made_on.lower_train(
-    run.shapes, made_on.place_batch(run.task.train_batch(0))
-  )
-  sent = traffic.sent(lowered.compile().as_text())
+  with pytest.raises(
+    ConfigError, match=r"^config.mesh.sequence: attention: the mechanism need"
+  ):
+    loop.run(run, tmp_path)
+
+
+def lowered(*run):
+  """A compiled step, as text."""
+  functions, run = compiled(*run), made(*run[1:])
+  batch = functions.place_batch(run.task.train_batch(0))
+  return functions.lower_train(run.shapes, batch).compile().as_text()
+
+
+def test_attention_is_computed_in_parts():
+  """Of a length that splits: keys go round the ring, and nothing is gathered."""
+  case = ("data 2, sequence 4", "dense", "recall")
+  sent = traffic.sent(lowered(*case))
   assert sent.keys() == {"collective-permute", "all-reduce"}
-  expected, _ = steps(run, "jit", 1, MeshConfig(), numbers=range(2))
-  found, _ = steps(run, "jit", 8, chosen, numbers=range(2))
-  np.testing.assert_allclose(found, expected, rtol=2e-5)
+  assert_as_on_one(*case, rtol=2e-5)
 
 
-def test_a_device_holds_its_part():
-  """Of parameters and of both moments; nothing is copied that can be split."""
-  run = made()
-  whole = sum(x.size for x in jax.tree.leaves(run.shapes.params))
-  for sizes, least in (
+@pytest.mark.parametrize(
+  ("sizes", "least"),
+  [
     (MeshConfig(data=1, fsdp=8), 8),
     (MeshConfig(data=2, fsdp=4), 4),
     (MeshConfig(data=1, fsdp=4, tensor=2), 5),
     (MeshConfig(data=8), 1),
-  ):
-    made_on = parallel.make(run.functions, "jit", None, sizes)
-    state = made_on.place_state(run.init())
-    for tree in (state.params, *_moments(state)):
-      held = sum(
-        leaf.addressable_shards[0].data.size for leaf in jax.tree.leaves(tree)
-      )
-      assert whole / 8 <= held <= whole / least * 1.1
-    if sizes.tensor == 1:
-      continue
-    # And so it stays after a step.
-    batch = made_on.place_batch(run.task.train_batch(0))
-    before = jax.tree.map(lambda leaf: leaf.sharding, state)
-    after, _ = made_on.train(state, batch, np.int32(0))
-    same = jax.tree.map(
-      lambda leaf, sharding: leaf.sharding.is_equivalent_to(
-        sharding, leaf.ndim
-      ),
-      after,
-      before,
-    )
-    assert all(jax.tree.leaves(same))
-
-
-def _moments(state):
-  """The two trees of Adam that are as large as the parameters."""
+  ],
+)
+def test_a_device_holds_its_part(sizes, least):
+  """Of parameters and of both moments; nothing is copied that can be split."""
+  run = made()
+  whole = sum(x.size for x in jax.tree.leaves(run.shapes.params))
+  state = parallel.make(run.functions, "jit", None, sizes).placed_shapes(
+    run.shapes
+  )
   shapes = jax.tree.structure(state.params)
 
   def like(x):
     return jax.tree.structure(x) == shapes
 
-  found = [x for x in jax.tree.leaves(state.opt_state, is_leaf=like) if like(x)]
-  assert len(found) == 2
-  return found
+  moments = [
+    x for x in jax.tree.leaves(state.opt_state, is_leaf=like) if like(x)
+  ]
+  assert len(moments) == 2
+  for tree in (state.params, *moments):
+    held = sum(
+      math.prod(leaf.sharding.shard_shape(leaf.shape))
+      for leaf in jax.tree.leaves(tree)
+    )
+    assert whole / 8 <= held <= whole / least * 1.1
 
 
-def gathered(chosen):
-  """Shapes of what is gathered in a compiled step, and of the parameters."""
+def test_a_state_lies_where_it_is_placed_and_stays_there():
+  functions = compiled(ALL)
   run = made()
-  made_on = parallel.make(run.functions, "jit", None, chosen)
-  lowered = made_on.lower_train(
-    run.shapes, made_on.place_batch(run.task.train_batch(0))
+  for state in (functions.place_state(run.init()), steps(ALL)[1]):
+    same = jax.tree.map(
+      lambda leaf, placed: leaf.sharding.is_equivalent_to(
+        placed.sharding, leaf.ndim
+      ),
+      state,
+      functions.placed_shapes(run.shapes),
+    )
+    assert all(jax.tree.leaves(same))
+
+
+def gathered(*run):
+  """Shapes of what is gathered in a compiled step."""
+  found = re.findall(
+    r"= \w+\[([\d,]*)\]\S* all-gather(?:-start)?\(", lowered(*run)
   )
-  text = lowered.compile().as_text()
-  found = re.findall(r"= \w+\[([\d,]*)\]\S* all-gather(?:-start)?\(", text)
-  shapes = {x.shape for x in jax.tree.leaves(run.shapes.params)}
-  return [tuple(map(int, one.split(","))) for one in found if one], shapes
+  return [tuple(map(int, one.split(","))) for one in found if one]
 
 
-@pytest.mark.parametrize(
-  "chosen",
-  [
-    pytest.param(MeshConfig(data=8), marks=pytest.mark.thorough),
-    MeshConfig(data=4, tensor=2),
-  ],
-)
-def test_nothing_is_gathered_along_data_and_tensor(chosen):
-  assert gathered(chosen)[0] == []
+@pytest.mark.parametrize("name", [*thorough(("data 8",)), "data 4, tensor 2"])
+def test_nothing_is_gathered_along_data_and_tensor(name):
+  assert gathered(name, "dense", "decoder") == []
 
 
 def test_nothing_is_gathered_but_parameters_along_fsdp():
   """XLA may gather a kernel with its axes in another order."""
-  found, shapes = gathered(MeshConfig(data=2, fsdp=4))
-  either = shapes | {shape[::-1] for shape in shapes}
+  found = gathered("data 2, fsdp 4")
+  shapes = {x.shape for x in jax.tree.leaves(made().shapes.params)}
   assert found
-  assert set(found) <= either
+  assert set(found) <= shapes | {shape[::-1] for shape in shapes}
 
 
-@pytest.mark.parametrize(
-  ("chosen", "count"),
-  [
-    (MESHES["data 8"], 8),
-    pytest.param(MeshConfig(fsdp=4), 4, marks=pytest.mark.thorough),
-  ],
-)
-def test_a_run_moves_to_another_mesh(chosen, count, tmp_path):
+def test_a_run_moves_to_another_mesh(tmp_path):
   """From a checkpoint it goes on as it would have where it began."""
   run = made()
-  _, state = steps(run, "jit", 8, MESHES[list(MESHES)[-1]], numbers=range(2))
   checkpoints = Checkpoints(tmp_path)
-  checkpoints.save(state, {})
+  checkpoints.save(steps(ALL)[1], {})
   restored, _ = checkpoints.restore(run.shapes)
   checkpoints.close()
-  found, _ = steps(run, "jit", count, chosen, restored, numbers=[2])
-  np.testing.assert_allclose(found[0], on_one()[0][2], rtol=2e-5)
+  other = compiled("data 2, fsdp 4")
+  found, _ = take(other, run, other.place_state(restored), [2])
+  expected, _ = steps("one", count=3)
+  np.testing.assert_allclose(found[0], expected[2], rtol=2e-5)
 
 
 def test_rules_split_heads_features_and_ids():
@@ -377,40 +355,7 @@ def test_what_cannot_be_said():
       build(TrainConfig, {"num_steps": 1, "batch_size": 8, **leaves})
 
 
-@pytest.mark.thorough
-def test_a_command_on_a_mesh(tmp_path):
-  """A run on eight devices is continued on four."""
-  arguments = [*commands.TINY, f"--workdir={tmp_path / 'run'}"]
-  code, out, error = commands.run(
-    "train.py",
-    *arguments,
-    "--config.mesh.fsdp=2",
-    "--config.mesh.tensor=2",
-    "--config.num_steps=4",
-    "--config.optimizer.schedule=constant",
-    devices=8,
-  )
-  assert (code, error) == (0, "")
-  assert "8 × cpu" in out
-  code, out, error = commands.run(
-    "train.py",
-    *arguments,
-    "--config.mesh.fsdp=4",
-    "--config.num_steps=8",
-    "--config.optimizer.schedule=constant",
-    devices=4,
-  )
-  assert (code, error) == (0, "")
-  assert "continues from the checkpoint of step 4" in out
-
-
-def test_a_command_tells_faults_of_a_mesh_and_describes_one():
-  code, _, error = commands.run(
-    "train.py", *commands.TINY, "--config.mesh.tensor=4", devices=4
-  )
-  assert code == 2
-  assert error.startswith("config.mesh.tensor: expected a divisor of")
-  assert error.count("\n") == 1
+def test_a_command_describes_a_mesh():
   code, out, error = commands.run_module(
     "training.describe", *commands.TINY, "--devices=8", "--config.mesh.fsdp=8"
   )
@@ -421,29 +366,25 @@ def test_a_command_tells_faults_of_a_mesh_and_describes_one():
 
 
 def test_remat_keeps_the_input_of_a_layer_alone():
-  """The same loss and gradient; what is kept for the backward pass is counted."""
+  """The same gradient; what is kept for the backward pass is counted."""
   kept, found = {}, {}
+  batch = {"inputs": np.ones((2, tiny.MAX_LENGTH), np.int32)}
   for remat in ("none", "block"):
-    model = tiny.create("decoder", num_layers=4, remat=remat)
-    ids = np.ones((2, tiny.MAX_LENGTH), np.int32)
-    batch = {"inputs": ids * np.arange(1, 3)[:, None]}
-    variables = tiny.initialized(model)
+    model = tiny.create("decoder", num_layers=2, remat=remat)
+    params = tiny.initialized(model)["params"]
 
-    def loss(params, model=model, batch=batch):
+    def loss(params, model=model):
       logits = models.forward(
         model, {"params": params}, batch, dropout_rng=jax.random.key(1)
       )
       return jnp.sum(logits**2)
 
     # What the linear part of a derivative has as constants.
-    linear = jax.eval_shape(
-      lambda params, loss=loss: jax.linearize(loss, params)[1],
-      variables["params"],
-    )
+    linear = jax.eval_shape(lambda x: jax.linearize(loss, x)[1], params)
     kept[remat] = sum(
       x.size for x in jax.tree.leaves(linear) if hasattr(x, "shape")
     )
-    found[remat] = jax.jit(jax.value_and_grad(loss))(variables["params"])
+    found[remat] = jax.jit(jax.grad(loss))(params)
   assert kept["block"] < 0.5 * kept["none"], kept
   for one, other in zip(
     *(jax.tree.leaves(found[remat]) for remat in found), strict=True
