@@ -5,6 +5,7 @@ import pathlib
 import shutil
 
 import numpy as np
+from safetensors.numpy import load_file, save_file
 
 from projects.swap import source
 from projects.swap.settings import Settings
@@ -55,18 +56,23 @@ def write_tokenizer(path, case, words=_WORDS):
   pathlib.Path(path).write_text(json.dumps(content))
 
 
-def folder_of(case, path):
-  """A copy of a small model, with its tokenizer."""
+def write_folder(case, path):
+  """A copy of a small model, GPT-2 without its last layer, with a tokenizer."""
   shutil.copytree(FOLDERS[case], path)
   write_tokenizer(path / "tokenizer.json", case)
-  return path
+  if case == "gpt2":
+    config = json.loads((path / "config.json").read_text()) | {"n_layer": 2}
+    (path / "config.json").write_text(json.dumps(config))
+    tensors = load_file(path / "model.safetensors")
+    kept = {name: x for name, x in tensors.items() if ".h.2." not in name}
+    save_file(kept, path / "model.safetensors")
 
 
 def settings(case, path, **options):
   """What asks for a swap in a small model; writes its folder and the text."""
   weights = path / case
   if not weights.exists():
-    folder_of(case, weights)
+    write_folder(case, weights)
   write_text(path / "input.txt")
   given = {"context": 20, "batches": 2, **options}
   return Settings(weights=str(weights), text=str(path / "input.txt"), **given)

@@ -1,5 +1,6 @@
 """A mechanism in some layers of a model, by one program for all choices."""
 
+from flax import traverse_util
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,43 +9,42 @@ import pytest
 from attention import ATTENTIONS
 import models
 from models.attention_config import AttentionConfig
-from models.published import load
 from projects.swap import substitution
 from tests.models import tiny
-from tests.models.published.test_equality import FOLDERS
 
-PERFORMER = AttentionConfig("performer", {"num_features": 16})
-WINDOW_LINEAR = AttentionConfig("window_linear", {"window": 4})
-NYSTROM = AttentionConfig("nystrom", {"num_landmarks": 4})
-GATED_DELTA = AttentionConfig("gated_delta")
 FLASH = AttentionConfig("flash")
 FORGETTING = AttentionConfig("dense", {"forget": True})
+DECODER = {"kind": "decoder", "position": "none"}
 
 
-def batch_of(case, rows=2, length=12):
-  rng = np.random.default_rng(1)
-  ids = rng.integers(5, 60, (rows, length)).astype(np.int32)
-  if case.startswith("bert"):
-    mask = np.arange(length) < np.array([[length], [length - 3]])
-    return {"source": ids, "source_mask": mask}
-  if case == "t5":
-    mask = np.ones((rows, length), bool)
-    return {"source": ids, "source_mask": mask, "inputs": ids[:, :7]}
-  return {"inputs": ids}
-
-
-def places_of(model):
-  config = model.config
-  return [
+def make(attention, **choices):
+  """A model of two layers, with a mechanism in all of them or one in each."""
+  kind = choices.get("kind", "decoder")
+  slots = {
+    "encoder_decoder": ("encoder_attention", "decoder_attention"),
+    "encoder": ("encoder_attention",),
+    "decoder": ("decoder_attention",),
+  }[kind]
+  chosen = dict.fromkeys(slots, attention)
+  model = tiny.create(**{"num_layers": 2, **DECODER, **choices, **chosen})
+  places = [
     f"{slot.removesuffix('_attention')}_{i}/self_attention"
-    for slot in config.attentions
-    if slot != "cross_attention"
-    for i in range(len(config.layers(slot)))
+    for slot in slots
+    for i in range(2)
   ]
+  return model, tiny.initialized(model), places
 
 
-def chosen(mechanisms, swapped):
-  return {place: np.array(place in swapped) for place in mechanisms}
+def with_mechanisms(template, own, mechanisms):
+  """Variables of a model: a mechanism's at its places, else the own ones."""
+  flat, around = (
+    traverse_util.flatten_dict(dict(x), sep="/", keep_empty_nodes=True)
+    for x in (template, own)
+  )
+  flat |= {path: x for path, x in around.items() if path in flat}
+  return substitution.filled(
+    traverse_util.unflatten_dict(flat, sep="/"), mechanisms
+  )
 
 
 logits = jax.jit(substitution.logits, static_argnums=(0, 3))
@@ -52,69 +52,110 @@ squares_of = jax.jit(substitution.squares, static_argnums=(0, 4))
 
 
 @pytest.mark.parametrize(
-  ("case", "config"),
+  ("own", "other", "choices"),
   [
-    pytest.param("gpt2", PERFORMER, marks=pytest.mark.thorough),
-    # Grouped heads, rotary positions.
-    pytest.param("llama", WINDOW_LINEAR, marks=pytest.mark.thorough),
+    # Gates of the mechanism's own, grouped heads, rotary positions.
+    (
+      AttentionConfig("dense"),
+      FORGETTING,
+      {"position": "rotary", "num_kv_heads": 1},
+    ),
+    # Gates of the model's own, and variables of the same names.
+    (AttentionConfig("mamba2"), AttentionConfig("gated_delta"), {}),
     # A key mask.
-    pytest.param("bert_masked", NYSTROM, marks=pytest.mark.thorough),
-    ("t5", FLASH),  # Two stacks, relative positions, unscaled logits.
-    # Gates that read what queries are made of.
-    ("gpt2", GATED_DELTA),
-    # Gates of the model's own, heads of each layer, values of another width.
-    pytest.param("qwen3_next", FLASH, marks=pytest.mark.thorough),
-    pytest.param("qwen3_next", GATED_DELTA, marks=pytest.mark.thorough),
-    pytest.param("mamba2", FLASH, marks=pytest.mark.thorough),
-    pytest.param("mamba2", GATED_DELTA, marks=pytest.mark.thorough),
-    ("mamba2", FORGETTING),
+    (
+      AttentionConfig("dense"),
+      AttentionConfig("nystrom", {"num_landmarks": 2}),
+      {"kind": "encoder"},
+    ),
+    # Two stacks, relative positions.
+    (
+      AttentionConfig("dense"),
+      FLASH,
+      {"kind": "encoder_decoder", "position": "t5"},
+    ),
   ],
+  ids=lambda x: getattr(x, "name", ""),
 )
-def test_any_choice_of_layers_is_the_model_that_has_them(case, config):
-  p = models.load_pretrained(FOLDERS[case])
-  swapped = models.load_pretrained(FOLDERS[case], attention=config)
-  batch, places = batch_of(case), places_of(p.model)
-  mechanisms = substitution.drawn(swapped.variables, places)
-  record = config.build()
+def test_any_choice_of_layers_is_the_model_that_has_them(own, other, choices):
+  model, variables, places = make(own, **choices)
+  _, drawn, _ = make(other, **choices)
+  batch = tiny.batch()
+  mechanisms = substitution.drawn(drawn, places)
 
-  def run(swapped):
-    choice = chosen(mechanisms, swapped)
-    return logits(p.model, p.variables, batch, record, mechanisms, choice)
+  def run(*swapped):
+    choice = {place: np.array(place in swapped) for place in mechanisms}
+    return logits(model, variables, batch, other.build(), mechanisms, choice)
 
-  none = run(())
   np.testing.assert_allclose(
-    none, tiny.forward(p.model, p.variables, batch), atol=5e-5
+    run(), tiny.forward(model, variables, batch), atol=5e-5
   )
-  everywhere = run(places)
-  np.testing.assert_allclose(
-    everywhere,
-    tiny.forward(swapped.model, swapped.variables, batch),
-    atol=2e-4,
-  )
-  if (case, config) != ("t5", FLASH):  # Which is equal to its own.
-    assert np.abs(everywhere - none).max() > 0.01
-  # The first layer alone.
-  opened = load.open_folder(FOLDERS[case])
-  own = load.with_attention(opened.described, None, "float32")
-  slot = next(iter(own.config.attentions))
-  layers = (config, *own.config.layers(slot)[1:])
-  model = load.make_model(load.with_layers(own, {slot: layers}))
-  variables = substitution.filled(
-    load.read_variables(opened, model), {places[0]: mechanisms[places[0]]}
-  )
-  np.testing.assert_allclose(
-    run(places[:1]), tiny.forward(model, variables, batch), atol=2e-4
-  )
+  # Everywhere, and in the last layer of each stack alone.
+  last = [place for place in places if "_1" in place]
+  for attention, swapped in ((other, places), ((own, other), last)):
+    whole, template, _ = make(attention, **choices)
+    put = {place: mechanisms[place] for place in swapped}
+    expected = tiny.forward(
+      whole, with_mechanisms(template, variables, put), batch
+    )
+    np.testing.assert_allclose(run(*swapped), expected, atol=2e-4)
+    if other != FLASH:  # Which is equal to its own.
+      assert np.abs(expected - run()).max() > 0.01
 
 
-@pytest.mark.parametrize("case", ["qwen3_next", "mamba2"])
-def test_one_call_of_a_mechanism_has_its_own_gates_alone(case):
+def squares(model, variables, places, other, batch=None, valid=None):
+  """`[places, 2]` of `substitution.squares`, all that is drawn included."""
+  batch = batch or tiny.batch()
+  _, drawn, _ = make(other, kind=model.config.kind)
+  valid = valid or {
+    "decoder": np.ones(batch["inputs"].shape, bool),
+    "encoder": np.ones(batch["source"].shape, bool),
+  }
+  mechanisms = substitution.drawn(drawn, places)
+  found = squares_of(model, variables, batch, valid, other.build(), mechanisms)
+  assert set(found) == set(places)
+  return np.array([found[place] for place in places]), mechanisms
+
+
+def test_the_error_is_that_of_the_outputs_on_the_same_inputs():
+  made = make(AttentionConfig("dense"))
+  model, variables, _ = made
+  same, _ = squares(*made, AttentionConfig("dense"))
+  assert same[:, 0].max() == 0
+  # A window over everything is exact; a short one is not.
+  for window, is_exact in ((8, True), (2, False)):
+    other = AttentionConfig("sliding_window", {"window": window})
+    found, _ = squares(*made, other)
+    if is_exact:
+      assert (found[:, 0] < 1e-10 * found[:, 1]).all()
+    else:
+      assert (found[:, 0] > 1e-3 * found[:, 1]).all()
+
+  # By hand, from what the attention of the first layer is called with.
+  @jax.jit
+  def by_hand(variables):
+    found = []
+    models.observe_attention(
+      model,
+      variables,
+      tiny.batch(),
+      lambda *seen, **call: found.append((seen, call)),
+    )
+    (_, query, key, value, out), call = found[0]
+    other = ATTENTIONS["linear"]().apply({}, query, key, value, **call)
+    return jnp.square(other - out).sum(), jnp.square(out).sum()
+
+  linear, _ = squares(*made, AttentionConfig("linear"))
+  np.testing.assert_allclose(linear[0], by_hand(variables), rtol=1e-5)
+
+
+def test_one_call_of_a_mechanism_has_its_own_gates_alone():
   """The outputs of every layer, next to calls that are written out."""
-  p = models.load_pretrained(FOLDERS[case])
-  batch, places = batch_of(case), places_of(p.model)
-  swapped = models.load_pretrained(FOLDERS[case], attention="kimi_delta")
-  mechanisms = substitution.drawn(swapped.variables, places)
-  record = AttentionConfig("kimi_delta").build()
+  made = make((AttentionConfig("mamba2"), AttentionConfig("dense")))
+  model, variables, places = made
+  other = AttentionConfig("gated_linear")
+  found, mechanisms = squares(*made, other)
+  record = other.build()
 
   @jax.jit
   def by_hand(variables, mechanisms):
@@ -127,37 +168,30 @@ def test_one_call_of_a_mechanism_has_its_own_gates_alone(case):
       assert bool(gates) == (own.gates is not None)
       out = out_of(query, key, value, gates=gates, **call)
       made = record.gates(mechanisms[place], inputs)
-      other = record.apply(mechanisms[place], query, key, value, **call, **made)
+      swapped = record.apply(
+        mechanisms[place], query, key, value, **call, **made
+      )
       sums[place] = jnp.stack(
-        [jnp.square(other - out).sum(), jnp.square(out).sum()]
+        [jnp.square(swapped - out).sum(), jnp.square(out).sum()]
       )
       return out
 
-    models.replace_attention(p.model, variables, batch, replacement)
+    models.replace_attention(model, variables, tiny.batch(), replacement)
     return sums
 
-  wanted = by_hand(p.variables, mechanisms)
-  valid = {"decoder": np.ones(batch["inputs"].shape, bool)}
-  found = squares_of(p.model, p.variables, batch, valid, record, mechanisms)
-  assert set(found) == set(wanted) == set(places)
-  for place in places:
-    np.testing.assert_allclose(found[place], wanted[place], rtol=1e-5)
-
-
-def test_an_observer_sees_the_gates_of_the_model():
-  p = models.load_pretrained(FOLDERS["mamba2"])
+  wanted = by_hand(variables, mechanisms)
+  np.testing.assert_allclose(
+    found, [wanted[place] for place in places], rtol=1e-5
+  )
+  # An observer sees the gates of the model.
   seen = []
   jax.eval_shape(
     lambda variables: models.observe_attention(
-      p.model,
-      variables,
-      batch_of("mamba2"),
-      lambda *arrays, **call: seen.append(call),
+      model, variables, tiny.batch(), lambda *_, **call: seen.append(call)
     ),
-    p.variables,
+    variables,
   )
-  assert len(seen) == 3
-  assert all({"log_decay", "beta"} <= set(call) for call in seen)
+  assert [{"log_decay", "beta"} <= set(call) for call in seen] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -166,123 +200,51 @@ def test_an_observer_sees_the_gates_of_the_model():
     ("lsh", "flash", "the model has no keys of its own, only queries"),
     ("latent", "flash", "the model has no values of its own, only queries"),
     ("latent", "lsh", "the model has no values of its own, only queries"),
+    ("dense", "latent", "makes keys and values of its own"),
   ],
 )
-def test_a_model_without_keys_has_none_for_another_mechanism(
-  own, other, message
-):
-  p = models.load_pretrained(FOLDERS["gpt2"], attention=own)
-  other = AttentionConfig(other)
-  nothing = {place: {} for place in places_of(p.model)}
-  choice = chosen(nothing, ())
+def test_what_has_no_keys_or_reads_none_is_refused(own, other, message):
+  model = tiny.create("decoder", decoder_attention=AttentionConfig(own))
+  nothing = {"decoder_0/self_attention": {}}
+  choice = {"decoder_0/self_attention": np.array(False)}
+
+  def run():
+    variables = models.initialize(model, jax.random.key(0), tiny.batch())
+    record = AttentionConfig(other).build()
+    return substitution.logits(
+      model, variables, tiny.batch(), record, nothing, choice
+    )
+
   with pytest.raises(ValueError, match=message):
-    logits(
-      p.model, p.variables, batch_of("gpt2"), other.build(), nothing, choice
-    )
-
-
-def squares(p, batch, config, valid=None):
-  places = places_of(p.model)
-  swapped = models.load_pretrained(
-    FOLDERS["gpt2" if p.family == "gpt2" else "bert_masked"],
-    attention=config,
-  )
-  mechanisms = substitution.drawn(swapped.variables, places)
-  valid = valid or {
-    side: np.ones(batch[name].shape, bool)
-    for side, name in (("decoder", "inputs"), ("encoder", "source"))
-    if name in batch
-  }
-  found = squares_of(
-    p.model, p.variables, batch, valid, config.build(), mechanisms
-  )
-  return np.array([found[place] for place in places])
-
-
-def test_the_error_is_that_of_the_outputs_on_the_same_inputs():
-  p = models.load_pretrained(FOLDERS["gpt2"])
-  batch = batch_of("gpt2")
-  assert squares(p, batch, AttentionConfig("dense"))[:, 0].max() == 0
-  exact = squares(p, batch, FLASH)
-  assert (exact[:, 0] < 1e-10 * exact[:, 1]).all()
-  # A window over everything is exact too; a short one is not.
-  wide = squares(p, batch, AttentionConfig("sliding_window", {"window": 11}))
-  assert (wide[:, 0] < 1e-10 * wide[:, 1]).all()
-  short = squares(p, batch, AttentionConfig("sliding_window", {"window": 2}))
-  assert (short[:, 0] > 1e-3 * short[:, 1]).all()
-
-  # By hand, from what the attention of the first layer is called with.
-  @jax.jit
-  def by_hand(variables):
-    found = []
-    models.observe_attention(
-      p.model,
-      variables,
-      batch,
-      lambda *seen, **call: found.append((seen, call)),
-    )
-    (_, query, key, value, out), call = found[0]
-    other = ATTENTIONS["linear"]().apply({}, query, key, value, **call)
-    return jnp.square(other - out).sum(), jnp.square(out).sum()
-
-  linear = squares(p, batch, AttentionConfig("linear"))
-  np.testing.assert_allclose(linear[0], by_hand(p.variables), rtol=1e-5)
-
-
-def test_more_features_approximate_better():
-  p = models.load_pretrained(FOLDERS["gpt2"])
-  batch = batch_of("gpt2", rows=4)
-  few, many = (
-    squares(p, batch, AttentionConfig("performer", {"num_features": m}))
-    for m in (8, 2048)
-  )
-  assert many[:, 0].sum() < 0.4 * few[:, 0].sum()
+    jax.eval_shape(run)
 
 
 def test_padding_is_not_counted():
-  p = models.load_pretrained(FOLDERS["bert_masked"])
-  batch = batch_of("bert_masked")
-  valid = substitution.valid_positions(batch, 0)
+  made = make(AttentionConfig("dense"), kind="encoder")
+  linear = AttentionConfig("linear")
+  batch = tiny.batch()
+  batch = {**batch, "source_mask": batch["source"] != 0}
+  valid = substitution.valid_positions({"source": batch["source"]}, 0)
   np.testing.assert_array_equal(valid["encoder"], batch["source_mask"])
-  counted = squares(p, batch, NYSTROM, valid)
+  counted, _ = squares(*made, linear, batch, valid)
   other = batch | {"source": batch["source"] + ~batch["source_mask"] * 3}
-  np.testing.assert_allclose(
-    squares(p, other, NYSTROM, valid), counted, rtol=1e-4
-  )
-  assert (counted < squares(p, batch, NYSTROM)).all()
+  hidden, _ = squares(*made, linear, other, valid)
+  np.testing.assert_allclose(hidden, counted, rtol=1e-4)
+  assert (counted < squares(*made, linear, batch)[0]).all()
 
 
 def test_variables_are_taken_out_and_put_back():
-  swapped = models.load_pretrained(FOLDERS["gpt2"], attention=WINDOW_LINEAR)
-  places = places_of(swapped.model)
-  mechanisms = substitution.drawn(swapped.variables, places)
+  _, variables, places = make(AttentionConfig("window_linear", {"window": 4}))
+  mechanisms = substitution.drawn(variables, places)
   assert set(mechanisms) == set(places)
-  shapes = jax.tree.map(np.shape, mechanisms[places[0]])
-  assert jax.tree.leaves(shapes)
+  assert all(jax.tree.leaves(own) for own in mechanisms.values())
   twice = jax.tree.map(lambda x: 2 * x, mechanisms)
-  filled = substitution.filled(swapped.variables, twice)
-  assert jax.tree.structure(filled) == jax.tree.structure(
-    dict(swapped.variables)
-  )
+  filled = substitution.filled(variables, twice)
+  assert jax.tree.structure(filled) == jax.tree.structure(dict(variables))
   jax.tree.map(
     np.testing.assert_array_equal, substitution.drawn(filled, places), twice
   )
   # A model that has none of them is left as it is.
-  p = models.load_pretrained(FOLDERS["gpt2"])
-  same = substitution.filled(p.variables, twice)
-  jax.tree.map(np.testing.assert_array_equal, same, dict(p.variables))
-
-
-def test_a_mechanism_with_keys_of_its_own_cannot_be_put_there():
-  p = models.load_pretrained(FOLDERS["gpt2"])
-  latent = AttentionConfig("latent").build()
-  place = places_of(p.model)[0]
-  with pytest.raises(ValueError, match="makes keys and values of its own"):
-    logits(
-      p.model,
-      p.variables,
-      batch_of("gpt2"),
-      latent,
-      {place: {}},
-      {place: np.array(False)},
-    )
+  _, without, _ = make(AttentionConfig("dense"))
+  same = substitution.filled(without, twice)
+  jax.tree.map(np.testing.assert_array_equal, same, dict(without))
