@@ -17,7 +17,7 @@ TINY = {
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
   folder = tmp_path_factory.mktemp("lab") / "run"
-  return lab.train("configs/copy.py:performer", folder, **TINY)
+  return lab.train("configs/duplicate.py:performer", folder, **TINY)
 
 
 def test_a_run_is_trained_and_looked_at(run):
@@ -27,10 +27,6 @@ def test_a_run_is_trained_and_looked_at(run):
   assert run.metrics()["loss"].notna().all()
   (line,) = run.generate(["3 1 4"], max_length=4)
   assert isinstance(line, str)
-  with pytest.raises(lab.ConfigError, match="expected a list of texts"):
-    run.generate("3 1 4")
-  with pytest.raises(lab.ConfigError, match="temperatur: unknown; did you"):
-    run.generate(["3 1 4"], temperatur=0.5)
   assert repr(run) == f"Run(folder={run.folder!r})"
 
 
@@ -47,7 +43,7 @@ def test_variables_are_those_of_a_step(run):
 
 def test_attention_is_a_figure_of_matplotlib(run):
   figure = run.attention_maps("3 1 4 1", "3 1 4 1")
-  assert len(figure.subfigs) == 3  # Encoder, decoder, cross-attention.
+  assert len(figure.subfigs) == 1  # The decoder's.
 
 
 @pytest.mark.parametrize(
@@ -55,10 +51,7 @@ def test_attention_is_a_figure_of_matplotlib(run):
   [
     (lambda run: run.attention_maps(""), "text: expected a text, got ''"),
     (lambda run: run.attention_maps("3", "x"), "target: expected symbols 0 to"),
-    (
-      lambda run: run.generate(["3"], max_length=99),
-      "max_length: the model all",
-    ),
+    (lambda run: run.generate("3 1 4"), "lines: expected a list of texts"),
     (
       lambda run: run.generate(["3"], temp=0.5),
       "temp: unknown; did you mean 't",
@@ -71,7 +64,7 @@ def test_a_fault_of_a_call_names_its_argument(run, call, message):
 
 
 def test_the_same_call_trains_nothing_again(run, capsys):
-  again = lab.train("configs/copy.py:performer", run.folder, **TINY)
+  again = lab.train("configs/duplicate.py:performer", run.folder, **TINY)
   assert capsys.readouterr().out == (
     f"{run.folder}: had finished at step 4 before; nothing is left to train\n"
   )
@@ -81,10 +74,12 @@ def test_the_same_call_trains_nothing_again(run, capsys):
 
 def test_a_run_that_was_stopped_goes_on(tmp_path, run):
   stopped = lab.train(
-    "configs/copy.py:performer", tmp_path / "run", stop_at=2, **TINY
+    "configs/duplicate.py:performer", tmp_path / "run", stop_at=2, **TINY
   )
   assert stopped.metrics()["step"].max() == 2
-  gone_on = lab.train("configs/copy.py:performer", tmp_path / "run", **TINY)
+  gone_on = lab.train(
+    "configs/duplicate.py:performer", tmp_path / "run", **TINY
+  )
   columns = ["step", "split", "loss"]
   assert gone_on.metrics()[columns].equals(run.metrics()[columns])
 

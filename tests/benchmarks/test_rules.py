@@ -1,8 +1,5 @@
 """Rules that read little of an example of ListOps."""
 
-import subprocess
-import sys
-
 import pytest
 
 from benchmarks.rules import LISTOPS_RULES, Seen, accuracies, listops_seen
@@ -36,26 +33,16 @@ def test_rules_give_the_most_frequent_answer_after_what_they_see():
 
 
 def run(*arguments):
-  return subprocess.run(
-    [sys.executable, "-m", "benchmarks.rules", *arguments],
-    capture_output=True,
-    text=True,
-    check=False,
-    cwd=commands.ROOT,
-    env=commands.environment(),
-  )
-
-
-def shares(result):
-  assert result.returncode == 0, result.stderr
-  config, *lines = result.stdout.splitlines()
-  return config, [float(line.split()[-1].rstrip("%")) for line in lines]
+  return commands.run_module("benchmarks.rules", *arguments)
 
 
 def test_the_command():
-  config, of = shares(run("--config=configs/listops.py", "--examples=400"))
+  code, out, error = run("--config=configs/listops.py", "--examples=400")
+  assert (code, error) == (0, "")
+  config, *lines = out.splitlines()
+  of = [float(line.split()[-1].rstrip("%")) for line in lines]
   assert config.startswith("configs/listops.py: max_depth=4, ")
   assert 5 < of[0] < of[1] < of[2] < 90
-  result = run("--config=configs/copy.py")
-  assert result.returncode == 2
-  assert "has the task 'copy'; expected listops or pathf" in result.stderr
+  code, _, error = run("--config=configs/copy.py")
+  assert code == 2
+  assert "has the task 'copy'; expected listops or pathf" in error

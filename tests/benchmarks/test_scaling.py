@@ -9,6 +9,7 @@ import pytest
 from attention import ATTENTIONS, Dims, plug
 from benchmarks import bounds, programs, scaling_tables, timing
 from tests import commands
+from tests.attention.forms import kinds_first
 
 SIZE = programs.Size(heads=2, head_dim=8)
 KEYS = {
@@ -92,7 +93,7 @@ def test_rows_of_a_tiny_run():
   assert "not run" not in text
 
 
-@pytest.mark.parametrize("name", ATTENTIONS)
+@pytest.mark.parametrize("name", kinds_first(ATTENTIONS, "gated_delta"))
 def test_programs_compute_what_they_are_named(name):
   """Traced only: gradients of all that is trained, and a step of the cache."""
   made = {}

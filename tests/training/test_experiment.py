@@ -11,7 +11,7 @@ from attention import ATTENTIONS, plug, registry
 from configs import attentions
 from settings.errors import ConfigError
 from settings.leaves import put
-from tests.attention.forms import KINDS, kinds_first
+from tests.attention.forms import KINDS
 from tests.here import here, is_here
 from training import experiment, experiment_config, parallel, workdir
 
@@ -102,7 +102,7 @@ def test_every_pair_is_valid_and_survives_json(name, attention):
 @pytest.mark.parametrize(
   ("name", "mechanisms"),
   [
-    *((name, KINDS) for name in PAPER),
+    *((name, ("performer", "lsh")) for name in PAPER),
     *(
       pytest.param(name, tuple(ATTENTIONS), marks=pytest.mark.thorough)
       for name in PAPER
@@ -119,7 +119,7 @@ def test_sizes_of_papers_are_made_with_what_can(name, mechanisms):
     batch = run.task.train_batch(0)
     assert batch["targets"].shape[0] == config.batch_size
     made += 1
-  assert made >= (8 if len(mechanisms) > 8 else 4)
+  assert made >= (8 if len(mechanisms) > 8 else 2)
 
 
 def test_weights_and_biases_is_missed_before_anything_else(monkeypatch):
@@ -226,7 +226,7 @@ def test_a_misspelt_section_is_found():
 def test_an_experiment_follows_from_its_config():
   config = experiment_config.parse(
     load(
-      "copy",
+      "recall",
       **{"model.num_layers": 1, "model.features": 8, "model.mlp_features": 8},
     )
   )
@@ -246,15 +246,23 @@ def test_what_the_task_cannot_serve_is_told():
     experiment.create(missing)
 
 
-@pytest.mark.parametrize("attention", kinds_first(ATTENTIONS))
-def test_every_mechanism_trains_the_copy_task(attention, tmp_path):
+@pytest.mark.parametrize(
+  "attention",
+  [  # With parameters, and with constants; the others train in other tests.
+    name
+    if name in ("linformer", "lsh")
+    else pytest.param(name, marks=pytest.mark.thorough)
+    for name in ATTENTIONS
+  ],
+)
+def test_every_mechanism_trains(attention, tmp_path):
   """A few steps from its own config, smaller: the loss falls."""
+  is_causal = plug.can(registry.example(attention), "causal")
   config = load(
-    "copy",
+    "duplicate" if is_causal else "listops",
     attention,
     **{
       "batch_size": 8,
-      "task.vocab_size": 4,
       "model.num_layers": 1,
       "model.num_heads": 2,
       "model.features": 16,
@@ -283,7 +291,9 @@ def test_what_draws_nothing_has_nothing_to_redraw(tmp_path):
 
 
 def test_redrawing_draws_the_mechanism_anew(tmp_path):
-  config = experiment_config.parse(load("copy", "performer", redraw_every=1))
+  small = {f"model.{x}": 16 for x in ("features", "mlp_features")}
+  config = load("recall", "performer", redraw_every=1, **small)
+  config = experiment_config.parse(config)
   run = experiment.create(config, tmp_path)
   draw = jax.jit(run.functions.draw_constants)
   first, second = (draw(jax.random.key(seed)) for seed in (1, 2))

@@ -94,7 +94,7 @@ def test_a_second_step_neither_compiles_nor_loses_the_original(kind):
 
 @pytest.mark.parametrize("kind", ["jit", "pmap"])
 def test_a_step_that_was_compiled_elsewhere_is_not_compiled_again(kind):
-  functions, state = make_functions()
+  functions, state = make_functions(num_steps=11)  # No other test's.
   run = parallel.make(functions, kind)
   shapes = jax.eval_shape(lambda: state)
   with ThreadPoolExecutor(1) as background:
