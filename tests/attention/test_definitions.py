@@ -14,7 +14,7 @@ from attention.definitions import recurrent
 from attention.definitions.performer import log_random_features
 from attention.definitions.shared import visible_pairs
 from attention.testing import Case
-from tests.attention.forms import FUNCTIONS, thorough
+from tests.attention.forms import FUNCTIONS
 from tests.attention.mechanisms import ONE_EACH
 
 # Arguments of the fast functions that do not say what is computed, but how, and
@@ -122,16 +122,27 @@ def call_of(mechanism, case):
   return define, arrays, call
 
 
-masking = pytest.mark.parametrize(
-  "mechanism",
-  [m for m in ONE_EACH if "mask" in m.supports],
-  ids=str,
-)
+@pytest.mark.parametrize("mechanism", ONE_EACH, ids=str)
+def test_what_a_definition_keeps_to(mechanism):
+  """All of them in turn, because they share variables, which a program makes."""
+  masks = "mask" in mechanism.supports
+  for law in (is_float64, hides, masks_broadcast) if masks else ():
+    law(mechanism)
+  define, arrays, call = call_of(mechanism, Case(("full_mask",)))
+  if mechanism.name in ("linformer", "nystrom", "lsh"):
+    # A mask along queries.
+    with pytest.raises(ValueError, match="broadcast"):
+      define(*arrays, **call)
+  record = mechanism.record
+  if record.causal_only or "causal" not in mechanism.supports:
+    expected = record.causal_only
+    with pytest.raises(ValueError, match=f"^is_causal: expected {expected}"):
+      define(*arrays, is_causal=not expected)
 
 
-@masking
-def test_the_result_is_float64_and_zero_without_keys(mechanism):
-  case = Case(("mask",), num_kv_heads=1, value_dim=5)
+def is_float64(mechanism):
+  """And zero where nothing is seen."""
+  case = Case(("mask",), value_dim=5)
   define, arrays, call = call_of(mechanism, case)
   out = define(*arrays, **call)
   assert isinstance(out, np.ndarray)
@@ -148,66 +159,34 @@ def test_the_result_is_float64_and_zero_without_keys(mechanism):
   np.testing.assert_array_equal(empty[1], out[1])
 
 
-@masking
-@pytest.mark.parametrize("fill", [*thorough((1e30,), (np.inf,)), np.nan])
-def test_what_a_masked_key_holds_changes_nothing(mechanism, fill):
+def hides(mechanism):
+  """What a masked key holds changes nothing."""
   define, arrays, call = call_of(mechanism, Case(("mask",)))
   expected = define(*arrays, **call)
   kept = call["mask"][:, 0, 0, :, None, None]
-  filled = [np.where(kept, x, fill) for x in arrays]
-  if not mechanism.shares_query_and_key:
-    filled[0] = arrays[0]
-  np.testing.assert_array_equal(define(*filled, **call), expected)
+  for fill in (1e30, np.inf, np.nan):
+    filled = [np.where(kept, x, fill) for x in arrays]
+    if not mechanism.shares_query_and_key:
+      filled[0] = arrays[0]
+    np.testing.assert_array_equal(define(*filled, **call), expected)
 
 
-@masking
-@pytest.mark.parametrize(
-  "axes",
-  [*thorough(((0,),), ((3,),), ((0, 3),)), (0, 1, 2), (1, 2, 3)],
-)
-def test_masks_broadcast(mechanism, axes):
+def masks_broadcast(mechanism):
   """Each axis of a mask is whole or 1; whole along T and N where it may."""
   full = "full_mask" in mechanism.supports
   case = Case(("full_mask" if full else "mask",))
   define, arrays, call = call_of(mechanism, case)
-  mask = call["mask"]
-  for axis in axes:
-    mask = mask.take([0], axis=axis)
   whole = (case.batch, 1, 1, case.keys)
   if full:
     whole = (case.batch, case.num_heads, case.length, case.keys)
-  np.testing.assert_array_equal(
-    define(*arrays, mask=mask),
-    define(*arrays, mask=np.broadcast_to(mask, whole)),
-  )
-
-
-@pytest.mark.parametrize("name", ["linformer", "nystrom", "lsh"])
-def test_a_mask_along_queries_is_refused(name):
-  (mechanism,) = (m for m in ONE_EACH if m.name == name)
-  define, arrays, call = call_of(mechanism, Case(("full_mask",)))
-  with pytest.raises(ValueError, match="broadcast"):
-    define(*arrays, **call)
-
-
-@pytest.mark.parametrize(
-  "mechanism",
-  [m for m in ONE_EACH if "causal" not in m.supports],
-  ids=str,
-)
-def test_what_has_no_causal_form_refuses_it(mechanism):
-  define, arrays, _ = call_of(mechanism, Case())
-  with pytest.raises(ValueError, match=r"^is_causal: expected False"):
-    define(*arrays, is_causal=True)
-
-
-@pytest.mark.parametrize(
-  "mechanism", [m for m in ONE_EACH if m.record.causal_only], ids=str
-)
-def test_what_is_causal_only_refuses_both_directions(mechanism):
-  define, arrays, _ = call_of(mechanism, Case())
-  with pytest.raises(ValueError, match=r"^is_causal: expected True"):
-    define(*arrays, is_causal=False)
+  for axes in (0,), (3,), (0, 1, 2), (1, 2, 3):
+    mask = call["mask"]
+    for axis in axes:
+      mask = mask.take([0], axis=axis)
+    np.testing.assert_array_equal(
+      define(*arrays, mask=mask),
+      define(*arrays, mask=np.broadcast_to(mask, whole)),
+    )
 
 
 def test_one_of_two_segment_ids_is_refused():

@@ -9,52 +9,41 @@ import pytest
 
 from attention import (
   definitions,
-  dense_attention,
   dsa,
   dsa_attention,
   dsa_indexer_loss,
   indexer,
 )
 from attention.plug import Dims
-from tests.attention.test_lse import check, lse_of
+from tests.attention.calls import normal
+from tests.attention.test_lse import check, of_pairs, weights_of
+from tests.attention.test_selected import LENGTH, options
 
-LENGTH = 150
 TOP_K = 7
+SHAPES = {
+  "query": (4, 8),
+  "key": (2, 8),
+  "value": (2, 8),
+  "index_query": (3, 5),
+  "index_key": (5,),
+  "index_weight": (3,),
+}
 
 
-def draw(length=LENGTH, heads=3):
+def draw(length=LENGTH):
   """Query, key, value, and the arrays of an indexer."""
-  rng = np.random.default_rng(0)
-  shapes = {
-    "query": (4, 8),
-    "key": (2, 8),
-    "value": (2, 8),
-    "index_query": (heads, 5),
-    "index_key": (5,),
-    "index_weight": (heads,),
-  }
-  arrays = {
-    name: jnp.asarray(rng.standard_normal((2, length, *shape)), jnp.float32)
-    for name, shape in shapes.items()
-  }
-  return [arrays.pop(x) for x in ("query", "key", "value")], arrays
+  arrays = normal(*((2, length, *shape) for shape in SHAPES.values()))
+  return arrays[:3], dict(zip([*SHAPES][3:], arrays[3:], strict=True))
 
 
-def options():
-  """A mask that empties the second example, and segments."""
-  rng = np.random.default_rng(1)
-  mask = jnp.asarray(rng.random((2, 1, 1, LENGTH)) < 0.8).at[1].set(False)
-  ids = jnp.asarray(np.arange(LENGTH)[None] // 60 * np.ones((2, 1), int))
-  return {"mask": mask, "query_segment_ids": ids, "key_segment_ids": ids}
-
-
-def selected(index, top_k=TOP_K):
+@jax.jit
+def selected(index):
   places = jnp.arange(LENGTH)[None]
   rows = indexer.Rows(
     index["index_query"], index["index_weight"], None, place=places
   )
   keys = indexer.Keys(index["index_key"], None, None)
-  return indexer.chosen(indexer.index_scores(rows, keys, True), top_k)
+  return indexer.chosen(indexer.index_scores(rows, keys, True), TOP_K)
 
 
 def test_the_largest_are_those_of_a_sort():
@@ -64,37 +53,35 @@ def test_the_largest_are_those_of_a_sort():
   scores[1, :, ::3] = -np.inf
   scores[1, 0] = -np.inf
   scores[1, 1, 1:3] = 3e38, -3e38
-  for top_k in (1, 2, 16, 44, 45):
+  for top_k in (1, 16, 45):
     order = np.argsort(-scores, axis=-1, kind="stable")[..., :top_k]
     expected = np.zeros(scores.shape, bool)
     np.put_along_axis(expected, order, True, axis=-1)
     expected &= scores > -np.inf
-    got = indexer.chosen(jnp.asarray(scores), top_k)
+    got = jax.jit(indexer.chosen, static_argnums=1)(scores, top_k)
     np.testing.assert_array_equal(got, expected, str(top_k))
 
 
 def test_of_equal_scores_the_earlier_key_is_taken():
   _, index = draw()
+  positions = np.arange(LENGTH)
+  expected = (positions < TOP_K) & (positions <= positions[:, None])
   for weight in (0.0, -0.0):
     # Relu gives zeros of both signs.
-    index["index_weight"] = weight * index["index_weight"]
-    got = np.asarray(selected(index))
-    positions = np.arange(LENGTH)
-    expected = (positions < TOP_K) & (positions <= positions[:, None])
+    zeros = np.full((2, LENGTH, 3), weight, np.float32)
+    got = selected(index | {"index_weight": zeros})
     np.testing.assert_array_equal(got, np.broadcast_to(expected, got.shape))
 
 
 def test_the_future_changes_no_selection():
   _, index = draw()
-  before = jax.jit(selected)(index)
-  late = jnp.arange(LENGTH) > 77
-  changed = {
-    name: jnp.where(late.reshape(1, -1, *[1] * (x.ndim - 2)), 30.0, x)
-    for name, x in index.items()
-  }
-  after = jax.jit(selected)(changed)
+  before = np.asarray(selected(index))
+  changed = {name: np.array(x) for name, x in index.items()}
+  for x in changed.values():
+    x[:, 78:] = 30.0
+  after = np.asarray(selected(changed))
   np.testing.assert_array_equal(before[:, :78], after[:, :78])
-  assert (np.asarray(before[:, 78:]) != np.asarray(after[:, 78:])).any()
+  assert (before[:, 78:] != after[:, 78:]).any()
 
 
 @pytest.mark.parametrize("top_k", [TOP_K, LENGTH])
@@ -105,18 +92,21 @@ def test_definition_of_both_directions(top_k):
     got = jax.jit(partial(dsa_attention, **call))(*qkv)
     expected = definitions.dsa_attention(*qkv, **call)
     np.testing.assert_allclose(got, expected, atol=2e-6)
-  if top_k == LENGTH:
-    np.testing.assert_allclose(got, dense_attention(*qkv, **more), atol=2e-6)
+    if top_k == LENGTH:
+      whole = definitions.dense_attention(*qkv, **more)
+      np.testing.assert_allclose(got, whole, atol=2e-6)
 
 
 def test_lse_is_that_of_the_keys_selected():
-  (query, key, value), index = draw()
-  mask = options()["mask"]
-  call = partial(dsa_attention, **index, top_k=TOP_K, is_causal=False)
-  identity = jnp.eye(LENGTH)[None, :, None]
-  identity = jnp.broadcast_to(identity, (2, LENGTH, 2, LENGTH))
-  shown = call(query, key, identity, mask=mask) > 0
-  check(call, partial(lse_of, shown=shown), query, key, value, mask)
+  qkv, index = draw()
+  call = {
+    **index,
+    "top_k": TOP_K,
+    "is_causal": False,
+    "mask": options()["mask"],
+  }
+  shown = weights_of(definitions.dsa_attention, *qkv[:2], **call) > 0
+  check(partial(dsa_attention, **call), partial(of_pairs, shown=shown), *qkv)
 
 
 @pytest.mark.parametrize("top_k", [None, TOP_K])
@@ -158,34 +148,29 @@ def test_gradients_of_the_loss_reach_the_indexer_alone(top_k):
 def test_padding_may_hold_anything():
   (query, key, value), index = draw()
   call = {"mask": options()["mask"], "is_causal": True, "top_k": TOP_K}
-  hidden = ~call["mask"][:, 0, 0]
+  hidden = ~np.asarray(call["mask"])[:, 0, 0]
 
-  def total(index, key, value):
+  @jax.jit
+  @partial(jax.value_and_grad, argnums=(0, 1, 2))
+  def run(index, key, value):
     out = dsa_attention(query, key, value, **index, **call)
-    return jnp.sum(out**2) + jnp.sum(
-      dsa_indexer_loss(query, key, **index, **call)
-    )
+    loss = dsa_indexer_loss(query, key, **index, **call)
+    return jnp.sum(out**2) + jnp.sum(loss)
 
-  arrays = {"index": index["index_key"], "key": key, "value": value}
-  spoiled = {
-    name: jnp.where(
-      hidden.reshape(*hidden.shape, *[1] * (x.ndim - 2)), np.nan, x
-    )
-    for name, x in arrays.items()
-  }
-  run = jax.jit(jax.value_and_grad(total, (0, 1, 2)))
-  results = [
-    run({**index, "index_key": x["index"]}, x["key"], x["value"])
-    for x in (arrays, spoiled)
-  ]
-  jax.tree.map(np.testing.assert_array_equal, *results)
+  expected = run(index, key, value)
+  arrays = [np.array(x) for x in (index["index_key"], key, value)]
+  for x in arrays:
+    x[hidden] = np.nan
+  got = run(index | {"index_key": arrays[0]}, *arrays[1:])
+  jax.tree.map(np.testing.assert_array_equal, got, expected)
 
 
 def test_the_record_trains_its_indexer_by_its_loss_alone():
   mechanism = dsa(top_k=TOP_K, num_index_heads=3, index_dim=8)
   qkv, _ = draw()
   inputs = qkv[0].reshape(2, LENGTH, -1)
-  variables = mechanism.init(jax.random.key(0), Dims(4, 2, 8, LENGTH, 32))
+  dims = Dims(4, 2, 8, LENGTH, 32)
+  variables = jax.jit(lambda key: mechanism.init(key, dims))(jax.random.key(0))
 
   def result(function, inputs, variables):
     read = mechanism.gates(variables, inputs)
@@ -204,17 +189,26 @@ def test_the_record_trains_its_indexer_by_its_loss_alone():
       assert np.any(x) == is_trained
 
 
-@pytest.mark.parametrize("top_k", [None, 16])
-def test_memory_is_linear(top_k):
+def test_memory_is_linear():
+  """Of attention, and of the loss over all keys and over the selected."""
+
   def temporaries(length):
-    qkv, index = draw(length, heads=2)
+    arrays = {
+      name: jax.ShapeDtypeStruct((1, length, *shape), jnp.float32)
+      for name, shape in SHAPES.items()
+    }
 
-    def total(qkv, index):
-      loss = dsa_indexer_loss(*qkv[:2], **index, top_k=top_k)
-      out = dsa_attention(*qkv, **index, top_k=16)
-      return jnp.sum(loss) + jnp.sum(out)
+    def total(arrays):
+      index = {name: arrays[name] for name in [*SHAPES][3:]}
+      query, key, value = (arrays[name] for name in [*SHAPES][:3])
+      losses = [
+        jnp.sum(dsa_indexer_loss(query, key, **index, top_k=top_k))
+        for top_k in (None, 16)
+      ]
+      out = dsa_attention(query, key, value, **index, top_k=16)
+      return sum(losses) + jnp.sum(out)
 
-    compiled = jax.jit(jax.grad(total, (0, 1))).lower(qkv, index).compile()
+    compiled = jax.jit(jax.grad(total)).lower(arrays).compile()
     return compiled.memory_analysis().temp_size_in_bytes
 
   assert temporaries(4096) < 2.3 * temporaries(2048)

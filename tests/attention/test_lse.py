@@ -8,88 +8,100 @@ import numpy as np
 import pytest
 
 from attention import (
-  attention_weights,
   bigbird_attention,
+  definitions,
   linformer_attention,
   strided_2d_attention,
   window_2d_attention,
 )
+from tests.attention.calls import draw, normal, pulled, random_mask
 
 LENGTH = 20
 CALLS = {
-  "bigbird": partial(
+  "bigbird": (
     bigbird_attention,
-    block_size=4,
-    random_blocks=jnp.full((4, 3, 1), 3, jnp.int32),
+    {"block_size": 4, "random_blocks": jnp.full((4, 3, 1), 3, jnp.int32)},
   ),
-  "window_2d": partial(window_2d_attention, grid=(4, 5), window=2, shift=1),
-  "strided_2d": partial(strided_2d_attention, grid=(4, 5), stride=2),
+  "window_2d": (window_2d_attention, {"grid": (4, 5), "window": 2, "shift": 1}),
+  "strided_2d": (strided_2d_attention, {"grid": (4, 5), "stride": 2}),
 }
 
 
-def draw():
-  """Query, key, value, and a mask that hides all keys of the second example."""
-  rng = np.random.default_rng(0)
-  query, key, value = (
-    jnp.asarray(rng.standard_normal((2, LENGTH, n, 8)), jnp.float32)
-    for n in (4, 2, 2)
-  )
-  mask = jnp.asarray(rng.random((2, LENGTH)) < 0.7).at[1].set(False)
-  return query, key, value, mask[:, None, None]
+def key_mask(length=LENGTH):
+  """A mask that hides all keys of the second example."""
+  mask = np.array(random_mask(2, 1, 1, length))
+  mask[1] = False
+  return jnp.asarray(mask)
 
 
-def lse_of(query, key, shown):
-  logits = jnp.einsum("btnh,bsnh->btns", query, jnp.repeat(key, 2, 2)) / 8**0.5
-  return jax.nn.logsumexp(jnp.where(shown, logits, -jnp.inf), axis=-1)
+def weights_of(function, query, key, **options):
+  """The effective matrix `[B, T, N, S]` of a definition."""
+  length, heads = key.shape[1:3]
+  identity = np.broadcast_to(np.eye(length)[:, None], (length, heads, length))
+  identity = np.broadcast_to(identity, (len(key), *identity.shape))
+  return function(query, key, identity, **options)
 
 
-def check(call, expected, query, key, value, mask):
-  """Values of (out, lse), zeros and −∞ where nothing is seen, and gradients."""
-  with_lse = jax.jit(partial(call, mask=mask, return_lse=True))
-  out, lse = with_lse(query, key, value)
-  alone = jax.jit(partial(call, mask=mask))(query, key, value)
-  np.testing.assert_allclose(out, alone, atol=1e-6)
-  assert lse.dtype == jnp.float32
-  assert not np.any(out[1])
-  assert (np.asarray(lse[1]) == -np.inf).all()
-  np.testing.assert_allclose(lse[0], expected(query, key)[0], rtol=1e-5)
+def of_pairs(query, key, value, shown):
+  """Result and log-sum-exp by all pairs; `shown` is `[B, T, N, S]`."""
+  key, value = (jnp.repeat(x, 2, axis=2) for x in (key, value))
+  logits = jnp.einsum("btnh,bsnh->btns", query, key) / query.shape[-1] ** 0.5
+  logits = jnp.where(shown, logits, -1e30)
+  weights = jnp.where(shown, jax.nn.softmax(logits, axis=-1), 0.0)
+  lse = jax.nn.logsumexp(logits, axis=-1)
+  lse = jnp.where(lse > -1e29, lse, -jnp.inf)
+  return jnp.einsum("btns,bsnv->btnv", weights, value), lse
 
-  def total(lse):
-    return jnp.sum(jnp.sin(jnp.where(lse == -jnp.inf, 0.0, lse)))
 
-  got, want = (
-    jax.jit(jax.grad(lambda q, k, f=f: total(f(q, k)), (0, 1)))(query, key)
-    for f in (lambda q, k: with_lse(q, k, value)[1], expected)
-  )
-  for x, y in zip(got, want, strict=True):
+def check(call, expected, *qkv):
+  """Values and gradients of both; zeros and −∞ where nothing is seen."""
+
+  def both(function, *qkv):
+    out, lse = function(*qkv)
+    is_empty = lse == -jnp.inf
+    return out, jnp.where(is_empty, 0.0, lse), is_empty.astype(jnp.float32)
+
+  got = pulled(partial(both, partial(call, return_lse=True)), *qkv)
+  (out, lse, is_empty), gradients = got
+  assert lse.dtype == np.float32
+  assert not out[1].any()
+  assert is_empty[1].all()
+  (want, want_lse, _), want_gradients = pulled(partial(both, expected), *qkv)
+  np.testing.assert_allclose(out, want, atol=2e-6)
+  np.testing.assert_allclose(lse, want_lse, rtol=1e-5, atol=1e-6)
+  for x, y in zip(gradients, want_gradients, strict=True):
     assert not np.any(x[1])
-    np.testing.assert_allclose(x[0], y[0], atol=1e-5)
+    np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)
+  return out
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_lse_is_that_of_the_keys_seen(name):
-  query, key, value, mask = draw()
-  call = CALLS[name]
-  weights = jax.jit(partial(attention_weights, call))(query, key, mask=mask)
-  shown = jnp.moveaxis(weights > 0, 1, 2)
-  check(call, lambda q, k: lse_of(q, k, shown), query, key, value, mask)
+  function, options = CALLS[name]
+  qkv, options = draw(LENGTH), {**options, "mask": key_mask()}
+  definition = getattr(definitions, function.__name__)
+  shown = weights_of(definition, *qkv[:2], **options) > 0
+  check(partial(function, **options), partial(of_pairs, shown=shown), *qkv)
 
 
 def test_lse_of_linformer_is_that_of_its_rows():
-  query, key, value, mask = draw()
-  projection = jax.random.normal(jax.random.key(1), (LENGTH, 6))
-  call = partial(linformer_attention, key_projection=projection)
+  mask, (projection,) = key_mask(), normal((LENGTH, 6), seed=1)
+  call = partial(linformer_attention, key_projection=projection, mask=mask)
+  keep = mask[:, 0, 0, :, None, None]
 
-  def expected(query, key):
-    key = jnp.where(mask[:, 0, 0, :, None, None], key, 0)
-    return lse_of(query, jnp.einsum("sr,bskh->brkh", projection, key), True)
+  def expected(query, *kv):
+    kv = (jnp.where(keep, x, 0.0) for x in kv)
+    rows = (jnp.einsum("sr,bskh->brkh", projection, x) for x in kv)
+    # The second example has none.
+    return of_pairs(query, *rows, np.array([True, False]).reshape(2, 1, 1, 1))
 
-  check(call, expected, query, key, value, mask)
+  check(call, expected, *draw(LENGTH))
 
 
 def test_forward_mode_and_second_derivatives():
-  query, key, value, mask = draw()
-  call = partial(CALLS["window_2d"], mask=mask)
+  query, key, value = draw(LENGTH)
+  function, options = CALLS["window_2d"]
+  call = partial(function, **options, mask=key_mask())
 
   def loss(query):
     return jnp.sum(call(query, key, value) ** 2)
@@ -104,6 +116,7 @@ def test_forward_mode_and_second_derivatives():
       jax.vjp(gradient, query)[1](along)[0],
     )
 
-  slope, expected, forward, backward = derivatives(query, key.repeat(2, 2))
+  along = np.repeat(key, 2, axis=2)
+  slope, expected, forward, backward = derivatives(query, along)
   np.testing.assert_allclose(slope, expected, rtol=1e-4)
   np.testing.assert_allclose(forward, backward, atol=1e-4)

@@ -7,148 +7,120 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import dense_attention, selected_attention
+from attention import selected_attention
 from attention.definitions import selected_attention as definition
-from tests.attention.test_lse import check, lse_of
+from tests.attention import calls
+from tests.attention.test_lse import check, key_mask, of_pairs, weights_of
 
 LENGTH = 150
 # Sizes of blocks in tiles, gathered, and of single keys; the first and the last do
-# not divide the length.
+# not divide the length. Selections for all heads, for key heads, for query heads.
 SIZES = (40, 6, 1)
-SELECTIONS = {"one": 1, "key_heads": 2, "query_heads": 4}
-CASES = [(size, heads) for size in SIZES for heads in SELECTIONS.values()]
+CASES = [(40, 1), (40, 4), (6, 2), (6, 4), (1, 1), (1, 2)]
+by_size = pytest.mark.parametrize("size", SIZES)
 
 
-def draw(size, groups, length=LENGTH, source_length=LENGTH, dtype=jnp.float32):
+def draw(size, groups=2, length=LENGTH, source=None, seed=0):
   """Query, key, value and indices: in no order, some twice, some of no block."""
-  rng = np.random.default_rng(0)
-  query, key, value = (
-    jnp.asarray(rng.standard_normal((2, n, heads, width)), dtype)
-    for n, heads, width in (
-      (length, 4, 8),
-      (source_length, 2, 8),
-      (source_length, 2, 5),
-    )
-  )
-  count = -(-source_length // size)
+  qkv = calls.draw(length, source, value=5, seed=seed)
+  count = -(-qkv[1].shape[1] // size)
   shape = (2, length, groups, min(count + 1, 5))
-  indices = rng.integers(-1, count + 2, shape)
+  indices = np.random.default_rng(0).integers(-1, count + 2, shape)
   # A crowd at the first block, more than one tile holds.
   indices[:, ::2, :, 0] = 0
-  call = {"block_indices": jnp.asarray(indices), "block_size": size}
-  return (query, key, value), call
+  return qkv, jnp.asarray(indices)
 
 
-def options(length=LENGTH):
+def options():
   """A mask that empties the second example, and segments."""
-  rng = np.random.default_rng(1)
-  mask = jnp.asarray(rng.random((2, 1, 1, length)) < 0.8).at[1].set(False)
-  ids = jnp.asarray(np.arange(length)[None] // 60 * np.ones((2, 1), int))
-  return {"mask": mask, "query_segment_ids": ids, "key_segment_ids": ids}
+  ids = jnp.asarray(np.arange(LENGTH)[None] // 60 * np.ones((2, 1), int))
+  segments = {"query_segment_ids": ids, "key_segment_ids": ids}
+  return {"mask": key_mask(LENGTH), **segments}
 
 
-def by_mask(query, key, value, *, block_indices, block_size, **call):
-  """Dense attention with the pairs of the selection as its mask."""
-  blocks = (jnp.arange(key.shape[1]) // block_size).reshape(1, 1, 1, 1, -1)
-  named = jnp.any(block_indices[..., None] == blocks, axis=3)
-  repeats = query.shape[2] // named.shape[2]
-  shown = jnp.moveaxis(jnp.repeat(named, repeats, axis=2), 2, 1)
-  mask = call.pop("mask", None)
-  shown = shown if mask is None else shown & mask
-  return dense_attention(query, key, value, mask=shown, **call)
+@partial(jax.jit, static_argnames=("size", "is_causal"))
+def attend(qkv, indices, size, is_causal=True, **call):
+  call |= {"block_indices": indices, "is_causal": is_causal}
+  return selected_attention(*qkv, block_size=size, **call)
 
 
-def gradients(function, arrays, **call):
-  def loss(*arrays):
-    out = function(*arrays, **call).astype(jnp.float32)
-    return jnp.sum(jnp.sin(3.0 * out))
-
-  return jax.jit(jax.grad(loss, (0, 1, 2)))(*arrays)
+def assert_defined(qkv, indices, size, atol=2e-6, rtol=0.0, **call):
+  got = attend(qkv, indices, size, **call)
+  wide = [np.asarray(x, np.float64) for x in qkv]
+  call |= {"block_indices": np.asarray(indices), "block_size": size}
+  expected = definition(*wide, **call)
+  got = np.asarray(got, np.float64)
+  np.testing.assert_allclose(got, expected, atol=atol, rtol=rtol)
 
 
 @pytest.mark.parametrize(("size", "groups"), CASES)
-def test_definition(size, groups):
-  arrays, call = draw(size, groups)
-  for more in ({}, {**options(), "is_causal": False}):
-    got = jax.jit(partial(selected_attention, **call, **more))(*arrays)
-    expected = definition(*arrays, **call, **more)
-    np.testing.assert_allclose(got, expected, atol=2e-6)
+def test_gradients_and_lse_are_those_of_a_mask(size, groups):
+  """Those of out and lse; NaN in padding goes nowhere."""
+  (query, *kv), indices = draw(size, groups)
+  call = {"block_indices": indices, "block_size": size, **options()}
+  call["is_causal"] = True
+  keep = call["mask"][:, 0, 0, :, None, None]
+
+  def spoiled(query, *kv, **more):
+    kv = (jnp.where(keep, x, jnp.nan) for x in kv)
+    return selected_attention(query, *kv, **call, **more)
+
+  shown = weights_of(definition, query, kv[0], **call) > 0
+  out = check(spoiled, partial(of_pairs, shown=shown), query, *kv)
+  np.testing.assert_allclose(out, definition(query, *kv, **call), atol=2e-6)
 
 
-@pytest.mark.parametrize(("size", "groups"), CASES)
-def test_gradients_are_those_of_a_mask(size, groups):
-  arrays, call = draw(size, groups)
-  # NaN in padding goes nowhere.
-  call |= {**options(), "is_causal": True}
-  hidden = ~call["mask"][:, 0, 0, :, None, None]
-  query, *rest = arrays
-  spoiled = query, *(jnp.where(hidden, jnp.nan, x) for x in rest)
-  expected = gradients(by_mask, arrays, **call)
-  got = gradients(selected_attention, spoiled, **call)
-  for x, y in zip(got, expected, strict=True):
-    assert not np.any(x[1])
-    np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)
+@by_size
+def test_definition(size):
+  assert_defined(*draw(size), size)
+  assert_defined(*draw(size), size, is_causal=False, **options())
+  # Keys of another length.
+  assert_defined(*draw(size, length=70, source=33), size)
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_lse_is_that_of_the_keys_seen(size):
-  arrays, call = draw(size, 2)
-  identity = jnp.eye(LENGTH)[None, :, None]
-  value = jnp.broadcast_to(identity, (2, LENGTH, 2, LENGTH))
-  call |= {"mask": options()["mask"], "is_causal": False}
-  shown = by_mask(*arrays[:2], value, **call) > 0
-  mask = call.pop("mask")
-  call = partial(selected_attention, **call)
-  check(call, partial(lse_of, shown=shown), *arrays, mask)
-
-
-@pytest.mark.parametrize("size", SIZES)
+@by_size
 def test_the_future_changes_nothing(size):
-  (query, key, value), call = draw(size, 2)
-  out = jax.jit(partial(selected_attention, block_size=size))
-  indices = call["block_indices"]
-  before = out(query, key, value, block_indices=indices)
-  late = jnp.arange(LENGTH) > 77
-  changed = (
-    jnp.where(late[None, :, None, None], 30.0, x) for x in (key, value)
-  )
-  after = out(query, *changed, block_indices=indices)
+  (query, *kv), indices = draw(size)
+  before = attend([query, *kv], indices, size)
+  late = (np.arange(LENGTH) > 77)[None, :, None, None]
+  changed = [jnp.asarray(np.where(late, np.float32(30.0), x)) for x in kv]
+  after = attend([query, *changed], indices, size)
   np.testing.assert_array_equal(after[:, :78], before[:, :78])
 
 
-@pytest.mark.parametrize("size", SIZES)
+@by_size
 def test_huge_logits_and_bfloat16(size):
-  arrays, call = draw(size, 2)
-  arrays = tuple(300.0 * x for x in arrays)
-  got = jax.jit(partial(selected_attention, **call))(*arrays)
-  np.testing.assert_allclose(got, definition(*arrays, **call), rtol=1e-4)
-  for x in gradients(selected_attention, arrays, **call):
+  # Of a seed without two logits that are nearly alike.
+  qkv, indices = draw(size, seed=1)
+  huge = [300 * np.asarray(x) for x in qkv]
+  assert_defined(huge, indices, size, rtol=1e-4, atol=0.0)
+  call = {"block_indices": indices, "block_size": size}
+  _, gradients = calls.pulled(partial(selected_attention, **call), *huge)
+  for x in gradients:
     assert np.isfinite(x).all()
-  arrays, call = draw(size, 2, dtype=jnp.bfloat16)
-  got = jax.jit(partial(selected_attention, **call))(*arrays)
-  assert got.dtype == jnp.bfloat16
-  expected = definition(*(x.astype(jnp.float32) for x in arrays), **call)
-  np.testing.assert_allclose(got.astype(jnp.float32), expected, atol=0.03)
+  half = [jnp.asarray(x, jnp.bfloat16) for x in qkv]
+  assert attend(half, indices, size).dtype == jnp.bfloat16
+  assert_defined(half, indices, size, atol=0.03)
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_keys_of_another_length(size):
-  arrays, call = draw(size, 2, length=70, source_length=33)
-  got = jax.jit(partial(selected_attention, **call))(*arrays)
-  np.testing.assert_allclose(got, definition(*arrays, **call), atol=2e-6)
-
-
-@pytest.mark.parametrize("size", SIZES)
+@by_size
 def test_forward_mode(size):
-  arrays, call = draw(size, 2)
-  along = tuple(jnp.cos(7.0 * x) for x in arrays)
-
-  def tangent(function):
-    function = partial(function, **call, is_causal=True)
-    return jax.jit(lambda x, dx: jax.jvp(function, x, dx)[1])(arrays, along)
-
-  expected = tangent(by_mask)
-  np.testing.assert_allclose(tangent(selected_attention), expected, atol=1e-5)
+  qkv, indices = draw(size)
+  call = {"block_indices": indices, "block_size": size, "is_causal": True}
+  along = [np.cos(7.0 * np.asarray(x)) for x in qkv]
+  function = partial(selected_attention, **call)
+  tangent = jax.jit(lambda x, dx: jax.jvp(function, x, dx)[1])
+  ahead, behind = (
+    definition(
+      *(
+        np.asarray(x, float) + h * dx for x, dx in zip(qkv, along, strict=True)
+      ),
+      **call,
+    )
+    for h in (1e-6, -1e-6)
+  )
+  expected = (ahead - behind) / 2e-6
+  np.testing.assert_allclose(tangent(qkv, along), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("size", [64, 16])
@@ -162,10 +134,8 @@ def test_memory_is_linear(size):
     indices = jax.ShapeDtypeStruct((1, length, 1, 4), jnp.int32)
 
     def loss(query, key, value, indices):
-      out = selected_attention(
-        query, key, value, block_indices=indices, block_size=size
-      )
-      return jnp.sum(out)
+      call = {"block_indices": indices, "block_size": size}
+      return jnp.sum(selected_attention(query, key, value, **call))
 
     program = jax.jit(jax.grad(loss, (0, 1, 2)))
     compiled = program.lower(query, key, key, indices).compile()
@@ -174,13 +144,18 @@ def test_memory_is_linear(size):
   assert temporaries(8192) < 2.3 * temporaries(4096)
 
 
-def test_refusals():
-  arrays, call = draw(6, 2)
-  thrice = {**call, "block_indices": call["block_indices"].repeat(3, axis=2)}
-  with pytest.raises(ValueError, match=r"block_indices: .* G = 1 .* 2 .* 4 "):
-    selected_attention(*arrays, **thrice)
-  mask = jnp.ones((2, 1, LENGTH, LENGTH), bool)
-  with pytest.raises(ValueError, match="mask: expected a key mask"):
-    selected_attention(*arrays, **call, mask=mask)
-  with pytest.raises(ValueError, match="block_size: "):
-    selected_attention(*arrays, **{**call, "block_size": 0})
+def test_refusals(unchecked):
+  qkv, indices = draw(6)
+  call = {"block_indices": indices, "block_size": 6}
+  thrice = jnp.asarray(np.repeat(indices, 3, axis=2))
+  calls.assert_refused(
+    partial(selected_attention, *qkv),
+    (
+      ("block_indices: .* G = 1 .* 2 .* 4 ", call | {"block_indices": thrice}),
+      (
+        "mask: expected a key mask",
+        call | {"mask": np.ones((2, 1, LENGTH, LENGTH), bool)},
+      ),
+      ("block_size: ", call | {"block_size": 0}),
+    ),
+  )
