@@ -15,7 +15,7 @@ from tests.models import tiny
 VOCAB, LENGTH, SHAPE, CLASSES = 11, 13, (3, 5, 2), 4
 WIDTHS = {
   "num_latents": 5,
-  "num_layers": 2,
+  "num_layers": 1,
   "num_heads": 2,
   "features": 8,
   "mlp_features": 12,
@@ -66,7 +66,7 @@ def drawn(model, scale=0.3, dtype=np.float32):
     jax.random.key(0),
   )
   return jax.tree.map(
-    lambda leaf: jnp.asarray(
+    lambda leaf: np.asarray(
       scale * rng.standard_normal(leaf.shape) + 0.1, dtype
     ),
     shapes,
@@ -93,20 +93,9 @@ def expected(config, params, batch):
   )
 
 
-@pytest.mark.parametrize(
-  ("length", "residual"),
-  [
-    pytest.param(
-      length,
-      residual,
-      marks=() if residual == (length != 7) else pytest.mark.thorough,
-    )
-    for length in (1, 7, LENGTH)
-    for residual in (False, True)
-  ],
-)
+@pytest.mark.parametrize(("length", "residual"), [(1, True), (7, False)])
 def test_it_is_the_model_of_the_paper(length, residual):
-  config = dataclasses.replace(CONFIG, output_residual=residual)
+  config = dataclasses.replace(CONFIG, output_residual=residual, num_layers=2)
   model = create(config)
   variables, batch = drawn(model), some_ids(length)
   logits = tiny.forward(model, variables, batch)
@@ -117,15 +106,14 @@ def test_it_is_the_model_of_the_paper(length, residual):
 
 
 def test_images_are_read_pixel_by_pixel():
+  """Of another size than the one that it was made for."""
   model = create(OF_IMAGES)
-  # Of the size that it was made for, and of another.
-  for shape in (SHAPE, (7, 2, 2)):
-    image = np.random.default_rng(2).standard_normal((2, *shape), np.float32)
-    variables = drawn(model)
-    logits = tiny.forward(model, variables, {"image": image})
-    wanted = expected(OF_IMAGES, variables["params"], {"image": image})
-    assert logits.shape == (2, 1, CLASSES)
-    np.testing.assert_allclose(logits, wanted, atol=1e-5 * np.abs(wanted).max())
+  image = np.random.default_rng(2).standard_normal((2, 7, 2, 2), np.float32)
+  variables = drawn(model)
+  logits = tiny.forward(model, variables, {"image": image})
+  wanted = expected(OF_IMAGES, variables["params"], {"image": image})
+  assert logits.shape == (2, 1, CLASSES)
+  np.testing.assert_allclose(logits, wanted, atol=1e-5 * np.abs(wanted).max())
 
 
 @pytest.mark.parametrize(
@@ -168,30 +156,22 @@ def test_padding_changes_nothing_and_its_place_is_told():
   variables, batch = drawn(model), some_ids(9)
   before = tiny.forward(model, variables, batch)
   longer = {name: np.pad(x, ((0, 0), (0, 4))) for name, x in batch.items()}
-  np.testing.assert_allclose(
-    before, tiny.forward(model, variables, longer), atol=1e-5
-  )
-  longer["source"][:, -1] = 3
-  np.testing.assert_allclose(
-    before, tiny.forward(model, variables, longer), atol=1e-5
-  )
+  strange = longer["source"].copy()
+  strange[:, -1] = 3
   # Without a mask, what is padding has the id of padding.
-  del longer["source_mask"]
-  after = tiny.forward(model, variables, longer)
+  for same in (longer, {**longer, "source": strange}, longer["source"]):
+    same = same if isinstance(same, dict) else {"source": same}
+    np.testing.assert_allclose(
+      before, tiny.forward(model, variables, same), atol=1e-5
+    )
+  after = tiny.forward(model, variables, {"source": strange})
   assert np.abs(before - after).min(axis=(1, 2)).max() > 0
-  alone = {"source": batch["source"]}
-  np.testing.assert_allclose(
-    before, tiny.forward(model, variables, alone), atol=1e-5
-  )
 
 
-@pytest.mark.parametrize(
-  "scale", [pytest.param(0.3, marks=pytest.mark.thorough), 100.0]
-)
-def test_gradients_are_finite(scale):
+def test_gradients_are_finite():
   """With huge logits, and where a row has nothing to read."""
   model = create()
-  variables, batch = drawn(model, scale), some_ids()
+  variables, batch = drawn(model, 100.0), some_ids()
 
   def loss(params):
     logits = models.forward(model, {"params": params}, batch)
@@ -211,40 +191,39 @@ def test_bfloat16():
   assert np.abs(found - wanted).max() < 0.05 * np.abs(wanted).max()
 
 
-@pytest.mark.parametrize(
-  "count", [pytest.param(1, marks=pytest.mark.thorough), 7]
-)
-def test_as_many_outputs_as_a_batch_has_targets(count):
+def test_as_many_outputs_as_a_batch_has_targets():
   model = create()
   variables, batch = drawn(model), some_ids()
   every = tiny.forward(model, variables, batch)
-  targets = np.zeros((4, count), np.int32)
-  some = tiny.forward(model, variables, {**batch, "targets": targets})
-  np.testing.assert_allclose(some, every[:, :count], atol=1e-6)
-  targets = np.zeros((4, LENGTH + 1), np.int32)
-  with pytest.raises(ValueError, match=r"^targets: 14 positions are more"):
-    models.forward(model, variables, {**batch, "targets": targets})
-  with pytest.raises(ValueError, match=r"^source: 14 positions are more"):
-    models.forward(model, variables, {"source": np.ones((1, 14), np.int32)})
+  batch["targets"] = np.zeros((4, 7), np.int32)
+  some = tiny.forward(model, variables, batch)
+  np.testing.assert_allclose(some, every[:, :7], atol=1e-6)
+  for longer, message in (
+    ({**batch, "targets": np.zeros((4, LENGTH + 1), np.int32)}, "targets: 14"),
+    ({"source": np.ones((1, LENGTH + 1), np.int32)}, "source: 14 positions"),
+  ):
+    with pytest.raises(ValueError, match=f"^{message}"):
+      tiny.forward(model, variables, longer)
 
 
 def test_blocks_share_their_weights():
-  """Passed three times, the same layers are other functions."""
+  """The same layers are passed as often as there are blocks."""
   seen = []
 
   def replacement(place, attention, own, query, key, value, **call):
     seen.append((place, query.shape, key.shape, value.shape))
     return own(query, key, value, **call)
 
-  results = {}
   for count in (1, 3):
-    model = create(dataclasses.replace(CONFIG, num_blocks=count))
+    sizes = {"num_blocks": count, "num_layers": 2}
+    model = create(dataclasses.replace(CONFIG, **sizes))
     seen.clear()
-    results[count] = jax.jit(
+    jax.eval_shape(
       lambda variables, model=model: models.replace_attention(
         model, variables, some_ids(), replacement
-      )
-    )(drawn(model))
+      ),
+      drawn(model),
+    )
     assert [place for place, *_ in seen] == [
       "encoder/cross_attention",
       *["encoder_0/self_attention", "encoder_1/self_attention"] * count,
@@ -254,7 +233,6 @@ def test_blocks_share_their_weights():
   assert seen[0][1:] == ((4, 5, 3, 2), (4, 13, 3, 2), (4, 13, 3, 3))
   assert seen[1][1:] == ((4, 5, 2, 5), (4, 5, 2, 5), (4, 5, 2, 2))
   assert seen[-1][1:] == ((4, 13, 2, 7), (4, 5, 2, 7), (4, 5, 2, 3))
-  assert np.abs(results[1] - results[3]).max() > 1e-2
 
 
 def test_maps_of_every_attention():
@@ -264,7 +242,6 @@ def test_maps_of_every_attention():
   assert {name: x.shape for name, x in maps.items()} == {
     "encoder/cross_attention": (4, 3, 5, 13),
     "encoder_0/self_attention": (4, 2, 5, 5),
-    "encoder_1/self_attention": (4, 2, 5, 5),
     "decoder/cross_attention": (4, 2, 13, 5),
   }
   read = np.asarray(maps["encoder/cross_attention"])
@@ -279,43 +256,33 @@ def test_maps_of_every_attention():
   assert np.abs(maps[name] - first[name]).max() > 1e-3
 
 
-def usual(names, *chosen):
-  """All names, those that are not chosen marked `thorough`."""
-  return [
-    pytest.param(name, marks=() if name in chosen else pytest.mark.thorough)
-    for name in names
-  ]
-
-
-@pytest.mark.parametrize("name", usual(tiny.names("bidirectional", "mask")))
-def test_any_mechanism_serves_among_latents(name):
-  config = dataclasses.replace(
-    CONFIG,
-    num_latents=8,
-    query_features=None,
-    value_features=None,
-    encoder_attention=tiny.attention(name),
-  )
-  check_learns(create(config))
-
-
 @pytest.mark.parametrize(
-  "name",
-  usual(tiny.names("cross", "rowwise", "mask"), "linformer"),
+  ("slot", "name"),
+  [
+    ("cross", "linformer"),
+    *(
+      pytest.param(*both, marks=pytest.mark.thorough)
+      for both in (
+        ("cross", "linear"),
+        ("cross", "differential"),
+        ("encoder", "nystrom"),
+        ("encoder", "lsh"),
+        ("encoder", "performer"),
+      )
+    ),
+  ],
 )
-def test_any_mechanism_serves_across(name):
-  config = dataclasses.replace(CONFIG, cross_attention=tiny.attention(name))
+def test_other_mechanisms_serve(slot, name):
+  """Every parameter has a finite gradient, and most are not zero."""
+  changes = {f"{slot}_attention": tiny.attention(name)}
+  if slot == "encoder":
+    changes |= {"num_latents": 8, "query_features": None}
+    changes |= {"value_features": None}
   if name == "differential":
     with pytest.raises(ValueError, match="head_dim: expected an even one"):
-      create(config)
-    config = dataclasses.replace(
-      config, query_features=12, output_query_features=16
-    )
-  check_learns(create(config))
-
-
-def check_learns(model):
-  """Every parameter has a finite gradient, and some are not zero."""
+      create(dataclasses.replace(CONFIG, **changes))
+    changes |= {"query_features": 12, "output_query_features": 16}
+  model = create(dataclasses.replace(CONFIG, **changes))
   batch = some_ids(12)
   variables = tiny.variables_of(model, batch)
 
@@ -366,11 +333,9 @@ def test_dropout():
 
 def test_fourier_features():
   found = fourier_features((3, 5), 4)
-  assert found.shape == (15, 18)
   np.testing.assert_allclose(found, paper.places(3, 5, 4), atol=1e-12)
   # An axis of one pixel has one place.
   assert fourier_features((1, 2), 2).shape == (2, 10)
-  assert np.unique(fourier_features((8, 8), 2), axis=0).shape[0] == 64
 
 
 @pytest.mark.parametrize(
@@ -417,20 +382,25 @@ def test_configs_that_cannot_be(changes, message):
     dataclasses.replace(CONFIG, **changes)
 
 
+LOW = (models.AttentionConfig("linformer", {"rank": 6}),) * 2
+
+
 @pytest.mark.parametrize(
   ("config", "sizes", "message"),
   [
-    (
-      CONFIG,
-      {"input_shapes": {"image": SHAPE}},
-      "fourier_bands: expected how many",
-    ),
+    (CONFIG, {"input_shapes": {"image": SHAPE}}, "fourier_bands: expected how"),
     (OF_IMAGES, {"input_shapes": {}}, "fourier_bands: expected None for"),
     (CONFIG, {"max_source_length": None}, "max_source_length: kind 'perc"),
     (CONFIG, {"source_vocab_size": 0}, "source_vocab_size: kind 'perceiver'"),
     (CONFIG, {"max_target_length": None}, "max_target_length: kind 'perc"),
     (CONFIG, {"shared_vocabulary": False}, "head: 'tokens' has logits of the"),
     (CONFIG, {"target_vocab_size": 5}, "head: 'tokens' has logits of the ids"),
+    # A rank above the latents.
+    (
+      dataclasses.replace(CONFIG, cross_attention=LOW),
+      {},
+      "cross_attention: rank",
+    ),
   ],
 )
 def test_sizes_that_do_not_fit(config, sizes, message):
@@ -438,35 +408,21 @@ def test_sizes_that_do_not_fit(config, sizes, message):
     create(config, **sizes)
 
 
-def test_a_rank_above_the_latents_is_told():
-  attention = models.AttentionConfig("linformer", {"rank": 6})
-  config = dataclasses.replace(CONFIG, cross_attention=(attention,) * 2)
-  with pytest.raises(ValueError, match=r"^cross_attention: rank"):
-    create(config)
-
-
 def test_classes_of_a_text():
   config = dataclasses.replace(CONFIG, head="class", output_query_features=None)
   model = create(config, target_vocab_size=CLASSES, shared_vocabulary=False)
-  variables, batch = drawn(model), some_ids()
-  batch["targets"] = np.zeros((4, 1), np.int32)
-  assert tiny.forward(model, variables, batch).shape == (4, 1, CLASSES)
+  batch = {**some_ids(), "targets": np.zeros((4, 1), np.int32)}
+  logits = jax.eval_shape(
+    lambda variables: models.forward(model, variables, batch), drawn(model)
+  )
+  assert logits.shape == (4, 1, CLASSES)
 
 
-def test_it_generates_nothing():
-  model = create()
+def test_calls_that_are_refused():
+  model, call = create(), {"max_length": 2, "bos_id": 1, "eos_id": 2}
+  source = some_ids()["source"]
   with pytest.raises(ValueError, match="kind 'perceiver' cannot generate"):
-    models.generate(
-      model,
-      drawn(model),
-      source=some_ids()["source"],
-      max_length=2,
-      bos_id=1,
-      eos_id=2,
-    )
-
-
-def test_images_with_other_channels():
+    models.generate(model, drawn(model), source=source, **call)
   model = create(OF_IMAGES)
   with pytest.raises(ValueError, match=r"^image: expected \[B, H, W, 2\]"):
-    models.forward(model, drawn(model), {"image": np.zeros((1, 3, 5, 1))})
+    tiny.forward(model, drawn(model), {"image": np.zeros((1, 3, 5, 1))})
