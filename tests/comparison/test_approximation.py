@@ -22,11 +22,9 @@ def error(name, kind="encoder", **options):
 
 def test_what_is_exact_has_no_error():
   assert error("dense") == 0.0
-  assert error("flash") < 1e-5
   assert error("flash", "decoder") < 1e-5
   whole = {"num_rounds": 1, "num_buckets": 1, "chunk_size": tiny.MAX_LENGTH}
   assert error("lsh", **whole) < 1e-5
-  assert error("lsh", "decoder", **whole) < 1e-5
 
 
 def test_what_leaves_out_or_estimates_has_one():
@@ -34,7 +32,6 @@ def test_what_leaves_out_or_estimates_has_one():
   assert narrow > wide > 0.01
   few, many = (error("performer", num_features=m) for m in (4, 1024))
   assert few > 2 * many > 0.0
-  assert error("linear", "decoder") > 0.01
   assert error("lsh", num_rounds=1, chunk_size=2) > 0.01
 
 

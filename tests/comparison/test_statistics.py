@@ -97,21 +97,21 @@ def test_holm_by_hand():
 
 
 @pytest.mark.parametrize(
-  ("draw", "mean", "upper", "least"),
+  ("draw", "mean", "upper"),
   [
-    (lambda g, n: g.normal(5.0, 1.0, n), 5.0, math.inf, 0.94),
-    (lambda g, n: g.beta(9.0, 1.0, n), 0.9, 1.0, 0.94),
-    (lambda g, n: g.beta(5.0, 5.0, n), 0.5, 1.0, 0.94),
+    (lambda g, n: g.normal(5.0, 1.0, n), 5.0, math.inf),
+    (lambda g, n: g.beta(9.0, 1.0, n), 0.9, 1.0),
+    (lambda g, n: g.beta(5.0, 5.0, n), 0.5, 1.0),
   ],
 )
 @pytest.mark.parametrize("seeds", [3, 8])
-def test_intervals_of_means_hold_the_true_mean(draw, mean, upper, least, seeds):
+def test_intervals_of_means_hold_the_true_mean(draw, mean, upper, seeds):
   generator = np.random.default_rng(0)
   held = 0
-  for _ in range(2000):
+  for _ in range(1000):
     low, high = statistics.mean_interval(draw(generator, seeds), upper)
     held += low <= mean <= high
-  assert held / 2000 >= least
+  assert held / 1000 >= 0.94
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
