@@ -91,18 +91,6 @@ def test_rows_are_trained_once_an_epoch_and_a_tenth_is_held_out(path):
     for batch in again.eval_batches("validation")
     for row in decoded(again, batch)
   ]
-  with pytest.raises(KeyError):
-    list(task.eval_batches("test"))
-
-
-def test_a_batch_is_pure(path):
-  task = make(path)
-  first = task.train_batch(7)
-  task.train_batch(8)
-  for name, array in make(path).train_batch(7).items():
-    np.testing.assert_array_equal(first[name], array)
-  other = make(path, seed=1).train_batch(7)
-  assert not np.array_equal(first["source"], other["source"])
 
 
 def test_values_between_commas(tmp_path, path):
@@ -213,13 +201,6 @@ def test_faults_are_one_line(tmp_path, name, content, message):
 )
 def test_config_refuses(leaves, message):
   assert fault(ClassificationConfig, **leaves).startswith(message)
-
-
-def test_it_is_for_encoders(path):
-  with pytest.raises(ValueError, match=r"model\.kind: classification serves e"):
-    tasks.TASKS["classification"].make(
-      ClassificationConfig(path="x"), kind="decoder", batch_size=1, seed=0
-    )
 
 
 class TinyReviews(tfds.core.GeneratorBasedBuilder):

@@ -173,15 +173,6 @@ def test_batches_are_shifted_and_rebuild_the_training_text(path):
       assert task.decode(text) in train
 
 
-def test_a_batch_is_pure_and_each_step_draws_anew(path):
-  task = make(path, "encoder_decoder")
-  first = task.train_batch(7)
-  task.train_batch(8)
-  for name, array in make(path, "encoder_decoder").train_batch(7).items():
-    np.testing.assert_array_equal(first[name], array)
-  assert not np.array_equal(first["source"], task.train_batch(8)["source"])
-
-
 @pytest.mark.parametrize("left", [0, 1, 2, 5])
 def test_the_held_out_text_is_used_once(tmp_path, left):
   """But for a last token that would be alone."""

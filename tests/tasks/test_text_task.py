@@ -52,19 +52,6 @@ def test_train_batch_is_shifted_text_of_the_first_nine_tenths(path):
       assert task.decode(inputs) + task.decode(targets[-1:]) in train
 
 
-def test_train_batch_is_pure(path):
-  task = make(path)
-  first = task.train_batch(7)
-  task.train_batch(8)
-  np.testing.assert_array_equal(
-    first["inputs"], make(path).train_batch(7)["inputs"]
-  )
-  assert not np.array_equal(
-    first["inputs"], make(path, seed=1).train_batch(7)["inputs"]
-  )
-  assert not np.array_equal(first["inputs"], task.train_batch(8)["inputs"])
-
-
 def test_evaluation_predicts_every_held_out_character_once(path):
   task = make(path)
   batches = list(task.eval_batches("validation"))
@@ -86,11 +73,6 @@ def test_evaluation_predicts_every_held_out_character_once(path):
 def test_evaluation_can_be_shortened(path):
   batches = list(make(path, eval_batches=2).eval_batches("validation"))
   assert len(batches) == 2
-
-
-def test_an_unknown_split_raises(path):
-  with pytest.raises(KeyError):
-    list(make(path).eval_batches("test"))
 
 
 def test_ids_round_trip_and_reserve_the_first_three(path):
@@ -236,16 +218,6 @@ def test_encode_refuses(path, line, message):
 )
 def test_config_refuses(fields, message):
   assert fault(TextConfig, **fields).startswith(message)
-
-
-def test_an_unknown_kind_is_told():
-  with pytest.raises(
-    ValueError,
-    match=r"model\.kind: text serves decoder, encoder, encoder_decoder, got",
-  ):
-    tasks.TASKS["text"].make(
-      TextConfig(path="x"), kind="both", batch_size=1, seed=0, workdir=None
-    )
 
 
 @pytest.mark.skipif(

@@ -1,0 +1,185 @@
+"""What holds for every task and every kind of model that it serves."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tasks
+from tests.here import here
+from tests.tasks.generated_cases import CASES, EVAL_SIZE
+from tests.tasks.text_cases import TEXT
+
+_OTHERS = {
+  "copy": {"max_length": 7, "eval_size": EVAL_SIZE},
+  "translation": {"num_train": 200, "num_validation": EVAL_SIZE},
+  "text": {"context": 16},
+  "classification": {"max_length": 16, "vocabulary": "characters"},
+  "image": {"shift": 1},
+  "speech": {},
+  "mixed": {
+    "context": 40,
+    "vocab_size": 320,
+    "caption_rows": 2,
+    "control_rows": 3,
+    "expert_episodes": 2,
+  },
+}
+_KINDS = {
+  "copy": ("encoder_decoder", "decoder", "encoder"),
+  "translation": ("encoder_decoder",),
+  "text": ("decoder", "encoder", "encoder_decoder"),
+  "mixed": ("decoder",),
+} | {name: (kind,) for name, (kind, _) in CASES.items()}
+_DATA = {"text": "text.txt", "mixed": "text.txt", "classification": "rows.tsv"}
+_NAMES = here([*_OTHERS, *CASES])
+ALL = [
+  (name, kind) for name in _NAMES for kind in _KINDS.get(name, ("encoder",))
+]
+
+
+def joined(batches):
+  """Rows of several batches of one width, below each other."""
+  batches = list(batches)
+  return {k: np.concatenate([b[k] for b in batches]) for k in batches[0]}
+
+
+def assert_same(a, b):
+  assert a.keys() == b.keys()
+  for name in a:
+    np.testing.assert_array_equal(a[name], b[name])
+
+
+def read(batch):
+  """What a model reads of a batch."""
+  names = ("inputs", "source", "image", "frames")
+  return next(batch[name] for name in names if name in batch)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("data")
+  (folder / "text.txt").write_text(TEXT, encoding="utf-8")
+  lines = (f"{'ab'[i % 2]}\ttext number {i}\n" for i in range(60))
+  (folder / "rows.tsv").write_text("".join(lines))
+  return folder
+
+
+@pytest.fixture(params=ALL, ids="-".join)
+def make(request, data):
+  """Makes the task of a name for a kind of model."""
+  name, kind = request.param
+  leaves = dict(_OTHERS[name]) if name in _OTHERS else dict(CASES[name][1])
+  if name in CASES:
+    leaves["eval_size"] = EVAL_SIZE
+  if name in _DATA:
+    leaves["path"] = str(data / _DATA[name])
+  entry = tasks.TASKS[name]
+
+  def make(batch_size=16, seed=0, kind=kind, **more):
+    config = entry.config_type(**leaves)
+    return entry.make(
+      config, kind=kind, batch_size=batch_size, seed=seed, **more
+    )
+
+  make.name, make.kind = name, kind
+  return make
+
+
+def test_every_task_is_here():
+  assert set(_NAMES) == set(tasks.TASKS)
+
+
+def test_shapes_are_those_announced(make):
+  task, widths = make(), []
+  batches = [task.train_batch(2)]
+  batches += [next(iter(task.eval_batches(x))) for x in task.eval_splits]
+  for batch in batches:
+    assert all(len(array) == 16 for array in batch.values())
+    shape = batch["targets"].shape
+    assert (batch["targets"].dtype, batch["weights"].shape) == ("int32", shape)
+    assert batch["weights"].dtype == np.float32
+    weighted = batch["weights"] > 0
+    assert weighted.any()
+    assert (batch["targets"][weighted] < task.target_vocab_size).all()
+    widths.append(shape[1])
+  assert max(widths) <= task.max_target_length
+  if make.name in CASES:
+    assert max(widths) == task.max_target_length
+    assert (batch["targets"][weighted] > 2).all()
+    assert not batch["targets"][~weighted].any()
+
+
+def test_batches_are_pure(make):
+  task, again = make(), make()
+  first = task.train_batch(5)
+  task.train_batch(0)
+  assert_same(first, task.train_batch(5))
+  assert_same(first, again.train_batch(5))
+  for other in (make(seed=1).train_batch(5), task.train_batch(6)):
+    assert not np.array_equal(read(first), read(other))
+  for split in task.eval_splits:
+    pairs = zip(
+      task.eval_batches(split), again.eval_batches(split), strict=True
+    )
+    for a, b in pairs:
+      assert_same(a, b)
+
+
+def test_rows_are_those_of_the_whole_batch(make):
+  """One of several processes makes its rows of a batch, and no others."""
+  task = make(batch_size=8, seed=3)
+  for step in (0, 5):
+    whole = task.train_batch(step)
+    for rows in (np.arange(4, 8), np.array([0, 3, 6])):
+      part = task.train_batch(step, rows)
+      assert_same(part, {name: array[rows] for name, array in whole.items()})
+
+
+def test_evaluation_covers_every_example_once(make):
+  """So the size of a batch changes nothing."""
+  for split in make().eval_splits:
+    found = []
+    for size in (16, 10):
+      batches = list(make(batch_size=size).eval_batches(split))
+      assert {len(batch["targets"]) for batch in batches} == {size}
+      weights = [batch["weights"] for batch in batches]
+      rows = sum(int(w.any(axis=1).sum()) for w in weights)
+      found.append((rows, sum(w.sum() for w in weights)))
+    # What is in a row of several examples depends on the rows beside it.
+    assert found[0] == found[1] or make.name == "mixed"
+    if make.name in CASES or make.name == "copy":
+      assert found[0][0] == EVAL_SIZE
+  with pytest.raises((KeyError, ValueError)):
+    list(make().eval_batches("nosuch"))
+
+
+def test_perfect_logits_have_accuracy_one(make):
+  if make.name == "speech":  # It has logits of frames.
+    return
+  task = make()
+  batch = task.train_batch(0)
+  logits = jnp.eye(task.target_vocab_size)[batch["targets"]]
+  for sign, expected in ((1, 1.0), (-1, 0.0)):
+    sums = task.metric_sums(sign * logits, batch)
+    metrics = task.summarize({k: tuple(map(float, v)) for k, v in sums.items()})
+    accuracies = {v for k, v in metrics.items() if "accuracy" in k}
+    assert accuracies <= {expected}
+    assert accuracies or make.name in ("text", "mixed")
+
+
+def test_other_kinds_of_model_are_refused(make):
+  for kind in {"encoder", "decoder", "encoder_decoder"} - {
+    *_KINDS.get(make.name, ("encoder",))
+  }:
+    with pytest.raises(ValueError, match=r"^model\.kind: "):
+      make(kind=kind)
+
+
+def test_a_run_is_restored_from_its_folder(make, tmp_path):
+  task = make()
+  task.save(tmp_path)
+  restored = make(workdir=tmp_path, restore=True)
+  assert restored.target_vocab_size == task.target_vocab_size
+  assert restored.max_target_length == task.max_target_length
+  ids = range(task.target_vocab_size)
+  assert restored.labels(ids) == task.labels(ids)
