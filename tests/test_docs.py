@@ -1,8 +1,16 @@
-"""The pages of docs/ name what there is, and are not longer than they may be."""
+"""The pages name what there is, and are not longer than they may be."""
 
 import ast
+import functools
+import importlib
+import inspect
 import pathlib
 import re
+
+import pytest
+
+from attention import logits, positions
+from tests.attention.forms import FUNCTIONS, OWN
 
 _ROOT = pathlib.Path(__file__).parent.parent
 _DOCS = _ROOT / "docs"
@@ -10,6 +18,10 @@ _PAGES = {
   path: path.read_text("utf-8")
   for path in sorted(_DOCS.rglob("*.md"))
   if "_build" not in path.parts
+}
+_PAGES_OF_ALL = _PAGES | {
+  path: path.read_text("utf-8")
+  for path in (_ROOT / "README.md", _ROOT / "CONTRIBUTING.md")
 }
 
 
@@ -62,7 +74,7 @@ def test_every_picture_has_an_alternative_text():
 def test_links_between_files_lead_somewhere():
   missing = [
     f"{path.relative_to(_ROOT)}: {link}"
-    for path, text in _PAGES.items()
+    for path, text in _PAGES_OF_ALL.items()
     for link in re.findall(r"\]\(([^)#\s]+)(?:#[^)\s]*)?\)", _prose(text))
     if ":" not in link and not (path.parent / link).exists()
   ]
@@ -93,3 +105,119 @@ def test_promises_name_tests_that_are_there():
     code = "".join((_DOCS / file).read_text("utf-8") for file in files)
     for name in re.findall(r"`(\w+)`", row):
       assert f"def {name}(" in code, row
+
+
+# docs/mechanisms.md
+
+_MECHANISMS = _PAGES[_DOCS / "mechanisms.md"]
+_OPENING, *_SECTIONS = re.split(r"^## ", _MECHANISMS, flags=re.M)
+_SECTION = {text.split("\n")[0].strip("`"): text for text in _SECTIONS}
+
+
+def _papers(text):
+  return set(re.findall(r"(?:arXiv:|arxiv\.org/abs/)(\d{4}\.\d{4,5})", text))
+
+
+def _fast(name):
+  """The function of a mechanism; a recurrence is its factory."""
+  return FUNCTIONS.get(name, OWN[name])
+
+
+@functools.cache
+def _defined(path):
+  """Every name that a file defines: functions, classes, arguments, variables."""
+  names = set()
+  for node in ast.walk(ast.parse(path.read_text())):
+    match node:
+      case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+        names.add(name)
+      case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()):
+        names.add(name)
+  return names
+
+
+def test_every_mechanism_has_a_section_in_the_order_of_the_registry():
+  assert list(_SECTION) == ["How the fast forms work", *OWN, "Positions"]
+  named = re.findall(r"^\| \[`(\w+)`\]\(#(\w+)\) \|", _OPENING, flags=re.M)
+  assert named == [(name, name) for name in OWN]
+
+
+def test_every_section_has_its_picture_and_is_small():
+  draw = importlib.import_module("docs.draw_mechanisms")
+  assert {*OWN, "positions"} <= set(draw.PICTURES)
+  for name in (*OWN, "positions"):
+    section = _SECTION[name if name in OWN else "Positions"]
+    assert f"](mechanisms/{name}.png)" in section
+    picture = _DOCS / "mechanisms" / f"{name}.png"
+    assert 1_000 < picture.stat().st_size < 25_000
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_section_cites_and_links_what_its_code_does(name):
+  section, function = _SECTION[name], _fast(name)
+  cited = _papers(section)
+  assert cited
+  assert cited <= _papers(function.__doc__)
+  folder = _ROOT / "attention" / "definitions"
+  own = name if (folder / f"{name}.py").exists() else "recurrent"
+  code = function.__module__.replace(".", "/")
+  assert f"[definition](../attention/definitions/{own}.py)" in section
+  assert f"[code](../{code}.py)" in section
+  if name in FUNCTIONS:
+    option = "chunk_size" if name == "lsh" else "block_size"
+    assert option in inspect.signature(function).parameters
+
+
+def test_papers_of_all_docstrings_are_cited():
+  documented = set().union(*(_papers(_fast(name).__doc__) for name in OWN))
+  assert documented <= _papers(_MECHANISMS)
+  documented = _papers(positions.__doc__)
+  for item in vars(positions).values():
+    if getattr(item, "__module__", None) == positions.__name__:
+      documented |= _papers(item.__doc__ or "")
+  cited = _papers(_SECTION["Positions"])
+  assert documented <= cited <= documented | _papers(logits.__doc__)
+
+
+def test_names_with_a_link_are_defined_in_the_linked_file():
+  links = re.findall(r"\[`([^`]+)`\]\(\.\./([^)]+\.py)\)", _MECHANISMS)
+  assert len(links) > 10
+  missing = [
+    f"{name} in {path}"
+    for name, path in links
+    if name not in _defined(_ROOT / path)
+  ]
+  assert not missing
+
+
+# The tutorials, which the docs build executes.
+
+_TUTORIALS = [
+  path
+  for path in _PAGES
+  if path.parent.name == "tutorials" or path == _DOCS / "start.md"
+]
+_HEADER = "---\nfile_format: mystnb\nkernelspec:\n  name: python3\n---\n\n# "
+_CELL = re.compile(
+  r"^```\{code-cell\} ipython3\n"
+  r"(---\n.*?^---\n|(?::[^\n]*\n)+\n)?(.*?)^```$",
+  flags=re.DOTALL | re.MULTILINE,
+)
+_DRAWS = re.compile(
+  r"^(figure, .*plt\.subplots\(|axes = .*\.plot\(|draw\(|Image\(|"
+  r"(run|results|attention_maps)\.(attention_maps|curves|figure)\()",
+  flags=re.MULTILINE,
+)
+
+
+def test_a_tutorial_is_a_notebook_that_ends_in_a_picture():
+  assert len(_TUTORIALS) == 9
+  for path in _TUTORIALS:
+    text = _PAGES[path]
+    assert text.startswith(_HEADER), path
+    cells = _CELL.findall(text)
+    assert len(cells) == text.count("```{"), path
+    for number, (options, source) in enumerate(cells):
+      compile(source, f"{path}, cell {number}", "exec")
+      assert not _DRAWS.search(source) or "alt:" in options, source
+    assert _DRAWS.search(source), source

@@ -99,23 +99,3 @@ def test_published_weights(monkeypatch):
   page = _run(_ROOT / "docs" / "weights.md", {})
   assert page["logits"].shape == (1, 5, 61)
   assert page["swapped"].family == "bert"
-
-
-@pytest.mark.parametrize(
-  "page",
-  [
-    "README.md",
-    "CONTRIBUTING.md",
-    "docs/adding_a_mechanism.md",
-    "docs/comparing.md",
-    "docs/library.md",
-    "docs/training.md",
-    "docs/results.md",
-    "docs/weights.md",
-  ],
-)
-def test_files_it_names_exist(page):
-  named = re.findall(r"\]\(([^)#:]+)\)", (_ROOT / page).read_text())
-  assert named
-  for path in named:
-    assert ((_ROOT / page).parent / path).exists(), path
