@@ -1,10 +1,14 @@
 """Published models give the logits that transformers gives them."""
 
+import functools
+import json
 import pathlib
+import shutil
 
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import models
 from tests.here import here
@@ -24,6 +28,34 @@ FOLDERS = {
 CASES = list(FOLDERS)
 
 
+@functools.cache
+def loaded(case):
+  """A small model with its own mechanisms, read once."""
+  return models.load_pretrained(FOLDERS[case])
+
+
+def changed(case, path, change=None, **values):
+  """A copy of a folder, with other tensors and other values in config.json.
+
+  `...` takes a value out.
+  """
+  shutil.copytree(FOLDERS[case], path, dirs_exist_ok=True)
+  config = path / "config.json"
+  values = json.loads(config.read_text()) | values
+  kept = {name: x for name, x in values.items() if x is not ...}
+  config.write_text(json.dumps(kept))
+  if change is not None:
+    tensors = load_file(path / "model.safetensors")
+    change(tensors)
+    save_file(tensors, path / "model.safetensors")
+  return path
+
+
+def same(one, other):
+  """Variables of the same names are equal in every bit."""
+  jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
 def expected(case):
   """The inputs of a case, and what transformers returned by dtype."""
   with np.load(FOLDERS[case] / "expected.npz") as arrays:
@@ -35,19 +67,36 @@ def expected(case):
     return inputs, {n: arrays[n] for n in arrays if n not in inputs}
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _logits(family, model, variables, inputs):
+  p = models.Pretrained(family, "", model, variables, {})
+  return p.logits(variables, **inputs)
+
+
 def compute(p, inputs):
-  """The logits, compiled as one program with all arrays as arguments."""
-  return jax.jit(p.logits)(p.variables, **inputs)
+  """The logits of one program with all arrays as arguments.
+
+  Models that are equal share it: a folder that was saved is not compiled again.
+  """
+  return np.asarray(_logits(p.family, p.model, p.variables, inputs))
 
 
 def compared(inputs, out, wanted):
   """The largest difference over the largest logit, of what is no padding."""
-  mask = inputs.get("attention_mask")
+  out, mask = np.asarray(out), inputs.get("attention_mask")
   # Of samples, the mask is no mask of logits: padding is compared as well.
   of_tokens = "input_ids" in inputs and "decoder_input_ids" not in inputs
   if of_tokens and mask is not None and out.ndim == 3:
     out, wanted = out[mask > 0], wanted[mask > 0]
-  return np.abs(np.asarray(out) - wanted).max() / np.abs(wanted).max()
+  return np.abs(out - wanted).max() / np.abs(wanted).max()
+
+
+def usual(cases, *chosen):
+  """Parameters of a test, those that are not chosen marked `thorough`."""
+  return [
+    pytest.param(case, marks=() if case in chosen else pytest.mark.thorough)
+    for case in cases
+  ]
 
 
 # Families whose forward pass is like no other one's; all are read and written by
@@ -67,17 +116,10 @@ USUAL = (
 )
 
 
-@pytest.mark.parametrize(
-  "case",
-  [
-    pytest.param(case, marks=() if case in USUAL else pytest.mark.thorough)
-    for case in CASES
-  ],
-)
+@pytest.mark.parametrize("case", usual(CASES, *USUAL))
 def test_logits_are_those_of_transformers(case):
-  p = models.load_pretrained(FOLDERS[case])
   inputs, outputs = expected(case)
-  out = compute(p, inputs)
+  out = compute(loaded(case), inputs)
   assert out.shape == outputs["float32"].shape
   assert compared(inputs, out, outputs["float32"]) < 2e-5
 
@@ -85,36 +127,31 @@ def test_logits_are_those_of_transformers(case):
 @pytest.mark.parametrize("case", [case for case in ("vit",) if case in FOLDERS])
 def test_positions_of_another_image_size(case):
   """Interpolated as transformers does, where a side grows and one shrinks."""
-  p = models.load_pretrained(FOLDERS[case])
   _, outputs = expected(case)
-  out = compute(p, {"pixel_values": outputs["others"]})
+  out = compute(loaded(case), {"pixel_values": outputs["others"]})
   assert compared({}, out, outputs["of_others"]) < 5e-5
 
 
 @pytest.mark.parametrize(
   "case",
-  [
+  usual(
+    ("bert", "gpt2", *here(("bert_masked", "roberta", "perceiver"))),
     "bert",
     "gpt2",
-    *(
-      pytest.param(case, marks=pytest.mark.thorough)
-      for case in here(("bert_masked", "roberta", "perceiver"))
-    ),
-  ],
+  ),
 )
 def test_float64(case):
   with jax.enable_x64(True):
     p = models.load_pretrained(FOLDERS[case], dtype="float64")
     inputs, outputs = expected(case)
     out = compute(p, inputs)
-    assert out.dtype == np.float64
-    assert compared(inputs, out, outputs["float64"]) < 1e-10
+  assert out.dtype == np.float64
+  assert compared(inputs, out, outputs["float64"]) < 1e-10
 
 
 def test_global_tokens_may_be_traced():
   """As numbers, a mask costs its tokens alone, and the result is the same."""
   inputs, _ = expected("longformer")
-  p = models.load_pretrained(FOLDERS["longformer"])
-  np.testing.assert_allclose(
-    p.logits(p.variables, **inputs), compute(p, inputs), atol=2e-5
-  )
+  p = loaded("longformer")
+  known = jax.jit(lambda variables: p.logits(variables, **inputs))(p.variables)
+  np.testing.assert_allclose(known, compute(p, inputs), atol=2e-5)
