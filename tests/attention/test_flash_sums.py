@@ -11,6 +11,7 @@ from attention import flash_attention
 
 LENGTH, HEADS, WIDTH = 45, 2, 6
 # Rows of every kind in one block: in range, at its ends (e^±40), far outside.
+ALL = np.ones((2, HEADS, LENGTH, LENGTH), bool)
 LEVELS = np.array([0, 39, 41, -39, -41, 88, 104, -104, 300, -300])
 
 
@@ -24,25 +25,12 @@ def draw(size):
   return [np.asarray(array, np.float32) for array in arrays]
 
 
-def masks():
-  rng = np.random.default_rng(5)
-  by_pair = rng.random((2, HEADS, LENGTH, LENGTH)) < 0.5
-  by_pair[0, 1, ::4] = False
-  by_key = rng.random((2, 1, 1, LENGTH)) < 0.7
-  by_key[1] = False
-  return {"none": None, "by_pair": by_pair, "by_key": by_key}
-
-
 def reference(query, key, value, level, cotangent, mask, is_causal):
   """Output and gradients to query, key, value and level, in float64."""
   query, key, value, level, g = (
     np.asarray(x, np.float64) for x in (query, key, value, level, cotangent)
   )
-  allowed = np.ones((2, HEADS, LENGTH, LENGTH), bool)
-  if mask is not None:
-    allowed = allowed & mask
-  if is_causal:
-    allowed = np.tril(allowed)
+  allowed = np.tril(mask) if is_causal else mask
   x = np.einsum("bthd,bshd->bhts", query, key) + level
   x = np.where(allowed, x, -np.inf)
   p = np.exp(x - np.max(x, -1, keepdims=True, initial=-1e300))
@@ -76,18 +64,22 @@ def with_gradients(query, key, value, level, cotangent, mask, is_causal):
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("mask", ["none", "by_pair", "by_key"])
-def test_rows_of_every_size(mask, is_causal):
-  mask = masks()[mask]
-  # Logits of up to 24 and of up to 600, and the levels of the rows beside.
-  for size in (2, 10):
-    arrays = draw(size)
-    expected = reference(*arrays, mask, is_causal)
-    got = with_gradients(*arrays, mask, is_causal=is_causal)
-    # A float32 log-sum-exp of 900 is good to 3e-5; gradients are made of it.
-    for i, (ours, theirs) in enumerate(zip(got, expected, strict=True)):
-      atol = (1e-4 if i else 2e-6) * np.abs(theirs).max()
-      np.testing.assert_allclose(ours, theirs, rtol=0, atol=atol)
+def test_rows_of_every_size(is_causal):
+  rng = np.random.default_rng(5)
+  by_pair = rng.random(ALL.shape) < 0.5
+  by_pair[0, 1, ::4] = False
+  by_key = ALL & (rng.random((2, 1, 1, LENGTH)) < 0.7)
+  by_key[1] = False
+  for mask in (ALL, by_pair, by_key):
+    # Logits of up to 24 and of up to 600, and the levels of the rows beside.
+    for size in (2, 10):
+      arrays = draw(size)
+      expected = reference(*arrays, mask, is_causal)
+      got = with_gradients(*arrays, mask, is_causal=is_causal)
+      # A float32 log-sum-exp of 900 is good to 3e-5; gradients are made of it.
+      for i, (ours, theirs) in enumerate(zip(got, expected, strict=True)):
+        atol = (1e-4 if i else 2e-6) * np.abs(theirs).max()
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=atol)
 
 
 def test_a_lost_row_leaves_the_others_alone():
@@ -97,7 +89,7 @@ def test_a_lost_row_leaves_the_others_alone():
   wild[0, 1, 5] = 500.0
   got, expected = (
     np.asarray(
-      with_gradients(query, key, value, x, cotangent, None, is_causal=True)[0]
+      with_gradients(query, key, value, x, cotangent, ALL, is_causal=True)[0]
     )
     for x in (wild, calm)
   )
@@ -107,28 +99,27 @@ def test_a_lost_row_leaves_the_others_alone():
 
 
 def test_under_vmap_only_what_is_lost_changes():
-  query, key, value, level, _ = (jnp.asarray(x)[:, None] for x in draw(2))
-  call = functools.partial(flash_attention, scale=1.0, block_size=16)
-  got = jax.vmap(lambda q, k, v, b: call(q, k, v, bias=b))(
-    query, key, value, level
-  )
-  expected = [
-    call(q, k, v, bias=b)
-    for q, k, v, b in zip(query, key, value, level, strict=True)
-  ]
+  *arrays, _ = (x[:, None] for x in draw(2))
+
+  def call(query, key, value, level):
+    options = {"bias": level, "scale": 1.0, "block_size": 16}
+    return flash_attention(query, key, value, **options)
+
+  one_by_one = jax.jit(call)
+  expected = [one_by_one(*x) for x in zip(*arrays, strict=True)]
+  got = jax.jit(jax.vmap(call))(*arrays)
   np.testing.assert_allclose(got, np.stack(expected), atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
 def test_values_in_half_precision(dtype):
   """float16 ends at 6.6e4, e^11: its exponentials always need the maximum."""
-  query, key, value, level, cotangent = draw(2)
+  *qkv, level, cotangent = draw(2)
   level = np.clip(level, -15, 15)
-  arrays = [jnp.asarray(x, dtype) for x in (query, key, value)]
-  bias = jnp.asarray(level)
-  got = flash_attention(*arrays, bias=bias, scale=1.0, block_size=16)
-  value = np.asarray(arrays[2], np.float32)
-  expected = reference(query, key, value, level, cotangent, None, False)[0]
-  np.testing.assert_allclose(
-    np.asarray(got, np.float32), expected, atol=4 * float(jnp.finfo(dtype).eps)
-  )
+  arrays = [x.astype(dtype) for x in qkv]
+  call = {"bias": level, "scale": 1.0, "block_size": 16}
+  got = jax.jit(functools.partial(flash_attention, **call))(*arrays)
+  wide = [x.astype(np.float32) for x in arrays]
+  expected = reference(*wide, level, cotangent, ALL, False)[0]
+  error = np.abs(np.asarray(got, np.float32) - expected).max()
+  assert error <= 4 * float(jnp.finfo(dtype).eps)

@@ -9,47 +9,48 @@ import re
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from attention import ATTENTIONS, Dims, gates_from_keys, platform
 from attention.testing import assert_close
+from tests.attention.calls import draw, random_mask
 from tests.attention.forms import FORMS, KINDS, RECURRENT, SIZES
 
 MOST_TRIPS = 16
 """Steps of a loop that is linear in T, at T 16,384, B 1, N 8, H 64."""
 
 
-def form(name, is_causal, is_thorough):
-  marks = [pytest.mark.thorough] if is_thorough else []
-  return pytest.param(name, is_causal, marks=marks)
-
-
 LARGE = (*KINDS, "flash", "bigbird", "kimi_delta")
 """Those of the default suite: of each kind of loop one."""
 
-# The default suite has each of them in its last direction, causal if it can.
-ONE_DIRECTION_FIRST = [
-  form(*x, x[0] not in LARGE or ((x[0], True) in FORMS and not x[1]))
-  for x in FORMS
-]
+
+def last_directions(kept):
+  """Those kept in their last direction, causal if they can; others `thorough`."""
+  return pytest.mark.parametrize(
+    ("name", "is_causal"),
+    [
+      pytest.param(*x, marks=[] if is_kept else pytest.mark.thorough)
+      for x in FORMS
+      for is_kept in [x[0] in kept and (x[1] or (x[0], True) not in FORMS)]
+    ],
+  )
 
 
 def program(name, is_causal, options, dims, mask=None):
-  """Output and gradients, and the mechanism's variables."""
+  """`(variables, query, key, value, cotangent)` -> output and gradients; shapes of
+  variables; whether the query is the key."""
   mechanism = gates_from_keys(ATTENTIONS[name](**options))
-  variables = mechanism.init(jax.random.key(0), dims)
+  init = functools.partial(mechanism.init, dims=dims)
 
-  def run(query, key, value, cotangent):
+  def run(variables, query, key, value, cotangent):
     def attend(query, key, value):
-      return mechanism.apply(
-        variables, query, key, value, is_causal=is_causal, mask=mask
-      )
+      call = {"is_causal": is_causal, "mask": mask}
+      return mechanism.apply(variables, query, key, value, **call)
 
     out, pullback = jax.vjp(attend, query, key, value)
     return out, pullback(cotangent)
 
-  return run, "shared_qk" in mechanism.supports
+  return run, init, "shared_qk" in mechanism.supports
 
 
 def test_blocks_share_a_length_evenly():
@@ -70,33 +71,20 @@ def test_blocks_share_a_length_evenly():
     assert platform.block(10**9, 512, 256, 512, 512) == (512, 256)
 
 
-@pytest.mark.parametrize(
-  ("name", "is_causal"),
-  [
-    form(*x, x[0] not in KINDS or ((x[0], True) in FORMS and not x[1]))
-    for x in FORMS
-  ],
-)
-@pytest.mark.parametrize(
-  ("length", "masked"),
-  [
-    pytest.param(64, False, id="plain", marks=pytest.mark.thorough),
-    pytest.param(101, True, id="masked"),
-  ],
-)
-def test_the_budget_changes_no_number(name, is_causal, masked, length):
-  rng = np.random.default_rng(0)
-  query, key, value, cotangent = (
-    jnp.asarray(rng.standard_normal((2, length, n, 8)), jnp.float32)
-    for n in (4, 2, 2, 4)
-  )
-  mask = jnp.asarray(rng.random((2, 1, 1, length)) < 0.8) if masked else None
-  dims = Dims(4, 2, 8, length, 16)
+@last_directions(KINDS)
+def test_the_budget_changes_no_number(name, is_causal):
+  length, dims = 101, Dims(4, 2, 8, 101, 16)
+  query, key, value = draw(length)
+  (cotangent, *_) = draw(length, seed=1)
+  mask = random_mask(2, 1, 1, length, share=0.8)
+  size = SIZES.get(name, {})
+  _, init, shares = program(name, is_causal, size, dims)
+  variables = jax.jit(init)(jax.random.key(0))
+  arguments = variables, query, None if shares else key, value, cotangent
 
   def found(where):
+    run, *_ = program(name, is_causal, size, dims, mask)
     with platform.tracing_for(where):
-      run, shares = program(name, is_causal, SIZES.get(name, {}), dims, mask)
-      arguments = (query, None if shares else key, value, cotangent)
       return jax.tree.leaves(jax.jit(run)(*arguments))
 
   for got, expected in zip(found("gpu"), found("cpu"), strict=True):
@@ -104,7 +92,7 @@ def test_the_budget_changes_no_number(name, is_causal, masked, length):
 
 
 @functools.cache
-def traced(name, is_causal, where, length):
+def traced(name, is_causal, where, length=16_384):
   """Forward and backward, traced for an accelerator."""
   shape = jax.ShapeDtypeStruct((1, length, 8, 64), jnp.bfloat16)
   options = {
@@ -114,9 +102,10 @@ def traced(name, is_causal, where, length):
     "mesa": {"num_iterations": 10},  # Of a solver: the steps are fewer.
   }.get(name, {})
   dims = Dims(8, 8, 64, length, 512)
+  run, init, shares = program(name, is_causal, options, dims)
+  variables = jax.eval_shape(init, jax.random.key(0))
   with platform.tracing_for(where):
-    run, shares = program(name, is_causal, options, dims)
-    arguments = (shape, None if shares else shape, shape, shape)
+    arguments = variables, shape, None if shares else shape, shape, shape
     return jax.jit(run).trace(*arguments)
 
 
@@ -132,21 +121,18 @@ def trips(jaxpr):
           yield from trips(inner)
 
 
-@pytest.mark.parametrize(
-  "where", ["gpu", pytest.param("tpu", marks=pytest.mark.thorough)]
-)
-@pytest.mark.parametrize(("name", "is_causal"), ONE_DIRECTION_FIRST)
-def test_every_mechanism_lowers_for_an_accelerator(name, is_causal, where):
-  lowers(name, is_causal, where)
+@last_directions(LARGE)
+def test_every_mechanism_lowers_for_an_accelerator(name, is_causal):
+  lowers(name, is_causal, "gpu")
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_each_kind_lowers_for_a_tpu(name):
-  lowers(name, False, "tpu")
+@last_directions(KINDS)
+def test_each_kind_lowers_for_a_tpu(name, is_causal):
+  lowers(name, is_causal, "tpu")
 
 
 def lowers(name, is_causal, where):
-  program = traced(name, is_causal, where, 16_384)
+  program = traced(name, is_causal, where)
   target = {"gpu": "cuda"}.get(where, where)
   with platform.tracing_for(where):
     text = program.lower(lowering_platforms=(target,)).as_text()
@@ -156,12 +142,12 @@ def lowers(name, is_causal, where):
   assert ("optimization_barrier" in text) == (name in RECURRENT)
 
 
-@pytest.mark.parametrize(("name", "is_causal"), ONE_DIRECTION_FIRST)
+@last_directions([x for x in LARGE if ATTENTIONS[x]().cost != "quadratic"])
 def test_an_accelerator_gets_few_large_steps(name, is_causal):
   if ATTENTIONS[name]().cost == "quadratic":
     pytest.skip("its time is T², and so is the number of its tiles")
   on_gpu, on_cpu = (
-    list(trips(traced(name, is_causal, where, 16_384).jaxpr.jaxpr))
+    list(trips(traced(name, is_causal, where).jaxpr.jaxpr))
     for where in ("gpu", "cpu")
   )
   assert max(on_gpu, default=1) <= MOST_TRIPS, on_gpu
@@ -170,11 +156,9 @@ def test_an_accelerator_gets_few_large_steps(name, is_causal):
 
 def test_one_export_has_a_plan_for_each():
   """The products of every platform in its program, and the result here."""
-  rng = np.random.default_rng(0)
-  arrays = [jnp.asarray(rng.normal(size=(1, 2048, 2, 8)), jnp.float32)] * 4
-  run, _ = program(
-    "sliding_window", True, {"window": 99}, Dims(2, 2, 8, 2048, 16)
-  )
+  arrays = [{}, *draw(2048, heads=2, batch=1)[:1] * 4]
+  dims = Dims(2, 2, 8, 2048, 16)
+  run, *_ = program("sliding_window", True, {"window": 99}, dims)
   portable = jax.jit(platform.portable(run))
 
   def products(function, target):
@@ -199,7 +183,7 @@ def test_the_trips_are_what_the_budget_says():
     accelerator = platform.ACCELERATOR._replace(tile_bytes=tile_bytes)
     with pytest.MonkeyPatch.context() as patch:
       patch.setattr(platform, "ACCELERATOR", accelerator)
-      program = traced.__wrapped__("sliding_window", False, "gpu", 16_384)
+      program = traced.__wrapped__("sliding_window", False, "gpu")
       found = trips(program.jaxpr.jaxpr)
     # 128 rows see 640 keys: 2.5 MiB of scores, and as much of keys and values.
     assert set(found) == {expected}
