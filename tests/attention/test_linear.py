@@ -1,6 +1,7 @@
-"""Linear attention beside the contract suite: feature maps, blocks, memory."""
+"""Linear attention and performer: feature maps, blocks of any size, memory."""
 
-import functools
+from functools import partial
+import re
 
 import jax
 import jax.numpy as jnp
@@ -14,23 +15,33 @@ from attention import (
   hedgehog_features,
   linear,
   linear_attention,
+  performer,
   performer_attention,
+  platform,
 )
 from attention.testing import assert_close
-from tests.attention.forms import thorough
+from tests.attention.calls import (
+  assert_equal,
+  assert_refused,
+  draw,
+  normal,
+  pulled,
+  random_mask,
+)
+
+(PROJECTION,) = normal((16, 8))
+ATTEND = {
+  "linear": linear_attention,
+  "performer": partial(performer_attention, projection=PROJECTION),
+}
+both = pytest.mark.parametrize("name", ATTEND)
+# Of each mechanism one direction.
+one_direction = pytest.mark.parametrize(
+  ("name", "is_causal"), [("linear", False), ("performer", True)]
+)
 
 
-def _inputs(length, source_length=None, seed=0):
-  rng = np.random.default_rng(seed)
-  source_length = source_length or length
-  shapes = (length, 4, 6), (source_length, 2, 6), (source_length, 2, 5)
-  return [
-    jnp.asarray(rng.standard_normal((1, *shape), np.float32))
-    for shape in shapes
-  ]
-
-
-def _quadratic(query, key, value, feature_map, is_causal, scale):
+def quadratic(query, key, value, *, feature_map, is_causal, scale):
   """The same as a T×S matrix, for autodiff."""
   key, value = (jnp.repeat(x, 2, axis=2) for x in (key, value))
   query, key = (feature_map(x * scale**0.5) for x in (query, key))
@@ -44,18 +55,11 @@ def _quadratic(query, key, value, feature_map, is_causal, scale):
 # Ends of chunks (64 positions, 256 keys), of groups of four, and S on both
 # sides of T.
 @pytest.mark.parametrize(
-  ("length", "source_length", "is_causal"),
-  [
-    (300, 257, False),
-    (130, 200, True),
-    *thorough((321, 321, True), (192, 128, True)),
-  ],
+  ("length", "source", "is_causal"), [(300, 257, False), (130, 200, True)]
 )
 def test_gradients_reach_what_the_feature_map_closes_over(
-  length, source_length, is_causal
+  length, source, is_causal
 ):
-  matrix = np.random.default_rng(3).standard_normal((6, 7), np.float32)
-
   def run(attend, qkv, matrix, scale):
     return attend(
       *qkv,
@@ -64,104 +68,157 @@ def test_gradients_reach_what_the_feature_map_closes_over(
       scale=scale,
     )
 
-  @functools.partial(jax.jit, static_argnums=0)
-  def gradients(attend, *leaves):
-    out, pullback = jax.vjp(functools.partial(run, attend), *leaves)
-    return out, pullback(jnp.cos(jnp.arange(out.size)).reshape(out.shape))
-
-  leaves = _inputs(length, source_length), matrix, jnp.float32(0.3)
+  (matrix,) = normal((6, 7), seed=3)
+  qkv = draw(length, source, dim=6, value=5, batch=1)
   got, expected = (
-    jax.tree.leaves(gradients(attend, *leaves))
-    for attend in (linear_attention, _quadratic)
+    pulled(partial(run, attend), qkv, matrix, jnp.float32(0.3))
+    for attend in (linear_attention, quadratic)
   )
-  for x, y in zip(got, expected, strict=True):
-    assert_close(x, y, 1e-5)
+  assert_equal(got, expected, 1e-5)
+
+
+# A budget of 40,000 bytes is a few blocks a step, and so several steps.
+@one_direction
+def test_many_blocks_at_once_give_the_same_numbers(
+  name, is_causal, monkeypatch
+):
+  qkv = draw(300, 517, value=5)
+  call = {"mask": random_mask(1, 1, 1, 517, share=0.8), "is_causal": is_causal}
+  expected = pulled(partial(ATTEND[name], **call), *qkv)
+  fewer = platform.ACCELERATOR._replace(tile_bytes=40_000)
+  monkeypatch.setattr(platform, "ACCELERATOR", fewer)
+  call["block_size"] = 16 if is_causal else None
+  with platform.tracing_for("gpu"):
+    got = pulled(partial(ATTEND[name], **call), *qkv)
+  assert_equal(got, expected, 1e-4)
+  assert_close(got[0], expected[0], 1e-5)
+
+
+@both
+def test_future_does_not_reach_the_past_of_many_chunks(name):
+  qkv = draw(300, value=5)
+  later = [np.array(x) for x in qkv]
+  for x in later:
+    x[:, 200:] = 7.0
+  with platform.tracing_for("gpu"):
+    run = jax.jit(partial(ATTEND[name], is_causal=True))
+    out, changed = run(*qkv), run(*later)
+  np.testing.assert_array_equal(out[:, :200], changed[:, :200])
+
+
+@one_direction
+def test_any_block_size_gives_the_same_numbers(name, is_causal):
+  """Also where it is part of a record's call."""
+  qkv = draw(65, value=5)
+  record, variables = linear(), {}
+  if name == "performer":
+    record = performer(16)
+    variables = {"constants": {"projection": PROJECTION}}
+  apply = partial(record.apply, variables, is_causal=is_causal)
+  expected = pulled(apply, *qkv)
+  for block_size in (1, 7) if is_causal else (7, 1000):
+    got = pulled(partial(apply, block_size=block_size), *qkv)
+    assert_equal(got, expected, 1e-4)
+    assert_close(got[0], expected[0], 1e-5)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@both
+def test_it_lowers_for_accelerators_with_few_steps(name, is_causal):
+  x = jax.ShapeDtypeStruct((1, 16_384, 8, 8), jnp.bfloat16)
+
+  def loss(*qkv):
+    out = ATTEND[name](*qkv, is_causal=is_causal)
+    return jnp.sum(out.astype(jnp.float32))
+
+  with platform.tracing_for("gpu"):
+    traced = jax.jit(jax.value_and_grad(loss, (0, 1, 2))).trace(x, x, x)
+    traced.lower(lowering_platforms=("cuda",))
+  trips = [int(n) for n in re.findall(r"\blength=(\d+)", str(traced.jaxpr))]
+  assert trips
+  assert max(trips) <= 8
 
 
 def test_performer_with_relu_is_linear_attention_with_its_features():
-  query, key, value = _inputs(70)
-  projection = np.random.default_rng(1).standard_normal((8, 6), np.float32)
+  qkv = draw(70, value=5)
 
   def features(x):
-    return jnp.maximum(x @ projection.T / 8**0.5, 0.0) + 1e-3
+    return jnp.maximum(x @ PROJECTION.T / 16**0.5, 0.0) + 1e-3
 
-  got = performer_attention(
-    query, key, value, projection=jnp.asarray(projection), kernel="relu"
-  )
-  expected = linear_attention(
-    query, key, value, feature_map=features, scale=6**-0.5
+  got, expected = (
+    jax.jit(attend)(*qkv)
+    for attend in (
+      partial(ATTEND["performer"], kernel="relu"),
+      partial(linear_attention, feature_map=features, scale=8**-0.5),
+    )
   )
   assert_close(got, expected, 1e-6)
 
 
 def test_elu_plus_one_keeps_its_digits_and_hides_no_nan():
-  x = jnp.array([-80.0, -8.0, 0.0, 3.0])
-  expected = np.array([np.exp(-80.0), np.exp(-8.0), 1.0, 4.0])
-  np.testing.assert_allclose(elu_plus_one(x), expected, rtol=1e-5)
-  slopes = jax.vmap(jax.grad(elu_plus_one))(x)
-  np.testing.assert_allclose(slopes, np.minimum(expected, 1), rtol=1e-5)
-  assert np.isnan(elu_plus_one(jnp.float32(jnp.nan)))
+  x = np.array([-80.0, -8.0, 0.0, 3.0, np.nan], np.float32)
+  expected = np.array([np.exp(-80.0), np.exp(-8.0), 1.0, 4.0, np.nan])
+  found, slopes = jax.jit(jax.vmap(jax.value_and_grad(elu_plus_one)))(x)
+  np.testing.assert_allclose(found, expected, rtol=1e-5)
+  np.testing.assert_allclose(slopes[:4], np.minimum(expected, 1)[:4], rtol=1e-5)
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_features_that_are_all_zero_see_nothing(is_causal):
-  query, key, value = _inputs(9)
-  query = query.at[:, 4].set(-1.0)
-  attend = linear("relu").apply
-
-  def call(*qkv):
-    return attend({}, *qkv, is_causal=is_causal)
-
-  @jax.jit
-  def run(*qkv):
-    out, pullback = jax.vjp(call, *qkv)
-    return out, pullback(jnp.ones_like(out))
-
-  out, gradients = run(query, key, value)
-  assert not np.asarray(out[:, 4]).any()
+  query, key, value = draw(9, value=5)
+  query = np.array(query)
+  query[:, 4] = -1.0
+  apply = partial(linear("relu").apply, {}, is_causal=is_causal)
+  out, gradients = pulled(apply, query, key, value)
+  assert not out[:, 4].any()
   assert all(np.isfinite(x).all() for x in gradients)
-  assert not np.asarray(gradients[0][:, 4]).any()
+  assert not gradients[0][:, 4].any()
 
 
 def test_a_nan_shows():
-  query, key, value = _inputs(9)
-  key = key.at[0, 5, 0, 2].set(jnp.nan)
-  out = np.asarray(linear_attention(query, key, value, is_causal=True))
+  query, key, value = draw(9, value=5)
+  key = np.array(key)
+  key[0, 5, 0, 2] = np.nan
+  attend = jax.jit(partial(linear_attention, is_causal=True))
+  out = np.asarray(attend(query, key, value))
   assert np.isnan(out[0, 5:, :2]).all()
   assert np.isfinite(out[0, :5]).all()
   assert np.isfinite(out[0, :, 2:]).all()
 
 
 def test_cache_is_one_state_whatever_the_length():
-  attention = linear()
   dims = Dims(num_heads=4, num_kv_heads=2, head_dim=8, max_length=100)
   for length in (10, 10_000):
-    cache = attention.init_cache({}, 3, length, dims, jnp.bfloat16)
+    cache = linear().init_cache({}, 3, length, dims, jnp.bfloat16)
     sizes = [x.nbytes for x in jax.tree.leaves(cache)]
     assert sum(sizes) == 4 * 3 * 2 * 8 * (8 + 1)
 
 
 def test_bad_options_are_refused(unchecked):
-  query, key, value = _inputs(4)
-  with pytest.raises(ValueError, match=r"feature_map: .* got 'cosine'"):
-    linear("cosine")
-  with pytest.raises(ValueError, match="scale: expected > 0"):
-    linear_attention(query, key, value, scale=0.0)
-  with pytest.raises(ValueError, match=r"feature_map: .+; pass it to linear"):
-    linear().apply({}, query, key, value, feature_map=jnp.exp)
-  with pytest.raises(ValueError, match="feature_map: expected a function of"):
-    linear_attention(query, key, value, feature_map=jnp.sum)
+  qkv = draw(4)
+  attend = partial(linear_attention, *qkv)
+  assert_refused(
+    attend,
+    (
+      ("scale: expected > 0", {"scale": 0.0}),
+      ("feature_map: expected a function of", {"feature_map": jnp.sum}),
+    ),
+  )
+  assert_refused(linear, [("feature_map: .* got 'cos", {"feature_map": "cos"})])
+  assert_refused(
+    partial(linear().apply, {}, *qkv),
+    [("feature_map: .+; pass it to linear", {"feature_map": jnp.exp})],
+  )
+  for function in (attend, partial(ATTEND["performer"], *qkv)):
+    for size in (0, -1, 2.0, True, "256"):
+      assert_refused(function, [("block_size: exp", {"block_size": size})])
 
 
-@pytest.mark.parametrize("is_causal", [*thorough((False,)), True])
-def test_hedgehog_with_trained_kernels(is_causal):
+def test_hedgehog_with_trained_kernels():
   """The record, the bare function on projections, and the definition agree."""
-  query, key, value = _inputs(70)
-  rng = np.random.default_rng(5)
-  params = {
-    name: rng.standard_normal((heads, 6, 6), np.float32)
-    for name, heads in (("query_kernel", 4), ("key_kernel", 2))
-  }
+  qkv = draw(70, dim=6, value=5, batch=1)
+  kernels = normal((4, 6, 6), (2, 6, 6), seed=5)
+  params = dict(zip(("query_kernel", "key_kernel"), kernels, strict=True))
 
   def projected(query, key, params):
     return (
@@ -171,36 +228,20 @@ def test_hedgehog_with_trained_kernels(is_causal):
 
   def record(query, key, value, params):
     apply = linear("hedgehog").apply
-    return apply({"params": params}, query, key, value, is_causal=is_causal)
+    return apply({"params": params}, query, key, value, is_causal=True)
 
-  def bare(query, key, value, params):
-    return linear_attention(
-      *projected(query, key, params),
-      value,
-      feature_map=hedgehog_features,
-      is_causal=is_causal,
-    )
+  def on_projections(attend, query, key, value, params):
+    call = {"feature_map": hedgehog_features, "is_causal": True, "scale": 1.0}
+    return attend(*projected(query, key, params), value, **call)
 
-  def naive(query, key, value, params):
-    projections = projected(query, key, params)
-    return _quadratic(*projections, value, hedgehog_features, is_causal, 1.0)
-
-  @functools.partial(jax.jit, static_argnums=0)
-  def gradients(attend, *arguments):
-    out, pullback = jax.vjp(attend, *arguments)
-    return out, pullback(jnp.cos(jnp.arange(out.size)).reshape(out.shape))
-
-  arguments = query, key, value, params
-  expected = gradients(naive, *arguments)
-  for attend in (record, bare):
-    got = gradients(attend, *arguments)
-    for x, y in zip(*map(jax.tree.leaves, (got, expected)), strict=True):
-      assert_close(x, y, 1e-5)
+  expected = pulled(partial(on_projections, quadratic), *qkv, params)
+  for attend in (record, partial(on_projections, linear_attention)):
+    assert_equal(pulled(attend, *qkv, params), expected, 1e-5)
   defined = definitions.linear_attention(
-    *map(np.float64, projected(query, key, params)),
-    value,
+    *map(np.float64, jax.jit(projected)(*qkv[:2], params)),
+    qkv[2],
     feature_map=definitions.linear.hedgehog_features,
-    is_causal=is_causal,
+    is_causal=True,
   )
   assert_close(expected[0], defined, 1e-5)
 
