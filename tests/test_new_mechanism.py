@@ -25,7 +25,7 @@ def banded(width, *, sharpness=1.0):
     init_cache=None,
     decode=None,
     supports=frozenset({"cross", "mask", "segments", "dropout"}),
-    approximates=APPROXIMATES,
+    approximates="dense",
     cost="linear",
     sizes=plug.Sizes(
       short={"width": 4},
@@ -79,7 +79,7 @@ rows = [
 ]
 found["growth"] = bounds.growth_markdown(rows)
 
-runs = plan.plan(comparison(attention="all"))
+runs = plan.plan(comparison(attention="dense,banded"))
 (run,) = [run for run in runs if run.attention == "banded"]
 found["run"] = [run.obstacle, run.slots, run.arguments[0]]
 found["order"] = [sorted(["z", "banded", "dense"], key=frame.rank),
@@ -92,19 +92,11 @@ print(json.dumps(found))
 '''
 
 
-@pytest.fixture(
-  scope="module",
-  params=["dense", pytest.param(None, marks=pytest.mark.thorough)],
-  ids=str,
-)
-def found(request):
+@pytest.fixture(scope="module")
+def told():
   """What every part of the project makes of a mechanism it has not seen."""
   result = subprocess.run(
-    [
-      sys.executable,
-      "-c",
-      _SCRIPT.replace("APPROXIMATES", repr(request.param)),
-    ],
+    [sys.executable, "-c", _SCRIPT],
     capture_output=True,
     text=True,
     check=False,
@@ -112,11 +104,10 @@ def found(request):
     env=commands.environment(),
   )
   assert result.returncode == 0, result.stderr
-  return request.param, json.loads(result.stdout.splitlines()[-1])
+  return json.loads(result.stdout.splitlines()[-1])
 
 
-def test_configs_take_it_where_it_can_serve(found):
-  _, told = found
+def test_configs_take_it_where_it_can_serve(told):
   banded = {"name": "banded", "width": 4}
   assert told["chosen"] == {
     "encoder_attention": banded,
@@ -127,8 +118,7 @@ def test_configs_take_it_where_it_can_serve(found):
   assert told["slots"] == "banded · dense · dense"
 
 
-def test_tables_and_messages_name_it(found):
-  _, told = found
+def test_tables_and_messages_name_it(told):
   row = (
     "| `banded` | – | ✓ | – | ✓ | – | ✓ | – | – | – | ✓ | – | – | – | – | – |"
   )
@@ -138,17 +128,13 @@ def test_tables_and_messages_name_it(found):
   assert told["order"][0] == ["dense", "banded", "z"]
 
 
-def test_benchmarks_time_it_and_hold_it_to_its_promise(found):
-  _, told = found
+def test_benchmarks_and_comparisons_take_it(told):
+  """They time it, hold it to its promise, plan it and measure its error."""
   assert told["programs"] == [["forward", [1, 32, 2, 8]]]
   assert "16.0 | 4.6 | **short**" in told["growth"]
-
-
-def test_a_comparison_plans_it_and_measures_its_error(found):
-  approximates, told = found
   obstacle, slots, argument = told["run"]
   assert not obstacle
   assert slots == "banded · dense · dense"
   assert argument == "--config=configs/copy.py:banded"
-  assert told["error"] == (0.0 if approximates else None)
+  assert told["error"] == 0.0
   assert told["picture"]

@@ -28,6 +28,57 @@ def model(encoder="dense", decoder="dense", cross="dense"):
   return types.SimpleNamespace(config=types.SimpleNamespace(attentions=chosen))
 
 
+SLOTS = [
+  f"{name}_{i}/{kind}_attention"
+  for name, kind in (
+    ("encoder", "self"),
+    ("decoder", "self"),
+    ("decoder", "cross"),
+  )
+  for i in (0, 1)
+]
+"""Names of the maps of two layers."""
+
+
+@pytest.fixture
+def mapped(monkeypatch):
+  """Gives a model maps of these names."""
+
+  def mapped(names, weights=None):
+    weights = np.zeros((1, 1, 2, 2)) if weights is None else weights
+    monkeypatch.setattr(
+      attention_maps.models,
+      "attention_maps",
+      lambda unused, variables, rows: dict.fromkeys(names, weights),
+    )
+
+  return mapped
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+  """The maps that are drawn."""
+  drawn = []
+  monkeypatch.setattr(
+    attention_maps, "draw_maps", lambda path, maps: drawn.extend(maps)
+  )
+  return drawn
+
+
+def batch_of(*ids):
+  ids = np.array([ids])
+  return {"source": ids, "inputs": ids, "targets": ids, "weights": ids}
+
+
+def task_of(batch=None):
+  return types.SimpleNamespace(
+    pad_id=0,
+    labels=lambda ids: list(map(str, ids)),
+    eval_splits=("validation",),
+    eval_batches=lambda split: [batch],
+  )
+
+
 def test_samples_take_one_line_a_field(tmp_path):
   path = tmp_path / "samples.txt"
   samples = [Sample("a", "b\nc", "d"), Sample("e", "f", "g")]
@@ -125,7 +176,7 @@ def test_weights_below_0_have_a_colour_of_their_own(
   assert image.get_clim() == ((-0.5, 0.5) if lowest < -0.1 else (0, 0.5))
 
 
-def test_every_layer_in_order(monkeypatch):
+def test_every_layer_in_order(mapped):
   names = [
     "decoder_0/cross_attention",
     "decoder_0/self_attention",
@@ -133,15 +184,9 @@ def test_every_layer_in_order(monkeypatch):
     "decoder_9/self_attention",
     "encoder_0/self_attention",
   ]
-  monkeypatch.setattr(
-    attention_maps.models,
-    "attention_maps",
-    lambda unused, variables, rows: {n: np.zeros((1, 2, 3, 3)) for n in names},
-  )
-  ids = np.array([[5, 6, 0]])
-  example = {"source": ids, "inputs": ids, "targets": ids, "weights": ids}
-  task = types.SimpleNamespace(pad_id=0, labels=lambda ids: list(map(str, ids)))
-  maps = attention_maps.named_maps(model(), {}, task, example)
+  mapped(names, np.zeros((1, 2, 3, 3)))
+  example = batch_of(5, 6, 0)
+  maps = attention_maps.named_maps(model(), {}, task_of(), example)
   assert {name: shown.title for name, shown in maps.items()} == {
     "encoder_1_self_attention": "encoder layer 1, self-attention",
     "decoder_1_self_attention": "decoder layer 1, self-attention",
@@ -161,7 +206,7 @@ def test_every_layer_in_order(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["encoder_decoder", "decoder", "encoder"])
-def test_the_last_layer_is_drawn_without_padding(kind, monkeypatch):
+def test_the_last_layer_is_drawn_without_padding(kind, mapped, drawn):
   source = np.array([[5, 6, 7, 0], [5, 0, 0, 0]])
   inputs = np.array([[1, 8, 9, 0, 0], [1, 0, 0, 0, 0]])
   targets = np.array([[8, 9, 2, 0, 0], [2, 0, 0, 0, 0]])
@@ -176,25 +221,16 @@ def test_the_last_layer_is_drawn_without_padding(kind, monkeypatch):
   attention = np.full((1, 2, 5, lengths[kind]), 0.25)
   maps = {"encoder_decoder": ["decoder_2/cross_attention"]}.get(kind, [])
   names = [f"{kind[:7]}_{i}/self_attention" for i in (10, 9, 1)] + maps
-  monkeypatch.setattr(
-    attention_maps.models,
-    "attention_maps",
-    lambda unused, variables, rows: {n: attention for n in names},
-  )
-  drawn = []
-  monkeypatch.setattr(
-    attention_maps, "draw_maps", lambda path, maps: drawn.extend(maps)
-  )
-  task = types.SimpleNamespace(pad_id=0, labels=lambda ids: list(map(int, ids)))
-  attention_maps.draw_attention("a.png", model(), {}, task, [batch])
+  mapped(names, attention)
+  attention_maps.draw_attention("a.png", model(), {}, task_of(), [batch])
   [(weights, queries, keys, _, title, mechanism)] = drawn
   assert weights.shape == (2, 3, 3)
   assert mechanism == "dense"
   if kind == "encoder_decoder":
-    assert (queries, keys) == ([8, 9, 2], [5, 6, 7])
+    assert (queries, keys) == (["8", "9", "2"], ["5", "6", "7"])
     assert title == "decoder layer 3, cross-attention"
   else:
-    assert queries == keys == ([1, 8, 9] if kind == "decoder" else [5, 6, 7])
+    assert queries == keys == list("189" if kind == "decoder" else "567")
     assert "layer 11" in title
 
 
@@ -223,26 +259,10 @@ def test_the_last_layer_is_drawn_without_padding(kind, monkeypatch):
     ),
   ],
 )
-def test_the_mechanism_of_the_config_comes_first(monkeypatch, slots, shown):
-  names = [
-    f"{side}_{i}/self_attention"
-    for side in ("encoder", "decoder")
-    for i in (0, 1)
-  ]
-  names += [f"decoder_{i}/cross_attention" for i in (0, 1)]
-  monkeypatch.setattr(
-    attention_maps.models,
-    "attention_maps",
-    lambda unused, variables, rows: {n: np.zeros((1, 1, 2, 2)) for n in names},
-  )
-  drawn = []
-  monkeypatch.setattr(
-    attention_maps, "draw_maps", lambda path, maps: drawn.extend(maps)
-  )
-  ids = np.array([[5, 6]])
-  batch = {"source": ids, "inputs": ids, "targets": ids, "weights": ids}
-  task = types.SimpleNamespace(pad_id=0, labels=lambda ids: list(map(str, ids)))
-  attention_maps.draw_attention("a.png", model(*slots), {}, task, [batch])
+def test_the_mechanism_of_the_config_comes_first(mapped, drawn, slots, shown):
+  mapped(SLOTS)
+  chosen, batches = model(*slots), [batch_of(5, 6)]
+  attention_maps.draw_attention("a.png", chosen, {}, task_of(), batches)
   assert [(one.title, one.mechanism) for one in drawn] == shown
 
 
@@ -256,31 +276,10 @@ def test_the_mechanism_of_the_config_comes_first(monkeypatch, slots, shown):
   ],
 )
 def test_a_report_shows_a_slot_that_the_mechanism_fills(
-  monkeypatch, slots, title, mechanism
+  mapped, slots, title, mechanism
 ):
-  names = [
-    f"{name}_{i}/{kind}_attention"
-    for name, kind in (
-      ("encoder", "self"),
-      ("decoder", "self"),
-      ("decoder", "cross"),
-    )
-    for i in (0, 1)
-  ]
-  monkeypatch.setattr(
-    attention_maps.models,
-    "attention_maps",
-    lambda unused, variables, rows: {n: np.zeros((1, 1, 2, 2)) for n in names},
-  )
-  ids = np.array([[5, 6]])
-  batch = {"source": ids, "inputs": ids, "targets": ids, "weights": ids}
-  task = types.SimpleNamespace(
-    pad_id=0,
-    labels=lambda ids: list(map(str, ids)),
-    eval_splits=("validation",),
-    eval_batches=lambda split: [batch],
-  )
-  found = attention_maps.sketch(model(*slots), {}, task)
+  mapped(SLOTS)
+  found = attention_maps.sketch(model(*slots), {}, task_of(batch_of(5, 6)))
   assert (found["title"], found["mechanism"]) == (title, mechanism)
 
 

@@ -1,28 +1,19 @@
 """Every leaf is told with its value and meaning, in --help and in the page."""
 
-import subprocess
-import sys
-
 from settings.leaves import flatten
 from tests import commands
 from training import config_help, experiment_config
 
 
 def test_help_behind_a_config_has_its_leaves():
-  result = subprocess.run(
-    [
-      sys.executable,
-      "train.py",
-      "--config=configs/copy.py:performer",
-      "--config.num_steps=7",
-      "--help",
-    ],
-    capture_output=True,
-    text=True,
-    check=True,
-    cwd=commands.ROOT,
+  code, out, error = commands.run(
+    "train.py",
+    "--config=configs/copy.py:performer",
+    "--config.num_steps=7",
+    "--help",
   )
-  shown = result.stdout.splitlines()
+  assert (code, error) == (0, "")
+  shown = out.splitlines()
   assert "  --config.num_steps=7" in shown
   # With the options that the config leaves at their defaults.
   performer = "performer (num_features=128, kernel='softmax')"

@@ -15,28 +15,12 @@ from tests.attention.forms import KINDS
 from tests.here import here, is_here
 from training import experiment, experiment_config, parallel, workdir
 
-DECODERS = ("text", "gpt", "recall", "induction", "selective_copy", "needle")
-PAPER = (
-  "recall",
-  "induction",
-  "selective_copy",
-  "duplicate",
-  "listops",
-  "needle",
-)
+_GENERATED = ("recall", "induction", "selective_copy", "needle", "listops")
+PAPER = (*_GENERATED, "duplicate")
 CONFIGS = here(
   (
-    "copy",
-    "translation",
-    "multi30k",
-    "listops",
-    "pathfinder",
-    "bert",
-    "perceiver",
-    "perceiver_bytes",
-    "t5",
-    "classify",
-    *DECODERS,
+    *("copy", "translation", "multi30k", "pathfinder", "text", "gpt", "bert"),
+    *("t5", "classify", "perceiver", "perceiver_bytes", *_GENERATED),
   )
 )
 

@@ -1,4 +1,4 @@
-"""Every generated task goes through the loop's own functions, smaller."""
+"""Every generated task goes through the loop's own evaluation, smaller."""
 
 import importlib
 
@@ -23,16 +23,8 @@ METRICS = {
 }
 
 
-@pytest.mark.parametrize(
-  "name",
-  [  # One for a decoder, and one for an encoder.
-    name
-    if name in ("needle", "listops")
-    else pytest.param(name, marks=pytest.mark.thorough)
-    for name in here(METRICS)
-  ],
-)
-def test_the_loss_falls_and_every_split_is_evaluated(name):
+@pytest.mark.parametrize("name", here(METRICS))
+def test_every_split_is_evaluated(name):
   config = importlib.import_module(f"configs.{name}").get_config()
   config.batch_size = 8
   config.task.eval_size = 12
@@ -42,19 +34,11 @@ def test_the_loss_falls_and_every_split_is_evaluated(name):
     config.task.update(size=20, num_dashes=4, num_distractors=1)
   config.model.num_layers = config.model.num_heads = 1
   config.model.features = config.model.mlp_features = 16
-  config.optimizer.learning_rate = 0.01
-  config.optimizer.warmup_steps = 1
   run = experiment.create(experiment_config.parse(config))
   functions = parallel.make(run.functions, "jit", jax.devices()[:1])
-  state = functions.place_state(run.init())
-  batch = functions.place_batch(run.task.train_batch(0))
-  losses = []
-  for step in range(20):
-    state, metrics = functions.train(state, batch, step)
-    total, count = metrics["loss"]
-    losses.append(float(total / count))
-  assert np.isfinite(losses).all()
-  assert losses[-1] < 0.9 * losses[0], losses
+  # Of a model whose numbers are all alike.
+  variables = jax.tree.map(lambda x: np.full(x.shape, 0.1, x.dtype), run.shapes)
   for split in run.task.eval_splits:
-    values = evaluate.evaluate(functions, state.variables, run.task, split)
+    values = evaluate.evaluate(functions, variables.variables, run.task, split)
     assert values.keys() == METRICS[name]
+    assert np.isfinite(values["loss"])

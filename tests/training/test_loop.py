@@ -132,12 +132,12 @@ def records(workdir):
   ]
 
 
-def saved(workdir):
-  """Digests of the newest checkpoint."""
-  checkpoints = Checkpoints(workdir, read_only=True)
-  state, _ = checkpoints.restore(make_functions(dropout=True)[1])
-  checkpoints.close()
-  return digests(state._asdict())
+def emptied(workdir):
+  """What a run has left there, before it is taken away."""
+  left = newest(workdir), records(workdir)
+  for path in sorted(workdir.rglob("*"), reverse=True):
+    path.rmdir() if path.is_dir() else path.unlink()
+  return left
 
 
 def test_a_run_that_another_process_has_ended_is_left_alone(run, tmp_path):
@@ -201,14 +201,9 @@ def test_what_sentences_are_scored_by_is_kept_of_the_last_split(run, tmp_path):
 
 
 @pytest.mark.parametrize("parallel", ["jit", "pmap"])
-def test_stopped_and_continued_equals_uninterrupted(
-  run, tmp_path, parallel, monkeypatch
-):
+def test_stopped_and_continued_equals_uninterrupted(run, tmp_path, parallel):
   run(FakeTask(), parallel=parallel)
-  expected, lines = saved(tmp_path), records(tmp_path)
-  for path in sorted(tmp_path.rglob("*"), reverse=True):
-    path.rmdir() if path.is_dir() else path.unlink()
-
+  expected, lines = emptied(tmp_path)
   handler = signal.getsignal(signal.SIGTERM)
   assert run(FakeTask(stop=4), parallel=parallel) is None
   assert signal.getsignal(signal.SIGTERM) is handler
@@ -217,7 +212,7 @@ def test_stopped_and_continued_equals_uninterrupted(
   again = FakeTask()
   assert run(again, parallel=parallel) is not None
   assert min(again.asked) >= 2
-  assert saved(tmp_path) == expected
+  assert newest(tmp_path) == expected
   assert records(tmp_path) == lines
   assert metrics.read(tmp_path)[-1]["seconds"] > stopped["seconds"]
 
@@ -233,10 +228,7 @@ def test_what_is_said_of_a_run_that_is_stopped_before_a_step(run, tmp_path):
 
 def test_stopped_at_a_step_and_continued_equals_uninterrupted(run, tmp_path):
   run(FakeTask())
-  expected, lines = saved(tmp_path), records(tmp_path)
-  for path in sorted(tmp_path.rglob("*"), reverse=True):
-    path.rmdir() if path.is_dir() else path.unlink()
-
+  expected, lines = emptied(tmp_path)
   assert run(FakeTask(), stop_at=5) is None
   assert records(tmp_path)[-1]["split"] == "validation"
   assert newest(tmp_path)[0] == records(tmp_path)[-1]["step"] == 5
@@ -246,7 +238,7 @@ def test_stopped_at_a_step_and_continued_equals_uninterrupted(run, tmp_path):
   assert newest(tmp_path)[0] == 5
   # The last step and those after it are the end of the run.
   assert run(FakeTask(), stop_at=7) is not None
-  assert saved(tmp_path) == expected
+  assert newest(tmp_path) == expected
   there = records(tmp_path)
   added = [line for line in there if line not in lines]
   assert [(line["step"], line["split"]) for line in added] == [
@@ -270,8 +262,6 @@ def test_a_bad_step_is_named_and_never_saved(run, tmp_path):
   ("loss", "classes"),
   [
     (math.nan, CLASSES),
-    pytest.param(math.inf, CLASSES, marks=pytest.mark.thorough),
-    pytest.param(3e32, 10**6, marks=pytest.mark.thorough),
     (140.0, 10**6),  # Ten times log(10⁶) are 138.
   ],
 )

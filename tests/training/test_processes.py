@@ -66,14 +66,14 @@ def records(workdir):
 
 def assert_same(found, expected):
   """Metrics but for the time they took."""
-  assert len(found) == len(expected)
+  clock = {"seconds", "tokens_per_second"}
   for one, other in zip(found, expected, strict=True):
     assert one.keys() == other.keys()
-    for name, value in one.items():
-      if isinstance(value, str):
-        assert value == other[name]
-      elif name not in ("seconds", "tokens_per_second"):
-        assert value == pytest.approx(other[name], rel=2e-4, abs=2e-4), name
+    for name in one.keys() - clock:
+      value = other[name]
+      if not isinstance(value, str):
+        value = pytest.approx(value, rel=2e-4, abs=2e-4)
+      assert one[name] == value, name
 
 
 @pytest.fixture
@@ -96,17 +96,6 @@ def test_two_processes_are_one_run(alone, tmp_path):
   (saved,) = (workdir / "checkpoints").glob("12/state")
   parts = [f.parent.parent.name for f in saved.glob("ocdbt.process_*/d/*")]
   assert set(parts) == {"ocdbt.process_0", "ocdbt.process_1"}
-
-
-@pytest.mark.thorough
-def test_four_processes_are_one_run(alone, tmp_path):
-  """Rows in two parts, parameters in two."""
-  workdir = tmp_path / "run"
-  mesh = ("--config.mesh.data=2", "--config.mesh.fsdp=2")
-  with running(4, workdir, *mesh, devices=1) as processes:
-    found = ended(processes)
-  assert [code for code, _, _ in found] == [0] * 4
-  assert_same(records(workdir), alone)
 
 
 def test_one_is_told_to_stop_and_all_save(alone, tmp_path):
@@ -174,19 +163,6 @@ def test_one_is_killed(tmp_path):
   assert [code for code, _, _ in found] == [0, 0]
   assert "continues from the checkpoint of step" in found[0][1]
   assert digests(workdir, 400) == digests(whole, 400)
-
-
-@pytest.mark.thorough
-def test_one_is_stopped_for_a_while(alone, tmp_path):
-  workdir = tmp_path / "run"
-  with running(2, workdir) as processes:
-    _wait_for(workdir, 2)
-    processes[1].send_signal(signal.SIGSTOP)
-    time.sleep(30)
-    processes[1].send_signal(signal.SIGCONT)
-    found = ended(processes)
-  assert [code for code, _, _ in found] == [0, 0]
-  assert_same(records(workdir), alone)
 
 
 def test_a_silent_process_is_named(tmp_path):
