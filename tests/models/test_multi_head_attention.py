@@ -3,12 +3,46 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from attention import Attention, Dims, dense, dense_attention
 from models.multi_head_attention import MultiHeadAttention
 from models.slot_config import SlotConfig
 
 DIMS = Dims(num_heads=4, num_kv_heads=2, head_dim=8, max_length=6)
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((2, 6, 16), np.float32)
+Y = RNG.standard_normal((2, 5, 7), np.float32)
+
+
+def made(mechanism=None, dims=DIMS, features=10, config=None, arrays=(X,)):
+  """A slot, its variables, and its kernels by name."""
+  slot = MultiHeadAttention(
+    mechanism or dense(), dims, features, config or SlotConfig()
+  )
+  variables = jax.jit(slot.init)(jax.random.key(1), *arrays)
+  params = variables["params"].items()
+  return slot, variables, {k: v["kernel"] for k, v in params if "kernel" in v}
+
+
+def by_hand(kernels, x, y, shapes, **call):
+  """Projections, heads, dense attention, and the last projection."""
+
+  @jax.jit
+  def run(kernels):
+    query, key, value = (
+      (rows @ kernels[name]).reshape(*rows.shape[:2], *shape)
+      for name, rows, shape in zip(
+        ("query", "key", "value"), (x, y, y), shapes, strict=True
+      )
+    )
+    if key.shape[2] < value.shape[2]:
+      times = value.shape[2] // key.shape[2]
+      query, key = (jnp.repeat(z, times, axis=2) for z in (query, key))
+    out = dense_attention(query, key, value, **call)
+    return out.reshape(*x.shape[:2], -1) @ kernels["out"]
+
+  return run(kernels)
 
 
 def scaled(call_log):
@@ -30,95 +64,74 @@ def scaled(call_log):
 
 def test_variables_go_to_their_collections():
   log = []
-  slot = MultiHeadAttention(scaled(log), DIMS, features=16)
-  x = jax.random.normal(jax.random.key(0), (2, 6, 16))
-  variables = slot.init(jax.random.key(1), x)
+  slot, variables, kernels = made(scaled(log), features=16)
   gain = variables["params"]["attention"]["gain"]
   # Both come from one call of `init`, so they belong together.
   np.testing.assert_array_equal(
-    jnp.sign(gain), variables["constants"]["attention"]["sign"]
+    np.sign(gain), variables["constants"]["attention"]["sign"]
   )
-  assert variables["params"]["key"] == {
-    "kernel": variables["params"]["key"]["kernel"]
-  }
-  assert variables["params"]["key"]["kernel"].shape == (16, 16)
-  assert variables["params"]["query"]["kernel"].shape == (16, 32)
-  other = slot.init(jax.random.key(2), x)["params"]["attention"]["gain"]
-  assert np.abs(gain - other).max() > 0.1
-
+  assert set(variables["params"]["key"]) == {"kernel"}
+  assert kernels["key"].shape == (16, 16)
+  assert kernels["query"].shape == (16, 32)
+  other = jax.jit(slot.init)(jax.random.key(2), X)["params"]["attention"]
+  assert np.abs(gain - other["gain"]).max() > 0.1
   log.clear()
-  slot.apply(variables, x, is_causal=True)
+  jax.eval_shape(lambda: slot.apply(variables, X, is_causal=True))
   assert log == [{"is_causal": True}]
-
-
-def test_slot_is_the_formula():
-  slot = MultiHeadAttention(dense(), DIMS, features=16)
-  x, y = jax.random.normal(jax.random.key(0), (2, 2, 6, 16))
-  variables = slot.init(jax.random.key(1), x)
-  kernels = {k: v["kernel"] for k, v in variables["params"].items()}
-  query = (x @ kernels["query"]).reshape(2, 6, 4, 8)
-  key = (y @ kernels["key"]).reshape(2, 6, 2, 8)
-  value = (y @ kernels["value"]).reshape(2, 6, 2, 8)
-  ids = jnp.array([[0, 0, 0, 1, 1, 1]] * 2)
-  segments = {"query_segment_ids": ids, "key_segment_ids": ids}
-  out = dense_attention(query, key, value, **segments).reshape(2, 6, 32)
-  got, state = slot.apply(
-    variables, x, y, mutable=["intermediates"], **segments
-  )
-  np.testing.assert_allclose(got, out @ kernels["out"], atol=1e-5)
-  weights = state["intermediates"]["attention_weights"][0]
-  assert weights.shape == (2, 4, 6, 6)
-  assert not weights[:, :, :3, 3:].any()
 
 
 def test_dropout_reaches_the_mechanism():
   log = []
-  slot = MultiHeadAttention(scaled(log), DIMS, features=16, dropout_rate=0.5)
-  x = jnp.ones((1, 6, 16))
-  variables = slot.init(jax.random.key(1), x)
+  slot, variables, _ = made(scaled(log))
+  slot, rngs = slot.clone(dropout_rate=0.5), {"dropout": jax.random.key(3)}
   log.clear()
-  rngs = {"dropout": jax.random.key(3)}
-  slot.apply(variables, x, deterministic=False, rngs=rngs)
+  jax.eval_shape(
+    lambda: slot.apply(variables, X, deterministic=False, rngs=rngs)
+  )
   assert log[0]["dropout_rate"] == 0.5
 
 
-def test_values_of_their_own_width():
-  slot = MultiHeadAttention(
-    dense(), DIMS, features=10, config=SlotConfig(value_dim=3)
-  )
-  x = jax.random.normal(jax.random.key(0), (2, 6, 16))
-  y = jax.random.normal(jax.random.key(1), (2, 5, 7))
-  variables = slot.init(jax.random.key(2), x, y)
-  kernels = {k: v["kernel"] for k, v in variables["params"].items()}
-  assert {k: v.shape for k, v in kernels.items()} == {
-    "query": (16, 32),
-    "key": (7, 16),
-    "value": (7, 6),
-    "out": (12, 10),
-  }
-  query = (x @ kernels["query"]).reshape(2, 6, 4, 8)
-  key = (y @ kernels["key"]).reshape(2, 5, 2, 8)
-  value = (y @ kernels["value"]).reshape(2, 5, 2, 3)
-  out = dense_attention(query, key, value).reshape(2, 6, 12)
-  got = slot.apply(variables, x, y)
-  np.testing.assert_allclose(got, out @ kernels["out"], atol=1e-5)
+def test_slot_is_the_formula():
+  slot, variables, kernels = made(features=16)
+  y = X[::-1]
+  ids = np.array([[0, 0, 0, 1, 1, 1]] * 2)
+  segments = {"query_segment_ids": ids, "key_segment_ids": ids}
+  expected = by_hand(kernels, X, y, ((4, 8), (2, 8), (2, 8)), **segments)
+  got, state = jax.jit(
+    lambda variables: slot.apply(
+      variables, X, y, mutable=["intermediates"], **segments
+    )
+  )(variables)
+  np.testing.assert_allclose(got, expected, atol=1e-5)
+  weights = np.asarray(state["intermediates"]["attention_weights"][0])
+  assert weights.shape == (2, 4, 6, 6)
+  assert not weights[:, :, :3, 3:].any()
 
 
-def test_heads_of_values_that_share_queries_and_keys():
-  dims = DIMS._replace(num_kv_heads=4)
-  slot = MultiHeadAttention(
-    dense(), dims, features=10, config=SlotConfig(value_dim=3, num_qk_heads=2)
+@pytest.mark.parametrize(
+  ("dims", "config", "arrays", "shapes"),
+  [
+    # Values of a width of their own, of another sequence.
+    (DIMS, {"value_dim": 3}, (X, Y), ((4, 8), (2, 8), (2, 3))),
+    # Heads of values that share queries and keys.
+    (
+      DIMS._replace(num_kv_heads=4),
+      {"value_dim": 3, "num_qk_heads": 2},
+      (X,),
+      ((2, 8), (2, 8), (4, 3)),
+    ),
+  ],
+)
+def test_sizes_of_their_own(dims, config, arrays, shapes):
+  slot, variables, kernels = made(
+    dims=dims, config=SlotConfig(**config), arrays=arrays
   )
-  x = jax.random.normal(jax.random.key(0), (2, 6, 16))
-  variables = slot.init(jax.random.key(2), x)
-  kernels = {k: v["kernel"] for k, v in variables["params"].items()}
-  shapes = {k: v.shape for k, v in kernels.items()}
-  assert shapes["query"] == shapes["key"] == (16, 16)
-  query, key = (
-    jnp.repeat((x @ kernels[name]).reshape(2, 6, 2, 8), 2, axis=2)
-    for name in ("query", "key")
+  widths = [np.prod(shape) for shape in shapes]
+  inputs = [arrays[0].shape[-1], *[arrays[-1].shape[-1]] * 2]
+  assert [kernels[x].shape for x in ("query", "key", "value")] == list(
+    zip(inputs, widths, strict=True)
   )
-  value = (x @ kernels["value"]).reshape(2, 6, 4, 3)
-  out = dense_attention(query, key, value).reshape(2, 6, 12)
-  got = slot.apply(variables, x)
-  np.testing.assert_allclose(got, out @ kernels["out"], atol=1e-5)
+  assert kernels["out"].shape == (12, 10)
+  expected = by_hand(kernels, arrays[0], arrays[-1], shapes)
+  got = jax.jit(slot.apply)(variables, *arrays)
+  np.testing.assert_allclose(got, expected, atol=1e-5)

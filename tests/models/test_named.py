@@ -37,7 +37,7 @@ class Centred(nn.Module):
 
 def logits(**choices):
   model = tiny.create("decoder", **choices)
-  variables = model.init(jax.random.key(0), None, tiny.batch()["inputs"])
+  variables = tiny.initialize(model, jax.random.key(0), tiny.batch())
   return tiny.forward(model, variables, tiny.batch()), variables["params"]
 
 
@@ -51,21 +51,20 @@ def test_a_position_encoding_is_added():
   assert np.abs(without[:, 1:] - ramped[:, 1:]).max() > 1e-3
 
 
-def test_a_norm_has_its_own_variables():
-  _, params = logits(norm_kind=f"{HERE}:Centred")
+def test_a_norm_has_its_own_variables_and_a_run_keeps_its_path():
+  model = tiny.create("decoder", norm_kind=f"{HERE}:Centred")
+  params = jax.eval_shape(
+    lambda key: tiny.initialize(model, key, tiny.batch()), jax.random.key(0)
+  )["params"]
   assert set(params["decoder_norm"]) == {"gain"}
   assert set(params["decoder_0"]["mlp_norm"]) == {"gain"}
+  assert build(ModelConfig, to_mapping(model.config)) == model.config
 
 
 def test_an_activation_is_any_function():
   ours, _ = logits(activation="silu")
   theirs, _ = logits(activation="jax.nn:silu")
   np.testing.assert_array_equal(ours, theirs)
-
-
-def test_a_run_keeps_the_path():
-  config = tiny.create("decoder", norm_kind=f"{HERE}:Centred").config
-  assert build(ModelConfig, to_mapping(config)) == config
 
 
 @pytest.mark.parametrize(

@@ -38,12 +38,15 @@ def mlp():
 
 
 def initialized(module):
-  x = jax.random.normal(jax.random.key(0), (BATCH, LENGTH, FEATURES))
-  return module.init(jax.random.key(1), x), x
+  rng = np.random.default_rng(0)
+  x = rng.standard_normal((BATCH, LENGTH, FEATURES), np.float32)
+  # A new function each time, so that it is traced for the platform of then.
+  init = jax.jit(lambda key, x: module.init(key, x))
+  return init(jax.random.key(1), x), x
 
 
 def with_gradients(module):
-  """A new function each time, so that it is traced for the platform of then."""
+  """A new function each time, as above."""
 
   def call(variables, x):
     out, pull = jax.vjp(module.apply, variables, x)
@@ -86,7 +89,8 @@ def test_a_model_is_the_same_on_a_gpu():
   for name in ("cpu", "gpu"):
     with platform.tracing_for(name):
       # Not `tiny.forward`, which is traced once for all platforms.
-      results.append(models.forward(model, variables, batch))
+      forward = jax.jit(lambda x: models.forward(model, x, batch))
+      results.append(forward(variables))
   np.testing.assert_allclose(*results, atol=1e-5)
 
 
