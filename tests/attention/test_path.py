@@ -1,7 +1,5 @@
 """PaTH attention: all gradients, extremes, long prompts, errors."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,13 +8,11 @@ import pytest
 from attention import (
   Dims,
   definitions,
-  dense_attention,
   gates_from_keys,
   path,
   path_attention,
 )
-
-NAMES = ("query", "key", "value", "householder", "beta", "log_forget")
+from tests.attention import calls
 
 
 def draw(length, seed=0):
@@ -78,105 +74,103 @@ def naive(given, mask, query_segment_ids, key_segment_ids):
   return out, jnp.swapaxes(lse, 1, 2)
 
 
+@jax.jit
+def pulled(given, call, weights):
+  """Gradients, result and lse; of rows that see nothing lse counts as 0."""
+
+  def loss(given):
+    out, lse = path_attention(**given, **call, return_lse=True)
+    return total(out, lse, weights)
+
+  return jax.grad(loss, has_aux=True)(given)
+
+
+def total(out, lse, weights):
+  sees = lse > -jnp.inf
+  lse = jnp.where(sees, lse, 0.0)
+  total = jnp.sum(out * weights) + jnp.sum(lse * weights[..., 0])
+  return total, (out, lse, sees * 1.0)
+
+
 def test_values_and_all_gradients():
-  """Of out and lse, for every array, across blocks."""
+  """Of out and lse, for every array, across blocks.
+
+  Hidden positions may hold anything.
+  """
   given, call = draw(300), options(300)
   weights = np.random.default_rng(2).normal(size=(2, 300, 4, 5))
 
-  def both(function, given):
+  @jax.jit
+  def expected(given):
     def loss(given):
-      out, lse = function(given)
-      lse = jnp.where(jnp.isfinite(lse), lse, 0.0)
-      total = jnp.sum(out * weights) + jnp.sum(lse * weights[..., 0])
-      return total, (out, lse)
+      out, lse = naive(given, **call)
+      return total(out, lse, weights)
 
-    return jax.jit(jax.grad(loss, has_aux=True))(given)
+    return jax.grad(loss, has_aux=True)(given)
 
-  found = both(
-    lambda given: path_attention(**given, **call, return_lse=True), given
-  )
-  with jax.enable_x64(True):
-    wide = {name: jnp.asarray(x, jnp.float64) for name, x in given.items()}
-    expected = jax.device_get(both(partial(naive, **call), wide))
-  paths = jax.tree_util.tree_leaves_with_path(expected)
-  for one, (where, other) in zip(jax.tree.leaves(found), paths, strict=True):
-    bound = 3e-6 * max(1.0, np.abs(other).max())
-    np.testing.assert_allclose(one, other, atol=bound, err_msg=str(where))
-
-
-def test_without_turns_it_is_dense_attention():
-  given = draw(150)
-  given["beta"][:] = 0.0
-  found = jax.jit(lambda given: path_attention(**given))(given)
-  for name in ("householder", "beta"):
-    del given[name]
-  expected = jax.jit(partial(dense_attention, is_causal=True))(**given)
-  np.testing.assert_allclose(found, expected, atol=2e-6)
+  wanted = calls.in_float64(expected, given)
+  spoiled = {name: x.copy() for name, x in given.items()}
+  for name in spoiled.keys() - {"query"}:
+    spoiled[name][~np.asarray(call["mask"])[:, 0, 0]] = np.nan
+  for arrays in (given, spoiled):
+    found = pulled(arrays, call, np.float32(weights))
+    paths = jax.tree_util.tree_leaves_with_path(wanted)
+    for one, (where, other) in zip(jax.tree.leaves(found), paths, strict=True):
+      bound = 3e-6 * max(1.0, np.abs(other).max())
+      np.testing.assert_allclose(one, other, atol=bound, err_msg=str(where))
 
 
 def test_extremes():
-  """Reflections all along, everything forgotten at once, and large scores."""
-  given = draw(150)
+  """Without turns it is dense attention; reflections all along, everything
+  forgotten at once, and large scores.
+  """
+  call, weights = options(300), np.ones((2, 300, 4, 5), np.float32)
+  given = draw(300)
+  given["beta"][:] = 0.0
+  _, (found, *_) = pulled(given, call, weights)
+  plain = {x: given[x] for x in ("query", "key", "value", "log_forget")}
+  expected = definitions.dense_attention(**plain, **call, is_causal=True)
+  np.testing.assert_allclose(found, expected, atol=2e-6)
   given["beta"][:] = 2.0
   given["householder"][:, 20:40] = given["householder"][:, 20:21]
   given["log_forget"][:, ::7], given["log_forget"][:, 3::7] = -1e4, -90.0
   given["query"] *= 30.0
-
-  @jax.jit
-  @partial(jax.grad, has_aux=True)
-  def gradients(given):
-    out = path_attention(**given)
-    return jnp.sum(out**2), out
-
-  by_name, found = gradients(given)
-  expected = definitions.path_attention(**given)
+  by_name, (found, *_) = pulled(given, call, weights)
+  expected = definitions.path_attention(**given, **call)
   np.testing.assert_allclose(found, expected, atol=1e-4)
   for name, gradient in by_name.items():
     assert np.isfinite(gradient).all(), name
-
-
-def test_hidden_positions_may_hold_anything():
-  given = draw(150)
-  mask = np.arange(150) % 3 != 1
-  mask_array = jnp.asarray(mask)[None, None, None]
-  run = jax.jit(partial(path_attention, mask=mask_array))
-  expected = run(**given)
-  for name in NAMES[1:]:
-    given[name][:, ~mask] = np.nan
-  np.testing.assert_array_equal(run(**given), expected)
 
 
 @pytest.mark.parametrize("forget", [False, True])
 def test_prompts_longer_than_a_block(forget):
   length, dims = 160, Dims(4, 2, 8, 160, 16)
   mechanism = gates_from_keys(path(rank=3, forget=forget))
-  variables = mechanism.init(jax.random.key(0), dims)
-  query, key, value = (
-    jnp.asarray(np.random.default_rng(3).normal(size=(2, length, n, 8)), "f")
-    for n in (4, 2, 2)
-  )
-  expected = mechanism.apply(variables, query, key, value, is_causal=True)
+  variables = jax.jit(lambda key: mechanism.init(key, dims))(jax.random.key(0))
+  query, key, value = calls.draw(length)
+  apply = jax.jit(lambda *qkv: mechanism.apply(variables, *qkv, is_causal=True))
+  expected = np.asarray(apply(query, key, value))
   cache = mechanism.init_cache(variables, 2, length, dims, jnp.float32)
   lengths = np.array([150, 7])
   cache = jax.jit(mechanism.prefill)(
     variables, cache, query, key, value, lengths
   )
-  examples = np.arange(2)[:, None]
-  at = lengths[:, None]
-  qkv = (x[examples, at] for x in (query, key, value))
+  at = np.arange(2)[:, None], lengths[:, None]
+  qkv = (np.asarray(x)[at] for x in (query, key, value))
   out, _ = jax.jit(mechanism.decode)(variables, cache, *qkv)
-  np.testing.assert_allclose(out, expected[examples, at], atol=3e-6)
+  np.testing.assert_allclose(out, expected[at], atol=3e-6)
 
 
-@pytest.mark.parametrize(
-  ("change", "message"),
-  [
-    ({"is_causal": False, "log_forget": None}, r"^is_causal: expected True, "),
-    ({"mask": np.ones((2, 1, 9, 9), bool)}, r"^mask: expected a key mask"),
-    ({"beta": np.ones((2, 9, 4), "f")}, r"^beta: expected \[2, 9, 2\] for"),
-    ({"householder": np.ones((2, 9, 2, 4), "f")}, r"^householder: expected \["),
-  ],
-)
-def test_what_does_not_fit_is_told(change, message, unchecked):
-  with pytest.raises(ValueError, match=message):
-    path_attention(**{**draw(9), **change})
+def test_what_does_not_fit_is_told(unchecked):
+  calls.assert_refused(
+    lambda **change: path_attention(**{**draw(9), **change}),
+    (
+      ("is_causal: expected True, ", {"is_causal": False, "log_forget": None}),
+      ("mask: expected a key mask", {"mask": np.ones((2, 1, 9, 9), bool)}),
+      (r"beta: expected \[2, 9, 2\] for", {"beta": np.ones((2, 9, 4), "f")}),
+      (
+        r"householder: expected \[",
+        {"householder": np.ones((2, 9, 2, 4), "f")},
+      ),
+    ),
+  )
