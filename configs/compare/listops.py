@@ -1,11 +1,10 @@
 """Compares encoders on ListOps, with expressions that a CPU can train on.
 
     python compare.py --config=configs/compare/listops.py --workdir=/tmp/listops
-    python -m benchmarks.rules --config=configs/listops.py
 
 Expressions of 8 to 64 tokens, 2,000 steps of 32 of them, by every mechanism that can be
 an encoder; `flash` computes the same as `dense` and is left out. Figures have a line
-for what two rules answer that read little of an expression (the second command):
+for what two rules answer that read little of an expression (docs/results.md):
 the operator at the root, and that operator on those of its arguments that are digits.
 A run took 1.5 to 6 minutes on one CPU core; what came out is in docs/results.md.
 `long_range.py` has the lengths of a GPU.

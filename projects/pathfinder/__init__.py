@@ -1,4 +1,3 @@
 """Pathfinder: whether a dashed path joins two dots, read pixel by pixel."""
 
 TASKS = {"pathfinder": "projects.pathfinder.task:PathfinderConfig"}
-RULES = {"pathfinder": "projects.pathfinder.rules:RULES"}

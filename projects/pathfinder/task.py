@@ -15,7 +15,8 @@ paths have one pixel in width, dashes lie along the eight directions of the grid
 dashes of a path are one pixel apart where paths are at least two apart, so that the
 answer can be told from the picture alone. It cannot be told from the discs: each
 picture of yes has one of no with the same two discs, which paths leave by the same
-dashes. What rules answer that trace no path is measured by benchmarks/rules.py.
+dashes. A rule that sees the discs alone is right in 50 % of the pictures, one that
+sees where paths leave them in 63 %.
 """
 
 from collections.abc import Iterable, Iterator

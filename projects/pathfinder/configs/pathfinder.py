@@ -1,12 +1,10 @@
 """Pathfinder: whether two discs lie on one dashed path, pixel by pixel.
 
     python train.py --config=configs/pathfinder.py:dense
-    python -m benchmarks.rules --config=configs/pathfinder.py --examples=40000
 
 It reads 32 × 32 pixels, as Long Range Arena does, which asks for a GPU: 20,000 steps of
 20 s on a CPU core. No run of that length was made. A rule that sees the discs alone is
-right in 50 % of pictures, and one that sees where paths leave them in 63 % (the second
-command, 40 seconds).
+right in 50 % of pictures, and one that sees where paths leave them in 63 %.
 
 Linsley et al., arXiv:1805.08315; Tay et al., arXiv:2011.04006.
 """
