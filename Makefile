@@ -4,8 +4,10 @@
 # make compiled  compiles every mechanism for an H100, without one
 # make lint    sets up .venv, runs lint, type checker and the check of layers
 # make test    the same, and the suite
-# make test-all  the same with the slowest combinations, all of it as users compile,
-#              and five minutes of random faults
+# make test-of NAME=delta  tests of a mechanism; PART=training, of a folder of tests/
+#              or of projects/
+# make test-all  the suite with the slowest combinations, all of it as users compile,
+#              planted faults that it has to find, and five minutes of random ones
 # make docs    builds the site into docs/_build/html, all notebooks executed
 # make docs-check  the same without notebooks but the first: names and links
 # make format  formats and sorts imports
@@ -14,10 +16,11 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 CONFIG ?= configs/copy.py
 WORKDIR ?= runs/copy
-# Tests of a file share what they compile, so a file stays on one worker.
-PYTEST := -n auto --dist loadfile
+# Tests of a group share what they compile: a file, or a mechanism of the contract.
+PYTEST := -n auto --dist loadgroup --no-loadscope-reorder
 
-.PHONY: train compare bench compiled lint test test-all docs docs-check format setup
+.PHONY: train compare bench compiled lint test test-of test-all docs docs-check \
+  format setup
 
 setup: $(VENV)/.installed
 
@@ -64,13 +67,19 @@ lint: setup
 	$(VENV)/bin/lint-imports --no-cache --no-logo
 
 test: lint
-	COMPILE=quickly $(PYTHON) -m pytest $(PYTEST) \
-	  -m "not optimised and not thorough"
-	$(PYTHON) -m pytest $(PYTEST) -m "optimised and not thorough" \
-	  $$(grep -rl optimised tests projects --include='test_*.py')
+	$(PYTHON) -m pytest $(PYTEST) -m "not thorough"
+
+OF = $(if $(NAME),--of=$(NAME) tests/attention tests/peers,$(if $(PART),\
+  $(wildcard tests/$(PART) projects/$(PART)/tests)))
+
+test-of: setup
+	@test -n "$(strip $(OF))" || { echo "test-of: expected NAME=delta, a mechanism," \
+	  "or PART=training, a folder of tests/ or projects/"; exit 2; }
+	$(PYTHON) -m pytest $(PYTEST) -m "not thorough" $(OF)
 
 test-all: lint
-	$(PYTHON) -m pytest $(PYTEST)
+	COMPILE=fully $(PYTHON) -m pytest $(PYTEST)
+	$(PYTHON) -m tests.mutants --workers=2
 	$(PYTHON) -m tests.campaign --minutes=5
 
 $(VENV)/.docs-installed: docs/requirements.txt $(VENV)/.installed

@@ -1,37 +1,23 @@
 """Settings of the whole suite: eight simulated devices, no silent broadcasting.
 
-The environment is set before JAX is imported. Unless COMPILE=quickly, the shapes
-in the annotations of `attention` are checked at run time.
+The environment is set before JAX is imported. With COMPILE=fully, programs are
+compiled as users compile them, and the shapes in the annotations of `attention` are
+checked in every test.
 """
 
 import ctypes
 import gc
-import importlib.metadata
 import os
 import pathlib
 
-# Compiling is most of the suite's time, and these flags take three quarters of
-# it. `make test` asks for them, except for tests marked `optimised`: laws about
-# bits and memory, which hold for programs as users compile them.
-_QUICK = [
-  "--xla_backend_optimization_level=0",
-  "--xla_llvm_disable_expensive_passes=true",
-]
-if importlib.metadata.version("jaxlib").startswith("0.10."):
-  # XLA of jax 0.12 has no such flag, and stops at one that it does not know.
-  _QUICK += [
-    "--xla_cpu_use_fusion_emitters=false",
-    "--xla_cpu_parallel_codegen_split_count=1",
-  ]
-
-_QUICKLY = os.environ.get("COMPILE") == "quickly"
+from tests import compiling
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = " ".join(
   [
     os.environ.get("XLA_FLAGS", ""),
     "--xla_force_host_platform_device_count=8",
-    *(_QUICK if _QUICKLY else []),
+    *([] if compiling.FULLY else compiling.flags()),
   ]
 )
 
@@ -49,9 +35,9 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_compilation_cache_dir", str(cache.folder("xla-tests")))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
-# Checking the annotations takes a quarter of the time of tracing. Tests marked
-# `optimised` call every mechanism with every option, so `make test` checks there.
-if not _QUICKLY:
+# Checking the annotations takes as long as tracing: tests/attention/annotations.py
+# calls every mechanism with every option for it.
+if compiling.FULLY:
   jaxtyping.install_import_hook(["attention"], "beartype.beartype")
 
 
@@ -64,6 +50,33 @@ gc.set_threshold(100_000, 50, 100)
 # each file takes an eighth longer. Those of 25 files take 4.5 GB, so it forgets all
 # at 2 GB. If it kept the memory, it would forget them after each later file.
 _MOST_PAGES = 2 * 2**30 // os.sysconf("SC_PAGE_SIZE")
+
+
+def pytest_addoption(parser):
+  parser.addoption("--of", help="a mechanism: its own tests and its contract")
+
+
+def pytest_collection_modifyitems(config, items):
+  """Tests of a file share what they compile, so they stay on one worker.
+
+  Unless the file groups them otherwise. `--of` leaves out those of other mechanisms.
+  """
+  name = config.getoption("--of", None)
+  if name:
+    items[:] = [item for item in items if _is_of(item, name)]
+    if not items:
+      raise pytest.UsageError(f"--of: no test is about {name!r}, a mechanism?")
+  for item in items:
+    if item.get_closest_marker("xdist_group") is None:
+      item.add_marker(pytest.mark.xdist_group(item.path.name))
+
+
+def _is_of(item, name):
+  """Whether a test is in the file of a mechanism, or has it as a parameter."""
+  parameters = getattr(item, "callspec", None)
+  values = parameters.params.values() if parameters else ()
+  named = {str(getattr(value, "name", value)) for value in values}
+  return item.path.stem == f"test_{name}" or name in named
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,5 +1,8 @@
 """Every mechanism keeps the contract, `attention.testing`."""
 
+import subprocess
+import sys
+
 import pytest
 
 from attention.testing import CHECKS
@@ -11,32 +14,31 @@ def test_the_table_covers_every_mechanism():
   assert {mechanism.name for mechanism in MECHANISMS} == set(OWN)
 
 
-_ONE_OF_A_KIND = {*KINDS, "kimi_delta", "latent"}
-_OF_KINDS = (
-  "eager_equals_jit",
-  "sharded_batch",
-  "vmap_of_scanned_checkpoints",
-)
-"""Laws of JAX's transformations that compile much."""
+_SOME = {
+  "eager_equals_jit": ("dense", "performer"),
+  "sharded_batch": (*KINDS, "kimi_delta", "latent"),
+  "vmap_of_scanned_checkpoints": (*KINDS, "kimi_delta", "latent"),
+}
+"""Laws of JAX's transformations that compile much, and the mechanisms of each kind
+of code that meet them."""
 
 
 def _marks(mechanism, check):
   """Of each code, one setting meets every law, and others a law of values."""
-  marks = [pytest.mark.optimised] if check.bits else []
+  # The checks of a mechanism share what they compile.
+  marks = [pytest.mark.xdist_group(mechanism.name)]
   is_causal = mechanism.directions[-1]
   case = "causal" if is_causal else "options"
   kept = (f"value_and_gradient[{case}]", "decoding_equals_the_causal_call")
   is_first = mechanism in ONE_EACH and mechanism.name not in DERIVED
   # A long causal call has what another long one has, and what crosses its blocks.
   is_covered = is_causal and check.name == "value_and_gradient[long]"
-  if check.name in _OF_KINDS:
-    is_covered = mechanism.name not in _ONE_OF_A_KIND
+  is_covered |= mechanism.name not in _SOME.get(check.name, OWN)
   if (not is_first and check.name not in kept) or is_covered:
     marks.append(pytest.mark.thorough)
   return marks
 
 
-# Mechanism by mechanism, because the checks of one share what they compile.
 @pytest.mark.parametrize(
   ("mechanism", "check"),
   [
@@ -54,3 +56,10 @@ def _marks(mechanism, check):
 )
 def test_contract(mechanism, check):
   check(mechanism)
+
+
+def test_annotated_shapes_are_those_of_the_calls():
+  run = [sys.executable, "-m", "tests.attention.annotations"]
+  done = subprocess.run(run, capture_output=True, text=True, check=False)
+  assert done.returncode == 0, done.stderr[-3000:]
+  assert int(done.stdout) > 2 * len(ONE_EACH)
