@@ -15,49 +15,27 @@ IDS = {"bos_id": BOS, "eos_id": EOS}
 
 
 @pytest.mark.parametrize(
-  ("name", "position"),
+  ("name", "across", "choices"),
   [
-    ("dense", "sinusoidal"),
-    ("flash", "t5"),
-    ("sliding_window", "shaw"),
-    ("performer", "rotary"),
-    ("lsh", "learned"),
-    *(
-      pytest.param(name, "rotary", marks=pytest.mark.thorough)
-      for name in tiny.names("causal", "decode")
+    # One of each kind, with each way of telling positions.
+    ("dense", "dense", {"norm": "post", "num_layers": 2}),
+    ("flash", "flash", {"position": "t5", "num_kv_heads": 1}),
+    ("sliding_window", "dense", {"position": "shaw", "num_kv_heads": 1}),
+    ("performer", "linear", {"position": "rotary", "num_kv_heads": 1}),
+    ("lsh", "linformer", {"position": "learned"}),
+    ("latent", "additive", {"position": "none"}),
+    pytest.param(
+      "dense", "performer", {"position": "alibi"}, marks=pytest.mark.thorough
     ),
-    pytest.param("dense", "learned", marks=pytest.mark.thorough),
-    pytest.param("dense", "alibi", marks=pytest.mark.thorough),
   ],
 )
-def test_decoding_equals_forward(name, position):
-  across = name if name in tiny.names("cross", "rowwise", "mask") else "dense"
-  # What makes keys and values of its own makes one for every head.
-  shares_heads = name not in tiny.names("own_keys")
+def test_decoding_equals_forward(name, across, choices):
+  """Also where cross-attention has no cache of its own."""
   model = tiny.create(
     decoder_attention=tiny.attention(name),
     cross_attention=tiny.attention(across),
-    position=position,
-    norm="post" if position == "sinusoidal" else "pre",
-    num_layers=2,
-    num_kv_heads=1 if shares_heads else None,
+    **choices,
   )
-  variables, batch = tiny.initialized(model), tiny.batch()
-  np.testing.assert_allclose(
-    tiny.step_by_step(model, variables, batch),
-    tiny.forward(model, variables, batch),
-    atol=1e-5,
-  )
-
-
-@pytest.mark.parametrize(
-  "name",
-  sorted(
-    set(tiny.names("cross", "rowwise", "mask")) - set(tiny.names("decode"))
-  ),
-)
-def test_cross_attention_needs_no_cache_of_its_own(name):
-  model = tiny.create(cross_attention=tiny.attention(name))
   variables, batch = tiny.initialized(model), tiny.batch()
   np.testing.assert_allclose(
     tiny.step_by_step(model, variables, batch),
@@ -109,17 +87,11 @@ def test_greedy_takes_the_likeliest_token(translator):
 def test_a_model_of_float64_generates(method):
   """Its logits are float64, and scores stay float32."""
   with jax.enable_x64(True):
-    model = tiny.create(dtype="float64", param_dtype="float64")
+    model = tiny.create("decoder", dtype="float64", param_dtype="float64")
     variables = tiny.initialized(model)
     call = {} if method != "sample" else {"rng": jax.random.key(0)}
     tokens, scores = models.generate(
-      model,
-      variables,
-      source=tiny.batch()["source"],
-      max_length=5,
-      method=method,
-      **call,
-      **IDS,
+      model, variables, max_length=5, method=method, **call, **IDS
     )
   assert tokens.shape[1] == 5
   assert scores.dtype == np.float32
@@ -170,36 +142,38 @@ def penalty(length, alpha):
   return ((5 + length) / 6) ** alpha
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
-def test_wide_beam_is_exhaustive(translator, alpha):
+def test_wide_beam_is_exhaustive(translator):
   """As many beams as sequences find the best of all that end in time."""
   model, variables = translator
-  longest, others = 3, [i for i in range(tiny.VOCAB_SIZE) if i != EOS]
+  others = [i for i in range(tiny.VOCAB_SIZE) if i != EOS]
   source = tiny.batch(batch_size=2)["source"]
-  got = models.generate(
-    model,
-    variables,
-    source=source,
-    max_length=longest,
-    method="beam",
-    beam_size=tiny.VOCAB_SIZE * len(others) ** (longest - 1),
-    length_penalty=alpha,
-    **IDS,
-  )
-  for row in range(2):
-    best = -np.inf, None
-    for length in range(1, longest + 1):
-      bodies = list(itertools.product(others, repeat=length - 1))
-      sequences = np.array([[BOS, *body] for body in bodies])
-      repeated = np.repeat(source[row : row + 1], len(bodies), axis=0)
-      scores = log_probs(model, variables, repeated, sequences)
-      for body, score in zip(bodies, scores, strict=True):
-        ids = [*body, EOS]
-        total = sum(score[i, token] for i, token in enumerate(ids))
-        best = max(best, (total / penalty(length, alpha), ids))
-    expected = best[1] + [0] * (longest - len(best[1]))
-    np.testing.assert_array_equal(got.tokens[row], expected)
-    np.testing.assert_allclose(got.scores[row], best[0], atol=1e-4)
+  pairs = [*itertools.product(others, others)]
+  inputs = [[BOS, *pair] for pair in pairs]
+  scores = [
+    log_probs(model, variables, np.repeat(row[None], len(pairs), 0), inputs)
+    for row in source
+  ]
+  for alpha in (0.0, 0.6, 2.0):
+    got = models.generate(
+      model,
+      variables,
+      source=source,
+      max_length=3,
+      method="beam",
+      beam_size=tiny.VOCAB_SIZE * len(pairs),
+      length_penalty=alpha,
+      **IDS,
+    )
+    for row in range(2):
+      best = -np.inf, None
+      for pair, score in zip(pairs, scores[row], strict=True):
+        for length in (1, 2, 3):
+          ids = [*pair[: length - 1], EOS]
+          total = sum(score[i, token] for i, token in enumerate(ids))
+          best = max(best, (total / penalty(length, alpha), ids))
+      expected = best[1] + [0] * (3 - len(best[1]))
+      np.testing.assert_array_equal(got.tokens[row], expected)
+      np.testing.assert_allclose(got.scores[row], best[0], atol=1e-4)
 
 
 def plain_beam_search(next_log_probs, beam_size, longest, alpha):
