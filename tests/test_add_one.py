@@ -133,16 +133,3 @@ def test_a_task_and_a_model_of_ones_own_are_trained(tmp_path):
   lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
   last = json.loads(lines[-1])
   assert (last["split"], last["accuracy"]) == ("held_out", 1.0)
-
-
-def test_a_kind_of_model_that_is_not_there_is_one_line(tmp_path):
-  for kind, expected in (
-    ("nowhere:Config", "no module 'nowhere' is found"),
-    ("decodr", "did you mean 'decoder'"),
-  ):
-    code, _, error = commands.run(
-      "train.py", "--config=configs/copy.py", f"--config.model.kind={kind}"
-    )
-    assert code == 2
-    assert error.count("\n") == 1
-    assert expected in error

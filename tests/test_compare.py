@@ -85,6 +85,63 @@ from tests.tasks.text_cases import TEXT
     ({"grid": {"num_steps": ""}}, "config.grid.num_steps: expected at least"),
     ({"grid": 3}, "config.grid: expected named leaves, got 3"),
     ({"budget_seconds": 0.0}, "config.budget_seconds: expected greater than 0"),
+    (
+      {"halving": {"rungs": "0.5,0.25"}},
+      "config.halving.rungs: expected growing",
+    ),
+    (
+      {"halving": {"rungs": (0.5, 1.0)}},
+      "config.halving.rungs[1]: expected less than 1, got 1",
+    ),
+    (
+      {"halving": {"rungs": "a"}},
+      "config.halving.rungs[0]: expected a valid number, got 'a'",
+    ),
+    ({"halving": {"steps": 3}}, "config.halving.steps: unknown"),
+    (
+      {"halving": {"seeds": "all"}},
+      "config.halving.seeds: expected a valid int",
+    ),
+    (
+      {"halving": {"seeds": 0}},
+      "config.halving.seeds: expected at least 1, got 0",
+    ),
+    (
+      {"variants": {"x": {"name": "delta", "layers": "delta,flsh"}}},
+      "config.variants.x.layers: unknown 'flsh'; did you mean 'flash'?",
+    ),
+    (
+      {"variants": {"x": {"name": "delta", "layers": ""}}},
+      "config.variants.x.layers: expected mechanisms with com",
+    ),
+    (
+      {"variants": {"x": {"name": "delta", "layers": 3}}},
+      "config.variants.x.layers: expected mechanisms with comma",
+    ),
+    (
+      {
+        "variants": {"x": {"name": "delta", "layers": "flash", "max_rate": 2.0}}
+      },
+      "config.variants.x.max_rate: layers take mechanisms as they are",
+    ),
+    (
+      {"across": {"seed": (1, 2)}},
+      "config.across.seed: every run takes one of config.seeds",
+    ),
+    (
+      {"across": {"model": {"features": (16, 16)}}},
+      "config.across.model.features: expected each value once",
+    ),
+    ({"across": {"num_steps": ""}}, "config.across.num_steps: expected at lea"),
+    ({"across": 3}, "config.across: expected named leaves, got 3"),
+    (
+      {"across": {"model": {"features": (16, "x")}}},
+      "config.across.model.features: expected a valid integer",
+    ),
+    (
+      {key: {"model": {"features": (16, 32)}} for key in ("across", "grid")},
+      "config.across.model.features: it is in the grid as well",
+    ),
     ({"budget_flops": 1e9}, "config.budget_flops: it decides the number of s"),
     (
       {"budget_flops": 1e9, "budget_seconds": 1.0},

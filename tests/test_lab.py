@@ -92,10 +92,6 @@ def test_a_run_that_was_stopped_goes_on(tmp_path, run):
     (lambda: lab.load_run("none"), "no run in none"),
     (lambda: lab.load_comparison("none"), "no comparison in none"),
     (
-      lambda: lab.compare("configs/compare/recall.py", attention=["dens"]),
-      "unknown 'dens'; did you mean 'dense'",
-    ),
-    (
       lambda: lab.compare("configs/compare/recall.py:dense"),
       "recall.py takes nothing after a colon, got 'dense'",
     ),
@@ -108,14 +104,6 @@ def test_a_run_that_was_stopped_goes_on(tmp_path, run):
     (
       lambda: lab.sweep("recall.py:delta", {"batch_size": [1, 2]}),
       "expected a file in configs/, got 'recall.py'",
-    ),
-    (
-      lambda: lab.sweep("configs/recall.py", {"seed": [1, 2]}),
-      "config.across.seed: every run takes one of config.seeds",
-    ),
-    (
-      lambda: lab.sweep("configs/recall.py", {"batch_size": [8, 8]}),
-      "config.across.batch_size: expected each value once",
     ),
   ],
 )

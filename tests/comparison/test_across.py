@@ -43,18 +43,6 @@ def test_truth_values_are_those_of_any_flag():
     plan.plan(comparison(tasks="recall", across=across))
 
 
-@pytest.mark.parametrize(
-  ("across", "fault"),
-  [
-    ({"seed": (1, 2)}, "across.seed: every run takes one of config.seeds"),
-    ({"model": {"features": (16, 16)}}, "features: expected each value once"),
-  ],
-)
-def test_seeds_and_repeated_values_are_refused(across, fault):
-  with pytest.raises(ConfigError, match=fault):
-    comparison(across=across)
-
-
 def test_parameters_are_those_of_dense_at_the_same_values():
   runs = plan.plan(comparison(attention="dense,additive", across=WIDTHS))
   dense = {
@@ -75,27 +63,6 @@ def test_values_that_a_mechanism_cannot_have_are_rows_that_say_so():
   )
   assert [bool(run.obstacle) for run in runs] == [False, False, False, True]
   assert runs[3].across == {"model.position": "alibi"}
-
-
-@pytest.mark.parametrize(
-  ("changes", "message"),
-  [
-    ({"across": {"num_steps": ""}}, "config.across.num_steps: expected at lea"),
-    ({"across": 3}, "config.across: expected named leaves, got 3"),
-    (
-      {"across": {"model": {"features": (16, "x")}}},
-      "config.across.model.features: expected a valid integer",
-    ),
-    (
-      {"across": WIDTHS, "grid": WIDTHS},
-      "config.across.model.features: it is in the grid as well",
-    ),
-  ],
-)
-def test_faults_are_told_as_they_were_typed(changes, message):
-  with pytest.raises(ConfigError) as info:
-    plan.plan(comparison(**changes))
-  assert str(info.value).startswith(message)
 
 
 def test_a_budget_decides_the_steps_alone():

@@ -216,22 +216,6 @@ def test_rows_choose_for_themselves_and_shards_divide_them(folder, trainer):
   assert sorted(r["seed"] for r in refused if not r["choosing"]) == [0, 1]
 
 
-@pytest.mark.parametrize(
-  ("halving", "message"),
-  [
-    ({"rungs": "0.5,0.25"}, r"halving.rungs: expected growing shares .*0.25"),
-    ({"rungs": (0.5, 1.0)}, r"halving.rungs\[1\]: expected less than 1, got 1"),
-    ({"rungs": "a"}, r"halving.rungs\[0\]: expected a valid number, got 'a'"),
-    ({"steps": 3}, "halving.steps: unknown"),
-    ({"seeds": "all"}, "halving.seeds: expected a valid integer, got 'all'"),
-    ({"seeds": 0}, "halving.seeds: expected at least 1, got 0"),
-  ],
-)
-def test_faults_of_halving(halving, message):
-  with pytest.raises(ConfigError, match=message):
-    compared(halving=halving)
-
-
 def test_halving_wants_a_grid_and_is_that_of_its_folder():
   with pytest.raises(ConfigError, match="expected a grid of two points"):
     compared("1e-3", halving={"rungs": 0.5})

@@ -1,4 +1,4 @@
-"""Rows beside those that equal parameters leave little feed-forward."""
+"""Equal parameters: twins beside narrow rows, and layers of several mechanisms."""
 
 from comparison import plan, records
 from comparison import run as run_lib
@@ -59,3 +59,21 @@ def test_a_twin_chooses_for_itself(folder, trainer, capsys):
   assert rates == best
   # It is said before anything runs.
   assert "a row with 32 beside it" in capsys.readouterr().out.splitlines()[0]
+
+
+def test_layers_take_mechanisms_in_turn_at_equal_parameters():
+  variants = {"both": {"name": "delta", "layers": "gated_delta, flash"}}
+  dense, both = plan.plan(
+    comparison(
+      tasks="duplicate",
+      attention="dense,both",
+      variants=variants,
+      **{"model.num_layers": 3},
+    )
+  )
+  assert not both.obstacle
+  assert both.slots == "gated_delta + flash"
+  argument = "--config.model.decoder_attention=[gated_delta,flash]"
+  assert argument in both.arguments
+  assert abs(both.parameters - dense.parameters) < 0.01 * dense.parameters
+  assert both.unmatched_parameters != dense.parameters

@@ -200,13 +200,6 @@ def test_an_option_is_told_by_the_slots_that_have_it():
   )
 
 
-def test_a_misspelt_section_is_found():
-  config = load("copy").to_dict()
-  config["modle"] = config.pop("model")
-  with pytest.raises(ConfigError, match=r"config\.modle: unknown"):
-    experiment_config.parse(config)
-
-
 def test_an_experiment_follows_from_its_config():
   config = experiment_config.parse(
     load(
