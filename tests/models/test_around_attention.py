@@ -10,6 +10,7 @@ import pytest
 from attention import Dims, dense
 import models
 from models import nested
+from models.depthwise import depthwise
 from models.multi_head_attention import MultiHeadAttention
 from models.short_convolution import ShortConvolution
 from tests.models import tiny
@@ -206,6 +207,24 @@ def test_a_short_convolution_is_its_sum():
   expected /= 1 + np.exp(-expected)
   out = jax.jit(module.apply)(variables, x, segment_ids=ids)
   np.testing.assert_allclose(out, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+  ("shape", "taps"),
+  [((2, 7, 3), (3,)), ((2, 3, 3), (7,)), ((2, 5, 4, 3), (3, 5))],
+)
+def test_a_depthwise_convolution_is_its_sum(shape, taps):
+  rng = np.random.default_rng(1)
+  x = rng.standard_normal(shape)
+  kernel = rng.standard_normal((*taps, shape[-1]))
+  sides = [(n // 2, n // 2) for n in taps]
+  padded = np.pad(x, [(0, 0), *sides, (0, 0)])
+  expected = np.zeros(shape)
+  for at in np.ndindex(*taps):
+    moved = tuple(slice(i, i + n) for i, n in zip(at, shape[1:-1], strict=True))
+    expected += kernel[at] * padded[(slice(None), *moved)]
+  got = jax.jit(depthwise)(x.astype(np.float32), kernel.astype(np.float32))
+  np.testing.assert_allclose(got, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(
