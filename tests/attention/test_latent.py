@@ -1,5 +1,6 @@
 """Latent attention: both of its forms, its own values, its cache and its slot."""
 
+import functools
 from functools import partial
 import pathlib
 
@@ -13,13 +14,12 @@ from attention import (
   Dims,
   attention_weights,
   definitions,
-  flash_attention,
   latent,
   latent_attention,
 )
 from models.multi_head_attention import MultiHeadAttention
 from models.slot_config import SlotConfig
-from tests.attention.forms import thorough
+from tests.attention.calls import assert_refused, in_float64
 
 BATCH, HEADS, OWN, SHARED, RANK, VALUE = 2, 3, 4, 2, 7, 5
 
@@ -53,43 +53,35 @@ def options(length, seed=1):
   }
 
 
-def call(given, **more):
-  given = {name: jnp.asarray(x) for name, x in given.items()}
-  more = {
-    name: jnp.asarray(x) if isinstance(x, np.ndarray) else x
-    for name, x in more.items()
-  }
-  compiled = jax.jit(
-    latent_attention, static_argnames=("is_causal", "absorbed")
-  )
-  return compiled(given.pop("query"), given.pop("latent"), **given, **more)
+call = jax.jit(latent_attention, static_argnames=("is_causal", "absorbed"))
+both_forms = pytest.mark.parametrize("absorbed", [False, True])
 
 
-@pytest.mark.parametrize("absorbed", [False, True])
-@pytest.mark.parametrize("length", [1, 7, 131])
-def test_both_forms_are_the_definition(length, absorbed):
-  given = arrays(length)
-  tried = [{}, {"is_causal": True, "scale": 0.3}, options(length)]
-  for more in tried if length == 131 else tried[2:]:
-    found = call(given, absorbed=absorbed, **more)
+@both_forms
+def test_both_forms_are_the_definition(absorbed):
+  given = arrays(131)
+  for more in ({}, {"is_causal": True, "scale": 0.3}, options(131)):
+    found = call(**given, absorbed=absorbed, **more)
     expected = definitions.latent_attention(**given, **more)
     np.testing.assert_allclose(found, expected, atol=2e-5)
 
 
-@pytest.mark.parametrize("absorbed", [False, True])
+@both_forms
 def test_values_of_the_caller_and_no_shared_key(absorbed):
-  given = arrays(13)
-  rng = np.random.default_rng(3)
-  for kv_heads in (1, HEADS):
-    value = rng.standard_normal((BATCH, 13, kv_heads, 6), np.float32)
-    found = call(given, value=value, absorbed=absorbed)
-    expected = definitions.latent_attention(**given, value=value)
+  """Of one position, which is the shortest sequence, as well."""
+  for length in (1, 13):
+    given = arrays(length)
+    rng = np.random.default_rng(3)
+    for kv_heads in (1, HEADS) if length > 1 else ():
+      value = rng.standard_normal((BATCH, length, kv_heads, 6), np.float32)
+      found = call(**given, value=value, absorbed=absorbed)
+      expected = definitions.latent_attention(**given, value=value)
+      np.testing.assert_allclose(found, expected, atol=2e-5)
+    given.pop("shared_key")
+    given["query"] = given["query"][..., :OWN]
+    found = call(**given, absorbed=absorbed)
+    expected = definitions.latent_attention(**given)
     np.testing.assert_allclose(found, expected, atol=2e-5)
-  given.pop("shared_key")
-  given["query"] = given["query"][..., :OWN]
-  found = call(given, absorbed=absorbed)
-  expected = definitions.latent_attention(**given)
-  np.testing.assert_allclose(found, expected, atol=2e-5)
 
 
 def naive(given, mask):
@@ -105,90 +97,79 @@ def naive(given, mask):
   return jnp.einsum("bnts,bsnv->btnv", weights, value)
 
 
-@pytest.mark.parametrize(
-  ("length", "absorbed"),
-  [(65, False), (65, True), *thorough((1, False), (7, True))],
-)
-def test_all_gradients(length, absorbed):
+def test_all_gradients():
+  length = 65
   given, more = arrays(length), options(length)
   ids = more["query_segment_ids"]
   mask = more["mask"] & np.tri(length, dtype=bool)[None, None]
   mask = mask & (ids[:, :, None] == ids[:, None, :])[:, None]
   of_out = np.random.default_rng(2).normal(size=(BATCH, length, HEADS, VALUE))
 
-  def loss(run, given):
-    return jnp.sum(run(given) * of_out)
+  def gradient(run):
+    return jax.jit(jax.grad(lambda given: jnp.sum(run(given) * of_out)))
 
-  run = partial(call, absorbed=absorbed, **more)
-  found = jax.jit(jax.grad(partial(loss, run)))(given)
-  with jax.enable_x64(True):
-    wide = {name: jnp.asarray(x, jnp.float64) for name, x in given.items()}
-    expected = jax.jit(jax.grad(partial(loss, partial(naive, mask=mask))))(wide)
-    expected = jax.device_get(expected)
-  for name, other in expected.items():
-    scale = max(1.0, np.abs(other).max())
-    np.testing.assert_allclose(
-      found[name], other, atol=2e-5 * scale, err_msg=name
-    )
-
-
-def test_huge_logits_and_bfloat16():
-  given = arrays(33)
-  given["query"] *= 1e4
+  expected = in_float64(gradient(partial(naive, mask=mask)), given)
   for absorbed in (False, True):
-    assert np.isfinite(call(given, absorbed=absorbed)).all()
-  given = {name: jnp.bfloat16(x) for name, x in arrays(33).items()}
+    run = partial(latent_attention, absorbed=absorbed, **more)
+    found = gradient(lambda given, run=run: run(**given))(given)
+    for name, other in expected.items():
+      bound = 2e-5 * max(1.0, np.abs(other).max())
+      np.testing.assert_allclose(found[name], other, atol=bound, err_msg=name)
+
+
+@both_forms
+def test_huge_logits_and_bfloat16(absorbed):
+  given = arrays(131)
+  huge = given | {"query": 1e4 * given["query"]}
+  assert np.isfinite(call(**huge, absorbed=absorbed)).all()
+  given = {name: x.astype(jnp.bfloat16) for name, x in arrays(33).items()}
   expected = definitions.latent_attention(**given, is_causal=True)
-  for absorbed in (False, True):
-    found = call(given, is_causal=True, absorbed=absorbed)
-    assert found.dtype == jnp.bfloat16
-    found = np.asarray(found, np.float64)
-    # Products with the kernels are rounded to bfloat16, too.
-    assert np.abs(found - expected).max() < 0.04 * np.abs(expected).max()
+  found = call(**given, is_causal=True, absorbed=absorbed)
+  assert found.dtype == jnp.bfloat16
+  # Products with the kernels are rounded to bfloat16, too.
+  error = np.abs(np.asarray(found, np.float64) - expected).max()
+  assert error < 0.04 * np.abs(expected).max()
 
 
 def test_the_absorbed_form_is_attention_of_one_key_head():
-  given = arrays(20)
+  given = arrays(131)
   own, shared = given["query"][..., :OWN], given["query"][..., OWN:]
   own = np.einsum("btnc,rnc->btnr", own, given["key_kernel"])
   key = np.concatenate([given["latent"], given["shared_key"]], axis=2)
-  out = flash_attention(
-    jnp.concatenate([own, shared], axis=3),
-    jnp.asarray(key[:, :, None]),
-    jnp.asarray(given["latent"][:, :, None]),
+  out = definitions.dense_attention(
+    np.concatenate([own, shared], axis=3),
+    key[:, :, None],
+    given["latent"][:, :, None],
     scale=(OWN + SHARED) ** -0.5,
   )
   out = np.einsum("btnr,rnv->btnv", out, given["value_kernel"])
-  np.testing.assert_allclose(call(given), out, atol=2e-5)
+  np.testing.assert_allclose(call(**given, absorbed=True), out, atol=2e-5)
 
 
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(
-  ("change", "message"),
-  [
-    ({"query": 0}, "query: expected"),
-    ({"latent": 0}, "latent: expected"),
-    ({"key_kernel": 0}, "key_kernel: expected"),
-    ({"value_kernel": 1}, "value_kernel: expected"),
-    ({"shared_key": 1}, "shared_key: expected"),
-    ({"shared_key": 2}, "key_kernel: expected C = H - P = 5"),
-  ],
-  ids=str,
-)
-def test_what_does_not_fit_is_told(change, message):
-  given = arrays(5)
-  ((name, axis),) = change.items()
-  given[name] = np.take(given[name], [0], axis=axis)
-  if axis == 0:
-    given[name] = given[name][0]
-  with pytest.raises(ValueError, match=message):
-    call(given)
+def test_what_does_not_fit_is_told(unchecked):
+  def cut(**change):
+    ((name, axis),) = change.items()
+    x = np.take(arrays(5)[name], [0], axis=axis)
+    call(**arrays(5) | {name: x[0] if axis == 0 else x})
+
+  assert_refused(
+    cut,
+    (
+      ("query: expected", {"query": 0}),
+      ("latent: expected", {"latent": 0}),
+      ("key_kernel: expected", {"key_kernel": 0}),
+      ("value_kernel: expected", {"value_kernel": 1}),
+      ("shared_key: expected", {"shared_key": 1}),
+      ("key_kernel: expected C = H - P = 5", {"shared_key": 2}),
+    ),
+  )
 
 
 def record(features=24, **hyperparameters):
   mechanism = latent(**hyperparameters)
   dims = Dims(HEADS, HEADS, 12, 16, features)
-  return mechanism, dims, mechanism.init(jax.random.key(0), dims)
+  init = jax.jit(lambda key: mechanism.init(key, dims))
+  return mechanism, dims, init(jax.random.key(0))
 
 
 def test_sizes_are_the_papers():
@@ -216,11 +197,18 @@ def test_the_cache_has_the_latent_numbers_alone():
 def test_the_record_makes_its_keys_and_values_of_the_inputs():
   mechanism, dims, variables = record(rank=6, shared_dim=4)
   rng = np.random.default_rng(0)
-  inputs = jnp.asarray(rng.standard_normal((2, 9, dims.features), np.float32))
-  query = jnp.asarray(rng.standard_normal((2, 9, HEADS, 12), np.float32))
-  gates = mechanism.gates(variables, inputs)
+  inputs = rng.standard_normal((2, 9, dims.features), np.float32)
+  query = rng.standard_normal((2, 9, HEADS, 12), np.float32)
   apply = partial(mechanism.apply, variables)
-  found = apply(query, None, None, is_causal=True, **gates)
+
+  @jax.jit
+  def found(inputs, query):
+    gates = mechanism.gates(variables, inputs)
+    call = {"is_causal": True, **gates}
+    weights = attention_weights(apply, query, None, **call)
+    return gates, apply(query, None, None, **call), weights
+
+  gates, out, weights = jax.device_get(found(inputs, query))
   kernels = {
     name: variables["params"][name] for name in ("key_kernel", "value_kernel")
   }
@@ -228,19 +216,20 @@ def test_the_record_makes_its_keys_and_values_of_the_inputs():
   expected = definitions.latent_attention(
     query, read, shared_key=shared, is_causal=True, **kernels
   )
-  np.testing.assert_allclose(found, expected, atol=1e-5)
+  np.testing.assert_allclose(out, expected, atol=1e-5)
   # ‖c‖² / R = 1 before the scale, which is 1 at first.
-  np.testing.assert_allclose(jnp.mean(read**2, axis=2), 1.0, atol=1e-3)
-  weights = attention_weights(apply, query, None, is_causal=True, **gates)
+  np.testing.assert_allclose(np.mean(read**2, axis=2), 1.0, atol=1e-3)
   values = np.einsum("bsr,rnv->bsnv", read, kernels["value_kernel"])
   shown = np.einsum("bnts,bsnv->btnv", weights, values)
-  np.testing.assert_allclose(found, shown, atol=1e-5)
+  np.testing.assert_allclose(out, shown, atol=1e-5)
+  query, gates = jax.tree.map(jnp.asarray, (query, gates))
   with pytest.raises(ValueError, match=r"key: .*expected None"):
     apply(query, query, None, **gates)
   with pytest.raises(ValueError, match="give the call"):
     apply(query, None, None)
 
 
+@functools.cache
 def slot(**choices):
   dims = Dims(HEADS, HEADS, 12, 16, 24)
   module = MultiHeadAttention(
@@ -262,42 +251,39 @@ def test_the_slot_projects_queries_alone():
   assert set(variables["params"]) == {"query", "out", "attention"}
 
 
-@pytest.mark.parametrize(
-  "choices",
-  [*thorough(({},)), {"query_key_norm": "rms", "short_convolution": True}],
-  ids=str,
-)
-def test_the_slot_decodes_what_it_computes(choices):
-  module, variables, x, positions = slot(**choices)
-  call = {"positions": positions, "is_causal": True}
-  expected = module.apply(variables, x, **call)
-  _, state = module.apply(variables, 2, 16, method="start", mutable=["cache"])
-  out, state = module.apply(
-    {**variables, **state},
-    x[:, :6],
-    positions[:, :6],
-    jnp.asarray([6, 4]),
-    method="prefill",
-    mutable=["cache"],
+def test_the_slot_decodes_what_it_computes():
+  module, variables, x, positions = slot(
+    query_key_norm="rms", short_convolution=True
   )
+
+  @partial(jax.jit, static_argnames="method")
+  def run(variables, *arrays, method):
+    return module.apply(variables, *arrays, method=method, mutable=["cache"])
+
+  call = {"positions": positions, "is_causal": True}
+  expected = np.asarray(
+    jax.jit(lambda x: module.apply(variables, x, **call))(x)
+  )
+  _, state = module.apply(variables, 2, 16, method="start", mutable=["cache"])
+  prompt = x[:, :6], positions[:, :6], np.array([6, 4])
+  out, state = run({**variables, **state}, *prompt, method="prefill")
   np.testing.assert_allclose(out[0], expected[0, :6], atol=1e-5)
-  decode = jax.jit(partial(module.apply, method="decode", mutable=["cache"]))
   for step in range(5):
     at = np.array([6, 4]) + step
     now = np.take_along_axis(np.asarray(x), at[:, None, None], axis=1)
-    out, state = decode({**variables, **state}, now, at[:, None])
+    out, state = run({**variables, **state}, now, at[:, None], method="decode")
     wanted = expected[np.arange(2), at]
     np.testing.assert_allclose(out[:, 0], wanted, atol=1e-5)
 
 
 def test_only_distances_count_with_rotary_positions():
   module, variables, x, positions = slot()
-  one, other = (
-    module.apply(variables, x, positions=positions + shift, is_causal=True)
-    for shift in (0, 5)
+  apply = jax.jit(partial(module.apply, is_causal=True))
+  one, other, turned = (
+    apply(variables, x, positions=at)
+    for at in (positions, positions + 5, 2 * positions)
   )
   np.testing.assert_allclose(one, other, atol=1e-4)
-  turned = module.apply(variables, x, positions=2 * positions, is_causal=True)
   assert np.abs(one - turned).max() > 1e-2
 
 
@@ -305,7 +291,9 @@ def test_rotary_positions_need_pairs():
   module, _, x, positions = slot()
   module = module.clone(attention=ATTENTIONS["latent"](shared_dim=3))
   with pytest.raises(ValueError, match=r"position: rotary turns pairs.* got 3"):
-    module.init(jax.random.key(0), x, positions=positions)
+    jax.eval_shape(
+      partial(module.init, positions=positions), jax.random.key(0), x
+    )
 
 
 def test_it_is_deepseeks_layer():
@@ -320,7 +308,7 @@ def test_it_is_deepseeks_layer():
       "attention": {name: found[name] for name in names},
     }
   }
-  variables = jax.tree.map(jnp.float32, variables)
+  variables = jax.tree.map(np.float32, variables)
 
   apply = partial(module.apply, positions=positions, is_causal=True)
 
@@ -329,7 +317,7 @@ def test_it_is_deepseeks_layer():
     out, pullback = jax.vjp(partial(apply, variables), inputs)
     return out, pullback(cotangent)[0]
 
-  arrays = jnp.float32(found["inputs"]), jnp.float32(found["cotangent"])
+  arrays = np.float32(found["inputs"]), np.float32(found["cotangent"])
   out, gradient = pulled(*arrays)
   np.testing.assert_allclose(out, found["out"], atol=5e-6)
   np.testing.assert_allclose(gradient, found["gradient"], atol=1e-5)
