@@ -2,7 +2,8 @@
 
 from settings.leaves import flatten
 from tests import commands
-from training import config_help, experiment_config
+from tests.training.tiny import config
+from training import config_help
 
 
 def test_help_behind_a_config_has_its_leaves():
@@ -25,21 +26,9 @@ def test_help_behind_a_config_has_its_leaves():
 
 
 def test_every_leaf_of_a_run_is_there():
-  mapping = {
-    "num_steps": 2,
-    "batch_size": 2,
-    "task": {"name": "copy"},
-    "model": {
-      "kind": "encoder",
-      "num_layers": 1,
-      "num_heads": 1,
-      "features": 2,
-      "mlp_features": 2,
-    },
-  }
+  mapping = config("encoder", {"name": "copy"}).to_mapping()
   text = config_help.text(mapping)
-  config = experiment_config.parse(mapping)
-  for leaf in flatten(config.to_mapping()):
+  for leaf in flatten(mapping):
     # Options of mechanisms are in docs/mechanism_options.md.
     name = leaf.removesuffix(".name") if "attention" in leaf else leaf
     assert f"--config.{name}=" in text or name == "task.name"

@@ -6,47 +6,30 @@ import pytest
 
 from settings.errors import ConfigError
 from tasks import files
-from training import experiment, experiment_config
+from tests.training.tiny import config
+from training import experiment
 
 TEXT = "abcd efgh\n" * 40
 
 
-def config_of(path, **leaves):
-  return experiment_config.parse(
-    {
-      "task": {
-        "name": "text",
-        "path": str(path),
-        "context": 8,
-        "vocabulary": "bytes",
-        **leaves,
-      },
-      "model": {
-        "kind": "decoder",
-        "features": 8,
-        "num_heads": 2,
-        "num_layers": 1,
-        "mlp_features": 8,
-      },
-      "num_steps": 1,
-      "batch_size": 8,
-    }
-  )
+def config_of(path):
+  task = {"name": "text", "path": str(path), "context": 8}
+  return config("decoder", task | {"vocabulary": "bytes"})
 
 
 def test_other_data_are_refused(tmp_path):
   path, run = tmp_path / "text.txt", tmp_path / "run"
   path.write_text(TEXT)
-  config = config_of(path)
-  experiment.begin(config, run)
-  experiment.begin(config, run)
+  given = config_of(path)
+  experiment.begin(given, run)
+  experiment.begin(given, run)
   kept = (run / "vocabulary" / files.DATA).read_text()
   path.write_text(TEXT.replace("d", "e"))  # Of the same vocabulary and size.
   with pytest.raises(ConfigError, match=r"^config.task: .*text.txt is not wh"):
-    experiment.begin(config, run)
+    experiment.begin(given, run)
   assert (run / "vocabulary" / files.DATA).read_text() == kept
   path.write_text(TEXT)
-  experiment.begin(config, run)
+  experiment.begin(given, run)
 
 
 def test_a_run_of_an_earlier_version_goes_on(tmp_path):

@@ -14,6 +14,7 @@ from tests import commands
 from tests.attention.forms import RECURRENT
 from tests.here import is_here
 from tests.models import tiny
+from tests.training import tiny as training_tiny
 from training import attention_maps, experiment, experiment_config
 from training.example import make_example
 
@@ -96,26 +97,18 @@ SLOTS = {
 def untrained(kind, mechanism="dense"):
   """A small model that uses a mechanism wherever it can work."""
   model_kind = kind.rpartition(" ")[2]
-  model = {
-    "kind": model_kind,
-    "num_layers": 1,
-    "num_heads": 1 if model_kind == "seq2seq" else 2,
-    "features": 16,
-  }
   chosen = tiny.attention(mechanism)
   options = {"name": mechanism, **tiny.OPTIONS.get(mechanism, {})}
   if model_kind == "seq2seq":
+    model = {"kind": kind, "num_layers": 1, "num_heads": 1, "features": 16}
     model |= {"cell": "gru", "decoder": "bahdanau", "cross_attention": options}
+    mapping = {"num_steps": 1, "batch_size": 4, "task": TASKS[kind]}
+    config = experiment_config.parse({**mapping, "model": model})
   else:
-    slots = SLOTS[model_kind]
-    model |= {
-      "mlp_features": 32,
-      **{
-        s: options for s in slots if NEEDS[s].keys() <= chosen.build().supports
-      },
-    }
-  mapping = {"num_steps": 1, "batch_size": 4, "task": TASKS[kind]}
-  config = experiment_config.parse({**mapping, "model": model})
+    supports = chosen.build().supports
+    served = [s for s in SLOTS[model_kind] if NEEDS[s].keys() <= supports]
+    model = dict.fromkeys(served, options)
+    config = training_tiny.config(model_kind, TASKS[kind], model)
   run = experiment.create(config)
   return run, tiny.initialized(run.model)
 

@@ -6,7 +6,8 @@ import pytest
 
 import models
 from settings.errors import ConfigError
-from training import experiment, experiment_config, inference
+from tests.training.tiny import config
+from training import experiment, inference
 
 CONTEXT = 8
 
@@ -16,22 +17,8 @@ def run(tmp_path_factory):
   """A language model of a few characters, untrained."""
   path = tmp_path_factory.mktemp("text") / "text.txt"
   path.write_text("the cat sat on the mat. " * 20)
-  config = experiment_config.parse(
-    {
-      "num_steps": 1,
-      "batch_size": 2,
-      "task": {"name": "text", "path": str(path), "context": CONTEXT},
-      "model": {
-        "kind": "decoder",
-        "num_layers": 1,
-        "num_heads": 2,
-        "features": 16,
-        "mlp_features": 16,
-        "position": "learned",
-      },
-    }
-  )
-  return experiment.create(config)
+  task = {"name": "text", "path": str(path), "context": CONTEXT}
+  return experiment.create(config("decoder", task, {"position": "learned"}))
 
 
 @pytest.fixture(scope="module")

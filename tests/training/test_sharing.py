@@ -6,37 +6,23 @@ import jax
 import numpy as np
 import pytest
 
-from configs import recall
 from settings.errors import RunError
-from training import experiment, experiment_config, loop, parallel, workdir
+from tests.training.tiny import config
+from training import experiment, loop, parallel, workdir
 from training.checkpoint import Checkpoints
 
 
 def made(folder, seed, rate, first=None):
   """A small run with warm-up, a schedule and dropout, and its folder."""
-  config = recall.get_config().to_dict()
-  config |= {
-    "seed": seed,
-    "num_steps": 6,
-    "batch_size": 8,
-    "log_every": 2,
-    "eval_every": 3,
-    "checkpoint_every": 2,
-  }
-  config["task"] |= {
-    "vocab_size": 16,
-    "length": 8,
-    "num_pairs": 2,
-    "eval_size": 8,
-  }
-  config["model"] |= {
-    "num_layers": 1,
-    "features": 16,
-    "mlp_features": 16,
-    "dropout_rate": 0.2,
-  }
-  config["optimizer"] |= {"learning_rate": rate, "warmup_steps": 2}
-  parsed = experiment_config.parse(config)
+  task = {"name": "recall", "vocab_size": 16, "length": 8, "num_pairs": 2}
+  parsed = config(
+    "decoder",
+    task | {"eval_size": 8},
+    {"dropout_rate": 0.2},
+    **{"seed": seed, "num_steps": 6, "log_every": 2, "eval_every": 3},
+    checkpoint_every=2,
+    optimizer={"learning_rate": rate, "warmup_steps": 2},
+  )
   run = experiment.create(parsed)
   folder = folder / f"{seed}-{rate}"
   workdir.write_config(folder, parsed)
@@ -81,38 +67,41 @@ def assert_same(one, other):
   assert lines == others
 
 
-def test_one_program_and_every_bit_of_runs_of_their_own(tmp_path, traces):
-  expected = []
-  for seed, rate in ((0, 1e-2), (1, 3e-3)):
-    run, folder = made(tmp_path / "alone", seed, rate)
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+  """A run of its own, and what it leaves."""
+  run, folder = made(tmp_path_factory.mktemp("alone"), 1, 3e-3)
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(loop.attention_maps, "draw_attention", lambda *unused: None)
     assert loop.run(run, folder)
-    expected.append(left(run, folder))
-  assert len(traces) == 2
+  return run, left(run, folder)
+
+
+def test_one_program_and_every_bit_of_runs_of_their_own(
+  tmp_path, traces, alone
+):
   first, folder = made(tmp_path, 0, 1e-2)
   assert loop.run(first, folder)
-  assert_same(left(first, folder), expected[0])
+  before = left(first, folder)
   second, folder = made(tmp_path, 1, 3e-3, first)
   assert loop.run(second, folder)
-  assert_same(left(second, folder), expected[1])
-  assert len(traces) == 3
+  assert_same(left(second, folder), alone[1])
+  assert len(traces) == 1
   # Another seed or another rate would show.
   with pytest.raises(AssertionError):
-    assert_same(*expected)
+    assert_same(before, alone[1])
 
 
-def test_one_that_diverges_stops_no_other(tmp_path, traces):
-  run, folder = made(tmp_path / "alone", 1, 3e-3)
-  loop.run(run, folder)
-  expected = left(run, folder)
+def test_one_that_diverges_stops_no_other(tmp_path, traces, alone):
+  run, expected = alone
   bad, folder = made(tmp_path, 2, 1e38)
   with pytest.raises(RunError, match="not finite"):
     loop.run(bad, folder)
   good, folder = made(tmp_path, 1, 3e-3, bad)
   assert loop.run(good, folder, stop_at=4) is None
+  assert len(traces) == 1
   # Continued by a program of its own.
-  alone, _ = made(tmp_path / "later", 1, 3e-3)
-  assert loop.run(alone, folder)
+  assert loop.run(run, folder)
   state, lines = left(good, folder)
   lines = [line for line in lines if line in expected[1]]
   assert_same((state, lines), expected)
-  assert len(traces) == 3

@@ -7,13 +7,8 @@ import pytest
 from settings.errors import ConfigError
 from tests import commands
 from tests.tasks.text_cases import TEXT
-from training import (
-  evaluate,
-  experiment,
-  experiment_config,
-  inference,
-  parallel,
-)
+from tests.training import tiny
+from training import evaluate, experiment, inference, parallel
 
 KINDS = {
   "decoder": {"position": "learned", "norm": "pre"},
@@ -23,22 +18,12 @@ KINDS = {
 
 
 def config(path, kind, task, **model):
-  return experiment_config.parse(
-    {
-      "num_steps": 20,
-      "batch_size": 8,
-      "task": {"path": str(path), **task},
-      "model": {
-        "kind": kind,
-        "num_layers": 1,
-        "num_heads": 2,
-        "features": 16,
-        "mlp_features": 32,
-        "activation": "gelu",
-        **model,
-      },
-      "optimizer": {"learning_rate": 0.02},
-    }
+  return tiny.config(
+    kind,
+    {"path": str(path), **task},
+    {"mlp_features": 32, "activation": "gelu", **model},
+    num_steps=20,
+    optimizer={"learning_rate": 0.02},
   )
 
 
@@ -92,16 +77,14 @@ def test_a_text_is_learnt(tmp_path, kind, vocabulary):
   assert empty == ""
 
 
+LABELS = {"name": "classification", "max_length": 8, "vocabulary": "characters"}
+
+
 def test_labels_are_learnt(tmp_path):
   path = tmp_path / "rows.tsv"
   rows = ((("up", "a b c"), ("down", "c b d"))[i % 2] for i in range(80))
   path.write_text("".join(f"{label}\t{text}\n" for label, text in rows))
-  leaves = {
-    "name": "classification",
-    "max_length": 8,
-    "vocabulary": "characters",
-  }
-  found = config(path, "encoder", leaves, tie_embeddings=False)
+  found = config(path, "encoder", LABELS, tie_embeddings=False)
   run = experiment.create(found, tmp_path / "run")
   _, _, values = trained(run)
   assert values["accuracy"] == 1.0
@@ -110,13 +93,8 @@ def test_labels_are_learnt(tmp_path):
 def test_labels_share_no_table_with_tokens(tmp_path):
   path = tmp_path / "rows.tsv"
   path.write_text("a\tx\nb\ty\n" * 20)
-  leaves = {
-    "name": "classification",
-    "max_length": 8,
-    "vocabulary": "characters",
-  }
   with pytest.raises(ConfigError, match=r"^config\.model\.tie_embeddings: "):
-    experiment.create(config(path, "encoder", leaves))
+    experiment.create(config(path, "encoder", LABELS))
 
 
 def test_a_run_says_what_has_to_be_beaten(tmp_path):

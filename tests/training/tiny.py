@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import tasks
+from training import experiment_config
 from training import optimizer as optimizer_lib
 from training.config import OptimizerConfig
 from training.state import TrainState
@@ -14,6 +15,17 @@ from training.step import Numbers, StepFunctions
 
 CLASSES, LENGTH, ROWS = 7, 5, 16
 RECALL = tasks.TASKS["recall"]
+
+
+def config(kind, task, model=None, **leaves):
+  """The config of a run with a model of one layer, of width 16."""
+  small = {"num_layers": 1, "num_heads": 2, "features": 16, "mlp_features": 16}
+  return experiment_config.parse(
+    {
+      **{"num_steps": 1, "batch_size": 8, "task": task, **leaves},
+      "model": {"kind": kind, **small, **(model or {})},
+    }
+  )
 
 
 def forward(variables, batch, rng):
