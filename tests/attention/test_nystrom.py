@@ -5,26 +5,19 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
-from attention import (
-  Dims,
-  definitions,
-  dense_attention,
-  nystrom,
-  nystrom_attention,
-)
+from attention import Dims, definitions, nystrom, nystrom_attention
 from attention.definitions.nystrom import iterated_inverse
 from attention.nystrom import _pseudo_inverse as pseudo_inverse
-from attention.testing import Case, assert_close
+from attention.testing import assert_close
 from attention.testing.transforms import mesh_of_rows
-from tests.attention.forms import thorough
-
-
-def draw(case):
-  """Query, key, value and the call as arrays of JAX."""
-  arrays, call = case.draw()
-  return [jnp.asarray(x) for x in arrays], jax.tree.map(jnp.asarray, call)
+from tests.attention.calls import (
+  assert_equal,
+  assert_refused,
+  draw,
+  pulled,
+  random_mask,
+)
 
 
 @functools.partial(
@@ -49,40 +42,45 @@ def attend(
   )
 
 
-@pytest.mark.parametrize("names", [*thorough(((),)), ("mask",)])
-def test_as_many_landmarks_as_tokens_are_dense(names):
+def record_of(dims, **options):
+  """A record of 4 landmarks, and its variables."""
+  attention = nystrom(**{"num_landmarks": 4, **options})
+  init = jax.jit(lambda key: attention.init(key, dims))
+  return attention, init(jax.random.key(1))
+
+
+def test_as_many_landmarks_as_tokens_are_dense():
   """Once the iteration has converged, which float32 lets it do for a matrix as
   well conditioned as this one: queries near their own keys.
   """
-  (query, key, value), call = draw(Case(names, num_kv_heads=4))
-  query = 4.0 * key / jnp.linalg.norm(key, axis=-1, keepdims=True) + 0.1 * query
-  expected = dense_attention(query, key, value, **call)
+  query, key, value = map(np.asarray, draw(13, kv_heads=4))
+  query = 4 * key / np.linalg.norm(key, axis=-1, keepdims=True) + query / 10
+  mask = random_mask(2, 1, 1, 13)
+  expected = definitions.dense_attention(query, key, value, mask=mask)
   got = [
-    attend((query, key, value), **call, num_landmarks=13, steps=steps)
+    attend((query, key, value), mask, num_landmarks=13, steps=steps)
     for steps in (1, 3, 20)
   ]
   assert_close(got[2], expected, 1e-5)
   errors = [np.abs(x - expected).max() for x in got]
   assert errors[0] > errors[1] > 10 * errors[2]
   # More landmarks than tokens are as many as tokens.
-  more = attend((query, key, value), **call, num_landmarks=99, steps=20)
+  more = attend((query, key, value), mask, num_landmarks=99, steps=20)
   np.testing.assert_array_equal(more, got[2])
 
 
 def test_the_error_falls_with_landmarks():
   """Against dense, for a sequence that varies slowly along its length."""
-  case = Case(length=96, batch=4, num_kv_heads=4)
-  qkv, _ = draw(case)
+  *qk, value = draw(96, batch=4, kv_heads=4)
   smooth = np.exp(-((np.arange(-12, 13) / 6.0) ** 2))
   query, key = (
     np.apply_along_axis(np.convolve, 1, x, smooth, "same").astype(np.float32)
-    for x in qkv[:2]
+    for x in qk
   )
-  qkv = [jnp.asarray(x) for x in (query / 2, key / 2, qkv[2])]
-  expected = dense_attention(*qkv)
+  qkv = query / 2, key / 2, np.asarray(value)
+  expected = definitions.dense_attention(*qkv)
   errors = [
-    float(jnp.linalg.norm(attend(qkv, num_landmarks=m) - expected))
-    for m in (2, 8, 32)
+    np.linalg.norm(attend(qkv, num_landmarks=m) - expected) for m in (2, 8, 32)
   ]
   assert errors[0] > 1.5 * errors[1] > 3.0 * errors[2]
 
@@ -95,9 +93,9 @@ def test_the_iteration_tends_to_the_pseudo_inverse():
   matrices[1, 2, 4:] = matrices[1, 2, :, 4:] = 0.0
   matrices[1, 2, :4] /= matrices[1, 2, :4].sum(-1, keepdims=True)
   expected = np.linalg.pinv(matrices)
-  errors = []
+  errors, inverse = [], jax.jit(pseudo_inverse, static_argnums=1)
   for steps in (2, 4, 12):
-    got = pseudo_inverse(jnp.asarray(matrices, jnp.float32), steps)
+    got = np.asarray(inverse(np.float32(matrices), steps))
     errors.append(np.abs(got - expected).max() / np.abs(expected).max())
     for at in np.ndindex(2, 3):
       naive = iterated_inverse(matrices[at], steps)
@@ -108,101 +106,93 @@ def test_the_iteration_tends_to_the_pseudo_inverse():
 
 def test_one_example_does_not_scale_another():
   """The paper's code starts every inverse from the largest norm in the batch."""
-  qkv, _ = draw(Case(batch=2))
-  alone = attend([x[:1] for x in qkv], num_landmarks=4)
-  larger = [x.at[1].multiply(50.0) for x in qkv]
-  assert_close(attend(larger, num_landmarks=4)[:1], alone, 1e-6)
+  qkv = [np.array(x) for x in draw(13)]
+  alone = attend(qkv, num_landmarks=4)[:1]
+  for x in qkv:
+    x[1] *= 50.0
+  assert_close(attend(qkv, num_landmarks=4)[:1], alone, 1e-6)
 
 
 def test_several_blocks_equal_one(tiny_tiles):
-  length = 23
-  case = Case(("mask",), length=length, value_dim=5)
-  qkv, call = draw(case)
-  cotangent = jax.random.normal(jax.random.key(0), (2, length, 4, 5))
-  attention = nystrom(num_landmarks=6, conv_kernel_size=5)
-  variables = attention.init(jax.random.key(1), case.dims)
+  qkv, mask = draw(23, value=5), random_mask(2, 1, 1, 23)
+  attention, variables = record_of(
+    Dims(4, 2, 8, 23), num_landmarks=6, conv_kernel_size=5
+  )
 
   def run():
-    @jax.jit
-    def call_and_gradients(variables, qkv, call):
-      out, vjp = jax.vjp(
-        lambda variables, qkv: attention.apply(variables, *qkv, **call),
-        variables,
-        qkv,
-      )
-      return out, vjp(cotangent)
-
-    return jax.tree.leaves(call_and_gradients(variables, qkv, call))
+    apply = functools.partial(attention.apply, mask=mask)
+    return pulled(lambda *arrays: apply(*arrays), variables, *qkv)
 
   whole = run()
   tiny_tiles(8)
-  for got, expected in zip(run(), whole, strict=True):
-    assert_close(got, expected, 1e-5)
+  assert_equal(run(), whole, 1e-5)
 
 
 def test_masked_tokens_are_as_if_they_were_not_there():
   """Wherever they stand, and also where fewer are left than landmarks."""
-  qkv, _ = draw(Case(length=17))
+  qkv = [np.asarray(x) for x in draw(17)]
   for kept in (np.arange(17) % 3 > 0, np.isin(np.arange(17), (2, 3, 11))):
-    mask = jnp.broadcast_to(kept, (2, 17))[:, None, None]
-    got = attend(qkv, mask, num_landmarks=5)[:, kept]
+    mask = np.broadcast_to(kept, (2, 17))[:, None, None]
+    got = np.asarray(attend(qkv, mask, num_landmarks=5))[:, kept]
     short = [x[:, kept] for x in qkv]
     assert_close(got, attend(short, num_landmarks=5), 1e-6)
 
 
-@pytest.mark.parametrize("fill", [np.inf, np.nan])
-def test_masked_tokens_are_not_read_even_where_they_are_no_numbers(fill):
-  case = Case(("mask",))
-  qkv, call = draw(case)
-  attention = nystrom(num_landmarks=4, conv_kernel_size=3)
-  variables = attention.init(jax.random.key(0), case.dims)
-  kept = call["mask"][:, 0, 0, :, None, None]
+def test_masked_tokens_are_not_read_even_where_they_are_no_numbers():
+  """The contract has it for keys and values alone; as a query one stays by itself."""
+  qkv, mask = draw(13), random_mask(2, 1, 1, 13)
+  attention, variables = record_of(Dims(4, 2, 8, 13), conv_kernel_size=3)
+  kept = np.asarray(mask)[:, 0, 0, :, None, None]
 
   @jax.jit
   def run(qkv):
     out, vjp = jax.vjp(
-      lambda *qkv: attention.apply(variables, *qkv, **call), *qkv
+      lambda *qkv: attention.apply(variables, *qkv, mask=mask), *qkv
     )
     # The output at a masked position is that of the query there.
-    g = kept.astype(jnp.float32)
-    return jnp.where(kept, out, 0.0), vjp(jnp.broadcast_to(g, out.shape))[1:]
+    g = jnp.broadcast_to(kept, out.shape).astype(jnp.float32)
+    return jnp.where(kept, out, 0.0), vjp(g)[1:]
 
   before = run(qkv)
-  filled = [jnp.where(kept, x, fill) for x in qkv]
-  filled[0] = qkv[0]
-  jax.tree.map(np.testing.assert_array_equal, run(filled), before)
-  # As a query it stays by itself as well.
-  filled[0] = jnp.where(kept, qkv[0], fill)
-  np.testing.assert_array_equal(run(filled)[0], before[0])
+  for fill in (np.inf, np.nan):
+    filled = [np.where(kept, x, np.float32(fill)) for x in qkv]
+    np.testing.assert_array_equal(run(filled)[0], before[0])
+    after = run([qkv[0], *filled[1:]])
+    jax.tree.map(np.testing.assert_array_equal, after, before)
 
 
 def test_nan_among_the_tokens_is_not_hidden():
   for i in range(3):
-    qkv, _ = draw(Case(num_kv_heads=4))
-    qkv[i] = qkv[i].at[0, 2, 1].set(jnp.nan)
+    qkv = [np.array(x) for x in draw(13)]
+    qkv[i][0, 2, 0] = np.nan
     out = np.asarray(attend(qkv, num_landmarks=4))
-    assert np.isnan(out[0, :, 1]).all()
+    # Heads 0 and 1 have the first head of keys.
+    heads = [0] if i == 0 else [0, 1]
+    assert np.isnan(out[0][:, heads]).all()
     assert np.isfinite(out[1]).all()
-    assert np.isfinite(out[0, :, 0]).all()
+    assert np.isfinite(np.delete(out[0], heads, axis=1)).all()
 
 
 def test_a_traced_scale():
-  qkv, _ = draw(Case())
+  qkv = draw(13)
   got = attend(qkv, None, jnp.float32(0.2), num_landmarks=4)
-  constant = functools.partial(nystrom_attention, num_landmarks=4, scale=0.2)
-  expected = jax.jit(constant)(*qkv)
-  assert_close(got, expected, 1e-6)
+  expected = definitions.nystrom_attention(*qkv, num_landmarks=4, scale=0.2)
+  assert_close(got, expected, 1e-5)
 
 
 def test_what_the_factory_refuses():
-  for options, name in (
-    ({"num_landmarks": 0}, "num_landmarks"),
-    ({"pinv_iterations": 0}, "pinv_iterations"),
-    ({"conv_kernel_size": 4}, "conv_kernel_size"),
-    ({"conv_kernel_size": -1}, "conv_kernel_size"),
-  ):
-    with pytest.raises(ValueError, match=f"^{name}: expected .+ got"):
-      nystrom(**options)
+  assert_refused(
+    nystrom,
+    [
+      (f"{name}: expected .+ got", {name: value})
+      for name, value in (
+        ("num_landmarks", 0),
+        ("pinv_iterations", 0),
+        ("conv_kernel_size", 4),
+        ("conv_kernel_size", -1),
+      )
+    ],
+  )
 
 
 def test_the_convolution_has_one_filter_a_query_head():
@@ -229,14 +219,14 @@ def test_a_shared_start_is_that_of_the_definition():
 
 
 def test_a_convolution_on_a_mesh_with_explicit_axes():
-  rng = np.random.default_rng(0)
-  qkv = rng.standard_normal((3, 8, 13, 2, 4), np.float32)
-  mechanism = nystrom(num_landmarks=5, conv_kernel_size=3)
-  variables = mechanism.init(jax.random.key(0), Dims(2, 2, 4, 13))
-  apply = jax.jit(lambda qkv: mechanism.apply(variables, *qkv))
-  expected = apply(list(qkv))
+  qkv = draw(13, heads=2, kv_heads=2, dim=4, value=4, batch=8)
+  attention, variables = record_of(
+    Dims(2, 2, 4, 13), num_landmarks=5, conv_kernel_size=3
+  )
+  apply = jax.jit(lambda qkv: attention.apply(variables, *qkv))
+  expected = apply(qkv)
   mesh = mesh_of_rows(jax.sharding.AxisType.Explicit)
   rows = jax.sharding.NamedSharding(mesh, jax.P("batch"))
   with jax.set_mesh(mesh):
-    out = apply(jax.device_put(list(qkv), rows))
+    out = apply(jax.device_put(qkv, rows))
   assert_close(out, expected, 1e-5)
