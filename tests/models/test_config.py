@@ -35,10 +35,7 @@ SAME = AroundConfig()
     ({"num_qk_heads": 3}, "num_qk_heads: expected a divisor of num_heads 4"),
     ({"num_qk_heads": 2, "num_kv_heads": 2}, "num_qk_heads: .* without num_kv"),
     ({"mlp_features": -1}, "mlp_features: expected at least 0"),
-    (
-      {"short_convolution_bias": True},
-      "short_convolution_bias: expected short",
-    ),
+    ({"short_convolution_bias": True}, "short_convolution_bias: expected"),
     ({"features": 12, "position": "rotary"}, "position: rotary .* even head"),
     (
       {"rotary_scaling": RotaryScaling("linear", {"factor": 2.0})},
@@ -53,10 +50,7 @@ SAME = AroundConfig()
     ({"position": "rotory"}, "position: .*did you mean 'rotary'"),
     ({"dtype": "float8"}, "dtype: "),
     ({"encoder_attention": WINDOW}, "encoder_attention: .*without this choice"),
-    (
-      {"decoder_attention": LINFORMER},
-      "decoder_attention: linformer cannot be causal; one of dense, .* can",
-    ),
+    ({"decoder_attention": LINFORMER}, "decoder_attention: linformer cannot"),
     (
       {"kind": "encoder_decoder", "cross_attention": WINDOW},
       "cross_attention: sliding_window cannot attend from one position",

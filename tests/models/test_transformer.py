@@ -23,10 +23,10 @@ def _inputs():
 @pytest.mark.parametrize("name", CAUSAL)
 def test_future_inputs_change_no_earlier_logits(name):
   model = tiny.create("decoder", decoder_attention=tiny.attention(name))
-  variables, batch = tiny.initialized(model), _inputs()
-  before = np.asarray(tiny.forward(model, variables, batch))
-  batch["inputs"][:, 5:] = 2
-  after = np.asarray(tiny.forward(model, variables, batch))
+  variables, later = tiny.initialized(model), _inputs()
+  later["inputs"][:, 5:] = 2
+  before = tiny.forward(model, variables, _inputs())
+  after = tiny.forward(model, variables, later)
   np.testing.assert_array_equal(before[:, :5], after[:, :5])
   assert np.abs(before[:, 5:] - after[:, 5:]).max() > 1e-3
 

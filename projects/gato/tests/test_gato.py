@@ -3,7 +3,6 @@
 import json
 import shutil
 
-import jax
 import numpy as np
 import PIL.Image
 import pytest
@@ -16,7 +15,7 @@ from tasks import draws
 from tests import commands
 from tests.models import tiny
 from tests.tasks.text_cases import TEXT
-from training import experiment, experiment_config, parallel
+from training import experiment, experiment_config
 
 TINY = {
   "num_layers": 2,
@@ -128,29 +127,6 @@ def test_a_run_goes_on_with_text(run):
   assert "no published family is this model, of kind 'gato'" in error
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-  "kind", [pytest.param("jit", marks=pytest.mark.thorough), "pmap"]
-)
-def test_devices_give_the_same_numbers(kind, text):
-  """Eight devices with two rows each, of three kinds, and one with all."""
-  config = config_of(text)
-  losses = []
-  for name, count in (("jit", 1), (kind, 8)):
-    run = experiment.create(
-      experiment_config.parse(config | {"parallel": name})
-    )
-    devices = jax.devices()[:count]
-    functions = parallel.make(run.functions, name, devices)
-    state = functions.place_state(run.init())
-    variables = state.variables
-    batch = functions.place_batch(run.task.train_batch(0))
-    sums = jax.device_get(functions.evaluate(variables, batch))
-    losses.append({key: float(np.ravel(x)[0]) for key, x in sums.items()})
-  one, other = losses
-  assert other == pytest.approx(one, rel=1e-5)
-
-
 def test_shares_are_summed_by_modality(text):
   run = experiment.create(experiment_config.parse(config_of(text)))
   variables = run.init().variables
@@ -174,16 +150,6 @@ def test_shares_are_summed_by_modality(text):
   assert found.weights[:, 0, 1].tolist() == [0, 0]
   evenly = np.mean([16 / (t + 1) for t in range(16, length)])
   assert found.evenly[1, 0] == pytest.approx(evenly)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("attention", ["performer", "linear", "lsh"])
-def test_mechanisms_serve(text, attention):
-  run = experiment.create(experiment_config.parse(config_of(text, attention)))
-  variables = run.init().variables
-  batch = run.task.train_batch(0)
-  logits = jax.jit(run.functions.forward)(variables, batch, None)
-  assert np.isfinite(np.asarray(logits)).all()
 
 
 def test_faults_are_one_line(text, tmp_path):

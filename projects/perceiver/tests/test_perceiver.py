@@ -348,18 +348,9 @@ def test_fourier_features():
     ({"dropout_rate": 1.0}, "dropout_rate: "),
     ({"num_heads": 3}, "query_features: 10 is not divisible by num_heads 3"),
     ({"value_features": 5}, "value_features: 5 is not divisible by num_heads"),
-    (
-      {"input_heads": 4},
-      "input_query_features: 6 is not divisible by input_heads 4",
-    ),
-    (
-      {"output_heads": 4},
-      "output_query_features: 14 is not divisible by output_heads 4",
-    ),
-    (
-      {"output_features": 8},
-      "output_features: expected input_features 6, the width of the table",
-    ),
+    ({"input_heads": 4}, "input_query_features: 6 is not divisible by"),
+    ({"output_heads": 4}, "output_query_features: 14 is not divisible by"),
+    ({"output_features": 8}, "output_features: expected input_features 6, the"),
     ({"fourier_bands": 3}, "head: expected 'class' with fourier_bands"),
     ({"activation": "mish"}, "activation: "),
     ({"cross_attention": ()}, "cross_attention: expected at least one"),

@@ -118,6 +118,8 @@ def test_bytes_are_learnt_restored_and_drawn(text, tmp_path, monkeypatch):
     state, metrics = functions.train(state, batch, step)
     losses.append(float(metrics["loss"][0] / metrics["loss"][1]))
   assert losses[-1] < 0.8 * losses[0], losses
+  batch = began.task.train_batch(0)
+  assert 0 < approximation.error(began.model, state.variables, batch) < 1
   drawn = []
   monkeypatch.setattr(
     attention_maps, "draw_maps", lambda path, maps: drawn.extend(maps)
@@ -260,15 +262,6 @@ def test_a_run_starts_from_published_weights(text):
     experiment.create(experiment_config.parse(config))
 
 
-@pytest.mark.thorough
-def test_the_error_of_an_approximation(text):
-  config = of_bytes(text, "performer")
-  began = experiment.create(experiment_config.parse(config))
-  batch = began.task.train_batch(0)
-  found = approximation.error(began.model, began.init().variables, batch)
-  assert 0 < found < 1
-
-
 @pytest.mark.parametrize(
   ("model", "message"),
   [
@@ -276,10 +269,7 @@ def test_the_error_of_an_approximation(text):
     ({"head": "tokens"}, "config.model.head: expected 'class' with fourier"),
     ({"num_heads": 3}, "config.model.query_features: 16 is not divisible"),
     ({"num_latent": 3}, "config.model.num_latent: unknown"),
-    (
-      {"num_latents": None},
-      "config.model.num_latents: expected a valid integer",
-    ),
+    ({"num_latents": None}, "config.model.num_latents: expected a valid"),
     (
       {"cross_attention": {"name": "nystrom", "num_landmarks": 2}},
       "config.model.cross_attention: nystrom cannot attend to another",

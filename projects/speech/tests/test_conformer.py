@@ -415,8 +415,7 @@ def test_mechanisms_without_tables_by_distance_are_refused():
     ({"encoder_attention": ()}, "^encoder_attention: expected at least one"),
     (
       {"encoder_attention": tiny.attention("performer")},
-      r"performer cannot carry relative positions \(position "
-      r"'transformer_xl'\); one of dense, flash, sliding_window, ",
+      "performer cannot carry .*'transformer_xl'.; one of dense, flash, sli",
     ),
     (
       {"encoder_attention": models.AttentionConfig("window_linear")},

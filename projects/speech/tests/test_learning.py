@@ -87,6 +87,22 @@ def test_devices_agree(steps, kind, count):
 
 
 @pytest.mark.thorough
+def test_micro_batches_move_running_statistics_in_turn(steps):
+  optimizer = config_of()["optimizer"] | {"accumulate_steps": 2}
+  run = create({"optimizer": optimizer})
+  made = parallel.make(run.functions, "jit", jax.devices()[:1])
+  state, batch = made.place_state(run.init()), run.task.train_batch(0)
+  state, _ = made.train(state, made.place_batch(batch), np.int32(0))
+  found, whole = (
+    jax.tree.leaves(jax.device_get(x.collections["batch_stats"]))
+    for x in (state, steps[2])
+  )
+  for leaf, other in zip(found, whole, strict=True):
+    assert np.isfinite(leaf).all()
+    assert np.abs(leaf - other).max() > 1e-6
+
+
+@pytest.mark.thorough
 def test_running_statistics_are_checkpointed(steps, tmp_path):
   run, _, state, _ = steps
   checkpoints = Checkpoints(tmp_path)

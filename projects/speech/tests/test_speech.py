@@ -4,7 +4,6 @@ import itertools
 import sys
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import soundfile
@@ -242,8 +241,8 @@ def test_loss_is_the_sum_over_all_paths():
       if collapse(path) == target
     )
     total -= np.log(found)
-  nats, count = ctc.loss(
-    *map(jnp.asarray, (logits.astype(np.float32), mask, targets, weights))
+  nats, count = jax.jit(ctc.loss)(
+    logits.astype(np.float32), mask, targets, weights
   )
   assert count == 5
   np.testing.assert_allclose(nats, total, rtol=1e-5)
@@ -270,7 +269,7 @@ def test_greedy_decoding_and_edit_distance():
     np.float32
   )
   targets = np.where(weights > 0, targets, 0)
-  found = ctc.greedy(jnp.asarray(logits), jnp.asarray(mask))
+  found = np.asarray(jax.jit(ctc.greedy)(logits, mask))
   distances = jax.jit(ctc.edit_distance)(found, targets, weights)
   for row in range(60):
     path = logits[row, : lengths[row]].argmax(-1)
@@ -283,18 +282,18 @@ def test_greedy_decoding_and_edit_distance():
 def test_metric_is_edits_over_symbols():
   task = make(batch_size=2)
   batch = {
-    "source_mask": jnp.ones((2, 16), bool),
-    "targets": jnp.array([[3, 3, 4], [5, 0, 0]]),
-    "weights": jnp.array([[1.0, 1, 1], [1, 0, 0]]),
+    "source_mask": np.ones((2, 16), bool),
+    "targets": np.array([[3, 3, 4], [5, 0, 0]]),
+    "weights": np.array([[1.0, 1, 1], [1, 0, 0]], np.float32),
   }
   # '3', blank, '3' without the 4, and '5' right.
-  logits = 9.0 * jax.nn.one_hot(jnp.array([[3, 0, 3, 0], [0, 5, 5, 0]]), 11)
-  sums = task.metric_sums(logits, batch)
+  logits = 9 * np.eye(11, dtype=np.float32)[[[3, 0, 3, 0], [0, 5, 5, 0]]]
+  sums = jax.jit(task.metric_sums)(logits, batch)
   assert task.summarize({"error_rate": tuple(sums["error_rate"])}) == {
     "error_rate": 0.25
   }
   with pytest.raises(ValueError, match="got 5 of 16 frames"):
-    task.metric_sums(jnp.zeros((2, 5, 11)), batch)
+    task.metric_sums(np.zeros((2, 5, 11), np.float32), batch)
 
 
 # Files.
@@ -387,11 +386,7 @@ def spoil_transcripts(text):
       ),
       "4.wav: expected finite samples",
     ),
-    (
-      lambda folder: write(folder / "4.wav", np.zeros(400)),
-      "4.wav: expected at least 0.065 seconds for the 2 symbols of its "
-      "transcript, got 0.050",
-    ),
+    (lambda folder: write(folder / "4.wav", np.zeros(400)), "at least 0.065"),
     (
       lambda folder: (folder / "4.wav").unlink(),
       "transcripts.tsv, line 5: no such file: .*4.wav",
@@ -400,10 +395,7 @@ def spoil_transcripts(text):
       spoil_transcripts("0.wav\tone\n0.wav\ttwo\n"),
       "transcripts.tsv, line 2: 0.wav is there twice",
     ),
-    (
-      spoil_transcripts("0.wav one\n"),
-      "transcripts.tsv, line 1: expected FILE<tab>TEXT",
-    ),
+    (spoil_transcripts("0.wav one\n"), "transcripts.tsv, line 1: expected"),
     (spoil_transcripts("0.wav\tab\n"), "expected at least 2 recordings"),
     (spoil_transcripts(""), "expected at least 2 recordings"),
   ],
@@ -445,22 +437,10 @@ def test_without_soundfile(folder, monkeypatch):
     ({"bands": 1}, "^task.bands: expected at least 2"),
     ({"held_out": 1.0}, "^task.held_out: expected less than 1"),
     # What nothing reads is refused.
-    (
-      {"held_out": 0.5},
-      "^task.held_out: expected the default, 0.1, where source='t",
-    ),
-    (
-      {"text_feature": "label"},
-      "^task.text_feature: expected the default, 'text', ",
-    ),
-    (
-      {"source": "folder", "path": "x", "snr": 3.0},
-      "^task.snr: expected the default, 10.0, where source='folder', got 3.0",
-    ),
-    (
-      {"source": "spoken_digit", "max_digits": 3},
-      "^task.max_digits: expected the default, 8, where source='spoken_digit'",
-    ),
+    ({"held_out": 0.5}, "^task.held_out: expected the default, 0.1, where"),
+    ({"text_feature": "label"}, "^task.text_feature: expected the default,"),
+    ({"source": "folder", "path": "x", "snr": 3.0}, "^task.snr: expected the"),
+    ({"source": "spoken_digit", "max_digits": 3}, "^task.max_digits: expected"),
   ],
 )
 def test_configs_that_cannot_be(leaves, message):

@@ -9,6 +9,7 @@ import sys
 from typing import Any
 import zlib
 
+import jax
 import numpy as np
 import PIL.Image
 import pytest
@@ -359,19 +360,12 @@ def saved(mode, kind="png", size=(5, 6)):
     (lambda file: file.write_text("hello"), "not a PNG or JPEG image"),
     (lambda file: file.write_bytes(b""), "not a PNG or JPEG image"),
     (saved("L", "gif"), "not a PNG or JPEG image"),
-    (
-      lambda file: file.write_bytes(png(picture(1))[:-25]),
-      "damaged image (",
-    ),
+    (lambda file: file.write_bytes(png(picture(1))[:-25]), "damaged image ("),
     (grey16, "expected 8 bits per channel, got a 16-bit PNG"),
     (saved("RGBA"), "expected an image without alpha, got mode RGBA; lay it"),
     (saved("LA"), "expected an image without alpha, got mode LA; lay it on"),
     (saved("CMYK", "jpeg"), "expected grey or RGB, got mode CMYK"),
-    (
-      saved("RGB"),
-      "expected 6 × 5 × 1 pixels (height × width × channels), as {cat}, got "
-      "6 × 5 × 3",
-    ),
+    (saved("RGB"), "expected 6 × 5 × 1 pixels (height × width × channels), as"),
     (saved("L", size=(6, 5)), "as {cat}, got 5 × 6 × 1"),
     (lambda file: file.mkdir(), "Is a directory"),
   ],
@@ -456,7 +450,7 @@ def test_accuracy_counts_labels():
   *_, batch = task.eval_batches("validation")
   logits = np.eye(10, dtype=np.float32)[batch["targets"]]
   logits[:6] *= -1
-  sums = task.metric_sums(logits, batch)
+  sums = jax.jit(task.metric_sums)(logits, batch)
   assert task.summarize(
     {name: tuple(map(float, pair)) for name, pair in sums.items()}
   ) == {"accuracy": pytest.approx(53 / 59)}
@@ -505,12 +499,11 @@ def test_scikit_learn_is_advised_where_it_is_missing(monkeypatch):
   )
 
 
-@pytest.mark.parametrize("kind", ["decoder", "encoder_decoder", "seq2seq"])
-def test_it_is_for_encoders(kind):
-  with pytest.raises(
-    ValueError, match=r"^model\.kind: image serves encoder, g"
-  ):
-    tasks.TASKS["image"].make(ImageConfig(), kind=kind, batch_size=1, seed=0)
+def test_it_is_for_encoders():
+  with pytest.raises(ValueError, match=r"^model\.kind: image serves encoder"):
+    tasks.TASKS["image"].make(
+      ImageConfig(), kind="decoder", batch_size=1, seed=0
+    )
 
 
 class TinyPictures(tfds.core.GeneratorBasedBuilder):
@@ -546,43 +539,28 @@ class TinyPictures(tfds.core.GeneratorBasedBuilder):
     return i % 2
 
 
-class OneSplitPictures(TinyPictures):
-  """A training split and nothing else."""
-
-  SPLITS = ("train",)
-
-
-class TestOnlyPictures(TinyPictures):
-  """Nothing to train on."""
-
-  __test__ = False
-  SPLITS = ("test",)
-
-
-class UnevenPictures(TinyPictures):
-  """The held-out images are higher."""
-
-  def picture(self, split, i):
-    return np.zeros((6 + (split == "test"), 5, 1), np.uint8)
-
-
-class UnlabelledPictures(TinyPictures):
-  """Made for a contest."""
-
-  def label(self, i):
-    return -1
-
-
-class CountedPictures(TinyPictures):
-  """Labels are numbers."""
-
-  LABELS = tfds.features.Scalar(dtype=np.int64)
-
-
-class NamelessPictures(TinyPictures):
-  """The feature has another name."""
-
-  FEATURE = "photo"
+# Registered by their names, as any set of TFDS is.
+FAULTY = {
+  "OneSplitPictures": {"SPLITS": ("train",)},
+  "TestOnlyPictures": {"SPLITS": ("test",)},
+  # The held-out images are higher.
+  "UnevenPictures": {
+    "picture": lambda self, split, i: np.zeros(
+      (6 + (split == "test"), 5, 1), np.uint8
+    )
+  },
+  "UnlabelledPictures": {"label": lambda self, i: -1},
+  "CountedPictures": {"LABELS": tfds.features.Scalar(dtype=np.int64)},
+  "NamelessPictures": {"FEATURE": "photo"},
+}
+SETS = [
+  type(
+    name,
+    (TinyPictures,),
+    {"__module__": __name__, "VERSION": TinyPictures.VERSION, **own},
+  )
+  for name, own in FAULTY.items()
+]
 
 
 def pictures(batches):
@@ -627,24 +605,10 @@ def test_a_tfds_folder_that_has_it_prepared(tmp_path, empty_cache):
   ("source", "message"),
   [
     ("no_such_set", "task.source: TFDS has no 'no_such_set'; see"),
-    (
-      "test_only_pictures",
-      "task.source: test_only_pictures has no train split, only test",
-    ),
-    (
-      "nameless_pictures",
-      "task.source: nameless_pictures has label, photo, not 'image'",
-    ),
-    (
-      "counted_pictures",
-      "task.source: expected counted_pictures to have labels with at least 2 "
-      "names, got None",
-    ),
-    (
-      "uneven_pictures",
-      "uneven_pictures test: expected 6 × 5 × 1 pixels (height × width × "
-      "channels), as in train, got 7 × 5 × 1",
-    ),
+    ("test_only_pictures", "task.source: test_only_pictures has no train"),
+    ("nameless_pictures", "task.source: nameless_pictures has label, photo,"),
+    ("counted_pictures", "task.source: expected counted_pictures to have"),
+    ("uneven_pictures", "uneven_pictures test: expected 6 × 5 × 1 pixels"),
     (
       "unlabelled_pictures",
       "unlabelled_pictures/1.0.0, split train, image 0: has no label",

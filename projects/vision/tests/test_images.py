@@ -180,10 +180,7 @@ def test_a_student_learns_both_labels(run):
       {"distillation": True, "teacher": str(FOLDERS["gpt2"])},
       "expected a classifier of images, got GPT2LMHeadModel",
     ),
-    (
-      {"distillation": True, "teacher": str(FOLDERS["vit"])},
-      "reads images of 3 channels",
-    ),
+    ({"distillation": True, "teacher": str(FOLDERS["vit"])}, "reads images of"),
     ({"patch_size": None}, "config.model.patch_size: expected a valid integer"),
     ({"patch_size": 9}, "config.model.patch_size: expected at most 8"),
     ({"teacher": 3}, "config.model.teacher: expected a valid string, got 3"),

@@ -85,11 +85,7 @@ STRANGE = np.where(np.arange(10).reshape(2, 5) == 8, -100, IDS)
 @pytest.mark.parametrize(
   ("case", "inputs", "message"),
   [
-    (
-      "gpt2",
-      {"input_ids": STRANGE},
-      "input_ids: id -100 at [1, 3] is not of the vocabulary; expected 0 to 60",
-    ),
+    ("gpt2", {"input_ids": STRANGE}, "input_ids: id -100 at [1, 3] is not of"),
     ("gpt2", {"input_ids": jnp.asarray(STRANGE)}, "input_ids: id -100 at [1"),
     ("gpt2", {"input_ids": IDS + 60}, "input_ids: id 61 at [0, 0]"),
     ("gpt2", {"input_ids": IDS.astype(np.uint8) + 60}, "input_ids: id 61 at"),
@@ -111,11 +107,7 @@ STRANGE = np.where(np.arange(10).reshape(2, 5) == 8, -100, IDS)
     ("gpt2", {"input_ids": IDS[:, :0]}, "input_ids: expected shape [B, T]"),
     ("gpt2", {"input_ids": IDS[:0]}, "input_ids: expected shape [B, T] of"),
     ("bert_masked", {"input_ids": IDS[0]}, "input_ids: expected shape [B, T]"),
-    (
-      "gpt2",
-      {"input_ids": IDS * 1.0},
-      "input_ids: expected integers, got float",
-    ),
+    ("gpt2", {"input_ids": IDS * 1.0}, "input_ids: expected integers, got"),
     ("gpt2", {"input_ids": IDS == 1}, "input_ids: expected integers, got bool"),
     ("gpt2", {"input_ids": [[1, 2], [1]]}, "input_ids: expected rows of one"),
     (
@@ -160,11 +152,7 @@ def test_inputs_that_are_none(case, inputs, message):
   [
     ("gpt2", {"prompt": STRANGE}, "prompt: id -100 at [1, 3] is not of the"),
     ("gpt2", {"bos_id": 61}, "bos_id: expected 0 to 60, got 61"),
-    (
-      "gpt2",
-      {"prompt": IDS[0]},
-      "prompt: expected shape [B, T] of at least one id, got (5,)",
-    ),
+    ("gpt2", {"prompt": IDS[0]}, "prompt: expected shape [B, T] of at least"),
     ("gpt2", {"prompt": IDS * 1.0}, "prompt: expected integers, got float64"),
     ("t5", {"source": STRANGE}, "source: id -100 at [1, 3] is not of the"),
   ],

@@ -65,10 +65,7 @@ def test_greedy_generation_takes_the_largest_logits():
     ({"num_experts": 8}, "num_experts: expected 0, as only feed-forward"),
     ({"num_experts": None}, "num_experts: expected 0"),
     ({"num_experts": ...}, "num_experts: expected 0"),
-    (
-      {"rope_scaling": {"rope_type": "yarn"}},
-      "rope_scaling: factor: missing",
-    ),
+    ({"rope_scaling": {"rope_type": "yarn"}}, "rope_scaling: factor: missing"),
     ({"linear_conv_kernel_dim": 3}, "linear_conv_kernel_dim: expected 4"),
     ({"hidden_act": "gelu"}, "hidden_act: expected 'silu'"),
     ({"layer_types": ["full_attention"]}, "layer_types: expected 4 of linear"),
@@ -76,10 +73,7 @@ def test_greedy_generation_takes_the_largest_logits():
       {"layer_types": ["linear_attention"] * 3 + ["sliding_attention"]},
       "layer_types: expected 4 of linear_attention and full_attention",
     ),
-    (
-      {"linear_num_key_heads": 4},
-      "decoder_around[0].num_qk_heads: expected a divisor of num_heads 6",
-    ),
+    ({"linear_num_key_heads": 4}, "decoder_around[0].num_qk_heads: expected a"),
     ({"partial_rotary_factor": 0.2}, "position: rotary turns pairs"),
   ],
 )

@@ -234,23 +234,14 @@ def test_files_as_they_are(tmp_path):
       {"architectures": ["DeepseekV3ForCausalLM"], "n_routed_experts": 256},
       "architectures: DeepseekV3ForCausalLM has experts",
     ),
-    (
-      {"architectures": ["Qwen4ForCausalLM"]},
-      "architectures: no family is 'Qwen4ForCausalLM'; docs/weights.md",
-    ),
+    ({"architectures": ["Qwen4ForCausalLM"]}, "architectures: no family is"),
     (
       {"architectures": ["LlamaForCausalLM"], "model_type": "mistral"},
       "model_type: expected 'llama', that of LlamaForCausalLM, got 'mistral'",
     ),
     ({"rope_theta": None}, "rope_theta: expected a number, got null"),
-    (
-      {"rope_parameters": {"rope_theta": None}},
-      "rope_parameters: rope_theta: expected a number, got null",
-    ),
-    (
-      {"rope_scaling": {"type": "su"}},
-      "rope_scaling: rope_type: expected one of",
-    ),
+    ({"rope_parameters": {"rope_theta": None}}, "rope_parameters: rope_theta:"),
+    ({"rope_scaling": {"type": "su"}}, "rope_scaling: rope_type: expected one"),
     (
       {"rope_parameters": {"rope_theta": 7.0}, "rope_theta": 8.0},
       r"rope_theta: the file has it twice, 7\.0 and 8\.0",
