@@ -120,7 +120,7 @@ def test_intervals_of_counts_hold_the_true_share(share):
   generator = np.random.default_rng(0)
   held = []
   for trials in range(5, 30):
-    for solved in generator.binomial(trials, share, 100):
+    for solved in generator.binomial(trials, share, 50):
       low, high = statistics.wilson(solved, trials)
       held.append(low <= share <= high)
   assert np.mean(held) >= 0.94
