@@ -394,10 +394,7 @@ def test_a_file_is_read_as_a_prompt(task, tmp_path):
     prompt["patches"], captions.patches(image[None])
   )
   PIL.Image.fromarray(image[:20]).save(file)
-  with pytest.raises(
-    tasks.DataError,
-    match=r"expected an image of .*\(32, 32, 3\).*\(20, 32, 3\)",
-  ):
+  with pytest.raises(tasks.DataError, match=r"expected an image of .*\(32,"):
     task.read(str(file))
   with pytest.raises(tasks.DataError, match="no such file"):
     task.read(str(tmp_path / "none.png"))

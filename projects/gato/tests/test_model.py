@@ -270,9 +270,7 @@ def test_generation_reads_images():
 
 def test_what_does_not_go_together_is_refused(made):
   model, variables, batch = made
-  with pytest.raises(
-    ValueError, match=r"^kind: expected one of gato, got 'encoder'"
-  ):
+  with pytest.raises(ValueError, match=r"^kind: expected one of gato, got"):
     make(kind="encoder")
   plain = models.create(
     model.config,
@@ -281,9 +279,7 @@ def test_what_does_not_go_together_is_refused(made):
     max_source_length=None,
     max_target_length=LENGTH,
   )
-  with pytest.raises(
-    ValueError, match=r"^patches: this model was made without"
-  ):
+  with pytest.raises(ValueError, match=r"^patches: this model was made"):
     models.generate(
       plain,
       variables,

@@ -293,10 +293,7 @@ def test_faults_in_a_config_name_the_leaf(changes, message):
 def test_a_task_for_decoders_alone_refuses_it():
   config = translation.get_config("luong").to_dict()
   config["task"] = {"name": "recall"}
-  with pytest.raises(
-    ConfigError,
-    match=r"kind: recall serves decoder, got 'encoder_decoder', as which 'seq2seq'",
-  ):
+  with pytest.raises(ConfigError, match="kind: recall serves decoder, got"):
     experiment.create(experiment_config.parse(config))
 
 

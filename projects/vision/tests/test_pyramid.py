@@ -200,9 +200,7 @@ def test_sizes_that_do_not_fit_are_refused():
   small = dataclasses.replace(
     CVT, patch_size=(9, 9), patch_stride=(2, 2), patch_padding=None
   )
-  with pytest.raises(
-    ValueError, match=r"^patch_size: expected patches that fit"
-  ):
+  with pytest.raises(ValueError, match=r"^patch_size: expected patches that"):
     make(small, (8, 8, 1))
   with pytest.raises(ValueError, match=r"^kind: 'pyramid' reads images"):
     make(SWIN, None)
