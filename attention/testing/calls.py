@@ -97,6 +97,14 @@ class Case(NamedTuple):
     return arrays, call
 
 
+LONG_CAUSAL = Case(
+  ("causal", "mask", "relative_keys", "log_forget", "sinks"),
+  length=307,
+  batch=1,
+)
+"""Longer than a block, so that states and windows cross from one to the next."""
+
+
 # Not `assert`, which `python -O` leaves out and only pytest explains.
 def require(condition: Any, message: str) -> None:
   """Raises AssertionError with `message` unless `condition` holds."""

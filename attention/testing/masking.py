@@ -6,6 +6,7 @@ import jax
 import numpy as np
 
 from attention.testing.calls import (
+  LONG_CAUSAL,
   Case,
   assert_close,
   assert_same_bits,
@@ -31,26 +32,26 @@ def future_changes_nothing(mechanism: Mechanism) -> None:
   In values, maxima and normalisers alike. Where a mechanism adds the same terms in
   another order (it sorts), past_error=1e-6 allows for the rounding.
   """
-
-  def short(qkv, **call):
-    return backward(mechanism, True, qkv, call)[0]
-
-  # The second length is more than one block.
-  for run, length, positions in (
-    (short, 13, (12, 6, 1)),
-    (forward(mechanism, True), 150, (149, 75, 1)),
+  long = mechanism.draw(LONG_CAUSAL.limited(mechanism.supports))
+  if "mask" in long[1]:
+    long[1]["mask"] = np.ones_like(long[1]["mask"])
+  for (qkv, call), dims, positions in (
+    (mechanism.draw_masked(hides=False), Case().dims, (12, 6, 1)),
+    (long, LONG_CAUSAL.dims, (306, 150, 1)),
   ):
-    qkv, call = mechanism.draw_masked(length, hides=False)
-    others, _ = mechanism.draw_masked(length, seed=1)
-    before = np.asarray(run(qkv, **call))
+
+    def run(qkv, call=call, dims=dims):
+      return np.asarray(backward(mechanism, True, qkv, call, dims=dims)[0])
+
+    before, length = run(qkv), qkv[0].shape[1]
     for position in positions:
       replaced, raised = ([np.array(x) for x in qkv] for _ in range(2))
-      for x, y, other in zip(replaced, raised, others, strict=True):
-        x[:, position] = other[:, position]
+      for x, y in zip(replaced, raised, strict=True):
+        x[:, position] = x[:, position, :, ::-1].copy()
         y[:, position] += 30.0
       place = f"a change at position {position} of {length}"
       for changed in (replaced, raised):
-        after = np.asarray(run(changed, **call))
+        after = run(changed)
         moved = np.abs(after[:, :position] - before[:, :position]).max()
         require(
           moved <= mechanism.past_error,

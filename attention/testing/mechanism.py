@@ -203,13 +203,17 @@ def backward(
   qkv: Any,
   call: dict[str, Any],
   cotangent: Any = None,
+  dims: plug.Dims | None = None,
 ) -> tuple[Any, list]:
-  """The result and the gradients of `qkv`; the cotangent None is all ones."""
+  """The result and the gradients of `qkv`; the cotangent None is all ones.
+
+  The variables are those of `dims`; None is those of most calls.
+  """
   if cotangent is None:
     cotangent = np.ones(qkv[0].shape, np.float32)
   if is_causal:
     call = {"is_causal": True, **call}
-  variables = mechanism.variables(Case().dims)
+  variables = mechanism.variables(dims or Case().dims)
   parts = separate(mechanism, variables, qkv, call)
   out, gradient = pulled_back(mechanism)(*parts, cotangent)
   return out, together(gradient, parts[1], ())[1]

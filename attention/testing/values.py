@@ -6,7 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention.testing.calls import Case, assert_close, require
+from attention.testing.calls import (
+  LONG_CAUSAL,
+  Case,
+  assert_close,
+  require,
+)
 from attention.testing.mechanism import (
   LAWS,
   Check,
@@ -56,13 +61,8 @@ _CASES = {
   "causal_global_qkv": Case(
     ("global", "global_qkv", "causal", "mask", "segments")
   ),
-  # Longer than a block, so that states and windows cross from one to the next.
-  "long": Case(("mask",), length=307, batch=1, num_kv_heads=4),
-  "long_causal": Case(
-    ("causal", "mask", "relative_keys", "log_forget", "sinks"),
-    length=307,
-    batch=1,
-  ),
+  "long": LONG_CAUSAL._replace(options=("mask",), num_kv_heads=4),
+  "long_causal": LONG_CAUSAL,
 }
 _ONCE = ("plain", "one_position", "cross", "causal_cross", "fewer_keys", "long")
 
