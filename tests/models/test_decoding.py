@@ -100,11 +100,7 @@ def test_a_model_of_float64_generates(method):
 
 def test_limits_of_the_other_methods_are_greedy(translator):
   model, variables = translator
-  call = {
-    "source": tiny.batch(batch_size=4)["source"],
-    "max_length": 8,
-    **IDS,
-  }
+  call = {"source": tiny.batch(batch_size=4)["source"], "max_length": 8, **IDS}
   greedy = models.generate(model, variables, **call)
   key = jax.random.key(0)
   for limit in (
@@ -235,28 +231,6 @@ def test_narrow_beams_over_unequal_prompts(translator):
       got.tokens[row], ids + [0] * (longest - len(ids))
     )
     np.testing.assert_allclose(got.scores[row], score, atol=1e-4)
-
-
-@pytest.mark.parametrize("method", ["greedy", "beam"])
-def test_rows_do_not_depend_on_one_another(method):
-  model = tiny.create("decoder", tie_embeddings=False, position="rotary")
-  variables = tiny.initialized(model)
-  prompt = np.array([[1, 4, 5], [1, 3, 0], [1, 0, 0]], np.int32)
-  lengths = np.array([3, 2, 1])
-  call = {"max_length": 6, "method": method, **IDS}
-  together = models.generate(
-    model, variables, prompt=prompt, prompt_length=lengths, **call
-  )
-  for row, length in enumerate(lengths):
-    alone = models.generate(
-      model,
-      variables,
-      prompt=prompt[row : row + 1],
-      prompt_length=[length],
-      **call,
-    )
-    np.testing.assert_array_equal(together.tokens[row], alone.tokens[0])
-    np.testing.assert_allclose(together.scores[row], alone.scores[0], atol=1e-5)
 
 
 def test_second_call_compiles_nothing(translator, monkeypatch):

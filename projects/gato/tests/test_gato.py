@@ -17,12 +17,7 @@ from tests.models import tiny
 from tests.tasks.text_cases import TEXT
 from training import experiment, experiment_config
 
-TINY = {
-  "num_layers": 2,
-  "num_heads": 2,
-  "features": 16,
-  "mlp_features": 16,
-}
+TINY = {"num_layers": 2, "num_heads": 2, "features": 16, "mlp_features": 16}
 SMALL = {
   "context": 40,
   "vocab_size": 320,

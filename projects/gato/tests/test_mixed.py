@@ -128,9 +128,7 @@ def test_patches_are_in_raster_order():
     np.testing.assert_allclose(
       found[0, row, column] * 255,
       image[
-        0,
-        row * size : (row + 1) * size,
-        column * size : (column + 1) * size,
+        0, row * size : (row + 1) * size, column * size : (column + 1) * size
       ],
       rtol=1e-6,
     )
@@ -280,16 +278,6 @@ def test_short_episodes_are_padded(text, monkeypatch):
     assert (batch["inputs"][row][:18] != task.pad_id).all()
     assert (batch["inputs"][row][18:] == task.pad_id).all()
     assert not batch["weights"][row][17:].any()
-
-
-def test_batches_follow_from_seed_and_step(task, text):
-  again = make(text)
-  for step in (0, 5):
-    for name, array in task.train_batch(step).items():
-      np.testing.assert_array_equal(array, again.train_batch(step)[name])
-  other = make(text, seed=1).train_batch(0)
-  for rows in rows_of(task, other):
-    assert (other["inputs"][rows] != task.train_batch(0)["inputs"][rows]).any()
 
 
 def test_held_out_examples_come_once(task):

@@ -253,9 +253,7 @@ def test_a_run_starts_from_published_weights(text):
   logits = jax.jit(began.functions.forward)(state.variables, batch, None)
   assert logits.shape == (8, 31, 61)
   np.testing.assert_allclose(
-    logits,
-    compute(p, {"input_ids": batch["source"]})[:, :31],
-    atol=1e-5,
+    logits, compute(p, {"input_ids": batch["source"]})[:, :31], atol=1e-5
   )
   config["task"]["vocabulary"] = "bytes"
   with pytest.raises(ConfigError, match="vocab_size: expected at least the"):

@@ -200,11 +200,7 @@ def test_positions_are_of_distances_alone():
 @functools.partial(jax.jit, static_argnums=3)
 def norm(x, mask, variables, deterministic=True):
   return batch_norm.BatchNorm().apply(
-    variables,
-    x,
-    mask,
-    mutable=["batch_stats"],
-    deterministic=deterministic,
+    variables, x, mask, mutable=["batch_stats"], deterministic=deterministic
   )
 
 
@@ -247,10 +243,7 @@ def test_batch_norm_of_nothing_moves_nothing():
 
 @pytest.mark.parametrize(
   "frames",
-  [
-    7,
-    *(pytest.param(x, marks=pytest.mark.thorough) for x in (1, 2, 3, 4)),
-  ],
+  [7, *(pytest.param(x, marks=pytest.mark.thorough) for x in (1, 2, 3, 4))],
 )
 def test_subsampling_is_two_strided_convolutions(frames):
   """As XLA's own convolution with stride 2, and a projection."""
@@ -286,10 +279,7 @@ def test_subsampling_is_two_strided_convolutions(frames):
 
 @pytest.mark.parametrize(
   "position",
-  [
-    "transformer_xl",
-    pytest.param("rotary_inputs", marks=pytest.mark.thorough),
-  ],
+  ["transformer_xl", pytest.param("rotary_inputs", marks=pytest.mark.thorough)],
 )
 def test_what_padding_holds_changes_nothing(position):
   """No logit, no gradient, no running statistic; not even by NaN."""

@@ -64,10 +64,7 @@ def _train(run, kind, count):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-  ("kind", "count"),
-  [("jit", 8), ("pmap", 8)],
-)
+@pytest.mark.parametrize(("kind", "count"), [("jit", 8), ("pmap", 8)])
 def test_devices_agree(steps, kind, count):
   """Losses, running statistics, parameters and evaluation."""
   run, losses, state, sums = steps

@@ -241,8 +241,7 @@ _FLASH_CACHE = {
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-  ("case", "other"),
-  [("qwen3_next", "kimi_delta"), ("mamba2", "gated_delta")],
+  ("case", "other"), [("qwen3_next", "kimi_delta"), ("mamba2", "gated_delta")]
 )
 def test_a_recurrence_is_replaced_at_the_sizes_of_its_layers(
   case, other, tmp_path

@@ -34,12 +34,6 @@ def make(batch_size=32, seed=0, workdir=None, restore=False, **leaves):
   )
 
 
-def assert_same(first, second):
-  assert first.keys() == second.keys()
-  for name, array in first.items():
-    np.testing.assert_array_equal(array, second[name])
-
-
 def rows(batches):
   """(image, label) of each row that has a weight, ready to be sorted."""
   return [
@@ -99,16 +93,6 @@ def test_every_training_image_once_an_epoch():
   assert odd == first + second[:3]
 
 
-def test_a_batch_is_pure_and_a_run_restarts_at_any_step():
-  task = make(shift=2)
-  batches = [task.train_batch(step) for step in range(60)]
-  for step in (59, 45, 44, 7, 0):
-    assert_same(make(shift=2).train_batch(step), batches[step])
-  other = make(shift=2, seed=1).train_batch(7)
-  assert not np.array_equal(other["image"], batches[7]["image"])
-  assert not np.array_equal(other["targets"], batches[7]["targets"])
-
-
 def test_held_out_images_are_a_share_of_every_class():
   task = make(held_out=0.3)
   chosen = held_out(task)
@@ -121,13 +105,6 @@ def test_held_out_images_are_a_share_of_every_class():
   assert held_out(again) == chosen
   with pytest.raises(KeyError):
     list(task.eval_batches("train"))
-
-
-def test_the_last_batch_is_padded():
-  batches = list(make(batch_size=100).eval_batches("validation"))
-  assert [len(batch["image"]) for batch in batches] == [100] * 4
-  assert [batch["weights"].sum() for batch in batches] == [100, 100, 100, 59]
-  assert not batches[-1]["weights"][59:].any()
 
 
 @pytest.mark.parametrize("share", [0.001, 0.2, 0.5, 0.999])
@@ -497,13 +474,6 @@ def test_scikit_learn_is_advised_where_it_is_missing(monkeypatch):
     "task.source: digits come with scikit-learn, which is not installed: "
     "pip install scikit-learn"
   )
-
-
-def test_it_is_for_encoders():
-  with pytest.raises(ValueError, match=r"^model\.kind: image serves encoder"):
-    tasks.TASKS["image"].make(
-      ImageConfig(), kind="decoder", batch_size=1, seed=0
-    )
 
 
 class TinyPictures(tfds.core.GeneratorBasedBuilder):

@@ -39,11 +39,7 @@ def make(config=CONFIG, shape=(6, 9, 2), classes=4):
     input_shapes={} if shape is None else {"image": shape},
   )
   images = np.random.default_rng(0).standard_normal((3, *shape), np.float32)
-  return (
-    model,
-    tiny.variables_of(model, {"image": images}),
-    images,
-  )
+  return (model, tiny.variables_of(model, {"image": images}), images)
 
 
 def first_inputs(model, variables, images):

@@ -503,10 +503,7 @@ def main():
   )
 
   nystromformer = transformers.NystromformerConfig(
-    **shape,
-    num_landmarks=8,
-    segment_means_seq_len=32,
-    conv_kernel_size=5,
+    **shape, num_landmarks=8, segment_means_seq_len=32, conv_kernel_size=5
   )
   tokens, _ = ids(rng, 2, 32)
   case(

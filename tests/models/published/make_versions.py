@@ -125,7 +125,7 @@ CASES = {
     {
       "window": DECODER
       | turns(70.0, LINEAR)
-      | {"sliding_window": 5, "hidden_act": "gelu", "head_dim": 6},
+      | {"sliding_window": 5, "hidden_act": "gelu", "head_dim": 6}
     },
   ),
   "qwen2": (
@@ -145,7 +145,7 @@ CASES = {
       "last": DECODER
       | turns(70.0, LLAMA3)
       | WINDOWS
-      | {"max_window_layers": 2, "attention_bias": True, "head_dim": 6},
+      | {"max_window_layers": 2, "attention_bias": True, "head_dim": 6}
     },
   ),
   "gemma2": (
@@ -174,7 +174,7 @@ CASES = {
     {
       "yarn": DECODER
       | turns(70.0, YARN, near=70.0)
-      | {"sliding_window": 5, "layer_types": KINDS},
+      | {"sliding_window": 5, "layer_types": KINDS}
     },
   ),
   "gpt_neox": (
@@ -198,7 +198,7 @@ CASES = {
         "n_inner": 19,
         "activation_function": "relu",
         "layer_norm_epsilon": 1e-3,
-      },
+      }
     },
   ),
   "bert": ("BertForMaskedLM", {"plain": BERT}),
