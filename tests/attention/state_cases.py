@@ -1,5 +1,6 @@
 """Calls of functions with a state, and how they are held to their definitions."""
 
+import functools
 from functools import partial
 
 import jax
@@ -7,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention import platform
+from tests.attention.calls import in_float64
 
 BATCH, HEADS, KV_HEADS, DIM, VALUE = 2, 4, 2, 8, 5
 
@@ -55,20 +57,41 @@ def options(length):
 
 
 def call(function, given, **more):
-  """The result and the state, of a compiled call."""
+  """The result and the state."""
   given = {**given, **more}
   qkv = [given.pop(name) for name in ("query", "key", "value")]
-  compiled = jax.jit(partial(function, return_state=True))
-  return compiled(*qkv, **given)
+  return function(*qkv, **given, return_state=True)
 
 
-def assert_defined(function, definition, given, tolerance=5e-6, **more):
-  """A call and its state are those of the definition."""
-  found = jax.tree.leaves(call(function, given, **more))
-  expected = jax.tree.leaves(definition(**given, **more, return_state=True))
-  for one, other in zip(found, expected, strict=True):
-    scale = max(1.0, np.abs(other).max())
-    np.testing.assert_allclose(one, other, atol=tolerance * scale)
+def compiled(function, **options):
+  """`call` as a program of the arrays that it is given."""
+  return jax.jit(partial(call, function, **options))
+
+
+def assert_goes_on(function, definition, given, tolerance=5e-6):
+  """A call of half the positions, and one that goes on from it, are the whole."""
+  run, length = compiled(function), given["query"].shape[1] // 2
+  halves = [{}, {}]
+  for name, x in given.items():
+    is_long = isinstance(x, np.ndarray) and x.shape[:2] == (BATCH, 2 * length)
+    for half, part in zip(
+      halves, (slice(length), slice(length, None)), strict=True
+    ):
+      half[name] = x[:, part] if is_long else x
+  first, state = run(halves[0])
+  second, last = run(halves[1] | {"initial_state": state})
+  joined = np.concatenate([first, second], axis=1)
+  expected = definition(**given, return_state=True)
+  assert first.dtype == jax.tree.leaves(state)[0].dtype == jnp.float32
+  assert_values((joined, last), expected, tolerance)
+
+
+def assert_values(found, expected, tolerance, by_largest=True):
+  for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+    scale = max(1.0, np.abs(other).max()) if by_largest else 1.0
+    np.testing.assert_allclose(
+      one, other, atol=tolerance * scale, rtol=tolerance
+    )
 
 
 def decays(log_decay, mask, segment_ids):
@@ -90,43 +113,89 @@ def decays(log_decay, mask, segment_ids):
   return jnp.exp(apart), jnp.exp(first)
 
 
-def assert_gradients(function, naive, given, **more):
-  """Of all arrays of a call, from the result and the state, in float64."""
-  rng = np.random.default_rng(2)
+def _loss(run, given, options):
+  """Of the result and the state, which are given as well."""
+  out, state = run(given, options)
+  weights = np.random.default_rng(2).normal(size=out.shape)
+  total = jnp.sum(out * weights)
+  for x in jax.tree.leaves(state):
+    if jnp.issubdtype(x.dtype, jnp.floating):
+      total += jnp.sum(jnp.sin(x))
+  return total, (out, state)
+
+
+def _gradients(run):
+  loss = partial(_loss, run)
+  return jax.jit(jax.grad(loss, has_aux=True, allow_int=True))
+
+
+@functools.cache
+def pulled(function, where):
+  """`(given, options) -> gradients, (result, state)` as a platform computes it."""
+  # A function of its own, because JAX keeps traces by function.
+  program = _gradients(lambda given, options: call(function, given, **options))
+
+  def traced(given, options):
+    with platform.tracing_for(where):
+      return jax.device_get(program(given, options))
+
+  return traced
+
+
+def trivial(length):
+  """Options that hide nothing, for the program that takes some."""
+  chosen = options(length)
+  ids = np.zeros_like(chosen["segment_ids"])
+  return {"mask": np.ones_like(chosen["mask"]), "segment_ids": ids}
+
+
+def assert_gradients(
+  function, definition, naive, given, tolerance=2e-5, by_largest=True
+):
+  """Values, states and all gradients, as a CPU and as an accelerator does it.
+
+  What hidden positions hold is read by neither.
+  """
   length = given["query"].shape[1]
-  weights = rng.normal(size=(BATCH, length, HEADS, VALUE))
-
-  def loss(run, given):
-    out, state = run(given)
-    total = jnp.sum(out * weights)
-    for x in jax.tree.leaves(state):
-      total += (
-        jnp.sum(jnp.sin(x)) if jnp.issubdtype(x.dtype, jnp.floating) else 0
+  more = options(length)
+  expected = definition(**given, **more, return_state=True)
+  exact = _gradients(lambda given, options: naive(given, **more))
+  gradients, _ = in_float64(exact, given, {})
+  spoiled = jax.tree.map(np.array, given)
+  for name, x in spoiled.items():
+    is_long = isinstance(x, np.ndarray) and x.shape[:2] == (BATCH, length)
+    if is_long and name != "query":
+      x[~more["mask"][:, 0, 0]] = np.nan
+  for where in ("cpu", "gpu"):
+    by_name, found = pulled(function, where)(spoiled, more)
+    assert_values(found, expected, 5e-6, by_largest)
+    for name in gradients:
+      parts = zip(
+        *map(jax.tree.leaves, (by_name[name], gradients[name])), strict=True
       )
-    return total
+      for one, other in parts:
+        if one.dtype != jax.dtypes.float0:  # A count.
+          bound = tolerance * max(1.0, np.abs(other).max())
+          np.testing.assert_allclose(one, other, atol=bound, err_msg=name)
 
-  def run(given):
-    return call(function, given, **more)
 
-  found = jax.jit(jax.grad(partial(loss, run)))(given)
-  with jax.enable_x64(True):
-    wide = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), given)
-    expected = jax.jit(jax.grad(partial(loss, partial(naive, **more))))(wide)
-    expected = jax.device_get(expected)
-  for name, other in expected.items():
-    scale = max(1.0, np.abs(other).max())
-    np.testing.assert_allclose(
-      found[name], other, atol=2e-5 * scale, err_msg=name
-    )
+def assert_finite(function, definition, given, tolerance=2e-5):
+  """Values and states are the definition's, and gradients are finite."""
+  more = trivial(given["query"].shape[1])
+  by_name, found = pulled(function, "cpu")(given, more)
+  assert_values(found, definition(**given, return_state=True), tolerance)
+  for name, gradient in by_name.items():
+    for x in jax.tree.leaves(gradient):
+      assert x.dtype == jax.dtypes.float0 or np.isfinite(x).all(), name
 
 
 def assert_bfloat16(function, definition, given):
   """A call in bfloat16 is computed in float32, and rounded."""
   half = {
-    name: x if name == "initial_state" else jnp.asarray(x, jnp.bfloat16)
+    name: x if name == "initial_state" else x.astype(jnp.bfloat16)
     for name, x in given.items()
   }
-  found, state = call(function, half)
+  found, state = compiled(function)(half)
   assert found.dtype == jnp.bfloat16
   assert jax.tree.leaves(state)[0].dtype == jnp.float32
   exact = {
@@ -134,23 +203,5 @@ def assert_bfloat16(function, definition, given):
     for name, x in half.items()
   }
   expected = definition(**exact)
-  found, scale = found.astype(jnp.float32), np.abs(expected).max()
+  found, scale = np.asarray(found, np.float32), np.abs(expected).max()
   np.testing.assert_allclose(found, expected, atol=5e-3 * scale)
-
-
-def assert_many_chunks_are_the_loop(function, given, **options):
-  """Values, states and gradients as an accelerator computes them."""
-
-  def found(where):
-    def run(given):
-      out, state = call(function, given, **options)
-      floats = [x for x in jax.tree.leaves(state) if x.dtype == jnp.float32]
-      total = sum(jnp.sum(jnp.sin(x)) for x in (out, *floats))
-      return total, (out, state)
-
-    with platform.tracing_for(where):
-      return jax.jit(jax.value_and_grad(run, has_aux=True))(given)
-
-  many, loop = jax.tree.leaves(found("gpu")), jax.tree.leaves(found("cpu"))
-  for one, other in zip(many, loop, strict=True):
-    np.testing.assert_allclose(one, other, atol=2e-5, rtol=2e-5)

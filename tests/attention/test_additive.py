@@ -15,7 +15,7 @@ from attention import (
 )
 from attention.softmax import masked_softmax
 from attention.testing import Case, assert_close
-from tests.attention.forms import thorough
+from tests.attention.calls import assert_refused, normal, pulled
 
 WIDTH = 6
 
@@ -26,16 +26,17 @@ def short_blocks(monkeypatch):
   monkeypatch.setattr(platform, "block", lambda *_: (4, 5))
 
 
-def kernels(case, width=WIDTH):
-  variables = additive(width).init(jax.random.key(0), case.dims)
-  return variables["params"]
+@functools.cache
+def kernels(dims, width=WIDTH):
+  init = jax.jit(lambda key: additive(width).init(key, dims))
+  return init(jax.random.key(0))["params"]
 
 
 def draw(case):
-  """Query, key, value and the call as arrays of JAX."""
+  """Query, key, value, parameters and the call."""
   arrays, call = case.draw()
   call = {k: x if x is True else jnp.asarray(x) for k, x in call.items()}
-  return [jnp.asarray(x) for x in arrays], call
+  return [jnp.asarray(x) for x in arrays], kernels(case.dims), call
 
 
 def at_once(query, key, value, params, *, bias, allowed, kept=1.0):
@@ -50,6 +51,14 @@ def at_once(query, key, value, params, *, bias, allowed, kept=1.0):
   return jnp.einsum("BNTS,BSNV->BTNV", weights, value)
 
 
+def assert_same(got, expected):
+  """Each number beside the largest of all."""
+  got, expected = map(jax.tree.leaves, (got, expected))
+  norm = max(np.abs(x).max() for x in expected)
+  for a, b in zip(got, expected, strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=2e-6 * norm)
+
+
 @pytest.mark.parametrize(
   ("case", "bias_shape", "mask_axes"),
   [
@@ -60,205 +69,152 @@ def at_once(query, key, value, params, *, bias, allowed, kept=1.0):
       (),
     ),
     (Case(("full_mask",), length=2, source_length=11), (2, 1, 2, 1), (0, 2)),
-    *thorough(
-      (
-        Case(("full_mask",), length=9, source_length=3, num_kv_heads=1),
-        (1, 4, 1, 3),
-        (1, 3),
-      )
-    ),
   ],
 )
 @pytest.mark.usefixtures("short_blocks")
 def test_blocks_equal_all_at_once(case, bias_shape, mask_axes):
-  qkv, call = draw(case)
-  params = kernels(case)
-  keys = jax.random.split(jax.random.key(3))
-  bias = jax.random.normal(keys[0], bias_shape)
-  cotangent = jax.random.normal(keys[1], (*qkv[0].shape[:3], case.value_dim))
+  qkv, params, call = draw(case)
+  (bias,) = normal(bias_shape, seed=3)
+  mask = np.asarray(call["mask"])
   for axis in mask_axes:
-    call["mask"] = jax.lax.slice_in_dim(call["mask"], 0, 1, axis=axis)
-  allowed = call["mask"]
+    mask = mask.take([0], axis=axis)
+  call["mask"] = jnp.asarray(mask)
   is_causal = call.pop("is_causal", False)
-  if is_causal:
-    allowed = allowed & jnp.tri(case.length, case.keys, dtype=bool)[None, None]
+  allowed = mask & (
+    not is_causal or np.tri(case.length, case.keys, dtype=bool)[None, None]
+  )
   if "query_segment_ids" in call:
-    same = (
-      call["query_segment_ids"][:, :, None]
-      == call["key_segment_ids"][:, None, :]
-    )
-    allowed = allowed & same[:, None]
+    ids = [np.asarray(call[f"{x}_segment_ids"]) for x in ("query", "key")]
+    allowed = allowed & (ids[0][:, :, None] == ids[1][:, None])[:, None]
 
-  @jax.jit
-  def in_blocks(qkv, params, bias, call):
-    def f(qkv, params, bias):
-      options = {"bias": bias, "is_causal": is_causal, **call}
-      return additive_attention(*qkv, **params, **options)
+  def in_blocks(qkv, params, bias):
+    options = {"bias": bias, "is_causal": is_causal, **call}
+    return additive_attention(*qkv, **params, **options)
 
-    out, vjp = jax.vjp(f, qkv, params, bias)
-    return out, vjp(cotangent)
-
-  @jax.jit
   def expected(qkv, params, bias):
-    def f(qkv, params, bias):
-      return at_once(*qkv, params, bias=bias, allowed=allowed)
+    return at_once(*qkv, params, bias=bias, allowed=jnp.asarray(allowed))
 
-    out, vjp = jax.vjp(f, qkv, params, bias)
-    return out, vjp(cotangent)
-
-  got = jax.tree.leaves(in_blocks(qkv, params, bias, call))
-  wanted = jax.tree.leaves(expected(qkv, params, bias))
-  norm = max(np.abs(x).max() for x in wanted)
-  for a, b in zip(got, wanted, strict=True):
-    np.testing.assert_allclose(a, b, rtol=1e-5, atol=2e-6 * norm)
+  arguments = qkv, params, bias
+  assert_same(pulled(in_blocks, *arguments), pulled(expected, *arguments))
 
 
-@pytest.mark.parametrize("is_causal", [False, *thorough((True,))])
-def test_dropout_drops_weights(is_causal):
+def test_dropout_drops_weights():
   """Each weight is 0 or 1/(1 - rate) of itself, and gradients agree on which."""
   rate, length = 0.25, 150
-  case = Case(("bias",), length=length, batch=1)
-  (query, key, value), call = draw(case)
-  params, bias = kernels(case), call["bias"]
-  exact = functools.partial(additive_attention, is_causal=is_causal)
-  dropped = functools.partial(
-    exact, dropout_rate=rate, dropout_rng=jax.random.key(3)
-  )
+  qkv, params, call = draw(Case(("bias",), length=length, batch=1))
+  bias = call["bias"]
+  dropout = {"dropout_rate": rate, "dropout_rng": jax.random.key(3)}
   exact, weights = (
     np.asarray(
-      jax.jit(functools.partial(attention_weights, f))(
-        query, key, **params, bias=bias
-      )
+      jax.jit(
+        functools.partial(
+          attention_weights, additive_attention, **params, bias=bias, **more
+        )
+      )(*qkv[:2])
     )
-    for f in (exact, dropped)
+    for more in ({}, dropout)
   )
-  kept, seen = weights != 0, exact != 0
-  assert not (kept & ~seen).any()
+  kept = weights != 0
   np.testing.assert_allclose(weights[kept], exact[kept] / (1 - rate), rtol=2e-5)
   # A binomial count: 4 standard deviations.
-  deviation = np.sqrt(rate * (1 - rate) / seen.sum())
-  assert abs(kept.sum() / seen.sum() - (1 - rate)) < 4 * deviation
-  if not is_causal:
-    # Neither heads, rows nor blocks share their draws.
-    blocks = kept[:, :, :144, :128].reshape(4, 9, 16, 2, 64)
-    blocks = blocks.transpose(0, 1, 3, 2, 4).reshape(72, -1)
-    assert len({block.tobytes() for block in blocks}) == 72
+  deviation = np.sqrt(rate * (1 - rate) / kept.size)
+  assert abs(kept.mean() - (1 - rate)) < 4 * deviation
+  # Neither heads, rows nor blocks share their draws.
+  blocks = kept[:, :, :144, :128].reshape(4, 9, 16, 2, 64)
+  blocks = blocks.transpose(0, 1, 3, 2, 4).reshape(72, -1)
+  assert len({block.tobytes() for block in blocks}) == 72
 
-  cotangent = jax.random.normal(
-    jax.random.key(1), (*query.shape[:3], case.value_dim)
-  )
+  def in_blocks(qkv, params, bias):
+    return additive_attention(*qkv, **params, bias=bias, **dropout)
 
-  @jax.jit
-  def in_blocks(*args):
-    def f(qkv, params, bias):
-      return dropped(*qkv, **params, bias=bias)
+  def by_hand(qkv, params, bias):
+    options = {"bias": bias, "kept": kept / np.float32(1 - rate)}
+    allowed = jnp.ones((1, 1, length, length), bool)
+    return at_once(*qkv, params, allowed=allowed, **options)
 
-    return jax.vjp(f, *args)[1](cotangent)
-
-  @jax.jit
-  def by_hand(*args):
-    def f(qkv, params, bias):
-      return at_once(
-        *qkv,
-        params,
-        bias=bias,
-        allowed=jnp.asarray(seen),
-        kept=kept / (1 - rate),
-      )
-
-    return jax.vjp(f, *args)[1](cotangent)
-
-  args = ((query, key, value), params, bias)
-  got, expected = (jax.tree.leaves(f(*args)) for f in (in_blocks, by_hand))
-  norm = max(np.abs(x).max() for x in expected)
-  for a, b in zip(got, expected, strict=True):
-    np.testing.assert_allclose(a, b, rtol=1e-5, atol=2e-6 * norm)
+  arguments = qkv, params, bias
+  assert_same(pulled(in_blocks, *arguments), pulled(by_hand, *arguments))
 
 
 def test_without_curvature_the_query_does_not_matter():
   """tanh x ≈ x, and v·W q is the same for all keys of a query."""
-  (query, key, value), _ = draw(Case(num_kv_heads=4))
-  params = kernels(Case(num_kv_heads=4))
+  (query, key, value), params, _ = draw(Case(num_kv_heads=4))
+  factors = {"query_kernel": 1e-3, "key_kernel": 1e-3, "score_kernel": 1e3}
   params = {
-    "query_kernel": params["query_kernel"] * 1e-3,
-    "key_kernel": params["key_kernel"] * 1e-3,
-    "score_kernel": params["score_kernel"] * 1e3,
+    n: np.asarray(x) * np.float32(factors[n]) for n, x in params.items()
   }
-  out = additive_attention(query, key, value, **params)
-  linear = jnp.einsum(
+  out = jax.jit(functools.partial(additive_attention, **params))(
+    query, key, value
+  )
+  logits = np.einsum(
     "BSNH,NHA,NA->BNS", key, params["key_kernel"], params["score_kernel"]
   )
-  weights = jax.nn.softmax(linear, axis=-1)
-  expected = jnp.einsum("BNS,BSNV->BNV", weights, value)[:, None]
+  weights = np.exp(logits - logits.max(-1, keepdims=True))
+  weights /= weights.sum(-1, keepdims=True)
+  expected = np.einsum("BNS,BSNV->BNV", weights, value)[:, None]
   assert_close(out, np.broadcast_to(expected, out.shape), 1e-4)
 
 
 def test_the_scale_is_one_unless_given():
-  case = Case()
-  qkv, _ = draw(case)
-  params = kernels(case)
-  out = additive_attention(*qkv, **params)
-  same = additive_attention(*qkv, **params, scale=1.0)
-  np.testing.assert_array_equal(out, same)
-  # A traced factor, and one that makes every key weigh the same.
-  flat = jax.jit(functools.partial(additive_attention, **params))(
-    *qkv, scale=jnp.float32(0.0)
-  )
-  mean = jnp.repeat(qkv[2].mean(1, keepdims=True), 2, axis=2)
+  qkv, params, _ = draw(Case())
+  attend = jax.jit(functools.partial(additive_attention, **params))
+  np.testing.assert_array_equal(attend(*qkv), attend(*qkv, scale=1.0))
+  # A traced factor that makes every key weigh the same.
+  flat = attend(*qkv, scale=jnp.float32(0.0))
+  mean = np.repeat(np.mean(qkv[2], axis=1, keepdims=True), 2, axis=2)
   assert_close(flat, np.broadcast_to(mean, flat.shape), 1e-6)
 
 
-@pytest.mark.parametrize("fill", [np.inf, np.nan])
-def test_masked_keys_are_not_read_even_where_they_are_no_numbers(fill):
-  case = Case(("mask",))
-  qkv, call = draw(case)
-  params = kernels(case)
+def test_masked_keys_are_not_read_even_where_they_are_no_numbers():
+  """And NaN among the visible is not hidden."""
+  qkv, params, call = draw(Case(("mask",)))
 
   @jax.jit
-  def run(qkv):
-    out, vjp = jax.vjp(
-      lambda *qkv: additive_attention(*qkv, **params, **call), *qkv
-    )
+  def run(*qkv):
+    attend = functools.partial(additive_attention, **params, **call)
+    out, vjp = jax.vjp(attend, *qkv)
     return out, vjp(jnp.ones_like(out))
 
-  before = run(qkv)
-  hidden = ~call["mask"][:, 0, 0, :]
-  qkv[1:] = (x.at[hidden].set(fill) for x in qkv[1:])
-  jax.tree.map(np.testing.assert_array_equal, run(qkv), before)
-
-
-def test_nan_among_the_visible_is_not_hidden():
-  case = Case(length=5)
-  (query, key, value), _ = draw(case)
-  params = kernels(case)
-  key = key.at[0, 2].set(jnp.nan)
-  out = np.asarray(additive_attention(query, key, value, **params))
+  before = run(*qkv)
+  hidden = ~np.asarray(call["mask"])[:, 0, 0]
+  for fill in (np.inf, np.nan):
+    filled = [np.array(x) for x in qkv]
+    for x in filled[1:]:
+      x[hidden] = fill
+    jax.tree.map(np.testing.assert_array_equal, run(*filled), before)
+  key = np.array(qkv[1])
+  key[0, np.flatnonzero(~hidden[0])[0]] = np.nan
+  out, _ = run(qkv[0], key, qkv[2])
   assert np.isnan(out[0]).all()
   assert np.isfinite(out[1]).all()
 
 
-def test_kernels_must_fit(unchecked):
-  case = Case()
-  qkv, _ = draw(case)
-  params = kernels(case)
-  for name, wrong in (
-    ("query_kernel", params["query_kernel"][:2]),
-    ("key_kernel", params["key_kernel"][..., :3]),
-    ("key_kernel", params["key_kernel"][:, :3]),
-    ("score_kernel", params["score_kernel"][:, :3]),
-  ):
-    with pytest.raises(ValueError, match=f"^{name}: expected .+ got"):
-      additive_attention(*qkv, **{**params, name: wrong})
+def test_what_does_not_fit_is_refused(unchecked):
+  qkv, params, _ = draw(Case())
+  assert_refused(
+    lambda **change: additive_attention(*qkv, **params | change),
+    [
+      (f"{name}: expected .+ got", {name: wrong})
+      for name, wrong in (
+        ("query_kernel", params["query_kernel"][:2]),
+        ("key_kernel", params["key_kernel"][..., :3]),
+        ("key_kernel", params["key_kernel"][:, :3]),
+        ("score_kernel", params["score_kernel"][:, :3]),
+      )
+    ],
+  )
+  assert_refused(
+    additive, [("width: expected an int of at least", {"width": 0})]
+  )
 
 
-def test_the_factory():
-  with pytest.raises(
-    ValueError, match=r"^width: expected an int of at least 1"
+def test_the_factory_draws_kernels():
+  params = kernels(Case(head_dim=16, num_heads=64).dims, width=32)
+  for name, shape, fan_in in (
+    ("query_kernel", (64, 16, 32), 16),
+    ("key_kernel", (64, 16, 32), 16),
+    ("score_kernel", (64, 32), 32),
   ):
-    additive(0)
-  params = kernels(Case(head_dim=16, num_heads=64), width=32)
-  assert params["query_kernel"].shape == (64, 16, 32)
-  assert params["key_kernel"].shape == (64, 16, 32)
-  assert params["score_kernel"].shape == (64, 32)
-  for name, fan_in in (("query_kernel", 16), ("score_kernel", 32)):
-    assert float(params[name].std()) * fan_in**0.5 == pytest.approx(1, abs=0.05)
+    assert params[name].shape == shape
+    deviation = np.std(params[name]) * fan_in**0.5
+    assert deviation == pytest.approx(1, abs=0.05)

@@ -23,7 +23,6 @@ from attention import (
   rwkv7_attention,
 )
 from attention.definitions import recurrent
-from tests.attention.calls import in_float64
 from tests.attention.state_cases import (
   BATCH,
   DIM,
@@ -31,8 +30,10 @@ from tests.attention.state_cases import (
   KV_HEADS,
   VALUE,
   assert_bfloat16,
-  call,
-  options,
+  assert_finite,
+  assert_goes_on,
+  assert_gradients,
+  compiled,
 )
 from training import compiler
 
@@ -114,29 +115,10 @@ def chosen(rule, length, form):
   return function, getattr(definitions, function.__name__), given
 
 
-def parts(given, length):
-  """The arrays of the first positions, and those of the others."""
-  first, second = {}, {}
-  for name, x in given.items():
-    is_whole = name == "initial_state"
-    first[name] = x if is_whole else x[:, :length]
-    second[name] = x if is_whole else x[:, length:]
-  return first, second
-
-
 @pytest.mark.parametrize(("rule", "form", "length"), SHORTER)
 def test_values_and_states(rule, form, length):
   """Of a call, and of one that goes on from it."""
-  function, definition, given = chosen(rule, 2 * length, form)
-  run = jax.jit(functools.partial(call, function))
-  before, after = parts(given, length)
-  first, state = run(before)
-  second, last = run(after | {"initial_state": state})
-  expected = definition(**given, return_state=True)
-  found = np.concatenate([first, second], axis=1), last
-  for one, other in zip(found, expected, strict=True):
-    np.testing.assert_allclose(one, other, atol=5e-6, rtol=5e-6)
-  assert first.dtype == state.dtype == jnp.float32
+  assert_goes_on(*chosen(rule, 2 * length, form))
 
 
 def naive(given, mask, segment_ids):
@@ -184,72 +166,21 @@ def naive(given, mask, segment_ids):
   return jnp.moveaxis(out, 0, 1), state
 
 
-@functools.cache
-def pulled(rule, form, where):
-  """`(given, options) -> gradients, (result, state)` as a platform computes it."""
-  function = FUNCTIONS[rule]
-
-  def loss(given, options, of_out, of_state):
-    out, state = call(function, given, **options)
-    return jnp.sum(out * of_out) + jnp.sum(state * of_state), (out, state)
-
-  # A function of its own, because JAX keeps traces by function.
-  run = jax.jit(jax.grad(lambda *x: loss(*x), has_aux=True))
-
-  def traced(given, options):
-    with platform.tracing_for(where):
-      return jax.device_get(run(given, options, *cotangents()))
-
-  return traced
-
-
-def cotangents():
-  rng = np.random.default_rng(2)
-  shapes = (BATCH, 150, HEADS, VALUE), (BATCH, HEADS, DIM, VALUE)
-  return [rng.normal(size=shape) for shape in shapes]
-
-
 @pytest.mark.parametrize(("rule", "form"), RULES)
 def test_all_gradients(rule, form):
-  """Of all arrays from both results, as a CPU and as an accelerator does it.
-
-  What hidden positions hold is read by neither.
-  """
-  _, definition, given = chosen(rule, 150, form)
-  more = options(150)
-
-  def loss(given):
-    out, state = naive(given, **more)
-    of_out, of_state = cotangents()
-    return jnp.sum(out * of_out) + jnp.sum(state * of_state)
-
-  gradients = in_float64(jax.jit(jax.grad(loss)), given)
-  expected = definition(**given, **more, return_state=True)
-  for name in given.keys() - {"query", "initial_state"}:
-    given[name][~more["mask"][:, 0, 0]] = np.nan
-  for where in ("cpu", "gpu"):
-    by_name, found = pulled(rule, form, where)(given, more)
-    for one, other in zip(found, expected, strict=True):
-      np.testing.assert_allclose(one, other, atol=5e-6, rtol=5e-6)
-    for name, other in gradients.items():
-      bound = 1e-5 * max(1.0, np.abs(other).max())
-      np.testing.assert_allclose(by_name[name], other, atol=bound, err_msg=name)
+  """Of query, key, value, decay, β, gates and the first state."""
+  function, definition, given = chosen(rule, 150, form)
+  both = function, definition
+  assert_gradients(*both, naive, given, tolerance=1e-5, by_largest=False)
 
 
 @pytest.mark.parametrize(("rule", "form"), [x for x in RULES if x[1] != "none"])
 def test_extreme_decays_stay_finite(rule, form):
   """Everything is forgotten at once, again and again; nothing ever is."""
-  _, definition, given = chosen(rule, 150, form)
-  more = {name: 0 * x + (name == "mask") for name, x in options(150).items()}
-  more["mask"] = more["mask"].astype(bool)
+  function, definition, given = chosen(rule, 150, form)
   for low in (-1e4, -90.0, 0.0):
     given["log_decay"][:] = low
-    by_name, found = pulled(rule, form, "cpu")(given, more)
-    expected = definition(**given, return_state=True)
-    for one, other in zip(found, expected, strict=True):
-      np.testing.assert_allclose(one, other, atol=2e-5, rtol=2e-5)
-    for name, gradient in by_name.items():
-      assert np.isfinite(gradient).all(), name
+    assert_finite(function, definition, given)
 
 
 def test_bfloat16_is_computed_in_float32():
@@ -262,13 +193,14 @@ def test_known_special_cases():
   given["log_decay"][:] = 0.0
   zero = np.zeros_like(given["initial_state"])
   beta = given.pop("beta")
-  found, _ = call(gated_linear_attention, given | {"initial_state": zero})
+  run = compiled(gated_linear_attention)
+  found, _ = run(given | {"initial_state": zero})
   key, value = (np.repeat(given[n], 2, axis=2) for n in ("key", "value"))
   scores = np.einsum("btnh,bsnh->bnts", given["query"], key) * DIM**-0.5
   expected = np.einsum("bnts,bsnv->btnv", np.tril(scores), value)
   np.testing.assert_allclose(found, expected, atol=1e-5)
   given.pop("log_decay")
-  _, state = call(delta_rule_attention, given | {"beta": 0 * beta})
+  _, state = compiled(delta_rule_attention)(given | {"beta": 0 * beta})
   np.testing.assert_array_equal(state, given["initial_state"])
 
 
@@ -289,7 +221,7 @@ def test_what_does_not_fit_is_told(change, message):
   flags = change if "is_causal" in change else {}
   given = arrays(9, "head") | ({} if flags else change)
   with pytest.raises(ValueError, match=message):
-    call(functools.partial(delta_rule_attention, **flags), given)
+    compiled(delta_rule_attention, **flags)(given)
 
 
 def test_a_program_with_the_faulty_fusion_is_warned():
