@@ -118,59 +118,48 @@ def test_weights_and_biases_is_missed_before_anything_else(monkeypatch):
 
 
 @pytest.mark.parametrize(
-  ("leaves", "message"),
+  ("leaf", "value", "fault"),
   [
-    (
-      {"task.name": "cpoy"},
-      "config.task.name: unknown 'cpoy'; did you mean 'c",
-    ),
-    ({"task.knd": "copy"}, "config.task.knd: unknown; did you mean 'kind'?"),
-    ({"task.max_length": 0}, "config.task.max_length: "),
-    ({"model.num_heads": 3}, "config.model.features: "),
-    ({"model.encoder_attention.name": "dens"}, "config.model.encoder_attentio"),
-    ({"optimizer.schedule": "x"}, "config.optimizer.schedule: expected 'con"),
-    ({"num_step": 3}, "config.num_step: unknown; did you mean 'num_steps'?"),
+    ("task.name", "cpoy", "unknown 'cpoy'; did you mean 'copy'"),
+    ("task.name", ["copy"], "unknown \"['copy']\"; did you"),
+    ("task.knd", "copy", "unknown; did you mean 'kind'?"),
+    ("task.max_length", 0, ""),
+    ("task.batch_size", 3, "unknown; did you mean config.batch_size?"),
+    ("task", "copy", "expected named leaves, got 'copy'"),
+    ("tasks", "copy", "this is the config of a comparison"),
+    ("model", 3, "expected named leaves, got 3"),
+    ("model.features", "1", "expected a valid inte"),
+    ("model.window", 3, "unknown; an option of slidi"),
+    ("model.encoder_attention.name", "dens", ""),
+    ("model.encoder_attention", "dense,flash", "several names are a list; exp"),
+    ("model.attention", {"rank": 3}, "rank: unknown;"),
+    ("optimizer.schedule", "x", "expected 'con"),
+    ("num_step", 3, "unknown; did you mean 'num_steps'?"),
     # Where a leaf of that name is.
-    (
-      {"learning_rate": 0.1},
-      "config.learning_rate: unknown; did you mean config.optimizer.learning_r",
-    ),
-    (
-      {"learning_rat": 0.1},
-      "config.learning_rat: unknown; did you mean config.optimizer.learning_r",
-    ),
-    (
-      {"task.batch_size": 3},
-      "config.task.batch_size: unknown; did you mean config.batch_size?",
-    ),
-    ({"model.window": 3}, "config.model.window: unknown; an option of slidi"),
-    (
-      {"task.name": "tests.training.tiny:RECALL", "power": 1.0},
-      "config.power: unknown; did you mean config.task.power?",
-    ),
-    (
-      {"model.encoder_attention": "dense,flash"},
-      "config.model.encoder_attention: several names are a list; expected [dense,",
-    ),
-    ({"model.attention": {"rank": 3}}, "config.model.attention.rank: unknown;"),
-    ({"model.features": "1"}, "config.model.features: expected a valid inte"),
-    (
-      {"task.name": ["copy"]},
-      "config.task.name: unknown \"['copy']\"; did you",
-    ),
-    ({"task": "copy"}, "config.task: expected named leaves, got 'copy'"),
-    ({"model": 3}, "config.model: expected named leaves, got 3"),
-    ({"tasks": "copy"}, "config.tasks: this is the config of a comparison"),
+    ("learning_rate", 0.1, "unknown; did you mean config.optimizer.learning_r"),
+    ("learning_rat", 0.1, "unknown; did you mean config.optimizer.learning_r"),
   ],
 )
-def test_faults_name_the_leaf(leaves, message):
+def test_faults_name_the_leaf(leaf, value, fault):
   config = load("copy").to_dict()
-  for leaf, value in leaves.items():
-    put(config, leaf, value)
+  put(config, leaf, value)
   with pytest.raises(ConfigError) as info:
     experiment_config.parse(config)
-  assert str(info.value).startswith(message)
+  separator = "." if fault.startswith("rank") else ": "
+  assert str(info.value).startswith(f"config.{leaf}{separator}{fault}")
   assert "\n" not in str(info.value)
+
+
+def test_a_fault_of_two_leaves_names_the_one_that_is_told():
+  with pytest.raises(ConfigError, match=r"^config\.model\.features: "):
+    experiment_config.parse(load("copy", **{"model.num_heads": 3}))
+  # Of a task that has no name here.
+  mapping = load("copy").to_dict() | {"power": 1.0}
+  mapping["task"]["name"] = "tests.training.tiny:RECALL"
+  with pytest.raises(
+    ConfigError, match=r"^config\.power: .*config\.task\.power"
+  ):
+    experiment_config.parse(mapping)
 
 
 @pytest.mark.parametrize("field", ["dtype", "param_dtype"])
