@@ -111,25 +111,18 @@ def done(folder, run, minutes):
 
 
 def test_a_run_takes_as_long_as_those_at_its_values(tmp_path):
-  runs = {
-    "at its values": at_width("dense", 16, seed=1),
-    "of its mechanism": at_width("dense", 32),
-    "of its task": at_width("linear", 16),
-    "of any task": at_width("dense", 16, task="reverse"),
-  }
   done(tmp_path, at_width("dense", 16), 10)
   done(tmp_path, at_width("dense", 64), 90)
   done(tmp_path, at_width("lsh", 16), 200)
-  expected = {
-    "at its values": 10,
-    "of its mechanism": 50,
-    "of its task": 100,
-    "of any task": 100,
-  }
-  for name, run in runs.items():
+  for run, minutes in (
+    (at_width("dense", 16, seed=1), 10),
+    (at_width("dense", 32), 50),  # Those of its mechanism.
+    (at_width("linear", 16), 100),  # Those of its task.
+    (at_width("dense", 16, task="reverse"), 100),  # Those of any task.
+  ):
     (tmp_path / records.PLAN).unlink(missing_ok=True)
     records.plan(tmp_path, [run])
-    assert minutes_left(tmp_path) == expected[name], name
+    assert minutes_left(tmp_path) == minutes
 
 
 def test_a_plan_without_across_is_read(tmp_path):

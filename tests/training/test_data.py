@@ -1,6 +1,7 @@
-"""A run goes on with the data that it began with."""
+"""A run goes on with the data that it began with; batches come ahead of time."""
 
 import gzip
+import threading
 
 import pytest
 
@@ -8,6 +9,7 @@ from settings.errors import ConfigError
 from tasks import files
 from tests.training.tiny import config
 from training import experiment
+from training.prefetch import prefetch
 
 TEXT = "abcd efgh\n" * 40
 
@@ -66,3 +68,34 @@ def test_files_that_come_go_or_change(tmp_path, count, change):
   notes = {k: x for k, x in (notes | change).items() if x is not None}
   with pytest.raises(files.DataError, match=r"is not what the run in"):
     files.check_data(tmp_path, notes)
+
+
+def test_batches_come_in_order():
+  assert list(prefetch(lambda i: i * i, 3, 9)) == [9, 16, 25, 36, 49, 64]
+  assert list(prefetch(lambda i: i, 5, 5)) == []
+
+
+def test_the_next_one_is_made_while_this_one_is_used():
+  made = threading.Event()
+
+  def make(index):
+    if index == 1:
+      made.set()
+    return index
+
+  batches = prefetch(make, 0, 3)
+  assert next(batches) == 0
+  assert made.wait(timeout=10)
+  batches.close()
+
+
+def test_an_exception_comes_in_its_turn():
+  def make(index):
+    if index == 2:
+      raise OSError("disk")
+    return index
+
+  batches = prefetch(make, 0, 5)
+  assert [next(batches), next(batches)] == [0, 1]
+  with pytest.raises(OSError, match="disk"):
+    next(batches)
