@@ -1,4 +1,6 @@
-"""Rotary frequencies for longer sequences are those of transformers."""
+"""Rotary positions by their paper; frequencies for longer sequences are those of
+transformers.
+"""
 
 import json
 import math
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 
 from attention import rotary, rotary_frequencies
+from tests.attention.calls import normal
 
 _VALUES = sorted((pathlib.Path(__file__).parent / "rotary").glob("*.json"))
 LLAMA3 = {
@@ -67,16 +70,57 @@ def test_rotary_turns_by_them():
 
 def test_dynamic_depends_on_the_longest_position():
   """Within the trained length it is the default; traced or not, it is the same."""
-  x = jnp.ones((1, 20, 1, 8))
+  x = np.ones((1, 20, 1, 8), np.float32)
 
   def turn(n, scaling):
-    return rotary(x[:, :n], np.arange(n)[None], theta=90.0, scaling=scaling)
+    options = {"theta": 90.0, "scaling": scaling}
+    return jax.jit(lambda x: rotary(x, np.arange(n)[None], **options))(x[:, :n])
 
   np.testing.assert_array_equal(turn(8, DYNAMIC), turn(8, None))
   longer = turn(20, DYNAMIC)
   assert np.abs(longer - turn(20, None)).max() > 0.1
   traced = jax.jit(lambda p: rotary(x, p, theta=90.0, scaling=DYNAMIC))
-  np.testing.assert_allclose(traced(jnp.arange(20)[None]), longer, atol=1e-5)
+  np.testing.assert_allclose(traced(np.arange(20)[None]), longer, atol=1e-5)
+
+
+def test_rotary_is_su():
+  """R_p x with block-diagonal R of 2×2 rotations, on the paper's pairs."""
+  length, head_dim = 40, 8
+  x = np.random.default_rng(0).normal(size=(2, length, 3, head_dim))
+  # Feature i of ours is feature 2i of the paper's, and i + H/2 is 2i + 1.
+  paper = np.arange(head_dim).reshape(-1, 2).T.reshape(-1)
+  expected = np.zeros_like(x)
+  for p in range(length):
+    rotation = np.zeros((head_dim, head_dim))
+    for i in range(head_dim // 2):
+      angle = p * 10000.0 ** (-2 * i / head_dim)
+      c, s = np.cos(angle), np.sin(angle)
+      rotation[2 * i : 2 * i + 2, 2 * i : 2 * i + 2] = [[c, -s], [s, c]]
+    expected[:, p] = x[:, p] @ rotation.T
+  turn = jax.jit(rotary)
+  got = turn(np.float32(x[..., paper]), np.arange(length)[None])
+  np.testing.assert_allclose(got, expected[..., paper], atol=1e-5)
+  # Queries and keys see their distance only.
+  one, other = np.asarray(normal((2, 1, 1, 1, head_dim))[0])
+
+  def product(t, s):
+    return np.sum(turn(one, np.array([[t]])) * turn(other, np.array([[s]])))
+
+  np.testing.assert_allclose(product(7, 3), product(27, 23), atol=1e-5)
+  assert abs(product(7, 3) - product(7, 4)) > 1e-3
+
+
+def test_rotary_keeps_dtype_and_row_positions():
+  x = np.asarray(normal((2, 1, 1, 8))[0]).astype(jnp.bfloat16)
+  turn = jax.jit(rotary)
+  got = turn(x, np.array([[3], [5]]))
+  assert got.dtype == jnp.bfloat16
+  np.testing.assert_array_equal(got[1:], turn(x[1:], np.array([[5]])))
+
+
+def test_rotary_needs_pairs():
+  with pytest.raises(ValueError, match=r"^inputs: expected an even number"):
+    rotary(jnp.ones((1, 2, 1, 3)), np.arange(2)[None])
 
 
 @pytest.mark.parametrize(

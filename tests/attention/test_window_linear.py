@@ -10,9 +10,6 @@ import pytest
 from attention import (
   Dims,
   definitions,
-  dense_attention,
-  hedgehog_features,
-  linear_attention,
   platform,
   plug,
   sliding_window,
@@ -21,36 +18,35 @@ from attention import (
 )
 from attention.testing import assert_close
 import models
-from tests.attention.forms import thorough
+from tests.attention.calls import (
+  assert_refused,
+  in_float64,
+  normal,
+  pulled,
+)
 from tests.models import tiny
 
 HEADS, KV_HEADS, HEAD_DIM, VALUE_DIM = 4, 2, 6, 5
 
-compiled = jax.jit(
-  window_linear_attention, static_argnames=("window", "is_causal")
-)
 
-
-def draw(length, source_length=None, *, hidden=0.0, size=1.0, seed=0):
-  """(query, key, value), the trained arrays, and a key mask `[B, 1, 1, S]`."""
-  rng = np.random.default_rng(seed)
-  source_length = source_length or length
-  qkv = [
-    np.float32(scale * rng.standard_normal((2, *shape)))
-    for scale, shape in (
-      (size, (length, HEADS, HEAD_DIM)),
-      (size, (source_length, KV_HEADS, HEAD_DIM)),
-      (1.0, (source_length, KV_HEADS, VALUE_DIM)),
-    )
-  ]
-  trained = {
-    "query_kernel": rng.standard_normal((HEADS, HEAD_DIM, HEAD_DIM)),
-    "key_kernel": rng.standard_normal((KV_HEADS, HEAD_DIM, HEAD_DIM)),
-    "mix": rng.standard_normal(HEADS),
-  }
-  trained = {name: np.float32(x) for name, x in trained.items()}
-  mask = rng.random((2, 1, 1, source_length)) >= hidden
-  return qkv, trained, mask
+def draw(length, source=None, *, hidden=0.0, size=1.0):
+  """[query, key, value], the trained arrays, and a key mask `[B, 1, 1, S]`."""
+  source = source or length
+  *qkv, query_kernel, key_kernel, mix = map(
+    np.asarray,
+    normal(
+      (2, length, HEADS, HEAD_DIM),
+      (2, source, KV_HEADS, HEAD_DIM),
+      (2, source, KV_HEADS, VALUE_DIM),
+      (HEADS, HEAD_DIM, HEAD_DIM),
+      (KV_HEADS, HEAD_DIM, HEAD_DIM),
+      (HEADS,),
+    ),
+  )
+  qkv = [size * qkv[0], size * qkv[1], qkv[2]]
+  trained = {"query_kernel": query_kernel, "key_kernel": key_kernel, "mix": mix}
+  mask = np.random.default_rng(1).random((2, 1, 1, source)) >= hidden
+  return qkv, trained, jnp.asarray(mask)
 
 
 def as_matrix(query, key, value, mask, *, window, scale, **trained):
@@ -81,27 +77,18 @@ def as_matrix(query, key, value, mask, *, window, scale, **trained):
   return jnp.einsum("BNTS,BSNV->BTNV", weights, value)
 
 
-def differentiated(attend):
-  """The compiled call with its gradients, `mask` an argument like others."""
+def with_gradients(function, qkv, trained, mask, **options):
+  def attend(qkv, trained):
+    return function(*qkv, mask=mask, **trained, **options)
 
-  @jax.jit
-  def run(qkv, trained, cotangent, mask):
-    out, pullback = jax.vjp(
-      lambda qkv, trained: attend(*qkv, mask=mask, **trained), qkv, trained
-    )
-    return out, pullback(cotangent)
-
-  return run
+  return pulled(attend, qkv, trained)
 
 
-def with_gradients(attend, *arguments):
-  return jax.device_get(differentiated(attend)(*arguments))
-
-
-def in_float64(run, *arguments):
-  with jax.enable_x64(True):
-    *floats, mask = arguments
-    return jax.device_get(run(*jax.tree.map(np.float64, floats), mask))
+fast = functools.partial(
+  with_gradients, functools.partial(window_linear_attention, is_causal=True)
+)
+naive = functools.partial(with_gradients, as_matrix)
+define = functools.partial(definitions.window_linear_attention, is_causal=True)
 
 
 def assert_equal(got, expected, tolerance=1e-5):
@@ -116,60 +103,37 @@ def assert_equal(got, expected, tolerance=1e-5):
     assert error <= tolerance * largest, (jax.tree_util.keystr(path), error)
 
 
-# One position, windows around T, a prime number of tiles, S on both sides of T.
-SHAPES = [
-  (7, 7, 8),
-  (131, 131, 17),
-  (41, 90, 7),
-  *thorough((1, 1, 1), (7, 7, 6), (7, 7, 7), (97, 97, 1), (131, 131, 130)),
-  *thorough((90, 41, 7)),
-]
-
-
-@pytest.mark.parametrize(("length", "source_length", "window"), SHAPES)
-def test_values_and_all_gradients(length, source_length, window):
+# Windows around T, a prime number of tiles, S on both sides of T. In one case all
+# keys are alike, so that they share the gradient of the largest logit.
+@pytest.mark.parametrize(
+  ("length", "source", "window", "alike"),
+  [
+    (7, 7, 8, False),
+    (131, 131, 17, False),
+    (41, 90, 7, False),
+    (23, 23, 4, True),
+  ],
+)
+def test_values_and_all_gradients(length, source, window, alike):
   """With 0.6 of the keys hidden, some windows are empty, and some rows."""
-  shape = (2, length, HEADS, VALUE_DIM)
-  cotangent = np.random.default_rng(1).standard_normal(shape, np.float32)
+  qkv, trained, mask = draw(length, source, hidden=0.0 if alike else 0.6)
+  if alike:
+    qkv[1] = np.repeat(qkv[1][:, :1], source, axis=1)
   options = {"window": window, "scale": 0.7}
-  fast = differentiated(
-    functools.partial(window_linear_attention, is_causal=True, **options)
+  got = fast(qkv, trained, mask, **options)
+  exact = in_float64(
+    lambda *arrays: naive(*arrays, mask, **options), qkv, trained
   )
-  naive = differentiated(functools.partial(as_matrix, **options))
-  for hidden in (0.0, 0.6):
-    qkv, trained, mask = draw(length, source_length, hidden=hidden)
-    got = jax.device_get(fast(qkv, trained, cotangent, mask))
-    assert_equal(got, in_float64(naive, qkv, trained, cotangent, mask))
-    defined = definitions.window_linear_attention(
-      *qkv, **trained, mask=mask, is_causal=True, **options
-    )
-    assert_close(got[0], defined, 1e-5)
-
-
-def test_equal_keys_share_the_gradient_of_the_largest_logit():
-  qkv, trained, mask = draw(23)
-  qkv[1] = np.repeat(qkv[1][:, :1], 23, axis=1)
-  cotangent = np.random.default_rng(1).standard_normal(
-    (2, 23, HEADS, VALUE_DIM), np.float32
-  )
-  fast = functools.partial(window_linear_attention, window=4, is_causal=True)
-  naive = functools.partial(as_matrix, window=4, scale=HEAD_DIM**-0.5)
-  assert_equal(
-    with_gradients(fast, qkv, trained, cotangent, mask),
-    in_float64(differentiated(naive), qkv, trained, cotangent, mask),
-  )
+  assert_equal(got, exact)
+  assert_close(got[0], define(*qkv, **trained, mask=mask, **options), 1e-5)
 
 
 def test_huge_logits():
   """Logits near 10⁴, features that vanish, windows that are empty."""
   qkv, trained, mask = draw(61, hidden=0.7, size=100.0)
-  cotangent = np.ones((2, 61, HEADS, VALUE_DIM), np.float32)
-  attend = functools.partial(window_linear_attention, window=4, is_causal=True)
-  out, gradients = with_gradients(attend, qkv, trained, cotangent, mask)
+  out, gradients = fast(qkv, trained, mask, window=4)
   assert all(np.isfinite(x).all() for x in jax.tree.leaves(gradients))
-  defined = definitions.window_linear_attention(
-    *qkv, **trained, window=4, mask=mask, is_causal=True
-  )
+  defined = define(*qkv, **trained, window=4, mask=mask)
   # Products of features that float32 rounds to nothing count as no key.
   is_lost = ~out.any(axis=-1) & defined.any(axis=-1)
   assert is_lost.mean() < 0.05
@@ -177,79 +141,65 @@ def test_huge_logits():
 
 
 def test_a_window_over_everything_is_dense_attention():
+  """And without near keys it is linear attention of the past."""
   qkv, trained, mask = draw(40, hidden=0.3)
-  out = compiled(*qkv, **trained, window=40, mask=mask, is_causal=True)
-  dense = jax.jit(functools.partial(dense_attention, is_causal=True))
-  assert_close(out, dense(*qkv, mask=mask), 1e-5)
-
-
-def test_without_near_keys_it_is_linear_attention_of_the_past():
-  (query, key, value), trained, _ = draw(40)
+  run = jax.jit(
+    functools.partial(window_linear_attention, is_causal=True),
+    static_argnames="window",
+  )
+  dense = definitions.dense_attention(*qkv, mask=mask, is_causal=True)
+  assert_close(run(*qkv, **trained, window=40, mask=mask), dense, 1e-5)
+  query, key, value = qkv
   trained["mix"] = np.full(HEADS, -60.0, np.float32)  # γ = e^-60
-  out = compiled(query, key, value, **trained, window=3, is_causal=True)
-  projected = (
-    jnp.einsum("BTNH,NHI->BTNI", x, kernel)
-    for x, kernel in (
-      (query[:, 3:], trained["query_kernel"]),
-      (key[:, :-3], trained["key_kernel"]),
-    )
+  out = run(*qkv, **trained, window=3)
+  expected = definitions.linear_attention(
+    np.einsum("BTNH,NHI->BTNI", query[:, 3:], trained["query_kernel"]),
+    np.einsum("BTNH,NHI->BTNI", key[:, :-3], trained["key_kernel"]),
+    value[:, :-3],
+    feature_map=definitions.linear.hedgehog_features,
+    is_causal=True,
   )
-  linear = functools.partial(
-    linear_attention, feature_map=hedgehog_features, is_causal=True
-  )
-  expected = jax.jit(linear)(*projected, value[:, :-3])
   assert_close(out[:, 3:], expected, 1e-5)
 
 
-@pytest.mark.parametrize(("window", "kv_heads"), [(1, 4), (5, 2), (19, 1)])
-def test_decoding_with_trained_kernels(window, kv_heads):
-  rng = np.random.default_rng(0)
-  query, key, value = (
-    jnp.asarray(rng.standard_normal((2, 20, n, HEAD_DIM)), jnp.float32)
-    for n in (HEADS, kv_heads, kv_heads)
-  )
-  dims = Dims(HEADS, kv_heads, HEAD_DIM, 20)
-  mechanism = window_linear(window)
-  variables = jax.tree.map(
-    lambda x: jnp.asarray(rng.standard_normal(x.shape), jnp.float32),
-    jax.eval_shape(lambda: mechanism.init(jax.random.key(0), dims)),
-  )
+@pytest.mark.parametrize("window", [1, 19])
+def test_decoding_with_trained_kernels(window):
+  (query, key, value), trained, _ = draw(20)
+  value = np.concatenate([value, value[..., :1]], axis=-1)
+  dims = Dims(HEADS, KV_HEADS, HEAD_DIM, 20)
+  mechanism, variables = window_linear(window), {"params": trained}
   cache = mechanism.init_cache(variables, 2, 20, dims, jnp.float32)
-  step = jax.jit(mechanism.decode)
-  outs = []
-  for t in range(20):
-    out, cache = step(
-      variables, cache, *(x[:, t : t + 1] for x in (query, key, value))
-    )
-    outs.append(out)
-  apply = jax.jit(functools.partial(mechanism.apply, is_causal=True))
-  expected = apply(variables, query, key, value)
-  assert_close(jnp.concatenate(outs, axis=1), expected, 1e-5)
+
+  def step(cache, rows):
+    rows = (x[:, None] for x in rows)
+    out, cache = mechanism.decode(variables, cache, *rows)
+    return cache, out[:, 0]
+
+  rows = [np.moveaxis(x, 1, 0) for x in (query, key, value)]
+  _, outs = jax.jit(lambda *x: jax.lax.scan(step, *x))(cache, rows)
+  expected = define(query, key, value, **trained, window=window)
+  assert_close(np.moveaxis(outs, 0, 1), expected, 1e-5)
 
 
 def test_the_cache_is_a_window_and_a_state_whatever_the_length():
   dims = Dims(num_heads=4, num_kv_heads=2, head_dim=8, max_length=10_000)
   mechanism = window_linear(window=16)
   variables = mechanism.init(jax.random.key(0), dims)
+  ring, state = 2 * 2 * 16 * 8 * 2, 4 * 2 * (2 * 8) * (8 + 1)
   for length in (100, 10_000):
     cache = mechanism.init_cache(variables, 3, length, dims, jnp.bfloat16)
     sizes = sum(x.nbytes for x in jax.tree.leaves(cache))
-    ring, state = 2 * 2 * 16 * 8 * 2, 4 * 2 * (2 * 8) * (8 + 1)
     assert sizes == 3 * (ring + state + 4)
 
 
 def test_many_tiles_at_once_give_the_same_numbers(monkeypatch):
-  qkv, trained, mask = draw(300, hidden=0.3)
-  cotangent = np.ones((2, 300, HEADS, VALUE_DIM), np.float32)
-  attend = functools.partial(window_linear_attention, window=33, is_causal=True)
-  arguments = qkv, trained, cotangent, mask
-  expected = with_gradients(attend, *arguments)
+  arguments = draw(300, hidden=0.3)
+  expected = fast(*arguments, window=33)
   fewer = platform.ACCELERATOR._replace(tile_bytes=40_000)
   for accelerator in (platform.ACCELERATOR, fewer):
     monkeypatch.setattr(platform, "ACCELERATOR", accelerator)
     with platform.tracing_for("gpu"):
-      got = with_gradients(attend, *arguments)
-    assert_equal(got, expected, 2e-5)
+      assert_equal(fast(*arguments, window=33), expected, 2e-5)
 
 
 def test_kernels_start_as_the_identity_and_the_share_at_a_tenth():
@@ -257,32 +207,30 @@ def test_kernels_start_as_the_identity_and_the_share_at_a_tenth():
   params = window_linear().init(jax.random.key(0), dims)["params"]
   for name, heads in (("query_kernel", 4), ("key_kernel", 2)):
     np.testing.assert_array_equal(params[name], np.stack([np.eye(6)] * heads))
-  np.testing.assert_allclose(jax.nn.sigmoid(params["mix"]), [0.1] * 4, 1e-6)
+  np.testing.assert_allclose(1 / (1 + np.exp(-params["mix"])), [0.1] * 4, 1e-6)
 
 
 def test_wrong_arguments_are_refused(unchecked):
   qkv, trained, mask = draw(9)
-  attend = functools.partial(window_linear_attention, *qkv, is_causal=True)
   square = np.zeros((3, HEAD_DIM, HEAD_DIM), np.float32)
-  for name, wrong in (
-    ("query_kernel", square),
-    ("key_kernel", square),
-    ("mix", np.zeros(3, np.float32)),
-  ):
-    with pytest.raises(ValueError, match=rf"^{name}: expected .*, got shape"):
-      attend(**{**trained, name: wrong}, window=3)
-  for wrong in (0, -1, 2.0, (2, 0), True):
-    with pytest.raises(ValueError, match=r"^window: expected an int of at"):
-      attend(**trained, window=wrong)
-  with pytest.raises(ValueError, match=r"^mask: expected a key mask"):
-    attend(**trained, window=3, mask=jnp.repeat(mask, 9, axis=2))
-  with pytest.raises(ValueError, match=r"^is_causal: expected True, got False"):
-    window_linear_attention(*qkv, **trained, window=3)
+  windows = (0, -1, 2.0, (2, 0), True)
+  given = {**trained, "window": 3, "is_causal": True}
+  assert_refused(
+    lambda **change: window_linear_attention(*qkv, **given | change),
+    (
+      ("query_kernel: expected .*, got shape", {"query_kernel": square}),
+      ("key_kernel: expected .*, got shape", {"key_kernel": square}),
+      ("mix: expected .*, got shape", {"mix": np.zeros(3, np.float32)}),
+      *(("window: expected an int of at", {"window": x}) for x in windows),
+      ("mask: expected a key mask", {"mask": np.repeat(mask, 9, axis=2)}),
+      ("is_causal: expected True, got False", {"is_causal": False}),
+    ),
+  )
   with pytest.raises(ValueError, match=r"^window: 20 has room for all 20"):
     window_linear(20).init(jax.random.key(0), Dims(4, 2, 6, 20))
-  params = {"params": trained}
+  apply = functools.partial(window_linear(3).apply, {"params": trained}, *qkv)
   with pytest.raises(ValueError, match=r"^window: the record of"):
-    window_linear(3).apply(params, *qkv, is_causal=True, window=4)
+    apply(is_causal=True, window=4)
 
 
 def test_an_encoder_refuses_what_is_causal_only():
