@@ -196,29 +196,13 @@ def test_every_parameter_of_bahdanaus_has_a_gradient(papers):
 @pytest.mark.thorough
 def test_the_loop_trains_it_on_copy(tmp_path):
   # As many rows as `generate_lines` decodes at a time: it compiles once.
-  config = experiment_config.parse(
-    {
-      "num_steps": 40,
-      "batch_size": 64,
-      "log_every": 20,
-      "parallel": "pmap",
-      "task": {
-        "name": "copy",
-        "vocab_size": 4,
-        "max_length": 3,
-        "eval_size": 64,
-      },
-      "model": {
-        "kind": "seq2seq",
-        "num_layers": 1,
-        "features": 16,
-        "dropout_rate": 0.1,
-        **translation.RECURRENT["luong"],
-      },
-      "optimizer": {"learning_rate": 0.02},
-    }
-  )
-  run = experiment.create(config)
+  mapping = translation.get_config("luong").to_dict()
+  mapping["model"] |= {"num_layers": 1, "features": 16}
+  mapping |= {"num_steps": 40, "batch_size": 64, "log_every": 20}
+  mapping |= {"parallel": "pmap", "optimizer": {"learning_rate": 0.02}}
+  sizes = {"vocab_size": 4, "max_length": 3, "eval_size": 64}
+  mapping["task"] = {"name": "copy", **sizes}
+  run = experiment.create(experiment_config.parse(mapping))
   state = run.init()
   first = jax.device_get(state.params)
   run = run._replace(init=lambda: state)

@@ -14,7 +14,6 @@ from settings.errors import ConfigError
 from tests import commands
 from tests.models.published.test_equality import FOLDERS
 from training import experiment, experiment_config, metrics, parallel
-from training.checkpoint import Checkpoints
 
 TINY = {
   "num_layers": 1,
@@ -97,20 +96,6 @@ def test_micro_batches_move_running_statistics_in_turn(steps):
   for leaf, other in zip(found, whole, strict=True):
     assert np.isfinite(leaf).all()
     assert np.abs(leaf - other).max() > 1e-6
-
-
-@pytest.mark.thorough
-def test_running_statistics_are_checkpointed(steps, tmp_path):
-  run, _, state, _ = steps
-  checkpoints = Checkpoints(tmp_path)
-  checkpoints.save(state, {})
-  checkpoints.close()
-  restored, _ = Checkpoints(tmp_path, read_only=True).restore(run.shapes)
-  jax.tree.map(
-    np.testing.assert_array_equal,
-    restored.collections["batch_stats"],
-    state.collections["batch_stats"],
-  )
 
 
 @pytest.fixture(scope="module")

@@ -269,6 +269,7 @@ PERFORMER = {"name": "performer", "num_features": 8}
         ("llama", LSH),
         ("qwen3_next", LSH),
         ("mamba2", LSH),
+        *((x, PERFORMER) for x in here(["wav2vec2_conformer_rotary"])),
         # Variables of the same names as those of the mechanism it replaces.
         ("qwen3_next", {"name": "kimi_delta"}),
         ("mamba2", {"name": "gated_delta"}),
