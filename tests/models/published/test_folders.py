@@ -189,6 +189,7 @@ def test_shards(folder):
   for weight_map, message in (
     (places | {"bert.more": places[names[0]]}, "bert.more is missing"),
     ({names[1]: places[names[1]]}, "is not in model.safetensors.index.json"),
+    (places | {names[0]: places[names[1]]}, "is not in model.safetensors"),
     ({names[0]: "../secret"}, "expected files of this folder"),
     ({names[0]: 3}, "expected 'weight_map'"),
   ):

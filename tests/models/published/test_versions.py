@@ -30,7 +30,7 @@ CONFIGS = {
 CASES = sorted(
   {case.replace(" 4.57.6", "") for case in CONFIGS if " 4." in case}
 )
-USUAL = ("llama scaled_yarn", "qwen2 last", "gemma3 linear", "gpt_neox plain")
+USUAL = ("llama scaled_yarn", "qwen2 last", "gemma3 linear", "gpt_neox yarn")
 OLD, NEW = "4.57.6", "5.23.0"
 
 
