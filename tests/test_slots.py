@@ -8,10 +8,9 @@ import re
 
 import pytest
 
-from comparison import plan, records, report
+from comparison import plan, records
 import models
 from settings.errors import ConfigError
-from tests.comparison import made_up
 from tests.comparison.plans import comparison
 from tests.here import is_here
 from training import experiment, experiment_config, workdir
@@ -91,21 +90,6 @@ def test_a_comparison_records_them(tmp_path):
   records.write(tmp_path, copied, status=records.TRAINED)
   (record,), _ = records.read(tmp_path)
   assert record["slots"] == MIXED
-
-
-def test_a_report_has_a_column(tmp_path):
-  records = made_up.records()
-  for record in records:
-    if record["attention"] == "linear":
-      record["slots"] = MIXED
-  made_up.write(tmp_path, records)
-  text = report.write(tmp_path)
-  (table,) = re.findall(r"^\| mechanism .*slots.*\n(?:\|.*\n)+", text, re.M)
-  head, _, *rows = [re.split(r" *\| *", x) for x in table.splitlines()]
-  slots = {row[1]: row[head.index("slots")] for row in rows}
-  assert slots == {"dense": "–", "linear": MIXED, "performer": "–"}
-  for file in ("report.html", "results.csv", "summary.csv"):
-    assert MIXED in (tmp_path / file).read_text("utf-8")
 
 
 def test_the_commands_of_the_results_have_configs():

@@ -252,13 +252,15 @@ def test_test_rows_bound_an_interval_from_below():
 def test_an_edge_of_the_grid_is_marked_and_what_all_rows_share_left_out():
   records = [
     run("dense", 0, 0.5, at_edge=[LEAF], slots="x"),
-    run("linear", 0, 0.4, slots="x"),
+    run("linear", 0, 0.4, slots="y"),
   ]
+  assert list(frame.runs(records)["slots"]) == ["x", "y"]
   table = tables.quality(summary_lib.summarize(frame.runs(records)))
   shown = table.frame().set_index("mechanism")
   assert shown.loc["dense", "learning rate"] == "0.001 (edge)"
   assert shown.loc["linear", "learning rate"] == "0.001"
-  assert table.shared == {"seeds": "1/1", "slots": "x", "parameters": "100"}
+  assert list(shown["slots"]) == ["x", "y"]
+  assert table.shared == {"seeds": "1/1", "parameters": "100"}
 
 
 def test_rows_go_across_what_a_comparison_goes_across():
