@@ -70,6 +70,28 @@ def test_sinusoidal_is_vaswani():
   np.testing.assert_allclose(got[0], expected, atol=1e-5)
 
 
+def test_ids_are_embedded_as_in_the_paper():
+  """√F times the table, and the sines of the places (section 3.4)."""
+  model = tiny.create("decoder", norm="post")
+  variables = tiny.initialized(model)
+
+  @jax.jit
+  def first_input(variables):
+    seen = []
+
+    def replacement(place, attention, own, *arrays, inputs, **call):
+      seen.append(inputs)
+      return own(*arrays, **call)
+
+    models.replace_attention(model, variables, _inputs(), replacement)
+    return seen[0]
+
+  table = variables["params"]["target_embedding"]["embedding"]
+  places = positions.sinusoidal(jnp.arange(8)[None], 16)
+  expected = 4 * table[_inputs()["inputs"]] + np.asarray(places)
+  np.testing.assert_allclose(first_input(variables), expected, atol=1e-5)
+
+
 @pytest.mark.parametrize(
   "position", ["sinusoidal", "learned", "rotary", "none"]
 )

@@ -6,6 +6,9 @@ import shutil
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from projects.swap import source
 from projects.swap.settings import Settings
@@ -33,27 +36,12 @@ def write_text(path, count=1500):
 
 def write_tokenizer(path, case, words=_WORDS):
   """A tokenizer.json of one id a word, special tokens first."""
-  special = SPECIAL[case]
-  names = [*special, "[UNK]", *(f"w{i}" for i in range(words))]
+  names = [*SPECIAL[case], "[UNK]", *(f"w{i}" for i in range(words))]
   ids = {name: i for i, name in enumerate(names)}
-  options = dict.fromkeys(
-    ("single_word", "lstrip", "rstrip", "normalized"), False
-  )
-  content = {
-    "version": "1.0",
-    "truncation": None,
-    "padding": None,
-    "added_tokens": [
-      {"id": ids[name], "content": name, "special": True, **options}
-      for name in special
-    ],
-    "normalizer": None,
-    "pre_tokenizer": {"type": "WhitespaceSplit"},
-    "post_processor": None,
-    "decoder": None,
-    "model": {"type": "WordLevel", "vocab": ids, "unk_token": "[UNK]"},
-  }
-  pathlib.Path(path).write_text(json.dumps(content))
+  tokenizer = Tokenizer(WordLevel(ids, unk_token="[UNK]"))
+  tokenizer.pre_tokenizer = WhitespaceSplit()
+  tokenizer.add_special_tokens(SPECIAL[case])
+  tokenizer.save(str(path))
 
 
 def write_folder(case, path):
