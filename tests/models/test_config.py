@@ -112,12 +112,8 @@ def test_sizes_are_checked_when_the_model_is_made():
     encoder_attention=AttentionConfig("linformer", {"rank": 64}),
     **SIZES,
   )
-  sizes = {
-    "source_vocab_size": 8,
-    "target_vocab_size": 8,
-    "max_source_length": 32,
-    "max_target_length": None,
-  }
+  sizes = dict.fromkeys(("source_vocab_size", "target_vocab_size"), 8)
+  sizes |= {"max_source_length": 32, "max_target_length": None}
   with pytest.raises(ValueError, match=r"^encoder_attention: rank"):
     create(config, shared_vocabulary=True, **sizes)
   with pytest.raises(ValueError, match=r"^tie_embeddings: "):

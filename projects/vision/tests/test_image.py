@@ -54,15 +54,8 @@ def test_the_digits_of_scikit_learn():
   assert task.input_shapes == {"image": (8, 8, 1)}
   assert task.names == list("0123456789")
   assert task.target_vocab_size == 10
-  assert task.source_vocab_size is task.max_source_length is None
-  assert (task.max_target_length, task.shared_vocabulary) == (1, False)
-  assert (task.pad_id, task.bos_id, task.eos_id) == (0, 1, 2)
   batch = task.train_batch(0)
   assert batch["image"].shape == (32, 8, 8, 1)
-  assert batch["targets"].shape == batch["weights"].shape == (32, 1)
-  assert batch["image"].dtype == batch["weights"].dtype == np.float32
-  assert batch["targets"].dtype == np.int32
-  assert (batch["weights"] == 1).all()
   # An epoch and what is held out are all the digits, from −1 to 1.
   found = load_digits()
   images = (found.images[..., None] / 16 - 0.5) / 0.5
@@ -115,12 +108,11 @@ def test_of_every_class_an_image_is_trained_and_one_is_held_out(share):
 
 def naive_shift(image, down, right):
   """One image, pixel by pixel."""
-  height, width, _ = image.shape
   out = np.zeros_like(image)
-  for y in range(height):
-    for x in range(width):
-      if 0 <= y - down < height and 0 <= x - right < width:
-        out[y, x] = image[y - down, x - right]
+  for y, x in np.ndindex(image.shape[:2]):
+    to = y + down, x + right
+    if all(0 <= i < n for i, n in zip(to, image.shape[:2], strict=True)):
+      out[to] = image[y, x]
   return out
 
 
@@ -140,9 +132,8 @@ def test_mirrors_are_a_loop_over_columns():
   images = rng.integers(0, 256, (6, 3, 5, 3), np.uint8)
   chosen = np.array([True, False, False, True, True, False])
   got = augmentation.mirrored(images, chosen)
-  for b, y, x in np.ndindex(6, 3, 5):
-    source = 4 - x if chosen[b] else x
-    np.testing.assert_array_equal(got[b, y, x], images[b, y, source])
+  for image, is_mirrored, own in zip(got, chosen, images, strict=True):
+    np.testing.assert_array_equal(image, own[:, ::-1] if is_mirrored else own)
 
 
 def test_every_shift_and_mirror_is_as_likely():
