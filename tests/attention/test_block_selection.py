@@ -7,16 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import dense_attention, moba_attention, nsa_attention
+from attention import (
+  definitions,
+  dense_attention,
+  moba_attention,
+  nsa_attention,
+)
 from attention.block_selection import best_blocks, selected_blocks
+from tests.attention import calls
 
-B, T, N, K, H, SIZE = 2, 45, 4, 2, 8, 4
-
-
-def draw(length=T):
-  rng = np.random.default_rng(0)
-  shapes = (B, length, N, H), (B, length, K, H), (B, length, K, H)
-  return [jnp.asarray(rng.normal(size=s), jnp.float32) for s in shapes]
+B, T, N, K, SIZE = 2, 45, 4, 2, 4
+draw = partial(calls.draw, T)
 
 
 PLACES = jnp.broadcast_to(jnp.arange(T)[None], (B, T))
@@ -46,7 +47,8 @@ def test_the_future_never_changes_a_selection(blocks):
   query, key, _ = draw()
   expected = np.asarray(blocks(query, key))
   for t in (3, 17, 31):
-    changed = key.at[:, t + 1 :].set(100.0 * key[:, t + 1 :] + 7.0)
+    changed = np.array(key)
+    changed[:, t + 1 :] = 100.0 * changed[:, t + 1 :] + 7.0
     got = np.asarray(blocks(query, changed))
     np.testing.assert_array_equal(got[:, : t + 1], expected[:, : t + 1])
     assert (got[:, t + 1 :] != expected[:, t + 1 :]).any()
@@ -55,7 +57,7 @@ def test_the_future_never_changes_a_selection(blocks):
 @SELECTIONS
 def test_of_equal_blocks_the_earlier_is_taken(blocks):
   query, key, _ = draw()
-  key = jnp.broadcast_to(key[:, :1], key.shape)
+  key = np.broadcast_to(np.asarray(key)[:, :1], key.shape)
   last = np.sort(np.asarray(blocks(query, key))[:, -1])
   expected = [0, 1, 2, 11] if blocks is moba_blocks else [0, 1, 2, 10, 11]
   np.testing.assert_array_equal(
@@ -79,8 +81,10 @@ def test_a_query_never_lacks_its_own_block(blocks):
 
 def nsa(branch, **sizes):
   """One of the three branches alone."""
-  weights = jnp.full((K, 4), 0.25)
-  gates = jnp.zeros((B, T, N, 3)).at[..., branch].set(1.0)
+  weights = jnp.asarray(np.full((K, 4), 0.25, np.float32))
+  gates = jnp.asarray(
+    np.eye(3, dtype=np.float32)[branch] * np.ones((B, T, N, 1))
+  )
   return partial(
     nsa_attention,
     branch_gates=gates,
@@ -101,43 +105,42 @@ def nsa(branch, **sizes):
   ids=["moba", "nsa selects", "nsa window"],
 )
 def test_with_room_for_all_keys_it_is_dense(call):
-  qkv = draw()
-
-  def loss(attend, *qkv):
-    return jnp.sum(jnp.sin(attend(*qkv, is_causal=True)))
-
   got, want = (
-    jax.jit(jax.value_and_grad(partial(loss, f), (0, 1, 2)))(*qkv)
+    calls.pulled(partial(f, is_causal=True), *draw())
     for f in (call, dense_attention)
   )
-  jax.tree.map(partial(np.testing.assert_allclose, atol=2e-5), got, want)
+  calls.assert_equal(got, want, 1e-5)
 
 
 def test_compressed_keys_are_means_of_the_past():
-  query, key, value = draw()
-  got = jax.jit(nsa(0))(query, key, value)
+  query, *kv = map(np.asarray, draw())
+  got = jax.jit(nsa(0))(query, *kv)
   starts = range(0, T - 3, 2)
-  small, read = (
-    jnp.stack([x[:, s : s + 4].mean(axis=1) for s in starts], axis=1)
-    for x in (key, value)
+  rows = (
+    np.stack([x[:, s : s + 4].mean(axis=1) for s in starts], axis=1) for x in kv
   )
   seen = np.array(starts)[None] + 3 <= np.arange(T)[:, None]
-  want = dense_attention(query, small, read, mask=jnp.asarray(seen)[None, None])
+  want = definitions.dense_attention(query, *rows, mask=seen[None, None])
   np.testing.assert_allclose(got, want, atol=1e-5)
   assert not np.any(got[:, :3])
 
 
 def test_what_cannot_be_is_told():
-  query, key, value = draw()
-  with pytest.raises(
-    ValueError, match=r"^is_causal: expected True, got False;"
-  ):
-    moba_attention(query, key, value, block_size=4, top_k=2, is_causal=False)
-  with pytest.raises(ValueError, match=r"^stride: expected a divisor of the 5"):
-    nsa(0, block_size=5)(query, key, value)
-  with pytest.raises(
-    ValueError, match=r"^num_blocks: expected an int of at least 3, got 2$"
-  ):
-    nsa(1, num_blocks=2)(query, key, value)
-  with pytest.raises(ValueError, match=r"^top_k: expected "):
-    moba_attention(query, key, value, block_size=4, top_k=0)
+  moba = partial(moba_attention, *draw(), block_size=4, top_k=2)
+  calls.assert_refused(
+    lambda **change: moba(**change),
+    (
+      ("is_causal: expected True, got False;", {"is_causal": False}),
+      ("top_k: expected ", {"top_k": 0}),
+    ),
+  )
+  calls.assert_refused(
+    lambda **sizes: nsa(0, **sizes)(*draw()),
+    (
+      ("stride: expected a divisor of the 5", {"block_size": 5}),
+      (
+        "num_blocks: expected an int of at least 3, got 2$",
+        {"num_blocks": 2},
+      ),
+    ),
+  )

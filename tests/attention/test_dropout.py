@@ -18,18 +18,20 @@ from attention import (
   lsh_attention,
 )
 from attention.plug import supporting
+from tests.attention.calls import draw
 
 KEY = jax.random.key(3)
+of_pairs = jax.jit(dropout.of_pairs, static_argnums=(1, 2, 3))
 
 
-def kept(queries, keys, batch=2, heads=3, rate=0.3, key=KEY):
-  return np.asarray(dropout.of_pairs(key, rate, batch, heads, queries, keys))
+def kept(queries, keys, key=KEY):
+  return np.asarray(of_pairs(key, 0.3, 2, 3, queries, keys))
 
 
 @pytest.mark.parametrize("kind", ["threefry2x32", "rbg"])
 def test_rate_and_independence(kind):
-  key = jax.random.key(0, impl=kind)
-  found = kept(jnp.arange(300), jnp.arange(200), key=key)
+  places = np.arange(300), np.arange(200)
+  found = kept(*places, key=jax.random.key(0, impl=kind))
   assert set(np.unique(found)) == {0.0, np.float32(1 / 0.7)}
   is_kept = found > 0
   np.testing.assert_allclose(is_kept.mean(axis=(2, 3)), 0.7, atol=0.01)
@@ -37,50 +39,37 @@ def test_rate_and_independence(kind):
   assert np.abs(np.corrcoef(rows) - np.eye(6)).max() < 0.02
   of_query = is_kept[0, 0].astype(float)
   assert np.abs(np.corrcoef(of_query) - np.eye(300)).mean() < 0.07
-  other = kept(jnp.arange(300), jnp.arange(200), key=jax.random.key(1))
+  other = kept(*places, key=jax.random.key(1))
   assert abs(np.mean((other > 0) == is_kept) - (0.7**2 + 0.3**2)) < 0.01
 
 
 def test_a_stretch_is_that_of_the_whole():
-  whole = kept(jnp.arange(40), jnp.arange(50))
-  part = kept(jnp.arange(7, 20), jnp.arange(31, 45))
+  whole = kept(np.arange(40), np.arange(50))
+  part = kept(np.arange(7, 20), np.arange(31, 45))
   np.testing.assert_array_equal(part, whole[:, :, 7:20, 31:45])
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_dense_and_flash_drop_alike(is_causal):
-  rng = np.random.default_rng(0)
-  query, key, value = (
-    jnp.asarray(rng.normal(size=(2, 37, heads, 8)), jnp.float32)
-    for heads in (4, 2, 2)
-  )
   call = {"is_causal": is_causal, "dropout_rate": 0.4, "dropout_rng": KEY}
-  expected = dense_attention(query, key, value, **call)
+  expected = jax.jit(functools.partial(dense_attention, **call))(*draw(37))
   for block_size in (None, 5, (7, 16)):
-    found = flash_attention(query, key, value, block_size=block_size, **call)
-    np.testing.assert_allclose(found, expected, atol=2e-6)
+    flash = functools.partial(flash_attention, block_size=block_size, **call)
+    np.testing.assert_allclose(jax.jit(flash)(*draw(37)), expected, atol=2e-6)
 
 
-def test_without_a_key():
+def test_keys_that_are_refused():
   with pytest.raises(ValueError, match=r"^key: expected one to draw"):
-    kept(jnp.arange(2), jnp.arange(2), key=None)
-
-
-def test_keys_of_several_examples_are_refused():
-  x = jnp.ones((2, 8, 4, 8))
+    dropout.of_pairs(None, 0.3, 2, 3, jnp.arange(2), jnp.arange(2))
+  x = jnp.asarray(np.ones((2, 8, 4, 8), np.float32))
   call = {"dropout_rate": 0.5, "dropout_rng": jax.random.split(KEY, (2, 4))}
   with pytest.raises(ValueError, match=r"^dropout_rng: .* got shape \(2, 4\)"):
     dense_attention(x, x, x, **call)
   # Each head has an order of its own.
+  call = {"dropout_rate": 0.5, "dropout_rng": dropout.shared(KEY)}
+  call |= {"rotations": jnp.ones((1, 8, 2)), "chunk_size": 4}
   with pytest.raises(ValueError, match=r"^dropout_rng: .*broadcast_dropout"):
-    lsh_attention(
-      x,
-      x,
-      rotations=jnp.ones((1, 8, 2)),
-      chunk_size=4,
-      dropout_rate=0.5,
-      dropout_rng=dropout.shared(KEY),
-    )
+    jax.eval_shape(lambda: lsh_attention(x, x, **call))
 
 
 SETTINGS = {
@@ -98,7 +87,8 @@ SETTINGS = {
 def test_broadcast_dropout_drops_the_same_pairs_everywhere(name):
   """As Flax's default does, in all examples and heads."""
   record = gates_from_keys(ATTENTIONS[name](**SETTINGS.get(name, {})))
-  variables = record.init(KEY, Dims(4, 2, 8, 16, 16))
+  dims = Dims(4, 2, 8, 16, 16)
+  variables = jax.jit(lambda key: record.init(key, dims))(KEY)
   fn = as_attention_fn(record, variables)
   rng = np.random.default_rng(0)
   query, key = (

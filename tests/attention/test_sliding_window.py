@@ -76,6 +76,31 @@ def test_bfloat16():
   assert jax.eval_shape(attend, *qkv).dtype == jnp.bfloat16
 
 
+@pytest.mark.parametrize(
+  ("window", "options"),
+  [
+    (12, {"is_causal": True}),
+    ((13, 63), {}),
+    (0, {"global_indices": np.tile(np.arange(13), (2, 1))}),
+  ],
+)
+def test_a_window_with_room_for_all_keys_is_dense(window, options):
+  """And one with every token global; a shorter one is not."""
+  *qkv, _ = draw_inputs(13)
+  mask = np.random.default_rng(1).random((2, 1, 1, 13)) < 0.7
+  attend = functools.partial(
+    sliding_window_attention, mask=jnp.asarray(mask), **to_jax(options)
+  )
+  options = {x: y for x, y in options.items() if x == "is_causal"}
+  dense = definitions.dense_attention(*qkv, mask=mask, **options)
+  got = jax.jit(functools.partial(attend, window=window))(*qkv)
+  np.testing.assert_allclose(got, dense, atol=2e-6)
+  if not window:
+    return
+  short = jax.jit(functools.partial(attend, window=5))(*qkv)
+  assert np.abs(short - dense).max() > 1e-3
+
+
 @pytest.mark.parametrize("window", [(9, 30), (200, 71)])
 def test_blocks_of_the_real_length(monkeypatch, window):
   """Narrow and wide windows have blocks of their own."""
