@@ -76,6 +76,21 @@ def test_a_bad_step_freezes_the_state_and_keeps_its_number():
   jax.tree.map(np.testing.assert_array_equal, state, before)
 
 
+def test_a_gradient_that_is_not_finite_changes_nothing():
+  functions, state = make_functions()
+
+  def forward(variables, batch, rng):
+    # Its derivative at 0 is infinite.
+    zero = jnp.sqrt(0.0 * variables["params"]["kernel"][0, 0])
+    return functions.forward(variables, batch, rng) + zero
+
+  bad = functions._replace(forward=forward)
+  new, metrics = step(bad, state, make_batch(), np.int32(0))
+  assert np.isfinite(metrics["loss"]).all()
+  assert metrics["updates"] == 0
+  jax.tree.map(np.testing.assert_array_equal, new, state)
+
+
 def test_dropout_follows_from_the_step_alone():
   functions, state = make_functions(dropout=True)
 
