@@ -273,15 +273,6 @@ def test_what_is_around_is_what_it_is_called(norm, gate, exclusive):
   np.testing.assert_allclose(got, expected, atol=2e-5)
 
 
-def test_layers_take_mechanisms_in_turn():
-  model, variables, _ = create(("gated_delta", "gated_delta", "flash"))
-  own = [
-    set(variables["params"][f"decoder_{i}"]["self_attention"]) for i in range(3)
-  ]
-  assert ["attention" in names for names in own] == [True, True, False]
-  assert models.slots(model.config) == "gated_delta + gated_delta + flash"
-
-
 def test_what_all_layers_have_around_is_what_the_model_has():
   """A choice for every layer gives the logits of the same choice for the model."""
   expected, variables, ids = create("gated_delta", **WIDE.changes)
@@ -317,6 +308,7 @@ def test_what_is_around_is_taken_in_turn():
   assert config.decoder_around == around
   assert widths(swapped) == widths(variables)
   assert models.slots(config) == "flash"
+  assert models.slots(model.config) == "gated_delta + flash + flash + flash"
 
 
 @pytest.mark.parametrize(
@@ -347,26 +339,6 @@ def encoder(**choices):
   return nested.make(
     models.ModelConfig, kind="encoder", num_layers=3, **config | choices
   )
-
-
-def test_layers_of_an_encoder_may_differ():
-  """Two sets of wavelengths and a first layer without a norm (ModernBERT)."""
-  first = models.AroundConfig(input_norm=False, rotary_theta=30.0)
-  config = encoder(
-    position="rotary",
-    encoder_around=(first, models.AroundConfig()),
-    rotary_theta=700.0,
-  )
-  layers = config.encoder_configs
-  assert [x.slot.rotary_theta for x in layers] == [30.0, 700.0, 30.0]
-  sizes = {"source_vocab_size": 5, "target_vocab_size": 5}
-  model = models.create(
-    config, max_source_length=6, max_target_length=None, **sizes
-  )
-  ids = np.arange(6)[None] % 5
-  params = tiny.variables_of(model, {"source": ids})["params"]
-  normed = ["self_attention_norm" in params[f"encoder_{i}"] for i in range(3)]
-  assert normed == [False, True, False]
 
 
 @pytest.mark.parametrize(

@@ -174,25 +174,6 @@ def test_bfloat16_compute_keeps_float32_states(papers, decoder):
   )
 
 
-def test_every_parameter_of_bahdanaus_has_a_gradient(papers):
-  model, variables = papers["bahdanau"]
-  batch = tiny.batch()
-
-  @jax.jit
-  def gradient(params):
-    def loss(params):
-      given = {**variables, "params": params}
-      return jnp.mean(models.forward(model, given, batch)[:, :, 3])
-
-    return jax.grad(loss)(params)
-
-  sizes = jax.tree.map(
-    lambda leaf: float(np.abs(leaf).max()), gradient(variables["params"])
-  )
-  assert min(jax.tree.leaves(sizes)) > 1e-7, sizes
-  assert "score_kernel" in sizes["decoder"]["cross_attention"]["attention"]
-
-
 @pytest.mark.thorough
 def test_the_loop_trains_it_on_copy(tmp_path):
   # As many rows as `generate_lines` decodes at a time: it compiles once.

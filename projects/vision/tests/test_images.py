@@ -191,22 +191,6 @@ def test_faults(model, message):
     experiment.create(experiment_config.parse(config_of(**model)))
 
 
-def test_a_task_of_text_reads_no_patches(tmp_path):
-  from configs import copy
-
-  config = copy.get_config().to_dict()
-  config["model"] |= {
-    "kind": "vit",
-    "patch_size": 2,
-    "head": "class",
-    "position": "learned",
-  }
-  for slot in ("decoder_attention", "cross_attention"):
-    config["model"].pop(slot, None)
-  with pytest.raises(ConfigError, match="config"):
-    experiment.create(experiment_config.parse(config))
-
-
 def test_a_run_of_before_it_was_a_kind_is_read():
   new = experiment_config.parse(config_of())
   mapping = new.to_mapping()
