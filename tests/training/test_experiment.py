@@ -13,6 +13,7 @@ from settings.errors import ConfigError
 from settings.leaves import put
 from tests.attention.forms import KINDS
 from tests.here import here, is_here
+from tests.training.tiny import drawn
 from training import experiment, experiment_config, parallel, workdir
 
 _GENERATED = ("recall", "induction", "selective_copy", "needle", "listops")
@@ -239,7 +240,7 @@ def test_every_mechanism_trains(attention, tmp_path):
   )
   run = experiment.create(experiment_config.parse(config), tmp_path)
   functions = parallel.make(run.functions, "jit", jax.devices()[:1])
-  state = functions.place_state(run.init())
+  state = functions.place_state(drawn(run))
   batch = functions.place_batch(run.task.train_batch(0))
   losses = []
   for step in range(10):

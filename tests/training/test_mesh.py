@@ -17,6 +17,7 @@ from settings.errors import ConfigError
 from tests import commands
 from tests.attention.forms import thorough
 from tests.models import tiny
+from tests.training.tiny import drawn
 from training import (
   experiment,
   experiment_config,
@@ -94,7 +95,7 @@ def take(functions, run, state, numbers):
 def steps(mesh_name, *run, count=2):
   """The same of the first steps of a run."""
   functions, run = compiled(mesh_name, *run), made(*run)
-  return take(functions, run, functions.place_state(run.init()), range(count))
+  return take(functions, run, functions.place_state(drawn(run)), range(count))
 
 
 def assert_as_on_one(mesh_name, *run, rtol):
@@ -214,7 +215,7 @@ def test_a_device_holds_its_part(sizes, least):
 def test_a_state_lies_where_it_is_placed_and_stays_there():
   functions = compiled(ALL)
   run = made()
-  for state in (functions.place_state(run.init()), steps(ALL)[1]):
+  for state in (functions.place_state(drawn(run)), steps(ALL)[1]):
     same = jax.tree.map(
       lambda leaf, placed: leaf.sharding.is_equivalent_to(
         placed.sharding, leaf.ndim

@@ -30,7 +30,7 @@ def config(path, kind, task, **model):
 def trained(run, steps=20):
   """Variables after some steps, and the loss of the first and of the last."""
   functions = parallel.make(run.functions, "jit", jax.devices()[:1])
-  state = functions.place_state(run.init())
+  state = functions.place_state(tiny.drawn(run))
   losses = []
   for step in range(steps):
     batch = functions.place_batch(run.task.train_batch(step))

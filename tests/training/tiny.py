@@ -28,6 +28,23 @@ def config(kind, task, model=None, **leaves):
   )
 
 
+def drawn(run):
+  """A state to begin with, drawn by NumPy: to compile `run.init` takes a second."""
+  zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), run.shapes)
+  if jax.tree.leaves(zeros.collections):
+    return run.init()
+  rng = np.random.default_rng(0)
+
+  def draw(path, leaf):
+    if leaf.ndim == 1:
+      return leaf + (path[-1].key == "scale")
+    return rng.normal(0.0, leaf.shape[0] ** -0.5, leaf.shape).astype(leaf.dtype)
+
+  return zeros._replace(
+    params=jax.tree_util.tree_map_with_path(draw, zeros.params)
+  )
+
+
 def forward(variables, batch, rng):
   """Logits from embeddings of the inputs, with dropout where there is a key."""
   hidden = variables["params"]["embedding"][batch["inputs"]]
