@@ -6,11 +6,13 @@ import math
 import jax
 import jax.numpy as jnp
 import jaxtyping
+import numpy as np
 import pytest
 
 import attention
 from attention import ATTENTIONS, Dims, gates_from_keys, options
 from attention.testing import check_mechanism
+from tests.attention.calls import normal
 
 DIMS = Dims(
   num_heads=8, num_kv_heads=8, head_dim=64, max_length=2**20, features=512
@@ -95,19 +97,22 @@ def test_a_size_that_saves_nothing_is_refused(name, given, option):
 )
 def test_a_size_beyond_the_length_costs_what_the_length_does(name, given):
   dims = Dims(2, 2, 4, 12, 8)
-  x = jax.random.normal(jax.random.key(0), (1, 12, 2, 4))
+  (x,) = normal((1, 12, 2, 4))
   record = gates_from_keys(ATTENTIONS[name](**given))
   key = None if "shared_qk" in record.supports else x
-  variables = record.init(jax.random.key(1), dims)
-  out = jax.jit(record.apply)(variables, x, key, x)
-  assert jnp.isfinite(out).all()
-  if "decode" in record.supports:
-    cache = record.init_cache(variables, 1, 12, dims, jnp.float32)
-    row = x[:, :1]
-    out, _ = jax.jit(record.decode)(
-      variables, cache, row, None if key is None else row, row
-    )
-    assert jnp.isfinite(out).all()
+
+  @jax.jit
+  def run(rng):
+    variables = record.init(rng, dims)
+    outs = [record.apply(variables, x, key, x)]
+    if "decode" in record.supports:
+      cache = record.init_cache(variables, 1, 12, dims, jnp.float32)
+      rows = (None if y is None else y[:, :1] for y in (x, key, x))
+      outs.append(record.decode(variables, cache, *rows)[0])
+    return outs
+
+  for out in run(jax.random.key(1)):
+    assert np.isfinite(out).all()
 
 
 def test_options_of_a_call_and_of_a_config():

@@ -82,91 +82,52 @@ def test_a_factory_is_found_by_name_and_by_path():
   registry.build("their_package.mine:any_option", {"whatever": 3})
 
 
-@pytest.mark.parametrize(
-  ("name", "options", "message"),
-  [
-    ("performr", {}, "name: unknown 'performr'; did you mean 'performer'\\?$"),
-    ("plain", {}, "name: expected one of .*, package.module:factory, got"),
-    ("nosuch:plain", {}, "name: no module 'nosuch' is found; .* PYTHONPATH"),
-    (
-      "their_package.mien:plain",
-      {},
-      "name: no module 'their_package.mien' is found",
-    ),
-    (
-      "their_package/mine.py:plain",
-      {},
-      "name: expected package.module:factory",
-    ),
-    (":plain", {}, "name: expected package.module:factory"),
-    ("their_package.mine:", {}, "name: expected package.module:factory"),
-    (
-      "their_package.lacking:plain",
-      {},
-      "name: importing their_package.lacking raised ModuleNotFoundError: .*"
-      r"nosuch_dependency.*lacking.py:1\)",
-    ),
-    (
-      "their_package.wrong:plain",
-      {},
-      r"name: importing .* raised ZeroDivisionError: .*wrong.py:2\)",
-    ),
-    (
-      "their_package.mine:plian",
-      {},
-      "name: module 'their_package.mine' has no 'plian'; did you mean 'plain'",
-    ),
-    ("their_package.mine:CONSTANT", {}, "name: .* is of type int"),
-    ("their_package.mine:RECORD", {}, "name: .* is of type Attention"),
-    ("builtins:dict", {}, "name: .* is of type type"),
-    ("their_package.mine:bare_attention", {}, "name: .* takes a query, as an "),
-    (
-      "their_package.mine:failing",
-      {},
-      r"name: .*:failing raised RuntimeError: out of luck .*mine.py:\d+\)",
-    ),
-    # The line of theirs, not of JAX, and how to say which argument it is.
-    *(
-      (
-        f"their_package.mine:{name}",
-        {},
-        rf"name: .*:{name} raised TypeError: .*; checks of "
-        r"attention.arguments, called first, .*mine.py:\d+\)",
-      )
-      for name in ("deep", "unscaled")
-    ),
-    ("their_package.mine:pair", {}, "name: .*:pair returned a tuple; expected"),
-    ("their_package.mine:listed", {}, "name: the `supports` of .* is a list"),
-    ("their_package.mine:misspelt", {}, "name: .* did you mean 'causal'"),
-    ("their_package.mine:claiming", {}, "name: .* its init_cache or decode is"),
-    ("their_package.mine:plain", {}, "steps: .*:plain needs it, got nothing"),
-    (
-      "their_package.mine:plain",
-      {"step": 1},
-      "step: .* has no such option .*did you mean 'steps'",
-    ),
-    (
-      "their_package.mine:plain",
-      {"steps": 1, "width": 0},
-      "width: expected at least 1, got 0",
-    ),
-    (
-      "their_package.mine:plain",
-      {"steps": 1, "width": 100},
-      "name: .*:plain raised ValueError: too wide",
-    ),
-    (
-      "their_package.mine:plain",
-      {"steps": 1, "width": "x"},
-      "name: .*:plain raised TypeError",
-    ),
-    (
-      "their_package.mine:plain",
-      {"steps": 1, "rate": "abc"},
-      "rate: expected float or int or None, got 'abc'",
-    ),
-  ],
-)
+MINE = "their_package.mine:"
+FAULTS = [
+  ("performr", {}, "name: unknown 'performr'; did you mean 'performer'\\?$"),
+  ("plain", {}, "name: expected one of .*, package.module:factory, got"),
+  ("nosuch:plain", {}, "name: no module 'nosuch' is found; .* PYTHONPATH"),
+  ("their_package.mien:plain", {}, "name: no module 'their_package.mien' is f"),
+  ("their_package/mine.py:plain", {}, "name: expected package.module:factory"),
+  (":plain", {}, "name: expected package.module:factory"),
+  (MINE, {}, "name: expected package.module:factory"),
+  ("their_package.lacking:plain", {},
+   "name: importing their_package.lacking raised ModuleNotFoundError: .*"
+   r"nosuch_dependency.*lacking.py:1\)"),
+  ("their_package.wrong:plain", {},
+   r"name: importing .* raised ZeroDivisionError: .*wrong.py:2\)"),
+  (MINE + "plian", {}, "name: module 'their_package.mine' has no 'plian'; did yo"),
+  (MINE + "CONSTANT", {}, "name: .* is of type int"),
+  (MINE + "RECORD", {}, "name: .* is of type Attention"),
+  ("builtins:dict", {}, "name: .* is of type type"),
+  (MINE + "bare_attention", {}, "name: .* takes a query, as an "),
+  (MINE + "failing", {},
+   r"name: .*:failing raised RuntimeError: out of luck .*mine.py:\d+\)"),
+  # The line of theirs, not of JAX, and how to say which argument it is.
+  *(
+    (MINE + name, {}, rf"name: .*:{name} raised TypeError: .*; checks of "
+     r"attention.arguments, called first, .*mine.py:\d+\)")
+    for name in ("deep", "unscaled")
+  ),
+  (MINE + "pair", {}, "name: .*:pair returned a tuple; expected"),
+  (MINE + "listed", {}, "name: the `supports` of .* is a list"),
+  (MINE + "misspelt", {}, "name: .* did you mean 'causal'"),
+  (MINE + "claiming", {}, "name: .* its init_cache or decode is"),
+  (MINE + "plain", {}, "steps: .*:plain needs it, got nothing"),
+  *(
+    (MINE + "plain", options, message)
+    for options, message in (
+      ({"step": 1}, "step: .* has no such option .*did you mean 'steps'"),
+      ({"steps": 1, "width": 0}, "width: expected at least 1, got 0"),
+      ({"steps": 1, "width": 100}, "name: .*:plain raised ValueError: too wide"),
+      ({"steps": 1, "width": "x"}, "name: .*:plain raised TypeError"),
+      ({"steps": 1, "rate": "abc"}, "rate: expected float or int or None, got 'a"),
+    )
+  ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "options", "message"), FAULTS)
 def test_a_fault_is_one_line_that_names_the_leaf(name, options, message):
   with pytest.raises(ValueError) as error:
     registry.build(name, options)
