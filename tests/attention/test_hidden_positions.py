@@ -75,7 +75,6 @@ def drawn(name, parameters):
   return arrays, others
 
 
-@pytest.mark.optimised
 @pytest.mark.parametrize(
   "name",
   [

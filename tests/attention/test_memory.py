@@ -14,8 +14,6 @@ import pytest
 from attention import ATTENTIONS, Dims, gates_from_keys, plug
 from tests.attention.forms import DERIVED, kinds_first
 
-pytestmark = pytest.mark.optimised
-
 LENGTHS = (2048, 8192)
 HEADS, HEAD_DIM = 2, 16
 # Of `window_linear`, no length without a window is a whole number of chunks, so
